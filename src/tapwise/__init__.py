@@ -1,0 +1,55 @@
+"""tapwise: convolution operators with several algorithms each, verified, measured and chosen for you.
+
+Importing this package imports neither numba, torch nor any kernel; names are resolved on first use.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tapwise.errors import CompileError, InvalidProblem, NotApplicable, TapwiseError
+    from tapwise.operators.conv import PreparedConv, conv1d, conv2d, prepare
+    from tapwise.problem import ConvProblem
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "CompileError": "tapwise.errors",
+    "ConvProblem": "tapwise.problem",
+    "InvalidProblem": "tapwise.errors",
+    "NotApplicable": "tapwise.errors",
+    "PreparedConv": "tapwise.operators.conv",
+    "TapwiseError": "tapwise.errors",
+    "conv1d": "tapwise.operators.conv",
+    "conv2d": "tapwise.operators.conv",
+    "prepare": "tapwise.operators.conv",
+}
+
+__all__ = [
+    "CompileError",
+    "ConvProblem",
+    "InvalidProblem",
+    "NotApplicable",
+    "PreparedConv",
+    "TapwiseError",
+    "conv1d",
+    "conv2d",
+    "prepare",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Resolve a public name on first use."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'tapwise' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

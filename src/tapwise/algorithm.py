@@ -1,0 +1,136 @@
+"""The contract that every algorithm keeps, and the objects that pass through it.
+
+    problem -> Algorithm.rejects / configs / predict_us -> Choice -> Algorithm.plan -> Plan.pack -> Plan.run
+
+Everything up to `Choice` is pure. A plan owns compiled kernels and launch geometry; it is immutable and safe to use
+from many threads: whatever a call changes lives in the arrays and the workspace handed to `run`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from math import sqrt
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from tapwise.problem import ConvProblem
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where a problem runs, as far as choosing and planning need to know.
+
+    kind "cpu" or "cuda"; name as its maker gives it; `threads` workers (CPU) or multiprocessors (CUDA);
+    `vector_bytes` and `registers` of the vector unit; caches in bytes (L1 and L2 of one core, L3 shared);
+    `gflops` fp32 peak of one worker and `gbps` memory bandwidth, for cost models: estimates until measured.
+    """
+
+    kind: str
+    name: str
+    threads: int
+    vector_bytes: int = 0
+    registers: int = 0
+    l1_bytes: int = 32 << 10
+    l2_bytes: int = 512 << 10
+    l3_bytes: int = 16 << 20
+    gflops: float = 0.0
+    gbps: float = 0.0
+
+
+@dataclass(frozen=True)
+class Config:
+    """Choices of one algorithm for one problem. Each algorithm has its own frozen subclass."""
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={value}" for name, value in asdict(self).items())
+
+
+C = TypeVar("C", bound=Config)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What dispatch decided, and why."""
+
+    algorithm: str
+    config: Config
+    reason: str
+    predicted_us: float
+    workspace_bytes: int
+
+
+class Plan(ABC):
+    """Compiled kernels and launch geometry for one problem, config and device."""
+
+    problem: ConvProblem
+    workspace_bytes: int = 0
+
+    @abstractmethod
+    def pack(self, w: np.ndarray) -> Any:
+        """The filters in the kernel's own order. `w` is (k, c/groups, *kernel), any strides. The result is a copy."""
+
+    @abstractmethod
+    def run(
+        self,
+        x: Any,
+        packed: Any,
+        y: Any,
+        workspace: Any = None,
+        *,
+        bias: Any = None,
+        residual: Any = None,
+        stream: Any = None,
+    ) -> None:
+        """Compute y = activation(conv(x, w) + bias + residual).
+
+        x (n, c, *spatial), y and residual (n, k, *output): dense in the problem's layout. bias (k,).
+        `workspace`: at least `workspace_bytes`, contents of no meaning before and after. `stream`: for CUDA.
+        """
+
+
+class Algorithm(ABC, Generic[C]):
+    """One way to compute an operator. Stateless; `id` is `backend.name`."""
+
+    id: ClassVar[str]
+    summary: ClassVar[str]
+
+    @abstractmethod
+    def rejects(self, problem: ConvProblem, device: Device) -> str | None:
+        """The reason why it does not apply, or None. Pure."""
+
+    @abstractmethod
+    def configs(self, problem: ConvProblem, device: Device) -> Sequence[C]:
+        """Legal configs, a valid default first. Called only when not rejected."""
+
+    @abstractmethod
+    def predict_us(self, problem: ConvProblem, config: C, device: Device) -> float:
+        """Predicted time of one prepared run in microseconds; the model is explained in the docstring."""
+
+    def pack_us(self, problem: ConvProblem, config: C, device: Device) -> float:
+        """Predicted time of bringing the filters into the kernel's order, paid on each call that is not prepared."""
+        return 0.0
+
+    @abstractmethod
+    def workspace_bytes(self, problem: ConvProblem, config: C, device: Device) -> int:
+        """Scratch of one run, all threads together."""
+
+    @abstractmethod
+    def plan(self, problem: ConvProblem, config: C, device: Device) -> Plan:
+        """Compile and lay out. May take a second when cold; raises CompileError."""
+
+    def error_factor(self, problem: ConvProblem) -> float:
+        """c in the bound |y - y64| <= c * u * magnitude, u the unit roundoff of the accumulator.
+
+        The default suits sums in any order: rounding errors of gemm_k terms add up like a random walk.
+        """
+        return 8.0 + 2.0 * sqrt(problem.gemm_k)
+
+    def magnitude(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        """The size of what is summed for each output, in float64: |w| * |x| unless an algorithm sums something else."""
+        from tapwise.reference import convolve
+
+        return convolve(problem, abs(x), abs(w))

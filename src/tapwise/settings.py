@@ -1,0 +1,39 @@
+"""Every environment variable that tapwise reads, in one place. Read when asked for, so tests and users can change them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from tapwise.errors import InvalidProblem
+
+VARIABLES = {
+    "TAPWISE_NUM_THREADS": "worker threads of the CPU kernels (default: the cores this process may use)",
+    "TAPWISE_CACHE_DIR": "folder of compiled kernels and measured ceilings (default: the user's cache folder)",
+    "TAPWISE_CPU_TARGET": "host, avx512, avx2 or neon: the instruction set to generate for (default: host)",
+}
+
+
+def threads() -> int:
+    """Worker threads: TAPWISE_NUM_THREADS, else the cores that this process may run on."""
+    text = os.environ.get("TAPWISE_NUM_THREADS")
+    if text is None:
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not text.isdigit() or int(text) < 1:
+        raise InvalidProblem(f"TAPWISE_NUM_THREADS={text!r}: a whole number of at least 1")
+    return int(text)
+
+
+def cache_dir() -> Path:
+    """Folder of compiled kernels and measured ceilings. Not created here."""
+    text = os.environ.get("TAPWISE_CACHE_DIR")
+    if text:
+        return Path(text)
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("tapwise", appauthor=False))
+
+
+def cpu_target() -> str:
+    """Instruction set of the CPU kernels: "host" or a name from `tapwise.cpu.simd`."""
+    return os.environ.get("TAPWISE_CPU_TARGET", "host")
