@@ -1,0 +1,72 @@
+"""The CPU as a Device: instruction set, caches, and estimates of its speed for the cost models."""
+
+from __future__ import annotations
+
+import platform
+import re
+from functools import cache
+from pathlib import Path
+
+from tapwise import settings
+from tapwise.algorithm import Device
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "": 1}
+
+
+@cache
+def name() -> str:
+    """The CPU's model name."""
+    try:
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return match[1].strip() if match else platform.processor() or platform.machine()
+
+
+@cache
+def features() -> tuple[str, ...]:
+    """Vector features of this CPU, as LLVM names them."""
+    import llvmlite.binding as llvm
+
+    wanted = re.compile(r"avx|fma|f16c|sse4|neon|sve|fullfp16|amx")
+    return tuple(sorted(f for f, on in llvm.get_host_cpu_features().items() if on and wanted.match(f)))
+
+
+@cache
+def _cache_bytes(level: int) -> int | None:
+    """Size of the data or unified cache of a level, from the kernel's description of CPU 0."""
+    for index in sorted(_CACHES.glob("index*")):
+        try:
+            if int((index / "level").read_text()) == level and "Instruction" not in (index / "type").read_text():
+                match = re.fullmatch(r"(\d+)([KM]?)", (index / "size").read_text().strip())
+                return int(match[1]) * _UNITS[match[2]] if match else None
+        except (OSError, ValueError):
+            continue
+    return None
+
+
+def host(threads: int | None = None) -> Device:
+    """This machine's CPU with that many worker threads (default: settings.threads())."""
+    return _host(settings.threads() if threads is None else threads, settings.cpu_target())
+
+
+@cache
+def _host(threads: int, target_name: str) -> Device:
+    from tapwise.cpu.simd import target
+
+    vector = target(target_name)
+    # Two fused multiply-adds a cycle at 2.7 GHz: good enough to weigh arithmetic against memory.
+    gflops = 2 * 2 * vector.lanes("f32") * 2.7
+    return Device(
+        kind="cpu",
+        name=name(),
+        threads=threads,
+        vector_bytes=vector.vector_bytes,
+        registers=vector.registers,
+        l1_bytes=_cache_bytes(1) or 32 << 10,
+        l2_bytes=_cache_bytes(2) or 512 << 10,
+        l3_bytes=_cache_bytes(3) or 16 << 20,
+        gflops=gflops,
+        gbps=20.0,
+    )

@@ -1,0 +1,68 @@
+"""Run a kernel on several threads.
+
+A kernel is `void task(int64 *args, int64 worker)`. It draws task numbers from the counter args[0] until they run out, so
+a slow thread holds nobody up, and it finds its own scratch by `worker`, so two calls at once never share any. One Numba
+function calls it from all threads; Numba is imported on the first parallel call only.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+_run: Callable[[int, int, int], None] | None = None
+_guard = threading.Lock()
+
+
+def layer() -> str | None:
+    """The Numba threading layer in use, or None before the first parallel call."""
+    if _run is None:
+        return None
+    import numba
+
+    return str(numba.threading_layer())
+
+
+def run(address: int, args: int, workers: int) -> None:
+    """Call the kernel at `address` with (args, 0) ... (args, workers - 1) in parallel; returns when all have ended."""
+    (_run or settle())(address, args, workers)
+
+
+def settle() -> Callable[[int, int, int], None]:
+    """Import Numba and start its threads now rather than in the first parallel call."""
+    global _run
+    with _guard:
+        if _run is None:
+            _run = _make()
+        return _run
+
+
+def _make() -> Callable[[int, int, int], None]:
+    import numba
+
+    if "NUMBA_THREADING_LAYER" not in os.environ and "NUMBA_THREADING_LAYER_PRIORITY" not in os.environ:
+        # OpenMP starts a team in 2 us, TBB and workqueue in 20 to 30; without a libgomp Numba goes on to the next.
+        numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+    from tapwise.cpu import parallel
+
+    most = int(numba.config.NUMBA_NUM_THREADS)
+
+    def run_pool(address: int, args: int, workers: int) -> None:
+        threads = min(workers, most)
+        if threads != numba.get_num_threads():
+            numba.set_num_threads(threads)
+        parallel.for_each_worker(address, args, workers)
+
+    # The first call compiles or loads the driver and starts the layer; no worker runs.
+    parallel.for_each_worker(0, 0, 0)
+    if numba.threading_layer() != "workqueue":
+        return run_pool
+    turn = threading.Lock()  # workqueue cannot be entered by two threads at once
+
+    def run_alone(address: int, args: int, workers: int) -> None:
+        with turn:
+            run_pool(address, args, workers)
+
+    return run_alone
+

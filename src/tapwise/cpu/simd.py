@@ -1,0 +1,408 @@
+"""The vector layer: kernels are written as staged Python that emits LLVM IR.
+
+Python code runs once, when a kernel is generated: a Python loop unrolls, `k.loop` becomes a loop of the kernel, an
+`Int` that holds a Python number is a constant folded away. Vectors have the width of the target, so one generator
+serves AVX-512, AVX2 and NEON; whatever a target lacks (a masked edge, say) is expressed in what all have.
+
+    with k.function("axpy", n=INT, a=PTR, x=PTR, y=PTR) as (n, a, x, y):
+        scale = k.broadcast(a)
+        with k.loop(0, n, k.lanes) as i:
+            k.store(y + i, k.fma(scale, k.load(x + i), k.load(y + i)))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+from tapwise.errors import InvalidProblem
+
+I1: Final = ir.IntType(1)
+I32: Final = ir.IntType(32)
+INT: Final = ir.IntType(64)
+PTR: Final = ir.PointerType()
+TYPES: Final = {"f16": ir.HalfType(), "f32": ir.FloatType(), "f64": ir.DoubleType()}
+BYTES: Final = {"f16": 2, "f32": 4, "f64": 8, "i64": 8}
+
+
+@dataclass(frozen=True)
+class Target:
+    """An instruction set to generate for: vector width in bytes and number of vector registers steer the generators."""
+
+    name: str
+    triple: str
+    cpu: str
+    features: str
+    vector_bytes: int
+    registers: int
+
+    def lanes(self, dtype: str) -> int:
+        return self.vector_bytes // BYTES[dtype]
+
+
+_NAMED: Final = {
+    "avx512": Target(
+        "avx512", "x86_64-unknown-linux-gnu", "skylake-avx512", "+avx512f,+avx512vl,+avx512dq,+avx512bw,+fma,+f16c", 64, 32
+    ),
+    "avx2": Target("avx2", "x86_64-unknown-linux-gnu", "haswell", "+avx2,+fma,+f16c", 32, 16),
+    "neon": Target("neon", "aarch64-unknown-linux-gnu", "cortex-a72", "+neon", 16, 32),
+}
+
+
+@cache
+def target(name: str = "host") -> Target:
+    """The target of that name: host, avx512, avx2 or neon. Raises InvalidProblem for another."""
+    if name in _NAMED:
+        return _NAMED[name]
+    if name != "host":
+        raise InvalidProblem(f"cpu target {name!r}: host, {', '.join(_NAMED)}")
+    features = llvm.get_host_cpu_features()
+    triple = llvm.get_process_triple()
+    if triple.startswith(("aarch64", "arm64")):
+        width, registers = 16, 32
+    elif features.get("avx512f") and features.get("avx512vl"):
+        width, registers = 64, 32
+    elif features.get("avx2") and features.get("fma"):
+        width, registers = 32, 16
+    else:
+        width, registers = 16, 16
+    flags = features.flatten()
+    if width == 64:
+        flags += ",-prefer-256-bit"
+    return Target("host", triple, llvm.get_host_cpu_name(), flags, width, registers)
+
+
+class Int:
+    """A 64-bit integer of the kernel, or a Python int known while generating."""
+
+    def __init__(self, k: Kernel, value: Any) -> None:
+        self.k, self.value = k, value
+
+    @property
+    def ir(self) -> Any:
+        return ir.Constant(INT, self.value) if isinstance(self.value, int) else self.value
+
+    def _binary(self, other: Any, fold: Callable[[int, int], int], emit: str) -> Int:
+        other = self.k.int(other)
+        if isinstance(self.value, int) and isinstance(other.value, int):
+            return Int(self.k, fold(self.value, other.value))
+        return Int(self.k, getattr(self.k.b, emit)(self.ir, other.ir))
+
+    def __add__(self, other: Any) -> Int:
+        return self._binary(other, lambda a, b: a + b, "add")
+
+    def __sub__(self, other: Any) -> Int:
+        return self._binary(other, lambda a, b: a - b, "sub")
+
+    def __rsub__(self, other: Any) -> Int:
+        return self.k.int(other) - self
+
+    def __mul__(self, other: Any) -> Int:
+        return self._binary(other, lambda a, b: a * b, "mul")
+
+    # Operands of // and % are never negative in the kernels, so the cheaper unsigned forms serve.
+    def __floordiv__(self, other: Any) -> Int:
+        return self._binary(other, lambda a, b: a // b, "udiv")
+
+    def __mod__(self, other: Any) -> Int:
+        return self._binary(other, lambda a, b: a % b, "urem")
+
+    __radd__ = __add__
+    __rmul__ = __mul__
+
+    def _compare(self, operator: str, other: Any) -> Any:
+        return self.k.b.icmp_signed(operator, self.ir, self.k.int(other).ir)
+
+    def __lt__(self, other: Any) -> Any:
+        return self._compare("<", other)
+
+    def __le__(self, other: Any) -> Any:
+        return self._compare("<=", other)
+
+    def __gt__(self, other: Any) -> Any:
+        return self._compare(">", other)
+
+    def __ge__(self, other: Any) -> Any:
+        return self._compare(">=", other)
+
+    def eq(self, other: Any) -> Any:
+        return self._compare("==", other)
+
+    def min(self, other: Any) -> Int:
+        return Int(self.k, self.k.b.select(self < other, self.ir, self.k.int(other).ir))
+
+    def max(self, other: Any) -> Int:
+        return Int(self.k, self.k.b.select(self > other, self.ir, self.k.int(other).ir))
+
+
+class Ptr:
+    """A pointer to elements of one dtype; `p + i` moves by elements."""
+
+    def __init__(self, k: Kernel, value: Any, dtype: str) -> None:
+        self.k, self.value, self.dtype = k, value, dtype
+
+    @property
+    def type(self) -> Any:
+        return INT if self.dtype == "i64" else TYPES[self.dtype]
+
+    def __add__(self, offset: Any) -> Ptr:
+        index = self.k.int(offset)
+        return Ptr(self.k, self.k.b.gep(self.value, [index.ir], source_etype=self.type), self.dtype)
+
+    def to(self, dtype: str) -> Ptr:
+        return Ptr(self.k, self.value, dtype)
+
+
+class Var:
+    """A mutable value of the kernel; lives in registers once LLVM has promoted it."""
+
+    def __init__(self, k: Kernel, initial: Any) -> None:
+        self.k = k
+        self.wrap = type(initial) if isinstance(initial, Int) else None
+        value = initial.ir if isinstance(initial, Int) else initial
+        self.type = value.type
+        with k.b.goto_entry_block():
+            self.slot = k.b.alloca(self.type)
+        k.b.store(value, self.slot)
+
+    def get(self) -> Any:
+        value = self.k.b.load(self.slot, typ=self.type)
+        return Int(self.k, value) if self.wrap else value
+
+    def set(self, value: Any) -> None:
+        self.k.b.store(value.ir if isinstance(value, Int) else value, self.slot)
+
+
+class Kernel:
+    """One module of kernels for a target and an arithmetic dtype."""
+
+    def __init__(self, target: Target, dtype: str) -> None:
+        self.target, self.dtype = target, dtype
+        self.lanes = target.lanes(dtype)
+        self.scalar = TYPES[dtype]
+        self.module = ir.Module("tapwise")
+        self.module.triple = target.triple
+        self.b: Any = None
+
+    # Functions, control flow
+
+    @contextmanager
+    def function(self, name: str, public: bool = False, **parameters: Any) -> Iterator[list[Any]]:
+        """Emit a function. A parameter is given as INT, or as a dtype string for a pointer to that dtype."""
+        types = [PTR if isinstance(kind, str) else kind for kind in parameters.values()]
+        function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), types), name)
+        function.attributes.add("nounwind")
+        if not public:
+            function.linkage = "internal"
+            function.attributes.add("noinline")
+        outer = self.b
+        self.b = ir.IRBuilder(function.append_basic_block("entry"))
+        arguments: list[Any] = []
+        for argument, (label, kind) in zip(function.args, parameters.items(), strict=True):
+            argument.name = label
+            arguments.append(Ptr(self, argument, kind) if isinstance(kind, str) else Int(self, argument))
+        yield arguments
+        self.b.ret_void()
+        self.b = outer
+
+    def call(self, name: str, *arguments: Any) -> None:
+        self.b.call(self.module.get_global(name), [self._value(argument) for argument in arguments])
+
+    def _value(self, argument: Any) -> Any:
+        if isinstance(argument, int | Int):
+            return self.int(argument).ir
+        return argument.value if isinstance(argument, Ptr) else argument
+
+    @contextmanager
+    def loop(self, start: Any, stop: Any, step: Any = 1) -> Iterator[Int]:
+        """for i in range(start, stop, step), as a loop of the kernel."""
+        start, stop, step = self.int(start), self.int(stop), self.int(step)
+        counter = Var(self, Int(self, start.ir))
+        head = self.b.append_basic_block("head")
+        body = self.b.append_basic_block("body")
+        end = self.b.append_basic_block("end")
+        self.b.cbranch(start < stop, body, end)
+        self.b.position_at_end(body)
+        i = counter.get()
+        yield i
+        self.b.branch(head)
+        self.b.position_at_end(head)
+        following = counter.get() + step
+        counter.set(following)
+        self.b.cbranch(following < stop, body, end)
+        self.b.position_at_end(end)
+
+    @contextmanager
+    def draws(self, counter: Ptr, total: Int) -> Iterator[Int]:
+        """Draw numbers from a shared counter, running the body for each, until they reach `total`."""
+        head = self.b.append_basic_block("draw")
+        body = self.b.append_basic_block("drawn")
+        end = self.b.append_basic_block("done")
+        self.b.branch(head)
+        self.b.position_at_end(head)
+        number = Int(self, self.b.atomic_rmw("add", counter.value, ir.Constant(INT, 1), "monotonic"))
+        self.b.cbranch(number < total, body, end)
+        self.b.position_at_end(body)
+        yield number
+        self.b.branch(head)
+        self.b.position_at_end(end)
+
+    @contextmanager
+    def if_(self, condition: Any) -> Iterator[None]:
+        with self.b.if_then(condition):
+            yield
+
+    def if_else(self, condition: Any) -> Any:
+        """`with k.if_else(c) as (then, otherwise): with then: ...; with otherwise: ...`"""
+        return self.b.if_else(condition)
+
+    def fence(self) -> None:
+        """Keep LLVM from moving memory accesses across this point."""
+        self.b.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
+
+    # Integers, pointers, variables
+
+    def int(self, value: Any) -> Int:
+        return value if isinstance(value, Int) else Int(self, value)
+
+    def select(self, condition: Any, yes: Any, no: Any) -> Any:
+        if isinstance(yes, Ptr):
+            return Ptr(self, self.b.select(condition, yes.value, no.value), yes.dtype)
+        if isinstance(yes, Int):
+            return Int(self, self.b.select(condition, yes.ir, self.int(no).ir))
+        return self.b.select(condition, yes, no)
+
+    def both(self, one: Any, two: Any) -> Any:
+        return self.b.and_(one, two)
+
+    def var(self, initial: Any) -> Var:
+        return Var(self, initial)
+
+    def load_int(self, pointer: Ptr) -> Int:
+        return Int(self, self.b.load(pointer.value, align=8, typ=INT))
+
+    def pointer(self, address: Int, dtype: str) -> Ptr:
+        """An address held in an integer, as a pointer."""
+        return Ptr(self, self.b.inttoptr(address.ir, PTR), dtype)
+
+    # Vectors and scalars of floating point: `lanes` 1 means a scalar
+
+    def vector(self, dtype: str, lanes: int) -> Any:
+        return TYPES[dtype] if lanes == 1 else ir.VectorType(TYPES[dtype], lanes)
+
+    def load(self, pointer: Ptr, lanes: int | None = None) -> Any:
+        """`lanes` elements (default: a full vector) from any address, widened to the arithmetic dtype."""
+        lanes = self.lanes if lanes is None else lanes
+        value = self.b.load(pointer.value, align=BYTES[pointer.dtype], typ=self.vector(pointer.dtype, lanes))
+        return value if pointer.dtype == self.dtype else self.b.fpext(value, self.vector(self.dtype, lanes))
+
+    def store(self, pointer: Ptr, value: Any) -> None:
+        """Store a vector or scalar to any address, narrowed to the pointer's dtype."""
+        if pointer.dtype != self.dtype:
+            lanes = value.type.count if isinstance(value.type, ir.VectorType) else 1
+            value = self.b.fptrunc(value, self.vector(pointer.dtype, lanes))
+        self.b.store(value, pointer.value, align=BYTES[pointer.dtype])
+
+    def splat(self, scalar: Any, lanes: int | None = None) -> Any:
+        """A scalar in every lane."""
+        lanes = self.lanes if lanes is None else lanes
+        if lanes == 1:
+            return scalar
+        kind = ir.VectorType(scalar.type, lanes)
+        one = self.b.insert_element(ir.Constant(kind, ir.Undefined), scalar, ir.Constant(I32, 0))
+        zeros = ir.Constant(ir.VectorType(I32, lanes), [0] * lanes)
+        return self.b.shuffle_vector(one, ir.Constant(kind, ir.Undefined), zeros)
+
+    def broadcast(self, pointer: Ptr, lanes: int | None = None) -> Any:
+        """One element from memory in every lane."""
+        return self.splat(self.load(pointer, 1), lanes)
+
+    def constant(self, value: float, lanes: int | None = None) -> Any:
+        lanes = self.lanes if lanes is None else lanes
+        kind = self.vector(self.dtype, lanes)
+        return ir.Constant(kind, value if lanes == 1 else [value] * lanes)
+
+    def lanes_of(self, value: Any) -> int:
+        return value.type.count if isinstance(value.type, ir.VectorType) else 1
+
+    def intrinsic(self, name: str, *operands: Any) -> Any:
+        """An LLVM intrinsic of one type, e.g. llvm.fma."""
+        kind = operands[0].type
+        bits = {"half": "f16", "float": "f32", "double": "f64"}
+        suffix = f"v{kind.count}{bits[str(kind.element)]}" if isinstance(kind, ir.VectorType) else bits[str(kind)]
+        full = f"{name}.{suffix}"
+        function = self.module.globals.get(full)
+        if function is None:
+            function = ir.Function(self.module, ir.FunctionType(kind, [kind] * len(operands)), full)
+        return self.b.call(function, operands)
+
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        """a * b + c, rounded once."""
+        return self.intrinsic("llvm.fma", a, b, c)
+
+    def add(self, a: Any, b: Any) -> Any:
+        return self.b.fadd(a, b)
+
+    def sub(self, a: Any, b: Any) -> Any:
+        return self.b.fsub(a, b)
+
+    def mul(self, a: Any, b: Any) -> Any:
+        return self.b.fmul(a, b)
+
+    def div(self, a: Any, b: Any) -> Any:
+        return self.b.fdiv(a, b)
+
+    def max_nan(self, a: Any, b: Any) -> Any:
+        """The larger, and NaN when either is NaN."""
+        return self.b.select(self.b.fcmp_unordered("<", a, b), b, self._keep_nan(a, b, self.b.fcmp_unordered("uno", b, b)))
+
+    def _keep_nan(self, a: Any, b: Any, b_is_nan: Any) -> Any:
+        return self.b.select(b_is_nan, b, a)
+
+    def shuffle(self, a: Any, b: Any, picks: Sequence[int]) -> Any:
+        """Lanes of a followed by b, picked by index."""
+        mask = ir.Constant(ir.VectorType(I32, len(picks)), list(picks))
+        return self.b.shuffle_vector(a, b, mask)
+
+    def gather(self, pointers: Sequence[Ptr]) -> Any:
+        """A vector from elements at separate addresses."""
+        value = ir.Constant(ir.VectorType(self.scalar, len(pointers)), ir.Undefined)
+        for lane, pointer in enumerate(pointers):
+            value = self.b.insert_element(value, self.load(pointer, 1), ir.Constant(I32, lane))
+        return value
+
+    # Rows
+
+    def widths(self) -> list[int]:
+        """Vector widths worth trying on short rows, widest first, ending with the scalar."""
+        widths, lanes = [], self.lanes
+        while lanes >= 4:
+            widths.append(lanes)
+            lanes //= 2
+        return [*widths, 1]
+
+    def rows(self, n: Int, body: Callable[[Int, int], None], widths: Sequence[int] | None = None) -> None:
+        """Call body(i, lanes) over 0 <= i < n in vectors, without reading or writing outside.
+
+        The last vector overlaps the one before it, so body must give the same result when an element is done
+        twice. Rows shorter than a vector take the next narrower one.
+        """
+        lanes, *narrower = self.widths() if widths is None else widths
+        if lanes == 1:
+            with self.loop(0, n) as i:
+                body(i, 1)
+            return
+        with self.if_else(n >= lanes) as (then, otherwise):
+            with then:
+                # The last start is n - lanes, whatever the step leaves over.
+                with self.loop(0, n - lanes, lanes) as i:
+                    body(i, lanes)
+                body(n - lanes, lanes)
+            with otherwise:
+                self.rows(n, body, narrower)

@@ -1,0 +1,137 @@
+"""The register tile: the one inner loop of every matrix-like CPU kernel.
+
+A tile holds M x N vector accumulators. Each step of its loop takes one term kk of gemm_k: N vectors of one operand and M
+broadcast elements of the other, M * N fused multiply-adds. The input is read through a table of element offsets, one for
+each term (channel x tap), so a convolution is a matrix product whose matrix is never built:
+
+    lanes over pixels     acc[m][n] += w[kk, m] * x[offset[kk] + n * V ...]     m: output channel, n: vector of pixels
+    lanes over channels   acc[m][n] += x[offset[kk] + m * step] * w[kk, n * V ...]     m: pixel, n: vector of channels
+
+Blocking: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication", 2008; Van Zee and van de Geijn,
+"BLIS", 2015. The table: Dukhan, "The Indirect Convolution Algorithm", 2019.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tapwise.cpu.simd import I1, INT, Int, Kernel, Target
+
+# (M, N) by number of vector registers: M * N accumulators + N vectors + 1 broadcast must fit.
+_TILES: Final = {
+    16: ((6, 2), (4, 3), (3, 3), (2, 5), (1, 12)),
+    32: ((12, 2), (8, 3), (6, 4), (4, 6), (3, 7), (2, 9), (1, 24)),
+}
+
+
+def shapes(target: Target) -> tuple[tuple[int, int], ...]:
+    """Tile shapes worth trying on a target, the most balanced first."""
+    return _TILES[target.registers]
+
+
+def emit(k: Kernel, m_most: int, n_most: int, lanes: str) -> None:
+    """Emit `block`: a product over one packed block of gemm_k, for any number of rows and vectors.
+
+    block(x, step, offsets, terms, w, out, pitch, rows, vectors, accumulate) computes
+      pixels:   out[row * pitch + lane] (+)= sum over kk of w[row, kk] * x[offsets[kk] + lane]
+      channels: out[row * pitch + lane] (+)= sum over kk of x[offsets[kk] + row * step] * w[kk, lane]
+    over `rows` rows and `vectors` vectors of lanes. Filters are packed in panels: pixels [rows / M][terms][M], the last
+    panel as narrow as it is; channels [vectors / N][terms][N * V].
+    """
+    for m in range(1, m_most + 1):
+        for n in range(1, n_most + 1):
+            _tile(k, m, n, lanes)
+    parameters = {
+        "x": k.dtype, "step": INT, "offsets": "i64", "terms": INT, "w": k.dtype, "out": k.dtype, "pitch": INT
+    }  # fmt: skip
+    vector = k.lanes
+
+    for n in range(1, n_most + 1):
+        with k.function(f"rows_{n}", **parameters, rows=INT, accumulate=I1) as arguments:
+            x, step, offsets, terms, w, out, pitch, rows, accumulate = arguments
+
+            def tile(m: int, row: Int, n: int = n, arguments: list = arguments) -> None:  # type: ignore[type-arg]
+                x, step, offsets, terms, w, out, pitch, _, accumulate = arguments
+                if lanes == "pixels":
+                    k.call(f"tile_{m}_{n}", x, step, offsets, terms, w + row * terms, out + row * pitch, pitch, accumulate)
+                else:
+                    k.call(f"tile_{m}_{n}", x + row * step, step, offsets, terms, w, out + row * pitch, pitch, accumulate)
+
+            whole = rows - rows % m_most
+            with k.loop(0, whole, m_most) as row:
+                tile(m_most, row)
+            for m in range(1, m_most):
+                with k.if_((rows % m_most).eq(m)):
+                    tile(m, whole)
+
+    with k.function("block", **parameters, rows=INT, vectors=INT, accumulate=I1) as arguments:
+        x, step, offsets, terms, w, out, pitch, rows, vectors, accumulate = arguments
+
+        def columns(n: int, first: Int) -> None:
+            """All rows of n vectors from vector `first`."""
+            shift = first * vector
+            there = x + shift if lanes == "pixels" else x
+            panel = w if lanes == "pixels" else w + shift * terms
+            k.call(f"rows_{n}", there, step, offsets, terms, panel, out + shift, pitch, rows, accumulate)
+
+        whole = vectors - vectors % n_most
+        with k.loop(0, whole, n_most) as first:
+            columns(n_most, first)
+        for n in range(1, n_most):
+            with k.if_((vectors % n_most).eq(n)):
+                columns(n, whole)
+
+
+def _tile(k: Kernel, m_count: int, n_count: int, lanes: str) -> None:
+    """One register tile over all terms: tile_M_N."""
+    with k.function(
+        f"tile_{m_count}_{n_count}",
+        x=k.dtype, step=INT, offsets="i64", terms=INT, w=k.dtype, out=k.dtype, pitch=INT, accumulate=I1,
+    ) as (x, step, offsets, terms, w, out, pitch, accumulate):  # fmt: skip
+        vector = k.lanes
+        cells = [[out + pitch * m + n * vector for n in range(n_count)] for m in range(m_count)]
+        sums = [[k.var(k.constant(0.0)) for _ in range(n_count)] for _ in range(m_count)]
+        with k.if_(accumulate.value):
+            for m in range(m_count):
+                for n in range(n_count):
+                    sums[m][n].set(k.load(cells[m][n]))
+        with k.loop(0, terms) as kk:
+            term = x + k.load_int(offsets + kk)
+            if lanes == "pixels":
+                vectors, scalars = term, [w + kk * m_count + m for m in range(m_count)]
+            else:
+                vectors, scalars = w + kk * (n_count * vector), [term + step * m for m in range(m_count)]
+            loaded = [k.load(vectors + n * vector) for n in range(n_count)]
+            for m in range(m_count):
+                scalar = k.broadcast(scalars[m])
+                for n in range(n_count):
+                    sums[m][n].set(k.fma(scalar, loaded[n], sums[m][n].get()))
+        for m in range(m_count):
+            for n in range(n_count):
+                k.store(cells[m][n], sums[m][n].get())
+
+
+def emit_filter_packer(k: Kernel, lanes: str, storage: str, width: int) -> None:
+    """Emit `pack_filters`: rows of filters into panels, as `block` reads them.
+
+    pack_filters(w, w_pitch, terms, out, count): `count` filters of `terms` neighbouring elements, each `w_pitch` after the
+    one before, into panels of `width` filters, [terms][width]. The last panel is as narrow as it is (pixels), or filled
+    up with zeros to whole vectors (channels).
+    """
+    with k.function(
+        "pack_filters", w=storage, w_pitch=INT, terms=INT, out=k.dtype, count=INT
+    ) as (w, w_pitch, terms, out, count):  # fmt: skip
+        padded = count if lanes == "pixels" else (count + (k.lanes - 1)) // k.lanes * k.lanes
+        with k.loop(0, padded, width) as first:
+            across = (padded - first).min(width)
+            real = (count - first).min(across)
+            source, panel = w + first * w_pitch, out + first * terms
+            with k.if_else(real.eq(width)) as (whole, partial):
+                with whole, k.loop(0, terms) as kk:
+                    for m in range(width):
+                        k.store(panel + kk * width + m, k.load(source + kk + w_pitch * m, 1))
+                with partial, k.loop(0, terms) as kk:
+                    with k.loop(0, real) as m:
+                        k.store(panel + kk * across + m, k.load(source + kk + m * w_pitch, 1))
+                    with k.loop(real, across) as m:
+                        k.store(panel + kk * across + m, k.constant(0.0, 1))
