@@ -97,6 +97,8 @@ class Algorithm(ABC, Generic[C]):
 
     id: ClassVar[str]
     summary: ClassVar[str]
+    # It sums the definition's own terms: integers that the accumulator can hold come out exact.
+    exact: ClassVar[bool] = True
 
     @abstractmethod
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:

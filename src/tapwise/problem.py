@@ -94,6 +94,8 @@ class ConvProblem:
         ):
             if value not in allowed:
                 raise InvalidProblem(f"{name}={value!r}: one of {', '.join(map(str, allowed))}")
+        if self.math != "ieee" and self.dtype != "f32":
+            raise InvalidProblem(f"math={self.math!r}: arithmetic on f32 arrays, not on {self.dtype}")
         for axis, reach in enumerate(self.reach):
             padded = self.spatial[axis] + sum(self.padding[axis])
             if padded < reach:

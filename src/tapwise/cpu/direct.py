@@ -7,35 +7,35 @@ pixels (NCHW) or over output channels (NHWC, and images of a few pixels).
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from itertools import product
+from typing import ClassVar, Final
 
 import numpy as np
 
+from tapwise import settings
 from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.cpu import driver, jit, tile
-from tapwise.cpu.simd import BYTES, INT, Int, Kernel, Ptr, Target, target
+from tapwise.cpu import jit, tile
+from tapwise.cpu.cost import Costs
+from tapwise.cpu.plan import COMMON, Fields, KernelPlan
+from tapwise.cpu.simd import INT, Int, Kernel, Target, target
 from tapwise.cpu.strips import Strip, ceil_div, emit_finish_row, emit_pack_row, emit_zeros
 from tapwise.problem import ConvProblem
-from tapwise import settings
 
 # Terms of gemm_k in one block: a panel of filters and the input that it meets stay in L1.
 BLOCK_TERMS: Final = 320
 SCRATCH_BYTES: Final = 4 << 20
 
 FIELDS: Final = (
-    "counter", "tasks", "x", "w", "y", "bias", "residual", "scratch", "scratch_step", "sums_at",
-    "offsets", "columns", "row_starts",
+    *COMMON, "sums_at", "offsets", "columns", "row_starts",
     "images", "groups", "group_c", "group_k", "h", "w_in", "p", "q", "stride_h", "stride_w",
     "row_phases", "col_phases",
     "rows", "cols", "image_block", "group_block", "filter_block", "channel_block",
     "row_strips", "col_strips", "image_blocks", "group_blocks", "filter_blocks",
     "taps", "pitch", "plane", "row_shift", "step", "flat", "sums_pitch", "filter_pad",
 )  # fmt: skip
-INDEX: Final = {name: index for index, name in enumerate(FIELDS)}
 
 
 @dataclass(frozen=True)
@@ -76,20 +76,6 @@ def generate(
     return k
 
 
-class Fields:
-    """A kernel's argument array by name; all loaded at the function's entry, what is not used costs nothing."""
-
-    def __init__(self, k: Kernel, args: Ptr) -> None:
-        self._k = k
-        self._fields = {name: k.load_int(args + index) for name, index in INDEX.items()}
-
-    def __getattr__(self, name: str) -> Int:
-        return self._fields[name]
-
-    def pointer(self, name: str, dtype: str) -> Ptr:
-        return self._k.pointer(self._fields[name], dtype)
-
-
 def _emit_pack_pixels(k: Kernel, storage: str) -> None:
     """`pack_row` for NHWC: as strips.emit_pack_row, each packed pixel holding `channels` neighbouring channels.
 
@@ -117,7 +103,7 @@ def _emit_pack_strip(k: Kernel, storage: str, planar: bool) -> None:
     with k.function(
         "pack_strip", args="i64", packed=k.dtype, image=INT, channel=INT, channels=INT, p0=INT, q0=INT, rows=INT
     ) as (args, packed, image, channel, channels, p0, q0, rows):  # fmt: skip
-        a = Fields(k, args)
+        a = Fields(k, args, FIELDS)
         x, columns, starts = a.pointer("x", storage), a.pointer("columns", "i64"), a.pointer("row_starts", "i64")
         total_c = a.group_c * a.groups
         every_row = rows + a.row_shift
@@ -161,7 +147,7 @@ def _emit_finish_strip(k: Kernel, storage: str, planar: bool, lanes: str) -> Non
     with k.function(
         "finish_strip", args="i64", sums=k.dtype, image=INT, k0=INT, filters=INT, p0=INT, q0=INT, rows=INT, cols=INT
     ) as (args, sums, image, k0, filters, p0, q0, rows, cols):  # fmt: skip
-        a = Fields(k, args)
+        a = Fields(k, args, FIELDS)
         y, bias, residual = (a.pointer(name, storage) for name in ("y", "bias", "residual"))
         total_k = a.group_k * a.groups
         p, q, pitch, sums_pitch = a.p, a.q, a.pitch, a.sums_pitch
@@ -181,12 +167,12 @@ def _emit_finish_strip(k: Kernel, storage: str, planar: bool, lanes: str) -> Non
 
 def _emit_task(k: Kernel, storage: str, lanes: str) -> None:
     with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
-        a = Fields(k, args)
+        a = Fields(k, args, FIELDS)
         packed = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
         sums = packed + a.sums_at
         w, offsets = a.pointer("w", k.dtype), a.pointer("offsets", "i64")
         planes = a.plane * a.row_phases * a.col_phases
-        with k.draws(args + INDEX["counter"], a.tasks) as number:
+        with k.draws(a.counter, a.tasks) as number:
             row_strip, number = number % a.row_strips, number // a.row_strips
             col_strip, number = number % a.col_strips, number // a.col_strips
             image_block, number = number % a.image_blocks, number // a.image_blocks
@@ -227,11 +213,11 @@ def _emit_task(k: Kernel, storage: str, lanes: str) -> None:
 def _emit_filter_task(k: Kernel, storage: str) -> None:
     """`pack_task`: all filters into panels; a task is one block of channels of one group."""
     with k.function("pack_task", public=True, args="i64", worker=INT) as (args, worker):
-        a = Fields(k, args)
+        a = Fields(k, args, FIELDS)
         w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
         blocks = (a.group_c + (a.channel_block - 1)) // a.channel_block
         length = a.group_c * a.taps
-        with k.draws(args + INDEX["counter"], a.tasks) as number:
+        with k.draws(a.counter, a.tasks) as number:
             filter_block, number = number % a.filter_blocks, number // a.filter_blocks
             block, group = number % blocks, number // blocks
             k0 = filter_block * a.filter_block
@@ -241,72 +227,6 @@ def _emit_filter_task(k: Kernel, storage: str) -> None:
             source = w + (group * a.group_k + k0) * length + channel * a.taps
             out = packed + group * length * a.filter_pad + channel * a.taps * a.filter_pad + k0 * terms
             k.call("pack_filters", source, length, terms, out, filters)
-
-
-class DirectPlan(Plan):
-    """Kernels, geometry and argument template of one problem and config."""
-
-    def __init__(self, problem: ConvProblem, config: Config, device: Device) -> None:
-        self.problem, self.config = problem, config
-        self._target = target(settings.cpu_target())
-        dtype = "f64" if problem.dtype == "f64" else "f32"
-        self._library = jit.load(
-            "direct", generate, self._target, dtype=dtype, storage=problem.dtype, layout=problem.layout,
-            lanes=config.lanes, m=config.m, n=config.n, bias=problem.bias, residual=problem.residual,
-            activation=problem.activation,
-        )  # fmt: skip
-        self._task, self._serial = self._library.address("task"), self._library.function("task")
-        geometry = Geometry(problem, config, self._target.lanes(dtype))
-        fields = geometry.fields()
-        self._tables = geometry.offsets(), geometry.columns(), geometry.row_starts()
-        for name, table in zip(("offsets", "columns", "row_starts"), self._tables, strict=True):
-            fields[name] = table.ctypes.data
-        self._workers = max(1, min(device.threads, fields["tasks"]))
-        self.workspace_bytes = geometry.scratch_bytes * self._workers
-        self._template = np.array([fields.get(name, 0) for name in FIELDS], np.int64).tobytes()
-        self._fields = fields
-        self._array = ctypes.c_int64 * len(FIELDS)
-        self._packed_dtype = np.dtype(np.float64 if dtype == "f64" else np.float32)
-
-    def pack(self, w: np.ndarray) -> np.ndarray:
-        f = self._fields
-        w = np.ascontiguousarray(w)
-        packed = np.empty(f["groups"] * f["group_c"] * f["taps"] * f["filter_pad"], self._packed_dtype)
-        args = self._array.from_buffer_copy(self._template)
-        args[INDEX["x"]] = w.ctypes.data
-        args[INDEX["w"]] = packed.ctypes.data
-        blocks = ceil_div(f["group_c"], f["channel_block"])
-        args[INDEX["tasks"]] = tasks = f["groups"] * blocks * f["filter_blocks"]
-        workers = min(self._workers, tasks) if packed.nbytes > 1 << 16 else 1
-        self._launch("pack_task", args, workers)
-        return packed
-
-    def _launch(self, name: str, args: Any, workers: int) -> None:
-        if workers == 1:
-            self._library.function(name)(ctypes.addressof(args), 0)
-        else:
-            driver.run(self._library.address(name), ctypes.addressof(args), workers)
-
-    def run(
-        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
-        stream: Any = None,
-    ) -> None:  # fmt: skip
-        args = self._array.from_buffer_copy(self._template)
-        args[_X] = x.__array_interface__["data"][0]
-        args[_W] = packed.__array_interface__["data"][0]
-        args[_Y] = y.__array_interface__["data"][0]
-        args[_SCRATCH] = workspace.__array_interface__["data"][0]
-        if bias is not None:
-            args[_BIAS] = bias.__array_interface__["data"][0]
-        if residual is not None:
-            args[_RESIDUAL] = residual.__array_interface__["data"][0]
-        if self._workers == 1:
-            self._serial(ctypes.addressof(args), 0)
-        else:
-            driver.run(self._task, ctypes.addressof(args), self._workers)
-
-
-_X, _W, _Y, _SCRATCH, _BIAS, _RESIDUAL = (INDEX[name] for name in ("x", "w", "y", "scratch", "bias", "residual"))
 
 
 class Geometry:
@@ -347,15 +267,187 @@ class Geometry:
             "step": self.step, "flat": s.flat, "sums_pitch": self.sums_pitch, "filter_pad": self.filter_pad,
         }  # fmt: skip
 
-    def offsets(self) -> np.ndarray:
-        """int64 (channels, R, S) flattened: where each term of a block of gemm_k reads in the packed strip."""
+    def tables(self) -> dict[str, np.ndarray]:
+        """int64 arrays. offsets (channels, R, S): where each term of a block of gemm_k reads in the packed strip."""
         taps = self.strip.tap_shifts[None] * self.step
         channel = np.arange(self.config.channels)[:, None, None]
         distance = 1 if self.problem.layout == "nhwc" else self.strip.planes * self.strip.plane
-        return np.ascontiguousarray((taps + channel * distance).reshape(-1).astype(np.int64))
+        return {
+            "offsets": np.ascontiguousarray((taps + channel * distance).reshape(-1).astype(np.int64)),
+            "columns": np.array(self.strip.col_data, np.int64),
+            "row_starts": np.array([phase - self.problem.padding[0][0] for phase in self.strip.row_phases], np.int64),
+        }
 
-    def columns(self) -> np.ndarray:
-        return np.array(self.strip.col_data, np.int64)
 
-    def row_starts(self) -> np.ndarray:
-        return np.array([phase - self.problem.padding[0][0] for phase in self.strip.row_phases], np.int64)
+class Direct(Algorithm[Config]):
+    """Register-blocked direct convolution; any filter, stride, dilation and groups.
+
+    float32, float64, float16 (computed in float32); NCHW and NHWC. Exact on integers that float32 holds.
+    """
+
+    id: ClassVar[str] = "cpu.direct"
+    summary: ClassVar[str] = "register tiles over a packed strip; lanes over pixels or channels"
+
+    def rejects(self, problem: ConvProblem, device: Device) -> str | None:
+        return rejects_all(problem, device)
+
+    def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
+        """Every sensible blocking, the one with the shortest predicted time first."""
+        every = list(self._candidates(problem, device))
+        return sorted(every, key=lambda config: self.predict_us(problem, config, device))
+
+    def _candidates(self, problem: ConvProblem, device: Device) -> Iterator[Config]:
+        lanes = device.vector_bytes // (8 if problem.dtype == "f64" else 4)
+        p, q = problem.output
+        for way in lanes_ways(problem, lanes):
+            tiles = tile.shapes(target(settings.cpu_target()))
+            for m, n in tiles:
+                # Lanes over channels: m counts pixels, so only the squarer tiles make sense.
+                if way == "channels" and (n * lanes >= 2 * problem.group_k or m < 3) and (m, n) != tiles[0]:
+                    continue
+                if way == "pixels" and (m >= 2 * problem.group_k or (m < 3 and m < problem.group_k)):
+                    continue
+                for rows, cols in strip_sizes(p, q, device.threads, n * lanes):
+                    for filters in splits(problem.group_k, m if way == "pixels" else n * lanes, device.threads):
+                        for channels, groups in product(
+                            channel_blocks(problem), group_blocks(problem, device.threads)
+                        ):
+                            for images in {1, min(problem.n, max(1, 256 // max(1, p * q)))}:
+                                config = Config(way, m, n, rows, cols, images, groups, filters, channels)
+                                size = Geometry(problem, config, lanes).scratch_bytes
+                                if size <= SCRATCH_BYTES or (rows, cols) == (1, min(q, n * lanes)):
+                                    yield config
+
+    def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+        """Cycles of one task's packing, tiles and finishing (`cost`), times the tasks that one worker draws."""
+        geometry = Geometry(problem, config, device.vector_bytes // (8 if problem.dtype == "f64" else 4))
+        costs = Costs(device, 8 if problem.dtype == "f64" else 4)
+        strip, size = geometry.strip, costs.itemsize
+        taps = problem.kernel[0] * problem.kernel[1]
+        blocks = ceil_div(problem.group_c, config.channels)
+        terms = config.channels * taps
+        pixels = (config.rows - 1) * strip.pitch + config.cols
+        over_pixels = config.lanes == "pixels"
+        rows, lanes = (config.filters, pixels) if over_pixels else (pixels, config.filters)
+        vectors = ceil_div(lanes, costs.lanes)
+        columns = ceil_div(vectors, config.n)
+
+        tiles = costs.block(config.m, config.n, rows, vectors, terms)
+        panel = config.filters * terms * size
+        input_bytes = config.channels * strip.planes * strip.plane * size
+        if over_pixels:
+            streamed = costs.stream(columns * panel, panel) + costs.stream(input_bytes, input_bytes)
+        else:
+            passes = ceil_div(config.filters, config.n * costs.lanes)
+            streamed = costs.stream(panel, panel) + costs.stream(passes * input_bytes, input_bytes)
+        per_block = config.images * max(tiles, 0.3 * tiles + streamed)
+
+        packed_rows = strip.planes * (config.rows + strip.row_shift)
+        if problem.layout == "nchw":
+            per_vector = {1: 2.0, 2: 4.0}.get(problem.stride[1], 1.5 * costs.lanes)
+            pack = config.channels * packed_rows * (costs.row(strip.pitch, per_vector) + 6)
+        else:
+            pack = packed_rows * strip.pitch * costs.row(config.channels, 2.0)
+        source = config.channels * packed_rows * strip.pitch * problem.itemsize
+        pack = config.images * (pack + costs.stream(source, problem.bytes))
+
+        matched = over_pixels == (problem.layout == "nchw")
+        if over_pixels:
+            finish = config.filters * config.rows * costs.row(config.cols, 3.0 if matched else 2.0 * costs.lanes)
+        else:
+            finish = config.rows * config.cols * costs.row(config.filters, 3.0 if matched else 2.0 * costs.lanes)
+        task = config.groups * (blocks * (per_block + pack) + config.images * finish) + 60
+        # Filters come from memory once a run when they do not fit the caches.
+        tasks = geometry.fields()["tasks"]
+        once = costs.stream(config.groups * config.filters * problem.gemm_k * size, problem.bytes)
+        return costs.wall_us(max(task, once), tasks, device.threads)
+
+    def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+        """About a nanosecond an element: each is loaded and stored alone."""
+        return 8.0 + problem.k * problem.gemm_k * 1.2e-3 / device.threads
+
+    def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
+        geometry = Geometry(problem, config, device.vector_bytes // (8 if problem.dtype == "f64" else 4))
+        return geometry.scratch_bytes * max(1, min(device.threads, geometry.fields()["tasks"]))
+
+    def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
+        vector = target(settings.cpu_target())
+        dtype = arithmetic(problem)
+        library = jit.load(
+            "direct", generate, vector, dtype=dtype, storage=problem.dtype, layout=problem.layout, lanes=config.lanes,
+            m=config.m, n=config.n, bias=problem.bias, residual=problem.residual, activation=problem.activation,
+        )  # fmt: skip
+        geometry = Geometry(problem, config, vector.lanes(dtype))
+        fields = geometry.fields()
+        blocks = ceil_div(problem.group_c, config.channels)
+        return KernelPlan(
+            problem, device, library, FIELDS, fields | geometry.tables(),
+            packed_size=problem.c * fields["taps"] * fields["filter_pad"],
+            pack_tasks=problem.groups * blocks * fields["filter_blocks"],
+        )  # fmt: skip
+
+
+def arithmetic(problem: ConvProblem) -> str:
+    """The dtype that sums are computed in."""
+    return "f64" if problem.dtype == "f64" else "f32"
+
+
+def rejects_all(problem: ConvProblem, device: Device) -> str | None:
+    """What no CPU kernel of ours takes."""
+    if device.kind != "cpu":
+        return f"runs on a CPU, not on {device.kind}"
+    if problem.direction != "fprop":
+        return f"computes fprop, not {problem.direction}"
+    if problem.dtype == "bf16":
+        return "takes f32, f64 and f16, not bf16"
+    if len(problem.spatial) != 2:
+        return f"takes 2 spatial axes, not {len(problem.spatial)}"
+    if problem.empty or problem.c == 0:
+        return "has nothing to compute"
+    return None
+
+
+def lanes_ways(problem: ConvProblem, lanes: int) -> list[str]:
+    """Lanes over pixels for NCHW, over channels for NHWC and for images too small to fill a vector."""
+    if problem.layout == "nhwc":
+        return ["channels"]
+    return ["pixels", "channels"] if problem.output[0] * problem.output[1] <= 2 * lanes else ["pixels"]
+
+
+def channel_blocks(problem: ConvProblem) -> list[int]:
+    """Channels in a block of gemm_k: even blocks of about BLOCK_TERMS terms."""
+    taps = problem.kernel[0] * problem.kernel[1]
+    blocks = max(1, round(problem.gemm_k / BLOCK_TERMS))
+    sizes = {ceil_div(problem.group_c, min(count, problem.group_c)) for count in (blocks, ceil_div(blocks, 2))}
+    return sorted(size for size in sizes if size * taps <= 2 * BLOCK_TERMS or size == 1)
+
+
+def splits(total: int, multiple: int, threads: int) -> list[int]:
+    """The whole, and parts of it, each a multiple of the tile."""
+    parts = {total}
+    for count in (threads, 2 * threads, 4 * threads, 8 * threads):
+        size = ceil_div(ceil_div(total, count), multiple) * multiple
+        if size < total:
+            parts.add(size)
+    return sorted(parts)
+
+
+def group_blocks(problem: ConvProblem, threads: int) -> list[int]:
+    """Groups that one task goes through."""
+    counts = {1, ceil_div(problem.groups, 4 * threads), ceil_div(problem.groups, 16 * threads)}
+    return sorted(counts) if problem.group_k < 16 else [1]
+
+
+def strip_sizes(p: int, q: int, threads: int, tile_lanes: int) -> list[tuple[int, int]]:
+    """(rows, cols) of strips: whole images, even bands of rows, and for long rows pieces of them."""
+    sizes = set()
+    for count in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128):
+        rows = ceil_div(p, min(p, count * max(1, threads // 2)))
+        sizes.add((rows, q))
+    if p == 1 or q > 2048:
+        for count in (2, 4, 6, 8, 12, 16, 32, 64, 128):
+            cols = ceil_div(ceil_div(q, count), tile_lanes) * tile_lanes
+            if cols < q:
+                sizes |= {(1, cols), (min(p, 4), cols)}
+    sizes.add((1, min(q, tile_lanes)))
+    return sorted(sizes)

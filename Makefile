@@ -1,0 +1,55 @@
+# make bench [TORCH=1]   measure this machine: verified results, time, share of the roof, ratio to other libraries
+# make test              check, then every test
+# make check             lint, format, types
+# make format            rewrite in the house format
+#
+# Each makes .venv from nothing with PYTHON (default: python3) and brings it up to date when pyproject.toml changes.
+
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+TORCH_PIN := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
+TORCH ?=
+
+.PHONY: bench test check format clean
+# Two installations into one .venv must not run at once.
+.NOTPARALLEL:
+
+bench: .venv/.bench $(if $(TORCH),.venv/.torch)
+	$(BIN)/tapwise bench quick source_documents
+
+test: check .venv/.test
+	$(BIN)/python -m pytest
+
+check: .venv/.check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.check
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
+
+.venv/.made:
+	$(PYTHON) -m venv .venv
+	touch $@
+
+# The pinned torch goes in by itself, before anything could ask for another.
+.venv/.torch: pyproject.toml | .venv/.made
+	$(PIP) "$(TORCH_PIN)"
+	touch $@
+
+.venv/.bench: pyproject.toml | .venv/.made
+	$(PIP) --editable ".[peers]"
+	touch $@
+
+.venv/.check: pyproject.toml | .venv/.made
+	$(PIP) --editable ".[check]"
+	touch $@
+
+.venv/.test: pyproject.toml .venv/.torch
+	$(PIP) --editable ".[test]"
+	touch $@

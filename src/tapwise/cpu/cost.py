@@ -1,0 +1,84 @@
+"""What the pieces of a CPU kernel cost, for the cost models of cpu.direct, cpu.pointwise, cpu.depthwise and cpu.winograd.
+
+Everything is counted in cycles of one core, from few numbers that hold for cores with two vector FMA units and two
+vector loads a cycle: so the model ranks configs and algorithms well and predicts times within some tens of percent.
+
+- A register tile takes per term the larger of its arithmetic (m * n / 2) and its loads ((m + n) / 2), and per call the
+  loading and storing of its sums.
+- Filters that a pass over the pixels streams come from the cache that holds them, at that cache's rate; the arithmetic
+  hides them, so the larger of the two counts.
+- Packing and finishing cost some cycles a row and some a vector.
+- Tasks are drawn by `threads` workers: the time is that of ceil(tasks / threads) tasks, plus the start of a team.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tapwise.algorithm import Device
+from tapwise.cpu.strips import ceil_div
+
+START_US = 6.0
+CALL_US = 5.0
+TILE_CALL = 18.0
+ROW_CALL = 14.0
+CACHE_RATES = (40.0, 18.0, 7.0)  # bytes a cycle and core from L1, L2, L3
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Cycle counts on one device for an arithmetic dtype of `itemsize` bytes."""
+
+    device: Device
+    itemsize: int
+
+    @property
+    def lanes(self) -> int:
+        return self.device.vector_bytes // self.itemsize
+
+    @property
+    def cycles_per_us(self) -> float:
+        """Clock in MHz, from the peak: two FMA units of four-byte lanes."""
+        return self.device.gflops * 1e3 / (self.device.vector_bytes // 4 * 4)
+
+    def stream(self, size: float, resident: float) -> float:
+        """Cycles to read `size` bytes of an operand of `resident` bytes that is read over and over."""
+        d = self.device
+        if resident <= d.l1_bytes / 2:
+            rate = CACHE_RATES[0]
+        elif resident <= d.l2_bytes * 0.75:
+            rate = CACHE_RATES[1]
+        elif resident <= d.l3_bytes * 0.75:
+            rate = CACHE_RATES[2]
+        else:
+            rate = d.gbps * 1e3 / self.cycles_per_us / d.threads
+        return size / rate
+
+    def tile(self, m: int, n: int, terms: int) -> float:
+        """One register tile over `terms` terms."""
+        per_term = max(m * n / 2, (m + n) / 2 + 0.5, 4 if m * n < 8 else 0)  # fewer sums than the FMA's latency hides
+        return terms * per_term * 1.08 + m * n + TILE_CALL
+
+    def block(self, m: int, n: int, rows: int, vectors: int, terms: int) -> float:
+        """tile.block: rows x vectors in tiles of m x n, with its narrower edges."""
+        whole_m, rest_m = divmod(rows, m)
+        whole_n, rest_n = divmod(vectors, n)
+        total = whole_m * whole_n * self.tile(m, n, terms)
+        if rest_m:
+            total += whole_n * self.tile(rest_m, n, terms)
+        if rest_n:
+            total += whole_m * self.tile(m, rest_n, terms)
+        if rest_m and rest_n:
+            total += self.tile(rest_m, rest_n, terms)
+        return total
+
+    def row(self, length: int, per_vector: float, short: float = 3.0) -> float:
+        """A row of elements moved in vectors; rows shorter than four elements go one by one."""
+        if length < 4:
+            return ROW_CALL + short * length
+        return ROW_CALL + per_vector * ceil_div(length, min(self.lanes, length))
+
+    def wall_us(self, task_cycles: float, tasks: int, threads: int) -> float:
+        """Wall time of `tasks` equal tasks."""
+        workers = max(1, min(threads, tasks))
+        return CALL_US + (START_US if workers > 1 else 0) + ceil_div(tasks, workers) * task_cycles / self.cycles_per_us

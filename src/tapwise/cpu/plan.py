@@ -1,0 +1,102 @@
+"""What the plans of all generated CPU kernels share: the argument array, its names inside a kernel, and the launch."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tapwise.algorithm import Device, Plan
+from tapwise.cpu import driver
+from tapwise.cpu.jit import Library
+from tapwise.cpu.simd import Int, Kernel, Ptr
+from tapwise.problem import ConvProblem
+
+# The first fields of every kernel's argument array; the kernel's own follow.
+COMMON = ("counter", "tasks", "x", "w", "y", "bias", "residual", "scratch", "scratch_step")
+_X, _W, _Y, _BIAS, _RESIDUAL, _SCRATCH = (COMMON.index(n) for n in ("x", "w", "y", "bias", "residual", "scratch"))
+_TASKS = COMMON.index("tasks")
+
+
+class Fields:
+    """A kernel's argument array by name; all loaded at the function's entry, what is not used costs nothing."""
+
+    def __init__(self, k: Kernel, args: Ptr, names: Sequence[str]) -> None:
+        self._k = k
+        self._fields = {name: k.load_int(args + index) for index, name in enumerate(names)}
+        self.counter = args
+
+    def __getattr__(self, name: str) -> Int:
+        return self._fields[name]
+
+    def pointer(self, name: str, dtype: str) -> Ptr:
+        return self._k.pointer(self._fields[name], dtype)
+
+
+def address(array: Any) -> int:
+    """Address of an array's first element."""
+    result: int = array.__array_interface__["data"][0]
+    return result
+
+
+class KernelPlan(Plan):
+    """Launches `task` for a run and `pack_task` for the filters.
+
+    `fields` gives the kernel's own arguments and "tasks", "scratch_step"; tables among them are passed by address and
+    kept alive here. A call changes only its own copy of the argument array.
+    """
+
+    def __init__(
+        self, problem: ConvProblem, device: Device, library: Library, names: Sequence[str],
+        fields: Mapping[str, int | np.ndarray], packed_size: int, pack_tasks: int,
+    ) -> None:  # fmt: skip
+        self.problem = problem
+        self._tables = [value for value in fields.values() if isinstance(value, np.ndarray)]
+        numbers = {n: address(v) if isinstance(v, np.ndarray) else int(v) for n, v in fields.items()}
+        unknown = set(numbers) - set(names)
+        if unknown:
+            raise KeyError(f"fields {sorted(unknown)} have no place in the argument array")
+        self._array = ctypes.c_int64 * len(names)
+        self._template = np.array([numbers.get(name, 0) for name in names], np.int64).tobytes()
+        self._workers = max(1, min(device.threads, numbers["tasks"]))
+        self.workspace_bytes = numbers["scratch_step"] * self._workers
+        self._packed_size, self._pack_tasks, self._threads = packed_size, pack_tasks, device.threads
+        self._task, self._serial = library.address("task"), library.function("task")
+        self._pack_task, self._pack_serial = library.address("pack_task"), library.function("pack_task")
+        self._library = library
+
+    def pack(self, w: np.ndarray) -> np.ndarray:
+        """The filters in the kernel's order, 64-byte aligned, in the arithmetic dtype."""
+        w = np.ascontiguousarray(w)
+        dtype = np.dtype(np.float64 if self.problem.dtype == "f64" else np.float32)
+        storage = np.empty(self._packed_size + 32, dtype)
+        start = -storage.ctypes.data % 64 // dtype.itemsize
+        packed = storage[start : start + self._packed_size]
+        args = self._array.from_buffer_copy(self._template)
+        args[_X], args[_W], args[_TASKS] = address(w), address(packed), self._pack_tasks
+        if packed.nbytes < 1 << 17 or self._pack_tasks < 2 or self._threads < 2:
+            self._pack_serial(ctypes.addressof(args), 0)
+        else:
+            driver.run(self._pack_task, ctypes.addressof(args), min(self._threads, self._pack_tasks))
+        return packed
+
+    def run(
+        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
+        stream: Any = None,
+    ) -> None:  # fmt: skip
+        args = self._array.from_buffer_copy(self._template)
+        args[_X] = x.__array_interface__["data"][0]
+        args[_W] = packed.__array_interface__["data"][0]
+        args[_Y] = y.__array_interface__["data"][0]
+        if workspace is not None:
+            args[_SCRATCH] = workspace.__array_interface__["data"][0]
+        if bias is not None:
+            args[_BIAS] = bias.__array_interface__["data"][0]
+        if residual is not None:
+            args[_RESIDUAL] = residual.__array_interface__["data"][0]
+        if self._workers == 1:
+            self._serial(ctypes.addressof(args), 0)
+        else:
+            driver.run(self._task, ctypes.addressof(args), self._workers)

@@ -1,0 +1,109 @@
+"""The roof: the time that a machine needs at least for a problem, from two ceilings that are measured once and kept."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import tapwise
+from tapwise import settings
+from tapwise.problem import ConvProblem
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the threads of this machine reach together: fused multiply-adds in one dtype (GFLOP/s), memory (GB/s)."""
+
+    gflops: float
+    gbps: float
+
+
+def ceilings(threads: int, dtype: str = "f32", *, fresh: bool = False) -> Ceilings:
+    """This machine's ceilings: kept ones, else measured now (about a second) and kept in the cache folder.
+
+    float16 and bfloat16 are computed in float32 and get its ceiling. `fresh` measures again. A damaged file gets a
+    warning and is written anew; a folder that cannot be written only means that the next process measures again.
+    """
+    arithmetic = "f64" if dtype == "f64" else "f32"
+    kept = None if fresh else known(threads, dtype)
+    if kept is not None:
+        return kept
+    from tapwise.cpu.ceilings import copy_gbps, fma_gflops
+
+    measured = Ceilings(fma_gflops(threads, arithmetic), copy_gbps(threads))
+    _keep(_key(threads, arithmetic), measured)
+    return measured
+
+
+def known(threads: int, dtype: str = "f32") -> Ceilings | None:
+    """The kept ceilings, or None when they have not been measured on this machine with so many threads."""
+    row = _read().get(_key(threads, "f64" if dtype == "f64" else "f32"))
+    return None if row is None else Ceilings(row["gflops"], row["gbps"])
+
+
+def roof_us(problem: ConvProblem, ceilings: Ceilings) -> float:
+    """The larger of arithmetic at the one ceiling and every operand moved once at the other, in microseconds.
+
+    Arithmetic is counted by the definition, so an algorithm that multiplies less (Winograd) can be faster than this.
+    """
+    return max(problem.flops / (ceilings.gflops * 1e3), problem.bytes / (ceilings.gbps * 1e3))
+
+
+def _path() -> Path:
+    return settings.cache_dir() / "ceilings.json"
+
+
+def _key(threads: int, arithmetic: str) -> str:
+    """What the ceilings depend on; the version, because a new one may measure them better."""
+    from tapwise.cpu.device import name
+
+    return f"{name()} | {settings.cpu_target()} | threads={threads} | {arithmetic} | tapwise {tapwise.__version__}"
+
+
+def _read() -> dict[str, dict[str, float]]:
+    """All kept rows. What cannot be understood is left out, with a warning."""
+    try:
+        rows = json.loads(_path().read_text(encoding="utf-8"))
+        for row in rows.values():
+            if not all(math.isfinite(row[name]) and row[name] > 0 for name in ("gflops", "gbps")):
+                raise ValueError(f"{row} is no pair of ceilings")
+    except OSError:
+        return {}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        warnings.warn(f"{_path()} is damaged ({error}); ceilings are measured again", RuntimeWarning, stacklevel=2)
+        return {}
+    return dict(rows)
+
+
+def _keep(key: str, measured: Ceilings) -> None:
+    """Write the file with this row added; a reader sees the old or the new file, never half of one."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        rows = _read()
+    rows[key] = {"gflops": measured.gflops, "gbps": measured.gbps}
+    try:
+        _path().parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(_path(), json.dumps(rows, indent=1) + "\n")
+    except OSError:
+        return
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a text file in its folder under another name, then rename it. Raises OSError."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files that only their owner can read.
+        os.chmod(temporary, path.stat().st_mode if path.exists() else 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

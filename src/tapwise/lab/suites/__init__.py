@@ -1,0 +1,115 @@
+"""Suites: problem strings in text files, one a line, with notes behind a `#`. The package's own lie beside this file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tapwise.errors import InvalidProblem
+from tapwise.problem import ConvProblem
+
+_FOLDER = Path(__file__).parent
+_NOTE = re.compile(r"(\w+)=(\S+)")
+
+# The suite name of problems given as strings.
+LOOSE = "problems"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem to measure and what is known about it.
+
+    `suite` is the stem of its file, `category` groups rows of tables (the note `class`), `uses` says how often the
+    layer occurs in the collection that it is from, `source` where it is from.
+    """
+
+    problem: ConvProblem
+    suite: str = LOOSE
+    category: str = "other"
+    uses: int = 1
+    source: str = ""
+
+
+def names() -> list[str]:
+    """The suites of the package."""
+    return sorted(path.stem for path in _FOLDER.glob("*.txt"))
+
+
+def parse(text: str, suite: str) -> list[Case]:
+    """The cases of a suite file's text. Raises InvalidProblem with the suite and line number."""
+    cases = []
+    for number, line in enumerate(text.splitlines(), 1):
+        words, _, comment = line.partition("#")
+        if not words.strip():
+            continue
+        notes = dict(_NOTE.findall(comment))
+        uses = notes.get("uses", "1")
+        try:
+            if not uses.isdigit():
+                raise InvalidProblem(f"uses={uses!r}: a whole number")
+            problem = ConvProblem.parse(words)
+        except InvalidProblem as error:
+            raise InvalidProblem(f"{suite}, line {number}: {error}") from None
+        cases.append(Case(problem, suite, notes.get("class", "other"), int(uses), notes.get("from", "")))
+    return cases
+
+
+def read(path: Path) -> list[Case]:
+    """The cases of a suite file. Raises InvalidProblem when it cannot be read or holds no problem."""
+    try:
+        cases = parse(path.read_text(encoding="utf-8"), path.stem)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidProblem(f"suite file {str(path)!r}: {error}") from None
+    if not cases:
+        raise InvalidProblem(f"suite file {str(path)!r}: no problem in it")
+    return cases
+
+
+def load(target: str) -> list[Case]:
+    """The cases that a target names: a suite of the package, a suite file, or a problem string."""
+    if target in names():
+        return read(_FOLDER / f"{target}.txt")
+    if Path(target).is_file():
+        return read(Path(target))
+    if len(target.split()) > 1:
+        return [Case(ConvProblem.parse(target))]
+    raise InvalidProblem(
+        f"{target!r} is neither a suite ({', '.join(names())}), nor a file, nor a problem such as "
+        "'c64 h56 w56 k64 r3 s3 pad1'"
+    )
+
+
+def select(
+    targets: Sequence[str],
+    *,
+    batch: int | None = None,
+    dtype: str | None = None,
+    layout: str | None = None,
+    categories: Sequence[str] = (),
+) -> list[Case]:
+    """The cases of all targets, in order, each once, with changes made to every problem.
+
+    `dtype` may also be "tf32" or "3xtf32". Raises InvalidProblem for a bad target or change, and for categories that
+    select nothing.
+    """
+    changes: dict[str, object] = {}
+    if batch is not None:
+        changes["n"] = batch
+    if dtype is not None:
+        changes |= {"dtype": "f32", "math": dtype} if "tf32" in dtype else {"dtype": dtype, "math": "ieee"}
+    if layout is not None:
+        changes["layout"] = layout
+    cases: dict[tuple[str, ConvProblem], Case] = {}
+    for target in targets:
+        for case in load(target):
+            problem = case.problem.replace(**changes)
+            cases.setdefault(
+                (case.suite, problem), Case(problem, case.suite, case.category, case.uses, case.source)
+            )
+    found = sorted({case.category for case in cases.values()})
+    for category in categories:
+        if category not in found:
+            raise InvalidProblem(f"class={category!r}: one of {', '.join(found)}")
+    return [case for case in cases.values() if not categories or case.category in categories]

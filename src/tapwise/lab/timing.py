@@ -1,0 +1,150 @@
+"""Fair times: contestants take turns in rounds, so that a change of clock speed or a noisy neighbour hits them all."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+# A timed block is at least this long, or one call.
+BLOCK_S = 0.002
+# Pause behind a block, in which the threads of an OpenMP runtime stop spinning.
+PAUSE_S = 0.005
+# Threads and clocks are woken by calls for this long before a block; longer calls wake them by themselves.
+WAKE_S = 0.0005
+LONG_CALL_S = 0.02
+
+LEAST_ROUNDS = 3
+UNSTABLE = 0.15
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """`run` computes once. `pause_s` is slept behind its blocks: longer where threads spin on for long."""
+
+    name: str
+    run: Callable[[], object]
+    pause_s: float = PAUSE_S
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Time of one call in each round, in microseconds, in the order of rounds."""
+
+    rounds_us: tuple[float, ...]
+
+    @property
+    def time_us(self) -> float:
+        """Median."""
+        return statistics.median(self.rounds_us)
+
+    @property
+    def spread_us(self) -> float:
+        """Half of the interquartile range."""
+        return half_spread(self.rounds_us)
+
+    @property
+    def unstable(self) -> bool:
+        """The spread is too wide to draw conclusions from."""
+        return self.spread_us > UNSTABLE * self.time_us
+
+    def over(self, other: Timing) -> tuple[float, float]:
+        """Median and half interquartile range of this time over the other's, round by round.
+
+        Robust against drift: what slows a whole round cancels. Rounds that only one of them ran are left out.
+        """
+        ratios = [mine / theirs for mine, theirs in zip(self.rounds_us, other.rounds_us, strict=False)]
+        return statistics.median(ratios), half_spread(ratios)
+
+
+def half_spread(values: Sequence[float]) -> float:
+    """Half of the interquartile range; 0 of a single value."""
+    if len(values) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
+    return (high - low) / 2
+
+
+def measure(
+    contestants: Sequence[Contestant],
+    *,
+    seconds: float = 2.0,
+    repeats: int = 15,
+    clock: Callable[[], int] = time.perf_counter_ns,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[str, Timing]:
+    """Times of contestants that take turns, by name.
+
+    Each of at most `repeats` rounds times one block of calls of every contestant, in the order given. Rounds end when
+    `seconds` are over; a contestant that has used its share of them alone stands back, so one slow contestant does not
+    rob the others of their rounds. Each runs at least LEAST_ROUNDS rounds (`repeats` if that is fewer), whatever it
+    takes.
+
+    An exception in a contestant's run is not caught. `clock` (nanoseconds) and `sleep` are for tests.
+    """
+    least = min(LEAST_ROUNDS, repeats)
+    with _no_collection():
+        call_s = {contestant.name: _calibrate(contestant, clock, sleep) for contestant in contestants}
+        rounds: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
+        spent = dict.fromkeys(rounds, 0.0)
+        start = clock()
+        for round_ in range(repeats):
+            over = (clock() - start) / 1e9 >= seconds
+            if over and round_ >= least:
+                break
+            for contestant in contestants:
+                name = contestant.name
+                if round_ >= least and spent[name] > seconds / len(contestants):
+                    continue
+                began = clock()
+                rounds[name].append(_block_us(contestant.run, call_s[name], clock))
+                spent[name] += (clock() - began) / 1e9
+                sleep(contestant.pause_s)
+    return {name: Timing(tuple(values)) for name, values in rounds.items()}
+
+
+def _calibrate(contestant: Contestant, clock: Callable[[], int], sleep: Callable[[float], None]) -> float:
+    """Seconds of one warm call: the better of two, behind one that may compile and allocate."""
+    contestant.run()
+    best = float("inf")
+    for _ in range(2):
+        began = clock()
+        contestant.run()
+        best = min(best, (clock() - began) / 1e9)
+        if best > LONG_CALL_S:
+            break
+    sleep(contestant.pause_s)
+    return best
+
+
+def _block_us(run: Callable[[], object], call_s: float, clock: Callable[[], int]) -> float:
+    """Microseconds of a call in a block of calls that follow each other."""
+    if call_s < LONG_CALL_S:
+        for _ in range(_calls(WAKE_S, call_s)):
+            run()
+    calls = _calls(BLOCK_S, call_s)
+    began = clock()
+    for _ in range(calls):
+        run()
+    return (clock() - began) / calls / 1e3
+
+
+def _calls(block_s: float, call_s: float) -> int:
+    """Calls that fill a block; 1000 a block are enough for any call."""
+    return max(1, min(1000, round(block_s / max(call_s, 1e-9) + 0.5)))
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """The garbage collector rests."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

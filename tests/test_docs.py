@@ -1,0 +1,137 @@
+"""Documentation says what is: pages and rows match, links lead somewhere, commands exist, examples run."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from tapwise import settings
+from tapwise.problem import ConvProblem
+from tapwise.registry import ALGORITHMS, get
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "tapwise"
+PAGES = {path.stem: path for path in (ROOT / "docs" / "algorithms").glob("*.md")}
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+README = DOCUMENTS[0].read_text()
+PROBLEMS = (ROOT / "docs" / "problems.md").read_text()
+
+
+def code_blocks(text: str, language: str) -> list[str]:
+    """Fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def command_words(program: str) -> set[str]:
+    """What follows `program` in indented lines and code spans of all documents."""
+    pattern = re.compile(rf"(?:^    |`){program}\s+([a-z][a-z_]*)", re.MULTILINE)
+    return {word for document in DOCUMENTS for word in pattern.findall(document.read_text())}
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that headings get."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("identifier", ALGORITHMS)
+def test_registry_row_has_a_page(identifier: str) -> None:
+    backend, name = identifier.split(".")
+    assert get(identifier).id == identifier
+    assert name in PAGES, f"docs/algorithms/{name}.md is missing"
+    text = PAGES[name].read_text()
+    assert f"{backend}.{name}" in text.splitlines()[0]
+    assert {"method", "accuracy"} <= anchors(text)
+
+
+def test_page_has_a_registry_row() -> None:
+    assert set(PAGES) == {identifier.split(".")[1] for identifier in ALGORITHMS}
+
+
+def test_algorithm_class_has_a_registry_row() -> None:
+    """A class with an id of its own, anywhere in the package, is a row, and a row is such a class."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        module = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+        for node in classes:
+            for line in node.body:
+                if isinstance(line, ast.AnnAssign | ast.Assign) and isinstance(line.value, ast.Constant):
+                    target = line.target if isinstance(line, ast.AnnAssign) else line.targets[0]
+                    if ast.unparse(target) == "id":
+                        found[line.value.value] = f"{module}:{node.name}"
+    assert found == ALGORITHMS
+
+
+def test_readme_example_runs() -> None:
+    (block,) = code_blocks(README, "python")
+    assert len([line for line in block.splitlines() if line.strip()]) <= 10
+    exec(compile(block, "README.md", "exec"), {})
+
+
+@pytest.mark.parametrize(("name", "instruction"), [("avx512", "vfmadd"), ("avx2", "vfmadd"), ("neon", "fmla")])
+def test_kernel_of_the_vector_layer_page_compiles(name: str, instruction: str) -> None:
+    from tapwise.cpu import jit
+    from tapwise.cpu.simd import INT, Kernel, target
+
+    (block,) = code_blocks((ROOT / "docs" / "simd.md").read_text(), "python")
+    kernel = Kernel(target(name), "f32")
+    exec(compile(block, "simd.md", "exec"), {"k": kernel, "INT": INT})
+    assert instruction in jit.assembly(kernel)
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = command_words("make")
+    assert {"bench", "test", "check"} <= named
+    assert named <= targets
+
+
+def test_commands_exist() -> None:
+    from tapwise.cli import app
+
+    commands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    named = command_words("tapwise")
+    assert {"bench", "explain", "verify", "info"} <= named
+    assert named <= commands
+
+
+def test_environment_variables_are_documented() -> None:
+    """The README's table, the settings and the code name the same variables."""
+    table = set(re.findall(r"^\| `(TAPWISE_\w+)`", README, re.MULTILINE))
+    assert table == set(settings.VARIABLES)
+    for path in PACKAGE.rglob("*.py"):
+        named = set(re.findall(r"TAPWISE_[A-Z_]+", path.read_text()))
+        assert named <= table, path
+        assert path.name == "settings.py" or 'environ.get("TAPWISE' not in path.read_text(), path
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        if target.startswith("http"):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (document.parent / name).resolve() if name else document
+        assert path.exists(), target
+        if anchor:
+            assert anchor in anchors(path.read_text()), target
+
+
+def test_problem_strings_of_the_page_are_canonical() -> None:
+    (block,) = code_blocks(PROBLEMS, "problem")
+    for line in block.splitlines():
+        assert str(ConvProblem.parse(line)) == line
+
+
+def test_suites_of_the_page_are_shipped() -> None:
+    named = set(re.findall(r"^\| `([a-z_]+)` \|", PROBLEMS.split("## Suite files")[1], re.MULTILINE))
+    assert named == {path.stem for path in (PACKAGE / "lab" / "suites").glob("*.txt")}
+
+
+def test_results_markers_are_paired() -> None:
+    assert re.findall(r"<!-- (/?results)(?::\w+)? -->", README) == ["results", "/results"]
