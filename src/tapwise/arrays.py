@@ -13,7 +13,11 @@ import numpy as np
 
 from tapwise.errors import InvalidProblem
 
-DTYPES: Final = {"f32": np.dtype(np.float32), "f64": np.dtype(np.float64), "f16": np.dtype(np.float16)}
+DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+    "f16": np.dtype(np.float16),
+}
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 _ALLOWED: Final = "float32, float64 or float16"
 _KINDS: Final = "a NumPy array, a PyTorch CPU tensor, or an array that speaks DLPack"
@@ -85,7 +89,7 @@ def like(array: np.ndarray, value: Any) -> Any:
 
 
 def dtype_name(array: np.ndarray, name: str) -> str:
-    """"f32", "f64" or "f16", in any byte order. Raises InvalidProblem for other dtypes."""
+    """ "f32", "f64" or "f16", in any byte order. Raises InvalidProblem for other dtypes."""
     known = _NAMES.get(array.dtype.newbyteorder("="))
     if known is None:
         raise InvalidProblem(f"{name} has dtype {array.dtype}: {_ALLOWED} is allowed")
@@ -135,7 +139,7 @@ def overlap(a: np.ndarray, b: np.ndarray) -> bool:
     if not np.may_share_memory(a, b):
         return False
     try:
-        return np.shares_memory(a, b, max_work=_MOST_OVERLAP_WORK)
+        return np.shares_memory(a, b, max_work=_MOST_OVERLAP_WORK)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 

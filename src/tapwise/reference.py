@@ -43,13 +43,15 @@ def convolve(
     _check_shape("bias", bias, (problem.k,), problem.bias)
     _check_shape("residual", residual, problem.y_shape, problem.residual)
     y = np.zeros(problem.y_shape)
-    if not problem.empty and problem.c:
-        _sum_terms(problem, x, w, y)
-    if bias is not None:
-        y += bias.astype(np.float64).reshape(-1, *[1] * len(problem.output))
-    if residual is not None:
-        y += residual
-    return activate(problem.activation, y)
+    # NaN and infinity are results like others.
+    with np.errstate(all="ignore"):
+        if not problem.empty and problem.c:
+            _sum_terms(problem, x, w, y)
+        if bias is not None:
+            y += bias.astype(np.float64).reshape(-1, *[1] * len(problem.output))
+        if residual is not None:
+            y += residual
+        return activate(problem.activation, y)
 
 
 def _check_shape(name: str, array: np.ndarray | None, shape: tuple[int, ...], wanted: bool) -> None:
@@ -104,21 +106,20 @@ def _padded_rows(problem: ConvProblem, image: np.ndarray, p0: int, p1: int) -> n
 
 
 def activate(name: str | None, values: np.ndarray) -> np.ndarray:
-    """The activation of that name, in the dtype of `values`, which may be overwritten. NaN stays NaN."""
-    if name is None:
-        return values
+    """The activation of that name, written over `values` and returned. NaN stays NaN."""
     if name == "relu":
-        return np.maximum(values, 0, out=values)
-    if name == "relu6":
-        return np.clip(values, 0, 6, out=values)
-    if name == "tanh":
-        return np.tanh(values, out=values)
-    if name == "gelu":
+        np.maximum(values, 0, out=values)
+    elif name == "relu6":
+        np.clip(values, 0, 6, out=values)
+    elif name == "tanh":
+        np.tanh(values, out=values)
+    elif name == "gelu":
         erf: Any = _erf(values * math.sqrt(0.5))
         values *= 0.5 + 0.5 * erf.astype(values.dtype)
-        return values
-    if name not in ("sigmoid", "silu"):
+    elif name in ("sigmoid", "silu"):
+        with np.errstate(over="ignore", invalid="ignore"):
+            sigmoid = 1 / (1 + np.exp(-values))
+            np.multiply(values if name == "silu" else 1, sigmoid, out=values)
+    elif name is not None:
         raise InvalidProblem(f"activation={name!r} is not known")
-    with np.errstate(over="ignore", invalid="ignore"):
-        sigmoid = 1 / (1 + np.exp(-values))
-        return sigmoid if name == "sigmoid" else np.multiply(values, sigmoid, out=values)
+    return values

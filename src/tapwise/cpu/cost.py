@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tapwise.algorithm import Device
-from tapwise.cpu.strips import ceil_div
+from tapwise.cpu.common import ceil_div
 
 START_US = 6.0
 CALL_US = 5.0

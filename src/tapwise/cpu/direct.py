@@ -18,10 +18,11 @@ from tapwise import settings
 from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu import jit, tile
+from tapwise.cpu.common import arithmetic, ceil_div, rejects_all, splits
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
 from tapwise.cpu.simd import INT, Int, Kernel, Target, target
-from tapwise.cpu.strips import Strip, ceil_div, emit_finish_row, emit_pack_row, emit_zeros
+from tapwise.cpu.strips import Strip, emit_finish_row, emit_pack_row, emit_zeros
 from tapwise.problem import ConvProblem
 
 # Terms of gemm_k in one block: a panel of filters and the input that it meets stay in L1.
@@ -387,26 +388,6 @@ class Direct(Algorithm[Config]):
         )  # fmt: skip
 
 
-def arithmetic(problem: ConvProblem) -> str:
-    """The dtype that sums are computed in."""
-    return "f64" if problem.dtype == "f64" else "f32"
-
-
-def rejects_all(problem: ConvProblem, device: Device) -> str | None:
-    """What no CPU kernel of ours takes."""
-    if device.kind != "cpu":
-        return f"runs on a CPU, not on {device.kind}"
-    if problem.direction != "fprop":
-        return f"computes fprop, not {problem.direction}"
-    if problem.dtype == "bf16":
-        return "takes f32, f64 and f16, not bf16"
-    if len(problem.spatial) != 2:
-        return f"takes 2 spatial axes, not {len(problem.spatial)}"
-    if problem.empty or problem.c == 0:
-        return "has nothing to compute"
-    return None
-
-
 def lanes_ways(problem: ConvProblem, lanes: int) -> list[str]:
     """Lanes over pixels for NCHW, over channels for NHWC and for images too small to fill a vector."""
     if problem.layout == "nhwc":
@@ -420,16 +401,6 @@ def channel_blocks(problem: ConvProblem) -> list[int]:
     blocks = max(1, round(problem.gemm_k / BLOCK_TERMS))
     sizes = {ceil_div(problem.group_c, min(count, problem.group_c)) for count in (blocks, ceil_div(blocks, 2))}
     return sorted(size for size in sizes if size * taps <= 2 * BLOCK_TERMS or size == 1)
-
-
-def splits(total: int, multiple: int, threads: int) -> list[int]:
-    """The whole, and parts of it, each a multiple of the tile."""
-    parts = {total}
-    for count in (threads, 2 * threads, 4 * threads, 8 * threads):
-        size = ceil_div(ceil_div(total, count), multiple) * multiple
-        if size < total:
-            parts.add(size)
-    return sorted(parts)
 
 
 def group_blocks(problem: ConvProblem, threads: int) -> list[int]:

@@ -23,13 +23,14 @@ WORKSPACE_BYTES: Final = 64 << 20
 ALIGNMENT: Final = 64
 
 # Of the cost model; see Im2colGemm.predict_us.
-COPY_US: Final = 2.5
-ROW_NS: Final = 12.0
-ELEMENT_NS: Final = 0.45
-CONVERTED_NS: Final = 1.5
-GEMM_US: Final = 1.5
-BLAS_SHARE: Final = 0.6
-EPILOGUE_NS: Final = {None: 0.0, "relu": 0.3, "relu6": 0.5, "sigmoid": 6.0, "silu": 6.0, "tanh": 8.0, "gelu": 90.0}
+RUN_US: Final = 20.0
+COPY_US: Final = 5.0
+ROW_NS: Final = 6.0
+ELEMENT_NS: Final = 0.3
+CONVERTED_NS: Final = 1.3
+GEMM_US: Final = 1.0
+BLAS_SHARE: Final = 0.75
+EPILOGUE_NS: Final = {None: 0.0, "relu": 0.3, "relu6": 0.5, "sigmoid": 6.0, "silu": 6.0, "tanh": 8.0, "gelu": 100.0}
 
 
 @dataclass(frozen=True)
@@ -94,20 +95,21 @@ class Im2colPlan(Plan):
     ) -> None:  # fmt: skip
         if bias is not None:
             bias = bias.astype(self._dtype).reshape((-1, 1, 1) if self._planar else (1, 1, -1))
-        for image, p0, p1, q0, q1 in self._chunks():
-            # Outputs of the chunk: (k, rows, cols), or (rows, cols, k) for NHWC.
-            out = self._in_order(y[image])[self._pixels(p0, p1, q0, q1)]
-            matrix = self._matrix(x[image], workspace, p0, p1, q0, q1)
-            sums = self._temporary(workspace, out.shape) if self.problem.dtype == "f16" else out
-            self._multiply(packed, matrix, sums)
-            if bias is not None:
-                sums += bias
-            if residual is not None:
-                sums += self._in_order(residual[image])[self._pixels(p0, p1, q0, q1)]
-            result = activate(self.problem.activation, sums)
-            if result is not out:
-                with np.errstate(over="ignore"):
-                    out[...] = result
+        # NaN and infinity are results like others.
+        with np.errstate(all="ignore"):
+            for image, *chunk in self._chunks():
+                pixels = self._pixels(*chunk)
+                # Outputs of the chunk: (k, rows, cols), or (rows, cols, k) for NHWC.
+                out = self._in_order(y[image])[pixels]
+                sums = self._temporary(workspace, out.shape) if self.problem.dtype == "f16" else out
+                self._multiply(packed, self._matrix(x[image], workspace, *chunk), sums)
+                if bias is not None:
+                    sums += bias
+                if residual is not None:
+                    sums += self._in_order(residual[image])[pixels]
+                activate(self.problem.activation, sums)
+                if sums is not out:
+                    out[...] = sums
 
     def _chunks(self) -> Iterator[tuple[int, int, int, int, int]]:
         """(image, p0, p1, q0, q1), in the order in which outputs lie in memory."""
@@ -207,7 +209,7 @@ class Im2colGemm(Algorithm[Config]):
         """Chunks that fit the workspace limit, the shared cache, and one core's cache, without repetitions."""
         height, width = problem.output
         pixel = Geometry(problem, Config(1, 1)).workspace_bytes or problem.itemsize * (problem.c + problem.k)
-        found = {}
+        found: dict[Config, None] = {}
         for limit in (WORKSPACE_BYTES, device.l3_bytes // 2, device.l2_bytes):
             pixels = max(1, min(limit, WORKSPACE_BYTES) // pixel)
             config = Config(min(height, pixels // width), width) if pixels >= width else Config(1, pixels)
@@ -218,7 +220,7 @@ class Im2colGemm(Algorithm[Config]):
         """Expansion, products and epilogue, one after the other.
 
         A copy of a tap costs a call, a time for each of its rows and one for each element, more where it converts,
-        and where the matrix does not stay in the shared cache it is written and read at the memory's bandwidth. BLAS
+        and where the matrix does not stay in the shared cache it goes through memory at the memory's bandwidth. BLAS
         reaches a share of the peak that falls with gemm_m below a register tile. Outputs are passed over in cache.
         """
         height, width = problem.output
@@ -232,18 +234,19 @@ class Im2colGemm(Algorithm[Config]):
             element = CONVERTED_NS if problem.dtype == "f16" else ELEMENT_NS
             expansion = chunks * taps * COPY_US + 1e-3 * copied * (element + ROW_NS / max(1, run))
             if Geometry(problem, config).workspace_bytes > device.l3_bytes // 2:
-                expansion += 2e-3 * copied * accumulator(problem).itemsize / device.gbps
+                expansion += 1e-3 * copied * accumulator(problem).itemsize / device.gbps
         peak = device.gflops * device.threads * (0.5 if problem.dtype == "f64" else 1.0)
         narrow = min(1.0, min(problem.group_k, problem.gemm_k) / 16)
         product = chunks * problem.groups * GEMM_US + 1e-3 * problem.flops / (peak * BLAS_SHARE * narrow)
         passes = EPILOGUE_NS[problem.activation] + 0.4 * (problem.bias + problem.residual)
         if problem.dtype == "f16":
             passes += CONVERTED_NS
-        return 10.0 + expansion + product + 1e-3 * outputs * passes
+        return RUN_US + expansion + product + 1e-3 * outputs * passes
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """A copy of the filters; transposed for NHWC."""
-        return 3.0 + 1e-3 * problem.k * problem.gemm_k * (0.4 if problem.layout == "nchw" else 2.0)
+        """A copy of the filters; converted for float16, transposed for NHWC."""
+        each = CONVERTED_NS if problem.dtype == "f16" else ELEMENT_NS
+        return 3.0 + 1e-3 * problem.k * problem.gemm_k * (each + (0.0 if problem.layout == "nchw" else 1.0))
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         return Geometry(problem, config).workspace_bytes

@@ -18,10 +18,11 @@ from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.problem import ACTIVATIONS, ConvProblem
 
-# Measured: a dependent multiply-add behind an index that the compiler does not vectorise.
-MULTIPLY_ADD_NS: Final = 1.5
+# Measured: a dependent multiply-add behind a bounds check; a channel's first element, often not in the first cache.
+MULTIPLY_ADD_NS: Final = 1.7
+CHANNEL_NS: Final = 4.0
 OUTPUT_NS: Final = 5.0
-CALL_US: Final = 8.0
+CALL_US: Final = 10.0
 
 # Numbers of the activations inside the compiled loops; 0 is none.
 CODES: Final = {None: 0} | {name: number for number, name in enumerate(ACTIVATIONS, 1)}
@@ -59,8 +60,8 @@ def convolve(
                                 total += x[n, first + c, h, v] * w[k, c, r, s]
                     total += bias[k]
                     total += residual[n, k, p, q]
-                    one = zero + 1
-                    if activation == RELU or activation == RELU6:
+                    one, two = zero + 1, zero + 2
+                    if activation in (RELU, RELU6):
                         # Written so that NaN stays NaN.
                         if total < 0:
                             total = zero
@@ -71,7 +72,7 @@ def convolve(
                     elif activation == SIGMOID:
                         total = one / (one + math.exp(-total))
                     elif activation == GELU:
-                        total = total * (one + math.erf(total * (zero + 0.7071067811865476))) / (one + one)
+                        total = total * (one + math.erf(total * (zero + 0.7071067811865476))) / two
                     elif activation > 0:
                         total = math.tanh(total)
                     y[n, k, p, q] = total
@@ -166,9 +167,9 @@ class Serial(Algorithm[Config]):
         return [Config()]
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """A fixed time for each multiply-add and each output, on one thread."""
-        outputs = problem.gemm_n * problem.k
-        return CALL_US + 1e-3 * (problem.flops / 2 * MULTIPLY_ADD_NS + outputs * OUTPUT_NS)
+        """A fixed time for each multiply-add, each channel of each output, and each output; on one thread."""
+        each = problem.gemm_k * MULTIPLY_ADD_NS + problem.group_c * CHANNEL_NS + OUTPUT_NS
+        return CALL_US + 1e-3 * problem.gemm_n * problem.k * each
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         return 0

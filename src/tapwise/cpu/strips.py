@@ -16,13 +16,10 @@ from functools import cached_property
 
 import numpy as np
 
+from tapwise.cpu.common import ceil_div
 from tapwise.cpu.epilogue import activate
 from tapwise.cpu.simd import INT, Int, Kernel
 from tapwise.problem import ConvProblem
-
-
-def ceil_div(a: int, b: int) -> int:
-    return -(-a // b)
 
 
 @dataclass(frozen=True)

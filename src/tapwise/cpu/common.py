@@ -1,0 +1,40 @@
+"""What several CPU algorithms share when they choose: refusals, dtypes, even splits."""
+
+from __future__ import annotations
+
+from tapwise.algorithm import Device
+from tapwise.problem import ConvProblem
+
+
+def ceil_div(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def arithmetic(problem: ConvProblem) -> str:
+    """The dtype that sums are computed in."""
+    return "f64" if problem.dtype == "f64" else "f32"
+
+
+def rejects_all(problem: ConvProblem, device: Device) -> str | None:
+    """What no CPU kernel of ours takes."""
+    if device.kind != "cpu":
+        return f"runs on a CPU, not on {device.kind}"
+    if problem.direction != "fprop":
+        return f"computes fprop, not {problem.direction}"
+    if problem.dtype == "bf16":
+        return "takes f32, f64 and f16, not bf16"
+    if len(problem.spatial) != 2:
+        return f"takes 2 spatial axes, not {len(problem.spatial)}"
+    if problem.empty or problem.c == 0:
+        return "has nothing to compute"
+    return None
+
+
+def splits(total: int, multiple: int, threads: int) -> list[int]:
+    """The whole, and parts of it, each a multiple of the tile."""
+    parts = {total}
+    for count in (threads, 2 * threads, 4 * threads, 8 * threads):
+        size = ceil_div(ceil_div(total, count), multiple) * multiple
+        if size < total:
+            parts.add(size)
+    return sorted(parts)

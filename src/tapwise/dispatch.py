@@ -1,0 +1,210 @@
+"""Which algorithm computes a problem: one that is asked for by name, else the one with the shortest predicted time.
+
+Nothing is measured here, so the same problem gets the same choice in each run. An algorithm whose sums are not the
+definition's (`exact` is False) is never chosen silently for float64. An error inside an algorithm, or a module that
+cannot be imported, is an error of the call: nothing is skipped without a reason.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from tapwise import registry
+from tapwise.algorithm import Algorithm, Choice, Config, Device, Plan
+from tapwise.errors import InvalidProblem, NotApplicable
+from tapwise.problem import ConvProblem
+
+CHOICES_KEPT: Final = 4096
+PLANS_KEPT: Final = 512
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One algorithm on one problem: `reason` tells why it does not apply, or is None and the rest is filled in.
+
+    `config` is the best one by predicted time; `predicted_us` is one prepared run and `pack_us` the packing of filters
+    that each call pays for when it is not prepared.
+    """
+
+    algorithm: str
+    reason: str | None
+    config: Config | None = None
+    predicted_us: float | None = None
+    pack_us: float | None = None
+    workspace_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """A config of an algorithm that applies, and the time that decides."""
+
+    algorithm: str
+    config: Config
+    us: float
+    workspace_bytes: int
+
+
+def choose(
+    problem: ConvProblem,
+    device: Device,
+    algorithm: str = "auto",
+    *,
+    config: Config | str | None = None,
+    prepared: bool = True,
+    workspace_limit: int | None = None,
+) -> Choice:
+    """The algorithm and config for a problem, with the reason in words.
+
+    `algorithm` is "auto" or an id such as "cpu.direct". `config`, for a named algorithm, is one of its configs or words
+    of one's string ("m=6 n=2"); where several match, the fastest is taken. `prepared=False` counts the packing of
+    filters too. `workspace_limit` in bytes: what needs more is passed over, with one warning if that matters.
+
+    Raises InvalidProblem for an unknown algorithm or config, and NotApplicable with the reasons where none applies.
+    """
+    return _choose(problem, device, algorithm, config, prepared, workspace_limit)
+
+
+@lru_cache(CHOICES_KEPT)
+def _choose(
+    problem: ConvProblem,
+    device: Device,
+    algorithm: str,
+    config: Config | str | None,
+    prepared: bool,
+    workspace_limit: int | None,
+) -> Choice:
+    if algorithm == "auto":
+        if config is not None:
+            raise InvalidProblem(f"config={str(config)!r}: goes with an algorithm's name, not with algorithm='auto'")
+        return _automatic(problem, device, prepared, workspace_limit)
+    chosen = registry.get(algorithm)
+    reason = chosen.rejects(problem, device)
+    if reason is not None:
+        raise NotApplicable(f"algorithm={algorithm!r} does not apply to '{problem}': it {reason}")
+    configs = _matching(chosen, problem, device, config)
+    best = _best(chosen, configs, problem, device, prepared, workspace_limit)
+    if best is None:
+        least = min(chosen.workspace_bytes(problem, c, device) for c in configs)
+        raise NotApplicable(
+            f"algorithm={algorithm!r} does not apply to '{problem}': it needs a workspace of {least} bytes, "
+            f"and workspace_limit={workspace_limit}"
+        )
+    return _choice(best, f"asked for by name, predicted {_time(best.us)}")
+
+
+def _automatic(problem: ConvProblem, device: Device, prepared: bool, workspace_limit: int | None) -> Choice:
+    offers: list[_Offer] = []
+    too_large: list[_Offer] = []
+    reasons = []
+    for one in registry.of_backend(device.kind):
+        reason = _rejects(one, problem, device)
+        if reason is not None:
+            reasons.append(f"{one.id} {reason}")
+            continue
+        configs = one.configs(problem, device)
+        best = _best(one, configs, problem, device, prepared, workspace_limit)
+        if best is not None:
+            offers.append(best)
+        elif (best := _best(one, configs, problem, device, prepared, None)) is not None:
+            too_large.append(best)
+            reasons.append(f"{one.id} needs {best.workspace_bytes} bytes of workspace")
+    if not offers:
+        listed = "; ".join(reasons) or f"there is none for {device.kind}"
+        raise NotApplicable(f"no algorithm applies to '{problem}': {listed}")
+    # Stable: the registry's order decides between equal times.
+    offers.sort(key=lambda offer: offer.us)
+    best = offers[0]
+    faster = min(too_large, key=lambda offer: offer.us, default=None)
+    if faster is not None and faster.us < best.us:
+        warnings.warn(
+            f"workspace_limit={workspace_limit}: {faster.algorithm} would take {_time(faster.us)} with "
+            f"{faster.workspace_bytes} bytes for '{problem}'; {best.algorithm} is used",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    if len(offers) == 1:
+        return _choice(best, f"the only one that applies, predicted {_time(best.us)}")
+    return _choice(best, f"cost model: {_time(best.us)}, next {offers[1].algorithm} {_time(offers[1].us)}")
+
+
+def _rejects(algorithm: Algorithm[Any], problem: ConvProblem, device: Device) -> str | None:
+    """As Algorithm.rejects, for "auto"."""
+    reason = algorithm.rejects(problem, device)
+    if reason is None and not algorithm.exact and problem.dtype == "f64":
+        return "is less accurate than a direct sum: for f64 only when asked for by name"
+    return reason
+
+
+def _best(
+    algorithm: Algorithm[Any],
+    configs: Any,
+    problem: ConvProblem,
+    device: Device,
+    prepared: bool,
+    workspace_limit: int | None,
+) -> _Offer | None:
+    """The fastest config within the limit, or None where none is."""
+    best: _Offer | None = None
+    for config in configs:
+        us = algorithm.predict_us(problem, config, device)
+        if not prepared:
+            us += algorithm.pack_us(problem, config, device)
+        if best is None or us < best.us:
+            size = algorithm.workspace_bytes(problem, config, device)
+            if workspace_limit is None or size <= workspace_limit:
+                best = _Offer(algorithm.id, config, us, size)
+    return best
+
+
+def _matching(
+    algorithm: Algorithm[Any], problem: ConvProblem, device: Device, config: Config | str | None
+) -> list[Config]:
+    """The algorithm's configs that `config` names; all for None."""
+    configs = list(algorithm.configs(problem, device))
+    if config is None:
+        return configs
+    if isinstance(config, str):
+        words = set(config.split())
+        found = [one for one in configs if words <= set(str(one).split())]
+    else:
+        found = [one for one in configs if one == config]
+    if not found:
+        some = ", ".join(repr(str(one)) for one in configs[:8])
+        more = f" and {len(configs) - 8} more" if len(configs) > 8 else ""
+        raise InvalidProblem(f"config={str(config)!r}: {algorithm.id} has for '{problem}' {some}{more}")
+    return found
+
+
+def _choice(offer: _Offer, reason: str) -> Choice:
+    return Choice(offer.algorithm, offer.config, reason, offer.us, offer.workspace_bytes)
+
+
+def _time(us: float) -> str:
+    return f"{us:.0f} us" if us < 1e4 else f"{us / 1e3:.0f} ms"
+
+
+def explain(problem: ConvProblem, device: Device) -> list[Candidate]:
+    """Every algorithm of the device's backend, in the registry's order: its best config, or why it does not apply."""
+    candidates = []
+    for one in registry.of_backend(device.kind):
+        reason = one.rejects(problem, device)
+        best = None if reason else _best(one, one.configs(problem, device), problem, device, True, None)
+        if best is None:
+            candidates.append(Candidate(one.id, reason))
+            continue
+        pack_us = one.pack_us(problem, best.config, device)
+        candidates.append(Candidate(one.id, None, best.config, best.us, pack_us, best.workspace_bytes))
+    return candidates
+
+
+def plan_for(problem: ConvProblem, choice: Choice, device: Device) -> Plan:
+    """The compiled plan of a choice, kept for when the problem comes back. Raises CompileError."""
+    return _plan(problem, choice.algorithm, choice.config, device)
+
+
+@lru_cache(PLANS_KEPT)
+def _plan(problem: ConvProblem, algorithm: str, config: Config, device: Device) -> Plan:
+    return registry.get(algorithm).plan(problem, config, device)

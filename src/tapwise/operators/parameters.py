@@ -1,0 +1,89 @@
+"""Window parameters as users give them, brought into the form that problems have."""
+
+from __future__ import annotations
+
+from operator import index
+from typing import Any
+
+from tapwise.errors import InvalidProblem
+from tapwise.problem import Pair
+
+
+def whole(value: Any, name: str) -> int:
+    """A whole number; NumPy's too. Raises InvalidProblem for anything else."""
+    try:
+        return index(value)
+    except TypeError:
+        raise InvalidProblem(f"{name}={value!r}: a whole number is allowed") from None
+
+
+def _each(value: Any, axes: int, name: str, allowed: str) -> tuple[Any, ...]:
+    """One value for each axis."""
+    if not isinstance(value, (tuple, list)):
+        return (value,) * axes
+    if len(value) == 1:
+        return tuple(value) * axes
+    if len(value) != axes:
+        raise InvalidProblem(f"{name}={value!r}: {allowed} is allowed")
+    return tuple(value)
+
+
+def numbers(value: Any, axes: int, name: str) -> tuple[int, ...]:
+    """A whole number for each axis, from one for all or a sequence."""
+    allowed = "a number, or one for each of the 2 axes," if axes == 2 else "a number"
+    return tuple(whole(one, name) for one in _each(value, axes, name, allowed))
+
+
+def sides_of(
+    padding: Any, spatial: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...],
+    dilation: tuple[int, ...], output_size: Any,
+) -> tuple[Pair, ...]:  # fmt: skip
+    """(before, after) for each axis, from every form that `padding` and `output_size` take.
+
+    Raises InvalidProblem for "same" with a stride, both at once, and an output size that no padding gives.
+    """
+    axes = len(spatial)
+    if min(*stride, *dilation, *kernel) < 1:
+        return ((0, 0),) * axes  # ConvProblem says what is wrong
+    sides = _sides(padding, axes, kernel, stride, dilation)
+    if output_size is None:
+        return sides
+    if any(map(any, sides)):
+        raise InvalidProblem(f"output_size={output_size!r} with padding={padding!r}: only one of them is allowed")
+    wanted = numbers(output_size, axes, "output_size")
+    return tuple(_fit(*sizes, output_size) for sizes in zip(wanted, spatial, kernel, stride, dilation, strict=True))
+
+
+def _sides(
+    padding: Any, axes: int, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> tuple[Pair, ...]:
+    allowed = "a number, one for each axis, a (before, after) pair for each axis, 'same' or 'valid'"
+    if padding == "valid":
+        return ((0, 0),) * axes
+    if padding == "same":
+        if set(stride) != {1}:
+            raise InvalidProblem(f"padding='same' with stride={stride}: only stride 1 is allowed")
+        totals = [d * (r - 1) for r, d in zip(kernel, dilation, strict=True)]
+        return tuple((total // 2, total - total // 2) for total in totals)
+    if isinstance(padding, str):
+        raise InvalidProblem(f"padding={padding!r}: {allowed} is allowed")
+    sides = []
+    for one in _each(padding, axes, "padding", allowed):
+        pair = one if isinstance(one, (tuple, list)) else (one, one)
+        if len(pair) != 2:
+            raise InvalidProblem(f"padding={padding!r}: {allowed} is allowed")
+        sides.append((whole(pair[0], "padding"), whole(pair[1], "padding")))
+    return tuple(sides)
+
+
+def _fit(wanted: int, size: int, kernel: int, stride: int, dilation: int, output_size: Any) -> Pair:
+    """The least padding of one axis that gives `wanted` outputs, the odd rest behind."""
+    least = (wanted - 1) * stride + (kernel - 1) * dilation + 1 - size
+    if wanted < 1 or least + stride - 1 < 0:
+        most = (size - (kernel - 1) * dilation - 1) // stride + 1
+        raise InvalidProblem(
+            f"output_size={output_size!r}: {wanted} is impossible for an input of {size}; padding only adds to the "
+            f"{max(most, 1)} that there are without it"
+        )
+    total = max(least, 0)
+    return total // 2, total - total // 2

@@ -1,0 +1,227 @@
+"""The one comparator, and the bounds that results must keep.
+
+    |y - y64| <= L * c * u * magnitude + evaluation + rounding of the output
+
+for each element. u is the unit roundoff of the accumulator (2^-24 for f32 and f16, 2^-53 for f64); c the algorithm's
+`error_factor`; magnitude what it sums in absolute value, with |bias| and |residual|. The activation passes an error on
+with its steepest slope L, and is itself evaluated to 16 u of its value (and of its argument for gelu, where 1 + erf
+cancels). Rounding is half a unit in the last place of the output's dtype.
+
+Inputs, outputs and workspaces lie between guards of NaN: a write outside shows, and so does a read that matters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from tapwise import arrays, dispatch, registry
+from tapwise.algorithm import Algorithm, Config, Device
+from tapwise.problem import ConvProblem
+from tapwise.reference import activate, convolve
+
+if TYPE_CHECKING:
+    from tapwise.operators.conv import PreparedConv
+
+# Steepest slope of each activation.
+SLOPES: Final = {None: 1.0, "relu": 1.0, "relu6": 1.0, "tanh": 1.0, "sigmoid": 0.25, "silu": 1.1, "gelu": 1.13}
+EXACT_ACTIVATIONS: Final = (None, "relu", "relu6")
+EVALUATION: Final = 16.0
+LARGEST_INTEGER: Final = 3
+_GUARD_BYTES: Final = 256
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`error` = |y - y64| and `bound`, what is allowed, at the element with the worst ratio of the two."""
+
+    error: float
+    bound: float
+    verified: bool
+    message: str
+
+    def __bool__(self) -> bool:
+        return self.verified
+
+
+def compare(actual: np.ndarray, expected: np.ndarray, bound: np.ndarray, dtype: Any = None) -> Verdict:
+    """Whether |actual - expected| <= bound at every element, and of the wanted dtype if one is given.
+
+    NaN and infinities must stand where they are expected, with their sign. Where the expected value is finite, the
+    bound must be too: an infinite one would let everything pass.
+    """
+    if actual.shape != expected.shape:
+        return _failed(f"shape {actual.shape} instead of {expected.shape}")
+    if dtype is not None and actual.dtype != np.dtype(dtype):
+        return _failed(f"dtype {actual.dtype} instead of {np.dtype(dtype)}")
+    if actual.size == 0:
+        return Verdict(0.0, 0.0, True, "no element to compare")
+    bound = np.broadcast_to(bound, expected.shape)
+    with np.errstate(all="ignore"):
+        error = np.abs(actual.astype(np.float64) - expected)
+        ratio = np.where(error == 0, 0.0, error / bound)
+        finite = np.isfinite(expected)
+        same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
+        ratio = np.where(finite, ratio, np.where(same, 0.0, np.inf))
+        # NaN in the result, a bound that says nothing, or one that is negative.
+        ratio[finite & ~(np.isfinite(error) & (bound >= 0) & np.isfinite(bound))] = np.inf
+    worst = np.unravel_index(int(ratio.argmax()), ratio.shape)
+    wrong = int(np.count_nonzero(ratio > 1))
+    where = ", ".join(str(int(index)) for index in worst)
+    value, wanted = float(actual[worst]), float(expected[worst])
+    worst_error = 0.0 if same[worst] else abs(value - wanted)
+    worst_bound = float(bound[worst]) if finite[worst] else 0.0
+    if wrong:
+        message = f"{wrong} of {actual.size} elements wrong; worst at [{where}]: {value!r} instead of {wanted!r}"
+    else:
+        message = f"all {actual.size} elements within their bound; closest to it at [{where}]"
+    return Verdict(worst_error, worst_bound, wrong == 0, message)
+
+
+def _failed(message: str) -> Verdict:
+    return Verdict(float("inf"), 0.0, False, message)
+
+
+def expectation(
+    problem: ConvProblem,
+    algorithm: Algorithm[Any],
+    x: np.ndarray,
+    w: np.ndarray,
+    bias: np.ndarray | None = None,
+    residual: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """(y64, bound): the exact result in float64, and what each element may be off by."""
+    dtype = arrays.DTYPES[problem.dtype]
+    u = 2.0**-53 if problem.dtype == "f64" else 2.0**-24
+    plain = problem.replace(bias=False, activation=None, residual=False)
+    y = convolve(plain, x, w)
+    with np.errstate(all="ignore"):
+        magnitude = algorithm.magnitude(plain, x, w)
+        for addend in (None if bias is None else bias.reshape(-1, *[1] * len(problem.output)), residual):
+            if addend is not None:
+                y += addend
+                magnitude = magnitude + np.abs(addend, dtype=np.float64)
+        bound: np.ndarray = magnitude * (SLOPES[problem.activation] * algorithm.error_factor(problem) * u)
+        if problem.activation == "gelu":
+            bound += EVALUATION * u * np.abs(y)
+        y = activate(problem.activation, y)
+        if problem.activation not in EXACT_ACTIVATIONS:
+            bound += EVALUATION * u * np.abs(y)
+        kind = np.finfo(dtype)
+        bound += float(kind.eps) / 2 * np.abs(y) + float(kind.smallest_subnormal)
+    return y, bound
+
+
+def exact_on_integers(problem: ConvProblem, algorithm: Algorithm[Any]) -> bool:
+    """Whether integers up to LARGEST_INTEGER give the exact result, rounded once to the output's dtype."""
+    largest = LARGEST_INTEGER**2 * problem.gemm_k + 2 * LARGEST_INTEGER
+    held = 2.0**53 if problem.dtype == "f64" else 2.0**24
+    return algorithm.exact and largest < held and problem.activation in EXACT_ACTIVATIONS
+
+
+def check(
+    problem: ConvProblem,
+    algorithm_id: str,
+    config: Config | str | None = None,
+    *,
+    device: Device | None = None,
+    seed: int = 0,
+    integers: bool = False,
+) -> Verdict:
+    """Run one algorithm on random data and compare it with float64.
+
+    Data are normal, or with `integers` whole numbers from -3 to 3: then the result must be exact wherever the
+    arithmetic allows it. Output and workspace are filled with NaN before. Raises NotApplicable where the algorithm
+    does not apply.
+    """
+    if device is None:
+        from tapwise.cpu.device import host
+
+        device = host()
+    choice = dispatch.choose(problem, device, algorithm_id, config=config)
+    plan = dispatch.plan_for(problem, choice, device)
+    algorithm = registry.get(choice.algorithm)
+    dtype = arrays.DTYPES[problem.dtype]
+    rng = np.random.default_rng(seed)
+    x = _Guarded(problem.x_shape, dtype, problem.layout)
+    x.array[...] = _data(rng, problem.x_shape, integers)
+    w = _data(rng, problem.w_shape, integers).astype(dtype)
+    bias = _data(rng, (problem.k,), integers).astype(dtype) if problem.bias else None
+    residual = None
+    if problem.residual:
+        residual = arrays.dense(_data(rng, problem.y_shape, integers).astype(dtype), problem.layout)
+    y = _Guarded(problem.y_shape, dtype, problem.layout)
+    workspace = _Guarded((-(-plan.workspace_bytes // 8),), np.dtype(np.float64)) if plan.workspace_bytes else None
+    scratch = workspace.array.view(np.uint8)[: plan.workspace_bytes] if workspace else None
+    plan.run(x.array, plan.pack(w), y.array, scratch, bias=bias, residual=residual)
+    if not y.guards_hold() or (workspace and not workspace.guards_hold()):
+        return _failed(f"{choice.algorithm} wrote outside its {'output' if not y.guards_hold() else 'workspace'}")
+    return _verdict(problem, algorithm, x.array, w, bias, residual, y.array, integers)
+
+
+def check_operator(
+    prepared: PreparedConv, w: np.ndarray, bias: np.ndarray | None = None, *, seed: int = 0, integers: bool = False
+) -> Verdict:
+    """Call a prepared operator on random data and compare it with float64, within its algorithm's bound.
+
+    `w` and `bias` are what it was prepared with: arrays of any library that `prepare` takes.
+    """
+    problem = prepared.problem
+    dtype = arrays.DTYPES[problem.dtype]
+    rng = np.random.default_rng(seed)
+    x = arrays.dense(_data(rng, problem.x_shape, integers).astype(dtype), problem.layout)
+    residual = _data(rng, problem.y_shape, integers).astype(dtype) if problem.residual else None
+    out = arrays.empty(problem.y_shape, dtype, problem.layout)
+    out.fill(np.nan)
+    y = prepared(x, residual=residual, out=out)
+    filters = arrays.native(arrays.view(w, "w"))
+    offset = None if bias is None else arrays.native(arrays.view(bias, "bias"))
+    # With integers only the filters given decide whether the result is exact.
+    whole = integers and bool(np.all(np.abs(filters) <= LARGEST_INTEGER) and np.all(filters == np.rint(filters)))
+    algorithm = registry.get(prepared.choice.algorithm)
+    return _verdict(problem, algorithm, x, filters, offset, residual, y, whole and offset is None)
+
+
+def _verdict(
+    problem: ConvProblem,
+    algorithm: Algorithm[Any],
+    x: np.ndarray,
+    w: np.ndarray,
+    bias: np.ndarray | None,
+    residual: np.ndarray | None,
+    y: np.ndarray,
+    integers: bool,
+) -> Verdict:
+    dtype = arrays.DTYPES[problem.dtype]
+    if integers and exact_on_integers(problem, algorithm):
+        expected = convolve(problem, x, w, bias, residual)
+        return compare(y, expected.astype(dtype).astype(np.float64), np.zeros(()), dtype)
+    return compare(y, *expectation(problem, algorithm, x, w, bias, residual), dtype)
+
+
+def _data(rng: np.random.Generator, shape: tuple[int, ...], integers: bool) -> np.ndarray:
+    if integers:
+        return rng.integers(-LARGEST_INTEGER, LARGEST_INTEGER + 1, shape).astype(np.float32)
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+class _Guarded:
+    """An array full of NaN, on a cache line, between two guards of NaN."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], layout: str = "nchw") -> None:
+        guard, size = _GUARD_BYTES // dtype.itemsize, prod(shape)
+        storage = arrays.aligned((size + 2 * guard) * dtype.itemsize).view(dtype)
+        storage.fill(np.nan)
+        self._guards = storage[:guard], storage[guard + size :]
+        inside = storage[guard : guard + size]
+        if layout == "nhwc":
+            n, c, *spatial = shape
+            self.array = np.moveaxis(inside.reshape(n, *spatial, c), -1, 1)
+        else:
+            self.array = inside.reshape(shape)
+
+    def guards_hold(self) -> bool:
+        return all(bool(np.isnan(guard).all()) for guard in self._guards)
