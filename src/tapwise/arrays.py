@@ -90,20 +90,30 @@ def like(array: np.ndarray, value: Any) -> Any:
 
 def dtype_name(array: np.ndarray, name: str) -> str:
     """ "f32", "f64" or "f16", in any byte order. Raises InvalidProblem for other dtypes."""
-    known = _NAMES.get(array.dtype.newbyteorder("="))
+    known = _NAMES.get(native_dtype(array.dtype))
     if known is None:
         raise InvalidProblem(f"{name} has dtype {array.dtype}: {_ALLOWED} is allowed")
     return known
 
 
+def native_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in this machine's byte order."""
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
 def native(array: np.ndarray) -> np.ndarray:
     """In this machine's byte order: the array itself, or a copy."""
-    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+    return array if array.dtype.isnative else array.astype(native_dtype(array.dtype))
 
 
 def _channels_last(array: np.ndarray) -> np.ndarray:
     """(n, c, *spatial) seen as (n, *spatial, c)."""
-    return np.moveaxis(array, 1, -1)
+    return array.transpose(0, *range(2, array.ndim), 1)
+
+
+def channels_first(array: np.ndarray) -> np.ndarray:
+    """(n, *spatial, c) seen as (n, c, *spatial)."""
+    return array.transpose(0, -1, *range(1, array.ndim - 1))
 
 
 def is_dense(array: np.ndarray, layout: str) -> bool:
@@ -116,7 +126,7 @@ def dense(array: np.ndarray, layout: str) -> np.ndarray:
     """The array, or a copy where it is not dense in that memory order."""
     if is_dense(array, layout):
         return array
-    result = empty(array.shape, array.dtype.newbyteorder("="), layout)
+    result = empty(array.shape, native_dtype(array.dtype), layout)
     result[...] = array
     return result
 
@@ -131,7 +141,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], layout: str) -> np.ndarr
     if layout == "nchw":
         return np.empty(shape, dtype)
     n, c, *spatial = shape
-    return np.moveaxis(np.empty((n, *spatial, c), dtype), -1, 1)
+    return channels_first(np.empty((n, *spatial, c), dtype))
 
 
 def overlap(a: np.ndarray, b: np.ndarray) -> bool:

@@ -219,7 +219,7 @@ class _Guarded:
         inside = storage[guard : guard + size]
         if layout == "nhwc":
             n, c, *spatial = shape
-            self.array = np.moveaxis(inside.reshape(n, *spatial, c), -1, 1)
+            self.array = arrays.channels_first(inside.reshape(n, *spatial, c))
         else:
             self.array = inside.reshape(shape)
 

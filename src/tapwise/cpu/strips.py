@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from tapwise.cpu.common import ceil_div
 from tapwise.cpu.epilogue import activate
-from tapwise.cpu.simd import INT, Int, Kernel
+from tapwise.cpu.simd import INT, Int, Kernel, Ptr
 from tapwise.problem import ConvProblem
 
 
@@ -127,26 +128,50 @@ def emit_pack_row(k: Kernel, storage: str) -> None:
             with k.loop(0, first) as i:
                 k.store(here + i, k.constant(0.0, 1))
             inside = here + first
-            with k.if_else(stride.eq(1)) as (then, otherwise):
-                with then:
-                    k.rows(count, lambda i, lanes: k.store(inside + i, k.load(there + i, lanes)))
-                with otherwise:
-                    done = k.var(k.int(0))
-                    with k.if_(stride.eq(2)):
-                        # Two vectors of neighbours hold one of every other; the last may not read past the row.
-                        whole = (count - 1).max(0) // k.lanes * k.lanes
-                        with k.loop(0, whole, k.lanes) as i:
-                            low, high = k.load(there + i * 2), k.load(there + i * 2 + k.lanes)
-                            k.store(inside + i, k.shuffle(low, high, range(0, 2 * k.lanes, 2)))
-                        done.set(whole)
-                    with k.loop(done.get(), count) as i:
-                        k.store(inside + i, k.load(there + i * stride, 1))
+            emit_copy(k, there, inside, count, stride)
             emit_zeros(k, here + end, pitch - end)
 
 
-def emit_zeros(k: Kernel, out: object, count: Int) -> None:
+def emit_copy(k: Kernel, source: Ptr, out: Ptr, count: Int, stride: Int) -> None:
+    """out[i] = source[i * stride]. Stride 2 takes every other lane of two vectors, other strides go one by one."""
+    with k.if_else(stride.eq(1)) as (then, otherwise):
+        with then:
+            k.rows(count, lambda i, lanes: k.store(out + i, k.load(source + i, lanes)))
+        with otherwise:
+            done = k.var(k.int(0))
+            for ways in (2, 4):
+                with k.if_(stride.eq(ways)):
+                    # The vectors may not read past the last element, source[(count - 1) * stride].
+                    whole = (count - 1).max(0) // k.lanes * k.lanes
+                    with k.loop(0, whole, k.lanes) as i:
+                        k.store(out + i, deinterleave(k, source + i * ways, ways, 1, k.lanes)[0])
+                    done.set(whole)
+            with k.loop(done.get(), count) as i:
+                k.store(out + i, k.load(source + i * stride, 1))
+
+
+def deinterleave(k: Kernel, source: Ptr, ways: int, wanted: int, lanes: int) -> list[Any]:
+    """The first `wanted` of `ways` (2 or 4) interleaved vectors: result[s][t] = source[ways * t + s]."""
+    if lanes == 1:
+        return [k.load(source + s, 1) for s in range(wanted)]
+    vectors = [k.load(source + i * lanes, lanes) for i in range(ways)]
+
+    def split(parts: list[Any], first: int, step: int) -> list[Any]:
+        """Streams first, first + step, ... of `parts`, a run of vectors that hold them interleaved."""
+        if len(parts) == 1:
+            return [parts[0]] if first < wanted else []
+        pairs = list(zip(parts[::2], parts[1::2], strict=True))
+        even = [k.shuffle(a, b, range(0, 2 * lanes, 2)) for a, b in pairs]
+        odd = [k.shuffle(a, b, range(1, 2 * lanes, 2)) for a, b in pairs]
+        evens, odds = split(even, first, 2 * step), split(odd, first + step, 2 * step)
+        return [v for pair in zip(evens, odds, strict=False) for v in pair] + evens[len(odds) :]
+
+    return split(vectors, 0, 1)
+
+
+def emit_zeros(k: Kernel, out: Ptr, count: Int) -> None:
     """Zero `count` elements."""
-    k.rows(count, lambda i, lanes: k.store(out + i, k.constant(0.0, lanes)))  # type: ignore[operator]
+    k.rows(count, lambda i, lanes: k.store(out + i, k.constant(0.0, lanes)))
 
 
 def emit_finish_row(k: Kernel, storage: str, bias: str | None, residual: bool, activation: str | None) -> None:
@@ -159,7 +184,7 @@ def emit_finish_row(k: Kernel, storage: str, bias: str | None, residual: bool, a
         "finish_row", sums=k.dtype, step=INT, bias_at=storage, residual_at=storage, y=storage, count=INT
     ) as (sums, step, bias_at, residual_at, y, count):  # fmt: skip
 
-        def finish(value: object, i: Int, lanes: int) -> None:
+        def finish(value: Any, i: Int, lanes: int) -> None:
             if bias is not None:
                 added = k.broadcast(bias_at, lanes) if bias == "one" else k.load(bias_at + i, lanes)
                 value = k.add(value, added)

@@ -28,7 +28,7 @@ from tapwise.cpu.common import arithmetic, ceil_div, rejects_all, splits
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target, target
-from tapwise.cpu.strips import emit_finish_row, emit_zeros
+from tapwise.cpu.strips import deinterleave, emit_finish_row, emit_zeros
 from tapwise.problem import ConvProblem
 
 Matrix = tuple[tuple[float, ...], ...]
@@ -120,24 +120,6 @@ def generate(
     _emit_task(k, storage, size)
     _emit_filters(k, storage, size, m)
     return k
-
-
-def deinterleave(k: Kernel, source: Ptr, ways: int, wanted: int, lanes: int) -> list[Any]:
-    """The first `wanted` of `ways` interleaved vectors: result[s][t] = source[ways * t + s]."""
-    if lanes == 1:
-        return [k.load(source + s, 1) for s in range(wanted)]
-    vectors = [k.load(source + i * lanes, lanes) for i in range(ways)]
-
-    def split(parts: list[Any], first: int, step: int) -> list[Any]:
-        """Streams first, first + step, ... of `parts`, a stream of interleaved vectors."""
-        if len(parts) == 1:
-            return [parts[0]] if first < wanted else []
-        even = [k.shuffle(a, b, range(0, 2 * lanes, 2)) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-        odd = [k.shuffle(a, b, range(1, 2 * lanes, 2)) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-        evens, odds = split(even, first, 2 * step), split(odd, first + step, 2 * step)
-        return [v for pair in zip(evens, odds, strict=False) for v in pair] + evens[len(odds) :]
-
-    return split(vectors, 0, 1)
 
 
 def interleave(k: Kernel, streams: Sequence[Any]) -> list[Any]:

@@ -154,7 +154,7 @@ class PreparedConv:
             type(x) is np.ndarray
             and x.strides == self._x_strides
             and x.shape == self._x_shape
-            and x.dtype is self._dtype
+            and x.dtype == self._dtype
             and residual is None
             and out is None
             and x.flags.aligned
