@@ -24,7 +24,7 @@ from tapwise.cpu.cost import Costs
 from tapwise.cpu.epilogue import activate
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
 from tapwise.cpu.simd import I32, INT, Int, Kernel, Ptr, Target, target
-from tapwise.cpu.strips import Strip, emit_copy, emit_zeros
+from tapwise.cpu.strips import Strip, emit_phases, emit_zeros
 from tapwise.problem import ConvProblem
 
 FIELDS: Final = (
@@ -172,18 +172,19 @@ def _emit_pack(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
         columns, starts = a.pointer("columns", "i64"), a.pointer("row_starts", "i64")
         with k.loop(0, a.row_phases) as row_phase, k.loop(0, rows + a.row_shift) as row:
             h = (p0 + row) * a.stride_h + k.load_int(starts + row_phase)
-            with k.if_(k.both(h >= 0, h < a.h)), k.loop(0, a.col_phases) as phase:
-                entry = columns + phase * 3
-                first, end = k.load_int(entry), k.load_int(entry + 1).min(a.pitch)
-                start = k.load_int(entry + 2) + first * a.stride_w
-                here = out + ((row_phase * a.col_phases + phase) * a.plane + row * a.pitch + first) * width
+            out_row = out + (row_phase * a.col_phases * a.plane + row * a.pitch) * width
+            with k.if_(k.both(h >= 0, h < a.h)):
                 if planar:
-                    emit_copy(k, x + h * a.w_in + start, here, end - first, a.stride_w)
+                    source = x + h * a.w_in
+                    emit_phases(k, source, out_row, columns, a.col_phases, k.int(0), a.stride_w, a.pitch, a.plane)
                 else:
-                    with k.loop(0, end - first) as u:
-                        pixel = x + (h * a.w_in + start + u * a.stride_w) * a.channels
-                        cell = here + u * width
-                        k.rows(channels, lambda i, lanes, p=pixel, c=cell: k.store(c + i, k.load(p + i, lanes)))  # type: ignore[misc]
+                    with k.loop(0, a.col_phases) as phase:
+                        entry = columns + phase * 3
+                        first, end = k.load_int(entry), k.load_int(entry + 1).min(a.pitch)
+                        with k.loop(first, end) as u:
+                            pixel = x + (h * a.w_in + k.load_int(entry + 2) + u * a.stride_w) * a.channels
+                            cell = out_row + (phase * a.plane + u) * width
+                            k.rows(channels, lambda i, lanes, p=pixel, c=cell: k.store(c + i, k.load(p + i, lanes)))  # type: ignore[misc]
 
 
 def _emit_strip(k: Kernel, storage: str, tile_rows: int, vectors: int, planar: bool) -> None:
@@ -409,6 +410,8 @@ class Depthwise(Algorithm[Config]):
         moved = (problem.spatial[0] * problem.spatial[1] + problem.k // problem.c * problem.output[0] * q) * problem.itemsize
         share = config.strip / problem.output[0] * g.width
         memory = costs.stream(moved * share, problem.bytes)
+        buffers = 2 * g.buffer * itemsize
+        memory += costs.stream(buffers, buffers)
         zeros = 2 * g.buffer / costs.lanes
         task = runs * (pack + tiles * tile + 0.6 * memory) + zeros + 80
         return costs.wall_us(task, g.tasks(), device.threads)

@@ -357,6 +357,10 @@ class Direct(Algorithm[Config]):
             finish = config.filters * config.rows * costs.row(config.cols, 3.0 if matched else 2.0 * costs.lanes)
         else:
             finish = config.rows * config.cols * costs.row(config.filters, 3.0 if matched else 2.0 * costs.lanes)
+        # Every block of gemm_k goes through the sums once more, and finishing reads them and writes y.
+        sums = config.filters * pixels * size
+        finish += costs.stream((2 * blocks + 1) * sums, sums * config.images + input_bytes)
+        finish += 0.5 * costs.stream(config.filters * config.rows * config.cols * problem.itemsize, problem.bytes)
         task = config.groups * (blocks * (per_block + pack) + config.images * finish) + 60
         # Filters come from memory once a run when they do not fit the caches.
         tasks = geometry.fields()["tasks"]

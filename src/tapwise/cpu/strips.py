@@ -118,18 +118,53 @@ def emit_pack_row(k: Kernel, storage: str) -> None:
     with k.function(
         "pack_row", source=storage, out=k.dtype, columns="i64", phases=INT, q0=INT, stride=INT, pitch=INT, plane=INT
     ) as (source, out, columns, phases, q0, stride, pitch, plane):  # fmt: skip
+        emit_phases(k, source, out, columns, phases, q0, stride, pitch, plane)
         with k.loop(0, phases) as phase:
-            entry = columns + phase * 3
-            first = (k.load_int(entry) - q0).max(0).min(pitch)
-            end = (k.load_int(entry + 1) - q0).max(first).min(pitch)
-            here = out + phase * plane
-            there = source + (k.load_int(entry + 2) + (q0 + first) * stride)
-            count = end - first
+            first, end, _ = _phase_range(k, columns + phase * 3, q0, pitch)
             with k.loop(0, first) as i:
-                k.store(here + i, k.constant(0.0, 1))
-            inside = here + first
-            emit_copy(k, there, inside, count, stride)
-            emit_zeros(k, here + end, pitch - end)
+                k.store(out + phase * plane + i, k.constant(0.0, 1))
+            emit_zeros(k, out + phase * plane + end, pitch - end)
+
+
+def _phase_range(k: Kernel, entry: Ptr, q0: Int, pitch: Int) -> tuple[Int, Int, Int]:
+    """(first, end, start) of one entry of Strip.col_data, in a strip that starts at column q0."""
+    first = (k.load_int(entry) - q0).max(0).min(pitch)
+    return first, (k.load_int(entry + 1) - q0).max(first).min(pitch), k.load_int(entry + 2)
+
+
+def emit_phases(
+    k: Kernel, source: Ptr, out: Ptr, columns: Ptr, phases: Int, q0: Int, stride: Int, pitch: Int, plane: Int
+) -> None:
+    """One input row into its column phases: only the elements inside the input are written.
+
+    All 2 or 4 phases of a stride of 2 or 4 are split in one pass; the few elements that the vectors leave, and other
+    strides, go phase by phase.
+    """
+    done_from, done_to = k.var(k.int(0)), k.var(k.int(0))
+    for ways in (2, 4):
+        with k.if_(k.both(stride.eq(ways), phases.eq(ways))):
+            ranges = [_phase_range(k, columns + phase * 3, q0, pitch) for phase in range(ways)]
+            low, high = ranges[0][0], ranges[0][1]
+            for first, end, _ in ranges[1:]:
+                low, high = low.max(first), high.min(end)
+            whole = (high - low).max(0) // k.lanes * k.lanes
+            there = source + (ranges[0][2] + (q0 + low) * ways)
+            with k.loop(0, whole, k.lanes) as i:
+                parts = deinterleave(k, there + i * ways, ways, ways, k.lanes)
+                for phase, part in enumerate(parts):
+                    k.store(out + plane * phase + low + i, part)
+            done_from.set(low)
+            done_to.set(low + whole)
+    with k.loop(0, phases) as phase:
+        first, end, start = _phase_range(k, columns + phase * 3, q0, pitch)
+        here, there = out + phase * plane, source + (start + q0 * stride)
+        with k.if_else(done_from.get() < done_to.get()) as (split, not_split):
+            with split:
+                for low, high in ((first, done_from.get()), (done_to.get(), end)):
+                    with k.loop(low, high) as u:
+                        k.store(here + u, k.load(there + u * stride, 1))
+            with not_split:
+                emit_copy(k, there + first * stride, here + first, end - first, stride)
 
 
 def emit_copy(k: Kernel, source: Ptr, out: Ptr, count: Int, stride: Int) -> None:
