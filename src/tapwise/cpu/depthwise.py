@@ -23,7 +23,7 @@ from tapwise.cpu.common import arithmetic, ceil_div, rejects_all
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.epilogue import activate
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
-from tapwise.cpu.simd import I32, INT, Int, Kernel, Ptr, Target, target
+from tapwise.cpu.simd import BYTES, I32, INT, Int, Kernel, Ptr, Target, target
 from tapwise.cpu.strips import Strip, emit_phases, emit_zeros
 from tapwise.problem import ConvProblem
 
@@ -188,13 +188,15 @@ def _emit_pack(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
 
 
 def _emit_strip(k: Kernel, storage: str, tile_rows: int, vectors: int, planar: bool) -> None:
-    """strip(args, packed, w, bias, residual, y, rows, channels): all tiles of one packed strip.
+    """strip(args, packed, w, bias, residual, y, rows, channels, ahead): all tiles of one packed strip.
 
-    `residual` and `y` point at the strip's first output.
+    `residual` and `y` point at the strip's first output. `ahead` is input that will be packed next: it is fetched while the
+    tiles keep the arithmetic units busy and the memory idle.
     """
     with k.function(
-        "strip", args="i64", packed=k.dtype, w=k.dtype, bias=storage, residual=storage, y=storage, rows=INT, channels=INT
-    ) as (args, packed, w, bias, residual, y, rows, channels):  # fmt: skip
+        "strip", args="i64", packed=k.dtype, w=k.dtype, bias=storage, residual=storage, y=storage, rows=INT, channels=INT,
+        ahead=storage,
+    ) as (args, packed, w, bias, residual, y, rows, channels, ahead):  # fmt: skip
         a = Fields(k, args, FIELDS)
         offsets = a.pointer("offsets", "i64")
         width = vectors * k.lanes
@@ -222,7 +224,13 @@ def _emit_strip(k: Kernel, storage: str, tile_rows: int, vectors: int, planar: b
                 with wide:
 
                     def across(p: Int, count: int) -> None:
+                        length = a.stride_h * a.w_in
+                        # Each tile its share: a burst would find the line fill buffers taken.
+                        share = length * (count * width) // a.q
                         with k.loop(0, a.q - width, width) as q:
+                            near = ahead + (p * length + q // width * share)
+                            with k.loop(0, share, 64 // BYTES[storage]) as i:
+                                k.prefetch(near + i)
                             tile(p, count, q, k.int(0))
                         tile(p, count, a.q - width, k.int(0))
 
@@ -271,6 +279,10 @@ def _emit_task(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
             def across(c: Int) -> Int:
                 return (end - c).min(width)
 
+            def window(c: Int) -> Ptr:
+                """Where the strip's rows of a channel start; only a hint, so borders do not matter."""
+                return source(c.min(end - 1)) + p0 * a.stride_h * a.w_in
+
             k.call("pack", args, packed(first), source(first), p0, rows, across(first))
             with k.loop(first, end, width) as c:
                 following = c + width
@@ -281,12 +293,13 @@ def _emit_task(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
                         filter_ = c * a.multiplier + index
                         at = ((image * a.channels * a.multiplier + filter_) * a.p + p0) * a.q
                         k.call(
-                            "strip", args, packed(c), w + filter_ * a.taps, bias + filter_, residual + at, y + at, rows, 1
+                            "strip", args, packed(c), w + filter_ * a.taps, bias + filter_, residual + at, y + at, rows, 1,
+                            window(c + 2),
                         )  # fmt: skip
                 else:
                     at = (image * a.p + p0) * a.q * a.channels + c
                     k.call(
-                        "strip", args, packed(c), w + c * a.taps, bias + c, residual + at, y + at, rows, across(c)
+                        "strip", args, packed(c), w + c * a.taps, bias + c, residual + at, y + at, rows, across(c), x,
                     )  # fmt: skip
 
 

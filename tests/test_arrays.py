@@ -1,0 +1,189 @@
+"""Arrays of any library in, the same kind out; memory orders; scratch memory."""
+
+from __future__ import annotations
+
+from threading import Barrier, Thread
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tapwise import arrays
+from tapwise.errors import InvalidProblem
+
+
+class Foreign:
+    """An array that only speaks DLPack."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.array.__dlpack_device__()
+
+
+class Standard(Foreign):
+    """An array of the array API standard, as far as it takes."""
+
+    def __array_namespace__(self, api_version: str | None = None) -> Any:
+        return Namespace
+
+
+class Namespace:
+    @staticmethod
+    def from_dlpack(value: Any) -> Standard:
+        return Standard(np.from_dlpack(value))
+
+
+def test_views_share_memory() -> None:
+    array = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    tensor = torch.arange(24, dtype=torch.float32).reshape(2, 3, 4)
+    assert np.shares_memory(arrays.view(array, "x"), array)
+    assert np.shares_memory(arrays.view(Foreign(array), "x"), array)
+    assert np.shares_memory(arrays.view(tensor, "x"), tensor.numpy())
+    assert type(arrays.view(array.view(np.memmap), "x")) is np.ndarray
+
+
+def test_result_is_of_the_same_kind() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    assert arrays.like(array, np.zeros(1)) is array
+    tensor = arrays.like(array, torch.zeros(1))
+    assert isinstance(tensor, torch.Tensor)
+    assert tensor.data_ptr() == array.ctypes.data
+    standard = arrays.like(array, Standard(array))
+    assert isinstance(standard, Standard)
+    np.testing.assert_array_equal(standard.array, array)
+    assert arrays.like(array, Foreign(array)) is array
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ([1.0, 2.0], ["w is a list", "NumPy", "PyTorch", "DLPack"]),
+        (3.0, ["w is a float"]),
+        (None, ["w is a NoneType"]),
+        (np.ma.masked_array([1.0], [True]), ["masked"]),
+        (torch.zeros(2, requires_grad=True), ["w requires a gradient", "w.detach()"]),
+        (torch.zeros(2, dtype=torch.bfloat16), ["bfloat16", "float16"]),
+        (torch.zeros(2, 2).to_sparse(), ["w is a", "dense"]),
+        (torch.zeros(2, device="meta"), ["meta", "CPU"]),
+    ],
+    ids=["list", "float", "none", "masked", "gradient", "bfloat16", "sparse", "device"],
+)
+def test_refused_by_name(value: Any, words: list[str]) -> None:
+    with pytest.raises(InvalidProblem) as error:
+        arrays.view(value, "w")
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_tensor_with_gradient_is_taken_where_none_is_recorded() -> None:
+    tensor = torch.ones(3, requires_grad=True)
+    with torch.no_grad():
+        np.testing.assert_array_equal(arrays.view(tensor, "w"), [1, 1, 1])
+
+
+def test_dtype_names() -> None:
+    for name, dtype in arrays.DTYPES.items():
+        assert arrays.dtype_name(np.zeros(1, dtype), "x") == name
+        assert arrays.dtype_name(np.zeros(1, dtype.newbyteorder()), "x") == name
+    for other in (np.int64, np.uint8, np.complex64, np.bool_, np.longdouble):
+        with pytest.raises(InvalidProblem, match=f"x has dtype {np.dtype(other)}.*float32"):
+            arrays.dtype_name(np.zeros(1, other), "x")
+
+
+def test_foreign_byte_order_becomes_native() -> None:
+    array = np.arange(5, dtype=np.dtype(np.float32).newbyteorder())
+    native = arrays.native(array)
+    assert native.dtype == np.float32
+    np.testing.assert_array_equal(native, array)
+    assert arrays.native(native) is native
+
+
+@pytest.mark.parametrize("spatial", [(5,), (4, 5), (3, 4, 5)])
+def test_layouts(spatial: tuple[int, ...]) -> None:
+    shape = (2, 3, *spatial)
+    for layout in ("nchw", "nhwc"):
+        array = arrays.empty(shape, np.dtype(np.float32), layout)
+        assert array.shape == shape
+        assert arrays.layout_of(array) == layout
+        assert arrays.is_dense(array, layout)
+        assert arrays.dense(array, layout) is array
+        other = {"nchw": "nhwc", "nhwc": "nchw"}[layout]
+        array[...] = np.random.default_rng(0).standard_normal(shape)
+        copy = arrays.dense(array, other)
+        assert arrays.layout_of(copy) == other
+        np.testing.assert_array_equal(copy, array)
+
+
+def test_layout_of_what_could_be_either_is_nchw() -> None:
+    assert arrays.layout_of(np.zeros((2, 1, 4, 5)).transpose(0, 1, 2, 3)) == "nchw"
+    assert arrays.layout_of(np.zeros((2, 4, 5, 1)).transpose(0, 3, 1, 2)) == "nchw"
+    assert arrays.layout_of(np.zeros((2, 1, 1, 3)).transpose(0, 3, 1, 2)) == "nchw"
+    assert arrays.layout_of(np.zeros((0, 4, 5, 3)).transpose(0, 3, 1, 2)) == "nchw"
+    assert arrays.layout_of(np.zeros((1, 4, 5, 3)).transpose(0, 3, 1, 2)) == "nhwc"
+    assert arrays.layout_of(np.zeros((2, 3, 4, 5))[:, :, ::2]) == "nchw"
+    channels_last = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    assert arrays.layout_of(channels_last.numpy()) == "nhwc"
+
+
+def test_what_is_not_dense() -> None:
+    storage = np.zeros(2 * 3 * 4 * 5 * 4 + 1, np.uint8)
+    misaligned = storage[1:].view(np.float32).reshape(2, 3, 4, 5)
+    for array in (
+        misaligned,
+        np.zeros((2, 3, 4, 10), np.float32)[..., ::2],
+        np.zeros((2, 3, 4, 5), np.float32)[:, ::-1],
+        np.broadcast_to(np.float32(1), (2, 3, 4, 5)),
+        np.zeros((2, 3, 4, 5), np.dtype(np.float32).newbyteorder()),
+    ):
+        copy = arrays.dense(array, "nchw")
+        assert copy is not array
+        assert arrays.is_dense(copy, "nchw")
+        np.testing.assert_array_equal(copy, array)
+
+
+def test_overlap_looks_at_elements() -> None:
+    array = np.zeros((8, 8))
+    assert arrays.overlap(array[2:5], array[4:])
+    assert not arrays.overlap(array[:4], array[4:])
+    assert not arrays.overlap(array[:, ::2], array[:, 1::2])
+    assert arrays.overlap(array[::-1], array.T)
+
+
+@pytest.mark.parametrize("size", [1, 63, 64, 4096, 100_001])
+def test_aligned_memory(size: int) -> None:
+    for _ in range(3):
+        memory = arrays.aligned(size)
+        assert memory.nbytes == size
+        assert memory.ctypes.data % 64 == 0
+
+
+def test_workspaces_are_shared_by_size_and_never_by_two_calls() -> None:
+    free, size = arrays.workspaces(300_000)
+    assert size >= 300_000
+    again, _ = arrays.workspaces(size)
+    assert again is free
+    assert arrays.workspaces(size + 1)[0] is not free
+    free[:] = [arrays.aligned(size) for _ in range(2)]
+    taken: list[int] = []
+    start = Barrier(4)
+
+    def take() -> None:
+        start.wait()
+        try:
+            taken.append(free.pop().ctypes.data)
+        except IndexError:
+            taken.append(0)
+
+    threads = [Thread(target=take) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    addresses = [address for address in taken if address]
+    assert len(addresses) == len(set(addresses)) == 2
