@@ -25,9 +25,7 @@ def problems(draw: st.DrawFn) -> ConvProblem:
     padding = tuple((draw(st.integers(0, 4)), draw(st.integers(0, 4))) for _ in range(axes))
     reach = tuple((r - 1) * d + 1 for r, d in zip(kernel, dilation, strict=True))
     extra = each(st.integers(0, 9))
-    spatial = tuple(
-        max(0, length + more - sum(pad)) for length, more, pad in zip(reach, extra, padding, strict=True)
-    )
+    spatial = tuple(max(0, length + more - sum(pad)) for length, more, pad in zip(reach, extra, padding, strict=True))
     groups = draw(st.integers(1, 4))
     dtype = draw(st.sampled_from(["f32", "f64", "f16", "bf16"]))
     return ConvProblem(

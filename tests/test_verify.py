@@ -195,9 +195,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Algorithm[An
 
 @pytest.mark.parametrize("integers", [False, True])
 @pytest.mark.parametrize("name", SABOTAGE)
-def test_check_sees_what_is_wrong(
-    name: str, integers: bool, register: Callable[[Algorithm[Any]], None]
-) -> None:
+def test_check_sees_what_is_wrong(name: str, integers: bool, register: Callable[[Algorithm[Any]], None]) -> None:
     register(Sabotaged(name))
     verdict = verify.check(PROBLEM, "cpu.sabotaged", integers=integers)
     assert not verdict.verified
@@ -244,7 +242,9 @@ def test_bounds_hold_and_are_tight(dtype: str, activation: str | None) -> None:
 
 
 @pytest.mark.parametrize("identifier", registry.ALGORITHMS)
-@pytest.mark.parametrize("text", ["n2 c5 h9 w11 k7 r3 s3 pad1 bias silu", "c6 h7 w5 k6 r1 s1 f16", "c6 h9 w5 k6 r3 s3 groups6"])
+@pytest.mark.parametrize(
+    "text", ["n2 c5 h9 w11 k7 r3 s3 pad1 bias silu", "c6 h7 w5 k6 r1 s1 f16", "c6 h9 w5 k6 r3 s3 groups6"]
+)
 def test_check_runs_every_algorithm(identifier: str, text: str) -> None:
     problem = ConvProblem.parse(text)
     reason = registry.get(identifier).rejects(problem, host())
@@ -258,7 +258,9 @@ def test_check_runs_every_algorithm(identifier: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("integers", [False, True])
-@pytest.mark.parametrize("text", ["n2 c5 h9 w11 k7 r3 s3 pad1 bias", "c5 w11 k7 s3 residual relu", "c3 h5 w6 k4 r2 s2 nhwc f16"])
+@pytest.mark.parametrize(
+    "text", ["n2 c5 h9 w11 k7 r3 s3 pad1 bias", "c5 w11 k7 s3 residual relu", "c3 h5 w6 k4 r2 s2 nhwc f16"]
+)
 def test_prepared_operators(text: str, integers: bool) -> None:
     problem = ConvProblem.parse(text)
     dtype = {"f32": np.float32, "f16": np.float16}[problem.dtype]

@@ -7,7 +7,7 @@ for each element. u is the unit roundoff of the accumulator (2^-24 for f32 and f
 with its steepest slope L, and is itself evaluated to 16 u of its value (and of its argument for gelu, where 1 + erf
 cancels). Rounding is half a unit in the last place of the output's dtype.
 
-Inputs, outputs and workspaces lie between guards of NaN: a write outside shows, and so does a read that matters.
+Input, output and workspace lie between guards of NaN: a write outside shows, and so does a read that matters.
 """
 
 from __future__ import annotations
@@ -154,11 +154,12 @@ def check(
     if problem.residual:
         residual = arrays.dense(_data(rng, problem.y_shape, integers).astype(dtype), problem.layout)
     y = _Guarded(problem.y_shape, dtype, problem.layout)
-    workspace = _Guarded((-(-plan.workspace_bytes // 8),), np.dtype(np.float64)) if plan.workspace_bytes else None
-    scratch = workspace.array.view(np.uint8)[: plan.workspace_bytes] if workspace else None
+    workspace = _Guarded((plan.workspace_bytes,), np.dtype(np.uint8))
+    scratch = workspace.array if plan.workspace_bytes else None
     plan.run(x.array, plan.pack(w), y.array, scratch, bias=bias, residual=residual)
-    if not y.guards_hold() or (workspace and not workspace.guards_hold()):
-        return _failed(f"{choice.algorithm} wrote outside its {'output' if not y.guards_hold() else 'workspace'}")
+    for name, memory in (("input", x), ("output", y), ("workspace", workspace)):
+        if not memory.guards_hold():
+            return _failed(f"{choice.algorithm} wrote outside its {name}")
     return _verdict(problem, algorithm, x.array, w, bias, residual, y.array, integers)
 
 
@@ -209,14 +210,14 @@ def _data(rng: np.random.Generator, shape: tuple[int, ...], integers: bool) -> n
 
 
 class _Guarded:
-    """An array full of NaN, on a cache line, between two guards of NaN."""
+    """An array between two guards, on a cache line; every byte is 0xff, which is NaN in every dtype."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], layout: str = "nchw") -> None:
-        guard, size = _GUARD_BYTES // dtype.itemsize, prod(shape)
-        storage = arrays.aligned((size + 2 * guard) * dtype.itemsize).view(dtype)
-        storage.fill(np.nan)
-        self._guards = storage[:guard], storage[guard + size :]
-        inside = storage[guard : guard + size]
+        size = prod(shape) * dtype.itemsize
+        storage = arrays.aligned(size + 2 * _GUARD_BYTES)
+        storage.fill(0xFF)
+        self._guards = storage[:_GUARD_BYTES], storage[_GUARD_BYTES + size :]
+        inside = storage[_GUARD_BYTES : _GUARD_BYTES + size].view(dtype)
         if layout == "nhwc":
             n, c, *spatial = shape
             self.array = arrays.channels_first(inside.reshape(n, *spatial, c))
@@ -224,4 +225,4 @@ class _Guarded:
             self.array = inside.reshape(shape)
 
     def guards_hold(self) -> bool:
-        return all(bool(np.isnan(guard).all()) for guard in self._guards)
+        return all(bool((guard == 0xFF).all()) for guard in self._guards)

@@ -1,13 +1,15 @@
 """Activations and the functions they need, on vectors of any width, in the arithmetic dtype.
 
 exp: x = n ln2 + r with |r| <= ln2 / 2 (Cody and Waite's two-part ln2), a Taylor polynomial for e^r - 1, and 2^n put into
-the exponent in two halves so that subnormal results come out right. erf: Chebyshev series, exact to the last bits.
+the exponent in two halves so that subnormal results come out right. erf: Taylor series and, for its tail, a
+Chebyshev series of e^(z^2) erfc(z).
 """
 
 from __future__ import annotations
 
 from functools import cache
-from math import erf, factorial, log, pi, sqrt
+from math import erf, erfc, factorial, log, pi, sqrt
+from math import exp as exp_of
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +21,10 @@ from tapwise.cpu.simd import I32, INT, Kernel
 _LN2_HIGH: Final = {"f32": 0.693359375, "f64": 0.693147180369123816490}
 _EXP_DEGREE: Final = {"f32": 7, "f64": 13}
 _EXP_RANGE: Final = {"f32": (-104.0, 89.0), "f64": (-746.0, 710.0)}
-_ERF_EDGE: Final = {"f32": 4.0, "f64": 6.0}
+_ERF_EDGE: Final = 1.0
+_ERF_END: Final = 6.0
+_ERF_SHIFT: Final = -(_ERF_END + _ERF_EDGE) / (_ERF_END - _ERF_EDGE)
+_ERF_TERMS: Final = {"f32": 10, "f64": 19}
 _MANTISSA: Final = {"f32": 23, "f64": 52}
 
 
@@ -116,31 +121,41 @@ def tanh(k: Kernel, x: Any) -> Any:
 
 
 @cache
-def _erf_series(dtype: str) -> list[float]:
-    """Chebyshev coefficients of erf(z) / z in t = z^2, scaled to [-1, 1], over |z| <= edge."""
-    edge = _ERF_EDGE[dtype]
+def _tail_series() -> list[float]:
+    """Chebyshev coefficients, on [-1, 1], of e^(z^2) erfc(z) over _ERF_EDGE <= z <= _ERF_END."""
 
-    def function(scaled: Any) -> Any:
-        z = [sqrt(value) for value in (np.asarray(scaled) + 1) * (edge * edge / 2)]
-        return np.array([erf(v) / v if v > 1e-8 else 2 / sqrt(pi) for v in z])
+    def scaled_tail(t: Any) -> Any:
+        return np.array([erfc(z) * exp_of(z * z) for z in _ERF_EDGE + (np.asarray(t) + 1) * ((_ERF_END - _ERF_EDGE) / 2)])
 
-    degree = {"f32": 24, "f64": 60}[dtype]
-    return [float(c) for c in np.polynomial.chebyshev.chebinterpolate(function, degree)]
+    return [float(c) for c in np.polynomial.chebyshev.chebinterpolate(scaled_tail, 26)]
 
 
-def error_function(k: Kernel, z: Any) -> Any:
-    """erf(z): z * series(z^2) inside, +-1 outside; Clenshaw's recurrence."""
-    lanes = k.lanes_of(z)
-    edge = _ERF_EDGE[k.dtype]
-    inside = k.b.select(
-        k.b.fcmp_ordered(">", k.intrinsic("llvm.fabs", z), k.constant(edge, lanes)),
-        k.intrinsic("llvm.copysign", k.constant(edge, lanes), z),
-        z,
-    )
-    t = k.fma(k.mul(inside, inside), k.constant(2 / (edge * edge), lanes), k.constant(-1.0, lanes))
+def _clenshaw(k: Kernel, coefficients: list[float], t: Any) -> Any:
+    """A Chebyshev series at t, |t| <= 1."""
+    lanes = k.lanes_of(t)
     twice = k.add(t, t)
-    first, *rest = _erf_series(k.dtype)
+    first, *rest = coefficients
     b1, b2 = k.constant(0.0, lanes), k.constant(0.0, lanes)
     for coefficient in reversed(rest):
         b1, b2 = k.sub(k.fma(twice, b1, k.constant(coefficient, lanes)), b2), b1
-    return k.mul(inside, k.sub(k.fma(t, b1, k.constant(first, lanes)), b2))
+    return k.sub(k.fma(t, b1, k.constant(first, lanes)), b2)
+
+
+def error_function(k: Kernel, z: Any) -> Any:
+    """erf(z): the Taylor series up to |z| = 1, then 1 - e^(-z^2) * series(|z|)."""
+    lanes = k.lanes_of(z)
+    edge, end = k.constant(_ERF_EDGE, lanes), k.constant(_ERF_END, lanes)
+    size = k.intrinsic("llvm.fabs", z)
+    inside = _at_most(k, size, edge)
+    square = k.mul(inside, inside)
+    terms = [(-1) ** n * 2 / sqrt(pi) / (factorial(n) * (2 * n + 1)) for n in range(_ERF_TERMS[k.dtype])]
+    value = k.constant(terms[-1], lanes)
+    for term in reversed(terms[:-1]):
+        value = k.fma(value, square, k.constant(term, lanes))
+    value = k.mul(inside, value)
+    outside = _at_least(k, _at_most(k, size, end), edge)
+    t = k.fma(outside, k.constant(2 / (_ERF_END - _ERF_EDGE), lanes), k.constant(_ERF_SHIFT, lanes))
+    tail = k.mul(exp(k, k.b.fneg(k.mul(outside, outside))), _clenshaw(k, _tail_series(), t))
+    far = k.sub(k.constant(1.0, lanes), tail)
+    value = k.b.select(k.b.fcmp_ordered(">", size, edge), far, value)
+    return k.intrinsic("llvm.copysign", value, z)
