@@ -85,15 +85,15 @@ class ConvProblem:
             raise InvalidProblem(f"padding={self.padding}: each side at least 0")
         if self.c % self.groups or self.k % self.groups:
             raise InvalidProblem(f"groups={self.groups}: must divide the channels, c={self.c} and k={self.k}")
-        for name, value, allowed in (
+        for name, word, allowed in (
             ("direction", self.direction, DIRECTIONS),
             ("dtype", self.dtype, tuple(ITEMSIZE)),
             ("math", self.math, MATHS),
             ("layout", self.layout, LAYOUTS),
             ("activation", self.activation, (None, *ACTIVATIONS)),
         ):
-            if value not in allowed:
-                raise InvalidProblem(f"{name}={value!r}: one of {', '.join(map(str, allowed))}")
+            if word not in allowed:
+                raise InvalidProblem(f"{name}={word!r}: one of {', '.join(map(str, allowed))}")
         if self.math != "ieee" and self.dtype != "f32":
             raise InvalidProblem(f"math={self.math!r}: arithmetic on f32 arrays, not on {self.dtype}")
         for axis, reach in enumerate(self.reach):
@@ -186,9 +186,9 @@ class ConvProblem:
     def parse(cls, text: str) -> Self:
         """The problem that a string names; the inverse of str().
 
-        Words, in any order: `n8 c64 h56 w56 k64 r3 s3` sizes (n defaults to 1); `stride2` or `stride2x1`; `pad1`, `pad1x0`
-        or `pad0:1x0:1` (top:bottom x left:right); `dilation2`; `groups4`; a dtype `f32 f64 f16 bf16` or `tf32`, `3xtf32`;
-        `nchw nhwc`; `fprop dgrad wgrad`; `bias`, `residual`, an activation.
+        Words, in any order: `n8 c64 h56 w56 k64 r3 s3` sizes (n defaults to 1); `stride2` or `stride2x1`; `pad1`,
+        `pad1x0` or `pad0:1x0:1` (top:bottom x left:right); `dilation2`; `groups4`; a dtype `f32 f64 f16 bf16` or
+        `tf32`, `3xtf32`; `nchw nhwc`; `fprop dgrad wgrad`; `bias`, `residual`, an activation.
         """
         sizes: dict[str, int] = {}
         seen: dict[str, object] = {}

@@ -1,4 +1,5 @@
-"""Every environment variable that tapwise reads, in one place. Read when asked for, so tests and users can change them."""
+"""Every environment variable that tapwise reads, in one place. Read when asked for, so tests and users can change
+them."""
 
 from __future__ import annotations
 

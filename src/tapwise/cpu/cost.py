@@ -1,4 +1,5 @@
-"""What the pieces of a CPU kernel cost, for the cost models of cpu.direct, cpu.pointwise, cpu.depthwise and cpu.winograd.
+"""What the pieces of a CPU kernel cost, for the cost models of cpu.direct, cpu.pointwise, cpu.depthwise and
+cpu.winograd.
 
 Everything is counted in cycles of one core, from few numbers that hold for cores with two vector FMA units and two
 vector loads a cycle: so the model ranks configs and algorithms well and predicts times within some tens of percent.

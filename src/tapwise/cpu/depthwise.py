@@ -1,9 +1,9 @@
 """cpu.depthwise: one input channel a group, filters of any size.
 
-There is no sum over channels, so nothing is worth blocking but the picture: a tile of `rows` x `vectors` outputs stays in
-registers over all taps, each tap one broadcast and one load a vector, and goes straight to y with bias, residual and
-activation. NCHW: lanes over the pixels of a row; planes are packed (`strips`) into two buffers in turn, so that a plane
-has left the store buffer before it is read. NHWC: lanes over channels, a tile is a run of pixels.
+There is no sum over channels, so nothing is worth blocking but the picture: a tile of `rows` x `vectors` outputs
+stays in registers over all taps, each tap one broadcast and one load a vector, and goes straight to y with bias,
+residual and activation. NCHW: lanes over the pixels of a row; planes are packed (`strips`) into two buffers in turn,
+so that a plane has left the store buffer before it is read. NHWC: lanes over channels, a tile is a run of pixels.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ FIELDS: Final = (
 # (rows, vectors) by number of vector registers: rows * vectors sums and one broadcast.
 _TILES: Final = {
     16: ((7, 2), (7, 1), (6, 2), (6, 1), (5, 2), (5, 1), (4, 3), (4, 2), (4, 1), (3, 4), (2, 5), (1, 8), (1, 1)),
-    32: ((7, 3), (7, 2), (7, 1), (6, 4), (6, 2), (6, 1), (5, 5), (5, 2), (5, 1), (4, 6), (4, 3), (4, 1), (2, 8), (1, 8), (1, 1)),
+    32: ((7, 3), (7, 2), (7, 1), (6, 4), (6, 2), (6, 1), (5, 5), (5, 2), (5, 1), (4, 6), (4, 3), (4, 1), (2, 8), (1,
+    8), (1, 1)),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """Register tile: `rows` x `vectors` (NCHW), or a run of `rows` pixels x `vectors` of channels (NHWC); a task is a strip
-    of `strip` output rows of `channels` channels."""
+    """Register tile: `rows` x `vectors` (NCHW), or a run of `rows` pixels x `vectors` of channels (NHWC); a task is a
+    strip of `strip` output rows of `channels` channels."""
 
     rows: int
     vectors: int
@@ -91,7 +92,8 @@ class _Epilogue:
 
 
 def _emit_tile(k: Kernel, epilogue: _Epilogue, rows: int, vectors: int, planar: bool) -> None:
-    """tile_R(x, x_step, offsets, taps, w, bias, residual, y, y_step, last, narrow): R runs of vectors, x_step and y_step apart.
+    """tile_R(x, x_step, offsets, taps, w, bias, residual, y, y_step, last, narrow): R runs of vectors, x_step and
+    y_step apart.
 
     NCHW: a run is a row's vectors, w one number a tap. NHWC: a run is a pixel's vectors of channels, w a run a tap.
     When last is not 0, only `last` elements of the run are stored, and only where a whole vector would pass y's
@@ -176,7 +178,7 @@ def _emit_pack(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
             with k.if_(k.both(h >= 0, h < a.h)):
                 if planar:
                     source = x + h * a.w_in
-                    emit_phases(k, source, out_row, columns, a.col_phases, k.int(0), a.stride_w, a.pitch, a.plane)
+                    emit_phases(k, source, out_row, columns, a.col_phases, k.integer(0), a.stride_w, a.pitch, a.plane)
                 else:
                     with k.loop(0, a.col_phases) as phase:
                         entry = columns + phase * 3
@@ -190,12 +192,12 @@ def _emit_pack(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
 def _emit_strip(k: Kernel, storage: str, tile_rows: int, vectors: int, planar: bool) -> None:
     """strip(args, packed, w, bias, residual, y, rows, channels, ahead): all tiles of one packed strip.
 
-    `residual` and `y` point at the strip's first output. `ahead` is input that will be packed next: it is fetched while the
-    tiles keep the arithmetic units busy and the memory idle.
+    `residual` and `y` point at the strip's first output. `ahead` is input that will be packed next: it is fetched
+    while the tiles keep the arithmetic units busy and the memory idle.
     """
     with k.function(
-        "strip", args="i64", packed=k.dtype, w=k.dtype, bias=storage, residual=storage, y=storage, rows=INT, channels=INT,
-        ahead=storage,
+        "strip", args="i64", packed=k.dtype, w=k.dtype, bias=storage, residual=storage, y=storage, rows=INT,
+        channels=INT, ahead=storage,
     ) as (args, packed, w, bias, residual, y, rows, channels, ahead):  # fmt: skip
         a = Fields(k, args, FIELDS)
         offsets = a.pointer("offsets", "i64")
@@ -231,21 +233,21 @@ def _emit_strip(k: Kernel, storage: str, tile_rows: int, vectors: int, planar: b
                             near = ahead + (p * length + q // width * share)
                             with k.loop(0, share, 64 // BYTES[storage]) as i:
                                 k.prefetch(near + i)
-                            tile(p, count, q, k.int(0))
-                        tile(p, count, a.q - width, k.int(0))
+                            tile(p, count, q, k.integer(0))
+                        tile(p, count, a.q - width, k.integer(0))
 
                     starts(rows, tile_rows, across)
                 with narrow:
-                    starts(rows, tile_rows, lambda p, count: tile(p, count, k.int(0), a.q))
+                    starts(rows, tile_rows, lambda p, count: tile(p, count, k.integer(0), a.q))
         else:
-            last = k.select(channels.eq(width), k.int(0), channels)
+            last = k.select(channels.eq(width), k.integer(0), channels)
 
             def along(p: Int) -> None:
                 def run(q: Int, count: int) -> None:
                     at = (p * a.q + q) * a.channels
                     k.call(
-                        f"tile_{count}", packed + (p * a.pitch + q) * width, width, offsets, a.taps, w, bias, residual + at,
-                        y + at, a.channels, last, 0,
+                        f"tile_{count}", packed + (p * a.pitch + q) * width, width, offsets, a.taps, w, bias, residual
+                        + at, y + at, a.channels, last, 0,
                     )  # fmt: skip
 
                 starts(a.q, tile_rows, run)
@@ -271,7 +273,9 @@ def _emit_task(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
             emit_zeros(k, scratch, a.buffer * 2)
 
             def source(c: Int) -> Ptr:
-                return x + ((image * a.channels + c) * a.h * a.w_in if planar else image * a.h * a.w_in * a.channels + c)
+                return x + (
+                    (image * a.channels + c) * a.h * a.w_in if planar else image * a.h * a.w_in * a.channels + c
+                )
 
             def packed(c: Int) -> Ptr:
                 return scratch + ((c - first) // width % 2) * a.buffer
@@ -293,8 +297,8 @@ def _emit_task(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
                         filter_ = c * a.multiplier + index
                         at = ((image * a.channels * a.multiplier + filter_) * a.p + p0) * a.q
                         k.call(
-                            "strip", args, packed(c), w + filter_ * a.taps, bias + filter_, residual + at, y + at, rows, 1,
-                            window(c + 2),
+                            "strip", args, packed(c), w + filter_ * a.taps, bias + filter_, residual + at, y + at,
+                            rows, 1, window(c + 2),
                         )  # fmt: skip
                 else:
                     at = (image * a.p + p0) * a.q * a.channels + c
@@ -306,18 +310,16 @@ def _emit_task(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
 def _emit_filters(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
     """`pack_task`: NCHW keeps (k, taps); NHWC (k / width, taps, width), the last run filled up with zeros."""
     width = 1 if planar else vectors * k.lanes
-    with k.function("pack_task", public=True, args="i64", worker=INT) as (args, worker):
+    with k.function("pack_task", public=True, args="i64", worker=INT) as (args, _):
         a = Fields(k, args, FIELDS)
         w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
-        with k.draws(a.counter, a.tasks) as number:
+        with k.draws(a.counter, a.tasks):
             if planar:
-                k.rows(
-                    a.channels * a.multiplier * a.taps, lambda i, lanes: k.store(packed + i, k.load(w + i, lanes))
-                )
+                k.rows(a.channels * a.multiplier * a.taps, lambda i, lanes: k.store(packed + i, k.load(w + i, lanes)))
             else:
                 with k.loop(0, a.channels, width) as c, k.loop(0, a.taps) as kk:
                     here = packed + c * a.taps + kk * width
-                    emit_zeros(k, here, k.int(width))
+                    emit_zeros(k, here, k.integer(width))
                     with k.loop(0, (a.channels - c).min(width)) as i:
                         k.store(here + i, k.load(w + (c + i) * a.taps + kk, 1))
 
@@ -420,7 +422,9 @@ class Depthwise(Algorithm[Config]):
             tiles = config.strip * ceil_div(q, config.rows)
             pack = packed_rows * g.strip.pitch * (4.0 + 2.0 * config.vectors)
             runs = ceil_div(config.channels, g.width)
-        moved = (problem.spatial[0] * problem.spatial[1] + problem.k // problem.c * problem.output[0] * q) * problem.itemsize
+        moved = (
+            problem.spatial[0] * problem.spatial[1] + problem.k // problem.c * problem.output[0] * q
+        ) * problem.itemsize
         share = config.strip / problem.output[0] * g.width
         memory = costs.stream(moved * share, problem.bytes)
         buffers = 2 * g.buffer * itemsize

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -109,7 +109,7 @@ def _emit_pack_strip(k: Kernel, storage: str, planar: bool) -> None:
         total_c = a.group_c * a.groups
         every_row = rows + a.row_shift
         planes = a.row_phases * a.col_phases
-        width = k.int(1) if planar else a.step
+        width = k.integer(1) if planar else a.step
 
         def rows_of(c: Int) -> None:
             with k.loop(0, a.row_phases) as phase:
@@ -140,7 +140,7 @@ def _emit_pack_strip(k: Kernel, storage: str, planar: bool) -> None:
             with k.loop(0, channels) as c:
                 rows_of(c)
         else:
-            rows_of(k.int(0))
+            rows_of(k.integer(0))
 
 
 def _emit_finish_strip(k: Kernel, storage: str, planar: bool, lanes: str) -> None:
@@ -153,7 +153,7 @@ def _emit_finish_strip(k: Kernel, storage: str, planar: bool, lanes: str) -> Non
         total_k = a.group_k * a.groups
         p, q, pitch, sums_pitch = a.p, a.q, a.pitch, a.sums_pitch
         # Distances of neighbouring filters and pixels in the sums.
-        by_filter, by_pixel = (sums_pitch, k.int(1)) if lanes == "pixels" else (k.int(1), sums_pitch)
+        by_filter, by_pixel = (sums_pitch, k.integer(1)) if lanes == "pixels" else (k.integer(1), sums_pitch)
         if planar:
             with k.loop(0, filters) as f, k.loop(0, rows) as row:
                 at = ((image * total_k + k0 + f) * p + p0 + row) * q + q0
@@ -213,7 +213,7 @@ def _emit_task(k: Kernel, storage: str, lanes: str) -> None:
 
 def _emit_filter_task(k: Kernel, storage: str) -> None:
     """`pack_task`: all filters into panels; a task is one block of channels of one group."""
-    with k.function("pack_task", public=True, args="i64", worker=INT) as (args, worker):
+    with k.function("pack_task", public=True, args="i64", worker=INT) as (args, _):
         a = Fields(k, args, FIELDS)
         w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
         blocks = (a.group_c + (a.channel_block - 1)) // a.channel_block
@@ -248,7 +248,7 @@ class Geometry:
         # What the last vector of a pixel-major or narrow strip reads beyond the packed input.
         self.scratch_bytes = ceil_div((self.sums_at + sums + 64) * itemsize, 64) * 64
 
-    def fields(self) -> dict[str, int]:
+    def fields(self) -> dict[str, Any]:
         p, c, s = self.problem, self.config, self.strip
         row_strips, col_strips = ceil_div(p.output[0], c.rows), ceil_div(p.output[1], c.cols)
         image_blocks, group_blocks = ceil_div(p.n, c.images), ceil_div(p.groups, c.groups)
@@ -310,9 +310,7 @@ class Direct(Algorithm[Config]):
                     continue
                 for rows, cols in strip_sizes(p, q, device.threads, n * lanes):
                     for filters in splits(problem.group_k, m if way == "pixels" else n * lanes, device.threads):
-                        for channels, groups in product(
-                            channel_blocks(problem), group_blocks(problem, device.threads)
-                        ):
+                        for channels, groups in product(channel_blocks(problem), group_blocks(problem, device.threads)):
                             for images in {1, min(problem.n, max(1, 256 // max(1, p * q)))}:
                                 config = Config(way, m, n, rows, cols, images, groups, filters, channels)
                                 size = Geometry(problem, config, lanes).scratch_bytes

@@ -1,8 +1,8 @@
 """Run a kernel on several threads.
 
-A kernel is `void task(int64 *args, int64 worker)`. It draws task numbers from the counter args[0] until they run out, so
-a slow thread holds nobody up, and it finds its own scratch by `worker`, so two calls at once never share any. One Numba
-function calls it from all threads; Numba is imported on the first parallel call only.
+A kernel is `void task(int64 *args, int64 worker)`. It draws task numbers from the counter args[0] until they run out,
+so a slow thread holds nobody up, and it finds its own scratch by `worker`, so two calls at once never share any. One
+Numba function calls it from all threads; Numba is imported on the first parallel call only.
 """
 
 from __future__ import annotations
@@ -65,4 +65,3 @@ def _make() -> Callable[[int, int, int], None]:
             run_pool(address, args, workers)
 
     return run_alone
-

@@ -1,14 +1,14 @@
 """Activations and the functions they need, on vectors of any width, in the arithmetic dtype.
 
-exp: x = n ln2 + r with |r| <= ln2 / 2 (Cody and Waite's two-part ln2), a Taylor polynomial for e^r - 1, and 2^n put into
-the exponent in two halves so that subnormal results come out right. erf: Taylor series and, for its tail, a
+exp: x = n ln2 + r with |r| <= ln2 / 2 (Cody and Waite's two-part ln2), a Taylor polynomial for e^r - 1, and 2^n put
+into the exponent in two halves so that subnormal results come out right. erf: Taylor series and, for its tail, a
 Chebyshev series of e^(z^2) erfc(z).
 """
 
 from __future__ import annotations
 
 from functools import cache
-from math import erf, erfc, factorial, log, pi, sqrt
+from math import erfc, factorial, log, pi, sqrt
 from math import exp as exp_of
 from typing import Any, Final
 
@@ -125,7 +125,9 @@ def _tail_series() -> list[float]:
     """Chebyshev coefficients, on [-1, 1], of e^(z^2) erfc(z) over _ERF_EDGE <= z <= _ERF_END."""
 
     def scaled_tail(t: Any) -> Any:
-        return np.array([erfc(z) * exp_of(z * z) for z in _ERF_EDGE + (np.asarray(t) + 1) * ((_ERF_END - _ERF_EDGE) / 2)])
+        return np.array(
+            [erfc(z) * exp_of(z * z) for z in _ERF_EDGE + (np.asarray(t) + 1) * ((_ERF_END - _ERF_EDGE) / 2)]
+        )
 
     return [float(c) for c in np.polynomial.chebyshev.chebinterpolate(scaled_tail, 26)]
 

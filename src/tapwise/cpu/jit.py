@@ -35,7 +35,8 @@ _libraries: dict[str, Library] = {}
 
 
 class Library:
-    """Loaded kernels. `address(name)` for the parallel driver; `call(name)` for a direct call, which releases the GIL."""
+    """Loaded kernels. `address(name)` for the parallel driver; `call(name)` for a direct call, which releases the
+    GIL."""
 
     def __init__(self, data: bytes, target: Target) -> None:
         # An engine owns the module it was made with; objects are added to it.
@@ -55,7 +56,11 @@ class Library:
 def _machine(target: Target) -> llvm.TargetMachine:
     triple = llvm.Target.from_triple(target.triple)
     return triple.create_target_machine(
-        cpu=target.cpu, features=target.features, opt=2, reloc="pic", codemodel="default" if "x86" in target.triple else "small"
+        cpu=target.cpu,
+        features=target.features,
+        opt=2,
+        reloc="pic",
+        codemodel="default" if "x86" in target.triple else "small",
     )
 
 
@@ -166,4 +171,6 @@ def _publish(path: Path, data: bytes) -> None:
 
 @cache
 def _warn_unwritable(folder: str, error: str) -> None:
-    warnings.warn(f"kernel cache: {folder} cannot be written ({error}); kernels are kept in memory", RuntimeWarning, stacklevel=2)
+    warnings.warn(
+        f"kernel cache: {folder} cannot be written ({error}); kernels are kept in memory", RuntimeWarning, stacklevel=2
+    )

@@ -9,7 +9,7 @@ from numba import njit, prange, types
 from numba.extending import intrinsic
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _call(typing: Any, address: Any, args: Any, worker: Any) -> Any:
     """Call void (*)(int64 args, int64 worker) at an address."""
 

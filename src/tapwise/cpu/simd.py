@@ -48,7 +48,12 @@ class Target:
 
 _NAMED: Final = {
     "avx512": Target(
-        "avx512", "x86_64-unknown-linux-gnu", "skylake-avx512", "+avx512f,+avx512vl,+avx512dq,+avx512bw,+fma,+f16c", 64, 32
+        "avx512",
+        "x86_64-unknown-linux-gnu",
+        "skylake-avx512",
+        "+avx512f,+avx512vl,+avx512dq,+avx512bw,+fma,+f16c",
+        64,
+        32,
     ),
     "avx2": Target("avx2", "x86_64-unknown-linux-gnu", "haswell", "+avx2,+fma,+f16c", 32, 16),
     "neon": Target("neon", "aarch64-unknown-linux-gnu", "cortex-a72", "+neon", 16, 32),
@@ -89,7 +94,7 @@ class Int:
         return ir.Constant(INT, self.value) if isinstance(self.value, int) else self.value
 
     def _binary(self, other: Any, fold: Callable[[int, int], int], emit: str) -> Int:
-        other = self.k.int(other)
+        other = self.k.integer(other)
         if isinstance(self.value, int) and isinstance(other.value, int):
             return Int(self.k, fold(self.value, other.value))
         return Int(self.k, getattr(self.k.b, emit)(self.ir, other.ir))
@@ -101,7 +106,7 @@ class Int:
         return self._binary(other, lambda a, b: a - b, "sub")
 
     def __rsub__(self, other: Any) -> Int:
-        return self.k.int(other) - self
+        return self.k.integer(other) - self
 
     def __mul__(self, other: Any) -> Int:
         return self._binary(other, lambda a, b: a * b, "mul")
@@ -117,7 +122,7 @@ class Int:
     __rmul__ = __mul__
 
     def _compare(self, operator: str, other: Any) -> Any:
-        return self.k.b.icmp_signed(operator, self.ir, self.k.int(other).ir)
+        return self.k.b.icmp_signed(operator, self.ir, self.k.integer(other).ir)
 
     def __lt__(self, other: Any) -> Any:
         return self._compare("<", other)
@@ -135,10 +140,10 @@ class Int:
         return self._compare("==", other)
 
     def min(self, other: Any) -> Int:
-        return Int(self.k, self.k.b.select(self < other, self.ir, self.k.int(other).ir))
+        return Int(self.k, self.k.b.select(self < other, self.ir, self.k.integer(other).ir))
 
     def max(self, other: Any) -> Int:
-        return Int(self.k, self.k.b.select(self > other, self.ir, self.k.int(other).ir))
+        return Int(self.k, self.k.b.select(self > other, self.ir, self.k.integer(other).ir))
 
 
 class Ptr:
@@ -152,7 +157,7 @@ class Ptr:
         return INT if self.dtype == "i64" else TYPES[self.dtype]
 
     def __add__(self, offset: Any) -> Ptr:
-        index = self.k.int(offset)
+        index = self.k.integer(offset)
         return Ptr(self.k, self.k.b.gep(self.value, [index.ir], source_etype=self.type), self.dtype)
 
     def to(self, dtype: str) -> Ptr:
@@ -216,13 +221,13 @@ class Kernel:
 
     def _value(self, argument: Any) -> Any:
         if isinstance(argument, int | Int):
-            return self.int(argument).ir
+            return self.integer(argument).ir
         return argument.value if isinstance(argument, Ptr) else argument
 
     @contextmanager
     def loop(self, start: Any, stop: Any, step: Any = 1) -> Iterator[Int]:
         """for i in range(start, stop, step), as a loop of the kernel."""
-        start, stop, step = self.int(start), self.int(stop), self.int(step)
+        start, stop, step = self.integer(start), self.integer(stop), self.integer(step)
         counter = Var(self, Int(self, start.ir))
         head = self.b.append_basic_block("head")
         body = self.b.append_basic_block("body")
@@ -268,14 +273,14 @@ class Kernel:
 
     # Integers, pointers, variables
 
-    def int(self, value: Any) -> Int:
+    def integer(self, value: Any) -> Int:
         return value if isinstance(value, Int) else Int(self, value)
 
     def select(self, condition: Any, yes: Any, no: Any) -> Any:
         if isinstance(yes, Ptr):
             return Ptr(self, self.b.select(condition, yes.value, no.value), yes.dtype)
         if isinstance(yes, Int):
-            return Int(self, self.b.select(condition, yes.ir, self.int(no).ir))
+            return Int(self, self.b.select(condition, yes.ir, self.integer(no).ir))
         return self.b.select(condition, yes, no)
 
     def both(self, one: Any, two: Any) -> Any:
@@ -368,7 +373,9 @@ class Kernel:
 
     def max_nan(self, a: Any, b: Any) -> Any:
         """The larger, and NaN when either is NaN."""
-        return self.b.select(self.b.fcmp_unordered("<", a, b), b, self._keep_nan(a, b, self.b.fcmp_unordered("uno", b, b)))
+        return self.b.select(
+            self.b.fcmp_unordered("<", a, b), b, self._keep_nan(a, b, self.b.fcmp_unordered("uno", b, b))
+        )
 
     def _keep_nan(self, a: Any, b: Any, b_is_nan: Any) -> Any:
         return self.b.select(b_is_nan, b, a)

@@ -1,12 +1,13 @@
 """Strips: how cpu.direct and its kin cut a convolution into tasks, and how they bring a strip of the input in and out.
 
-A task computes `rows` x `cols` outputs of `images` images. It packs the padded input it needs, split into stride phases, so
-that row p, column q of the output reads tap (r, s) at one constant shift from the flat index p * pitch + q:
+A task computes `rows` x `cols` outputs of `images` images. It packs the padded input it needs, split into stride
+phases, so that row p, column q of the output reads tap (r, s) at one constant shift from the flat index p * pitch + q:
 
     stride 2, columns:  x0 x1 x2 x3 x4 x5  ->  phase 0: x0 x2 x4   phase 1: x1 x3 x5
 
 The tile then runs over the flat index as if the strip were one long row; the few columns between a row's end and the
-pitch are computed and thrown away. They are as few as can be: the zeros right of one row are the zeros left of the next.
+pitch are computed and thrown away. They are as few as can be: the zeros right of one row are the zeros left of the
+next.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ class Strip:
 
     @cached_property
     def col_data(self) -> list[tuple[int, int, int]]:
-        """For each column phase: packed columns [first, end) hold data, and packed column u is input u * stride + start."""
+        """For each column phase: packed columns [first, end) hold data, and packed column u is input u * stride +
+        start."""
         p = self.problem
         result = []
         for phase in self.col_phases:
@@ -86,7 +88,9 @@ class Strip:
 
         An odd number of 64-byte lines, so that the planes of successive channels start in different cache sets.
         """
-        length = max((self.rows + self.row_shift) * self.pitch, self.flat + self.row_shift * self.pitch + self.col_shift)
+        length = max(
+            (self.rows + self.row_shift) * self.pitch, self.flat + self.row_shift * self.pitch + self.col_shift
+        )
         line = 64 // 4
         return (ceil_div(length, line) | 1) * line
 
@@ -140,7 +144,7 @@ def emit_phases(
     All 2 or 4 phases of a stride of 2 or 4 are split in one pass; the few elements that the vectors leave, and other
     strides, go phase by phase.
     """
-    done_from, done_to = k.var(k.int(0)), k.var(k.int(0))
+    done_from, done_to = k.var(k.integer(0)), k.var(k.integer(0))
     for ways in (2, 4):
         with k.if_(k.both(stride.eq(ways), phases.eq(ways))):
             ranges = [_phase_range(k, columns + phase * 3, q0, pitch) for phase in range(ways)]
@@ -151,8 +155,8 @@ def emit_phases(
             there = source + (ranges[0][2] + (q0 + low) * ways)
             with k.loop(0, whole, k.lanes) as i:
                 parts = deinterleave(k, there + i * ways, ways, ways, k.lanes)
-                for phase, part in enumerate(parts):
-                    k.store(out + plane * phase + low + i, part)
+                for index, part in enumerate(parts):
+                    k.store(out + plane * index + low + i, part)
             done_from.set(low)
             done_to.set(low + whole)
     with k.loop(0, phases) as phase:
@@ -173,7 +177,7 @@ def emit_copy(k: Kernel, source: Ptr, out: Ptr, count: Int, stride: Int) -> None
         with then:
             k.rows(count, lambda i, lanes: k.store(out + i, k.load(source + i, lanes)))
         with otherwise:
-            done = k.var(k.int(0))
+            done = k.var(k.integer(0))
             for ways in (2, 4):
                 with k.if_(stride.eq(ways)):
                     # The vectors may not read past the last element, source[(count - 1) * stride].

@@ -1,8 +1,8 @@
 """The register tile: the one inner loop of every matrix-like CPU kernel.
 
-A tile holds M x N vector accumulators. Each step of its loop takes one term kk of gemm_k: N vectors of one operand and M
-broadcast elements of the other, M * N fused multiply-adds. The input is read through a table of element offsets, one for
-each term (channel x tap), so a convolution is a matrix product whose matrix is never built:
+A tile holds M x N vector accumulators. Each step of its loop takes one term kk of gemm_k: N vectors of one operand
+and M broadcast elements of the other, M * N fused multiply-adds. The input is read through a table of element
+offsets, one for each term (channel x tap), so a convolution is a matrix product whose matrix is never built:
 
     lanes over pixels     acc[m][n] += w[kk, m] * x[offset[kk] + n * V ...]     m: output channel, n: vector of pixels
     lanes over channels   acc[m][n] += x[offset[kk] + m * step] * w[kk, n * V ...]     m: pixel, n: vector of channels
@@ -56,9 +56,13 @@ def emit(k: Kernel, m_most: int, n_most: int, lanes: str) -> None:
             def tile(m: int, row: Int, n: int = n, arguments: list = arguments) -> None:  # type: ignore[type-arg]
                 x, step, offsets, terms, w, out, pitch, _, accumulate = arguments
                 if lanes == "pixels":
-                    k.call(f"tile_{m}_{n}", x, step, offsets, terms, w + row * terms, out + row * pitch, pitch, accumulate)
+                    k.call(
+                        f"tile_{m}_{n}", x, step, offsets, terms, w + row * terms, out + row * pitch, pitch, accumulate
+                    )
                 else:
-                    k.call(f"tile_{m}_{n}", x + row * step, step, offsets, terms, w, out + row * pitch, pitch, accumulate)
+                    k.call(
+                        f"tile_{m}_{n}", x + row * step, step, offsets, terms, w, out + row * pitch, pitch, accumulate
+                    )
 
             whole = rows - rows % m_most
             with k.loop(0, whole, m_most) as row:
@@ -125,9 +129,9 @@ def _tile(k: Kernel, m_count: int, n_count: int, lanes: str) -> None:
 def emit_filter_packer(k: Kernel, lanes: str, storage: str, width: int) -> None:
     """Emit `pack_filters`: rows of filters into panels, as `block` reads them.
 
-    pack_filters(w, w_pitch, terms, out, count): `count` filters of `terms` neighbouring elements, each `w_pitch` after the
-    one before, into panels of `width` filters, [terms][width]. The last panel is as narrow as it is (pixels), or filled
-    up with zeros to whole vectors (channels).
+    pack_filters(w, w_pitch, terms, out, count): `count` filters of `terms` neighbouring elements, each `w_pitch`
+    after the one before, into panels of `width` filters, [terms][width]. The last panel is as narrow as it is
+    (pixels), or filled up with zeros to whole vectors (channels).
     """
     with k.function(
         "pack_filters", w=storage, w_pitch=INT, terms=INT, out=k.dtype, count=INT
@@ -139,8 +143,8 @@ def emit_filter_packer(k: Kernel, lanes: str, storage: str, width: int) -> None:
             source, panel = w + first * w_pitch, out + first * terms
             with k.if_else(real.eq(width)) as (whole, partial):
                 with whole, k.loop(0, terms) as kk:
-                    for m in range(width):
-                        k.store(panel + kk * width + m, k.load(source + kk + w_pitch * m, 1))
+                    for step in range(width):
+                        k.store(panel + kk * width + step, k.load(source + kk + w_pitch * step, 1))
                 with partial, k.loop(0, terms) as kk:
                     with k.loop(0, real) as m:
                         k.store(panel + kk * across + m, k.load(source + kk + m * w_pitch, 1))

@@ -1,9 +1,10 @@
 """cpu.winograd: F(4x4, 3x3) and F(2x2, 3x3), one row of the transform at a time.
 
-An output tile of m x m is A^T [ (G w G^T) * (B^T x B) ] A with (m + 2)^2 products instead of 9 m^2. The (m + 2)^2 products are
-gone through in slices of one row i: the input's row combination i, its m + 2 column combinations, m + 2 matrix products
-over channels, their column combinations, and A^T's column i adds the result to the output tiles. So scratch holds one slice
-rather than the whole transformed input, which would be more than twice the input. Lanes run over tiles.
+An output tile of m x m is A^T [ (G w G^T) * (B^T x B) ] A with (m + 2)^2 products instead of 9 m^2. The (m + 2)^2
+products are gone through in slices of one row i: the input's row combination i, its m + 2 column combinations, m + 2
+matrix products over channels, their column combinations, and A^T's column i adds the result to the output tiles. So
+scratch holds one slice rather than the whole transformed input, which would be more than twice the input. Lanes run
+over tiles.
 
 Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 2015; points as in Barabasz et al., "Error
 Analysis and Improving the Accuracy of Winograd Convolution", 2018.
@@ -69,7 +70,7 @@ def matrices(m: int) -> tuple[Matrix, Matrix, Matrix]:
         for other in others:
             scale *= point - other
         g.append([point**power / scale for power in range(3)])
-        b_t.append(polynomial(others) + [Fraction(0)])
+        b_t.append([*polynomial(others), Fraction(0)])
     g.append([Fraction(0), Fraction(0), Fraction(1)])
     b_t.append(polynomial(points))
     assert len(b_t) == size
@@ -276,7 +277,7 @@ def _emit_filters(k: Kernel, storage: str, size: int, panel: int) -> None:
     """
     g = matrices(size)[1]
     edge = size + 2
-    with k.function("pack_task", public=True, args="i64", worker=INT) as (args, worker):
+    with k.function("pack_task", public=True, args="i64", worker=INT) as (args, _):
         a = Fields(k, args, FIELDS)
         w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
         matrix = a.group_c * a.group_k
@@ -301,7 +302,7 @@ def _emit_filters(k: Kernel, storage: str, size: int, panel: int) -> None:
 
                 with k.if_else(width.eq(panel)) as (whole, partial):
                     with whole, k.loop(0, channels) as c:
-                        transform(c, k.int(0), panel, base, k0, channel, width)
+                        transform(c, k.integer(0), panel, base, k0, channel, width)
                     with partial, k.loop(0, channels) as c, k.loop(0, width) as shift:
                         transform(c, shift, 1, base, k0, channel, width)
 
@@ -350,8 +351,8 @@ class Geometry:
 class Winograd(Algorithm[Config]):
     """3x3, stride 1, any padding and groups; float32, float64, float16 (in float32); NCHW.
 
-    Rounding errors are larger than those of a direct sum, so `auto` never takes it for float64, and its bound is in terms
-    of |A^T| [ (|G| |w| |G^T|) * (|B^T| |x| |B|) ] |A|, the size of what it sums.
+    Rounding errors are larger than those of a direct sum, so `auto` never takes it for float64, and its bound is in
+    terms of |A^T| [ (|G| |w| |G^T|) * (|B^T| |x| |B|) ] |A|, the size of what it sums.
     """
 
     id: ClassVar[str] = "cpu.winograd"
@@ -371,7 +372,8 @@ class Winograd(Algorithm[Config]):
         return rejects_all(problem, device)
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
-        """Tile sizes, strips and filter blocks whose scratch stays within twice the input, the fastest predicted first."""
+        """Tile sizes, strips and filter blocks whose scratch stays within twice the input, the fastest predicted
+        first."""
         every = list(self._candidates(problem, device))
         return sorted(every, key=lambda config: self.predict_us(problem, config, device))
 
@@ -402,8 +404,8 @@ class Winograd(Algorithm[Config]):
         return Geometry(problem, config, device.vector_bytes // (8 if problem.dtype == "f64" else 4))
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """Cycles of one task: (size + 2)^2 matrix products, and for each vector of transformed input, product and output
-        some cycles for its transform (`cost`); times the tasks that one worker draws."""
+        """Cycles of one task: (size + 2)^2 matrix products, and for each vector of transformed input, product and
+        output some cycles for its transform (`cost`); times the tasks that one worker draws."""
         costs = Costs(device, 8 if problem.dtype == "f64" else 4)
         g = self._geometry(problem, config, device)
         size, edge = config.size, config.size + 2

@@ -1,4 +1,5 @@
-"""Suites: problem strings in text files, one a line, with notes behind a `#`. The package's own lie beside this file."""
+"""Suites: problem strings in text files, one a line, with notes behind a `#`. The package's own lie beside this
+file."""
 
 from __future__ import annotations
 
@@ -105,9 +106,7 @@ def select(
     for target in targets:
         for case in load(target):
             problem = case.problem.replace(**changes)
-            cases.setdefault(
-                (case.suite, problem), Case(problem, case.suite, case.category, case.uses, case.source)
-            )
+            cases.setdefault((case.suite, problem), Case(problem, case.suite, case.category, case.uses, case.source))
     found = sorted({case.category for case in cases.values()})
     for category in categories:
         if category not in found:
