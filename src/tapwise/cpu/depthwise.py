@@ -24,7 +24,7 @@ from tapwise.cpu.cost import Costs
 from tapwise.cpu.epilogue import activate
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
 from tapwise.cpu.simd import BYTES, I32, INT, Int, Kernel, Ptr, Target, target
-from tapwise.cpu.strips import Strip, emit_phases, emit_zeros
+from tapwise.cpu.strips import Strip, emit_copy_rows, emit_phases, emit_zeros
 from tapwise.problem import ConvProblem
 
 FIELDS: Final = (
@@ -172,7 +172,18 @@ def _emit_pack(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
     ) as (args, out, x, p0, rows, channels):  # fmt: skip
         a = Fields(k, args, FIELDS)
         columns, starts = a.pointer("columns", "i64"), a.pointer("row_starts", "i64")
-        with k.loop(0, a.row_phases) as row_phase, k.loop(0, rows + a.row_shift) as row:
+        phases = k.var(a.row_phases)
+        if planar:
+            # Stride 1 has one phase and rows of one length: nothing to work out for each row.
+            with k.if_(k.both(a.stride_h.eq(1), a.stride_w.eq(1))):
+                top = p0 + k.load_int(starts)
+                low, high = (0 - top).max(0), (a.h - top).min(rows + a.row_shift)
+                first = k.load_int(columns)
+                count = k.load_int(columns + 1).min(a.pitch) - first
+                source = x + (top + low) * a.w_in + (k.load_int(columns + 2) + first)
+                emit_copy_rows(k, source, a.w_in, out + low * a.pitch + first, a.pitch, high - low, count)
+                phases.set(k.integer(0))
+        with k.loop(0, phases.get()) as row_phase, k.loop(0, rows + a.row_shift) as row:
             h = (p0 + row) * a.stride_h + k.load_int(starts + row_phase)
             out_row = out + (row_phase * a.col_phases * a.plane + row * a.pitch) * width
             with k.if_(k.both(h >= 0, h < a.h)):

@@ -171,6 +171,26 @@ def emit_phases(
                 emit_copy(k, there + first * stride, here + first, end - first, stride)
 
 
+def emit_copy_rows(
+    k: Kernel, source: Ptr, source_pitch: Int, out: Ptr, out_pitch: Int, rows: Int, count: Int
+) -> None:
+    """Copy `rows` rows of `count` elements; the vector width is picked once for all of them."""
+
+    def copy(widths: list[int]) -> None:
+        lanes, *narrower = widths
+        with k.if_else(count >= lanes) as (then, otherwise):
+            with then, k.loop(0, rows) as row:
+                there, here = source + row * source_pitch, out + row * out_pitch
+                with k.loop(0, count - lanes, lanes) as i:
+                    k.store(here + i, k.load(there + i, lanes))
+                k.store(here + (count - lanes), k.load(there + (count - lanes), lanes))
+            with otherwise:
+                if narrower:
+                    copy(narrower)
+
+    copy(k.widths())
+
+
 def emit_copy(k: Kernel, source: Ptr, out: Ptr, count: Int, stride: Int) -> None:
     """out[i] = source[i * stride]. Stride 2 takes every other lane of two vectors, other strides go one by one."""
     with k.if_else(stride.eq(1)) as (then, otherwise):
