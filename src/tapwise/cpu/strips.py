@@ -171,9 +171,7 @@ def emit_phases(
                 emit_copy(k, there + first * stride, here + first, end - first, stride)
 
 
-def emit_copy_rows(
-    k: Kernel, source: Ptr, source_pitch: Int, out: Ptr, out_pitch: Int, rows: Int, count: Int
-) -> None:
+def emit_copy_rows(k: Kernel, source: Ptr, source_pitch: Int, out: Ptr, out_pitch: Int, rows: Int, count: Int) -> None:
     """Copy `rows` rows of `count` elements; the vector width is picked once for all of them."""
 
     def copy(widths: list[int]) -> None:

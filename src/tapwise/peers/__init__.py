@@ -1,0 +1,73 @@
+"""Libraries to measure against. They are never chosen for the user, and imported only when asked for.
+
+A peer prepares a problem once (filters handed over, session made) and is then called like a prepared operator of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module, util
+from typing import Final
+
+import numpy as np
+
+from tapwise.errors import InvalidProblem
+from tapwise.problem import ConvProblem
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """`run()` computes once, as a user of the library would call it; `result()` computes and gives (n, k, *output)."""
+
+    run: Callable[[], object]
+    result: Callable[[], np.ndarray]
+    # Threads that go on spinning after a run would slow whoever is measured next.
+    pause_s: float = 0.005
+
+
+@dataclass(frozen=True)
+class Peer:
+    """`module` must be importable; `install` says how to get it; `home` holds `prepare(name, problem, arrays,
+    threads)`."""
+
+    name: str
+    module: str
+    install: str
+    home: str
+
+    @property
+    def installed(self) -> bool:
+        return util.find_spec(self.module) is not None
+
+    def prepare(
+        self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None,
+        residual: np.ndarray | None, threads: int,
+    ) -> Prepared:  # fmt: skip
+        """Hand the problem over. Raises PeerUnavailable with the reason where the library does not take it."""
+        prepared: Prepared = import_module(self.home).prepare(self.name, problem, x, w, bias, residual, threads)
+        return prepared
+
+
+PEERS: Final = {
+    peer.name: peer
+    for peer in (
+        Peer("onednn", "torch", "make bench TORCH=1", "tapwise.peers.onednn"),
+        Peer("onednn-cl", "torch", "make bench TORCH=1", "tapwise.peers.onednn"),
+        Peer("mlas", "onnxruntime", "pip install 'tapwise[peers]'", "tapwise.peers.mlas"),
+    )
+}
+
+
+def select(words: str) -> list[Peer]:
+    """ "auto": the installed ones; "none"; or names with commas. Raises InvalidProblem for an unknown name."""
+    if words == "auto":
+        return [peer for peer in PEERS.values() if peer.installed]
+    if words == "none":
+        return []
+    chosen = []
+    for name in words.split(","):
+        if name not in PEERS:
+            raise InvalidProblem(f"peers={name!r}: auto, none, or of {', '.join(PEERS)}")
+        chosen.append(PEERS[name])
+    return chosen

@@ -1,0 +1,163 @@
+"""Verify, then time: ours and the peers in turns, one record a problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+import tapwise
+from tapwise import arrays, dispatch, registry, verify
+from tapwise.algorithm import Device
+from tapwise.errors import NotApplicable, PeerUnavailable, TapwiseError
+from tapwise.lab import records, roofline, timing
+from tapwise.lab.records import Record
+from tapwise.lab.suites import Case
+from tapwise.operators.conv import PreparedConv
+from tapwise.peers import Peer, Prepared
+
+# Peers compute in the same precision; a result further off than this is wrong, not rounded.
+PEER_TOLERANCE = {"f32": 1e-2, "f64": 1e-8, "f16": 5e-2}
+# Above this, one more algorithm beside the chosen one would cost minutes.
+SLOW_US = 3e5
+
+
+@dataclass(frozen=True)
+class Options:
+    """`algorithms`: "auto", "all", or ids with commas. `seconds` and `repeats`: budget of one problem."""
+
+    algorithms: str = "auto"
+    peers: tuple[Peer, ...] = ()
+    threads: int | None = None
+    seconds: float = 2.0
+    repeats: int = 15
+    command: str = ""
+
+
+def run(cases: Sequence[Case], options: Options, done: Callable[[Record], None]) -> None:
+    """Measure every case and hand each record over when it is ready. A case that fails is a record with its reason."""
+    from tapwise.cpu.device import host
+
+    _check_algorithms(options.algorithms)
+    device = host(options.threads)
+    shared = {"versions": records.versions(), "commit": records.commit(), "command": options.command}
+    for case in cases:
+        problem = case.problem
+        record = Record(
+            problem=str(problem), suite=case.suite, category=case.category, uses=case.uses,
+            direction=problem.direction, dtype=problem.dtype, math=problem.math, layout=problem.layout,
+            device=device.name, threads=device.threads, **shared,  # type: ignore[arg-type]
+        )  # fmt: skip
+        try:
+            _measure(case, options, device, record)
+        except (TapwiseError, MemoryError) as error:
+            record.reason = str(error) or type(error).__name__
+        done(record)
+
+
+def _check_algorithms(words: str) -> None:
+    if words not in ("auto", "all"):
+        for identifier in words.split(","):
+            registry.get(identifier)
+
+
+def _ids(words: str, case: Case, device: Device) -> list[str]:
+    """The algorithms to time: the chosen one first."""
+    if words not in ("auto", "all"):
+        ids = words.split(",")
+        if len(ids) == 1:
+            return ids
+        offers = {c.algorithm: c for c in dispatch.explain(case.problem, device) if c.reason is None}
+        applying = [identifier for identifier in ids if identifier in offers]
+        if not applying:
+            raise NotApplicable(f"none of {words} applies to '{case.problem}'")
+        return sorted(applying, key=lambda identifier: offers[identifier].predicted_us or 0.0)
+    chosen = dispatch.choose(case.problem, device).algorithm
+    if words == "auto":
+        return [chosen]
+    others = [
+        candidate.algorithm
+        for candidate in dispatch.explain(case.problem, device)
+        if candidate.reason is None and (candidate.predicted_us or 0.0) < SLOW_US
+    ]
+    return [chosen, *(identifier for identifier in others if identifier != chosen)]
+
+
+def _measure(case: Case, options: Options, device: Device, record: Record) -> None:
+    problem = case.problem
+    ids = _ids(options.algorithms, case, device)
+    rng = np.random.default_rng(0)
+    dtype = arrays.DTYPES[problem.dtype]
+
+    def random(shape: tuple[int, ...]) -> np.ndarray:
+        return rng.standard_normal(shape, dtype=np.float32).astype(dtype, copy=False)
+
+    x = arrays.dense(random(problem.x_shape), problem.layout)
+    w = random(problem.w_shape)
+    bias = random((problem.k,)) if problem.bias else None
+    residual = arrays.dense(random(problem.y_shape), problem.layout) if problem.residual else None
+
+    operators: dict[str, PreparedConv] = {}
+    contestants = []
+    for identifier in ids:
+        operator = tapwise.prepare(problem, w, bias, algorithm=identifier, threads=options.threads)
+        # One verification a problem and algorithm: the reference is the costly part.
+        verdict = verify.check_operator(operator, w, bias)
+        if identifier == ids[0]:
+            record.algorithm, record.config = identifier, str(operator.choice.config)
+            record.predicted_us, record.workspace_bytes = operator.choice.predicted_us, operator.plan.workspace_bytes
+            record.reason = operator.choice.reason
+            record.error, record.bound, record.verified = verdict.error, verdict.bound, verdict.verified
+            if not verdict.verified:
+                record.reason = verdict.message
+                return
+        elif not verdict.verified:
+            record.verified, record.reason = False, f"{identifier}: {verdict.message}"
+            return
+        operators[identifier] = operator
+        contestants.append(timing.Contestant(identifier, lambda op=operator: op(x, residual)))  # type: ignore[misc]
+
+    expected = operators[ids[0]](x, residual)
+    for peer in options.peers:
+        try:
+            prepared = peer.prepare(problem, x, w, bias, residual, device.threads)
+            _check_peer(prepared, expected, problem.dtype)
+        except PeerUnavailable as error:
+            record.peers_missing[peer.name] = str(error)
+            continue
+        contestants.append(timing.Contestant(peer.name, prepared.run, prepared.pause_s))
+    del expected
+
+    times = timing.measure(contestants, seconds=options.seconds, repeats=options.repeats)
+    ours = times[ids[0]]
+    record.time_us, record.spread_us = ours.time_us, ours.spread_us
+    record.gflops = problem.flops / ours.time_us / 1e3
+    record.roof_us = roofline.roof_us(problem, roofline.ceilings(device.threads, problem.dtype))
+    if len(ids) > 1:
+        record.algorithms = {identifier: times[identifier].time_us for identifier in ids}
+    for peer in options.peers:
+        if peer.name in times:
+            record.peers[peer.name] = times[peer.name].time_us
+            record.ratios[peer.name] = times[peer.name].over(ours)[0]
+    if record.ratios:
+        record.ratio = min(record.ratios.values())
+
+
+def _check_peer(prepared: Prepared, expected: np.ndarray, dtype: str) -> None:
+    """A peer that computes something else is reported, not timed."""
+    result = prepared.result()
+    if result.shape != expected.shape:
+        raise PeerUnavailable(f"gives shape {result.shape} instead of {expected.shape}")
+    scale = float(np.abs(expected).max(initial=0.0)) or 1.0
+    with np.errstate(all="ignore"):
+        difference = float(np.abs(result.astype(np.float64) - expected).max(initial=0.0))
+    if not difference <= PEER_TOLERANCE[dtype] * scale:
+        raise PeerUnavailable(f"differs by {difference:.2g} from a verified result")
+
+
+def select_best(rows: Sequence[Record]) -> tuple[int, int]:
+    """(layers on which the chosen algorithm is within 15 % of the best of ours, layers with a choice)."""
+    compared = [row for row in rows if len(row.algorithms) > 1 and row.time_us is not None]
+    close = [row for row in compared if (row.time_us or 0.0) <= 1.15 * min(row.algorithms.values())]
+    return len(close), len(compared)

@@ -1,0 +1,127 @@
+"""What a measurement leaves: one record a problem, as JSON, with all that is needed to repeat and to judge it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from tapwise.lab.roofline import write_atomically
+
+LIBRARIES = ("tapwise", "numpy", "numba", "llvmlite", "torch", "onnxruntime")
+
+
+@dataclass
+class Record:
+    """Times in microseconds: medians, and as spread half the interquartile range. ratio: best peer / ours, the median
+    over rounds. `reason` is why there is no time, or why this algorithm."""
+
+    problem: str
+    suite: str
+    category: str
+    uses: int
+    direction: str
+    dtype: str
+    math: str
+    layout: str
+    device: str
+    threads: int
+    algorithm: str | None = None
+    config: str | None = None
+    reason: str = ""
+    predicted_us: float | None = None
+    time_us: float | None = None
+    spread_us: float | None = None
+    roof_us: float | None = None
+    gflops: float | None = None
+    peers: dict[str, float] = field(default_factory=dict)
+    peers_missing: dict[str, str] = field(default_factory=dict)
+    ratios: dict[str, float] = field(default_factory=dict)
+    ratio: float | None = None
+    algorithms: dict[str, float] = field(default_factory=dict)
+    error: float | None = None
+    bound: float | None = None
+    verified: bool = False
+    workspace_bytes: int | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    commit: str = ""
+    command: str = ""
+
+    def as_json(self) -> dict[str, object]:
+        """A plain dictionary; `category` under its suite name `class`, floats to six digits."""
+        row = {"class" if name == "category" else name: value for name, value in asdict(self).items()}
+        return {name: _rounded(value) for name, value in row.items()}
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {name: _rounded(inner) for name, inner in value.items()}
+    return value
+
+
+def versions() -> dict[str, str]:
+    """Versions of what takes part, as far as it is installed."""
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for name in LIBRARIES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str:
+    """The commit of the sources, with "+" when they were changed since; "" outside a repository."""
+    here = Path(__file__).parent
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", "-C", str(here), *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", str(here)) else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def slug(text: str) -> str:
+    """A device's name as a folder's name."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def geometric_mean(values: Iterable[float]) -> float | None:
+    """None of nothing."""
+    logs = [math.log(value) for value in values]
+    return math.exp(sum(logs) / len(logs)) if logs else None
+
+
+def file_name(records: Sequence[Record], batch: int | None) -> str:
+    """<suite>-<direction>-<dtype>-n<batch>.json of records of one suite."""
+    first = records[0]
+    dtype = first.math if first.math != "ieee" else first.dtype
+    layout = "" if first.layout == "nchw" else f"-{first.layout}"
+    return f"{first.suite}-{first.direction}-{dtype}{layout}-n{batch or 1}.json"
+
+
+def write(records: Sequence[Record], target: Path, device: str, batch: int | None) -> list[Path]:
+    """Write records to a .json file, or to a folder as <device>/<suite>-....json, one file a suite. Raises OSError."""
+    if target.suffix == ".json":
+        groups = {target: list(records)}
+    else:
+        groups = {}
+        for record in records:
+            name = file_name([record], batch)
+            groups.setdefault(target / slug(device) / name, []).append(record)
+    for path, rows in groups.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps([row.as_json() for row in rows], indent=1) + "\n")
+    return list(groups)

@@ -1,0 +1,167 @@
+"""Tables: in the terminal from records just made, in Markdown from benchmarks/results."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tapwise.lab.bench import select_best
+from tapwise.lab.records import Record, geometric_mean
+from tapwise.lab.timing import UNSTABLE
+
+_MARKED = re.compile(r"(<!-- results:([\w./-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
+
+
+def microseconds(value: float | None) -> str:
+    """Four figures with a unit."""
+    if value is None:
+        return "-"
+    return f"{value:.1f} us" if value < 100 else f"{value:.0f} us" if value < 10_000 else f"{value / 1e3:.1f} ms"
+
+
+def size(value: int | None) -> str:
+    """Bytes in KB or MB."""
+    if value is None:
+        return "-"
+    return f"{value / 1024:.0f} K" if value < 1 << 20 else f"{value / (1 << 20):.1f} M"
+
+
+def print_bench(console: Console, rows: Sequence[Record]) -> None:
+    """Tables by class, geometric means, and what must be known to read them."""
+    peers = list(dict.fromkeys(name for row in rows for name in (*row.ratios, *row.peers_missing)))
+    for category in dict.fromkeys(row.category for row in rows):
+        console.print(_table([row for row in rows if row.category == category], category, peers))
+        for row in rows:
+            if row.category == category and row.time_us is None:
+                console.print(f"  {row.problem}: {row.reason}", style="red", highlight=False, soft_wrap=True)
+    _print_means(console, rows, peers)
+
+
+def _table(rows: Sequence[Record], title: str, peers: Sequence[str]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", pad_edge=False, collapse_padding=True)
+    table.add_column("problem", overflow="fold", ratio=1, min_width=22)
+    table.add_column("algorithm", overflow="fold", min_width=9)
+    table.add_column("ok", justify="center")
+    table.add_column("time", justify="right")
+    table.add_column("GFLOP/s", justify="right")
+    table.add_column("% roof", justify="right")
+    for peer in peers:
+        table.add_column(f"x {peer}", justify="right", overflow="fold", min_width=5)
+    table.add_column("scratch", justify="right")
+    for row in rows:
+        mark = "yes" if row.verified else "[red]NO[/red]"
+        if row.time_us is None:
+            table.add_row(row.problem, row.algorithm or "-", mark if row.algorithm else "-", *["-"] * (4 + len(peers)))
+            continue
+        spread = 100 * (row.spread_us or 0.0) / row.time_us
+        unstable = "?" if spread > 100 * UNSTABLE else ""
+        roof = f"{100 * row.roof_us / row.time_us:.0f}" if row.roof_us else "-"
+        table.add_row(
+            row.problem, row.algorithm, mark, f"{microseconds(row.time_us)}\n±{spread:.0f}%{unstable}",
+            f"{row.gflops:.1f}", roof, *(_ratio(row.ratios.get(peer)) for peer in peers), size(row.workspace_bytes),
+        )  # fmt: skip
+    return table
+
+
+def _ratio(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"[red]{value:.2f}[/red]" if value < 0.9 else f"{value:.2f}"
+
+
+def _print_means(console: Console, rows: Sequence[Record], peers: Sequence[str]) -> None:
+    timed = [row for row in rows if row.time_us is not None]
+    verified = sum(row.verified for row in rows)
+    console.print(f"\n{verified} of {len(rows)} verified, {len(timed)} timed.", highlight=False)
+    compared = [row for row in timed if row.ratio is not None]
+    if compared:
+        table = Table(title="geometric mean of (fastest peer / ours)", title_justify="left", pad_edge=False)
+        for column in ("class", "layers", "mean", "least", "under 0.9"):
+            table.add_column(column, justify="left" if column == "class" else "right")
+        categories = list(dict.fromkeys(row.category for row in compared))
+        for name in [*categories, "all"]:
+            ratios = [row.ratio for row in compared if row.ratio is not None and name in (row.category, "all")]
+            under = sum(ratio < 0.9 for ratio in ratios)
+            mean = geometric_mean(ratios) or 0.0
+            table.add_row(
+                name, str(len(ratios)), f"{mean:.2f}", f"{min(ratios):.2f}", str(under), end_section=name != "all"
+            )
+        console.print(table)
+    close, choices = select_best(rows)
+    if choices:
+        console.print(f"auto within 15 % of the best of ours on {close} of {choices} layers.", highlight=False)
+    for peer in peers:
+        reasons = {row.peers_missing[peer] for row in rows if peer in row.peers_missing}
+        for reason in sorted(reasons):
+            count = sum(row.peers_missing.get(peer) == reason for row in rows)
+            console.print(f"{peer} not measured on {count} problems: {reason}", highlight=False, soft_wrap=True)
+    console.print(
+        "x NAME: that library's time over ours, in turns in one run; above 1 ours is faster. time: median,\n"
+        "± half the interquartile range. % roof: of the larger of arithmetic and memory time at this machine's\n"
+        "measured ceilings; Winograd multiplies less than the definition counts, so it can pass 100.",
+        style="dim", highlight=False,
+    )  # fmt: skip
+
+
+def load(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """All records below a results folder, by "<device>/<file stem>"."""
+    found = {}
+    for path in sorted(folder.glob("*/*.json")):
+        found[f"{path.parent.name}/{path.stem}"] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def markdown(name: str, results: dict[str, list[dict[str, Any]]]) -> str:
+    """The text of a marked section: "summary" (a line a results file) or "<device>/<file stem>" (a line a problem)."""
+    if name == "summary":
+        return _summary(results)
+    if name not in results:
+        raise KeyError(f"results:{name}: there are {', '.join(results) or 'no results'}")
+    return _problems(results[name])
+
+
+def _cells(rows: Iterable[Sequence[str]]) -> str:
+    return "".join("| " + " | ".join(row) + " |\n" for row in rows)
+
+
+def _summary(results: dict[str, list[dict[str, Any]]]) -> str:
+    lines = [["device", "suite", "layers", "verified", "geometric mean", "least", "under 0.9"], ["---"] * 7]
+    for name, rows in results.items():
+        ratios = [row["ratio"] for row in rows if row["ratio"] is not None]
+        if not ratios:
+            continue
+        device, suite = name.split("/")
+        mean = geometric_mean(ratios)
+        verified = sum(row["verified"] for row in rows)
+        under = sum(ratio < 0.9 for ratio in ratios)
+        lines.append(
+            [device, suite, str(len(rows)), str(verified), f"**{mean:.2f}**", f"{min(ratios):.2f}", str(under)]
+        )
+    peers = sorted({peer for rows in results.values() for row in rows for peer in row["peers"]})
+    names = ", ".join(peers)
+    note = f"Time of the fastest of {names} over ours, in one run, prepared operators; above 1 ours is faster.\n"
+    return _cells(lines) + "\n" + note if len(lines) > 2 else ""
+
+
+def _problems(rows: list[dict[str, Any]]) -> str:
+    lines = [["class", "problem", "algorithm", "time", "GFLOP/s", "% roof", "fastest peer / ours"], ["---"] * 7]
+    for row in rows:
+        if row["time_us"] is None:
+            lines.append([row["class"], row["problem"], row["algorithm"] or "-", row["reason"], "", "", ""])
+            continue
+        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
+        roof = f"{100 * row['roof_us'] / row['time_us']:.0f}"
+        time = microseconds(row["time_us"])
+        lines.append([row["class"], row["problem"], row["algorithm"], time, f"{row['gflops']:.1f}", roof, ratio])
+    return _cells(lines)
+
+
+def rewrite(text: str, results: dict[str, list[dict[str, Any]]]) -> str:
+    """A document with the text between its markers generated anew. Raises KeyError for results that are not there."""
+    return _MARKED.sub(lambda match: match[1] + markdown(match[2], results) + match[4], text)
