@@ -124,7 +124,7 @@ def bench(
                 console.print(f"{peer.name} is not installed: {peer.install}", style="dim", highlight=False)
     if json is not None:
         try:
-            for path in records.write(rows, json, rows[0].device, batch):
+            for path in records.write(rows, json, records.slug(f"cpu {rows[0].device}"), batch):
                 console.print(f"wrote {path}", highlight=False, soft_wrap=True)
         except OSError as error:
             typer.echo(f"tapwise: json={str(json)!r}: {error}", err=True)
@@ -142,6 +142,7 @@ def explain(
     threads: Annotated[int | None, typer.Option(help="worker threads", min=1)] = None,
 ) -> None:
     """Show every algorithm for a problem: whether it applies, predicted time, config, workspace; and the choice."""
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from tapwise import dispatch
@@ -158,7 +159,7 @@ def explain(
         f"{parsed.bytes / 1e6:.2f} MB; {device.name}, {device.threads} threads",
         highlight=False,
     )
-    table = Table(pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("algorithm", "predicted", "packing", "scratch", "config, or why not"):
         table.add_column(
             name, overflow="fold", justify="left" if name in ("algorithm", "config, or why not") else "right"

@@ -388,7 +388,7 @@ class Depthwise(Algorithm[Config]):
         return rejects_all(problem, device)
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
-        every = list(self._candidates(problem, device))
+        every = list(dict.fromkeys(self._candidates(problem, device)))
         return sorted(every, key=lambda config: self.predict_us(problem, config, device))
 
     def _candidates(self, problem: ConvProblem, device: Device) -> Iterator[Config]:

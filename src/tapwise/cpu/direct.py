@@ -19,7 +19,7 @@ from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu import jit, tile
 from tapwise.cpu.common import arithmetic, ceil_div, rejects_all, splits
-from tapwise.cpu.cost import Costs
+from tapwise.cpu.cost import CACHE_RATES, Costs
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
 from tapwise.cpu.simd import INT, Int, Kernel, Target, target
 from tapwise.cpu.strips import Strip, emit_finish_row, emit_pack_row, emit_zeros
@@ -294,7 +294,7 @@ class Direct(Algorithm[Config]):
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         """Every sensible blocking, the one with the shortest predicted time first."""
-        every = list(self._candidates(problem, device))
+        every = list(dict.fromkeys(self._candidates(problem, device)))
         return sorted(every, key=lambda config: self.predict_us(problem, config, device))
 
     def _candidates(self, problem: ConvProblem, device: Device) -> Iterator[Config]:
@@ -332,6 +332,11 @@ class Direct(Algorithm[Config]):
         columns = ceil_div(vectors, config.n)
 
         tiles = costs.block(config.m, config.n, rows, vectors, terms)
+        # What one tile reads of the input, in whole cache lines: beyond L1 each panel of filters fetches it again.
+        lines = (config.n * costs.lanes * size if over_pixels else config.m * 8) / 64 + 1.0
+        footprint = config.channels * problem.kernel[0] * len(strip.col_phases) * lines * 64
+        if footprint + config.m * terms * size > device.l1_bytes:
+            tiles *= 1.0 + 0.12 * footprint / CACHE_RATES[1] / costs.tile(config.m, config.n, terms)
         panel = config.filters * terms * size
         input_bytes = config.channels * strip.planes * strip.plane * size
         if over_pixels:
@@ -401,7 +406,8 @@ def channel_blocks(problem: ConvProblem) -> list[int]:
     """Channels in a block of gemm_k: even blocks of about BLOCK_TERMS terms."""
     taps = problem.kernel[0] * problem.kernel[1]
     blocks = max(1, round(problem.gemm_k / BLOCK_TERMS))
-    sizes = {ceil_div(problem.group_c, min(count, problem.group_c)) for count in (blocks, ceil_div(blocks, 2))}
+    counts = (blocks, ceil_div(blocks, 2), 2 * blocks)
+    sizes = {ceil_div(problem.group_c, min(count, problem.group_c)) for count in counts}
     return sorted(size for size in sizes if size * taps <= 2 * BLOCK_TERMS or size == 1)
 
 

@@ -374,7 +374,7 @@ class Winograd(Algorithm[Config]):
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         """Tile sizes, strips and filter blocks whose scratch stays within twice the input, the fastest predicted
         first."""
-        every = list(self._candidates(problem, device))
+        every = list(dict.fromkeys(self._candidates(problem, device)))
         return sorted(every, key=lambda config: self.predict_us(problem, config, device))
 
     def _candidates(self, problem: ConvProblem, device: Device) -> Iterator[Config]:

@@ -107,7 +107,8 @@ def _measure(case: Case, options: Options, device: Device, record: Record) -> No
         if identifier == ids[0]:
             record.algorithm, record.config = identifier, str(operator.choice.config)
             record.predicted_us, record.workspace_bytes = operator.choice.predicted_us, operator.plan.workspace_bytes
-            record.reason = operator.choice.reason
+            chosen = options.algorithms in ("auto", "all")
+            record.reason = (dispatch.choose(problem, device) if chosen else operator.choice).reason
             record.error, record.bound, record.verified = verdict.error, verdict.bound, verdict.verified
             if not verdict.verified:
                 record.reason = verdict.message

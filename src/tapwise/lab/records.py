@@ -113,14 +113,17 @@ def file_name(records: Sequence[Record], batch: int | None) -> str:
 
 
 def write(records: Sequence[Record], target: Path, device: str, batch: int | None) -> list[Path]:
-    """Write records to a .json file, or to a folder as <device>/<suite>-....json, one file a suite. Raises OSError."""
+    """Write records to a .json file, or to a folder as <device>/<suite>-....json, one file a suite. Raises OSError.
+
+    `device` is the folder's name, e.g. "cpu-amd-epyc".
+    """
     if target.suffix == ".json":
         groups = {target: list(records)}
     else:
         groups = {}
         for record in records:
             name = file_name([record], batch)
-            groups.setdefault(target / slug(device) / name, []).append(record)
+            groups.setdefault(target / device / name, []).append(record)
     for path, rows in groups.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps([row.as_json() for row in rows], indent=1) + "\n")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -44,26 +45,29 @@ def print_bench(console: Console, rows: Sequence[Record]) -> None:
 
 
 def _table(rows: Sequence[Record], title: str, peers: Sequence[str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", pad_edge=False, collapse_padding=True)
-    table.add_column("problem", overflow="fold", ratio=1, min_width=22)
-    table.add_column("algorithm", overflow="fold", min_width=9)
-    table.add_column("ok", justify="center")
-    table.add_column("time", justify="right")
-    table.add_column("GFLOP/s", justify="right")
-    table.add_column("% roof", justify="right")
-    for peer in peers:
-        table.add_column(f"x {peer}", justify="right", overflow="fold", min_width=5)
-    table.add_column("scratch", justify="right")
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    table.add_column("problem", overflow="fold", ratio=1, min_width=20)
+    table.add_column("algorithm", no_wrap=True)
+    table.add_column("ok")
+    for name in ("time", "GFLOP/s", "%roof", *peers, "scratch"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         mark = "yes" if row.verified else "[red]NO[/red]"
         if row.time_us is None:
-            table.add_row(row.problem, row.algorithm or "-", mark if row.algorithm else "-", *["-"] * (4 + len(peers)))
+            table.add_row(
+                row.problem,
+                (row.algorithm or "-").removeprefix("cpu."),
+                mark if row.algorithm else "-",
+                *["-"] * (4 + len(peers)),
+            )
             continue
         spread = 100 * (row.spread_us or 0.0) / row.time_us
         unstable = "?" if spread > 100 * UNSTABLE else ""
         roof = f"{100 * row.roof_us / row.time_us:.0f}" if row.roof_us else "-"
         table.add_row(
-            row.problem, row.algorithm, mark, f"{microseconds(row.time_us)}\n±{spread:.0f}%{unstable}",
+            row.problem, (row.algorithm or "").removeprefix("cpu."), mark, f"{microseconds(row.time_us)} ±{spread:.0f}%{unstable}",
             f"{row.gflops:.1f}", roof, *(_ratio(row.ratios.get(peer)) for peer in peers), size(row.workspace_bytes),
         )  # fmt: skip
     return table
@@ -81,7 +85,9 @@ def _print_means(console: Console, rows: Sequence[Record], peers: Sequence[str])
     console.print(f"\n{verified} of {len(rows)} verified, {len(timed)} timed.", highlight=False)
     compared = [row for row in timed if row.ratio is not None]
     if compared:
-        table = Table(title="geometric mean of (fastest peer / ours)", title_justify="left", pad_edge=False)
+        table = Table(
+            title="geometric mean of (fastest peer / ours)", title_justify="left", box=SIMPLE_HEAD, pad_edge=False
+        )
         for column in ("class", "layers", "mean", "least", "under 0.9"):
             table.add_column(column, justify="left" if column == "class" else "right")
         categories = list(dict.fromkeys(row.category for row in compared))
@@ -102,9 +108,9 @@ def _print_means(console: Console, rows: Sequence[Record], peers: Sequence[str])
             count = sum(row.peers_missing.get(peer) == reason for row in rows)
             console.print(f"{peer} not measured on {count} problems: {reason}", highlight=False, soft_wrap=True)
     console.print(
-        "x NAME: that library's time over ours, in turns in one run; above 1 ours is faster. time: median,\n"
-        "± half the interquartile range. % roof: of the larger of arithmetic and memory time at this machine's\n"
-        "measured ceilings; Winograd multiplies less than the definition counts, so it can pass 100.",
+        "Under a library's name: its time over ours, in turns in one run; above 1 ours is faster. time: median\n"
+        "± half the interquartile range. %roof: of the larger of arithmetic and memory time at the ceilings\n"
+        "measured here; Winograd multiplies less than the definition counts, so it can pass 100.",
         style="dim", highlight=False,
     )  # fmt: skip
 

@@ -1,0 +1,65 @@
+"""Peers compute what the float64 reference computes: a wrong model would be an unfair race."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tapwise import arrays
+from tapwise.errors import InvalidProblem, PeerUnavailable
+from tapwise.peers import PEERS, mlas, select
+from tapwise.problem import ConvProblem
+from tapwise.reference import convolve
+
+PROBLEMS = [
+    "c5 h9 w11 k7 r3 s3 pad1",
+    "n3 c6 h10 w7 k4 r3 s2 stride2x1 pad0:1x2:0 dilation1x2 groups2",
+    "c4 h8 w8 k4 r5 s5 pad2 groups4 bias relu residual",
+    "c3 h6 w6 k2 r1 s1 bias silu",
+    "c3 h6 w6 k2 r3 s3 residual tanh nhwc",
+]
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+@pytest.mark.parametrize("name", list(PEERS))
+def test_peer_computes_the_problem(name: str, text: str) -> None:
+    problem = ConvProblem.parse(text)
+    rng = np.random.default_rng(1)
+
+    def random(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape, dtype=np.float32)
+
+    x = arrays.dense(random(*problem.x_shape), problem.layout)
+    w = random(*problem.w_shape)
+    bias = random(problem.k) if problem.bias else None
+    residual = random(*problem.y_shape) if problem.residual else None
+    prepared = PEERS[name].prepare(problem, x, w, bias, residual, 2)
+    prepared.run()
+    expected = convolve(problem, x, w, bias, residual)
+    np.testing.assert_allclose(prepared.result(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_model_is_what_onnx_reads() -> None:
+    onnx = pytest.importorskip("onnx")
+    problem = ConvProblem.parse("n2 c4 h9 w8 k6 r3 s2 stride2x1 pad1:0x2:1 groups2 bias relu")
+    w = np.arange(np.prod(problem.w_shape), dtype=np.float32).reshape(problem.w_shape)
+    model = onnx.load_model_from_string(mlas.model(problem, w, np.zeros(6, np.float32)))
+    onnx.checker.check_model(model, full_check=True)
+    attributes = {a.name: onnx.helper.get_attribute_value(a) for a in model.graph.node[0].attribute}
+    assert attributes["pads"] == [1, 2, 0, 1] and attributes["strides"] == [2, 1] and attributes["group"] == 2
+    assert np.array_equal(onnx.numpy_helper.to_array(model.graph.initializer[0]), w)
+
+
+def test_what_a_peer_does_not_take() -> None:
+    problem = ConvProblem.parse("c3 h6 w6 k2 r1 s1 wgrad")
+    x, w = np.zeros(problem.x_shape, np.float32), np.zeros(problem.w_shape, np.float32)
+    for peer in PEERS.values():
+        with pytest.raises(PeerUnavailable, match="fprop"):
+            peer.prepare(problem, x, w, None, None, 1)
+
+
+def test_select() -> None:
+    assert select("none") == []
+    assert [peer.name for peer in select("mlas,onednn")] == ["mlas", "onednn"]
+    with pytest.raises(InvalidProblem, match="cudnn"):
+        select("cudnn")
