@@ -19,8 +19,8 @@ from tapwise.peers import Peer, Prepared
 
 # Peers compute in the same precision; a result further off than this is wrong, not rounded.
 PEER_TOLERANCE = {"f32": 1e-2, "f64": 1e-8, "f16": 5e-2}
-# Above this, one more algorithm beside the chosen one would cost minutes.
-SLOW_US = 3e5
+# An algorithm predicted to be so many times slower than the chosen one is not worth its time in a run of all.
+HOPELESS = 8.0
 
 
 @dataclass(frozen=True)
@@ -73,13 +73,14 @@ def _ids(words: str, case: Case, device: Device) -> list[str]:
         if not applying:
             raise NotApplicable(f"none of {words} applies to '{case.problem}'")
         return sorted(applying, key=lambda identifier: offers[identifier].predicted_us or 0.0)
-    chosen = dispatch.choose(case.problem, device).algorithm
+    choice = dispatch.choose(case.problem, device)
+    chosen = choice.algorithm
     if words == "auto":
         return [chosen]
     others = [
         candidate.algorithm
         for candidate in dispatch.explain(case.problem, device)
-        if candidate.reason is None and (candidate.predicted_us or 0.0) < SLOW_US
+        if candidate.reason is None and (candidate.predicted_us or 0.0) < HOPELESS * choice.predicted_us
     ]
     return [chosen, *(identifier for identifier in others if identifier != chosen)]
 
