@@ -24,7 +24,7 @@ from tapwise.cpu.cost import Costs
 from tapwise.cpu.epilogue import activate
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
 from tapwise.cpu.simd import BYTES, I32, INT, Int, Kernel, Ptr, Target, target
-from tapwise.cpu.strips import Strip, emit_copy_rows, emit_phases, emit_zeros
+from tapwise.cpu.strips import Strip, Window, emit_pack_pixels, emit_pack_plane, emit_zeros
 from tapwise.problem import ConvProblem
 
 FIELDS: Final = (
@@ -171,33 +171,14 @@ def _emit_pack(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
         "pack", args="i64", out=k.dtype, x=storage, p0=INT, rows=INT, channels=INT
     ) as (args, out, x, p0, rows, channels):  # fmt: skip
         a = Fields(k, args, FIELDS)
-        columns, starts = a.pointer("columns", "i64"), a.pointer("row_starts", "i64")
-        phases = k.var(a.row_phases)
+        window = Window(
+            p0, k.integer(0), rows + a.row_shift, a.pointer("row_starts", "i64"), a.pointer("columns", "i64"),
+            a.row_phases, a.col_phases, a.stride_h, a.stride_w, a.h, a.w_in, a.pitch, a.plane,
+        )  # fmt: skip
         if planar:
-            # Stride 1 has one phase and rows of one length: nothing to work out for each row.
-            with k.if_(k.both(a.stride_h.eq(1), a.stride_w.eq(1))):
-                top = p0 + k.load_int(starts)
-                low, high = (0 - top).max(0), (a.h - top).min(rows + a.row_shift)
-                first = k.load_int(columns)
-                count = k.load_int(columns + 1).min(a.pitch) - first
-                source = x + (top + low) * a.w_in + (k.load_int(columns + 2) + first)
-                emit_copy_rows(k, source, a.w_in, out + low * a.pitch + first, a.pitch, high - low, count)
-                phases.set(k.integer(0))
-        with k.loop(0, phases.get()) as row_phase, k.loop(0, rows + a.row_shift) as row:
-            h = (p0 + row) * a.stride_h + k.load_int(starts + row_phase)
-            out_row = out + (row_phase * a.col_phases * a.plane + row * a.pitch) * width
-            with k.if_(k.both(h >= 0, h < a.h)):
-                if planar:
-                    source = x + h * a.w_in
-                    emit_phases(k, source, out_row, columns, a.col_phases, k.integer(0), a.stride_w, a.pitch, a.plane)
-                else:
-                    with k.loop(0, a.col_phases) as phase:
-                        entry = columns + phase * 3
-                        first, end = k.load_int(entry), k.load_int(entry + 1).min(a.pitch)
-                        with k.loop(first, end) as u:
-                            pixel = x + (h * a.w_in + k.load_int(entry + 2) + u * a.stride_w) * a.channels
-                            cell = out_row + (phase * a.plane + u) * width
-                            k.rows(channels, lambda i, lanes, p=pixel, c=cell: k.store(c + i, k.load(p + i, lanes)))  # type: ignore[misc]
+            emit_pack_plane(k, window, x, out)
+        else:
+            emit_pack_pixels(k, window, x, out, channels, k.integer(width), a.channels)
 
 
 def _emit_strip(k: Kernel, storage: str, tile_rows: int, vectors: int, planar: bool) -> None:
@@ -426,8 +407,8 @@ class Depthwise(Algorithm[Config]):
             tiles = ceil_div(config.strip, config.rows) * across * problem.group_k
             if q < config.vectors * costs.lanes:
                 tile += 2.0 * config.rows
-            per_vector = {1: 2.0, 2: 4.0, 4: 8.0}.get(problem.stride[1], 1.5 * costs.lanes)
-            pack = packed_rows * (costs.row(g.strip.pitch, per_vector) - 4)
+            per_vector = {1: 2.0, 2: 2.5, 4: 4.0}.get(problem.stride[1], 1.5 * costs.lanes)
+            pack = 40 + packed_rows * (costs.row(g.strip.pitch, per_vector) - 6)
             runs = config.channels
         else:
             tiles = config.strip * ceil_div(q, config.rows)

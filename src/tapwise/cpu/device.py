@@ -68,5 +68,5 @@ def _host(threads: int, target_name: str) -> Device:
         l2_bytes=_cache_bytes(2) or 512 << 10,
         l3_bytes=_cache_bytes(3) or 16 << 20,
         gflops=gflops,
-        gbps=20.0,
+        gbps=25.0,
     )

@@ -21,8 +21,8 @@ from tapwise.cpu import jit, tile
 from tapwise.cpu.common import arithmetic, ceil_div, rejects_all, splits
 from tapwise.cpu.cost import CACHE_RATES, Costs
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
-from tapwise.cpu.simd import INT, Int, Kernel, Target, target
-from tapwise.cpu.strips import Strip, emit_finish_row, emit_pack_row, emit_zeros
+from tapwise.cpu.simd import INT, Kernel, Target, target
+from tapwise.cpu.strips import Strip, Window, emit_finish_row, emit_pack_pixels, emit_pack_plane, emit_zeros
 from tapwise.problem import ConvProblem
 
 # Terms of gemm_k in one block: a panel of filters and the input that it meets stay in L1.
@@ -64,10 +64,6 @@ def generate(
     planar = layout == "nchw"
     tile.emit(k, m, n, lanes)
     tile.emit_filter_packer(k, lanes, storage, m if lanes == "pixels" else n * k.lanes)
-    if planar:
-        emit_pack_row(k, storage)
-    else:
-        _emit_pack_pixels(k, storage)
     per_run = "one" if planar else "each"
     emit_finish_row(k, storage, per_run if bias else None, residual, activation)
     _emit_pack_strip(k, storage, planar)
@@ -77,70 +73,29 @@ def generate(
     return k
 
 
-def _emit_pack_pixels(k: Kernel, storage: str) -> None:
-    """`pack_row` for NHWC: as strips.emit_pack_row, each packed pixel holding `channels` neighbouring channels.
-
-    Pixels are `step` elements apart when packed, `c` in the source.
-    """
-    with k.function(
-        "pack_row", source=storage, out=k.dtype, columns="i64", phases=INT, q0=INT, stride=INT, pitch=INT, plane=INT,
-        channels=INT, step=INT, c=INT,
-    ) as (source, out, columns, phases, q0, stride, pitch, plane, channels, step, c):  # fmt: skip
-        with k.loop(0, phases) as phase:
-            entry = columns + phase * 3
-            first = (k.load_int(entry) - q0).max(0).min(pitch)
-            end = (k.load_int(entry + 1) - q0).max(first).min(pitch)
-            here = out + phase * plane * step
-            there = source + (k.load_int(entry + 2) + q0 * stride) * c
-            emit_zeros(k, here, first * step)
-            with k.loop(first, end) as u:
-                pixel, original = here + u * step, there + u * stride * c
-                k.rows(channels, lambda i, lanes: k.store(pixel + i, k.load(original + i, lanes)))
-            emit_zeros(k, here + end * step, (pitch - end) * step)
-
-
 def _emit_pack_strip(k: Kernel, storage: str, planar: bool) -> None:
-    """pack_strip(args, packed, image, channel, channels, p0, q0, rows): one image's planes of a block of channels."""
+    """pack_strip(args, packed, image, channel, channels, p0, q0, rows): one image's planes of a block of channels.
+
+    Only what lies inside the input is written: the rest of `packed` is zero already.
+    """
     with k.function(
         "pack_strip", args="i64", packed=k.dtype, image=INT, channel=INT, channels=INT, p0=INT, q0=INT, rows=INT
     ) as (args, packed, image, channel, channels, p0, q0, rows):  # fmt: skip
         a = Fields(k, args, FIELDS)
-        x, columns, starts = a.pointer("x", storage), a.pointer("columns", "i64"), a.pointer("row_starts", "i64")
+        window = Window(
+            p0, q0, rows + a.row_shift, a.pointer("row_starts", "i64"), a.pointer("columns", "i64"), a.row_phases,
+            a.col_phases, a.stride_h, a.stride_w, a.h, a.w_in, a.pitch, a.plane,
+        )  # fmt: skip
         total_c = a.group_c * a.groups
-        every_row = rows + a.row_shift
-        planes = a.row_phases * a.col_phases
-        width = k.integer(1) if planar else a.step
-
-        def rows_of(c: Int) -> None:
-            with k.loop(0, a.row_phases) as phase:
-                base = packed + (c * planes + phase * a.col_phases) * a.plane * width
-                start = k.load_int(starts + phase)
-                with k.loop(0, every_row) as row:
-                    h = (p0 + row) * a.stride_h + start
-                    out = base + row * a.pitch * width
-                    inside = k.both(h >= 0, h < a.h)
-                    with k.if_else(inside) as (then, otherwise):
-                        with then:
-                            if planar:
-                                source = x + ((image * total_c + channel + c) * a.h + h) * a.w_in
-                                k.call("pack_row", source, out, columns, a.col_phases, q0, a.stride_w, a.pitch, a.plane)
-                            else:
-                                source = x + (image * a.h + h) * a.w_in * total_c + channel
-                                k.call(
-                                    "pack_row", source, out, columns, a.col_phases, q0, a.stride_w, a.pitch, a.plane,
-                                    channels, a.step, total_c,
-                                )  # fmt: skip
-                        with otherwise, k.loop(0, a.col_phases) as col_phase:
-                            emit_zeros(k, out + col_phase * a.plane * width, a.pitch * width)
-                with k.loop(0, a.col_phases) as col_phase:
-                    end = every_row * a.pitch
-                    emit_zeros(k, base + (col_phase * a.plane + end) * width, (a.plane - end) * width)
-
+        x = a.pointer("x", storage)
         if planar:
+            size = a.row_phases * a.col_phases * a.plane
             with k.loop(0, channels) as c:
-                rows_of(c)
+                source = x + (image * total_c + channel + c) * (a.h * a.w_in)
+                emit_pack_plane(k, window, source, packed + c * size)
         else:
-            rows_of(k.integer(0))
+            source = x + image * (a.h * a.w_in) * total_c + channel
+            emit_pack_pixels(k, window, source, packed, channels, a.step, total_c)
 
 
 def _emit_finish_strip(k: Kernel, storage: str, planar: bool, lanes: str) -> None:
@@ -186,11 +141,13 @@ def _emit_task(k: Kernel, storage: str, lanes: str) -> None:
             filters = (a.group_k - k0).min(a.filter_block)
             pixels = (rows - 1) * a.pitch + cols
             vectors = ((pixels if lanes == "pixels" else filters) + (k.lanes - 1)) // k.lanes
+            size = a.channel_block * planes
+            # All blocks of channels and groups of a task have their borders at the same places.
+            emit_zeros(k, packed, images * size)
             with k.loop(group0, (group0 + a.group_block).min(a.groups)) as group:
                 panels = w + group * a.group_c * a.taps * a.filter_pad
                 with k.loop(0, a.group_c, a.channel_block) as channel:
                     channels = (a.group_c - channel).min(a.channel_block)
-                    size = a.channel_block * planes
                     with k.loop(0, images) as image:
                         k.call(
                             "pack_strip", args, packed + image * size, image0 + image, group * a.group_c + channel,
@@ -348,8 +305,8 @@ class Direct(Algorithm[Config]):
 
         packed_rows = strip.planes * (config.rows + strip.row_shift)
         if problem.layout == "nchw":
-            per_vector = {1: 2.0, 2: 4.0}.get(problem.stride[1], 1.5 * costs.lanes)
-            pack = config.channels * packed_rows * (costs.row(strip.pitch, per_vector) + 6)
+            per_vector = {1: 2.0, 2: 2.5, 4: 4.0}.get(problem.stride[1], 1.5 * costs.lanes)
+            pack = config.channels * (40 + packed_rows * (costs.row(strip.pitch, per_vector) - 6))
         else:
             pack = packed_rows * strip.pitch * costs.row(config.channels, 2.0)
         source = config.channels * packed_rows * strip.pitch * problem.itemsize
@@ -364,7 +321,8 @@ class Direct(Algorithm[Config]):
         sums = config.filters * pixels * size
         finish += costs.stream((2 * blocks + 1) * sums, sums * config.images + input_bytes)
         finish += 0.5 * costs.stream(config.filters * config.rows * config.cols * problem.itemsize, problem.bytes)
-        task = config.groups * (blocks * (per_block + pack) + config.images * finish) + 60
+        zeros = config.images * config.channels * strip.planes * strip.plane / costs.lanes
+        task = config.groups * (blocks * (per_block + pack) + config.images * finish) + zeros + 60
         # Filters come from memory once a run when they do not fit the caches.
         tasks = geometry.fields()["tasks"]
         once = costs.stream(config.groups * config.filters * problem.gemm_k * size, problem.bytes)
@@ -414,7 +372,7 @@ def channel_blocks(problem: ConvProblem) -> list[int]:
 def group_blocks(problem: ConvProblem, threads: int) -> list[int]:
     """Groups that one task goes through."""
     counts = {1, ceil_div(problem.groups, 4 * threads), ceil_div(problem.groups, 16 * threads)}
-    return sorted(counts) if problem.group_k < 16 else [1]
+    return sorted(counts) if problem.group_k < 64 else [1]
 
 
 def strip_sizes(p: int, q: int, threads: int, tile_lanes: int) -> list[tuple[int, int]]:

@@ -26,7 +26,7 @@ ALIGNMENT: Final = 64
 RUN_US: Final = 20.0
 COPY_US: Final = 5.0
 ROW_NS: Final = 6.0
-ELEMENT_NS: Final = 0.3
+ELEMENT_NS: Final = 0.45
 CONVERTED_NS: Final = 1.3
 GEMM_US: Final = 1.0
 BLAS_SHARE: Final = 0.75
@@ -221,7 +221,8 @@ class Im2colGemm(Algorithm[Config]):
 
         A copy of a tap costs a call, a time for each of its rows and one for each element, more where it converts,
         and where the matrix does not stay in the shared cache it goes through memory at the memory's bandwidth. BLAS
-        reaches a share of the peak that falls with gemm_m below a register tile. Outputs are passed over in cache.
+        reaches a share of the peak that falls with gemm_m below a register tile, and with few terms to
+        sum. Outputs are passed over in cache.
         """
         height, width = problem.output
         pixels, taps = height * width, prod(problem.kernel)
@@ -236,8 +237,12 @@ class Im2colGemm(Algorithm[Config]):
             if Geometry(problem, config).workspace_bytes > device.l3_bytes // 2:
                 expansion += 1e-3 * copied * accumulator(problem).itemsize / device.gbps
         peak = device.gflops * device.threads * (0.5 if problem.dtype == "f64" else 1.0)
-        narrow = min(1.0, min(problem.group_k, problem.gemm_k) / 16)
+        narrow = min(1.0, min(problem.group_k, problem.gemm_k) / 16) * problem.gemm_k / (problem.gemm_k + 20)
         product = chunks * problem.groups * GEMM_US + 1e-3 * problem.flops / (peak * BLAS_SHARE * narrow)
+        # Filters that no cache holds come from memory once a run.
+        filters = problem.k * problem.gemm_k * accumulator(problem).itemsize
+        if filters > device.l3_bytes // 2:
+            product = max(product, 1e-3 * filters / device.gbps)
         passes = EPILOGUE_NS[problem.activation] + 0.4 * (problem.bias + problem.residual)
         if problem.dtype == "f16":
             passes += CONVERTED_NS

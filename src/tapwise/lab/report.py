@@ -67,7 +67,8 @@ def _table(rows: Sequence[Record], title: str, peers: Sequence[str]) -> Table:
         unstable = "?" if spread > 100 * UNSTABLE else ""
         roof = f"{100 * row.roof_us / row.time_us:.0f}" if row.roof_us else "-"
         table.add_row(
-            row.problem, (row.algorithm or "").removeprefix("cpu."), mark, f"{microseconds(row.time_us)} ±{spread:.0f}%{unstable}",
+            row.problem, (row.algorithm or "").removeprefix("cpu."), mark,
+            f"{microseconds(row.time_us)} ±{spread:.0f}%{unstable}",
             f"{row.gflops:.1f}", roof, *(_ratio(row.ratios.get(peer)) for peer in peers), size(row.workspace_bytes),
         )  # fmt: skip
     return table
