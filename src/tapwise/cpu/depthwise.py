@@ -255,7 +255,7 @@ def _emit_task(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
         x, y, w = a.pointer("x", storage), a.pointer("y", storage), a.pointer("w", k.dtype)
         bias, residual = a.pointer("bias", storage), a.pointer("residual", storage)
         width = 1 if planar else vectors * k.lanes
-        with k.draws(a.counter, a.tasks) as number:
+        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
             strip, number = number % a.row_strips, number // a.row_strips
             block, image = number % a.channel_blocks, number // a.channel_blocks
             p0 = strip * a.strip_rows
@@ -302,10 +302,10 @@ def _emit_task(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
 def _emit_filters(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
     """`pack_task`: NCHW keeps (k, taps); NHWC (k / width, taps, width), the last run filled up with zeros."""
     width = 1 if planar else vectors * k.lanes
-    with k.function("pack_task", public=True, args="i64", worker=INT) as (args, _):
+    with k.function("pack_task", public=True, args="i64", worker=INT) as (args, worker):
         a = Fields(k, args, FIELDS)
         w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
-        with k.draws(a.counter, a.tasks):
+        with k.draws(a.counter, a.tasks, worker, a.workers):
             if planar:
                 k.rows(a.channels * a.multiplier * a.taps, lambda i, lanes: k.store(packed + i, k.load(w + i, lanes)))
             else:
@@ -385,8 +385,8 @@ class Depthwise(Algorithm[Config]):
             for strip in sorted({p, *(max(rows, ceil_div(p, count)) for count in (2, 4, 8, 16, 32))}):
                 if strip > p:
                     continue
-                for count in (1, 2, 4, 8, 16):
-                    channels = ceil_div(ceil_div(problem.c, count * device.threads), width) * width
+                for count in (1, *(count * device.threads for count in (1, 2, 4, 8, 16))):
+                    channels = ceil_div(ceil_div(problem.c, count), width) * width
                     config = Config(rows, vectors, strip, channels)
                     if Geometry(problem, config, lanes).scratch_bytes <= 4 << 20 or strip == rows:
                         yield config

@@ -128,7 +128,7 @@ def _emit_task(k: Kernel, storage: str, lanes: str) -> None:
         sums = packed + a.sums_at
         w, offsets = a.pointer("w", k.dtype), a.pointer("offsets", "i64")
         planes = a.plane * a.row_phases * a.col_phases
-        with k.draws(a.counter, a.tasks) as number:
+        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
             row_strip, number = number % a.row_strips, number // a.row_strips
             col_strip, number = number % a.col_strips, number // a.col_strips
             image_block, number = number % a.image_blocks, number // a.image_blocks
@@ -170,12 +170,12 @@ def _emit_task(k: Kernel, storage: str, lanes: str) -> None:
 
 def _emit_filter_task(k: Kernel, storage: str) -> None:
     """`pack_task`: all filters into panels; a task is one block of channels of one group."""
-    with k.function("pack_task", public=True, args="i64", worker=INT) as (args, _):
+    with k.function("pack_task", public=True, args="i64", worker=INT) as (args, worker):
         a = Fields(k, args, FIELDS)
         w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
         blocks = (a.group_c + (a.channel_block - 1)) // a.channel_block
         length = a.group_c * a.taps
-        with k.draws(a.counter, a.tasks) as number:
+        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
             filter_block, number = number % a.filter_blocks, number // a.filter_blocks
             block, group = number % blocks, number // blocks
             k0 = filter_block * a.filter_block

@@ -1,8 +1,9 @@
 """Run a kernel on several threads.
 
-A kernel is `void task(int64 *args, int64 worker)`. It draws task numbers from the counter args[0] until they run out,
-so a slow thread holds nobody up, and it finds its own scratch by `worker`, so two calls at once never share any. One
-Numba function calls it from all threads; Numba is imported on the first parallel call only.
+A kernel is `void task(int64 *args, int64 worker)`. Its first task has its own number; further ones it draws from
+the counter args[0] until they run out, so a slow thread holds nobody up. It finds its own scratch by `worker`, so two
+calls at once never share any. One Numba function calls it from all threads; Numba is imported on the first parallel
+call only.
 """
 
 from __future__ import annotations
@@ -48,14 +49,21 @@ def _make() -> Callable[[int, int, int], None]:
 
     most = int(numba.config.NUMBA_NUM_THREADS)
 
-    def run_pool(address: int, args: int, workers: int) -> None:
-        threads = min(workers, most)
-        if threads != numba.get_num_threads():
-            numba.set_num_threads(threads)
-        parallel.for_each_worker(address, args, workers)
-
     # The first call compiles or loads the driver and starts the layer; no worker runs.
     parallel.for_each_worker(0, 0, 0)
+    # The compiled function itself: finding it by the types of its arguments costs a microsecond a call.
+    (compiled,) = parallel.for_each_worker.overloads.values()
+    enter = compiled.entry_point
+    default = int(numba.get_num_threads())
+    # Numba keeps the number of threads a thread of the caller, and so does this, to set it only when it changes.
+    here = threading.local()
+
+    def run_pool(address: int, args: int, workers: int) -> None:
+        if getattr(here, "workers", default) != workers:
+            numba.set_num_threads(min(workers, most))
+            here.workers = workers
+        enter(address, args, workers)
+
     if numba.threading_layer() != "workqueue":
         return run_pool
     turn = threading.Lock()  # workqueue cannot be entered by two threads at once

@@ -15,9 +15,9 @@ from tapwise.cpu.simd import Int, Kernel, Ptr
 from tapwise.problem import ConvProblem
 
 # The first fields of every kernel's argument array; the kernel's own follow.
-COMMON = ("counter", "tasks", "x", "w", "y", "bias", "residual", "scratch", "scratch_step")
+COMMON = ("counter", "tasks", "workers", "x", "w", "y", "bias", "residual", "scratch", "scratch_step")
 _X, _W, _Y, _BIAS, _RESIDUAL, _SCRATCH = (COMMON.index(n) for n in ("x", "w", "y", "bias", "residual", "scratch"))
-_TASKS = COMMON.index("tasks")
+_TASKS, _WORKERS = COMMON.index("tasks"), COMMON.index("workers")
 
 
 class Fields:
@@ -59,8 +59,8 @@ class KernelPlan(Plan):
         if unknown:
             raise KeyError(f"fields {sorted(unknown)} have no place in the argument array")
         self._array = ctypes.c_int64 * len(names)
+        self._workers = numbers["workers"] = max(1, min(device.threads, numbers["tasks"]))
         self._template = np.array([numbers.get(name, 0) for name in names], np.int64).tobytes()
-        self._workers = max(1, min(device.threads, numbers["tasks"]))
         self.workspace_bytes = numbers["scratch_step"] * self._workers
         self._packed_size, self._pack_tasks, self._threads = packed_size, pack_tasks, device.threads
         self._task, self._serial = library.address("task"), library.function("task")
@@ -76,10 +76,12 @@ class KernelPlan(Plan):
         packed = storage[start : start + self._packed_size]
         args = self._array.from_buffer_copy(self._template)
         args[_X], args[_W], args[_TASKS] = address(w), address(packed), self._pack_tasks
-        if packed.nbytes < 1 << 17 or self._pack_tasks < 2 or self._threads < 2:
+        workers = 1 if packed.nbytes < 1 << 17 else max(1, min(self._threads, self._pack_tasks))
+        args[_WORKERS] = workers
+        if workers == 1:
             self._pack_serial(ctypes.addressof(args), 0)
         else:
-            driver.run(self._pack_task, ctypes.addressof(args), min(self._threads, self._pack_tasks))
+            driver.run(self._pack_task, ctypes.addressof(args), workers)
         return packed
 
     def run(

@@ -244,17 +244,23 @@ class Kernel:
         self.b.position_at_end(end)
 
     @contextmanager
-    def draws(self, counter: Ptr, total: Int) -> Iterator[Int]:
-        """Draw numbers from a shared counter, running the body for each, until they reach `total`."""
+    def draws(self, counter: Ptr, total: Int, worker: Int, workers: Int) -> Iterator[Int]:
+        """The body for task `worker` first, then for tasks drawn from a shared counter, until there are `total`.
+
+        The first task of a worker is the same in each call, so what it reads and writes is likely in its core's caches.
+        """
+        mine = Var(self, worker)
         head = self.b.append_basic_block("draw")
         body = self.b.append_basic_block("drawn")
         end = self.b.append_basic_block("done")
         self.b.branch(head)
         self.b.position_at_end(head)
-        number = Int(self, self.b.atomic_rmw("add", counter.value, ir.Constant(INT, 1), "monotonic"))
+        number = mine.get()
         self.b.cbranch(number < total, body, end)
         self.b.position_at_end(body)
         yield number
+        drawn = Int(self, self.b.atomic_rmw("add", counter.value, ir.Constant(INT, 1), "monotonic"))
+        mine.set(drawn + workers)
         self.b.branch(head)
         self.b.position_at_end(end)
 

@@ -245,7 +245,7 @@ def _emit_task(k: Kernel, storage: str, size: int) -> None:
         w, offsets = a.pointer("w", k.dtype), a.pointer("offsets", "i64")
         x = a.pointer("x", storage)
         emit_zeros(k, scratch, a.line_size)
-        with k.draws(a.counter, a.tasks) as number:
+        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
             strip, number = number % a.strips, number // a.strips
             filter_block, image_group = number % a.filter_blocks, number // a.filter_blocks
             group = image_group % a.groups
@@ -279,11 +279,11 @@ def _emit_filters(k: Kernel, storage: str, size: int, panel: int) -> None:
     """
     g = matrices(size)[1]
     edge = size + 2
-    with k.function("pack_task", public=True, args="i64", worker=INT) as (args, _):
+    with k.function("pack_task", public=True, args="i64", worker=INT) as (args, worker):
         a = Fields(k, args, FIELDS)
         w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
         matrix = a.group_c * a.group_k
-        with k.draws(a.counter, a.tasks) as number:
+        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
             filter_block, group = number % a.filter_blocks, number // a.filter_blocks
             first = filter_block * a.filter_block
             end = (first + a.filter_block).min(a.group_k)
