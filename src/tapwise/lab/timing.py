@@ -13,9 +13,10 @@ from dataclasses import dataclass
 BLOCK_S = 0.002
 # Pause behind a block, in which the threads of an OpenMP runtime stop spinning.
 PAUSE_S = 0.005
-# Threads, clocks and caches are woken by calls for this long before a block: after a pause the first milliseconds run
-# up to a third slower, and the pauses are not equally long. Calls of LONG_CALL_S wake them by themselves.
+# Threads, clocks and caches are woken by calls for this long before a block, and for longer behind a longer pause: the
+# first milliseconds after an idle time run up to a third slower. Calls of LONG_CALL_S wake them by themselves.
 WAKE_S = 0.004
+WAKE_SHARE = 0.3
 LONG_CALL_S = 0.02
 
 LEAST_ROUNDS = 3
@@ -79,7 +80,8 @@ def measure(
 ) -> dict[str, Timing]:
     """Times of contestants that take turns, by name.
 
-    Each of at most `repeats` rounds times one block of calls of every contestant, in the order given. Rounds end when
+    Each of at most `repeats` rounds times one block of calls of every contestant, each round beginning with
+    another. Rounds end when
     `seconds` are over; a contestant that has used its share of them alone stands back, so one slow contestant does not
     rob the others of their rounds. Each runs at least LEAST_ROUNDS rounds (`repeats` if that is fewer), whatever it
     takes.
@@ -91,19 +93,23 @@ def measure(
         call_s = {contestant.name: _calibrate(contestant, clock, sleep) for contestant in contestants}
         rounds: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
         spent = dict.fromkeys(rounds, 0.0)
+        paused_s = contestants[-1].pause_s
         start = clock()
         for round_ in range(repeats):
             over = (clock() - start) / 1e9 >= seconds
             if over and round_ >= least:
                 break
-            for contestant in contestants:
+            first = round_ % len(contestants)
+            for contestant in (*contestants[first:], *contestants[:first]):
                 name = contestant.name
                 if round_ >= least and spent[name] > seconds / len(contestants):
                     continue
                 began = clock()
-                rounds[name].append(_block_us(contestant.run, call_s[name], clock))
+                wake_s = max(WAKE_S, WAKE_SHARE * paused_s)
+                rounds[name].append(_block_us(contestant.run, call_s[name], clock, wake_s))
                 spent[name] += (clock() - began) / 1e9
-                sleep(contestant.pause_s)
+                paused_s = contestant.pause_s
+                sleep(paused_s)
     return {name: Timing(tuple(values)) for name, values in rounds.items()}
 
 
@@ -121,10 +127,10 @@ def _calibrate(contestant: Contestant, clock: Callable[[], int], sleep: Callable
     return best
 
 
-def _block_us(run: Callable[[], object], call_s: float, clock: Callable[[], int]) -> float:
+def _block_us(run: Callable[[], object], call_s: float, clock: Callable[[], int], wake_s: float) -> float:
     """Microseconds of a call in a block of calls that follow each other."""
     if call_s < LONG_CALL_S:
-        for _ in range(_calls(WAKE_S, call_s)):
+        for _ in range(_calls(wake_s, call_s)):
             run()
     calls = _calls(BLOCK_S, call_s)
     began = clock()

@@ -1,0 +1,150 @@
+"""Every algorithm of the registry against float64, over problems that are odd in all the ways that layers are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tapwise import arrays, dispatch, registry, verify
+from tapwise.algorithm import Device
+from tapwise.cpu.device import host
+from tapwise.lab import suites
+from tapwise.problem import ConvProblem
+
+PROBLEMS = [
+    "c5 h9 w11 k7 r3 s3 pad1",
+    "n3 c13 h7 w7 k17 r3 s3 pad1",
+    "c11 h6 w5 k3 r6 s5",  # one output pixel
+    "c3 h4 w3 k5 r3 s3 pad3x4",  # padding beyond the kernel
+    "c4 h9 w9 k6 r3 s3 dilation4 pad4",
+    "n2 c6 h10 w9 k4 r3 s2 stride2x1 pad0:1x2:0 dilation1x2 groups2",
+    "c3 h23 w26 k9 r4 s4 stride4",
+    "c7 h11 w13 k10 r5 s3 stride3x2 pad2x1",
+    "c7 h15 w9 k10 r1 s1",
+    "n2 c7 h15 w9 k10 r1 s1 stride2",
+    "c40 h20 w20 k24 r3 s3 pad1",
+    "c12 h8 w3 k24 r3 s3 pad1 groups12",  # two outputs a channel
+    "n2 c19 h14 w13 k19 r5 s5 stride2 pad2 groups19",
+    "c33 h5 w5 k33 r9 s9 pad4 groups33",
+    "c15 h1 w40 k10 r1 s7 pad0x3 groups5",
+    "c2 h40 w70 k2 r3 s3 pad1",
+]
+EPILOGUES = ["bias", "residual relu", "bias residual relu6", "silu", "bias gelu", "sigmoid", "bias tanh"]
+
+
+def applicable(text: str, identifier: str) -> ConvProblem | None:
+    problem = ConvProblem.parse(text)
+    return problem if registry.get(identifier).rejects(problem, host()) is None else None
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("text", PROBLEMS)
+@pytest.mark.parametrize("identifier", registry.ALGORITHMS)
+def test_best_and_other_configs(identifier: str, text: str, layout: str) -> None:
+    problem = applicable(f"{text} {layout}", identifier)
+    if problem is None:
+        return
+    configs = list(registry.get(identifier).configs(problem, host()))
+    middle = configs[len(configs) // 2]
+    for config in dict.fromkeys([configs[0], middle]):
+        verdict = verify.check(problem, identifier, config)
+        assert verdict, f"{config}: {verdict.message}"
+    exact = verify.check(problem, identifier, configs[0], integers=True, seed=3)
+    assert exact, exact.message
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f16"])
+@pytest.mark.parametrize("text", [PROBLEMS[1], PROBLEMS[5], PROBLEMS[8], PROBLEMS[12], f"{PROBLEMS[0]} nhwc"])
+@pytest.mark.parametrize("identifier", registry.ALGORITHMS)
+def test_dtypes(identifier: str, text: str, dtype: str) -> None:
+    problem = applicable(f"{text} {dtype}", identifier)
+    if problem is not None:
+        verdict = verify.check(problem, identifier)
+        assert verdict, verdict.message
+
+
+@pytest.mark.parametrize("epilogue", EPILOGUES)
+@pytest.mark.parametrize("text", ["c5 h9 w11 k7 r3 s3 pad1", "c7 h5 w6 k9 r1 s1 nhwc", "c6 h9 w9 k6 r3 s3 groups6"])
+@pytest.mark.parametrize("identifier", registry.ALGORITHMS)
+def test_epilogues(identifier: str, text: str, epilogue: str) -> None:
+    problem = applicable(f"{text} {epilogue}", identifier)
+    if problem is not None:
+        verdict = verify.check(problem, identifier)
+        assert verdict, verdict.message
+
+
+@pytest.mark.parametrize("identifier", registry.ALGORITHMS)
+def test_takes_what_it_is_for(identifier: str) -> None:
+    """A table full of refusals would pass every test above."""
+    least = {"cpu.winograd": 4, "cpu.depthwise": 3, "cpu.pointwise": 2}
+    assert sum(applicable(text, identifier) is not None for text in PROBLEMS) >= least.get(identifier, len(PROBLEMS))
+
+
+@pytest.mark.parametrize("identifier", registry.ALGORITHMS)
+def test_refusals_say_why(identifier: str) -> None:
+    algorithm = registry.get(identifier)
+    base = ConvProblem.parse("c6 h9 w9 k6 r3 s3 pad1")
+    for change, word in (({"direction": "wgrad"}, "wgrad"), ({"dtype": "bf16"}, "bf16")):
+        reason = algorithm.rejects(base.replace(**change), host())
+        assert reason and (word in reason or "takes" in reason)
+    assert algorithm.rejects(base, Device("cuda", "some GPU", 132))
+
+
+def test_nan_and_infinity_stay_where_they_are_read() -> None:
+    problem = ConvProblem.parse("c3 h9 w9 k4 r3 s3 pad1")
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal(problem.w_shape, dtype=np.float32)
+    for value in (np.nan, np.inf):
+        x = rng.standard_normal(problem.x_shape, dtype=np.float32)
+        x[0, 1, 4, 5] = value
+        for identifier in ("cpu.direct", "cpu.serial"):
+            plan = dispatch.plan_for(problem, dispatch.choose(problem, host(), identifier), host())
+            y = np.zeros(problem.y_shape, np.float32)
+            plan.run(x, plan.pack(w), y, arrays.aligned(plan.workspace_bytes))
+            assert not np.isfinite(y[:, :, 3:6, 4:7]).any()
+            y[:, :, 3:6, 4:7] = 0
+            assert np.isfinite(y).all()
+
+
+def test_same_bits_run_after_run() -> None:
+    problem = ConvProblem.parse("c40 h30 w30 k24 r3 s3 pad1")
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(problem.x_shape, dtype=np.float32)
+    w = rng.standard_normal(problem.w_shape, dtype=np.float32)
+    for identifier in ("cpu.direct", "cpu.winograd"):
+        plan = dispatch.plan_for(problem, dispatch.choose(problem, host(2), identifier), host(2))
+        packed, workspace = plan.pack(w), arrays.aligned(plan.workspace_bytes)
+        first, again = np.zeros(problem.y_shape, np.float32), np.zeros(problem.y_shape, np.float32)
+        plan.run(x, packed, first, workspace)
+        for _ in range(20):
+            plan.run(x, packed, again, workspace)
+            assert np.array_equal(first.view(np.int32), again.view(np.int32))
+
+
+@pytest.mark.parametrize("suite", ["real_layers", "generative"])
+def test_scratch_keeps_its_promise(suite: str) -> None:
+    """Direct, pointwise, depthwise: 4 MB a thread. Winograd: twice the input."""
+    device = host(2)
+    for case in suites.load(suite):
+        problem = case.problem
+        for identifier in ("cpu.direct", "cpu.pointwise", "cpu.depthwise", "cpu.winograd"):
+            algorithm = registry.get(identifier)
+            if algorithm.rejects(problem, device) is not None:
+                continue
+            config = algorithm.configs(problem, device)[0]
+            needed = algorithm.workspace_bytes(problem, config, device)
+            limit = 2 * 4 * np.prod(problem.x_shape) if identifier == "cpu.winograd" else (4 << 20) * device.threads
+            assert needed <= limit, f"{identifier} on {problem}: {needed} bytes, {limit} allowed"
+
+
+@pytest.mark.parametrize("identifier", registry.ALGORITHMS)
+def test_predictions_are_times(identifier: str) -> None:
+    algorithm = registry.get(identifier)
+    for case in suites.load("real_layers")[::7]:
+        if algorithm.rejects(case.problem, host(2)) is None:
+            config = algorithm.configs(case.problem, host(2))[0]
+            for us in (
+                algorithm.predict_us(case.problem, config, host(2)),
+                algorithm.pack_us(case.problem, config, host(2)),
+            ):
+                assert 0 <= us < 1e9

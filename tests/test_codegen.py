@@ -1,0 +1,91 @@
+"""What LLVM makes of the generators, for every instruction set, whatever this machine has."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from tapwise.cpu import depthwise, direct, jit, tile, winograd
+from tapwise.cpu.simd import Kernel, Target, target
+
+FMA = {
+    ("avx512", "f32"): r"vfn?madd\w+ps\s.*%zmm",
+    ("avx512", "f64"): r"vfn?madd\w+pd\s.*%zmm",
+    ("avx2", "f32"): r"vfn?madd\w+ps\s.*%ymm",
+    ("avx2", "f64"): r"vfn?madd\w+pd\s.*%ymm",
+    ("neon", "f32"): r"fmla\s+v\d+\.4s",
+    ("neon", "f64"): r"fmla\s+v\d+\.2d",
+}
+# A vector register stored to the stack.
+SPILL = re.compile(r"vmov[au]p[sd]\s+%[yz]mm\d+, -?\d*\(%rsp\)|str\s+q\d+, \[sp")
+PLAIN = {"storage": "f32", "bias": True, "residual": False, "activation": "relu"}
+
+
+def generators(vector: Target) -> dict[str, Callable[..., Kernel]]:
+    m, n = tile.shapes(vector)[0]
+    rows, vectors = depthwise._TILES[vector.registers][0]
+    return {
+        "direct-pixels": partial(direct.generate, layout="nchw", lanes="pixels", m=m, n=n),
+        "direct-channels": partial(direct.generate, layout="nhwc", lanes="channels", m=m, n=n),
+        "depthwise-nchw": partial(depthwise.generate, layout="nchw", rows=rows, vectors=vectors),
+        "depthwise-nhwc": partial(depthwise.generate, layout="nhwc", rows=4, vectors=2),
+        "winograd-4": partial(winograd.generate, size=4, m=m, n=n),
+        "winograd-2": partial(winograd.generate, size=2, m=m, n=n),
+    }
+
+
+def functions(assembly: str) -> dict[str, str]:
+    """Assembly text by function."""
+    parts = re.split(r"^([A-Za-z_]\w*):.*$", assembly, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("name", ["avx512", "avx2", "neon"])
+@pytest.mark.parametrize("kernel", list(generators(target("avx2"))))
+def test_vector_fma_and_no_spills_in_tiles(kernel: str, name: str, dtype: str) -> None:
+    vector = target(name)
+    options = PLAIN | {"storage": dtype}
+    assembly = jit.assembly(generators(vector)[kernel](vector, dtype=dtype, **options))
+    assert re.search(FMA[name, dtype], assembly)
+    tiles = {label: text for label, text in functions(assembly).items() if re.fullmatch(r"tile_\d+(_\d+)?", label)}
+    assert tiles
+    m, n = tile.shapes(vector)[0]
+    widest = f"tile_{m}_{n}"
+    if widest in tiles:
+        assert re.search(FMA[name, dtype], tiles[widest])
+        assert not SPILL.search(tiles[widest])
+
+
+def test_spill_pattern_finds_spills() -> None:
+    assert SPILL.search("\tvmovups\t%ymm11, -40(%rsp)")
+    assert SPILL.search("\tstr\tq8, [sp, #16]")
+    assert not SPILL.search("\tvmovups\t%ymm11, -40(%rdi)")
+
+
+def test_avx2_code_runs_here() -> None:
+    """In a process of its own: the target is fixed for a process's plans."""
+    program = (
+        "from tapwise import registry, verify\n"
+        "from tapwise.cpu.device import host\n"
+        "from tapwise.problem import ConvProblem\n"
+        "assert host().vector_bytes == 32\n"
+        "for text in ('c9 h9 w11 k7 r3 s3 pad1', 'c9 h7 w5 k11 r1 s1', 'c9 h9 w9 k9 r5 s5 pad2 groups9'):\n"
+        "    problem = ConvProblem.parse(text)\n"
+        "    for identifier in registry.ALGORITHMS:\n"
+        "        if registry.get(identifier).rejects(problem, host()) is None:\n"
+        "            assert verify.check(problem, identifier), identifier\n"
+        "print('ran')\n"
+    )
+    flags = open("/proc/cpuinfo").read() if os.path.exists("/proc/cpuinfo") else ""
+    if " avx2 " not in flags:
+        pytest.skip("this CPU has no AVX2")
+    environment = os.environ | {"TAPWISE_CPU_TARGET": "avx2"}
+    result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert result.stdout.strip() == "ran", result.stderr
