@@ -258,7 +258,7 @@ class Direct(Algorithm[Config]):
         lanes = device.vector_bytes // (8 if problem.dtype == "f64" else 4)
         p, q = problem.output
         for way in lanes_ways(problem, lanes):
-            tiles = tile.shapes(target(settings.cpu_target()))
+            tiles = tile.shapes(target(settings.cpu_target()), way)
             for m, n in tiles:
                 # Lanes over channels: m counts pixels, so only the squarer tiles make sense.
                 if way == "channels" and (n * lanes >= 2 * problem.group_k or m < 3) and (m, n) != tiles[0]:

@@ -27,9 +27,13 @@ _TILES: Final = {
 UNROLL: Final = 4
 
 
-def shapes(target: Target) -> tuple[tuple[int, int], ...]:
-    """Tile shapes worth trying on a target, the most balanced first."""
-    return _TILES[target.registers]
+# Lanes over channels read each of the M pixels through an address of its own: many do not fit the integer registers.
+_CHANNEL_TILES: Final = {16: ((6, 2), (4, 3), (3, 3)), 32: ((6, 3), (4, 5), (3, 6))}
+
+
+def shapes(target: Target, lanes: str = "pixels") -> tuple[tuple[int, int], ...]:
+    """Tile shapes (M, N) worth trying on a target, the most balanced first."""
+    return (_TILES if lanes == "pixels" else _CHANNEL_TILES)[target.registers]
 
 
 def emit(k: Kernel, m_most: int, n_most: int, lanes: str) -> None:
