@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 import threading
 import warnings
+from ctypes.util import find_library
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,10 @@ from tapwise.cpu.simd import INT, Kernel, Target, target
 from tapwise.errors import CompileError
 from tapwise.reference import convolve
 
+# The tbb package has no wheels for other machines; OpenMP is the system's libgomp.
+LAYERS = ["workqueue"]
+LAYERS += ["tbb"] if platform.machine() == "x86_64" else []
+LAYERS += ["omp"] if find_library("gomp") else []
 PROBLEM = "c6 h11 w9 k5 r3 s3 pad1"
 RUN = (
     "import numpy as np, tapwise\n"
@@ -124,7 +130,7 @@ def test_two_processes_build_the_same_cache(tmp_path: Path) -> None:
     assert len(list((tmp_path / "cpu").glob("direct-*.o"))) == 1
 
 
-@pytest.mark.parametrize("layer", ["omp", "tbb", "workqueue"])
+@pytest.mark.parametrize("layer", LAYERS)
 def test_four_threads_call_one_operator_in_every_layer(tmp_path: Path, layer: str) -> None:
     program = (
         "import threading, numpy as np, tapwise\n"
@@ -143,8 +149,6 @@ def test_four_threads_call_one_operator_in_every_layer(tmp_path: Path, layer: st
         "print(driver.layer(), len(wrong))\n"
     )
     result = run(tmp_path, program, NUMBA_THREADING_LAYER=layer)
-    if result.returncode and "No threading layer could be loaded" in result.stderr:
-        pytest.skip(f"Numba has no layer {layer} here")
     assert result.stdout.split() == [layer, "0"], result.stderr
 
 

@@ -8,9 +8,13 @@ call only.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
 _run: Callable[[int, int, int], None] | None = None
 _guard = threading.Lock()
@@ -39,12 +43,23 @@ def settle() -> Callable[[int, int, int], None]:
         return _run
 
 
+def _offer_tbb() -> None:
+    """Load the tbb package's library, which lies where the system's loader does not look, for Numba's TBB layer to
+    find."""
+    for name in ("libtbb.so.12", "libtbb.12.dylib"):
+        path = Path(sys.prefix) / "lib" / name
+        if path.exists():
+            with suppress(OSError):
+                ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
+
+
 def _make() -> Callable[[int, int, int], None]:
     import numba
 
     if "NUMBA_THREADING_LAYER" not in os.environ and "NUMBA_THREADING_LAYER_PRIORITY" not in os.environ:
         # OpenMP starts a team in 2 us, TBB and workqueue in 20 to 30; without a libgomp Numba goes on to the next.
         numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
+    _offer_tbb()
     from tapwise.cpu import parallel
 
     most = int(numba.config.NUMBA_NUM_THREADS)
