@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 
 from tapwise import arrays
@@ -40,7 +41,6 @@ def test_peer_computes_the_problem(name: str, text: str) -> None:
 
 
 def test_model_is_what_onnx_reads() -> None:
-    onnx = pytest.importorskip("onnx")
     problem = ConvProblem.parse("n2 c4 h9 w8 k6 r3 s2 stride2x1 pad1:0x2:1 groups2 bias relu")
     w = np.arange(np.prod(problem.w_shape), dtype=np.float32).reshape(problem.w_shape)
     model = onnx.load_model_from_string(mlas.model(problem, w, np.zeros(6, np.float32)))
