@@ -29,7 +29,7 @@ ROW_NS: Final = 6.0
 ELEMENT_NS: Final = 0.45
 CONVERTED_NS: Final = 1.3
 GEMM_US: Final = 1.0
-BLAS_SHARE: Final = 0.68
+BLAS_SHARE: Final = 0.62
 EPILOGUE_NS: Final = {None: 0.0, "relu": 0.3, "relu6": 0.5, "sigmoid": 6.0, "silu": 6.0, "tanh": 8.0, "gelu": 100.0}
 
 
