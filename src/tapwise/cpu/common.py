@@ -15,8 +15,8 @@ def arithmetic(problem: ConvProblem) -> str:
     return "f64" if problem.dtype == "f64" else "f32"
 
 
-def rejects_all(problem: ConvProblem, device: Device) -> str | None:
-    """What no CPU kernel of ours takes."""
+def rejects_foreign(problem: ConvProblem, device: Device) -> str | None:
+    """What no CPU algorithm of ours takes."""
     if device.kind != "cpu":
         return f"runs on a CPU, not on {device.kind}"
     if problem.direction != "fprop":
@@ -25,6 +25,14 @@ def rejects_all(problem: ConvProblem, device: Device) -> str | None:
         return "takes f32, f64 and f16, not bf16"
     if len(problem.spatial) != 2:
         return f"takes 2 spatial axes, not {len(problem.spatial)}"
+    return None
+
+
+def rejects_all(problem: ConvProblem, device: Device) -> str | None:
+    """What no algorithm takes but the last resort: the foreign, and problems without an output or a channel."""
+    reason = rejects_foreign(problem, device)
+    if reason is not None:
+        return reason
     if problem.empty or problem.c == 0:
         return "has nothing to compute"
     return None

@@ -16,6 +16,7 @@ import numpy as np
 
 from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
+from tapwise.cpu.common import rejects_all
 from tapwise.problem import ConvProblem
 from tapwise.reference import activate
 
@@ -193,17 +194,7 @@ class Im2colGemm(Algorithm[Config]):
     summary: ClassVar[str] = "expansion into a matrix, then BLAS"
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        if device.kind != "cpu":
-            return f"runs on a CPU, not on {device.kind}"
-        if problem.direction != "fprop":
-            return f"computes fprop, not {problem.direction}"
-        if problem.dtype == "bf16":
-            return "takes f32, f64 and f16, not bf16"
-        if len(problem.spatial) != 2:
-            return f"takes 2 spatial axes, not {len(problem.spatial)}"
-        if problem.empty or problem.c == 0:
-            return "has nothing to compute"
-        return None
+        return rejects_all(problem, device)
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         """Chunks that fit the workspace limit, the shared cache, and one core's cache, without repetitions."""

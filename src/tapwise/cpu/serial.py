@@ -16,6 +16,7 @@ import numpy as np
 
 from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
+from tapwise.cpu.common import rejects_foreign
 from tapwise.problem import ACTIVATIONS, ConvProblem
 
 # Measured: a dependent multiply-add behind a bounds check; a channel's first element, often not in the first cache.
@@ -153,15 +154,7 @@ class Serial(Algorithm[Config]):
     summary: ClassVar[str] = "the plain loop nest, one thread"
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        if device.kind != "cpu":
-            return f"runs on a CPU, not on {device.kind}"
-        if problem.direction != "fprop":
-            return f"computes fprop, not {problem.direction}"
-        if problem.dtype == "bf16":
-            return "takes f32, f64 and f16, not bf16"
-        if len(problem.spatial) != 2:
-            return f"takes 2 spatial axes, not {len(problem.spatial)}"
-        return None
+        return rejects_foreign(problem, device)
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         return [Config()]
