@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tapwise import arrays, dispatch, registry, verify
+from tapwise import arrays, dispatch, reference, registry, verify
 from tapwise.algorithm import Device
 from tapwise.cpu.device import host
 from tapwise.lab import suites
@@ -28,6 +28,9 @@ PROBLEMS = [
     "c33 h5 w5 k33 r9 s9 pad4 groups33",
     "c15 h1 w40 k10 r1 s7 pad0x3 groups5",
     "c2 h40 w70 k2 r3 s3 pad1",
+    "c9 h31 w29 k11 r5 s5 stride2 pad2",
+    "c6 h17 w17 k7 r7 s1 pad3x0",
+    "n2 c8 h19 w23 k8 r3 s3 stride2 pad2 dilation2x3 groups2",
 ]
 EPILOGUES = ["bias", "residual relu", "bias residual relu6", "silu", "bias gelu", "sigmoid", "bias tanh"]
 
@@ -76,7 +79,7 @@ def test_epilogues(identifier: str, text: str, epilogue: str) -> None:
 @pytest.mark.parametrize("identifier", registry.ALGORITHMS)
 def test_takes_what_it_is_for(identifier: str) -> None:
     """A table full of refusals would pass every test above."""
-    least = {"cpu.winograd": 4, "cpu.depthwise": 3, "cpu.pointwise": 2}
+    least = {"cpu.winograd": 9, "cpu.depthwise": 3, "cpu.pointwise": 2}
     assert sum(applicable(text, identifier) is not None for text in PROBLEMS) >= least.get(identifier, len(PROBLEMS))
 
 
@@ -104,6 +107,19 @@ def test_nan_and_infinity_stay_where_they_are_read() -> None:
             assert not np.isfinite(y[:, :, 3:6, 4:7]).any()
             y[:, :, 3:6, 4:7] = 0
             assert np.isfinite(y).all()
+
+
+@pytest.mark.parametrize("text", [PROBLEMS[0], PROBLEMS[4], *PROBLEMS[-3:]])
+def test_winograd_bound_is_no_licence(text: str) -> None:
+    """What Winograd sums is more than |w| * |x|, but by a factor that its tiles explain, everywhere."""
+    problem = ConvProblem.parse(text)
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal(problem.x_shape), rng.standard_normal(problem.w_shape)
+    plain = reference.convolve(problem, np.abs(x), np.abs(w))
+    summed = registry.get("cpu.winograd").magnitude(problem, x, w)
+    assert summed.shape == plain.shape
+    assert (summed >= plain * (1 - 1e-12)).all()
+    assert np.median(summed / plain) < 100
 
 
 def test_same_bits_run_after_run() -> None:

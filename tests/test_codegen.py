@@ -31,14 +31,16 @@ PLAIN = {"storage": "f32", "bias": True, "residual": False, "activation": "relu"
 def generators(vector: Target) -> dict[str, Callable[..., Kernel]]:
     m, n = tile.shapes(vector)[0]
     pixels, channels = tile.shapes(vector, "channels")[0]
+    three = {"taps_h": 3, "taps_w": 3, "stride_h": 1, "stride_w": 1}
+    one_by_seven = three | {"taps_h": 1, "taps_w": 7}
     rows, vectors = depthwise._TILES[vector.registers][0]
     return {
         "direct-pixels": partial(direct.generate, layout="nchw", lanes="pixels", m=m, n=n),
         "direct-channels": partial(direct.generate, layout="nhwc", lanes="channels", m=pixels, n=channels),
         "depthwise-nchw": partial(depthwise.generate, layout="nchw", rows=rows, vectors=vectors),
         "depthwise-nhwc": partial(depthwise.generate, layout="nhwc", rows=4, vectors=2),
-        "winograd-4": partial(winograd.generate, size=4, m=m, n=n),
-        "winograd-2": partial(winograd.generate, size=2, m=m, n=n),
+        "winograd-4": partial(winograd.generate, tile_h=4, tile_w=4, **three, m=m, n=n),
+        "winograd-1x2": partial(winograd.generate, tile_h=1, tile_w=2, **one_by_seven, m=m, n=n),
     }
 
 

@@ -12,8 +12,10 @@ import pytest
 from tapwise.cpu import epilogue, jit
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, target
 from tapwise.cpu.strips import deinterleave, emit_strided_copy
-from tapwise.cpu.winograd import interleave, matrices
+from tapwise.cpu.transforms import POINTS, Axis, tilings, transform
+from tapwise.cpu.winograd import interleave
 from tapwise.errors import InvalidProblem
+from tapwise.problem import ConvProblem
 
 KIND = {"f32": np.float32, "f64": np.float64}
 
@@ -139,12 +141,30 @@ def test_activations_keep_nan(name: str) -> None:
     assert np.isnan(y[::2]).all() and np.isfinite(y[1::2]).all()
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_winograd_matrices_compute_a_correlation(size: int) -> None:
-    a_t, g, b_t = (np.array(matrix) for matrix in matrices(size))
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("taps", [1, 2, 3, 4, 5, 7])
+@pytest.mark.parametrize("outputs", [1, 2, 4])
+def test_transforms_compute_a_correlation(outputs: int, taps: int, stride: int) -> None:
+    if outputs + -(-taps // stride) - 2 > len(POINTS):
+        pytest.skip("more points than there are")
+    part = transform(outputs, taps, stride)
     rng = np.random.default_rng(0)
-    data, taps = rng.standard_normal(size + 2), rng.standard_normal(3)
-    np.testing.assert_allclose(a_t @ ((g @ taps) * (b_t @ data)), np.correlate(data, taps, "valid"), rtol=1e-12)
+    data, weights = rng.standard_normal((outputs - 1) * stride + taps), rng.standard_normal(taps)
+    products = (np.array(part.g) @ weights) * (np.array(part.b_t) @ data)
+    assert (part.outputs, part.span, part.step) == (outputs, len(data), outputs * stride)
+    wanted = np.correlate(data, weights, "valid")[::stride]
+    np.testing.assert_allclose(np.array(part.a_t) @ products, wanted, rtol=1e-11)
+
+
+def test_transforms_save_what_they_are_known_for() -> None:
+    assert [transform(m, 3, 1).products for m in (2, 4)] == [4, 6]
+    assert transform(4, 3, 2).products == 9 and transform(2, 7, 1).products == 8
+    assert tilings(ConvProblem.parse("c8 h9 w9 k8 r3 s3")) == [(4, 4), (2, 2)]
+    assert tilings(ConvProblem.parse("c8 h9 w9 k8 r1 s7")) == [(1, 2)]
+    # The stride leaves every second input out, and with it the dilation.
+    assert Axis.of(ConvProblem.parse("c8 h9 w9 k8 r3 s3 stride2 dilation2"), 0) == Axis(3, 1, 2, 1)
+    for text in ("c8 h9 w9 k8 r1 s1", "c8 h9 w9 k8 r2 s2 stride2", "c8 h19 w19 k8 r7 s7"):
+        assert tilings(ConvProblem.parse(text)) == []
 
 
 def test_unknown_target() -> None:
