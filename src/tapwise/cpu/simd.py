@@ -422,8 +422,7 @@ class Kernel:
         with self.if_else(n >= lanes) as (then, otherwise):
             with then:
                 # The last start is n - lanes, whatever the step leaves over.
-                with self.loop(0, n - lanes, lanes) as i:
-                    body(i, lanes)
-                body(n - lanes, lanes)
+                with self.loop(0, n, lanes) as i:
+                    body(i.min(n - lanes), lanes)
             with otherwise:
                 self.rows(n, body, narrower)
