@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,10 +36,26 @@ class Fields:
         return self._k.pointer(self._fields[name], dtype)
 
 
-def address(array: Any) -> int:
+def _plain_address(array: np.ndarray) -> int:
+    return int(array.ctypes.data)
+
+
+def _field_address(array: np.ndarray) -> int:
+    return _word(id(array) + _HEAD).value
+
+
+# NumPy's C interface reads the address from the word behind the object's head (PyArray_DATA), as every extension module
+# does; so does this: asking for it in Python takes 1.5 us an array, as long as the team's start.
+_HEAD = object.__basicsize__
+_word = ctypes.c_ssize_t.from_address
+_probe = np.zeros(3)[1:]
+_by_field = sys.implementation.name == "cpython" and _field_address(_probe) == _plain_address(_probe)
+_address: Callable[[np.ndarray], int] = _field_address if _by_field else _plain_address
+
+
+def address(array: np.ndarray) -> int:
     """Address of an array's first element."""
-    result: int = array.__array_interface__["data"][0]
-    return result
+    return _address(array)
 
 
 class KernelPlan(Plan):
@@ -89,15 +106,13 @@ class KernelPlan(Plan):
         stream: Any = None,
     ) -> None:  # fmt: skip
         args = self._array.from_buffer_copy(self._template)
-        args[_X] = x.__array_interface__["data"][0]
-        args[_W] = packed.__array_interface__["data"][0]
-        args[_Y] = y.__array_interface__["data"][0]
+        args[_X], args[_W], args[_Y] = _address(x), _address(packed), _address(y)
         if workspace is not None:
-            args[_SCRATCH] = workspace.__array_interface__["data"][0]
+            args[_SCRATCH] = _address(workspace)
         if bias is not None:
-            args[_BIAS] = bias.__array_interface__["data"][0]
+            args[_BIAS] = _address(bias)
         if residual is not None:
-            args[_RESIDUAL] = residual.__array_interface__["data"][0]
+            args[_RESIDUAL] = _address(residual)
         if self._workers == 1:
             self._serial(ctypes.addressof(args), 0)
         else:
