@@ -11,7 +11,7 @@ from functools import partial
 
 import pytest
 
-from tapwise.cpu import depthwise, direct, jit, tile, winograd
+from tapwise.cpu import depthwise, direct, jit, planes, tile, winograd
 from tapwise.cpu.device import features
 from tapwise.cpu.simd import Kernel, Target, target
 
@@ -31,14 +31,15 @@ PLAIN = {"storage": "f32", "bias": True, "residual": False, "activation": "relu"
 def generators(vector: Target) -> dict[str, Callable[..., Kernel]]:
     m, n = tile.shapes(vector)[0]
     pixels, channels = tile.shapes(vector, "channels")[0]
+    plane = {"taps_h": 3, "stride_h": 1, "dilation_h": 1}
     three = {"taps_h": 3, "taps_w": 3, "stride_h": 1, "stride_w": 1}
     one_by_seven = three | {"taps_h": 1, "taps_w": 7}
-    rows, vectors = depthwise._TILES[vector.registers][0]
+    rows, vectors = max(planes.tiles(vector.registers, 3, 1, 1), key=lambda tile: tile[0] * tile[1])
     return {
         "direct-pixels": partial(direct.generate, layout="nchw", lanes="pixels", m=m, n=n),
         "direct-channels": partial(direct.generate, layout="nhwc", lanes="channels", m=pixels, n=channels),
-        "depthwise-nchw": partial(depthwise.generate, layout="nchw", rows=rows, vectors=vectors),
-        "depthwise-nhwc": partial(depthwise.generate, layout="nhwc", rows=4, vectors=2),
+        "depthwise-nchw": partial(depthwise.generate, layout="nchw", rows=rows, vectors=vectors, **plane),
+        "depthwise-nhwc": partial(depthwise.generate, layout="nhwc", rows=4, vectors=2, **plane),
         "winograd-4": partial(winograd.generate, tile_h=4, tile_w=4, **three, m=m, n=n),
         "winograd-1x2": partial(winograd.generate, tile_h=1, tile_w=2, **one_by_seven, m=m, n=n),
     }
@@ -58,7 +59,9 @@ def test_vector_fma_and_no_spills_in_tiles(kernel: str, name: str, dtype: str) -
     options = PLAIN | {"storage": dtype}
     assembly = jit.assembly(generators(vector)[kernel](vector, dtype=dtype, **options))
     assert re.search(FMA[name, dtype], assembly)
-    tiles = {label: text for label, text in functions(assembly).items() if re.fullmatch(r"tile_\d+(_\d+)?", label)}
+    tiles = {
+        label: text for label, text in functions(assembly).items() if re.fullmatch(r"tile_\d+(_\d+)?|strip", label)
+    }
     assert tiles
     for lanes in ("pixels", "channels"):
         m, n = tile.shapes(vector, lanes)[0]

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from tapwise.algorithm import Device
 from tapwise.cpu.common import ceil_div
 
-START_US = 6.0
-CALL_US = 5.0
+START_US = 3.0
+CALL_US = 3.0
 TILE_CALL = 18.0
 ROW_CALL = 14.0
 CACHE_RATES = (40.0, 18.0, 7.0)  # bytes a cycle and core from L1, L2, L3

@@ -1,19 +1,18 @@
 """cpu.depthwise: one input channel a group, filters of any size.
 
-There is no sum over channels, so nothing is worth blocking but the picture: a tile of `rows` x `vectors` outputs
-stays in registers over all taps, each tap one broadcast and one load a vector, and goes straight to y with bias,
-residual and activation. NCHW: lanes over the pixels of a row; planes are packed (`strips`) into two buffers in turn,
-so that a plane has left the store buffer before it is read. NHWC: lanes over channels, a tile is a run of pixels.
+There is no sum over channels, so nothing is worth blocking but the picture: a tile of outputs stays in registers over
+all taps and goes straight to y with bias, residual and activation. NCHW (`planes`): lanes over the pixels of a row;
+planes are packed (`strips`) into two buffers in turn, so that a plane has left the store buffer before it is read.
+NHWC: lanes over channels, a tile is a run of pixels, and each tap one load a vector of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
-from llvmlite import ir
 
 from tapwise import settings
 from tapwise.algorithm import Algorithm, Device, Plan
@@ -21,25 +20,24 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu import jit
 from tapwise.cpu.common import arithmetic, ceil_div, rejects_all
 from tapwise.cpu.cost import Costs
-from tapwise.cpu.epilogue import activate
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
-from tapwise.cpu.simd import BYTES, I32, INT, Int, Kernel, Ptr, Target, target
+from tapwise.cpu.planes import WEIGHTS, Epilogue, emit_strip, groups, tiles
+from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target, target
 from tapwise.cpu.strips import Strip, Window, emit_pack_pixels, emit_pack_plane, emit_zeros
 from tapwise.problem import ConvProblem
 
 FIELDS: Final = (
     *COMMON, "offsets", "columns", "row_starts",
     "images", "channels", "multiplier", "h", "w_in", "p", "q", "stride_h", "stride_w",
-    "row_phases", "col_phases", "strip_rows", "row_strips", "channel_block", "channel_blocks",
-    "taps", "pitch", "plane", "row_shift", "buffer",
+    "row_phases", "col_phases", "row_strips", "channel_block", "channel_blocks",
+    "taps", "taps_h", "taps_w", "pitch", "plane", "row_shift", "buffer",
 )  # fmt: skip
 
-# (rows, vectors) by number of vector registers: rows * vectors sums and one broadcast.
-_TILES: Final = {
-    16: ((7, 2), (7, 1), (6, 2), (6, 1), (5, 2), (5, 1), (4, 3), (4, 2), (4, 1), (3, 4), (2, 5), (1, 8), (1, 1)),
-    32: ((7, 3), (7, 2), (7, 1), (6, 4), (6, 2), (6, 1), (5, 5), (5, 2), (5, 1), (4, 6), (4, 3), (4, 1), (2, 8), (1,
-    8), (1, 1)),
-}  # fmt: skip
+# NHWC: (pixels, vectors of channels) by number of vector registers.
+_RUNS: Final = {
+    16: ((7, 1), (6, 1), (5, 2), (5, 1), (4, 2), (4, 1), (3, 4), (1, 8), (1, 1)),
+    32: ((7, 3), (7, 2), (7, 1), (6, 4), (6, 2), (6, 1), (5, 2), (5, 1), (4, 4), (4, 1), (1, 8), (1, 1)),
+}
 
 
 @dataclass(frozen=True)
@@ -54,111 +52,53 @@ class Config(BaseConfig):
 
 
 def generate(
-    target: Target, *, dtype: str, storage: str, layout: str, rows: int, vectors: int, bias: bool, residual: bool,
-    activation: str | None,
+    target: Target, *, dtype: str, storage: str, layout: str, rows: int, vectors: int, taps_h: int, stride_h: int,
+    dilation_h: int, bias: bool, residual: bool, activation: str | None,
 ) -> Kernel:  # fmt: skip
-    """The kernels of one instance: `task` and `pack_task`."""
+    """The kernels of one instance: `task` and `pack_task`. NHWC does not ask for the filter's rows."""
     k = Kernel(target, dtype)
     planar = layout == "nchw"
-    epilogue = _Epilogue(k, storage, planar, bias, residual, activation)
-    for count in sorted({rows, 1}):
-        _emit_tile(k, epilogue, count, vectors, planar)
+    epilogue = Epilogue(k, storage, planar, bias, residual, activation)
     _emit_pack(k, storage, planar, vectors)
-    _emit_strip(k, storage, rows, vectors, planar)
+    if planar:
+        emit_strip(k, FIELDS, epilogue, rows, vectors, taps_h, stride_h, dilation_h)
+    else:
+        for count in sorted({rows, 1}):
+            _emit_run(k, epilogue, count, vectors)
+        _emit_pixels(k, storage, rows, vectors)
     _emit_task(k, storage, planar, vectors)
     _emit_filters(k, storage, planar, vectors)
     return k
 
 
-@dataclass
-class _Epilogue:
-    """What happens to a vector of sums on its way to y."""
+def _emit_run(k: Kernel, epilogue: Epilogue, pixels: int, vectors: int) -> None:
+    """tile_R(x, offsets, taps, w, bias, residual, y, y_step, last): a run of R pixels, y_step apart in y.
 
-    k: Kernel
-    storage: str
-    planar: bool
-    bias: bool
-    residual: bool
-    activation: str | None
-
-    def finish(self, value: Any, bias: Ptr, residual: Ptr) -> Any:
-        k = self.k
-        lanes = k.lanes_of(value)
-        if self.bias:
-            value = k.add(value, k.broadcast(bias, lanes) if self.planar else k.load(bias, lanes))
-        if self.residual:
-            value = k.add(value, k.load(residual, lanes))
-        return activate(k, self.activation, value)
-
-
-def _emit_tile(k: Kernel, epilogue: _Epilogue, rows: int, vectors: int, planar: bool) -> None:
-    """tile_R(x, x_step, offsets, taps, w, bias, residual, y, y_step, last, narrow): R runs of vectors, x_step and
-    y_step apart.
-
-    NCHW: a run is a row's vectors, w one number a tap. NHWC: a run is a pixel's vectors of channels, w a run a tap.
-    When last is not 0, only `last` elements of the run are stored, and only where a whole vector would pass y's
-    `narrow`: the rest of a row is written before the next row, which then overwrites it.
+    Pixels are a run of vectors of channels each, w one such run a tap. When last is not 0, only `last` channels are
+    stored.
     """
     storage = epilogue.storage
     with k.function(
-        f"tile_{rows}", x=k.dtype, x_step=INT, offsets="i64", taps=INT, w=k.dtype, bias=storage, residual=storage,
-        y=storage, y_step=INT, last=INT, end=INT,
-    ) as (x, x_step, offsets, taps, w, bias, residual, y, y_step, last, end):  # fmt: skip
+        f"tile_{pixels}", x=k.dtype, offsets="i64", taps=INT, w=k.dtype, bias=storage, residual=storage,
+        y=storage, y_step=INT, last=INT,
+    ) as (x, offsets, taps, w, bias, residual, y, y_step, last):  # fmt: skip
         width = vectors * k.lanes
-        sums = [[k.var(k.constant(0.0)) for _ in range(vectors)] for _ in range(rows)]
-
-        def tap(kk: Int) -> None:
+        sums = [[k.var(k.constant(0.0)) for _ in range(vectors)] for _ in range(pixels)]
+        with k.loop(0, taps) as kk:
             there = x + k.load_int(offsets + kk)
-            if planar:
-                factors = [k.broadcast(w + kk)] * vectors
-            else:
-                factors = [k.load(w + kk * width + v * k.lanes) for v in range(vectors)]
-            for row in range(rows):
-                for v in range(vectors):
-                    value = k.load(there + x_step * row + v * k.lanes)
-                    sums[row][v].set(k.fma(factors[v], value, sums[row][v].get()))
-
-        whole = taps - taps % 3
-        with k.loop(0, whole, 3) as first:
-            for u in range(3):
-                tap(first + u)
-        with k.loop(whole, taps) as kk:
-            tap(kk)
-
-        def store(row: int, v: int) -> None:
-            at = y_step * row + v * k.lanes
-            value = epilogue.finish(sums[row][v].get(), bias if planar else bias + v * k.lanes, residual + at)
-            k.store(y + at, value)
-
-        with k.if_else(last.eq(0)) as (full, partial):
-            with full:
-                for row in range(rows):
-                    for v in range(vectors):
-                        store(row, v)
-            with partial:
-                for row in range(rows):
-                    for v in range(vectors):
-                        at = y_step * row + v * k.lanes
-                        with k.if_else(at + k.lanes <= end) as (inside, outside):
-                            with inside:
-                                if not planar:
-                                    _store_some(k, epilogue, sums[row][v].get(), bias, residual, y, at, v, last)
-                                else:
-                                    store(row, v)
-                            with outside:
-                                _store_some(k, epilogue, sums[row][v].get(), bias, residual, y, at, v, last)
-
-
-def _store_some(
-    k: Kernel, epilogue: _Epilogue, value: Any, bias: Ptr, residual: Ptr, y: Ptr, at: Int, v: int, last: Int
-) -> None:
-    """Store the lanes of vector v that lie below `last`, one by one."""
-    for lane in range(k.lanes):
-        element = v * k.lanes + lane
-        with k.if_(last > element):
-            one = k.b.extract_element(value, ir.Constant(I32, lane))
-            at_bias = bias if epilogue.planar else bias + element
-            k.store(y + at + lane, epilogue.finish(one, at_bias, residual + at + lane))
+            for v in range(vectors):
+                factor = k.load(w + kk * width + v * k.lanes)
+                for row in range(pixels):
+                    value = k.load(there + (width * row + v * k.lanes))
+                    sums[row][v].set(k.fma(factor, value, sums[row][v].get()))
+        for row in range(pixels):
+            for v in range(vectors):
+                value, at, bias_at = sums[row][v].get(), y_step * row + v * k.lanes, bias + v * k.lanes
+                with k.if_else(last.eq(0)) as (full, part):
+                    with full:
+                        k.store(y + at, epilogue.finish(value, bias_at, residual + at))
+                    with part:
+                        epilogue.store_some(value, bias, residual + at, y + at, v * k.lanes, last)
 
 
 def _emit_pack(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
@@ -181,71 +121,31 @@ def _emit_pack(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
             emit_pack_pixels(k, window, x, out, channels, k.integer(width), a.channels)
 
 
-def _emit_strip(k: Kernel, storage: str, tile_rows: int, vectors: int, planar: bool) -> None:
-    """strip(args, packed, w, bias, residual, y, rows, channels, ahead): all tiles of one packed strip.
-
-    `residual` and `y` point at the strip's first output. `ahead` is input that will be packed next: it is fetched
-    while the tiles keep the arithmetic units busy and the memory idle.
-    """
+def _emit_pixels(k: Kernel, storage: str, pixels: int, vectors: int) -> None:
+    """strip(args, packed, w, bias, residual, y, height, channels): all runs of one packed strip of `channels`."""
     with k.function(
-        "strip", args="i64", packed=k.dtype, w=k.dtype, bias=storage, residual=storage, y=storage, rows=INT,
-        channels=INT, ahead=storage,
-    ) as (args, packed, w, bias, residual, y, rows, channels, ahead):  # fmt: skip
+        "strip", args="i64", packed=k.dtype, w=k.dtype, bias=storage, residual=storage, y=storage, height=INT,
+        channels=INT,
+    ) as (args, packed, w, bias, residual, y, height, channels):  # fmt: skip
         a = Fields(k, args, FIELDS)
         offsets = a.pointer("offsets", "i64")
         width = vectors * k.lanes
+        last = k.select(channels.eq(width), k.integer(0), channels)
+        with k.loop(0, height) as p:
 
-        def starts(total: Int, size: int, body: Any) -> None:
-            """body(start, size) over a length: whole tiles, the last one overlapping; a short length in ones."""
-            with k.if_else(total >= size) as (long, short):
-                with long:
-                    with k.loop(0, total - size, size) as start:
-                        body(start, size)
-                    body(total - size, size)
-                with short, k.loop(0, total) as start:
-                    body(start, 1)
-
-        if planar:
-
-            def tile(p: Int, count: int, q: Int, last: Int) -> None:
-                at = p * a.q + q
+            def run(q: Int, count: int, p: Int = p) -> None:
+                at = (p * a.q + q) * a.channels
                 k.call(
-                    f"tile_{count}", packed + p * a.pitch + q, a.pitch, offsets, a.taps, w, bias, residual + at, y + at,
-                    a.q, last, rows * a.q - at,
+                    f"tile_{count}", packed + (p * a.pitch + q) * width, offsets, a.taps, w, bias, residual + at,
+                    y + at, a.channels, last,
                 )  # fmt: skip
 
-            with k.if_else(a.q >= width) as (wide, narrow):
-                with wide:
-
-                    def across(p: Int, count: int) -> None:
-                        length = a.stride_h * a.w_in
-                        # Each tile its share: a burst would find the line fill buffers taken.
-                        share = length * (count * width) // a.q
-                        with k.loop(0, a.q - width, width) as q:
-                            near = ahead + (p * length + q // width * share)
-                            with k.loop(0, share, 64 // BYTES[storage]) as i:
-                                k.prefetch(near + i)
-                            tile(p, count, q, k.integer(0))
-                        tile(p, count, a.q - width, k.integer(0))
-
-                    starts(rows, tile_rows, across)
-                with narrow:
-                    starts(rows, tile_rows, lambda p, count: tile(p, count, k.integer(0), a.q))
-        else:
-            last = k.select(channels.eq(width), k.integer(0), channels)
-
-            def along(p: Int) -> None:
-                def run(q: Int, count: int) -> None:
-                    at = (p * a.q + q) * a.channels
-                    k.call(
-                        f"tile_{count}", packed + (p * a.pitch + q) * width, width, offsets, a.taps, w, bias, residual
-                        + at, y + at, a.channels, last, 0,
-                    )  # fmt: skip
-
-                starts(a.q, tile_rows, run)
-
-            with k.loop(0, rows) as p:
-                along(p)
+            # The last run overlaps the one before; rows shorter than a run go pixel by pixel.
+            with k.if_else(a.q >= pixels) as (long, short):
+                with long, k.loop(0, a.q, pixels) as q:
+                    run(q.min(a.q - pixels), pixels)
+                with short, k.loop(0, a.q) as q:
+                    run(q, 1)
 
 
 def _emit_task(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
@@ -258,8 +158,8 @@ def _emit_task(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
         with k.draws(a.counter, a.tasks, worker, a.workers) as number:
             strip, number = number % a.row_strips, number // a.row_strips
             block, image = number % a.channel_blocks, number // a.channel_blocks
-            p0 = strip * a.strip_rows
-            rows = (a.p - p0).min(a.strip_rows)
+            p0 = strip * a.p // a.row_strips
+            rows = (strip + 1) * a.p // a.row_strips - p0
             first = block * a.channel_block
             end = (first + a.channel_block).min(a.channels)
             emit_zeros(k, scratch, a.buffer * 2)
@@ -290,24 +190,26 @@ def _emit_task(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
                         at = ((image * a.channels * a.multiplier + filter_) * a.p + p0) * a.q
                         k.call(
                             "strip", args, packed(c), w + filter_ * a.taps, bias + filter_, residual + at, y + at,
-                            rows, 1, window(c + 2),
+                            rows, window(c + 2),
                         )  # fmt: skip
                 else:
                     at = (image * a.p + p0) * a.q * a.channels + c
                     k.call(
-                        "strip", args, packed(c), w + c * a.taps, bias + c, residual + at, y + at, rows, across(c), x,
+                        "strip", args, packed(c), w + c * a.taps, bias + c, residual + at, y + at, rows, across(c),
                     )  # fmt: skip
 
 
 def _emit_filters(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
-    """`pack_task`: NCHW keeps (k, taps); NHWC (k / width, taps, width), the last run filled up with zeros."""
+    """`pack_task`: NCHW (k, S, R); NHWC (k / width, taps, width), the last run filled up with zeros."""
     width = 1 if planar else vectors * k.lanes
     with k.function("pack_task", public=True, args="i64", worker=INT) as (args, worker):
         a = Fields(k, args, FIELDS)
         w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
         with k.draws(a.counter, a.tasks, worker, a.workers):
             if planar:
-                k.rows(a.channels * a.multiplier * a.taps, lambda i, lanes: k.store(packed + i, k.load(w + i, lanes)))
+                with k.loop(0, a.channels * a.multiplier * a.taps, a.taps) as first:
+                    with k.loop(0, a.taps_h) as r, k.loop(0, a.taps_w) as s:
+                        k.store(packed + first + s * a.taps_h + r, k.load(w + first + r * a.taps_w + s, 1))
             else:
                 with k.loop(0, a.channels, width) as c, k.loop(0, a.taps) as kk:
                     here = packed + c * a.taps + kk * width
@@ -335,16 +237,19 @@ class Geometry:
 
     def fields(self) -> dict[str, int | np.ndarray]:
         p, c, s = self.problem, self.config, self.strip
-        index, rest = np.divmod(s.tap_shifts, s.plane)
+        # Planes find the filter's rows themselves: a table of its columns is enough.
+        shifts = s.tap_shifts[:1] if self.planar else s.tap_shifts
+        index, rest = np.divmod(shifts, s.plane)
         offsets = (index * self.plane + rest) * self.width
         return {
             "tasks": self.tasks(), "scratch_step": self.scratch_bytes,
             "images": p.n, "channels": p.c, "multiplier": p.group_k, "h": p.spatial[0], "w_in": p.spatial[1],
             "p": p.output[0], "q": p.output[1], "stride_h": p.stride[0], "stride_w": p.stride[1],
             "row_phases": len(s.row_phases), "col_phases": len(s.col_phases),
-            "strip_rows": c.strip, "row_strips": ceil_div(p.output[0], c.strip),
+            "row_strips": ceil_div(p.output[0], c.strip),
             "channel_block": c.channels, "channel_blocks": ceil_div(p.c, c.channels),
-            "taps": p.kernel[0] * p.kernel[1], "pitch": s.pitch, "plane": self.plane, "row_shift": s.row_shift,
+            "taps": p.kernel[0] * p.kernel[1], "taps_h": p.kernel[0], "taps_w": p.kernel[1],
+            "pitch": s.pitch, "plane": self.plane, "row_shift": s.row_shift,
             "buffer": self.buffer,
             "offsets": np.ascontiguousarray(offsets.reshape(-1).astype(np.int64)),
             "columns": np.array(s.col_data, np.int64),
@@ -376,14 +281,17 @@ class Depthwise(Algorithm[Config]):
         lanes = device.vector_bytes // (8 if problem.dtype == "f64" else 4)
         p, q = problem.output
         planar = problem.layout == "nchw"
-        for rows, vectors in _TILES[target(settings.cpu_target()).registers]:
+        registers = target(settings.cpu_target()).registers
+        shape = problem.kernel[0], problem.stride[0], problem.dilation[0]
+        for rows, vectors in tiles(registers, *shape) if planar else _RUNS[registers]:
             if planar and (rows > p or (vectors > 1 and vectors * lanes > q)):
                 continue
             if not planar and (rows > q or (vectors > 1 and (vectors - 1) * lanes >= problem.c)):
                 continue
             width = 1 if planar else vectors * lanes
             for strip in sorted({p, *(max(rows, ceil_div(p, count)) for count in (2, 4, 8, 16, 32))}):
-                if strip > p:
+                # Strips are as even as can be, and a tile must fit the smallest.
+                if strip > p or (planar and p // ceil_div(p, strip) < rows):
                     continue
                 for count in (1, *(count * device.threads for count in (1, 2, 4, 8, 16))):
                     channels = ceil_div(ceil_div(problem.c, count), width) * width
@@ -392,26 +300,33 @@ class Depthwise(Algorithm[Config]):
                         yield config
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """Cycles of one task: for each channel (or run of channels) its packing, and for each tile its taps and stores
-        (`cost`); times the tasks that one worker draws. A tap costs 0.7 cycles a vector: unaligned loads."""
+        """Cycles of one task: for each channel (or run of channels) its packing, and for each tile its products, loads
+        and stores (`cost`); times the tasks that one worker draws."""
         itemsize = 8 if problem.dtype == "f64" else 4
         costs = Costs(device, itemsize)
         g = Geometry(problem, config, costs.lanes)
         taps = problem.kernel[0] * problem.kernel[1]
         q = problem.output[1]
         size = config.rows * config.vectors
-        tile = taps * max(0.7 * size + 0.8, 4.0) + 3.0 * size + 22
         packed_rows = g.strip.planes * (config.strip + g.strip.row_shift)
         if g.planar:
+            loads = 0
+            for _, column in groups(problem.kernel[0], problem.stride[0], problem.dilation[0], WEIGHTS):
+                reach = min(column[-1][1] - column[0][1] + config.rows, len(column) * config.rows)
+                loads += len(column) + reach * config.vectors
+            # Two products a cycle need eight sums in flight; half of the loads pass the end of a cache line.
+            cycles = max(0.55 * taps * max(size, 8), 0.7 * problem.kernel[1] * loads)
+            tile = cycles + 4 * problem.kernel[1] + 2.0 * size + 12
             across = ceil_div(q, config.vectors * costs.lanes)
-            tiles = ceil_div(config.strip, config.rows) * across * problem.group_k
+            count = ceil_div(config.strip, config.rows) * across * problem.group_k
             if q < config.vectors * costs.lanes:
                 tile += 2.0 * config.rows
             per_vector = {1: 2.0, 2: 2.5, 4: 4.0}.get(problem.stride[1], 1.5 * costs.lanes)
-            pack = 40 + packed_rows * (costs.row(g.strip.pitch, per_vector) - 6)
+            pack = 30 + packed_rows * (2.0 + 0.7 * per_vector * ceil_div(g.strip.pitch, costs.lanes))
             runs = config.channels
         else:
-            tiles = config.strip * ceil_div(q, config.rows)
+            tile = taps * max(0.7 * size + 0.8, 4.0) + 3.0 * size + 22
+            count = config.strip * ceil_div(q, config.rows)
             pack = packed_rows * g.strip.pitch * (4.0 + 2.0 * config.vectors)
             runs = ceil_div(config.channels, g.width)
         moved = (
@@ -422,7 +337,7 @@ class Depthwise(Algorithm[Config]):
         buffers = 2 * g.buffer * itemsize
         memory += costs.stream(buffers, buffers)
         zeros = 2 * g.buffer / costs.lanes
-        task = runs * (pack + tiles * tile + 0.6 * memory) + zeros + 80
+        task = runs * (pack + count * tile + 0.5 * memory) + zeros + 80
         return costs.wall_us(task, g.tasks(), device.threads)
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
@@ -435,9 +350,12 @@ class Depthwise(Algorithm[Config]):
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         vector = target(settings.cpu_target())
         dtype = arithmetic(problem)
+        names = ("taps_h", "stride_h", "dilation_h")
+        sizes = (problem.kernel[0], problem.stride[0], problem.dilation[0]) if problem.layout == "nchw" else (0, 0, 0)
+        shape = dict(zip(names, sizes, strict=True))
         library = jit.load(
             "depthwise", generate, vector, dtype=dtype, storage=problem.dtype, layout=problem.layout,
-            rows=config.rows, vectors=config.vectors, bias=problem.bias, residual=problem.residual,
+            rows=config.rows, vectors=config.vectors, **shape, bias=problem.bias, residual=problem.residual,
             activation=problem.activation,
         )  # fmt: skip
         g = Geometry(problem, config, vector.lanes(dtype))

@@ -403,7 +403,7 @@ class Kernel:
     def widths(self) -> list[int]:
         """Vector widths worth trying on short rows, widest first, ending with the scalar."""
         widths, lanes = [], self.lanes
-        while lanes >= 4:
+        while lanes >= min(4, self.lanes) and lanes > 1:
             widths.append(lanes)
             lanes //= 2
         return [*widths, 1]

@@ -13,7 +13,7 @@ next.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -233,21 +233,45 @@ def _split_rows(k: Kernel, v: Window, ways: int, source: Ptr, source_pitch: Int,
 
 
 def emit_copy_rows(k: Kernel, source: Ptr, source_pitch: Int, out: Ptr, out_pitch: Int, rows: Int, count: Int) -> None:
-    """Copy `rows` rows of `count` elements; the vector width is picked once for all of them."""
+    """Copy `rows` rows of `count` elements; how many vectors of which width is settled once for all of them."""
 
-    def copy(widths: list[int]) -> None:
-        lanes, *narrower = widths
-        with k.if_else(count >= lanes) as (then, otherwise):
-            with then, k.loop(0, rows) as row:
-                there, here = source + row * source_pitch, out + row * out_pitch
-                with k.loop(0, count - lanes, lanes) as i:
-                    k.store(here + i, k.load(there + i, lanes))
-                k.store(here + (count - lanes), k.load(there + (count - lanes), lanes))
+    def few(lanes: int, vectors: int) -> None:
+        """Vectors side by side, the last one up to the end of the row."""
+        starts = [k.integer(i * lanes) for i in range(vectors - 1)] + [count - lanes]
+        with k.loop(0, rows) as row:
+            there, here = source + row * source_pitch, out + row * out_pitch
+            for at, value in [(at, k.load(there + at, lanes)) for at in starts]:
+                k.store(here + at, value)
+
+    def many(lanes: int) -> None:
+        with k.loop(0, rows) as row, k.loop(0, count, lanes) as i:
+            at = i.min(count - lanes)
+            k.store(out + row * out_pitch + at, k.load(source + row * source_pitch + at, lanes))
+
+    def pick(ways: list[tuple[int, Any]]) -> None:
+        """ways: (shortest row, what copies it), the longest first."""
+        (least, body), *rest = ways
+        if not rest:
+            body()
+            return
+        with k.if_else(count >= least) as (then, otherwise):
+            with then:
+                body()
             with otherwise:
-                if narrower:
-                    copy(narrower)
+                pick(rest)
 
-    copy(k.widths())
+    lanes, *narrower, one = k.widths()
+    whole = [((vectors - 1) * lanes + 1, partial(few, lanes, vectors)) for vectors in (4, 3, 2)]
+    halves = [(width, partial(few, width, 2)) for width in narrower]
+    pick(
+        [
+            (4 * lanes + 1, partial(many, lanes)),
+            *whole,
+            (lanes, partial(few, lanes, 1)),
+            *halves,
+            (0, partial(many, one)),
+        ]
+    )
 
 
 def emit_strided_copy(k: Kernel, source: Ptr, out: Ptr, count: Int, stride: Int) -> None:
