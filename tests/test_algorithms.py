@@ -56,6 +56,34 @@ def test_best_and_other_configs(identifier: str, text: str, layout: str) -> None
     assert exact, exact.message
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n2 c5 h9 w40 k7 r3 s3 bias relu",
+        "c13 h11 w17 k23 r1 s1 residual relu6",
+        "n2 c10 h30 w21 k14 r3 s5 stride1x2 pad1 groups2 bias residual",
+        "c9 h6 w50 k8 r2 s3 dilation2",
+        "c3 h1 w2100 k5 r1 s3",
+        "c7 h14 w14 k9 r1 s1 f16 bias",
+        "c6 h12 w11 k5 r3 s3 f64",
+    ],
+)
+@pytest.mark.parametrize("identifier", ["cpu.direct", "cpu.pointwise"])
+def test_every_route_and_tile(identifier: str, text: str) -> None:
+    """Each way from input to output, with each register tile: lines end in all its narrower forms."""
+    problem = applicable(text, identifier)
+    if problem is None:
+        return
+    seen = set()
+    for config in registry.get(identifier).configs(problem, host()):
+        way = (config.route, config.lanes, config.m, config.n)
+        if way not in seen:
+            seen.add(way)
+            verdict = verify.check(problem, identifier, config)
+            assert verdict, f"{config}: {verdict.message}"
+    assert {"sums", "straight", "in place"} & {way[0] for way in seen}
+
+
 @pytest.mark.parametrize("dtype", ["f64", "f16"])
 @pytest.mark.parametrize("text", [PROBLEMS[1], PROBLEMS[5], PROBLEMS[8], PROBLEMS[12], f"{PROBLEMS[0]} nhwc"])
 @pytest.mark.parametrize("identifier", registry.ALGORITHMS)

@@ -36,8 +36,12 @@ def generators(vector: Target) -> dict[str, Callable[..., Kernel]]:
     one_by_seven = three | {"taps_h": 1, "taps_w": 7}
     rows, vectors = max(planes.tiles(vector.registers, 3, 1, 1), key=lambda tile: tile[0] * tile[1])
     return {
-        "direct-pixels": partial(direct.generate, layout="nchw", lanes="pixels", m=m, n=n),
-        "direct-channels": partial(direct.generate, layout="nhwc", lanes="channels", m=pixels, n=channels),
+        "direct-pixels": partial(direct.generate, layout="nchw", route="sums", lanes="pixels", m=m, n=n),
+        "direct-channels": partial(
+            direct.generate, layout="nhwc", route="sums", lanes="channels", m=pixels, n=channels
+        ),
+        "direct-straight": partial(direct.generate, layout="nchw", route="straight", lanes="pixels", m=m, n=n),
+        "direct-in-place": partial(direct.generate, layout="nchw", route="in place", lanes="pixels", m=m, n=n),
         "depthwise-nchw": partial(depthwise.generate, layout="nchw", rows=rows, vectors=vectors, **plane),
         "depthwise-nhwc": partial(depthwise.generate, layout="nhwc", rows=4, vectors=2, **plane),
         "winograd-4": partial(winograd.generate, tile_h=4, tile_w=4, **three, m=m, n=n),

@@ -20,8 +20,9 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu import jit
 from tapwise.cpu.common import arithmetic, ceil_div, rejects_all
 from tapwise.cpu.cost import Costs
+from tapwise.cpu.epilogue import Epilogue
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
-from tapwise.cpu.planes import WEIGHTS, Epilogue, emit_strip, groups, tiles
+from tapwise.cpu.planes import WEIGHTS, emit_strip, groups, tiles
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target, target
 from tapwise.cpu.strips import Strip, Window, emit_pack_pixels, emit_pack_plane, emit_zeros
 from tapwise.problem import ConvProblem

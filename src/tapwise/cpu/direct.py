@@ -1,8 +1,11 @@
 """cpu.direct: convolution as a matrix product whose matrix is never built.
 
-Each task packs the strip of the input that it needs (`strips`), block of channels by block of channels, runs register
-tiles over it (`tile`), and finishes its rows with bias, residual and activation while they are in cache. Lanes run over
-pixels (NCHW) or over output channels (NHWC, and images of a few pixels).
+Three routes, a config's `route`:
+- "sums": each task packs the strip of the input that it needs (`strips`), block of channels by block of channels, runs
+  register tiles over it (`tile`), and finishes its rows with bias, residual and activation while they are in cache;
+- "straight": all of gemm_k at once, so that a tile's results go from registers to y;
+- "in place": straight, from an input without padding and stride that is read where it lies.
+Lanes run over pixels (NCHW) or over output channels (NHWC, and images of a few pixels).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu import jit, tile
 from tapwise.cpu.common import arithmetic, ceil_div, rejects_all, splits
 from tapwise.cpu.cost import CACHE_RATES, Costs
+from tapwise.cpu.epilogue import Epilogue
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
 from tapwise.cpu.simd import INT, Kernel, Target, target
 from tapwise.cpu.strips import Strip, Window, emit_finish_row, emit_pack_pixels, emit_pack_plane, emit_zeros
@@ -27,6 +31,10 @@ from tapwise.problem import ConvProblem
 
 # Terms of gemm_k in one block: a panel of filters and the input that it meets stay in L1.
 BLOCK_TERMS: Final = 320
+# Terms that may go straight to y: past it, what is gained is lost to L1.
+STRAIGHT_TERMS: Final = 640
+# Activations cheap enough to stand in every tile.
+STRAIGHT_ACTIVATIONS: Final = (None, "relu", "relu6")
 SCRATCH_BYTES: Final = 4 << 20
 
 FIELDS: Final = (
@@ -41,9 +49,11 @@ FIELDS: Final = (
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """lanes "pixels" or "channels"; the register tile m x n; the strip: rows x cols outputs of `images` images,
-    `filters` output channels of `groups` groups a task; `channels` of the input a block of gemm_k."""
+    """route "sums", "straight" or "in place"; lanes "pixels" or "channels"; the register tile m x n; the strip: rows x
+    cols outputs of `images` images, `filters` output channels of `groups` groups a task; `channels` of the input a
+    block of gemm_k."""
 
+    route: str
     lanes: str
     m: int
     n: int
@@ -56,19 +66,24 @@ class Config(BaseConfig):
 
 
 def generate(
-    target: Target, *, dtype: str, storage: str, layout: str, lanes: str, m: int, n: int, bias: bool, residual: bool,
-    activation: str | None,
+    target: Target, *, dtype: str, storage: str, layout: str, route: str, lanes: str, m: int, n: int, bias: bool,
+    residual: bool, activation: str | None,
 ) -> Kernel:  # fmt: skip
     """The kernels of one instance: `task` and `pack_task`."""
     k = Kernel(target, dtype)
     planar = layout == "nchw"
-    tile.emit(k, m, n, lanes)
     tile.emit_filter_packer(k, lanes, storage, m if lanes == "pixels" else n * k.lanes)
-    per_run = "one" if planar else "each"
-    emit_finish_row(k, storage, per_run if bias else None, residual, activation)
-    _emit_pack_strip(k, storage, planar)
-    _emit_finish_strip(k, storage, planar, lanes)
-    _emit_task(k, storage, lanes)
+    if route != "in place":
+        _emit_pack_strip(k, storage, planar)
+    if route == "sums":
+        tile.emit(k, m, n, lanes)
+        per_run = "one" if planar else "each"
+        emit_finish_row(k, storage, per_run if bias else None, residual, activation)
+        _emit_finish_strip(k, storage, planar, lanes)
+        _emit_task(k, storage, lanes)
+    else:
+        tile.emit_straight(k, m, n, Epilogue(k, storage, planar, bias, residual, activation), route == "in place")
+        _emit_straight_task(k, storage, route == "in place")
     _emit_filter_task(k, storage)
     return k
 
@@ -168,6 +183,48 @@ def _emit_task(k: Kernel, storage: str, lanes: str) -> None:
                     )  # fmt: skip
 
 
+def _emit_straight_task(k: Kernel, storage: str, in_place: bool) -> None:
+    with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
+        a = Fields(k, args, FIELDS)
+        packed = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
+        x, y, w = a.pointer("x", storage), a.pointer("y", storage), a.pointer("w", k.dtype)
+        bias, residual = a.pointer("bias", storage), a.pointer("residual", storage)
+        offsets = a.pointer("offsets", "i64")
+        terms = a.group_c * a.taps
+        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
+            row_strip, number = number % a.row_strips, number // a.row_strips
+            col_strip, number = number % a.col_strips, number // a.col_strips
+            image, number = number % a.images, number // a.images
+            filter_block, group_block = number % a.filter_blocks, number // a.filter_blocks
+            p0, q0 = row_strip * a.rows, col_strip * a.cols
+            rows = (a.p - p0).min(a.rows)
+            # The last piece of a row overlaps the one before: a line has at least a vector.
+            q0 = q0.min(a.q - a.cols)
+            group0 = group_block * a.group_block
+            k0 = filter_block * a.filter_block
+            filters = (a.group_k - k0).min(a.filter_block)
+            # Rows that follow each other in the input and in y are one line.
+            whole = k.both(a.pitch.eq(a.q), a.cols.eq(a.q))
+            lines, length = k.select(whole, k.integer(1), rows), k.select(whole, rows * a.q, a.cols)
+            if not in_place:
+                emit_zeros(k, packed, a.group_c * a.plane * a.row_phases * a.col_phases)
+            with k.loop(group0, (group0 + a.group_block).min(a.groups)) as group:
+                channel, filter_ = group * a.group_c, group * a.group_k + k0
+                if in_place:
+                    source = x.to(k.dtype) + ((image * a.groups * a.group_c + channel) * a.h + p0) * a.w_in + q0
+                else:
+                    k.call("pack_strip", args, packed, image, channel, a.group_c, p0, q0, rows)
+                    source = packed
+                panels = w + group * terms * a.filter_pad + k0 * terms
+                at = ((image * a.groups * a.group_k + filter_) * a.p + p0) * a.q + q0
+                with k.loop(0, lines) as line:
+                    here = at + line * a.q
+                    k.call(
+                        "line", source + line * a.pitch, offsets, terms, panels, bias + filter_, residual + here,
+                        y + here, a.p * a.q, filters, length,
+                    )  # fmt: skip
+
+
 def _emit_filter_task(k: Kernel, storage: str) -> None:
     """`pack_task`: all filters into panels; a task is one block of channels of one group."""
     with k.function("pack_task", public=True, args="i64", worker=INT) as (args, worker):
@@ -202,8 +259,19 @@ class Geometry:
         self.sums_pitch = config.images * self.strip.flat if config.lanes == "pixels" else filters
         self.sums_at = ceil_div(config.images * config.channels * self.strip.planes * self.strip.plane, 16) * 16
         itemsize = 8 if problem.dtype == "f64" else 4
+        self.in_place = config.route == "in place"
+        self.pitch = problem.spatial[1] if self.in_place else self.strip.pitch
+        if config.route != "sums":
+            sums = 0
         # What the last vector of a pixel-major or narrow strip reads beyond the packed input.
-        self.scratch_bytes = ceil_div((self.sums_at + sums + 64) * itemsize, 64) * 64
+        self.scratch_bytes = 0 if self.in_place else ceil_div((self.sums_at + sums + 64) * itemsize, 64) * 64
+
+    @property
+    def line(self) -> int:
+        """Pixels of a line of the straight routes: whole strips where rows follow each other in input and output."""
+        p, q = self.problem.output
+        whole = self.pitch == q == self.config.cols
+        return q * (p - (ceil_div(p, self.config.rows) - 1) * self.config.rows) if whole else self.config.cols
 
     def fields(self) -> dict[str, Any]:
         p, c, s = self.problem, self.config, self.strip
@@ -221,15 +289,21 @@ class Geometry:
             "filter_block": c.filters, "channel_block": c.channels,
             "row_strips": row_strips, "col_strips": col_strips, "image_blocks": image_blocks,
             "group_blocks": group_blocks, "filter_blocks": filter_blocks,
-            "taps": p.kernel[0] * p.kernel[1], "pitch": s.pitch, "plane": s.plane, "row_shift": s.row_shift,
+            "taps": p.kernel[0] * p.kernel[1], "pitch": self.pitch, "plane": s.plane, "row_shift": s.row_shift,
             "step": self.step, "flat": s.flat, "sums_pitch": self.sums_pitch, "filter_pad": self.filter_pad,
         }  # fmt: skip
 
     def tables(self) -> dict[str, np.ndarray]:
         """int64 arrays. offsets (channels, R, S): where each term of a block of gemm_k reads in the packed strip."""
-        taps = self.strip.tap_shifts[None] * self.step
+        p = self.problem
         channel = np.arange(self.config.channels)[:, None, None]
-        distance = 1 if self.problem.layout == "nhwc" else self.strip.planes * self.strip.plane
+        if self.in_place:
+            r, s = np.ogrid[: p.kernel[0], : p.kernel[1]]
+            taps = (r * p.dilation[0] * p.spatial[1] + s * p.dilation[1])[None]
+            distance = p.spatial[0] * p.spatial[1]
+        else:
+            taps = self.strip.tap_shifts[None] * self.step
+            distance = 1 if p.layout == "nhwc" else self.strip.planes * self.strip.plane
         return {
             "offsets": np.ascontiguousarray((taps + channel * distance).reshape(-1).astype(np.int64)),
             "columns": np.array(self.strip.col_data, np.int64),
@@ -257,8 +331,13 @@ class Direct(Algorithm[Config]):
     def _candidates(self, problem: ConvProblem, device: Device) -> Iterator[Config]:
         lanes = device.vector_bytes // (8 if problem.dtype == "f64" else 4)
         p, q = problem.output
+        image_blocks = {1, min(problem.n, max(1, 256 // max(1, p * q)))}
         for way in lanes_ways(problem, lanes):
             tiles = tile.shapes(target(settings.cpu_target()), way)
+            blocks = [(route, problem.group_c) for route in straight_routes(problem, way)]
+            # Few terms and long rows never gain by sums in memory.
+            if not blocks or problem.gemm_k > BLOCK_TERMS or q < 8 * lanes:
+                blocks += [("sums", channels) for channels in channel_blocks(problem)]
             for m, n in tiles:
                 # Lanes over channels: m counts pixels, so only the squarer tiles make sense.
                 if way == "channels" and (n * lanes >= 2 * problem.group_k or m < 3) and (m, n) != tiles[0]:
@@ -267,11 +346,13 @@ class Direct(Algorithm[Config]):
                     continue
                 for rows, cols in strip_sizes(p, q, device.threads, n * lanes):
                     for filters in splits(problem.group_k, m if way == "pixels" else n * lanes, device.threads):
-                        for channels, groups in product(channel_blocks(problem), group_blocks(problem, device.threads)):
-                            for images in {1, min(problem.n, max(1, 256 // max(1, p * q)))}:
-                                config = Config(way, m, n, rows, cols, images, groups, filters, channels)
-                                size = Geometry(problem, config, lanes).scratch_bytes
-                                if size <= SCRATCH_BYTES or (rows, cols) == (1, min(q, n * lanes)):
+                        for (route, channels), groups in product(blocks, group_blocks(problem, device.threads)):
+                            for images in image_blocks if route == "sums" else (1,):
+                                config = Config(route, way, m, n, rows, cols, images, groups, filters, channels)
+                                g = Geometry(problem, config, lanes)
+                                if route != "sums" and g.line < lanes:
+                                    continue
+                                if g.scratch_bytes <= SCRATCH_BYTES or (rows, cols) == (1, min(q, n * lanes)):
                                     yield config
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
@@ -286,6 +367,10 @@ class Direct(Algorithm[Config]):
         over_pixels = config.lanes == "pixels"
         rows, lanes = (config.filters, pixels) if over_pixels else (pixels, config.filters)
         vectors = ceil_div(lanes, costs.lanes)
+        straight = config.route != "sums"
+        if straight:
+            whole = geometry.pitch == problem.output[1] == config.cols
+            vectors = ceil_div(pixels, costs.lanes) if whole else config.rows * ceil_div(config.cols, costs.lanes)
         columns = ceil_div(vectors, config.n)
 
         tiles = costs.block(config.m, config.n, rows, vectors, terms)
@@ -293,7 +378,9 @@ class Direct(Algorithm[Config]):
         lines = (config.n * costs.lanes * size if over_pixels else config.m * 8) / 64 + 1.0
         footprint = config.channels * problem.kernel[0] * len(strip.col_phases) * lines * 64
         if footprint + config.m * terms * size > device.l1_bytes:
-            tiles *= 1.0 + 0.12 * footprint / CACHE_RATES[1] / costs.tile(config.m, config.n, terms)
+            tiles *= 1.0 + (0.25 if config.route != "sums" else 0.12) * footprint / CACHE_RATES[1] / costs.tile(
+                config.m, config.n, terms
+            )
         panel = config.filters * terms * size
         input_bytes = config.channels * strip.planes * strip.plane * size
         if over_pixels:
@@ -317,11 +404,15 @@ class Direct(Algorithm[Config]):
             finish = config.filters * config.rows * costs.row(config.cols, 3.0 if matched else 2.0 * costs.lanes)
         else:
             finish = config.rows * config.cols * costs.row(config.filters, 3.0 if matched else 2.0 * costs.lanes)
+        if straight:
+            finish = 0.0
         # Every block of gemm_k goes through the sums once more, and finishing reads them and writes y.
-        sums = config.filters * pixels * size
+        sums = 0 if straight else config.filters * pixels * size
         finish += costs.stream((2 * blocks + 1) * sums, sums * config.images + input_bytes)
         finish += 0.5 * costs.stream(config.filters * config.rows * config.cols * problem.itemsize, problem.bytes)
         zeros = config.images * config.channels * strip.planes * strip.plane / costs.lanes
+        if config.route == "in place":
+            pack, zeros = 0.5 * costs.stream(source, problem.bytes), 0.0
         task = config.groups * (blocks * (per_block + pack) + config.images * finish) + zeros + 60
         # Filters come from memory once a run when they do not fit the caches.
         tasks = geometry.fields()["tasks"]
@@ -340,8 +431,9 @@ class Direct(Algorithm[Config]):
         vector = target(settings.cpu_target())
         dtype = arithmetic(problem)
         library = jit.load(
-            "direct", generate, vector, dtype=dtype, storage=problem.dtype, layout=problem.layout, lanes=config.lanes,
-            m=config.m, n=config.n, bias=problem.bias, residual=problem.residual, activation=problem.activation,
+            "direct", generate, vector, dtype=dtype, storage=problem.dtype, layout=problem.layout, route=config.route,
+            lanes=config.lanes, m=config.m, n=config.n, bias=problem.bias, residual=problem.residual,
+            activation=problem.activation,
         )  # fmt: skip
         geometry = Geometry(problem, config, vector.lanes(dtype))
         fields = geometry.fields()
@@ -358,6 +450,16 @@ def lanes_ways(problem: ConvProblem, lanes: int) -> list[str]:
     if problem.layout == "nhwc":
         return ["channels"]
     return ["pixels", "channels"] if problem.output[0] * problem.output[1] <= 2 * lanes else ["pixels"]
+
+
+def straight_routes(problem: ConvProblem, way: str) -> list[str]:
+    """The routes besides "sums" that a problem can take."""
+    if problem.layout != "nchw" or way != "pixels" or problem.activation not in STRAIGHT_ACTIVATIONS:
+        return []
+    if problem.group_c * problem.kernel[0] * problem.kernel[1] > STRAIGHT_TERMS:
+        return []
+    as_it_lies = set(problem.stride) == {1} and not any(map(any, problem.padding))
+    return ["straight", "in place"] if as_it_lies and problem.dtype in ("f32", "f64") else ["straight"]
 
 
 def channel_blocks(problem: ConvProblem) -> list[int]:

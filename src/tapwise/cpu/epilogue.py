@@ -7,6 +7,7 @@ Chebyshev series of e^(z^2) erfc(z).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from math import erfc, factorial, log, pi, sqrt
 from math import exp as exp_of
@@ -15,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from llvmlite import ir
 
-from tapwise.cpu.simd import I32, INT, Kernel
+from tapwise.cpu.simd import I32, INT, Int, Kernel, Ptr
 
 # Upper part of ln2 with few enough bits that n * _LN2_HIGH is exact.
 _LN2_HIGH: Final = {"f32": 0.693359375, "f64": 0.693147180369123816490}
@@ -26,6 +27,36 @@ _ERF_END: Final = 6.0
 _ERF_SHIFT: Final = -(_ERF_END + _ERF_EDGE) / (_ERF_END - _ERF_EDGE)
 _ERF_TERMS: Final = {"f32": 10, "f64": 19}
 _MANTISSA: Final = {"f32": 23, "f64": 52}
+
+
+@dataclass
+class Epilogue:
+    """What happens to a vector of sums on its way to y."""
+
+    k: Kernel
+    storage: str
+    planar: bool
+    bias: bool
+    residual: bool
+    activation: str | None
+
+    def finish(self, value: Any, bias: Ptr, residual: Ptr) -> Any:
+        k = self.k
+        lanes = k.lanes_of(value)
+        if self.bias:
+            value = k.add(value, k.broadcast(bias, lanes) if self.planar else k.load(bias, lanes))
+        if self.residual:
+            value = k.add(value, k.load(residual, lanes))
+        return activate(k, self.activation, value)
+
+    def store_some(self, value: Any, bias: Ptr, residual: Ptr, y: Ptr, first: int, count: Int) -> None:
+        """Store the lanes of a vector whose number, from `first`, lies below `count`, one by one."""
+        k = self.k
+        for lane in range(k.lanes):
+            element = first + lane
+            with k.if_(count > element):
+                one = k.b.extract_element(value, ir.Constant(I32, lane))
+                k.store(y + lane, self.finish(one, bias if self.planar else bias + element, residual + lane))
 
 
 def activate(k: Kernel, name: str | None, x: Any) -> Any:

@@ -8,47 +8,14 @@ their stride and dilation when the kernel is compiled; its columns are a loop ov
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Any, Final
 
-from llvmlite import ir
-
-from tapwise.cpu.epilogue import activate
+from tapwise.cpu.epilogue import Epilogue
 from tapwise.cpu.plan import Fields
-from tapwise.cpu.simd import BYTES, I32, INT, Int, Kernel, Ptr
+from tapwise.cpu.simd import BYTES, INT, Int, Kernel
 
 # Weights of a column that stay in registers at once.
 WEIGHTS: Final = 7
-
-
-@dataclass
-class Epilogue:
-    """What happens to a vector of sums on its way to y."""
-
-    k: Kernel
-    storage: str
-    planar: bool
-    bias: bool
-    residual: bool
-    activation: str | None
-
-    def finish(self, value: Any, bias: Ptr, residual: Ptr) -> Any:
-        k = self.k
-        lanes = k.lanes_of(value)
-        if self.bias:
-            value = k.add(value, k.broadcast(bias, lanes) if self.planar else k.load(bias, lanes))
-        if self.residual:
-            value = k.add(value, k.load(residual, lanes))
-        return activate(k, self.activation, value)
-
-    def store_some(self, value: Any, bias: Ptr, residual: Ptr, y: Ptr, first: int, count: Int) -> None:
-        """Store the lanes of a vector whose number, from `first`, lies below `count`, one by one."""
-        k = self.k
-        for lane in range(k.lanes):
-            element = first + lane
-            with k.if_(count > element):
-                one = k.b.extract_element(value, ir.Constant(I32, lane))
-                k.store(y + lane, self.finish(one, bias if self.planar else bias + element, residual + lane))
 
 
 def groups(taps: int, stride: int, dilation: int, most: int) -> list[tuple[int, list[tuple[int, int]]]]:

@@ -13,8 +13,10 @@ Blocking: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplicat
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
+from tapwise.cpu.epilogue import Epilogue
 from tapwise.cpu.simd import I1, INT, Int, Kernel, Target
 
 # (M, N) by number of vector registers: M * N accumulators + N vectors + 1 broadcast must fit.
@@ -120,16 +122,103 @@ def _tile(k: Kernel, m_count: int, n_count: int, lanes: str, unroll: int) -> Non
                 for n in range(n_count):
                     sums[m][n].set(k.fma(scalar, loaded[n], sums[m][n].get()))
 
-        whole = terms - terms % unroll
-        with k.loop(0, whole, unroll) as first:
-            for u in range(unroll):
-                step(first + u)
-        if unroll > 1:
-            with k.loop(whole, terms) as kk:
-                step(kk)
+        _terms_loop(k, terms, unroll, step)
         for m in range(m_count):
             for n in range(n_count):
                 k.store(cells[m][n], sums[m][n].get())
+
+
+def emit_straight(k: Kernel, m_most: int, n_most: int, epilogue: Epilogue, fetch: bool) -> None:
+    """Emit `line`: a product over all of gemm_k at once, whose results go straight to y.
+
+    line(x, offsets, terms, w, bias, residual, y, pitch, filters, length) computes for filters f and pixels i of a line
+    of at least one vector: y[f * pitch + i] = epilogue(sum over kk of w[f, kk] * x[offsets[kk] + i]). The line's last
+    vector overlaps the one before. Filters as for `block` with lanes over pixels. `fetch` asks for the next pixels of
+    each term ahead of time: for an x that is read where it lies.
+    """
+    storage, vector = epilogue.storage, k.lanes
+    for m in range(1, m_most + 1):
+        for n in range(1, n_most + 1):
+            _straight_tile(k, m, n, epilogue, fetch, UNROLL if m == m_most else 1)
+    parameters = {
+        "offsets": "i64", "terms": INT, "w": k.dtype, "bias": storage, "residual": storage, "y": storage, "pitch": INT,
+        "filters": INT,
+    }  # fmt: skip
+    for n in range(1, n_most + 1):
+        with k.function(f"rows_{n}", x=k.dtype, tail=INT, **parameters) as arguments:
+            *_, filters = arguments
+
+            def tile(m: int, f: Int, n: int = n, arguments: list = arguments) -> None:  # type: ignore[type-arg]
+                x, tail, offsets, terms, w, bias, residual, y, pitch, _ = arguments
+                k.call(
+                    f"tile_{m}_{n}", x, tail, offsets, terms, w + f * terms, bias + f, residual + f * pitch,
+                    y + f * pitch, pitch,
+                )  # fmt: skip
+
+            whole = filters - filters % m_most
+            with k.loop(0, whole, m_most) as f:
+                tile(m_most, f)
+            for m in range(1, m_most):
+                with k.if_((filters % m_most).eq(m)):
+                    tile(m, whole)
+
+    with k.function("line", x=k.dtype, **parameters, length=INT) as arguments:
+        x, offsets, terms, w, bias, residual, y, pitch, filters, length = arguments
+
+        def columns(n: int, first: Int, tail: Any) -> None:
+            """All filters of n vectors from pixel `first`; the last vector `tail` after it."""
+            k.call(
+                f"rows_{n}", x + first, tail, offsets, terms, w, bias, residual + first, y + first, pitch, filters
+            )  # fmt: skip
+
+        whole = length - length % (n_most * vector)
+        rest = length - whole
+        with k.loop(0, whole, n_most * vector) as first:
+            columns(n_most, first, (n_most - 1) * vector)
+        for n in range(1, n_most + 1):
+            with k.if_(k.both(rest > (n - 1) * vector, rest <= n * vector)):
+                if n == 1:
+                    columns(1, length - vector, 0)
+                else:
+                    columns(n, whole, rest - vector)
+
+
+def _straight_tile(k: Kernel, m_count: int, n_count: int, epilogue: Epilogue, fetch: bool, unroll: int) -> None:
+    storage = epilogue.storage
+    with k.function(
+        f"tile_{m_count}_{n_count}",
+        x=k.dtype, tail=INT, offsets="i64", terms=INT, w=k.dtype, bias=storage, residual=storage, y=storage, pitch=INT,
+    ) as (x, tail, offsets, terms, w, bias, residual, y, pitch):  # fmt: skip
+        places = [k.integer(n * k.lanes) for n in range(n_count - 1)] + ([tail] if n_count > 1 else [k.integer(0)])
+        sums = [[k.var(k.constant(0.0)) for _ in range(n_count)] for _ in range(m_count)]
+
+        def step(kk: Int) -> None:
+            term = x + k.load_int(offsets + kk)
+            if fetch:
+                k.prefetch(term + n_count * k.lanes)
+            loaded = [k.load(term + place) for place in places]
+            for m in range(m_count):
+                scalar = k.broadcast(w + kk * m_count + m)
+                for n in range(n_count):
+                    sums[m][n].set(k.fma(scalar, loaded[n], sums[m][n].get()))
+
+        _terms_loop(k, terms, unroll, step)
+        at = k.integer(0)
+        for m in range(m_count):
+            for n, place in enumerate(places):
+                value = epilogue.finish(sums[m][n].get(), bias + m, residual + at + place)
+                k.store(y + at + place, value)
+            at = at + pitch
+
+
+def _terms_loop(k: Kernel, terms: Int, unroll: int, step: Callable[[Int], None]) -> None:
+    whole = terms - terms % unroll
+    with k.loop(0, whole, unroll) as first:
+        for u in range(unroll):
+            step(first + u)
+    if unroll > 1:
+        with k.loop(whole, terms) as kk:
+            step(kk)
 
 
 def emit_filter_packer(k: Kernel, lanes: str, storage: str, width: int) -> None:
