@@ -58,7 +58,8 @@ class Costs:
     def tile(self, m: int, n: int, terms: int) -> float:
         """One register tile over `terms` terms."""
         per_term = max(m * n / 2, (m + n) / 2 + 0.5, 4 if m * n < 8 else 0)  # fewer sums than the FMA's latency hides
-        return terms * per_term * 1.08 + m * n + TILE_CALL
+        # Few sums leave less room to hide a late load.
+        return terms * per_term * (1.08 if m * n > 9 else 1.2) + m * n + TILE_CALL
 
     def block(self, m: int, n: int, rows: int, vectors: int, terms: int) -> float:
         """tile.block: rows x vectors in tiles of m x n, with its narrower edges."""

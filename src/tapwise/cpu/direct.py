@@ -375,10 +375,12 @@ class Direct(Algorithm[Config]):
 
         tiles = costs.block(config.m, config.n, rows, vectors, terms)
         # What one tile reads of the input, in whole cache lines: beyond L1 each panel of filters fetches it again.
-        lines = (config.n * costs.lanes * size if over_pixels else config.m * 8) / 64 + 1.0
+        lines = (config.n * costs.lanes * size if over_pixels else config.m * 8) / 64
+        # Packed planes start with a line; taps and images in memory do not.
+        lines += 0.0 if over_pixels and problem.kernel[1] == 1 and config.route != "in place" else 1.0
         footprint = config.channels * problem.kernel[0] * len(strip.col_phases) * lines * 64
-        if footprint + config.m * terms * size > device.l1_bytes:
-            tiles *= 1.0 + (0.25 if config.route != "sums" else 0.12) * footprint / CACHE_RATES[1] / costs.tile(
+        if footprint + (config.m if over_pixels else config.n * costs.lanes) * terms * size > device.l1_bytes:
+            tiles *= 1.0 + (0.25 if config.route == "in place" else 0.12) * footprint / CACHE_RATES[1] / costs.tile(
                 config.m, config.n, terms
             )
         panel = config.filters * terms * size
@@ -397,7 +399,7 @@ class Direct(Algorithm[Config]):
         else:
             pack = packed_rows * strip.pitch * costs.row(config.channels, 2.0)
         source = config.channels * packed_rows * strip.pitch * problem.itemsize
-        pack = config.images * (pack + costs.stream(source, problem.bytes))
+        pack = config.images * (pack + 1.3 * costs.stream(source, problem.bytes))
 
         matched = over_pixels == (problem.layout == "nchw")
         if over_pixels:
@@ -412,7 +414,7 @@ class Direct(Algorithm[Config]):
         finish += 0.5 * costs.stream(config.filters * config.rows * config.cols * problem.itemsize, problem.bytes)
         zeros = config.images * config.channels * strip.planes * strip.plane / costs.lanes
         if config.route == "in place":
-            pack, zeros = 0.5 * costs.stream(source, problem.bytes), 0.0
+            pack, zeros = 0.3 * costs.stream(source, problem.bytes), 0.0
         task = config.groups * (blocks * (per_block + pack) + config.images * finish) + zeros + 60
         # Filters come from memory once a run when they do not fit the caches.
         tasks = geometry.fields()["tasks"]
@@ -446,10 +448,10 @@ class Direct(Algorithm[Config]):
 
 
 def lanes_ways(problem: ConvProblem, lanes: int) -> list[str]:
-    """Lanes over pixels for NCHW, over channels for NHWC and for images too small to fill a vector."""
+    """Lanes over pixels for NCHW, over channels for NHWC and for small images, whose rows leave lanes empty."""
     if problem.layout == "nhwc":
         return ["channels"]
-    return ["pixels", "channels"] if problem.output[0] * problem.output[1] <= 2 * lanes else ["pixels"]
+    return ["pixels", "channels"] if problem.output[0] * problem.output[1] <= 40 * lanes else ["pixels"]
 
 
 def straight_routes(problem: ConvProblem, way: str) -> list[str]:
