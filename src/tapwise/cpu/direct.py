@@ -3,7 +3,7 @@
 Three routes, a config's `route`:
 - "sums": each task packs the strip of the input that it needs (`strips`), block of channels by block of channels, runs
   register tiles over it (`tile`), and finishes its rows with bias, residual and activation while they are in cache;
-- "straight": all of gemm_k at once, so that a tile's results go from registers to y;
+- "straight": sums live in registers and, between blocks of gemm_k, in y itself;
 - "in place": straight, from an input without padding and stride that is read where it lies.
 Lanes run over pixels (NCHW) or over output channels (NHWC, and images of a few pixels).
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import gcd
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -31,8 +32,6 @@ from tapwise.problem import ConvProblem
 
 # Terms of gemm_k in one block: a panel of filters and the input that it meets stay in L1.
 BLOCK_TERMS: Final = 320
-# Terms that may go straight to y: past it, what is gained is lost to L1.
-STRAIGHT_TERMS: Final = 640
 # Activations cheap enough to stand in every tile.
 STRAIGHT_ACTIVATIONS: Final = (None, "relu", "relu6")
 SCRATCH_BYTES: Final = 4 << 20
@@ -190,39 +189,41 @@ def _emit_straight_task(k: Kernel, storage: str, in_place: bool) -> None:
         x, y, w = a.pointer("x", storage), a.pointer("y", storage), a.pointer("w", k.dtype)
         bias, residual = a.pointer("bias", storage), a.pointer("residual", storage)
         offsets = a.pointer("offsets", "i64")
-        terms = a.group_c * a.taps
         with k.draws(a.counter, a.tasks, worker, a.workers) as number:
             row_strip, number = number % a.row_strips, number // a.row_strips
             col_strip, number = number % a.col_strips, number // a.col_strips
             image, number = number % a.images, number // a.images
             filter_block, group_block = number % a.filter_blocks, number // a.filter_blocks
             p0, q0 = row_strip * a.rows, col_strip * a.cols
-            rows = (a.p - p0).min(a.rows)
-            # The last piece of a row overlaps the one before: a line has at least a vector.
-            q0 = q0.min(a.q - a.cols)
+            rows, cols = (a.p - p0).min(a.rows), (a.q - q0).min(a.cols)
             group0 = group_block * a.group_block
             k0 = filter_block * a.filter_block
             filters = (a.group_k - k0).min(a.filter_block)
             # Rows that follow each other in the input and in y are one line.
             whole = k.both(a.pitch.eq(a.q), a.cols.eq(a.q))
-            lines, length = k.select(whole, k.integer(1), rows), k.select(whole, rows * a.q, a.cols)
+            lines, length = k.select(whole, k.integer(1), rows), k.select(whole, rows * a.q, cols)
             if not in_place:
-                emit_zeros(k, packed, a.group_c * a.plane * a.row_phases * a.col_phases)
+                emit_zeros(k, packed, a.channel_block * a.plane * a.row_phases * a.col_phases)
             with k.loop(group0, (group0 + a.group_block).min(a.groups)) as group:
-                channel, filter_ = group * a.group_c, group * a.group_k + k0
-                if in_place:
-                    source = x.to(k.dtype) + ((image * a.groups * a.group_c + channel) * a.h + p0) * a.w_in + q0
-                else:
-                    k.call("pack_strip", args, packed, image, channel, a.group_c, p0, q0, rows)
-                    source = packed
-                panels = w + group * terms * a.filter_pad + k0 * terms
+                filter_ = group * a.group_k + k0
+                panels = w + group * a.group_c * a.taps * a.filter_pad
                 at = ((image * a.groups * a.group_k + filter_) * a.p + p0) * a.q + q0
-                with k.loop(0, lines) as line:
-                    here = at + line * a.q
-                    k.call(
-                        "line", source + line * a.pitch, offsets, terms, panels, bias + filter_, residual + here,
-                        y + here, a.p * a.q, filters, length,
-                    )  # fmt: skip
+                with k.loop(0, a.group_c, a.channel_block) as channel:
+                    channels = (a.group_c - channel).min(a.channel_block)
+                    terms = channels * a.taps
+                    plane = group * a.group_c + channel
+                    if in_place:
+                        source = x.to(k.dtype) + ((image * a.groups * a.group_c + plane) * a.h + p0) * a.w_in + q0
+                    else:
+                        k.call("pack_strip", args, packed, image, plane, channels, p0, q0, rows)
+                        source = packed
+                    panel = panels + channel * a.taps * a.filter_pad + k0 * terms
+                    with k.loop(0, lines) as line:
+                        here = at + line * a.q
+                        k.call(
+                            "line", source + line * a.pitch, offsets, terms, panel, bias + filter_, residual + here,
+                            y + here, a.p * a.q, channel > 0, channel + channels >= a.group_c, filters, length,
+                        )  # fmt: skip
 
 
 def _emit_filter_task(k: Kernel, storage: str) -> None:
@@ -268,10 +269,12 @@ class Geometry:
 
     @property
     def line(self) -> int:
-        """Pixels of a line of the straight routes: whole strips where rows follow each other in input and output."""
+        """Fewest pixels of a line of the straight routes: a row, or a strip whose rows follow each other."""
         p, q = self.problem.output
-        whole = self.pitch == q == self.config.cols
-        return q * (p - (ceil_div(p, self.config.rows) - 1) * self.config.rows) if whole else self.config.cols
+        rows, cols = (
+            size - (ceil_div(size, part) - 1) * part for size, part in ((p, self.config.rows), (q, self.config.cols))
+        )
+        return q * rows if self.pitch == q == self.config.cols else cols
 
     def fields(self) -> dict[str, Any]:
         p, c, s = self.problem, self.config, self.strip
@@ -334,10 +337,11 @@ class Direct(Algorithm[Config]):
         image_blocks = {1, min(problem.n, max(1, 256 // max(1, p * q)))}
         for way in lanes_ways(problem, lanes):
             tiles = tile.shapes(target(settings.cpu_target()), way)
-            blocks = [(route, problem.group_c) for route in straight_routes(problem, way)]
-            # Few terms and long rows never gain by sums in memory.
-            if not blocks or problem.gemm_k > BLOCK_TERMS or q < 8 * lanes:
-                blocks += [("sums", channels) for channels in channel_blocks(problem)]
+            routes = straight_routes(problem, way)
+            # Few terms and long rows never gain by sums of their own.
+            if not routes or problem.gemm_k > BLOCK_TERMS or q < 8 * lanes:
+                routes.append("sums")
+            blocks = list(product(routes, channel_blocks(problem)))
             for m, n in tiles:
                 # Lanes over channels: m counts pixels, so only the squarer tiles make sense.
                 if way == "channels" and (n * lanes >= 2 * problem.group_k or m < 3) and (m, n) != tiles[0]:
@@ -350,7 +354,9 @@ class Direct(Algorithm[Config]):
                             for images in image_blocks if route == "sums" else (1,):
                                 config = Config(route, way, m, n, rows, cols, images, groups, filters, channels)
                                 g = Geometry(problem, config, lanes)
-                                if route != "sums" and g.line < lanes:
+                                # Short pieces in place leave no next pixels to prefetch.
+                                least = min(q, 8 * n * lanes) if route == "in place" else 1
+                                if cols < least or (route != "sums" and g.line < lanes):
                                     continue
                                 if g.scratch_bytes <= SCRATCH_BYTES or (rows, cols) == (1, min(q, n * lanes)):
                                     yield config
@@ -383,6 +389,13 @@ class Direct(Algorithm[Config]):
             tiles *= 1.0 + (0.25 if config.route == "in place" else 0.12) * footprint / CACHE_RATES[1] / costs.tile(
                 config.m, config.n, terms
             )
+        if config.route == "in place":
+            plane = problem.spatial[0] * problem.spatial[1] * size
+            # Loads that pass the end of a cache line, and a page for each channel: more than the first level of
+            # address translation holds.
+            shift = gcd(plane, 64)
+            tiles *= 1.0 + 0.2 * max(0, device.vector_bytes - shift) / 64
+            tiles *= 1.06 if plane > 4096 and terms > 64 else 1.0
         panel = config.filters * terms * size
         input_bytes = config.channels * strip.planes * strip.plane * size
         if over_pixels:
@@ -409,8 +422,9 @@ class Direct(Algorithm[Config]):
         if straight:
             finish = 0.0
         # Every block of gemm_k goes through the sums once more, and finishing reads them and writes y.
-        sums = 0 if straight else config.filters * pixels * size
-        finish += costs.stream((2 * blocks + 1) * sums, sums * config.images + input_bytes)
+        sums = config.filters * pixels * size
+        passes = 2 * (blocks - 1) if straight else 2 * blocks + 1
+        finish += costs.stream(passes * sums, sums * config.images + input_bytes)
         finish += 0.5 * costs.stream(config.filters * config.rows * config.cols * problem.itemsize, problem.bytes)
         zeros = config.images * config.channels * strip.planes * strip.plane / costs.lanes
         if config.route == "in place":
@@ -458,10 +472,11 @@ def straight_routes(problem: ConvProblem, way: str) -> list[str]:
     """The routes besides "sums" that a problem can take."""
     if problem.layout != "nchw" or way != "pixels" or problem.activation not in STRAIGHT_ACTIVATIONS:
         return []
-    if problem.group_c * problem.kernel[0] * problem.kernel[1] > STRAIGHT_TERMS:
-        return []
+    # Sums do not wait in a y of float16.
+    if problem.dtype == "f16":
+        return ["straight"] if channel_blocks(problem) == [problem.group_c] else []
     as_it_lies = set(problem.stride) == {1} and not any(map(any, problem.padding))
-    return ["straight", "in place"] if as_it_lies and problem.dtype in ("f32", "f64") else ["straight"]
+    return ["straight", "in place"] if as_it_lies else ["straight"]
 
 
 def channel_blocks(problem: ConvProblem) -> list[int]:

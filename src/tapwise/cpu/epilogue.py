@@ -40,6 +40,11 @@ class Epilogue:
     residual: bool
     activation: str | None
 
+    @property
+    def plain(self) -> bool:
+        """Whether y is the sum itself."""
+        return not (self.bias or self.residual or self.activation)
+
     def finish(self, value: Any, bias: Ptr, residual: Ptr) -> Any:
         k = self.k
         lanes = k.lanes_of(value)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tapwise.cpu.epilogue import Epilogue
-from tapwise.cpu.simd import I1, INT, Int, Kernel, Target
+from tapwise.cpu.simd import BYTES, I1, INT, Int, Kernel, Ptr, Target
 
 # (M, N) by number of vector registers: M * N accumulators + N vectors + 1 broadcast must fit.
 _TILES: Final = {
@@ -27,6 +27,8 @@ _TILES: Final = {
 
 # Terms an iteration: the loop's own instructions cost 10 to 15 % when they come with every term.
 UNROLL: Final = 4
+# Elements that filters are prefetched ahead; anything from 64 to 1024 measures the same.
+PANEL_AHEAD: Final = 128
 
 
 # Lanes over channels read each of the M pixels through an address of its own: many do not fit the integer registers.
@@ -50,7 +52,10 @@ def emit(k: Kernel, m_most: int, n_most: int, lanes: str) -> None:
     for m in range(1, m_most + 1):
         for n in range(1, n_most + 1):
             # The narrow tiles of the last rows do little of the work, and would take most of the time to compile.
-            _tile(k, m, n, lanes, UNROLL if m == m_most else 1)
+            _tile(k, m, n, m, lanes, UNROLL if m == m_most else 1)
+    if lanes == "pixels":
+        # One vector of pixels: the sums of one panel alone would not hide the multiply-add's latency.
+        _tile(k, 2 * m_most, 1, m_most, lanes, 1)
     parameters = {
         "x": k.dtype, "step": INT, "offsets": "i64", "terms": INT, "w": k.dtype, "out": k.dtype, "pitch": INT
     }  # fmt: skip
@@ -71,12 +76,7 @@ def emit(k: Kernel, m_most: int, n_most: int, lanes: str) -> None:
                         f"tile_{m}_{n}", x + row * step, step, offsets, terms, w, out + row * pitch, pitch, accumulate
                     )
 
-            whole = rows - rows % m_most
-            with k.loop(0, whole, m_most) as row:
-                tile(m_most, row)
-            for m in range(1, m_most):
-                with k.if_((rows % m_most).eq(m)):
-                    tile(m, whole)
+            _all_rows(k, rows, m_most, n == 1 and lanes == "pixels", tile)
 
     with k.function("block", **parameters, rows=INT, vectors=INT, accumulate=I1) as arguments:
         x, step, offsets, terms, w, out, pitch, rows, vectors, accumulate = arguments
@@ -96,7 +96,7 @@ def emit(k: Kernel, m_most: int, n_most: int, lanes: str) -> None:
                 columns(n, whole)
 
 
-def _tile(k: Kernel, m_count: int, n_count: int, lanes: str, unroll: int) -> None:
+def _tile(k: Kernel, m_count: int, n_count: int, panel: int, lanes: str, unroll: int) -> None:
     """One register tile over all terms: tile_M_N."""
     with k.function(
         f"tile_{m_count}_{n_count}",
@@ -113,7 +113,7 @@ def _tile(k: Kernel, m_count: int, n_count: int, lanes: str, unroll: int) -> Non
         def step(kk: Int) -> None:
             term = x + k.load_int(offsets + kk)
             if lanes == "pixels":
-                vectors, scalars = term, [w + kk * m_count + m for m in range(m_count)]
+                vectors, scalars = term, [_factor(w, terms, kk, m, panel) for m in range(m_count)]
             else:
                 vectors, scalars = w + kk * (n_count * vector), [term + step_length * m for m in range(m_count)]
             loaded = [k.load(vectors + n * vector) for n in range(n_count)]
@@ -122,75 +122,104 @@ def _tile(k: Kernel, m_count: int, n_count: int, lanes: str, unroll: int) -> Non
                 for n in range(n_count):
                     sums[m][n].set(k.fma(scalar, loaded[n], sums[m][n].get()))
 
-        _terms_loop(k, terms, unroll, step)
+        _terms_loop(k, terms, unroll, w, panel if lanes == "pixels" else n_count * vector, step)
         for m in range(m_count):
             for n in range(n_count):
                 k.store(cells[m][n], sums[m][n].get())
 
 
-def emit_straight(k: Kernel, m_most: int, n_most: int, epilogue: Epilogue, fetch: bool) -> None:
-    """Emit `line`: a product over all of gemm_k at once, whose results go straight to y.
+def _all_rows(k: Kernel, rows: Int, m_most: int, pairs: bool, tile: Callable[[int, Int], None]) -> None:
+    """tile(m, row) over all rows: two panels at once with `pairs`, panels of m_most, and the narrow rest."""
+    start = k.integer(0)
+    if pairs:
+        start = rows - rows % (2 * m_most)
+        with k.loop(0, start, 2 * m_most) as row:
+            tile(2 * m_most, row)
+    whole = rows - rows % m_most
+    with k.loop(start, whole, m_most) as row:
+        tile(m_most, row)
+    for m in range(1, m_most):
+        with k.if_((rows % m_most).eq(m)):
+            tile(m, whole)
 
-    line(x, offsets, terms, w, bias, residual, y, pitch, filters, length) computes for filters f and pixels i of a line
-    of at least one vector: y[f * pitch + i] = epilogue(sum over kk of w[f, kk] * x[offsets[kk] + i]). The line's last
-    vector overlaps the one before. Filters as for `block` with lanes over pixels. `fetch` asks for the next pixels of
-    each term ahead of time: for an x that is read where it lies.
+
+def _factor(w: Ptr, terms: Int, kk: Int, m: int, panel: int) -> Ptr:
+    """Filter m's element of term kk, in panels `panel` wide."""
+    return w + terms * (m // panel * panel) + kk * panel + m % panel
+
+
+def emit_straight(k: Kernel, m_most: int, n_most: int, epilogue: Epilogue, fetch: bool) -> None:
+    """Emit `line`: a product over one block of gemm_k, whose sums live in registers and in y.
+
+    line(x, offsets, terms, w, bias, residual, y, pitch, filters, length, accumulate, finish) computes for filters f and
+    pixels i of a line of at least one vector: y[f * pitch + i] (+)= sum over kk of w[f, kk] * x[offsets[kk] + i], with
+    bias, residual and activation when `finish`. The line's last vector overlaps the one before where that does no harm:
+    within a tile. Filters as for `block` with lanes over pixels. `fetch` asks for the next pixels of each term ahead of
+    time: for an x that is read where it lies.
     """
     storage, vector = epilogue.storage, k.lanes
     for m in range(1, m_most + 1):
         for n in range(1, n_most + 1):
-            _straight_tile(k, m, n, epilogue, fetch, UNROLL if m == m_most else 1)
+            _straight_tile(k, m, n, m, epilogue, fetch, UNROLL if m == m_most else 1)
+    # One vector of pixels: the sums of one panel alone would not hide the multiply-add's latency.
+    _straight_tile(k, 2 * m_most, 1, m_most, epilogue, fetch, 1)
     parameters = {
         "offsets": "i64", "terms": INT, "w": k.dtype, "bias": storage, "residual": storage, "y": storage, "pitch": INT,
-        "filters": INT,
+        "accumulate": I1, "finish": I1, "filters": INT,
     }  # fmt: skip
     for n in range(1, n_most + 1):
         with k.function(f"rows_{n}", x=k.dtype, tail=INT, **parameters) as arguments:
             *_, filters = arguments
 
             def tile(m: int, f: Int, n: int = n, arguments: list = arguments) -> None:  # type: ignore[type-arg]
-                x, tail, offsets, terms, w, bias, residual, y, pitch, _ = arguments
+                x, tail, offsets, terms, w, bias, residual, y, pitch, accumulate, finish, _ = arguments
                 k.call(
                     f"tile_{m}_{n}", x, tail, offsets, terms, w + f * terms, bias + f, residual + f * pitch,
-                    y + f * pitch, pitch,
+                    y + f * pitch, pitch, accumulate, finish,
                 )  # fmt: skip
 
-            whole = filters - filters % m_most
-            with k.loop(0, whole, m_most) as f:
-                tile(m_most, f)
-            for m in range(1, m_most):
-                with k.if_((filters % m_most).eq(m)):
-                    tile(m, whole)
+            _all_rows(k, filters, m_most, n == 1, tile)
 
     with k.function("line", x=k.dtype, **parameters, length=INT) as arguments:
-        x, offsets, terms, w, bias, residual, y, pitch, filters, length = arguments
+        x, offsets, terms, w, bias, residual, y, pitch, accumulate, finish, filters, length = arguments
 
         def columns(n: int, first: Int, tail: Any) -> None:
             """All filters of n vectors from pixel `first`; the last vector `tail` after it."""
             k.call(
-                f"rows_{n}", x + first, tail, offsets, terms, w, bias, residual + first, y + first, pitch, filters
+                f"rows_{n}", x + first, tail, offsets, terms, w, bias, residual + first, y + first, pitch, accumulate,
+                finish, filters,
             )  # fmt: skip
 
-        whole = length - length % (n_most * vector)
-        rest = length - whole
-        with k.loop(0, whole, n_most * vector) as first:
-            columns(n_most, first, (n_most - 1) * vector)
+        width = n_most * vector
+        rest = length % width
+        # Less than a vector is left: the last whole tile gives it one of its vectors.
+        short = k.both(rest > 0, rest < vector)
+        whole = length - rest - k.select(short, k.integer(width), k.integer(0))
+        with k.loop(0, whole, width) as first:
+            columns(n_most, first, width - vector)
+        with k.if_(short):
+            columns(n_most - 1, whole, width - 2 * vector)
+            columns(2, length - rest - vector, rest)
         for n in range(1, n_most + 1):
-            with k.if_(k.both(rest > (n - 1) * vector, rest <= n * vector)):
-                if n == 1:
-                    columns(1, length - vector, 0)
-                else:
-                    columns(n, whole, rest - vector)
+            with k.if_(k.both(rest >= max(vector, (n - 1) * vector + 1), rest <= n * vector)):
+                columns(n, whole, rest - vector)
 
 
-def _straight_tile(k: Kernel, m_count: int, n_count: int, epilogue: Epilogue, fetch: bool, unroll: int) -> None:
+def _straight_tile(
+    k: Kernel, m_count: int, n_count: int, panel: int, epilogue: Epilogue, fetch: bool, unroll: int
+) -> None:
     storage = epilogue.storage
     with k.function(
         f"tile_{m_count}_{n_count}",
         x=k.dtype, tail=INT, offsets="i64", terms=INT, w=k.dtype, bias=storage, residual=storage, y=storage, pitch=INT,
-    ) as (x, tail, offsets, terms, w, bias, residual, y, pitch):  # fmt: skip
+        accumulate=I1, finish=I1,
+    ) as (x, tail, offsets, terms, w, bias, residual, y, pitch, accumulate, finish):  # fmt: skip
         places = [k.integer(n * k.lanes) for n in range(n_count - 1)] + ([tail] if n_count > 1 else [k.integer(0)])
         sums = [[k.var(k.constant(0.0)) for _ in range(n_count)] for _ in range(m_count)]
+        with k.if_(accumulate.value):
+            for m in range(m_count):
+                for n, place in enumerate(places):
+                    sums[m][n].set(k.load(y + pitch * m + place))
 
         def step(kk: Int) -> None:
             term = x + k.load_int(offsets + kk)
@@ -198,22 +227,38 @@ def _straight_tile(k: Kernel, m_count: int, n_count: int, epilogue: Epilogue, fe
                 k.prefetch(term + n_count * k.lanes)
             loaded = [k.load(term + place) for place in places]
             for m in range(m_count):
-                scalar = k.broadcast(w + kk * m_count + m)
+                scalar = k.broadcast(_factor(w, terms, kk, m, panel))
                 for n in range(n_count):
                     sums[m][n].set(k.fma(scalar, loaded[n], sums[m][n].get()))
 
-        _terms_loop(k, terms, unroll, step)
-        at = k.integer(0)
-        for m in range(m_count):
-            for n, place in enumerate(places):
-                value = epilogue.finish(sums[m][n].get(), bias + m, residual + at + place)
-                k.store(y + at + place, value)
-            at = at + pitch
+        _terms_loop(k, terms, unroll, w, panel, step)
+
+        def store(last: bool) -> None:
+            at = k.integer(0)
+            for m in range(m_count):
+                for n, place in enumerate(places):
+                    value = sums[m][n].get()
+                    k.store(y + at + place, epilogue.finish(value, bias + m, residual + at + place) if last else value)
+                at = at + pitch
+
+        if epilogue.plain:
+            store(False)
+        else:
+            with k.if_else(finish.value) as (then, otherwise):
+                with then:
+                    store(True)
+                with otherwise:
+                    store(False)
 
 
-def _terms_loop(k: Kernel, terms: Int, unroll: int, step: Callable[[Int], None]) -> None:
+def _terms_loop(k: Kernel, terms: Int, unroll: int, w: Ptr, width: int, step: Callable[[Int], None]) -> None:
+    """step(kk) for all terms, `unroll` an iteration, each reading `width` elements of the panel w."""
     whole = terms - terms % unroll
     with k.loop(0, whole, unroll) as first:
+        if unroll > 1:
+            # The panels stream from L2: L1's own prefetcher starts anew with each.
+            for line in range(0, unroll * width, 64 // BYTES[k.dtype]):
+                k.prefetch(w + first * width + (PANEL_AHEAD + line), near=True)
         for u in range(unroll):
             step(first + u)
     if unroll > 1:
