@@ -393,8 +393,7 @@ class Direct(Algorithm[Config]):
             plane = problem.spatial[0] * problem.spatial[1] * size
             # Loads that pass the end of a cache line, and a page for each channel: more than the first level of
             # address translation holds.
-            shift = gcd(plane, 64)
-            tiles *= 1.0 + 0.2 * max(0, device.vector_bytes - shift) / 64
+            tiles *= 1.0 + 0.1 * max(0, device.vector_bytes - gcd(plane, 64)) / 64
             tiles *= 1.06 if plane > 4096 and terms > 64 else 1.0
         panel = config.filters * terms * size
         input_bytes = config.channels * strip.planes * strip.plane * size
@@ -407,8 +406,8 @@ class Direct(Algorithm[Config]):
 
         packed_rows = strip.planes * (config.rows + strip.row_shift)
         if problem.layout == "nchw":
-            per_vector = {1: 2.0, 2: 2.5, 4: 4.0}.get(problem.stride[1], 1.5 * costs.lanes)
-            pack = config.channels * (40 + packed_rows * (costs.row(strip.pitch, per_vector) - 6))
+            per_vector = {1: 1.5, 2: 2.5, 4: 4.0}.get(problem.stride[1], 1.5 * costs.lanes)
+            pack = config.channels * (20 + packed_rows * (costs.row(strip.pitch, per_vector) - 11))
         else:
             pack = packed_rows * strip.pitch * costs.row(config.channels, 2.0)
         source = config.channels * packed_rows * strip.pitch * problem.itemsize
