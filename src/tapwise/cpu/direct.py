@@ -374,9 +374,10 @@ class Direct(Algorithm[Config]):
         rows, lanes = (config.filters, pixels) if over_pixels else (pixels, config.filters)
         vectors = ceil_div(lanes, costs.lanes)
         straight = config.route != "sums"
+        whole = geometry.pitch == problem.output[1] == config.cols
         if straight:
-            whole = geometry.pitch == problem.output[1] == config.cols
             vectors = ceil_div(pixels, costs.lanes) if whole else config.rows * ceil_div(config.cols, costs.lanes)
+        line_calls = config.rows * (1.0 + config.filters / config.m) * 20 if straight and not whole else 0.0
         columns = ceil_div(vectors, config.n)
 
         tiles = costs.block(config.m, config.n, rows, vectors, terms)
@@ -385,10 +386,14 @@ class Direct(Algorithm[Config]):
         # Packed planes start with a line; taps and images in memory do not.
         lines += 0.0 if over_pixels and problem.kernel[1] == 1 and config.route != "in place" else 1.0
         footprint = config.channels * problem.kernel[0] * len(strip.col_phases) * lines * 64
-        if footprint + (config.m if over_pixels else config.n * costs.lanes) * terms * size > device.l1_bytes:
-            tiles *= 1.0 + (0.25 if config.route == "in place" else 0.12) * footprint / CACHE_RATES[1] / costs.tile(
-                config.m, config.n, terms
-            )
+        held = footprint + (config.m if over_pixels else config.n * costs.lanes) * terms * size
+        if held > device.l1_bytes:
+            share = 0.12 if over_pixels and config.route != "in place" else 0.25
+            share *= min(1.0, 2.0 * (held / device.l1_bytes - 1.0))
+            tiles *= 1.0 + share * footprint / CACHE_RATES[1] / costs.tile(config.m, config.n, terms)
+        if not over_pixels and problem.layout == "nchw":
+            # Broadcasts from neighbouring pixels, and sums that lie across y's planes: measured, not derived.
+            tiles *= 1.03
         if config.route == "in place":
             plane = problem.spatial[0] * problem.spatial[1] * size
             # Loads that pass the end of a cache line, and a page for each channel: more than the first level of
@@ -402,7 +407,7 @@ class Direct(Algorithm[Config]):
         else:
             passes = ceil_div(config.filters, config.n * costs.lanes)
             streamed = costs.stream(panel, panel) + costs.stream(passes * input_bytes, input_bytes)
-        per_block = config.images * max(tiles, 0.3 * tiles + streamed)
+        per_block = config.images * max(tiles, 0.3 * tiles + streamed) + line_calls
 
         packed_rows = strip.planes * (config.rows + strip.row_shift)
         if problem.layout == "nchw":
