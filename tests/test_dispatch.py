@@ -73,8 +73,8 @@ def fresh() -> Iterator[None]:
 
 def use(monkeypatch: pytest.MonkeyPatch, *fakes: Fake) -> None:
     by_name: dict[str, Algorithm[Any]] = {fake.id: fake for fake in fakes}
-    monkeypatch.setattr(registry, "get", by_name.__getitem__)
-    monkeypatch.setattr(registry, "of_backend", lambda kind: list(fakes))
+    monkeypatch.setattr(registry, "get", lambda identifier, operator="conv": by_name[identifier])
+    monkeypatch.setattr(registry, "of_backend", lambda kind, operator="conv": list(fakes))
 
 
 def test_shortest_prediction_wins_with_its_best_config(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +178,7 @@ def test_workspace_limit_within_one_algorithm(monkeypatch: pytest.MonkeyPatch) -
 def test_no_algorithm_applies_gives_every_reason(text: str) -> None:
     with pytest.raises(NotApplicable) as error:
         dispatch.choose(ConvProblem.parse(text), host())
-    for identifier in registry.ALGORITHMS:
+    for identifier in registry.ALGORITHMS["conv"]:
         assert f"{identifier} " in str(error.value)
 
 
@@ -188,7 +188,7 @@ def test_no_algorithm_of_a_backend() -> None:
 
 
 def test_module_that_cannot_be_imported_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(registry.ALGORITHMS, "cpu.missing", "tapwise.cpu.missing:Missing")
+    monkeypatch.setitem(registry.ALGORITHMS["conv"], "cpu.missing", "tapwise.cpu.missing:Missing")
     with pytest.raises(ModuleNotFoundError, match=r"tapwise\.cpu\.missing"):
         dispatch.choose(PROBLEM, host())
 
@@ -213,7 +213,7 @@ def test_explain_goes_through_the_registry(monkeypatch: pytest.MonkeyPatch) -> N
 def test_real_algorithms_are_explained_and_chosen() -> None:
     device = host()
     candidates = dispatch.explain(PROBLEM, device)
-    assert [candidate.algorithm for candidate in candidates] == list(registry.ALGORITHMS)
+    assert [candidate.algorithm for candidate in candidates] == list(registry.ALGORITHMS["conv"])
     choice = dispatch.choose(PROBLEM, device)
     times = {c.algorithm: c.predicted_us for c in candidates if c.predicted_us is not None}
     assert choice.predicted_us == min(times.values()) == times[choice.algorithm]

@@ -66,12 +66,15 @@ class Choice:
 class Plan(ABC):
     """Compiled kernels and launch geometry for one problem, config and device."""
 
-    problem: ConvProblem
+    problem: Any
     workspace_bytes: int = 0
 
-    @abstractmethod
     def pack(self, w: np.ndarray) -> Any:
-        """The filters in the kernel's own order. `w` is (k, c/groups, *kernel), any strides. The result is a copy."""
+        """The filters in the kernel's own order. `w` is (k, c/groups, *kernel), any strides. The result is a copy.
+
+        Operators without filters have nothing to pack.
+        """
+        return None
 
     @abstractmethod
     def run(
@@ -93,7 +96,9 @@ class Plan(ABC):
 
 
 class Algorithm(ABC, Generic[C]):
-    """One way to compute an operator. Stateless; `id` is `backend.name`."""
+    """One way to compute an operator. Stateless; `id` is `backend.name`, `operator` whose problems it takes."""
+
+    operator: ClassVar[str] = "conv"
 
     id: ClassVar[str]
     summary: ClassVar[str]
@@ -101,27 +106,27 @@ class Algorithm(ABC, Generic[C]):
     exact: ClassVar[bool] = True
 
     @abstractmethod
-    def rejects(self, problem: ConvProblem, device: Device) -> str | None:
+    def rejects(self, problem: Any, device: Device) -> str | None:
         """The reason why it does not apply, or None. Pure."""
 
     @abstractmethod
-    def configs(self, problem: ConvProblem, device: Device) -> Sequence[C]:
+    def configs(self, problem: Any, device: Device) -> Sequence[C]:
         """Legal configs, a valid default first. Called only when not rejected."""
 
     @abstractmethod
-    def predict_us(self, problem: ConvProblem, config: C, device: Device) -> float:
+    def predict_us(self, problem: Any, config: C, device: Device) -> float:
         """Predicted time of one prepared run in microseconds; the model is explained in the docstring."""
 
-    def pack_us(self, problem: ConvProblem, config: C, device: Device) -> float:
+    def pack_us(self, problem: Any, config: C, device: Device) -> float:
         """Predicted time of bringing the filters into the kernel's order, paid on each call that is not prepared."""
         return 0.0
 
     @abstractmethod
-    def workspace_bytes(self, problem: ConvProblem, config: C, device: Device) -> int:
+    def workspace_bytes(self, problem: Any, config: C, device: Device) -> int:
         """Scratch of one run, all threads together."""
 
     @abstractmethod
-    def plan(self, problem: ConvProblem, config: C, device: Device) -> Plan:
+    def plan(self, problem: Any, config: C, device: Device) -> Plan:
         """Compile and lay out. May take a second when cold; raises CompileError."""
 
     def error_factor(self, problem: ConvProblem) -> float:

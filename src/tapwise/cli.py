@@ -195,7 +195,7 @@ def verify(
     from tapwise.operators.conv import as_images
 
     cases = _cases(targets or ["quick"], batch, dtype, layout, classes)
-    names = list(registry.ALGORITHMS) if algorithms == "all" else algorithms.split(",")
+    names = list(registry.ALGORITHMS["conv"]) if algorithms == "all" else algorithms.split(",")
     _guarded(lambda: [registry.get(name) for name in names])
     console = _console()
     failures = checked = 0

@@ -15,7 +15,7 @@ from typing import Any, Final
 from tapwise import registry
 from tapwise.algorithm import Algorithm, Choice, Config, Device, Plan
 from tapwise.errors import InvalidProblem, NotApplicable
-from tapwise.problem import ConvProblem
+from tapwise.problem import Problem
 
 CHOICES_KEPT: Final = 4096
 PLANS_KEPT: Final = 512
@@ -48,7 +48,7 @@ class _Offer:
 
 
 def choose(
-    problem: ConvProblem,
+    problem: Problem,
     device: Device,
     algorithm: str = "auto",
     *,
@@ -69,7 +69,7 @@ def choose(
 
 @lru_cache(CHOICES_KEPT)
 def _choose(
-    problem: ConvProblem,
+    problem: Problem,
     device: Device,
     algorithm: str,
     config: Config | str | None,
@@ -80,7 +80,7 @@ def _choose(
         if config is not None:
             raise InvalidProblem(f"config={str(config)!r}: goes with an algorithm's name, not with algorithm='auto'")
         return _automatic(problem, device, prepared, workspace_limit)
-    chosen = registry.get(algorithm)
+    chosen = registry.get(algorithm, problem.operator)
     reason = chosen.rejects(problem, device)
     if reason is not None:
         raise NotApplicable(f"algorithm={algorithm!r} does not apply to '{problem}': it {reason}")
@@ -95,11 +95,11 @@ def _choose(
     return _choice(best, f"asked for by name, predicted {_time(best.us)}")
 
 
-def _automatic(problem: ConvProblem, device: Device, prepared: bool, workspace_limit: int | None) -> Choice:
+def _automatic(problem: Problem, device: Device, prepared: bool, workspace_limit: int | None) -> Choice:
     offers: list[_Offer] = []
     too_large: list[_Offer] = []
     reasons = []
-    for one in registry.of_backend(device.kind):
+    for one in registry.of_backend(device.kind, problem.operator):
         reason = _rejects(one, problem, device)
         if reason is not None:
             reasons.append(f"{one.id} {reason}")
@@ -130,7 +130,7 @@ def _automatic(problem: ConvProblem, device: Device, prepared: bool, workspace_l
     return _choice(best, f"cost model: {_time(best.us)}, next {offers[1].algorithm} {_time(offers[1].us)}")
 
 
-def _rejects(algorithm: Algorithm[Any], problem: ConvProblem, device: Device) -> str | None:
+def _rejects(algorithm: Algorithm[Any], problem: Problem, device: Device) -> str | None:
     """As Algorithm.rejects, for "auto"."""
     reason = algorithm.rejects(problem, device)
     if reason is None and not algorithm.exact and problem.dtype == "f64":
@@ -141,7 +141,7 @@ def _rejects(algorithm: Algorithm[Any], problem: ConvProblem, device: Device) ->
 def _best(
     algorithm: Algorithm[Any],
     configs: Any,
-    problem: ConvProblem,
+    problem: Problem,
     device: Device,
     prepared: bool,
     workspace_limit: int | None,
@@ -159,9 +159,7 @@ def _best(
     return best
 
 
-def _matching(
-    algorithm: Algorithm[Any], problem: ConvProblem, device: Device, config: Config | str | None
-) -> list[Config]:
+def _matching(algorithm: Algorithm[Any], problem: Problem, device: Device, config: Config | str | None) -> list[Config]:
     """The algorithm's configs that `config` names; all for None."""
     configs = list(algorithm.configs(problem, device))
     if config is None:
@@ -186,10 +184,10 @@ def _time(us: float) -> str:
     return f"{us:.0f} us" if us < 1e4 else f"{us / 1e3:.0f} ms"
 
 
-def explain(problem: ConvProblem, device: Device) -> list[Candidate]:
+def explain(problem: Problem, device: Device) -> list[Candidate]:
     """Every algorithm of the device's backend, in the registry's order: its best config, or why it does not apply."""
     candidates = []
-    for one in registry.of_backend(device.kind):
+    for one in registry.of_backend(device.kind, problem.operator):
         reason = one.rejects(problem, device)
         best = None if reason else _best(one, one.configs(problem, device), problem, device, True, None)
         if best is None:
@@ -200,11 +198,11 @@ def explain(problem: ConvProblem, device: Device) -> list[Candidate]:
     return candidates
 
 
-def plan_for(problem: ConvProblem, choice: Choice, device: Device) -> Plan:
+def plan_for(problem: Problem, choice: Choice, device: Device) -> Plan:
     """The compiled plan of a choice, kept for when the problem comes back. Raises CompileError."""
     return _plan(problem, choice.algorithm, choice.config, device)
 
 
 @lru_cache(PLANS_KEPT)
-def _plan(problem: ConvProblem, algorithm: str, config: Config, device: Device) -> Plan:
-    return registry.get(algorithm).plan(problem, config, device)
+def _plan(problem: Problem, algorithm: str, config: Config, device: Device) -> Plan:
+    return registry.get(algorithm, problem.operator).plan(problem, config, device)

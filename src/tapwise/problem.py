@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
-from typing import Final, Literal, Self
+from typing import ClassVar, Final, Literal, Self
 
 from tapwise.errors import InvalidProblem
 
@@ -33,8 +33,49 @@ _PARAMETER_WORD = re.compile(r"(stride|pad|dilation)(\d[\d:x]*)")
 _GROUPS_WORD = re.compile(r"groups(\d+)")
 
 
+class Problem:
+    """What every problem has: frozen, hashable, named by its string.
+
+    `operator` is its key in the registry, `layout` the memory order of its arrays. flops and bytes are those of the
+    definition, every operand moved once.
+    """
+
+    operator: ClassVar[str]
+    dtype: str
+    layout: str
+
+    @property
+    def x_shape(self) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    @property
+    def y_shape(self) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    @property
+    def itemsize(self) -> int:
+        return ITEMSIZE[self.dtype]
+
+    @property
+    def flops(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that must move when every operand moves once."""
+        return self.itemsize * (prod(self.x_shape) + prod(self.y_shape))
+
+    @property
+    def empty(self) -> bool:
+        """No output element at all."""
+        return prod(self.y_shape) == 0
+
+    def replace(self, **changes: object) -> Self:
+        return replace(self, **changes)  # type: ignore[type-var]
+
+
 @dataclass(frozen=True)
-class ConvProblem:
+class ConvProblem(Problem):
     """A convolution (cross-correlation, as in PyTorch and ONNX) of 1 to 3 spatial axes.
 
     Shapes: x (n, c, *spatial), w (k, c / groups, *kernel), y (n, k, *output). `padding` holds (before, after) for each
@@ -45,6 +86,8 @@ class ConvProblem:
     Raises InvalidProblem for sizes that are negative, a stride, dilation or kernel below 1, groups that do not divide
     c and k, and a padded input smaller than the dilated kernel.
     """
+
+    operator: ClassVar[str] = "conv"
 
     n: int
     c: int
@@ -160,10 +203,6 @@ class ConvProblem:
         return self.groups > 1 and self.group_c == 1
 
     @property
-    def itemsize(self) -> int:
-        return ITEMSIZE[self.dtype]
-
-    @property
     def flops(self) -> int:
         """Floating-point operations of the definition: a multiply and an add each term."""
         return 2 * self.n * self.k * prod(self.output) * self.gemm_k
@@ -173,14 +212,6 @@ class ConvProblem:
         """Bytes that must move when every operand moves once."""
         elements = prod(self.x_shape) + prod(self.w_shape) + prod(self.y_shape) * (2 if self.residual else 1)
         return self.itemsize * elements
-
-    @property
-    def empty(self) -> bool:
-        """No output element at all."""
-        return prod(self.y_shape) == 0
-
-    def replace(self, **changes: object) -> Self:
-        return replace(self, **changes)  # type: ignore[arg-type]
 
     @classmethod
     def parse(cls, text: str) -> Self:

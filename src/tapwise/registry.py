@@ -1,4 +1,4 @@
-"""ALGORITHMS: the only list of algorithms. Explicit rows, lazily imported, the serial reference last."""
+"""ALGORITHMS: the only list of algorithms. Explicit rows, lazily imported, each operator's serial reference last."""
 
 from __future__ import annotations
 
@@ -9,28 +9,31 @@ from typing import Any
 from tapwise.algorithm import Algorithm
 from tapwise.errors import InvalidProblem
 
-# id -> "module:class", in the order in which equal predictions are preferred.
-ALGORITHMS: dict[str, str] = {
-    "cpu.winograd": "tapwise.cpu.winograd:Winograd",
-    "cpu.depthwise": "tapwise.cpu.depthwise:Depthwise",
-    "cpu.pointwise": "tapwise.cpu.pointwise:Pointwise",
-    "cpu.direct": "tapwise.cpu.direct:Direct",
-    "cpu.im2col_gemm": "tapwise.cpu.im2col_gemm:Im2colGemm",
-    "cpu.serial": "tapwise.cpu.serial:Serial",
+# operator -> id -> "module:class", in the order in which equal predictions are preferred.
+ALGORITHMS: dict[str, dict[str, str]] = {
+    "conv": {
+        "cpu.winograd": "tapwise.cpu.winograd:Winograd",
+        "cpu.depthwise": "tapwise.cpu.depthwise:Depthwise",
+        "cpu.pointwise": "tapwise.cpu.pointwise:Pointwise",
+        "cpu.direct": "tapwise.cpu.direct:Direct",
+        "cpu.im2col_gemm": "tapwise.cpu.im2col_gemm:Im2colGemm",
+        "cpu.serial": "tapwise.cpu.serial:Serial",
+    },
 }
 
 
 @cache
-def get(identifier: str) -> Algorithm[Any]:
-    """The algorithm of that id, e.g. "cpu.winograd". Raises InvalidProblem for an unknown one."""
-    row = ALGORITHMS.get(identifier)
+def get(identifier: str, operator: str = "conv") -> Algorithm[Any]:
+    """An operator's algorithm of that id, e.g. "cpu.winograd". Raises InvalidProblem for an unknown one."""
+    rows = ALGORITHMS[operator]
+    row = rows.get(identifier)
     if row is None:
-        raise InvalidProblem(f"algorithm={identifier!r}: 'auto' or one of {', '.join(ALGORITHMS)}")
+        raise InvalidProblem(f"algorithm={identifier!r}: 'auto' or one of {', '.join(rows)}")
     module, name = row.split(":")
     algorithm: Algorithm[Any] = getattr(import_module(module), name)()
     return algorithm
 
 
-def of_backend(kind: str) -> list[Algorithm[Any]]:
-    """The algorithms of one backend ("cpu"), in registry order."""
-    return [get(identifier) for identifier in ALGORITHMS if identifier.startswith(kind + ".")]
+def of_backend(kind: str, operator: str = "conv") -> list[Algorithm[Any]]:
+    """The algorithms of one operator on one backend ("cpu"), in registry order."""
+    return [get(identifier, operator) for identifier in ALGORITHMS[operator] if identifier.startswith(kind + ".")]

@@ -13,7 +13,7 @@ from tapwise.algorithm import Device, Plan
 from tapwise.cpu import driver
 from tapwise.cpu.jit import Library
 from tapwise.cpu.simd import Int, Kernel, Ptr
-from tapwise.problem import ConvProblem
+from tapwise.problem import Problem
 
 # The first fields of every kernel's argument array; the kernel's own follow.
 COMMON = ("counter", "tasks", "workers", "x", "w", "y", "bias", "residual", "scratch", "scratch_step")
@@ -62,12 +62,12 @@ class KernelPlan(Plan):
     """Launches `task` for a run and `pack_task` for the filters.
 
     `fields` gives the kernel's own arguments and "tasks", "scratch_step"; tables among them are passed by address and
-    kept alive here. A call changes only its own copy of the argument array.
+    kept alive here. A call changes only its own copy of the argument array. Without `pack_tasks` there are no filters.
     """
 
     def __init__(
-        self, problem: ConvProblem, device: Device, library: Library, names: Sequence[str],
-        fields: Mapping[str, int | np.ndarray], packed_size: int, pack_tasks: int,
+        self, problem: Problem, device: Device, library: Library, names: Sequence[str],
+        fields: Mapping[str, int | np.ndarray], packed_size: int = 0, pack_tasks: int = 0,
     ) -> None:  # fmt: skip
         self.problem = problem
         self._tables = [value for value in fields.values() if isinstance(value, np.ndarray)]
@@ -81,11 +81,14 @@ class KernelPlan(Plan):
         self.workspace_bytes = numbers["scratch_step"] * self._workers
         self._packed_size, self._pack_tasks, self._threads = packed_size, pack_tasks, device.threads
         self._task, self._serial = library.address("task"), library.function("task")
-        self._pack_task, self._pack_serial = library.address("pack_task"), library.function("pack_task")
+        if pack_tasks:
+            self._pack_task, self._pack_serial = library.address("pack_task"), library.function("pack_task")
         self._library = library
 
-    def pack(self, w: np.ndarray) -> np.ndarray:
+    def pack(self, w: np.ndarray) -> np.ndarray | None:
         """The filters in the kernel's order, 64-byte aligned, in the arithmetic dtype."""
+        if not self._pack_tasks:
+            return None
         w = np.ascontiguousarray(w)
         dtype = np.dtype(np.float64 if self.problem.dtype == "f64" else np.float32)
         storage = np.empty(self._packed_size + 32, dtype)
@@ -106,7 +109,9 @@ class KernelPlan(Plan):
         stream: Any = None,
     ) -> None:  # fmt: skip
         args = self._array.from_buffer_copy(self._template)
-        args[_X], args[_W], args[_Y] = _address(x), _address(packed), _address(y)
+        args[_X], args[_Y] = _address(x), _address(y)
+        if packed is not None:
+            args[_W] = _address(packed)
         if workspace is not None:
             args[_SCRATCH] = _address(workspace)
         if bias is not None:
