@@ -184,7 +184,10 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Algorithm[An
     real = registry.get
 
     def add(algorithm: Algorithm[Any]) -> None:
-        monkeypatch.setattr(registry, "get", lambda name: algorithm if name == algorithm.id else real(name))
+        def get(name: str, operator: str = "conv") -> Algorithm[Any]:
+            return algorithm if name == algorithm.id else real(name, operator)
+
+        monkeypatch.setattr(registry, "get", get)
         dispatch._choose.cache_clear()
         dispatch._plan.cache_clear()
 
