@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tapwise.errors import CompileError, InvalidProblem, NotApplicable, TapwiseError
     from tapwise.operators.conv import PreparedConv, conv1d, conv2d, prepare
+    from tapwise.operators.reductions import log_softmax, reduce, softmax
     from tapwise.problem import ConvProblem
 
 __version__ = "0.1.0"
@@ -23,7 +24,10 @@ _HOMES = {
     "TapwiseError": "tapwise.errors",
     "conv1d": "tapwise.operators.conv",
     "conv2d": "tapwise.operators.conv",
+    "log_softmax": "tapwise.operators.reductions",
     "prepare": "tapwise.operators.conv",
+    "reduce": "tapwise.operators.reductions",
+    "softmax": "tapwise.operators.reductions",
 }
 
 __all__ = [
@@ -35,7 +39,10 @@ __all__ = [
     "TapwiseError",
     "conv1d",
     "conv2d",
+    "log_softmax",
     "prepare",
+    "reduce",
+    "softmax",
 ]
 
 

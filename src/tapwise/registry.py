@@ -19,6 +19,14 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.im2col_gemm": "tapwise.cpu.im2col_gemm:Im2colGemm",
         "cpu.serial": "tapwise.cpu.serial:Serial",
     },
+    "softmax": {
+        "cpu.simd": "tapwise.cpu.softmax_simd:SoftmaxSimd",
+        "cpu.serial": "tapwise.cpu.softmax_serial:SoftmaxSerial",
+    },
+    "reduce": {
+        "cpu.simd": "tapwise.cpu.reduce_simd:ReduceSimd",
+        "cpu.serial": "tapwise.cpu.reduce_serial:ReduceSerial",
+    },
 }
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tapwise.algorithm import Device
-from tapwise.problem import ConvProblem
+from tapwise.problem import ConvProblem, Problem
 
 
 def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def arithmetic(problem: ConvProblem) -> str:
+def arithmetic(problem: Problem) -> str:
     """The dtype that sums are computed in."""
     return "f64" if problem.dtype == "f64" else "f32"
 
@@ -34,6 +36,19 @@ def rejects_all(problem: ConvProblem, device: Device) -> str | None:
     if reason is not None:
         return reason
     if problem.empty or problem.c == 0:
+        return "has nothing to compute"
+    return None
+
+
+def rejects_reduction(problem: Any, device: Device) -> str | None:
+    """What reduce and softmax do not take: another device, bf16, axes that are not neighbours, nothing."""
+    if device.kind != "cpu":
+        return f"runs on a CPU, not on {device.kind}"
+    if problem.dtype == "bf16":
+        return "takes f32, f64 and f16, not bf16"
+    if problem.folded is None:
+        return f"takes axes that are neighbours, not {problem.axes} of {problem.shape}"
+    if problem.empty or problem.length == 0:
         return "has nothing to compute"
     return None
 

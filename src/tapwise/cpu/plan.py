@@ -78,7 +78,7 @@ class KernelPlan(Plan):
         self._array = ctypes.c_int64 * len(names)
         self._workers = numbers["workers"] = max(1, min(device.threads, numbers["tasks"]))
         self._template = np.array([numbers.get(name, 0) for name in names], np.int64).tobytes()
-        self.workspace_bytes = numbers["scratch_step"] * self._workers
+        self.workspace_bytes = numbers.get("scratch_step", 0) * self._workers
         self._packed_size, self._pack_tasks, self._threads = packed_size, pack_tasks, device.threads
         self._task, self._serial = library.address("task"), library.function("task")
         if pack_tasks:
@@ -108,6 +108,25 @@ class KernelPlan(Plan):
         self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
         stream: Any = None,
     ) -> None:  # fmt: skip
+        self.launch(self._task, self._serial, x, y, workspace, packed, bias, residual)
+
+    def launch(
+        self, task: int, serial: Callable[[int, int], None], x: Any, y: Any, workspace: Any, packed: Any = None,
+        bias: Any = None, residual: Any = None,
+    ) -> None:  # fmt: skip
+        """Call a kernel of the plan's library: on all workers, or `serial` by itself where there is but one."""
+        args = self._arguments(x, y, workspace, packed, bias, residual)
+        if self._workers == 1:
+            serial(ctypes.addressof(args), 0)
+        else:
+            driver.run(task, ctypes.addressof(args), self._workers)
+
+    def launch_one(self, serial: Callable[[int, int], None], x: Any, y: Any, workspace: Any) -> None:
+        """Call a kernel of the plan's library as the only worker."""
+        args = self._arguments(x, y, workspace, None, None, None)
+        serial(ctypes.addressof(args), 0)
+
+    def _arguments(self, x: Any, y: Any, workspace: Any, packed: Any, bias: Any, residual: Any) -> Any:
         args = self._array.from_buffer_copy(self._template)
         args[_X], args[_Y] = _address(x), _address(y)
         if packed is not None:
@@ -118,7 +137,4 @@ class KernelPlan(Plan):
             args[_BIAS] = _address(bias)
         if residual is not None:
             args[_RESIDUAL] = _address(residual)
-        if self._workers == 1:
-            self._serial(ctypes.addressof(args), 0)
-        else:
-            driver.run(self._task, ctypes.addressof(args), self._workers)
+        return args

@@ -1,0 +1,92 @@
+"""Pieces of reductions: folding a row into one value, a vector's lanes into one, columns in vectors side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from llvmlite import ir
+
+from tapwise.cpu.simd import I32, Int, Kernel, Ptr
+
+# Vectors that a row is folded into at once: as many as hide the latency of an addition.
+WAYS: Final = 4
+
+Combine = Callable[[Any, Any], Any]
+
+
+def larger(k: Kernel, a: Any, b: Any) -> Any:
+    """The larger of a and b; a NaN in b is lost."""
+    return k.b.select(k.b.fcmp_ordered(">", b, a), b, a)
+
+
+def smaller(k: Kernel, a: Any, b: Any) -> Any:
+    """The smaller of a and b; a NaN in b is lost."""
+    return k.b.select(k.b.fcmp_ordered("<", b, a), b, a)
+
+
+def fold_lanes(k: Kernel, value: Any, combine: Combine) -> Any:
+    """All lanes of a vector, combined pairwise."""
+    lanes = k.lanes_of(value)
+    while lanes > 1:
+        half = lanes // 2
+        low, high = (k.shuffle(value, value, range(first, first + half)) for first in (0, half))
+        value = combine(low, high)
+        lanes = half
+    return value if not isinstance(value.type, ir.VectorType) else k.b.extract_element(value, ir.Constant(I32, 0))
+
+
+def fold_row(
+    k: Kernel, x: Ptr, count: Int, identity: float, prepare: Callable[[Any], Any], combine: Combine,
+    prepare_at: Callable[[Any, Int], Any] | None = None,
+) -> Any:  # fmt: skip
+    """combine over prepare(x[i]), i < count, in WAYS vectors, then a vector, then one by one, always in that order.
+
+    `prepare_at` is given the element's number besides. Each element is prepared once.
+    """
+    step = WAYS * k.lanes
+
+    def ready(at: Int, lanes: int) -> Any:
+        value = k.load(x + at, lanes)
+        return prepare(value) if prepare_at is None else prepare_at(value, at)
+
+    sums = [k.var(k.constant(identity)) for _ in range(WAYS)]
+    many = count - count % step
+    with k.loop(0, many, step) as i:
+        for way, part in enumerate(sums):
+            part.set(combine(part.get(), ready(i + way * k.lanes, k.lanes)))
+    vectors = count - count % k.lanes
+    with k.loop(many, vectors, k.lanes) as i:
+        sums[0].set(combine(sums[0].get(), ready(i, k.lanes)))
+    values = [part.get() for part in sums]
+    while len(values) > 1:
+        values = [combine(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
+    total = k.var(fold_lanes(k, values[0], combine))
+    with k.loop(vectors, count) as i:
+        total.set(combine(total.get(), ready(i, 1)))
+    return total.get()
+
+
+def across(k: Kernel, first: Int, lanes: list[int]) -> list[tuple[Int, int]]:
+    """(place, lanes) of vectors side by side from `first`."""
+    spots, shift = [], 0
+    for n in lanes:
+        spots.append((first + shift, n))
+        shift += n
+    return spots
+
+
+def columns(k: Kernel, count: Int, body: Callable[[Int, list[int]], None]) -> None:
+    """body(first, lanes of vectors side by side) over `count` columns: WAYS vectors, single ones, single columns.
+
+    Each column is done once.
+    """
+    lanes = k.lanes
+    many = count - count % (WAYS * lanes)
+    with k.loop(0, many, WAYS * lanes) as b:
+        body(b, [lanes] * WAYS)
+    whole = count - count % lanes
+    with k.loop(many, whole, lanes) as b:
+        body(b, [lanes])
+    with k.loop(whole, count) as b:
+        body(b, [1])
