@@ -101,7 +101,12 @@ def _expm1_parts(k: Kernel, x: Any) -> tuple[Any, Any, Any]:
     """(p, s1, s2) with e^x = (1 + p) * s1 * s2; s1 and s2 are powers of two."""
     lanes = k.lanes_of(x)
     low, high = _EXP_RANGE[k.dtype]
-    x = _at_most(k, _at_least(k, x, k.constant(low, lanes)), k.constant(high, lanes))
+    return _expm1_of(k, _at_most(k, _at_least(k, x, k.constant(low, lanes)), k.constant(high, lanes)))
+
+
+def _expm1_of(k: Kernel, x: Any) -> tuple[Any, Any, Any]:
+    """The same for x within the range of results."""
+    lanes = k.lanes_of(x)
     ln2 = _LN2_HIGH[k.dtype]
     rounded = k.intrinsic("llvm.rint", k.mul(x, k.constant(1 / log(2), lanes)))
     r = k.fma(rounded, k.constant(-ln2, lanes), x)
@@ -138,6 +143,13 @@ def exp(k: Kernel, x: Any) -> Any:
     p, s1, s2 = _expm1_parts(k, x)
     value = k.mul(k.fma(p, s1, s1), s2)
     return k.b.select(k.b.fcmp_unordered("uno", x, x), x, value)
+
+
+def exp_falling(k: Kernel, x: Any) -> Any:
+    """e^x for x <= 0, as a shifted exponent is; NaN stays NaN. Cheaper than exp by what keeps large x in range."""
+    low = k.constant(_EXP_RANGE[k.dtype][0], k.lanes_of(x))
+    p, s1, s2 = _expm1_of(k, _at_least(k, x, low))
+    return k.mul(k.fma(p, s1, s1), s2)
 
 
 def sigmoid(k: Kernel, x: Any) -> Any:

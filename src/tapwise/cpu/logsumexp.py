@@ -13,7 +13,7 @@ import numpy as np
 from tapwise.cpu.epilogue import exp
 from tapwise.cpu.plan import Fields
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr
-from tapwise.cpu.vectors import across, columns, fold_row, larger
+from tapwise.cpu.vectors import WAYS, across, columns, fold_row, larger
 
 BLOCK: Final = 512
 
@@ -33,7 +33,8 @@ def _row(k: Kernel, x: Ptr, count: Int) -> tuple[Any, Any]:
     with k.loop(0, count, BLOCK * k.lanes) as block:
         part = fold_row(
             k, x + block, (count - block).min(BLOCK * k.lanes), 0.0,
-            lambda value: exp(k, k.sub(value, k.splat(shift, k.lanes_of(value)))), lambda a, b: k.add(a, b),
+            lambda value: exp(k, k.sub(value, k.splat(shift, k.lanes_of(value)))), lambda a, b: k.add(a, b), None,
+            WAYS,
         )  # fmt: skip
         total.set(k.add(total.get(), part))
     return top, total.get()

@@ -14,7 +14,7 @@ from llvmlite import ir
 
 from tapwise.cpu.plan import Fields
 from tapwise.cpu.simd import I32, INT, Int, Kernel, Ptr
-from tapwise.cpu.vectors import across, columns, fold_row, larger, smaller
+from tapwise.cpu.vectors import across, columns, fold_lanes, fold_row, larger, smaller
 
 BLOCK: Final = 256
 
@@ -46,17 +46,33 @@ class Positions:
             better = self._better(best.get(), top)
             start.set(k.select(better, block, start.get()))
             best.set(k.select(better, top, best.get()))
-        place = k.var(start.get())
-        size = (count - start.get()).min(BLOCK)
-        found = best.get()
-        with k.loop(0, size) as back:
-            # From the end: the last hit is the first of equals.
-            at = start.get() + size - back - 1
-            value = k.load(x + at, 1)
-            both = k.b.and_(k.b.fcmp_unordered("uno", value, value), k.b.fcmp_unordered("uno", found, found))
-            hit = k.b.or_(k.b.fcmp_ordered("==", value, found), both)
-            place.set(k.select(hit, at, place.get()))
-        return found, place.get()
+        return best.get(), start.get() + self._first(x + start.get(), (count - start.get()).min(BLOCK), best.get())
+
+    def _first(self, x: Ptr, count: Int, wanted: Any) -> Int:
+        """The first of `count` elements that is `wanted`, or NaN where that is NaN; one is."""
+        k = self.k
+        lanes = k.lanes
+        numbers = ir.VectorType(I32, lanes)
+
+        def hits(at: Int, n: int) -> Any:
+            value, sought = k.load(x + at, n), k.splat(wanted, n)
+            both = k.b.and_(k.b.fcmp_unordered("uno", value, value), k.b.fcmp_unordered("uno", sought, sought))
+            return k.b.or_(k.b.fcmp_ordered("==", value, sought), both)
+
+        def lower(a: Any, b: Any) -> Any:
+            return k.b.select(k.b.icmp_signed("<", a, b), a, b)
+
+        # Each lane its lowest hit; BLOCK stands for none.
+        lowest = k.var(ir.Constant(numbers, [BLOCK] * lanes))
+        vectors = count - count % lanes
+        with k.loop(0, vectors, lanes) as at:
+            here = k.b.add(k.splat(k.b.trunc(at.ir, I32), lanes), ir.Constant(numbers, list(range(lanes))))
+            lowest.set(lower(lowest.get(), k.b.select(hits(at, lanes), here, ir.Constant(numbers, [BLOCK] * lanes))))
+        first = k.var(fold_lanes(k, lowest.get(), lower))
+        with k.loop(vectors, count) as at:
+            here = k.b.trunc(at.ir, I32)
+            first.set(lower(first.get(), k.b.select(hits(at, 1), here, ir.Constant(I32, BLOCK))))
+        return Int(k, k.b.sext(first.get(), INT))
 
     def _store(self, y: Ptr, value: Any) -> None:
         self.k.b.store(value, y.value, align=8)

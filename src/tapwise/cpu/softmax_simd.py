@@ -25,11 +25,11 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu import jit
 from tapwise.cpu.common import arithmetic, ceil_div, rejects_reduction
 from tapwise.cpu.cost import Costs
-from tapwise.cpu.epilogue import exp
+from tapwise.cpu.epilogue import exp_falling
 from tapwise.cpu.jit import Library
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target, target
-from tapwise.cpu.vectors import across, columns, fold_row, larger
+from tapwise.cpu.vectors import WAYS, across, columns, fold_row, larger
 from tapwise.problem_reduction import SoftmaxProblem
 
 # Elements of a row that one task takes at most, and of a sum that is kept in one piece.
@@ -67,7 +67,7 @@ def _row_sum(k: Kernel, x: Ptr, count: Int, top: Any, y: Ptr | None) -> Any:
     """The sum of e^(x - top), in blocks; the terms are written to y where there is one."""
 
     def term(value: Any, at: Int) -> Any:
-        e = exp(k, k.sub(value, k.splat(top, k.lanes_of(value))))
+        e = exp_falling(k, k.sub(value, k.splat(top, k.lanes_of(value))))
         if y is not None:
             k.store(y + at, e)
         return e
@@ -76,7 +76,14 @@ def _row_sum(k: Kernel, x: Ptr, count: Int, top: Any, y: Ptr | None) -> Any:
     with k.loop(0, count, BLOCK * k.lanes) as block:
         size = (count - block).min(BLOCK * k.lanes)
         part = fold_row(
-            k, x + block, size, 0.0, lambda value: value, lambda a, b: k.add(a, b), lambda v, at: term(v, at + block)
+            k,
+            x + block,
+            size,
+            0.0,
+            lambda value: value,
+            lambda a, b: k.add(a, b),
+            lambda v, at: term(v, at + block),
+            WAYS,
         )
         total.set(k.add(total.get(), part))
     return total.get()
@@ -91,7 +98,7 @@ def _finish_row(
         if log:
             value = k.sub(k.sub(k.load(x + i, lanes), k.splat(top, lanes)), k.splat(total, lanes))
         else:
-            term = exp(k, k.sub(k.load(x + i, lanes), k.splat(top, lanes))) if again else k.load(y + i, lanes)
+            term = exp_falling(k, k.sub(k.load(x + i, lanes), k.splat(top, lanes))) if again else k.load(y + i, lanes)
             value = k.mul(term, k.splat(scale, lanes))
         k.store(y + i, value)
 
@@ -163,7 +170,7 @@ def _emit_scale(k: Kernel, storage: str, log: bool) -> None:
 
 def _share(k: Kernel, part: Any, top: Any) -> Any:
     """What terms relative to a chunk's largest element become relative to the row's."""
-    return exp(k, k.sub(part, top))
+    return exp_falling(k, k.sub(part, top))
 
 
 def _emit_columns(k: Kernel, storage: str, log: bool) -> None:
@@ -187,7 +194,7 @@ def _emit_columns(k: Kernel, storage: str, log: bool) -> None:
                     parts = [k.var(k.constant(0.0, n)) for _, n in spots]
                     with k.loop(block, (block + BLOCK).min(a.length)) as r:
                         for part, top, (spot, n) in zip(parts, tops, spots, strict=True):
-                            e = exp(k, k.sub(k.load(x + r * a.inner + spot, n), top.get()))
+                            e = exp_falling(k, k.sub(k.load(x + r * a.inner + spot, n), top.get()))
                             if not log and not again:
                                 k.store(y + r * a.inner + spot, e)
                             part.set(k.add(part.get(), e))
@@ -204,7 +211,7 @@ def _emit_columns(k: Kernel, storage: str, log: bool) -> None:
                         if log:
                             value = k.sub(k.sub(k.load(x + here, n), top.get()), end)
                         elif again:
-                            value = k.mul(exp(k, k.sub(k.load(x + here, n), top.get())), end)
+                            value = k.mul(exp_falling(k, k.sub(k.load(x + here, n), top.get())), end)
                         else:
                             value = k.mul(k.load(y + here, n), end)
                         k.store(y + here, value)

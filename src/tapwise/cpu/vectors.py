@@ -9,8 +9,10 @@ from llvmlite import ir
 
 from tapwise.cpu.simd import I32, Int, Kernel, Ptr
 
-# Vectors that a row is folded into at once: as many as hide the latency of an addition.
+# Vectors side by side: as many as hide the latency of an addition and keep the memory busy. An exponential has enough
+# to do by itself.
 WAYS: Final = 4
+ROW_WAYS: Final = 8
 
 Combine = Callable[[Any, Any], Any]
 
@@ -38,19 +40,19 @@ def fold_lanes(k: Kernel, value: Any, combine: Combine) -> Any:
 
 def fold_row(
     k: Kernel, x: Ptr, count: Int, identity: float, prepare: Callable[[Any], Any], combine: Combine,
-    prepare_at: Callable[[Any, Int], Any] | None = None,
+    prepare_at: Callable[[Any, Int], Any] | None = None, ways: int = ROW_WAYS,
 ) -> Any:  # fmt: skip
-    """combine over prepare(x[i]), i < count, in WAYS vectors, then a vector, then one by one, always in that order.
+    """combine over prepare(x[i]), i < count, in `ways` vectors, then a vector, then one by one, always in that order.
 
     `prepare_at` is given the element's number besides. Each element is prepared once.
     """
-    step = WAYS * k.lanes
+    step = ways * k.lanes
 
     def ready(at: Int, lanes: int) -> Any:
         value = k.load(x + at, lanes)
         return prepare(value) if prepare_at is None else prepare_at(value, at)
 
-    sums = [k.var(k.constant(identity)) for _ in range(WAYS)]
+    sums = [k.var(k.constant(identity)) for _ in range(ways)]
     many = count - count % step
     with k.loop(0, many, step) as i:
         for way, part in enumerate(sums):
