@@ -6,10 +6,12 @@ import numpy as np
 import onnx
 import pytest
 
-from tapwise import arrays
+from tapwise import arrays, reference_reduction
+from tapwise.arrays import DTYPES
 from tapwise.errors import InvalidProblem, PeerUnavailable
 from tapwise.peers import PEERS, mlas, select
 from tapwise.problem import ConvProblem
+from tapwise.problem_reduction import REDUCTIONS, ReduceProblem, SoftmaxProblem
 from tapwise.reference import convolve
 
 PROBLEMS = [
@@ -22,7 +24,7 @@ PROBLEMS = [
 
 
 @pytest.mark.parametrize("text", PROBLEMS)
-@pytest.mark.parametrize("name", list(PEERS))
+@pytest.mark.parametrize("name", [name for name, peer in PEERS.items() if "conv" in peer.operators])
 def test_peer_computes_the_problem(name: str, text: str) -> None:
     problem = ConvProblem.parse(text)
     rng = np.random.default_rng(1)
@@ -53,7 +55,7 @@ def test_model_is_what_onnx_reads() -> None:
 def test_what_a_peer_does_not_take() -> None:
     problem = ConvProblem.parse("c3 h6 w6 k2 r1 s1 wgrad")
     x, w = np.zeros(problem.x_shape, np.float32), np.zeros(problem.w_shape, np.float32)
-    for peer in PEERS.values():
+    for peer in (one for one in PEERS.values() if "conv" in one.operators):
         with pytest.raises(PeerUnavailable, match="fprop"):
             peer.prepare(problem, x, w, None, None, 1)
 
@@ -63,3 +65,33 @@ def test_select() -> None:
     assert [peer.name for peer in select("mlas,onednn")] == ["mlas", "onednn"]
     with pytest.raises(InvalidProblem, match="cudnn"):
         select("cudnn")
+
+
+@pytest.mark.parametrize("text", ["softmax 7x33", "log_softmax 5x6x7 axis1", "softmax 100 f64"])
+@pytest.mark.parametrize("name", ["torch", "onnxruntime"])
+def test_plain_peer_computes_softmax(name: str, text: str) -> None:
+    if not PEERS[name].installed:
+        pytest.skip(f"{name} is not installed")
+    problem = SoftmaxProblem.parse(text)
+    x = np.random.default_rng(0).standard_normal(problem.shape).astype(DTYPES[problem.dtype])
+    wanted, _ = reference_reduction.softmax(problem, x)
+    np.testing.assert_allclose(PEERS[name].prepare_plain(problem, x, 2).result(), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("axis", ["", " axis1", " axis0,2", " axis2 keepdims"])
+@pytest.mark.parametrize("op", REDUCTIONS)
+@pytest.mark.parametrize("name", ["torch", "numpy"])
+def test_plain_peer_reduces(name: str, op: str, axis: str) -> None:
+    if not PEERS[name].installed:
+        pytest.skip(f"{name} is not installed")
+    if op in ("argmax", "argmin") and "," in axis:
+        pytest.skip("positions go along one axis or all")
+    problem = ReduceProblem.parse(f"reduce {op} 5x6x7{axis}")
+    x = np.random.default_rng(0).standard_normal(problem.shape, dtype=np.float32)
+    wanted, _ = reference_reduction.reduce(problem, x)
+    try:
+        prepared = PEERS[name].prepare_plain(problem, x, 2)
+    except PeerUnavailable as error:
+        assert op in ("prod", "logsumexp"), error
+        return
+    np.testing.assert_allclose(prepared.result(), wanted, rtol=1e-5, atol=1e-6)

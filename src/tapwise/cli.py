@@ -149,13 +149,17 @@ def explain(
     from tapwise.cpu.device import host
     from tapwise.lab.report import microseconds, size
     from tapwise.operators.conv import as_images
-    from tapwise.problem import ConvProblem
+    from tapwise.problem import ConvProblem, parse
 
-    parsed = _guarded(lambda: as_images(ConvProblem.parse(problem)))
+    parsed = _guarded(lambda: parse(problem))
+    filters = ""
+    if isinstance(parsed, ConvProblem):
+        parsed = as_images(parsed)
+        filters = f"w {parsed.w_shape}, "
     device = host(threads)
     console = _console()
     console.print(
-        f"{parsed}: x {parsed.x_shape}, w {parsed.w_shape}, y {parsed.y_shape}; {parsed.flops / 1e6:.1f} MFLOP, "
+        f"{parsed}: x {parsed.x_shape}, {filters}y {parsed.y_shape}; {parsed.flops / 1e6:.1f} MFLOP, "
         f"{parsed.bytes / 1e6:.2f} MB; {device.name}, {device.threads} threads",
         highlight=False,
     )
@@ -172,6 +176,9 @@ def explain(
             table.add_row(row.algorithm, *times, size(row.workspace_bytes), str(row.config) or "-")
     console.print(table)
     choice = _guarded(lambda: dispatch.choose(parsed, device))
+    if not filters:
+        console.print(f"{choice.algorithm}. {choice.reason}", highlight=False)
+        return
     console.print(f"prepared: {choice.algorithm}. {choice.reason}", highlight=False)
     once = _guarded(lambda: dispatch.choose(parsed, device, prepared=False))
     console.print(f"plain conv2d, which packs on each call: {once.algorithm}. {once.reason}", highlight=False)
@@ -193,17 +200,19 @@ def verify(
     from tapwise import verify as verify_
     from tapwise.cpu.device import host
     from tapwise.operators.conv import as_images
+    from tapwise.problem import ConvProblem
 
     cases = _cases(targets or ["quick"], batch, dtype, layout, classes)
-    names = list(registry.ALGORITHMS["conv"]) if algorithms == "all" else algorithms.split(",")
-    _guarded(lambda: [registry.get(name) for name in names])
+    for operator in {case.problem.operator for case in cases}:
+        if algorithms != "all":
+            _guarded(lambda operator=operator: [registry.get(name, operator) for name in algorithms.split(",")])  # type: ignore[misc]
     console = _console()
     failures = checked = 0
     for case in cases:
-        problem = as_images(case.problem)
+        problem = as_images(case.problem) if isinstance(case.problem, ConvProblem) else case.problem
         console.print(str(problem), highlight=False)
-        for name in names:
-            reason = registry.get(name).rejects(problem, host())
+        for name in registry.ALGORITHMS[problem.operator] if algorithms == "all" else algorithms.split(","):
+            reason = registry.get(name, problem.operator).rejects(problem, host())
             if reason is not None:
                 if algorithms != "all":
                     console.print(f"  {name:18} does not apply: it {reason}", highlight=False)

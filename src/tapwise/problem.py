@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib import import_module
 from math import prod
 from typing import ClassVar, Final, Literal, Self
 
@@ -312,6 +313,24 @@ class ConvProblem(Problem):
         if self.residual:
             words.append("residual")
         return " ".join(words)
+
+
+# First words of the strings of operators other than convolution.
+_HOMES: Final = {
+    "reduce": "tapwise.problem_reduction:ReduceProblem",
+    "softmax": "tapwise.problem_reduction:SoftmaxProblem",
+    "log_softmax": "tapwise.problem_reduction:SoftmaxProblem",
+}
+
+
+def parse(text: str) -> Problem:
+    """The problem of any operator that a string names: "softmax 1024x1000", and "c64 h56 ..." for convolution."""
+    first = text.split()[:1]
+    if first and first[0] in _HOMES:
+        module, name = _HOMES[first[0]].split(":")
+        problem: Problem = getattr(import_module(module), name).parse(text)
+        return problem
+    return ConvProblem.parse(text)
 
 
 def _join(values: tuple[int, ...] | list[str]) -> str:

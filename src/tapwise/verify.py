@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tapwise import arrays, dispatch, registry
-from tapwise.algorithm import Algorithm, Config, Device
-from tapwise.problem import ConvProblem
+from tapwise import arrays, dispatch, reference_reduction, registry
+from tapwise.algorithm import Algorithm, Config, Device, Plan
+from tapwise.problem import ConvProblem, Problem
 from tapwise.reference import activate, convolve
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def exact_on_integers(problem: ConvProblem, algorithm: Algorithm[Any]) -> bool:
 
 
 def check(
-    problem: ConvProblem,
+    problem: Problem,
     algorithm_id: str,
     config: Config | str | None = None,
     *,
@@ -143,9 +143,11 @@ def check(
         device = host()
     choice = dispatch.choose(problem, device, algorithm_id, config=config)
     plan = dispatch.plan_for(problem, choice, device)
-    algorithm = registry.get(choice.algorithm)
     dtype = arrays.DTYPES[problem.dtype]
     rng = np.random.default_rng(seed)
+    if not isinstance(problem, ConvProblem):
+        return _check_plain(problem, plan, _data(rng, problem.x_shape, integers).astype(dtype))
+    algorithm = registry.get(choice.algorithm)
     x = _Guarded(problem.x_shape, dtype, problem.layout)
     x.array[...] = _data(rng, problem.x_shape, integers)
     w = _data(rng, problem.w_shape, integers).astype(dtype)
@@ -161,6 +163,19 @@ def check(
         if not memory.guards_hold():
             return _failed(f"{choice.algorithm} wrote outside its {name}")
     return _verdict(problem, algorithm, x.array, w, bias, residual, y.array, integers)
+
+
+def _check_plain(problem: Problem, plan: Plan, data: np.ndarray) -> Verdict:
+    """An operator with one input and no filters."""
+    kind = reference_reduction.result_dtype(problem)
+    x, y = _Guarded(data.shape, data.dtype), _Guarded(problem.y_shape, kind)
+    workspace = _Guarded((plan.workspace_bytes,), np.dtype(np.uint8))
+    x.array[...] = data
+    plan.run(x.array, None, y.array, workspace.array if plan.workspace_bytes else None)
+    for name, memory in (("input", x), ("output", y), ("workspace", workspace)):
+        if not memory.guards_hold():
+            return _failed(f"'{problem}' wrote outside its {name}")
+    return compare(y.array, *reference_reduction.expectation(problem, data), kind)
 
 
 def check_operator(

@@ -16,7 +16,6 @@ from tapwise.cpu.common import rejects_reduction
 from tapwise.cpu.numba_loops import compiled
 from tapwise.problem_reduction import SoftmaxProblem
 
-
 # Terms of a sum that is kept in one piece.
 BLOCK: Final = 256
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 import tapwise
-from tapwise import arrays, dispatch, registry, verify
-from tapwise.algorithm import Device
+from tapwise import arrays, dispatch, reference_reduction, registry, verify
+from tapwise.algorithm import Device, Plan
 from tapwise.errors import NotApplicable, PeerUnavailable, TapwiseError
 from tapwise.lab import records, roofline, timing
 from tapwise.lab.records import Record
 from tapwise.lab.suites import Case
 from tapwise.operators.conv import PreparedConv
 from tapwise.peers import Peer, Prepared
+from tapwise.problem import ConvProblem
 
 # Peers compute in the same precision; a result further off than this is wrong, not rounded.
 PEER_TOLERANCE = {"f32": 1e-2, "f64": 1e-8, "f16": 5e-2}
@@ -46,11 +48,12 @@ def run(cases: Sequence[Case], options: Options, done: Callable[[Record], None])
         problem = case.problem
         record = Record(
             problem=str(problem), suite=case.suite, category=case.category, uses=case.uses,
-            direction=problem.direction, dtype=problem.dtype, math=problem.math, layout=problem.layout,
+            direction=getattr(problem, "direction", "fprop"), dtype=problem.dtype,
+            math=getattr(problem, "math", "ieee"), layout=problem.layout,
             device=device.name, threads=device.threads, **shared,  # type: ignore[arg-type]
         )  # fmt: skip
         try:
-            _measure(case, options, device, record)
+            (_measure if problem.operator == "conv" else _measure_plain)(case, options, device, record)
         except (TapwiseError, MemoryError) as error:
             record.reason = str(error) or type(error).__name__
         done(record)
@@ -87,6 +90,7 @@ def _ids(words: str, case: Case, device: Device) -> list[str]:
 
 def _measure(case: Case, options: Options, device: Device, record: Record) -> None:
     problem = case.problem
+    assert isinstance(problem, ConvProblem)
     ids = _ids(options.algorithms, case, device)
     rng = np.random.default_rng(0)
     dtype = arrays.DTYPES[problem.dtype]
@@ -122,6 +126,8 @@ def _measure(case: Case, options: Options, device: Device, record: Record) -> No
 
     expected = operators[ids[0]](x, residual)
     for peer in options.peers:
+        if problem.operator not in peer.operators:
+            continue
         try:
             prepared = peer.prepare(problem, x, w, bias, residual, device.threads)
             _check_peer(prepared, expected, problem.dtype)
@@ -130,7 +136,15 @@ def _measure(case: Case, options: Options, device: Device, record: Record) -> No
             continue
         contestants.append(timing.Contestant(peer.name, prepared.run, prepared.pause_s))
     del expected
+    _time(contestants, ids, options, device, case, record)
 
+
+def _time(
+    contestants: Sequence[timing.Contestant], ids: Sequence[str], options: Options, device: Device, case: Case,
+    record: Record,
+) -> None:  # fmt: skip
+    """Time the contestants in turns and fill the record in."""
+    problem = case.problem
     times = timing.measure(contestants, seconds=options.seconds, repeats=options.repeats)
     ours = times[ids[0]]
     record.time_us, record.spread_us = ours.time_us, ours.spread_us
@@ -144,6 +158,53 @@ def _measure(case: Case, options: Options, device: Device, record: Record) -> No
             record.ratios[peer.name] = times[peer.name].over(ours)[0]
     if record.ratios:
         record.ratio = min(record.ratios.values())
+
+
+def _measure_plain(case: Case, options: Options, device: Device, record: Record) -> None:
+    """An operator with one input and no filters."""
+    problem = case.problem
+    ids = _ids(options.algorithms, case, device)
+    x = np.random.default_rng(0).standard_normal(problem.x_shape, dtype=np.float32)
+    x = x.astype(arrays.DTYPES[problem.dtype], copy=False)
+    wanted, bound = reference_reduction.expectation(problem, x)
+    kind = reference_reduction.result_dtype(problem)
+    contestants = []
+    for identifier in ids:
+        choice = dispatch.choose(problem, device, identifier)
+        run = _caller(dispatch.plan_for(problem, choice, device), x, problem.y_shape, kind)
+        verdict = verify.compare(run(), wanted, bound, kind)
+        if identifier == ids[0]:
+            record.algorithm, record.config = identifier, str(choice.config)
+            record.predicted_us, record.workspace_bytes = choice.predicted_us, choice.workspace_bytes
+            record.error, record.bound, record.verified = verdict.error, verdict.bound, verdict.verified
+            record.reason = dispatch.choose(problem, device).reason
+        if not verdict.verified:
+            record.verified, record.reason = False, f"{identifier}: {verdict.message}"
+            return
+        contestants.append(timing.Contestant(identifier, run))
+    for peer in options.peers:
+        if problem.operator not in peer.operators:
+            continue
+        try:
+            prepared = peer.prepare_plain(problem, x, device.threads)
+            _check_peer(prepared, wanted, problem.dtype)
+        except PeerUnavailable as error:
+            record.peers_missing[peer.name] = str(error)
+            continue
+        contestants.append(timing.Contestant(peer.name, prepared.run, prepared.pause_s))
+    _time(contestants, ids, options, device, case, record)
+
+
+def _caller(plan: Plan, x: np.ndarray, shape: tuple[int, ...], kind: np.dtype[Any]) -> Callable[[], np.ndarray]:
+    """One call as a user makes it: into a new array."""
+    workspace = arrays.aligned(plan.workspace_bytes) if plan.workspace_bytes else None
+
+    def run() -> np.ndarray:
+        y = np.empty(shape, kind)
+        plan.run(x, None, y, workspace)
+        return y
+
+    return run
 
 
 def _check_peer(prepared: Prepared, expected: np.ndarray, dtype: str) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tapwise
 from tapwise import settings
-from tapwise.problem import ConvProblem
+from tapwise.problem import Problem
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def known(threads: int, dtype: str = "f32") -> Ceilings | None:
     return None if row is None else Ceilings(row["gflops"], row["gbps"])
 
 
-def roof_us(problem: ConvProblem, ceilings: Ceilings) -> float:
+def roof_us(problem: Problem, ceilings: Ceilings) -> float:
     """The larger of arithmetic at the one ceiling and every operand moved once at the other, in microseconds.
 
     Arithmetic is counted by the definition, so an algorithm that multiplies less (Winograd) can be faster than this.

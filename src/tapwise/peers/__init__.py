@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from tapwise.errors import InvalidProblem
-from tapwise.problem import ConvProblem
+from tapwise.problem import ConvProblem, Problem
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,13 @@ class Prepared:
 @dataclass(frozen=True)
 class Peer:
     """`module` must be importable; `install` says how to get it; `home` holds `prepare(name, problem, arrays,
-    threads)`."""
+    threads)`; `operators` that it is measured for."""
 
     name: str
     module: str
     install: str
     home: str
+    operators: tuple[str, ...] = ("conv",)
 
     @property
     def installed(self) -> bool:
@@ -48,6 +49,14 @@ class Peer:
         prepared: Prepared = import_module(self.home).prepare(self.name, problem, x, w, bias, residual, threads)
         return prepared
 
+    def prepare_plain(self, problem: Problem, x: np.ndarray, threads: int) -> Prepared:
+        """As prepare, for an operator without filters."""
+        prepared: Prepared = import_module(self.home).prepare(self.name, problem, x, threads)
+        return prepared
+
+
+# Operators that have one input and no filters.
+PLAIN: Final = ("softmax", "reduce")
 
 PEERS: Final = {
     peer.name: peer
@@ -55,6 +64,9 @@ PEERS: Final = {
         Peer("onednn", "torch", "make bench TORCH=1", "tapwise.peers.onednn"),
         Peer("onednn-cl", "torch", "make bench TORCH=1", "tapwise.peers.onednn"),
         Peer("mlas", "onnxruntime", "pip install 'tapwise[peers]'", "tapwise.peers.mlas"),
+        Peer("torch", "torch", "make bench TORCH=1", "tapwise.peers.plain", PLAIN),
+        Peer("numpy", "numpy", "", "tapwise.peers.plain", PLAIN),
+        Peer("onnxruntime", "onnxruntime", "pip install 'tapwise[peers]'", "tapwise.peers.plain", PLAIN),
     )
 }
 

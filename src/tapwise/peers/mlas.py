@@ -7,7 +7,6 @@ measuring does not need the onnx package.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -107,29 +106,42 @@ def model(problem: ConvProblem, w: np.ndarray, bias: np.ndarray | None) -> bytes
     return _number(1, 8) + _bytes(7, graph) + _bytes(8, _number(2, 17))
 
 
+def node_model(
+    kind: str, attributes: dict[str, int | Sequence[int]], x_shape: Sequence[int], y_shape: Sequence[int], dtype: str
+) -> bytes:
+    """ModelProto of y = kind(x)."""
+    number = _TYPES[dtype]
+    graph = _bytes(1, _node(kind, ["x"], "y", [_attribute(name, value) for name, value in attributes.items()]))
+    graph += _bytes(2, "tapwise") + _bytes(11, _value("x", x_shape, number)) + _bytes(12, _value("y", y_shape, number))
+    return _number(1, 8) + _bytes(7, graph) + _bytes(8, _number(2, 17))
+
+
 def prepare(
     name: str, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, residual: np.ndarray | None,
     threads: int,
 ) -> Prepared:  # fmt: skip
+    """A session over one convolution."""
+    if problem.direction != "fprop" or problem.dtype not in _TYPES:
+        raise PeerUnavailable(f"onnxruntime is measured for fprop in f32, f64 and f16, not {problem.dtype}")
+    feeds = {"x": x} | ({"residual": residual} if residual is not None else {})
+    return session_of(model(problem, w, bias), feeds, threads)
+
+
+def session_of(graph: bytes, arrays: dict[str, np.ndarray], threads: int) -> Prepared:
     """A session with all graph optimisations; input and output are bound, so that no copy is timed."""
     try:
         import onnxruntime
     except ImportError as error:
         raise PeerUnavailable(f"onnxruntime is not installed: {error}") from None
-    if problem.direction != "fprop" or problem.dtype not in _TYPES:
-        raise PeerUnavailable(f"onnxruntime is measured for fprop in f32, f64 and f16, not {problem.dtype}")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 4
     try:
-        session = onnxruntime.InferenceSession(model(problem, w, bias), options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
         binding = session.io_binding()
-        feeds: dict[str, Any] = {"x": np.ascontiguousarray(x)}
-        if residual is not None:
-            feeds["residual"] = np.ascontiguousarray(residual)
-        for key, array in feeds.items():
-            binding.bind_ortvalue_input(key, onnxruntime.OrtValue.ortvalue_from_numpy(array))
+        for key, array in arrays.items():
+            binding.bind_ortvalue_input(key, onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)))
         binding.bind_output("y", "cpu")
         session.run_with_iobinding(binding)
     except Exception as error:  # onnxruntime's own exceptions share no public base

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tapwise import problem as problems
 from tapwise.errors import InvalidProblem
-from tapwise.problem import ConvProblem
+from tapwise.problem import Problem
 
 _FOLDER = Path(__file__).parent
 _NOTE = re.compile(r"(\w+)=(\S+)")
@@ -26,7 +27,7 @@ class Case:
     layer occurs in the collection that it is from, `source` where it is from.
     """
 
-    problem: ConvProblem
+    problem: Problem
     suite: str = LOOSE
     category: str = "other"
     uses: int = 1
@@ -50,7 +51,7 @@ def parse(text: str, suite: str) -> list[Case]:
         try:
             if not uses.isdigit():
                 raise InvalidProblem(f"uses={uses!r}: a whole number")
-            problem = ConvProblem.parse(words)
+            problem = problems.parse(words)
         except InvalidProblem as error:
             raise InvalidProblem(f"{suite}, line {number}: {error}") from None
         cases.append(Case(problem, suite, notes.get("class", "other"), int(uses), notes.get("from", "")))
@@ -75,7 +76,7 @@ def load(target: str) -> list[Case]:
     if Path(target).is_file():
         return read(Path(target))
     if len(target.split()) > 1:
-        return [Case(ConvProblem.parse(target))]
+        return [Case(problems.parse(target))]
     raise InvalidProblem(
         f"{target!r} is neither a suite ({', '.join(names())}), nor a file, nor a problem such as "
         "'c64 h56 w56 k64 r3 s3 pad1'"
@@ -102,7 +103,7 @@ def select(
         changes |= {"dtype": "f32", "math": dtype} if "tf32" in dtype else {"dtype": dtype, "math": "ieee"}
     if layout is not None:
         changes["layout"] = layout
-    cases: dict[tuple[str, ConvProblem], Case] = {}
+    cases: dict[tuple[str, Problem], Case] = {}
     for target in targets:
         for case in load(target):
             problem = case.problem.replace(**changes)
