@@ -146,6 +146,22 @@ def test_nothing_to_reduce() -> None:
     assert tapwise.reduce(x, "max", 0).shape == (0, 2)
 
 
+def test_softmax_out() -> None:
+    x = data((6, 10, 14), "f32")
+    for source in (x, x.transpose(2, 0, 1)):
+        wanted = tapwise.softmax(source, 1)
+        for out in (np.empty(source.shape, np.float32), np.empty(source.shape, np.float32, order="F")):
+            assert tapwise.softmax(source, 1, out=out) is out
+            assert np.array_equal(out, wanted)
+    for out, word in ((x, "overlaps x"), (np.empty((6, 10), np.float32), "shape"), (np.empty(x.shape), "float64")):
+        with pytest.raises(InvalidProblem, match=word):
+            tapwise.softmax(x, out=out)
+    frozen = np.empty(x.shape, np.float32)
+    frozen.flags.writeable = False
+    with pytest.raises(InvalidProblem, match="read-only"):
+        tapwise.softmax(x, out=frozen)
+
+
 def test_scalars_and_other_libraries() -> None:
     assert tapwise.softmax(np.full((), 3.0, np.float32)).shape == ()
     assert float(tapwise.reduce(np.full((), 2.5), "sum")) == 2.5

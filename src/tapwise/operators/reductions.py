@@ -19,19 +19,20 @@ _OF_NOTHING: Final = {"mean": np.nan, "prod": 1.0, "logsumexp": -np.inf}
 KEPT: Final = 1024
 
 
-def softmax(x: Any, axis: int = -1, *, algorithm: str = "auto") -> Any:
+def softmax(x: Any, axis: int = -1, *, algorithm: str = "auto", out: Any = None) -> Any:
     """e^x over the sum of e^x along one axis, shifted by the largest element.
 
     x: any shape; float32, float64 or float16 (computed in float32); NumPy arrays, PyTorch CPU tensors, or arrays that
     speak DLPack, any strides. The result is of x's kind, shape and dtype. A row with NaN or +infinity, or of nothing
-    but -infinity, is NaN. `algorithm`: "auto", "cpu.simd" or "cpu.serial". Raises InvalidProblem for a bad argument.
+    but -infinity, is NaN. `algorithm`: "auto", "cpu.simd" or "cpu.serial". `out`, which may not overlap x, is filled and
+    returned: for large arrays, new memory takes as long as the softmax. Raises InvalidProblem for a bad argument.
     """
-    return _softmax(x, axis, False, algorithm)
+    return _softmax(x, axis, False, algorithm, out)
 
 
-def log_softmax(x: Any, axis: int = -1, *, algorithm: str = "auto") -> Any:
+def log_softmax(x: Any, axis: int = -1, *, algorithm: str = "auto", out: Any = None) -> Any:
     """The logarithm of softmax, x - max - log(sum(e^(x - max))), computed as that. Arguments as for softmax."""
-    return _softmax(x, axis, True, algorithm)
+    return _softmax(x, axis, True, algorithm, out)
 
 
 def reduce(x: Any, op: str, axis: Any = None, keepdims: bool = False, *, algorithm: str = "auto") -> Any:
@@ -100,7 +101,7 @@ def _reduction(
     return _Prepared(_unless_trivial(order), plan, problem.y_shape, back, wanted.y_shape, result)
 
 
-def _softmax(x: Any, axis: int, log: bool, algorithm: str) -> Any:
+def _softmax(x: Any, axis: int, log: bool, algorithm: str, out: Any) -> Any:
     source = arrays.native(arrays.view(x, "x"))
     if isinstance(axis, (tuple, list)) or axis is None:
         raise InvalidProblem(f"axis={axis!r}: one whole number is allowed")
@@ -108,12 +109,32 @@ def _softmax(x: Any, axis: int, log: bool, algorithm: str) -> Any:
     if not shape:
         source = source.reshape(1)
     done = _softmax_of(source.shape, source.strides, source.dtype, axis, log, algorithm, _device())
-    y = np.empty(done.result, done.dtype)
+    target = None if out is None else _target(out, shape, done.dtype, source)
+    # A result that lies as the kernel writes it is written where it belongs.
+    direct = None if target is None or done.back is not None or not arrays.is_dense(target, "nchw") else target
+    y = np.empty(done.result, done.dtype) if direct is None else direct
     if done.plan is not None:
         _run(done.plan, _dense(source, done.order), y)
+    if direct is not None:
+        return out
     if done.back is not None:
         y = y.transpose(done.back)
-    return arrays.like(y if shape else y.reshape(()), x)
+    y = y if shape else y.reshape(())
+    if target is None:
+        return arrays.like(y, x)
+    target[...] = y
+    return out
+
+
+def _target(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], source: np.ndarray) -> np.ndarray:
+    target = arrays.view(out, "out")
+    if target.shape != shape or target.dtype != dtype:
+        raise InvalidProblem(f"out has shape {target.shape} and dtype {target.dtype}: {shape} and {dtype} are allowed")
+    if not target.flags.writeable:
+        raise InvalidProblem("out is read-only: an array that can be written is allowed")
+    if arrays.overlap(target, source):
+        raise InvalidProblem("out overlaps x: an array with memory of its own is allowed")
+    return target
 
 
 @lru_cache(KEPT)
