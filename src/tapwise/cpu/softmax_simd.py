@@ -102,6 +102,9 @@ def _finish_row(
             value = k.mul(term, k.splat(scale, lanes))
         k.store(y + i, value)
 
+    if log or again:
+        k.rows(count, body)
+        return
     # Elements done twice would be scaled twice.
     vectors = count - count % k.lanes
     with k.loop(0, vectors, k.lanes) as i:

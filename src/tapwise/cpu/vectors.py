@@ -42,9 +42,10 @@ def fold_row(
     k: Kernel, x: Ptr, count: Int, identity: float, prepare: Callable[[Any], Any], combine: Combine,
     prepare_at: Callable[[Any, Int], Any] | None = None, ways: int = ROW_WAYS,
 ) -> Any:  # fmt: skip
-    """combine over prepare(x[i]), i < count, in `ways` vectors, then a vector, then one by one, always in that order.
+    """combine over prepare(x[i]), i < count, in `ways` vectors, then a vector, always in that order; rows shorter than
+    a vector one by one.
 
-    `prepare_at` is given the element's number besides. Each element is prepared once.
+    `prepare_at` is given the element's number besides; it may be called twice for an element, with the same value.
     """
     step = ways * k.lanes
 
@@ -60,11 +61,20 @@ def fold_row(
     vectors = count - count % k.lanes
     with k.loop(many, vectors, k.lanes) as i:
         sums[0].set(combine(sums[0].get(), ready(i, k.lanes)))
+    # The rest in a vector that ends with the row; what it has in common with the one before does not count twice.
+    rest = count - vectors
+    long = k.both(rest > 0, count >= k.lanes)
+    with k.if_(long):
+        value = ready(count - k.lanes, k.lanes)
+        numbers = ir.Constant(ir.VectorType(I32, k.lanes), list(range(k.lanes)))
+        first = k.splat(k.b.trunc((k.integer(k.lanes) - rest).ir, I32), k.lanes)
+        fresh = k.b.select(k.b.icmp_signed(">=", numbers, first), value, k.constant(identity))
+        sums[0].set(combine(sums[0].get(), fresh))
     values = [part.get() for part in sums]
     while len(values) > 1:
         values = [combine(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
     total = k.var(fold_lanes(k, values[0], combine))
-    with k.loop(vectors, count) as i:
+    with k.loop(k.select(long, count, vectors), count) as i:
         total.set(combine(total.get(), ready(i, 1)))
     return total.get()
 

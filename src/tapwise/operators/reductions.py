@@ -24,8 +24,8 @@ def softmax(x: Any, axis: int = -1, *, algorithm: str = "auto", out: Any = None)
 
     x: any shape; float32, float64 or float16 (computed in float32); NumPy arrays, PyTorch CPU tensors, or arrays that
     speak DLPack, any strides. The result is of x's kind, shape and dtype. A row with NaN or +infinity, or of nothing
-    but -infinity, is NaN. `algorithm`: "auto", "cpu.simd" or "cpu.serial". `out`, which may not overlap x, is filled and
-    returned: for large arrays, new memory takes as long as the softmax. Raises InvalidProblem for a bad argument.
+    but -infinity, is NaN. `algorithm`: "auto", "cpu.simd" or "cpu.serial". `out`, which may not overlap x, is filled
+    and returned: for large arrays, new memory takes as long as the softmax. Raises InvalidProblem for a bad argument.
     """
     return _softmax(x, axis, False, algorithm, out)
 
