@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tapwise.errors import CompileError, InvalidProblem, NotApplicable, TapwiseError
     from tapwise.operators.conv import PreparedConv, conv1d, conv2d, prepare
+    from tapwise.operators.pool import avg_pool1d, avg_pool2d, max_pool1d, max_pool2d
     from tapwise.operators.reductions import log_softmax, reduce, softmax
     from tapwise.problem import ConvProblem
 
@@ -22,9 +23,13 @@ _HOMES = {
     "NotApplicable": "tapwise.errors",
     "PreparedConv": "tapwise.operators.conv",
     "TapwiseError": "tapwise.errors",
+    "avg_pool1d": "tapwise.operators.pool",
+    "avg_pool2d": "tapwise.operators.pool",
     "conv1d": "tapwise.operators.conv",
     "conv2d": "tapwise.operators.conv",
     "log_softmax": "tapwise.operators.reductions",
+    "max_pool1d": "tapwise.operators.pool",
+    "max_pool2d": "tapwise.operators.pool",
     "prepare": "tapwise.operators.conv",
     "reduce": "tapwise.operators.reductions",
     "softmax": "tapwise.operators.reductions",
@@ -37,9 +42,13 @@ __all__ = [
     "NotApplicable",
     "PreparedConv",
     "TapwiseError",
+    "avg_pool1d",
+    "avg_pool2d",
     "conv1d",
     "conv2d",
     "log_softmax",
+    "max_pool1d",
+    "max_pool2d",
     "prepare",
     "reduce",
     "softmax",

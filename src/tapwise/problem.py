@@ -260,10 +260,8 @@ class ConvProblem(Problem):
         for letter in ("c", "k", *INPUT_LETTERS[axes], *FILTER_LETTERS[axes]):
             if letter not in sizes:
                 raise InvalidProblem(f"problem {text!r}: no word gives {letter}")
-        strides, dilations = (
-            _parse_parameter(str(seen.pop(name, "1")), axes, name, text) for name in ("stride", "dilation")
-        )
-        padding = _parse_parameter(str(seen.pop("padding", "0")), axes, "pad", text)
+        strides, dilations = (parameter(str(seen.pop(name, "1")), axes, name, text) for name in ("stride", "dilation"))
+        padding = parameter(str(seen.pop("padding", "0")), axes, "pad", text)
         for name, pairs in (("stride", strides), ("dilation", dilations)):
             if any(before != after for before, after in pairs):
                 raise InvalidProblem(f"problem {text!r}: {name} takes one number an axis, not two with ':'")
@@ -291,11 +289,11 @@ class ConvProblem(Problem):
         words.append(f"k{self.k}")
         words += [f"{a}{v}" for a, v in zip(FILTER_LETTERS[axes], self.kernel, strict=True)]
         if set(self.stride) != {1}:
-            words.append("stride" + _join(self.stride))
+            words.append("stride" + join(self.stride))
         if any(any(pair) for pair in self.padding):
-            words.append("pad" + _join([f"{a}" if a == b else f"{a}:{b}" for a, b in self.padding]))
+            words.append("pad" + join([f"{a}" if a == b else f"{a}:{b}" for a, b in self.padding]))
         if set(self.dilation) != {1}:
-            words.append("dilation" + _join(self.dilation))
+            words.append("dilation" + join(self.dilation))
         if self.groups != 1:
             words.append(f"groups{self.groups}")
         if self.math != "ieee":
@@ -317,6 +315,8 @@ class ConvProblem(Problem):
 
 # First words of the strings of operators other than convolution.
 _HOMES: Final = {
+    "maxpool": "tapwise.problem_pool:PoolProblem",
+    "avgpool": "tapwise.problem_pool:PoolProblem",
     "reduce": "tapwise.problem_reduction:ReduceProblem",
     "softmax": "tapwise.problem_reduction:SoftmaxProblem",
     "log_softmax": "tapwise.problem_reduction:SoftmaxProblem",
@@ -333,13 +333,13 @@ def parse(text: str) -> Problem:
     return ConvProblem.parse(text)
 
 
-def _join(values: tuple[int, ...] | list[str]) -> str:
+def join(values: tuple[int, ...] | list[str]) -> str:
     """One number when all axes agree, else `axb`."""
     texts = [str(v) for v in values]
     return texts[0] if len(set(texts)) == 1 else "x".join(texts)
 
 
-def _parse_parameter(value: str, axes: int, name: str, text: str) -> tuple[Pair, ...]:
+def parameter(value: str, axes: int, name: str, text: str) -> tuple[Pair, ...]:
     """`2`, `2x1` or `0:1x0:1` as a (before, after) pair for each axis."""
     pairs = []
     for part in value.split("x"):

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from math import sqrt
-from typing import Any
 
 import numpy as np
 
 from tapwise.arrays import DTYPES
-from tapwise.problem_reduction import POSITIONS, ReduceProblem, SoftmaxProblem
+from tapwise.problem_reduction import ReduceProblem, SoftmaxProblem
 
 # Sums are kept in blocks: rounding errors grow with a block's length, not with the array's.
 BLOCK = 1024
-
-
-def expectation(problem: Any, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(y64, bound) of either operator."""
-    return softmax(problem, x) if problem.operator == "softmax" else reduce(problem, x)
-
-
-def result_dtype(problem: Any) -> np.dtype[Any]:
-    """The dtype of y: int64 for positions."""
-    positions = problem.operator == "reduce" and problem.op in POSITIONS
-    return np.dtype(np.int64) if positions else DTYPES[problem.dtype]
 
 
 def softmax(problem: SoftmaxProblem, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -19,6 +19,10 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.im2col_gemm": "tapwise.cpu.im2col_gemm:Im2colGemm",
         "cpu.serial": "tapwise.cpu.serial:Serial",
     },
+    "pool": {
+        "cpu.simd": "tapwise.cpu.pool_simd:PoolSimd",
+        "cpu.serial": "tapwise.cpu.pool_serial:PoolSerial",
+    },
     "softmax": {
         "cpu.simd": "tapwise.cpu.softmax_simd:SoftmaxSimd",
         "cpu.serial": "tapwise.cpu.softmax_serial:SoftmaxSerial",

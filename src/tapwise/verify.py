@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from tapwise import arrays, dispatch, reference_reduction, registry
+from tapwise import arrays, dispatch, references, registry
 from tapwise.algorithm import Algorithm, Config, Device, Plan
 from tapwise.problem import ConvProblem, Problem
 from tapwise.reference import activate, convolve
@@ -167,15 +167,16 @@ def check(
 
 def _check_plain(problem: Problem, plan: Plan, data: np.ndarray) -> Verdict:
     """An operator with one input and no filters."""
-    kind = reference_reduction.result_dtype(problem)
-    x, y = _Guarded(data.shape, data.dtype), _Guarded(problem.y_shape, kind)
+    kind = references.result_dtype(problem)
+    x = _Guarded(data.shape, data.dtype, problem.layout)
+    y = _Guarded(problem.y_shape, kind, problem.layout)
     workspace = _Guarded((plan.workspace_bytes,), np.dtype(np.uint8))
     x.array[...] = data
     plan.run(x.array, None, y.array, workspace.array if plan.workspace_bytes else None)
     for name, memory in (("input", x), ("output", y), ("workspace", workspace)):
         if not memory.guards_hold():
             return _failed(f"'{problem}' wrote outside its {name}")
-    return compare(y.array, *reference_reduction.expectation(problem, data), kind)
+    return compare(y.array, *references.expectation(problem, data), kind)
 
 
 def check_operator(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import tapwise
-from tapwise import arrays, dispatch, reference_reduction, registry, verify
+from tapwise import arrays, dispatch, references, registry, verify
 from tapwise.algorithm import Device, Plan
 from tapwise.errors import NotApplicable, PeerUnavailable, TapwiseError
 from tapwise.lab import records, roofline, timing
@@ -17,7 +17,7 @@ from tapwise.lab.records import Record
 from tapwise.lab.suites import Case
 from tapwise.operators.conv import PreparedConv
 from tapwise.peers import Peer, Prepared
-from tapwise.problem import ConvProblem
+from tapwise.problem import ConvProblem, Problem
 
 # Peers compute in the same precision; a result further off than this is wrong, not rounded.
 PEER_TOLERANCE = {"f32": 1e-2, "f64": 1e-8, "f16": 5e-2}
@@ -166,12 +166,14 @@ def _measure_plain(case: Case, options: Options, device: Device, record: Record)
     ids = _ids(options.algorithms, case, device)
     x = np.random.default_rng(0).standard_normal(problem.x_shape, dtype=np.float32)
     x = x.astype(arrays.DTYPES[problem.dtype], copy=False)
-    wanted, bound = reference_reduction.expectation(problem, x)
-    kind = reference_reduction.result_dtype(problem)
+    if problem.layout == "nhwc":
+        x = arrays.dense(x, "nhwc")
+    wanted, bound = references.expectation(problem, x)
+    kind = references.result_dtype(problem)
     contestants = []
     for identifier in ids:
         choice = dispatch.choose(problem, device, identifier)
-        run = _caller(dispatch.plan_for(problem, choice, device), x, problem.y_shape, kind)
+        run = _caller(dispatch.plan_for(problem, choice, device), x, problem, kind)
         verdict = verify.compare(run(), wanted, bound, kind)
         if identifier == ids[0]:
             record.algorithm, record.config = identifier, str(choice.config)
@@ -195,10 +197,10 @@ def _measure_plain(case: Case, options: Options, device: Device, record: Record)
     _time(contestants, ids, options, device, case, record)
 
 
-def _caller(plan: Plan, x: np.ndarray, shape: tuple[int, ...], kind: np.dtype[Any]) -> Callable[[], np.ndarray]:
+def _caller(plan: Plan, x: np.ndarray, problem: Problem, kind: np.dtype[Any]) -> Callable[[], np.ndarray]:
     """One call into an array that is there already, as onnxruntime's bound outputs are."""
     workspace = arrays.aligned(plan.workspace_bytes) if plan.workspace_bytes else None
-    y = np.empty(shape, kind)
+    y = arrays.empty(problem.y_shape, kind, problem.layout)
 
     def run() -> np.ndarray:
         plan.run(x, None, y, workspace)

@@ -56,7 +56,7 @@ class Peer:
 
 
 # Operators that have one input and no filters.
-PLAIN: Final = ("softmax", "reduce")
+PLAIN: Final = ("softmax", "reduce", "pool")
 
 PEERS: Final = {
     peer.name: peer

@@ -10,6 +10,7 @@ import numpy as np
 from tapwise.errors import PeerUnavailable
 from tapwise.peers import Prepared
 from tapwise.problem import Problem
+from tapwise.problem_pool import PoolProblem
 from tapwise.problem_reduction import ReduceProblem, SoftmaxProblem
 
 Call = Callable[[], Any]
@@ -40,6 +41,8 @@ def _torch(problem: Problem, x: np.ndarray, threads: int) -> Prepared:
         call = lambda: function(t, problem.axes[0])  # noqa: E731
     elif isinstance(problem, ReduceProblem):
         call = _torch_reduction(problem, t)
+    elif isinstance(problem, PoolProblem):
+        call = _torch_pool(problem, t)
     else:
         raise PeerUnavailable(f"PyTorch is not measured for {problem.operator}")
 
@@ -48,6 +51,25 @@ def _torch(problem: Problem, x: np.ndarray, threads: int) -> Prepared:
             return call()
 
     return Prepared(run, lambda: np.asarray(run().numpy()))
+
+
+def _torch_pool(problem: PoolProblem, t: Any) -> Call:
+    import torch.nn.functional as functional
+
+    if any(
+        before != after or 2 * before > r for (before, after), r in zip(problem.padding, problem.kernel, strict=True)
+    ):
+        raise PeerUnavailable("PyTorch takes equal padding of up to half the kernel")
+    padding = tuple(before for before, _ in problem.padding)
+    if problem.op == "max":
+        return lambda: functional.max_pool2d(
+            t, problem.kernel, problem.stride, padding, problem.dilation, problem.ceil_mode
+        )
+    if set(problem.dilation) != {1}:
+        raise PeerUnavailable("PyTorch's avg_pool2d has no dilation")
+    return lambda: functional.avg_pool2d(
+        t, problem.kernel, problem.stride, padding, problem.ceil_mode, problem.count_include_pad, problem.divisor
+    )
 
 
 def _torch_reduction(problem: ReduceProblem, t: Any) -> Call:
@@ -104,8 +126,31 @@ def _numpy(problem: Problem, x: np.ndarray) -> Call:
 def _onnxruntime(problem: Problem, x: np.ndarray, threads: int) -> Prepared:
     from tapwise.peers import mlas
 
+    if isinstance(problem, PoolProblem):
+        return _onnxruntime_pool(problem, x, threads)
     if not isinstance(problem, SoftmaxProblem):
         raise PeerUnavailable(f"onnxruntime is not measured for {problem.operator}")
     kind = "LogSoftmax" if problem.log else "Softmax"
     graph = mlas.node_model(kind, {"axis": problem.axes[0]}, problem.shape, problem.shape, problem.dtype)
+    return mlas.session_of(graph, {"x": x}, threads)
+
+
+def _onnxruntime_pool(problem: PoolProblem, x: np.ndarray, threads: int) -> Prepared:
+    from tapwise.peers import mlas
+
+    if problem.divisor is not None or problem.layout != "nchw":
+        raise PeerUnavailable("onnxruntime pools NCHW, without a divisor")
+    befores, afters = zip(*problem.padding, strict=True)
+    attributes: dict[str, Any] = {
+        "kernel_shape": problem.kernel, "strides": problem.stride, "pads": (*befores, *afters),
+        "ceil_mode": int(problem.ceil_mode),
+    }  # fmt: skip
+    if problem.op == "max":
+        attributes["dilations"] = problem.dilation
+    else:
+        if set(problem.dilation) != {1}:
+            raise PeerUnavailable("onnxruntime's AveragePool is measured without dilation")
+        attributes["count_include_pad"] = int(problem.count_include_pad)
+    kind = "MaxPool" if problem.op == "max" else "AveragePool"
+    graph = mlas.node_model(kind, attributes, problem.x_shape, problem.y_shape, problem.dtype)
     return mlas.session_of(graph, {"x": x}, threads)

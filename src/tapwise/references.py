@@ -1,0 +1,29 @@
+"""The reference of every operator with one input and no filters: its result in float64, and what it may be off by."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tapwise import reference_pool, reference_reduction
+from tapwise.arrays import DTYPES
+from tapwise.problem import Problem
+from tapwise.problem_pool import PoolProblem
+from tapwise.problem_reduction import POSITIONS, ReduceProblem, SoftmaxProblem
+
+
+def expectation(problem: Problem, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(y64, bound)."""
+    if isinstance(problem, PoolProblem):
+        return reference_pool.pool(problem, x)
+    if isinstance(problem, SoftmaxProblem):
+        return reference_reduction.softmax(problem, x)
+    if isinstance(problem, ReduceProblem):
+        return reference_reduction.reduce(problem, x)
+    raise TypeError(f"no reference for {problem.operator}")
+
+
+def result_dtype(problem: Problem) -> np.dtype[np.generic]:
+    """The dtype of y: int64 for positions."""
+    if isinstance(problem, ReduceProblem) and problem.op in POSITIONS:
+        return np.dtype(np.int64)
+    return DTYPES[problem.dtype]
