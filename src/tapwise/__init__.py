@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tapwise.errors import CompileError, InvalidProblem, NotApplicable, TapwiseError
     from tapwise.operators.conv import PreparedConv, conv1d, conv2d, prepare
+    from tapwise.operators.patches import col2im, im2col
     from tapwise.operators.pool import avg_pool1d, avg_pool2d, max_pool1d, max_pool2d
     from tapwise.operators.reductions import log_softmax, reduce, softmax
     from tapwise.problem import ConvProblem
@@ -25,8 +26,10 @@ _HOMES = {
     "TapwiseError": "tapwise.errors",
     "avg_pool1d": "tapwise.operators.pool",
     "avg_pool2d": "tapwise.operators.pool",
+    "col2im": "tapwise.operators.patches",
     "conv1d": "tapwise.operators.conv",
     "conv2d": "tapwise.operators.conv",
+    "im2col": "tapwise.operators.patches",
     "log_softmax": "tapwise.operators.reductions",
     "max_pool1d": "tapwise.operators.pool",
     "max_pool2d": "tapwise.operators.pool",
@@ -44,8 +47,10 @@ __all__ = [
     "TapwiseError",
     "avg_pool1d",
     "avg_pool2d",
+    "col2im",
     "conv1d",
     "conv2d",
+    "im2col",
     "log_softmax",
     "max_pool1d",
     "max_pool2d",

@@ -315,6 +315,8 @@ class ConvProblem(Problem):
 
 # First words of the strings of operators other than convolution.
 _HOMES: Final = {
+    "im2col": "tapwise.problem_patch:Im2colProblem",
+    "col2im": "tapwise.problem_patch:Col2imProblem",
     "maxpool": "tapwise.problem_pool:PoolProblem",
     "avgpool": "tapwise.problem_pool:PoolProblem",
     "reduce": "tapwise.problem_reduction:ReduceProblem",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tapwise import reference_pool, reference_reduction
+from tapwise import reference_patch, reference_pool, reference_reduction
 from tapwise.arrays import DTYPES
+from tapwise.errors import InvalidProblem
 from tapwise.problem import Problem
+from tapwise.problem_patch import Col2imProblem, Im2colProblem
 from tapwise.problem_pool import PoolProblem
 from tapwise.problem_reduction import POSITIONS, ReduceProblem, SoftmaxProblem
 
@@ -15,6 +17,12 @@ def expectation(problem: Problem, x: np.ndarray) -> tuple[np.ndarray, np.ndarray
     """(y64, bound)."""
     if isinstance(problem, PoolProblem):
         return reference_pool.pool(problem, x)
+    if isinstance(problem, Im2colProblem):
+        return reference_patch.im2col(problem, x)
+    if isinstance(problem, Col2imProblem):
+        if problem.accumulate:
+            raise InvalidProblem("accumulate: what the sums are added to is not part of a problem")
+        return reference_patch.col2im(problem, x)
     if isinstance(problem, SoftmaxProblem):
         return reference_reduction.softmax(problem, x)
     if isinstance(problem, ReduceProblem):

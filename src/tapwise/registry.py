@@ -19,6 +19,14 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.im2col_gemm": "tapwise.cpu.im2col_gemm:Im2colGemm",
         "cpu.serial": "tapwise.cpu.serial:Serial",
     },
+    "im2col": {
+        "cpu.simd": "tapwise.cpu.patch_simd:Im2colSimd",
+        "cpu.serial": "tapwise.cpu.patch_serial:Im2colSerial",
+    },
+    "col2im": {
+        "cpu.simd": "tapwise.cpu.patch_simd:Col2imSimd",
+        "cpu.serial": "tapwise.cpu.patch_serial:Col2imSerial",
+    },
     "pool": {
         "cpu.simd": "tapwise.cpu.pool_simd:PoolSimd",
         "cpu.serial": "tapwise.cpu.pool_serial:PoolSerial",

@@ -40,15 +40,20 @@ def rejects_all(problem: ConvProblem, device: Device) -> str | None:
     return None
 
 
-def rejects_pool(problem: Any, device: Device) -> str | None:
-    """What pooling does not take: another device, bf16, anything but 2 spatial axes, nothing."""
+def rejects_plain(problem: Any, device: Device) -> str | None:
+    """What no CPU algorithm of an operator without filters takes: another device, bf16, nothing."""
     if device.kind != "cpu":
         return f"runs on a CPU, not on {device.kind}"
     if problem.dtype == "bf16":
         return "takes f32, f64 and f16, not bf16"
+    return "has nothing to compute" if problem.empty else None
+
+
+def rejects_pool(problem: Any, device: Device) -> str | None:
+    """The same, and anything but 2 spatial axes."""
     if len(problem.spatial) != 2:
         return f"takes 2 spatial axes, not {len(problem.spatial)}"
-    return "has nothing to compute" if problem.empty else None
+    return rejects_plain(problem, device)
 
 
 def rejects_reduction(problem: Any, device: Device) -> str | None:

@@ -56,7 +56,7 @@ class Peer:
 
 
 # Operators that have one input and no filters.
-PLAIN: Final = ("softmax", "reduce", "pool")
+PLAIN: Final = ("softmax", "reduce", "pool", "im2col", "col2im")
 
 PEERS: Final = {
     peer.name: peer

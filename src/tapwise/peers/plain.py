@@ -10,6 +10,7 @@ import numpy as np
 from tapwise.errors import PeerUnavailable
 from tapwise.peers import Prepared
 from tapwise.problem import Problem
+from tapwise.problem_patch import PatchProblem
 from tapwise.problem_pool import PoolProblem
 from tapwise.problem_reduction import ReduceProblem, SoftmaxProblem
 
@@ -43,6 +44,8 @@ def _torch(problem: Problem, x: np.ndarray, threads: int) -> Prepared:
         call = _torch_reduction(problem, t)
     elif isinstance(problem, PoolProblem):
         call = _torch_pool(problem, t)
+    elif isinstance(problem, PatchProblem):
+        call = _torch_patches(problem, t)
     else:
         raise PeerUnavailable(f"PyTorch is not measured for {problem.operator}")
 
@@ -51,6 +54,18 @@ def _torch(problem: Problem, x: np.ndarray, threads: int) -> Prepared:
             return call()
 
     return Prepared(run, lambda: np.asarray(run().numpy()))
+
+
+def _torch_patches(problem: PatchProblem, t: Any) -> Call:
+    import torch.nn.functional as functional
+
+    if len(problem.spatial) != 2 or any(before != after for before, after in problem.padding) or problem.accumulate:
+        raise PeerUnavailable("PyTorch unfolds and folds 2 spatial axes with equal padding")
+    padding = tuple(before for before, _ in problem.padding)
+    window = (problem.kernel, problem.dilation, padding, problem.stride)
+    if problem.operator == "im2col":
+        return lambda: functional.unfold(t, *window)
+    return lambda: functional.fold(t, problem.spatial, *window)
 
 
 def _torch_pool(problem: PoolProblem, t: Any) -> Call:

@@ -1,0 +1,121 @@
+"""im2col and col2im as a user calls them."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tapwise import arrays, dispatch
+from tapwise.errors import InvalidProblem
+from tapwise.operators.parameters import numbers, sides_of
+from tapwise.problem_patch import Col2imProblem, Im2colProblem, PatchProblem
+
+
+def im2col(
+    x: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1, out: Any = None, *,
+    algorithm: str = "auto",
+) -> Any:  # fmt: skip
+    """Every window of an image as a column, with the meaning of torch.nn.functional.unfold.
+
+    x (n, c, *spatial) of 1 to 3 spatial axes, or (c, *spatial); the result (n, c * prod(kernel_size), windows). An
+    array of three axes is (c, h, w) where kernel_size is a number or two, as in PyTorch, and (n, c, w) where it is one
+    of one. float32, float64 or float16; NumPy arrays, PyTorch CPU tensors, or arrays that speak DLPack, any strides.
+    `padding` in conv2d's forms. `out` is filled and returned. Raises InvalidProblem for a bad argument.
+    """
+    source = arrays.native(arrays.view(x, "x"))
+    axes = len(kernel_size) if isinstance(kernel_size, (tuple, list)) else max(2, source.ndim - 2)
+    single = source.ndim == axes + 1
+    if not 1 <= axes <= 3 or (not single and source.ndim != axes + 2):
+        raise InvalidProblem(f"x has shape {source.shape}: {axes + 2} axes are allowed for kernel_size={kernel_size!r}")
+    batched = source[None] if single else source
+    n, c, *spatial = batched.shape
+    kernel, steps, sides, distances = _window(tuple(spatial), kernel_size, stride, padding, dilation)
+    dtype = arrays.dtype_name(source, "x")
+    problem = Im2colProblem(n, c, tuple(spatial), kernel, steps, sides, distances, dtype=dtype)
+    y = _run(problem, batched, None, algorithm)
+    return _deliver(y[0] if single else y, x, source, out)
+
+
+def col2im(
+    cols: Any, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1, *,
+    out: Any = None, accumulate: bool = False, algorithm: str = "auto",
+) -> Any:  # fmt: skip
+    """Columns summed back into an image, with the meaning of torch.nn.functional.fold: the adjoint of im2col.
+
+    cols (n, c * prod(kernel_size), windows) or without n; output_size the image's spatial sizes, 1 to 3; the result
+    (n, c, *output_size). `accumulate` adds to what is in `out`, which must then be given. Sums in a fixed order, each
+    by one thread. Dtypes, arrays, padding and errors as for im2col.
+    """
+    source = arrays.native(arrays.view(cols, "cols"))
+    spatial = tuple(output_size) if isinstance(output_size, (tuple, list)) else (output_size, output_size)
+    spatial = numbers(spatial, len(spatial), "output_size")
+    if source.ndim not in (2, 3) or not 1 <= len(spatial) <= 3:
+        raise InvalidProblem(f"cols has shape {source.shape} for output_size={output_size!r}: (n, c * taps, windows)")
+    single = source.ndim == 2
+    batched = source[None] if single else source
+    kernel, steps, sides, distances = _window(spatial, kernel_size, stride, padding, dilation)
+    n, rows, _ = batched.shape
+    taps = prod(kernel)
+    if rows % taps:
+        raise InvalidProblem(f"cols has shape {source.shape}: c * {taps} rows are allowed for kernel_size={kernel}")
+    if accumulate and out is None:
+        raise InvalidProblem("accumulate=True without out: there is nothing to add to")
+    dtype = arrays.dtype_name(source, "cols")
+    problem = Col2imProblem(
+        n, rows // taps, spatial, kernel, steps, sides, distances, accumulate=bool(accumulate), dtype=dtype
+    )
+    if batched.shape != problem.columns_shape:
+        raise InvalidProblem(
+            f"cols has shape {source.shape}: output_size={output_size!r} with these windows has {problem.columns_shape}"
+        )
+    before = None
+    if accumulate:
+        before = _target(out, problem.y_shape[single:], arrays.DTYPES[dtype], source)
+        before = before[None] if single else before
+    y = _run(problem, batched, before, algorithm)
+    return _deliver(y[0] if single else y, cols, source, out)
+
+
+def _window(spatial: tuple[int, ...], kernel_size: Any, stride: Any, padding: Any, dilation: Any) -> tuple[Any, ...]:
+    """(kernel, stride, padding, dilation) as problems have them."""
+    axes = len(spatial)
+    kernel, steps, distances = (
+        numbers(value, axes, name)
+        for value, name in ((kernel_size, "kernel_size"), (stride, "stride"), (dilation, "dilation"))
+    )
+    for name, values in (("kernel_size", kernel), ("stride", steps), ("dilation", distances)):
+        if min(values) < 1:
+            raise InvalidProblem(f"{name}={values}: each at least 1")
+    return kernel, steps, sides_of(padding, spatial, kernel, steps, distances, None), distances
+
+
+def _run(problem: PatchProblem, x: np.ndarray, before: np.ndarray | None, algorithm: str) -> np.ndarray:
+    from tapwise.cpu.device import host
+
+    y = np.empty(problem.y_shape, arrays.DTYPES[problem.dtype]) if before is None else np.array(before, order="C")
+    if not problem.empty:
+        device = host()
+        plan = dispatch.plan_for(problem, dispatch.choose(problem, device, algorithm), device)
+        workspace = arrays.aligned(plan.workspace_bytes) if plan.workspace_bytes else None
+        plan.run(arrays.dense(x, "nchw"), None, y, workspace)
+    return y
+
+
+def _deliver(y: np.ndarray, x: Any, source: np.ndarray, out: Any) -> Any:
+    if out is None:
+        return arrays.like(y, x)
+    _target(out, y.shape, y.dtype, source)[...] = y
+    return out
+
+
+def _target(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], source: np.ndarray) -> np.ndarray:
+    target = arrays.view(out, "out")
+    if target.shape != shape or target.dtype != dtype:
+        raise InvalidProblem(f"out has shape {target.shape} and dtype {target.dtype}: {shape} and {dtype} are allowed")
+    if not target.flags.writeable:
+        raise InvalidProblem("out is read-only: an array that can be written is allowed")
+    if arrays.overlap(target, source):
+        raise InvalidProblem("out overlaps the input: an array with memory of its own is allowed")
+    return target
