@@ -22,6 +22,9 @@ from tapwise.cpu.simd import I32, INT, Int, Kernel, Ptr
 _LN2_HIGH: Final = {"f32": 0.693359375, "f64": 0.693147180369123816490}
 _EXP_DEGREE: Final = {"f32": 7, "f64": 13}
 _EXP_RANGE: Final = {"f32": (-104.0, 89.0), "f64": (-746.0, 710.0)}
+_EXP_LIFTED_DEGREE: Final = {"f32": 6, "f64": 12}
+# The factor of exp_lifted, as a power of two: enough for the smallest subnormal number of either dtype.
+LIFT: Final = 64
 _ERF_EDGE: Final = 1.0
 _ERF_END: Final = 6.0
 _ERF_SHIFT: Final = -(_ERF_END + _ERF_EDGE) / (_ERF_END - _ERF_EDGE)
@@ -145,11 +148,50 @@ def exp(k: Kernel, x: Any) -> Any:
     return k.b.select(k.b.fcmp_unordered("uno", x, x), x, value)
 
 
-def exp_falling(k: Kernel, x: Any) -> Any:
-    """e^x for x <= 0, as a shifted exponent is; NaN stays NaN. Cheaper than exp by what keeps large x in range."""
-    low = k.constant(_EXP_RANGE[k.dtype][0], k.lanes_of(x))
-    p, s1, s2 = _expm1_of(k, _at_least(k, x, low))
-    return k.mul(k.fma(p, s1, s1), s2)
+def exp_lifted(k: Kernel, x: Any) -> Any:
+    """e^x * 2^LIFT for x <= 0, as a shifted exponent is; NaN stays NaN.
+
+    Lifted, no result is subnormal, so one power of two is enough, and it comes out of the sum that rounds x / ln2: its
+    last bits are the exponent. Sums of such terms cancel the factor, and their quotients underflow as they should.
+    """
+    lanes = k.lanes_of(x)
+    bits = _MANTISSA[k.dtype]
+    bias = 127 if k.dtype == "f32" else 1023
+    # Or the constants are read before the loop after all, where nothing is stored in it.
+    k.fence()
+    # Added to a small number, its ulp is 1: the sum is rounded to a whole number.
+    magic = k.constant(1.5 * 2.0**bits + bias + LIFT, lanes)
+    x = _at_least(k, x, k.kept(_EXP_RANGE[k.dtype][0], lanes))
+    shifted = k.fma(x, k.kept(1 / log(2), lanes), magic)
+    rounded = k.sub(shifted, magic)
+    ln2 = _LN2_HIGH[k.dtype]
+    r = k.fma(rounded, k.kept(-ln2, lanes), x)
+    r = k.fma(rounded, k.kept(_ln2_low(ln2), lanes), r)
+    *rest, p = (k.kept(c, lanes) for c in _exp_series(_EXP_LIFTED_DEGREE[k.dtype]))
+    for coefficient in reversed(rest):
+        p = k.fma(p, r, coefficient)
+    one = k.constant(1.0, lanes)
+    p = k.fma(k.fma(p, r, one), r, one)
+    integer = I32 if k.dtype == "f32" else INT
+    kind = integer if lanes == 1 else ir.VectorType(integer, lanes)
+    power = k.b.shl(k.b.bitcast(shifted, kind), ir.Constant(kind, bits if lanes == 1 else [bits] * lanes))
+    return k.mul(p, k.b.bitcast(power, k.vector(k.dtype, lanes)))
+
+
+@cache
+def _exp_series(degree: int) -> list[float]:
+    """Coefficients of e^r for |r| <= ln2 / 2, from the second power on; the first two are 1.
+
+    (e^r - 1 - r) / r^2 interpolated at Chebyshev points.
+    """
+    edge = log(2) / 2
+
+    def rest(t: Any) -> Any:
+        r = np.asarray(t * edge, np.longdouble)
+        return np.asarray(sum(r**power / factorial(power + 2) for power in range(24)), np.float64)
+
+    chebyshev = np.polynomial.chebyshev.chebinterpolate(rest, degree - 2)
+    return [float(c) / edge**power for power, c in enumerate(np.polynomial.chebyshev.cheb2poly(chebyshev))]
 
 
 def sigmoid(k: Kernel, x: Any) -> Any:

@@ -33,7 +33,7 @@ def _row(k: Kernel, x: Ptr, count: Int) -> tuple[Any, Any]:
     with k.loop(0, count, BLOCK * k.lanes) as block:
         part = fold_row(
             k, x + block, (count - block).min(BLOCK * k.lanes), 0.0,
-            lambda value: exp(k, k.sub(value, k.splat(shift, k.lanes_of(value)))), lambda a, b: k.add(a, b), None,
+            lambda value: exp(k, k.sub(value, k.splat(shift, k.lanes_of(value)))), lambda a, b: k.add(a, b),
             WAYS,
         )  # fmt: skip
         total.set(k.add(total.get(), part))

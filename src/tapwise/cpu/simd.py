@@ -347,6 +347,21 @@ class Kernel:
         kind = self.vector(self.dtype, lanes)
         return ir.Constant(kind, value if lanes == 1 else [value] * lanes)
 
+    def kept(self, value: float, lanes: int) -> Any:
+        """The same, read from memory by the instruction that uses it: for loops with more constants than registers.
+
+        LLVM cannot see that the memory never changes, so it neither holds the vector in a register nor fills one from
+        a scalar, an instruction of its own each time.
+        """
+        kind = self.vector(self.dtype, lanes)
+        name = f"kept_{float(value).hex()}_{lanes}"
+        table = self.module.globals.get(name)
+        if table is None:
+            table = ir.GlobalVariable(self.module, kind, name)
+            table.initializer = self.constant(value, lanes)
+            table.align = 64
+        return self.b.load(table, align=64, typ=kind)
+
     def lanes_of(self, value: Any) -> int:
         return value.type.count if isinstance(value.type, ir.VectorType) else 1
 

@@ -13,7 +13,7 @@ largest elements.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -25,15 +25,19 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu import jit
 from tapwise.cpu.common import arithmetic, ceil_div, rejects_reduction
 from tapwise.cpu.cost import Costs
-from tapwise.cpu.epilogue import exp_falling
+from tapwise.cpu.epilogue import LIFT, exp_lifted
 from tapwise.cpu.jit import Library
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
-from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target, target
-from tapwise.cpu.vectors import WAYS, across, columns, fold_row, larger
+from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target, Var, target
+from tapwise.cpu.vectors import WAYS, Fold, across, columns, fold_row, fold_rows, larger
 from tapwise.problem_reduction import SoftmaxProblem
 
 # Elements of a row that one task takes at most, and of a sum that is kept in one piece.
 CHUNK: Final = 16384
+PAIR: Final = 2
+# Rows up to this, which fit a core's own cache, are not cut where there are ENOUGH of them to share out.
+WHOLE: Final = 65536
+ENOUGH: Final = 16
 BLOCK: Final = 512
 FIELDS: Final = (*COMMON, "outer", "length", "inner", "chunk", "chunks", "rows", "row_blocks", "width", "widths")
 
@@ -63,30 +67,31 @@ def _row_top(k: Kernel, x: Ptr, count: Int) -> Any:
     return fold_row(k, x, count, -np.inf, lambda value: value, lambda a, b: larger(k, a, b))
 
 
-def _row_sum(k: Kernel, x: Ptr, count: Int, top: Any, y: Ptr | None) -> Any:
-    """The sum of e^(x - top), in blocks; the terms are written to y where there is one."""
+def _row_sum(k: Kernel, x: Ptr, count: Int, top: Any, y: Ptr | None, after: Ptr | None = None) -> tuple[Any, Any]:
+    """(the sum of e^(x - top), in blocks; the largest element of the row `after`, which is looked through besides).
 
-    def term(value: Any, at: Int) -> Any:
-        e = exp_falling(k, k.sub(value, k.splat(top, k.lanes_of(value))))
-        if y is not None:
-            k.store(y + at, e)
-        return e
-
-    total = k.var(k.constant(0.0, 1))
+    The terms are written to y where there is one. The exponentials leave the loads and comparisons of another row
+    room to hide in.
+    """
+    total, largest = k.var(k.constant(0.0, 1)), k.var(k.constant(-np.inf, 1))
     with k.loop(0, count, BLOCK * k.lanes) as block:
-        size = (count - block).min(BLOCK * k.lanes)
-        part = fold_row(
-            k,
-            x + block,
-            size,
-            0.0,
-            lambda value: value,
-            lambda a, b: k.add(a, b),
-            lambda v, at: term(v, at + block),
-            WAYS,
-        )
-        total.set(k.add(total.get(), part))
-    return total.get()
+
+        def term(at: Int, lanes: int) -> Any:
+            at = at + block
+            e = exp_lifted(k, k.sub(k.load(x + at, lanes), k.splat(top, lanes)))
+            if y is not None:
+                k.store(y + at, e)
+            return e
+
+        folds = [Fold(0.0, term, lambda a, b: k.add(a, b))]
+        if after is not None:
+            there = after + block
+            folds.append(Fold(-np.inf, lambda at, lanes: k.load(there + at, lanes), lambda a, b: larger(k, a, b)))
+        values = fold_rows(k, (count - block).min(BLOCK * k.lanes), folds, WAYS, PAIR)
+        total.set(k.add(total.get(), values[0]))
+        if after is not None:
+            largest.set(larger(k, largest.get(), values[1]))
+    return total.get(), largest.get()
 
 
 def _finish_row(
@@ -94,23 +99,28 @@ def _finish_row(
 ) -> None:
     """y from x and the row's largest element and sum: `scale` is what stored terms are multiplied by."""
 
-    def body(i: Int, lanes: int) -> None:
+    def body(i: Int, lanes: int) -> Any:
         if log:
             value = k.sub(k.sub(k.load(x + i, lanes), k.splat(top, lanes)), k.splat(total, lanes))
         else:
-            term = exp_falling(k, k.sub(k.load(x + i, lanes), k.splat(top, lanes))) if again else k.load(y + i, lanes)
+            term = exp_lifted(k, k.sub(k.load(x + i, lanes), k.splat(top, lanes))) if again else k.load(y + i, lanes)
             value = k.mul(term, k.splat(scale, lanes))
-        k.store(y + i, value)
+        return value
 
-    if log or again:
-        k.rows(count, body)
-        return
-    # Elements done twice would be scaled twice.
-    vectors = count - count % k.lanes
-    with k.loop(0, vectors, k.lanes) as i:
-        body(i, k.lanes)
-    with k.loop(vectors, count) as i:
-        body(i, 1)
+    lanes = k.lanes
+    with k.if_else(count >= lanes) as (long, short):
+        with long:
+            # The last vector ends with the row: it is computed before the elements that it shares are replaced.
+            last = body(count - lanes, lanes)
+            many = count - count % (WAYS * lanes)
+            with k.loop(0, many, WAYS * lanes) as i:
+                for spot, n in across(k, i, [lanes] * WAYS):
+                    k.store(y + spot, body(spot, n))
+            with k.loop(many, count - lanes, lanes) as i:
+                k.store(y + i, body(i, lanes))
+            k.store(y + (count - lanes), last)
+        with short, k.loop(0, count) as i:
+            k.store(y + i, body(i, 1))
 
 
 def _emit_rows(k: Kernel, storage: str, log: bool) -> None:
@@ -122,14 +132,11 @@ def _emit_rows(k: Kernel, storage: str, log: bool) -> None:
         parts = a.pointer("scratch", k.dtype)
         with k.draws(a.counter, a.tasks, worker, a.workers) as number:
             with k.if_else(a.chunks.eq(1)) as (whole, cut):
-                with whole, k.loop(number * a.rows, ((number + 1) * a.rows).min(a.outer)) as row:
-                    here = row * a.length
-                    top = _row_top(k, x + here, a.length)
-                    total = _row_sum(k, x + here, a.length, top, None if log or again else y + here)
-                    one = k.constant(1.0, 1)
-                    scale = one if log else k.div(one, total)
-                    logarithm = k.intrinsic("llvm.log", total) if log else total
-                    _finish_row(k, x + here, y + here, a.length, log, again, top, logarithm, scale)
+                with whole:
+                    first, end = number * a.rows, ((number + 1) * a.rows).min(a.outer)
+                    next_top = k.var(_row_top(k, x + first * a.length, a.length))
+                    with k.loop(first, end) as row:
+                        _emit_row(k, x, y, row, end, a.length, log, again, next_top)
                 with cut:
                     start = number % a.chunks * a.chunk
                     here = number // a.chunks * a.length + start
@@ -138,9 +145,21 @@ def _emit_rows(k: Kernel, storage: str, log: bool) -> None:
                     # A chunk of nothing but -infinity adds nothing, unless the whole row is so.
                     nothing = k.b.fcmp_ordered("==", top, k.constant(-np.inf, 1))
                     shift = k.select(nothing, k.constant(0.0, 1), top)
-                    total = _row_sum(k, x + here, count, shift, None if log or again else y + here)
+                    total, _ = _row_sum(k, x + here, count, shift, None if log or again else y + here)
                     k.store(parts + number * 2, top)
                     k.store(parts + (number * 2 + 1), total)
+
+
+def _emit_row(k: Kernel, x: Ptr, y: Ptr, row: Int, end: Int, length: Int, log: bool, again: bool, top: Var) -> None:
+    """A row through all steps. `top` holds its largest element, and then that of the next row before `end`."""
+    here, after = row * length, (row + 1).min(end - 1) * length
+    largest = top.get()
+    total, following = _row_sum(k, x + here, length, largest, None if log or again else y + here, x + after)
+    top.set(following)
+    one = k.constant(1.0, 1)
+    scale = one if log else k.div(one, total)
+    logarithm = _logarithm(k, total) if log else total
+    _finish_row(k, x + here, y + here, length, log, again, largest, logarithm, scale)
 
 
 def _emit_scale(k: Kernel, storage: str, log: bool) -> None:
@@ -164,7 +183,7 @@ def _emit_scale(k: Kernel, storage: str, log: bool) -> None:
             count = (a.length - start).min(a.chunk)
             one = k.constant(1.0, 1)
             if log:
-                scale, last = one, k.intrinsic("llvm.log", total.get())
+                scale, last = one, _logarithm(k, total.get())
             else:
                 share = one if again else _share(k, k.load(parts + chunk * 2, 1), top.get())
                 scale, last = k.div(share, total.get()), one
@@ -173,7 +192,16 @@ def _emit_scale(k: Kernel, storage: str, log: bool) -> None:
 
 def _share(k: Kernel, part: Any, top: Any) -> Any:
     """What terms relative to a chunk's largest element become relative to the row's."""
-    return exp_falling(k, k.sub(part, top))
+    return _let_down(k, exp_lifted(k, k.sub(part, top)))
+
+
+def _let_down(k: Kernel, value: Any) -> Any:
+    """What a lifted exponential, or a sum of such, stands for."""
+    return k.mul(value, k.constant(2.0**-LIFT, k.lanes_of(value)))
+
+
+def _logarithm(k: Kernel, total: Any) -> Any:
+    return k.intrinsic("llvm.log", _let_down(k, total))
 
 
 def _emit_columns(k: Kernel, storage: str, log: bool) -> None:
@@ -186,40 +214,59 @@ def _emit_columns(k: Kernel, storage: str, log: bool) -> None:
             at = number // a.widths * a.length * a.inner + first
             x, y = a.pointer("x", storage) + at, a.pointer("y", storage) + at
 
-            def body(b: Int, lanes: list[int], x: Ptr = x, y: Ptr = y) -> None:
+            def body(b: Int, lanes: list[int]) -> None:
                 spots = across(k, b, lanes)
-                tops = [k.var(k.constant(-np.inf, n)) for _, n in spots]
-                sums = [k.var(k.constant(0.0, n)) for _, n in spots]
-                with k.loop(0, a.length) as r:
-                    for top, (spot, n) in zip(tops, spots, strict=True):
-                        top.set(larger(k, top.get(), k.load(x + r * a.inner + spot, n)))
-                with k.loop(0, a.length, BLOCK) as block:
-                    parts = [k.var(k.constant(0.0, n)) for _, n in spots]
-                    with k.loop(block, (block + BLOCK).min(a.length)) as r:
-                        for part, top, (spot, n) in zip(parts, tops, spots, strict=True):
-                            e = exp_falling(k, k.sub(k.load(x + r * a.inner + spot, n), top.get()))
-                            if not log and not again:
-                                k.store(y + r * a.inner + spot, e)
-                            part.set(k.add(part.get(), e))
-                    for total, part in zip(sums, parts, strict=True):
-                        total.set(k.add(total.get(), part.get()))
-                ones = [k.constant(1.0, n) for _, n in spots]
-                ends = [
-                    k.intrinsic("llvm.log", total.get()) if log else k.div(one, total.get())
-                    for one, total in zip(ones, sums, strict=True)
-                ]
-                with k.loop(0, a.length) as r:
-                    for end, top, (spot, n) in zip(ends, tops, spots, strict=True):
-                        here = r * a.inner + spot
-                        if log:
-                            value = k.sub(k.sub(k.load(x + here, n), top.get()), end)
-                        elif again:
-                            value = k.mul(exp_falling(k, k.sub(k.load(x + here, n), top.get())), end)
-                        else:
-                            value = k.mul(k.load(y + here, n), end)
-                        k.store(y + here, value)
+                _column_steps(k, x, y, spots, a.length, a.inner, log, again)
 
             columns(k, (a.inner - first).min(a.width), body)
+
+
+def _column_steps(
+    k: Kernel, x: Ptr, y: Ptr, spots: list[tuple[Int, int]], length: Int, inner: Int, log: bool, again: bool
+) -> None:
+    """Columns side by side through all three steps."""
+    tops = [k.var(k.constant(-np.inf, n)) for _, n in spots]
+    with k.loop(0, length) as r:
+        for top, (spot, n) in zip(tops, spots, strict=True):
+            top.set(larger(k, top.get(), k.load(x + r * inner + spot, n)))
+
+    def term(r: Int, which: int) -> Any:
+        spot, n = spots[which]
+        e = exp_lifted(k, k.sub(k.load(x + r * inner + spot, n), tops[which].get()))
+        if not log and not again:
+            k.store(y + r * inner + spot, e)
+        return e
+
+    sums = _block_sums(k, spots, length, term)
+    ends = _ends(k, sums, log)
+    with k.loop(0, length) as r:
+        for end, top, (spot, n) in zip(ends, tops, spots, strict=True):
+            here = r * inner + spot
+            if log:
+                value = k.sub(k.sub(k.load(x + here, n), top.get()), end)
+            elif again:
+                value = k.mul(exp_lifted(k, k.sub(k.load(x + here, n), top.get())), end)
+            else:
+                value = k.mul(k.load(y + here, n), end)
+            k.store(y + here, value)
+
+
+def _block_sums(k: Kernel, spots: list[tuple[Int, int]], length: Int, term: Callable[[Int, int], Any]) -> list[Any]:
+    """Sums down the columns of term(row, which column), in blocks."""
+    sums = [k.var(k.constant(0.0, n)) for _, n in spots]
+    with k.loop(0, length, BLOCK) as block:
+        parts = [k.var(k.constant(0.0, n)) for _, n in spots]
+        with k.loop(block, (block + BLOCK).min(length)) as r:
+            for which, part in enumerate(parts):
+                part.set(k.add(part.get(), term(r, which)))
+        for total, part in zip(sums, parts, strict=True):
+            total.set(k.add(total.get(), part.get()))
+    return [total.get() for total in sums]
+
+
+def _ends(k: Kernel, sums: list[Any], log: bool) -> list[Any]:
+    """What the last step subtracts or multiplies by."""
+    return [_logarithm(k, total) if log else k.div(k.constant(1.0, k.lanes_of(total)), total) for total in sums]
 
 
 class SoftmaxPlan(KernelPlan):
@@ -257,7 +304,8 @@ class SoftmaxSimd(Algorithm[Config]):
         outer, length, inner = folded
         if inner == 1:
             # Chunks do not depend on the number of threads: the same input gives the same bits.
-            chunks = 4 * ceil_div(length, 4 * CHUNK) if length > CHUNK else 1
+            whole = length <= CHUNK or (length <= WHOLE and outer >= ENOUGH)
+            chunks = 1 if whole else 4 * ceil_div(length, 4 * CHUNK)
             rows = max(1, min(CHUNK // length, ceil_div(outer, 4 * device.threads)))
             # One thread is done with so few before a team has started.
             rows = outer if outer * length <= 4096 else rows
@@ -280,7 +328,9 @@ class SoftmaxSimd(Algorithm[Config]):
     def workspace_bytes(self, problem: SoftmaxProblem, config: Config, device: Device) -> int:
         folded = problem.folded
         assert folded is not None
-        return 2 * 8 * config.chunks * folded[0] if config.chunks > 1 else 0
+        if config.chunks > 1:
+            return 2 * 8 * config.chunks * folded[0]
+        return 0
 
     def plan(self, problem: SoftmaxProblem, config: Config, device: Device) -> Plan:
         folded = problem.folded

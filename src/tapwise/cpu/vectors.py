@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from llvmlite import ir
@@ -38,45 +39,71 @@ def fold_lanes(k: Kernel, value: Any, combine: Combine) -> Any:
     return value if not isinstance(value.type, ir.VectorType) else k.b.extract_element(value, ir.Constant(I32, 0))
 
 
+@dataclass(frozen=True)
+class Fold:
+    """combine over ready(element's number, lanes), from `identity`.
+
+    `ready` may be called twice for an element, with the same value.
+    """
+
+    identity: float
+    ready: Callable[[Int, int], Any]
+    combine: Combine
+
+
 def fold_row(
     k: Kernel, x: Ptr, count: Int, identity: float, prepare: Callable[[Any], Any], combine: Combine,
-    prepare_at: Callable[[Any, Int], Any] | None = None, ways: int = ROW_WAYS,
+    ways: int = ROW_WAYS, wide: int = 1,
 ) -> Any:  # fmt: skip
-    """combine over prepare(x[i]), i < count, in `ways` vectors, then a vector, always in that order; rows shorter than
-    a vector one by one.
+    """combine over prepare(x[i]), i < count."""
+    fold = Fold(identity, lambda at, lanes: prepare(k.load(x + at, lanes)), combine)
+    return fold_rows(k, count, [fold], ways, wide)[0]
 
-    `prepare_at` is given the element's number besides; it may be called twice for an element, with the same value.
+
+def fold_rows(k: Kernel, count: Int, folds: Sequence[Fold], ways: int = ROW_WAYS, wide: int = 1) -> list[Any]:
+    """The values of several folds over 0 <= i < count, done in one sweep: each in `ways` vectors, then a vector, always
+    in that order; rows shorter than a vector one by one.
+
+    `wide` of the vectors go through each operation together: a long chain of operations keeps the units busy only where
+    another stands beside it in the code.
     """
-    step = ways * k.lanes
-
-    def ready(at: Int, lanes: int) -> Any:
-        value = k.load(x + at, lanes)
-        return prepare(value) if prepare_at is None else prepare_at(value, at)
-
-    sums = [k.var(k.constant(identity)) for _ in range(ways)]
+    lanes = k.lanes
+    step, group = ways * lanes, wide * lanes
+    groups = [[k.var(k.constant(fold.identity, group)) for _ in range(ways // wide)] for fold in folds]
     many = count - count % step
     with k.loop(0, many, step) as i:
-        for way, part in enumerate(sums):
-            part.set(combine(part.get(), ready(i + way * k.lanes, k.lanes)))
-    vectors = count - count % k.lanes
-    with k.loop(many, vectors, k.lanes) as i:
-        sums[0].set(combine(sums[0].get(), ready(i, k.lanes)))
+        for way in range(ways // wide):
+            for fold, parts in zip(folds, groups, strict=True):
+                parts[way].set(fold.combine(parts[way].get(), fold.ready(i + way * group, group)))
+    vectors = count - count % lanes
+    sums = []
+    for fold, parts in zip(folds, groups, strict=True):
+        values = [
+            k.shuffle(part.get(), part.get(), range(first, first + lanes))
+            for part in parts
+            for first in range(0, group, lanes)
+        ]
+        while len(values) > 1:
+            values = [fold.combine(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
+        sums.append(k.var(values[0]))
+    with k.loop(many, vectors, lanes) as i:
+        for fold, total in zip(folds, sums, strict=True):
+            total.set(fold.combine(total.get(), fold.ready(i, lanes)))
     # The rest in a vector that ends with the row; what it has in common with the one before does not count twice.
     rest = count - vectors
-    long = k.both(rest > 0, count >= k.lanes)
+    long = k.both(rest > 0, count >= lanes)
     with k.if_(long):
-        value = ready(count - k.lanes, k.lanes)
-        numbers = ir.Constant(ir.VectorType(I32, k.lanes), list(range(k.lanes)))
-        first = k.splat(k.b.trunc((k.integer(k.lanes) - rest).ir, I32), k.lanes)
-        fresh = k.b.select(k.b.icmp_signed(">=", numbers, first), value, k.constant(identity))
-        sums[0].set(combine(sums[0].get(), fresh))
-    values = [part.get() for part in sums]
-    while len(values) > 1:
-        values = [combine(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
-    total = k.var(fold_lanes(k, values[0], combine))
+        numbers = ir.Constant(ir.VectorType(I32, lanes), list(range(lanes)))
+        first = k.splat(k.b.trunc((k.integer(lanes) - rest).ir, I32), lanes)
+        new = k.b.icmp_signed(">=", numbers, first)
+        for fold, total in zip(folds, sums, strict=True):
+            value = fold.ready(count - lanes, lanes)
+            total.set(fold.combine(total.get(), k.b.select(new, value, k.constant(fold.identity))))
+    totals = [k.var(fold_lanes(k, total.get(), fold.combine)) for fold, total in zip(folds, sums, strict=True)]
     with k.loop(k.select(long, count, vectors), count) as i:
-        total.set(combine(total.get(), ready(i, 1)))
-    return total.get()
+        for fold, total in zip(folds, totals, strict=True):
+            total.set(fold.combine(total.get(), fold.ready(i, 1)))
+    return [total.get() for total in totals]
 
 
 def across(k: Kernel, first: Int, lanes: list[int]) -> list[tuple[Int, int]]:
