@@ -8,8 +8,9 @@ the same input gives the same bits whatever the number of threads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -23,8 +24,8 @@ from tapwise.cpu.cost import Costs
 from tapwise.cpu.jit import Library
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
 from tapwise.cpu.positions import Positions
-from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target, target
-from tapwise.cpu.vectors import across, columns, fold_row, larger, smaller
+from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target, Var, target
+from tapwise.cpu.vectors import ROW_WAYS, Fold, across, columns, fold_lanes, fold_row, fold_rows, larger, smaller
 from tapwise.problem_reduction import POSITIONS, ReduceProblem
 
 # Elements of a row and of a column in one partial result, and of a row in sums that are kept in one piece.
@@ -63,9 +64,30 @@ class _Op:
             return k.mul(a, b)
         if self.name in ("max", "min"):
             # The choice loses a NaN in b, and keeps one in a: so a NaN in b is put back.
-            chosen = larger(k, a, b) if self.name == "max" else smaller(k, a, b)
-            return k.b.select(k.b.fcmp_unordered("uno", b, b), b, chosen)
+            return k.b.select(k.b.fcmp_unordered("uno", b, b), b, self.choose(a, b))
         return k.add(a, b)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the value is one of the elements."""
+        return self.name in ("max", "min")
+
+    def choose(self, a: Any, b: Any) -> Any:
+        """combine for numbers that are no NaN: one instruction where that takes three."""
+        return larger(self.k, a, b) if self.name == "max" else smaller(self.k, a, b)
+
+    def trace(self, trace: Any, value: Any) -> Any:
+        """0 as long as every value was finite, then NaN."""
+        return self.k.fma(value, self.k.constant(0.0, self.k.lanes_of(value)), trace)
+
+    def doubtful(self, traces: Sequence[Any]) -> Any:
+        """Whether a trace saw NaN or infinity."""
+        k = self.k
+        total = traces[0]
+        for trace in traces[1:]:
+            total = k.add(total, trace)
+        total = fold_lanes(k, total, k.add)
+        return k.b.fcmp_unordered("uno", total, total)
 
     def finish(self, value: Any, length: Int) -> Any:
         k = self.k
@@ -99,6 +121,8 @@ def _emit_rows(k: Kernel, storage: str, op: _Op) -> None:
         x, y, parts = a.pointer("x", storage), a.pointer("y", storage), a.pointer("scratch", k.dtype)
 
         def fold(here: Ptr, count: Int) -> Any:
+            if op.chooses:
+                return _chosen(k, here, count, op)
             total = k.var(k.constant(op.identity, 1))
             with k.loop(0, count, ROW_BLOCK) as block:
                 size = (count - block).min(ROW_BLOCK)
@@ -116,6 +140,21 @@ def _emit_rows(k: Kernel, storage: str, op: _Op) -> None:
                     k.store(parts + number, fold(here, (a.length - start).min(a.chunk)))
 
 
+def _chosen(k: Kernel, x: Ptr, count: Int, op: _Op) -> Any:
+    """The largest or smallest of a row: as if there were no NaN, and again where there is one, or an infinity."""
+
+    def element(at: Int, lanes: int) -> Any:
+        return k.load(x + at, lanes)
+
+    best, trace = fold_rows(
+        k, count, [Fold(op.identity, element, op.choose), Fold(0.0, element, op.trace)], ROW_WAYS // 2
+    )
+    result = k.var(best)
+    with k.if_(op.doubtful([trace])):
+        result.set(fold_row(k, x, count, op.identity, op.prepare, op.combine))
+    return result.get()
+
+
 def _emit_columns(k: Kernel, storage: str, op: _Op) -> None:
     with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
         a = Fields(k, args, FIELDS)
@@ -130,11 +169,27 @@ def _emit_columns(k: Kernel, storage: str, op: _Op) -> None:
 
             def body(b: Int, lanes: list[int]) -> None:
                 spots = across(k, b, lanes)
+                ahead = b + len(spots) * k.lanes
                 sums = [k.var(k.constant(op.identity, n)) for _, n in spots]
-                with k.loop(0, count) as r:
-                    for total, (spot, n) in zip(sums, spots, strict=True):
-                        value = op.prepare(k.load(x + r * a.inner + spot, n))
-                        total.set(op.combine(total.get(), value))
+
+                def fold(combine: Callable[[Any, Any], Any], traces: Sequence[Var]) -> None:
+                    for total in sums:
+                        total.set(k.constant(op.identity, k.lanes_of(total.get())))
+                    with k.loop(0, count) as r:
+                        k.prefetch_rows([x], r * a.inner + ahead, len(spots) * k.lanes)
+                        for total, trace, (spot, n) in zip_longest(sums, traces, spots):
+                            value = k.load(x + r * a.inner + spot, n)
+                            total.set(combine(total.get(), op.prepare(value)))
+                            if trace is not None:
+                                trace.set(op.trace(trace.get(), value))
+
+                if op.chooses:
+                    traces = [k.var(k.constant(0.0, n)) for _, n in spots]
+                    fold(op.choose, traces)
+                    with k.if_(op.doubtful([trace.get() for trace in traces])):
+                        fold(op.combine, ())
+                else:
+                    fold(op.combine, ())
                 with k.if_else(a.chunks.eq(1)) as (whole, cut):
                     with whole:
                         for total, (spot, _) in zip(sums, spots, strict=True):

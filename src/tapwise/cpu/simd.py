@@ -310,6 +310,16 @@ class Kernel:
             function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [PTR, I32, I32, I32]), name)
         self.b.call(function, [pointer.value, *(ir.Constant(I32, flag) for flag in (0, 3 if near else 2, 1))])
 
+    def prefetch_rows(self, arrays: Sequence[Ptr], at: Int, count: int) -> None:
+        """Ask for `count` elements of each array, into L2.
+
+        For columns that come next, of rows that lie far apart: the machine's own prefetcher sees no pattern there.
+        """
+        for array in arrays:
+            size = BYTES[array.dtype]
+            for line in range(0, count * size, 64):
+                self.prefetch(array + (at + line // size))
+
     # Vectors and scalars of floating point: `lanes` 1 means a scalar
 
     def vector(self, dtype: str, lanes: int) -> Any:

@@ -226,7 +226,9 @@ def _column_steps(
 ) -> None:
     """Columns side by side through all three steps."""
     tops = [k.var(k.constant(-np.inf, n)) for _, n in spots]
+    following = spots[0][0] + len(spots) * k.lanes
     with k.loop(0, length) as r:
+        k.prefetch_rows([x, y], r * inner + following, len(spots) * k.lanes)
         for top, (spot, n) in zip(tops, spots, strict=True):
             top.set(larger(k, top.get(), k.load(x + r * inner + spot, n)))
 

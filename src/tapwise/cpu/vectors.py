@@ -31,12 +31,13 @@ def smaller(k: Kernel, a: Any, b: Any) -> Any:
 def fold_lanes(k: Kernel, value: Any, combine: Combine) -> Any:
     """All lanes of a vector, combined pairwise."""
     lanes = k.lanes_of(value)
-    while lanes > 1:
-        half = lanes // 2
-        low, high = (k.shuffle(value, value, range(first, first + half)) for first in (0, half))
-        value = combine(low, high)
-        lanes = half
-    return value if not isinstance(value.type, ir.VectorType) else k.b.extract_element(value, ir.Constant(I32, 0))
+    while lanes > 2:
+        lanes //= 2
+        value = combine(*(k.shuffle(value, value, range(first, first + lanes)) for first in (0, lanes)))
+    if not isinstance(value.type, ir.VectorType):
+        return value
+    elements = [k.b.extract_element(value, ir.Constant(I32, lane)) for lane in range(lanes)]
+    return elements[0] if lanes == 1 else combine(*elements)
 
 
 @dataclass(frozen=True)
