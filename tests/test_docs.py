@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import typer
 
+import tapwise
 from tapwise import settings
 from tapwise.problem import ConvProblem
-from tapwise.registry import ALGORITHMS, get
+from tapwise.registry import ALGORITHMS, FUNCTIONS, get
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "tapwise"
@@ -136,3 +137,26 @@ def test_suites_of_the_page_are_shipped() -> None:
 
 def test_results_markers_are_paired() -> None:
     assert re.findall(r"<!-- (/?results)(?::\w+)? -->", README) == ["results", "/results"]
+
+
+@pytest.mark.parametrize("operator", ALGORITHMS)
+def test_operator_has_a_page_and_functions(operator: str) -> None:
+    text = (ROOT / "docs" / "operators" / f"{operator}.md").read_text()
+    assert {"algorithms", "bound", "errors", "figures"} <= anchors(text)
+    for identifier in ALGORITHMS[operator]:
+        assert identifier in text, f"{identifier} is not on the page"
+    for name in FUNCTIONS[operator]:
+        assert callable(getattr(tapwise, name))
+        assert f"`{name}`" in README
+
+
+def test_operator_pages_have_a_registry_row() -> None:
+    assert {path.stem for path in (ROOT / "docs" / "operators").glob("*.md")} == set(ALGORITHMS) == set(FUNCTIONS)
+
+
+def test_operator_table_is_what_the_registry_gives() -> None:
+    from tapwise.lab.report import rewrite
+
+    assert "<!-- operators -->\n| operator" in README
+    without = re.sub(r"<!-- results.*?<!-- /results -->", "", README, flags=re.DOTALL)
+    assert rewrite(without, {}) == without

@@ -57,3 +57,10 @@ def test_unknown_target_and_empty_file(tmp_path: Path) -> None:
     path.write_text("# nothing\n")
     with pytest.raises(InvalidProblem, match="no problem in it"):
         suites.load(str(path))
+
+
+def test_select_says_what_an_operator_has_not() -> None:
+    assert [str(case.problem) for case in suites.select(["softmax 5x7"], dtype="f64")] == ["softmax 5x7 f64"]
+    for change in ({"batch": 2}, {"dtype": "tf32"}):
+        with pytest.raises(InvalidProblem, match=f"{next(iter(change))}=.*softmax"):
+            suites.select(["softmax 5x7"], **change)

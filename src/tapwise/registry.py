@@ -41,6 +41,16 @@ ALGORITHMS: dict[str, dict[str, str]] = {
     },
 }
 
+# operator -> what users call; its page is docs/operators/<operator>.md.
+FUNCTIONS: dict[str, tuple[str, ...]] = {
+    "conv": ("conv2d", "conv1d", "prepare"),
+    "im2col": ("im2col",),
+    "col2im": ("col2im",),
+    "pool": ("max_pool2d", "avg_pool2d", "max_pool1d", "avg_pool1d"),
+    "softmax": ("softmax", "log_softmax"),
+    "reduce": ("reduce",),
+}
+
 
 @cache
 def get(identifier: str, operator: str = "conv") -> Algorithm[Any]:

@@ -12,11 +12,13 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from tapwise import registry
 from tapwise.lab.bench import select_best
 from tapwise.lab.records import Record, geometric_mean
 from tapwise.lab.timing import UNSTABLE
 
 _MARKED = re.compile(r"(<!-- results:([\w./-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
+_OPERATORS = re.compile(r"(<!-- operators -->\n)(.*?)(<!-- /operators -->)", re.DOTALL)
 
 
 def microseconds(value: float | None) -> str:
@@ -171,4 +173,18 @@ def _problems(rows: list[dict[str, Any]]) -> str:
 
 def rewrite(text: str, results: dict[str, list[dict[str, Any]]]) -> str:
     """A document with the text between its markers generated anew. Raises KeyError for results that are not there."""
-    return _MARKED.sub(lambda match: match[1] + markdown(match[2], results) + match[4], text)
+    text = _MARKED.sub(lambda match: match[1] + markdown(match[2], results) + match[4], text)
+    return _OPERATORS.sub(lambda match: match[1] + operators() + match[3], text)
+
+
+def operators() -> str:
+    """The operators with their algorithms, from the registry, in Markdown; links are those of the README."""
+    lines = [["operator", "algorithms"], ["---"] * 2]
+    for operator, names in registry.FUNCTIONS.items():
+        called = ", ".join(f"`{name}`" for name in names)
+        algorithms = [
+            f"`{identifier}`: {registry.get(identifier, operator).summary}"
+            for identifier in registry.ALGORITHMS[operator]
+        ]
+        lines.append([f"[{called}](docs/operators/{operator}.md)", "<br>".join(algorithms)])
+    return _cells(lines)

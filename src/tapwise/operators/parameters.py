@@ -5,6 +5,9 @@ from __future__ import annotations
 from operator import index
 from typing import Any
 
+import numpy as np
+
+from tapwise import arrays
 from tapwise.errors import InvalidProblem
 from tapwise.problem import Pair
 
@@ -87,3 +90,30 @@ def _fit(wanted: int, size: int, kernel: int, stride: int, dilation: int, output
         )
     total = max(least, 0)
     return total // 2, total - total // 2
+
+
+def window(
+    spatial: tuple[int, ...], kernel_size: Any, stride: Any, padding: Any, dilation: Any
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[Pair, ...], tuple[int, ...]]:
+    """(kernel, stride, padding, dilation) as problems of windows without filters have them."""
+    axes = len(spatial)
+    kernel, steps, distances = (
+        numbers(value, axes, name)
+        for value, name in ((kernel_size, "kernel_size"), (stride, "stride"), (dilation, "dilation"))
+    )
+    for name, values in (("kernel_size", kernel), ("stride", steps), ("dilation", distances)):
+        if min(values) < 1:
+            raise InvalidProblem(f"{name}={values}: each at least 1")
+    return kernel, steps, sides_of(padding, spatial, kernel, steps, distances, None), distances
+
+
+def result(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], source: np.ndarray) -> np.ndarray:
+    """The user's `out` as an array to write to. Raises InvalidProblem where it does not fit or overlaps the source."""
+    target = arrays.view(out, "out")
+    if target.shape != shape or target.dtype != dtype:
+        raise InvalidProblem(f"out has shape {target.shape} and dtype {target.dtype}: {shape} and {dtype} are allowed")
+    if not target.flags.writeable:
+        raise InvalidProblem("out is read-only: an array that can be written is allowed")
+    if arrays.overlap(target, source):
+        raise InvalidProblem("out overlaps the input: an array with memory of its own is allowed")
+    return target

@@ -9,7 +9,7 @@ import numpy as np
 
 from tapwise import arrays, dispatch
 from tapwise.errors import InvalidProblem
-from tapwise.operators.parameters import numbers, sides_of
+from tapwise.operators.parameters import numbers, result, window
 from tapwise.problem_patch import Col2imProblem, Im2colProblem, PatchProblem
 
 
@@ -31,7 +31,7 @@ def im2col(
         raise InvalidProblem(f"x has shape {source.shape}: {axes + 2} axes are allowed for kernel_size={kernel_size!r}")
     batched = source[None] if single else source
     n, c, *spatial = batched.shape
-    kernel, steps, sides, distances = _window(tuple(spatial), kernel_size, stride, padding, dilation)
+    kernel, steps, sides, distances = window(tuple(spatial), kernel_size, stride, padding, dilation)
     dtype = arrays.dtype_name(source, "x")
     problem = Im2colProblem(n, c, tuple(spatial), kernel, steps, sides, distances, dtype=dtype)
     y = _run(problem, batched, None, algorithm)
@@ -55,7 +55,7 @@ def col2im(
         raise InvalidProblem(f"cols has shape {source.shape} for output_size={output_size!r}: (n, c * taps, windows)")
     single = source.ndim == 2
     batched = source[None] if single else source
-    kernel, steps, sides, distances = _window(spatial, kernel_size, stride, padding, dilation)
+    kernel, steps, sides, distances = window(spatial, kernel_size, stride, padding, dilation)
     n, rows, _ = batched.shape
     taps = prod(kernel)
     if rows % taps:
@@ -72,23 +72,10 @@ def col2im(
         )
     before = None
     if accumulate:
-        before = _target(out, problem.y_shape[single:], arrays.DTYPES[dtype], source)
+        before = result(out, problem.y_shape[single:], arrays.DTYPES[dtype], source)
         before = before[None] if single else before
     y = _run(problem, batched, before, algorithm)
     return _deliver(y[0] if single else y, cols, source, out)
-
-
-def _window(spatial: tuple[int, ...], kernel_size: Any, stride: Any, padding: Any, dilation: Any) -> tuple[Any, ...]:
-    """(kernel, stride, padding, dilation) as problems have them."""
-    axes = len(spatial)
-    kernel, steps, distances = (
-        numbers(value, axes, name)
-        for value, name in ((kernel_size, "kernel_size"), (stride, "stride"), (dilation, "dilation"))
-    )
-    for name, values in (("kernel_size", kernel), ("stride", steps), ("dilation", distances)):
-        if min(values) < 1:
-            raise InvalidProblem(f"{name}={values}: each at least 1")
-    return kernel, steps, sides_of(padding, spatial, kernel, steps, distances, None), distances
 
 
 def _run(problem: PatchProblem, x: np.ndarray, before: np.ndarray | None, algorithm: str) -> np.ndarray:
@@ -106,16 +93,5 @@ def _run(problem: PatchProblem, x: np.ndarray, before: np.ndarray | None, algori
 def _deliver(y: np.ndarray, x: Any, source: np.ndarray, out: Any) -> Any:
     if out is None:
         return arrays.like(y, x)
-    _target(out, y.shape, y.dtype, source)[...] = y
+    result(out, y.shape, y.dtype, source)[...] = y
     return out
-
-
-def _target(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], source: np.ndarray) -> np.ndarray:
-    target = arrays.view(out, "out")
-    if target.shape != shape or target.dtype != dtype:
-        raise InvalidProblem(f"out has shape {target.shape} and dtype {target.dtype}: {shape} and {dtype} are allowed")
-    if not target.flags.writeable:
-        raise InvalidProblem("out is read-only: an array that can be written is allowed")
-    if arrays.overlap(target, source):
-        raise InvalidProblem("out overlaps the input: an array with memory of its own is allowed")
-    return target

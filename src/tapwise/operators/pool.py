@@ -8,7 +8,7 @@ import numpy as np
 
 from tapwise import arrays, dispatch
 from tapwise.errors import InvalidProblem
-from tapwise.operators.parameters import numbers, sides_of, whole
+from tapwise.operators.parameters import result, whole, window
 from tapwise.problem_pool import PoolProblem
 
 
@@ -74,15 +74,10 @@ def _pool(
     single = source.ndim == axes + 1
     if not single and source.ndim != axes + 2:
         raise InvalidProblem(f"x has shape {source.shape}: {axes + 2} axes are allowed, or {axes + 1} without a batch")
-    kernel = numbers(kernel_size, axes, "kernel_size")
-    steps = kernel if stride is None or stride == () else numbers(stride, axes, "stride")
-    distances = numbers(dilation, axes, "dilation")
     batched = source[None] if single else source
     n, c, *spatial = batched.shape
-    for name, values in (("kernel_size", kernel), ("stride", steps), ("dilation", distances)):
-        if min(values) < 1:
-            raise InvalidProblem(f"{name}={values}: each at least 1")
-    sides = sides_of(padding, tuple(spatial), kernel, steps, distances, None)
+    stride = kernel_size if stride is None or stride == () else stride
+    kernel, steps, sides, distances = window(tuple(spatial), kernel_size, stride, padding, dilation)
     problem = PoolProblem(
         op, n, c, tuple(spatial), kernel, steps, sides, distances, dtype=dtype, layout=arrays.layout_of(batched),
         **options,
@@ -94,7 +89,7 @@ def _pool(
             dilation=(1, *distances),
         )  # fmt: skip
     shape = problem.y_shape[single:]
-    target = None if out is None else _target(out, shape, arrays.DTYPES[dtype], source)
+    target = None if out is None else result(out, shape, arrays.DTYPES[dtype], source)
     y = arrays.empty(lifted.y_shape, arrays.DTYPES[dtype], problem.layout)
     places = arrays.empty(lifted.y_shape, np.dtype(np.int64), problem.layout) if problem.indices else None
     if not problem.empty:
@@ -114,14 +109,3 @@ def _pool(
         target[...] = shaped(y)
         values = out
     return values if places is None else (values, arrays.like(shaped(places), x))
-
-
-def _target(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], source: np.ndarray) -> np.ndarray:
-    target = arrays.view(out, "out")
-    if target.shape != shape or target.dtype != dtype:
-        raise InvalidProblem(f"out has shape {target.shape} and dtype {target.dtype}: {shape} and {dtype} are allowed")
-    if not target.flags.writeable:
-        raise InvalidProblem("out is read-only: an array that can be written is allowed")
-    if arrays.overlap(target, source):
-        raise InvalidProblem("out overlaps x: an array with memory of its own is allowed")
-    return target

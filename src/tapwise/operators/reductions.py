@@ -11,6 +11,7 @@ import numpy as np
 from tapwise import arrays, dispatch
 from tapwise.algorithm import Device, Plan
 from tapwise.errors import InvalidProblem
+from tapwise.operators.parameters import result
 from tapwise.problem_reduction import POSITIONS, ReduceProblem, SoftmaxProblem, normal_axes
 
 # Results of no element.
@@ -109,7 +110,7 @@ def _softmax(x: Any, axis: int, log: bool, algorithm: str, out: Any) -> Any:
     if not shape:
         source = source.reshape(1)
     done = _softmax_of(source.shape, source.strides, source.dtype, axis, log, algorithm, _device())
-    target = None if out is None else _target(out, shape, done.dtype, source)
+    target = None if out is None else result(out, shape, done.dtype, source)
     # A result that lies as the kernel writes it is written where it belongs.
     direct = None if target is None or done.back is not None or not arrays.is_dense(target, "nchw") else target
     y = np.empty(done.result, done.dtype) if direct is None else direct
@@ -124,17 +125,6 @@ def _softmax(x: Any, axis: int, log: bool, algorithm: str, out: Any) -> Any:
         return arrays.like(y, x)
     target[...] = y
     return out
-
-
-def _target(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], source: np.ndarray) -> np.ndarray:
-    target = arrays.view(out, "out")
-    if target.shape != shape or target.dtype != dtype:
-        raise InvalidProblem(f"out has shape {target.shape} and dtype {target.dtype}: {shape} and {dtype} are allowed")
-    if not target.flags.writeable:
-        raise InvalidProblem("out is read-only: an array that can be written is allowed")
-    if arrays.overlap(target, source):
-        raise InvalidProblem("out overlaps x: an array with memory of its own is allowed")
-    return target
 
 
 @lru_cache(KEPT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from tapwise import problem as problems
@@ -83,6 +83,19 @@ def load(target: str) -> list[Case]:
     )
 
 
+def _changed(problem: Problem, changes: dict[str, object]) -> Problem:
+    """The problem with changes made to it. Raises InvalidProblem for what its operator has not."""
+    has = {field.name for field in fields(problem)}  # type: ignore[arg-type]
+    wanted = {name: value for name, value in changes.items() if name in has or (name, value) != ("math", "ieee")}
+    words = {"n": "batch", "math": "dtype"}
+    for name, value in wanted.items():
+        if name not in has:
+            raise InvalidProblem(
+                f"{words.get(name, name)}={value!r}: problems of {problem.operator} have no such choice"
+            )
+    return problem.replace(**wanted)
+
+
 def select(
     targets: Sequence[str],
     *,
@@ -106,7 +119,7 @@ def select(
     cases: dict[tuple[str, Problem], Case] = {}
     for target in targets:
         for case in load(target):
-            problem = case.problem.replace(**changes)
+            problem = _changed(case.problem, changes)
             cases.setdefault((case.suite, problem), Case(problem, case.suite, case.category, case.uses, case.source))
     found = sorted({case.category for case in cases.values()})
     for category in categories:

@@ -1,0 +1,5 @@
+"""`python -m tapwise` is the command line."""
+
+from tapwise.cli import app
+
+app()

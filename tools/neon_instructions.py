@@ -1,0 +1,66 @@
+"""The NEON instructions in the kernels of each operator, as a Markdown table; needs no Arm machine.
+
+python tools/neon_instructions.py
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+
+from tapwise.cpu import (
+    depthwise,
+    direct,
+    jit,
+    patch_simd,
+    planes,
+    pool_simd,
+    reduce_simd,
+    softmax_simd,
+    tile,
+    winograd,
+)
+from tapwise.cpu.simd import Kernel, target
+
+NEON = target("neon")
+M, N = tile.shapes(NEON)[0]
+PLAIN = {"storage": "f32", "bias": False, "residual": False, "activation": None}
+ROWS, VECTORS = max(planes.tiles(NEON.registers, 3, 1, 1), key=lambda shape: shape[0] * shape[1])
+THREE = {"taps_h": 3, "taps_w": 3, "stride_h": 1, "stride_w": 1}
+KERNELS: dict[str, Callable[..., Kernel]] = {
+    "conv2d direct": partial(direct.generate, layout="nchw", route="sums", lanes="pixels", m=M, n=N, **PLAIN),
+    "conv2d winograd": partial(winograd.generate, tile_h=4, tile_w=4, m=M, n=N, **THREE, **PLAIN),
+    "conv2d depthwise": partial(
+        depthwise.generate, layout="nchw", rows=ROWS, vectors=VECTORS, taps_h=3, stride_h=1, dilation_h=1, **PLAIN
+    ),
+    "im2col": partial(patch_simd.generate_im2col, storage="f32"),
+    "col2im": partial(patch_simd.generate_col2im, storage="f32"),
+    "max_pool2d": partial(pool_simd.generate, storage="f32", layout="nchw", op="max", r=3, s=3, stride=2, dilation=1),
+    "avg_pool2d": partial(pool_simd.generate, storage="f32", layout="nchw", op="avg", r=3, s=3, stride=2, dilation=1),
+    "reduce sum": partial(reduce_simd.generate, storage="f32", op="sum", last=True),
+    "reduce max": partial(reduce_simd.generate, storage="f32", op="max", last=True),
+    "softmax": partial(softmax_simd.generate, storage="f32", log=False, last=True),
+}
+VECTOR = re.compile(r"^\t([a-z0-9]+)\t.*\bv\d+\.(?:4s|16b|2d|4h|8h)", re.MULTILINE)
+WHOLE = re.compile(r"^\t((?:ld|st)[rnpu]+)\tq\d+", re.MULTILINE)
+
+
+def counts(assembly: str) -> Counter[str]:
+    """How often each vector instruction, and each load and store of a whole vector, stands in the text."""
+    return Counter(VECTOR.findall(assembly)) + Counter(f"{name} q" for name in WHOLE.findall(assembly))
+
+
+def main() -> None:
+    """Print the table: the most frequent instructions of each kernel."""
+    print("| kernel | vector instructions | the most frequent |")
+    print("|---|---|---|")
+    for name, generate in KERNELS.items():
+        found = counts(jit.assembly(generate(NEON, dtype="f32")))
+        frequent = ", ".join(f"`{one}` {count}" for one, count in found.most_common(7))
+        print(f"| {name} | {found.total()} | {frequent} |")
+
+
+if __name__ == "__main__":
+    main()
