@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import tapwise
+from tapwise import disk_cache
 from tapwise.cpu import jit
 from tapwise.cpu.simd import INT, Kernel, Target, target
 from tapwise.errors import CompileError
@@ -94,7 +95,7 @@ def test_damaged_file_is_built_again(fresh: Path, damage: bytes | None) -> None:
 def test_folder_that_cannot_be_written(fresh: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("TAPWISE_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    jit._warn_unwritable.cache_clear()
+    disk_cache._warn_unwritable.cache_clear()
     with pytest.warns(RuntimeWarning, match="cannot be written"):
         assert call(jit.load("test", generate, target(), value=5)) == 5
 
@@ -103,8 +104,8 @@ def test_full_disk(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(jit.os, "fsync", full)
-    jit._warn_unwritable.cache_clear()
+    monkeypatch.setattr(disk_cache.os, "fsync", full)
+    disk_cache._warn_unwritable.cache_clear()
     with pytest.warns(RuntimeWarning, match="No space left"):
         assert call(jit.load("test", generate, target(), value=6)) == 6
     assert not [path for path in fresh.iterdir() if path.suffix != ".lock"]

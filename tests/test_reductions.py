@@ -153,7 +153,11 @@ def test_softmax_out() -> None:
         for out in (np.empty(source.shape, np.float32), np.empty(source.shape, np.float32, order="F")):
             assert tapwise.softmax(source, 1, out=out) is out
             assert np.array_equal(out, wanted)
-    for out, word in ((x, "overlaps x"), (np.empty((6, 10), np.float32), "shape"), (np.empty(x.shape), "float64")):
+    for out, word in (
+        (x, "overlaps the input"),
+        (np.empty((6, 10), np.float32), "shape"),
+        (np.empty(x.shape), "float64"),
+    ):
         with pytest.raises(InvalidProblem, match=word):
             tapwise.softmax(x, out=out)
     frozen = np.empty(x.shape, np.float32)

@@ -27,6 +27,7 @@ class Device:
     kind "cpu" or "cuda"; name as its maker gives it; `threads` workers (CPU) or multiprocessors (CUDA);
     `vector_bytes` and `registers` of the vector unit; caches in bytes (L1 and L2 of one core, L3 shared);
     `gflops` fp32 peak of one worker and `gbps` memory bandwidth, for cost models: estimates until measured.
+    A GPU besides: `architecture` to compile for ("sm_90a"), its `index`, and `shared_bytes` that a block may have.
     """
 
     kind: str
@@ -39,6 +40,9 @@ class Device:
     l3_bytes: int = 16 << 20
     gflops: float = 0.0
     gbps: float = 0.0
+    architecture: str = ""
+    index: int = 0
+    shared_bytes: int = 0
 
 
 @dataclass(frozen=True)

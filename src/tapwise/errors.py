@@ -19,5 +19,9 @@ class CompileError(TapwiseError, RuntimeError):
     """A generated kernel did not compile."""
 
 
+class DeviceUnavailable(TapwiseError, RuntimeError):
+    """No GPU, no driver, or a GPU that is too old; or the driver refused a call."""
+
+
 class PeerUnavailable(TapwiseError, RuntimeError):
     """A library to measure against is not installed or does not take the problem."""

@@ -1,21 +1,15 @@
 """Compile generated kernels to objects, keep the objects on disk, and load them.
 
 An object's key holds everything that it depends on: the generator's name and parameters, the sources of the generators,
-the versions of tapwise, llvmlite and LLVM, and the target. A file is a checksum followed by the object, published by
-rename, so a reader sees all of it or nothing; one that is damaged is rebuilt with a warning. A folder that cannot be
-written costs a compile in each process, nothing else.
+the versions of tapwise, llvmlite and LLVM, and the target.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
-import tempfile
 import threading
-import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +17,7 @@ from typing import Any
 import llvmlite
 import llvmlite.binding as llvm
 
-from tapwise import settings
+from tapwise import disk_cache, settings
 from tapwise.cpu.simd import Kernel, Target
 from tapwise.errors import CompileError
 
@@ -106,71 +100,12 @@ def load(name: str, generate: Callable[..., Kernel], target: Target, **parameter
     with _lock:
         library = _libraries.get(key)
         if library is None:
-            library = _libraries[key] = Library(_object(key, lambda: generate(target, **parameters)), target)
+            path = settings.cache_dir() / "cpu" / f"{key}.o"
+            data = disk_cache.load(path, lambda: _object(generate(target, **parameters)))
+            library = _libraries[key] = Library(data, target)
         return library
 
 
-def _object(key: str, generate: Callable[[], Kernel]) -> bytes:
-    """The object file of that key, from the cache folder if it is there and whole."""
-    folder = settings.cache_dir() / "cpu"
-    path = folder / f"{key}.o"
-    data = _read(path)
-    if data is not None:
-        return data
-    with _file_lock(folder, key):
-        data = _read(path)  # another process may have built it meanwhile
-        if data is None:
-            module, machine = lower(generate())
-            data = bytes(machine.emit_object(module))
-            _publish(path, data)
-    return data
-
-
-def _file_lock(folder: Path, key: str) -> Any:
-    """A lock between processes, or none where the folder cannot be written."""
-    import filelock
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            return nullcontext()
-        lock = filelock.FileLock(folder / f"{key}.lock", timeout=60)
-        lock.acquire()
-    except (OSError, filelock.Timeout):
-        return nullcontext()
-    return lock
-
-
-def _read(path: Path) -> bytes | None:
-    try:
-        text = path.read_bytes()
-    except OSError:
-        return None
-    checksum, data = text[:32], text[32:]
-    if hashlib.sha256(data).digest() != checksum:
-        warnings.warn(f"kernel cache: {path.name} is damaged and is built again", RuntimeWarning, stacklevel=2)
-        return None
-    return data
-
-
-def _publish(path: Path, data: bytes) -> None:
-    """Write beside the target, then rename: never half a file. A full or read-only disk only costs the cache."""
-    temporary = None
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(data).digest() + data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
-        _warn_unwritable(str(path.parent), str(error))
-
-
-@cache
-def _warn_unwritable(folder: str, error: str) -> None:
-    warnings.warn(
-        f"kernel cache: {folder} cannot be written ({error}); kernels are kept in memory", RuntimeWarning, stacklevel=2
-    )
+def _object(kernel: Kernel) -> bytes:
+    module, machine = lower(kernel)
+    return bytes(machine.emit_object(module))

@@ -1,0 +1,1 @@
+"""Compile CUDA C++ with NVRTC, keep the cubins, load and launch them."""

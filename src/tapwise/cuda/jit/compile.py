@@ -1,0 +1,147 @@
+"""CUDA C++ to cubin with NVRTC; needs no GPU and no driver.
+
+A kernel is a template in a .cu file of this package. What is compiled is a stub: an include, and an extern "C" function
+that instantiates the template. The cubin's key holds the stub, the text of every file of this package that it includes,
+the options, the architecture and NVRTC's version. Cubins and not PTX: a newer PTX fails on an older driver.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from io import StringIO
+from pathlib import Path
+from typing import Any, Final
+
+from tapwise import disk_cache, settings
+from tapwise.errors import CompileError
+
+FOLDER: Final = Path(__file__).parent.parent
+INCLUDES: Final = (FOLDER, FOLDER / "include")
+OPTIONS: Final = {"std": "c++17", "device_as_default_execution_space": True}
+_INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A stub to compile. `name` is the kernel's file, for readers of the cache folder; `entry` the function."""
+
+    name: str
+    text: str
+    entry: str = "kernel"
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What ptxas reports of a kernel: registers, bytes of stack and of spills a thread; bytes of fixed shared memory."""
+
+    registers: int
+    stack_bytes: int
+    spill_bytes: int
+    shared_bytes: int
+
+
+def stub(file: str, template: str, arguments: str, parameters: str, threads: int, blocks: int = 1) -> Source:
+    """The stub that instantiates `template<arguments>` of a .cu file as a kernel of one parameter struct.
+
+    `threads` a block at most, `blocks` a multiprocessor at least: they bound the registers.
+    """
+    bounds = f"__launch_bounds__({threads}, {blocks})"
+    text = (
+        f'#include "{file}"\n'
+        f'extern "C" __global__ void {bounds} kernel(const __grid_constant__ {parameters} p)'
+        f" {{ {template}<{arguments}>(p); }}\n"
+    )
+    return Source(Path(file).stem, text)
+
+
+def cubin(source: Source, architecture: str) -> bytes:
+    """The compiled kernel, from disk or compiled now. Raises CompileError."""
+    words = [source.text, *_texts(source.text), repr(sorted(OPTIONS.items())), architecture, nvrtc_version()]
+    key = sha256(chr(0).join(words).encode()).hexdigest()[:32]
+    path = settings.cache_dir() / "cuda" / f"{source.name}-{architecture}-{key}.cubin"
+    return disk_cache.load(path, lambda: compile_now(source, architecture)[0])
+
+
+def compile_now(source: Source, architecture: str) -> tuple[bytes, Resources]:
+    """The cubin and what it uses; no cache. Raises CompileError with NVRTC's messages."""
+    core = _core()
+    options: dict[str, Any] = dict(OPTIONS)
+    if "bundled" in _headers():
+        options["use_bundled_headers"] = True
+    folders = [str(folder) for folder in (*INCLUDES, *(path for path in _headers() if path != "bundled"))]
+    log = StringIO()
+    try:
+        program = core.Program(
+            source.text, "c++",
+            core.ProgramOptions(arch=architecture, include_path=folders, ptxas_options=["-v"], **options),
+        )  # fmt: skip
+        code = program.compile("cubin", logs=log).code
+    except Exception as error:
+        raise CompileError(f"{source.name} for {architecture} does not compile: {error}\n{log.getvalue()}") from error
+    return bytes(code), _resources(log.getvalue(), source)
+
+
+def _core() -> Any:
+    try:
+        from cuda import core
+    except ImportError as error:
+        raise CompileError(f"CUDA kernels need cuda-core and NVRTC (pip install tapwise[cuda]): {error}") from error
+    return core
+
+
+@cache
+def nvrtc_version() -> str:
+    """NVRTC's version, "13.0"."""
+    _core()
+    from cuda.bindings import nvrtc
+
+    _, major, minor = nvrtc.nvrtcVersion()
+    return f"{major}.{minor}"
+
+
+@cache
+def _headers() -> tuple[str, ...]:
+    """Where cuda_fp16.h is: "bundled" with NVRTC 13.3 and newer, else folders of the runtime's package or toolkit."""
+    if tuple(map(int, nvrtc_version().split("."))) >= (13, 3):
+        return ("bundled",)
+    from cuda import pathfinder
+
+    found = pathfinder.find_nvidia_header_directory("cudart")
+    return (str(found),) if found else ()
+
+
+def _texts(text: str) -> list[str]:
+    """The texts of all files of this package that a text includes, each once, in order of appearance."""
+    found: dict[str, str] = {}
+    waiting = [text]
+    while waiting:
+        for name in _INCLUDE.findall(waiting.pop(0)):
+            if name not in found:
+                found[name] = _read(name)
+                waiting.append(found[name])
+    return list(found.values())
+
+
+def _read(name: str) -> str:
+    for folder in INCLUDES:
+        if (folder / name).is_file():
+            return (folder / name).read_text(encoding="utf-8")
+    raise CompileError(f"include {name!r} is not a file of {FOLDER}")
+
+
+def _resources(log: str, source: Source) -> Resources:
+    def number(pattern: str) -> int:
+        match = re.search(pattern, log)
+        return int(match[1]) if match else 0
+
+    if "registers" not in log:
+        raise CompileError(f"{source.name}: ptxas reported nothing about the kernel: {log!r}")
+    return Resources(
+        number(r"Used (\d+) registers"),
+        number(r"(\d+) bytes stack frame"),
+        number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
+        number(r"(\d+) bytes smem"),
+    )

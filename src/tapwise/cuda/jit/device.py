@@ -1,0 +1,92 @@
+"""GPUs as Devices. Without a driver every question has an answer: no GPU, and why."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+from tapwise.algorithm import Device
+from tapwise.errors import DeviceUnavailable
+
+# Compute capability from which the kernels run.
+OLDEST: Final = (8, 0)
+# fp32 multiply-adds a cycle of one multiprocessor: 128 lanes; 64 on compute capability 8.0.
+_LANES: Final = {(8, 0): 64}
+
+# For choosing and compiling where there is no GPU: tests, `tapwise explain`.
+H200: Final = Device(
+    kind="cuda", name="NVIDIA H200", threads=132, l1_bytes=256 << 10, l2_bytes=60 << 20, gflops=507.0, gbps=4280.0,
+    architecture="sm_90a", shared_bytes=232448,
+)  # fmt: skip
+
+
+def architecture_of(major: int, minor: int) -> str:
+    """What to compile for: Hopper and newer with their own instructions."""
+    return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
+
+
+@cache
+def why_none() -> str | None:
+    """Why there is no GPU to use, or None."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        return f"cuda-bindings is not installed (pip install tapwise[cuda]): {error}"
+    try:
+        (status,) = driver.cuInit(0)
+    except RuntimeError as error:
+        return f"no NVIDIA driver: {error}"
+    if status:
+        return f"no NVIDIA driver: cuInit gives {status.name}"
+    _, count = driver.cuDeviceGetCount()
+    return None if count else "the NVIDIA driver reports no GPU"
+
+
+def count() -> int:
+    """GPUs that the driver reports."""
+    if why_none() is not None:
+        return 0
+    from cuda.bindings import driver
+
+    return int(driver.cuDeviceGetCount()[1])
+
+
+def check(result: tuple[Any, ...]) -> Any:
+    """The value of a driver call's result. Raises DeviceUnavailable where the driver refuses."""
+    status, *values = result
+    if status:
+        raise DeviceUnavailable(f"the CUDA driver refuses: {status.name}")
+    return values[0] if values else None
+
+
+@cache
+def gpu(index: int = 0) -> Device:
+    """A GPU of this machine. Raises DeviceUnavailable where there is none, or it is too old."""
+    reason = why_none()
+    if reason is not None:
+        raise DeviceUnavailable(f"device='cuda': {reason}")
+    if not 0 <= index < count():
+        raise DeviceUnavailable(f"GPU {index}: there are {count()}")
+    from cuda import core
+
+    device = core.Device(index)
+    capability = tuple(device.compute_capability)
+    if capability < OLDEST:
+        raise DeviceUnavailable(
+            f"{device.name} has compute capability {'.'.join(map(str, capability))}: at least 8.0 is needed"
+        )
+    found = device.properties
+    gigahertz = found.clock_rate / 1e6
+    # Two transfers a cycle of the memory clock; an estimate where the driver does not tell the clock.
+    gbps = 2 * found.memory_clock_rate * 1e3 * found.global_memory_bus_width / 8 / 1e9
+    return Device(
+        kind="cuda",
+        name=device.name,
+        threads=found.multiprocessor_count,
+        l2_bytes=found.l2_cache_size,
+        gflops=2 * _LANES.get(capability, 128) * gigahertz,
+        gbps=0.9 * gbps or 1000.0,
+        architecture=architecture_of(*capability),
+        index=index,
+        shared_bytes=found.max_shared_memory_per_block_optin,
+    )
