@@ -35,7 +35,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Resources:
-    """What ptxas reports of a kernel: registers, bytes of stack and of spills a thread; bytes of fixed shared memory."""
+    """What ptxas reports of a kernel: registers and bytes of stack and of spills a thread; bytes of shared memory."""
 
     registers: int
     stack_bytes: int
