@@ -29,6 +29,7 @@ Targets = Annotated[
 Batch = Annotated[int | None, typer.Option(help="batch size of every problem", min=0)]
 Dtype = Annotated[str | None, typer.Option(help="f32, f64 or f16 for every problem")]
 Layout = Annotated[str | None, typer.Option(help="nchw or nhwc for every problem")]
+Where = Annotated[str, typer.Option(help="cpu, cuda or cuda:<number>")]
 Classes = Annotated[list[str] | None, typer.Option("--class", help="only problems of this class; may be repeated")]
 
 
@@ -83,6 +84,7 @@ def bench(
     seconds: Annotated[float, typer.Option(help="budget of one problem", min=0.0)] = 2.0,
     repeats: Annotated[int, typer.Option(help="rounds at most", min=1)] = 15,
     classes: Classes = None,
+    device: Where = "cpu",
     json: Annotated[Path | None, typer.Option(help="a .json file, or a folder of results")] = None,
 ) -> None:
     """Verify and time problems, against the installed peers, in turns. Exit status 1 when something is not verified."""
@@ -93,9 +95,9 @@ def bench(
     from tapwise.lab import records, report
 
     cases = _cases(targets or ["quick", "source_documents"], batch, dtype, layout, classes)
-    chosen = tuple(_guarded(lambda: libraries.select(peers)))
+    chosen = tuple(_guarded(lambda: libraries.select(peers, device.partition(":")[0])))
     command = " ".join(["tapwise", *(f"'{word}'" if " " in word else word for word in sys.argv[1:])])
-    options = bench_.Options(algorithms, chosen, threads, seconds, repeats, command)
+    options = bench_.Options(algorithms, chosen, threads, seconds, repeats, command, device)
     console = _console()
     rows: list[records.Record] = []
     stopped = False
@@ -120,11 +122,11 @@ def bench(
     report.print_bench(console, rows)
     if peers == "auto":
         for peer in libraries.PEERS.values():
-            if not peer.installed:
+            if not peer.installed and peer.device == device.partition(":")[0]:
                 console.print(f"{peer.name} is not installed: {peer.install}", style="dim", highlight=False)
     if json is not None:
         try:
-            for path in records.write(rows, json, records.slug(f"cpu {rows[0].device}"), batch):
+            for path in records.write(rows, json, records.folder(device, rows[0].device), batch):
                 console.print(f"wrote {path}", highlight=False, soft_wrap=True)
         except OSError as error:
             typer.echo(f"tapwise: json={str(json)!r}: {error}", err=True)
@@ -194,11 +196,12 @@ def verify(
     integers: Annotated[bool, typer.Option(help="whole numbers: exact results wherever the arithmetic allows")] = False,
     seed: Annotated[int, typer.Option(help="of the random data")] = 0,
     classes: Classes = None,
+    device: Where = "cpu",
 ) -> None:
     """Compare every algorithm that applies with float64. Exit status 1 when one is wrong."""
     from tapwise import registry
     from tapwise import verify as verify_
-    from tapwise.cpu.device import host
+    from tapwise.lab.bench import device_of
     from tapwise.operators.conv import as_images
     from tapwise.problem import ConvProblem
 
@@ -207,17 +210,18 @@ def verify(
         if algorithms != "all":
             _guarded(lambda operator=operator: [registry.get(name, operator) for name in algorithms.split(",")])  # type: ignore[misc]
     console = _console()
+    here = _guarded(lambda: device_of(device))
     failures = checked = 0
     for case in cases:
         problem = as_images(case.problem) if isinstance(case.problem, ConvProblem) else case.problem
         console.print(str(problem), highlight=False)
         for name in registry.ALGORITHMS[problem.operator] if algorithms == "all" else algorithms.split(","):
-            reason = registry.get(name, problem.operator).rejects(problem, host())
+            reason = registry.get(name, problem.operator).rejects(problem, here)
             if reason is not None:
                 if algorithms != "all":
                     console.print(f"  {name:18} does not apply: it {reason}", highlight=False)
                 continue
-            verdict = verify_.check(problem, name, seed=seed, integers=integers)
+            verdict = verify_.check(problem, name, device=here, seed=seed, integers=integers)
             checked += 1
             failures += not verdict.verified
             style = None if verdict.verified else "bold red"

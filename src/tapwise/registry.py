@@ -18,14 +18,18 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.direct": "tapwise.cpu.direct:Direct",
         "cpu.im2col_gemm": "tapwise.cpu.im2col_gemm:Im2colGemm",
         "cpu.serial": "tapwise.cpu.serial:Serial",
+        "cuda.direct": "tapwise.cuda.direct:Direct",
+        "cuda.sliding_window": "tapwise.cuda.sliding_window:SlidingWindow",
     },
     "im2col": {
         "cpu.simd": "tapwise.cpu.patch_simd:Im2colSimd",
         "cpu.serial": "tapwise.cpu.patch_serial:Im2colSerial",
+        "cuda.grid_stride": "tapwise.cuda.patches:Im2colGridStride",
     },
     "col2im": {
         "cpu.simd": "tapwise.cpu.patch_simd:Col2imSimd",
         "cpu.serial": "tapwise.cpu.patch_serial:Col2imSerial",
+        "cuda.grid_stride": "tapwise.cuda.patches:Col2imGridStride",
     },
     "pool": {
         "cpu.simd": "tapwise.cpu.pool_simd:PoolSimd",

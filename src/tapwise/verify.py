@@ -92,14 +92,17 @@ def expectation(
     w: np.ndarray,
     bias: np.ndarray | None = None,
     residual: np.ndarray | None = None,
+    sums: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(y64, bound): the exact result in float64, and what each element may be off by."""
+    """(y64, bound): the exact result in float64, and what each element may be off by.
+
+    `sums`: the convolution in float64 and what is summed in absolute value, where a GPU has worked them out.
+    """
     dtype = arrays.DTYPES[problem.dtype]
     u = 2.0**-53 if problem.dtype == "f64" else 2.0**-24
     plain = problem.replace(bias=False, activation=None, residual=False)
-    y = convolve(plain, x, w)
     with np.errstate(all="ignore"):
-        magnitude = algorithm.magnitude(plain, x, w)
+        y, magnitude = (convolve(plain, x, w), algorithm.magnitude(plain, x, w)) if sums is None else sums
         for addend in (None if bias is None else bias.reshape(-1, *[1] * len(problem.output)), residual):
             if addend is not None:
                 y += addend
@@ -146,37 +149,44 @@ def check(
     dtype = arrays.DTYPES[problem.dtype]
     rng = np.random.default_rng(seed)
     if not isinstance(problem, ConvProblem):
-        return _check_plain(problem, plan, _data(rng, problem.x_shape, integers).astype(dtype))
+        index = device.index if device.kind == "cuda" else None
+        return _check_plain(problem, plan, _data(rng, problem.x_shape, integers).astype(dtype), index)
     algorithm = registry.get(choice.algorithm)
-    x = _Guarded(problem.x_shape, dtype, problem.layout)
-    x.array[...] = _data(rng, problem.x_shape, integers)
+    index = device.index if device.kind == "cuda" else None
+    data = _data(rng, problem.x_shape, integers).astype(dtype)
+    x = _Guarded(problem.x_shape, dtype, problem.layout, index, data)
     w = _data(rng, problem.w_shape, integers).astype(dtype)
     bias = _data(rng, (problem.k,), integers).astype(dtype) if problem.bias else None
     residual = None
     if problem.residual:
         residual = arrays.dense(_data(rng, problem.y_shape, integers).astype(dtype), problem.layout)
-    y = _Guarded(problem.y_shape, dtype, problem.layout)
-    workspace = _Guarded((plan.workspace_bytes,), np.dtype(np.uint8))
+    y = _Guarded(problem.y_shape, dtype, problem.layout, index)
+    workspace = _Guarded((plan.workspace_bytes,), np.dtype(np.uint8), index=index)
     scratch = workspace.array if plan.workspace_bytes else None
-    plan.run(x.array, plan.pack(w), y.array, scratch, bias=bias, residual=residual)
+    there: list[Any] = [None if one is None else _beside(one, index, problem.layout) for one in (w, bias, residual)]
+    plan.run(x.array, plan.pack(there[0]), y.array, scratch, bias=there[1], residual=there[2])
+    sums = None
+    if index is not None and not (integers and exact_on_integers(problem, algorithm)):
+        from tapwise.cuda import reference
+
+        sums = reference.convolve(problem, x.array, there[0], device)
     for name, memory in (("input", x), ("output", y), ("workspace", workspace)):
         if not memory.guards_hold():
             return _failed(f"{choice.algorithm} wrote outside its {name}")
-    return _verdict(problem, algorithm, x.array, w, bias, residual, y.array, integers)
+    return _verdict(problem, algorithm, data, w, bias, residual, y.result(), integers, sums)
 
 
-def _check_plain(problem: Problem, plan: Plan, data: np.ndarray) -> Verdict:
+def _check_plain(problem: Problem, plan: Plan, data: np.ndarray, index: int | None) -> Verdict:
     """An operator with one input and no filters."""
     kind = references.result_dtype(problem)
-    x = _Guarded(data.shape, data.dtype, problem.layout)
-    y = _Guarded(problem.y_shape, kind, problem.layout)
-    workspace = _Guarded((plan.workspace_bytes,), np.dtype(np.uint8))
-    x.array[...] = data
+    x = _Guarded(data.shape, data.dtype, problem.layout, index, data)
+    y = _Guarded(problem.y_shape, kind, problem.layout, index)
+    workspace = _Guarded((plan.workspace_bytes,), np.dtype(np.uint8), index=index)
     plan.run(x.array, None, y.array, workspace.array if plan.workspace_bytes else None)
     for name, memory in (("input", x), ("output", y), ("workspace", workspace)):
         if not memory.guards_hold():
             return _failed(f"'{problem}' wrote outside its {name}")
-    return compare(y.array, *references.expectation(problem, data), kind)
+    return compare(y.result(), *references.expectation(problem, data), kind)
 
 
 def check_operator(
@@ -211,12 +221,13 @@ def _verdict(
     residual: np.ndarray | None,
     y: np.ndarray,
     integers: bool,
+    sums: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Verdict:
     dtype = arrays.DTYPES[problem.dtype]
     if integers and exact_on_integers(problem, algorithm):
         expected = convolve(problem, x, w, bias, residual)
         return compare(y, expected.astype(dtype).astype(np.float64), np.zeros(()), dtype)
-    return compare(y, *expectation(problem, algorithm, x, w, bias, residual), dtype)
+    return compare(y, *expectation(problem, algorithm, x, w, bias, residual, sums), dtype)
 
 
 def _data(rng: np.random.Generator, shape: tuple[int, ...], integers: bool) -> np.ndarray:
@@ -225,10 +236,27 @@ def _data(rng: np.random.Generator, shape: tuple[int, ...], integers: bool) -> n
     return rng.standard_normal(shape, dtype=np.float32)
 
 
-class _Guarded:
-    """An array between two guards, on a cache line; every byte is 0xff, which is NaN in every dtype."""
+def _beside(array: np.ndarray, index: int | None, layout: str) -> Any:
+    """The array, or a copy on a GPU in the same memory order."""
+    if index is None:
+        return array
+    from tapwise.cuda.arrays import upload
 
-    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any], layout: str = "nchw") -> None:
+    if array.ndim < 4 or layout == "nchw":
+        return upload(array, index)
+    return arrays.channels_first(upload(arrays.channels_last(array), index))
+
+
+class _Guarded:
+    """An array between two guards, on a cache line; every byte is 0xff, which is NaN in every dtype.
+
+    With the number of a GPU `array` is a copy there, of `data` where it is given.
+    """
+
+    def __init__(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], layout: str = "nchw", index: int | None = None,
+        data: np.ndarray | None = None,
+    ) -> None:  # fmt: skip
         size = prod(shape) * dtype.itemsize
         storage = arrays.aligned(size + 2 * _GUARD_BYTES)
         storage.fill(0xFF)
@@ -236,9 +264,29 @@ class _Guarded:
         inside = storage[_GUARD_BYTES : _GUARD_BYTES + size].view(dtype)
         if layout == "nhwc":
             n, c, *spatial = shape
-            self.array = arrays.channels_first(inside.reshape(n, *spatial, c))
+            self._host: np.ndarray = arrays.channels_first(inside.reshape(n, *spatial, c))
         else:
-            self.array = inside.reshape(shape)
+            self._host = inside.reshape(shape)
+        if data is not None:
+            self._host[...] = data
+        self.array: Any = self._host
+        self._storage = storage
+        self._device: Any = None
+        if index is not None:
+            from tapwise.cuda import arrays as cuda
+
+            self._device = cuda.upload(storage, index)
+            start = self._device.ptr + _GUARD_BYTES
+            self.array = cuda.DeviceArray(start, shape, self._host.strides, dtype, index, "other", self._device)
+
+    def result(self) -> np.ndarray:
+        """What the array holds, in this machine's memory."""
+        if self._device is not None:
+            from tapwise.cuda.arrays import download
+
+            self._storage[...] = download(self._device)
+        return self._host
 
     def guards_hold(self) -> bool:
+        self.result()
         return all(bool((guard == 0xFF).all()) for guard in self._guards)

@@ -11,8 +11,8 @@ import numpy as np
 import tapwise
 from tapwise import arrays, dispatch, references, registry, verify
 from tapwise.algorithm import Device, Plan
-from tapwise.errors import NotApplicable, PeerUnavailable, TapwiseError
-from tapwise.lab import records, roofline, timing
+from tapwise.errors import InvalidProblem, NotApplicable, PeerUnavailable, TapwiseError
+from tapwise.lab import gpu, records, roofline, timing
 from tapwise.lab.records import Record
 from tapwise.lab.suites import Case
 from tapwise.operators.conv import PreparedConv
@@ -35,14 +35,13 @@ class Options:
     seconds: float = 2.0
     repeats: int = 15
     command: str = ""
+    device: str = "cpu"
 
 
 def run(cases: Sequence[Case], options: Options, done: Callable[[Record], None]) -> None:
     """Measure every case and hand each record over when it is ready. A case that fails is a record with its reason."""
-    from tapwise.cpu.device import host
-
     _check_algorithms(options.algorithms)
-    device = host(options.threads)
+    device = device_of(options.device, options.threads)
     shared = {"versions": records.versions(), "commit": records.commit(), "command": options.command}
     for case in cases:
         problem = case.problem
@@ -53,10 +52,27 @@ def run(cases: Sequence[Case], options: Options, done: Callable[[Record], None])
             device=device.name, threads=device.threads, **shared,  # type: ignore[arg-type]
         )  # fmt: skip
         try:
-            (_measure if problem.operator == "conv" else _measure_plain)(case, options, device, record)
+            if device.kind == "cuda":
+                _measure_cuda(case, options, device, record)
+            else:
+                (_measure if problem.operator == "conv" else _measure_plain)(case, options, device, record)
         except (TapwiseError, MemoryError) as error:
             record.reason = str(error) or type(error).__name__
         done(record)
+
+
+def device_of(word: str, threads: int | None = None) -> Device:
+    """ "cpu", "cuda" or "cuda:1" as a Device. Raises InvalidProblem, DeviceUnavailable."""
+    if word == "cpu":
+        from tapwise.cpu.device import host
+
+        return host(threads)
+    kind, _, number = word.partition(":")
+    if kind != "cuda" or not (number.isdigit() or not number):
+        raise InvalidProblem(f"device={word!r}: 'cpu', 'cuda' or 'cuda:<number>'")
+    from tapwise.cuda.jit.device import gpu
+
+    return gpu(int(number or 0))
 
 
 def _check_algorithms(words: str) -> None:
@@ -144,12 +160,18 @@ def _time(
     record: Record,
 ) -> None:  # fmt: skip
     """Time the contestants in turns and fill the record in."""
-    problem = case.problem
     times = timing.measure(contestants, seconds=options.seconds, repeats=options.repeats)
+    _fill(record, times, ids, options, case.problem, roofline.ceilings(device.threads, case.problem.dtype))
+
+
+def _fill(
+    record: Record, times: dict[str, timing.Timing], ids: Sequence[str], options: Options, problem: Problem,
+    roof: roofline.Ceilings,
+) -> None:  # fmt: skip
     ours = times[ids[0]]
     record.time_us, record.spread_us = ours.time_us, ours.spread_us
     record.gflops = problem.flops / ours.time_us / 1e3
-    record.roof_us = roofline.roof_us(problem, roofline.ceilings(device.threads, problem.dtype))
+    record.roof_us = roofline.roof_us(problem, roof)
     if len(ids) > 1:
         record.algorithms = {identifier: times[identifier].time_us for identifier in ids}
     for peer in options.peers:
@@ -197,10 +219,59 @@ def _measure_plain(case: Case, options: Options, device: Device, record: Record)
     _time(contestants, ids, options, device, case, record)
 
 
+def _measure_cuda(case: Case, options: Options, device: Device, record: Record) -> None:
+    """A convolution on a GPU: verified by the GPU's float64, timed in CUDA graphs, warm and cold, and eagerly."""
+    problem = case.problem
+    if not isinstance(problem, ConvProblem):
+        raise NotApplicable(f"'{problem}': on a GPU only convolutions are measured so far")
+    torch = gpu.torch()
+    ids = _ids(options.algorithms, case, device)
+    kind = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16}[problem.dtype]
+    maker = torch.Generator("cuda").manual_seed(0)
+
+    def random(shape: tuple[int, ...]) -> Any:
+        tensor = torch.randn(shape, generator=maker, device="cuda").to(kind)
+        images = problem.layout == "nhwc" and len(shape) == 4
+        return tensor.contiguous(memory_format=torch.channels_last) if images else tensor
+
+    x, w = random(problem.x_shape), random(problem.w_shape).contiguous()
+    bias = random((problem.k,)) if problem.bias else None
+    residual = random(problem.y_shape) if problem.residual else None
+    runs: dict[str, Callable[[], object]] = {}
+    eager: dict[str, Callable[[], object]] = {}
+    for identifier in ids:
+        verdict = verify.check(problem, identifier, device=device)
+        operator = tapwise.prepare(problem, w, bias, algorithm=identifier)
+        if identifier == ids[0]:
+            record.algorithm, record.config = identifier, str(operator.choice.config)
+            record.predicted_us, record.workspace_bytes = operator.choice.predicted_us, operator.plan.workspace_bytes
+            record.reason = operator.choice.reason
+            record.error, record.bound, record.verified = verdict.error, verdict.bound, verdict.verified
+        if not verdict.verified:
+            record.verified, record.reason = False, f"{identifier}: {verdict.message}"
+            return
+        runs[identifier] = eager[identifier] = lambda op=operator: op(x, residual)  # type: ignore[misc]
+    expected = runs[ids[0]]()
+    for peer in options.peers:
+        if problem.operator not in peer.operators or peer.device != "cuda":
+            continue
+        try:
+            prepared = peer.prepare(problem, x, w, bias, residual, device.threads)
+            _check_peer(prepared, expected.cpu().numpy(), problem.dtype)  # type: ignore[attr-defined]
+        except (PeerUnavailable, RuntimeError) as error:
+            record.peers_missing[peer.name] = str(error).splitlines()[0]
+            continue
+        runs[peer.name] = eager[peer.name] = prepared.run
+    times = gpu.measure(runs, repeats=options.repeats)
+    _fill(record, times, ids, options, problem, gpu.ceilings(device, problem.dtype, problem.math))
+    record.cold_us = {name: one.time_us for name, one in gpu.measure(runs, repeats=5, cold=True).items()}
+    record.wall_us = {name: gpu.wall_us(run) for name, run in eager.items()}
+
+
 def _caller(plan: Plan, x: np.ndarray, problem: Problem, kind: np.dtype[Any]) -> Callable[[], np.ndarray]:
     """One call into an array that is there already, as onnxruntime's bound outputs are."""
     workspace = arrays.aligned(plan.workspace_bytes) if plan.workspace_bytes else None
-    y = arrays.empty(problem.y_shape, kind, problem.layout)
+    y: np.ndarray = arrays.empty(problem.y_shape, kind, problem.layout)
 
     def run() -> np.ndarray:
         plan.run(x, None, y, workspace)

@@ -14,13 +14,14 @@ from pathlib import Path
 
 from tapwise.lab.roofline import write_atomically
 
-LIBRARIES = ("tapwise", "numpy", "numba", "llvmlite", "torch", "onnxruntime")
+LIBRARIES = ("tapwise", "numpy", "numba", "llvmlite", "torch", "onnxruntime", "cuda-core", "cuda-bindings")
 
 
 @dataclass
 class Record:
     """Times in microseconds: medians, and as spread half the interquartile range. ratio: best peer / ours, the median
-    over rounds. `reason` is why there is no time, or why this algorithm."""
+    over rounds. `reason` is why there is no time, or why this algorithm. On a GPU times are its own; `cold_us` with
+    nothing in L2, `wall_us` what an eager call takes of the host."""
 
     problem: str
     suite: str
@@ -45,6 +46,8 @@ class Record:
     ratios: dict[str, float] = field(default_factory=dict)
     ratio: float | None = None
     algorithms: dict[str, float] = field(default_factory=dict)
+    cold_us: dict[str, float] = field(default_factory=dict)
+    wall_us: dict[str, float] = field(default_factory=dict)
     error: float | None = None
     bound: float | None = None
     verified: bool = False
@@ -96,6 +99,11 @@ def commit() -> str:
 def slug(text: str) -> str:
     """A device's name as a folder's name."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def folder(kind: str, name: str) -> str:
+    """The folder of a device's results: "cpu-amd-epyc", "h200"."""
+    return slug(f"cpu {name}") if kind == "cpu" else slug(name.removeprefix("NVIDIA"))
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:

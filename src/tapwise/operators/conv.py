@@ -13,7 +13,7 @@ import numpy as np
 from tapwise import arrays, dispatch, registry
 from tapwise.algorithm import Choice, Config, Device, Plan
 from tapwise.errors import InvalidProblem
-from tapwise.operators.parameters import numbers, sides_of, whole
+from tapwise.operators.parameters import device_of, numbers, sides_of, whole
 from tapwise.problem import ConvProblem
 from tapwise.reference import activate
 
@@ -34,13 +34,15 @@ def conv2d(
     output_size: Any = None,
     math: str = "ieee",
     algorithm: str = "auto",
+    device: str | None = None,
     out: Any = None,
 ) -> Any:
     """y = activation(conv(x, w) + bias + residual), with the meaning of torch.nn.functional.conv2d.
 
     x (n, c, h, w) or (c, h, w), w (k, c / groups, r, s), bias (k,), residual and out as y. All float32, all float64, or
-    all float16 (summed in float32); NumPy arrays, PyTorch CPU tensors, or arrays that speak DLPack, with any strides.
-    The result is of x's kind and memory order (NCHW, or channels-last where x is dense that way).
+    all float16 (summed in float32); NumPy arrays, PyTorch tensors, CuPy arrays, or arrays that speak DLPack, with any
+    strides. The result is of x's kind and memory order (NCHW, or channels-last where x is dense that way). What lies on
+    a GPU is computed there, on its library's current stream; `device="cuda"` copies NumPy arrays there and back.
 
     `padding`: a number, one for each axis, ((top, bottom), (left, right)), "same" (stride 1) or "valid". `output_size`:
     a wanted output size instead of padding, which is worked out, the odd rest at the bottom and right. `activation`:
@@ -52,8 +54,9 @@ def conv2d(
     where the named algorithm does not apply.
     """
     return _convolve(
-        2, x, w, bias, stride, padding, dilation, groups, activation, residual, output_size, math, algorithm, out
-    )
+        2, x, w, bias, stride, padding, dilation, groups, activation, residual, output_size, math, algorithm,
+        device, out,
+    )  # fmt: skip
 
 
 def conv1d(
@@ -70,12 +73,14 @@ def conv1d(
     output_size: Any = None,
     math: str = "ieee",
     algorithm: str = "auto",
+    device: str | None = None,
     out: Any = None,
 ) -> Any:
     """As conv2d with one spatial axis: x (n, c, w) or (c, w), w (k, c / groups, s); padding also ((left, right),)."""
     return _convolve(
-        1, x, w, bias, stride, padding, dilation, groups, activation, residual, output_size, math, algorithm, out
-    )
+        1, x, w, bias, stride, padding, dilation, groups, activation, residual, output_size, math, algorithm,
+        device, out,
+    )  # fmt: skip
 
 
 def prepare(
@@ -86,13 +91,15 @@ def prepare(
     algorithm: str = "auto",
     config: Config | str | None = None,
     threads: int | None = None,
+    device: str | None = None,
 ) -> PreparedConv:
     """An operator for one problem with its filters packed once: call it many times, from any number of threads.
 
     `problem`: a ConvProblem or its string ("c64 h56 w56 k64 r3 s3 pad1 relu"). w (k, c / groups, r, s) and bias (k,)
     are copied, so later changes to them have no effect; a bias that is given is used whether or not the problem says
     "bias". `config`: a config of the named algorithm, or words of its string. `threads`: workers (default:
-    TAPWISE_NUM_THREADS, else the cores).
+    TAPWISE_NUM_THREADS, else the cores). Where w lies, on a GPU or not, is where it computes; `device="cuda"` copies
+    NumPy filters to a GPU, and NumPy images there and back on each call.
 
     Raises InvalidProblem for arguments that do not fit the problem, NotApplicable where no algorithm applies.
     """
@@ -102,7 +109,7 @@ def prepare(
         raise InvalidProblem(f"problem is a {type(problem).__name__}: a ConvProblem or its string is allowed")
     if bias is not None and not problem.bias:
         problem = problem.replace(bias=True)
-    return PreparedConv(problem, w, bias, algorithm=algorithm, config=config, threads=threads)
+    return PreparedConv(problem, w, bias, algorithm=algorithm, config=config, threads=threads, device=device)
 
 
 class PreparedConv:
@@ -113,27 +120,27 @@ class PreparedConv:
 
     def __init__(
         self, problem: ConvProblem, w: Any, bias: Any, *, algorithm: str, config: Config | str | None,
-        threads: int | None,
+        threads: int | None, device: str | None,
     ) -> None:  # fmt: skip
-        from tapwise.cpu.device import host
-
-        filters, offset = _array(w, "w"), None if bias is None else _array(bias, "bias")
+        index, self._upload = arrays.place(w, device)
+        filters = arrays.anywhere(w, "w", index, self._upload)
+        offset = None if bias is None else arrays.anywhere(bias, "bias", index, self._upload)
         if problem.bias and offset is None:
             raise InvalidProblem("bias=None: the problem has a bias, of shape (k,)")
         _check_like("w", filters, problem.w_shape, problem.dtype)
         if offset is not None:
             _check_like("bias", offset, (problem.k,), problem.dtype)
         self.problem = problem
-        self.device = host(threads)
+        self.device = device_of(filters, threads)
         planar = as_images(problem)
         self.choice, self.plan = _plan(planar, self.device, algorithm, config, True)
         self._packed = self.plan.pack(_lift(filters, problem, False))
-        self._bias = None if offset is None else np.array(offset, order="C")
+        self._bias = None if offset is None else arrays.copy(offset)
         self._run = self.plan.run
         # What a call without any conversion looks like: a NumPy array of this dtype, shape and strides.
         self._dtype = arrays.DTYPES[problem.dtype]
         self._x_shape: tuple[int, ...] | None = planar.x_shape
-        if planar is not problem or problem.residual:
+        if planar is not problem or problem.residual or index is not None:
             self._x_shape = None
         self._x_strides = arrays.empty(planar.x_shape, self._dtype, problem.layout).strides
         n, k, *output = planar.y_shape
@@ -141,7 +148,7 @@ class PreparedConv:
         self._y_memory = (n, *output, k) if self._channels_last else (n, k, *output)
         self._free: list[np.ndarray] | None = None
         self._workspace_size = 0
-        if self.plan.workspace_bytes:
+        if self.plan.workspace_bytes and index is None:
             self._free, self._workspace_size = arrays.workspaces(self.plan.workspace_bytes)
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None) -> Any:
@@ -176,13 +183,15 @@ class PreparedConv:
 
     def _call(self, x: Any, residual: Any, out: Any) -> Any:
         problem = self.problem
-        source = _array(x, "x")
+        index = self.device.index if self.device.kind == "cuda" else None
+        source = arrays.anywhere(x, "x", index, self._upload)
         single = problem.n == 1 and source.ndim == len(problem.x_shape) - 1
         _check_like("x", source, problem.x_shape[single:], problem.dtype)
         if problem.residual != (residual is not None):
             wanted = f"the problem has one, of shape {problem.y_shape}" if problem.residual else "the problem has none"
             raise InvalidProblem(f"residual={'None' if residual is None else 'an array'}: {wanted}")
-        return _execute(problem, single, self.plan, self._packed, self._bias, x, source, residual, out)
+        added = None if residual is None else arrays.anywhere(residual, "residual", index, self._upload)
+        return _execute(problem, single, self.plan, self._packed, self._bias, x, source, added, out)
 
     def __repr__(self) -> str:
         return f"<tapwise.PreparedConv '{self.problem}' with {self.choice.algorithm}>"
@@ -203,12 +212,17 @@ def as_images(problem: ConvProblem) -> ConvProblem:
 
 def _convolve(
     axes: int, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any,
-    activation: str | None, residual: Any, output_size: Any, math: str, algorithm: str, out: Any,
+    activation: str | None, residual: Any, output_size: Any, math: str, algorithm: str,
+    device: str | None, out: Any,
 ) -> Any:  # fmt: skip
-    from tapwise.cpu.device import host
+    at, upload = arrays.place(x, device)
 
-    source, filters = _array(x, "x"), _array(w, "w")
-    offset = None if bias is None else _array(bias, "bias")
+    def array(value: Any, name: str) -> Any:
+        return arrays.anywhere(value, name, at, upload)
+
+    source, filters = array(x, "x"), array(w, "w")
+    offset = None if bias is None else array(bias, "bias")
+    addend = None if residual is None else array(residual, "residual")
     dtype = arrays.dtype_name(source, "x")
     single = source.ndim == axes + 1
     if not single and source.ndim != axes + 2:
@@ -236,11 +250,11 @@ def _convolve(
         groups=groups, dtype=dtype, math=math if dtype == "f32" or math not in ("tf32", "3xtf32") else "ieee",
         layout=arrays.layout_of(batched), bias=offset is not None, activation=activation, residual=residual is not None,
     )  # fmt: skip
-    _choice, plan = _plan(as_images(problem), host(), algorithm, None, False)
+    _choice, plan = _plan(as_images(problem), device_of(source), algorithm, None, False)
     packed = plan.pack(_lift(filters, problem, False))
     if offset is not None:
-        offset = np.ascontiguousarray(offset)
-    return _execute(problem, single, plan, packed, offset, x, source, residual, out)
+        offset = arrays.dense(offset, "nchw")
+    return _execute(problem, single, plan, packed, offset, x, source, addend, out)
 
 
 def _plan(
@@ -250,7 +264,8 @@ def _plan(
     if not problem.empty and problem.c:
         choice = dispatch.choose(problem, device, algorithm, config=config, prepared=prepared)
         return choice, dispatch.plan_for(problem, choice, device)
-    identifier = "cpu.serial" if algorithm == "auto" else registry.get(algorithm).id
+    last = registry.of_backend(device.kind)[-1].id
+    identifier = last if algorithm == "auto" else registry.get(algorithm).id
     return Choice(identifier, Config(), _NO_TERMS, 0.0, 0), NothingToSum(problem)
 
 
@@ -269,35 +284,40 @@ class NothingToSum(Plan):
     ) -> None:  # fmt: skip
         values = np.zeros(y.shape)
         if bias is not None:
-            values += bias[:, None, None]
+            values += arrays.on_host(bias)[:, None, None]
         if residual is not None:
-            values += residual
-        y[...] = activate(self.problem.activation, values)
+            values += arrays.on_host(residual)
+        arrays.assign(y, activate(self.problem.activation, values).astype(y.dtype))
 
 
 def _execute(
     problem: ConvProblem, single: bool, plan: Plan, packed: Any, bias: np.ndarray | None,
-    x: Any, source: np.ndarray, residual: Any, out: Any,
+    x: Any, source: Any, added: Any, out: Any,
 ) -> Any:  # fmt: skip
     """Run a plan on checked `source`, the view of `x`; check residual and out; give back what the user expects."""
     shape = problem.y_shape[single:]
     layout, dtype = problem.layout, arrays.DTYPES[problem.dtype]
-    added = None
-    if residual is not None:
-        added = _array(residual, "residual")
+    if added is not None:
         _check_like("residual", added, shape, problem.dtype)
     target = None
     if out is not None:
-        target = arrays.view(out, "out")
+        target = arrays.target(out, source)
         _check_out(target, shape, dtype, {"x": source, "bias": bias, "residual": added})
     images = arrays.dense(_lift(source, problem, single), layout)
     addend = None if added is None else arrays.dense(_lift(added, problem, single), layout)
     direct = None if target is None else _lift(target, problem, single)
-    if direct is None or not arrays.is_dense(direct, layout):
-        y = arrays.empty(as_images(problem).y_shape, dtype, layout)
+    if (
+        direct is None
+        or not arrays.is_dense(direct, layout)
+        or (isinstance(direct, np.ndarray) and not isinstance(source, np.ndarray))
+    ):
+        y = arrays.empty(as_images(problem).y_shape, dtype, layout, source)
     else:
         y = direct
-    if plan.workspace_bytes:
+    if plan.workspace_bytes and not isinstance(source, np.ndarray):
+        workspace = arrays.empty((plan.workspace_bytes,), np.dtype(np.uint8), "nchw", source)
+        plan.run(images, packed, y, workspace, bias=bias, residual=addend)
+    elif plan.workspace_bytes:
         free, size = arrays.workspaces(plan.workspace_bytes)
         try:
             workspace = free.pop()
@@ -312,23 +332,18 @@ def _execute(
             y = y[:, :, 0]
         return arrays.like(y[0] if single else y, x)
     if y is not direct:
-        direct[...] = y
+        arrays.assign(direct, y)
     return out
 
 
-def _array(value: Any, name: str) -> np.ndarray:
-    """A NumPy view of an argument, copied only to come into native byte order."""
-    return arrays.native(arrays.view(value, name))
-
-
-def _lift(array: np.ndarray, problem: ConvProblem, single: bool) -> np.ndarray:
+def _lift(array: Any, problem: ConvProblem, single: bool) -> Any:
     """A view with a batch axis and two spatial axes."""
     if single:
         array = array[None]
     return array[:, :, None] if len(problem.spatial) == 1 else array
 
 
-def _check_like(name: str, array: np.ndarray, shape: tuple[int, ...], dtype: str) -> None:
+def _check_like(name: str, array: arrays.Array, shape: tuple[int, ...], dtype: str) -> None:
     if array.shape != shape:
         raise InvalidProblem(f"{name} has shape {array.shape}: {shape} is allowed")
     if array.dtype != arrays.DTYPES[dtype]:
@@ -337,13 +352,13 @@ def _check_like(name: str, array: np.ndarray, shape: tuple[int, ...], dtype: str
 
 
 def _check_out(
-    out: np.ndarray, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: dict[str, np.ndarray | None]
+    out: arrays.Array, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: dict[str, arrays.Array | None]
 ) -> None:
     if out.shape != shape:
         raise InvalidProblem(f"out has shape {out.shape}: {shape} is allowed")
     if out.dtype != dtype:
         raise InvalidProblem(f"out has dtype {out.dtype}: {dtype}, as x, is allowed")
-    if not out.flags.writeable:
+    if not arrays.writeable(out):
         raise InvalidProblem("out is read-only: an array that can be written is allowed")
     for name, array in inputs.items():
         if array is not None and arrays.overlap(out, array):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tapwise import arrays
+from tapwise.algorithm import Device
 from tapwise.errors import InvalidProblem
 from tapwise.problem import Pair
 
@@ -107,13 +108,24 @@ def window(
     return kernel, steps, sides_of(padding, spatial, kernel, steps, distances, None), distances
 
 
-def result(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], source: np.ndarray) -> np.ndarray:
+def result(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], source: Any) -> Any:
     """The user's `out` as an array to write to. Raises InvalidProblem where it does not fit or overlaps the source."""
-    target = arrays.view(out, "out")
+    target = arrays.target(out, source)
     if target.shape != shape or target.dtype != dtype:
         raise InvalidProblem(f"out has shape {target.shape} and dtype {target.dtype}: {shape} and {dtype} are allowed")
-    if not target.flags.writeable:
+    if not arrays.writeable(target):
         raise InvalidProblem("out is read-only: an array that can be written is allowed")
     if arrays.overlap(target, source):
         raise InvalidProblem("out overlaps the input: an array with memory of its own is allowed")
     return target
+
+
+def device_of(array: arrays.Array, threads: int | None = None) -> Device:
+    """The device in whose memory an array lies."""
+    if isinstance(array, np.ndarray):
+        from tapwise.cpu.device import host
+
+        return host(threads)
+    from tapwise.cuda.jit.device import gpu
+
+    return gpu(array.index)

@@ -5,26 +5,25 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from tapwise import arrays, dispatch
 from tapwise.errors import InvalidProblem
-from tapwise.operators.parameters import numbers, result, window
+from tapwise.operators.parameters import device_of, numbers, result, window
 from tapwise.problem_patch import Col2imProblem, Im2colProblem, PatchProblem
 
 
 def im2col(
     x: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1, out: Any = None, *,
-    algorithm: str = "auto",
+    algorithm: str = "auto", device: str | None = None,
 ) -> Any:  # fmt: skip
     """Every window of an image as a column, with the meaning of torch.nn.functional.unfold.
 
     x (n, c, *spatial) of 1 to 3 spatial axes, or (c, *spatial); the result (n, c * prod(kernel_size), windows). An
     array of three axes is (c, h, w) where kernel_size is a number or two, as in PyTorch, and (n, c, w) where it is one
-    of one. float32, float64 or float16; NumPy arrays, PyTorch CPU tensors, or arrays that speak DLPack, any strides.
+    of one. float32, float64 or float16; arrays and `device` as for conv2d.
     `padding` in conv2d's forms. `out` is filled and returned. Raises InvalidProblem for a bad argument.
     """
-    source = arrays.native(arrays.view(x, "x"))
+    at, upload = arrays.place(x, device)
+    source = arrays.anywhere(x, "x", at, upload)
     axes = len(kernel_size) if isinstance(kernel_size, (tuple, list)) else max(2, source.ndim - 2)
     single = source.ndim == axes + 1
     if not 1 <= axes <= 3 or (not single and source.ndim != axes + 2):
@@ -40,7 +39,7 @@ def im2col(
 
 def col2im(
     cols: Any, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1, *,
-    out: Any = None, accumulate: bool = False, algorithm: str = "auto",
+    out: Any = None, accumulate: bool = False, algorithm: str = "auto", device: str | None = None,
 ) -> Any:  # fmt: skip
     """Columns summed back into an image, with the meaning of torch.nn.functional.fold: the adjoint of im2col.
 
@@ -48,7 +47,8 @@ def col2im(
     (n, c, *output_size). `accumulate` adds to what is in `out`, which must then be given. Sums in a fixed order, each
     by one thread. Dtypes, arrays, padding and errors as for im2col.
     """
-    source = arrays.native(arrays.view(cols, "cols"))
+    at, upload = arrays.place(cols, device)
+    source = arrays.anywhere(cols, "cols", at, upload)
     spatial = tuple(output_size) if isinstance(output_size, (tuple, list)) else (output_size, output_size)
     spatial = numbers(spatial, len(spatial), "output_size")
     if source.ndim not in (2, 3) or not 1 <= len(spatial) <= 3:
@@ -74,24 +74,26 @@ def col2im(
     if accumulate:
         before = result(out, problem.y_shape[single:], arrays.DTYPES[dtype], source)
         before = before[None] if single else before
+        before = arrays.beside(before, source)
     y = _run(problem, batched, before, algorithm)
     return _deliver(y[0] if single else y, cols, source, out)
 
 
-def _run(problem: PatchProblem, x: np.ndarray, before: np.ndarray | None, algorithm: str) -> np.ndarray:
-    from tapwise.cpu.device import host
-
-    y = np.empty(problem.y_shape, arrays.DTYPES[problem.dtype]) if before is None else np.array(before, order="C")
+def _run(problem: PatchProblem, x: Any, before: Any, algorithm: str) -> Any:
+    if before is None:
+        y = arrays.empty(problem.y_shape, arrays.DTYPES[problem.dtype], "nchw", x)
+    else:
+        y = arrays.copy(before)
     if not problem.empty:
-        device = host()
+        device = device_of(x)
         plan = dispatch.plan_for(problem, dispatch.choose(problem, device, algorithm), device)
-        workspace = arrays.aligned(plan.workspace_bytes) if plan.workspace_bytes else None
+        workspace = arrays.workspace(plan.workspace_bytes, x)
         plan.run(arrays.dense(x, "nchw"), None, y, workspace)
     return y
 
 
-def _deliver(y: np.ndarray, x: Any, source: np.ndarray, out: Any) -> Any:
+def _deliver(y: Any, x: Any, source: Any, out: Any) -> Any:
     if out is None:
         return arrays.like(y, x)
-    result(out, y.shape, y.dtype, source)[...] = y
+    arrays.assign(result(out, y.shape, y.dtype, source), y)
     return out

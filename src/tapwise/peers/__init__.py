@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module, util
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -36,14 +36,14 @@ class Peer:
     install: str
     home: str
     operators: tuple[str, ...] = ("conv",)
+    device: str = "cpu"
 
     @property
     def installed(self) -> bool:
         return util.find_spec(self.module) is not None
 
     def prepare(
-        self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None,
-        residual: np.ndarray | None, threads: int,
+        self, problem: ConvProblem, x: Any, w: Any, bias: Any, residual: Any, threads: int,
     ) -> Prepared:  # fmt: skip
         """Hand the problem over. Raises PeerUnavailable with the reason where the library does not take it."""
         prepared: Prepared = import_module(self.home).prepare(self.name, problem, x, w, bias, residual, threads)
@@ -64,6 +64,8 @@ PEERS: Final = {
         Peer("onednn", "torch", "make bench TORCH=1", "tapwise.peers.onednn"),
         Peer("onednn-cl", "torch", "make bench TORCH=1", "tapwise.peers.onednn"),
         Peer("mlas", "onnxruntime", "pip install 'tapwise[peers]'", "tapwise.peers.mlas"),
+        Peer("cudnn", "torch", "PyTorch with CUDA", "tapwise.peers.cudnn", device="cuda"),
+        Peer("cudnn-cl", "torch", "PyTorch with CUDA", "tapwise.peers.cudnn", device="cuda"),
         Peer("torch", "torch", "make bench TORCH=1", "tapwise.peers.plain", PLAIN),
         Peer("numpy", "numpy", "", "tapwise.peers.plain", PLAIN),
         Peer("onnxruntime", "onnxruntime", "pip install 'tapwise[peers]'", "tapwise.peers.plain", PLAIN),
@@ -71,10 +73,10 @@ PEERS: Final = {
 }
 
 
-def select(words: str) -> list[Peer]:
-    """ "auto": the installed ones; "none"; or names with commas. Raises InvalidProblem for an unknown name."""
+def select(words: str, device: str = "cpu") -> list[Peer]:
+    """ "auto": the installed ones for a device; "none"; or names with commas. Raises InvalidProblem for another."""
     if words == "auto":
-        return [peer for peer in PEERS.values() if peer.installed]
+        return [peer for peer in PEERS.values() if peer.installed and peer.device == device]
     if words == "none":
         return []
     chosen = []

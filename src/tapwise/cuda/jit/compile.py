@@ -43,14 +43,16 @@ class Resources:
     shared_bytes: int
 
 
-def stub(file: str, template: str, arguments: str, parameters: str, threads: int, blocks: int = 1) -> Source:
+def stub(
+    file: str, template: str, arguments: str, parameters: str, threads: int, blocks: int = 1, header: str = ""
+) -> Source:
     """The stub that instantiates `template<arguments>` of a .cu file as a kernel of one parameter struct.
 
-    `threads` a block at most, `blocks` a multiprocessor at least: they bound the registers.
+    `threads` a block at most, `blocks` a multiprocessor at least: they bound the registers. `header` goes in front.
     """
     bounds = f"__launch_bounds__({threads}, {blocks})"
     text = (
-        f'#include "{file}"\n'
+        f'{header}#include "{file}"\n'
         f'extern "C" __global__ void {bounds} kernel(const __grid_constant__ {parameters} p)'
         f" {{ {template}<{arguments}>(p); }}\n"
     )

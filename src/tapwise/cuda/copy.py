@@ -1,0 +1,54 @@
+"""Copies of arrays by strides on a GPU: what is not dense is brought into order, and results into a user's `out`."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from tapwise.cuda.arrays import DeviceArray
+from tapwise.cuda.jit.compile import Source, stub
+from tapwise.cuda.jit.device import gpu
+from tapwise.cuda.jit.launch import Launch
+from tapwise.errors import InvalidProblem
+
+AXES: Final = 5
+THREADS: Final = 256
+WORDS: Final = (
+    "x", "y", "total", *(f"{name}{axis}" for name in ("shape", "from", "to") for axis in range(AXES)),
+)  # fmt: skip
+_TYPES: Final = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
+
+
+def source(size_bytes: int) -> Source:
+    """The kernel for elements of that size."""
+    return stub("copy.cu", "copy", _TYPES[size_bytes], "Copy", THREADS)
+
+
+def launch(target: DeviceArray, source: DeviceArray) -> Launch:
+    """A copy between arrays of the same shape and dtype, ready to be called with their addresses."""
+    return _launch(source.shape, source.strides, target.strides, source.dtype.itemsize, source.index)
+
+
+@lru_cache(256)
+def _launch(
+    shape: tuple[int, ...], from_bytes: tuple[int, ...], to_bytes: tuple[int, ...], size: int, index: int
+) -> Launch:
+    if len(shape) > AXES:
+        raise InvalidProblem(f"an array of {len(shape)} axes that is not dense: up to {AXES} are allowed on a GPU")
+    if any(step % size for step in (*from_bytes, *to_bytes)):
+        raise InvalidProblem(f"strides of {from_bytes} bytes: multiples of the element's {size} bytes are allowed")
+    missing = AXES - len(shape)
+    fields = {"total": 1}
+    for axis, (count, start, end) in enumerate(zip(shape, from_bytes, to_bytes, strict=True), missing):
+        fields |= {f"shape{axis}": count, f"from{axis}": start // size, f"to{axis}": end // size}
+        fields["total"] *= count
+    for axis in range(missing):
+        fields |= {f"shape{axis}": 1, f"from{axis}": 0, f"to{axis}": 0}
+    device = gpu(index)
+    blocks = min(-(-fields["total"] // THREADS), 32 * device.threads)
+    made = Launch(_source(size), WORDS, fields, (blocks, 1, 1), (THREADS, 1, 1))
+    made.load(device.architecture, index)
+    return made
+
+
+_source = source

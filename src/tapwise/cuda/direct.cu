@@ -1,0 +1,214 @@
+// Direct convolution of few channels: a tile of the image in shared memory, sums in registers.
+//
+// x (n, c, h, w), w (k, c / groups, r, s), y (n, k, p, q), all dense. A block computes BY * TY rows by BX * PX columns of K
+// output channels; a thread TY rows by PX columns of each. Input channel after input channel, the block's part of the image
+// with its halo, and the channel's filters, lie in shared memory: `STAGES` of them, so that the next channels are on their
+// way while one is used. A row of the image is read from shared memory once for all TY rows and all taps that need it.
+//
+// LOAD says how the tile is fetched: HALO, each thread its own place and those at the edge the halo besides; EVEN, the tile's
+// elements dealt out evenly; WIDE, evenly in copies of 16 bytes that bypass registers (COPY: of fewer bytes, where rows are
+// not aligned to 16). SHIFT elements before the tile make its rows begin on such a multiple.
+#include "async.cuh"
+#include "epilogue.cuh"
+#include "window.cuh"
+
+enum Load { HALO, EVEN, COPY };
+
+__host__ __device__ constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+// N elements that are read or written by one instruction.
+template <typename T, int N>
+struct __align__(sizeof(T) * N) Pack {
+    T item[N];
+};
+
+// LOAD and COPY_BYTES: how elements come in. STORE: elements of y that are written together; rows are multiples of it.
+// ROLLED: a loop over the filter's rows, for those whose unrolled code would outgrow the instruction cache.
+template <typename T, int K, int R, int S, int STRIDE_H, int STRIDE_W, int BX, int BY, int PX, int TY, int STAGES, int LOAD,
+          int COPY_BYTES, int SHIFT, int STORE, bool ROLLED, int ACTIVATION>
+__device__ __forceinline__ void direct(const Window &a) {
+    using A = typename Arithmetic<T>::type;
+    constexpr int THREADS = BX * BY;
+    // Elements that a thread reads of a row, in vectors of PX; columns and rows of the tile.
+    constexpr int READ = round_up(SHIFT + (PX - 1) * STRIDE_W + S, PX);
+    constexpr int COLUMNS = round_up((BX - 1) * PX * STRIDE_W + READ, 16 / (int)sizeof(T));
+    constexpr int ROWS = (BY * TY - 1) * STRIDE_H + R;
+    // Rows of the image that TY rows of sums need at one row of the filter.
+    constexpr int WINDOW = (TY - 1) * STRIDE_H + 1;
+    constexpr int KP = round_up(K, K > 2 ? 4 : K);
+    constexpr int STAGE = ROWS * COLUMNS + round_up(R * S * KP, 16 / (int)sizeof(T));
+    // Filters of this many output channels are read together.
+    constexpr int TOGETHER = K > 2 ? 16 / (int)sizeof(T) < 4 ? 16 / (int)sizeof(T) : 4 : K;
+    static_assert(PX == 1 || PX == 2 || PX == 4, "vectors of 1, 2 or 4 elements");
+    static_assert(PX % STORE == 0 && KP % TOGETHER == 0, "whole vectors");
+
+    extern __shared__ __align__(16) unsigned char memory[];
+    T *stages = reinterpret_cast<T *>(memory);
+
+    unsigned block = blockIdx.x;
+    const int tile_q = block % (unsigned)a.tiles_q;
+    block /= (unsigned)a.tiles_q;
+    const int tile_p = block % (unsigned)a.tiles_p;
+    block /= (unsigned)a.tiles_p;
+    const int tile_k = block % (unsigned)a.tiles_k;
+    const long long n = block / (unsigned)a.tiles_k;
+
+    const int height = a.height, width = a.width, tid = threadIdx.x, tx = tid % BX, ty = tid / BX;
+    const int group_c = a.c / a.groups, group_k = a.k / a.groups;
+    const int tiles_in_group = a.tiles_k / a.groups, group = tile_k / tiles_in_group;
+    const int k_in_group = tile_k % tiles_in_group * K, k0 = group * group_k + k_in_group;
+    const int live = min(K, group_k - k_in_group);
+    const int q0 = tile_q * (BX * PX), p0 = tile_p * (BY * TY);
+    const int top = p0 * STRIDE_H - (int)a.pad_h, left = q0 * STRIDE_W - (int)a.pad_w - SHIFT;
+    const T *x = static_cast<const T *>(a.x) + (n * a.c + (long long)group * group_c) * height * width;
+    const T *w = static_cast<const T *>(a.w) + (long long)k0 * group_c * (R * S);
+
+    // Where a thread's copies come from, in elements from the channel's first one, -1 for what lies outside the image: the
+    // same for every channel, so that a channel costs a few instructions a copy.
+    constexpr int PIECE = COPY_BYTES / (int)sizeof(T), PIECES = COLUMNS / (PIECE > 0 ? PIECE : 1);
+    constexpr int COPIES = LOAD == COPY ? (ROWS * PIECES + THREADS - 1) / THREADS : 1;
+    int from[COPIES];
+    if constexpr (LOAD == COPY) {
+#pragma unroll
+        for (int i = 0; i < COPIES; ++i) {
+            const int number = tid + i * THREADS, h = top + number / PIECES, v = left + number % PIECES * PIECE;
+            const bool real = number < ROWS * PIECES && (unsigned)h < (unsigned)height && (unsigned)v < (unsigned)width;
+            from[i] = real ? h * width + v : -1;
+        }
+    }
+
+    auto load = [&](int c) {
+        T *tile = stages + c % STAGES * STAGE;
+        T *filters = tile + ROWS * COLUMNS;
+        const T *image = x + (long long)c * height * width;
+        if constexpr (LOAD == HALO) {
+            for (int row = ty; row < ROWS; row += BY)
+                for (int column = tx; column < COLUMNS; column += BX) {
+                    const int h = top + row, v = left + column;
+                    const bool real = (unsigned)h < (unsigned)height && (unsigned)v < (unsigned)width;
+                    tile[row * COLUMNS + column] = real ? image[(long long)h * width + v] : T(0.f);
+                }
+        } else if constexpr (LOAD == EVEN) {
+            for (int i = tid; i < ROWS * COLUMNS; i += THREADS) {
+                const int h = top + i / COLUMNS, v = left + i % COLUMNS;
+                const bool real = (unsigned)h < (unsigned)height && (unsigned)v < (unsigned)width;
+                tile[i] = real ? image[(long long)h * width + v] : T(0.f);
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < COPIES; ++i) {
+                const int number = tid + i * THREADS;
+                if (i < COPIES - 1 || number < ROWS * PIECES)
+                    copy_async<COPY_BYTES>(&tile[number * PIECE], image + max(from[i], 0), from[i] >= 0);
+            }
+        }
+#pragma unroll 1
+        for (int i = tid; i < K * R * S; i += THREADS) {
+            const int k = i / (R * S), tap = i % (R * S);
+            const T *filter = w + ((long long)k * group_c + c) * (R * S) + tap;
+            if constexpr (LOAD == COPY && sizeof(T) >= 4)
+                copy_async<sizeof(T) >= 4 ? sizeof(T) : 4>(&filters[tap * KP + k], k < live ? filter : w, k < live);
+            else
+                filters[tap * KP + k] = k < live ? *filter : T(0.f);
+        }
+    };
+
+    A sum[TY][K][PX];
+#pragma unroll
+    for (int t = 0; t < TY; ++t)
+#pragma unroll
+        for (int k = 0; k < K; ++k)
+#pragma unroll
+            for (int j = 0; j < PX; ++j) sum[t][k][j] = A(0);
+
+    auto compute = [&](int c) {
+        const T *tile = stages + c % STAGES * STAGE + ty * TY * STRIDE_H * COLUMNS + tx * PX * STRIDE_W;
+        const T *filters = stages + c % STAGES * STAGE + ROWS * COLUMNS;
+        A rows[WINDOW][READ];
+        auto read_row = [&](int row) {
+#pragma unroll
+            for (int j = 0; j < READ; j += PX) {
+                const auto pack = *reinterpret_cast<const Pack<T, PX> *>(&tile[row * COLUMNS + j]);
+#pragma unroll
+                for (int i = 0; i < PX; ++i) rows[min(row, WINDOW - 1)][j + i] = widen(pack.item[i]);
+            }
+        };
+#pragma unroll
+        for (int row = 0; row < WINDOW - 1; ++row) read_row(row);
+#pragma unroll(ROLLED ? 1 : R)
+        for (int r = 0; r < R; ++r) {
+            read_row(r + WINDOW - 1);
+#pragma unroll
+            for (int s = 0; s < S; ++s) {
+                A filter[KP];
+#pragma unroll
+                for (int k = 0; k < KP; k += TOGETHER) {
+                    const auto pack = *reinterpret_cast<const Pack<T, TOGETHER> *>(&filters[(r * S + s) * KP + k]);
+#pragma unroll
+                    for (int i = 0; i < TOGETHER; ++i) filter[k + i] = widen(pack.item[i]);
+                }
+#pragma unroll
+                for (int t = 0; t < TY; ++t)
+#pragma unroll
+                    for (int k = 0; k < K; ++k)
+#pragma unroll
+                        for (int j = 0; j < PX; ++j)
+                            sum[t][k][j] =
+                                fma(rows[t * STRIDE_H][SHIFT + j * STRIDE_W + s], filter[k], sum[t][k][j]);
+            }
+            // Unrolled, moving the rows up is only a matter of names.
+#pragma unroll
+            for (int row = 0; row < WINDOW - 1; ++row)
+#pragma unroll
+                for (int j = 0; j < READ; ++j) rows[row][j] = rows[row + 1][j];
+        }
+    };
+
+    if constexpr (STAGES == 1) {
+        for (int c = 0; c < group_c; ++c) {
+            __syncthreads();
+            load(c);
+            commit_copies();
+            wait_copies<0>();
+            __syncthreads();
+            compute(c);
+        }
+    } else {
+        for (int c = 0; c < STAGES - 1; ++c) {
+            if (c < group_c) load(c);
+            commit_copies();
+        }
+        for (int c = 0; c < group_c; ++c) {
+            wait_copies<STAGES - 2>();
+            // Everybody is done with the stage that is filled next, and sees the one that has come in.
+            __syncthreads();
+            if (c + STAGES - 1 < group_c) load(c + STAGES - 1);
+            commit_copies();
+            compute(c);
+        }
+    }
+
+    const T *bias = static_cast<const T *>(a.bias), *residual = static_cast<const T *>(a.residual);
+    const int p_end = a.p, q_end = a.q;
+    auto place = [&](int k, int p, int q) { return ((n * a.k + k0 + k) * a.p + p) * a.q + q; };
+#pragma unroll
+    for (int t = 0; t < TY; ++t) {
+        const int p = p0 + ty * TY + t;
+        if (p >= p_end) break;
+#pragma unroll
+        for (int k = 0; k < K; ++k) {
+            if (k >= live) break;
+#pragma unroll
+            for (int j = 0; j < PX; j += STORE) {
+                const int q = q0 + tx * PX + j;
+                if (q >= q_end) break;
+                const long long at = place(k, p, q);
+                Pack<T, STORE> pack;
+#pragma unroll
+                for (int i = 0; i < STORE; ++i)
+                    pack.item[i] = finish<T, ACTIVATION>(sum[t][k][j + i], bias, residual, k0 + k, at + i);
+                *reinterpret_cast<Pack<T, STORE> *>(static_cast<T *>(a.y) + at) = pack;
+            }
+        }
+    }
+}

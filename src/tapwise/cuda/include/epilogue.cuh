@@ -1,0 +1,26 @@
+// What happens to a sum on its way to y: bias, residual, activation, rounding to the element type.
+#pragma once
+
+#include "types.cuh"
+
+enum Activation { NONE, RELU, RELU6, SILU, GELU, SIGMOID, TANH };
+
+// fmax and fmin would lose a NaN; comparisons keep it.
+template <int ACTIVATION, typename A>
+__device__ __forceinline__ A activate(A v) {
+    if constexpr (ACTIVATION == RELU) return v < A(0) ? A(0) : v;
+    if constexpr (ACTIVATION == RELU6) return v < A(0) ? A(0) : v > A(6) ? A(6) : v;
+    if constexpr (ACTIVATION == SIGMOID) return A(1) / (A(1) + exp(-v));
+    if constexpr (ACTIVATION == SILU) return v / (A(1) + exp(-v));
+    if constexpr (ACTIVATION == GELU) return A(0.5) * v * (A(1) + erf(v * A(0.70710678118654752440)));
+    if constexpr (ACTIVATION == TANH) return tanh(v);
+    return v;
+}
+
+// One output: `at` is its place in y and residual, `k` its channel. Pointers are null where there is none.
+template <typename T, int ACTIVATION, typename A>
+__device__ __forceinline__ T finish(A sum, const T *bias, const T *residual, long long k, long long at) {
+    if (bias) sum += widen(bias[k]);
+    if (residual) sum += widen(residual[at]);
+    return narrow<T>(activate<ACTIVATION>(sum));
+}

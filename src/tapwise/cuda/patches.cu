@@ -1,0 +1,109 @@
+// im2col and col2im of 1 to 3 spatial axes; fewer axes are filled up with ones in front.
+//
+// x (n, c, d, h, w), columns (n, c * taps, windows), dense. im2col: a thread has VECTOR windows of one channel and writes
+// all taps of them, so places are worked out once for all taps, and neighbouring threads write neighbouring elements.
+// col2im: a thread has one element of x and gathers what the windows hold of it: no atomics, a fixed order.
+#include "types.cuh"
+
+struct Patches {
+    const void *x;
+    void *y;
+    long long planes, size[3], kernel[3], out[3], stride[3], pad[3], dilation[3];
+};
+
+template <typename T, int VECTOR>
+struct __align__(sizeof(T) * VECTOR) Pack {
+    T item[VECTOR];
+};
+
+// I counts elements: unsigned where they are fewer than 2^31, as 64-bit divisions take longer than the rest. K0, K1, K2: the
+// kernel's sizes, so that the reads of several taps are under way together; 0 where they are known at run time only.
+template <typename T, int VECTOR, int K0, int K1, int K2, typename I>
+__device__ __forceinline__ void im2col(const Patches &a) {
+    const int kernel0 = K0 ? K0 : a.kernel[0], kernel1 = K1 ? K1 : a.kernel[1], kernel2 = K2 ? K2 : a.kernel[2];
+    const int size1 = a.size[1], size2 = a.size[2], out1 = a.out[1], out2 = a.out[2];
+    const long long windows = a.out[0] * out1 * out2, taps = (long long)kernel0 * kernel1 * kernel2;
+    const I packs = windows / VECTOR, total = a.planes * packs, step = gridDim.x * blockDim.x;
+    for (I i = blockIdx.x * (I)blockDim.x + threadIdx.x; i < total; i += step) {
+        const long long plane = i / packs, first = i % packs * VECTOR;
+        const T *x = static_cast<const T *>(a.x) + plane * a.size[0] * size1 * size2;
+        T *y = static_cast<T *>(a.y) + plane * taps * windows + first;
+        int at0[VECTOR], at1[VECTOR], at2[VECTOR];
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) {
+            const unsigned window = first + v, row = window / out2;
+            at0[v] = (int)(row / out1) * (int)a.stride[0] - (int)a.pad[0];
+            at1[v] = (int)(row % out1) * (int)a.stride[1] - (int)a.pad[1];
+            at2[v] = (int)(window % out2) * (int)a.stride[2] - (int)a.pad[2];
+        }
+#pragma unroll(K0 ? K0 : 1)
+        for (int k0 = 0; k0 < kernel0; ++k0)
+#pragma unroll(K1 ? K1 : 1)
+            for (int k1 = 0; k1 < kernel1; ++k1)
+#pragma unroll(K2 ? K2 : 1)
+                for (int k2 = 0; k2 < kernel2; ++k2, y += windows) {
+                    const int d0 = k0 * (int)a.dilation[0], d1 = k1 * (int)a.dilation[1], d2 = k2 * (int)a.dilation[2];
+                    Pack<T, VECTOR> values;
+#pragma unroll
+                    for (int v = 0; v < VECTOR; ++v) {
+                        const int i0 = at0[v] + d0, i1 = at1[v] + d1, i2 = at2[v] + d2;
+                        const bool real = (unsigned)i0 < (unsigned)a.size[0] && (unsigned)i1 < (unsigned)size1 &&
+                                          (unsigned)i2 < (unsigned)size2;
+                        values.item[v] = real ? x[((long long)i0 * size1 + i1) * size2 + i2] : T(0.f);
+                    }
+                    *reinterpret_cast<Pack<T, VECTOR> *>(y) = values;
+                }
+    }
+}
+
+// The window whose tap lies `distance` behind its first element, or -1. STRIDE 0: known at run time only.
+template <int STRIDE>
+__device__ __forceinline__ int window_at(int distance, int stride, int out) {
+    if constexpr (STRIDE > 0) stride = STRIDE;
+    const int window = distance / stride;
+    return distance >= 0 && window * stride == distance && window < out ? window : -1;
+}
+
+// A thread has VECTOR neighbouring elements of a row (more than one with a stride of 1 only); rows are multiples of it.
+template <typename T, int VECTOR, int STRIDE, int K0, int K1, int K2, bool ACCUMULATE, typename I>
+__device__ __forceinline__ void col2im(const Patches &a) {
+    using A = typename Arithmetic<T>::type;
+    static_assert(VECTOR == 1 || STRIDE == 1, "neighbours lie in neighbouring windows");
+    const int kernel0 = K0 ? K0 : a.kernel[0], kernel1 = K1 ? K1 : a.kernel[1], kernel2 = K2 ? K2 : a.kernel[2];
+    const int size1 = a.size[1], packs2 = a.size[2] / VECTOR, out1 = a.out[1], out2 = a.out[2];
+    const long long windows = a.out[0] * out1 * out2, taps = (long long)kernel0 * kernel1 * kernel2;
+    const I image = a.size[0] * size1 * packs2, total = a.planes * image, step = gridDim.x * blockDim.x;
+    for (I i = blockIdx.x * (I)blockDim.x + threadIdx.x; i < total; i += step) {
+        const unsigned place = i % image, row = place / packs2;
+        const int at0 = row / size1 + a.pad[0], at1 = row % size1 + a.pad[1], at2 = place % packs2 * VECTOR + a.pad[2];
+        const T *columns = static_cast<const T *>(a.x) + (long long)(i / image) * taps * windows;
+        A sum[VECTOR];
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v) sum[v] = 0;
+#pragma unroll(K0 ? K0 : 1)
+        for (int k0 = 0; k0 < kernel0; ++k0) {
+            const int w0 = window_at<0>(at0 - k0 * (int)a.dilation[0], a.stride[0], a.out[0]);
+#pragma unroll(K1 ? K1 : 1)
+            for (int k1 = 0; k1 < kernel1; ++k1) {
+                const int w1 = window_at<STRIDE>(at1 - k1 * (int)a.dilation[1], a.stride[1], out1);
+                const bool real = w0 >= 0 && w1 >= 0;
+                const T *line = columns + ((long long)w0 * out1 + w1) * out2;
+#pragma unroll(K2 ? K2 : 1)
+                for (int k2 = 0; k2 < kernel2; ++k2, columns += windows, line += windows) {
+                    const int distance = at2 - k2 * (int)a.dilation[2];
+#pragma unroll
+                    for (int v = 0; v < VECTOR; ++v) {
+                        const int w2 = window_at<STRIDE>(distance + v, a.stride[2], out2);
+                        if (real && w2 >= 0) sum[v] += widen(line[w2]);
+                    }
+                }
+            }
+        }
+        Pack<T, VECTOR> *y = reinterpret_cast<Pack<T, VECTOR> *>(static_cast<T *>(a.y) + (long long)i * VECTOR), values;
+        if constexpr (ACCUMULATE) values = *y;
+#pragma unroll
+        for (int v = 0; v < VECTOR; ++v)
+            values.item[v] = narrow<T>(ACCUMULATE ? widen(values.item[v]) + sum[v] : sum[v]);
+        *y = values;
+    }
+}

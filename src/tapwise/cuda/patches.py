@@ -1,0 +1,121 @@
+"""cuda.grid_stride of im2col and col2im: a thread has a few windows, or one element of the image, and strides on.
+
+im2col: a thread writes all taps of up to four neighbouring windows of one channel. col2im gathers: no atomics, and the
+same sum in the same order each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar, Final
+
+from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.cuda import plan as plans
+from tapwise.cuda.jit.compile import Source, stub
+from tapwise.cuda.jit.launch import Launch
+from tapwise.problem_patch import PatchProblem
+
+_TRIPLES: Final = ("size", "kernel", "out", "stride", "pad", "dilation")
+WORDS: Final = ("x", "y", "planes", *(f"{name}{axis}" for name in _TRIPLES for axis in range(3)))
+# Kernels of up to so many taps are unrolled.
+MOST_TAPS: Final = 16
+# Waves of blocks: enough that the last one is a small part.
+BLOCKS_EACH: Final = 64
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """threads of a block; windows that a thread writes together (im2col)."""
+
+    threads: int
+    vector: int
+
+
+class Im2colGridStride(Algorithm[Config]):
+    """Any stride, padding and dilation, 1 to 3 spatial axes; float32, float64, float16."""
+
+    operator: ClassVar[str] = "im2col"
+    id: ClassVar[str] = "cuda.grid_stride"
+    summary: ClassVar[str] = "a thread writes all taps of a few windows"
+
+    def rejects(self, problem: PatchProblem, device: Device) -> str | None:
+        if device.kind != "cuda":
+            return f"runs on a GPU, not on {device.kind}"
+        if problem.empty:
+            return "has nothing to compute"
+        if max(prod(problem.spatial), prod(problem.output)) >= plans.LARGEST_PLANE:
+            return "takes images and windows of fewer than 2^31 elements"
+        return None
+
+    def configs(self, problem: PatchProblem, device: Device) -> Sequence[Config]:
+        windows = prod(problem.output)
+        vectors = [size for size in (4, 2, 1) if windows % size == 0 and size * plans.SIZES[problem.dtype] <= 16]
+        return [Config(threads, vector) for vector in vectors for threads in (256, 128)]
+
+    def predict_us(self, problem: PatchProblem, config: Config, device: Device) -> float:
+        """The bytes over four fifths of the bandwidth."""
+        slow = 1.0 if config.vector > 1 else 1.2
+        return problem.bytes / (device.gbps * 1e3 * 0.8) * slow + config.threads / 1e6 + 2.0
+
+    def workspace_bytes(self, problem: PatchProblem, config: Config, device: Device) -> int:
+        return 0
+
+    def plan(self, problem: PatchProblem, config: Config, device: Device) -> Plan:
+        return plans.CudaPlan(problem, device, [self.launch(problem, config, device)])
+
+    def _threads_needed(self, problem: PatchProblem, config: Config) -> int:
+        return problem.n * problem.c * prod(problem.output) // config.vector
+
+    def source(self, problem: PatchProblem, config: Config) -> Source:
+        count = _counter(self._threads_needed(problem, config))
+        words = f"{plans.TYPES[problem.dtype]}, {config.vector}, {_kernel(problem)}, {count}"
+        header = plans.header(problem.dtype)
+        return stub("patches.cu", "im2col", words, "Patches", config.threads, header=header)
+
+    def launch(self, problem: PatchProblem, config: Config, device: Device) -> Launch:
+        p = problem.lifted()
+        starts = tuple(before for before, _ in p.padding)
+        values = (p.spatial, p.kernel, p.output, p.stride, starts, p.dilation)
+        fields = {"planes": p.n * p.c}
+        for name, triple in zip(_TRIPLES, values, strict=True):
+            fields |= {f"{name}{axis}": value for axis, value in enumerate(triple)}
+        blocks = min(-(-self._threads_needed(problem, config) // config.threads), BLOCKS_EACH * device.threads)
+        return Launch(self.source(problem, config), WORDS, fields, (blocks, 1, 1), (config.threads, 1, 1))
+
+
+class Col2imGridStride(Im2colGridStride):
+    """Any stride, padding and dilation, 1 to 3 spatial axes; float32, float64, float16 (in float32)."""
+
+    operator: ClassVar[str] = "col2im"
+    id: ClassVar[str] = "cuda.grid_stride"
+    summary: ClassVar[str] = "a thread gathers one element of the image"
+
+    def configs(self, problem: PatchProblem, device: Device) -> Sequence[Config]:
+        width, unit = problem.spatial[-1], set(problem.stride[-2:]) == {1}
+        vectors = [size for size in (4, 2, 1) if width % size == 0 and size * plans.SIZES[problem.dtype] <= 16]
+        return [Config(threads, vector) for vector in vectors if unit or vector == 1 for threads in (256, 128)]
+
+    def _threads_needed(self, problem: PatchProblem, config: Config) -> int:
+        return problem.n * problem.c * prod(problem.spatial) // config.vector
+
+    def source(self, problem: PatchProblem, config: Config) -> Source:
+        strides = set(problem.stride[-2:])
+        stride = strides.pop() if strides in ({1}, {2}) else 0
+        adds = "true" if problem.accumulate else "false"
+        count = _counter(self._threads_needed(problem, config))
+        words = f"{plans.TYPES[problem.dtype]}, {config.vector}, {stride}, {_kernel(problem)}, {adds}, {count}"
+        header = plans.header(problem.dtype)
+        return stub("patches.cu", "col2im", words, "Patches", config.threads, header=header)
+
+
+def _kernel(problem: PatchProblem) -> str:
+    """The kernel's sizes where they are few, else zeros."""
+    sizes = problem.lifted().kernel
+    return ", ".join(str(size if prod(sizes) <= MOST_TAPS else 0) for size in sizes)
+
+
+def _counter(count: int) -> str:
+    return "unsigned" if count < 1 << 31 else "unsigned long long"

@@ -1,0 +1,117 @@
+"""What the plans of all CUDA kernels share: launches in order, the words of a convolution, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from tapwise import arrays
+from tapwise.algorithm import Device, Plan
+from tapwise.cuda.arrays import stream_of
+from tapwise.cuda.jit.launch import Launch
+from tapwise.problem import ConvProblem, Problem
+
+# The words of `Window` in include/window.cuh.
+WINDOW: Final = (
+    "x", "w", "y", "bias", "residual", "n", "c", "height", "width", "k", "r", "s", "p", "q", "stride_h", "stride_w",
+    "pad_h", "pad_w", "dilation_h", "dilation_w", "groups", "tiles_q", "tiles_p", "tiles_k",
+)  # fmt: skip
+TYPES: Final = {"f32": "float", "f64": "double", "f16": "__half"}
+SIZES: Final = {"f32": 4, "f64": 8, "f16": 2}
+ACTIVATIONS: Final = {
+    None: "NONE", "relu": "RELU", "relu6": "RELU6", "silu": "SILU", "gelu": "GELU", "sigmoid": "SIGMOID",
+    "tanh": "TANH",
+}  # fmt: skip
+# Elements of one plane, and of one image's rows, are counted in 32 bits.
+LARGEST_PLANE: Final = 1 << 31
+
+
+class CudaPlan(Plan):
+    """Launches kernels one behind the other on the stream of x."""
+
+    def __init__(self, problem: Problem, device: Device, launches: Sequence[Launch], workspace_bytes: int = 0) -> None:
+        self.problem, self.launches, self.workspace_bytes = problem, tuple(launches), workspace_bytes
+        for launch in self.launches:
+            launch.load(device.architecture, device.index)
+
+    def pack(self, w: Any) -> Any:
+        """The filters as they are, dense."""
+        return arrays.dense(w, "nchw")
+
+    def run(
+        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
+        stream: Any = None,
+    ) -> None:  # fmt: skip
+        given = {"x": x, "w": packed, "y": y, "workspace": workspace, "bias": bias, "residual": residual}
+        addresses = {name: array.ptr for name, array in given.items() if array is not None}
+        handle = stream_of(x) if stream is None else int(stream)
+        for launch in self.launches:
+            launch(addresses, handle)
+
+
+def window_fields(problem: ConvProblem) -> dict[str, int]:
+    """The words of `Window` that a problem knows."""
+    (height, width), (r, s), (p, q) = problem.spatial, problem.kernel, problem.output
+    (top, _), (left, _) = problem.padding
+    return {
+        "n": problem.n, "c": problem.c, "height": height, "width": width, "k": problem.k, "r": r, "s": s,
+        "p": p, "q": q,
+        "stride_h": problem.stride[0], "stride_w": problem.stride[1], "pad_h": top, "pad_w": left,
+        "dilation_h": problem.dilation[0], "dilation_w": problem.dilation[1], "groups": problem.groups,
+    }  # fmt: skip
+
+
+def header(dtype: str) -> str:
+    """What a stub begins with: float16 is included only where it is used, as its header takes longer than a kernel."""
+    return "#define TAPWISE_HALF\n" if dtype == "f16" else ""
+
+
+def rejects_foreign(problem: Any, device: Device) -> str | None:
+    """What no CUDA algorithm of convolution takes so far."""
+    if device.kind != "cuda":
+        return f"runs on a GPU, not on {device.kind}"
+    if problem.dtype == "bf16":
+        return "takes f32, f64 and f16, not bf16"
+    if problem.direction != "fprop":
+        return f"computes fprop, not {problem.direction}"
+    if len(problem.spatial) != 2:
+        return f"takes 2 spatial axes, not {len(problem.spatial)}"
+    if problem.empty or problem.c == 0:
+        return "has nothing to compute"
+    return None
+
+
+def rejects_window(problem: ConvProblem, device: Device) -> str | None:
+    """The same, channels-last images, and planes of more than 2^31 elements."""
+    reason = rejects_foreign(problem, device)
+    if reason is not None:
+        return reason
+    if problem.layout != "nchw":
+        return "takes NCHW, not channels-last"
+    if max(np.prod(problem.spatial), np.prod(problem.output)) >= LARGEST_PLANE:
+        return "takes planes of fewer than 2^31 elements"
+    return None
+
+
+def words_of(text: str, struct: str) -> tuple[str, ...]:
+    """The names of a struct's words in CUDA source, for tests: they must be those that are packed."""
+    body = text.split(f"struct {struct} {{")[1].split("};")[0]
+    lines = [line.split("//")[0] for line in body.splitlines()]
+    names: list[str] = []
+    for declaration in " ".join(lines).split(";"):
+        for word in declaration.replace("*", " ").split(","):
+            name = word.split()[-1:]
+            if name:
+                base, _, count = name[0].partition("[")
+                names += [base] if not count else [f"{base}{i}" for i in range(int(count.rstrip("]")))]
+    return tuple(names)
+
+
+def roof_us(problem: ConvProblem, device: Device, math_share: float, bytes_share: float) -> float:
+    """Microseconds at shares of the multiply-add rate and of the memory's bandwidth, and a launch."""
+    rate = device.gflops * device.threads * {"f64": 0.5}.get(problem.dtype, 1.0)
+    arithmetic = problem.flops / (rate * 1e3 * math_share)
+    memory = problem.bytes / (device.gbps * 1e3 * bytes_share)
+    return max(arithmetic, memory) + 2.0

@@ -1,0 +1,64 @@
+// One thread an output: it slides its window over the input channels.
+//
+// x (n, c, h, w), w (k, c / groups, r, s), y (n, k, p, q), all dense. A block is BX x BY outputs of one plane: a square, a
+// piece of a row or a piece of a column. From shared memory, the block's part of one input channel with its halo is loaded
+// by all threads together, between two barriers, before any of them reads it.
+#include "epilogue.cuh"
+#include "window.cuh"
+
+template <typename T, bool SHARED, int BX, int BY, int ACTIVATION>
+__device__ __forceinline__ void sliding_window(const Window &a) {
+    using A = typename Arithmetic<T>::type;
+    extern __shared__ __align__(16) unsigned char memory[];
+    T *tile = reinterpret_cast<T *>(memory);
+
+    const int height = a.height, width = a.width, taps_h = a.r, taps_w = a.s;
+    const int stride_h = a.stride_h, stride_w = a.stride_w, dilation_h = a.dilation_h, dilation_w = a.dilation_w;
+    const int q0 = blockIdx.x % (unsigned)a.tiles_q * BX, p0 = blockIdx.x / (unsigned)a.tiles_q * BY;
+    const int tx = threadIdx.x % BX, ty = threadIdx.x / BX;
+    const int q = q0 + tx, p = p0 + ty;
+    const bool inside = p < a.p && q < a.q;
+    const int group_c = a.c / a.groups, group_k = a.k / a.groups;
+    // The tile's corner in the image, and its size with the halo.
+    const int top = p0 * stride_h - (int)a.pad_h, left = q0 * stride_w - (int)a.pad_w;
+    const int rows = (BY - 1) * stride_h + (taps_h - 1) * dilation_h + 1;
+    const int columns = (BX - 1) * stride_w + (taps_w - 1) * dilation_w + 1;
+
+    for (long long plane = blockIdx.z; plane < a.n * a.k; plane += gridDim.z) {
+        const long long n = plane / a.k, k = plane % a.k;
+        const T *x = static_cast<const T *>(a.x) + (n * a.c + k / group_k * group_c) * height * width;
+        const T *w = static_cast<const T *>(a.w) + k * group_c * taps_h * taps_w;
+        A sum = 0;
+        for (int c = 0; c < group_c; ++c, x += (long long)height * width, w += taps_h * taps_w) {
+            if constexpr (SHARED) {
+                __syncthreads();
+                for (int i = threadIdx.x; i < rows * columns; i += BX * BY) {
+                    const int h = top + i / columns, v = left + i % columns;
+                    const bool real = (unsigned)h < (unsigned)height && (unsigned)v < (unsigned)width;
+                    tile[i] = real ? x[(long long)h * width + v] : narrow<T>(A(0));
+                }
+                __syncthreads();
+                if (!inside) continue;
+                const T *mine = tile + ty * stride_h * columns + tx * stride_w;
+                for (int r = 0; r < taps_h; ++r)
+                    for (int s = 0; s < taps_w; ++s)
+                        sum += widen(mine[r * dilation_h * columns + s * dilation_w]) * widen(w[r * taps_w + s]);
+            } else if (inside) {
+                for (int r = 0; r < taps_h; ++r) {
+                    const int h = top + ty * stride_h + r * dilation_h;
+                    if ((unsigned)h >= (unsigned)height) continue;
+                    for (int s = 0; s < taps_w; ++s) {
+                        const int v = left + tx * stride_w + s * dilation_w;
+                        if ((unsigned)v < (unsigned)width)
+                            sum += widen(x[(long long)h * width + v]) * widen(w[r * taps_w + s]);
+                    }
+                }
+            }
+        }
+        if (inside) {
+            const long long at = (plane * a.p + p) * a.q + q;
+            static_cast<T *>(a.y)[at] = finish<T, ACTIVATION>(
+                sum, static_cast<const T *>(a.bias), static_cast<const T *>(a.residual), k, at);
+        }
+    }
+}
