@@ -32,6 +32,7 @@ PROBLEMS = [
     "c6 h17 w17 k7 r7 s1 pad3x0",
     "n2 c8 h19 w23 k8 r3 s3 stride2 pad2 dilation2x3 groups2",
 ]
+IDENTIFIERS = [name for name in registry.ALGORITHMS["conv"] if name.startswith("cpu.")]
 EPILOGUES = ["bias", "residual relu", "bias residual relu6", "silu", "bias gelu", "sigmoid", "bias tanh"]
 
 
@@ -42,7 +43,7 @@ def applicable(text: str, identifier: str) -> ConvProblem | None:
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("text", PROBLEMS)
-@pytest.mark.parametrize("identifier", registry.ALGORITHMS["conv"])
+@pytest.mark.parametrize("identifier", IDENTIFIERS)
 def test_best_and_other_configs(identifier: str, text: str, layout: str) -> None:
     problem = applicable(f"{text} {layout}", identifier)
     if problem is None:
@@ -86,7 +87,7 @@ def test_every_route_and_tile(identifier: str, text: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["f64", "f16"])
 @pytest.mark.parametrize("text", [PROBLEMS[1], PROBLEMS[5], PROBLEMS[8], PROBLEMS[12], f"{PROBLEMS[0]} nhwc"])
-@pytest.mark.parametrize("identifier", registry.ALGORITHMS["conv"])
+@pytest.mark.parametrize("identifier", IDENTIFIERS)
 def test_dtypes(identifier: str, text: str, dtype: str) -> None:
     problem = applicable(f"{text} {dtype}", identifier)
     if problem is not None:
@@ -96,7 +97,7 @@ def test_dtypes(identifier: str, text: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("epilogue", EPILOGUES)
 @pytest.mark.parametrize("text", ["c5 h9 w11 k7 r3 s3 pad1", "c7 h5 w6 k9 r1 s1 nhwc", "c6 h9 w9 k6 r3 s3 groups6"])
-@pytest.mark.parametrize("identifier", registry.ALGORITHMS["conv"])
+@pytest.mark.parametrize("identifier", IDENTIFIERS)
 def test_epilogues(identifier: str, text: str, epilogue: str) -> None:
     problem = applicable(f"{text} {epilogue}", identifier)
     if problem is not None:
@@ -104,14 +105,14 @@ def test_epilogues(identifier: str, text: str, epilogue: str) -> None:
         assert verdict, verdict.message
 
 
-@pytest.mark.parametrize("identifier", registry.ALGORITHMS["conv"])
+@pytest.mark.parametrize("identifier", IDENTIFIERS)
 def test_takes_what_it_is_for(identifier: str) -> None:
     """A table full of refusals would pass every test above."""
     least = {"cpu.winograd": 9, "cpu.depthwise": 3, "cpu.pointwise": 2}
     assert sum(applicable(text, identifier) is not None for text in PROBLEMS) >= least.get(identifier, len(PROBLEMS))
 
 
-@pytest.mark.parametrize("identifier", registry.ALGORITHMS["conv"])
+@pytest.mark.parametrize("identifier", IDENTIFIERS)
 def test_refusals_say_why(identifier: str) -> None:
     algorithm = registry.get(identifier)
     base = ConvProblem.parse("c6 h9 w9 k6 r3 s3 pad1")
@@ -181,7 +182,7 @@ def test_scratch_keeps_its_promise(suite: str) -> None:
             assert needed <= limit, f"{identifier} on {problem}: {needed} bytes, {limit} allowed"
 
 
-@pytest.mark.parametrize("identifier", registry.ALGORITHMS["conv"])
+@pytest.mark.parametrize("identifier", IDENTIFIERS)
 def test_predictions_are_times(identifier: str) -> None:
     algorithm = registry.get(identifier)
     for case in suites.load("real_layers")[::7]:

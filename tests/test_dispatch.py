@@ -178,8 +178,8 @@ def test_workspace_limit_within_one_algorithm(monkeypatch: pytest.MonkeyPatch) -
 def test_no_algorithm_applies_gives_every_reason(text: str) -> None:
     with pytest.raises(NotApplicable) as error:
         dispatch.choose(ConvProblem.parse(text), host())
-    for identifier in registry.ALGORITHMS["conv"]:
-        assert f"{identifier} " in str(error.value)
+    for algorithm in registry.of_backend("cpu"):
+        assert f"{algorithm.id} " in str(error.value)
 
 
 def test_no_algorithm_of_a_backend() -> None:
@@ -213,7 +213,7 @@ def test_explain_goes_through_the_registry(monkeypatch: pytest.MonkeyPatch) -> N
 def test_real_algorithms_are_explained_and_chosen() -> None:
     device = host()
     candidates = dispatch.explain(PROBLEM, device)
-    assert [candidate.algorithm for candidate in candidates] == list(registry.ALGORITHMS["conv"])
+    assert [candidate.algorithm for candidate in candidates] == [one.id for one in registry.of_backend("cpu")]
     choice = dispatch.choose(PROBLEM, device)
     times = {c.algorithm: c.predicted_us for c in candidates if c.predicted_us is not None}
     assert choice.predicted_us == min(times.values()) == times[choice.algorithm]

@@ -15,7 +15,7 @@ from tapwise.errors import InvalidProblem
 from tapwise.problem import parse
 from tapwise.problem_patch import Col2imProblem, Im2colProblem
 
-IDENTIFIERS = list(registry.ALGORITHMS["im2col"])
+IDENTIFIERS = [name for name in registry.ALGORITHMS["im2col"] if name.startswith("cpu.")]
 WINDOWS = [
     "n2 c3 h13 w17 r3 s3 stride2 pad1",
     "c4 h9 w9 r2 s2",

@@ -15,7 +15,7 @@ from tapwise.cpu.simd import target
 from tapwise.errors import InvalidProblem
 from tapwise.problem_pool import PoolProblem
 
-IDENTIFIERS = list(registry.ALGORITHMS["pool"])
+IDENTIFIERS = [name for name in registry.ALGORITHMS["pool"] if name.startswith("cpu.")]
 PROBLEMS = [
     "maxpool n2 c3 h13 w17 r3 s3 stride2 pad1",
     "maxpool c5 h9 w9 r2 s2 ceil",

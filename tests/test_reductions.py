@@ -17,8 +17,8 @@ from tapwise.problem_reduction import REDUCTIONS, ReduceProblem, SoftmaxProblem,
 
 KINDS = {"f32": np.float32, "f64": np.float64, "f16": np.float16}
 SHAPES = [(7,), (1,), (33, 19), (3, 5, 7, 11), (2, 40_000), (1500, 3), (4, 1, 1), (70_001,), (6, 600, 37)]
-SOFTMAX = list(registry.ALGORITHMS["softmax"])
-REDUCE = list(registry.ALGORITHMS["reduce"])
+SOFTMAX = [name for name in registry.ALGORITHMS["softmax"] if name.startswith("cpu.")]
+REDUCE = [name for name in registry.ALGORITHMS["reduce"] if name.startswith("cpu.")]
 
 
 def data(shape: tuple[int, ...], dtype: str, seed: int = 0) -> np.ndarray:

@@ -13,7 +13,7 @@ from tapwise.cpu.device import host
 from tapwise.errors import InvalidProblem
 from tapwise.problem import ConvProblem
 
-IDENTIFIERS = list(registry.ALGORITHMS["conv"])
+IDENTIFIERS = [name for name in registry.ALGORITHMS["conv"] if name.startswith("cpu.")]
 PROBLEMS = [
     "c5 h9 w7 k6 r3 s3 pad1",
     "n2 c8 h14 w14 k12 r1 s1 nhwc",

@@ -244,7 +244,7 @@ def test_bounds_hold_and_are_tight(dtype: str, activation: str | None) -> None:
     assert verdict.error <= verdict.bound < 4000 * unit
 
 
-@pytest.mark.parametrize("identifier", registry.ALGORITHMS["conv"])
+@pytest.mark.parametrize("identifier", [name for name in registry.ALGORITHMS["conv"] if name.startswith("cpu.")])
 @pytest.mark.parametrize(
     "text", ["n2 c5 h9 w11 k7 r3 s3 pad1 bias silu", "c6 h7 w5 k6 r1 s1 f16", "c6 h9 w5 k6 r3 s3 groups6"]
 )

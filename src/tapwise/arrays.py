@@ -70,7 +70,9 @@ def place(value: Any, device: str | None) -> tuple[int | None, bool]:
     if kind != "cuda" or not (number.isdigit() or not number):
         raise InvalidProblem(f"device={device!r}: None, 'cpu', 'cuda' or 'cuda:<number>'")
     if not there:
-        return int(number or 0), True
+        from tapwise.cuda.jit.device import gpu
+
+        return gpu(int(number or 0)).index, True
     index = cuda.view(value, "x").index
     if number and int(number) != index:
         raise InvalidProblem(f"device={device!r} with an array on GPU {index}")

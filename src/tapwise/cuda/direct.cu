@@ -23,9 +23,9 @@ struct __align__(sizeof(T) * N) Pack {
 };
 
 // LOAD and COPY_BYTES: how elements come in. STORE: elements of y that are written together; rows are multiples of it.
-// ROLLED: a loop over the filter's rows, for those whose unrolled code would outgrow the instruction cache.
+// EACH: tiles that a block computes one below the other; the first channels of the next one are fetched meanwhile.
 template <typename T, int K, int R, int S, int STRIDE_H, int STRIDE_W, int BX, int BY, int PX, int TY, int STAGES, int LOAD,
-          int COPY_BYTES, int SHIFT, int STORE, bool ROLLED, int ACTIVATION>
+          int COPY_BYTES, int SHIFT, int STORE, int EACH, int ACTIVATION>
 __device__ __forceinline__ void direct(const Window &a) {
     using A = typename Arithmetic<T>::type;
     constexpr int THREADS = BX * BY;
@@ -58,27 +58,33 @@ __device__ __forceinline__ void direct(const Window &a) {
     const int tiles_in_group = a.tiles_k / a.groups, group = tile_k / tiles_in_group;
     const int k_in_group = tile_k % tiles_in_group * K, k0 = group * group_k + k_in_group;
     const int live = min(K, group_k - k_in_group);
-    const int q0 = tile_q * (BX * PX), p0 = tile_p * (BY * TY);
-    const int top = p0 * STRIDE_H - (int)a.pad_h, left = q0 * STRIDE_W - (int)a.pad_w - SHIFT;
+    const int p_end = a.p, q_end = a.q;
+    const int q0 = tile_q * (BX * PX), left = q0 * STRIDE_W - (int)a.pad_w - SHIFT;
+    const int first_p = tile_p * (BY * TY * EACH), tiles = min(EACH, (p_end - first_p + BY * TY - 1) / (BY * TY));
     const T *x = static_cast<const T *>(a.x) + (n * a.c + (long long)group * group_c) * height * width;
     const T *w = static_cast<const T *>(a.w) + (long long)k0 * group_c * (R * S);
 
-    // Where a thread's copies come from, in elements from the channel's first one, -1 for what lies outside the image: the
-    // same for every channel, so that a channel costs a few instructions a copy.
+    // What is fetched next: the channel, the tile's first row in the image, and the stage that it goes to. `from` is where a
+    // thread's copies come from, in elements from the channel's first one, -1 for what lies outside the image: the same for
+    // every channel of a tile, so that a channel costs a few instructions a copy.
     constexpr int PIECE = COPY_BYTES / (int)sizeof(T), PIECES = COLUMNS / (PIECE > 0 ? PIECE : 1);
     constexpr int COPIES = LOAD == COPY ? (ROWS * PIECES + THREADS - 1) / THREADS : 1;
+    int next_c = 0, top = first_p * STRIDE_H - (int)a.pad_h, next_stage = 0;
     int from[COPIES];
-    if constexpr (LOAD == COPY) {
+    auto aim = [&] {
+        if constexpr (LOAD == COPY) {
 #pragma unroll
-        for (int i = 0; i < COPIES; ++i) {
-            const int number = tid + i * THREADS, h = top + number / PIECES, v = left + number % PIECES * PIECE;
-            const bool real = number < ROWS * PIECES && (unsigned)h < (unsigned)height && (unsigned)v < (unsigned)width;
-            from[i] = real ? h * width + v : -1;
+            for (int i = 0; i < COPIES; ++i) {
+                const int number = tid + i * THREADS, h = top + number / PIECES, v = left + number % PIECES * PIECE;
+                const bool real = number < ROWS * PIECES && (unsigned)h < (unsigned)height && (unsigned)v < (unsigned)width;
+                from[i] = real ? h * width + v : -1;
+            }
         }
-    }
+    };
 
-    auto load = [&](int c) {
-        T *tile = stages + c % STAGES * STAGE;
+    auto load = [&] {
+        const int c = next_c;
+        T *tile = stages + next_stage * STAGE;
         T *filters = tile + ROWS * COLUMNS;
         const T *image = x + (long long)c * height * width;
         if constexpr (LOAD == HALO) {
@@ -111,19 +117,19 @@ __device__ __forceinline__ void direct(const Window &a) {
             else
                 filters[tap * KP + k] = k < live ? *filter : T(0.f);
         }
+        next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
+        if (++next_c == group_c) {
+            next_c = 0;
+            top += BY * TY * STRIDE_H;
+            if constexpr (EACH > 1) aim();
+        }
     };
 
     A sum[TY][K][PX];
-#pragma unroll
-    for (int t = 0; t < TY; ++t)
-#pragma unroll
-        for (int k = 0; k < K; ++k)
-#pragma unroll
-            for (int j = 0; j < PX; ++j) sum[t][k][j] = A(0);
 
-    auto compute = [&](int c) {
-        const T *tile = stages + c % STAGES * STAGE + ty * TY * STRIDE_H * COLUMNS + tx * PX * STRIDE_W;
-        const T *filters = stages + c % STAGES * STAGE + ROWS * COLUMNS;
+    auto compute = [&](int stage) {
+        const T *tile = stages + stage * STAGE + ty * TY * STRIDE_H * COLUMNS + tx * PX * STRIDE_W;
+        const T *filters = stages + stage * STAGE + ROWS * COLUMNS;
         A rows[WINDOW][READ];
         auto read_row = [&](int row) {
 #pragma unroll
@@ -135,7 +141,7 @@ __device__ __forceinline__ void direct(const Window &a) {
         };
 #pragma unroll
         for (int row = 0; row < WINDOW - 1; ++row) read_row(row);
-#pragma unroll(ROLLED ? 1 : R)
+#pragma unroll
         for (int r = 0; r < R; ++r) {
             read_row(r + WINDOW - 1);
 #pragma unroll
@@ -164,51 +170,60 @@ __device__ __forceinline__ void direct(const Window &a) {
         }
     };
 
-    if constexpr (STAGES == 1) {
-        for (int c = 0; c < group_c; ++c) {
-            __syncthreads();
-            load(c);
-            commit_copies();
-            wait_copies<0>();
-            __syncthreads();
-            compute(c);
-        }
-    } else {
-        for (int c = 0; c < STAGES - 1; ++c) {
-            if (c < group_c) load(c);
-            commit_copies();
-        }
-        for (int c = 0; c < group_c; ++c) {
-            wait_copies<STAGES - 2>();
-            // Everybody is done with the stage that is filled next, and sees the one that has come in.
-            __syncthreads();
-            if (c + STAGES - 1 < group_c) load(c + STAGES - 1);
-            commit_copies();
-            compute(c);
-        }
-    }
-
     const T *bias = static_cast<const T *>(a.bias), *residual = static_cast<const T *>(a.residual);
-    const int p_end = a.p, q_end = a.q;
-    auto place = [&](int k, int p, int q) { return ((n * a.k + k0 + k) * a.p + p) * a.q + q; };
+    auto store = [&](int p0) {
 #pragma unroll
-    for (int t = 0; t < TY; ++t) {
-        const int p = p0 + ty * TY + t;
-        if (p >= p_end) break;
+        for (int t = 0; t < TY; ++t) {
+            const int p = p0 + ty * TY + t;
+            if (p >= p_end) break;
 #pragma unroll
-        for (int k = 0; k < K; ++k) {
-            if (k >= live) break;
+            for (int k = 0; k < K; ++k) {
+                if (k >= live) break;
 #pragma unroll
-            for (int j = 0; j < PX; j += STORE) {
-                const int q = q0 + tx * PX + j;
-                if (q >= q_end) break;
-                const long long at = place(k, p, q);
-                Pack<T, STORE> pack;
+                for (int j = 0; j < PX; j += STORE) {
+                    const int q = q0 + tx * PX + j;
+                    if (q >= q_end) break;
+                    const long long at = ((n * a.k + k0 + k) * p_end + p) * q_end + q;
+                    Pack<T, STORE> pack;
 #pragma unroll
-                for (int i = 0; i < STORE; ++i)
-                    pack.item[i] = finish<T, ACTIVATION>(sum[t][k][j + i], bias, residual, k0 + k, at + i);
-                *reinterpret_cast<Pack<T, STORE> *>(static_cast<T *>(a.y) + at) = pack;
+                    for (int i = 0; i < STORE; ++i)
+                        pack.item[i] = finish<T, ACTIVATION>(sum[t][k][j + i], bias, residual, k0 + k, at + i);
+                    *reinterpret_cast<Pack<T, STORE> *>(static_cast<T *>(a.y) + at) = pack;
+                }
             }
         }
+    };
+
+    // Channels of all tiles are one sequence; `ahead` of them are under way.
+    constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 0;
+    int waiting = tiles * group_c, stage = 0;
+    aim();
+    for (int i = 0; i < AHEAD; ++i) {
+        if (waiting > 0) load();
+        --waiting;
+        commit_copies();
+    }
+    for (int tile = 0; tile < tiles; ++tile) {
+#pragma unroll
+        for (int t = 0; t < TY; ++t)
+#pragma unroll
+            for (int k = 0; k < K; ++k)
+#pragma unroll
+                for (int j = 0; j < PX; ++j) sum[t][k][j] = A(0);
+        for (int c = 0; c < group_c; ++c) {
+            if constexpr (STAGES > 1) wait_copies<AHEAD - 1>();
+            // Everybody is done with the stage that is filled next, and sees the one that has come in.
+            __syncthreads();
+            if (waiting > 0) load();
+            --waiting;
+            commit_copies();
+            if constexpr (STAGES == 1) {
+                wait_copies<0>();
+                __syncthreads();
+            }
+            compute(stage);
+            stage = stage + 1 == STAGES ? 0 : stage + 1;
+        }
+        store(first_p + tile * (BY * TY));
     }
 }

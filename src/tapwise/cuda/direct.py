@@ -36,7 +36,8 @@ MOST_SUMS: Final = 64
 @dataclass(frozen=True)
 class Config(BaseConfig):
     """step: the rung; k output channels a pass; a block of across x down threads with px columns and ty rows each;
-    stages of input channels in shared memory."""
+    stages of input channels in shared memory; `each` tiles a block, one below the other; at least `resident` blocks of
+    128 threads a multiprocessor, which bounds the registers."""
 
     step: str
     k: int
@@ -45,7 +46,8 @@ class Config(BaseConfig):
     px: int
     ty: int
     stages: int
-    rolled: bool
+    each: int = 1
+    resident: int = 1
 
 
 class Direct(Algorithm[Config]):
@@ -74,16 +76,20 @@ class Direct(Algorithm[Config]):
         many = -(-group_k // -(-group_k // many))
         wide = 2 if problem.dtype == "f64" else 4
         found = []
-        for across, down in ((32, 4), (32, 2), (16, 8), (32, 8), (16, 4), (8, 8)):
+        # So few sums leave room for five blocks a multiprocessor without spills.
+        small = many <= 3 and problem.dtype == "f32" and set(problem.stride) == {1}
+        stages = 4 if problem.c > 2 * problem.groups else 2
+        for across, down in ((32, 4), (32, 2), (16, 4), (16, 8)):
             for ty in (2, 4, 1):
-                for stages in (3, 4, 2):
-                    if many * ty * wide <= MOST_SUMS:
-                        found += [
-                            Config("outputs", many, across, down, wide, ty, stages, rolled) for rolled in (False, True)
-                        ]
-        found.append(Config("prefetch", many, 32, 8, 1, 1, 3, False))
-        found.append(Config("registers", many, 32, 8, 1, 1, 1, False))
-        found += [Config(step, 1, 32, 8, 1, 1, 1, False) for step in STEPS[3:]]
+                if many * ty * wide > MOST_SUMS:
+                    continue
+                for each in (1, 4):
+                    found.append(Config("outputs", many, across, down, wide, ty, stages, each))
+                    if small and ty <= 2 and (across, down, each) == (32, 4, 1):
+                        found.append(Config("outputs", many, across, down, wide, ty, stages, each, 5))
+        found.append(Config("prefetch", many, 32, 8, 1, 1, 3))
+        found.append(Config("registers", many, 32, 8, 1, 1, 1))
+        found += [Config(step, 1, 32, 8, 1, 1, 1) for step in STEPS[3:]]
         return [config for config in found if self.shared_bytes(problem, config) <= device.shared_bytes]
 
     def _tile(self, problem: ConvProblem, config: Config) -> tuple[int, int, int]:
@@ -113,25 +119,43 @@ class Direct(Algorithm[Config]):
         return -problem.padding[1][0] % pieces if pieces > 1 else 0
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """Arithmetic at the share of a thread's instructions that are multiply-adds, blocks in waves."""
-        (_, stride_w), (r, s) = problem.stride, problem.kernel
+        """The larger of arithmetic and memory, and three microseconds for the start and the first channel.
+
+        Arithmetic: instructions of all blocks that the busiest multiprocessor gets, at 0.25 a cycle for each warp of a
+        scheduler, and 0.75 at most. Memory: more than half of the bandwidth, as loads, sums and stores of a block take
+        turns; more with several tiles a block.
+        """
+        (stride_h, stride_w), (r, s) = problem.stride, problem.kernel
         rows, columns, _ = self._tile(problem, config)
-        blocks = self._blocks(problem, config)
-        # Of one thread and input channel: multiply-adds, reads of shared memory, loads of the tile.
+        blocks, warps = self._blocks(problem, config), config.across * config.down / 32
+        # Of one thread and input channel: multiply-adds, reads of shared memory, copies.
         math = config.k * r * s * config.px * config.ty
-        read = -(-(config.px * stride_w + s) // config.px) * ((config.ty - 1) * problem.stride[0] + r)
-        reads = read + r * s * -(-config.k // 4) + rows * columns / (config.across * config.down) / 2
-        per_thread = problem.c // problem.groups * (math + 2.0 * reads) + 200
-        threads = blocks * config.across * config.down
-        lanes = device.gflops / 2
-        busy = max(1.0, -(-blocks // device.threads) / (blocks / device.threads))
-        arithmetic = per_thread * threads / (lanes * device.threads * 1e3) * busy
-        return max(arithmetic, problem.bytes / (device.gbps * 1e3 * 0.8)) + 2.0
+        reads = -(-(config.px * stride_w + s) // config.px) * ((config.ty - 1) * stride_h + r) + r * s * -(
+            -config.k // 4
+        )
+        copies = rows * columns / (config.across * config.down) / max(1, self._copy_bytes(problem, config) // 4)
+        # Unrolled code of more than a thousand multiply-adds outgrows the instruction cache.
+        work = math * (1.15 if math > 1024 else 1.0)
+        each = config.each * (
+            problem.c // problem.groups * (work + reads + 8 * copies + 60) + 40 * config.k * config.ty
+        )
+        # Registers: the sums, the rows that they read, and sixty for the rest.
+        registers = config.k * config.px * config.ty + columns // config.across * ((config.ty - 1) * stride_h + 1) + 60
+        held = min(16, max(config.resident, int(2048 / registers / warps)) * warps / 4) if config.px > 1 else 16
+        share = -(-blocks // device.threads)
+        scheduler = min(held, share * warps / 4)
+        cycles = each * share * warps / 4 / min(0.75, 0.25 * max(scheduler, 0.25))
+        gigahertz = device.gflops / 256
+        slow = {"f64": 2.0}.get(problem.dtype, 1.0)
+        memory = problem.bytes / (device.gbps * 1e3 * (0.62 if config.each > 1 else 0.58))
+        return max(cycles * slow / gigahertz / 1e3, memory) + 3.0
 
     def _blocks(self, problem: ConvProblem, config: Config) -> int:
         p, q = problem.output
         passes = -(-(problem.k // problem.groups) // config.k) * problem.groups
-        return -(-q // (config.across * config.px)) * -(-p // (config.down * config.ty)) * passes * problem.n
+        return (
+            -(-q // (config.across * config.px)) * -(-p // (config.down * config.ty * config.each)) * passes * problem.n
+        )
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         return 0
@@ -146,18 +170,19 @@ class Direct(Algorithm[Config]):
         words = (
             plans.TYPES[problem.dtype], config.k, *problem.kernel, *problem.stride, config.across, config.down,
             config.px, config.ty, config.stages, load, max(copy, 4), self._shift(problem, config),
-            store, "true" if config.rolled else "false",
+            store, config.each,
             plans.ACTIVATIONS[problem.activation],
         )  # fmt: skip
         threads = config.across * config.down
         return stub(
-            "direct.cu", "direct", ", ".join(map(str, words)), "Window", threads, header=plans.header(problem.dtype)
-        )
+            "direct.cu", "direct", ", ".join(map(str, words)), "Window", threads, config.resident,
+            header=plans.header(problem.dtype),
+        )  # fmt: skip
 
     def launch(self, problem: ConvProblem, config: Config) -> Launch:
         fields = plans.window_fields(problem)
         fields["tiles_q"] = -(-fields["q"] // (config.across * config.px))
-        fields["tiles_p"] = -(-fields["p"] // (config.down * config.ty))
+        fields["tiles_p"] = -(-fields["p"] // (config.down * config.ty * config.each))
         fields["tiles_k"] = -(-(problem.k // problem.groups) // config.k) * problem.groups
         return Launch(
             self.source(problem, config), plans.WINDOW, fields, (self._blocks(problem, config), 1, 1),

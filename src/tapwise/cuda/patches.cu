@@ -49,7 +49,9 @@ __device__ __forceinline__ void im2col(const Patches &a) {
                         const int i0 = at0[v] + d0, i1 = at1[v] + d1, i2 = at2[v] + d2;
                         const bool real = (unsigned)i0 < (unsigned)a.size[0] && (unsigned)i1 < (unsigned)size1 &&
                                           (unsigned)i2 < (unsigned)size2;
-                        values.item[v] = real ? x[((long long)i0 * size1 + i1) * size2 + i2] : T(0.f);
+                        // Read from a place that is there in any case, and without a branch, reads go out together.
+                        const T value = x[real ? ((long long)i0 * size1 + i1) * size2 + i2 : 0];
+                        values.item[v] = real ? value : T(0.f);
                     }
                     *reinterpret_cast<Pack<T, VECTOR> *>(y) = values;
                 }
@@ -87,14 +89,15 @@ __device__ __forceinline__ void col2im(const Patches &a) {
             for (int k1 = 0; k1 < kernel1; ++k1) {
                 const int w1 = window_at<STRIDE>(at1 - k1 * (int)a.dilation[1], a.stride[1], out1);
                 const bool real = w0 >= 0 && w1 >= 0;
-                const T *line = columns + ((long long)w0 * out1 + w1) * out2;
+                const T *line = columns + (real ? ((long long)w0 * out1 + w1) * out2 : 0);
 #pragma unroll(K2 ? K2 : 1)
                 for (int k2 = 0; k2 < kernel2; ++k2, columns += windows, line += windows) {
                     const int distance = at2 - k2 * (int)a.dilation[2];
 #pragma unroll
                     for (int v = 0; v < VECTOR; ++v) {
                         const int w2 = window_at<STRIDE>(distance + v, a.stride[2], out2);
-                        if (real && w2 >= 0) sum[v] += widen(line[w2]);
+                        const A value = widen(line[max(w2, 0)]);
+                        sum[v] += real && w2 >= 0 ? value : A(0);
                     }
                 }
             }

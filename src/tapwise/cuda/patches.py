@@ -51,14 +51,16 @@ class Im2colGridStride(Algorithm[Config]):
         return None
 
     def configs(self, problem: PatchProblem, device: Device) -> Sequence[Config]:
-        windows = prod(problem.output)
-        vectors = [size for size in (4, 2, 1) if windows % size == 0 and size * plans.SIZES[problem.dtype] <= 16]
-        return [Config(threads, vector) for vector in vectors for threads in (256, 128)]
+        windows, size = prod(problem.output), plans.SIZES[problem.dtype]
+        vectors = [count for count in (4, 2, 1) if windows % count == 0 and count * size <= 16]
+        found = [Config(threads, vector) for vector in vectors for threads in (128, 256)]
+        # One element a thread is best where taps begin on cache lines, else several: a store then covers whole sectors.
+        return sorted(found, key=lambda c: (c.vector != 1, -c.threads) if windows * size % 128 == 0 else (0, 0))
 
     def predict_us(self, problem: PatchProblem, config: Config, device: Device) -> float:
-        """The bytes over four fifths of the bandwidth."""
-        slow = 1.0 if config.vector > 1 else 1.2
-        return problem.bytes / (device.gbps * 1e3 * 0.8) * slow + config.threads / 1e6 + 2.0
+        """The bytes over seven tenths of the bandwidth; the first config is the best one."""
+        slow = 1.0 + 0.05 * (config != self.configs(problem, device)[0])
+        return problem.bytes / (device.gbps * 1e3 * 0.7) * slow + 2.0
 
     def workspace_bytes(self, problem: PatchProblem, config: Config, device: Device) -> int:
         return 0
@@ -96,7 +98,8 @@ class Col2imGridStride(Im2colGridStride):
     def configs(self, problem: PatchProblem, device: Device) -> Sequence[Config]:
         width, unit = problem.spatial[-1], set(problem.stride[-2:]) == {1}
         vectors = [size for size in (4, 2, 1) if width % size == 0 and size * plans.SIZES[problem.dtype] <= 16]
-        return [Config(threads, vector) for vector in vectors if unit or vector == 1 for threads in (256, 128)]
+        vectors = [count for count in reversed(vectors) if unit or count == 1]
+        return [Config(threads, vector) for vector in vectors for threads in (128, 256)]
 
     def _threads_needed(self, problem: PatchProblem, config: Config) -> int:
         return problem.n * problem.c * prod(problem.spatial) // config.vector

@@ -65,7 +65,7 @@ def window_fields(problem: ConvProblem) -> dict[str, int]:
 
 def header(dtype: str) -> str:
     """What a stub begins with: float16 is included only where it is used, as its header takes longer than a kernel."""
-    return "#define TAPWISE_HALF\n" if dtype == "f16" else ""
+    return "#define WITH_HALF\n" if dtype == "f16" else ""
 
 
 def rejects_foreign(problem: Any, device: Device) -> str | None:

@@ -6,7 +6,7 @@ struct Arithmetic {
     using type = T;
 };
 
-#ifdef TAPWISE_HALF
+#ifdef WITH_HALF
 #include <cuda_fp16.h>
 
 template <>

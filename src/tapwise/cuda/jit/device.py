@@ -34,7 +34,7 @@ def why_none() -> str | None:
         return f"cuda-bindings is not installed (pip install tapwise[cuda]): {error}"
     try:
         (status,) = driver.cuInit(0)
-    except RuntimeError as error:
+    except (ImportError, OSError, RuntimeError) as error:
         return f"no NVIDIA driver: {error}"
     if status:
         return f"no NVIDIA driver: cuInit gives {status.name}"

@@ -1,0 +1,306 @@
+"""The CUDA backend without a GPU: every kernel compiles for every architecture, and what surrounds it is right."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tapwise
+from tapwise import dispatch, registry
+from tapwise import problem as problems
+from tapwise.algorithm import Algorithm, Config, Device
+from tapwise.cuda import arrays as device_arrays
+from tapwise.cuda import copy, patches, plan, reference
+from tapwise.cuda.arrays import DeviceArray
+from tapwise.cuda.direct import STEPS, Direct
+from tapwise.cuda.jit import compile as compiler
+from tapwise.cuda.jit.compile import Source
+from tapwise.cuda.jit.device import H200, architecture_of, why_none
+from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.sliding_window import SlidingWindow
+from tapwise.errors import CompileError, DeviceUnavailable, InvalidProblem
+from tapwise.problem import ConvProblem
+
+ARCHITECTURES = ["sm_80", "sm_90a", "sm_100a"]
+PROBLEMS = [
+    "c6 h768 w512 k6 r6 s6",
+    "c3 h1920 w2400 k3 r6 s6",
+    "c3 h1024 w1024 k3 r3 s3 bias relu",
+    "c3 h4096 w4096 k3 r3 s3 stride2",
+    "c1 h640 w640 k1 r3 s3",
+    "n2 c5 h11 w13 k7 r3 s3 pad1 residual gelu",
+    "c9 h13 w15 k9 r3 s3 pad1 groups9",
+    "c4 h10 w12 k5 r1 s7 pad0x3 f64",
+    "c5 h12 w16 k13 r3 s3 pad1 f16 silu",
+    "c16 h30 w30 k24 r3 s3 stride3 pad1:0x0:2",
+]
+PLAIN = [
+    "im2col n32 c64 h56 w56 r3 s3 pad1",
+    "im2col n2 c3 w50 s5 stride2 pad3:1 f16",
+    "im2col c2 d5 h6 w19 t2 r3 s3 stride1x2x2 pad1 dilation2x1x1 f64",
+    "im2col c3 h20 w20 r5 s5",
+    "col2im n32 c64 h56 w56 r3 s3 pad1",
+    "col2im c3 h224 w224 r7 s7 stride2 pad3 f64",
+    "col2im n2 c3 h20 w33 r3 s2 stride3x2 pad1 accumulate f16",
+]
+
+
+def algorithms(operator: str) -> list[Algorithm[Config]]:
+    return registry.of_backend("cuda", operator)
+
+
+def chosen(algorithm: Algorithm[Config], text: str) -> list[Config]:
+    """What is compiled of an algorithm for a problem: the model's three best configs."""
+    problem = problems.parse(text)
+    configs = algorithm.configs(problem, H200)  # type: ignore[arg-type]
+    return sorted(configs, key=lambda config: algorithm.predict_us(problem, config, H200))[:3]  # type: ignore[arg-type]
+
+
+@cache
+def sources() -> dict[str, Source]:
+    found = {f"reference {dtype}": reference.source(dtype) for dtype in plan.TYPES}
+    found |= {f"copy {size}": copy.source(size) for size in (1, 2, 4, 8)}
+    for text in (*PROBLEMS, *PLAIN):
+        problem = problems.parse(text)
+        for algorithm in algorithms(problem.operator):
+            for config in chosen(algorithm, text):
+                found[f"{text}, {algorithm.id} {config}"] = algorithm.source(problem, config)  # type: ignore[attr-defined]
+    # Every rung of the ladder, and every choice of the source documents' sliding window.
+    direct, window = Direct(), SlidingWindow()
+    problem = ConvProblem.parse("c6 h768 w512 k6 r6 s6")
+    for step in STEPS:
+        config = next(one for one in direct.configs(problem, H200) if one.step == step)
+        found[f"direct {step}"] = direct.source(problem, config)
+    for config in window.configs(problem, H200):
+        if config.threads in (64, 256, 1024):
+            found[f"sliding_window {config}"] = window.source(problem, config)
+    return found
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_kernel_compiles_without_spills(architecture: str) -> None:
+    assert len(sources()) > 70
+    for name, source in sources().items():
+        code, used = compiler.compile_now(source, architecture)
+        assert code[:4] == b"\x7fELF", name
+        assert used.registers > 0
+        assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{name}: {used}"
+
+
+def test_a_spill_is_seen() -> None:
+    text = sources()["direct outputs"].text.replace("(128, 1)", "(128, 12)")
+    _, used = compiler.compile_now(Source("direct", text), "sm_90a")
+    assert used.spill_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("file", "struct_name", "words"),
+    [
+        ("include/window.cuh", "Window", plan.WINDOW),
+        ("reference.cu", "Reference", reference.WORDS),
+        ("patches.cu", "Patches", patches.WORDS),
+        ("copy.cu", "Copy", copy.WORDS),
+    ],
+)
+def test_words_are_packed_in_the_order_of_the_struct(file: str, struct_name: str, words: tuple[str, ...]) -> None:
+    text = (compiler.FOLDER / file).read_text()
+    assert plan.words_of(text, struct_name) == tuple(words)
+
+
+def test_arguments_are_packed() -> None:
+    launch = Launch(Source("any", ""), ("x", "n", "y"), {"n": -7}, (1, 2, 3), (32, 1, 1))
+    assert struct.unpack("4q", launch._template) == (0, 0, -7, 0)
+    assert launch._open == {"x": 1, "y": 3}
+    with pytest.raises(KeyError, match="m"):
+        Launch(Source("any", ""), ("x",), {"m": 1}, (1, 1, 1), (1, 1, 1))
+    with pytest.raises(CompileError, match="grid"):
+        Launch(Source("any", ""), ("x",), {}, (1, 1 << 16, 1), (1, 1, 1))
+
+
+def covered(text: str, config: Config, algorithm: Direct | SlidingWindow) -> np.ndarray:
+    """How often each output (n, k, p, q) is computed, from the geometry alone."""
+    problem = ConvProblem.parse(text)
+    launch = algorithm.launch(problem, config)  # type: ignore[arg-type]
+    words = dict(zip(launch.names, launch.words, strict=True))
+    count = np.zeros(problem.y_shape, int)
+    if isinstance(config, type(Direct().configs(problem, H200)[0])):
+        columns, rows, channels = config.across * config.px, config.down * config.ty * config.each, config.k
+    else:
+        (columns, rows), channels = config.shape, 1  # type: ignore[attr-defined]
+    group_k = problem.k // problem.groups
+    for block in range(launch.grid[0]):
+        tile_q, rest = block % words["tiles_q"], block // words["tiles_q"]
+        tile_p, rest = rest % words["tiles_p"], rest // words["tiles_p"]
+        here = np.s_[tile_p * rows : (tile_p + 1) * rows, tile_q * columns : (tile_q + 1) * columns]
+        if isinstance(algorithm, SlidingWindow):
+            for plane in range(launch.grid[2]):
+                count[plane // problem.k, plane % problem.k][here] += 1
+            continue
+        tile_k, n = rest % words["tiles_k"], rest // words["tiles_k"]
+        group, tile = divmod(tile_k, words["tiles_k"] // problem.groups)
+        first = group * group_k + tile * channels
+        for k in range(first, min(first + channels, (group + 1) * group_k)):
+            count[n, k][here] += 1
+    return count
+
+
+@pytest.mark.parametrize("text", ["n2 c5 h37 w41 k7 r3 s3 pad1", "c6 h20 w70 k18 r3 s3 groups2", "c2 h90 w9 k1 r3 s3"])
+def test_every_output_is_computed_once(text: str) -> None:
+    for algorithm in (Direct(), SlidingWindow()):
+        for config in algorithm.configs(ConvProblem.parse(text), H200):
+            assert (covered(text, config, algorithm) == 1).all(), config
+
+
+@pytest.mark.parametrize("pad", range(5))
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16"])
+@pytest.mark.parametrize("width", [64, 66, 67])
+def test_tiles_of_direct_begin_on_a_copy(width: int, dtype: str, pad: int) -> None:
+    direct = Direct()
+    problem = ConvProblem.parse(f"c3 h40 w{width} k4 r3 s3 pad{pad} {dtype}")
+    for config in direct.configs(problem, H200):
+        copy_bytes, shift = direct._copy_bytes(problem, config), direct._shift(problem, config)
+        size = plan.SIZES[dtype]
+        assert shift >= 0
+        if copy_bytes:
+            assert width * size % copy_bytes == 0
+            for tile in range(3):
+                left = tile * config.across * config.px * problem.stride[1] - pad - shift
+                assert left * size % copy_bytes == 0
+        _, columns, _ = direct._tile(problem, config)
+        assert columns * size % 16 == 0
+        assert direct.shared_bytes(problem, config) <= H200.shared_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("c4 h5 w5 k4 r3 s3 dgrad", "fprop"),
+        ("c4 h5 w5 k4 r3 s3 bf16", "bf16"),
+        ("c4 w5 k4 s3", "spatial"),
+        ("c4 h5 w5 k4 r3 s3 nhwc", "NCHW"),
+        ("n0 c4 h5 w5 k4 r3 s3", "nothing"),
+        ("c1 h50000 w50000 k1 r1 s1", "2\\^31"),
+    ],
+)
+def test_refusals_say_why(text: str, says: str) -> None:
+    for algorithm in algorithms("conv"):
+        reason = algorithm.rejects(ConvProblem.parse(text), H200)  # type: ignore[arg-type]
+        assert reason is not None
+        assert re.search(says, reason), reason
+
+
+def test_direct_refuses_what_it_does_not_take() -> None:
+    for text, says in (
+        ("c4 h9 w9 k4 r3 s3 dilation2", "dilation"),
+        ("c4 h19 w19 k4 r9 s9", "taps"),
+        ("c4 h19 w19 k4 r3 s3 stride5", "strides"),
+    ):
+        assert says in (Direct().rejects(ConvProblem.parse(text), H200) or "")
+    assert "GPU" in (Direct().rejects(ConvProblem.parse(PROBLEMS[0]), Device("cpu", "a CPU", 2)) or "")
+
+
+def test_choice_needs_no_gpu() -> None:
+    problem = ConvProblem.parse("c6 h768 w512 k6 r6 s6")
+    choice = dispatch.choose(problem, H200)
+    assert choice.algorithm == "cuda.direct"
+    assert dispatch.choose(problem.replace(dilation=(2, 2)), H200).algorithm == "cuda.sliding_window"
+    assert {one.algorithm for one in dispatch.explain(problem, H200)} == {one.id for one in algorithms("conv")}
+
+
+@pytest.mark.skipif(why_none() is None, reason="there is a GPU")
+def test_without_a_gpu_the_call_says_so() -> None:
+    x, w = np.zeros((1, 3, 8, 8), np.float32), np.zeros((2, 3, 3, 3), np.float32)
+    for call in (
+        lambda: tapwise.conv2d(x, w, device="cuda"),
+        lambda: tapwise.prepare("c3 h8 w8 k2 r3 s3", w, device="cuda"),
+        lambda: tapwise.im2col(x, 3, device="cuda"),
+    ):
+        with pytest.raises(DeviceUnavailable, match="device='cuda'"):
+            call()
+    with pytest.raises(InvalidProblem, match="device='gpu'"):
+        tapwise.conv2d(x, w, device="gpu")
+
+
+def test_architectures() -> None:
+    found = [architecture_of(*capability) for capability in ((8, 0), (8, 6), (9, 0), (10, 0))]
+    assert found == ["sm_80", "sm_86", "sm_90a", "sm_100a"]
+
+
+# The cache of cubins
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("TAPWISE_CACHE_DIR", str(tmp_path))
+    yield tmp_path / "cuda"
+
+
+def test_cubins_are_kept(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = copy.source(4)
+    code = compiler.cubin(source, "sm_80")
+    (path,) = fresh.glob("copy-sm_80-*.cubin")
+    monkeypatch.setattr(compiler, "compile_now", lambda *_: pytest.fail("compiled again"))
+    assert compiler.cubin(source, "sm_80") == code
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.warns(RuntimeWarning, match="damaged"), pytest.raises(pytest.fail.Exception):
+        compiler.cubin(source, "sm_80")
+
+
+def test_a_changed_include_is_another_cubin(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, read = reference.source("f32"), compiler._read
+    compiler.cubin(source, "sm_90a")
+    monkeypatch.setattr(compiler, "_read", lambda name: read(name) + "// more\n" * (name == "types.cuh"))
+    compiler.cubin(source, "sm_90a")
+    assert len(list(fresh.glob("*.cubin"))) == 2
+
+
+def test_bad_code_is_a_compile_error(fresh: Path) -> None:
+    with pytest.raises(CompileError, match="nonsense"):
+        compiler.compile_now(Source("bad", "nonsense here"), "sm_90a")
+    with pytest.raises(CompileError, match=r"missing\.cuh"):
+        compiler.cubin(Source("bad", '#include "missing.cuh"\n'), "sm_90a")
+
+
+# Views of device memory, against NumPy's
+
+
+def mirrored(array: np.ndarray) -> DeviceArray:
+    """A DeviceArray with an array's address, shape and strides: nothing reads its memory."""
+    return DeviceArray(array.ctypes.data, array.shape, array.strides, array.dtype, 0, "other", array)
+
+
+@pytest.mark.parametrize(
+    "key", [None, np.s_[None, :], np.s_[:, :, None], np.s_[:, :, 0], np.s_[1], np.s_[1, :, None, 2], np.s_[:, None, 3]]
+)
+def test_views(key: object) -> None:
+    array = np.zeros((3, 5, 7), np.float32)[::-1, :, ::2]
+    view, wanted = mirrored(array)[key], array[key]  # type: ignore[index]
+    assert (view.ptr, view.shape, view.ndim, view.size) == (wanted.ctypes.data, wanted.shape, wanted.ndim, wanted.size)
+    kept = [axis for axis, size in enumerate(wanted.shape) if size > 1]
+    assert [view.strides[axis] for axis in kept] == [wanted.strides[axis] for axis in kept]
+
+
+def test_transposed_dense_and_spans() -> None:
+    array = np.zeros((2, 3, 4, 5), np.float32)
+    for candidate in (array, array[:, :, ::2], array[::-1], array[:, :1], array[:0], array.transpose(0, 2, 3, 1)):
+        view = mirrored(candidate)
+        assert view.dense_as(tuple(range(4))) == candidate.flags.c_contiguous
+        assert view.spans() == np.lib.array_utils.byte_bounds(candidate) or candidate.size == 0
+        assert view.transpose(0, 2, 3, 1).shape == candidate.transpose(0, 2, 3, 1).shape
+    assert mirrored(array.transpose(0, 3, 1, 2)).transpose(0, 2, 3, 1).dense_as((0, 1, 2, 3))
+    with pytest.raises(TypeError, match="index"):
+        mirrored(array)[::2]
+
+
+def test_where_arrays_lie() -> None:
+    import torch
+
+    assert not device_arrays.is_device(np.zeros(3)) and not device_arrays.is_device(torch.zeros(3))
+    assert device_arrays.is_device(mirrored(np.zeros(3)))
+    assert mirrored(np.zeros((2, 3), np.float32)).__cuda_array_interface__["typestr"] == "<f4"

@@ -1,0 +1,205 @@
+"""On a GPU: every algorithm against float64, arrays of every library, streams, graphs, and the same bits each time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tapwise
+from tapwise import problem as problems
+from tapwise import registry, verify
+from tapwise.cuda.jit.device import gpu
+from tapwise.errors import InvalidProblem
+from tapwise.reference import convolve
+
+pytestmark = pytest.mark.cuda
+
+CONVOLUTIONS = [
+    "c5 h11 w13 k7 r3 s3 pad1",
+    "n2 c3 h17 w19 k9 r5 s5 stride2 pad2",
+    "c6 h12 w9 k8 r3 s3 pad2 dilation2 bias relu",
+    "c8 h9 w9 k6 r3 s3 pad1 groups2 residual tanh",
+    "c17 h7 w9 k19 r1 s1 bias gelu",
+    "c4 h10 w12 k5 r1 s7 pad0x3",
+    "c9 h13 w15 k9 r3 s3 pad1 groups9 sigmoid",
+    "c3 h40 w64 k4 r3 s3 pad2:1x3:0 stride2x1",
+    "n3 c2 h33 w40 k13 r3 s3 pad1 bias silu",
+    "c1 h70 w131 k1 r8 s8",
+    "c2 h4 w5 k3 r3 s3 pad4 relu6",
+]
+PATCHES = [
+    "n2 c3 h13 w17 r3 s3 stride2 pad1",
+    "c4 h9 w9 r2 s2",
+    "n2 c5 h20 w32 r3 s3 pad1",
+    "c2 h15 w40 r3 s3 stride3 pad0:1x2:0 dilation1x2",
+    "c2 h11 w26 r1 s7 stride1x3 pad0x5",
+    "n3 c2 w50 s5 stride2 pad3:1",
+    "c2 d5 h6 w19 t2 r3 s3 stride1x2x2 pad1 dilation2x1x1",
+]
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16"])
+@pytest.mark.parametrize("text", CONVOLUTIONS)
+@pytest.mark.parametrize("identifier", [name for name in registry.ALGORITHMS["conv"] if name.startswith("cuda.")])
+def test_convolution(identifier: str, text: str, dtype: str) -> None:
+    problem, device = problems.parse(f"{text} {dtype}"), gpu()
+    algorithm = registry.get(identifier)
+    if algorithm.rejects(problem, device):
+        return
+    configs = list(algorithm.configs(problem, device))
+    for config in {configs[0], configs[-1], configs[len(configs) // 2], configs[-5]}:
+        for integers in (False, True):
+            verdict = verify.check(problem, identifier, config, device=device, integers=integers)
+            assert verdict, f"{config}: {verdict.message}"
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16"])
+@pytest.mark.parametrize("text", PATCHES)
+@pytest.mark.parametrize("operator", ["im2col", "col2im"])
+def test_patches(operator: str, text: str, dtype: str) -> None:
+    problem, device = problems.parse(f"{operator} {text} {dtype}"), gpu()
+    for config in registry.get("cuda.grid_stride", operator).configs(problem, device):
+        verdict = verify.check(problem, "cuda.grid_stride", config, device=device)
+        assert verdict, f"{config}: {verdict.message}"
+
+
+def data() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 3, 20, 24), dtype=np.float32)
+    w = rng.standard_normal((5, 3, 3, 3), dtype=np.float32)
+    problem = problems.parse("n2 c3 h20 w24 k5 r3 s3 pad1")
+    return x, w, convolve(problem, x, w)  # type: ignore[arg-type]
+
+
+def test_torch_tensors_of_any_strides() -> None:
+    import torch
+
+    x, w, wanted = data()
+    t, f = torch.from_numpy(x).cuda(), torch.from_numpy(w).cuda()
+    wide = torch.empty(2, 3, 20, 48, device="cuda")
+    wide[..., ::2] = t
+    for image in (t, wide[..., ::2], t.transpose(2, 3).contiguous().transpose(2, 3)):
+        y = tapwise.conv2d(image, f, padding=1)
+        assert y.is_cuda and y.dtype == torch.float32
+        np.testing.assert_allclose(y.cpu().numpy(), wanted, rtol=1e-4, atol=1e-5)
+    out = torch.empty(5, 2, 20, 24, device="cuda").transpose(0, 1)
+    assert tapwise.conv2d(t, f, padding=1, out=out) is out
+    np.testing.assert_allclose(out.cpu().numpy(), wanted, rtol=1e-4, atol=1e-5)
+    single = tapwise.conv2d(t[0], f, padding=1)
+    np.testing.assert_allclose(single.cpu().numpy(), wanted[0], rtol=1e-4, atol=1e-5)
+    columns = tapwise.im2col(t, 3, padding=1)
+    torch.testing.assert_close(columns, torch.nn.functional.unfold(t, 3, padding=1))
+    torch.testing.assert_close(
+        tapwise.col2im(columns, (20, 24), 3, padding=1), torch.nn.functional.fold(columns, (20, 24), 3, padding=1)
+    )
+    image = torch.ones(2, 3, 20, 24, device="cuda")
+    added = tapwise.col2im(columns, (20, 24), 3, padding=1, out=image, accumulate=True)
+    torch.testing.assert_close(added, 1 + torch.nn.functional.fold(columns, (20, 24), 3, padding=1))
+
+
+def test_numpy_arrays_go_there_and_back() -> None:
+    x, w, wanted = data()
+    y = tapwise.conv2d(x[:, :, ::-1][:, :, ::-1], w, padding=1, device="cuda")
+    assert isinstance(y, np.ndarray)
+    np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
+    out = np.empty_like(y)
+    assert tapwise.conv2d(x, w, padding=1, device="cuda:0", out=out) is out
+    np.testing.assert_array_equal(out, y)
+    layer = tapwise.prepare("n2 c3 h20 w24 k5 r3 s3 pad1", w, device="cuda")
+    np.testing.assert_array_equal(layer(x), y)
+
+
+def test_cupy_and_other_arrays() -> None:
+    cupy = pytest.importorskip("cupy")
+    x, w, wanted = data()
+    y = tapwise.conv2d(cupy.asarray(x)[:, :, ::1], cupy.asarray(w), padding=1)
+    assert isinstance(y, cupy.ndarray)
+    np.testing.assert_allclose(y.get(), wanted, rtol=1e-4, atol=1e-5)
+
+    class Other:
+        """An array of a library that is not known: its memory is all that it tells."""
+
+        def __init__(self, array: Any) -> None:
+            self._array, self.__cuda_array_interface__ = array, array.__cuda_array_interface__
+
+    z = tapwise.conv2d(Other(cupy.asarray(x)), Other(cupy.asarray(w)), padding=1)
+    np.testing.assert_allclose(cupy.asarray(z).get(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_arrays_in_two_places_are_refused() -> None:
+    import torch
+
+    x, w, _ = data()
+    for first, second in ((torch.from_numpy(x).cuda(), w), (x, torch.from_numpy(w).cuda())):
+        with pytest.raises(InvalidProblem, match="one place"):
+            tapwise.conv2d(first, second)
+    with pytest.raises(InvalidProblem, match="device='cpu'"):
+        tapwise.conv2d(torch.from_numpy(x).cuda(), torch.from_numpy(w).cuda(), device="cpu")
+
+
+def test_the_current_stream_and_graphs() -> None:
+    import torch
+
+    x, w, wanted = data()
+    t = torch.from_numpy(x).cuda()
+    layer = tapwise.prepare("n2 c3 h20 w24 k5 r3 s3 pad1", torch.from_numpy(w).cuda())
+    layer(t)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    torch.cuda.synchronize()
+    results = []
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            results.append([layer(t + number) for number in range(20)])
+    torch.cuda.synchronize()
+    for one, two in zip(*results, strict=True):
+        assert torch.equal(one, two)
+    np.testing.assert_allclose(results[0][0].cpu().numpy(), wanted, rtol=1e-4, atol=1e-5)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = layer(t)
+    t.mul_(2)
+    graph.replay()
+    torch.cuda.synchronize()
+    np.testing.assert_allclose(y.cpu().numpy(), 2 * wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_thread_without_a_context() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    import torch
+
+    x, w, wanted = data()
+    t = torch.from_numpy(x).cuda()
+    layer = tapwise.prepare("n2 c3 h20 w24 k5 r3 s3 pad1", torch.from_numpy(w).cuda())
+    with ThreadPoolExecutor(4) as pool:
+        for y in pool.map(lambda _: layer(t), range(16)):
+            np.testing.assert_allclose(y.cpu().numpy(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_the_same_bits_each_time() -> None:
+    import torch
+
+    torch.manual_seed(0)
+    x, w = torch.randn(1, 6, 200, 201, device="cuda"), torch.randn(6, 6, 6, 6, device="cuda")
+    columns = torch.randn(2, 27, 400, device="cuda")
+    for identifier in ("cuda.direct", "cuda.sliding_window"):
+        first = tapwise.conv2d(x, w, algorithm=identifier)
+        assert all(torch.equal(first, tapwise.conv2d(x, w, algorithm=identifier)) for _ in range(100))
+    first = tapwise.col2im(columns, (20, 20), 3, padding=1)
+    assert all(torch.equal(first, tapwise.col2im(columns, (20, 20), 3, padding=1)) for _ in range(100))
+
+
+def test_more_than_2_31_elements() -> None:
+    import torch
+
+    x = torch.ones(40, 1, 7400, 7400, device="cuda", dtype=torch.float16)
+    assert x.numel() > 1 << 31
+    w = torch.ones(1, 1, 2, 2, device="cuda", dtype=torch.float16)
+    for identifier in ("cuda.direct", "cuda.sliding_window"):
+        y = tapwise.conv2d(x, w, algorithm=identifier)
+        assert bool((y == 4).all())
+    del y
+    columns = tapwise.im2col(x[:, :, :, :7398], (1, 2), stride=(1, 2))
+    assert columns.numel() > 1 << 31 and bool((columns == 1).all())

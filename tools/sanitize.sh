@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Every CUDA kernel under compute-sanitizer: memory, races, reads of what nobody wrote, barriers. Needs a GPU.
+#
+# tools/sanitize.sh [PYTHON]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+python=${1:-python3}
+export PYTORCH_NO_CUDA_MEMORY_CACHING=1 # so that one tensor's memory is not within another's
+for tool in memcheck racecheck initcheck synccheck; do
+    echo "== $tool"
+    compute-sanitizer --tool "$tool" --error-exitcode 1 --kernel-name kns=kernel \
+        "$python" -m pytest -q -m cuda tests/test_cuda_gpu.py -k "convolution or patches" -p no:cacheprovider
+done
