@@ -20,7 +20,7 @@ from tapwise.errors import CompileError
 
 FOLDER: Final = Path(__file__).parent.parent
 INCLUDES: Final = (FOLDER, FOLDER / "include")
-OPTIONS: Final = {"std": "c++17", "device_as_default_execution_space": True}
+OPTIONS: Final[dict[str, Any]] = {"std": "c++17", "device_as_default_execution_space": True}
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -64,13 +64,20 @@ def cubin(source: Source, architecture: str) -> bytes:
     words = [source.text, *_texts(source.text), repr(sorted(OPTIONS.items())), architecture, nvrtc_version()]
     key = sha256(chr(0).join(words).encode()).hexdigest()[:32]
     path = settings.cache_dir() / "cuda" / f"{source.name}-{architecture}-{key}.cubin"
-    return disk_cache.load(path, lambda: compile_now(source, architecture)[0])
+    return disk_cache.load(path, lambda: _compile(source, architecture)[0])
 
 
 def compile_now(source: Source, architecture: str) -> tuple[bytes, Resources]:
     """The cubin and what it uses; no cache. Raises CompileError with NVRTC's messages."""
+    # NVRTC has a cache of its own, and reports nothing of what it finds there.
+    code, log = _compile(source, architecture, no_cache=True)
+    return code, _resources(log, source)
+
+
+def _compile(source: Source, architecture: str, **more: Any) -> tuple[bytes, str]:
+    """The cubin and ptxas' report."""
     core = _core()
-    options: dict[str, Any] = dict(OPTIONS)
+    options = OPTIONS | more
     if "bundled" in _headers():
         options["use_bundled_headers"] = True
     folders = [str(folder) for folder in (*INCLUDES, *(path for path in _headers() if path != "bundled"))]
@@ -83,7 +90,7 @@ def compile_now(source: Source, architecture: str) -> tuple[bytes, Resources]:
         code = program.compile("cubin", logs=log).code
     except Exception as error:
         raise CompileError(f"{source.name} for {architecture} does not compile: {error}\n{log.getvalue()}") from error
-    return bytes(code), _resources(log.getvalue(), source)
+    return bytes(code), log.getvalue()
 
 
 def _core() -> Any:
