@@ -178,6 +178,32 @@ def test_a_thread_without_a_context() -> None:
             np.testing.assert_allclose(y.cpu().numpy(), wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_prepared_filters_are_copies() -> None:
+    import torch
+
+    x, w, wanted = data()
+    filters = torch.from_numpy(w).cuda()
+    layer = tapwise.prepare("n2 c3 h20 w24 k5 r3 s3 pad1", filters)
+    filters.zero_()
+    np.testing.assert_allclose(layer(torch.from_numpy(x).cuda()).cpu().numpy(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_views_that_begin_anywhere() -> None:
+    import torch
+
+    _, w, _ = data()
+    filters = torch.from_numpy(w).cuda()
+    memory = torch.randn(2 * 3 * 20 * 24 + 8, device="cuda")
+    layer = tapwise.prepare("n2 c3 h20 w24 k5 r3 s3 pad1", filters)
+    for start in range(5):
+        x = memory[start : start + 2 * 3 * 20 * 24].view(2, 3, 20, 24)
+        wanted = torch.nn.functional.conv2d(x.double(), filters.double(), padding=1).float()
+        torch.testing.assert_close(layer(x), wanted)
+        torch.testing.assert_close(tapwise.im2col(x, 3), torch.nn.functional.unfold(x, 3))
+        out = torch.empty(2 * 5 * 20 * 24 + 8, device="cuda")[start : start + 2 * 5 * 20 * 24].view(2, 5, 20, 24)
+        torch.testing.assert_close(layer(x, out=out), wanted)
+
+
 def test_the_same_bits_each_time() -> None:
     import torch
 

@@ -174,7 +174,8 @@ def channels_first(array: Any) -> Any:
 def is_dense(array: Array, layout: str) -> bool:
     """Whether elements lie without gaps in that memory order, each on an address of its size."""
     if isinstance(array, DeviceArray):
-        return array.dense_as(_order(array.ndim, layout)) and array.ptr % array.dtype.itemsize == 0
+        # Kernels read and write up to 16 bytes at once.
+        return array.dense_as(_order(array.ndim, layout)) and array.ptr % cuda.ALIGNMENT == 0
     ordered = array if layout == "nchw" else channels_last(array)
     return ordered.flags.c_contiguous and ordered.flags.aligned and array.dtype.isnative
 

@@ -17,6 +17,9 @@ import numpy as np
 
 from tapwise.errors import InvalidProblem
 
+# Bytes that the first element of a dense array lies on a multiple of.
+ALIGNMENT = 16
+
 
 @dataclass(frozen=True)
 class DeviceArray:
@@ -218,13 +221,14 @@ def give(array: DeviceArray) -> Any:
 def stream_of(array: DeviceArray) -> int:
     """The handle of the stream that the array's library works on in this thread; the default stream for others."""
     if array.library == "torch":
-        return _torch_stream()(array.index)
+        return torch_stream()(array.index)
     if array.library == "cupy":
         return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
     return 0
 
 
-def _torch_stream() -> Callable[[int], int]:
+def torch_stream() -> Callable[[int], int]:
+    """PyTorch's current stream of a GPU, as a function of its number that gives a handle."""
     torch = sys.modules["torch"]
     # The public way makes an object for each call, which takes longer than a launch.
     raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)

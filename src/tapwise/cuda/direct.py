@@ -147,7 +147,9 @@ class Direct(Algorithm[Config]):
         cycles = each * share * warps / 4 / min(0.75, 0.25 * max(scheduler, 0.25))
         gigahertz = device.gflops / 256
         slow = {"f64": 2.0}.get(problem.dtype, 1.0)
-        memory = problem.bytes / (device.gbps * 1e3 * (0.62 if config.each > 1 else 0.58))
+        cycles *= 0.97 if config.resident > 1 else 1.0
+        share_of_memory = 0.58 if config.each == 1 else 0.62 if stride_h == 1 else 0.5
+        memory = problem.bytes / (device.gbps * 1e3 * share_of_memory)
         return max(cycles * slow / gigahertz / 1e3, memory) + 3.0
 
     def _blocks(self, problem: ConvProblem, config: Config) -> int:

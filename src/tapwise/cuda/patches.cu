@@ -18,43 +18,50 @@ struct __align__(sizeof(T) * VECTOR) Pack {
 
 // I counts elements: unsigned where they are fewer than 2^31, as 64-bit divisions take longer than the rest. K0, K1, K2: the
 // kernel's sizes, so that the reads of several taps are under way together; 0 where they are known at run time only.
-template <typename T, int VECTOR, int K0, int K1, int K2, typename I>
+// SPREAD: a thread has one tap only, where kernels are large and windows few.
+template <typename T, int VECTOR, int K0, int K1, int K2, bool SPREAD, typename I>
 __device__ __forceinline__ void im2col(const Patches &a) {
     const int kernel0 = K0 ? K0 : a.kernel[0], kernel1 = K1 ? K1 : a.kernel[1], kernel2 = K2 ? K2 : a.kernel[2];
     const int size1 = a.size[1], size2 = a.size[2], out1 = a.out[1], out2 = a.out[2];
     const long long windows = a.out[0] * out1 * out2, taps = (long long)kernel0 * kernel1 * kernel2;
-    const I packs = windows / VECTOR, total = a.planes * packs, step = gridDim.x * blockDim.x;
+    const I packs = windows / VECTOR, rows = SPREAD ? a.planes * taps : a.planes;
+    const I total = rows * packs, step = gridDim.x * blockDim.x;
     for (I i = blockIdx.x * (I)blockDim.x + threadIdx.x; i < total; i += step) {
-        const long long plane = i / packs, first = i % packs * VECTOR;
+        const long long row = i / packs, plane = SPREAD ? row / taps : row, first = i % packs * VECTOR;
+        const int tap = SPREAD ? row % taps : 0;
         const T *x = static_cast<const T *>(a.x) + plane * a.size[0] * size1 * size2;
-        T *y = static_cast<T *>(a.y) + plane * taps * windows + first;
+        T *y = static_cast<T *>(a.y) + (plane * taps + tap) * windows + first;
         int at0[VECTOR], at1[VECTOR], at2[VECTOR];
 #pragma unroll
         for (int v = 0; v < VECTOR; ++v) {
-            const unsigned window = first + v, row = window / out2;
-            at0[v] = (int)(row / out1) * (int)a.stride[0] - (int)a.pad[0];
-            at1[v] = (int)(row % out1) * (int)a.stride[1] - (int)a.pad[1];
+            const unsigned window = first + v, line = window / out2;
+            at0[v] = (int)(line / out1) * (int)a.stride[0] - (int)a.pad[0];
+            at1[v] = (int)(line % out1) * (int)a.stride[1] - (int)a.pad[1];
             at2[v] = (int)(window % out2) * (int)a.stride[2] - (int)a.pad[2];
         }
-#pragma unroll(K0 ? K0 : 1)
-        for (int k0 = 0; k0 < kernel0; ++k0)
-#pragma unroll(K1 ? K1 : 1)
-            for (int k1 = 0; k1 < kernel1; ++k1)
-#pragma unroll(K2 ? K2 : 1)
-                for (int k2 = 0; k2 < kernel2; ++k2, y += windows) {
-                    const int d0 = k0 * (int)a.dilation[0], d1 = k1 * (int)a.dilation[1], d2 = k2 * (int)a.dilation[2];
-                    Pack<T, VECTOR> values;
+        auto write = [&](int k0, int k1, int k2) {
+            const int d0 = k0 * (int)a.dilation[0], d1 = k1 * (int)a.dilation[1], d2 = k2 * (int)a.dilation[2];
+            Pack<T, VECTOR> values;
 #pragma unroll
-                    for (int v = 0; v < VECTOR; ++v) {
-                        const int i0 = at0[v] + d0, i1 = at1[v] + d1, i2 = at2[v] + d2;
-                        const bool real = (unsigned)i0 < (unsigned)a.size[0] && (unsigned)i1 < (unsigned)size1 &&
-                                          (unsigned)i2 < (unsigned)size2;
-                        // Read from a place that is there in any case, and without a branch, reads go out together.
-                        const T value = x[real ? ((long long)i0 * size1 + i1) * size2 + i2 : 0];
-                        values.item[v] = real ? value : T(0.f);
-                    }
-                    *reinterpret_cast<Pack<T, VECTOR> *>(y) = values;
-                }
+            for (int v = 0; v < VECTOR; ++v) {
+                const int i0 = at0[v] + d0, i1 = at1[v] + d1, i2 = at2[v] + d2;
+                const bool real = (unsigned)i0 < (unsigned)a.size[0] && (unsigned)i1 < (unsigned)size1 &&
+                                  (unsigned)i2 < (unsigned)size2;
+                values.item[v] = real ? x[((long long)i0 * size1 + i1) * size2 + i2] : T(0.f);
+            }
+            *reinterpret_cast<Pack<T, VECTOR> *>(y) = values;
+            y += windows;
+        };
+        if constexpr (SPREAD) {
+            write(tap / kernel2 / kernel1, tap / kernel2 % kernel1, tap % kernel2);
+        } else {
+#pragma unroll(K0 ? K0 : 1)
+            for (int k0 = 0; k0 < kernel0; ++k0)
+#pragma unroll(K1 ? K1 : 1)
+                for (int k1 = 0; k1 < kernel1; ++k1)
+#pragma unroll(K2 ? K2 : 1)
+                    for (int k2 = 0; k2 < kernel2; ++k2) write(k0, k1, k2);
+        }
     }
 }
 
@@ -67,6 +74,8 @@ __device__ __forceinline__ int window_at(int distance, int stride, int out) {
 }
 
 // A thread has VECTOR neighbouring elements of a row (more than one with a stride of 1 only); rows are multiples of it.
+// STRIDE 1: taps are unrolled, and each reads from a place that is there in any case: without a branch, reads go out
+// together. Else, without dilation, only those taps are gone through that meet a window.
 template <typename T, int VECTOR, int STRIDE, int K0, int K1, int K2, bool ACCUMULATE, typename I>
 __device__ __forceinline__ void col2im(const Patches &a) {
     using A = typename Arithmetic<T>::type;
@@ -82,24 +91,33 @@ __device__ __forceinline__ void col2im(const Patches &a) {
         A sum[VECTOR];
 #pragma unroll
         for (int v = 0; v < VECTOR; ++v) sum[v] = 0;
+        const bool steps = STRIDE != 1 && a.dilation[1] == 1 && a.dilation[2] == 1;
+        const int step1 = steps ? (int)a.stride[1] : 1, step2 = steps ? (int)a.stride[2] : 1;
+        const int first1 = steps ? at1 % step1 : 0, first2 = steps ? at2 % step2 : 0;
 #pragma unroll(K0 ? K0 : 1)
         for (int k0 = 0; k0 < kernel0; ++k0) {
             const int w0 = window_at<0>(at0 - k0 * (int)a.dilation[0], a.stride[0], a.out[0]);
-#pragma unroll(K1 ? K1 : 1)
-            for (int k1 = 0; k1 < kernel1; ++k1) {
+            auto gather = [&](int k1, int k2) {
                 const int w1 = window_at<STRIDE>(at1 - k1 * (int)a.dilation[1], a.stride[1], out1);
                 const bool real = w0 >= 0 && w1 >= 0;
-                const T *line = columns + (real ? ((long long)w0 * out1 + w1) * out2 : 0);
-#pragma unroll(K2 ? K2 : 1)
-                for (int k2 = 0; k2 < kernel2; ++k2, columns += windows, line += windows) {
-                    const int distance = at2 - k2 * (int)a.dilation[2];
+                const long long tap = ((long long)k0 * kernel1 + k1) * kernel2 + k2;
+                const T *line = columns + tap * windows + (real ? ((long long)w0 * out1 + w1) * out2 : 0);
+                const int distance = at2 - k2 * (int)a.dilation[2];
 #pragma unroll
-                    for (int v = 0; v < VECTOR; ++v) {
-                        const int w2 = window_at<STRIDE>(distance + v, a.stride[2], out2);
-                        const A value = widen(line[max(w2, 0)]);
-                        sum[v] += real && w2 >= 0 ? value : A(0);
-                    }
+                for (int v = 0; v < VECTOR; ++v) {
+                    const int w2 = window_at<STRIDE>(distance + v, a.stride[2], out2);
+                    const A value = widen(line[max(w2, 0)]);
+                    sum[v] += real && w2 >= 0 ? value : A(0);
                 }
+            };
+            if constexpr (STRIDE == 1) {
+#pragma unroll(K1 ? K1 : 1)
+                for (int k1 = 0; k1 < kernel1; ++k1)
+#pragma unroll(K2 ? K2 : 1)
+                    for (int k2 = 0; k2 < kernel2; ++k2) gather(k1, k2);
+            } else {
+                for (int k1 = first1; k1 < kernel1; k1 += step1)
+                    for (int k2 = first2; k2 < kernel2; k2 += step2) gather(k1, k2);
             }
         }
         Pack<T, VECTOR> *y = reinterpret_cast<Pack<T, VECTOR> *>(static_cast<T *>(a.y) + (long long)i * VECTOR), values;

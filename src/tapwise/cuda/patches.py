@@ -22,16 +22,19 @@ _TRIPLES: Final = ("size", "kernel", "out", "stride", "pad", "dilation")
 WORDS: Final = ("x", "y", "planes", *(f"{name}{axis}" for name in _TRIPLES for axis in range(3)))
 # Kernels of up to so many taps are unrolled.
 MOST_TAPS: Final = 16
+# Windows a multiprocessor that are too few to keep it busy.
+FEW: Final = 2048
 # Waves of blocks: enough that the last one is a small part.
 BLOCKS_EACH: Final = 64
 
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """threads of a block; windows that a thread writes together (im2col)."""
+    """threads of a block; neighbours that a thread computes together; spread: a thread has one tap only (im2col)."""
 
     threads: int
     vector: int
+    spread: bool = False
 
 
 class Im2colGridStride(Algorithm[Config]):
@@ -55,7 +58,10 @@ class Im2colGridStride(Algorithm[Config]):
         vectors = [count for count in (4, 2, 1) if windows % count == 0 and count * size <= 16]
         found = [Config(threads, vector) for vector in vectors for threads in (128, 256)]
         # One element a thread is best where taps begin on cache lines, else several: a store then covers whole sectors.
-        return sorted(found, key=lambda c: (c.vector != 1, -c.threads) if windows * size % 128 == 0 else (0, 0))
+        found.sort(key=lambda c: (c.vector != 1, -c.threads) if windows * size % 128 == 0 else (0, 0))
+        spread = [Config(256, vector, True) for vector in vectors]
+        few = problem.n * problem.c * windows < FEW * device.threads
+        return spread + found if few and prod(problem.kernel) > MOST_TAPS else found + spread
 
     def predict_us(self, problem: PatchProblem, config: Config, device: Device) -> float:
         """The bytes over seven tenths of the bandwidth; the first config is the best one."""
@@ -69,11 +75,12 @@ class Im2colGridStride(Algorithm[Config]):
         return plans.CudaPlan(problem, device, [self.launch(problem, config, device)])
 
     def _threads_needed(self, problem: PatchProblem, config: Config) -> int:
-        return problem.n * problem.c * prod(problem.output) // config.vector
+        taps = prod(problem.kernel) if config.spread else 1
+        return problem.n * problem.c * taps * prod(problem.output) // config.vector
 
     def source(self, problem: PatchProblem, config: Config) -> Source:
-        count = _counter(self._threads_needed(problem, config))
-        words = f"{plans.TYPES[problem.dtype]}, {config.vector}, {_kernel(problem)}, {count}"
+        count, spread = _counter(self._threads_needed(problem, config)), "true" if config.spread else "false"
+        words = f"{plans.TYPES[problem.dtype]}, {config.vector}, {_kernel(problem)}, {spread}, {count}"
         header = plans.header(problem.dtype)
         return stub("patches.cu", "im2col", words, "Patches", config.threads, header=header)
 
@@ -98,7 +105,9 @@ class Col2imGridStride(Im2colGridStride):
     def configs(self, problem: PatchProblem, device: Device) -> Sequence[Config]:
         width, unit = problem.spatial[-1], set(problem.stride[-2:]) == {1}
         vectors = [size for size in (4, 2, 1) if width % size == 0 and size * plans.SIZES[problem.dtype] <= 16]
-        vectors = [count for count in reversed(vectors) if unit or count == 1]
+        vectors = [count for count in vectors if unit or count == 1]
+        # Two elements a thread measured best, then four.
+        vectors.sort(key=lambda count: (2, 4, 1).index(count))
         return [Config(threads, vector) for vector in vectors for threads in (128, 256)]
 
     def _threads_needed(self, problem: PatchProblem, config: Config) -> int:

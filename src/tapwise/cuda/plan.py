@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -46,9 +46,12 @@ class CudaPlan(Plan):
     ) -> None:  # fmt: skip
         given = {"x": x, "w": packed, "y": y, "workspace": workspace, "bias": bias, "residual": residual}
         addresses = {name: array.ptr for name, array in given.items() if array is not None}
-        handle = stream_of(x) if stream is None else int(stream)
+        self.enqueue(addresses, stream_of(x) if stream is None else int(stream))
+
+    def enqueue(self, addresses: Mapping[str, int], stream: int) -> None:
+        """Launch the kernels on a stream, with the addresses of their arrays by name."""
         for launch in self.launches:
-            launch(addresses, handle)
+            launch(addresses, stream)
 
 
 def window_fields(problem: ConvProblem) -> dict[str, int]:

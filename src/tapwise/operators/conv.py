@@ -12,6 +12,7 @@ import numpy as np
 
 from tapwise import arrays, dispatch, registry
 from tapwise.algorithm import Choice, Config, Device, Plan
+from tapwise.cuda.plan import CudaPlan
 from tapwise.errors import InvalidProblem
 from tapwise.operators.parameters import device_of, numbers, sides_of, whole
 from tapwise.problem import ConvProblem
@@ -134,7 +135,9 @@ class PreparedConv:
         self.device = device_of(filters, threads)
         planar = as_images(problem)
         self.choice, self.plan = _plan(planar, self.device, algorithm, config, True)
-        self._packed = self.plan.pack(_lift(filters, problem, False))
+        # A plan for a GPU may take filters as they are, and so the user's own.
+        mine = filters if index is None else arrays.copy(filters)
+        self._packed = self.plan.pack(_lift(mine, problem, False))
         self._bias = None if offset is None else arrays.copy(offset)
         self._run = self.plan.run
         # What a call without any conversion looks like: a NumPy array of this dtype, shape and strides.
@@ -146,6 +149,9 @@ class PreparedConv:
         n, k, *output = planar.y_shape
         self._channels_last = problem.layout == "nhwc"
         self._y_memory = (n, *output, k) if self._channels_last else (n, k, *output)
+        self._torch: Any = None
+        if index is not None and not self._upload and planar is problem and not problem.residual:
+            self._torch = _TorchCall.of(self, filters)
         self._free: list[np.ndarray] | None = None
         self._workspace_size = 0
         if self.plan.workspace_bytes and index is None:
@@ -179,6 +185,8 @@ class PreparedConv:
                 self._run(x, self._packed, y, workspace, bias=self._bias)
                 self._free.append(workspace)
             return y
+        if self._torch is not None and residual is None and out is None and self._torch.takes(x):
+            return self._torch(x)
         return self._call(x, residual, out)
 
     def _call(self, x: Any, residual: Any, out: Any) -> Any:
@@ -195,6 +203,57 @@ class PreparedConv:
 
     def __repr__(self) -> str:
         return f"<tapwise.PreparedConv '{self.problem}' with {self.choice.algorithm}>"
+
+
+class _TorchCall:
+    """A prepared operator on tensors of a GPU that need no conversion: what is left is memory for y, and a launch."""
+
+    @classmethod
+    def of(cls, operator: PreparedConv, filters: Any) -> _TorchCall | None:
+        """Where the filters are PyTorch's and the kernels need no memory of their own."""
+        if filters.library != "torch" or operator.plan.workspace_bytes or not isinstance(operator.plan, CudaPlan):
+            return None
+        return cls(operator, filters)
+
+    def __init__(self, operator: PreparedConv, filters: Any) -> None:
+        import torch
+
+        from tapwise.cuda.arrays import ALIGNMENT, torch_stream
+
+        problem = operator.problem
+        images = problem.layout == "nhwc"
+        self._alignment, self._stream, self._tensor, self._index = (
+            ALIGNMENT,
+            torch_stream(),
+            torch.Tensor,
+            filters.index,
+        )
+        self._grad, self._empty = torch.is_grad_enabled, torch.empty
+        self._dtype, self._device = filters.owner.dtype, filters.owner.device
+        self._x_shape, self._y_shape = torch.Size(problem.x_shape), problem.y_shape
+        order = torch.channels_last if images else torch.contiguous_format
+        self._order = order
+        self._strides = torch.empty(problem.x_shape, device="meta").to(memory_format=order).stride()
+        self._enqueue = operator.plan.enqueue  # type: ignore[attr-defined]
+        self._fixed = {"w": operator._packed.ptr}
+        if operator._bias is not None:
+            self._fixed["bias"] = operator._bias.ptr
+
+    def takes(self, x: Any) -> bool:
+        return (
+            type(x) is self._tensor
+            and x.dtype is self._dtype
+            and x.shape == self._x_shape
+            and x.stride() == self._strides
+            and x.get_device() == self._index
+            and x.data_ptr() % self._alignment == 0
+            and not (x.requires_grad and self._grad())
+        )
+
+    def __call__(self, x: Any) -> Any:
+        y = self._empty(self._y_shape, dtype=self._dtype, device=self._device, memory_format=self._order)
+        self._enqueue({"x": x.data_ptr(), "y": y.data_ptr(), **self._fixed}, self._stream(self._index))
+        return y
 
 
 def as_images(problem: ConvProblem) -> ConvProblem:
