@@ -131,7 +131,7 @@ def test_problem_strings_of_the_page_are_canonical() -> None:
 
 
 def test_suites_of_the_page_are_shipped() -> None:
-    named = set(re.findall(r"^\| `([a-z_]+)` \|", PROBLEMS.split("## Suite files")[1], re.MULTILINE))
+    named = set(re.findall(r"^\| `([a-z0-9_]+)` \|", PROBLEMS.split("## Suite files")[1], re.MULTILINE))
     assert named == {path.stem for path in (PACKAGE / "lab" / "suites").glob("*.txt")}
 
 

@@ -154,7 +154,10 @@ def _summary(results: dict[str, list[dict[str, Any]]]) -> str:
         )
     peers = sorted({peer for rows in results.values() for row in rows for peer in row["peers"]})
     names = ", ".join(peers)
-    note = f"Time of the fastest of {names} over ours, in one run, prepared operators; above 1 ours is faster.\n"
+    note = (
+        f"Time of the fastest of {names} over ours, in one run, prepared operators; above 1 ours is faster. "
+        "A CPU's row is from two threads, a GPU's in CUDA graphs.\n"
+    )
     return _cells(lines) + "\n" + note if len(lines) > 2 else ""
 
 
