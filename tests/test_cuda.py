@@ -227,6 +227,16 @@ def test_without_a_gpu_the_call_says_so() -> None:
         tapwise.conv2d(x, w, device="gpu")
 
 
+@pytest.mark.skipif(why_none() is None, reason="there is a GPU")
+def test_info_says_why() -> None:
+    from typer.testing import CliRunner
+
+    from tapwise.cli import app
+
+    text = " ".join(CliRunner().invoke(app, ["info"]).output.split())
+    assert "gpu none: no NVIDIA driver" in text
+
+
 def test_architectures() -> None:
     found = [architecture_of(*capability) for capability in ((8, 0), (8, 6), (9, 0), (10, 0))]
     assert found == ["sm_80", "sm_86", "sm_90a", "sm_100a"]

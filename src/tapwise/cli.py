@@ -235,11 +235,12 @@ def verify(
 
 @app.command()
 def info() -> None:
-    """Show the CPU, its caches and ceilings, threads, versions, and the cache folder."""
+    """Show the CPU, its caches and ceilings, threads, GPUs or why there is none, versions, and the cache folder."""
     from rich.table import Table
 
     from tapwise import settings
     from tapwise.cpu import device, driver
+    from tapwise.cuda.jit.device import described as gpus
     from tapwise.lab import records, roofline
 
     here = _guarded(device.host)
@@ -256,6 +257,7 @@ def info() -> None:
         "ceilings": "not measured yet (tapwise bench does)"
         if known is None
         else f"{known.gflops:.0f} GFLOP/s of float32, {known.gbps:.1f} GB/s",
+        "gpu": gpus(),
         "cache": f"{folder}: {len(files)} files, {sum(files) / 1e6:.1f} MB",
         "versions": ", ".join(f"{name} {version}" for name, version in records.versions().items()),
     }

@@ -90,3 +90,21 @@ def gpu(index: int = 0) -> Device:
         index=index,
         shared_bytes=found.max_shared_memory_per_block_optin,
     )
+
+
+def described() -> str:
+    """The GPUs of this machine in words, or why there is none to use."""
+    reason = why_none()
+    if reason is not None:
+        return f"none: {reason}"
+    lines = []
+    for index in range(count()):
+        try:
+            found = gpu(index)
+        except DeviceUnavailable as error:
+            lines.append(f"{index}: {error}")
+            continue
+        lines.append(
+            f"{index}: {found.name}, {found.architecture}, {found.threads} multiprocessors, L2 {found.l2_bytes >> 20} M"
+        )
+    return "; ".join(lines)
