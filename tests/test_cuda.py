@@ -270,6 +270,18 @@ def test_a_changed_include_is_another_cubin(fresh: Path, monkeypatch: pytest.Mon
     assert len(list(fresh.glob("*.cubin"))) == 2
 
 
+def test_headers_of_another_version_are_no_trouble(fresh: Path) -> None:
+    """Versions lie beside each other; and a folder that cannot be written is passed over."""
+    source = reference.source("f16")
+    compiler._headers.cache_clear()
+    assert compiler.cubin(source, "sm_90a")
+    assert [path.name for path in fresh.glob("headers-*")] == [f"headers-{compiler.nvrtc_version()}"]
+    in_the_way = fresh / "file"
+    in_the_way.write_text("")
+    assert (compiler._headers(in_the_way) / "cuda_fp16.h").is_file()
+    compiler._headers.cache_clear()
+
+
 def test_bad_code_is_a_compile_error(fresh: Path) -> None:
     with pytest.raises(CompileError, match="nonsense"):
         compiler.compile_now(Source("bad", "nonsense here"), "sm_90a")

@@ -10,6 +10,7 @@ import numpy as np
 from tapwise import arrays
 from tapwise.algorithm import Device, Plan
 from tapwise.cuda.arrays import stream_of
+from tapwise.cuda.jit.compile import HALF
 from tapwise.cuda.jit.launch import Launch
 from tapwise.problem import ConvProblem, Problem
 
@@ -67,8 +68,8 @@ def window_fields(problem: ConvProblem) -> dict[str, int]:
 
 
 def header(dtype: str) -> str:
-    """What a stub begins with: float16 is included only where it is used, as its header takes longer than a kernel."""
-    return "#define WITH_HALF\n" if dtype == "f16" else ""
+    """What a stub for that dtype begins with."""
+    return HALF if dtype == "f16" else ""
 
 
 def rejects_foreign(problem: Any, device: Device) -> str | None:

@@ -8,6 +8,7 @@ the options, the architecture and NVRTC's version. Cubins and not PTX: a newer P
 from __future__ import annotations
 
 import re
+import tempfile
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -21,6 +22,8 @@ from tapwise.errors import CompileError
 FOLDER: Final = Path(__file__).parent.parent
 INCLUDES: Final = (FOLDER, FOLDER / "include")
 OPTIONS: Final[dict[str, Any]] = {"std": "c++17", "device_as_default_execution_space": True}
+# What a stub of float16 begins with: the header takes longer to compile than a kernel.
+HALF: Final = "#define WITH_HALF\n"
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 
 
@@ -78,9 +81,9 @@ def _compile(source: Source, architecture: str, **more: Any) -> tuple[bytes, str
     """The cubin and ptxas' report."""
     core = _core()
     options = OPTIONS | more
-    if "bundled" in _headers():
-        options["use_bundled_headers"] = True
-    folders = [str(folder) for folder in (*INCLUDES, *(path for path in _headers() if path != "bundled"))]
+    # Only float16 needs a header of CUDA's.
+    headers = (_headers(settings.cache_dir() / "cuda"),) if HALF in source.text else ()
+    folders = [str(folder) for folder in (*INCLUDES, *headers)]
     log = StringIO()
     try:
         program = core.Program(
@@ -112,14 +115,26 @@ def nvrtc_version() -> str:
 
 
 @cache
-def _headers() -> tuple[str, ...]:
-    """Where cuda_fp16.h is: "bundled" with NVRTC 13.3 and newer, else folders of the runtime's package or toolkit."""
-    if tuple(map(int, nvrtc_version().split("."))) >= (13, 3):
-        return ("bundled",)
+def _headers(folder: Path) -> Path:
+    """Where cuda_fp16.h is. Raises CompileError.
+
+    NVRTC 13.3 and newer bring their headers along: they are unpacked below `folder`, each version beside the others, or
+    where that cannot be written, for this process only. Before that, the runtime's package or the toolkit has them.
+    """
+    from cuda.bindings import nvrtc
+
+    if tuple(map(int, nvrtc_version().split("."))) >= (13, 3) and hasattr(nvrtc, "nvrtcInstallBundledHeaders"):
+        for own in (False, True):
+            place = Path(tempfile.mkdtemp(prefix="tapwise-")) if own else folder / f"headers-{nvrtc_version()}"
+            status, *_ = nvrtc.nvrtcInstallBundledHeaders(str(place).encode(), 0)
+            if not status:
+                return place
     from cuda import pathfinder
 
     found = pathfinder.find_nvidia_header_directory("cudart")
-    return (str(found),) if found else ()
+    if not found:
+        raise CompileError("cuda_fp16.h is not found: float16 needs NVRTC 13.3, nvidia-cuda-runtime or a toolkit")
+    return Path(found)
 
 
 def _texts(text: str) -> list[str]:
