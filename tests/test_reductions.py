@@ -243,3 +243,15 @@ def test_calls_are_remembered_by_shape() -> None:
     tapwise.reduce(x, "sum", 1)
     tapwise.reduce(x + 1, "sum", 1)
     assert reductions._reduction.cache_info().hits > before
+
+
+def test_what_was_called_before_makes_no_difference() -> None:
+    x = np.ones((3, 4), np.float32)
+    tapwise.reduce(x, "sum", 1), tapwise.reduce(x, "sum", (0, 1)), tapwise.softmax(x, 1)
+    np.testing.assert_array_equal(tapwise.reduce(x, "sum", np.int64(1)), np.full(3, 4))
+    for axis in (1.0, (0.0, 1.0), np.array([1]), "1"):
+        with pytest.raises(InvalidProblem, match="axis="):
+            tapwise.reduce(x, "sum", axis)
+    for axis in (1.0, (1,), np.array([1])):
+        with pytest.raises(InvalidProblem, match="axis="):
+            tapwise.softmax(x, axis)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import index
 from typing import Any, Final
 
 import numpy as np
@@ -48,8 +49,7 @@ def reduce(x: Any, op: str, axis: Any = None, keepdims: bool = False, *, algorit
     Raises InvalidProblem for an unknown op, a bad axis, and the largest or smallest of nothing.
     """
     source = arrays.native(arrays.view(x, "x"))
-    if isinstance(axis, list):
-        axis = tuple(axis)
+    axis = _plain(axis)
     done = _reduction(op, source.shape, source.strides, source.dtype, axis, bool(keepdims), algorithm, _device())
     if done.plan is None:
         return arrays.like(np.full(done.shape, done.value, done.dtype), x)
@@ -58,6 +58,16 @@ def reduce(x: Any, op: str, axis: Any = None, keepdims: bool = False, *, algorit
     if done.back is not None:
         left = left.transpose(done.back)
     return arrays.like(left.reshape(done.shape), x)
+
+
+def _plain(axis: Any) -> Any:
+    """An axis argument in plain numbers, as calls are remembered by it: 1.0 equals 1, and is no axis."""
+    if axis is None or type(axis) is int:
+        return axis
+    try:
+        return tuple(map(index, axis)) if isinstance(axis, (tuple, list)) else index(axis)
+    except TypeError:
+        raise InvalidProblem(f"axis={axis!r}: None, a whole number or a tuple of them is allowed") from None
 
 
 @dataclass(frozen=True)
@@ -106,6 +116,7 @@ def _softmax(x: Any, axis: int, log: bool, algorithm: str, out: Any) -> Any:
     source = arrays.native(arrays.view(x, "x"))
     if isinstance(axis, (tuple, list)) or axis is None:
         raise InvalidProblem(f"axis={axis!r}: one whole number is allowed")
+    axis = _plain(axis)
     shape = source.shape
     if not shape:
         source = source.reshape(1)
