@@ -8,11 +8,10 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import tapwise
-
-onnx = pytest.importorskip("onnx")
 
 
 class Unsupported(Exception):

@@ -104,12 +104,7 @@ def _expm1_parts(k: Kernel, x: Any) -> tuple[Any, Any, Any]:
     """(p, s1, s2) with e^x = (1 + p) * s1 * s2; s1 and s2 are powers of two."""
     lanes = k.lanes_of(x)
     low, high = _EXP_RANGE[k.dtype]
-    return _expm1_of(k, _at_most(k, _at_least(k, x, k.constant(low, lanes)), k.constant(high, lanes)))
-
-
-def _expm1_of(k: Kernel, x: Any) -> tuple[Any, Any, Any]:
-    """The same for x within the range of results."""
-    lanes = k.lanes_of(x)
+    x = _at_most(k, _at_least(k, x, k.constant(low, lanes)), k.constant(high, lanes))
     ln2 = _LN2_HIGH[k.dtype]
     rounded = k.intrinsic("llvm.rint", k.mul(x, k.constant(1 / log(2), lanes)))
     r = k.fma(rounded, k.constant(-ln2, lanes), x)

@@ -99,20 +99,6 @@ def rejects_window(problem: ConvProblem, device: Device) -> str | None:
     return None
 
 
-def words_of(text: str, struct: str) -> tuple[str, ...]:
-    """The names of a struct's words in CUDA source, for tests: they must be those that are packed."""
-    body = text.split(f"struct {struct} {{")[1].split("};")[0]
-    lines = [line.split("//")[0] for line in body.splitlines()]
-    names: list[str] = []
-    for declaration in " ".join(lines).split(";"):
-        for word in declaration.replace("*", " ").split(","):
-            name = word.split()[-1:]
-            if name:
-                base, _, count = name[0].partition("[")
-                names += [base] if not count else [f"{base}{i}" for i in range(int(count.rstrip("]")))]
-    return tuple(names)
-
-
 def roof_us(problem: ConvProblem, device: Device, math_share: float, bytes_share: float) -> float:
     """Microseconds at shares of the multiply-add rate and of the memory's bandwidth, and a launch."""
     rate = device.gflops * device.threads * {"f64": 0.5}.get(problem.dtype, 1.0)
