@@ -152,19 +152,25 @@ def exp_lifted(k: Kernel, x: Any) -> Any:
     lanes = k.lanes_of(x)
     bits = _MANTISSA[k.dtype]
     bias = 127 if k.dtype == "f32" else 1023
-    # Or the constants are read before the loop after all, where nothing is stored in it.
-    k.fence()
+
+    def kept(value: float) -> Any:
+        # A step's constants are read behind the step before. So the machine code keeps this order: vectors that are
+        # computed together take each step together, and no vector's whole chain fills the scheduler's queue.
+        k.fence()
+        return k.kept(value, lanes)
+
     # Added to a small number, its ulp is 1: the sum is rounded to a whole number.
     magic = k.constant(1.5 * 2.0**bits + bias + LIFT, lanes)
-    x = _at_least(k, x, k.kept(_EXP_RANGE[k.dtype][0], lanes))
-    shifted = k.fma(x, k.kept(1 / log(2), lanes), magic)
+    x = _at_least(k, x, kept(_EXP_RANGE[k.dtype][0]))
+    shifted = k.fma(x, kept(1 / log(2)), magic)
     rounded = k.sub(shifted, magic)
     ln2 = _LN2_HIGH[k.dtype]
-    r = k.fma(rounded, k.kept(-ln2, lanes), x)
-    r = k.fma(rounded, k.kept(_ln2_low(ln2), lanes), r)
-    *rest, p = (k.kept(c, lanes) for c in _exp_series(_EXP_LIFTED_DEGREE[k.dtype]))
+    r = k.fma(rounded, kept(-ln2), x)
+    r = k.fma(rounded, kept(_ln2_low(ln2)), r)
+    *rest, last = _exp_series(_EXP_LIFTED_DEGREE[k.dtype])
+    p = kept(last)
     for coefficient in reversed(rest):
-        p = k.fma(p, r, coefficient)
+        p = k.fma(p, r, kept(coefficient))
     one = k.constant(1.0, lanes)
     p = k.fma(k.fma(p, r, one), r, one)
     integer = I32 if k.dtype == "f32" else INT

@@ -363,14 +363,18 @@ class Kernel:
         LLVM cannot see that the memory never changes, so it neither holds the vector in a register nor fills one from
         a scalar, an instruction of its own each time.
         """
-        kind = self.vector(self.dtype, lanes)
-        name = f"kept_{float(value).hex()}_{lanes}"
+        width = min(lanes, self.lanes)
+        kind = self.vector(self.dtype, width)
+        name = f"kept_{float(value).hex()}_{width}"
         table = self.module.globals.get(name)
         if table is None:
             table = ir.GlobalVariable(self.module, kind, name)
-            table.initializer = self.constant(value, lanes)
+            table.initializer = self.constant(value, width)
+            # Seen from outside, so that it counts as mutable, but not replaceable, so that its address is a known one.
+            table.linkage = "hidden"
             table.align = 64
-        return self.b.load(table, align=64, typ=kind)
+        loaded = self.b.load(table, align=64, typ=kind)
+        return loaded if width == lanes else self.shuffle(loaded, loaded, [*range(width)] * (lanes // width))
 
     def lanes_of(self, value: Any) -> int:
         return value.type.count if isinstance(value.type, ir.VectorType) else 1

@@ -34,7 +34,6 @@ from tapwise.problem_reduction import SoftmaxProblem
 
 # Elements of a row that one task takes at most, and of a sum that is kept in one piece.
 CHUNK: Final = 16384
-PAIR: Final = 2
 # Rows up to this, which fit a core's own cache, are not cut where there are ENOUGH of them to share out.
 WHOLE: Final = 65536
 ENOUGH: Final = 16
@@ -87,26 +86,32 @@ def _row_sum(k: Kernel, x: Ptr, count: Int, top: Any, y: Ptr | None, after: Ptr 
         if after is not None:
             there = after + block
             folds.append(Fold(-np.inf, lambda at, lanes: k.load(there + at, lanes), lambda a, b: larger(k, a, b)))
-        values = fold_rows(k, (count - block).min(BLOCK * k.lanes), folds, WAYS, PAIR)
+        values = fold_rows(k, (count - block).min(BLOCK * k.lanes), folds, WAYS, WAYS)
         total.set(k.add(total.get(), values[0]))
         if after is not None:
             largest.set(larger(k, largest.get(), values[1]))
     return total.get(), largest.get()
 
 
-def _finish_row(
-    k: Kernel, x: Ptr, y: Ptr, count: Int, log: bool, again: bool, top: Any, total: Any, scale: Any
-) -> None:
-    """y from x and the row's largest element and sum: `scale` is what stored terms are multiplied by."""
+def _finished(
+    k: Kernel, x: Ptr, terms: Ptr, log: bool, again: bool, top: Any, total: Any, scale: Any
+) -> Callable[[Int, int], Any]:
+    """y at (element, lanes) from x or its terms, and the row's largest element and sum.
+
+    `scale` is what terms are multiplied by.
+    """
 
     def body(i: Int, lanes: int) -> Any:
         if log:
-            value = k.sub(k.sub(k.load(x + i, lanes), k.splat(top, lanes)), k.splat(total, lanes))
-        else:
-            term = exp_lifted(k, k.sub(k.load(x + i, lanes), k.splat(top, lanes))) if again else k.load(y + i, lanes)
-            value = k.mul(term, k.splat(scale, lanes))
-        return value
+            return k.sub(k.sub(k.load(x + i, lanes), k.splat(top, lanes)), k.splat(total, lanes))
+        term = exp_lifted(k, k.sub(k.load(x + i, lanes), k.splat(top, lanes))) if again else k.load(terms + i, lanes)
+        return k.mul(term, k.splat(scale, lanes))
 
+    return body
+
+
+def _write_row(k: Kernel, y: Ptr, count: Int, body: Callable[[Int, int], Any]) -> None:
+    """y of a row from body(element, lanes), which may read y there."""
     lanes = k.lanes
     with k.if_else(count >= lanes) as (long, short):
         with long:
@@ -159,7 +164,7 @@ def _emit_row(k: Kernel, x: Ptr, y: Ptr, row: Int, end: Int, length: Int, log: b
     one = k.constant(1.0, 1)
     scale = one if log else k.div(one, total)
     logarithm = _logarithm(k, total) if log else total
-    _finish_row(k, x + here, y + here, length, log, again, largest, logarithm, scale)
+    _write_row(k, y + here, length, _finished(k, x + here, y + here, log, again, largest, logarithm, scale))
 
 
 def _emit_scale(k: Kernel, storage: str, log: bool) -> None:
@@ -187,7 +192,7 @@ def _emit_scale(k: Kernel, storage: str, log: bool) -> None:
             else:
                 share = one if again else _share(k, k.load(parts + chunk * 2, 1), top.get())
                 scale, last = k.div(share, total.get()), one
-            _finish_row(k, x + here, y + here, count, log, again, top.get(), last, scale)
+            _write_row(k, y + here, count, _finished(k, x + here, y + here, log, again, top.get(), last, scale))
 
 
 def _share(k: Kernel, part: Any, top: Any) -> Any:
@@ -215,60 +220,50 @@ def _emit_columns(k: Kernel, storage: str, log: bool) -> None:
             x, y = a.pointer("x", storage) + at, a.pointer("y", storage) + at
 
             def body(b: Int, lanes: list[int]) -> None:
-                spots = across(k, b, lanes)
-                _column_steps(k, x, y, spots, a.length, a.inner, log, again)
+                # As one long vector they take each step of the exponential together.
+                _column_steps(k, x, y, b, sum(lanes), a.length, a.inner, log, again)
 
             columns(k, (a.inner - first).min(a.width), body)
 
 
 def _column_steps(
-    k: Kernel, x: Ptr, y: Ptr, spots: list[tuple[Int, int]], length: Int, inner: Int, log: bool, again: bool
+    k: Kernel, x: Ptr, y: Ptr, first: Int, lanes: int, length: Int, inner: Int, log: bool, again: bool
 ) -> None:
-    """Columns side by side through all three steps."""
-    tops = [k.var(k.constant(-np.inf, n)) for _, n in spots]
-    following = spots[0][0] + len(spots) * k.lanes
+    """`lanes` columns from `first` on, side by side through all three steps."""
+    top = k.var(k.constant(-np.inf, lanes))
     with k.loop(0, length) as r:
-        k.prefetch_rows([x, y], r * inner + following, len(spots) * k.lanes)
-        for top, (spot, n) in zip(tops, spots, strict=True):
-            top.set(larger(k, top.get(), k.load(x + r * inner + spot, n)))
+        k.prefetch_rows([x, y], r * inner + first + lanes, lanes)
+        top.set(larger(k, top.get(), k.load(x + (r * inner + first), lanes)))
 
-    def term(r: Int, which: int) -> Any:
-        spot, n = spots[which]
-        e = exp_lifted(k, k.sub(k.load(x + r * inner + spot, n), tops[which].get()))
+    def term(r: Int) -> Any:
+        here = r * inner + first
+        e = exp_lifted(k, k.sub(k.load(x + here, lanes), top.get()))
         if not log and not again:
-            k.store(y + r * inner + spot, e)
+            k.store(y + here, e)
         return e
 
-    sums = _block_sums(k, spots, length, term)
-    ends = _ends(k, sums, log)
+    total = _block_sum(k, lanes, length, term)
+    end = _logarithm(k, total) if log else k.div(k.constant(1.0, lanes), total)
     with k.loop(0, length) as r:
-        for end, top, (spot, n) in zip(ends, tops, spots, strict=True):
-            here = r * inner + spot
-            if log:
-                value = k.sub(k.sub(k.load(x + here, n), top.get()), end)
-            elif again:
-                value = k.mul(exp_lifted(k, k.sub(k.load(x + here, n), top.get())), end)
-            else:
-                value = k.mul(k.load(y + here, n), end)
-            k.store(y + here, value)
+        here = r * inner + first
+        if log:
+            value = k.sub(k.sub(k.load(x + here, lanes), top.get()), end)
+        elif again:
+            value = k.mul(exp_lifted(k, k.sub(k.load(x + here, lanes), top.get())), end)
+        else:
+            value = k.mul(k.load(y + here, lanes), end)
+        k.store(y + here, value)
 
 
-def _block_sums(k: Kernel, spots: list[tuple[Int, int]], length: Int, term: Callable[[Int, int], Any]) -> list[Any]:
-    """Sums down the columns of term(row, which column), in blocks."""
-    sums = [k.var(k.constant(0.0, n)) for _, n in spots]
+def _block_sum(k: Kernel, lanes: int, length: Int, term: Callable[[Int], Any]) -> Any:
+    """Sum of the vectors term(row), in blocks."""
+    total = k.var(k.constant(0.0, lanes))
     with k.loop(0, length, BLOCK) as block:
-        parts = [k.var(k.constant(0.0, n)) for _, n in spots]
+        part = k.var(k.constant(0.0, lanes))
         with k.loop(block, (block + BLOCK).min(length)) as r:
-            for which, part in enumerate(parts):
-                part.set(k.add(part.get(), term(r, which)))
-        for total, part in zip(sums, parts, strict=True):
-            total.set(k.add(total.get(), part.get()))
-    return [total.get() for total in sums]
-
-
-def _ends(k: Kernel, sums: list[Any], log: bool) -> list[Any]:
-    """What the last step subtracts or multiplies by."""
-    return [_logarithm(k, total) if log else k.div(k.constant(1.0, k.lanes_of(total)), total) for total in sums]
+            part.set(k.add(part.get(), term(r)))
+        total.set(k.add(total.get(), part.get()))
+    return total.get()
 
 
 class SoftmaxPlan(KernelPlan):

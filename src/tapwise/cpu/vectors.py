@@ -28,12 +28,19 @@ def smaller(k: Kernel, a: Any, b: Any) -> Any:
     return k.b.select(k.b.fcmp_ordered("<", b, a), b, a)
 
 
-def fold_lanes(k: Kernel, value: Any, combine: Combine) -> Any:
-    """All lanes of a vector, combined pairwise."""
+def fold_vectors(k: Kernel, value: Any, least: int, combine: Combine) -> Any:
+    """The halves of a long vector combined, until it has `least` lanes."""
     lanes = k.lanes_of(value)
-    while lanes > 2:
+    while lanes > least:
         lanes //= 2
         value = combine(*(k.shuffle(value, value, range(first, first + lanes)) for first in (0, lanes)))
+    return value
+
+
+def fold_lanes(k: Kernel, value: Any, combine: Combine) -> Any:
+    """All lanes of a vector, combined pairwise."""
+    value = fold_vectors(k, value, 2, combine)
+    lanes = k.lanes_of(value)
     if not isinstance(value.type, ir.VectorType):
         return value
     elements = [k.b.extract_element(value, ir.Constant(I32, lane)) for lane in range(lanes)]
@@ -70,20 +77,17 @@ def fold_rows(k: Kernel, count: Int, folds: Sequence[Fold], ways: int = ROW_WAYS
     """
     lanes = k.lanes
     step, group = ways * lanes, wide * lanes
-    groups = [[k.var(k.constant(fold.identity, group)) for _ in range(ways // wide)] for fold in folds]
+    groups = [[k.var(k.constant(fold.identity)) for _ in range(ways // wide)] for fold in folds]
     many = count - count % step
     with k.loop(0, many, step) as i:
         for way in range(ways // wide):
             for fold, parts in zip(folds, groups, strict=True):
-                parts[way].set(fold.combine(parts[way].get(), fold.ready(i + way * group, group)))
+                value = fold_vectors(k, fold.ready(i + way * group, group), lanes, fold.combine)
+                parts[way].set(fold.combine(parts[way].get(), value))
     vectors = count - count % lanes
     sums = []
     for fold, parts in zip(folds, groups, strict=True):
-        values = [
-            k.shuffle(part.get(), part.get(), range(first, first + lanes))
-            for part in parts
-            for first in range(0, group, lanes)
-        ]
+        values = [part.get() for part in parts]
         while len(values) > 1:
             values = [fold.combine(a, b) for a, b in zip(values[::2], values[1::2], strict=True)]
         sums.append(k.var(values[0]))
