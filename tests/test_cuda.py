@@ -16,16 +16,19 @@ from tapwise import dispatch, registry
 from tapwise import problem as problems
 from tapwise.algorithm import Algorithm, Config, Device
 from tapwise.cuda import arrays as device_arrays
-from tapwise.cuda import copy, patches, plan, reference
+from tapwise.cuda import copy, im2col_gemm, patches, plan, pool, reference, tree
 from tapwise.cuda.arrays import DeviceArray
 from tapwise.cuda.direct import STEPS, Direct
+from tapwise.cuda.im2col_gemm import Im2colGemm
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.device import H200, architecture_of, why_none
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.sliding_window import SlidingWindow
+from tapwise.cuda.tree import ReduceTree, SoftmaxTree
 from tapwise.errors import CompileError, DeviceUnavailable, InvalidProblem
 from tapwise.problem import ConvProblem
+from tapwise.problem_reduction import REDUCTIONS
 
 ARCHITECTURES = ["sm_80", "sm_90a", "sm_100a"]
 PROBLEMS = [
@@ -48,6 +51,18 @@ PLAIN = [
     "col2im n32 c64 h56 w56 r3 s3 pad1",
     "col2im c3 h224 w224 r7 s7 stride2 pad3 f64",
     "col2im n2 c3 h20 w33 r3 s2 stride3x2 pad1 accumulate f16",
+    "maxpool c64 h112 w112 r3 s3 stride2 pad1",
+    "maxpool n2 c3 h20 w22 r2 s3 pad1 indices f16",
+    "avgpool c3 h20 w20 r3 s3 stride2 pad1 ceil nhwc",
+    "avgpool c3 h20 w20 r7 s7 exclude_pad f64",
+    *(f"reduce {op} 64x1000x7 axis1" for op in REDUCTIONS),
+    "reduce sum 10000000",
+    "reduce argmin 3x100000 axis1 f64",
+    "reduce logsumexp 5000000 f16",
+    "softmax 1024x1000",
+    "softmax 100000 f16",
+    "log_softmax 8x21x128x128 axis1",
+    "log_softmax 1000000 f64",
 ]
 
 
@@ -56,10 +71,18 @@ def algorithms(operator: str) -> list[Algorithm[Config]]:
 
 
 def chosen(algorithm: Algorithm[Config], text: str) -> list[Config]:
-    """What is compiled of an algorithm for a problem: the model's three best configs."""
+    """What is compiled of an algorithm for a problem: the model's best configs, three of a convolution."""
     problem = problems.parse(text)
-    configs = algorithm.configs(problem, H200)  # type: ignore[arg-type]
-    return sorted(configs, key=lambda config: algorithm.predict_us(problem, config, H200))[:3]  # type: ignore[arg-type]
+    configs = algorithm.configs(problem, H200)
+    count = 3 if problem.operator == "conv" else 1 if "64x1000x7" in text else 2
+    return sorted(configs, key=lambda config: algorithm.predict_us(problem, config, H200))[:count]
+
+
+def sources_of(algorithm: Algorithm[Config], problem: problems.Problem, config: Config) -> list[Source]:
+    """The kernels of a config."""
+    if isinstance(algorithm, (ReduceTree, SoftmaxTree)):
+        return [source for source, _ in algorithm.sources(problem, config)]  # type: ignore[arg-type]
+    return [algorithm.source(problem, config)]  # type: ignore[attr-defined]
 
 
 @cache
@@ -70,13 +93,19 @@ def sources() -> dict[str, Source]:
         problem = problems.parse(text)
         for algorithm in algorithms(problem.operator):
             for config in chosen(algorithm, text):
-                found[f"{text}, {algorithm.id} {config}"] = algorithm.source(problem, config)  # type: ignore[attr-defined]
+                for number, source in enumerate(sources_of(algorithm, problem, config)):
+                    found[f"{text}, {algorithm.id} {config} {number}"] = source
     # Every rung of the ladder, and every choice of the source documents' sliding window.
     direct, window = Direct(), SlidingWindow()
     problem = ConvProblem.parse("c6 h768 w512 k6 r6 s6")
     for step in STEPS:
         config = next(one for one in direct.configs(problem, H200) if one.step == step)
         found[f"direct {step}"] = direct.source(problem, config)
+    product = Im2colGemm()
+    for text in ("c6 h768 w512 k6 r6 s6", "c16 h30 w30 k24 r3 s3 gelu residual f64", "c16 h30 w30 k24 r3 s3 bias f16"):
+        other = ConvProblem.parse(text)
+        for one in product.configs(other, H200):
+            found[f"{text}, im2col_gemm {one}"] = product.source(other, one)
     for config in window.configs(problem, H200):
         if config.threads in (64, 256, 1024):
             found[f"sliding_window {config}"] = window.source(problem, config)
@@ -120,6 +149,10 @@ def words_of(text: str, struct: str) -> tuple[str, ...]:
         ("reference.cu", "Reference", reference.WORDS),
         ("patches.cu", "Patches", patches.WORDS),
         ("copy.cu", "Copy", copy.WORDS),
+        ("pool.cu", "Pooling", pool.WORDS),
+        ("reduce.cu", "Reduction", tree.WORDS),
+        ("softmax.cu", "Softmax", tree.WORDS),
+        ("gemm.cu", "Gemm", im2col_gemm.WORDS),
     ],
 )
 def test_words_are_packed_in_the_order_of_the_struct(file: str, struct_name: str, words: tuple[str, ...]) -> None:
@@ -209,6 +242,69 @@ def test_refusals_say_why(text: str, says: str) -> None:
         assert re.search(says, reason), reason
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("maxpool c3 w9 s3", "spatial"),
+        ("maxpool n0 c3 h9 w9 r3 s3", "nothing"),
+        ("avgpool c3 h9 w9 r3 s3 bf16", "bf16"),
+        ("avgpool c1 h50000 w50000 r3 s3", "2\\^31"),
+        ("reduce sum 3x4x5 axis0,2", "neighbours"),
+        ("reduce sum 0x4 axis1", "nothing"),
+        ("reduce sum 3x4 axis1 bf16", "bf16"),
+        ("softmax 0x4", "nothing"),
+        ("softmax 3x4 bf16", "bf16"),
+        ("reduce sum 50000x50000x2 axis2", "2\\^31"),
+    ],
+)
+def test_plain_operators_refuse_too(text: str, says: str) -> None:
+    problem = problems.parse(text)
+    for algorithm in algorithms(problem.operator):
+        assert re.search(says, algorithm.rejects(problem, H200) or "")
+        assert "GPU" in (algorithm.rejects(problem, Device("cpu", "a CPU", 2)) or "")
+
+
+@pytest.mark.parametrize("text", ["reduce sum 7x1000x5 axis1", "reduce sum 300000", "softmax 9x41", "softmax 3x70000"])
+def test_every_element_is_folded_once(text: str) -> None:
+    """What each thread goes through, from the geometry alone: every element of every run once, in one part."""
+    problem = problems.parse(text)
+    (algorithm,) = algorithms(problem.operator)
+    outer, length, inner = problem.folded  # type: ignore[attr-defined]
+    for config in algorithm.configs(problem, H200):  # type: ignore[arg-type]
+        first, *_ = tree.launches(algorithm, problem, config)  # type: ignore[arg-type]
+        assert first.block[0] == config.runs * config.down  # type: ignore[attr-defined]
+        assert 32 <= first.block[0] <= 256
+        parts, runs = config.parts, config.runs  # type: ignore[attr-defined]
+        share = -(-length // parts)
+        count = np.zeros((outer * inner, length), int)
+        for block in range(first.grid[0]):
+            columns = slice(block // parts * runs, (block // parts + 1) * runs)
+            count[columns, block % parts * share : (block % parts + 1) * share] += 1
+        assert (count == 1).all(), config
+        words = dict(zip(first.names, first.words, strict=True))
+        assert (words["outer"], words["length"], words["inner"], words["parts"]) == (outer, length, inner, parts)
+
+
+def test_im2col_gemm_covers_every_image() -> None:
+    """Passes of a few images, and the rest."""
+    algorithm = Im2colGemm()
+    problem = ConvProblem.parse("n7 c3 h9 w11 k13 r3 s3 pad1")
+    config = im2col_gemm.Config("shared", 8, 3)
+    assert algorithm.workspace_bytes(problem, config, H200) == 3 * 27 * 99 * 4
+    for images in (3, 1):
+        first, second = algorithm.launches(problem, config, images, H200)
+        assert second is not None
+        words = dict(zip(second.names, second.words, strict=True))
+        assert (words["batch"], words["m"], words["windows"], words["depth"]) == (images, 13, 99, 27)
+        assert second.grid == (2 * 1, 1, images)
+        assert dict(zip(first.names, first.words, strict=True))["planes"] == images * 3
+    large = ConvProblem.parse("c64 h4096 w4096 k64 r3 s3 pad1")
+    assert "GiB" in (algorithm.rejects(large, H200) or "")
+    assert {one.images for one in algorithm.configs(problem.replace(n=4096), H200)} == {4096, 1}
+    many = ConvProblem.parse("n1000 c64 h56 w56 k64 r3 s3 pad1")
+    assert {one.images for one in algorithm.configs(many, H200)} == {(4 << 30) // (64 * 9 * 3136 * 4), 1}
+
+
 def test_direct_refuses_what_it_does_not_take() -> None:
     for text, says in (
         ("c4 h9 w9 k4 r3 s3 dilation2", "dilation"),
@@ -223,7 +319,7 @@ def test_choice_needs_no_gpu() -> None:
     problem = ConvProblem.parse("c6 h768 w512 k6 r6 s6")
     choice = dispatch.choose(problem, H200)
     assert choice.algorithm == "cuda.direct"
-    assert dispatch.choose(problem.replace(dilation=(2, 2)), H200).algorithm == "cuda.sliding_window"
+    assert dispatch.choose(problem.replace(dilation=(2, 2)), H200).algorithm != "cuda.direct"
     assert {one.algorithm for one in dispatch.explain(problem, H200)} == {one.id for one in algorithms("conv")}
 
 

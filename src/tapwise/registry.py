@@ -19,6 +19,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.im2col_gemm": "tapwise.cpu.im2col_gemm:Im2colGemm",
         "cpu.serial": "tapwise.cpu.serial:Serial",
         "cuda.direct": "tapwise.cuda.direct:Direct",
+        "cuda.im2col_gemm": "tapwise.cuda.im2col_gemm:Im2colGemm",
         "cuda.sliding_window": "tapwise.cuda.sliding_window:SlidingWindow",
     },
     "im2col": {
@@ -34,14 +35,17 @@ ALGORITHMS: dict[str, dict[str, str]] = {
     "pool": {
         "cpu.simd": "tapwise.cpu.pool_simd:PoolSimd",
         "cpu.serial": "tapwise.cpu.pool_serial:PoolSerial",
+        "cuda.sliding_window": "tapwise.cuda.pool:PoolSlidingWindow",
     },
     "softmax": {
         "cpu.simd": "tapwise.cpu.softmax_simd:SoftmaxSimd",
         "cpu.serial": "tapwise.cpu.softmax_serial:SoftmaxSerial",
+        "cuda.tree": "tapwise.cuda.tree:SoftmaxTree",
     },
     "reduce": {
         "cpu.simd": "tapwise.cpu.reduce_simd:ReduceSimd",
         "cpu.serial": "tapwise.cpu.reduce_serial:ReduceSerial",
+        "cuda.tree": "tapwise.cuda.tree:ReduceTree",
     },
 }
 

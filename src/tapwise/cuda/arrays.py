@@ -78,6 +78,14 @@ class DeviceArray:
             axis += 1
         return self._view(address, (*shape, *self.shape[axis:]), (*strides, *self.strides[axis:]))
 
+    def reshape(self, shape: tuple[int, ...]) -> DeviceArray:
+        """The same memory with axes of size one added or taken off."""
+        kept = [(size, step) for size, step in zip(self.shape, self.strides, strict=True) if size != 1]
+        if [size for size, _ in kept] != [size for size in shape if size != 1]:
+            raise ValueError(f"only axes of size one are added or taken off, not {self.shape} to {shape}")
+        steps = iter(step for _, step in kept)
+        return self._view(self.ptr, shape, tuple(self.dtype.itemsize if size == 1 else next(steps) for size in shape))
+
     def spans(self) -> tuple[int, int]:
         """The first address of its elements and the one behind the last."""
         reach = [(size - 1) * step for size, step in zip(self.shape, self.strides, strict=True)]

@@ -22,10 +22,11 @@ struct __align__(sizeof(T) * N) Pack {
     T item[N];
 };
 
-// LOAD and COPY_BYTES: how elements come in. STORE: elements of y that are written together; rows are multiples of it.
+// LOAD and COPY_BYTES: how elements come in. STORE: PX where rows of y are multiples of it, so that a thread writes its
+// columns at once; else 1.
 // EACH: tiles that a block computes one below the other; the first channels of the next one are fetched meanwhile.
 template <typename T, int K, int R, int S, int STRIDE_H, int STRIDE_W, int BX, int BY, int PX, int TY, int STAGES, int LOAD,
-          int COPY_BYTES, int SHIFT, int STORE, int EACH, int ACTIVATION>
+          int COPY_BYTES, int SHIFT, int STORE, int EACH, bool BIAS, bool RESIDUAL, int ACTIVATION>
 __device__ __forceinline__ void direct(const Window &a) {
     using A = typename Arithmetic<T>::type;
     constexpr int THREADS = BX * BY;
@@ -40,7 +41,8 @@ __device__ __forceinline__ void direct(const Window &a) {
     // Filters of this many output channels are read together.
     constexpr int TOGETHER = K > 2 ? 16 / (int)sizeof(T) < 4 ? 16 / (int)sizeof(T) : 4 : K;
     static_assert(PX == 1 || PX == 2 || PX == 4, "vectors of 1, 2 or 4 elements");
-    static_assert(PX % STORE == 0 && KP % TOGETHER == 0, "whole vectors");
+    static_assert((STORE == PX || STORE == 1) && KP % TOGETHER == 0, "whole vectors");
+    static_assert(THREADS % 32 == 0, "whole warps");
 
     extern __shared__ __align__(16) unsigned char memory[];
     T *stages = reinterpret_cast<T *>(memory);
@@ -54,9 +56,10 @@ __device__ __forceinline__ void direct(const Window &a) {
     const long long n = block / (unsigned)a.tiles_k;
 
     const int height = a.height, width = a.width, tid = threadIdx.x, tx = tid % BX, ty = tid / BX;
-    const int group_c = a.c / a.groups, group_k = a.k / a.groups;
-    const int tiles_in_group = a.tiles_k / a.groups, group = tile_k / tiles_in_group;
-    const int k_in_group = tile_k % tiles_in_group * K, k0 = group * group_k + k_in_group;
+    // Unsigned and of 32 bits: a longer division takes a hundred instructions.
+    const unsigned groups = a.groups, tiles_in_group = (unsigned)a.tiles_k / groups, group = (unsigned)tile_k / tiles_in_group;
+    const int group_c = (unsigned)a.c / groups, group_k = (unsigned)a.k / groups;
+    const int k_in_group = (unsigned)tile_k % tiles_in_group * K, k0 = group * group_k + k_in_group;
     const int live = min(K, group_k - k_in_group);
     const int p_end = a.p, q_end = a.q;
     const int q0 = tile_q * (BX * PX), left = q0 * STRIDE_W - (int)a.pad_w - SHIFT;
@@ -170,25 +173,53 @@ __device__ __forceinline__ void direct(const Window &a) {
         }
     };
 
-    const T *bias = static_cast<const T *>(a.bias), *residual = static_cast<const T *>(a.residual);
+    // Sums go out as they lie where rows of y are multiples of PX. Else a thread's columns would be written one by one, PX
+    // apart from the next thread's: turned in shared memory, a warp writes neighbours. Places are counted from the block's
+    // first channel and worked out once: with addresses and tests for each of the sums, this took a seventh of the time.
+    const long long plane = (long long)p_end * q_end, first_k = n * a.k + k0;
+    T *y = static_cast<T *>(a.y) + first_k * plane;
+    const T *bias = BIAS ? static_cast<const T *>(a.bias) + k0 : nullptr;
+    const T *residual = RESIDUAL ? static_cast<const T *>(a.residual) + first_k * plane : nullptr;
     auto store = [&](int p0) {
+        constexpr int WIDTH = STORE == PX ? PX : 1, STORES = PX / WIDTH;
+        A *turn = reinterpret_cast<A *>(stages + STAGES * STAGE) + tid / 32 * (32 * PX);
+        T *out[TY][STORES];
+        bool real[TY][STORES];
 #pragma unroll
-        for (int t = 0; t < TY; ++t) {
-            const int p = p0 + ty * TY + t;
-            if (p >= p_end) break;
+        for (int i = 0; i < STORES; ++i) {
+            const int element = WIDTH == PX ? tid % 32 * PX : i * 32 + tid % 32, from = tid / 32 * 32 + element / PX;
+            const int p = p0 + from / BX * TY, q = q0 + from % BX * PX + element % PX;
 #pragma unroll
-            for (int k = 0; k < K; ++k) {
-                if (k >= live) break;
+            for (int t = 0; t < TY; ++t) {
+                out[t][i] = y + ((p + t) * q_end + q);
+                real[t][i] = p + t < p_end && q < q_end;
+            }
+        }
 #pragma unroll
-                for (int j = 0; j < PX; j += STORE) {
-                    const int q = q0 + tx * PX + j;
-                    if (q >= q_end) break;
-                    const long long at = ((n * a.k + k0 + k) * p_end + p) * q_end + q;
-                    Pack<T, STORE> pack;
+        for (int k = 0; k < K; ++k) {
+            if (k >= live) break;
 #pragma unroll
-                    for (int i = 0; i < STORE; ++i)
-                        pack.item[i] = finish<T, ACTIVATION>(sum[t][k][j + i], bias, residual, k0 + k, at + i);
-                    *reinterpret_cast<Pack<T, STORE> *>(static_cast<T *>(a.y) + at) = pack;
+            for (int t = 0; t < TY; ++t) {
+                Pack<A, PX> sums;
+#pragma unroll
+                for (int j = 0; j < PX; ++j) sums.item[j] = sum[t][k][j];
+                if constexpr (WIDTH < PX) {
+                    __syncwarp();
+                    *reinterpret_cast<Pack<A, PX> *>(&turn[tid % 32 * PX]) = sums;
+                    __syncwarp();
+#pragma unroll
+                    for (int i = 0; i < STORES; ++i) sums.item[i] = turn[i * 32 + tid % 32];
+                }
+#pragma unroll
+                for (int i = 0; i < STORES; ++i) {
+                    T *to = out[t][i];
+                    out[t][i] += plane;
+                    if (!real[t][i]) continue;
+                    Pack<T, WIDTH> pack;
+#pragma unroll
+                    for (int j = 0; j < WIDTH; ++j)
+                        pack.item[j] = finish<T, ACTIVATION>(sums.item[i * WIDTH + j], bias, residual + (RESIDUAL ? to - y : 0), k, j);
+                    *reinterpret_cast<Pack<T, WIDTH> *>(to) = pack;
                 }
             }
         }
@@ -198,6 +229,7 @@ __device__ __forceinline__ void direct(const Window &a) {
     constexpr int AHEAD = STAGES > 1 ? STAGES - 1 : 0;
     int waiting = tiles * group_c, stage = 0;
     aim();
+#pragma unroll 1
     for (int i = 0; i < AHEAD; ++i) {
         if (waiting > 0) load();
         --waiting;

@@ -79,7 +79,7 @@ class Im2colGridStride(Algorithm[Config]):
         return problem.n * problem.c * taps * prod(problem.output) // config.vector
 
     def source(self, problem: PatchProblem, config: Config) -> Source:
-        count, spread = _counter(self._threads_needed(problem, config)), "true" if config.spread else "false"
+        count, spread = plans.counter(self._threads_needed(problem, config)), "true" if config.spread else "false"
         words = f"{plans.TYPES[problem.dtype]}, {config.vector}, {_kernel(problem)}, {spread}, {count}"
         header = plans.header(problem.dtype)
         return stub("patches.cu", "im2col", words, "Patches", config.threads, header=header)
@@ -117,7 +117,7 @@ class Col2imGridStride(Im2colGridStride):
         strides = set(problem.stride[-2:])
         stride = strides.pop() if strides in ({1}, {2}) else 0
         adds = "true" if problem.accumulate else "false"
-        count = _counter(self._threads_needed(problem, config))
+        count = plans.counter(self._threads_needed(problem, config))
         words = f"{plans.TYPES[problem.dtype]}, {config.vector}, {stride}, {_kernel(problem)}, {adds}, {count}"
         header = plans.header(problem.dtype)
         return stub("patches.cu", "col2im", words, "Patches", config.threads, header=header)
@@ -127,7 +127,3 @@ def _kernel(problem: PatchProblem) -> str:
     """The kernel's sizes where they are few, else zeros."""
     sizes = problem.lifted().kernel
     return ", ".join(str(size if prod(sizes) <= MOST_TAPS else 0) for size in sizes)
-
-
-def _counter(count: int) -> str:
-    return "unsigned" if count < 1 << 31 else "unsigned long long"

@@ -72,6 +72,11 @@ def header(dtype: str) -> str:
     return HALF if dtype == "f16" else ""
 
 
+def counter(count: int) -> str:
+    """The type that counts so many elements: 64-bit divisions take longer than the rest of a kernel."""
+    return "unsigned" if count < 1 << 31 else "unsigned long long"
+
+
 def rejects_foreign(problem: Any, device: Device) -> str | None:
     """What no CUDA algorithm of convolution takes so far."""
     if device.kind != "cuda":

@@ -10,7 +10,7 @@ import numpy as np
 
 import tapwise
 from tapwise import arrays, dispatch, references, registry, verify
-from tapwise.algorithm import Device, Plan
+from tapwise.algorithm import Choice, Device, Plan
 from tapwise.errors import InvalidProblem, NotApplicable, PeerUnavailable, TapwiseError
 from tapwise.lab import gpu, records, roofline, timing
 from tapwise.lab.records import Record
@@ -220,12 +220,9 @@ def _measure_plain(case: Case, options: Options, device: Device, record: Record)
 
 
 def _measure_cuda(case: Case, options: Options, device: Device, record: Record) -> None:
-    """A convolution on a GPU: verified by the GPU's float64, timed in CUDA graphs, warm and cold, and eagerly."""
+    """On a GPU: verified by float64, timed in CUDA graphs, warm and cold, and eagerly."""
     problem = case.problem
-    if not isinstance(problem, ConvProblem):
-        raise NotApplicable(f"'{problem}': on a GPU only convolutions are measured so far")
     torch = gpu.torch()
-    ids = _ids(options.algorithms, case, device)
     kind = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16}[problem.dtype]
     maker = torch.Generator("cuda").manual_seed(0)
 
@@ -234,38 +231,69 @@ def _measure_cuda(case: Case, options: Options, device: Device, record: Record) 
         images = problem.layout == "nhwc" and len(shape) == 4
         return tensor.contiguous(memory_format=torch.channels_last) if images else tensor
 
-    x, w = random(problem.x_shape), random(problem.w_shape).contiguous()
-    bias = random((problem.k,)) if problem.bias else None
-    residual = random(problem.y_shape) if problem.residual else None
+    ids = _ids(options.algorithms, case, device)
+    x = random(problem.x_shape)
+    prepares: Callable[[Peer], Prepared]
     runs: dict[str, Callable[[], object]] = {}
-    eager: dict[str, Callable[[], object]] = {}
-    for identifier in ids:
-        verdict = verify.check(problem, identifier, device=device)
-        operator = tapwise.prepare(problem, w, bias, algorithm=identifier)
-        if identifier == ids[0]:
-            record.algorithm, record.config = identifier, str(operator.choice.config)
-            record.predicted_us, record.workspace_bytes = operator.choice.predicted_us, operator.plan.workspace_bytes
-            record.reason = operator.choice.reason
-            record.error, record.bound, record.verified = verdict.error, verdict.bound, verdict.verified
-        if not verdict.verified:
-            record.verified, record.reason = False, f"{identifier}: {verdict.message}"
-            return
-        runs[identifier] = eager[identifier] = lambda op=operator: op(x, residual)  # type: ignore[misc]
-    expected = runs[ids[0]]()
+    if isinstance(problem, ConvProblem):
+        w = random(problem.w_shape).contiguous()
+        bias = random((problem.k,)) if problem.bias else None
+        residual = random(problem.y_shape) if problem.residual else None
+        for identifier in ids:
+            operator = tapwise.prepare(problem, w, bias, algorithm=identifier)
+            if not _verified_there(problem, operator.choice, device, record, identifier == ids[0]):
+                return
+            runs[identifier] = lambda op=operator: op(x, residual)  # type: ignore[misc]
+        prepares = lambda peer: peer.prepare(problem, x, w, bias, residual, device.threads)  # noqa: E731
+    else:
+        for identifier in ids:
+            choice = dispatch.choose(problem, device, identifier)
+            if not _verified_there(problem, choice, device, record, identifier == ids[0]):
+                return
+            runs[identifier] = _caller_there(dispatch.plan_for(problem, choice, device), x, problem)
+        prepares = lambda peer: peer.prepare_plain(problem, x, device.threads)  # noqa: E731
+    expected: Any = runs[ids[0]]()
     for peer in options.peers:
         if problem.operator not in peer.operators or peer.device != "cuda":
             continue
         try:
-            prepared = peer.prepare(problem, x, w, bias, residual, device.threads)
-            _check_peer(prepared, expected.cpu().numpy(), problem.dtype)  # type: ignore[attr-defined]
+            prepared = prepares(peer)
+            _check_peer(prepared, expected.cpu().numpy(), problem.dtype)
         except (PeerUnavailable, RuntimeError) as error:
             record.peers_missing[peer.name] = str(error).splitlines()[0]
             continue
-        runs[peer.name] = eager[peer.name] = prepared.run
+        runs[peer.name] = prepared.run
     times = gpu.measure(runs, repeats=options.repeats)
-    _fill(record, times, ids, options, problem, gpu.ceilings(device, problem.dtype, problem.math))
+    roof = gpu.ceilings(device, problem.dtype, getattr(problem, "math", "ieee"))
+    _fill(record, times, ids, options, problem, roof)
     record.cold_us = {name: one.time_us for name, one in gpu.measure(runs, repeats=5, cold=True).items()}
-    record.wall_us = {name: gpu.wall_us(run) for name, run in eager.items()}
+    record.wall_us = {name: gpu.wall_us(run) for name, run in runs.items()}
+
+
+def _verified_there(problem: Problem, choice: Choice, device: Device, record: Record, first: bool) -> bool:
+    """Whether a choice computes the problem on a GPU; the first one, or one that does not, fills the record in."""
+    verdict = verify.check(problem, choice.algorithm, choice.config, device=device)
+    if first:
+        record.algorithm, record.config, record.reason = choice.algorithm, str(choice.config), choice.reason
+        record.predicted_us, record.workspace_bytes = choice.predicted_us, choice.workspace_bytes
+        record.error, record.bound, record.verified = verdict.error, verdict.bound, verdict.verified
+    if not verdict.verified:
+        record.verified, record.reason = False, f"{choice.algorithm}: {verdict.message}"
+    return verdict.verified
+
+
+def _caller_there(plan: Plan, x: Any, problem: Problem) -> Callable[[], object]:
+    """One call on a GPU into a tensor that is there already."""
+    source = arrays.anywhere(x, "x", x.get_device())
+    y = arrays.empty(problem.y_shape, references.result_dtype(problem), problem.layout, source)
+    workspace = arrays.workspace(plan.workspace_bytes, source)
+    tensor = arrays.like(y, x)
+
+    def run() -> object:
+        plan.run(source, None, y, workspace)
+        return tensor
+
+    return run
 
 
 def _caller(plan: Plan, x: np.ndarray, problem: Problem, kind: np.dtype[Any]) -> Callable[[], np.ndarray]:

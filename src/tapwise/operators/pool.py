@@ -8,30 +8,30 @@ import numpy as np
 
 from tapwise import arrays, dispatch
 from tapwise.errors import InvalidProblem
-from tapwise.operators.parameters import result, whole, window
+from tapwise.operators.parameters import device_of, result, whole, window
 from tapwise.problem_pool import PoolProblem
 
 
 def max_pool2d(
     x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
-    return_indices: bool = False, *, algorithm: str = "auto", out: Any = None,
+    return_indices: bool = False, *, algorithm: str = "auto", device: str | None = None, out: Any = None,
 ) -> Any:  # fmt: skip
     """The largest element of each window, with the meaning of torch.nn.functional.max_pool2d.
 
-    x (n, c, h, w) or (c, h, w); float32, float64 or float16; NumPy arrays, PyTorch CPU tensors, or arrays that speak
-    DLPack, any strides. The result is of x's kind and memory order. The stride is the kernel's size by default.
+    x (n, c, h, w) or (c, h, w); float32, float64 or float16; arrays and `device` as for conv2d, any strides. The result
+    is of x's kind and memory order. The stride is the kernel's size by default.
     `padding`: a number, one for each axis, ((top, bottom), (left, right)), "same" or "valid"; each side smaller than
     the dilated kernel, and never chosen. NaN propagates. `return_indices`: also int64 positions h * width + w in the
     plane, the first of equals. `out` is filled and returned. Raises InvalidProblem for a bad argument.
     """
     options = {"ceil_mode": bool(ceil_mode), "indices": bool(return_indices)}
-    return _pool("max", 2, x, kernel_size, stride, padding, dilation, options, algorithm, out)
+    return _pool("max", 2, x, kernel_size, stride, padding, dilation, options, algorithm, device, out)
 
 
 def avg_pool2d(
     x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: int | None = None, dilation: Any = 1, *, algorithm: str = "auto",
-    out: Any = None,
+    device: str | None = None, out: Any = None,
 ) -> Any:  # fmt: skip
     """The mean of each window, with the meaning of torch.nn.functional.avg_pool2d; arguments as for max_pool2d.
 
@@ -40,36 +40,34 @@ def avg_pool2d(
     """
     divisor = None if divisor_override is None else whole(divisor_override, "divisor_override")
     options = {"ceil_mode": bool(ceil_mode), "count_include_pad": bool(count_include_pad), "divisor": divisor}
-    return _pool("avg", 2, x, kernel_size, stride, padding, dilation, options, algorithm, out)
+    return _pool("avg", 2, x, kernel_size, stride, padding, dilation, options, algorithm, device, out)
 
 
 def max_pool1d(
     x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False,
-    return_indices: bool = False, *, algorithm: str = "auto", out: Any = None,
+    return_indices: bool = False, *, algorithm: str = "auto", device: str | None = None, out: Any = None,
 ) -> Any:  # fmt: skip
     """As max_pool2d with one spatial axis: x (n, c, w) or (c, w)."""
     options = {"ceil_mode": bool(ceil_mode), "indices": bool(return_indices)}
-    return _pool("max", 1, x, kernel_size, stride, padding, dilation, options, algorithm, out)
+    return _pool("max", 1, x, kernel_size, stride, padding, dilation, options, algorithm, device, out)
 
 
 def avg_pool1d(
     x: Any, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
     count_include_pad: bool = True, divisor_override: int | None = None, dilation: Any = 1, *, algorithm: str = "auto",
-    out: Any = None,
+    device: str | None = None, out: Any = None,
 ) -> Any:  # fmt: skip
     """As avg_pool2d with one spatial axis: x (n, c, w) or (c, w)."""
     divisor = None if divisor_override is None else whole(divisor_override, "divisor_override")
     options = {"ceil_mode": bool(ceil_mode), "count_include_pad": bool(count_include_pad), "divisor": divisor}
-    return _pool("avg", 1, x, kernel_size, stride, padding, dilation, options, algorithm, out)
+    return _pool("avg", 1, x, kernel_size, stride, padding, dilation, options, algorithm, device, out)
 
 
 def _pool(
     op: str, axes: int, x: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, options: dict[str, Any],
-    algorithm: str, out: Any,
+    algorithm: str, device: str | None, out: Any,
 ) -> Any:  # fmt: skip
-    from tapwise.cpu.device import host
-
-    source = arrays.native(arrays.view(x, "x"))
+    source = arrays.anywhere(x, "x", *arrays.place(x, device))
     dtype = arrays.dtype_name(source, "x")
     single = source.ndim == axes + 1
     if not single and source.ndim != axes + 2:
@@ -90,22 +88,21 @@ def _pool(
         )  # fmt: skip
     shape = problem.y_shape[single:]
     target = None if out is None else result(out, shape, arrays.DTYPES[dtype], source)
-    y = arrays.empty(lifted.y_shape, arrays.DTYPES[dtype], problem.layout)
-    places = arrays.empty(lifted.y_shape, np.dtype(np.int64), problem.layout) if problem.indices else None
+    y = arrays.empty(lifted.y_shape, arrays.DTYPES[dtype], problem.layout, source)
+    places = arrays.empty(lifted.y_shape, np.dtype(np.int64), problem.layout, source) if problem.indices else None
     if not problem.empty:
-        device = host()
-        plan = dispatch.plan_for(lifted, dispatch.choose(lifted, device, algorithm), device)
+        there = device_of(source)
+        plan = dispatch.plan_for(lifted, dispatch.choose(lifted, there, algorithm), there)
         images = arrays.dense(batched[:, :, None] if axes == 1 else batched, problem.layout)
-        workspace = arrays.aligned(plan.workspace_bytes) if plan.workspace_bytes else None
-        plan.run(images, None, y if places is None else (y, places), workspace)
+        plan.run(images, None, y if places is None else (y, places), arrays.workspace(plan.workspace_bytes, source))
 
-    def shaped(array: np.ndarray) -> np.ndarray:
+    def shaped(array: Any) -> Any:
         array = array[:, :, 0] if axes == 1 else array
         return array[0] if single else array
 
     if target is None:
         values = arrays.like(shaped(y), x)
     else:
-        target[...] = shaped(y)
+        arrays.assign(target, shaped(y))
         values = out
     return values if places is None else (values, arrays.like(shaped(places), x))

@@ -12,7 +12,7 @@ import numpy as np
 from tapwise import arrays, dispatch
 from tapwise.algorithm import Device, Plan
 from tapwise.errors import InvalidProblem
-from tapwise.operators.parameters import result
+from tapwise.operators.parameters import device_of, result
 from tapwise.problem_reduction import POSITIONS, ReduceProblem, SoftmaxProblem, normal_axes
 
 # Results of no element.
@@ -21,23 +21,25 @@ _OF_NOTHING: Final = {"mean": np.nan, "prod": 1.0, "logsumexp": -np.inf}
 KEPT: Final = 1024
 
 
-def softmax(x: Any, axis: int = -1, *, algorithm: str = "auto", out: Any = None) -> Any:
+def softmax(x: Any, axis: int = -1, *, algorithm: str = "auto", device: str | None = None, out: Any = None) -> Any:
     """e^x over the sum of e^x along one axis, shifted by the largest element.
 
-    x: any shape; float32, float64 or float16 (computed in float32); NumPy arrays, PyTorch CPU tensors, or arrays that
-    speak DLPack, any strides. The result is of x's kind, shape and dtype. A row with NaN or +infinity, or of nothing
-    but -infinity, is NaN. `algorithm`: "auto", "cpu.simd" or "cpu.serial". `out`, which may not overlap x, is filled
-    and returned: for large arrays, new memory takes as long as the softmax. Raises InvalidProblem for a bad argument.
+    x: any shape; float32, float64 or float16 (computed in float32); arrays and `device` as for conv2d, any strides. The
+    result is of x's kind, shape and dtype. A row with NaN or +infinity, or of nothing but -infinity, is NaN.
+    `algorithm`: "auto" or an id such as "cpu.simd". `out`, which may not overlap x, is filled and returned: for large
+    arrays, new memory takes as long as the softmax. Raises InvalidProblem for a bad argument.
     """
-    return _softmax(x, axis, False, algorithm, out)
+    return _softmax(x, axis, False, algorithm, device, out)
 
 
-def log_softmax(x: Any, axis: int = -1, *, algorithm: str = "auto", out: Any = None) -> Any:
+def log_softmax(x: Any, axis: int = -1, *, algorithm: str = "auto", device: str | None = None, out: Any = None) -> Any:
     """The logarithm of softmax, x - max - log(sum(e^(x - max))), computed as that. Arguments as for softmax."""
-    return _softmax(x, axis, True, algorithm, out)
+    return _softmax(x, axis, True, algorithm, device, out)
 
 
-def reduce(x: Any, op: str, axis: Any = None, keepdims: bool = False, *, algorithm: str = "auto") -> Any:
+def reduce(
+    x: Any, op: str, axis: Any = None, keepdims: bool = False, *, algorithm: str = "auto", device: str | None = None
+) -> Any:
     """One value for each run of elements along `axis`.
 
     op: sum, mean, max, min, prod, argmax, argmin, norm1 (sum |x|), norm2 (square root of the sum of squares),
@@ -48,15 +50,17 @@ def reduce(x: Any, op: str, axis: Any = None, keepdims: bool = False, *, algorit
     x: any shape, float32, float64 or float16 (in float32); arrays as for softmax. The result is of x's kind and dtype.
     Raises InvalidProblem for an unknown op, a bad axis, and the largest or smallest of nothing.
     """
-    source = arrays.native(arrays.view(x, "x"))
-    axis = _plain(axis)
-    done = _reduction(op, source.shape, source.strides, source.dtype, axis, bool(keepdims), algorithm, _device())
+    source = arrays.anywhere(x, "x", *arrays.place(x, device))
+    axis, there = _plain(axis), device_of(source)
+    done = _reduction(op, source.shape, source.strides, source.dtype, axis, bool(keepdims), algorithm, there)
     if done.plan is None:
-        return arrays.like(np.full(done.shape, done.value, done.dtype), x)
-    left = np.empty(done.result, done.dtype)
+        nothing = arrays.empty(done.shape, done.dtype, "nchw", source)
+        arrays.assign(nothing, np.full(done.shape, done.value, done.dtype))
+        return arrays.like(nothing, x)
+    left = arrays.empty(done.result, done.dtype, "nchw", source)
     _run(done.plan, _dense(source, done.order), left)
     if done.back is not None:
-        left = left.transpose(done.back)
+        left = left.transpose(*done.back)
     return arrays.like(left.reshape(done.shape), x)
 
 
@@ -86,12 +90,6 @@ class _Prepared:
     value: float = 0.0
 
 
-def _device() -> Device:
-    from tapwise.cpu.device import host
-
-    return host()
-
-
 @lru_cache(KEPT)
 def _reduction(
     op: str, shape: tuple[int, ...], strides: tuple[int, ...], kind: np.dtype[Any], axis: Any, keepdims: bool,
@@ -112,29 +110,29 @@ def _reduction(
     return _Prepared(_unless_trivial(order), plan, problem.y_shape, back, wanted.y_shape, result)
 
 
-def _softmax(x: Any, axis: int, log: bool, algorithm: str, out: Any) -> Any:
-    source = arrays.native(arrays.view(x, "x"))
+def _softmax(x: Any, axis: int, log: bool, algorithm: str, device: str | None, out: Any) -> Any:
+    source = arrays.anywhere(x, "x", *arrays.place(x, device))
     if isinstance(axis, (tuple, list)) or axis is None:
         raise InvalidProblem(f"axis={axis!r}: one whole number is allowed")
     axis = _plain(axis)
     shape = source.shape
     if not shape:
-        source = source.reshape(1)
-    done = _softmax_of(source.shape, source.strides, source.dtype, axis, log, algorithm, _device())
+        source = source.reshape((1,))
+    done = _softmax_of(source.shape, source.strides, source.dtype, axis, log, algorithm, device_of(source))
     target = None if out is None else result(out, shape, done.dtype, source)
     # A result that lies as the kernel writes it is written where it belongs.
     direct = None if target is None or done.back is not None or not arrays.is_dense(target, "nchw") else target
-    y = np.empty(done.result, done.dtype) if direct is None else direct
+    y = arrays.empty(done.result, done.dtype, "nchw", source) if direct is None else direct
     if done.plan is not None:
         _run(done.plan, _dense(source, done.order), y)
     if direct is not None:
         return out
     if done.back is not None:
-        y = y.transpose(done.back)
+        y = y.transpose(*done.back)
     y = y if shape else y.reshape(())
     if target is None:
         return arrays.like(y, x)
-    target[...] = y
+    arrays.assign(target, y)
     return out
 
 
@@ -164,10 +162,12 @@ def _unless_trivial(order: tuple[int, ...]) -> tuple[int, ...] | None:
     return None if order == tuple(range(len(order))) else order
 
 
-def _dense(source: np.ndarray, order: tuple[int, ...] | None) -> np.ndarray:
+def _dense(source: Any, order: tuple[int, ...] | None) -> Any:
     """The array with its axes in that order, in C order and aligned; a copy only where it is not."""
     if order is not None:
-        source = source.transpose(order)
+        source = source.transpose(*order)
+    if not isinstance(source, np.ndarray):
+        return arrays.dense(source, "nchw")
     flags = source.flags
     if flags.c_contiguous and flags.aligned:
         return source
@@ -187,9 +187,12 @@ def _order(shape: tuple[int, ...], strides: tuple[int, ...], axes: tuple[int, ..
     return (*(axis for axis in range(len(shape)) if axis not in axes), *axes)
 
 
-def _run(plan: Plan, x: np.ndarray, y: np.ndarray) -> None:
+def _run(plan: Plan, x: Any, y: Any) -> None:
     if not plan.workspace_bytes:
         plan.run(x, None, y)
+        return
+    if not isinstance(x, np.ndarray):
+        plan.run(x, None, y, arrays.workspace(plan.workspace_bytes, x))
         return
     free, size = arrays.workspaces(plan.workspace_bytes)
     try:

@@ -49,7 +49,7 @@ class Peer:
         prepared: Prepared = import_module(self.home).prepare(self.name, problem, x, w, bias, residual, threads)
         return prepared
 
-    def prepare_plain(self, problem: Problem, x: np.ndarray, threads: int) -> Prepared:
+    def prepare_plain(self, problem: Problem, x: Any, threads: int) -> Prepared:
         """As prepare, for an operator without filters."""
         prepared: Prepared = import_module(self.home).prepare(self.name, problem, x, threads)
         return prepared
@@ -67,6 +67,7 @@ PEERS: Final = {
         Peer("cudnn", "torch", "PyTorch with CUDA", "tapwise.peers.cudnn", device="cuda"),
         Peer("cudnn-cl", "torch", "PyTorch with CUDA", "tapwise.peers.cudnn", device="cuda"),
         Peer("torch", "torch", "make bench TORCH=1", "tapwise.peers.plain", PLAIN),
+        Peer("torch-cuda", "torch", "PyTorch with CUDA", "tapwise.peers.plain", PLAIN, "cuda"),
         Peer("numpy", "numpy", "", "tapwise.peers.plain", PLAIN),
         Peer("onnxruntime", "onnxruntime", "pip install 'tapwise[peers]'", "tapwise.peers.plain", PLAIN),
     )

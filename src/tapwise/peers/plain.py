@@ -17,9 +17,12 @@ from tapwise.problem_reduction import ReduceProblem, SoftmaxProblem
 Call = Callable[[], Any]
 
 
-def prepare(name: str, problem: Problem, x: np.ndarray, threads: int) -> Prepared:
-    """`name`: torch, numpy or onnxruntime. Raises PeerUnavailable where the library has no such operator."""
-    if name == "torch":
+def prepare(name: str, problem: Problem, x: Any, threads: int) -> Prepared:
+    """`name`: torch, torch-cuda (x is a tensor on a GPU), numpy or onnxruntime.
+
+    Raises PeerUnavailable where the library has no such operator.
+    """
+    if name.startswith("torch"):
         return _torch(problem, x, threads)
     if name == "numpy":
         call = _numpy(problem, x)
@@ -27,15 +30,16 @@ def prepare(name: str, problem: Problem, x: np.ndarray, threads: int) -> Prepare
     return _onnxruntime(problem, x, threads)
 
 
-def _torch(problem: Problem, x: np.ndarray, threads: int) -> Prepared:
+def _torch(problem: Problem, x: Any, threads: int) -> Prepared:
     try:
         import torch
     except ImportError as error:
         raise PeerUnavailable(f"PyTorch is not installed: {error}") from None
-    if problem.dtype == "f16":
-        raise PeerUnavailable("PyTorch is measured in f32 and f64")
-    torch.set_num_threads(threads)
-    t = torch.from_numpy(x)
+    if isinstance(x, np.ndarray):
+        if problem.dtype == "f16":
+            raise PeerUnavailable("PyTorch is measured in f32 and f64")
+        torch.set_num_threads(threads)
+    t = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
     call: Call
     if isinstance(problem, SoftmaxProblem):
         function = torch.log_softmax if problem.log else torch.softmax
@@ -53,7 +57,7 @@ def _torch(problem: Problem, x: np.ndarray, threads: int) -> Prepared:
         with torch.inference_mode():
             return call()
 
-    return Prepared(run, lambda: np.asarray(run().numpy()))
+    return Prepared(run, lambda: np.asarray(run().cpu().numpy()))
 
 
 def _torch_patches(problem: PatchProblem, t: Any) -> Call:

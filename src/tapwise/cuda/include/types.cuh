@@ -28,3 +28,7 @@ __device__ __forceinline__ T narrow(T value) { return value; }
 
 __device__ __forceinline__ float widen(float value) { return value; }
 __device__ __forceinline__ double widen(double value) { return value; }
+
+// NVRTC has no <math.h> to take them from.
+#define POSITIVE_INFINITY __int_as_float(0x7f800000)
+#define NOT_A_NUMBER __int_as_float(0x7fffffff)

@@ -1,0 +1,62 @@
+// Max and average pooling: one thread an output.
+//
+// x (n, c, h, w), y and places (n, c, p, q), all dense, channels last where CHANNELS_LAST. Threads go through y in the order of
+// its memory, so neighbours read neighbours. R, S: the kernel's sizes, 0 where they are known at run time only.
+#include "types.cuh"
+
+struct Pooling {
+    const void *x;
+    void *y, *places;
+    long long n, c, height, width, r, s, p, q, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+    // Where padding that an average counts ends, behind the image; what sums are divided by, 0 for the count.
+    long long end_h, end_w, divisor;
+};
+
+// I counts elements of y: unsigned where they are fewer than 2^31.
+template <typename T, bool LARGEST, bool PLACES, bool COUNT_PADDING, bool CHANNELS_LAST, int R, int S, typename I>
+__device__ __forceinline__ void pool(const Pooling &a) {
+    using A = typename Arithmetic<T>::type;
+    const int taps_h = R ? R : a.r, taps_w = S ? S : a.s, height = a.height, width = a.width;
+    const long long step = CHANNELS_LAST ? a.c : 1;
+    const I channels = a.c, rows = a.p, columns = a.q, total = a.n * a.c * a.p * a.q;
+    for (I i = blockIdx.x * (I)blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
+        I rest = i, channel = 0;
+        if constexpr (CHANNELS_LAST) channel = rest % channels, rest /= channels;
+        const int q = rest % columns;
+        rest /= columns;
+        const int p = rest % rows;
+        // Of the image (channels last) or of the plane.
+        const long long outer = rest / rows;
+        const T *x = static_cast<const T *>(a.x) + outer * height * width * step + channel;
+        const int top = p * (int)a.stride_h - (int)a.pad_h, left = q * (int)a.stride_w - (int)a.pad_w;
+        A value = LARGEST ? A(-POSITIVE_INFINITY) : A(0);
+        long long place = -1;
+        int count_h = 0, count_w = 0;
+#pragma unroll(R ? R : 1)
+        for (int r = 0; r < taps_h; ++r) {
+            const int h = top + r * (int)a.dilation_h;
+            const bool inside_h = (unsigned)h < (unsigned)height;
+            count_h += COUNT_PADDING ? h < a.end_h : inside_h;
+#pragma unroll(S ? S : 1)
+            for (int s = 0; s < taps_w; ++s) {
+                const int v = left + s * (int)a.dilation_w;
+                const bool inside_w = (unsigned)v < (unsigned)width;
+                if (r == 0) count_w += COUNT_PADDING ? v < a.end_w : inside_w;
+                if (!inside_h || !inside_w) continue;
+                const A one = widen(x[((long long)h * width + v) * step]);
+                if constexpr (LARGEST) {
+                    // The first of equals; a NaN stays.
+                    if ((PLACES && place < 0) || ((one > value || one != one) && value == value)) {
+                        value = one;
+                        if constexpr (PLACES) place = (long long)h * width + v;
+                    }
+                } else {
+                    value += one;
+                }
+            }
+        }
+        if constexpr (!LARGEST) value /= A(a.divisor ? a.divisor : (long long)count_h * count_w);
+        static_cast<T *>(a.y)[i] = narrow<T>(value);
+        if constexpr (PLACES) static_cast<long long *>(a.places)[i] = place;
+    }
+}

@@ -1,0 +1,72 @@
+// A run of elements to one value: threads fold strided pieces, a tree puts them together.
+//
+// x (outer, length, inner), y (outer, inner), dense. A block has GROUPS x ACROSS columns (an element of y each) with DOWN
+// threads on each; with one thread a column it is the plain method. A long run is cut in `parts` that go to `states`, and
+// a second launch (AGAIN) puts those together. Sums begin anew every PIECE elements of a thread, so that errors do not grow with
+// the length.
+#include "state.cuh"
+
+struct Reduction {
+    const void *x;
+    void *y, *states;
+    long long outer, length, inner, parts;
+};
+
+template <typename T, int OP, int ACROSS, int DOWN, int GROUPS, bool AGAIN, bool LAST>
+__device__ __forceinline__ void reduce(const Reduction &a) {
+    using A = typename Arithmetic<T>::type;
+    constexpr int THREADS = ACROSS * DOWN * GROUPS, WAYS = 4, PIECE = 64;
+    __shared__ State<A> shared[DOWN > 1 ? THREADS : 1];
+    const int tid = threadIdx.x, across = tid % ACROSS, down = tid / ACROSS % DOWN, group = tid / (ACROSS * DOWN);
+    const long long parts = LAST ? 1 : a.parts, part = blockIdx.x % parts;
+    const long long column = (blockIdx.x / parts * GROUPS + group) * ACROSS + across, columns = a.outer * a.inner;
+    const bool real = column < columns;
+    // What is folded: elements of a part of a column, or the states of its parts.
+    const long long length = AGAIN ? a.parts : a.length, share = (length + parts - 1) / parts;
+    const long long first = part * share, end = real ? min(first + share, length) : first;
+    const long long step = AGAIN ? 1 : a.inner;
+    const long long base = AGAIN ? column * a.parts : column / a.inner * a.length * a.inner + column % a.inner;
+    const T *x = static_cast<const T *>(a.x) + base;
+    const State<A> *states = static_cast<const State<A> *>(a.states) + base;
+
+    State<A> total = nothing<OP, A>();
+    for (long long start = first + down; start < end; start += DOWN * PIECE) {
+        State<A> ways[WAYS];
+#pragma unroll
+        for (int i = 0; i < WAYS; ++i) ways[i] = nothing<OP, A>();
+        const long long stop = min(start + DOWN * PIECE, end);
+        long long r = start;
+        if constexpr (!AGAIN)
+            for (; r + (WAYS - 1) * DOWN < stop; r += WAYS * DOWN) {
+                A value[WAYS];
+#pragma unroll
+                for (int i = 0; i < WAYS; ++i) value[i] = widen(x[(r + i * DOWN) * step]);
+#pragma unroll
+                for (int i = 0; i < WAYS; ++i) take<OP>(ways[i], value[i], r + i * DOWN);
+            }
+        for (; r < stop; r += DOWN) {
+            if constexpr (AGAIN)
+                ways[0] = together<OP>(ways[0], states[r]);
+            else
+                take<OP>(ways[0], widen(x[r * step]), r);
+        }
+#pragma unroll
+        for (int i = WAYS / 2; i > 0; i /= 2)
+#pragma unroll
+            for (int j = 0; j < i; ++j) ways[j] = together<OP>(ways[j], ways[j + i]);
+        total = together<OP>(total, ways[0]);
+    }
+    total = gather<OP, ACROSS, DOWN>(total, shared);
+    if (!real || down > 0) return;
+    if constexpr (!LAST) {
+        static_cast<State<A> *>(a.states)[column * a.parts + part] = total;
+    } else if constexpr (OP == ARGMAX || OP == ARGMIN) {
+        static_cast<long long *>(a.y)[column] = total.place;
+    } else {
+        A value = total.value;
+        if constexpr (OP == MEAN) value /= A(a.length);
+        if constexpr (OP == NORM2) value = sqrt(value);
+        if constexpr (OP == LOGSUMEXP) value += log(total.more);
+        static_cast<T *>(a.y)[column] = narrow<T>(value);
+    }
+}
