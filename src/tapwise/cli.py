@@ -1,8 +1,9 @@
-"""The command line: bench, explain, verify, info, report."""
+"""The command line: bench, study, explain, verify, info, report."""
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -136,6 +137,66 @@ def bench(
         raise typer.Exit(130)
     if not all(row.verified for row in rows):
         raise typer.Exit(1)
+
+
+@app.command()
+def study(
+    names: Annotated[list[str] | None, typer.Argument(help="list, all, or names of studies")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:<number>; auto: a GPU where there is one")] = "auto",
+    sides: Annotated[str, typer.Option(help="sides of the pictures, with commas")] = "1024,2048,4096",
+    output: Annotated[Path, typer.Option(help="folder for JSON, a page and pictures")] = Path("tapwise-study"),
+    stored: Annotated[list[Path] | None, typer.Option("--from", help="show a stored JSON; may be repeated")] = None,
+) -> None:
+    """Repeat the source documents' experiments here, and say which of their conclusions hold."""
+    from tapwise.errors import InvalidProblem
+    from tapwise.lab import study as study_
+    from tapwise.lab.study import show
+    from tapwise.lab.study.findings import Findings
+
+    console = _console()
+    if not stored and (names or ["list"]) == ["list"]:
+        for one in study_.STUDIES.values():
+            console.print(f"{one.name:16} {one.source}  {one.summary}", highlight=False)
+        return
+
+    def lengths() -> tuple[int, ...]:
+        words = sides.split(",")
+        if not all(word.strip().isdigit() for word in words):
+            raise InvalidProblem(f"sides={sides!r}: whole numbers with commas are allowed")
+        return tuple(map(int, words))
+
+    def place() -> str:
+        from tapwise.cuda.jit.device import why_none
+
+        return ("cuda" if why_none() is None else "cpu") if device == "auto" else device
+
+    command = " ".join(["tapwise", *sys.argv[1:]])
+    done: list[Findings] = []
+    try:
+        if stored:
+            done = [Findings.load(path) for path in stored]
+        else:
+            chosen, wanted, where = _guarded(lambda: study_.select(names or [])), _guarded(lengths), _guarded(place)
+            for one in chosen:
+                with console.status(one.name) as status:
+                    done.append(_guarded(partial(study_.run, one, where, wanted, status.update, command)))
+                show.print_findings(console, done[-1])
+                _wrote(console, show.write(done[-1], output))
+        for findings in done if stored else ():
+            show.print_findings(console, findings)
+            _wrote(console, show.write(findings, output))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        typer.echo(f"tapwise: {error}", err=True)
+        raise typer.Exit(1) from None
+    if done and not any(findings.charts and list(output.glob("*.png")) for findings in done):
+        console.print("no pictures: pip install 'tapwise[study]'", style="dim", highlight=False)
+    if any(row.time_us is not None and not row.verified for findings in done for row in findings.rows):
+        raise typer.Exit(1)
+
+
+def _wrote(console: Console, paths: list[Path]) -> None:
+    for path in paths:
+        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
 
 
 @app.command()

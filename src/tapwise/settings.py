@@ -11,8 +11,10 @@ from tapwise.errors import InvalidProblem
 VARIABLES = {
     "TAPWISE_NUM_THREADS": "worker threads of the CPU kernels (default: the cores this process may use)",
     "TAPWISE_CACHE_DIR": "folder of compiled kernels and measured ceilings (default: the user's cache folder)",
-    "TAPWISE_CPU_TARGET": "host, avx512, avx2 or neon: the instruction set to generate for (default: host)",
+    "TAPWISE_CPU_TARGET": "host, avx512, avx2, avx2-128 or neon: the instruction set to generate for (default: host)",
 }
+CPU_TARGET = "TAPWISE_CPU_TARGET"
+CACHE_DIR = "TAPWISE_CACHE_DIR"
 
 
 def threads() -> int:
@@ -27,7 +29,7 @@ def threads() -> int:
 
 def cache_dir() -> Path:
     """Folder of compiled kernels and measured ceilings. Not created here."""
-    text = os.environ.get("TAPWISE_CACHE_DIR")
+    text = os.environ.get(CACHE_DIR)
     if text:
         return Path(text)
     import platformdirs
@@ -37,4 +39,4 @@ def cache_dir() -> Path:
 
 def cpu_target() -> str:
     """Instruction set of the CPU kernels: "host" or a name from `tapwise.cpu.simd`."""
-    return os.environ.get("TAPWISE_CPU_TARGET", "host")
+    return os.environ.get(CPU_TARGET, "host")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -26,25 +27,38 @@ llvm.initialize_all_asmprinters()
 
 _lock = threading.Lock()
 _libraries: dict[str, Library] = {}
+_numbers = itertools.count()
+_kept: list[Any] = []
 
 
 class Library:
-    """Loaded kernels. `address(name)` for the parallel driver; `call(name)` for a direct call, which releases the
-    GIL."""
+    """Loaded kernels. `address(name)` for the parallel driver; `function(name)` for a direct call, which releases the
+    GIL. They stay loaded for as long as the process lives."""
 
     def __init__(self, data: bytes, target: Target) -> None:
-        # An engine owns the module it was made with; objects are added to it.
-        empty = llvm.parse_assembly(f'target triple = "{target.triple}"')
-        self._engine = llvm.create_mcjit_compiler(empty, _machine(target))
-        self._engine.add_object_file(llvm.ObjectFileRef.from_data(data))
-        self._engine.finalize_object()
+        self._engine, self._name = _engine(target), f"kernels{next(_numbers)}"
+        builder = llvm.JITLibraryBuilder().add_object_img(data).add_current_process()
+        _kept.append(builder.link(self._engine, self._name))
 
     def address(self, name: str) -> int:
-        return int(self._engine.get_function_address(name))
+        # What a lookup gives unloads the kernels when it is dropped.
+        found = self._engine.lookup(self._name, name)
+        _kept.append(found)
+        return int(found[name])
 
     def function(self, name: str) -> Callable[[int, int], None]:
         prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)
         return prototype(self.address(name))
+
+
+@cache
+def _engine(target: Target) -> llvm.LLJIT:
+    """The linker of a target's kernels.
+
+    JITLink lays all sections of an object side by side. The older linker may place them more than 2 GiB apart, out of
+    each other's reach, in a process that holds as much address space as CUDA does.
+    """
+    return llvm.create_lljit_compiler(_machine(target), use_jit_link=True)
 
 
 def _machine(target: Target) -> llvm.TargetMachine:

@@ -56,13 +56,15 @@ _NAMED: Final = {
         32,
     ),
     "avx2": Target("avx2", "x86_64-unknown-linux-gnu", "haswell", "+avx2,+fma,+f16c", 32, 16),
+    # Half of AVX2's width: what a study of vector widths compares with.
+    "avx2-128": Target("avx2-128", "x86_64-unknown-linux-gnu", "haswell", "+avx2,+fma,+f16c", 16, 16),
     "neon": Target("neon", "aarch64-unknown-linux-gnu", "cortex-a72", "+neon", 16, 32),
 }
 
 
 @cache
 def target(name: str = "host") -> Target:
-    """The target of that name: host, avx512, avx2 or neon. Raises InvalidProblem for another."""
+    """The target of that name: host, avx512, avx2, avx2-128 or neon. Raises InvalidProblem for another."""
     if name in _NAMED:
         return _NAMED[name]
     if name != "host":

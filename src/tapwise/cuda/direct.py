@@ -86,9 +86,10 @@ class Direct(Algorithm[Config]):
                 sums = many * ty * wide
                 if sums > MOST_SUMS:
                     continue
-                found += [Config("outputs", many, across, down, wide, ty, stages, each) for each in (1, 2, 4)]
+                # Of configs that the model holds equal the first is taken.
                 if four and sums <= FEW_SUMS and across * down == 128:
                     found.append(Config("outputs", many, across, down, wide, ty, stages, 1, 4))
+                found += [Config("outputs", many, across, down, wide, ty, stages, each) for each in (1, 2, 4)]
         found.append(Config("prefetch", many, 32, 8, 1, 1, 3))
         found.append(Config("registers", many, 32, 8, 1, 1, 1))
         found += [Config(step, 1, 32, 8, 1, 1, 1) for step in STEPS[3:]]

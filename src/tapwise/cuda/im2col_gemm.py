@@ -32,8 +32,8 @@ WORDS: Final = (
 WORKSPACE_BYTES: Final = 4 << 30
 LARGEST_BYTES: Final = 16 << 30
 # (outputs of a block along m and n, of a thread), by the number of filters that it is for.
-TILES: Final = {8: (8, 512, 8, 4), 32: (32, 128, 8, 4), 64: (64, 128, 8, 8), 128: (128, 64, 8, 8)}
-TILES_F64: Final = {8: (8, 256, 4, 4), 32: (32, 64, 4, 4), 64: (64, 32, 4, 4)}
+TILES: Final = {4: (4, 512, 4, 4), 8: (8, 512, 8, 4), 32: (32, 128, 8, 4), 64: (64, 128, 8, 8), 128: (128, 64, 8, 8)}
+TILES_F64: Final = {4: (4, 512, 4, 4), 8: (8, 256, 4, 4), 32: (32, 64, 4, 4), 64: (64, 32, 4, 4)}
 DEPTH: Final = 8
 MOST_IMAGES: Final = 65535
 

@@ -3,7 +3,7 @@
 // x (outer, length, inner), y (outer, inner), dense. A block has GROUPS x ACROSS columns (an element of y each) with DOWN
 // threads on each; with one thread a column it is the plain method. A long run is cut in `parts` that go to `states`, and
 // a second launch (AGAIN) puts those together. Sums begin anew every PIECE elements of a thread, so that errors do not grow with
-// the length.
+// the length. UNIT: inner is 1.
 #include "state.cuh"
 
 struct Reduction {
@@ -12,11 +12,11 @@ struct Reduction {
     long long outer, length, inner, parts;
 };
 
-template <typename T, int OP, int ACROSS, int DOWN, int GROUPS, bool AGAIN, bool LAST>
+template <typename T, int OP, int ACROSS, int DOWN, int GROUPS, bool UNIT, bool AGAIN, bool LAST>
 __device__ __forceinline__ void reduce(const Reduction &a) {
     using A = typename Arithmetic<T>::type;
     constexpr int THREADS = ACROSS * DOWN * GROUPS, WAYS = 4, PIECE = 64;
-    __shared__ State<A> shared[DOWN > 1 ? THREADS : 1];
+    __shared__ State<A> shared[ACROSS * DOWN > 32 && DOWN > 1 ? THREADS : 1];
     const int tid = threadIdx.x, across = tid % ACROSS, down = tid / ACROSS % DOWN, group = tid / (ACROSS * DOWN);
     const long long parts = LAST ? 1 : a.parts, part = blockIdx.x % parts;
     const long long column = (blockIdx.x / parts * GROUPS + group) * ACROSS + across, columns = a.outer * a.inner;
@@ -24,8 +24,8 @@ __device__ __forceinline__ void reduce(const Reduction &a) {
     // What is folded: elements of a part of a column, or the states of its parts.
     const long long length = AGAIN ? a.parts : a.length, share = (length + parts - 1) / parts;
     const long long first = part * share, end = real ? min(first + share, length) : first;
-    const long long step = AGAIN ? 1 : a.inner;
-    const long long base = AGAIN ? column * a.parts : column / a.inner * a.length * a.inner + column % a.inner;
+    const long long inner = UNIT ? 1 : a.inner, step = AGAIN ? 1 : inner;
+    const long long base = AGAIN ? column * a.parts : column / inner * a.length * inner + column % inner;
     const T *x = static_cast<const T *>(a.x) + base;
     const State<A> *states = static_cast<const State<A> *>(a.states) + base;
 
@@ -41,8 +41,12 @@ __device__ __forceinline__ void reduce(const Reduction &a) {
                 A value[WAYS];
 #pragma unroll
                 for (int i = 0; i < WAYS; ++i) value[i] = widen(x[(r + i * DOWN) * step]);
+                if constexpr (OP == LOGSUMEXP) {
+                    take_all(ways[0], value, WAYS);
+                } else {
 #pragma unroll
-                for (int i = 0; i < WAYS; ++i) take<OP>(ways[i], value[i], r + i * DOWN);
+                    for (int i = 0; i < WAYS; ++i) take<OP>(ways[i], value[i], r + i * DOWN);
+                }
             }
         for (; r < stop; r += DOWN) {
             if constexpr (AGAIN)

@@ -15,17 +15,17 @@ struct Softmax {
     long long outer, length, inner, parts;
 };
 
-template <typename T, bool LOG, int ACROSS, int DOWN, int GROUPS, int STAGE>
+template <typename T, bool LOG, int ACROSS, int DOWN, int GROUPS, bool UNIT, int STAGE>
 __device__ __forceinline__ void softmax(const Softmax &a) {
     using A = typename Arithmetic<T>::type;
     constexpr int THREADS = ACROSS * DOWN * GROUPS, WAYS = 4, PIECE = 64;
-    __shared__ State<A> shared[DOWN > 1 ? THREADS : 1];
+    __shared__ State<A> shared[ACROSS * DOWN > 32 && DOWN > 1 ? THREADS : 1];
     const int tid = threadIdx.x, across = tid % ACROSS, down = tid / ACROSS % DOWN, group = tid / (ACROSS * DOWN);
     const long long parts = a.parts, part = blockIdx.x % parts;
     const long long column = (blockIdx.x / parts * GROUPS + group) * ACROSS + across;
     const bool real = column < a.outer * a.inner;
     const long long share = (a.length + parts - 1) / parts;
-    const long long first = part * share, end = real ? min(first + share, a.length) : first, step = a.inner;
+    const long long first = part * share, end = real ? min(first + share, a.length) : first, step = UNIT ? 1 : a.inner;
     const long long base = column / step * a.length * step + column % step;
     const T *x = static_cast<const T *>(a.x) + base;
     State<A> *states = static_cast<State<A> *>(a.states) + column * parts;
@@ -37,24 +37,17 @@ __device__ __forceinline__ void softmax(const Softmax &a) {
             for (int i = 0; i < parts; ++i) total = together<LOGSUMEXP>(total, states[i]);
     } else {
         for (long long start = first + down; start < end; start += DOWN * PIECE) {
-            State<A> ways[WAYS];
-#pragma unroll
-            for (int i = 0; i < WAYS; ++i) ways[i] = nothing<LOGSUMEXP, A>();
+            State<A> piece = nothing<LOGSUMEXP, A>();
             const long long stop = min(start + DOWN * PIECE, end);
             long long r = start;
             for (; r + (WAYS - 1) * DOWN < stop; r += WAYS * DOWN) {
                 A value[WAYS];
 #pragma unroll
                 for (int i = 0; i < WAYS; ++i) value[i] = widen(x[(r + i * DOWN) * step]);
-#pragma unroll
-                for (int i = 0; i < WAYS; ++i) take<LOGSUMEXP>(ways[i], value[i], 0);
+                take_all(piece, value, WAYS);
             }
-            for (; r < stop; r += DOWN) take<LOGSUMEXP>(ways[0], widen(x[r * step]), 0);
-#pragma unroll
-            for (int i = WAYS / 2; i > 0; i /= 2)
-#pragma unroll
-                for (int j = 0; j < i; ++j) ways[j] = together<LOGSUMEXP>(ways[j], ways[j + i]);
-            total = together<LOGSUMEXP>(total, ways[0]);
+            for (; r < stop; r += DOWN) take<LOGSUMEXP>(piece, widen(x[r * step]), 0);
+            total = together<LOGSUMEXP>(total, piece);
         }
         total = gather<LOGSUMEXP, ACROSS, DOWN>(total, shared);
     }

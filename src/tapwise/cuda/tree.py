@@ -22,6 +22,8 @@ from tapwise.problem_reduction import ReduceProblem, SoftmaxProblem
 
 WORDS: Final = ("x", "y", "states", "outer", "length", "inner", "parts")
 THREADS: Final = 256
+# Threads a multiprocessor that keep it busy.
+BUSY: Final = 1024
 # Elements of a part at least, blocks a multiprocessor that are enough, and parts that a thread can go through.
 LEAST_PART: Final = 2048
 ENOUGH: Final = 4
@@ -76,18 +78,23 @@ def configs(problem: ReduceProblem | SoftmaxProblem, device: Device) -> Sequence
     Then one thread a run.
     """
     outer, length, inner = _folded(problem)
-    # Powers of two: what neighbouring runs there are, and the threads that a run has work for.
-    across = min(32, _power(inner))
-    down = min(THREADS // across, _power(-(-length // 4)))
-    groups = max(1, THREADS // (across * down))
+    # Powers of two: what neighbouring runs there are, and threads on each run: as many as keep the GPU busy, at least
+    # so many that a warp reads neighbours, and no more than have four elements each.
     runs = outer * inner
+    across = min(32, _power(inner))
+    down = max(_power(-(-BUSY * device.threads // runs)), min(32 // across, _power(length)))
+    down = min(down, THREADS // across, max(32 // across, _power(-(-length // 4))))
+    if down == 1:
+        across = THREADS
+    groups = max(1, THREADS // (across * down))
     blocks = -(-runs // (across * groups))
     wanted = max(1, ENOUGH * device.threads // blocks)
     parts = max(1, min(wanted, length // LEAST_PART, MOST_PARTS))
     found = [Config(across, down, groups, parts)]
     if parts > 1:
         found.append(Config(across, down, groups, 1))
-    return [*found, Config(THREADS, 1, 1, 1)]
+    plain = Config(THREADS, 1, 1, 1)
+    return found if plain in found else [*found, plain]
 
 
 def predict_us(problem: ReduceProblem | SoftmaxProblem, config: Config, device: Device, passes: float) -> float:
@@ -126,7 +133,8 @@ def launches(algorithm: Any, problem: ReduceProblem | SoftmaxProblem, config: Co
 
 def _source(problem: ReduceProblem | SoftmaxProblem, kernel: str, struct: str, config: Config, words: str) -> Source:
     first, _, rest = words.partition("; ")
-    geometry = f"{config.across}, {config.down}, {config.groups}"
+    unit = "true" if _folded(problem)[2] == 1 else "false"
+    geometry = f"{config.across}, {config.down}, {config.groups}, {unit}"
     text = f"{plans.TYPES[problem.dtype]}, {first}, {geometry}, {rest}"
     threads = config.runs * config.down
     return stub(f"{kernel}.cu", kernel, text, struct, threads, header=plans.header(problem.dtype))

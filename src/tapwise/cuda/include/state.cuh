@@ -13,7 +13,8 @@ struct State {
     long long place;
 };
 
-__host__ __device__ constexpr bool chooses(int op) { return op == MAX || op == MIN || op == ARGMAX || op == ARGMIN; }
+__host__ __device__ constexpr bool places(int op) { return op == ARGMAX || op == ARGMIN; }
+__host__ __device__ constexpr bool least(int op) { return op == MIN || op == ARGMIN; }
 
 template <int OP, typename A>
 __device__ __forceinline__ State<A> nothing() {
@@ -34,16 +35,37 @@ __device__ __forceinline__ State<A> together(const State<A> &a, const State<A> &
         const A kept = first ? a.more : b.more, more = first ? b.more : a.more;
         return {high, kept + (more == A(0) ? A(0) : more * exp(low - high)), 0};
     }
-    if constexpr (chooses(OP)) {
+    if constexpr (OP == MAX || OP == MIN) {
+        const bool second = b.value != b.value || (least(OP) ? b.value < a.value : b.value > a.value);
+        return {second ? b.value : a.value, A(0), 0};
+    }
+    if constexpr (places(OP)) {
         if (a.place < 0) return b;
         if (b.place < 0) return a;
         const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
-        const bool better = OP == MIN || OP == ARGMIN ? b.value < a.value : b.value > a.value;
+        const bool better = least(OP) ? b.value < a.value : b.value > a.value;
         const bool same = a_nan ? b_nan : b.value == a.value;
         const bool second = (!a_nan && (b_nan || better)) || (same && b.place < a.place);
         return {second ? b.value : a.value, A(0), second ? b.place : a.place};
     }
     return {a.value + b.value, A(0), 0};
+}
+
+// The exponentials of some elements go into a run: one change of scale for all of them.
+template <typename A>
+__device__ __forceinline__ void take_all(State<A> &state, const A *x, int count) {
+    A top = state.value;
+#pragma unroll
+    for (int i = 0; i < count; ++i)
+        if (x[i] > top) top = x[i];
+    if (top > state.value) {
+        state.more = state.more == A(0) ? A(0) : state.more * exp(state.value - top);
+        state.value = top;
+    }
+    // -infinity adds nothing, even to nothing; infinity is level with itself.
+#pragma unroll
+    for (int i = 0; i < count; ++i)
+        state.more += x[i] == -POSITIVE_INFINITY ? A(0) : x[i] == top ? A(1) : exp(x[i] - top);
 }
 
 // A run and one element behind it.
@@ -53,38 +75,50 @@ __device__ __forceinline__ void take(State<A> &state, A x, long long place) {
     if constexpr (OP == PROD) state.value *= x;
     if constexpr (OP == NORM1) state.value += x < A(0) ? -x : x;
     if constexpr (OP == NORM2 || OP == SUMSQUARE) state.value = fma(x, x, state.value);
-    if constexpr (chooses(OP)) {
-        const bool better = OP == MIN || OP == ARGMIN ? x < state.value : x > state.value;
+    if constexpr (OP == MAX || OP == MIN) {
+        if (x != x || (least(OP) ? x < state.value : x > state.value)) state.value = x;
+    }
+    if constexpr (places(OP)) {
+        const bool better = least(OP) ? x < state.value : x > state.value;
         if (state.place < 0 || ((better || x != x) && state.value == state.value)) {
             state.value = x;
             state.place = place;
         }
     }
-    if constexpr (OP == LOGSUMEXP) {
-        if (x > state.value) {
-            state.more = (state.more == A(0) ? A(0) : state.more * exp(state.value - x)) + A(1);
-            state.value = x;
-        } else if (x == state.value) {
-            // -infinity adds nothing to nothing.
-            state.more += x == A(-POSITIVE_INFINITY) ? A(0) : A(1);
-        } else {
-            state.more += exp(x - state.value);
-        }
-    }
+    if constexpr (OP == LOGSUMEXP) take_all(state, &x, 1);
+}
+
+template <typename A>
+__device__ __forceinline__ A from_lane(A value, int lane) {
+    return __shfl_sync(0xffffffffu, value, lane);
+}
+
+template <int OP, typename A>
+__device__ __forceinline__ State<A> state_of_lane(const State<A> &mine, int lane) {
+    State<A> other{from_lane(mine.value, lane), A(0), 0};
+    if constexpr (OP == LOGSUMEXP) other.more = from_lane(mine.more, lane);
+    if constexpr (places(OP)) other.place = from_lane(mine.place, lane);
+    return other;
 }
 
 // Threads of a block: ACROSS columns by DOWN threads a column, GROUPS times. All states of a column put together, in a fixed
-// order; every thread of the column gets the result. All threads of the block must call it.
+// order; every thread of the column gets the result. All threads of the block must call it. `shared` holds a state a thread
+// of the block for columns of more than a warp.
 template <int OP, int ACROSS, int DOWN, typename A>
 __device__ __forceinline__ State<A> gather(State<A> mine, State<A> *shared) {
-    if constexpr (DOWN == 1) return mine;
-    const int tid = threadIdx.x, down = tid / ACROSS % DOWN;
-    shared[tid] = mine;
+    const int tid = threadIdx.x, lane = tid % 32;
+    // Threads of one column within a warp, ACROSS lanes apart.
+    constexpr int WITHIN = DOWN == 1 ? 1 : ACROSS * DOWN <= 32 ? DOWN : 32 / ACROSS, WARPS = DOWN / WITHIN;
 #pragma unroll
-    for (int half = DOWN / 2; half > 0; half /= 2) {
-        __syncthreads();
-        if (down < half) shared[tid] = together<OP>(shared[tid], shared[tid + half * ACROSS]);
-    }
+    for (int half = WITHIN / 2; half > 0; half /= 2)
+        mine = together<OP>(mine, state_of_lane<OP>(mine, lane + half * ACROSS));
+    if constexpr (WITHIN > 1) mine = state_of_lane<OP>(mine, lane % ACROSS + lane / (ACROSS * WITHIN) * (ACROSS * WITHIN));
+    if constexpr (WARPS == 1) return mine;
+    shared[tid] = mine;
     __syncthreads();
-    return shared[tid - down * ACROSS];
+    const int first = tid / (ACROSS * DOWN) * (ACROSS * DOWN) + tid % ACROSS;
+    State<A> total = shared[first];
+#pragma unroll
+    for (int warp = 1; warp < WARPS; ++warp) total = together<OP>(total, shared[first + warp * WITHIN * ACROSS]);
+    return total;
 }

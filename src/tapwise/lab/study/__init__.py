@@ -1,0 +1,73 @@
+"""The source documents' experiments, repeated on the user's machine; and which of their conclusions hold there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final
+
+from tapwise.errors import InvalidProblem
+from tapwise.lab import records
+from tapwise.lab.study.findings import Findings
+
+
+@dataclass(frozen=True)
+class Study:
+    """`home` holds a function for each kind of device: (laboratory, sides, progress) -> Findings."""
+
+    name: str
+    source: str
+    summary: str
+    home: str
+    cuda: str
+    cpu: str
+
+
+_HERE: Final = "tapwise.lab.study"
+STUDIES: Final = {
+    study.name: study
+    for study in (
+        Study("sliding-window", "S4", "one thread an output: memory, split, threads, where the operands lie",
+              f"{_HERE}.pictures", "sliding_window_cuda", "sliding_window_cpu"),
+        Study("im2col", "S4", "the picture as a matrix, and a product: each half timed",
+              f"{_HERE}.pictures", "im2col_cuda", "im2col_cpu"),
+        Study("cudnn", "S4", "the vendor's library, warm and with its first call",
+              f"{_HERE}.pictures", "cudnn_cuda", "vendor_cpu"),
+        Study("direct", "S0", "direct convolution against the vendor's library, thirteen shapes",
+              f"{_HERE}.headline", "direct_cuda", "direct_cpu"),
+        Study("ladder", "S0", "the steps to the fast direct kernel, one by one",
+              f"{_HERE}.headline", "ladder_cuda", "ladder_cpu"),
+        Study("operators", "S3", "convolution, im2col, pooling, softmax, sum: plain, vectors, GPU",
+              f"{_HERE}.operators", "operators_cuda", "operators_cpu"),
+    )
+}  # fmt: skip
+SIDES: Final = (1024, 2048, 4096)
+
+
+def select(names: list[str]) -> list[Study]:
+    """The studies of these names; "all". Raises InvalidProblem for another."""
+    if names == ["all"]:
+        return list(STUDIES.values())
+    for name in names:
+        if name not in STUDIES:
+            raise InvalidProblem(f"study {name!r}: all, or of {', '.join(STUDIES)}")
+    return [STUDIES[name] for name in names]
+
+
+def run(
+    study: Study, device: str, sides: tuple[int, ...] = SIDES, progress: Callable[[str], None] = lambda _: None,
+    command: str = "",
+) -> Findings:  # fmt: skip
+    """Measure a study on "cpu", "cuda" or "cuda:<number>". Raises DeviceUnavailable, PeerUnavailable."""
+    from tapwise.lab.bench import device_of
+    from tapwise.lab.study.laboratory import CpuLaboratory, CudaLaboratory
+
+    if not sides or min(sides) < 4:
+        raise InvalidProblem(f"sides={sides}: each at least 4")
+    here = device_of(device)
+    laboratory: Any = CpuLaboratory() if here.kind == "cpu" else CudaLaboratory(here.index)
+    measure = getattr(import_module(study.home), study.cpu if here.kind == "cpu" else study.cuda)
+    findings: Findings = measure(laboratory, tuple(sorted(sides)), progress)
+    findings.versions, findings.commit, findings.command = records.versions(), records.commit(), command
+    return findings

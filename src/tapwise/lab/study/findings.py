@@ -1,0 +1,155 @@
+"""What a study leaves: measured rows, tables and charts made of them, and which of the documents' conclusions hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tapwise.lab.records import geometric_mean
+from tapwise.lab.roofline import write_atomically
+
+Value = str | int
+Choices = Mapping[str, Value]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement: what was chosen, microseconds (median, half the interquartile range), and whether our result was
+    within its bound (a peer's is not checked). Without a time, `note` says why."""
+
+    choices: dict[str, Value]
+    time_us: float | None = None
+    spread_us: float = 0.0
+    verified: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Lines of words under a head."""
+
+    title: str
+    head: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Bars of `series` (name -> label -> value), grouped by label."""
+
+    title: str
+    unit: str
+    series: dict[str, dict[str, float]]
+    log: bool = True
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """A statement of a source document, whether the figures bear it out (None: they do not tell), and the figures."""
+
+    source: str
+    text: str
+    holds: bool | None
+    figures: str
+
+
+@dataclass
+class Findings:
+    """A study on one device."""
+
+    study: str
+    title: str
+    kind: str
+    device: str
+    rows: list[Row] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    charts: list[Chart] = field(default_factory=list)
+    conclusions: list[Conclusion] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    commit: str = ""
+    command: str = ""
+
+    def add(self, choices: Choices, time: tuple[float, float] | None, verified: bool, note: str = "") -> None:
+        """A row from (median, spread) in microseconds."""
+        us, spread = time if time is not None else (None, 0.0)
+        self.rows.append(Row(dict(choices), us, spread, verified, note))
+
+    def find(self, **choices: Value) -> list[Row]:
+        """Timed rows with these choices."""
+        wanted = choices.items()
+        return [row for row in self.rows if row.time_us is not None and wanted <= row.choices.items()]
+
+    def us(self, **choices: Value) -> float | None:
+        """The shortest time among rows with these choices."""
+        return min((row.time_us for row in self.find(**choices) if row.time_us is not None), default=None)
+
+    def ratios(self, over: Choices, under: Choices) -> list[float]:
+        """Times with choices `over` over those with `under`, for all rows that have the rest in common."""
+        result = []
+        for row in self.find(**over):
+            rest = {name: value for name, value in row.choices.items() if name not in over}
+            other = self.us(**{**rest, **under})
+            if other and row.time_us:
+                result.append(row.time_us / other)
+        return result
+
+    def save(self, path: Path) -> None:
+        """As JSON. Raises OSError."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(_short(asdict(self)), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Findings:
+        """Raises OSError, ValueError for what is no study's file."""
+        data = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(data, dict) or "study" not in data:
+            raise ValueError(f"{path} is not a study's JSON")
+        data["rows"] = [Row(**row) for row in data["rows"]]
+        data["tables"] = [
+            Table(t["title"], tuple(t["head"]), tuple(tuple(line) for line in t["lines"])) for t in data["tables"]
+        ]
+        data["charts"] = [Chart(**chart) for chart in data["charts"]]
+        data["conclusions"] = [Conclusion(**one) for one in data["conclusions"]]
+        return cls(**data)
+
+
+def _short(value: Any) -> Any:
+    """Floats to six digits."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {name: _short(inner) for name, inner in value.items()}
+    return [_short(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def words_us(us: float | None) -> str:
+    """A time in words of three digits, or a dash."""
+    if us is None:
+        return "-"
+    if us < 1e3:
+        return f"{us:.3g} us"
+    return f"{us / 1e3:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"
+
+
+def judge(source: str, text: str, ratios: Sequence[float], holds: Callable[[float], bool], what: str) -> Conclusion:
+    """A conclusion from the geometric mean of ratios; `what` names them."""
+    mean = geometric_mean(ratios)
+    if mean is None:
+        return Conclusion(source, text, None, f"{what}: not measured")
+    spread = f"{min(ratios):.2f} to {max(ratios):.2f} over {len(ratios)} pairs" if len(ratios) > 1 else "one pair"
+    return Conclusion(source, text, holds(mean), f"{what}: {mean:.2f} ({spread})")
+
+
+def pivot(findings: Findings, title: str, lines: Iterable[Choices], columns: Sequence[tuple[str, Choices]]) -> Table:
+    """Times with a line's and a column's choices together; a line's head is its choices."""
+    wanted = list(lines)
+    names = tuple(wanted[0]) if wanted else ()
+    body = []
+    for line in wanted:
+        times = [words_us(findings.us(**{**line, **choices})) for _, choices in columns]
+        body.append((*(str(value) for value in line.values()), *times))
+    return Table(title, (*names, *(name for name, _ in columns)), tuple(body))

@@ -1,0 +1,152 @@
+"""S3's table: each operator plain, with vectors, and on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+from tapwise import dispatch, references, registry, verify
+from tapwise import problem as problems
+from tapwise.algorithm import Device
+from tapwise.lab.study.findings import Chart, Findings, judge, pivot
+from tapwise.lab.study.laboratory import CpuLaboratory, CudaLaboratory, filters, images
+from tapwise.problem import ConvProblem, Problem
+
+# S3's 640x640 picture of one channel, 3x3, and its softmax.
+PROBLEMS: Final = (
+    "c1 h640 w640 k1 r3 s3", "im2col c1 h640 w640 r3 s3", "maxpool c1 h640 w640 r3 s3 stride1",
+    "avgpool c1 h640 w640 r3 s3 stride1", "softmax 100000", "reduce sum 409600",
+)  # fmt: skip
+GEMM: Final = {"cpu": "cpu.im2col_gemm", "cuda": "cuda.im2col_gemm"}
+
+Progress = Callable[[str], None]
+
+
+def operators_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
+    """Plain loops on one thread, and the chosen vector algorithm on all threads."""
+    findings = Findings("operators", "Operators: plain, vectors, GPU", lab.kind, lab.device.name)
+    for text in PROBLEMS:
+        progress(text)
+        _measure_cpu(lab, findings, problems.parse(text))
+    return _operators(findings)
+
+
+def operators_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
+    """The same on the GPU's host, and on the GPU: one thread an output, and the chosen config."""
+    findings = Findings("operators", "Operators: plain, vectors, GPU", lab.kind, lab.device.name)
+    host = CpuLaboratory()
+    findings.notes.append(f"host: {host.device.name}, {host.device.threads} threads")
+    for text in PROBLEMS:
+        progress(text)
+        problem = problems.parse(text)
+        _measure_cpu(host, findings, problem)
+        for way, identifier, config in _ways_cuda(problem, lab.device):
+            verdict = verify.check(problem, identifier, config, device=lab.device)
+            run = _caller(lab, problem, identifier, config)
+            findings.add({"operator": _name(problem), "way": way}, lab.time(run) if verdict else None, bool(verdict))
+    return _operators(findings)
+
+
+def _ways_cuda(problem: Problem, device: Device) -> list[tuple[str, str, Any]]:
+    """(way, algorithm, config) on a GPU."""
+    chosen = dispatch.choose(problem, device)
+    ways = [("GPU, chosen", chosen.algorithm, chosen.config)]
+    plain = {"conv": "cuda.sliding_window", "pool": "cuda.sliding_window", "im2col": "cuda.grid_stride"}
+    if problem.operator in plain:
+        identifier = plain[problem.operator]
+        configs = registry.get(identifier, problem.operator).configs(problem, device)
+        one = next((c for c in configs if getattr(c, "vector", 1) == 1), configs[0])
+        ways.append(("GPU, a thread an output", identifier, one))
+    if problem.operator == "conv":
+        gemm = dispatch.choose(problem, device, GEMM["cuda"])
+        ways.append(("GPU, im2col + GEMM", gemm.algorithm, gemm.config))
+    return ways
+
+
+def _caller(lab: CudaLaboratory, problem: Problem, identifier: str, config: Any) -> Callable[[], object]:
+    from tapwise import arrays
+
+    plan = dispatch.plan_for(problem, dispatch.choose(problem, lab.device, identifier, config=config), lab.device)
+    tensor = lab.tensor(images(problem))
+    x = arrays.anywhere(tensor, "x", lab.device.index)
+    w = (
+        arrays.anywhere(lab.tensor(filters(problem)), "w", lab.device.index)
+        if isinstance(problem, ConvProblem)
+        else None
+    )
+    y = arrays.empty(problem.y_shape, references.result_dtype(problem), problem.layout, x)
+    workspace = arrays.workspace(plan.workspace_bytes, x)
+    packed: Any = None if w is None else plan.pack(w)  # type: ignore[arg-type]
+    return lambda: plan.run(x, packed, y, workspace)
+
+
+def _measure_cpu(lab: CpuLaboratory, findings: Findings, problem: Problem) -> None:
+    from tapwise import arrays
+
+    runs: dict[str, Any] = {}
+    good = {}
+    ways = {"CPU, plain": "cpu.serial", "CPU, vectors": "auto"}
+    if problem.operator == "conv":
+        ways["CPU, im2col + GEMM"] = GEMM["cpu"]
+    x = images(problem)
+    w = filters(problem) if isinstance(problem, ConvProblem) else None
+    for way, name in ways.items():
+        choice = dispatch.choose(problem, lab.device, name)
+        good[way] = bool(verify.check(problem, choice.algorithm, choice.config, device=lab.device))
+        plan = dispatch.plan_for(problem, choice, lab.device)
+        y = arrays.empty(problem.y_shape, references.result_dtype(problem), problem.layout)
+        workspace = arrays.workspace(plan.workspace_bytes, x)
+        packed = None if w is None else plan.pack(w)
+        runs[way] = lambda plan=plan, packed=packed, y=y, workspace=workspace: plan.run(x, packed, y, workspace)
+    for way, time in lab.times(runs).items():
+        findings.add({"operator": _name(problem), "way": way}, time, good[way])
+
+
+def _name(problem: Problem) -> str:
+    words = str(problem).split()
+    return (
+        "conv2d 3x3" if isinstance(problem, ConvProblem) else " ".join(words[:2] if words[0] == "reduce" else words[:1])
+    )
+
+
+def _operators(findings: Findings) -> Findings:
+    names = tuple(dict.fromkeys(str(row.choices["operator"]) for row in findings.rows))
+    ways = tuple(dict.fromkeys(str(row.choices["way"]) for row in findings.rows))
+    findings.tables.append(
+        pivot(
+            findings,
+            "640x640, one channel, 3x3; softmax of 100,000; sum of 409,600",
+            [{"operator": name} for name in names],
+            [(way, {"way": way}) for way in ways],
+        )
+    )
+    findings.charts.append(
+        Chart("Operators", "us", {w: {n: us for n in names if (us := findings.us(operator=n, way=w))} for w in ways})
+    )
+
+    def over(slow: str, fast: str, *only: str) -> list[float]:
+        return [
+            one / two
+            for name in only or names
+            if (one := findings.us(operator=name, way=slow)) and (two := findings.us(operator=name, way=fast))
+        ]
+
+    pools: tuple[str, ...] = ("maxpool", "avgpool")
+    findings.conclusions = [
+        judge("S3", "vector code is faster than plain loops", over("CPU, plain", "CPU, vectors"), lambda m: m > 1,
+              "plain / vectors"),
+        judge("S3", "softmax gains three to six times by vectors", over("CPU, plain", "CPU, vectors", "softmax"),
+              lambda m: m >= 3, "plain / vectors"),
+        judge("S3", "vector code on the CPU beats the GPU at pooling",
+              over("GPU, a thread an output", "CPU, vectors", *pools), lambda m: m > 1, "GPU / vectors"),
+        judge("S3", "im2col + GEMM beats a thread an output on the GPU",
+              over("GPU, a thread an output", "GPU, im2col + GEMM", "conv2d 3x3"), lambda m: m > 1,
+              "thread an output / im2col + GEMM"),
+    ]  # fmt: skip
+    if findings.kind == "cpu":
+        findings.conclusions = [one for one in findings.conclusions if one.holds is not None]
+        findings.conclusions.append(
+            judge("S3", "im2col + GEMM beats the direct loop nest on the CPU",
+                  over("CPU, vectors", "CPU, im2col + GEMM", "conv2d 3x3"), lambda m: m > 1, "vectors / im2col + GEMM")
+        )  # fmt: skip
+    return findings
