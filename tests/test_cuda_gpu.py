@@ -261,6 +261,29 @@ def test_the_current_stream_and_graphs() -> None:
     np.testing.assert_allclose(y.cpu().numpy(), 2 * wanted, rtol=1e-4, atol=1e-5)
 
 
+def test_the_gpu_of_the_array() -> None:
+    """Whichever GPU is current, and it stays so."""
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("one GPU")
+    x, w, wanted = data()
+    for current, there in ((0, 1), (1, 0), (1, 1)):
+        torch.cuda.set_device(current)
+        t, f = torch.from_numpy(x).cuda(there), torch.from_numpy(w).cuda(there)
+        layer = tapwise.prepare("n2 c3 h20 w24 k5 r3 s3 pad1", f)
+        for y in (layer(t), tapwise.conv2d(t, f, padding=1), tapwise.conv2d(t.mT, f.mT, padding=1).mT):
+            assert y.device.index == there
+            np.testing.assert_allclose(y.cpu().numpy(), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(tapwise.reduce(t, "sum", 1), t.sum(1))
+        with torch.cuda.stream(torch.cuda.Stream(there)):
+            torch.testing.assert_close(tapwise.softmax(t, 1), torch.softmax(t, 1))
+        host = tapwise.conv2d(x, w, padding=1, device=f"cuda:{there}")
+        np.testing.assert_allclose(host, wanted, rtol=1e-4, atol=1e-5)
+        assert torch.cuda.current_device() == current
+    torch.cuda.set_device(0)
+
+
 def test_a_thread_without_a_context() -> None:
     from concurrent.futures import ThreadPoolExecutor
 

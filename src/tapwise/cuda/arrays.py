@@ -197,9 +197,11 @@ def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], index: int) -> Device
     """New memory in C order from the driver's pool."""
     from cuda import core
 
-    device = core.Device(index)
-    device.set_current()
-    owner = device.allocate(max(1, prod(shape) * dtype.itemsize), stream=device.default_stream)
+    from tapwise.cuda.jit.launch import on_gpu
+
+    with on_gpu(index):
+        device = core.Device(index)
+        owner = device.allocate(max(1, prod(shape) * dtype.itemsize), stream=device.default_stream)
     strides = tuple(step * dtype.itemsize for step in _dense_steps(shape))
     return DeviceArray(int(owner.handle), shape, strides, dtype, index, "other", owner)
 
@@ -248,11 +250,13 @@ def upload(array: np.ndarray, index: int = 0) -> DeviceArray:
     from cuda.bindings import driver
 
     from tapwise.cuda.jit.device import check
+    from tapwise.cuda.jit.launch import on_gpu
 
     source = np.ascontiguousarray(array)
     target = allocate(source.shape, source.dtype, index)
     if source.nbytes:
-        check(driver.cuMemcpyHtoD(target.ptr, source.ctypes.data, source.nbytes))
+        with on_gpu(index):
+            check(driver.cuMemcpyHtoD(target.ptr, source.ctypes.data, source.nbytes))
     return target
 
 
@@ -261,14 +265,14 @@ def download(array: DeviceArray) -> np.ndarray:
     from cuda.bindings import driver
 
     from tapwise.cuda.jit.device import check
-    from tapwise.cuda.jit.launch import make_current
+    from tapwise.cuda.jit.launch import on_gpu
 
-    make_current(array.index)
     order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis] if array.shape[axis] > 1 else 0)
     if not array.dense_as(tuple(order)):
         raise ValueError(f"only dense arrays are downloaded, not strides {array.strides} of {array.shape}")
     target = np.empty([array.shape[axis] for axis in order], array.dtype)
-    check(driver.cuCtxSynchronize())
-    if target.nbytes:
-        check(driver.cuMemcpyDtoH(target.ctypes.data, array.ptr, target.nbytes))
+    with on_gpu(array.index):
+        check(driver.cuCtxSynchronize())
+        if target.nbytes:
+            check(driver.cuMemcpyDtoH(target.ctypes.data, array.ptr, target.nbytes))
     return target.transpose(np.argsort(order)) if array.ndim else target

@@ -10,6 +10,7 @@ Source: Chellapilla, Puri and Simard, "High performance convolutional neural net
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -99,10 +100,20 @@ class Im2colGemmPlan(plans.CudaPlan):
         allowed = torch.backends.cuda.matmul.allow_tf32
         torch.backends.cuda.matmul.allow_tf32 = False
         try:
-            with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=y.index)):
+            with _on(torch, stream, y.index):
                 torch.matmul(left, right, out=out)
         finally:
             torch.backends.cuda.matmul.allow_tf32 = allowed
+
+
+def _on(torch: Any, stream: int, index: int) -> AbstractContextManager[object]:
+    """PyTorch's work goes to the stream of that handle meanwhile."""
+    if int(torch.cuda.current_stream(index).cuda_stream) == stream:
+        return nullcontext()
+    default = torch.cuda.default_stream(index)
+    there = default if int(default.cuda_stream) == stream else torch.cuda.ExternalStream(stream, device=index)
+    chosen: AbstractContextManager[object] = torch.cuda.stream(there)
+    return chosen
 
 
 @cache

@@ -1,5 +1,5 @@
-// Softmax and its logarithm: each run is read for its largest element and the sum of its exponentials at once, and once more
-// to be written.
+// Softmax and its logarithm. Runs of up to KEPT elements a thread are read once and held in registers. Longer ones (KEPT 0) are
+// read for their largest element and the sum of their exponentials at once, and once more to be written.
 //
 // x and y (outer, length, inner), dense; blocks as in reduce.cu. Long runs are cut in `parts`: MEASURE writes their states, SCALE
 // puts them together and writes y; BOTH does it in one launch.
@@ -15,7 +15,7 @@ struct Softmax {
     long long outer, length, inner, parts;
 };
 
-template <typename T, bool LOG, int ACROSS, int DOWN, int GROUPS, bool UNIT, int STAGE>
+template <typename T, bool LOG, int ACROSS, int DOWN, int GROUPS, bool UNIT, int KEPT, int STAGE>
 __device__ __forceinline__ void softmax(const Softmax &a) {
     using A = typename Arithmetic<T>::type;
     constexpr int THREADS = ACROSS * DOWN * GROUPS, WAYS = 4, PIECE = 64;
@@ -30,6 +30,35 @@ __device__ __forceinline__ void softmax(const Softmax &a) {
     const T *x = static_cast<const T *>(a.x) + base;
     State<A> *states = static_cast<State<A> *>(a.states) + column * parts;
 
+    if constexpr (KEPT > 0) {
+        static_assert(STAGE == BOTH, "a whole run");
+        A kept[KEPT];
+        State<A> top = nothing<MAX, A>(), sum = nothing<SUM, A>();
+#pragma unroll
+        for (int i = 0; i < KEPT; ++i) {
+            const long long r = first + down + i * DOWN;
+            kept[i] = r < end ? widen(x[r * step]) : A(-POSITIVE_INFINITY);
+            // A NaN is lost here, and shows in the sum.
+            top.value = kept[i] > top.value ? kept[i] : top.value;
+        }
+        top = gather<MAX, ACROSS, DOWN>(top, shared);
+#pragma unroll
+        for (int i = 0; i < KEPT; ++i) {
+            const A shifted = kept[i] - top.value, term = exp(shifted);
+            kept[i] = LOG ? shifted : term;
+            sum.value += term;
+        }
+        if constexpr (ACROSS * DOWN > 32) __syncthreads();
+        sum = gather<SUM, ACROSS, DOWN>(sum, shared);
+        const A last = LOG ? log(sum.value) : A(1) / sum.value;
+        T *y = static_cast<T *>(a.y) + base;
+#pragma unroll
+        for (int i = 0; i < KEPT; ++i) {
+            const long long r = first + down + i * DOWN;
+            if (r < end) y[r * step] = narrow<T>(LOG ? kept[i] - last : kept[i] * last);
+        }
+        return;
+    }
     State<A> total = nothing<LOGSUMEXP, A>();
     if constexpr (STAGE == SCALE) {
         // All states of a column are put together by each of its threads: few, and in the cache.

@@ -28,6 +28,8 @@ BUSY: Final = 1024
 LEAST_PART: Final = 2048
 ENOUGH: Final = 4
 MOST_PARTS: Final = 256
+# Elements of a run that a thread of softmax holds in registers.
+MOST_KEPT: Final = 16
 # Blocks along the only axis of the grid that is used.
 MOST_BLOCKS: Final = (1 << 31) - 1
 
@@ -208,7 +210,9 @@ class SoftmaxTree(Algorithm[Config]):
         """The kernels in order, each with its geometry."""
         log = "true" if problem.log else "false"
         stages = ("BOTH",) if config.parts == 1 else ("MEASURE", "SCALE")
-        return [(_source(problem, "softmax", "Softmax", config, f"{log}; {stage}"), config) for stage in stages]
+        each = -(-problem.length // config.down)
+        kept = _power(each) if config.parts == 1 and each <= MOST_KEPT else 0
+        return [(_source(problem, "softmax", "Softmax", config, f"{log}; {kept}, {stage}"), config) for stage in stages]
 
     def plan(self, problem: SoftmaxProblem, config: Config, device: Device) -> Plan:
         return TreePlan(problem, device, launches(self, problem, config), state_bytes(problem, config))

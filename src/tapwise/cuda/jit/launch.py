@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final
 
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.compile import Source
-from tapwise.cuda.jit.device import check
+from tapwise.cuda.jit.device import check, count
 from tapwise.errors import CompileError, DeviceUnavailable
 
 _INVALID_CONTEXT: Final = 201
@@ -28,21 +29,33 @@ class Kernel:
     def __init__(self, source: Source, architecture: str, index: int, shared_bytes: int) -> None:
         from cuda.bindings import driver
 
-        make_current(index)
         self._code = compiler.cubin(source, architecture)
-        self._library = check(driver.cuLibraryLoadData(self._code, None, None, 0, None, None, 0))
-        kernel = check(driver.cuLibraryGetKernel(self._library, source.entry.encode()))
-        if shared_bytes > 48 << 10:
-            wanted = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            check(driver.cuKernelSetAttribute(wanted, shared_bytes, kernel, check(driver.cuDeviceGet(index))))
+        with on_gpu(index):
+            self._library = check(driver.cuLibraryLoadData(self._code, None, None, 0, None, None, 0))
+            kernel = check(driver.cuLibraryGetKernel(self._library, source.entry.encode()))
+            if shared_bytes > 48 << 10:
+                wanted = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+                check(driver.cuKernelSetAttribute(wanted, shared_bytes, kernel, check(driver.cuDeviceGet(index))))
         self.function = driver.CUfunction(int(kernel))
 
 
-def make_current(index: int) -> None:
-    """Make the GPU's primary context, the one that other libraries use, that of this thread."""
-    from cuda import core
+@contextmanager
+def on_gpu(index: int) -> Iterator[None]:
+    """The GPU's primary context, the one that other libraries use, is this thread's meanwhile.
 
+    What was current before is so again afterwards; where nothing was, the GPU stays current.
+    """
+    from cuda import core
+    from cuda.bindings import driver
+
+    check(driver.cuInit(0))
+    before = check(driver.cuCtxGetCurrent())
     core.Device(index).set_current()
+    try:
+        yield
+    finally:
+        if int(before):
+            check(driver.cuCtxSetCurrent(before))
 
 
 @lru_cache(maxsize=512)
@@ -82,7 +95,7 @@ class Launch:
     def load(self, architecture: str, index: int) -> None:
         """Compile and load. Raises CompileError, DeviceUnavailable."""
         self._function = _kernel(self.source, architecture, index, self.shared_bytes).function
-        self._index = index
+        self._index, self._several = index, count() > 1
         from cuda.bindings import driver
 
         self._launch = driver.cuLaunchKernel
@@ -95,10 +108,20 @@ class Launch:
         start = ctypes.addressof(words)
         # The first word is the list of parameters: one, the struct behind it.
         words[0] = start + 8
-        (status,) = self._launch(self._function, *self.grid, *self.block, self.shared_bytes, stream, start, 0)
-        if status:
-            if int(status) != _INVALID_CONTEXT:
-                raise DeviceUnavailable(f"{self.source.name}: the CUDA driver refuses the launch: {status.name}")
+        # The default stream is that of the current GPU, and no other's stream is allowed there.
+        if self._several:
+            with on_gpu(self._index):
+                status = self._enqueue(stream, start)
+        else:
+            status = self._enqueue(stream, start)
+        if status and int(status) == _INVALID_CONTEXT:
             # A thread that has not used the GPU yet has no context.
-            make_current(self._index)
-            check(self._launch(self._function, *self.grid, *self.block, self.shared_bytes, stream, start, 0))
+            with on_gpu(self._index):
+                status = self._enqueue(stream, start)
+        if status:
+            raise DeviceUnavailable(f"{self.source.name}: the CUDA driver refuses the launch: {status.name}")
+
+    def _enqueue(self, stream: int, start: int) -> Any:
+        """The driver's status."""
+        (status,) = self._launch(self._function, *self.grid, *self.block, self.shared_bytes, stream, start, 0)
+        return status

@@ -1,0 +1,37 @@
+"""Small problems of odd sizes through every CUDA algorithm and up to eight of its configs, for compute-sanitizer."""
+
+from __future__ import annotations
+
+from tapwise import problem as problems
+from tapwise import registry, verify
+from tapwise.cuda.jit.device import gpu
+
+PROBLEMS = (
+    "c6 h40 w75 k6 r6 s6", "n2 c5 h11 w13 k7 r3 s3 pad1 bias residual gelu", "c3 h70 w66 k3 r3 s3 stride2",
+    "n3 c4 h9 w10 k6 r3 s3 pad1 groups2 f16", "maxpool n2 c3 h13 w17 r3 s3 stride2 pad1",
+    "avgpool c4 h9 w11 r3 s2 stride1 pad1:0x1:1 exclude_pad nhwc", "reduce sum 5x1000x7 axis1",
+    "reduce argmax 9x41 axis1", "reduce logsumexp 41113", "reduce max 300x33 axis0 f64", "softmax 7x33",
+    "softmax 64x1000", "softmax 30000", "log_softmax 8x21x37x5 axis1", "im2col n2 c3 h13 w17 r3 s3 stride2 pad1",
+    "col2im n2 c3 h13 w17 r3 s3 stride2 pad1",
+)  # fmt: skip
+
+
+def main() -> None:
+    """Raises SystemExit where a result is wrong."""
+    device, count = gpu(), 0
+    for text in PROBLEMS:
+        problem = problems.parse(text)
+        for algorithm in registry.of_backend("cuda", problem.operator):
+            if algorithm.rejects(problem, device):
+                continue
+            configs = list(algorithm.configs(problem, device))
+            for config in configs[:: max(1, len(configs) // 8)]:
+                verdict = verify.check(problem, algorithm.id, config, device=device)
+                count += 1
+                if not verdict:
+                    raise SystemExit(f"{text}, {algorithm.id} {config}: {verdict.message}")
+    print(f"{count} verified")
+
+
+if __name__ == "__main__":
+    main()
