@@ -1,4 +1,5 @@
-# make bench [TORCH=1]   measure this machine: verified results, time, share of the roof, ratio to other libraries
+# make bench [TORCH=1]   measure this machine: verified results, time, share of the roof, ratio to other libraries;
+#                        with an NVIDIA GPU, that too, against cuDNN
 # make test              check, then every test
 # make check             lint, format, types
 # make format            rewrite in the house format
@@ -6,10 +7,13 @@
 # Each makes .venv from nothing with PYTHON (default: python3) and brings it up to date when pyproject.toml changes.
 
 PYTHON ?= python3
+comma := ,
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 TORCH_PIN := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
-TORCH ?=
+# Where there is a GPU, PyTorch is needed: its memory, its graphs, and cuDNN.
+GPU := $(shell command -v nvidia-smi 2>/dev/null)
+TORCH ?= $(GPU)
 
 .PHONY: bench test check format clean
 # Two installations into one .venv must not run at once.
@@ -17,6 +21,7 @@ TORCH ?=
 
 bench: .venv/.bench $(if $(TORCH),.venv/.torch)
 	$(BIN)/tapwise bench quick source_documents
+	$(if $(GPU),$(BIN)/tapwise bench source_documents --device cuda)
 
 test: check .venv/.test
 	$(BIN)/python -m pytest
@@ -43,7 +48,7 @@ clean:
 	touch $@
 
 .venv/.bench: pyproject.toml | .venv/.made
-	$(PIP) --editable ".[peers]"
+	$(PIP) --editable ".[peers$(if $(GPU),$(comma)cuda)]"
 	touch $@
 
 .venv/.check: pyproject.toml | .venv/.made

@@ -143,11 +143,14 @@ def bench(
 def study(
     names: Annotated[list[str] | None, typer.Argument(help="list, all, or names of studies")] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:<number>; auto: a GPU where there is one")] = "auto",
-    sides: Annotated[str, typer.Option(help="sides of the pictures, with commas")] = "1024,2048,4096",
+    sides: Annotated[
+        str | None,
+        typer.Option(help="sides of the pictures, with commas; by default up to 4096 on a GPU, 2048 on a CPU"),
+    ] = None,
     output: Annotated[Path, typer.Option(help="folder for JSON, a page and pictures")] = Path("tapwise-study"),
     stored: Annotated[list[Path] | None, typer.Option("--from", help="show a stored JSON; may be repeated")] = None,
 ) -> None:
-    """Repeat the source documents' experiments here, and say which of their conclusions hold."""
+    """Repeat the source documents' experiments here, and say which of their conclusions hold. Some minutes each."""
     from tapwise.errors import InvalidProblem
     from tapwise.lab import study as study_
     from tapwise.lab.study import show
@@ -159,7 +162,9 @@ def study(
             console.print(f"{one.name:16} {one.source}  {one.summary}", highlight=False)
         return
 
-    def lengths() -> tuple[int, ...]:
+    def lengths() -> tuple[int, ...] | None:
+        if sides is None:
+            return None
         words = sides.split(",")
         if not all(word.strip().isdigit() for word in words):
             raise InvalidProblem(f"sides={sides!r}: whole numbers with commas are allowed")
@@ -336,15 +341,15 @@ def report(
     results: Annotated[Path, typer.Option(help="folder of results")] = Path("benchmarks/results"),
     check: Annotated[bool, typer.Option(help="change nothing; exit status 1 when a document is out of date")] = False,
 ) -> None:
-    """Write the tables between <!-- results:NAME --> and <!-- /results --> of documents from the results."""
+    """Write the tables between markers of documents (<!-- results:NAME -->, <!-- study:NAME -->) from the results."""
     from tapwise.lab import report as report_
 
-    rows = report_.load(results)
+    rows, findings = report_.load(results), report_.studies(results)
     stale = []
     for path in documents or [Path("README.md"), *sorted(Path("docs").glob("**/*.md"))]:
         text = path.read_text(encoding="utf-8")
         try:
-            new = report_.rewrite(text, rows)
+            new = report_.rewrite(text, rows, findings)
         except KeyError as error:
             typer.echo(f"tapwise: {path}: {error.args[0]}", err=True)
             raise typer.Exit(2) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,12 @@ from rich.table import Table
 from tapwise import registry
 from tapwise.lab.bench import select_best
 from tapwise.lab.records import Record, geometric_mean
+from tapwise.lab.study import show
+from tapwise.lab.study.findings import Findings
 from tapwise.lab.timing import UNSTABLE
 
 _MARKED = re.compile(r"(<!-- results:([\w./-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
+_STUDIES = re.compile(r"(<!-- study:([\w./-]+) -->\n)(.*?)(<!-- /study -->)", re.DOTALL)
 _OPERATORS = re.compile(r"(<!-- operators -->\n)(.*?)(<!-- /operators -->)", re.DOTALL)
 
 
@@ -126,6 +129,13 @@ def load(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return found
 
 
+def studies(folder: Path) -> dict[str, Findings]:
+    """All findings of studies below a results folder, by "<device>/<study>"."""
+    return {
+        f"{path.parent.parent.name}/{path.stem}": Findings.load(path) for path in sorted(folder.glob("*/study/*.json"))
+    }
+
+
 def markdown(name: str, results: dict[str, list[dict[str, Any]]]) -> str:
     """The text of a marked section: "summary" (a line a results file) or "<device>/<file stem>" (a line a problem)."""
     if name == "summary":
@@ -174,9 +184,17 @@ def _problems(rows: list[dict[str, Any]]) -> str:
     return _cells(lines)
 
 
-def rewrite(text: str, results: dict[str, list[dict[str, Any]]]) -> str:
+def rewrite(text: str, results: dict[str, list[dict[str, Any]]], findings: Mapping[str, Findings] | None = None) -> str:
     """A document with the text between its markers generated anew. Raises KeyError for results that are not there."""
+
+    def study(match: re.Match[str]) -> str:
+        known = findings or {}
+        if match[2] not in known:
+            raise KeyError(f"study:{match[2]}: there are {', '.join(known) or 'no studies'}")
+        return f"{match[1]}{show.markdown(known[match[2]])}\n{match[4]}"
+
     text = _MARKED.sub(lambda match: match[1] + markdown(match[2], results) + match[4], text)
+    text = _STUDIES.sub(study, text)
     return _OPERATORS.sub(lambda match: match[1] + operators() + match[3], text)
 
 

@@ -42,7 +42,7 @@ STUDIES: Final = {
               f"{_HERE}.operators", "operators_cuda", "operators_cpu"),
     )
 }  # fmt: skip
-SIDES: Final = (1024, 2048, 4096)
+SIDES: Final = {"cuda": (1024, 2048, 4096), "cpu": (512, 1024, 2048)}
 
 
 def select(names: list[str]) -> list[Study]:
@@ -56,16 +56,20 @@ def select(names: list[str]) -> list[Study]:
 
 
 def run(
-    study: Study, device: str, sides: tuple[int, ...] = SIDES, progress: Callable[[str], None] = lambda _: None,
+    study: Study, device: str, sides: tuple[int, ...] | None = None, progress: Callable[[str], None] = lambda _: None,
     command: str = "",
 ) -> Findings:  # fmt: skip
-    """Measure a study on "cpu", "cuda" or "cuda:<number>". Raises DeviceUnavailable, PeerUnavailable."""
+    """Measure a study on "cpu", "cuda" or "cuda:<number>"; sides as in SIDES by default.
+
+    Raises InvalidProblem, DeviceUnavailable, PeerUnavailable.
+    """
     from tapwise.lab.bench import device_of
     from tapwise.lab.study.laboratory import CpuLaboratory, CudaLaboratory
 
+    here = device_of(device)
+    sides = SIDES[here.kind] if sides is None else sides
     if not sides or min(sides) < 4:
         raise InvalidProblem(f"sides={sides}: each at least 4")
-    here = device_of(device)
     laboratory: Any = CpuLaboratory() if here.kind == "cpu" else CudaLaboratory(here.index)
     measure = getattr(import_module(study.home), study.cpu if here.kind == "cpu" else study.cuda)
     findings: Findings = measure(laboratory, tuple(sorted(sides)), progress)

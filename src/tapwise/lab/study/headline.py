@@ -133,7 +133,7 @@ def _direct(findings: Findings, ours: str, rivals: Sequence[str], way: str) -> F
               over(lambda n: n.startswith("3x") and n.endswith("3x3")), lambda m: 0.85 < m < 1.15, "library / ours"),
         judge("S0", f"ahead of it on RGB pictures, 6x6 {there['6x6']}",
               over(lambda n: n.startswith("3x") and n.endswith("6x6")), lambda m: m > 1, "library / ours"),
-        judge("-", "no slower than the library on any of the shapes", [min(over(lambda n: True), default=0.0)],
+        judge("ours", "no slower than the library on any of the shapes", [min(over(lambda n: True), default=0.0)],
               lambda m: m >= 1, "the least of library / ours"),
     ]  # fmt: skip
     return findings

@@ -26,7 +26,6 @@ from tapwise.lab.study.laboratory import (
     within,
 )
 
-SIDES: Final = (1024, 2048, 4096)
 STRIDES: Final = (1, 2, 3)
 THREADS: Final = (64, 256, 1024)
 PARTITIONS: Final = ("block", "row", "column")
@@ -202,13 +201,13 @@ def sliding_window_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Pro
                   {"side": n, "method": "plain loops", "vector": 0},
                   {"side": n, "method": "register tile", "vector": widths[-1]})],
               lambda m: m > 1, "plain loops / register tile"),
-        judge("-", "wider vectors are faster",
+        judge("ours", "wider vectors are faster",
               findings.ratios(tile | {"vector": widths[0]}, tile | {"vector": widths[-1]}) if len(widths) > 1 else [],
               lambda m: m > 1, "16 bytes / full width"),
-        judge("-", "more threads are faster",
+        judge("ours", "more threads are faster",
               findings.ratios(tile | {"threads": 1}, tile | {"threads": counts[-1]}) if len(counts) > 1 else [],
               lambda m: m > 1, f"1 thread / {counts[-1]} threads"),
-        judge("-", "planes are faster than interleaved colours",
+        judge("ours", "planes are faster than interleaved colours",
               findings.ratios(tile | {"order": "nhwc"}, tile | {"order": "nchw"}), lambda m: m > 1, "nhwc / nchw"),
     ]  # fmt: skip
     return findings
@@ -453,7 +452,7 @@ def _vendor(findings: Findings, sides: tuple[int, ...], vendor: str, ours: str, 
         share = max(time / (time + start) for time, start in zip(warm, starts, strict=True))
         findings.conclusions += [
             Conclusion("S4", "the library takes seconds, whatever the size (warm)", max(warm) > 1e6, figures),
-            Conclusion("-", "nearly all of a first call is start-up", share < 0.05, f"warm share: {share:.2%}"),
+            Conclusion("ours", "nearly all of a first call is start-up", share < 0.05, f"warm share: {share:.2%}"),
         ]
     pairs = []
     for n, s in product(sides, STRIDES):

@@ -16,6 +16,8 @@ from tapwise.lab.study.findings import Chart, Conclusion, Findings, Table
 
 WORDS: Final = {True: "holds here", False: "does not hold here", None: "not measured here"}
 STYLES: Final = {True: "green", False: "red", None: "dim"}
+# Ratio of the longest to the shortest bar that a linear scale shows.
+LINEAR: Final = 20.0
 _PAGE_STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 2rem auto; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
@@ -67,7 +69,9 @@ def picture(chart: Chart) -> bytes:
     axes.set_xticklabels(labels, rotation=30 if long else 0, ha="right" if long else "center")
     axes.set_title(chart.title, loc="left")
     axes.set_ylabel(chart.unit)
-    if chart.log:
+    # On a logarithmic scale bars have no foot: only where they differ by more than a linear one shows.
+    sizes = [value for values in chart.series.values() for value in values.values()]
+    if chart.log and max(sizes) > LINEAR * min(sizes):
         axes.set_yscale("log")
     axes.grid(axis="y", alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -124,10 +128,17 @@ def _table(table: Table) -> str:
     return f"<table><caption>{html.escape(table.title)}</caption><tr>{head}</tr>\n{body}</table>"
 
 
-def markdown(table: Table) -> str:
-    """A table for a documentation page."""
-    lines = [table.head, tuple("---" for _ in table.head), *table.lines]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def markdown(findings: Findings) -> str:
+    """Conclusions and tables for a documentation page."""
+    parts = []
+    for one in findings.conclusions:
+        parts.append(
+            f"- {one.source}: {one.text}: **{WORDS[one.holds]}**. {one.figures}".replace("[", "(").replace("]", ")")
+        )
+    for table in findings.tables:
+        lines = [table.head, tuple("---" for _ in table.head), *table.lines]
+        parts += ["", f"{table.title}:", "", *("| " + " | ".join(line) + " |" for line in lines)]
+    return "\n".join(parts)
 
 
 def write(findings: Findings, folder: Path) -> list[Path]:
