@@ -22,9 +22,11 @@ runner = CliRunner()
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        CpuLaboratory, "times", lambda self, runs: {n: (float(run() is None) + 1, 0.1) for n, run in runs.items()}
+        CpuLaboratory,
+        "times",
+        lambda self, runs, pauses=None: {n: (float(run() is None) + 1, 0.1) for n, run in runs.items()},
     )
-    monkeypatch.setattr("tapwise.lab.study.pictures._first_calls", lambda *_: None)
+    monkeypatch.setattr("tapwise.lab.study.vendor._first_calls", lambda *_: None)
     monkeypatch.setattr("tapwise.lab.study.headline.LADDER", ("c3 h30 w40 k3 r3 s3",))
     monkeypatch.setattr("tapwise.lab.study.headline.HEADLINE", "c6 h30 w40 k6 r6 s6")
 

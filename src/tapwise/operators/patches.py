@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from tapwise import arrays, dispatch
 from tapwise.errors import InvalidProblem
 from tapwise.operators.parameters import device_of, numbers, result, window
@@ -33,8 +35,7 @@ def im2col(
     kernel, steps, sides, distances = window(tuple(spatial), kernel_size, stride, padding, dilation)
     dtype = arrays.dtype_name(source, "x")
     problem = Im2colProblem(n, c, tuple(spatial), kernel, steps, sides, distances, dtype=dtype)
-    y = _run(problem, batched, None, algorithm)
-    return _deliver(y[0] if single else y, x, source, out)
+    return _run(problem, batched, single, x, source, out, algorithm)
 
 
 def col2im(
@@ -70,30 +71,30 @@ def col2im(
         raise InvalidProblem(
             f"cols has shape {source.shape}: output_size={output_size!r} with these windows has {problem.columns_shape}"
         )
-    before = None
-    if accumulate:
-        before = result(out, problem.y_shape[single:], arrays.DTYPES[dtype], source)
-        before = before[None] if single else before
-        before = arrays.beside(before, source)
-    y = _run(problem, batched, before, algorithm)
-    return _deliver(y[0] if single else y, cols, source, out)
+    return _run(problem, batched, single, cols, source, out, algorithm)
 
 
-def _run(problem: PatchProblem, x: Any, before: Any, algorithm: str) -> Any:
-    if before is None:
-        y = arrays.empty(problem.y_shape, arrays.DTYPES[problem.dtype], "nchw", x)
-    else:
-        y = arrays.copy(before)
+def _run(problem: PatchProblem, batched: Any, single: bool, x: Any, source: Any, out: Any, algorithm: str) -> Any:
+    """The result for what the user gave, `x`, which is `source` as an array, and `batched` with a batch axis."""
+    dtype = arrays.DTYPES[problem.dtype]
+    target = None if out is None else result(out, problem.y_shape[single:], dtype, source)
+    y: Any = None if target is None else target[None] if single else target
+    # A result that lies as the kernel writes it is written, or added to, where it belongs.
+    direct = (
+        y is not None and isinstance(y, np.ndarray) == isinstance(batched, np.ndarray) and arrays.is_dense(y, "nchw")
+    )
+    if not direct:
+        before = y
+        y = arrays.empty(problem.y_shape, dtype, "nchw", batched)
+        if problem.accumulate:
+            arrays.assign(y, arrays.beside(before, batched))
     if not problem.empty:
-        device = device_of(x)
+        device = device_of(batched)
         plan = dispatch.plan_for(problem, dispatch.choose(problem, device, algorithm), device)
-        workspace = arrays.workspace(plan.workspace_bytes, x)
-        plan.run(arrays.dense(x, "nchw"), None, y, workspace)
-    return y
-
-
-def _deliver(y: Any, x: Any, source: Any, out: Any) -> Any:
-    if out is None:
-        return arrays.like(y, x)
-    arrays.assign(result(out, y.shape, y.dtype, source), y)
+        workspace = arrays.workspace(plan.workspace_bytes, batched)
+        plan.run(arrays.dense(batched, "nchw"), None, y, workspace)
+    if target is None:
+        return arrays.like(y[0] if single else y, x)
+    if not direct:
+        arrays.assign(target, y[0] if single else y)
     return out

@@ -33,7 +33,7 @@ STUDIES: Final = {
         Study("im2col", "S4", "the picture as a matrix, and a product: each half timed",
               f"{_HERE}.pictures", "im2col_cuda", "im2col_cpu"),
         Study("cudnn", "S4", "the vendor's library, warm and with its first call",
-              f"{_HERE}.pictures", "cudnn_cuda", "vendor_cpu"),
+              f"{_HERE}.vendor", "cudnn_cuda", "vendor_cpu"),
         Study("direct", "S0", "direct convolution against the vendor's library, thirteen shapes",
               f"{_HERE}.headline", "direct_cuda", "direct_cpu"),
         Study("ladder", "S0", "the steps to the fast direct kernel, one by one",

@@ -90,12 +90,14 @@ def direct_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Progress) -
         operator = prepared(problem, w, "cpu.direct")
         good = within(problem, operator(x))
         runs: dict[str, Any] = {"cpu.direct": lambda op=operator, x=x: op(x)}
+        pauses: dict[str, float] = {}
         for name in rivals:
             try:
-                runs[name] = PEERS[name].prepare(problem, x, w, None, None, lab.device.threads).run
+                peer = PEERS[name].prepare(problem, x, w, None, None, lab.device.threads)
+                runs[name], pauses[name] = peer.run, peer.pause_s
             except PeerUnavailable as error:
                 findings.notes.append(f"{name}: {error}")
-        for name, time in lab.times(runs).items():
+        for name, time in lab.times(runs, pauses).items():
             choices: dict[str, Value] = {"problem": _name(problem), "method": name, "way": "median"}
             findings.add(choices, time, good or name != "cpu.direct")
     return _direct(findings, "cpu.direct", tuple(rivals), "median")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final
@@ -17,6 +17,8 @@ from tapwise.lab import gpu, timing
 from tapwise.problem import ConvProblem, Problem
 
 Call = Callable[[], object]
+# Seconds in which the threads of NumPy's BLAS stop spinning.
+BLAS_PAUSE_S: Final = 0.1
 # A call that takes longer is timed by itself, and a few times only.
 LONG_US: Final = 20_000.0
 VERY_LONG_US: Final = 400_000.0
@@ -64,9 +66,10 @@ class CpuLaboratory:
         self.device: Device = host()
         self.seconds = seconds
 
-    def times(self, runs: dict[str, Call]) -> dict[str, tuple[float, float]]:
-        """(median, spread) of contestants, in turns."""
-        contestants = [timing.Contestant(name, run) for name, run in runs.items()]
+    def times(self, runs: dict[str, Call], pauses: Mapping[str, float] | None = None) -> dict[str, tuple[float, float]]:
+        """(median, spread) of contestants, in turns; `pauses` in seconds behind those whose threads go on spinning."""
+        known = pauses or {}
+        contestants = [timing.Contestant(name, run, known.get(name, timing.PAUSE_S)) for name, run in runs.items()]
         measured = timing.measure(contestants, seconds=self.seconds * len(runs), repeats=9)
         return {name: (one.time_us, one.spread_us) for name, one in measured.items()}
 

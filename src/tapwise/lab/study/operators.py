@@ -9,7 +9,7 @@ from tapwise import dispatch, references, registry, verify
 from tapwise import problem as problems
 from tapwise.algorithm import Device
 from tapwise.lab.study.findings import Chart, Findings, judge, pivot
-from tapwise.lab.study.laboratory import CpuLaboratory, CudaLaboratory, filters, images
+from tapwise.lab.study.laboratory import BLAS_PAUSE_S, CpuLaboratory, CudaLaboratory, filters, images
 from tapwise.problem import ConvProblem, Problem
 
 # S3's 640x640 picture of one channel, 3x3, and its softmax.
@@ -98,7 +98,7 @@ def _measure_cpu(lab: CpuLaboratory, findings: Findings, problem: Problem) -> No
         workspace = arrays.workspace(plan.workspace_bytes, x)
         packed = None if w is None else plan.pack(w)
         runs[way] = lambda plan=plan, packed=packed, y=y, workspace=workspace: plan.run(x, packed, y, workspace)
-    for way, time in lab.times(runs).items():
+    for way, time in lab.times(runs, {"CPU, im2col + GEMM": BLAS_PAUSE_S}).items():
         findings.add({"operator": _name(problem), "way": way}, time, good[way])
 
 
