@@ -208,13 +208,14 @@ def _wrote(console: Console, paths: list[Path]) -> None:
 def explain(
     problem: Annotated[str, typer.Argument(help="a problem such as 'c64 h56 w56 k64 r3 s3 pad1'")],
     threads: Annotated[int | None, typer.Option(help="worker threads", min=1)] = None,
+    device: Where = "cpu",
 ) -> None:
     """Show every algorithm for a problem: whether it applies, predicted time, config, workspace; and the choice."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
     from tapwise import dispatch
-    from tapwise.cpu.device import host
+    from tapwise.lab.bench import device_of
     from tapwise.lab.report import microseconds, size
     from tapwise.operators.conv import as_images
     from tapwise.problem import ConvProblem, parse
@@ -224,11 +225,12 @@ def explain(
     if isinstance(parsed, ConvProblem):
         parsed = as_images(parsed)
         filters = f"w {parsed.w_shape}, "
-    device = host(threads)
+    here = _guarded(lambda: device_of(device, threads))
     console = _console()
+    workers = "threads" if here.kind == "cpu" else "multiprocessors"
     console.print(
         f"{parsed}: x {parsed.x_shape}, {filters}y {parsed.y_shape}; {parsed.flops / 1e6:.1f} MFLOP, "
-        f"{parsed.bytes / 1e6:.2f} MB; {device.name}, {device.threads} threads",
+        f"{parsed.bytes / 1e6:.2f} MB; {here.name}, {here.threads} {workers}",
         highlight=False,
     )
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
@@ -236,19 +238,19 @@ def explain(
         table.add_column(
             name, overflow="fold", justify="left" if name in ("algorithm", "config, or why not") else "right"
         )
-    for row in _guarded(lambda: dispatch.explain(parsed, device)):
+    for row in _guarded(lambda: dispatch.explain(parsed, here)):
         if row.reason is not None:
             table.add_row(row.algorithm, "-", "-", "-", row.reason, style="dim")
         else:
             times = microseconds(row.predicted_us), microseconds(row.pack_us)
             table.add_row(row.algorithm, *times, size(row.workspace_bytes), str(row.config) or "-")
     console.print(table)
-    choice = _guarded(lambda: dispatch.choose(parsed, device))
+    choice = _guarded(lambda: dispatch.choose(parsed, here))
     if not filters:
         console.print(f"{choice.algorithm}. {choice.reason}", highlight=False)
         return
     console.print(f"prepared: {choice.algorithm}. {choice.reason}", highlight=False)
-    once = _guarded(lambda: dispatch.choose(parsed, device, prepared=False))
+    once = _guarded(lambda: dispatch.choose(parsed, here, prepared=False))
     console.print(f"plain conv2d, which packs on each call: {once.algorithm}. {once.reason}", highlight=False)
 
 
