@@ -285,6 +285,16 @@ def test_every_element_is_folded_once(text: str) -> None:
         assert (words["outer"], words["length"], words["inner"], words["parts"]) == (outer, length, inner, parts)
 
 
+def test_the_library_is_taken_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(im2col_gemm, "_library", lambda: True)
+    problem = ConvProblem.parse("n2 c513 h7 w7 k512 r3 s3 pad1")
+    assert any(not one.automatic for one in Im2colGemm().configs(problem, H200))
+    assert "library" not in str(dispatch.choose(problem, H200, "cuda.im2col_gemm").config)
+    assert all("library" not in str(one.config) for one in dispatch.explain(problem, H200))
+    asked = dispatch.choose(problem, H200, "cuda.im2col_gemm", config="gemm=library images=2")
+    assert str(asked.config) == "gemm=library filters=0 images=2"
+
+
 def test_im2col_gemm_covers_every_image() -> None:
     """Passes of a few images, and the rest."""
     algorithm = Im2colGemm()

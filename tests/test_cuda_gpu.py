@@ -29,6 +29,7 @@ CONVOLUTIONS = [
     "n3 c2 h33 w40 k13 r3 s3 pad1 bias silu",
     "c1 h70 w131 k1 r8 s8",
     "c2 h4 w5 k3 r3 s3 pad4 relu6",
+    "n8 c128 h13 w13 k256 r3 s3 pad1 groups2",
 ]
 PATCHES = [
     "n2 c3 h13 w17 r3 s3 stride2 pad1",
@@ -45,6 +46,9 @@ PATCHES = [
 @pytest.mark.parametrize("text", CONVOLUTIONS)
 @pytest.mark.parametrize("identifier", [name for name in registry.ALGORITHMS["conv"] if name.startswith("cuda.")])
 def test_convolution(identifier: str, text: str, dtype: str) -> None:
+    # Imported, its cuBLAS is among the configs.
+    import torch  # noqa: F401
+
     problem, device = problems.parse(f"{text} {dtype}"), gpu()
     algorithm = registry.get(identifier)
     if algorithm.rejects(problem, device):

@@ -49,6 +49,11 @@ class Device:
 class Config:
     """Choices of one algorithm for one problem. Each algorithm has its own frozen subclass."""
 
+    @property
+    def automatic(self) -> bool:
+        """Whether it may be chosen; others are taken only when they are asked for."""
+        return True
+
     def __str__(self) -> str:
         return " ".join(f"{name}={value}" for name, value in asdict(self).items())
 

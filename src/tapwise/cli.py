@@ -178,30 +178,34 @@ def study(
     command = " ".join(["tapwise", *sys.argv[1:]])
     done: list[Findings] = []
     try:
-        if stored:
-            done = [Findings.load(path) for path in stored]
-        else:
-            chosen, wanted, where = _guarded(lambda: study_.select(names or [])), _guarded(lengths), _guarded(place)
-            for one in chosen:
-                with console.status(one.name) as status:
-                    done.append(_guarded(partial(study_.run, one, where, wanted, status.update, command)))
-                show.print_findings(console, done[-1])
-                _wrote(console, show.write(done[-1], output))
-        for findings in done if stored else ():
-            show.print_findings(console, findings)
-            _wrote(console, show.write(findings, output))
+        for path in stored or ():
+            done.append(Findings.load(path))
     except (OSError, ValueError, TypeError, KeyError) as error:
-        typer.echo(f"tapwise: {error}", err=True)
+        typer.echo(f"tapwise: {path}: {error}", err=True)
         raise typer.Exit(1) from None
+
+    def finish(findings: Findings) -> None:
+        show.print_findings(console, findings)
+        try:
+            written = show.write(findings, output)
+        except OSError as error:
+            typer.echo(f"tapwise: output={str(output)!r}: {error}", err=True)
+            raise typer.Exit(1) from None
+        for path in written:
+            console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+
+    for findings in done:
+        finish(findings)
+    if not stored:
+        chosen, wanted, where = _guarded(lambda: study_.select(names or [])), _guarded(lengths), _guarded(place)
+        for one in chosen:
+            with console.status(one.name) as status:
+                done.append(_guarded(partial(study_.run, one, where, wanted, status.update, command)))
+            finish(done[-1])
     if done and not any(findings.charts and list(output.glob("*.png")) for findings in done):
         console.print("no pictures: pip install 'tapwise[study]'", style="dim", highlight=False)
     if any(row.time_us is not None and not row.verified for findings in done for row in findings.rows):
         raise typer.Exit(1)
-
-
-def _wrote(console: Console, paths: list[Path]) -> None:
-    for path in paths:
-        console.print(f"wrote {path}", highlight=False, soft_wrap=True)
 
 
 @app.command()

@@ -104,7 +104,7 @@ def _automatic(problem: Problem, device: Device, prepared: bool, workspace_limit
         if reason is not None:
             reasons.append(f"{one.id} {reason}")
             continue
-        configs = one.configs(problem, device)
+        configs = _offered(one, problem, device)
         best = _best(one, configs, problem, device, prepared, workspace_limit)
         if best is not None:
             offers.append(best)
@@ -159,11 +159,16 @@ def _best(
     return best
 
 
+def _offered(algorithm: Algorithm[Any], problem: Problem, device: Device) -> list[Config]:
+    """The configs that may be chosen."""
+    return [config for config in algorithm.configs(problem, device) if config.automatic]
+
+
 def _matching(algorithm: Algorithm[Any], problem: Problem, device: Device, config: Config | str | None) -> list[Config]:
-    """The algorithm's configs that `config` names; all for None."""
-    configs = list(algorithm.configs(problem, device))
+    """The algorithm's configs that `config` names; those that may be chosen for None."""
     if config is None:
-        return configs
+        return _offered(algorithm, problem, device)
+    configs = list(algorithm.configs(problem, device))
     if isinstance(config, str):
         words = set(config.split())
         found = [one for one in configs if words <= set(str(one).split())]
@@ -189,7 +194,7 @@ def explain(problem: Problem, device: Device) -> list[Candidate]:
     candidates = []
     for one in registry.of_backend(device.kind, problem.operator):
         reason = one.rejects(problem, device)
-        best = None if reason else _best(one, one.configs(problem, device), problem, device, True, None)
+        best = None if reason else _best(one, _offered(one, problem, device), problem, device, True, None)
         if best is None:
             candidates.append(Candidate(one.id, reason))
             continue

@@ -1,18 +1,18 @@
 """cuda.im2col_gemm: the image's windows as columns of a matrix in global memory, then one matrix product.
 
 Choices: the product reads its operands from global memory, one thread an output, or through tiles in shared memory, or
-is cuBLAS's (`library`, through PyTorch, where PyTorch with CUDA is there); and how many images go through at once. The
-columns are R * S times the image, written and read once: that is why it loses where there are few filters.
+is cuBLAS's (`library`, through PyTorch, only when asked for); and how many images go through at once. The columns are
+R * S times the image, written and read once: that is why it loses where there are few filters.
 
 Source: Chellapilla, Puri and Simard, "High performance convolutional neural networks for document processing", 2006.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from typing import Any, ClassVar, Final
 
@@ -46,6 +46,11 @@ class Config(BaseConfig):
     gemm: str
     filters: int
     images: int
+
+    @property
+    def automatic(self) -> bool:
+        """cuBLAS only when asked for: PyTorch's switch for tf32, which it turns off meanwhile, is all threads' own."""
+        return self.gemm != "library"
 
 
 class Im2colGemmPlan(plans.CudaPlan):
@@ -116,14 +121,10 @@ def _on(torch: Any, stream: int, index: int) -> AbstractContextManager[object]:
     return chosen
 
 
-@cache
 def _library() -> bool:
-    """Whether there is a PyTorch with CUDA."""
-    try:
-        import torch
-    except ImportError:
-        return False
-    return bool(torch.cuda.is_available())
+    """Whether the user has imported a PyTorch with CUDA: it takes seconds, so it is not imported here."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_available())
 
 
 class Im2colGemm(Algorithm[Config]):

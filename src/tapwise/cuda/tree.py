@@ -100,7 +100,7 @@ def configs(problem: ReduceProblem | SoftmaxProblem, device: Device) -> Sequence
 
 
 def predict_us(problem: ReduceProblem | SoftmaxProblem, config: Config, device: Device, passes: float) -> float:
-    """Bytes at seven tenths of the bandwidth, or what a run's own thread takes: 30 ns an element in a row of loads."""
+    """Bytes at seven tenths of the bandwidth, or what a run's own thread takes: 0.1 us an element."""
     outer, length, inner = _folded(problem)
     alone = length / (config.down * config.parts) / 4 * 0.4
     blocks = -(-outer * inner // config.runs) * config.parts
@@ -133,11 +133,11 @@ def launches(algorithm: Any, problem: ReduceProblem | SoftmaxProblem, config: Co
     return [_launch(problem, source, one, config.parts) for source, one in algorithm.sources(problem, config)]
 
 
-def _source(problem: ReduceProblem | SoftmaxProblem, kernel: str, struct: str, config: Config, words: str) -> Source:
-    first, _, rest = words.partition("; ")
+def _source(problem: ReduceProblem | SoftmaxProblem, kernel: str, struct: str, config: Config, *words: str) -> Source:
+    """The kernel with the first of its template's words before the geometry, and the rest behind it."""
     unit = "true" if _folded(problem)[2] == 1 else "false"
     geometry = f"{config.across}, {config.down}, {config.groups}, {unit}"
-    text = f"{plans.TYPES[problem.dtype]}, {first}, {geometry}, {rest}"
+    text = ", ".join((plans.TYPES[problem.dtype], words[0], geometry, *words[1:]))
     threads = config.runs * config.down
     return stub(f"{kernel}.cu", kernel, text, struct, threads, header=plans.header(problem.dtype))
 
@@ -176,11 +176,11 @@ class ReduceTree(Algorithm[Config]):
         """The kernels in order, each with its geometry."""
         op = problem.op.upper()
         if config.parts == 1:
-            return [(_source(problem, "reduce", "Reduction", config, f"{op}; false, true"), config)]
+            return [(_source(problem, "reduce", "Reduction", config, op, "false", "true"), config)]
         last = Config(1, 32, THREADS // 32, 1)
         return [
-            (_source(problem, "reduce", "Reduction", config, f"{op}; false, false"), config),
-            (_source(problem, "reduce", "Reduction", last, f"{op}; true, true"), last),
+            (_source(problem, "reduce", "Reduction", config, op, "false", "false"), config),
+            (_source(problem, "reduce", "Reduction", last, op, "true", "true"), last),
         ]
 
     def plan(self, problem: ReduceProblem, config: Config, device: Device) -> Plan:
@@ -212,7 +212,7 @@ class SoftmaxTree(Algorithm[Config]):
         stages = ("BOTH",) if config.parts == 1 else ("MEASURE", "SCALE")
         each = -(-problem.length // config.down)
         kept = _power(each) if config.parts == 1 and each <= MOST_KEPT else 0
-        return [(_source(problem, "softmax", "Softmax", config, f"{log}; {kept}, {stage}"), config) for stage in stages]
+        return [(_source(problem, "softmax", "Softmax", config, log, str(kept), stage), config) for stage in stages]
 
     def plan(self, problem: SoftmaxProblem, config: Config, device: Device) -> Plan:
         return TreePlan(problem, device, launches(self, problem, config), state_bytes(problem, config))

@@ -194,9 +194,6 @@ class CudaLaboratory:
         return bool(((y.to(sums.device).double() - sums).abs() <= bound).all())
 
 
-Laboratory = CpuLaboratory | CudaLaboratory
-
-
 def prepared(problem: ConvProblem, w: np.ndarray, algorithm: str, threads: int | None = None) -> Any:
     """A prepared operator on the CPU."""
     return tapwise.prepare(problem, w, algorithm=algorithm, threads=threads)

@@ -44,9 +44,9 @@ def vendor_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Progress) -
         for name in names:
             # PyTorch has equal padding only: the same number of outputs, the odd rest left out.
             even = problem.replace(padding=tuple((a, a) for a, _ in problem.padding))
-            taken: ConvProblem = problem if name == "mlas" else even
+            wanted: ConvProblem = problem if name == "mlas" else even
             try:
-                peer = PEERS[name].prepare(taken, x, w, None, None, lab.device.threads)
+                peer = PEERS[name].prepare(wanted, x, w, None, None, lab.device.threads)
                 runs[name], pauses[name] = peer.run, peer.pause_s
             except PeerUnavailable as error:
                 findings.notes.append(f"{name}: {error}")
@@ -61,9 +61,7 @@ def vendor_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Progress) -
     return _vendor(findings, sides, names[0] if names else "onednn", "tapwise", tuple(names))
 
 
-def _vendor(
-    findings: Findings, sides: tuple[int, ...], vendor: str, ours: str, names_of_rivals: tuple[str, ...]
-) -> Findings:
+def _vendor(findings: Findings, sides: tuple[int, ...], vendor: str, ours: str, vendors: tuple[str, ...]) -> Findings:
     lines: list[dict[str, Value]] = [{"stride": s, "side": n} for s in STRIDES for n in sides]
     names = tuple(dict.fromkeys(str(row.choices["method"]) for row in findings.rows if row.choices["when"] == "warm"))
     findings.tables.append(pivot(findings, "Warm", lines, [(name, {"method": name, "when": "warm"}) for name in names]))
@@ -101,7 +99,7 @@ def _vendor(
         ]
     pairs = []
     for n, s in product(sides, STRIDES):
-        times, mine = [taken(n, s, name, "warm") for name in names_of_rivals], taken(n, s, ours, "warm")
+        times, mine = [taken(n, s, name, "warm") for name in vendors], taken(n, s, ours, "warm")
         if mine and any(times):
             pairs.append(min(filter(None, times)) / mine)
     what = f"library / {ours}, warm"
