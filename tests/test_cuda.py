@@ -106,6 +106,11 @@ def sources() -> dict[str, Source]:
         other = ConvProblem.parse(text)
         for one in product.configs(other, H200):
             found[f"{text}, im2col_gemm {one}"] = product.source(other, one)
+    expansion = patches.Im2colGridStride()
+    for text in ("im2col c3 h50 w70 r3 s3 pad1", "im2col c2 d5 h6 w19 t2 r3 s3 f16"):
+        other = problems.parse(text)  # type: ignore[assignment]
+        for part in expansion.configs(other, H200):  # type: ignore[arg-type]
+            found[f"{text} {part}"] = expansion.source(other, part)  # type: ignore[arg-type]
     for config in window.configs(problem, H200):
         if config.threads in (64, 256, 1024):
             found[f"sliding_window {config}"] = window.source(problem, config)
@@ -292,7 +297,7 @@ def test_the_library_is_taken_only_when_asked_for(monkeypatch: pytest.MonkeyPatc
     assert "library" not in str(dispatch.choose(problem, H200, "cuda.im2col_gemm").config)
     assert all("library" not in str(one.config) for one in dispatch.explain(problem, H200))
     asked = dispatch.choose(problem, H200, "cuda.im2col_gemm", config="gemm=library images=2")
-    assert str(asked.config) == "gemm=library filters=0 images=2"
+    assert str(asked.config) == "gemm=library filters=0 images=2 partition=run threads=0"
 
 
 def test_im2col_gemm_covers_every_image() -> None:
@@ -313,6 +318,51 @@ def test_im2col_gemm_covers_every_image() -> None:
     assert {one.images for one in algorithm.configs(problem.replace(n=4096), H200)} == {4096, 1}
     many = ConvProblem.parse("n1000 c64 h56 w56 k64 r3 s3 pad1")
     assert {one.images for one in algorithm.configs(many, H200)} == {(4 << 30) // (64 * 9 * 3136 * 4), 1}
+
+
+def window_of(partition: str, threads: int, tile: int, number: int, lines: int, width: int) -> int:
+    """What include/partition.cuh computes, from the meaning of the words."""
+    across, down = plan.tile_shape(partition, threads)
+    assert across * down == threads
+    tiles = -(-width // across)
+    line, column = tile // tiles * down + number // across, tile % tiles * across + number % across
+    return line * width + column if line < lines and column < width else -1
+
+
+@pytest.mark.parametrize("partition", plan.PARTITIONS)
+@pytest.mark.parametrize("threads", patches.PART_THREADS)
+def test_partitions_cover_every_window_once(partition: str, threads: int) -> None:
+    """The grids of both halves of im2col + GEMM reach each window once, at odd sizes."""
+    problem = ConvProblem.parse("n2 c3 h37 w71 k5 r3 s3")
+    lines, width = problem.output
+    algorithm = Im2colGemm()
+    for one in algorithm.configs(problem, H200):
+        if (one.partition, one.threads) != (partition, threads):
+            continue
+        assert not one.automatic
+        first, second = algorithm.launches(problem, one, 2, H200)
+        assert second is not None
+        words = dict(zip(second.names, second.words, strict=True))
+        assert (words["lines"], words["width"]) == (lines, width)
+        assert second.block[0] == first.block[0] == threads
+        tiles = words["tiles_n"]
+        assert second.grid == (tiles * words["tiles_m"], 1, 2)
+        # A block of the expansion is a tile of one channel.
+        assert first.grid[0] == min(tiles * 6, patches.BLOCKS_EACH * H200.threads)
+        found = [window_of(partition, threads, tile, i, lines, width) for tile in range(tiles) for i in range(threads)]
+        assert sorted(window for window in found if window >= 0) == list(range(lines * width))
+
+
+def test_partitions_of_a_volume_and_a_line() -> None:
+    for text, lines, width in (("im2col c2 d5 h6 w19 t2 r3 s3", 16, 17), ("im2col c2 w50 s5", 1, 46)):
+        problem = problems.parse(text)
+        algorithm = registry.get("cuda.grid_stride", "im2col")
+        for config in algorithm.configs(problem, H200):
+            if config.partition == "run":  # type: ignore[attr-defined]
+                continue
+            across, down = plan.tile_shape(config.partition, config.threads)  # type: ignore[attr-defined]
+            launch = algorithm.launch(problem, config, H200)  # type: ignore[attr-defined]
+            assert launch.grid[0] == 2 * -(-width // across) * -(-lines // down)
 
 
 def test_direct_refuses_what_it_does_not_take() -> None:

@@ -1,6 +1,11 @@
-"""Small problems of odd sizes through every CUDA algorithm and up to eight of its configs, for compute-sanitizer."""
+"""Small problems of odd sizes through every CUDA algorithm and up to eight of its configs, for compute-sanitizer.
+
+sanitize.py [WORD]: only those whose problem and algorithm contain the word.
+"""
 
 from __future__ import annotations
+
+import sys
 
 import numpy as np
 
@@ -21,14 +26,17 @@ PROBLEMS = (
 
 def main() -> None:
     """Raises SystemExit where a result is wrong."""
-    device, count = gpu(), 0
+    device, count, word = gpu(), 0, "".join(sys.argv[1:2])
     for text in PROBLEMS:
         problem = problems.parse(text)
         for algorithm in registry.of_backend("cuda", problem.operator):
-            if algorithm.rejects(problem, device):
+            if word not in f"{text} {algorithm.id}" or algorithm.rejects(problem, device):
                 continue
             configs = list(algorithm.configs(problem, device))
-            for config in configs[:: max(1, len(configs) // 8)]:
+            plain = [config for config in configs if config.automatic]
+            # The source documents' partitions too, of few threads and of many.
+            parts = [config for config in configs if getattr(config, "partition", "run") != "run"][::5]
+            for config in dict.fromkeys([*plain[:: max(1, len(plain) // 8)], *parts]):
                 verdict = verify.check(problem, algorithm.id, config, device=device)
                 count += 1
                 if not verdict:

@@ -4,23 +4,27 @@
 // depth = channels of a group times taps. SHARED: a block computes M x N outputs; M x DEPTH of the filters and DEPTH x N of the
 // columns at a time lie in shared memory, and a thread has TM x TN sums in registers: neighbours in m, and N / TN apart along
 // the windows, so that a warp reads neighbours. Else a thread has one output and reads both operands from global memory.
+// WIDE: which windows make up a block's N, as ACROSS in partition.cuh, in an image of lines x width windows.
 #include "epilogue.cuh"
+#include "partition.cuh"
 
 struct Gemm {
     const void *x, *w;
     void *y;
     const void *bias, *residual;
-    long long batch, groups, m, windows, depth, tiles_m, tiles_n;
+    long long batch, groups, m, windows, depth, tiles_m, tiles_n, lines, width;
 };
 
-template <typename T, bool SHARED, int M, int N, int DEPTH, int TM, int TN, int ACTIVATION>
+template <typename T, bool SHARED, int M, int N, int DEPTH, int TM, int TN, int WIDE, int ACTIVATION>
 __device__ __forceinline__ void gemm(const Gemm &a) {
     using A = typename Arithmetic<T>::type;
     constexpr int ACROSS = N / TN, THREADS = M / TM * ACROSS;
     const T *bias = static_cast<const T *>(a.bias), *residual = static_cast<const T *>(a.residual);
     const int tid = threadIdx.x, tx = tid % ACROSS, ty = tid / ACROSS, depth = a.depth;
     const int m0 = blockIdx.x % (unsigned)a.tiles_m * M, m_end = a.m;
-    const long long n0 = (long long)(blockIdx.x / (unsigned)a.tiles_m) * N;
+    const unsigned tile = blockIdx.x / (unsigned)a.tiles_m;
+    const long long n0 = (long long)tile * N;
+    auto window = [&](int i) { return WIDE ? window_of<N, WIDE>(tile, i, a.lines, a.width) : n0 + i; };
 #pragma unroll 1
     for (long long image = blockIdx.z; image < a.batch * a.groups; image += gridDim.z) {
         const long long group = image % a.groups;
@@ -45,7 +49,7 @@ __device__ __forceinline__ void gemm(const Gemm &a) {
 #pragma unroll 4
                 for (int i = tid; i < N * DEPTH; i += THREADS) {
                     const int d = d0 + i / N;
-                    const long long n = n0 + i % N;
+                    const long long n = window(i % N);
                     columns[i / N][i % N] = n < a.windows && d < depth ? widen(x[d * a.windows + n]) : A(0);
                 }
                 __syncthreads();
@@ -62,8 +66,8 @@ __device__ __forceinline__ void gemm(const Gemm &a) {
                         for (int j = 0; j < TN; ++j) sum[i][j] = fma(left[i], right[j], sum[i][j]);
                 }
             }
-        } else if (n0 + tx < a.windows && m0 + ty < m_end) {
-            const T *filter = w + (long long)(m0 + ty) * depth, *column = x + n0 + tx;
+        } else if (window(tx) < a.windows && m0 + ty < m_end) {
+            const T *filter = w + (long long)(m0 + ty) * depth, *column = x + window(tx);
             for (int d = 0; d < depth; ++d) sum[0][0] = fma(widen(filter[d]), widen(column[d * a.windows]), sum[0][0]);
         }
 #pragma unroll
@@ -73,8 +77,9 @@ __device__ __forceinline__ void gemm(const Gemm &a) {
             const long long k = group * a.m + m;
 #pragma unroll
             for (int j = 0; j < TN; ++j) {
-                const long long n = n0 + tx + j * ACROSS;
-                if (n >= a.windows) break;
+                const long long n = window(tx + j * ACROSS);
+                if (WIDE == 0 && n >= a.windows) break;
+                if (WIDE > 0 && n >= a.windows) continue;
                 const long long at = (image * a.m + m) * a.windows + n;
                 static_cast<T *>(a.y)[at] = finish<T, ACTIVATION>(sum[i][j], bias, residual, k, at);
             }

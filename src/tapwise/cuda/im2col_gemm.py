@@ -1,8 +1,9 @@
 """cuda.im2col_gemm: the image's windows as columns of a matrix in global memory, then one matrix product.
 
 Choices: the product reads its operands from global memory, one thread an output, or through tiles in shared memory, or
-is cuBLAS's (`library`, through PyTorch, only when asked for); and how many images go through at once. The columns are
-R * S times the image, written and read once: that is why it loses where there are few filters.
+is cuBLAS's (`library`, through PyTorch, only when asked for); how many images go through at once; and, only when asked
+for, the source documents' blocks of 64, 256 or 1024 threads whose windows are a square, a row or a column. The columns
+are R * S times the image, written and read once: that is why it loses where there are few filters.
 
 Source: Chellapilla, Puri and Simard, "High performance convolutional neural networks for document processing", 2006.
 """
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any, ClassVar, Final
 
@@ -22,12 +24,14 @@ from tapwise.cuda import plan as plans
 from tapwise.cuda.arrays import DeviceArray, stream_of
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
-from tapwise.cuda.patches import Im2colGridStride
+from tapwise.cuda.patches import PART_THREADS, Im2colGridStride
+from tapwise.cuda.patches import Config as Expansion
 from tapwise.problem import ConvProblem
 from tapwise.problem_patch import Im2colProblem
 
 WORDS: Final = (
     "x", "w", "y", "bias", "residual", "batch", "groups", "m", "windows", "depth", "tiles_m", "tiles_n",
+    "lines", "width",
 )  # fmt: skip
 # Columns of all images that go through at once, and of one image at most.
 WORKSPACE_BYTES: Final = 4 << 30
@@ -36,21 +40,35 @@ LARGEST_BYTES: Final = 16 << 30
 TILES: Final = {4: (4, 512, 4, 4), 8: (8, 512, 8, 4), 32: (32, 128, 8, 4), 64: (64, 128, 8, 8), 128: (128, 64, 8, 8)}
 TILES_F64: Final = {4: (4, 512, 4, 4), 8: (8, 256, 4, 4), 32: (32, 64, 4, 4), 64: (64, 32, 4, 4)}
 DEPTH: Final = 8
+# Filters of a block where windows are shared out by squares, rows or columns, and bytes that its tiles may take.
+PART_FILTERS: Final = 4
+SHARED: Final = 40 << 10
 MOST_IMAGES: Final = 65535
 
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """gemm: shared, global or library; filters of a block (shared); images that go through at once."""
+    """gemm: shared, global or library; filters of a block (shared); images that go through at once; partition: a
+    block's windows as they come (run), or a block, row or column of the image, for so many threads (0: its own)."""
 
     gemm: str
     filters: int
     images: int
+    partition: str = "run"
+    threads: int = 0
+
+    @property
+    def across(self) -> int:
+        """Windows of a block in a line of the image, 0 as they come: ACROSS in include/partition.cuh."""
+        return 0 if self.partition == "run" else plans.tile_shape(self.partition, self.threads)[0]
 
     @property
     def automatic(self) -> bool:
-        """cuBLAS only when asked for: PyTorch's switch for tf32, which it turns off meanwhile, is all threads' own."""
-        return self.gemm != "library"
+        """cuBLAS only when asked for: PyTorch's switch for tf32, which it turns off meanwhile, is all threads' own.
+
+        Nor the source documents' partitions: none was faster, and they multiply what is to be compared.
+        """
+        return self.gemm != "library" and self.partition == "run"
 
 
 class Im2colGemmPlan(plans.CudaPlan):
@@ -161,6 +179,10 @@ class Im2colGemm(Algorithm[Config]):
             plain = not (problem.bias or problem.residual or problem.activation) and problem.dtype != "f16"
             if plain and _library():
                 found.append(Config("library", 0, images))
+        for partition, threads in product(plans.PARTITIONS, PART_THREADS):
+            found.append(Config("global", 1, together, partition, threads))
+            if DEPTH * threads * max(4, plans.SIZES[problem.dtype]) < SHARED:
+                found.append(Config("shared", PART_FILTERS, together, partition, threads))
         return found
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
@@ -170,13 +192,15 @@ class Im2colGemm(Algorithm[Config]):
         columns = problem.n * self._columns_bytes(problem)
         memory = (2 * columns + problem.bytes) / (device.gbps * 1e3 * 0.7)
         rate = device.gflops * {"f64": 0.5}.get(problem.dtype, 1.0) * 1e3
+        if config.partition != "run":
+            rate, memory = rate * 0.5, memory * 1.5
         m, windows = problem.k // problem.groups, prod(problem.output)
         passes = -(-problem.n // config.images)
         launches = 5.0 * passes
         if config.gemm != "shared":
             share = 0.03 if config.gemm == "global" else 0.6
             return memory + problem.flops / (rate * device.threads * share) + launches
-        tile_m, tile_n, _, _ = _tiles(problem)[config.filters]
+        tile_m, tile_n, _, _ = self._tile(problem, config)
         blocks = -(-m // tile_m) * -(-windows // tile_n) * config.images * problem.groups
         depth = prod(problem.w_shape[1:])
         # Two blocks of a multiprocessor share it.
@@ -200,15 +224,21 @@ class Im2colGemm(Algorithm[Config]):
     ) -> tuple[Launch, Launch | None]:
         """im2col of so many images, and the product; None where that is the library's."""
         im2col, patches = Im2colGridStride(), self._patches(problem, images)
-        first = im2col.launch(patches, im2col.configs(patches, device)[0], device)
+        expand = im2col.configs(patches, device)[0]
+        if config.partition != "run":
+            expand = Expansion(config.threads, 1, False, config.partition)
+        first = im2col.launch(patches, expand, device)
         if config.gemm == "library":
             return first, None
         m, windows = problem.k // problem.groups, prod(problem.output)
         tile_m, tile_n, size_m, size_n = self._tile(problem, config)
+        lines, width = problem.output
         tiles_m, tiles_n = -(-m // tile_m), -(-windows // tile_n)
+        if config.across:
+            tiles_n = -(-width // config.across) * -(-lines // (tile_n // config.across))
         fields = {
             "batch": images, "groups": problem.groups, "m": m, "windows": windows, "depth": prod(problem.w_shape[1:]),
-            "tiles_m": tiles_m, "tiles_n": tiles_n,
+            "tiles_m": tiles_m, "tiles_n": tiles_n, "lines": lines, "width": width,
         }  # fmt: skip
         grid = (tiles_m * tiles_n, 1, min(images * problem.groups, MOST_IMAGES))
         threads = tile_m // size_m * (tile_n // size_n)
@@ -221,19 +251,25 @@ class Im2colGemm(Algorithm[Config]):
         )  # fmt: skip
 
     def _tile(self, problem: ConvProblem, config: Config) -> tuple[int, int, int, int]:
-        return (1, 256, 1, 1) if config.gemm == "global" else _tiles(problem)[config.filters]
+        """(m, n) of a block, (m, n) of a thread."""
+        if config.gemm == "global":
+            return 1, config.threads or 256, 1, 1
+        return (
+            (config.filters, config.threads, config.filters, 1) if config.threads else _tiles(problem)[config.filters]
+        )
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
         """The product's kernel."""
         tile_m, tile_n, size_m, size_n = self._tile(problem, config)
         words = (
             plans.TYPES[problem.dtype], "true" if config.gemm == "shared" else "false", tile_m, tile_n, DEPTH, size_m,
-            size_n, plans.ACTIVATIONS[problem.activation],
+            size_n, config.across, plans.ACTIVATIONS[problem.activation],
         )  # fmt: skip
         threads = tile_m // size_m * (tile_n // size_n)
         header = plans.header(problem.dtype)
         # Without a bound, NVRTC begins so many loads at once that two blocks fill a multiprocessor's registers.
-        blocks = {"f64": 2}.get(problem.dtype, 3) if config.gemm == "shared" else 1
+        tuned = config.gemm == "shared" and not config.threads
+        blocks = {"f64": 2}.get(problem.dtype, 3) if tuned else 1
         return stub("gemm.cu", "gemm", ", ".join(map(str, words)), "Gemm", threads, blocks, header)
 
 

@@ -3,6 +3,7 @@
 // x (n, c, d, h, w), columns (n, c * taps, windows), dense. im2col: a thread has VECTOR windows of one channel and writes
 // all taps of them, so places are worked out once for all taps, and neighbouring threads write neighbouring elements.
 // col2im: a thread has one element of x and gathers what the windows hold of it: no atomics, a fixed order.
+#include "partition.cuh"
 #include "types.cuh"
 
 struct Patches {
@@ -18,16 +19,23 @@ struct __align__(sizeof(T) * VECTOR) Pack {
 
 // I counts elements: unsigned where they are fewer than 2^31, as 64-bit divisions take longer than the rest. K0, K1, K2: the
 // kernel's sizes, so that the reads of several taps are under way together; 0 where they are known at run time only.
-// SPREAD: a thread has one tap only, where kernels are large and windows few.
-template <typename T, int VECTOR, int K0, int K1, int K2, bool SPREAD, typename I>
+// SPREAD: a thread has one tap only, where kernels are large and windows few. ACROSS: as in partition.cuh, for blocks of THREADS.
+template <typename T, int VECTOR, int K0, int K1, int K2, bool SPREAD, int THREADS, int ACROSS, typename I>
 __device__ __forceinline__ void im2col(const Patches &a) {
     const int kernel0 = K0 ? K0 : a.kernel[0], kernel1 = K1 ? K1 : a.kernel[1], kernel2 = K2 ? K2 : a.kernel[2];
     const int size1 = a.size[1], size2 = a.size[2], out1 = a.out[1], out2 = a.out[2];
     const long long windows = a.out[0] * out1 * out2, taps = (long long)kernel0 * kernel1 * kernel2;
-    const I packs = windows / VECTOR, rows = SPREAD ? a.planes * taps : a.planes;
+    const int lines = a.out[0] * out1;
+    const I packs = ACROSS ? tiles_of<THREADS, ACROSS>(lines, out2) * THREADS : windows / VECTOR;
+    const I rows = SPREAD ? a.planes * taps : a.planes;
     const I total = rows * packs, step = gridDim.x * blockDim.x;
     for (I i = blockIdx.x * (I)blockDim.x + threadIdx.x; i < total; i += step) {
-        const long long row = i / packs, plane = SPREAD ? row / taps : row, first = i % packs * VECTOR;
+        const long long row = i / packs, plane = SPREAD ? row / taps : row;
+        long long first = i % packs * VECTOR;
+        if constexpr (ACROSS > 0) {
+            first = window_of<THREADS, ACROSS>(first / THREADS, first % THREADS, lines, out2);
+            if (first >= windows) continue;
+        }
         const int tap = SPREAD ? row % taps : 0;
         const T *x = static_cast<const T *>(a.x) + plane * a.size[0] * size1 * size2;
         T *y = static_cast<T *>(a.y) + (plane * taps + tap) * windows + first;

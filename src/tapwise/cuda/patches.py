@@ -22,6 +22,8 @@ _TRIPLES: Final = ("size", "kernel", "out", "stride", "pad", "dilation")
 WORDS: Final = ("x", "y", "planes", *(f"{name}{axis}" for name in _TRIPLES for axis in range(3)))
 # Kernels of up to so many taps are unrolled.
 MOST_TAPS: Final = 16
+# The source documents' threads of a block.
+PART_THREADS: Final = (64, 256, 1024)
 # Windows a multiprocessor that are too few to keep it busy.
 FEW: Final = 2048
 # Waves of blocks: enough that the last one is a small part.
@@ -30,11 +32,23 @@ BLOCKS_EACH: Final = 64
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """threads of a block; neighbours that a thread computes together; spread: a thread has one tap only (im2col)."""
+    """threads of a block; neighbours that a thread computes together; spread: a thread has one tap only (im2col);
+    partition: a block's windows as they come (run), or a block, row or column of the image (im2col)."""
 
     threads: int
     vector: int
     spread: bool = False
+    partition: str = "run"
+
+    @property
+    def automatic(self) -> bool:
+        """Not the source documents' partitions: none was faster, and they multiply what is to be compared."""
+        return self.partition == "run"
+
+    @property
+    def across(self) -> int:
+        """Windows of a block in a line of the image, 0 as they come: ACROSS in include/partition.cuh."""
+        return 0 if self.partition == "run" else plans.tile_shape(self.partition, self.threads)[0]
 
 
 class Im2colGridStride(Algorithm[Config]):
@@ -61,11 +75,13 @@ class Im2colGridStride(Algorithm[Config]):
         found.sort(key=lambda c: (c.vector != 1, -c.threads) if windows * size % 128 == 0 else (0, 0))
         spread = [Config(256, vector, True) for vector in vectors]
         few = problem.n * problem.c * windows < FEW * device.threads
-        return spread + found if few and prod(problem.kernel) > MOST_TAPS else found + spread
+        found = spread + found if few and prod(problem.kernel) > MOST_TAPS else found + spread
+        parts = [Config(threads, 1, False, partition) for partition in plans.PARTITIONS for threads in PART_THREADS]
+        return found + parts
 
     def predict_us(self, problem: PatchProblem, config: Config, device: Device) -> float:
         """The bytes over seven tenths of the bandwidth; the first config is the best one."""
-        slow = 1.0 + 0.05 * (config != self.configs(problem, device)[0])
+        slow = 1.0 + 0.05 * (config != self.configs(problem, device)[0]) + 0.5 * (config.partition != "run")
         return problem.bytes / (device.gbps * 1e3 * 0.7) * slow + 2.0
 
     def workspace_bytes(self, problem: PatchProblem, config: Config, device: Device) -> int:
@@ -76,11 +92,16 @@ class Im2colGridStride(Algorithm[Config]):
 
     def _threads_needed(self, problem: PatchProblem, config: Config) -> int:
         taps = prod(problem.kernel) if config.spread else 1
-        return problem.n * problem.c * taps * prod(problem.output) // config.vector
+        windows = prod(problem.output) // config.vector
+        if config.across:
+            down, lines = config.threads // config.across, prod(problem.output[:-1])
+            windows = -(-problem.output[-1] // config.across) * -(-lines // down) * config.threads
+        return problem.n * problem.c * taps * windows
 
     def source(self, problem: PatchProblem, config: Config) -> Source:
         count, spread = plans.counter(self._threads_needed(problem, config)), "true" if config.spread else "false"
-        words = f"{plans.TYPES[problem.dtype]}, {config.vector}, {_kernel(problem)}, {spread}, {count}"
+        part = f"{config.threads if config.across else 0}, {config.across}"
+        words = f"{plans.TYPES[problem.dtype]}, {config.vector}, {_kernel(problem)}, {spread}, {part}, {count}"
         header = plans.header(problem.dtype)
         return stub("patches.cu", "im2col", words, "Patches", config.threads, header=header)
 

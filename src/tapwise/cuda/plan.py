@@ -25,6 +25,8 @@ ACTIVATIONS: Final = {
     None: "NONE", "relu": "RELU", "relu6": "RELU6", "silu": "SILU", "gelu": "GELU", "sigmoid": "SIGMOID",
     "tanh": "TANH",
 }  # fmt: skip
+# How a block's outputs lie: a square, a piece of a row, a piece of a column.
+PARTITIONS: Final = ("row", "block", "column")
 # Elements of one plane, and of one image's rows, are counted in 32 bits.
 LARGEST_PLANE: Final = 1 << 31
 
@@ -65,6 +67,17 @@ def window_fields(problem: ConvProblem) -> dict[str, int]:
         "stride_h": problem.stride[0], "stride_w": problem.stride[1], "pad_h": top, "pad_w": left,
         "dilation_h": problem.dilation[0], "dilation_w": problem.dilation[1], "groups": problem.groups,
     }  # fmt: skip
+
+
+def tile_shape(partition: str, outputs: int) -> tuple[int, int]:
+    """(across, down) of a block's outputs, a power of two."""
+    if partition == "row":
+        return outputs, 1
+    if partition == "column":
+        return 1, outputs
+    # As square as powers of two allow, wider than high.
+    high = 1 << ((outputs.bit_length() - 1) // 2)
+    return outputs // high, high
 
 
 def header(dtype: str) -> str:

@@ -37,13 +37,7 @@ class Config(BaseConfig):
     @property
     def shape(self) -> tuple[int, int]:
         """Outputs of a block along q and p."""
-        if self.partition == "row":
-            return self.threads, 1
-        if self.partition == "column":
-            return 1, self.threads
-        # As square as powers of two allow, wider than high.
-        high = 1 << ((self.threads.bit_length() - 1) // 2)
-        return self.threads // high, high
+        return plans.tile_shape(self.partition, self.threads)
 
 
 class SlidingWindow(Algorithm[Config]):
@@ -58,7 +52,7 @@ class SlidingWindow(Algorithm[Config]):
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         found = []
         for threads in THREADS:
-            for partition in ("row", "block", "column"):
+            for partition in plans.PARTITIONS:
                 for memory in ("global", "shared"):
                     config = Config(memory, partition, threads)
                     if memory == "global" or self.shared_bytes(problem, config) <= SHARED:

@@ -31,7 +31,7 @@ STUDIES: Final = {
         Study("sliding-window", "S4", "one thread an output: memory, split, threads, where the operands lie",
               f"{_HERE}.pictures", "sliding_window_cuda", "sliding_window_cpu"),
         Study("im2col", "S4", "the picture as a matrix, and a product: each half timed",
-              f"{_HERE}.pictures", "im2col_cuda", "im2col_cpu"),
+              f"{_HERE}.im2col", "im2col_cuda", "im2col_cpu"),
         Study("cudnn", "S4", "the vendor's library, warm and with its first call",
               f"{_HERE}.vendor", "cudnn_cuda", "vendor_cpu"),
         Study("direct", "S0", "direct convolution against the vendor's library, thirteen shapes",
