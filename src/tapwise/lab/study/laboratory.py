@@ -19,7 +19,7 @@ from tapwise.problem import ConvProblem, Problem
 Call = Callable[[], object]
 # Seconds in which the threads of NumPy's BLAS stop spinning.
 BLAS_PAUSE_S: Final = 0.1
-# A call that takes longer is timed by itself, and a few times only.
+# A call that takes longer is timed by itself, and a few times only, or once.
 LONG_US: Final = 20_000.0
 VERY_LONG_US: Final = 400_000.0
 
@@ -159,8 +159,8 @@ class CudaLaboratory:
             return {name: (one.time_us, one.spread_us) for name, one in measured.items()}
         result = {}
         for name, run in runs.items():
-            count = 1 if first[name] > VERY_LONG_US else 3
-            one = timing.Timing(tuple(self.once(run) for _ in range(count)))
+            more = 0 if first[name] > VERY_LONG_US else 3
+            one = timing.Timing(tuple(self.once(run) for _ in range(more)) or (first[name],))
             result[name] = (one.time_us, one.spread_us)
         return result
 
