@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tapwise import image
     from tapwise.errors import CompileError, InvalidProblem, NotApplicable, TapwiseError
     from tapwise.operators.conv import PreparedConv, conv1d, conv2d, prepare
     from tapwise.operators.patches import col2im, im2col
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# The module that a name comes from; "" for a module of the package.
 _HOMES = {
     "CompileError": "tapwise.errors",
     "ConvProblem": "tapwise.problem",
@@ -30,6 +32,7 @@ _HOMES = {
     "conv1d": "tapwise.operators.conv",
     "conv2d": "tapwise.operators.conv",
     "im2col": "tapwise.operators.patches",
+    "image": "",
     "log_softmax": "tapwise.operators.reductions",
     "max_pool1d": "tapwise.operators.pool",
     "max_pool2d": "tapwise.operators.pool",
@@ -51,6 +54,7 @@ __all__ = [
     "conv1d",
     "conv2d",
     "im2col",
+    "image",
     "log_softmax",
     "max_pool1d",
     "max_pool2d",
@@ -67,7 +71,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'tapwise' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(home), name)
+    value = getattr(import_module(home), name) if home else import_module(f"tapwise.{name}")
     globals()[name] = value
     return value
 

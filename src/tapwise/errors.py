@@ -11,6 +11,10 @@ class InvalidProblem(TapwiseError, ValueError):
     """A bad argument or problem string."""
 
 
+class InvalidPicture(InvalidProblem, RuntimeError, TypeError):
+    """A bad argument of a function of tapwise.image, where scipy.ndimage raises one of the three for the same."""
+
+
 class NotApplicable(TapwiseError, ValueError):
     """An algorithm was asked for by name and does not apply, or none applies."""
 

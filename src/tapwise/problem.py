@@ -319,6 +319,7 @@ _HOMES: Final = {
     "col2im": "tapwise.problem_patch:Col2imProblem",
     "maxpool": "tapwise.problem_pool:PoolProblem",
     "avgpool": "tapwise.problem_pool:PoolProblem",
+    "filter": "tapwise.problem_filter:FilterProblem",
     "reduce": "tapwise.problem_reduction:ReduceProblem",
     "softmax": "tapwise.problem_reduction:SoftmaxProblem",
     "log_softmax": "tapwise.problem_reduction:SoftmaxProblem",

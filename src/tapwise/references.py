@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from tapwise import reference_patch, reference_pool, reference_reduction
+from tapwise import arrays, problem_filter, reference_filter, reference_patch, reference_pool, reference_reduction
 from tapwise.arrays import DTYPES
 from tapwise.errors import InvalidProblem
 from tapwise.problem import Problem
+from tapwise.problem_filter import FilterProblem
 from tapwise.problem_patch import Col2imProblem, Im2colProblem
 from tapwise.problem_pool import PoolProblem
 from tapwise.problem_reduction import POSITIONS, ReduceProblem, SoftmaxProblem
@@ -15,6 +16,8 @@ from tapwise.problem_reduction import POSITIONS, ReduceProblem, SoftmaxProblem
 
 def expectation(problem: Problem, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """(y64, bound)."""
+    if isinstance(problem, FilterProblem):
+        return reference_filter.apply(problem, x)
     if isinstance(problem, PoolProblem):
         return reference_pool.pool(problem, x)
     if isinstance(problem, Im2colProblem):
@@ -32,6 +35,23 @@ def expectation(problem: Problem, x: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 def result_dtype(problem: Problem) -> np.dtype[np.generic]:
     """The dtype of y: int64 for positions."""
+    if isinstance(problem, FilterProblem):
+        return problem_filter.DTYPES[problem.to]
     if isinstance(problem, ReduceProblem) and problem.op in POSITIONS:
         return np.dtype(np.int64)
     return DTYPES[problem.dtype]
+
+
+def weights(problem: Problem) -> np.ndarray | None:
+    """What a plan packs: a filter's weights; None for other operators, and where none are needed."""
+    if isinstance(problem, FilterProblem) and problem.op not in ("max", "min"):
+        return problem.weights()
+    return None
+
+
+def sample(problem: Problem, rng: np.random.Generator) -> np.ndarray:
+    """Random data for x, dense."""
+    if isinstance(problem, FilterProblem):
+        return problem.sample(rng)
+    x = rng.standard_normal(problem.x_shape, dtype=np.float32).astype(DTYPES[problem.dtype], copy=False)
+    return arrays.dense(x, "nhwc") if problem.layout == "nhwc" else x

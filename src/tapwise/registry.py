@@ -37,6 +37,10 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.serial": "tapwise.cpu.pool_serial:PoolSerial",
         "cuda.sliding_window": "tapwise.cuda.pool:PoolSlidingWindow",
     },
+    "filter": {
+        "cpu.tiles": "tapwise.cpu.filter_tiles:Tiles",
+        "cpu.serial": "tapwise.cpu.filter_serial:FilterSerial",
+    },
     "softmax": {
         "cpu.simd": "tapwise.cpu.softmax_simd:SoftmaxSimd",
         "cpu.serial": "tapwise.cpu.softmax_serial:SoftmaxSerial",
@@ -55,6 +59,20 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "im2col": ("im2col",),
     "col2im": ("col2im",),
     "pool": ("max_pool2d", "avg_pool2d", "max_pool1d", "avg_pool1d"),
+    "filter": (
+        "image.correlate",
+        "image.convolve",
+        "image.correlate1d",
+        "image.convolve1d",
+        "image.gaussian_filter",
+        "image.uniform_filter",
+        "image.sobel",
+        "image.prewitt",
+        "image.laplace",
+        "image.gaussian_laplace",
+        "image.maximum_filter",
+        "image.minimum_filter",
+    ),
     "softmax": ("softmax", "log_softmax"),
     "reduce": ("reduce",),
 }

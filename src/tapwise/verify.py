@@ -21,6 +21,7 @@ import numpy as np
 from tapwise import arrays, dispatch, references, registry
 from tapwise.algorithm import Algorithm, Config, Device, Plan
 from tapwise.problem import ConvProblem, Problem
+from tapwise.problem_filter import FilterProblem
 from tapwise.reference import activate, convolve
 
 if TYPE_CHECKING:
@@ -146,13 +147,14 @@ def check(
         device = host()
     choice = dispatch.choose(problem, device, algorithm_id, config=config)
     plan = dispatch.plan_for(problem, choice, device)
-    dtype = arrays.DTYPES[problem.dtype]
     rng = np.random.default_rng(seed)
+    index = device.index if device.kind == "cuda" else None
+    if isinstance(problem, FilterProblem):
+        return _check_plain(problem, plan, problem.sample(rng), index)
+    dtype = arrays.DTYPES[problem.dtype]
     if not isinstance(problem, ConvProblem):
-        index = device.index if device.kind == "cuda" else None
         return _check_plain(problem, plan, _data(rng, problem.x_shape, integers).astype(dtype), index)
     algorithm = registry.get(choice.algorithm)
-    index = device.index if device.kind == "cuda" else None
     data = _data(rng, problem.x_shape, integers).astype(dtype)
     x = _Guarded(problem.x_shape, dtype, problem.layout, index, data)
     w = _data(rng, problem.w_shape, integers).astype(dtype)
@@ -182,7 +184,8 @@ def _check_plain(problem: Problem, plan: Plan, data: np.ndarray, index: int | No
     x = _Guarded(data.shape, data.dtype, problem.layout, index, data)
     y = _Guarded(problem.y_shape, kind, problem.layout, index)
     workspace = _Guarded((plan.workspace_bytes,), np.dtype(np.uint8), index=index)
-    plan.run(x.array, None, y.array, workspace.array if plan.workspace_bytes else None)
+    packed = plan.pack(references.weights(problem))  # type: ignore[arg-type]
+    plan.run(x.array, packed, y.array, workspace.array if plan.workspace_bytes else None)
     for name, memory in (("input", x), ("output", y), ("workspace", workspace)):
         if not memory.guards_hold():
             return _failed(f"'{problem}' wrote outside its {name}")

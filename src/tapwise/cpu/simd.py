@@ -27,8 +27,12 @@ I1: Final = ir.IntType(1)
 I32: Final = ir.IntType(32)
 INT: Final = ir.IntType(64)
 PTR: Final = ir.PointerType()
-TYPES: Final = {"f16": ir.HalfType(), "f32": ir.FloatType(), "f64": ir.DoubleType()}
-BYTES: Final = {"f16": 2, "f32": 4, "f64": 8, "i64": 8}
+INTEGERS: Final = {f"{sign}{bits}": bits for bits in (8, 16, 32, 64) for sign in "iu"}
+TYPES: Final = {
+    "f16": ir.HalfType(), "f32": ir.FloatType(), "f64": ir.DoubleType(),
+    **{name: ir.IntType(bits) for name, bits in INTEGERS.items()},
+}  # fmt: skip
+BYTES: Final = {"f16": 2, "f32": 4, "f64": 8, **{name: bits // 8 for name, bits in INTEGERS.items()}}
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,7 @@ class Ptr:
 
     @property
     def type(self) -> Any:
-        return INT if self.dtype == "i64" else TYPES[self.dtype]
+        return TYPES[self.dtype]
 
     def __add__(self, offset: Any) -> Ptr:
         index = self.k.integer(offset)
@@ -331,13 +335,35 @@ class Kernel:
         """`lanes` elements (default: a full vector) from any address, widened to the arithmetic dtype."""
         lanes = self.lanes if lanes is None else lanes
         value = self.b.load(pointer.value, align=BYTES[pointer.dtype], typ=self.vector(pointer.dtype, lanes))
-        return value if pointer.dtype == self.dtype else self.b.fpext(value, self.vector(self.dtype, lanes))
+        if pointer.dtype == self.dtype:
+            return value
+        if pointer.dtype in INTEGERS:
+            return self._from_integers(value, pointer.dtype, lanes)
+        return self.b.fpext(value, self.vector(self.dtype, lanes))
+
+    def _from_integers(self, value: Any, dtype: str, lanes: int) -> Any:
+        """Integers as floating point; narrow ones by way of 32 bits, which machines convert from."""
+        kind, unsigned = self.vector(self.dtype, lanes), dtype[0] == "u"
+        if INTEGERS[dtype] < 32:
+            value = (self.b.zext if unsigned else self.b.sext)(value, self.vector("i32", lanes))
+            unsigned = False
+        return self.b.uitofp(value, kind) if unsigned else self.b.sitofp(value, kind)
 
     def store(self, pointer: Ptr, value: Any) -> None:
-        """Store a vector or scalar to any address, narrowed to the pointer's dtype."""
+        """Store a vector or scalar to any address, narrowed to the pointer's dtype.
+
+        Integers are cut off towards zero and to their low bits; the value must fit 32 bits of float32, 64 of float64.
+        """
         if pointer.dtype != self.dtype:
-            lanes = value.type.count if isinstance(value.type, ir.VectorType) else 1
-            value = self.b.fptrunc(value, self.vector(pointer.dtype, lanes))
+            lanes = self.lanes_of(value)
+            kind = self.vector(pointer.dtype, lanes)
+            if pointer.dtype in INTEGERS:
+                whole = "i32" if self.dtype == "f32" else "i64"
+                value = self.b.fptosi(value, self.vector(whole, lanes))
+                if INTEGERS[pointer.dtype] < INTEGERS[whole]:
+                    value = self.b.trunc(value, kind)
+            else:
+                value = self.b.fptrunc(value, kind)
         self.b.store(value, pointer.value, align=BYTES[pointer.dtype])
 
     def splat(self, scalar: Any, lanes: int | None = None) -> Any:

@@ -70,6 +70,8 @@ PEERS: Final = {
         Peer("torch-cuda", "torch", "PyTorch with CUDA", "tapwise.peers.plain", PLAIN, "cuda"),
         Peer("numpy", "numpy", "", "tapwise.peers.plain", PLAIN),
         Peer("onnxruntime", "onnxruntime", "pip install 'tapwise[peers]'", "tapwise.peers.plain", PLAIN),
+        Peer("opencv", "cv2", "pip install 'tapwise[peers]'", "tapwise.peers.pictures", ("filter",)),
+        Peer("scipy", "scipy", "pip install 'tapwise[peers]'", "tapwise.peers.pictures", ("filter",)),
     )
 }
 

@@ -1,0 +1,112 @@
+"""Arguments as scipy.ndimage means them: modes, one value or one per axis, axes, origins, where the result goes."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from tapwise.errors import InvalidPicture
+from tapwise.problem_filter import MODES
+
+_ALIASES: Final = {"grid-mirror": "reflect", "grid-wrap": "wrap", "grid-constant": "constant"}
+
+
+def mode_of(mode: Any) -> str:
+    """One of MODES. Raises InvalidPicture for another."""
+    found = _ALIASES.get(mode, mode) if isinstance(mode, str) else None
+    if found not in MODES:
+        raise InvalidPicture(f"mode={mode!r}: one of {', '.join((*MODES, *_ALIASES))}")
+    return str(found)
+
+
+def each(value: Any, count: int, name: str) -> list[Any]:
+    """A value for each of so many axes: the same one, or those of a sequence of that length."""
+    if isinstance(value, str) or not np.iterable(value):
+        return [value] * count
+    values = list(value)
+    if len(values) != count:
+        raise InvalidPicture(f"{name}={value!r}: sequence argument must have length equal to input rank ({count})")
+    return values
+
+
+def axis_of(axis: Any, ndim: int) -> int:
+    """An axis counted from the front. Raises InvalidPicture out of range."""
+    number = operator.index(axis)
+    if not -ndim <= number < ndim:
+        raise InvalidPicture(f"axis={axis}: out of range, which is from {-ndim} to {ndim - 1}")
+    return number % ndim
+
+
+def axes_of(axes: Any, ndim: int, channel_axis: int | None = None) -> tuple[int, ...]:
+    """The axes that are filtered: all, or those given, but for the one of the channels."""
+    channel = None if channel_axis is None else axis_of(channel_axis, ndim)
+    if axes is None:
+        return tuple(axis for axis in range(ndim) if axis != channel)
+    if not isinstance(axes, Iterable) and not np.isscalar(axes):
+        raise InvalidPicture(f"axes={axes!r}: a whole number, a sequence of them, or None")
+    given = axes if isinstance(axes, Iterable) else (axes,)
+    found = tuple(axis_of(axis, ndim) for axis in given)
+    if len(set(found)) != len(found):
+        raise InvalidPicture(f"axes={axes!r}: axes must be unique")
+    if channel in found:
+        raise InvalidPicture(f"axes={axes!r}: channel_axis={channel_axis} is not filtered")
+    return found
+
+
+def before_of(size: int, origin: Any) -> int:
+    """How many taps lie before an element. Raises InvalidPicture where the element is not under the window."""
+    before = size // 2 + operator.index(origin)
+    if not 0 <= before < size:
+        raise InvalidPicture(f"origin={origin}: from {-(size // 2)} to {(size - 1) // 2} for {size} taps")
+    return before
+
+
+def sizes_of(size: Any, count: int, least: int = 0) -> list[int]:
+    """Taps of each axis; 0 is 1, an axis that is not filtered. Raises InvalidPicture."""
+    sizes = [int(one) for one in each(size, count, "size")]
+    if sizes and min(sizes) < least:
+        raise InvalidPicture(f"size={size}: incorrect filter size, each at least {least}")
+    return [max(1, one) for one in sizes]
+
+
+def output_of(output: Any, source: np.ndarray, complex_output: bool = False) -> np.ndarray:
+    """The array that a result goes to: a new one of the input's dtype or of the one given, or the array given.
+
+    `complex_output`: the result is complex, and so must be its dtype.
+    """
+    if source.dtype == np.float16:
+        raise InvalidPicture("input has dtype float16: not supported, as in scipy; convert it to float32")
+    if isinstance(output, np.ndarray):
+        if output.shape != source.shape:
+            raise InvalidPicture(f"output has shape {output.shape} and input {source.shape}: output shape not correct")
+        if complex_output and output.dtype.kind != "c":
+            raise InvalidPicture(f"output has dtype {output.dtype}: output must have complex dtype")
+        if not output.flags.writeable:
+            raise InvalidPicture("output is read-only")
+        return output
+    if output is None:
+        kind = np.promote_types(source.dtype, np.complex64) if complex_output else source.dtype.newbyteorder("=")
+        return np.empty(source.shape, kind)
+    try:
+        kind = np.dtype(output)
+    except TypeError:
+        raise InvalidPicture(f"output is a {type(output).__name__}: a NumPy array, a dtype or None") from None
+    if isinstance(output, str):
+        if complex_output and kind.kind != "c":
+            raise InvalidPicture(f"output={output!r}: output must have complex dtype")
+        if not issubclass(kind.type, np.number):
+            raise InvalidPicture(f"output={output!r}: output must have numeric dtype")
+    elif complex_output and kind.kind != "c":
+        warnings.warn("promoting specified output dtype to complex", UserWarning, stacklevel=3)
+        kind = np.promote_types(kind, np.complex64)
+    return np.empty(source.shape, kind)
+
+
+def sorted_axes(axes: Sequence[int], *others: Sequence[Any]) -> tuple[tuple[int, ...], list[list[Any]]]:
+    """Axes in rising order, and what belongs to each of them in the same order."""
+    order = sorted(range(len(axes)), key=lambda number: axes[number])
+    return tuple(axes[number] for number in order), [[values[number] for number in order] for values in others]

@@ -1,0 +1,183 @@
+"""Sweeps over the axes of an array: its shape folded to what a filter problem has, dispatched, and written in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+
+from tapwise import arrays, dispatch
+from tapwise.algorithm import Device
+from tapwise.cpu.device import host
+from tapwise.errors import InvalidPicture
+from tapwise.problem_filter import DTYPES, FilterProblem, source_index
+
+NAMES: Final = {kind: name for name, kind in DTYPES.items()}
+# A float32 holds whole numbers up to here.
+EXACT: Final = 2.0**24
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What happens along some axes, in rising order: op of FilterProblem; for each axis the taps, how many lie before
+    an element, and what lies beyond the edges.
+
+    weights: dense over the axes' taps; for "separable" two axes' in one row; of "max" and "min" where they look, or
+    None. cut, clip: as in FilterProblem.
+    """
+
+    op: str
+    axes: tuple[int, ...]
+    sizes: tuple[int, ...]
+    befores: tuple[int, ...]
+    modes: tuple[str, ...]
+    cval: float = 0.0
+    weights: np.ndarray | None = None
+    cut: bool = True
+    clip: bool = False
+    algorithm: str = "auto"
+    threads: int | None = None
+
+
+def apply(x: np.ndarray, y: np.ndarray, sweep: Sweep) -> None:
+    """y = the sweep over x; both of one shape, any strides and byte orders; they may overlap.
+
+    Raises InvalidPicture for dtypes that are not taken.
+    """
+    if x.size == 0:
+        return
+    kind = _kind(x.dtype, "input")
+    to = _kind(y.dtype, "output")
+    first, last = sweep.axes[0], sweep.axes[-1]
+    together = sweep.axes == tuple(range(first, last + 1))
+    direct = (
+        together and to == y.dtype and y.flags.c_contiguous and y.flags.aligned and y.flags.writeable
+        and not np.may_share_memory(x, y)
+    )  # fmt: skip
+    if not together:
+        # The axes next to each other, at the end.
+        others = tuple(axis for axis in range(x.ndim) if axis not in sweep.axes)
+        x = x.transpose(*others, *sweep.axes)
+        first, last = len(others), x.ndim - 1
+    source = np.ascontiguousarray(x, dtype=kind)
+    if not source.flags.aligned:
+        source = source.copy()
+    target = y if direct else np.empty(x.shape, to)
+    filtered = x.shape[first : last + 1]
+    outer, inner = prod(x.shape[:first]), prod(x.shape[last + 1 :])
+    folded, given = (outer, *filtered, inner), target.reshape(outer, *filtered, inner)
+    _run(source.reshape(folded), given, sweep)
+    if not direct:
+        back = target if together else target.transpose(np.argsort((*others, *sweep.axes)))
+        np.copyto(y, back, casting="unsafe")
+
+
+def _kind(dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
+    """What is computed with: native byte order, bytes for bool, float64 for longer floats."""
+    plain = dtype.newbyteorder("=")
+    if plain in NAMES:
+        return plain
+    if plain.kind == "b":
+        return np.dtype(np.uint8)
+    if plain.kind == "f":
+        return np.dtype(np.float64)
+    # Other names of the same integers.
+    if plain.kind in "iu":
+        return np.dtype(f"{plain.kind}{plain.itemsize}")
+    raise InvalidPicture(f"{name} has dtype {dtype}: integers and real or complex floating point are taken")
+
+
+def _run(x: np.ndarray, y: np.ndarray, sweep: Sweep) -> None:
+    """x and y (outer, up to three axes, inner), dense."""
+    outer, *filtered, inner = x.shape
+    axes = len(filtered)
+    if axes > 3:
+        _run_many(x, y, sweep)
+        return
+    if axes == 3:
+        for a, b in zip(x, y, strict=True):
+            _launch(a, b, sweep, tuple(filtered), sweep.sizes, sweep.befores, sweep.modes, inner)
+        return
+    spatial: tuple[int, ...]
+    lead: tuple[int, ...]
+    if axes == 2:
+        spatial, lead, c = (outer, *filtered), (0,), inner
+    elif inner == 1:
+        # A row of each: the rows are one picture.
+        spatial, lead, c = (1, outer, *filtered), (0, 0), 1
+    else:
+        spatial, lead, c = (outer, *filtered, inner), (0,), 1
+    tail = 3 - len(lead) - axes
+    sizes = (*(1 for _ in lead), *sweep.sizes, *(1 for _ in range(tail)))
+    befores = (*lead, *sweep.befores, *(0 for _ in range(tail)))
+    modes = (*("nearest" for _ in lead), *sweep.modes, *("nearest" for _ in range(tail)))
+    _launch(x, y, sweep, spatial, sizes, befores, modes, c)
+
+
+def _launch(
+    x: np.ndarray, y: np.ndarray, sweep: Sweep, spatial: Sequence[int], size: Sequence[int], before: Sequence[int],
+    modes: Sequence[str], c: int,
+) -> None:  # fmt: skip
+    problem = FilterProblem(
+        sweep.op, tuple(spatial), tuple(size), tuple(before), c, tuple(modes), float(sweep.cval),  # type: ignore[arg-type]
+        NAMES[x.dtype], NAMES[y.dtype], sweep.clip, sweep.cut,
+    )  # fmt: skip
+    if sweep.op in ("dense", "separable") and needs_double(problem, np.asarray(sweep.weights)):
+        problem = problem.replace(double=True)
+    device = _device(sweep.threads)
+    plan = dispatch.plan_for(problem, dispatch.choose(problem, device, sweep.algorithm), device)
+    packed = plan.pack(sweep.weights)  # type: ignore[arg-type]
+    flat = problem.x_shape
+    free, size_bytes = arrays.workspaces(plan.workspace_bytes)
+    try:
+        workspace = free.pop()
+    except IndexError:
+        workspace = arrays.aligned(size_bytes)
+    plan.run(x.reshape(flat), packed, y.reshape(flat), workspace)
+    free.append(workspace)
+
+
+def _device(threads: int | None) -> Device:
+    return host(threads)
+
+
+def needs_double(problem: FilterProblem, weights: np.ndarray) -> bool:
+    """Whether a whole-number result would not always be the exact one with sums in float32."""
+    if not problem.single or not problem.whole or problem.clip:
+        return False
+    kind = DTYPES[problem.dtype]
+    if kind.kind == "f":
+        return True
+    if np.any(weights != np.rint(weights)):
+        return kind.itemsize > 1
+    parts = [weights] if problem.op == "dense" else [weights[: problem.size[1]], weights[problem.size[1] :]]
+    largest = float(max(abs(np.iinfo(kind).min), np.iinfo(kind).max, abs(problem.cval)))
+    return bool(largest * prod(float(np.abs(part).sum()) for part in parts) >= EXACT)
+
+
+def _run_many(x: np.ndarray, y: np.ndarray, sweep: Sweep) -> None:
+    """More than three axes at once: tap by tap in float64, by NumPy. Slow, and as large as the array itself."""
+    outer, *filtered, inner = x.shape
+    tables = [
+        source_index(np.arange(-before, length + size - 1 - before), length, mode)
+        for before, length, size, mode in zip(sweep.befores, filtered, sweep.sizes, sweep.modes, strict=True)
+    ]
+    weights = np.ones(sweep.sizes) if sweep.weights is None else np.asarray(sweep.weights).reshape(sweep.sizes)
+    total: np.ndarray | None = None
+    for tap in zip(*np.nonzero(weights), strict=True):
+        at = [table[start : start + length] for table, start, length in zip(tables, tap, filtered, strict=True)]
+        seen = x[np.ix_(np.arange(outer), *(np.maximum(one, 0) for one in at), np.arange(inner))].astype(np.float64)
+        for axis, one in enumerate(at):
+            shape = [1] * seen.ndim
+            shape[axis + 1] = -1
+            seen = np.where((one < 0).reshape(shape), sweep.cval, seen)
+        if sweep.op == "dense":
+            seen *= weights[tap]
+            total = seen if total is None else total + seen
+        else:
+            better = np.maximum if sweep.op == "max" else np.minimum
+            total = seen if total is None else better(total, seen)
+    np.copyto(y, 0 if total is None else total, casting="unsafe")

@@ -1,0 +1,67 @@
+"""Weights of named filters, and whether weights are products of a column and a row."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+
+from tapwise.errors import InvalidPicture
+
+# A remainder of the weights that float32 cannot tell from nothing.
+_NOTHING: Final = 1e-7
+# Passes that at most are tried, and what each costs beside its taps, in taps.
+_MOST_PASSES: Final = 3
+_PASS: Final = 12
+
+
+@lru_cache(maxsize=256)
+def _gaussian(sigma: float, order: int, radius: int) -> np.ndarray:
+    x = np.arange(-radius, radius + 1, dtype=np.float64)
+    bell = np.exp(-0.5 * (x / sigma) ** 2)
+    bell /= bell.sum()
+    # The n-th derivative is a polynomial times the bell: p' - p * x / sigma^2 is the next one's polynomial.
+    polynomial = np.polynomial.Polynomial([1.0])
+    slope = np.polynomial.Polynomial([0.0, -1.0 / sigma**2])
+    for _ in range(order):
+        polynomial = polynomial.deriv() + polynomial * slope
+    weights: np.ndarray = polynomial(x) * bell
+    weights.flags.writeable = False
+    return weights
+
+
+def gaussian_weights(sigma: Any, order: Any, radius: Any, truncate: float) -> np.ndarray:
+    """Weights to correlate with for a Gaussian, or its derivative of an order; `radius` taps to each side, or from
+    `truncate` standard deviations. Raises InvalidPicture."""
+    spread = float(sigma)
+    if order < 0 or order != int(order):
+        raise InvalidPicture(f"order={order}: order must be non-negative, and a whole number")
+    reach = int(float(truncate) * spread + 0.5) if radius is None else radius
+    if reach != int(reach) or reach < 0:
+        raise InvalidPicture(f"radius={radius}: Radius must be a nonnegative integer.")
+    # Of no width: what is not filtered.
+    if spread <= 1e-15:
+        return np.ones(1)
+    # A derivative is correlated with turned round.
+    return _gaussian(spread, int(order), int(reach))[::-1]
+
+
+def factors(weights: np.ndarray, to: np.dtype[Any], mode: str, cval: float) -> list[np.ndarray] | None:
+    """Columns and rows (each in one array) whose products add up to weights (r, s), or None where one sweep is better.
+
+    Only for results in floating point: products round, and a whole number would not always come out exact. Not where a
+    constant other than 0 lies beyond the edges.
+    """
+    r, s = weights.shape
+    if to.kind != "f" or (mode == "constant" and cval != 0) or r * s <= r + s + _PASS:
+        return None
+    if not np.isfinite(weights).all():
+        return None
+    u, sizes, v = np.linalg.svd(weights)
+    limit = _NOTHING if to.itemsize <= 4 else 1e-15 * max(r, s)
+    rank = int(np.count_nonzero(sizes > limit * max(float(sizes[0]), 1e-300)))
+    if rank == 0 or rank > _MOST_PASSES or rank * (r + s + _PASS) >= np.count_nonzero(weights):
+        return None
+    roots = np.sqrt(sizes[:rank])
+    return [np.concatenate([u[:, n] * roots[n], v[n] * roots[n]]) for n in range(rank)]

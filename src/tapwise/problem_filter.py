@@ -1,0 +1,260 @@
+"""Problems of filters on pictures: sums of neighbours with weights, the largest, the smallest."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, ClassVar, Final, Self
+
+import numpy as np
+
+from tapwise.errors import InvalidProblem
+from tapwise.problem import Problem
+
+# dense: every tap of the window has its weight. separable: a column and a row of weights. max, min: of the window.
+OPS: Final = ("dense", "separable", "max", "min")
+MODES: Final = ("reflect", "constant", "nearest", "mirror", "wrap")
+DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "u8": np.dtype(np.uint8), "i8": np.dtype(np.int8), "u16": np.dtype(np.uint16), "i16": np.dtype(np.int16),
+    "u32": np.dtype(np.uint32), "i32": np.dtype(np.int32), "u64": np.dtype(np.uint64), "i64": np.dtype(np.int64),
+    "f16": np.dtype(np.float16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64),
+}  # fmt: skip
+# What is computed in float32; all others in float64.
+SINGLE: Final = ("u8", "i8", "u16", "i16", "f16", "f32")
+# A named filter: its taps and weights follow from one number.
+RECIPES: Final = ("gaussian", "box", "sobel", "laplace", "correlate", "maximum", "minimum")
+# How far a sum of integers may be off by its roundings: in float32 (8 bits), in units of the largest term; in float64.
+_ROUNDINGS: Final = {True: 2.0**-21, False: 2.0**-26}
+_WORD = re.compile(r"(sigma|size|[dhwctrs])(\d+(?:\.\d+)?)")
+
+
+@dataclass(frozen=True)
+class FilterProblem(Problem):
+    """y[d, h, w] = sum or maximum of x over a window of `size` taps an axis, of the same shape as x.
+
+    x (depth, height, width * channels): `spatial` without channels, which lie side by side and do not mix. The window
+    of an element begins `before` elements before it on each axis. Beyond the edges x is continued by `modes`, as
+    scipy.ndimage means them: reflect, constant (`cval`), nearest, mirror, wrap. `to`: dtype of y. Integers are cut off
+    towards zero and to their low bits, and a sum that misses a whole number by its roundings alone counts as that
+    number (`nudges`); with `clip` they are rounded and held within their range. A separable filter's column is done
+    first, and with `cut` its result is cut off like y. Sums are in float32 where operands and result have at most 16
+    bits or are float32, unless `double`.
+
+    `recipe`: the words of a named filter, for measurements; its weights are `weights()`.
+
+    Raises InvalidProblem for sizes and words that are not allowed.
+    """
+
+    operator: ClassVar[str] = "filter"
+
+    op: str
+    spatial: tuple[int, int, int]
+    size: tuple[int, int, int]
+    before: tuple[int, int, int]
+    c: int = 1
+    modes: tuple[str, str, str] = ("reflect", "reflect", "reflect")
+    cval: float = 0.0
+    dtype: str = "f32"
+    to: str = "f32"
+    clip: bool = False
+    cut: bool = True
+    double: bool = False
+    recipe: str = ""
+    layout: str = "nchw"
+
+    def __post_init__(self) -> None:
+        if self.op not in OPS:
+            raise InvalidProblem(f"op={self.op!r}: one of {', '.join(OPS)}")
+        for mode in self.modes:
+            if mode not in MODES:
+                raise InvalidProblem(f"mode={mode!r}: one of {', '.join(MODES)}")
+        for name in (self.dtype, self.to):
+            if name not in DTYPES:
+                raise InvalidProblem(f"dtype {name!r}: one of {', '.join(DTYPES)}")
+        if min(self.spatial) < 0 or min(self.size) < 1 or self.c < 1:
+            raise InvalidProblem(f"spatial={self.spatial}, size={self.size}, c={self.c}: too small")
+        for before, size in zip(self.before, self.size, strict=True):
+            if not 0 <= before < size:
+                raise InvalidProblem(f"before={self.before}: at least 0 and less than size={self.size}")
+        if self.op == "separable" and self.size[0] != 1:
+            raise InvalidProblem(f"size={self.size}: a separable filter has a column and a row")
+
+    @property
+    def x_shape(self) -> tuple[int, ...]:
+        depth, height, width = self.spatial
+        return (depth, height, width * self.c)
+
+    @property
+    def y_shape(self) -> tuple[int, ...]:
+        return self.x_shape
+
+    @property
+    def itemsize(self) -> int:
+        return DTYPES[self.dtype].itemsize
+
+    @property
+    def bytes(self) -> int:
+        return prod(self.x_shape) * (self.itemsize + DTYPES[self.to].itemsize)
+
+    @cached_property
+    def taps(self) -> int:
+        """Operations an element at most: taps of the window, of a column and a row, or of a cross."""
+        if self.recipe.startswith("laplace"):
+            return 5
+        return sum(self.size[1:]) if self.op != "dense" and self.size[0] == 1 else prod(self.size)
+
+    @property
+    def flops(self) -> int:
+        return (2 if self.op in ("dense", "separable") else 1) * self.taps * prod(self.x_shape)
+
+    @property
+    def single(self) -> bool:
+        """Whether sums are in float32."""
+        return not self.double and self.dtype in SINGLE and self.to in SINGLE
+
+    @property
+    def whole(self) -> bool:
+        """Whether y has whole numbers."""
+        return self.to[0] in "iu"
+
+    def nudges(self, w: np.ndarray) -> tuple[float, float]:
+        """What is added to the size of a sum before it is cut off: of the column's sums, of the result's.
+
+        0 where sums are exact, being of whole numbers, or are not cut off.
+        """
+        parts = [w[: self.size[1]], w[self.size[1] :]] if self.op == "separable" else [w]
+        if not self.whole or self.clip or self.op in ("max", "min"):
+            return 0.0, 0.0
+        kind, largest, found = DTYPES[self.dtype], 1.0, []
+        if kind.kind in "iu" and self.single:
+            largest = float(np.iinfo(kind).max)
+        exact = kind.kind in "iu"
+        for part in parts:
+            largest *= max(1.0, float(np.abs(part).sum()))
+            exact = exact and bool(np.all(part == np.rint(part)))
+            found.append(0.0 if exact else min(0.25, largest * _ROUNDINGS[self.single]))
+        return (found[0], found[-1]) if self.cut else (0.0, found[-1])
+
+    def weights(self, seed: int = 0) -> np.ndarray:
+        """What the recipe's weights are, or random ones: dense (t, r, s), separable r then s."""
+        words = dict(_WORD.findall(self.recipe))
+        kind = self.recipe.split()[0] if self.recipe else ""
+        _, r, s = self.size
+        if kind == "gaussian":
+            ramp = np.arange(s) - s // 2
+            row: np.ndarray = np.exp(-0.5 * (ramp / float(words["sigma"])) ** 2)
+            return np.tile(row / row.sum(), 2)
+        if kind == "box":
+            return np.full(r + s, 1.0 / s)
+        if kind == "sobel":
+            return np.array([1.0, 2, 1, -1, 0, 1])
+        if kind == "laplace":
+            return np.array([[[0.0, 1, 0], [1, -4, 1], [0, 1, 0]]])
+        rng = np.random.default_rng(seed)
+        weights = rng.standard_normal(r + s if self.op == "separable" else self.size)
+        # Sums that stay within a small integer's range, so that libraries that wrap and that clip agree.
+        if self.whole:
+            weights = np.abs(weights) / np.abs(weights).sum()
+        found: np.ndarray = weights
+        return found
+
+    def sample(self, rng: np.random.Generator) -> np.ndarray:
+        """Random data for x: the whole range of small integers, else normal."""
+        kind = DTYPES[self.dtype]
+        if kind.kind in "iu":
+            info = np.iinfo(kind)
+            low, high = max(info.min, -(1 << 15)), min(info.max, (1 << 16) - 1)
+            return rng.integers(low, high, self.x_shape, dtype=np.int64, endpoint=True).astype(kind)
+        return rng.standard_normal(self.x_shape, dtype=np.float32).astype(kind)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The problem of a named filter: "filter gaussian h4096 w4096 c3 sigma5 u8", "filter correlate h99 w99 r7 s7",
+        "filter box h4096 w4096 size15 constant", "filter sobel h64 w64 u8 to:i16"; gaussian, box, sobel, laplace,
+        correlate, maximum, minimum."""
+        first, *words = text.split() or [""]
+        example = "an example is 'filter gaussian h4096 w4096 c3 sigma5 u8'"
+        if first != "filter" or not words or words[0] not in RECIPES:
+            raise InvalidProblem(f"problem {text!r}: {example}; filters are {', '.join(RECIPES)}")
+        kind, *rest = words
+        sizes: dict[str, str] = {}
+        options: dict[str, Any] = {}
+        for word in rest:
+            if (match := _WORD.fullmatch(word)) and match[1] not in sizes:
+                sizes[match[1]] = match[2]
+            elif word in MODES and "modes" not in options:
+                options["modes"] = (word,) * 3
+            elif word in DTYPES and "dtype" not in options:
+                options["dtype"] = word
+            elif word.startswith("to:") and word[3:] in DTYPES and "to" not in options:
+                options["to"] = word[3:]
+            else:
+                raise InvalidProblem(f"problem {text!r}: word {word!r} is not known, or stands there twice")
+        try:
+            numbers = {name: int(value) for name, value in sizes.items() if name != "sigma"}
+        except ValueError:
+            raise InvalidProblem(f"problem {text!r}: sizes are whole numbers") from None
+        for letter in ("h", "w"):
+            if letter not in numbers:
+                raise InvalidProblem(f"problem {text!r}: no word gives {letter}")
+        recipe = kind
+        size = {"sobel": (1, 3, 3), "laplace": (1, 3, 3)}.get(kind)
+        if kind == "gaussian":
+            if "sigma" not in sizes:
+                raise InvalidProblem(f"problem {text!r}: no word gives sigma")
+            recipe += f" sigma{sizes['sigma']}"
+            side = 2 * int(4.0 * float(sizes["sigma"]) + 0.5) + 1
+            size = (1, side, side)
+        elif kind in ("box", "maximum", "minimum"):
+            if "size" not in numbers:
+                raise InvalidProblem(f"problem {text!r}: no word gives size")
+            recipe += f" size{numbers['size']}"
+            size = (1, numbers["size"], numbers["size"])
+        elif kind == "correlate":
+            size = (numbers.get("t", 1), numbers.get("r", 1), numbers.get("s", 1))
+        assert size is not None
+        op = {"maximum": "max", "minimum": "min", "laplace": "dense", "correlate": "dense"}.get(kind, "separable")
+        options.setdefault("to", options.get("dtype", "f32"))
+        try:
+            return cls(
+                op, (numbers.get("d", 1), numbers["h"], numbers["w"]), size,
+                (size[0] // 2, size[1] // 2, size[2] // 2), numbers.get("c", 1), recipe=recipe, **options,
+            )  # fmt: skip
+        except InvalidProblem as error:
+            raise InvalidProblem(f"problem {text!r}: {error}") from None
+
+    def __str__(self) -> str:
+        depth, height, width = self.spatial
+        known = bool(self.recipe)
+        words = ["filter", self.recipe or self.op] + ([f"d{depth}"] if depth != 1 else []) + [f"h{height}", f"w{width}"]
+        words += [f"c{self.c}"] if self.c != 1 else []
+        if not known or self.recipe == "correlate":
+            words += [f"{letter}{n}" for letter, n in zip("trs", self.size, strict=True) if n != 1]
+        words += [self.dtype] if self.dtype != "f32" else []
+        words += [f"to:{self.to}"] if self.to != self.dtype else []
+        words += [self.modes[-1]] if set(self.modes) != {"reflect"} else []
+        if not known:
+            middle = tuple(n // 2 for n in self.size)
+            words += ["before" + "x".join(map(str, self.before))] if self.before != middle else []
+            words += [f"cval{self.cval:g}"] if self.cval else []
+            flags = (("clip", self.clip), ("uncut", not self.cut and self.whole), ("double", self.double))
+            words += [word for word, is_set in flags if is_set]
+        return " ".join(words)
+
+
+def source_index(index: np.ndarray, length: int, mode: str) -> np.ndarray:
+    """Where elements beyond the edges of an axis come from, -1 for the constant; `index` of any size, length >= 1."""
+    found: np.ndarray
+    if mode == "constant":
+        found = np.where((index >= 0) & (index < length), index, -1)
+    elif mode == "nearest":
+        found = np.clip(index, 0, length - 1)
+    elif mode == "wrap":
+        found = index % length
+    else:
+        period = max(1, 2 * length - (2 if mode == "mirror" else 0))
+        folded = index % period
+        found = np.where(folded < length, folded, period - folded - (0 if mode == "mirror" else 1))
+    return found
