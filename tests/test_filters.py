@@ -110,7 +110,7 @@ def test_tiles_cover_the_picture_and_fit() -> None:
         _, height, width = one.spatial
         assert 1 <= config.band <= height
         assert config.cols <= max(width * one.c, 1)
-        limit = filter_tiles.TILE_BYTES * (8 if "sigma40" in text else 1) + (128 << 10)
+        limit = filter_tiles.TILE_BYTES * (64 if "sigma40" in text else 1) + (128 << 10)
         assert algorithm.workspace_bytes(one, config, device) <= device.threads * limit
     wide = problem.parse("filter correlate h9 w9 r10000 s10000")
     assert "windows" in (filter_tiles.Tiles().rejects(wide, host()) or "")

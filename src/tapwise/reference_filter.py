@@ -3,31 +3,48 @@
 from __future__ import annotations
 
 from math import prod, sqrt
+from typing import Final
 
 import numpy as np
 
 from tapwise.problem_filter import DTYPES, FilterProblem, source_index
 
+# Elements that are worked out together.
+_BLOCK: Final = 1 << 15
+
 
 def _taps(problem: FilterProblem, x: np.ndarray, weights: np.ndarray, op: str) -> tuple[np.ndarray, np.ndarray]:
     """(combination over the taps of (t, r, s) weights, sum of absolute terms) of (d, h, w, c)."""
-    tables = [
-        source_index(np.arange(-before, length + size - 1 - before), length, mode)
-        for before, length, size, mode in zip(problem.before, problem.spatial, problem.size, problem.modes, strict=True)
-    ]
-    total = np.zeros(x.shape) if op == "sum" else np.full(x.shape, -np.inf if op == "max" else np.inf)
-    size = np.zeros(x.shape)
-    for tap in zip(*np.nonzero(weights), strict=True):
-        at = [table[start : start + n] for table, start, n in zip(tables, tap, problem.spatial, strict=True)]
-        seen = x[np.ix_(*(np.maximum(one, 0) for one in at))]
-        outside = (at[0] < 0)[:, None, None] | (at[1] < 0)[None, :, None] | (at[2] < 0)[None, None, :]
-        seen = np.where(outside[..., None], problem.cval, seen)
-        if op == "sum":
-            total = total + weights[tap] * seen
-            size += abs(weights[tap]) * np.abs(seen)
-        else:
-            total = (np.maximum if op == "max" else np.minimum)(total, seen)
-    return total, size
+    padded = x
+    for axis in range(3):
+        before, size, length = problem.before[axis], problem.size[axis], problem.spatial[axis]
+        table = source_index(np.arange(-before, length + size - 1 - before), length, problem.modes[axis])
+        padded = np.take(padded, np.maximum(table, 0), axis=axis)
+        outside = [slice(None)] * axis + [table < 0]
+        padded[tuple(outside)] = problem.cval
+    total, size_of = np.empty(x.shape), np.zeros(x.shape)
+    taps = list(zip(*np.nonzero(weights), strict=True))
+    _, height, width = problem.spatial
+    # Some rows at a time, which stay in the caches.
+    step = max(1, _BLOCK // max(1, width * problem.c))
+    for d, first in np.ndindex(problem.spatial[0], -(-height // step)):
+        rows = slice(first * step, min(height, (first + 1) * step))
+        count = rows.stop - rows.start
+        value = np.zeros((count, width, problem.c))
+        if op != "sum":
+            value.fill(-np.inf if op == "max" else np.inf)
+        magnitude = np.zeros_like(value)
+        for t, r, s in taps:
+            seen = padded[d + t, rows.start + r : rows.stop + r, s : s + width]
+            if op == "sum":
+                term = seen * weights[t, r, s]
+                value += term
+                np.abs(term, out=term)
+                magnitude += term
+            else:
+                (np.maximum if op == "max" else np.minimum)(value, seen, out=value)
+        total[d, rows], size_of[d, rows] = value, magnitude
+    return total, size_of
 
 
 def apply(problem: FilterProblem, x: np.ndarray, w: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
