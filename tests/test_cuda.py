@@ -17,6 +17,7 @@ from tapwise import problem as problems
 from tapwise.algorithm import Algorithm, Config, Device
 from tapwise.cuda import arrays as device_arrays
 from tapwise.cuda import copy, im2col_gemm, patches, plan, pool, reference, tree
+from tapwise.cuda import filter as filters
 from tapwise.cuda.arrays import DeviceArray
 from tapwise.cuda.direct import STEPS, Direct
 from tapwise.cuda.im2col_gemm import Im2colGemm
@@ -59,6 +60,13 @@ PLAIN = [
     "reduce sum 10000000",
     "reduce argmin 3x100000 axis1 f64",
     "reduce logsumexp 5000000 f16",
+    "filter gaussian sigma1 h99 w77 c3",
+    "filter gaussian sigma2 h99 w77 u8",
+    "filter correlate h99 w77 r7 s5 f64",
+    "filter sobel h50 w33 u8 to:i16",
+    "filter laplace h50 w33 u64",
+    "filter maximum size5 h99 w77 u8",
+    "filter minimum size5 h99 w77 i16 to:f64",
     "softmax 1024x1000",
     "softmax 100000 f16",
     "log_softmax 8x21x128x128 axis1",
@@ -82,6 +90,8 @@ def sources_of(algorithm: Algorithm[Config], problem: problems.Problem, config: 
     """The kernels of a config."""
     if isinstance(algorithm, (ReduceTree, SoftmaxTree)):
         return [source for source, _ in algorithm.sources(problem, config)]  # type: ignore[arg-type]
+    if isinstance(algorithm, filters.FilterSlidingWindow):
+        return [algorithm.source(problem, config, part) for part in range(1 + (problem.op == "separable"))]  # type: ignore
     return [algorithm.source(problem, config)]  # type: ignore[attr-defined]
 
 
@@ -158,6 +168,7 @@ def words_of(text: str, struct: str) -> tuple[str, ...]:
         ("reduce.cu", "Reduction", tree.WORDS),
         ("softmax.cu", "Softmax", tree.WORDS),
         ("gemm.cu", "Gemm", im2col_gemm.WORDS),
+        ("filter.cu", "Filter", filters.WORDS),
     ],
 )
 def test_words_are_packed_in_the_order_of_the_struct(file: str, struct_name: str, words: tuple[str, ...]) -> None:
@@ -363,6 +374,30 @@ def test_partitions_of_a_volume_and_a_line() -> None:
             across, down = plan.tile_shape(config.partition, config.threads)  # type: ignore[attr-defined]
             launch = algorithm.launch(problem, config, H200)  # type: ignore[attr-defined]
             assert launch.grid[0] == 2 * -(-width // across) * -(-lines // down)
+
+
+def test_lists_of_taps() -> None:
+    """Constants, places and weights, where the kernel reads them; and a separable filter's two launches."""
+    problem = problems.parse("filter sobel h50 w33 u8 to:i16")
+    host, second = filters.pack(problem, problem.weights())  # type: ignore[arg-type, attr-defined]
+    assert second == 6 + 2 * 3 and len(host) == 2 * second
+    constants = host[second : second + 6].view(np.float64)
+    assert constants[5] == 2 and constants[3] == 0
+    assert host[second + 6 : second + 8].tolist() == [0, 2]
+    assert host[second + 9 : second + 11].view(np.float64).tolist() == [-1, 1]
+    assert host[6:9].tolist() == [0, 1 << 20, 2 << 20]
+    algorithm = registry.get("cuda.sliding_window", "filter")
+    launches = [algorithm.launch(problem, algorithm.configs(problem, H200)[0], part, H200) for part in (0, 1)]  # type: ignore[attr-defined]
+    words = [dict(zip(launch.names, launch.words, strict=True)) for launch in launches]
+    assert [(one["size1"], one["size2"], one["taps"], one["before1"], one["before2"]) for one in words] == [
+        (3, 1, 3, 1, 0), (1, 3, 3, 0, 1),
+    ]  # fmt: skip
+    window = np.zeros((3, 5, 7))
+    window[2, 4, 6] = 5.0
+    dense = problems.parse("filter correlate d9 h20 w20 t3 r5 s7")
+    host, second = filters.pack(dense, window)  # type: ignore[arg-type]
+    assert second == 0 and host[6] == (2 << 40 | 4 << 20 | 6)
+    assert "f16" in (algorithm.rejects(problems.parse("filter sobel h9 w9 f16"), H200) or "")
 
 
 def test_direct_refuses_what_it_does_not_take() -> None:

@@ -21,6 +21,7 @@ PROBLEMS = (
     "reduce argmax 9x41 axis1", "reduce logsumexp 41113", "reduce max 300x33 axis0 f64", "softmax 7x33",
     "softmax 64x1000", "softmax 30000", "log_softmax 8x21x37x5 axis1", "im2col n2 c3 h13 w17 r3 s3 stride2 pad1",
     "col2im n2 c3 h13 w17 r3 s3 stride2 pad1",
+    "filter gaussian sigma1 h19 w27 c3 u8", "filter correlate h19 w27 r3 s4 constant", "filter maximum size5 h19 w27",
 )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The command line: bench, study, explain, verify, info, report."""
+"""The command line: bench, study, filter, explain, verify, info, report."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from tapwise.cli_filter import filter_pictures
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -206,6 +208,9 @@ def study(
         console.print("no pictures: pip install 'tapwise[study]'", style="dim", highlight=False)
     if any(row.time_us is not None and not row.verified for findings in done for row in findings.rows):
         raise typer.Exit(1)
+
+
+app.command("filter")(filter_pictures)
 
 
 @app.command()

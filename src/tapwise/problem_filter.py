@@ -244,6 +244,17 @@ class FilterProblem(Problem):
         return " ".join(words)
 
 
+def limits(problem: FilterProblem) -> tuple[float, float, float]:
+    """(smallest, largest, what is added first) of a sum that becomes an integer: what 32 or 64 bits hold, beyond which
+    nothing is defined, or with `clip` the dtype's range and half a unit."""
+    high = 2147483520.0 if problem.single else 2.0**64 - 2.0**11 if problem.to == "u64" else 9.2e18
+    low = -min(high, 9.2e18)
+    if not (problem.whole and problem.clip):
+        return low, high, 0.0
+    info = np.iinfo(DTYPES[problem.to])
+    return max(low, float(info.min)), min(high, float(info.max) + 0.5), 0.5
+
+
 def source_index(index: np.ndarray, length: int, mode: str) -> np.ndarray:
     """Where elements beyond the edges of an axis come from, -1 for the constant; `index` of any size, length >= 1."""
     found: np.ndarray

@@ -40,6 +40,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
     "filter": {
         "cpu.tiles": "tapwise.cpu.filter_tiles:Tiles",
         "cpu.serial": "tapwise.cpu.filter_serial:FilterSerial",
+        "cuda.sliding_window": "tapwise.cuda.filter:FilterSlidingWindow",
     },
     "softmax": {
         "cpu.simd": "tapwise.cpu.softmax_simd:SoftmaxSimd",

@@ -26,7 +26,7 @@ from tapwise.cpu.common import ceil_div
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
 from tapwise.cpu.simd import BYTES, INT, INTEGERS, Int, Kernel, Ptr, Target, target
-from tapwise.problem_filter import DTYPES, FilterProblem, source_index
+from tapwise.problem_filter import DTYPES, FilterProblem, limits, source_index
 
 # Vectors that are swept together, as many sums as hide an addition's latency with room for the rest; and rows of them:
 # what one row has read, the next ones find in L1.
@@ -36,8 +36,6 @@ ROWS: Final = 4
 TILE_BYTES: Final = 224 << 10
 LARGER: Final = ((1, 1.0), (8, 1.5), (64, 2.5))
 WIDTHS: Final = (256, 512, 1024, 2048, 4096)
-# Sums that a vector of float32 or float64 can turn into 32 or 64 bits; beyond them results are not defined anyway.
-LARGEST: Final = {"f32": 2147483520.0, "f64": 9.2e18}
 # Cycles to fetch and store a vector, and for a tap.
 FETCH: Final = 8.0
 TAP: Final = 0.75
@@ -408,11 +406,14 @@ class Tiles(Algorithm[Config]):
         beyond = np.concatenate([tables[2][:left], tables[2][left + width :]])
         channels = np.arange(problem.c)
         columns = np.where(beyond[:, None] < 0, -1, beyond[:, None] * problem.c + channels)
+        # Of the largest and smallest in integers, the constant alone is needed.
+        plain = dtype in INTEGERS
+        constants = np.array([problem.cval, *((0, 0, 0) if plain else limits(problem))]).astype(DTYPES[dtype])
         pitch = self._pitch(problem, config.cols)
         line, scratch = self._scratch(problem, config)
         fields = {
             "planes": tables[0].astype(np.int64), "rows": tables[1].astype(np.int64),
-            "columns": np.ascontiguousarray(columns.ravel(), np.int64), "constants": _constants(problem, dtype),
+            "columns": np.ascontiguousarray(columns.ravel(), np.int64), "constants": constants,
             "x_plane": height * width_all, "x_row": width_all, "height": height, "width": width_all, "lines": r,
             "depth": t, "left": left * problem.c, "right": (s - 1 - left) * problem.c, "band": config.band,
             "bands": ceil_div(height, config.band), "cols": config.cols, "strips": ceil_div(width_all, config.cols),
@@ -422,16 +423,6 @@ class Tiles(Algorithm[Config]):
         op = problem.op if problem.op in ("max", "min") else "sum"
         whole = problem.whole and problem.cut and not problem.clip and op == "sum"
         return TilesPlan(problem, device, _library(dtype, problem.dtype, problem.to, op, whole), fields, dtype)
-
-
-def _constants(problem: FilterProblem, dtype: str) -> np.ndarray:
-    low, high, start = -LARGEST.get(dtype, 0.0), LARGEST.get(dtype, 0.0), 0.0
-    if problem.to == "u64":
-        high = 2.0**64 - 2.0**11
-    if problem.whole and problem.clip:
-        info = np.iinfo(DTYPES[problem.to])
-        low, high, start = max(low, float(info.min)), min(high, float(info.max) + 0.5), 0.5
-    return np.array([problem.cval, low, high, start]).astype(DTYPES[dtype])
 
 
 @lru_cache(maxsize=256)

@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from tapwise import arrays
+from tapwise.cuda.arrays import DeviceArray
 from tapwise.errors import InvalidPicture
 from tapwise.problem_filter import MODES
 
@@ -73,24 +75,28 @@ def sizes_of(size: Any, count: int, least: int = 0) -> list[int]:
     return [max(1, one) for one in sizes]
 
 
-def output_of(output: Any, source: np.ndarray, complex_output: bool = False) -> np.ndarray:
+def output_of(output: Any, source: Any, complex_output: bool = False) -> Any:
     """The array that a result goes to: a new one of the input's dtype or of the one given, or the array given.
 
     `complex_output`: the result is complex, and so must be its dtype.
     """
     if source.dtype == np.float16:
         raise InvalidPicture("input has dtype float16: not supported, as in scipy; convert it to float32")
-    if isinstance(output, np.ndarray):
+    if isinstance(source, DeviceArray) and source.dtype.kind not in "iuf":
+        raise InvalidPicture(f"input has dtype {source.dtype}: on a GPU integers, float32 and float64 are taken")
+    if isinstance(output, (np.ndarray, DeviceArray)):
+        if isinstance(output, DeviceArray) != isinstance(source, DeviceArray):
+            raise InvalidPicture("output lies elsewhere than input: one place is allowed")
         if output.shape != source.shape:
             raise InvalidPicture(f"output has shape {output.shape} and input {source.shape}: output shape not correct")
         if complex_output and output.dtype.kind != "c":
             raise InvalidPicture(f"output has dtype {output.dtype}: output must have complex dtype")
-        if not output.flags.writeable:
+        if not arrays.writeable(output):
             raise InvalidPicture("output is read-only")
         return output
     if output is None:
         kind = np.promote_types(source.dtype, np.complex64) if complex_output else source.dtype.newbyteorder("=")
-        return np.empty(source.shape, kind)
+        return arrays.empty(source.shape, kind, "nchw", source)
     try:
         kind = np.dtype(output)
     except TypeError:
@@ -103,7 +109,7 @@ def output_of(output: Any, source: np.ndarray, complex_output: bool = False) -> 
     elif complex_output and kind.kind != "c":
         warnings.warn("promoting specified output dtype to complex", UserWarning, stacklevel=3)
         kind = np.promote_types(kind, np.complex64)
-    return np.empty(source.shape, kind)
+    return arrays.empty(source.shape, kind, "nchw", source)
 
 
 def sorted_axes(axes: Sequence[int], *others: Sequence[Any]) -> tuple[tuple[int, ...], list[list[Any]]]:

@@ -2,8 +2,8 @@
 
 What all functions take, besides what is their own:
 
-input: integers, floating point, or (sums only) complex; of NumPy, or a PyTorch tensor or another array in this
-    machine's memory. Not changed unless it is also the output.
+input: integers, floating point, or (sums only) complex; of NumPy, a PyTorch tensor, or another array in this
+    machine's memory or, but for complex, on a GPU, which then computes. Not changed unless it is also the output.
 output: an array to write to, or the result's dtype; the input's dtype by default. Integers are cut off towards zero
     and to their low bits, after each axis, as in scipy; a sum that misses a whole number by its roundings counts as it.
 mode: what lies beyond the edges, one for all axes or one for each: reflect or grid-mirror (d c b a | a b c d | d c b
@@ -20,11 +20,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
 
 from tapwise import arrays
+from tapwise.cuda import arrays as cuda
+from tapwise.cuda.arrays import DeviceArray
 from tapwise.errors import InvalidPicture
 from tapwise.image import arguments
 from tapwise.image.passes import Sweep, apply
@@ -35,29 +38,40 @@ _PREWITT: Final = (1.0, 1.0, 1.0)
 _SECOND: Final = (1.0, -2.0, 1.0)
 
 
-def _input(value: Any) -> np.ndarray:
-    """A NumPy array of the same memory; sequences are copied."""
+def _input(value: Any) -> Any:
+    """A NumPy array of the same memory, or a DeviceArray; sequences are copied."""
     if isinstance(value, np.ndarray):
         return arrays.view(value, "input")
+    if cuda.is_device(value):
+        return cuda.view(value, "input")
     if hasattr(value, "__dlpack__") and not isinstance(value, np.generic):
         return arrays.view(value, "input")
     return np.asarray(value)
 
 
 def _output(value: Any) -> Any:
-    """A dtype, or a NumPy array of the same memory."""
+    """A dtype, or a NumPy array of the same memory, or a DeviceArray."""
+    if not isinstance(value, type) and cuda.is_device(value):
+        return cuda.view(value, "output")
     is_array = hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, np.generic, type))
     return arrays.view(value, "output") if is_array else value
 
 
-def _result(y: np.ndarray, input: Any, output: Any) -> Any:
+def _result(y: Any, input: Any, output: Any) -> Any:
     """The array given as output, else one like the input."""
     if output is not None and not isinstance(output, (type, np.dtype, str)):
         return output
+    if isinstance(y, DeviceArray):
+        return arrays.like(y, input)
     return y if isinstance(input, np.ndarray) or not hasattr(input, "__dlpack__") else arrays.like(y, input)
 
 
-def _copy(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+def _copy(x: Any, y: Any) -> Any:
+    if isinstance(y, DeviceArray):
+        one = Sweep("dense", (0,), (1,), (0,), ("nearest",), weights=np.ones(1))
+        if x is not y:
+            apply(x, y, one)
+        return y
     np.copyto(y, x, casting="unsafe")
     return y
 
@@ -139,32 +153,28 @@ def _correlate(
             _copy(part * real, to)
             return
         found = factors(real, to.dtype, how, constant) if len(order) == 2 else None
-        if found is None:
+        if found is None or (len(found) > 1 and isinstance(part, DeviceArray)):
             apply(part, to, Sweep("dense", order, w.shape, tuple(befores), modes, constant, real))
             return
         separable = Sweep("separable", order, w.shape, tuple(befores), modes, constant, cut=False)
-        sources = [part] if not np.may_share_memory(part, to) else [part.copy()]
-        apply(sources[0], to, _weighted(separable, found[0]))
+        source = arrays.copy(part) if arrays.overlap(part, to) else part
+        apply(source, to, replace(separable, weights=found[0]))
         for more in found[1:]:
             term = np.empty(to.shape, to.dtype)
-            apply(sources[0], term, _weighted(separable, more))
+            apply(source, term, replace(separable, weights=more))
             to += term
 
     return _result(_summed(x, w, _output(output), cval, sweep), input, output)
 
 
-def _weighted(sweep: Sweep, weights: np.ndarray) -> Sweep:
-    from dataclasses import replace
-
-    return replace(sweep, weights=weights)
-
-
 def _summed(
-    x: np.ndarray, w: np.ndarray, output: Any, cval: complex,
+    x: Any, w: np.ndarray, output: Any, cval: complex,
     sweep: Callable[[np.ndarray, np.ndarray, np.ndarray, float], None],
-) -> np.ndarray:  # fmt: skip
+) -> Any:  # fmt: skip
     """sweep(x, weights, y, cval) over the real and imaginary parts of both."""
     complex_x, complex_w = x.dtype.kind == "c", w.dtype.kind == "c"
+    if complex_w and isinstance(x, DeviceArray):
+        raise InvalidPicture("weights are complex: on a GPU they are not taken")
     y = arguments.output_of(output, x, complex_x or complex_w)
     if not complex_x and not complex_w:
         constant = float(np.real(cval))
@@ -195,9 +205,9 @@ def _summed(
 
 
 def _along(
-    x: np.ndarray, y: np.ndarray, axes: Sequence[int], weights: Sequence[np.ndarray], origins: Sequence[Any],
+    x: Any, y: Any, axes: Sequence[int], weights: Sequence[np.ndarray], origins: Sequence[Any],
     modes: Sequence[str], cval: complex, clip: bool = False,
-) -> np.ndarray:  # fmt: skip
+) -> Any:  # fmt: skip
     """Weights along one axis after the other, in that order; two neighbours at a time go together."""
     if x.dtype.kind == "c":
         if np.may_share_memory(x, y):
@@ -362,7 +372,8 @@ def laplace(
     modes = [arguments.mode_of(one) for one in arguments.each(mode, len(where), "mode")]
     y = arguments.output_of(_output(output), x)
     # In one pass, unless what is cut off would be cut off along each axis.
-    if x.dtype.kind in "iufb" and 1 <= len(where) <= 3 and (x.dtype.kind != "f" or y.dtype.kind == "f"):
+    fused = x.dtype.kind != "f" or y.dtype.kind == "f" or isinstance(x, DeviceArray)
+    if x.dtype.kind in "iufb" and 1 <= len(where) <= 3 and fused:
         weights = np.zeros((3,) * len(where))
         for number in range(len(where)):
             weights[tuple(slice(None) if one == number else 1 for one in range(len(where)))] += _SECOND
@@ -387,6 +398,8 @@ def gaussian_laplace(
     modes = [arguments.mode_of(one) for one in arguments.each(mode, len(where), "mode")]
     sigmas = arguments.each(sigma, len(where), "sigma")
     y = arguments.output_of(_output(output), x)
+    if isinstance(x, DeviceArray):
+        return _result(_laplace_there(x, y, where, sigmas, modes, cval, options), input, output)
 
     def second(source: np.ndarray, axis: int, to: np.ndarray, mode: str) -> None:
         orders = [2 if one == axis else 0 for one in where]
@@ -395,14 +408,35 @@ def gaussian_laplace(
     return _result(_sum_over(x, y, where, modes, second), input, output)
 
 
+def _laplace_there(
+    x: DeviceArray, y: DeviceArray, axes: Sequence[int], sigmas: Sequence[Any], modes: Sequence[str], cval: complex,
+    options: dict[str, Any],
+) -> DeviceArray:  # fmt: skip
+    """gaussian_laplace on a GPU: all taps of the window at once."""
+    order, (sigmas, modes) = arguments.sorted_axes(axes, sigmas, modes)
+    if not 1 <= len(order) <= 3:
+        raise InvalidPicture(f"axes={axes}: up to three at once on a GPU")
+    radii = arguments.each(options.get("radius"), len(order), "radius")
+    truncate = options.get("truncate", 4.0)
+    total: Any = 0.0
+    for axis in range(len(order)):
+        term: Any = 1.0
+        for number, (sigma, radius) in enumerate(zip(sigmas, radii, strict=True)):
+            term = np.multiply.outer(term, gaussian_weights(sigma, 2 * (number == axis), radius, truncate))
+        total = total + term
+    befores = tuple(size // 2 for size in total.shape)
+    apply(x, y, Sweep("dense", order, total.shape, befores, tuple(modes), float(np.real(cval)), total))
+    return y
+
+
 def _sum_over(
-    x: np.ndarray, y: np.ndarray, axes: Sequence[int], modes: Sequence[str],
+    x: Any, y: Any, axes: Sequence[int], modes: Sequence[str],
     derivative: Callable[[np.ndarray, int, np.ndarray, str], None],
-) -> np.ndarray:  # fmt: skip
+) -> Any:  # fmt: skip
     """y = sum of derivative(x, axis, ., mode) over the axes."""
     if not axes:
         return _copy(x, y)
-    source = x.copy() if np.may_share_memory(x, y) else x
+    source = arrays.copy(x) if arrays.overlap(x, y) else x
     derivative(source, axes[0], y, modes[0])
     for axis, mode in zip(axes[1:], modes[1:], strict=True):
         term = np.empty(y.shape, y.dtype)

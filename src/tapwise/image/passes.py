@@ -12,6 +12,7 @@ import numpy as np
 from tapwise import arrays, dispatch
 from tapwise.algorithm import Device
 from tapwise.cpu.device import host
+from tapwise.cuda.arrays import DeviceArray
 from tapwise.errors import InvalidPicture
 from tapwise.problem_filter import DTYPES, FilterProblem, source_index
 
@@ -42,12 +43,15 @@ class Sweep:
     threads: int | None = None
 
 
-def apply(x: np.ndarray, y: np.ndarray, sweep: Sweep) -> None:
-    """y = the sweep over x; both of one shape, any strides and byte orders; they may overlap.
+def apply(x: Any, y: Any, sweep: Sweep) -> None:
+    """y = the sweep over x; both of one shape, any strides and byte orders; they may overlap; both here or on one GPU.
 
     Raises InvalidPicture for dtypes that are not taken.
     """
     if x.size == 0:
+        return
+    if isinstance(x, DeviceArray):
+        _apply_there(x, y, sweep)
         return
     kind = _kind(x.dtype, "input")
     to = _kind(y.dtype, "output")
@@ -75,6 +79,36 @@ def apply(x: np.ndarray, y: np.ndarray, sweep: Sweep) -> None:
         np.copyto(y, back, casting="unsafe")
 
 
+def _apply_there(x: DeviceArray, y: DeviceArray, sweep: Sweep) -> None:
+    """On a GPU."""
+    for array, name in ((x, "input"), (y, "output")):
+        if _kind(array.dtype, name) != array.dtype:
+            raise InvalidPicture(f"{name} has dtype {array.dtype}: on a GPU integers, float32 and float64 are taken")
+    if len(sweep.axes) > 3:
+        raise InvalidPicture(f"axes={sweep.axes}: up to three at once on a GPU")
+    first, last = sweep.axes[0], sweep.axes[-1]
+    order = tuple(range(x.ndim))
+    if sweep.axes != tuple(range(first, last + 1)):
+        others = tuple(axis for axis in order if axis not in sweep.axes)
+        order = (*others, *sweep.axes)
+        first, last = len(others), x.ndim - 1
+    source = arrays.dense(x.transpose(*order), "nchw")
+    direct = order == tuple(range(x.ndim)) and arrays.is_dense(y, "nchw") and not arrays.overlap(x, y)
+    target = y if direct else arrays.empty(source.shape, y.dtype, "nchw", y)
+    folded = (prod(source.shape[:first]), *source.shape[first : last + 1], prod(source.shape[last + 1 :]))
+    _run(_reshaped(source, folded), _reshaped(target, folded), sweep)
+    if not direct:
+        arrays.assign(y, target.transpose(*(order.index(axis) for axis in range(x.ndim))))
+
+
+def _reshaped(array: Any, shape: tuple[int, ...]) -> Any:
+    """A dense array in another shape."""
+    if isinstance(array, np.ndarray):
+        return array.reshape(shape)
+    strides = tuple(prod(shape[axis + 1 :]) * array.dtype.itemsize for axis in range(len(shape)))
+    return DeviceArray(array.ptr, shape, strides, array.dtype, array.index, array.library, array)
+
+
 def _kind(dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
     """What is computed with: native byte order, bytes for bool, float64 for longer floats."""
     plain = dtype.newbyteorder("=")
@@ -90,7 +124,7 @@ def _kind(dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
     raise InvalidPicture(f"{name} has dtype {dtype}: integers and real or complex floating point are taken")
 
 
-def _run(x: np.ndarray, y: np.ndarray, sweep: Sweep) -> None:
+def _run(x: Any, y: Any, sweep: Sweep) -> None:
     """x and y (outer, up to three axes, inner), dense."""
     outer, *filtered, inner = x.shape
     axes = len(filtered)
@@ -98,8 +132,8 @@ def _run(x: np.ndarray, y: np.ndarray, sweep: Sweep) -> None:
         _run_many(x, y, sweep)
         return
     if axes == 3:
-        for a, b in zip(x, y, strict=True):
-            _launch(a, b, sweep, tuple(filtered), sweep.sizes, sweep.befores, sweep.modes, inner)
+        for number in range(outer):
+            _launch(x[number], y[number], sweep, tuple(filtered), sweep.sizes, sweep.befores, sweep.modes, inner)
         return
     spatial: tuple[int, ...]
     lead: tuple[int, ...]
@@ -118,7 +152,7 @@ def _run(x: np.ndarray, y: np.ndarray, sweep: Sweep) -> None:
 
 
 def _launch(
-    x: np.ndarray, y: np.ndarray, sweep: Sweep, spatial: Sequence[int], size: Sequence[int], before: Sequence[int],
+    x: Any, y: Any, sweep: Sweep, spatial: Sequence[int], size: Sequence[int], before: Sequence[int],
     modes: Sequence[str], c: int,
 ) -> None:  # fmt: skip
     problem = FilterProblem(
@@ -127,9 +161,12 @@ def _launch(
     )  # fmt: skip
     if sweep.op in ("dense", "separable") and needs_double(problem, np.asarray(sweep.weights)):
         problem = problem.replace(double=True)
-    device = _device(sweep.threads)
+    device = _device(x, sweep.threads)
     plan = dispatch.plan_for(problem, dispatch.choose(problem, device, sweep.algorithm), device)
     packed = plan.pack(sweep.weights)  # type: ignore[arg-type]
+    if isinstance(x, DeviceArray):
+        plan.run(x, packed, y, arrays.workspace(plan.workspace_bytes, x))
+        return
     flat = problem.x_shape
     free, size_bytes = arrays.workspaces(plan.workspace_bytes)
     try:
@@ -140,7 +177,11 @@ def _launch(
     free.append(workspace)
 
 
-def _device(threads: int | None) -> Device:
+def _device(x: Any, threads: int | None) -> Device:
+    if isinstance(x, DeviceArray):
+        from tapwise.cuda.jit.device import gpu
+
+        return gpu(x.index)
     return host(threads)
 
 

@@ -1,0 +1,81 @@
+"""The command `tapwise filter`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tapwise.errors import InvalidPicture, TapwiseError
+
+
+def filter_pictures(
+    paths: Annotated[list[Path] | None, typer.Argument(metavar="IN... OUT", help="pictures, and where they go")] = None,
+    filters: Annotated[
+        list[str] | None,
+        typer.Option("--filter", "-f", help="such as 'gaussian sigma=3', bank, or a matrix's file; several go in turn"),
+    ] = None,
+    stride: Annotated[int, typer.Option(help="every so many rows and columns", min=1)] = 1,
+    size: Annotated[str | None, typer.Option(help="WIDTHxHEIGHT of the result, padded alike on all sides")] = None,
+    mode: Annotated[str, typer.Option(help="beyond the edges: reflect, constant, nearest, mirror, wrap")] = "reflect",
+    cval: Annotated[float, typer.Option(help="what mode constant has there")] = 0.0,
+    text: Annotated[Path | None, typer.Option(help="write the pixels as text too, a block for each channel")] = None,
+    force: Annotated[bool, typer.Option("--force", help="replace files that exist")] = False,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:<number>")] = "cpu",
+    list_: Annotated[
+        bool, typer.Option("--list", help="show the named filters with their matrices, and leave")
+    ] = False,
+) -> None:
+    """Filter pictures: PNG, JPEG, WebP, TIFF, zarr. Exit status 1 when one could not be filtered; others are done."""
+    from rich.console import Console
+
+    console = Console() if sys.stdout.isatty() else Console(width=100, no_color=True)
+    from tapwise.image import command
+
+    if list_:
+        for words, summary, matrix in command.listing():
+            console.print(f"{words}", style="bold", highlight=False)
+            console.print(f"  {summary}", highlight=False)
+            console.print("\n".join("  " + line for line in matrix.splitlines()), highlight=False)
+            console.print()
+        return
+    if paths is None or len(paths) < 2:
+        typer.echo("tapwise: IN... OUT: a picture or more, and where it goes", err=True)
+        raise typer.Exit(2)
+    if not filters:
+        typer.echo("tapwise: --filter is needed; tapwise filter --list shows what there is", err=True)
+        raise typer.Exit(2)
+    *sources, out = paths
+    try:
+        wanted = command.order(filters, mode, cval, stride, size, text, force, device)
+        if text is not None and len(sources) > 1:
+            raise InvalidPicture(f"text={str(text)!r}: for one picture, not {len(sources)}")
+        pairs = command.targets(sources, out)
+    except (TapwiseError, OSError) as error:
+        typer.echo(f"tapwise: {error}", err=True)
+        raise typer.Exit(2) from None
+    failed = 0
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("filtering", total=len(pairs))
+
+        def done(source: Path, problem: str | None) -> None:
+            nonlocal failed
+            progress.update(task, advance=1, description=source.name[:40])
+            if problem is not None:
+                failed += 1
+                typer.echo(f"tapwise: {problem}", err=True)
+
+        try:
+            command.run(pairs, wanted, done)
+        except KeyboardInterrupt:
+            typer.echo("tapwise: stopped; pictures that were done are kept", err=True)
+            raise typer.Exit(1) from None
+    if failed:
+        if len(pairs) > 1:
+            typer.echo(f"tapwise: {failed} of {len(pairs)} pictures failed", err=True)
+        raise typer.Exit(1)

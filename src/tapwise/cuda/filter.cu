@@ -1,0 +1,86 @@
+// Filters on pictures: one thread an element of the result, which goes through a list of taps.
+//
+// x, y (depth, height, width * channels), dense. A tap is its place in the window, 20 bits an axis, and its weight. Where the
+// whole window lies inside, places are distances in memory; else each tap finds its element by the picture's modes.
+#include "types.cuh"
+
+struct Filter {
+    const void *x, *list;
+    void *y;
+    long long depth, height, width, channels, size[3], before[3], mode[3], taps;
+};
+
+enum Mode { REFLECT, CONSTANT, NEAREST, MIRROR, WRAP };
+enum Op { SUM, LARGEST, SMALLEST };
+
+// The element that stands for one beyond an edge, or -1 for the constant.
+__device__ __forceinline__ int source_index(int index, int length, int mode) {
+    if ((unsigned)index < (unsigned)length) return index;
+    if (mode == CONSTANT) return -1;
+    if (mode == NEAREST) return index < 0 ? 0 : length - 1;
+    const int period = mode == WRAP ? length : mode == MIRROR ? max(1, 2 * length - 2) : 2 * length;
+    const int rest = index % period, folded = rest < 0 ? rest + period : rest;
+    return folded < length ? folded : period - folded - (mode == MIRROR ? 0 : 1);
+}
+
+// A sum in the result's type. Integers are cut off towards zero, behind what makes up for the sum's roundings, and to their
+// low bits.
+template <typename T, bool WHOLE, bool LARGE, typename A>
+__device__ __forceinline__ T store(A value, A low, A high, A nudge) {
+    if constexpr (!WHOLE) {
+        return T(value);
+    } else {
+        value += copysign(nudge, value);
+        value = value > low ? value : low;
+        value = value < high ? value : high;
+        // By way of the signed number with the same bits.
+        if (LARGE && value >= A(9223372036854775808.0)) value -= A(18446744073709551616.0);
+        return T((long long)value);
+    }
+}
+
+// X, Y: element types; A: the sums'; WHOLE: Y holds integers, LARGE of 64 bits without a sign; CUT: Y is A, and what it gets
+// is cut off to whole numbers. I counts elements.
+template <typename X, typename Y, typename A, int OP, bool WHOLE, bool LARGE, bool CUT, typename I>
+__device__ __forceinline__ void filter(const Filter &a) {
+    const int depth = a.depth, height = a.height, width = a.width, channels = a.channels;
+    const X *x = static_cast<const X *>(a.x);
+    Y *y = static_cast<Y *>(a.y);
+    // cval, low, high, start, nudge, how many taps there are; then places and weights, each with room for all of the window.
+    const double *constants = static_cast<const double *>(a.list);
+    const int taps = constants[5];
+    const A cval = constants[0], low = constants[1], high = constants[2], start = constants[3], nudge = constants[4];
+    const long long *places = static_cast<const long long *>(a.list) + 6;
+    const double *weights = constants + 6 + a.taps;
+    const I row = (I)width * channels, total = (I)depth * height * row, step = (I)gridDim.x * blockDim.x;
+    for (I i = blockIdx.x * (I)blockDim.x + threadIdx.x; i < total; i += step) {
+        const int c = i % channels, v = i / channels % width, h = i / row % height, d = i / row / height;
+        const int d0 = d - (int)a.before[0], h0 = h - (int)a.before[1], v0 = v - (int)a.before[2];
+        const bool inside = d0 >= 0 && d0 + (int)a.size[0] <= depth && h0 >= 0 && h0 + (int)a.size[1] <= height && v0 >= 0 &&
+                            v0 + (int)a.size[2] <= width;
+        A sum = OP == SUM ? start : A(0);
+        auto add = [&](int tap, A value) {
+            if constexpr (OP == SUM) sum += A(weights[tap]) * value;
+            else if (tap == 0 || (OP == LARGEST ? value > sum : value < sum)) sum = value;
+        };
+        for (int tap = 0; tap < taps; ++tap) {
+            const long long place = places[tap];
+            int dd = d0 + (int)(place >> 40), hh = h0 + (int)(place >> 20 & 0xfffff), vv = v0 + (int)(place & 0xfffff);
+            if (!inside) {
+                dd = source_index(dd, depth, a.mode[0]);
+                hh = source_index(hh, height, a.mode[1]);
+                vv = source_index(vv, width, a.mode[2]);
+                if (dd < 0 || hh < 0 || vv < 0) {
+                    add(tap, cval);
+                    continue;
+                }
+            }
+            add(tap, A(x[((I)dd * height + hh) * row + (I)vv * channels + c]));
+        }
+        if constexpr (CUT) {
+            y[i] = trunc(sum + copysign(nudge, sum));
+        } else {
+            y[i] = store<Y, WHOLE, LARGE>(sum, low, high, nudge);
+        }
+    }
+}
