@@ -32,6 +32,8 @@ from tapwise.problem_filter import DTYPES, FilterProblem, limits, source_index
 # what one row has read, the next ones find in L1.
 WAYS: Final = 8
 ROWS: Final = 4
+# Vectors that are fetched together.
+FETCHED: Final = 4
 # Bytes of a tile: half of a common L2. A window that does not fit gets so many times that, at so much a tap.
 TILE_BYTES: Final = 224 << 10
 LARGER: Final = ((1, 1.0), (8, 1.5), (64, 2.5))
@@ -39,6 +41,10 @@ WIDTHS: Final = (256, 512, 1024, 2048, 4096)
 # Cycles to fetch and store a vector, and for a tap.
 FETCH: Final = 8.0
 TAP: Final = 0.75
+# What a sweep costs beside its taps, in taps.
+SWEEP: Final = 3
+# Words before a list's distances.
+HEADER: Final = 6
 FIELDS: Final = (
     *COMMON, "planes", "rows", "columns", "constants", "x_plane", "x_row", "height", "width", "lines", "depth",
     "left", "right", "band", "bands", "cols", "strips", "pitch", "line",
@@ -82,7 +88,10 @@ def generate(target: Target, *, dtype: str, source: str, to: str, op: str, whole
         packed = a.pointer("w", "i64")
         first, second = k.load_int(packed), k.load_int(packed + 1)
         nudges = [packed.to(dtype) + (2 + sweep) * (8 // BYTES[dtype]) for sweep in range(2)]
-        places, weights = packed + 4, packed.to(dtype) + (4 + first + second) * (8 // BYTES[dtype])
+        columns_, high = k.load_int(packed + 4), k.load_int(packed + 5)
+        places = packed + HEADER
+        weights = packed.to(dtype) + (first + second + columns_ + HEADER) * (8 // BYTES[dtype])
+        full = Columns(columns_, high, places + (first + second), weights + (first + second), a.pitch)
         with k.draws(a.counter, a.tasks, worker, a.workers) as number:
             strip, band = number % a.strips, number // a.strips % a.bands
             plane = number // a.strips // a.bands
@@ -109,10 +118,13 @@ def generate(target: Target, *, dtype: str, source: str, to: str, op: str, whole
                     with k.if_else(second.eq(0)) as (then, otherwise):
                         with then:
                             steps = Rows(a.pitch, a.width, rows_)
-                            _sweep(k, op, row, n, places, weights, first, constants, nudges[1], out, steps)
+                            _sweep(k, op, row, n, places, weights, first, constants, nudges[1], out, steps, None, full)
                         with otherwise:
                             steps = Rows(a.pitch, a.pitch, rows_)
-                            _sweep(k, op, row, across, places, weights, first, constants, nudges[0], line, steps, whole)
+                            _sweep(
+                                k, op, row, across, places, weights, first, constants, nudges[0], line, steps, whole,
+                                full,
+                            )  # fmt: skip
                             with k.loop(0, rows_) as j:
                                 from_, to_ = line + j * a.pitch, out + j * a.width
                                 _sweep(
@@ -137,7 +149,16 @@ def _fetch(k: Kernel, a: Fields, x: Ptr, to: Ptr, c0: Int, n: Int, columns: Ptr,
     inner, outer = start.max(0), stop.min(a.width)
     here = to + (inner - start)
     there = x + inner
-    k.rows(outer - inner, lambda i, lanes: k.store(here + i, k.load(there + i, lanes)))
+    count = outer - inner
+    step = FETCHED * k.lanes
+    many = count - count % step
+    with k.loop(0, many, step) as i:
+        values = [k.load(there + (i + way * k.lanes)) for way in range(FETCHED)]
+        for way, value in enumerate(values):
+            k.store(here + (i + way * k.lanes), value)
+    with k.if_(many < count):
+        rest = there + many
+        k.rows(count - many, lambda i, lanes: k.store(here + (many + i), k.load(rest + i, lanes)))
 
     # The table has the elements before the row, then those behind it.
     def beyond(low: Int, high: Int, shift: Int) -> None:
@@ -168,14 +189,26 @@ class Rows:
     count: int = 1
 
 
+@dataclass(frozen=True)
+class Columns:
+    """A window without holes as `count` columns of `high` taps: where each begins in the tile, and their weights."""
+
+    count: Int
+    high: Int
+    places: Ptr
+    weights: Ptr
+    pitch: Int
+
+
 def _sweep(
     k: Kernel, op: str, x: Ptr, count: Int, places: Ptr, weights: Ptr, taps: Int, constants: Ptr, nudge: Ptr, y: Ptr,
     rows: Rows,
-    whole: bool | None = None,
+    whole: bool | None = None, full: Columns | None = None,
 ) -> None:  # fmt: skip
     """y[i] = combination of x[i + place] over the taps, for i < count, in each row.
 
-    `whole` is given where y is the line between two sweeps, and says whether that is cut off to whole numbers.
+    `whole` is given where y is the line between two sweeps, and says whether that is cut off to whole numbers. `full`
+    columns are swept where there are any, several rows at a time.
     """
     cut = y.dtype in INTEGERS and k.dtype not in INTEGERS
 
@@ -192,10 +225,21 @@ def _sweep(
             sums = [k.var(start) for _ in spots]
         else:
             sums = [k.var(value) for value in values(0)]
-        with k.loop(0 if op == "sum" else 1, taps) as tap:
-            weight = k.broadcast(weights + tap, lanes) if op == "sum" else None
-            for total, value in zip(sums, values(tap), strict=True):
-                total.set(k.fma(weight, value, total.get()) if op == "sum" else _better(k, op, total.get(), value))
+
+        def by_taps() -> None:
+            with k.loop(0 if op == "sum" else 1, taps) as tap:
+                weight = k.broadcast(weights + tap, lanes) if op == "sum" else None
+                for total, value in zip(sums, values(tap), strict=True):
+                    total.set(k.fma(weight, value, total.get()) if op == "sum" else _better(k, op, total.get(), value))
+
+        if full is None or op != "sum" or rows.count == 1:
+            by_taps()
+        else:
+            with k.if_else(full.count > 0) as (then, otherwise):
+                with then:
+                    _add_columns(k, full, x + at, sums, rows.count, ways, lanes)
+                with otherwise:
+                    by_taps()
         for (row, shift), total in zip(spots, sums, strict=True):
             value = total.get()
             if whole or cut:
@@ -231,6 +275,32 @@ def _sweep(
             k.rows(count, lambda i, lanes: block(i, 1, lanes), widths[1:])
 
 
+def _add_columns(k: Kernel, full: Columns, x: Ptr, sums: list[Any], rows: int, ways: int, lanes: int) -> None:
+    """A row of the tile is loaded once for all rows of the result that see it: each time `rows` sums further down.
+
+    The first and last rows are seen by fewer; nothing is multiplied by 0, which would spread infinity.
+    """
+    with k.loop(0, full.count) as column:
+        start = x + k.load_int(full.places + column)
+        weights = full.weights + column * full.high
+
+        def step(number: Int, seeing: Sequence[int]) -> None:
+            here = start + number * full.pitch
+            values = [k.load(here + way * lanes, lanes) for way in range(ways)]
+            for row in seeing:
+                weight = k.broadcast(weights + (number - row), lanes)
+                for way, value in enumerate(values):
+                    total = sums[row * ways + way]
+                    total.set(k.fma(weight, value, total.get()))
+
+        for head in range(rows - 1):
+            step(k.integer(head), range(head + 1))
+        with k.loop(rows - 1, full.high) as number:
+            step(number, range(rows))
+        for tail in range(rows - 1):
+            step(full.high + tail, range(tail + 1, rows))
+
+
 def _better(k: Kernel, op: str, a: Any, b: Any) -> Any:
     """The larger or smaller; a NaN stays where it is first."""
     sign = ">" if op == "max" else "<"
@@ -251,7 +321,7 @@ class TilesPlan(KernelPlan):
         self._dtype = DTYPES[dtype]
 
     def pack(self, w: np.ndarray | None) -> np.ndarray:
-        """(taps of the first sweep, of the second, nudges, distances, weights).
+        """(taps of the first sweep, of the second, nudges, columns and their height, distances, weights).
 
         Of the largest and the smallest, `w` is None or where it looks.
 
@@ -265,16 +335,40 @@ class TilesPlan(KernelPlan):
             # Without a column the row is swept from the tile itself, and the other way round.
             if r == 1 and (w is None or column[0] == 1):
                 return self._taps([(np.arange(s) * problem.c, row)], nudges)
+            if w is not None and self._better_at_once(column, row):
+                weights = np.multiply.outer(np.asarray(column, np.float64), np.asarray(row, np.float64))
+                i, j = np.indices(weights.shape)
+                places = (i * self._pitch + j * problem.c).T.ravel()
+                return self._taps([(places, weights.T.ravel())], nudges, weights)
             down = np.arange(r) * self._pitch
             if s == 1 and (w is None or row[0] == 1):
-                return self._taps([(down, column)], nudges)
-            return self._taps([(down, column), (np.arange(s) * problem.c, row)], nudges)
+                return self._taps([(down, column)], nudges, column[:, None])
+            return self._taps([(down, column), (np.arange(s) * problem.c, row)], nudges, column[:, None])
         weights = np.ones(problem.size) if w is None else np.asarray(w).reshape(problem.size)
         t, i, j = np.indices(problem.size)
         lines = self._band + self._lines - 1
-        return self._taps([(((t * lines + i) * self._pitch + j * problem.c).ravel(), weights.ravel())], nudges)
+        places = ((t * lines + i) * self._pitch + j * problem.c).transpose(0, 2, 1).ravel()
+        window = weights[0] if len(weights) == 1 else None
+        return self._taps([(places, weights.transpose(0, 2, 1).ravel())], nudges, window)
 
-    def _taps(self, sweeps: list[tuple[np.ndarray, np.ndarray]], nudges: tuple[float, float]) -> np.ndarray:
+    def _better_at_once(self, column: np.ndarray, row: np.ndarray) -> bool:
+        """Whether the window in one sweep takes less than a column and a row, and means the same."""
+        problem: FilterProblem = self.problem
+        counts = np.count_nonzero(column), np.count_nonzero(row)
+        exact = bool(np.all(column == np.rint(column)) and np.all(row == np.rint(row)))
+        return bool(counts[0] * counts[1] <= sum(counts) + SWEEP and (exact or not problem.whole or not problem.cut))
+
+    def _taps(
+        self, sweeps: list[tuple[np.ndarray, np.ndarray]], nudges: tuple[float, float],
+        window: np.ndarray | None = None,
+    ) -> np.ndarray:  # fmt: skip
+        """`window`: the first sweep's weights as rows and columns, to go by columns if it is high and without holes.
+
+        The lists have the order of that, so that a row gets the same sum whether it goes alone or with others.
+        """
+        columns, high = 0, 0
+        if window is not None and len(window) >= ROWS and np.all(window != 0):
+            high, columns = window.shape
         kept = []
         for places, weights in sweeps:
             seen = weights != 0
@@ -282,15 +376,22 @@ class TilesPlan(KernelPlan):
             seen[0] |= not seen.any()
             kept.append((places[seen].astype(np.int64), weights[seen].astype(np.float64)))
         counts = [len(places) for places, _ in kept] + [0] * (2 - len(kept))
-        weights = np.concatenate([rounded(values, self._dtype) for _, values in kept])
+        parts = [rounded(values, self._dtype) for _, values in kept]
+        starts = np.arange(columns, dtype=np.int64) * self.problem.c
+        if columns:
+            parts.append(parts[0])
+        weights = np.concatenate(parts)
         padded = np.zeros(ceil_div(weights.nbytes, 8) * 8 // weights.itemsize, self._dtype)
         padded[: len(weights)] = weights
         # One to a word, whatever its size.
         given = np.zeros((2, 8 // weights.itemsize), self._dtype)
         given[:, 0] = nudges
         return np.concatenate(
-            [counts, given.view(np.int64).ravel(), *(places for places, _ in kept), padded.view(np.int64)]
-        ).astype(np.int64)
+            [
+                counts, given.view(np.int64).ravel(), [columns, high], *(places for places, _ in kept), starts,
+                padded.view(np.int64),
+            ]
+        ).astype(np.int64)  # fmt: skip
 
 
 def rounded(weights: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
