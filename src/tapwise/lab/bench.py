@@ -18,6 +18,7 @@ from tapwise.lab.suites import Case
 from tapwise.operators.conv import PreparedConv
 from tapwise.peers import Peer, Prepared
 from tapwise.problem import ConvProblem, Problem
+from tapwise.problem_filter import FilterProblem
 
 # Peers compute in the same precision; a result further off than this is wrong, not rounded.
 # Of small integers, libraries round what others cut off.
@@ -221,16 +222,19 @@ def _measure_cuda(case: Case, options: Options, device: Device, record: Record) 
     """On a GPU: verified by float64, timed in CUDA graphs, warm and cold, and eagerly."""
     problem = case.problem
     torch = gpu.torch()
-    kind = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16}[problem.dtype]
+    kinds = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16}
     maker = torch.Generator("cuda").manual_seed(0)
 
     def random(shape: tuple[int, ...]) -> Any:
-        tensor = torch.randn(shape, generator=maker, device="cuda").to(kind)
+        tensor = torch.randn(shape, generator=maker, device="cuda").to(kinds[problem.dtype])
         images = problem.layout == "nhwc" and len(shape) == 4
         return tensor.contiguous(memory_format=torch.channels_last) if images else tensor
 
     ids = _ids(options.algorithms, case, device)
-    x = random(problem.x_shape)
+    if isinstance(problem, FilterProblem):
+        x = torch.from_numpy(problem.sample(np.random.default_rng(0))).cuda()
+    else:
+        x = random(problem.x_shape)
     prepares: Callable[[Peer], Prepared]
     runs: dict[str, Callable[[], object]] = {}
     if isinstance(problem, ConvProblem):
@@ -262,7 +266,8 @@ def _measure_cuda(case: Case, options: Options, device: Device, record: Record) 
             continue
         runs[peer.name] = prepared.run
     times = gpu.measure(runs, repeats=options.repeats)
-    roof = gpu.ceilings(device, problem.dtype, getattr(problem, "math", "ieee"))
+    arithmetic = problem.dtype if problem.dtype in kinds else "f32"
+    roof = gpu.ceilings(device, arithmetic, getattr(problem, "math", "ieee"))
     _fill(record, times, ids, options, problem, roof)
     record.cold_us = {name: one.time_us for name, one in gpu.measure(runs, repeats=5, cold=True).items()}
     record.wall_us = {name: gpu.wall_us(run) for name, run in runs.items()}
@@ -286,9 +291,10 @@ def _caller_there(plan: Plan, x: Any, problem: Problem) -> Callable[[], object]:
     y = arrays.empty(problem.y_shape, references.result_dtype(problem), problem.layout, source)
     workspace = arrays.workspace(plan.workspace_bytes, source)
     tensor = arrays.like(y, x)
+    packed = plan.pack(references.weights(problem))  # type: ignore[arg-type]
 
     def run() -> object:
-        plan.run(source, None, y, workspace)
+        plan.run(source, packed, y, workspace)
         return tensor
 
     return run
