@@ -17,6 +17,10 @@ import numpy as np
 
 from tapwise.errors import InvalidProblem
 
+# Dtypes that PyTorch and NumPy have in common, by their one name.
+_SHARED = (
+    "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+)  # fmt: skip
 # Bytes that the first element of a dense array lies on a multiple of.
 ALIGNMENT = 16
 
@@ -141,7 +145,7 @@ def _of_torch(torch: Any, tensor: Any, name: str) -> DeviceArray:
         )
     if tensor.layout != torch.strided:
         raise InvalidProblem(f"{name} is a {tensor.layout} tensor: a strided one is allowed")
-    dtype = _numpy_dtype(torch, tensor.dtype)
+    dtype = _numpy_dtype(tensor.dtype)
     if dtype is None:
         raise InvalidProblem(f"{name} has dtype {tensor.dtype}: float32, float64 or float16 is allowed")
     size = dtype.itemsize
@@ -149,12 +153,9 @@ def _of_torch(torch: Any, tensor: Any, name: str) -> DeviceArray:
     return DeviceArray(tensor.data_ptr(), tuple(tensor.shape), strides, dtype, tensor.device.index, "torch", tensor)
 
 
-def _numpy_dtype(torch: Any, dtype: Any) -> np.dtype[Any] | None:
-    known = {
-        torch.float32: np.float32, torch.float64: np.float64, torch.float16: np.float16, torch.int64: np.int64,
-        torch.uint8: np.uint8,
-    }  # fmt: skip
-    return np.dtype(known[dtype]) if dtype in known else None
+def _numpy_dtype(dtype: Any) -> np.dtype[Any] | None:
+    name = str(dtype).removeprefix("torch.")
+    return np.dtype(name) if name in _SHARED else None
 
 
 def _of_other(value: Any, name: str) -> DeviceArray:
@@ -179,8 +180,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: DeviceArray) -> De
     """New memory in C order from the library and on the GPU of another array."""
     if like.library == "torch":
         torch = sys.modules["torch"]
-        kinds = {"f4": torch.float32, "f8": torch.float64, "f2": torch.float16, "i8": torch.int64, "u1": torch.uint8}
-        owner = torch.empty(shape, dtype=kinds[dtype.str[1:]], device=torch.device("cuda", like.index))
+        owner = torch.empty(shape, dtype=getattr(torch, dtype.name), device=torch.device("cuda", like.index))
         address = owner.data_ptr()
     elif like.library == "cupy":
         cupy = sys.modules["cupy"]
