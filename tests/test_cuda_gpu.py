@@ -134,7 +134,7 @@ def test_pictures_on_the_gpu_are_those_of_the_cpu() -> None:
     import torch
 
     from tapwise import image
-    from tapwise.errors import InvalidPicture
+    from tapwise.errors import InvalidProblem
 
     rng = np.random.default_rng(0)
     for kind in (np.uint8, np.int16, np.float32, np.float64):
@@ -166,7 +166,7 @@ def test_pictures_on_the_gpu_are_those_of_the_cpu() -> None:
         lambda: image.gaussian_filter(t.to(torch.complex64), 1), lambda: image.sobel(t, output=np.zeros(t.shape)),
         lambda: image.sobel(np.zeros((3, 3)), output=torch.zeros(3, 3, device="cuda")),
     ):  # fmt: skip
-        with pytest.raises(InvalidPicture):
+        with pytest.raises(InvalidProblem):
             call()
 
 
@@ -422,3 +422,16 @@ def test_more_than_2_31_elements() -> None:
     del y
     columns = tapwise.im2col(x[:, :, :, :7398], (1, 2), stride=(1, 2))
     assert columns.numel() > 1 << 31 and bool((columns == 1).all())
+
+
+@pytest.mark.parametrize("words", ["gaussian sigma=2", "sobel", "bank"])
+def test_named_filters_are_those_of_the_cpu(words: str) -> None:
+    from tapwise.image import bank
+    from tapwise.image.work import Work
+
+    x = np.random.default_rng(0).integers(0, 256, (61, 47, 3)).astype(np.uint8)
+    for options in ({}, {"stride": 2, "mode": "wrap"}, {"size": (40, 50)}):
+        named = bank.parse(words)
+        here, there = Work(named, **options)(x), Work(named, device="cuda", **options)(x)
+        assert here.shape == there.shape
+        assert np.abs(here.astype(int) - there.astype(int)).max() <= 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -366,3 +368,22 @@ def test_read_only_output_is_refused() -> None:
 def test_the_package_finds_its_module() -> None:
     assert tapwise.image is image
     assert set(DTYPES) >= {"u8", "f32"}
+
+
+_PEAK = """
+import numpy as np
+from tapwise import image
+x = np.ones((4096, 4096), np.float32)
+image.gaussian_filter(x[:64], 2)
+def peak():
+    return int(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))) << 10
+before = peak() - x.nbytes
+for call in (lambda: image.gaussian_filter(x, 2), lambda: image.sobel(x), lambda: image.correlate(x, np.ones((7, 7)))):
+    call()
+    assert peak() - before < 3 * x.nbytes, (peak() - before) / x.nbytes
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_less_than_three_pictures_of_memory() -> None:
+    subprocess.run([sys.executable, "-c", _PEAK], check=True)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from tapwise import arrays, problem_filter, reference_filter, reference_patch, reference_pool, reference_reduction
+from tapwise.algorithm import Plan
 from tapwise.arrays import DTYPES
 from tapwise.errors import InvalidProblem
 from tapwise.problem import Problem
@@ -42,11 +45,11 @@ def result_dtype(problem: Problem) -> np.dtype[np.generic]:
     return DTYPES[problem.dtype]
 
 
-def weights(problem: Problem) -> np.ndarray | None:
-    """What a plan packs: a filter's weights; None for other operators, and where none are needed."""
-    if isinstance(problem, FilterProblem) and problem.op not in ("max", "min"):
-        return problem.weights()
-    return None
+def packed(problem: Problem, plan: Plan) -> Any:
+    """A filter's own weights as its plan packs them; None for other operators."""
+    if not isinstance(problem, FilterProblem):
+        return None
+    return plan.pack(None if problem.op in ("max", "min") else problem.weights())  # type: ignore[arg-type]
 
 
 def sample(problem: Problem, rng: np.random.Generator) -> np.ndarray:

@@ -184,7 +184,7 @@ def _check_plain(problem: Problem, plan: Plan, data: np.ndarray, index: int | No
     x = _Guarded(data.shape, data.dtype, problem.layout, index, data)
     y = _Guarded(problem.y_shape, kind, problem.layout, index)
     workspace = _Guarded((plan.workspace_bytes,), np.dtype(np.uint8), index=index)
-    packed = plan.pack(references.weights(problem))  # type: ignore[arg-type]
+    packed = references.packed(problem, plan)
     plan.run(x.array, packed, y.array, workspace.array if plan.workspace_bytes else None)
     for name, memory in (("input", x), ("output", y), ("workspace", workspace)):
         if not memory.guards_hold():
