@@ -318,7 +318,7 @@ def test_list_shows_every_filter() -> None:
     words = run("--list")
     for name in (*bank.KINDS, "bank"):
         assert name in words
-    assert "-1       5      -1" in words
+    assert "-1         5        -1" in words
 
 
 # Larger than memory

@@ -44,10 +44,12 @@ TAP: Final = 0.75
 # What a sweep costs beside its taps, in taps.
 SWEEP: Final = 3
 # Words before a list's distances.
-HEADER: Final = 6
+HEADER: Final = 7
+# Equal weights in a row, from so many on, are added in groups first.
+GROUPED: Final = 8
 FIELDS: Final = (
     *COMMON, "planes", "rows", "columns", "constants", "x_plane", "x_row", "height", "width", "lines", "depth",
-    "left", "right", "band", "bands", "cols", "strips", "pitch", "line",
+    "left", "right", "band", "bands", "cols", "strips", "pitch", "line", "groups",
 )  # fmt: skip
 # What `constants` holds, in the arithmetic dtype.
 CVAL, LOW, HIGH, START = range(4)
@@ -88,10 +90,12 @@ def generate(target: Target, *, dtype: str, source: str, to: str, op: str, whole
         packed = a.pointer("w", "i64")
         first, second = k.load_int(packed), k.load_int(packed + 1)
         nudges = [packed.to(dtype) + (2 + sweep) * (8 // BYTES[dtype]) for sweep in range(2)]
-        columns_, high = k.load_int(packed + 4), k.load_int(packed + 5)
+        columns_, high, grouped = (k.load_int(packed + word) for word in (4, 5, 6))
         places = packed + HEADER
-        weights = packed.to(dtype) + (first + second + columns_ + HEADER) * (8 // BYTES[dtype])
+        weights = packed.to(dtype) + (first + second + columns_ + grouped + HEADER) * (8 // BYTES[dtype])
         full = Columns(columns_, high, places + (first + second), weights + (first + second), a.pitch)
+        group_places = places + (first + second + columns_)
+        group_weights = weights + (first + second + columns_ * high)
         with k.draws(a.counter, a.tasks, worker, a.workers) as number:
             strip, band = number % a.strips, number // a.strips % a.bands
             plane = number // a.strips // a.bands
@@ -127,6 +131,11 @@ def generate(target: Target, *, dtype: str, source: str, to: str, op: str, whole
                             )  # fmt: skip
                             with k.loop(0, rows_) as j:
                                 from_, to_ = line + j * a.pitch, out + j * a.width
+                                with k.if_(grouped > 0):
+                                    _sweep(
+                                        k, op, from_, across, group_places, group_weights, grouped, constants,
+                                        nudges[0], from_ + a.groups, lines, False,
+                                    )  # fmt: skip
                                 _sweep(
                                     k,
                                     op,
@@ -318,7 +327,7 @@ class TilesPlan(KernelPlan):
     ) -> None:
         super().__init__(problem, device, library, FIELDS, fields)
         self._pitch, self._lines, self._band = fields["pitch"], fields["lines"], fields["band"]
-        self._dtype = DTYPES[dtype]
+        self._dtype, self._groups = DTYPES[dtype], fields["groups"]
 
     def pack(self, w: np.ndarray | None) -> np.ndarray:
         """(taps of the first sweep, of the second, nudges, columns and their height, distances, weights).
@@ -343,7 +352,7 @@ class TilesPlan(KernelPlan):
             down = np.arange(r) * self._pitch
             if s == 1 and (w is None or row[0] == 1):
                 return self._taps([(down, column)], nudges, column[:, None])
-            return self._taps([(down, column), (np.arange(s) * problem.c, row)], nudges, column[:, None])
+            return self._taps([(down, column), (np.arange(s) * problem.c, row)], nudges, column[:, None], w is not None)
         weights = np.ones(problem.size) if w is None else np.asarray(w).reshape(problem.size)
         t, i, j = np.indices(problem.size)
         lines = self._band + self._lines - 1
@@ -360,7 +369,7 @@ class TilesPlan(KernelPlan):
 
     def _taps(
         self, sweeps: list[tuple[np.ndarray, np.ndarray]], nudges: tuple[float, float],
-        window: np.ndarray | None = None,
+        window: np.ndarray | None = None, group: bool = False,
     ) -> np.ndarray:  # fmt: skip
         """`window`: the first sweep's weights as rows and columns, to go by columns if it is high and without holes.
 
@@ -377,9 +386,21 @@ class TilesPlan(KernelPlan):
             kept.append((places[seen].astype(np.int64), weights[seen].astype(np.float64)))
         counts = [len(places) for places, _ in kept] + [0] * (2 - len(kept))
         parts = [rounded(values, self._dtype) for _, values in kept]
+        groups = np.zeros(0, np.int64)
+        if group and counts[1] >= GROUPED and np.all(kept[1][1] == kept[1][1][0]):
+            # About as many elements as groups, whose sums lie behind the line, and what is left over from the line.
+            size = round(counts[1] ** 0.5)
+            whole, rest = divmod(counts[1], size)
+            row, step = kept[1][0], int(kept[1][0][1] - kept[1][0][0])
+            groups = row[:size]
+            ends = row[size * whole :]
+            kept[1] = np.concatenate([self._groups + np.arange(whole) * size * step, ends]), kept[1][1][: whole + rest]
+            counts[1] = whole + rest
+            parts[1] = rounded(np.full(whole + rest, kept[1][1][0]), self._dtype)
         starts = np.arange(columns, dtype=np.int64) * self.problem.c
         if columns:
             parts.append(parts[0])
+        parts.append(np.ones(len(groups), self._dtype))
         weights = np.concatenate(parts)
         padded = np.zeros(ceil_div(weights.nbytes, 8) * 8 // weights.itemsize, self._dtype)
         padded[: len(weights)] = weights
@@ -388,7 +409,8 @@ class TilesPlan(KernelPlan):
         given[:, 0] = nudges
         return np.concatenate(
             [
-                counts, given.view(np.int64).ravel(), [columns, high], *(places for places, _ in kept), starts,
+                counts, given.view(np.int64).ravel(), [columns, high, len(groups)], *(places for places, _ in kept),
+                starts, groups,
                 padded.view(np.int64),
             ]
         ).astype(np.int64)  # fmt: skip
@@ -483,11 +505,15 @@ class Tiles(Algorithm[Config]):
         return depth * ceil_div(height, config.band) * ceil_div(width * problem.c, config.cols)
 
     def _scratch(self, problem: FilterProblem, config: Config) -> tuple[int, int]:
-        """(elements of a tile, of tile and line)."""
+        """(elements of a tile, of all scratch: the tile, lines, and groups of their elements)."""
         pitch = self._pitch(problem, config.cols)
         tile = pitch * (config.band + problem.size[1] - 1) * problem.size[0]
         # Vectors that begin in a row may end behind it.
-        return tile + 64, tile + 64 + ROWS * pitch + 64
+        return tile + 64, tile + 64 + 2 * self._lines(pitch)
+
+    def _lines(self, pitch: int) -> int:
+        """Elements of the lines between two sweeps."""
+        return ROWS * pitch + 64
 
     def workspace_bytes(self, problem: FilterProblem, config: Config, device: Device) -> int:
         workers = max(1, min(device.threads, self._tasks(problem, config)))
@@ -518,7 +544,7 @@ class Tiles(Algorithm[Config]):
             "x_plane": height * width_all, "x_row": width_all, "height": height, "width": width_all, "lines": r,
             "depth": t, "left": left * problem.c, "right": (s - 1 - left) * problem.c, "band": config.band,
             "bands": ceil_div(height, config.band), "cols": config.cols, "strips": ceil_div(width_all, config.cols),
-            "pitch": pitch, "line": line, "tasks": self._tasks(problem, config),
+            "pitch": pitch, "line": line, "groups": self._lines(pitch), "tasks": self._tasks(problem, config),
             "scratch_step": scratch * BYTES[dtype],
         }  # fmt: skip
         op = problem.op if problem.op in ("max", "min") else "sum"

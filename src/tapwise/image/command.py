@@ -144,4 +144,4 @@ def _matrix(matrix: np.ndarray) -> str:
         r, s = (n // 2 for n in matrix.shape)
         middle = _matrix(matrix[max(0, r - 3) : r + 4, max(0, s - 3) : s + 4])
         return f"{matrix.shape[0]} x {matrix.shape[1]}, the middle:\n{middle}"
-    return "\n".join(" ".join(f"{value:7.4g}" for value in row) for row in matrix)
+    return "\n".join(" ".join(f"{value:9.3g}" for value in row) for row in matrix)
