@@ -115,11 +115,16 @@ def sources() -> dict[str, Source]:
     for text in ("c6 h768 w512 k6 r6 s6", "c16 h30 w30 k24 r3 s3 gelu residual f64", "c16 h30 w30 k24 r3 s3 bias f16"):
         other = ConvProblem.parse(text)
         for one in product.configs(other, H200):
+            # Every partition in float32, one size of them in the other dtypes.
+            if other.dtype != "f32" and one.threads not in (0, 256):
+                continue
             found[f"{text}, im2col_gemm {one}"] = product.source(other, one)
     expansion = patches.Im2colGridStride()
     for text in ("im2col c3 h50 w70 r3 s3 pad1", "im2col c2 d5 h6 w19 t2 r3 s3 f16"):
         other = problems.parse(text)  # type: ignore[assignment]
         for part in expansion.configs(other, H200):  # type: ignore[arg-type]
+            if other.dtype != "f32" and part.threads not in (128, 256):
+                continue
             found[f"{text} {part}"] = expansion.source(other, part)  # type: ignore[arg-type]
     for config in window.configs(problem, H200):
         if config.threads in (64, 256, 1024):
