@@ -322,6 +322,15 @@ def test_whole_numbers_are_exact() -> None:
     assert passes.needs_double(problem_of, weights) and not passes.needs_double(problem_of, np.ones((1, 9, 9)))
 
 
+@pytest.mark.parametrize("cval", [-np.inf, np.inf, np.nan, 0.5, -1.0, 300.0])
+def test_constants_that_an_integer_does_not_hold(cval: float) -> None:
+    x = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    y = image.maximum_filter(x, 3, mode="constant", cval=cval)
+    assert y[1, 1] == 10 and y.dtype == np.uint8
+    if cval < 0:
+        assert y[0, 0] == 5
+
+
 def test_clip_rounds_and_holds() -> None:
     x = np.array([[0, 100, 200, 255]], np.uint8)
     y = np.empty_like(x)

@@ -362,6 +362,16 @@ def test_large_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: st
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_what_does_not_go_in_strips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large, "LARGE_BYTES", 1000)
+    x = photo(90, 80)
+    tifffile.imwrite(tmp_path / "planes.tif", x.transpose(2, 0, 1), planarconfig="separate", photometric="rgb")
+    tifffile.imwrite(tmp_path / "turned.tif", x, photometric="rgb", extratags=[(274, "H", 1, 6, True)])
+    for name, says in (("planes", "planes"), ("turned", "turned")):
+        assert says in run(tmp_path / f"{name}.tif", tmp_path / "out.tif", "-f", "box", status=1)
+    assert not (tmp_path / "out.tif").exists()
+
+
 _MEASURED = """
 import sys
 from pathlib import Path

@@ -67,7 +67,7 @@ def arithmetic(problem: FilterProblem) -> str:
     """The dtype of the sums; for the largest and the smallest the picture's own, if it holds `cval`."""
     if problem.op in ("max", "min") and problem.dtype != "f16" and problem.dtype == problem.to:
         kind = DTYPES[problem.dtype]
-        if kind.kind == "f" or (problem.cval == int(problem.cval) and _holds(kind, int(problem.cval))):
+        if kind.kind == "f" or (problem.cval.is_integer() and _holds(kind, int(problem.cval))):
             return problem.dtype
     return "f32" if problem.single else "f64"
 

@@ -97,7 +97,12 @@ def filter_large(source: Path, target: Path, work: Work, force: bool = False) ->
     tifffile = files.optional("tifffile")
     try:
         with tifffile.TiffFile(source) as file:
-            page = file.pages[0]
+            page: Any = file.pages[0]
+            turn = page.tags.get("Orientation")
+            if page.planarconfig == tifffile.PLANARCONFIG.SEPARATE and len(page.shape) == 3:
+                raise InvalidPicture(f"{source}: channels in planes of their own do not go in strips")
+            if turn is not None and int(turn.value) != 1:
+                raise InvalidPicture(f"{source}: a picture that is to be turned does not go in strips")
             store = page.aszarr()
             try:
                 _copy(zarr.open_array(store=store, mode="r"), files.tiff_options(page), target, work, force)
@@ -110,14 +115,14 @@ def filter_large(source: Path, target: Path, work: Work, force: bool = False) ->
 def _copy(source: Any, options: dict[str, Any], target: Path, work: Work, force: bool) -> None:
     if source.ndim not in (2, 3):
         raise InvalidPicture(f"an array of shape {source.shape} is no picture")
-    if target.suffix.lower() == ".zarr":
-        _write_zarr(source, target, work, force)
-        return
-    if target.suffix.lower() not in files.TIFF:
-        raise InvalidPicture(f"{target}: a picture this large goes to .tif or .zarr")
     bank = work.filter.bank
     channels = 1 if source.ndim == 2 else source.shape[2]
     shape = source.shape if bank is None else (*source.shape[:2], bank.shape[0] + (channels in (2, 4)))
+    if target.suffix.lower() == ".zarr":
+        _write_zarr(source, shape, target, work, force)
+        return
+    if target.suffix.lower() not in files.TIFF:
+        raise InvalidPicture(f"{target}: a picture this large goes to .tif or .zarr")
     options = {name: value for name, value in options.items() if name != "predictor"}
     options["photometric"] = "rgb" if len(shape) == 3 and shape[2] in (3, 4) else "minisblack"
     if len(shape) == 3 and shape[2] in (2, 4):
@@ -141,7 +146,7 @@ def _tiles(source: Any, work: Work) -> Iterator[np.ndarray]:
                 yield tile
 
 
-def _write_zarr(source: Any, target: Path, work: Work, force: bool) -> None:
+def _write_zarr(source: Any, shape: tuple[int, ...], target: Path, work: Work, force: bool) -> None:
     zarr = files.optional("zarr")
     if target.exists() and not force:
         raise FileExistsError(f"{target} exists; --force replaces it")
@@ -149,8 +154,8 @@ def _write_zarr(source: Any, target: Path, work: Work, force: bool) -> None:
     try:
         inside = folder / "array.zarr"
         out = zarr.open_array(
-            store=str(inside), mode="w", shape=source.shape, dtype=source.dtype,
-            chunks=(TILE * 4, TILE * 4, *source.shape[2:]),
+            store=str(inside), mode="w", shape=shape, dtype=source.dtype,
+            chunks=(TILE * 4, TILE * 4, *shape[2:]),
         )  # fmt: skip
         top = 0
         for strip in strips(source, work):
