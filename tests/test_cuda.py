@@ -16,7 +16,18 @@ from tapwise import dispatch, registry
 from tapwise import problem as problems
 from tapwise.algorithm import Algorithm, Config, Device
 from tapwise.cuda import arrays as device_arrays
-from tapwise.cuda import copy, im2col_gemm, patches, plan, pool, reference, tree
+from tapwise.cuda import (
+    copy,
+    im2col_gemm,
+    implicit_gemm,
+    implicit_gemm_mma,
+    pack,
+    patches,
+    plan,
+    pool,
+    reference,
+    tree,
+)
 from tapwise.cuda import filter as filters
 from tapwise.cuda.arrays import DeviceArray
 from tapwise.cuda.direct import STEPS, Direct
@@ -75,7 +86,8 @@ PLAIN = [
 
 
 def algorithms(operator: str) -> list[Algorithm[Config]]:
-    return registry.of_backend("cuda", operator)
+    """Those of plain arithmetic; tensor cores have tests of their own (test_implicit_gemm.py)."""
+    return [one for one in registry.of_backend("cuda", operator) if "implicit_gemm" not in one.id]
 
 
 def chosen(algorithm: Algorithm[Config], text: str) -> list[Config]:
@@ -174,6 +186,12 @@ def words_of(text: str, struct: str) -> tuple[str, ...]:
         ("softmax.cu", "Softmax", tree.WORDS),
         ("gemm.cu", "Gemm", im2col_gemm.WORDS),
         ("filter.cu", "Filter", filters.WORDS),
+        ("pack.cu", "Images", pack.IMAGE_WORDS),
+        ("pack.cu", "Filters", pack.FILTER_WORDS),
+        ("implicit_gemm.cu", "Gemm", implicit_gemm.GEMM),
+        ("implicit_gemm_slab.cu", "Slab", implicit_gemm.SLAB),
+        ("implicit_gemm_mma.cu", "Gather", implicit_gemm_mma.WORDS),
+        ("implicit_gemm_mma.cu", "Parts", implicit_gemm_mma.PART_WORDS),
     ],
 )
 def test_words_are_packed_in_the_order_of_the_struct(file: str, struct_name: str, words: tuple[str, ...]) -> None:
@@ -183,7 +201,7 @@ def test_words_are_packed_in_the_order_of_the_struct(file: str, struct_name: str
 
 def test_arguments_are_packed() -> None:
     launch = Launch(Source("any", ""), ("x", "n", "y"), {"n": -7}, (1, 2, 3), (32, 1, 1))
-    assert struct.unpack("4q", launch._template) == (0, 0, -7, 0)
+    assert struct.unpack("9q", launch._template) == (0, 0, -7, 0, 0, 0, 0, 0, 0)
     assert launch._open == {"x": 1, "y": 3}
     with pytest.raises(KeyError, match="m"):
         Launch(Source("any", ""), ("x",), {"m": 1}, (1, 1, 1), (1, 1, 1))
@@ -420,7 +438,9 @@ def test_choice_needs_no_gpu() -> None:
     choice = dispatch.choose(problem, H200)
     assert choice.algorithm == "cuda.direct"
     assert dispatch.choose(problem.replace(dilation=(2, 2)), H200).algorithm != "cuda.direct"
-    assert {one.algorithm for one in dispatch.explain(problem, H200)} == {one.id for one in algorithms("conv")}
+    assert {one.algorithm for one in dispatch.explain(problem, H200)} == {
+        one.id for one in registry.of_backend("cuda", "conv")
+    }
 
 
 @pytest.mark.skipif(why_none() is None, reason="there is a GPU")

@@ -31,6 +31,15 @@ CONVOLUTIONS = [
     "c2 h4 w5 k3 r3 s3 pad4 relu6",
     "n8 c128 h13 w13 k256 r3 s3 pad1 groups2",
 ]
+# With channels enough for tensor cores, and as copies take them.
+DENSE = [
+    "n3 c64 h14 w14 k72 r3 s3 pad1 relu bias",
+    "n2 c48 h15 w13 k64 r3 s3 stride2 pad1 residual",
+    "n2 c256 h7 w9 k96 r1 s1 bias gelu residual",
+    "n2 c32 h16 w16 k40 r4 s4 stride4",
+    "n2 c112 h9 w9 k112 r3 s3 pad1 groups2 bias",
+    "n1 c512 h7 w7 k128 r3 s3 pad2 dilation2 silu",
+]
 PATCHES = [
     "n2 c3 h13 w17 r3 s3 stride2 pad1",
     "c4 h9 w9 r2 s2",
@@ -59,6 +68,97 @@ def test_convolution(identifier: str, text: str, dtype: str) -> None:
         for integers in (False, True):
             verdict = verify.check(problem, identifier, config, device=device, integers=integers)
             assert verdict, f"{config}: {verdict.message}"
+
+
+TENSOR_CORES = [name for name in registry.ALGORITHMS["conv"] if "implicit_gemm" in name]
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16", "tf32", "3xtf32"])
+@pytest.mark.parametrize("text", [*CONVOLUTIONS, *DENSE])
+@pytest.mark.parametrize("identifier", TENSOR_CORES)
+def test_tensor_cores(identifier: str, text: str, dtype: str, layout: str) -> None:
+    problem, device = problems.parse(f"{text} {dtype} {layout}"), gpu()
+    algorithm = registry.get(identifier)
+    if algorithm.rejects(problem, device):
+        return
+    for config in tensor_core_configs(algorithm, problem, device):
+        for integers in (False, True):
+            verdict = verify.check(problem, identifier, config, device=device, integers=integers)
+            assert verdict, f"{config}: {verdict.message}"
+
+
+def tensor_core_configs(algorithm: Any, problem: Any, device: Any) -> list[Any]:
+    """The chosen config, and for float16 some others."""
+    configs = sorted(algorithm.configs(problem, device), key=lambda one: algorithm.predict_us(problem, one, device))
+    rest = [one for one in configs if one.split > 1][:1] + configs[len(configs) // 2 :: len(configs) // 2 or 1]
+    return configs[:1] + (rest if problem.dtype == "f16" else [])
+
+
+@pytest.mark.parametrize("identifier", TENSOR_CORES)
+def test_tensor_cores_under_streams_graphs_and_dependent_launches(identifier: str) -> None:
+    """Two layers in a row, each waiting for the one before by itself; two streams at once; the same bits each time."""
+    import torch
+
+    maker = torch.Generator("cuda").manual_seed(0)
+
+    def random(*shape: int) -> Any:
+        return torch.randn(shape, generator=maker, device="cuda").half()
+
+    def exact(x: Any, *layers: Any) -> Any:
+        for w in layers:
+            x = torch.nn.functional.conv2d(x.float(), w.float(), padding=w.shape[-1] // 2).half()
+        return x
+
+    for n, c, size in ((1, 64, 14), (8, 96, 28)):
+        first, second = random(c, c, 3, 3) / (9 * c) ** 0.5, random(c, c, 1, 1) / c**0.5
+        x = random(n, c, size, size).contiguous(memory_format=torch.channels_last)
+        layers = [
+            tapwise.prepare(f"n{n} c{c} h{size} w{size} k{c} r{r} s{r} pad{r // 2} f16 nhwc", w, algorithm=identifier)
+            for r, w in ((3, first), (1, second))
+        ]
+        expected = exact(x, first, second)
+
+        def run(x: Any = x, layers: Any = layers) -> Any:
+            for _ in range(4):
+                y = layers[1](layers[0](x))
+            return y
+
+        result = run()
+        assert torch.allclose(result.float(), expected.float(), atol=4e-3, rtol=4e-3)
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        torch.cuda.synchronize()
+        both = []
+        for stream in streams * 3:
+            with torch.cuda.stream(stream):
+                both.append(run())
+        torch.cuda.synchronize()
+        assert all(torch.equal(one, result) for one in both)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = run()
+        captured.zero_()
+        for _ in range(20):
+            graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(captured, result)
+
+
+@pytest.mark.parametrize("identifier", TENSOR_CORES)
+def test_tensor_cores_keep_infinities_in_their_place(identifier: str) -> None:
+    """NaN and infinity in one group, one channel or the padding's neighbourhood reach no other output."""
+    import torch
+
+    for text in ("c48 h9 w9 k48 r3 s3 pad1 groups2", "c20 h9 w9 k24 r3 s3 pad1", "c64 h8 w8 k40 r1 s1 groups4"):
+        problem = problems.parse(f"n2 {text} f16 nhwc")
+        x = torch.ones(problem.x_shape, device="cuda", dtype=torch.float16)
+        w = torch.ones(problem.w_shape, device="cuda", dtype=torch.float16)
+        x[0, 1, 3, 3], x[1, problem.c - 1, 0, 0] = float("nan"), float("inf")
+        y = tapwise.prepare(problem, w, algorithm=identifier)(x.contiguous(memory_format=torch.channels_last))
+        side = (problem.padding[0][0],) * 2
+        expected = torch.nn.functional.conv2d(x.float(), w.float(), padding=side, groups=problem.groups)
+        assert torch.equal(torch.isnan(y), torch.isnan(expected))
+        assert torch.equal(torch.isinf(y), torch.isinf(expected))
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16"])

@@ -126,6 +126,10 @@ class Algorithm(ABC, Generic[C]):
     def predict_us(self, problem: Any, config: C, device: Device) -> float:
         """Predicted time of one prepared run in microseconds; the model is explained in the docstring."""
 
+    def explain(self, problem: Any, config: C, device: Device) -> str:
+        """What the predicted time is made of, in words; "" where the model has no more to say."""
+        return ""
+
     def pack_us(self, problem: Any, config: C, device: Device) -> float:
         """Predicted time of bringing the filters into the kernel's order, paid on each call that is not prepared."""
         return 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from typing import Any, Final
 
+import ml_dtypes
 import numpy as np
 
 from tapwise.cuda import arrays as cuda
@@ -22,9 +23,10 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "f32": np.dtype(np.float32),
     "f64": np.dtype(np.float64),
     "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
 }
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
-_ALLOWED: Final = "float32, float64 or float16"
+_ALLOWED: Final = "float32, float64, float16 or bfloat16"
 _KINDS: Final = "a NumPy array, a PyTorch tensor, a CuPy array, or an array that speaks DLPack"
 
 ALIGNMENT: Final = 64
@@ -144,7 +146,7 @@ def like(array: Array, value: Any) -> Any:
 
 
 def dtype_name(array: Array, name: str) -> str:
-    """ "f32", "f64" or "f16", in any byte order. Raises InvalidProblem for other dtypes."""
+    """ "f32", "f64", "f16" or "bf16", in any byte order. Raises InvalidProblem for other dtypes."""
     known = _NAMES.get(native_dtype(array.dtype))
     if known is None:
         raise InvalidProblem(f"{name} has dtype {array.dtype}: {_ALLOWED} is allowed")

@@ -30,7 +30,7 @@ Targets = Annotated[
     list[str] | None, typer.Argument(help="suites, suite files, or problems such as 'c64 h56 w56 k64 r3 s3 pad1'")
 ]
 Batch = Annotated[int | None, typer.Option(help="batch size of every problem", min=0)]
-Dtype = Annotated[str | None, typer.Option(help="f32, f64 or f16 for every problem")]
+Dtype = Annotated[str | None, typer.Option(help="f32, f64, f16, bf16, tf32 or 3xtf32 for every problem")]
 Layout = Annotated[str | None, typer.Option(help="nchw or nhwc for every problem")]
 Where = Annotated[str, typer.Option(help="cpu, cuda or cuda:<number>")]
 Classes = Annotated[list[str] | None, typer.Option("--class", help="only problems of this class; may be repeated")]
@@ -223,7 +223,7 @@ def explain(
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    from tapwise import dispatch
+    from tapwise import dispatch, registry
     from tapwise.lab.bench import device_of
     from tapwise.lab.report import microseconds, size
     from tapwise.operators.conv import as_images
@@ -255,6 +255,9 @@ def explain(
             table.add_row(row.algorithm, *times, size(row.workspace_bytes), str(row.config) or "-")
     console.print(table)
     choice = _guarded(lambda: dispatch.choose(parsed, here))
+    made_of = registry.get(choice.algorithm, parsed.operator).explain(parsed, choice.config, here)
+    if made_of:
+        console.print(f"{choice.algorithm}: {made_of}", highlight=False)
     if not filters:
         console.print(f"{choice.algorithm}. {choice.reason}", highlight=False)
         return

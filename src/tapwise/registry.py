@@ -18,6 +18,8 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.direct": "tapwise.cpu.direct:Direct",
         "cpu.im2col_gemm": "tapwise.cpu.im2col_gemm:Im2colGemm",
         "cpu.serial": "tapwise.cpu.serial:Serial",
+        "cuda.implicit_gemm": "tapwise.cuda.implicit_gemm:ImplicitGemm",
+        "cuda.implicit_gemm_mma": "tapwise.cuda.implicit_gemm_mma:ImplicitGemmMma",
         "cuda.direct": "tapwise.cuda.direct:Direct",
         "cuda.im2col_gemm": "tapwise.cuda.im2col_gemm:Im2colGemm",
         "cuda.sliding_window": "tapwise.cuda.sliding_window:SlidingWindow",

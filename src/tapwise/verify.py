@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
+import ml_dtypes
 import numpy as np
 
 from tapwise import arrays, dispatch, references, registry
@@ -114,7 +115,7 @@ def expectation(
         y = activate(problem.activation, y)
         if problem.activation not in EXACT_ACTIVATIONS:
             bound += EVALUATION * u * np.abs(y)
-        kind = np.finfo(dtype)
+        kind = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
         bound += float(kind.eps) / 2 * np.abs(y) + float(kind.smallest_subnormal)
     return y, bound
 
@@ -171,7 +172,7 @@ def check(
     if index is not None and not (integers and exact_on_integers(problem, algorithm)):
         from tapwise.cuda import reference
 
-        sums = reference.convolve(problem, x.array, there[0], device)
+        sums = reference.convolve(problem, x.array, arrays.dense(there[0], "nchw"), device)
     for name, memory in (("input", x), ("output", y), ("workspace", workspace)):
         if not memory.guards_hold():
             return _failed(f"{choice.algorithm} wrote outside its {name}")

@@ -13,13 +13,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from tapwise.errors import InvalidProblem
 
 # Dtypes that PyTorch and NumPy have in common, by their one name.
 _SHARED = (
-    "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+    "float16", "bfloat16", "float32", "float64",
+    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
 )  # fmt: skip
 # Bytes that the first element of a dense array lies on a multiple of.
 ALIGNMENT = 16
@@ -147,7 +149,7 @@ def _of_torch(torch: Any, tensor: Any, name: str) -> DeviceArray:
         raise InvalidProblem(f"{name} is a {tensor.layout} tensor: a strided one is allowed")
     dtype = _numpy_dtype(tensor.dtype)
     if dtype is None:
-        raise InvalidProblem(f"{name} has dtype {tensor.dtype}: float32, float64 or float16 is allowed")
+        raise InvalidProblem(f"{name} has dtype {tensor.dtype}: float32, float64, float16 or bfloat16 is allowed")
     size = dtype.itemsize
     strides = tuple(step * size for step in tensor.stride())
     return DeviceArray(tensor.data_ptr(), tuple(tensor.shape), strides, dtype, tensor.device.index, "torch", tensor)
@@ -155,7 +157,10 @@ def _of_torch(torch: Any, tensor: Any, name: str) -> DeviceArray:
 
 def _numpy_dtype(dtype: Any) -> np.dtype[Any] | None:
     name = str(dtype).removeprefix("torch.")
-    return np.dtype(name) if name in _SHARED else None
+    if name not in _SHARED:
+        return None
+    found: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    return found
 
 
 def _of_other(value: Any, name: str) -> DeviceArray:

@@ -19,8 +19,8 @@ WINDOW: Final = (
     "x", "w", "y", "bias", "residual", "n", "c", "height", "width", "k", "r", "s", "p", "q", "stride_h", "stride_w",
     "pad_h", "pad_w", "dilation_h", "dilation_w", "groups", "tiles_q", "tiles_p", "tiles_k",
 )  # fmt: skip
-TYPES: Final = {"f32": "float", "f64": "double", "f16": "__half"}
-SIZES: Final = {"f32": 4, "f64": 8, "f16": 2}
+TYPES: Final = {"f32": "float", "f64": "double", "f16": "__half", "bf16": "bf16"}
+SIZES: Final = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
 ACTIVATIONS: Final = {
     None: "NONE", "relu": "RELU", "relu6": "RELU6", "silu": "SILU", "gelu": "GELU", "sigmoid": "SIGMOID",
     "tanh": "TANH",
@@ -90,11 +90,11 @@ def counter(count: int) -> str:
     return "unsigned" if count < 1 << 31 else "unsigned long long"
 
 
-def rejects_foreign(problem: Any, device: Device) -> str | None:
-    """What no CUDA algorithm of convolution takes so far."""
+def rejects_foreign(problem: Any, device: Device, bf16: bool = False) -> str | None:
+    """What no CUDA algorithm of convolution takes so far; bfloat16 where it is not taken."""
     if device.kind != "cuda":
         return f"runs on a GPU, not on {device.kind}"
-    if problem.dtype == "bf16":
+    if problem.dtype == "bf16" and not bf16:
         return "takes f32, f64 and f16, not bf16"
     if problem.direction != "fprop":
         return f"computes fprop, not {problem.direction}"

@@ -22,7 +22,7 @@ from tapwise.problem_filter import FilterProblem
 
 # Peers compute in the same precision; a result further off than this is wrong, not rounded.
 # Of small integers, libraries round what others cut off.
-PEER_TOLERANCE = {"f32": 1e-2, "f64": 1e-8, "f16": 5e-2, "u8": 4e-2, "i8": 4e-2}
+PEER_TOLERANCE = {"f32": 1e-2, "f64": 1e-8, "f16": 5e-2, "bf16": 5e-2, "u8": 4e-2, "i8": 4e-2}
 # An algorithm predicted to be so many times slower than the chosen one is not worth its time in a run of all.
 HOPELESS = 8.0
 
@@ -222,7 +222,7 @@ def _measure_cuda(case: Case, options: Options, device: Device, record: Record) 
     """On a GPU: verified by float64, timed in CUDA graphs, warm and cold, and eagerly."""
     problem = case.problem
     torch = gpu.torch()
-    kinds = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16}
+    kinds = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
     maker = torch.Generator("cuda").manual_seed(0)
 
     def random(shape: tuple[int, ...]) -> Any:
@@ -260,7 +260,7 @@ def _measure_cuda(case: Case, options: Options, device: Device, record: Record) 
             continue
         try:
             prepared = prepares(peer)
-            _check_peer(prepared, expected.cpu().numpy(), problem.dtype)
+            _check_peer(prepared, gpu.on_host(expected), problem.dtype)
         except (PeerUnavailable, RuntimeError) as error:
             record.peers_missing[peer.name] = str(error).splitlines()[0]
             continue

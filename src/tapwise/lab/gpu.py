@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Final
 
+import numpy as np
+
 from tapwise.algorithm import Device
 from tapwise.errors import PeerUnavailable
 from tapwise.lab.roofline import Ceilings
@@ -32,6 +34,14 @@ def torch() -> Any:
     if not module.cuda.is_available():
         raise PeerUnavailable("times on a GPU need PyTorch with CUDA: this one has none")
     return module
+
+
+def on_host(tensor: Any) -> np.ndarray:
+    """A tensor's values as NumPy has them; bfloat16 as float32."""
+    if tensor.dtype is torch().bfloat16:
+        tensor = tensor.float()
+    values: np.ndarray = tensor.cpu().numpy()
+    return values
 
 
 class Graph:

@@ -41,15 +41,16 @@ def conv2d(
     """y = activation(conv(x, w) + bias + residual), with the meaning of torch.nn.functional.conv2d.
 
     x (n, c, h, w) or (c, h, w), w (k, c / groups, r, s), bias (k,), residual and out as y. All float32, all float64, or
-    all float16 (summed in float32); NumPy arrays, PyTorch tensors, CuPy arrays, or arrays that speak DLPack, with any
-    strides. The result is of x's kind and memory order (NCHW, or channels-last where x is dense that way). What lies on
-    a GPU is computed there, on its library's current stream; `device="cuda"` copies NumPy arrays there and back.
+    all float16 or (on a GPU) bfloat16 (summed in float32); NumPy arrays, PyTorch tensors, CuPy arrays, or arrays that
+    speak DLPack, with any strides. The result is of x's kind and memory order (NCHW, or channels-last where x is
+    dense that way). What lies on a GPU is computed there, on its library's current stream; `device="cuda"` copies
+    NumPy arrays there and back.
 
     `padding`: a number, one for each axis, ((top, bottom), (left, right)), "same" (stride 1) or "valid". `output_size`:
     a wanted output size instead of padding, which is worked out, the odd rest at the bottom and right. `activation`:
-    relu, relu6, silu, gelu, sigmoid or tanh. `math`: "tf32" permits less exact products, "ieee" does not; on a CPU both
-    are IEEE. `algorithm`: "auto" or an id such as "cpu.direct". `out` is filled and returned; it may not overlap an
-    input.
+    relu, relu6, silu, gelu, sigmoid or tanh. `math` of float32: "tf32" permits less exact products on tensor cores,
+    "3xtf32" takes three of them and keeps the bound of fp32, "ieee" is neither; on a CPU all are IEEE. `algorithm`:
+    "auto" or an id such as "cpu.direct". `out` is filled and returned; it may not overlap an input.
 
     Filters are packed on each call: `prepare` packs them once. Raises InvalidProblem for a bad argument, NotApplicable
     where the named algorithm does not apply.

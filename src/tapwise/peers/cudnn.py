@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from tapwise.errors import PeerUnavailable
+from tapwise.lab.gpu import on_host
 from tapwise.peers import Prepared
 from tapwise.problem import ConvProblem
 
@@ -35,4 +34,4 @@ def prepare(name: str, problem: ConvProblem, x: Any, w: Any, bias: Any, residual
                 y = y + added
             return y if activation is None else activation(y)
 
-    return Prepared(run, lambda: np.asarray(run().cpu().numpy()))
+    return Prepared(run, lambda: on_host(run()))

@@ -1,6 +1,8 @@
 // Element types and the types that are computed in.
 #pragma once
 
+#include "narrow.cuh"
+
 template <typename T>
 struct Arithmetic {
     using type = T;
@@ -28,6 +30,7 @@ __device__ __forceinline__ T narrow(T value) { return value; }
 
 __device__ __forceinline__ float widen(float value) { return value; }
 __device__ __forceinline__ double widen(double value) { return value; }
+__device__ __forceinline__ float widen(bf16 value) { return Element<bf16>::widen(value); }
 
 // NVRTC has no <math.h> to take them from.
 #define POSITIVE_INFINITY __int_as_float(0x7f800000)

@@ -47,13 +47,15 @@ class Resources:
 
 
 def stub(
-    file: str, template: str, arguments: str, parameters: str, threads: int, blocks: int = 1, header: str = ""
-) -> Source:
+    file: str, template: str, arguments: str, parameters: str, threads: int, blocks: int = 1, header: str = "",
+    cluster: int = 1,
+) -> Source:  # fmt: skip
     """The stub that instantiates `template<arguments>` of a .cu file as a kernel of one parameter struct.
 
     `threads` a block at most, `blocks` a multiprocessor at least: they bound the registers. `header` goes in front.
+    `cluster`: blocks that run together.
     """
-    bounds = f"__launch_bounds__({threads}, {blocks})"
+    bounds = f"__launch_bounds__({threads}, {blocks})" + (f" __cluster_dims__({cluster})" if cluster > 1 else "")
     text = (
         f'{header}#include "{file}"\n'
         f'extern "C" __global__ void {bounds} kernel(const __grid_constant__ {parameters} p)'

@@ -2,7 +2,7 @@
 
 Every kernel takes one struct of 8-byte words: addresses and whole numbers. A launch copies the words made when it was
 planned, fills in the addresses of this call, and asks the driver; nothing else happens, so it may be captured in a CUDA
-graph.
+graph. Tensor maps are words too (tensor_map.py), the first of them an address.
 """
 
 from __future__ import annotations
@@ -17,9 +17,14 @@ from typing import Any, Final
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.device import check, count
+from tapwise.cuda.jit.tensor_map import WORDS, TensorMap, encode, template
 from tapwise.errors import CompileError, DeviceUnavailable
 
 _INVALID_CONTEXT: Final = 201
+# Structs with tensor maps are padded to multiples of so many words.
+_ALIGNED_WORDS: Final = 8
+# Streams for which a dependent launch keeps its configuration.
+STREAMS_KEPT: Final = 64
 _lock = threading.Lock()
 
 
@@ -68,43 +73,68 @@ class Launch:
     """A kernel with its geometry and its packed arguments; `names` are the struct's words in order.
 
     `fields` gives the words that a plan knows; the others are addresses that a call fills in, 0 where it does not.
+    `maps`: tensor maps by the address that they hold; the map of "x" is the words x0 to x15. `dependent`: it may be
+    placed before what the stream runs has ended, and waits for that itself. `names_of`: words and
+    maps that hold an address of another name.
     """
 
     def __init__(
         self, source: Source, names: Sequence[str], fields: Mapping[str, int], grid: tuple[int, int, int],
-        block: tuple[int, int, int], shared_bytes: int = 0,
+        block: tuple[int, int, int], shared_bytes: int = 0, maps: Mapping[str, TensorMap] | None = None,
+        dependent: bool = False, names_of: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
-        unknown = set(fields) - set(names)
+        self.maps, self._names_of = dict(maps or {}), dict(names_of or {})
+        unknown = (set(fields) | {f"{name}0" for name in self.maps}) - set(names)
         if unknown:
             raise KeyError(f"fields {sorted(unknown)} have no place among {list(names)}")
         if not (0 < grid[0] < 1 << 31 and 0 < grid[1] < 1 << 16 and 0 < grid[2] < 1 << 16):
             raise CompileError(f"{source.name}: a grid of {grid} blocks is not allowed")
-        self.source, self.names, self.grid, self.block, self.shared_bytes = (
+        self.source, self.names, self.grid, self.block, self.shared_bytes, self.dependent = (
             source,
             tuple(names),
             grid,
             block,
             shared_bytes,
+            dependent,
         )
         self.words = [fields.get(name, 0) for name in names]
-        self._pack = ctypes.c_int64 * (len(names) + 1)
+        self._pack = ctypes.c_int64 * (1 + -(-len(names) // _ALIGNED_WORDS) * _ALIGNED_WORDS)
         self._template = bytes(self._pack(0, *self.words))
-        self._open = {name: index + 1 for index, name in enumerate(names) if name not in fields}
+        mapped = {f"{name}{word}" for name in self.maps for word in range(WORDS)}
+        self._open = {name: index + 1 for index, name in enumerate(names) if name not in fields and name not in mapped}
+        # (place of a word, name of the address that goes there).
+        self._filled = [(place, self._names_of.get(name, name)) for name, place in self._open.items()]
+        # Maps that are made anew for each address.
+        self._remade: dict[str, int] = {}
         self._function: Any = None
 
     def load(self, architecture: str, index: int) -> None:
         """Compile and load. Raises CompileError, DeviceUnavailable."""
-        self._function = _kernel(self.source, architecture, index, self.shared_bytes).function
+        kernel = _kernel(self.source, architecture, index, self.shared_bytes)
+        self._function = kernel.function
         self._index, self._several = index, count() > 1
         from cuda.bindings import driver
 
-        self._launch = driver.cuLaunchKernel
+        words = self._pack.from_buffer_copy(self._template)
+        for name, spec in self.maps.items():
+            place = 1 + self.names.index(f"{name}0")
+            known = template(spec)
+            if known is None:
+                self._remade[name] = place
+                continue
+            words[place : place + WORDS] = list(known)
+            self._filled.append((place, self._names_of.get(name, name)))
+        self._template = bytes(words)
+        self._launch = driver.cuLaunchKernelEx if self.dependent else driver.cuLaunchKernel
+        self._configs: dict[int, Any] = {}
 
     def __call__(self, addresses: Mapping[str, int], stream: int) -> None:
         """Enqueue on a stream (a handle; 0 is the default stream)."""
         words = self._pack.from_buffer_copy(self._template)
-        for name, place in self._open.items():
+        for place, name in self._filled:
             words[place] = addresses.get(name, 0)
+        for name, place in self._remade.items():
+            words[place : place + WORDS] = list(encode(self.maps[name], addresses[self._names_of.get(name, name)]))
         start = ctypes.addressof(words)
         # The first word is the list of parameters: one, the struct behind it.
         words[0] = start + 8
@@ -123,5 +153,26 @@ class Launch:
 
     def _enqueue(self, stream: int, start: int) -> Any:
         """The driver's status."""
-        (status,) = self._launch(self._function, *self.grid, *self.block, self.shared_bytes, stream, start, 0)
+        if not self.dependent:
+            (status,) = self._launch(self._function, *self.grid, *self.block, self.shared_bytes, stream, start, 0)
+            return status
+        config = self._configs.get(stream) or self._config_of(stream)
+        (status,) = self._launch(config, self._function, start, 0)
         return status
+
+    def _config_of(self, stream: int) -> Any:
+        """How to launch on a stream: kept, as making it takes as long as the launch."""
+        from cuda.bindings import driver
+
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = self.grid
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.block
+        config.sharedMemBytes, config.hStream = self.shared_bytes, stream
+        config.attrs, config.numAttrs = [attribute], 1
+        if len(self._configs) >= STREAMS_KEPT:
+            self._configs.clear()
+        self._configs[stream] = config
+        return config

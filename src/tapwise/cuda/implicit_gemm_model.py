@@ -1,0 +1,101 @@
+"""How long cuda.implicit_gemm will take: what a tile costs, how many of them a multiprocessor gets, and what memory
+takes.
+
+Constants were fitted to times of some 1000 configs on 86 layers (H200), by the mean error of the logarithm; they are
+cycles of a multiprocessor under load, 1700 a microsecond.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+CYCLES_US: Final = 1700.0
+# Copying a line of pixels (stream, slab) and one of filters; bytes that arrive in a cycle; a piece that warps gather.
+STREAM_LINE, SLAB_LINE, FILTER_LINE, FEED_BYTES, PIECE = 2.3, 6.0, 2.0, 70.0, 1.75
+# What a step costs besides; a tile's beginning; sums of one output on their way to y, through registers or the copy
+# engine.
+STEP, BEGIN, OUTPUT, THREADS_FACTOR = 84.0, 3450.0, 0.078, 2.9
+# Splitting gemm_k: the exchange, and each output of it.
+EXCHANGE, EXCHANGED = 950.0, 0.56
+# Memory and arithmetic hide each other as a norm of that degree.
+NORM: Final = 1.85
+# A launch that packs x before; bytes a microsecond that it moves.
+PACK_US, PACK_BYTES = 4.0, 3.5e6
+
+
+@dataclass(frozen=True)
+class Work:
+    """A config on a problem in numbers: the instruction's rows and columns of a tile; steps of gemm_k of a block, the
+    instruction's steps in each; lines of pixels and of filters that a tap brings (of a slab, its share), their bytes;
+    bytes of gathered pieces; outputs of a tile; blocks; how tiles follow one another."""
+
+    rows: int
+    columns: int
+    steps: int
+    instructions: float
+    pixel_lines: float
+    filter_lines: float
+    line_bytes: int
+    slab: bool
+    gather: int
+    outputs: int
+    written: int
+    bulk: bool
+    blocks: int
+    split: int
+    overlapped: str
+    bytes: int
+    packed_bytes: int
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Microseconds, and what they are made of: cycles of a step's products and of its copies, of a tile, tiles of the
+    busiest multiprocessor, microseconds of memory, of packing x."""
+
+    us: float
+    product: float
+    copies: float
+    tile: float
+    share: int
+    memory_us: float
+    packing_us: float
+
+    def __str__(self) -> str:
+        bound = "products" if self.product >= self.copies else "copies"
+        packing = f", {self.packing_us:.1f} us to pack x" if self.packing_us else ""
+        return (
+            f"{self.share} tiles a multiprocessor of {self.tile / CYCLES_US:.2f} us (a step: {self.product:.0f} cycles "
+            f"of products, {self.copies:.0f} of copies: bound by {bound}), memory {self.memory_us:.1f} us{packing}"
+        )
+
+
+def cost(work: Work, multiprocessors: int, gbps: float) -> Cost:
+    """The predicted time of one call."""
+    # Four instructions of 32 bytes a line of 128; each takes columns / 2 cycles, or what it reads of shared memory.
+    product = work.rows / 64 * work.instructions * max(work.columns / 2, 16 + work.columns / 4)
+    if work.gather:
+        lines = work.pixel_lines * work.line_bytes / work.gather * PIECE
+    else:
+        lines = work.pixel_lines * (SLAB_LINE if work.slab else STREAM_LINE)
+    lines += work.filter_lines * FILTER_LINE
+    copies = max(lines, (work.pixel_lines + work.filter_lines) * work.line_bytes / FEED_BYTES)
+    main = work.steps * (max(product, copies) + STEP)
+    finish = work.outputs * OUTPUT
+    if not work.bulk:
+        finish *= THREADS_FACTOR * (8 / work.written) ** 0.5
+    if work.split > 1:
+        finish = EXCHANGE + work.outputs * EXCHANGED
+    share = -(-work.blocks // multiprocessors)
+    both = share * max(main, (main + finish) / 2)
+    cycles = {
+        "turns": both + finish / 2 + BEGIN,
+        "resident": both + finish + BEGIN,
+        "loop": share * (main + finish) + BEGIN,
+        "once": share * (main + finish + 0.6 * BEGIN) + 0.4 * BEGIN,
+    }[work.overlapped]
+    memory = work.bytes / (gbps * 1e3)
+    packing = PACK_US + 2 * work.packed_bytes / PACK_BYTES if work.packed_bytes else 0.0
+    us = ((cycles / CYCLES_US) ** NORM + memory**NORM) ** (1 / NORM) + packing
+    return Cost(us, product, copies, main + finish, share, memory, packing)

@@ -1,0 +1,203 @@
+// Implicit GEMM on Hopper's tensor cores, stride 1: a tile's pixels with all that its windows reach stay in shared memory while
+// the taps pass. Pixels are counted along padded lines, images one below the other, so a tap is the same memory some lines on.
+// The copy engine brings the pixels, or (GATHER) three warps, in pieces as small as the channels ask.
+#pragma once
+
+#include "tile.cuh"
+
+struct Slab {
+    // Tensor maps of x and of the packed filters.
+    alignas(64) unsigned long long x[16], w[16];
+    void *y;
+    const void *bias, *residual, *image;
+    // Images, filters and groups; tiles along each; chunks of channels, and those that share a part of x; taps.
+    long long n, filters, groups, tiles_f, tiles, p, q, r, s, chunks, part_chunks;
+    // The padded image; lines of a slab, which come in copies of `copy_lines`.
+    long long wide, high, lines, copy_lines, pad_h, pad_w, dilation_h, dilation_w;
+    // The image itself: its size, channels, and those of a group.
+    long long height, width, c, group_c;
+};
+
+// Threads that gather: three warps; the fourth brings filters.
+constexpr int GATHERERS = 96;
+
+// Lines of one chunk of a slab in pieces of GATHER bytes, zeros where there is no pixel or channel.
+template <class O, int GATHER>
+DEVICE void gather(const Slab &p, unsigned to, int pixel, int group, int chunk) {
+    using T = typename O::T;
+    constexpr int PIECES = O::SPAN / GATHER, LINES = GATHERERS / PIECES, V = GATHER / (int)sizeof(T);
+    const int thread = threadIdx.x - 256, at = thread % PIECES * GATHER, first = thread / PIECES;
+    const int wide = p.wide, high = p.high, plane = wide * high, height = p.height, width = p.width, c = p.c, lines = p.lines;
+    const int channel = chunk * O::ELEMENTS + thread % PIECES * V;
+    // Bytes behind the last step's are never read.
+    if (at >= (chunk + 1 == (int)p.chunks ? O::LAST * 32 : O::SPAN)) return;
+    const bool real = channel < p.group_c;
+    int n = (pixel + first) / plane, rest = pixel + first - n * plane, y = rest / wide - (int)p.pad_h;
+    int v = rest % wide - (int)p.pad_w;
+    const T *image = static_cast<const T *>(p.image);
+    const T *from = image + group * p.group_c + channel + (((long long)n * height + y) * width + v) * c;
+    const int end = wide - (int)p.pad_w, bottom = high - (int)p.pad_h, step = LINES * c;
+    const long long next_line = (long long)(width - wide) * c, next_image = (long long)(height - high) * width * c;
+    bool inside = real && n < (int)p.n && (unsigned)y < (unsigned)height;
+#pragma unroll 4
+    for (int line = first; line < lines; line += LINES) {
+        const bool there = inside && (unsigned)v < (unsigned)width;
+        copy_piece<GATHER>(to + swizzled<O::SPAN>(line, at), there ? from : image, there);
+        v += LINES;
+        from += step;
+        while (v >= end) {
+            v -= wide;
+            from += next_line;
+            if (++y == bottom) {
+                y -= high;
+                from += next_image;
+                ++n;
+            }
+            inside = real && n < (int)p.n && (unsigned)y < (unsigned)height;
+        }
+    }
+}
+
+// SLABS in shared memory. RESIDENT: all filters stay there. GATHER: bytes of a piece, or 0 for the copy engine.
+template <class O, int SLABS, bool RESIDENT, int GATHER>
+DEVICE void implicit_gemm_slab(const Slab &p) {
+    extern __shared__ unsigned char memory[];
+    constexpr unsigned FILTERS = O::BF * O::SPAN;
+    const unsigned slab_bytes = p.lines * O::SPAN;
+    const unsigned slabs = (shared_address(memory) + 1023) & ~1023u, ring = (slabs + SLABS * slab_bytes + 1023) & ~1023u;
+    const unsigned staging = (ring + O::STAGES * FILTERS + 1023) & ~1023u, tables = staging + 2 * O::STAGING;
+    const unsigned slab_full = tables + 2 * O::PIXELS * 8, slab_empty = slab_full + SLABS * 8;
+    const unsigned full = slab_empty + SLABS * 8, empty = full + O::STAGES * 8;
+    const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    const int tiles = p.tiles, chunks = p.chunks, part = p.part_chunks, taps = p.r * p.s, width = p.wide, plane = p.wide * p.high;
+    if (threadIdx.x == 256) {
+        prefetch_map(p.x);
+        prefetch_map(p.w);
+        for (int slot = 0; slot < SLABS; ++slot) {
+            barrier_init(slab_full + slot * 8, GATHER ? GATHERERS : 1);
+            barrier_init(slab_empty + slot * 8, 4);
+        }
+        for (int slot = 0; slot < O::STAGES; ++slot) {
+            barrier_init(full + slot * 8, 1);
+            barrier_init(empty + slot * 8, 4);
+        }
+        publish_barriers();
+    }
+    __syncthreads();
+    wait_for_previous();
+    let_next_begin();
+    if (group == 2) {
+        release_registers<56>();
+        if (GATHER ? threadIdx.x >= 256 && threadIdx.x < 256 + GATHERERS : threadIdx.x == 256) {
+            int slot = 0;
+            unsigned phase = 1;
+            for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+                const At<O> at(tile, p.tiles_f, p.groups);
+                for (int chunk = 0; chunk < chunks; ++chunk) {
+                    barrier_wait(slab_empty + slot * 8, phase);
+                    if constexpr (GATHER > 0) {
+                        gather<O, GATHER>(p, slabs + slot * slab_bytes, at.pixel, at.group, chunk);
+                        arrive_with_copies(slab_full + slot * 8);
+                        advance<SLABS>(slot, phase);
+                        continue;
+                    }
+                    barrier_expect(slab_full + slot * 8, slab_bytes);
+                    for (int line = 0; line < (int)p.lines; line += (int)p.copy_lines) {
+                        const int pixel = at.pixel + line, n = pixel / plane, rest = pixel - n * plane, h = rest / width;
+                        // Behind the last image comes the next group, of whose padding only zeros are used. With five axes a copy
+                        // may not begin behind the last image.
+                        const int images = O::FIVE ? n % (int)p.n : n, behind = at.group + (O::FIVE ? n / (int)p.n : 0);
+                        copy_chunk<O>(slabs + slot * slab_bytes + line * O::SPAN, p.x, slab_full + slot * 8, chunk, part, p.groups, rest - h * width - (int)p.pad_w, h - (int)p.pad_h, images, behind, 0, 0);
+                    }
+                    advance<SLABS>(slot, phase);
+                }
+            }
+        }
+        if (threadIdx.x == (GATHER ? 256 + GATHERERS : 288)) {
+            int slot = 0;
+            unsigned phase = 1;
+            for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+                if (RESIDENT && tile != blockIdx.x) break;
+                const At<O> at(tile, p.tiles_f, p.groups);
+                for (int chunk = 0; chunk < chunks; ++chunk)
+                    for (int tap = 0; tap < taps; ++tap) {
+                        barrier_wait(empty + slot * 8, phase);
+                        barrier_expect(full + slot * 8, FILTERS);
+                        copy_filters(ring + slot * FILTERS, p.w, full + slot * 8, chunk * O::ELEMENTS, tap, at.group * (int)p.filters + at.filter);
+                        advance<O::STAGES>(slot, phase);
+                    }
+            }
+        }
+        // A block's shared memory stays until its copies are there.
+        if constexpr (GATHER > 0) asm volatile("cp.async.wait_all;" ::: "memory");
+        return;
+    }
+    take_registers<216>();
+    const int lane = threadIdx.x % 32, thread = threadIdx.x % 128;
+    const unsigned table = tables + group * O::PIXELS * 8;
+    int slab = 0, slot = 0, blocks_done = 0;
+    unsigned slab_phase = 0, phase = 0;
+    float d[O::STEPS][O::COLUMNS / 2];
+    if (group == 1) arrive_part(6, 256);
+    for (int tile = blockIdx.x, turn = 0; tile < tiles; tile += gridDim.x, ++turn) {
+        if (turn % 2 != group) {
+            advance<SLABS>(slab, slab_phase, chunks);
+            if (!RESIDENT) advance<O::STAGES>(slot, phase, chunks * taps);
+            continue;
+        }
+        const At<O> at(tile, p.tiles_f, p.groups);
+        sync_part(6 + group, 256);
+        int within = 0;
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+            barrier_wait(slab_full + slab * 8, slab_phase);
+            if constexpr (GATHER > 0) publish_shared();
+            const unsigned pixels = slabs + slab * slab_bytes;
+            if (++within == part) within = 0;
+            int r = 0, s = 0;
+            for (int tap = 0; tap < taps; ++tap) {
+                barrier_wait(full + slot * 8, phase);
+                const unsigned long long shifted = descriptor<O::SPAN>(pixels + (r * (int)p.dilation_h * width + s * (int)p.dilation_w) * O::SPAN);
+                const unsigned long long filters = descriptor<O::SPAN>(ring + slot * FILTERS);
+                if (++s == (int)p.s) {
+                    s = 0;
+                    ++r;
+                }
+                const bool add = chunk + tap > 0;
+                wgmma_fence();
+                if (O::LAST == O::WHOLE || within != 0)
+                    multiply<O, O::WHOLE>(d, O::SWAP ? filters : shifted, O::SWAP ? shifted : filters, add);
+                else
+                    multiply<O, O::LAST>(d, O::SWAP ? filters : shifted, O::SWAP ? shifted : filters, add);
+                wgmma_commit();
+                wgmma_wait<O::FLIGHT>();
+                if (lane == 0) {
+                    if (!RESIDENT && chunk * taps + tap >= O::FLIGHT) barrier_arrive(empty + before<O::STAGES>(slot, O::FLIGHT) * 8);
+                    if (chunk > 0 && tap == O::FLIGHT - 1) barrier_arrive(slab_empty + before<SLABS>(slab, 1) * 8);
+                }
+                if (RESIDENT) {
+                    if (++slot == O::STAGES) slot = 0;
+                } else {
+                    advance<O::STAGES>(slot, phase);
+                }
+            }
+            advance<SLABS>(slab, slab_phase);
+        }
+        arrive_part(6 + (group ^ 1), 256);
+        sums_are_there(d);
+        if (lane == 0) {
+            if (!RESIDENT)
+                for (int back = O::FLIGHT; back > 0; --back) barrier_arrive(empty + before<O::STAGES>(slot, back) * 8);
+            barrier_arrive(slab_empty + before<SLABS>(slab, 1) * 8);
+        }
+        const int filters = p.filters;
+        const long long all = p.groups * p.filters, outputs = p.p * p.q;
+        for (int i = thread; i < O::PIXELS; i += 128) {
+            const int pixel = at.pixel + i, n = pixel / plane, rest = pixel - n * plane, h = rest / width, w = rest - h * width;
+            const long long there = h * p.q + w;
+            const long long place = O::NCHW ? (n * all + at.group * filters) * outputs + there : (n * outputs + there) * all + at.group * filters;
+            set_place(table, i, n < p.n && h < p.p && w < p.q ? place : -1);
+        }
+        const Place out{at.filter, filters, at.group * filters, outputs, table, staging + group * O::STAGING, 1 + group, nullptr, 0, 0};
+        finish_tile<O>(d, out, blocks_done, p.y, p.bias, p.residual);
+    }
+}

@@ -1,0 +1,158 @@
+// Hopper's own instructions (sm_90a): barriers in shared memory, bulk tensor copies, warpgroup matrix products, clusters.
+//
+// The stub defines one matrix instruction: WGMMA (its text), WGMMA_N (its columns) and WGMMA_SUMS (its accumulators).
+#pragma once
+
+#include "pieces.cuh"
+
+// Barriers: `phase` is the parity of the phase that is waited for.
+DEVICE void barrier_init(unsigned barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+DEVICE void barrier_expect(unsigned barrier, unsigned bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+DEVICE void barrier_arrive(unsigned barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+DEVICE void barrier_wait(unsigned barrier, unsigned phase) {
+    unsigned done = 0;
+    do
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(phase)
+                     : "memory");
+    while (!done);
+}
+DEVICE void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// Barrier `id` of a part of the block.
+DEVICE void sync_part(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+DEVICE void arrive_part(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// Copies of boxes from global to shared memory; a box comes whole, zeros where it leaves the tensor.
+DEVICE void prefetch_map(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+DEVICE void copy_pixels(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n, int tap_w, int tap_h) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+                 "%6}], [%2], {%7, %8};" ::"r"(to), "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n),
+                 "h"((short)tap_w), "h"((short)tap_h)
+                 : "memory");
+}
+DEVICE void copy_pixels(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n, int g, int tap_w, int tap_h) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+                 "%6, %7}], [%2], {%8, %9, %10};" ::"r"(to), "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "r"(g),
+                 "h"((short)tap_w), "h"((short)tap_h), "h"((short)0)
+                 : "memory");
+}
+DEVICE void copy_filters(unsigned to, const void *map, unsigned barrier, int c, int tap, int k) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+                 "[%2];" ::"r"(to), "l"(map), "r"(barrier), "r"(c), "r"(tap), "r"(k)
+                 : "memory");
+}
+
+// A box of y from shared memory; a tensor's edge cuts it. Groups of such stores are waited for by the threads that began them.
+DEVICE void store_box(const void *map, unsigned from, int k, int pixel, int g) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map), "r"(from),
+                 "r"(k), "r"(pixel), "r"(g)
+                 : "memory");
+}
+DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until shared memory has been read of all but PENDING groups, or (of none) until they are done.
+template <int PENDING>
+DEVICE void wait_stores_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+DEVICE void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+// What threads wrote to shared memory is there for the copy engine and the tensor cores.
+DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The barrier gets this thread's arrival when its copies (cp.async) are there.
+DEVICE void arrive_with_copies(unsigned barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+// Programmatic dependent launch: what ran before is done; what comes next may be placed.
+DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+DEVICE void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+
+// A warpgroup's registers for each of its threads.
+template <int COUNT>
+DEVICE void release_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT>
+DEVICE void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+// Clusters.
+DEVICE unsigned cluster_rank() {
+    unsigned rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+DEVICE void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+DEVICE float4 load_of_rank(unsigned address, int rank) {
+    float4 v;
+    unsigned there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
+                 : "r"(there)
+                 : "memory");
+    return v;
+}
+
+// An operand whose lines of SPAN bytes (128, 64, 32) run along gemm_k, swizzled as the copies leave them: groups of 8 lines
+// follow one another. One step of the instruction is 32 bytes further, so + 2. It may begin at any line: the hardware swizzles
+// by address, so nothing has to be said about the line that a shifted operand begins with.
+template <int SPAN>
+DEVICE unsigned long long descriptor(unsigned address) {
+    constexpr unsigned long long MODE = SPAN == 128 ? 1 : SPAN == 64 ? 2 : 3;
+    return (unsigned long long)((address & 0x3FFFF) >> 4) | 1ull << 16 | (unsigned long long)(SPAN / 2) << 32 | MODE << 62;
+}
+DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Waits until at most PENDING groups are under way.
+template <int PENDING>
+DEVICE void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+// Sums are read only behind this, whose place the compiler keeps: else it waits for every product by itself.
+template <int STEPS, int N>
+DEVICE void sums_are_there(float (&d)[STEPS][N]) {
+    wgmma_wait<0>();
+#pragma unroll
+    for (int m = 0; m < STEPS; ++m)
+#pragma unroll
+        for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[m][i])::"memory");
+}
+// sums = a * b, or sums += a * b.
+DEVICE void wgmma(float (&d)[WGMMA_N / 2], unsigned long long a, unsigned long long b, int add) { asm volatile(WGMMA : WGMMA_SUMS : "l"(a), "l"(b), "r"(add)); }
+
+// Four 8 x 8 matrices of 16-bit elements between a warp's registers and shared memory, as they are or turned.
+template <bool TURNED>
+DEVICE void store_matrices(unsigned to, const unsigned (&v)[4]) {
+    if constexpr (TURNED)
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]), "r"(v[1]),
+                     "r"(v[2]), "r"(v[3])
+                     : "memory");
+    else
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]), "r"(v[1]),
+                     "r"(v[2]), "r"(v[3])
+                     : "memory");
+}
+template <bool TURNED>
+DEVICE void load_matrices(unsigned (&v)[4], unsigned from) {
+    if constexpr (TURNED)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                     : "r"(from)
+                     : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                     : "r"(from)
+                     : "memory");
+}

@@ -1,0 +1,57 @@
+// Element types of tensor cores, without CUDA's headers: they take longer to compile than a kernel.
+#pragma once
+
+struct f16 {
+    unsigned short bits;
+};
+struct bf16 {
+    unsigned short bits;
+};
+
+template <typename T>
+struct Element;
+template <>
+struct Element<float> {
+    static __device__ __forceinline__ float widen(float v) { return v; }
+    static __device__ __forceinline__ float narrow(float v) { return v; }
+};
+template <>
+struct Element<f16> {
+    static __device__ __forceinline__ float widen(f16 v) {
+        float wide;
+        asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(v.bits));
+        return wide;
+    }
+    static __device__ __forceinline__ f16 narrow(float v) {
+        f16 r;
+        asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.bits) : "f"(v));
+        return r;
+    }
+    // Two in a word, the first in its lower half.
+    static __device__ __forceinline__ unsigned pack(float low, float high) {
+        unsigned r;
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+        return r;
+    }
+};
+template <>
+struct Element<bf16> {
+    static __device__ __forceinline__ float widen(bf16 v) { return __uint_as_float((unsigned)v.bits << 16); }
+    static __device__ __forceinline__ bf16 narrow(float v) {
+        bf16 r;
+        asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r.bits) : "f"(v));
+        return r;
+    }
+    static __device__ __forceinline__ unsigned pack(float low, float high) {
+        unsigned r;
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+        return r;
+    }
+};
+
+// fp32 rounded to the nearest tf32, ties away from zero; infinities stay, NaN becomes another NaN.
+__device__ __forceinline__ float to_tf32(float v) {
+    unsigned r;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(v));
+    return __uint_as_float(r);
+}

@@ -1,0 +1,419 @@
+"""Implicit GEMM without a GPU: kernels compile, maps, schedules and slabs are followed in NumPy, refusals,
+predictions."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+
+import numpy as np
+import pytest
+
+from tapwise import dispatch, registry, verify
+from tapwise.algorithm import Device
+from tapwise.cuda import implicit_gemm, implicit_gemm_mma, pack
+from tapwise.cuda import implicit_gemm_model as model
+from tapwise.cuda.implicit_gemm import Config, ImplicitGemm, folded, span
+from tapwise.cuda.implicit_gemm_mma import ImplicitGemmMma
+from tapwise.cuda.jit import compile as compiler
+from tapwise.cuda.jit.device import H200
+from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.jit.tensor_map import WORDS, TensorMap, legal
+from tapwise.problem import ConvProblem
+from tapwise.reference import convolve
+
+A100 = Device(kind="cuda", name="NVIDIA A100", threads=108, gflops=360.0, gbps=1400.0, architecture="sm_80",
+              shared_bytes=166912)  # fmt: skip
+COMPILED = [
+    "n32 c64 h56 w56 k64 r3 s3 pad1 f16 nhwc",
+    "n32 c64 h56 w56 k64 r3 s3 pad1 bf16 nhwc bias residual relu",
+    "n32 c1280 h14 w14 k320 r1 s1 f16 nhwc",
+    "n1 c512 h7 w7 k512 r3 s3 pad1 f16 nhwc bias silu",
+    "n32 c44 h56 w56 k44 r3 s3 pad1 f16 nhwc",
+    "n2 c33 h20 w20 k37 r3 s3 stride2 f16 nhwc residual",
+    "n8 c128 h28 w28 k128 r3 s3 pad1 groups4 f16",
+    "n8 c256 h14 w14 k256 r3 s3 pad1 tf32 nhwc gelu",
+    "n8 c64 h14 w14 k64 r3 s3 pad1 3xtf32 nhwc bias",
+    "n32 c32 h112 w112 k192 r4 s4 stride4 f16 nhwc",
+]
+FOLLOWED = [
+    "n2 c9 h7 w9 k10 r3 s3 pad1 f16 nhwc",
+    "n3 c70 h5 w6 k66 r3 s3 pad2:1x0:2 bf16 nhwc",
+    "n2 c16 h9 w8 k24 r3 s2 stride2x1 pad1 f16 nhwc",
+    "n2 c24 h9 w7 k16 r2 s3 pad1 dilation2x1 groups2 f16 nhwc",
+    "n2 c6 h7 w8 k7 r3 s3 pad1 tf32",
+    "n2 c12 h6 w7 k9 r3 s3 pad1 groups3 3xtf32 nhwc",
+    "n1 c40 h6 w6 k8 r1 s1 3xtf32",
+    "n2 c8 h8 w12 k16 r4 s4 stride4 f16 nhwc",
+    "n4 c8 h5 w5 k8 r3 s3 pad1:2x2:1 f16",
+    "n2 c8 h9 w9 k8 r1 s5 pad0x2 f16 nhwc",
+    "n2 c8 h4 w5 k8 r3 s3 pad4 f16 nhwc",
+]
+
+
+def some(problem: ConvProblem, device: Device = H200) -> list[Config]:
+    """The model's best config of each kind."""
+    algorithm = ImplicitGemm()
+    kinds: dict[tuple[object, ...], Config] = {}
+    for config in sorted(
+        algorithm.configs(problem, device), key=lambda one: algorithm.predict_us(problem, one, device)
+    ):
+        kind = config.kernel, config.rows, config.warpgroups, config.turns, config.split > 1, config.gather
+        kinds.setdefault(kind, config)
+    return list(kinds.values())
+
+
+@pytest.mark.parametrize("text", COMPILED)
+def test_wgmma_kernels_compile_without_spills_or_waits(text: str) -> None:
+    algorithm, problem = ImplicitGemm(), ConvProblem.parse(text)
+    kinds = some(problem)
+    # The best ones, and one whose gemm_k is split.
+    for config in kinds[:3] + [one for one in kinds[3:] if one.split > 1][:1]:
+        for source in algorithm.sources(problem, config):
+            code, log = compiler._compile(source, "sm_90a", no_cache=True)
+            used = compiler._resources(log, source)
+            assert code[:4] == b"\x7fELF"
+            assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{config}: {used}"
+            # C7510 and its kin: products that do not run beside others, or registers that are not handed over.
+            assert not re.search(r"C75\d\d", log), f"{config}: {log}"
+
+
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
+def test_mma_kernels_compile_without_spills(architecture: str) -> None:
+    algorithm = ImplicitGemmMma()
+    for text in (COMPILED[1], COMPILED[4], COMPILED[5], COMPILED[6], COMPILED[8]):
+        problem = ConvProblem.parse(text)
+        configs = sorted(algorithm.configs(problem, H200), key=lambda one: algorithm.predict_us(problem, one, H200))
+        for config in (configs[0], next(one for one in configs if one.split > 1))[: 2 if "bias" in text else 1]:
+            for source in algorithm.sources(problem, config):
+                _, used = compiler.compile_now(source, architecture)
+                assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{text}, {config}: {used}"
+
+
+class Memory:
+    """An array in memory as a tensor map sees it: elements by their distance from the start."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.flat = array.reshape(-1)
+
+    def read(self, map_: TensorMap, size: int, place: tuple[int, ...]) -> np.ndarray:
+        """The innermost line at a place of the outer axes, zeros where it leaves the tensor."""
+        count = map_.box[0]
+        line = np.zeros(count)
+        first, *outer = place
+        if all(0 <= at < extent for at, extent in zip(outer, map_.sizes[1:], strict=True)):
+            start = sum(at * stride // size for at, stride in zip(outer, map_.strides, strict=True))
+            held = max(0, min(count, map_.sizes[0] - first))
+            line[:held] = self.flat[start + first : start + first + held]
+        return line
+
+    def windows(self, map_: TensorMap, size: int, place: tuple[int, ...], offsets: tuple[int, ...]) -> np.ndarray:
+        """A copy in im2col mode: pixels from a place on, within the map's corners, each moved by the offsets."""
+        assert map_.corners is not None
+        lower, upper = map_.corners
+        channel, *at = place
+        spatial = len(lower)
+        last = [map_.sizes[1 + axis] - 1 + upper[axis] for axis in range(spatial)]
+        lines = []
+        for _ in range(map_.box[1]):
+            moved = [at[axis] + offsets[axis] for axis in range(spatial)]
+            lines.append(self.read(map_, size, (channel, *moved, at[spatial])))
+            for axis in range(spatial):
+                at[axis] += map_.steps[axis]
+                if at[axis] <= last[axis]:
+                    break
+                at[axis] = lower[axis]
+            else:
+                at[spatial] += 1
+        return np.array(lines)
+
+
+def packed_images(problem: ConvProblem, x: np.ndarray) -> np.ndarray:
+    """What pack_images leaves, straight from its definition; parts of 3xtf32 are x and zeros here."""
+    n, _, h, w = problem.x_shape
+    out = np.zeros((pack.parts(problem), problem.groups, n, h, w, pack.wide(problem)))
+    split = x.reshape(n, problem.groups, problem.group_c, h, w)
+    out[0, ..., : problem.group_c] = split.transpose(1, 0, 3, 4, 2)
+    return out
+
+
+def packed_filters(problem: ConvProblem, w: np.ndarray, line: int) -> np.ndarray:
+    k, c, r, s = problem.w_shape
+    parts = 3 if problem.math == "3xtf32" else 1
+    out = np.zeros((k, r * s, parts, line))
+    lines = w.transpose(0, 2, 3, 1).reshape(k, r * s, c)
+    for part in (0, 2) if parts == 3 else (0,):
+        out[:, :, part, :c] = lines
+    return out
+
+
+def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """What the kernels compute, by their own index arithmetic, from the launch's words and maps."""
+    algorithm = ImplicitGemm()
+    launch = algorithm.launch(problem, config, H200)
+    p = dict(zip(launch.names, launch.words, strict=True))
+    size = pack.SIZES[problem.dtype]
+    images = Memory(packed_images(problem, x) if algorithm.packed(problem, config) else x.transpose(0, 2, 3, 1))
+    filters = Memory(packed_filters(problem, w, algorithm.line(problem)))
+    view = folded(problem)
+    (out_h, out_w), groups, group_k = view.output, view.groups, view.group_k
+    line = span(view) // size
+    steps = line if algorithm._last(view) * 32 == span(view) else algorithm._last(view) * 32 // size
+    five = algorithm._five(view)
+    taps = prod(view.kernel)
+    y = np.full((problem.n * out_h * out_w, problem.k), np.nan)
+    chunks, part = p["chunks"], p["part_chunks"]
+
+    def chunk_of(chunk: int, group: int) -> tuple[int, int]:
+        second = chunk >= 2 * part
+        return (chunk - 2 * part if second else chunk % part) * line, group + second * groups
+
+    for tile in range(p["tiles"]):
+        rest, tile_f = divmod(tile, p["tiles_f"])
+        filter0, group, pixel0 = tile_f * config.filters, rest % groups, rest // groups * config.pixels
+        sums = np.zeros((config.pixels, config.filters))
+        for chunk in range(chunks):
+            channel, g = chunk_of(chunk, group)
+            used = steps if (chunk + 1) % part == 0 else line
+            slab = np.zeros((0, line))
+            if config.kernel == "slab":
+                for first in range(0, p["lines"], p["copy_lines"]):
+                    n, at = divmod(pixel0 + first, p["wide"] * p["high"])
+                    h, v = divmod(at, p["wide"])
+                    if config.gather:
+                        lines = gathered(problem, p, x, pixel0 + first, p["copy_lines"], group, chunk, line)
+                    else:
+                        more = (g + n // p["n"],) if five else ()
+                        images_n = n % p["n"] if five else n
+                        place = (channel, v - p["pad_w"], h - p["pad_h"], images_n, *more)
+                        lines = images.windows(launch.maps["x"], size, place, (0,) * len(view.spatial) + (0,) * five)
+                    slab = np.concatenate([slab, lines])
+            for tap in range(taps):
+                r, s = divmod(tap, view.kernel[1])
+                if config.kernel == "slab":
+                    shift = r * p["dilation_h"] * p["wide"] + s * p["dilation_w"]
+                    lines = slab[shift : shift + config.pixels]
+                    assert len(lines) == config.pixels
+                else:
+                    n, at = divmod(pixel0, out_h * out_w)
+                    h, v = divmod(at, out_w)
+                    place = (channel, v * p["stride_w"] - p["pad_w"], h * p["stride_h"] - p["pad_h"], n)
+                    more = (g,) if five else ()
+                    offsets = (s * p["dilation_w"], r * p["dilation_h"], *((0,) if five else ()))
+                    lines = images.windows(launch.maps["x"], size, (*place, *more), offsets)
+                right = np.array([
+                    filters.read(launch.maps["w"], size, (chunk * line, tap, group * group_k + filter0 + one))
+                    for one in range(config.filters)
+                ])  # fmt: skip
+                sums += lines[:, :used] @ right[:, :used].T
+        for one in range(config.pixels):
+            if config.kernel == "slab":
+                n, at = divmod(pixel0 + one, p["wide"] * p["high"])
+                h, v = divmod(at, p["wide"])
+                if n >= p["n"] or h >= out_h or v >= out_w:
+                    continue
+                pixel = (n * out_h + h) * out_w + v
+            else:
+                pixel = pixel0 + one
+                if pixel >= p["pixels"]:
+                    continue
+            count = min(config.filters, group_k - filter0)
+            to = y[pixel, group * group_k + filter0 : group * group_k + filter0 + count]
+            assert np.isnan(to).all(), "written twice"
+            to[:] = sums[one, :count]
+    return y.reshape(problem.n, out_h, out_w, problem.k).transpose(0, 3, 1, 2)
+
+
+def gathered(
+    problem: ConvProblem, p: dict[str, int], x: np.ndarray, pixel: int, count: int, group: int, chunk: int, line: int
+) -> np.ndarray:
+    """Lines of a slab as warps gather them."""
+    lines = np.zeros((count, line))
+    first = chunk * line
+    held = max(0, min(line, problem.group_c - first))
+    for i in range(count):
+        n, at = divmod(pixel + i, p["wide"] * p["high"])
+        h, v = divmod(at, p["wide"])
+        y, z = h - p["pad_h"], v - p["pad_w"]
+        if n < p["n"] and 0 <= y < p["height"] and 0 <= z < p["width"]:
+            channel = group * problem.group_c + first
+            lines[i, :held] = x[n, channel : channel + held, y, z]
+    return lines
+
+
+@pytest.mark.parametrize("text", FOLLOWED)
+def test_maps_schedules_and_slabs_compute_the_convolution(text: str) -> None:
+    problem = ConvProblem.parse(text)
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(-3, 4, shape).astype(float) for shape in (problem.x_shape, problem.w_shape))
+    expected = convolve(problem, x, w)
+    kernels = set()
+    for config in some(problem):
+        if config.pixels > 128:
+            continue
+        kernels.add(config.kernel)
+        assert np.array_equal(follow(problem, config, x, w), expected), config
+    unit = (
+        set(folded(problem).stride) == {1} and prod(problem.kernel) >= implicit_gemm.LEAST_TAPS and "pad4" not in text
+    )
+    assert kernels == ({"stream", "slab"} if unit else {"stream"})
+
+
+def test_a_wrong_corner_is_seen() -> None:
+    problem = ConvProblem.parse(FOLLOWED[0])
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(-3, 4, shape).astype(float) for shape in (problem.x_shape, problem.w_shape))
+    config = next(one for one in some(problem) if one.kernel == "stream")
+    wrong = problem.replace(padding=((1, 1), (0, 2)))
+    assert not np.array_equal(follow(wrong, config, x, w), convolve(problem, x, w))
+
+
+@pytest.mark.parametrize("text", COMPILED)
+def test_geometry(text: str) -> None:
+    """Shared memory and boxes within what the hardware allows; every stage and slab begins on a swizzled pattern."""
+    algorithm, problem = ImplicitGemm(), ConvProblem.parse(text)
+    configs = algorithm.configs(problem, H200)
+    assert len(configs) == len(set(configs)) == len({str(config) for config in configs})
+    for config in configs:
+        launch = algorithm.launch(problem, config, H200)
+        assert launch.shared_bytes * config.resident <= H200.shared_bytes + 1024
+        assert launch.grid[0] % config.split == 0
+        assert launch.dependent
+        for name, map_ in launch.maps.items():
+            assert map_.box[0] * pack.SIZES[problem.dtype] <= 128
+            assert max(map_.box) <= 256
+            assert all(stride % 16 == 0 for stride in map_.strides), (name, map_)
+            assert map_.corners is None or len(map_.corners[0]) == len(map_.sizes) - 2
+        for side in (config.pixels, config.filters):
+            assert side % 8 == 0
+        if config.kernel == "slab":
+            lines, each = algorithm.slab_lines(folded(problem), config)
+            assert lines % each == 0
+            assert each % 8 == 0
+
+
+def test_a_map_is_sixteen_words_whose_first_is_an_address() -> None:
+    algorithm, problem = ImplicitGemm(), ConvProblem.parse(COMPILED[0])
+    launch = algorithm.launch(problem, some(problem)[0], H200)
+    assert set(launch.maps) >= {"x", "w"}
+    names = list(launch.names)
+    for index, name in enumerate(("x", "w")):
+        assert names.index(f"{name}0") == index * WORDS, "maps begin on multiples of 64 bytes"
+    assert {"y", "bias", "residual"} <= set(launch._open)
+    with pytest.raises(KeyError, match="z0"):
+        Launch(launch.source, ("y",), {}, (1, 1, 1), (32, 1, 1), maps={"z": launch.maps["x"]})
+
+
+def test_what_a_map_can_express() -> None:
+    assert legal(((-1, -1), (-1, -1)), (2, 2), (1, 2))
+    assert not legal(((-129, 0), (0, 0)), (2, 2), (1, 1))
+    assert legal(((-12, -12, 0), (-12, -12, 0)), (24, 24, 0), (1, 1, 1))
+    assert not legal(((-17, 0, 0), (0, 0, 0)), (2, 2, 0), (1, 1, 1))
+    assert not legal(((0, 0), (0, 0)), (0, 0), (9, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("c64 h9 w9 k64 r3 s3", "tensor cores"),
+        ("c64 h9 w9 k64 r3 s3 f64", "tensor cores"),
+        ("c64 h9 w9 k64 r3 s3 f16 dgrad", "fprop"),
+        ("c64 w9 k64 s3 f16", "spatial"),
+        ("n0 c64 h9 w9 k64 r3 s3 f16", "nothing"),
+        ("c64 h90 w90 k64 r3 s3 stride9 f16", "tensor map"),
+        ("c64 h900 w900 k64 r3 s3 dilation200 f16", "tensor map"),
+        ("n70000 c64 h32 w32 k64 r1 s1 f16", "2\\^31"),
+    ],
+)
+def test_refusals_say_why(text: str, says: str) -> None:
+    problem = ConvProblem.parse(text)
+    reason = ImplicitGemm().rejects(problem, H200)
+    assert reason is not None
+    assert re.search(says, reason)
+    assert "Hopper" in (ImplicitGemm().rejects(ConvProblem.parse(COMPILED[0]), A100) or "")
+    assert "GPU" in (ImplicitGemm().rejects(ConvProblem.parse(COMPILED[0]), Device("cpu", "a CPU", 2)) or "")
+    if says not in ("tensor map", "2\\^31"):
+        assert re.search(says, ImplicitGemmMma().rejects(problem, H200) or "")
+
+
+def test_other_gpus_get_the_other_instructions() -> None:
+    problem = ConvProblem.parse(COMPILED[0])
+    assert dispatch.choose(problem, H200).algorithm == "cuda.implicit_gemm"
+    assert dispatch.choose(problem, A100).algorithm == "cuda.implicit_gemm_mma"
+    for text in COMPILED:
+        assert ImplicitGemmMma().rejects(ConvProblem.parse(text), A100) is None
+        assert ImplicitGemmMma().configs(ConvProblem.parse(text), A100)
+
+
+def test_patches_side_by_side_are_channels() -> None:
+    problem = ConvProblem.parse("n2 c32 h112 w112 k192 r4 s4 stride4 f16 nhwc")
+    assert str(folded(problem)) == "n2 c128 h112 w28 k192 r4 s1 stride4x1 f16 nhwc"
+    for text in (
+        "c32 h112 w114 k192 r4 s4 stride4 f16 nhwc", "c32 h112 w112 k192 r4 s4 stride4 f16",
+        "c3 h112 w112 k192 r4 s4 stride4 f16 nhwc", "c32 h112 w112 k192 r4 s4 stride4 pad4 f16 nhwc",
+        "c32 h112 w112 k192 r4 s4 stride4 groups2 f16 nhwc", "c32 h112 w112 k192 r3 s3 f16 nhwc",
+    ):  # fmt: skip
+        assert folded(ConvProblem.parse(text)) == ConvProblem.parse(text)
+
+
+def test_bounds_of_tensor_cores() -> None:
+    """tf32 is allowed what cutting off thirteen bits loses; 3xtf32 hardly more than fp32."""
+    for algorithm in (ImplicitGemm(), ImplicitGemmMma()):
+        plain, tf32, three = (
+            algorithm.error_factor(ConvProblem.parse(f"c64 h9 w9 k64 r3 s3 {word}"))
+            for word in ("f16", "tf32", "3xtf32")
+        )
+        assert tf32 - plain == 2.0**15
+        assert three == plain
+    problem = ConvProblem.parse("c64 h9 w9 k64 r3 s3 tf32")
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in (problem.x_shape, problem.w_shape))
+    cut = [(array.view(np.uint32) & 0xFFFFE000).view(np.float32) for array in (x, w)]
+    expected, bound = verify.expectation(problem, ImplicitGemm(), x, w)
+    assert (np.abs(convolve(problem, *cut) - expected) <= bound).all()
+    ieee = verify.expectation(problem.replace(math="3xtf32"), ImplicitGemm(), x, w)[1]
+    assert not (np.abs(convolve(problem, *cut) - expected) <= ieee).all()
+
+
+def test_predictions_tell_what_they_are_made_of() -> None:
+    algorithm, problem = ImplicitGemm(), ConvProblem.parse(COMPILED[0])
+    choice = dispatch.choose(problem, H200)
+    text = algorithm.explain(problem, choice.config, H200)  # type: ignore[arg-type]
+    assert re.search(r"tiles a multiprocessor .*bound by (products|copies).*memory", text)
+    work = model.Work(
+        rows=128, columns=128, steps=36, instructions=4, pixel_lines=128, filter_lines=128, line_bytes=128, slab=False,
+        gather=0, outputs=128 * 128, written=8, bulk=True, blocks=132, split=1, overlapped="loop", bytes=10**6,
+        packed_bytes=0,
+    )  # fmt: skip
+    one = model.cost(work, 132, 4280.0)
+    assert one.share == 1
+    twice = model.cost(model.Work(**{**vars(work), "blocks": 133}), 132, 4280.0)
+    assert twice.share == 2
+    assert 1.5 * one.us < twice.us < 2 * one.us
+
+
+def test_mma_words_and_grid() -> None:
+    algorithm = ImplicitGemmMma()
+    for text in (*COMPILED, "n2 c256 h14 w14 k256 r3 s3 pad1 groups32 f16 nhwc"):
+        problem = ConvProblem.parse(text)
+        for config in algorithm.configs(problem, H200):
+            launch = algorithm.launch(problem, config)
+            p = dict(zip(launch.names, launch.words, strict=True))
+            assert p["tiles_k"] * config.filters >= problem.group_k
+            assert p["tiles_g"] * config.bundle >= problem.groups
+            assert p["tiles_pixels"] * config.pixels >= p["pixels"]
+            assert p["part_steps"] * config.split >= p["steps"]
+            assert launch.grid[1] == config.split
+            assert launch.shared_bytes <= H200.shared_bytes
+            assert launch.block[0] % 32 == 0
+            # Pieces of a line and groups are fixed for a thread.
+            across = implicit_gemm_mma.SPAN // (algorithm._piece(problem) or 16)
+            assert launch.block[0] % (across * config.bundle) == 0, config
+
+
+@pytest.mark.parametrize("identifier", ["cuda.implicit_gemm", "cuda.implicit_gemm_mma"])
+def test_configs_are_named_by_their_strings(identifier: str) -> None:
+    problem = ConvProblem.parse(COMPILED[0])
+    algorithm = registry.get(identifier)
+    config = algorithm.configs(problem, H200)[3]
+    assert dispatch.choose(problem, H200, identifier, config=str(config)).config == config
