@@ -48,6 +48,8 @@ FOLLOWED = [
     "n4 c8 h5 w5 k8 r3 s3 pad1:2x2:1 f16",
     "n2 c8 h9 w9 k8 r1 s5 pad0x2 f16 nhwc",
     "n2 c8 h4 w5 k8 r3 s3 pad4 f16 nhwc",
+    "n1 c64 h6 w7 k64 r3 s3 pad1 groups4 f16 nhwc",
+    "n1 c64 h6 w7 k32 r3 s3 stride2 groups4 tf32 nhwc",
 ]
 
 
@@ -58,7 +60,15 @@ def some(problem: ConvProblem, device: Device = H200) -> list[Config]:
     for config in sorted(
         algorithm.configs(problem, device), key=lambda one: algorithm.predict_us(problem, one, device)
     ):
-        kind = config.kernel, config.rows, config.warpgroups, config.turns, config.split > 1, config.gather
+        kind = (
+            config.kernel,
+            config.rows,
+            config.warpgroups,
+            config.turns,
+            config.split > 1,
+            config.gather,
+            config.bundle,
+        )
         kinds.setdefault(kind, config)
     return list(kinds.values())
 
@@ -155,7 +165,7 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
     size = pack.SIZES[problem.dtype]
     images = Memory(packed_images(problem, x) if algorithm.packed(problem, config) else x.transpose(0, 2, 3, 1))
     filters = Memory(packed_filters(problem, w, algorithm.line(problem)))
-    view = folded(problem)
+    view = implicit_gemm._view(problem, config)
     (out_h, out_w), groups, group_k = view.output, view.groups, view.group_k
     line = span(view) // size
     steps = line if algorithm._last(view) * 32 == span(view) else algorithm._last(view) * 32 // size
@@ -205,7 +215,13 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
                     filters.read(launch.maps["w"], size, (chunk * line, tap, group * group_k + filter0 + one))
                     for one in range(config.filters)
                 ])  # fmt: skip
-                sums += lines[:, :used] @ right[:, :used].T
+                if config.bundle == 1:
+                    sums += lines[:, :used] @ right[:, :used].T
+                    continue
+                wide, high = line // config.bundle, config.filters // config.bundle
+                for one in range(config.bundle):
+                    mine = slice(one * high, (one + 1) * high)
+                    sums[:, mine] += lines[:, one * wide : (one + 1) * wide] @ right[mine].T
         for one in range(config.pixels):
             if config.kernel == "slab":
                 n, at = divmod(pixel0 + one, p["wide"] * p["high"])
@@ -287,7 +303,7 @@ def test_geometry(text: str) -> None:
         for side in (config.pixels, config.filters):
             assert side % 8 == 0
         if config.kernel == "slab":
-            lines, each = algorithm.slab_lines(folded(problem), config)
+            lines, each = algorithm.slab_lines(implicit_gemm._view(problem, config), config)
             assert lines % each == 0
             assert each % 8 == 0
 
@@ -382,7 +398,7 @@ def test_predictions_tell_what_they_are_made_of() -> None:
     assert re.search(r"tiles a multiprocessor .*bound by (products|copies).*memory", text)
     work = model.Work(
         rows=128, columns=128, steps=36, instructions=4, pixel_lines=128, filter_lines=128, line_bytes=128, slab=False,
-        gather=0, outputs=128 * 128, written=8, bulk=True, blocks=132, split=1, overlapped="loop", bytes=10**6,
+        gather=0, outputs=128 * 128, written=8, blocks=132, split=1, overlapped="loop", bytes=10**6,
         packed_bytes=0,
     )  # fmt: skip
     one = model.cost(work, 132, 4280.0)

@@ -274,3 +274,26 @@ def test_prepared_operators(text: str, integers: bool) -> None:
     verdict = verify.check_operator(prepared, w, bias, integers=integers)
     assert verdict.verified, verdict.message
     assert not verify.check_operator(prepared, w + dtype(1), bias, integers=integers).verified
+
+
+def test_images_are_compared_one_by_one_where_sums_are_given() -> None:
+    problem = ConvProblem.parse("n3 c4 h9 w9 k6 r3 s3 f16 bias residual relu")
+    rng = np.random.default_rng(0)
+    x, w, bias, residual = (
+        rng.standard_normal(shape).astype(np.float16)
+        for shape in (problem.x_shape, problem.w_shape, (problem.k,), problem.y_shape)
+    )
+    plain = problem.replace(bias=False, residual=False, activation=None)
+    algorithm = registry.get("cpu.serial")
+    y = convolve(problem, x, w, bias, residual).astype(np.float16)
+
+    def verdict() -> verify.Verdict:
+        sums = convolve(plain, x, w), convolve(plain, abs(x), abs(w))
+        return verify._verdict(problem, algorithm, x, w, bias, residual, y, False, sums)
+
+    whole = verify._verdict(problem, algorithm, x, w, bias, residual, y, False)
+    assert verdict()
+    assert (verdict().error, verdict().bound) == (whole.error, whole.bound)
+    y[2, 1, 3, 3] += 1
+    assert not verdict()
+    assert "image 2" in verdict().message

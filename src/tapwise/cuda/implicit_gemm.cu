@@ -5,8 +5,8 @@
 #include "tile.cuh"
 
 struct Gemm {
-    // Tensor maps of x, of the packed filters and (BULK) of y.
-    alignas(64) unsigned long long x[16], w[16], out[16];
+    // Tensor maps of x and of the packed filters.
+    alignas(64) unsigned long long x[16], w[16];
     void *y;
     const void *bias, *residual;
     // Output pixels, filters and groups; tiles along each; steps of gemm_k: chunks of channels of a tap, chunks that share a
@@ -18,7 +18,7 @@ struct Gemm {
 template <class O>
 DEVICE void implicit_gemm(const Gemm &p) {
     extern __shared__ unsigned char memory[];
-    constexpr unsigned ROWS_BYTES = O::ROWS * O::SPAN, STAGE = ROWS_BYTES + O::COLUMNS * O::SPAN;
+    constexpr unsigned ROWS_BYTES = O::ROWS * O::ROW_SPAN, STAGE = ROWS_BYTES + O::COLUMNS * O::COLUMN_SPAN;
     constexpr unsigned SUMS = O::SPLIT > 1 ? O::BP * O::SUMS_LINE * 4 : 0, RING = O::STAGES * STAGE;
     constexpr unsigned POOL = RING > SUMS ? RING : SUMS;
     const unsigned ring = (shared_address(memory) + 1023) & ~1023u, staging = (ring + POOL + 1023) & ~1023u;
@@ -81,7 +81,7 @@ DEVICE void implicit_gemm(const Gemm &p) {
     const int lane = threadIdx.x % 32, thread = threadIdx.x % 128;
     const int part = p.part_chunks;
     const unsigned table = tables + group * O::PIXELS * 8;
-    int stage = 0, blocks_done = 0;
+    int stage = 0;
     unsigned phase = 0;
     float d[O::STEPS][O::COLUMNS / 2];
     if (O::PINGPONG && group == 1) arrive_part(6, 256);
@@ -93,10 +93,10 @@ DEVICE void implicit_gemm(const Gemm &p) {
         const At<O> at(tile, p.tiles_f, p.groups);
         if (O::PINGPONG) sync_part(6 + group, 256);
         int chunk = begin % part;
-        const unsigned rows0 = ring + (O::PINGPONG ? 0 : group * O::STEPS * 64 * O::SPAN);
+        const unsigned rows0 = ring + (O::PINGPONG ? 0 : group * O::STEPS * 64 * O::ROW_SPAN);
         for (int step = begin; step < end; ++step) {
             barrier_wait(full + stage * 8, phase);
-            const unsigned long long a = descriptor<O::SPAN>(rows0 + stage * STAGE), b = descriptor<O::SPAN>(ring + stage * STAGE + ROWS_BYTES);
+            const unsigned a = rows0 + stage * STAGE, b = ring + stage * STAGE + ROWS_BYTES;
             wgmma_fence();
             // A part's last chunk of channels may end early.
             if (O::LAST == O::WHOLE || ++chunk != part) {
@@ -127,9 +127,9 @@ DEVICE void implicit_gemm(const Gemm &p) {
             }
             set_place(table, i, pixel < p.pixels ? place : -1);
         }
-        Place out{filter0, filters, at.group * filters, plane, table, staging + group * O::STAGING, 1 + group, p.out, pixel0, at.group};
+        Place out{filter0, filters, at.group * filters, plane, table, staging + group * O::STAGING, 1 + group};
         if constexpr (O::SPLIT == 1) {
-            finish_tile<O>(d, out, blocks_done, p.y, p.bias, p.residual);
+            finish_tile<O>(d, out, p.y, p.bias, p.residual);
         } else {
             // All warps are done with the ring, which takes the sums now.
             sync_part(1, O::CONSUMERS);
@@ -150,5 +150,4 @@ DEVICE void implicit_gemm(const Gemm &p) {
             cluster_sync();
         }
     }
-    if constexpr (O::BULK) wait_stores();
 }

@@ -25,7 +25,7 @@ from tapwise.cuda.jit.tensor_map import LINE_BYTES, WORDS, TensorMap, legal
 from tapwise.problem import ConvProblem
 
 GEMM: Final = (
-    *(f"{name}{word}" for name in ("x", "w", "out") for word in range(WORDS)),
+    *(f"{name}{word}" for name in "xw" for word in range(WORDS)),
     "y", "bias", "residual", "pixels", "filters", "groups", "tiles_f", "tiles", "p", "q", "taps_w", "chunks",
     "part_chunks", "steps", "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w",
 )  # fmt: skip
@@ -73,7 +73,7 @@ class Config(BaseConfig):
     warpgroups that share a tile, or (`turns`) take tiles in turns; stages of the ring; `split` blocks of a cluster
     share gemm_k; `resident` blocks of a multiprocessor: as many as there is room for take the tiles in turns, or a
     cluster a tile where gemm_k is split. `slabs` in shared memory, `held`: all filters stay there too; `gather`: bytes
-    of the pieces in which warps copy x, 0 for the copy engine."""
+    of the pieces in which warps copy x, 0 for the copy engine; `bundle`: groups whose channels share a line."""
 
     kernel: str
     rows: str
@@ -87,6 +87,7 @@ class Config(BaseConfig):
     slabs: int = 0
     held: bool = False
     gather: int = 0
+    bundle: int = 1
 
 
 class ImplicitGemmPlan(plans.CudaPlan):
@@ -134,14 +135,6 @@ class ImplicitGemm(Algorithm[Config]):
         """Whether x has to be brought into another order first."""
         return not config.gather and (problem.layout == "nchw" or problem.math == "3xtf32" or not _whole(problem))
 
-    def bulk(self, problem: ConvProblem, config: Config) -> bool:
-        """Whether the copy engine writes y."""
-        return (
-            config.kernel == "stream" and config.split == 1 and pack.SIZES[problem.dtype] == 2
-            and problem.layout == "nhwc" and problem.group_k % 8 == 0
-            and (config.rows == "filters" or config.filters % 64 == 0)
-        )  # fmt: skip
-
     def _five(self, problem: ConvProblem) -> bool:
         """Whether the map of x has an axis for groups and parts."""
         return problem.groups > 1 or problem.math == "3xtf32"
@@ -172,14 +165,6 @@ class ImplicitGemm(Algorithm[Config]):
         each = -(-lines // (8 * copies)) * 8
         return copies * each, each
 
-    def map_y(self, problem: ConvProblem) -> TensorMap:
-        """y as filters of a group, pixels, groups; 8 pixels a box."""
-        size = pack.SIZES[problem.dtype]
-        return TensorMap(
-            problem.dtype, (problem.group_k, problem.n * prod(problem.output), problem.groups),
-            (problem.k * size, problem.group_k * size), (LINE_BYTES // size, 8, 1),
-        )  # fmt: skip
-
     def map_x(self, problem: ConvProblem, lines: int, packed: bool, slab: bool = False) -> TensorMap:
         """x as packed, or as it lies; `lines` pixels a copy; pixels of all windows, or of the padded image for a
         slab."""
@@ -207,6 +192,7 @@ class ImplicitGemm(Algorithm[Config]):
         return self._chunks(problem) * each if problem.math == "3xtf32" else pack.wide(problem)
 
     def map_w(self, problem: ConvProblem, lines: int) -> TensorMap:
+        """The packed filters of the problem itself, not of a view of it; `lines` filters a copy."""
         size = pack.SIZES[problem.dtype]
         line = self.line(problem) * (3 if problem.math == "3xtf32" else 1)
         taps = prod(problem.kernel)
@@ -229,6 +215,7 @@ class ImplicitGemm(Algorithm[Config]):
         return -(-rest // STEP_BYTES)
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
+        bundles = self._bundles(problem, device)
         problem = folded(problem)
         found = []
         for (rows, pixels, filters), (warpgroups, turns, split, resident) in product(TILES, SCHEDULES):
@@ -242,6 +229,37 @@ class ImplicitGemm(Algorithm[Config]):
         shared = all(min(sides) < reach for sides, reach in zip(problem.padding, problem.reach, strict=True))
         if set(problem.stride) == {1} and prod(problem.kernel) >= LEAST_TAPS and shared:
             found += self._slabs(problem, device)
+        return found + bundles
+
+    def _bundles(self, problem: ConvProblem, device: Device) -> list[Config]:
+        """Groups of 32 or 64 bytes of channels, as many in a line as fill it, each multiplied with its own filters."""
+        size = problem.group_c * pack.SIZES[problem.dtype]
+        count = LINE_BYTES // size if size in (32, 64) else 1
+        if (
+            count == 1
+            or problem.groups % count
+            or problem.group_k % 8
+            or not _whole(problem)
+            or self.line(problem) != problem.group_c
+            or problem.math == "3xtf32"
+            or problem.layout == "nchw"
+        ):
+            return []
+        found: list[Config] = []
+        filters = count * problem.group_k
+        view = _view(problem, Config("stream", "pixels", 64, filters, 1, False, 3, bundle=count))
+        taken = [one for one in SCHEDULES if one[2] == 1]
+        for pixels, (warpgroups, turns, split, resident) in product((64, 128, 256), taken):
+            config = Config("stream", "pixels", pixels, filters, warpgroups, turns, 0, split, resident, bundle=count)
+            staged = self._staged(view, config, device)
+            if staged is not None and filters <= 256:
+                found.append(staged)
+        shared = all(min(sides) < reach for sides, reach in zip(problem.padding, problem.reach, strict=True))
+        if set(problem.stride) == {1} and prod(problem.kernel) >= LEAST_TAPS and shared:
+            for pixels, stages in product((64, 128, 256), (8, 4)):
+                config = Config("slab", "pixels", pixels, filters, 2, True, stages, slabs=2, bundle=count)
+                if self._legal(view, config, device):
+                    found.append(config)
         return found
 
     def _slabs(self, problem: ConvProblem, device: Device) -> list[Config]:
@@ -289,19 +307,15 @@ class ImplicitGemm(Algorithm[Config]):
 
     def shared_bytes(self, problem: ConvProblem, config: Config) -> int:
         """The ring or the split sums, the staging part, the tables of places, barriers, and what aligns them."""
-        height, width = self._sides(config)
         line = span(problem)
-        ring = config.stages * (height + width) * line
+        ring = config.stages * (config.pixels * line + config.filters * line // config.bundle)
         if config.kernel == "slab":
             lines, _ = self.slab_lines(problem, config)
-            ring = (config.slabs * lines + config.stages * config.filters) * line + 16 * config.slabs + 2048
+            filters = config.stages * config.filters // config.bundle
+            ring = (config.slabs * lines + filters) * line + 16 * config.slabs + 2048
         sums = config.pixels * (config.filters + 4) * 4 if config.split > 1 else 0
-        staging = (
-            0
-            if config.split > 1
-            else config.warpgroups
-            * (64 * 72 * 4 if pack.SIZES[problem.dtype] == 4 else 16384 if self.bulk(problem, config) else 8192)
-        )
+        each = 64 * 72 * 4 if pack.SIZES[problem.dtype] == 4 else 64 * 64 * 2
+        staging = 0 if config.split > 1 else config.warpgroups * each
         share = config.pixels if config.rows == "filters" or config.turns else config.pixels // config.warpgroups
         return max(ring, sums) + staging + config.warpgroups * share * 8 + config.stages * 16 + 2048
 
@@ -322,23 +336,24 @@ class ImplicitGemm(Algorithm[Config]):
     def _cost(self, problem: ConvProblem, config: Config, device: Device) -> model.Cost:
         packed_bytes = self.workspace_bytes(problem, config, device)
         moved = problem.bytes
-        problem = folded(problem)
+        problem = _view(problem, config)
         rows, columns = self._sides(config)
+        columns //= config.bundle
         chunks, line = self._chunks(problem), span(problem)
         taps = prod(problem.kernel)
         pixel_lines: float = config.pixels
         if config.kernel == "slab":
             pixel_lines = self.slab_lines(problem, config)[0] / taps
-        tiles = self.tiles(problem, config)[1]
+        _, tiles = self.tiles(problem, config)
         overlapped = "turns" if config.turns else "once" if config.split > 1 else "loop"
         if config.resident > 1 and tiles * config.split > device.threads:
             overlapped = "resident"
         work = model.Work(
             rows=rows, columns=columns, steps=-(-self.steps(problem) // config.split),
             instructions=((chunks - 1) * line / STEP_BYTES + self._last(problem)) / chunks, pixel_lines=pixel_lines,
-            filter_lines=0 if config.held else config.filters, line_bytes=line, slab=config.kernel == "slab",
-            gather=config.gather, outputs=config.pixels * config.filters, written=_vector(problem),
-            bulk=self.bulk(problem, config), blocks=tiles * config.split, split=config.split, overlapped=overlapped,
+            filter_lines=0 if config.held else config.filters / config.bundle, line_bytes=line,
+            slab=config.kernel == "slab", gather=config.gather, outputs=config.pixels * config.filters,
+            written=_vector(problem), blocks=tiles * config.split, split=config.split, overlapped=overlapped,
             bytes=moved, packed_bytes=packed_bytes,
         )  # fmt: skip
         return model.cost(work, device.threads, device.gbps)
@@ -358,20 +373,21 @@ class ImplicitGemm(Algorithm[Config]):
         )
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
-        problem = folded(problem)
+        problem = _view(problem, config)
         written = 1 if config.kernel == "slab" and problem.layout == "nchw" else _vector(problem)
         words = (
             pack.TYPES[problem.dtype], config.rows == "filters", config.pixels, config.filters, config.warpgroups,
-            config.turns, config.stages, config.split, span(problem), self._last(problem), self._five(problem), written,
-            self.bulk(problem, config), problem.layout == "nchw", problem.bias, problem.residual,
+            config.turns, config.stages, config.split, span(problem), config.bundle, self._last(problem),
+
+            self._five(problem), written, problem.layout == "nchw", problem.bias, problem.residual,
             plans.ACTIVATIONS[problem.activation],
         )  # fmt: skip
-        width = self._sides(config)[1]
+        width = self._sides(config)[1] // config.bundle
         threads = self._threads(config)
         texts = [str(word).lower() if isinstance(word, bool) else str(word) for word in words]
         tile, header = f"Tile<{', '.join(texts)}>", instruction(problem.dtype, width)
         if config.kernel == "slab":
-            more = f"{tile}, {config.slabs}, {'true' if config.held else 'false'}, {config.gather}"
+            more = f"{tile}, {config.slabs}, {str(config.held).lower()}, {config.gather}"
             return stub("implicit_gemm_slab.cu", "implicit_gemm_slab", more, "Slab", threads, 1, header)
         return stub("implicit_gemm.cu", "implicit_gemm", tile, "Gemm", threads, config.resident, header, config.split)
 
@@ -385,8 +401,9 @@ class ImplicitGemm(Algorithm[Config]):
         return [*first, pack.filters_source(problem), self.source(problem, config)]
 
     def launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
-        packed = self.packed(problem, config)
-        problem = folded(problem)
+        packed, source = self.packed(problem, config), self.source(problem, config)
+        filters = self.map_w(folded(problem), config.filters)
+        problem = _view(problem, config)
         fields = plans.window_fields(problem) | {"group_c": problem.group_c}
         tiles_f, tiles = self.tiles(problem, config)
         chunks = self._chunks(problem)
@@ -406,15 +423,13 @@ class ImplicitGemm(Algorithm[Config]):
         if config.split == 1:
             blocks = min(blocks, device.threads * config.resident)
         slab = config.kernel == "slab"
-        maps = {"x": self.map_x(problem, lines, packed, slab), "w": self.map_w(problem, config.filters)}
+        maps = {"x": self.map_x(problem, lines, packed, slab), "w": filters}
         if config.gather:
             # Not used, but a struct has a place for it.
             del maps["x"]
-        if self.bulk(problem, config):
-            maps["out"] = self.map_y(problem)
         return Launch(
-            self.source(problem, config), names, mine, (blocks, 1, 1), (self._threads(config), 1, 1),
-            self.shared_bytes(problem, config), maps, True, {"image": "x", "out": "y"},
+            source, names, mine, (blocks, 1, 1), (self._threads(config), 1, 1),
+            self.shared_bytes(problem, config), maps, True, {"image": "x"},
         )  # fmt: skip
 
 
@@ -437,6 +452,13 @@ def folded(problem: ConvProblem) -> ConvProblem:
         c=problem.c * s, spatial=(height, width // s), kernel=(problem.kernel[0], 1), stride=(problem.stride[0], 1),
         padding=(problem.padding[0], (0, 0)),
     )  # fmt: skip
+
+
+def _view(problem: ConvProblem, config: Config) -> ConvProblem:
+    """The problem as a config sees its images: folded, or with several groups as one."""
+    if config.bundle > 1:
+        return problem.replace(groups=problem.groups // config.bundle)
+    return folded(problem)
 
 
 def _whole(problem: ConvProblem) -> bool:

@@ -1,7 +1,7 @@
 """How long cuda.implicit_gemm will take: what a tile costs, how many of them a multiprocessor gets, and what memory
 takes.
 
-Constants were fitted to times of some 1000 configs on 86 layers (H200), by the mean error of the logarithm; they are
+Constants were fitted to times of some 1300 configs on 87 layers (H200), by the mean error of the logarithm; they are
 cycles of a multiprocessor under load, 1700 a microsecond.
 """
 
@@ -12,16 +12,17 @@ from typing import Final
 
 CYCLES_US: Final = 1700.0
 # Copying a line of pixels (stream, slab) and one of filters; bytes that arrive in a cycle; a piece that warps gather.
-STREAM_LINE, SLAB_LINE, FILTER_LINE, FEED_BYTES, PIECE = 2.3, 6.0, 2.0, 70.0, 1.75
-# What a step costs besides; a tile's beginning; sums of one output on their way to y, through registers or the copy
-# engine.
-STEP, BEGIN, OUTPUT, THREADS_FACTOR = 84.0, 3450.0, 0.078, 2.9
-# Splitting gemm_k: the exchange, and each output of it.
-EXCHANGE, EXCHANGED = 950.0, 0.56
+STREAM_LINE, SLAB_LINE, FILTER_LINE, FEED_BYTES, PIECE = 2.5, 5.9, 2.0, 66.0, 1.6
+# What a step costs besides; a launch's beginning, and more of it where warpgroups take turns, of tiles and of slabs.
+STEP, BEGIN, BEGIN_TURNS, BEGIN_SLAB = 68.0, 1600.0, 1320.0, 2500.0
+# A tile's way to y, and each of its outputs.
+FINISH, OUTPUT, SLAB_OUTPUT = 1400.0, 0.10, 0.22
+# The same where gemm_k is split.
+EXCHANGE, EXCHANGED = 2770.0, 0.46
 # Memory and arithmetic hide each other as a norm of that degree.
-NORM: Final = 1.85
+NORM: Final = 2.0
 # A launch that packs x before; bytes a microsecond that it moves.
-PACK_US, PACK_BYTES = 4.0, 3.5e6
+PACK_US, PACK_BYTES = 3.1, 3.5e6
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,6 @@ class Work:
     gather: int
     outputs: int
     written: int
-    bulk: bool
     blocks: int
     split: int
     overlapped: str
@@ -82,15 +82,13 @@ def cost(work: Work, multiprocessors: int, gbps: float) -> Cost:
     lines += work.filter_lines * FILTER_LINE
     copies = max(lines, (work.pixel_lines + work.filter_lines) * work.line_bytes / FEED_BYTES)
     main = work.steps * (max(product, copies) + STEP)
-    finish = work.outputs * OUTPUT
-    if not work.bulk:
-        finish *= THREADS_FACTOR * (8 / work.written) ** 0.5
+    finish = FINISH + work.outputs * (SLAB_OUTPUT if work.slab else OUTPUT) * (8 / work.written) ** 0.5
     if work.split > 1:
         finish = EXCHANGE + work.outputs * EXCHANGED
     share = -(-work.blocks // multiprocessors)
     both = share * max(main, (main + finish) / 2)
     cycles = {
-        "turns": both + finish / 2 + BEGIN,
+        "turns": both + finish / 2 + BEGIN + (BEGIN_SLAB if work.slab else BEGIN_TURNS),
         "resident": both + finish + BEGIN,
         "loop": share * (main + finish) + BEGIN,
         "once": share * (main + finish + 0.6 * BEGIN) + 0.4 * BEGIN,

@@ -62,7 +62,7 @@ DEVICE void gather(const Slab &p, unsigned to, int pixel, int group, int chunk) 
 template <class O, int SLABS, bool RESIDENT, int GATHER>
 DEVICE void implicit_gemm_slab(const Slab &p) {
     extern __shared__ unsigned char memory[];
-    constexpr unsigned FILTERS = O::BF * O::SPAN;
+    constexpr unsigned FILTERS = O::BF * O::FILTER_SPAN;
     const unsigned slab_bytes = p.lines * O::SPAN;
     const unsigned slabs = (shared_address(memory) + 1023) & ~1023u, ring = (slabs + SLABS * slab_bytes + 1023) & ~1023u;
     const unsigned staging = (ring + O::STAGES * FILTERS + 1023) & ~1023u, tables = staging + 2 * O::STAGING;
@@ -135,7 +135,7 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
     take_registers<216>();
     const int lane = threadIdx.x % 32, thread = threadIdx.x % 128;
     const unsigned table = tables + group * O::PIXELS * 8;
-    int slab = 0, slot = 0, blocks_done = 0;
+    int slab = 0, slot = 0;
     unsigned slab_phase = 0, phase = 0;
     float d[O::STEPS][O::COLUMNS / 2];
     if (group == 1) arrive_part(6, 256);
@@ -156,8 +156,8 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
             int r = 0, s = 0;
             for (int tap = 0; tap < taps; ++tap) {
                 barrier_wait(full + slot * 8, phase);
-                const unsigned long long shifted = descriptor<O::SPAN>(pixels + (r * (int)p.dilation_h * width + s * (int)p.dilation_w) * O::SPAN);
-                const unsigned long long filters = descriptor<O::SPAN>(ring + slot * FILTERS);
+                const unsigned shifted = pixels + (r * (int)p.dilation_h * width + s * (int)p.dilation_w) * O::SPAN;
+                const unsigned filters = ring + slot * FILTERS;
                 if (++s == (int)p.s) {
                     s = 0;
                     ++r;
@@ -197,7 +197,7 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
             const long long place = O::NCHW ? (n * all + at.group * filters) * outputs + there : (n * outputs + there) * all + at.group * filters;
             set_place(table, i, n < p.n && h < p.p && w < p.q ? place : -1);
         }
-        const Place out{at.filter, filters, at.group * filters, outputs, table, staging + group * O::STAGING, 1 + group, nullptr, 0, 0};
-        finish_tile<O>(d, out, blocks_done, p.y, p.bias, p.residual);
+        const Place out{at.filter, filters, at.group * filters, outputs, table, staging + group * O::STAGING, 1 + group};
+        finish_tile<O>(d, out, p.y, p.bias, p.residual);
     }
 }

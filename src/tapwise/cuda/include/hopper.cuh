@@ -50,19 +50,6 @@ DEVICE void copy_filters(unsigned to, const void *map, unsigned barrier, int c, 
                  : "memory");
 }
 
-// A box of y from shared memory; a tensor's edge cuts it. Groups of such stores are waited for by the threads that began them.
-DEVICE void store_box(const void *map, unsigned from, int k, int pixel, int g) {
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map), "r"(from),
-                 "r"(k), "r"(pixel), "r"(g)
-                 : "memory");
-}
-DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until shared memory has been read of all but PENDING groups, or (of none) until they are done.
-template <int PENDING>
-DEVICE void wait_stores_read() {
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
-}
-DEVICE void wait_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 // What threads wrote to shared memory is there for the copy engine and the tensor cores.
 DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // The barrier gets this thread's arrival when its copies (cp.async) are there.

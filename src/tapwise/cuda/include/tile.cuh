@@ -7,19 +7,20 @@
 
 // A block computes tiles of BP pixels x BF filters. The matrix instruction's rows, 64 a step, are pixels or (SWAP) filters, its
 // columns the others. WARPGROUPS share a tile's rows, or (PINGPONG) take whole tiles in turns. SPLIT blocks of a cluster share
-// gemm_k. SPAN: bytes of a line of channels in shared memory. LAST: steps of 32 bytes of a tap's last chunk of channels. FIVE: the map of x has a fifth axis, for groups or parts. V elements of y are written at once, or (BULK)
-// boxes by the copy engine.
-template <typename T_, bool SWAP_, int BP_, int BF_, int WARPGROUPS_, bool PINGPONG_, int STAGES_, int SPLIT_, int SPAN_, int LAST_, bool FIVE_, int V_, bool BULK_, bool NCHW_, bool BIAS_, bool RESIDUAL_, int ACTIVATION_>
+// gemm_k. SPAN: bytes of a line of channels in shared memory. BUNDLE: groups that share a line, each with its own filters. LAST: steps of 32 bytes of a tap's last chunk of channels. FIVE: the map of x has a fifth axis, for groups or parts. V elements of y are written at once.
+template <typename T_, bool SWAP_, int BP_, int BF_, int WARPGROUPS_, bool PINGPONG_, int STAGES_, int SPLIT_, int SPAN_, int BUNDLE_, int LAST_, bool FIVE_, int V_, bool NCHW_, bool BIAS_, bool RESIDUAL_, int ACTIVATION_>
 struct Tile {
     using T = T_;
-    static constexpr bool SWAP = SWAP_, PINGPONG = PINGPONG_, FIVE = FIVE_, BULK = BULK_, NCHW = NCHW_, BIAS = BIAS_, RESIDUAL = RESIDUAL_;
-    static constexpr int BP = BP_, BF = BF_, WARPGROUPS = WARPGROUPS_, STAGES = STAGES_, SPLIT = SPLIT_, SPAN = SPAN_, LAST = LAST_, V = V_;
+    static constexpr bool SWAP = SWAP_, PINGPONG = PINGPONG_, FIVE = FIVE_, NCHW = NCHW_, BIAS = BIAS_, RESIDUAL = RESIDUAL_;
+    static constexpr int BP = BP_, BF = BF_, WARPGROUPS = WARPGROUPS_, STAGES = STAGES_, SPLIT = SPLIT_, SPAN = SPAN_, BUNDLE = BUNDLE_, LAST = LAST_, V = V_;
     static constexpr int ACTIVATION = ACTIVATION_;
     static constexpr int ROWS = SWAP ? BF : BP, COLUMNS = SWAP ? BP : BF;
     // Of one warpgroup: steps of 64 rows, pixels and filters.
     static constexpr int STEPS = ROWS / 64 / (PINGPONG ? 1 : WARPGROUPS);
     static constexpr int PIXELS = SWAP ? COLUMNS : 64 * STEPS, FILTERS = SWAP ? 64 * STEPS : COLUMNS;
     static constexpr int ELEMENTS = SPAN / (int)sizeof(T), WHOLE = SPAN / 32;
+    // Lines of filters have their own group's channels.
+    static constexpr int FILTER_SPAN = SPAN / BUNDLE, ROW_SPAN = SWAP ? FILTER_SPAN : SPAN, COLUMN_SPAN = SWAP ? SPAN : FILTER_SPAN;
     static constexpr int CONSUMERS = 128 * WARPGROUPS;
     // With two warpgroups a third one copies, and leaves them registers.
     static constexpr bool SHARES = WARPGROUPS == 2;
@@ -29,10 +30,10 @@ struct Tile {
     // or its columns.
     static constexpr bool TURNED = SWAP != NCHW;
     static constexpr int LINE = sizeof(T) == 2 ? 64 : TURNED ? 68 : 72;
-    static constexpr int BUFFER = 64 * LINE * (int)sizeof(T), STAGING = (BULK ? 2 : 1) * BUFFER;
+    static constexpr int STAGING = 64 * LINE * (int)sizeof(T);
     static constexpr int SUMS_LINE = BF + 4;
-    static_assert(ROWS % 64 == 0 && STEPS >= 1 && COLUMNS % 8 == 0 && COLUMNS <= 256 && COLUMNS == WGMMA_N);
-    static_assert(!BULK || (sizeof(T) == 2 && !NCHW && SPLIT == 1 && (SWAP || BF % 64 == 0)));
+    static_assert(ROWS % 64 == 0 && STEPS >= 1 && COLUMNS % 8 == 0 && COLUMNS <= 256 && COLUMNS == WGMMA_N * BUNDLE);
+    static_assert(BUNDLE == 1 || (!SWAP && LAST == WHOLE));
     static_assert(!PINGPONG || (WARPGROUPS == 2 && SPLIT == 1));
 };
 
@@ -43,9 +44,6 @@ struct Place {
     long long step;
     unsigned table, staging;
     int barrier;
-    // Of BULK: the map of y, this warpgroup's first pixel, and its group.
-    const void *map;
-    int pixel, group;
 };
 
 DEVICE long long place_of(const Place &at, int pixel) {
@@ -71,11 +69,18 @@ struct At {
 
 // The products of K steps of 32 bytes; `add` to what the sums hold, or else they begin.
 template <class O, int K>
-DEVICE void multiply(float (&d)[O::STEPS][O::COLUMNS / 2], unsigned long long a, unsigned long long b, bool add) {
+DEVICE void multiply(float (&d)[O::STEPS][O::COLUMNS / 2], unsigned rows, unsigned columns, bool add) {
+    const unsigned long long a = descriptor<O::ROW_SPAN>(rows), b = descriptor<O::COLUMN_SPAN>(columns);
+    // Steps of a group; its products go to its own columns.
+    constexpr int EACH = K / O::BUNDLE, SUMS = WGMMA_N / 2;
 #pragma unroll
     for (int k = 0; k < K; ++k)
 #pragma unroll
-        for (int m = 0; m < O::STEPS; ++m) wgmma(d[m], a + m * 4 * O::SPAN + k * 2, b + k * 2, add || k > 0);
+        for (int m = 0; m < O::STEPS; ++m) {
+            const int group = k / EACH, step = k % EACH;
+            float(&sums)[SUMS] = reinterpret_cast<float(&)[SUMS]>(d[m][group * SUMS]);
+            wgmma(sums, a + m * 4 * O::ROW_SPAN + k * 2, b + group * (WGMMA_N * O::COLUMN_SPAN / 16) + step * 2, add || step > 0);
+        }
 }
 
 // One chunk of channels of x, for all lines of a copy. Three products of parts, where there are: large by large, large by
@@ -255,13 +260,12 @@ DEVICE void stage_sums(float (&v)[8], const Place &at, const typename O::T *bias
 
 // A warpgroup's sums to y, 64 rows x 64 columns at a time.
 template <class O>
-DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, int &blocks, void *y_, const void *bias_, const void *residual_) {
+DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], const Place &at, void *y_, const void *bias_, const void *residual_) {
     using T = typename O::T;
     T *y = static_cast<T *>(y_);
     const T *bias = static_cast<const T *>(bias_);
     T *residual = const_cast<T *>(static_cast<const T *>(residual_));
-    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const unsigned staging = at.staging;
+    const int warp = threadIdx.x / 32 % 4;
 #pragma unroll
     for (int step = 0; step < O::STEPS; ++step)
 #pragma unroll
@@ -271,10 +275,6 @@ DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, int &blo
             const int pixel0 = O::SWAP ? group * 64 : step * 64, filter0 = O::SWAP ? step * 64 : group * 64;
             const int pixels = O::SWAP ? columns : 64, filters = O::SWAP ? 64 : columns;
             // What was staged before has been written, and the table of places is there.
-            if constexpr (O::BULK) {
-                at.staging = staging + blocks++ % 2 * O::BUFFER;
-                if (warp == 0) wait_stores_read<1>();
-            }
             sync_part(at.barrier, 128);
             if constexpr (O::RESIDUAL) {
                 move_lines<O, true>(at, residual, pixel0, pixels, filter0, filters);
@@ -293,17 +293,8 @@ DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, int &blo
                 }
                 stage_sums<O>(v, at, bias, column, warp * 16, filter0);
             }
-            if constexpr (O::BULK) {
-                publish_shared();
-                sync_part(at.barrier, 128);
-                if (warp == 0) {
-                    if (lane < pixels / 8) store_box(at.map, at.staging + lane * 1024, at.filter + filter0, at.pixel + pixel0 + lane * 8, at.group);
-                    commit_stores();
-                }
-            } else {
-                sync_part(at.barrier, 128);
-                move_lines<O, false>(at, y, pixel0, pixels, filter0, filters);
-            }
+            sync_part(at.barrier, 128);
+            move_lines<O, false>(at, y, pixel0, pixels, filter0, filters);
         }
     sync_part(at.barrier, 128);
 }
