@@ -14,6 +14,7 @@ from tapwise.algorithm import Algorithm, Config, Device, Plan
 from tapwise.cpu.device import host
 from tapwise.errors import NotApplicable
 from tapwise.problem import ACTIVATIONS, ConvProblem
+from tapwise.reference import convolve
 
 PROBLEM = ConvProblem.parse("n2 c5 h9 w11 k7 r3 s3 pad1 bias")
 
