@@ -338,6 +338,7 @@ def test_what_a_map_can_express() -> None:
         ("n0 c64 h9 w9 k64 r3 s3 f16", "nothing"),
         ("c64 h90 w90 k64 r3 s3 stride9 f16", "tensor map"),
         ("c64 h900 w900 k64 r3 s3 dilation200 f16", "tensor map"),
+        ("c1 h70 w131 k4 r8 s8 3xtf32", "channels"),
         ("n70000 c64 h32 w32 k64 r1 s1 f16", "2\\^31"),
     ],
 )
@@ -348,7 +349,7 @@ def test_refusals_say_why(text: str, says: str) -> None:
     assert re.search(says, reason)
     assert "Hopper" in (ImplicitGemm().rejects(ConvProblem.parse(COMPILED[0]), A100) or "")
     assert "GPU" in (ImplicitGemm().rejects(ConvProblem.parse(COMPILED[0]), Device("cpu", "a CPU", 2)) or "")
-    if says not in ("tensor map", "2\\^31"):
+    if says not in ("tensor map", "2\\^31", "channels"):
         assert re.search(says, ImplicitGemmMma().rejects(problem, H200) or "")
 
 

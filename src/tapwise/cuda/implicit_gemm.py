@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import prod
+from math import prod, sqrt
 from typing import Any, ClassVar, Final
 
 from tapwise.algorithm import Algorithm, Device, Plan
@@ -127,6 +127,10 @@ class ImplicitGemm(Algorithm[Config]):
             return "takes f16, bf16, tf32 and 3xtf32: tensor cores round the factors of f32 and f64"
         if prod(problem.y_shape) >= LARGEST or prod(problem.x_shape) >= LARGEST:
             return "takes fewer than 2^31 elements"
+        # Tensor cores cut off after each step of eight channels; with few of them in a step that adds up.
+        additions = 3 * prod(problem.kernel) * -(-problem.group_c // 8)
+        if problem.math == "3xtf32" and additions > 0.5 * problem.gemm_k + 2 * sqrt(problem.gemm_k):
+            return f"keeps fp32's bound with 3xtf32 for more channels a group, not {problem.group_c}"
         if not legal(self._corners(problem), self._reach(problem), problem.stride):
             return f"takes padding, dilation and strides that a tensor map can express, not those of '{problem}'"
         return None

@@ -12,17 +12,19 @@ from typing import Final
 
 CYCLES_US: Final = 1700.0
 # Copying a line of pixels (stream, slab) and one of filters; bytes that arrive in a cycle; a piece that warps gather.
-STREAM_LINE, SLAB_LINE, FILTER_LINE, FEED_BYTES, PIECE = 2.5, 5.9, 2.0, 66.0, 1.6
+STREAM_LINE, SLAB_LINE, FILTER_LINE, FEED_BYTES, PIECE = 1.9, 6.2, 2.0, 66.0, 1.65
 # What a step costs besides; a launch's beginning, and more of it where warpgroups take turns, of tiles and of slabs.
-STEP, BEGIN, BEGIN_TURNS, BEGIN_SLAB = 68.0, 1600.0, 1320.0, 2500.0
+STEP, BEGIN, BEGIN_TURNS, BEGIN_SLAB = 56.0, 1820.0, 1420.0, 2530.0
 # A tile's way to y, and each of its outputs.
-FINISH, OUTPUT, SLAB_OUTPUT = 1400.0, 0.10, 0.22
+FINISH, OUTPUT, SLAB_OUTPUT = 1510.0, 0.096, 0.228
 # The same where gemm_k is split.
-EXCHANGE, EXCHANGED = 2770.0, 0.46
-# Memory and arithmetic hide each other as a norm of that degree.
-NORM: Final = 2.0
+EXCHANGE, EXCHANGED = 2690.0, 0.485
+# Bytes a microsecond from L2 to all multiprocessors together.
+L2_BYTES: Final = 14.5e6
+# Tiles, L2 and memory hide each other as a norm of that degree.
+NORM: Final = 2.46
 # A launch that packs x before; bytes a microsecond that it moves.
-PACK_US, PACK_BYTES = 3.1, 3.5e6
+PACK_US, PACK_BYTES = 3.0, 3.5e6
 
 
 @dataclass(frozen=True)
@@ -95,5 +97,7 @@ def cost(work: Work, multiprocessors: int, gbps: float) -> Cost:
     }[work.overlapped]
     memory = work.bytes / (gbps * 1e3)
     packing = PACK_US + 2 * work.packed_bytes / PACK_BYTES if work.packed_bytes else 0.0
-    us = ((cycles / CYCLES_US) ** NORM + memory**NORM) ** (1 / NORM) + packing
+    # What all multiprocessors ask of L2.
+    shared = work.blocks * work.steps * (work.pixel_lines + work.filter_lines) * work.line_bytes / L2_BYTES
+    us = ((cycles / CYCLES_US) ** NORM + memory**NORM + shared**NORM) ** (1 / NORM) + packing
     return Cost(us, product, copies, main + finish, share, memory, packing)
