@@ -16,7 +16,9 @@ from tapwise.cuda.jit.device import gpu
 
 PROBLEMS = (
     "c6 h40 w75 k6 r6 s6", "n2 c5 h11 w13 k7 r3 s3 pad1 bias residual gelu", "c3 h70 w66 k3 r3 s3 stride2",
-    "n3 c4 h9 w10 k6 r3 s3 pad1 groups2 f16", "maxpool n2 c3 h13 w17 r3 s3 stride2 pad1",
+    "n3 c4 h9 w10 k6 r3 s3 pad1 groups2 f16", "n2 c72 h9 w11 k80 r3 s3 pad1 f16 nhwc bias",
+    "n2 c44 h9 w9 k44 r3 s3 pad1 bf16 nhwc residual relu", "n2 c64 h8 w9 k64 r3 s3 pad1 groups4 tf32 nhwc",
+    "n1 c256 h7 w7 k64 r1 s1 3xtf32", "maxpool n2 c3 h13 w17 r3 s3 stride2 pad1",
     "avgpool c4 h9 w11 r3 s2 stride1 pad1:0x1:1 exclude_pad nhwc", "reduce sum 5x1000x7 axis1",
     "reduce argmax 9x41 axis1", "reduce logsumexp 41113", "reduce max 300x33 axis0 f64", "softmax 7x33",
     "softmax 64x1000", "softmax 30000", "log_softmax 8x21x37x5 axis1", "im2col n2 c3 h13 w17 r3 s3 stride2 pad1",
