@@ -7,6 +7,7 @@ import struct
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -441,6 +442,40 @@ def test_choice_needs_no_gpu() -> None:
     assert {one.algorithm for one in dispatch.explain(problem, H200)} == {
         one.id for one in registry.of_backend("cuda", "conv")
     }
+
+
+def test_a_quick_call_brings_the_workspace_along() -> None:
+    torch = pytest.importorskip("torch")
+    from tapwise.operators import conv
+
+    problem, seen = ConvProblem.parse("c4 h5 w5 k4 r3 s3"), []
+
+    class Fake(plan.CudaPlan):
+        def __init__(self, size: int) -> None:
+            self.workspace_bytes = size
+
+        def enqueue(self, addresses: object, stream: int) -> None:
+            seen.append((addresses, stream))
+
+    class Other(Fake):
+        def run(self, *arrays: object, **more: object) -> None:
+            pass
+
+    def operator(made: plan.CudaPlan) -> object:
+        return SimpleNamespace(plan=made, problem=problem, _packed=SimpleNamespace(ptr=7), _bias=None)
+
+    filters = SimpleNamespace(library="torch", index=0, owner=torch.zeros(1))
+    assert conv._TorchCall.of(operator(Other(16)), filters) is None  # type: ignore[arg-type]
+    x = torch.zeros(problem.x_shape)
+    for size in (0, 16):
+        call = conv._TorchCall.of(operator(Fake(size)), filters)  # type: ignore[arg-type]
+        assert call is not None
+        call._stream = lambda index: 5
+        y = call(x)
+        addresses, stream = seen[-1]
+        assert (addresses["x"], addresses["y"], addresses["w"], stream) == (x.data_ptr(), y.data_ptr(), 7, 5)
+        assert ("workspace" in addresses) == (size > 0)
+        assert y.shape == problem.y_shape
 
 
 @pytest.mark.skipif(why_none() is None, reason="there is a GPU")

@@ -19,6 +19,7 @@ from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.jit.tensor_map import WORDS, TensorMap, legal
+from tapwise.lab.study import gemm
 from tapwise.problem import ConvProblem
 from tapwise.reference import convolve
 
@@ -434,3 +435,17 @@ def test_configs_are_named_by_their_strings(identifier: str) -> None:
     algorithm = registry.get(identifier)
     config = algorithm.configs(problem, H200)[3]
     assert dispatch.choose(problem, H200, identifier, config=str(config)).config == config
+
+
+def test_rungs_of_the_ladder_add_configs() -> None:
+    """Each rung of `study gemm-ladder` takes what the one before took, and the last one everything."""
+    algorithm = ImplicitGemm()
+    for text in gemm.LAYERS:
+        configs = algorithm.configs(ConvProblem.parse(text), H200)
+        taken: list[Config] = []
+        for name, takes in gemm.RUNGS:
+            more = [config for config in configs if takes(config)]
+            assert more, f"{text}: {name}"
+            assert set(taken) <= set(more), name
+            taken = more
+        assert taken == list(configs)

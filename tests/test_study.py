@@ -28,6 +28,7 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tapwise.lab.study.vendor._first_calls", lambda *_: None)
     monkeypatch.setattr("tapwise.lab.study.headline.LADDER", ("c3 h30 w40 k3 r3 s3",))
     monkeypatch.setattr("tapwise.lab.study.headline.HEADLINE", "c6 h30 w40 k6 r6 s6")
+    monkeypatch.setattr("tapwise.lab.study.gemm.CPU_LAYERS", ("c8 h9 w9 k8 r3 s3 pad1",))
 
 
 @pytest.mark.parametrize("name", study.STUDIES)

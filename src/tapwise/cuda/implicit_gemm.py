@@ -231,7 +231,8 @@ class ImplicitGemm(Algorithm[Config]):
                 found.append(staged)
         # Padded images share their padding with the next, so there is no more of it than windows reach.
         shared = all(min(sides) < reach for sides, reach in zip(problem.padding, problem.reach, strict=True))
-        if set(problem.stride) == {1} and prod(problem.kernel) >= LEAST_TAPS and shared:
+        countable = problem.n * prod(self.padded(problem)) < LARGEST
+        if set(problem.stride) == {1} and prod(problem.kernel) >= LEAST_TAPS and shared and countable:
             found += self._slabs(problem, device)
         return found + bundles
 

@@ -207,12 +207,12 @@ class PreparedConv:
 
 
 class _TorchCall:
-    """A prepared operator on tensors of a GPU that need no conversion: what is left is memory for y, and a launch."""
+    """A prepared operator on tensors of a GPU that need no conversion: what is left is memory, and launches."""
 
     @classmethod
     def of(cls, operator: PreparedConv, filters: Any) -> _TorchCall | None:
-        """Where the filters are PyTorch's and the kernels need no memory of their own."""
-        if filters.library != "torch" or operator.plan.workspace_bytes or not isinstance(operator.plan, CudaPlan):
+        """Where the filters are PyTorch's, and the plan does no more than to launch kernels."""
+        if filters.library != "torch" or getattr(type(operator.plan), "run", None) is not CudaPlan.run:
             return None
         return cls(operator, filters)
 
@@ -236,6 +236,7 @@ class _TorchCall:
         self._order = order
         self._strides = torch.empty(problem.x_shape, device="meta").to(memory_format=order).stride()
         self._enqueue = operator.plan.enqueue  # type: ignore[attr-defined]
+        self._workspace, self._bytes = operator.plan.workspace_bytes, torch.uint8
         self._fixed = {"w": operator._packed.ptr}
         if operator._bias is not None:
             self._fixed["bias"] = operator._bias.ptr
@@ -253,7 +254,12 @@ class _TorchCall:
 
     def __call__(self, x: Any) -> Any:
         y = self._empty(self._y_shape, dtype=self._dtype, device=self._device, memory_format=self._order)
-        self._enqueue({"x": x.data_ptr(), "y": y.data_ptr(), **self._fixed}, self._stream(self._index))
+        addresses = {"x": x.data_ptr(), "y": y.data_ptr(), **self._fixed}
+        if self._workspace:
+            # Freed at once, and not given to anyone before the launches on this stream are done with it.
+            scratch = self._empty(self._workspace, dtype=self._bytes, device=self._device)
+            addresses["workspace"] = scratch.data_ptr()
+        self._enqueue(addresses, self._stream(self._index))
         return y
 
 

@@ -38,6 +38,8 @@ STUDIES: Final = {
               f"{_HERE}.headline", "direct_cuda", "direct_cpu"),
         Study("ladder", "S0", "the steps to the fast direct kernel, one by one",
               f"{_HERE}.headline", "ladder_cuda", "ladder_cpu"),
+        Study("gemm-ladder", "ours", "implicit GEMM on tensor cores, one idea more on each rung",
+              f"{_HERE}.gemm", "ladder_cuda", "ladder_cpu"),
         Study("operators", "S3", "convolution, im2col, pooling, softmax, sum: plain, vectors, GPU",
               f"{_HERE}.operators", "operators_cuda", "operators_cpu"),
     )

@@ -1,0 +1,124 @@
+"""Implicit GEMM, one idea more on each rung: what the copy engine, tiles, warpgroups and slabs are worth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Final
+
+from tapwise.lab.study.findings import Chart, Findings, judge, pivot
+from tapwise.lab.study.laboratory import CpuLaboratory, CudaLaboratory, filters, images, prepared, within
+from tapwise.problem import ConvProblem
+
+LAYERS: Final = (
+    "n32 c64 h56 w56 k64 r3 s3 pad1 f16 nhwc",
+    "n32 c256 h16 w16 k256 r3 s3 pad1 f16 nhwc",
+    "n32 c1280 h14 w14 k320 r1 s1 f16 nhwc",
+    "n32 c44 h56 w56 k44 r3 s3 pad1 f16 nhwc",
+    "n32 c512 h32 w32 k512 r3 s3 stride2 pad1 groups32 f16 nhwc",
+    "n1 c512 h7 w7 k512 r3 s3 pad1 f16 nhwc",
+)
+CPU_LAYERS: Final = ("c64 h28 w28 k64 r3 s3 pad1", "c128 h14 w14 k128 r1 s1")
+# Each rung adds configs to those of the one before; the model's best of them is measured. The first is the kernel
+# that any GPU runs.
+RUNGS: Final[tuple[tuple[str, Callable[[Any], bool]], ...]] = (
+    ("copy engine, 64 x 64", lambda c: _plain(c) and (c.pixels, c.filters) == (64, 64)),
+    ("any tile", lambda c: _plain(c)),
+    ("two warpgroups", lambda c: c.kernel == "stream" and c.split == c.resident == c.bundle == 1),
+    ("slab", lambda c: c.split == c.resident == c.bundle == 1 and not c.gather),
+    ("gathered pieces, bundles", lambda c: c.split == c.resident == 1),
+    ("gemm_k split, two blocks", lambda c: True),
+)
+GATHER: Final = "threads gather"
+
+Progress = Callable[[str], None]
+
+
+def _plain(config: Any) -> bool:
+    return bool(
+        config.kernel == "stream" and config.warpgroups == config.split == config.resident == config.bundle == 1
+    )
+
+
+def ladder_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
+    """cuda.implicit_gemm_mma, then cuda.implicit_gemm with more and more of its configs, and cuDNN, channels last."""
+    import tapwise
+    from tapwise import registry, verify
+
+    findings = Findings("gemm-ladder", "Implicit GEMM: one idea more on each rung", lab.kind, lab.device.name)
+    engine = registry.get("cuda.implicit_gemm")
+    for text in LAYERS:
+        problem = ConvProblem.parse(text)
+        progress(text)
+        x = lab.tensor(images(problem)).contiguous(memory_format=lab.torch.channels_last)
+        w = lab.tensor(filters(problem)).to(x.dtype)
+        choices: dict[str, tuple[str, Any]] = {GATHER: ("cuda.implicit_gemm_mma", None)}
+        reason = engine.rejects(problem, lab.device)
+        if reason is not None:
+            findings.notes.append(f"{text}: cuda.implicit_gemm {reason}")
+        else:
+            configs = sorted(
+                engine.configs(problem, lab.device), key=lambda c: engine.predict_us(problem, c, lab.device)
+            )
+            for name, takes in RUNGS:
+                best = next((config for config in configs if takes(config)), None)
+                if best is not None:
+                    choices[name] = (engine.id, best)
+        runs: dict[str, Any] = {}
+        good = {}
+        for name, (identifier, config) in choices.items():
+            operator = tapwise.prepare(problem, w, algorithm=identifier, config=config)
+            runs[name] = lambda op=operator, x=x: op(x)
+            good[name] = bool(verify.check(problem, identifier, operator.choice.config, device=lab.device))
+        runs["cudnn-cl"] = lab.convolution(problem, x, w, True)
+        for name, time in lab.times(runs).items():
+            findings.add({"layer": text, "step": name}, time, good.get(name, True))
+    steps = (GATHER, *(name for name, _ in RUNGS))
+    return _ladder(findings, steps, (*steps, "cudnn-cl"))
+
+
+def ladder_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
+    """Plain loops, expansion and BLAS, the product whose matrix is never built, and what is chosen."""
+    findings = Findings("gemm-ladder", "Implicit GEMM: one idea more on each rung", lab.kind, lab.device.name)
+    rungs = {
+        "plain loops": "cpu.serial",
+        "expansion, BLAS": "cpu.im2col_gemm",
+        "implicit": "cpu.direct",
+        "chosen": "auto",
+    }
+    for text in CPU_LAYERS:
+        problem = ConvProblem.parse(text)
+        progress(text)
+        x, w = images(problem), filters(problem)
+        runs: dict[str, Any] = {}
+        good = {}
+        for name, algorithm in rungs.items():
+            operator = prepared(problem, w, algorithm)
+            runs[name] = lambda op=operator, x=x: op(x)
+            # Winograd sums something else, and has a bound of its own.
+            good[name] = algorithm == "auto" or within(problem, operator(x))
+        for name, time in lab.times(runs).items():
+            findings.add({"layer": text, "step": name}, time, good[name])
+    return _ladder(findings, tuple(rungs), tuple(rungs))
+
+
+def _ladder(findings: Findings, steps: tuple[str, ...], names: tuple[str, ...]) -> Findings:
+    layers = tuple(dict.fromkeys(str(row.choices["layer"]) for row in findings.rows))
+    findings.tables.append(
+        pivot(findings, "Rungs", [{"layer": layer} for layer in layers], [(name, {"step": name}) for name in names])
+    )
+    findings.charts.append(
+        Chart("Rungs", "us", {
+            layer: {name: us for name in names if (us := findings.us(layer=layer, step=name))} for layer in layers
+        })
+    )  # fmt: skip
+    for before, after in pairwise(steps):
+        gains = [
+            one / two
+            for layer in layers
+            if (one := findings.us(layer=layer, step=before)) and (two := findings.us(layer=layer, step=after))
+        ]
+        findings.conclusions.append(
+            judge("ours", f"'{after}' is faster than '{before}'", gains, lambda m: m > 1, f"{before} / {after}")
+        )
+    return findings
