@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,22 @@ def judge(source: str, text: str, ratios: Sequence[float], holds: Callable[[floa
         return Conclusion(source, text, None, f"{what}: not measured")
     spread = f"{min(ratios):.2f} to {max(ratios):.2f} over {len(ratios)} pairs" if len(ratios) > 1 else "one pair"
     return Conclusion(source, text, holds(mean), f"{what}: {mean:.2f} ({spread})")
+
+
+def climb(findings: Findings, source: str, of: str, steps: Sequence[str]) -> list[Conclusion]:
+    """Whether each step of a ladder is faster than the one before, over all values of the choice `of`."""
+    found = []
+    places = tuple(dict.fromkeys(row.choices[of] for row in findings.rows))
+    for before, after in pairwise(steps):
+        gains = [
+            one / two
+            for place in places
+            if (one := findings.us(**{of: place, "step": before}))
+            and (two := findings.us(**{of: place, "step": after}))
+        ]
+        text = f"'{after}' is faster than '{before}'"
+        found.append(judge(source, text, gains, lambda mean: mean > 1, f"{before} / {after}"))
+    return found
 
 
 def pivot(findings: Findings, title: str, lines: Iterable[Choices], columns: Sequence[tuple[str, Choices]]) -> Table:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any, Final
 
-from tapwise.lab.study.findings import Chart, Findings, judge, pivot
+from tapwise.lab.study.findings import Chart, Findings, climb, pivot
 from tapwise.lab.study.laboratory import CpuLaboratory, CudaLaboratory, filters, images, prepared, within
 from tapwise.problem import ConvProblem
 
@@ -112,13 +111,5 @@ def _ladder(findings: Findings, steps: tuple[str, ...], names: tuple[str, ...]) 
             layer: {name: us for name in names if (us := findings.us(layer=layer, step=name))} for layer in layers
         })
     )  # fmt: skip
-    for before, after in pairwise(steps):
-        gains = [
-            one / two
-            for layer in layers
-            if (one := findings.us(layer=layer, step=before)) and (two := findings.us(layer=layer, step=after))
-        ]
-        findings.conclusions.append(
-            judge("ours", f"'{after}' is faster than '{before}'", gains, lambda m: m > 1, f"{before} / {after}")
-        )
+    findings.conclusions += climb(findings, "ours", "layer", steps)
     return findings

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any, Final
 
-from tapwise.lab.study.findings import Chart, Findings, Value, judge, pivot
+from tapwise.lab.study.findings import Chart, Findings, Value, climb, judge, pivot
 from tapwise.lab.study.laboratory import (
     CpuLaboratory,
     CudaLaboratory,
@@ -200,13 +199,5 @@ def _ladder(findings: Findings, names: tuple[str, ...], steps: tuple[str, ...]) 
     findings.charts.append(
         Chart("Rungs", "us", {p: {n: us for n in names if (us := findings.us(problem=p, step=n))} for p in problems})
     )
-    for before, after in pairwise(steps):
-        gains = [
-            one / two
-            for p in problems
-            if (one := findings.us(problem=p, step=before)) and (two := findings.us(problem=p, step=after))
-        ]
-        findings.conclusions.append(
-            judge("S0", f"'{after}' is faster than '{before}'", gains, lambda m: m > 1, f"{before} / {after}")
-        )
+    findings.conclusions += climb(findings, "S0", "problem", steps)
     return findings
