@@ -56,8 +56,10 @@ DEVICE void implicit_gemm(const Gemm &p) {
                     barrier_expect(full + stage * 8, STAGE);
                     const unsigned rows = ring + stage * STAGE, columns = rows + ROWS_BYTES;
                     const unsigned pixels = O::SWAP ? columns : rows, filters = O::SWAP ? rows : columns;
-                    copy_chunk<O>(pixels, p.x, full + stage * 8, chunk, part, p.groups, w, h, n, at.group, s * (int)p.dilation_w, r * (int)p.dilation_h);
-                    copy_filters(filters, p.w, full + stage * 8, chunk * O::ELEMENTS, tap, at.group * (int)p.filters + at.filter);
+                    copy_chunk<O>(pixels, p.x, full + stage * 8, chunk, part, p.groups, w, h, n, at.group,
+                                  s * (int)p.dilation_w, r * (int)p.dilation_h);
+                    copy_filters(filters, p.w, full + stage * 8, chunk * O::ELEMENTS, tap,
+                                 at.group * (int)p.filters + at.filter);
                     if (++chunk == chunks) {
                         chunk = 0;
                         ++tap;
@@ -113,7 +115,8 @@ DEVICE void implicit_gemm(const Gemm &p) {
         if (O::PINGPONG) arrive_part(6 + (group ^ 1), 256);
         sums_are_there(d);
         if (lane == 0)
-            for (int back = min(O::FLIGHT, end - begin); back > 0; --back) barrier_arrive(empty + before<O::STAGES>(stage, back) * 8);
+            for (int back = min(O::FLIGHT, end - begin); back > 0; --back)
+                barrier_arrive(empty + before<O::STAGES>(stage, back) * 8);
         const int pixel0 = at.pixel + (O::SWAP || O::PINGPONG ? 0 : group * O::PIXELS);
         const int filter0 = at.filter + (O::SWAP && !O::PINGPONG ? group * O::FILTERS : 0);
         const int filters = p.filters, plane = p.p * p.q;

@@ -24,7 +24,8 @@ struct Gather {
 // A block: BM pixels x BN filters of each of BUNDLE groups; WM x WN warps a group. PIECE: bytes of an asynchronous copy of x, or 0
 // where elements pass through registers (any strides), pixels side by side in a warp if TURNED. PARTS: gemm_k is split, sums go
 // to `parts`. THREE: products of parts of fp32. V elements of y at once.
-template <typename T_, int PIECE_, bool TURNED_, int BM_, int BN_, int BUNDLE_, int WM_, int WN_, int STAGES_, bool PARTS_, bool THREE_, int V_, bool NCHW_, bool BIAS_, bool RESIDUAL_, int ACTIVATION_>
+template <typename T_, int PIECE_, bool TURNED_, int BM_, int BN_, int BUNDLE_, int WM_, int WN_, int STAGES_, bool PARTS_,
+          bool THREE_, int V_, bool NCHW_, bool BIAS_, bool RESIDUAL_, int ACTIVATION_>
 struct Block {
     using T = T_;
     static constexpr int PIECE = PIECE_, BM = BM_, BN = BN_, BUNDLE = BUNDLE_, WM = WM_, WN = WN_, STAGES = STAGES_, V = V_;
@@ -81,7 +82,10 @@ struct Loader {
     }
     DEVICE Begin begin(int line) const {
         Begin b;
-        asm volatile("ld.shared.v2.b64 {%0, %1}, [%2];" : "=l"(b.at), "=l"(*reinterpret_cast<long long *>(&b.h)) : "r"(begins + line * 16) : "memory");
+        asm volatile("ld.shared.v2.b64 {%0, %1}, [%2];"
+                     : "=l"(b.at), "=l"(*reinterpret_cast<long long *>(&b.h))
+                     : "r"(begins + line * 16)
+                     : "memory");
         return b;
     }
     DEVICE unsigned place(unsigned stage, int line) const {
@@ -144,7 +148,9 @@ template <class O>
 DEVICE void implicit_gemm_mma(const Gather &p) {
     using T = typename O::T;
     extern __shared__ __align__(1024) unsigned char memory[];
-    const unsigned ring = shared_address(memory), begins = ring + (unsigned)(O::STAGES * O::STAGE > O::BM * O::LINE * 4 ? O::STAGES * O::STAGE : O::BM * O::LINE * 4);
+    const unsigned ring = shared_address(memory),
+                   begins = ring +
+                            (unsigned)(O::STAGES * O::STAGE > O::BM * O::LINE * 4 ? O::STAGES * O::STAGE : O::BM * O::LINE * 4);
     const int tiles_k = p.tiles_k, tiles_g = p.tiles_g;
     int tile = blockIdx.x;
     const int filter0 = tile % tiles_k * O::BN;
@@ -156,7 +162,9 @@ DEVICE void implicit_gemm_mma(const Gather &p) {
         const int pixel = pixel0 + line, n = pixel / plane, rest = pixel - n * plane, row = rest / width;
         const int h = row * (int)p.stride_h - (int)p.pad_h, w = (rest - row * width) * (int)p.stride_w - (int)p.pad_w;
         Begin b{n * p.step_n + h * p.step_h + w * p.step_w, pixel < p.pixels ? h : -(1 << 30), w};
-        asm volatile("st.shared.v2.b64 [%0], {%1, %2};" ::"r"(begins + line * 16), "l"(b.at), "l"(*reinterpret_cast<long long *>(&b.h)) : "memory");
+        asm volatile("st.shared.v2.b64 [%0], {%1, %2};" ::"r"(begins + line * 16), "l"(b.at),
+                     "l"(*reinterpret_cast<long long *>(&b.h))
+                     : "memory");
     }
     __syncthreads();
     Loader<O> loader(p, begins, group0, from);
@@ -167,10 +175,12 @@ DEVICE void implicit_gemm_mma(const Gather &p) {
         for (int i = 0; i < TURNS; ++i) {
             const int at = thread + i * O::THREADS, line = at / 4, piece = at % 4 * 16;
             if (FILTERS % O::THREADS && at >= FILTERS) break;
-            const int group = group0 + line / O::BN, filter = filter0 + line % O::BN, k = step * O::ELEMENTS + piece / (int)sizeof(T);
+            const int group = group0 + line / O::BN, filter = filter0 + line % O::BN,
+                      k = step * O::ELEMENTS + piece / (int)sizeof(T);
             const bool real = group < groups && filter < (int)p.group_k && k < (int)p.pitch;
             const T *w = static_cast<const T *>(p.w) + (real ? (group * p.group_k + filter) * p.pitch + k : 0);
-            copy_piece<16>(stage + O::A_BYTES + line / O::BN * O::BN * O::SPAN + swizzled<O::SPAN>(line % O::BN, piece), w, real);
+            copy_piece<16>(stage + O::A_BYTES + line / O::BN * O::BN * O::SPAN + swizzled<O::SPAN>(line % O::BN, piece), w,
+                           real);
         }
     };
     const auto begin_step = [&](int step) {

@@ -69,7 +69,8 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
     const unsigned slab_full = tables + 2 * O::PIXELS * 8, slab_empty = slab_full + SLABS * 8;
     const unsigned full = slab_empty + SLABS * 8, empty = full + O::STAGES * 8;
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
-    const int tiles = p.tiles, chunks = p.chunks, part = p.part_chunks, taps = p.r * p.s, width = p.wide, plane = p.wide * p.high;
+    const int tiles = p.tiles, chunks = p.chunks, part = p.part_chunks, taps = p.r * p.s, width = p.wide,
+              plane = p.wide * p.high;
     if (threadIdx.x == 256) {
         prefetch_map(p.x);
         prefetch_map(p.w);
@@ -107,7 +108,8 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
                         // Behind the last image comes the next group, of whose padding only zeros are used. With five axes a copy
                         // may not begin behind the last image.
                         const int images = O::FIVE ? n % (int)p.n : n, behind = at.group + (O::FIVE ? n / (int)p.n : 0);
-                        copy_chunk<O>(slabs + slot * slab_bytes + line * O::SPAN, p.x, slab_full + slot * 8, chunk, part, p.groups, rest - h * width - (int)p.pad_w, h - (int)p.pad_h, images, behind, 0, 0);
+                        copy_chunk<O>(slabs + slot * slab_bytes + line * O::SPAN, p.x, slab_full + slot * 8, chunk, part,
+                                      p.groups, rest - h * width - (int)p.pad_w, h - (int)p.pad_h, images, behind, 0, 0);
                     }
                     advance<SLABS>(slot, phase);
                 }
@@ -123,7 +125,8 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
                     for (int tap = 0; tap < taps; ++tap) {
                         barrier_wait(empty + slot * 8, phase);
                         barrier_expect(full + slot * 8, FILTERS);
-                        copy_filters(ring + slot * FILTERS, p.w, full + slot * 8, chunk * O::ELEMENTS, tap, at.group * (int)p.filters + at.filter);
+                        copy_filters(ring + slot * FILTERS, p.w, full + slot * 8, chunk * O::ELEMENTS, tap,
+                                     at.group * (int)p.filters + at.filter);
                         advance<O::STAGES>(slot, phase);
                     }
             }
@@ -171,7 +174,8 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
                 wgmma_commit();
                 wgmma_wait<O::FLIGHT>();
                 if (lane == 0) {
-                    if (!RESIDENT && chunk * taps + tap >= O::FLIGHT) barrier_arrive(empty + before<O::STAGES>(slot, O::FLIGHT) * 8);
+                    if (!RESIDENT && chunk * taps + tap >= O::FLIGHT)
+                        barrier_arrive(empty + before<O::STAGES>(slot, O::FLIGHT) * 8);
                     if (chunk > 0 && tap == O::FLIGHT - 1) barrier_arrive(slab_empty + before<SLABS>(slab, 1) * 8);
                 }
                 if (RESIDENT) {
@@ -194,7 +198,8 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
         for (int i = thread; i < O::PIXELS; i += 128) {
             const int pixel = at.pixel + i, n = pixel / plane, rest = pixel - n * plane, h = rest / width, w = rest - h * width;
             const long long there = h * p.q + w;
-            const long long place = O::NCHW ? (n * all + at.group * filters) * outputs + there : (n * outputs + there) * all + at.group * filters;
+            const long long place =
+                O::NCHW ? (n * all + at.group * filters) * outputs + there : (n * outputs + there) * all + at.group * filters;
             set_place(table, i, n < p.n && h < p.p && w < p.q ? place : -1);
         }
         const Place out{at.filter, filters, at.group * filters, outputs, table, staging + group * O::STAGING, 1 + group};

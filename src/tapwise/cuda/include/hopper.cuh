@@ -34,19 +34,22 @@ DEVICE void arrive_part(int id, int threads) { asm volatile("bar.arrive %0, %1;"
 DEVICE void prefetch_map(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
 DEVICE void copy_pixels(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n, int tap_w, int tap_h) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
-                 "%6}], [%2], {%7, %8};" ::"r"(to), "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n),
-                 "h"((short)tap_w), "h"((short)tap_h)
+                 "%6}], [%2], {%7, %8};" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"((short)tap_w), "h"((short)tap_h)
                  : "memory");
 }
-DEVICE void copy_pixels(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n, int g, int tap_w, int tap_h) {
+DEVICE void copy_pixels(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n, int g, int tap_w,
+                        int tap_h) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
-                 "%6, %7}], [%2], {%8, %9, %10};" ::"r"(to), "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "r"(g),
-                 "h"((short)tap_w), "h"((short)tap_h), "h"((short)0)
+                 "%6, %7}], [%2], {%8, %9, %10};" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "r"(g), "h"((short)tap_w), "h"((short)tap_h),
+                 "h"((short)0)
                  : "memory");
 }
 DEVICE void copy_filters(unsigned to, const void *map, unsigned barrier, int c, int tap, int k) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
-                 "[%2];" ::"r"(to), "l"(map), "r"(barrier), "r"(c), "r"(tap), "r"(k)
+                 "[%2];" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(c), "r"(tap), "r"(k)
                  : "memory");
 }
 
@@ -116,7 +119,9 @@ DEVICE void sums_are_there(float (&d)[STEPS][N]) {
         for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[m][i])::"memory");
 }
 // sums = a * b, or sums += a * b.
-DEVICE void wgmma(float (&d)[WGMMA_N / 2], unsigned long long a, unsigned long long b, int add) { asm volatile(WGMMA : WGMMA_SUMS : "l"(a), "l"(b), "r"(add)); }
+DEVICE void wgmma(float (&d)[WGMMA_N / 2], unsigned long long a, unsigned long long b, int add) {
+    asm volatile(WGMMA : WGMMA_SUMS : "l"(a), "l"(b), "r"(add));
+}
 
 // Four 8 x 8 matrices of 16-bit elements between a warp's registers and shared memory, as they are or turned.
 template <bool TURNED>

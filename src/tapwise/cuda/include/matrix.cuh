@@ -30,18 +30,21 @@ DEVICE void load_matrices(unsigned (&v)[COUNT], unsigned from) {
                      : "r"(from)
                      : "memory");
     else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "r"(from) : "memory");
+        asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                     : "=r"(v[0]), "=r"(v[1])
+                     : "r"(from)
+                     : "memory");
 }
 
 // d += a * b of 16 rows, 8 columns and 32 bytes of gemm_k.
 template <typename T>
 DEVICE void multiply_add(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]);
-#define MULTIPLY_ADD(TYPE, SHAPE)                                                                                           \
-    template <>                                                                                                             \
-    DEVICE void multiply_add<TYPE>(float(&d)[4], const unsigned(&a)[4], const unsigned(&b)[2]) {                            \
-        asm volatile("mma.sync.aligned." SHAPE " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"          \
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                       \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                                   \
+#define MULTIPLY_ADD(TYPE, SHAPE)                                                                                              \
+    template <>                                                                                                                \
+    DEVICE void multiply_add<TYPE>(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {                            \
+        asm volatile("mma.sync.aligned." SHAPE " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"              \
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                          \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                                      \
     }
 MULTIPLY_ADD(f16, "m16n8k16.row.col.f32.f16.f16.f32")
 MULTIPLY_ADD(bf16, "m16n8k16.row.col.f32.bf16.bf16.f32")

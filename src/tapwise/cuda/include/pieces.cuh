@@ -15,8 +15,8 @@ DEVICE void copy_piece(unsigned to, const void *from, bool real) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(size) : "memory");
 }
 
-// Where byte `at` of a line lies in an array of lines of SPAN bytes, whose 16-byte pieces are swizzled so that eight lines' pieces
-// lie in eight groups of banks.
+// Where byte `at` of a line lies in an array of lines of SPAN bytes, whose 16-byte pieces are swizzled so that eight lines'
+// pieces lie in eight groups of banks.
 template <int SPAN>
 DEVICE unsigned swizzled(int line, int at) {
     const int turn = SPAN == 128 ? line & 7 : SPAN == 64 ? line >> 1 & 3 : line >> 2 & 1;

@@ -5,14 +5,18 @@
 #include "hopper.cuh"
 #include "narrow.cuh"
 
-// A block computes tiles of BP pixels x BF filters. The matrix instruction's rows, 64 a step, are pixels or (SWAP) filters, its
-// columns the others. WARPGROUPS share a tile's rows, or (PINGPONG) take whole tiles in turns. SPLIT blocks of a cluster share
-// gemm_k. SPAN: bytes of a line of channels in shared memory. BUNDLE: groups that share a line, each with its own filters. LAST: steps of 32 bytes of a tap's last chunk of channels. FIVE: the map of x has a fifth axis, for groups or parts. V elements of y are written at once.
-template <typename T_, bool SWAP_, int BP_, int BF_, int WARPGROUPS_, bool PINGPONG_, int STAGES_, int SPLIT_, int SPAN_, int BUNDLE_, int LAST_, bool FIVE_, int V_, bool NCHW_, bool BIAS_, bool RESIDUAL_, int ACTIVATION_>
+// A block computes tiles of BP pixels x BF filters. The matrix instruction's rows, 64 a step, are pixels or (SWAP) filters,
+// its columns the others. WARPGROUPS share a tile's rows, or (PINGPONG) take whole tiles in turns. SPLIT blocks of a cluster
+// share gemm_k. SPAN: bytes of a line of channels in shared memory. BUNDLE: groups that share a line, each with its own
+// filters. LAST: steps of 32 bytes of a tap's last chunk of channels. FIVE: the map of x has a fifth axis, for groups or
+// parts. V elements of y are written at once.
+template <typename T_, bool SWAP_, int BP_, int BF_, int WARPGROUPS_, bool PINGPONG_, int STAGES_, int SPLIT_, int SPAN_,
+          int BUNDLE_, int LAST_, bool FIVE_, int V_, bool NCHW_, bool BIAS_, bool RESIDUAL_, int ACTIVATION_>
 struct Tile {
     using T = T_;
     static constexpr bool SWAP = SWAP_, PINGPONG = PINGPONG_, FIVE = FIVE_, NCHW = NCHW_, BIAS = BIAS_, RESIDUAL = RESIDUAL_;
-    static constexpr int BP = BP_, BF = BF_, WARPGROUPS = WARPGROUPS_, STAGES = STAGES_, SPLIT = SPLIT_, SPAN = SPAN_, BUNDLE = BUNDLE_, LAST = LAST_, V = V_;
+    static constexpr int BP = BP_, BF = BF_, WARPGROUPS = WARPGROUPS_, STAGES = STAGES_, SPLIT = SPLIT_, SPAN = SPAN_,
+                         BUNDLE = BUNDLE_, LAST = LAST_, V = V_;
     static constexpr int ACTIVATION = ACTIVATION_;
     static constexpr int ROWS = SWAP ? BF : BP, COLUMNS = SWAP ? BP : BF;
     // Of one warpgroup: steps of 64 rows, pixels and filters.
@@ -20,7 +24,8 @@ struct Tile {
     static constexpr int PIXELS = SWAP ? COLUMNS : 64 * STEPS, FILTERS = SWAP ? 64 * STEPS : COLUMNS;
     static constexpr int ELEMENTS = SPAN / (int)sizeof(T), WHOLE = SPAN / 32;
     // Lines of filters have their own group's channels.
-    static constexpr int FILTER_SPAN = SPAN / BUNDLE, ROW_SPAN = SWAP ? FILTER_SPAN : SPAN, COLUMN_SPAN = SWAP ? SPAN : FILTER_SPAN;
+    static constexpr int FILTER_SPAN = SPAN / BUNDLE, ROW_SPAN = SWAP ? FILTER_SPAN : SPAN,
+                         COLUMN_SPAN = SWAP ? SPAN : FILTER_SPAN;
     static constexpr int CONSUMERS = 128 * WARPGROUPS;
     // With two warpgroups a third one copies, and leaves them registers.
     static constexpr bool SHARES = WARPGROUPS == 2;
@@ -78,15 +83,17 @@ DEVICE void multiply(float (&d)[O::STEPS][O::COLUMNS / 2], unsigned rows, unsign
 #pragma unroll
         for (int m = 0; m < O::STEPS; ++m) {
             const int group = k / EACH, step = k % EACH;
-            float(&sums)[SUMS] = reinterpret_cast<float(&)[SUMS]>(d[m][group * SUMS]);
-            wgmma(sums, a + m * 4 * O::ROW_SPAN + k * 2, b + group * (WGMMA_N * O::COLUMN_SPAN / 16) + step * 2, add || step > 0);
+            float (&sums)[SUMS] = reinterpret_cast<float (&)[SUMS]>(d[m][group * SUMS]);
+            wgmma(sums, a + m * 4 * O::ROW_SPAN + k * 2, b + group * (WGMMA_N * O::COLUMN_SPAN / 16) + step * 2,
+                  add || step > 0);
         }
 }
 
 // One chunk of channels of x, for all lines of a copy. Three products of parts, where there are: large by large, large by
 // small, small by large.
 template <class O>
-DEVICE void copy_chunk(unsigned to, const void *map, unsigned barrier, int chunk, int part, int groups, int w, int h, int n, int group, int tap_w, int tap_h) {
+DEVICE void copy_chunk(unsigned to, const void *map, unsigned barrier, int chunk, int part, int groups, int w, int h, int n,
+                       int group, int tap_w, int tap_h) {
     if constexpr (O::FIVE) {
         const int second = chunk >= 2 * part, c = second ? chunk - 2 * part : chunk >= part ? chunk - part : chunk;
         copy_pixels(to, map, barrier, c * O::ELEMENTS, w, h, n, group + second * groups, tap_w, tap_h);
@@ -122,7 +129,8 @@ DEVICE Piece<BYTES> load_shared(unsigned from) {
                      : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3])
                      : "r"(from)
                      : "memory");
-    if constexpr (BYTES == 8) asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(r.v[0]), "=r"(r.v[1]) : "r"(from) : "memory");
+    if constexpr (BYTES == 8)
+        asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(r.v[0]), "=r"(r.v[1]) : "r"(from) : "memory");
     if constexpr (BYTES == 4) asm volatile("ld.shared.b32 %0, [%1];" : "=r"(r.v[0]) : "r"(from) : "memory");
     if constexpr (BYTES == 2) {
         unsigned short low;
@@ -222,7 +230,8 @@ DEVICE void stage_sums(float (&v)[8], const Place &at, const typename O::T *bias
     const int lane = threadIdx.x % 32;
     if constexpr (O::BIAS) {
         if constexpr (O::SWAP) {
-            const float low = bias_of<O>(at, bias, filter0 + row0 + lane / 4), high = bias_of<O>(at, bias, filter0 + row0 + lane / 4 + 8);
+            const float low = bias_of<O>(at, bias, filter0 + row0 + lane / 4),
+                        high = bias_of<O>(at, bias, filter0 + row0 + lane / 4 + 8);
 #pragma unroll
             for (int i = 0; i < 8; ++i) v[i] += i % 4 < 2 ? low : high;
         } else {
@@ -260,7 +269,8 @@ DEVICE void stage_sums(float (&v)[8], const Place &at, const typename O::T *bias
 
 // A warpgroup's sums to y, 64 rows x 64 columns at a time.
 template <class O>
-DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], const Place &at, void *y_, const void *bias_, const void *residual_) {
+DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], const Place &at, void *y_, const void *bias_,
+                        const void *residual_) {
     using T = typename O::T;
     T *y = static_cast<T *>(y_);
     const T *bias = static_cast<const T *>(bias_);
@@ -344,7 +354,8 @@ DEVICE void finish_split(const Place &at, unsigned sums, int rank, void *y_, con
                     for (int e = 0; e < V; ++e) piece.v[e] = *reinterpret_cast<unsigned *>(&out[e]);
                 } else {
 #pragma unroll
-                    for (int e = 0; e < V; ++e) piece.v[e / 2] |= (unsigned)*reinterpret_cast<unsigned short *>(&out[e]) << e % 2 * 16;
+                    for (int e = 0; e < V; ++e)
+                        piece.v[e / 2] |= (unsigned)*reinterpret_cast<unsigned short *>(&out[e]) << e % 2 * 16;
                 }
                 store_global<BYTES>(y + place + f, piece);
             }
