@@ -4,7 +4,10 @@ predictions."""
 from __future__ import annotations
 
 import re
+import subprocess
+from importlib import metadata
 from math import prod
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -449,3 +452,27 @@ def test_rungs_of_the_ladder_add_configs() -> None:
             assert set(taken) <= set(more), name
             taken = more
         assert taken == list(configs)
+
+
+def instructions(source: compiler.Source, architecture: str, folder: Path) -> set[str]:
+    """The names of the machine instructions of a kernel."""
+    (program,) = [file for file in metadata.files("nvidia-cuda-nvdisasm") or () if file.name.startswith("nvdisasm")]
+    path = folder / "kernel.cubin"
+    path.write_bytes(compiler.cubin(source, architecture))
+    text = subprocess.run(
+        [str(program.locate()), "-c", str(path)], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    return set(re.findall(r"\b([A-Z][A-Z0-9]+)[. ]", text))
+
+
+def test_machine_code_has_the_matrix_instructions(tmp_path: Path) -> None:
+    problem = ConvProblem.parse(COMPILED[0])
+    engine, threads = ImplicitGemm(), ImplicitGemmMma()
+    for config in some(problem)[:4]:
+        found = instructions(engine.source(problem, config), "sm_90a", tmp_path)
+        assert {"HGMMA", "UTMALDG"} <= found, config
+        assert not found & {"HMMA", "LDL", "STL"}
+    for architecture in ("sm_80", "sm_90a"):
+        found = instructions(threads.source(problem, threads.configs(problem, H200)[0]), architecture, tmp_path)
+        assert {"HMMA", "LDSM", "LDGSTS"} <= found
+        assert not found & {"HGMMA", "LDL", "STL"}

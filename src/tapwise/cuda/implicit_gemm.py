@@ -118,13 +118,11 @@ class ImplicitGemm(Algorithm[Config]):
     summary: ClassVar[str] = "tensor cores (wgmma) fed by the copy engine (TMA)"
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        reason = plans.rejects_foreign(problem, device, bf16=True)
+        reason = plans.rejects_tensor_cores(problem, device)
         if reason is not None:
             return reason
         if device.architecture != "sm_90a":
             return f"needs Hopper (sm_90a), not {device.architecture}"
-        if problem.dtype == "f64" or (problem.dtype == "f32" and problem.math == "ieee"):
-            return "takes f16, bf16, tf32 and 3xtf32: tensor cores round the factors of f32 and f64"
         if prod(problem.y_shape) >= LARGEST or prod(problem.x_shape) >= LARGEST:
             return "takes fewer than 2^31 elements"
         # Tensor cores cut off after each step of eight channels; with few of them in a step that adds up.

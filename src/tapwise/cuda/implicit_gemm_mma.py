@@ -74,11 +74,9 @@ class ImplicitGemmMma(Algorithm[Config]):
     summary: ClassVar[str] = "tensor cores (mma.sync), windows gathered by threads"
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        reason = plans.rejects_foreign(problem, device, bf16=True)
+        reason = plans.rejects_tensor_cores(problem, device)
         if reason is not None:
             return reason
-        if problem.dtype == "f64" or (problem.dtype == "f32" and problem.math == "ieee"):
-            return "takes f16, bf16, tf32 and 3xtf32: tensor cores round the factors of f32 and f64"
         if problem.n * prod(problem.output) >= LARGEST or max(problem.spatial) >= 1 << 29 or problem.gemm_k >= 1 << 29:
             return "takes fewer than 2^31 output pixels"
         return None

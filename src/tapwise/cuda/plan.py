@@ -105,6 +105,14 @@ def rejects_foreign(problem: Any, device: Device, bf16: bool = False) -> str | N
     return None
 
 
+def rejects_tensor_cores(problem: ConvProblem, device: Device) -> str | None:
+    """What no algorithm on tensor cores takes: the same, and arithmetic that they do not have."""
+    reason = rejects_foreign(problem, device, bf16=True)
+    if reason is None and (problem.dtype == "f64" or (problem.dtype == "f32" and problem.math == "ieee")):
+        reason = "takes f16, bf16, tf32 and 3xtf32: tensor cores round the factors of f32 and f64"
+    return reason
+
+
 def rejects_window(problem: ConvProblem, device: Device) -> str | None:
     """The same, channels-last images, and planes of more than 2^31 elements."""
     reason = rejects_foreign(problem, device)
