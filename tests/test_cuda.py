@@ -445,7 +445,8 @@ def test_choice_needs_no_gpu() -> None:
 
 
 def test_a_quick_call_brings_the_workspace_along() -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     from tapwise.operators import conv
 
     problem, seen = ConvProblem.parse("c4 h5 w5 k4 r3 s3"), []

@@ -422,7 +422,7 @@ def test_mma_words_and_grid() -> None:
             p = dict(zip(launch.names, launch.words, strict=True))
             assert p["tiles_k"] * config.filters >= problem.group_k
             assert p["tiles_g"] * config.bundle >= problem.groups
-            assert p["tiles_pixels"] * config.pixels >= p["pixels"]
+            assert launch.grid[0] // (p["tiles_k"] * p["tiles_g"]) * config.pixels >= p["pixels"]
             assert p["part_steps"] * config.split >= p["steps"]
             assert launch.grid[1] == config.split
             assert launch.shared_bytes <= H200.shared_bytes

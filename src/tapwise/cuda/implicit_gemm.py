@@ -1,8 +1,11 @@
 """cuda.implicit_gemm: Hopper's tensor cores fed by its copy engine; no window is ever written to global memory.
 
-Two kernels. `stream` copies the part of the window that each step of gemm_k needs, one tap's 128 bytes of channels
+Two kernels. `stream` copies the part of the window that each step of gemm_k needs, one tap's line of channels
 for all pixels of a tile. `slab` (stride 1) keeps a tile's padded pixels in shared memory while all taps pass: a tap
 is the same memory, read from a later line.
+
+Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014 (the product whose matrix is
+never built); PTX ISA on cp.async.bulk.tensor (im2col mode) and wgmma.
 """
 
 from __future__ import annotations
@@ -32,8 +35,7 @@ GEMM: Final = (
 SLAB: Final = (
     *(f"{name}{word}" for name in "xw" for word in range(WORDS)),
     "y", "bias", "residual", "image", "n", "filters", "groups", "tiles_f", "tiles", "p", "q", "r", "s", "chunks",
-    "part_chunks",
-    "wide", "high", "lines", "copy_lines", "pad_h", "pad_w", "dilation_h", "dilation_w",
+    "part_chunks", "wide", "high", "lines", "copy_lines", "pad_h", "pad_w", "dilation_h", "dilation_w",
     "height", "width", "c", "group_c",
 )  # fmt: skip
 # Pixels that one copy takes.
@@ -199,8 +201,8 @@ class ImplicitGemm(Algorithm[Config]):
         line = self.line(problem) * (3 if problem.math == "3xtf32" else 1)
         taps = prod(problem.kernel)
         return TensorMap(
-            "f32" if problem.dtype == "f32" else problem.dtype, (line, taps, problem.k),
-            (line * size, line * taps * size), (span(problem) // size, 1, lines), line_bytes=span(problem),
+            problem.dtype, (line, taps, problem.k), (line * size, line * taps * size),
+            (span(problem) // size, 1, lines), line_bytes=span(problem),
         )  # fmt: skip
 
     def _chunks(self, problem: ConvProblem) -> int:
@@ -369,7 +371,7 @@ class ImplicitGemm(Algorithm[Config]):
         return super().error_factor(problem) + (2.0**15 if problem.math == "tf32" else 0.0)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        first = pack.images(problem) if self.packed(problem, config) else None
+        first = pack.images(problem, device) if self.packed(problem, config) else None
         gemm = self.launch(problem, config, device)
         return ImplicitGemmPlan(
             problem, device, first, gemm, self.line(problem), self.workspace_bytes(problem, config, device)
@@ -381,7 +383,6 @@ class ImplicitGemm(Algorithm[Config]):
         words = (
             pack.TYPES[problem.dtype], config.rows == "filters", config.pixels, config.filters, config.warpgroups,
             config.turns, config.stages, config.split, span(problem), config.bundle, self._last(problem),
-
             self._five(problem), written, problem.layout == "nchw", problem.bias, problem.residual,
             plans.ACTIVATIONS[problem.activation],
         )  # fmt: skip

@@ -12,11 +12,11 @@ struct Gather {
     const void *bias, *residual;
     // fp32 sums of parts of gemm_k, where it is split.
     float *parts;
-    long long n, c, height, width, k, s, p, q, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+    long long height, width, k, s, p, q, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
     // Channels and filters of a group; gemm_k; elements of a packed filter; pixels of y.
     long long group_c, group_k, depth, pitch, pixels;
-    // Tiles along a group's filters, along bundles of groups, and pixels; steps of gemm_k, and of one part.
-    long long tiles_k, tiles_g, tiles_pixels, steps, part_steps;
+    // Tiles along a group's filters and along bundles of groups; steps of gemm_k, and of one part.
+    long long tiles_k, tiles_g, steps, part_steps;
     // Distances in x, in elements.
     long long step_n, step_c, step_h, step_w;
 };

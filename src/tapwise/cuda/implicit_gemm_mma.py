@@ -5,6 +5,9 @@ Where pixels have whole pieces of 4, 8 or 16 bytes of channels, they are copied 
 Else, and for NCHW, elements pass through registers. gemm_k runs over taps and channels as one number, so a group of
 eight channels fills the instruction's sixteen. Small problems split gemm_k: sums of parts go to the workspace and are
 added in a fixed order.
+
+Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014; PTX ISA, mma.sync. 3xtf32: Ootomo and
+Yokota, "Recovering single precision accuracy from tensor cores", 2022.
 """
 
 from __future__ import annotations
@@ -24,9 +27,9 @@ from tapwise.cuda.jit.launch import Launch
 from tapwise.problem import ConvProblem
 
 WORDS: Final = (
-    "x", "w", "y", "bias", "residual", "parts", "n", "c", "height", "width", "k", "s", "p", "q", "stride_h", "stride_w",
+    "x", "w", "y", "bias", "residual", "parts", "height", "width", "k", "s", "p", "q", "stride_h", "stride_w",
     "pad_h", "pad_w", "dilation_h", "dilation_w", "group_c", "group_k", "depth", "pitch", "pixels", "tiles_k",
-    "tiles_g", "tiles_pixels", "steps", "part_steps", "step_n", "step_c", "step_h", "step_w",
+    "tiles_g", "steps", "part_steps", "step_n", "step_c", "step_h", "step_w",
 )  # fmt: skip
 PART_WORDS: Final = ("parts", "y", "bias", "residual", "count", "k", "plane", "split")
 # Bytes of a line of gemm_k in shared memory.
@@ -78,7 +81,7 @@ class ImplicitGemmMma(Algorithm[Config]):
         if reason is not None:
             return reason
         if problem.n * prod(problem.output) >= LARGEST or max(problem.spatial) >= 1 << 29 or problem.gemm_k >= 1 << 29:
-            return "takes fewer than 2^31 output pixels"
+            return "takes fewer than 2^31 output pixels, 2^29 lines or columns, and 2^29 terms of a sum"
         return None
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
@@ -201,11 +204,10 @@ class ImplicitGemmMma(Algorithm[Config]):
         mine = fields | {
             "group_c": problem.group_c, "group_k": problem.group_k, "depth": problem.gemm_k,
             "pitch": self._pitch(problem), "pixels": problem.n * prod(problem.output), "tiles_k": tiles_k,
-            "tiles_g": tiles_g, "tiles_pixels": tiles_pixels, "steps": steps, "part_steps": -(-steps // config.split),
+            "tiles_g": tiles_g, "steps": steps, "part_steps": -(-steps // config.split),
             "step_n": c * height * width, "step_c": 1 if last else height * width,
             "step_h": width * (c if last else 1), "step_w": c if last else 1,
         }  # fmt: skip
-        # `w` and `x` are addresses, though sizes of windows have such names elsewhere.
         mine = {name: value for name, value in mine.items() if name in WORDS}
         grid = (tiles_k * tiles_g * tiles_pixels, config.split, 1)
         threads = 32 * config.bundle * config.warps_m * config.warps_n

@@ -23,7 +23,8 @@ TYPES: Final = {"f16": "f16", "bf16": "bf16", "f32": "float"}
 SIZES: Final = {"f16": 2, "bf16": 2, "f32": 4}
 THREADS: Final = 256
 TILE: Final = 64
-MOST_BLOCKS: Final = 132 * 16
+# Blocks a multiprocessor, of kernels that loop over what is beyond.
+BLOCKS_EACH: Final = 16
 
 
 def parts(problem: ConvProblem) -> int:
@@ -53,7 +54,7 @@ def images_bytes(problem: ConvProblem) -> int:
     return parts(problem) * problem.groups * problem.n * prod(problem.spatial) * wide(problem) * SIZES[problem.dtype]
 
 
-def images(problem: ConvProblem) -> Launch:
+def images(problem: ConvProblem, device: Device) -> Launch:
     """x, dense in the problem's layout, to "workspace": [part][group][n][h][w][channel]."""
     pixels = prod(problem.spatial)
     last = problem.layout == "nhwc"
@@ -66,7 +67,7 @@ def images(problem: ConvProblem) -> Launch:
     grid = tiles[0] * tiles[1] * problem.groups * problem.n
     if last:
         pieces = problem.n * pixels * problem.groups * wide(problem) * SIZES[problem.dtype] // 16
-        grid = max(1, min(-(-pieces // THREADS), MOST_BLOCKS))
+        grid = max(1, min(-(-pieces // THREADS), BLOCKS_EACH * device.threads))
     return Launch(images_source(problem), IMAGE_WORDS, fields, (grid, 1, 1), (THREADS, 1, 1))
 
 
@@ -99,7 +100,7 @@ def _filters(
         "k": problem.k, "taps": prod(problem.kernel), "channels": problem.group_c, "wide": line, "pitch": pitch,
         "step_k": steps[0], "step_c": steps[1], "step_r": steps[2], "step_s": steps[3], "taps_w": problem.kernel[1],
     }  # fmt: skip
-    blocks = max(1, min(-(-problem.k * pitch // THREADS), 16 * device.threads))
+    blocks = max(1, min(-(-problem.k * pitch // THREADS), BLOCKS_EACH * device.threads))
     launch = Launch(filters_source(problem, apart), FILTER_WORDS, fields, (blocks, 1, 1), (THREADS, 1, 1))
     launch.load(device.architecture, device.index)
     return launch

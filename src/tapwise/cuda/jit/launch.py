@@ -74,8 +74,8 @@ class Launch:
 
     `fields` gives the words that a plan knows; the others are addresses that a call fills in, 0 where it does not.
     `maps`: tensor maps by the address that they hold; the map of "x" is the words x0 to x15. `dependent`: it may be
-    placed before what the stream runs has ended, and waits for that itself. `names_of`: words and
-    maps that hold an address of another name.
+    placed before what the stream runs has ended, and waits for that itself. `names_of`: words
+    and maps that hold an address of another name.
     """
 
     def __init__(
