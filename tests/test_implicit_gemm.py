@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Mapping
+from dataclasses import replace
 from importlib import metadata
 from math import prod
 from pathlib import Path
@@ -16,12 +18,14 @@ from tapwise import dispatch, registry, verify
 from tapwise.algorithm import Device
 from tapwise.cuda import implicit_gemm, implicit_gemm_mma, pack
 from tapwise.cuda import implicit_gemm_model as model
+from tapwise.cuda.arrays import DeviceArray
 from tapwise.cuda.implicit_gemm import Config, ImplicitGemm, folded, span
 from tapwise.cuda.implicit_gemm_mma import ImplicitGemmMma
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.jit.tensor_map import WORDS, TensorMap, legal
+from tapwise.cuda.plan import CudaPlan
 from tapwise.lab.study import gemm
 from tapwise.problem import ConvProblem
 from tapwise.reference import convolve
@@ -72,6 +76,7 @@ def some(problem: ConvProblem, device: Device = H200) -> list[Config]:
             config.split > 1,
             config.gather,
             config.bundle,
+            config.held,
         )
         kinds.setdefault(kind, config)
     return list(kinds.values())
@@ -120,6 +125,14 @@ class Memory:
             held = max(0, min(count, map_.sizes[0] - first))
             line[:held] = self.flat[start + first : start + first + held]
         return line
+
+    def boxes(self, map_: TensorMap, size: int, place: tuple[int, ...]) -> np.ndarray:
+        """A copy of a box of lines."""
+        channel, w, h, *rest = place
+        _, wide, high, *_ = map_.box
+        return np.array([
+            self.read(map_, size, (channel, w + i % wide, h + i // wide, *rest)) for i in range(wide * high)
+        ])  # fmt: skip
 
     def windows(self, map_: TensorMap, size: int, place: tuple[int, ...], offsets: tuple[int, ...]) -> np.ndarray:
         """A copy in im2col mode: pixels from a place on, within the map's corners, each moved by the offsets."""
@@ -202,9 +215,14 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
                         place = (channel, v - p["pad_w"], h - p["pad_h"], images_n, *more)
                         lines = images.windows(launch.maps["x"], size, place, (0,) * len(view.spatial) + (0,) * five)
                     slab = np.concatenate([slab, lines])
+            if config.kernel == "box":
+                n, h, v = corner(p, pixel0 // config.pixels)
+                more = (g,) if five else ()
+                slab = images.boxes(launch.maps["x"], size, (channel, v - p["pad_w"], h - p["pad_h"], n, *more))
+                slab = np.concatenate([slab, np.full((p["copy_lines"], line), 7.0)])
             for tap in range(taps):
                 r, s = divmod(tap, view.kernel[1])
-                if config.kernel == "slab":
+                if config.kernel != "stream":
                     shift = r * p["dilation_h"] * p["wide"] + s * p["dilation_w"]
                     lines = slab[shift : shift + config.pixels]
                     assert len(lines) == config.pixels
@@ -226,8 +244,17 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
                 for one in range(config.bundle):
                     mine = slice(one * high, (one + 1) * high)
                     sums[:, mine] += lines[:, one * wide : (one + 1) * wide] @ right[mine].T
+        if algorithm.boxes(view, config) == 2:
+            store_boxes(launch.maps["out"], config, y.reshape(-1), sums, (filter0, group, pixel0))
+            continue
         for one in range(config.pixels):
-            if config.kernel == "slab":
+            if config.kernel == "box":
+                n, h, v = corner(p, pixel0 // config.pixels)
+                row, column = divmod(one, p["wide"])
+                if row >= p["down"] or column >= p["across"] or h + row >= out_h or v + column >= out_w:
+                    continue
+                pixel = (n * out_h + h + row) * out_w + v + column
+            elif config.kernel == "slab":
                 n, at = divmod(pixel0 + one, p["wide"] * p["high"])
                 h, v = divmod(at, p["wide"])
                 if n >= p["n"] or h >= out_h or v >= out_w:
@@ -242,6 +269,31 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
             assert np.isnan(to).all(), "written twice"
             to[:] = sums[one, :count]
     return y.reshape(problem.n, out_h, out_w, problem.k).transpose(0, 3, 1, 2)
+
+
+def store_boxes(map_: TensorMap, config: Config, y: np.ndarray, sums: np.ndarray, place: tuple[int, int, int]) -> None:
+    """A tile's sums as the copy engine writes them: boxes of 64 filters and of so many pixels as divide all tiles."""
+    inner, _, pixels = map_.box
+    size = map_.strides[0] // max(1, map_.sizes[0])
+    filter0, group, pixel0 = place
+    assert config.pixels % pixels == 0
+    for first in range(0, -(-config.filters // 64) * 64, inner):
+        for line in range(config.pixels):
+            for i in range(inner):
+                filter_, pixel = filter0 + first + i, pixel0 + line
+                if filter_ >= map_.sizes[0] or pixel >= map_.sizes[2]:
+                    continue
+                assert first + i < config.filters, "what was not computed is not written"
+                at = filter_ + group * (map_.strides[0] // size) + pixel * (map_.strides[1] // size)
+                assert np.isnan(y[at]), "written twice"
+                y[at] = sums[line, first + i]
+
+
+def corner(p: dict[str, int], tile: int) -> tuple[int, int, int]:
+    """Image, line and column of a box's first output."""
+    n, rest = divmod(tile, p["tiles_h"] * p["tiles_w"])
+    row, column = divmod(rest, p["tiles_w"])
+    return n, row * p["down"], column * p["across"]
 
 
 def gathered(
@@ -276,7 +328,7 @@ def test_maps_schedules_and_slabs_compute_the_convolution(text: str) -> None:
     unit = (
         set(folded(problem).stride) == {1} and prod(problem.kernel) >= implicit_gemm.LEAST_TAPS and "pad4" not in text
     )
-    assert kernels == ({"stream", "slab"} if unit else {"stream"})
+    assert kernels - {"box"} == ({"stream", "slab"} if unit else {"stream"})
 
 
 def test_a_wrong_corner_is_seen() -> None:
@@ -306,6 +358,11 @@ def test_geometry(text: str) -> None:
             assert map_.corners is None or len(map_.corners[0]) == len(map_.sizes) - 2
         for side in (config.pixels, config.filters):
             assert side % 8 == 0
+        tiles_f, tiles = algorithm.tiles(implicit_gemm._view(problem, config), config)
+        if config.kernel == "stream" and config.held:
+            # The next tile of a block has the same filters.
+            assert launch.grid[0] % (tiles_f * implicit_gemm._view(problem, config).groups) == 0
+            assert tiles > launch.grid[0] > 0
         if config.kernel == "slab":
             lines, each = algorithm.slab_lines(implicit_gemm._view(problem, config), config)
             assert lines % each == 0
@@ -322,6 +379,23 @@ def test_a_map_is_sixteen_words_whose_first_is_an_address() -> None:
     assert {"y", "bias", "residual"} <= set(launch._open)
     with pytest.raises(KeyError, match="z0"):
         Launch(launch.source, ("y",), {}, (1, 1, 1), (32, 1, 1), maps={"z": launch.maps["x"]})
+
+
+def test_filters_are_fetched_ahead_only_where_they_are_settled() -> None:
+    """A launch may read filters before the one before has ended: not those that it has just packed."""
+    problem = ConvProblem.parse(COMPILED[0])
+    for config in some(problem):
+        assert "settled" in ImplicitGemm().launch(problem, config, H200)._open
+    seen: list[Mapping[str, int]] = []
+
+    class Plan(CudaPlan):
+        def enqueue(self, addresses: Mapping[str, int], stream: int) -> None:
+            seen.append(addresses)
+
+    array = DeviceArray(1 << 20, (1,), (2,), np.dtype(np.float16), 0, "other", None)
+    for packed in (array, replace(array, settled=True)):
+        Plan(problem, H200, []).run(array, packed, array, stream=0)
+    assert [addresses.get("settled", 0) for addresses in seen] == [0, 1]
 
 
 def test_what_a_map_can_express() -> None:
@@ -402,15 +476,26 @@ def test_predictions_tell_what_they_are_made_of() -> None:
     text = algorithm.explain(problem, choice.config, H200)  # type: ignore[arg-type]
     assert re.search(r"tiles a multiprocessor .*bound by (products|copies).*memory", text)
     work = model.Work(
-        rows=128, columns=128, steps=36, instructions=4, pixel_lines=128, filter_lines=128, line_bytes=128, slab=False,
-        gather=0, outputs=128 * 128, written=8, blocks=132, split=1, overlapped="loop", bytes=10**6,
-        packed_bytes=0,
+        rows=128, columns=128, steps=36, instructions=4, stages=6, flight=2, pixel_lines=128, filter_lines=128,
+        line_bytes=128, ragged=False, pixel_readers=2, filter_readers=66, slab=False, gather=0,
+        outputs=128 * 128, written=8, boxes=True, tiles=132, split=1, room=1, overlapped="loop", multiprocessors=132,
+        read_bytes=10**6, written_bytes=10**6, packed_bytes=0,
     )  # fmt: skip
-    one = model.cost(work, 132, 4280.0)
+    one = model.cost(work, 4280.0)
     assert one.share == 1
-    twice = model.cost(model.Work(**{**vars(work), "blocks": 133}), 132, 4280.0)
+    twice = model.cost(replace(work, tiles=133), 4280.0)
     assert twice.share == 2
     assert 1.5 * one.us < twice.us < 2 * one.us
+    # What costs more: lines that end within pieces, windows outside, too few stages, threads that write.
+    for worse in (
+        replace(work, ragged=True), replace(work, stages=3), replace(work, boxes=False),
+        replace(work, packed_bytes=10**6), replace(work, pixel_readers=1),
+    ):  # fmt: skip
+        assert model.cost(worse, 4280.0).us > one.us
+    # Clusters of four do not find a place on every multiprocessor.
+    split = replace(work, tiles=32, split=4, overlapped="once")
+    assert model.cost(split, 4280.0).share == 2
+    assert model.cost(replace(split, room=2), 4280.0).share < 1.1
 
 
 def test_mma_words_and_grid() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -32,6 +32,7 @@ class DeviceArray:
     """Memory of GPU `index` from address `ptr`: shape, strides in bytes, dtype. `owner` keeps it alive.
 
     `library`: "torch", "cupy" or "other". It has `__cuda_array_interface__`, so other libraries can take it up.
+    `settled`: what is there was written before anything that is still to run.
     """
 
     ptr: int
@@ -41,6 +42,7 @@ class DeviceArray:
     index: int
     library: str
     owner: Any
+    settled: bool = False
 
     @property
     def ndim(self) -> int:
@@ -240,6 +242,21 @@ def stream_of(array: DeviceArray) -> int:
     if array.library == "cupy":
         return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
     return 0
+
+
+def settle(array: DeviceArray) -> DeviceArray:
+    """The array once its library's stream has written there; as it is where a graph captures that stream."""
+    from cuda.bindings import driver
+
+    from tapwise.cuda.jit.device import check
+    from tapwise.cuda.jit.launch import on_gpu
+
+    stream = stream_of(array)
+    with on_gpu(array.index):
+        if check(driver.cuStreamIsCapturing(stream)) != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
+            return array
+        check(driver.cuStreamSynchronize(stream))
+    return replace(array, settled=True)
 
 
 def torch_stream() -> Callable[[int], int]:

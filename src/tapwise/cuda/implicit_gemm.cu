@@ -2,28 +2,34 @@
 // memory as the window lies (TMA's im2col mode), beside the filters' part. One warp copies ahead, warpgroups multiply.
 #pragma once
 
-#include "tile.cuh"
+#include "finish.cuh"
 
 struct Gemm {
-    // Tensor maps of x and of the packed filters.
-    alignas(64) unsigned long long x[16], w[16];
+    // Tensor maps of x, of the packed filters and of y.
+    alignas(64) unsigned long long x[16], w[16], out[16];
     void *y;
     const void *bias, *residual;
     // Output pixels, filters and groups; tiles along each; steps of gemm_k: chunks of channels of a tap, chunks that share a
     // part of x (all, or one of three).
     long long pixels, filters, groups, tiles_f, tiles, p, q, taps_w, chunks, part_chunks, steps;
     long long stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+    // The filters were there before the launch before this one.
+    long long settled;
 };
 
-template <class O>
+// HELD: the filters of all steps stay in shared memory, behind one another; all tiles of a block have the same.
+template <class O, bool HELD>
 DEVICE void implicit_gemm(const Gemm &p) {
     extern __shared__ unsigned char memory[];
-    constexpr unsigned ROWS_BYTES = O::ROWS * O::ROW_SPAN, STAGE = ROWS_BYTES + O::COLUMNS * O::COLUMN_SPAN;
-    constexpr unsigned SUMS = O::SPLIT > 1 ? O::BP * O::SUMS_LINE * 4 : 0, RING = O::STAGES * STAGE;
-    constexpr unsigned POOL = RING > SUMS ? RING : SUMS;
-    const unsigned ring = (shared_address(memory) + 1023) & ~1023u, staging = (ring + POOL + 1023) & ~1023u;
-    const unsigned tables = staging + (O::SPLIT > 1 ? 0 : O::WARPGROUPS * O::STAGING);
-    const unsigned full = tables + O::WARPGROUPS * O::PIXELS * 8, empty = full + O::STAGES * 8;
+    constexpr unsigned PIXELS = O::BP * O::SPAN, FILTERS = O::BF * O::FILTER_SPAN, STAGE = PIXELS + (HELD ? 0 : FILTERS);
+    constexpr unsigned SUMS = O::SPLIT > 1 ? O::ROWS * O::SUMS_LINE * 4 : O::WARPGROUPS * O::STAGINGS * O::STAGING;
+    const unsigned held = (shared_address(memory) + 1023) & ~1023u;
+    const unsigned ring = HELD ? held + p.steps * FILTERS + 1023 & ~1023u : held;
+    const unsigned staging = ring + O::STAGES * STAGE + 1023 & ~1023u;
+    const unsigned tables = staging + SUMS, full = tables + (O::WARPGROUPS * O::PIXELS * 4 + 7 & ~7),
+                   empty = full + O::STAGES * 8;
+    // All parts of this block's share of the sums are there.
+    const unsigned complete = empty + O::STAGES * 8;
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     const int rank = O::SPLIT > 1 ? cluster_rank() : 0;
     const int first = blockIdx.x / O::SPLIT, blocks = gridDim.x / O::SPLIT, tiles = p.tiles;
@@ -35,31 +41,48 @@ DEVICE void implicit_gemm(const Gemm &p) {
             barrier_init(full + stage * 8, 1);
             barrier_init(empty + stage * 8, O::PINGPONG ? 4 : 4 * O::WARPGROUPS);
         }
+        if constexpr (O::SPLIT > 1) {
+            barrier_init(complete, 1);
+            barrier_expect(complete, O::ROWS * O::COLUMNS * 4);
+        }
         publish_barriers();
     }
     __syncthreads();
-    wait_for_previous();
-    let_next_begin();
+    if constexpr (O::SPLIT > 1) cluster_arrive();
     if (group == O::WARPGROUPS) {
-        if constexpr (O::SHARES) release_registers<56>();
+        if constexpr (O::SHARES) release_registers<40>();
         if (threadIdx.x == O::CONSUMERS) {
             int stage = 0;
             unsigned phase = 1;
             const int plane = p.p * p.q, width = p.q, chunks = p.chunks, part = p.part_chunks, taps_w = p.taps_w;
+            // Filters do not wait for what ran before, as far as there is room.
+            const int ahead = p.settled ? min(O::STAGES, end - begin) : 0;
+            const At<O> start(first, p.tiles_f, p.groups);
+            for (int step = begin; step < begin + ahead; ++step) {
+                const unsigned arrived = full + (step - begin) * 8;
+                barrier_expect(arrived, PIXELS + FILTERS);
+                copy_filters(HELD ? held + step * FILTERS : ring + (step - begin) * STAGE + PIXELS, p.w, arrived,
+                             step % chunks * O::ELEMENTS, step / chunks, start.group * (int)p.filters + start.filter);
+            }
+            wait_for_previous();
+            let_next_begin();
             for (int tile = first; tile < tiles; tile += blocks) {
                 const At<O> at(tile, p.tiles_f, p.groups);
                 const int n = at.pixel / plane, rest = at.pixel - n * plane, line = rest / width, column = rest - line * width;
                 const int h = line * (int)p.stride_h - (int)p.pad_h, w = column * (int)p.stride_w - (int)p.pad_w;
                 int tap = begin / chunks, chunk = begin - tap * chunks, r = tap / taps_w, s = tap - r * taps_w;
                 for (int step = begin; step < end; ++step) {
-                    barrier_wait(empty + stage * 8, phase);
-                    barrier_expect(full + stage * 8, STAGE);
-                    const unsigned rows = ring + stage * STAGE, columns = rows + ROWS_BYTES;
-                    const unsigned pixels = O::SWAP ? columns : rows, filters = O::SWAP ? rows : columns;
+                    const bool begun = tile == first && step < begin + ahead, filters = !begun && (!HELD || tile == first);
+                    const unsigned pixels = ring + stage * STAGE;
+                    if (!begun) {
+                        barrier_wait(empty + stage * 8, phase);
+                        barrier_expect(full + stage * 8, filters ? PIXELS + FILTERS : STAGE);
+                    }
                     copy_chunk<O>(pixels, p.x, full + stage * 8, chunk, part, p.groups, w, h, n, at.group,
                                   s * (int)p.dilation_w, r * (int)p.dilation_h);
-                    copy_filters(filters, p.w, full + stage * 8, chunk * O::ELEMENTS, tap,
-                                 at.group * (int)p.filters + at.filter);
+                    if (filters)
+                        copy_filters(HELD ? held + step * FILTERS : pixels + PIXELS, p.w, full + stage * 8, chunk * O::ELEMENTS,
+                                     tap, at.group * (int)p.filters + at.filter);
                     if (++chunk == chunks) {
                         chunk = 0;
                         ++tap;
@@ -74,15 +97,16 @@ DEVICE void implicit_gemm(const Gemm &p) {
         }
         if constexpr (O::SPLIT > 1) {
             __syncwarp();
-            cluster_sync();
-            cluster_sync();
+            cluster_wait();
         }
         return;
     }
-    if constexpr (O::SHARES) take_registers<216>();
+    wait_for_previous();
+    let_next_begin();
+    if constexpr (O::SHARES) take_registers<232>();
     const int lane = threadIdx.x % 32, thread = threadIdx.x % 128;
     const int part = p.part_chunks;
-    const unsigned table = tables + group * O::PIXELS * 8;
+    const unsigned table = tables + group * O::PIXELS * 4;
     int stage = 0;
     unsigned phase = 0;
     float d[O::STEPS][O::COLUMNS / 2];
@@ -93,12 +117,23 @@ DEVICE void implicit_gemm(const Gemm &p) {
             continue;
         }
         const At<O> at(tile, p.tiles_f, p.groups);
+        const int pixel0 = at.pixel + (O::SWAP || O::PINGPONG ? 0 : group * O::PIXELS);
+        const int filter0 = at.filter + (O::SWAP && !O::PINGPONG ? group * O::FILTERS : 0);
+        const int filters = p.filters, plane = p.p * p.q, all = (int)p.groups * filters;
+        if (O::BOXES != 2 || O::RESIDUAL)
+            for (int i = thread; i < O::PIXELS; i += 128) {
+                const int pixel = pixel0 + i, n = O::NCHW ? pixel / plane : 0;
+                const int place =
+                    O::NCHW ? (n * all + at.group * filters) * plane + (pixel - n * plane) : pixel * all + at.group * filters;
+                set_place(table, i, pixel < p.pixels ? place : -1);
+            }
         if (O::PINGPONG) sync_part(6 + group, 256);
         int chunk = begin % part;
-        const unsigned rows0 = ring + (O::PINGPONG ? 0 : group * O::STEPS * 64 * O::ROW_SPAN);
+        const unsigned rows0 = O::PINGPONG ? 0 : group * O::STEPS * 64 * O::ROW_SPAN;
         for (int step = begin; step < end; ++step) {
             barrier_wait(full + stage * 8, phase);
-            const unsigned a = rows0 + stage * STAGE, b = ring + stage * STAGE + ROWS_BYTES;
+            const unsigned pixels = ring + stage * STAGE, filters = HELD ? held + step * FILTERS : pixels + PIXELS;
+            const unsigned a = (O::SWAP ? filters : pixels) + rows0, b = O::SWAP ? pixels : filters;
             wgmma_fence();
             // A part's last chunk of channels may end early.
             if (O::LAST == O::WHOLE || ++chunk != part) {
@@ -117,40 +152,20 @@ DEVICE void implicit_gemm(const Gemm &p) {
         if (lane == 0)
             for (int back = min(O::FLIGHT, end - begin); back > 0; --back)
                 barrier_arrive(empty + before<O::STAGES>(stage, back) * 8);
-        const int pixel0 = at.pixel + (O::SWAP || O::PINGPONG ? 0 : group * O::PIXELS);
-        const int filter0 = at.filter + (O::SWAP && !O::PINGPONG ? group * O::FILTERS : 0);
-        const int filters = p.filters, plane = p.p * p.q;
-        const long long all = p.groups * p.filters;
-        for (int i = thread; i < O::PIXELS; i += 128) {
-            const int pixel = pixel0 + i;
-            long long place = pixel * all + at.group * filters;
-            if (O::NCHW) {
-                const int n = pixel / plane;
-                place = (n * all + at.group * filters) * plane + (pixel - n * plane);
-            }
-            set_place(table, i, pixel < p.pixels ? place : -1);
-        }
-        Place out{filter0, filters, at.group * filters, plane, table, staging + group * O::STAGING, 1 + group};
         if constexpr (O::SPLIT == 1) {
+            const Place out{filter0,   at.group, pixel0, filters, plane, table, staging + group * O::STAGINGS * O::STAGING,
+                            1 + group, p.out};
             finish_tile<O>(d, out, p.y, p.bias, p.residual);
         } else {
-            // All warps are done with the ring, which takes the sums now.
+            // Tables of both warpgroups make one; all threads have written them.
+            const Place out{at.filter, at.group, at.pixel, filters, plane, O::SWAP ? table : tables, 0, 1, nullptr};
             sync_part(1, O::CONSUMERS);
-            const int warp = thread / 32;
-#pragma unroll
-            for (int m = 0; m < O::STEPS; ++m)
-#pragma unroll
-                for (int i = 0; i < O::COLUMNS / 2; ++i) {
-                    const int row = (group * O::STEPS + m) * 64 + warp * 16 + lane / 4 + i % 4 / 2 * 8;
-                    const int column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-                    const int pixel = O::SWAP ? column : row, filter = O::SWAP ? row : column;
-                    store_shared<4>(ring + (pixel * O::SUMS_LINE + filter) * 4, Piece<4>{{__float_as_uint(d[m][i])}});
-                }
-            if (!O::SWAP && O::WARPGROUPS > 1) out.table = tables;
-            out.filter = at.filter;
-            cluster_sync();
-            finish_split<O>(out, ring, rank, p.y, p.bias, p.residual);
-            cluster_sync();
+            // All blocks of the cluster have begun.
+            cluster_wait();
+            send_sums<O>(d, staging, complete, rank, group);
+            barrier_wait_for_cluster(complete, 0);
+            finish_split<O>(out, staging, rank, p.y, p.bias, p.residual);
         }
     }
+    if constexpr (O::BOXES > 0) wait_for_all_stores();
 }

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from math import prod, sqrt
+from math import gcd, prod, sqrt
 from typing import Any, ClassVar, Final
 
 from tapwise.algorithm import Algorithm, Device, Plan
@@ -28,15 +28,15 @@ from tapwise.cuda.jit.tensor_map import LINE_BYTES, WORDS, TensorMap, legal
 from tapwise.problem import ConvProblem
 
 GEMM: Final = (
-    *(f"{name}{word}" for name in "xw" for word in range(WORDS)),
+    *(f"{name}{word}" for name in ("x", "w", "out") for word in range(WORDS)),
     "y", "bias", "residual", "pixels", "filters", "groups", "tiles_f", "tiles", "p", "q", "taps_w", "chunks",
-    "part_chunks", "steps", "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w",
+    "part_chunks", "steps", "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "settled",
 )  # fmt: skip
 SLAB: Final = (
     *(f"{name}{word}" for name in "xw" for word in range(WORDS)),
     "y", "bias", "residual", "image", "n", "filters", "groups", "tiles_f", "tiles", "p", "q", "r", "s", "chunks",
     "part_chunks", "wide", "high", "lines", "copy_lines", "pad_h", "pad_w", "dilation_h", "dilation_w",
-    "height", "width", "c", "group_c",
+    "height", "width", "c", "group_c", "down", "across", "tiles_h", "tiles_w", "settled",
 )  # fmt: skip
 # Pixels that one copy takes.
 MOST_LINES: Final = 256
@@ -46,15 +46,16 @@ LEAST_TAPS: Final = 3
 STEP_BYTES: Final = 32
 INSTRUCTIONS: Final = {"f16": "k16.f32.f16.f16", "bf16": "k16.f32.bf16.bf16", "f32": "k8.f32.tf32.tf32"}
 LARGEST: Final = 1 << 31
-# Registers of a thread beside its sums.
-OTHER_REGISTERS: Final = 60
+# Registers of a thread beside its sums: in the plain kernel, and for what else it does.
+PLAIN_REGISTERS: Final = 60
+MORE_REGISTERS: Final = {"bias": 8, "residual": 16, "f32": 16, "nchw": 44}
 # Outputs of a tile whose sums blocks of a cluster exchange.
 MOST_EXCHANGED: Final = 8192
 # (rows of the instruction, pixels, filters) of a tile.
 TILES: Final = tuple(
     [("filters", pixels, 64) for pixels in (32, 48, 64, 72, 80, 96, 112, 128, 160, 176, 192, 208, 224, 256)]
     + [("filters", pixels, 128) for pixels in (48, 64, 96, 112, 128, 160, 192, 224, 256)]
-    + [("pixels", 64, filters) for filters in (16, 24, 32, 40, 48, 64, 96, 192)]
+    + [("pixels", 64, filters) for filters in (16, 24, 32, 40, 48, 64, 96, 128, 192, 256)]
     + [("pixels", 128, filters) for filters in (32, 40, 48, 56, 64, 96, 128, 160, 192, 256)]
     + [("pixels", 256, filters) for filters in (16, 32, 64, 128)]
 )
@@ -65,17 +66,18 @@ LONG_TILES: Final = tuple(
 # (warpgroups, whether they take turns, blocks that share gemm_k, blocks of a multiprocessor).
 SCHEDULES: Final = (
     (2, True, 1, 1), (2, False, 1, 1), (1, False, 1, 1), (1, False, 1, 2), (1, False, 2, 2), (1, False, 4, 2),
-    (1, False, 8, 2),
+    (1, False, 8, 2), (1, False, 2, 1), (1, False, 4, 1), (1, False, 8, 1),
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """`kernel`: stream or slab. A tile of pixels x filters; `rows` of the matrix instruction: pixels or filters;
+    """`kernel`: stream, slab or box. A tile of pixels x filters; `rows` of the matrix instruction: pixels or filters;
     warpgroups that share a tile, or (`turns`) take tiles in turns; stages of the ring; `split` blocks of a cluster
     share gemm_k; `resident` blocks of a multiprocessor: as many as there is room for take the tiles in turns, or a
-    cluster a tile where gemm_k is split. `slabs` in shared memory, `held`: all filters stay there too; `gather`: bytes
-    of the pieces in which warps copy x, 0 for the copy engine; `bundle`: groups whose channels share a line."""
+    cluster a tile where gemm_k is split. `held`: the filters stay in shared memory; `slabs` there; `gather`: bytes
+    of the pieces in which warps copy x, 0 for the copy engine; `bundle`: groups whose channels share a line;
+    `across`: outputs of a line of a box."""
 
     kernel: str
     rows: str
@@ -90,6 +92,7 @@ class Config(BaseConfig):
     held: bool = False
     gather: int = 0
     bundle: int = 1
+    across: int = 0
 
 
 class ImplicitGemmPlan(plans.CudaPlan):
@@ -163,13 +166,18 @@ class ImplicitGemm(Algorithm[Config]):
 
     def slab_lines(self, problem: ConvProblem, config: Config) -> tuple[int, int]:
         """(lines of a slab, lines of one of its copies): a tile's pixels, and what their windows reach."""
+        if config.kernel == "box":
+            _, wide, high, behind = self.box(problem, config)
+            return wide * high, behind
         (reach_h, reach_w), (_, wide) = problem.reach, self.padded(problem)
         lines = config.pixels + (reach_h - 1) * wide + reach_w - 1
         copies = -(-lines // MOST_LINES)
         each = -(-lines // (8 * copies)) * 8
         return copies * each, each
 
-    def map_x(self, problem: ConvProblem, lines: int, packed: bool, slab: bool = False) -> TensorMap:
+    def map_x(
+        self, problem: ConvProblem, lines: int, packed: bool, slab: bool = False, box: tuple[int, ...] = ()
+    ) -> TensorMap:
         """x as packed, or as it lies; `lines` pixels a copy; pixels of all windows, or of the padded image for a
         slab."""
         size, (h, w) = pack.SIZES[problem.dtype], problem.spatial
@@ -185,20 +193,26 @@ class ImplicitGemm(Algorithm[Config]):
             steps = (*steps, 1)
         kind = "tf32" if problem.dtype == "f32" else problem.dtype
         corners = self._corners(problem)
+        if box:
+            ones = (1,) * (len(sizes) - 3)
+            return TensorMap(kind, sizes, strides, (span(problem) // size, *box, *ones), line_bytes=span(problem))
         if slab:
             upper = [max(0, after - before) for before, after in problem.padding[::-1]]
             corners = corners[0], (*upper, 0) if five else tuple(upper)
         return TensorMap(kind, sizes, strides, (span(problem) // size, lines), corners, steps, span(problem))
 
     def line(self, problem: ConvProblem) -> int:
-        """Channels of a tap's part of the packed filters: of 3xtf32 whole chunks, so that parts begin with one."""
-        each = span(problem) // pack.SIZES[problem.dtype]
-        return self._chunks(problem) * each if problem.math == "3xtf32" else pack.wide(problem)
+        """Channels of a tap's part of the packed filters: whole chunks, which the copy engine takes faster; where taps
+        side by side are seen as channels, no more than there are."""
+        if folded(problem) is not problem:
+            return problem.group_c
+        return self._chunks(problem) * (span(problem) // pack.SIZES[problem.dtype])
 
     def map_w(self, problem: ConvProblem, lines: int) -> TensorMap:
-        """The packed filters of the problem itself, not of a view of it; `lines` filters a copy."""
-        size = pack.SIZES[problem.dtype]
-        line = self.line(problem) * (3 if problem.math == "3xtf32" else 1)
+        """The packed filters, of which a view of the problem may see fewer taps; `lines` filters a copy."""
+        size, seen = pack.SIZES[problem.dtype], folded(problem)
+        line = self.line(problem) * (3 if problem.math == "3xtf32" else 1) * problem.kernel[1] // seen.kernel[1]
+        problem = seen
         taps = prod(problem.kernel)
         return TensorMap(
             problem.dtype, (line, taps, problem.k), (line * size, line * taps * size),
@@ -222,19 +236,67 @@ class ImplicitGemm(Algorithm[Config]):
         bundles = self._bundles(problem, device)
         problem = folded(problem)
         found = []
-        for (rows, pixels, filters), (warpgroups, turns, split, resident) in product(TILES, SCHEDULES):
+        for (rows, pixels, filters), (warpgroups, turns, split, resident) in product(_tiles(problem), SCHEDULES):
             if split > 1 and pixels * filters > MOST_EXCHANGED:
                 continue
             config = Config("stream", rows, pixels, filters, warpgroups, turns, 0, split, resident)
             staged = self._staged(problem, config, device)
             if staged is not None:
                 found.append(staged)
+            # Filters stay where a block has several tiles of the same.
+            if split == resident == 1 and 2 * self.blocks(problem, config, device) <= self.tiles(problem, config)[1]:
+                staged = self._staged(problem, replace(config, held=True), device)
+                if staged is not None and self.blocks(problem, staged, device):
+                    found.append(staged)
         # Padded images share their padding with the next, so there is no more of it than windows reach.
         shared = all(min(sides) < reach for sides, reach in zip(problem.padding, problem.reach, strict=True))
         countable = problem.n * prod(self.padded(problem)) < LARGEST
         if set(problem.stride) == {1} and prod(problem.kernel) >= LEAST_TAPS and shared and countable:
             found += self._slabs(problem, device)
+        if set(problem.stride) == {1} and prod(problem.kernel) >= LEAST_TAPS:
+            found += self._boxes(problem, device)
         return found + bundles
+
+    def box(self, problem: ConvProblem, config: Config) -> tuple[int, int, int, int]:
+        """(outputs down a box, its lines' length, its lines' count, lines behind it that shifted operands read)."""
+        (reach_h, reach_w), across = problem.reach, config.across
+        wide = across + reach_w - 1
+        down = config.pixels // wide
+        return down, wide, down + reach_h - 1, -(-(reach_w - 1 + config.pixels - down * wide) // 8) * 8
+
+    def _boxes(self, problem: ConvProblem, device: Device) -> list[Config]:
+        """Boxes whose tiles fit the image best: a few widths for each tile."""
+        if not _whole(problem) and problem.layout == "nhwc" and problem.math != "3xtf32":
+            return []
+        p, q = problem.output
+        steps = self.steps(problem)
+        found = []
+        for rows, pixels, filters in _tiles(problem) + LONG_TILES:
+            if filters > (128 if rows == "pixels" else 64) or pixels < 64:
+                continue
+            widths = {}
+            for count in range(1, q + 1):
+                across = -(-q // count)
+                wide = across + problem.reach[1] - 1
+                if across < 4 or wide > pixels:
+                    if across < 4:
+                        break
+                    continue
+                down = pixels // wide
+                tiles = -(-p // down) * count
+                lines = (down + problem.reach[0] - 1) * wide
+                if wide <= MOST_LINES and down + problem.reach[0] - 1 <= MOST_LINES:
+                    widths[across] = tiles * (pixels + lines)
+            held = -(-problem.group_k // filters) * problem.groups == 1
+            wanted = [(steps, True)] if held else []
+            wanted += [(stages, False) for stages in (12, 8, 6, 4)]
+            for across in sorted(widths, key=lambda one: widths[one])[:2]:
+                for stages, stay in wanted:
+                    config = Config("box", rows, pixels, filters, 2, True, stages, slabs=2, held=stay, across=across)
+                    if self._legal(problem, config, device):
+                        found.append(config)
+                        break
+        return found
 
     def _bundles(self, problem: ConvProblem, device: Device) -> list[Config]:
         """Groups of 32 or 64 bytes of channels, as many in a line as fill it, each multiplied with its own filters."""
@@ -270,8 +332,8 @@ class ImplicitGemm(Algorithm[Config]):
     def _slabs(self, problem: ConvProblem, device: Device) -> list[Config]:
         found = []
         steps = self.steps(problem)
-        for (rows, pixels, filters), pieces in product(TILES + LONG_TILES, _pieces(problem)):
-            if filters > 64:
+        for (rows, pixels, filters), pieces in product(_tiles(problem) + LONG_TILES, _pieces(problem)):
+            if filters > (128 if rows == "pixels" else 64):
                 continue
             held = -(-problem.group_k // filters) * problem.groups == 1
             wanted = [(steps, True)] if held else []
@@ -284,8 +346,10 @@ class ImplicitGemm(Algorithm[Config]):
         return found
 
     def _staged(self, problem: ConvProblem, config: Config, device: Device) -> Config | None:
-        """The config with as many stages as there is room for, up to all steps."""
+        """The config with as many stages as there is room for, up to all steps of a block."""
         steps = -(-self.steps(problem) // config.split)
+        if config.split == 1:
+            steps *= -(-self.tiles(problem, config)[1] // (device.threads * config.resident))
         for stages in range(min(8, max(3, steps)), 2, -1):
             one = replace(config, stages=stages)
             if self._legal(problem, one, device):
@@ -294,15 +358,21 @@ class ImplicitGemm(Algorithm[Config]):
 
     def _legal(self, problem: ConvProblem, config: Config, device: Device) -> bool:
         room = (device.shared_bytes + 1024) // config.resident - 1024
-        # Two warpgroups get registers of the one that copies.
-        registers = 216 if config.warpgroups == 2 else 255 if config.resident == 1 else 128
+        # Two warpgroups get registers of the one that copies, which needs them itself where it gathers.
+        pair = 216 if config.gather else 232
+        registers = pair if config.warpgroups == 2 else 255 if config.resident == 1 else 128
+        used = {
+            "bias": problem.bias or problem.activation is not None, "residual": problem.residual,
+            "f32": problem.dtype == "f32", "nchw": problem.layout == "nchw",
+        }  # fmt: skip
+        others = PLAIN_REGISTERS + sum(MORE_REGISTERS[name] for name, needed in used.items() if needed)
         height, width = self._sides(config)
         share, rest = divmod(height // 64, 1 if config.turns else config.warpgroups)
         return (
             self.shared_bytes(problem, config) <= room
             and self.steps(problem) >= config.split
             and share >= 1 and rest == 0
-            and share * width // 2 + OTHER_REGISTERS <= registers
+            and share * width // 2 + others <= registers
         )  # fmt: skip
 
     def _sides(self, config: Config) -> tuple[int, int]:
@@ -313,22 +383,59 @@ class ImplicitGemm(Algorithm[Config]):
     def shared_bytes(self, problem: ConvProblem, config: Config) -> int:
         """The ring or the split sums, the staging part, the tables of places, barriers, and what aligns them."""
         line = span(problem)
-        ring = config.stages * (config.pixels * line + config.filters * line // config.bundle)
-        if config.kernel == "slab":
-            lines, _ = self.slab_lines(problem, config)
+        filters = config.filters * line // config.bundle
+        ring = config.stages * config.pixels * line + (self.steps(problem) if config.held else config.stages) * filters
+        ring += 2048 if config.held else 0
+        if config.kernel != "stream":
+            lines, behind = self.slab_lines(problem, config)
+            lines += -(-lines // 8) * 8 - lines + behind if config.kernel == "box" else 0
             filters = config.stages * config.filters // config.bundle
             ring = (config.slabs * lines + filters) * line + 16 * config.slabs + 2048
-        sums = config.pixels * (config.filters + 4) * 4 if config.split > 1 else 0
-        each = 64 * 72 * 4 if pack.SIZES[problem.dtype] == 4 else 64 * 64 * 2
-        staging = 0 if config.split > 1 else config.warpgroups * each
+        size = pack.SIZES[problem.dtype]
+        each = 64 * 64 * size * (2 if size == 2 and config.kernel == "stream" else 1)
+        rows, columns = self._sides(config)
+        # Split sums come in lines that are up to ten longer.
+        staging = rows * (columns + 10) * 4 if config.split > 1 else config.warpgroups * each
         share = config.pixels if config.rows == "filters" or config.turns else config.pixels // config.warpgroups
-        return max(ring, sums) + staging + config.warpgroups * share * 8 + config.stages * 16 + 2048
+        return ring + staging + config.warpgroups * share * 4 + config.stages * 16 + 2048
+
+    def boxes(self, problem: ConvProblem, config: Config) -> int:
+        """How the copy engine writes y: not (0), 64 filters at a time (1), or all of it (2): no tile has fewer."""
+        whole = _vector(problem) * pack.SIZES[problem.dtype] == 16
+        if config.kernel != "stream" or config.split > 1 or problem.layout == "nchw" or not whole:
+            return 0
+        if config.filters % 64 == 0 or self.tiles(problem, config)[0] == 1:
+            return 2
+        return 1 if config.filters > 64 else 0
+
+    def map_y(self, problem: ConvProblem, config: Config) -> TensorMap:
+        """y as pixels of groups of filters; a box is a line of 128 bytes of as many pixels as all tiles are made of."""
+        size = pack.SIZES[problem.dtype]
+        pixels = 64 if config.rows == "pixels" else gcd(config.pixels, 64)
+        return TensorMap(
+            problem.dtype, (problem.group_k, problem.groups, problem.n * prod(problem.output)),
+            (problem.group_k * size, problem.k * size), (LINE_BYTES // size, 1, pixels),
+        )  # fmt: skip
 
     def tiles(self, problem: ConvProblem, config: Config) -> tuple[int, int]:
         """Tiles along the filters of a group, and all."""
         across = -(-problem.group_k // config.filters)
+        if config.kernel == "box":
+            down = self.box(problem, config)[0]
+            p, q = problem.output
+            return across, across * problem.n * -(-p // down) * -(-q // config.across) * problem.groups
         pixels = problem.n * prod(self.padded(problem) if config.kernel == "slab" else problem.output)
         return across, across * -(-pixels // config.pixels) * problem.groups
+
+    def blocks(self, problem: ConvProblem, config: Config, device: Device) -> int:
+        """Blocks of the launch; where filters stay, so many that each of them keeps its filters."""
+        across, tiles = self.tiles(problem, config)
+        if config.split > 1:
+            return tiles * config.split
+        most = min(tiles, device.threads * config.resident)
+        if config.kernel == "stream" and config.held:
+            most -= most % (across * problem.groups)
+        return most
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """implicit_gemm_model.py says how."""
@@ -340,28 +447,47 @@ class ImplicitGemm(Algorithm[Config]):
 
     def _cost(self, problem: ConvProblem, config: Config, device: Device) -> model.Cost:
         packed_bytes = self.workspace_bytes(problem, config, device)
-        moved = problem.bytes
+        size = pack.SIZES[problem.dtype]
+        # Lines between strides are not read.
+        seen = prod(min(1.0, taps / stride) for taps, stride in zip(problem.kernel, problem.stride, strict=True))
+        read = (prod(problem.x_shape) * seen + prod(problem.w_shape)) * size
         problem = _view(problem, config)
         rows, columns = self._sides(config)
         columns //= config.bundle
         chunks, line = self._chunks(problem), span(problem)
-        taps = prod(problem.kernel)
+        slab = config.kernel != "stream"
         pixel_lines: float = config.pixels
-        if config.kernel == "slab":
-            pixel_lines = self.slab_lines(problem, config)[0] / taps
-        _, tiles = self.tiles(problem, config)
+        if slab:
+            pixel_lines = self.slab_lines(problem, config)[0] / prod(problem.kernel)
+        across, tiles = self.tiles(problem, config)
+        blocks = self.blocks(problem, config, device)
+        filter_lines = config.filters / config.bundle
+        if config.held:
+            # A block copies them once.
+            filter_lines = filter_lines / -(-tiles // blocks) if not slab else 0
         overlapped = "turns" if config.turns else "once" if config.split > 1 else "loop"
         if config.resident > 1 and tiles * config.split > device.threads:
             overlapped = "resident"
+        pixel = (pack.wide(problem) if packed_bytes else problem.group_c) * size
+        high = tiles / across / problem.groups
+        # Two warpgroups and the one that copies need all registers.
+        room = (
+            1 if config.warpgroups == 2 else (device.shared_bytes + 1024) // (self.shared_bytes(problem, config) + 1024)
+        )
         work = model.Work(
             rows=rows, columns=columns, steps=-(-self.steps(problem) // config.split),
-            instructions=((chunks - 1) * line / STEP_BYTES + self._last(problem)) / chunks, pixel_lines=pixel_lines,
-            filter_lines=0 if config.held else config.filters / config.bundle, line_bytes=line,
-            slab=config.kernel == "slab", gather=config.gather, outputs=config.pixels * config.filters,
-            written=_vector(problem), blocks=tiles * config.split, split=config.split, overlapped=overlapped,
-            bytes=moved, packed_bytes=packed_bytes,
+            instructions=((chunks - 1) * line / STEP_BYTES + self._last(problem)) / chunks, stages=config.stages,
+            flight=2 if config.turns or config.warpgroups == 1 else 1, pixel_lines=pixel_lines,
+            filter_lines=filter_lines, line_bytes=line, ragged=pixel % line > 0,
+            pixel_readers=min(across, device.threads),
+            filter_readers=max(1.0, min(device.threads / across / problem.groups, high)), slab=slab,
+            gather=config.gather, outputs=config.pixels * config.filters, written=_vector(problem),
+            boxes=self.boxes(problem, config) > 0, tiles=tiles, split=config.split,
+            room=room, overlapped=overlapped,
+            multiprocessors=min(device.threads, blocks) if config.held else device.threads, read_bytes=read,
+            written_bytes=prod(problem.y_shape) * size, packed_bytes=packed_bytes,
         )  # fmt: skip
-        return model.cost(work, device.threads, device.gbps)
+        return model.cost(work, device.gbps)
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         return pack.images_bytes(problem) if self.packed(problem, config) else 0
@@ -379,21 +505,23 @@ class ImplicitGemm(Algorithm[Config]):
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
         problem = _view(problem, config)
-        written = 1 if config.kernel == "slab" and problem.layout == "nchw" else _vector(problem)
+        written = 1 if config.kernel != "stream" and problem.layout == "nchw" else _vector(problem)
         words = (
             pack.TYPES[problem.dtype], config.rows == "filters", config.pixels, config.filters, config.warpgroups,
             config.turns, config.stages, config.split, span(problem), config.bundle, self._last(problem),
-            self._five(problem), written, problem.layout == "nchw", problem.bias, problem.residual,
-            plans.ACTIVATIONS[problem.activation],
+            self._five(problem), written, self.boxes(problem, config), problem.layout == "nchw", problem.bias,
+            problem.residual, plans.ACTIVATIONS[problem.activation],
         )  # fmt: skip
         width = self._sides(config)[1] // config.bundle
         threads = self._threads(config)
         texts = [str(word).lower() if isinstance(word, bool) else str(word) for word in words]
         tile, header = f"Tile<{', '.join(texts)}>", instruction(problem.dtype, width)
-        if config.kernel == "slab":
-            more = f"{tile}, {config.slabs}, {str(config.held).lower()}, {config.gather}"
+        if config.kernel != "stream":
+            box = str(config.kernel == "box").lower()
+            more = f"{tile}, {config.slabs}, {str(config.held).lower()}, {config.gather}, {box}"
             return stub("implicit_gemm_slab.cu", "implicit_gemm_slab", more, "Slab", threads, 1, header)
-        return stub("implicit_gemm.cu", "implicit_gemm", tile, "Gemm", threads, config.resident, header, config.split)
+        more = f"{tile}, {str(config.held).lower()}"
+        return stub("implicit_gemm.cu", "implicit_gemm", more, "Gemm", threads, config.resident, header, config.split)
 
     def _threads(self, config: Config) -> int:
         """Warpgroups, and a warp that copies, or beside two a warpgroup."""
@@ -406,12 +534,12 @@ class ImplicitGemm(Algorithm[Config]):
 
     def launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
         packed, source = self.packed(problem, config), self.source(problem, config)
-        filters = self.map_w(folded(problem), config.filters)
+        filters = self.map_w(problem, config.filters)
         problem = _view(problem, config)
         fields = plans.window_fields(problem) | {"group_c": problem.group_c}
         tiles_f, tiles = self.tiles(problem, config)
         chunks = self._chunks(problem)
-        names = SLAB if config.kernel == "slab" else GEMM
+        names = GEMM if config.kernel == "stream" else SLAB
         mine = {
             "pixels": problem.n * prod(problem.output), "filters": problem.group_k, "tiles_f": tiles_f, "tiles": tiles,
             "taps_w": problem.kernel[1], "chunks": chunks * (3 if problem.math == "3xtf32" else 1),
@@ -422,18 +550,27 @@ class ImplicitGemm(Algorithm[Config]):
             mine["high"], mine["wide"] = self.padded(problem)
             mine["lines"], lines = self.slab_lines(problem, config)
             mine["copy_lines"] = lines
+        box: tuple[int, ...] = ()
+        if config.kernel == "box":
+            mine["down"], mine["wide"], high, behind = self.box(problem, config)
+            box = mine["wide"], high
+            mine["high"], mine["lines"], mine["across"] = high, prod(box), config.across
+            # A slab takes whole patterns of eight lines.
+            mine["copy_lines"] = -(-mine["lines"] // 8) * 8 - mine["lines"] + behind
+            mine["tiles_h"] = -(-problem.output[0] // mine["down"])
+            mine["tiles_w"] = -(-problem.output[1] // config.across)
         mine = {name: value for name, value in (fields | mine).items() if name in names}
-        blocks = tiles * config.split
-        if config.split == 1:
-            blocks = min(blocks, device.threads * config.resident)
+        blocks = self.blocks(problem, config, device)
         slab = config.kernel == "slab"
-        maps = {"x": self.map_x(problem, lines, packed, slab), "w": filters}
+        maps = {"x": self.map_x(problem, lines, packed, slab, box), "w": filters}
         if config.gather:
             # Not used, but a struct has a place for it.
             del maps["x"]
+        if self.boxes(problem, config):
+            maps["out"] = self.map_y(problem, config)
         return Launch(
             source, names, mine, (blocks, 1, 1), (self._threads(config), 1, 1),
-            self.shared_bytes(problem, config), maps, True, {"image": "x"},
+            self.shared_bytes(problem, config), maps, True, {"image": "x", "out": "y"},
         )  # fmt: skip
 
 
@@ -469,6 +606,13 @@ def _whole(problem: ConvProblem) -> bool:
     """Whether the copy engine can take the channels as they lie: pixels and groups in whole pieces of 16 bytes."""
     size = pack.SIZES[problem.dtype]
     return problem.c * size % 16 == 0 and problem.group_c * size % 16 == 0
+
+
+def _tiles(problem: ConvProblem) -> tuple[tuple[str, int, int], ...]:
+    """Tiles for any problem, and such as divide the filters of a group evenly."""
+    widths = {-(-problem.group_k // (8 * count)) * 8 for count in range(1, 5)}
+    even = product(("pixels",), (64, 128, 192, 256), sorted(width for width in widths if width <= 256))
+    return tuple(dict.fromkeys((*TILES, *even)))
 
 
 def _pieces(problem: ConvProblem) -> list[int]:

@@ -1,66 +1,97 @@
-"""How long cuda.implicit_gemm will take: what a tile costs, how many of them a multiprocessor gets, and what memory
-takes.
+"""How long cuda.implicit_gemm will take: what a tile costs, how many of them a multiprocessor gets, and what L2 and
+memory take.
 
-Constants were fitted to times of some 1300 configs on 87 layers (H200), by the mean error of the logarithm; they are
-cycles of a multiprocessor under load, 1700 a microsecond.
+Constants were fitted to some 5000 times of configs on 181 problems (H200), by the error of the logarithm and by what
+the choice loses; they are cycles of a multiprocessor under load, 1700 a microsecond.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Final
 
 CYCLES_US: Final = 1700.0
-# Copying a line of pixels (stream, slab) and one of filters; bytes that arrive in a cycle; a piece that warps gather.
-STREAM_LINE, SLAB_LINE, FILTER_LINE, FEED_BYTES, PIECE = 1.9, 6.2, 2.0, 66.0, 1.65
-# What a step costs besides; a launch's beginning, and more of it where warpgroups take turns, of tiles and of slabs.
-STEP, BEGIN, BEGIN_TURNS, BEGIN_SLAB = 56.0, 1820.0, 1420.0, 2530.0
-# A tile's way to y, and each of its outputs.
-FINISH, OUTPUT, SLAB_OUTPUT = 1510.0, 0.096, 0.228
+# A matrix instruction of 64 rows takes columns / 2 cycles, or what it reads of shared memory.
+LEAST_PRODUCT, LEAST_COLUMN = 33.3, 0.118
+# Copying a line of pixels (stream, slab) and one of filters; more for lines that begin and end within pieces of L2;
+# bytes that arrive in a cycle; a piece that warps gather.
+STREAM_LINE, SLAB_LINE, FILTER_LINE, RAGGED_LINE = 1.01, 6.77, 2.38, 1.20
+FEED_BYTES, PIECE = 65.8, 1.43
+# From a copy's begin to its bytes: what stages are there to hide, short of those that are multiplied.
+LATENCY, FREE_STAGES = 1037.0, 0.11
+# A block that is alone on its multiprocessor is not placed before the launch before has left.
+ALONE: Final = 823.0
+# What a step costs besides (stream, slab); a launch's beginning, and more of it where warpgroups take turns.
+STEP, SLAB_STEP, BEGIN, BEGIN_TURNS, BEGIN_SLAB = 34.0, 71.0, 1445.0, 1163.0, 1257.0
+# A tile's way to y, and each of its outputs: by threads (stream, slab), and by the copy engine.
+FINISH, OUTPUT, SLAB_FINISH, SLAB_OUTPUT, BOX_FINISH, BOX_OUTPUT = 1897.0, 0.035, 546.0, 0.045, 1674.0, 0.011
 # The same where gemm_k is split.
-EXCHANGE, EXCHANGED = 2690.0, 0.485
-# Bytes a microsecond from L2 to all multiprocessors together.
-L2_BYTES: Final = 14.5e6
+EXCHANGE, EXCHANGED = 1875.0, 0.595
+# Of 132 multiprocessors, clusters of four and eight find places on 120.
+PLACED: Final = 10 / 11
+# Bytes a microsecond from L2 to all multiprocessors together. Lines that several of them read
+# at a time count less.
+L2_BYTES, SHARING = 9.28e6, 0.24
+RAGGED_L2: Final = 1.38
+# Memory writes fewer bytes a microsecond than it reads.
+WRITTEN: Final = 0.82
 # Tiles, L2 and memory hide each other as a norm of that degree.
-NORM: Final = 2.46
+NORM: Final = 2.84
 # A launch that packs x before; bytes a microsecond that it moves.
-PACK_US, PACK_BYTES = 3.0, 3.5e6
+PACK_US, PACK_BYTES = 4.6, 3.5e6
 
 
 @dataclass(frozen=True)
 class Work:
-    """A config on a problem in numbers: the instruction's rows and columns of a tile; steps of gemm_k of a block, the
-    instruction's steps in each; lines of pixels and of filters that a tap brings (of a slab, its share), their bytes;
-    bytes of gathered pieces; outputs of a tile; blocks; how tiles follow one another."""
+    """A config on a problem in numbers.
+
+    The instruction's rows and columns of a tile; steps of gemm_k of a block, the instruction's steps in each; stages,
+    and how many of them are multiplied at a time. Lines of pixels and of filters that a tap brings (of a slab, its
+    share), their bytes; whether they end within a piece of L2 (`ragged`); multiprocessors that read the same pixels,
+    and the same filters, at a time; bytes of gathered pieces. Outputs of a tile; elements written at once, or `boxes`
+    by the copy engine. Tiles; blocks that share one, and blocks that a multiprocessor has room for; how tiles follow
+    one another: turns, resident, loop or once. Multiprocessors that work.
+    """
 
     rows: int
     columns: int
     steps: int
     instructions: float
+    stages: int
+    flight: int
     pixel_lines: float
     filter_lines: float
     line_bytes: int
+    ragged: bool
+    pixel_readers: float
+    filter_readers: float
     slab: bool
     gather: int
     outputs: int
     written: int
-    blocks: int
+    boxes: bool
+    tiles: int
     split: int
+    room: int
     overlapped: str
-    bytes: int
+    multiprocessors: int
+    read_bytes: float
+    written_bytes: int
     packed_bytes: int
 
 
 @dataclass(frozen=True)
 class Cost:
     """Microseconds, and what they are made of: cycles of a step's products and of its copies, of a tile, tiles of the
-    busiest multiprocessor, microseconds of memory, of packing x."""
+    busiest multiprocessor, microseconds of L2, of memory, of packing x."""
 
     us: float
     product: float
     copies: float
     tile: float
-    share: int
+    share: float
+    l2_us: float
     memory_us: float
     packing_us: float
 
@@ -68,36 +99,52 @@ class Cost:
         bound = "products" if self.product >= self.copies else "copies"
         packing = f", {self.packing_us:.1f} us to pack x" if self.packing_us else ""
         return (
-            f"{self.share} tiles a multiprocessor of {self.tile / CYCLES_US:.2f} us (a step: {self.product:.0f} cycles "
-            f"of products, {self.copies:.0f} of copies: bound by {bound}), memory {self.memory_us:.1f} us{packing}"
+            f"{self.share:.3g} tiles a multiprocessor of {self.tile / CYCLES_US:.2f} us (a step: {self.product:.0f} "
+            f"cycles of products, {self.copies:.0f} of copies: bound by {bound}), L2 {self.l2_us:.1f} us, "
+            f"memory {self.memory_us:.1f} us{packing}"
         )
 
 
-def cost(work: Work, multiprocessors: int, gbps: float) -> Cost:
+def cost(work: Work, gbps: float) -> Cost:
     """The predicted time of one call."""
-    # Four instructions of 32 bytes a line of 128; each takes columns / 2 cycles, or what it reads of shared memory.
-    product = work.rows / 64 * work.instructions * max(work.columns / 2, 16 + work.columns / 4)
+    # Four instructions of 32 bytes a line of 128.
+    least = LEAST_PRODUCT + LEAST_COLUMN * work.columns
+    product = work.rows / 64 * work.instructions * max(work.columns / 2, least)
     if work.gather:
         lines = work.pixel_lines * work.line_bytes / work.gather * PIECE
     else:
-        lines = work.pixel_lines * (SLAB_LINE if work.slab else STREAM_LINE)
+        each = (SLAB_LINE if work.slab else STREAM_LINE) + RAGGED_LINE * work.ragged
+        lines = work.pixel_lines * each
     lines += work.filter_lines * FILTER_LINE
     copies = max(lines, (work.pixel_lines + work.filter_lines) * work.line_bytes / FEED_BYTES)
-    main = work.steps * (max(product, copies) + STEP)
-    finish = FINISH + work.outputs * (SLAB_OUTPUT if work.slab else OUTPUT) * (8 / work.written) ** 0.5
+    blocks = work.tiles * work.split
+    places = work.multiprocessors * (PLACED if work.split > 2 else 1)
+    # Blocks beside each other on a multiprocessor share it.
+    share = max(1.0, blocks / places) if work.split > 1 and work.room > 1 else float(ceil(blocks / places))
+    if not work.slab and work.steps * (share if work.split == 1 else 1) > work.stages:
+        copies = max(copies, LATENCY / max(work.stages - work.flight + FREE_STAGES, 0.3))
+    main = work.steps * (max(product, copies) + (SLAB_STEP if work.slab else STEP))
     if work.split > 1:
         finish = EXCHANGE + work.outputs * EXCHANGED
-    share = -(-work.blocks // multiprocessors)
+    elif work.boxes:
+        finish = BOX_FINISH + work.outputs * BOX_OUTPUT
+    else:
+        fixed, output = (SLAB_FINISH, SLAB_OUTPUT) if work.slab else (FINISH, OUTPUT)
+        finish = fixed + work.outputs * output * (8 / work.written) ** 0.5
     both = share * max(main, (main + finish) / 2)
-    cycles = {
-        "turns": both + finish / 2 + BEGIN + (BEGIN_SLAB if work.slab else BEGIN_TURNS),
-        "resident": both + finish + BEGIN,
-        "loop": share * (main + finish) + BEGIN,
-        "once": share * (main + finish + 0.6 * BEGIN) + 0.4 * BEGIN,
-    }[work.overlapped]
-    memory = work.bytes / (gbps * 1e3)
+    cycles = (
+        BEGIN
+        + {
+            "turns": both + finish / 2 + (BEGIN_SLAB if work.slab else BEGIN_TURNS),
+            "resident": both + finish,
+            "loop": share * (main + finish),
+            "once": share * main + ceil(share) * finish,
+        }[work.overlapped]
+    )
+    memory = work.read_bytes / (gbps * 1e3) + work.written_bytes / (gbps * 1e3 * WRITTEN)
+    pixels = work.pixel_lines * (1 + RAGGED_L2 * work.ragged) / work.pixel_readers**SHARING
+    filters = work.filter_lines / work.filter_readers**SHARING
+    shared = blocks * work.steps * (pixels + filters) * work.line_bytes / L2_BYTES
     packing = PACK_US + 2 * work.packed_bytes / PACK_BYTES if work.packed_bytes else 0.0
-    # What all multiprocessors ask of L2.
-    shared = work.blocks * work.steps * (work.pixel_lines + work.filter_lines) * work.line_bytes / L2_BYTES
     us = ((cycles / CYCLES_US) ** NORM + memory**NORM + shared**NORM) ** (1 / NORM) + packing
-    return Cost(us, product, copies, main + finish, share, memory, packing)
+    return Cost(us, product, copies, main + finish, share, shared, memory, packing)

@@ -1,9 +1,10 @@
 // Implicit GEMM on Hopper's tensor cores, stride 1: a tile's pixels with all that its windows reach stay in shared memory while
 // the taps pass. Pixels are counted along padded lines, images one below the other, so a tap is the same memory some lines on.
+// Of large images a slab is a box of lines (BOX), which has less around it than as many pixels in a row.
 // The copy engine brings the pixels, or (GATHER) three warps, in pieces as small as the channels ask.
 #pragma once
 
-#include "tile.cuh"
+#include "finish.cuh"
 
 struct Slab {
     // Tensor maps of x and of the packed filters.
@@ -16,6 +17,10 @@ struct Slab {
     long long wide, high, lines, copy_lines, pad_h, pad_w, dilation_h, dilation_w;
     // The image itself: its size, channels, and those of a group.
     long long height, width, c, group_c;
+    // BOX: outputs of a tile along both axes, and tiles of an image.
+    long long down, across, tiles_h, tiles_w;
+    // The filters were there before the launch before this one.
+    long long settled;
 };
 
 // Threads that gather: three warps; the fourth brings filters.
@@ -58,15 +63,27 @@ DEVICE void gather(const Slab &p, unsigned to, int pixel, int group, int chunk) 
     }
 }
 
+// Image, line and column of a box's first output.
+struct Corner {
+    int n, h, w;
+    DEVICE Corner(const Slab &p, int tile) {
+        const int tiles_w = p.tiles_w, tiles = p.tiles_h * tiles_w, rest = tile % tiles;
+        n = tile / tiles;
+        h = rest / tiles_w * (int)p.down;
+        w = rest % tiles_w * (int)p.across;
+    }
+};
+
 // SLABS in shared memory. RESIDENT: all filters stay there. GATHER: bytes of a piece, or 0 for the copy engine.
-template <class O, int SLABS, bool RESIDENT, int GATHER>
+template <class O, int SLABS, bool RESIDENT, int GATHER, bool BOX>
 DEVICE void implicit_gemm_slab(const Slab &p) {
     extern __shared__ unsigned char memory[];
     constexpr unsigned FILTERS = O::BF * O::FILTER_SPAN;
-    const unsigned slab_bytes = p.lines * O::SPAN;
+    // Operands shifted by the last tap read a few lines behind a box, for positions that are no outputs.
+    const unsigned box_bytes = p.lines * O::SPAN, slab_bytes = (p.lines + (BOX ? p.copy_lines : 0)) * O::SPAN;
     const unsigned slabs = (shared_address(memory) + 1023) & ~1023u, ring = (slabs + SLABS * slab_bytes + 1023) & ~1023u;
     const unsigned staging = (ring + O::STAGES * FILTERS + 1023) & ~1023u, tables = staging + 2 * O::STAGING;
-    const unsigned slab_full = tables + 2 * O::PIXELS * 8, slab_empty = slab_full + SLABS * 8;
+    const unsigned slab_full = tables + 2 * O::PIXELS * 4, slab_empty = slab_full + SLABS * 8;
     const unsigned full = slab_empty + SLABS * 8, empty = full + O::STAGES * 8;
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     const int tiles = p.tiles, chunks = p.chunks, part = p.part_chunks, taps = p.r * p.s, width = p.wide,
@@ -85,10 +102,9 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
         publish_barriers();
     }
     __syncthreads();
-    wait_for_previous();
-    let_next_begin();
     if (group == 2) {
-        release_registers<56>();
+        release_registers<(GATHER ? 56 : 40)>();
+        if (threadIdx.x != (GATHER ? 256 + GATHERERS : 288) || !p.settled) wait_for_previous();
         if (GATHER ? threadIdx.x >= 256 && threadIdx.x < 256 + GATHERERS : threadIdx.x == 256) {
             int slot = 0;
             unsigned phase = 1;
@@ -96,20 +112,29 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
                 const At<O> at(tile, p.tiles_f, p.groups);
                 for (int chunk = 0; chunk < chunks; ++chunk) {
                     barrier_wait(slab_empty + slot * 8, phase);
+                    const unsigned to = slabs + slot * slab_bytes, arrived = slab_full + slot * 8;
                     if constexpr (GATHER > 0) {
-                        gather<O, GATHER>(p, slabs + slot * slab_bytes, at.pixel, at.group, chunk);
-                        arrive_with_copies(slab_full + slot * 8);
-                        advance<SLABS>(slot, phase);
-                        continue;
-                    }
-                    barrier_expect(slab_full + slot * 8, slab_bytes);
-                    for (int line = 0; line < (int)p.lines; line += (int)p.copy_lines) {
-                        const int pixel = at.pixel + line, n = pixel / plane, rest = pixel - n * plane, h = rest / width;
-                        // Behind the last image comes the next group, of whose padding only zeros are used. With five axes a copy
-                        // may not begin behind the last image.
-                        const int images = O::FIVE ? n % (int)p.n : n, behind = at.group + (O::FIVE ? n / (int)p.n : 0);
-                        copy_chunk<O>(slabs + slot * slab_bytes + line * O::SPAN, p.x, slab_full + slot * 8, chunk, part,
-                                      p.groups, rest - h * width - (int)p.pad_w, h - (int)p.pad_h, images, behind, 0, 0);
+                        gather<O, GATHER>(p, to, at.pixel, at.group, chunk);
+                        arrive_with_copies(arrived);
+                    } else if constexpr (BOX) {
+                        const Corner corner(p, at.pixel / O::BP);
+                        const int w = corner.w - (int)p.pad_w, h = corner.h - (int)p.pad_h;
+                        barrier_expect(arrived, box_bytes);
+                        if constexpr (O::FIVE)
+                            copy_box(to, p.x, arrived, chunk_of_part(chunk, part) * O::ELEMENTS, w, h, corner.n,
+                                     at.group + second_part(chunk, part) * (int)p.groups);
+                        else
+                            copy_box(to, p.x, arrived, chunk * O::ELEMENTS, w, h, corner.n);
+                    } else {
+                        barrier_expect(arrived, slab_bytes);
+                        for (int line = 0; line < (int)p.lines; line += (int)p.copy_lines) {
+                            const int pixel = at.pixel + line, n = pixel / plane, rest = pixel - n * plane, h = rest / width;
+                            // Behind the last image comes the next group, of whose padding only zeros are used. With five axes
+                            // a copy may not begin behind the last image.
+                            const int images = O::FIVE ? n % (int)p.n : n, behind = at.group + (O::FIVE ? n / (int)p.n : 0);
+                            copy_chunk<O>(to + line * O::SPAN, p.x, arrived, chunk, part, p.groups,
+                                          rest - h * width - (int)p.pad_w, h - (int)p.pad_h, images, behind, 0, 0);
+                        }
                     }
                     advance<SLABS>(slot, phase);
                 }
@@ -135,9 +160,11 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
         if constexpr (GATHER > 0) asm volatile("cp.async.wait_all;" ::: "memory");
         return;
     }
-    take_registers<216>();
+    take_registers<(GATHER ? 216 : 232)>();
+    wait_for_previous();
+    let_next_begin();
     const int lane = threadIdx.x % 32, thread = threadIdx.x % 128;
-    const unsigned table = tables + group * O::PIXELS * 8;
+    const unsigned table = tables + group * O::PIXELS * 4;
     int slab = 0, slot = 0;
     unsigned slab_phase = 0, phase = 0;
     float d[O::STEPS][O::COLUMNS / 2];
@@ -149,6 +176,29 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
             continue;
         }
         const At<O> at(tile, p.tiles_f, p.groups);
+        const int filters = p.filters, all = (int)p.groups * filters, outputs = p.p * p.q;
+        for (int i = thread; i < O::PIXELS; i += 128) {
+            int n, h, w;
+            bool output;
+            if constexpr (BOX) {
+                const Corner corner(p, at.pixel / O::BP);
+                const int row = i / width, column = i - row * width;
+                n = corner.n;
+                h = corner.h + row;
+                w = corner.w + column;
+                output = row < p.down && column < p.across && h < p.p && w < p.q;
+            } else {
+                const int pixel = at.pixel + i, rest = pixel % plane;
+                n = pixel / plane;
+                h = rest / width;
+                w = rest - h * width;
+                output = n < p.n && h < p.p && w < p.q;
+            }
+            const int there = h * (int)p.q + w;
+            const int place =
+                O::NCHW ? (n * all + at.group * filters) * outputs + there : (n * outputs + there) * all + at.group * filters;
+            set_place(table, i, output ? place : -1);
+        }
         sync_part(6 + group, 256);
         int within = 0;
         for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -193,16 +243,8 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
                 for (int back = O::FLIGHT; back > 0; --back) barrier_arrive(empty + before<O::STAGES>(slot, back) * 8);
             barrier_arrive(slab_empty + before<SLABS>(slab, 1) * 8);
         }
-        const int filters = p.filters;
-        const long long all = p.groups * p.filters, outputs = p.p * p.q;
-        for (int i = thread; i < O::PIXELS; i += 128) {
-            const int pixel = at.pixel + i, n = pixel / plane, rest = pixel - n * plane, h = rest / width, w = rest - h * width;
-            const long long there = h * p.q + w;
-            const long long place =
-                O::NCHW ? (n * all + at.group * filters) * outputs + there : (n * outputs + there) * all + at.group * filters;
-            set_place(table, i, n < p.n && h < p.p && w < p.q ? place : -1);
-        }
-        const Place out{at.filter, filters, at.group * filters, outputs, table, staging + group * O::STAGING, 1 + group};
+        const Place out{at.filter, at.group, at.pixel, filters, outputs, table, staging + group * O::STAGING,
+                        1 + group, nullptr};
         finish_tile<O>(d, out, p.y, p.bias, p.residual);
     }
 }

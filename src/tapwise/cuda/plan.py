@@ -49,10 +49,13 @@ class CudaPlan(Plan):
     ) -> None:  # fmt: skip
         given = {"x": x, "w": packed, "y": y, "workspace": workspace, "bias": bias, "residual": residual}
         addresses = {name: array.ptr for name, array in given.items() if array is not None}
+        if packed is not None and packed.settled:
+            addresses["settled"] = 1
         self.enqueue(addresses, stream_of(x) if stream is None else int(stream))
 
     def enqueue(self, addresses: Mapping[str, int], stream: int) -> None:
-        """Launch the kernels on a stream, with the addresses of their arrays by name."""
+        """Launch the kernels on a stream, with the addresses of their arrays by name; "settled" is 1 where the filters
+        were packed before all that is still to run."""
         for launch in self.launches:
             launch(addresses, stream)
 

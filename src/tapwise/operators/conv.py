@@ -12,6 +12,7 @@ import numpy as np
 
 from tapwise import arrays, dispatch, registry
 from tapwise.algorithm import Choice, Config, Device, Plan
+from tapwise.cuda.arrays import settle
 from tapwise.cuda.plan import CudaPlan
 from tapwise.errors import InvalidProblem
 from tapwise.operators.parameters import device_of, numbers, sides_of, whole
@@ -140,6 +141,9 @@ class PreparedConv:
         mine = filters if index is None else arrays.copy(filters)
         self._packed = self.plan.pack(_lift(mine, problem, False))
         self._bias = None if offset is None else arrays.copy(offset)
+        if index is not None and self._packed is not None:
+            # So that a call may be made on any stream.
+            self._packed = settle(self._packed)
         self._run = self.plan.run
         # What a call without any conversion looks like: a NumPy array of this dtype, shape and strides.
         self._dtype = arrays.DTYPES[problem.dtype]
@@ -237,7 +241,7 @@ class _TorchCall:
         self._strides = torch.empty(problem.x_shape, device="meta").to(memory_format=order).stride()
         self._enqueue = operator.plan.enqueue  # type: ignore[attr-defined]
         self._workspace, self._bytes = operator.plan.workspace_bytes, torch.uint8
-        self._fixed = {"w": operator._packed.ptr}
+        self._fixed = {"w": operator._packed.ptr, "settled": int(operator._packed.settled)}
         if operator._bias is not None:
             self._fixed["bias"] = operator._bias.ptr
 

@@ -24,6 +24,17 @@ DEVICE void barrier_wait(unsigned barrier, unsigned phase) {
                      : "memory");
     while (!done);
 }
+// The same for what other blocks of the cluster sent.
+DEVICE void barrier_wait_for_cluster(unsigned barrier, unsigned phase) {
+    unsigned done = 0;
+    do
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, "
+                     "0, p; }"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(phase)
+                     : "memory");
+    while (!done);
+}
 DEVICE void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
 // Barrier `id` of a part of the block.
@@ -46,12 +57,39 @@ DEVICE void copy_pixels(unsigned to, const void *map, unsigned barrier, int c, i
                  "h"((short)0)
                  : "memory");
 }
+DEVICE void copy_box(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n) {
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+                 "%6}], [%2];" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n)
+                 : "memory");
+}
+DEVICE void copy_box(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n, int g) {
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+                 "%6, %7}], [%2];" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "r"(g)
+                 : "memory");
+}
 DEVICE void copy_filters(unsigned to, const void *map, unsigned barrier, int c, int tap, int k) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
                  "[%2];" ::"r"(to),
                  "l"(map), "r"(barrier), "r"(c), "r"(tap), "r"(k)
                  : "memory");
 }
+
+// A box from shared memory to global memory; what leaves the tensor is not written. Stores of a thread go in groups.
+DEVICE void store_box(const void *map, unsigned from, int filter, int group, int pixel) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map), "r"(from),
+                 "r"(filter), "r"(group), "r"(pixel)
+                 : "memory");
+}
+DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Shared memory of all groups but the PENDING last may be written again.
+template <int PENDING>
+DEVICE void wait_for_stores() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+// All has been written.
+DEVICE void wait_for_all_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 // What threads wrote to shared memory is there for the copy engine and the tensor cores.
 DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -79,19 +117,19 @@ DEVICE unsigned cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
-DEVICE void cluster_sync() {
-    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-}
-DEVICE float4 load_of_rank(unsigned address, int rank) {
-    float4 v;
+DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// The place of this block's shared memory in that of another block of the cluster.
+DEVICE unsigned address_of_rank(unsigned address, int rank) {
     unsigned there;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-                 : "r"(there)
+    return there;
+}
+// Two floats to shared memory of the cluster, whose barrier there counts their bytes.
+DEVICE void send_two(unsigned to, unsigned barrier, float a, float b) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];" ::"r"(to), "r"(barrier),
+                 "f"(a), "f"(b)
                  : "memory");
-    return v;
 }
 
 // An operand whose lines of SPAN bytes (128, 64, 32) run along gemm_k, swizzled as the copies leave them: groups of 8 lines

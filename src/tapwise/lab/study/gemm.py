@@ -1,4 +1,4 @@
-"""Implicit GEMM, one idea more on each rung: what the copy engine, tiles, warpgroups and slabs are worth."""
+"""Implicit GEMM, one idea more on each rung: what the copy engine, tiles, warpgroups, slabs and boxes are worth."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from tapwise.problem import ConvProblem
 
 LAYERS: Final = (
     "n32 c64 h56 w56 k64 r3 s3 pad1 f16 nhwc",
+    "n4 c64 h360 w640 k64 r3 s3 pad1 f16 nhwc",
+    "n32 c176 h60 w60 k1056 r1 s1 f16 nhwc",
     "n32 c256 h16 w16 k256 r3 s3 pad1 f16 nhwc",
     "n32 c1280 h14 w14 k320 r1 s1 f16 nhwc",
     "n32 c44 h56 w56 k44 r3 s3 pad1 f16 nhwc",
@@ -23,8 +25,10 @@ CPU_LAYERS: Final = ("c64 h28 w28 k64 r3 s3 pad1", "c128 h14 w14 k128 r1 s1")
 RUNGS: Final[tuple[tuple[str, Callable[[Any], bool]], ...]] = (
     ("copy engine, 64 x 64", lambda c: _plain(c) and (c.pixels, c.filters) == (64, 64)),
     ("any tile", lambda c: _plain(c)),
-    ("two warpgroups", lambda c: c.kernel == "stream" and c.split == c.resident == c.bundle == 1),
-    ("slab", lambda c: c.split == c.resident == c.bundle == 1 and not c.gather),
+    ("two warpgroups", lambda c: c.kernel == "stream" and not c.held and _alone(c)),
+    ("filters that stay", lambda c: c.kernel == "stream" and _alone(c)),
+    ("slab", lambda c: c.kernel != "box" and _alone(c) and not c.gather),
+    ("box", lambda c: _alone(c) and not c.gather),
     ("gathered pieces, bundles", lambda c: c.split == c.resident == 1),
     ("gemm_k split, two blocks", lambda c: True),
 )
@@ -33,10 +37,13 @@ GATHER: Final = "threads gather"
 Progress = Callable[[str], None]
 
 
+def _alone(config: Any) -> bool:
+    """One block a multiprocessor that has a tile's gemm_k, and a group, for itself."""
+    return bool(config.split == config.resident == config.bundle == 1)
+
+
 def _plain(config: Any) -> bool:
-    return bool(
-        config.kernel == "stream" and config.warpgroups == config.split == config.resident == config.bundle == 1
-    )
+    return bool(config.kernel == "stream" and config.warpgroups == 1 and not config.held and _alone(config))
 
 
 def ladder_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:

@@ -1,0 +1,316 @@
+// What becomes of a tile's sums: through shared memory to y, with bias, residual and activation; or to the blocks that share
+// gemm_k, and from them to y.
+#pragma once
+
+#include "epilogue.cuh"
+#include "tile.cuh"
+
+// Where a warpgroup's outputs go: its tile's first filter, group and pixel, filters in a group, the distance of two filters in
+// y (NCHW), and a table of its pixels' places in y, -1 where there is none. `map`: of y, for the copy engine.
+struct Place {
+    int filter, group, pixel, filters, step;
+    unsigned table, staging;
+    int barrier;
+    const void *map;
+};
+
+DEVICE int place_of(const Place &at, int pixel) {
+    int place;
+    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(place) : "r"(at.table + 4 * pixel) : "memory");
+    return place;
+}
+DEVICE void set_place(unsigned table, int pixel, int place) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(table + 4 * pixel), "r"(place) : "memory");
+}
+
+// BYTES between registers and shared or global memory.
+template <int BYTES>
+struct Piece {
+    unsigned v[BYTES > 4 ? BYTES / 4 : 1];
+};
+template <int BYTES>
+DEVICE Piece<BYTES> load_shared(unsigned from) {
+    Piece<BYTES> r;
+    if constexpr (BYTES == 16)
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(r.v[0]), "=r"(r.v[1]), "=r"(r.v[2]), "=r"(r.v[3])
+                     : "r"(from)
+                     : "memory");
+    if constexpr (BYTES == 8)
+        asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(r.v[0]), "=r"(r.v[1]) : "r"(from) : "memory");
+    if constexpr (BYTES == 4) asm volatile("ld.shared.b32 %0, [%1];" : "=r"(r.v[0]) : "r"(from) : "memory");
+    if constexpr (BYTES == 2) {
+        unsigned short low;
+        asm volatile("ld.shared.b16 %0, [%1];" : "=h"(low) : "r"(from) : "memory");
+        r.v[0] = low;
+    }
+    return r;
+}
+template <int BYTES>
+DEVICE void store_shared(unsigned to, const Piece<BYTES> &p) {
+    if constexpr (BYTES == 16)
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(p.v[0]), "r"(p.v[1]), "r"(p.v[2]), "r"(p.v[3])
+                     : "memory");
+    if constexpr (BYTES == 8) asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(p.v[0]), "r"(p.v[1]) : "memory");
+    if constexpr (BYTES == 4) asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(p.v[0]) : "memory");
+    if constexpr (BYTES == 2) asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"((unsigned short)p.v[0]) : "memory");
+}
+template <int BYTES>
+DEVICE Piece<BYTES> load_global(const void *from) {
+    Piece<BYTES> r;
+    if constexpr (BYTES == 16) *reinterpret_cast<uint4 *>(r.v) = *static_cast<const uint4 *>(from);
+    if constexpr (BYTES == 8) *reinterpret_cast<uint2 *>(r.v) = *static_cast<const uint2 *>(from);
+    if constexpr (BYTES == 4) r.v[0] = *static_cast<const unsigned *>(from);
+    if constexpr (BYTES == 2) r.v[0] = *static_cast<const unsigned short *>(from);
+    return r;
+}
+template <int BYTES>
+DEVICE void store_global(void *to, const Piece<BYTES> &p) {
+    if constexpr (BYTES == 16) *static_cast<uint4 *>(to) = make_uint4(p.v[0], p.v[1], p.v[2], p.v[3]);
+    if constexpr (BYTES == 8) *static_cast<uint2 *>(to) = make_uint2(p.v[0], p.v[1]);
+    if constexpr (BYTES == 4) *static_cast<unsigned *>(to) = p.v[0];
+    if constexpr (BYTES == 2) *static_cast<unsigned short *>(to) = p.v[0];
+}
+
+// Address of element `at` of a line of the staging part: lines of 128 bytes, swizzled by pieces of 16 as the copy engine wants
+// them; what is longer goes on 64 lines further.
+template <class O>
+DEVICE unsigned staged(unsigned staging, int line, int at) {
+    constexpr int SIZE = sizeof(typename O::T), PIECE = 16 / SIZE;
+    const int within = at % O::INNER;
+    return staging + (at / O::INNER * 64 + line) * 128 + ((within / PIECE ^ line % 8) << 4) + within % PIECE * SIZE;
+}
+
+// Lines between the staging part and y or residual (IN), V elements a thread.
+template <class O, bool IN>
+DEVICE void move_lines(const Place &at, typename O::T *global, int pixel0, int pixels, int filter0, int filters) {
+    using T = typename O::T;
+    constexpr int V = O::V, BYTES = V * (int)sizeof(T), ACROSS = 64 / V;
+    const int thread = threadIdx.x % 128;
+    const int end = min(filters, at.filters - at.filter - filter0);
+    T *const first_filter = global + (at.filter + filter0) * (O::NCHW ? at.step : 1);
+    // All places first, then all loads, then all stores: each step waits once.
+    constexpr int COUNT = 64 * ACROSS / 128, AT_ONCE = COUNT < 4 ? COUNT : 4;
+#pragma unroll
+    for (int start = 0; start < COUNT; start += AT_ONCE) {
+        int there[AT_ONCE];
+        Piece<BYTES> piece[AT_ONCE];
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int line = ((start + i) * 128 + thread) / ACROSS, first = ((start + i) * 128 + thread) % ACROSS * V;
+            const int pixel = O::NCHW ? first : line, filter = O::NCHW ? line : first;
+            there[i] = pixel < pixels && filter < end ? place_of(at, pixel0 + pixel) : -1;
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int line = ((start + i) * 128 + thread) / ACROSS, first = ((start + i) * 128 + thread) % ACROSS * V;
+            if (there[i] < 0) continue;
+            there[i] += O::NCHW ? line * at.step : first;
+            if constexpr (IN)
+                piece[i] = load_global<BYTES>(first_filter + there[i]);
+            else
+                piece[i] = load_shared<BYTES>(staged<O>(at.staging, line, first));
+        }
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+            const int line = ((start + i) * 128 + thread) / ACROSS, first = ((start + i) * 128 + thread) % ACROSS * V;
+            if (there[i] < 0) continue;
+            if constexpr (IN)
+                store_shared<BYTES>(staged<O>(at.staging, line, first), piece[i]);
+            else
+                store_global<BYTES>(first_filter + there[i], piece[i]);
+        }
+    }
+}
+
+template <class O>
+DEVICE float bias_of(const Place &at, const typename O::T *bias, int filter) {
+    const int f = at.filter + filter;
+    return O::BIAS && f < at.filters ? Element<typename O::T>::widen(bias[at.group * at.filters + f]) : 0.0f;
+}
+
+// Sums of 16 columns of a warp's 16 rows, v[4 j ..] as the matrix instruction leaves them: bias, residual, activation, and to
+// the staging part. `column` of 64, `row0` the first of the block's 64 rows of this warp; rows or columns beyond are not read.
+template <class O>
+DEVICE void stage_sums(float (&v)[8], const Place &at, const typename O::T *bias, int column, int row0, int filter0) {
+    using T = typename O::T;
+    const int lane = threadIdx.x % 32;
+    if constexpr (O::BIAS) {
+        if constexpr (O::SWAP) {
+            const float low = bias_of<O>(at, bias, filter0 + row0 + lane / 4),
+                        high = bias_of<O>(at, bias, filter0 + row0 + lane / 4 + 8);
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[i] += i % 4 < 2 ? low : high;
+        } else {
+#pragma unroll
+            for (int i = 0; i < 8; ++i) v[i] += bias_of<O>(at, bias, filter0 + column + i / 4 * 8 + lane % 4 * 2 + i % 2);
+        }
+    }
+    if constexpr (sizeof(T) == 2) {
+        // The line and piece whose 16 bytes this lane addresses: matrices 0 and 2, 1 and 3 are rows 0 and 8 further.
+        const int matrix = lane / 8, row = matrix % 2 * 8, over = matrix / 2 * 8;
+        const int line = O::TURNED ? column + over + lane % 8 : row0 + row + lane % 8;
+        const int first = O::TURNED ? row0 + row : column + over;
+        const unsigned address = staged<O>(at.staging, line, first);
+        unsigned words[4];
+        if constexpr (O::RESIDUAL) {
+            load_matrices<O::TURNED>(words, address);
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                v[i] += Element<T>::widen(T{(unsigned short)(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffff)});
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            words[i] = Element<T>::pack(activate<O::ACTIVATION>(v[2 * i]), activate<O::ACTIVATION>(v[2 * i + 1]));
+        store_matrices<O::TURNED>(address, words);
+    } else {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+            const int r = row0 + lane / 4 + i % 4 / 2 * 8, c = column + i / 4 * 8 + lane % 4 * 2 + i % 2;
+            const unsigned address = O::TURNED ? staged<O>(at.staging, c, r) : staged<O>(at.staging, r, c);
+            if constexpr (O::RESIDUAL) v[i] += __uint_as_float(load_shared<4>(address).v[0]);
+            store_shared<4>(address, Piece<4>{{__float_as_uint(activate<O::ACTIVATION>(v[i]))}});
+        }
+    }
+}
+
+// The copy engine writes boxes of y: of the pixels of one round, a thread each.
+template <class O>
+DEVICE void store_boxes(const Place &at, int pixel0, int pixels, int filter0) {
+    constexpr int EACH = 64 / O::INNER;
+    const int box = threadIdx.x % 128;
+    if (box < pixels / O::BOX * EACH) {
+        const int part = box % EACH, pixel = box / EACH * O::BOX;
+        store_box(at.map, at.staging + (part * 64 + pixel) * 128, at.filter + filter0 + part * O::INNER, at.group,
+                  at.pixel + pixel0 + pixel);
+    }
+    // Of no boxes, too: every round is a group.
+    commit_stores();
+}
+
+// A warpgroup's sums to y, 64 rows x 64 columns at a time.
+template <class O>
+DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, void *y_, const void *bias_, const void *residual_) {
+    using T = typename O::T;
+    T *y = static_cast<T *>(y_);
+    const T *bias = static_cast<const T *>(bias_);
+    T *residual = const_cast<T *>(static_cast<const T *>(residual_));
+    const int warp = threadIdx.x / 32 % 4;
+    const unsigned staging = at.staging;
+    constexpr int GROUPS = (O::COLUMNS + 63) / 64, LAST = (O::COLUMNS - 1) % 64 + 1;
+#pragma unroll
+    for (int step = 0; step < O::STEPS; ++step)
+#pragma unroll
+        for (int group = 0; group < GROUPS; ++group) {
+            const int columns = group + 1 < GROUPS ? 64 : LAST;
+            const int pixel0 = O::SWAP ? group * 64 : step * 64, filter0 = O::SWAP ? step * 64 : group * 64;
+            const int pixels = O::SWAP ? columns : 64, filters = O::SWAP ? 64 : columns;
+            const bool boxes = O::BOXES == 2 || (O::BOXES == 1 && filters == 64);
+            at.staging = staging + (step * GROUPS + group) % O::STAGINGS * O::STAGING;
+            if constexpr (O::BOXES > 0) {
+                // Tiles of an odd count of rounds end with the part that the next begins with.
+                if (step + group == 0 && O::STEPS * GROUPS % 2)
+                    wait_for_stores<0>();
+                else
+                    wait_for_stores<O::STAGINGS - 1>();
+            }
+            // What was staged before has been written, and the table of places is there.
+            sync_part(at.barrier, 128);
+            if constexpr (O::RESIDUAL) {
+                move_lines<O, true>(at, residual, pixel0, pixels, filter0, filters);
+                sync_part(at.barrier, 128);
+            }
+#pragma unroll
+            for (int column = 0; column < 64; column += 16) {
+                if (group * 64 + column >= O::COLUMNS) continue;
+                // The last eight columns may be alone: their neighbours are staged, but never written to y.
+                constexpr int N = O::COLUMNS / 2;
+                float v[8];
+#pragma unroll
+                for (int i = 0; i < 8; ++i) {
+                    const int from = (group * 64 + column) / 2 + i;
+                    v[i] = from < N ? d[step][from < N ? from : 0] : 0.0f;
+                }
+                stage_sums<O>(v, at, bias, column, warp * 16, filter0);
+            }
+            if (boxes) publish_shared();
+            sync_part(at.barrier, 128);
+            if constexpr (O::BOXES > 0) store_boxes<O>(at, pixel0, boxes ? pixels : 0, filter0);
+            if (!boxes) move_lines<O, false>(at, y, pixel0, pixels, filter0, filters);
+        }
+    if (O::BOXES != 2) sync_part(at.barrier, 128);
+}
+
+// Split gemm_k: every block's sums go to the block of the cluster that adds up their rows, each to its own part there.
+template <class O>
+DEVICE void send_sums(const float (&d)[O::STEPS][O::COLUMNS / 2], unsigned sums, unsigned complete, int rank, int group) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+#pragma unroll
+    for (int m = 0; m < O::STEPS; ++m)
+#pragma unroll
+        for (int high = 0; high < 2; ++high) {
+            const int row0 = (group * O::STEPS + m) * 64 + warp * 16 + high * 8, to = row0 / O::EACH;
+            const int line = rank * O::EACH + row0 % O::EACH + lane / 4;
+            const unsigned there = address_of_rank(sums + (line * O::SUMS_LINE + lane % 4 * 2) * 4, to);
+            const unsigned barrier = address_of_rank(complete, to);
+#pragma unroll
+            for (int i = 0; i < O::COLUMNS / 8; ++i)
+                send_two(there + i * 32, barrier, d[m][4 * i + 2 * high], d[m][4 * i + 2 * high + 1]);
+        }
+}
+
+// This block's share of the sums to y, the parts in the order of ranks.
+template <class O>
+DEVICE void finish_split(const Place &at, unsigned sums, int rank, void *y_, const void *bias_, const void *residual_) {
+    using T = typename O::T;
+    T *y = static_cast<T *>(y_);
+    const T *bias = static_cast<const T *>(bias_), *residual = static_cast<const T *>(residual_);
+    constexpr int EACH = O::EACH, ACROSS = (O::SWAP ? EACH : O::COLUMNS) / 4, V = O::NCHW ? 1 : O::V < 4 ? O::V : 4;
+    for (int i = threadIdx.x; i < EACH * O::COLUMNS / 4; i += O::CONSUMERS) {
+        const int row = O::SWAP ? i % ACROSS * 4 : i / ACROSS, column = O::SWAP ? i / ACROSS : i % ACROSS * 4;
+        const int pixel = O::SWAP ? column : rank * EACH + row, filter = O::SWAP ? rank * EACH + row : column;
+        if (at.filter + filter >= at.filters) continue;
+        const int place = place_of(at, pixel);
+        if (place < 0) continue;
+        float v[4] = {};
+#pragma unroll
+        for (int from = 0; from < O::SPLIT; ++from) {
+            const unsigned part = sums + ((from * EACH + row) * O::SUMS_LINE + column) * 4;
+            if constexpr (O::SWAP) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) v[e] += __uint_as_float(load_shared<4>(part + e * O::SUMS_LINE * 4).v[0]);
+            } else {
+                const Piece<16> piece = load_shared<16>(part);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) v[e] += __uint_as_float(piece.v[e]);
+            }
+        }
+#pragma unroll
+        for (int first = 0; first < 4; first += V) {
+            const int f = at.filter + filter + first;
+            if (f >= at.filters) continue;
+            T out[V], added[V];
+#pragma unroll
+            for (int e = 0; e < V; ++e) {
+                const int there = place + (O::NCHW ? (f + e) * at.step : f + e);
+                float sum = v[first + e] + bias_of<O>(at, bias, filter + first + e);
+                if constexpr (O::RESIDUAL) sum += Element<T>::widen(residual[there]);
+                out[e] = Element<T>::narrow(activate<O::ACTIVATION>(sum));
+                if constexpr (O::NCHW) y[there] = out[e];
+            }
+            if constexpr (!O::NCHW) {
+                constexpr int BYTES = V * (int)sizeof(T);
+                Piece<BYTES> piece{};
+                if constexpr (sizeof(T) == 4) {
+#pragma unroll
+                    for (int e = 0; e < V; ++e) piece.v[e] = *reinterpret_cast<unsigned *>(&out[e]);
+                } else {
+#pragma unroll
+                    for (int e = 0; e < V; ++e)
+                        piece.v[e / 2] |= (unsigned)*reinterpret_cast<unsigned short *>(&out[e]) << e % 2 * 16;
+                }
+                store_global<BYTES>(y + place + f, piece);
+            }
+        }
+    }
+}
