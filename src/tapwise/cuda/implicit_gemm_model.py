@@ -132,15 +132,14 @@ def cost(work: Work, gbps: float) -> Cost:
         fixed, output = (SLAB_FINISH, SLAB_OUTPUT) if work.slab else (FINISH, OUTPUT)
         finish = fixed + work.outputs * output * (8 / work.written) ** 0.5
     both = share * max(main, (main + finish) / 2)
-    cycles = (
-        BEGIN
-        + {
-            "turns": both + finish / 2 + (BEGIN_SLAB if work.slab else BEGIN_TURNS),
-            "resident": both + finish,
-            "loop": share * (main + finish),
-            "once": share * main + ceil(share) * finish,
-        }[work.overlapped]
-    )
+    begin = BEGIN + (ALONE if work.room == 1 else 0.0)
+    follow = {
+        "turns": both + finish / 2 + (BEGIN_SLAB if work.slab else BEGIN_TURNS),
+        "resident": both + finish,
+        "loop": share * (main + finish),
+        "once": share * main + ceil(share) * finish,
+    }
+    cycles = begin + follow[work.overlapped]
     memory = work.read_bytes / (gbps * 1e3) + work.written_bytes / (gbps * 1e3 * WRITTEN)
     pixels = work.pixel_lines * (1 + RAGGED_L2 * work.ragged) / work.pixel_readers**SHARING
     filters = work.filter_lines / work.filter_readers**SHARING
