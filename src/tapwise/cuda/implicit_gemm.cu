@@ -26,8 +26,8 @@ DEVICE void implicit_gemm(const Gemm &p) {
     const unsigned held = (shared_address(memory) + 1023) & ~1023u;
     const unsigned ring = HELD ? held + p.steps * FILTERS + 1023 & ~1023u : held;
     const unsigned staging = ring + O::STAGES * STAGE + 1023 & ~1023u;
-    const unsigned tables = staging + SUMS, full = tables + (O::WARPGROUPS * O::PIXELS * 4 + 7 & ~7),
-                   empty = full + O::STAGES * 8;
+    const unsigned tables = staging + SUMS, biases = tables + O::WARPGROUPS * O::PIXELS * 4,
+                   full = (biases + (O::BIAS ? O::WARPGROUPS * O::FILTERS * 4 : 0) + 7) & ~7u, empty = full + O::STAGES * 8;
     // All parts of this block's share of the sums are there.
     const unsigned complete = empty + O::STAGES * 8;
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
@@ -127,6 +127,12 @@ DEVICE void implicit_gemm(const Gemm &p) {
                     O::NCHW ? (n * all + at.group * filters) * plane + (pixel - n * plane) : pixel * all + at.group * filters;
                 set_place(table, i, pixel < p.pixels ? place : -1);
             }
+        const unsigned mine = staging + group * O::STAGINGS * O::STAGING;
+        const Place out{filter0, at.group,  pixel0, filters, plane, table, biases + group * O::FILTERS * 4,
+                        mine,    1 + group, p.out};
+        begin_tile<O>(out, p.residual);
+        Biases<O> bias;
+        bias.load(out, p.bias);
         if (O::PINGPONG) sync_part(6 + group, 256);
         int chunk = begin % part;
         const unsigned rows0 = O::PINGPONG ? 0 : group * O::STEPS * 64 * O::ROW_SPAN;
@@ -153,18 +159,16 @@ DEVICE void implicit_gemm(const Gemm &p) {
             for (int back = min(O::FLIGHT, end - begin); back > 0; --back)
                 barrier_arrive(empty + before<O::STAGES>(stage, back) * 8);
         if constexpr (O::SPLIT == 1) {
-            const Place out{filter0,   at.group, pixel0, filters, plane, table, staging + group * O::STAGINGS * O::STAGING,
-                            1 + group, p.out};
-            finish_tile<O>(d, out, p.y, p.bias, p.residual);
+            finish_tile<O>(d, out, p.y, bias, p.residual);
         } else {
             // Tables of both warpgroups make one; all threads have written them.
-            const Place out{at.filter, at.group, at.pixel, filters, plane, O::SWAP ? table : tables, 0, 1, nullptr};
+            const Place whole{at.filter, at.group, at.pixel, filters, plane, O::SWAP ? table : tables, 0, 0, 1, nullptr};
             sync_part(1, O::CONSUMERS);
             // All blocks of the cluster have begun.
             cluster_wait();
             send_sums<O>(d, staging, complete, rank, group);
             barrier_wait_for_cluster(complete, 0);
-            finish_split<O>(out, staging, rank, p.y, p.bias, p.residual);
+            finish_split<O>(whole, staging, rank, p.y, p.bias, p.residual);
         }
     }
     if constexpr (O::BOXES > 0) wait_for_all_stores();

@@ -48,7 +48,7 @@ INSTRUCTIONS: Final = {"f16": "k16.f32.f16.f16", "bf16": "k16.f32.bf16.bf16", "f
 LARGEST: Final = 1 << 31
 # Registers of a thread beside its sums: in the plain kernel, and for what else it does.
 PLAIN_REGISTERS: Final = 60
-MORE_REGISTERS: Final = {"bias": 8, "residual": 16, "f32": 16, "nchw": 44}
+MORE_REGISTERS: Final = {"bias": 8, "residual": 21, "f32": 16, "nchw": 44}
 # Outputs of a tile whose sums blocks of a cluster exchange.
 MOST_EXCHANGED: Final = 8192
 # (rows of the instruction, pixels, filters) of a tile.
@@ -392,12 +392,14 @@ class ImplicitGemm(Algorithm[Config]):
             filters = config.stages * config.filters // config.bundle
             ring = (config.slabs * lines + filters) * line + 16 * config.slabs + 2048
         size = pack.SIZES[problem.dtype]
-        each = 64 * 64 * size * (2 if size == 2 and config.kernel == "stream" else 1)
+        fetched = problem.residual and config.split == 1 and _vector(problem) * size >= 4
+        each = 64 * 64 * size * (2 if fetched or (size == 2 and config.kernel == "stream") else 1)
         rows, columns = self._sides(config)
         # Split sums come in lines that are up to ten longer.
         staging = rows * (columns + 10) * 4 if config.split > 1 else config.warpgroups * each
         share = config.pixels if config.rows == "filters" or config.turns else config.pixels // config.warpgroups
-        return ring + staging + config.warpgroups * share * 4 + config.stages * 16 + 2048
+        tables = config.warpgroups * (share + config.filters * problem.bias) * 4
+        return ring + staging + tables + config.stages * 16 + 2048
 
     def boxes(self, problem: ConvProblem, config: Config) -> int:
         """How the copy engine writes y: not (0), 64 filters at a time (1), or all of it (2): no tile has fewer."""
@@ -450,7 +452,7 @@ class ImplicitGemm(Algorithm[Config]):
         size = pack.SIZES[problem.dtype]
         # Lines between strides are not read.
         seen = prod(min(1.0, taps / stride) for taps, stride in zip(problem.kernel, problem.stride, strict=True))
-        read = (prod(problem.x_shape) * seen + prod(problem.w_shape)) * size
+        read = (prod(problem.x_shape) * seen + prod(problem.w_shape) + prod(problem.y_shape) * problem.residual) * size
         problem = _view(problem, config)
         rows, columns = self._sides(config)
         columns //= config.bundle
@@ -481,7 +483,8 @@ class ImplicitGemm(Algorithm[Config]):
             filter_lines=filter_lines, line_bytes=line, ragged=pixel % line > 0,
             pixel_readers=min(across, device.threads),
             filter_readers=max(1.0, min(device.threads / across / problem.groups, high)), slab=slab,
-            gather=config.gather, outputs=config.pixels * config.filters, written=_vector(problem),
+            gather=config.gather, outputs=config.pixels * config.filters,
+            residual=problem.residual, activation=problem.activation, written=_vector(problem),
             boxes=self.boxes(problem, config) > 0, tiles=tiles, split=config.split,
             room=room, overlapped=overlapped,
             multiprocessors=min(device.threads, blocks) if config.held else device.threads, read_bytes=read,

@@ -26,6 +26,9 @@ ALONE: Final = 823.0
 STEP, SLAB_STEP, BEGIN, BEGIN_TURNS, BEGIN_SLAB = 34.0, 71.0, 1445.0, 1163.0, 1257.0
 # A tile's way to y, and each of its outputs: by threads (stream, slab), and by the copy engine.
 FINISH, OUTPUT, SLAB_FINISH, SLAB_OUTPUT, BOX_FINISH, BOX_OUTPUT = 1897.0, 0.035, 546.0, 0.045, 1674.0, 0.011
+# More for each output: residual, activation.
+RESIDUAL: Final = 0.1
+ACTIVATIONS: Final = {"relu": 0.02, "relu6": 0.03, "silu": 0.2, "sigmoid": 0.2, "gelu": 0.35, "tanh": 0.35}
 # The same where gemm_k is split.
 EXCHANGE, EXCHANGED = 1875.0, 0.595
 # Of 132 multiprocessors, clusters of four and eight find places on 120.
@@ -49,8 +52,8 @@ class Work:
     The instruction's rows and columns of a tile; steps of gemm_k of a block, the instruction's steps in each; stages,
     and how many of them are multiplied at a time. Lines of pixels and of filters that a tap brings (of a slab, its
     share), their bytes; whether they end within a piece of L2 (`ragged`); multiprocessors that read the same pixels,
-    and the same filters, at a time; bytes of gathered pieces. Outputs of a tile; elements written at once, or `boxes`
-    by the copy engine. Tiles; blocks that share one, and blocks that a multiprocessor has room for; how tiles follow
+    and the same filters, at a time; bytes of gathered pieces. Outputs of a tile, what else is
+    done to them; elements written at once, or `boxes` by the copy engine. Tiles; blocks that share one, and blocks that a multiprocessor has room for; how tiles follow
     one another: turns, resident, loop or once. Multiprocessors that work.
     """
 
@@ -69,6 +72,8 @@ class Work:
     slab: bool
     gather: int
     outputs: int
+    residual: bool
+    activation: str | None
     written: int
     boxes: bool
     tiles: int
@@ -131,6 +136,8 @@ def cost(work: Work, gbps: float) -> Cost:
     else:
         fixed, output = (SLAB_FINISH, SLAB_OUTPUT) if work.slab else (FINISH, OUTPUT)
         finish = fixed + work.outputs * output * (8 / work.written) ** 0.5
+    more = RESIDUAL * work.residual + (ACTIVATIONS[work.activation] if work.activation else 0.0)
+    finish += work.outputs * more
     both = share * max(main, (main + finish) / 2)
     begin = BEGIN + (ALONE if work.room == 1 else 0.0)
     follow = {

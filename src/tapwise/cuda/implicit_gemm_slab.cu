@@ -82,8 +82,9 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
     // Operands shifted by the last tap read a few lines behind a box, for positions that are no outputs.
     const unsigned box_bytes = p.lines * O::SPAN, slab_bytes = (p.lines + (BOX ? p.copy_lines : 0)) * O::SPAN;
     const unsigned slabs = (shared_address(memory) + 1023) & ~1023u, ring = (slabs + SLABS * slab_bytes + 1023) & ~1023u;
-    const unsigned staging = (ring + O::STAGES * FILTERS + 1023) & ~1023u, tables = staging + 2 * O::STAGING;
-    const unsigned slab_full = tables + 2 * O::PIXELS * 4, slab_empty = slab_full + SLABS * 8;
+    const unsigned staging = (ring + O::STAGES * FILTERS + 1023) & ~1023u, tables = staging + 2 * O::STAGINGS * O::STAGING;
+    const unsigned biases = tables + 2 * O::PIXELS * 4;
+    const unsigned slab_full = (biases + (O::BIAS ? 2 * O::FILTERS * 4 : 0) + 7) & ~7u, slab_empty = slab_full + SLABS * 8;
     const unsigned full = slab_empty + SLABS * 8, empty = full + O::STAGES * 8;
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     const int tiles = p.tiles, chunks = p.chunks, part = p.part_chunks, taps = p.r * p.s, width = p.wide,
@@ -199,6 +200,12 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
                 O::NCHW ? (n * all + at.group * filters) * outputs + there : (n * outputs + there) * all + at.group * filters;
             set_place(table, i, output ? place : -1);
         }
+        const unsigned mine = staging + group * O::STAGINGS * O::STAGING;
+        const Place out{at.filter, at.group,  at.pixel, filters, outputs, table, biases + group * O::FILTERS * 4,
+                        mine,      1 + group, nullptr};
+        begin_tile<O>(out, p.residual);
+        Biases<O> bias;
+        bias.load(out, p.bias);
         sync_part(6 + group, 256);
         int within = 0;
         for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -243,8 +250,6 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
                 for (int back = O::FLIGHT; back > 0; --back) barrier_arrive(empty + before<O::STAGES>(slot, back) * 8);
             barrier_arrive(slab_empty + before<SLABS>(slab, 1) * 8);
         }
-        const Place out{at.filter, at.group, at.pixel, filters, outputs, table, staging + group * O::STAGING,
-                        1 + group, nullptr};
-        finish_tile<O>(d, out, p.y, p.bias, p.residual);
+        finish_tile<O>(d, out, p.y, bias, p.residual);
     }
 }

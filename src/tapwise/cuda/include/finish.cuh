@@ -6,10 +6,11 @@
 #include "tile.cuh"
 
 // Where a warpgroup's outputs go: its tile's first filter, group and pixel, filters in a group, the distance of two filters in
-// y (NCHW), and a table of its pixels' places in y, -1 where there is none. `map`: of y, for the copy engine.
+// y (NCHW), a table of its pixels' places in y, -1 where there is none, and one of
+// its filters' bias. `map`: of y, for the copy engine.
 struct Place {
     int filter, group, pixel, filters, step;
-    unsigned table, staging;
+    unsigned table, bias, staging;
     int barrier;
     const void *map;
 };
@@ -123,27 +124,75 @@ DEVICE void move_lines(const Place &at, typename O::T *global, int pixel0, int p
     }
 }
 
+// The residual of a round on its way to the staging part.
 template <class O>
-DEVICE float bias_of(const Place &at, const typename O::T *bias, int filter) {
-    const int f = at.filter + filter;
-    return O::BIAS && f < at.filters ? Element<typename O::T>::widen(bias[at.group * at.filters + f]) : 0.0f;
+DEVICE void fetch_lines(const Place &at, const typename O::T *residual, int pixel0, int pixels, int filter0, int filters) {
+    constexpr int V = O::V, ACROSS = 64 / V;
+    const int thread = threadIdx.x % 128, end = min(filters, at.filters - at.filter - filter0);
+    const typename O::T *first_filter = residual + (at.filter + filter0) * (O::NCHW ? at.step : 1);
+#pragma unroll 4
+    for (int i = thread; i < 64 * ACROSS; i += 128) {
+        const int line = i / ACROSS, first = i % ACROSS * V, pixel = O::NCHW ? first : line, filter = O::NCHW ? line : first;
+        const int place = pixel < pixels && filter < end ? place_of(at, pixel0 + pixel) : -1;
+        if (place < 0) continue;
+        copy_piece<V *(int)sizeof(typename O::T)>(staged<O>(at.staging, line, first),
+                                                  first_filter + (place + (O::NCHW ? line * at.step : first)), true);
+    }
+}
+
+// The bias of a warpgroup's filters on its way: in registers while products run, then in shared memory.
+template <class O>
+struct Biases {
+    static constexpr int EACH = O::BIAS && O::SPLIT == 1 ? (O::FILTERS + 127) / 128 : 0;
+    float v[EACH ? EACH : 1];
+    DEVICE void load(const Place &at, const void *bias) {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            const int filter = i * 128 + threadIdx.x % 128;
+            const bool real = filter < O::FILTERS && at.filter + filter < at.filters;
+            const long long f = at.group * at.filters + at.filter + filter;
+            v[i] = real ? Element<typename O::T>::widen(static_cast<const typename O::T *>(bias)[f]) : 0.0f;
+        }
+    }
+    DEVICE void share(const Place &at) const {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            const int filter = i * 128 + threadIdx.x % 128;
+            if (filter < O::FILTERS) store_shared<4>(at.bias + filter * 4, Piece<4>{{__float_as_uint(v[i])}});
+        }
+    }
+};
+template <class O>
+DEVICE float bias_of(const Place &at, int filter) {
+    return O::BIAS ? __uint_as_float(load_shared<4>(at.bias + filter * 4).v[0]) : 0.0f;
+}
+
+// What 16-bit outputs round off need not be computed.
+template <class O>
+DEVICE float activated(float v) {
+    if constexpr (sizeof(typename O::T) == 2 && O::ACTIVATION == SIGMOID) return __fdividef(1.0f, 1.0f + __expf(-v));
+    if constexpr (sizeof(typename O::T) == 2 && O::ACTIVATION == SILU) return __fdividef(v, 1.0f + __expf(-v));
+    return activate<O::ACTIVATION>(v);
 }
 
 // Sums of 16 columns of a warp's 16 rows, v[4 j ..] as the matrix instruction leaves them: bias, residual, activation, and to
 // the staging part. `column` of 64, `row0` the first of the block's 64 rows of this warp; rows or columns beyond are not read.
 template <class O>
-DEVICE void stage_sums(float (&v)[8], const Place &at, const typename O::T *bias, int column, int row0, int filter0) {
+DEVICE void stage_sums(float (&v)[8], const Place &at, int column, int row0, int filter0) {
     using T = typename O::T;
     const int lane = threadIdx.x % 32;
     if constexpr (O::BIAS) {
         if constexpr (O::SWAP) {
-            const float low = bias_of<O>(at, bias, filter0 + row0 + lane / 4),
-                        high = bias_of<O>(at, bias, filter0 + row0 + lane / 4 + 8);
+            const float low = bias_of<O>(at, filter0 + row0 + lane / 4), high = bias_of<O>(at, filter0 + row0 + lane / 4 + 8);
 #pragma unroll
             for (int i = 0; i < 8; ++i) v[i] += i % 4 < 2 ? low : high;
         } else {
 #pragma unroll
-            for (int i = 0; i < 8; ++i) v[i] += bias_of<O>(at, bias, filter0 + column + i / 4 * 8 + lane % 4 * 2 + i % 2);
+            for (int i = 0; i < 8; i += 4) {
+                const Piece<8> two = load_shared<8>(at.bias + (filter0 + column + i / 4 * 8 + lane % 4 * 2) * 4);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) v[i + e] += __uint_as_float(two.v[e % 2]);
+            }
         }
     }
     if constexpr (sizeof(T) == 2) {
@@ -160,8 +209,7 @@ DEVICE void stage_sums(float (&v)[8], const Place &at, const typename O::T *bias
                 v[i] += Element<T>::widen(T{(unsigned short)(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffff)});
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            words[i] = Element<T>::pack(activate<O::ACTIVATION>(v[2 * i]), activate<O::ACTIVATION>(v[2 * i + 1]));
+        for (int i = 0; i < 4; ++i) words[i] = Element<T>::pack(activated<O>(v[2 * i]), activated<O>(v[2 * i + 1]));
         store_matrices<O::TURNED>(address, words);
     } else {
 #pragma unroll
@@ -169,7 +217,7 @@ DEVICE void stage_sums(float (&v)[8], const Place &at, const typename O::T *bias
             const int r = row0 + lane / 4 + i % 4 / 2 * 8, c = column + i / 4 * 8 + lane % 4 * 2 + i % 2;
             const unsigned address = O::TURNED ? staged<O>(at.staging, c, r) : staged<O>(at.staging, r, c);
             if constexpr (O::RESIDUAL) v[i] += __uint_as_float(load_shared<4>(address).v[0]);
-            store_shared<4>(address, Piece<4>{{__float_as_uint(activate<O::ACTIVATION>(v[i]))}});
+            store_shared<4>(address, Piece<4>{{__float_as_uint(activated<O>(v[i]))}});
         }
     }
 }
@@ -188,56 +236,90 @@ DEVICE void store_boxes(const Place &at, int pixel0, int pixels, int filter0) {
     commit_stores();
 }
 
-// A warpgroup's sums to y, 64 rows x 64 columns at a time.
+// Which of a warpgroup's sums a round takes: 64 rows x 64 columns, or what is left of them.
 template <class O>
-DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, void *y_, const void *bias_, const void *residual_) {
+struct Round {
+    static constexpr int GROUPS = (O::COLUMNS + 63) / 64, COUNT = O::STEPS * GROUPS, LAST = (O::COLUMNS - 1) % 64 + 1;
+    int step, group, pixel0, filter0, pixels, filters;
+    DEVICE Round(int round) {
+        step = round / GROUPS;
+        group = round % GROUPS;
+        const int columns = group + 1 < GROUPS ? 64 : LAST;
+        pixel0 = O::SWAP ? group * 64 : step * 64;
+        filter0 = O::SWAP ? step * 64 : group * 64;
+        pixels = O::SWAP ? columns : 64;
+        filters = O::SWAP ? 64 : columns;
+    }
+};
+
+// Before a tile's products: its first residual on its way, when the table of places is there and the tile before is gone.
+template <class O>
+DEVICE void begin_tile(const Place &at, const void *residual) {
+    if constexpr (O::FETCHED) {
+        if constexpr (O::BOXES > 0) wait_for_stores<0>();
+        sync_part(at.barrier, 128);
+        const Round<O> first(0);
+        fetch_lines<O>(at, static_cast<const typename O::T *>(residual), first.pixel0, first.pixels, first.filter0,
+                       first.filters);
+    }
+}
+
+// A warpgroup's sums to y, a round at a time.
+template <class O>
+DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, void *y_, const Biases<O> &biases,
+                        const void *residual_) {
     using T = typename O::T;
+    using R = Round<O>;
     T *y = static_cast<T *>(y_);
-    const T *bias = static_cast<const T *>(bias_);
     T *residual = const_cast<T *>(static_cast<const T *>(residual_));
+    biases.share(at);
     const int warp = threadIdx.x / 32 % 4;
     const unsigned staging = at.staging;
-    constexpr int GROUPS = (O::COLUMNS + 63) / 64, LAST = (O::COLUMNS - 1) % 64 + 1;
 #pragma unroll
-    for (int step = 0; step < O::STEPS; ++step)
-#pragma unroll
-        for (int group = 0; group < GROUPS; ++group) {
-            const int columns = group + 1 < GROUPS ? 64 : LAST;
-            const int pixel0 = O::SWAP ? group * 64 : step * 64, filter0 = O::SWAP ? step * 64 : group * 64;
-            const int pixels = O::SWAP ? columns : 64, filters = O::SWAP ? 64 : columns;
-            const bool boxes = O::BOXES == 2 || (O::BOXES == 1 && filters == 64);
-            at.staging = staging + (step * GROUPS + group) % O::STAGINGS * O::STAGING;
-            if constexpr (O::BOXES > 0) {
-                // Tiles of an odd count of rounds end with the part that the next begins with.
-                if (step + group == 0 && O::STEPS * GROUPS % 2)
-                    wait_for_stores<0>();
-                else
-                    wait_for_stores<O::STAGINGS - 1>();
-            }
-            // What was staged before has been written, and the table of places is there.
-            sync_part(at.barrier, 128);
-            if constexpr (O::RESIDUAL) {
-                move_lines<O, true>(at, residual, pixel0, pixels, filter0, filters);
-                sync_part(at.barrier, 128);
-            }
-#pragma unroll
-            for (int column = 0; column < 64; column += 16) {
-                if (group * 64 + column >= O::COLUMNS) continue;
-                // The last eight columns may be alone: their neighbours are staged, but never written to y.
-                constexpr int N = O::COLUMNS / 2;
-                float v[8];
-#pragma unroll
-                for (int i = 0; i < 8; ++i) {
-                    const int from = (group * 64 + column) / 2 + i;
-                    v[i] = from < N ? d[step][from < N ? from : 0] : 0.0f;
-                }
-                stage_sums<O>(v, at, bias, column, warp * 16, filter0);
-            }
-            if (boxes) publish_shared();
-            sync_part(at.barrier, 128);
-            if constexpr (O::BOXES > 0) store_boxes<O>(at, pixel0, boxes ? pixels : 0, filter0);
-            if (!boxes) move_lines<O, false>(at, y, pixel0, pixels, filter0, filters);
+    for (int round = 0; round < R::COUNT; ++round) {
+        const R now(round);
+        const bool boxes = O::BOXES == 2 || (O::BOXES == 1 && now.filters == 64);
+        at.staging = staging + round % O::STAGINGS * O::STAGING;
+        if constexpr (O::FETCHED) wait_for_pieces();
+        if constexpr (O::BOXES > 0) {
+            // The part of shared memory that is staged to, or fetched to, has been written. Tiles of an odd count of rounds end
+            // with the part that the next begins with.
+            if (O::FETCHED || (round == 0 && R::COUNT % 2))
+                wait_for_stores<0>();
+            else
+                wait_for_stores<O::STAGINGS - 1>();
         }
+        // What was staged before has been written, and the table of places is there.
+        sync_part(at.barrier, 128);
+        if constexpr (O::FETCHED) {
+            if (round + 1 < R::COUNT) {
+                const R next(round + 1);
+                Place there = at;
+                there.staging = staging + (round + 1) % O::STAGINGS * O::STAGING;
+                fetch_lines<O>(there, residual, next.pixel0, next.pixels, next.filter0, next.filters);
+            }
+        } else if constexpr (O::RESIDUAL) {
+            move_lines<O, true>(at, residual, now.pixel0, now.pixels, now.filter0, now.filters);
+            sync_part(at.barrier, 128);
+        }
+#pragma unroll
+        for (int column = 0; column < 64; column += 16) {
+            if (now.group * 64 + column >= O::COLUMNS) continue;
+            // The last eight columns may be alone: their neighbours are staged, but never written to y.
+            constexpr int N = O::COLUMNS / 2;
+            float v[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int from = (now.group * 64 + column) / 2 + i;
+                v[i] = from < N ? d[now.step][from < N ? from : 0] : 0.0f;
+            }
+            stage_sums<O>(v, at, column, warp * 16, now.filter0);
+        }
+        if (boxes) publish_shared();
+        sync_part(at.barrier, 128);
+        if constexpr (O::BOXES > 0) store_boxes<O>(at, now.pixel0, boxes ? now.pixels : 0, now.filter0);
+        if (!boxes) move_lines<O, false>(at, y, now.pixel0, now.pixels, now.filter0, now.filters);
+    }
     if (O::BOXES != 2) sync_part(at.barrier, 128);
 }
 
@@ -293,9 +375,10 @@ DEVICE void finish_split(const Place &at, unsigned sums, int rank, void *y_, con
 #pragma unroll
             for (int e = 0; e < V; ++e) {
                 const int there = place + (O::NCHW ? (f + e) * at.step : f + e);
-                float sum = v[first + e] + bias_of<O>(at, bias, filter + first + e);
+                float sum = v[first + e];
+                if (O::BIAS && f + e < at.filters) sum += Element<T>::widen(bias[at.group * at.filters + f + e]);
                 if constexpr (O::RESIDUAL) sum += Element<T>::widen(residual[there]);
-                out[e] = Element<T>::narrow(activate<O::ACTIVATION>(sum));
+                out[e] = Element<T>::narrow(activated<O>(sum));
                 if constexpr (O::NCHW) y[there] = out[e];
             }
             if constexpr (!O::NCHW) {

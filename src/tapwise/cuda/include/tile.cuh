@@ -31,10 +31,13 @@ struct Tile {
     // Groups of matrix instructions under way: one where the warpgroups take turns at the tensor cores by themselves.
     static constexpr int FLIGHT = PINGPONG || WARPGROUPS == 1 ? 2 : 1;
     // The part of shared memory through which 64 x 64 sums go to y, in lines of 128 bytes along y's inner axis, which are the
-    // instruction's rows or its columns. The copy engine gets two where they are small.
+    // instruction's rows or its columns. There are two where one of them is
+    // still on its way.
     static constexpr bool TURNED = SWAP != NCHW;
+    // Threads fetch a round's residual while the round before goes to y, in pieces that can be copied asynchronously.
+    static constexpr bool FETCHED = RESIDUAL && SPLIT == 1 && V * sizeof(T) >= 4;
     static constexpr int INNER = 128 / (int)sizeof(T), STAGING = 64 * 64 * (int)sizeof(T),
-                         STAGINGS = BOXES && sizeof(T) == 2 ? 2 : 1;
+                         STAGINGS = FETCHED || (BOXES && sizeof(T) == 2) ? 2 : 1;
     // Pixels of one box: all tiles are whole boxes.
     static constexpr int BOX = !SWAP || BP % 64 == 0 ? 64 : BP % 32 == 0 ? 32 : BP % 16 == 0 ? 16 : 8;
     // Split sums: a block adds up EACH of the instruction's rows, which all send it as lines of floats; lengths without bank
