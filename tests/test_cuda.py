@@ -463,7 +463,7 @@ def test_a_quick_call_brings_the_workspace_along() -> None:
             pass
 
     def operator(made: plan.CudaPlan) -> object:
-        return SimpleNamespace(plan=made, problem=problem, _packed=SimpleNamespace(ptr=7), _bias=None)
+        return SimpleNamespace(plan=made, problem=problem, _packed=SimpleNamespace(ptr=7, settled=True), _bias=None)
 
     filters = SimpleNamespace(library="torch", index=0, owner=torch.zeros(1))
     assert conv._TorchCall.of(operator(Other(16)), filters) is None  # type: ignore[arg-type]
@@ -475,6 +475,7 @@ def test_a_quick_call_brings_the_workspace_along() -> None:
         y = call(x)
         addresses, stream = seen[-1]
         assert (addresses["x"], addresses["y"], addresses["w"], stream) == (x.data_ptr(), y.data_ptr(), 7, 5)
+        assert addresses["settled"] == 1
         assert ("workspace" in addresses) == (size > 0)
         assert y.shape == problem.y_shape
 

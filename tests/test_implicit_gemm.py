@@ -478,8 +478,8 @@ def test_predictions_tell_what_they_are_made_of() -> None:
     work = model.Work(
         rows=128, columns=128, steps=36, instructions=4, stages=6, flight=2, pixel_lines=128, filter_lines=128,
         line_bytes=128, ragged=False, pixel_readers=2, filter_readers=66, slab=False, gather=0,
-        outputs=128 * 128, residual=False, activation=None, written=8, boxes=True, tiles=132, split=1, room=1, overlapped="loop", multiprocessors=132,
-        read_bytes=10**6, written_bytes=10**6, packed_bytes=0,
+        outputs=128 * 128, residual=False, activation=None, written=8, boxes=True, tiles=132, split=1, room=1,
+        overlapped="loop", multiprocessors=132, read_bytes=10**6, written_bytes=10**6, packed_bytes=0,
     )  # fmt: skip
     one = model.cost(work, 4280.0)
     assert one.share == 1
@@ -489,7 +489,8 @@ def test_predictions_tell_what_they_are_made_of() -> None:
     # What costs more: lines that end within pieces, windows outside, too few stages, threads that write.
     for worse in (
         replace(work, ragged=True), replace(work, stages=3), replace(work, boxes=False),
-        replace(work, packed_bytes=10**6), replace(work, residual=True), replace(work, activation="silu"), replace(work, pixel_readers=1),
+        replace(work, packed_bytes=10**6), replace(work, residual=True), replace(work, activation="silu"),
+        replace(work, pixel_readers=1),
     ):  # fmt: skip
         assert model.cost(worse, 4280.0).us > one.us
     # Clusters of four do not find a place on every multiprocessor.

@@ -488,7 +488,8 @@ class ImplicitGemm(Algorithm[Config]):
             boxes=self.boxes(problem, config) > 0, tiles=tiles, split=config.split,
             room=room, overlapped=overlapped,
             multiprocessors=min(device.threads, blocks) if config.held else device.threads, read_bytes=read,
-            written_bytes=prod(problem.y_shape) * size, packed_bytes=packed_bytes,
+            written_bytes=prod(problem.y_shape) * size,
+            packed_bytes=packed_bytes + prod(problem.x_shape) * size if packed_bytes else 0,
         )  # fmt: skip
         return model.cost(work, device.gbps)
 

@@ -52,9 +52,10 @@ class Work:
     The instruction's rows and columns of a tile; steps of gemm_k of a block, the instruction's steps in each; stages,
     and how many of them are multiplied at a time. Lines of pixels and of filters that a tap brings (of a slab, its
     share), their bytes; whether they end within a piece of L2 (`ragged`); multiprocessors that read the same pixels,
-    and the same filters, at a time; bytes of gathered pieces. Outputs of a tile, what else is
-    done to them; elements written at once, or `boxes` by the copy engine. Tiles; blocks that share one, and blocks that a multiprocessor has room for; how tiles follow
-    one another: turns, resident, loop or once. Multiprocessors that work.
+    and the same filters, at a time; bytes of gathered pieces. Outputs of a tile, what else is done to them; elements
+    written at once, or `boxes` by the copy engine. Tiles; blocks that share one, and blocks that a multiprocessor has
+    room for; how tiles follow one another: turns, resident, loop or once. Multiprocessors that work. Bytes of memory;
+    `packed_bytes`, read and written, of a launch before.
     """
 
     rows: int
@@ -151,6 +152,6 @@ def cost(work: Work, gbps: float) -> Cost:
     pixels = work.pixel_lines * (1 + RAGGED_L2 * work.ragged) / work.pixel_readers**SHARING
     filters = work.filter_lines / work.filter_readers**SHARING
     shared = blocks * work.steps * (pixels + filters) * work.line_bytes / L2_BYTES
-    packing = PACK_US + 2 * work.packed_bytes / PACK_BYTES if work.packed_bytes else 0.0
+    packing = PACK_US + work.packed_bytes / PACK_BYTES if work.packed_bytes else 0.0
     us = ((cycles / CYCLES_US) ** NORM + memory**NORM + shared**NORM) ** (1 / NORM) + packing
     return Cost(us, product, copies, main + finish, share, shared, memory, packing)
