@@ -16,10 +16,13 @@ import pytest
 
 from tapwise import dispatch, registry, verify
 from tapwise.algorithm import Device
-from tapwise.cuda import implicit_gemm, implicit_gemm_mma, pack
+from tapwise.cuda import implicit_gemm_configs as configs
+from tapwise.cuda import implicit_gemm_geometry as geometry
+from tapwise.cuda import implicit_gemm_mma, pack
 from tapwise.cuda import implicit_gemm_model as model
 from tapwise.cuda.arrays import DeviceArray
-from tapwise.cuda.implicit_gemm import Config, ImplicitGemm, folded, span
+from tapwise.cuda.implicit_gemm import ImplicitGemm
+from tapwise.cuda.implicit_gemm_geometry import Config, folded, span
 from tapwise.cuda.implicit_gemm_mma import ImplicitGemmMma
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
@@ -180,13 +183,13 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
     launch = algorithm.launch(problem, config, H200)
     p = dict(zip(launch.names, launch.words, strict=True))
     size = pack.SIZES[problem.dtype]
-    images = Memory(packed_images(problem, x) if algorithm.packed(problem, config) else x.transpose(0, 2, 3, 1))
-    filters = Memory(packed_filters(problem, w, algorithm.line(problem)))
-    view = implicit_gemm._view(problem, config)
+    images = Memory(packed_images(problem, x) if geometry.is_packed(problem, config) else x.transpose(0, 2, 3, 1))
+    filters = Memory(packed_filters(problem, w, geometry.filter_line(problem)))
+    view = geometry.view_of(problem, config)
     (out_h, out_w), groups, group_k = view.output, view.groups, view.group_k
     line = span(view) // size
-    steps = line if algorithm._last(view) * 32 == span(view) else algorithm._last(view) * 32 // size
-    five = algorithm._five(view)
+    steps = line if geometry.last_steps(view) * 32 == span(view) else geometry.last_steps(view) * 32 // size
+    five = geometry.has_groups(view)
     taps = prod(view.kernel)
     y = np.full((problem.n * out_h * out_w, problem.k), np.nan)
     chunks, part = p["chunks"], p["part_chunks"]
@@ -244,7 +247,7 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
                 for one in range(config.bundle):
                     mine = slice(one * high, (one + 1) * high)
                     sums[:, mine] += lines[:, one * wide : (one + 1) * wide] @ right[mine].T
-        if algorithm.boxes(view, config) == 2:
+        if geometry.boxes_of(view, config) == 2:
             store_boxes(launch.maps["out"], config, y.reshape(-1), sums, (filter0, group, pixel0))
             continue
         for one in range(config.pixels):
@@ -325,9 +328,7 @@ def test_maps_schedules_and_slabs_compute_the_convolution(text: str) -> None:
             continue
         kernels.add(config.kernel)
         assert np.array_equal(follow(problem, config, x, w), expected), config
-    unit = (
-        set(folded(problem).stride) == {1} and prod(problem.kernel) >= implicit_gemm.LEAST_TAPS and "pad4" not in text
-    )
+    unit = set(folded(problem).stride) == {1} and prod(problem.kernel) >= configs.LEAST_TAPS and "pad4" not in text
     assert kernels - {"box"} == ({"stream", "slab"} if unit else {"stream"})
 
 
@@ -358,13 +359,13 @@ def test_geometry(text: str) -> None:
             assert map_.corners is None or len(map_.corners[0]) == len(map_.sizes) - 2
         for side in (config.pixels, config.filters):
             assert side % 8 == 0
-        tiles_f, tiles = algorithm.tiles(implicit_gemm._view(problem, config), config)
+        tiles_f, tiles = geometry.tiles_of(geometry.view_of(problem, config), config)
         if config.kernel == "stream" and config.held:
             # The next tile of a block has the same filters.
-            assert launch.grid[0] % (tiles_f * implicit_gemm._view(problem, config).groups) == 0
+            assert launch.grid[0] % (tiles_f * geometry.view_of(problem, config).groups) == 0
             assert tiles > launch.grid[0] > 0
         if config.kernel == "slab":
-            lines, each = algorithm.slab_lines(implicit_gemm._view(problem, config), config)
+            lines, each = geometry.slab_lines(geometry.view_of(problem, config), config)
             assert lines % each == 0
             assert each % 8 == 0
 

@@ -1,0 +1,202 @@
+"""The configs of cuda.implicit_gemm for a problem: tiles, schedules, slabs, boxes and bundles that fit into shared
+memory and registers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from math import prod
+from typing import Final
+
+from tapwise.algorithm import Device
+from tapwise.cuda import implicit_gemm_geometry as geometry
+from tapwise.cuda import pack
+from tapwise.cuda.implicit_gemm_geometry import Config
+from tapwise.cuda.jit.tensor_map import LINE_BYTES
+from tapwise.problem import ConvProblem
+
+# Taps for which a slab is kept: as many products are under way as there may be, and one.
+LEAST_TAPS: Final = 3
+LARGEST: Final = 1 << 31
+# Registers of a thread beside its sums: in the plain kernel, and for what else it does.
+PLAIN_REGISTERS: Final = 60
+MORE_REGISTERS: Final = {"bias": 8, "residual": 21, "f32": 16, "nchw": 44}
+# Outputs of a tile whose sums blocks of a cluster exchange.
+MOST_EXCHANGED: Final = 8192
+# (rows of the instruction, pixels, filters) of a tile.
+TILES: Final = tuple(
+    [("filters", pixels, 64) for pixels in (32, 48, 64, 72, 80, 96, 112, 128, 160, 176, 192, 208, 224, 256)]
+    + [("filters", pixels, 128) for pixels in (48, 64, 96, 112, 128, 160, 192, 224, 256)]
+    + [("pixels", 64, filters) for filters in (16, 24, 32, 40, 48, 64, 96, 128, 192, 256)]
+    + [("pixels", 128, filters) for filters in (32, 40, 48, 56, 64, 96, 128, 160, 192, 256)]
+    + [("pixels", 256, filters) for filters in (16, 32, 64, 128)]
+)
+# For few filters, of slabs: their windows overlap less.
+LONG_TILES: Final = tuple(
+    [("pixels", 512, filters) for filters in (8, 16, 24, 32)] + [("pixels", 1024, filters) for filters in (8, 16)]
+)
+# (warpgroups, whether they take turns, blocks that share gemm_k, blocks of a multiprocessor).
+SCHEDULES: Final = (
+    (2, True, 1, 1), (2, False, 1, 1), (1, False, 1, 1), (1, False, 1, 2), (1, False, 2, 2), (1, False, 4, 2),
+    (1, False, 8, 2), (1, False, 2, 1), (1, False, 4, 1), (1, False, 8, 1),
+)  # fmt: skip
+
+
+def all_configs(problem: ConvProblem, device: Device) -> Sequence[Config]:
+    bundles = _bundles(problem, device)
+    problem = geometry.folded(problem)
+    found = []
+    for (rows, pixels, filters), (warpgroups, turns, split, resident) in product(_tiles(problem), SCHEDULES):
+        if split > 1 and pixels * filters > MOST_EXCHANGED:
+            continue
+        config = Config("stream", rows, pixels, filters, warpgroups, turns, 0, split, resident)
+        staged = _staged(problem, config, device)
+        if staged is not None:
+            found.append(staged)
+        # Filters stay where a block has several tiles of the same.
+        tiles = geometry.tiles_of(problem, config)[1]
+        if split == resident == 1 and 2 * geometry.blocks_of(problem, config, device) <= tiles:
+            staged = _staged(problem, replace(config, held=True), device)
+            if staged is not None and geometry.blocks_of(problem, staged, device):
+                found.append(staged)
+    # Padded images share their padding with the next, so there is no more of it than windows reach.
+    shared = all(min(sides) < reach for sides, reach in zip(problem.padding, problem.reach, strict=True))
+    countable = problem.n * prod(geometry.padded(problem)) < LARGEST
+    if set(problem.stride) == {1} and prod(problem.kernel) >= LEAST_TAPS and shared and countable:
+        found += _slabs(problem, device)
+    if set(problem.stride) == {1} and prod(problem.kernel) >= LEAST_TAPS:
+        found += _boxes(problem, device)
+    return found + bundles
+
+
+def _boxes(problem: ConvProblem, device: Device) -> list[Config]:
+    """Boxes whose tiles fit the image best: a few widths for each tile."""
+    if not geometry.is_whole(problem) and problem.layout == "nhwc" and problem.math != "3xtf32":
+        return []
+    p, q = problem.output
+    steps = geometry.steps_of(problem)
+    found = []
+    for rows, pixels, filters in _tiles(problem) + LONG_TILES:
+        if filters > (128 if rows == "pixels" else 64) or pixels < 64:
+            continue
+        widths = {}
+        for count in range(1, q + 1):
+            across = -(-q // count)
+            wide = across + problem.reach[1] - 1
+            if across < 4 or wide > pixels:
+                if across < 4:
+                    break
+                continue
+            down = pixels // wide
+            tiles = -(-p // down) * count
+            lines = (down + problem.reach[0] - 1) * wide
+            if wide <= geometry.MOST_LINES and down + problem.reach[0] - 1 <= geometry.MOST_LINES:
+                widths[across] = tiles * (pixels + lines)
+        held = -(-problem.group_k // filters) * problem.groups == 1
+        wanted = [(steps, True)] if held else []
+        wanted += [(stages, False) for stages in (12, 8, 6, 4)]
+        for across in sorted(widths, key=lambda one: widths[one])[:2]:
+            for stages, stay in wanted:
+                config = Config("box", rows, pixels, filters, 2, True, stages, slabs=2, held=stay, across=across)
+                if is_legal(problem, config, device):
+                    found.append(config)
+                    break
+    return found
+
+
+def _bundles(problem: ConvProblem, device: Device) -> list[Config]:
+    """Groups of 32 or 64 bytes of channels, as many in a line as fill it, each multiplied with its own filters."""
+    size = problem.group_c * pack.SIZES[problem.dtype]
+    count = LINE_BYTES // size if size in (32, 64) else 1
+    if (
+        count == 1
+        or problem.groups % count
+        or problem.group_k % 8
+        or not geometry.is_whole(problem)
+        or geometry.filter_line(problem) != problem.group_c
+        or problem.math == "3xtf32"
+        or problem.layout == "nchw"
+    ):
+        return []
+    found: list[Config] = []
+    filters = count * problem.group_k
+    view = geometry.view_of(problem, Config("stream", "pixels", 64, filters, 1, False, 3, bundle=count))
+    taken = [one for one in SCHEDULES if one[2] == 1]
+    for pixels, (warpgroups, turns, split, resident) in product((64, 128, 256), taken):
+        config = Config("stream", "pixels", pixels, filters, warpgroups, turns, 0, split, resident, bundle=count)
+        staged = _staged(view, config, device)
+        if staged is not None and filters <= 256:
+            found.append(staged)
+    shared = all(min(sides) < reach for sides, reach in zip(problem.padding, problem.reach, strict=True))
+    if set(problem.stride) == {1} and prod(problem.kernel) >= LEAST_TAPS and shared:
+        for pixels, stages in product((64, 128, 256), (8, 4)):
+            config = Config("slab", "pixels", pixels, filters, 2, True, stages, slabs=2, bundle=count)
+            if is_legal(view, config, device):
+                found.append(config)
+    return found
+
+
+def _slabs(problem: ConvProblem, device: Device) -> list[Config]:
+    found = []
+    steps = geometry.steps_of(problem)
+    for (rows, pixels, filters), pieces in product(_tiles(problem) + LONG_TILES, _pieces(problem)):
+        if filters > (128 if rows == "pixels" else 64):
+            continue
+        held = -(-problem.group_k // filters) * problem.groups == 1
+        wanted = [(steps, True)] if held else []
+        wanted += [(stages, False) for stages in (12, 8, 6, 4)]
+        for stages, stay in wanted:
+            config = Config("slab", rows, pixels, filters, 2, True, stages, slabs=2, held=stay, gather=pieces)
+            if is_legal(problem, config, device):
+                found.append(config)
+                break
+    return found
+
+
+def _staged(problem: ConvProblem, config: Config, device: Device) -> Config | None:
+    """The config with as many stages as there is room for, up to all steps of a block."""
+    steps = -(-geometry.steps_of(problem) // config.split)
+    if config.split == 1:
+        steps *= -(-geometry.tiles_of(problem, config)[1] // (device.threads * config.resident))
+    for stages in range(min(8, max(3, steps)), 2, -1):
+        one = replace(config, stages=stages)
+        if is_legal(problem, one, device):
+            return one
+    return None
+
+
+def is_legal(problem: ConvProblem, config: Config, device: Device) -> bool:
+    room = (device.shared_bytes + 1024) // config.resident - 1024
+    # Two warpgroups get registers of the one that copies, which needs them itself where it gathers.
+    pair = 216 if config.gather else 232
+    registers = pair if config.warpgroups == 2 else 255 if config.resident == 1 else 128
+    used = {
+        "bias": problem.bias or problem.activation is not None, "residual": problem.residual,
+        "f32": problem.dtype == "f32", "nchw": problem.layout == "nchw",
+    }  # fmt: skip
+    others = PLAIN_REGISTERS + sum(MORE_REGISTERS[name] for name, needed in used.items() if needed)
+    height, width = geometry.sides_of(config)
+    share, rest = divmod(height // 64, 1 if config.turns else config.warpgroups)
+    return (
+        geometry.shared_bytes(problem, config) <= room
+        and geometry.steps_of(problem) >= config.split
+        and share >= 1 and rest == 0
+        and share * width // 2 + others <= registers
+    )  # fmt: skip
+
+
+def _tiles(problem: ConvProblem) -> tuple[tuple[str, int, int], ...]:
+    """Tiles for any problem, and such as divide the filters of a group evenly."""
+    widths = {-(-problem.group_k // (8 * count)) * 8 for count in range(1, 5)}
+    even = product(("pixels",), (64, 128, 192, 256), sorted(width for width in widths if width <= 256))
+    return tuple(dict.fromkeys((*TILES, *even)))
+
+
+def _pieces(problem: ConvProblem) -> list[int]:
+    """Ways to bring a slab: by the copy engine (0), and by warps in pieces of so many bytes."""
+    size = pack.SIZES[problem.dtype]
+    if problem.layout == "nchw" or problem.math == "3xtf32":
+        return [0]
+    pieces = [count for count in (16, 8, 4) if problem.c * size % count == 0 and problem.group_c * size % count == 0]
+    return [*pieces[:1], 0]
