@@ -10,6 +10,7 @@ import pytest
 import tapwise
 from tapwise import problem as problems
 from tapwise import registry, verify
+from tapwise.cuda import implicit_gemm_geometry as geometry
 from tapwise.cuda.jit.device import gpu
 from tapwise.errors import InvalidProblem
 from tapwise.problem_reduction import REDUCTIONS
@@ -142,6 +143,38 @@ def test_tensor_cores_under_streams_graphs_and_dependent_launches(identifier: st
             graph.replay()
         torch.cuda.synchronize()
         assert torch.equal(captured, result)
+
+
+MANY_TILES = (
+    "n32 c24 h56 w56 k144 r1 s1 f16 nhwc", "n16 c64 h56 w56 k256 r1 s1 f16 nhwc bias relu residual",
+    "n8 c64 h96 w96 k64 r3 s3 pad1 bf16 nhwc bias silu residual", "n8 c48 h96 w96 k96 r3 s3 pad1 tf32 nhwc residual",
+    "n8 c30 h80 w80 k36 r3 s3 pad1 f16 nhwc bias",
+)  # fmt: skip
+
+
+def long_runs(algorithm: Any, problem: Any, device: Any) -> list[Any]:
+    """Configs whose blocks have four tiles and more one behind the other: the best of each kind, some of them."""
+    kinds: dict[Any, Any] = {}
+    for config in sorted(
+        algorithm.configs(problem, device), key=lambda one: algorithm.predict_us(problem, one, device)
+    ):
+        view = geometry.view_of(problem, config)
+        if config.split > 1 or geometry.tiles_of(view, config)[1] < 4 * geometry.blocks_of(view, config, device):
+            continue
+        # Tiles of an odd count of rounds of 64 x 64 end in the part of shared memory where the next one begins.
+        odd = -(-config.pixels // 64) * -(-config.filters // 64) % 2
+        kind = (config.kernel, config.rows, config.warpgroups, config.turns, config.held, config.resident, odd)
+        kinds.setdefault(kind, config)
+    return list(kinds.values())[::3]
+
+
+@pytest.mark.parametrize("text", MANY_TILES)
+def test_tensor_cores_with_many_tiles_a_block(text: str) -> None:
+    """What a tile stages may not overtake what the one before it still writes."""
+    problem, device = problems.parse(text), gpu()
+    for config in long_runs(registry.get("cuda.implicit_gemm"), problem, device):
+        verdict = verify.check(problem, "cuda.implicit_gemm", config, device=device)
+        assert verdict, f"{config}: {verdict.message}"
 
 
 @pytest.mark.parametrize("identifier", TENSOR_CORES)
