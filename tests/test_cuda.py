@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 import struct
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,6 +38,7 @@ from tapwise.cuda.arrays import DeviceArray
 from tapwise.cuda.direct import STEPS, Direct
 from tapwise.cuda.im2col_gemm import Im2colGemm
 from tapwise.cuda.jit import compile as compiler
+from tapwise.cuda.jit import device as devices
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.device import H200, architecture_of, why_none
 from tapwise.cuda.jit.launch import Launch
@@ -593,3 +598,27 @@ def test_where_arrays_lie() -> None:
     assert not device_arrays.is_device(np.zeros(3)) and not device_arrays.is_device(torch.zeros(3))
     assert device_arrays.is_device(mirrored(np.zeros(3)))
     assert mirrored(np.zeros((2, 3), np.float32)).__cuda_array_interface__["typestr"] == "<f4"
+
+
+def test_cuda_core_is_imported_by_one_thread_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second thread would find its module half made."""
+    inside, most = [0], [0]
+    real = builtins.__import__
+
+    def slow(name: str, *more: Any, **named: Any) -> Any:
+        if name != "cuda":
+            return real(name, *more, **named)
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.05)
+        inside[0] -= 1
+        return SimpleNamespace(core="whole")
+
+    devices.cuda_core.cache_clear()
+    monkeypatch.setattr(builtins, "__import__", slow)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: devices.cuda_core(), range(4)))
+    monkeypatch.undo()
+    devices.cuda_core.cache_clear()
+    assert found == ["whole"] * 4
+    assert most == [1]

@@ -202,12 +202,11 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: DeviceArray) -> De
 
 def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], index: int) -> DeviceArray:
     """New memory in C order from the driver's pool."""
-    from cuda import core
-
+    from tapwise.cuda.jit.device import cuda_core
     from tapwise.cuda.jit.launch import on_gpu
 
     with on_gpu(index):
-        device = core.Device(index)
+        device = cuda_core().Device(index)
         owner = device.allocate(max(1, prod(shape) * dtype.itemsize), stream=device.default_stream)
     strides = tuple(step * dtype.itemsize for step in _dense_steps(shape))
     return DeviceArray(int(owner.handle), shape, strides, dtype, index, "other", owner)

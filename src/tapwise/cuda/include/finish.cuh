@@ -127,7 +127,7 @@ DEVICE void move_lines(const Place &at, typename O::T *global, int pixel0, int p
 // The residual of a round on its way to the staging part.
 template <class O>
 DEVICE void fetch_lines(const Place &at, const typename O::T *residual, int pixel0, int pixels, int filter0, int filters) {
-    constexpr int V = O::V, ACROSS = 64 / V;
+    constexpr int V = O::V, ACROSS = 64 / V, BYTES = V * (int)sizeof(typename O::T);
     const int thread = threadIdx.x % 128, end = min(filters, at.filters - at.filter - filter0);
     const typename O::T *first_filter = residual + (at.filter + filter0) * (O::NCHW ? at.step : 1);
 #pragma unroll 4
@@ -135,8 +135,8 @@ DEVICE void fetch_lines(const Place &at, const typename O::T *residual, int pixe
         const int line = i / ACROSS, first = i % ACROSS * V, pixel = O::NCHW ? first : line, filter = O::NCHW ? line : first;
         const int place = pixel < pixels && filter < end ? place_of(at, pixel0 + pixel) : -1;
         if (place < 0) continue;
-        copy_piece<V *(int)sizeof(typename O::T)>(staged<O>(at.staging, line, first),
-                                                  first_filter + (place + (O::NCHW ? line * at.step : first)), true);
+        const typename O::T *from = first_filter + (place + (O::NCHW ? line * at.step : first));
+        copy_piece<BYTES>(staged<O>(at.staging, line, first), from, true);
     }
 }
 

@@ -31,8 +31,7 @@ struct Tile {
     // Groups of matrix instructions under way: one where the warpgroups take turns at the tensor cores by themselves.
     static constexpr int FLIGHT = PINGPONG || WARPGROUPS == 1 ? 2 : 1;
     // The part of shared memory through which 64 x 64 sums go to y, in lines of 128 bytes along y's inner axis, which are the
-    // instruction's rows or its columns. There are two where one of them is
-    // still on its way.
+    // instruction's rows or its columns. There are two where one may still be on its way.
     static constexpr bool TURNED = SWAP != NCHW;
     // Threads fetch a round's residual while the round before goes to y, in pieces that can be copied asynchronously.
     static constexpr bool FETCHED = RESIDUAL && SPLIT == 1 && V * sizeof(T) >= 4;

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tapwise import disk_cache, settings
+from tapwise.cuda.jit.device import cuda_core
 from tapwise.errors import CompileError
 
 FOLDER: Final = Path(__file__).parent.parent
@@ -100,10 +101,9 @@ def _compile(source: Source, architecture: str, **more: Any) -> tuple[bytes, str
 
 def _core() -> Any:
     try:
-        from cuda import core
+        return cuda_core()
     except ImportError as error:
         raise CompileError(f"CUDA kernels need cuda-core and NVRTC (pip install tapwise[cuda]): {error}") from error
-    return core
 
 
 @cache

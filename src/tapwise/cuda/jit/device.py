@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from functools import cache
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from tapwise.errors import DeviceUnavailable
 OLDEST: Final = (8, 0)
 # fp32 multiply-adds a cycle of one multiprocessor: 128 lanes; 64 on compute capability 8.0.
 _LANES: Final = {(8, 0): 64}
+_importing = threading.Lock()
 
 # For choosing and compiling where there is no GPU: tests, `tapwise explain`.
 H200: Final = Device(
@@ -60,6 +62,14 @@ def check(result: tuple[Any, ...]) -> Any:
 
 
 @cache
+def cuda_core() -> Any:
+    """cuda.core, imported by one thread at a time: a second one would find it half made. Raises ImportError."""
+    with _importing:
+        from cuda import core
+    return core
+
+
+@cache
 def gpu(index: int = 0) -> Device:
     """A GPU of this machine. Raises DeviceUnavailable where there is none, or it is too old."""
     reason = why_none()
@@ -67,9 +77,7 @@ def gpu(index: int = 0) -> Device:
         raise DeviceUnavailable(f"device='cuda': {reason}")
     if not 0 <= index < count():
         raise DeviceUnavailable(f"GPU {index}: there are {count()}")
-    from cuda import core
-
-    device = core.Device(index)
+    device = cuda_core().Device(index)
     capability = tuple(device.compute_capability)
     if capability < OLDEST:
         raise DeviceUnavailable(

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.compile import Source
-from tapwise.cuda.jit.device import check, count
+from tapwise.cuda.jit.device import check, count, cuda_core
 from tapwise.cuda.jit.tensor_map import WORDS, TensorMap, encode, template
 from tapwise.errors import CompileError, DeviceUnavailable
 
@@ -50,9 +50,9 @@ def on_gpu(index: int) -> Iterator[None]:
 
     What was current before is so again afterwards; where nothing was, the GPU stays current.
     """
-    from cuda import core
     from cuda.bindings import driver
 
+    core = cuda_core()
     check(driver.cuInit(0))
     before = check(driver.cuCtxGetCurrent())
     core.Device(index).set_current()
