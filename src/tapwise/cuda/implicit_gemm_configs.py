@@ -21,7 +21,7 @@ LEAST_TAPS: Final = 3
 LARGEST: Final = 1 << 31
 # Registers of a thread beside its sums: in the plain kernel, and for what else it does.
 PLAIN_REGISTERS: Final = 60
-MORE_REGISTERS: Final = {"bias": 8, "residual": 21, "f32": 16, "nchw": 44}
+MORE_REGISTERS: Final = {"bias": 8, "function": 45, "residual": 21, "f32": 16, "nchw": 44}
 # Outputs of a tile whose sums blocks of a cluster exchange.
 MOST_EXCHANGED: Final = 8192
 # (rows of the instruction, pixels, filters) of a tile.
@@ -173,6 +173,7 @@ def is_legal(problem: ConvProblem, config: Config, device: Device) -> bool:
     registers = pair if config.warpgroups == 2 else 255 if config.resident == 1 else 128
     used = {
         "bias": problem.bias or problem.activation is not None, "residual": problem.residual,
+        "function": problem.activation in ("gelu", "tanh") and config.resident == 1,
         "f32": problem.dtype == "f32", "nchw": problem.layout == "nchw",
     }  # fmt: skip
     others = PLAIN_REGISTERS + sum(MORE_REGISTERS[name] for name, needed in used.items() if needed)
