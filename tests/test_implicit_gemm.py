@@ -330,6 +330,10 @@ def test_maps_schedules_and_slabs_compute_the_convolution(text: str) -> None:
         assert np.array_equal(follow(problem, config, x, w), expected), config
     unit = set(folded(problem).stride) == {1} and prod(problem.kernel) >= configs.LEAST_TAPS and "pad4" not in text
     assert kernels - {"box"} == ({"stream", "slab"} if unit else {"stream"})
+    # Boxes need whole pieces of channels, or packed ones, and lines of four outputs.
+    whole = geometry.is_whole(problem) or problem.layout == "nchw" or problem.math == "3xtf32"
+    taps = set(folded(problem).stride) == {1} and prod(problem.kernel) >= configs.LEAST_TAPS
+    assert ("box" in kernels) == (taps and whole and problem.output[1] >= configs.LEAST_ACROSS)
 
 
 def test_a_wrong_corner_is_seen() -> None:

@@ -2,7 +2,8 @@
 
 Two kernels. `stream` copies the part of the window that each step of gemm_k needs, one tap's line of channels
 for all pixels of a tile. `slab` (stride 1) keeps a tile's padded pixels in shared memory while all taps pass: a tap
-is the same memory, read from a later line.
+is the same memory, read from a later line. `box` is a slab of a piece of a wide image, with what is around it.
+implicit_gemm_geometry.py counts lines, tiles and blocks, implicit_gemm_configs.py lists what fits.
 
 Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014 (the product whose matrix is
 never built); PTX ISA on cp.async.bulk.tensor (im2col mode) and wgmma.
@@ -39,7 +40,6 @@ SLAB: Final = (
     "height", "width", "c", "group_c", "down", "across", "tiles_h", "tiles_w", "settled",
 )  # fmt: skip
 INSTRUCTIONS: Final = {"f16": "k16.f32.f16.f16", "bf16": "k16.f32.bf16.bf16", "f32": "k8.f32.tf32.tf32"}
-LARGEST: Final = 1 << 31
 
 
 class ImplicitGemmPlan(plans.CudaPlan):
@@ -75,7 +75,7 @@ class ImplicitGemm(Algorithm[Config]):
             return reason
         if device.architecture != "sm_90a":
             return f"needs Hopper (sm_90a), not {device.architecture}"
-        if prod(problem.y_shape) >= LARGEST or prod(problem.x_shape) >= LARGEST:
+        if prod(problem.y_shape) >= geometry.LARGEST or prod(problem.x_shape) >= geometry.LARGEST:
             return "takes fewer than 2^31 elements"
         # Tensor cores cut off after each step of eight channels; with few of them in a step that adds up.
         additions = 3 * prod(problem.kernel) * -(-problem.group_c // 8)

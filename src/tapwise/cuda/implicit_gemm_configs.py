@@ -18,7 +18,8 @@ from tapwise.problem import ConvProblem
 
 # Taps for which a slab is kept: as many products are under way as there may be, and one.
 LEAST_TAPS: Final = 3
-LARGEST: Final = 1 << 31
+# Outputs of a box's line: with fewer it is mostly halo.
+LEAST_ACROSS: Final = 4
 # Registers of a thread beside its sums: in the plain kernel, and for what else it does.
 PLAIN_REGISTERS: Final = 60
 MORE_REGISTERS: Final = {"bias": 8, "function": 45, "residual": 21, "f32": 16, "nchw": 44}
@@ -44,6 +45,7 @@ SCHEDULES: Final = (
 
 
 def all_configs(problem: ConvProblem, device: Device) -> Sequence[Config]:
+    """Every config that fits the device, in no order."""
     bundles = _bundles(problem, device)
     problem = geometry.folded(problem)
     found = []
@@ -62,7 +64,7 @@ def all_configs(problem: ConvProblem, device: Device) -> Sequence[Config]:
                 found.append(staged)
     # Padded images share their padding with the next, so there is no more of it than windows reach.
     shared = all(min(sides) < reach for sides, reach in zip(problem.padding, problem.reach, strict=True))
-    countable = problem.n * prod(geometry.padded(problem)) < LARGEST
+    countable = problem.n * prod(geometry.padded(problem)) < geometry.LARGEST
     if set(problem.stride) == {1} and prod(problem.kernel) >= LEAST_TAPS and shared and countable:
         found += _slabs(problem, device)
     if set(problem.stride) == {1} and prod(problem.kernel) >= LEAST_TAPS:
@@ -84,9 +86,9 @@ def _boxes(problem: ConvProblem, device: Device) -> list[Config]:
         for count in range(1, q + 1):
             across = -(-q // count)
             wide = across + problem.reach[1] - 1
-            if across < 4 or wide > pixels:
-                if across < 4:
-                    break
+            if across < LEAST_ACROSS:
+                break
+            if wide > pixels:
                 continue
             down = pixels // wide
             tiles = -(-p // down) * count
@@ -114,7 +116,6 @@ def _bundles(problem: ConvProblem, device: Device) -> list[Config]:
         or problem.groups % count
         or problem.group_k % 8
         or not geometry.is_whole(problem)
-        or geometry.filter_line(problem) != problem.group_c
         or problem.math == "3xtf32"
         or problem.layout == "nchw"
     ):
@@ -138,6 +139,7 @@ def _bundles(problem: ConvProblem, device: Device) -> list[Config]:
 
 
 def _slabs(problem: ConvProblem, device: Device) -> list[Config]:
+    """Slabs with all filters beside them, or with as long a ring of filters as there is room for."""
     found = []
     steps = geometry.steps_of(problem)
     for (rows, pixels, filters), pieces in product(_tiles(problem) + LONG_TILES, _pieces(problem)):
@@ -167,6 +169,7 @@ def _staged(problem: ConvProblem, config: Config, device: Device) -> Config | No
 
 
 def is_legal(problem: ConvProblem, config: Config, device: Device) -> bool:
+    """Whether the tile's parts fit shared memory, its sums the registers, and its rows the warpgroups."""
     room = (device.shared_bytes + 1024) // config.resident - 1024
     # Two warpgroups get registers of the one that copies, which needs them itself where it gathers.
     pair = 216 if config.gather else 232

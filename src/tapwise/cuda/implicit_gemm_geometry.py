@@ -15,6 +15,8 @@ from tapwise.problem import ConvProblem
 
 # Pixels that one copy takes.
 MOST_LINES: Final = 256
+# Elements and pixels are counted in 32 bits.
+LARGEST: Final = 1 << 31
 # Bytes of the instruction's steps along gemm_k.
 STEP_BYTES: Final = 32
 
@@ -108,6 +110,7 @@ def corners_of(problem: ConvProblem) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def last_offsets(problem: ConvProblem) -> tuple[int, ...]:
+    """How far the last tap lies from the first, innermost axis first."""
     return tuple(reach - 1 for reach in problem.reach[::-1]) + ((0,) if has_groups(problem) else ())
 
 
@@ -118,7 +121,8 @@ def padded(problem: ConvProblem) -> tuple[int, int]:
 
 
 def slab_lines(problem: ConvProblem, config: Config) -> tuple[int, int]:
-    """(lines of a slab, lines of one of its copies): a tile's pixels, and what their windows reach."""
+    """(lines of a slab, lines of one of its copies): a tile's pixels, and what their windows reach. Of a box, which is
+    one copy: (its lines, lines behind it)."""
     if config.kernel == "box":
         _, wide, high, behind = box_shape(problem, config)
         return wide * high, behind

@@ -17,7 +17,7 @@ struct Slab {
     long long wide, high, lines, copy_lines, pad_h, pad_w, dilation_h, dilation_w;
     // The image itself: its size, channels, and those of a group.
     long long height, width, c, group_c;
-    // BOX: outputs of a tile along both axes, and tiles of an image.
+    // BOX: outputs of a tile along both axes, and tiles of an image; `copy_lines` are those kept behind a box.
     long long down, across, tiles_h, tiles_w;
     // The filters were there before the launch before this one.
     long long settled;
