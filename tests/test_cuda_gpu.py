@@ -177,12 +177,40 @@ def test_tensor_cores_with_many_tiles_a_block(text: str) -> None:
         assert verdict, f"{config}: {verdict.message}"
 
 
+FEW_CHANNELS = (
+    "n2 c3 h37 w41 k24 r7 s7 stride2 pad3", "n3 c3 h48 w80 k40 r16 s16 stride16", "n2 c1 h19 w23 k8 r5 s3 pad2x1",
+    "n2 c5 h21 w18 k16 r3 s4 stride3x2 pad1:0x2:1 dilation1x2 bias silu residual", "n1 c7 h15 w300 k9 r3 s5 pad1x2",
+)  # fmt: skip
+
+
+def unfolding(algorithm: Any, problem: Any, device: Any) -> list[Any]:
+    """The best config of each way to pack taps as channels."""
+    configs = sorted(algorithm.configs(problem, device), key=lambda one: algorithm.predict_us(problem, one, device))
+    return [next(one for one in configs if one.unfold == way) for way in {one.unfold for one in configs} - {0}]
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("dtype", ["f16", "tf32", "3xtf32"])
+@pytest.mark.parametrize("text", FEW_CHANNELS)
+def test_tensor_cores_with_taps_as_channels(text: str, dtype: str, layout: str) -> None:
+    problem, device = problems.parse(f"{text} {dtype} {layout}"), gpu()
+    configs = unfolding(registry.get("cuda.implicit_gemm"), problem, device)
+    assert configs
+    for config in configs:
+        for integers in (False, True):
+            verdict = verify.check(problem, "cuda.implicit_gemm", config, device=device, integers=integers)
+            assert verdict, f"{config}: {verdict.message}"
+
+
 @pytest.mark.parametrize("identifier", TENSOR_CORES)
 def test_tensor_cores_keep_infinities_in_their_place(identifier: str) -> None:
     """NaN and infinity in one group, one channel or the padding's neighbourhood reach no other output."""
     import torch
 
-    for text in ("c48 h9 w9 k48 r3 s3 pad1 groups2", "c20 h9 w9 k24 r3 s3 pad1", "c64 h8 w8 k40 r1 s1 groups4"):
+    for text in (
+        "c48 h9 w9 k48 r3 s3 pad1 groups2", "c20 h9 w9 k24 r3 s3 pad1", "c64 h8 w8 k40 r1 s1 groups4",
+        "c3 h9 w9 k16 r3 s3 pad1",
+    ):  # fmt: skip
         problem = problems.parse(f"n2 {text} f16 nhwc")
         x = torch.ones(problem.x_shape, device="cuda", dtype=torch.float16)
         w = torch.ones(problem.w_shape, device="cuda", dtype=torch.float16)

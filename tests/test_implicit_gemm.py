@@ -46,6 +46,7 @@ COMPILED = [
     "n8 c256 h14 w14 k256 r3 s3 pad1 tf32 nhwc gelu",
     "n8 c64 h14 w14 k64 r3 s3 pad1 3xtf32 nhwc bias",
     "n32 c32 h112 w112 k192 r4 s4 stride4 f16 nhwc",
+    "n32 c3 h224 w224 k64 r7 s7 stride2 pad3 f16 bias relu",
 ]
 FOLLOWED = [
     "n2 c9 h7 w9 k10 r3 s3 pad1 f16 nhwc",
@@ -61,6 +62,12 @@ FOLLOWED = [
     "n2 c8 h4 w5 k8 r3 s3 pad4 f16 nhwc",
     "n1 c64 h6 w7 k64 r3 s3 pad1 groups4 f16 nhwc",
     "n1 c64 h6 w7 k32 r3 s3 stride2 groups4 tf32 nhwc",
+    "n2 c3 h11 w9 k10 r3 s3 stride2 pad1 f16 nhwc",
+    "n2 c3 h9 w10 k8 r3 s3 pad1 bf16",
+    "n2 c2 h9 w13 k5 r5 s7 pad2:1x3:0 stride1x3 dilation1x2 tf32 nhwc",
+    "n1 c3 h32 w48 k8 r16 s16 stride16 f16",
+    "n2 c5 h8 w9 k6 r7 s5 pad3x2 3xtf32",
+    "n3 c1 h9 w11 k8 r5 s1 pad2x0 f16 nhwc",
 ]
 
 
@@ -80,6 +87,7 @@ def some(problem: ConvProblem, device: Device = H200) -> list[Config]:
             config.gather,
             config.bundle,
             config.held,
+            config.unfold,
         )
         kinds.setdefault(kind, config)
     return list(kinds.values())
@@ -167,13 +175,33 @@ def packed_images(problem: ConvProblem, x: np.ndarray) -> np.ndarray:
     return out
 
 
-def packed_filters(problem: ConvProblem, w: np.ndarray, line: int) -> np.ndarray:
-    k, c, r, s = problem.w_shape
-    parts = 3 if problem.math == "3xtf32" else 1
-    out = np.zeros((k, r * s, parts, line))
-    lines = w.transpose(0, 2, 3, 1).reshape(k, r * s, c)
+def packed_windows(problem: ConvProblem, view: ConvProblem, x: np.ndarray) -> np.ndarray:
+    """What pack_windows leaves, by its launch's words; parts of 3xtf32 are x and zeros here."""
+    launch = pack.windows(problem, view, H200)
+    p = dict(zip(launch.names, launch.words, strict=True))
+    flat = (x.transpose(0, 2, 3, 1) if problem.layout == "nhwc" else x).reshape(-1)
+    flat = (x.transpose(0, 2, 3, 1) if problem.layout == "nhwc" else x).reshape(-1)
+    out = np.zeros((pack.parts(problem), 1, p["n"], p["lines"], p["across"], p["wide"]))
+    assert launch.grid[0] * launch.block[0] * 16 >= p["across"] * p["wide"] * pack.SIZES[problem.dtype]
+    for *at, tap, channel in np.ndindex(p["n"], p["lines"], p["across"], p["taps"], p["channels"]):
+        n, line, pixel = at
+        r, s = divmod(tap, p["taps_w"])
+        h = line * p["up_h"] - p["pad_h"] + r * p["dilation_h"]
+        w = pixel * p["up_w"] - p["pad_w"] + s * p["dilation_w"]
+        if 0 <= h < p["height"] and 0 <= w < p["width"]:
+            value = flat[n * p["step_n"] + channel * p["step_c"] + h * p["step_h"] + w * p["step_w"]]
+            out[0, 0, n, line, pixel, tap * p["channels"] + channel] = value
+    return out
+
+
+def packed_filters(view: ConvProblem, w: np.ndarray, line: int) -> np.ndarray:
+    """The same of filters: of a view with fewer taps, each is several of w's side by side."""
+    taps = prod(view.kernel)
+    parts = 3 if view.math == "3xtf32" else 1
+    out = np.zeros((view.k, taps, parts, line))
+    lines = w.transpose(0, 2, 3, 1).reshape(view.k, taps, -1)
     for part in (0, 2) if parts == 3 else (0,):
-        out[:, :, part, :c] = lines
+        out[:, :, part, : lines.shape[2]] = lines
     return out
 
 
@@ -183,8 +211,12 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
     launch = algorithm.launch(problem, config, H200)
     p = dict(zip(launch.names, launch.words, strict=True))
     size = pack.SIZES[problem.dtype]
-    images = Memory(packed_images(problem, x) if geometry.is_packed(problem, config) else x.transpose(0, 2, 3, 1))
-    filters = Memory(packed_filters(problem, w, geometry.filter_line(problem)))
+    base = geometry.unfolded(problem, config.unfold)
+    if config.unfold:
+        images = Memory(packed_windows(problem, base, x))
+    else:
+        images = Memory(packed_images(problem, x) if geometry.is_packed(problem, config) else x.transpose(0, 2, 3, 1))
+    filters = Memory(packed_filters(base, w, geometry.filter_line(base)))
     view = geometry.view_of(problem, config)
     (out_h, out_w), groups, group_k = view.output, view.groups, view.group_k
     line = span(view) // size
@@ -322,12 +354,17 @@ def test_maps_schedules_and_slabs_compute_the_convolution(text: str) -> None:
     rng = np.random.default_rng(0)
     x, w = (rng.integers(-3, 4, shape).astype(float) for shape in (problem.x_shape, problem.w_shape))
     expected = convolve(problem, x, w)
-    kernels = set()
+    kernels, ways = set(), set()
     for config in some(problem):
         if config.pixels > 128:
             continue
-        kernels.add(config.kernel)
+        ways.add(config.unfold)
+        if not config.unfold:
+            kernels.add(config.kernel)
         assert np.array_equal(follow(problem, config, x, w), expected), config
+    assert ways == set(geometry.unfoldings(problem))
+    if 0 not in ways:
+        return
     unit = set(folded(problem).stride) == {1} and prod(problem.kernel) >= configs.LEAST_TAPS and "pad4" not in text
     assert kernels - {"box"} == ({"stream", "slab"} if unit else {"stream"})
     # Boxes need whole pieces of channels, or packed ones, and lines of four outputs.
@@ -421,7 +458,7 @@ def test_what_a_map_can_express() -> None:
         ("n0 c64 h9 w9 k64 r3 s3 f16", "nothing"),
         ("c64 h90 w90 k64 r3 s3 stride9 f16", "tensor map"),
         ("c64 h900 w900 k64 r3 s3 dilation200 f16", "tensor map"),
-        ("c1 h70 w131 k4 r8 s8 3xtf32", "channels"),
+        ("c4 h70 w131 k4 r8 s8 groups4 3xtf32", "channels"),
         ("n70000 c64 h32 w32 k64 r1 s1 f16", "2\\^31"),
     ],
 )
@@ -482,9 +519,10 @@ def test_predictions_tell_what_they_are_made_of() -> None:
     assert re.search(r"tiles a multiprocessor .*bound by (products|copies).*memory", text)
     work = model.Work(
         rows=128, columns=128, steps=36, instructions=4, stages=6, flight=2, pixel_lines=128, filter_lines=128,
-        line_bytes=128, ragged=False, pixel_readers=2, filter_readers=66, slab=False, gather=0,
-        outputs=128 * 128, residual=False, activation=None, written=8, boxes=True, tiles=132, split=1, room=1,
-        overlapped="loop", multiprocessors=132, read_bytes=10**6, written_bytes=10**6, packed_bytes=0,
+        line_bytes=128, ragged=0.0, pixel_readers=2, filter_readers=66, slab=False, gather=0,
+        outputs=128 * 128, together=1, residual=False, ahead=False, activation=None, written=8, boxes=True, tiles=132,
+        split=1, room=1, overlapped="loop", multiprocessors=132, read_bytes=10**6, written_bytes=10**6, packed_bytes=0,
+        windows=False,
     )  # fmt: skip
     one = model.cost(work, 4280.0)
     assert one.share == 1
@@ -493,7 +531,7 @@ def test_predictions_tell_what_they_are_made_of() -> None:
     assert 1.5 * one.us < twice.us < 2 * one.us
     # What costs more: lines that end within pieces, windows outside, too few stages, threads that write.
     for worse in (
-        replace(work, ragged=True), replace(work, stages=3), replace(work, boxes=False),
+        replace(work, ragged=1.0), replace(work, stages=3), replace(work, boxes=False),
         replace(work, packed_bytes=10**6), replace(work, residual=True), replace(work, activation="silu"),
         replace(work, pixel_readers=1),
     ):  # fmt: skip

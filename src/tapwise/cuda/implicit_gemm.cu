@@ -22,7 +22,7 @@ template <class O, bool HELD>
 DEVICE void implicit_gemm(const Gemm &p) {
     extern __shared__ unsigned char memory[];
     constexpr unsigned PIXELS = O::BP * O::SPAN, FILTERS = O::BF * O::FILTER_SPAN, STAGE = PIXELS + (HELD ? 0 : FILTERS);
-    constexpr unsigned SUMS = O::SPLIT > 1 ? O::ROWS * O::SUMS_LINE * 4 : O::WARPGROUPS * O::STAGINGS * O::STAGING;
+    constexpr unsigned SUMS = O::SPLIT > 1 ? O::ROWS * O::COLUMNS * 4 : O::WARPGROUPS * O::STAGINGS * O::STAGING;
     const unsigned held = (shared_address(memory) + 1023) & ~1023u;
     const unsigned ring = HELD ? held + p.steps * FILTERS + 1023 & ~1023u : held;
     const unsigned staging = ring + O::STAGES * STAGE + 1023 & ~1023u;
@@ -43,7 +43,7 @@ DEVICE void implicit_gemm(const Gemm &p) {
         }
         if constexpr (O::SPLIT > 1) {
             barrier_init(complete, 1);
-            barrier_expect(complete, O::ROWS * O::COLUMNS * 4);
+            barrier_expect(complete, (O::SPLIT - 1) * O::EACH * O::COLUMNS * 4);
         }
         publish_barriers();
     }
@@ -130,7 +130,10 @@ DEVICE void implicit_gemm(const Gemm &p) {
         const unsigned mine = staging + group * O::STAGINGS * O::STAGING;
         const Place out{filter0, at.group,  pixel0, filters, plane, table, biases + group * O::FILTERS * 4,
                         mine,    1 + group, p.out};
-        begin_tile<O>(out, p.residual);
+        // Where nothing else hides it, the residual is fetched when the first copies are through.
+        constexpr bool LATE = !O::PINGPONG;
+        const int middle = (begin + end) / 2;
+        if (!LATE) begin_tile<O>(out, p.residual);
         Biases<O> bias;
         bias.load(out, p.bias);
         if (O::PINGPONG) sync_part(6 + group, 256);
@@ -151,6 +154,7 @@ DEVICE void implicit_gemm(const Gemm &p) {
             wgmma_commit();
             wgmma_wait<O::FLIGHT>();
             if (step >= begin + O::FLIGHT && lane == 0) barrier_arrive(empty + before<O::STAGES>(stage, O::FLIGHT) * 8);
+            if (LATE && step == middle) begin_tile<O>(out, p.residual);
             advance<O::STAGES>(stage, phase);
         }
         if (O::PINGPONG) arrive_part(6 + (group ^ 1), 256);
@@ -161,14 +165,13 @@ DEVICE void implicit_gemm(const Gemm &p) {
         if constexpr (O::SPLIT == 1) {
             finish_tile<O>(d, out, p.y, bias, p.residual);
         } else {
-            // Tables of both warpgroups make one; all threads have written them.
-            const Place whole{at.filter, at.group, at.pixel, filters, plane, O::SWAP ? table : tables, 0, 0, 1, nullptr};
-            sync_part(1, O::CONSUMERS);
             // All blocks of the cluster have begun.
             cluster_wait();
-            send_sums<O>(d, staging, complete, rank, group);
+            send_sums<O>(d, staging, complete, rank);
+            // The table of places and this block's own part are there, then those of the others.
+            sync_part(1, 128);
             barrier_wait_for_cluster(complete, 0);
-            finish_split<O>(whole, staging, rank, p.y, p.bias, p.residual);
+            finish_split<O>(out, staging, rank, p.y, p.bias, p.residual);
         }
     }
     if constexpr (O::BOXES > 0) wait_for_all_stores();

@@ -12,7 +12,7 @@ never built); PTX ISA on cp.async.bulk.tensor (im2col mode) and wgmma.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod, sqrt
+from math import prod
 from typing import Any, ClassVar, Final
 
 from tapwise.algorithm import Algorithm, Device, Plan
@@ -25,7 +25,7 @@ from tapwise.cuda.arrays import DeviceArray
 from tapwise.cuda.implicit_gemm_geometry import Config
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
-from tapwise.cuda.jit.tensor_map import WORDS, legal
+from tapwise.cuda.jit.tensor_map import WORDS
 from tapwise.problem import ConvProblem
 
 GEMM: Final = (
@@ -46,14 +46,15 @@ class ImplicitGemmPlan(plans.CudaPlan):
     """Perhaps a launch that packs x, and the product."""
 
     def __init__(
-        self, problem: ConvProblem, device: Device, first: Launch | None, gemm: Launch, line: int, workspace_bytes: int
-    ) -> None:
+        self, problem: ConvProblem, view: ConvProblem, device: Device, first: Launch | None, gemm: Launch,
+        workspace_bytes: int,
+    ) -> None:  # fmt: skip
         super().__init__(problem, device, [gemm] if first is None else [first, gemm], workspace_bytes)
-        self._first, self._gemm, self._line, self._device = first, gemm, line, device
+        self._first, self._gemm, self._view, self._device = first, gemm, view, device
 
     def pack(self, w: Any) -> DeviceArray:
         """The filters as [k][tap][channel], each tap's channels of a group padded to whole pieces."""
-        return pack.filters(self.problem, w, self._line, self._device)
+        return pack.filters(self._view, w, geometry.filter_line(self._view), self._device)
 
     def enqueue(self, addresses: Mapping[str, int], stream: int) -> None:
         if self._first is not None:
@@ -77,13 +78,11 @@ class ImplicitGemm(Algorithm[Config]):
             return f"needs Hopper (sm_90a), not {device.architecture}"
         if prod(problem.y_shape) >= geometry.LARGEST or prod(problem.x_shape) >= geometry.LARGEST:
             return "takes fewer than 2^31 elements"
-        # Tensor cores cut off after each step of eight channels; with few of them in a step that adds up.
-        additions = 3 * prod(problem.kernel) * -(-problem.group_c // 8)
-        if problem.math == "3xtf32" and additions > 0.5 * problem.gemm_k + 2 * sqrt(problem.gemm_k):
+        if geometry.unfoldings(problem):
+            return None
+        if not geometry.is_exact(problem, problem):
             return f"keeps fp32's bound with 3xtf32 for more channels a group, not {problem.group_c}"
-        if not legal(geometry.corners_of(problem), geometry.last_offsets(problem), problem.stride):
-            return f"takes padding, dilation and strides that a tensor map can express, not those of '{problem}'"
-        return None
+        return f"takes padding, dilation and strides that a tensor map can express, not those of '{problem}'"
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         return configs.all_configs(problem, device)
@@ -97,8 +96,9 @@ class ImplicitGemm(Algorithm[Config]):
         return str(self._cost(problem, config, device))
 
     def _cost(self, problem: ConvProblem, config: Config, device: Device) -> model.Cost:
-        packed_bytes = self.workspace_bytes(problem, config, device)
         size = pack.SIZES[problem.dtype]
+        packed_bytes = self.workspace_bytes(problem, config, device)
+        packed_bytes += prod(problem.x_shape) * size if packed_bytes else 0
         # Lines between strides are not read.
         seen = prod(min(1.0, taps / stride) for taps, stride in zip(problem.kernel, problem.stride, strict=True))
         read = (prod(problem.x_shape) * seen + prod(problem.w_shape) + prod(problem.y_shape) * problem.residual) * size
@@ -120,6 +120,7 @@ class ImplicitGemm(Algorithm[Config]):
         if config.resident > 1 and tiles * config.split > device.threads:
             overlapped = "resident"
         pixel = (pack.wide(problem) if packed_bytes else problem.group_c) * size
+        apart = pixel if packed_bytes else problem.c * size
         high = tiles / across / problem.groups
         # Two warpgroups and the one that copies need all registers.
         needed = geometry.shared_bytes(problem, config) + 1024
@@ -129,41 +130,48 @@ class ImplicitGemm(Algorithm[Config]):
             instructions=((chunks - 1) * line / geometry.STEP_BYTES + geometry.last_steps(problem)) / chunks,
             stages=config.stages,
             flight=2 if config.turns or config.warpgroups == 1 else 1, pixel_lines=pixel_lines,
-            filter_lines=filter_lines, line_bytes=line, ragged=pixel % line > 0,
+            filter_lines=filter_lines, line_bytes=line, ragged=model.raggedness(pixel, apart, line),
             pixel_readers=min(across, device.threads),
             filter_readers=max(1.0, min(device.threads / across / problem.groups, high)), slab=slab,
             gather=config.gather, outputs=config.pixels * config.filters,
-            residual=problem.residual, activation=problem.activation, written=geometry.vector_of(problem),
+            together=1 if config.turns else config.warpgroups,
+            residual=problem.residual,
+            ahead=not config.turns and geometry.stagings_of(problem, config) >= geometry.rounds_of(config),
+            activation=problem.activation, written=geometry.written_of(problem, config),
             boxes=geometry.boxes_of(problem, config) > 0, tiles=tiles, split=config.split,
             room=room, overlapped=overlapped,
             multiprocessors=min(device.threads, blocks) if config.held else device.threads, read_bytes=read,
             written_bytes=prod(problem.y_shape) * size,
-            packed_bytes=packed_bytes + prod(problem.x_shape) * size if packed_bytes else 0,
+            packed_bytes=packed_bytes, windows=config.unfold > 0,
         )  # fmt: skip
         return model.cost(work, device.gbps)
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
-        return pack.images_bytes(problem) if geometry.is_packed(problem, config) else 0
+        view = geometry.unfolded(problem, config.unfold)
+        return pack.images_bytes(view) if geometry.is_packed(problem, config) else 0
 
     def error_factor(self, problem: ConvProblem) -> float:
         """tf32 keeps 11 bits of each factor, cut off at worst: 2^-9 of a product. 3xtf32 has the bound of fp32."""
         return super().error_factor(problem) + (2.0**15 if problem.math == "tf32" else 0.0)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        first = pack.images(problem, device) if geometry.is_packed(problem, config) else None
+        view = geometry.unfolded(problem, config.unfold)
+        first = None
+        if config.unfold:
+            first = pack.windows(problem, view, device)
+        elif geometry.is_packed(problem, config):
+            first = pack.images(problem, device)
         gemm = self.launch(problem, config, device)
-        return ImplicitGemmPlan(
-            problem, device, first, gemm, geometry.filter_line(problem), self.workspace_bytes(problem, config, device)
-        )
+        return ImplicitGemmPlan(problem, view, device, first, gemm, self.workspace_bytes(problem, config, device))
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
         problem = geometry.view_of(problem, config)
-        written = 1 if config.kernel != "stream" and problem.layout == "nchw" else geometry.vector_of(problem)
         words = (
             pack.TYPES[problem.dtype], config.rows == "filters", config.pixels, config.filters, config.warpgroups,
             config.turns, config.stages, config.split, geometry.span(problem), config.bundle,
-            geometry.last_steps(problem), geometry.has_groups(problem), written, geometry.boxes_of(problem, config),
-            problem.layout == "nchw", problem.bias, problem.residual, plans.ACTIVATIONS[problem.activation],
+            geometry.last_steps(problem), geometry.has_groups(problem), geometry.written_of(problem, config),
+            geometry.boxes_of(problem, config), geometry.stagings_of(problem, config), problem.layout == "nchw",
+            problem.bias, problem.residual, plans.ACTIVATIONS[problem.activation],
         )  # fmt: skip
         width = geometry.sides_of(config)[1] // config.bundle
         threads = self._threads(config)
@@ -183,11 +191,13 @@ class ImplicitGemm(Algorithm[Config]):
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
         """All kernels of a config."""
         first = [pack.images_source(problem)] if geometry.is_packed(problem, config) else []
+        if config.unfold:
+            first = [pack.windows_source(problem)]
         return [*first, pack.filters_source(problem), self.source(problem, config)]
 
     def launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
         packed, source = geometry.is_packed(problem, config), self.source(problem, config)
-        filters = geometry.map_w(problem, config.filters)
+        filters = geometry.map_w(geometry.unfolded(problem, config.unfold), config.filters)
         problem = geometry.view_of(problem, config)
         fields = plans.window_fields(problem) | {"group_c": problem.group_c}
         tiles_f, tiles = geometry.tiles_of(problem, config)

@@ -46,6 +46,16 @@ SCHEDULES: Final = (
 
 def all_configs(problem: ConvProblem, device: Device) -> Sequence[Config]:
     """Every config that fits the device, in no order."""
+    found: list[Config] = []
+    for way in geometry.unfoldings(problem):
+        view = geometry.unfolded(problem, way)
+        # What is packed is brought by the copy engine.
+        found += [replace(one, unfold=way) for one in _configs(view, device) if not (way and one.gather)]
+    return found
+
+
+def _configs(problem: ConvProblem, device: Device) -> list[Config]:
+    """The same of one view."""
     bundles = _bundles(problem, device)
     problem = geometry.folded(problem)
     found = []

@@ -4,13 +4,13 @@ blocks, tensor maps."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd, prod
-from typing import Final
+from math import gcd, prod, sqrt
+from typing import Any, Final
 
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device
 from tapwise.cuda import pack
-from tapwise.cuda.jit.tensor_map import LINE_BYTES, TensorMap
+from tapwise.cuda.jit.tensor_map import LINE_BYTES, TensorMap, legal
 from tapwise.problem import ConvProblem
 
 # Pixels that one copy takes.
@@ -19,6 +19,8 @@ MOST_LINES: Final = 256
 LARGEST: Final = 1 << 31
 # Bytes of the instruction's steps along gemm_k.
 STEP_BYTES: Final = 32
+# Staging parts of a warpgroup.
+MOST_STAGINGS: Final = 4
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Config(BaseConfig):
     share gemm_k; `resident` blocks of a multiprocessor: as many as there is room for take the tiles in turns, or a
     cluster a tile where gemm_k is split. `held`: the filters stay in shared memory; `slabs` there; `gather`: bytes
     of the pieces in which warps copy x, 0 for the copy engine; `bundle`: groups whose channels share a line;
-    `across`: outputs of a line of a box."""
+    `across`: outputs of a line of a box; `unfold`: last axes whose taps are packed side by side first."""
 
     kernel: str
     rows: str
@@ -44,6 +46,7 @@ class Config(BaseConfig):
     gather: int = 0
     bundle: int = 1
     across: int = 0
+    unfold: int = 0
 
 
 def folded(problem: ConvProblem) -> ConvProblem:
@@ -62,8 +65,50 @@ def folded(problem: ConvProblem) -> ConvProblem:
     )  # fmt: skip
 
 
+def unfolded(problem: ConvProblem, unfold: int) -> ConvProblem:
+    """The same sums where a few channels of all taps along the last axes were packed side by side, for each output, and
+    fill whole lines, which the copy engine takes faster."""
+    sizes: dict[str, list[Any]] = {
+        name: list(getattr(problem, name)) for name in ("spatial", "kernel", "stride", "padding", "dilation")
+    }
+    channels = problem.c
+    for axis in range(2 - unfold, 2):
+        if problem.kernel[axis] > 1:
+            channels *= problem.kernel[axis]
+            ones = {"kernel": 1, "stride": 1, "padding": (0, 0), "dilation": 1, "spatial": problem.output[axis]}
+            for name, value in ones.items():
+                sizes[name][axis] = value
+    if channels > problem.c:
+        line = span(problem.replace(c=channels)) // pack.SIZES[problem.dtype]
+        channels = -(-channels // line) * line
+    return problem.replace(c=channels, **{name: tuple(values) for name, values in sizes.items()})
+
+
+def unfoldings(problem: ConvProblem) -> list[int]:
+    """Ways to compute the problem: as it is (0), and with few channels unfolded along one axis or both."""
+    few = problem.groups == 1 and problem.c * pack.SIZES[problem.dtype] < STEP_BYTES
+    ways = [0] + [count for count in (1, 2) if few and problem.kernel[2 - count] > 1]
+    views = {way: unfolded(problem, way) for way in ways}
+    return [
+        way
+        for way, view in views.items()
+        if is_exact(problem, view)
+        and legal(corners_of(view), last_offsets(view), view.stride)
+        and (way == 0 or problem.n * prod(view.spatial) * view.c < LARGEST)
+    ]
+
+
+def is_exact(problem: ConvProblem, view: ConvProblem) -> bool:
+    """Whether 3xtf32 keeps fp32's bound in a view: tensor cores cut off after each step of eight channels; with few of
+    them in a step that adds up."""
+    additions = 3 * prod(view.kernel) * -(-view.group_c // 8)
+    return problem.math != "3xtf32" or additions <= 0.5 * problem.gemm_k + 2 * sqrt(problem.gemm_k)
+
+
 def view_of(problem: ConvProblem, config: Config) -> ConvProblem:
-    """The problem as a config sees its images: folded, or with several groups as one."""
+    """The problem as a config sees its images: unfolded or folded, or with several groups as one."""
+    if config.unfold:
+        return unfolded(problem, config.unfold)
     if config.bundle > 1:
         return problem.replace(groups=problem.groups // config.bundle)
     return folded(problem)
@@ -88,8 +133,15 @@ def vector_of(problem: ConvProblem) -> int:
     return next(count for count in (most, most // 2, most // 4, 1) if count and inner % count == 0)
 
 
+def written_of(problem: ConvProblem, config: Config) -> int:
+    """Elements of y that a kernel writes at once: slabs in NCHW count pixels otherwise than y does."""
+    return 1 if config.kernel != "stream" and problem.layout == "nchw" else vector_of(problem)
+
+
 def is_packed(problem: ConvProblem, config: Config) -> bool:
     """Whether x has to be brought into another order first."""
+    if config.unfold:
+        return True
     return not config.gather and (problem.layout == "nchw" or problem.math == "3xtf32" or not is_whole(problem))
 
 
@@ -219,15 +271,27 @@ def shared_bytes(problem: ConvProblem, config: Config) -> int:
         lines += -(-lines // 8) * 8 - lines + behind if config.kernel == "box" else 0
         filters = config.stages * config.filters // config.bundle
         ring = (config.slabs * lines + filters) * line + 16 * config.slabs + 2048
-    size = pack.SIZES[problem.dtype]
-    fetched = problem.residual and config.split == 1 and vector_of(problem) * size >= 4
-    each = 64 * 64 * size * (2 if fetched or (size == 2 and config.kernel == "stream") else 1)
-    rows, columns = sides_of(config)
-    # Split sums come in lines that are up to ten longer.
-    staging = rows * (columns + 10) * 4 if config.split > 1 else config.warpgroups * each
+    each = 64 * 64 * pack.SIZES[problem.dtype] * stagings_of(problem, config)
+    staging = config.pixels * config.filters * 4 if config.split > 1 else config.warpgroups * each
     share = config.pixels if config.rows == "filters" or config.turns else config.pixels // config.warpgroups
     tables = config.warpgroups * (share + config.filters * problem.bias) * 4
     return ring + staging + tables + config.stages * 16 + 2048
+
+
+def rounds_of(config: Config) -> int:
+    """Rounds of 64 x 64 in which a warpgroup's outputs go to y."""
+    rows, columns = sides_of(config)
+    return rows // 64 // (1 if config.turns else config.warpgroups) * -(-columns // 64)
+
+
+def stagings_of(problem: ConvProblem, config: Config) -> int:
+    """Parts of shared memory, of 64 x 64 outputs each, through which a warpgroup's outputs go to y: one more where one
+    may be on its way; one for each round where a residual is fetched there and nothing else hides how long it takes."""
+    size = pack.SIZES[problem.dtype]
+    fetched = problem.residual and config.split == 1 and written_of(problem, config) * size >= 4
+    if fetched and size == 2 and not config.turns and 2 < rounds_of(config) <= MOST_STAGINGS:
+        return rounds_of(config)
+    return 2 if fetched or (boxes_of(problem, config) and size == 2) else 1
 
 
 def boxes_of(problem: ConvProblem, config: Config) -> int:

@@ -8,41 +8,48 @@ the choice loses; they are cycles of a multiprocessor under load, 1700 a microse
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, gcd, log2
 from typing import Final
+
+from tapwise.cuda.jit.tensor_map import LINE_BYTES
 
 CYCLES_US: Final = 1700.0
 # A matrix instruction of 64 rows takes columns / 2 cycles, or what it reads of shared memory.
-LEAST_PRODUCT, LEAST_COLUMN = 33.3, 0.118
-# Copying a line of pixels (stream, slab) and one of filters; more for lines that begin and end within pieces of L2;
-# bytes that arrive in a cycle; a piece that warps gather.
-STREAM_LINE, SLAB_LINE, FILTER_LINE, RAGGED_LINE = 1.01, 6.77, 2.38, 1.20
-FEED_BYTES, PIECE = 65.8, 1.43
-# From a copy's begin to its bytes: what stages are there to hide, short of those that are multiplied.
-LATENCY, FREE_STAGES = 1037.0, 0.11
+LEAST_PRODUCT, LEAST_COLUMN = 29.7, 0.235
+# Copying a line of pixels (stream, slab) and one of filters; more for lines that begin and end within sectors of L2; of
+# half the length the same times so much (stream, slab); bytes that arrive in a cycle; a piece that warps gather.
+STREAM_LINE, SLAB_LINE, FILTER_LINE, RAGGED_LINE = 2.01, 8.70, 1.16, 2.39
+NARROW, SLAB_NARROW = 0.65, 0.87
+FEED_BYTES, PIECE = 88.8, 1.58
+# From a copy's begin to its bytes, and how much of its own time is added: what stages are there to hide, short of those
+# that are multiplied.
+OWN_COPY: Final = 1.20
+LATENCY, FREE_STAGES = 558.0, 0.06
 # A block that is alone on its multiprocessor is not placed before the launch before has left.
-ALONE: Final = 823.0
+ALONE: Final = 730.0
 # What a step costs besides (stream, slab); a launch's beginning, and more of it where warpgroups take turns.
-STEP, SLAB_STEP, BEGIN, BEGIN_TURNS, BEGIN_SLAB = 34.0, 71.0, 1445.0, 1163.0, 1257.0
+STEP, SLAB_STEP, BEGIN, BEGIN_TURNS, BEGIN_SLAB = 78.0, 72.0, 2478.0, 606.0, 50.0
 # A tile's way to y, and each of its outputs: by threads (stream, slab), and by the copy engine.
-FINISH, OUTPUT, SLAB_FINISH, SLAB_OUTPUT, BOX_FINISH, BOX_OUTPUT = 1897.0, 0.035, 546.0, 0.045, 1674.0, 0.011
-# More for each output: residual, activation.
-RESIDUAL: Final = 0.1
+FINISH, OUTPUT, SLAB_FINISH, SLAB_OUTPUT, BOX_FINISH, BOX_OUTPUT = 835.0, 0.077, 1555.0, 0.153, 567.0, 0.075
+# More for each output: activation; residual, which competes with the products for shared memory and is not hidden by
+# them, and the same where all of a tile is fetched ahead.
+RESIDUAL, RESIDUAL_AHEAD = 0.07, 0.02
 ACTIVATIONS: Final = {"relu": 0.02, "relu6": 0.03, "silu": 0.2, "sigmoid": 0.2, "gelu": 0.35, "tanh": 0.35}
 # The same where gemm_k is split.
-EXCHANGE, EXCHANGED = 1875.0, 0.595
+EXCHANGE, EXCHANGED = 1725.0, 0.190
 # Of 132 multiprocessors, clusters of four and eight find places on 120.
 PLACED: Final = 10 / 11
-# Bytes a microsecond from L2 to all multiprocessors together. Lines that several of them read
-# at a time count less.
-L2_BYTES, SHARING = 9.28e6, 0.24
-RAGGED_L2: Final = 1.38
+# Bytes a microsecond from L2 to all multiprocessors together. Lines that several of them read at a time count less.
+L2_BYTES, SHARING = 8.07e6, 0.36
+# How much of that pixels cost whose distance is a multiple of 32 bytes, but of no more.
+HALF_RAGGED: Final = 0.48
+RAGGED_L2: Final = 1.02
 # Memory writes fewer bytes a microsecond than it reads.
-WRITTEN: Final = 0.82
+WRITTEN: Final = 0.77
 # Tiles, L2 and memory hide each other as a norm of that degree.
-NORM: Final = 2.84
-# A launch that packs x before; bytes a microsecond that it moves.
-PACK_US, PACK_BYTES = 4.6, 3.5e6
+NORM: Final = 3.35
+# A launch that packs x before; bytes a microsecond that it moves as they are, and as windows.
+PACK_US, PACK_BYTES, WINDOW_BYTES = 2.4, 3.5e6, 1.55e6
 
 
 @dataclass(frozen=True)
@@ -51,11 +58,12 @@ class Work:
 
     The instruction's rows and columns of a tile; steps of gemm_k of a block, the instruction's steps in each; stages,
     and how many of them are multiplied at a time. Lines of pixels and of filters that a tap brings (of a slab, its
-    share), their bytes; whether they end within a piece of L2 (`ragged`); multiprocessors that read the same pixels,
-    and the same filters, at a time; bytes of gathered pieces. Outputs of a tile, what else is done to them; elements
+    share), their bytes; how many of them begin and end within sectors of L2 (`ragged`, 0 to 1); multiprocessors that
+    read the same pixels, and the same filters, at a time; bytes of gathered pieces. Outputs of a tile, warpgroups
+    that write them together, what else is done to them, whether all residuals of a tile are fetched `ahead`; elements
     written at once, or `boxes` by the copy engine. Tiles; blocks that share one, and blocks that a multiprocessor has
     room for; how tiles follow one another: turns, resident, loop or once. Multiprocessors that work. Bytes of memory;
-    `packed_bytes`, read and written, of a launch before.
+    `packed_bytes`, read and written, of a launch before, as `windows` or not.
     """
 
     rows: int
@@ -67,13 +75,15 @@ class Work:
     pixel_lines: float
     filter_lines: float
     line_bytes: int
-    ragged: bool
+    ragged: float
     pixel_readers: float
     filter_readers: float
     slab: bool
     gather: int
     outputs: int
+    together: int
     residual: bool
+    ahead: bool
     activation: str | None
     written: int
     boxes: bool
@@ -85,6 +95,7 @@ class Work:
     read_bytes: float
     written_bytes: int
     packed_bytes: int
+    windows: bool
 
 
 @dataclass(frozen=True)
@@ -111,6 +122,14 @@ class Cost:
         )
 
 
+def raggedness(pixel_bytes: int, apart_bytes: int, line_bytes: int) -> float:
+    """How much lines of a pixel's channels suffer from where they begin and end, 0 to 1."""
+    grain = gcd(apart_bytes, line_bytes)
+    if pixel_bytes % line_bytes == 0 or grain >= 64:
+        return 0.0
+    return HALF_RAGGED if grain == 32 else 1.0
+
+
 def cost(work: Work, gbps: float) -> Cost:
     """The predicted time of one call."""
     # Four instructions of 32 bytes a line of 128.
@@ -119,7 +138,9 @@ def cost(work: Work, gbps: float) -> Cost:
     if work.gather:
         lines = work.pixel_lines * work.line_bytes / work.gather * PIECE
     else:
-        each = (SLAB_LINE if work.slab else STREAM_LINE) + RAGGED_LINE * work.ragged
+        halved = log2(LINE_BYTES / work.line_bytes)
+        each = SLAB_LINE * SLAB_NARROW**halved if work.slab else STREAM_LINE * NARROW**halved
+        each += RAGGED_LINE * work.ragged
         lines = work.pixel_lines * each
     lines += work.filter_lines * FILTER_LINE
     copies = max(lines, (work.pixel_lines + work.filter_lines) * work.line_bytes / FEED_BYTES)
@@ -128,17 +149,17 @@ def cost(work: Work, gbps: float) -> Cost:
     # Blocks beside each other on a multiprocessor share it.
     share = max(1.0, blocks / places) if work.split > 1 and work.room > 1 else float(ceil(blocks / places))
     if not work.slab and work.steps * (share if work.split == 1 else 1) > work.stages:
-        copies = max(copies, LATENCY / max(work.stages - work.flight + FREE_STAGES, 0.3))
+        copies = max(copies, (LATENCY + OWN_COPY * copies) / max(work.stages - work.flight + FREE_STAGES, 0.3))
     main = work.steps * (max(product, copies) + (SLAB_STEP if work.slab else STEP))
+    outputs = work.outputs / work.together
     if work.split > 1:
-        finish = EXCHANGE + work.outputs * EXCHANGED
+        finish = EXCHANGE + outputs * EXCHANGED
     elif work.boxes:
-        finish = BOX_FINISH + work.outputs * BOX_OUTPUT
+        finish = BOX_FINISH + outputs * BOX_OUTPUT
     else:
         fixed, output = (SLAB_FINISH, SLAB_OUTPUT) if work.slab else (FINISH, OUTPUT)
-        finish = fixed + work.outputs * output * (8 / work.written) ** 0.5
-    more = RESIDUAL * work.residual + (ACTIVATIONS[work.activation] if work.activation else 0.0)
-    finish += work.outputs * more
+        finish = fixed + outputs * output * (8 / work.written) ** 0.5
+    finish += work.outputs * (ACTIVATIONS[work.activation] if work.activation else 0.0)
     both = share * max(main, (main + finish) / 2)
     begin = BEGIN + (ALONE if work.room == 1 else 0.0)
     follow = {
@@ -147,11 +168,13 @@ def cost(work: Work, gbps: float) -> Cost:
         "loop": share * (main + finish),
         "once": share * main + ceil(share) * finish,
     }
-    cycles = begin + follow[work.overlapped]
+    residual = (RESIDUAL_AHEAD if work.ahead else RESIDUAL) * work.residual * work.outputs
+    cycles = begin + follow[work.overlapped] + share * residual
     memory = work.read_bytes / (gbps * 1e3) + work.written_bytes / (gbps * 1e3 * WRITTEN)
     pixels = work.pixel_lines * (1 + RAGGED_L2 * work.ragged) / work.pixel_readers**SHARING
     filters = work.filter_lines / work.filter_readers**SHARING
     shared = blocks * work.steps * (pixels + filters) * work.line_bytes / L2_BYTES
-    packing = PACK_US + work.packed_bytes / PACK_BYTES if work.packed_bytes else 0.0
+    rate = WINDOW_BYTES if work.windows else PACK_BYTES
+    packing = PACK_US + work.packed_bytes / rate if work.packed_bytes else 0.0
     us = ((cycles / CYCLES_US) ** NORM + memory**NORM + shared**NORM) ** (1 / NORM) + packing
     return Cost(us, product, copies, main + finish, share, shared, memory, packing)

@@ -25,6 +25,14 @@ __device__ __forceinline__ T part_of(T v) {
     }
 }
 
+// The launch before has ended, and the next may be placed (compute capability 9.0 and newer).
+__device__ __forceinline__ void begin_dependent() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // One piece of 16 bytes of y, from elements of x that are all there.
 template <typename T, int PARTS>
 __device__ __forceinline__ void put(T *y, long long parts_apart, T (&v)[16 / sizeof(T)]) {
@@ -47,6 +55,7 @@ __device__ void pack_channels_last(const Images &p) {
     struct alignas(PIECE) Piece {
         T v[EACH];
     };
+    begin_dependent();
     const unsigned across = p.wide / V, groups = p.groups;
     const long long pixels = p.n * p.pixels, plane = pixels * p.wide, count = pixels * groups * across;
     for (long long i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll) {
@@ -64,28 +73,29 @@ __device__ void pack_channels_last(const Images &p) {
     }
 }
 
-// The same of x with channels outside; blocks of 256 threads turn 64 pixels x 64 channels.
-template <typename T, int PARTS>
+// The same of x with channels outside; blocks of 256 threads turn 4096 elements, CHANNELS of them side by side.
+template <typename T, int PARTS, int CHANNELS>
 __device__ void pack_channels_first(const Images &p) {
-    __shared__ T tile[64][64 + 4 / sizeof(T)];
+    constexpr int PIXELS = 4096 / CHANNELS, V = 16 / sizeof(T), ACROSS = CHANNELS / V;
+    __shared__ T tile[PIXELS][CHANNELS + 4 / sizeof(T)];
+    begin_dependent();
     long long rest = blockIdx.x;
-    const int channel0 = rest % p.tiles_channels * 64;
+    const int channel0 = rest % p.tiles_channels * CHANNELS;
     rest /= p.tiles_channels;
-    const int pixel0 = rest % p.tiles_pixels * 64;
+    const int pixel0 = rest % p.tiles_pixels * PIXELS;
     rest /= p.tiles_pixels;
     const int group = rest % p.groups;
     const long long n = rest / p.groups;
     const T *x = static_cast<const T *>(p.x) + n * p.step_n + group * p.channels * p.step_c;
 #pragma unroll 4
-    for (int i = threadIdx.x; i < 64 * 64; i += 256) {
-        const int pixel = i % 64, channel = i / 64;
+    for (int i = threadIdx.x; i < 4096; i += 256) {
+        const int pixel = i % PIXELS, channel = i / PIXELS;
         const bool real = pixel0 + pixel < p.pixels && channel0 + channel < p.channels;
         tile[pixel][channel] = real ? x[(channel0 + channel) * p.step_c + pixel0 + pixel] : T{};
     }
     __syncthreads();
-    constexpr int V = 16 / sizeof(T), ACROSS = 64 / V;
     const long long plane = p.n * p.pixels * p.wide;
-    for (int i = threadIdx.x; i < 64 * ACROSS; i += 256) {
+    for (int i = threadIdx.x; i < PIXELS * ACROSS; i += 256) {
         const int pixel = i / ACROSS, channel = i % ACROSS * V;
         if (pixel0 + pixel >= p.pixels || channel0 + channel >= p.wide) continue;
         T v[V];
@@ -96,11 +106,93 @@ __device__ void pack_channels_first(const Images &p) {
     }
 }
 
+struct Windows {
+    const void *x;
+    void *y;
+    // Of x in elements: distances of images, channels, lines and pixels, and its sizes.
+    long long step_n, step_c, step_h, step_w, channels, height, width;
+    // Of y: images, lines, pixels in a line, and channels: `taps` of a window and zeros.
+    long long n, lines, across, wide, taps, taps_w;
+    // From a line and a pixel of y to the first tap in x, and from tap to tap.
+    long long up_h, up_w, pad_h, pad_w, dilation_h, dilation_w;
+};
+
+// 16 bytes from elements side by side that begin anywhere: `count` of them, zeros behind. Those around them may be read.
+template <typename T>
+__device__ __forceinline__ void load_unaligned(T (&v)[16 / sizeof(T)], const T *from, int count) {
+    constexpr int V = 16 / sizeof(T);
+    if constexpr (sizeof(T) == 4) {
+#pragma unroll
+        for (int e = 0; e < V; ++e) v[e] = e < count ? from[e] : T{};
+    } else {
+        const auto address = reinterpret_cast<unsigned long long>(from);
+        const unsigned *words = reinterpret_cast<const unsigned *>(address & ~3ull), shift = (address & 2) * 8;
+        unsigned read[5], *out = reinterpret_cast<unsigned *>(v);
+#pragma unroll
+        for (int i = 0; i < 5; ++i) read[i] = words[i];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const unsigned both = __funnelshift_r(read[i], read[i + 1], shift);
+            out[i] = 2 * i + 1 < count ? both : 2 * i < count ? both & 0xffff : 0;
+        }
+    }
+}
+
+// y[part][n][line][pixel][tap][channel]: a few channels of taps side by side, zeros outside x. A thread takes 16 bytes of y
+// in every so many lines.
+template <typename T, int PARTS>
+__device__ void pack_windows(const Windows &p) {
+    constexpr int V = 16 / sizeof(T);
+    begin_dependent();
+    const int pieces = p.wide / V, at = blockIdx.x * 256 + threadIdx.x, pixel = at / pieces, first = (at - pixel * pieces) * V;
+    if (pixel >= p.across) return;
+    const int channels = p.channels, taps_w = p.taps_w, width = p.width, height = p.height, lines = p.lines;
+    const int step_c = p.step_c, step_w = p.step_w, step_h = p.step_h, up_h = p.up_h, pad_h = p.pad_h;
+    const int next_w = p.dilation_w, next_h = p.dilation_h, row = taps_w * channels, count = min(V, (int)p.taps * channels - first);
+    const int r0 = first / row, within = first - r0 * row, s0 = within / channels, channel0 = within - s0 * channels;
+    const int corner = pixel * (int)p.up_w - (int)p.pad_w, w0 = corner + s0 * next_w;
+    // Of a line of x, elements side by side; one before and one behind are there.
+    const int begin = corner * channels + within;
+    const bool beside =
+        step_c == 1 && next_w == 1 && within + count <= row && begin > 0 && begin + V + 2 <= width * channels;
+    const unsigned all = (unsigned)p.n * lines;
+    const long long parts_apart = (long long)all * p.across * p.wide;
+#pragma unroll 2
+    for (unsigned above = blockIdx.y; above < all; above += gridDim.y) {
+        const int n = above / (unsigned)lines, h0 = ((int)above - n * lines) * up_h - pad_h + r0 * next_h;
+        const T *image = static_cast<const T *>(p.x) + n * p.step_n;
+        alignas(16) T v[V] = {};
+        if (beside) {
+            if (count > 0 && (unsigned)h0 < (unsigned)height) load_unaligned(v, image + (h0 * step_h + begin), count);
+        } else {
+            int h = h0, w = w0, s = s0, channel = channel0, place = h * step_h + w * step_w + channel * step_c;
+#pragma unroll
+            for (int e = 0; e < V; ++e) {
+                if (e < count && (unsigned)h < (unsigned)height && (unsigned)w < (unsigned)width) v[e] = image[place];
+                place += step_c;
+                if (++channel == channels) {
+                    channel = 0;
+                    w += next_w;
+                    place += next_w * step_w - channels * step_c;
+                    if (++s == taps_w) {
+                        s = 0;
+                        w -= taps_w * next_w;
+                        h += next_h;
+                        place += next_h * step_h - taps_w * next_w * step_w;
+                    }
+                }
+            }
+        }
+        put<T, PARTS>(static_cast<T *>(p.y) + (above * p.across + pixel) * p.wide + first, parts_apart, v);
+    }
+}
+
 struct Filters {
     const void *w;
     void *y;
-    // y[k][tap][part][wide], filters `pitch` elements apart; of w in elements: distances of filters, channels and taps.
-    long long k, taps, channels, wide, pitch, step_k, step_c, step_r, step_s, taps_w;
+    // y[k][tap][part][wide], filters `pitch` elements apart; a tap of y is `inner` taps of w side by side. Of w in elements:
+    // distances of filters, channels and taps.
+    long long k, taps, inner, channels, wide, pitch, step_k, step_c, step_r, step_s, taps_w;
 };
 
 // Parts of filters for 3xtf32: large, small, large.
@@ -112,10 +204,11 @@ __device__ void pack_filters(const Filters &p) {
     T *y = static_cast<T *>(p.y);
     for (long long i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll) {
         const long long k = i / p.pitch, rest = i - k * p.pitch, tap = rest / line, at = rest - tap * line;
-        const long long channel = at % p.wide, part = at / p.wide;
+        const long long part = at / p.wide, within = (at - part * p.wide) / p.channels, real_tap = tap * p.inner + within;
+        const long long channel = at - part * p.wide - within * p.channels;
         T v{};
-        if (channel < p.channels && tap < p.taps)
-            v = w[k * p.step_k + channel * p.step_c + tap / p.taps_w * p.step_r + tap % p.taps_w * p.step_s];
+        if (within < p.inner && tap < p.taps)
+            v = w[k * p.step_k + channel * p.step_c + real_tap / p.taps_w * p.step_r + real_tap % p.taps_w * p.step_s];
         y[i] = part == 1 ? part_of<T, 1>(v) : part_of<T, PARTS == 0 ? 2 : 0>(v);
     }
 }

@@ -2,6 +2,7 @@
 // gemm_k, and from them to y.
 #pragma once
 
+#include "async.cuh"
 #include "epilogue.cuh"
 #include "tile.cuh"
 
@@ -174,7 +175,6 @@ DEVICE float activated(float v) {
     if constexpr (sizeof(typename O::T) == 2 && O::ACTIVATION == SILU) return __fdividef(v, 1.0f + __expf(-v));
     return activate<O::ACTIVATION>(v);
 }
-
 // Sums of 16 columns of a warp's 16 rows, v[4 j ..] as the matrix instruction leaves them: bias, residual, activation, and to
 // the staging part. `column` of 64, `row0` the first of the block's 64 rows of this warp; rows or columns beyond are not read.
 template <class O>
@@ -252,15 +252,40 @@ struct Round {
     }
 };
 
+// Rounds of a tile whose residual is fetched ahead: all where each has its own staging part.
+template <class O>
+constexpr int AHEAD = O::STAGINGS >= Round<O>::COUNT ? Round<O>::COUNT : O::STAGINGS - 1;
+
+// The residual of a round on its way, a group of copies.
+template <class O>
+DEVICE void fetch_round(Place at, const void *residual, int round) {
+    const Round<O> now(round);
+    at.staging += round % O::STAGINGS * O::STAGING;
+    fetch_lines<O>(at, static_cast<const typename O::T *>(residual), now.pixel0, now.pixels, now.filter0, now.filters);
+    commit_copies();
+}
+
+// Waits until at most so many later rounds are on their way.
+template <class O, int COUNT = AHEAD<O>>
+DEVICE void wait_for_fetched(int later) {
+    if constexpr (COUNT > 0) {
+        if (later < COUNT)
+            wait_for_fetched<O, COUNT - 1>(later);
+        else
+            wait_copies<COUNT>();
+    } else {
+        wait_copies<0>();
+    }
+}
+
 // Before a tile's products: its first residual on its way, when the table of places is there and the tile before is gone.
 template <class O>
 DEVICE void begin_tile(const Place &at, const void *residual) {
     if constexpr (O::FETCHED) {
         if constexpr (O::BOXES > 0) wait_for_stores<0>();
         sync_part(at.barrier, 128);
-        const Round<O> first(0);
-        fetch_lines<O>(at, static_cast<const typename O::T *>(residual), first.pixel0, first.pixels, first.filter0,
-                       first.filters);
+#pragma unroll
+        for (int round = 0; round < AHEAD<O>; ++round) fetch_round<O>(at, residual, round);
     }
 }
 
@@ -280,23 +305,24 @@ DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, void *y_
         const R now(round);
         const bool boxes = O::BOXES == 2 || (O::BOXES == 1 && now.filters == 64);
         at.staging = staging + round % O::STAGINGS * O::STAGING;
-        if constexpr (O::FETCHED) wait_for_pieces();
+        // Rounds whose residual is fetched while this one and those before go to y.
+        const int next = round + AHEAD<O>;
+        if constexpr (O::FETCHED) wait_for_fetched<O>((next < R::COUNT ? next : R::COUNT) - round - 1);
         if constexpr (O::BOXES > 0) {
             // The part of shared memory that is staged to, or fetched to, has been written. Tiles of an odd count of rounds end
             // with the part that the next begins with.
-            if (O::FETCHED || (round == 0 && R::COUNT % 2))
+            if (O::FETCHED ? round > 0 && next < R::COUNT : round == 0 && R::COUNT % 2)
                 wait_for_stores<0>();
-            else
+            else if (!O::FETCHED)
                 wait_for_stores<O::STAGINGS - 1>();
         }
         // What was staged before has been written, and the table of places is there.
         sync_part(at.barrier, 128);
         if constexpr (O::FETCHED) {
-            if (round + 1 < R::COUNT) {
-                const R next(round + 1);
-                Place there = at;
-                there.staging = staging + (round + 1) % O::STAGINGS * O::STAGING;
-                fetch_lines<O>(there, residual, next.pixel0, next.pixels, next.filter0, next.filters);
+            if (next < R::COUNT) {
+                Place first = at;
+                first.staging = staging;
+                fetch_round<O>(first, residual, next);
             }
         } else if constexpr (O::RESIDUAL) {
             move_lines<O, true>(at, residual, now.pixel0, now.pixels, now.filter0, now.filters);
@@ -323,21 +349,29 @@ DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, void *y_
     if (O::BOXES != 2) sync_part(at.barrier, 128);
 }
 
+// Split sums lie in shared memory as the instruction's 8 x 8 blocks, rows of them of all columns for each source: 64 floats, in
+// the order of lanes with two each, but turned so that blocks beside each other are read from other banks.
+DEVICE unsigned place_in_sums(int lane, int block) { return block * 256 + (lane ^ lane / 16 * 8 ^ block % 4 * 4) * 8; }
+
 // Split gemm_k: every block's sums go to the block of the cluster that adds up their rows, each to its own part there.
 template <class O>
-DEVICE void send_sums(const float (&d)[O::STEPS][O::COLUMNS / 2], unsigned sums, unsigned complete, int rank, int group) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+DEVICE void send_sums(const float (&d)[O::STEPS][O::COLUMNS / 2], unsigned sums, unsigned complete, int rank) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
     for (int m = 0; m < O::STEPS; ++m)
 #pragma unroll
         for (int high = 0; high < 2; ++high) {
-            const int row0 = (group * O::STEPS + m) * 64 + warp * 16 + high * 8, to = row0 / O::EACH;
-            const int line = rank * O::EACH + row0 % O::EACH + lane / 4;
-            const unsigned there = address_of_rank(sums + (line * O::SUMS_LINE + lane % 4 * 2) * 4, to);
-            const unsigned barrier = address_of_rank(complete, to);
+            const int row0 = m * 64 + warp * 16 + high * 8, to = row0 / O::EACH;
+            const unsigned mine = sums + (rank * O::EACH + row0 % O::EACH) * O::COLUMNS * 4;
+            const unsigned there = address_of_rank(mine, to), barrier = address_of_rank(complete, to);
 #pragma unroll
-            for (int i = 0; i < O::COLUMNS / 8; ++i)
-                send_two(there + i * 32, barrier, d[m][4 * i + 2 * high], d[m][4 * i + 2 * high + 1]);
+            for (int i = 0; i < O::COLUMNS / 8; ++i) {
+                const float low = d[m][4 * i + 2 * high], next = d[m][4 * i + 2 * high + 1];
+                if (to == rank)
+                    store_shared<8>(mine + place_in_sums(lane, i), Piece<8>{{__float_as_uint(low), __float_as_uint(next)}});
+                else
+                    send_two(there + place_in_sums(lane, i), barrier, low, next);
+            }
         }
 }
 
@@ -347,9 +381,12 @@ DEVICE void finish_split(const Place &at, unsigned sums, int rank, void *y_, con
     using T = typename O::T;
     T *y = static_cast<T *>(y_);
     const T *bias = static_cast<const T *>(bias_), *residual = static_cast<const T *>(residual_);
-    constexpr int EACH = O::EACH, ACROSS = (O::SWAP ? EACH : O::COLUMNS) / 4, V = O::NCHW ? 1 : O::V < 4 ? O::V : 4;
+    constexpr int EACH = O::EACH, BLOCKS = O::COLUMNS / 8, V = O::NCHW ? 1 : O::V < 4 ? O::V : 4;
+    // A thread takes four rows of a column (SWAP), or four columns of a row.
     for (int i = threadIdx.x; i < EACH * O::COLUMNS / 4; i += O::CONSUMERS) {
-        const int row = O::SWAP ? i % ACROSS * 4 : i / ACROSS, column = O::SWAP ? i / ACROSS : i % ACROSS * 4;
+        const int block = O::SWAP ? i / 16 % BLOCKS : i / 2 % BLOCKS;
+        const int row = O::SWAP ? i / 16 / BLOCKS * 8 + i / 8 % 2 * 4 : i / 2 / BLOCKS;
+        const int column = block * 8 + (O::SWAP ? i % 8 : i % 2 * 4);
         const int pixel = O::SWAP ? column : rank * EACH + row, filter = O::SWAP ? rank * EACH + row : column;
         if (at.filter + filter >= at.filters) continue;
         const int place = place_of(at, pixel);
@@ -357,12 +394,15 @@ DEVICE void finish_split(const Place &at, unsigned sums, int rank, void *y_, con
         float v[4] = {};
 #pragma unroll
         for (int from = 0; from < O::SPLIT; ++from) {
-            const unsigned part = sums + ((from * EACH + row) * O::SUMS_LINE + column) * 4;
+            const unsigned part = sums + (from * EACH + row / 8 * 8) * O::COLUMNS * 4;
             if constexpr (O::SWAP) {
 #pragma unroll
-                for (int e = 0; e < 4; ++e) v[e] += __uint_as_float(load_shared<4>(part + e * O::SUMS_LINE * 4).v[0]);
+                for (int e = 0; e < 4; ++e) {
+                    const int lane = (row % 8 + e) * 4 + column % 8 / 2;
+                    v[e] += __uint_as_float(load_shared<4>(part + place_in_sums(lane, block) + column % 2 * 4).v[0]);
+                }
             } else {
-                const Piece<16> piece = load_shared<16>(part);
+                const Piece<16> piece = load_shared<16>(part + place_in_sums(row % 8 * 4 + column % 8 / 2, block));
 #pragma unroll
                 for (int e = 0; e < 4; ++e) v[e] += __uint_as_float(piece.v[e]);
             }

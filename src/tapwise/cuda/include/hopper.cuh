@@ -97,8 +97,6 @@ DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" :::
 DEVICE void arrive_with_copies(unsigned barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
-// This thread's copies (cp.async) are there.
-DEVICE void wait_for_pieces() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 // Programmatic dependent launch: what ran before is done; what comes next may be placed.
 DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
 DEVICE void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }

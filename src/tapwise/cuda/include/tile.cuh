@@ -10,7 +10,8 @@
 // filters. LAST: steps of 32 bytes of a tap's last chunk of channels. FIVE: the map of x has a fifth axis, for groups or
 // parts. V elements of y are written at once. BOXES: the copy engine writes y, all of it (2) or 64 filters at a time (1).
 template <typename T_, bool SWAP_, int BP_, int BF_, int WARPGROUPS_, bool PINGPONG_, int STAGES_, int SPLIT_, int SPAN_,
-          int BUNDLE_, int LAST_, bool FIVE_, int V_, int BOXES_, bool NCHW_, bool BIAS_, bool RESIDUAL_, int ACTIVATION_>
+          int BUNDLE_, int LAST_, bool FIVE_, int V_, int BOXES_, int STAGINGS_, bool NCHW_, bool BIAS_, bool RESIDUAL_,
+          int ACTIVATION_>
 struct Tile {
     using T = T_;
     static constexpr bool SWAP = SWAP_, PINGPONG = PINGPONG_, FIVE = FIVE_, NCHW = NCHW_, BIAS = BIAS_, RESIDUAL = RESIDUAL_;
@@ -30,22 +31,21 @@ struct Tile {
     static constexpr bool SHARES = WARPGROUPS == 2;
     // Groups of matrix instructions under way: one where the warpgroups take turns at the tensor cores by themselves.
     static constexpr int FLIGHT = PINGPONG || WARPGROUPS == 1 ? 2 : 1;
-    // The part of shared memory through which 64 x 64 sums go to y, in lines of 128 bytes along y's inner axis, which are the
-    // instruction's rows or its columns. There are two where one may still be on its way.
+    // The parts of shared memory through which 64 x 64 sums go to y, in lines of 128 bytes along y's inner axis, which are the
+    // instruction's rows or its columns. There are two where one may still be on its way, or one for each round of a tile.
     static constexpr bool TURNED = SWAP != NCHW;
-    // Threads fetch a round's residual while the round before goes to y, in pieces that can be copied asynchronously.
+    // Threads fetch the residual there before, in pieces that can be copied asynchronously.
     static constexpr bool FETCHED = RESIDUAL && SPLIT == 1 && V * sizeof(T) >= 4;
-    static constexpr int INNER = 128 / (int)sizeof(T), STAGING = 64 * 64 * (int)sizeof(T),
-                         STAGINGS = FETCHED || (BOXES && sizeof(T) == 2) ? 2 : 1;
+    static constexpr int INNER = 128 / (int)sizeof(T), STAGING = 64 * 64 * (int)sizeof(T), STAGINGS = STAGINGS_;
     // Pixels of one box: all tiles are whole boxes.
     static constexpr int BOX = !SWAP || BP % 64 == 0 ? 64 : BP % 32 == 0 ? 32 : BP % 16 == 0 ? 16 : 8;
-    // Split sums: a block adds up EACH of the instruction's rows, which all send it as lines of floats; lengths without bank
-    // conflicts, read in pieces of four columns or (SWAP) of four rows.
-    static constexpr int EACH = ROWS / SPLIT, SUMS_LINE = COLUMNS + (SWAP ? 2 : 0) + (COLUMNS % 16 ? 0 : 8);
+    // Split sums: a block adds up EACH of the instruction's rows, which all send it.
+    static constexpr int EACH = ROWS / SPLIT;
     static_assert(ROWS % 64 == 0 && STEPS >= 1 && COLUMNS % 8 == 0 && COLUMNS <= 256 && COLUMNS == WGMMA_N * BUNDLE);
     static_assert(BUNDLE == 1 || (!SWAP && LAST == WHOLE));
     static_assert(!PINGPONG || (WARPGROUPS == 2 && SPLIT == 1));
-    static_assert(EACH % 8 == 0);
+    static_assert(SPLIT == 1 || (EACH % 8 == 0 && WARPGROUPS == 1));
+    static_assert(STAGINGS >= (FETCHED || (BOXES && sizeof(T) == 2) ? 2 : 1));
     static_assert(!BOXES || (SPLIT == 1 && !NCHW && V * sizeof(T) == 16));
 };
 
