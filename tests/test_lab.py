@@ -137,6 +137,14 @@ def test_record_of_a_tiny_problem(ceilings: list[int], tmp_path: Path) -> None:
     assert stored["problem"] == str(PROBLEM) and stored["command"] == "tapwise bench x"
 
 
+def test_files_are_named_by_the_batch_of_most_problems(ceilings: list[int], tmp_path: Path) -> None:
+    options = bench.Options(seconds=0.01, repeats=1, threads=1)
+    rows = measure(options, *(f"n{n} c3 h8 w8 k4 r3 s3 {words}" for n in (4, 1, 4) for words in ("f32", "f64")))
+    names = [path.name for path in records.write(rows, tmp_path, "cpu-x", None)]
+    assert names == ["problems-fprop-f32-n4.json", "problems-fprop-f64-n4.json"]
+    assert records.write(rows[:1], tmp_path, "cpu-x", 7)[0].name == "problems-fprop-f32-n7.json"
+
+
 def test_failures_are_rows_and_others_go_on(ceilings: list[int]) -> None:
     options = bench.Options(algorithms="cpu.direct", seconds=0.01, repeats=1, threads=1)
     first, second = measure(options, "c3 h9 w7 k5 r3 s3 wgrad", str(PROBLEM))

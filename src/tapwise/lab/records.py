@@ -7,11 +7,13 @@ import math
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 
+from tapwise import problem as problems
 from tapwise.lab.roofline import write_atomically
 
 LIBRARIES = ("tapwise", "numpy", "numba", "llvmlite", "torch", "onnxruntime", "cuda-core", "cuda-bindings")
@@ -112,12 +114,17 @@ def geometric_mean(values: Iterable[float]) -> float | None:
     return math.exp(sum(logs) / len(logs)) if logs else None
 
 
+def _kind(record: Record) -> str:
+    """What the records of a file share: suite, direction, arithmetic and layout."""
+    dtype = record.math if record.math != "ieee" else record.dtype
+    layout = "" if record.layout == "nchw" else f"-{record.layout}"
+    return f"{record.suite}-{record.direction}-{dtype}{layout}"
+
+
 def file_name(records: Sequence[Record], batch: int | None) -> str:
-    """<suite>-<direction>-<dtype>-n<batch>.json of records of one suite."""
-    first = records[0]
-    dtype = first.math if first.math != "ieee" else first.dtype
-    layout = "" if first.layout == "nchw" else f"-{first.layout}"
-    return f"{first.suite}-{first.direction}-{dtype}{layout}-n{batch or 1}.json"
+    """<suite>-<direction>-<dtype>-n<batch>.json of records of one kind; the batch is that of most problems."""
+    sizes = Counter(int(getattr(problems.parse(record.problem), "n", 1)) for record in records)
+    return f"{_kind(records[0])}-n{batch or sizes.most_common(1)[0][0]}.json"
 
 
 def write(records: Sequence[Record], target: Path, device: str, batch: int | None) -> list[Path]:
@@ -128,10 +135,10 @@ def write(records: Sequence[Record], target: Path, device: str, batch: int | Non
     if target.suffix == ".json":
         groups = {target: list(records)}
     else:
-        groups = {}
+        kinds: dict[str, list[Record]] = {}
         for record in records:
-            name = file_name([record], batch)
-            groups.setdefault(target / device / name, []).append(record)
+            kinds.setdefault(_kind(record), []).append(record)
+        groups = {target / device / file_name(rows, batch): rows for rows in kinds.values()}
     for path, rows in groups.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps([row.as_json() for row in rows], indent=1) + "\n")
