@@ -2,7 +2,7 @@
 // memory as the window lies (TMA's im2col mode), beside the filters' part. One warp copies ahead, warpgroups multiply.
 #pragma once
 
-#include "finish.cuh"
+#include "split.cuh"
 
 struct Gemm {
     // Tensor maps of x, of the packed filters and of y.
