@@ -148,13 +148,13 @@ __device__ void pack_windows(const Windows &p) {
     if (pixel >= p.across) return;
     const int channels = p.channels, taps_w = p.taps_w, width = p.width, height = p.height, lines = p.lines;
     const int step_c = p.step_c, step_w = p.step_w, step_h = p.step_h, up_h = p.up_h, pad_h = p.pad_h;
-    const int next_w = p.dilation_w, next_h = p.dilation_h, row = taps_w * channels, count = min(V, (int)p.taps * channels - first);
+    const int next_w = p.dilation_w, next_h = p.dilation_h, row = taps_w * channels,
+              count = min(V, (int)p.taps * channels - first);
     const int r0 = first / row, within = first - r0 * row, s0 = within / channels, channel0 = within - s0 * channels;
     const int corner = pixel * (int)p.up_w - (int)p.pad_w, w0 = corner + s0 * next_w;
     // Of a line of x, elements side by side; one before and one behind are there.
     const int begin = corner * channels + within;
-    const bool beside =
-        step_c == 1 && next_w == 1 && within + count <= row && begin > 0 && begin + V + 2 <= width * channels;
+    const bool beside = step_c == 1 && next_w == 1 && within + count <= row && begin > 0 && begin + V + 2 <= width * channels;
     const unsigned all = (unsigned)p.n * lines;
     const long long parts_apart = (long long)all * p.across * p.wide;
 #pragma unroll 2
