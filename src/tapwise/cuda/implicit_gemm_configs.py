@@ -22,7 +22,7 @@ LEAST_TAPS: Final = 3
 LEAST_ACROSS: Final = 4
 # Registers of a thread beside its sums: in the plain kernel, and for what else it does.
 PLAIN_REGISTERS: Final = 60
-MORE_REGISTERS: Final = {"bias": 8, "function": 45, "residual": 21, "f32": 16, "nchw": 44}
+MORE_REGISTERS: Final = {"bias": 8, "function": 56, "residual": 21, "f32": 16, "nchw": 44}
 # Outputs of a tile whose sums blocks of a cluster exchange.
 MOST_EXCHANGED: Final = 8192
 # (rows of the instruction, pixels, filters) of a tile.
