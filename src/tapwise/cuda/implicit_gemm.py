@@ -64,8 +64,8 @@ class ImplicitGemmPlan(plans.CudaPlan):
 
 
 class ImplicitGemm(Algorithm[Config]):
-    """Any stride up to 8, padding, dilation and groups; NHWC, and NCHW by packing x first; float16, bfloat16, and
-    float32 with math="tf32" or "3xtf32". Hopper."""
+    """Any stride up to 8 (any at all where a few channels are packed with their taps), padding, dilation and groups;
+    NHWC, and NCHW by packing x first; float16, bfloat16, and float32 with math="tf32" or "3xtf32". Hopper."""
 
     id: ClassVar[str] = "cuda.implicit_gemm"
     summary: ClassVar[str] = "tensor cores (wgmma) fed by the copy engine (TMA)"
@@ -136,7 +136,7 @@ class ImplicitGemm(Algorithm[Config]):
             gather=config.gather, outputs=config.pixels * config.filters,
             together=1 if config.turns else config.warpgroups,
             residual=problem.residual,
-            ahead=not config.turns and geometry.stagings_of(problem, config) >= geometry.rounds_of(config),
+            ahead=geometry.is_ahead(problem, config),
             activation=problem.activation, written=geometry.written_of(problem, config),
             boxes=geometry.boxes_of(problem, config) > 0, tiles=tiles, split=config.split,
             room=room, overlapped=overlapped,
@@ -190,10 +190,12 @@ class ImplicitGemm(Algorithm[Config]):
 
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
         """All kernels of a config."""
-        first = [pack.images_source(problem)] if geometry.is_packed(problem, config) else []
+        sources = [pack.filters_source(problem), self.source(problem, config)]
         if config.unfold:
-            first = [pack.windows_source(problem)]
-        return [*first, pack.filters_source(problem), self.source(problem, config)]
+            sources.append(pack.windows_source(problem))
+        elif geometry.is_packed(problem, config):
+            sources.append(pack.images_source(problem))
+        return sources
 
     def launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
         packed, source = geometry.is_packed(problem, config), self.source(problem, config)

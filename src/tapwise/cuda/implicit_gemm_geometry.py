@@ -68,6 +68,8 @@ def folded(problem: ConvProblem) -> ConvProblem:
 def unfolded(problem: ConvProblem, unfold: int) -> ConvProblem:
     """The same sums where a few channels of all taps along the last axes were packed side by side, for each output, and
     fill whole lines, which the copy engine takes faster."""
+    if not unfold:
+        return problem
     sizes: dict[str, list[Any]] = {
         name: list(getattr(problem, name)) for name in ("spatial", "kernel", "stride", "padding", "dilation")
     }
@@ -292,6 +294,11 @@ def stagings_of(problem: ConvProblem, config: Config) -> int:
     if fetched and size == 2 and not config.turns and 2 < rounds_of(config) <= MOST_STAGINGS:
         return rounds_of(config)
     return 2 if fetched or (boxes_of(problem, config) and size == 2) else 1
+
+
+def is_ahead(problem: ConvProblem, config: Config) -> bool:
+    """Whether a tile's residual is fetched as a whole while its products run."""
+    return config.split == 1 and not config.turns and stagings_of(problem, config) >= rounds_of(config)
 
 
 def boxes_of(problem: ConvProblem, config: Config) -> int:

@@ -174,6 +174,7 @@ DEVICE float activated(float v) {
     if constexpr (sizeof(typename O::T) == 2 && O::ACTIVATION == SILU) return __fdividef(v, 1.0f + __expf(-v));
     return activate<O::ACTIVATION>(v);
 }
+
 // Sums of 16 columns of a warp's 16 rows, v[4 j ..] as the matrix instruction leaves them: bias, residual, activation, and to
 // the staging part. `column` of 64, `row0` the first of the block's 64 rows of this warp; rows or columns beyond are not read.
 template <class O>

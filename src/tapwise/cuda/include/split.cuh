@@ -65,7 +65,7 @@ DEVICE void finish_split(const Place &at, unsigned sums, int rank, void *y_, con
         for (int first = 0; first < 4; first += V) {
             const int f = at.filter + filter + first;
             if (f >= at.filters) continue;
-            T out[V], added[V];
+            T out[V];
 #pragma unroll
             for (int e = 0; e < V; ++e) {
                 const int there = place + (O::NCHW ? (f + e) * at.step : f + e);
