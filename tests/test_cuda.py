@@ -23,9 +23,11 @@ from tapwise.algorithm import Algorithm, Config, Device
 from tapwise.cuda import arrays as device_arrays
 from tapwise.cuda import (
     copy,
+    few_channels,
     im2col_gemm,
     implicit_gemm,
     implicit_gemm_mma,
+    narrow_groups,
     pack,
     patches,
     plan,
@@ -92,8 +94,8 @@ PLAIN = [
 
 
 def algorithms(operator: str) -> list[Algorithm[Config]]:
-    """Those of plain arithmetic; tensor cores have tests of their own (test_implicit_gemm.py)."""
-    return [one for one in registry.of_backend("cuda", operator) if "implicit_gemm" not in one.id]
+    """Those of plain arithmetic; tensor cores have tests of their own (test_implicit_gemm.py and others)."""
+    return [one for one in registry.of_backend("cuda", operator) if "tensor cores" not in one.summary]
 
 
 def chosen(algorithm: Algorithm[Config], text: str) -> list[Config]:
@@ -198,6 +200,10 @@ def words_of(text: str, struct: str) -> tuple[str, ...]:
         ("implicit_gemm_slab.cu", "Slab", implicit_gemm.SLAB),
         ("implicit_gemm_mma.cu", "Gather", implicit_gemm_mma.WORDS),
         ("implicit_gemm_mma.cu", "Parts", implicit_gemm_mma.PART_WORDS),
+        ("few_channels.cu", "Lines", few_channels.WORDS),
+        ("few_channels.cu", "Fragments", few_channels.FRAGMENT_WORDS),
+        ("narrow_groups.cu", "Groups", narrow_groups.WORDS),
+        ("narrow_groups.cu", "GroupFilters", narrow_groups.FILTER_WORDS),
     ],
 )
 def test_words_are_packed_in_the_order_of_the_struct(file: str, struct_name: str, words: tuple[str, ...]) -> None:

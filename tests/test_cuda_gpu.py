@@ -41,6 +41,24 @@ DENSE = [
     "n2 c112 h9 w9 k112 r3 s3 pad1 groups2 bias",
     "n1 c512 h7 w7 k128 r3 s3 pad2 dilation2 silu",
 ]
+# Windows from an image's own lines: runs that begin in the middle of words, by turns; groups of 4 and 8 channels.
+LINES = [
+    "n3 c3 h37 w48 k10 r3 s3 stride2 pad1",
+    "n2 c3 h17 w19 k40 r3 s3 pad1 bias relu residual",
+    "n2 c1 h13 w29 k5 r5 s1 pad2x0 dilation2x1",
+    "n2 c5 h21 w18 k33 r2 s4 stride3x1 pad0:1x2:0 silu",
+    "n1 c8 h9 w300 k64 r7 s3 pad3 residual",
+    "n2 c7 h21 w18 k48 r3 s3 stride1x3 pad1 bias gelu",
+    "n2 c2 h5 w4 k96 r3 s3 pad4 stride5",
+    "n3 c32 h9 w11 k32 r3 s3 pad1 groups8",
+    "n2 c48 h9 w11 k96 r3 s3 stride2x1 pad1:0x0:2 groups12 bias relu residual",
+    "n2 c64 h13 w9 k64 r3 s2 pad1 dilation2x1 groups8 gelu",
+    "n1 c96 h9 w20 k64 r5 s3 pad2 groups4 bias silu",
+    "n2 c48 h7 w9 k64 r3 s3 pad1 dilation1x2 groups2 residual",
+    "n2 c64 h40 w37 k64 r3 s3 pad1 groups8 bias",
+    "n2 c104 h15 w17 k104 r3 s3 pad1 groups13 bias residual",
+    "n2 c40 h12 w17 k40 r3 s3 pad1 groups10",
+]
 PATCHES = [
     "n2 c3 h13 w17 r3 s3 stride2 pad1",
     "c4 h9 w9 r2 s2",
@@ -71,12 +89,12 @@ def test_convolution(identifier: str, text: str, dtype: str) -> None:
             assert verdict, f"{config}: {verdict.message}"
 
 
-TENSOR_CORES = [name for name in registry.ALGORITHMS["conv"] if "implicit_gemm" in name]
+TENSOR_CORES = [one.id for one in registry.of_backend("cuda", "conv") if "tensor cores" in one.summary]
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("dtype", ["f16", "bf16", "tf32", "3xtf32"])
-@pytest.mark.parametrize("text", [*CONVOLUTIONS, *DENSE])
+@pytest.mark.parametrize("text", [*CONVOLUTIONS, *DENSE, *LINES])
 @pytest.mark.parametrize("identifier", TENSOR_CORES)
 def test_tensor_cores(identifier: str, text: str, dtype: str, layout: str) -> None:
     problem, device = problems.parse(f"{text} {dtype} {layout}"), gpu()
@@ -92,7 +110,9 @@ def test_tensor_cores(identifier: str, text: str, dtype: str, layout: str) -> No
 def tensor_core_configs(algorithm: Any, problem: Any, device: Any) -> list[Any]:
     """The chosen config, and for float16 some others."""
     configs = sorted(algorithm.configs(problem, device), key=lambda one: algorithm.predict_us(problem, one, device))
-    rest = [one for one in configs if one.split > 1][:1] + configs[len(configs) // 2 :: len(configs) // 2 or 1]
+    rest = [one for one in configs if getattr(one, "split", 1) > 1][:1] + configs[
+        len(configs) // 2 :: len(configs) // 2 or 1
+    ]
     return configs[:1] + (rest if problem.dtype == "f16" else [])
 
 
@@ -108,14 +128,20 @@ def test_tensor_cores_under_streams_graphs_and_dependent_launches(identifier: st
 
     def exact(x: Any, *layers: Any) -> Any:
         for w in layers:
-            x = torch.nn.functional.conv2d(x.float(), w.float(), padding=w.shape[-1] // 2).half()
+            groups = x.shape[1] // w.shape[1]
+            x = torch.nn.functional.conv2d(x.float(), w.float(), padding=w.shape[-1] // 2, groups=groups).half()
         return x
 
-    for n, c, size in ((1, 64, 14), (8, 96, 28)):
-        first, second = random(c, c, 3, 3) / (9 * c) ** 0.5, random(c, c, 1, 1) / c**0.5
+    # Channels of a layer and of a group.
+    channels = {"cuda.few_channels": (8, 8), "cuda.narrow_groups": (64, 8)}.get(identifier, (96, 96))
+    for n, (c, each), size in ((1, channels, 14), (8, channels, 28)):
+        groups = c // each
+        first, second = random(c, each, 3, 3) / (9 * each) ** 0.5, random(c, each, 1, 1) / each**0.5
         x = random(n, c, size, size).contiguous(memory_format=torch.channels_last)
         layers = [
-            tapwise.prepare(f"n{n} c{c} h{size} w{size} k{c} r{r} s{r} pad{r // 2} f16 nhwc", w, algorithm=identifier)
+            tapwise.prepare(
+                f"n{n} c{c} h{size} w{size} k{c} r{r} s{r} pad{r // 2} groups{groups} f16 nhwc", w, algorithm=identifier
+            )
             for r, w in ((3, first), (1, second))
         ]
         expected = exact(x, first, second)
@@ -209,15 +235,20 @@ def test_tensor_cores_keep_infinities_in_their_place(identifier: str) -> None:
 
     for text in (
         "c48 h9 w9 k48 r3 s3 pad1 groups2", "c20 h9 w9 k24 r3 s3 pad1", "c64 h8 w8 k40 r1 s1 groups4",
-        "c3 h9 w9 k16 r3 s3 pad1",
+        "c3 h9 w9 k16 r3 s3 pad1", "c3 h9 w9 k16 r3 s3 stride2 pad1", "c64 h9 w9 k64 r3 s3 pad1 groups8",
+        "c32 h9 w9 k32 r3 s3 pad1 groups8",
     ):  # fmt: skip
         problem = problems.parse(f"n2 {text} f16 nhwc")
+        if registry.get(identifier).rejects(problem, gpu()):
+            continue
         x = torch.ones(problem.x_shape, device="cuda", dtype=torch.float16)
         w = torch.ones(problem.w_shape, device="cuda", dtype=torch.float16)
         x[0, 1, 3, 3], x[1, problem.c - 1, 0, 0] = float("nan"), float("inf")
         y = tapwise.prepare(problem, w, algorithm=identifier)(x.contiguous(memory_format=torch.channels_last))
         side = (problem.padding[0][0],) * 2
-        expected = torch.nn.functional.conv2d(x.float(), w.float(), padding=side, groups=problem.groups)
+        expected = torch.nn.functional.conv2d(
+            x.float(), w.float(), padding=side, stride=problem.stride, groups=problem.groups
+        )
         assert torch.equal(torch.isnan(y), torch.isnan(expected))
         assert torch.equal(torch.isinf(y), torch.isinf(expected))
 

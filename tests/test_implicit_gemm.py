@@ -41,6 +41,8 @@ COMPILED = [
     "n2 c33 h20 w20 k37 r3 s3 stride2 f16 nhwc residual",
     "n8 c128 h28 w28 k128 r3 s3 pad1 groups4 f16",
     "n8 c256 h14 w14 k256 r3 s3 pad1 tf32 nhwc gelu",
+    "n32 c512 h7 w7 k2048 r1 s1 bf16 nhwc bias relu residual",
+    "n8 c64 h28 w28 k40 r3 s3 pad1 bf16 nhwc residual",
     "n8 c64 h14 w14 k64 r3 s3 pad1 3xtf32 nhwc bias",
     "n32 c32 h112 w112 k192 r4 s4 stride4 f16 nhwc",
     "n32 c3 h224 w224 k64 r7 s7 stride2 pad3 f16 bias relu",
@@ -73,8 +75,9 @@ def some(problem: ConvProblem, device: Device = H200) -> list[Config]:
 def test_wgmma_kernels_compile_without_spills_or_waits(text: str) -> None:
     algorithm, problem = ImplicitGemm(), ConvProblem.parse(text)
     kinds = some(problem)
-    # The best ones, and one whose gemm_k is split.
-    for config in kinds[:3] + [one for one in kinds[3:] if one.split > 1][:1]:
+    # The best ones, one that writes from registers and one whose gemm_k is split.
+    ordered = [one for one in kinds[3:] if geometry.order_of(geometry.view_of(problem, one), one)][:1]
+    for config in kinds[:3] + ordered + [one for one in kinds[3:] if one.split > 1][:1]:
         for source in algorithm.sources(problem, config):
             code, log = compiler._compile(source, "sm_90a", no_cache=True)
             used = compiler._resources(log, source)
@@ -236,7 +239,7 @@ def test_predictions_tell_what_they_are_made_of() -> None:
         line_bytes=128, ragged=0.0, pixel_readers=2, filter_readers=66, slab=False, gather=0,
         outputs=128 * 128, together=1, residual=False, ahead=False, activation=None, written=8, boxes=True, tiles=132,
         split=1, room=1, overlapped="loop", multiprocessors=132, read_bytes=10**6, written_bytes=10**6, packed_bytes=0,
-        windows=False,
+        windows=False, ordered=0,
     )  # fmt: skip
     one = model.cost(work, 4280.0)
     assert one.share == 1
@@ -245,7 +248,7 @@ def test_predictions_tell_what_they_are_made_of() -> None:
     assert 1.5 * one.us < twice.us < 2 * one.us
     # What costs more: lines that end within pieces, windows outside, too few stages, threads that write.
     for worse in (
-        replace(work, ragged=1.0), replace(work, stages=3), replace(work, boxes=False),
+        replace(work, ragged=1.0), replace(work, stages=3), replace(work, boxes=False, written=2),
         replace(work, packed_bytes=10**6), replace(work, residual=True), replace(work, activation="silu"),
         replace(work, pixel_readers=1),
     ):  # fmt: skip
@@ -264,18 +267,45 @@ def test_lines_suffer_from_where_they_begin() -> None:
         assert model.raggedness(pixel, apart, line) == wanted, (pixel, apart, line)
 
 
-def test_staging_parts_for_residuals() -> None:
-    """All rounds of a tile have a part where nothing else hides how long the residual takes, and there is room."""
+def test_ways_to_y() -> None:
+    """From registers, by boxes or through shared memory: one of them, and parts of it for all rounds of a tile where a
+    residual is fetched and nothing else hides how long that takes."""
     plain = ConvProblem.parse("n32 c512 h30 w30 k1024 r3 s3 f16 nhwc")
-    counts = set()
-    for problem in (plain, plain.replace(residual=True)):
+    ways, counts = set(), set()
+    for problem in (plain, plain.replace(residual=True), plain.replace(k=40), plain.replace(layout="nchw")):
         for config in ImplicitGemm().configs(problem, H200):
             count, rounds = geometry.stagings_of(problem, config), geometry.rounds_of(config)
+            order, boxes = geometry.order_of(problem, config), geometry.boxes_of(problem, config)
+            assert not (order and boxes)
+            assert (count == 0) == (order > 0)
+            assert config.filters % max(order, 1) == 0
             late = problem.residual and config.split == 1 and not config.turns
-            assert count == (rounds if late and 2 < rounds <= geometry.MOST_STAGINGS else min(count, 2))
-            assert count == 2 or not (problem.residual and config.split == 1) or late
+            if not order:
+                assert count == (rounds if late and 2 < rounds <= geometry.MOST_STAGINGS else min(count, 2))
+            ways.add((order, boxes))
             counts.add(count)
-    assert counts == {1, 2, 3, 4}
+    assert {(32, 0), (16, 0), (8, 0), (0, 2), (0, 1), (0, 0)} <= ways
+    assert counts == {0, 1, 2, 3, 4}
+
+
+def test_order_of_filters() -> None:
+    """Only where filters are the instruction's columns, and outputs of a thread lie side by side in y."""
+    config = Config("slab", "pixels", 128, 32, 2, True, 8, slabs=2)
+    for text, change, wanted in (
+        ("c64 h9 w9 k64 r3 s3 f16 nhwc", {}, 32), ("c64 h9 w9 k40 r3 s3 f16 nhwc", {}, 32),
+        ("c64 h9 w9 k44 r3 s3 f16 nhwc", {}, 16), ("c64 h9 w9 k46 r3 s3 f16 nhwc", {}, 8),
+        ("c64 h9 w9 k45 r3 s3 f16 nhwc", {}, 0), ("c64 h9 w9 k40 r3 s3 tf32 nhwc", {}, 16),
+        ("c64 h9 w9 k64 r3 s3 f16", {}, 0), ("c64 h9 w9 k64 r3 s3 f16 nhwc", {"rows": "filters"}, 0),
+        ("c64 h9 w9 k64 r3 s3 3xtf32 nhwc residual", {}, 0), ("c64 h9 w9 k64 r3 s3 3xtf32 nhwc", {}, 16),
+        # The next group's filters follow.
+        ("c64 h9 w9 k80 r3 s3 groups2 f16 nhwc", {}, 8), ("c64 h9 w9 k96 r3 s3 groups2 f16 nhwc", {}, 16),
+        ("c64 h9 w9 k64 r3 s3 f16 nhwc", {"kernel": "stream", "split": 4}, 0),
+        ("c64 h9 w9 k64 r3 s3 f16 nhwc", {"kernel": "stream", "turns": False}, 0),
+        ("c64 h9 w9 k64 r3 s3 f16 nhwc", {"kernel": "stream", "turns": False, "warpgroups": 1}, 32),
+        ("n64 c64 h90 w90 k64 r3 s3 f16 nhwc", {"kernel": "stream"}, 0),
+        ("n64 c64 h90 w90 k64 r3 s3 f16 nhwc residual", {"kernel": "stream"}, 32),
+    ):  # fmt: skip
+        assert geometry.order_of(ConvProblem.parse(text), replace(config, **change)) == wanted, (text, change)
 
 
 def test_mma_words_and_grid() -> None:

@@ -38,6 +38,9 @@ FOLLOWED = [
     "n1 c3 h32 w48 k8 r16 s16 stride16 f16",
     "n2 c5 h8 w9 k6 r7 s5 pad3x2 3xtf32",
     "n3 c1 h9 w11 k8 r5 s1 pad2x0 f16 nhwc",
+    "n2 c16 h6 w7 k40 r3 s3 pad1 bf16 nhwc",
+    "n1 c8 h9 w6 k72 r1 s1 f16 nhwc",
+    "n1 c24 h6 w6 k44 r2 s2 tf32 nhwc",
 ]
 
 
@@ -115,15 +118,27 @@ def packed_windows(problem: ConvProblem, view: ConvProblem, x: np.ndarray) -> np
     return out
 
 
-def packed_filters(view: ConvProblem, w: np.ndarray, line: int) -> np.ndarray:
+def packed_filters(view: ConvProblem, w: np.ndarray, line: int, order: int) -> np.ndarray:
     """The same of filters: of a view with fewer taps, each is several of w's side by side."""
     taps = prod(view.kernel)
     parts = 3 if view.math == "3xtf32" else 1
-    out = np.zeros((view.k, taps, parts, line))
+    out = np.zeros((pack.filter_rows(view, order), taps, parts, line))
     lines = w.transpose(0, 2, 3, 1).reshape(view.k, taps, -1)
-    for part in (0, 2) if parts == 3 else (0,):
-        out[:, :, part, : lines.shape[2]] = lines
+    for row in range(len(out)):
+        filter_ = filter_of(row, order)
+        if filter_ < view.k:
+            for part in (0, 2) if parts == 3 else (0,):
+                out[row, :, part, : lines.shape[2]] = lines[filter_]
     return out
+
+
+def filter_of(row: int, order: int) -> int:
+    """The filter that lies in a row of packed ones, of which so many are turned together."""
+    if not order:
+        return row
+    j, rest = divmod(row % order, 8)
+    t, e = divmod(rest, 2)
+    return row - row % order + t * (order // 4) + 2 * j + e
 
 
 def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -> np.ndarray:
@@ -137,8 +152,9 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
         images = Memory(packed_windows(problem, base, x))
     else:
         images = Memory(packed_images(problem, x) if geometry.is_packed(problem, config) else x.transpose(0, 2, 3, 1))
-    filters = Memory(packed_filters(base, w, geometry.filter_line(base)))
     view = geometry.view_of(problem, config)
+    order = geometry.order_of(view, config)
+    filters = Memory(packed_filters(base, w, geometry.filter_line(base), order))
     (out_h, out_w), groups, group_k = view.output, view.groups, view.group_k
     line = span(view) // size
     steps = line if geometry.last_steps(view) * 32 == span(view) else geometry.last_steps(view) * 32 // size
@@ -200,6 +216,10 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
                 for one in range(config.bundle):
                     mine = slice(one * high, (one + 1) * high)
                     sums[:, mine] += lines[:, one * wide : (one + 1) * wide] @ right[mine].T
+        # Sums stand in the order of packed filters.
+        places = [filter_of(one, order) for one in range(config.filters)]
+        assert sorted(places) == list(range(config.filters))
+        sums = sums[:, np.argsort(places)]
         if geometry.boxes_of(view, config) == 2:
             store_boxes(launch.maps["out"], config, y.reshape(-1), sums, (filter0, group, pixel0))
             continue

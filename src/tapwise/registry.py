@@ -20,6 +20,8 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.serial": "tapwise.cpu.serial:Serial",
         "cuda.implicit_gemm": "tapwise.cuda.implicit_gemm:ImplicitGemm",
         "cuda.implicit_gemm_mma": "tapwise.cuda.implicit_gemm_mma:ImplicitGemmMma",
+        "cuda.few_channels": "tapwise.cuda.few_channels:FewChannels",
+        "cuda.narrow_groups": "tapwise.cuda.narrow_groups:NarrowGroups",
         "cuda.direct": "tapwise.cuda.direct:Direct",
         "cuda.im2col_gemm": "tapwise.cuda.im2col_gemm:Im2colGemm",
         "cuda.sliding_window": "tapwise.cuda.sliding_window:SlidingWindow",

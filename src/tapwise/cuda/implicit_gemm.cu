@@ -2,6 +2,7 @@
 // memory as the window lies (TMA's im2col mode), beside the filters' part. One warp copies ahead, warpgroups multiply.
 #pragma once
 
+#include "ordered.cuh"
 #include "split.cuh"
 
 struct Gemm {
@@ -136,6 +137,10 @@ DEVICE void implicit_gemm(const Gemm &p) {
         if (!LATE) begin_tile<O>(out, p.residual);
         Biases<O> bias;
         bias.load(out, p.bias);
+        if constexpr (O::BEGUN) {
+            sync_part(out.barrier, 128);
+            begin_sums<O>(d, out, p.residual);
+        }
         if (O::PINGPONG) sync_part(6 + group, 256);
         int chunk = begin % part;
         const unsigned rows0 = O::PINGPONG ? 0 : group * O::STEPS * 64 * O::ROW_SPAN;
@@ -146,9 +151,9 @@ DEVICE void implicit_gemm(const Gemm &p) {
             wgmma_fence();
             // A part's last chunk of channels may end early.
             if (O::LAST == O::WHOLE || ++chunk != part) {
-                multiply<O, O::WHOLE>(d, a, b, step > begin);
+                multiply<O, O::WHOLE>(d, a, b, O::BEGUN || step > begin);
             } else {
-                multiply<O, O::LAST>(d, a, b, step > begin);
+                multiply<O, O::LAST>(d, a, b, O::BEGUN || step > begin);
                 chunk = 0;
             }
             wgmma_commit();
@@ -162,7 +167,9 @@ DEVICE void implicit_gemm(const Gemm &p) {
         if (lane == 0)
             for (int back = min(O::FLIGHT, end - begin); back > 0; --back)
                 barrier_arrive(empty + before<O::STAGES>(stage, back) * 8);
-        if constexpr (O::SPLIT == 1) {
+        if constexpr (O::ORDER > 0) {
+            finish_ordered<O>(d, out, p.y, bias);
+        } else if constexpr (O::SPLIT == 1) {
             finish_tile<O>(d, out, p.y, bias, p.residual);
         } else {
             // All blocks of the cluster have begun.

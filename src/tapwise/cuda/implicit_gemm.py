@@ -47,14 +47,14 @@ class ImplicitGemmPlan(plans.CudaPlan):
 
     def __init__(
         self, problem: ConvProblem, view: ConvProblem, device: Device, first: Launch | None, gemm: Launch,
-        workspace_bytes: int,
+        order: int, workspace_bytes: int,
     ) -> None:  # fmt: skip
         super().__init__(problem, device, [gemm] if first is None else [first, gemm], workspace_bytes)
-        self._first, self._gemm, self._view, self._device = first, gemm, view, device
+        self._first, self._gemm, self._view, self._device, self._order = first, gemm, view, device, order
 
     def pack(self, w: Any) -> DeviceArray:
         """The filters as [k][tap][channel], each tap's channels of a group padded to whole pieces."""
-        return pack.filters(self._view, w, geometry.filter_line(self._view), self._device)
+        return pack.filters(self._view, w, geometry.filter_line(self._view), self._device, order=self._order)
 
     def enqueue(self, addresses: Mapping[str, int], stream: int) -> None:
         if self._first is not None:
@@ -138,11 +138,13 @@ class ImplicitGemm(Algorithm[Config]):
             residual=problem.residual,
             ahead=geometry.is_ahead(problem, config),
             activation=problem.activation, written=geometry.written_of(problem, config),
-            boxes=geometry.boxes_of(problem, config) > 0, tiles=tiles, split=config.split,
+            boxes=geometry.boxes_of(problem, config) > 0,
+            ordered=geometry.order_of(problem, config) // 4 * size, tiles=tiles, split=config.split,
             room=room, overlapped=overlapped,
             multiprocessors=min(device.threads, blocks) if config.held else device.threads, read_bytes=read,
             written_bytes=prod(problem.y_shape) * size,
             packed_bytes=packed_bytes, windows=config.unfold > 0,
+            sectors=max(1.0, 32 / pixel) if problem.groups > 1 else 1.0,
         )  # fmt: skip
         return model.cost(work, device.gbps)
 
@@ -162,7 +164,9 @@ class ImplicitGemm(Algorithm[Config]):
         elif geometry.is_packed(problem, config):
             first = pack.images(problem, device)
         gemm = self.launch(problem, config, device)
-        return ImplicitGemmPlan(problem, view, device, first, gemm, self.workspace_bytes(problem, config, device))
+        order = geometry.order_of(geometry.view_of(problem, config), config)
+        needed = self.workspace_bytes(problem, config, device)
+        return ImplicitGemmPlan(problem, view, device, first, gemm, order, needed)
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
         problem = geometry.view_of(problem, config)
@@ -170,8 +174,9 @@ class ImplicitGemm(Algorithm[Config]):
             pack.TYPES[problem.dtype], config.rows == "filters", config.pixels, config.filters, config.warpgroups,
             config.turns, config.stages, config.split, geometry.span(problem), config.bundle,
             geometry.last_steps(problem), geometry.has_groups(problem), geometry.written_of(problem, config),
-            geometry.boxes_of(problem, config), geometry.stagings_of(problem, config), problem.layout == "nchw",
-            problem.bias, problem.residual, plans.ACTIVATIONS[problem.activation],
+            geometry.boxes_of(problem, config), geometry.stagings_of(problem, config),
+            geometry.order_of(problem, config), problem.layout == "nchw", problem.bias, problem.residual,
+            plans.ACTIVATIONS[problem.activation],
         )  # fmt: skip
         width = geometry.sides_of(config)[1] // config.bundle
         threads = self._threads(config)
@@ -199,8 +204,9 @@ class ImplicitGemm(Algorithm[Config]):
 
     def launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
         packed, source = geometry.is_packed(problem, config), self.source(problem, config)
-        filters = geometry.map_w(geometry.unfolded(problem, config.unfold), config.filters)
-        problem = geometry.view_of(problem, config)
+        base, problem = geometry.unfolded(problem, config.unfold), geometry.view_of(problem, config)
+        rows = pack.filter_rows(base, geometry.order_of(problem, config))
+        filters = geometry.map_w(base, config.filters, rows)
         fields = plans.window_fields(problem) | {"group_c": problem.group_c}
         tiles_f, tiles = geometry.tiles_of(problem, config)
         chunks = geometry.chunks_of(problem)

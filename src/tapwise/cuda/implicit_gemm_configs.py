@@ -22,7 +22,7 @@ LEAST_TAPS: Final = 3
 LEAST_ACROSS: Final = 4
 # Registers of a thread beside its sums: in the plain kernel, and for what else it does.
 PLAIN_REGISTERS: Final = 60
-MORE_REGISTERS: Final = {"bias": 8, "function": 56, "residual": 21, "f32": 16, "nchw": 44}
+MORE_REGISTERS: Final = {"bias": 8, "function": 56, "ordered": 24, "residual": 21, "f32": 16, "nchw": 44}
 # Outputs of a tile whose sums blocks of a cluster exchange.
 MOST_EXCHANGED: Final = 8192
 # (rows of the instruction, pixels, filters) of a tile.
@@ -63,11 +63,12 @@ def _configs(problem: ConvProblem, device: Device) -> list[Config]:
         if split > 1 and pixels * filters > MOST_EXCHANGED:
             continue
         config = Config("stream", rows, pixels, filters, warpgroups, turns, 0, split, resident)
+        tiles = geometry.tiles_of(problem, config)[1]
+        # Two blocks of a multiprocessor are of use where there are more blocks than multiprocessors.
         staged = _staged(problem, config, device)
-        if staged is not None:
+        if staged is not None and (resident == 1 or split * tiles > geometry.PLACED * device.threads):
             found.append(staged)
         # Filters stay where a block has several tiles of the same.
-        tiles = geometry.tiles_of(problem, config)[1]
         if split == resident == 1 and 2 * geometry.blocks_of(problem, config, device) <= tiles:
             staged = _staged(problem, replace(config, held=True), device)
             if staged is not None and geometry.blocks_of(problem, staged, device):
@@ -90,7 +91,7 @@ def _boxes(problem: ConvProblem, device: Device) -> list[Config]:
     steps = geometry.steps_of(problem)
     found = []
     for rows, pixels, filters in _tiles(problem) + LONG_TILES:
-        if filters > (128 if rows == "pixels" else 64) or pixels < 64:
+        if filters > (256 if rows == "pixels" else 64) or pixels < 64:
             continue
         widths = {}
         for count in range(1, q + 1):
@@ -153,7 +154,7 @@ def _slabs(problem: ConvProblem, device: Device) -> list[Config]:
     found = []
     steps = geometry.steps_of(problem)
     for (rows, pixels, filters), pieces in product(_tiles(problem) + LONG_TILES, _pieces(problem)):
-        if filters > (128 if rows == "pixels" else 64):
+        if filters > (256 if rows == "pixels" else 64):
             continue
         held = -(-problem.group_k // filters) * problem.groups == 1
         wanted = [(steps, True)] if held else []
@@ -184,9 +185,10 @@ def is_legal(problem: ConvProblem, config: Config, device: Device) -> bool:
     # Two warpgroups get registers of the one that copies, which needs them itself where it gathers.
     pair = 216 if config.gather else 232
     registers = pair if config.warpgroups == 2 else 255 if config.resident == 1 else 128
+    function = problem.activation in ("gelu", "tanh") and config.resident == 1
     used = {
         "bias": problem.bias or problem.activation is not None, "residual": problem.residual,
-        "function": problem.activation in ("gelu", "tanh") and config.resident == 1,
+        "function": function, "ordered": function and geometry.order_of(problem, config) > 0,
         "f32": problem.dtype == "f32", "nchw": problem.layout == "nchw",
     }  # fmt: skip
     others = PLAIN_REGISTERS + sum(MORE_REGISTERS[name] for name, needed in used.items() if needed)
@@ -202,7 +204,7 @@ def is_legal(problem: ConvProblem, config: Config, device: Device) -> bool:
 
 def _tiles(problem: ConvProblem) -> tuple[tuple[str, int, int], ...]:
     """Tiles for any problem, and such as divide the filters of a group evenly."""
-    widths = {-(-problem.group_k // (8 * count)) * 8 for count in range(1, 5)}
+    widths = {-(-problem.group_k // (grain * count)) * grain for count in range(1, 5) for grain in (8, 16, 32)}
     even = product(("pixels",), (64, 128, 192, 256), sorted(width for width in widths if width <= 256))
     return tuple(dict.fromkeys((*TILES, *even)))
 

@@ -17,8 +17,13 @@ from tapwise.problem import ConvProblem
 MOST_LINES: Final = 256
 # Elements and pixels are counted in 32 bits.
 LARGEST: Final = 1 << 31
+# Of 132 multiprocessors, clusters of four and eight find places on 120.
+PLACED: Final = 10 / 11
 # Bytes of the instruction's steps along gemm_k.
 STEP_BYTES: Final = 32
+# Filters of a tile that threads write 4 bytes at a time, and bytes of y that L2 keeps beside other things.
+FEW_FILTERS: Final = 64
+KEPT_BYTES: Final = 24 << 20
 # Staging parts of a warpgroup.
 MOST_STAGINGS: Final = 4
 
@@ -220,14 +225,14 @@ def filter_line(problem: ConvProblem) -> int:
     return chunks_of(problem) * (span(problem) // pack.SIZES[problem.dtype])
 
 
-def map_w(problem: ConvProblem, lines: int) -> TensorMap:
-    """The packed filters, of which a view of the problem may see fewer taps; `lines` filters a copy."""
+def map_w(problem: ConvProblem, lines: int, rows: int) -> TensorMap:
+    """The packed filters, of which a view of the problem may see fewer taps: `rows` of them, `lines` a copy."""
     size, seen = pack.SIZES[problem.dtype], folded(problem)
     line = filter_line(problem) * (3 if problem.math == "3xtf32" else 1) * problem.kernel[1] // seen.kernel[1]
     problem = seen
     taps = prod(problem.kernel)
     return TensorMap(
-        problem.dtype, (line, taps, problem.k), (line * size, line * taps * size),
+        problem.dtype, (line, taps, rows), (line * size, line * taps * size),
         (span(problem) // size, 1, lines), line_bytes=span(problem),
     )  # fmt: skip
 
@@ -286,10 +291,40 @@ def rounds_of(config: Config) -> int:
     return rows // 64 // (1 if config.turns else config.warpgroups) * -(-columns // 64)
 
 
+def order_of(problem: ConvProblem, config: Config) -> int:
+    """So many filters are turned when they are packed, so that threads write y straight from their registers; 0: none.
+
+    A thread then has a quarter of them, side by side: 16 bytes or 8, of few filters 4. Where that measured faster than
+    the way through shared memory; the copy engine is better at writing more than L2 holds, and for two warpgroups on a
+    tile."""
+    size, columns = pack.SIZES[problem.dtype], config.filters // config.bundle
+    if config.rows == "filters" or config.split > 1 or problem.layout == "nchw":
+        return 0
+    # Sums in fp32 that begin with a large residual would lose digits of the products.
+    if problem.residual and problem.math == "3xtf32":
+        return 0
+    whole = 64 // size
+    order = next(
+        (
+            count
+            for count in (whole, 16)
+            if columns % count == problem.group_k % (count // 4 if problem.groups == 1 else count) == 0
+        ),
+        0,
+    )
+    if config.kernel != "stream":
+        return order or (8 if problem.group_k % 2 == 0 and columns <= FEW_FILTERS else 0)
+    if config.turns and not problem.residual:
+        return order if order == whole and prod(problem.y_shape) * size <= KEPT_BYTES else 0
+    return order if config.turns or config.warpgroups == 1 else 0
+
+
 def stagings_of(problem: ConvProblem, config: Config) -> int:
     """Parts of shared memory, of 64 x 64 outputs each, through which a warpgroup's outputs go to y: one more where one
     may be on its way; one for each round where a residual is fetched there and nothing else hides how long it takes."""
     size = pack.SIZES[problem.dtype]
+    if order_of(problem, config):
+        return 0
     fetched = problem.residual and config.split == 1 and written_of(problem, config) * size >= 4
     if fetched and size == 2 and not config.turns and 2 < rounds_of(config) <= MOST_STAGINGS:
         return rounds_of(config)
@@ -303,7 +338,7 @@ def is_ahead(problem: ConvProblem, config: Config) -> bool:
 
 def boxes_of(problem: ConvProblem, config: Config) -> int:
     """How the copy engine writes y: not (0), 64 filters at a time (1), or all of it (2): no tile has fewer."""
-    whole = vector_of(problem) * pack.SIZES[problem.dtype] == 16
+    whole = vector_of(problem) * pack.SIZES[problem.dtype] == 16 and not order_of(problem, config)
     if config.kernel != "stream" or config.split > 1 or problem.layout == "nchw" or not whole:
         return 0
     if config.filters % 64 == 0 or tiles_of(problem, config)[0] == 1:

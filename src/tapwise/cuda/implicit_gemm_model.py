@@ -11,41 +11,46 @@ from dataclasses import dataclass
 from math import ceil, gcd, log2
 from typing import Final
 
+from tapwise.cuda.implicit_gemm_geometry import PLACED
 from tapwise.cuda.jit.tensor_map import LINE_BYTES
 
 CYCLES_US: Final = 1700.0
 # A matrix instruction of 64 rows takes columns / 2 cycles, or what it reads of shared memory.
-LEAST_PRODUCT, LEAST_COLUMN = 29.7, 0.235
+LEAST_PRODUCT, LEAST_COLUMN = 18.7, 0.281
 # Copying a line of pixels (stream, slab) and one of filters; more for lines that begin and end within sectors of L2; of
 # half the length the same times so much (stream, slab); bytes that arrive in a cycle; a piece that warps gather.
-STREAM_LINE, SLAB_LINE, FILTER_LINE, RAGGED_LINE = 2.01, 8.70, 1.16, 2.39
-NARROW, SLAB_NARROW = 0.65, 0.87
-FEED_BYTES, PIECE = 88.8, 1.58
+STREAM_LINE, SLAB_LINE, FILTER_LINE, RAGGED_LINE = 2.04, 8.62, 1.34, 2.01
+NARROW, SLAB_NARROW = 0.884, 0.568
+FEED_BYTES, PIECE = 84.5, 1.81
 # From a copy's begin to its bytes, and how much of its own time is added: what stages are there to hide, short of those
 # that are multiplied.
-OWN_COPY: Final = 1.20
-LATENCY, FREE_STAGES = 558.0, 0.06
+OWN_COPY: Final = 0.866
+LATENCY, FREE_STAGES, TURNS_STAGES = 500.0, 0.104, 1.46
 # A block that is alone on its multiprocessor is not placed before the launch before has left.
-ALONE: Final = 730.0
+ALONE: Final = 595.0
 # What a step costs besides (stream, slab); a launch's beginning, and more of it where warpgroups take turns.
-STEP, SLAB_STEP, BEGIN, BEGIN_TURNS, BEGIN_SLAB = 78.0, 72.0, 2478.0, 606.0, 50.0
+STEP, SLAB_STEP, BEGIN, BEGIN_TURNS, BEGIN_SLAB = 61.5, 66.9, 1728.0, 662.0, 1107.0
 # A tile's way to y, and each of its outputs: by threads (stream, slab), and by the copy engine.
-FINISH, OUTPUT, SLAB_FINISH, SLAB_OUTPUT, BOX_FINISH, BOX_OUTPUT = 835.0, 0.077, 1555.0, 0.153, 567.0, 0.075
+FINISH, OUTPUT, SLAB_FINISH, SLAB_OUTPUT, BOX_FINISH, BOX_OUTPUT = 1280.0, 0.053, 570.0, 0.216, 1134.0, 0.091
+# The same straight from registers, 16 bytes at a time.
+ORDERED_FINISH, ORDERED_OUTPUT = 629.0, 0.0747
 # More for each output: activation; residual, which competes with the products for shared memory and is not hidden by
 # them, and the same where all of a tile is fetched ahead.
-RESIDUAL, RESIDUAL_AHEAD = 0.07, 0.02
+RESIDUAL, RESIDUAL_AHEAD = 0.121, 0.0328
+# Sums that begin with the residual, on a tile's way to y or, where its warpgroup is alone, before its products.
+BEGIN_SUMS, BEGUN = 76.4, 0.198
 ACTIVATIONS: Final = {"relu": 0.02, "relu6": 0.03, "silu": 0.2, "sigmoid": 0.2, "gelu": 0.35, "tanh": 0.35}
 # The same where gemm_k is split.
-EXCHANGE, EXCHANGED = 1725.0, 0.190
-# Of 132 multiprocessors, clusters of four and eight find places on 120.
-PLACED: Final = 10 / 11
+EXCHANGE, EXCHANGED = 2319.0, 0.159
 # Bytes a microsecond from L2 to all multiprocessors together. Lines that several of them read at a time count less.
-L2_BYTES, SHARING = 8.07e6, 0.36
+L2_BYTES, SHARING = 6.98e6, 0.368
 # How much of that pixels cost whose distance is a multiple of 32 bytes, but of no more.
 HALF_RAGGED: Final = 0.48
 RAGGED_L2: Final = 1.02
+# Groups that have a half or a quarter of a sector of L2 each.
+SECTORS: Final = 0.5
 # Memory writes fewer bytes a microsecond than it reads.
-WRITTEN: Final = 0.77
+WRITTEN: Final = 0.783
 # Tiles, L2 and memory hide each other as a norm of that degree.
 NORM: Final = 3.35
 # A launch that packs x before; bytes a microsecond that it moves as they are, and as windows.
@@ -61,9 +66,10 @@ class Work:
     share), their bytes; how many of them begin and end within sectors of L2 (`ragged`, 0 to 1); multiprocessors that
     read the same pixels, and the same filters, at a time; bytes of gathered pieces. Outputs of a tile, warpgroups
     that write them together, what else is done to them, whether all residuals of a tile are fetched `ahead`; elements
-    written at once, or `boxes` by the copy engine. Tiles; blocks that share one, and blocks that a multiprocessor has
-    room for; how tiles follow one another: turns, resident, loop or once. Multiprocessors that work. Bytes of memory;
-    `packed_bytes`, read and written, of a launch before, as `windows` or not.
+    written at once, or `boxes` by the copy engine, or bytes that threads write at once from their registers
+    (`ordered`). Tiles; blocks that share one, and blocks that a multiprocessor has room for; how tiles follow one
+    another: turns, resident, loop or once. Multiprocessors that work. Bytes of memory; `packed_bytes`, read and
+    written, of a launch before, as `windows` or not. `sectors` of L2 read for each that a group has.
     """
 
     rows: int
@@ -87,6 +93,7 @@ class Work:
     activation: str | None
     written: int
     boxes: bool
+    ordered: int
     tiles: int
     split: int
     room: int
@@ -96,6 +103,7 @@ class Work:
     written_bytes: int
     packed_bytes: int
     windows: bool
+    sectors: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -148,18 +156,27 @@ def cost(work: Work, gbps: float) -> Cost:
     places = work.multiprocessors * (PLACED if work.split > 2 else 1)
     # Blocks beside each other on a multiprocessor share it.
     share = max(1.0, blocks / places) if work.split > 1 and work.room > 1 else float(ceil(blocks / places))
+    free = FREE_STAGES - (TURNS_STAGES if work.overlapped == "turns" else 0.0)
     if not work.slab and work.steps * (share if work.split == 1 else 1) > work.stages:
-        copies = max(copies, (LATENCY + OWN_COPY * copies) / max(work.stages - work.flight + FREE_STAGES, 0.3))
+        copies = max(copies, (LATENCY + OWN_COPY * copies) / max(work.stages - work.flight + free, 0.3))
     main = work.steps * (max(product, copies) + (SLAB_STEP if work.slab else STEP))
     outputs = work.outputs / work.together
     if work.split > 1:
         finish = EXCHANGE + outputs * EXCHANGED
+    elif work.ordered:
+        finish = ORDERED_FINISH + outputs * ORDERED_OUTPUT * (16 / work.ordered) ** 0.5
     elif work.boxes:
         finish = BOX_FINISH + outputs * BOX_OUTPUT
     else:
         fixed, output = (SLAB_FINISH, SLAB_OUTPUT) if work.slab else (FINISH, OUTPUT)
         finish = fixed + outputs * output * (8 / work.written) ** 0.5
     finish += work.outputs * (ACTIVATIONS[work.activation] if work.activation else 0.0)
+    if work.ordered and work.residual:
+        begun = work.outputs * BEGUN
+        if work.overlapped == "turns":
+            finish += begun
+        else:
+            main += BEGIN_SUMS + begun
     both = share * max(main, (main + finish) / 2)
     begin = BEGIN + (ALONE if work.room == 1 else 0.0)
     follow = {
@@ -168,13 +185,15 @@ def cost(work: Work, gbps: float) -> Cost:
         "loop": share * (main + finish),
         "once": share * main + ceil(share) * finish,
     }
-    residual = (RESIDUAL_AHEAD if work.ahead else RESIDUAL) * work.residual * work.outputs
-    cycles = begin + follow[work.overlapped] + share * residual
+    residual = (RESIDUAL_AHEAD if work.ahead else RESIDUAL) * work.outputs
+    cycles = begin + follow[work.overlapped]
+    if work.residual and not work.ordered:
+        cycles += share * residual
     memory = work.read_bytes / (gbps * 1e3) + work.written_bytes / (gbps * 1e3 * WRITTEN)
     pixels = work.pixel_lines * (1 + RAGGED_L2 * work.ragged) / work.pixel_readers**SHARING
     filters = work.filter_lines / work.filter_readers**SHARING
     shared = blocks * work.steps * (pixels + filters) * work.line_bytes / L2_BYTES
     rate = WINDOW_BYTES if work.windows else PACK_BYTES
     packing = PACK_US + work.packed_bytes / rate if work.packed_bytes else 0.0
-    us = ((cycles / CYCLES_US) ** NORM + memory**NORM + shared**NORM) ** (1 / NORM) + packing
+    us = ((cycles / CYCLES_US) ** NORM + memory**NORM + shared**NORM) ** (1 / NORM) * work.sectors**SECTORS + packing
     return Cost(us, product, copies, main + finish, share, shared, memory, packing)

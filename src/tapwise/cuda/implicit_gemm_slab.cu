@@ -4,7 +4,7 @@
 // The copy engine brings the pixels, or (GATHER) three warps, in pieces as small as the channels ask.
 #pragma once
 
-#include "finish.cuh"
+#include "ordered.cuh"
 
 struct Slab {
     // Tensor maps of x and of the packed filters.
@@ -206,6 +206,10 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
         begin_tile<O>(out, p.residual);
         Biases<O> bias;
         bias.load(out, p.bias);
+        if constexpr (O::BEGUN) {
+            sync_part(out.barrier, 128);
+            begin_sums<O>(d, out, p.residual);
+        }
         sync_part(6 + group, 256);
         int within = 0;
         for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -222,7 +226,7 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
                     s = 0;
                     ++r;
                 }
-                const bool add = chunk + tap > 0;
+                const bool add = O::BEGUN || chunk + tap > 0;
                 wgmma_fence();
                 if (O::LAST == O::WHOLE || within != 0)
                     multiply<O, O::WHOLE>(d, O::SWAP ? filters : shifted, O::SWAP ? shifted : filters, add);
@@ -250,6 +254,9 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
                 for (int back = O::FLIGHT; back > 0; --back) barrier_arrive(empty + before<O::STAGES>(slot, back) * 8);
             barrier_arrive(slab_empty + before<SLABS>(slab, 1) * 8);
         }
-        finish_tile<O>(d, out, p.y, bias, p.residual);
+        if constexpr (O::ORDER > 0)
+            finish_ordered<O>(d, out, p.y, bias);
+        else
+            finish_tile<O>(d, out, p.y, bias, p.residual);
     }
 }

@@ -3,6 +3,7 @@
 // PARTS is 2 for 3xtf32: a tf32 number and another one for what it leaves of fp32. Else tf32 is rounded to, or 16-bit copied.
 #pragma once
 
+#include "async.cuh"
 #include "narrow.cuh"
 
 struct Images {
@@ -23,14 +24,6 @@ __device__ __forceinline__ T part_of(T v) {
     } else {
         return v;
     }
-}
-
-// The launch before has ended, and the next may be placed (compute capability 9.0 and newer).
-__device__ __forceinline__ void begin_dependent() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
 }
 
 // One piece of 16 bytes of y, from elements of x that are all there.
@@ -191,8 +184,9 @@ struct Filters {
     const void *w;
     void *y;
     // y[k][tap][part][wide], filters `pitch` elements apart; a tap of y is `inner` taps of w side by side. Of w in elements:
-    // distances of filters, channels and taps.
-    long long k, taps, inner, channels, wide, pitch, step_k, step_c, step_r, step_s, taps_w;
+    // distances of filters, channels and taps. Of each `order` filters of y, the (8 j + 2 t + e)-th is the (order / 4 t + 2 j +
+    // e)-th of w; as they are with 8. Behind the `real` ones come zeros.
+    long long k, taps, inner, channels, wide, pitch, step_k, step_c, step_r, step_s, taps_w, order, real;
 };
 
 // Parts of filters for 3xtf32: large, small, large.
@@ -206,9 +200,10 @@ __device__ void pack_filters(const Filters &p) {
         const long long k = i / p.pitch, rest = i - k * p.pitch, tap = rest / line, at = rest - tap * line;
         const long long part = at / p.wide, within = (at - part * p.wide) / p.channels, real_tap = tap * p.inner + within;
         const long long channel = at - part * p.wide - within * p.channels;
+        const long long turned = k % p.order, filter = k - turned + turned % 8 / 2 * (p.order / 4) + turned / 8 * 2 + turned % 2;
         T v{};
-        if (within < p.inner && tap < p.taps)
-            v = w[k * p.step_k + channel * p.step_c + real_tap / p.taps_w * p.step_r + real_tap % p.taps_w * p.step_s];
+        if (within < p.inner && tap < p.taps && filter < p.real)
+            v = w[filter * p.step_k + channel * p.step_c + real_tap / p.taps_w * p.step_r + real_tap % p.taps_w * p.step_s];
         y[i] = part == 1 ? part_of<T, 1>(v) : part_of<T, PARTS == 0 ? 2 : 0>(v);
     }
 }

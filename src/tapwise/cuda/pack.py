@@ -18,6 +18,7 @@ IMAGE_WORDS: Final = (
 )  # fmt: skip
 FILTER_WORDS: Final = (
     "w", "y", "k", "taps", "inner", "channels", "wide", "pitch", "step_k", "step_c", "step_r", "step_s", "taps_w",
+    "order", "real",
 )  # fmt: skip
 WINDOW_WORDS: Final = (
     "x", "y", "step_n", "step_c", "step_h", "step_w", "channels", "height", "width", "n", "lines", "across", "wide",
@@ -113,24 +114,36 @@ def windows(problem: ConvProblem, view: ConvProblem, device: Device) -> Launch:
     return Launch(windows_source(problem), WINDOW_WORDS, fields, (blocks, high, 1), (THREADS, 1, 1), dependent=True)
 
 
+def filter_rows(problem: ConvProblem, order: int) -> int:
+    """Packed filters: whole orders, where no other group's filters follow."""
+    return -(-problem.k // order) * order if order and problem.groups == 1 else problem.k
+
+
 def filters_source(problem: ConvProblem, apart: bool = True) -> Source:
     count = parts(problem) if apart else 0
     return stub("pack.cu", "pack_filters", f"{TYPES[problem.dtype]}, {count}", "Filters", THREADS)
 
 
 def filters(
-    problem: ConvProblem, w: DeviceArray, line: int, device: Device, pitch: int = 0, apart: bool = True
+    problem: ConvProblem,
+    w: DeviceArray,
+    line: int,
+    device: Device,
+    pitch: int = 0,
+    apart: bool = True,
+    order: int = 0,
 ) -> DeviceArray:
     """w (k, c / groups, r, s) of any strides as [k][tap][channel]; a line of a tap has `line` channels in each part.
 
     The problem may be a view of w's with fewer taps, of as many times the channels. `pitch`: elements from one filter
-    to the next, at least its own. `apart`: rounded to tf32, and 3xtf32 in parts.
+    to the next, at least its own. `apart`: rounded to tf32, and 3xtf32 in parts. `order`: of so many filters
+    each, those come together that threads of tensor cores hold (include/ordered.cuh); 0 leaves them as they are.
     """
     size = w.dtype.itemsize
     pitch = pitch or prod(problem.kernel) * line * (3 if apart and parts(problem) == 2 else 1)
-    packed = empty((problem.k * pitch,), w.dtype, w)
+    packed = empty((filter_rows(problem, order) * pitch,), w.dtype, w)
     steps = tuple(step // size for step in w.strides)
-    launch = _filters(problem, tuple(w.shape[1:]), steps, line, pitch, apart, device)
+    launch = _filters(problem, tuple(w.shape[1:]), steps, line, pitch, apart, order, device)
     launch({"w": w.ptr, "y": packed.ptr}, stream_of(w))
     return packed
 
@@ -138,16 +151,18 @@ def filters(
 @lru_cache(maxsize=512)
 def _filters(
     problem: ConvProblem, shape: tuple[int, ...], steps: tuple[int, ...], line: int, pitch: int, apart: bool,
-    device: Device,
+    order: int, device: Device,
 ) -> Launch:  # fmt: skip
     """The loaded launch that packs filters of such a shape (c, r, s) and strides."""
     channels, *kernel = shape
+    rows = filter_rows(problem, order)
     taps = prod(problem.kernel)
     fields = {
-        "k": problem.k, "taps": taps, "inner": prod(kernel) // taps, "channels": channels, "wide": line, "pitch": pitch,
+        "k": rows, "taps": taps, "inner": prod(kernel) // taps, "channels": channels, "wide": line, "pitch": pitch,
         "step_k": steps[0], "step_c": steps[1], "step_r": steps[2], "step_s": steps[3], "taps_w": kernel[1],
+        "order": order or 8, "real": problem.k,
     }  # fmt: skip
-    blocks = max(1, min(-(-problem.k * pitch // THREADS), BLOCKS_EACH * device.threads))
+    blocks = max(1, min(-(-rows * pitch // THREADS), BLOCKS_EACH * device.threads))
     launch = Launch(filters_source(problem, apart), FILTER_WORDS, fields, (blocks, 1, 1), (THREADS, 1, 1))
     launch.load(device.architecture, device.index)
     return launch

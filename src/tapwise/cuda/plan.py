@@ -25,6 +25,8 @@ ACTIVATIONS: Final = {
     None: "NONE", "relu": "RELU", "relu6": "RELU6", "silu": "SILU", "gelu": "GELU", "sigmoid": "SIGMOID",
     "tanh": "TANH",
 }  # fmt: skip
+# Activations that take more than a comparison.
+FUNCTIONS: Final = ("silu", "gelu", "sigmoid", "tanh")
 # How a block's outputs lie: a square, a piece of a row, a piece of a column.
 PARTITIONS: Final = ("row", "block", "column")
 # Elements of one plane, and of one image's rows, are counted in 32 bits.
@@ -81,6 +83,11 @@ def tile_shape(partition: str, outputs: int) -> tuple[int, int]:
     # As square as powers of two allow, wider than high.
     high = 1 << ((outputs.bit_length() - 1) // 2)
     return outputs // high, high
+
+
+def reciprocal(count: int) -> int:
+    """2^32 over a number, rounded up: the upper half of a product with it is a division. 0 for 1."""
+    return -(-(1 << 32) // count) if count > 1 else 0
 
 
 def header(dtype: str) -> str:

@@ -17,6 +17,14 @@ __device__ __forceinline__ A activate(A v) {
     return v;
 }
 
+// The same for outputs of tensor cores; what 16 bits round off need not be computed.
+template <typename T, int ACTIVATION>
+__device__ __forceinline__ float activated(float v) {
+    if constexpr (sizeof(T) == 2 && ACTIVATION == SIGMOID) return __fdividef(1.0f, 1.0f + __expf(-v));
+    if constexpr (sizeof(T) == 2 && ACTIVATION == SILU) return __fdividef(v, 1.0f + __expf(-v));
+    return activate<ACTIVATION>(v);
+}
+
 // One output: `at` is its place in y and residual, `k` its channel. Pointers are null where there is none.
 template <typename T, int ACTIVATION, typename A>
 __device__ __forceinline__ T finish(A sum, const T *bias, const T *residual, long long k, long long at) {

@@ -167,14 +167,6 @@ DEVICE float bias_of(const Place &at, int filter) {
     return O::BIAS ? __uint_as_float(load_shared<4>(at.bias + filter * 4).v[0]) : 0.0f;
 }
 
-// What 16-bit outputs round off need not be computed.
-template <class O>
-DEVICE float activated(float v) {
-    if constexpr (sizeof(typename O::T) == 2 && O::ACTIVATION == SIGMOID) return __fdividef(1.0f, 1.0f + __expf(-v));
-    if constexpr (sizeof(typename O::T) == 2 && O::ACTIVATION == SILU) return __fdividef(v, 1.0f + __expf(-v));
-    return activate<O::ACTIVATION>(v);
-}
-
 // Sums of 16 columns of a warp's 16 rows, v[4 j ..] as the matrix instruction leaves them: bias, residual, activation, and to
 // the staging part. `column` of 64, `row0` the first of the block's 64 rows of this warp; rows or columns beyond are not read.
 template <class O>
@@ -209,7 +201,7 @@ DEVICE void stage_sums(float (&v)[8], const Place &at, int column, int row0, int
                 v[i] += Element<T>::widen(T{(unsigned short)(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffff)});
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) words[i] = Element<T>::pack(activated<O>(v[2 * i]), activated<O>(v[2 * i + 1]));
+        for (int i = 0; i < 4; ++i) words[i] = Element<T>::pack(activated<typename O::T, O::ACTIVATION>(v[2 * i]), activated<typename O::T, O::ACTIVATION>(v[2 * i + 1]));
         store_matrices<O::TURNED>(address, words);
     } else {
 #pragma unroll
@@ -217,7 +209,7 @@ DEVICE void stage_sums(float (&v)[8], const Place &at, int column, int row0, int
             const int r = row0 + lane / 4 + i % 4 / 2 * 8, c = column + i / 4 * 8 + lane % 4 * 2 + i % 2;
             const unsigned address = O::TURNED ? staged<O>(at.staging, c, r) : staged<O>(at.staging, r, c);
             if constexpr (O::RESIDUAL) v[i] += __uint_as_float(load_shared<4>(address).v[0]);
-            store_shared<4>(address, Piece<4>{{__float_as_uint(activated<O>(v[i]))}});
+            store_shared<4>(address, Piece<4>{{__float_as_uint(activated<typename O::T, O::ACTIVATION>(v[i]))}});
         }
     }
 }

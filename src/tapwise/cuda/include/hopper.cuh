@@ -147,14 +147,19 @@ template <int PENDING>
 DEVICE void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
-// Sums are read only behind this, whose place the compiler keeps: else it waits for every product by itself.
+// What stands before this is not moved behind it, nor worked out anew there.
 template <int STEPS, int N>
-DEVICE void sums_are_there(float (&d)[STEPS][N]) {
-    wgmma_wait<0>();
+DEVICE void keep_sums(float (&d)[STEPS][N]) {
 #pragma unroll
     for (int m = 0; m < STEPS; ++m)
 #pragma unroll
         for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[m][i])::"memory");
+}
+// Sums are read only behind this, whose place the compiler keeps: else it waits for every product by itself.
+template <int STEPS, int N>
+DEVICE void sums_are_there(float (&d)[STEPS][N]) {
+    wgmma_wait<0>();
+    keep_sums(d);
 }
 // sums = a * b, or sums += a * b.
 DEVICE void wgmma(float (&d)[WGMMA_N / 2], unsigned long long a, unsigned long long b, int add) {

@@ -1,0 +1,107 @@
+// Sums to y straight from registers, where the matrix instruction's columns are filters. These were turned when they were packed,
+// ORDER of them at a time, so that those of a thread's sums lie side by side in y: it writes 4, 8 or 16 bytes, four threads
+// beside each other four times that, and nothing passes through shared memory. The instruction gives thread t of four the columns
+// 8 j + 2 t + e; the column has filter ORDER / 4 t + 2 j + e. With ORDER 8 they are as they were, and filters may be any even number.
+#pragma once
+
+#include "finish.cuh"
+
+// bf16 by an instruction of its own: a shift would be moved to where the sums are used, and then ptxas waits for every product
+// by itself.
+DEVICE float widened(bf16 v) {
+    float wide;
+    asm("cvt.f32.bf16 %0, %1;" : "=f"(wide) : "h"(v.bits));
+    return wide;
+}
+DEVICE float widened(f16 v) { return Element<f16>::widen(v); }
+
+// Element i of a piece, as float.
+template <class T, int BYTES>
+DEVICE float element(const Piece<BYTES> &piece, int i) {
+    if constexpr (sizeof(T) == 4)
+        return __uint_as_float(piece.v[i]);
+    else
+        return widened(T{(unsigned short)(i % 2 ? piece.v[i / 2] >> 16 : piece.v[i / 2] & 0xffff)});
+}
+
+// What a thread of a warpgroup holds: EACH neighbours of each ORDER filters, from 8 x 8 blocks of sums beside each other, of
+// ROWS pixels.
+template <class O>
+struct Ordered {
+    static constexpr int EACH = O::ORDER / 4, BLOCKS = O::ORDER / 8, BYTES = EACH * (int)sizeof(typename O::T);
+    static constexpr int UNITS = O::COLUMNS / O::ORDER, ROWS = 2 * O::STEPS;
+    static_assert(!O::SWAP && O::COLUMNS % O::ORDER == 0);
+    // Its first filter, and where its pixels are in y.
+    int first, places[ROWS];
+    DEVICE Ordered(const Place &at) : first(at.filter + threadIdx.x % 4 * EACH) {
+        const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+        for (int i = 0; i < ROWS; ++i) places[i] = place_of(at, i / 2 * 64 + i % 2 * 8 + row);
+    }
+    DEVICE bool has(const Place &at, int row, int unit) const {
+        return places[row] >= 0 && first + unit * O::ORDER < at.filters;
+    }
+    // Where element e of a unit stands in a row's sums.
+    DEVICE static constexpr int within(int row, int unit, int e) {
+        return (unit * BLOCKS + e / 2) * 4 + row % 2 * 2 + e % 2;
+    }
+};
+
+// Before a tile's products its sums are the residual. The table of places is there.
+template <class O>
+DEVICE void begin_sums(float (&d)[O::STEPS][O::COLUMNS / 2], const Place &at, const void *residual) {
+    using T = typename O::T;
+    using X = Ordered<O>;
+    const X x(at);
+    const T *const from = static_cast<const T *>(residual) + x.first;
+#pragma unroll
+    for (int i = 0; i < X::ROWS * X::UNITS; ++i) {
+        const int row = i / X::UNITS, unit = i % X::UNITS;
+        Piece<X::BYTES> piece{};
+        if (x.has(at, row, unit)) piece = load_global<X::BYTES>(from + x.places[row] + unit * O::ORDER);
+#pragma unroll
+        for (int e = 0; e < X::EACH; ++e) d[row / 2][X::within(row, unit, e)] = element<T>(piece, e);
+    }
+    keep_sums(d);
+}
+
+// Bias, activation, and to y.
+template <class O>
+DEVICE void finish_ordered(const float (&d)[O::STEPS][O::COLUMNS / 2], const Place &at, void *y, const Biases<O> &biases) {
+    using T = typename O::T;
+    using X = Ordered<O>;
+    biases.share(at);
+    // The bias and the table of places are there.
+    sync_part(at.barrier, 128);
+    const X x(at);
+    T *const to = static_cast<T *>(y) + x.first;
+#pragma unroll
+    for (int unit = 0; unit < X::UNITS; ++unit) {
+        float bias[X::EACH] = {};
+        if constexpr (O::BIAS) {
+#pragma unroll
+            for (int e = 0; e < X::EACH; e += 2) {
+                const Piece<8> two = load_shared<8>(at.bias + (x.first - at.filter + unit * O::ORDER + e) * 4);
+                bias[e] = __uint_as_float(two.v[0]);
+                bias[e + 1] = __uint_as_float(two.v[1]);
+            }
+        }
+#pragma unroll
+        for (int row = 0; row < X::ROWS; ++row) {
+            float v[X::EACH];
+#pragma unroll
+            for (int e = 0; e < X::EACH; ++e) v[e] = activated<T, O::ACTIVATION>(d[row / 2][X::within(row, unit, e)] + bias[e]);
+            Piece<X::BYTES> piece;
+#pragma unroll
+            for (int i = 0; i < X::BYTES / 4; ++i) {
+                if constexpr (sizeof(T) == 4)
+                    piece.v[i] = __float_as_uint(v[i]);
+                else
+                    piece.v[i] = Element<T>::pack(v[2 * i], v[2 * i + 1]);
+            }
+            if (x.has(at, row, unit)) store_global<X::BYTES>(to + x.places[row] + unit * O::ORDER, piece);
+        }
+    }
+    // The next tile may write its places and its bias.
+    sync_part(at.barrier, 128);
+}
