@@ -31,6 +31,7 @@ FOLLOWED = [
     "n2 c1 h7 w9 k3 r1 s1 tf32 nhwc",
     "n2 c2 h5 w4 k56 r3 s3 pad4 stride5 f16 nhwc",
     "n1 c4 h16 w16 k24 r4 s4 stride4 f16 nhwc",
+    "n1 c4 h9 w20 k8 r3 s3 stride2 pad1 f16 nhwc",
     "n1 c3 h30 w34 k18 r7 s7 stride2 pad3 f16 nhwc",
 ]
 COMPILED = [
@@ -125,6 +126,8 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
                     continue
                 element = lead + column * p["stride_w"] * c - odd
                 assert element % each == 0
+                # A run and its last piece end within the line.
+                assert element * size + pieces * few.PIECE_BYTES <= p["pitch"]
                 window = row * p["stride_h"] * p["pitch"] // size + element
                 sums = np.zeros((p["k"] + 256,))
                 for step in range(steps):

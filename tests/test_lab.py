@@ -122,7 +122,8 @@ def measure(options: bench.Options, *problems: str) -> list[Record]:
 def test_record_of_a_tiny_problem(ceilings: list[int], tmp_path: Path) -> None:
     options = bench.Options(algorithms="all", seconds=0.01, repeats=2, threads=1, command="tapwise bench x")
     (row,) = measure(options, str(PROBLEM))
-    assert row.verified and row.algorithm in row.algorithms and len(row.algorithms) >= 3
+    # Those that are predicted to take many times as long are left out, which they are depends on the CPU.
+    assert row.verified and row.algorithm in row.algorithms and len(row.algorithms) >= 2
     assert row.time_us is not None and row.time_us > 0
     assert row.roof_us == pytest.approx(roofline.roof_us(PROBLEM, roofline.Ceilings(100.0, 10.0)))
     assert row.error is not None and row.bound is not None and row.error <= row.bound

@@ -1,7 +1,7 @@
-// Convolution of a few channels on tensor cores (mma.sync), x channels last. The lines of x that a tile of outputs reaches lie in
-// shared memory as they are; there a pixel's window is a run of S * C neighbours in each of R lines, and the matrix instruction's
-// left operand, 16 pixels by 32 bytes of gemm_k, is read straight from these runs: a half of it, 16 bytes, is a piece of a run,
-// whose thread t of four holds word t.
+// Convolution of a few channels on tensor cores (mma.sync), x channels last. The lines of x that a tile of outputs reaches lie
+// in shared memory as they are; there a pixel's window is a run of S * C neighbours in each of R lines, and the matrix
+// instruction's left operand, 16 pixels by 32 bytes of gemm_k, is read straight from these runs: a half of it, 16 bytes, is a
+// piece of a run, whose thread t of four holds word t.
 //
 // Elements of two bytes: a run may begin in the middle of a word. It is then read from the word's begin on, and filters that
 // were packed an element further leave that element out. What is before a run in its first word, and behind it in its last
@@ -227,7 +227,8 @@ DEVICE void pack_fragments(const Fragments &p) {
     using T = typename O::T;
     begin_dependent();
     for (int i = blockIdx.x * 256 + threadIdx.x; i < (int)p.words; i += gridDim.x * 256) {
-        const int half = i % 2, lane = i / 2 % 32, block = i / 64 % O::BLOCKS, rest = i / 64 / O::BLOCKS, step = rest % O::STEPS;
+        const int half = i % 2, lane = i / 2 % 32, block = i / 64 % O::BLOCKS, rest = i / 64 / O::BLOCKS,
+                  step = rest % O::STEPS;
         const int chunk = rest / O::STEPS, kind = chunk / (int)p.chunks, odd = O::PARITY == BOTH ? kind : O::PARITY;
         const int column = (chunk - kind * (int)p.chunks) * O::FILTERS + block * 8 + lane / 4, turned = column % O::ORDER;
         const int filter = column - turned + turned % 8 / 2 * O::BESIDE + turned / 8 * 2 + turned % 2;

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.cuda import pack
+from tapwise.cuda import lines, pack
 from tapwise.cuda import plan as plans
-from tapwise.cuda.arrays import DeviceArray, empty, stream_of
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
 from tapwise.problem import ConvProblem
@@ -30,18 +30,16 @@ WORDS: Final = (
     "per_piece",
 )  # fmt: skip
 FRAGMENT_WORDS: Final = ("w", "y", "k", "words", "chunks", "step_k", "step_c", "step_r", "step_s")
-THREADS: Final = 128
 # Channels of x; pieces of 16 bytes of a window, for which the kernel has code of its own each.
 MOST_CHANNELS: Final = 8
 MOST_PIECES: Final = 64
 PIECE_BYTES: Final = 16
-# Outputs of a tile.
-LEAST_OUTPUTS, MOST_OUTPUTS = 64, 2048
+# Outputs of a tile, and of its lines.
+LEAST_OUTPUTS, MOST_OUTPUTS, NARROWEST = 64, 2048, 32
 # Sums of a thread for 16 pixels x 8 filters, and of all that a warp takes at a time.
 MOST_BLOCKS: Final = 32
-# Registers of a multiprocessor; of a thread beside sums, operands and places of pixels; for bias
-# and the like, and where that many steps are unrolled.
-REGISTERS: Final = 1 << 16
+# Registers of a thread beside sums, operands and places of pixels; for bias and the like, and where that many steps are
+# unrolled.
 OTHER_REGISTERS, MORE_REGISTERS, MANY_STEPS = 24, 12, 12
 # Cycles: an operand's word, a row's places, a store, an output (so many times more with a function, with a residual), a
 # piece of x.
@@ -52,7 +50,6 @@ WAITING, LONG_CODE, MOST_PRODUCTS = 0.31, 0.0085, 800
 CHAIN, STEP, PRODUCT, LOAD, HIDDEN, START, CYCLES_US = 61.0, 42.0, 9.8, 249.0, 0.77, 520.0, 1700.0
 # Of memory's bandwidth; what the smaller of compute and memory adds; microseconds of a launch.
 MEMORY, BOTH, LAUNCH_US = 1.8, 0.59, 1.4
-LARGEST: Final = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -66,24 +63,6 @@ class Config(BaseConfig):
     filters: int
     order: int
     resident: int
-
-
-class FewChannelsPlan(plans.CudaPlan):
-    """The product; filters are packed as the instruction's operands."""
-
-    def __init__(self, problem: ConvProblem, config: Config, device: Device, launch: Launch, packer: FewChannels):
-        super().__init__(problem, device, [launch])
-        self._config, self._device, self._packer = config, device, packer
-
-    def pack(self, w: Any) -> DeviceArray:
-        """The filters as [chunk][step][8 filters][thread][2 words]."""
-        size = w.dtype.itemsize
-        steps = tuple(step // size for step in w.strides)
-        launch = self._packer.pack_launch(self.problem, self._config, steps)
-        packed = empty((launch.words[launch.names.index("words")] * 4 // size,), w.dtype, w)
-        launch.load(self._device.architecture, self._device.index)
-        launch({"w": w.ptr, "y": packed.ptr}, stream_of(w))
-        return packed
 
 
 class FewChannels(Algorithm[Config]):
@@ -109,13 +88,14 @@ class FewChannels(Algorithm[Config]):
             return (
                 f"takes windows of up to {MOST_PIECES} pieces of 16 bytes, not {problem.kernel[0] * _pieces(problem)}"
             )
-        if prod(problem.y_shape) >= LARGEST or prod(problem.x_shape) >= LARGEST or max(problem.stride) >= 1 << 15:
-            return "takes fewer than 2^31 elements, and strides under 2^15"
+        if lines.too_large(problem):
+            return lines.too_large(problem)
         if not self.configs(problem, device):
             return "takes lines and filters that fit into shared memory"
         return None
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
+        shapes = lines.shapes(problem, LEAST_OUTPUTS, MOST_OUTPUTS, NARROWEST, parity_of(problem) == "BOTH")
         found = []
         for order in orders_of(problem):
             for width in _widths(problem, order):
@@ -129,10 +109,10 @@ class FewChannels(Algorithm[Config]):
                     # Measured on Hopper; ptxas wants some more for others.
                     registers += 0 if device.architecture == "sm_90a" else MORE_REGISTERS
                     registers += MORE_REGISTERS * (problem.bias or problem.residual or problem.activation is not None)
-                    resident = max(2, min(6, REGISTERS // (THREADS * registers)))
-                    for down, across in _shapes(problem):
+                    resident = lines.resident(registers)
+                    for down, across in shapes:
                         config = Config(down, across, rows, width, order, resident)
-                        if shared_bytes(problem, config) <= (device.shared_bytes + 1024) // min(resident, 3) - 1024:
+                        if lines.fits(shared_bytes(problem, config), resident, device):
                             found.append(config)
         return found
 
@@ -140,12 +120,12 @@ class FewChannels(Algorithm[Config]):
         """What the blocks of a multiprocessor issue together, or a block's own chain of latencies where they are few;
         and memory. Constants are cycles (H200), fitted to 759 times on 31 problems: the error of the logarithm is 0.17,
         the choice 5 % slower than the best timed config, 1.36 times at worst."""
-        tiles = self._tiles(problem, config)[2]
-        lines, pitch = lines_of(problem, config)
+        tiles = lines.tiles_of(problem, config.down, config.across)[2]
+        high, pitch = lines_of(problem, config)
         steps, chunks, eights = _steps(problem), -(-problem.k // config.filters), config.filters // 8
         kinds = 2 if parity_of(problem) == "BOTH" else 1
         turns = kinds * -(-(config.across // kinds) * config.down // (16 * config.rows))
-        warps = THREADS // 32
+        warps = lines.WARPS
         longest = -(-turns // warps)
         # Of a warp's turn: operands from shared memory, places of pixels, outputs and stores.
         operands = steps * (4 * config.rows + 2 * eights)
@@ -155,7 +135,7 @@ class FewChannels(Algorithm[Config]):
             OPERAND * operands + STORE * outputs / _beside(problem, config) + OUTPUT * outputs * more
         )
         products = steps * config.rows * eights
-        copied = lines * pitch / (copy_bytes(problem) or 2) * COPY
+        copied = high * pitch / (copy_bytes(problem) or 2) * COPY
         # Warps that have no turn left wait for the others.
         work = (turns * (1 - WAITING) + warps * longest * WAITING) * turn + copied
         work *= 1 + LONG_CODE * max(0, products - MOST_PRODUCTS)
@@ -174,7 +154,8 @@ class FewChannels(Algorithm[Config]):
         return super().error_factor(problem) + (2.0**15 if problem.math == "tf32" else 0.0)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        return FewChannelsPlan(problem, config, device, self.launch(problem, config, device), self)
+        launch = self.launch(problem, config, device)
+        return lines.LinesPlan(problem, device, launch, partial(self.pack_launch, problem, config))
 
     def _template(self, problem: ConvProblem, config: Config) -> str:
         words = (
@@ -187,7 +168,7 @@ class FewChannels(Algorithm[Config]):
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
         template = self._template(problem, config)
-        return stub("few_channels.cu", "few_channels", template, "Lines", THREADS, config.resident)
+        return stub("few_channels.cu", "few_channels", template, "Lines", lines.THREADS, config.resident)
 
     def pack_source(self, problem: ConvProblem, config: Config) -> Source:
         plain = self._template(problem.replace(bias=False, residual=False, activation=None), config)
@@ -197,26 +178,20 @@ class FewChannels(Algorithm[Config]):
         """All kernels of a config."""
         return [self.pack_source(problem, config), self.source(problem, config)]
 
-    def _tiles(self, problem: ConvProblem, config: Config) -> tuple[int, int, int]:
-        """Tiles of an image along both axes, and all."""
-        p, q = problem.output
-        high, wide = -(-p // config.down), -(-q // config.across)
-        return high, wide, problem.n * high * wide
-
     def launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
-        tiles_h, tiles_w, tiles = self._tiles(problem, config)
-        lines, pitch = lines_of(problem, config)
+        tiles_h, tiles_w, tiles = lines.tiles_of(problem, config.down, config.across)
+        high, pitch = lines_of(problem, config)
         copy, columns = copy_bytes(problem), config.across // (2 if parity_of(problem) == "BOTH" else 1)
         mine = plans.window_fields(problem) | {
             "down": config.down, "across": config.across, "tiles_h": tiles_h, "tiles_w": tiles_w, "tiles": tiles,
-            "lines": lines, "pitch": pitch, "columns": columns, "pieces": pitch // (copy or 4),
+            "lines": high, "pitch": pitch, "columns": columns, "pieces": pitch // (copy or 4),
             "per_column": plans.reciprocal(columns), "per_piece": plans.reciprocal(pitch // (copy or 4)),
         }  # fmt: skip
         mine = {name: value for name, value in mine.items() if name in WORDS}
         grid = (min(tiles, device.threads * config.resident), 1, 1)
         return Launch(
-            self.source(problem, config), WORDS, mine, grid, (THREADS, 1, 1), shared_bytes(problem, config),
-            dependent=device.architecture >= "sm_90",
+            self.source(problem, config), WORDS, mine, grid, (lines.THREADS, 1, 1),
+            shared_bytes(problem, config), dependent=device.architecture >= "sm_90",
         )  # fmt: skip
 
     def pack_launch(self, problem: ConvProblem, config: Config, steps: tuple[int, ...]) -> Launch:
@@ -241,23 +216,6 @@ def _widths(problem: ConvProblem, order: int) -> list[int]:
     orders = -(-problem.k // order)
     widths = {-(-orders // count) * order for count in range(1, orders + 1)}
     return sorted((width for width in widths if width <= 8 * MOST_BLOCKS // 2), reverse=True)[:6]
-
-
-def _shapes(problem: ConvProblem) -> list[tuple[int, int]]:
-    """(down, across) of tiles: lines cut evenly, as many of them as make some hundred outputs."""
-    p, q = problem.output
-    both = parity_of(problem) == "BOTH"
-    found = []
-    for count in range(1, 1 + -(-q // 16)):
-        across = -(-q // count)
-        across += across % 2 * both
-        for down in (16, 8, 4, 2, 1):
-            if LEAST_OUTPUTS <= across * down <= MOST_OUTPUTS and (down == 1 or down < 2 * p):
-                found.append((down, across))
-        if across <= 32:
-            break
-    # Small images are a tile each, or large ones' lines cut.
-    return found or [(min(p, 16), min(q + q % 2 * both, 32))]
 
 
 def _beside(problem: ConvProblem, config: Config) -> int:
@@ -295,11 +253,11 @@ def _steps(problem: ConvProblem) -> int:
 def lines_of(problem: ConvProblem, config: Config) -> tuple[int, int]:
     """(lines of x of a tile, bytes of each)."""
     size = pack.SIZES[problem.dtype]
-    lines = (config.down - 1) * problem.stride[0] + problem.reach[0]
+    high = (config.down - 1) * problem.stride[0] + problem.reach[0]
     # A line begins up to a piece before the first window.
     lead = (copy_bytes(problem) or 4) - size
     line = lead + (config.across - 1) * problem.stride[1] * problem.c * size + PIECE_BYTES * _pieces(problem)
-    return lines, -(-line // PIECE_BYTES) * PIECE_BYTES
+    return high, -(-line // PIECE_BYTES) * PIECE_BYTES
 
 
 def filter_bytes(problem: ConvProblem, config: Config) -> int:

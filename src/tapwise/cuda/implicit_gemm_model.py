@@ -1,7 +1,7 @@
 """How long cuda.implicit_gemm will take: what a tile costs, how many of them a multiprocessor gets, and what L2 and
 memory take.
 
-Constants were fitted to some 5000 times of configs on 181 problems (H200), by the error of the logarithm and by what
+Constants were fitted to 3548 times of configs on 241 problems (H200), by the error of the logarithm and by what
 the choice loses; they are cycles of a multiprocessor under load, 1700 a microsecond.
 """
 

@@ -1,7 +1,7 @@
-// Convolution in many groups of few channels on tensor cores (mma.sync), channels last. The pixels that a tile of outputs reaches
-// lie in shared memory with the channels of some groups; a window's tap of a group is 8 or 16 bytes there, and the matrix
-// instruction's left operand, 16 pixels by 16 terms, is read straight from them. Each group has its own instructions: none
-// multiplies another group's channels by zeros, so an infinity stays in its group.
+// Convolution in many groups of few channels on tensor cores (mma.sync), channels last. The pixels that a tile of outputs
+// reaches lie in shared memory with the channels of some groups; a window's tap of a group is 8 or 16 bytes there, and the
+// matrix instruction's left operand, 16 pixels by 16 terms, is read straight from them. Each group has its own instructions:
+// none multiplies another group's channels by zeros, so an infinity stays in its group.
 #pragma once
 
 #include "lines.cuh"
@@ -77,7 +77,8 @@ DEVICE void finish_groups(const Groups &p, const float (&d)[O::SUB][O::BLOCKS][4
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             v[i] = uint4{};
-            if (places[i] >= 0 && first < k) v[i] = *reinterpret_cast<const uint4 *>(static_cast<const T *>(p.residual) + places[i] + first);
+            if (places[i] >= 0 && first < k)
+                v[i] = *reinterpret_cast<const uint4 *>(static_cast<const T *>(p.residual) + places[i] + first);
         }
 #pragma unroll
         for (int i = 0; i < 2; ++i) store_words(whole + i * 8 * O::LINE, {v[i].x, v[i].y, v[i].z, v[i].w});
@@ -208,19 +209,18 @@ DEVICE void narrow_groups(const Groups &p) {
                         if constexpr (O::GC == 4) {
 #pragma unroll
                             for (int i = 0; i < 4; ++i)
-                                left[i] = load_word(there[i / 2] ? window[m][i % 2] + further[i / 2] + group * O::GC * 2 : zeros);
+                                left[i] =
+                                    load_word(there[i / 2] ? window[m][i % 2] + further[i / 2] + group * O::GC * 2 : zeros);
                         } else {
                             load_matrices<4>(left, mine_there ? window[m][0] + mine_further + group * O::GC * 2 : zeros);
                         }
 #pragma unroll
-                        for (int block = 0; block < O::BLOCKS; ++block)
-                            multiply_add<T>(d[m][group][block], left, right[block]);
+                        for (int block = 0; block < O::BLOCKS; ++block) multiply_add<T>(d[m][group][block], left, right[block]);
                     }
                 }
             }
 #pragma unroll
-            for (int m = 0; m < O::ROWS; ++m)
-                finish_groups<O>(p, d[m], places[m], filter0, scratches + warp * O::SCRATCH);
+            for (int m = 0; m < O::ROWS; ++m) finish_groups<O>(p, d[m], places[m], filter0, scratches + warp * O::SCRATCH);
         }
         // This tile has been read.
         __syncthreads();
@@ -241,15 +241,16 @@ template <class O>
 DEVICE void pack_groups(const GroupFilters &p) {
     begin_dependent();
     for (int i = blockIdx.x * 256 + threadIdx.x; i < (int)p.words; i += gridDim.x * 256) {
-        const int half = i % 2, lane = i / 2 % 32, block = i / 64 % O::BLOCKS, rest = i / 64 / O::BLOCKS, step = rest % O::STEPS;
+        const int half = i % 2, lane = i / 2 % 32, block = i / 64 % O::BLOCKS, rest = i / 64 / O::BLOCKS,
+                  step = rest % O::STEPS;
         const int within = block * 8 + lane / 4, filter = rest / O::STEPS * O::GK + within;
         const int number = 2 * step + half, quad = lane % 4;
         const int tap = O::GC == 4 ? 2 * number + quad / 2 : number / (O::GC / 8 ? O::GC / 8 : 1);
         const int c = O::GC == 4 ? quad % 2 * 2 : number % (O::GC / 8 ? O::GC / 8 : 1) * 8 + quad * 2;
         unsigned word = 0;
         if (within < O::GK && tap < O::TAPS && filter < (int)p.k) {
-            const auto *w = static_cast<const typename O::T *>(p.w) + filter * p.step_k + c * p.step_c +
-                            tap / O::S * p.step_r + tap % O::S * p.step_s;
+            const auto *w = static_cast<const typename O::T *>(p.w) + filter * p.step_k + c * p.step_c + tap / O::S * p.step_r +
+                            tap % O::S * p.step_s;
             word = w[0].bits | (unsigned)w[p.step_c].bits << 16;
         }
         static_cast<unsigned *>(p.y)[i] = word;

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.cuda import pack
+from tapwise.cuda import lines, pack
 from tapwise.cuda import plan as plans
-from tapwise.cuda.arrays import DeviceArray, empty, stream_of
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
 from tapwise.problem import ConvProblem
@@ -30,7 +30,6 @@ WORDS: Final = (
     "per_across", "per_piece",
 )  # fmt: skip
 FILTER_WORDS: Final = ("w", "y", "words", "k", "step_k", "step_c", "step_r", "step_s")
-THREADS: Final = 128
 # Channels and filters of a group; halves of operands, for which the kernel has code of its own each.
 CHANNELS: Final = (4, 8, 16, 24, 32)
 FILTERS: Final = (4, 8, 16, 32)
@@ -39,10 +38,9 @@ MOST_HALVES: Final = 50
 TOGETHER: Final = 32
 SCRATCH_BYTES: Final = 80
 MOST_BYTES: Final = 256
-# Outputs of a tile.
-LEAST_OUTPUTS, MOST_OUTPUTS = 64, 1024
-# Registers of a multiprocessor; of a thread beside sums and places, and for what else it does.
-REGISTERS: Final = 1 << 16
+# Outputs of a tile, and of its lines.
+LEAST_OUTPUTS, MOST_OUTPUTS, NARROWEST = 64, 1024, 16
+# Registers of a thread beside sums and places, and for what else it does.
 OTHER_REGISTERS: Final = 48
 MORE_REGISTERS: Final = {"narrow": 24, "finish": 36, "function": 24, "residual": 64, "other": 16}
 # Cycles: an operand of 16 pixels, so many times more in words, one of 8 filters; 16 pixels x 32 filters on their way to
@@ -59,7 +57,6 @@ OPERAND, WORDS_INSTEAD, FILTER, FINISH, FUNCTION, RESIDUAL, COPY, WAITING = (
 )
 # A block alone: a turn, a step of 16 pixels, and until its pixels are there; a launch; what the smaller of both adds.
 CHAIN, STEP, LOAD, START, CYCLES_US, BOTH, LAUNCH_US = 200.0, 7.5, 600.0, 700.0, 1700.0, 0.2, 2.0
-LARGEST: Final = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -72,23 +69,6 @@ class Config(BaseConfig):
     bundle: int
     rows: int
     resident: int
-
-
-class NarrowGroupsPlan(plans.CudaPlan):
-    """The product; filters are packed as the instruction's operands."""
-
-    def __init__(self, problem: ConvProblem, config: Config, device: Device, launch: Launch, packer: NarrowGroups):
-        super().__init__(problem, device, [launch])
-        self._config, self._device, self._packer = config, device, packer
-
-    def pack(self, w: Any) -> DeviceArray:
-        """The filters as [group][step][8 filters][thread][2 words]."""
-        size = w.dtype.itemsize
-        launch = self._packer.pack_launch(self.problem, self._config, tuple(step // size for step in w.strides))
-        packed = empty((launch.words[launch.names.index("words")] * 4 // size,), w.dtype, w)
-        launch.load(self._device.architecture, self._device.index)
-        launch({"w": w.ptr, "y": packed.ptr}, stream_of(w))
-        return packed
 
 
 class NarrowGroups(Algorithm[Config]):
@@ -113,8 +93,8 @@ class NarrowGroups(Algorithm[Config]):
             return f"takes channels and filters in multiples of 8, not {problem.c} and {problem.k}"
         if _halves(problem) > MOST_HALVES:
             return f"takes windows of up to {MOST_HALVES} pieces of 16 bytes, not {_halves(problem)}"
-        if prod(problem.y_shape) >= LARGEST or prod(problem.x_shape) >= LARGEST or max(problem.stride) >= 1 << 15:
-            return "takes fewer than 2^31 elements, and strides under 2^15"
+        if lines.too_large(problem):
+            return lines.too_large(problem)
         if not self.configs(problem, device):
             return "takes windows and filters that fit into shared memory"
         return None
@@ -141,10 +121,10 @@ class NarrowGroups(Algorithm[Config]):
                     "residual": problem.residual, "other": device.architecture != "sm_90a",
                 }  # fmt: skip
                 registers += sum(MORE_REGISTERS[name] for name, needed in used.items() if needed)
-                resident = max(2, min(6, REGISTERS // (THREADS * registers)))
-                for down, across in _shapes(problem):
+                resident = lines.resident(registers)
+                for down, across in lines.shapes(problem, LEAST_OUTPUTS, MOST_OUTPUTS, NARROWEST):
                     config = Config(down, across, bundle, rows, resident)
-                    if shared_bytes(problem, config) <= (device.shared_bytes + 1024) // min(resident, 3) - 1024:
+                    if lines.fits(shared_bytes(problem, config), resident, device):
                         found.append(config)
         return found
 
@@ -152,17 +132,17 @@ class NarrowGroups(Algorithm[Config]):
         """What the blocks of a multiprocessor read of shared memory and issue, or a block's chain of latencies where
         they are few; and memory. Constants are cycles (H200), fitted to some 300 times on 19 problems: the error of the
         logarithm is 0.14, the choice 4 % slower than the best timed config, 1.31 times at worst."""
-        tiles = self._tiles(problem, config)[2] * -(-problem.groups // config.bundle)
-        lines, columns = pixels_of(problem, config)
+        tiles = lines.tiles_of(problem, config.down, config.across)[2] * -(-problem.groups // config.bundle)
+        high, columns = pixels_of(problem, config)
         each, steps, eights = TOGETHER // problem.group_k, -(-_halves(problem) // 2), -(-problem.group_k // 8)
         turns = -(-config.down * config.across // (16 * config.rows)) * (config.bundle // each)
-        warps = THREADS // 32
+        warps = lines.WARPS
         longest = -(-turns // warps)
         # Of a warp's turn: operands of pixels (words where a tap is half of one) and of filters, and the way to y.
         operand = OPERAND * (WORDS_INSTEAD if problem.group_c == 4 else 1)
         way = FINISH + FUNCTION * (problem.activation in plans.FUNCTIONS) + RESIDUAL * problem.residual
         turn = each * steps * (config.rows * operand + FILTER * eights) + config.rows * way
-        copied = lines * columns * config.bundle * problem.group_c / 8 * COPY
+        copied = high * columns * config.bundle * problem.group_c / 8 * COPY
         # Warps that have no turn left wait for the others.
         work = (turns * (1 - WAITING) + warps * longest * WAITING) * turn + copied
         chain = longest * (CHAIN + steps * each * config.rows * STEP) + LOAD
@@ -176,7 +156,8 @@ class NarrowGroups(Algorithm[Config]):
         return 0
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        return NarrowGroupsPlan(problem, config, device, self.launch(problem, config, device), self)
+        launch = self.launch(problem, config, device)
+        return lines.LinesPlan(problem, device, launch, partial(self.pack_launch, problem, config))
 
     def _template(self, problem: ConvProblem, config: Config) -> str:
         words = (
@@ -188,7 +169,7 @@ class NarrowGroups(Algorithm[Config]):
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
         template = self._template(problem, config)
-        return stub("narrow_groups.cu", "narrow_groups", template, "Groups", THREADS, config.resident)
+        return stub("narrow_groups.cu", "narrow_groups", template, "Groups", lines.THREADS, config.resident)
 
     def pack_source(self, problem: ConvProblem, config: Config) -> Source:
         plain = self._template(problem.replace(bias=False, residual=False, activation=None), config)
@@ -198,27 +179,21 @@ class NarrowGroups(Algorithm[Config]):
         """All kernels of a config."""
         return [self.pack_source(problem, config), self.source(problem, config)]
 
-    def _tiles(self, problem: ConvProblem, config: Config) -> tuple[int, int, int]:
-        """Tiles of an image along both axes, and all."""
-        p, q = problem.output
-        high, wide = -(-p // config.down), -(-q // config.across)
-        return high, wide, problem.n * high * wide
-
     def launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
-        tiles_h, tiles_w, tiles = self._tiles(problem, config)
-        lines, columns = pixels_of(problem, config)
+        tiles_h, tiles_w, tiles = lines.tiles_of(problem, config.down, config.across)
+        high, columns = pixels_of(problem, config)
         bundles = -(-problem.groups // config.bundle)
         mine = plans.window_fields(problem) | {
             "down": config.down, "across": config.across, "tiles_h": tiles_h, "tiles_w": tiles_w, "tiles": tiles,
-            "lines": lines, "columns": columns, "bundles": bundles, "per_across": plans.reciprocal(config.across),
+            "lines": high, "columns": columns, "bundles": bundles, "per_across": plans.reciprocal(config.across),
             "per_piece": plans.reciprocal(columns * config.bundle * problem.group_c // 8),
         }  # fmt: skip
         mine = {name: value for name, value in mine.items() if name in WORDS}
         # A block keeps its groups' filters.
         blocks = min(tiles, max(1, device.threads * config.resident // bundles)) * bundles
         return Launch(
-            self.source(problem, config), WORDS, mine, (blocks, 1, 1), (THREADS, 1, 1), shared_bytes(problem, config),
-            dependent=device.architecture >= "sm_90",
+            self.source(problem, config), WORDS, mine, (blocks, 1, 1), (lines.THREADS, 1, 1),
+            shared_bytes(problem, config), dependent=device.architecture >= "sm_90",
         )  # fmt: skip
 
     def pack_launch(self, problem: ConvProblem, config: Config, steps: tuple[int, ...]) -> Launch:
@@ -233,20 +208,6 @@ def _halves(problem: ConvProblem) -> int:
     """Halves of operands, 8 terms of a window of a group: two taps of 4 channels, or 8 channels of a tap."""
     taps = prod(problem.kernel)
     return -(-taps // 2) if problem.group_c == 4 else taps * (problem.group_c // 8)
-
-
-def _shapes(problem: ConvProblem) -> list[tuple[int, int]]:
-    """(down, across) of tiles: lines cut evenly, as many of them as make some hundred outputs."""
-    p, q = problem.output
-    found = []
-    for count in range(1, 1 + -(-q // 8)):
-        across = -(-q // count)
-        for down in (16, 8, 4, 2, 1):
-            if LEAST_OUTPUTS <= across * down <= MOST_OUTPUTS and (down == 1 or down < 2 * p):
-                found.append((down, across))
-        if across <= 16:
-            break
-    return found or [(min(p, 16), min(q, 16))]
 
 
 def pixels_of(problem: ConvProblem, config: Config) -> tuple[int, int]:
@@ -266,5 +227,5 @@ def filter_bytes(problem: ConvProblem, config: Config) -> int:
 def shared_bytes(problem: ConvProblem, config: Config) -> int:
     """Zeros, the filters, outputs on their way, and the pixels of two tiles."""
     pixel = config.bundle * problem.group_c * 2 + 16
-    scratch = THREADS // 32 * 16 * SCRATCH_BYTES
+    scratch = lines.WARPS * 16 * SCRATCH_BYTES
     return 16 + filter_bytes(problem, config) + scratch + 2 * prod(pixels_of(problem, config)) * pixel

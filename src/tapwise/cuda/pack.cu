@@ -200,7 +200,8 @@ __device__ void pack_filters(const Filters &p) {
         const long long k = i / p.pitch, rest = i - k * p.pitch, tap = rest / line, at = rest - tap * line;
         const long long part = at / p.wide, within = (at - part * p.wide) / p.channels, real_tap = tap * p.inner + within;
         const long long channel = at - part * p.wide - within * p.channels;
-        const long long turned = k % p.order, filter = k - turned + turned % 8 / 2 * (p.order / 4) + turned / 8 * 2 + turned % 2;
+        const long long turned = k % p.order,
+                        filter = k - turned + turned % 8 / 2 * (p.order / 4) + turned / 8 * 2 + turned % 2;
         T v{};
         if (within < p.inner && tap < p.taps && filter < p.real)
             v = w[filter * p.step_k + channel * p.step_c + real_tap / p.taps_w * p.step_r + real_tap % p.taps_w * p.step_s];

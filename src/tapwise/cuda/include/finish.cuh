@@ -201,7 +201,9 @@ DEVICE void stage_sums(float (&v)[8], const Place &at, int column, int row0, int
                 v[i] += Element<T>::widen(T{(unsigned short)(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffff)});
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) words[i] = Element<T>::pack(activated<typename O::T, O::ACTIVATION>(v[2 * i]), activated<typename O::T, O::ACTIVATION>(v[2 * i + 1]));
+        for (int i = 0; i < 4; ++i)
+            words[i] = Element<T>::pack(activated<typename O::T, O::ACTIVATION>(v[2 * i]),
+                                        activated<typename O::T, O::ACTIVATION>(v[2 * i + 1]));
         store_matrices<O::TURNED>(address, words);
     } else {
 #pragma unroll

@@ -1,7 +1,8 @@
-// Sums to y straight from registers, where the matrix instruction's columns are filters. These were turned when they were packed,
-// ORDER of them at a time, so that those of a thread's sums lie side by side in y: it writes 4, 8 or 16 bytes, four threads
-// beside each other four times that, and nothing passes through shared memory. The instruction gives thread t of four the columns
-// 8 j + 2 t + e; the column has filter ORDER / 4 t + 2 j + e. With ORDER 8 they are as they were, and filters may be any even number.
+// Sums to y straight from registers, where the matrix instruction's columns are filters. These were turned when they were
+// packed, ORDER of them at a time, so that those of a thread's sums lie side by side in y: it writes 4, 8 or 16 bytes, four
+// threads beside each other four times that, and nothing passes through shared memory. The instruction gives thread t of four
+// the columns 8 j + 2 t + e; the column has filter ORDER / 4 t + 2 j + e. With ORDER 8 they are as they were, and filters may be
+// any even number.
 #pragma once
 
 #include "finish.cuh"
@@ -42,9 +43,7 @@ struct Ordered {
         return places[row] >= 0 && first + unit * O::ORDER < at.filters;
     }
     // Where element e of a unit stands in a row's sums.
-    DEVICE static constexpr int within(int row, int unit, int e) {
-        return (unit * BLOCKS + e / 2) * 4 + row % 2 * 2 + e % 2;
-    }
+    DEVICE static constexpr int within(int row, int unit, int e) { return (unit * BLOCKS + e / 2) * 4 + row % 2 * 2 + e % 2; }
 };
 
 // Before a tile's products its sums are the residual. The table of places is there.
