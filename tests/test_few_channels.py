@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +12,9 @@ from test_implicit_gemm import A100
 from test_implicit_gemm_followed import filter_of
 
 from tapwise import dispatch
-from tapwise.algorithm import Device
+from tapwise.algorithm import Algorithm, Device
 from tapwise.cuda import few_channels as few
-from tapwise.cuda import pack
+from tapwise.cuda import lines, pack
 from tapwise.cuda.few_channels import Config, FewChannels
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
@@ -44,25 +45,32 @@ COMPILED = [
 ]
 
 
-def best(problem: ConvProblem, device: Device = H200) -> list[Config]:
-    """The model's best config for each number of rows, filters and each order."""
-    algorithm = FewChannels()
-    kinds: dict[tuple[int, int, int], Config] = {}
+def best_of(algorithm: Algorithm[Any], problem: ConvProblem, device: Device, *names: str) -> list[Any]:
+    """The model's best config for each choice of the named fields."""
+    kinds: dict[tuple[object, ...], Any] = {}
     for config in sorted(
         algorithm.configs(problem, device), key=lambda one: algorithm.predict_us(problem, one, device)
     ):
-        kinds.setdefault((config.rows, config.filters, config.order), config)
+        kinds.setdefault(tuple(getattr(config, name) for name in names), config)
     return list(kinds.values())
+
+
+def assert_no_spills(algorithm: Any, problem: ConvProblem, architecture: str, *names: str) -> None:
+    device = replace(H200, architecture=architecture)
+    for config in best_of(algorithm, problem, device, *names)[: 2 if architecture == "sm_90a" else 1]:
+        for source in algorithm.sources(problem, config):
+            _, used = compiler.compile_now(source, architecture)
+            assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{config}: {used}"
+
+
+def best(problem: ConvProblem) -> list[Config]:
+    return best_of(FewChannels(), problem, H200, "rows", "filters", "order")
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("text", COMPILED)
 def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
-    problem = ConvProblem.parse(text)
-    for config in best(problem, replace(H200, architecture=architecture))[: 2 if architecture == "sm_90a" else 1]:
-        for source in FewChannels().sources(problem, config):
-            _, used = compiler.compile_now(source, architecture)
-            assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{config}: {used}"
+    assert_no_spills(FewChannels(), ConvProblem.parse(text), architecture, "rows", "filters", "order")
 
 
 def operands(problem: ConvProblem, config: Config, w: np.ndarray) -> np.ndarray:
@@ -187,6 +195,30 @@ def test_geometry() -> None:
             assert p["tiles_h"] * p["down"] >= p["p"]
             assert config.filters % config.order == 0
             assert few.parity_of(problem) != "BOTH" or config.across % 2 == 0
+
+
+def test_launches_that_wait_by_themselves() -> None:
+    """From Hopper on; architectures are compared as numbers."""
+    problem = ConvProblem.parse(FOLLOWED[0])
+    for architecture, wanted in (("sm_80", False), ("sm_89", False), ("sm_90a", True), ("sm_100a", True)):
+        device = replace(H200, architecture=architecture)
+        assert FewChannels().launch(problem, best(problem)[0], device).dependent == wanted, architecture
+
+
+def test_tiles_cut_lines_evenly() -> None:
+    for text, whole in (
+        (FOLLOWED[0], 1),
+        ("c3 h20 w1000 k8 r3 s3 pad1 f16 nhwc", 2),
+        ("c3 h7 w5 k8 r3 s3 f16 nhwc", 1),
+    ):
+        problem = ConvProblem.parse(text)
+        shapes = lines.shapes(problem, 64, 2048, 32, whole)
+        assert shapes and len(shapes) == len(set(shapes)) < 130
+        assert all(across % whole == 0 for _, across in shapes)
+        assert min(across for _, across in shapes) <= 32
+        # A tile more would not be needed.
+        q = problem.output[1]
+        assert all(across * -(-q // across) < q + whole * -(-q // across) for _, across in shapes)
 
 
 def test_where_windows_begin() -> None:

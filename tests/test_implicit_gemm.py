@@ -239,7 +239,7 @@ def test_predictions_tell_what_they_are_made_of() -> None:
         line_bytes=128, ragged=0.0, pixel_readers=2, filter_readers=66, slab=False, gather=0,
         outputs=128 * 128, together=1, residual=False, ahead=False, activation=None, written=8, boxes=True, tiles=132,
         split=1, room=1, overlapped="loop", multiprocessors=132, read_bytes=10**6, written_bytes=10**6, packed_bytes=0,
-        windows=False, ordered=0,
+        windows=False, ordered=0, sectors=1.0,
     )  # fmt: skip
     one = model.cost(work, 4280.0)
     assert one.share == 1

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from test_few_channels import assert_no_spills, best_of
 from test_implicit_gemm import A100
 
 from tapwise import dispatch
-from tapwise.algorithm import Device
 from tapwise.cuda import narrow_groups as narrow
-from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
 from tapwise.cuda.narrow_groups import Config, NarrowGroups
 from tapwise.problem import ConvProblem
@@ -38,25 +36,14 @@ COMPILED = [
 ]
 
 
-def best(problem: ConvProblem, device: Device = H200) -> list[Config]:
-    """The model's best config for each number of rows and groups."""
-    algorithm = NarrowGroups()
-    kinds: dict[tuple[int, int], Config] = {}
-    for config in sorted(
-        algorithm.configs(problem, device), key=lambda one: algorithm.predict_us(problem, one, device)
-    ):
-        kinds.setdefault((config.rows, config.bundle), config)
-    return list(kinds.values())
+def best(problem: ConvProblem) -> list[Config]:
+    return best_of(NarrowGroups(), problem, H200, "rows", "bundle")
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("text", COMPILED)
 def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
-    problem = ConvProblem.parse(text)
-    for config in best(problem, replace(H200, architecture=architecture))[: 2 if architecture == "sm_90a" else 1]:
-        for source in NarrowGroups().sources(problem, config):
-            _, used = compiler.compile_now(source, architecture)
-            assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{config}: {used}"
+    assert_no_spills(NarrowGroups(), ConvProblem.parse(text), architecture, "rows", "bundle")
 
 
 def terms(problem: ConvProblem, number: int) -> list[tuple[int, int]]:

@@ -10,7 +10,7 @@ Source: PTX ISA on mma.sync (which thread holds what); Chetlur et al., "cuDNN: e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -48,7 +48,8 @@ OPERAND, PLACE, STORE, OUTPUT, FUNCTION, RESIDUAL, COPY = 0.85, 1.9, 6.3, 0.43, 
 WAITING, LONG_CODE, MOST_PRODUCTS = 0.31, 0.0085, 800
 # A block alone: a turn, a step, a product, and until its lines are there; blocks that hide nothing; a launch.
 CHAIN, STEP, PRODUCT, LOAD, HIDDEN, START, CYCLES_US = 61.0, 42.0, 9.8, 249.0, 0.77, 520.0, 1700.0
-# Of memory's bandwidth; what the smaller of compute and memory adds; microseconds of a launch.
+# Of memory's bandwidth, as fitted (part of x and y stays in L2); what the smaller of compute and memory adds;
+# microseconds of a launch.
 MEMORY, BOTH, LAUNCH_US = 1.8, 0.59, 1.4
 
 
@@ -88,15 +89,16 @@ class FewChannels(Algorithm[Config]):
             return (
                 f"takes windows of up to {MOST_PIECES} pieces of 16 bytes, not {problem.kernel[0] * _pieces(problem)}"
             )
-        if lines.too_large(problem):
-            return lines.too_large(problem)
-        if not self.configs(problem, device):
+        reason = lines.too_large(problem)
+        if reason is None and next(self._fitting(problem, device), None) is None:
             return "takes lines and filters that fit into shared memory"
-        return None
+        return reason
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
-        shapes = lines.shapes(problem, LEAST_OUTPUTS, MOST_OUTPUTS, NARROWEST, parity_of(problem) == "BOTH")
-        found = []
+        return list(self._fitting(problem, device))
+
+    def _fitting(self, problem: ConvProblem, device: Device) -> Iterator[Config]:
+        shapes = lines.shapes(problem, LEAST_OUTPUTS, MOST_OUTPUTS, NARROWEST, _kinds(problem))
         for order in orders_of(problem):
             for width in _widths(problem, order):
                 for rows in (4, 3, 2):
@@ -113,8 +115,7 @@ class FewChannels(Algorithm[Config]):
                     for down, across in shapes:
                         config = Config(down, across, rows, width, order, resident)
                         if lines.fits(shared_bytes(problem, config), resident, device):
-                            found.append(config)
-        return found
+                            yield config
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """What the blocks of a multiprocessor issue together, or a block's own chain of latencies where they are few;
@@ -123,10 +124,9 @@ class FewChannels(Algorithm[Config]):
         tiles = lines.tiles_of(problem, config.down, config.across)[2]
         high, pitch = lines_of(problem, config)
         steps, chunks, eights = _steps(problem), -(-problem.k // config.filters), config.filters // 8
-        kinds = 2 if parity_of(problem) == "BOTH" else 1
+        kinds = _kinds(problem)
         turns = kinds * -(-(config.across // kinds) * config.down // (16 * config.rows))
-        warps = lines.WARPS
-        longest = -(-turns // warps)
+        longest = -(-turns // lines.WARPS)
         # Of a warp's turn: operands from shared memory, places of pixels, outputs and stores.
         operands = steps * (4 * config.rows + 2 * eights)
         outputs = config.rows * config.filters // 2
@@ -137,7 +137,7 @@ class FewChannels(Algorithm[Config]):
         products = steps * config.rows * eights
         copied = high * pitch / (copy_bytes(problem) or 2) * COPY
         # Warps that have no turn left wait for the others.
-        work = (turns * (1 - WAITING) + warps * longest * WAITING) * turn + copied
+        work = (turns * (1 - WAITING) + lines.WARPS * longest * WAITING) * turn + copied
         work *= 1 + LONG_CODE * max(0, products - MOST_PRODUCTS)
         chain = longest * (CHAIN + chunks * (STEP * steps + PRODUCT * products)) + LOAD
         together = min(config.resident, -(-tiles // device.threads))
@@ -181,7 +181,7 @@ class FewChannels(Algorithm[Config]):
     def launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
         tiles_h, tiles_w, tiles = lines.tiles_of(problem, config.down, config.across)
         high, pitch = lines_of(problem, config)
-        copy, columns = copy_bytes(problem), config.across // (2 if parity_of(problem) == "BOTH" else 1)
+        copy, columns = copy_bytes(problem), config.across // _kinds(problem)
         mine = plans.window_fields(problem) | {
             "down": config.down, "across": config.across, "tiles_h": tiles_h, "tiles_w": tiles_w, "tiles": tiles,
             "lines": high, "pitch": pitch, "columns": columns, "pieces": pitch // (copy or 4),
@@ -191,7 +191,7 @@ class FewChannels(Algorithm[Config]):
         grid = (min(tiles, device.threads * config.resident), 1, 1)
         return Launch(
             self.source(problem, config), WORDS, mine, grid, (lines.THREADS, 1, 1),
-            shared_bytes(problem, config), dependent=device.architecture >= "sm_90",
+            shared_bytes(problem, config), dependent=plans.waits_by_itself(device),
         )  # fmt: skip
 
     def pack_launch(self, problem: ConvProblem, config: Config, steps: tuple[int, ...]) -> Launch:
@@ -233,6 +233,11 @@ def parity_of(problem: ConvProblem) -> str:
     return "ODD" if problem.padding[1][0] * problem.c % 2 else "EVEN"
 
 
+def _kinds(problem: ConvProblem) -> int:
+    """Kinds of windows, each with filters of its own."""
+    return 2 if parity_of(problem) == "BOTH" else 1
+
+
 def copy_bytes(problem: ConvProblem) -> int:
     """Bytes of a piece that is copied: as many as lines of x are a multiple of; 0 where that is no word."""
     line = problem.spatial[1] * problem.c * pack.SIZES[problem.dtype]
@@ -262,8 +267,7 @@ def lines_of(problem: ConvProblem, config: Config) -> tuple[int, int]:
 
 def filter_bytes(problem: ConvProblem, config: Config) -> int:
     """All filters as operands, for each kind of window."""
-    kinds = 2 if parity_of(problem) == "BOTH" else 1
-    return kinds * -(-problem.k // config.filters) * _steps(problem) * config.filters // 8 * 256
+    return _kinds(problem) * -(-problem.k // config.filters) * _steps(problem) * config.filters // 8 * 256
 
 
 def shared_bytes(problem: ConvProblem, config: Config) -> int:

@@ -47,7 +47,8 @@ L2_BYTES, SHARING = 6.98e6, 0.368
 # How much of that pixels cost whose distance is a multiple of 32 bytes, but of no more.
 HALF_RAGGED: Final = 0.48
 RAGGED_L2: Final = 1.02
-# Groups that have a half or a quarter of a sector of L2 each.
+# Groups whose channels are a part of a sector of L2: time grows as that power of sectors read for each that is
+# needed (not fitted with the others, but to 16 layers of such groups).
 SECTORS: Final = 0.5
 # Memory writes fewer bytes a microsecond than it reads.
 WRITTEN: Final = 0.783
@@ -103,7 +104,7 @@ class Work:
     written_bytes: int
     packed_bytes: int
     windows: bool
-    sectors: float = 1.0
+    sectors: float
 
 
 @dataclass(frozen=True)

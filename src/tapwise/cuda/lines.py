@@ -4,6 +4,7 @@ filters are packed as the matrix instruction's operands."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from math import prod
 from typing import Any, Final
 
@@ -17,6 +18,10 @@ THREADS: Final = 128
 WARPS: Final = THREADS // 32
 # Registers of a multiprocessor.
 REGISTERS: Final = 1 << 16
+# Strides of filters whose loaded launch a plan keeps.
+STRIDES_KEPT: Final = 8
+# A width of tiles is offered where it is that much less than the one before.
+NARROWER: Final = 0.95
 # Elements are counted in 32 bits.
 LARGEST: Final = 1 << 31
 
@@ -28,14 +33,20 @@ class LinesPlan(plans.CudaPlan):
         self, problem: ConvProblem, device: Device, launch: Launch, packer: Callable[[tuple[int, ...]], Launch]
     ) -> None:
         super().__init__(problem, device, [launch])
-        self._device, self._packer = device, packer
+
+        @lru_cache(maxsize=STRIDES_KEPT)
+        def loaded(steps: tuple[int, ...]) -> Launch:
+            made = packer(steps)
+            made.load(device.architecture, device.index)
+            return made
+
+        self._packer = loaded
 
     def pack(self, w: Any) -> DeviceArray:
         """The filters as the threads of the matrix instruction hold them."""
         size = w.dtype.itemsize
         launch = self._packer(tuple(step // size for step in w.strides))
         packed = empty((launch.words[launch.names.index("words")] * 4 // size,), w.dtype, w)
-        launch.load(self._device.architecture, self._device.index)
         launch({"w": w.ptr, "y": packed.ptr}, stream_of(w))
         return packed
 
@@ -64,17 +75,20 @@ def tiles_of(problem: ConvProblem, down: int, across: int) -> tuple[int, int, in
     return high, wide, problem.n * high * wide
 
 
-def shapes(problem: ConvProblem, least: int, most: int, narrow: int, even: bool = False) -> list[tuple[int, int]]:
-    """(down, across) of tiles of `least` to `most` outputs: lines cut evenly down to `narrow` outputs, into even
-    numbers of them or any; images that are smaller are a tile each."""
+def shapes(problem: ConvProblem, least: int, most: int, narrow: int, whole: int = 1) -> list[tuple[int, int]]:
+    """(down, across) of tiles of `least` to `most` outputs: lines cut evenly down to `narrow` outputs, into multiples
+    of `whole`; images that are smaller are a tile each."""
     p, q = problem.output
-    found = []
+    found: list[tuple[int, int]] = []
+    before = float("inf")
     for count in range(1, 1 + -(-q // (narrow // 2))):
         across = -(-q // count)
-        across += across % 2 * even
-        for down in (16, 8, 4, 2, 1):
-            if least <= across * down <= most and (down == 1 or down < 2 * p):
-                found.append((down, across))
+        across += -across % whole
+        if across <= NARROWER * before:
+            before = across
+            for down in (16, 8, 4, 2, 1):
+                if least <= across * down <= most and (down == 1 or down < 2 * p):
+                    found.append((down, across))
         if across <= narrow:
             break
-    return found or [(min(p, 16), min(q + q % 2 * even, narrow))]
+    return found or [(min(p, 16), min(q + -q % whole, narrow))]

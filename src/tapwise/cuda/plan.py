@@ -85,6 +85,13 @@ def tile_shape(partition: str, outputs: int) -> tuple[int, int]:
     return outputs // high, high
 
 
+def waits_by_itself(device: Device) -> bool:
+    """Whether a kernel can be placed while the launch before runs, and waits for it (compute capability 9.0 and newer).
+
+    The launcher calls such a launch dependent."""
+    return int(device.architecture.removeprefix("sm_").rstrip("af")) >= 90
+
+
 def reciprocal(count: int) -> int:
     """2^32 over a number, rounded up: the upper half of a product with it is a division. 0 for 1."""
     return -(-(1 << 32) // count) if count > 1 else 0
