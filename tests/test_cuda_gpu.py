@@ -174,7 +174,7 @@ def test_tensor_cores_under_streams_graphs_and_dependent_launches(identifier: st
 MANY_TILES = (
     "n32 c24 h56 w56 k144 r1 s1 f16 nhwc", "n16 c64 h56 w56 k256 r1 s1 f16 nhwc bias relu residual",
     "n8 c64 h96 w96 k64 r3 s3 pad1 bf16 nhwc bias silu residual", "n8 c48 h96 w96 k96 r3 s3 pad1 tf32 nhwc residual",
-    "n8 c30 h80 w80 k36 r3 s3 pad1 f16 nhwc bias",
+    "n8 c30 h80 w80 k36 r3 s3 pad1 f16 nhwc bias", "n8 c32 h90 w80 k17 r3 s3 pad1 f16 nhwc bias silu residual",
 )  # fmt: skip
 
 
@@ -201,6 +201,27 @@ def test_tensor_cores_with_many_tiles_a_block(text: str) -> None:
     for config in long_runs(registry.get("cuda.implicit_gemm"), problem, device):
         verdict = verify.check(problem, "cuda.implicit_gemm", config, device=device)
         assert verdict, f"{config}: {verdict.message}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n16 c64 h56 w56 k64 r3 s3 pad1 f16 nhwc bias relu residual",
+        "n8 c32 h60 w61 k72 r3 s3 pad1 tf32 nhwc residual",
+        "n8 c64 h40 w44 k128 r1 s3 pad0x1 groups2 bf16 nhwc bias silu residual",
+    ],
+)  # fmt: skip
+def test_residuals_that_the_copy_engine_brings(text: str) -> None:
+    """Short tiles, whose products end before the other warpgroup's residual is there, and long ones."""
+    problem, device = problems.parse(text), gpu()
+    algorithm = registry.get("cuda.implicit_gemm")
+    configs = [one for one in algorithm.configs(problem, device) if geometry.is_delivered(problem, one)]
+    configs.sort(key=lambda one: one.pixels)
+    assert len(configs) > 5
+    for config in configs[:5] + configs[-1:]:
+        for _ in range(5):
+            verdict = verify.check(problem, "cuda.implicit_gemm", config, device=device)
+            assert verdict, f"{config}: {verdict.message}"
 
 
 FEW_CHANNELS = (

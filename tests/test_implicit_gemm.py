@@ -239,7 +239,7 @@ def test_predictions_tell_what_they_are_made_of() -> None:
         line_bytes=128, ragged=0.0, pixel_readers=2, filter_readers=66, slab=False, gather=0,
         outputs=128 * 128, together=1, residual=False, ahead=False, activation=None, written=8, boxes=True, tiles=132,
         split=1, room=1, overlapped="loop", multiprocessors=132, read_bytes=10**6, written_bytes=10**6, packed_bytes=0,
-        windows=False, ordered=0, sectors=1.0,
+        windows=False, ordered=0, odd=False, sectors=1.0,
     )  # fmt: skip
     one = model.cost(work, 4280.0)
     assert one.share == 1
@@ -250,7 +250,7 @@ def test_predictions_tell_what_they_are_made_of() -> None:
     for worse in (
         replace(work, ragged=1.0), replace(work, stages=3), replace(work, boxes=False, written=2),
         replace(work, packed_bytes=10**6), replace(work, residual=True), replace(work, activation="silu"),
-        replace(work, pixel_readers=1),
+        replace(work, pixel_readers=1), replace(work, boxes=False, odd=True),
     ):  # fmt: skip
         assert model.cost(worse, 4280.0).us > one.us
     # Clusters of four do not find a place on every multiprocessor.
@@ -280,7 +280,11 @@ def test_ways_to_y() -> None:
             assert (count == 0) == (order > 0)
             assert config.filters % max(order, 1) == 0
             late = problem.residual and config.split == 1 and not config.turns
-            if not order:
+            if geometry.is_delivered(problem, config):
+                assert (config.kernel, config.turns) == ("slab", True)
+                assert config.rows == "filters" or config.pixels * config.filters > 128 * geometry.MOST_BEGUN
+                assert count == max(2, min(rounds, geometry.MOST_STAGINGS))
+            elif not order:
                 assert count == (rounds if late and 2 < rounds <= geometry.MOST_STAGINGS else min(count, 2))
             ways.add((order, boxes))
             counts.add(count)
@@ -294,7 +298,9 @@ def test_order_of_filters() -> None:
     for text, change, wanted in (
         ("c64 h9 w9 k64 r3 s3 f16 nhwc", {}, 32), ("c64 h9 w9 k40 r3 s3 f16 nhwc", {}, 32),
         ("c64 h9 w9 k44 r3 s3 f16 nhwc", {}, 16), ("c64 h9 w9 k46 r3 s3 f16 nhwc", {}, 8),
-        ("c64 h9 w9 k45 r3 s3 f16 nhwc", {}, 0), ("c64 h9 w9 k40 r3 s3 tf32 nhwc", {}, 16),
+        ("c64 h9 w9 k45 r3 s3 f16 nhwc", {}, 8), ("c64 h9 w9 k40 r3 s3 tf32 nhwc", {}, 16),
+        # Two bytes at a time.
+        ("c64 h9 w9 k57 r3 s3 f16 nhwc", {"filters": 64}, 0), ("c64 h9 w9 k57 r3 s3 tf32 nhwc", {"filters": 64}, 8),
         ("c64 h9 w9 k64 r3 s3 f16", {}, 0), ("c64 h9 w9 k64 r3 s3 f16 nhwc", {"rows": "filters"}, 0),
         ("c64 h9 w9 k64 r3 s3 3xtf32 nhwc residual", {}, 0), ("c64 h9 w9 k64 r3 s3 3xtf32 nhwc", {}, 16),
         # The next group's filters follow.

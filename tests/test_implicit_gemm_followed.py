@@ -314,6 +314,49 @@ def test_maps_schedules_and_slabs_compute_the_convolution(text: str) -> None:
     assert ("box" in kernels) == (taps and whole and problem.output[1] >= configs.LEAST_ACROSS)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n3 c8 h5 w6 k72 r3 s3 pad1 f16 nhwc residual", "n2 c8 h7 w6 k40 r2 s3 pad2:1x0:2 tf32 nhwc residual",
+        "n2 c32 h9 w7 k80 r3 s3 pad1 dilation2x1 groups2 bf16 nhwc residual",
+        "n5 c8 h3 w4 k8 r3 s3 pad0:2x1 3xtf32 nhwc residual",
+    ],
+)  # fmt: skip
+def test_residuals_come_to_the_parts_where_sums_are_staged(text: str) -> None:
+    """Each round's copies hold the residual of its outputs, as the tiles of a slab count them."""
+    problem = ConvProblem.parse(text)
+    size, (out_h, out_w) = pack.SIZES[problem.dtype], problem.output
+    residual = np.arange(1.0, 1 + prod(problem.y_shape)).reshape(problem.y_shape)
+    memory = Memory(residual.transpose(0, 2, 3, 1))
+    configs_ = [one for one in ImplicitGemm().configs(problem, H200) if geometry.is_delivered(problem, one)]
+    assert {one.pixels % 64 for one in configs_} >= {0, 8, 16, 32, 48}
+    for config in configs_:
+        launch = ImplicitGemm().launch(problem, config, H200)
+        p, map_ = dict(zip(launch.names, launch.words, strict=True)), launch.maps["res"]
+        inner, box = map_.box
+        assert config.pixels % box == 0 and inner * size == 128
+        for tile in range(p["tiles"]):
+            rest, tile_f = divmod(tile, p["tiles_f"])
+            filter0, group, pixel0 = (
+                tile_f * config.filters,
+                rest % problem.groups,
+                rest // problem.groups * config.pixels,
+            )
+            for first in range(0, config.pixels, box):
+                n, at = divmod(pixel0 + first, p["wide"] * p["high"])
+                h, v = divmod(at, p["wide"])
+                for part in range(0, 64, inner):
+                    filter_ = group * problem.group_k + filter0 + part
+                    lines = memory.windows(map_, size, (filter_, v, h, n), (0, 0))
+                    for line in range(box):
+                        n_, at = divmod(pixel0 + first + line, p["wide"] * p["high"])
+                        y, z = divmod(at, p["wide"])
+                        count = min(inner, problem.group_k - filter0 - part)
+                        if n_ < problem.n and y < out_h and z < out_w and count > 0:
+                            wanted = residual[n_, filter_ : filter_ + count, y, z]
+                            assert np.array_equal(lines[line, :count], wanted), config
+
+
 def test_a_wrong_corner_is_seen() -> None:
     problem = ConvProblem.parse(FOLLOWED[0])
     rng = np.random.default_rng(0)

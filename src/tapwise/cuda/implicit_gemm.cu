@@ -137,15 +137,18 @@ DEVICE void implicit_gemm(const Gemm &p) {
         if (!LATE) begin_tile<O>(out, p.residual);
         Biases<O> bias;
         bias.load(out, p.bias);
+        // The first tile of all does not wait for its residual, and the second fetches it when the first copies are through.
+        const bool begun = O::BEGUN && (!O::PINGPONG || turn > 0);
         if constexpr (O::BEGUN) {
-            sync_part(out.barrier, 128);
-            begin_sums<O>(d, out, p.residual);
+            if (O::PINGPONG && turn == 1) sync_part(5, 256);
+            add_residual<O, false>(d, out, p.residual, begun);
         }
         if (O::PINGPONG) sync_part(6 + group, 256);
         int chunk = begin % part;
         const unsigned rows0 = O::PINGPONG ? 0 : group * O::STEPS * 64 * O::ROW_SPAN;
         for (int step = begin; step < end; ++step) {
             barrier_wait(full + stage * 8, phase);
+            if (O::BEGUN && O::PINGPONG && turn == 0 && step == begin) arrive_part(5, 256);
             const unsigned pixels = ring + stage * STAGE, filters = HELD ? held + step * FILTERS : pixels + PIXELS;
             const unsigned a = (O::SWAP ? filters : pixels) + rows0, b = O::SWAP ? pixels : filters;
             wgmma_fence();
@@ -168,6 +171,7 @@ DEVICE void implicit_gemm(const Gemm &p) {
             for (int back = min(O::FLIGHT, end - begin); back > 0; --back)
                 barrier_arrive(empty + before<O::STAGES>(stage, back) * 8);
         if constexpr (O::ORDER > 0) {
+            if (O::BEGUN && !begun) add_residual<O, true>(d, out, p.residual, true);
             finish_ordered<O>(d, out, p.y, bias);
         } else if constexpr (O::SPLIT == 1) {
             finish_tile<O>(d, out, p.y, bias, p.residual);

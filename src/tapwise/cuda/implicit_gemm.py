@@ -34,7 +34,7 @@ GEMM: Final = (
     "part_chunks", "steps", "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "settled",
 )  # fmt: skip
 SLAB: Final = (
-    *(f"{name}{word}" for name in "xw" for word in range(WORDS)),
+    *(f"{name}{word}" for name in ("x", "w", "res") for word in range(WORDS)),
     "y", "bias", "residual", "image", "n", "filters", "groups", "tiles_f", "tiles", "p", "q", "r", "s", "chunks",
     "part_chunks", "wide", "high", "lines", "copy_lines", "pad_h", "pad_w", "dilation_h", "dilation_w",
     "height", "width", "c", "group_c", "down", "across", "tiles_h", "tiles_w", "settled",
@@ -139,7 +139,8 @@ class ImplicitGemm(Algorithm[Config]):
             ahead=geometry.is_ahead(problem, config),
             activation=problem.activation, written=geometry.written_of(problem, config),
             boxes=geometry.boxes_of(problem, config) > 0,
-            ordered=geometry.order_of(problem, config) // 4 * size, tiles=tiles, split=config.split,
+            ordered=geometry.ordered_bytes(problem, config),
+            odd=problem.layout == "nhwc" and problem.group_k * size % 4 > 0, tiles=tiles, split=config.split,
             room=room, overlapped=overlapped,
             multiprocessors=min(device.threads, blocks) if config.held else device.threads, read_bytes=read,
             written_bytes=prod(problem.y_shape) * size,
@@ -175,7 +176,8 @@ class ImplicitGemm(Algorithm[Config]):
             config.turns, config.stages, config.split, geometry.span(problem), config.bundle,
             geometry.last_steps(problem), geometry.has_groups(problem), geometry.written_of(problem, config),
             geometry.boxes_of(problem, config), geometry.stagings_of(problem, config),
-            geometry.order_of(problem, config), problem.layout == "nchw", problem.bias, problem.residual,
+            geometry.order_of(problem, config), problem.layout == "nchw", problem.bias,
+            problem.residual * (1 + geometry.is_delivered(problem, config)),
             plans.ACTIVATIONS[problem.activation],
         )  # fmt: skip
         width = geometry.sides_of(config)[1] // config.bundle
@@ -239,9 +241,11 @@ class ImplicitGemm(Algorithm[Config]):
             del maps["x"]
         if geometry.boxes_of(problem, config):
             maps["out"] = geometry.map_y(problem, config)
+        if geometry.is_delivered(problem, config):
+            maps["res"] = geometry.map_residual(problem, config)
         return Launch(
             source, names, mine, (blocks, 1, 1), (self._threads(config), 1, 1),
-            geometry.shared_bytes(problem, config), maps, True, {"image": "x", "out": "y"},
+            geometry.shared_bytes(problem, config), maps, True, {"image": "x", "out": "y", "res": "residual"},
         )  # fmt: skip
 
 

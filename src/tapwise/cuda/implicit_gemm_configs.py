@@ -22,7 +22,10 @@ LEAST_TAPS: Final = 3
 LEAST_ACROSS: Final = 4
 # Registers of a thread beside its sums: in the plain kernel, and for what else it does.
 PLAIN_REGISTERS: Final = 60
-MORE_REGISTERS: Final = {"bias": 8, "function": 56, "ordered": 24, "residual": 21, "f32": 16, "nchw": 44}
+MORE_REGISTERS: Final = {
+    "bias": 8, "function": 56, "ordered": 24, "residual": 4, "more residual": 17, "odd": 48, "f32": 16,
+    "nchw": 44,
+}  # fmt: skip
 # Outputs of a tile whose sums blocks of a cluster exchange.
 MOST_EXCHANGED: Final = 8192
 # (rows of the instruction, pixels, filters) of a tile.
@@ -186,9 +189,13 @@ def is_legal(problem: ConvProblem, config: Config, device: Device) -> bool:
     pair = 216 if config.gather else 232
     registers = pair if config.warpgroups == 2 else 255 if config.resident == 1 else 128
     function = problem.activation in ("gelu", "tanh") and config.resident == 1
+    ordered = geometry.order_of(problem, config) > 0
     used = {
-        "bias": problem.bias or problem.activation is not None, "residual": problem.residual,
-        "function": function, "ordered": function and geometry.order_of(problem, config) > 0,
+        "bias": problem.bias or problem.activation is not None,
+        "residual": problem.residual and not geometry.is_delivered(problem, config),
+        # Of four bytes, or loaded before the products.
+        "more residual": problem.residual and (problem.dtype == "f32" or ordered),
+        "function": function, "ordered": ordered and function, "odd": ordered and problem.group_k % 2 == 1,
         "f32": problem.dtype == "f32", "nchw": problem.layout == "nchw",
     }  # fmt: skip
     others = PLAIN_REGISTERS + sum(MORE_REGISTERS[name] for name, needed in used.items() if needed)

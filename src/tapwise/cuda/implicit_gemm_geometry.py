@@ -21,10 +21,12 @@ LARGEST: Final = 1 << 31
 PLACED: Final = 10 / 11
 # Bytes of the instruction's steps along gemm_k.
 STEP_BYTES: Final = 32
-# Filters of a tile that threads write 4 bytes at a time, and bytes of y that L2 keeps beside other things.
-FEW_FILTERS: Final = 64
+# Filters of a tile that threads write 4 bytes at a time, or 2, and bytes of y that L2 keeps beside other things.
+FEW_FILTERS, ODD_FILTERS = 64, 48
 KEPT_BYTES: Final = 24 << 20
-# Staging parts of a warpgroup.
+# Sums of a thread that may begin with the residual.
+MOST_BEGUN: Final = 128
+# Staging parts of a warpgroup, or of a ring that two share.
 MOST_STAGINGS: Final = 4
 
 
@@ -279,10 +281,12 @@ def shared_bytes(problem: ConvProblem, config: Config) -> int:
         filters = config.stages * config.filters // config.bundle
         ring = (config.slabs * lines + filters) * line + 16 * config.slabs + 2048
     each = 64 * 64 * pack.SIZES[problem.dtype] * stagings_of(problem, config)
-    staging = config.pixels * config.filters * 4 if config.split > 1 else config.warpgroups * each
+    delivered = is_delivered(problem, config)
+    staging = config.pixels * config.filters * 4 if config.split > 1 else (1 if delivered else config.warpgroups) * each
     share = config.pixels if config.rows == "filters" or config.turns else config.pixels // config.warpgroups
     tables = config.warpgroups * (share + config.filters * problem.bias) * 4
-    return ring + staging + tables + config.stages * 16 + 2048
+    barriers = 16 * (config.stages + delivered * stagings_of(problem, config))
+    return ring + staging + tables + barriers + 2048
 
 
 def rounds_of(config: Config) -> int:
@@ -300,8 +304,9 @@ def order_of(problem: ConvProblem, config: Config) -> int:
     size, columns = pack.SIZES[problem.dtype], config.filters // config.bundle
     if config.rows == "filters" or config.split > 1 or problem.layout == "nchw":
         return 0
-    # Sums in fp32 that begin with a large residual would lose digits of the products.
-    if problem.residual and problem.math == "3xtf32":
+    # Sums in fp32 that begin with a large residual would lose digits of the products; beside many sums there are no
+    # registers to load it.
+    if problem.residual and (problem.math == "3xtf32" or (config.turns and prod(sides_of(config)) // 128 > MOST_BEGUN)):
         return 0
     whole = 64 // size
     order = next(
@@ -313,10 +318,18 @@ def order_of(problem: ConvProblem, config: Config) -> int:
         0,
     )
     if config.kernel != "stream":
-        return order or (8 if problem.group_k % 2 == 0 and columns <= FEW_FILTERS else 0)
+        # Of an odd number of filters two bytes are written at a time, which is slow for many.
+        most = FEW_FILTERS if problem.group_k * size % 4 == 0 else ODD_FILTERS
+        return order or (8 if columns <= most else 0)
     if config.turns and not problem.residual:
         return order if order == whole and prod(problem.y_shape) * size <= KEPT_BYTES else 0
     return order if config.turns or config.warpgroups == 1 else 0
+
+
+def ordered_bytes(problem: ConvProblem, config: Config) -> int:
+    """Bytes of y that a thread writes at once straight from its registers; 0 where sums pass shared memory."""
+    order = order_of(problem, config)
+    return pack.SIZES[problem.dtype] * (order // 4 if order and vector_of(problem) > 1 else min(order, 1))
 
 
 def stagings_of(problem: ConvProblem, config: Config) -> int:
@@ -325,14 +338,25 @@ def stagings_of(problem: ConvProblem, config: Config) -> int:
     size = pack.SIZES[problem.dtype]
     if order_of(problem, config):
         return 0
+    if is_delivered(problem, config):
+        return max(2, min(rounds_of(config), MOST_STAGINGS))
     fetched = problem.residual and config.split == 1 and written_of(problem, config) * size >= 4
     if fetched and size == 2 and not config.turns and 2 < rounds_of(config) <= MOST_STAGINGS:
         return rounds_of(config)
     return 2 if fetched or (boxes_of(problem, config) and size == 2) else 1
 
 
+def is_delivered(problem: ConvProblem, config: Config) -> bool:
+    """Whether the copy engine brings the residual: to slabs whose sums cannot begin with it."""
+    whole = vector_of(problem) * pack.SIZES[problem.dtype] == 16 and problem.layout == "nhwc"
+    able = config.kernel == "slab" and not config.gather and not order_of(problem, config)
+    return problem.residual and whole and able
+
+
 def is_ahead(problem: ConvProblem, config: Config) -> bool:
     """Whether a tile's residual is fetched as a whole while its products run."""
+    if is_delivered(problem, config):
+        return True
     return config.split == 1 and not config.turns and stagings_of(problem, config) >= rounds_of(config)
 
 
@@ -353,6 +377,17 @@ def map_y(problem: ConvProblem, config: Config) -> TensorMap:
     return TensorMap(
         problem.dtype, (problem.group_k, problem.groups, problem.n * prod(problem.output)),
         (problem.group_k * size, problem.k * size), (LINE_BYTES // size, 1, pixels),
+    )  # fmt: skip
+
+
+def map_residual(problem: ConvProblem, config: Config) -> TensorMap:
+    """The residual as windows of 1 x 1, whose pixels are counted as a slab counts them: with padding."""
+    size, (p, q), (high, wide) = pack.SIZES[problem.dtype], problem.output, padded(problem)
+    pixels = 64 if config.rows == "pixels" else gcd(config.pixels, 64)
+    line = problem.k * size
+    return TensorMap(
+        problem.dtype, (problem.k, q, p, problem.n), (line, line * q, line * q * p), (LINE_BYTES // size, pixels),
+        ((0, 0), (wide - q, high - p)), (1, 1),
     )  # fmt: skip
 
 

@@ -34,6 +34,8 @@ STEP, SLAB_STEP, BEGIN, BEGIN_TURNS, BEGIN_SLAB = 61.5, 66.9, 1728.0, 662.0, 110
 FINISH, OUTPUT, SLAB_FINISH, SLAB_OUTPUT, BOX_FINISH, BOX_OUTPUT = 1280.0, 0.053, 570.0, 0.216, 1134.0, 0.091
 # The same straight from registers, 16 bytes at a time.
 ORDERED_FINISH, ORDERED_OUTPUT = 629.0, 0.0747
+# Two bytes at a time either way (not fitted with the others, but to eight layers of odd numbers of filters).
+ODD_OUTPUT: Final = 0.95
 # More for each output: activation; residual, which competes with the products for shared memory and is not hidden by
 # them, and the same where all of a tile is fetched ahead.
 RESIDUAL, RESIDUAL_AHEAD = 0.121, 0.0328
@@ -68,9 +70,10 @@ class Work:
     read the same pixels, and the same filters, at a time; bytes of gathered pieces. Outputs of a tile, warpgroups
     that write them together, what else is done to them, whether all residuals of a tile are fetched `ahead`; elements
     written at once, or `boxes` by the copy engine, or bytes that threads write at once from their registers
-    (`ordered`). Tiles; blocks that share one, and blocks that a multiprocessor has room for; how tiles follow one
-    another: turns, resident, loop or once. Multiprocessors that work. Bytes of memory; `packed_bytes`, read and
-    written, of a launch before, as `windows` or not. `sectors` of L2 read for each that a group has.
+    (`ordered`); whether filters are `odd`, so that it is two bytes. Tiles; blocks that share one, and blocks that a
+    multiprocessor has room for; how tiles follow one another: turns, resident, loop or once. Multiprocessors that work.
+    Bytes of memory; `packed_bytes`, read and written, of a launch before, as `windows` or not. `sectors` of L2 read for
+    each that a group has.
     """
 
     rows: int
@@ -95,6 +98,7 @@ class Work:
     written: int
     boxes: bool
     ordered: int
+    odd: bool
     tiles: int
     split: int
     room: int
@@ -165,12 +169,12 @@ def cost(work: Work, gbps: float) -> Cost:
     if work.split > 1:
         finish = EXCHANGE + outputs * EXCHANGED
     elif work.ordered:
-        finish = ORDERED_FINISH + outputs * ORDERED_OUTPUT * (16 / work.ordered) ** 0.5
+        finish = ORDERED_FINISH + outputs * (ODD_OUTPUT if work.odd else ORDERED_OUTPUT * (16 / work.ordered) ** 0.5)
     elif work.boxes:
         finish = BOX_FINISH + outputs * BOX_OUTPUT
     else:
         fixed, output = (SLAB_FINISH, SLAB_OUTPUT) if work.slab else (FINISH, OUTPUT)
-        finish = fixed + outputs * output * (8 / work.written) ** 0.5
+        finish = fixed + outputs * (ODD_OUTPUT if work.odd else output * (8 / work.written) ** 0.5)
     finish += work.outputs * (ACTIVATIONS[work.activation] if work.activation else 0.0)
     if work.ordered and work.residual:
         begun = work.outputs * BEGUN

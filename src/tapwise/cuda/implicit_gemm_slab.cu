@@ -4,11 +4,12 @@
 // The copy engine brings the pixels, or (GATHER) three warps, in pieces as small as the channels ask.
 #pragma once
 
+#include "deliver.cuh"
 #include "ordered.cuh"
 
 struct Slab {
-    // Tensor maps of x and of the packed filters.
-    alignas(64) unsigned long long x[16], w[16];
+    // Tensor maps of x, of the packed filters and of the residual.
+    alignas(64) unsigned long long x[16], w[16], res[16];
     void *y;
     const void *bias, *residual, *image;
     // Images, filters and groups; tiles along each; chunks of channels, and those that share a part of x; taps.
@@ -82,10 +83,11 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
     // Operands shifted by the last tap read a few lines behind a box, for positions that are no outputs.
     const unsigned box_bytes = p.lines * O::SPAN, slab_bytes = (p.lines + (BOX ? p.copy_lines : 0)) * O::SPAN;
     const unsigned slabs = (shared_address(memory) + 1023) & ~1023u, ring = (slabs + SLABS * slab_bytes + 1023) & ~1023u;
-    const unsigned staging = (ring + O::STAGES * FILTERS + 1023) & ~1023u, tables = staging + 2 * O::STAGINGS * O::STAGING;
+    const unsigned staging = (ring + O::STAGES * FILTERS + 1023) & ~1023u, tables = staging + O::PARTS * O::STAGING;
     const unsigned biases = tables + 2 * O::PIXELS * 4;
     const unsigned slab_full = (biases + (O::BIAS ? 2 * O::FILTERS * 4 : 0) + 7) & ~7u, slab_empty = slab_full + SLABS * 8;
     const unsigned full = slab_empty + SLABS * 8, empty = full + O::STAGES * 8;
+    const unsigned deliveries = empty + O::STAGES * 8;
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     const int tiles = p.tiles, chunks = p.chunks, part = p.part_chunks, taps = p.r * p.s, width = p.wide,
               plane = p.wide * p.high;
@@ -100,11 +102,12 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
             barrier_init(full + slot * 8, 1);
             barrier_init(empty + slot * 8, 4);
         }
+        init_deliveries<O>(deliveries);
         publish_barriers();
     }
     __syncthreads();
     if (group == 2) {
-        release_registers<(GATHER ? 56 : 40)>();
+        release_registers<(GATHER ? 72 : 40)>();
         if (threadIdx.x != (GATHER ? 256 + GATHERERS : 288) || !p.settled) wait_for_previous();
         if (GATHER ? threadIdx.x >= 256 && threadIdx.x < 256 + GATHERERS : threadIdx.x == 256) {
             int slot = 0;
@@ -157,6 +160,10 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
                     }
             }
         }
+        if constexpr (O::DELIVERED)
+            if (threadIdx.x / 32 == 10)
+                deliver<O>(p.res, staging, deliveries, p.filters, p.groups, p.tiles_f, blockIdx.x, tiles, gridDim.x, plane,
+                           width);
         // A block's shared memory stays until its copies are there.
         if constexpr (GATHER > 0) asm volatile("cp.async.wait_all;" ::: "memory");
         return;
@@ -168,9 +175,18 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
     const unsigned table = tables + group * O::PIXELS * 4;
     int slab = 0, slot = 0;
     unsigned slab_phase = 0, phase = 0;
+    // The next residual's part, and its parity.
+    int next = 0;
+    unsigned next_phase = 0;
     float d[O::STEPS][O::COLUMNS / 2];
-    if (group == 1) arrive_part(6, 256);
+    if (group == 1) {
+        arrive_part(6, 256);
+        if (O::DELIVERED) arrive_part(3, 256);
+    }
     for (int tile = blockIdx.x, turn = 0; tile < tiles; tile += gridDim.x, ++turn) {
+        const int delivery = next;
+        const unsigned delivery_phase = next_phase;
+        if constexpr (O::DELIVERED) advance<O::STAGINGS>(next, next_phase, Round<O>::COUNT);
         if (turn % 2 != group) {
             advance<SLABS>(slab, slab_phase, chunks);
             if (!RESIDENT) advance<O::STAGES>(slot, phase, chunks * taps);
@@ -200,15 +216,17 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
                 O::NCHW ? (n * all + at.group * filters) * outputs + there : (n * outputs + there) * all + at.group * filters;
             set_place(table, i, output ? place : -1);
         }
-        const unsigned mine = staging + group * O::STAGINGS * O::STAGING;
-        const Place out{at.filter, at.group,  at.pixel, filters, outputs, table, biases + group * O::FILTERS * 4,
-                        mine,      1 + group, nullptr};
+        const unsigned mine = staging + (O::DELIVERED ? 0 : group * O::STAGINGS * O::STAGING);
+        const Place out{at.filter, at.group,  at.pixel, filters,    outputs,  table,         biases + group * O::FILTERS * 4,
+                        mine,      1 + group, nullptr,  deliveries, delivery, delivery_phase};
         begin_tile<O>(out, p.residual);
         Biases<O> bias;
         bias.load(out, p.bias);
+        // The first tile of all does not wait for its residual, and the second fetches it when the first copies are through.
+        const bool begun = O::BEGUN && turn > 0;
         if constexpr (O::BEGUN) {
-            sync_part(out.barrier, 128);
-            begin_sums<O>(d, out, p.residual);
+            if (turn == 1) sync_part(5, 256);
+            add_residual<O, false>(d, out, p.residual, begun);
         }
         sync_part(6 + group, 256);
         int within = 0;
@@ -220,6 +238,7 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
             int r = 0, s = 0;
             for (int tap = 0; tap < taps; ++tap) {
                 barrier_wait(full + slot * 8, phase);
+                if ((O::BEGUN || O::DELIVERED) && turn == 0 && chunk + tap == 0) arrive_part(5, O::BEGUN ? 256 : 160);
                 const unsigned shifted = pixels + (r * (int)p.dilation_h * width + s * (int)p.dilation_w) * O::SPAN;
                 const unsigned filters = ring + slot * FILTERS;
                 if (++s == (int)p.s) {
@@ -254,9 +273,11 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
                 for (int back = O::FLIGHT; back > 0; --back) barrier_arrive(empty + before<O::STAGES>(slot, back) * 8);
             barrier_arrive(slab_empty + before<SLABS>(slab, 1) * 8);
         }
-        if constexpr (O::ORDER > 0)
+        if constexpr (O::ORDER > 0) {
+            if (O::BEGUN && !begun) add_residual<O, true>(d, out, p.residual, true);
             finish_ordered<O>(d, out, p.y, bias);
-        else
+        } else {
             finish_tile<O>(d, out, p.y, bias, p.residual);
+        }
     }
 }

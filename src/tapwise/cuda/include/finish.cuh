@@ -6,13 +6,17 @@
 #include "tile.cuh"
 
 // Where a warpgroup's outputs go: its tile's first filter, group and pixel, filters in a group, the distance of two filters in
-// y (NCHW), a table of its pixels' places in y, -1 where there is none, and one of
-// its filters' bias. `map`: of y, for the copy engine.
+// y (NCHW), a table of its pixels' places in y, -1 where there is none, and one of its filters' bias. `map`: of y, for the copy
+// engine. `delivered`: barriers of the ring of staging parts into which the copy engine brings residuals, which say that one is
+// there, and behind them those that say that one may come; `part` of the ring that is next, and its barriers' parity.
 struct Place {
     int filter, group, pixel, filters, step;
     unsigned table, bias, staging;
     int barrier;
     const void *map;
+    unsigned delivered;
+    int part;
+    unsigned phase;
 };
 
 DEVICE int place_of(const Place &at, int pixel) {
@@ -292,17 +296,23 @@ DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, void *y_
     T *y = static_cast<T *>(y_);
     T *residual = const_cast<T *>(static_cast<const T *>(residual_));
     biases.share(at);
+    // A warpgroup waits for its parts of the ring when the other has had those before: a barrier's parity tells a part's next
+    // filling from the one before it, but no more.
+    if (O::DELIVERED) sync_part(2 + at.barrier, 256);
     const int warp = threadIdx.x / 32 % 4;
     const unsigned staging = at.staging;
 #pragma unroll
     for (int round = 0; round < R::COUNT; ++round) {
         const R now(round);
         const bool boxes = O::BOXES == 2 || (O::BOXES == 1 && now.filters == 64);
-        at.staging = staging + round % O::STAGINGS * O::STAGING;
+        at.staging = staging + (O::DELIVERED ? at.part : round % O::STAGINGS) * O::STAGING;
         // Rounds whose residual is fetched while this one and those before go to y.
         const int next = round + AHEAD<O>;
         if constexpr (O::FETCHED) wait_for_fetched<O>((next < R::COUNT ? next : R::COUNT) - round - 1);
-        if constexpr (O::BOXES > 0) {
+        if constexpr (O::DELIVERED) {
+            barrier_wait(at.delivered + at.part * 8, at.phase);
+            if (round + 1 == R::COUNT) arrive_part(5 - at.barrier, 256);
+        } else if constexpr (O::BOXES > 0) {
             // The part of shared memory that is staged to, or fetched to, has been written. Tiles of an odd count of rounds end
             // with the part that the next begins with.
             if (O::FETCHED ? round > 0 && next < R::COUNT : round == 0 && R::COUNT % 2)
@@ -311,14 +321,14 @@ DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, void *y_
                 wait_for_stores<O::STAGINGS - 1>();
         }
         // What was staged before has been written, and the table of places is there.
-        sync_part(at.barrier, 128);
+        if (!O::DELIVERED) sync_part(at.barrier, 128);
         if constexpr (O::FETCHED) {
             if (next < R::COUNT) {
                 Place first = at;
                 first.staging = staging;
                 fetch_round<O>(first, residual, next);
             }
-        } else if constexpr (O::RESIDUAL) {
+        } else if constexpr (O::RESIDUAL && !O::DELIVERED) {
             move_lines<O, true>(at, residual, now.pixel0, now.pixels, now.filter0, now.filters);
             sync_part(at.barrier, 128);
         }
@@ -339,6 +349,13 @@ DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, void *y_
         sync_part(at.barrier, 128);
         if constexpr (O::BOXES > 0) store_boxes<O>(at, now.pixel0, boxes ? now.pixels : 0, now.filter0);
         if (!boxes) move_lines<O, false>(at, y, now.pixel0, now.pixels, now.filter0, now.filters);
+        if constexpr (O::DELIVERED) {
+            // A warp has read its lines of the part.
+            publish_shared();
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) barrier_arrive(at.delivered + (O::STAGINGS + at.part) * 8);
+            advance<O::STAGINGS>(at.part, at.phase);
+        }
     }
     if (O::BOXES != 2) sync_part(at.barrier, 128);
 }

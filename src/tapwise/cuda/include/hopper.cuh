@@ -57,6 +57,15 @@ DEVICE void copy_pixels(unsigned to, const void *map, unsigned barrier, int c, i
                  "h"((short)0)
                  : "memory");
 }
+// Windows of 1 x 1 that are read once: they leave L2 first.
+DEVICE void copy_pixels_once(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n) {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+                 "{%3, %4, %5, %6}], [%2], {%7, %7}, %8;" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"((short)0), "l"(policy)
+                 : "memory");
+}
 DEVICE void copy_box(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
                  "%6}], [%2];" ::"r"(to),

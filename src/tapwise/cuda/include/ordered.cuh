@@ -2,7 +2,7 @@
 // packed, ORDER of them at a time, so that those of a thread's sums lie side by side in y: it writes 4, 8 or 16 bytes, four
 // threads beside each other four times that, and nothing passes through shared memory. The instruction gives thread t of four
 // the columns 8 j + 2 t + e; the column has filter ORDER / 4 t + 2 j + e. With ORDER 8 they are as they were, and filters may be
-// any even number.
+// any number: where it is odd, elements are written one by one.
 #pragma once
 
 #include "finish.cuh"
@@ -29,39 +29,54 @@ DEVICE float element(const Piece<BYTES> &piece, int i) {
 // ROWS pixels.
 template <class O>
 struct Ordered {
-    static constexpr int EACH = O::ORDER / 4, BLOCKS = O::ORDER / 8, BYTES = EACH * (int)sizeof(typename O::T);
+    static constexpr int EACH = O::ORDER / 4, BLOCKS = O::ORDER / 8;
+    // Elements that are read and written at once.
+    static constexpr int ONCE = O::V > 1 ? EACH : 1, BYTES = ONCE * (int)sizeof(typename O::T);
     static constexpr int UNITS = O::COLUMNS / O::ORDER, ROWS = 2 * O::STEPS;
     static_assert(!O::SWAP && O::COLUMNS % O::ORDER == 0);
     // Its first filter, and where its pixels are in y.
     int first, places[ROWS];
-    DEVICE Ordered(const Place &at) : first(at.filter + threadIdx.x % 4 * EACH) {
+    // Not `now`: as if it had no pixels.
+    DEVICE Ordered(const Place &at, bool now = true) : first(at.filter + threadIdx.x % 4 * EACH) {
         const int row = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
-        for (int i = 0; i < ROWS; ++i) places[i] = place_of(at, i / 2 * 64 + i % 2 * 8 + row);
+        for (int i = 0; i < ROWS; ++i) {
+            const int place = place_of(at, i / 2 * 64 + i % 2 * 8 + row);
+            places[i] = now ? place : -1;
+        }
     }
-    DEVICE bool has(const Place &at, int row, int unit) const {
-        return places[row] >= 0 && first + unit * O::ORDER < at.filters;
+    DEVICE bool has(const Place &at, int row, int unit, int e) const {
+        return places[row] >= 0 && first + unit * O::ORDER + e < at.filters;
     }
     // Where element e of a unit stands in a row's sums.
     DEVICE static constexpr int within(int row, int unit, int e) { return (unit * BLOCKS + e / 2) * 4 + row % 2 * 2 + e % 2; }
 };
 
-// Before a tile's products its sums are the residual. The table of places is there.
-template <class O>
-DEVICE void begin_sums(float (&d)[O::STEPS][O::COLUMNS / 2], const Place &at, const void *residual) {
+// The residual to a tile's sums: before its products, which are then added to it, or (AFTER) when they are there. Not `now`:
+// nothing to add yet. There is no branch around it, as ptxas would wait for every product by itself.
+template <class O, bool AFTER>
+DEVICE void add_residual(float (&d)[O::STEPS][O::COLUMNS / 2], const Place &at, const void *residual, bool now) {
     using T = typename O::T;
     using X = Ordered<O>;
-    const X x(at);
+    // The table of places is there.
+    sync_part(at.barrier, 128);
+    const X x(at, now);
     const T *const from = static_cast<const T *>(residual) + x.first;
 #pragma unroll
     for (int i = 0; i < X::ROWS * X::UNITS; ++i) {
         const int row = i / X::UNITS, unit = i % X::UNITS;
-        Piece<X::BYTES> piece{};
-        if (x.has(at, row, unit)) piece = load_global<X::BYTES>(from + x.places[row] + unit * O::ORDER);
 #pragma unroll
-        for (int e = 0; e < X::EACH; ++e) d[row / 2][X::within(row, unit, e)] = element<T>(piece, e);
+        for (int start = 0; start < X::EACH; start += X::ONCE) {
+            Piece<X::BYTES> piece{};
+            if (x.has(at, row, unit, start)) piece = load_global<X::BYTES>(from + x.places[row] + unit * O::ORDER + start);
+#pragma unroll
+            for (int e = 0; e < X::ONCE; ++e) {
+                float &sum = d[row / 2][X::within(row, unit, start + e)];
+                sum = (AFTER ? sum : 0.0f) + element<T>(piece, e);
+            }
+        }
     }
-    keep_sums(d);
+    if (!AFTER) keep_sums(d);
 }
 
 // Bias, activation, and to y.
@@ -90,15 +105,18 @@ DEVICE void finish_ordered(const float (&d)[O::STEPS][O::COLUMNS / 2], const Pla
             float v[X::EACH];
 #pragma unroll
             for (int e = 0; e < X::EACH; ++e) v[e] = activated<T, O::ACTIVATION>(d[row / 2][X::within(row, unit, e)] + bias[e]);
-            Piece<X::BYTES> piece;
 #pragma unroll
-            for (int i = 0; i < X::BYTES / 4; ++i) {
-                if constexpr (sizeof(T) == 4)
-                    piece.v[i] = __float_as_uint(v[i]);
-                else
-                    piece.v[i] = Element<T>::pack(v[2 * i], v[2 * i + 1]);
+            for (int start = 0; start < X::EACH; start += X::ONCE) {
+                Piece<X::BYTES> piece;
+#pragma unroll
+                for (int i = 0; i < (X::BYTES + 3) / 4; ++i) {
+                    if constexpr (sizeof(T) == 4)
+                        piece.v[i] = __float_as_uint(v[start + i]);
+                    else
+                        piece.v[i] = Element<T>::pack(v[start + 2 * i], X::ONCE > 1 ? v[start + 2 * i + 1] : 0.0f);
+                }
+                if (x.has(at, row, unit, start)) store_global<X::BYTES>(to + x.places[row] + unit * O::ORDER + start, piece);
             }
-            if (x.has(at, row, unit)) store_global<X::BYTES>(to + x.places[row] + unit * O::ORDER, piece);
         }
     }
     // The next tile may write its places and its bias.

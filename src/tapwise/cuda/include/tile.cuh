@@ -10,12 +10,14 @@
 // filters. LAST: steps of 32 bytes of a tap's last chunk of channels. FIVE: the map of x has a fifth axis, for groups or
 // parts. V elements of y are written at once. BOXES: the copy engine writes y, all of it (2) or 64 filters at a time (1).
 // ORDER filters side by side were turned for the threads that write them from registers; 0: sums pass shared memory.
+// RESIDUAL: none (0), brought by threads (1) or by the copy engine (2).
 template <typename T_, bool SWAP_, int BP_, int BF_, int WARPGROUPS_, bool PINGPONG_, int STAGES_, int SPLIT_, int SPAN_,
           int BUNDLE_, int LAST_, bool FIVE_, int V_, int BOXES_, int STAGINGS_, int ORDER_, bool NCHW_, bool BIAS_,
-          bool RESIDUAL_, int ACTIVATION_>
+          int RESIDUAL_, int ACTIVATION_>
 struct Tile {
     using T = T_;
-    static constexpr bool SWAP = SWAP_, PINGPONG = PINGPONG_, FIVE = FIVE_, NCHW = NCHW_, BIAS = BIAS_, RESIDUAL = RESIDUAL_;
+    static constexpr bool SWAP = SWAP_, PINGPONG = PINGPONG_, FIVE = FIVE_, NCHW = NCHW_, BIAS = BIAS_,
+                          RESIDUAL = RESIDUAL_ > 0;
     static constexpr int BP = BP_, BF = BF_, WARPGROUPS = WARPGROUPS_, STAGES = STAGES_, SPLIT = SPLIT_, SPAN = SPAN_,
                          BUNDLE = BUNDLE_, LAST = LAST_, V = V_, BOXES = BOXES_, ORDER = ORDER_;
     static constexpr int ACTIVATION = ACTIVATION_;
@@ -35,11 +37,14 @@ struct Tile {
     // The parts of shared memory through which 64 x 64 sums go to y, in lines of 128 bytes along y's inner axis, which are the
     // instruction's rows or its columns. There are two where one may still be on its way, or one for each round of a tile.
     static constexpr bool TURNED = SWAP != NCHW;
-    // Threads fetch the residual there before, in pieces that can be copied asynchronously.
-    static constexpr bool FETCHED = RESIDUAL && SPLIT == 1 && ORDER == 0 && V * sizeof(T) >= 4;
+    // The copy engine brings the residual there, or threads, in pieces that can be copied asynchronously.
+    static constexpr bool DELIVERED = RESIDUAL_ == 2;
+    static constexpr bool FETCHED = RESIDUAL_ == 1 && SPLIT == 1 && ORDER == 0 && V * sizeof(T) >= 4;
     // The residual is there before the products, which are added to it.
     static constexpr bool BEGUN = RESIDUAL && ORDER > 0;
     static constexpr int INNER = 128 / (int)sizeof(T), STAGING = 64 * 64 * (int)sizeof(T), STAGINGS = STAGINGS_;
+    // Each warpgroup has STAGINGS parts, or both share a ring of them, which the copy engine fills in the order of tiles.
+    static constexpr int PARTS = (DELIVERED ? 1 : WARPGROUPS) * STAGINGS;
     // Pixels of one box: all tiles are whole boxes.
     static constexpr int BOX = !SWAP || BP % 64 == 0 ? 64 : BP % 32 == 0 ? 32 : BP % 16 == 0 ? 16 : 8;
     // Split sums: a block adds up EACH of the instruction's rows, which all send it.
@@ -48,7 +53,8 @@ struct Tile {
     static_assert(BUNDLE == 1 || (!SWAP && LAST == WHOLE));
     static_assert(!PINGPONG || (WARPGROUPS == 2 && SPLIT == 1));
     static_assert(SPLIT == 1 || (EACH % 8 == 0 && WARPGROUPS == 1));
-    static_assert(ORDER || STAGINGS >= (FETCHED || (BOXES && sizeof(T) == 2) ? 2 : 1));
+    static_assert(!DELIVERED || (PINGPONG && ORDER == 0 && BOXES == 0 && !NCHW));
+    static_assert(ORDER || STAGINGS >= (FETCHED || DELIVERED || (BOXES && sizeof(T) == 2) ? 2 : 1));
     static_assert(ORDER == 0 || (BOXES == 0 && SPLIT == 1 && !NCHW && !SWAP && WGMMA_N % ORDER == 0));
     static_assert(!BOXES || (SPLIT == 1 && !NCHW && V * sizeof(T) == 16));
 };

@@ -1,0 +1,43 @@
+// The residual by the copy engine: into the staging parts where sums are then added to it, as soon as what was there before has
+// gone to y, so that a tile's first rounds find it there.
+#pragma once
+
+#include "finish.cuh"
+
+template <class O>
+DEVICE void init_deliveries(unsigned barriers) {
+    for (int part = 0; O::DELIVERED && part < O::STAGINGS; ++part) {
+        barrier_init(barriers + part * 8, 1);
+        barrier_init(barriers + (O::STAGINGS + part) * 8, 4);
+    }
+}
+
+// One warp brings what the rounds of all tiles need, in their order. `map`: of the residual as windows of 1 x 1; pixels are
+// counted in planes of lines of `width`, as the tiles count them.
+template <class O>
+DEVICE void deliver(const void *map, unsigned staging, unsigned barriers, int filters, int groups, int tiles_f, int first,
+                    int tiles, int blocks, int plane, int width) {
+    using R = Round<O>;
+    wait_for_previous();
+    // The first copies of all are those of x.
+    sync_part(5, 160);
+    if (threadIdx.x % 32 != 0) return;
+    int slot = 0;
+    unsigned phase = 1;
+    for (int tile = first; tile < tiles; tile += blocks) {
+        const At<O> at(tile, tiles_f, groups);
+        for (int round = 0; round < R::COUNT; ++round) {
+            const R now(round);
+            const unsigned full = barriers + slot * 8, to = staging + slot * O::STAGING;
+            const int filter = at.group * filters + at.filter + now.filter0, across = (now.filters + O::INNER - 1) / O::INNER;
+            barrier_wait(full + O::STAGINGS * 8, phase);
+            barrier_expect(full, now.pixels * across * 128);
+            for (int line = 0; line < now.pixels; line += O::BOX) {
+                const int pixel = at.pixel + now.pixel0 + line, n = pixel / plane, rest = pixel - n * plane, h = rest / width;
+                for (int a = 0; a < across; ++a)
+                    copy_pixels_once(to + (a * 64 + line) * 128, map, full, filter + a * O::INNER, rest - h * width, h, n);
+            }
+            advance<O::STAGINGS>(slot, phase);
+        }
+    }
+}
