@@ -6,6 +6,7 @@ of height one. What comes back is of the library that `x` is from, in its memory
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -300,31 +301,53 @@ def _convolve(
     if filters.ndim != axes + 2:
         raise InvalidProblem(f"w has shape {filters.shape}: {axes + 2} axes (k, c / groups, ...) are allowed")
     batched = source[None] if single else source
-    n, c, *spatial = batched.shape
-    k, group_c, *kernel = filters.shape
-    groups = whole(groups, "groups")
-    if groups < 1 or c % groups or k % groups:
-        raise InvalidProblem(f"groups={groups}: at least 1, and it must divide c={c} of x and k={k} of w")
-    if group_c * groups != c:
-        raise InvalidProblem(
-            f"w has shape {filters.shape}: its second axis must be c / groups = {c // groups} "
-            f"for x of shape {source.shape} and groups={groups}"
-        )
     _check_like("w", filters, filters.shape, dtype)
     if offset is not None:
-        _check_like("bias", offset, (k,), dtype)
-    steps, distances = numbers(stride, axes, "stride"), numbers(dilation, axes, "dilation")
-    sides = sides_of(padding, tuple(spatial), tuple(kernel), steps, distances, output_size)
-    problem = ConvProblem(
-        n=n, c=c, spatial=tuple(spatial), k=k, kernel=tuple(kernel), stride=steps, padding=sides, dilation=distances,
-        groups=groups, dtype=dtype, math=math if dtype == "f32" or math not in ("tf32", "3xtf32") else "ieee",
-        layout=arrays.layout_of(batched), bias=offset is not None, activation=activation, residual=residual is not None,
-    )  # fmt: skip
+        _check_like("bias", offset, filters.shape[:1], dtype)
+    words = stride, padding, dilation, groups, output_size, activation, math
+    problem_of = _known_problem if all(map(_is_plain, words)) else _problem
+    problem = problem_of(
+        batched.shape, filters.shape, dtype, arrays.layout_of(batched), offset is not None, residual is not None, words
+    )
     _choice, plan = _plan(as_images(problem), device_of(source), algorithm, None, False)
     packed = plan.pack(_lift(filters, problem, False))
     if offset is not None:
         offset = arrays.dense(offset, "nchw")
     return _execute(problem, single, plan, packed, offset, x, source, addend, out)
+
+
+def _problem(
+    shape: tuple[int, ...], filters: tuple[int, ...], dtype: str, layout: Any, bias: bool, residual: bool,
+    words: tuple[Any, ...],
+) -> ConvProblem:  # fmt: skip
+    """What is to be computed: shapes of x (with a batch) and of w, and a call's other words as they were given."""
+    stride, padding, dilation, groups, output_size, activation, math = words
+    (n, c, *spatial), (k, group_c, *kernel), axes = shape, filters, len(shape) - 2
+    groups = whole(groups, "groups")
+    if groups < 1 or c % groups or k % groups:
+        raise InvalidProblem(f"groups={groups}: at least 1, and it must divide c={c} of x and k={k} of w")
+    if group_c * groups != c:
+        raise InvalidProblem(
+            f"w has shape {filters}: its second axis must be c / groups = {c // groups} "
+            f"for x of shape {shape} and groups={groups}"
+        )
+    steps, distances = numbers(stride, axes, "stride"), numbers(dilation, axes, "dilation")
+    sides = sides_of(padding, tuple(spatial), tuple(kernel), steps, distances, output_size)
+    return ConvProblem(
+        n=n, c=c, spatial=tuple(spatial), k=k, kernel=tuple(kernel), stride=steps, padding=sides, dilation=distances,
+        groups=groups, dtype=dtype, math=math if dtype == "f32" or math not in ("tf32", "3xtf32") else "ieee",
+        layout=layout, bias=bias, activation=activation, residual=residual,
+    )  # fmt: skip
+
+
+# Of calls that were made before.
+_known_problem = lru_cache(dispatch.CHOICES_KEPT)(_problem)
+
+
+def _is_plain(word: Any) -> bool:
+    """Whether equal words mean the same: numbers, names, and tuples of them."""
+    kind = type(word)
+    return kind is int or kind is str or word is None or (kind is tuple and all(map(_is_plain, word)))
 
 
 def _plan(
