@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -157,6 +158,7 @@ def _of_torch(torch: Any, tensor: Any, name: str) -> DeviceArray:
     return DeviceArray(tensor.data_ptr(), tuple(tensor.shape), strides, dtype, tensor.device.index, "torch", tensor)
 
 
+@cache
 def _numpy_dtype(dtype: Any) -> np.dtype[Any] | None:
     name = str(dtype).removeprefix("torch.")
     if name not in _SHARED:
@@ -186,8 +188,8 @@ def _dense_steps(shape: tuple[int, ...]) -> tuple[int, ...]:
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: DeviceArray) -> DeviceArray:
     """New memory in C order from the library and on the GPU of another array."""
     if like.library == "torch":
-        torch = sys.modules["torch"]
-        owner = torch.empty(shape, dtype=getattr(torch, dtype.name), device=torch.device("cuda", like.index))
+        kind, device = _torch_words(dtype, like.index)
+        owner = sys.modules["torch"].empty(shape, dtype=kind, device=device)
         address = owner.data_ptr()
     elif like.library == "cupy":
         cupy = sys.modules["cupy"]
@@ -198,6 +200,13 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: DeviceArray) -> De
         return allocate(shape, dtype, like.index)
     strides = tuple(step * dtype.itemsize for step in _dense_steps(shape))
     return DeviceArray(address, shape, strides, dtype, like.index, like.library, owner)
+
+
+@cache
+def _torch_words(dtype: np.dtype[Any], index: int) -> tuple[Any, Any]:
+    """PyTorch's names of a dtype and of a GPU."""
+    torch = sys.modules["torch"]
+    return getattr(torch, dtype.name), torch.device("cuda", index)
 
 
 def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], index: int) -> DeviceArray:
