@@ -173,15 +173,15 @@ DEVICE float bias_of(const Place &at, int filter) {
 
 // Sums of 16 columns of a warp's 16 rows, v[4 j ..] as the matrix instruction leaves them: bias, residual, activation, and to
 // the staging part. `column` of 64, `row0` the first of the block's 64 rows of this warp; rows or columns beyond are not read.
+// `bias` of the thread's two rows, where these are filters.
 template <class O>
-DEVICE void stage_sums(float (&v)[8], const Place &at, int column, int row0, int filter0) {
+DEVICE void stage_sums(float (&v)[8], const Place &at, int column, int row0, int filter0, const float (&bias)[2]) {
     using T = typename O::T;
     const int lane = threadIdx.x % 32;
     if constexpr (O::BIAS) {
         if constexpr (O::SWAP) {
-            const float low = bias_of<O>(at, filter0 + row0 + lane / 4), high = bias_of<O>(at, filter0 + row0 + lane / 4 + 8);
 #pragma unroll
-            for (int i = 0; i < 8; ++i) v[i] += i % 4 < 2 ? low : high;
+            for (int i = 0; i < 8; ++i) v[i] += bias[i % 4 / 2];
         } else {
 #pragma unroll
             for (int i = 0; i < 8; i += 4) {
@@ -301,6 +301,7 @@ DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, void *y_
     if (O::DELIVERED) sync_part(2 + at.barrier, 256);
     const int warp = threadIdx.x / 32 % 4;
     const unsigned staging = at.staging;
+    float bias[2] = {};
 #pragma unroll
     for (int round = 0; round < R::COUNT; ++round) {
         const R now(round);
@@ -332,6 +333,11 @@ DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, void *y_
             move_lines<O, true>(at, residual, now.pixel0, now.pixels, now.filter0, now.filters);
             sync_part(at.barrier, 128);
         }
+        if (O::SWAP && now.group == 0) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                bias[half] = bias_of<O>(at, now.filter0 + warp * 16 + half * 8 + threadIdx.x % 32 / 4);
+        }
 #pragma unroll
         for (int column = 0; column < 64; column += 16) {
             if (now.group * 64 + column >= O::COLUMNS) continue;
@@ -343,7 +349,7 @@ DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, void *y_
                 const int from = (now.group * 64 + column) / 2 + i;
                 v[i] = from < N ? d[now.step][from < N ? from : 0] : 0.0f;
             }
-            stage_sums<O>(v, at, column, warp * 16, now.filter0);
+            stage_sums<O>(v, at, column, warp * 16, now.filter0, bias);
         }
         if (boxes) publish_shared();
         sync_part(at.barrier, 128);
