@@ -334,6 +334,7 @@ def test_residuals_come_to_the_parts_where_sums_are_staged(text: str) -> None:
         launch = ImplicitGemm().launch(problem, config, H200)
         p, map_ = dict(zip(launch.names, launch.words, strict=True)), launch.maps["res"]
         inner, box = map_.box
+        wide, high = (p["wide"], p["high"]) if config.kernel == "slab" else (out_w, out_h)
         assert config.pixels % box == 0 and inner * size == 128
         for tile in range(p["tiles"]):
             rest, tile_f = divmod(tile, p["tiles_f"])
@@ -343,14 +344,14 @@ def test_residuals_come_to_the_parts_where_sums_are_staged(text: str) -> None:
                 rest // problem.groups * config.pixels,
             )
             for first in range(0, config.pixels, box):
-                n, at = divmod(pixel0 + first, p["wide"] * p["high"])
-                h, v = divmod(at, p["wide"])
+                n, at = divmod(pixel0 + first, wide * high)
+                h, v = divmod(at, wide)
                 for part in range(0, 64, inner):
                     filter_ = group * problem.group_k + filter0 + part
                     lines = memory.windows(map_, size, (filter_, v, h, n), (0, 0))
                     for line in range(box):
-                        n_, at = divmod(pixel0 + first + line, p["wide"] * p["high"])
-                        y, z = divmod(at, p["wide"])
+                        n_, at = divmod(pixel0 + first + line, wide * high)
+                        y, z = divmod(at, wide)
                         count = min(inner, problem.group_k - filter0 - part)
                         if n_ < problem.n and y < out_h and z < out_w and count > 0:
                             wanted = residual[n_, filter_ : filter_ + count, y, z]

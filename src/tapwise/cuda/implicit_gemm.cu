@@ -2,12 +2,13 @@
 // memory as the window lies (TMA's im2col mode), beside the filters' part. One warp copies ahead, warpgroups multiply.
 #pragma once
 
+#include "deliver.cuh"
 #include "ordered.cuh"
 #include "split.cuh"
 
 struct Gemm {
-    // Tensor maps of x, of the packed filters and of y.
-    alignas(64) unsigned long long x[16], w[16], out[16];
+    // Tensor maps of x, of the packed filters, of y and of the residual.
+    alignas(64) unsigned long long x[16], w[16], out[16], res[16];
     void *y;
     const void *bias, *residual;
     // Output pixels, filters and groups; tiles along each; steps of gemm_k: chunks of channels of a tap, chunks that share a
@@ -23,7 +24,7 @@ template <class O, bool HELD>
 DEVICE void implicit_gemm(const Gemm &p) {
     extern __shared__ unsigned char memory[];
     constexpr unsigned PIXELS = O::BP * O::SPAN, FILTERS = O::BF * O::FILTER_SPAN, STAGE = PIXELS + (HELD ? 0 : FILTERS);
-    constexpr unsigned SUMS = O::SPLIT > 1 ? O::ROWS * O::COLUMNS * 4 : O::WARPGROUPS * O::STAGINGS * O::STAGING;
+    constexpr unsigned SUMS = O::SPLIT > 1 ? O::ROWS * O::COLUMNS * 4 : O::PARTS * O::STAGING;
     const unsigned held = (shared_address(memory) + 1023) & ~1023u;
     const unsigned ring = HELD ? held + p.steps * FILTERS + 1023 & ~1023u : held;
     const unsigned staging = ring + O::STAGES * STAGE + 1023 & ~1023u;
@@ -31,6 +32,7 @@ DEVICE void implicit_gemm(const Gemm &p) {
                    full = (biases + (O::BIAS ? O::WARPGROUPS * O::FILTERS * 4 : 0) + 7) & ~7u, empty = full + O::STAGES * 8;
     // All parts of this block's share of the sums are there.
     const unsigned complete = empty + O::STAGES * 8;
+    const unsigned deliveries = complete + 8;
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     const int rank = O::SPLIT > 1 ? cluster_rank() : 0;
     const int first = blockIdx.x / O::SPLIT, blocks = gridDim.x / O::SPLIT, tiles = p.tiles;
@@ -42,6 +44,7 @@ DEVICE void implicit_gemm(const Gemm &p) {
             barrier_init(full + stage * 8, 1);
             barrier_init(empty + stage * 8, O::PINGPONG ? 4 : 4 * O::WARPGROUPS);
         }
+        init_deliveries<O>(deliveries);
         if constexpr (O::SPLIT > 1) {
             barrier_init(complete, 1);
             barrier_expect(complete, (O::SPLIT - 1) * O::EACH * O::COLUMNS * 4);
@@ -96,6 +99,10 @@ DEVICE void implicit_gemm(const Gemm &p) {
                 }
             }
         }
+        if constexpr (O::DELIVERED)
+            if (threadIdx.x / 32 == O::CONSUMERS / 32 + 1)
+                deliver<O, true>(p.res, staging, deliveries, p.filters, p.groups, p.tiles_f, first, tiles, blocks, p.p * p.q,
+                                 p.q);
         if constexpr (O::SPLIT > 1) {
             __syncwarp();
             cluster_wait();
@@ -111,8 +118,17 @@ DEVICE void implicit_gemm(const Gemm &p) {
     int stage = 0;
     unsigned phase = 0;
     float d[O::STEPS][O::COLUMNS / 2];
-    if (O::PINGPONG && group == 1) arrive_part(6, 256);
+    if (O::PINGPONG && group == 1) {
+        arrive_part(6, 256);
+        if (O::DELIVERED) arrive_part(3, 256);
+    }
+    // The next residual's part, and its parity.
+    int next = 0;
+    unsigned next_phase = 0;
     for (int tile = first, turn = 0; tile < tiles; tile += blocks, ++turn) {
+        const int delivery = next;
+        const unsigned delivery_phase = next_phase;
+        if constexpr (O::DELIVERED) advance<O::STAGINGS>(next, next_phase, Round<O>::COUNT);
         if (O::PINGPONG && turn % 2 != group) {
             advance<O::STAGES>(stage, phase, steps);
             continue;
@@ -128,9 +144,9 @@ DEVICE void implicit_gemm(const Gemm &p) {
                     O::NCHW ? (n * all + at.group * filters) * plane + (pixel - n * plane) : pixel * all + at.group * filters;
                 set_place(table, i, pixel < p.pixels ? place : -1);
             }
-        const unsigned mine = staging + group * O::STAGINGS * O::STAGING;
-        const Place out{filter0, at.group,  pixel0, filters, plane, table, biases + group * O::FILTERS * 4,
-                        mine,    1 + group, p.out};
+        const unsigned mine = staging + (O::DELIVERED ? 0 : group * O::STAGINGS * O::STAGING);
+        const Place out{filter0, at.group,  pixel0, filters,    plane,    table,         biases + group * O::FILTERS * 4,
+                        mine,    1 + group, p.out,  deliveries, delivery, delivery_phase};
         // Where nothing else hides it, the residual is fetched when the first copies are through.
         constexpr bool LATE = !O::PINGPONG;
         const int middle = (begin + end) / 2;
@@ -149,6 +165,7 @@ DEVICE void implicit_gemm(const Gemm &p) {
         for (int step = begin; step < end; ++step) {
             barrier_wait(full + stage * 8, phase);
             if (O::BEGUN && O::PINGPONG && turn == 0 && step == begin) arrive_part(5, 256);
+            if (O::DELIVERED && step == middle) arrive_part(5, 160);
             const unsigned pixels = ring + stage * STAGE, filters = HELD ? held + step * FILTERS : pixels + PIXELS;
             const unsigned a = (O::SWAP ? filters : pixels) + rows0, b = O::SWAP ? pixels : filters;
             wgmma_fence();

@@ -29,7 +29,7 @@ from tapwise.cuda.jit.tensor_map import WORDS
 from tapwise.problem import ConvProblem
 
 GEMM: Final = (
-    *(f"{name}{word}" for name in ("x", "w", "out") for word in range(WORDS)),
+    *(f"{name}{word}" for name in ("x", "w", "out", "res") for word in range(WORDS)),
     "y", "bias", "residual", "pixels", "filters", "groups", "tiles_f", "tiles", "p", "q", "taps_w", "chunks",
     "part_chunks", "steps", "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "settled",
 )  # fmt: skip
@@ -136,7 +136,7 @@ class ImplicitGemm(Algorithm[Config]):
             gather=config.gather, outputs=config.pixels * config.filters,
             together=1 if config.turns else config.warpgroups,
             residual=problem.residual,
-            ahead=geometry.is_ahead(problem, config),
+            ahead=geometry.is_ahead(problem, config), paced=not slab and geometry.is_delivered(problem, config),
             activation=problem.activation, written=geometry.written_of(problem, config),
             boxes=geometry.boxes_of(problem, config) > 0,
             ordered=geometry.ordered_bytes(problem, config),

@@ -23,7 +23,7 @@ LEAST_ACROSS: Final = 4
 # Registers of a thread beside its sums: in the plain kernel, and for what else it does.
 PLAIN_REGISTERS: Final = 60
 MORE_REGISTERS: Final = {
-    "bias": 8, "function": 56, "ordered": 24, "residual": 4, "more residual": 17, "odd": 48, "f32": 16,
+    "bias": 8, "function": 56, "ordered": 36, "residual": 4, "more residual": 17, "odd": 48, "f32": 16,
     "nchw": 44,
 }  # fmt: skip
 # Outputs of a tile whose sums blocks of a cluster exchange.

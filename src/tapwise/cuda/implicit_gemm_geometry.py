@@ -347,10 +347,12 @@ def stagings_of(problem: ConvProblem, config: Config) -> int:
 
 
 def is_delivered(problem: ConvProblem, config: Config) -> bool:
-    """Whether the copy engine brings the residual: to slabs whose sums cannot begin with it."""
+    """Whether the copy engine brings the residual: where sums cannot begin with it, to slabs, and to streams in turns
+    that have more sums than leave registers to fetch it in time."""
     whole = vector_of(problem) * pack.SIZES[problem.dtype] == 16 and problem.layout == "nhwc"
-    able = config.kernel == "slab" and not config.gather and not order_of(problem, config)
-    return problem.residual and whole and able
+    many = config.kernel == "stream" and config.turns and prod(sides_of(config)) // 128 > MOST_BEGUN
+    able = not config.gather and not order_of(problem, config)
+    return problem.residual and whole and able and (config.kernel == "slab" or many)
 
 
 def is_ahead(problem: ConvProblem, config: Config) -> bool:
@@ -382,7 +384,8 @@ def map_y(problem: ConvProblem, config: Config) -> TensorMap:
 
 def map_residual(problem: ConvProblem, config: Config) -> TensorMap:
     """The residual as windows of 1 x 1, whose pixels are counted as a slab counts them: with padding."""
-    size, (p, q), (high, wide) = pack.SIZES[problem.dtype], problem.output, padded(problem)
+    size, (p, q) = pack.SIZES[problem.dtype], problem.output
+    high, wide = padded(problem) if config.kernel == "slab" else (p, q)
     pixels = 64 if config.rows == "pixels" else gcd(config.pixels, 64)
     line = problem.k * size
     return TensorMap(

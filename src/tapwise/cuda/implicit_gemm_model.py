@@ -39,6 +39,9 @@ ODD_OUTPUT: Final = 0.95
 # More for each output: activation; residual, which competes with the products for shared memory and is not hidden by
 # them, and the same where all of a tile is fetched ahead.
 RESIDUAL, RESIDUAL_AHEAD = 0.121, 0.0328
+# A residual that the copy engine brings from the middle of a tile's products on: until it is there, and for each output
+# (not fitted with the others, but to two layers).
+PACED, PACED_OUTPUT = 1500.0, 0.08
 # Sums that begin with the residual, on a tile's way to y or, where its warpgroup is alone, before its products.
 BEGIN_SUMS, BEGUN = 76.4, 0.198
 ACTIVATIONS: Final = {"relu": 0.02, "relu6": 0.03, "silu": 0.2, "sigmoid": 0.2, "gelu": 0.35, "tanh": 0.35}
@@ -68,7 +71,8 @@ class Work:
     and how many of them are multiplied at a time. Lines of pixels and of filters that a tap brings (of a slab, its
     share), their bytes; how many of them begin and end within sectors of L2 (`ragged`, 0 to 1); multiprocessors that
     read the same pixels, and the same filters, at a time; bytes of gathered pieces. Outputs of a tile, warpgroups
-    that write them together, what else is done to them, whether all residuals of a tile are fetched `ahead`; elements
+    that write them together, what else is done to them, whether all residuals of a tile are fetched `ahead`, or from
+    the middle of its products on (`paced`); elements
     written at once, or `boxes` by the copy engine, or bytes that threads write at once from their registers
     (`ordered`); whether filters are `odd`, so that it is two bytes. Tiles; blocks that share one, and blocks that a
     multiprocessor has room for; how tiles follow one another: turns, resident, loop or once. Multiprocessors that work.
@@ -94,6 +98,7 @@ class Work:
     together: int
     residual: bool
     ahead: bool
+    paced: bool
     activation: str | None
     written: int
     boxes: bool
@@ -194,6 +199,8 @@ def cost(work: Work, gbps: float) -> Cost:
     cycles = begin + follow[work.overlapped]
     if work.residual and not work.ordered:
         cycles += share * residual
+    if work.paced:
+        cycles += share * max(0.0, PACED + PACED_OUTPUT * work.outputs - main / 2)
     memory = work.read_bytes / (gbps * 1e3) + work.written_bytes / (gbps * 1e3 * WRITTEN)
     pixels = work.pixel_lines * (1 + RAGGED_L2 * work.ragged) / work.pixel_readers**SHARING
     filters = work.filter_lines / work.filter_readers**SHARING

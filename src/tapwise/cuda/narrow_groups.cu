@@ -100,7 +100,7 @@ DEVICE void finish_groups(const Groups &p, const float (&d)[O::SUB][O::BLOCKS][4
                 float v[2] = {d[group][block][i * 2], d[group][block][i * 2 + 1]};
                 if constexpr (O::BIAS) add_two<T>(v, bias);
                 if constexpr (O::RESIDUAL) add_two<T>(v, load_word(word));
-                store_word(word, Element<T>::pack(activated<T, O::ACTIVATION>(v[0]), activated<T, O::ACTIVATION>(v[1])));
+                store_word(word, activated<T, O::ACTIVATION>(v[0], v[1]));
             }
         }
     __syncwarp();

@@ -13,19 +13,27 @@ DEVICE void init_deliveries(unsigned barriers) {
 }
 
 // One warp brings what the rounds of all tiles need, in their order. `map`: of the residual as windows of 1 x 1; pixels are
-// counted in planes of lines of `width`, as the tiles count them.
-template <class O>
+// counted in planes of lines of `width`, as the tiles count them. PACED: those of a tile from the middle of its products on, so
+// that they do not come with the next tile's x.
+template <class O, bool PACED = false>
 DEVICE void deliver(const void *map, unsigned staging, unsigned barriers, int filters, int groups, int tiles_f, int first,
                     int tiles, int blocks, int plane, int width) {
     using R = Round<O>;
     wait_for_previous();
-    // The first copies of all are those of x.
-    sync_part(5, 160);
-    if (threadIdx.x % 32 != 0) return;
+    const bool leads = threadIdx.x % 32 == 0;
+    if (!PACED) {
+        sync_part(5, 160);
+        if (!leads) return;
+    }
     int slot = 0;
     unsigned phase = 1;
     for (int tile = first; tile < tiles; tile += blocks) {
         const At<O> at(tile, tiles_f, groups);
+        if (PACED) {
+            __syncwarp();
+            sync_part(5, 160);
+            if (!leads) continue;
+        }
         for (int round = 0; round < R::COUNT; ++round) {
             const R now(round);
             const unsigned full = barriers + slot * 8, to = staging + slot * O::STAGING;

@@ -25,6 +25,13 @@ __device__ __forceinline__ float activated(float v) {
     return activate<ACTIVATION>(v);
 }
 
+// Two of them of 16 bits in a word.
+template <typename T, int ACTIVATION>
+__device__ __forceinline__ unsigned activated(float low, float high) {
+    if constexpr (ACTIVATION == RELU) return Element<T>::pack_relu(low, high);
+    return Element<T>::pack(activated<T, ACTIVATION>(low), activated<T, ACTIVATION>(high));
+}
+
 // One output: `at` is its place in y and residual, `k` its channel. Pointers are null where there is none.
 template <typename T, int ACTIVATION, typename A>
 __device__ __forceinline__ T finish(A sum, const T *bias, const T *residual, long long k, long long at) {

@@ -205,9 +205,7 @@ DEVICE void stage_sums(float (&v)[8], const Place &at, int column, int row0, int
                 v[i] += Element<T>::widen(T{(unsigned short)(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffff)});
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            words[i] = Element<T>::pack(activated<typename O::T, O::ACTIVATION>(v[2 * i]),
-                                        activated<typename O::T, O::ACTIVATION>(v[2 * i + 1]));
+        for (int i = 0; i < 4; ++i) words[i] = activated<T, O::ACTIVATION>(v[2 * i], v[2 * i + 1]);
         store_matrices<O::TURNED>(address, words);
     } else {
 #pragma unroll
@@ -287,6 +285,14 @@ DEVICE void begin_tile(const Place &at, const void *residual) {
     }
 }
 
+// All but the PENDING last rounds of a warp have been stored, and the copy engine may bring the next residual to a part.
+template <class O, int PENDING>
+DEVICE void release_stored(const Place &at, int part) {
+    wait_for_stores<PENDING>();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(at.delivered + (O::STAGINGS + part) * 8, 4);
+}
+
 // A warpgroup's sums to y, a round at a time.
 template <class O>
 DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, void *y_, const Biases<O> &biases,
@@ -356,10 +362,16 @@ DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, void *y_
         if constexpr (O::BOXES > 0) store_boxes<O>(at, now.pixel0, boxes ? now.pixels : 0, now.filter0);
         if (!boxes) move_lines<O, false>(at, y, now.pixel0, now.pixels, now.filter0, now.filters);
         if constexpr (O::DELIVERED) {
-            // A warp has read its lines of the part.
-            publish_shared();
+            if (!boxes) publish_shared();
             __syncwarp();
-            if (threadIdx.x % 32 == 0) barrier_arrive(at.delivered + (O::STAGINGS + at.part) * 8);
+            // A warp has read its lines of the part; or the first has stored boxes from it, and waits for them a round later.
+            if (!boxes && threadIdx.x % 32 == 0) barrier_arrive(at.delivered + (O::STAGINGS + at.part) * 8, 1);
+            if constexpr (O::BOXES > 0)
+                if (warp == 0) {
+                    if (round > 0 && (O::BOXES == 2 || R(round - 1).filters == 64))
+                        release_stored<O, 1>(at, before<O::STAGINGS>(at.part, 1));
+                    if (round + 1 == R::COUNT && boxes) release_stored<O, 0>(at, at.part);
+                }
             advance<O::STAGINGS>(at.part, at.phase);
         }
     }

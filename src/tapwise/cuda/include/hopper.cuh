@@ -15,6 +15,9 @@ DEVICE void barrier_expect(unsigned barrier, unsigned bytes) {
 DEVICE void barrier_arrive(unsigned barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
+DEVICE void barrier_arrive(unsigned barrier, int arrivals) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
 DEVICE void barrier_wait(unsigned barrier, unsigned phase) {
     unsigned done = 0;
     do

@@ -33,6 +33,12 @@ struct Element<f16> {
         asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
         return r;
     }
+    // The same with zero for what is below it; NaN stays.
+    static __device__ __forceinline__ unsigned pack_relu(float low, float high) {
+        unsigned r;
+        asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+        return r;
+    }
 };
 template <>
 struct Element<bf16> {
@@ -45,6 +51,11 @@ struct Element<bf16> {
     static __device__ __forceinline__ unsigned pack(float low, float high) {
         unsigned r;
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+        return r;
+    }
+    static __device__ __forceinline__ unsigned pack_relu(float low, float high) {
+        unsigned r;
+        asm("cvt.rn.relu.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
         return r;
     }
 };

@@ -84,6 +84,8 @@ template <class O>
 DEVICE void finish_ordered(const float (&d)[O::STEPS][O::COLUMNS / 2], const Place &at, void *y, const Biases<O> &biases) {
     using T = typename O::T;
     using X = Ordered<O>;
+    // What is done as two outputs become a word.
+    constexpr int LAST = sizeof(T) == 2 && O::ACTIVATION == RELU ? RELU : NONE;
     biases.share(at);
     // The bias and the table of places are there.
     sync_part(at.barrier, 128);
@@ -104,7 +106,10 @@ DEVICE void finish_ordered(const float (&d)[O::STEPS][O::COLUMNS / 2], const Pla
         for (int row = 0; row < X::ROWS; ++row) {
             float v[X::EACH];
 #pragma unroll
-            for (int e = 0; e < X::EACH; ++e) v[e] = activated<T, O::ACTIVATION>(d[row / 2][X::within(row, unit, e)] + bias[e]);
+            for (int e = 0; e < X::EACH; ++e) {
+                const float sum = d[row / 2][X::within(row, unit, e)] + bias[e];
+                v[e] = LAST == NONE ? activated<T, O::ACTIVATION>(sum) : sum;
+            }
 #pragma unroll
             for (int start = 0; start < X::EACH; start += X::ONCE) {
                 Piece<X::BYTES> piece;
@@ -113,7 +118,7 @@ DEVICE void finish_ordered(const float (&d)[O::STEPS][O::COLUMNS / 2], const Pla
                     if constexpr (sizeof(T) == 4)
                         piece.v[i] = __float_as_uint(v[start + i]);
                     else
-                        piece.v[i] = Element<T>::pack(v[start + 2 * i], X::ONCE > 1 ? v[start + 2 * i + 1] : 0.0f);
+                        piece.v[i] = activated<T, LAST>(v[start + 2 * i], X::ONCE > 1 ? v[start + 2 * i + 1] : 0.0f);
                 }
                 if (x.has(at, row, unit, start)) store_global<X::BYTES>(to + x.places[row] + unit * O::ORDER + start, piece);
             }

@@ -53,7 +53,7 @@ struct Tile {
     static_assert(BUNDLE == 1 || (!SWAP && LAST == WHOLE));
     static_assert(!PINGPONG || (WARPGROUPS == 2 && SPLIT == 1));
     static_assert(SPLIT == 1 || (EACH % 8 == 0 && WARPGROUPS == 1));
-    static_assert(!DELIVERED || (PINGPONG && ORDER == 0 && BOXES == 0 && !NCHW));
+    static_assert(!DELIVERED || (PINGPONG && ORDER == 0 && !NCHW));
     static_assert(ORDER || STAGINGS >= (FETCHED || DELIVERED || (BOXES && sizeof(T) == 2) ? 2 : 1));
     static_assert(ORDER == 0 || (BOXES == 0 && SPLIT == 1 && !NCHW && !SWAP && WGMMA_N % ORDER == 0));
     static_assert(!BOXES || (SPLIT == 1 && !NCHW && V * sizeof(T) == 16));
