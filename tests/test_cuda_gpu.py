@@ -209,6 +209,7 @@ def test_tensor_cores_with_many_tiles_a_block(text: str) -> None:
         "n16 c64 h56 w56 k64 r3 s3 pad1 f16 nhwc bias relu residual",
         "n8 c32 h60 w61 k72 r3 s3 pad1 tf32 nhwc residual",
         "n8 c64 h40 w44 k128 r1 s3 pad0x1 groups2 bf16 nhwc bias silu residual",
+        "n32 c48 h40 w40 k168 r1 s1 f16 nhwc bias silu residual", "n32 c16 h40 w41 k320 r3 s3 pad1 bf16 nhwc residual",
     ],
 )  # fmt: skip
 def test_residuals_that_the_copy_engine_brings(text: str) -> None:
@@ -216,9 +217,9 @@ def test_residuals_that_the_copy_engine_brings(text: str) -> None:
     problem, device = problems.parse(text), gpu()
     algorithm = registry.get("cuda.implicit_gemm")
     configs = [one for one in algorithm.configs(problem, device) if geometry.is_delivered(problem, one)]
-    configs.sort(key=lambda one: one.pixels)
+    configs.sort(key=lambda one: (one.kernel, one.pixels))
     assert len(configs) > 5
-    for config in configs[:5] + configs[-1:]:
+    for config in configs[:5] + configs[-3:]:
         for _ in range(5):
             verdict = verify.check(problem, "cuda.implicit_gemm", config, device=device)
             assert verdict, f"{config}: {verdict.message}"
