@@ -147,9 +147,11 @@ DEVICE void implicit_gemm(const Gemm &p) {
         const unsigned mine = staging + (O::DELIVERED ? 0 : group * O::STAGINGS * O::STAGING);
         const Place out{filter0, at.group,  pixel0, filters,    plane,    table,         biases + group * O::FILTERS * 4,
                         mine,    1 + group, p.out,  deliveries, delivery, delivery_phase};
-        // Where nothing else hides it, the residual is fetched when the first copies are through.
-        constexpr bool LATE = !O::PINGPONG;
+        // Where nothing else hides it, the residual is fetched when the first copies are through: of more than two rounds one
+        // after each step, so that the next step's products are not late.
+        constexpr bool LATE = O::FETCHED && !O::PINGPONG;
         const int middle = (begin + end) / 2;
+        int fetched = 0;
         if (!LATE) begin_tile<O>(out, p.residual);
         Biases<O> bias;
         bias.load(out, p.bias);
@@ -179,7 +181,11 @@ DEVICE void implicit_gemm(const Gemm &p) {
             wgmma_commit();
             wgmma_wait<O::FLIGHT>();
             if (step >= begin + O::FLIGHT && lane == 0) barrier_arrive(empty + before<O::STAGES>(stage, O::FLIGHT) * 8);
-            if (LATE && step == middle) begin_tile<O>(out, p.residual);
+            if constexpr (LATE)
+                while (step >= middle && fetched < AHEAD<O>) {
+                    fetch_next<O>(out, p.residual, fetched++);
+                    if (AHEAD<O> > 2) break;
+                }
             advance<O::STAGES>(stage, phase);
         }
         if (O::PINGPONG) arrive_part(6 + (group ^ 1), 256);
@@ -187,6 +193,8 @@ DEVICE void implicit_gemm(const Gemm &p) {
         if (lane == 0)
             for (int back = min(O::FLIGHT, end - begin); back > 0; --back)
                 barrier_arrive(empty + before<O::STAGES>(stage, back) * 8);
+        if constexpr (LATE)
+            while (fetched < AHEAD<O>) fetch_next<O>(out, p.residual, fetched++);
         if constexpr (O::ORDER > 0) {
             if (O::BEGUN && !begun) add_residual<O, true>(d, out, p.residual, true);
             finish_ordered<O>(d, out, p.y, bias);

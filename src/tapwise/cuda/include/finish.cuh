@@ -274,14 +274,22 @@ DEVICE void wait_for_fetched(int later) {
     }
 }
 
-// Before a tile's products: its first residual on its way, when the table of places is there and the tile before is gone.
+// A round's residual on its way, the first when the table of places is there and the tile before is gone.
+template <class O>
+DEVICE void fetch_next(const Place &at, const void *residual, int round) {
+    if (round == 0) {
+        if constexpr (O::BOXES > 0) wait_for_stores<0>();
+        sync_part(at.barrier, 128);
+    }
+    fetch_round<O>(at, residual, round);
+}
+
+// Before a tile's products.
 template <class O>
 DEVICE void begin_tile(const Place &at, const void *residual) {
     if constexpr (O::FETCHED) {
-        if constexpr (O::BOXES > 0) wait_for_stores<0>();
-        sync_part(at.barrier, 128);
 #pragma unroll
-        for (int round = 0; round < AHEAD<O>; ++round) fetch_round<O>(at, residual, round);
+        for (int round = 0; round < AHEAD<O>; ++round) fetch_next<O>(at, residual, round);
     }
 }
 
