@@ -481,3 +481,14 @@ def test_serial_works_where_numba_cannot_write_its_cache(monkeypatch: pytest.Mon
     x, w, y = normal(*problem.x_shape), normal(*problem.w_shape), np.empty(problem.y_shape, np.float32)
     plan.run(x, plan.pack(w), y)
     assert_right(y, expected(x, w, activation="tanh"))
+
+
+def test_a_known_call_does_not_hide_a_wrong_one() -> None:
+    """Problems of calls are kept by their words: 1 and 1.0 are equal, but only one of them is allowed."""
+    x, w = np.ones((1, 2, 5, 6), np.float32), np.ones((3, 2, 3, 3), np.float32)
+    expected = tapwise.conv2d(x, w, stride=1, padding=((1, 0), (1, 1)))
+    assert np.array_equal(tapwise.conv2d(x, w, stride=[1, 1], padding=[[1, 0], [1, 1]]), expected)
+    assert np.array_equal(tapwise.conv2d(x, w, stride=np.int64(1), padding=((1, 0), (1, 1))), expected)
+    for wrong in ({"stride": 1.0}, {"padding": ((1, 0), (1.0, 1))}, {"groups": 1.0}, {"activation": ["relu"]}):
+        with pytest.raises(InvalidProblem):
+            tapwise.conv2d(x, w, **{"stride": 1, "padding": ((1, 0), (1, 1)), **wrong})
