@@ -22,6 +22,7 @@ DEVICE void deliver(const void *map, unsigned staging, unsigned barriers, int fi
     wait_for_previous();
     const bool leads = threadIdx.x % 32 == 0;
     if (!PACED) {
+        // The first copies of all are those of x.
         sync_part(5, 160);
         if (!leads) return;
     }

@@ -4,6 +4,9 @@
 #include "hopper.cuh"
 #include "narrow.cuh"
 
+// Barriers of parts of a block (sync_part): 1 and 2 of a warpgroup; 3 and 4, whose turn it is at the ring of residuals; 5, the
+// first copies of x are there, or half of a tile's products; 6 and 7, whose turn it is at the tensor cores.
+
 // A block computes tiles of BP pixels x BF filters. The matrix instruction's rows, 64 a step, are pixels or (SWAP) filters,
 // its columns the others. WARPGROUPS share a tile's rows, or (PINGPONG) take whole tiles in turns. SPLIT blocks of a cluster
 // share gemm_k. SPAN: bytes of a line of channels in shared memory. BUNDLE: groups that share a line, each with its own
