@@ -383,7 +383,7 @@ def map_y(problem: ConvProblem, config: Config) -> TensorMap:
 
 
 def map_residual(problem: ConvProblem, config: Config) -> TensorMap:
-    """The residual as windows of 1 x 1, whose pixels are counted as a slab counts them: with padding."""
+    """The residual as windows of 1 x 1, whose pixels are counted as tiles count them: a slab's with padding."""
     size, (p, q) = pack.SIZES[problem.dtype], problem.output
     high, wide = padded(problem) if config.kernel == "slab" else (p, q)
     pixels = 64 if config.rows == "pixels" else gcd(config.pixels, 64)

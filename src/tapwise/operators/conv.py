@@ -320,7 +320,8 @@ def _problem(
     shape: tuple[int, ...], filters: tuple[int, ...], dtype: str, layout: Any, bias: bool, residual: bool,
     words: tuple[Any, ...],
 ) -> ConvProblem:  # fmt: skip
-    """What is to be computed: shapes of x (with a batch) and of w, and a call's other words as they were given."""
+    """What a call asks for: shapes of x (with a batch) and of w, and its other words as they were given. Raises
+    InvalidProblem where they do not fit."""
     stride, padding, dilation, groups, output_size, activation, math = words
     (n, c, *spatial), (k, group_c, *kernel), axes = shape, filters, len(shape) - 2
     groups = whole(groups, "groups")
@@ -329,7 +330,7 @@ def _problem(
     if group_c * groups != c:
         raise InvalidProblem(
             f"w has shape {filters}: its second axis must be c / groups = {c // groups} "
-            f"for x of shape {shape} and groups={groups}"
+            f"for the {c} channels of x and groups={groups}"
         )
     steps, distances = numbers(stride, axes, "stride"), numbers(dilation, axes, "dilation")
     sides = sides_of(padding, tuple(spatial), tuple(kernel), steps, distances, output_size)
@@ -340,7 +341,7 @@ def _problem(
     )  # fmt: skip
 
 
-# Of calls that were made before.
+# Working a problem out takes longer than a small layer: those of calls that were made before are kept.
 _known_problem = lru_cache(dispatch.CHOICES_KEPT)(_problem)
 
 
