@@ -272,7 +272,7 @@ def test_ways_to_y() -> None:
     """From registers, by boxes or through shared memory: one of them, and parts of it for all rounds of a tile where a
     residual is fetched and nothing else hides how long that takes."""
     plain = ConvProblem.parse("n32 c512 h30 w30 k1024 r3 s3 f16 nhwc")
-    ways, counts = set(), set()
+    ways, counts, delivered = set(), set(), set()
     for problem in (plain, plain.replace(residual=True), plain.replace(k=40), plain.replace(layout="nchw")):
         for config in ImplicitGemm().configs(problem, H200):
             count, rounds = geometry.stagings_of(problem, config), geometry.rounds_of(config)
@@ -283,8 +283,12 @@ def test_ways_to_y() -> None:
             late = problem.residual and config.split == 1 and not config.turns
             if geometry.is_delivered(problem, config):
                 many = config.pixels * config.filters > 128 * geometry.MOST_BEGUN
-                assert config.turns
-                assert many or (config.kernel, config.rows) == ("slab", "filters")
+                if config.turns:
+                    assert many or (config.kernel, config.rows) == ("slab", "filters")
+                else:
+                    assert (config.kernel, config.warpgroups) == ("stream", 2)
+                    assert rounds <= 2 and geometry.steps_of(problem) >= geometry.LEAST_STEPS
+                delivered.add((config.kernel, config.turns))
                 assert count == max(2, min(rounds, geometry.MOST_STAGINGS))
             elif not order:
                 assert count == (rounds if late and 2 < rounds <= geometry.MOST_STAGINGS else min(count, 2))
@@ -292,6 +296,7 @@ def test_ways_to_y() -> None:
             counts.add(count)
     assert {(32, 0), (16, 0), (8, 0), (0, 2), (0, 1), (0, 0)} <= ways
     assert counts == {0, 1, 2, 3, 4}
+    assert delivered == {("slab", True), ("stream", True), ("stream", False)}
 
 
 def test_order_of_filters() -> None:

@@ -100,7 +100,7 @@ DEVICE void implicit_gemm(const Gemm &p) {
             }
         }
         if constexpr (O::DELIVERED)
-            if (threadIdx.x / 32 == O::CONSUMERS / 32 + 1)
+            if (threadIdx.x >= O::CONSUMERS + 32 && threadIdx.x < O::CONSUMERS + 32 + 32 * O::RINGS)
                 deliver<O, true>(p.res, staging, deliveries, p.filters, p.groups, p.tiles_f, first, tiles, blocks, p.p * p.q,
                                  p.q);
         if constexpr (O::SPLIT > 1) {
@@ -137,16 +137,27 @@ DEVICE void implicit_gemm(const Gemm &p) {
         const int pixel0 = at.pixel + (O::SWAP || O::PINGPONG ? 0 : group * O::PIXELS);
         const int filter0 = at.filter + (O::SWAP && !O::PINGPONG ? group * O::FILTERS : 0);
         const int filters = p.filters, plane = p.p * p.q, all = (int)p.groups * filters;
-        if (O::BOXES != 2 || O::RESIDUAL)
+        if (O::BOXES != 2 || (O::RESIDUAL && !O::DELIVERED))
             for (int i = thread; i < O::PIXELS; i += 128) {
                 const int pixel = pixel0 + i, n = O::NCHW ? pixel / plane : 0;
                 const int place =
                     O::NCHW ? (n * all + at.group * filters) * plane + (pixel - n * plane) : pixel * all + at.group * filters;
                 set_place(table, i, pixel < p.pixels ? place : -1);
             }
-        const unsigned mine = staging + (O::DELIVERED ? 0 : group * O::STAGINGS * O::STAGING);
-        const Place out{filter0, at.group,  pixel0, filters,    plane,    table,         biases + group * O::FILTERS * 4,
-                        mine,    1 + group, p.out,  deliveries, delivery, delivery_phase};
+        const int own = O::RINGS == 1 ? 0 : group * O::STAGINGS;
+        const Place out{filter0,
+                        at.group,
+                        pixel0,
+                        filters,
+                        plane,
+                        table,
+                        biases + group * O::FILTERS * 4,
+                        staging + own * O::STAGING,
+                        1 + group,
+                        p.out,
+                        deliveries + own * 16,
+                        delivery,
+                        delivery_phase};
         // Where nothing else hides it, the residual is fetched when the first copies are through: of more than two rounds one
         // after each step, so that the next step's products are not late.
         constexpr bool LATE = O::FETCHED && !O::PINGPONG;
@@ -167,12 +178,12 @@ DEVICE void implicit_gemm(const Gemm &p) {
         for (int step = begin; step < end; ++step) {
             barrier_wait(full + stage * 8, phase);
             if (O::BEGUN && O::PINGPONG && turn == 0 && step == begin) arrive_part(5, 256);
-            if (O::DELIVERED && step == middle) arrive_part(5, 160);
             const unsigned pixels = ring + stage * STAGE, filters = HELD ? held + step * FILTERS : pixels + PIXELS;
             const unsigned a = (O::SWAP ? filters : pixels) + rows0, b = O::SWAP ? pixels : filters;
             wgmma_fence();
-            // A part's last chunk of channels may end early.
-            if (O::LAST == O::WHOLE || ++chunk != part) {
+            // A part's last chunk of channels may end early. Where ptxas does not see that a warp's threads agree on it, it waits
+            // for every product by itself.
+            if (O::LAST == O::WHOLE || (O::DELIVERED ? __shfl_sync(~0u, ++chunk, 0) : ++chunk) != part) {
                 multiply<O, O::WHOLE>(d, a, b, O::BEGUN || step > begin);
             } else {
                 multiply<O, O::LAST>(d, a, b, O::BEGUN || step > begin);
@@ -181,6 +192,7 @@ DEVICE void implicit_gemm(const Gemm &p) {
             wgmma_commit();
             wgmma_wait<O::FLIGHT>();
             if (step >= begin + O::FLIGHT && lane == 0) barrier_arrive(empty + before<O::STAGES>(stage, O::FLIGHT) * 8);
+            if (O::DELIVERED && step == middle) arrive_part(5, 160 * O::RINGS);
             if constexpr (LATE)
                 while (step >= middle && fetched < AHEAD<O>) {
                     fetch_next<O>(out, p.residual, fetched++);

@@ -190,11 +190,12 @@ def is_legal(problem: ConvProblem, config: Config, device: Device) -> bool:
     registers = pair if config.warpgroups == 2 else 255 if config.resident == 1 else 128
     function = problem.activation in ("gelu", "tanh") and config.resident == 1
     ordered = geometry.order_of(problem, config) > 0
+    streamed = config.kernel == "stream" and config.turns and not config.held
     used = {
         "bias": problem.bias or problem.activation is not None,
         "residual": problem.residual and not geometry.is_delivered(problem, config),
-        # Of four bytes, or loaded before the products.
-        "more residual": problem.residual and (problem.dtype == "f32" or ordered),
+        # Of four bytes, or loaded before the products; streams in turns have registers for it.
+        "more residual": problem.residual and (problem.dtype == "f32" or (ordered and not streamed)),
         "function": function, "ordered": ordered and function, "odd": ordered and problem.group_k % 2 == 1,
         "f32": problem.dtype == "f32", "nchw": problem.layout == "nchw",
     }  # fmt: skip

@@ -24,8 +24,11 @@ STEP_BYTES: Final = 32
 # Filters of a tile that threads write 4 bytes at a time, or 2, and bytes of y that L2 keeps beside other things.
 FEW_FILTERS, ODD_FILTERS = 64, 48
 KEPT_BYTES: Final = 24 << 20
-# Sums of a thread that may begin with the residual.
-MOST_BEGUN: Final = 128
+# Sums of a thread that may begin with the residual; of streams that load 16 bytes of two-byte outputs at once, from few
+# pixels.
+MOST_BEGUN, MOST_BEGUN_STREAM, FEW_PIXELS = 128, 160, 128
+# Steps of a tile in whose second half the copy engine has time for a residual beside x.
+LEAST_STEPS: Final = 24
 # Staging parts of a warpgroup, or of a ring that two share.
 MOST_STAGINGS: Final = 4
 
@@ -282,10 +285,11 @@ def shared_bytes(problem: ConvProblem, config: Config) -> int:
         ring = (config.slabs * lines + filters) * line + 16 * config.slabs + 2048
     each = 64 * 64 * pack.SIZES[problem.dtype] * stagings_of(problem, config)
     delivered = is_delivered(problem, config)
-    staging = config.pixels * config.filters * 4 if config.split > 1 else (1 if delivered else config.warpgroups) * each
+    rings = 1 if delivered and config.turns else config.warpgroups
+    staging = config.pixels * config.filters * 4 if config.split > 1 else rings * each
     share = config.pixels if config.rows == "filters" or config.turns else config.pixels // config.warpgroups
     tables = config.warpgroups * (share + config.filters * problem.bias) * 4
-    barriers = 16 * (config.stages + delivered * stagings_of(problem, config))
+    barriers = 16 * (config.stages + delivered * rings * stagings_of(problem, config))
     return ring + staging + tables + barriers + 2048
 
 
@@ -304,10 +308,6 @@ def order_of(problem: ConvProblem, config: Config) -> int:
     size, columns = pack.SIZES[problem.dtype], config.filters // config.bundle
     if config.rows == "filters" or config.split > 1 or problem.layout == "nchw":
         return 0
-    # Sums in fp32 that begin with a large residual would lose digits of the products; beside many sums there are no
-    # registers to load it.
-    if problem.residual and (problem.math == "3xtf32" or (config.turns and prod(sides_of(config)) // 128 > MOST_BEGUN)):
-        return 0
     whole = 64 // size
     order = next(
         (
@@ -317,6 +317,8 @@ def order_of(problem: ConvProblem, config: Config) -> int:
         ),
         0,
     )
+    if problem.residual and not may_begin(problem, config, order == whole):
+        return 0
     if config.kernel != "stream":
         # Of an odd number of filters two bytes are written at a time, which is slow for many.
         most = FEW_FILTERS if problem.group_k * size % 4 == 0 else ODD_FILTERS
@@ -346,13 +348,26 @@ def stagings_of(problem: ConvProblem, config: Config) -> int:
     return 2 if fetched or (boxes_of(problem, config) and size == 2) else 1
 
 
+def may_begin(problem: ConvProblem, config: Config, whole: bool) -> bool:
+    """Whether sums may begin with the residual, which threads load in `whole` pieces of 16 bytes or not: in fp32 those
+    of products would lose digits beside a large one; beside many sums there are few registers to load it."""
+    short = whole and config.kernel == "stream" and config.pixels <= FEW_PIXELS and pack.SIZES[problem.dtype] == 2
+    most = MOST_BEGUN_STREAM if short else MOST_BEGUN
+    return problem.math != "3xtf32" and not (config.turns and prod(sides_of(config)) // 128 > most)
+
+
 def is_delivered(problem: ConvProblem, config: Config) -> bool:
-    """Whether the copy engine brings the residual: where sums cannot begin with it, to slabs, and to streams in turns
-    that have more sums than leave registers to fetch it in time."""
+    """Whether the copy engine brings the residual, where sums cannot begin with it: to slabs; to streams in turns that
+    have more sums than leave registers to fetch it in time; to warpgroups that share a tile of two rounds at
+    most, and of many steps: fetching would keep them from products."""
     whole = vector_of(problem) * pack.SIZES[problem.dtype] == 16 and problem.layout == "nhwc"
-    many = config.kernel == "stream" and config.turns and prod(sides_of(config)) // 128 > MOST_BEGUN
-    able = not config.gather and not order_of(problem, config)
-    return problem.residual and whole and able and (config.kernel == "slab" or many)
+    if config.kernel == "stream" and config.turns:
+        wanted = prod(sides_of(config)) // 128 > MOST_BEGUN
+    elif config.kernel == "stream":
+        wanted = config.warpgroups == 2 and rounds_of(config) <= 2 and steps_of(problem) >= LEAST_STEPS
+    else:
+        wanted = config.kernel == "slab"
+    return problem.residual and whole and wanted and not config.gather and not order_of(problem, config)
 
 
 def is_ahead(problem: ConvProblem, config: Config) -> bool:

@@ -45,8 +45,8 @@ PACED, PACED_OUTPUT = 1500.0, 0.08
 # Sums that begin with the residual, on a tile's way to y or, where its warpgroup is alone, before its products.
 BEGIN_SUMS, BEGUN = 76.4, 0.198
 ACTIVATIONS: Final = {"relu": 0.02, "relu6": 0.03, "silu": 0.2, "sigmoid": 0.2, "gelu": 0.35, "tanh": 0.35}
-# The same where gemm_k is split.
-EXCHANGE, EXCHANGED = 2319.0, 0.159
+# The same where gemm_k is split, and where two bytes are written at a time.
+EXCHANGE, EXCHANGED, EXCHANGED_ODD = 2319.0, 0.159, 2.5
 # Bytes a microsecond from L2 to all multiprocessors together. Lines that several of them read at a time count less.
 L2_BYTES, SHARING = 6.98e6, 0.368
 # How much of that pixels cost whose distance is a multiple of 32 bytes, but of no more.
@@ -172,7 +172,7 @@ def cost(work: Work, gbps: float) -> Cost:
     main = work.steps * (max(product, copies) + (SLAB_STEP if work.slab else STEP))
     outputs = work.outputs / work.together
     if work.split > 1:
-        finish = EXCHANGE + outputs * EXCHANGED
+        finish = EXCHANGE + outputs * (EXCHANGED_ODD if work.odd else EXCHANGED)
     elif work.ordered:
         finish = ORDERED_FINISH + outputs * (ODD_OUTPUT if work.odd else ORDERED_OUTPUT * (16 / work.ordered) ** 0.5)
     elif work.boxes:

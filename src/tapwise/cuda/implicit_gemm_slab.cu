@@ -216,7 +216,7 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
                 O::NCHW ? (n * all + at.group * filters) * outputs + there : (n * outputs + there) * all + at.group * filters;
             set_place(table, i, output ? place : -1);
         }
-        const unsigned mine = staging + (O::DELIVERED ? 0 : group * O::STAGINGS * O::STAGING);
+        const unsigned mine = staging + (O::RINGS == 1 ? 0 : group * O::STAGINGS) * O::STAGING;
         const Place out{at.filter, at.group,  at.pixel, filters,    outputs,  table,         biases + group * O::FILTERS * 4,
                         mine,      1 + group, nullptr,  deliveries, delivery, delivery_phase};
         begin_tile<O>(out, p.residual);

@@ -80,50 +80,67 @@ DEVICE void store_global(void *to, const Piece<BYTES> &p) {
 // Address of element `at` of a line of the staging part: lines of 128 bytes, swizzled by pieces of 16 as the copy engine wants
 // them; what is longer goes on 64 lines further.
 template <class O>
-DEVICE unsigned staged(unsigned staging, int line, int at) {
-    constexpr int SIZE = sizeof(typename O::T), PIECE = 16 / SIZE;
-    const int within = at % O::INNER;
+DEVICE unsigned staged(unsigned staging, unsigned line, unsigned at) {
+    constexpr unsigned SIZE = sizeof(typename O::T), PIECE = 16 / SIZE;
+    const unsigned within = at % O::INNER;
     return staging + (at / O::INNER * 64 + line) * 128 + ((within / PIECE ^ line % 8) << 4) + within % PIECE * SIZE;
 }
+
+// What a thread moves of the 64 lines of a staging part: V elements of each LINES-th of them. Parts begin on multiples of 1024
+// bytes, so that only the bits of a line's swizzle change besides a constant.
+template <class O>
+struct Lines {
+    static constexpr int ACROSS = 64 / O::V, LINES = 128 / ACROSS, COUNT = 64 / LINES;
+    int row, first;
+    unsigned base;
+    DEVICE Lines(const Place &at)
+        : row(threadIdx.x % 128 / ACROSS), first(threadIdx.x % ACROSS * O::V), base(staged<O>(at.staging, row, first)) {}
+    DEVICE unsigned address(int i) const { return (base ^ LINES * i % 8 * 16) + LINES * i * 128; }
+    DEVICE int pixel(int i) const { return O::NCHW ? first : LINES * i + row; }
+    DEVICE int filter(int i) const { return O::NCHW ? LINES * i + row : first; }
+    // A thread's first filter, which is kept as one number, and how far its others are.
+    template <class T>
+    DEVICE T *mine(const Place &at, T *global, int filter0) const {
+        T *to = global + (at.filter + filter0 + filter(0)) * (O::NCHW ? at.step : 1);
+        asm("" : "+l"(to));
+        return to;
+    }
+    DEVICE int further(const Place &at, int i) const { return O::NCHW ? LINES * i * at.step : 0; }
+};
 
 // Lines between the staging part and y or residual (IN), V elements a thread.
 template <class O, bool IN>
 DEVICE void move_lines(const Place &at, typename O::T *global, int pixel0, int pixels, int filter0, int filters) {
-    using T = typename O::T;
-    constexpr int V = O::V, BYTES = V * (int)sizeof(T), ACROSS = 64 / V;
-    const int thread = threadIdx.x % 128;
+    constexpr int BYTES = O::V * (int)sizeof(typename O::T);
+    const Lines<O> lines(at);
     const int end = min(filters, at.filters - at.filter - filter0);
-    T *const first_filter = global + (at.filter + filter0) * (O::NCHW ? at.step : 1);
+    typename O::T *const mine = lines.mine(at, global, filter0);
     // All places first, then all loads, then all stores: each step waits once.
-    constexpr int COUNT = 64 * ACROSS / 128, AT_ONCE = COUNT < 4 ? COUNT : 4;
+    constexpr int AT_ONCE = lines.COUNT < 4 ? lines.COUNT : 4;
 #pragma unroll
-    for (int start = 0; start < COUNT; start += AT_ONCE) {
+    for (int start = 0; start < lines.COUNT; start += AT_ONCE) {
         int there[AT_ONCE];
         Piece<BYTES> piece[AT_ONCE];
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-            const int line = ((start + i) * 128 + thread) / ACROSS, first = ((start + i) * 128 + thread) % ACROSS * V;
-            const int pixel = O::NCHW ? first : line, filter = O::NCHW ? line : first;
-            there[i] = pixel < pixels && filter < end ? place_of(at, pixel0 + pixel) : -1;
+            const int pixel = lines.pixel(start + i);
+            there[i] = pixel < pixels && lines.filter(start + i) < end ? place_of(at, pixel0 + pixel) : -1;
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-            const int line = ((start + i) * 128 + thread) / ACROSS, first = ((start + i) * 128 + thread) % ACROSS * V;
             if (there[i] < 0) continue;
-            there[i] += O::NCHW ? line * at.step : first;
             if constexpr (IN)
-                piece[i] = load_global<BYTES>(first_filter + there[i]);
+                piece[i] = load_global<BYTES>(mine + there[i] + lines.further(at, start + i));
             else
-                piece[i] = load_shared<BYTES>(staged<O>(at.staging, line, first));
+                piece[i] = load_shared<BYTES>(lines.address(start + i));
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-            const int line = ((start + i) * 128 + thread) / ACROSS, first = ((start + i) * 128 + thread) % ACROSS * V;
             if (there[i] < 0) continue;
             if constexpr (IN)
-                store_shared<BYTES>(staged<O>(at.staging, line, first), piece[i]);
+                store_shared<BYTES>(lines.address(start + i), piece[i]);
             else
-                store_global<BYTES>(first_filter + there[i], piece[i]);
+                store_global<BYTES>(mine + there[i] + lines.further(at, start + i), piece[i]);
         }
     }
 }
@@ -131,16 +148,15 @@ DEVICE void move_lines(const Place &at, typename O::T *global, int pixel0, int p
 // The residual of a round on its way to the staging part.
 template <class O>
 DEVICE void fetch_lines(const Place &at, const typename O::T *residual, int pixel0, int pixels, int filter0, int filters) {
-    constexpr int V = O::V, ACROSS = 64 / V, BYTES = V * (int)sizeof(typename O::T);
-    const int thread = threadIdx.x % 128, end = min(filters, at.filters - at.filter - filter0);
-    const typename O::T *first_filter = residual + (at.filter + filter0) * (O::NCHW ? at.step : 1);
-#pragma unroll 4
-    for (int i = thread; i < 64 * ACROSS; i += 128) {
-        const int line = i / ACROSS, first = i % ACROSS * V, pixel = O::NCHW ? first : line, filter = O::NCHW ? line : first;
-        const int place = pixel < pixels && filter < end ? place_of(at, pixel0 + pixel) : -1;
-        if (place < 0) continue;
-        const typename O::T *from = first_filter + (place + (O::NCHW ? line * at.step : first));
-        copy_piece<BYTES>(staged<O>(at.staging, line, first), from, true);
+    const Lines<O> lines(at);
+    const int end = min(filters, at.filters - at.filter - filter0);
+    const typename O::T *const mine = lines.mine(at, residual, filter0);
+#pragma unroll
+    for (int i = 0; i < lines.COUNT; ++i) {
+        const int pixel = lines.pixel(i);
+        const int place = pixel < pixels && lines.filter(i) < end ? place_of(at, pixel0 + pixel) : -1;
+        if (place >= 0)
+            copy_piece<O::V *(int)sizeof(typename O::T)>(lines.address(i), mine + place + lines.further(at, i), true);
     }
 }
 
@@ -310,9 +326,9 @@ DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, void *y_
     T *y = static_cast<T *>(y_);
     T *residual = const_cast<T *>(static_cast<const T *>(residual_));
     biases.share(at);
-    // A warpgroup waits for its parts of the ring when the other has had those before: a barrier's parity tells a part's next
-    // filling from the one before it, but no more.
-    if (O::DELIVERED) sync_part(2 + at.barrier, 256);
+    // The bias is there. A warpgroup waits for its parts of a shared ring when the other has had those before: a barrier's
+    // parity tells a part's next filling from the one before it, but no more.
+    if (O::DELIVERED) sync_part(O::PINGPONG ? 2 + at.barrier : at.barrier, O::PINGPONG ? 256 : 128);
     const int warp = threadIdx.x / 32 % 4;
     const unsigned staging = at.staging;
     float bias[2] = {};
@@ -326,7 +342,7 @@ DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, void *y_
         if constexpr (O::FETCHED) wait_for_fetched<O>((next < R::COUNT ? next : R::COUNT) - round - 1);
         if constexpr (O::DELIVERED) {
             barrier_wait(at.delivered + at.part * 8, at.phase);
-            if (round + 1 == R::COUNT) arrive_part(5 - at.barrier, 256);
+            if (O::PINGPONG && round + 1 == R::COUNT) arrive_part(5 - at.barrier, 256);
         } else if constexpr (O::BOXES > 0) {
             // The part of shared memory that is staged to, or fetched to, has been written. Tiles of an odd count of rounds end
             // with the part that the next begins with.

@@ -46,8 +46,9 @@ struct Tile {
     // The residual is there before the products, which are added to it.
     static constexpr bool BEGUN = RESIDUAL && ORDER > 0;
     static constexpr int INNER = 128 / (int)sizeof(T), STAGING = 64 * 64 * (int)sizeof(T), STAGINGS = STAGINGS_;
-    // Each warpgroup has STAGINGS parts, or both share a ring of them, which the copy engine fills in the order of tiles.
-    static constexpr int PARTS = (DELIVERED ? 1 : WARPGROUPS) * STAGINGS;
+    // Each warpgroup has STAGINGS parts, or two in turns share a ring of them, which the copy engine fills in the order of
+    // tiles.
+    static constexpr int RINGS = DELIVERED && PINGPONG ? 1 : WARPGROUPS, PARTS = RINGS * STAGINGS;
     // Pixels of one box: all tiles are whole boxes.
     static constexpr int BOX = !SWAP || BP % 64 == 0 ? 64 : BP % 32 == 0 ? 32 : BP % 16 == 0 ? 16 : 8;
     // Split sums: a block adds up EACH of the instruction's rows, which all send it.
@@ -56,7 +57,7 @@ struct Tile {
     static_assert(BUNDLE == 1 || (!SWAP && LAST == WHOLE));
     static_assert(!PINGPONG || (WARPGROUPS == 2 && SPLIT == 1));
     static_assert(SPLIT == 1 || (EACH % 8 == 0 && WARPGROUPS == 1));
-    static_assert(!DELIVERED || (PINGPONG && ORDER == 0 && !NCHW));
+    static_assert(!DELIVERED || (WARPGROUPS == 2 && SPLIT == 1 && ORDER == 0 && !NCHW));
     static_assert(ORDER || STAGINGS >= (FETCHED || DELIVERED || (BOXES && sizeof(T) == 2) ? 2 : 1));
     static_assert(ORDER == 0 || (BOXES == 0 && SPLIT == 1 && !NCHW && !SWAP && WGMMA_N % ORDER == 0));
     static_assert(!BOXES || (SPLIT == 1 && !NCHW && V * sizeof(T) == 16));
