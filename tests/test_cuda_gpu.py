@@ -210,6 +210,9 @@ def test_tensor_cores_with_many_tiles_a_block(text: str) -> None:
         "n8 c32 h60 w61 k72 r3 s3 pad1 tf32 nhwc residual",
         "n8 c64 h40 w44 k128 r1 s3 pad0x1 groups2 bf16 nhwc bias silu residual",
         "n32 c48 h40 w40 k168 r1 s1 f16 nhwc bias silu residual", "n32 c16 h40 w41 k320 r3 s3 pad1 bf16 nhwc residual",
+        "n8 c192 h60 w61 k256 r3 s3 pad1 f16 nhwc bias relu residual",
+        "n16 c104 h39 w41 k200 r5 s5 stride2x1 pad2 bf16 nhwc bias residual",
+        "n8 c200 h30 w31 k144 r3 s3 pad1 groups2 f16 nhwc residual",
     ],
 )  # fmt: skip
 def test_residuals_that_the_copy_engine_brings(text: str) -> None:
@@ -217,12 +220,30 @@ def test_residuals_that_the_copy_engine_brings(text: str) -> None:
     problem, device = problems.parse(text), gpu()
     algorithm = registry.get("cuda.implicit_gemm")
     configs = [one for one in algorithm.configs(problem, device) if geometry.is_delivered(problem, one)]
-    configs.sort(key=lambda one: (one.kernel, one.pixels))
+    kinds: dict[Any, list[Any]] = {}
+    for one in sorted(configs, key=lambda one: (one.pixels, one.filters)):
+        kinds.setdefault((one.kernel, one.rows, one.turns), []).append(one)
     assert len(configs) > 5
-    for config in configs[:5] + configs[-3:]:
-        for _ in range(5):
-            verdict = verify.check(problem, "cuda.implicit_gemm", config, device=device)
-            assert verdict, f"{config}: {verdict.message}"
+    for same in kinds.values():
+        for config in dict.fromkeys([*same[:2], *same[-2:]]):
+            for _ in range(5):
+                verdict = verify.check(problem, "cuda.implicit_gemm", config, device=device)
+                assert verdict, f"{config}: {verdict.message}"
+
+
+def test_many_sums_that_begin_with_the_residual() -> None:
+    """More sums of a thread than leave registers for much else."""
+    problem, device = problems.parse("n16 c64 h60 w60 k320 r3 s3 pad1 bf16 nhwc bias silu residual"), gpu()
+    algorithm = registry.get("cuda.implicit_gemm")
+    configs = [
+        one
+        for one in algorithm.configs(problem, device)
+        if one.turns and geometry.order_of(problem, one) and one.pixels * one.filters > 128 * geometry.MOST_BEGUN
+    ]
+    assert configs
+    for config in configs:
+        verdict = verify.check(problem, "cuda.implicit_gemm", config, device=device)
+        assert verdict, f"{config}: {verdict.message}"
 
 
 FEW_CHANNELS = (
