@@ -1,7 +1,7 @@
 """How long cuda.implicit_gemm will take: what a tile costs, how many of them a multiprocessor gets, and what L2 and
 memory take.
 
-Constants were fitted to 3548 times of configs on 241 problems (H200), by the error of the logarithm and by what
+Constants were fitted to 4667 times of configs on 404 problems (H200), by the error of the logarithm and by what
 the choice loses; they are cycles of a multiprocessor under load, 1700 a microsecond.
 """
 
@@ -16,47 +16,51 @@ from tapwise.cuda.jit.tensor_map import LINE_BYTES
 
 CYCLES_US: Final = 1700.0
 # A matrix instruction of 64 rows takes columns / 2 cycles, or what it reads of shared memory.
-LEAST_PRODUCT, LEAST_COLUMN = 18.7, 0.281
+LEAST_PRODUCT, LEAST_COLUMN = 16.2, 0.324
 # Copying a line of pixels (stream, slab) and one of filters; more for lines that begin and end within sectors of L2; of
 # half the length the same times so much (stream, slab); bytes that arrive in a cycle; a piece that warps gather.
-STREAM_LINE, SLAB_LINE, FILTER_LINE, RAGGED_LINE = 2.04, 8.62, 1.34, 2.01
-NARROW, SLAB_NARROW = 0.884, 0.568
-FEED_BYTES, PIECE = 84.5, 1.81
+STREAM_LINE, SLAB_LINE, FILTER_LINE, RAGGED_LINE = 2.15, 8.57, 1.2, 1.72
+NARROW, SLAB_NARROW = 0.822, 0.546
+FEED_BYTES, PIECE = 84.6, 1.83
 # From a copy's begin to its bytes, and how much of its own time is added: what stages are there to hide, short of those
 # that are multiplied.
-OWN_COPY: Final = 0.866
-LATENCY, FREE_STAGES, TURNS_STAGES = 500.0, 0.104, 1.46
+OWN_COPY: Final = 0.816
+LATENCY, FREE_STAGES, TURNS_STAGES = 623.0, 0.292, 1.54
 # A block that is alone on its multiprocessor is not placed before the launch before has left.
-ALONE: Final = 595.0
+ALONE: Final = 617.0
 # What a step costs besides (stream, slab); a launch's beginning, and more of it where warpgroups take turns.
-STEP, SLAB_STEP, BEGIN, BEGIN_TURNS, BEGIN_SLAB = 61.5, 66.9, 1728.0, 662.0, 1107.0
+STEP, SLAB_STEP, BEGIN, BEGIN_TURNS, BEGIN_SLAB = 58.2, 63.7, 1703.0, 663.0, 1082.0
+# From the last products of a tile to the first of the other warpgroup's.
+TURN: Final = 141.0
 # A tile's way to y, and each of its outputs: by threads (stream, slab), and by the copy engine.
-FINISH, OUTPUT, SLAB_FINISH, SLAB_OUTPUT, BOX_FINISH, BOX_OUTPUT = 1280.0, 0.053, 570.0, 0.216, 1134.0, 0.091
+FINISH, OUTPUT, SLAB_FINISH, SLAB_OUTPUT, BOX_FINISH, BOX_OUTPUT = 1124.0, 0.0653, 226.0, 0.275, 1335.0, 0.0795
 # The same straight from registers, 16 bytes at a time.
-ORDERED_FINISH, ORDERED_OUTPUT = 629.0, 0.0747
-# Two bytes at a time either way (not fitted with the others, but to eight layers of odd numbers of filters).
-ODD_OUTPUT: Final = 0.95
+ORDERED_FINISH, ORDERED_OUTPUT = 543.0, 0.0852
+# Two bytes at a time from registers, through shared memory, and there by two warpgroups that share a tile, whose lines
+# meet in L2.
+ODD_ORDERED, ODD_OUTPUT, ODD_SHARED = 0.861, 0.932, 0.367
 # More for each output: activation; residual, which competes with the products for shared memory and is not hidden by
 # them, and the same where all of a tile is fetched ahead.
-RESIDUAL, RESIDUAL_AHEAD = 0.121, 0.0328
-# A residual that the copy engine brings from the middle of a tile's products on: until it is there, and for each output
-# (not fitted with the others, but to two layers).
-PACED, PACED_OUTPUT = 1500.0, 0.08
-# Sums that begin with the residual, on a tile's way to y or, where its warpgroup is alone, before its products.
-BEGIN_SUMS, BEGUN = 76.4, 0.198
+RESIDUAL, RESIDUAL_AHEAD = 0.135, 0.0556
+# A residual that the copy engine brings from the middle of a tile's products on: until it is there, and for each
+# output.
+PACED, PACED_OUTPUT = 2010.0, 0.11
+# Sums that begin with the residual, on a tile's way to y or, where its warpgroup is alone, before its products; beside
+# the other warpgroup's products it takes of their shared memory.
+BEGIN_SUMS, BEGUN, BEGUN_TURNS = 7.11, 0.138, 0.122
 ACTIVATIONS: Final = {"relu": 0.02, "relu6": 0.03, "silu": 0.2, "sigmoid": 0.2, "gelu": 0.35, "tanh": 0.35}
-# The same where gemm_k is split, and where two bytes are written at a time.
-EXCHANGE, EXCHANGED, EXCHANGED_ODD = 2319.0, 0.159, 2.5
+# The same where gemm_k is split, and where two bytes are written at a time (that fitted to 51 times by itself).
+EXCHANGE, EXCHANGED, EXCHANGED_ODD = 2130.0, 0.29, 0.9
 # Bytes a microsecond from L2 to all multiprocessors together. Lines that several of them read at a time count less.
-L2_BYTES, SHARING = 6.98e6, 0.368
+L2_BYTES, SHARING = 6.97e6, 0.359
 # How much of that pixels cost whose distance is a multiple of 32 bytes, but of no more.
 HALF_RAGGED: Final = 0.48
-RAGGED_L2: Final = 1.02
+RAGGED_L2: Final = 0.767
 # Groups whose channels are a part of a sector of L2: time grows as that power of sectors read for each that is
-# needed (not fitted with the others, but to 16 layers of such groups).
-SECTORS: Final = 0.5
+# needed.
+SECTORS: Final = 0.354
 # Memory writes fewer bytes a microsecond than it reads.
-WRITTEN: Final = 0.783
+WRITTEN: Final = 0.808
 # Tiles, L2 and memory hide each other as a norm of that degree.
 NORM: Final = 3.35
 # A launch that packs x before; bytes a microsecond that it moves as they are, and as windows.
@@ -174,20 +178,23 @@ def cost(work: Work, gbps: float) -> Cost:
     if work.split > 1:
         finish = EXCHANGE + outputs * (EXCHANGED_ODD if work.odd else EXCHANGED)
     elif work.ordered:
-        finish = ORDERED_FINISH + outputs * (ODD_OUTPUT if work.odd else ORDERED_OUTPUT * (16 / work.ordered) ** 0.5)
+        finish = ORDERED_FINISH + outputs * (ODD_ORDERED if work.odd else ORDERED_OUTPUT * (16 / work.ordered) ** 0.5)
     elif work.boxes:
         finish = BOX_FINISH + outputs * BOX_OUTPUT
     else:
         fixed, output = (SLAB_FINISH, SLAB_OUTPUT) if work.slab else (FINISH, OUTPUT)
-        finish = fixed + outputs * (ODD_OUTPUT if work.odd else output * (8 / work.written) ** 0.5)
+        odd = ODD_SHARED if work.together > 1 else ODD_OUTPUT
+        finish = fixed + outputs * (odd if work.odd else output * (8 / work.written) ** 0.5)
     finish += work.outputs * (ACTIVATIONS[work.activation] if work.activation else 0.0)
     if work.ordered and work.residual:
         begun = work.outputs * BEGUN
         if work.overlapped == "turns":
             finish += begun
+            main += work.outputs * BEGUN_TURNS
         else:
             main += BEGIN_SUMS + begun
-    both = share * max(main, (main + finish) / 2)
+    turn = main + (TURN if work.overlapped == "turns" else 0.0)
+    both = share * max(turn, (turn + finish) / 2)
     begin = BEGIN + (ALONE if work.room == 1 else 0.0)
     follow = {
         "turns": both + finish / 2 + (BEGIN_SLAB if work.slab else BEGIN_TURNS),
