@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 import tapwise
+from tapwise import peers, registry, verify
 from tapwise import problem as problems
-from tapwise import registry, verify
 from tapwise.cuda import implicit_gemm_geometry as geometry
 from tapwise.cuda.jit.device import gpu
 from tapwise.errors import InvalidProblem
+from tapwise.lab import bench, records
+from tapwise.lab.suites import Case
 from tapwise.problem_reduction import REDUCTIONS
 from tapwise.reference import convolve
 
@@ -244,6 +246,19 @@ def test_many_sums_that_begin_with_the_residual() -> None:
     for config in configs:
         verdict = verify.check(problem, "cuda.implicit_gemm", config, device=device)
         assert verdict, f"{config}: {verdict.message}"
+
+
+def test_bench_times_fused_and_plain_layers_in_turns() -> None:
+    """Ours and cuDNN's, each over its own plain convolution; a plain layer has nothing to compare."""
+    text = "n2 c64 h16 w16 k64 r3 s3 pad1 f16 nhwc"
+    cases = [Case(problems.parse(text + more)) for more in (" bias relu residual", "")]
+    rows: list[records.Record] = []
+    bench.run(cases, bench.Options(peers=(peers.PEERS["cudnn-cl"],), repeats=3, device="cuda"), rows.append)
+    fused, plain = rows
+    assert fused.verified and set(fused.over_plain) == {fused.algorithm, "cudnn-cl"}
+    assert all(ratio > 0.5 for ratio in fused.over_plain.values())
+    assert set(fused.cold_us) == set(fused.wall_us) == set(fused.over_plain)
+    assert plain.verified and not plain.over_plain
 
 
 FEW_CHANNELS = (

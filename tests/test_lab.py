@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from tapwise import verify
 from tapwise.errors import InvalidProblem
@@ -196,3 +198,22 @@ def test_report_rewrites_between_markers_only(tmp_path: Path) -> None:
     assert table.count("cpu.direct") == 2
     with pytest.raises(KeyError, match="nothing"):
         report.rewrite(text.replace("summary", "nothing"), results)
+
+
+def test_what_fused_layers_cost_over_plain_ones(tmp_path: Path) -> None:
+    """Ratios round by round of the layer over the plain one, ours and each peer's, in the record and its tables."""
+    times = {
+        "cpu.direct": timing.Timing((11.0, 22.0, 33.0)), "plain cpu.direct": timing.Timing((10.0, 20.0, 30.0)),
+        "p": timing.Timing((30.0, 60.0, 90.0)), "plain p": timing.Timing((20.0, 40.0, 60.0)),
+    }  # fmt: skip
+    row, plain = record(1.0), record(1.0)
+    bench._fill(row, times, ["cpu.direct"], bench.Options(), PROBLEM, roofline.Ceilings(100.0, 10.0))
+    assert row.over_plain == {"cpu.direct": pytest.approx(1.1), "p": pytest.approx(1.5)}
+    records.write([row, plain], tmp_path, "cpu-x", None)
+    first, second = report.markdown("cpu-x/s-fprop-f32-n1", report.load(tmp_path)).splitlines()[2:]
+    assert first.endswith("| +10.0 % | +50.0 % |") and second.endswith("| - | - |")
+    console = Console(width=100, record=True, file=io.StringIO())
+    report.print_bench(console, [row, plain])
+    assert "over plain" in console.export_text(clear=False) and "+10.0 %" in console.export_text()
+    report.print_bench(console, [plain])
+    assert "over plain" not in console.export_text()

@@ -25,6 +25,8 @@ from tapwise.problem_filter import FilterProblem
 PEER_TOLERANCE = {"f32": 1e-2, "f64": 1e-8, "f16": 5e-2, "bf16": 5e-2, "u8": 4e-2, "i8": 4e-2}
 # An algorithm predicted to be so many times slower than the chosen one is not worth its time in a run of all.
 HOPELESS = 8.0
+# Before the name of whoever computes the convolution alone, without what is fused to it.
+PLAIN = "plain "
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,9 @@ def _fill(
         if peer.name in times:
             record.peers[peer.name] = times[peer.name].time_us
             record.ratios[peer.name] = times[peer.name].over(ours)[0]
+    for name, time in times.items():
+        if PLAIN + name in times:
+            record.over_plain[name] = time.over(times[PLAIN + name])[0]
     if record.ratios:
         record.ratio = min(record.ratios.values())
 
@@ -236,7 +241,9 @@ def _measure_cuda(case: Case, options: Options, device: Device, record: Record) 
     else:
         x = random(problem.x_shape)
     prepares: Callable[[Peer], Prepared]
+    bares: Callable[[Peer], Prepared] | None = None
     runs: dict[str, Callable[[], object]] = {}
+    plains: dict[str, Callable[[], object]] = {}
     if isinstance(problem, ConvProblem):
         w = random(problem.w_shape).contiguous()
         bias = random((problem.k,)) if problem.bias else None
@@ -247,6 +254,13 @@ def _measure_cuda(case: Case, options: Options, device: Device, record: Record) 
                 return
             runs[identifier] = lambda op=operator: op(x, residual)  # type: ignore[misc]
         prepares = lambda peer: peer.prepare(problem, x, w, bias, residual, device.threads)  # noqa: E731
+        bare = problem.replace(bias=False, residual=False, activation=None)
+        if bare != problem:
+            plain = tapwise.prepare(bare, w, algorithm=ids[0])
+            if not _verified_there(bare, plain.choice, device, record, False):
+                return
+            plains[PLAIN + ids[0]] = lambda: plain(x)
+            bares = lambda peer: peer.prepare(bare, x, w, None, None, device.threads)  # noqa: E731
     else:
         for identifier in ids:
             choice = dispatch.choose(problem, device, identifier)
@@ -261,11 +275,13 @@ def _measure_cuda(case: Case, options: Options, device: Device, record: Record) 
         try:
             prepared = prepares(peer)
             _check_peer(prepared, gpu.on_host(expected), problem.dtype)
+            if bares:
+                plains[PLAIN + peer.name] = bares(peer).run
         except (PeerUnavailable, RuntimeError) as error:
             record.peers_missing[peer.name] = str(error).splitlines()[0]
             continue
         runs[peer.name] = prepared.run
-    times = gpu.measure(runs, repeats=options.repeats)
+    times = gpu.measure({**runs, **plains}, repeats=options.repeats)
     arithmetic = problem.dtype if problem.dtype in kinds else "f32"
     roof = gpu.ceilings(device, arithmetic, getattr(problem, "math", "ieee"))
     _fill(record, times, ids, options, problem, roof)

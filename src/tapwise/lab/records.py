@@ -23,7 +23,8 @@ LIBRARIES = ("tapwise", "numpy", "numba", "llvmlite", "torch", "onnxruntime", "c
 class Record:
     """Times in microseconds: medians, and as spread half the interquartile range. ratio: best peer / ours, the median
     over rounds. `reason` is why there is no time, or why this algorithm. On a GPU times are its own; `cold_us` with
-    nothing in L2, `wall_us` what an eager call takes of the host."""
+    nothing in L2, `wall_us` what an eager call takes of the host; `over_plain`: the time over that of the same
+    convolution without bias, activation and residual, by whoever computes it, measured in turns."""
 
     problem: str
     suite: str
@@ -50,6 +51,7 @@ class Record:
     algorithms: dict[str, float] = field(default_factory=dict)
     cold_us: dict[str, float] = field(default_factory=dict)
     wall_us: dict[str, float] = field(default_factory=dict)
+    over_plain: dict[str, float] = field(default_factory=dict)
     error: float | None = None
     bound: float | None = None
     verified: bool = False

@@ -38,6 +38,11 @@ def size(value: int | None) -> str:
     return f"{value / 1024:.0f} K" if value < 1 << 20 else f"{value / (1 << 20):.1f} M"
 
 
+def percent(ratio: float | None) -> str:
+    """What a ratio is above 1: "+4.2 %"."""
+    return "-" if ratio is None else f"{100 * (ratio - 1):+.1f} %"
+
+
 def print_bench(console: Console, rows: Sequence[Record]) -> None:
     """Tables by class, geometric means, and what must be known to read them."""
     peers = list(dict.fromkeys(name for row in rows for name in (*row.ratios, *row.peers_missing)))
@@ -56,7 +61,8 @@ def _table(rows: Sequence[Record], title: str, peers: Sequence[str]) -> Table:
     table.add_column("problem", overflow="fold", ratio=1, min_width=20)
     table.add_column("algorithm", no_wrap=True)
     table.add_column("ok")
-    for name in ("time", "GFLOP/s", "%roof", *peers, "scratch"):
+    fused = ["over plain"] if any(row.over_plain for row in rows) else []
+    for name in ("time", "GFLOP/s", "%roof", *peers, *fused, "scratch"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         mark = "yes" if row.verified else "[red]NO[/red]"
@@ -65,7 +71,7 @@ def _table(rows: Sequence[Record], title: str, peers: Sequence[str]) -> Table:
                 row.problem,
                 (row.algorithm or "-").removeprefix("cpu."),
                 mark if row.algorithm else "-",
-                *["-"] * (4 + len(peers)),
+                *["-"] * (4 + len(peers) + len(fused)),
             )
             continue
         spread = 100 * (row.spread_us or 0.0) / row.time_us
@@ -74,7 +80,8 @@ def _table(rows: Sequence[Record], title: str, peers: Sequence[str]) -> Table:
         table.add_row(
             row.problem, (row.algorithm or "").removeprefix("cpu."), mark,
             f"{microseconds(row.time_us)} ±{spread:.0f}%{unstable}",
-            f"{row.gflops:.1f}", roof, *(_ratio(row.ratios.get(peer)) for peer in peers), size(row.workspace_bytes),
+            f"{row.gflops:.1f}", roof, *(_ratio(row.ratios.get(peer)) for peer in peers),
+            *(percent(row.over_plain.get(row.algorithm or "")) for _ in fused), size(row.workspace_bytes),
         )  # fmt: skip
     return table
 
@@ -172,15 +179,20 @@ def _summary(results: dict[str, list[dict[str, Any]]]) -> str:
 
 
 def _problems(rows: list[dict[str, Any]]) -> str:
-    lines = [["class", "problem", "algorithm", "time", "GFLOP/s", "% roof", "fastest peer / ours"], ["---"] * 7]
+    head = ["class", "problem", "algorithm", "time", "GFLOP/s", "% roof", "fastest peer / ours"]
+    fused = ["over the plain layer", "the peer's"] if any(row.get("over_plain") for row in rows) else []
+    lines = [[*head, *fused], ["---"] * (len(head) + len(fused))]
     for row in rows:
         if row["time_us"] is None:
-            lines.append([row["class"], row["problem"], row["algorithm"] or "-", row["reason"], "", "", ""])
+            empty = [""] * (3 + len(fused))
+            lines.append([row["class"], row["problem"], row["algorithm"] or "-", row["reason"], *empty])
             continue
         ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
         roof = f"{100 * row['roof_us'] / row['time_us']:.0f}"
         time = microseconds(row["time_us"])
-        lines.append([row["class"], row["problem"], row["algorithm"], time, f"{row['gflops']:.1f}", roof, ratio])
+        over, fastest = row.get("over_plain", {}), min(row["peers"], key=row["peers"].get, default="")
+        more = [percent(over.get(name)) for name in (row["algorithm"], fastest)] if fused else []
+        lines.append([row["class"], row["problem"], row["algorithm"], time, f"{row['gflops']:.1f}", roof, ratio, *more])
     return _cells(lines)
 
 
