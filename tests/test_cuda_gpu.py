@@ -11,6 +11,7 @@ import tapwise
 from tapwise import peers, registry, verify
 from tapwise import problem as problems
 from tapwise.cuda import implicit_gemm_geometry as geometry
+from tapwise.cuda import implicit_gemm_outputs as outputs
 from tapwise.cuda.jit.device import gpu
 from tapwise.errors import InvalidProblem
 from tapwise.lab import bench, records
@@ -221,7 +222,7 @@ def test_residuals_that_the_copy_engine_brings(text: str) -> None:
     """Short tiles, whose products end before the other warpgroup's residual is there, and long ones."""
     problem, device = problems.parse(text), gpu()
     algorithm = registry.get("cuda.implicit_gemm")
-    configs = [one for one in algorithm.configs(problem, device) if geometry.is_delivered(problem, one)]
+    configs = [one for one in algorithm.configs(problem, device) if outputs.is_delivered(problem, one)]
     kinds: dict[Any, list[Any]] = {}
     for one in sorted(configs, key=lambda one: (one.pixels, one.filters)):
         kinds.setdefault((one.kernel, one.rows, one.turns), []).append(one)
@@ -240,7 +241,7 @@ def test_many_sums_that_begin_with_the_residual() -> None:
     configs = [
         one
         for one in algorithm.configs(problem, device)
-        if one.turns and geometry.order_of(problem, one) and one.pixels * one.filters > 128 * geometry.MOST_BEGUN
+        if one.turns and outputs.order_of(problem, one) and one.pixels * one.filters > 128 * outputs.MOST_BEGUN
     ]
     assert configs
     for config in configs:

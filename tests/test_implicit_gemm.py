@@ -17,6 +17,7 @@ from tapwise.algorithm import Device
 from tapwise.cuda import implicit_gemm_geometry as geometry
 from tapwise.cuda import implicit_gemm_mma, pack
 from tapwise.cuda import implicit_gemm_model as model
+from tapwise.cuda import implicit_gemm_outputs as outputs
 from tapwise.cuda.arrays import DeviceArray
 from tapwise.cuda.implicit_gemm import ImplicitGemm
 from tapwise.cuda.implicit_gemm_geometry import Config, folded
@@ -76,7 +77,7 @@ def test_wgmma_kernels_compile_without_spills_or_waits(text: str) -> None:
     algorithm, problem = ImplicitGemm(), ConvProblem.parse(text)
     kinds = some(problem)
     # The best ones, one that writes from registers and one whose gemm_k is split.
-    ordered = [one for one in kinds[3:] if geometry.order_of(geometry.view_of(problem, one), one)][:1]
+    ordered = [one for one in kinds[3:] if outputs.order_of(geometry.view_of(problem, one), one)][:1]
     for config in kinds[:3] + ordered + [one for one in kinds[3:] if one.split > 1][:1]:
         for source in algorithm.sources(problem, config):
             code, log = compiler._compile(source, "sm_90a", no_cache=True)
@@ -275,23 +276,23 @@ def test_ways_to_y() -> None:
     ways, counts, delivered = set(), set(), set()
     for problem in (plain, plain.replace(residual=True), plain.replace(k=40), plain.replace(layout="nchw")):
         for config in ImplicitGemm().configs(problem, H200):
-            count, rounds = geometry.stagings_of(problem, config), geometry.rounds_of(config)
-            order, boxes = geometry.order_of(problem, config), geometry.boxes_of(problem, config)
+            count, rounds = outputs.stagings_of(problem, config), outputs.rounds_of(config)
+            order, boxes = outputs.order_of(problem, config), outputs.boxes_of(problem, config)
             assert not (order and boxes)
             assert (count == 0) == (order > 0)
             assert config.filters % max(order, 1) == 0
             late = problem.residual and config.split == 1 and not config.turns
-            if geometry.is_delivered(problem, config):
-                many = config.pixels * config.filters > 128 * geometry.MOST_BEGUN
+            if outputs.is_delivered(problem, config):
+                many = config.pixels * config.filters > 128 * outputs.MOST_BEGUN
                 if config.turns:
                     assert many or (config.kernel, config.rows) == ("slab", "filters")
                 else:
                     assert (config.kernel, config.warpgroups) == ("stream", 2)
-                    assert rounds <= 2 and geometry.steps_of(problem) >= geometry.LEAST_STEPS
+                    assert rounds <= 2 and geometry.steps_of(problem) >= outputs.LEAST_STEPS
                 delivered.add((config.kernel, config.turns))
-                assert count == max(2, min(rounds, geometry.MOST_STAGINGS))
+                assert count == max(2, min(rounds, outputs.MOST_STAGINGS))
             elif not order:
-                assert count == (rounds if late and 2 < rounds <= geometry.MOST_STAGINGS else min(count, 2))
+                assert count == (rounds if late and 2 < rounds <= outputs.MOST_STAGINGS else min(count, 2))
             ways.add((order, boxes))
             counts.add(count)
     assert {(32, 0), (16, 0), (8, 0), (0, 2), (0, 1), (0, 0)} <= ways
@@ -318,7 +319,7 @@ def test_order_of_filters() -> None:
         ("n64 c64 h90 w90 k64 r3 s3 f16 nhwc", {"kernel": "stream"}, 0),
         ("n64 c64 h90 w90 k64 r3 s3 f16 nhwc residual", {"kernel": "stream"}, 32),
     ):  # fmt: skip
-        assert geometry.order_of(ConvProblem.parse(text), replace(config, **change)) == wanted, (text, change)
+        assert outputs.order_of(ConvProblem.parse(text), replace(config, **change)) == wanted, (text, change)
 
 
 def test_mma_words_and_grid() -> None:

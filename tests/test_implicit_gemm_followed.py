@@ -10,6 +10,7 @@ from test_implicit_gemm import some
 
 from tapwise.cuda import implicit_gemm_configs as configs
 from tapwise.cuda import implicit_gemm_geometry as geometry
+from tapwise.cuda import implicit_gemm_outputs as outputs
 from tapwise.cuda import pack
 from tapwise.cuda.implicit_gemm import ImplicitGemm
 from tapwise.cuda.implicit_gemm_geometry import Config, folded, span
@@ -153,7 +154,7 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
     else:
         images = Memory(packed_images(problem, x) if geometry.is_packed(problem, config) else x.transpose(0, 2, 3, 1))
     view = geometry.view_of(problem, config)
-    order = geometry.order_of(view, config)
+    order = outputs.order_of(view, config)
     filters = Memory(packed_filters(base, w, geometry.filter_line(base), order))
     (out_h, out_w), groups, group_k = view.output, view.groups, view.group_k
     line = span(view) // size
@@ -220,7 +221,7 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
         places = [filter_of(one, order) for one in range(config.filters)]
         assert sorted(places) == list(range(config.filters))
         sums = sums[:, np.argsort(places)]
-        if geometry.boxes_of(view, config) == 2:
+        if outputs.boxes_of(view, config) == 2:
             store_boxes(launch.maps["out"], config, y.reshape(-1), sums, (filter0, group, pixel0))
             continue
         for one in range(config.pixels):
@@ -328,7 +329,7 @@ def test_residuals_come_to_the_parts_where_sums_are_staged(text: str) -> None:
     size, (out_h, out_w) = pack.SIZES[problem.dtype], problem.output
     residual = np.arange(1.0, 1 + prod(problem.y_shape)).reshape(problem.y_shape)
     memory = Memory(residual.transpose(0, 2, 3, 1))
-    configs_ = [one for one in ImplicitGemm().configs(problem, H200) if geometry.is_delivered(problem, one)]
+    configs_ = [one for one in ImplicitGemm().configs(problem, H200) if outputs.is_delivered(problem, one)]
     assert {one.pixels % 64 for one in configs_} >= {0, 8, 16, 32, 48}
     for config in configs_:
         launch = ImplicitGemm().launch(problem, config, H200)

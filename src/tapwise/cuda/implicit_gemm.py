@@ -19,6 +19,7 @@ from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.cuda import implicit_gemm_configs as configs
 from tapwise.cuda import implicit_gemm_geometry as geometry
 from tapwise.cuda import implicit_gemm_model as model
+from tapwise.cuda import implicit_gemm_outputs as outputs
 from tapwise.cuda import pack
 from tapwise.cuda import plan as plans
 from tapwise.cuda.arrays import DeviceArray
@@ -123,7 +124,7 @@ class ImplicitGemm(Algorithm[Config]):
         apart = pixel if packed_bytes else problem.c * size
         high = tiles / across / problem.groups
         # Two warpgroups and the one that copies need all registers.
-        needed = geometry.shared_bytes(problem, config) + 1024
+        needed = outputs.shared_bytes(problem, config) + 1024
         room = 1 if config.warpgroups == 2 else (device.shared_bytes + 1024) // needed
         work = model.Work(
             rows=rows, columns=columns, steps=-(-geometry.steps_of(problem) // config.split),
@@ -136,11 +137,11 @@ class ImplicitGemm(Algorithm[Config]):
             gather=config.gather, outputs=config.pixels * config.filters,
             together=1 if config.turns else config.warpgroups,
             residual=problem.residual,
-            ahead=geometry.is_ahead(problem, config),
-            paced=not slab and config.turns and geometry.is_delivered(problem, config),
-            activation=problem.activation, written=geometry.written_of(problem, config),
-            boxes=geometry.boxes_of(problem, config) > 0,
-            ordered=geometry.ordered_bytes(problem, config),
+            ahead=outputs.is_ahead(problem, config),
+            paced=not slab and config.turns and outputs.is_delivered(problem, config),
+            activation=problem.activation, written=outputs.written_of(problem, config),
+            boxes=outputs.boxes_of(problem, config) > 0,
+            ordered=outputs.ordered_bytes(problem, config),
             odd=problem.layout == "nhwc" and problem.group_k * size % 4 > 0, tiles=tiles, split=config.split,
             room=room, overlapped=overlapped,
             multiprocessors=min(device.threads, blocks) if config.held else device.threads, read_bytes=read,
@@ -166,7 +167,7 @@ class ImplicitGemm(Algorithm[Config]):
         elif geometry.is_packed(problem, config):
             first = pack.images(problem, device)
         gemm = self.launch(problem, config, device)
-        order = geometry.order_of(geometry.view_of(problem, config), config)
+        order = outputs.order_of(geometry.view_of(problem, config), config)
         needed = self.workspace_bytes(problem, config, device)
         return ImplicitGemmPlan(problem, view, device, first, gemm, order, needed)
 
@@ -175,10 +176,10 @@ class ImplicitGemm(Algorithm[Config]):
         words = (
             pack.TYPES[problem.dtype], config.rows == "filters", config.pixels, config.filters, config.warpgroups,
             config.turns, config.stages, config.split, geometry.span(problem), config.bundle,
-            geometry.last_steps(problem), geometry.has_groups(problem), geometry.written_of(problem, config),
-            geometry.boxes_of(problem, config), geometry.stagings_of(problem, config),
-            geometry.order_of(problem, config), problem.layout == "nchw", problem.bias,
-            problem.residual * (1 + geometry.is_delivered(problem, config)),
+            geometry.last_steps(problem), geometry.has_groups(problem), outputs.written_of(problem, config),
+            outputs.boxes_of(problem, config), outputs.stagings_of(problem, config),
+            outputs.order_of(problem, config), problem.layout == "nchw", problem.bias,
+            problem.residual * (1 + outputs.is_delivered(problem, config)),
             plans.ACTIVATIONS[problem.activation],
         )  # fmt: skip
         width = geometry.sides_of(config)[1] // config.bundle
@@ -208,7 +209,7 @@ class ImplicitGemm(Algorithm[Config]):
     def launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
         packed, source = geometry.is_packed(problem, config), self.source(problem, config)
         base, problem = geometry.unfolded(problem, config.unfold), geometry.view_of(problem, config)
-        rows = pack.filter_rows(base, geometry.order_of(problem, config))
+        rows = pack.filter_rows(base, outputs.order_of(problem, config))
         filters = geometry.map_w(base, config.filters, rows)
         fields = plans.window_fields(problem) | {"group_c": problem.group_c}
         tiles_f, tiles = geometry.tiles_of(problem, config)
@@ -240,13 +241,13 @@ class ImplicitGemm(Algorithm[Config]):
         if config.gather:
             # Not used, but a struct has a place for it.
             del maps["x"]
-        if geometry.boxes_of(problem, config):
-            maps["out"] = geometry.map_y(problem, config)
-        if geometry.is_delivered(problem, config):
-            maps["res"] = geometry.map_residual(problem, config)
+        if outputs.boxes_of(problem, config):
+            maps["out"] = outputs.map_y(problem, config)
+        if outputs.is_delivered(problem, config):
+            maps["res"] = outputs.map_residual(problem, config)
         return Launch(
             source, names, mine, (blocks, 1, 1), (self._threads(config), 1, 1),
-            geometry.shared_bytes(problem, config), maps, True, {"image": "x", "out": "y", "res": "residual"},
+            outputs.shared_bytes(problem, config), maps, True, {"image": "x", "out": "y", "res": "residual"},
         )  # fmt: skip
 
 

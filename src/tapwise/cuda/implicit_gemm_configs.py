@@ -11,6 +11,7 @@ from typing import Final
 
 from tapwise.algorithm import Device
 from tapwise.cuda import implicit_gemm_geometry as geometry
+from tapwise.cuda import implicit_gemm_outputs as outputs
 from tapwise.cuda import pack
 from tapwise.cuda.implicit_gemm_geometry import Config
 from tapwise.cuda.jit.tensor_map import LINE_BYTES
@@ -189,11 +190,11 @@ def is_legal(problem: ConvProblem, config: Config, device: Device) -> bool:
     pair = 216 if config.gather else 232
     registers = pair if config.warpgroups == 2 else 255 if config.resident == 1 else 128
     function = problem.activation in ("gelu", "tanh") and config.resident == 1
-    ordered = geometry.order_of(problem, config) > 0
+    ordered = outputs.order_of(problem, config) > 0
     streamed = config.kernel == "stream" and config.turns and not config.held
     used = {
         "bias": problem.bias or problem.activation is not None,
-        "residual": problem.residual and not geometry.is_delivered(problem, config),
+        "residual": problem.residual and not outputs.is_delivered(problem, config),
         # Of four bytes, or loaded before the products; streams in turns have registers for it.
         "more residual": problem.residual and (problem.dtype == "f32" or (ordered and not streamed)),
         "function": function, "ordered": ordered and function, "odd": ordered and problem.group_k % 2 == 1,
@@ -203,7 +204,7 @@ def is_legal(problem: ConvProblem, config: Config, device: Device) -> bool:
     height, width = geometry.sides_of(config)
     share, rest = divmod(height // 64, 1 if config.turns else config.warpgroups)
     return (
-        geometry.shared_bytes(problem, config) <= room
+        outputs.shared_bytes(problem, config) <= room
         and geometry.steps_of(problem) >= config.split
         and share >= 1 and rest == 0
         and share * width // 2 + others <= registers
