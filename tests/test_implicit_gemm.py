@@ -23,6 +23,7 @@ from tapwise.cuda.implicit_gemm import ImplicitGemm
 from tapwise.cuda.implicit_gemm_geometry import Config, folded
 from tapwise.cuda.implicit_gemm_mma import ImplicitGemmMma
 from tapwise.cuda.jit import compile as compiler
+from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.device import H200
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.jit.tensor_map import WORDS, legal
@@ -80,12 +81,39 @@ def test_wgmma_kernels_compile_without_spills_or_waits(text: str) -> None:
     ordered = [one for one in kinds[3:] if outputs.order_of(geometry.view_of(problem, one), one)][:1]
     for config in kinds[:3] + ordered + [one for one in kinds[3:] if one.split > 1][:1]:
         for source in algorithm.sources(problem, config):
-            code, log = compiler._compile(source, "sm_90a", no_cache=True)
-            used = compiler._resources(log, source)
-            assert code[:4] == b"\x7fELF"
-            assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{config}: {used}"
-            # C7510 and its kin: products that do not run beside others, or registers that are not handed over.
-            assert not re.search(r"C75\d\d", log), f"{config}: {log}"
+            assert_compiles(source, config)
+
+
+def assert_compiles(source: Source, config: Config) -> None:
+    """Without spills, and without what ptxas says of products that wait for each other."""
+    code, log = compiler._compile(source, "sm_90a", no_cache=True)
+    used = compiler._resources(log, source)
+    assert code[:4] == b"\x7fELF"
+    assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{config}: {used}"
+    # C7510 and its kin: products that do not run beside others, or registers that are not handed over.
+    assert not re.search(r"C75\d\d", log), f"{config}: {log}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n8 c104 h20 w20 k72 r5 s5 pad2 f16 nhwc bias gelu residual",
+        "n16 c320 h32 w32 k320 r3 s3 pad1 bf16 nhwc bias silu residual",
+        "n8 c256 h16 w16 k328 r3 s3 pad1 tf32 nhwc bias silu residual",
+    ],
+)
+def test_residuals_compile_without_spills_or_waits(text: str) -> None:
+    """Brought by the copy engine, of each kind the largest tile; and where many sums begin with them."""
+    algorithm, problem = ImplicitGemm(), ConvProblem.parse(text)
+    kinds: dict[tuple[object, ...], Config] = {}
+    for config in sorted(algorithm.configs(problem, H200), key=lambda one: one.pixels * one.filters):
+        if config.turns and outputs.order_of(problem, config):
+            kinds["begun", config.kernel] = config
+        if outputs.is_delivered(problem, config):
+            kinds[config.kernel, config.rows, config.turns] = config
+    assert {kind[2] for kind in kinds if len(kind) == 3} == {False, True}
+    for config in kinds.values():
+        assert_compiles(algorithm.source(problem, config), config)
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])

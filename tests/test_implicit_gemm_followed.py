@@ -320,7 +320,7 @@ def test_maps_schedules_and_slabs_compute_the_convolution(text: str) -> None:
     [
         "n3 c8 h5 w6 k72 r3 s3 pad1 f16 nhwc residual", "n2 c8 h7 w6 k40 r2 s3 pad2:1x0:2 tf32 nhwc residual",
         "n2 c32 h9 w7 k80 r3 s3 pad1 dilation2x1 groups2 bf16 nhwc residual",
-        "n5 c8 h3 w4 k8 r3 s3 pad0:2x1 3xtf32 nhwc residual",
+        "n5 c8 h3 w4 k8 r3 s3 pad0:2x1 3xtf32 nhwc residual", "n2 c8 h9 w7 k72 r5 s5 pad2 f16 nhwc residual",
     ],
 )  # fmt: skip
 def test_residuals_come_to_the_parts_where_sums_are_staged(text: str) -> None:
@@ -329,8 +329,14 @@ def test_residuals_come_to_the_parts_where_sums_are_staged(text: str) -> None:
     size, (out_h, out_w) = pack.SIZES[problem.dtype], problem.output
     residual = np.arange(1.0, 1 + prod(problem.y_shape)).reshape(problem.y_shape)
     memory = Memory(residual.transpose(0, 2, 3, 1))
-    configs_ = [one for one in ImplicitGemm().configs(problem, H200) if outputs.is_delivered(problem, one)]
+    configs_ = [
+        one
+        for one in ImplicitGemm().configs(problem, H200)
+        if outputs.is_delivered(geometry.view_of(problem, one), one)
+    ]
     assert {one.pixels % 64 for one in configs_} >= {0, 8, 16, 32, 48}
+    shared = any(one.kernel == "stream" and not one.turns for one in configs_)
+    assert shared == (geometry.steps_of(problem) >= outputs.LEAST_STEPS)
     for config in configs_:
         launch = ImplicitGemm().launch(problem, config, H200)
         p, map_ = dict(zip(launch.names, launch.words, strict=True)), launch.maps["res"]
@@ -366,3 +372,27 @@ def test_a_wrong_corner_is_seen() -> None:
     config = next(one for one in some(problem) if one.kernel == "stream")
     wrong = problem.replace(padding=((1, 1), (0, 2)))
     assert not np.array_equal(follow(wrong, config, x, w), convolve(problem, x, w))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("vector", [1, 2, 4, 8])
+def test_lines_between_parts_and_y_are_swizzled_alike(vector: int, size: int) -> None:
+    """Threads move each element of a part of 64 x 64 once, from where it was staged: `Lines` of finish.cuh adds a
+    constant to a thread's first address, and turns the bits of the swizzle."""
+    if vector * size > 16:
+        return
+    inner, piece = 128 // size, 16 // size
+    threads = np.arange(128)[:, None]
+    across = 64 // vector
+    lines = 128 // across
+    moved = np.arange(64 // lines)[None, :]
+
+    def staged(line: np.ndarray, at: np.ndarray) -> np.ndarray:
+        within = at % inner
+        return (at // inner * 64 + line) * 128 + ((within // piece ^ line % 8) << 4) + within % piece * size
+
+    row, first = threads // across, threads % across * vector
+    addresses = (staged(row, first) ^ lines * moved % 8 * 16) + lines * moved * 128
+    assert np.array_equal(addresses, staged(lines * moved + row, first + 0 * moved))
+    assert len(np.unique(addresses)) == addresses.size == 64 * across
+    assert np.all(addresses % (vector * size) == 0)

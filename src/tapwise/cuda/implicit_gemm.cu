@@ -145,19 +145,9 @@ DEVICE void implicit_gemm(const Gemm &p) {
                 set_place(table, i, pixel < p.pixels ? place : -1);
             }
         const int own = O::RINGS == 1 ? 0 : group * O::STAGINGS;
-        const Place out{filter0,
-                        at.group,
-                        pixel0,
-                        filters,
-                        plane,
-                        table,
-                        biases + group * O::FILTERS * 4,
-                        staging + own * O::STAGING,
-                        1 + group,
-                        p.out,
-                        deliveries + own * 16,
-                        delivery,
-                        delivery_phase};
+        const unsigned mine = staging + own * O::STAGING, brought = deliveries + own * 16;
+        const Place out{filter0, at.group,  pixel0, filters, plane,    table,         biases + group * O::FILTERS * 4,
+                        mine,    1 + group, p.out,  brought, delivery, delivery_phase};
         // Where nothing else hides it, the residual is fetched when the first copies are through: of more than two rounds one
         // after each step, so that the next step's products are not late.
         constexpr bool LATE = O::FETCHED && !O::PINGPONG;

@@ -24,7 +24,7 @@ LEAST_ACROSS: Final = 4
 # Registers of a thread beside its sums: in the plain kernel, and for what else it does.
 PLAIN_REGISTERS: Final = 60
 MORE_REGISTERS: Final = {
-    "bias": 8, "function": 56, "ordered": 36, "residual": 4, "more residual": 17, "odd": 48, "f32": 16,
+    "bias": 8, "function": 56, "ordered": 36, "residual": 4, "more residual": 17, "begun f32": 24, "odd": 48, "f32": 16,
     "nchw": 44,
 }  # fmt: skip
 # Outputs of a tile whose sums blocks of a cluster exchange.
@@ -197,6 +197,7 @@ def is_legal(problem: ConvProblem, config: Config, device: Device) -> bool:
         "residual": problem.residual and not outputs.is_delivered(problem, config),
         # Of four bytes, or loaded before the products; streams in turns have registers for it.
         "more residual": problem.residual and (problem.dtype == "f32" or (ordered and not streamed)),
+        "begun f32": problem.residual and problem.dtype == "f32" and ordered and config.turns,
         "function": function, "ordered": ordered and function, "odd": ordered and problem.group_k % 2 == 1,
         "f32": problem.dtype == "f32", "nchw": problem.layout == "nchw",
     }  # fmt: skip

@@ -87,8 +87,8 @@ def ordered_bytes(problem: ConvProblem, config: Config) -> int:
 
 def is_delivered(problem: ConvProblem, config: Config) -> bool:
     """Whether the copy engine brings the residual, where sums cannot begin with it: to slabs; to streams in turns that
-    have more sums than leave registers to fetch it in time; to warpgroups that share a tile of two rounds at
-    most, and of many steps: fetching would keep them from products."""
+    have more sums than leave registers to fetch it in time; to warpgroups that share a tile of many steps, and have two
+    rounds of it at most: fetching would keep them from products."""
     whole = vector_of(problem) * pack.SIZES[problem.dtype] == 16 and problem.layout == "nhwc"
     if config.kernel == "stream" and config.turns:
         wanted = prod(geometry.sides_of(config)) // 128 > MOST_BEGUN
@@ -156,10 +156,8 @@ def shared_bytes(problem: ConvProblem, config: Config) -> int:
     """The ring or the split sums, the staging part, the tables of places, barriers, and what aligns them."""
     line = geometry.span(problem)
     filters = config.filters * line // config.bundle
-    ring = (
-        config.stages * config.pixels * line + (geometry.steps_of(problem) if config.held else config.stages) * filters
-    )
-    ring += 2048 if config.held else 0
+    kept = geometry.steps_of(problem) if config.held else config.stages
+    ring = config.stages * config.pixels * line + kept * filters + (2048 if config.held else 0)
     if config.kernel != "stream":
         lines, behind = geometry.slab_lines(problem, config)
         lines += -(-lines // 8) * 8 - lines + behind if config.kernel == "box" else 0

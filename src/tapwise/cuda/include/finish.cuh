@@ -98,7 +98,8 @@ struct Lines {
     DEVICE unsigned address(int i) const { return (base ^ LINES * i % 8 * 16) + LINES * i * 128; }
     DEVICE int pixel(int i) const { return O::NCHW ? first : LINES * i + row; }
     DEVICE int filter(int i) const { return O::NCHW ? LINES * i + row : first; }
-    // A thread's first filter, which is kept as one number, and how far its others are.
+    // Where a thread's first filter is, and how much further its others. ptxas would add up what leads there for each of them;
+    // what it cannot see through is added up once.
     template <class T>
     DEVICE T *mine(const Place &at, T *global, int filter0) const {
         T *to = global + (at.filter + filter0 + filter(0)) * (O::NCHW ? at.step : 1);
@@ -148,6 +149,7 @@ DEVICE void move_lines(const Place &at, typename O::T *global, int pixel0, int p
 // The residual of a round on its way to the staging part.
 template <class O>
 DEVICE void fetch_lines(const Place &at, const typename O::T *residual, int pixel0, int pixels, int filter0, int filters) {
+    constexpr int BYTES = O::V * (int)sizeof(typename O::T);
     const Lines<O> lines(at);
     const int end = min(filters, at.filters - at.filter - filter0);
     const typename O::T *const mine = lines.mine(at, residual, filter0);
@@ -155,8 +157,7 @@ DEVICE void fetch_lines(const Place &at, const typename O::T *residual, int pixe
     for (int i = 0; i < lines.COUNT; ++i) {
         const int pixel = lines.pixel(i);
         const int place = pixel < pixels && lines.filter(i) < end ? place_of(at, pixel0 + pixel) : -1;
-        if (place >= 0)
-            copy_piece<O::V *(int)sizeof(typename O::T)>(lines.address(i), mine + place + lines.further(at, i), true);
+        if (place >= 0) copy_piece<BYTES>(lines.address(i), mine + place + lines.further(at, i), true);
     }
 }
 
