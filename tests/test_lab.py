@@ -214,6 +214,22 @@ def test_what_fused_layers_cost_over_plain_ones(tmp_path: Path) -> None:
     assert first.endswith("| +10.0 % | +50.0 % |") and second.endswith("| - | - |")
     console = Console(width=100, record=True, file=io.StringIO())
     report.print_bench(console, [row, plain])
-    assert "over plain" in console.export_text(clear=False) and "+10.0 %" in console.export_text()
+    text = console.export_text()
+    assert "over" in text and "plain" in text and "+10.0 %" in text
     report.print_bench(console, [plain])
-    assert "over plain" not in console.export_text()
+    assert "plain" not in console.export_text()
+
+
+def test_a_gpu_table_of_fused_layers_fits_a_terminal() -> None:
+    """Nothing of a row with two peers and large figures is cut off at 100 columns."""
+    row = record(123456.0)
+    row.problem, row.algorithm = "n32 c512 h30 w30 k1024 r3 s3 f16 nhwc bias relu residual", "cuda.implicit_gemm"
+    row.gflops, row.workspace_bytes = 780459.1, 123456789
+    row.ratios, row.over_plain = {"cudnn": 12.34, "cudnn-cl": 23.45}, {"cuda.implicit_gemm": 1.1234}
+    console = Console(width=100, record=True, file=io.StringIO())
+    report.print_bench(console, [row])
+    lines = console.export_text().splitlines()
+    wanted = ("implicit_gemm", report.microseconds(row.time_us), "780459", "12.34", "23.45", "+12.3 %")
+    for word in (*wanted, report.size(row.workspace_bytes), "residual", "scratch"):
+        assert any(word in line for line in lines), word
+    assert max(map(len, lines)) <= 100

@@ -55,13 +55,15 @@ def print_bench(console: Console, rows: Sequence[Record]) -> None:
 
 
 def _table(rows: Sequence[Record], title: str, peers: Sequence[str]) -> Table:
+    fused = ["over\nplain"] if any(row.over_plain for row in rows) else []
+    # Closer together where there is a column more, so that 100 characters are enough.
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-    )
+        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False,
+        padding=(0, 0 if fused else 1, 0, 0),
+    )  # fmt: skip
     table.add_column("problem", overflow="fold", ratio=1, min_width=20)
-    table.add_column("algorithm", no_wrap=True)
+    table.add_column("algorithm", overflow="fold", min_width=13)
     table.add_column("ok")
-    fused = ["over plain"] if any(row.over_plain for row in rows) else []
     for name in ("time", "GFLOP/s", "%roof", *peers, *fused, "scratch"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
@@ -69,7 +71,7 @@ def _table(rows: Sequence[Record], title: str, peers: Sequence[str]) -> Table:
         if row.time_us is None:
             table.add_row(
                 row.problem,
-                (row.algorithm or "-").removeprefix("cpu."),
+                _short(row.algorithm),
                 mark if row.algorithm else "-",
                 *["-"] * (4 + len(peers) + len(fused)),
             )
@@ -78,12 +80,17 @@ def _table(rows: Sequence[Record], title: str, peers: Sequence[str]) -> Table:
         unstable = "?" if spread > 100 * UNSTABLE else ""
         roof = f"{100 * row.roof_us / row.time_us:.0f}" if row.roof_us else "-"
         table.add_row(
-            row.problem, (row.algorithm or "").removeprefix("cpu."), mark,
+            row.problem, _short(row.algorithm), mark,
             f"{microseconds(row.time_us)} ±{spread:.0f}%{unstable}",
-            f"{row.gflops:.1f}", roof, *(_ratio(row.ratios.get(peer)) for peer in peers),
+            f"{row.gflops:.{1 if row.gflops < 1000 else 0}f}", roof, *(_ratio(row.ratios.get(peer)) for peer in peers),
             *(percent(row.over_plain.get(row.algorithm or "")) for _ in fused), size(row.workspace_bytes),
         )  # fmt: skip
     return table
+
+
+def _short(algorithm: str | None) -> str:
+    """An algorithm's name without its device's: all of a table have the same."""
+    return (algorithm or "-").split(".", 1)[-1]
 
 
 def _ratio(value: float | None) -> str:
