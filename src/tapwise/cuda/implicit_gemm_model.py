@@ -1,7 +1,7 @@
 """How long cuda.implicit_gemm will take: what a tile costs, how many of them a multiprocessor gets, and what L2 and
 memory take.
 
-Constants were fitted to 4667 times of configs on 404 problems (H200), by the error of the logarithm and by what
+Constants were fitted to 5339 times of configs on 449 problems (H200), by the error of the logarithm and by what
 the choice loses; they are cycles of a multiprocessor under load, 1700 a microsecond.
 """
 
@@ -32,6 +32,8 @@ ALONE: Final = 617.0
 STEP, SLAB_STEP, BEGIN, BEGIN_TURNS, BEGIN_SLAB = 58.2, 63.7, 1703.0, 663.0, 1082.0
 # From the last products of a tile to the first of the other warpgroup's.
 TURN: Final = 141.0
+# What a tile waits for beside the block that shares its multiprocessor.
+CHAIN: Final = 500.0
 # A tile's way to y, and each of its outputs: by threads (stream, slab), and by the copy engine.
 FINISH, OUTPUT, SLAB_FINISH, SLAB_OUTPUT, BOX_FINISH, BOX_OUTPUT = 1124.0, 0.0653, 226.0, 0.275, 1335.0, 0.0795
 # The same straight from registers, 16 bytes at a time.
@@ -45,10 +47,10 @@ RESIDUAL, RESIDUAL_AHEAD = 0.135, 0.0556
 # A residual that the copy engine brings from the middle of a tile's products on: until it is there, and for each
 # output.
 PACED, PACED_OUTPUT = 2010.0, 0.11
-# Sums that begin with the residual, on a tile's way to y or, where its warpgroup is alone, before its products; beside
-# the other warpgroup's products it takes of their shared memory.
-BEGIN_SUMS, BEGUN, BEGUN_TURNS = 7.11, 0.138, 0.122
-ACTIVATIONS: Final = {"relu": 0.02, "relu6": 0.03, "silu": 0.2, "sigmoid": 0.2, "gelu": 0.35, "tanh": 0.35}
+# Sums that begin with the residual: before a tile's products where its warpgroup is alone; where two take turns, between
+# a tile and its warpgroup's next, and what that takes from the other's products.
+BEGIN_SUMS, BEGUN, BEGUN_CHAIN, BEGUN_TURNS = 7.11, 0.138, 0.25, 0.05
+ACTIVATIONS: Final = {"relu": 0.02, "relu6": 0.02, "silu": 0.1, "sigmoid": 0.1, "gelu": 0.17, "tanh": 0.35}
 # The same where gemm_k is split, and where two bytes are written at a time (that fitted to 51 times by itself).
 EXCHANGE, EXCHANGED, EXCHANGED_ODD = 2130.0, 0.29, 0.9
 # Bytes a microsecond from L2 to all multiprocessors together. Lines that several of them read at a time count less.
@@ -187,14 +189,14 @@ def cost(work: Work, gbps: float) -> Cost:
         finish = fixed + outputs * (odd if work.odd else output * (8 / work.written) ** 0.5)
     finish += work.outputs * (ACTIVATIONS[work.activation] if work.activation else 0.0)
     if work.ordered and work.residual:
-        begun = work.outputs * BEGUN
         if work.overlapped == "turns":
-            finish += begun
+            finish += work.outputs * BEGUN_CHAIN
             main += work.outputs * BEGUN_TURNS
         else:
-            main += BEGIN_SUMS + begun
+            main += BEGIN_SUMS + work.outputs * BEGUN
     turn = main + (TURN if work.overlapped == "turns" else 0.0)
-    both = share * max(turn, (turn + finish) / 2)
+    waits = CHAIN if work.overlapped == "resident" else 0.0
+    both = share * max(turn, (turn + finish + waits) / 2)
     begin = BEGIN + (ALONE if work.room == 1 else 0.0)
     follow = {
         "turns": both + finish / 2 + (BEGIN_SLAB if work.slab else BEGIN_TURNS),

@@ -85,7 +85,7 @@ DEVICE void finish_ordered(const float (&d)[O::STEPS][O::COLUMNS / 2], const Pla
     using T = typename O::T;
     using X = Ordered<O>;
     // What is done as two outputs become a word.
-    constexpr int LAST = sizeof(T) == 2 && O::ACTIVATION == RELU ? RELU : NONE;
+    constexpr int LAST = sizeof(T) == 2 && (X::ONCE > 1 || O::ACTIVATION == RELU) ? O::ACTIVATION : NONE;
     biases.share(at);
     // The bias and the table of places are there.
     sync_part(at.barrier, 128);
@@ -104,6 +104,8 @@ DEVICE void finish_ordered(const float (&d)[O::STEPS][O::COLUMNS / 2], const Pla
         }
 #pragma unroll
         for (int row = 0; row < X::ROWS; ++row) {
+            // ptxas would begin with more activations than there are registers for.
+            if (LAST > RELU6) __syncwarp();
             float v[X::EACH];
 #pragma unroll
             for (int e = 0; e < X::EACH; ++e) {
