@@ -16,6 +16,7 @@ from tapwise.cuda.jit.device import gpu
 from tapwise.errors import InvalidProblem
 from tapwise.lab import bench, records
 from tapwise.lab.suites import Case
+from tapwise.problem import ACTIVATIONS
 from tapwise.problem_reduction import REDUCTIONS
 from tapwise.reference import convolve
 
@@ -310,6 +311,56 @@ def test_tensor_cores_keep_infinities_in_their_place(identifier: str) -> None:
         )
         assert torch.equal(torch.isnan(y), torch.isnan(expected))
         assert torch.equal(torch.isinf(y), torch.isinf(expected))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    ("identifier", "text"),
+    [
+        ("cuda.implicit_gemm", "c8 h64 w64 k64 r1 s1"), ("cuda.implicit_gemm", "c8 h64 w64 k33 r1 s1"),
+        ("cuda.implicit_gemm", "c64 h64 w64 k64 r3 s3 pad1"), ("cuda.implicit_gemm_mma", "c8 h64 w64 k20 r1 s1"),
+        ("cuda.few_channels", "c3 h64 w64 k24 r3 s3 pad1"),
+        ("cuda.narrow_groups", "c64 h64 w64 k64 r3 s3 pad1 groups8"),
+    ],
+)  # fmt: skip
+def test_activations_of_16_bits(identifier: str, text: str, activation: str, dtype: str) -> None:
+    """From far below zero to far above, and what is no number: one unit in the last place, and no neighbour is met.
+
+    One channel of each group passes through, and two filters beside each other get different signs.
+    """
+    import torch
+
+    kind = getattr(torch, dtype)
+    problem, device = problems.parse(f"n2 {text} {'f16' if dtype == 'float16' else 'bf16'} nhwc {activation}"), gpu()
+    algorithm = registry.get(identifier)
+    kinds = {}
+    for config in sorted(
+        algorithm.configs(problem, device), key=lambda one: algorithm.predict_us(problem, one, device)
+    ):
+        kinds.setdefault(tuple(getattr(config, name, 0) for name in ("kernel", "rows", "split", "warpgroups")), config)
+    x = torch.zeros(problem.x_shape, device="cuda", dtype=kind)
+    values = torch.cat([torch.linspace(-100, 100, 4096), torch.linspace(-6, 6, 4096)]).reshape(2, 64, 64)
+    values[0, 0, ::4] = float("inf")
+    values[0, 8, ::5], values[1, 60, 3:5] = -float("inf"), float("nan")
+    values[1, 30, :4] = torch.tensor([0.0, -0.0, 3e4, -3e4])
+    x[:, :: problem.group_c] = values.cuda().to(kind)[:, None]
+    w = torch.zeros(problem.w_shape, device="cuda", dtype=kind)
+    w[0::2, 0, problem.kernel[0] // 2, problem.kernel[1] // 2] = 1
+    w[1::2, 0, problem.kernel[0] // 2, problem.kernel[1] // 2] = -1
+    x = x.contiguous(memory_format=torch.channels_last)
+    side = problem.padding[0][0]
+    sums = torch.nn.functional.conv2d(x.double().cpu(), w.double().cpu(), padding=side, groups=problem.groups)
+    expected = getattr(torch, activation, getattr(torch.nn.functional, activation, None))(sums).cuda()
+    finite, unit = torch.isfinite(expected), 2.0**-11 if dtype == "float16" else 2.0**-8
+    assert finite.sum() > expected.numel() // 2 and not finite.all()
+    for config in kinds.values():
+        y = tapwise.prepare(problem, w, algorithm=identifier, config=config)(x)
+        assert torch.equal(torch.isnan(y), torch.isnan(expected)), config
+        assert torch.equal(torch.isinf(y), torch.isinf(expected.to(kind))), config
+        error = (y.double() - expected).abs()[finite]
+        # Half a unit is the rounding; what is subnormal has an absolute bound.
+        assert (error <= 1.5 * unit * expected[finite].abs() + 2.0**-24).all(), f"{config}: {error.max()}"
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16"])

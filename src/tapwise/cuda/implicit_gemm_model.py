@@ -47,8 +47,8 @@ RESIDUAL, RESIDUAL_AHEAD = 0.135, 0.0556
 # A residual that the copy engine brings from the middle of a tile's products on: until it is there, and for each
 # output.
 PACED, PACED_OUTPUT = 2010.0, 0.11
-# Sums that begin with the residual: before a tile's products where its warpgroup is alone; where two take turns, between
-# a tile and its warpgroup's next, and what that takes from the other's products.
+# Sums that begin with the residual: before a tile's products where its warpgroup is alone; where two take turns, after
+# the tile before, and what that takes from the other's products.
 BEGIN_SUMS, BEGUN, BEGUN_CHAIN, BEGUN_TURNS = 7.11, 0.138, 0.25, 0.05
 ACTIVATIONS: Final = {"relu": 0.02, "relu6": 0.02, "silu": 0.1, "sigmoid": 0.1, "gelu": 0.17, "tanh": 0.35}
 # The same where gemm_k is split, and where two bytes are written at a time (that fitted to 51 times by itself).

@@ -82,7 +82,8 @@ def _table(rows: Sequence[Record], title: str, peers: Sequence[str]) -> Table:
         table.add_row(
             row.problem, _short(row.algorithm), mark,
             f"{microseconds(row.time_us)} ±{spread:.0f}%{unstable}",
-            f"{row.gflops:.{1 if row.gflops < 1000 else 0}f}", roof, *(_ratio(row.ratios.get(peer)) for peer in peers),
+            f"{row.gflops:.{1 if (row.gflops or 0.0) < 1000 else 0}f}", roof,
+            *(_ratio(row.ratios.get(peer)) for peer in peers),
             *(percent(row.over_plain.get(row.algorithm or "")) for _ in fused), size(row.workspace_bytes),
         )  # fmt: skip
     return table
