@@ -14,6 +14,7 @@ import pytest
 
 from tapwise import dispatch, registry, verify
 from tapwise.algorithm import Device
+from tapwise.cuda import implicit_gemm_configs as configs
 from tapwise.cuda import implicit_gemm_geometry as geometry
 from tapwise.cuda import implicit_gemm_mma, pack
 from tapwise.cuda import implicit_gemm_model as model
@@ -92,6 +93,51 @@ def assert_compiles(source: Source, config: Config) -> None:
     assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{config}: {used}"
     # C7510 and its kin: products that do not run beside others, or registers that are not handed over.
     assert not re.search(r"C75\d\d", log), f"{config}: {log}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n32 c96 h32 w32 k96 r3 s3 pad1 f16 nhwc bias silu", "n8 c40 h56 w56 k240 r1 s1 bf16 nhwc bias silu",
+        "n32 c384 h14 w14 k1536 r1 s1 f16 nhwc bias gelu", "n16 c64 h60 w60 k160 r3 s3 pad1 bf16 nhwc bias sigmoid",
+        "n8 c64 h40 w40 k96 r3 s3 pad1 f16 nchw bias gelu",
+    ],
+)  # fmt: skip
+def test_activations_of_many_sums_compile_without_spills_or_waits(text: str) -> None:
+    """Of each kernel the tiles with the most sums a thread: ptxas likes to begin with more activations than fit."""
+    algorithm, problem = ImplicitGemm(), ConvProblem.parse(text)
+
+    def sums(config: Config) -> int:
+        return config.pixels * config.filters // (1 if config.turns else config.warpgroups)
+
+    kinds: dict[tuple[object, ...], Config] = {}
+    for config in sorted(algorithm.configs(problem, H200), key=sums, reverse=True):
+        kinds.setdefault((config.kernel, config.rows, config.turns, config.pixels > 256), config)
+    for config in sorted(kinds.values(), key=sums, reverse=True)[:5]:
+        assert_compiles(algorithm.source(problem, config), config)
+
+
+@pytest.mark.parametrize(
+    ("text", "pixels", "grain", "widths"),
+    [
+        # 57 x 57 x 32 pixels in 7, 8 and 9 waves of 132 tiles, half of them for 64 of 128 filters.
+        ("n32 c128 h56 w56 k128 r3 s3 pad1 f16 nhwc", 57 * 57 * 32, 8, (232, 200, 176)),
+        ("n4 c512 h33 w33 k256 r3 s3 pad12 dilation12 f16 nhwc", 33 * 33 * 4, 16, (144, 80)),
+        ("n1 c64 h9 w9 k64 r3 s3 pad1 f16 nhwc", 81, 16, ()),
+    ],
+)
+def test_tiles_that_fill_waves(text: str, pixels: int, grain: int, widths: tuple[int, ...]) -> None:
+    problem = ConvProblem.parse(text)
+    found = configs._filling(problem, H200, pixels, grain)
+    assert tuple(width for _, width, filters in found if filters == 64) == widths
+    for rows, width, filters in found:
+        across = -(-problem.group_k // filters)
+        tiles, more = (across * -(-pixels // one) for one in (width, width - grain))
+        # The next narrower ones would need one wave more.
+        assert rows == "filters" and -(-tiles // 132) < -(-more // 132) and width % grain == 0
+    taken = {(one.kernel, one.rows, one.pixels, one.filters) for one in ImplicitGemm().configs(problem, H200)}
+    kernel = "slab" if grain == 8 else "stream"
+    assert {(kernel, *one) for one in found if kernel == "stream" or one[2] == 64} <= taken
 
 
 @pytest.mark.parametrize(

@@ -342,7 +342,9 @@ def test_residuals_come_to_the_parts_where_sums_are_staged(text: str) -> None:
         p, map_ = dict(zip(launch.names, launch.words, strict=True)), launch.maps["res"]
         inner, box = map_.box
         wide, high = (p["wide"], p["high"]) if config.kernel == "slab" else (out_w, out_h)
-        assert config.pixels % box == 0 and inner * size == 128
+        assert inner * size == 128
+        # With fewer pixels than a box, others come that the next tile has too.
+        assert box in (32, 64) and (config.rows == "filters" or config.pixels % box == 0)
         for tile in range(p["tiles"]):
             rest, tile_f = divmod(tile, p["tiles_f"])
             filter0, group, pixel0 = (

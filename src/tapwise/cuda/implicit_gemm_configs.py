@@ -41,6 +41,8 @@ TILES: Final = tuple(
 LONG_TILES: Final = tuple(
     [("pixels", 512, filters) for filters in (8, 16, 24, 32)] + [("pixels", 1024, filters) for filters in (8, 16)]
 )
+# Columns of the matrix instruction at most, and of tiles that are made to fill whole waves.
+MOST_COLUMNS, LEAST_FILLING = 256, 64
 # (warpgroups, whether they take turns, blocks that share gemm_k, blocks of a multiprocessor).
 SCHEDULES: Final = (
     (2, True, 1, 1), (2, False, 1, 1), (1, False, 1, 1), (1, False, 1, 2), (1, False, 2, 2), (1, False, 4, 2),
@@ -63,17 +65,18 @@ def _configs(problem: ConvProblem, device: Device) -> list[Config]:
     bundles = _bundles(problem, device)
     problem = geometry.folded(problem)
     found = []
-    for (rows, pixels, filters), (warpgroups, turns, split, resident) in product(_tiles(problem), SCHEDULES):
+    tiles = dict.fromkeys((*_tiles(problem), *_filling(problem, device, problem.n * prod(problem.output), 16)))
+    for (rows, pixels, filters), (warpgroups, turns, split, resident) in product(tiles, SCHEDULES):
         if split > 1 and pixels * filters > MOST_EXCHANGED:
             continue
         config = Config("stream", rows, pixels, filters, warpgroups, turns, 0, split, resident)
-        tiles = geometry.tiles_of(problem, config)[1]
+        count = geometry.tiles_of(problem, config)[1]
         # Two blocks of a multiprocessor are of use where there are more blocks than multiprocessors.
         staged = _staged(problem, config, device)
-        if staged is not None and (resident == 1 or split * tiles > geometry.PLACED * device.threads):
+        if staged is not None and (resident == 1 or split * count > geometry.PLACED * device.threads):
             found.append(staged)
         # Filters stay where a block has several tiles of the same.
-        if split == resident == 1 and 2 * geometry.blocks_of(problem, config, device) <= tiles:
+        if split == resident == 1 and 2 * geometry.blocks_of(problem, config, device) <= count:
             staged = _staged(problem, replace(config, held=True), device)
             if staged is not None and geometry.blocks_of(problem, staged, device):
                 found.append(staged)
@@ -157,7 +160,9 @@ def _slabs(problem: ConvProblem, device: Device) -> list[Config]:
     """Slabs with all filters beside them, or with as long a ring of filters as there is room for."""
     found = []
     steps = geometry.steps_of(problem)
-    for (rows, pixels, filters), pieces in product(_tiles(problem) + LONG_TILES, _pieces(problem)):
+    filling = _filling(problem, device, problem.n * prod(geometry.padded(problem)), 8)
+    tiles = dict.fromkeys((*_tiles(problem), *LONG_TILES, *filling))
+    for (rows, pixels, filters), pieces in product(tiles, _pieces(problem)):
         if filters > (256 if rows == "pixels" else 64):
             continue
         held = -(-problem.group_k // filters) * problem.groups == 1
@@ -221,6 +226,19 @@ def _tiles(problem: ConvProblem) -> tuple[tuple[str, int, int], ...]:
     widths = {-(-problem.group_k // (grain * count)) * grain for count in range(1, 5) for grain in (8, 16, 32)}
     even = product(("pixels",), (64, 128, 192, 256), sorted(width for width in widths if width <= 256))
     return tuple(dict.fromkeys((*TILES, *even)))
+
+
+def _filling(problem: ConvProblem, device: Device, pixels: int, grain: int) -> list[tuple[str, int, int]]:
+    """Tiles of so many pixels, multiples of `grain`, that `pixels` of them fill whole waves of multiprocessors: the
+    three longest for each height."""
+    found = []
+    for filters in (64, 128):
+        across = -(-problem.group_k // filters) * problem.groups
+        waves = range(1, 4 + pixels * across // (device.threads * MOST_COLUMNS))
+        each = (-(-pixels // max(1, device.threads * count // across)) for count in waves)
+        widths = (-(-one // grain) * grain for one in each)
+        found += [("filters", one, filters) for one in widths if LEAST_FILLING <= one <= MOST_COLUMNS][:3]
+    return found
 
 
 def _pieces(problem: ConvProblem) -> list[int]:

@@ -20,6 +20,8 @@ KEPT_BYTES: Final = 24 << 20
 MOST_BEGUN, MOST_BEGUN_STREAM, FEW_PIXELS = 128, 160, 128
 # Steps of a tile in whose second half the copy engine has time for a residual beside x.
 LEAST_STEPS: Final = 24
+# Pixels of a residual that the copy engine brings at once.
+LEAST_BROUGHT: Final = 32
 # Staging parts of a warpgroup, or of a ring that two share.
 MOST_STAGINGS: Final = 4
 
@@ -141,10 +143,12 @@ def map_y(problem: ConvProblem, config: Config) -> TensorMap:
 
 
 def map_residual(problem: ConvProblem, config: Config) -> TensorMap:
-    """The residual as windows of 1 x 1, whose pixels are counted as tiles count them: a slab's with padding."""
+    """The residual as windows of 1 x 1, whose pixels are counted as tiles count them: a slab's with padding. Small
+    boxes take longer than the products of short tiles: with the last of 200 pixels, say, 24 come that the next tile has
+    too."""
     size, (p, q) = pack.SIZES[problem.dtype], problem.output
     high, wide = geometry.padded(problem) if config.kernel == "slab" else (p, q)
-    pixels = 64 if config.rows == "pixels" else gcd(config.pixels, 64)
+    pixels = 64 if config.rows == "pixels" else max(LEAST_BROUGHT, gcd(config.pixels, 64))
     line = problem.k * size
     return TensorMap(
         problem.dtype, (problem.k, q, p, problem.n), (line, line * q, line * q * p), (LINE_BYTES // size, pixels),

@@ -42,9 +42,10 @@ DEVICE void deliver(const void *map, unsigned staging, unsigned barriers, int fi
             const int filter = at.group * filters + at.filter + now.filter0 + (O::SWAP ? ring * O::FILTERS : 0);
             const int across = (now.filters + O::INNER - 1) / O::INNER;
             barrier_wait(full + O::STAGINGS * 8, phase);
-            barrier_expect(full, now.pixels * across * 128);
+            constexpr int EACH = O::RESIDUAL_BOX;
+            barrier_expect(full, (now.pixels + EACH - 1) / EACH * EACH * across * 128);
 #pragma unroll(O::RINGS == 1 ? 4 : 1)
-            for (int line = 0; line < now.pixels; line += O::BOX) {
+            for (int line = 0; line < now.pixels; line += EACH) {
                 const int pixel = at.pixel + now.pixel0 + (O::SWAP ? 0 : ring * O::PIXELS) + line;
                 const int n = pixel / plane, rest = pixel - n * plane, h = rest / width;
                 for (int a = 0; a < across; ++a)

@@ -49,8 +49,9 @@ struct Tile {
     // Each warpgroup has STAGINGS parts, or two in turns share a ring of them, which the copy engine fills in the order of
     // tiles.
     static constexpr int RINGS = DELIVERED && PINGPONG ? 1 : WARPGROUPS, PARTS = RINGS * STAGINGS;
-    // Pixels of one box: all tiles are whole boxes.
+    // Pixels of one box: all tiles are whole boxes. Of the residual some pixels more may come.
     static constexpr int BOX = !SWAP || BP % 64 == 0 ? 64 : BP % 32 == 0 ? 32 : BP % 16 == 0 ? 16 : 8;
+    static constexpr int RESIDUAL_BOX = BOX > 32 ? BOX : 32;
     // Split sums: a block adds up EACH of the instruction's rows, which all send it.
     static constexpr int EACH = ROWS / SPLIT;
     static_assert(ROWS % 64 == 0 && STEPS >= 1 && COLUMNS % 8 == 0 && COLUMNS <= 256 && COLUMNS == WGMMA_N * BUNDLE);
