@@ -65,6 +65,7 @@ def _configs(problem: ConvProblem, device: Device) -> list[Config]:
     bundles = _bundles(problem, device)
     problem = geometry.folded(problem)
     found = []
+    # y and residual go in boxes of as many pixels as divide a tile: smaller ones are slow.
     tiles = dict.fromkeys((*_tiles(problem), *_filling(problem, device, problem.n * prod(problem.output), 16)))
     for (rows, pixels, filters), (warpgroups, turns, split, resident) in product(tiles, SCHEDULES):
         if split > 1 and pixels * filters > MOST_EXCHANGED:
@@ -229,8 +230,9 @@ def _tiles(problem: ConvProblem) -> tuple[tuple[str, int, int], ...]:
 
 
 def _filling(problem: ConvProblem, device: Device, pixels: int, grain: int) -> list[tuple[str, int, int]]:
-    """Tiles of so many pixels, multiples of `grain`, that `pixels` of them fill whole waves of multiprocessors: the
-    three longest for each height."""
+    """Tiles whose columns are pixels, no wider than their waves ask for: the fewest pixels, in multiples of `grain`,
+    with which all `pixels` take so many waves of multiprocessors. Those of the three smallest numbers of waves, with 64
+    and with 128 filters."""
     found = []
     for filters in (64, 128):
         across = -(-problem.group_k // filters) * problem.groups

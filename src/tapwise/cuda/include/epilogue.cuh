@@ -51,7 +51,8 @@ __device__ __forceinline__ float activated(float v) {
 }
 
 // Two silus in a word, with one reciprocal for both, as such functions are what they wait for: 1 / a is b / (a b). Powers end
-// at 2^62, from where on silu is less than its argument's rounding, so that a b is finite and neither reaches the other.
+// at 2^62, so that a b is finite and neither reaches the other. Below -43 the result is then 2^-62 of the argument instead of
+// less (-2e-14 for -1e5), which is far within what the argument itself was rounded by. -inf is NaN, as in PyTorch.
 template <typename T>
 __device__ __forceinline__ unsigned silu_of_two(float low, float high) {
     const float a = 1.0f + power_of_two(fminf(low * -1.44269504f, 62.0f));
