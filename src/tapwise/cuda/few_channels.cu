@@ -109,7 +109,7 @@ DEVICE void finish_rows(const Lines &p, const float (&d)[O::ROWS][O::BLOCKS][4],
                 float v = d[m][unit * (O::ORDER / 8) + (within + e) / 2][high * 2 + (within + e) % 2];
                 if constexpr (O::BIAS) v += Element<T>::widen(added.v[e]);
                 if constexpr (O::RESIDUAL) v += Element<T>::widen(more.v[e]);
-                out.v[e] = Element<T>::narrow(activated<T, O::ACTIVATION>(v));
+                out.v[e] = Element<T>::narrow(activated<O::ACTIVATION>(v));
             }
             *reinterpret_cast<Vector *>(y + places[m][high] + filter) = out;
         }

@@ -25,7 +25,7 @@ LEAST_ACROSS: Final = 4
 PLAIN_REGISTERS: Final = 60
 MORE_REGISTERS: Final = {
     "bias": 8, "function": 56, "short function": 53, "ordered": 36, "residual": 4, "more residual": 17,
-    "begun f32": 24, "odd": 48, "f32": 16, "nchw": 44, "long silu": 40,
+    "begun f32": 24, "odd": 48, "f32": 16, "nchw": 44,
 }  # fmt: skip
 # Outputs of a tile whose sums blocks of a cluster exchange.
 MOST_EXCHANGED: Final = 8192
@@ -195,9 +195,7 @@ def is_legal(problem: ConvProblem, config: Config, device: Device) -> bool:
     # Two warpgroups get registers of the one that copies, which needs them itself where it gathers.
     pair = 216 if config.gather else 232
     registers = pair if config.warpgroups == 2 else 255 if config.resident == 1 else 128
-    function = problem.activation in ("gelu", "tanh") and config.resident == 1
-    # Of 16 bits, gelu is short.
-    short = problem.activation == "gelu" and problem.dtype != "f32"
+    function, short = (problem.activation == name and config.resident == 1 for name in ("tanh", "gelu"))
     ordered = outputs.order_of(problem, config) > 0
     streamed = config.kernel == "stream" and config.turns and not config.held
     used = {
@@ -206,10 +204,9 @@ def is_legal(problem: ConvProblem, config: Config, device: Device) -> bool:
         # Of four bytes, or loaded before the products; streams in turns have registers for it.
         "more residual": problem.residual and (problem.dtype == "f32" or (ordered and not streamed)),
         "begun f32": problem.residual and problem.dtype == "f32" and ordered and config.turns,
-        "function": function and not short, "short function": function and short,
-        "ordered": ordered and function and not short, "odd": ordered and problem.group_k % 2 == 1,
+        "function": function, "short function": short, "ordered": ordered and function,
+        "odd": ordered and problem.group_k % 2 == 1,
         "f32": problem.dtype == "f32", "nchw": problem.layout == "nchw",
-        "long silu": ordered and config.pixels > 256 and problem.activation == "silu",
     }  # fmt: skip
     others = PLAIN_REGISTERS + sum(MORE_REGISTERS[name] for name, needed in used.items() if needed)
     height, width = geometry.sides_of(config)

@@ -288,7 +288,7 @@ DEVICE void implicit_gemm_mma(const Gather &p) {
         for (int e = 0; e < V; ++e) {
             if constexpr (O::BIAS) v[e] += Element<T>::widen(bias[k + e]);
             if constexpr (O::RESIDUAL) v[e] += Element<T>::widen(added.v[e]);
-            out.v[e] = Element<T>::narrow(activated<T, O::ACTIVATION>(v[e]));
+            out.v[e] = Element<T>::narrow(activated<O::ACTIVATION>(v[e]));
         }
         *reinterpret_cast<Vector *>(y + place) = out;
     }
@@ -312,6 +312,6 @@ DEVICE void add_parts(const Parts &p) {
         const long long n = pixel / p.plane, place = NCHW ? (n * p.k + k) * p.plane + (pixel - n * p.plane) : i;
         if constexpr (BIAS) sum += Element<T>::widen(static_cast<const T *>(p.bias)[k]);
         if constexpr (RESIDUAL) sum += Element<T>::widen(static_cast<const T *>(p.residual)[place]);
-        static_cast<T *>(p.y)[place] = Element<T>::narrow(activated<T, ACTIVATION>(sum));
+        static_cast<T *>(p.y)[place] = Element<T>::narrow(activated<ACTIVATION>(sum));
     }
 }

@@ -2,8 +2,9 @@
 memory take.
 
 Constants were fitted to 4667 times of configs on 404 problems (H200), by the error of the logarithm and by what
-the choice loses; then, by themselves, CHAIN, BEGUN_CHAIN, BEGUN_TURNS and ACTIVATIONS with 672 times on 45 layers more,
-most of them with activations. They are cycles of a multiprocessor under load, 1700 a microsecond.
+the choice loses; then, by themselves, CHAIN, BEGUN_CHAIN and BEGUN_TURNS with 672 times on 45 layers more, most of them
+with activations, and ACTIVATIONS, TOGETHER and SLOWED with 449 times on 53. They are cycles of a multiprocessor under
+load, 1700 a microsecond.
 """
 
 from __future__ import annotations
@@ -51,7 +52,10 @@ PACED, PACED_OUTPUT = 2010.0, 0.11
 # Sums that begin with the residual: before a tile's products where its warpgroup is alone; where two take turns, after
 # the tile before, and what that takes from the other's products.
 BEGIN_SUMS, BEGUN, BEGUN_CHAIN, BEGUN_TURNS = 7.11, 0.138, 0.25, 0.05
-ACTIVATIONS: Final = {"relu": 0.02, "relu6": 0.02, "silu": 0.1, "sigmoid": 0.1, "gelu": 0.17, "tanh": 0.35}
+ACTIVATIONS: Final = {"relu": 0.02, "relu6": 0.02, "silu": 0.13, "sigmoid": 0.13, "gelu": 0.26, "tanh": 0.5}
+# Of two warpgroups that share a tile: its outputs' share of an activation is one half to this power. How much of it the
+# other's products wait, where they take turns.
+TOGETHER, SLOWED = 0.85, 0.1
 # The same where gemm_k is split, and where two bytes are written at a time (that fitted to 51 times by itself).
 EXCHANGE, EXCHANGED, EXCHANGED_ODD = 2130.0, 0.29, 0.9
 # Bytes a microsecond from L2 to all multiprocessors together. Lines that several of them read at a time count less.
@@ -188,7 +192,10 @@ def cost(work: Work, gbps: float) -> Cost:
         fixed, output = (SLAB_FINISH, SLAB_OUTPUT) if work.slab else (FINISH, OUTPUT)
         odd = ODD_SHARED if work.together > 1 else ODD_OUTPUT
         finish = fixed + outputs * (odd if work.odd else output * (8 / work.written) ** 0.5)
-    finish += work.outputs * (ACTIVATIONS[work.activation] if work.activation else 0.0)
+    function = work.outputs * (ACTIVATIONS[work.activation] if work.activation else 0.0)
+    finish += function / work.together**TOGETHER
+    if work.overlapped == "turns":
+        main += function * SLOWED
     if work.ordered and work.residual:
         if work.overlapped == "turns":
             finish += work.outputs * BEGUN_CHAIN

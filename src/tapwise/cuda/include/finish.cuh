@@ -188,51 +188,111 @@ DEVICE float bias_of(const Place &at, int filter) {
     return O::BIAS ? __uint_as_float(load_shared<4>(at.bias + filter * 4).v[0]) : 0.0f;
 }
 
-// Sums of 16 columns of a warp's 16 rows, v[4 j ..] as the matrix instruction leaves them: bias, residual, activation, and to
-// the staging part. `column` of 64, `row0` the first of the block's 64 rows of this warp; rows or columns beyond are not read.
-// `bias` of the thread's two rows, where these are filters.
+// Which of a warpgroup's sums a round takes: 64 rows x 64 columns, or what is left of them.
 template <class O>
-DEVICE void stage_sums(float (&v)[8], const Place &at, int column, int row0, int filter0, const float (&bias)[2]) {
-    using T = typename O::T;
-    const int lane = threadIdx.x % 32;
-    if constexpr (O::BIAS) {
-        if constexpr (O::SWAP) {
+struct Round {
+    static constexpr int GROUPS = (O::COLUMNS + 63) / 64, COUNT = O::STEPS * GROUPS, LAST = (O::COLUMNS - 1) % 64 + 1;
+    int step, group, pixel0, filter0, pixels, filters;
+    DEVICE Round(int round) {
+        step = round / GROUPS;
+        group = round % GROUPS;
+        const int columns = group + 1 < GROUPS ? 64 : LAST;
+        pixel0 = O::SWAP ? group * 64 : step * 64;
+        filter0 = O::SWAP ? step * 64 : group * 64;
+        pixels = O::SWAP ? columns : 64;
+        filters = O::SWAP ? 64 : columns;
+    }
+    // Whether it has any of its columns from this one on.
+    DEVICE bool reaches(int column) const { return group * 64 + column < O::COLUMNS; }
+};
+
+// Columns that a warp stages at once, as four 8 x 8 matrices of its 16 rows.
+constexpr int MATRICES = 16, ROUND_MATRICES = 64 / MATRICES;
+
+// Where this lane's line of them begins: of matrices 0 and 2, 1 and 3, rows are 0 and 8 further. `column` of 64, `row0` the first
+// of the block's 64 rows of this warp.
+template <class O>
+DEVICE unsigned staged_matrices(const Place &at, int column, int row0) {
+    const int lane = threadIdx.x % 32, matrix = lane / 8, row = row0 + matrix % 2 * 8, over = column + matrix / 2 * 8;
+    return O::TURNED ? staged<O>(at.staging, over + lane % 8, row) : staged<O>(at.staging, row + lane % 8, over);
+}
+
+// The sums of 16 columns of a round, v[4 j ..] as the matrix instruction leaves them, and their bias: `bias` of the thread's two
+// rows, where these are filters. The last eight columns of a tile may be alone: their neighbours are staged, but never written.
+template <class O>
+DEVICE void biased_sums(float (&v)[8], const float (&d)[O::STEPS][O::COLUMNS / 2], const Place &at, const Round<O> &now,
+                        int column, const float (&bias)[2]) {
+    constexpr int N = O::COLUMNS / 2;
 #pragma unroll
-            for (int i = 0; i < 8; ++i) v[i] += bias[i % 4 / 2];
+    for (int i = 0; i < 8; ++i) {
+        const int from = (now.group * 64 + column) / 2 + i;
+        v[i] = from < N ? d[now.step][from < N ? from : 0] : 0.0f;
+    }
+    if constexpr (O::BIAS && O::SWAP) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) v[i] += bias[i % 4 / 2];
+    } else if constexpr (O::BIAS) {
+#pragma unroll
+        for (int i = 0; i < 8; i += 4) {
+            const Piece<8> two = load_shared<8>(at.bias + (now.filter0 + column + i / 4 * 8 + threadIdx.x % 4 * 2) * 4);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) v[i + e] += __uint_as_float(two.v[e % 2]);
+        }
+    }
+}
+
+// Whether there are registers for a whole round's residual, or outputs, beside the sums.
+template <class O>
+constexpr bool AT_ONCE = O::STEPS * O::COLUMNS / 2 <= 128;
+
+// A round's residual from the staging part, where two elements make a word.
+template <class O>
+DEVICE void load_round(unsigned (&words)[ROUND_MATRICES][4], const Place &at, const Round<O> &now) {
+    if constexpr (O::RESIDUAL && sizeof(typename O::T) == 2)
+#pragma unroll
+        for (int j = 0; j < ROUND_MATRICES; ++j)
+            if (now.reaches(j * MATRICES))
+                load_matrices<O::TURNED>(words[j], staged_matrices<O>(at, j * MATRICES, threadIdx.x / 32 % 4 * 16));
+}
+
+// A round's sums: bias, residual, activation, and to the staging part, whose rows or columns beyond are not read. All functions
+// first, so that none waits for what is staged. `words`: what load_round loaded.
+template <class O>
+DEVICE void stage_round(unsigned (&words)[ROUND_MATRICES][4], const float (&d)[O::STEPS][O::COLUMNS / 2], const Place &at,
+                        const Round<O> &now, const float (&bias)[2]) {
+    using T = typename O::T;
+    const int row0 = threadIdx.x / 32 % 4 * 16;
+#pragma unroll
+    for (int j = 0; j < ROUND_MATRICES; ++j) {
+        if (!now.reaches(j * MATRICES)) continue;
+        float v[8];
+        biased_sums<O>(v, d, at, now, j * MATRICES, bias);
+        if constexpr (sizeof(T) == 2) {
+            const unsigned address = staged_matrices<O>(at, j * MATRICES, row0);
+            if constexpr (O::RESIDUAL) {
+                if (!AT_ONCE<O>) load_matrices<O::TURNED>(words[j], address);
+#pragma unroll
+                for (int i = 0; i < 8; ++i)
+                    v[i] += Element<T>::widen(T{(unsigned short)(i % 2 ? words[j][i / 2] >> 16 : words[j][i / 2] & 0xffff)});
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) words[j][i] = activated<T, O::ACTIVATION>(v[2 * i], v[2 * i + 1]);
+            if (!AT_ONCE<O>) store_matrices<O::TURNED>(address, words[j]);
         } else {
 #pragma unroll
-            for (int i = 0; i < 8; i += 4) {
-                const Piece<8> two = load_shared<8>(at.bias + (filter0 + column + i / 4 * 8 + lane % 4 * 2) * 4);
-#pragma unroll
-                for (int e = 0; e < 4; ++e) v[i + e] += __uint_as_float(two.v[e % 2]);
+            for (int i = 0; i < 8; ++i) {
+                const int r = row0 + threadIdx.x % 32 / 4 + i % 4 / 2 * 8;
+                const int c = j * MATRICES + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+                const unsigned address = O::TURNED ? staged<O>(at.staging, c, r) : staged<O>(at.staging, r, c);
+                if constexpr (O::RESIDUAL) v[i] += __uint_as_float(load_shared<4>(address).v[0]);
+                store_shared<4>(address, Piece<4>{{__float_as_uint(activated<O::ACTIVATION>(v[i]))}});
             }
         }
     }
-    if constexpr (sizeof(T) == 2) {
-        // The line and piece whose 16 bytes this lane addresses: matrices 0 and 2, 1 and 3 are rows 0 and 8 further.
-        const int matrix = lane / 8, row = matrix % 2 * 8, over = matrix / 2 * 8;
-        const int line = O::TURNED ? column + over + lane % 8 : row0 + row + lane % 8;
-        const int first = O::TURNED ? row0 + row : column + over;
-        const unsigned address = staged<O>(at.staging, line, first);
-        unsigned words[4];
-        if constexpr (O::RESIDUAL) {
-            load_matrices<O::TURNED>(words, address);
+    if constexpr (sizeof(T) == 2 && AT_ONCE<O>)
 #pragma unroll
-            for (int i = 0; i < 8; ++i)
-                v[i] += Element<T>::widen(T{(unsigned short)(i % 2 ? words[i / 2] >> 16 : words[i / 2] & 0xffff)});
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) words[i] = activated<T, O::ACTIVATION>(v[2 * i], v[2 * i + 1]);
-        store_matrices<O::TURNED>(address, words);
-    } else {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) {
-            const int r = row0 + lane / 4 + i % 4 / 2 * 8, c = column + i / 4 * 8 + lane % 4 * 2 + i % 2;
-            const unsigned address = O::TURNED ? staged<O>(at.staging, c, r) : staged<O>(at.staging, r, c);
-            if constexpr (O::RESIDUAL) v[i] += __uint_as_float(load_shared<4>(address).v[0]);
-            store_shared<4>(address, Piece<4>{{__float_as_uint(activated<typename O::T, O::ACTIVATION>(v[i]))}});
-        }
-    }
+        for (int j = 0; j < ROUND_MATRICES; ++j)
+            if (now.reaches(j * MATRICES)) store_matrices<O::TURNED>(staged_matrices<O>(at, j * MATRICES, row0), words[j]);
 }
 
 // The copy engine writes boxes of y: of the pixels of one round, a thread each.
@@ -248,22 +308,6 @@ DEVICE void store_boxes(const Place &at, int pixel0, int pixels, int filter0) {
     // Of no boxes, too: every round is a group.
     commit_stores();
 }
-
-// Which of a warpgroup's sums a round takes: 64 rows x 64 columns, or what is left of them.
-template <class O>
-struct Round {
-    static constexpr int GROUPS = (O::COLUMNS + 63) / 64, COUNT = O::STEPS * GROUPS, LAST = (O::COLUMNS - 1) % 64 + 1;
-    int step, group, pixel0, filter0, pixels, filters;
-    DEVICE Round(int round) {
-        step = round / GROUPS;
-        group = round % GROUPS;
-        const int columns = group + 1 < GROUPS ? 64 : LAST;
-        pixel0 = O::SWAP ? group * 64 : step * 64;
-        filter0 = O::SWAP ? step * 64 : group * 64;
-        pixels = O::SWAP ? columns : 64;
-        filters = O::SWAP ? 64 : columns;
-    }
-};
 
 // Rounds of a tile whose residual is fetched ahead: all where each has its own staging part.
 template <class O>
@@ -333,21 +377,24 @@ DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, void *y_
     const int warp = threadIdx.x / 32 % 4;
     const unsigned staging = at.staging;
     float bias[2] = {};
+    // A round's residual is on its way to registers while the round before goes to y.
+    constexpr bool EARLY = O::DELIVERED && AT_ONCE<O>;
+    unsigned words[2][ROUND_MATRICES][4];
 #pragma unroll
     for (int round = 0; round < R::COUNT; ++round) {
         const R now(round);
-        const bool boxes = O::BOXES == 2 || (O::BOXES == 1 && now.filters == 64);
+        const bool boxes = O::BOXES == 2 || (O::BOXES == 1 && now.filters == 64), first = round == 0;
         at.staging = staging + (O::DELIVERED ? at.part : round % O::STAGINGS) * O::STAGING;
         // Rounds whose residual is fetched while this one and those before go to y.
         const int next = round + AHEAD<O>;
         if constexpr (O::FETCHED) wait_for_fetched<O>((next < R::COUNT ? next : R::COUNT) - round - 1);
         if constexpr (O::DELIVERED) {
-            barrier_wait(at.delivered + at.part * 8, at.phase);
+            if (!EARLY || first) barrier_wait(at.delivered + at.part * 8, at.phase);
             if (O::PINGPONG && round + 1 == R::COUNT) arrive_part(5 - at.barrier, 256);
         } else if constexpr (O::BOXES > 0) {
             // The part of shared memory that is staged to, or fetched to, has been written. Tiles of an odd count of rounds end
             // with the part that the next begins with.
-            if (O::FETCHED ? round > 0 && next < R::COUNT : round == 0 && R::COUNT % 2)
+            if (O::FETCHED ? round > 0 && next < R::COUNT : first && R::COUNT % 2)
                 wait_for_stores<0>();
             else if (!O::FETCHED)
                 wait_for_stores<O::STAGINGS - 1>();
@@ -356,9 +403,9 @@ DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, void *y_
         if (!O::DELIVERED) sync_part(at.barrier, 128);
         if constexpr (O::FETCHED) {
             if (next < R::COUNT) {
-                Place first = at;
-                first.staging = staging;
-                fetch_round<O>(first, residual, next);
+                Place start = at;
+                start.staging = staging;
+                fetch_round<O>(start, residual, next);
             }
         } else if constexpr (O::RESIDUAL && !O::DELIVERED) {
             move_lines<O, true>(at, residual, now.pixel0, now.pixels, now.filter0, now.filters);
@@ -369,31 +416,28 @@ DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, void *y_
             for (int half = 0; half < 2; ++half)
                 bias[half] = bias_of<O>(at, now.filter0 + warp * 16 + half * 8 + threadIdx.x % 32 / 4);
         }
-#pragma unroll
-        for (int column = 0; column < 64; column += 16) {
-            if (now.group * 64 + column >= O::COLUMNS) continue;
-            // The last eight columns may be alone: their neighbours are staged, but never written to y.
-            constexpr int N = O::COLUMNS / 2;
-            float v[8];
-#pragma unroll
-            for (int i = 0; i < 8; ++i) {
-                const int from = (now.group * 64 + column) / 2 + i;
-                v[i] = from < N ? d[now.step][from < N ? from : 0] : 0.0f;
+        if (AT_ONCE<O> && (!EARLY || first)) load_round<O>(words[round % 2], at, now);
+        stage_round<O>(words[round % 2], d, at, now, bias);
+        if (boxes || O::DELIVERED) publish_shared();
+        if constexpr (EARLY) {
+            Place then = at;
+            advance<O::STAGINGS>(then.part, then.phase);
+            then.staging = staging + then.part * O::STAGING;
+            if (round + 1 < R::COUNT) {
+                barrier_wait(then.delivered + then.part * 8, then.phase);
+                load_round<O>(words[(round + 1) % 2], then, R(round + 1));
             }
-            stage_sums<O>(v, at, column, warp * 16, now.filter0, bias);
         }
-        if (boxes) publish_shared();
         sync_part(at.barrier, 128);
         if constexpr (O::BOXES > 0) store_boxes<O>(at, now.pixel0, boxes ? now.pixels : 0, now.filter0);
         if (!boxes) move_lines<O, false>(at, y, now.pixel0, now.pixels, now.filter0, now.filters);
         if constexpr (O::DELIVERED) {
-            if (!boxes) publish_shared();
             __syncwarp();
             // A warp has read its lines of the part; or the first has stored boxes from it, and waits for them a round later.
             if (!boxes && threadIdx.x % 32 == 0) barrier_arrive(at.delivered + (O::STAGINGS + at.part) * 8, 1);
             if constexpr (O::BOXES > 0)
                 if (warp == 0) {
-                    if (round > 0 && (O::BOXES == 2 || R(round - 1).filters == 64))
+                    if (!first && (O::BOXES == 2 || R(round - 1).filters == 64))
                         release_stored<O, 1>(at, before<O::STAGINGS>(at.part, 1));
                     if (round + 1 == R::COUNT && boxes) release_stored<O, 0>(at, at.part);
                 }

@@ -45,12 +45,6 @@ struct Element<f16> {
         asm("min.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(pack_relu(low, high)), "r"(0x46004600));
         return r;
     }
-    // Two in a word as they are, but NaN for -inf.
-    static __device__ __forceinline__ unsigned invalid_below(unsigned v) {
-        unsigned r;
-        asm("{ .reg .b32 below; min.f16x2 below, %1, %2; fma.rn.f16x2 %0, below, %2, %1; }" : "=r"(r) : "r"(v), "r"(0));
-        return r;
-    }
 };
 template <>
 struct Element<bf16> {
@@ -74,12 +68,6 @@ struct Element<bf16> {
     static __device__ __forceinline__ unsigned pack_relu6(float low, float high) {
         unsigned r;
         asm("min.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(pack_relu(low, high)), "r"(0x40c040c0));
-        return r;
-    }
-    // Two in a word as they are, but NaN for -inf.
-    static __device__ __forceinline__ unsigned invalid_below(unsigned v) {
-        unsigned r;
-        asm("{ .reg .b32 below; min.bf16x2 below, %1, %2; fma.rn.bf16x2 %0, below, %2, %1; }" : "=r"(r) : "r"(v), "r"(0));
         return r;
     }
 };

@@ -110,7 +110,7 @@ DEVICE void finish_ordered(const float (&d)[O::STEPS][O::COLUMNS / 2], const Pla
 #pragma unroll
             for (int e = 0; e < X::EACH; ++e) {
                 const float sum = d[row / 2][X::within(row, unit, e)] + bias[e];
-                v[e] = LAST == NONE ? activated<T, O::ACTIVATION>(sum) : sum;
+                v[e] = LAST == NONE ? activated<O::ACTIVATION>(sum) : sum;
             }
 #pragma unroll
             for (int start = 0; start < X::EACH; start += X::ONCE) {

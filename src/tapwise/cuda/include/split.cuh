@@ -72,7 +72,7 @@ DEVICE void finish_split(const Place &at, unsigned sums, int rank, void *y_, con
                 float sum = v[first + e];
                 if (O::BIAS && f + e < at.filters) sum += Element<T>::widen(bias[at.group * at.filters + f + e]);
                 if constexpr (O::RESIDUAL) sum += Element<T>::widen(residual[there]);
-                out[e] = Element<T>::narrow(activated<T, O::ACTIVATION>(sum));
+                out[e] = Element<T>::narrow(activated<O::ACTIVATION>(sum));
                 if constexpr (O::NCHW) y[there] = out[e];
             }
             if constexpr (!O::NCHW) {
