@@ -377,8 +377,8 @@ DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, void *y_
     const int warp = threadIdx.x / 32 % 4;
     const unsigned staging = at.staging;
     float bias[2] = {};
-    // A round's residual is on its way to registers while the round before goes to y.
-    constexpr bool EARLY = O::DELIVERED && AT_ONCE<O>;
+    // Long activations do not wait for a round's residual, which is on its way to registers while the round before goes to y.
+    constexpr bool EARLY = O::DELIVERED && AT_ONCE<O> && O::ACTIVATION > RELU6;
     unsigned words[2][ROUND_MATRICES][4];
 #pragma unroll
     for (int round = 0; round < R::COUNT; ++round) {
@@ -418,7 +418,7 @@ DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, void *y_
         }
         if (AT_ONCE<O> && (!EARLY || first)) load_round<O>(words[round % 2], at, now);
         stage_round<O>(words[round % 2], d, at, now, bias);
-        if (boxes || O::DELIVERED) publish_shared();
+        if (boxes || EARLY) publish_shared();
         if constexpr (EARLY) {
             Place then = at;
             advance<O::STAGINGS>(then.part, then.phase);
@@ -432,6 +432,7 @@ DEVICE void finish_tile(float (&d)[O::STEPS][O::COLUMNS / 2], Place at, void *y_
         if constexpr (O::BOXES > 0) store_boxes<O>(at, now.pixel0, boxes ? now.pixels : 0, now.filter0);
         if (!boxes) move_lines<O, false>(at, y, now.pixel0, now.pixels, now.filter0, now.filters);
         if constexpr (O::DELIVERED) {
+            if (!boxes && !EARLY) publish_shared();
             __syncwarp();
             // A warp has read its lines of the part; or the first has stored boxes from it, and waits for them a round later.
             if (!boxes && threadIdx.x % 32 == 0) barrier_arrive(at.delivered + (O::STAGINGS + at.part) * 8, 1);
