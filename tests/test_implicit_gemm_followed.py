@@ -379,7 +379,7 @@ def test_a_wrong_corner_is_seen() -> None:
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("vector", [1, 2, 4, 8])
 def test_lines_between_parts_and_y_are_swizzled_alike(vector: int, size: int) -> None:
-    """Threads move each element of a part of 64 x 64 once, from where it was staged: `Lines` of finish.cuh adds a
+    """Threads move each element of a part of 64 x 64 once, from where it was staged: `Lines` of staging.cuh adds a
     constant to a thread's first address, and turns the bits of the swizzle."""
     if vector * size > 16:
         return
