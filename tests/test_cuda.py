@@ -458,7 +458,7 @@ def test_choice_needs_no_gpu() -> None:
 def test_a_quick_call_brings_the_workspace_along() -> None:
     import torch
 
-    from tapwise.operators import conv
+    from tapwise.operators import torch_call
 
     problem, seen = ConvProblem.parse("c4 h5 w5 k4 r3 s3"), []
 
@@ -477,10 +477,10 @@ def test_a_quick_call_brings_the_workspace_along() -> None:
         return SimpleNamespace(plan=made, problem=problem, _packed=SimpleNamespace(ptr=7, settled=True), _bias=None)
 
     filters = SimpleNamespace(library="torch", index=0, owner=torch.zeros(1))
-    assert conv._TorchCall.of(operator(Other(16)), filters) is None  # type: ignore[arg-type]
+    assert torch_call.TorchCall.of(operator(Other(16)), filters) is None  # type: ignore[arg-type]
     x = torch.zeros(problem.x_shape)
     for size in (0, 16):
-        call = conv._TorchCall.of(operator(Fake(size)), filters)  # type: ignore[arg-type]
+        call = torch_call.TorchCall.of(operator(Fake(size)), filters)  # type: ignore[arg-type]
         assert call is not None
         call._stream = lambda index: 5
         y = call(x)
@@ -489,6 +489,50 @@ def test_a_quick_call_brings_the_workspace_along() -> None:
         assert addresses["settled"] == 1
         assert ("workspace" in addresses) == (size > 0)
         assert y.shape == problem.y_shape
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_a_quick_call_takes_a_residual_that_needs_no_conversion(layout: str) -> None:
+    import torch
+
+    from tapwise.operators import torch_call
+
+    problem = ConvProblem.parse(f"n2 c4 h5 w6 k3 r3 s3 residual {layout}")
+
+    class Fake(plan.CudaPlan):
+        workspace_bytes = 0
+
+        def __init__(self) -> None:
+            self.seen: dict[str, int] = {}
+
+        def enqueue(self, addresses: object, stream: int) -> None:
+            self.seen = addresses  # type: ignore[assignment]
+
+    made = Fake()
+    operator = SimpleNamespace(plan=made, problem=problem, _packed=SimpleNamespace(ptr=7, settled=False), _bias=None)
+    # Tensors of the host are numbered -1.
+    filters = SimpleNamespace(library="torch", index=-1, owner=torch.zeros(1))
+    call = torch_call.TorchCall.of(operator, filters)  # type: ignore[arg-type]
+    assert call is not None
+    call._stream = lambda index: 5
+    order, other = torch.channels_last, torch.contiguous_format
+    if layout == "nchw":
+        order, other = other, order
+    x = torch.zeros(problem.x_shape).contiguous(memory_format=order)
+    residual = torch.zeros(problem.y_shape).contiguous(memory_format=order)
+    assert call.takes(x, residual)
+    y = call(x, residual)
+    assert made.seen["residual"] == residual.data_ptr() and made.seen["x"] == x.data_ptr()
+    assert made.seen["y"] == y.data_ptr() and y.is_contiguous(memory_format=order)
+    for wrong in (
+        None, residual.contiguous(memory_format=other), residual[:1], residual.double(), np.zeros(problem.y_shape),
+        torch.zeros(residual.numel() + 1)[1:].reshape(residual.shape), residual.clone().requires_grad_(),
+    ):  # fmt: skip
+        assert not call.takes(x, wrong)
+    assert not call.takes(x.contiguous(memory_format=other), residual)
+    plain = SimpleNamespace(**{**vars(operator), "problem": problem.replace(residual=False)})
+    quick = torch_call.TorchCall.of(plain, filters)  # type: ignore[arg-type]
+    assert quick is not None and quick.takes(x) and not quick.takes(x, residual)
 
 
 @pytest.mark.skipif(why_none() is None, reason="there is a GPU")

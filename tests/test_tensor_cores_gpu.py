@@ -13,6 +13,7 @@ from tapwise import registry, verify
 from tapwise.cuda import implicit_gemm_geometry as geometry
 from tapwise.cuda import implicit_gemm_outputs as outputs
 from tapwise.cuda.jit.device import gpu
+from tapwise.errors import InvalidProblem
 from tapwise.problem import ACTIVATIONS
 
 pytestmark = pytest.mark.cuda
@@ -250,6 +251,32 @@ def test_tensor_cores_keep_infinities_in_their_place(identifier: str) -> None:
         )
         assert torch.equal(torch.isnan(y), torch.isnan(expected))
         assert torch.equal(torch.isinf(y), torch.isinf(expected))
+
+
+@pytest.mark.parametrize("identifier", ["cuda.implicit_gemm", "cuda.implicit_gemm_mma"])
+def test_prepared_calls_with_a_residual(identifier: str) -> None:
+    """What needs no conversion goes another way than what does."""
+    import torch
+
+    problem = problems.parse("n2 c64 h13 w15 k72 r3 s3 pad1 f16 nhwc bias relu residual")
+    images, line = torch.channels_last, torch.contiguous_format
+    x, w, residual = (
+        torch.randn(shape, device="cuda", dtype=torch.float16)
+        for shape in (problem.x_shape, problem.w_shape, problem.y_shape)
+    )
+    bias = torch.randn(problem.k, device="cuda", dtype=torch.float16)
+    operator = tapwise.prepare(problem, w, bias, algorithm=identifier)
+    quick = operator(x.contiguous(memory_format=images), residual=residual.contiguous(memory_format=images))
+    assert quick.is_contiguous(memory_format=images)
+    expected = torch.relu(torch.nn.functional.conv2d(x.double(), w.double(), bias.double(), padding=1) + residual)
+    assert (quick - expected).abs().max() < 0.05 * expected.abs().max()
+    assert torch.equal(
+        quick, operator(x.contiguous(memory_format=images), residual=residual.contiguous(memory_format=line))
+    )
+    out = torch.empty_like(quick)
+    assert operator(x, residual=residual, out=out) is out and torch.equal(out, quick)
+    with pytest.raises(InvalidProblem, match="residual=None"):
+        operator(x.contiguous(memory_format=images))
 
 
 ACTIVATED = [

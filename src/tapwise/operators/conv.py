@@ -14,9 +14,9 @@ import numpy as np
 from tapwise import arrays, dispatch, registry
 from tapwise.algorithm import Choice, Config, Device, Plan
 from tapwise.cuda.arrays import settle
-from tapwise.cuda.plan import CudaPlan
 from tapwise.errors import InvalidProblem
 from tapwise.operators.parameters import device_of, numbers, sides_of, whole
+from tapwise.operators.torch_call import TorchCall
 from tapwise.problem import ConvProblem
 from tapwise.reference import activate
 
@@ -156,8 +156,8 @@ class PreparedConv:
         self._channels_last = problem.layout == "nhwc"
         self._y_memory = (n, *output, k) if self._channels_last else (n, k, *output)
         self._torch: Any = None
-        if index is not None and not self._upload and planar is problem and not problem.residual:
-            self._torch = _TorchCall.of(self, filters)
+        if index is not None and not self._upload and planar is problem:
+            self._torch = TorchCall.of(self, filters)
         self._free: list[np.ndarray] | None = None
         self._workspace_size = 0
         if self.plan.workspace_bytes and index is None:
@@ -191,8 +191,8 @@ class PreparedConv:
                 self._run(x, self._packed, y, workspace, bias=self._bias)
                 self._free.append(workspace)
             return y
-        if self._torch is not None and residual is None and out is None and self._torch.takes(x):
-            return self._torch(x)
+        if self._torch is not None and out is None and self._torch.takes(x, residual):
+            return self._torch(x, residual)
         return self._call(x, residual, out)
 
     def _call(self, x: Any, residual: Any, out: Any) -> Any:
@@ -209,63 +209,6 @@ class PreparedConv:
 
     def __repr__(self) -> str:
         return f"<tapwise.PreparedConv '{self.problem}' with {self.choice.algorithm}>"
-
-
-class _TorchCall:
-    """A prepared operator on tensors of a GPU that need no conversion: what is left is memory, and launches."""
-
-    @classmethod
-    def of(cls, operator: PreparedConv, filters: Any) -> _TorchCall | None:
-        """Where the filters are PyTorch's, and the plan does no more than to launch kernels."""
-        if filters.library != "torch" or getattr(type(operator.plan), "run", None) is not CudaPlan.run:
-            return None
-        return cls(operator, filters)
-
-    def __init__(self, operator: PreparedConv, filters: Any) -> None:
-        import torch
-
-        from tapwise.cuda.arrays import ALIGNMENT, torch_stream
-
-        problem = operator.problem
-        images = problem.layout == "nhwc"
-        self._alignment, self._stream, self._tensor, self._index = (
-            ALIGNMENT,
-            torch_stream(),
-            torch.Tensor,
-            filters.index,
-        )
-        self._grad, self._empty = torch.is_grad_enabled, torch.empty
-        self._dtype, self._device = filters.owner.dtype, filters.owner.device
-        self._x_shape, self._y_shape = torch.Size(problem.x_shape), problem.y_shape
-        order = torch.channels_last if images else torch.contiguous_format
-        self._order = order
-        self._strides = torch.empty(problem.x_shape, device="meta").to(memory_format=order).stride()
-        self._enqueue = operator.plan.enqueue  # type: ignore[attr-defined]
-        self._workspace, self._bytes = operator.plan.workspace_bytes, torch.uint8
-        self._fixed = {"w": operator._packed.ptr, "settled": int(operator._packed.settled)}
-        if operator._bias is not None:
-            self._fixed["bias"] = operator._bias.ptr
-
-    def takes(self, x: Any) -> bool:
-        return (
-            type(x) is self._tensor
-            and x.dtype is self._dtype
-            and x.shape == self._x_shape
-            and x.stride() == self._strides
-            and x.get_device() == self._index
-            and x.data_ptr() % self._alignment == 0
-            and not (x.requires_grad and self._grad())
-        )
-
-    def __call__(self, x: Any) -> Any:
-        y = self._empty(self._y_shape, dtype=self._dtype, device=self._device, memory_format=self._order)
-        addresses = {"x": x.data_ptr(), "y": y.data_ptr(), **self._fixed}
-        if self._workspace:
-            # Freed at once, and not given to anyone before the launches on this stream are done with it.
-            scratch = self._empty(self._workspace, dtype=self._bytes, device=self._device)
-            addresses["workspace"] = scratch.data_ptr()
-        self._enqueue(addresses, self._stream(self._index))
-        return y
 
 
 def as_images(problem: ConvProblem) -> ConvProblem:
