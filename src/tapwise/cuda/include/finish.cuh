@@ -4,7 +4,8 @@
 #include "epilogue.cuh"
 #include "staging.cuh"
 
-// The bias of a warpgroup's filters on its way: in registers while products run, then in shared memory.
+// The bias of a warpgroup's filters on its way: in registers while products run, then in shared memory, scaled as the activation
+// needs it.
 template <class O>
 struct Biases {
     static constexpr int EACH = O::BIAS && O::SPLIT == 1 ? (O::FILTERS + 127) / 128 : 0;
@@ -15,7 +16,7 @@ struct Biases {
             const int filter = i * 128 + threadIdx.x % 128;
             const bool real = filter < O::FILTERS && at.filter + filter < at.filters;
             const long long f = at.group * at.filters + at.filter + filter;
-            v[i] = real ? Element<typename O::T>::widen(static_cast<const typename O::T *>(bias)[f]) : 0.0f;
+            v[i] = real ? Element<typename O::T>::widen(static_cast<const typename O::T *>(bias)[f]) * SCALE<O::ACTIVATION> : 0.0f;
         }
     }
     DEVICE void share(const Place &at) const {
@@ -60,26 +61,24 @@ DEVICE unsigned staged_matrices(const Place &at, int column, int row0) {
     return O::TURNED ? staged<O>(at.staging, over + lane % 8, row) : staged<O>(at.staging, row + lane % 8, over);
 }
 
-// The sums of 16 columns of a round, v[4 j ..] as the matrix instruction leaves them, and their bias: `bias` of the thread's two
-// rows, where these are filters. The last eight columns of a tile may be alone: their neighbours are staged, but never written.
+// The sums of 16 columns of a round, v[4 j ..] as the matrix instruction leaves them, scaled, and their bias: `bias` of the
+// thread's two rows, where these are filters. The last eight columns of a tile may be alone: their neighbours are staged, but never written.
 template <class O>
 DEVICE void biased_sums(float (&v)[8], const float (&d)[O::STEPS][O::COLUMNS / 2], const Place &at, const Round<O> &now,
                         int column, const float (&bias)[2]) {
     constexpr int N = O::COLUMNS / 2;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-        const int from = (now.group * 64 + column) / 2 + i;
-        v[i] = from < N ? d[now.step][from < N ? from : 0] : 0.0f;
-    }
-    if constexpr (O::BIAS && O::SWAP) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) v[i] += bias[i % 4 / 2];
-    } else if constexpr (O::BIAS) {
-#pragma unroll
-        for (int i = 0; i < 8; i += 4) {
+    for (int i = 0; i < 8; i += 4) {
+        float added[2] = {};
+        if constexpr (O::BIAS && !O::SWAP) {
             const Piece<8> two = load_shared<8>(at.bias + (now.filter0 + column + i / 4 * 8 + threadIdx.x % 4 * 2) * 4);
+            added[0] = __uint_as_float(two.v[0]), added[1] = __uint_as_float(two.v[1]);
+        }
 #pragma unroll
-            for (int e = 0; e < 4; ++e) v[i + e] += __uint_as_float(two.v[e % 2]);
+        for (int e = 0; e < 4; ++e) {
+            const int from = (now.group * 64 + column) / 2 + i + e;
+            v[i + e] = (from < N ? d[now.step][from < N ? from : 0] : 0.0f) * SCALE<O::ACTIVATION>;
+            if constexpr (O::BIAS) v[i + e] += O::SWAP ? bias[e / 2] : added[e % 2];
         }
     }
 }
@@ -116,20 +115,24 @@ DEVICE void stage_round(unsigned (&words)[ROUND_MATRICES][4], const float (&d)[O
                 if (!AT_ONCE<O>) load_matrices<O::TURNED>(words[j], address);
 #pragma unroll
                 for (int i = 0; i < 8; ++i)
-                    v[i] += Element<T>::widen(T{(unsigned short)(i % 2 ? words[j][i / 2] >> 16 : words[j][i / 2] & 0xffff)});
+                    v[i] += Element<T>::widen(T{(unsigned short)(i % 2 ? words[j][i / 2] >> 16 : words[j][i / 2] & 0xffff)}) *
+                            SCALE<O::ACTIVATION>;
             }
 #pragma unroll
-            for (int i = 0; i < 4; ++i) words[j][i] = activated<T, O::ACTIVATION>(v[2 * i], v[2 * i + 1]);
+            for (int i = 0; i < 4; ++i) words[j][i] = activated_scaled<T, O::ACTIVATION>(v[2 * i], v[2 * i + 1]);
             if (!AT_ONCE<O>) store_matrices<O::TURNED>(address, words[j]);
         } else {
+            unsigned address[8];
 #pragma unroll
             for (int i = 0; i < 8; ++i) {
                 const int r = row0 + threadIdx.x % 32 / 4 + i % 4 / 2 * 8;
                 const int c = j * MATRICES + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
-                const unsigned address = O::TURNED ? staged<O>(at.staging, c, r) : staged<O>(at.staging, r, c);
-                if constexpr (O::RESIDUAL) v[i] += __uint_as_float(load_shared<4>(address).v[0]);
-                store_shared<4>(address, Piece<4>{{__float_as_uint(activated<O::ACTIVATION>(v[i]))}});
+                address[i] = O::TURNED ? staged<O>(at.staging, c, r) : staged<O>(at.staging, r, c);
+                if constexpr (O::RESIDUAL) v[i] += __uint_as_float(load_shared<4>(address[i]).v[0]) * SCALE<O::ACTIVATION>;
             }
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                store_shared<4>(address[i], Piece<4>{{__float_as_uint(activated_scaled<O::ACTIVATION>(v[i]))}});
         }
     }
     if constexpr (sizeof(T) == 2 && AT_ONCE<O>)

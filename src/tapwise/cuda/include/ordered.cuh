@@ -109,8 +109,8 @@ DEVICE void finish_ordered(const float (&d)[O::STEPS][O::COLUMNS / 2], const Pla
             float v[X::EACH];
 #pragma unroll
             for (int e = 0; e < X::EACH; ++e) {
-                const float sum = d[row / 2][X::within(row, unit, e)] + bias[e];
-                v[e] = LAST == NONE ? activated<O::ACTIVATION>(sum) : sum;
+                const float sum = d[row / 2][X::within(row, unit, e)] * SCALE<O::ACTIVATION> + bias[e];
+                v[e] = LAST == NONE ? activated_scaled<O::ACTIVATION>(sum) : sum;
             }
 #pragma unroll
             for (int start = 0; start < X::EACH; start += X::ONCE) {
@@ -120,7 +120,7 @@ DEVICE void finish_ordered(const float (&d)[O::STEPS][O::COLUMNS / 2], const Pla
                     if constexpr (sizeof(T) == 4)
                         piece.v[i] = __float_as_uint(v[start + i]);
                     else
-                        piece.v[i] = activated<T, LAST>(v[start + 2 * i], X::ONCE > 1 ? v[start + 2 * i + 1] : 0.0f);
+                        piece.v[i] = activated_scaled<T, LAST>(v[start + 2 * i], X::ONCE > 1 ? v[start + 2 * i + 1] : 0.0f);
                 }
                 if (x.has(at, row, unit, start)) store_global<X::BYTES>(to + x.places[row] + unit * O::ORDER + start, piece);
             }
