@@ -193,14 +193,33 @@ def test_geometry(text: str) -> None:
         for side in (config.pixels, config.filters):
             assert side % 8 == 0
         tiles_f, tiles = geometry.tiles_of(geometry.view_of(problem, config), config)
-        if config.kernel == "stream" and config.held:
+        sets = tiles_f * geometry.view_of(problem, config).groups
+        if config.held:
             # The next tile of a block has the same filters.
-            assert launch.grid[0] % (tiles_f * geometry.view_of(problem, config).groups) == 0
-            assert tiles > launch.grid[0] > 0
+            assert launch.grid[0] % sets == 0
+            assert launch.grid[0] > 0
+            assert tiles > launch.grid[0] or (sets == 1 and config.kernel != "stream")
         if config.kernel == "slab":
             lines, each = geometry.slab_lines(geometry.view_of(problem, config), config)
             assert lines % each == 0
             assert each % 8 == 0
+
+
+def test_filters_stay_beside_slabs_in_several_sets() -> None:
+    """Where blocks have several tiles; a ring of filters is there beside it, as its blocks may be more."""
+    algorithm = ImplicitGemm()
+
+    def found(text: str) -> set[tuple[str, int, bool]]:
+        configs = algorithm.configs(ConvProblem.parse(text), H200)
+        return {(one.kernel, one.filters, one.held) for one in configs if one.kernel != "stream"}
+
+    many = found("n32 c64 h56 w56 k128 r3 s3 pad1 f16 nhwc")
+    assert {("slab", 64, True), ("slab", 64, False), ("box", 64, True), ("box", 64, False)} <= many
+    # One set stays wherever it has a place, and then there is no ring.
+    assert {one[2] for one in found("n1 c16 h20 w20 k64 r3 s3 pad1 f16 nhwc") if one[1] == 64} == {True}
+    few = found("n1 c64 h28 w28 k512 r3 s3 pad1 f16 nhwc")
+    assert {one[2] for one in few if one[1] == 64} == {False}, "a block has one tile"
+    assert not any(one[2] for one in found("n32 c128 h56 w56 k128 r3 s3 pad1 groups2 f16 nhwc"))
 
 
 def test_a_map_is_sixteen_words_whose_first_is_an_address() -> None:
@@ -311,7 +330,7 @@ def test_predictions_tell_what_they_are_made_of() -> None:
     assert re.search(r"tiles a multiprocessor .*bound by (products|copies).*memory", text)
     work = model.Work(
         rows=128, columns=128, steps=36, instructions=4, stages=6, flight=2, pixel_lines=128, filter_lines=128,
-        line_bytes=128, ragged=0.0, pixel_readers=2, filter_readers=66, slab=False, gather=0,
+        line_bytes=128, ragged=0.0, pixel_readers=2, filter_readers=66, slab=False, held=False, gather=0,
         outputs=128 * 128, together=1, residual=False, ahead=False, paced=False, activation=None, written=8,
         boxes=True, tiles=132, split=1, room=1, overlapped="loop", multiprocessors=132, read_bytes=10**6,
         written_bytes=10**6, packed_bytes=0,
@@ -329,6 +348,9 @@ def test_predictions_tell_what_they_are_made_of() -> None:
         replace(work, pixel_readers=1), replace(work, boxes=False, odd=True),
     ):  # fmt: skip
         assert model.cost(worse, 4280.0).us > one.us
+    # All filters beside a slab leave products more of shared memory's time.
+    slab = replace(work, slab=True)
+    assert model.cost(replace(slab, held=True), 4280.0).us < model.cost(slab, 4280.0).us
     # Clusters of four do not find a place on every multiprocessor.
     split = replace(work, tiles=32, split=4, overlapped="once")
     assert model.cost(split, 4280.0).share == 2

@@ -134,7 +134,7 @@ class ImplicitGemm(Algorithm[Config]):
             filter_lines=filter_lines, line_bytes=line, ragged=model.raggedness(pixel, apart, line),
             pixel_readers=min(across, device.threads),
             filter_readers=max(1.0, min(device.threads / across / problem.groups, high)), slab=slab,
-            gather=config.gather, outputs=config.pixels * config.filters,
+            held=config.held, gather=config.gather, outputs=config.pixels * config.filters,
             together=1 if config.turns else config.warpgroups,
             residual=problem.residual,
             ahead=outputs.is_ahead(problem, config),

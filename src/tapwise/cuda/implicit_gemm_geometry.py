@@ -267,6 +267,6 @@ def blocks_of(problem: ConvProblem, config: Config, device: Device) -> int:
     if config.split > 1:
         return tiles * config.split
     most = min(tiles, device.threads * config.resident)
-    if config.kernel == "stream" and config.held:
+    if config.held:
         most -= most % (across * problem.groups)
     return most

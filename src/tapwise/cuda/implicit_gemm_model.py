@@ -3,8 +3,9 @@ memory take.
 
 Constants were fitted to 4667 times of configs on 404 problems (H200), by the error of the logarithm and by what
 the choice loses; then, by themselves, CHAIN, BEGUN_CHAIN and BEGUN_TURNS with 672 times on 45 layers more, most of them
-with activations, and ACTIVATIONS, TOGETHER and SLOWED with 449 times on 53. They are cycles of a multiprocessor under
-load, 1700 a microsecond.
+with activations, and ACTIVATIONS, TOGETHER and SLOWED with 449 times on 53; what steps, slabs and boxes cost besides
+with 600 times on 51 layers, most of them such whose filters stay in several sets, and those of before. They are cycles
+of a multiprocessor under load, 1700 a microsecond.
 """
 
 from __future__ import annotations
@@ -21,23 +22,24 @@ CYCLES_US: Final = 1700.0
 LEAST_PRODUCT, LEAST_COLUMN = 16.2, 0.324
 # Copying a line of pixels (stream, slab) and one of filters; more for lines that begin and end within sectors of L2; of
 # half the length the same times so much (stream, slab); bytes that arrive in a cycle; a piece that warps gather.
-STREAM_LINE, SLAB_LINE, FILTER_LINE, RAGGED_LINE = 2.15, 8.57, 1.2, 1.72
+STREAM_LINE, SLAB_LINE, FILTER_LINE, RAGGED_LINE = 2.13, 8.74, 1.2, 1.72
 NARROW, SLAB_NARROW = 0.822, 0.546
 FEED_BYTES, PIECE = 84.6, 1.83
 # From a copy's begin to its bytes, and how much of its own time is added: what stages are there to hide, short of those
 # that are multiplied.
 OWN_COPY: Final = 0.816
-LATENCY, FREE_STAGES, TURNS_STAGES = 623.0, 0.292, 1.54
+LATENCY, FREE_STAGES, TURNS_STAGES = 572.0, 0.292, 1.54
 # A block that is alone on its multiprocessor is not placed before the launch before has left.
 ALONE: Final = 617.0
-# What a step costs besides (stream, slab); a launch's beginning, and more of it where warpgroups take turns.
-STEP, SLAB_STEP, BEGIN, BEGIN_TURNS, BEGIN_SLAB = 58.2, 63.7, 1703.0, 663.0, 1082.0
+# What a step costs besides (stream, slab, slab with all filters beside it); a launch's beginning, and more of it where
+# warpgroups take turns.
+STEP, SLAB_STEP, HELD_STEP, BEGIN, BEGIN_TURNS, BEGIN_SLAB = 65.2, 67.1, 43.0, 1703.0, 623.0, 1094.0
 # From the last products of a tile to the first of the other warpgroup's.
-TURN: Final = 141.0
+TURN: Final = 175.0
 # What a tile waits for beside the block that shares its multiprocessor.
 CHAIN: Final = 500.0
 # A tile's way to y, and each of its outputs: by threads (stream, slab), and by the copy engine.
-FINISH, OUTPUT, SLAB_FINISH, SLAB_OUTPUT, BOX_FINISH, BOX_OUTPUT = 1124.0, 0.0653, 226.0, 0.275, 1335.0, 0.0795
+FINISH, OUTPUT, SLAB_FINISH, SLAB_OUTPUT, BOX_FINISH, BOX_OUTPUT = 1124.0, 0.0653, 170.0, 0.181, 1403.0, 0.0812
 # The same straight from registers, 16 bytes at a time.
 ORDERED_FINISH, ORDERED_OUTPUT = 543.0, 0.0852
 # Two bytes at a time from registers, through shared memory, and there by two warpgroups that share a tile, whose lines
@@ -104,6 +106,7 @@ class Work:
     pixel_readers: float
     filter_readers: float
     slab: bool
+    held: bool
     gather: int
     outputs: int
     together: int
@@ -180,7 +183,8 @@ def cost(work: Work, gbps: float) -> Cost:
     free = FREE_STAGES - (TURNS_STAGES if work.overlapped == "turns" else 0.0)
     if not work.slab and work.steps * (share if work.split == 1 else 1) > work.stages:
         copies = max(copies, (LATENCY + OWN_COPY * copies) / max(work.stages - work.flight + free, 0.3))
-    main = work.steps * (max(product, copies) + (SLAB_STEP if work.slab else STEP))
+    step = (HELD_STEP if work.held else SLAB_STEP) if work.slab else STEP
+    main = work.steps * (max(product, copies) + step)
     outputs = work.outputs / work.together
     if work.split > 1:
         finish = EXCHANGE + outputs * (EXCHANGED_ODD if work.odd else EXCHANGED)
