@@ -219,7 +219,10 @@ def test_filters_stay_beside_slabs_in_several_sets() -> None:
     assert {one[2] for one in found("n1 c16 h20 w20 k64 r3 s3 pad1 f16 nhwc") if one[1] == 64} == {True}
     few = found("n1 c64 h28 w28 k512 r3 s3 pad1 f16 nhwc")
     assert {one[2] for one in few if one[1] == 64} == {False}, "a block has one tile"
-    assert not any(one[2] for one in found("n32 c128 h56 w56 k128 r3 s3 pad1 groups2 f16 nhwc"))
+    grouped = ConvProblem.parse("n32 c128 h56 w56 k128 r3 s3 pad1 groups2 f16 nhwc")
+    stays = [one for one in algorithm.configs(grouped, H200) if one.held and one.kernel != "stream"]
+    assert {one.kernel for one in stays} == {"slab", "box"}
+    assert not any(one.gather for one in stays)
 
 
 def test_a_map_is_sixteen_words_whose_first_is_an_address() -> None:

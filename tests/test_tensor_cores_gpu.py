@@ -154,15 +154,17 @@ def long_runs(algorithm: Any, problem: Any, device: Any) -> list[Any]:
 @pytest.mark.parametrize(
     "text",
     ["n8 c64 h56 w56 k200 r3 s3 pad1 f16 nhwc bias silu residual", "n6 c48 h64 w60 k130 r3 s3 pad1 bf16 nhwc bias",
-     "n8 c32 h56 w56 k136 r3 s3 pad1 tf32 nhwc bias sigmoid"],
+     "n8 c32 h56 w56 k136 r3 s3 pad1 tf32 nhwc bias sigmoid",
+     "n12 c144 h30 w30 k168 r3 s3 pad1 groups3 f16 nhwc bias relu residual"],
 )  # fmt: skip
 def test_filters_that_stay_in_several_sets(text: str) -> None:
     """Every block keeps those of its own tiles."""
     problem, device = problems.parse(text), gpu()
     kinds: dict[Any, Any] = {}
     for config in registry.get("cuda.implicit_gemm").configs(problem, device):
-        if config.held and config.kernel != "stream" and config.filters < problem.k:
-            kinds.setdefault((config.kernel, config.rows, -(-problem.k // config.filters)), config)
+        sets = -(-problem.group_k // config.filters) * problem.groups
+        if config.held and config.kernel != "stream" and 1 < sets <= 6:
+            kinds.setdefault((config.kernel, config.rows, sets), config)
     assert len(kinds) >= 4
     for config in kinds.values():
         verdict = verify.check(problem, "cuda.implicit_gemm", config, device=device)

@@ -22,7 +22,7 @@ LEAST_TAPS: Final = 3
 # Outputs of a box's line: with fewer it is mostly halo.
 LEAST_ACROSS: Final = 4
 # Sets of filters that stay beside slabs and boxes, each with its own blocks.
-MOST_SETS: Final = 8
+MOST_SETS: Final = 32
 # Registers of a thread beside its sums: in the plain kernel, and for what else it does.
 PLAIN_REGISTERS: Final = 60
 MORE_REGISTERS: Final = {
@@ -168,15 +168,15 @@ def _slabs(problem: ConvProblem, device: Device) -> list[Config]:
 def _ringed(problem: ConvProblem, config: Config, device: Device) -> list[Config]:
     """A slab or box with all filters of its tiles beside it, where a block has several of the same, and with as long a
     ring of them as there is room for."""
-    found = []
     across, tiles = geometry.tiles_of(problem, config)
     stays = replace(config, held=True, stages=geometry.steps_of(problem))
-    several = across * problem.groups > 1
-    # With groups it was 25 % slower to 2 % faster, on three layers.
-    sets = problem.groups == 1 and across <= MOST_SETS and 2 * geometry.blocks_of(problem, stays, device) <= tiles
-    if not several or sets:
-        found = [stays] if is_legal(problem, stays, device) else []
-    if found and not several:
+    sets = across * problem.groups
+    # Warps that gather take longer than the products of the short tiles that several sets leave room for.
+    wanted = sets == 1 or (
+        sets <= MOST_SETS and not config.gather and 2 * geometry.blocks_of(problem, stays, device) <= tiles
+    )
+    found = [stays] if wanted and is_legal(problem, stays, device) else []
+    if found and sets == 1:
         return found
     rings = (replace(config, stages=stages) for stages in (12, 8, 6, 4))
     return found + [one for one in rings if is_legal(problem, one, device)][:1]
