@@ -1,4 +1,4 @@
-"""Implicit GEMM without a GPU: kernels compile, geometry, refusals, predictions."""
+"""Implicit GEMM without a GPU: kernels compile, geometry, refusals."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ import pytest
 
 from tapwise import dispatch, registry, verify
 from tapwise.algorithm import Device
-from tapwise.cuda import implicit_gemm_configs as configs
 from tapwise.cuda import implicit_gemm_geometry as geometry
 from tapwise.cuda import implicit_gemm_mma, pack
-from tapwise.cuda import implicit_gemm_model as model
 from tapwise.cuda import implicit_gemm_outputs as outputs
 from tapwise.cuda.arrays import DeviceArray
 from tapwise.cuda.implicit_gemm import ImplicitGemm
@@ -118,29 +116,6 @@ def test_activations_of_many_sums_compile_without_spills_or_waits(text: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "pixels", "grain", "widths"),
-    [
-        # 57 x 57 x 32 pixels in 7, 8 and 9 waves of 132 tiles, half of them for 64 of 128 filters.
-        ("n32 c128 h56 w56 k128 r3 s3 pad1 f16 nhwc", 57 * 57 * 32, 8, (232, 200, 176)),
-        ("n4 c512 h33 w33 k256 r3 s3 pad12 dilation12 f16 nhwc", 33 * 33 * 4, 16, (144, 80)),
-        ("n1 c64 h9 w9 k64 r3 s3 pad1 f16 nhwc", 81, 16, ()),
-    ],
-)
-def test_tiles_that_fill_waves(text: str, pixels: int, grain: int, widths: tuple[int, ...]) -> None:
-    problem = ConvProblem.parse(text)
-    found = configs._filling(problem, H200, pixels, grain)
-    assert tuple(width for _, width, filters in found if filters == 64) == widths
-    for rows, width, filters in found:
-        across = -(-problem.group_k // filters)
-        tiles, more = (across * -(-pixels // one) for one in (width, width - grain))
-        # The next narrower ones would need one wave more.
-        assert rows == "filters" and -(-tiles // 132) < -(-more // 132) and width % grain == 0
-    taken = {(one.kernel, one.rows, one.pixels, one.filters) for one in ImplicitGemm().configs(problem, H200)}
-    kernel = "slab" if grain == 8 else "stream"
-    assert {(kernel, *one) for one in found if kernel == "stream" or one[2] == 64} <= taken
-
-
-@pytest.mark.parametrize(
     "text",
     [
         "n8 c104 h20 w20 k72 r5 s5 pad2 f16 nhwc bias gelu residual",
@@ -203,26 +178,6 @@ def test_geometry(text: str) -> None:
             lines, each = geometry.slab_lines(geometry.view_of(problem, config), config)
             assert lines % each == 0
             assert each % 8 == 0
-
-
-def test_filters_stay_beside_slabs_in_several_sets() -> None:
-    """Where blocks have several tiles; a ring of filters is there beside it, as its blocks may be more."""
-    algorithm = ImplicitGemm()
-
-    def found(text: str) -> set[tuple[str, int, bool]]:
-        configs = algorithm.configs(ConvProblem.parse(text), H200)
-        return {(one.kernel, one.filters, one.held) for one in configs if one.kernel != "stream"}
-
-    many = found("n32 c64 h56 w56 k128 r3 s3 pad1 f16 nhwc")
-    assert {("slab", 64, True), ("slab", 64, False), ("box", 64, True), ("box", 64, False)} <= many
-    # One set stays wherever it has a place, and then there is no ring.
-    assert {one[2] for one in found("n1 c16 h20 w20 k64 r3 s3 pad1 f16 nhwc") if one[1] == 64} == {True}
-    few = found("n1 c64 h28 w28 k512 r3 s3 pad1 f16 nhwc")
-    assert {one[2] for one in few if one[1] == 64} == {False}, "a block has one tile"
-    grouped = ConvProblem.parse("n32 c128 h56 w56 k128 r3 s3 pad1 groups2 f16 nhwc")
-    stays = [one for one in algorithm.configs(grouped, H200) if one.held and one.kernel != "stream"]
-    assert {one.kernel for one in stays} == {"slab", "box"}
-    assert not any(one.gather for one in stays)
 
 
 def test_a_map_is_sixteen_words_whose_first_is_an_address() -> None:
@@ -324,48 +279,6 @@ def test_bounds_of_tensor_cores() -> None:
     assert (np.abs(convolve(problem, *cut) - expected) <= bound).all()
     ieee = verify.expectation(problem.replace(math="3xtf32"), ImplicitGemm(), x, w)[1]
     assert not (np.abs(convolve(problem, *cut) - expected) <= ieee).all()
-
-
-def test_predictions_tell_what_they_are_made_of() -> None:
-    algorithm, problem = ImplicitGemm(), ConvProblem.parse(COMPILED[0])
-    choice = dispatch.choose(problem, H200)
-    text = algorithm.explain(problem, choice.config, H200)  # type: ignore[arg-type]
-    assert re.search(r"tiles a multiprocessor .*bound by (products|copies).*memory", text)
-    work = model.Work(
-        rows=128, columns=128, steps=36, instructions=4, stages=6, flight=2, pixel_lines=128, filter_lines=128,
-        line_bytes=128, ragged=0.0, pixel_readers=2, filter_readers=66, slab=False, held=False, gather=0,
-        outputs=128 * 128, together=1, residual=False, ahead=False, paced=False, activation=None, written=8,
-        boxes=True, tiles=132, split=1, room=1, overlapped="loop", multiprocessors=132, read_bytes=10**6,
-        written_bytes=10**6, packed_bytes=0,
-        windows=False, ordered=0, odd=False, sectors=1.0,
-    )  # fmt: skip
-    one = model.cost(work, 4280.0)
-    assert one.share == 1
-    twice = model.cost(replace(work, tiles=133), 4280.0)
-    assert twice.share == 2
-    assert 1.5 * one.us < twice.us < 2 * one.us
-    # What costs more: lines that end within pieces, windows outside, too few stages, threads that write.
-    for worse in (
-        replace(work, ragged=1.0), replace(work, stages=3), replace(work, boxes=False, written=2),
-        replace(work, packed_bytes=10**6), replace(work, residual=True), replace(work, activation="silu"),
-        replace(work, pixel_readers=1), replace(work, boxes=False, odd=True),
-    ):  # fmt: skip
-        assert model.cost(worse, 4280.0).us > one.us
-    # All filters beside a slab leave products more of shared memory's time.
-    slab = replace(work, slab=True)
-    assert model.cost(replace(slab, held=True), 4280.0).us < model.cost(slab, 4280.0).us
-    # Clusters of four do not find a place on every multiprocessor.
-    split = replace(work, tiles=32, split=4, overlapped="once")
-    assert model.cost(split, 4280.0).share == 2
-    assert model.cost(replace(split, room=2), 4280.0).share < 1.1
-
-
-def test_lines_suffer_from_where_they_begin() -> None:
-    for pixel, apart, line, wanted in (
-        (128, 128, 128, 0.0), (192, 192, 128, 0.0), (160, 160, 128, model.HALF_RAGGED), (88, 88, 128, 1.0),
-        (48, 48, 64, 1.0), (32, 96, 32, 0.0), (112, 224, 128, model.HALF_RAGGED),
-    ):  # fmt: skip
-        assert model.raggedness(pixel, apart, line) == wanted, (pixel, apart, line)
 
 
 def test_ways_to_y() -> None:

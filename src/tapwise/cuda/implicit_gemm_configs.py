@@ -170,11 +170,9 @@ def _ringed(problem: ConvProblem, config: Config, device: Device) -> list[Config
     ring of them as there is room for."""
     across, tiles = geometry.tiles_of(problem, config)
     stays = replace(config, held=True, stages=geometry.steps_of(problem))
-    sets = across * problem.groups
+    sets, blocks = across * problem.groups, geometry.blocks_of(problem, stays, device)
     # Warps that gather take longer than the products of the short tiles that several sets leave room for.
-    wanted = sets == 1 or (
-        sets <= MOST_SETS and not config.gather and 2 * geometry.blocks_of(problem, stays, device) <= tiles
-    )
+    wanted = sets == 1 or (sets <= MOST_SETS and not config.gather and 0 < 2 * blocks <= tiles)
     found = [stays] if wanted and is_legal(problem, stays, device) else []
     if found and sets == 1:
         return found

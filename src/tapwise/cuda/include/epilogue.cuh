@@ -42,7 +42,7 @@ __device__ __forceinline__ float gelu_of(float v) {
 }
 
 // The same for outputs of tensor cores, a few units of fp32's roundoff off: in few instructions, as each of them keeps the next
-// products from registers. Sums are multiplied by what the exponent needs as they are added to the bias, which costs nothing:
+// products from registers. Sums are multiplied by what the exponent needs as the bias is added, which then costs nothing:
 // silu(v) = v / (1 + 2^(s v)) = s v / (s + s 2^(s v)). One reciprocal for two silus is a function less and seven instructions
 // more, which is slower.
 template <int ACTIVATION>

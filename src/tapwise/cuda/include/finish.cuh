@@ -16,7 +16,8 @@ struct Biases {
             const int filter = i * 128 + threadIdx.x % 128;
             const bool real = filter < O::FILTERS && at.filter + filter < at.filters;
             const long long f = at.group * at.filters + at.filter + filter;
-            v[i] = real ? Element<typename O::T>::widen(static_cast<const typename O::T *>(bias)[f]) * SCALE<O::ACTIVATION> : 0.0f;
+            const typename O::T *from = static_cast<const typename O::T *>(bias) + f;
+            v[i] = real ? Element<typename O::T>::widen(*from) * SCALE<O::ACTIVATION> : 0.0f;
         }
     }
     DEVICE void share(const Place &at) const {
@@ -62,7 +63,8 @@ DEVICE unsigned staged_matrices(const Place &at, int column, int row0) {
 }
 
 // The sums of 16 columns of a round, v[4 j ..] as the matrix instruction leaves them, scaled, and their bias: `bias` of the
-// thread's two rows, where these are filters. The last eight columns of a tile may be alone: their neighbours are staged, but never written.
+// thread's two rows, where these are filters. The last eight columns of a tile may be alone: their neighbours are staged, but
+// never written.
 template <class O>
 DEVICE void biased_sums(float (&v)[8], const float (&d)[O::STEPS][O::COLUMNS / 2], const Place &at, const Round<O> &now,
                         int column, const float (&bias)[2]) {
