@@ -63,24 +63,22 @@ DEVICE unsigned staged_matrices(const Place &at, int column, int row0) {
 }
 
 // The sums of 16 columns of a round, v[4 j ..] as the matrix instruction leaves them, scaled, and their bias: `bias` of the
-// thread's two rows, where these are filters. The last eight columns of a tile may be alone: their neighbours are staged, but
-// never written.
+// thread's two rows, where these are filters. The last eight columns of a tile may be alone, and have zeros beside them.
 template <class O>
 DEVICE void biased_sums(float (&v)[8], const float (&d)[O::STEPS][O::COLUMNS / 2], const Place &at, const Round<O> &now,
                         int column, const float (&bias)[2]) {
-    constexpr int N = O::COLUMNS / 2;
 #pragma unroll
     for (int i = 0; i < 8; i += 4) {
+        const bool real = now.reaches(column + i * 2);
         float added[2] = {};
-        if constexpr (O::BIAS && !O::SWAP) {
-            const Piece<8> two = load_shared<8>(at.bias + (now.filter0 + column + i / 4 * 8 + threadIdx.x % 4 * 2) * 4);
+        if (O::BIAS && !O::SWAP && real) {
+            const Piece<8> two = load_shared<8>(at.bias + (now.filter0 + column + i * 2 + threadIdx.x % 4 * 2) * 4);
             added[0] = __uint_as_float(two.v[0]), added[1] = __uint_as_float(two.v[1]);
         }
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            const int from = (now.group * 64 + column) / 2 + i + e;
-            v[i + e] = (from < N ? d[now.step][from < N ? from : 0] : 0.0f) * SCALE<O::ACTIVATION>;
-            if constexpr (O::BIAS) v[i + e] += O::SWAP ? bias[e / 2] : added[e % 2];
+            v[i + e] = real ? d[now.step][real ? (now.group * 64 + column) / 2 + i + e : 0] * SCALE<O::ACTIVATION> : 0.0f;
+            if (O::BIAS && real) v[i + e] += O::SWAP ? bias[e / 2] : added[e % 2];
         }
     }
 }
@@ -109,6 +107,7 @@ DEVICE void stage_round(unsigned (&words)[ROUND_MATRICES][4], const float (&d)[O
 #pragma unroll
     for (int j = 0; j < ROUND_MATRICES; ++j) {
         if (!now.reaches(j * MATRICES)) continue;
+        const bool whole = now.reaches(j * MATRICES + 8);
         float v[8];
         biased_sums<O>(v, d, at, now, j * MATRICES, bias);
         if constexpr (sizeof(T) == 2) {
@@ -121,7 +120,8 @@ DEVICE void stage_round(unsigned (&words)[ROUND_MATRICES][4], const float (&d)[O
                             SCALE<O::ACTIVATION>;
             }
 #pragma unroll
-            for (int i = 0; i < 4; ++i) words[j][i] = activated_scaled<T, O::ACTIVATION>(v[2 * i], v[2 * i + 1]);
+            for (int i = 0; i < 4; ++i)
+                words[j][i] = i < 2 || whole ? activated_scaled<T, O::ACTIVATION>(v[2 * i], v[2 * i + 1]) : 0;
             if (!AT_ONCE<O>) store_matrices<O::TURNED>(address, words[j]);
         } else {
             unsigned address[8];
@@ -130,11 +130,13 @@ DEVICE void stage_round(unsigned (&words)[ROUND_MATRICES][4], const float (&d)[O
                 const int r = row0 + threadIdx.x % 32 / 4 + i % 4 / 2 * 8;
                 const int c = j * MATRICES + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
                 address[i] = O::TURNED ? staged<O>(at.staging, c, r) : staged<O>(at.staging, r, c);
-                if constexpr (O::RESIDUAL) v[i] += __uint_as_float(load_shared<4>(address[i]).v[0]) * SCALE<O::ACTIVATION>;
+                if (O::RESIDUAL && (i < 4 || whole))
+                    v[i] += __uint_as_float(load_shared<4>(address[i]).v[0]) * SCALE<O::ACTIVATION>;
             }
 #pragma unroll
             for (int i = 0; i < 8; ++i)
-                store_shared<4>(address[i], Piece<4>{{__float_as_uint(activated_scaled<O::ACTIVATION>(v[i]))}});
+                if (i < 4 || whole)
+                    store_shared<4>(address[i], Piece<4>{{__float_as_uint(activated_scaled<O::ACTIVATION>(v[i]))}});
         }
     }
     if constexpr (sizeof(T) == 2 && AT_ONCE<O>)
