@@ -62,6 +62,8 @@ def some(problem: ConvProblem, device: Device = H200) -> list[Config]:
             config.bundle,
             config.held,
             config.unfold,
+            config.line,
+            config.slabs,
         )
         kinds.setdefault(kind, config)
     return list(kinds.values())
@@ -218,7 +220,7 @@ def test_ways_to_y() -> None:
                     assert many or (config.kernel, config.rows) == ("slab", "filters")
                 else:
                     assert (config.kernel, config.warpgroups) == ("stream", 2)
-                    assert rounds <= 2 and geometry.steps_of(problem) >= outputs.LEAST_STEPS
+                    assert rounds <= 2 and geometry.steps_of(problem, config) >= outputs.LEAST_STEPS
                 delivered.add((config.kernel, config.turns))
                 assert count == max(2, min(rounds, outputs.MOST_STAGINGS))
             elif not order:

@@ -64,6 +64,30 @@ def test_filters_stay_beside_slabs_in_several_sets() -> None:
         assert all(geometry.blocks_of(wide, one, device) > 0 for one in algorithm.configs(wide, device))
 
 
+def test_slabs_of_few_taps_and_of_half_lines() -> None:
+    """Of windows of few taps there are more slabs than two where there is room; lines are halved where that leaves out
+    the half of a chunk that has no channels, by the copy engine only."""
+    algorithm = ImplicitGemm()
+
+    def slabs(text: str) -> list[geometry.Config]:
+        return [one for one in algorithm.configs(ConvProblem.parse(text), H200) if one.slabs]
+
+    assert {one.slabs for one in slabs("n32 c80 h20 w20 k80 r3 s3 pad1 f16 nhwc")} == {2}
+    few = slabs("n32 c80 h1 w3000 k512 r1 s3 pad0x1 f16 nhwc")
+    assert max(one.slabs for one in few if one.line) == 4 and {one.slabs for one in few if not one.line} == {2, 3}
+    # No more than two where they would leave fewer than eight stages for filters that do not stay.
+    assert all(one.slabs == 2 for one in few if not one.held and one.stages < 8)
+    for text, halved in (
+        ("n32 c96 h20 w20 k80 r3 s3 pad1 f16 nhwc", True), ("n32 c104 h20 w20 k80 r3 s3 pad1 f16 nhwc", False),
+        ("n32 c64 h20 w20 k80 r3 s3 pad1 f16 nhwc", False), ("n32 c40 h20 w20 k80 r3 s3 pad1 f16 nhwc", False),
+        ("n32 c96 h20 w20 k80 r3 s3 pad1 groups2 f16 nhwc", False), ("n32 c40 h20 w20 k80 r3 s3 pad1 tf32 nhwc", True),
+        ("n32 c40 h20 w20 k80 r3 s3 pad1 3xtf32 nhwc", False), ("n32 c80 h20 w20 k80 r3 s3 pad1 f16", True),
+    ):  # fmt: skip
+        found = slabs(text)
+        assert {one.line for one in found} == ({0, 64} if halved else {0}), text
+        assert all(not one.gather for one in found if one.line)
+
+
 def test_predictions_tell_what_they_are_made_of() -> None:
     algorithm, problem = ImplicitGemm(), ConvProblem.parse("n32 c64 h56 w56 k64 r3 s3 pad1 f16 nhwc")
     choice = dispatch.choose(problem, H200)
@@ -71,7 +95,8 @@ def test_predictions_tell_what_they_are_made_of() -> None:
     assert re.search(r"tiles a multiprocessor .*bound by (products|copies).*memory", text)
     work = model.Work(
         rows=128, columns=128, steps=36, instructions=4, stages=6, flight=2, pixel_lines=128, filter_lines=128,
-        line_bytes=128, ragged=0.0, pixel_readers=2, filter_readers=66, slab=False, held=False, gather=0,
+        line_bytes=128, parted=False, taps=9, slabs=0, ragged=0.0, pixel_readers=2, filter_readers=66, slab=False,
+        held=False, gather=0,
         outputs=128 * 128, together=1, residual=False, ahead=False, paced=False, activation=None, written=8,
         boxes=True, tiles=132, split=1, room=1, overlapped="loop", multiprocessors=132, read_bytes=10**6,
         written_bytes=10**6, packed_bytes=0,
@@ -90,8 +115,13 @@ def test_predictions_tell_what_they_are_made_of() -> None:
     ):  # fmt: skip
         assert model.cost(worse, 4280.0).us > one.us
     # All filters beside a slab leave products more of shared memory's time.
-    slab = replace(work, slab=True)
+    slab = replace(work, slab=True, slabs=2, pixel_lines=16)
     assert model.cost(replace(slab, held=True), 4280.0).us < model.cost(slab, 4280.0).us
+    # The next slab comes while the taps of those before it are multiplied: many, or of several slabs.
+    few = replace(slab, taps=3, columns=32)
+    assert model.cost(few, 4280.0).us > 1.1 * model.cost(replace(few, slabs=3), 4280.0).us
+    assert model.cost(few, 4280.0).us > 1.1 * model.cost(replace(few, taps=9), 4280.0).us
+    assert model.cost(replace(slab, slabs=3), 4280.0).us == model.cost(slab, 4280.0).us
     # Clusters of four do not find a place on every multiprocessor.
     split = replace(work, tiles=32, split=4, overlapped="once")
     assert model.cost(split, 4280.0).share == 2

@@ -171,6 +171,24 @@ def test_filters_that_stay_in_several_sets(text: str) -> None:
         assert verdict, f"{config}: {verdict.message}"
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["n8 c80 h33 w30 k96 r3 s3 pad1 f16 nhwc bias relu", "n6 c144 h28 w31 k88 r3 s3 pad1 bf16 nhwc bias silu residual",
+     "n8 c96 h1 w1111 k200 r1 s3 pad0x1 groups2 tf32 nhwc residual", "n4 c72 h30 w29 k40 r5 s1 pad2x0 f16 bias",
+     "n8 c64 h40 w44 k128 r3 s1 pad1x0 dilation2x1 f16 nhwc residual", "n5 c90 h21 w22 k33 r2 s2 bf16 nhwc"],
+)  # fmt: skip
+def test_slabs_of_few_taps_and_of_half_lines(text: str) -> None:
+    problem, device = problems.parse(text), gpu()
+    kinds: dict[Any, Any] = {}
+    for config in registry.get("cuda.implicit_gemm").configs(problem, device):
+        if config.line or config.slabs > 2:
+            kinds.setdefault((config.kernel, config.rows, config.slabs, config.line, config.held), config)
+    assert len(kinds) >= 4
+    for config in kinds.values():
+        verdict = verify.check(problem, "cuda.implicit_gemm", config, device=device)
+        assert verdict, f"{config}: {verdict.message}"
+
+
 @pytest.mark.parametrize("text", MANY_TILES)
 def test_tensor_cores_with_many_tiles_a_block(text: str) -> None:
     """What a tile stages may not overtake what the one before it still writes."""

@@ -106,7 +106,7 @@ class ImplicitGemm(Algorithm[Config]):
         problem = geometry.view_of(problem, config)
         rows, columns = geometry.sides_of(config)
         columns //= config.bundle
-        chunks, line = geometry.chunks_of(problem), geometry.span(problem)
+        chunks, line = geometry.chunks_of(problem, config), geometry.line_bytes(problem, config)
         slab = config.kernel != "stream"
         pixel_lines: float = config.pixels
         if slab:
@@ -127,11 +127,12 @@ class ImplicitGemm(Algorithm[Config]):
         needed = outputs.shared_bytes(problem, config) + 1024
         room = 1 if config.warpgroups == 2 else (device.shared_bytes + 1024) // needed
         work = model.Work(
-            rows=rows, columns=columns, steps=-(-geometry.steps_of(problem) // config.split),
-            instructions=((chunks - 1) * line / geometry.STEP_BYTES + geometry.last_steps(problem)) / chunks,
+            rows=rows, columns=columns, steps=-(-geometry.steps_of(problem, config) // config.split),
+            instructions=((chunks - 1) * line / geometry.STEP_BYTES + geometry.last_steps(problem, config)) / chunks,
             stages=config.stages,
             flight=2 if config.turns or config.warpgroups == 1 else 1, pixel_lines=pixel_lines,
-            filter_lines=filter_lines, line_bytes=line, ragged=model.raggedness(pixel, apart, line),
+            filter_lines=filter_lines, line_bytes=line, parted=config.line > 0, taps=prod(problem.kernel),
+            slabs=config.slabs, ragged=model.raggedness(pixel, apart, line),
             pixel_readers=min(across, device.threads),
             filter_readers=max(1.0, min(device.threads / across / problem.groups, high)), slab=slab,
             held=config.held, gather=config.gather, outputs=config.pixels * config.filters,
@@ -175,8 +176,8 @@ class ImplicitGemm(Algorithm[Config]):
         problem = geometry.view_of(problem, config)
         words = (
             pack.TYPES[problem.dtype], config.rows == "filters", config.pixels, config.filters, config.warpgroups,
-            config.turns, config.stages, config.split, geometry.span(problem), config.bundle,
-            geometry.last_steps(problem), geometry.has_groups(problem), outputs.written_of(problem, config),
+            config.turns, config.stages, config.split, geometry.line_bytes(problem, config), config.bundle,
+            geometry.last_steps(problem, config), geometry.has_groups(problem), outputs.written_of(problem, config),
             outputs.boxes_of(problem, config), outputs.stagings_of(problem, config),
             outputs.order_of(problem, config), problem.layout == "nchw", problem.bias,
             problem.residual * (1 + outputs.is_delivered(problem, config)),
@@ -210,15 +211,15 @@ class ImplicitGemm(Algorithm[Config]):
         packed, source = geometry.is_packed(problem, config), self.source(problem, config)
         base, problem = geometry.unfolded(problem, config.unfold), geometry.view_of(problem, config)
         rows = pack.filter_rows(base, outputs.order_of(problem, config))
-        filters = geometry.map_w(base, config.filters, rows)
+        filters = geometry.map_w(base, config, rows)
         fields = plans.window_fields(problem) | {"group_c": problem.group_c}
         tiles_f, tiles = geometry.tiles_of(problem, config)
-        chunks = geometry.chunks_of(problem)
+        chunks = geometry.chunks_of(problem, config)
         names = GEMM if config.kernel == "stream" else SLAB
         mine = {
             "pixels": problem.n * prod(problem.output), "filters": problem.group_k, "tiles_f": tiles_f, "tiles": tiles,
             "taps_w": problem.kernel[1], "chunks": chunks * (3 if problem.math == "3xtf32" else 1),
-            "part_chunks": chunks, "steps": geometry.steps_of(problem),
+            "part_chunks": chunks, "steps": geometry.steps_of(problem, config),
         }  # fmt: skip
         lines = config.pixels
         if config.kernel == "slab":
@@ -237,7 +238,8 @@ class ImplicitGemm(Algorithm[Config]):
         mine = {name: value for name, value in (fields | mine).items() if name in names}
         blocks = geometry.blocks_of(problem, config, device)
         slab = config.kernel == "slab"
-        maps = {"x": geometry.map_x(problem, lines, packed, slab, box), "w": filters}
+        line = geometry.line_bytes(problem, config)
+        maps = {"x": geometry.map_x(problem, line, lines, packed, slab, box), "w": filters}
         if config.gather:
             # Not used, but a struct has a place for it.
             del maps["x"]

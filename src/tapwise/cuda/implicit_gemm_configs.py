@@ -19,6 +19,8 @@ from tapwise.problem import ConvProblem
 
 # Taps for which a slab is kept: as many products are under way as there may be, and one.
 LEAST_TAPS: Final = 3
+# Taps whose products take as long as the next slab needs to come; with fewer there are more than two slabs.
+MANY_TAPS: Final = 7
 # Outputs of a box's line: with fewer it is mostly halo.
 LEAST_ACROSS: Final = 4
 # Sets of filters that stay beside slabs and boxes, each with its own blocks.
@@ -115,8 +117,8 @@ def _boxes(problem: ConvProblem, device: Device) -> list[Config]:
             lines = (down + problem.reach[0] - 1) * wide
             if wide <= geometry.MOST_LINES and down + problem.reach[0] - 1 <= geometry.MOST_LINES:
                 widths[across] = tiles * (pixels + lines)
-        for across in sorted(widths, key=lambda one: widths[one])[:2]:
-            config = Config("box", rows, pixels, filters, 2, True, 0, slabs=2, across=across)
+        for across, line in product(sorted(widths, key=lambda one: widths[one])[:2], _lines(problem)):
+            config = Config("box", rows, pixels, filters, 2, True, 0, across=across, line=line)
             found += _ringed(problem, config, device)
     return found
 
@@ -157,10 +159,11 @@ def _slabs(problem: ConvProblem, device: Device) -> list[Config]:
     found: list[Config] = []
     filling = _filling(problem, device, problem.n * prod(geometry.padded(problem)), 8)
     tiles = dict.fromkeys((*_tiles(problem), *LONG_TILES, *filling))
-    for (rows, pixels, filters), pieces in product(tiles, _pieces(problem)):
-        if filters > (256 if rows == "pixels" else 64):
+    for (rows, pixels, filters), pieces, line in product(tiles, _pieces(problem), _lines(problem)):
+        # Warps that gather would have the same pieces to copy.
+        if filters > (256 if rows == "pixels" else 64) or (pieces and line):
             continue
-        config = Config("slab", rows, pixels, filters, 2, True, 0, slabs=2, gather=pieces)
+        config = Config("slab", rows, pixels, filters, 2, True, 0, gather=pieces, line=line)
         found += _ringed(problem, config, device)
     return found
 
@@ -169,20 +172,25 @@ def _ringed(problem: ConvProblem, config: Config, device: Device) -> list[Config
     """A slab or box with all filters of its tiles beside it, where a block has several of the same, and with as long a
     ring of them as there is room for."""
     across, tiles = geometry.tiles_of(problem, config)
-    stays = replace(config, held=True, stages=geometry.steps_of(problem))
-    sets, blocks = across * problem.groups, geometry.blocks_of(problem, stays, device)
+    most = 2 if prod(problem.kernel) >= MANY_TAPS else 4 if config.line else 3
+    stays = [
+        replace(config, held=True, stages=geometry.steps_of(problem, config), slabs=count)
+        for count in range(most, 1, -1)
+    ]
+    sets, blocks = across * problem.groups, geometry.blocks_of(problem, stays[0], device)
     # Warps that gather take longer than the products of the short tiles that several sets leave room for.
     wanted = sets == 1 or (sets <= MOST_SETS and not config.gather and 0 < 2 * blocks <= tiles)
-    found = [stays] if wanted and is_legal(problem, stays, device) else []
+    found = [one for one in stays if wanted and is_legal(problem, one, device)][:1]
     if found and sets == 1:
         return found
-    rings = (replace(config, stages=stages) for stages in (12, 8, 6, 4))
+    lengths = [(count, stages) for count in range(most, 1, -1) for stages in (12, 8, 6, 4) if count == 2 or stages >= 8]
+    rings = (replace(config, slabs=count, stages=stages) for count, stages in lengths)
     return found + [one for one in rings if is_legal(problem, one, device)][:1]
 
 
 def _staged(problem: ConvProblem, config: Config, device: Device) -> Config | None:
     """The config with as many stages as there is room for, up to all steps of a block."""
-    steps = -(-geometry.steps_of(problem) // config.split)
+    steps = -(-geometry.steps_of(problem, config) // config.split)
     if config.split == 1:
         steps *= -(-geometry.tiles_of(problem, config)[1] // (device.threads * config.resident))
     for stages in range(min(8, max(3, steps)), 2, -1):
@@ -216,7 +224,7 @@ def is_legal(problem: ConvProblem, config: Config, device: Device) -> bool:
     share, rest = divmod(height // 64, 1 if config.turns else config.warpgroups)
     return (
         outputs.shared_bytes(problem, config) <= room
-        and geometry.steps_of(problem) >= config.split
+        and geometry.steps_of(problem, config) >= config.split
         and share >= 1 and rest == 0
         and share * width // 2 + others <= registers
     )  # fmt: skip
@@ -241,6 +249,13 @@ def _filling(problem: ConvProblem, device: Device, pixels: int, grain: int) -> l
         widths = (-(-one // grain) * grain for one in each)
         found += [("filters", one, filters) for one in widths if LEAST_FILLING <= one <= MOST_COLUMNS][:3]
     return found
+
+
+def _lines(problem: ConvProblem) -> list[int]:
+    """Lengths of a slab's lines: as `span` has them (0), and half where the last would be half empty. Parts of 3xtf32
+    begin with a whole line."""
+    whole, rest = divmod(problem.group_c * pack.SIZES[problem.dtype], LINE_BYTES)
+    return [0, LINE_BYTES // 2] if whole and 0 < rest <= LINE_BYTES // 2 and problem.math != "3xtf32" else [0]
 
 
 def _pieces(problem: ConvProblem) -> list[int]:

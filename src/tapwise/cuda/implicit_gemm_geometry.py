@@ -30,7 +30,8 @@ class Config(BaseConfig):
     share gemm_k; `resident` blocks of a multiprocessor: as many as there is room for take the tiles in turns, or a
     cluster a tile where gemm_k is split. `held`: the filters stay in shared memory; `slabs` there; `gather`: bytes
     of the pieces in which warps copy x, 0 for the copy engine; `bundle`: groups whose channels share a line;
-    `across`: outputs of a line of a box; `unfold`: last axes whose taps are packed side by side first."""
+    `across`: outputs of a line of a box; `unfold`: last axes whose taps are packed side by side first; `line`: bytes of
+    a line of channels in shared memory, 0 for `span`."""
 
     kernel: str
     rows: str
@@ -47,6 +48,7 @@ class Config(BaseConfig):
     bundle: int = 1
     across: int = 0
     unfold: int = 0
+    line: int = 0
 
 
 def folded(problem: ConvProblem) -> ConvProblem:
@@ -128,6 +130,11 @@ def span(problem: ConvProblem) -> int:
     return next((line for line in (32, 64) if size <= line), LINE_BYTES)
 
 
+def line_bytes(problem: ConvProblem, config: Config) -> int:
+    """Bytes of a line of channels as a config keeps them in shared memory."""
+    return config.line or span(problem)
+
+
 def is_packed(problem: ConvProblem, config: Config) -> bool:
     """Whether x has to be brought into another order first."""
     if config.unfold:
@@ -175,9 +182,11 @@ def slab_lines(problem: ConvProblem, config: Config) -> tuple[int, int]:
     return copies * each, each
 
 
-def map_x(problem: ConvProblem, lines: int, packed: bool, slab: bool = False, box: tuple[int, ...] = ()) -> TensorMap:
-    """x as packed, or as it lies; `lines` pixels a copy; pixels of all windows, or of the padded image for a
-    slab."""
+def map_x(
+    problem: ConvProblem, line: int, lines: int, packed: bool, slab: bool = False, box: tuple[int, ...] = ()
+) -> TensorMap:
+    """x as packed, or as it lies; `lines` pixels a copy, `line` bytes of each; pixels of all windows, or of the padded
+    image for a slab."""
     size, (h, w) = pack.SIZES[problem.dtype], problem.spatial
     five = has_groups(problem)
     channels = pack.wide(problem) if packed else problem.group_c
@@ -193,46 +202,47 @@ def map_x(problem: ConvProblem, lines: int, packed: bool, slab: bool = False, bo
     corners = corners_of(problem)
     if box:
         ones = (1,) * (len(sizes) - 3)
-        return TensorMap(kind, sizes, strides, (span(problem) // size, *box, *ones), line_bytes=span(problem))
+        return TensorMap(kind, sizes, strides, (line // size, *box, *ones), line_bytes=line)
     if slab:
         upper = [max(0, after - before) for before, after in problem.padding[::-1]]
         corners = corners[0], (*upper, 0) if five else tuple(upper)
-    return TensorMap(kind, sizes, strides, (span(problem) // size, lines), corners, steps, span(problem))
+    return TensorMap(kind, sizes, strides, (line // size, lines), corners, steps, line)
 
 
 def filter_line(problem: ConvProblem) -> int:
-    """Channels of a tap's part of the packed filters: whole chunks, which the copy engine takes faster; where taps
-    side by side are seen as channels, no more than there are."""
+    """Channels of a tap's part of the packed filters: whole chunks of `span`, which the copy engine takes faster; where
+    taps side by side are seen as channels, no more than there are. All configs have the same packed filters."""
     if folded(problem) is not problem:
         return problem.group_c
-    return chunks_of(problem) * (span(problem) // pack.SIZES[problem.dtype])
+    line, size = span(problem), pack.SIZES[problem.dtype]
+    return -(-problem.group_c * size // line) * line // size
 
 
-def map_w(problem: ConvProblem, lines: int, rows: int) -> TensorMap:
-    """The packed filters, of which a view of the problem may see fewer taps: `rows` of them, `lines` a copy."""
+def map_w(problem: ConvProblem, config: Config, rows: int) -> TensorMap:
+    """The packed filters, of which a view of the problem may see fewer taps: `rows` of them, a tile's a copy."""
     size, seen = pack.SIZES[problem.dtype], folded(problem)
-    line = filter_line(problem) * (3 if problem.math == "3xtf32" else 1) * problem.kernel[1] // seen.kernel[1]
-    problem = seen
-    taps = prod(problem.kernel)
+    along = filter_line(problem) * (3 if problem.math == "3xtf32" else 1) * problem.kernel[1] // seen.kernel[1]
+    line, taps = line_bytes(seen, config), prod(seen.kernel)
     return TensorMap(
-        problem.dtype, (line, taps, rows), (line * size, line * taps * size),
-        (span(problem) // size, 1, lines), line_bytes=span(problem),
+        seen.dtype, (along, taps, rows), (along * size, along * taps * size), (line // size, 1, config.filters),
+        line_bytes=line,
     )  # fmt: skip
 
 
-def chunks_of(problem: ConvProblem) -> int:
+def chunks_of(problem: ConvProblem, config: Config) -> int:
     """Lines that a group's channels fill."""
-    return -(-problem.group_c * pack.SIZES[problem.dtype] // span(problem))
+    return -(-problem.group_c * pack.SIZES[problem.dtype] // line_bytes(problem, config))
 
 
-def steps_of(problem: ConvProblem) -> int:
+def steps_of(problem: ConvProblem, config: Config) -> int:
     """Steps of gemm_k: chunks of all taps and parts."""
-    return prod(problem.kernel) * chunks_of(problem) * (3 if problem.math == "3xtf32" else 1)
+    return prod(problem.kernel) * chunks_of(problem, config) * (3 if problem.math == "3xtf32" else 1)
 
 
-def last_steps(problem: ConvProblem) -> int:
+def last_steps(problem: ConvProblem, config: Config) -> int:
     """The instruction's steps in a tap's last chunk of channels."""
-    rest = problem.group_c * pack.SIZES[problem.dtype] - (chunks_of(problem) - 1) * span(problem)
+    before = (chunks_of(problem, config) - 1) * line_bytes(problem, config)
+    rest = problem.group_c * pack.SIZES[problem.dtype] - before
     return -(-rest // STEP_BYTES)
 
 

@@ -22,9 +22,15 @@ CYCLES_US: Final = 1700.0
 LEAST_PRODUCT, LEAST_COLUMN = 16.2, 0.324
 # Copying a line of pixels (stream, slab) and one of filters; more for lines that begin and end within sectors of L2; of
 # half the length the same times so much (stream, slab); bytes that arrive in a cycle; a piece that warps gather.
-STREAM_LINE, SLAB_LINE, FILTER_LINE, RAGGED_LINE = 2.13, 8.74, 1.2, 1.72
-NARROW, SLAB_NARROW = 0.822, 0.546
-FEED_BYTES, PIECE = 84.6, 1.83
+STREAM_LINE, SLAB_LINE, FILTER_LINE, RAGGED_LINE = 2.13, 6.04, 1.2, 1.66
+NARROW, SLAB_NARROW = 0.822, 0.603
+FEED_BYTES, PIECE = 84.6, 1.58
+# Lines of a slab that are a part of a pixel's channels, and more for those that begin and end within sectors.
+PARTED, PARTED_RAGGED = 0.78, 3.65
+# From a slab's being free to the next one's bytes.
+SLAB_LATENCY: Final = 1255.0
+# How much of the first slab's copy a launch waits for, nothing being there to multiply.
+FIRST_SLAB: Final = 0.359
 # From a copy's begin to its bytes, and how much of its own time is added: what stages are there to hide, short of those
 # that are multiplied.
 OWN_COPY: Final = 0.816
@@ -33,13 +39,13 @@ LATENCY, FREE_STAGES, TURNS_STAGES = 572.0, 0.292, 1.54
 ALONE: Final = 617.0
 # What a step costs besides (stream, slab, slab with all filters beside it); a launch's beginning, and more of it where
 # warpgroups take turns.
-STEP, SLAB_STEP, HELD_STEP, BEGIN, BEGIN_TURNS, BEGIN_SLAB = 65.2, 67.1, 43.0, 1703.0, 623.0, 1094.0
+STEP, SLAB_STEP, HELD_STEP, BEGIN, BEGIN_TURNS, BEGIN_SLAB = 65.2, 67.1, 41.7, 1703.0, 623.0, 433.0
 # From the last products of a tile to the first of the other warpgroup's.
 TURN: Final = 175.0
 # What a tile waits for beside the block that shares its multiprocessor.
 CHAIN: Final = 500.0
 # A tile's way to y, and each of its outputs: by threads (stream, slab), and by the copy engine.
-FINISH, OUTPUT, SLAB_FINISH, SLAB_OUTPUT, BOX_FINISH, BOX_OUTPUT = 1124.0, 0.0653, 170.0, 0.181, 1403.0, 0.0812
+FINISH, OUTPUT, SLAB_FINISH, SLAB_OUTPUT, BOX_FINISH, BOX_OUTPUT = 1124.0, 0.0653, 170.0, 0.181, 1479.0, 0.0885
 # The same straight from registers, 16 bytes at a time.
 ORDERED_FINISH, ORDERED_OUTPUT = 543.0, 0.0852
 # Two bytes at a time from registers, through shared memory, and there by two warpgroups that share a tile, whose lines
@@ -102,6 +108,9 @@ class Work:
     pixel_lines: float
     filter_lines: float
     line_bytes: int
+    parted: bool
+    taps: int
+    slabs: int
     ragged: float
     pixel_readers: float
     filter_readers: float
@@ -171,8 +180,11 @@ def cost(work: Work, gbps: float) -> Cost:
         lines = work.pixel_lines * work.line_bytes / work.gather * PIECE
     else:
         halved = log2(LINE_BYTES / work.line_bytes)
-        each = SLAB_LINE * SLAB_NARROW**halved if work.slab else STREAM_LINE * NARROW**halved
-        each += RAGGED_LINE * work.ragged
+        if work.slab:
+            each = SLAB_LINE * (PARTED if work.parted else SLAB_NARROW**halved)
+        else:
+            each = STREAM_LINE * NARROW**halved
+        each += (PARTED_RAGGED if work.parted else RAGGED_LINE) * work.ragged
         lines = work.pixel_lines * each
     lines += work.filter_lines * FILTER_LINE
     copies = max(lines, (work.pixel_lines + work.filter_lines) * work.line_bytes / FEED_BYTES)
@@ -185,6 +197,10 @@ def cost(work: Work, gbps: float) -> Cost:
         copies = max(copies, (LATENCY + OWN_COPY * copies) / max(work.stages - work.flight + free, 0.3))
     step = (HELD_STEP if work.held else SLAB_STEP) if work.slab else STEP
     main = work.steps * (max(product, copies) + step)
+    if work.slab and not work.gather:
+        # A slab comes while those before it are multiplied.
+        alone = SLAB_LATENCY + work.taps * (copies + product + step)
+        main = max(main, work.steps / work.taps * alone / work.slabs)
     outputs = work.outputs / work.together
     if work.split > 1:
         finish = EXCHANGE + outputs * (EXCHANGED_ODD if work.odd else EXCHANGED)
@@ -211,7 +227,7 @@ def cost(work: Work, gbps: float) -> Cost:
     both = share * max(turn, (turn + finish + waits) / 2)
     begin = BEGIN + (ALONE if work.room == 1 else 0.0)
     follow = {
-        "turns": both + finish / 2 + (BEGIN_SLAB if work.slab else BEGIN_TURNS),
+        "turns": both + finish / 2 + (BEGIN_SLAB + FIRST_SLAB * work.taps * copies if work.slab else BEGIN_TURNS),
         "resident": both + finish,
         "loop": share * (main + finish),
         "once": share * main + ceil(share) * finish,

@@ -95,7 +95,7 @@ def is_delivered(problem: ConvProblem, config: Config) -> bool:
     if config.kernel == "stream" and config.turns:
         wanted = prod(geometry.sides_of(config)) // 128 > MOST_BEGUN
     elif config.kernel == "stream":
-        wanted = config.warpgroups == 2 and rounds_of(config) <= 2 and geometry.steps_of(problem) >= LEAST_STEPS
+        wanted = config.warpgroups == 2 and rounds_of(config) <= 2 and geometry.steps_of(problem, config) >= LEAST_STEPS
     else:
         wanted = config.kernel == "slab"
     return problem.residual and whole and wanted and not config.gather and not order_of(problem, config)
@@ -158,9 +158,9 @@ def map_residual(problem: ConvProblem, config: Config) -> TensorMap:
 
 def shared_bytes(problem: ConvProblem, config: Config) -> int:
     """The ring or the split sums, the staging part, the tables of places, barriers, and what aligns them."""
-    line = geometry.span(problem)
+    line = geometry.line_bytes(problem, config)
     filters = config.filters * line // config.bundle
-    kept = geometry.steps_of(problem) if config.held else config.stages
+    kept = geometry.steps_of(problem, config) if config.held else config.stages
     ring = config.stages * config.pixels * line + kept * filters + (2048 if config.held else 0)
     if config.kernel != "stream":
         lines, behind = geometry.slab_lines(problem, config)
