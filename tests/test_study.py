@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from tapwise.cli import app
@@ -93,6 +95,21 @@ def test_a_page_needs_nothing_else(tmp_path: Path) -> None:
         "| --- | --- |",
         "| 10 | 40 |",
     ]
+
+
+@pytest.mark.parametrize(("width", "parts"), [(300, 1), (200, 2), (100, 4), (40, 10)])
+def test_wide_tables_fall_into_parts(width: int, parts: int) -> None:
+    """No figure and no word of a name is broken; the first column is in each part."""
+    names = [f"name{number}ofsomelength and more" for number in range(10)]
+    layer = "n32 c64 h56 w56 k64 r3 s3 pad1"
+    findings = example()
+    findings.tables.append(Table("times", ("layer", *names), ((layer, *(f"{n}23.4 us" for n in range(10))),)))
+    console = Console(width=width, record=True, file=io.StringIO())
+    show.print_findings(console, findings)
+    text = console.export_text()
+    assert text.count("times") == text.count("layer") == parts and text.count("continued") == parts - 1
+    for number in range(10):
+        assert f"name{number}ofsomelength" in text and f"{number}23.4 us" in text
 
 
 def test_documents_take_tables_of_studies(tmp_path: Path) -> None:

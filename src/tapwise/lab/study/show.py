@@ -35,12 +35,18 @@ def print_findings(console: Console, findings: Findings) -> None:
     console.print(f"\n{findings.title}", style="bold")
     console.print(findings.device, style="dim", highlight=False)
     for table in findings.tables:
-        grid = Grid(title=table.title, title_justify="left", title_style="", box=SIMPLE_HEAD, pad_edge=False)
-        for number, name in enumerate(table.head):
-            grid.add_column(name, justify="left" if number == 0 else "right", overflow="fold")
-        for line in table.lines:
-            grid.add_row(*line)
-        console.print(grid)
+        for part, columns in enumerate(_parts(table, console.width)):
+            title = table.title + (", continued" if part else "")
+            grid = Grid(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, pad_edge=False)
+            for number in columns:
+                figures = number > 0
+                grid.add_column(
+                    table.head[number], justify="right" if figures else "left", overflow="fold",
+                    min_width=_least(table, number) if figures else None,
+                )  # fmt: skip
+            for line in table.lines:
+                grid.add_row(*(line[number] for number in columns))
+            console.print(grid)
     for one in findings.conclusions:
         console.print(f"[{one.source}] {one.text}: {WORDS[one.holds]}", style=STYLES[one.holds], markup=False)
         console.print(f"    {one.figures}", style="dim", highlight=False, markup=False)
@@ -49,6 +55,26 @@ def print_findings(console: Console, findings: Findings) -> None:
     wrong = sum(1 for row in findings.rows if row.time_us is not None and not row.verified)
     if wrong:
         console.print(f"{wrong} of {len(findings.rows)} rows are NOT verified", style="bold red")
+
+
+def _least(table: Table, number: int) -> int:
+    """Characters of a column whose figures are on one line, and its name's words whole."""
+    return max(len(text) for text in (*table.head[number].split(), *(line[number] for line in table.lines)))
+
+
+def _parts(table: Table, width: int) -> list[list[int]]:
+    """The columns of each of the tables into which a wide one falls, the first column in all of them."""
+    longest = max(len(line[0]) for line in (table.head, *table.lines))
+    first = min(longest, width // 3)
+    parts, used = [[0]], first
+    for number in range(1, len(table.head)):
+        needed = _least(table, number) + 3
+        if used + needed > width and len(parts[-1]) > 1:
+            parts.append([0])
+            used = first
+        parts[-1].append(number)
+        used += needed
+    return parts
 
 
 def picture(chart: Chart) -> bytes:
