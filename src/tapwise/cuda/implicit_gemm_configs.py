@@ -183,6 +183,7 @@ def _ringed(problem: ConvProblem, config: Config, device: Device) -> list[Config
     found = [one for one in stays if wanted and is_legal(problem, one, device)][:1]
     if found and sets == 1:
         return found
+    # A third slab is not worth a ring of fewer than eight stages.
     lengths = [(count, stages) for count in range(most, 1, -1) for stages in (12, 8, 6, 4) if count == 2 or stages >= 8]
     rings = (replace(config, slabs=count, stages=stages) for count, stages in lengths)
     return found + [one for one in rings if is_legal(problem, one, device)][:1]
