@@ -42,6 +42,8 @@ COMPILED = [
     "n8 c64 h14 w14 k64 r3 s3 pad1 3xtf32 nhwc bias",
     "n32 c32 h112 w112 k192 r4 s4 stride4 f16 nhwc",
     "n32 c3 h224 w224 k64 r7 s7 stride2 pad3 f16 bias relu",
+    "n32 c96 h28 w28 k96 r3 s3 pad1 f16 nhwc bias silu residual",
+    "n32 c80 h1 w3000 k512 r1 s3 pad0x1 bf16 nhwc bias gelu",
 ]
 
 

@@ -42,6 +42,7 @@ FOLLOWED = [
     "n2 c16 h6 w7 k40 r3 s3 pad1 bf16 nhwc",
     "n2 c80 h6 w5 k24 r3 s3 pad1 f16 nhwc",
     "n1 c72 h5 w6 k16 r1 s5 pad0x2 groups2 tf32 nhwc",
+    "n2 c48 h7 w10 k8 r3 s2 stride1x2 f16 nhwc",
     "n1 c8 h9 w6 k72 r1 s1 f16 nhwc",
     "n1 c24 h6 w6 k44 r2 s2 tf32 nhwc",
 ]
@@ -182,7 +183,7 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
                     n, at = divmod(pixel0 + first, p["wide"] * p["high"])
                     h, v = divmod(at, p["wide"])
                     if config.gather:
-                        lines = gathered(problem, p, x, pixel0 + first, p["copy_lines"], group, chunk, line)
+                        lines = gathered(view, p, x, pixel0 + first, p["copy_lines"], group, chunk, line)
                     else:
                         more = (g + n // p["n"],) if five else ()
                         images_n = n % p["n"] if five else n
@@ -277,7 +278,8 @@ def corner(p: dict[str, int], tile: int) -> tuple[int, int, int]:
 def gathered(
     problem: ConvProblem, p: dict[str, int], x: np.ndarray, pixel: int, count: int, group: int, chunk: int, line: int
 ) -> np.ndarray:
-    """Lines of a slab as warps gather them."""
+    """Lines of a slab as warps gather them, from x as the view has it."""
+    x = x.transpose(0, 2, 3, 1).reshape(problem.n, *problem.spatial, problem.c).transpose(0, 3, 1, 2)
     lines = np.zeros((count, line))
     first = chunk * line
     held = max(0, min(line, problem.group_c - first))
@@ -311,7 +313,7 @@ def test_maps_schedules_and_slabs_compute_the_convolution(text: str) -> None:
     unit = set(folded(problem).stride) == {1} and prod(problem.kernel) >= configs.LEAST_TAPS and "pad4" not in text
     assert kernels - {"box"} == ({"stream", "slab"} if unit else {"stream"})
     # Slabs of half lines where the last of whole ones would be half empty.
-    size = problem.group_c * pack.SIZES[problem.dtype]
+    size = folded(problem).group_c * pack.SIZES[problem.dtype]
     halved = unit and problem.math != "3xtf32" and size > 128 and 0 < size % 128 <= 64
     assert {config.line for config in some(problem)} == ({0, 64} if halved else {0})
     # Boxes need whole pieces of channels, or packed ones, and lines of four outputs.

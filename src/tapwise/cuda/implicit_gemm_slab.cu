@@ -75,7 +75,8 @@ struct Corner {
     }
 };
 
-// SLABS in shared memory. RESIDENT: all filters of a block's tiles, which are the same, stay there. GATHER: bytes of a piece, or 0 for the copy engine.
+// SLABS in shared memory. RESIDENT: all filters of a block's tiles, which are the same, stay there. GATHER: bytes of a piece, or
+// 0 for the copy engine.
 template <class O, int SLABS, bool RESIDENT, int GATHER, bool BOX>
 DEVICE void implicit_gemm_slab(const Slab &p) {
     extern __shared__ unsigned char memory[];

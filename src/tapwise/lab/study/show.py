@@ -59,7 +59,8 @@ def print_findings(console: Console, findings: Findings) -> None:
 
 def _least(table: Table, number: int) -> int:
     """Characters of a column whose figures are on one line, and its name's words whole."""
-    return max(len(text) for text in (*table.head[number].split(), *(line[number] for line in table.lines)))
+    texts = (*table.head[number].split(), *(line[number] for line in table.lines))
+    return max(map(len, texts), default=0)
 
 
 def _parts(table: Table, width: int) -> list[list[int]]:
@@ -68,6 +69,7 @@ def _parts(table: Table, width: int) -> list[list[int]]:
     first = min(longest, width // 3)
     parts, used = [[0]], first
     for number in range(1, len(table.head)):
+        # A column stands two apart from the next, and the grid's edges take their share.
         needed = _least(table, number) + 3
         if used + needed > width and len(parts[-1]) > 1:
             parts.append([0])
