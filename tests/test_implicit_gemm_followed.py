@@ -161,6 +161,9 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
     filters = Memory(packed_filters(base, w, geometry.filter_line(base), order))
     (out_h, out_w), groups, group_k = view.output, view.groups, view.group_k
     line, steps = geometry.line_bytes(view, config) // size, geometry.last_steps(view, config) * 32 // size
+    # What comes fills lines of shared memory and no more.
+    assert launch.maps["w"].box[0] * config.bundle == line
+    assert config.gather or launch.maps["x"].box[0] == line
     five = geometry.has_groups(view)
     taps = prod(view.kernel)
     y = np.full((problem.n * out_h * out_w, problem.k), np.nan)

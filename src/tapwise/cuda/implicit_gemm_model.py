@@ -5,7 +5,7 @@ Constants were fitted to 4667 times of configs on 404 problems (H200), by the er
 the choice loses; then, by themselves, CHAIN, BEGUN_CHAIN and BEGUN_TURNS with 672 times on 45 layers more, most of them
 with activations, and ACTIVATIONS, TOGETHER and SLOWED with 449 times on 53; what steps, slabs and boxes cost besides
 with 600 times on 51 layers, most of them such whose filters stay in several sets, and those of before; what slabs cost
-and wait for with 592 times on 175 layers, most of them of half lines or few taps, and those of before. They are cycles
+and wait for with 511 times on 133 layers, most of them of half lines or few taps, and those of before. They are cycles
 of a multiprocessor under load, 1700 a microsecond.
 """
 
