@@ -7,11 +7,12 @@ from math import prod
 import numpy as np
 import pytest
 
-from tapwise import arrays, dispatch, reference, registry, verify
+from tapwise import arrays, dispatch, registry, verify
 from tapwise.algorithm import Device
 from tapwise.cpu.device import host
 from tapwise.lab import suites
-from tapwise.problem import ConvProblem
+from tapwise.ops.conv import reference
+from tapwise.ops.conv.problem import ConvProblem
 
 PROBLEMS = [
     "c5 h9 w11 k7 r3 s3 pad1",

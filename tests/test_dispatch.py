@@ -13,7 +13,7 @@ from tapwise import dispatch, registry
 from tapwise.algorithm import Algorithm, Config, Device, Plan
 from tapwise.cpu.device import host
 from tapwise.errors import InvalidProblem, NotApplicable
-from tapwise.problem import ConvProblem
+from tapwise.ops.conv.problem import ConvProblem
 
 PROBLEM = ConvProblem.parse("c8 h9 w9 k8 r3 s3")
 DEVICE = Device("cpu", "a CPU", 2, vector_bytes=32, registers=16, gflops=80.0, gbps=20.0)

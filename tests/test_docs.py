@@ -12,7 +12,7 @@ import typer
 
 import tapwise
 from tapwise import settings
-from tapwise.problem import ConvProblem
+from tapwise.ops.conv.problem import ConvProblem
 from tapwise.registry import ALGORITHMS, FUNCTIONS, get
 
 ROOT = Path(__file__).parent.parent

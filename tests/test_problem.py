@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tapwise.errors import InvalidProblem
-from tapwise.problem import ACTIVATIONS, DIRECTIONS, LAYOUTS, MATHS, ConvProblem
+from tapwise.ops.conv.problem import DIRECTIONS, MATHS, ConvProblem
+from tapwise.problem import ACTIVATIONS, LAYOUTS
 
 SIZES = st.integers(1, 9)
 

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from tapwise import reference
 from tapwise.errors import InvalidProblem
-from tapwise.problem import ACTIVATIONS, ConvProblem
+from tapwise.ops.conv import reference
+from tapwise.ops.conv.problem import ConvProblem
+from tapwise.problem import ACTIVATIONS
 
 PROBLEMS = [
     "c3 h8 w9 k5 r3 s3",

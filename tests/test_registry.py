@@ -11,7 +11,7 @@ from tapwise import registry
 from tapwise.algorithm import Algorithm, Config, Device
 from tapwise.cpu.device import host
 from tapwise.errors import InvalidProblem
-from tapwise.problem import ConvProblem
+from tapwise.ops.conv.problem import ConvProblem
 
 IDENTIFIERS = [name for name in registry.ALGORITHMS["conv"] if name.startswith("cpu.")]
 PROBLEMS = [

@@ -13,8 +13,9 @@ from tapwise import dispatch, registry, verify
 from tapwise.algorithm import Algorithm, Config, Device, Plan
 from tapwise.cpu.device import host
 from tapwise.errors import NotApplicable
-from tapwise.problem import ACTIVATIONS, ConvProblem
-from tapwise.reference import convolve
+from tapwise.ops.conv.problem import ConvProblem
+from tapwise.ops.conv.reference import convolve
+from tapwise.problem import ACTIVATIONS
 
 PROBLEM = ConvProblem.parse("n2 c5 h9 w11 k7 r3 s3 pad1 bias")
 

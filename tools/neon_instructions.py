@@ -10,19 +10,13 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from tapwise.cpu import (
-    depthwise,
-    direct,
-    jit,
-    patch_simd,
-    planes,
-    pool_simd,
-    reduce_simd,
-    softmax_simd,
-    tile,
-    winograd,
-)
+from tapwise.cpu import jit, tile
 from tapwise.cpu.simd import Kernel, target
+from tapwise.ops.conv.cpu import depthwise, direct, planes, winograd
+from tapwise.ops.patches import cpu as patch_simd
+from tapwise.ops.pool import cpu as pool_simd
+from tapwise.ops.reduce import cpu as reduce_simd
+from tapwise.ops.softmax import cpu as softmax_simd
 
 NEON = target("neon")
 M, N = tile.shapes(NEON)[0]

@@ -10,8 +10,7 @@ import sys
 import numpy as np
 
 from tapwise import arrays, registry, verify
-from tapwise import problem as problems
-from tapwise.cuda.arrays import download, upload
+from tapwise.arrays.device import download, upload
 from tapwise.cuda.jit.device import gpu
 
 PROBLEMS = (
@@ -31,7 +30,7 @@ def main() -> None:
     """Raises SystemExit where a result is wrong."""
     device, count, word = gpu(), 0, "".join(sys.argv[1:2])
     for text in PROBLEMS:
-        problem = problems.parse(text)
+        problem = registry.parse(text)
         for algorithm in registry.of_backend("cuda", problem.operator):
             if word not in f"{text} {algorithm.id}" or algorithm.rejects(problem, device):
                 continue

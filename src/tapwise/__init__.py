@@ -10,35 +10,35 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tapwise import image
     from tapwise.errors import CompileError, InvalidProblem, NotApplicable, TapwiseError
-    from tapwise.operators.conv import PreparedConv, conv1d, conv2d, prepare
-    from tapwise.operators.patches import col2im, im2col
-    from tapwise.operators.pool import avg_pool1d, avg_pool2d, max_pool1d, max_pool2d
-    from tapwise.operators.reductions import log_softmax, reduce, softmax
-    from tapwise.problem import ConvProblem
+    from tapwise.ops.conv.api import PreparedConv, conv1d, conv2d, prepare
+    from tapwise.ops.conv.problem import ConvProblem
+    from tapwise.ops.patches.api import col2im, im2col
+    from tapwise.ops.pool.api import avg_pool1d, avg_pool2d, max_pool1d, max_pool2d
+    from tapwise.ops.reduce.api import log_softmax, reduce, softmax
 
 __version__ = "0.1.0"
 
 # The module that a name comes from; "" for a module of the package.
 _HOMES = {
     "CompileError": "tapwise.errors",
-    "ConvProblem": "tapwise.problem",
+    "ConvProblem": "tapwise.ops.conv.problem",
     "InvalidProblem": "tapwise.errors",
     "NotApplicable": "tapwise.errors",
-    "PreparedConv": "tapwise.operators.conv",
+    "PreparedConv": "tapwise.ops.conv.api",
     "TapwiseError": "tapwise.errors",
-    "avg_pool1d": "tapwise.operators.pool",
-    "avg_pool2d": "tapwise.operators.pool",
-    "col2im": "tapwise.operators.patches",
-    "conv1d": "tapwise.operators.conv",
-    "conv2d": "tapwise.operators.conv",
-    "im2col": "tapwise.operators.patches",
+    "avg_pool1d": "tapwise.ops.pool.api",
+    "avg_pool2d": "tapwise.ops.pool.api",
+    "col2im": "tapwise.ops.patches.api",
+    "conv1d": "tapwise.ops.conv.api",
+    "conv2d": "tapwise.ops.conv.api",
+    "im2col": "tapwise.ops.patches.api",
     "image": "",
-    "log_softmax": "tapwise.operators.reductions",
-    "max_pool1d": "tapwise.operators.pool",
-    "max_pool2d": "tapwise.operators.pool",
-    "prepare": "tapwise.operators.conv",
-    "reduce": "tapwise.operators.reductions",
-    "softmax": "tapwise.operators.reductions",
+    "log_softmax": "tapwise.ops.reduce.api",
+    "max_pool1d": "tapwise.ops.pool.api",
+    "max_pool2d": "tapwise.ops.pool.api",
+    "prepare": "tapwise.ops.conv.api",
+    "reduce": "tapwise.ops.reduce.api",
+    "softmax": "tapwise.ops.reduce.api",
 }
 
 __all__ = [

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 if TYPE_CHECKING:
     import numpy as np
 
-    from tapwise.problem import ConvProblem
+    from tapwise.ops.conv.problem import ConvProblem
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,6 @@ class Algorithm(ABC, Generic[C]):
 
     def magnitude(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
         """The size of what is summed for each output, in float64: |w| * |x| unless an algorithm sums something else."""
-        from tapwise.reference import convolve
+        from tapwise.ops.conv.reference import convolve
 
         return convolve(problem, abs(x), abs(w))

@@ -8,55 +8,69 @@ from typing import Any
 
 from tapwise.algorithm import Algorithm
 from tapwise.errors import InvalidProblem
+from tapwise.problem import Problem
 
 # operator -> id -> "module:class", in the order in which equal predictions are preferred.
 ALGORITHMS: dict[str, dict[str, str]] = {
     "conv": {
-        "cpu.winograd": "tapwise.cpu.winograd:Winograd",
-        "cpu.depthwise": "tapwise.cpu.depthwise:Depthwise",
-        "cpu.pointwise": "tapwise.cpu.pointwise:Pointwise",
-        "cpu.direct": "tapwise.cpu.direct:Direct",
-        "cpu.im2col_gemm": "tapwise.cpu.im2col_gemm:Im2colGemm",
-        "cpu.serial": "tapwise.cpu.serial:Serial",
-        "cuda.implicit_gemm": "tapwise.cuda.implicit_gemm:ImplicitGemm",
-        "cuda.implicit_gemm_mma": "tapwise.cuda.implicit_gemm_mma:ImplicitGemmMma",
-        "cuda.few_channels": "tapwise.cuda.few_channels:FewChannels",
-        "cuda.narrow_groups": "tapwise.cuda.narrow_groups:NarrowGroups",
-        "cuda.direct": "tapwise.cuda.direct:Direct",
-        "cuda.im2col_gemm": "tapwise.cuda.im2col_gemm:Im2colGemm",
-        "cuda.sliding_window": "tapwise.cuda.sliding_window:SlidingWindow",
+        "cpu.winograd": "tapwise.ops.conv.cpu.winograd:Winograd",
+        "cpu.depthwise": "tapwise.ops.conv.cpu.depthwise:Depthwise",
+        "cpu.pointwise": "tapwise.ops.conv.cpu.pointwise:Pointwise",
+        "cpu.direct": "tapwise.ops.conv.cpu.direct:Direct",
+        "cpu.im2col_gemm": "tapwise.ops.conv.cpu.im2col_gemm:Im2colGemm",
+        "cpu.serial": "tapwise.ops.conv.cpu.serial:Serial",
+        "cuda.implicit_gemm": "tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm:ImplicitGemm",
+        "cuda.implicit_gemm_mma": "tapwise.ops.conv.cuda.implicit_gemm_mma:ImplicitGemmMma",
+        "cuda.few_channels": "tapwise.ops.conv.cuda.few_channels:FewChannels",
+        "cuda.narrow_groups": "tapwise.ops.conv.cuda.narrow_groups:NarrowGroups",
+        "cuda.direct": "tapwise.ops.conv.cuda.direct:Direct",
+        "cuda.im2col_gemm": "tapwise.ops.conv.cuda.im2col_gemm:Im2colGemm",
+        "cuda.sliding_window": "tapwise.ops.conv.cuda.sliding_window:SlidingWindow",
     },
     "im2col": {
-        "cpu.simd": "tapwise.cpu.patch_simd:Im2colSimd",
-        "cpu.serial": "tapwise.cpu.patch_serial:Im2colSerial",
-        "cuda.grid_stride": "tapwise.cuda.patches:Im2colGridStride",
+        "cpu.simd": "tapwise.ops.patches.cpu:Im2colSimd",
+        "cpu.serial": "tapwise.ops.patches.cpu_serial:Im2colSerial",
+        "cuda.grid_stride": "tapwise.ops.patches.cuda:Im2colGridStride",
     },
     "col2im": {
-        "cpu.simd": "tapwise.cpu.patch_simd:Col2imSimd",
-        "cpu.serial": "tapwise.cpu.patch_serial:Col2imSerial",
-        "cuda.grid_stride": "tapwise.cuda.patches:Col2imGridStride",
+        "cpu.simd": "tapwise.ops.patches.cpu:Col2imSimd",
+        "cpu.serial": "tapwise.ops.patches.cpu_serial:Col2imSerial",
+        "cuda.grid_stride": "tapwise.ops.patches.cuda:Col2imGridStride",
     },
     "pool": {
-        "cpu.simd": "tapwise.cpu.pool_simd:PoolSimd",
-        "cpu.serial": "tapwise.cpu.pool_serial:PoolSerial",
-        "cuda.sliding_window": "tapwise.cuda.pool:PoolSlidingWindow",
+        "cpu.simd": "tapwise.ops.pool.cpu:PoolSimd",
+        "cpu.serial": "tapwise.ops.pool.cpu_serial:PoolSerial",
+        "cuda.sliding_window": "tapwise.ops.pool.cuda:PoolSlidingWindow",
     },
     "filter": {
-        "cpu.tiles": "tapwise.cpu.filter_tiles:Tiles",
-        "cpu.serial": "tapwise.cpu.filter_serial:FilterSerial",
-        "cuda.sliding_window": "tapwise.cuda.filter:FilterSlidingWindow",
+        "cpu.tiles": "tapwise.ops.filter.cpu:Tiles",
+        "cpu.serial": "tapwise.ops.filter.cpu_serial:FilterSerial",
+        "cuda.sliding_window": "tapwise.ops.filter.cuda:FilterSlidingWindow",
     },
     "softmax": {
-        "cpu.simd": "tapwise.cpu.softmax_simd:SoftmaxSimd",
-        "cpu.serial": "tapwise.cpu.softmax_serial:SoftmaxSerial",
-        "cuda.tree": "tapwise.cuda.tree:SoftmaxTree",
+        "cpu.simd": "tapwise.ops.softmax.cpu:SoftmaxSimd",
+        "cpu.serial": "tapwise.ops.softmax.cpu_serial:SoftmaxSerial",
+        "cuda.tree": "tapwise.ops.reduce.cuda:SoftmaxTree",
     },
     "reduce": {
-        "cpu.simd": "tapwise.cpu.reduce_simd:ReduceSimd",
-        "cpu.serial": "tapwise.cpu.reduce_serial:ReduceSerial",
-        "cuda.tree": "tapwise.cuda.tree:ReduceTree",
+        "cpu.simd": "tapwise.ops.reduce.cpu:ReduceSimd",
+        "cpu.serial": "tapwise.ops.reduce.cpu_serial:ReduceSerial",
+        "cuda.tree": "tapwise.ops.reduce.cuda:ReduceTree",
     },
 }
+
+# First word of a problem's string -> "module:class"; a string that begins with none of them is a convolution's.
+PROBLEMS: dict[str, str] = {
+    "im2col": "tapwise.ops.patches.problem:Im2colProblem",
+    "col2im": "tapwise.ops.patches.problem:Col2imProblem",
+    "maxpool": "tapwise.ops.pool.problem:PoolProblem",
+    "avgpool": "tapwise.ops.pool.problem:PoolProblem",
+    "filter": "tapwise.ops.filter.problem:FilterProblem",
+    "reduce": "tapwise.ops.reduce.problem:ReduceProblem",
+    "softmax": "tapwise.ops.reduce.problem:SoftmaxProblem",
+    "log_softmax": "tapwise.ops.reduce.problem:SoftmaxProblem",
+}
+CONVOLUTION = "tapwise.ops.conv.problem:ConvProblem"
 
 # operator -> what users call; its page is docs/operators/<operator>.md.
 FUNCTIONS: dict[str, tuple[str, ...]] = {
@@ -90,11 +104,23 @@ def get(identifier: str, operator: str = "conv") -> Algorithm[Any]:
     row = rows.get(identifier)
     if row is None:
         raise InvalidProblem(f"algorithm={identifier!r}: 'auto' or one of {', '.join(rows)}")
-    module, name = row.split(":")
-    algorithm: Algorithm[Any] = getattr(import_module(module), name)()
+    algorithm: Algorithm[Any] = _resolve(row)()
     return algorithm
 
 
 def of_backend(kind: str, operator: str = "conv") -> list[Algorithm[Any]]:
     """The algorithms of one operator on one backend ("cpu"), in registry order."""
     return [get(identifier, operator) for identifier in ALGORITHMS[operator] if identifier.startswith(kind + ".")]
+
+
+def parse(text: str) -> Problem:
+    """The problem of any operator that a string names: "softmax 1024x1000", and "c64 h56 ..." for convolution."""
+    first = text.split()[:1]
+    problem: Problem = _resolve(PROBLEMS.get(first[0], CONVOLUTION) if first else CONVOLUTION).parse(text)
+    return problem
+
+
+def _resolve(row: str) -> Any:
+    """The class that "module:class" names."""
+    module, name = row.split(":")
+    return getattr(import_module(module), name)

@@ -20,14 +20,16 @@ from typing import TYPE_CHECKING, Any, Final
 import ml_dtypes
 import numpy as np
 
-from tapwise import arrays, dispatch, references, registry
+from tapwise import arrays, dispatch, registry
 from tapwise.algorithm import Algorithm, Config, Device, Plan
-from tapwise.problem import ConvProblem, Problem
-from tapwise.problem_filter import FilterProblem
-from tapwise.reference import activate, convolve
+from tapwise.ops import references
+from tapwise.ops.conv.problem import ConvProblem
+from tapwise.ops.conv.reference import activate, convolve
+from tapwise.ops.filter.problem import FilterProblem
+from tapwise.problem import Problem
 
 if TYPE_CHECKING:
-    from tapwise.operators.conv import PreparedConv
+    from tapwise.ops.conv.api import PreparedConv
 
 # Steepest slope of each activation.
 SLOPES: Final = {None: 1.0, "relu": 1.0, "relu6": 1.0, "tanh": 1.0, "sigmoid": 0.25, "silu": 1.1, "gelu": 1.13}
@@ -171,7 +173,7 @@ def check(
     plan.run(x.array, plan.pack(there[0]), y.array, scratch, bias=there[1], residual=there[2])
     sums = None
     if index is not None and not (integers and exact_on_integers(problem, algorithm)):
-        from tapwise.cuda import reference
+        from tapwise.ops.conv.cuda import reference
 
         sums = reference.convolve(problem, x.array, arrays.dense(there[0], "nchw"), device)
     for name, memory in (("input", x), ("output", y), ("workspace", workspace)):
@@ -265,7 +267,7 @@ def _beside(array: np.ndarray, index: int | None, layout: str) -> Any:
     """The array, or a copy on a GPU in the same memory order."""
     if index is None:
         return array
-    from tapwise.cuda.arrays import upload
+    from tapwise.arrays.device import upload
 
     if array.ndim < 4 or layout == "nchw":
         return upload(array, index)
@@ -298,7 +300,7 @@ class _Guarded:
         self._storage = storage
         self._device: Any = None
         if index is not None:
-            from tapwise.cuda import arrays as cuda
+            from tapwise.arrays import device as cuda
 
             self._device = cuda.upload(storage, index)
             start = self._device.ptr + _GUARD_BYTES
@@ -307,7 +309,7 @@ class _Guarded:
     def result(self) -> np.ndarray:
         """What the array holds, in this machine's memory."""
         if self._device is not None:
-            from tapwise.cuda.arrays import download
+            from tapwise.arrays.device import download
 
             self._storage[...] = download(self._device)
         return self._host

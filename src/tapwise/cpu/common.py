@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tapwise.algorithm import Device
-from tapwise.problem import ConvProblem, Problem
+from tapwise.ops.conv.problem import ConvProblem
+from tapwise.problem import Problem
 
 
 def ceil_div(a: int, b: int) -> int:

@@ -101,7 +101,8 @@ def assembly(kernel: Kernel) -> str:
 def _sources() -> str:
     """Checksum of everything that generates code."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    package = Path(__file__).parents[1]
+    for path in sorted([*package.glob("cpu/*.py"), *package.glob("ops/**/*.py")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 

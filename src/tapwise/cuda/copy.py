@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from tapwise.cuda.arrays import DeviceArray
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.device import gpu
 from tapwise.cuda.jit.launch import Launch
@@ -24,15 +23,11 @@ def source(size_bytes: int) -> Source:
     return stub("copy.cu", "copy", _TYPES[size_bytes], "Copy", THREADS)
 
 
-def launch(target: DeviceArray, source: DeviceArray) -> Launch:
-    """A copy between arrays of the same shape and dtype, ready to be called with their addresses."""
-    return _launch(source.shape, source.strides, target.strides, source.dtype.itemsize, source.index)
-
-
 @lru_cache(256)
-def _launch(
+def launch(
     shape: tuple[int, ...], from_bytes: tuple[int, ...], to_bytes: tuple[int, ...], size: int, index: int
 ) -> Launch:
+    """A copy on GPU `index` of `size`-byte elements from strides to strides, ready to be called with addresses x, y."""
     if len(shape) > AXES:
         raise InvalidProblem(f"an array of {len(shape)} axes that is not dense: up to {AXES} are allowed on a GPU")
     if any(step % size for step in (*from_bytes, *to_bytes)):
@@ -46,9 +41,6 @@ def _launch(
         fields |= {f"shape{axis}": 1, f"from{axis}": 0, f"to{axis}": 0}
     device = gpu(index)
     blocks = min(-(-fields["total"] // THREADS), 32 * device.threads)
-    made = Launch(_source(size), WORDS, fields, (blocks, 1, 1), (THREADS, 1, 1))
+    made = Launch(source(size), WORDS, fields, (blocks, 1, 1), (THREADS, 1, 1))
     made.load(device.architecture, index)
     return made
-
-
-_source = source

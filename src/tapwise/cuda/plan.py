@@ -9,10 +9,11 @@ import numpy as np
 
 from tapwise import arrays
 from tapwise.algorithm import Device, Plan
-from tapwise.cuda.arrays import stream_of
+from tapwise.arrays.device import stream_of
 from tapwise.cuda.jit.compile import HALF
 from tapwise.cuda.jit.launch import Launch
-from tapwise.problem import ConvProblem, Problem
+from tapwise.ops.conv.problem import ConvProblem
+from tapwise.problem import Problem
 
 # The words of `Window` in include/window.cuh.
 WINDOW: Final = (

@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from tapwise import arrays
-from tapwise.cuda.arrays import DeviceArray
+from tapwise.arrays.device import DeviceArray
 from tapwise.errors import InvalidPicture
-from tapwise.problem_filter import MODES
+from tapwise.ops.filter.problem import MODES
 
 _ALIASES: Final = {"grid-mirror": "reflect", "grid-wrap": "wrap", "grid-constant": "constant"}
 

@@ -26,8 +26,8 @@ from typing import Any, Final
 import numpy as np
 
 from tapwise import arrays
-from tapwise.cuda import arrays as cuda
-from tapwise.cuda.arrays import DeviceArray
+from tapwise.arrays import device as cuda
+from tapwise.arrays.device import DeviceArray
 from tapwise.errors import InvalidPicture
 from tapwise.image import arguments
 from tapwise.image.passes import Sweep, apply

@@ -11,10 +11,10 @@ import numpy as np
 
 from tapwise import arrays, dispatch
 from tapwise.algorithm import Device
+from tapwise.arrays.device import DeviceArray
 from tapwise.cpu.device import host
-from tapwise.cuda.arrays import DeviceArray
 from tapwise.errors import InvalidPicture
-from tapwise.problem_filter import DTYPES, FilterProblem, source_index
+from tapwise.ops.filter.problem import DTYPES, FilterProblem, source_index
 
 NAMES: Final = {kind: name for name, kind in DTYPES.items()}
 # A float32 holds whole numbers up to here.

@@ -9,16 +9,18 @@ from typing import Any
 import numpy as np
 
 import tapwise
-from tapwise import arrays, dispatch, references, registry, verify
+from tapwise import arrays, dispatch, registry, verify
 from tapwise.algorithm import Choice, Device, Plan
+from tapwise.baselines import Peer, Prepared
 from tapwise.errors import InvalidProblem, NotApplicable, PeerUnavailable, TapwiseError
 from tapwise.lab import gpu, records, roofline, timing
 from tapwise.lab.records import Record
 from tapwise.lab.suites import Case
-from tapwise.operators.conv import PreparedConv
-from tapwise.peers import Peer, Prepared
-from tapwise.problem import ConvProblem, Problem
-from tapwise.problem_filter import FilterProblem
+from tapwise.ops import references
+from tapwise.ops.conv.api import PreparedConv
+from tapwise.ops.conv.problem import ConvProblem
+from tapwise.ops.filter.problem import FilterProblem
+from tapwise.problem import Problem
 
 # Peers compute in the same precision; a result further off than this is wrong, not rounded.
 # Of small integers, libraries round what others cut off.

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from tapwise import problem as problems
+from tapwise import registry
 from tapwise.lab.roofline import write_atomically
 
 LIBRARIES = ("tapwise", "numpy", "numba", "llvmlite", "torch", "onnxruntime", "cuda-core", "cuda-bindings")
@@ -125,7 +125,7 @@ def _kind(record: Record) -> str:
 
 def file_name(records: Sequence[Record], batch: int | None) -> str:
     """<suite>-<direction>-<dtype>-n<batch>.json of records of one kind; the batch is that of most problems."""
-    sizes = Counter(int(getattr(problems.parse(record.problem), "n", 1)) for record in records)
+    sizes = Counter(int(getattr(registry.parse(record.problem), "n", 1)) for record in records)
     return f"{_kind(records[0])}-n{batch or sizes.most_common(1)[0][0]}.json"
 
 

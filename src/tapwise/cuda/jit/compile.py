@@ -20,8 +20,9 @@ from tapwise import disk_cache, settings
 from tapwise.cuda.jit.device import cuda_core
 from tapwise.errors import CompileError
 
-FOLDER: Final = Path(__file__).parent.parent
-INCLUDES: Final = (FOLDER, FOLDER / "include")
+# Kernels are named by their path in the package, headers by their names.
+FOLDER: Final = Path(__file__).parents[2]
+INCLUDES: Final = (FOLDER, FOLDER / "cuda" / "include")
 OPTIONS: Final[dict[str, Any]] = {"std": "c++17", "device_as_default_execution_space": True}
 # What a stub of float16 begins with: the header takes longer to compile than a kernel.
 HALF: Final = "#define WITH_HALF\n"

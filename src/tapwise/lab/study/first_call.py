@@ -48,7 +48,7 @@ def _cuda(method: str, problem: Any, x: Any, w: Any) -> tuple[Callable[[], objec
 
 def _cpu(method: str, problem: Any, x: Any, w: Any) -> tuple[Callable[[], object], Callable[[], object]]:
     import tapwise
-    from tapwise.peers import PEERS
+    from tapwise.baselines import PEERS
 
     if method == "tapwise":
         return lambda: tapwise.conv2d(x, w), lambda: None

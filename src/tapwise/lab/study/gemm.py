@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from tapwise.lab.study.findings import Chart, Findings, climb, pivot
 from tapwise.lab.study.laboratory import CpuLaboratory, CudaLaboratory, filters, images, prepared, within
-from tapwise.problem import ConvProblem
+from tapwise.ops.conv.problem import ConvProblem
 
 LAYERS: Final = (
     "n32 c64 h56 w56 k64 r3 s3 pad1 f16 nhwc",

@@ -15,7 +15,7 @@ from tapwise.lab.study.laboratory import (
     target,
     within,
 )
-from tapwise.problem import ConvProblem
+from tapwise.ops.conv.problem import ConvProblem
 
 HEADLINE: Final = "c6 h768 w512 k6 r6 s6"
 RUNS: Final = 99
@@ -78,8 +78,8 @@ def direct_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progress)
 
 def direct_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
     """The chosen algorithm, cpu.direct and the CPU's libraries."""
+    from tapwise.baselines import PEERS
     from tapwise.errors import PeerUnavailable
-    from tapwise.peers import PEERS
 
     findings = Findings("direct", "Direct convolution against the CPU's libraries", lab.kind, lab.device.name)
     rivals = [name for name in ("onednn", "onednn-cl", "mlas") if PEERS[name].installed]
@@ -143,7 +143,7 @@ def _direct(findings: Findings, ours: str, rivals: Sequence[str], way: str) -> F
 def ladder_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
     """The steps of cuda.direct, each with its best predicted config."""
     import tapwise
-    from tapwise.cuda.direct import STEPS
+    from tapwise.ops.conv.cuda.direct import STEPS
 
     findings = Findings("ladder", "The ladder: one idea more on each rung", lab.kind, lab.device.name)
     for text in LADDER:

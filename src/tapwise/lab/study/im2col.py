@@ -70,7 +70,7 @@ def im2col_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progress)
 
 def _im2col_cell(lab: CudaLaboratory, findings: Findings, side: int, stride: int, place: str) -> None:
     """Every way for one picture."""
-    from tapwise.cuda.sliding_window import SlidingWindow
+    from tapwise.ops.conv.cuda.sliding_window import SlidingWindow
 
     problem, pinned = pictures(side, stride), place == "pinned"
     x, w = lab.tensor(images(problem), pinned), lab.tensor(filters(problem), pinned)
@@ -114,7 +114,7 @@ def _ways(
     lab: CudaLaboratory, side: int, stride: int, x: Any, w: Any, columns: Any, y: Any, pinned: bool
 ) -> Iterator[tuple[dict[str, Value], Call, Call]]:
     """(choices, expansion, product): the best tiles of each product, cuBLAS in device memory, the report's splits."""
-    from tapwise.cuda.im2col_gemm import Im2colGemm
+    from tapwise.ops.conv.cuda.im2col_gemm import Im2colGemm
 
     algorithm, problem, seen = Im2colGemm(), pictures(side, stride), set()
     for config in algorithm.configs(problem, lab.device):

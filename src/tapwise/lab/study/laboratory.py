@@ -14,7 +14,8 @@ import tapwise
 from tapwise import arrays, registry, verify
 from tapwise.algorithm import Device
 from tapwise.lab import gpu, timing
-from tapwise.problem import ConvProblem, Problem
+from tapwise.ops.conv.problem import ConvProblem
+from tapwise.problem import Problem
 
 Call = Callable[[], object]
 # Seconds in which the threads of NumPy's BLAS stop spinning.

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from tapwise import dispatch, references, registry, verify
-from tapwise import problem as problems
+from tapwise import dispatch, registry, verify
 from tapwise.algorithm import Device
 from tapwise.lab.study.findings import Chart, Findings, judge, pivot
 from tapwise.lab.study.laboratory import BLAS_PAUSE_S, CpuLaboratory, CudaLaboratory, filters, images
-from tapwise.problem import ConvProblem, Problem
+from tapwise.ops import references
+from tapwise.ops.conv.problem import ConvProblem
+from tapwise.problem import Problem
 
 # S3's 640x640 picture of one channel, 3x3, and its softmax.
 PROBLEMS: Final = (
@@ -27,7 +28,7 @@ def operators_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Progress
     findings = Findings("operators", "Operators: plain, vectors, GPU", lab.kind, lab.device.name)
     for text in PROBLEMS:
         progress(text)
-        _measure_cpu(lab, findings, problems.parse(text))
+        _measure_cpu(lab, findings, registry.parse(text))
     return _operators(findings)
 
 
@@ -38,7 +39,7 @@ def operators_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progre
     findings.notes.append(f"host: {host.device.name}, {host.device.threads} threads")
     for text in PROBLEMS:
         progress(text)
-        problem = problems.parse(text)
+        problem = registry.parse(text)
         _measure_cpu(host, findings, problem)
         for way, identifier, config in _ways_cuda(problem, lab.device):
             verdict = verify.check(problem, identifier, config, device=lab.device)

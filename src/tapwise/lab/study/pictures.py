@@ -45,7 +45,7 @@ def growth(findings: Findings, sides: tuple[int, ...], text: str, **choices: Val
 
 def sliding_window_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
     """One thread an output."""
-    from tapwise.cuda.sliding_window import SHARED, Config, SlidingWindow
+    from tapwise.ops.conv.cuda.sliding_window import SHARED, Config, SlidingWindow
 
     findings = Findings("sliding-window", "Sliding window: one thread an output", lab.kind, lab.device.name)
     algorithm = SlidingWindow()

@@ -27,9 +27,9 @@ def cudnn_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progress) 
 
 def vendor_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
     """The CPU's vendor libraries, warm and with their first call."""
+    from tapwise.baselines import PEERS
     from tapwise.errors import PeerUnavailable
-    from tapwise.peers import PEERS
-    from tapwise.problem import ConvProblem
+    from tapwise.ops.conv.problem import ConvProblem
 
     findings = Findings("cudnn", "The vendor's library, warm and with its first call", lab.kind, lab.device.name)
     names = [name for name in ("onednn", "mlas") if PEERS[name].installed]

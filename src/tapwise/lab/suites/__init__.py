@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from tapwise import problem as problems
+from tapwise import registry
 from tapwise.errors import InvalidProblem
 from tapwise.problem import Problem
 
@@ -51,7 +51,7 @@ def parse(text: str, suite: str) -> list[Case]:
         try:
             if not uses.isdigit():
                 raise InvalidProblem(f"uses={uses!r}: a whole number")
-            problem = problems.parse(words)
+            problem = registry.parse(words)
         except InvalidProblem as error:
             raise InvalidProblem(f"{suite}, line {number}: {error}") from None
         cases.append(Case(problem, suite, notes.get("class", "other"), int(uses), notes.get("from", "")))
@@ -76,7 +76,7 @@ def load(target: str) -> list[Case]:
     if Path(target).is_file():
         return read(Path(target))
     if len(target.split()) > 1:
-        return [Case(problems.parse(target))]
+        return [Case(registry.parse(target))]
     raise InvalidProblem(
         f"{target!r} is neither a suite ({', '.join(names())}), nor a file, nor a problem such as "
         "'c64 h56 w56 k64 r3 s3 pad1'"

@@ -1,0 +1,298 @@
+"""Any array in, the same kind out; memory orders; scratch memory that lives on.
+
+Inside, everything is a NumPy array, or a DeviceArray in a GPU's memory, of logical shape (n, c, *spatial) that shares
+memory with what the user gave. Its memory order is the problem's layout: "nchw" or "nhwc".
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+
+from tapwise.arrays import device as cuda
+from tapwise.arrays.device import DeviceArray
+from tapwise.errors import InvalidProblem
+
+# What operators work on.
+Array = np.ndarray | DeviceArray
+
+DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+}
+_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+_ALLOWED: Final = "float32, float64, float16 or bfloat16"
+_KINDS: Final = "a NumPy array, a PyTorch tensor, a CuPy array, or an array that speaks DLPack"
+
+ALIGNMENT: Final = 64
+_MOST_OVERLAP_WORK: Final = 10_000
+
+# Scratch buffers not in use, by size. Lists: pop and append are atomic, so no lock.
+_free_workspaces: dict[int, list[np.ndarray]] = {}
+
+
+def anywhere(value: Any, name: str, index: int | None, upload: bool = False) -> Array:
+    """The same memory as an array that operators work on, in native byte order.
+
+    `index`: the GPU that it has to lie on, None for this machine's memory. `upload`: NumPy arrays are copied there.
+    Raises InvalidProblem for what lies elsewhere.
+    """
+    if not cuda.is_device(value):
+        array = native(view(value, name))
+        if index is None:
+            return array
+        if not upload:
+            raise InvalidProblem(f"{name} lies in this machine's memory and x on GPU {index}: one place is allowed")
+        dtype_name(array, name)
+        return cuda.upload(array, index)
+    there = cuda.view(value, name)
+    if index is None:
+        raise InvalidProblem(f"{name} lies on GPU {there.index} and x in this machine's memory: one place is allowed")
+    if there.index != index:
+        raise InvalidProblem(f"{name} lies on GPU {there.index} and x on GPU {index}: one place is allowed")
+    return there
+
+
+def place(value: Any, device: str | None) -> tuple[int | None, bool]:
+    """(GPU to compute on, or None for this machine's CPU; whether arrays are copied there and back).
+
+    `device`: None for where the array lies, "cpu", "cuda" or "cuda:1". Raises InvalidProblem for another word.
+    """
+    there = cuda.is_device(value)
+    if device is None or device == "cpu":
+        if there and device == "cpu":
+            raise InvalidProblem("device='cpu' with an array on a GPU: copy it to this machine's memory first")
+        return (cuda.view(value, "x").index if there else None), False
+    kind, _, number = device.partition(":")
+    if kind != "cuda" or not (number.isdigit() or not number):
+        raise InvalidProblem(f"device={device!r}: None, 'cpu', 'cuda' or 'cuda:<number>'")
+    if not there:
+        from tapwise.cuda.jit.device import gpu
+
+        return gpu(int(number or 0)).index, True
+    index = cuda.view(value, "x").index
+    if number and int(number) != index:
+        raise InvalidProblem(f"device={device!r} with an array on GPU {index}")
+    return index, False
+
+
+def view(value: Any, name: str) -> np.ndarray:
+    """The same memory as a NumPy array, without a copy. `name` is the argument that an error names.
+
+    Raises InvalidProblem for what is no array, does not lie in this machine's memory, or wants gradients.
+    """
+    if isinstance(value, np.ndarray):
+        if isinstance(value, np.ma.MaskedArray):
+            raise InvalidProblem(f"{name} is a masked array: masks are not taken into account; fill it first")
+        return value.view(np.ndarray)
+    if _is_torch(value):
+        return _view_of_tensor(value, name)
+    if not hasattr(value, "__dlpack__"):
+        raise InvalidProblem(f"{name} is a {type(value).__name__}: {_KINDS} is allowed")
+    try:
+        return np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise InvalidProblem(f"{name} is a {type(value).__name__} that NumPy cannot share: {error}") from error
+
+
+def _is_torch(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _view_of_tensor(tensor: Any, name: str) -> np.ndarray:
+    if tensor.requires_grad:
+        if sys.modules["torch"].is_grad_enabled():
+            raise InvalidProblem(
+                f"{name} requires a gradient: tapwise computes no gradients yet; "
+                f"use {name}.detach(), or call it under torch.no_grad()"
+            )
+        tensor = tensor.detach()
+    try:
+        array: np.ndarray = tensor.numpy()
+    except (RuntimeError, TypeError) as error:
+        raise InvalidProblem(
+            f"{name} is a {tensor.dtype} tensor on {tensor.device}: a dense CPU tensor of {_ALLOWED} is allowed"
+        ) from error
+    return array
+
+
+def like(array: Array, value: Any) -> Any:
+    """An array as one of the library that `value` is from, sharing memory where that library allows it.
+
+    A library that only gives out DLPack and names no namespace gets a NumPy array, which speaks DLPack too. What was
+    computed on a GPU for an array of this machine's memory is copied back.
+    """
+    if isinstance(array, DeviceArray):
+        if cuda.is_device(value):
+            return cuda.give(array)
+        array = cuda.download(array)
+    if isinstance(value, np.ndarray):
+        return array
+    if _is_torch(value):
+        return sys.modules["torch"].from_numpy(array)
+    import array_api_compat
+
+    try:
+        namespace = array_api_compat.array_namespace(value)
+    except TypeError:
+        return array
+    return namespace.from_dlpack(array)
+
+
+def dtype_name(array: Array, name: str) -> str:
+    """ "f32", "f64", "f16" or "bf16", in any byte order. Raises InvalidProblem for other dtypes."""
+    known = _NAMES.get(native_dtype(array.dtype))
+    if known is None:
+        raise InvalidProblem(f"{name} has dtype {array.dtype}: {_ALLOWED} is allowed")
+    return known
+
+
+def native_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in this machine's byte order."""
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
+def native(array: np.ndarray) -> np.ndarray:
+    """In this machine's byte order: the array itself, or a copy."""
+    return array if array.dtype.isnative else array.astype(native_dtype(array.dtype))
+
+
+def channels_last(array: np.ndarray) -> np.ndarray:
+    """(n, c, *spatial) seen as (n, *spatial, c)."""
+    return array.transpose(0, *range(2, array.ndim), 1)
+
+
+def channels_first(array: Any) -> Any:
+    """(n, *spatial, c) seen as (n, c, *spatial)."""
+    return array.transpose(0, -1, *range(1, array.ndim - 1))
+
+
+def is_dense(array: Array, layout: str) -> bool:
+    """Whether elements lie without gaps in that memory order, each on an address of its size."""
+    if isinstance(array, DeviceArray):
+        # Kernels read and write up to 16 bytes at once.
+        return array.dense_as(_order(array.ndim, layout)) and array.ptr % cuda.ALIGNMENT == 0
+    ordered = array if layout == "nchw" else channels_last(array)
+    return ordered.flags.c_contiguous and ordered.flags.aligned and array.dtype.isnative
+
+
+def dense(array: Any, layout: str) -> Any:
+    """The array, or a copy where it is not dense in that memory order."""
+    if is_dense(array, layout):
+        return array
+    result = empty(array.shape, native_dtype(array.dtype), layout, array)
+    assign(result, array)
+    return result
+
+
+def assign(target: Any, source: Any) -> None:
+    """target[...] = source, from this machine's memory to a GPU's and back where that is needed."""
+    if isinstance(target, DeviceArray):
+        cuda.assign(target, source if isinstance(source, DeviceArray) else cuda.upload(source, target.index))
+    else:
+        target[...] = on_host(source)
+
+
+def on_host(array: Array) -> np.ndarray:
+    """The array, or a copy of it in this machine's memory."""
+    return cuda.download(array) if isinstance(array, DeviceArray) else array
+
+
+def copy(array: Any) -> Any:
+    """A copy in C order, in the same memory."""
+    if not isinstance(array, DeviceArray):
+        return np.array(array, order="C")
+    result = empty(array.shape, array.dtype, "nchw", array)
+    assign(result, array)
+    return result
+
+
+def beside(array: Array, source: Array) -> Array:
+    """The array, copied to where the source lies if it lies elsewhere."""
+    if isinstance(source, DeviceArray) and isinstance(array, np.ndarray):
+        return cuda.upload(array, source.index)
+    return array
+
+
+def workspace(size_bytes: int, source: Array) -> Any:
+    """New scratch memory where the source lies, or None for no bytes."""
+    if not size_bytes:
+        return None
+    if isinstance(source, DeviceArray):
+        return cuda.empty((size_bytes,), np.dtype(np.uint8), source)
+    return aligned(size_bytes)
+
+
+def target(out: Any, source: Array) -> Array:
+    """The user's `out` as an array to write to: where the source lies, or in this machine's memory for a copy back."""
+    if isinstance(source, DeviceArray) and cuda.is_device(out):
+        return anywhere(out, "out", source.index)
+    return view(out, "out")
+
+
+def _order(axes: int, layout: str) -> tuple[int, ...]:
+    """The axes of (n, c, *spatial) from outside to inside."""
+    return tuple(range(axes)) if layout == "nchw" else (0, *range(2, axes), 1)
+
+
+def layout_of(array: Array) -> str:
+    """The memory order of (n, c, *spatial): "nhwc" only for what is dense that way and not the other."""
+    if isinstance(array, DeviceArray):
+        return "nhwc" if not is_dense(array, "nchw") and is_dense(array, "nhwc") else "nchw"
+    return "nhwc" if not array.flags.c_contiguous and channels_last(array).flags.c_contiguous else "nchw"
+
+
+def empty(shape: tuple[int, ...], dtype: np.dtype[Any], layout: str, beside: Any = None) -> Any:
+    """A new array of logical shape (n, c, *spatial), dense in that memory order, in the memory of `beside`."""
+    if isinstance(beside, DeviceArray):
+        order = _order(len(shape), layout)
+        memory = cuda.empty(tuple(shape[axis] for axis in order), dtype, beside)
+        return memory if layout == "nchw" else memory.transpose(0, len(shape) - 1, *range(1, len(shape) - 1))
+    if layout == "nchw":
+        return np.empty(shape, dtype)
+    n, c, *spatial = shape
+    return channels_first(np.empty((n, *spatial, c), dtype))
+
+
+def writeable(array: Array) -> bool:
+    """Whether it may be written to, as far as its library says."""
+    return array.flags.writeable if isinstance(array, np.ndarray) else True
+
+
+def overlap(a: Array, b: Array) -> bool:
+    """Whether two arrays have an element's memory in common; True where that is too hard to tell."""
+    if isinstance(a, DeviceArray) or isinstance(b, DeviceArray):
+        if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+            return False
+        (low, high), (start, end) = a.spans(), b.spans()
+        return low < end and start < high
+    if not np.may_share_memory(a, b):
+        return False
+    try:
+        return np.shares_memory(a, b, max_work=_MOST_OVERLAP_WORK)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
+
+
+def aligned(size_bytes: int) -> np.ndarray:
+    """New uint8 memory that starts on a cache line."""
+    storage = np.empty(size_bytes + ALIGNMENT, np.uint8)
+    start = -storage.ctypes.data % ALIGNMENT
+    return storage[start : start + size_bytes]
+
+
+def workspaces(size_bytes: int) -> tuple[list[np.ndarray], int]:
+    """The free buffers that hold `size_bytes`, and their size.
+
+    A call pops one (or makes one with `aligned`) and appends it when it is done, so calls at the same time never share
+    one, and pages are touched once. Sizes are powers of two: all that is kept stays below twice the largest workspace
+    for each call at the same time.
+    """
+    size = 1 << max(12, (size_bytes - 1).bit_length())
+    return _free_workspaces.setdefault(size, []), size

@@ -1,0 +1,175 @@
+"""Peers of the operators around convolution: PyTorch, NumPy and onnxruntime, called as their users would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tapwise.baselines import Prepared
+from tapwise.errors import PeerUnavailable
+from tapwise.ops.patches.problem import PatchProblem
+from tapwise.ops.pool.problem import PoolProblem
+from tapwise.ops.reduce.problem import ReduceProblem, SoftmaxProblem
+from tapwise.problem import Problem
+
+Call = Callable[[], Any]
+
+
+def prepare(name: str, problem: Problem, x: Any, threads: int) -> Prepared:
+    """`name`: torch, torch-cuda (x is a tensor on a GPU), numpy or onnxruntime.
+
+    Raises PeerUnavailable where the library has no such operator.
+    """
+    if name.startswith("torch"):
+        return _torch(problem, x, threads)
+    if name == "numpy":
+        call = _numpy(problem, x)
+        return Prepared(call, lambda: np.asarray(call()))
+    return _onnxruntime(problem, x, threads)
+
+
+def _torch(problem: Problem, x: Any, threads: int) -> Prepared:
+    try:
+        import torch
+    except ImportError as error:
+        raise PeerUnavailable(f"PyTorch is not installed: {error}") from None
+    if isinstance(x, np.ndarray):
+        if problem.dtype == "f16":
+            raise PeerUnavailable("PyTorch is measured in f32 and f64")
+        torch.set_num_threads(threads)
+    t = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
+    call: Call
+    if isinstance(problem, SoftmaxProblem):
+        function = torch.log_softmax if problem.log else torch.softmax
+        call = lambda: function(t, problem.axes[0])  # noqa: E731
+    elif isinstance(problem, ReduceProblem):
+        call = _torch_reduction(problem, t)
+    elif isinstance(problem, PoolProblem):
+        call = _torch_pool(problem, t)
+    elif isinstance(problem, PatchProblem):
+        call = _torch_patches(problem, t)
+    else:
+        raise PeerUnavailable(f"PyTorch is not measured for {problem.operator}")
+
+    def run() -> Any:
+        with torch.inference_mode():
+            return call()
+
+    return Prepared(run, lambda: np.asarray(run().cpu().numpy()))
+
+
+def _torch_patches(problem: PatchProblem, t: Any) -> Call:
+    import torch.nn.functional as functional
+
+    if len(problem.spatial) != 2 or any(before != after for before, after in problem.padding) or problem.accumulate:
+        raise PeerUnavailable("PyTorch unfolds and folds 2 spatial axes with equal padding")
+    padding = tuple(before for before, _ in problem.padding)
+    window = (problem.kernel, problem.dilation, padding, problem.stride)
+    if problem.operator == "im2col":
+        return lambda: functional.unfold(t, *window)
+    return lambda: functional.fold(t, problem.spatial, *window)
+
+
+def _torch_pool(problem: PoolProblem, t: Any) -> Call:
+    import torch.nn.functional as functional
+
+    if any(
+        before != after or 2 * before > r for (before, after), r in zip(problem.padding, problem.kernel, strict=True)
+    ):
+        raise PeerUnavailable("PyTorch takes equal padding of up to half the kernel")
+    padding = tuple(before for before, _ in problem.padding)
+    if problem.op == "max":
+        return lambda: functional.max_pool2d(
+            t, problem.kernel, problem.stride, padding, problem.dilation, problem.ceil_mode
+        )
+    if set(problem.dilation) != {1}:
+        raise PeerUnavailable("PyTorch's avg_pool2d has no dilation")
+    return lambda: functional.avg_pool2d(
+        t, problem.kernel, problem.stride, padding, problem.ceil_mode, problem.count_include_pad, problem.divisor
+    )
+
+
+def _torch_reduction(problem: ReduceProblem, t: Any) -> Call:
+    import torch
+
+    axes, keep, op = problem.axes, problem.keepdims, problem.op
+    whole = len(axes) == len(problem.shape)
+    if op in ("argmax", "argmin"):
+        function = getattr(torch, op)
+        return (lambda: function(t)) if whole else (lambda: function(t, axes[0], keep))
+    if op == "prod":
+        if whole and not keep:
+            return lambda: torch.prod(t)
+        if len(axes) != 1:
+            raise PeerUnavailable("torch.prod goes along one axis, or along all")
+        return lambda: torch.prod(t, axes[0], keep)
+    functions: dict[str, Call] = {
+        "sum": lambda: torch.sum(t, axes, keep),
+        "mean": lambda: torch.mean(t, axes, keep),
+        "max": lambda: torch.amax(t, axes, keep),
+        "min": lambda: torch.amin(t, axes, keep),
+        "norm1": lambda: torch.linalg.vector_norm(t, 1, axes, keep),
+        "norm2": lambda: torch.linalg.vector_norm(t, 2, axes, keep),
+        "sumsquare": lambda: torch.sum(t * t, axes, keep),
+        "logsumexp": lambda: torch.logsumexp(t, axes, keep),
+    }
+    return functions[op]
+
+
+def _numpy(problem: Problem, x: np.ndarray) -> Call:
+    if not isinstance(problem, ReduceProblem):
+        raise PeerUnavailable(f"NumPy has no {problem.operator}")
+    axes: Any = problem.axes
+    keep, op = problem.keepdims, problem.op
+    if op in ("argmax", "argmin"):
+        function = getattr(np, op)
+        along = None if len(axes) == len(problem.shape) else axes[0]
+        return lambda: function(x, axis=along, keepdims=keep)
+    functions: dict[str, Call] = {
+        "sum": lambda: np.sum(x, axis=axes, keepdims=keep),
+        "mean": lambda: np.mean(x, axis=axes, keepdims=keep),
+        "max": lambda: np.max(x, axis=axes, keepdims=keep),
+        "min": lambda: np.min(x, axis=axes, keepdims=keep),
+        "prod": lambda: np.prod(x, axis=axes, keepdims=keep),
+        "norm1": lambda: np.sum(np.abs(x), axis=axes, keepdims=keep),
+        "norm2": lambda: np.sqrt(np.sum(x * x, axis=axes, keepdims=keep)),
+        "sumsquare": lambda: np.sum(x * x, axis=axes, keepdims=keep),
+    }
+    if op not in functions:
+        raise PeerUnavailable(f"NumPy has no {op}")
+    return functions[op]
+
+
+def _onnxruntime(problem: Problem, x: np.ndarray, threads: int) -> Prepared:
+    from tapwise.baselines import mlas
+
+    if isinstance(problem, PoolProblem):
+        return _onnxruntime_pool(problem, x, threads)
+    if not isinstance(problem, SoftmaxProblem):
+        raise PeerUnavailable(f"onnxruntime is not measured for {problem.operator}")
+    kind = "LogSoftmax" if problem.log else "Softmax"
+    graph = mlas.node_model(kind, {"axis": problem.axes[0]}, problem.shape, problem.shape, problem.dtype)
+    return mlas.session_of(graph, {"x": x}, threads)
+
+
+def _onnxruntime_pool(problem: PoolProblem, x: np.ndarray, threads: int) -> Prepared:
+    from tapwise.baselines import mlas
+
+    if problem.divisor is not None or problem.layout != "nchw":
+        raise PeerUnavailable("onnxruntime pools NCHW, without a divisor")
+    befores, afters = zip(*problem.padding, strict=True)
+    attributes: dict[str, Any] = {
+        "kernel_shape": problem.kernel, "strides": problem.stride, "pads": (*befores, *afters),
+        "ceil_mode": int(problem.ceil_mode),
+    }  # fmt: skip
+    if problem.op == "max":
+        attributes["dilations"] = problem.dilation
+    else:
+        if set(problem.dilation) != {1}:
+            raise PeerUnavailable("onnxruntime's AveragePool is measured without dilation")
+        attributes["count_include_pad"] = int(problem.count_include_pad)
+    kind = "MaxPool" if problem.op == "max" else "AveragePool"
+    graph = mlas.node_model(kind, attributes, problem.x_shape, problem.y_shape, problem.dtype)
+    return mlas.session_of(graph, {"x": x}, threads)

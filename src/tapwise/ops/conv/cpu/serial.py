@@ -1,0 +1,172 @@
+"""cpu.serial: the plain loop nest. The last resort, and the yardstick of every other algorithm.
+
+Compiled by Numba once for each dtype, when a plan is made, and kept in Numba's own disk cache; all sizes are run-time
+arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.cpu.common import rejects_foreign
+from tapwise.ops.conv.problem import ConvProblem
+from tapwise.problem import ACTIVATIONS
+
+# Measured: a dependent multiply-add behind a bounds check; a channel's first element, often not in the first cache.
+MULTIPLY_ADD_NS: Final = 1.7
+CHANNEL_NS: Final = 4.0
+OUTPUT_NS: Final = 5.0
+CALL_US: Final = 10.0
+
+# Numbers of the activations inside the compiled loops; 0 is none.
+CODES: Final = {None: 0} | {name: number for number, name in enumerate(ACTIVATIONS, 1)}
+RELU: Final = CODES["relu"]
+RELU6: Final = CODES["relu6"]
+SILU: Final = CODES["silu"]
+GELU: Final = CODES["gelu"]
+SIGMOID: Final = CODES["sigmoid"]
+
+
+def convolve(
+    x: Any, w: Any, bias: Any, residual: Any, y: Any, groups: int, stride: Any, padding: Any, dilation: Any,
+    activation: int, zero: Any,
+) -> None:  # fmt: skip
+    """The definition, term by term. `zero` has the dtype that sums are kept in; padding is (top, left)."""
+    images, output_channels, output_height, output_width = y.shape
+    height, width = x.shape[2:]
+    group_channels, filter_height, filter_width = w.shape[1:]
+    group_outputs = output_channels // groups
+    for n in range(images):
+        for k in range(output_channels):
+            first = k // group_outputs * group_channels
+            for p in range(output_height):
+                for q in range(output_width):
+                    total = zero
+                    for c in range(group_channels):
+                        for r in range(filter_height):
+                            h = p * stride[0] + r * dilation[0] - padding[0]
+                            if h < 0 or h >= height:
+                                continue
+                            for s in range(filter_width):
+                                v = q * stride[1] + s * dilation[1] - padding[1]
+                                if v < 0 or v >= width:
+                                    continue
+                                total += x[n, first + c, h, v] * w[k, c, r, s]
+                    total += bias[k]
+                    total += residual[n, k, p, q]
+                    one, two = zero + 1, zero + 2
+                    if activation in (RELU, RELU6):
+                        # Written so that NaN stays NaN.
+                        if total < 0:
+                            total = zero
+                        if activation == RELU6 and total > 6:
+                            total = zero + 6
+                    elif activation == SILU:
+                        total = total / (one + math.exp(-total))
+                    elif activation == SIGMOID:
+                        total = one / (one + math.exp(-total))
+                    elif activation == GELU:
+                        total = total * (one + math.erf(total * (zero + 0.7071067811865476))) / two
+                    elif activation > 0:
+                        total = math.tanh(total)
+                    y[n, k, p, q] = total
+
+
+@cache
+def _compiled(dtype: np.dtype[Any]) -> Any:
+    """The loops for one dtype, from Numba's disk cache where it has one."""
+    import numba
+    from numba import types
+
+    scalar = numba.from_dtype(dtype)
+
+    def array(axes: int, readonly: bool = True) -> Any:
+        return types.Array(scalar, axes, "A", readonly=readonly)
+
+    pair = types.UniTuple(types.int64, 2)
+    signature = types.void(
+        array(4), array(4), array(1), array(4), array(4, False), types.int64, pair, pair, pair, types.int64, scalar
+    )
+    options = {"nogil": True, "error_model": "numpy"}
+    try:
+        return numba.njit([signature], cache=True, **options)(convolve)
+    except (RuntimeError, OSError):  # no folder that Numba could write its cache to
+        return numba.njit([signature], **options)(convolve)
+
+
+class SerialPlan(Plan):
+    """Filters stay as they are. float16 goes through float32 copies of one image at a time."""
+
+    def __init__(self, problem: ConvProblem) -> None:
+        self.problem = problem
+        self._dtype = np.dtype(np.float64 if problem.dtype == "f64" else np.float32)
+        self._half = problem.dtype == "f16"
+        self._loops = _compiled(self._dtype)
+        self._zero = self._dtype.type(0)
+
+    def pack(self, w: np.ndarray) -> np.ndarray:
+        return np.array(w, self._dtype, order="C")
+
+    def run(
+        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
+        stream: Any = None,
+    ) -> None:  # fmt: skip
+        if bias is None:
+            bias = np.broadcast_to(self._zero, (self.problem.k,))
+        if residual is None:
+            residual = np.broadcast_to(self._zero, y.shape)
+        if not self._half:
+            self._call(x, packed, bias, residual, y)
+            return
+        bias = bias.astype(self._dtype)
+        for image in range(len(y)):
+            one = slice(image, image + 1)
+            sums = np.empty(y[one].shape, self._dtype)
+            self._call(x[one].astype(self._dtype), packed, bias, residual[one].astype(self._dtype), sums)
+            with np.errstate(over="ignore"):
+                y[one] = sums
+
+    def _call(self, x: Any, w: Any, bias: Any, residual: Any, y: Any) -> None:
+        p = self.problem
+        start = (p.padding[0][0], p.padding[1][0])
+        self._loops(x, w, bias, residual, y, p.groups, p.stride, start, p.dilation, CODES[p.activation], self._zero)
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """Nothing to choose."""
+
+
+class Serial(Algorithm[Config]):
+    """The plain loop nest on one thread. float32, float64, float16 (computed in float32); NCHW and NHWC; no workspace.
+
+    Rejects other directions, bf16, and anything but two spatial axes. Taps in the padding are skipped.
+    """
+
+    id: ClassVar[str] = "cpu.serial"
+    summary: ClassVar[str] = "the plain loop nest, one thread"
+
+    def rejects(self, problem: ConvProblem, device: Device) -> str | None:
+        return rejects_foreign(problem, device)
+
+    def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
+        return [Config()]
+
+    def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+        """A fixed time for each multiply-add, each channel of each output, and each output; on one thread."""
+        each = problem.gemm_k * MULTIPLY_ADD_NS + problem.group_c * CHANNEL_NS + OUTPUT_NS
+        return CALL_US + 1e-3 * problem.gemm_n * problem.k * each
+
+    def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
+        return 0
+
+    def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
+        return SerialPlan(problem)

@@ -1,0 +1,163 @@
+"""Transforms of one axis of cpu.winograd: m outputs from fewer products than m * taps.
+
+A `Transform` computes y = A^T [(G g) * (B^T d)], * elementwise, for the m outputs of a tile that a filter g of some
+taps makes of a span of inputs d. Two axes nest: A_h^T [(G_h g G_w^T) * (B_h^T d B_w)] A_w.
+
+- Stride 1: F(m, taps) by Toom and Cook's construction, m + taps - 1 products.
+- Stride s: tap r meets inputs of phase r mod s alone, so the axis falls into s convolutions of stride 1 whose products
+  stand side by side. F(4, 3) of stride 2 is F(4, 2) on the even inputs and 4 plain products on the odd: 9 for 12.
+- One tap: nothing to save; m plain products.
+
+Source: Winograd, "Arithmetic Complexity of Computations", 1980; points in the order of Barabasz et al., "Error Analysis
+and Improving the Accuracy of Winograd Convolution", 2018.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from math import gcd
+from typing import Final
+
+from tapwise.cpu.common import ceil_div
+from tapwise.ops.conv.problem import ConvProblem
+
+Matrix = tuple[tuple[float, ...], ...]
+
+# Evaluation points besides infinity: small powers of two and their reciprocals lose least.
+POINTS: Final = tuple(Fraction(text) for text in ("0", "1", "-1", "1/2", "-2", "-1/2", "2"))
+
+# Products of the largest F on an axis when both axes have one, and when one has: their errors multiply.
+MOST_PRODUCTS: Final = {2: 6, 1: 8}
+# Tiles of a vector of lanes are taken apart by shuffles for these; more rows of products take too long to compile.
+STEPS: Final = (1, 2, 4, 8)
+MOST_ROWS: Final = 9
+
+
+@dataclass(frozen=True)
+class Transform:
+    """Matrices a_t (outputs, products), g (products, taps), b_t (products, span); tiles are `step` inputs apart."""
+
+    a_t: Matrix
+    g: Matrix
+    b_t: Matrix
+    step: int
+
+    @property
+    def outputs(self) -> int:
+        return len(self.a_t)
+
+    @property
+    def products(self) -> int:
+        return len(self.b_t)
+
+    @property
+    def span(self) -> int:
+        return len(self.b_t[0])
+
+
+def _polynomial(roots: Sequence[Fraction]) -> list[Fraction]:
+    """Coefficients of prod(x - root), the constant first."""
+    coefficients = [Fraction(1)]
+    for root in roots:
+        shifted = [Fraction(0), *coefficients]
+        coefficients = [a - root * b for a, b in zip(shifted, [*coefficients, Fraction(0)], strict=True)]
+    return coefficients
+
+
+def _toom_cook(outputs: int, taps: int) -> tuple[list[list[Fraction]], list[list[Fraction]], list[list[Fraction]]]:
+    """(A^T, G, B^T) of F(outputs, taps).
+
+    Row i of G evaluates a filter at point i, scaled by 1 / prod(a_i - a_j); row i of B^T holds the coefficients of
+    prod over j != i of (x - a_j); the last row stands for infinity.
+    """
+    if taps == 1 or outputs == 1:
+        size = outputs + taps - 1
+        identity = [[Fraction(int(i == j)) for j in range(size)] for i in range(size)]
+        if taps == 1:
+            return identity, [[Fraction(1)] for _ in range(size)], identity
+        return [[Fraction(1)] * size], identity, identity
+    points = POINTS[: outputs + taps - 2]
+    a_t = [[point**row for point in points] + [Fraction(int(row == outputs - 1))] for row in range(outputs)]
+    g, b_t = [], []
+    for i, point in enumerate(points):
+        others = points[:i] + points[i + 1 :]
+        scale = Fraction(1)
+        for other in others:
+            scale *= point - other
+        g.append([point**power / scale for power in range(taps)])
+        b_t.append([*_polynomial(others), Fraction(0)])
+    g.append([Fraction(int(power == taps - 1)) for power in range(taps)])
+    b_t.append(_polynomial(points))
+    return a_t, g, b_t
+
+
+@cache
+def transform(outputs: int, taps: int, stride: int) -> Transform:
+    """The transform of `outputs` outputs of a filter of `taps` taps, `stride` inputs apart."""
+    span = (outputs - 1) * stride + taps
+    a_t: list[list[Fraction]] = [[] for _ in range(outputs)]
+    g, b_t = [], []
+    for phase in range(min(stride, taps)):
+        part_a, part_g, part_b = _toom_cook(outputs, ceil_div(taps - phase, stride))
+        for row, part in zip(a_t, part_a, strict=True):
+            row += part
+        g += [_spread(row, phase, stride, taps) for row in part_g]
+        b_t += [_spread(row, phase, stride, span) for row in part_b]
+
+    def freeze(rows: Sequence[Sequence[Fraction]]) -> Matrix:
+        return tuple(tuple(float(value) for value in row) for row in rows)
+
+    return Transform(freeze(a_t), freeze(g), freeze(b_t), outputs * stride)
+
+
+def _spread(row: Sequence[Fraction], phase: int, stride: int, length: int) -> list[Fraction]:
+    """A row of `length` with `row` at phase, phase + stride, ..."""
+    result = [Fraction(0)] * length
+    for i, value in enumerate(row):
+        result[phase + i * stride] = value
+    return result
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One spatial axis of a problem. A common factor of stride and dilation only thins the input out; what is left of
+    the dilation makes `phases` interleaved convolutions, output `phases * i + a` being number a's. Input u of tile t is
+
+        (t * step + u) * dilation + a * (the problem's stride) - padding
+    """
+
+    taps: int
+    stride: int
+    dilation: int
+    phases: int
+
+    @staticmethod
+    def of(problem: ConvProblem, axis: int) -> Axis:
+        taps, stride, dilation = problem.kernel[axis], problem.stride[axis], problem.dilation[axis]
+        if taps == 1:
+            return Axis(1, stride, 1, 1)
+        common = gcd(stride, dilation)
+        return Axis(taps, stride // common, dilation, dilation // common)
+
+    def transform(self, outputs: int) -> Transform:
+        return transform(outputs, self.taps, self.stride)
+
+
+def tilings(problem: ConvProblem) -> list[tuple[int, int]]:
+    """(tile_h, tile_w) that save products and keep the error small; none where no tile does."""
+    axes = [Axis.of(problem, axis) for axis in range(2)]
+    long = sum(axis.taps > axis.stride for axis in axes)
+    result = []
+    for size in (4, 2):
+        sizes = [size if axis.taps > axis.stride else 1 for axis in axes]
+        parts = [axis.transform(outputs) for axis, outputs in zip(axes, sizes, strict=True)] if long else []
+        if not parts or any(part.step not in STEPS or part.products > MOST_ROWS for part in parts):
+            continue
+        largest = max(outputs + ceil_div(axis.taps, axis.stride) - 1 for axis, outputs in zip(axes, sizes, strict=True))
+        products = parts[0].products * parts[1].products
+        if largest <= MOST_PRODUCTS[long] and products < sizes[0] * sizes[1] * axes[0].taps * axes[1].taps:
+            result.append((sizes[0], sizes[1]))
+    return result

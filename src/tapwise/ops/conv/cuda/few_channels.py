@@ -1,0 +1,275 @@
+"""cuda.few_channels: the first layers of networks on tensor cores, windows read from the image's own lines.
+
+A pixel's window of x, channels last, is a run of neighbours in each of its lines. A block copies the lines that its
+tile of outputs reaches to shared memory, once, and a warp's matrix instructions take their left operand straight from
+there: no window is built, neither in shared memory nor anywhere else.
+
+Source: PTX ISA on mma.sync (which thread holds what); Chetlur et al., "cuDNN: efficient primitives for deep learning",
+2014 (the product whose matrix is never built).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import ClassVar, Final
+
+from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.cuda import plan as plans
+from tapwise.cuda.jit.compile import Source, stub
+from tapwise.cuda.jit.launch import Launch
+from tapwise.ops.conv.cuda import lines, pack
+from tapwise.ops.conv.problem import ConvProblem
+
+WORDS: Final = (
+    "x", "w", "y", "bias", "residual", "n", "height", "width", "k", "p", "q", "stride_h", "stride_w", "pad_h", "pad_w",
+    "dilation_h", "down", "across", "tiles_h", "tiles_w", "tiles", "lines", "pitch", "columns", "pieces", "per_column",
+    "per_piece",
+)  # fmt: skip
+FRAGMENT_WORDS: Final = ("w", "y", "k", "words", "chunks", "step_k", "step_c", "step_r", "step_s")
+# Channels of x; pieces of 16 bytes of a window, for which the kernel has code of its own each.
+MOST_CHANNELS: Final = 8
+MOST_PIECES: Final = 64
+PIECE_BYTES: Final = 16
+# Outputs of a tile, and of its lines.
+LEAST_OUTPUTS, MOST_OUTPUTS, NARROWEST = 64, 2048, 32
+# Sums of a thread for 16 pixels x 8 filters, and of all that a warp takes at a time.
+MOST_BLOCKS: Final = 32
+# Registers of a thread beside sums, operands and places of pixels; for bias and the like, and where that many steps are
+# unrolled.
+OTHER_REGISTERS, MORE_REGISTERS, MANY_STEPS = 24, 12, 12
+# Cycles: an operand's word, a row's places, a store, an output (so many times more with a function, with a residual), a
+# piece of x.
+OPERAND, PLACE, STORE, OUTPUT, FUNCTION, RESIDUAL, COPY = 0.85, 1.9, 6.3, 0.43, 7.5, 10.0, 0.2
+# Of warps without a turn left; code beyond so many products is too long for the instruction cache.
+WAITING, LONG_CODE, MOST_PRODUCTS = 0.31, 0.0085, 800
+# A block alone: a turn, a step, a product, and until its lines are there; blocks that hide nothing; a launch.
+CHAIN, STEP, PRODUCT, LOAD, HIDDEN, START, CYCLES_US = 61.0, 42.0, 9.8, 249.0, 0.77, 520.0, 1700.0
+# Of memory's bandwidth, as fitted (part of x and y stays in L2); what the smaller of compute and memory adds;
+# microseconds of a launch.
+MEMORY, BOTH, LAUNCH_US = 1.8, 0.59, 1.4
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """A tile of down x across outputs; a warp takes rows x 16 of its pixels with so many filters at a time, of which
+    `order` were turned together; blocks of a multiprocessor at least, which bounds the registers."""
+
+    down: int
+    across: int
+    rows: int
+    filters: int
+    order: int
+    resident: int
+
+
+class FewChannels(Algorithm[Config]):
+    """Up to 8 channels in one group, channels last; any stride and padding, dilation along lines of filters of one
+    column only; float16, bfloat16, and float32 with math="tf32". Compute capability 8.0 and newer."""
+
+    id: ClassVar[str] = "cuda.few_channels"
+    summary: ClassVar[str] = "tensor cores (mma.sync) on the image's own lines in shared memory: few channels"
+
+    def rejects(self, problem: ConvProblem, device: Device) -> str | None:
+        reason = plans.rejects_tensor_cores(problem, device)
+        if reason is not None:
+            return reason
+        if problem.math == "3xtf32":
+            return "takes f16, bf16 and tf32, not 3xtf32"
+        if problem.layout != "nhwc":
+            return "takes channels-last images, not NCHW"
+        if problem.groups > 1 or problem.c > MOST_CHANNELS:
+            return f"takes up to {MOST_CHANNELS} channels in one group, not {problem.c} in {problem.groups}"
+        if problem.dilation[1] != 1 and problem.kernel[1] > 1:
+            return f"takes windows without gaps along their lines, not dilation={problem.dilation}"
+        if problem.kernel[0] * _pieces(problem) > MOST_PIECES:
+            return (
+                f"takes windows of up to {MOST_PIECES} pieces of 16 bytes, not {problem.kernel[0] * _pieces(problem)}"
+            )
+        reason = lines.too_large(problem)
+        if reason is None and next(self._fitting(problem, device), None) is None:
+            return "takes lines and filters that fit into shared memory"
+        return reason
+
+    def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
+        return list(self._fitting(problem, device))
+
+    def _fitting(self, problem: ConvProblem, device: Device) -> Iterator[Config]:
+        shapes = lines.shapes(problem, LEAST_OUTPUTS, MOST_OUTPUTS, NARROWEST, _kinds(problem))
+        for order in orders_of(problem):
+            for width in _widths(problem, order):
+                for rows in (4, 3, 2):
+                    blocks = rows * width // 8
+                    if blocks > MOST_BLOCKS:
+                        continue
+                    registers = 4 * blocks + 8 * rows + width // 4 + OTHER_REGISTERS
+                    registers += MORE_REGISTERS * (_steps(problem) > MANY_STEPS)
+                    registers += MORE_REGISTERS * (problem.activation in plans.FUNCTIONS)
+                    # Measured on Hopper; ptxas wants some more for others.
+                    registers += 0 if device.architecture == "sm_90a" else MORE_REGISTERS
+                    registers += MORE_REGISTERS * (problem.bias or problem.residual or problem.activation is not None)
+                    resident = lines.resident(registers)
+                    for down, across in shapes:
+                        config = Config(down, across, rows, width, order, resident)
+                        if lines.fits(shared_bytes(problem, config), resident, device):
+                            yield config
+
+    def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+        """What the blocks of a multiprocessor issue together, or a block's own chain of latencies where they are few;
+        and memory. Constants are cycles (H200), fitted to 759 times on 31 problems: the error of the logarithm is 0.17,
+        the choice 5 % slower than the best timed config, 1.36 times at worst."""
+        tiles = lines.tiles_of(problem, config.down, config.across)[2]
+        high, pitch = lines_of(problem, config)
+        steps, chunks, eights = _steps(problem), -(-problem.k // config.filters), config.filters // 8
+        kinds = _kinds(problem)
+        turns = kinds * -(-(config.across // kinds) * config.down // (16 * config.rows))
+        longest = -(-turns // lines.WARPS)
+        # Of a warp's turn: operands from shared memory, places of pixels, outputs and stores.
+        operands = steps * (4 * config.rows + 2 * eights)
+        outputs = config.rows * config.filters // 2
+        more = 1 + FUNCTION * (problem.activation in plans.FUNCTIONS) + RESIDUAL * problem.residual
+        turn = PLACE * config.rows + chunks * (
+            OPERAND * operands + STORE * outputs / _beside(problem, config) + OUTPUT * outputs * more
+        )
+        products = steps * config.rows * eights
+        copied = high * pitch / (copy_bytes(problem) or 2) * COPY
+        # Warps that have no turn left wait for the others.
+        work = (turns * (1 - WAITING) + lines.WARPS * longest * WAITING) * turn + copied
+        work *= 1 + LONG_CODE * max(0, products - MOST_PRODUCTS)
+        chain = longest * (CHAIN + chunks * (STEP * steps + PRODUCT * products)) + LOAD
+        together = min(config.resident, -(-tiles // device.threads))
+        share = -(-tiles // (device.threads * config.resident))
+        compute = (share * max((together + HIDDEN) * work, chain) + START) / CYCLES_US
+        memory = problem.bytes / (device.gbps * 1e3 * MEMORY)
+        return float((compute**3 + memory**3) ** (1 / 3) + BOTH * min(compute, memory) + LAUNCH_US)
+
+    def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
+        return 0
+
+    def error_factor(self, problem: ConvProblem) -> float:
+        """tf32 keeps 11 bits of each factor, cut off at worst: 2^-9 of a product."""
+        return super().error_factor(problem) + (2.0**15 if problem.math == "tf32" else 0.0)
+
+    def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
+        launch = self.launch(problem, config, device)
+        return lines.LinesPlan(problem, device, launch, partial(self.pack_launch, problem, config))
+
+    def _template(self, problem: ConvProblem, config: Config) -> str:
+        words = (
+            pack.TYPES[problem.dtype], problem.c, *problem.kernel, config.filters, config.rows, config.order,
+            _beside(problem, config), copy_bytes(problem), parity_of(problem), problem.bias, problem.residual,
+            plans.ACTIVATIONS[problem.activation],
+        )  # fmt: skip
+        texts = [str(word).lower() if isinstance(word, bool) else str(word) for word in words]
+        return f"Few<{', '.join(texts)}>"
+
+    def source(self, problem: ConvProblem, config: Config) -> Source:
+        template = self._template(problem, config)
+        return stub("ops/conv/cuda/few_channels.cu", "few_channels", template, "Lines", lines.THREADS, config.resident)
+
+    def pack_source(self, problem: ConvProblem, config: Config) -> Source:
+        plain = self._template(problem.replace(bias=False, residual=False, activation=None), config)
+        return stub("ops/conv/cuda/few_channels.cu", "pack_fragments", plain, "Fragments", pack.THREADS)
+
+    def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
+        """All kernels of a config."""
+        return [self.pack_source(problem, config), self.source(problem, config)]
+
+    def launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
+        tiles_h, tiles_w, tiles = lines.tiles_of(problem, config.down, config.across)
+        high, pitch = lines_of(problem, config)
+        copy, columns = copy_bytes(problem), config.across // _kinds(problem)
+        mine = plans.window_fields(problem) | {
+            "down": config.down, "across": config.across, "tiles_h": tiles_h, "tiles_w": tiles_w, "tiles": tiles,
+            "lines": high, "pitch": pitch, "columns": columns, "pieces": pitch // (copy or 4),
+            "per_column": plans.reciprocal(columns), "per_piece": plans.reciprocal(pitch // (copy or 4)),
+        }  # fmt: skip
+        mine = {name: value for name, value in mine.items() if name in WORDS}
+        grid = (min(tiles, device.threads * config.resident), 1, 1)
+        return Launch(
+            self.source(problem, config), WORDS, mine, grid, (lines.THREADS, 1, 1),
+            shared_bytes(problem, config), dependent=plans.waits_by_itself(device),
+        )  # fmt: skip
+
+    def pack_launch(self, problem: ConvProblem, config: Config, steps: tuple[int, ...]) -> Launch:
+        """Filters of such strides (elements) as the instruction's operands."""
+        words = filter_bytes(problem, config) // 4
+        names = ("step_k", "step_c", "step_r", "step_s")
+        fields = {"k": problem.k, "words": words, "chunks": -(-problem.k // config.filters)} | dict(
+            zip(names, steps, strict=True)
+        )
+        blocks = min(-(-words // pack.THREADS), 1024)
+        return Launch(self.pack_source(problem, config), FRAGMENT_WORDS, fields, (blocks, 1, 1), (pack.THREADS, 1, 1))
+
+
+def orders_of(problem: ConvProblem) -> list[int]:
+    """Filters that are turned so that threads write neighbours, a quarter of them each: 16 bytes, 8, or fewer."""
+    most = 64 // pack.SIZES[problem.dtype]
+    return [order for order in (32, 16) if order <= most and problem.k % (order // 4) == 0] or [8]
+
+
+def _widths(problem: ConvProblem, order: int) -> list[int]:
+    """Filters at a time: such as divide them evenly, in whole orders."""
+    orders = -(-problem.k // order)
+    widths = {-(-orders // count) * order for count in range(1, orders + 1)}
+    return sorted((width for width in widths if width <= 8 * MOST_BLOCKS // 2), reverse=True)[:6]
+
+
+def _beside(problem: ConvProblem, config: Config) -> int:
+    """Outputs that a thread writes at once."""
+    most = config.order // 4
+    return most if problem.k % most == 0 else 1
+
+
+def parity_of(problem: ConvProblem) -> str:
+    """Where windows begin in words of shared memory: at EVEN elements, at ODD ones, or BOTH by turns."""
+    if pack.SIZES[problem.dtype] == 4:
+        return "EVEN"
+    if problem.stride[1] * problem.c % 2:
+        return "BOTH"
+    return "ODD" if problem.padding[1][0] * problem.c % 2 else "EVEN"
+
+
+def _kinds(problem: ConvProblem) -> int:
+    """Kinds of windows, each with filters of its own."""
+    return 2 if parity_of(problem) == "BOTH" else 1
+
+
+def copy_bytes(problem: ConvProblem) -> int:
+    """Bytes of a piece that is copied: as many as lines of x are a multiple of; 0 where that is no word."""
+    line = problem.spatial[1] * problem.c * pack.SIZES[problem.dtype]
+    return next((count for count in (16, 8, 4) if line % count == 0), 0)
+
+
+def _pieces(problem: ConvProblem) -> int:
+    """Pieces of 16 bytes of a window's run in one line."""
+    run = problem.c * problem.kernel[1] + (parity_of(problem) != "EVEN")
+    return -(-run * pack.SIZES[problem.dtype] // PIECE_BYTES)
+
+
+def _steps(problem: ConvProblem) -> int:
+    """Steps of the matrix instruction: two pieces each."""
+    return -(-problem.kernel[0] * _pieces(problem) // 2)
+
+
+def lines_of(problem: ConvProblem, config: Config) -> tuple[int, int]:
+    """(lines of x of a tile, bytes of each)."""
+    size = pack.SIZES[problem.dtype]
+    high = (config.down - 1) * problem.stride[0] + problem.reach[0]
+    # A line begins up to a piece before the first window.
+    lead = (copy_bytes(problem) or 4) - size
+    line = lead + (config.across - 1) * problem.stride[1] * problem.c * size + PIECE_BYTES * _pieces(problem)
+    return high, -(-line // PIECE_BYTES) * PIECE_BYTES
+
+
+def filter_bytes(problem: ConvProblem, config: Config) -> int:
+    """All filters as operands, for each kind of window."""
+    return _kinds(problem) * -(-problem.k // config.filters) * _steps(problem) * config.filters // 8 * 256
+
+
+def shared_bytes(problem: ConvProblem, config: Config) -> int:
+    """The filters, and the lines of two tiles."""
+    return filter_bytes(problem, config) + 2 * prod(lines_of(problem, config))

@@ -1,0 +1,231 @@
+"""cuda.implicit_gemm_mma: warp-level tensor core instructions, windows gathered by threads; any channels, either
+memory order.
+
+Where pixels have whole pieces of 4, 8 or 16 bytes of channels, they are copied asynchronously, several steps ahead.
+Else, and for NCHW, elements pass through registers. gemm_k runs over taps and channels as one number, so a group of
+eight channels fills the instruction's sixteen. Small problems split gemm_k: sums of parts go to the workspace and are
+added in a fixed order.
+
+Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014; PTX ISA, mma.sync. 3xtf32: Ootomo and
+Yokota, "Recovering single precision accuracy from tensor cores", 2022.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar, Final
+
+from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.arrays.device import DeviceArray
+from tapwise.cuda import plan as plans
+from tapwise.cuda.jit.compile import Source, stub
+from tapwise.cuda.jit.launch import Launch
+from tapwise.ops.conv.cuda import pack
+from tapwise.ops.conv.problem import ConvProblem
+
+WORDS: Final = (
+    "x", "w", "y", "bias", "residual", "parts", "height", "width", "k", "s", "p", "q", "stride_h", "stride_w",
+    "pad_h", "pad_w", "dilation_h", "dilation_w", "group_c", "group_k", "depth", "pitch", "pixels", "tiles_k",
+    "tiles_g", "steps", "part_steps", "step_n", "step_c", "step_h", "step_w",
+)  # fmt: skip
+PART_WORDS: Final = ("parts", "y", "bias", "residual", "count", "k", "plane", "split")
+# Bytes of a line of gemm_k in shared memory.
+SPAN: Final = 64
+# (pixels, filters, warps along pixels, warps along filters) of a block.
+TILES: Final = (
+    (128, 128, 2, 4), (128, 64, 4, 2), (64, 64, 2, 2), (64, 128, 2, 4), (128, 32, 4, 1), (64, 32, 4, 1), (128, 16, 4,
+    1), (64, 16, 4, 1), (128, 8, 4, 1), (256, 64, 4, 2), (32, 64, 1, 4), (64, 96, 2, 2), (128, 96, 4, 2),
+)  # fmt: skip
+LARGEST: Final = 1 << 31
+MOST_SPLIT: Final = 32
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """A tile of pixels x filters of each of `bundle` groups, by warps_m x warps_n warps a group; stages; gemm_k
+    split."""
+
+    pixels: int
+    filters: int
+    bundle: int
+    warps_m: int
+    warps_n: int
+    stages: int
+    split: int
+
+
+class MmaPlan(plans.CudaPlan):
+    """The product, and where gemm_k is split the sum of its parts."""
+
+    def __init__(self, problem: ConvProblem, device: Device, launches: Sequence[Launch], pitch: int, size: int) -> None:
+        super().__init__(problem, device, launches, size)
+        self._pitch, self._device = pitch, device
+
+    def pack(self, w: Any) -> DeviceArray:
+        """The filters as [k][tap][channel], filters on a multiple of 16 bytes."""
+        return pack.filters(self.problem, w, self.problem.group_c, self._device, self._pitch, False)
+
+
+class ImplicitGemmMma(Algorithm[Config]):
+    """Any stride, padding, dilation, groups and channels; NHWC and NCHW; float16, bfloat16, and float32 with
+    math="tf32" or "3xtf32". Compute capability 8.0 and newer."""
+
+    id: ClassVar[str] = "cuda.implicit_gemm_mma"
+    summary: ClassVar[str] = "tensor cores (mma.sync), windows gathered by threads"
+
+    def rejects(self, problem: ConvProblem, device: Device) -> str | None:
+        reason = plans.rejects_tensor_cores(problem, device)
+        if reason is not None:
+            return reason
+        if problem.n * prod(problem.output) >= LARGEST or max(problem.spatial) >= 1 << 29 or problem.gemm_k >= 1 << 29:
+            return "takes fewer than 2^31 output pixels, 2^29 lines or columns, and 2^29 terms of a sum"
+        return None
+
+    def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
+        found = []
+        steps = self.steps(problem)
+        bundles = [1]
+        if problem.groups > 1 and problem.group_k % 8 == 0:
+            bundles += [count for count in (2, 4, 8) if count <= problem.groups]
+        for bundle in bundles:
+            for pixels, filters, warps_m, warps_n in TILES:
+                if bundle > 1 and (filters != problem.group_k or filters > 32):
+                    continue
+                if bundle > 1:
+                    # A warp or two a group: the block has 128 to 256 threads.
+                    warps_m, warps_n = max(1, 4 // bundle), 1
+                for split in (1, 2, 4, 8, 16, 32):
+                    for stages in (4, 3):
+                        config = Config(pixels, filters, bundle, warps_m, warps_n, stages, split)
+                        if split * 2 <= max(2, steps) and self.shared_bytes(problem, config) <= device.shared_bytes:
+                            found.append(config)
+        return found
+
+    def steps(self, problem: ConvProblem) -> int:
+        return -(-problem.gemm_k * pack.SIZES[problem.dtype] // SPAN)
+
+    def shared_bytes(self, problem: ConvProblem, config: Config) -> int:
+        """The ring, or the sums in its place, and where the windows of a tile's pixels begin."""
+        ring = config.stages * (config.pixels + config.filters) * config.bundle * SPAN
+        sums = config.pixels * (config.filters * config.bundle + 4) * 4
+        return max(ring, sums) + 16 * config.pixels
+
+    def _grid(self, problem: ConvProblem, config: Config) -> tuple[int, int, int]:
+        """Tiles along a group's filters, bundles of groups, pixels."""
+        return (
+            -(-problem.group_k // config.filters),
+            -(-problem.groups // config.bundle),
+            -(-problem.n * prod(problem.output) // config.pixels),
+        )
+
+    def _piece(self, problem: ConvProblem) -> int:
+        """Bytes of x that are copied at once; 0 for elements through registers."""
+        size = pack.SIZES[problem.dtype]
+        if problem.layout == "nchw":
+            return 0
+        return next((b for b in (16, 8, 4) if problem.c * size % b == 0 and problem.group_c * size % b == 0), 0)
+
+    def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+        """Tiles a multiprocessor times what a step takes: the instructions, or the addresses of what is gathered, or
+        its latency shared by the blocks that a multiprocessor holds; and memory. Constants are cycles (H200), fitted
+        to 75 configs on ten layers: the mean error of the logarithm is 0.17."""
+        tiles_k, tiles_g, tiles_pixels = self._grid(problem, config)
+        blocks = tiles_k * tiles_g * tiles_pixels * config.split
+        steps = -(-self.steps(problem) // config.split)
+        warps = config.bundle * config.warps_m * config.warps_n
+        room = device.shared_bytes // self.shared_bytes(problem, config)
+        together = max(1, min(room, 48 // warps, 6, -(-blocks // device.threads)))
+        piece = self._piece(problem)
+        outputs = config.pixels * config.filters * config.bundle
+        # Three products, and taking numbers apart in registers.
+        product = outputs * 0.067 * (4.5 if problem.math == "3xtf32" else 1)
+        gathered = (
+            config.pixels * config.bundle * SPAN / 32 * (32.4 / piece if piece else 26.0 / pack.SIZES[problem.dtype])
+        )
+        step = max(product, gathered + config.filters * config.bundle * 1.1) + 30
+        share = -(-blocks // device.threads)
+        cycles = share * (steps * max(step, 1230 / together) + 0.43 * outputs) + 660
+        memory = (problem.bytes + 2 * self.workspace_bytes(problem, config, device)) / (device.gbps * 1e3)
+        return max(cycles / 1700, memory) + 2.0 + (2.5 if config.split > 1 else 0.0)
+
+    def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
+        return config.split * prod(problem.y_shape) * 4 if config.split > 1 else 0
+
+    def error_factor(self, problem: ConvProblem) -> float:
+        """tf32 keeps 11 bits of each factor, cut off at worst: 2^-9 of a product. 3xtf32 has the bound of fp32."""
+        return super().error_factor(problem) + (2.0**15 if problem.math == "tf32" else 0.0)
+
+    def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
+        launches = [self.launch(problem, config)]
+        if config.split > 1:
+            launches.append(self.sum_launch(problem, config, device))
+        return MmaPlan(problem, device, launches, self._pitch(problem), self.workspace_bytes(problem, config, device))
+
+    def _pitch(self, problem: ConvProblem) -> int:
+        whole = 16 // pack.SIZES[problem.dtype]
+        return -(-problem.gemm_k // whole) * whole
+
+    def source(self, problem: ConvProblem, config: Config) -> Source:
+        piece = self._piece(problem)
+        size = pack.SIZES[problem.dtype]
+        inner = problem.group_k
+        written = next(count for count in (16 // size, 8 // size, 4 // size, 1) if count and inner % count == 0)
+        parts = config.split > 1
+        words = (
+            pack.TYPES[problem.dtype], piece, _word(problem.layout == "nchw"), config.pixels, config.filters,
+            config.bundle, config.warps_m, config.warps_n, config.stages, _word(parts), _word(problem.math == "3xtf32"),
+            written, _word(problem.layout == "nchw" and not parts), _word(problem.bias and not parts),
+            _word(problem.residual and not parts), "NONE" if parts else plans.ACTIVATIONS[problem.activation],
+        )  # fmt: skip
+        threads = 32 * config.bundle * config.warps_m * config.warps_n
+        template = f"Block<{', '.join(map(str, words))}>"
+        return stub("ops/conv/cuda/implicit_gemm_mma.cu", "implicit_gemm_mma", template, "Gather", threads)
+
+    def sum_source(self, problem: ConvProblem) -> Source:
+        words = (
+            pack.TYPES[problem.dtype], _word(problem.layout == "nchw"), _word(problem.bias), _word(problem.residual),
+            plans.ACTIVATIONS[problem.activation],
+        )  # fmt: skip
+        return stub("ops/conv/cuda/implicit_gemm_mma.cu", "add_parts", ", ".join(words), "Parts", pack.THREADS)
+
+    def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
+        """All kernels of a config."""
+        last = [self.sum_source(problem)] if config.split > 1 else []
+        return [pack.filters_source(problem, False), self.source(problem, config), *last]
+
+    def launch(self, problem: ConvProblem, config: Config) -> Launch:
+        fields = plans.window_fields(problem)
+        tiles_k, tiles_g, tiles_pixels = self._grid(problem, config)
+        (height, width), c = problem.spatial, problem.c
+        last = problem.layout == "nhwc"
+        steps = self.steps(problem)
+        mine = fields | {
+            "group_c": problem.group_c, "group_k": problem.group_k, "depth": problem.gemm_k,
+            "pitch": self._pitch(problem), "pixels": problem.n * prod(problem.output), "tiles_k": tiles_k,
+            "tiles_g": tiles_g, "steps": steps, "part_steps": -(-steps // config.split),
+            "step_n": c * height * width, "step_c": 1 if last else height * width,
+            "step_h": width * (c if last else 1), "step_w": c if last else 1,
+        }  # fmt: skip
+        mine = {name: value for name, value in mine.items() if name in WORDS}
+        grid = (tiles_k * tiles_g * tiles_pixels, config.split, 1)
+        threads = 32 * config.bundle * config.warps_m * config.warps_n
+        return Launch(
+            self.source(problem, config), WORDS, mine, grid, (threads, 1, 1), self.shared_bytes(problem, config),
+            names_of={"parts": "workspace"},
+        )  # fmt: skip
+
+    def sum_launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
+        count = prod(problem.y_shape)
+        fields = {"count": count, "k": problem.k, "plane": prod(problem.output), "split": config.split}
+        blocks = max(1, min(-(-count // pack.THREADS), 16 * device.threads))
+        return Launch(
+            self.sum_source(problem), PART_WORDS, fields, (blocks, 1, 1), (pack.THREADS, 1, 1),
+            names_of={"parts": "workspace"},
+        )  # fmt: skip
+
+
+def _word(flag: bool) -> str:
+    return "true" if flag else "false"

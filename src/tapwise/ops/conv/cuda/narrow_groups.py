@@ -1,0 +1,225 @@
+"""cuda.narrow_groups: many groups of few channels on tensor cores, windows read from pixels in shared memory.
+
+A tap of a group is 8 or 16 bytes of a pixel, which is what half an operand of the matrix instruction takes from it: the
+pixels of a tile are copied to shared memory once for some groups, and operands are read straight from them. Groups are
+never joined by zeros, so an infinity stays in its group.
+
+Source: PTX ISA on mma.sync and ldmatrix; the groups of few channels are those of Xie et al., "Aggregated residual
+transformations for deep neural networks", 2017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import ClassVar, Final
+
+from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.cuda import plan as plans
+from tapwise.cuda.jit.compile import Source, stub
+from tapwise.cuda.jit.launch import Launch
+from tapwise.ops.conv.cuda import lines, pack
+from tapwise.ops.conv.problem import ConvProblem
+
+WORDS: Final = (
+    "x", "w", "y", "bias", "residual", "n", "height", "width", "c", "k", "p", "q", "stride_h", "stride_w", "pad_h",
+    "pad_w", "dilation_h", "dilation_w", "down", "across", "tiles_h", "tiles_w", "tiles", "lines", "columns", "bundles",
+    "per_across", "per_piece",
+)  # fmt: skip
+FILTER_WORDS: Final = ("w", "y", "words", "k", "step_k", "step_c", "step_r", "step_s")
+# Channels and filters of a group; halves of operands, for which the kernel has code of its own each.
+CHANNELS: Final = (4, 8, 16, 24, 32)
+FILTERS: Final = (4, 8, 16, 32)
+MOST_HALVES: Final = 50
+# Filters that a warp takes at a time, bytes of a line of them on their way to y, and of a pixel's channels in a block.
+TOGETHER: Final = 32
+SCRATCH_BYTES: Final = 80
+MOST_BYTES: Final = 256
+# Outputs of a tile, and of its lines.
+LEAST_OUTPUTS, MOST_OUTPUTS, NARROWEST = 64, 1024, 16
+# Registers of a thread beside sums and places, and for what else it does.
+OTHER_REGISTERS: Final = 48
+MORE_REGISTERS: Final = {"narrow": 24, "finish": 36, "function": 24, "residual": 64, "other": 16}
+# Cycles: an operand of 16 pixels, so many times more in words, one of 8 filters; 16 pixels x 32 filters on their way to
+# y, more with a function, with a residual; a piece of x; of warps without a turn left.
+OPERAND, WORDS_INSTEAD, FILTER, FINISH = 2.43, 1.68, 4.0, 90.0
+FUNCTION, RESIDUAL, COPY, WAITING = 52.0, 44.0, 0.58, 0.27
+# A block alone: a turn, a step of 16 pixels, and until its pixels are there; a launch; what the smaller of both adds.
+CHAIN, STEP, LOAD, START, CYCLES_US, BOTH, LAUNCH_US = 200.0, 7.5, 600.0, 700.0, 1700.0, 0.2, 2.0
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """A tile of down x across outputs of `bundle` groups; a warp takes rows x 16 of its pixels at a time; blocks of a
+    multiprocessor at least, which bounds the registers."""
+
+    down: int
+    across: int
+    bundle: int
+    rows: int
+    resident: int
+
+
+class NarrowGroups(Algorithm[Config]):
+    """Groups of 4, 8, 16, 24 or 32 channels and of 4, 8, 16 or 32 filters, in all multiples of 8; channels last; any
+    stride, padding and dilation; float16 and bfloat16. Compute capability 8.0 and newer."""
+
+    id: ClassVar[str] = "cuda.narrow_groups"
+    summary: ClassVar[str] = "tensor cores (mma.sync) on pixels in shared memory: many groups of few channels"
+
+    def rejects(self, problem: ConvProblem, device: Device) -> str | None:
+        reason = plans.rejects_tensor_cores(problem, device)
+        if reason is not None:
+            return reason
+        if problem.dtype == "f32":
+            return "takes f16 and bf16, not f32"
+        if problem.layout != "nhwc":
+            return "takes channels-last images, not NCHW"
+        if problem.group_c not in CHANNELS or problem.group_k not in FILTERS:
+            found = f"{problem.group_c} and {problem.group_k}"
+            return f"takes groups of {CHANNELS} channels and {FILTERS} filters, not {found}"
+        if problem.k % 8 or problem.c % 8:
+            return f"takes channels and filters in multiples of 8, not {problem.c} and {problem.k}"
+        if _halves(problem) > MOST_HALVES:
+            return f"takes windows of up to {MOST_HALVES} pieces of 16 bytes, not {_halves(problem)}"
+        reason = lines.too_large(problem)
+        if reason is None and next(self._fitting(problem, device), None) is None:
+            return "takes windows and filters that fit into shared memory"
+        return reason
+
+    def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
+        return list(self._fitting(problem, device))
+
+    def _fitting(self, problem: ConvProblem, device: Device) -> Iterator[Config]:
+        each = TOGETHER // problem.group_k
+        for bundle in (count * each for count in (4, 2, 1)):
+            size = bundle * problem.group_c * 2
+            # The last bundle may have more groups than are left, by less than what is written together.
+            if -problem.groups % bundle >= each or size > MOST_BYTES or size % 16:
+                continue
+            for rows in (4, 2, 1):
+                sums = rows * each * -(-problem.group_k // 8) * 4
+                more = problem.bias or problem.residual or problem.activation is not None
+                function = problem.activation in plans.FUNCTIONS
+                many = problem.residual or function or (more and problem.group_c > 8)
+                most = 1 if many else 2 if problem.group_c == 4 or more else 4
+                if sums > 64 or rows > most:
+                    continue
+                registers = sums + 16 * rows + OTHER_REGISTERS
+                used = {
+                    "narrow": problem.group_c == 4, "finish": more, "function": function,
+                    "residual": problem.residual, "other": device.architecture != "sm_90a",
+                }  # fmt: skip
+                registers += sum(MORE_REGISTERS[name] for name, needed in used.items() if needed)
+                resident = lines.resident(registers)
+                for down, across in lines.shapes(problem, LEAST_OUTPUTS, MOST_OUTPUTS, NARROWEST):
+                    config = Config(down, across, bundle, rows, resident)
+                    if lines.fits(shared_bytes(problem, config), resident, device):
+                        yield config
+
+    def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+        """What the blocks of a multiprocessor read of shared memory and issue, or a block's chain of latencies where
+        they are few; and memory. Constants are cycles (H200), fitted to times on 19 problems. On the 237 of them whose
+        configs are still offered the error of the logarithm is 0.14, the choice 3 % slower than the best, 1.13 times at
+        worst."""
+        tiles = lines.tiles_of(problem, config.down, config.across)[2] * -(-problem.groups // config.bundle)
+        high, columns = pixels_of(problem, config)
+        each, steps, eights = TOGETHER // problem.group_k, -(-_halves(problem) // 2), -(-problem.group_k // 8)
+        turns = -(-config.down * config.across // (16 * config.rows)) * (config.bundle // each)
+        longest = -(-turns // lines.WARPS)
+        # Of a warp's turn: operands of pixels (words where a tap is half of one) and of filters, and the way to y.
+        operand = OPERAND * (WORDS_INSTEAD if problem.group_c == 4 else 1)
+        way = FINISH + FUNCTION * (problem.activation in plans.FUNCTIONS) + RESIDUAL * problem.residual
+        turn = each * steps * (config.rows * operand + FILTER * eights) + config.rows * way
+        copied = high * columns * config.bundle * problem.group_c / 8 * COPY
+        # Warps that have no turn left wait for the others.
+        work = (turns * (1 - WAITING) + lines.WARPS * longest * WAITING) * turn + copied
+        chain = longest * (CHAIN + steps * each * config.rows * STEP) + LOAD
+        together = min(config.resident, -(-tiles // device.threads))
+        share = -(-tiles // (device.threads * config.resident))
+        compute = (share * max(together * work, chain) + START) / CYCLES_US
+        memory = problem.bytes / (device.gbps * 1e3)
+        return float(max(compute, memory) + BOTH * min(compute, memory) + LAUNCH_US)
+
+    def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
+        return 0
+
+    def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
+        launch = self.launch(problem, config, device)
+        return lines.LinesPlan(problem, device, launch, partial(self.pack_launch, problem, config))
+
+    def _template(self, problem: ConvProblem, config: Config) -> str:
+        words = (
+            pack.TYPES[problem.dtype], problem.group_c, problem.group_k, *problem.kernel, config.bundle, config.rows,
+            problem.bias, problem.residual, plans.ACTIVATIONS[problem.activation],
+        )  # fmt: skip
+        texts = [str(word).lower() if isinstance(word, bool) else str(word) for word in words]
+        return f"Narrow<{', '.join(texts)}>"
+
+    def source(self, problem: ConvProblem, config: Config) -> Source:
+        template = self._template(problem, config)
+        return stub(
+            "ops/conv/cuda/narrow_groups.cu", "narrow_groups", template, "Groups", lines.THREADS, config.resident
+        )
+
+    def pack_source(self, problem: ConvProblem, config: Config) -> Source:
+        plain = self._template(problem.replace(bias=False, residual=False, activation=None), config)
+        return stub("ops/conv/cuda/narrow_groups.cu", "pack_groups", plain, "GroupFilters", pack.THREADS)
+
+    def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
+        """All kernels of a config."""
+        return [self.pack_source(problem, config), self.source(problem, config)]
+
+    def launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
+        tiles_h, tiles_w, tiles = lines.tiles_of(problem, config.down, config.across)
+        high, columns = pixels_of(problem, config)
+        bundles = -(-problem.groups // config.bundle)
+        mine = plans.window_fields(problem) | {
+            "down": config.down, "across": config.across, "tiles_h": tiles_h, "tiles_w": tiles_w, "tiles": tiles,
+            "lines": high, "columns": columns, "bundles": bundles, "per_across": plans.reciprocal(config.across),
+            "per_piece": plans.reciprocal(columns * config.bundle * problem.group_c // 8),
+        }  # fmt: skip
+        mine = {name: value for name, value in mine.items() if name in WORDS}
+        # A block keeps its groups' filters.
+        blocks = min(tiles, max(1, device.threads * config.resident // bundles)) * bundles
+        return Launch(
+            self.source(problem, config), WORDS, mine, (blocks, 1, 1), (lines.THREADS, 1, 1),
+            shared_bytes(problem, config), dependent=plans.waits_by_itself(device),
+        )  # fmt: skip
+
+    def pack_launch(self, problem: ConvProblem, config: Config, steps: tuple[int, ...]) -> Launch:
+        """Filters of such strides (elements) as the instruction's operands."""
+        words = -(-problem.groups // config.bundle) * filter_bytes(problem, config) // 4
+        fields = {"words": words, "k": problem.k} | dict(zip(FILTER_WORDS[4:], steps, strict=True))
+        blocks = min(-(-words // pack.THREADS), 1024)
+        return Launch(self.pack_source(problem, config), FILTER_WORDS, fields, (blocks, 1, 1), (pack.THREADS, 1, 1))
+
+
+def _halves(problem: ConvProblem) -> int:
+    """Halves of operands, 8 terms of a window of a group: two taps of 4 channels, or 8 channels of a tap."""
+    taps = prod(problem.kernel)
+    return -(-taps // 2) if problem.group_c == 4 else taps * (problem.group_c // 8)
+
+
+def pixels_of(problem: ConvProblem, config: Config) -> tuple[int, int]:
+    """(lines, columns) of x that a tile reaches."""
+    down, across = (
+        (size - 1) * stride + reach
+        for size, stride, reach in zip((config.down, config.across), problem.stride, problem.reach, strict=True)
+    )
+    return down, across
+
+
+def filter_bytes(problem: ConvProblem, config: Config) -> int:
+    """A block's filters as operands."""
+    return config.bundle * -(-_halves(problem) // 2) * -(-problem.group_k // 8) * 256
+
+
+def shared_bytes(problem: ConvProblem, config: Config) -> int:
+    """Zeros, the filters, outputs on their way, and the pixels of two tiles."""
+    pixel = config.bundle * problem.group_c * 2 + 16
+    scratch = lines.WARPS * 16 * SCRATCH_BYTES
+    return 16 + filter_bytes(problem, config) + scratch + 2 * prod(pixels_of(problem, config)) * pixel

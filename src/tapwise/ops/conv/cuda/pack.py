@@ -1,0 +1,168 @@
+"""x and filters in the order that tensor cores want, and the parts of 3xtf32: what algorithms begin with."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+from typing import Final
+
+from tapwise.algorithm import Device
+from tapwise.arrays.device import DeviceArray, empty, stream_of
+from tapwise.cuda.jit.compile import Source, stub
+from tapwise.cuda.jit.launch import Launch
+from tapwise.ops.conv.problem import ConvProblem
+
+IMAGE_WORDS: Final = (
+    "x", "y", "n", "groups", "channels", "wide", "pixels", "step_n", "step_c", "step_pixel", "tiles_pixels",
+    "tiles_channels",
+)  # fmt: skip
+FILTER_WORDS: Final = (
+    "w", "y", "k", "taps", "inner", "channels", "wide", "pitch", "step_k", "step_c", "step_r", "step_s", "taps_w",
+    "order", "real",
+)  # fmt: skip
+WINDOW_WORDS: Final = (
+    "x", "y", "step_n", "step_c", "step_h", "step_w", "channels", "height", "width", "n", "lines", "across", "wide",
+    "taps", "taps_w", "up_h", "up_w", "pad_h", "pad_w", "dilation_h", "dilation_w",
+)  # fmt: skip
+TYPES: Final = {"f16": "f16", "bf16": "bf16", "f32": "float"}
+SIZES: Final = {"f16": 2, "bf16": 2, "f32": 4}
+THREADS: Final = 256
+# Elements that a block turns.
+TILE: Final = 4096
+# Blocks of windows that have room on a multiprocessor: as many as its registers allow without spills.
+WINDOW_BLOCKS: Final = 6
+# Blocks a multiprocessor, of kernels that loop over what is beyond.
+BLOCKS_EACH: Final = 16
+
+
+def parts(problem: ConvProblem) -> int:
+    """Numbers that stand for one of x: two in 3xtf32."""
+    return 2 if problem.math == "3xtf32" else 1
+
+
+def wide(problem: ConvProblem) -> int:
+    """Channels of a group in packed x: whole pieces of 16 bytes."""
+    piece = 16 // SIZES[problem.dtype]
+    return -(-problem.group_c // piece) * piece
+
+
+def images_source(problem: ConvProblem) -> Source:
+    words = f"{TYPES[problem.dtype]}, {parts(problem)}"
+    if problem.layout == "nchw":
+        return stub("ops/conv/cuda/pack.cu", "pack_channels_first", f"{words}, {_turned(problem)}", "Images", THREADS)
+    size = SIZES[problem.dtype]
+    piece = next(
+        count for count in (16, 8, 4, 2) if problem.c * size % count == 0 and problem.group_c * size % count == 0
+    )
+    return stub("ops/conv/cuda/pack.cu", "pack_channels_last", f"{words}, {piece}", "Images", THREADS)
+
+
+def _turned(problem: ConvProblem) -> int:
+    """Channels that a block turns."""
+    return next((count for count in (8, 16, 32) if wide(problem) <= count), 64)
+
+
+def images_bytes(problem: ConvProblem) -> int:
+    """What packed x takes."""
+    return parts(problem) * problem.groups * problem.n * prod(problem.spatial) * wide(problem) * SIZES[problem.dtype]
+
+
+def images(problem: ConvProblem, device: Device) -> Launch:
+    """x, dense in the problem's layout, to "workspace": [part][group][n][h][w][channel]."""
+    pixels = prod(problem.spatial)
+    last = problem.layout == "nhwc"
+    channels = _turned(problem)
+    tiles = -(-pixels * channels // TILE), -(-wide(problem) // channels)
+    fields = {
+        "n": problem.n, "groups": problem.groups, "channels": problem.group_c, "wide": wide(problem), "pixels": pixels,
+        "step_n": problem.c * pixels, "step_c": 1 if last else pixels, "step_pixel": problem.c if last else 1,
+        "tiles_pixels": tiles[0], "tiles_channels": tiles[1],
+    }  # fmt: skip
+    grid = tiles[0] * tiles[1] * problem.groups * problem.n
+    if last:
+        pieces = problem.n * pixels * problem.groups * wide(problem) * SIZES[problem.dtype] // 16
+        grid = max(1, min(-(-pieces // THREADS), BLOCKS_EACH * device.threads))
+    return Launch(images_source(problem), IMAGE_WORDS, fields, (grid, 1, 1), (THREADS, 1, 1), dependent=True)
+
+
+def windows_source(problem: ConvProblem) -> Source:
+    words = f"{TYPES[problem.dtype]}, {parts(problem)}"
+    return stub("ops/conv/cuda/pack.cu", "pack_windows", words, "Windows", THREADS, WINDOW_BLOCKS)
+
+
+def windows(problem: ConvProblem, view: ConvProblem, device: Device) -> Launch:
+    """x, dense in the problem's layout, to "workspace" as its `view`: [part][n][h][w][tap][channel].
+
+    Along an axis whose taps the view has no more, pixels lie as those of the output.
+    """
+    h, w = problem.spatial
+    lines, across = view.spatial
+    step_c, step_w = (1, problem.c) if problem.layout == "nhwc" else (h * w, 1)
+    fields = {
+        "step_n": problem.c * h * w, "step_c": step_c, "step_h": w * step_w, "step_w": step_w, "channels": problem.c,
+        "height": h, "width": w, "n": problem.n, "lines": lines, "across": across, "wide": wide(view),
+        "taps": prod(problem.kernel) // prod(view.kernel), "taps_w": problem.kernel[1],
+    }  # fmt: skip
+    for axis, name in enumerate("hw"):
+        along = view.kernel[axis] < problem.kernel[axis]
+        fields |= {
+            f"up_{name}": problem.stride[axis] if along else 1, f"pad_{name}": problem.padding[axis][0] * along,
+            f"dilation_{name}": problem.dilation[axis],
+        }  # fmt: skip
+    blocks = -(-across * wide(view) * SIZES[problem.dtype] // 16 // THREADS)
+    high = min(problem.n * lines, -(-BLOCKS_EACH * device.threads // blocks))
+    return Launch(windows_source(problem), WINDOW_WORDS, fields, (blocks, high, 1), (THREADS, 1, 1), dependent=True)
+
+
+def filter_rows(problem: ConvProblem, order: int) -> int:
+    """Packed filters: whole orders, where no other group's filters follow."""
+    return -(-problem.k // order) * order if order and problem.groups == 1 else problem.k
+
+
+def filters_source(problem: ConvProblem, apart: bool = True) -> Source:
+    count = parts(problem) if apart else 0
+    return stub("ops/conv/cuda/pack.cu", "pack_filters", f"{TYPES[problem.dtype]}, {count}", "Filters", THREADS)
+
+
+def filters(
+    problem: ConvProblem,
+    w: DeviceArray,
+    line: int,
+    device: Device,
+    pitch: int = 0,
+    apart: bool = True,
+    order: int = 0,
+) -> DeviceArray:
+    """w (k, c / groups, r, s) of any strides as [k][tap][channel]; a line of a tap has `line` channels in each part.
+
+    The problem may be a view of w's with fewer taps, of as many times the channels. `pitch`: elements from one filter
+    to the next, at least its own. `apart`: rounded to tf32, and 3xtf32 in parts. `order`: of so many filters
+    each, those come together that threads of tensor cores hold (include/ordered.cuh); 0 leaves them as they are.
+    """
+    size = w.dtype.itemsize
+    pitch = pitch or prod(problem.kernel) * line * (3 if apart and parts(problem) == 2 else 1)
+    packed = empty((filter_rows(problem, order) * pitch,), w.dtype, w)
+    steps = tuple(step // size for step in w.strides)
+    launch = _filters(problem, tuple(w.shape[1:]), steps, line, pitch, apart, order, device)
+    launch({"w": w.ptr, "y": packed.ptr}, stream_of(w))
+    return packed
+
+
+@lru_cache(maxsize=512)
+def _filters(
+    problem: ConvProblem, shape: tuple[int, ...], steps: tuple[int, ...], line: int, pitch: int, apart: bool,
+    order: int, device: Device,
+) -> Launch:  # fmt: skip
+    """The loaded launch that packs filters of such a shape (c, r, s) and strides."""
+    channels, *kernel = shape
+    rows = filter_rows(problem, order)
+    taps = prod(problem.kernel)
+    fields = {
+        "k": rows, "taps": taps, "inner": prod(kernel) // taps, "channels": channels, "wide": line, "pitch": pitch,
+        "step_k": steps[0], "step_c": steps[1], "step_r": steps[2], "step_s": steps[3], "taps_w": kernel[1],
+        "order": order or 8, "real": problem.k,
+    }  # fmt: skip
+    blocks = max(1, min(-(-rows * pitch // THREADS), BLOCKS_EACH * device.threads))
+    launch = Launch(filters_source(problem, apart), FILTER_WORDS, fields, (blocks, 1, 1), (THREADS, 1, 1))
+    launch.load(device.architecture, device.index)
+    return launch

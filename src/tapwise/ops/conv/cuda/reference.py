@@ -1,0 +1,40 @@
+"""Convolution in float64 on a GPU, from the definition: what large problems are verified with. Never chosen."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from tapwise.algorithm import Device
+from tapwise.arrays import device as arrays
+from tapwise.arrays.device import DeviceArray
+from tapwise.cuda import plan as plans
+from tapwise.cuda.jit.compile import Source, stub
+from tapwise.cuda.jit.launch import Launch
+from tapwise.ops.conv.problem import ConvProblem
+
+THREADS: Final = 256
+WORDS: Final = (
+    "x", "w", "y", "magnitude", "n", "c", "height", "width", "k", "r", "s", "p", "q", "stride_h", "stride_w", "pad_h",
+    "pad_w", "dilation_h", "dilation_w", "groups", "step_n", "step_c", "step_h", "step_w",
+)  # fmt: skip
+
+
+def source(dtype: str) -> Source:
+    """The kernel for images and filters of that dtype."""
+    header = plans.header(dtype)
+    return stub("ops/conv/cuda/reference.cu", "reference", plans.TYPES[dtype], "Reference", THREADS, header=header)
+
+
+def convolve(problem: ConvProblem, x: DeviceArray, w: DeviceArray, device: Device) -> tuple[np.ndarray, np.ndarray]:
+    """(conv(x, w), conv(|x|, |w|)) in float64, of shape (n, k, p, q), in this machine's memory. x by any strides."""
+    fields = plans.window_fields(problem)
+    names = ("step_n", "step_c", "step_h", "step_w")
+    fields |= {name: step // x.dtype.itemsize for name, step in zip(names, x.strides, strict=True)}
+    y, magnitude = (arrays.allocate(problem.y_shape, np.dtype(np.float64), x.index) for _ in range(2))
+    blocks = min(-(-y.size // THREADS), 64 * device.threads)
+    launch = Launch(source(problem.dtype), WORDS, fields, (blocks, 1, 1), (THREADS, 1, 1))
+    launch.load(device.architecture, device.index)
+    launch({"x": x.ptr, "w": w.ptr, "y": y.ptr, "magnitude": magnitude.ptr}, arrays.stream_of(x))
+    return arrays.download(y), arrays.download(magnitude)

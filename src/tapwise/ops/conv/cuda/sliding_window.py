@@ -1,0 +1,118 @@
+"""cuda.sliding_window: one thread an output, its window read from global or from shared memory.
+
+Choices: where the window is read from (`memory`), the shape of a block (`partition`: a square of outputs, a piece of a
+row, a piece of a column) and its `threads`. A column of threads reads a different row of the image in every thread, so
+each of its loads touches as many memory sectors as there are threads; that is why it loses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar, Final
+
+from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.cuda import plan as plans
+from tapwise.cuda.jit.compile import Source, stub
+from tapwise.cuda.jit.launch import Launch
+from tapwise.ops.conv.problem import ConvProblem
+
+THREADS: Final = (256, 32, 64, 128, 512, 1024)
+# Shared memory that every GPU gives a block without asking.
+SHARED: Final = 48 << 10
+# Blocks along the last axis of a grid; kernels loop over what is beyond.
+MOST_PLANES: Final = 65535
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """memory: global or shared; partition: block, row or column; threads of a block."""
+
+    memory: str
+    partition: str
+    threads: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs of a block along q and p."""
+        return plans.tile_shape(self.partition, self.threads)
+
+
+class SlidingWindow(Algorithm[Config]):
+    """Any stride, padding, dilation and groups; NCHW; float32, float64, float16 (in float32)."""
+
+    id: ClassVar[str] = "cuda.sliding_window"
+    summary: ClassVar[str] = "one thread an output; from global or shared memory; by blocks, rows or columns"
+
+    def rejects(self, problem: ConvProblem, device: Device) -> str | None:
+        return plans.rejects_window(problem, device)
+
+    def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
+        found = []
+        for threads in THREADS:
+            for partition in plans.PARTITIONS:
+                for memory in ("global", "shared"):
+                    config = Config(memory, partition, threads)
+                    if memory == "global" or self.shared_bytes(problem, config) <= SHARED:
+                        found.append(config)
+        return found
+
+    def shared_bytes(self, problem: ConvProblem, config: Config) -> int:
+        """A block's part of one input channel, with its halo."""
+        if config.memory == "global":
+            return 0
+        size = {"f64": 8, "f16": 2}.get(problem.dtype, 4)
+        for outputs, step, taps, apart in zip(
+            config.shape, problem.stride[::-1], problem.kernel[::-1], problem.dilation[::-1], strict=True
+        ):
+            size *= (outputs - 1) * step + (taps - 1) * apart + 1
+        return size
+
+    def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+        """Two loads a multiply-add: 0.042 of the arithmetic rate at best; columns twice as slow.
+
+        A tile in shared memory pays at stride 1: otherwise it holds elements that few threads want.
+
+        And no thread is done before it has waited for its terms: 1.5 us a channel from shared memory, 50 ns a term.
+        """
+        slow = {"block": 1.0, "row": 1.2, "column": 2.0}[config.partition]
+        shared, unit = config.memory == "shared", set(problem.stride) == {1}
+        slow *= (1.0 if unit else 1.5) if shared else (1.3 if unit else 1.0)
+        slow *= 1.0 if config.threads == (256 if shared else 1024) else 1.1
+        across, down = config.shape
+        p, q = problem.output
+        blocks = -(-q // across) * -(-p // down) * problem.n * problem.k
+        waves = -(-blocks * config.threads // (2048 * device.threads))
+        channels = problem.c // problem.groups
+        alone = channels * (1.5 if config.memory == "shared" else 0.0) + 0.05 * channels * prod(problem.kernel)
+        return max(plans.roof_us(problem, device, 0.042 / slow, 0.5 / slow), waves * alone + 2.0)
+
+    def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
+        return 0
+
+    def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
+        return plans.CudaPlan(problem, device, [self.launch(problem, config)])
+
+    def source(self, problem: ConvProblem, config: Config) -> Source:
+        across, down = config.shape
+        words = (
+            plans.TYPES[problem.dtype], "true" if config.memory == "shared" else "false", str(across), str(down),
+            plans.ACTIVATIONS[problem.activation],
+        )  # fmt: skip
+        return stub(
+            "ops/conv/cuda/sliding_window.cu", "sliding_window", ", ".join(words), "Window", config.threads,
+            header=plans.header(problem.dtype),
+        )  # fmt: skip
+
+    def launch(self, problem: ConvProblem, config: Config) -> Launch:
+        fields = plans.window_fields(problem)
+        across, down = config.shape
+        fields["tiles_q"], fields["tiles_p"] = -(-fields["q"] // across), -(-fields["p"] // down)
+        fields["tiles_k"] = 1
+        grid = (fields["tiles_q"] * fields["tiles_p"], 1, min(problem.n * problem.k, MOST_PLANES))
+        return Launch(
+            self.source(problem, config), plans.WINDOW, fields, grid, (config.threads, 1, 1),
+            self.shared_bytes(problem, config),
+        )  # fmt: skip

@@ -1,0 +1,156 @@
+"""cpu.serial of filters: an element of the result at a time, in float64, one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.cpu.numba_loops import compiled
+from tapwise.ops.filter.problem import DTYPES, FilterProblem, source_index
+
+# What `loop` combines by.
+_OPS: Final = {"dense": 0, "separable": 0, "max": 1, "min": 2}
+_BLOCK: Final = 1 << 18
+
+
+def loop(x: Any, y: Any, first: int, weights: Any, planes: Any, rows: Any, columns: Any, cval: float, op: int) -> None:
+    """y[i] = combination over the window of element first + i of x (d, h, w, c), where its weight is not 0."""
+    _, height, width, channels = x.shape
+    for i in range(y.shape[0]):
+        e = first + i
+        c, v = e % channels, e // channels % width
+        h, d = e // channels // width % height, e // channels // width // height
+        total = 0.0 if op == 0 else (-np.inf if op == 1 else np.inf)
+        for t in range(weights.shape[0]):
+            for r in range(weights.shape[1]):
+                for s in range(weights.shape[2]):
+                    if weights[t, r, s] == 0:
+                        continue
+                    plane, row, column = planes[d + t], rows[h + r], columns[v + s]
+                    value = cval
+                    if plane >= 0 and row >= 0 and column >= 0:
+                        value = float(x[plane, row, column, c])
+                    if op == 0:
+                        total += weights[t, r, s] * value
+                    elif op == 1:
+                        total = max(total, value)
+                    else:
+                        total = min(total, value)
+        y[i] = total
+
+
+@cache
+def _loop() -> Any:
+    return compiled(loop)
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """Nothing to choose."""
+
+
+class SerialPlan(Plan):
+    def __init__(self, problem: FilterProblem) -> None:
+        self.problem = problem
+        self._tables = [
+            source_index(np.arange(-before, length + size - 1 - before), length, mode)
+            for before, length, size, mode in zip(
+                problem.before, problem.spatial, problem.size, problem.modes, strict=True
+            )
+        ]
+
+    def pack(self, w: np.ndarray | None) -> tuple[list[np.ndarray], tuple[float, float]]:
+        """(weights (t, r, s) of each sweep, what is added to sums before they are cut off)."""
+        problem = self.problem
+        if w is None:
+            return [np.ones(problem.size)], (0.0, 0.0)
+        weights = np.asarray(w, np.float64)
+        if problem.op in ("max", "min"):
+            weights = (weights != 0).astype(np.float64)
+        nudges = problem.nudges(weights)
+        if problem.op != "separable":
+            return [weights.reshape(problem.size)], nudges
+        r = problem.size[1]
+        return [weights[:r].reshape(1, r, 1), weights[r:].reshape(1, 1, -1)], nudges
+
+    def run(
+        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
+        stream: Any = None,
+    ) -> None:  # fmt: skip
+        problem = self.problem
+        # Numba does not take float16.
+        x = x.astype(np.float32) if x.dtype == np.float16 else x
+        picture = x.reshape(*problem.spatial, problem.c)
+        planes, rows, columns = self._tables
+        cut = problem.whole and problem.cut and not problem.clip
+        weights, (first, last) = packed
+        if problem.op == "separable":
+            down, across = weights
+            still = np.arange(problem.spatial[2])
+            half = np.empty(prod(problem.x_shape))
+            self._fold(picture, half, down, planes, rows, still, problem.cval)
+            # Beyond the left and right edge lies what the column makes of the constant.
+            outside = problem.cval * float(down.sum())
+            if cut:
+                half, outside = np.trunc(half + np.copysign(first, half)), float(np.trunc(outside + first))
+            picture, still = half.reshape(picture.shape), np.arange(problem.spatial[1])
+            self._fold(picture, y.reshape(-1), across, planes, still, columns, outside, last)
+        else:
+            self._fold(picture, y.reshape(-1), weights[0], planes, rows, columns, problem.cval, last)
+
+    def _fold(
+        self, x: np.ndarray, y: np.ndarray, weights: np.ndarray, planes: np.ndarray, rows: np.ndarray,
+        columns: np.ndarray, cval: float, nudge: float = 0.0,
+    ) -> None:  # fmt: skip
+        """In pieces, whose sums are in float64."""
+        for first in range(0, y.size, _BLOCK):
+            part = y[first : first + _BLOCK]
+            sums = np.empty(part.size)
+            _loop()(x, sums, first, weights, planes, rows, columns, cval, _OPS[self.problem.op])
+            part[:] = sums if y.dtype == np.float64 else self._stored(sums + np.copysign(nudge, sums))
+
+    def _stored(self, sums: np.ndarray) -> np.ndarray:
+        problem = self.problem
+        kind = DTYPES[problem.to]
+        if not problem.whole:
+            return sums.astype(kind)
+        if problem.clip:
+            info = np.iinfo(kind)
+            sums = np.clip(np.floor(sums + 0.5), info.min, info.max)
+        with np.errstate(all="ignore"):
+            if kind == np.uint64:
+                sums = np.where(sums >= 2.0**63, sums - 2.0**64, sums)
+            return np.clip(sums, -9.2e18, 9.2e18).astype(np.int64).astype(kind)
+
+
+class FilterSerial(Algorithm[Config]):
+    """Everything."""
+
+    operator: ClassVar[str] = "filter"
+    id: ClassVar[str] = "cpu.serial"
+    summary: ClassVar[str] = "plain loops in float64, one thread"
+
+    def rejects(self, problem: FilterProblem, device: Device) -> str | None:
+        if device.kind != "cpu":
+            return f"runs on a CPU, not on {device.kind}"
+        return "has nothing to compute" if problem.empty else None
+
+    def configs(self, problem: FilterProblem, device: Device) -> Sequence[Config]:
+        return [Config()]
+
+    def predict_us(self, problem: FilterProblem, config: Config, device: Device) -> float:
+        """5 ns a tap."""
+        return 5e-3 * prod(problem.x_shape) * problem.taps + 20.0
+
+    def workspace_bytes(self, problem: FilterProblem, config: Config, device: Device) -> int:
+        return 0
+
+    def plan(self, problem: FilterProblem, config: Config, device: Device) -> Plan:
+        return SerialPlan(problem)

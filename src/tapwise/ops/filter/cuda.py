@@ -1,0 +1,178 @@
+"""cuda.sliding_window of filters: one thread an element of the result; a separable filter in two launches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.arrays import device as cuda
+from tapwise.arrays.device import stream_of
+from tapwise.cuda import plan as plans
+from tapwise.cuda.jit.compile import Source, stub
+from tapwise.cuda.jit.launch import Launch
+from tapwise.ops.filter.problem import DTYPES, MODES, FilterProblem, limits
+
+WORDS: Final = (
+    "x", "list", "y", "depth", "height", "width", "channels",
+    *(f"{name}{axis}" for name in ("size", "before", "mode") for axis in range(3)), "taps",
+)  # fmt: skip
+TYPES: Final = {
+    "u8": "unsigned char", "i8": "signed char", "u16": "unsigned short", "i16": "short", "u32": "unsigned",
+    "i32": "int", "u64": "unsigned long long", "i64": "long long", "f16": "__half", "f32": "float", "f64": "double",
+}  # fmt: skip
+_OPS: Final = {"dense": "SUM", "separable": "SUM", "max": "LARGEST", "min": "SMALLEST"}
+# Bits of a place on each axis.
+_AXIS_BITS: Final = 20
+# Lists of taps that stay on the GPU, for each plan.
+_LISTS_KEPT: Final = 16
+BLOCKS_EACH: Final = 64
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """threads of a block."""
+
+    threads: int
+
+
+class FilterPlan(plans.CudaPlan):
+    """One launch, or two with the column's sums in the workspace between them."""
+
+    def __init__(
+        self, problem: FilterProblem, device: Device, launches: Sequence[Launch], workspace_bytes: int
+    ) -> None:
+        super().__init__(problem, device, launches, workspace_bytes)
+        self._index, self._lists = device.index, dict[bytes, tuple[Any, int]]()
+
+    def pack(self, w: Any) -> tuple[Any, int]:
+        """(the lists of taps on the GPU, bytes to the second one)."""
+        host, second = pack(self.problem, w)
+        key = host.tobytes()
+        if key not in self._lists:
+            if len(self._lists) >= _LISTS_KEPT:
+                self._lists.clear()
+            self._lists[key] = cuda.upload(host, self._index), second * 8
+        return self._lists[key]
+
+    def run(
+        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
+        stream: Any = None,
+    ) -> None:  # fmt: skip
+        on = stream_of(x) if stream is None else int(stream)
+        lists, second = packed
+        if len(self.launches) == 1:
+            self.launches[0]({"x": x.ptr, "y": y.ptr, "list": lists.ptr}, on)
+            return
+        self.launches[0]({"x": x.ptr, "y": workspace.ptr, "list": lists.ptr}, on)
+        self.launches[1]({"x": workspace.ptr, "y": y.ptr, "list": lists.ptr + second}, on)
+
+
+def pack(problem: FilterProblem, w: Any) -> tuple[np.ndarray, int]:
+    """Lists of taps as 8-byte words, one for each launch, and where the second begins.
+
+    A list is cval, low, high, start, nudge, how many taps, and for as many as the window has, places and weights.
+    """
+    low, high, start = limits(problem)
+    if problem.op in ("max", "min") or problem.op == "dense":
+        weights = np.ones(problem.size) if w is None else np.asarray(w, np.float64).reshape(problem.size)
+        nudge = 0.0 if problem.op != "dense" else problem.nudges(weights)[1]
+        return _list((problem.cval, low, high, start, nudge), weights), 0
+    _, r, _ = problem.size
+    column, row = np.asarray(w[:r], np.float64), np.asarray(w[r:], np.float64)
+    first, last = problem.nudges(np.concatenate([column, row]))
+    outside = problem.cval * float(column.sum())
+    if cuts(problem):
+        outside = float(np.trunc(outside + np.copysign(first, outside)))
+    down = _list((problem.cval, low, high, 0.0, first), column.reshape(1, -1, 1))
+    across = _list((outside, low, high, start, last), row.reshape(1, 1, -1))
+    return np.concatenate([down, across]), len(down)
+
+
+def cuts(problem: FilterProblem) -> bool:
+    """Whether what a column leaves is cut off to whole numbers."""
+    return problem.whole and problem.cut and not problem.clip
+
+
+def _list(constants: tuple[float, ...], weights: np.ndarray) -> np.ndarray:
+    """Taps whose weight is 0 are left out, as in scipy: what they would see, infinity perhaps, does not count."""
+    t, r, s = np.nonzero(weights)
+    if not len(t):
+        t, r, s = (np.zeros(1, np.int64),) * 3
+    places = np.zeros(weights.size, np.int64)
+    values = np.zeros(weights.size)
+    places[: len(t)] = t << 2 * _AXIS_BITS | r << _AXIS_BITS | s
+    values[: len(t)] = weights[t, r, s]
+    return np.concatenate([np.array((*constants, float(len(t)))).view(np.int64), places, values.view(np.int64)])
+
+
+class FilterSlidingWindow(Algorithm[Config]):
+    """Windows of fewer than 2^20 taps an axis; all dtypes but float16."""
+
+    operator: ClassVar[str] = "filter"
+    id: ClassVar[str] = "cuda.sliding_window"
+    summary: ClassVar[str] = "one thread an element goes through a list of taps; columns first, then rows"
+
+    def rejects(self, problem: FilterProblem, device: Device) -> str | None:
+        if device.kind != "cuda":
+            return f"runs on a GPU, not on {device.kind}"
+        if problem.empty:
+            return "has nothing to compute"
+        if "f16" in (problem.dtype, problem.to):
+            return "takes integers, f32 and f64, not f16"
+        if max(problem.size) >= 1 << _AXIS_BITS or max(problem.spatial) >= plans.LARGEST_PLANE:
+            return f"takes fewer than 2^{_AXIS_BITS} taps and 2^31 elements an axis"
+        return None
+
+    def configs(self, problem: FilterProblem, device: Device) -> Sequence[Config]:
+        return [Config(256), Config(128)]
+
+    def predict_us(self, problem: FilterProblem, config: Config, device: Device) -> float:
+        """The bytes at seven tenths of the bandwidth, or two taps a cycle of a multiprocessor and 32 threads."""
+        gigahertz = device.gflops / 256
+        taps = prod(problem.x_shape) * problem.taps / (8 * device.threads * gigahertz * 1e3)
+        return max(problem.bytes / (device.gbps * 1e3 * 0.7), taps) * (1 + (256 - config.threads) / 1e4) + 4.0
+
+    def workspace_bytes(self, problem: FilterProblem, config: Config, device: Device) -> int:
+        return prod(problem.x_shape) * (4 if problem.single else 8) if problem.op == "separable" else 0
+
+    def plan(self, problem: FilterProblem, config: Config, device: Device) -> Plan:
+        launches = [self.launch(problem, config, part, device) for part in range(1 + (problem.op == "separable"))]
+        return FilterPlan(problem, device, launches, self.workspace_bytes(problem, config, device))
+
+    def source(self, problem: FilterProblem, config: Config, part: int = 0) -> Source:
+        """The kernel of the only launch, or of the column's (0) or the row's (1)."""
+        sums = "float" if problem.single else "double"
+        two = problem.op == "separable"
+        source = sums if two and part else TYPES[problem.dtype]
+        to = sums if two and not part else TYPES[problem.to]
+        whole = problem.whole and not (two and not part)
+        words = (
+            source, to, sums, _OPS[problem.op], _flag(whole), _flag(whole and problem.to == "u64"),
+            _flag(two and not part and cuts(problem)), plans.counter(prod(problem.x_shape)),
+        )  # fmt: skip
+        return stub("ops/filter/filter.cu", "filter", ", ".join(words), "Filter", config.threads)
+
+    def launch(self, problem: FilterProblem, config: Config, part: int, device: Device) -> Launch:
+        depth, height, width = problem.spatial
+        size, before = problem.size, problem.before
+        if problem.op == "separable":
+            size, before = ((1, size[1], 1), (0, before[1], 0)) if part == 0 else ((1, 1, size[2]), (0, 0, before[2]))
+        fields = {"depth": depth, "height": height, "width": width, "channels": problem.c, "taps": prod(size)}
+        for axis in range(3):
+            fields |= {f"size{axis}": size[axis], f"before{axis}": before[axis]}
+            fields[f"mode{axis}"] = MODES.index(problem.modes[axis])
+        blocks = min(-(-prod(problem.x_shape) // config.threads), BLOCKS_EACH * device.threads)
+        return Launch(self.source(problem, config, part), WORDS, fields, (blocks, 1, 1), (config.threads, 1, 1))
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"
+
+
+assert set(TYPES) == set(DTYPES)

@@ -1,0 +1,100 @@
+"""im2col and col2im as a user calls them."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tapwise import arrays, dispatch
+from tapwise.errors import InvalidProblem
+from tapwise.ops.parameters import device_of, numbers, result, window
+from tapwise.ops.patches.problem import Col2imProblem, Im2colProblem, PatchProblem
+
+
+def im2col(
+    x: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1, out: Any = None, *,
+    algorithm: str = "auto", device: str | None = None,
+) -> Any:  # fmt: skip
+    """Every window of an image as a column, with the meaning of torch.nn.functional.unfold.
+
+    x (n, c, *spatial) of 1 to 3 spatial axes, or (c, *spatial); the result (n, c * prod(kernel_size), windows). An
+    array of three axes is (c, h, w) where kernel_size is a number or two, as in PyTorch, and (n, c, w) where it is one
+    of one. float32, float64 or float16; arrays and `device` as for conv2d.
+    `padding` in conv2d's forms. `out` is filled and returned. Raises InvalidProblem for a bad argument.
+    """
+    at, upload = arrays.place(x, device)
+    source = arrays.anywhere(x, "x", at, upload)
+    axes = len(kernel_size) if isinstance(kernel_size, (tuple, list)) else max(2, source.ndim - 2)
+    single = source.ndim == axes + 1
+    if not 1 <= axes <= 3 or (not single and source.ndim != axes + 2):
+        raise InvalidProblem(f"x has shape {source.shape}: {axes + 2} axes are allowed for kernel_size={kernel_size!r}")
+    batched = source[None] if single else source
+    n, c, *spatial = batched.shape
+    kernel, steps, sides, distances = window(tuple(spatial), kernel_size, stride, padding, dilation)
+    dtype = arrays.dtype_name(source, "x")
+    problem = Im2colProblem(n, c, tuple(spatial), kernel, steps, sides, distances, dtype=dtype)
+    return _run(problem, batched, single, x, source, out, algorithm)
+
+
+def col2im(
+    cols: Any, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1, *,
+    out: Any = None, accumulate: bool = False, algorithm: str = "auto", device: str | None = None,
+) -> Any:  # fmt: skip
+    """Columns summed back into an image, with the meaning of torch.nn.functional.fold: the adjoint of im2col.
+
+    cols (n, c * prod(kernel_size), windows) or without n; output_size the image's spatial sizes, 1 to 3; the result
+    (n, c, *output_size). `accumulate` adds to what is in `out`, which must then be given. Sums in a fixed order, each
+    by one thread. Dtypes, arrays, padding and errors as for im2col.
+    """
+    at, upload = arrays.place(cols, device)
+    source = arrays.anywhere(cols, "cols", at, upload)
+    spatial = tuple(output_size) if isinstance(output_size, (tuple, list)) else (output_size, output_size)
+    spatial = numbers(spatial, len(spatial), "output_size")
+    if source.ndim not in (2, 3) or not 1 <= len(spatial) <= 3:
+        raise InvalidProblem(f"cols has shape {source.shape} for output_size={output_size!r}: (n, c * taps, windows)")
+    single = source.ndim == 2
+    batched = source[None] if single else source
+    kernel, steps, sides, distances = window(spatial, kernel_size, stride, padding, dilation)
+    n, rows, _ = batched.shape
+    taps = prod(kernel)
+    if rows % taps:
+        raise InvalidProblem(f"cols has shape {source.shape}: c * {taps} rows are allowed for kernel_size={kernel}")
+    if accumulate and out is None:
+        raise InvalidProblem("accumulate=True without out: there is nothing to add to")
+    dtype = arrays.dtype_name(source, "cols")
+    problem = Col2imProblem(
+        n, rows // taps, spatial, kernel, steps, sides, distances, accumulate=bool(accumulate), dtype=dtype
+    )
+    if batched.shape != problem.columns_shape:
+        raise InvalidProblem(
+            f"cols has shape {source.shape}: output_size={output_size!r} with these windows has {problem.columns_shape}"
+        )
+    return _run(problem, batched, single, cols, source, out, algorithm)
+
+
+def _run(problem: PatchProblem, batched: Any, single: bool, x: Any, source: Any, out: Any, algorithm: str) -> Any:
+    """The result for what the user gave, `x`, which is `source` as an array, and `batched` with a batch axis."""
+    dtype = arrays.DTYPES[problem.dtype]
+    target = None if out is None else result(out, problem.y_shape[single:], dtype, source)
+    y: Any = None if target is None else target[None] if single else target
+    # A result that lies as the kernel writes it is written, or added to, where it belongs.
+    direct = (
+        y is not None and isinstance(y, np.ndarray) == isinstance(batched, np.ndarray) and arrays.is_dense(y, "nchw")
+    )
+    if not direct:
+        before = y
+        y = arrays.empty(problem.y_shape, dtype, "nchw", batched)
+        if problem.accumulate:
+            arrays.assign(y, arrays.beside(before, batched))
+    if not problem.empty:
+        device = device_of(batched)
+        plan = dispatch.plan_for(problem, dispatch.choose(problem, device, algorithm), device)
+        workspace = arrays.workspace(plan.workspace_bytes, batched)
+        plan.run(arrays.dense(batched, "nchw"), None, y, workspace)
+    if target is None:
+        return arrays.like(y[0] if single else y, x)
+    if not direct:
+        arrays.assign(target, y[0] if single else y)
+    return out

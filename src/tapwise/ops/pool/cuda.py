@@ -1,0 +1,104 @@
+"""cuda.sliding_window of pooling: one thread an output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar, Final
+
+from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.arrays.device import stream_of
+from tapwise.cuda import plan as plans
+from tapwise.cuda.jit.compile import Source, stub
+from tapwise.cuda.jit.launch import Launch
+from tapwise.ops.pool.problem import PoolProblem
+
+WORDS: Final = (
+    "x", "y", "places", "n", "c", "height", "width", "r", "s", "p", "q", "stride_h", "stride_w", "pad_h", "pad_w",
+    "dilation_h", "dilation_w", "end_h", "end_w", "divisor",
+)  # fmt: skip
+# Kernels of up to so many taps are unrolled.
+MOST_TAPS: Final = 25
+BLOCKS_EACH: Final = 64
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """threads of a block."""
+
+    threads: int
+
+
+class PoolPlan(plans.CudaPlan):
+    """y is an array, or a pair of values and positions."""
+
+    def run(
+        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
+        stream: Any = None,
+    ) -> None:  # fmt: skip
+        values, places = y if isinstance(y, tuple) else (y, None)
+        addresses = {"x": x.ptr, "y": values.ptr} | ({} if places is None else {"places": places.ptr})
+        self.enqueue(addresses, stream_of(x) if stream is None else int(stream))
+
+
+class PoolSlidingWindow(Algorithm[Config]):
+    """Any kernel, stride, padding and dilation, 2 spatial axes, both memory orders, positions too; float32, float64,
+    float16 (means in float32)."""
+
+    operator: ClassVar[str] = "pool"
+    id: ClassVar[str] = "cuda.sliding_window"
+    summary: ClassVar[str] = "one thread an output"
+
+    def rejects(self, problem: PoolProblem, device: Device) -> str | None:
+        if device.kind != "cuda":
+            return f"runs on a GPU, not on {device.kind}"
+        if problem.dtype == "bf16":
+            return "takes f32, f64 and f16, not bf16"
+        if len(problem.spatial) != 2:
+            return f"takes 2 spatial axes, not {len(problem.spatial)}"
+        if problem.empty:
+            return "has nothing to compute"
+        if prod(problem.spatial) >= plans.LARGEST_PLANE:
+            return "takes planes of fewer than 2^31 elements"
+        return None
+
+    def configs(self, problem: PoolProblem, device: Device) -> Sequence[Config]:
+        return [Config(256), Config(128), Config(64)]
+
+    def predict_us(self, problem: PoolProblem, config: Config, device: Device) -> float:
+        """The larger of the bytes at seven tenths of the bandwidth and four taps a cycle of a multiprocessor."""
+        gigahertz = device.gflops / 256
+        taps = problem.flops / (4 * device.threads * gigahertz * 1e3)
+        return max(problem.bytes / (device.gbps * 1e3 * 0.7), taps) * (1 + (256 - config.threads) / 1e4) + 2.0
+
+    def workspace_bytes(self, problem: PoolProblem, config: Config, device: Device) -> int:
+        return 0
+
+    def plan(self, problem: PoolProblem, config: Config, device: Device) -> Plan:
+        return PoolPlan(problem, device, [self.launch(problem, config, device)])
+
+    def source(self, problem: PoolProblem, config: Config) -> Source:
+        flags = (
+            problem.op == "max", problem.indices, problem.count_include_pad, problem.layout == "nhwc",
+        )  # fmt: skip
+        kernel = problem.kernel if prod(problem.kernel) <= MOST_TAPS else (0, 0)
+        words = (
+            plans.TYPES[problem.dtype], *("true" if flag else "false" for flag in flags), *map(str, kernel),
+            plans.counter(prod(problem.y_shape)),
+        )  # fmt: skip
+        header = plans.header(problem.dtype)
+        return stub("ops/pool/pool.cu", "pool", ", ".join(words), "Pooling", config.threads, header=header)
+
+    def launch(self, problem: PoolProblem, config: Config, device: Device) -> Launch:
+        (height, width), (r, s), (p, q) = problem.spatial, problem.kernel, problem.output
+        (top, bottom), (left, right) = problem.padding
+        fields = {
+            "n": problem.n, "c": problem.c, "height": height, "width": width, "r": r, "s": s, "p": p, "q": q,
+            "stride_h": problem.stride[0], "stride_w": problem.stride[1], "pad_h": top, "pad_w": left,
+            "dilation_h": problem.dilation[0], "dilation_w": problem.dilation[1],
+            "end_h": height + bottom, "end_w": width + right, "divisor": problem.divisor or 0,
+        }  # fmt: skip
+        blocks = min(-(-prod(problem.y_shape) // config.threads), BLOCKS_EACH * device.threads)
+        return Launch(self.source(problem, config), WORDS, fields, (blocks, 1, 1), (config.threads, 1, 1))

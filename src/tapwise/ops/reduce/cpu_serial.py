@@ -1,0 +1,127 @@
+"""cpu.serial of reduce: the definition in plain loops, one thread. Sums are kept in blocks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.cpu.common import rejects_reduction
+from tapwise.cpu.numba_loops import compiled
+from tapwise.ops.reduce.problem import POSITIONS, REDUCTIONS, ReduceProblem
+
+BLOCK: Final = 256
+CODES: Final = {op: number for number, op in enumerate(REDUCTIONS)}
+SUM, MEAN, MAX, MIN, PROD, ARGMAX, ARGMIN, NORM1, NORM2, SUMSQUARE, LOGSUMEXP = (CODES[op] for op in REDUCTIONS)
+
+
+def reduce(x: Any, y: Any, op: int) -> None:
+    """x (outer, length, inner), y (outer, inner)."""
+    outer, length, inner = x.shape
+    for a in range(outer):
+        for b in range(inner):
+            if op in (MAX, MIN, ARGMAX, ARGMIN, LOGSUMEXP):
+                best = x[a, 0, b]
+                place = 0
+                for r in range(1, length):
+                    value = x[a, r, b]
+                    better = value < best if op in (MIN, ARGMIN) else value > best
+                    if (better or value != value) and best == best:
+                        best = value
+                        place = r
+                if op in (MAX, MIN):
+                    y[a, b] = best
+                    continue
+                if op in (ARGMAX, ARGMIN):
+                    y[a, b] = place
+                    continue
+                if math.isinf(best):
+                    best = x.dtype.type(0)
+            else:
+                best = x.dtype.type(0)
+            if op == PROD:
+                product = x.dtype.type(1)
+                for r in range(length):
+                    product *= x[a, r, b]
+                y[a, b] = product
+                continue
+            total = x.dtype.type(0)
+            for first in range(0, length, BLOCK):
+                part = x.dtype.type(0)
+                for r in range(first, min(first + BLOCK, length)):
+                    value = x[a, r, b]
+                    if op == NORM1:
+                        part += abs(value)
+                    elif op in (NORM2, SUMSQUARE):
+                        part += value * value
+                    elif op == LOGSUMEXP:
+                        part += math.exp(value - best)
+                    else:
+                        part += value
+                total += part
+            if op == MEAN:
+                total = total / x.dtype.type(length)
+            elif op == NORM2:
+                total = math.sqrt(total)
+            elif op == LOGSUMEXP:
+                total = best + math.log(total)
+            y[a, b] = total
+
+
+@cache
+def _loops() -> Any:
+    return compiled(reduce)
+
+
+class SerialPlan(Plan):
+    """float16 goes through float32 copies."""
+
+    def __init__(self, problem: ReduceProblem) -> None:
+        self.problem = problem
+
+    def run(
+        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
+        stream: Any = None,
+    ) -> None:  # fmt: skip
+        folded = self.problem.folded
+        assert folded is not None
+        dtype = np.dtype(np.float64 if self.problem.dtype == "f64" else np.float32)
+        result = np.empty((folded[0], folded[2]), np.int64 if self.problem.op in POSITIONS else dtype)
+        _loops()(np.ascontiguousarray(x, dtype).reshape(folded), result, CODES[self.problem.op])
+        with np.errstate(over="ignore"):
+            y[...] = result.reshape(y.shape)
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """Nothing to choose."""
+
+
+class ReduceSerial(Algorithm[Config]):
+    """Plain loops on one thread, sums in blocks of 256. float32, float64, float16 (in float32)."""
+
+    operator: ClassVar[str] = "reduce"
+    id: ClassVar[str] = "cpu.serial"
+    summary: ClassVar[str] = "plain loops, one thread"
+
+    def rejects(self, problem: ReduceProblem, device: Device) -> str | None:
+        return rejects_reduction(problem, device)
+
+    def configs(self, problem: ReduceProblem, device: Device) -> Sequence[Config]:
+        return [Config()]
+
+    def predict_us(self, problem: ReduceProblem, config: Config, device: Device) -> float:
+        """1.5 ns an element; 10 with an exponential."""
+        return 10.0 + (10e-3 if problem.op == "logsumexp" else 1.5e-3) * problem.flops
+
+    def workspace_bytes(self, problem: ReduceProblem, config: Config, device: Device) -> int:
+        return 0
+
+    def plan(self, problem: ReduceProblem, config: Config, device: Device) -> Plan:
+        return SerialPlan(problem)

@@ -1,0 +1,103 @@
+"""What LLVM makes of the generators, for every instruction set, whatever this machine has."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from tapwise.cpu import jit, tile
+from tapwise.cpu.device import features
+from tapwise.cpu.simd import Kernel, Target, target
+from tapwise.ops.conv.cpu import depthwise, direct, planes, winograd
+
+FMA = {
+    ("avx512", "f32"): r"vfn?madd\w+ps\s.*%zmm",
+    ("avx512", "f64"): r"vfn?madd\w+pd\s.*%zmm",
+    ("avx2", "f32"): r"vfn?madd\w+ps\s.*%ymm",
+    ("avx2", "f64"): r"vfn?madd\w+pd\s.*%ymm",
+    ("neon", "f32"): r"fmla\s+v\d+\.4s",
+    ("neon", "f64"): r"fmla\s+v\d+\.2d",
+}
+# A vector register stored to the stack.
+SPILL = re.compile(r"vmov[au]p[sd]\s+%[yz]mm\d+, -?\d*\(%rsp\)|str\s+q\d+, \[sp")
+PLAIN = {"storage": "f32", "bias": True, "residual": False, "activation": "relu"}
+
+
+def generators(vector: Target) -> dict[str, Callable[..., Kernel]]:
+    m, n = tile.shapes(vector)[0]
+    pixels, channels = tile.shapes(vector, "channels")[0]
+    plane = {"taps_h": 3, "stride_h": 1, "dilation_h": 1}
+    three = {"taps_h": 3, "taps_w": 3, "stride_h": 1, "stride_w": 1}
+    one_by_seven = three | {"taps_h": 1, "taps_w": 7}
+    rows, vectors = max(planes.tiles(vector.registers, 3, 1, 1), key=lambda tile: tile[0] * tile[1])
+    return {
+        "direct-pixels": partial(direct.generate, layout="nchw", route="sums", lanes="pixels", m=m, n=n),
+        "direct-channels": partial(
+            direct.generate, layout="nhwc", route="sums", lanes="channels", m=pixels, n=channels
+        ),
+        "direct-straight": partial(direct.generate, layout="nchw", route="straight", lanes="pixels", m=m, n=n),
+        "direct-in-place": partial(direct.generate, layout="nchw", route="in place", lanes="pixels", m=m, n=n),
+        "depthwise-nchw": partial(depthwise.generate, layout="nchw", rows=rows, vectors=vectors, **plane),
+        "depthwise-nhwc": partial(depthwise.generate, layout="nhwc", rows=4, vectors=2, **plane),
+        "winograd-4": partial(winograd.generate, tile_h=4, tile_w=4, **three, m=m, n=n),
+        "winograd-1x2": partial(winograd.generate, tile_h=1, tile_w=2, **one_by_seven, m=m, n=n),
+    }
+
+
+def functions(assembly: str) -> dict[str, str]:
+    """Assembly text by function."""
+    parts = re.split(r"^([A-Za-z_]\w*):.*$", assembly, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+@pytest.mark.parametrize("name", ["avx512", "avx2", "neon"])
+@pytest.mark.parametrize("kernel", list(generators(target("avx2"))))
+def test_vector_fma_and_no_spills_in_tiles(kernel: str, name: str, dtype: str) -> None:
+    vector = target(name)
+    options = PLAIN | {"storage": dtype}
+    assembly = jit.assembly(generators(vector)[kernel](vector, dtype=dtype, **options))
+    assert re.search(FMA[name, dtype], assembly)
+    tiles = {
+        label: text for label, text in functions(assembly).items() if re.fullmatch(r"tile_\d+(_\d+)?|strip", label)
+    }
+    assert tiles
+    for lanes in ("pixels", "channels"):
+        m, n = tile.shapes(vector, lanes)[0]
+        widest = tiles.get(f"tile_{m}_{n}", "")
+        assert not SPILL.search(widest)
+    largest = max(tiles.values(), key=len)
+    assert re.search(FMA[name, dtype], largest) and not SPILL.search(largest)
+
+
+def test_spill_pattern_finds_spills() -> None:
+    assert SPILL.search("\tvmovups\t%ymm11, -40(%rsp)")
+    assert SPILL.search("\tstr\tq8, [sp, #16]")
+    assert not SPILL.search("\tvmovups\t%ymm11, -40(%rdi)")
+
+
+def test_avx2_code_runs_here() -> None:
+    """In a process of its own: the target is fixed for a process's plans."""
+    program = (
+        "from tapwise import registry, verify\n"
+        "from tapwise.cpu.device import host\n"
+        "from tapwise.problem import ConvProblem\n"
+        "assert host().vector_bytes == 32\n"
+        "for text in ('c9 h9 w11 k7 r3 s3 pad1', 'c9 h7 w5 k11 r1 s1', 'c9 h9 w9 k9 r5 s5 pad2 groups9'):\n"
+        "    problem = ConvProblem.parse(text)\n"
+        "    for identifier in registry.ALGORITHMS['conv']:\n"
+        "        if registry.get(identifier).rejects(problem, host()) is None:\n"
+        "            assert verify.check(problem, identifier), identifier\n"
+        "print('ran')\n"
+    )
+    if "avx2" not in features():
+        pytest.skip("this CPU has no AVX2")
+    environment = os.environ | {"TAPWISE_CPU_TARGET": "avx2"}
+    result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert result.stdout.strip() == "ran", result.stderr

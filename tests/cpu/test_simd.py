@@ -1,0 +1,172 @@
+"""The vector layer on this machine: rows of every length, shuffles, and the functions behind activations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tapwise.cpu import epilogue, jit
+from tapwise.cpu.simd import INT, Int, Kernel, Ptr, target
+from tapwise.errors import InvalidProblem
+from tapwise.ops.conv.cpu.strips import deinterleave, emit_strided_copy
+from tapwise.ops.conv.cpu.transforms import POINTS, Axis, tilings, transform
+from tapwise.ops.conv.cpu.winograd import interleave
+from tapwise.ops.conv.problem import ConvProblem
+
+KIND = {"f32": np.float32, "f64": np.float64}
+
+
+def build(dtype: str, body: Callable[[Kernel, Ptr, Ptr, Int], None]) -> Callable[[np.ndarray, np.ndarray, int], None]:
+    """A kernel body(k, x, y, n) as a function of arrays x and y."""
+    k = Kernel(target(), dtype)
+    with k.function("task", public=True, args="i64", worker=INT) as (args, _):
+        x, y = (k.pointer(k.load_int(args + i), dtype) for i in (0, 1))
+        body(k, x, y, k.load_int(args + 2))
+    module, machine = jit.lower(k)
+    library = jit.Library(bytes(machine.emit_object(module)), target())
+    function = library.function("task")
+
+    def call(x: np.ndarray, y: np.ndarray, n: int, keep: Any = library) -> None:
+        arguments = np.array([x.ctypes.data, y.ctypes.data, n], np.int64)
+        function(arguments.ctypes.data, 0)
+
+    return call
+
+
+def elementwise(dtype: str, function: Callable[[Kernel, Any], Any]) -> Callable[[np.ndarray], np.ndarray]:
+    call = build(
+        dtype, lambda k, x, y, n: k.rows(n, lambda i, lanes: k.store(y + i, function(k, k.load(x + i, lanes))))
+    )
+
+    def apply(x: np.ndarray) -> np.ndarray:
+        y = np.full_like(x, np.nan)
+        call(x, y, x.size)
+        return y
+
+    return apply
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_rows_touch_every_element_and_no_other(dtype: str) -> None:
+    call = build(dtype, lambda k, x, y, n: k.rows(n, lambda i, lanes: k.store(y + i, k.load(x + i, lanes))))
+    for n in range(45):
+        x, y = np.arange(60, dtype=KIND[dtype]), np.full(60, -1, KIND[dtype])
+        call(x, y, n)
+        assert np.array_equal(y[:n], x[:n]) and (y[n:] == -1).all()
+
+
+@pytest.mark.parametrize("ways", [2, 4])
+def test_deinterleave_and_back(ways: int) -> None:
+    lanes = target().lanes("f32")
+
+    def split(k: Kernel, x: Ptr, y: Ptr, n: Int) -> None:
+        for index, part in enumerate(deinterleave(k, x, ways, ways, lanes)):
+            k.store(y + index * lanes, part)
+
+    def there_and_back(k: Kernel, x: Ptr, y: Ptr, n: Int) -> None:
+        for index, part in enumerate(interleave(k, deinterleave(k, x, ways, ways, lanes))):
+            k.store(y + index * lanes, part)
+
+    x, y = np.arange(ways * lanes, dtype=np.float32), np.zeros(ways * lanes, np.float32)
+    build("f32", split)(x, y, 0)
+    assert np.array_equal(y.reshape(ways, lanes), x.reshape(lanes, ways).T)
+    build("f32", there_and_back)(x, y, 0)
+    assert np.array_equal(y, x)
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 4, 5])
+def test_strided_copy_stays_inside(stride: int) -> None:
+    call = build("f32", lambda k, x, y, n: emit_strided_copy(k, x, y, n, k.integer(0) + Int(k, n.ir) * 0 + stride))
+    for n in range(1, 40):
+        # The last element is the last of its array: a read beyond it would show under a checker, a wrong one here.
+        x, y = np.arange((n - 1) * stride + 1, dtype=np.float32), np.full(n + 1, -1, np.float32)
+        call(x, y, n)
+        assert np.array_equal(y[:n], x[::stride]) and y[n] == -1
+
+
+def points(dtype: str, low: float, high: float) -> np.ndarray:
+    return np.linspace(low, high, 200_003).astype(KIND[dtype])
+
+
+@pytest.mark.parametrize(("dtype", "low", "high"), [("f32", -87.0, 88.7), ("f64", -708.0, 709.7)])
+def test_exp_within_2_ulp(dtype: str, low: float, high: float) -> None:
+    x = points(dtype, low, high)
+    exact = np.exp(x.astype(np.longdouble))
+    ulp = np.spacing(exact.astype(KIND[dtype])).astype(np.longdouble)
+    assert float(np.max(np.abs(elementwise(dtype, epilogue.exp)(x) - exact) / ulp)) <= 2.0
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_exp_at_the_ends(dtype: str) -> None:
+    tiny, huge = {"f32": (-100.0, 100.0), "f64": (-740.0, 800.0)}[dtype]
+    x = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, huge, 10 * tiny, tiny], KIND[dtype])
+    with np.errstate(all="ignore"):
+        y = elementwise(dtype, epilogue.exp)(x)
+        wanted = np.exp(x.astype(np.longdouble)).astype(KIND[dtype])
+    assert np.array_equal(y[:7], wanted[:7], equal_nan=True)
+    assert abs(y[7] - wanted[7]) <= 2 * np.finfo(KIND[dtype]).smallest_subnormal and y[7] > 0  # a subnormal number
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_activations_against_their_definitions(dtype: str) -> None:
+    u = float(np.finfo(KIND[dtype]).eps) / 2
+    x = np.concatenate([points(dtype, -30, 30)[::20], points(dtype, -1e-4, 1e-4)[::200]])
+    exact = x.astype(np.float64) if dtype == "f32" else x.astype(np.longdouble)
+    erf = np.array([math.erf(float(value) / math.sqrt(2)) for value in x])
+    erfc = np.array([math.erfc(-float(value) / math.sqrt(2)) for value in x])
+    definitions = {
+        "sigmoid": (1 / (1 + np.exp(-exact)), 1.0),
+        "silu": (exact / (1 + np.exp(-exact)), 1.0),
+        "tanh": (np.tanh(exact), 1.0),
+        "gelu": (exact * (erfc if dtype == "f64" else 1 + erf) / 2, 0.0),
+        "relu": (np.maximum(exact, 0), 1.0),
+        "relu6": (np.clip(exact, 0, 6), 1.0),
+    }
+    for name, (wanted, relative) in definitions.items():
+        y = elementwise(dtype, lambda k, v, name=name: epilogue.activate(k, name, v))(x)
+        # gelu's factor 1 + erf cancels for large negative x, so its error counts against x; the others' against y.
+        size = np.abs(wanted) if relative else np.abs(exact)
+        worst = float(np.max(np.abs(y - wanted) / (u * size + np.finfo(KIND[dtype]).smallest_subnormal)))
+        assert worst <= 24, f"{name}: {worst} u"
+
+
+@pytest.mark.parametrize("name", ["relu", "relu6", "silu", "sigmoid", "tanh", "gelu"])
+def test_activations_keep_nan(name: str) -> None:
+    x = np.array([np.nan, 1.0] * 20, np.float32)
+    y = elementwise("f32", lambda k, v: epilogue.activate(k, name, v))(x)
+    assert np.isnan(y[::2]).all() and np.isfinite(y[1::2]).all()
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("taps", [1, 2, 3, 4, 5, 7])
+@pytest.mark.parametrize("outputs", [1, 2, 4])
+def test_transforms_compute_a_correlation(outputs: int, taps: int, stride: int) -> None:
+    if outputs + -(-taps // stride) - 2 > len(POINTS):
+        pytest.skip("more points than there are")
+    part = transform(outputs, taps, stride)
+    rng = np.random.default_rng(0)
+    data, weights = rng.standard_normal((outputs - 1) * stride + taps), rng.standard_normal(taps)
+    products = (np.array(part.g) @ weights) * (np.array(part.b_t) @ data)
+    assert (part.outputs, part.span, part.step) == (outputs, len(data), outputs * stride)
+    wanted = np.correlate(data, weights, "valid")[::stride]
+    np.testing.assert_allclose(np.array(part.a_t) @ products, wanted, rtol=1e-11)
+
+
+def test_transforms_save_what_they_are_known_for() -> None:
+    assert [transform(m, 3, 1).products for m in (2, 4)] == [4, 6]
+    assert transform(4, 3, 2).products == 9 and transform(2, 7, 1).products == 8
+    assert tilings(ConvProblem.parse("c8 h9 w9 k8 r3 s3")) == [(4, 4), (2, 2)]
+    assert tilings(ConvProblem.parse("c8 h9 w9 k8 r1 s7")) == [(1, 2)]
+    # The stride leaves every second input out, and with it the dilation.
+    assert Axis.of(ConvProblem.parse("c8 h9 w9 k8 r3 s3 stride2 dilation2"), 0) == Axis(3, 1, 2, 1)
+    for text in ("c8 h9 w9 k8 r1 s1", "c8 h9 w9 k8 r2 s2 stride2", "c8 h19 w19 k8 r7 s7"):
+        assert tilings(ConvProblem.parse(text)) == []
+
+
+def test_unknown_target() -> None:
+    with pytest.raises(InvalidProblem, match="avx1024"):
+        target("avx1024")

@@ -1,0 +1,296 @@
+"""Implicit GEMM without a GPU: kernels compile, geometry, refusals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tapwise import dispatch, registry, verify
+from tapwise.algorithm import Device
+from tapwise.arrays.device import DeviceArray
+from tapwise.cuda.jit.device import H200
+from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.jit.tensor_map import WORDS, legal
+from tapwise.cuda.plan import CudaPlan
+from tapwise.lab.study import gemm
+from tapwise.ops.conv.cuda import implicit_gemm_mma, pack
+from tapwise.ops.conv.cuda.implicit_gemm import geometry, outputs
+from tapwise.ops.conv.cuda.implicit_gemm.geometry import Config, folded
+from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import ImplicitGemm
+from tapwise.ops.conv.cuda.implicit_gemm_mma import ImplicitGemmMma
+from tapwise.ops.conv.problem import ConvProblem
+from tapwise.ops.conv.reference import convolve
+
+A100 = Device(kind="cuda", name="NVIDIA A100", threads=108, gflops=360.0, gbps=1400.0, architecture="sm_80",
+              shared_bytes=166912)  # fmt: skip
+COMPILED = [
+    "n32 c64 h56 w56 k64 r3 s3 pad1 f16 nhwc",
+    "n32 c64 h56 w56 k64 r3 s3 pad1 bf16 nhwc bias residual relu",
+    "n32 c1280 h14 w14 k320 r1 s1 f16 nhwc",
+    "n1 c512 h7 w7 k512 r3 s3 pad1 f16 nhwc bias silu",
+    "n32 c44 h56 w56 k44 r3 s3 pad1 f16 nhwc",
+    "n2 c33 h20 w20 k37 r3 s3 stride2 f16 nhwc residual",
+    "n8 c128 h28 w28 k128 r3 s3 pad1 groups4 f16",
+    "n8 c256 h14 w14 k256 r3 s3 pad1 tf32 nhwc gelu",
+    "n32 c512 h7 w7 k2048 r1 s1 bf16 nhwc bias relu residual",
+    "n8 c64 h28 w28 k40 r3 s3 pad1 bf16 nhwc residual",
+    "n8 c64 h14 w14 k64 r3 s3 pad1 3xtf32 nhwc bias",
+    "n32 c32 h112 w112 k192 r4 s4 stride4 f16 nhwc",
+    "n32 c3 h224 w224 k64 r7 s7 stride2 pad3 f16 bias relu",
+    "n32 c96 h28 w28 k96 r3 s3 pad1 f16 nhwc bias silu residual",
+    "n32 c80 h1 w3000 k512 r1 s3 pad0x1 bf16 nhwc bias gelu",
+]
+
+
+def some(problem: ConvProblem, device: Device = H200) -> list[Config]:
+    """The model's best config of each kind."""
+    algorithm = ImplicitGemm()
+    kinds: dict[tuple[object, ...], Config] = {}
+    for config in sorted(
+        algorithm.configs(problem, device), key=lambda one: algorithm.predict_us(problem, one, device)
+    ):
+        kind = (
+            config.kernel,
+            config.rows,
+            config.warpgroups,
+            config.turns,
+            config.split > 1,
+            config.gather,
+            config.bundle,
+            config.held,
+            config.unfold,
+            config.line,
+            config.slabs,
+        )
+        kinds.setdefault(kind, config)
+    return list(kinds.values())
+
+
+@pytest.mark.parametrize("text", COMPILED)
+def test_geometry(text: str) -> None:
+    """Shared memory and boxes within what the hardware allows; every stage and slab begins on a swizzled pattern."""
+    algorithm, problem = ImplicitGemm(), ConvProblem.parse(text)
+    configs = algorithm.configs(problem, H200)
+    assert len(configs) == len(set(configs)) == len({str(config) for config in configs})
+    for config in configs:
+        launch = algorithm.launch(problem, config, H200)
+        assert launch.shared_bytes * config.resident <= H200.shared_bytes + 1024
+        assert launch.grid[0] % config.split == 0
+        assert launch.dependent
+        for name, map_ in launch.maps.items():
+            assert map_.box[0] * pack.SIZES[problem.dtype] <= 128
+            assert max(map_.box) <= 256
+            assert all(stride % 16 == 0 for stride in map_.strides), (name, map_)
+            assert map_.corners is None or len(map_.corners[0]) == len(map_.sizes) - 2
+        for side in (config.pixels, config.filters):
+            assert side % 8 == 0
+        tiles_f, tiles = geometry.tiles_of(geometry.view_of(problem, config), config)
+        sets = tiles_f * geometry.view_of(problem, config).groups
+        if config.held:
+            # The next tile of a block has the same filters.
+            assert launch.grid[0] % sets == 0
+            assert launch.grid[0] > 0
+            assert tiles > launch.grid[0] or (sets == 1 and config.kernel != "stream")
+        if config.kernel == "slab":
+            lines, each = geometry.slab_lines(geometry.view_of(problem, config), config)
+            assert lines % each == 0
+            assert each % 8 == 0
+
+
+def test_a_map_is_sixteen_words_whose_first_is_an_address() -> None:
+    algorithm, problem = ImplicitGemm(), ConvProblem.parse(COMPILED[0])
+    launch = algorithm.launch(problem, some(problem)[0], H200)
+    assert set(launch.maps) >= {"x", "w"}
+    names = list(launch.names)
+    for index, name in enumerate(("x", "w")):
+        assert names.index(f"{name}0") == index * WORDS, "maps begin on multiples of 64 bytes"
+    assert {"y", "bias", "residual"} <= set(launch._open)
+    with pytest.raises(KeyError, match="z0"):
+        Launch(launch.source, ("y",), {}, (1, 1, 1), (32, 1, 1), maps={"z": launch.maps["x"]})
+
+
+def test_filters_are_fetched_ahead_only_where_they_are_settled() -> None:
+    """A launch may read filters before the one before has ended: not those that it has just packed."""
+    problem = ConvProblem.parse(COMPILED[0])
+    for config in some(problem):
+        assert "settled" in ImplicitGemm().launch(problem, config, H200)._open
+    seen: list[Mapping[str, int]] = []
+
+    class Plan(CudaPlan):
+        def enqueue(self, addresses: Mapping[str, int], stream: int) -> None:
+            seen.append(addresses)
+
+    array = DeviceArray(1 << 20, (1,), (2,), np.dtype(np.float16), 0, "other", None)
+    for packed in (array, replace(array, settled=True)):
+        Plan(problem, H200, []).run(array, packed, array, stream=0)
+    assert [addresses.get("settled", 0) for addresses in seen] == [0, 1]
+
+
+def test_what_a_map_can_express() -> None:
+    assert legal(((-1, -1), (-1, -1)), (2, 2), (1, 2))
+    assert not legal(((-129, 0), (0, 0)), (2, 2), (1, 1))
+    assert legal(((-12, -12, 0), (-12, -12, 0)), (24, 24, 0), (1, 1, 1))
+    assert not legal(((-17, 0, 0), (0, 0, 0)), (2, 2, 0), (1, 1, 1))
+    assert not legal(((0, 0), (0, 0)), (0, 0), (9, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("c64 h9 w9 k64 r3 s3", "tensor cores"),
+        ("c64 h9 w9 k64 r3 s3 f64", "tensor cores"),
+        ("c64 h9 w9 k64 r3 s3 f16 dgrad", "fprop"),
+        ("c64 w9 k64 s3 f16", "spatial"),
+        ("n0 c64 h9 w9 k64 r3 s3 f16", "nothing"),
+        ("c64 h90 w90 k64 r3 s3 stride9 f16", "tensor map"),
+        ("c64 h900 w900 k64 r3 s3 dilation200 f16", "tensor map"),
+        ("c4 h70 w131 k4 r8 s8 groups4 3xtf32", "channels"),
+        ("n70000 c64 h32 w32 k64 r1 s1 f16", "2\\^31"),
+    ],
+)
+def test_refusals_say_why(text: str, says: str) -> None:
+    problem = ConvProblem.parse(text)
+    reason = ImplicitGemm().rejects(problem, H200)
+    assert reason is not None
+    assert re.search(says, reason)
+    assert "Hopper" in (ImplicitGemm().rejects(ConvProblem.parse(COMPILED[0]), A100) or "")
+    assert "GPU" in (ImplicitGemm().rejects(ConvProblem.parse(COMPILED[0]), Device("cpu", "a CPU", 2)) or "")
+    if says not in ("tensor map", "2\\^31", "channels"):
+        assert re.search(says, ImplicitGemmMma().rejects(problem, H200) or "")
+
+
+def test_other_gpus_get_the_other_instructions() -> None:
+    problem = ConvProblem.parse(COMPILED[0])
+    assert dispatch.choose(problem, H200).algorithm == "cuda.implicit_gemm"
+    assert dispatch.choose(problem, A100).algorithm == "cuda.implicit_gemm_mma"
+    for text in COMPILED:
+        assert ImplicitGemmMma().rejects(ConvProblem.parse(text), A100) is None
+        assert ImplicitGemmMma().configs(ConvProblem.parse(text), A100)
+
+
+def test_patches_side_by_side_are_channels() -> None:
+    problem = ConvProblem.parse("n2 c32 h112 w112 k192 r4 s4 stride4 f16 nhwc")
+    assert str(folded(problem)) == "n2 c128 h112 w28 k192 r4 s1 stride4x1 f16 nhwc"
+    for text in (
+        "c32 h112 w114 k192 r4 s4 stride4 f16 nhwc", "c32 h112 w112 k192 r4 s4 stride4 f16",
+        "c3 h112 w112 k192 r4 s4 stride4 f16 nhwc", "c32 h112 w112 k192 r4 s4 stride4 pad4 f16 nhwc",
+        "c32 h112 w112 k192 r4 s4 stride4 groups2 f16 nhwc", "c32 h112 w112 k192 r3 s3 f16 nhwc",
+    ):  # fmt: skip
+        assert folded(ConvProblem.parse(text)) == ConvProblem.parse(text)
+
+
+def test_bounds_of_tensor_cores() -> None:
+    """tf32 is allowed what cutting off thirteen bits loses; 3xtf32 hardly more than fp32."""
+    for algorithm in (ImplicitGemm(), ImplicitGemmMma()):
+        plain, tf32, three = (
+            algorithm.error_factor(ConvProblem.parse(f"c64 h9 w9 k64 r3 s3 {word}"))
+            for word in ("f16", "tf32", "3xtf32")
+        )
+        assert tf32 - plain == 2.0**15
+        assert three == plain
+    problem = ConvProblem.parse("c64 h9 w9 k64 r3 s3 tf32")
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in (problem.x_shape, problem.w_shape))
+    cut = [(array.view(np.uint32) & 0xFFFFE000).view(np.float32) for array in (x, w)]
+    expected, bound = verify.expectation(problem, ImplicitGemm(), x, w)
+    assert (np.abs(convolve(problem, *cut) - expected) <= bound).all()
+    ieee = verify.expectation(problem.replace(math="3xtf32"), ImplicitGemm(), x, w)[1]
+    assert not (np.abs(convolve(problem, *cut) - expected) <= ieee).all()
+
+
+def test_ways_to_y() -> None:
+    """From registers, by boxes or through shared memory: one of them, and parts of it for all rounds of a tile where a
+    residual is fetched and nothing else hides how long that takes."""
+    plain = ConvProblem.parse("n32 c512 h30 w30 k1024 r3 s3 f16 nhwc")
+    ways, counts, delivered = set(), set(), set()
+    for problem in (plain, plain.replace(residual=True), plain.replace(k=40), plain.replace(layout="nchw")):
+        for config in ImplicitGemm().configs(problem, H200):
+            count, rounds = outputs.stagings_of(problem, config), outputs.rounds_of(config)
+            order, boxes = outputs.order_of(problem, config), outputs.boxes_of(problem, config)
+            assert not (order and boxes)
+            assert (count == 0) == (order > 0)
+            assert config.filters % max(order, 1) == 0
+            late = problem.residual and config.split == 1 and not config.turns
+            if outputs.is_delivered(problem, config):
+                many = config.pixels * config.filters > 128 * outputs.MOST_BEGUN
+                if config.turns:
+                    assert many or (config.kernel, config.rows) == ("slab", "filters")
+                else:
+                    assert (config.kernel, config.warpgroups) == ("stream", 2)
+                    assert rounds <= 2 and geometry.steps_of(problem, config) >= outputs.LEAST_STEPS
+                delivered.add((config.kernel, config.turns))
+                assert count == max(2, min(rounds, outputs.MOST_STAGINGS))
+            elif not order:
+                assert count == (rounds if late and 2 < rounds <= outputs.MOST_STAGINGS else min(count, 2))
+            ways.add((order, boxes))
+            counts.add(count)
+    assert {(32, 0), (16, 0), (8, 0), (0, 2), (0, 1), (0, 0)} <= ways
+    assert counts == {0, 1, 2, 3, 4}
+    assert delivered == {("slab", True), ("stream", True), ("stream", False)}
+
+
+def test_order_of_filters() -> None:
+    """Only where filters are the instruction's columns, and outputs of a thread lie side by side in y."""
+    config = Config("slab", "pixels", 128, 32, 2, True, 8, slabs=2)
+    for text, change, wanted in (
+        ("c64 h9 w9 k64 r3 s3 f16 nhwc", {}, 32), ("c64 h9 w9 k40 r3 s3 f16 nhwc", {}, 32),
+        ("c64 h9 w9 k44 r3 s3 f16 nhwc", {}, 16), ("c64 h9 w9 k46 r3 s3 f16 nhwc", {}, 8),
+        ("c64 h9 w9 k45 r3 s3 f16 nhwc", {}, 8), ("c64 h9 w9 k40 r3 s3 tf32 nhwc", {}, 16),
+        # Two bytes at a time.
+        ("c64 h9 w9 k57 r3 s3 f16 nhwc", {"filters": 64}, 0), ("c64 h9 w9 k57 r3 s3 tf32 nhwc", {"filters": 64}, 8),
+        ("c64 h9 w9 k64 r3 s3 f16", {}, 0), ("c64 h9 w9 k64 r3 s3 f16 nhwc", {"rows": "filters"}, 0),
+        ("c64 h9 w9 k64 r3 s3 3xtf32 nhwc residual", {}, 0), ("c64 h9 w9 k64 r3 s3 3xtf32 nhwc", {}, 16),
+        # The next group's filters follow.
+        ("c64 h9 w9 k80 r3 s3 groups2 f16 nhwc", {}, 8), ("c64 h9 w9 k96 r3 s3 groups2 f16 nhwc", {}, 16),
+        ("c64 h9 w9 k64 r3 s3 f16 nhwc", {"kernel": "stream", "split": 4}, 0),
+        ("c64 h9 w9 k64 r3 s3 f16 nhwc", {"kernel": "stream", "turns": False}, 0),
+        ("c64 h9 w9 k64 r3 s3 f16 nhwc", {"kernel": "stream", "turns": False, "warpgroups": 1}, 32),
+        ("n64 c64 h90 w90 k64 r3 s3 f16 nhwc", {"kernel": "stream"}, 0),
+        ("n64 c64 h90 w90 k64 r3 s3 f16 nhwc residual", {"kernel": "stream"}, 32),
+    ):  # fmt: skip
+        assert outputs.order_of(ConvProblem.parse(text), replace(config, **change)) == wanted, (text, change)
+
+
+def test_mma_words_and_grid() -> None:
+    algorithm = ImplicitGemmMma()
+    for text in (*COMPILED, "n2 c256 h14 w14 k256 r3 s3 pad1 groups32 f16 nhwc"):
+        problem = ConvProblem.parse(text)
+        for config in algorithm.configs(problem, H200):
+            launch = algorithm.launch(problem, config)
+            p = dict(zip(launch.names, launch.words, strict=True))
+            assert p["tiles_k"] * config.filters >= problem.group_k
+            assert p["tiles_g"] * config.bundle >= problem.groups
+            assert launch.grid[0] // (p["tiles_k"] * p["tiles_g"]) * config.pixels >= p["pixels"]
+            assert p["part_steps"] * config.split >= p["steps"]
+            assert launch.grid[1] == config.split
+            assert launch.shared_bytes <= H200.shared_bytes
+            assert launch.block[0] % 32 == 0
+            # Pieces of a line and groups are fixed for a thread.
+            across = implicit_gemm_mma.SPAN // (algorithm._piece(problem) or 16)
+            assert launch.block[0] % (across * config.bundle) == 0, config
+
+
+@pytest.mark.parametrize("identifier", ["cuda.implicit_gemm", "cuda.implicit_gemm_mma"])
+def test_configs_are_named_by_their_strings(identifier: str) -> None:
+    problem = ConvProblem.parse(COMPILED[0])
+    algorithm = registry.get(identifier)
+    config = algorithm.configs(problem, H200)[3]
+    assert dispatch.choose(problem, H200, identifier, config=str(config)).config == config
+
+
+def test_rungs_of_the_ladder_add_configs() -> None:
+    """Each rung of `study gemm-ladder` takes what the one before took, and the last one everything."""
+    algorithm = ImplicitGemm()
+    for text in gemm.LAYERS:
+        configs = algorithm.configs(ConvProblem.parse(text), H200)
+        taken: list[Config] = []
+        for name, takes in gemm.RUNGS:
+            more = [config for config in configs if takes(config)]
+            assert more, f"{text}: {name}"
+            assert set(taken) <= set(more), name
+            taken = more
+        assert taken == list(configs)

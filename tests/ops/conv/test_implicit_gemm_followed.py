@@ -1,0 +1,408 @@
+"""Implicit GEMM without a GPU: maps, schedules, slabs and packing are followed in NumPy and compute the convolution."""
+
+from __future__ import annotations
+
+from math import gcd, prod
+
+import numpy as np
+import pytest
+from test_implicit_gemm import some
+
+from tapwise.cuda.jit.device import H200
+from tapwise.cuda.jit.tensor_map import TensorMap
+from tapwise.ops.conv.cuda import pack
+from tapwise.ops.conv.cuda.implicit_gemm import configs, geometry, outputs
+from tapwise.ops.conv.cuda.implicit_gemm.geometry import Config, folded
+from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import ImplicitGemm
+from tapwise.ops.conv.problem import ConvProblem
+from tapwise.ops.conv.reference import convolve
+
+FOLLOWED = [
+    "n2 c9 h7 w9 k10 r3 s3 pad1 f16 nhwc",
+    "n3 c70 h5 w6 k66 r3 s3 pad2:1x0:2 bf16 nhwc",
+    "n2 c16 h9 w8 k24 r3 s2 stride2x1 pad1 f16 nhwc",
+    "n2 c24 h9 w7 k16 r2 s3 pad1 dilation2x1 groups2 f16 nhwc",
+    "n2 c6 h7 w8 k7 r3 s3 pad1 tf32",
+    "n2 c12 h6 w7 k9 r3 s3 pad1 groups3 3xtf32 nhwc",
+    "n1 c40 h6 w6 k8 r1 s1 3xtf32",
+    "n2 c8 h8 w12 k16 r4 s4 stride4 f16 nhwc",
+    "n4 c8 h5 w5 k8 r3 s3 pad1:2x2:1 f16",
+    "n2 c8 h9 w9 k8 r1 s5 pad0x2 f16 nhwc",
+    "n2 c8 h4 w5 k8 r3 s3 pad4 f16 nhwc",
+    "n1 c64 h6 w7 k64 r3 s3 pad1 groups4 f16 nhwc",
+    "n1 c64 h6 w7 k32 r3 s3 stride2 groups4 tf32 nhwc",
+    "n2 c3 h11 w9 k10 r3 s3 stride2 pad1 f16 nhwc",
+    "n2 c3 h9 w10 k8 r3 s3 pad1 bf16",
+    "n2 c2 h9 w13 k5 r5 s7 pad2:1x3:0 stride1x3 dilation1x2 tf32 nhwc",
+    "n1 c3 h32 w48 k8 r16 s16 stride16 f16",
+    "n2 c5 h8 w9 k6 r7 s5 pad3x2 3xtf32",
+    "n3 c1 h9 w11 k8 r5 s1 pad2x0 f16 nhwc",
+    "n2 c16 h6 w7 k40 r3 s3 pad1 bf16 nhwc",
+    "n2 c80 h6 w5 k24 r3 s3 pad1 f16 nhwc",
+    "n1 c72 h5 w6 k16 r1 s5 pad0x2 groups2 tf32 nhwc",
+    "n2 c48 h7 w10 k8 r3 s2 stride1x2 f16 nhwc",
+    "n1 c8 h9 w6 k72 r1 s1 f16 nhwc",
+    "n1 c24 h6 w6 k44 r2 s2 tf32 nhwc",
+]
+
+
+class Memory:
+    """An array in memory as a tensor map sees it: elements by their distance from the start."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.flat = array.reshape(-1)
+
+    def read(self, map_: TensorMap, size: int, place: tuple[int, ...]) -> np.ndarray:
+        """The innermost line at a place of the outer axes, zeros where it leaves the tensor."""
+        count = map_.box[0]
+        line = np.zeros(count)
+        first, *outer = place
+        if all(0 <= at < extent for at, extent in zip(outer, map_.sizes[1:], strict=True)):
+            start = sum(at * stride // size for at, stride in zip(outer, map_.strides, strict=True))
+            held = max(0, min(count, map_.sizes[0] - first))
+            line[:held] = self.flat[start + first : start + first + held]
+        return line
+
+    def boxes(self, map_: TensorMap, size: int, place: tuple[int, ...]) -> np.ndarray:
+        """A copy of a box of lines."""
+        channel, w, h, *rest = place
+        _, wide, high, *_ = map_.box
+        return np.array([
+            self.read(map_, size, (channel, w + i % wide, h + i // wide, *rest)) for i in range(wide * high)
+        ])  # fmt: skip
+
+    def windows(self, map_: TensorMap, size: int, place: tuple[int, ...], offsets: tuple[int, ...]) -> np.ndarray:
+        """A copy in im2col mode: pixels from a place on, within the map's corners, each moved by the offsets."""
+        assert map_.corners is not None
+        lower, upper = map_.corners
+        channel, *at = place
+        spatial = len(lower)
+        last = [map_.sizes[1 + axis] - 1 + upper[axis] for axis in range(spatial)]
+        lines = []
+        for _ in range(map_.box[1]):
+            moved = [at[axis] + offsets[axis] for axis in range(spatial)]
+            lines.append(self.read(map_, size, (channel, *moved, at[spatial])))
+            for axis in range(spatial):
+                at[axis] += map_.steps[axis]
+                if at[axis] <= last[axis]:
+                    break
+                at[axis] = lower[axis]
+            else:
+                at[spatial] += 1
+        return np.array(lines)
+
+
+def packed_images(problem: ConvProblem, x: np.ndarray) -> np.ndarray:
+    """What pack_images leaves, straight from its definition; parts of 3xtf32 are x and zeros here."""
+    n, _, h, w = problem.x_shape
+    out = np.zeros((pack.parts(problem), problem.groups, n, h, w, pack.wide(problem)))
+    split = x.reshape(n, problem.groups, problem.group_c, h, w)
+    out[0, ..., : problem.group_c] = split.transpose(1, 0, 3, 4, 2)
+    return out
+
+
+def packed_windows(problem: ConvProblem, view: ConvProblem, x: np.ndarray) -> np.ndarray:
+    """What pack_windows leaves, by its launch's words; parts of 3xtf32 are x and zeros here."""
+    launch = pack.windows(problem, view, H200)
+    p = dict(zip(launch.names, launch.words, strict=True))
+    flat = (x.transpose(0, 2, 3, 1) if problem.layout == "nhwc" else x).reshape(-1)
+    flat = (x.transpose(0, 2, 3, 1) if problem.layout == "nhwc" else x).reshape(-1)
+    out = np.zeros((pack.parts(problem), 1, p["n"], p["lines"], p["across"], p["wide"]))
+    assert launch.grid[0] * launch.block[0] * 16 >= p["across"] * p["wide"] * pack.SIZES[problem.dtype]
+    for *at, tap, channel in np.ndindex(p["n"], p["lines"], p["across"], p["taps"], p["channels"]):
+        n, line, pixel = at
+        r, s = divmod(tap, p["taps_w"])
+        h = line * p["up_h"] - p["pad_h"] + r * p["dilation_h"]
+        w = pixel * p["up_w"] - p["pad_w"] + s * p["dilation_w"]
+        if 0 <= h < p["height"] and 0 <= w < p["width"]:
+            value = flat[n * p["step_n"] + channel * p["step_c"] + h * p["step_h"] + w * p["step_w"]]
+            out[0, 0, n, line, pixel, tap * p["channels"] + channel] = value
+    return out
+
+
+def packed_filters(view: ConvProblem, w: np.ndarray, line: int, order: int) -> np.ndarray:
+    """The same of filters: of a view with fewer taps, each is several of w's side by side."""
+    taps = prod(view.kernel)
+    parts = 3 if view.math == "3xtf32" else 1
+    out = np.zeros((pack.filter_rows(view, order), taps, parts, line))
+    lines = w.transpose(0, 2, 3, 1).reshape(view.k, taps, -1)
+    for row in range(len(out)):
+        filter_ = filter_of(row, order)
+        if filter_ < view.k:
+            for part in (0, 2) if parts == 3 else (0,):
+                out[row, :, part, : lines.shape[2]] = lines[filter_]
+    return out
+
+
+def filter_of(row: int, order: int) -> int:
+    """The filter that lies in a row of packed ones, of which so many are turned together."""
+    if not order:
+        return row
+    j, rest = divmod(row % order, 8)
+    t, e = divmod(rest, 2)
+    return row - row % order + t * (order // 4) + 2 * j + e
+
+
+def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """What the kernels compute, by their own index arithmetic, from the launch's words and maps."""
+    algorithm = ImplicitGemm()
+    launch = algorithm.launch(problem, config, H200)
+    p = dict(zip(launch.names, launch.words, strict=True))
+    size = pack.SIZES[problem.dtype]
+    base = geometry.unfolded(problem, config.unfold)
+    if config.unfold:
+        images = Memory(packed_windows(problem, base, x))
+    else:
+        images = Memory(packed_images(problem, x) if geometry.is_packed(problem, config) else x.transpose(0, 2, 3, 1))
+    view = geometry.view_of(problem, config)
+    order = outputs.order_of(view, config)
+    filters = Memory(packed_filters(base, w, geometry.filter_line(base), order))
+    (out_h, out_w), groups, group_k = view.output, view.groups, view.group_k
+    line, steps = geometry.line_bytes(view, config) // size, geometry.last_steps(view, config) * 32 // size
+    # What comes fills lines of shared memory and no more.
+    assert launch.maps["w"].box[0] * config.bundle == line
+    assert config.gather or launch.maps["x"].box[0] == line
+    five = geometry.has_groups(view)
+    taps = prod(view.kernel)
+    y = np.full((problem.n * out_h * out_w, problem.k), np.nan)
+    chunks, part = p["chunks"], p["part_chunks"]
+
+    def chunk_of(chunk: int, group: int) -> tuple[int, int]:
+        second = chunk >= 2 * part
+        return (chunk - 2 * part if second else chunk % part) * line, group + second * groups
+
+    for tile in range(p["tiles"]):
+        rest, tile_f = divmod(tile, p["tiles_f"])
+        filter0, group, pixel0 = tile_f * config.filters, rest % groups, rest // groups * config.pixels
+        sums = np.zeros((config.pixels, config.filters))
+        for chunk in range(chunks):
+            channel, g = chunk_of(chunk, group)
+            used = steps if (chunk + 1) % part == 0 else line
+            slab = np.zeros((0, line))
+            if config.kernel == "slab":
+                for first in range(0, p["lines"], p["copy_lines"]):
+                    n, at = divmod(pixel0 + first, p["wide"] * p["high"])
+                    h, v = divmod(at, p["wide"])
+                    if config.gather:
+                        lines = gathered(view, p, x, pixel0 + first, p["copy_lines"], group, chunk, line)
+                    else:
+                        more = (g + n // p["n"],) if five else ()
+                        images_n = n % p["n"] if five else n
+                        place = (channel, v - p["pad_w"], h - p["pad_h"], images_n, *more)
+                        lines = images.windows(launch.maps["x"], size, place, (0,) * len(view.spatial) + (0,) * five)
+                    slab = np.concatenate([slab, lines])
+            if config.kernel == "box":
+                n, h, v = corner(p, pixel0 // config.pixels)
+                more = (g,) if five else ()
+                slab = images.boxes(launch.maps["x"], size, (channel, v - p["pad_w"], h - p["pad_h"], n, *more))
+                slab = np.concatenate([slab, np.full((p["copy_lines"], line), 7.0)])
+            for tap in range(taps):
+                r, s = divmod(tap, view.kernel[1])
+                if config.kernel != "stream":
+                    shift = r * p["dilation_h"] * p["wide"] + s * p["dilation_w"]
+                    lines = slab[shift : shift + config.pixels]
+                    assert len(lines) == config.pixels
+                else:
+                    n, at = divmod(pixel0, out_h * out_w)
+                    h, v = divmod(at, out_w)
+                    place = (channel, v * p["stride_w"] - p["pad_w"], h * p["stride_h"] - p["pad_h"], n)
+                    more = (g,) if five else ()
+                    offsets = (s * p["dilation_w"], r * p["dilation_h"], *((0,) if five else ()))
+                    lines = images.windows(launch.maps["x"], size, (*place, *more), offsets)
+                right = np.array([
+                    filters.read(launch.maps["w"], size, (chunk * line, tap, group * group_k + filter0 + one))
+                    for one in range(config.filters)
+                ])  # fmt: skip
+                if config.bundle == 1:
+                    sums += lines[:, :used] @ right[:, :used].T
+                    continue
+                wide, high = line // config.bundle, config.filters // config.bundle
+                for one in range(config.bundle):
+                    mine = slice(one * high, (one + 1) * high)
+                    sums[:, mine] += lines[:, one * wide : (one + 1) * wide] @ right[mine].T
+        # Sums stand in the order of packed filters.
+        places = [filter_of(one, order) for one in range(config.filters)]
+        assert sorted(places) == list(range(config.filters))
+        sums = sums[:, np.argsort(places)]
+        if outputs.boxes_of(view, config) == 2:
+            store_boxes(launch.maps["out"], config, y.reshape(-1), sums, (filter0, group, pixel0))
+            continue
+        for one in range(config.pixels):
+            if config.kernel == "box":
+                n, h, v = corner(p, pixel0 // config.pixels)
+                row, column = divmod(one, p["wide"])
+                if row >= p["down"] or column >= p["across"] or h + row >= out_h or v + column >= out_w:
+                    continue
+                pixel = (n * out_h + h + row) * out_w + v + column
+            elif config.kernel == "slab":
+                n, at = divmod(pixel0 + one, p["wide"] * p["high"])
+                h, v = divmod(at, p["wide"])
+                if n >= p["n"] or h >= out_h or v >= out_w:
+                    continue
+                pixel = (n * out_h + h) * out_w + v
+            else:
+                pixel = pixel0 + one
+                if pixel >= p["pixels"]:
+                    continue
+            count = min(config.filters, group_k - filter0)
+            to = y[pixel, group * group_k + filter0 : group * group_k + filter0 + count]
+            assert np.isnan(to).all(), "written twice"
+            to[:] = sums[one, :count]
+    return y.reshape(problem.n, out_h, out_w, problem.k).transpose(0, 3, 1, 2)
+
+
+def store_boxes(map_: TensorMap, config: Config, y: np.ndarray, sums: np.ndarray, place: tuple[int, int, int]) -> None:
+    """A tile's sums as the copy engine writes them: boxes of 64 filters and of so many pixels as divide all tiles."""
+    inner, _, pixels = map_.box
+    size = map_.strides[0] // max(1, map_.sizes[0])
+    filter0, group, pixel0 = place
+    assert config.pixels % pixels == 0
+    for first in range(0, -(-config.filters // 64) * 64, inner):
+        for line in range(config.pixels):
+            for i in range(inner):
+                filter_, pixel = filter0 + first + i, pixel0 + line
+                if filter_ >= map_.sizes[0] or pixel >= map_.sizes[2]:
+                    continue
+                assert first + i < config.filters, "what was not computed is not written"
+                at = filter_ + group * (map_.strides[0] // size) + pixel * (map_.strides[1] // size)
+                assert np.isnan(y[at]), "written twice"
+                y[at] = sums[line, first + i]
+
+
+def corner(p: dict[str, int], tile: int) -> tuple[int, int, int]:
+    """Image, line and column of a box's first output."""
+    n, rest = divmod(tile, p["tiles_h"] * p["tiles_w"])
+    row, column = divmod(rest, p["tiles_w"])
+    return n, row * p["down"], column * p["across"]
+
+
+def gathered(
+    problem: ConvProblem, p: dict[str, int], x: np.ndarray, pixel: int, count: int, group: int, chunk: int, line: int
+) -> np.ndarray:
+    """Lines of a slab as warps gather them, from x as the view has it."""
+    x = x.transpose(0, 2, 3, 1).reshape(problem.n, *problem.spatial, problem.c).transpose(0, 3, 1, 2)
+    lines = np.zeros((count, line))
+    first = chunk * line
+    held = max(0, min(line, problem.group_c - first))
+    for i in range(count):
+        n, at = divmod(pixel + i, p["wide"] * p["high"])
+        h, v = divmod(at, p["wide"])
+        y, z = h - p["pad_h"], v - p["pad_w"]
+        if n < p["n"] and 0 <= y < p["height"] and 0 <= z < p["width"]:
+            channel = group * problem.group_c + first
+            lines[i, :held] = x[n, channel : channel + held, y, z]
+    return lines
+
+
+@pytest.mark.parametrize("text", FOLLOWED)
+def test_maps_schedules_and_slabs_compute_the_convolution(text: str) -> None:
+    problem = ConvProblem.parse(text)
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(-3, 4, shape).astype(float) for shape in (problem.x_shape, problem.w_shape))
+    expected = convolve(problem, x, w)
+    kernels, ways = set(), set()
+    for config in some(problem):
+        if config.pixels > 128:
+            continue
+        ways.add(config.unfold)
+        if not config.unfold:
+            kernels.add(config.kernel)
+        assert np.array_equal(follow(problem, config, x, w), expected), config
+    assert ways == set(geometry.unfoldings(problem))
+    if 0 not in ways:
+        return
+    unit = set(folded(problem).stride) == {1} and prod(problem.kernel) >= configs.LEAST_TAPS and "pad4" not in text
+    assert kernels - {"box"} == ({"stream", "slab"} if unit else {"stream"})
+    # Slabs of half lines where the last of whole ones would be half empty.
+    size = folded(problem).group_c * pack.SIZES[problem.dtype]
+    halved = unit and problem.math != "3xtf32" and size > 128 and 0 < size % 128 <= 64
+    assert {config.line for config in some(problem)} == ({0, 64} if halved else {0})
+    # Boxes need whole pieces of channels, or packed ones, and lines of four outputs.
+    whole = geometry.is_whole(problem) or problem.layout == "nchw" or problem.math == "3xtf32"
+    taps = set(folded(problem).stride) == {1} and prod(problem.kernel) >= configs.LEAST_TAPS
+    assert ("box" in kernels) == (taps and whole and problem.output[1] >= configs.LEAST_ACROSS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n3 c8 h5 w6 k72 r3 s3 pad1 f16 nhwc residual", "n2 c8 h7 w6 k40 r2 s3 pad2:1x0:2 tf32 nhwc residual",
+        "n2 c32 h9 w7 k80 r3 s3 pad1 dilation2x1 groups2 bf16 nhwc residual",
+        "n5 c8 h3 w4 k8 r3 s3 pad0:2x1 3xtf32 nhwc residual", "n2 c8 h9 w7 k72 r5 s5 pad2 f16 nhwc residual",
+    ],
+)  # fmt: skip
+def test_residuals_come_to_the_parts_where_sums_are_staged(text: str) -> None:
+    """Each round's copies hold the residual of its outputs, as the tiles of a slab count them."""
+    problem = ConvProblem.parse(text)
+    size, (out_h, out_w) = pack.SIZES[problem.dtype], problem.output
+    residual = np.arange(1.0, 1 + prod(problem.y_shape)).reshape(problem.y_shape)
+    memory = Memory(residual.transpose(0, 2, 3, 1))
+    configs_ = [
+        one
+        for one in ImplicitGemm().configs(problem, H200)
+        if outputs.is_delivered(geometry.view_of(problem, one), one)
+    ]
+    assert {one.pixels % 64 for one in configs_} >= {0, 8, 16, 32, 48}
+    shared = any(one.kernel == "stream" and not one.turns for one in configs_)
+    assert shared == any(geometry.steps_of(problem, one) >= outputs.LEAST_STEPS for one in configs_ if not one.line)
+    for config in configs_:
+        launch = ImplicitGemm().launch(problem, config, H200)
+        p, map_ = dict(zip(launch.names, launch.words, strict=True)), launch.maps["res"]
+        inner, box = map_.box
+        wide, high = (p["wide"], p["high"]) if config.kernel == "slab" else (out_w, out_h)
+        assert inner * size == 128
+        # Whole boxes, but of 32 pixels at least: then some come that the next tile has too.
+        assert box == (64 if config.rows == "pixels" else max(32, gcd(config.pixels, 64)))
+        for tile in range(p["tiles"]):
+            rest, tile_f = divmod(tile, p["tiles_f"])
+            filter0, group, pixel0 = (
+                tile_f * config.filters,
+                rest % problem.groups,
+                rest // problem.groups * config.pixels,
+            )
+            for first in range(0, config.pixels, box):
+                n, at = divmod(pixel0 + first, wide * high)
+                h, v = divmod(at, wide)
+                for part in range(0, 64, inner):
+                    filter_ = group * problem.group_k + filter0 + part
+                    lines = memory.windows(map_, size, (filter_, v, h, n), (0, 0))
+                    for line in range(box):
+                        n_, at = divmod(pixel0 + first + line, wide * high)
+                        y, z = divmod(at, wide)
+                        count = min(inner, problem.group_k - filter0 - part)
+                        if n_ < problem.n and y < out_h and z < out_w and count > 0:
+                            wanted = residual[n_, filter_ : filter_ + count, y, z]
+                            assert np.array_equal(lines[line, :count], wanted), config
+
+
+def test_a_wrong_corner_is_seen() -> None:
+    problem = ConvProblem.parse(FOLLOWED[0])
+    rng = np.random.default_rng(0)
+    x, w = (rng.integers(-3, 4, shape).astype(float) for shape in (problem.x_shape, problem.w_shape))
+    config = next(one for one in some(problem) if one.kernel == "stream")
+    wrong = problem.replace(padding=((1, 1), (0, 2)))
+    assert not np.array_equal(follow(wrong, config, x, w), convolve(problem, x, w))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("vector", [1, 2, 4, 8])
+def test_lines_between_parts_and_y_are_swizzled_alike(vector: int, size: int) -> None:
+    """Threads move each element of a part of 64 x 64 once, from where it was staged: `Lines` of staging.cuh adds a
+    constant to a thread's first address, and turns the bits of the swizzle."""
+    if vector * size > 16:
+        return
+    inner, piece = 128 // size, 16 // size
+    threads = np.arange(128)[:, None]
+    across = 64 // vector
+    lines = 128 // across
+    moved = np.arange(64 // lines)[None, :]
+
+    def staged(line: np.ndarray, at: np.ndarray) -> np.ndarray:
+        within = at % inner
+        return (at // inner * 64 + line) * 128 + ((within // piece ^ line % 8) << 4) + within % piece * size
+
+    row, first = threads // across, threads % across * vector
+    addresses = (staged(row, first) ^ lines * moved % 8 * 16) + lines * moved * 128
+    assert np.array_equal(addresses, staged(lines * moved + row, first + 0 * moved))
+    assert len(np.unique(addresses)) == addresses.size == 64 * across
+    assert np.all(addresses % (vector * size) == 0)

@@ -1,0 +1,495 @@
+"""conv2d, conv1d and prepared operators against torch in float64: meanings, arrays of every kind, refusals."""
+
+from __future__ import annotations
+
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import tapwise
+from tapwise import arrays
+from tapwise.errors import InvalidProblem, NotApplicable
+from tapwise.ops.conv.api import as_images
+from tapwise.ops.conv.problem import ConvProblem
+from tapwise.problem import ACTIVATIONS
+
+ROUNDING = {np.float64: 2.0**-52, np.float32: 2.0**-23, np.float16: 2.0**-10}
+
+
+def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(dtype)
+
+
+def channels_last(array: np.ndarray) -> np.ndarray:
+    return arrays.dense(array, "nhwc")
+
+
+def expected(
+    x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
+    groups: int = 1, activation: str | None = None, residual: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """(torch's result in float64, the size of what is summed); padding as torch takes it, or four sides."""
+    wide = [None if a is None else torch.from_numpy(np.ascontiguousarray(a, np.float64)) for a in (x, w, bias)]
+    convolve = functional.conv2d if w.ndim == 4 else functional.conv1d
+    if isinstance(padding, tuple) and isinstance(padding[0], tuple):
+        wide[0] = functional.pad(wide[0], [side for pair in reversed(padding) for side in pair])
+        padding = 0
+    y = convolve(*wide, stride, padding, dilation, groups)
+    size = convolve(*(None if a is None else a.abs() for a in wide), stride, padding, dilation, groups)
+    if residual is not None:
+        y, size = y + torch.from_numpy(residual.astype(np.float64)), size + torch.from_numpy(np.abs(residual))
+    if activation is not None:
+        y = getattr(functional, activation)(y)
+    return y.numpy(), size.numpy().astype(np.float64)
+
+
+def assert_right(y: Any, result: tuple[np.ndarray, np.ndarray], dtype: Any = np.float32, terms: int = 100) -> None:
+    """Within rounding of what torch gives in float64: of the sum in its accumulator, and of the output."""
+    value, size = result
+    y = np.asarray(y)
+    assert y.dtype == dtype
+    assert y.shape == value.shape
+    unit = ROUNDING[np.float64 if dtype == np.float64 else np.float32]
+    allowed = unit * (12 + terms**0.5) * (size + np.abs(value) + 1) + ROUNDING[dtype] * np.abs(value)
+    if dtype == np.float16:
+        allowed += 2.0**-24
+    assert np.all(np.abs(y - value) <= allowed), float((np.abs(y - value) / allowed).max())
+
+
+SHAPES = [
+    # n, c, (h, w), k, (r, s), stride, padding, dilation, groups
+    (1, 3, (9, 11), 5, (3, 3), 1, 1, 1, 1),
+    (2, 6, (13, 8), 4, (3, 5), (2, 1), (1, 2), 1, 2),
+    (3, 7, (7, 7), 7, (3, 3), 2, 1, 1, 7),
+    (1, 5, (6, 17), 15, (5, 2), (1, 3), ((0, 3), (2, 1)), (1, 2), 5),
+    (2, 13, (5, 5), 17, (1, 1), 1, 0, 1, 1),
+    (1, 11, (6, 9), 3, (1, 1), (2, 3), 0, 1, 1),
+    (2, 31, (14, 14), 19, (3, 3), 1, 1, 1, 1),
+    (1, 2, (3, 4), 3, (3, 4), 1, 0, 1, 1),
+    (1, 2, (3, 3), 3, (3, 3), 1, 5, 1, 1),
+    (1, 3, (4, 5), 2, (2, 3), 1, ((4, 4), (3, 3)), (5, 4), 1),
+    (1, 1, (1, 1), 1, (1, 1), 1, 0, 1, 1),
+    (2, 1, (31, 37), 1, (7, 6), 1, 0, 1, 1),
+]
+DTYPES = [np.float32, np.float64, np.float16]
+
+
+@pytest.mark.parametrize("order", ["nchw", "nhwc"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "activation"), list(zip(SHAPES, cycle([None, *ACTIVATIONS]), strict=False)))
+def test_conv2d(shape: tuple[Any, ...], activation: str | None, dtype: Any, order: str) -> None:
+    n, c, spatial, k, kernel, stride, padding, dilation, groups = shape
+    x = arrays.dense(normal(n, c, *spatial, dtype=dtype), order)
+    w = normal(k, c // groups, *kernel, dtype=dtype)
+    bias = normal(k, dtype=dtype, seed=1)
+    value, size = expected(x, w, bias, stride, padding, dilation, groups)
+    residual = arrays.dense(normal(*value.shape, dtype=dtype, seed=2), {"nchw": "nhwc", "nhwc": "nchw"}[order])
+    result = expected(x, w, bias, stride, padding, dilation, groups, activation, residual)
+    y = tapwise.conv2d(x, w, bias, stride, padding, dilation, groups, activation=activation, residual=residual)
+    assert_right(y, result, dtype, w[0].size)
+    assert arrays.is_dense(y, arrays.layout_of(x))
+    y = tapwise.conv2d(x, w, bias, stride, padding, dilation, groups, algorithm="cpu.im2col_gemm")
+    assert_right(y, (value, size), dtype, w[0].size)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "cpu.direct", "cpu.im2col_gemm", "cpu.serial"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations(activation: str, algorithm: str) -> None:
+    x, w, bias = normal(1, 4, 7, 9) * 3, normal(5, 4, 3, 3), normal(5)
+    y = tapwise.conv2d(x, w, bias, padding=1, activation=activation, algorithm=algorithm)
+    assert_right(y, expected(x, w, bias, padding=1, activation=activation))
+
+
+@pytest.mark.parametrize("order", ["nchw", "nhwc"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_conv1d(dtype: Any, order: str) -> None:
+    x, w = arrays.dense(normal(2, 6, 23, dtype=dtype), order), normal(4, 3, 5, dtype=dtype)
+    bias = normal(4, dtype=dtype)
+    y = tapwise.conv1d(x, w, bias, 2, 3, 2, 2, activation="relu")
+    assert_right(y, expected(x, w, bias, 2, 3, 2, 2, "relu"), dtype)
+    assert arrays.is_dense(y, order)
+    assert_right(tapwise.conv1d(x[0], w, groups=2), expected(x[0], w, groups=2), dtype)
+    out = np.empty(y.shape, dtype)
+    assert tapwise.conv1d(x, w, bias, 2, ((3, 3),), 2, 2, activation="relu", out=out) is out
+    np.testing.assert_array_equal(out, y)
+
+
+def test_unbatched() -> None:
+    x, w = normal(3, 8, 9), normal(4, 3, 3, 3)
+    residual = normal(4, 6, 7)
+    y = tapwise.conv2d(x, w, residual=residual)
+    assert_right(y, expected(x, w, residual=residual))
+    np.testing.assert_array_equal(y, tapwise.conv2d(x[None], w, residual=residual[None])[0])
+    turned = channels_last(x[None])[0]
+    y = tapwise.conv2d(turned, w)
+    assert arrays.is_dense(y[None], "nhwc")
+
+
+@pytest.mark.parametrize("padding", [0, 2, (1, 2), [2, 0], "valid", "same", (1,), np.int64(1)])
+@pytest.mark.parametrize("kernel", [(3, 3), (4, 2), (1, 5)])
+def test_padding_means_what_it_means_in_torch(padding: Any, kernel: tuple[int, int]) -> None:
+    x, w = normal(1, 2, 9, 10), normal(3, 2, *kernel)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that uneven "same" padding is slow
+        result = expected(x, w, padding=int(padding) if isinstance(padding, np.int64) else padding, dilation=(1, 2))
+    assert_right(tapwise.conv2d(x, w, padding=padding, dilation=(1, 2)), result)
+
+
+def test_four_sides() -> None:
+    x, w = normal(1, 2, 5, 6), normal(3, 2, 3, 3)
+    padding = ((0, 3), (2, 1))
+    assert_right(tapwise.conv2d(x, w, padding=padding), expected(x, w, padding=padding))
+    mixed = tapwise.conv2d(x, w, padding=(1, (2, 0)))
+    assert_right(mixed, expected(x, w, padding=((1, 1), (2, 0))))
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "dilation", "wanted", "sides"),
+    [
+        (9, 3, 1, 1, 9, (1, 1)),
+        (9, 4, 1, 1, 9, (1, 2)),
+        (9, 3, 2, 1, 5, (1, 1)),
+        (10, 3, 2, 1, 5, (0, 1)),
+        (10, 3, 2, 1, 4, (0, 0)),
+        (9, 3, 1, 2, 12, (3, 4)),
+        (7, 2, 3, 1, 4, (2, 2)),
+        (5, 5, 1, 1, 1, (0, 0)),
+    ],
+)
+def test_output_size_works_the_padding_out(
+    size: int, kernel: int, stride: int, dilation: int, wanted: int, sides: tuple[int, int]
+) -> None:
+    x, w = normal(1, 2, size, 6), normal(3, 2, kernel, 2)
+    y = tapwise.conv2d(x, w, stride=(stride, 1), dilation=(dilation, 1), output_size=(wanted, 6))
+    assert y.shape[2:] == (wanted, 6)
+    padding = (sides, (0, 1))
+    assert_right(y, expected(x, w, stride=(stride, 1), dilation=(dilation, 1), padding=padding))
+
+
+def test_torch_tensors() -> None:
+    x, w, bias = normal(2, 6, 9, 7), normal(4, 6, 3, 3), normal(4)
+    tensors = [torch.from_numpy(array) for array in (x, w, bias)]
+    y = tapwise.conv2d(*tensors, padding=1)
+    assert isinstance(y, torch.Tensor)
+    np.testing.assert_array_equal(y.numpy(), tapwise.conv2d(x, w, bias, padding=1))
+    y = tapwise.conv2d(tensors[0].to(memory_format=torch.channels_last), w, tensors[2], padding=1)
+    assert y.is_contiguous(memory_format=torch.channels_last)
+    assert_right(y, expected(x, w, bias, padding=1))
+    out = torch.empty(y.shape)
+    assert tapwise.conv2d(*tensors, padding=1, out=out) is out
+    assert_right(out, expected(x, w, bias, padding=1))
+    assert isinstance(tapwise.conv2d(x, tensors[1]), np.ndarray), "the result is of x's kind"
+    with pytest.raises(InvalidProblem, match=r"w requires a gradient.*w.detach\(\)"):
+        tapwise.conv2d(tensors[0], tensors[1].clone().requires_grad_())
+
+
+def test_any_strides_byte_order_and_alignment() -> None:
+    x, w = normal(2, 6, 9, 8), normal(4, 6, 3, 3)
+    result = expected(x, w)
+    storage = np.zeros(x.nbytes + 1, np.uint8)
+    misaligned = storage[1:].view(np.float32).reshape(x.shape)
+    misaligned[...] = x
+    wide = np.zeros((2, 6, 18, 24), np.float32)
+    wide[:, :, ::2, ::3] = x
+    read_only = x.copy()
+    read_only.flags.writeable = False
+    variants = {
+        "negative": np.ascontiguousarray(x[:, ::-1, ::-1, ::-1])[:, ::-1, ::-1, ::-1],
+        "gaps": wide[:, :, ::2, ::3],
+        "transposed": np.ascontiguousarray(x.transpose(3, 2, 0, 1)).transpose(2, 3, 1, 0),
+        "fortran": np.asfortranarray(x),
+        "misaligned": misaligned,
+        "byte order": x.astype(x.dtype.newbyteorder()),
+        "read only": read_only,
+    }
+    turned = np.ascontiguousarray(w[:, ::-1, :, ::-1])[:, ::-1, :, ::-1]
+    for name, variant in variants.items():
+        y = tapwise.conv2d(variant, turned, np.zeros(8, np.float32)[::-2])
+        assert_right(y, result), name
+        assert_right(tapwise.prepare("n2 c6 h9 w8 k4 r3 s3", turned)(variant), result), name
+    flat = np.broadcast_to(np.float32(2), x.shape)
+    assert_right(
+        tapwise.conv2d(flat, np.broadcast_to(w[0, 0], w.shape)), expected(flat.copy(), np.tile(w[0, 0], (4, 6, 1, 1)))
+    )
+
+
+def test_out() -> None:
+    x, w = normal(2, 6, 9, 8), normal(4, 6, 3, 3)
+    y = tapwise.conv2d(x, w)
+    wide = np.full((2, 4, 14, 6), 7, np.float32)
+    for out in (np.empty_like(y), channels_last(np.empty_like(y)), wide[:, :, ::2], wide[:, ::-1, ::2, ::-1]):
+        assert tapwise.conv2d(x, w, out=out) is out
+        np.testing.assert_array_equal(out, y)
+    assert (wide[:, :, 1::2] == 7).all(), "what lies between is left alone"
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "cpu.im2col_gemm"])
+@pytest.mark.parametrize(("n", "c", "h", "k"), [(0, 3, 5, 4), (2, 0, 5, 4), (2, 3, 5, 0), (0, 0, 5, 0)])
+def test_nothing_to_sum(n: int, c: int, h: int, k: int, algorithm: str) -> None:
+    x, w, bias = np.ones((n, c, h, 6), np.float32), np.ones((k, c, 3, 3), np.float32), normal(k)
+    y = tapwise.conv2d(x, w, bias, padding=1, activation="sigmoid", algorithm=algorithm)
+    assert y.shape == (n, k, h, 6)
+    if y.size:
+        np.testing.assert_allclose(y, np.broadcast_to(1 / (1 + np.exp(-bias))[:, None, None], y.shape), rtol=1e-6)
+    prepared = tapwise.prepare(f"n{n} c{c} h{h} w6 k{k} r3 s3 pad1 sigmoid", w, bias, algorithm=algorithm)
+    np.testing.assert_array_equal(prepared(x), y)
+
+
+def test_padded_image_without_pixels() -> None:
+    x, w = np.ones((1, 2, 0, 3), np.float32), normal(4, 2, 2, 2)
+    np.testing.assert_array_equal(tapwise.conv2d(x, w, padding=1), np.zeros((1, 4, 1, 4), np.float32))
+
+
+@pytest.mark.parametrize("algorithm", ["cpu.direct", "cpu.im2col_gemm", "cpu.serial"])
+def test_nan_and_infinity(algorithm: str) -> None:
+    x, w = normal(1, 2, 9, 9), np.abs(normal(3, 2, 3, 3)) + np.float32(0.1)
+    x[0, 1, 4, 4], x[0, 0, 0, 0] = np.nan, np.inf
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y = tapwise.conv2d(x, w, padding=1, activation="relu", algorithm=algorithm)
+    assert np.isnan(y[:, :, 3:6, 3:6]).all()
+    assert np.isinf(y[:, :, :2, :2]).all()
+    assert np.isfinite(y).sum() == 3 * (81 - 9 - 4)
+
+
+@pytest.mark.parametrize("algorithm", ["auto", "cpu.im2col_gemm", "cpu.serial"])
+def test_more_than_two_to_the_31_elements(algorithm: str) -> None:
+    """Pages that nobody touches cost nothing: only a few pixels, far apart, are read."""
+    width = (1 << 30) + 7
+    x = np.zeros((1, 3, 1, width), np.float32)
+    x[0, 2, 0, 1 << 30] = 5
+    x[0, 1, 0, 0] = 3
+    w = np.array([1, 10, 100], np.float32).reshape(1, 3, 1, 1)
+    y = tapwise.conv2d(x, w, stride=(1, 1 << 30), algorithm=algorithm)
+    np.testing.assert_array_equal(y, [[[[30, 500]]]])
+
+
+def good() -> dict[str, Any]:
+    return {"x": normal(2, 6, 9, 8), "w": normal(4, 6, 3, 3), "bias": normal(4)}
+
+
+OVERLAPPING = normal(2, 6, 9, 8)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x": normal(9, 8)}, ["x has shape (9, 8)", "4 axes"]),
+        ({"w": normal(4, 6, 3)}, ["w has shape (4, 6, 3)"]),
+        ({"w": normal(4, 5, 3, 3)}, ["w has shape (4, 5, 3, 3)", "c / groups = 6"]),
+        ({"bias": normal(5)}, ["bias has shape (5,)", "(4,)"]),
+        ({"residual": normal(2, 4, 7, 7)}, ["residual has shape", "(2, 4, 7, 6)"]),
+        ({"groups": 4}, ["groups=4", "c=6"]),
+        ({"groups": 0}, ["groups=0"]),
+        ({"groups": 1.0}, ["groups=1.0", "whole number"]),
+        ({"stride": 0}, ["stride=(0, 0)", "at least 1"]),
+        ({"stride": (1, 2, 3)}, ["stride=(1, 2, 3)", "2 axes"]),
+        ({"stride": 1.5}, ["stride=1.5"]),
+        ({"dilation": -1}, ["dilation=(-1, -1)"]),
+        ({"dilation": 5}, ["dilation=(5, 5)", "spans 11"]),
+        ({"padding": -1}, ["padding", "-1"]),
+        ({"padding": "full"}, ["padding='full'", "'same'", "'valid'"]),
+        ({"padding": ((1, 2, 3), (1, 1))}, ["padding=((1, 2, 3), (1, 1))"]),
+        ({"padding": "same", "stride": 2}, ["padding='same'", "stride=(2, 2)", "stride 1"]),
+        ({"padding": 1, "output_size": 9}, ["output_size=9", "padding=1"]),
+        ({"output_size": 5}, ["output_size=5", "impossible", "7"]),
+        ({"output_size": 0}, ["output_size=0"]),
+        ({"activation": "swish"}, ["activation='swish'", "silu"]),
+        ({"math": "exact"}, ["math='exact'", "tf32"]),
+        ({"algorithm": "cpu.fft"}, ["algorithm='cpu.fft'", "'auto'", "cpu.serial"]),
+        ({"x": np.zeros((2, 6, 9, 8), np.int32)}, ["x has dtype int32", "float32"]),
+        ({"x": np.zeros((2, 6, 9, 8), np.complex64)}, ["x has dtype complex64"]),
+        ({"x": np.zeros((2, 6, 9, 8), bool)}, ["x has dtype bool"]),
+        ({"w": normal(4, 6, 3, 3, dtype=np.float64)}, ["w has dtype float64", "float32, as x"]),
+        ({"bias": np.zeros(4, np.int64)}, ["bias has dtype int64"]),
+        ({"residual": normal(2, 4, 7, 6, dtype=np.float16)}, ["residual has dtype float16"]),
+        ({"x": [[1.0]]}, ["x is a list"]),
+        ({"out": np.zeros((2, 4, 7, 7), np.float32)}, ["out has shape", "(2, 4, 7, 6)"]),
+        ({"out": np.zeros((2, 4, 7, 6))}, ["out has dtype float64"]),
+        ({"out": np.broadcast_to(np.float32(0), (2, 4, 7, 6))}, ["out is read-only"]),
+        ({"x": OVERLAPPING, "out": OVERLAPPING[:, :4, :7, :6]}, ["out overlaps x"]),
+        ({"out": 3}, ["out is a int"]),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else "",
+)
+def test_bad_arguments_are_named(change: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ValueError) as error:
+        tapwise.conv2d(**(good() | change))
+    assert type(error.value) is InvalidProblem
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_algorithm_that_does_not_apply_says_why() -> None:
+    with pytest.raises(NotApplicable, match=r"cpu.pointwise.*1x1"):
+        tapwise.conv2d(**good(), algorithm="cpu.pointwise")
+
+
+def test_math_is_a_permission() -> None:
+    y = tapwise.conv2d(**good())
+    np.testing.assert_array_equal(tapwise.conv2d(**good(), math="tf32"), y)
+    wide = {name: array.astype(np.float64) for name, array in good().items()}
+    assert_right(tapwise.conv2d(**wide, math="tf32"), expected(*wide.values()), np.float64)
+
+
+def test_plain_call_sees_changed_filters() -> None:
+    arguments = good()
+    first = tapwise.conv2d(**arguments)
+    arguments["w"][...] *= 2
+    arguments["bias"][...] *= 2
+    np.testing.assert_array_equal(tapwise.conv2d(**arguments), 2 * first)
+
+
+class TestPrepared:
+    def test_copies_what_it_is_given(self) -> None:
+        arguments = good()
+        x, w, bias = arguments.values()
+        result = expected(x, w, bias)
+        layer = tapwise.prepare("n2 c6 h9 w8 k4 r3 s3", w, bias)
+        assert layer.problem.bias
+        w[...] = bias[...] = np.nan
+        assert_right(layer(x), result)
+
+    @pytest.mark.parametrize("algorithm", ["auto", "cpu.direct", "cpu.im2col_gemm", "cpu.serial"])
+    @pytest.mark.parametrize(
+        "text", ["n2 c6 h9 w8 k4 r3 s3 pad1 silu", "n2 c6 h9 w8 k4 r3 s3 pad1 silu nhwc", "n2 c6 h9 w8 k4 r1 s1 f16"]
+    )
+    def test_is_conv2d(self, text: str, algorithm: str) -> None:
+        problem = ConvProblem.parse(text)
+        dtype = arrays.DTYPES[problem.dtype].type
+        x, w, bias = (array.astype(dtype) for array in good().values())
+        w = w[:, :, : problem.kernel[0], : problem.kernel[1]]
+        result = expected(x, w, bias, 1, problem.padding, activation=problem.activation)
+        layer = tapwise.prepare(problem, w, bias, algorithm=algorithm)
+        out = np.empty(problem.y_shape, dtype)
+        for given in (x, arrays.dense(x, problem.layout), x[::-1][::-1], x.astype(x.dtype.newbyteorder())):
+            y = layer(given)
+            assert_right(y, result, dtype)
+            assert arrays.is_dense(y, problem.layout)
+            assert layer(given, out=out) is out
+            np.testing.assert_array_equal(out, y)
+        tensor = layer(torch.from_numpy(x))
+        assert isinstance(tensor, torch.Tensor)
+        np.testing.assert_array_equal(tensor.numpy(), y)
+        assert layer.choice.algorithm == (layer.choice.algorithm if algorithm == "auto" else algorithm)
+        assert str(problem.replace(bias=True)) in repr(layer)
+
+    def test_residual_and_one_image(self) -> None:
+        x, w, bias = good().values()
+        x, residual = x[0], normal(4, 7, 6)
+        layer = tapwise.prepare("c6 h9 w8 k4 r3 s3 residual", w, bias)
+        y = layer(x, residual)
+        assert_right(y, expected(x, w, bias, residual=residual))
+        np.testing.assert_array_equal(layer(x[None], residual[None]), y[None])
+        with pytest.raises(InvalidProblem, match="residual=None"):
+            layer(x)
+        with pytest.raises(InvalidProblem, match="the problem has none"):
+            tapwise.prepare("c6 h9 w8 k4 r3 s3", w)(x, residual)
+
+    def test_one_axis(self) -> None:
+        x, w = normal(2, 6, 23), normal(4, 6, 5)
+        layer = tapwise.prepare("n2 c6 w23 k4 s5 stride2 pad1:2", w)
+        assert_right(layer(x), expected(x, w, stride=2, padding=((1, 2),)))
+        assert layer.plan.problem.spatial == (1, 23)
+        with pytest.raises(InvalidProblem, match="x has shape"):
+            layer(x[:, :, None])
+
+    def test_arguments_that_do_not_fit(self) -> None:
+        x, w, bias = good().values()
+        text = "n2 c6 h9 w8 k4 r3 s3"
+        for call, words in (
+            (lambda: tapwise.prepare(text, w[:3]), "w has shape"),
+            (lambda: tapwise.prepare(text, w.astype(np.float64)), "w has dtype float64"),
+            (lambda: tapwise.prepare(text, w, bias[:3]), "bias has shape"),
+            (lambda: tapwise.prepare(text + " bias", w), "bias=None"),
+            (lambda: tapwise.prepare(text + " pad", w), "'pad'"),
+            (lambda: tapwise.prepare(3, w), "problem is a int"),
+            (lambda: tapwise.prepare(text, w, config="rows=1"), "algorithm='auto'"),
+            (lambda: tapwise.prepare(text, w)(x[:1]), r"x has shape \(1, 6, 9, 8\): \(2, 6, 9, 8\)"),
+            (lambda: tapwise.prepare(text, w)(x.astype(np.float64)), "x has dtype float64"),
+            (lambda: tapwise.prepare(text, w)(x, out=x), "out has shape"),
+        ):
+            with pytest.raises(InvalidProblem, match=words):
+                call()
+        for text in ("c6 d3 h9 w8 k4 t1 r3 s3", "c6 h9 w8 k4 r3 s3 dgrad"):
+            problem = ConvProblem.parse(text)
+            with pytest.raises(NotApplicable, match=r"cpu\.serial"):
+                tapwise.prepare(problem, normal(*problem.w_shape))
+
+    def test_out_may_not_overlap_the_input(self) -> None:
+        x = normal(1, 4, 6, 6)
+        layer = tapwise.prepare("c4 h6 w6 k4 r3 s3 pad1", normal(4, 4, 3, 3))
+        with pytest.raises(InvalidProblem, match="out overlaps x"):
+            layer(x, out=x)
+
+    @pytest.mark.parametrize("threads", [1, 2])
+    @pytest.mark.parametrize("algorithm", ["auto", "cpu.im2col_gemm", "cpu.serial"])
+    def test_four_threads_call_one_operator(self, algorithm: str, threads: int) -> None:
+        w = normal(12, 8, 3, 3)
+        layer = tapwise.prepare("c8 h17 w19 k12 r3 s3 pad1 relu", w, algorithm=algorithm, threads=threads)
+        images = [normal(1, 8, 17, 19, seed=seed) for seed in range(16)]
+        alone = [layer(image) for image in images]
+        for image, y in zip(images[:2], alone, strict=False):
+            assert_right(y, expected(image, w, padding=1, activation="relu"))
+        with ThreadPoolExecutor(4) as pool:
+            for _ in range(4):
+                for y, single in zip(pool.map(layer, images), alone, strict=True):
+                    np.testing.assert_array_equal(y, single)
+
+    def test_workspaces_are_used_again(self) -> None:
+        x, w, _ = good().values()
+        layer = tapwise.prepare("n2 c6 h9 w8 k4 r3 s3", w, algorithm="cpu.im2col_gemm")
+        free, _ = arrays.workspaces(layer.plan.workspace_bytes)
+        free.clear()
+        layer(x)
+        (workspace,) = free
+        layer(x[::-1])
+        tapwise.conv2d(x, w, algorithm="cpu.im2col_gemm")
+        assert len(free) == 1
+        assert free[0] is workspace
+
+
+def test_as_images_keeps_sizes_and_work() -> None:
+    problem = ConvProblem.parse("n2 c6 w23 k4 s5 stride2 pad1:2 dilation2 bias nhwc")
+    images = as_images(problem)
+    assert images.y_shape == (2, 4, 1, problem.output[0])
+    assert images.flops == problem.flops
+    assert as_images(images) is images
+
+
+def test_serial_works_where_numba_cannot_write_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    import numba
+
+    from tapwise.ops.conv.cpu import serial
+
+    real = numba.njit
+
+    def njit(*signatures: Any, **options: Any) -> Any:
+        if options.get("cache"):
+            raise RuntimeError("cannot cache function: no locator available")
+        return real(*signatures, **options)
+
+    monkeypatch.setattr(numba, "njit", njit)
+    monkeypatch.setattr(serial, "_compiled", serial._compiled.__wrapped__)
+    problem = ConvProblem.parse("c2 h5 w6 k3 r2 s2 tanh")
+    plan = serial.SerialPlan(problem)
+    x, w, y = normal(*problem.x_shape), normal(*problem.w_shape), np.empty(problem.y_shape, np.float32)
+    plan.run(x, plan.pack(w), y)
+    assert_right(y, expected(x, w, activation="tanh"))
+
+
+def test_a_known_call_does_not_hide_a_wrong_one() -> None:
+    """Problems of calls are kept by their words: 1 and 1.0 are equal, but only one of them is allowed."""
+    x, w = np.ones((1, 2, 5, 6), np.float32), np.ones((3, 2, 3, 3), np.float32)
+    expected = tapwise.conv2d(x, w, stride=1, padding=((1, 0), (1, 1)))
+    assert np.array_equal(tapwise.conv2d(x, w, stride=[1, 1], padding=[[1, 0], [1, 1]]), expected)
+    assert np.array_equal(tapwise.conv2d(x, w, stride=np.int64(1), padding=((1, 0), (1, 1))), expected)
+    for wrong in ({"stride": 1.0}, {"padding": ((1, 0), (1.0, 1))}, {"groups": 1.0}, {"activation": ["relu"]}):
+        with pytest.raises(InvalidProblem):
+            tapwise.conv2d(x, w, **{"stride": 1, "padding": ((1, 0), (1, 1)), **wrong})
