@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tapwise import arrays, dispatch, registry, verify
-from tapwise.algorithm import Device
+from tapwise.algorithm import Buffers, Device
 from tapwise.cpu.device import host
 from tapwise.lab import suites
 from tapwise.ops.conv import reference
@@ -135,7 +135,7 @@ def test_nan_and_infinity_stay_where_they_are_read() -> None:
         for identifier in ("cpu.direct", "cpu.serial"):
             plan = dispatch.plan_for(problem, dispatch.choose(problem, host(), identifier), host())
             y = np.zeros(problem.y_shape, np.float32)
-            plan.run(x, plan.pack(w), y, arrays.aligned(plan.workspace_bytes))
+            plan.run(Buffers(x, plan.pack(w), y, arrays.aligned(plan.workspace_bytes)))
             assert not np.isfinite(y[:, :, 3:6, 4:7]).any()
             y[:, :, 3:6, 4:7] = 0
             assert np.isfinite(y).all()
@@ -163,9 +163,9 @@ def test_same_bits_run_after_run() -> None:
         plan = dispatch.plan_for(problem, dispatch.choose(problem, host(2), identifier), host(2))
         packed, workspace = plan.pack(w), arrays.aligned(plan.workspace_bytes)
         first, again = np.zeros(problem.y_shape, np.float32), np.zeros(problem.y_shape, np.float32)
-        plan.run(x, packed, first, workspace)
+        plan.run(Buffers(x, packed, first, workspace))
         for _ in range(20):
-            plan.run(x, packed, again, workspace)
+            plan.run(Buffers(x, packed, again, workspace))
             assert np.array_equal(first.view(np.int32), again.view(np.int32))
 
 

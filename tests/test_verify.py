@@ -10,7 +10,7 @@ import pytest
 
 import tapwise
 from tapwise import dispatch, registry, verify
-from tapwise.algorithm import Algorithm, Config, Device, Plan
+from tapwise.algorithm import Algorithm, Buffers, Config, Device, Plan
 from tapwise.cpu.device import host
 from tapwise.errors import NotApplicable
 from tapwise.ops.conv.problem import ConvProblem
@@ -150,9 +150,10 @@ class SabotagedPlan(Plan):
     def pack(self, w: np.ndarray) -> Any:
         return self._plan.pack(w)
 
-    def run(self, x: Any, packed: Any, y: Any, workspace: Any = None, **options: Any) -> None:
+    def run(self, buffers: Buffers) -> None:
+        y, workspace = buffers.y, buffers.workspace
         assert np.isnan(y).all() and np.isnan(workspace.view(np.float32)).all()
-        self._plan.run(x, packed, y, **options)
+        self._plan.run(buffers._replace(workspace=None))
         self._spoil(y, workspace)
 
 

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,6 +72,23 @@ class Choice:
     workspace_bytes: int
 
 
+class Buffers(NamedTuple):
+    """The arrays of one run. A tuple, as it is made for each call.
+
+    x (n, c, *spatial), y and residual (n, k, *output): dense in the problem's layout. `w`: what `pack` gave. bias (k,).
+    `workspace`: at least the plan's `workspace_bytes`, contents of no meaning before and after. `stream`: for CUDA, the
+    one to launch on, by default that of x's library.
+    """
+
+    x: Any
+    w: Any
+    y: Any
+    workspace: Any = None
+    bias: Any = None
+    residual: Any = None
+    stream: Any = None
+
+
 class Plan(ABC):
     """Compiled kernels and launch geometry for one problem, config and device."""
 
@@ -86,22 +103,8 @@ class Plan(ABC):
         return None
 
     @abstractmethod
-    def run(
-        self,
-        x: Any,
-        packed: Any,
-        y: Any,
-        workspace: Any = None,
-        *,
-        bias: Any = None,
-        residual: Any = None,
-        stream: Any = None,
-    ) -> None:
-        """Compute y = activation(conv(x, w) + bias + residual).
-
-        x (n, c, *spatial), y and residual (n, k, *output): dense in the problem's layout. bias (k,).
-        `workspace`: at least `workspace_bytes`, contents of no meaning before and after. `stream`: for CUDA.
-        """
+    def run(self, buffers: Buffers) -> None:
+        """Compute y = activation(conv(x, w) + bias + residual), or what else the problem says."""
 
 
 class Algorithm(ABC, Generic[C]):

@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from tapwise import arrays, dispatch, registry
-from tapwise.algorithm import Algorithm, Config, Device, Plan
+from tapwise.algorithm import Algorithm, Buffers, Config, Device, Plan
 from tapwise.ops import references
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import activate, convolve
@@ -170,7 +170,7 @@ def check(
     workspace = _Guarded((plan.workspace_bytes,), np.dtype(np.uint8), index=index)
     scratch = workspace.array if plan.workspace_bytes else None
     there: list[Any] = [None if one is None else _beside(one, index, problem.layout) for one in (w, bias, residual)]
-    plan.run(x.array, plan.pack(there[0]), y.array, scratch, bias=there[1], residual=there[2])
+    plan.run(Buffers(x.array, plan.pack(there[0]), y.array, scratch, there[1], there[2]))
     sums = None
     if index is not None and not (integers and exact_on_integers(problem, algorithm)):
         from tapwise.ops.conv.cuda import reference
@@ -189,7 +189,7 @@ def _check_plain(problem: Problem, plan: Plan, data: np.ndarray, index: int | No
     y = _Guarded(problem.y_shape, kind, problem.layout, index)
     workspace = _Guarded((plan.workspace_bytes,), np.dtype(np.uint8), index=index)
     packed = references.packed(problem, plan)
-    plan.run(x.array, packed, y.array, workspace.array if plan.workspace_bytes else None)
+    plan.run(Buffers(x.array, packed, y.array, workspace.array if plan.workspace_bytes else None))
     for name, memory in (("input", x), ("output", y), ("workspace", workspace)):
         if not memory.guards_hold():
             return _failed(f"'{problem}' wrote outside its {name}")

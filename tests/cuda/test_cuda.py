@@ -18,7 +18,7 @@ import pytest
 
 import tapwise
 from tapwise import dispatch, registry
-from tapwise.algorithm import Algorithm, Config, Device
+from tapwise.algorithm import Algorithm, Buffers, Config, Device
 from tapwise.arrays import device as device_arrays
 from tapwise.arrays.device import DeviceArray
 from tapwise.cuda import copy, plan
@@ -462,7 +462,7 @@ def test_a_quick_call_brings_the_workspace_along() -> None:
             seen.append((addresses, stream))
 
     class Other(Fake):
-        def run(self, *arrays: object, **more: object) -> None:
+        def run(self, buffers: Buffers) -> None:
             pass
 
     def operator(made: plan.CudaPlan) -> object:

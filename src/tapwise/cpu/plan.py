@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tapwise.algorithm import Device, Plan
+from tapwise.algorithm import Buffers, Device, Plan
 from tapwise.cpu import driver
 from tapwise.cpu.jit import Library
 from tapwise.cpu.simd import Int, Kernel, Ptr
@@ -104,29 +104,23 @@ class KernelPlan(Plan):
             driver.run(self._pack_task, ctypes.addressof(args), workers)
         return packed
 
-    def run(
-        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
-        stream: Any = None,
-    ) -> None:  # fmt: skip
-        self.launch(self._task, self._serial, x, y, workspace, packed, bias, residual)
+    def run(self, buffers: Buffers) -> None:
+        self.launch(self._task, self._serial, buffers)
 
-    def launch(
-        self, task: int, serial: Callable[[int, int], None], x: Any, y: Any, workspace: Any, packed: Any = None,
-        bias: Any = None, residual: Any = None,
-    ) -> None:  # fmt: skip
+    def launch(self, task: int, serial: Callable[[int, int], None], buffers: Buffers) -> None:
         """Call a kernel of the plan's library: on all workers, or `serial` by itself where there is but one."""
-        args = self._arguments(x, y, workspace, packed, bias, residual)
+        args = self._arguments(buffers)
         if self._workers == 1:
             serial(ctypes.addressof(args), 0)
         else:
             driver.run(task, ctypes.addressof(args), self._workers)
 
-    def launch_one(self, serial: Callable[[int, int], None], x: Any, y: Any, workspace: Any) -> None:
+    def launch_one(self, serial: Callable[[int, int], None], buffers: Buffers) -> None:
         """Call a kernel of the plan's library as the only worker."""
-        args = self._arguments(x, y, workspace, None, None, None)
-        serial(ctypes.addressof(args), 0)
+        serial(ctypes.addressof(self._arguments(buffers)), 0)
 
-    def _arguments(self, x: Any, y: Any, workspace: Any, packed: Any, bias: Any, residual: Any) -> Any:
+    def _arguments(self, buffers: Buffers) -> Any:
+        x, packed, y, workspace, bias, residual, _ = buffers
         args = self._array.from_buffer_copy(self._template)
         args[_X], args[_Y] = _address(x), _address(y)
         if packed is not None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from tapwise import arrays
-from tapwise.algorithm import Device, Plan
+from tapwise.algorithm import Buffers, Device, Plan
 from tapwise.arrays.device import stream_of
 from tapwise.cuda.jit.compile import HALF
 from tapwise.cuda.jit.launch import Launch
@@ -34,6 +34,15 @@ PARTITIONS: Final = ("row", "block", "column")
 LARGEST_PLANE: Final = 1 << 31
 
 
+# The arrays of `Buffers`, by their names in a launch: all but the stream.
+_ARRAYS: Final = Buffers._fields[:-1]
+
+
+def stream(buffers: Buffers) -> int:
+    """The handle of the stream to launch on."""
+    return stream_of(buffers.x) if buffers.stream is None else int(buffers.stream)
+
+
 class CudaPlan(Plan):
     """Launches kernels one behind the other on the stream of x."""
 
@@ -46,15 +55,11 @@ class CudaPlan(Plan):
         """The filters as they are, dense."""
         return arrays.dense(w, "nchw")
 
-    def run(
-        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
-        stream: Any = None,
-    ) -> None:  # fmt: skip
-        given = {"x": x, "w": packed, "y": y, "workspace": workspace, "bias": bias, "residual": residual}
-        addresses = {name: array.ptr for name, array in given.items() if array is not None}
-        if packed is not None and packed.settled:
+    def run(self, buffers: Buffers) -> None:
+        addresses = {name: array.ptr for name, array in zip(_ARRAYS, buffers, strict=False) if array is not None}
+        if buffers.w is not None and buffers.w.settled:
             addresses["settled"] = 1
-        self.enqueue(addresses, stream_of(x) if stream is None else int(stream))
+        self.enqueue(addresses, stream(buffers))
 
     def enqueue(self, addresses: Mapping[str, int], stream: int) -> None:
         """Launch the kernels on a stream, with the addresses of their arrays by name; "settled" is 1 where the filters

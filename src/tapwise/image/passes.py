@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from tapwise import arrays, dispatch
-from tapwise.algorithm import Device
+from tapwise.algorithm import Buffers, Device
 from tapwise.arrays.device import DeviceArray
 from tapwise.cpu.device import host
 from tapwise.errors import InvalidPicture
@@ -165,7 +165,7 @@ def _launch(
     plan = dispatch.plan_for(problem, dispatch.choose(problem, device, sweep.algorithm), device)
     packed = plan.pack(sweep.weights)  # type: ignore[arg-type]
     if isinstance(x, DeviceArray):
-        plan.run(x, packed, y, arrays.workspace(plan.workspace_bytes, x))
+        plan.run(Buffers(x, packed, y, arrays.workspace(plan.workspace_bytes, x)))
         return
     flat = problem.x_shape
     free, size_bytes = arrays.workspaces(plan.workspace_bytes)
@@ -173,7 +173,7 @@ def _launch(
         workspace = free.pop()
     except IndexError:
         workspace = arrays.aligned(size_bytes)
-    plan.run(x.reshape(flat), packed, y.reshape(flat), workspace)
+    plan.run(Buffers(x.reshape(flat), packed, y.reshape(flat), workspace))
     free.append(workspace)
 
 

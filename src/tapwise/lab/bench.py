@@ -10,7 +10,7 @@ import numpy as np
 
 import tapwise
 from tapwise import arrays, dispatch, registry, verify
-from tapwise.algorithm import Choice, Device, Plan
+from tapwise.algorithm import Buffers, Choice, Device, Plan
 from tapwise.baselines import Peer, Prepared
 from tapwise.errors import InvalidProblem, NotApplicable, PeerUnavailable, TapwiseError
 from tapwise.lab import gpu, records, roofline, timing
@@ -307,12 +307,11 @@ def _caller_there(plan: Plan, x: Any, problem: Problem) -> Callable[[], object]:
     """One call on a GPU into a tensor that is there already."""
     source = arrays.anywhere(x, "x", x.get_device())
     y = arrays.empty(problem.y_shape, references.result_dtype(problem), problem.layout, source)
-    workspace = arrays.workspace(plan.workspace_bytes, source)
     tensor = arrays.like(y, x)
-    packed = references.packed(problem, plan)
+    buffers = Buffers(source, references.packed(problem, plan), y, arrays.workspace(plan.workspace_bytes, source))
 
     def run() -> object:
-        plan.run(source, packed, y, workspace)
+        plan.run(buffers)
         return tensor
 
     return run
@@ -322,11 +321,10 @@ def _caller(plan: Plan, x: np.ndarray, problem: Problem, kind: np.dtype[Any]) ->
     """One call into an array that is there already, as onnxruntime's bound outputs are."""
     workspace = arrays.aligned(plan.workspace_bytes) if plan.workspace_bytes else None
     y: np.ndarray = arrays.empty(problem.y_shape, kind, problem.layout)
-
-    packed = references.packed(problem, plan)
+    buffers = Buffers(x, references.packed(problem, plan), y, workspace)
 
     def run() -> np.ndarray:
-        plan.run(x, packed, y, workspace)
+        plan.run(buffers)
         return y
 
     return run

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tapwise import dispatch, registry, verify
-from tapwise.algorithm import Device
+from tapwise.algorithm import Buffers, Device
 from tapwise.arrays.device import DeviceArray
 from tapwise.cuda.jit.device import H200
 from tapwise.cuda.jit.launch import Launch
@@ -126,7 +126,7 @@ def test_filters_are_fetched_ahead_only_where_they_are_settled() -> None:
 
     array = DeviceArray(1 << 20, (1,), (2,), np.dtype(np.float16), 0, "other", None)
     for packed in (array, replace(array, settled=True)):
-        Plan(problem, H200, []).run(array, packed, array, stream=0)
+        Plan(problem, H200, []).run(Buffers(array, packed, array, stream=0))
     assert [addresses.get("settled", 0) for addresses in seen] == [0, 1]
 
 

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import tapwise
 from tapwise import arrays
+from tapwise.algorithm import Buffers
 from tapwise.errors import InvalidProblem, NotApplicable
 from tapwise.ops.conv.api import as_images
 from tapwise.ops.conv.problem import ConvProblem
@@ -480,7 +481,7 @@ def test_serial_works_where_numba_cannot_write_its_cache(monkeypatch: pytest.Mon
     problem = ConvProblem.parse("c2 h5 w6 k3 r2 s2 tanh")
     plan = serial.SerialPlan(problem)
     x, w, y = normal(*problem.x_shape), normal(*problem.w_shape), np.empty(problem.y_shape, np.float32)
-    plan.run(x, plan.pack(w), y)
+    plan.run(Buffers(x, plan.pack(w), y))
     assert_right(y, expected(x, w, activation="tanh"))
 
 

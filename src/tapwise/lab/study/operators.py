@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from tapwise import dispatch, registry, verify
-from tapwise.algorithm import Device
+from tapwise.algorithm import Buffers, Device
 from tapwise.lab.study.findings import Chart, Findings, judge, pivot
 from tapwise.lab.study.laboratory import BLAS_PAUSE_S, CpuLaboratory, CudaLaboratory, filters, images
 from tapwise.ops import references
@@ -76,9 +76,9 @@ def _caller(lab: CudaLaboratory, problem: Problem, identifier: str, config: Any)
         else None
     )
     y = arrays.empty(problem.y_shape, references.result_dtype(problem), problem.layout, x)
-    workspace = arrays.workspace(plan.workspace_bytes, x)
     packed: Any = None if w is None else plan.pack(w)  # type: ignore[arg-type]
-    return lambda: plan.run(x, packed, y, workspace)
+    buffers = Buffers(x, packed, y, arrays.workspace(plan.workspace_bytes, x))
+    return lambda: plan.run(buffers)
 
 
 def _measure_cpu(lab: CpuLaboratory, findings: Findings, problem: Problem) -> None:
@@ -96,9 +96,9 @@ def _measure_cpu(lab: CpuLaboratory, findings: Findings, problem: Problem) -> No
         good[way] = bool(verify.check(problem, choice.algorithm, choice.config, device=lab.device))
         plan = dispatch.plan_for(problem, choice, lab.device)
         y = arrays.empty(problem.y_shape, references.result_dtype(problem), problem.layout)
-        workspace = arrays.workspace(plan.workspace_bytes, x)
         packed = None if w is None else plan.pack(w)
-        runs[way] = lambda plan=plan, packed=packed, y=y, workspace=workspace: plan.run(x, packed, y, workspace)
+        buffers = Buffers(x, packed, y, arrays.workspace(plan.workspace_bytes, x))
+        runs[way] = lambda plan=plan, buffers=buffers: plan.run(buffers)
     for way, time in lab.times(runs, {"CPU, im2col + GEMM": BLAS_PAUSE_S}).items():
         findings.add({"operator": _name(problem), "way": way}, time, good[way])
 

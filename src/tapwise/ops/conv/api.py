@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from tapwise import arrays, dispatch, registry
-from tapwise.algorithm import Choice, Config, Device, Plan
+from tapwise.algorithm import Buffers, Choice, Config, Device, Plan
 from tapwise.arrays.device import settle
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.problem import ConvProblem
@@ -182,13 +182,13 @@ class PreparedConv:
             if self._channels_last:
                 y = y.transpose(0, 3, 1, 2)
             if self._free is None:
-                self._run(x, self._packed, y, bias=self._bias)
+                self._run(Buffers(x, self._packed, y, None, self._bias))
             else:
                 try:
                     workspace = self._free.pop()
                 except IndexError:
                     workspace = arrays.aligned(self._workspace_size)
-                self._run(x, self._packed, y, workspace, bias=self._bias)
+                self._run(Buffers(x, self._packed, y, workspace, self._bias))
                 self._free.append(workspace)
             return y
         if self._torch is not None and out is None and self._torch.takes(x, residual):
@@ -315,15 +315,13 @@ class NothingToSum(Plan):
     def pack(self, w: np.ndarray) -> None:
         return None
 
-    def run(
-        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
-        stream: Any = None,
-    ) -> None:  # fmt: skip
+    def run(self, buffers: Buffers) -> None:
+        y = buffers.y
         values = np.zeros(y.shape)
-        if bias is not None:
-            values += arrays.on_host(bias)[:, None, None]
-        if residual is not None:
-            values += arrays.on_host(residual)
+        if buffers.bias is not None:
+            values += arrays.on_host(buffers.bias)[:, None, None]
+        if buffers.residual is not None:
+            values += arrays.on_host(buffers.residual)
         arrays.assign(y, activate(self.problem.activation, values).astype(y.dtype))
 
 
@@ -353,17 +351,17 @@ def _execute(
         y = direct
     if plan.workspace_bytes and not isinstance(source, np.ndarray):
         workspace = arrays.empty((plan.workspace_bytes,), np.dtype(np.uint8), "nchw", source)
-        plan.run(images, packed, y, workspace, bias=bias, residual=addend)
+        plan.run(Buffers(images, packed, y, workspace, bias, addend))
     elif plan.workspace_bytes:
         free, size = arrays.workspaces(plan.workspace_bytes)
         try:
             workspace = free.pop()
         except IndexError:
             workspace = arrays.aligned(size)
-        plan.run(images, packed, y, workspace, bias=bias, residual=addend)
+        plan.run(Buffers(images, packed, y, workspace, bias, addend))
         free.append(workspace)
     else:
-        plan.run(images, packed, y, bias=bias, residual=addend)
+        plan.run(Buffers(images, packed, y, None, bias, addend))
     if direct is None:
         if len(problem.spatial) == 1:
             y = y[:, :, 0]

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu.numba_loops import compiled
 from tapwise.ops.filter.problem import DTYPES, FilterProblem, source_index
@@ -80,11 +80,8 @@ class SerialPlan(Plan):
         r = problem.size[1]
         return [weights[:r].reshape(1, r, 1), weights[r:].reshape(1, 1, -1)], nudges
 
-    def run(
-        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
-        stream: Any = None,
-    ) -> None:  # fmt: skip
-        problem = self.problem
+    def run(self, buffers: Buffers) -> None:
+        problem, (x, packed, y, *_) = self.problem, buffers
         # Numba does not take float16.
         x = x.astype(np.float32) if x.dtype == np.float16 else x
         picture = x.reshape(*problem.spatial, problem.c)

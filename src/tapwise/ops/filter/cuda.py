@@ -9,10 +9,9 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.arrays import device as cuda
-from tapwise.arrays.device import stream_of
 from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
@@ -60,12 +59,9 @@ class FilterPlan(plans.CudaPlan):
             self._lists[key] = cuda.upload(host, self._index), second * 8
         return self._lists[key]
 
-    def run(
-        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
-        stream: Any = None,
-    ) -> None:  # fmt: skip
-        on = stream_of(x) if stream is None else int(stream)
-        lists, second = packed
+    def run(self, buffers: Buffers) -> None:
+        x, (lists, second), y, workspace, *_ = buffers
+        on = plans.stream(buffers)
         if len(self.launches) == 1:
             self.launches[0]({"x": x.ptr, "y": y.ptr, "list": lists.ptr}, on)
             return

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from tapwise import arrays, dispatch
+from tapwise.algorithm import Buffers
 from tapwise.errors import InvalidProblem
 from tapwise.ops.parameters import device_of, numbers, result, window
 from tapwise.ops.patches.problem import Col2imProblem, Im2colProblem, PatchProblem
@@ -92,7 +93,7 @@ def _run(problem: PatchProblem, batched: Any, single: bool, x: Any, source: Any,
         device = device_of(batched)
         plan = dispatch.plan_for(problem, dispatch.choose(problem, device, algorithm), device)
         workspace = arrays.workspace(plan.workspace_bytes, batched)
-        plan.run(arrays.dense(batched, "nchw"), None, y, workspace)
+        plan.run(Buffers(arrays.dense(batched, "nchw"), None, y, workspace))
     if target is None:
         return arrays.like(y[0] if single else y, x)
     if not direct:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu.common import rejects_plain
 from tapwise.cpu.numba_loops import compiled
@@ -68,11 +68,8 @@ class SerialPlan(Plan):
     def __init__(self, problem: PatchProblem) -> None:
         self.problem = problem
 
-    def run(
-        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
-        stream: Any = None,
-    ) -> None:  # fmt: skip
-        p = self.problem.lifted()
+    def run(self, buffers: Buffers) -> None:
+        p, x, y = self.problem.lifted(), buffers.x, buffers.y
         dtype = np.dtype(np.float64 if p.dtype == "f64" else np.float32)
         window = (p.kernel, p.stride, tuple(before for before, _ in p.padding), p.dilation, p.output)
         planes = p.n * p.c

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from tapwise import arrays, dispatch
+from tapwise.algorithm import Buffers
 from tapwise.errors import InvalidProblem
 from tapwise.ops.parameters import device_of, result, whole, window
 from tapwise.ops.pool.problem import PoolProblem
@@ -94,7 +95,8 @@ def _pool(
         there = device_of(source)
         plan = dispatch.plan_for(lifted, dispatch.choose(lifted, there, algorithm), there)
         images = arrays.dense(batched[:, :, None] if axes == 1 else batched, problem.layout)
-        plan.run(images, None, y if places is None else (y, places), arrays.workspace(plan.workspace_bytes, source))
+        workspace = arrays.workspace(plan.workspace_bytes, source)
+        plan.run(Buffers(images, None, y if places is None else (y, places), workspace))
 
     def shaped(array: Any) -> Any:
         array = array[:, :, 0] if axes == 1 else array

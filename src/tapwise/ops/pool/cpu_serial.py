@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu.common import rejects_pool
 from tapwise.cpu.numba_loops import compiled
@@ -81,13 +81,10 @@ class SerialPlan(Plan):
         self.problem = problem
         self._dtype = np.dtype(np.float64 if problem.dtype == "f64" else np.float32)
 
-    def run(
-        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
-        stream: Any = None,
-    ) -> None:  # fmt: skip
+    def run(self, buffers: Buffers) -> None:
         p = self.problem
-        values, places = y if p.indices else (y, np.empty((0, 0, 0, 0), np.int64))
-        source = np.ascontiguousarray(x, self._dtype)
+        values, places = buffers.y if p.indices else (buffers.y, np.empty((0, 0, 0, 0), np.int64))
+        source = np.ascontiguousarray(buffers.x, self._dtype)
         result = np.empty(values.shape, self._dtype)
         window = (p.kernel, p.stride, tuple(before for before, _ in p.padding), p.dilation)
         if p.op == "max":

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
-from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.arrays.device import stream_of
 from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
@@ -34,13 +33,10 @@ class Config(BaseConfig):
 class PoolPlan(plans.CudaPlan):
     """y is an array, or a pair of values and positions."""
 
-    def run(
-        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
-        stream: Any = None,
-    ) -> None:  # fmt: skip
-        values, places = y if isinstance(y, tuple) else (y, None)
-        addresses = {"x": x.ptr, "y": values.ptr} | ({} if places is None else {"places": places.ptr})
-        self.enqueue(addresses, stream_of(x) if stream is None else int(stream))
+    def run(self, buffers: Buffers) -> None:
+        values, places = buffers.y if isinstance(buffers.y, tuple) else (buffers.y, None)
+        addresses = {"x": buffers.x.ptr, "y": values.ptr} | ({} if places is None else {"places": places.ptr})
+        self.enqueue(addresses, plans.stream(buffers))
 
 
 class PoolSlidingWindow(Algorithm[Config]):

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from tapwise import arrays, dispatch
-from tapwise.algorithm import Device, Plan
+from tapwise.algorithm import Buffers, Device, Plan
 from tapwise.errors import InvalidProblem
 from tapwise.ops.parameters import device_of, result
 from tapwise.ops.reduce.problem import POSITIONS, ReduceProblem, SoftmaxProblem, normal_axes
@@ -189,15 +189,15 @@ def _order(shape: tuple[int, ...], strides: tuple[int, ...], axes: tuple[int, ..
 
 def _run(plan: Plan, x: Any, y: Any) -> None:
     if not plan.workspace_bytes:
-        plan.run(x, None, y)
+        plan.run(Buffers(x, None, y))
         return
     if not isinstance(x, np.ndarray):
-        plan.run(x, None, y, arrays.workspace(plan.workspace_bytes, x))
+        plan.run(Buffers(x, None, y, arrays.workspace(plan.workspace_bytes, x)))
         return
     free, size = arrays.workspaces(plan.workspace_bytes)
     try:
         workspace = free.pop()
     except IndexError:
         workspace = arrays.aligned(size)
-    plan.run(x, None, y, workspace)
+    plan.run(Buffers(x, None, y, workspace))
     free.append(workspace)

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from tapwise import settings
-from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu import jit
 from tapwise.cpu.common import arithmetic, ceil_div, rejects_reduction
@@ -229,13 +229,10 @@ class ReducePlan(KernelPlan):
             self.workspace_bytes = 16 * self._chunks * fields["outer"] * fields["inner"]
             self._join = library.function("join")
 
-    def run(
-        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
-        stream: Any = None,
-    ) -> None:  # fmt: skip
-        self.launch(self._task, self._serial, x, y, workspace)
+    def run(self, buffers: Buffers) -> None:
+        self.launch(self._task, self._serial, buffers)
         if self._chunks > 1:
-            self.launch_one(self._join, x, y, workspace)
+            self.launch_one(self._join, buffers)
 
 
 class ReduceSimd(Algorithm[Config]):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu.common import rejects_reduction
 from tapwise.cpu.numba_loops import compiled
@@ -85,17 +85,14 @@ class SerialPlan(Plan):
     def __init__(self, problem: ReduceProblem) -> None:
         self.problem = problem
 
-    def run(
-        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
-        stream: Any = None,
-    ) -> None:  # fmt: skip
+    def run(self, buffers: Buffers) -> None:
         folded = self.problem.folded
         assert folded is not None
         dtype = np.dtype(np.float64 if self.problem.dtype == "f64" else np.float32)
         result = np.empty((folded[0], folded[2]), np.int64 if self.problem.op in POSITIONS else dtype)
-        _loops()(np.ascontiguousarray(x, dtype).reshape(folded), result, CODES[self.problem.op])
+        _loops()(np.ascontiguousarray(buffers.x, dtype).reshape(folded), result, CODES[self.problem.op])
         with np.errstate(over="ignore"):
-            y[...] = result.reshape(y.shape)
+            buffers.y[...] = result.reshape(buffers.y.shape)
 
 
 @dataclass(frozen=True)

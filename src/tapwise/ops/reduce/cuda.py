@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.arrays.device import stream_of
 from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
@@ -52,12 +51,11 @@ class Config(BaseConfig):
 class TreePlan(plans.CudaPlan):
     """The parts' states lie in the workspace."""
 
-    def run(
-        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
-        stream: Any = None,
-    ) -> None:  # fmt: skip
-        addresses = {"x": x.ptr, "y": y.ptr} | ({} if workspace is None else {"states": workspace.ptr})
-        self.enqueue(addresses, stream_of(x) if stream is None else int(stream))
+    def run(self, buffers: Buffers) -> None:
+        addresses = {"x": buffers.x.ptr, "y": buffers.y.ptr}
+        if buffers.workspace is not None:
+            addresses["states"] = buffers.workspace.ptr
+        self.enqueue(addresses, plans.stream(buffers))
 
 
 def rejects(problem: ReduceProblem | SoftmaxProblem, device: Device) -> str | None:

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from tapwise import settings
-from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu import jit
 from tapwise.cpu.common import arithmetic, ceil_div, rejects_reduction
@@ -276,13 +276,10 @@ class SoftmaxPlan(KernelPlan):
             self.workspace_bytes = 2 * 8 * self._chunks * self._outer
             self._scale, self._scale_serial = library.address("scale"), library.function("scale")
 
-    def run(
-        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
-        stream: Any = None,
-    ) -> None:  # fmt: skip
-        self.launch(self._task, self._serial, x, y, workspace)
+    def run(self, buffers: Buffers) -> None:
+        self.launch(self._task, self._serial, buffers)
         if self._chunks > 1:
-            self.launch(self._scale, self._scale_serial, x, y, workspace)
+            self.launch(self._scale, self._scale_serial, buffers)
 
 
 class SoftmaxSimd(Algorithm[Config]):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu.common import rejects_reduction
 from tapwise.cpu.numba_loops import compiled
@@ -53,15 +53,12 @@ class SerialPlan(Plan):
     def __init__(self, problem: SoftmaxProblem) -> None:
         self.problem = problem
 
-    def run(
-        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
-        stream: Any = None,
-    ) -> None:  # fmt: skip
+    def run(self, buffers: Buffers) -> None:
         folded = self.problem.folded
         dtype = np.dtype(np.float64 if self.problem.dtype == "f64" else np.float32)
         result = np.empty(folded, dtype)
-        _loops()(np.ascontiguousarray(x, dtype).reshape(folded), result, self.problem.log)
-        y[...] = result.reshape(y.shape)
+        _loops()(np.ascontiguousarray(buffers.x, dtype).reshape(folded), result, self.problem.log)
+        buffers.y[...] = result.reshape(buffers.y.shape)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu.common import rejects_all
 from tapwise.ops.conv.problem import ConvProblem
@@ -90,10 +90,8 @@ class Im2colPlan(Plan):
         packed = np.array(w, self._dtype, order="C")
         return packed.reshape((p.groups, p.group_k, p.gemm_k) if self._planar else (p.groups, p.gemm_k, p.group_k))
 
-    def run(
-        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
-        stream: Any = None,
-    ) -> None:  # fmt: skip
+    def run(self, buffers: Buffers) -> None:
+        x, packed, y, workspace, bias, residual, _ = buffers
         if bias is not None:
             bias = bias.astype(self._dtype).reshape((-1, 1, 1) if self._planar else (1, 1, -1))
         # NaN and infinity are results like others.

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu.common import rejects_foreign
 from tapwise.ops.conv.problem import ConvProblem
@@ -115,10 +115,8 @@ class SerialPlan(Plan):
     def pack(self, w: np.ndarray) -> np.ndarray:
         return np.array(w, self._dtype, order="C")
 
-    def run(
-        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
-        stream: Any = None,
-    ) -> None:  # fmt: skip
+    def run(self, buffers: Buffers) -> None:
+        x, packed, y, _, bias, residual, _ = buffers
         if bias is None:
             bias = np.broadcast_to(self._zero, (self.problem.k,))
         if residual is None:

@@ -18,9 +18,9 @@ from itertools import product
 from math import prod
 from typing import Any, ClassVar, Final
 
-from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.arrays.device import DeviceArray, stream_of
+from tapwise.arrays.device import DeviceArray
 from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
@@ -85,11 +85,9 @@ class Im2colGemmPlan(plans.CudaPlan):
         self._x_bytes = problem.c * prod(problem.spatial) * size
         self._y_bytes = problem.k * prod(problem.output) * size
 
-    def run(
-        self, x: Any, packed: Any, y: Any, workspace: Any = None, *, bias: Any = None, residual: Any = None,
-        stream: Any = None,
-    ) -> None:  # fmt: skip
-        on = stream_of(x) if stream is None else int(stream)
+    def run(self, buffers: Buffers) -> None:
+        x, packed, y, workspace, bias, residual, _ = buffers
+        on = plans.stream(buffers)
         first = 0
         for images, im2col, gemm in self._passes:
             im2col({"x": x.ptr + first * self._x_bytes, "y": workspace.ptr}, on)
