@@ -87,7 +87,7 @@ def test_avx2_code_runs_here() -> None:
     program = (
         "from tapwise import registry, verify\n"
         "from tapwise.cpu.device import host\n"
-        "from tapwise.problem import ConvProblem\n"
+        "from tapwise.ops.conv.problem import ConvProblem\n"
         "assert host().vector_bytes == 32\n"
         "for text in ('c9 h9 w11 k7 r3 s3 pad1', 'c9 h7 w5 k11 r1 s1', 'c9 h9 w9 k9 r5 s5 pad2 groups9'):\n"
         "    problem = ConvProblem.parse(text)\n"

@@ -180,7 +180,7 @@ def words_of(text: str, struct: str) -> tuple[str, ...]:
         ("include/window.cuh", "Window", plan.WINDOW),
         ("ops/conv/cuda/reference.cu", "Reference", reference.WORDS),
         ("ops/patches/patches.cu", "Patches", patches.WORDS),
-        ("copy.cu", "Copy", copy.WORDS),
+        ("cuda/copy.cu", "Copy", copy.WORDS),
         ("ops/pool/pool.cu", "Pooling", pool.WORDS),
         ("ops/reduce/reduce.cu", "Reduction", tree.WORDS),
         ("ops/softmax/softmax.cu", "Softmax", tree.WORDS),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import ndimage
 
 import tapwise
-from tapwise import image, problem, registry, verify
+from tapwise import image, registry, verify
 from tapwise.cpu import jit
 from tapwise.cpu.device import host
 from tapwise.cpu.simd import target
@@ -50,20 +50,20 @@ NAMES = {
 @pytest.mark.parametrize("text", PROBLEMS)
 @pytest.mark.parametrize("identifier", IDENTIFIERS)
 def test_against_float64(identifier: str, text: str) -> None:
-    verdict = verify.check(problem.parse(text), identifier)
+    verdict = verify.check(registry.parse(text), identifier)
     assert verdict, verdict.message
 
 
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_strings_are_canonical(text: str) -> None:
-    assert str(problem.parse(text)) == text
+    assert str(registry.parse(text)) == text
 
 
 @pytest.mark.parametrize("words", ["", "gauss h9 w9", "gaussian h9 w9", "box h9 w9", "sobel h9", "sobel h9 w9 h9",
                                    "box size1.5 h9 w9", "maximum size0 h9 w9"])  # fmt: skip
 def test_bad_strings(words: str) -> None:
     with pytest.raises(InvalidProblem):
-        problem.parse(f"filter {words}")
+        registry.parse(f"filter {words}")
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -105,7 +105,7 @@ def test_largest_compares_in_the_own_dtype(op: str, dtype: str, instruction: str
 
 def test_tiles_cover_the_picture_and_fit() -> None:
     for text in [*PROBLEMS, "filter gaussian sigma40 h9000 w9000 c3", "filter correlate h3 w100000 s301"]:
-        one = problem.parse(text)
+        one = registry.parse(text)
         assert isinstance(one, FilterProblem)
         algorithm, device = filter_tiles.Tiles(), host()
         assert algorithm.rejects(one, device) is None
@@ -115,7 +115,7 @@ def test_tiles_cover_the_picture_and_fit() -> None:
         assert config.cols <= max(width * one.c, 1)
         limit = filter_tiles.TILE_BYTES * (64 if "sigma40" in text else 1) + (128 << 10)
         assert algorithm.workspace_bytes(one, config, device) <= device.threads * limit
-    wide = problem.parse("filter correlate h9 w9 r10000 s10000")
+    wide = registry.parse("filter correlate h9 w9 r10000 s10000")
     assert "windows" in (filter_tiles.Tiles().rejects(wide, host()) or "")
 
 

@@ -20,7 +20,7 @@ _TYPES: Final = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "uns
 
 def source(size_bytes: int) -> Source:
     """The kernel for elements of that size."""
-    return stub("copy.cu", "copy", _TYPES[size_bytes], "Copy", THREADS)
+    return stub("cuda/copy.cu", "copy", _TYPES[size_bytes], "Copy", THREADS)
 
 
 @lru_cache(256)

@@ -154,7 +154,7 @@ def test_bad_arguments_are_named(options: dict[str, Any], word: str) -> None:
 def test_strings(text: str) -> None:
     problem = PoolProblem.parse(text)
     assert PoolProblem.parse(str(problem)) == problem
-    assert tapwise.problem.parse(str(problem)) == problem
+    assert registry.parse(str(problem)) == problem
 
 
 @pytest.mark.parametrize("text", ["maxpool c3 h4", "maxpool c3 h4 w4 r2 s2 k3", "avgpool c3 h4 w4 r0 s2"])

@@ -137,7 +137,7 @@ def _source(problem: ReduceProblem | SoftmaxProblem, kernel: str, struct: str, c
     geometry = f"{config.across}, {config.down}, {config.groups}, {unit}"
     text = ", ".join((plans.TYPES[problem.dtype], words[0], geometry, *words[1:]))
     threads = config.runs * config.down
-    return stub(f"{kernel}.cu", kernel, text, struct, threads, header=plans.header(problem.dtype))
+    return stub(f"ops/{kernel}/{kernel}.cu", kernel, text, struct, threads, header=plans.header(problem.dtype))
 
 
 def _folded(problem: ReduceProblem | SoftmaxProblem) -> tuple[int, int, int]:
