@@ -177,7 +177,7 @@ def words_of(text: str, struct: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("file", "struct_name", "words"),
     [
-        ("include/window.cuh", "Window", plan.WINDOW),
+        ("cuda/include/window.cuh", "Window", plan.WINDOW),
         ("ops/conv/cuda/reference.cu", "Reference", reference.WORDS),
         ("ops/patches/patches.cu", "Patches", patches.WORDS),
         ("cuda/copy.cu", "Copy", copy.WORDS),
