@@ -36,7 +36,7 @@ def main() -> None:
                 continue
             configs = list(algorithm.configs(problem, device))
             plain = [config for config in configs if config.automatic]
-            # The source documents' partitions too, of few threads and of many.
+            # The RGB report's partitions too, of few threads and of many.
             parts = [config for config in configs if getattr(config, "partition", "run") != "run"][::5]
             for config in dict.fromkeys([*plain[:: max(1, len(plain) // 8)], *parts]):
                 verdict = verify.check(problem, algorithm.id, config, device=device)

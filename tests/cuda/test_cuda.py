@@ -117,7 +117,7 @@ def sources() -> dict[str, Source]:
             for config in chosen(algorithm, text):
                 for number, source in enumerate(sources_of(algorithm, problem, config)):
                     found[f"{text}, {algorithm.id} {config} {number}"] = source
-    # Every rung of the ladder, and every choice of the source documents' sliding window.
+    # Every rung of the ladder, and every choice of the RGB report's sliding window.
     direct, window = Direct(), SlidingWindow()
     problem = ConvProblem.parse("c6 h768 w512 k6 r6 s6")
     for step in STEPS:

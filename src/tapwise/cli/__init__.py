@@ -152,7 +152,7 @@ def study(
     output: Annotated[Path, typer.Option(help="folder for JSON, a page and pictures")] = Path("tapwise-study"),
     stored: Annotated[list[Path] | None, typer.Option("--from", help="show a stored JSON; may be repeated")] = None,
 ) -> None:
-    """Repeat the source documents' experiments here, and say which of their conclusions hold. Some minutes each."""
+    """Repeat the experiments of three reports here, and say which of their conclusions hold. Some minutes each."""
     from tapwise.errors import InvalidProblem
     from tapwise.lab import study as study_
     from tapwise.lab.study import show
@@ -161,7 +161,7 @@ def study(
     console = _console()
     if not stored and (names or ["list"]) == ["list"]:
         for one in study_.STUDIES.values():
-            console.print(f"{one.name:16} {one.source}  {one.summary}", highlight=False)
+            console.print(f"{one.name:16} {one.source:14} {one.summary}", highlight=False)
         return
 
     def lengths() -> tuple[int, ...] | None:

@@ -131,7 +131,7 @@ KINDS: Final = {
     "gabor": Kind("a wave under a bell, angles in degrees",
                   {"sigma": 2, "wave": 4, "angle": 0, "gamma": 1, "phase": 0}, _gabor),
 }  # fmt: skip
-# Three filters of 3x3 over red, green and blue, as in the report S4: what is new in each channel is a mixture of all.
+# Three filters of 3x3 over red, green and blue, as in the RGB report: what is new in each channel is a mixture of all.
 BANK: Final = np.array(
     [
         [[[0, -1, 0], [-1, 5, -1], [0, -1, 0]], np.zeros((3, 3)), np.zeros((3, 3))],

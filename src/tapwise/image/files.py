@@ -200,7 +200,7 @@ def _write_deep_png(path: Path, array: np.ndarray) -> None:
 
 
 def text(picture: Picture) -> str:
-    """S4's layout: for each channel a block of lines, one for each row of pixels, and an empty line behind it."""
+    """The RGB report's layout: for each channel a line for each row of pixels, then an empty line."""
     blocks = []
     for channel in range(picture.pixels.shape[2]):
         rows = picture.pixels[..., channel]

@@ -1,4 +1,8 @@
-"""The source documents' experiments, repeated on the user's machine; and which of their conclusions hold there."""
+"""The experiments of three reports, repeated on the user's machine, and which of their conclusions hold there.
+
+conv2d_direct: a hand-written CUDA direct convolution with a public repository. Board report: convolution, im2col,
+pooling, reduce and softmax on a small board with an Arm CPU and a GPU. RGB report: CUDA convolution of RGB images.
+"""
 
 from __future__ import annotations
 
@@ -28,19 +32,19 @@ _HERE: Final = "tapwise.lab.study"
 STUDIES: Final = {
     study.name: study
     for study in (
-        Study("sliding-window", "S4", "one thread an output: memory, split, threads, where the operands lie",
+        Study("sliding-window", "RGB report", "one thread an output: memory, split, threads, where the operands lie",
               f"{_HERE}.pictures", "sliding_window_cuda", "sliding_window_cpu"),
-        Study("im2col", "S4", "the picture as a matrix, and a product: each half timed",
+        Study("im2col", "RGB report", "the picture as a matrix, and a product: each half timed",
               f"{_HERE}.im2col", "im2col_cuda", "im2col_cpu"),
-        Study("cudnn", "S4", "the vendor's library, warm and with its first call",
+        Study("cudnn", "RGB report", "the vendor's library, warm and with its first call",
               f"{_HERE}.vendor", "cudnn_cuda", "vendor_cpu"),
-        Study("direct", "S0", "direct convolution against the vendor's library, thirteen shapes",
+        Study("direct", "conv2d_direct", "direct convolution against the vendor's library, thirteen shapes",
               f"{_HERE}.headline", "direct_cuda", "direct_cpu"),
-        Study("ladder", "S0", "the steps to the fast direct kernel, one by one",
+        Study("ladder", "conv2d_direct", "the steps to the fast direct kernel, one by one",
               f"{_HERE}.headline", "ladder_cuda", "ladder_cpu"),
         Study("gemm-ladder", "ours", "implicit GEMM on tensor cores, one idea more on each rung",
               f"{_HERE}.gemm", "ladder_cuda", "ladder_cpu"),
-        Study("operators", "S3", "convolution, im2col, pooling, softmax, sum: plain, vectors, GPU",
+        Study("operators", "board report", "convolution, im2col, pooling, softmax, sum: plain, vectors, GPU",
               f"{_HERE}.operators", "operators_cuda", "operators_cpu"),
     )
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a study leaves: measured rows, tables and charts made of them, and which of the documents' conclusions hold."""
+"""What a study leaves: measured rows, tables and charts made of them, and which of the reports' conclusions hold."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Conclusion:
-    """A statement of a source document, whether the figures bear it out (None: they do not tell), and the figures."""
+    """A statement of a report, whether the figures bear it out (None: they do not tell), and the figures."""
 
     source: str
     text: str

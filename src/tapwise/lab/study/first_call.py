@@ -16,7 +16,7 @@ from typing import Any
 
 
 def main(kind: str, method: str, side: int) -> dict[str, float]:
-    """The times of one method on S4's picture of that side, stride 1."""
+    """The times of one method on the RGB report's picture of that side, stride 1."""
     from tapwise.lab.study.laboratory import filters, images, pictures
 
     problem = pictures(side, 1)

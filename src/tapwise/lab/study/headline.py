@@ -1,4 +1,4 @@
-"""S0's experiments: its direct convolution against the vendor's library, and the ladder of its steps."""
+"""The experiments of conv2d_direct: direct convolution against the vendor's library, and the ladder of its steps."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _name(problem: ConvProblem) -> str:
 
 
 def direct_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
-    """cuda.direct and cuDNN: S0's way (the mean of 99 calls between events, without the first) and in CUDA graphs."""
+    """cuda.direct and cuDNN: as conv2d_direct (mean of 99 calls between events, without the first), and in CUDA graphs."""
     import tapwise
 
     findings = Findings("direct", "Direct convolution against cuDNN", lab.kind, lab.device.name)
@@ -128,11 +128,11 @@ def _direct(findings: Findings, ours: str, rivals: Sequence[str], way: str) -> F
         claims = [cudnn / own for cudnn, own in rows]
         there[kind] = f"({min(claims):.2f} to {max(claims):.2f} there)"
     findings.conclusions = [
-        judge("S0", "1.2 x the library on the headline shape", over(lambda n: n == headline), lambda m: m >= 1.2,
-              "library / ours"),
-        judge("S0", f"level with the library on RGB pictures, 3x3 {there['3x3']}",
+        judge("conv2d_direct", "1.2 x the library on the headline shape", over(lambda n: n == headline),
+              lambda m: m >= 1.2, "library / ours"),
+        judge("conv2d_direct", f"level with the library on RGB pictures, 3x3 {there['3x3']}",
               over(lambda n: n.startswith("3x") and n.endswith("3x3")), lambda m: 0.85 < m < 1.15, "library / ours"),
-        judge("S0", f"ahead of it on RGB pictures, 6x6 {there['6x6']}",
+        judge("conv2d_direct", f"ahead of it on RGB pictures, 6x6 {there['6x6']}",
               over(lambda n: n.startswith("3x") and n.endswith("6x6")), lambda m: m > 1, "library / ours"),
         judge("ours", "no slower than the library on any of the shapes", [min(over(lambda n: True), default=0.0)],
               lambda m: m >= 1, "the least of library / ours"),
@@ -199,5 +199,5 @@ def _ladder(findings: Findings, names: tuple[str, ...], steps: tuple[str, ...]) 
     findings.charts.append(
         Chart("Rungs", "us", {p: {n: us for n in names if (us := findings.us(problem=p, step=n))} for p in problems})
     )
-    findings.conclusions += climb(findings, "S0", "problem", steps)
+    findings.conclusions += climb(findings, "conv2d_direct", "problem", steps)
     return findings

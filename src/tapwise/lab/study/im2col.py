@@ -1,4 +1,4 @@
-"""S4's experiments: convolution of RGB images by im2col and a product; each half timed, and both.
+"""The RGB report's experiments: convolution of RGB images by im2col and a product; each half timed, and both.
 
 On a GPU, the report's choices: sides x strides x threads x partition x memory x where the operands lie, and beside them
 the product that is tuned and cuBLAS's. On a CPU: sides x strides.
@@ -144,10 +144,10 @@ def _ways(
 def _im2col_conclusions(findings: Findings, where: str, choices: Choices, product: Choices) -> list[Conclusion]:
     window = {**choices, "part": "window", "gemm": "-"}
     return [
-        judge("S4", f"{where}im2col is slower than the sliding window",
+        judge("RGB report", f"{where}im2col is slower than the sliding window",
               findings.ratios({**choices, "part": "both", **product}, window), lambda m: m > 1,
               "expansion and product / window"),
-        judge("S4", f"{where}that is because the expansion is timed too (without it, it is faster)",
+        judge("RGB report", f"{where}that is because the expansion is timed too (without it, it is faster)",
               findings.ratios({**choices, "part": "product", **product}, window), lambda m: m < 1,
               "product alone / window"),
     ]  # fmt: skip

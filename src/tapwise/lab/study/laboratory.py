@@ -26,7 +26,7 @@ VERY_LONG_US: Final = 400_000.0
 
 
 def pictures(side: int, stride: int, layout: str = "nchw") -> ConvProblem:
-    """S4's problem: an RGB image, three 3x3x3 filters, padding for an output of (side - 2) x (side - 2).
+    """The RGB report's problem: an RGB image, three 3x3x3 filters, padding for an output of (side - 2) x (side - 2).
 
     The odd rest is at the bottom and right.
     """

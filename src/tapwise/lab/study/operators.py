@@ -1,4 +1,4 @@
-"""S3's table: each operator plain, with vectors, and on a GPU."""
+"""The board report's table: each operator plain, with vectors, and on a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tapwise.ops import references
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.problem import Problem
 
-# S3's 640x640 picture of one channel, 3x3, and its softmax.
+# The board report's 640x640 picture of one channel, 3x3, and its softmax.
 PROBLEMS: Final = (
     "c1 h640 w640 k1 r3 s3", "im2col c1 h640 w640 r3 s3", "maxpool c1 h640 w640 r3 s3 stride1",
     "avgpool c1 h640 w640 r3 s3 stride1", "softmax 100000", "reduce sum 409600",
@@ -134,20 +134,20 @@ def _operators(findings: Findings) -> Findings:
 
     pools: tuple[str, ...] = ("maxpool", "avgpool")
     findings.conclusions = [
-        judge("S3", "vector code is faster than plain loops", over("CPU, plain", "CPU, vectors"), lambda m: m > 1,
-              "plain / vectors"),
-        judge("S3", "softmax gains three to six times by vectors", over("CPU, plain", "CPU, vectors", "softmax"),
-              lambda m: m >= 3, "plain / vectors"),
-        judge("S3", "vector code on the CPU beats the GPU at pooling",
+        judge("board report", "vector code is faster than plain loops", over("CPU, plain", "CPU, vectors"),
+              lambda m: m > 1, "plain / vectors"),
+        judge("board report", "softmax gains three to six times by vectors",
+              over("CPU, plain", "CPU, vectors", "softmax"), lambda m: m >= 3, "plain / vectors"),
+        judge("board report", "vector code on the CPU beats the GPU at pooling",
               over("GPU, a thread an output", "CPU, vectors", *pools), lambda m: m > 1, "GPU / vectors"),
-        judge("S3", "im2col + GEMM beats a thread an output on the GPU",
+        judge("board report", "im2col + GEMM beats a thread an output on the GPU",
               over("GPU, a thread an output", "GPU, im2col + GEMM", "conv2d 3x3"), lambda m: m > 1,
               "thread an output / im2col + GEMM"),
     ]  # fmt: skip
     if findings.kind == "cpu":
         findings.conclusions = [one for one in findings.conclusions if one.holds is not None]
         findings.conclusions.append(
-            judge("S3", "im2col + GEMM beats the direct loop nest on the CPU",
+            judge("board report", "im2col + GEMM beats the direct loop nest on the CPU",
                   over("CPU, vectors", "CPU, im2col + GEMM", "conv2d 3x3"), lambda m: m > 1, "vectors / im2col + GEMM")
         )  # fmt: skip
     return findings

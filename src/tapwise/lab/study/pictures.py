@@ -1,4 +1,4 @@
-"""S4's experiments: convolution of RGB images by a sliding window.
+"""The RGB report's experiments: convolution of RGB images by a sliding window.
 
 On a GPU, the report's choices: sides x strides x threads x partition x memory x where the operands lie. On a CPU, its
 own: sides x strides x method x threads x vector width x memory order.
@@ -40,7 +40,7 @@ def growth(findings: Findings, sides: tuple[int, ...], text: str, **choices: Val
         for small, large in pairwise(sides)
         for ratio in findings.ratios({**choices, "side": large}, {**choices, "side": small})
     ]
-    return judge("S4", text, ratios, lambda mean: mean > 1.7, "time of twice the side, square root (pixels: 2)")
+    return judge("RGB report", text, ratios, lambda mean: mean > 1.7, "time of twice the side, square root (pixels: 2)")
 
 
 def sliding_window_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
@@ -123,16 +123,16 @@ def splits(findings: Findings, where: str, choices: Choices, memory: str = "memo
         for r in pairs({"partition": "column", "threads": many}, {"partition": "column", "threads": few})
     ]  # fmt: skip
     return [
-        judge("S4", f"{where}shared memory is no slower than global memory (split by blocks)",
+        judge("RGB report", f"{where}shared memory is no slower than global memory (split by blocks)",
               pairs({memory: "shared", "partition": "block"}, {memory: "global", "partition": "block"}),
               lambda m: m <= LEVEL, "shared / global"),
-        judge("S4", f"{where}a split by rows beats one by blocks",
+        judge("RGB report", f"{where}a split by rows beats one by blocks",
               pairs({"partition": "row"}, {"partition": "block"}), lambda m: m < 1, "rows / blocks"),
-        judge("S4", f"{where}a split by blocks beats one by columns",
+        judge("RGB report", f"{where}a split by blocks beats one by columns",
               pairs({"partition": "block"}, {"partition": "column"}), lambda m: m < 1, "blocks / columns"),
-        judge("S4", f"{where}larger blocks of threads are faster (rows, blocks)", larger, lambda m: m > 1,
+        judge("RGB report", f"{where}larger blocks of threads are faster (rows, blocks)", larger, lambda m: m > 1,
               "fewer / four times the threads"),
-        judge("S4", f"{where}larger blocks of threads are slower by columns", columns, lambda m: m > 1,
+        judge("RGB report", f"{where}larger blocks of threads are slower by columns", columns, lambda m: m > 1,
               "four times the threads / fewer"),
     ]  # fmt: skip
 
@@ -193,7 +193,7 @@ def sliding_window_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Pro
     tile: dict[str, Value] = {"method": "register tile"}
     findings.conclusions = [
         growth(findings, sides, "time grows with the pixels", **tile),
-        judge("S3", "vector code is faster than plain loops (one thread, nchw)",
+        judge("board report", "vector code is faster than plain loops (one thread, nchw)",
               [r for n in sides for r in findings.ratios(
                   {"side": n, "method": "plain loops", "vector": 0},
                   {"side": n, "method": "register tile", "vector": widths[-1]})],

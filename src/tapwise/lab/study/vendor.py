@@ -1,4 +1,4 @@
-"""S4's and our question about the vendor's library: what its warm calls take, and what its first one."""
+"""The RGB report's and our question about the vendor's library: what its warm calls take, and what its first one."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def vendor_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Progress) -
     _first_calls(findings, sides, progress, (*names, "tapwise"), "cpu")
     if "onednn" in names:
         findings.notes.append(
-            "oneDNN through PyTorch pads both sides alike: where S4's padding is odd, one row and column less."
+            "oneDNN through PyTorch pads both sides alike: where that padding is odd, one row and column less."
         )
     return _vendor(findings, sides, names[0] if names else "onednn", "tapwise", tuple(names))
 
@@ -94,7 +94,7 @@ def _vendor(findings: Findings, sides: tuple[int, ...], vendor: str, ours: str, 
         )
         share = max(time / (time + start) for time, start in zip(warm, starts, strict=True))
         findings.conclusions += [
-            Conclusion("S4", "the library takes seconds, whatever the size (warm)", max(warm) > 1e6, figures),
+            Conclusion("RGB report", "the library takes seconds, whatever the size (warm)", max(warm) > 1e6, figures),
             Conclusion("ours", "nearly all of a first call is start-up", share < 0.05, f"warm share: {share:.2%}"),
         ]
     pairs = []
@@ -104,7 +104,7 @@ def _vendor(findings: Findings, sides: tuple[int, ...], vendor: str, ours: str, 
             pairs.append(min(filter(None, times)) / mine)
     what = f"library / {ours}, warm"
     findings.conclusions.append(
-        judge("S4", "a hand-written kernel is faster than the library", pairs, lambda m: m > 1, what)
+        judge("RGB report", "a hand-written kernel is faster than the library", pairs, lambda m: m > 1, what)
     )
     return findings
 

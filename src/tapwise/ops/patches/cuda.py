@@ -22,7 +22,7 @@ _TRIPLES: Final = ("size", "kernel", "out", "stride", "pad", "dilation")
 WORDS: Final = ("x", "y", "planes", *(f"{name}{axis}" for name in _TRIPLES for axis in range(3)))
 # Kernels of up to so many taps are unrolled.
 MOST_TAPS: Final = 16
-# The source documents' threads of a block.
+# The RGB report's threads of a block.
 PART_THREADS: Final = (64, 256, 1024)
 # Windows a multiprocessor that are too few to keep it busy.
 FEW: Final = 2048
@@ -42,7 +42,7 @@ class Config(BaseConfig):
 
     @property
     def automatic(self) -> bool:
-        """Not the source documents' partitions: none was faster, and they multiply what is to be compared."""
+        """Not the RGB report's partitions: none was faster, and they multiply what is to be compared."""
         return self.partition == "run"
 
     @property

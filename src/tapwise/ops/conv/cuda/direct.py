@@ -9,7 +9,7 @@
     prefetch    the next input channels on their way while one is used
     outputs     several rows and columns of outputs a thread: fewer reads of shared memory for each multiply-add
 
-Source: the method of the hand-written kernel in the source documents (S0), with the definition's filters.
+Source: the method of the hand-written kernel of conv2d_direct, with the definition's filters.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Choices: the product reads its operands from global memory, one thread an output, or through tiles in shared memory, or
 is cuBLAS's (`library`, through PyTorch, only when asked for); how many images go through at once; and, only when asked
-for, the source documents' blocks of 64, 256 or 1024 threads whose windows are a square, a row or a column. The columns
+for, the RGB report's blocks of 64, 256 or 1024 threads whose windows are a square, a row or a column. The columns
 are R * S times the image, written and read once: that is why it loses where there are few filters.
 
 Source: Chellapilla, Puri and Simard, "High performance convolutional neural networks for document processing", 2006.
@@ -66,7 +66,7 @@ class Config(BaseConfig):
     def automatic(self) -> bool:
         """cuBLAS only when asked for: PyTorch's switch for tf32, which it turns off meanwhile, is all threads' own.
 
-        Nor the source documents' partitions: none was faster, and they multiply what is to be compared.
+        Nor the RGB report's partitions: none was faster, and they multiply what is to be compared.
         """
         return self.gemm != "library" and self.partition == "run"
 
