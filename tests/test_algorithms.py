@@ -41,7 +41,7 @@ EPILOGUES = ["bias", "residual relu", "bias residual relu6", "silu", "bias gelu"
 
 def applicable(text: str, identifier: str) -> ConvProblem | None:
     problem = ConvProblem.parse(text)
-    return problem if registry.get(identifier).rejects(problem, host()) is None else None
+    return problem if registry.get(identifier).refusal(problem, host()) is None else None
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
@@ -120,9 +120,9 @@ def test_refusals_say_why(identifier: str) -> None:
     algorithm = registry.get(identifier)
     base = ConvProblem.parse("c6 h9 w9 k6 r3 s3 pad1")
     for change, word in (({"direction": "wgrad"}, "wgrad"), ({"dtype": "bf16"}, "bf16")):
-        reason = algorithm.rejects(base.replace(**change), host())
+        reason = algorithm.refusal(base.replace(**change), host())
         assert reason and (word in reason or "takes" in reason)
-    assert algorithm.rejects(base, Device("cuda", "some GPU", 132))
+    assert algorithm.refusal(base, Device("cuda", "some GPU", 132))
 
 
 def test_nan_and_infinity_stay_where_they_are_read() -> None:
@@ -177,7 +177,7 @@ def test_scratch_keeps_its_promise(suite: str) -> None:
         problem = case.problem
         for identifier in ("cpu.direct", "cpu.pointwise", "cpu.depthwise", "cpu.winograd"):
             algorithm = registry.get(identifier)
-            if algorithm.rejects(problem, device) is not None:
+            if algorithm.refusal(problem, device) is not None:
                 continue
             config = algorithm.configs(problem, device)[0]
             needed = algorithm.workspace_bytes(problem, config, device)
@@ -190,7 +190,7 @@ def test_scratch_keeps_its_promise(suite: str) -> None:
 def test_predictions_are_times(identifier: str) -> None:
     algorithm = registry.get(identifier)
     for case in suites.load("real_layers")[::7]:
-        if algorithm.rejects(case.problem, host(2)) is None:
+        if algorithm.refusal(case.problem, host(2)) is None:
             config = algorithm.configs(case.problem, host(2))[0]
             for us in (
                 algorithm.predict_us(case.problem, config, host(2)),

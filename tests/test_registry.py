@@ -50,7 +50,7 @@ def test_backends() -> None:
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_contract(identifier: str, text: str) -> None:
     algorithm, problem, device = registry.get(identifier), ConvProblem.parse(text), host(2)
-    if algorithm.rejects(problem, device) is not None:
+    if algorithm.refusal(problem, device) is not None:
         return
     configs = algorithm.configs(problem, device)
     assert configs
@@ -70,17 +70,17 @@ def test_refusals_carry_a_reason(identifier: str) -> None:
     algorithm, device = registry.get(identifier), host()
     problem = ConvProblem.parse("c8 h9 w9 k8 r1 s1 groups8")
     for change in ({"direction": "dgrad"}, {"direction": "wgrad"}, {"dtype": "bf16"}):
-        assert algorithm.rejects(problem.replace(**change), device)
+        assert algorithm.refusal(problem.replace(**change), device)
     for text in ("c8 w9 k8 s1 groups8", "c8 d9 h9 w9 k8 t1 r1 s1 groups8"):
-        assert algorithm.rejects(ConvProblem.parse(text), device)
-    assert algorithm.rejects(problem, Device("cuda", "a GPU", 132))
+        assert algorithm.refusal(ConvProblem.parse(text), device)
+    assert algorithm.refusal(problem, Device("cuda", "a GPU", 132))
 
 
 def test_serial_takes_what_is_left() -> None:
     serial, device = registry.get("cpu.serial"), host()
     for text in (*PROBLEMS, "n0 c3 h4 w4 k3 r3 s3", "c0 h4 w4 k3 r3 s3", "c3 h4 w4 k3 r1 s1 f16 pad9 dilation3 gelu"):
         problem = ConvProblem.parse(text)
-        assert serial.rejects(problem, device) is None
+        assert serial.refusal(problem, device) is None
         assert serial.workspace_bytes(problem, serial.configs(problem, device)[0], device) == 0
 
 

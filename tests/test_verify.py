@@ -253,7 +253,7 @@ def test_bounds_hold_and_are_tight(dtype: str, activation: str | None) -> None:
 )
 def test_check_runs_every_algorithm(identifier: str, text: str) -> None:
     problem = ConvProblem.parse(text)
-    reason = registry.get(identifier).rejects(problem, host())
+    reason = registry.get(identifier).refusal(problem, host())
     if reason is not None:
         with pytest.raises(NotApplicable):
             verify.check(problem, identifier)

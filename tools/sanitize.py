@@ -32,7 +32,7 @@ def main() -> None:
     for text in PROBLEMS:
         problem = registry.parse(text)
         for algorithm in registry.of_backend("cuda", problem.operator):
-            if word not in f"{text} {algorithm.id}" or algorithm.rejects(problem, device):
+            if word not in f"{text} {algorithm.id}" or algorithm.refusal(problem, device):
                 continue
             configs = list(algorithm.configs(problem, device))
             plain = [config for config in configs if config.automatic]

@@ -1,6 +1,6 @@
 """The contract that every algorithm keeps, and the objects that pass through it.
 
-    problem -> Algorithm.rejects / configs / predict_us -> Choice -> Algorithm.plan -> Plan.pack -> Plan.run
+    problem -> Algorithm.refusal / configs / predict_us -> Choice -> Algorithm.plan -> Plan.pack -> Plan.run
 
 Everything up to `Choice` is pure. A plan owns compiled kernels and launch geometry; it is immutable and safe to use
 from many threads: whatever a call changes lives in the arrays and the workspace handed to `run`.
@@ -12,7 +12,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from math import sqrt
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, TypeVar
+
+from tapwise.problem import LAYOUTS, Problem
 
 if TYPE_CHECKING:
     import numpy as np
@@ -107,6 +109,15 @@ class Plan(ABC):
         """Compute y = activation(conv(x, w) + bias + residual), or what else the problem says."""
 
 
+_ORDERS: Final = {"nchw": "NCHW", "nhwc": "channels-last"}
+
+
+def _listed(words: Sequence[object]) -> str:
+    """`a`, or `a, b and c`."""
+    *most, last = map(str, words)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
 class Algorithm(ABC, Generic[C]):
     """One way to compute an operator. Stateless; `id` is `backend.name`, `operator` whose problems it takes."""
 
@@ -116,14 +127,48 @@ class Algorithm(ABC, Generic[C]):
     summary: ClassVar[str]
     # It sums the definition's own terms: integers that the accumulator can hold come out exact.
     exact: ClassVar[bool] = True
+    # It multiplies on tensor cores, which round the factors of float32 and float64.
+    tensor_cores: ClassVar[bool] = False
+    # What it takes: dtypes ("tf32" and "3xtf32" among them), memory orders, numbers of spatial axes, directions. None
+    # stands for all that the operator has.
+    dtypes: ClassVar[tuple[str, ...] | None] = ("f32", "f64", "f16")
+    layouts: ClassVar[tuple[str, ...]] = LAYOUTS
+    axes: ClassVar[tuple[int, ...] | None] = None
+    directions: ClassVar[tuple[str, ...]] = ("fprop",)
+    # Problems without an output, or with nothing that goes into one.
+    takes_empty: ClassVar[bool] = False
 
-    @abstractmethod
+    def refusal(self, problem: Any, device: Device) -> str | None:
+        """The reason why it does not apply, or None: what is declared, then what `rejects` adds. Pure."""
+        return self._undeclared(problem, device) or self.rejects(problem, device)
+
+    def _undeclared(self, problem: Problem, device: Device) -> str | None:
+        backend = self.id.partition(".")[0]
+        if device.kind != backend:
+            return f"runs on a {'GPU' if backend == 'cuda' else 'CPU'}, not on {device.kind}"
+        dtype = problem.dtype if problem.math == "ieee" else problem.math
+        # Float32 whose factors may be rounded can be computed as IEEE float32, too.
+        if self.dtypes is not None and not {dtype, problem.dtype} & set(self.dtypes):
+            rounded = self.tensor_cores and dtype in ("f32", "f64")
+            why = ": tensor cores round the factors of f32 and f64" if rounded else ""
+            return f"takes {_listed(self.dtypes)}, not {dtype}{why}"
+        if problem.direction not in self.directions:
+            return f"computes {_listed(self.directions)}, not {problem.direction}"
+        if self.axes is not None and problem.spatial_axes not in self.axes:
+            return f"takes {_listed(self.axes)} spatial axes, not {problem.spatial_axes}"
+        if problem.trivial and not self.takes_empty:
+            return "has nothing to compute"
+        if problem.layout not in self.layouts:
+            return f"takes {_listed([_ORDERS[one] for one in self.layouts])}, not {_ORDERS[problem.layout]}"
+        return None
+
     def rejects(self, problem: Any, device: Device) -> str | None:
-        """The reason why it does not apply, or None. Pure."""
+        """The reason why it does not apply to a problem that has what is declared, or None. Pure."""
+        return None
 
     @abstractmethod
     def configs(self, problem: Any, device: Device) -> Sequence[C]:
-        """Legal configs, a valid default first. Called only when not rejected."""
+        """Legal configs, a valid default first. Called only where there is no refusal."""
 
     @abstractmethod
     def predict_us(self, problem: Any, config: C, device: Device) -> float:

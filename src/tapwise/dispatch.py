@@ -81,7 +81,7 @@ def _choose(
             raise InvalidProblem(f"config={str(config)!r}: goes with an algorithm's name, not with algorithm='auto'")
         return _automatic(problem, device, prepared, workspace_limit)
     chosen = registry.get(algorithm, problem.operator)
-    reason = chosen.rejects(problem, device)
+    reason = chosen.refusal(problem, device)
     if reason is not None:
         raise NotApplicable(f"algorithm={algorithm!r} does not apply to '{problem}': it {reason}")
     configs = _matching(chosen, problem, device, config)
@@ -131,8 +131,8 @@ def _automatic(problem: Problem, device: Device, prepared: bool, workspace_limit
 
 
 def _rejects(algorithm: Algorithm[Any], problem: Problem, device: Device) -> str | None:
-    """As Algorithm.rejects, for "auto"."""
-    reason = algorithm.rejects(problem, device)
+    """As Algorithm.refusal, for "auto"."""
+    reason = algorithm.refusal(problem, device)
     if reason is None and not algorithm.exact and problem.dtype == "f64":
         return "is less accurate than a direct sum: for f64 only when asked for by name"
     return reason
@@ -193,7 +193,7 @@ def explain(problem: Problem, device: Device) -> list[Candidate]:
     """Every algorithm of the device's backend, in the registry's order: its best config, or why it does not apply."""
     candidates = []
     for one in registry.of_backend(device.kind, problem.operator):
-        reason = one.rejects(problem, device)
+        reason = one.refusal(problem, device)
         best = None if reason else _best(one, _offered(one, problem, device), problem, device, True, None)
         if best is None:
             candidates.append(Candidate(one.id, reason))

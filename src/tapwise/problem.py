@@ -42,6 +42,9 @@ class Problem:
     operator: ClassVar[str]
     dtype: str
     layout: str
+    # Of operators that know but one.
+    direction: Direction = "fprop"
+    math: str = "ieee"
 
     @property
     def x_shape(self) -> tuple[int, ...]:
@@ -68,6 +71,16 @@ class Problem:
     def empty(self) -> bool:
         """No output element at all."""
         return prod(self.y_shape) == 0
+
+    @property
+    def trivial(self) -> bool:
+        """No output element, or nothing that goes into one."""
+        return self.empty
+
+    @property
+    def spatial_axes(self) -> int:
+        """Spatial axes; 0 where axes are all alike."""
+        return 0
 
     def replace(self, **changes: object) -> Self:
         return replace(self, **changes)  # type: ignore[type-var]

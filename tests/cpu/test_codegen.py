@@ -92,7 +92,7 @@ def test_avx2_code_runs_here() -> None:
         "for text in ('c9 h9 w11 k7 r3 s3 pad1', 'c9 h7 w5 k11 r1 s1', 'c9 h9 w9 k9 r5 s5 pad2 groups9'):\n"
         "    problem = ConvProblem.parse(text)\n"
         "    for identifier in registry.ALGORITHMS['conv']:\n"
-        "        if registry.get(identifier).rejects(problem, host()) is None:\n"
+        "        if registry.get(identifier).refusal(problem, host()) is None:\n"
         "            assert verify.check(problem, identifier), identifier\n"
         "print('ran')\n"
     )

@@ -280,7 +280,7 @@ def test_tiles_of_direct_begin_on_a_copy(width: int, dtype: str, pad: int) -> No
 )
 def test_refusals_say_why(text: str, says: str) -> None:
     for algorithm in algorithms("conv"):
-        reason = algorithm.rejects(ConvProblem.parse(text), H200)  # type: ignore[arg-type]
+        reason = algorithm.refusal(ConvProblem.parse(text), H200)  # type: ignore[arg-type]
         assert reason is not None
         assert re.search(says, reason), reason
 
@@ -303,8 +303,8 @@ def test_refusals_say_why(text: str, says: str) -> None:
 def test_plain_operators_refuse_too(text: str, says: str) -> None:
     problem = registry.parse(text)
     for algorithm in algorithms(problem.operator):
-        assert re.search(says, algorithm.rejects(problem, H200) or "")
-        assert "GPU" in (algorithm.rejects(problem, Device("cpu", "a CPU", 2)) or "")
+        assert re.search(says, algorithm.refusal(problem, H200) or "")
+        assert "GPU" in (algorithm.refusal(problem, Device("cpu", "a CPU", 2)) or "")
 
 
 @pytest.mark.parametrize("text", ["reduce sum 7x1000x5 axis1", "reduce sum 300000", "softmax 9x41", "softmax 3x70000"])
@@ -352,7 +352,7 @@ def test_im2col_gemm_covers_every_image() -> None:
         assert second.grid == (2 * 1, 1, images)
         assert dict(zip(first.names, first.words, strict=True))["planes"] == images * 3
     large = ConvProblem.parse("c64 h4096 w4096 k64 r3 s3 pad1")
-    assert "GiB" in (algorithm.rejects(large, H200) or "")
+    assert "GiB" in (algorithm.refusal(large, H200) or "")
     assert {one.images for one in algorithm.configs(problem.replace(n=4096), H200)} == {4096, 1}
     many = ConvProblem.parse("n1000 c64 h56 w56 k64 r3 s3 pad1")
     assert {one.images for one in algorithm.configs(many, H200)} == {(4 << 30) // (64 * 9 * 3136 * 4), 1}
@@ -424,7 +424,7 @@ def test_lists_of_taps() -> None:
     dense = registry.parse("filter correlate d9 h20 w20 t3 r5 s7")
     host, second = filters.pack(dense, window)  # type: ignore[arg-type]
     assert second == 0 and host[6] == (2 << 40 | 4 << 20 | 6)
-    assert "f16" in (algorithm.rejects(registry.parse("filter sobel h9 w9 f16"), H200) or "")
+    assert "f16" in (algorithm.refusal(registry.parse("filter sobel h9 w9 f16"), H200) or "")
 
 
 def test_direct_refuses_what_it_does_not_take() -> None:
@@ -433,8 +433,8 @@ def test_direct_refuses_what_it_does_not_take() -> None:
         ("c4 h19 w19 k4 r9 s9", "taps"),
         ("c4 h19 w19 k4 r3 s3 stride5", "strides"),
     ):
-        assert says in (Direct().rejects(ConvProblem.parse(text), H200) or "")
-    assert "GPU" in (Direct().rejects(ConvProblem.parse(PROBLEMS[0]), Device("cpu", "a CPU", 2)) or "")
+        assert says in (Direct().refusal(ConvProblem.parse(text), H200) or "")
+    assert "GPU" in (Direct().refusal(ConvProblem.parse(PROBLEMS[0]), Device("cpu", "a CPU", 2)) or "")
 
 
 def test_choice_needs_no_gpu() -> None:

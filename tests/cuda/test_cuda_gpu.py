@@ -53,7 +53,7 @@ def test_convolution(identifier: str, text: str, dtype: str) -> None:
 
     problem, device = registry.parse(f"{text} {dtype}"), gpu()
     algorithm = registry.get(identifier)
-    if algorithm.rejects(problem, device):
+    if algorithm.refusal(problem, device):
         return
     configs = list(algorithm.configs(problem, device))
     some = {configs[0], configs[-1], configs[len(configs) // 2], configs[-5]} if len(configs) > 20 else set(configs)

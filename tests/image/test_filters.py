@@ -108,7 +108,7 @@ def test_tiles_cover_the_picture_and_fit() -> None:
         one = registry.parse(text)
         assert isinstance(one, FilterProblem)
         algorithm, device = filter_tiles.Tiles(), host()
-        assert algorithm.rejects(one, device) is None
+        assert algorithm.refusal(one, device) is None
         (config,) = algorithm.configs(one, device)
         _, height, width = one.spatial
         assert 1 <= config.band <= height
@@ -116,7 +116,7 @@ def test_tiles_cover_the_picture_and_fit() -> None:
         limit = filter_tiles.TILE_BYTES * (64 if "sigma40" in text else 1) + (128 << 10)
         assert algorithm.workspace_bytes(one, config, device) <= device.threads * limit
     wide = registry.parse("filter correlate h9 w9 r10000 s10000")
-    assert "windows" in (filter_tiles.Tiles().rejects(wide, host()) or "")
+    assert "windows" in (filter_tiles.Tiles().refusal(wide, host()) or "")
 
 
 # tapwise.image against scipy

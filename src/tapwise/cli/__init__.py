@@ -297,7 +297,7 @@ def verify(
         problem = as_images(case.problem) if isinstance(case.problem, ConvProblem) else case.problem
         console.print(str(problem), highlight=False)
         for name in registry.ALGORITHMS[problem.operator] if algorithms == "all" else algorithms.split(","):
-            reason = registry.get(name, problem.operator).rejects(problem, here)
+            reason = registry.get(name, problem.operator).refusal(problem, here)
             if reason is not None:
                 if algorithms != "all":
                     console.print(f"  {name:18} does not apply: it {reason}", highlight=False)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any, Final
-
-import numpy as np
 
 from tapwise import arrays
 from tapwise.algorithm import Buffers, Device, Plan
@@ -32,6 +31,7 @@ FUNCTIONS: Final = ("silu", "gelu", "sigmoid", "tanh")
 PARTITIONS: Final = ("row", "block", "column")
 # Elements of one plane, and of one image's rows, are counted in 32 bits.
 LARGEST_PLANE: Final = 1 << 31
+TOO_LARGE: Final = "takes planes of fewer than 2^31 elements"
 
 
 # The arrays of `Buffers`, by their names in a launch: all but the stream.
@@ -113,39 +113,9 @@ def counter(count: int) -> str:
     return "unsigned" if count < 1 << 31 else "unsigned long long"
 
 
-def rejects_foreign(problem: Any, device: Device, bf16: bool = False) -> str | None:
-    """What no CUDA algorithm of convolution takes so far; bfloat16 where it is not taken."""
-    if device.kind != "cuda":
-        return f"runs on a GPU, not on {device.kind}"
-    if problem.dtype == "bf16" and not bf16:
-        return "takes f32, f64 and f16, not bf16"
-    if problem.direction != "fprop":
-        return f"computes fprop, not {problem.direction}"
-    if len(problem.spatial) != 2:
-        return f"takes 2 spatial axes, not {len(problem.spatial)}"
-    if problem.empty or problem.c == 0:
-        return "has nothing to compute"
-    return None
-
-
-def rejects_tensor_cores(problem: ConvProblem, device: Device) -> str | None:
-    """What no algorithm on tensor cores takes: the same, and arithmetic that they do not have."""
-    reason = rejects_foreign(problem, device, bf16=True)
-    if reason is None and (problem.dtype == "f64" or (problem.dtype == "f32" and problem.math == "ieee")):
-        reason = "takes f16, bf16, tf32 and 3xtf32: tensor cores round the factors of f32 and f64"
-    return reason
-
-
-def rejects_window(problem: ConvProblem, device: Device) -> str | None:
-    """The same, channels-last images, and planes of more than 2^31 elements."""
-    reason = rejects_foreign(problem, device)
-    if reason is not None:
-        return reason
-    if problem.layout != "nchw":
-        return "takes NCHW, not channels-last"
-    if max(np.prod(problem.spatial), np.prod(problem.output)) >= LARGEST_PLANE:
-        return "takes planes of fewer than 2^31 elements"
-    return None
+def is_large(problem: ConvProblem) -> bool:
+    """Whether a plane has more elements than 32 bits count."""
+    return max(prod(problem.spatial), prod(problem.output)) >= LARGEST_PLANE
 
 
 def roof_us(problem: ConvProblem, device: Device, math_share: float, bytes_share: float) -> float:

@@ -251,7 +251,7 @@ def test_where_windows_begin() -> None:
     ],
 )
 def test_refusals_say_why(text: str, says: str) -> None:
-    assert re.search(says, FewChannels().rejects(ConvProblem.parse(text), H200) or "")
+    assert re.search(says, FewChannels().refusal(ConvProblem.parse(text), H200) or "")
 
 
 def test_first_layers_go_here() -> None:

@@ -154,13 +154,13 @@ def test_what_a_map_can_express() -> None:
 )
 def test_refusals_say_why(text: str, says: str) -> None:
     problem = ConvProblem.parse(text)
-    reason = ImplicitGemm().rejects(problem, H200)
+    reason = ImplicitGemm().refusal(problem, H200)
     assert reason is not None
     assert re.search(says, reason)
-    assert "Hopper" in (ImplicitGemm().rejects(ConvProblem.parse(COMPILED[0]), A100) or "")
-    assert "GPU" in (ImplicitGemm().rejects(ConvProblem.parse(COMPILED[0]), Device("cpu", "a CPU", 2)) or "")
+    assert "Hopper" in (ImplicitGemm().refusal(ConvProblem.parse(COMPILED[0]), A100) or "")
+    assert "GPU" in (ImplicitGemm().refusal(ConvProblem.parse(COMPILED[0]), Device("cpu", "a CPU", 2)) or "")
     if says not in ("tensor map", "2\\^31", "channels"):
-        assert re.search(says, ImplicitGemmMma().rejects(problem, H200) or "")
+        assert re.search(says, ImplicitGemmMma().refusal(problem, H200) or "")
 
 
 def test_other_gpus_get_the_other_instructions() -> None:
@@ -168,7 +168,7 @@ def test_other_gpus_get_the_other_instructions() -> None:
     assert dispatch.choose(problem, H200).algorithm == "cuda.implicit_gemm"
     assert dispatch.choose(problem, A100).algorithm == "cuda.implicit_gemm_mma"
     for text in COMPILED:
-        assert ImplicitGemmMma().rejects(ConvProblem.parse(text), A100) is None
+        assert ImplicitGemmMma().refusal(ConvProblem.parse(text), A100) is None
         assert ImplicitGemmMma().configs(ConvProblem.parse(text), A100)
 
 

@@ -164,7 +164,7 @@ def test_geometry() -> None:
     ],
 )
 def test_refusals_say_why(text: str, says: str) -> None:
-    assert re.search(says, NarrowGroups().rejects(ConvProblem.parse(text), H200) or "")
+    assert re.search(says, NarrowGroups().refusal(ConvProblem.parse(text), H200) or "")
 
 
 def test_narrow_groups_go_here() -> None:

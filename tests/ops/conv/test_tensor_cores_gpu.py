@@ -54,7 +54,7 @@ TENSOR_CORES = [one.id for one in registry.of_backend("cuda", "conv") if "tensor
 def test_tensor_cores(identifier: str, text: str, dtype: str, layout: str) -> None:
     problem, device = registry.parse(f"{text} {dtype} {layout}"), gpu()
     algorithm = registry.get(identifier)
-    if algorithm.rejects(problem, device):
+    if algorithm.refusal(problem, device):
         return
     for config in tensor_core_configs(algorithm, problem, device):
         for integers in (False, True):
@@ -275,7 +275,7 @@ def test_tensor_cores_keep_infinities_in_their_place(identifier: str) -> None:
         "c32 h9 w9 k32 r3 s3 pad1 groups8",
     ):  # fmt: skip
         problem = registry.parse(f"n2 {text} f16 nhwc")
-        if registry.get(identifier).rejects(problem, gpu()):
+        if registry.get(identifier).refusal(problem, gpu()):
             continue
         x = torch.ones(problem.x_shape, device="cuda", dtype=torch.float16)
         w = torch.ones(problem.w_shape, device="cuda", dtype=torch.float16)
@@ -324,7 +324,7 @@ ACTIVATED = [
         ("cuda.narrow_groups", "c64 h64 w64 k64 r3 s3 pad1 groups8"),
     )
     for dtype in ("f16", "bf16", "tf32", "3xtf32")
-    if registry.get(identifier).rejects(registry.parse(f"n2 {text} {dtype} nhwc"), H200) is None
+    if registry.get(identifier).refusal(registry.parse(f"n2 {text} {dtype} nhwc"), H200) is None
 ]  # fmt: skip
 
 

@@ -41,7 +41,7 @@ PROBLEMS = [
 @pytest.mark.parametrize("identifier", IDENTIFIERS)
 def test_against_float64(identifier: str, text: str, layout: str, dtype: str) -> None:
     problem = PoolProblem.parse(f"{text} {dtype} {layout}")
-    assert registry.get(identifier, "pool").rejects(problem, host()) is None
+    assert registry.get(identifier, "pool").refusal(problem, host()) is None
     verdict = verify.check(problem, identifier)
     assert verdict, verdict.message
 

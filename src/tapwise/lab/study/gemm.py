@@ -59,7 +59,7 @@ def ladder_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progress)
         x = lab.tensor(images(problem)).contiguous(memory_format=lab.torch.channels_last)
         w = lab.tensor(filters(problem)).to(x.dtype)
         choices: dict[str, tuple[str, Any]] = {GATHER: ("cuda.implicit_gemm_mma", None)}
-        reason = engine.rejects(problem, lab.device)
+        reason = engine.refusal(problem, lab.device)
         if reason is not None:
             findings.notes.append(f"{text}: cuda.implicit_gemm {reason}")
         else:

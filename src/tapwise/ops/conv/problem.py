@@ -171,6 +171,14 @@ class ConvProblem(Problem):
         elements = prod(self.x_shape) + prod(self.w_shape) + prod(self.y_shape) * (2 if self.residual else 1)
         return self.itemsize * elements
 
+    @property
+    def trivial(self) -> bool:
+        return self.empty or self.c == 0
+
+    @property
+    def spatial_axes(self) -> int:
+        return len(self.spatial)
+
     @classmethod
     def parse(cls, text: str) -> Self:
         """The problem that a string names; the inverse of str().

@@ -438,12 +438,9 @@ class Tiles(Algorithm[Config]):
     summary: ClassVar[str] = (
         "tiles in L2 with their surroundings, swept tap by tap in vectors; columns first, then rows"
     )
+    dtypes: ClassVar[None] = None
 
     def rejects(self, problem: FilterProblem, device: Device) -> str | None:
-        if device.kind != "cpu":
-            return f"runs on a CPU, not on {device.kind}"
-        if problem.empty:
-            return "has nothing to compute"
         if self._shape(problem, device) is None:
             return f"takes windows whose surroundings fit {TILE_BYTES * LARGER[-1][0] >> 20} MiB, not {problem.size}"
         return None

@@ -133,11 +133,7 @@ class FilterSerial(Algorithm[Config]):
     operator: ClassVar[str] = "filter"
     id: ClassVar[str] = "cpu.serial"
     summary: ClassVar[str] = "plain loops in float64, one thread"
-
-    def rejects(self, problem: FilterProblem, device: Device) -> str | None:
-        if device.kind != "cpu":
-            return f"runs on a CPU, not on {device.kind}"
-        return "has nothing to compute" if problem.empty else None
+    dtypes: ClassVar[None] = None
 
     def configs(self, problem: FilterProblem, device: Device) -> Sequence[Config]:
         return [Config()]

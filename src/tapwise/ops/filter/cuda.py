@@ -113,12 +113,9 @@ class FilterSlidingWindow(Algorithm[Config]):
     operator: ClassVar[str] = "filter"
     id: ClassVar[str] = "cuda.sliding_window"
     summary: ClassVar[str] = "one thread an element goes through a list of taps; columns first, then rows"
+    dtypes: ClassVar[None] = None
 
     def rejects(self, problem: FilterProblem, device: Device) -> str | None:
-        if device.kind != "cuda":
-            return f"runs on a GPU, not on {device.kind}"
-        if problem.empty:
-            return "has nothing to compute"
         if "f16" in (problem.dtype, problem.to):
             return "takes integers, f32 and f64, not f16"
         if max(problem.size) >= 1 << _AXIS_BITS or max(problem.spatial) >= plans.LARGEST_PLANE:

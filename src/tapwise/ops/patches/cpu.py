@@ -16,7 +16,7 @@ from tapwise import settings
 from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu import jit
-from tapwise.cpu.common import arithmetic, ceil_div, rejects_plain
+from tapwise.cpu.common import arithmetic, ceil_div
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target, target
@@ -175,9 +175,6 @@ class Im2colSimd(Algorithm[Config]):
     operator: ClassVar[str] = "im2col"
     id: ClassVar[str] = "cpu.simd"
     summary: ClassVar[str] = "runs of image rows as vector copies"
-
-    def rejects(self, problem: PatchProblem, device: Device) -> str | None:
-        return rejects_plain(problem, device)
 
     def configs(self, problem: PatchProblem, device: Device) -> Sequence[Config]:
         units, rows = self._units(problem)

@@ -12,7 +12,6 @@ import numpy as np
 
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.cpu.common import rejects_plain
 from tapwise.cpu.numba_loops import compiled
 from tapwise.ops.patches.problem import PatchProblem
 
@@ -94,9 +93,6 @@ class Im2colSerial(Algorithm[Config]):
     operator: ClassVar[str] = "im2col"
     id: ClassVar[str] = "cpu.serial"
     summary: ClassVar[str] = "plain loops, one thread"
-
-    def rejects(self, problem: PatchProblem, device: Device) -> str | None:
-        return rejects_plain(problem, device)
 
     def configs(self, problem: PatchProblem, device: Device) -> Sequence[Config]:
         return [Config()]

@@ -57,12 +57,9 @@ class Im2colGridStride(Algorithm[Config]):
     operator: ClassVar[str] = "im2col"
     id: ClassVar[str] = "cuda.grid_stride"
     summary: ClassVar[str] = "a thread writes all taps of a few windows"
+    dtypes: ClassVar[tuple[str, ...]] = ("f32", "f64", "f16", "bf16")
 
     def rejects(self, problem: PatchProblem, device: Device) -> str | None:
-        if device.kind != "cuda":
-            return f"runs on a GPU, not on {device.kind}"
-        if problem.empty:
-            return "has nothing to compute"
         if max(prod(problem.spatial), prod(problem.output)) >= plans.LARGEST_PLANE:
             return "takes images and windows of fewer than 2^31 elements"
         return None

@@ -91,6 +91,10 @@ class PatchProblem(Problem):
             padding=sides + self.padding, dilation=ones + self.dilation,
         )  # fmt: skip
 
+    @property
+    def spatial_axes(self) -> int:
+        return len(self.spatial)
+
     @classmethod
     def parse(cls, text: str) -> Self:
         """The problem that a string names: "im2col c64 h56 w56 r3 s3 pad1", "col2im n2 c3 w9 s2 accumulate f16"."""

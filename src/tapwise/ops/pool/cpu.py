@@ -19,7 +19,7 @@ from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.arrays import DTYPES
 from tapwise.cpu import jit
-from tapwise.cpu.common import arithmetic, ceil_div, rejects_pool
+from tapwise.cpu.common import arithmetic, ceil_div
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target, target
@@ -155,6 +155,7 @@ class PoolSimd(Algorithm[Config]):
     operator: ClassVar[str] = "pool"
     id: ClassVar[str] = "cpu.simd"
     summary: ClassVar[str] = "rows of a window first, then its columns, in vectors"
+    axes: ClassVar[tuple[int, ...]] = (2,)
 
     def rejects(self, problem: PoolProblem, device: Device) -> str | None:
         if problem.indices:
@@ -163,7 +164,7 @@ class PoolSimd(Algorithm[Config]):
             return f"takes kernels of up to {LARGEST} an axis, not {problem.kernel}"
         if problem.layout == "nhwc" and prod(problem.kernel) > LARGEST_PIXELS:
             return f"takes kernels of up to {LARGEST_PIXELS} taps in nhwc, not {problem.kernel}"
-        return rejects_pool(problem, device)
+        return None
 
     def configs(self, problem: PoolProblem, device: Device) -> Sequence[Config]:
         planes = problem.n * (problem.c if problem.layout == "nchw" else 1)

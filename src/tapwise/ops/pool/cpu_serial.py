@@ -12,7 +12,6 @@ import numpy as np
 
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.cpu.common import rejects_pool
 from tapwise.cpu.numba_loops import compiled
 from tapwise.ops.pool.problem import PoolProblem
 
@@ -105,9 +104,7 @@ class PoolSerial(Algorithm[Config]):
     operator: ClassVar[str] = "pool"
     id: ClassVar[str] = "cpu.serial"
     summary: ClassVar[str] = "plain loops, one thread"
-
-    def rejects(self, problem: PoolProblem, device: Device) -> str | None:
-        return rejects_pool(problem, device)
+    axes: ClassVar[tuple[int, ...]] = (2,)
 
     def configs(self, problem: PoolProblem, device: Device) -> Sequence[Config]:
         return [Config()]

@@ -46,16 +46,9 @@ class PoolSlidingWindow(Algorithm[Config]):
     operator: ClassVar[str] = "pool"
     id: ClassVar[str] = "cuda.sliding_window"
     summary: ClassVar[str] = "one thread an output"
+    axes: ClassVar[tuple[int, ...]] = (2,)
 
     def rejects(self, problem: PoolProblem, device: Device) -> str | None:
-        if device.kind != "cuda":
-            return f"runs on a GPU, not on {device.kind}"
-        if problem.dtype == "bf16":
-            return "takes f32, f64 and f16, not bf16"
-        if len(problem.spatial) != 2:
-            return f"takes 2 spatial axes, not {len(problem.spatial)}"
-        if problem.empty:
-            return "has nothing to compute"
         if prod(problem.spatial) >= plans.LARGEST_PLANE:
             return "takes planes of fewer than 2^31 elements"
         return None

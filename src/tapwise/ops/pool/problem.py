@@ -118,6 +118,10 @@ class PoolProblem(Problem):
             result.append(sum(1 for tap in taps if low <= tap < high))
         return result
 
+    @property
+    def spatial_axes(self) -> int:
+        return len(self.spatial)
+
     @classmethod
     def parse(cls, text: str) -> Self:
         """The problem that a string names: "maxpool c64 h112 w112 r3 s3 stride2 pad1". The stride is the kernel's size

@@ -19,7 +19,7 @@ from tapwise import settings
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu import jit
-from tapwise.cpu.common import arithmetic, ceil_div, rejects_reduction
+from tapwise.cpu.common import arithmetic, ceil_div
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.jit import Library
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
@@ -27,7 +27,7 @@ from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target, Var, target
 from tapwise.cpu.vectors import ROW_WAYS, Fold, across, columns, fold_lanes, fold_row, fold_rows, larger, smaller
 from tapwise.ops.reduce import logsumexp
 from tapwise.ops.reduce.positions import Positions
-from tapwise.ops.reduce.problem import POSITIONS, ReduceProblem
+from tapwise.ops.reduce.problem import POSITIONS, ReduceProblem, rejects_apart
 
 # Elements of a row and of a column in one partial result, and of a row in sums that are kept in one piece.
 ROW_CHUNK: Final = 32768
@@ -243,7 +243,7 @@ class ReduceSimd(Algorithm[Config]):
     summary: ClassVar[str] = "vectors of partial results, in chunks"
 
     def rejects(self, problem: ReduceProblem, device: Device) -> str | None:
-        return rejects_reduction(problem, device)
+        return rejects_apart(problem)
 
     def configs(self, problem: ReduceProblem, device: Device) -> Sequence[Config]:
         """One: chunks follow from the shape alone, so that the bits do."""

@@ -12,9 +12,8 @@ import numpy as np
 
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.cpu.common import rejects_reduction
 from tapwise.cpu.numba_loops import compiled
-from tapwise.ops.reduce.problem import POSITIONS, REDUCTIONS, ReduceProblem
+from tapwise.ops.reduce.problem import POSITIONS, REDUCTIONS, ReduceProblem, rejects_apart
 
 BLOCK: Final = 256
 CODES: Final = {op: number for number, op in enumerate(REDUCTIONS)}
@@ -108,7 +107,7 @@ class ReduceSerial(Algorithm[Config]):
     summary: ClassVar[str] = "plain loops, one thread"
 
     def rejects(self, problem: ReduceProblem, device: Device) -> str | None:
-        return rejects_reduction(problem, device)
+        return rejects_apart(problem)
 
     def configs(self, problem: ReduceProblem, device: Device) -> Sequence[Config]:
         return [Config()]

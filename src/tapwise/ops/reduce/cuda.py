@@ -17,7 +17,7 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
-from tapwise.ops.reduce.problem import ReduceProblem, SoftmaxProblem
+from tapwise.ops.reduce.problem import ReduceProblem, SoftmaxProblem, rejects_apart
 
 WORDS: Final = ("x", "y", "states", "outer", "length", "inner", "parts")
 THREADS: Final = 256
@@ -59,16 +59,10 @@ class TreePlan(plans.CudaPlan):
 
 
 def rejects(problem: ReduceProblem | SoftmaxProblem, device: Device) -> str | None:
-    """What neither takes: another device, bf16, axes that are not neighbours, nothing."""
-    if device.kind != "cuda":
-        return f"runs on a GPU, not on {device.kind}"
-    if problem.dtype == "bf16":
-        return "takes f32, f64 and f16, not bf16"
+    """What neither takes: axes that are not neighbours, more runs than a launch has blocks."""
     if problem.folded is None:
-        return f"takes axes that are neighbours, not {problem.axes} of {problem.shape}"
-    if problem.empty or problem.length == 0:
-        return "has nothing to compute"
-    outer, _, inner = _folded(problem)
+        return rejects_apart(problem)
+    outer, _, inner = problem.folded
     return "takes up to 2^31 runs" if outer * inner > MOST_BLOCKS else None
 
 

@@ -66,6 +66,10 @@ class _Reduction(Problem):
         return prod(self.shape[axis] for axis in self.axes)
 
     @property
+    def trivial(self) -> bool:
+        return self.empty or self.length == 0
+
+    @property
     def folded(self) -> tuple[int, int, int] | None:
         """(outer, length, inner) of the same problem with three axes; None where the axes are not neighbours.
 
@@ -78,6 +82,11 @@ class _Reduction(Problem):
         if between:
             return None
         return prod(self.shape[: real[0]]), self.length, prod(self.shape[real[-1] + 1 :])
+
+
+def rejects_apart(problem: _Reduction) -> str | None:
+    """The reason of algorithms for axes that are neighbours."""
+    return None if problem.folded else f"takes axes that are neighbours, not {problem.axes} of {problem.shape}"
 
 
 @dataclass(frozen=True)

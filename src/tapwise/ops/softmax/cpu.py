@@ -23,14 +23,14 @@ from tapwise import settings
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu import jit
-from tapwise.cpu.common import arithmetic, ceil_div, rejects_reduction
+from tapwise.cpu.common import arithmetic, ceil_div
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.epilogue import LIFT, exp_lifted
 from tapwise.cpu.jit import Library
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target, Var, target
 from tapwise.cpu.vectors import WAYS, Fold, across, columns, fold_row, fold_rows, larger
-from tapwise.ops.reduce.problem import SoftmaxProblem
+from tapwise.ops.reduce.problem import SoftmaxProblem, rejects_apart
 
 # Elements of a row that one task takes at most, and of a sum that is kept in one piece.
 CHUNK: Final = 16384
@@ -290,7 +290,7 @@ class SoftmaxSimd(Algorithm[Config]):
     summary: ClassVar[str] = "shifted rows, vector exponential, rows in chunks where they are few"
 
     def rejects(self, problem: SoftmaxProblem, device: Device) -> str | None:
-        return rejects_reduction(problem, device)
+        return rejects_apart(problem)
 
     def configs(self, problem: SoftmaxProblem, device: Device) -> Sequence[Config]:
         folded = problem.folded

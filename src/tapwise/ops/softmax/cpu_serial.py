@@ -12,9 +12,8 @@ import numpy as np
 
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.cpu.common import rejects_reduction
 from tapwise.cpu.numba_loops import compiled
-from tapwise.ops.reduce.problem import SoftmaxProblem
+from tapwise.ops.reduce.problem import SoftmaxProblem, rejects_apart
 
 # Terms of a sum that is kept in one piece.
 BLOCK: Final = 256
@@ -74,7 +73,7 @@ class SoftmaxSerial(Algorithm[Config]):
     summary: ClassVar[str] = "plain loops, one thread"
 
     def rejects(self, problem: SoftmaxProblem, device: Device) -> str | None:
-        return rejects_reduction(problem, device)
+        return rejects_apart(problem)
 
     def configs(self, problem: SoftmaxProblem, device: Device) -> Sequence[Config]:
         return [Config()]

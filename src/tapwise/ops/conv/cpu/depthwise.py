@@ -18,7 +18,7 @@ from tapwise import settings
 from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu import jit
-from tapwise.cpu.common import arithmetic, ceil_div, rejects_all
+from tapwise.cpu.common import arithmetic, ceil_div
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.epilogue import Epilogue
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
@@ -266,13 +266,14 @@ class Depthwise(Algorithm[Config]):
 
     id: ClassVar[str] = "cpu.depthwise"
     summary: ClassVar[str] = "one channel a group; register tiles of rows straight to y"
+    axes: ClassVar[tuple[int, ...]] = (2,)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
         if not problem.depthwise:
             return f"takes one input channel a group and several groups, not {problem.group_c} and {problem.groups}"
         if problem.layout == "nhwc" and problem.group_k != 1:
             return f"takes one output a channel in nhwc, not {problem.group_k}"
-        return rejects_all(problem, device)
+        return None
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         every = list(dict.fromkeys(self._candidates(problem, device)))

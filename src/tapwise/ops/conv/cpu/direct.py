@@ -22,7 +22,7 @@ from tapwise import settings
 from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu import jit, tile
-from tapwise.cpu.common import arithmetic, ceil_div, rejects_all, splits
+from tapwise.cpu.common import arithmetic, ceil_div, splits
 from tapwise.cpu.cost import CACHE_RATES, Costs
 from tapwise.cpu.epilogue import Epilogue
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
@@ -322,9 +322,7 @@ class Direct(Algorithm[Config]):
 
     id: ClassVar[str] = "cpu.direct"
     summary: ClassVar[str] = "register tiles over a packed strip; lanes over pixels or channels"
-
-    def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        return rejects_all(problem, device)
+    axes: ClassVar[tuple[int, ...]] = (2,)
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         """Every sensible blocking, the one with the shortest predicted time first."""

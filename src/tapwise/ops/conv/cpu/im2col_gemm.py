@@ -16,7 +16,6 @@ import numpy as np
 
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.cpu.common import rejects_all
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import activate
 
@@ -190,9 +189,7 @@ class Im2colGemm(Algorithm[Config]):
 
     id: ClassVar[str] = "cpu.im2col_gemm"
     summary: ClassVar[str] = "expansion into a matrix, then BLAS"
-
-    def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        return rejects_all(problem, device)
+    axes: ClassVar[tuple[int, ...]] = (2,)
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         """Chunks that fit the workspace limit, the shared cache, and one core's cache, without repetitions."""

@@ -30,7 +30,7 @@ class Pointwise(Direct):
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
         if set(problem.kernel) != {1}:
             return f"takes 1x1 filters, not {'x'.join(map(str, problem.kernel))}"
-        return super().rejects(problem, device)
+        return None
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         return super().configs(flatten(problem), device)

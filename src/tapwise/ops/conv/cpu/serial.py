@@ -16,7 +16,6 @@ import numpy as np
 
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.cpu.common import rejects_foreign
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.problem import ACTIVATIONS
 
@@ -151,9 +150,8 @@ class Serial(Algorithm[Config]):
 
     id: ClassVar[str] = "cpu.serial"
     summary: ClassVar[str] = "the plain loop nest, one thread"
-
-    def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        return rejects_foreign(problem, device)
+    axes: ClassVar[tuple[int, ...]] = (2,)
+    takes_empty: ClassVar[bool] = True
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         return [Config()]

@@ -22,7 +22,7 @@ from tapwise import settings
 from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu import jit, tile
-from tapwise.cpu.common import arithmetic, ceil_div, rejects_all, splits
+from tapwise.cpu.common import arithmetic, ceil_div, splits
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.plan import COMMON, Fields, KernelPlan
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target, target
@@ -366,13 +366,10 @@ class Winograd(Algorithm[Config]):
     id: ClassVar[str] = "cpu.winograd"
     summary: ClassVar[str] = "F(4x4, 3x3) and its kin, sliced by transform row; lanes over tiles"
     exact: ClassVar[bool] = False
+    layouts: ClassVar[tuple[str, ...]] = ("nchw",)
+    axes: ClassVar[tuple[int, ...]] = (2,)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        reason = rejects_all(problem, device)
-        if reason is not None:
-            return reason
-        if problem.layout != "nchw":
-            return f"takes nchw, not {problem.layout}"
         if problem.depthwise:
             return "has no product over channels to save when each group has one"
         if not tilings(problem):

@@ -57,11 +57,12 @@ class Direct(Algorithm[Config]):
 
     id: ClassVar[str] = "cuda.direct"
     summary: ClassVar[str] = "tiles of the image in shared memory, sums of all output channels in registers"
+    layouts: ClassVar[tuple[str, ...]] = ("nchw",)
+    axes: ClassVar[tuple[int, ...]] = (2,)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        reason = plans.rejects_window(problem, device)
-        if reason is not None:
-            return reason
+        if plans.is_large(problem):
+            return plans.TOO_LARGE
         if set(problem.dilation) != {1}:
             return f"takes no dilation, not {problem.dilation}"
         if problem.kernel[0] * problem.kernel[1] > MOST_TAPS:

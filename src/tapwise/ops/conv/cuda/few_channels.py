@@ -72,15 +72,12 @@ class FewChannels(Algorithm[Config]):
 
     id: ClassVar[str] = "cuda.few_channels"
     summary: ClassVar[str] = "tensor cores (mma.sync) on the image's own lines in shared memory: few channels"
+    tensor_cores: ClassVar[bool] = True
+    dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16", "tf32")
+    axes: ClassVar[tuple[int, ...]] = (2,)
+    layouts: ClassVar[tuple[str, ...]] = ("nhwc",)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        reason = plans.rejects_tensor_cores(problem, device)
-        if reason is not None:
-            return reason
-        if problem.math == "3xtf32":
-            return "takes f16, bf16 and tf32, not 3xtf32"
-        if problem.layout != "nhwc":
-            return "takes channels-last images, not NCHW"
         if problem.groups > 1 or problem.c > MOST_CHANNELS:
             return f"takes up to {MOST_CHANNELS} channels in one group, not {problem.c} in {problem.groups}"
         if problem.dilation[1] != 1 and problem.kernel[1] > 1:

@@ -151,11 +151,12 @@ class Im2colGemm(Algorithm[Config]):
 
     id: ClassVar[str] = "cuda.im2col_gemm"
     summary: ClassVar[str] = "windows as a matrix in global memory, then a matrix product, tiled or cuBLAS's"
+    layouts: ClassVar[tuple[str, ...]] = ("nchw",)
+    axes: ClassVar[tuple[int, ...]] = (2,)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        reason = plans.rejects_window(problem, device)
-        if reason is not None:
-            return reason
+        if plans.is_large(problem):
+            return plans.TOO_LARGE
         each = self._columns_bytes(problem)
         if each > LARGEST_BYTES:
             return f"takes up to {LARGEST_BYTES >> 30} GiB of columns an image, not {each / (1 << 30):.1f}"

@@ -75,11 +75,11 @@ class ImplicitGemmMma(Algorithm[Config]):
 
     id: ClassVar[str] = "cuda.implicit_gemm_mma"
     summary: ClassVar[str] = "tensor cores (mma.sync), windows gathered by threads"
+    tensor_cores: ClassVar[bool] = True
+    dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16", "tf32", "3xtf32")
+    axes: ClassVar[tuple[int, ...]] = (2,)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        reason = plans.rejects_tensor_cores(problem, device)
-        if reason is not None:
-            return reason
         if problem.n * prod(problem.output) >= LARGEST or max(problem.spatial) >= 1 << 29 or problem.gemm_k >= 1 << 29:
             return "takes fewer than 2^31 output pixels, 2^29 lines or columns, and 2^29 terms of a sum"
         return None

@@ -69,15 +69,12 @@ class NarrowGroups(Algorithm[Config]):
 
     id: ClassVar[str] = "cuda.narrow_groups"
     summary: ClassVar[str] = "tensor cores (mma.sync) on pixels in shared memory: many groups of few channels"
+    tensor_cores: ClassVar[bool] = True
+    dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16")
+    axes: ClassVar[tuple[int, ...]] = (2,)
+    layouts: ClassVar[tuple[str, ...]] = ("nhwc",)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        reason = plans.rejects_tensor_cores(problem, device)
-        if reason is not None:
-            return reason
-        if problem.dtype == "f32":
-            return "takes f16 and bf16, not f32"
-        if problem.layout != "nhwc":
-            return "takes channels-last images, not NCHW"
         if problem.group_c not in CHANNELS or problem.group_k not in FILTERS:
             found = f"{problem.group_c} and {problem.group_k}"
             return f"takes groups of {CHANNELS} channels and {FILTERS} filters, not {found}"

@@ -45,9 +45,11 @@ class SlidingWindow(Algorithm[Config]):
 
     id: ClassVar[str] = "cuda.sliding_window"
     summary: ClassVar[str] = "one thread an output; from global or shared memory; by blocks, rows or columns"
+    layouts: ClassVar[tuple[str, ...]] = ("nchw",)
+    axes: ClassVar[tuple[int, ...]] = (2,)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        return plans.rejects_window(problem, device)
+        return plans.TOO_LARGE if plans.is_large(problem) else None
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         found = []

@@ -68,11 +68,11 @@ class ImplicitGemm(Algorithm[Config]):
 
     id: ClassVar[str] = "cuda.implicit_gemm"
     summary: ClassVar[str] = "tensor cores (wgmma) fed by the copy engine (TMA)"
+    tensor_cores: ClassVar[bool] = True
+    dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16", "tf32", "3xtf32")
+    axes: ClassVar[tuple[int, ...]] = (2,)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        reason = plans.rejects_tensor_cores(problem, device)
-        if reason is not None:
-            return reason
         if device.architecture != "sm_90a":
             return f"needs Hopper (sm_90a), not {device.architecture}"
         if prod(problem.y_shape) >= geometry.LARGEST or prod(problem.x_shape) >= geometry.LARGEST:
