@@ -1,8 +1,10 @@
 # make bench [TORCH=1]   measure this machine: verified results, time, share of the roof, ratio to other libraries;
 #                        with an NVIDIA GPU, that too, against cuDNN
-# make test              check, then every test
-# make check             lint, format, types
+# make test              check, then every test; kernels that are only compiled are compiled for one architecture
+# make test-all          the same with every architecture
+# make check             lint, format, types, generated tables
 # make format            rewrite in the house format
+# make docs              write every generated table anew
 #
 # Each makes .venv from nothing with PYTHON (default: python3) and brings it up to date when pyproject.toml changes.
 
@@ -15,7 +17,11 @@ TORCH_PIN := $(shell sed -n 's/.*"\(torch==[^"]*\)".*/\1/p' pyproject.toml)
 GPU := $(shell command -v nvidia-smi 2>/dev/null)
 TORCH ?= $(GPU)
 
-.PHONY: bench test check format clean
+# Two processes of pytest take what they compile from one cache; more than eight wait for each other.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+CUDA_SOURCES = $(shell git ls-files '*.cu' '*.cuh')
+
+.PHONY: bench test test-all check format docs clean
 # Two installations into one .venv must not run at once.
 .NOTPARALLEL:
 
@@ -24,16 +30,24 @@ bench: .venv/.bench $(if $(TORCH),.venv/.torch)
 	$(if $(GPU),$(BIN)/tapwise bench source_documents --device cuda)
 
 test: check .venv/.test
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+test-all: check .venv/.test
+	$(PYTEST) --all-architectures
 
 check: .venv/.check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/tapwise report --check
 
 format: .venv/.check
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CUDA_SOURCES)
+
+docs: .venv/.check
+	$(BIN)/tapwise report
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""Shared by all tests: a cache folder of their own, and the `cuda` marker."""
+"""Shared by all tests: a cache folder of their own, the `cuda` marker, and which architectures kernels are for."""
 
 from __future__ import annotations
 
@@ -8,15 +8,25 @@ from collections.abc import Iterator
 
 import pytest
 
+# Kernels that a test only compiles are compiled for the first of these, and with --all-architectures for each.
+ARCHITECTURES = ("sm_90a", "sm_80", "sm_100a")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all-architectures", action="store_true", help="compile CUDA kernels for every architecture")
+
 
 @pytest.fixture(scope="session", autouse=True)
 def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Kernels are compiled into a folder of this session, so no test depends on what earlier ones left behind.
 
-    Set in the environment, so that child processes use it too.
+    The processes of pytest-xdist share it. Set in the environment, so that child processes use it too.
     """
     before = os.environ.get("TAPWISE_CACHE_DIR")
-    os.environ["TAPWISE_CACHE_DIR"] = str(tmp_path_factory.mktemp("tapwise-cache"))
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tapwise-cache"
+    folder.mkdir(exist_ok=True)
+    os.environ["TAPWISE_CACHE_DIR"] = str(folder)
     yield
     if before is None:
         del os.environ["TAPWISE_CACHE_DIR"]
@@ -37,8 +47,16 @@ def gpu_count() -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests marked `cuda` where there is no GPU."""
-    marked = [item for item in items if item.get_closest_marker("cuda")]
-    if marked and gpu_count() == 0:
-        config.hook.pytest_deselected(items=marked)
-        items[:] = [item for item in items if item not in marked]
+    """Deselect tests marked `cuda` where there is no GPU, and further architectures unless all are wanted."""
+
+    def is_wanted(item: pytest.Item) -> bool:
+        if item.get_closest_marker("cuda"):
+            return has_gpu
+        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        return every or parameters.get("architecture") not in ARCHITECTURES[1:]
+
+    has_gpu, every = gpu_count() > 0, config.getoption("--all-architectures")
+    wanted = [item for item in items if is_wanted(item)]
+    if len(wanted) < len(items):
+        config.hook.pytest_deselected(items=[item for item in items if not is_wanted(item)])
+        items[:] = wanted

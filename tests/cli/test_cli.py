@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from tapwise import registry
 from tapwise.cli import app
-from tapwise.lab import bench
+from tapwise.lab import bench, records
 from tapwise.lab.records import Record
 
 runner = CliRunner()
@@ -125,3 +125,28 @@ def test_report_check(tmp_path: Path) -> None:
     assert runner.invoke(app, [*words, "--check"]).exit_code == 1
     assert runner.invoke(app, words).exit_code == 0
     assert runner.invoke(app, [*words, "--check"]).exit_code == 0
+
+
+@pytest.mark.parametrize(("new_us", "status", "says"), [(100.0, 0, "1 SAME"), (500.0, 1, "1 SLOWER")])
+def test_two_runs_are_compared(
+    new_us: float, status: int, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def row(time_us: float) -> Record:
+        return Record(
+            TINY, "s", "c", 1, "fprop", "f32", "ieee", "nchw", "d", 2, algorithm="cpu.direct", verified=True,
+            time_us=time_us, spread_us=1.0, gflops=1.0, ratios={"p": 200.0 / time_us},
+        )  # fmt: skip
+
+    old, new = str(tmp_path / "old.json"), str(tmp_path / "new.json")
+    for path, time_us in ((old, 100.0), (new, new_us)):
+        records.write([row(time_us)], Path(path), "d", None)
+    monkeypatch.setattr(bench, "run", lambda cases, options, done: done(row(new_us)))
+    for words in (["report", "--compare", old, new], ["bench", TINY, "--compare", old, "--json", old]):
+        result = runner.invoke(app, words)
+        assert result.exit_code == status, result.output
+        assert says in result.output
+
+
+def test_a_missing_run_to_compare_with_is_said_before_anything_is_measured() -> None:
+    result = runner.invoke(app, ["bench", TINY, "--compare", "no_such.json"])
+    assert result.exit_code == 2 and "no_such.json" in result.output and "verified" not in result.output

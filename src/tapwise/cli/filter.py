@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tapwise.cli.common import make_console, progress_bar
 from tapwise.errors import InvalidPicture, TapwiseError
 
 
@@ -29,10 +29,9 @@ def filter_pictures(
     ] = False,
 ) -> None:
     """Filter pictures: PNG, JPEG, WebP, TIFF, zarr. Exit status 1 when one could not be filtered; others are done."""
-    from rich.console import Console
-
-    console = Console() if sys.stdout.isatty() else Console(width=100, no_color=True)
     from tapwise.image import command
+
+    console = make_console()
 
     if list_:
         for words, summary, matrix in command.listing():
@@ -57,10 +56,7 @@ def filter_pictures(
         typer.echo(f"tapwise: {error}", err=True)
         raise typer.Exit(2) from None
     failed = 0
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with progress_bar(console) as progress:
         task = progress.add_task("filtering", total=len(pairs))
 
         def done(source: Path, problem: str | None) -> None:

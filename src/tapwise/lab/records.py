@@ -9,11 +9,12 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
 
 from tapwise import registry
+from tapwise.errors import InvalidProblem
 from tapwise.lab.roofline import write_atomically
 
 LIBRARIES = ("tapwise", "numpy", "numba", "llvmlite", "torch", "onnxruntime", "cuda-core", "cuda-bindings")
@@ -64,6 +65,22 @@ class Record:
         """A plain dictionary; `category` under its suite name `class`, floats to six digits."""
         row = {"class" if name == "category" else name: value for name, value in asdict(self).items()}
         return {name: _rounded(value) for name, value in row.items()}
+
+
+def read(path: Path) -> list[Record]:
+    """The records of a .json file, or of those in a folder. Raises InvalidProblem for what is none."""
+    known = {field.name for field in fields(Record)}
+    found = []
+    try:
+        for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
+            for row in json.loads(file.read_text(encoding="utf-8")):
+                named = {"category" if name == "class" else name: value for name, value in row.items()}
+                found.append(Record(**{name: value for name, value in named.items() if name in known}))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise InvalidProblem(f"{file}: no records of bench: {error}") from None
+    if not found:
+        raise InvalidProblem(f"{path}: no records")
+    return found
 
 
 def _rounded(value: object) -> object:

@@ -1,0 +1,95 @@
+"""The command `tapwise bench`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tapwise.cli import common
+from tapwise.cli.common import guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tapwise.lab.bench import Options
+    from tapwise.lab.records import Record
+    from tapwise.lab.suites import Case
+
+
+def bench(
+    targets: common.Targets = None,
+    batch: common.Batch = None,
+    dtype: common.Dtype = None,
+    layout: common.Layout = None,
+    algorithms: Annotated[str, typer.Option(help="auto (the chosen one), all, or ids with commas")] = "auto",
+    peers: Annotated[str, typer.Option(help="auto (the installed ones), none, or names with commas")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="worker threads, ours and the peers'", min=1)] = None,
+    seconds: Annotated[float, typer.Option(help="budget of one problem", min=0.0)] = 2.0,
+    repeats: Annotated[int, typer.Option(help="rounds at most", min=1)] = 15,
+    classes: common.Classes = None,
+    device: common.Where = "cpu",
+    json: Annotated[Path | None, typer.Option(help="a .json file, or a folder of results")] = None,
+    compare: Annotated[
+        Path | None,
+        typer.Option(help="a .json file, or a folder of them, of an earlier run: which rows are slower or faster now"),
+    ] = None,
+) -> None:
+    """Verify and time problems, in turns with installed peers. Exit status 1 on a wrong row, or one that got slower."""
+    from tapwise import baselines as libraries
+    from tapwise.lab import bench as bench_
+    from tapwise.lab import records, report
+    from tapwise.lab.compare import compare_runs, print_comparisons
+
+    cases = common.problem_cases(targets or ["quick", "source_documents"], batch, dtype, layout, classes)
+    chosen = tuple(guarded(lambda: libraries.select(peers, device.partition(":")[0])))
+    # Read before anything is measured: --json may write to the same file.
+    before = None if compare is None else guarded(lambda: records.read(compare))
+    options = bench_.Options(algorithms, chosen, threads, seconds, repeats, common.typed_command(), device)
+    console = common.make_console()
+    rows, stopped = _measure(cases, options)
+    if not rows:
+        raise typer.Exit(130 if stopped else 0)
+    report.print_bench(console, rows)
+    if peers == "auto":
+        for peer in libraries.PEERS.values():
+            if not peer.installed and peer.device == device.partition(":")[0]:
+                console.print(f"{peer.name} is not installed: {peer.install}", style="dim", highlight=False)
+    if json is not None:
+        try:
+            for path in records.write(rows, json, records.folder(device, rows[0].device), batch):
+                console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+        except OSError as error:
+            typer.echo(f"tapwise: json={str(json)!r}: {error}", err=True)
+            raise typer.Exit(1) from None
+    slower = before is not None and print_comparisons(console, compare_runs(before, rows))
+    if stopped:
+        console.print(f"stopped after {len(rows)} of {len(cases)}")
+        raise typer.Exit(130)
+    if slower or not all(row.verified for row in rows):
+        raise typer.Exit(1)
+
+
+def _measure(cases: Sequence[Case], options: Options) -> tuple[list[Record], bool]:
+    """(the records, whether the user stopped before the last)."""
+    from tapwise.lab import bench as bench_
+    from tapwise.lab import report
+
+    console = common.make_console()
+    rows: list[Record] = []
+    with common.progress_bar(console) as progress:
+        task = progress.add_task("measuring", total=len(cases))
+
+        def done(record: Record) -> None:
+            rows.append(record)
+            progress.update(task, advance=1, description=record.problem[:40])
+            if not console.is_terminal:
+                count = f"[{len(rows)}/{len(cases)}]"
+                typer.echo(f"{count} {record.problem}: {report.microseconds(record.time_us)}", err=True)
+
+        try:
+            guarded(lambda: bench_.run(cases, options, done))
+        except KeyboardInterrupt:
+            return rows, True
+    return rows, False
