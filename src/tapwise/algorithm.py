@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 class Device:
     """Where a problem runs, as far as choosing and planning need to know.
 
-    kind "cpu" or "cuda"; name as its maker gives it; `threads` workers (CPU) or multiprocessors (CUDA);
-    `vector_bytes` and `registers` of the vector unit; caches in bytes (L1 and L2 of one core, L3 shared);
-    `gflops` fp32 peak of one worker and `gbps` memory bandwidth, for cost models: estimates until measured.
-    A GPU besides: `architecture` to compile for ("sm_90a"), its `index`, and `shared_bytes` that a block may have.
+    kind "cpu" or "cuda"; name as its maker gives it; `threads`: a CPU's workers; `vector_bytes` and `registers` of its
+    vector unit; caches in bytes (L1 and L2 of one core, L3 shared); `gflops` fp32 peak of one worker or multiprocessor
+    and `gbps` memory bandwidth, for cost models: estimates until measured. A GPU's `multiprocessors`, its
+    `architecture` to compile for ("sm_90a"), its `index`, and `shared_bytes` that a block may have.
     """
 
     kind: str
     name: str
-    threads: int
+    threads: int = 0
     vector_bytes: int = 0
     registers: int = 0
     l1_bytes: int = 32 << 10
@@ -42,6 +42,7 @@ class Device:
     l3_bytes: int = 16 << 20
     gflops: float = 0.0
     gbps: float = 0.0
+    multiprocessors: int = 0
     architecture: str = ""
     index: int = 0
     shared_bytes: int = 0

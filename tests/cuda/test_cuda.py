@@ -386,7 +386,7 @@ def test_partitions_cover_every_window_once(partition: str, threads: int) -> Non
         tiles = words["tiles_n"]
         assert second.grid == (tiles * words["tiles_m"], 1, 2)
         # A block of the expansion is a tile of one channel.
-        assert first.grid[0] == min(tiles * 6, patches.BLOCKS_EACH * H200.threads)
+        assert first.grid[0] == min(tiles * 6, patches.BLOCKS_EACH * H200.multiprocessors)
         found = [window_of(partition, threads, tile, i, lines, width) for tile in range(tiles) for i in range(threads)]
         assert sorted(window for window in found if window >= 0) == list(range(lines * width))
 

@@ -32,10 +32,10 @@ def explain(
         filters = f"w {parsed.w_shape}, "
     here = guarded(lambda: device_of(device, threads))
     console = make_console()
-    workers = "threads" if here.kind == "cpu" else "multiprocessors"
+    workers = f"{here.threads} threads" if here.kind == "cpu" else f"{here.multiprocessors} multiprocessors"
     console.print(
         f"{parsed}: x {parsed.x_shape}, {filters}y {parsed.y_shape}; {parsed.flops / 1e6:.1f} MFLOP, "
-        f"{parsed.bytes / 1e6:.2f} MB; {here.name}, {here.threads} {workers}",
+        f"{parsed.bytes / 1e6:.2f} MB; {here.name}, {workers}",
         highlight=False,
     )
     table = Table(box=SIMPLE_HEAD, pad_edge=False)

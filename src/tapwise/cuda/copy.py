@@ -9,6 +9,7 @@ from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.device import gpu
 from tapwise.cuda.jit.launch import Launch
 from tapwise.errors import InvalidProblem
+from tapwise.integers import ceil_div
 
 AXES: Final = 5
 THREADS: Final = 256
@@ -40,7 +41,7 @@ def launch(
     for axis in range(missing):
         fields |= {f"shape{axis}": 1, f"from{axis}": 0, f"to{axis}": 0}
     device = gpu(index)
-    blocks = min(-(-fields["total"] // THREADS), 32 * device.threads)
+    blocks = min(ceil_div(fields["total"], THREADS), 32 * device.multiprocessors)
     made = Launch(source(size), WORDS, fields, (blocks, 1, 1), (THREADS, 1, 1))
     made.load(device.architecture, index)
     return made

@@ -11,6 +11,7 @@ from tapwise.algorithm import Buffers, Device, Plan
 from tapwise.arrays.device import stream_of
 from tapwise.cuda.jit.compile import HALF
 from tapwise.cuda.jit.launch import Launch
+from tapwise.integers import ceil_div
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.problem import Problem
 
@@ -100,7 +101,7 @@ def waits_by_itself(device: Device) -> bool:
 
 def reciprocal(count: int) -> int:
     """2^32 over a number, rounded up: the upper half of a product with it is a division. 0 for 1."""
-    return -(-(1 << 32) // count) if count > 1 else 0
+    return ceil_div(1 << 32, count) if count > 1 else 0
 
 
 def header(dtype: str) -> str:
@@ -120,7 +121,7 @@ def is_large(problem: ConvProblem) -> bool:
 
 def roof_us(problem: ConvProblem, device: Device, math_share: float, bytes_share: float) -> float:
     """Microseconds at shares of the multiply-add rate and of the memory's bandwidth, and a launch."""
-    rate = device.gflops * device.threads * {"f64": 0.5}.get(problem.dtype, 1.0)
+    rate = device.gflops * device.multiprocessors * {"f64": 0.5}.get(problem.dtype, 1.0)
     arithmetic = problem.flops / (rate * 1e3 * math_share)
     memory = problem.bytes / (device.gbps * 1e3 * bytes_share)
     return max(arithmetic, memory) + 2.0

@@ -55,7 +55,7 @@ def run(cases: Sequence[Case], options: Options, done: Callable[[Record], None])
             problem=str(problem), suite=case.suite, category=case.category, uses=case.uses,
             direction=getattr(problem, "direction", "fprop"), dtype=problem.dtype,
             math=getattr(problem, "math", "ieee"), layout=problem.layout,
-            device=device.name, threads=device.threads, **shared,  # type: ignore[arg-type]
+            device=device.name, threads=device.threads or device.multiprocessors, **shared,  # type: ignore[arg-type]
         )  # fmt: skip
         try:
             if device.kind == "cuda":

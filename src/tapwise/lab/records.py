@@ -25,7 +25,8 @@ class Record:
     """Times in microseconds: medians, and as spread half the interquartile range. ratio: best peer / ours, the median
     over rounds. `reason` is why there is no time, or why this algorithm. On a GPU times are its own; `cold_us` with
     nothing in L2, `wall_us` what an eager call takes of the host; `over_plain`: the time over that of the same
-    convolution without bias, activation and residual, by whoever computes it, measured in turns."""
+    convolution without bias, activation and residual, by whoever computes it, measured in turns. `threads` of a CPU, or
+    multiprocessors of a GPU."""
 
     problem: str
     suite: str

@@ -25,7 +25,7 @@ from tapwise.ops.conv.cuda.implicit_gemm_mma import ImplicitGemmMma
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import convolve
 
-A100 = Device(kind="cuda", name="NVIDIA A100", threads=108, gflops=360.0, gbps=1400.0, architecture="sm_80",
+A100 = Device(kind="cuda", name="NVIDIA A100", multiprocessors=108, gflops=360.0, gbps=1400.0, architecture="sm_80",
               shared_bytes=166912)  # fmt: skip
 COMPILED = [
     "n32 c64 h56 w56 k64 r3 s3 pad1 f16 nhwc",

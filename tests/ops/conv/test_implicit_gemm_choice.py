@@ -56,7 +56,7 @@ def test_filters_stay_beside_slabs_in_several_sets() -> None:
     assert {one.kernel for one in stays} == {"slab", "box"}
     assert not any(one.gather for one in stays)
     # A GPU of fewer multiprocessors than sets has no blocks for them.
-    few_places = replace(H200, threads=16)
+    few_places = replace(H200, multiprocessors=16)
     wide = ConvProblem.parse("n32 c64 h56 w56 k1280 r3 s3 pad1 f16 nhwc")
     for device in (few_places, H200):
         assert all(geometry.blocks_of(wide, one, device) > 0 for one in algorithm.configs(wide, device))

@@ -17,8 +17,8 @@ _importing = threading.Lock()
 
 # For choosing and compiling where there is no GPU: tests, `tapwise explain`.
 H200: Final = Device(
-    kind="cuda", name="NVIDIA H200", threads=132, l1_bytes=256 << 10, l2_bytes=60 << 20, gflops=507.0, gbps=4280.0,
-    architecture="sm_90a", shared_bytes=232448,
+    kind="cuda", name="NVIDIA H200", multiprocessors=132, l1_bytes=256 << 10, l2_bytes=60 << 20, gflops=507.0,
+    gbps=4280.0, architecture="sm_90a", shared_bytes=232448,
 )  # fmt: skip
 
 
@@ -90,7 +90,7 @@ def gpu(index: int = 0) -> Device:
     return Device(
         kind="cuda",
         name=device.name,
-        threads=found.multiprocessor_count,
+        multiprocessors=found.multiprocessor_count,
         l2_bytes=found.l2_cache_size,
         gflops=2 * _LANES.get(capability, 128) * gigahertz,
         gbps=0.9 * gbps or 1000.0,
@@ -113,6 +113,7 @@ def described() -> str:
             lines.append(f"{index}: {error}")
             continue
         lines.append(
-            f"{index}: {found.name}, {found.architecture}, {found.threads} multiprocessors, L2 {found.l2_bytes >> 20} M"
+            f"{index}: {found.name}, {found.architecture}, {found.multiprocessors} multiprocessors, "
+            f"L2 {found.l2_bytes >> 20} M"
         )
     return "; ".join(lines)

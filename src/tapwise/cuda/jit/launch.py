@@ -19,6 +19,7 @@ from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.device import check, count, cuda_core
 from tapwise.cuda.jit.tensor_map import WORDS, TensorMap, encode, template
 from tapwise.errors import CompileError, DeviceUnavailable
+from tapwise.integers import ceil_div
 
 _INVALID_CONTEXT: Final = 201
 # Structs with tensor maps are padded to multiples of so many words.
@@ -98,7 +99,7 @@ class Launch:
             dependent,
         )
         self.words = [fields.get(name, 0) for name in names]
-        self._pack = ctypes.c_int64 * (1 + -(-len(names) // _ALIGNED_WORDS) * _ALIGNED_WORDS)
+        self._pack = ctypes.c_int64 * (1 + ceil_div(len(names), _ALIGNED_WORDS) * _ALIGNED_WORDS)
         self._template = bytes(self._pack(0, *self.words))
         mapped = {f"{name}{word}" for name in self.maps for word in range(WORDS)}
         self._open = {name: index + 1 for index, name in enumerate(names) if name not in fields and name not in mapped}

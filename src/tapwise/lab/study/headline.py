@@ -44,7 +44,7 @@ def _name(problem: ConvProblem) -> str:
 
 
 def direct_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
-    """cuda.direct and cuDNN: mean of 99 calls between events, without the first, as conv2d_direct; and in CUDA graphs."""
+    """cuda.direct and cuDNN: mean of 99 calls between events, the first left out, as conv2d_direct; in CUDA graphs."""
     import tapwise
 
     findings = Findings("direct", "Direct convolution against cuDNN", lab.kind, lab.device.name)

@@ -15,6 +15,7 @@ from tapwise.arrays import device as cuda
 from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.integers import ceil_div
 from tapwise.ops.filter.problem import DTYPES, MODES, FilterProblem, limits
 
 WORDS: Final = (
@@ -128,7 +129,7 @@ class FilterSlidingWindow(Algorithm[Config]):
     def predict_us(self, problem: FilterProblem, config: Config, device: Device) -> float:
         """The bytes at seven tenths of the bandwidth, or two taps a cycle of a multiprocessor and 32 threads."""
         gigahertz = device.gflops / 256
-        taps = prod(problem.x_shape) * problem.taps / (8 * device.threads * gigahertz * 1e3)
+        taps = prod(problem.x_shape) * problem.taps / (8 * device.multiprocessors * gigahertz * 1e3)
         return max(problem.bytes / (device.gbps * 1e3 * 0.7), taps) * (1 + (256 - config.threads) / 1e4) + 4.0
 
     def workspace_bytes(self, problem: FilterProblem, config: Config, device: Device) -> int:
@@ -160,7 +161,7 @@ class FilterSlidingWindow(Algorithm[Config]):
         for axis in range(3):
             fields |= {f"size{axis}": size[axis], f"before{axis}": before[axis]}
             fields[f"mode{axis}"] = MODES.index(problem.modes[axis])
-        blocks = min(-(-prod(problem.x_shape) // config.threads), BLOCKS_EACH * device.threads)
+        blocks = min(ceil_div(prod(problem.x_shape), config.threads), BLOCKS_EACH * device.multiprocessors)
         return Launch(self.source(problem, config, part), WORDS, fields, (blocks, 1, 1), (config.threads, 1, 1))
 
 

@@ -16,6 +16,7 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.integers import ceil_div
 from tapwise.ops.patches.problem import PatchProblem
 
 _TRIPLES: Final = ("size", "kernel", "out", "stride", "pad", "dilation")
@@ -71,7 +72,7 @@ class Im2colGridStride(Algorithm[Config]):
         # One element a thread is best where taps begin on cache lines, else several: a store then covers whole sectors.
         found.sort(key=lambda c: (c.vector != 1, -c.threads) if windows * size % 128 == 0 else (0, 0))
         spread = [Config(256, vector, True) for vector in vectors]
-        few = problem.n * problem.c * windows < FEW * device.threads
+        few = problem.n * problem.c * windows < FEW * device.multiprocessors
         found = spread + found if few and prod(problem.kernel) > MOST_TAPS else found + spread
         parts = [Config(threads, 1, False, partition) for partition in plans.PARTITIONS for threads in PART_THREADS]
         return found + parts
@@ -92,7 +93,7 @@ class Im2colGridStride(Algorithm[Config]):
         windows = prod(problem.output) // config.vector
         if config.across:
             down, lines = config.threads // config.across, prod(problem.output[:-1])
-            windows = -(-problem.output[-1] // config.across) * -(-lines // down) * config.threads
+            windows = ceil_div(problem.output[-1], config.across) * ceil_div(lines, down) * config.threads
         return problem.n * problem.c * taps * windows
 
     def source(self, problem: PatchProblem, config: Config) -> Source:
@@ -109,7 +110,9 @@ class Im2colGridStride(Algorithm[Config]):
         fields = {"planes": p.n * p.c}
         for name, triple in zip(_TRIPLES, values, strict=True):
             fields |= {f"{name}{axis}": value for axis, value in enumerate(triple)}
-        blocks = min(-(-self._threads_needed(problem, config) // config.threads), BLOCKS_EACH * device.threads)
+        blocks = min(
+            ceil_div(self._threads_needed(problem, config), config.threads), BLOCKS_EACH * device.multiprocessors
+        )
         return Launch(self.source(problem, config), WORDS, fields, (blocks, 1, 1), (config.threads, 1, 1))
 
 

@@ -12,6 +12,7 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.integers import ceil_div
 from tapwise.ops.pool.problem import PoolProblem
 
 WORDS: Final = (
@@ -59,7 +60,7 @@ class PoolSlidingWindow(Algorithm[Config]):
     def predict_us(self, problem: PoolProblem, config: Config, device: Device) -> float:
         """The larger of the bytes at seven tenths of the bandwidth and four taps a cycle of a multiprocessor."""
         gigahertz = device.gflops / 256
-        taps = problem.flops / (4 * device.threads * gigahertz * 1e3)
+        taps = problem.flops / (4 * device.multiprocessors * gigahertz * 1e3)
         return max(problem.bytes / (device.gbps * 1e3 * 0.7), taps) * (1 + (256 - config.threads) / 1e4) + 2.0
 
     def workspace_bytes(self, problem: PoolProblem, config: Config, device: Device) -> int:
@@ -89,5 +90,5 @@ class PoolSlidingWindow(Algorithm[Config]):
             "dilation_h": problem.dilation[0], "dilation_w": problem.dilation[1],
             "end_h": height + bottom, "end_w": width + right, "divisor": problem.divisor or 0,
         }  # fmt: skip
-        blocks = min(-(-prod(problem.y_shape) // config.threads), BLOCKS_EACH * device.threads)
+        blocks = min(ceil_div(prod(problem.y_shape), config.threads), BLOCKS_EACH * device.multiprocessors)
         return Launch(self.source(problem, config), WORDS, fields, (blocks, 1, 1), (config.threads, 1, 1))

@@ -17,6 +17,7 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.integers import ceil_div
 from tapwise.ops.reduce.problem import ReduceProblem, SoftmaxProblem, rejects_apart
 
 WORDS: Final = ("x", "y", "states", "outer", "length", "inner", "parts")
@@ -76,13 +77,13 @@ def configs(problem: ReduceProblem | SoftmaxProblem, device: Device) -> Sequence
     # so many that a warp reads neighbours, and no more than have four elements each.
     runs = outer * inner
     across = min(32, _power(inner))
-    down = max(_power(-(-BUSY * device.threads // runs)), min(32 // across, _power(length)))
-    down = min(down, THREADS // across, max(32 // across, _power(-(-length // 4))))
+    down = max(_power(ceil_div(BUSY * device.multiprocessors, runs)), min(32 // across, _power(length)))
+    down = min(down, THREADS // across, max(32 // across, _power(ceil_div(length, 4))))
     if down == 1:
         across = THREADS
     groups = max(1, THREADS // (across * down))
-    blocks = -(-runs // (across * groups))
-    wanted = max(1, ENOUGH * device.threads // blocks)
+    blocks = ceil_div(runs, across * groups)
+    wanted = max(1, ENOUGH * device.multiprocessors // blocks)
     parts = max(1, min(wanted, length // LEAST_PART, MOST_PARTS))
     found = [Config(across, down, groups, parts)]
     if parts > 1:
@@ -95,10 +96,10 @@ def predict_us(problem: ReduceProblem | SoftmaxProblem, config: Config, device: 
     """Bytes at seven tenths of the bandwidth, or what a run's own thread takes: 0.1 us an element."""
     outer, length, inner = _folded(problem)
     alone = length / (config.down * config.parts) / 4 * 0.4
-    blocks = -(-outer * inner // config.runs) * config.parts
+    blocks = ceil_div(outer * inner, config.runs) * config.parts
     # Threads of a warp that read neighbours: with few, a sector is read for each.
     spread = max(1.0, 8.0 * plans.SIZES[problem.dtype] / 4 if config.down == 1 and inner == 1 and length > 1 else 1.0)
-    busy = min(1.0, blocks * THREADS / (512 * device.threads))
+    busy = min(1.0, blocks * THREADS / (512 * device.multiprocessors))
     memory = problem.bytes * spread / (device.gbps * 1e3 * 0.7 * max(busy, 0.02))
     return max(memory, alone) * passes + 2.0 * (1 + (config.parts > 1))
 
@@ -115,7 +116,7 @@ def _launch(problem: ReduceProblem | SoftmaxProblem, source: Source, config: Con
     """`config` is the geometry, `parts` what a run was or is cut in; blocks have all the parts that `config` names."""
     outer, length, inner = _folded(problem)
     fields = {"outer": outer, "length": length, "inner": inner, "parts": parts}
-    blocks = -(-outer * inner // config.runs) * config.parts
+    blocks = ceil_div(outer * inner, config.runs) * config.parts
     threads = config.runs * config.down
     return Launch(source, WORDS, fields, (blocks, 1, 1), (threads, 1, 1))
 
@@ -202,7 +203,7 @@ class SoftmaxTree(Algorithm[Config]):
         """The kernels in order, each with its geometry."""
         log = "true" if problem.log else "false"
         stages = ("BOTH",) if config.parts == 1 else ("MEASURE", "SCALE")
-        each = -(-problem.length // config.down)
+        each = ceil_div(problem.length, config.down)
         kept = _power(each) if config.parts == 1 and each <= MOST_KEPT else 0
         return [(_source(problem, "softmax", "Softmax", config, log, str(kept), stage), config) for stage in stages]
 

@@ -23,6 +23,7 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.problem import ConvProblem
 
 STEPS: Final = ("outputs", "prefetch", "registers", "wide", "even", "tile")
@@ -75,7 +76,7 @@ class Direct(Algorithm[Config]):
         group_k = problem.k // problem.groups
         many = min(group_k, 4 if problem.dtype == "f64" else 8)
         # Channels in passes of even size.
-        many = -(-group_k // -(-group_k // many))
+        many = ceil_div(group_k, ceil_div(group_k, many))
         wide = 2 if problem.dtype == "f64" else 4
         found = []
         unit = set(problem.stride) == {1}
@@ -100,10 +101,10 @@ class Direct(Algorithm[Config]):
         """(rows, columns, elements of the filters) of one stage, as the kernel works them out."""
         (stride_h, stride_w), (r, s) = problem.stride, problem.kernel
         vector = 16 // plans.SIZES[problem.dtype]
-        read = _round_up(self._shift(problem, config) + (config.px - 1) * stride_w + s, config.px)
-        columns = _round_up((config.across - 1) * config.px * stride_w + read, vector)
+        read = round_up(self._shift(problem, config) + (config.px - 1) * stride_w + s, config.px)
+        columns = round_up((config.across - 1) * config.px * stride_w + read, vector)
         rows = (config.down * config.ty - 1) * stride_h + r
-        return rows, columns, _round_up(r * s * _round_up(config.k, 4 if config.k > 2 else config.k), vector)
+        return rows, columns, round_up(r * s * round_up(config.k, 4 if config.k > 2 else config.k), vector)
 
     def shared_bytes(self, problem: ConvProblem, config: Config) -> int:
         """All stages of a block: its part of an input channel with the halo, and the channel's filters.
@@ -144,9 +145,8 @@ class Direct(Algorithm[Config]):
         blocks, warps = self._blocks(problem, config), config.across * config.down / 32
         # Of one thread and input channel: multiply-adds, reads of shared memory, copies.
         math = config.k * r * s * config.px * config.ty
-        reads = -(-(config.px * stride_w + s) // config.px) * ((config.ty - 1) * stride_h + r) + r * s * -(
-            -config.k // 4
-        )
+        reads = ceil_div(config.px * stride_w + s, config.px) * ((config.ty - 1) * stride_h + r)
+        reads += r * s * ceil_div(config.k, 4)
         copies = rows * columns / (config.across * config.down) / max(1, self._copy_bytes(problem, config) // 4)
         each = config.each * (
             problem.c // problem.groups * (math + reads + 37 * copies + 20) + 24 * config.k * config.ty
@@ -156,7 +156,7 @@ class Direct(Algorithm[Config]):
         if config.resident > 1:
             registers = min(registers, 128)
         held = min(16, max(1, int(2048 / registers / warps)) * warps / 4) if config.px > 1 else 16
-        share = -(-blocks // device.threads)
+        share = ceil_div(blocks, device.multiprocessors)
         scheduler = min(held, share * warps / 4)
         cycles = each * share * warps / 4 / min(0.77, 0.355 * max(scheduler, 0.25))
         gigahertz = device.gflops / 256
@@ -167,10 +167,9 @@ class Direct(Algorithm[Config]):
 
     def _blocks(self, problem: ConvProblem, config: Config) -> int:
         p, q = problem.output
-        passes = -(-(problem.k // problem.groups) // config.k) * problem.groups
-        return (
-            -(-q // (config.across * config.px)) * -(-p // (config.down * config.ty * config.each)) * passes * problem.n
-        )
+        passes = ceil_div(problem.k // problem.groups, config.k) * problem.groups
+        tiles = ceil_div(q, config.across * config.px) * ceil_div(p, config.down * config.ty * config.each)
+        return tiles * passes * problem.n
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         return 0
@@ -196,14 +195,10 @@ class Direct(Algorithm[Config]):
 
     def launch(self, problem: ConvProblem, config: Config) -> Launch:
         fields = plans.window_fields(problem)
-        fields["tiles_q"] = -(-fields["q"] // (config.across * config.px))
-        fields["tiles_p"] = -(-fields["p"] // (config.down * config.ty * config.each))
-        fields["tiles_k"] = -(-(problem.k // problem.groups) // config.k) * problem.groups
+        fields["tiles_q"] = ceil_div(fields["q"], config.across * config.px)
+        fields["tiles_p"] = ceil_div(fields["p"], config.down * config.ty * config.each)
+        fields["tiles_k"] = ceil_div(problem.k // problem.groups, config.k) * problem.groups
         return Launch(
             self.source(problem, config), plans.WINDOW, fields, (self._blocks(problem, config), 1, 1),
             (config.across * config.down, 1, 1), self.shared_bytes(problem, config),
         )  # fmt: skip
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

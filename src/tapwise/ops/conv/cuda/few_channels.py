@@ -21,6 +21,7 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import lines, pack
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -120,10 +121,10 @@ class FewChannels(Algorithm[Config]):
         the choice 5 % slower than the best timed config, 1.36 times at worst."""
         tiles = lines.tiles_of(problem, config.down, config.across)[2]
         high, pitch = lines_of(problem, config)
-        steps, chunks, eights = _steps(problem), -(-problem.k // config.filters), config.filters // 8
+        steps, chunks, eights = _steps(problem), ceil_div(problem.k, config.filters), config.filters // 8
         kinds = _kinds(problem)
-        turns = kinds * -(-(config.across // kinds) * config.down // (16 * config.rows))
-        longest = -(-turns // lines.WARPS)
+        turns = kinds * ceil_div((config.across // kinds) * config.down, 16 * config.rows)
+        longest = ceil_div(turns, lines.WARPS)
         # Of a warp's turn: operands from shared memory, places of pixels, outputs and stores.
         operands = steps * (4 * config.rows + 2 * eights)
         outputs = config.rows * config.filters // 2
@@ -137,8 +138,8 @@ class FewChannels(Algorithm[Config]):
         work = (turns * (1 - WAITING) + lines.WARPS * longest * WAITING) * turn + copied
         work *= 1 + LONG_CODE * max(0, products - MOST_PRODUCTS)
         chain = longest * (CHAIN + chunks * (STEP * steps + PRODUCT * products)) + LOAD
-        together = min(config.resident, -(-tiles // device.threads))
-        share = -(-tiles // (device.threads * config.resident))
+        together = min(config.resident, ceil_div(tiles, device.multiprocessors))
+        share = ceil_div(tiles, device.multiprocessors * config.resident)
         compute = (share * max((together + HIDDEN) * work, chain) + START) / CYCLES_US
         memory = problem.bytes / (device.gbps * 1e3 * MEMORY)
         return float((compute**3 + memory**3) ** (1 / 3) + BOTH * min(compute, memory) + LAUNCH_US)
@@ -185,7 +186,7 @@ class FewChannels(Algorithm[Config]):
             "per_column": plans.reciprocal(columns), "per_piece": plans.reciprocal(pitch // (copy or 4)),
         }  # fmt: skip
         mine = {name: value for name, value in mine.items() if name in WORDS}
-        grid = (min(tiles, device.threads * config.resident), 1, 1)
+        grid = (min(tiles, device.multiprocessors * config.resident), 1, 1)
         return Launch(
             self.source(problem, config), WORDS, mine, grid, (lines.THREADS, 1, 1),
             shared_bytes(problem, config), dependent=plans.waits_by_itself(device),
@@ -195,10 +196,10 @@ class FewChannels(Algorithm[Config]):
         """Filters of such strides (elements) as the instruction's operands."""
         words = filter_bytes(problem, config) // 4
         names = ("step_k", "step_c", "step_r", "step_s")
-        fields = {"k": problem.k, "words": words, "chunks": -(-problem.k // config.filters)} | dict(
+        fields = {"k": problem.k, "words": words, "chunks": ceil_div(problem.k, config.filters)} | dict(
             zip(names, steps, strict=True)
         )
-        blocks = min(-(-words // pack.THREADS), 1024)
+        blocks = min(ceil_div(words, pack.THREADS), 1024)
         return Launch(self.pack_source(problem, config), FRAGMENT_WORDS, fields, (blocks, 1, 1), (pack.THREADS, 1, 1))
 
 
@@ -210,8 +211,8 @@ def orders_of(problem: ConvProblem) -> list[int]:
 
 def _widths(problem: ConvProblem, order: int) -> list[int]:
     """Filters at a time: such as divide them evenly, in whole orders."""
-    orders = -(-problem.k // order)
-    widths = {-(-orders // count) * order for count in range(1, orders + 1)}
+    orders = ceil_div(problem.k, order)
+    widths = {ceil_div(orders, count) * order for count in range(1, orders + 1)}
     return sorted((width for width in widths if width <= 8 * MOST_BLOCKS // 2), reverse=True)[:6]
 
 
@@ -244,12 +245,12 @@ def copy_bytes(problem: ConvProblem) -> int:
 def _pieces(problem: ConvProblem) -> int:
     """Pieces of 16 bytes of a window's run in one line."""
     run = problem.c * problem.kernel[1] + (parity_of(problem) != "EVEN")
-    return -(-run * pack.SIZES[problem.dtype] // PIECE_BYTES)
+    return ceil_div(run * pack.SIZES[problem.dtype], PIECE_BYTES)
 
 
 def _steps(problem: ConvProblem) -> int:
     """Steps of the matrix instruction: two pieces each."""
-    return -(-problem.kernel[0] * _pieces(problem) // 2)
+    return ceil_div(problem.kernel[0] * _pieces(problem), 2)
 
 
 def lines_of(problem: ConvProblem, config: Config) -> tuple[int, int]:
@@ -259,12 +260,12 @@ def lines_of(problem: ConvProblem, config: Config) -> tuple[int, int]:
     # A line begins up to a piece before the first window.
     lead = (copy_bytes(problem) or 4) - size
     line = lead + (config.across - 1) * problem.stride[1] * problem.c * size + PIECE_BYTES * _pieces(problem)
-    return high, -(-line // PIECE_BYTES) * PIECE_BYTES
+    return high, ceil_div(line, PIECE_BYTES) * PIECE_BYTES
 
 
 def filter_bytes(problem: ConvProblem, config: Config) -> int:
     """All filters as operands, for each kind of window."""
-    return _kinds(problem) * -(-problem.k // config.filters) * _steps(problem) * config.filters // 8 * 256
+    return _kinds(problem) * ceil_div(problem.k, config.filters) * _steps(problem) * config.filters // 8 * 256
 
 
 def shared_bytes(problem: ConvProblem, config: Config) -> int:

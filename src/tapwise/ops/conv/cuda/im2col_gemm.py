@@ -24,6 +24,7 @@ from tapwise.arrays.device import DeviceArray
 from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.integers import ceil_div
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.patches.cuda import PART_THREADS, Im2colGridStride
 from tapwise.ops.patches.cuda import Config as Expansion
@@ -170,7 +171,7 @@ class Im2colGemm(Algorithm[Config]):
         together = max(1, min(problem.n, WORKSPACE_BYTES // self._columns_bytes(problem)))
         tiles, m = _tiles(problem), problem.k // problem.groups
         # The tile that just holds the filters first.
-        sizes = sorted(tiles, key=lambda size: (-(-m // size) * size, -size))
+        sizes = sorted(tiles, key=lambda size: (ceil_div(m, size) * size, -size))
         found = []
         for images in dict.fromkeys((together, 1)):
             found += [Config("shared", size, images) for size in sizes]
@@ -194,18 +195,18 @@ class Im2colGemm(Algorithm[Config]):
         if config.partition != "run":
             rate, memory = rate * 0.5, memory * 1.5
         m, windows = problem.k // problem.groups, prod(problem.output)
-        passes = -(-problem.n // config.images)
+        passes = ceil_div(problem.n, config.images)
         launches = 5.0 * passes
         if config.gemm != "shared":
             share = 0.03 if config.gemm == "global" else 0.6
-            return memory + problem.flops / (rate * device.threads * share) + launches
+            return memory + problem.flops / (rate * device.multiprocessors * share) + launches
         tile_m, tile_n, _, _ = self._tile(problem, config)
-        blocks = -(-m // tile_m) * -(-windows // tile_n) * config.images * problem.groups
+        blocks = ceil_div(m, tile_m) * ceil_div(windows, tile_n) * config.images * problem.groups
         depth = prod(problem.w_shape[1:])
         # Two blocks of a multiprocessor share it.
-        waves = -(-blocks // (2 * device.threads)) * 2 if blocks > device.threads else 1
-        memory += (-(-m // tile_m) - 1) * columns / (device.gbps * 1e3)
-        product = waves * 2 * tile_m * tile_n * depth / (rate * (0.4 if blocks > device.threads else 0.2))
+        waves = ceil_div(blocks, 2 * device.multiprocessors) * 2 if blocks > device.multiprocessors else 1
+        memory += (ceil_div(m, tile_m) - 1) * columns / (device.gbps * 1e3)
+        product = waves * 2 * tile_m * tile_n * depth / (rate * (0.4 if blocks > device.multiprocessors else 0.2))
         return memory + passes * product + launches
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
@@ -232,9 +233,9 @@ class Im2colGemm(Algorithm[Config]):
         m, windows = problem.k // problem.groups, prod(problem.output)
         tile_m, tile_n, size_m, size_n = self._tile(problem, config)
         lines, width = problem.output
-        tiles_m, tiles_n = -(-m // tile_m), -(-windows // tile_n)
+        tiles_m, tiles_n = ceil_div(m, tile_m), ceil_div(windows, tile_n)
         if config.across:
-            tiles_n = -(-width // config.across) * -(-lines // (tile_n // config.across))
+            tiles_n = ceil_div(width, config.across) * ceil_div(lines, tile_n // config.across)
         fields = {
             "batch": images, "groups": problem.groups, "m": m, "windows": windows, "depth": prod(problem.w_shape[1:]),
             "tiles_m": tiles_m, "tiles_n": tiles_n, "lines": lines, "width": width,

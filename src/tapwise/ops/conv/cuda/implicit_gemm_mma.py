@@ -23,6 +23,7 @@ from tapwise.arrays.device import DeviceArray
 from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -105,7 +106,7 @@ class ImplicitGemmMma(Algorithm[Config]):
         return found
 
     def steps(self, problem: ConvProblem) -> int:
-        return -(-problem.gemm_k * pack.SIZES[problem.dtype] // SPAN)
+        return ceil_div(problem.gemm_k * pack.SIZES[problem.dtype], SPAN)
 
     def shared_bytes(self, problem: ConvProblem, config: Config) -> int:
         """The ring, or the sums in its place, and where the windows of a tile's pixels begin."""
@@ -116,9 +117,9 @@ class ImplicitGemmMma(Algorithm[Config]):
     def _grid(self, problem: ConvProblem, config: Config) -> tuple[int, int, int]:
         """Tiles along a group's filters, bundles of groups, pixels."""
         return (
-            -(-problem.group_k // config.filters),
-            -(-problem.groups // config.bundle),
-            -(-problem.n * prod(problem.output) // config.pixels),
+            ceil_div(problem.group_k, config.filters),
+            ceil_div(problem.groups, config.bundle),
+            ceil_div(problem.n * prod(problem.output), config.pixels),
         )
 
     def _piece(self, problem: ConvProblem) -> int:
@@ -134,10 +135,10 @@ class ImplicitGemmMma(Algorithm[Config]):
         to 75 configs on ten layers: the mean error of the logarithm is 0.17."""
         tiles_k, tiles_g, tiles_pixels = self._grid(problem, config)
         blocks = tiles_k * tiles_g * tiles_pixels * config.split
-        steps = -(-self.steps(problem) // config.split)
+        steps = ceil_div(self.steps(problem), config.split)
         warps = config.bundle * config.warps_m * config.warps_n
         room = device.shared_bytes // self.shared_bytes(problem, config)
-        together = max(1, min(room, 48 // warps, 6, -(-blocks // device.threads)))
+        together = max(1, min(room, 48 // warps, 6, ceil_div(blocks, device.multiprocessors)))
         piece = self._piece(problem)
         outputs = config.pixels * config.filters * config.bundle
         # Three products, and taking numbers apart in registers.
@@ -146,7 +147,7 @@ class ImplicitGemmMma(Algorithm[Config]):
             config.pixels * config.bundle * SPAN / 32 * (32.4 / piece if piece else 26.0 / pack.SIZES[problem.dtype])
         )
         step = max(product, gathered + config.filters * config.bundle * 1.1) + 30
-        share = -(-blocks // device.threads)
+        share = ceil_div(blocks, device.multiprocessors)
         cycles = share * (steps * max(step, 1230 / together) + 0.43 * outputs) + 660
         memory = (problem.bytes + 2 * self.workspace_bytes(problem, config, device)) / (device.gbps * 1e3)
         return max(cycles / 1700, memory) + 2.0 + (2.5 if config.split > 1 else 0.0)
@@ -166,7 +167,7 @@ class ImplicitGemmMma(Algorithm[Config]):
 
     def _pitch(self, problem: ConvProblem) -> int:
         whole = 16 // pack.SIZES[problem.dtype]
-        return -(-problem.gemm_k // whole) * whole
+        return ceil_div(problem.gemm_k, whole) * whole
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
         piece = self._piece(problem)
@@ -205,7 +206,7 @@ class ImplicitGemmMma(Algorithm[Config]):
         mine = fields | {
             "group_c": problem.group_c, "group_k": problem.group_k, "depth": problem.gemm_k,
             "pitch": self._pitch(problem), "pixels": problem.n * prod(problem.output), "tiles_k": tiles_k,
-            "tiles_g": tiles_g, "steps": steps, "part_steps": -(-steps // config.split),
+            "tiles_g": tiles_g, "steps": steps, "part_steps": ceil_div(steps, config.split),
             "step_n": c * height * width, "step_c": 1 if last else height * width,
             "step_h": width * (c if last else 1), "step_w": c if last else 1,
         }  # fmt: skip
@@ -220,7 +221,7 @@ class ImplicitGemmMma(Algorithm[Config]):
     def sum_launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
         count = prod(problem.y_shape)
         fields = {"count": count, "k": problem.k, "plane": prod(problem.output), "split": config.split}
-        blocks = max(1, min(-(-count // pack.THREADS), 16 * device.threads))
+        blocks = max(1, min(ceil_div(count, pack.THREADS), 16 * device.multiprocessors))
         return Launch(
             self.sum_source(problem), PART_WORDS, fields, (blocks, 1, 1), (pack.THREADS, 1, 1),
             names_of={"parts": "workspace"},

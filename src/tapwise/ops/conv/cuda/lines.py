@@ -12,6 +12,7 @@ from tapwise.algorithm import Device
 from tapwise.arrays.device import DeviceArray, empty, stream_of
 from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.launch import Launch
+from tapwise.integers import ceil_div
 from tapwise.ops.conv.problem import ConvProblem
 
 THREADS: Final = 128
@@ -71,7 +72,7 @@ def too_large(problem: ConvProblem) -> str | None:
 def tiles_of(problem: ConvProblem, down: int, across: int) -> tuple[int, int, int]:
     """Tiles of an image along both axes, and all."""
     p, q = problem.output
-    high, wide = -(-p // down), -(-q // across)
+    high, wide = ceil_div(p, down), ceil_div(q, across)
     return high, wide, problem.n * high * wide
 
 
@@ -81,8 +82,8 @@ def shapes(problem: ConvProblem, least: int, most: int, narrow: int, whole: int 
     p, q = problem.output
     found: list[tuple[int, int]] = []
     before = float("inf")
-    for count in range(1, 1 + -(-q // (narrow // 2))):
-        across = -(-q // count)
+    for count in range(1, 1 + ceil_div(q, narrow // 2)):
+        across = ceil_div(q, count)
         across += -across % whole
         if across <= NARROWER * before:
             before = across

@@ -21,6 +21,7 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import lines, pack
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -98,7 +99,7 @@ class NarrowGroups(Algorithm[Config]):
             if -problem.groups % bundle >= each or size > MOST_BYTES or size % 16:
                 continue
             for rows in (4, 2, 1):
-                sums = rows * each * -(-problem.group_k // 8) * 4
+                sums = rows * each * ceil_div(problem.group_k, 8) * 4
                 more = problem.bias or problem.residual or problem.activation is not None
                 function = problem.activation in plans.FUNCTIONS
                 many = problem.residual or function or (more and problem.group_c > 8)
@@ -122,11 +123,11 @@ class NarrowGroups(Algorithm[Config]):
         they are few; and memory. Constants are cycles (H200), fitted to times on 19 problems. On the 237 of them whose
         configs are still offered the error of the logarithm is 0.14, the choice 3 % slower than the best, 1.13 times at
         worst."""
-        tiles = lines.tiles_of(problem, config.down, config.across)[2] * -(-problem.groups // config.bundle)
+        tiles = lines.tiles_of(problem, config.down, config.across)[2] * ceil_div(problem.groups, config.bundle)
         high, columns = pixels_of(problem, config)
-        each, steps, eights = TOGETHER // problem.group_k, -(-_halves(problem) // 2), -(-problem.group_k // 8)
-        turns = -(-config.down * config.across // (16 * config.rows)) * (config.bundle // each)
-        longest = -(-turns // lines.WARPS)
+        each, steps, eights = TOGETHER // problem.group_k, ceil_div(_halves(problem), 2), ceil_div(problem.group_k, 8)
+        turns = ceil_div(config.down * config.across, 16 * config.rows) * (config.bundle // each)
+        longest = ceil_div(turns, lines.WARPS)
         # Of a warp's turn: operands of pixels (words where a tap is half of one) and of filters, and the way to y.
         operand = OPERAND * (WORDS_INSTEAD if problem.group_c == 4 else 1)
         way = FINISH + FUNCTION * (problem.activation in plans.FUNCTIONS) + RESIDUAL * problem.residual
@@ -135,8 +136,8 @@ class NarrowGroups(Algorithm[Config]):
         # Warps that have no turn left wait for the others.
         work = (turns * (1 - WAITING) + lines.WARPS * longest * WAITING) * turn + copied
         chain = longest * (CHAIN + steps * each * config.rows * STEP) + LOAD
-        together = min(config.resident, -(-tiles // device.threads))
-        share = -(-tiles // (device.threads * config.resident))
+        together = min(config.resident, ceil_div(tiles, device.multiprocessors))
+        share = ceil_div(tiles, device.multiprocessors * config.resident)
         compute = (share * max(together * work, chain) + START) / CYCLES_US
         memory = problem.bytes / (device.gbps * 1e3)
         return float(max(compute, memory) + BOTH * min(compute, memory) + LAUNCH_US)
@@ -173,7 +174,7 @@ class NarrowGroups(Algorithm[Config]):
     def launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
         tiles_h, tiles_w, tiles = lines.tiles_of(problem, config.down, config.across)
         high, columns = pixels_of(problem, config)
-        bundles = -(-problem.groups // config.bundle)
+        bundles = ceil_div(problem.groups, config.bundle)
         mine = plans.window_fields(problem) | {
             "down": config.down, "across": config.across, "tiles_h": tiles_h, "tiles_w": tiles_w, "tiles": tiles,
             "lines": high, "columns": columns, "bundles": bundles, "per_across": plans.reciprocal(config.across),
@@ -181,7 +182,7 @@ class NarrowGroups(Algorithm[Config]):
         }  # fmt: skip
         mine = {name: value for name, value in mine.items() if name in WORDS}
         # A block keeps its groups' filters.
-        blocks = min(tiles, max(1, device.threads * config.resident // bundles)) * bundles
+        blocks = min(tiles, max(1, device.multiprocessors * config.resident // bundles)) * bundles
         return Launch(
             self.source(problem, config), WORDS, mine, (blocks, 1, 1), (lines.THREADS, 1, 1),
             shared_bytes(problem, config), dependent=plans.waits_by_itself(device),
@@ -189,16 +190,16 @@ class NarrowGroups(Algorithm[Config]):
 
     def pack_launch(self, problem: ConvProblem, config: Config, steps: tuple[int, ...]) -> Launch:
         """Filters of such strides (elements) as the instruction's operands."""
-        words = -(-problem.groups // config.bundle) * filter_bytes(problem, config) // 4
+        words = ceil_div(problem.groups, config.bundle) * filter_bytes(problem, config) // 4
         fields = {"words": words, "k": problem.k} | dict(zip(FILTER_WORDS[4:], steps, strict=True))
-        blocks = min(-(-words // pack.THREADS), 1024)
+        blocks = min(ceil_div(words, pack.THREADS), 1024)
         return Launch(self.pack_source(problem, config), FILTER_WORDS, fields, (blocks, 1, 1), (pack.THREADS, 1, 1))
 
 
 def _halves(problem: ConvProblem) -> int:
     """Halves of operands, 8 terms of a window of a group: two taps of 4 channels, or 8 channels of a tap."""
     taps = prod(problem.kernel)
-    return -(-taps // 2) if problem.group_c == 4 else taps * (problem.group_c // 8)
+    return ceil_div(taps, 2) if problem.group_c == 4 else taps * (problem.group_c // 8)
 
 
 def pixels_of(problem: ConvProblem, config: Config) -> tuple[int, int]:
@@ -212,7 +213,7 @@ def pixels_of(problem: ConvProblem, config: Config) -> tuple[int, int]:
 
 def filter_bytes(problem: ConvProblem, config: Config) -> int:
     """A block's filters as operands."""
-    return config.bundle * -(-_halves(problem) // 2) * -(-problem.group_k // 8) * 256
+    return config.bundle * ceil_div(_halves(problem), 2) * ceil_div(problem.group_k, 8) * 256
 
 
 def shared_bytes(problem: ConvProblem, config: Config) -> int:

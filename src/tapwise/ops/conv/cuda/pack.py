@@ -10,6 +10,7 @@ from tapwise.algorithm import Device
 from tapwise.arrays.device import DeviceArray, empty, stream_of
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.integers import ceil_div
 from tapwise.ops.conv.problem import ConvProblem
 
 IMAGE_WORDS: Final = (
@@ -43,7 +44,7 @@ def parts(problem: ConvProblem) -> int:
 def wide(problem: ConvProblem) -> int:
     """Channels of a group in packed x: whole pieces of 16 bytes."""
     piece = 16 // SIZES[problem.dtype]
-    return -(-problem.group_c // piece) * piece
+    return ceil_div(problem.group_c, piece) * piece
 
 
 def images_source(problem: ConvProblem) -> Source:
@@ -72,7 +73,7 @@ def images(problem: ConvProblem, device: Device) -> Launch:
     pixels = prod(problem.spatial)
     last = problem.layout == "nhwc"
     channels = _turned(problem)
-    tiles = -(-pixels * channels // TILE), -(-wide(problem) // channels)
+    tiles = ceil_div(pixels * channels, TILE), ceil_div(wide(problem), channels)
     fields = {
         "n": problem.n, "groups": problem.groups, "channels": problem.group_c, "wide": wide(problem), "pixels": pixels,
         "step_n": problem.c * pixels, "step_c": 1 if last else pixels, "step_pixel": problem.c if last else 1,
@@ -81,7 +82,7 @@ def images(problem: ConvProblem, device: Device) -> Launch:
     grid = tiles[0] * tiles[1] * problem.groups * problem.n
     if last:
         pieces = problem.n * pixels * problem.groups * wide(problem) * SIZES[problem.dtype] // 16
-        grid = max(1, min(-(-pieces // THREADS), BLOCKS_EACH * device.threads))
+        grid = max(1, min(ceil_div(pieces, THREADS), BLOCKS_EACH * device.multiprocessors))
     return Launch(images_source(problem), IMAGE_WORDS, fields, (grid, 1, 1), (THREADS, 1, 1), dependent=True)
 
 
@@ -109,14 +110,14 @@ def windows(problem: ConvProblem, view: ConvProblem, device: Device) -> Launch:
             f"up_{name}": problem.stride[axis] if along else 1, f"pad_{name}": problem.padding[axis][0] * along,
             f"dilation_{name}": problem.dilation[axis],
         }  # fmt: skip
-    blocks = -(-across * wide(view) * SIZES[problem.dtype] // 16 // THREADS)
-    high = min(problem.n * lines, -(-BLOCKS_EACH * device.threads // blocks))
+    blocks = ceil_div(across * wide(view) * SIZES[problem.dtype], 16 * THREADS)
+    high = min(problem.n * lines, ceil_div(BLOCKS_EACH * device.multiprocessors, blocks))
     return Launch(windows_source(problem), WINDOW_WORDS, fields, (blocks, high, 1), (THREADS, 1, 1), dependent=True)
 
 
 def filter_rows(problem: ConvProblem, order: int) -> int:
     """Packed filters: whole orders, where no other group's filters follow."""
-    return -(-problem.k // order) * order if order and problem.groups == 1 else problem.k
+    return ceil_div(problem.k, order) * order if order and problem.groups == 1 else problem.k
 
 
 def filters_source(problem: ConvProblem, apart: bool = True) -> Source:
@@ -162,7 +163,7 @@ def _filters(
         "step_k": steps[0], "step_c": steps[1], "step_r": steps[2], "step_s": steps[3], "taps_w": kernel[1],
         "order": order or 8, "real": problem.k,
     }  # fmt: skip
-    blocks = max(1, min(-(-rows * pitch // THREADS), BLOCKS_EACH * device.threads))
+    blocks = max(1, min(ceil_div(rows * pitch, THREADS), BLOCKS_EACH * device.multiprocessors))
     launch = Launch(filters_source(problem, apart), FILTER_WORDS, fields, (blocks, 1, 1), (THREADS, 1, 1))
     launch.load(device.architecture, device.index)
     return launch

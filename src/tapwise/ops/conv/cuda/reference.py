@@ -12,6 +12,7 @@ from tapwise.arrays.device import DeviceArray
 from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.integers import ceil_div
 from tapwise.ops.conv.problem import ConvProblem
 
 THREADS: Final = 256
@@ -33,7 +34,7 @@ def convolve(problem: ConvProblem, x: DeviceArray, w: DeviceArray, device: Devic
     names = ("step_n", "step_c", "step_h", "step_w")
     fields |= {name: step // x.dtype.itemsize for name, step in zip(names, x.strides, strict=True)}
     y, magnitude = (arrays.allocate(problem.y_shape, np.dtype(np.float64), x.index) for _ in range(2))
-    blocks = min(-(-y.size // THREADS), 64 * device.threads)
+    blocks = min(ceil_div(y.size, THREADS), 64 * device.multiprocessors)
     launch = Launch(source(problem.dtype), WORDS, fields, (blocks, 1, 1), (THREADS, 1, 1))
     launch.load(device.architecture, device.index)
     launch({"x": x.ptr, "w": w.ptr, "y": y.ptr, "magnitude": magnitude.ptr}, arrays.stream_of(x))

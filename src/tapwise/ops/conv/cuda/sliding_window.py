@@ -17,6 +17,7 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.integers import ceil_div
 from tapwise.ops.conv.problem import ConvProblem
 
 THREADS: Final = (256, 32, 64, 128, 512, 1024)
@@ -85,8 +86,8 @@ class SlidingWindow(Algorithm[Config]):
         slow *= 1.0 if config.threads == (256 if shared else 1024) else 1.1
         across, down = config.shape
         p, q = problem.output
-        blocks = -(-q // across) * -(-p // down) * problem.n * problem.k
-        waves = -(-blocks * config.threads // (2048 * device.threads))
+        blocks = ceil_div(q, across) * ceil_div(p, down) * problem.n * problem.k
+        waves = ceil_div(blocks * config.threads, 2048 * device.multiprocessors)
         channels = problem.c // problem.groups
         alone = channels * (1.5 if config.memory == "shared" else 0.0) + 0.05 * channels * prod(problem.kernel)
         return max(plans.roof_us(problem, device, 0.042 / slow, 0.5 / slow), waves * alone + 2.0)
@@ -111,7 +112,7 @@ class SlidingWindow(Algorithm[Config]):
     def launch(self, problem: ConvProblem, config: Config) -> Launch:
         fields = plans.window_fields(problem)
         across, down = config.shape
-        fields["tiles_q"], fields["tiles_p"] = -(-fields["q"] // across), -(-fields["p"] // down)
+        fields["tiles_q"], fields["tiles_p"] = ceil_div(fields["q"], across), ceil_div(fields["p"], down)
         fields["tiles_k"] = 1
         grid = (fields["tiles_q"] * fields["tiles_p"], 1, min(problem.n * problem.k, MOST_PLANES))
         return Launch(

@@ -77,7 +77,7 @@ def _configs(problem: ConvProblem, device: Device) -> list[Config]:
         count = geometry.tiles_of(problem, config)[1]
         # Two blocks of a multiprocessor are of use where there are more blocks than multiprocessors.
         staged = _staged(problem, config, device)
-        if staged is not None and (resident == 1 or split * count > geometry.PLACED * device.threads):
+        if staged is not None and (resident == 1 or split * count > geometry.PLACED * device.multiprocessors):
             found.append(staged)
         # Filters stay where a block has several tiles of the same.
         if split == resident == 1 and 2 * geometry.blocks_of(problem, config, device) <= count:
@@ -192,7 +192,7 @@ def _staged(problem: ConvProblem, config: Config, device: Device) -> Config | No
     """The config with as many stages as there is room for, up to all steps of a block."""
     steps = -(-geometry.steps_of(problem, config) // config.split)
     if config.split == 1:
-        steps *= -(-geometry.tiles_of(problem, config)[1] // (device.threads * config.resident))
+        steps *= -(-geometry.tiles_of(problem, config)[1] // (device.multiprocessors * config.resident))
     for stages in range(min(8, max(3, steps)), 2, -1):
         one = replace(config, stages=stages)
         if is_legal(problem, one, device):
@@ -244,8 +244,8 @@ def _filling(problem: ConvProblem, device: Device, pixels: int, grain: int) -> l
     found = []
     for filters in (64, 128):
         across = -(-problem.group_k // filters) * problem.groups
-        waves = range(1, 4 + pixels * across // (device.threads * MOST_COLUMNS))
-        each = (-(-pixels // max(1, device.threads * count // across)) for count in waves)
+        waves = range(1, 4 + pixels * across // (device.multiprocessors * MOST_COLUMNS))
+        each = (-(-pixels // max(1, device.multiprocessors * count // across)) for count in waves)
         widths = (-(-one // grain) * grain for one in each)
         found += [("filters", one, filters) for one in widths if LEAST_FILLING <= one <= MOST_COLUMNS][:3]
     return found

@@ -276,7 +276,7 @@ def blocks_of(problem: ConvProblem, config: Config, device: Device) -> int:
     across, tiles = tiles_of(problem, config)
     if config.split > 1:
         return tiles * config.split
-    most = min(tiles, device.threads * config.resident)
+    most = min(tiles, device.multiprocessors * config.resident)
     if config.held:
         most -= most % (across * problem.groups)
     return most

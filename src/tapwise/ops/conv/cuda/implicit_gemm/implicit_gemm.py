@@ -116,7 +116,7 @@ class ImplicitGemm(Algorithm[Config]):
             # A block copies them once.
             filter_lines = filter_lines / -(-tiles // blocks) if not slab else 0
         overlapped = "turns" if config.turns else "once" if config.split > 1 else "loop"
-        if config.resident > 1 and tiles * config.split > device.threads:
+        if config.resident > 1 and tiles * config.split > device.multiprocessors:
             overlapped = "resident"
         pixel = (pack.wide(problem) if packed_bytes else problem.group_c) * size
         apart = pixel if packed_bytes else problem.c * size
@@ -131,8 +131,8 @@ class ImplicitGemm(Algorithm[Config]):
             flight=2 if config.turns or config.warpgroups == 1 else 1, pixel_lines=pixel_lines,
             filter_lines=filter_lines, line_bytes=line, parted=config.line > 0, taps=prod(problem.kernel),
             slabs=config.slabs, ragged=model.raggedness(pixel, apart, line),
-            pixel_readers=min(across, device.threads),
-            filter_readers=max(1.0, min(device.threads / across / problem.groups, high)), slab=slab,
+            pixel_readers=min(across, device.multiprocessors),
+            filter_readers=max(1.0, min(device.multiprocessors / across / problem.groups, high)), slab=slab,
             held=config.held, gather=config.gather, outputs=config.pixels * config.filters,
             together=1 if config.turns else config.warpgroups,
             residual=problem.residual,
@@ -143,8 +143,8 @@ class ImplicitGemm(Algorithm[Config]):
             ordered=outputs.ordered_bytes(problem, config),
             odd=problem.layout == "nhwc" and problem.group_k * size % 4 > 0, tiles=tiles, split=config.split,
             room=room, overlapped=overlapped,
-            multiprocessors=min(device.threads, blocks) if config.held else device.threads, read_bytes=read,
-            written_bytes=prod(problem.y_shape) * size,
+            multiprocessors=min(device.multiprocessors, blocks) if config.held else device.multiprocessors,
+            read_bytes=read, written_bytes=prod(problem.y_shape) * size,
             packed_bytes=packed_bytes, windows=config.unfold > 0,
             sectors=max(1.0, 32 / pixel) if problem.groups > 1 else 1.0,
         )  # fmt: skip
