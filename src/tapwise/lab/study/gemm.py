@@ -1,4 +1,4 @@
-"""Implicit GEMM, one idea more on each rung: what the copy engine, tiles, warpgroups, slabs and boxes are worth."""
+"""Implicit GEMM, one idea more on each rung: what TMA, tiles, warpgroups and halos are worth."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ CPU_LAYERS: Final = ("c64 h28 w28 k64 r3 s3 pad1", "c128 h14 w14 k128 r1 s1")
 # Each rung adds configs to those of the one before; the model's best of them is measured. The first is the kernel
 # that any GPU runs.
 RUNGS: Final[tuple[tuple[str, Callable[[Any], bool]], ...]] = (
-    ("copy engine, 64 x 64", lambda c: _plain(c) and (c.pixels, c.filters) == (64, 64)),
+    ("TMA, 64 x 64", lambda c: _plain(c) and (c.pixels, c.filters) == (64, 64)),
     ("any tile", lambda c: _plain(c)),
     ("two warpgroups", lambda c: c.kernel == "stream" and not c.held and _alone(c)),
-    ("filters that stay", lambda c: c.kernel == "stream" and _alone(c)),
-    ("slab", lambda c: c.kernel != "box" and _alone(c) and not c.gather),
-    ("box", lambda c: _alone(c) and not c.gather),
-    ("gathered pieces, bundles", lambda c: c.split == c.resident == 1),
-    ("gemm_k split, two blocks", lambda c: True),
+    ("filter-stationary", lambda c: c.kernel == "stream" and _alone(c)),
+    ("halo rows", lambda c: c.kernel != "box" and _alone(c) and not c.gather),
+    ("halo tile", lambda c: _alone(c) and not c.gather),
+    ("gather, groups per tile", lambda c: c.split == c.resident == 1),
+    ("split_k, two blocks", lambda c: True),
 )
 GATHER: Final = "threads gather"
 
