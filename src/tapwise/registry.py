@@ -43,7 +43,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cuda.sliding_window": "tapwise.ops.pool.cuda:PoolSlidingWindow",
     },
     "filter": {
-        "cpu.tiles": "tapwise.ops.filter.cpu:Tiles",
+        "cpu.tiles": "tapwise.ops.filter.cpu.tiles:Tiles",
         "cpu.serial": "tapwise.ops.filter.cpu_serial:FilterSerial",
         "cuda.sliding_window": "tapwise.ops.filter.cuda:FilterSlidingWindow",
     },

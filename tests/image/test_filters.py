@@ -20,7 +20,8 @@ from tapwise.cpu.simd import target
 from tapwise.errors import InvalidPicture, InvalidProblem
 from tapwise.image import passes
 from tapwise.image.weights import factors
-from tapwise.ops.filter import cpu as filter_tiles
+from tapwise.ops.filter.cpu import cost, kernel
+from tapwise.ops.filter.cpu.tiles import Tiles
 from tapwise.ops.filter.problem import DTYPES, MODES, FilterProblem, source_index
 
 IDENTIFIERS = [name for name in registry.ALGORITHMS["filter"] if name.startswith("cpu.")]
@@ -82,7 +83,7 @@ def test_sources_beyond_the_edges(mode: str, length: int) -> None:
 def test_sums_are_vectors_without_spills(name: str, kinds: tuple[str, str, str]) -> None:
     dtype, source, to = kinds
     code = jit.assembly(
-        filter_tiles.generate(target(name), dtype=dtype, source=source, to=to, op="sum", whole=to[0] in "iu")
+        kernel.generate(target(name), dtype=dtype, source=source, to=to, op="sum", truncate=to[0] in "iu")
     )
     lines = [line.split("//")[0] for line in code.splitlines()]
     kind = {"f32": "ps", "f64": "pd"}[dtype]
@@ -99,24 +100,24 @@ def test_sums_are_vectors_without_spills(name: str, kinds: tuple[str, str, str])
     ("max", "u8", "vpmaxub"), ("min", "i16", "vpminsw"), ("max", "f32", "vmaxps"),
 ])  # fmt: skip
 def test_largest_compares_in_the_own_dtype(op: str, dtype: str, instruction: str) -> None:
-    kernel = filter_tiles.generate(target("avx2"), dtype=dtype, source=dtype, to=dtype, op=op, whole=False)
-    assert instruction in jit.assembly(kernel) or dtype == "f32"
+    largest = kernel.generate(target("avx2"), dtype=dtype, source=dtype, to=dtype, op=op, truncate=False)
+    assert instruction in jit.assembly(largest) or dtype == "f32"
 
 
 def test_tiles_cover_the_picture_and_fit() -> None:
     for text in [*PROBLEMS, "filter gaussian sigma40 h9000 w9000 c3", "filter correlate h3 w100000 s301"]:
         one = registry.parse(text)
         assert isinstance(one, FilterProblem)
-        algorithm, device = filter_tiles.Tiles(), host()
+        algorithm, device = Tiles(), host()
         assert algorithm.refusal(one, device) is None
         (config,) = algorithm.configs(one, device)
         _, height, width = one.spatial
         assert 1 <= config.band <= height
         assert config.cols <= max(width * one.c, 1)
-        limit = filter_tiles.TILE_BYTES * (64 if "sigma40" in text else 1) + (128 << 10)
+        limit = cost.TILE_BYTES * (64 if "sigma40" in text else 1) + (128 << 10)
         assert algorithm.workspace_bytes(one, config, device) <= device.threads * limit
     wide = registry.parse("filter correlate h9 w9 r10000 s10000")
-    assert "windows" in (filter_tiles.Tiles().refusal(wide, host()) or "")
+    assert "windows" in (Tiles().refusal(wide, host()) or "")
 
 
 # tapwise.image against scipy

@@ -30,7 +30,7 @@ from tapwise.arrays import device as cuda
 from tapwise.arrays.device import DeviceArray
 from tapwise.errors import InvalidPicture
 from tapwise.image import arguments
-from tapwise.image.passes import Sweep, apply
+from tapwise.image.passes import Pass, apply
 from tapwise.image.weights import factors, gaussian_weights
 
 _SOBEL: Final = (1.0, 2.0, 1.0)
@@ -68,7 +68,7 @@ def _result(y: Any, input: Any, output: Any) -> Any:
 
 def _copy(x: Any, y: Any) -> Any:
     if isinstance(y, DeviceArray):
-        one = Sweep("dense", (0,), (1,), (0,), ("nearest",), weights=np.ones(1))
+        one = Pass("dense", (0,), (1,), (0,), ("nearest",), weights=np.ones(1))
         if x is not y:
             apply(x, y, one)
         return y
@@ -91,7 +91,7 @@ def correlate1d(
     before = arguments.before_of(len(w), origin)
 
     def sweep(part: np.ndarray, real: np.ndarray, to: np.ndarray, constant: float) -> None:
-        apply(part, to, Sweep("dense", (number,), (len(w),), (before,), (how,), constant, real))
+        apply(part, to, Pass("dense", (number,), (len(w),), (before,), (how,), constant, real))
 
     return _result(_summed(x, w.conj(), _output(output), cval, sweep), input, output)
 
@@ -154,9 +154,9 @@ def _correlate(
             return
         found = factors(real, to.dtype, how, constant) if len(order) == 2 else None
         if found is None or (len(found) > 1 and isinstance(part, DeviceArray)):
-            apply(part, to, Sweep("dense", order, w.shape, tuple(befores), modes, constant, real))
+            apply(part, to, Pass("dense", order, w.shape, tuple(befores), modes, constant, real))
             return
-        separable = Sweep("separable", order, w.shape, tuple(befores), modes, constant, cut=False)
+        separable = Pass("separable", order, w.shape, tuple(befores), modes, constant, truncate=False)
         source = arrays.copy(part) if arrays.overlap(part, to) else part
         apply(source, to, replace(separable, weights=found[0]))
         for more in found[1:]:
@@ -228,7 +228,7 @@ def _along(
             order, (numbers,) = arguments.sorted_axes([axes[number] for number in part], part)
             pair = len(numbers) == 2
             w = np.concatenate([weights[number] for number in numbers])
-            sweep = Sweep(
+            sweep = Pass(
                 "separable" if pair else "dense", order, tuple(len(weights[number]) for number in numbers),
                 tuple(befores[number] for number in numbers), tuple(modes[number] for number in numbers),
                 float(np.real(cval)), w, clip=clip,
@@ -379,7 +379,7 @@ def laplace(
             weights[tuple(slice(None) if one == number else 1 for one in range(len(where)))] += _SECOND
         order, (modes,) = arguments.sorted_axes(where, modes)
         ones = (1,) * len(where)
-        apply(x, y, Sweep("dense", order, weights.shape, ones, tuple(modes), float(np.real(cval)), weights))
+        apply(x, y, Pass("dense", order, weights.shape, ones, tuple(modes), float(np.real(cval)), weights))
         return _result(y, input, output)
 
     def second(source: np.ndarray, axis: int, to: np.ndarray, mode: str) -> None:
@@ -425,7 +425,7 @@ def _laplace_there(
             term = np.multiply.outer(term, gaussian_weights(sigma, 2 * (number == axis), radius, truncate))
         total = total + term
     befores = tuple(size // 2 for size in total.shape)
-    apply(x, y, Sweep("dense", order, total.shape, befores, tuple(modes), float(np.real(cval)), total))
+    apply(x, y, Pass("dense", order, total.shape, befores, tuple(modes), float(np.real(cval)), total))
     return y
 
 
@@ -515,7 +515,7 @@ def _extreme(
         # An origin belongs to the axis that is given, the footprint's axes go in rising order.
         order, (origins,) = arguments.sorted_axes(where, origins)
         befores = [arguments.before_of(*pair) for pair in zip(mask.shape, origins, strict=True)]
-        sweep = Sweep(op, order, mask.shape, tuple(befores), tuple(modes), constant, mask.astype(np.float64))
+        sweep = Pass(op, order, mask.shape, tuple(befores), tuple(modes), constant, mask.astype(np.float64))
         apply(x, y, sweep)
         return _result(y, input, output)
     order, (sizes, befores, modes) = arguments.sorted_axes(where, sizes, befores, modes)
@@ -525,7 +525,7 @@ def _extreme(
     rest = kept[len(kept) % 2 :]
     groups += [rest[number : number + 2] for number in range(0, len(rest), 2)]
     for group in groups:
-        sweep = Sweep(
+        sweep = Pass(
             op, tuple(order[n] for n in group), tuple(sizes[n] for n in group), tuple(befores[n] for n in group),
             tuple(modes[n] for n in group), constant,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Sweeps over the axes of an array: its shape folded to what a filter problem has, dispatched, and written in place."""
+"""Passes over the axes of an array: its shape folded to what a filter problem has, dispatched, and written in place."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from tapwise.errors import InvalidPicture
 from tapwise.ops.filter.problem import DTYPES, FilterProblem, source_index
 
 NAMES: Final = {kind: name for name, kind in DTYPES.items()}
-# A float32 holds whole numbers up to here.
+# A float32 holds integers up to here.
 EXACT: Final = 2.0**24
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Pass:
     """What happens along some axes, in rising order: op of FilterProblem; for each axis the taps, how many lie before
     an element, and what lies beyond the edges.
 
     weights: dense over the axes' taps; for "separable" two axes' in one row; of "max" and "min" where they look, or
-    None. cut, clip: as in FilterProblem.
+    None. truncate, clip: as in FilterProblem.
     """
 
     op: str
@@ -37,34 +37,34 @@ class Sweep:
     modes: tuple[str, ...]
     cval: float = 0.0
     weights: np.ndarray | None = None
-    cut: bool = True
+    truncate: bool = True
     clip: bool = False
     algorithm: str = "auto"
     threads: int | None = None
 
 
-def apply(x: Any, y: Any, sweep: Sweep) -> None:
-    """y = the sweep over x; both of one shape, any strides and byte orders; they may overlap; both here or on one GPU.
+def apply(x: Any, y: Any, step: Pass) -> None:
+    """y = the pass over x; both of one shape, any strides and byte orders; they may overlap; both here or on one GPU.
 
     Raises InvalidPicture for dtypes that are not taken.
     """
     if x.size == 0:
         return
     if isinstance(x, DeviceArray):
-        _apply_there(x, y, sweep)
+        _apply_there(x, y, step)
         return
     kind = _kind(x.dtype, "input")
     to = _kind(y.dtype, "output")
-    first, last = sweep.axes[0], sweep.axes[-1]
-    together = sweep.axes == tuple(range(first, last + 1))
+    first, last = step.axes[0], step.axes[-1]
+    together = step.axes == tuple(range(first, last + 1))
     direct = (
         together and to == y.dtype and y.flags.c_contiguous and y.flags.aligned and y.flags.writeable
         and not np.may_share_memory(x, y)
     )  # fmt: skip
     if not together:
         # The axes next to each other, at the end.
-        others = tuple(axis for axis in range(x.ndim) if axis not in sweep.axes)
-        x = x.transpose(*others, *sweep.axes)
+        others = tuple(axis for axis in range(x.ndim) if axis not in step.axes)
+        x = x.transpose(*others, *step.axes)
         first, last = len(others), x.ndim - 1
     source = np.ascontiguousarray(x, dtype=kind)
     if not source.flags.aligned:
@@ -73,30 +73,30 @@ def apply(x: Any, y: Any, sweep: Sweep) -> None:
     filtered = x.shape[first : last + 1]
     outer, inner = prod(x.shape[:first]), prod(x.shape[last + 1 :])
     folded, given = (outer, *filtered, inner), target.reshape(outer, *filtered, inner)
-    _run(source.reshape(folded), given, sweep)
+    _run(source.reshape(folded), given, step)
     if not direct:
-        back = target if together else target.transpose(np.argsort((*others, *sweep.axes)))
+        back = target if together else target.transpose(np.argsort((*others, *step.axes)))
         np.copyto(y, back, casting="unsafe")
 
 
-def _apply_there(x: DeviceArray, y: DeviceArray, sweep: Sweep) -> None:
+def _apply_there(x: DeviceArray, y: DeviceArray, step: Pass) -> None:
     """On a GPU."""
     for array, name in ((x, "input"), (y, "output")):
         if _kind(array.dtype, name) != array.dtype:
             raise InvalidPicture(f"{name} has dtype {array.dtype}: on a GPU integers, float32 and float64 are taken")
-    if len(sweep.axes) > 3:
-        raise InvalidPicture(f"axes={sweep.axes}: up to three at once on a GPU")
-    first, last = sweep.axes[0], sweep.axes[-1]
+    if len(step.axes) > 3:
+        raise InvalidPicture(f"axes={step.axes}: up to three at once on a GPU")
+    first, last = step.axes[0], step.axes[-1]
     order = tuple(range(x.ndim))
-    if sweep.axes != tuple(range(first, last + 1)):
-        others = tuple(axis for axis in order if axis not in sweep.axes)
-        order = (*others, *sweep.axes)
+    if step.axes != tuple(range(first, last + 1)):
+        others = tuple(axis for axis in order if axis not in step.axes)
+        order = (*others, *step.axes)
         first, last = len(others), x.ndim - 1
     source = arrays.dense(x.transpose(*order), "nchw")
     direct = order == tuple(range(x.ndim)) and arrays.is_dense(y, "nchw") and not arrays.overlap(x, y)
     target = y if direct else arrays.empty(source.shape, y.dtype, "nchw", y)
     folded = (prod(source.shape[:first]), *source.shape[first : last + 1], prod(source.shape[last + 1 :]))
-    _run(_reshaped(source, folded), _reshaped(target, folded), sweep)
+    _run(_reshaped(source, folded), _reshaped(target, folded), step)
     if not direct:
         arrays.assign(y, target.transpose(*(order.index(axis) for axis in range(x.ndim))))
 
@@ -124,16 +124,16 @@ def _kind(dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
     raise InvalidPicture(f"{name} has dtype {dtype}: integers and real or complex floating point are taken")
 
 
-def _run(x: Any, y: Any, sweep: Sweep) -> None:
+def _run(x: Any, y: Any, step: Pass) -> None:
     """x and y (outer, up to three axes, inner), dense."""
     outer, *filtered, inner = x.shape
     axes = len(filtered)
     if axes > 3:
-        _run_many(x, y, sweep)
+        _run_many(x, y, step)
         return
     if axes == 3:
         for number in range(outer):
-            _launch(x[number], y[number], sweep, tuple(filtered), sweep.sizes, sweep.befores, sweep.modes, inner)
+            _launch(x[number], y[number], step, tuple(filtered), step.sizes, step.befores, step.modes, inner)
         return
     spatial: tuple[int, ...]
     lead: tuple[int, ...]
@@ -145,25 +145,25 @@ def _run(x: Any, y: Any, sweep: Sweep) -> None:
     else:
         spatial, lead, c = (outer, *filtered, inner), (0,), 1
     tail = 3 - len(lead) - axes
-    sizes = (*(1 for _ in lead), *sweep.sizes, *(1 for _ in range(tail)))
-    befores = (*lead, *sweep.befores, *(0 for _ in range(tail)))
-    modes = (*("nearest" for _ in lead), *sweep.modes, *("nearest" for _ in range(tail)))
-    _launch(x, y, sweep, spatial, sizes, befores, modes, c)
+    sizes = (*(1 for _ in lead), *step.sizes, *(1 for _ in range(tail)))
+    befores = (*lead, *step.befores, *(0 for _ in range(tail)))
+    modes = (*("nearest" for _ in lead), *step.modes, *("nearest" for _ in range(tail)))
+    _launch(x, y, step, spatial, sizes, befores, modes, c)
 
 
 def _launch(
-    x: Any, y: Any, sweep: Sweep, spatial: Sequence[int], size: Sequence[int], before: Sequence[int],
+    x: Any, y: Any, step: Pass, spatial: Sequence[int], size: Sequence[int], before: Sequence[int],
     modes: Sequence[str], c: int,
 ) -> None:  # fmt: skip
     problem = FilterProblem(
-        sweep.op, tuple(spatial), tuple(size), tuple(before), c, tuple(modes), float(sweep.cval),  # type: ignore[arg-type]
-        NAMES[x.dtype], NAMES[y.dtype], sweep.clip, sweep.cut,
+        step.op, tuple(spatial), tuple(size), tuple(before), c, tuple(modes), float(step.cval),  # type: ignore[arg-type]
+        NAMES[x.dtype], NAMES[y.dtype], step.clip, step.truncate,
     )  # fmt: skip
-    if sweep.op in ("dense", "separable") and needs_double(problem, np.asarray(sweep.weights)):
+    if step.op in ("dense", "separable") and needs_double(problem, np.asarray(step.weights)):
         problem = problem.replace(double=True)
-    device = _device(x, sweep.threads)
-    plan = dispatch.plan_for(problem, dispatch.choose(problem, device, sweep.algorithm), device)
-    packed = plan.pack(sweep.weights)  # type: ignore[arg-type]
+    device = _device(x, step.threads)
+    plan = dispatch.plan_for(problem, dispatch.choose(problem, device, step.algorithm), device)
+    packed = plan.pack(step.weights)  # type: ignore[arg-type]
     if isinstance(x, DeviceArray):
         plan.run(Buffers(x, packed, y, arrays.workspace(plan.workspace_bytes, x)))
         return
@@ -186,8 +186,8 @@ def _device(x: Any, threads: int | None) -> Device:
 
 
 def needs_double(problem: FilterProblem, weights: np.ndarray) -> bool:
-    """Whether a whole-number result would not always be the exact one with sums in float32."""
-    if not problem.single or not problem.whole or problem.clip:
+    """Whether an integral result would not always be the exact one with sums in float32."""
+    if not problem.single or not problem.integral or problem.clip:
         return False
     kind = DTYPES[problem.dtype]
     if kind.kind == "f":
@@ -199,26 +199,26 @@ def needs_double(problem: FilterProblem, weights: np.ndarray) -> bool:
     return bool(largest * prod(float(np.abs(part).sum()) for part in parts) >= EXACT)
 
 
-def _run_many(x: np.ndarray, y: np.ndarray, sweep: Sweep) -> None:
+def _run_many(x: np.ndarray, y: np.ndarray, step: Pass) -> None:
     """More than three axes at once: tap by tap in float64, by NumPy. Slow, and as large as the array itself."""
     outer, *filtered, inner = x.shape
     tables = [
         source_index(np.arange(-before, length + size - 1 - before), length, mode)
-        for before, length, size, mode in zip(sweep.befores, filtered, sweep.sizes, sweep.modes, strict=True)
+        for before, length, size, mode in zip(step.befores, filtered, step.sizes, step.modes, strict=True)
     ]
-    weights = np.ones(sweep.sizes) if sweep.weights is None else np.asarray(sweep.weights).reshape(sweep.sizes)
+    weights = np.ones(step.sizes) if step.weights is None else np.asarray(step.weights).reshape(step.sizes)
     total: np.ndarray | None = None
     for tap in zip(*np.nonzero(weights), strict=True):
         at = [table[start : start + length] for table, start, length in zip(tables, tap, filtered, strict=True)]
-        seen = x[np.ix_(np.arange(outer), *(np.maximum(one, 0) for one in at), np.arange(inner))].astype(np.float64)
-        for axis, one in enumerate(at):
+        seen = x[np.ix_(np.arange(outer), *(np.maximum(row, 0) for row in at), np.arange(inner))].astype(np.float64)
+        for axis, row in enumerate(at):
             shape = [1] * seen.ndim
             shape[axis + 1] = -1
-            seen = np.where((one < 0).reshape(shape), sweep.cval, seen)
-        if sweep.op == "dense":
+            seen = np.where((row < 0).reshape(shape), step.cval, seen)
+        if step.op == "dense":
             seen *= weights[tap]
             total = seen if total is None else total + seen
         else:
-            better = np.maximum if sweep.op == "max" else np.minimum
+            better = np.maximum if step.op == "max" else np.minimum
             total = seen if total is None else better(total, seen)
     np.copyto(y, 0 if total is None else total, casting="unsafe")

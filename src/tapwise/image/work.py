@@ -10,7 +10,7 @@ import numpy as np
 import tapwise
 from tapwise.errors import InvalidPicture
 from tapwise.image.bank import Filter
-from tapwise.image.passes import Sweep, apply
+from tapwise.image.passes import Pass, apply
 from tapwise.image.weights import factors
 from tapwise.ops.filter.problem import source_index
 
@@ -69,10 +69,10 @@ class Work:
     def _sweep(self, x: np.ndarray, matrix: np.ndarray, modes: tuple[str, str], to: np.dtype[Any]) -> np.ndarray:
         y = np.empty(x.shape, to)
         befores = (matrix.shape[0] // 2, matrix.shape[1] // 2)
-        common = {"cval": self.cval, "clip": to.kind in "iu", "cut": False, "threads": self.threads}
+        common = {"cval": self.cval, "clip": to.kind in "iu", "truncate": False, "threads": self.threads}
         found = factors(matrix, np.dtype(np.float32), self.mode, self.cval)
         op, weights = ("dense", matrix.ravel()) if found is None or len(found) > 1 else ("separable", found[0])
-        apply(x, y, Sweep(op, (0, 1), matrix.shape, befores, modes, weights=weights, **common))  # type: ignore[arg-type]
+        apply(x, y, Pass(op, (0, 1), matrix.shape, befores, modes, weights=weights, **common))  # type: ignore[arg-type]
         return y
 
     def _convolved(self, x: np.ndarray) -> np.ndarray:

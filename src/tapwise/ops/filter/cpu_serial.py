@@ -67,18 +67,18 @@ class SerialPlan(Plan):
         ]
 
     def pack(self, w: np.ndarray | None) -> tuple[list[np.ndarray], tuple[float, float]]:
-        """(weights (t, r, s) of each sweep, what is added to sums before they are cut off)."""
+        """(weights (t, r, s) of each sweep, what is added to sums before they are truncated)."""
         problem = self.problem
         if w is None:
             return [np.ones(problem.size)], (0.0, 0.0)
         weights = np.asarray(w, np.float64)
         if problem.op in ("max", "min"):
             weights = (weights != 0).astype(np.float64)
-        nudges = problem.nudges(weights)
+        epsilons = problem.rounding_epsilons(weights)
         if problem.op != "separable":
-            return [weights.reshape(problem.size)], nudges
+            return [weights.reshape(problem.size)], epsilons
         r = problem.size[1]
-        return [weights[:r].reshape(1, r, 1), weights[r:].reshape(1, 1, -1)], nudges
+        return [weights[:r].reshape(1, r, 1), weights[r:].reshape(1, 1, -1)], epsilons
 
     def run(self, buffers: Buffers) -> None:
         problem, (x, packed, y, *_) = self.problem, buffers
@@ -86,7 +86,6 @@ class SerialPlan(Plan):
         x = x.astype(np.float32) if x.dtype == np.float16 else x
         picture = x.reshape(*problem.spatial, problem.c)
         planes, rows, columns = self._tables
-        cut = problem.whole and problem.cut and not problem.clip
         weights, (first, last) = packed
         if problem.op == "separable":
             down, across = weights
@@ -95,7 +94,7 @@ class SerialPlan(Plan):
             self._fold(picture, half, down, planes, rows, still, problem.cval)
             # Beyond the left and right edge lies what the column makes of the constant.
             outside = problem.cval * float(down.sum())
-            if cut:
+            if problem.truncates_columns:
                 half, outside = np.trunc(half + np.copysign(first, half)), float(np.trunc(outside + first))
             picture, still = half.reshape(picture.shape), np.arange(problem.spatial[1])
             self._fold(picture, y.reshape(-1), across, planes, still, columns, outside, last)
@@ -104,19 +103,19 @@ class SerialPlan(Plan):
 
     def _fold(
         self, x: np.ndarray, y: np.ndarray, weights: np.ndarray, planes: np.ndarray, rows: np.ndarray,
-        columns: np.ndarray, cval: float, nudge: float = 0.0,
+        columns: np.ndarray, cval: float, epsilon: float = 0.0,
     ) -> None:  # fmt: skip
         """In pieces, whose sums are in float64."""
         for first in range(0, y.size, _BLOCK):
             part = y[first : first + _BLOCK]
             sums = np.empty(part.size)
             _loop()(x, sums, first, weights, planes, rows, columns, cval, _OPS[self.problem.op])
-            part[:] = sums if y.dtype == np.float64 else self._stored(sums + np.copysign(nudge, sums))
+            part[:] = sums if y.dtype == np.float64 else self._stored(sums + np.copysign(epsilon, sums))
 
     def _stored(self, sums: np.ndarray) -> np.ndarray:
         problem = self.problem
         kind = DTYPES[problem.to]
-        if not problem.whole:
+        if not problem.integral:
             return sums.astype(kind)
         if problem.clip:
             info = np.iinfo(kind)

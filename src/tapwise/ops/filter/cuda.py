@@ -73,27 +73,22 @@ class FilterPlan(plans.CudaPlan):
 def pack(problem: FilterProblem, w: Any) -> tuple[np.ndarray, int]:
     """Lists of taps as 8-byte words, one for each launch, and where the second begins.
 
-    A list is cval, low, high, start, nudge, how many taps, and for as many as the window has, places and weights.
+    A list is cval, low, high, start, epsilon, how many taps, and for as many as the window has, places and weights.
     """
     low, high, start = limits(problem)
     if problem.op in ("max", "min") or problem.op == "dense":
         weights = np.ones(problem.size) if w is None else np.asarray(w, np.float64).reshape(problem.size)
-        nudge = 0.0 if problem.op != "dense" else problem.nudges(weights)[1]
-        return _list((problem.cval, low, high, start, nudge), weights), 0
+        epsilon = 0.0 if problem.op != "dense" else problem.rounding_epsilons(weights)[1]
+        return _list((problem.cval, low, high, start, epsilon), weights), 0
     _, r, _ = problem.size
     column, row = np.asarray(w[:r], np.float64), np.asarray(w[r:], np.float64)
-    first, last = problem.nudges(np.concatenate([column, row]))
+    first, last = problem.rounding_epsilons(np.concatenate([column, row]))
     outside = problem.cval * float(column.sum())
-    if cuts(problem):
+    if problem.truncates_columns:
         outside = float(np.trunc(outside + np.copysign(first, outside)))
     down = _list((problem.cval, low, high, 0.0, first), column.reshape(1, -1, 1))
     across = _list((outside, low, high, start, last), row.reshape(1, 1, -1))
     return np.concatenate([down, across]), len(down)
-
-
-def cuts(problem: FilterProblem) -> bool:
-    """Whether what a column leaves is cut off to whole numbers."""
-    return problem.whole and problem.cut and not problem.clip
 
 
 def _list(constants: tuple[float, ...], weights: np.ndarray) -> np.ndarray:
@@ -145,10 +140,10 @@ class FilterSlidingWindow(Algorithm[Config]):
         two = problem.op == "separable"
         source = sums if two and part else TYPES[problem.dtype]
         to = sums if two and not part else TYPES[problem.to]
-        whole = problem.whole and not (two and not part)
+        integral = problem.integral and not (two and not part)
         words = (
-            source, to, sums, _OPS[problem.op], _flag(whole), _flag(whole and problem.to == "u64"),
-            _flag(two and not part and cuts(problem)), plans.counter(prod(problem.x_shape)),
+            source, to, sums, _OPS[problem.op], _flag(integral), _flag(integral and problem.to == "u64"),
+            _flag(two and not part and problem.truncates_columns), plans.counter(prod(problem.x_shape)),
         )  # fmt: skip
         return stub("ops/filter/filter.cu", "filter", ", ".join(words), "Filter", config.threads)
 

@@ -23,14 +23,14 @@ __device__ __forceinline__ int source_index(int index, int length, int mode) {
     return folded < length ? folded : period - folded - (mode == MIRROR ? 0 : 1);
 }
 
-// A sum in the result's type. Integers are cut off towards zero, behind what makes up for the sum's roundings, and to their
+// A sum in the result's type. Integers are truncated towards zero, after what makes up for the sum's roundings, and keep their
 // low bits.
-template <typename T, bool WHOLE, bool LARGE, typename A>
-__device__ __forceinline__ T store(A value, A low, A high, A nudge) {
-    if constexpr (!WHOLE) {
+template <typename T, bool INTEGRAL, bool LARGE, typename A>
+__device__ __forceinline__ T store(A value, A low, A high, A epsilon) {
+    if constexpr (!INTEGRAL) {
         return T(value);
     } else {
-        value += copysign(nudge, value);
+        value += copysign(epsilon, value);
         value = value > low ? value : low;
         value = value < high ? value : high;
         // By way of the signed number with the same bits.
@@ -39,17 +39,17 @@ __device__ __forceinline__ T store(A value, A low, A high, A nudge) {
     }
 }
 
-// X, Y: element types; A: the sums'; WHOLE: Y holds integers, LARGE of 64 bits without a sign; CUT: Y is A, and what it gets
-// is cut off to whole numbers. I counts elements.
-template <typename X, typename Y, typename A, int OP, bool WHOLE, bool LARGE, bool CUT, typename I>
+// X, Y: element types; A: the sums'; INTEGRAL: Y holds integers, LARGE of 64 bits without a sign; TRUNCATE: Y is A, and
+// what it gets is truncated to integers. I counts elements.
+template <typename X, typename Y, typename A, int OP, bool INTEGRAL, bool LARGE, bool TRUNCATE, typename I>
 __device__ __forceinline__ void filter(const Filter &a) {
     const int depth = a.depth, height = a.height, width = a.width, channels = a.channels;
     const X *x = static_cast<const X *>(a.x);
     Y *y = static_cast<Y *>(a.y);
-    // cval, low, high, start, nudge, how many taps there are; then places and weights, each with room for all of the window.
+    // cval, low, high, start, epsilon, how many taps there are; then places and weights, each with room for all of the window.
     const double *constants = static_cast<const double *>(a.list);
     const int taps = constants[5];
-    const A cval = constants[0], low = constants[1], high = constants[2], start = constants[3], nudge = constants[4];
+    const A cval = constants[0], low = constants[1], high = constants[2], start = constants[3], epsilon = constants[4];
     const long long *places = static_cast<const long long *>(a.list) + 6;
     const double *weights = constants + 6 + a.taps;
     const I row = (I)width * channels, total = (I)depth * height * row, step = (I)gridDim.x * blockDim.x;
@@ -77,10 +77,10 @@ __device__ __forceinline__ void filter(const Filter &a) {
             }
             add(tap, A(x[((I)dd * height + hh) * row + (I)vv * channels + c]));
         }
-        if constexpr (CUT) {
-            y[i] = trunc(sum + copysign(nudge, sum));
+        if constexpr (TRUNCATE) {
+            y[i] = trunc(sum + copysign(epsilon, sum));
         } else {
-            y[i] = store<Y, WHOLE, LARGE>(sum, low, high, nudge);
+            y[i] = store<Y, INTEGRAL, LARGE>(sum, low, high, epsilon);
         }
     }
 }

@@ -36,11 +36,11 @@ class FilterProblem(Problem):
 
     x (depth, height, width * channels): `spatial` without channels, which lie side by side and do not mix. The window
     of an element begins `before` elements before it on each axis. Beyond the edges x is continued by `modes`, as
-    scipy.ndimage means them: reflect, constant (`cval`), nearest, mirror, wrap. `to`: dtype of y. Integers are cut off
-    towards zero and to their low bits, and a sum that misses a whole number by its roundings alone counts as that
-    number (`nudges`); with `clip` they are rounded and held within their range. A separable filter's column is done
-    first, and with `cut` its result is cut off like y. Sums are in float32 where operands and result have at most 16
-    bits or are float32, unless `double`.
+    scipy.ndimage means them: reflect, constant (`cval`), nearest, mirror, wrap. `to`: dtype of y. A sum that becomes
+    an integer is truncated towards zero and keeps its low bits; one that misses an integer by its roundings alone
+    counts as that integer (`rounding_epsilons`); with `clip` it is rounded and held within the dtype's range. A
+    separable filter's column is done first, and with `truncate` its result is truncated like y. Sums are in float32
+    where operands and result have at most 16 bits or are float32, unless `double`.
 
     `recipe`: the words of a named filter, for measurements; its weights are `weights()`.
 
@@ -59,7 +59,7 @@ class FilterProblem(Problem):
     dtype: str = "f32"
     to: str = "f32"
     clip: bool = False
-    cut: bool = True
+    truncate: bool = True
     double: bool = False
     recipe: str = ""
     layout: str = "nchw"
@@ -115,17 +115,22 @@ class FilterProblem(Problem):
         return not self.double and self.dtype in SINGLE and self.to in SINGLE
 
     @property
-    def whole(self) -> bool:
-        """Whether y has whole numbers."""
+    def integral(self) -> bool:
+        """Whether y has integers."""
         return self.to[0] in "iu"
 
-    def nudges(self, w: np.ndarray) -> tuple[float, float]:
-        """What is added to the size of a sum before it is cut off: of the column's sums, of the result's.
+    @property
+    def truncates_columns(self) -> bool:
+        """Whether the column sums of a separable filter are truncated to integers."""
+        return self.integral and self.truncate and not self.clip
 
-        0 where sums are exact, being of whole numbers, or are not cut off.
+    def rounding_epsilons(self, w: np.ndarray) -> tuple[float, float]:
+        """What is added to the size of a sum before it is truncated: of the column's sums, of the result's.
+
+        0 where sums are exact, being of integers, or are not truncated.
         """
         parts = [w[: self.size[1]], w[self.size[1] :]] if self.op == "separable" else [w]
-        if not self.whole or self.clip or self.op in ("max", "min"):
+        if not self.integral or self.clip or self.op in ("max", "min"):
             return 0.0, 0.0
         kind, largest, found = DTYPES[self.dtype], 1.0, []
         if kind.kind in "iu" and self.single:
@@ -135,7 +140,7 @@ class FilterProblem(Problem):
             largest *= max(1.0, float(np.abs(part).sum()))
             exact = exact and bool(np.all(part == np.rint(part)))
             found.append(0.0 if exact else min(0.25, largest * _ROUNDINGS[self.single]))
-        return (found[0], found[-1]) if self.cut else (0.0, found[-1])
+        return (found[0], found[-1]) if self.truncate else (0.0, found[-1])
 
     def weights(self, seed: int = 0) -> np.ndarray:
         """What the recipe's weights are, or random ones: dense (t, r, s), separable r then s."""
@@ -155,7 +160,7 @@ class FilterProblem(Problem):
         rng = np.random.default_rng(seed)
         weights = rng.standard_normal(r + s if self.op == "separable" else self.size)
         # Sums that stay within a small integer's range, so that libraries that wrap and that clip agree.
-        if self.whole:
+        if self.integral:
             weights = np.abs(weights) / np.abs(weights).sum()
         found: np.ndarray = weights
         return found
@@ -195,7 +200,7 @@ class FilterProblem(Problem):
         try:
             numbers = {name: int(value) for name, value in sizes.items() if name != "sigma"}
         except ValueError:
-            raise InvalidProblem(f"problem {text!r}: sizes are whole numbers") from None
+            raise InvalidProblem(f"problem {text!r}: sizes are integers") from None
         for letter in ("h", "w"):
             if letter not in numbers:
                 raise InvalidProblem(f"problem {text!r}: no word gives {letter}")
@@ -239,7 +244,7 @@ class FilterProblem(Problem):
             middle = tuple(n // 2 for n in self.size)
             words += ["before" + "x".join(map(str, self.before))] if self.before != middle else []
             words += [f"cval{self.cval:g}"] if self.cval else []
-            flags = (("clip", self.clip), ("uncut", not self.cut and self.whole), ("double", self.double))
+            flags = (("clip", self.clip), ("uncut", not self.truncate and self.integral), ("double", self.double))
             words += [word for word, is_set in flags if is_set]
         return " ".join(words)
 
@@ -249,7 +254,7 @@ def limits(problem: FilterProblem) -> tuple[float, float, float]:
     nothing is defined, or with `clip` the dtype's range and half a unit."""
     high = 2147483520.0 if problem.single else 2.0**64 - 2.0**11 if problem.to == "u64" else 9.2e18
     low = -min(high, 9.2e18)
-    if not (problem.whole and problem.clip):
+    if not (problem.integral and problem.clip):
         return low, high, 0.0
     info = np.iinfo(DTYPES[problem.to])
     return max(low, float(info.min)), min(high, float(info.max) + 0.5), 0.5

@@ -50,8 +50,8 @@ def _taps(problem: FilterProblem, x: np.ndarray, weights: np.ndarray, op: str) -
 def apply(problem: FilterProblem, x: np.ndarray, w: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """(y64, bound) for the weights that `problem.weights()` gives unless w does.
 
-    Sums of whole numbers with whole weights are exact. A sum that is cut off to a whole number may be off by one where
-    it lies as near to one as its roundings.
+    Sums of integers with integral weights are exact. A sum that is truncated to an integer may be off by one where it
+    lies as near to one as its roundings.
     """
     with np.errstate(all="ignore"):
         picture = np.asarray(x, np.float64).reshape(*problem.spatial, problem.c)
@@ -60,9 +60,8 @@ def apply(problem: FilterProblem, x: np.ndarray, w: np.ndarray | None = None) ->
             y = y.reshape(problem.y_shape)
             return y, np.zeros_like(y)
         weights = problem.weights() if w is None else np.asarray(w, np.float64)
-        whole = problem.whole and not problem.clip
         integers = bool(np.all(weights == np.rint(weights))) and DTYPES[problem.dtype].kind in "iu"
-        first, last = problem.nudges(weights)
+        first, last = problem.rounding_epsilons(weights)
         if problem.op == "dense":
             y, size = _taps(problem, picture, weights.reshape(problem.size), "sum")
         else:
@@ -71,7 +70,7 @@ def apply(problem: FilterProblem, x: np.ndarray, w: np.ndarray | None = None) ->
             row = problem.replace(size=(1, 1, s), before=(0, 0, problem.before[2]))
             y, size = _taps(column, picture, weights[:r].reshape(1, r, 1), "sum")
             outside = problem.cval * float(weights[:r].sum())
-            if whole and problem.cut:
+            if problem.truncates_columns:
                 y, outside = np.trunc(y + np.copysign(first, y)), float(np.trunc(outside + np.copysign(first, outside)))
             across = row.replace(cval=outside)
             _, size = _taps(across, size, np.abs(weights[r:]).reshape(1, 1, s), "sum")
@@ -79,7 +78,7 @@ def apply(problem: FilterProblem, x: np.ndarray, w: np.ndarray | None = None) ->
         y, size = y.reshape(problem.y_shape), size.reshape(problem.y_shape)
         u = 2.0**-24 if problem.single else 2.0**-53
         bound = (8.0 + 2.0 * sqrt(prod(problem.size))) * u * size
-        if not problem.whole:
+        if not problem.integral:
             kind = np.finfo(DTYPES[problem.to])
             return y, bound + float(kind.eps) / 2 * np.abs(y) + float(kind.smallest_subnormal)
         info = np.iinfo(DTYPES[problem.to])
