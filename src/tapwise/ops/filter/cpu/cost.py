@@ -6,9 +6,9 @@ from itertools import product
 from typing import Final
 
 from tapwise.algorithm import Device
-from tapwise.cpu.common import ceil_div
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.simd import BYTES
+from tapwise.integers import ceil_div
 from tapwise.ops.filter.cpu.layout import Config, Layout, arithmetic, halo, pitch_of
 from tapwise.ops.filter.problem import FilterProblem
 

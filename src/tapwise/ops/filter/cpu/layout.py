@@ -9,8 +9,8 @@ from typing import Final
 import numpy as np
 
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.cpu.common import ceil_div
 from tapwise.cpu.simd import BYTES
+from tapwise.integers import ceil_div
 from tapwise.ops.filter.cpu.kernel import ROWS
 from tapwise.ops.filter.problem import DTYPES, FilterProblem
 

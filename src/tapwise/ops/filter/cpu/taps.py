@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from tapwise.cpu.common import ceil_div
 from tapwise.cpu.simd import BYTES, Int, Kernel, Ptr
+from tapwise.integers import ceil_div
 
 LISTS: Final = ("first", "second", "columns", "groups")
 WORD_BYTES: Final = 8
