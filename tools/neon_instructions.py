@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from tapwise.cpu import jit, tile
 from tapwise.cpu.simd import Kernel, target
@@ -20,9 +21,9 @@ from tapwise.ops.softmax import cpu as softmax_simd
 
 NEON = target("neon")
 M, N = tile.shapes(NEON)[0]
-PLAIN = {"storage": "f32", "bias": False, "residual": False, "activation": None}
+PLAIN: dict[str, Any] = {"storage": "f32", "bias": False, "residual": False, "activation": None}
 ROWS, VECTORS = max(planes.tiles(NEON.registers, 3, 1, 1), key=lambda shape: shape[0] * shape[1])
-THREE = {"taps_h": 3, "taps_w": 3, "stride_h": 1, "stride_w": 1}
+THREE: dict[str, Any] = {"taps_h": 3, "taps_w": 3, "stride_h": 1, "stride_w": 1}
 KERNELS: dict[str, Callable[..., Kernel]] = {
     "conv2d direct": partial(direct.generate, layout="nchw", route="sums", lanes="pixels", m=M, n=N, **PLAIN),
     "conv2d winograd": partial(winograd.generate, tile_h=4, tile_w=4, m=M, n=N, **THREE, **PLAIN),

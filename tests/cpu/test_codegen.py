@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ def generators(vector: Target) -> dict[str, Callable[..., Kernel]]:
     m, n = tile.shapes(vector)[0]
     pixels, channels = tile.shapes(vector, "channels")[0]
     plane = {"taps_h": 3, "stride_h": 1, "dilation_h": 1}
-    three = {"taps_h": 3, "taps_w": 3, "stride_h": 1, "stride_w": 1}
+    three: dict[str, Any] = {"taps_h": 3, "taps_w": 3, "stride_h": 1, "stride_w": 1}
     one_by_seven = three | {"taps_h": 1, "taps_w": 7}
     rows, vectors = max(planes.tiles(vector.registers, 3, 1, 1), key=lambda tile: tile[0] * tile[1])
     return {

@@ -104,7 +104,7 @@ def test_full_disk(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(disk_cache.os, "fsync", full)
+    monkeypatch.setattr("tapwise.disk_cache.os.fsync", full)
     disk_cache._warn_unwritable.cache_clear()
     with pytest.warns(RuntimeWarning, match="No space left"):
         assert call(jit.load("test", generate, target(), value=6)) == 6

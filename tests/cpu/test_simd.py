@@ -17,7 +17,7 @@ from tapwise.ops.conv.cpu.transforms import POINTS, Axis, tilings, transform
 from tapwise.ops.conv.cpu.winograd import interleave
 from tapwise.ops.conv.problem import ConvProblem
 
-KIND = {"f32": np.float32, "f64": np.float64}
+KIND: dict[str, Any] = {"f32": np.float32, "f64": np.float64}
 
 
 def build(dtype: str, body: Callable[[Kernel, Ptr, Ptr, Int], None]) -> Callable[[np.ndarray, np.ndarray, int], None]:
@@ -127,7 +127,7 @@ def test_activations_against_their_definitions(dtype: str) -> None:
         "relu6": (np.clip(exact, 0, 6), 1.0),
     }
     for name, (wanted, relative) in definitions.items():
-        y = elementwise(dtype, lambda k, v, name=name: epilogue.activate(k, name, v))(x)
+        y = elementwise(dtype, lambda k, v, name=name: epilogue.activate(k, name, v))(x)  # type: ignore[misc]
         # gelu's factor 1 + erf cancels for large negative x, so its error counts against x; the others' against y.
         size = np.abs(wanted) if relative else np.abs(exact)
         worst = float(np.max(np.abs(y - wanted) / (u * size + np.finfo(KIND[dtype]).smallest_subnormal)))

@@ -120,11 +120,17 @@ def test_any_axes_origins_and_outputs(draw: st.DataObject) -> None:
 def test_channels_are_not_mixed() -> None:
     x = data(np.uint8, (20, 31, 3))
     channels = [x[..., c] for c in range(3)]
-    for name, options in (
-        ("gaussian_filter", {"sigma": 2}), ("sobel", {}), ("prewitt", {"axis": 0}), ("laplace", {}),
-        ("maximum_filter", {"size": 5}), ("gaussian_laplace", {"sigma": 1, "output": np.float64}),
-        ("correlate", {"weights": np.arange(6).reshape(2, 3), "output": np.int32}), ("uniform_filter", {"size": 4}),
-    ):  # fmt: skip
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("gaussian_filter", {"sigma": 2}),
+        ("sobel", {}),
+        ("prewitt", {"axis": 0}),
+        ("laplace", {}),
+        ("maximum_filter", {"size": 5}),
+        ("gaussian_laplace", {"sigma": 1, "output": np.float64}),
+        ("correlate", {"weights": np.arange(6).reshape(2, 3), "output": np.int32}),
+        ("uniform_filter", {"size": 4}),
+    ]
+    for name, options in calls:
         function: Any = getattr(image, name)
         each = np.stack([function(channel, **options) for channel in channels], -1)
         np.testing.assert_array_equal(function(x, channel_axis=-1, **options), each)

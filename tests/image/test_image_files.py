@@ -433,9 +433,10 @@ def test_dask_blocks_are_the_array_in_one_piece(mode: str) -> None:
     grey = x[..., 0].astype(np.float32)
     done = map_filter(da.from_array(grey, chunks=50), image.gaussian_filter, depth=9, mode=mode, cval=9.0, sigma=2)
     np.testing.assert_allclose(done.compute(), image.gaussian_filter(grey, 2, mode=mode, cval=9.0), rtol=1e-6)
-    for arguments in (("bank", {}), ("box", {"depth": 3}), (image.laplace, {})):
+    wrong: list[tuple[Any, dict[str, Any]]] = [("bank", {}), ("box", {"depth": 3}), (image.laplace, {})]
+    for function, options in wrong:
         with pytest.raises(InvalidPicture):
-            map_filter(blocks, arguments[0], **arguments[1])
+            map_filter(blocks, function, **options)
 
 
 def test_dask_on_a_cluster_of_processes() -> None:

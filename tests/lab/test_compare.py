@@ -19,7 +19,7 @@ PROBLEM = "c3 h9 w7 k5 r3 s3 pad1"
 
 
 def record(time_us: float | None, algorithm: str = "cpu.direct", **changes: Any) -> Record:
-    fields = {
+    fields: dict[str, Any] = {
         "problem": PROBLEM,
         "suite": "s",
         "category": "c",

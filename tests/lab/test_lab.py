@@ -171,7 +171,7 @@ def test_wrong_result_gets_no_time(ceilings: list[int], monkeypatch: pytest.Monk
 
 
 def record(ratio: float, category: str = "3x3", **changes: Any) -> Record:
-    fields = {
+    fields: dict[str, Any] = {
         "problem": str(PROBLEM), "suite": "s", "category": category, "uses": 1, "direction": "fprop", "dtype": "f32",
         "math": "ieee", "layout": "nchw", "device": "d", "threads": 2, "algorithm": "cpu.direct", "time_us": 100.0,
         "roof_us": 50.0, "gflops": 1.0, "peers": {"p": 100.0 * ratio}, "ratio": ratio, "verified": True,

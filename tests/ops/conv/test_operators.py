@@ -24,7 +24,8 @@ ROUNDING = {np.float64: 2.0**-52, np.float32: 2.0**-23, np.float16: 2.0**-10}
 
 
 def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(dtype)
+    values: np.ndarray = np.random.default_rng([seed, *shape]).standard_normal(shape).astype(dtype)
+    return values
 
 
 def channels_last(array: np.ndarray) -> np.ndarray:
@@ -175,7 +176,7 @@ def test_output_size_works_the_padding_out(
 
 def test_torch_tensors() -> None:
     x, w, bias = normal(2, 6, 9, 7), normal(4, 6, 3, 3), normal(4)
-    tensors = [torch.from_numpy(array) for array in (x, w, bias)]
+    tensors: Any = [torch.from_numpy(array) for array in (x, w, bias)]
     y = tapwise.conv2d(*tensors, padding=1)
     assert isinstance(y, torch.Tensor)
     np.testing.assert_array_equal(y.numpy(), tapwise.conv2d(x, w, bias, padding=1))
@@ -210,10 +211,10 @@ def test_any_strides_byte_order_and_alignment() -> None:
         "read only": read_only,
     }
     turned = np.ascontiguousarray(w[:, ::-1, :, ::-1])[:, ::-1, :, ::-1]
-    for name, variant in variants.items():
+    for variant in variants.values():
         y = tapwise.conv2d(variant, turned, np.zeros(8, np.float32)[::-2])
-        assert_right(y, result), name
-        assert_right(tapwise.prepare("n2 c6 h9 w8 k4 r3 s3", turned)(variant), result), name
+        assert_right(y, result)
+        assert_right(tapwise.prepare("n2 c6 h9 w8 k4 r3 s3", turned)(variant), result)
     flat = np.broadcast_to(np.float32(2), x.shape)
     assert_right(
         tapwise.conv2d(flat, np.broadcast_to(w[0, 0], w.shape)), expected(flat.copy(), np.tile(w[0, 0], (4, 6, 1, 1)))

@@ -156,13 +156,14 @@ def test_softmax_out() -> None:
         for out in (np.empty(source.shape, np.float32), np.empty(source.shape, np.float32, order="F")):
             assert tapwise.softmax(source, 1, out=out) is out
             assert np.array_equal(out, wanted)
-    for out, word in (
+    wrong: Any
+    for wrong, word in (
         (x, "overlaps the input"),
         (np.empty((6, 10), np.float32), "shape"),
         (np.empty(x.shape), "float64"),
     ):
         with pytest.raises(InvalidProblem, match=word):
-            tapwise.softmax(x, out=out)
+            tapwise.softmax(x, out=wrong)
     frozen = np.empty(x.shape, np.float32)
     frozen.flags.writeable = False
     with pytest.raises(InvalidProblem, match="read-only"):
@@ -252,6 +253,7 @@ def test_what_was_called_before_makes_no_difference() -> None:
     x = np.ones((3, 4), np.float32)
     tapwise.reduce(x, "sum", 1), tapwise.reduce(x, "sum", (0, 1)), tapwise.softmax(x, 1)
     np.testing.assert_array_equal(tapwise.reduce(x, "sum", np.int64(1)), np.full(3, 4))
+    axis: Any
     for axis in (1.0, (0.0, 1.0), np.array([1]), "1"):
         with pytest.raises(InvalidProblem, match="axis="):
             tapwise.reduce(x, "sum", axis)
