@@ -52,11 +52,11 @@ def test_best_and_other_configs(identifier: str, text: str, layout: str) -> None
     if problem is None:
         return
     configs = list(registry.get(identifier).configs(problem, host()))
-    middle = configs[len(configs) // 2]
-    for config in dict.fromkeys([configs[0], middle]):
+    best = dispatch.choose(problem, host(), identifier).config
+    for config in dict.fromkeys([best, configs[0], configs[len(configs) // 2]]):
         verdict = verify.check(problem, identifier, config)
         assert verdict, f"{config}: {verdict.message}"
-    exact = verify.check(problem, identifier, configs[0], integers=True, seed=3)
+    exact = verify.check(problem, identifier, best, integers=True, seed=3)
     assert exact, exact.message
 
 
@@ -179,7 +179,7 @@ def test_scratch_keeps_its_promise(suite: str) -> None:
             algorithm = registry.get(identifier)
             if algorithm.refusal(problem, device) is not None:
                 continue
-            config = algorithm.configs(problem, device)[0]
+            config = dispatch.choose(problem, device, identifier).config
             needed = algorithm.workspace_bytes(problem, config, device)
             twice = max(256 << 10, 2 * 4 * prod(problem.x_shape))
             limit = twice if identifier == "cpu.winograd" else (4 << 20) * device.threads

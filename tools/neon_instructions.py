@@ -13,11 +13,14 @@ from typing import Any
 
 from tapwise.cpu import jit, tile
 from tapwise.cpu.simd import Kernel, target
-from tapwise.ops.conv.cpu import depthwise, direct, planes, winograd
-from tapwise.ops.patches import cpu as patch_simd
-from tapwise.ops.pool import cpu as pool_simd
-from tapwise.ops.reduce import cpu as reduce_simd
-from tapwise.ops.softmax import cpu as softmax_simd
+from tapwise.ops.conv.cpu.depthwise import kernel as depthwise
+from tapwise.ops.conv.cpu.depthwise import planes
+from tapwise.ops.conv.cpu.direct import kernel as direct
+from tapwise.ops.conv.cpu.winograd import kernel as winograd
+from tapwise.ops.patches import cpu_kernel as patches
+from tapwise.ops.pool import cpu_kernel as pool
+from tapwise.ops.reduce import cpu_kernel as reduce
+from tapwise.ops.softmax import cpu_kernel as softmax
 
 NEON = target("neon")
 M, N = tile.shapes(NEON)[0]
@@ -30,13 +33,13 @@ KERNELS: dict[str, Callable[..., Kernel]] = {
     "conv2d depthwise": partial(
         depthwise.generate, layout="nchw", rows=ROWS, vectors=VECTORS, taps_h=3, stride_h=1, dilation_h=1, **PLAIN
     ),
-    "im2col": partial(patch_simd.generate_im2col, storage="f32"),
-    "col2im": partial(patch_simd.generate_col2im, storage="f32"),
-    "max_pool2d": partial(pool_simd.generate, storage="f32", layout="nchw", op="max", r=3, s=3, stride=2, dilation=1),
-    "avg_pool2d": partial(pool_simd.generate, storage="f32", layout="nchw", op="avg", r=3, s=3, stride=2, dilation=1),
-    "reduce sum": partial(reduce_simd.generate, storage="f32", op="sum", last=True),
-    "reduce max": partial(reduce_simd.generate, storage="f32", op="max", last=True),
-    "softmax": partial(softmax_simd.generate, storage="f32", log=False, last=True),
+    "im2col": partial(patches.generate_im2col, storage="f32"),
+    "col2im": partial(patches.generate_col2im, storage="f32"),
+    "max_pool2d": partial(pool.generate, storage="f32", layout="nchw", op="max", r=3, s=3, stride=2, dilation=1),
+    "avg_pool2d": partial(pool.generate, storage="f32", layout="nchw", op="avg", r=3, s=3, stride=2, dilation=1),
+    "reduce sum": partial(reduce.generate, storage="f32", op="sum", last=True),
+    "reduce max": partial(reduce.generate, storage="f32", op="max", last=True),
+    "softmax": partial(softmax.generate, storage="f32", log=False, last=True),
 }
 VECTOR = re.compile(r"^\t([a-z0-9]+)\t.*\bv\d+\.(?:4s|16b|2d|4h|8h)", re.MULTILINE)
 WHOLE = re.compile(r"^\t((?:ld|st)[rnpu]+)\tq\d+", re.MULTILINE)

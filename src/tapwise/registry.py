@@ -13,10 +13,10 @@ from tapwise.problem import Problem
 # operator -> id -> "module:class", in the order in which equal predictions are preferred.
 ALGORITHMS: dict[str, dict[str, str]] = {
     "conv": {
-        "cpu.winograd": "tapwise.ops.conv.cpu.winograd:Winograd",
-        "cpu.depthwise": "tapwise.ops.conv.cpu.depthwise:Depthwise",
+        "cpu.winograd": "tapwise.ops.conv.cpu.winograd.winograd:Winograd",
+        "cpu.depthwise": "tapwise.ops.conv.cpu.depthwise.depthwise:Depthwise",
         "cpu.pointwise": "tapwise.ops.conv.cpu.pointwise:Pointwise",
-        "cpu.direct": "tapwise.ops.conv.cpu.direct:Direct",
+        "cpu.direct": "tapwise.ops.conv.cpu.direct.direct:Direct",
         "cpu.im2col_gemm": "tapwise.ops.conv.cpu.im2col_gemm:Im2colGemm",
         "cpu.serial": "tapwise.ops.conv.cpu.serial:Serial",
         "cuda.implicit_gemm": "tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm:ImplicitGemm",

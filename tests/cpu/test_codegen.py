@@ -15,7 +15,10 @@ import pytest
 from tapwise.cpu import jit, tile
 from tapwise.cpu.device import features
 from tapwise.cpu.simd import Kernel, Target, target
-from tapwise.ops.conv.cpu import depthwise, direct, planes, winograd
+from tapwise.ops.conv.cpu.depthwise import kernel as depthwise
+from tapwise.ops.conv.cpu.depthwise import planes
+from tapwise.ops.conv.cpu.direct import kernel as direct
+from tapwise.ops.conv.cpu.winograd import kernel as winograd
 
 FMA = {
     ("avx512", "f32"): r"vfn?madd\w+ps\s.*%zmm",

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tapwise.cpu import epilogue, jit
+from tapwise.cpu import activations, jit
+from tapwise.cpu.copies import deinterleave, emit_strided_copy, interleave
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, target
 from tapwise.errors import InvalidProblem
-from tapwise.ops.conv.cpu.strips import deinterleave, emit_strided_copy
-from tapwise.ops.conv.cpu.transforms import POINTS, Axis, tilings, transform
-from tapwise.ops.conv.cpu.winograd import interleave
+from tapwise.integers import ceil_div
+from tapwise.ops.conv.cpu.winograd.blocking import Axis, tilings
+from tapwise.ops.conv.cpu.winograd.transforms import POINTS, transform
 from tapwise.ops.conv.problem import ConvProblem
 
 KIND: dict[str, Any] = {"f32": np.float32, "f64": np.float64}
@@ -97,7 +98,7 @@ def test_exp_within_2_ulp(dtype: str, low: float, high: float) -> None:
     x = points(dtype, low, high)
     exact = np.exp(x.astype(np.longdouble))
     ulp = np.spacing(exact.astype(KIND[dtype])).astype(np.longdouble)
-    assert float(np.max(np.abs(elementwise(dtype, epilogue.exp)(x) - exact) / ulp)) <= 2.0
+    assert float(np.max(np.abs(elementwise(dtype, activations.exp)(x) - exact) / ulp)) <= 2.0
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
@@ -105,7 +106,7 @@ def test_exp_at_the_ends(dtype: str) -> None:
     tiny, huge = {"f32": (-100.0, 100.0), "f64": (-740.0, 800.0)}[dtype]
     x = np.array([0.0, -0.0, np.nan, np.inf, -np.inf, huge, 10 * tiny, tiny], KIND[dtype])
     with np.errstate(all="ignore"):
-        y = elementwise(dtype, epilogue.exp)(x)
+        y = elementwise(dtype, activations.exp)(x)
         wanted = np.exp(x.astype(np.longdouble)).astype(KIND[dtype])
     assert np.array_equal(y[:7], wanted[:7], equal_nan=True)
     assert abs(y[7] - wanted[7]) <= 2 * np.finfo(KIND[dtype]).smallest_subnormal and y[7] > 0  # a subnormal number
@@ -127,7 +128,7 @@ def test_activations_against_their_definitions(dtype: str) -> None:
         "relu6": (np.clip(exact, 0, 6), 1.0),
     }
     for name, (wanted, relative) in definitions.items():
-        y = elementwise(dtype, lambda k, v, name=name: epilogue.activate(k, name, v))(x)  # type: ignore[misc]
+        y = elementwise(dtype, lambda k, v, name=name: activations.activate(k, name, v))(x)  # type: ignore[misc]
         # gelu's factor 1 + erf cancels for large negative x, so its error counts against x; the others' against y.
         size = np.abs(wanted) if relative else np.abs(exact)
         worst = float(np.max(np.abs(y - wanted) / (u * size + np.finfo(KIND[dtype]).smallest_subnormal)))
@@ -137,7 +138,7 @@ def test_activations_against_their_definitions(dtype: str) -> None:
 @pytest.mark.parametrize("name", ["relu", "relu6", "silu", "sigmoid", "tanh", "gelu"])
 def test_activations_keep_nan(name: str) -> None:
     x = np.array([np.nan, 1.0] * 20, np.float32)
-    y = elementwise("f32", lambda k, v: epilogue.activate(k, name, v))(x)
+    y = elementwise("f32", lambda k, v: activations.activate(k, name, v))(x)
     assert np.isnan(y[::2]).all() and np.isfinite(y[1::2]).all()
 
 
@@ -145,7 +146,7 @@ def test_activations_keep_nan(name: str) -> None:
 @pytest.mark.parametrize("taps", [1, 2, 3, 4, 5, 7])
 @pytest.mark.parametrize("outputs", [1, 2, 4])
 def test_transforms_compute_a_correlation(outputs: int, taps: int, stride: int) -> None:
-    if outputs + -(-taps // stride) - 2 > len(POINTS):
+    if outputs + ceil_div(taps, stride) - 2 > len(POINTS):
         pytest.skip("more points than there are")
     part = transform(outputs, taps, stride)
     rng = np.random.default_rng(0)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tapwise.algorithm import Device
-from tapwise.cpu.common import ceil_div
+from tapwise.integers import ceil_div
 
 START_US = 3.0
 CALL_US = 3.0

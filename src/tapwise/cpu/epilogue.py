@@ -1,35 +1,14 @@
-"""Activations and the functions they need, on vectors of any width, in the arithmetic dtype.
-
-exp: x = n ln2 + r with |r| <= ln2 / 2 (Cody and Waite's two-part ln2), a Taylor polynomial for e^r - 1, and 2^n put
-into the exponent in two halves so that subnormal results come out right. erf: Taylor series and, for its tail, a
-Chebyshev series of e^(z^2) erfc(z).
-"""
+"""What is fused behind the sums: bias, residual and activation, on their way to y."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
-from math import erfc, factorial, log, pi, sqrt
-from math import exp as exp_of
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
 from llvmlite import ir
 
+from tapwise.cpu.activations import activate
 from tapwise.cpu.simd import I32, INT, Int, Kernel, Ptr
-
-# Upper part of ln2 with few enough bits that n * _LN2_HIGH is exact.
-_LN2_HIGH: Final = {"f32": 0.693359375, "f64": 0.693147180369123816490}
-_EXP_DEGREE: Final = {"f32": 7, "f64": 13}
-_EXP_RANGE: Final = {"f32": (-104.0, 89.0), "f64": (-746.0, 710.0)}
-_EXP_LIFTED_DEGREE: Final = {"f32": 6, "f64": 12}
-# The factor of exp_lifted, as a power of two: enough for the smallest subnormal number of either dtype.
-LIFT: Final = 64
-_ERF_EDGE: Final = 1.0
-_ERF_END: Final = 6.0
-_ERF_SHIFT: Final = -(_ERF_END + _ERF_EDGE) / (_ERF_END - _ERF_EDGE)
-_ERF_TERMS: Final = {"f32": 10, "f64": 19}
-_MANTISSA: Final = {"f32": 23, "f64": 52}
 
 
 @dataclass
@@ -67,188 +46,26 @@ class Epilogue:
                 k.store(y + lane, self.finish(one, bias if self.planar else bias + element, residual + lane))
 
 
-def activate(k: Kernel, name: str | None, x: Any) -> Any:
-    """The activation of that name (None: x itself)."""
-    lanes = k.lanes_of(x)
-    zero, one = k.constant(0.0, lanes), k.constant(1.0, lanes)
-    if name is None:
-        return x
-    if name == "relu":
-        return _at_least(k, x, zero)
-    if name == "relu6":
-        six = k.constant(6.0, lanes)
-        capped = _at_least(k, x, zero)
-        return k.b.select(k.b.fcmp_ordered(">", capped, six), six, capped)
-    if name == "sigmoid":
-        return sigmoid(k, x)
-    if name == "silu":
-        return k.mul(x, sigmoid(k, x))
-    if name == "tanh":
-        return tanh(k, x)
-    if name == "gelu":
-        half = k.mul(x, k.constant(0.5, lanes))
-        return k.mul(half, k.add(one, error_function(k, k.mul(x, k.constant(1 / sqrt(2), lanes)))))
-    raise ValueError(f"activation {name!r}")
+def emit_finish_row(k: Kernel, storage: str, bias: str | None, residual: bool, activation: str | None) -> None:
+    """Emit `finish_row`: sums into y = activation(sums + bias + residual), one contiguous run of outputs.
 
-
-def _at_least(k: Kernel, x: Any, least: Any) -> Any:
-    """max(x, least) that keeps NaN."""
-    return k.b.select(k.b.fcmp_ordered("<", x, least), least, x)
-
-
-def _at_most(k: Kernel, x: Any, most: Any) -> Any:
-    return k.b.select(k.b.fcmp_ordered(">", x, most), most, x)
-
-
-def _expm1_parts(k: Kernel, x: Any) -> tuple[Any, Any, Any]:
-    """(p, s1, s2) with e^x = (1 + p) * s1 * s2; s1 and s2 are powers of two."""
-    lanes = k.lanes_of(x)
-    low, high = _EXP_RANGE[k.dtype]
-    x = _at_most(k, _at_least(k, x, k.constant(low, lanes)), k.constant(high, lanes))
-    ln2 = _LN2_HIGH[k.dtype]
-    rounded = k.intrinsic("llvm.rint", k.mul(x, k.constant(1 / log(2), lanes)))
-    r = k.fma(rounded, k.constant(-ln2, lanes), x)
-    r = k.fma(rounded, k.constant(_ln2_low(ln2), lanes), r)
-    degree = _EXP_DEGREE[k.dtype]
-    p = k.constant(1 / factorial(degree), lanes)
-    for power in range(degree - 1, 0, -1):
-        p = k.fma(p, r, k.constant(1 / factorial(power), lanes))
-    p = k.mul(p, r)
-    integer = I32 if k.dtype == "f32" else INT
-    kind = integer if lanes == 1 else ir.VectorType(integer, lanes)
-    n = k.b.fptosi(rounded, kind)
-
-    def fill(value: int) -> Any:
-        return ir.Constant(kind, value if lanes == 1 else [value] * lanes)
-
-    half = k.b.ashr(n, fill(1))
-    bits = _MANTISSA[k.dtype]
-    bias = fill(127 if k.dtype == "f32" else 1023)
-    powers = [
-        k.b.bitcast(k.b.shl(k.b.add(part, bias), fill(bits)), k.vector(k.dtype, lanes))
-        for part in (half, k.b.sub(n, half))
-    ]
-    return p, powers[0], powers[1]
-
-
-def _ln2_low(high: float) -> float:
-    """-(ln2 - high), to more digits than a double of ln2 holds."""
-    return -(float(np.longdouble("0.69314718055994530941723212145817657") - np.longdouble(high)))
-
-
-def exp(k: Kernel, x: Any) -> Any:
-    """e^x; NaN stays NaN, overflow gives infinity, tiny results are subnormal."""
-    p, s1, s2 = _expm1_parts(k, x)
-    value = k.mul(k.fma(p, s1, s1), s2)
-    return k.b.select(k.b.fcmp_unordered("uno", x, x), x, value)
-
-
-def exp_lifted(k: Kernel, x: Any) -> Any:
-    """e^x * 2^LIFT for x <= 0, as a shifted exponent is; NaN stays NaN.
-
-    Lifted, no result is subnormal, so one power of two is enough, and it comes out of the sum that rounds x / ln2: its
-    last bits are the exponent. Sums of such terms cancel the factor, and their quotients underflow as they should.
+    finish_row(sums, step, bias, residual, y, count): `sums` are `step` elements apart. bias: "one" value for the run,
+    "each" output its own, or None.
     """
-    lanes = k.lanes_of(x)
-    bits = _MANTISSA[k.dtype]
-    bias = 127 if k.dtype == "f32" else 1023
+    with k.function(
+        "finish_row", sums=k.dtype, step=INT, bias_at=storage, residual_at=storage, y=storage, count=INT
+    ) as (sums, step, bias_at, residual_at, y, count):  # fmt: skip
 
-    def kept(value: float) -> Any:
-        # A step's constants are read behind the step before. So the machine code keeps this order: vectors that are
-        # computed together take each step together, and no vector's whole chain fills the scheduler's queue.
-        k.fence()
-        return k.kept(value, lanes)
+        def finish(value: Any, i: Int, lanes: int) -> None:
+            if bias is not None:
+                added = k.broadcast(bias_at, lanes) if bias == "one" else k.load(bias_at + i, lanes)
+                value = k.add(value, added)
+            if residual:
+                value = k.add(value, k.load(residual_at + i, lanes))
+            k.store(y + i, activate(k, activation, value))
 
-    # Added to a small number, its ulp is 1: the sum is rounded to a whole number.
-    magic = k.constant(1.5 * 2.0**bits + bias + LIFT, lanes)
-    x = _at_least(k, x, kept(_EXP_RANGE[k.dtype][0]))
-    shifted = k.fma(x, kept(1 / log(2)), magic)
-    rounded = k.sub(shifted, magic)
-    ln2 = _LN2_HIGH[k.dtype]
-    r = k.fma(rounded, kept(-ln2), x)
-    r = k.fma(rounded, kept(_ln2_low(ln2)), r)
-    *rest, last = _exp_series(_EXP_LIFTED_DEGREE[k.dtype])
-    p = kept(last)
-    for coefficient in reversed(rest):
-        p = k.fma(p, r, kept(coefficient))
-    one = k.constant(1.0, lanes)
-    p = k.fma(k.fma(p, r, one), r, one)
-    integer = I32 if k.dtype == "f32" else INT
-    kind = integer if lanes == 1 else ir.VectorType(integer, lanes)
-    power = k.b.shl(k.b.bitcast(shifted, kind), ir.Constant(kind, bits if lanes == 1 else [bits] * lanes))
-    return k.mul(p, k.b.bitcast(power, k.vector(k.dtype, lanes)))
-
-
-@cache
-def _exp_series(degree: int) -> list[float]:
-    """Coefficients of e^r for |r| <= ln2 / 2, from the second power on; the first two are 1.
-
-    (e^r - 1 - r) / r^2 interpolated at Chebyshev points.
-    """
-    edge = log(2) / 2
-
-    def rest(t: Any) -> Any:
-        r = np.asarray(t * edge, np.longdouble)
-        return np.asarray(sum(r**power / factorial(power + 2) for power in range(24)), np.float64)
-
-    chebyshev = np.polynomial.chebyshev.chebinterpolate(rest, degree - 2)
-    return [float(c) / edge**power for power, c in enumerate(np.polynomial.chebyshev.cheb2poly(chebyshev))]
-
-
-def sigmoid(k: Kernel, x: Any) -> Any:
-    """1 / (1 + e^-x)."""
-    one = k.constant(1.0, k.lanes_of(x))
-    return k.div(one, k.add(one, exp(k, k.b.fneg(x))))
-
-
-def tanh(k: Kernel, x: Any) -> Any:
-    """em / (em + 2) with em = e^2|x| - 1, so that small x keep their relative accuracy; the sign is put back."""
-    lanes = k.lanes_of(x)
-    size = _at_most(k, k.intrinsic("llvm.fabs", x), k.constant(20.0, lanes))
-    p, s1, s2 = _expm1_parts(k, k.add(size, size))
-    scale = k.mul(s1, s2)
-    em = k.fma(p, scale, k.sub(scale, k.constant(1.0, lanes)))
-    return k.intrinsic("llvm.copysign", k.div(em, k.add(em, k.constant(2.0, lanes))), x)
-
-
-@cache
-def _tail_series() -> list[float]:
-    """Chebyshev coefficients, on [-1, 1], of e^(z^2) erfc(z) over _ERF_EDGE <= z <= _ERF_END."""
-
-    def scaled_tail(t: Any) -> Any:
-        return np.array(
-            [erfc(z) * exp_of(z * z) for z in _ERF_EDGE + (np.asarray(t) + 1) * ((_ERF_END - _ERF_EDGE) / 2)]
-        )
-
-    return [float(c) for c in np.polynomial.chebyshev.chebinterpolate(scaled_tail, 26)]
-
-
-def _clenshaw(k: Kernel, coefficients: list[float], t: Any) -> Any:
-    """A Chebyshev series at t, |t| <= 1."""
-    lanes = k.lanes_of(t)
-    twice = k.add(t, t)
-    first, *rest = coefficients
-    b1, b2 = k.constant(0.0, lanes), k.constant(0.0, lanes)
-    for coefficient in reversed(rest):
-        b1, b2 = k.sub(k.fma(twice, b1, k.constant(coefficient, lanes)), b2), b1
-    return k.sub(k.fma(t, b1, k.constant(first, lanes)), b2)
-
-
-def error_function(k: Kernel, z: Any) -> Any:
-    """erf(z): the Taylor series up to |z| = 1, then 1 - e^(-z^2) * series(|z|)."""
-    lanes = k.lanes_of(z)
-    edge, end = k.constant(_ERF_EDGE, lanes), k.constant(_ERF_END, lanes)
-    size = k.intrinsic("llvm.fabs", z)
-    inside = _at_most(k, size, edge)
-    square = k.mul(inside, inside)
-    terms = [(-1) ** n * 2 / sqrt(pi) / (factorial(n) * (2 * n + 1)) for n in range(_ERF_TERMS[k.dtype])]
-    value = k.constant(terms[-1], lanes)
-    for term in reversed(terms[:-1]):
-        value = k.fma(value, square, k.constant(term, lanes))
-    value = k.mul(inside, value)
-    outside = _at_least(k, _at_most(k, size, end), edge)
-    t = k.fma(outside, k.constant(2 / (_ERF_END - _ERF_EDGE), lanes), k.constant(_ERF_SHIFT, lanes))
-    tail = k.mul(exp(k, k.b.fneg(k.mul(outside, outside))), _clenshaw(k, _tail_series(), t))
-    far = k.sub(k.constant(1.0, lanes), tail)
-    value = k.b.select(k.b.fcmp_ordered(">", size, edge), far, value)
-    return k.intrinsic("llvm.copysign", value, z)
+        with k.if_else(step.eq(1)) as (then, otherwise):
+            with then:
+                k.rows(count, lambda i, lanes: finish(k.load(sums + i, lanes), i, lanes))
+            with otherwise, k.loop(0, count) as i:
+                finish(k.load(sums + i * step, 1), i, 1)

@@ -1,7 +1,7 @@
 """Compile generated kernels to objects, keep the objects on disk, and load them.
 
-An object's key holds everything that it depends on: the generator's name and parameters, the sources of the generators,
-the versions of tapwise, llvmlite and LLVM, and the target.
+An object's key holds everything that it depends on: the generator's name and parameters, the text of its module and of
+all modules of tapwise that this imports (`sources`), the versions of llvmlite and LLVM, and the target.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import itertools
 import threading
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
 
 from tapwise import disk_cache, settings
+from tapwise.cpu import sources
 from tapwise.cpu.simd import Kernel, Target
 from tapwise.errors import CompileError
 
@@ -97,19 +97,9 @@ def assembly(kernel: Kernel) -> str:
     return str(machine.emit_assembly(module))
 
 
-@cache
-def _sources() -> str:
-    """Checksum of everything that generates code."""
-    digest = hashlib.sha256()
-    package = Path(__file__).parents[1]
-    for path in sorted([*package.glob("cpu/*.py"), *package.glob("ops/**/*.py")]):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
-
-
 def load(name: str, generate: Callable[..., Kernel], target: Target, **parameters: Any) -> Library:
     """The kernels that generate(target, **parameters) emits: from memory, from disk, or compiled now."""
-    words = [name, repr(sorted(parameters.items())), repr(target), _sources(), llvmlite.__version__]
+    words = [name, repr(sorted(parameters.items())), repr(target), sources.checksum(generate), llvmlite.__version__]
     words.append(repr(llvm.llvm_version_info))
     key = f"{name}-{hashlib.sha256(chr(0).join(words).encode()).hexdigest()[:32]}"
     with _lock:

@@ -1,4 +1,4 @@
-"""What the plans of all generated CPU kernels share: the argument array, its names inside a kernel, and the launch."""
+"""What the plans of all generated CPU kernels share: the argument array and the launch."""
 
 from __future__ import annotations
 
@@ -11,29 +11,12 @@ import numpy as np
 
 from tapwise.algorithm import Buffers, Device, Plan
 from tapwise.cpu import driver
+from tapwise.cpu.fields import COMMON
 from tapwise.cpu.jit import Library
-from tapwise.cpu.simd import Int, Kernel, Ptr
 from tapwise.problem import Problem
 
-# The first fields of every kernel's argument array; the kernel's own follow.
-COMMON = ("counter", "tasks", "workers", "x", "w", "y", "bias", "residual", "scratch", "scratch_step")
 _X, _W, _Y, _BIAS, _RESIDUAL, _SCRATCH = (COMMON.index(n) for n in ("x", "w", "y", "bias", "residual", "scratch"))
 _TASKS, _WORKERS = COMMON.index("tasks"), COMMON.index("workers")
-
-
-class Fields:
-    """A kernel's argument array by name; all loaded at the function's entry, what is not used costs nothing."""
-
-    def __init__(self, k: Kernel, args: Ptr, names: Sequence[str]) -> None:
-        self._k = k
-        self._fields = {name: k.load_int(args + index) for index, name in enumerate(names)}
-        self.counter = args
-
-    def __getattr__(self, name: str) -> Int:
-        return self._fields[name]
-
-    def pointer(self, name: str, dtype: str) -> Ptr:
-        return self._k.pointer(self._fields[name], dtype)
 
 
 def _plain_address(array: np.ndarray) -> int:

@@ -12,7 +12,7 @@ from tapwise import registry, verify
 from tapwise.cpu import jit
 from tapwise.cpu.simd import target
 from tapwise.errors import InvalidProblem
-from tapwise.ops.patches import cpu as patch_simd
+from tapwise.ops.patches import cpu_kernel as patches_kernel
 from tapwise.ops.patches import reference as reference_patch
 from tapwise.ops.patches.problem import Col2imProblem, Im2colProblem
 from tapwise.registry import parse
@@ -130,6 +130,6 @@ def test_bad_strings(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["avx512", "avx2", "neon"])
 def test_every_target_gets_vector_code(name: str) -> None:
-    for generate in (patch_simd.generate_im2col, patch_simd.generate_col2im):
+    for generate in (patches_kernel.generate_im2col, patches_kernel.generate_col2im):
         kernel = generate(target(name), dtype="f32", storage="f32")
         assert {"avx512": "%zmm", "avx2": "%ymm", "neon": "q0"}[name] in jit.assembly(kernel)

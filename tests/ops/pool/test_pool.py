@@ -13,7 +13,7 @@ from tapwise.cpu import jit
 from tapwise.cpu.device import host
 from tapwise.cpu.simd import target
 from tapwise.errors import InvalidProblem
-from tapwise.ops.pool import cpu as pool_simd
+from tapwise.ops.pool import cpu_kernel as pool_kernel
 from tapwise.ops.pool import reference as reference_pool
 from tapwise.ops.pool.problem import PoolProblem
 
@@ -166,7 +166,7 @@ def test_bad_strings(text: str) -> None:
 @pytest.mark.parametrize("name", ["avx512", "avx2", "neon"])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_every_target_gets_vector_code(name: str, layout: str) -> None:
-    kernel = pool_simd.generate(
+    kernel = pool_kernel.generate(
         target(name), dtype="f32", storage="f32", layout=layout, op="max", r=3, s=3, stride=2, dilation=1
     )
     assert {"avx512": "%zmm", "avx2": "%ymm", "neon": ".4s"}[name] in jit.assembly(kernel)

@@ -13,10 +13,10 @@ from tapwise.cpu import jit
 from tapwise.cpu.simd import target
 from tapwise.errors import InvalidProblem
 from tapwise.ops.reduce import api as reductions
-from tapwise.ops.reduce import cpu as reduce_simd
+from tapwise.ops.reduce import cpu_kernel as reduce_kernel
 from tapwise.ops.reduce import reference as reference_reduction
 from tapwise.ops.reduce.problem import REDUCTIONS, ReduceProblem, SoftmaxProblem, normal_axes
-from tapwise.ops.softmax import cpu as softmax_simd
+from tapwise.ops.softmax import cpu_kernel as softmax_kernel
 
 KINDS = {"f32": np.float32, "f64": np.float64, "f16": np.float16}
 SHAPES = [(7,), (1,), (33, 19), (3, 5, 7, 11), (2, 40_000), (1500, 3), (4, 1, 1), (70_001,), (6, 600, 37)]
@@ -232,9 +232,9 @@ def test_bad_strings(text: str) -> None:
 @pytest.mark.parametrize("last", [True, False])
 def test_every_target_gets_vector_code(name: str, last: bool) -> None:
     wide = {"avx512": "%zmm", "avx2": "%ymm", "neon": ".4s"}[name]
-    kernels = [softmax_simd.generate(target(name), dtype="f32", storage="f32", log=False, last=last)]
+    kernels = [softmax_kernel.generate(target(name), dtype="f32", storage="f32", log=False, last=last)]
     kernels += [
-        reduce_simd.generate(target(name), dtype="f32", storage="f32", op=op, last=last)
+        reduce_kernel.generate(target(name), dtype="f32", storage="f32", op=op, last=last)
         for op in ("sum", "argmax", "logsumexp")
     ]
     for kernel in kernels:

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from tapwise.cpu.epilogue import exp
-from tapwise.cpu.plan import Fields
+from tapwise.cpu.activations import exp
+from tapwise.cpu.fields import Fields
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr
 from tapwise.cpu.vectors import WAYS, across, columns, fold_row, larger
 

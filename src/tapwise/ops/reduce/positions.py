@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from llvmlite import ir
 
-from tapwise.cpu.plan import Fields
+from tapwise.cpu.fields import Fields
 from tapwise.cpu.simd import I32, INT, Int, Kernel, Ptr
 from tapwise.cpu.vectors import across, columns, fold_lanes, fold_row, larger, smaller
 

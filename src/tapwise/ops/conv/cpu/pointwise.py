@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from tapwise.algorithm import Device, Plan
-from tapwise.ops.conv.cpu.direct import Config, Direct
+from tapwise.ops.conv.cpu.direct.blocking import Config
+from tapwise.ops.conv.cpu.direct.direct import Direct
 from tapwise.ops.conv.problem import ConvProblem
 
 

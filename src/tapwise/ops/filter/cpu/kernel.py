@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tapwise.cpu.plan import COMMON, Fields
+from tapwise.cpu.fields import COMMON, Fields
 from tapwise.cpu.simd import INT, INTEGERS, Int, Kernel, Ptr, Target
 from tapwise.ops.filter.cpu.taps import TapList, Taps
 

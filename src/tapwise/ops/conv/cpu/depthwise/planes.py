@@ -11,8 +11,9 @@ from collections import defaultdict
 from typing import Any, Final
 
 from tapwise.cpu.epilogue import Epilogue
-from tapwise.cpu.plan import Fields
+from tapwise.cpu.fields import Fields
 from tapwise.cpu.simd import BYTES, INT, Int, Kernel
+from tapwise.integers import ceil_div
 
 # Weights of a column that stay in registers at once.
 WEIGHTS: Final = 7
@@ -30,8 +31,8 @@ def groups(taps: int, stride: int, dilation: int, most: int) -> list[tuple[int, 
     result = []
     for number, phase in enumerate(sorted(phases)):
         rows = phases[phase]
-        count = -(-len(rows) // most)
-        size = -(-len(rows) // count)
+        count = ceil_div(len(rows), most)
+        size = ceil_div(len(rows), count)
         result += [(number, rows[at : at + size]) for at in range(0, len(rows), size)]
     return result
 

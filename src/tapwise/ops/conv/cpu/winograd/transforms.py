@@ -18,22 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from math import gcd
 from typing import Final
 
-from tapwise.cpu.common import ceil_div
-from tapwise.ops.conv.problem import ConvProblem
+from tapwise.integers import ceil_div
 
 Matrix = tuple[tuple[float, ...], ...]
 
 # Evaluation points besides infinity: small powers of two and their reciprocals lose least.
 POINTS: Final = tuple(Fraction(text) for text in ("0", "1", "-1", "1/2", "-2", "-1/2", "2"))
-
-# Products of the largest F on an axis when both axes have one, and when one has: their errors multiply.
-MOST_PRODUCTS: Final = {2: 6, 1: 8}
-# Tiles of a vector of lanes are taken apart by shuffles for these; more rows of products take too long to compile.
-STEPS: Final = (1, 2, 4, 8)
-MOST_ROWS: Final = 9
 
 
 @dataclass(frozen=True)
@@ -118,46 +110,4 @@ def _spread(row: Sequence[Fraction], phase: int, stride: int, length: int) -> li
     result = [Fraction(0)] * length
     for i, value in enumerate(row):
         result[phase + i * stride] = value
-    return result
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One spatial axis of a problem. A common factor of stride and dilation only thins the input out; what is left of
-    the dilation makes `phases` interleaved convolutions, output `phases * i + a` being number a's. Input u of tile t is
-
-        (t * step + u) * dilation + a * (the problem's stride) - padding
-    """
-
-    taps: int
-    stride: int
-    dilation: int
-    phases: int
-
-    @staticmethod
-    def of(problem: ConvProblem, axis: int) -> Axis:
-        taps, stride, dilation = problem.kernel[axis], problem.stride[axis], problem.dilation[axis]
-        if taps == 1:
-            return Axis(1, stride, 1, 1)
-        common = gcd(stride, dilation)
-        return Axis(taps, stride // common, dilation, dilation // common)
-
-    def transform(self, outputs: int) -> Transform:
-        return transform(outputs, self.taps, self.stride)
-
-
-def tilings(problem: ConvProblem) -> list[tuple[int, int]]:
-    """(tile_h, tile_w) that save products and keep the error small; none where no tile does."""
-    axes = [Axis.of(problem, axis) for axis in range(2)]
-    long = sum(axis.taps > axis.stride for axis in axes)
-    result = []
-    for size in (4, 2):
-        sizes = [size if axis.taps > axis.stride else 1 for axis in axes]
-        parts = [axis.transform(outputs) for axis, outputs in zip(axes, sizes, strict=True)] if long else []
-        if not parts or any(part.step not in STEPS or part.products > MOST_ROWS for part in parts):
-            continue
-        largest = max(outputs + ceil_div(axis.taps, axis.stride) - 1 for axis, outputs in zip(axes, sizes, strict=True))
-        products = parts[0].products * parts[1].products
-        if largest <= MOST_PRODUCTS[long] and products < sizes[0] * sizes[1] * axes[0].taps * axes[1].taps:
-            result.append((sizes[0], sizes[1]))
     return result

@@ -1,0 +1,66 @@
+"""The instruction sets that kernels are generated for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import llvmlite.binding as llvm
+
+from tapwise.cpu.simd.values import BYTES
+from tapwise.errors import InvalidProblem
+
+
+@dataclass(frozen=True)
+class Target:
+    """An instruction set to generate for: vector width in bytes and number of vector registers steer the generators."""
+
+    name: str
+    triple: str
+    cpu: str
+    features: str
+    vector_bytes: int
+    registers: int
+
+    def lanes(self, dtype: str) -> int:
+        return self.vector_bytes // BYTES[dtype]
+
+
+_NAMED: Final = {
+    "avx512": Target(
+        "avx512",
+        "x86_64-unknown-linux-gnu",
+        "skylake-avx512",
+        "+avx512f,+avx512vl,+avx512dq,+avx512bw,+fma,+f16c",
+        64,
+        32,
+    ),
+    "avx2": Target("avx2", "x86_64-unknown-linux-gnu", "haswell", "+avx2,+fma,+f16c", 32, 16),
+    # Half of AVX2's width: what a study of vector widths compares with.
+    "avx2-128": Target("avx2-128", "x86_64-unknown-linux-gnu", "haswell", "+avx2,+fma,+f16c", 16, 16),
+    "neon": Target("neon", "aarch64-unknown-linux-gnu", "cortex-a72", "+neon", 16, 32),
+}
+
+
+@cache
+def target(name: str = "host") -> Target:
+    """The target of that name: host, avx512, avx2, avx2-128 or neon. Raises InvalidProblem for another."""
+    if name in _NAMED:
+        return _NAMED[name]
+    if name != "host":
+        raise InvalidProblem(f"cpu target {name!r}: host, {', '.join(_NAMED)}")
+    features = llvm.get_host_cpu_features()
+    triple = llvm.get_process_triple()
+    if triple.startswith(("aarch64", "arm64")):
+        width, registers = 16, 32
+    elif features.get("avx512f") and features.get("avx512vl"):
+        width, registers = 64, 32
+    elif features.get("avx2") and features.get("fma"):
+        width, registers = 32, 16
+    else:
+        width, registers = 16, 16
+    flags = features.flatten()
+    if width == 64:
+        flags += ",-prefer-256-bit"
+    return Target("host", triple, llvm.get_host_cpu_name(), flags, width, registers)

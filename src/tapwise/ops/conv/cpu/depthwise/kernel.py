@@ -1,0 +1,186 @@
+"""The kernels of cpu.depthwise: packing two buffers in turn, tiles of planes or runs of pixels, filters."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tapwise.cpu.copies import emit_zeros
+from tapwise.cpu.epilogue import Epilogue
+from tapwise.cpu.fields import COMMON, Fields
+from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
+from tapwise.ops.conv.cpu.depthwise.planes import emit_strip
+from tapwise.ops.conv.cpu.packing import Window, emit_pack_pixels, emit_pack_plane
+
+FIELDS: Final = (
+    *COMMON, "offsets", "columns", "row_starts",
+    "images", "channels", "multiplier", "h", "w_in", "p", "q", "stride_h", "stride_w",
+    "row_phases", "col_phases", "row_strips", "channel_block", "channel_blocks",
+    "taps", "taps_h", "taps_w", "pitch", "plane", "row_shift", "buffer",
+)  # fmt: skip
+
+
+def generate(
+    target: Target, *, dtype: str, storage: str, layout: str, rows: int, vectors: int, taps_h: int, stride_h: int,
+    dilation_h: int, bias: bool, residual: bool, activation: str | None,
+) -> Kernel:  # fmt: skip
+    """The kernels of one instance: `task` and `pack_task`. NHWC does not ask for the filter's rows."""
+    k = Kernel(target, dtype)
+    planar = layout == "nchw"
+    epilogue = Epilogue(k, storage, planar, bias, residual, activation)
+    _emit_pack(k, storage, planar, vectors)
+    if planar:
+        emit_strip(k, FIELDS, epilogue, rows, vectors, taps_h, stride_h, dilation_h)
+    else:
+        for count in sorted({rows, 1}):
+            _emit_run(k, epilogue, count, vectors)
+        _emit_pixels(k, storage, rows, vectors)
+    _emit_task(k, storage, planar, vectors)
+    _emit_filters(k, storage, planar, vectors)
+    return k
+
+
+def _emit_run(k: Kernel, epilogue: Epilogue, pixels: int, vectors: int) -> None:
+    """tile_R(x, offsets, taps, w, bias, residual, y, y_step, last): a run of R pixels, y_step apart in y.
+
+    Pixels are a run of vectors of channels each, w one such run a tap. When last is not 0, only `last` channels are
+    stored.
+    """
+    storage = epilogue.storage
+    with k.function(
+        f"tile_{pixels}", x=k.dtype, offsets="i64", taps=INT, w=k.dtype, bias=storage, residual=storage,
+        y=storage, y_step=INT, last=INT,
+    ) as (x, offsets, taps, w, bias, residual, y, y_step, last):  # fmt: skip
+        width = vectors * k.lanes
+        sums = [[k.var(k.constant(0.0)) for _ in range(vectors)] for _ in range(pixels)]
+        with k.loop(0, taps) as kk:
+            there = x + k.load_int(offsets + kk)
+            for v in range(vectors):
+                factor = k.load(w + kk * width + v * k.lanes)
+                for row in range(pixels):
+                    value = k.load(there + (width * row + v * k.lanes))
+                    sums[row][v].set(k.fma(factor, value, sums[row][v].get()))
+        for row in range(pixels):
+            for v in range(vectors):
+                value, at, bias_at = sums[row][v].get(), y_step * row + v * k.lanes, bias + v * k.lanes
+                with k.if_else(last.eq(0)) as (full, part):
+                    with full:
+                        k.store(y + at, epilogue.finish(value, bias_at, residual + at))
+                    with part:
+                        epilogue.store_some(value, bias, residual + at, y + at, v * k.lanes, last)
+
+
+def _emit_pack(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
+    """pack(args, out, x, p0, rows, channels): one strip of a channel (NCHW) or of a few neighbouring channels (NHWC).
+
+    Only what lies inside the input is written: the buffers' borders are zero already.
+    """
+    width = 1 if planar else vectors * k.lanes
+    with k.function(
+        "pack", args="i64", out=k.dtype, x=storage, p0=INT, rows=INT, channels=INT
+    ) as (args, out, x, p0, rows, channels):  # fmt: skip
+        a = Fields(k, args, FIELDS)
+        window = Window(
+            p0, k.integer(0), rows + a.row_shift, a.pointer("row_starts", "i64"), a.pointer("columns", "i64"),
+            a.row_phases, a.col_phases, a.stride_h, a.stride_w, a.h, a.w_in, a.pitch, a.plane,
+        )  # fmt: skip
+        if planar:
+            emit_pack_plane(k, window, x, out)
+        else:
+            emit_pack_pixels(k, window, x, out, channels, k.integer(width), a.channels)
+
+
+def _emit_pixels(k: Kernel, storage: str, pixels: int, vectors: int) -> None:
+    """strip(args, packed, w, bias, residual, y, height, channels): all runs of one packed strip of `channels`."""
+    with k.function(
+        "strip", args="i64", packed=k.dtype, w=k.dtype, bias=storage, residual=storage, y=storage, height=INT,
+        channels=INT,
+    ) as (args, packed, w, bias, residual, y, height, channels):  # fmt: skip
+        a = Fields(k, args, FIELDS)
+        offsets = a.pointer("offsets", "i64")
+        width = vectors * k.lanes
+        last = k.select(channels.eq(width), k.integer(0), channels)
+        with k.loop(0, height) as p:
+
+            def run(q: Int, count: int, p: Int = p) -> None:
+                at = (p * a.q + q) * a.channels
+                k.call(
+                    f"tile_{count}", packed + (p * a.pitch + q) * width, offsets, a.taps, w, bias, residual + at,
+                    y + at, a.channels, last,
+                )  # fmt: skip
+
+            # The last run overlaps the one before; rows shorter than a run go pixel by pixel.
+            with k.if_else(a.q >= pixels) as (long, short):
+                with long, k.loop(0, a.q, pixels) as q:
+                    run(q.min(a.q - pixels), pixels)
+                with short, k.loop(0, a.q) as q:
+                    run(q, 1)
+
+
+def _emit_task(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
+    with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
+        a = Fields(k, args, FIELDS)
+        scratch = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
+        x, y, w = a.pointer("x", storage), a.pointer("y", storage), a.pointer("w", k.dtype)
+        bias, residual = a.pointer("bias", storage), a.pointer("residual", storage)
+        width = 1 if planar else vectors * k.lanes
+        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
+            strip, number = number % a.row_strips, number // a.row_strips
+            block, image = number % a.channel_blocks, number // a.channel_blocks
+            p0 = strip * a.p // a.row_strips
+            rows = (strip + 1) * a.p // a.row_strips - p0
+            first = block * a.channel_block
+            end = (first + a.channel_block).min(a.channels)
+            emit_zeros(k, scratch, a.buffer * 2)
+
+            def source(c: Int) -> Ptr:
+                return x + (
+                    (image * a.channels + c) * a.h * a.w_in if planar else image * a.h * a.w_in * a.channels + c
+                )
+
+            def packed(c: Int) -> Ptr:
+                return scratch + ((c - first) // width % 2) * a.buffer
+
+            def across(c: Int) -> Int:
+                return (end - c).min(width)
+
+            def window(c: Int) -> Ptr:
+                """Where the strip's rows of a channel start; only a hint, so borders do not matter."""
+                return source(c.min(end - 1)) + p0 * a.stride_h * a.w_in
+
+            k.call("pack", args, packed(first), source(first), p0, rows, across(first))
+            with k.loop(first, end, width) as c:
+                following = c + width
+                with k.if_(following < end):
+                    k.call("pack", args, packed(following), source(following), p0, rows, across(following))
+                if planar:
+                    with k.loop(0, a.multiplier) as index:
+                        filter_ = c * a.multiplier + index
+                        at = ((image * a.channels * a.multiplier + filter_) * a.p + p0) * a.q
+                        k.call(
+                            "strip", args, packed(c), w + filter_ * a.taps, bias + filter_, residual + at, y + at,
+                            rows, window(c + 2),
+                        )  # fmt: skip
+                else:
+                    at = (image * a.p + p0) * a.q * a.channels + c
+                    k.call(
+                        "strip", args, packed(c), w + c * a.taps, bias + c, residual + at, y + at, rows, across(c),
+                    )  # fmt: skip
+
+
+def _emit_filters(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
+    """`pack_task`: NCHW (k, S, R); NHWC (k / width, taps, width), the last run filled up with zeros."""
+    width = 1 if planar else vectors * k.lanes
+    with k.function("pack_task", public=True, args="i64", worker=INT) as (args, worker):
+        a = Fields(k, args, FIELDS)
+        w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
+        with k.draws(a.counter, a.tasks, worker, a.workers):
+            if planar:
+                with k.loop(0, a.channels * a.multiplier * a.taps, a.taps) as first:
+                    with k.loop(0, a.taps_h) as r, k.loop(0, a.taps_w) as s:
+                        k.store(packed + first + s * a.taps_h + r, k.load(w + first + r * a.taps_w + s, 1))
+            else:
+                with k.loop(0, a.channels, width) as c, k.loop(0, a.taps) as kk:
+                    here = packed + c * a.taps + kk * width
+                    emit_zeros(k, here, k.integer(width))
+                    with k.loop(0, (a.channels - c).min(width)) as i:
+                        k.store(here + i, k.load(w + (c + i) * a.taps + kk, 1))

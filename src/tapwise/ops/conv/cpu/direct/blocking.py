@@ -1,0 +1,192 @@
+"""How cpu.direct cuts a problem into tasks: its configs, and the sizes and tables that follow from one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any, Final
+
+import numpy as np
+
+from tapwise import settings
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.algorithm import Device
+from tapwise.cpu import tile
+from tapwise.cpu.common import lanes_of, splits, sum_bytes
+from tapwise.cpu.simd import target
+from tapwise.integers import ceil_div
+from tapwise.ops.conv.cpu.packed_tile import Strip
+from tapwise.ops.conv.problem import ConvProblem
+
+# Terms of gemm_k in one block: a panel of filters and the input that it meets stay in L1.
+BLOCK_TERMS: Final = 320
+# Activations cheap enough to stand in every tile.
+STRAIGHT_ACTIVATIONS: Final = (None, "relu", "relu6")
+SCRATCH_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """route "sums", "straight" or "in place"; lanes "pixels" or "channels"; the register tile m x n; the strip: rows x
+    cols outputs of `images` images, `filters` output channels of `groups` groups a task; `channels` of the input a
+    block of gemm_k."""
+
+    route: str
+    lanes: str
+    m: int
+    n: int
+    rows: int
+    cols: int
+    images: int
+    groups: int
+    filters: int
+    channels: int
+
+
+class Geometry:
+    """Sizes and tables of one problem and config. Lengths are in elements unless named otherwise."""
+
+    def __init__(self, problem: ConvProblem, config: Config, lanes: int) -> None:
+        self.problem, self.config, self.lanes = problem, config, lanes
+        self.strip = Strip(problem, config.rows, config.cols, lanes)
+        # Pixel-major packing keeps the channels of a pixel together.
+        self.step = 1 if problem.layout == "nchw" else config.channels
+        pad = lanes if config.lanes == "channels" else 1
+        self.filter_pad = ceil_div(problem.group_k, pad) * pad
+        filters = ceil_div(config.filters, pad) * pad
+        sums = config.images * self.strip.flat * filters
+        self.sums_pitch = config.images * self.strip.flat if config.lanes == "pixels" else filters
+        self.sums_at = ceil_div(config.images * config.channels * self.strip.planes * self.strip.plane, 16) * 16
+        itemsize = sum_bytes(problem)
+        self.in_place = config.route == "in place"
+        self.pitch = problem.spatial[1] if self.in_place else self.strip.pitch
+        if config.route != "sums":
+            sums = 0
+        # What the last vector of a pixel-major or narrow strip reads beyond the packed input.
+        self.scratch_bytes = 0 if self.in_place else ceil_div((self.sums_at + sums + 64) * itemsize, 64) * 64
+
+    @property
+    def line(self) -> int:
+        """Fewest pixels of a line of the straight routes: a row, or a strip whose rows follow each other."""
+        p, q = self.problem.output
+        rows, cols = (
+            size - (ceil_div(size, part) - 1) * part for size, part in ((p, self.config.rows), (q, self.config.cols))
+        )
+        return q * rows if self.pitch == q == self.config.cols else cols
+
+    def fields(self) -> dict[str, Any]:
+        p, c, s = self.problem, self.config, self.strip
+        row_strips, col_strips = ceil_div(p.output[0], c.rows), ceil_div(p.output[1], c.cols)
+        image_blocks, group_blocks = ceil_div(p.n, c.images), ceil_div(p.groups, c.groups)
+        filter_blocks = ceil_div(p.group_k, c.filters)
+        return {
+            "tasks": row_strips * col_strips * image_blocks * group_blocks * filter_blocks,
+            "scratch_step": self.scratch_bytes, "sums_at": self.sums_at,
+            "images": p.n, "groups": p.groups, "group_c": p.group_c, "group_k": p.group_k,
+            "h": p.spatial[0], "w_in": p.spatial[1], "p": p.output[0], "q": p.output[1],
+            "stride_h": p.stride[0], "stride_w": p.stride[1],
+            "row_phases": len(s.row_phases), "col_phases": len(s.col_phases),
+            "rows": c.rows, "cols": c.cols, "image_block": c.images, "group_block": c.groups,
+            "filter_block": c.filters, "channel_block": c.channels,
+            "row_strips": row_strips, "col_strips": col_strips, "image_blocks": image_blocks,
+            "group_blocks": group_blocks, "filter_blocks": filter_blocks,
+            "taps": p.kernel[0] * p.kernel[1], "pitch": self.pitch, "plane": s.plane, "row_shift": s.row_shift,
+            "step": self.step, "flat": s.flat, "sums_pitch": self.sums_pitch, "filter_pad": self.filter_pad,
+        }  # fmt: skip
+
+    def tables(self) -> dict[str, np.ndarray]:
+        """int64 arrays. offsets (channels, R, S): where each term of a block of gemm_k reads in the packed strip."""
+        p = self.problem
+        channel = np.arange(self.config.channels)[:, None, None]
+        if self.in_place:
+            r, s = np.ogrid[: p.kernel[0], : p.kernel[1]]
+            taps = (r * p.dilation[0] * p.spatial[1] + s * p.dilation[1])[None]
+            distance = p.spatial[0] * p.spatial[1]
+        else:
+            taps = self.strip.tap_shifts[None] * self.step
+            distance = 1 if p.layout == "nhwc" else self.strip.planes * self.strip.plane
+        return {
+            "offsets": np.ascontiguousarray((taps + channel * distance).reshape(-1).astype(np.int64)),
+            "columns": np.array(self.strip.col_data, np.int64),
+            "row_starts": np.array([phase - self.problem.padding[0][0] for phase in self.strip.row_phases], np.int64),
+        }
+
+
+def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
+    lanes = lanes_of(problem, device)
+    p, q = problem.output
+    image_blocks = {1, min(problem.n, max(1, 256 // max(1, p * q)))}
+    for way in lanes_ways(problem, lanes):
+        tiles = tile.shapes(target(settings.cpu_target()), way)
+        routes = straight_routes(problem, way)
+        # Few terms and long rows never gain by sums of their own.
+        if not routes or problem.gemm_k > BLOCK_TERMS or q < 8 * lanes:
+            routes.append("sums")
+        blocks = list(product(routes, channel_blocks(problem)))
+        for m, n in tiles:
+            # Lanes over channels: m counts pixels, so only the squarer tiles make sense.
+            if way == "channels" and (n * lanes >= 2 * problem.group_k or m < 3) and (m, n) != tiles[0]:
+                continue
+            if way == "pixels" and (m >= 2 * problem.group_k or (m < 3 and m < problem.group_k)):
+                continue
+            for rows, cols in strip_sizes(p, q, device.threads, n * lanes):
+                for filters in splits(problem.group_k, m if way == "pixels" else n * lanes, device.threads):
+                    for (route, channels), groups in product(blocks, group_blocks(problem, device.threads)):
+                        for images in image_blocks if route == "sums" else (1,):
+                            config = Config(route, way, m, n, rows, cols, images, groups, filters, channels)
+                            g = Geometry(problem, config, lanes)
+                            # Short pieces in place leave no next pixels to prefetch.
+                            least = min(q, 8 * n * lanes) if route == "in place" else 1
+                            if cols < least or (route != "sums" and g.line < lanes):
+                                continue
+                            if g.scratch_bytes <= SCRATCH_BYTES or (rows, cols) == (1, min(q, n * lanes)):
+                                yield config
+
+
+def lanes_ways(problem: ConvProblem, lanes: int) -> list[str]:
+    """Lanes over pixels for NCHW, over channels for NHWC and for small images, whose rows leave lanes empty."""
+    if problem.layout == "nhwc":
+        return ["channels"]
+    return ["pixels", "channels"] if problem.output[0] * problem.output[1] <= 40 * lanes else ["pixels"]
+
+
+def straight_routes(problem: ConvProblem, way: str) -> list[str]:
+    """The routes besides "sums" that a problem can take."""
+    if problem.layout != "nchw" or way != "pixels" or problem.activation not in STRAIGHT_ACTIVATIONS:
+        return []
+    # Sums do not wait in a y of float16.
+    if problem.dtype == "f16":
+        return ["straight"] if channel_blocks(problem) == [problem.group_c] else []
+    as_it_lies = set(problem.stride) == {1} and not any(map(any, problem.padding))
+    return ["straight", "in place"] if as_it_lies else ["straight"]
+
+
+def channel_blocks(problem: ConvProblem) -> list[int]:
+    """Channels in a block of gemm_k: even blocks of about BLOCK_TERMS terms."""
+    taps = problem.kernel[0] * problem.kernel[1]
+    blocks = max(1, round(problem.gemm_k / BLOCK_TERMS))
+    counts = (blocks, ceil_div(blocks, 2), 2 * blocks)
+    sizes = {ceil_div(problem.group_c, min(count, problem.group_c)) for count in counts}
+    return sorted(size for size in sizes if size * taps <= 2 * BLOCK_TERMS or size == 1)
+
+
+def group_blocks(problem: ConvProblem, threads: int) -> list[int]:
+    """Groups that one task goes through."""
+    counts = {1, ceil_div(problem.groups, 4 * threads), ceil_div(problem.groups, 16 * threads)}
+    return sorted(counts) if problem.group_k < 64 else [1]
+
+
+def strip_sizes(p: int, q: int, threads: int, tile_lanes: int) -> list[tuple[int, int]]:
+    """(rows, cols) of strips: whole images, even bands of rows, and for long rows pieces of them."""
+    sizes = set()
+    for count in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128):
+        rows = ceil_div(p, min(p, count * max(1, threads // 2)))
+        sizes.add((rows, q))
+    if p == 1 or q > 2048:
+        for count in (2, 4, 6, 8, 12, 16, 32, 64, 128):
+            cols = ceil_div(ceil_div(q, count), tile_lanes) * tile_lanes
+            if cols < q:
+                sizes |= {(1, cols), (min(p, 4), cols)}
+    sizes.add((1, min(q, tile_lanes)))
+    return sorted(sizes)

@@ -1,0 +1,202 @@
+"""The kernels of cpu.direct: a task packs its tile of the input, multiplies and finishes; filters into panels."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tapwise.cpu import tile
+from tapwise.cpu.copies import emit_zeros
+from tapwise.cpu.epilogue import Epilogue, emit_finish_row
+from tapwise.cpu.fields import COMMON, Fields
+from tapwise.cpu.simd import INT, Kernel, Target
+from tapwise.ops.conv.cpu.packing import Window, emit_pack_pixels, emit_pack_plane
+
+FIELDS: Final = (
+    *COMMON, "sums_at", "offsets", "columns", "row_starts",
+    "images", "groups", "group_c", "group_k", "h", "w_in", "p", "q", "stride_h", "stride_w",
+    "row_phases", "col_phases",
+    "rows", "cols", "image_block", "group_block", "filter_block", "channel_block",
+    "row_strips", "col_strips", "image_blocks", "group_blocks", "filter_blocks",
+    "taps", "pitch", "plane", "row_shift", "step", "flat", "sums_pitch", "filter_pad",
+)  # fmt: skip
+
+
+def generate(
+    target: Target, *, dtype: str, storage: str, layout: str, route: str, lanes: str, m: int, n: int, bias: bool,
+    residual: bool, activation: str | None,
+) -> Kernel:  # fmt: skip
+    """The kernels of one instance: `task` and `pack_task`."""
+    k = Kernel(target, dtype)
+    planar = layout == "nchw"
+    tile.emit_filter_packer(k, lanes, storage, m if lanes == "pixels" else n * k.lanes)
+    if route != "in place":
+        _emit_pack_strip(k, storage, planar)
+    if route == "sums":
+        tile.emit(k, m, n, lanes)
+        per_run = "one" if planar else "each"
+        emit_finish_row(k, storage, per_run if bias else None, residual, activation)
+        _emit_finish_strip(k, storage, planar, lanes)
+        _emit_task(k, storage, lanes)
+    else:
+        tile.emit_straight(k, m, n, Epilogue(k, storage, planar, bias, residual, activation), route == "in place")
+        _emit_straight_task(k, storage, route == "in place")
+    _emit_filter_task(k, storage)
+    return k
+
+
+def _emit_pack_strip(k: Kernel, storage: str, planar: bool) -> None:
+    """pack_strip(args, packed, image, channel, channels, p0, q0, rows): one image's planes of a block of channels.
+
+    Only what lies inside the input is written: the rest of `packed` is zero already.
+    """
+    with k.function(
+        "pack_strip", args="i64", packed=k.dtype, image=INT, channel=INT, channels=INT, p0=INT, q0=INT, rows=INT
+    ) as (args, packed, image, channel, channels, p0, q0, rows):  # fmt: skip
+        a = Fields(k, args, FIELDS)
+        window = Window(
+            p0, q0, rows + a.row_shift, a.pointer("row_starts", "i64"), a.pointer("columns", "i64"), a.row_phases,
+            a.col_phases, a.stride_h, a.stride_w, a.h, a.w_in, a.pitch, a.plane,
+        )  # fmt: skip
+        total_c = a.group_c * a.groups
+        x = a.pointer("x", storage)
+        if planar:
+            size = a.row_phases * a.col_phases * a.plane
+            with k.loop(0, channels) as c:
+                source = x + (image * total_c + channel + c) * (a.h * a.w_in)
+                emit_pack_plane(k, window, source, packed + c * size)
+        else:
+            source = x + image * (a.h * a.w_in) * total_c + channel
+            emit_pack_pixels(k, window, source, packed, channels, a.step, total_c)
+
+
+def _emit_finish_strip(k: Kernel, storage: str, planar: bool, lanes: str) -> None:
+    """finish_strip(args, sums, image, k0, filters, p0, q0, rows, cols): one image's sums, to y."""
+    with k.function(
+        "finish_strip", args="i64", sums=k.dtype, image=INT, k0=INT, filters=INT, p0=INT, q0=INT, rows=INT, cols=INT
+    ) as (args, sums, image, k0, filters, p0, q0, rows, cols):  # fmt: skip
+        a = Fields(k, args, FIELDS)
+        y, bias, residual = (a.pointer(name, storage) for name in ("y", "bias", "residual"))
+        total_k = a.group_k * a.groups
+        p, q, pitch, sums_pitch = a.p, a.q, a.pitch, a.sums_pitch
+        # Distances of neighbouring filters and pixels in the sums.
+        by_filter, by_pixel = (sums_pitch, k.integer(1)) if lanes == "pixels" else (k.integer(1), sums_pitch)
+        if planar:
+            with k.loop(0, filters) as f, k.loop(0, rows) as row:
+                at = ((image * total_k + k0 + f) * p + p0 + row) * q + q0
+                here = sums + f * by_filter + row * pitch * by_pixel
+                k.call("finish_row", here, by_pixel, bias + k0 + f, residual + at, y + at, cols)
+        else:
+            with k.loop(0, rows) as row, k.loop(0, cols) as col:
+                at = ((image * p + p0 + row) * q + q0 + col) * total_k + k0
+                here = sums + (row * pitch + col) * by_pixel
+                k.call("finish_row", here, by_filter, bias + k0, residual + at, y + at, filters)
+
+
+def _emit_task(k: Kernel, storage: str, lanes: str) -> None:
+    with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
+        a = Fields(k, args, FIELDS)
+        packed = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
+        sums = packed + a.sums_at
+        w, offsets = a.pointer("w", k.dtype), a.pointer("offsets", "i64")
+        planes = a.plane * a.row_phases * a.col_phases
+        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
+            row_strip, number = number % a.row_strips, number // a.row_strips
+            col_strip, number = number % a.col_strips, number // a.col_strips
+            image_block, number = number % a.image_blocks, number // a.image_blocks
+            filter_block, group_block = number % a.filter_blocks, number // a.filter_blocks
+            p0, q0 = row_strip * a.rows, col_strip * a.cols
+            rows, cols = (a.p - p0).min(a.rows), (a.q - q0).min(a.cols)
+            image0, group0 = image_block * a.image_block, group_block * a.group_block
+            images = (a.images - image0).min(a.image_block)
+            k0 = filter_block * a.filter_block
+            filters = (a.group_k - k0).min(a.filter_block)
+            pixels = (rows - 1) * a.pitch + cols
+            vectors = ((pixels if lanes == "pixels" else filters) + (k.lanes - 1)) // k.lanes
+            size = a.channel_block * planes
+            # All blocks of channels and groups of a task have their borders at the same places.
+            emit_zeros(k, packed, images * size)
+            with k.loop(group0, (group0 + a.group_block).min(a.groups)) as group:
+                panels = w + group * a.group_c * a.taps * a.filter_pad
+                with k.loop(0, a.group_c, a.channel_block) as channel:
+                    channels = (a.group_c - channel).min(a.channel_block)
+                    with k.loop(0, images) as image:
+                        k.call(
+                            "pack_strip", args, packed + image * size, image0 + image, group * a.group_c + channel,
+                            channels, p0, q0, rows,
+                        )  # fmt: skip
+                    terms = channels * a.taps
+                    panel = panels + channel * a.taps * a.filter_pad + k0 * terms
+                    with k.loop(0, images) as image:
+                        k.call(
+                            "block", packed + image * size, a.step, offsets, terms, panel,
+                            sums + image * a.flat * (1 if lanes == "pixels" else a.sums_pitch), a.sums_pitch,
+                            filters if lanes == "pixels" else pixels, vectors, channel > 0,
+                        )  # fmt: skip
+                with k.loop(0, images) as image:
+                    k.call(
+                        "finish_strip", args, sums + image * a.flat * (1 if lanes == "pixels" else a.sums_pitch),
+                        image0 + image, group * a.group_k + k0, filters, p0, q0, rows, cols,
+                    )  # fmt: skip
+
+
+def _emit_straight_task(k: Kernel, storage: str, in_place: bool) -> None:
+    with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
+        a = Fields(k, args, FIELDS)
+        packed = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
+        x, y, w = a.pointer("x", storage), a.pointer("y", storage), a.pointer("w", k.dtype)
+        bias, residual = a.pointer("bias", storage), a.pointer("residual", storage)
+        offsets = a.pointer("offsets", "i64")
+        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
+            row_strip, number = number % a.row_strips, number // a.row_strips
+            col_strip, number = number % a.col_strips, number // a.col_strips
+            image, number = number % a.images, number // a.images
+            filter_block, group_block = number % a.filter_blocks, number // a.filter_blocks
+            p0, q0 = row_strip * a.rows, col_strip * a.cols
+            rows, cols = (a.p - p0).min(a.rows), (a.q - q0).min(a.cols)
+            group0 = group_block * a.group_block
+            k0 = filter_block * a.filter_block
+            filters = (a.group_k - k0).min(a.filter_block)
+            # Rows that follow each other in the input and in y are one line.
+            whole = k.both(a.pitch.eq(a.q), a.cols.eq(a.q))
+            lines, length = k.select(whole, k.integer(1), rows), k.select(whole, rows * a.q, cols)
+            if not in_place:
+                emit_zeros(k, packed, a.channel_block * a.plane * a.row_phases * a.col_phases)
+            with k.loop(group0, (group0 + a.group_block).min(a.groups)) as group:
+                filter_ = group * a.group_k + k0
+                panels = w + group * a.group_c * a.taps * a.filter_pad
+                at = ((image * a.groups * a.group_k + filter_) * a.p + p0) * a.q + q0
+                with k.loop(0, a.group_c, a.channel_block) as channel:
+                    channels = (a.group_c - channel).min(a.channel_block)
+                    terms = channels * a.taps
+                    plane = group * a.group_c + channel
+                    if in_place:
+                        source = x.to(k.dtype) + ((image * a.groups * a.group_c + plane) * a.h + p0) * a.w_in + q0
+                    else:
+                        k.call("pack_strip", args, packed, image, plane, channels, p0, q0, rows)
+                        source = packed
+                    panel = panels + channel * a.taps * a.filter_pad + k0 * terms
+                    with k.loop(0, lines) as line:
+                        here = at + line * a.q
+                        k.call(
+                            "line", source + line * a.pitch, offsets, terms, panel, bias + filter_, residual + here,
+                            y + here, a.p * a.q, channel > 0, channel + channels >= a.group_c, filters, length,
+                        )  # fmt: skip
+
+
+def _emit_filter_task(k: Kernel, storage: str) -> None:
+    """`pack_task`: all filters into panels; a task is one block of channels of one group."""
+    with k.function("pack_task", public=True, args="i64", worker=INT) as (args, worker):
+        a = Fields(k, args, FIELDS)
+        w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
+        blocks = (a.group_c + (a.channel_block - 1)) // a.channel_block
+        length = a.group_c * a.taps
+        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
+            filter_block, number = number % a.filter_blocks, number // a.filter_blocks
+            block, group = number % blocks, number // blocks
+            k0 = filter_block * a.filter_block
+            filters = (a.group_k - k0).min(a.filter_block)
+            channel = block * a.channel_block
+            terms = (a.group_c - channel).min(a.channel_block) * a.taps
+            source = w + (group * a.group_k + k0) * length + channel * a.taps
+            out = packed + group * length * a.filter_pad + channel * a.taps * a.filter_pad + k0 * terms
+            k.call("pack_filters", source, length, terms, out, filters)

@@ -1,0 +1,253 @@
+"""The kernels of cpu.winograd: slices of the transformed input, products, sums of output tiles; filters transformed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from tapwise.cpu import tile
+from tapwise.cpu.copies import deinterleave, emit_strided_copy, emit_zeros, interleave
+from tapwise.cpu.epilogue import emit_finish_row
+from tapwise.cpu.fields import COMMON, Fields
+from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
+from tapwise.ops.conv.cpu.winograd.transforms import Transform, transform
+
+FIELDS: Final = (
+    *COMMON, "zeros", "factors", "adds", "groups", "group_c", "group_k", "h", "w_in", "p", "q", "pad_top", "pad_left",
+    "stride_h", "stride_w", "dilation_h", "dilation_w", "row_phases", "col_phases",
+    "tile_rows", "tile_cols", "strip_rows", "strips", "filter_block", "filter_blocks", "channel_block",
+    "tiles", "line_size", "input_at", "product_at", "sums_at", "output_at", "offsets",
+)  # fmt: skip
+
+
+def generate(
+    target: Target, *, dtype: str, storage: str, tile_h: int, tile_w: int, taps_h: int, taps_w: int, stride_h: int,
+    stride_w: int, m: int, n: int, bias: bool, residual: bool, activation: str | None,
+) -> Kernel:  # fmt: skip
+    """The kernels of one instance: `task` and `pack_task`. Strides are those of the axes' transforms."""
+    k = Kernel(target, dtype)
+    high, wide = transform(tile_h, taps_h, stride_h), transform(tile_w, taps_w, stride_w)
+    tile.emit(k, m, n, "pixels")
+    emit_finish_row(k, storage, "one" if bias else None, residual, activation)
+    _emit_columns(k, wide)
+    for i in range(high.products):
+        _emit_input(k, storage, high, i)
+    _emit_accumulate(k, high, wide)
+    _emit_output(k, storage, high, wide)
+    _emit_task(k, storage, high, wide)
+    _emit_filters(k, storage, high, wide, m)
+    return k
+
+
+def combine(k: Kernel, terms: Sequence[tuple[float, Any]]) -> Any:
+    """The sum of coefficient * value; terms with coefficient 0 left out."""
+    terms = [(c, v) for c, v in terms if c != 0]
+    first, value = terms[0]
+    lanes = k.lanes_of(value)
+    total = value if first == 1 else k.mul(k.constant(first, lanes), value)
+    for coefficient, value in terms[1:]:
+        if coefficient in (1, -1):
+            total = k.add(total, value) if coefficient == 1 else k.sub(total, value)
+        else:
+            total = k.fma(k.constant(coefficient, lanes), value, total)
+    return total
+
+
+def _emit_columns(k: Kernel, wide: Transform) -> None:
+    """columns(args, line, out, step): all column combinations of the tiles of one line, result j at out + j * step."""
+    with k.function("columns", args="i64", line=k.dtype, out=k.dtype, step=INT) as (args, line, out, step):
+        a = Fields(k, args, FIELDS)
+
+        def combine_columns(t: Int, lanes: int, line: Ptr, out: Ptr) -> None:
+            here = line + t * wide.step
+            columns: list[Any] = []
+            while len(columns) < wide.span:
+                wanted = min(wide.step, wide.span - len(columns))
+                columns += deinterleave(k, here + len(columns), wide.step, wanted, lanes)
+            for j, row in enumerate(wide.b_t):
+                k.store(out + step * j + t, combine(k, list(zip(row, columns, strict=True))))
+
+        with k.if_else(a.dilation_w.eq(1)) as (dense, dilated):
+            with dense:
+                k.rows(a.tile_cols, lambda t, lanes: combine_columns(t, lanes, line, out))
+            with dilated, k.loop(0, a.col_phases) as phase:
+                # The columns of one phase, as if there were no others.
+                thin = line + a.line_size
+                count = (a.tile_cols - 1) * wide.step + wide.span
+                emit_strided_copy(k, line + phase * a.stride_w, thin, count, a.dilation_w)
+                there = out + phase * a.tile_cols
+                k.rows(a.tile_cols, lambda t, lanes: combine_columns(t, lanes, thin, there))
+
+
+def _emit_input(k: Kernel, storage: str, high: Transform, i: int) -> None:
+    """input_i(args, scratch, x, row0, rows): slice i of the transformed input of a strip, all channels.
+
+    Result j of channel c: scratch[input_at + (j * group_c + c) * tiles + tile].
+    """
+    with k.function(
+        f"input_{i}", args="i64", scratch=k.dtype, x=storage, row0=INT, rows=INT
+    ) as (args, scratch, x, row0, rows):  # fmt: skip
+        a = Fields(k, args, FIELDS)
+        zeros = a.pointer("zeros", storage)
+        line = scratch + a.pad_left
+        with k.loop(0, a.group_c) as c, k.loop(0, rows) as row:
+            plane = x + c * (a.h * a.w_in)
+            tile_row, phase = (row0 + row) // a.row_phases, (row0 + row) % a.row_phases
+            top = tile_row * a.dilation_h * high.step + phase * a.stride_h - a.pad_top
+            sources = []
+            for r, factor in enumerate(high.b_t[i]):
+                if factor:
+                    h = top + a.dilation_h * r
+                    inside = k.both(h >= 0, h < a.h)
+                    sources.append((factor, k.select(inside, plane + h * a.w_in, zeros)))
+
+            def combine_rows(at: Int, lanes: int, sources: list[tuple[float, Ptr]] = sources) -> None:
+                k.store(line + at, combine(k, [(f, k.load(source + at, lanes)) for f, source in sources]))
+
+            k.rows(a.w_in, combine_rows)
+            out = scratch + a.input_at + c * a.tiles + row * a.tile_cols * a.col_phases
+            k.call("columns", args, scratch, out, a.group_c * a.tiles)
+
+
+def _emit_accumulate(k: Kernel, high: Transform, wide: Transform) -> None:
+    """accumulate(args, scratch, filters, i): add slice i's products, column-combined, to the output tiles' sums.
+
+    Sum (p, q) of a filter: scratch[sums_at + ((filter * tile_h + p) * tile_w + q) * tiles + tile].
+    """
+    rows, cols = high.outputs, wide.outputs
+    with k.function(
+        "accumulate", args="i64", scratch=k.dtype, filters=INT, i=INT
+    ) as (args, scratch, filters, i):  # fmt: skip
+        a = Fields(k, args, FIELDS)
+        factors, adds = a.pointer("factors", k.dtype) + i * rows, a.pointer("adds", "i64") + i * rows
+        with k.loop(0, filters) as f:
+            products = scratch + a.product_at + f * a.tiles
+            sums = scratch + a.sums_at + f * (a.tiles * (rows * cols))
+            step = a.filter_block * a.tiles
+            with k.loop(0, a.tiles, k.lanes) as t:
+                columns = [k.load(products + step * j + t) for j in range(wide.products)]
+                z = [combine(k, list(zip(wide.a_t[q], columns, strict=True))) for q in range(cols)]
+                for p in range(rows):
+                    with k.if_(k.load_int(adds + p).eq(1)):
+                        factor = k.broadcast(factors + p)
+                        for q in range(cols):
+                            cell = sums + a.tiles * (p * cols + q) + t
+                            k.store(cell, k.fma(factor, z[q], k.load(cell)))
+
+
+def _emit_output(k: Kernel, storage: str, high: Transform, wide: Transform) -> None:
+    """output(args, scratch, row0, rows, k0, filters, plane0): sums of a strip to rows of y; plane0 is k0's plane."""
+    cols = wide.outputs
+    with k.function(
+        "output", args="i64", scratch=k.dtype, row0=INT, rows=INT, k0=INT, filters=INT, plane0=INT
+    ) as (args, scratch, row0, rows, k0, filters, plane0):  # fmt: skip
+        a = Fields(k, args, FIELDS)
+        y, bias, residual = (a.pointer(name, storage) for name in ("y", "bias", "residual"))
+        line = scratch + a.output_at
+        thin = line + a.line_size * 2
+
+        def weave(sums: Ptr, out: Ptr) -> None:
+            def body(t: Int, lanes: int) -> None:
+                streams = [k.load(sums + a.tiles * q + t, lanes) for q in range(cols)]
+                if lanes == 1:
+                    for q, value in enumerate(streams):
+                        k.store(out + t * cols + q, value)
+                else:
+                    for index, vector in enumerate(interleave(k, streams)):
+                        k.store(out + t * cols + index * lanes, vector)
+
+            k.rows(a.tile_cols, body)
+
+        with k.loop(0, filters) as f, k.loop(0, rows) as row:
+            tile_row, row_phase = (row0 + row) // a.row_phases, (row0 + row) % a.row_phases
+            for p in range(high.outputs):
+                sums = scratch + a.sums_at + (f * high.outputs + p) * cols * a.tiles + row * a.tile_cols * a.col_phases
+                # Two lines in turn: a line is read while the next is written.
+                here = line + a.line_size * (p % 2)
+                height = (tile_row * high.outputs + p) * a.row_phases + row_phase
+                with k.if_(height < a.p):
+                    with k.if_else(a.col_phases.eq(1)) as (dense, dilated):
+                        with dense:
+                            weave(sums, here)
+                        with dilated, k.loop(0, a.col_phases) as phase:
+                            weave(sums + phase * a.tile_cols, thin)
+                            with k.loop(0, a.tile_cols * cols) as i:
+                                k.store(here + i * a.col_phases + phase, k.load(thin + i, 1))
+                    at = ((plane0 + f) * a.p + height) * a.q
+                    k.call("finish_row", here, 1, bias + k0 + f, residual + at, y + at, a.q)
+
+
+def _emit_task(k: Kernel, storage: str, high: Transform, wide: Transform) -> None:
+    with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
+        a = Fields(k, args, FIELDS)
+        scratch = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
+        w, offsets = a.pointer("w", k.dtype), a.pointer("offsets", "i64")
+        x = a.pointer("x", storage)
+        emit_zeros(k, scratch, a.line_size)
+        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
+            strip, number = number % a.strips, number // a.strips
+            filter_block, image_group = number % a.filter_blocks, number // a.filter_blocks
+            group = image_group % a.groups
+            row0 = strip * a.strip_rows
+            rows = (a.tile_rows * a.row_phases - row0).min(a.strip_rows)
+            k0 = filter_block * a.filter_block
+            filters = (a.group_k - k0).min(a.filter_block)
+            # (image * groups + group) * channels of a group is the first plane of x and of y.
+            planes = x + image_group * a.group_c * (a.h * a.w_in)
+            matrix = a.group_c * a.group_k
+            emit_zeros(k, scratch + a.sums_at, filters * a.tiles * (high.outputs * wide.outputs))
+            for i in range(high.products):
+                k.call(f"input_{i}", args, scratch, planes, row0, rows)
+                with k.loop(0, wide.products) as j, k.loop(0, a.group_c, a.channel_block) as channel:
+                    panels = w + (group * (high.products * wide.products) + (j + i * wide.products)) * matrix
+                    channels = (a.group_c - channel).min(a.channel_block)
+                    k.call(
+                        "block", scratch + a.input_at + (a.group_c * j + channel) * a.tiles, 1, offsets, channels,
+                        panels + channel * a.group_k + k0 * channels,
+                        scratch + a.product_at + a.filter_block * a.tiles * j, a.tiles, filters,
+                        a.tiles // k.lanes, channel > 0,
+                    )  # fmt: skip
+                k.call("accumulate", args, scratch, filters, i)
+            k.call("output", args, scratch, row0, rows, group * a.group_k + k0, filters, image_group * a.group_k + k0)
+
+
+def _emit_filters(k: Kernel, storage: str, high: Transform, wide: Transform, panel: int) -> None:
+    """`pack_task`: G_h w G_w^T of all filters, each product's matrix in the panels that tile.block reads.
+
+    Lanes run over the filters of a panel; the narrower last panel goes one filter at a time.
+    """
+    taps_h, taps_w = len(high.g[0]), len(wide.g[0])
+    with k.function("pack_task", public=True, args="i64", worker=INT) as (args, worker):
+        a = Fields(k, args, FIELDS)
+        w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
+        matrix = a.group_c * a.group_k
+        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
+            filter_block, group = number % a.filter_blocks, number // a.filter_blocks
+            first = filter_block * a.filter_block
+            end = (first + a.filter_block).min(a.group_k)
+            with k.loop(0, a.group_c, a.channel_block) as channel, k.loop(first, end, panel) as k0:
+                channels = (a.group_c - channel).min(a.channel_block)
+                width = (a.group_k - k0).min(panel)
+                base = packed + group * (high.products * wide.products) * matrix + channel * a.group_k + k0 * channels
+
+                def transform(c: Int, shift: Int, lanes: int, base: Ptr, k0: Int, channel: Int, width: Int) -> None:
+                    filter_ = (group * a.group_k + k0 + shift) * a.group_c + channel + c
+                    source = w + filter_ * (taps_h * taps_w)
+                    filters = [source + a.group_c * (taps_h * taps_w * lane) for lane in range(lanes)]
+                    taps = [[_across(k, filters, taps_w * r + s) for s in range(taps_w)] for r in range(taps_h)]
+                    for i, down in enumerate(high.g):
+                        row = [combine(k, [(down[r], taps[r][s]) for r in range(taps_h)]) for s in range(taps_w)]
+                        for j, across in enumerate(wide.g):
+                            value = combine(k, list(zip(across, row, strict=True)))
+                            k.store(base + matrix * (i * wide.products + j) + c * width + shift, value)
+
+                with k.if_else(width.eq(panel)) as (whole, partial):
+                    with whole, k.loop(0, channels) as c:
+                        transform(c, k.integer(0), panel, base, k0, channel, width)
+                    with partial, k.loop(0, channels) as c, k.loop(0, width) as shift:
+                        transform(c, shift, 1, base, k0, channel, width)
+
+
+def _across(k: Kernel, filters: Sequence[Ptr], tap: int) -> Any:
+    """One tap of several filters."""
+    return k.load(filters[0] + tap, 1) if len(filters) == 1 else k.gather([f + tap for f in filters])

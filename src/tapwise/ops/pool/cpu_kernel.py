@@ -1,0 +1,122 @@
+"""The kernel of cpu.simd of pooling: rows of a window first, then its columns; or all taps of a pixel."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from tapwise.cpu.copies import deinterleave
+from tapwise.cpu.fields import COMMON, Fields
+from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
+from tapwise.cpu.vectors import larger
+
+FIELDS: Final = (
+    *COMMON, "identity", "row_counts", "col_counts", "channels", "h", "w_in", "p", "q", "stride_h", "stride_w",
+    "pad_top", "pad_left", "dilation_h", "dilation_w", "planes", "block", "strips", "line",
+)  # fmt: skip
+
+
+def generate(
+    target: Target, *, dtype: str, storage: str, layout: str, op: str, r: int, s: int, stride: int, dilation: int
+) -> Kernel:  # fmt: skip
+    """The kernel of one instance, `task`. Stride and dilation are those of the columns, and 0 in NHWC."""
+    k = Kernel(target, dtype)
+    if layout == "nchw":
+        _emit_planes(k, storage, op, r, s, stride, dilation)
+    else:
+        _emit_pixels(k, storage, op, r, s)
+    return k
+
+
+def _combine(k: Kernel, op: str, values: list[Any]) -> Any:
+    """The largest, NaN before all, or the sum; pairwise."""
+
+    def two(a: Any, b: Any) -> Any:
+        if op == "avg":
+            return k.add(a, b)
+        return k.b.select(k.b.fcmp_unordered("uno", b, b), b, larger(k, a, b))
+
+    while len(values) > 1:
+        paired = [two(a, b) for a, b in zip(values[::2], values[1::2], strict=False)]
+        values = paired + values[len(paired) * 2 :]
+    return values[0]
+
+
+def _columns(k: Kernel, line: Ptr, at: Int, lanes: int, s: int, stride: int, dilation: int) -> list[Any]:
+    """A vector for each of s taps: element i of tap t is line[(at + i) * stride + t * dilation]."""
+    here = line + at * stride
+    if stride == 1 or lanes == 1:
+        return [k.load(here + t * dilation, lanes) for t in range(s)]
+    if stride in (2, 4) and dilation == 1:
+        taps: list[Any] = []
+        while len(taps) < s:
+            taps += deinterleave(k, here + len(taps), stride, min(stride, s - len(taps)), lanes)
+        return taps
+    return [k.gather([here + (lane * stride + t * dilation) for lane in range(lanes)]) for t in range(s)]
+
+
+def _emit_planes(k: Kernel, storage: str, op: str, r: int, s: int, stride: int, dilation: int) -> None:
+    with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
+        a = Fields(k, args, FIELDS)
+        line = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
+        identity = a.pointer("identity", storage)
+        row_counts, col_counts = a.pointer("row_counts", k.dtype), a.pointer("col_counts", k.dtype)
+        nothing = -np.inf if op == "max" else 0.0
+        k.rows(a.line, lambda i, lanes: k.store(line + i, k.constant(nothing, lanes)))
+        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
+            strip, first = number % a.strips, number // a.strips * a.block
+            p0, p1 = strip * a.p // a.strips, (strip + 1) * a.p // a.strips
+            with k.loop(first, (first + a.block).min(a.planes)) as plane, k.loop(p0, p1) as p:
+                x = a.pointer("x", storage) + plane * (a.h * a.w_in)
+                y = a.pointer("y", storage) + (plane * a.p + p) * a.q
+                top = p * a.stride_h - a.pad_top
+                rows = []
+                for tap in range(r):
+                    h = top + a.dilation_h * tap
+                    rows.append(k.select(k.both(h >= 0, h < a.h), x + h * a.w_in, identity))
+
+                def down(i: Int, lanes: int, rows: list[Ptr] = rows) -> None:
+                    k.store(line + a.pad_left + i, _combine(k, op, [k.load(row + i, lanes) for row in rows]))
+
+                def across(i: Int, lanes: int, y: Ptr = y, p: Int = p) -> None:
+                    value = _combine(k, op, _columns(k, line, i, lanes, s, stride, dilation))
+                    if op == "avg":
+                        count = k.mul(k.broadcast(row_counts + p, lanes), k.load(col_counts + i, lanes))
+                        value = k.div(value, count)
+                    k.store(y + i, value)
+
+                k.rows(a.w_in, down)
+                k.rows(a.q, across)
+
+
+def _emit_pixels(k: Kernel, storage: str, op: str, r: int, s: int) -> None:
+    with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
+        a = Fields(k, args, FIELDS)
+        identity = a.pointer("identity", storage)
+        row_counts, col_counts = a.pointer("row_counts", k.dtype), a.pointer("col_counts", k.dtype)
+        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
+            strip, first = number % a.strips, number // a.strips * a.block
+            p0, p1 = strip * a.p // a.strips, (strip + 1) * a.p // a.strips
+            with k.loop(first, (first + a.block).min(a.planes)) as image, k.loop(p0, p1) as p, k.loop(0, a.q) as q:
+                x = a.pointer("x", storage) + image * (a.h * a.w_in) * a.channels
+                y = a.pointer("y", storage) + ((image * a.p + p) * a.q + q) * a.channels
+                taps = []
+                for tap in range(r):
+                    h = p * a.stride_h - a.pad_top + a.dilation_h * tap
+                    inside = k.both(h >= 0, h < a.h)
+                    for column in range(s):
+                        v = q * a.stride_w - a.pad_left + a.dilation_w * column
+                        both = k.both(inside, k.both(v >= 0, v < a.w_in))
+                        taps.append(k.select(both, x + (h * a.w_in + v) * a.channels, identity))
+
+                def body(
+                    c: Int, lanes: int, taps: list[Ptr] = taps, y: Ptr = y, p: Int = p, q: Int = q
+                ) -> None:  # fmt: skip
+                    value = _combine(k, op, [k.load(there + c, lanes) for there in taps])
+                    if op == "avg":
+                        count = k.mul(k.broadcast(row_counts + p, lanes), k.broadcast(col_counts + q, lanes))
+                        value = k.div(value, count)
+                    k.store(y + c, value)
+
+                k.rows(a.channels, body)
