@@ -116,7 +116,8 @@ def test_environment_variables_are_documented() -> None:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
-    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+    prose = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
         if target.startswith("http"):
             continue
         name, _, anchor = target.partition("#")
