@@ -1,4 +1,4 @@
-"""The walk in CONTRIBUTING.md, taken: its algorithm is added to a copy of the repository, and what it promises holds."""
+"""The walk in CONTRIBUTING.md, taken: a copy of the repository gets its algorithm, and what it promises holds."""
 
 from __future__ import annotations
 
