@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tapwise import image
     from tapwise.errors import CompileError, InvalidProblem, NotApplicable, TapwiseError
-    from tapwise.ops.conv.api import PreparedConv, conv1d, conv2d, prepare
+    from tapwise.ops.conv.api import conv1d, conv2d, prepare
+    from tapwise.ops.conv.prepared import PreparedConv
     from tapwise.ops.conv.problem import ConvProblem
     from tapwise.ops.patches.api import col2im, im2col
     from tapwise.ops.pool.api import avg_pool1d, avg_pool2d, max_pool1d, max_pool2d
@@ -24,7 +25,7 @@ _HOMES = {
     "ConvProblem": "tapwise.ops.conv.problem",
     "InvalidProblem": "tapwise.errors",
     "NotApplicable": "tapwise.errors",
-    "PreparedConv": "tapwise.ops.conv.api",
+    "PreparedConv": "tapwise.ops.conv.prepared",
     "TapwiseError": "tapwise.errors",
     "avg_pool1d": "tapwise.ops.pool.api",
     "avg_pool2d": "tapwise.ops.pool.api",

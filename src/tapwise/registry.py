@@ -50,12 +50,12 @@ ALGORITHMS: dict[str, dict[str, str]] = {
     "softmax": {
         "cpu.simd": "tapwise.ops.softmax.cpu:SoftmaxSimd",
         "cpu.serial": "tapwise.ops.softmax.cpu_serial:SoftmaxSerial",
-        "cuda.tree": "tapwise.ops.reduce.cuda:SoftmaxTree",
+        "cuda.block_reduction": "tapwise.ops.softmax.cuda:SoftmaxBlockReduction",
     },
     "reduce": {
         "cpu.simd": "tapwise.ops.reduce.cpu:ReduceSimd",
         "cpu.serial": "tapwise.ops.reduce.cpu_serial:ReduceSerial",
-        "cuda.tree": "tapwise.ops.reduce.cuda:ReduceTree",
+        "cuda.block_reduction": "tapwise.ops.reduce.cuda:ReduceBlockReduction",
     },
 }
 

@@ -29,7 +29,7 @@ from tapwise.ops.filter.problem import FilterProblem
 from tapwise.problem import Problem
 
 if TYPE_CHECKING:
-    from tapwise.ops.conv.api import PreparedConv
+    from tapwise.ops.conv.prepared import PreparedConv
 
 # Steepest slope of each activation.
 SLOPES: Final = {None: 1.0, "relu": 1.0, "relu6": 1.0, "tanh": 1.0, "sigmoid": 0.25, "silu": 1.1, "gelu": 1.13}

@@ -18,10 +18,11 @@ import pytest
 
 import tapwise
 from tapwise import dispatch, registry
-from tapwise.algorithm import Algorithm, Buffers, Config, Device
+from tapwise.algorithm import Algorithm, Config, Device
 from tapwise.arrays import device as device_arrays
 from tapwise.arrays.device import DeviceArray
-from tapwise.cuda import copy, plan
+from tapwise.cuda import block_reduction, copy, plan
+from tapwise.cuda import partition as partitions
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit import device as devices
 from tapwise.cuda.jit.compile import Source
@@ -29,16 +30,16 @@ from tapwise.cuda.jit.device import H200, architecture_of, why_none
 from tapwise.cuda.jit.launch import Launch
 from tapwise.errors import CompileError, DeviceUnavailable, InvalidProblem
 from tapwise.ops.conv.cuda import few_channels, im2col_gemm, implicit_gemm_mma, narrow_groups, pack, reference
+from tapwise.ops.conv.cuda import window as window_
 from tapwise.ops.conv.cuda.direct import STEPS, Direct
 from tapwise.ops.conv.cuda.im2col_gemm import Im2colGemm
 from tapwise.ops.conv.cuda.implicit_gemm import implicit_gemm
 from tapwise.ops.conv.cuda.sliding_window import SlidingWindow
+from tapwise.ops.conv.prepared import TorchCall
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.filter import cuda as filters
 from tapwise.ops.patches import cuda as patches
 from tapwise.ops.pool import cuda as pool
-from tapwise.ops.reduce import cuda as tree
-from tapwise.ops.reduce.cuda import ReduceTree, SoftmaxTree
 from tapwise.ops.reduce.problem import REDUCTIONS
 from tapwise.problem import Problem
 
@@ -87,7 +88,7 @@ PLAIN = [
 
 def algorithms(operator: str) -> list[Algorithm[Config]]:
     """Those of plain arithmetic; tensor cores have tests of their own (test_implicit_gemm.py and others)."""
-    return [one for one in registry.of_backend("cuda", operator) if "tensor cores" not in one.summary]
+    return [one for one in registry.of_backend("cuda", operator) if not one.tensor_cores]
 
 
 def chosen(algorithm: Algorithm[Config], text: str) -> list[Config]:
@@ -100,16 +101,13 @@ def chosen(algorithm: Algorithm[Config], text: str) -> list[Config]:
 
 def sources_of(algorithm: Algorithm[Config], problem: Problem, config: Config) -> list[Source]:
     """The kernels of a config."""
-    if isinstance(algorithm, (ReduceTree, SoftmaxTree)):
-        return [source for source, _ in algorithm.sources(problem, config)]  # type: ignore[arg-type]
-    if isinstance(algorithm, filters.FilterSlidingWindow):
-        return [algorithm.source(problem, config, part) for part in range(1 + (problem.op == "separable"))]  # type: ignore
-    return [algorithm.source(problem, config)]  # type: ignore[attr-defined]
+    assert isinstance(algorithm, plan.CudaAlgorithm)
+    return algorithm.sources(problem, config)
 
 
 @cache
 def sources() -> dict[str, Source]:
-    found = {f"reference {dtype}": reference.source(dtype) for dtype in plan.TYPES}
+    found = {f"reference {dtype}": reference.source(dtype) for dtype in ("f32", "f64", "f16", "bf16")}
     found |= {f"copy {size}": copy.source(size) for size in (1, 2, 4, 8)}
     for text in (*PROBLEMS, *PLAIN):
         problem = registry.parse(text)
@@ -177,13 +175,12 @@ def words_of(text: str, struct: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("file", "struct_name", "words"),
     [
-        ("cuda/include/window.cuh", "Window", plan.WINDOW),
+        ("cuda/include/window.cuh", "Window", window_.WINDOW),
         ("ops/conv/cuda/reference.cu", "Reference", reference.WORDS),
         ("ops/patches/patches.cu", "Patches", patches.WORDS),
         ("cuda/copy.cu", "Copy", copy.WORDS),
         ("ops/pool/pool.cu", "Pooling", pool.WORDS),
-        ("ops/reduce/reduce.cu", "Reduction", tree.WORDS),
-        ("ops/softmax/softmax.cu", "Softmax", tree.WORDS),
+        ("cuda/include/block_reduction.cuh", "Runs", block_reduction.WORDS),
         ("ops/conv/cuda/gemm.cu", "Gemm", im2col_gemm.WORDS),
         ("ops/filter/filter.cu", "Filter", filters.WORDS),
         ("ops/conv/cuda/pack.cu", "Images", pack.IMAGE_WORDS),
@@ -255,7 +252,7 @@ def test_tiles_of_direct_begin_on_a_copy(width: int, dtype: str, pad: int) -> No
     problem = ConvProblem.parse(f"c3 h40 w{width} k4 r3 s3 pad{pad} {dtype}")
     for config in direct.configs(problem, H200):
         copy_bytes, shift = direct._copy_bytes(problem, config), direct._shift(problem, config)
-        size = plan.SIZES[dtype]
+        size = problem.itemsize
         assert shift >= 0
         if copy_bytes:
             assert width * size % copy_bytes == 0
@@ -314,7 +311,7 @@ def test_every_element_is_folded_once(text: str) -> None:
     (algorithm,) = algorithms(problem.operator)
     outer, length, inner = problem.folded  # type: ignore[attr-defined]
     for config in algorithm.configs(problem, H200):  # type: ignore[arg-type]
-        first, *_ = tree.launches(algorithm, problem, config)  # type: ignore[arg-type]
+        first, *_ = algorithm.launches(problem, config)  # type: ignore[arg-type]
         assert first.block[0] == config.runs * config.down  # type: ignore[attr-defined]
         assert 32 <= first.block[0] <= 256
         parts, runs = config.parts, config.runs  # type: ignore[attr-defined]
@@ -359,15 +356,15 @@ def test_im2col_gemm_covers_every_image() -> None:
 
 
 def window_of(partition: str, threads: int, tile: int, number: int, lines: int, width: int) -> int:
-    """What include/partition.cuh computes, from the meaning of the words."""
-    across, down = plan.tile_shape(partition, threads)
+    """What include/partitions.cuh computes, from the meaning of the words."""
+    across, down = partitions.tile_shape(partition, threads)
     assert across * down == threads
     tiles = -(-width // across)
     line, column = tile // tiles * down + number // across, tile % tiles * across + number % across
     return line * width + column if line < lines and column < width else -1
 
 
-@pytest.mark.parametrize("partition", plan.PARTITIONS)
+@pytest.mark.parametrize("partition", partitions.PARTITIONS)
 @pytest.mark.parametrize("threads", patches.PART_THREADS)
 def test_partitions_cover_every_window_once(partition: str, threads: int) -> None:
     """The grids of both halves of im2col + GEMM reach each window once, at odd sizes."""
@@ -398,7 +395,7 @@ def test_partitions_of_a_volume_and_a_line() -> None:
         for config in algorithm.configs(problem, H200):
             if config.partition == "run":  # type: ignore[attr-defined]
                 continue
-            across, down = plan.tile_shape(config.partition, config.threads)  # type: ignore[attr-defined]
+            across, down = partitions.tile_shape(config.partition, config.threads)  # type: ignore[attr-defined]
             launch = algorithm.launch(problem, config, H200)  # type: ignore[attr-defined]
             assert launch.grid[0] == 2 * -(-width // across) * -(-lines // down)
 
@@ -450,8 +447,6 @@ def test_choice_needs_no_gpu() -> None:
 def test_a_quick_call_brings_the_workspace_along() -> None:
     import torch
 
-    from tapwise.ops.conv import torch_call
-
     problem, seen = ConvProblem.parse("c4 h5 w5 k4 r3 s3"), []
 
     class Fake(plan.CudaPlan):
@@ -461,33 +456,36 @@ def test_a_quick_call_brings_the_workspace_along() -> None:
         def enqueue(self, addresses: object, stream: int) -> None:
             seen.append((addresses, stream))
 
-    class Other(Fake):
-        def run(self, buffers: Buffers) -> None:
-            pass
-
-    def operator(made: plan.CudaPlan) -> object:
-        return SimpleNamespace(plan=made, problem=problem, _packed=SimpleNamespace(ptr=7, settled=True), _bias=None)
-
-    filters = SimpleNamespace(library="torch", index=0, owner=torch.zeros(1))
-    assert torch_call.TorchCall.of(operator(Other(16)), filters) is None  # type: ignore[arg-type]
+    filters, packed = SimpleNamespace(index=0, owner=torch.zeros(1)), SimpleNamespace(ptr=7, synchronized=True)
     x = torch.zeros(problem.x_shape)
     for size in (0, 16):
-        call = torch_call.TorchCall.of(operator(Fake(size)), filters)  # type: ignore[arg-type]
-        assert call is not None
+        call = TorchCall(problem, Fake(size), packed, None, filters)
         call._stream = lambda index: 5
         y = call(x)
         addresses, stream = seen[-1]
         assert (addresses["x"], addresses["y"], addresses["w"], stream) == (x.data_ptr(), y.data_ptr(), 7, 5)
-        assert addresses["settled"] == 1
+        assert addresses["weights_ready"] == 1
         assert ("workspace" in addresses) == (size > 0)
         assert y.shape == problem.y_shape
+
+
+def test_plans_that_only_launch_say_so() -> None:
+    """A plan with a way of its own to run is not called by addresses."""
+
+    def kinds(kind: type[plan.CudaPlan]) -> Iterator[type[plan.CudaPlan]]:
+        yield kind
+        for more in kind.__subclasses__():
+            yield from kinds(more)
+
+    found = list(kinds(plan.CudaPlan))
+    for kind in found:
+        assert kind.launch_only == (kind.run is plan.CudaPlan.run), kind
+    assert {kind.launch_only for kind in found if kind.__module__.startswith("tapwise.")} == {False, True}
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_a_quick_call_takes_a_residual_that_needs_no_conversion(layout: str) -> None:
     import torch
-
-    from tapwise.ops.conv import torch_call
 
     problem = ConvProblem.parse(f"n2 c4 h5 w6 k3 r3 s3 residual {layout}")
 
@@ -501,11 +499,9 @@ def test_a_quick_call_takes_a_residual_that_needs_no_conversion(layout: str) -> 
             self.seen = addresses  # type: ignore[assignment]
 
     made = Fake()
-    operator = SimpleNamespace(plan=made, problem=problem, _packed=SimpleNamespace(ptr=7, settled=False), _bias=None)
     # Tensors of the host are numbered -1.
-    filters = SimpleNamespace(library="torch", index=-1, owner=torch.zeros(1))
-    call = torch_call.TorchCall.of(operator, filters)  # type: ignore[arg-type]
-    assert call is not None
+    filters, packed = SimpleNamespace(index=-1, owner=torch.zeros(1)), SimpleNamespace(ptr=7, synchronized=False)
+    call = TorchCall(problem, made, packed, None, filters)
     call._stream = lambda index: 5
     order, other = torch.channels_last, torch.contiguous_format
     if layout == "nchw":
@@ -522,9 +518,8 @@ def test_a_quick_call_takes_a_residual_that_needs_no_conversion(layout: str) -> 
     ):  # fmt: skip
         assert not call.takes(x, wrong)
     assert not call.takes(x.contiguous(memory_format=other), residual)
-    plain = SimpleNamespace(**{**vars(operator), "problem": problem.replace(residual=False)})
-    quick = torch_call.TorchCall.of(plain, filters)  # type: ignore[arg-type]
-    assert quick is not None and quick.takes(x) and not quick.takes(x, residual)
+    quick = TorchCall(problem.replace(residual=False), made, packed, None, filters)
+    assert quick.takes(x) and not quick.takes(x, residual)
 
 
 @pytest.mark.skipif(why_none() is None, reason="there is a GPU")

@@ -33,7 +33,7 @@ class DeviceArray:
     """Memory of GPU `index` from address `ptr`: shape, strides in bytes, dtype. `owner` keeps it alive.
 
     `library`: "torch", "cupy" or "other". It has `__cuda_array_interface__`, so other libraries can take it up.
-    `settled`: what is there was written before anything that is still to run.
+    `synchronized`: what is there was written before anything that is still to run.
     """
 
     ptr: int
@@ -43,7 +43,7 @@ class DeviceArray:
     index: int
     library: str
     owner: Any
-    settled: bool = False
+    synchronized: bool = False
 
     @property
     def ndim(self) -> int:
@@ -63,6 +63,15 @@ class DeviceArray:
             "shape": self.shape, "strides": self.strides, "typestr": self.dtype.str, "data": (self.ptr, False),
             "version": 3,
         }  # fmt: skip
+
+    @property
+    def stream(self) -> int:
+        """The handle of the stream that its library works on in this thread; the default stream for others."""
+        if self.library == "torch":
+            return torch_stream()(self.index)
+        if self.library == "cupy":
+            return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
+        return 0
 
     def transpose(self, *axes: int) -> DeviceArray:
         """The same memory with its axes in another order."""
@@ -227,7 +236,7 @@ def assign(target: DeviceArray, source: DeviceArray) -> None:
 
     if source.size:
         copy = launch(source.shape, source.strides, target.strides, source.dtype.itemsize, source.index)
-        copy({"x": source.ptr, "y": target.ptr}, stream_of(source))
+        copy({"x": source.ptr, "y": target.ptr}, source.stream)
 
 
 def give(array: DeviceArray) -> Any:
@@ -244,28 +253,19 @@ def give(array: DeviceArray) -> Any:
     return array
 
 
-def stream_of(array: DeviceArray) -> int:
-    """The handle of the stream that the array's library works on in this thread; the default stream for others."""
-    if array.library == "torch":
-        return torch_stream()(array.index)
-    if array.library == "cupy":
-        return int(sys.modules["cupy"].cuda.get_current_stream().ptr)
-    return 0
-
-
-def settle(array: DeviceArray) -> DeviceArray:
+def synchronize(array: DeviceArray) -> DeviceArray:
     """The array once its library's stream has written there; as it is where a graph captures that stream."""
     from cuda.bindings import driver
 
     from tapwise.cuda.jit.device import check
     from tapwise.cuda.jit.launch import on_gpu
 
-    stream = stream_of(array)
+    stream = array.stream
     with on_gpu(array.index):
         if check(driver.cuStreamIsCapturing(stream)) != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
             return array
         check(driver.cuStreamSynchronize(stream))
-    return replace(array, settled=True)
+    return replace(array, synchronized=True)
 
 
 def torch_stream() -> Callable[[int], int]:

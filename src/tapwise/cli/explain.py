@@ -21,7 +21,7 @@ def explain(
     from tapwise import dispatch, registry
     from tapwise.lab.bench import device_of
     from tapwise.lab.report import microseconds, size
-    from tapwise.ops.conv.api import as_images
+    from tapwise.ops.conv.prepared import as_images
     from tapwise.ops.conv.problem import ConvProblem
     from tapwise.registry import parse
 
@@ -77,7 +77,7 @@ def verify(
     from tapwise import registry
     from tapwise import verify as verify_
     from tapwise.lab.bench import device_of
-    from tapwise.ops.conv.api import as_images
+    from tapwise.ops.conv.prepared import as_images
     from tapwise.ops.conv.problem import ConvProblem
 
     cases = problem_cases(targets or ["quick"], batch, dtype, layout, classes)

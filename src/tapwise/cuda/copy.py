@@ -8,6 +8,7 @@ from typing import Final
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.device import gpu
 from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.types import DTYPES, template_args
 from tapwise.errors import InvalidProblem
 from tapwise.integers import ceil_div
 
@@ -16,12 +17,12 @@ THREADS: Final = 256
 WORDS: Final = (
     "x", "y", "total", *(f"{name}{axis}" for name in ("shape", "from", "to") for axis in range(AXES)),
 )  # fmt: skip
-_TYPES: Final = {1: "unsigned char", 2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}
+_TYPES: Final = {DTYPES[name].size_bytes: DTYPES[name].cpp for name in ("u8", "u16", "u32", "u64")}
 
 
 def source(size_bytes: int) -> Source:
     """The kernel for elements of that size."""
-    return stub("cuda/copy.cu", "copy", _TYPES[size_bytes], "Copy", THREADS)
+    return stub("cuda/copy.cu", "copy", template_args(_TYPES[size_bytes]), "Copy", THREADS)
 
 
 @lru_cache(256)

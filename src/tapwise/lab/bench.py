@@ -17,7 +17,7 @@ from tapwise.lab import gpu, records, roofline, timing
 from tapwise.lab.records import Record
 from tapwise.lab.suites import Case
 from tapwise.ops import references
-from tapwise.ops.conv.api import PreparedConv
+from tapwise.ops.conv.prepared import PreparedConv
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.filter.problem import FilterProblem
 from tapwise.problem import Problem

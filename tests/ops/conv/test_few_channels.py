@@ -16,7 +16,7 @@ from tapwise.algorithm import Algorithm, Device
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda import few_channels as few
-from tapwise.ops.conv.cuda import lines, pack
+from tapwise.ops.conv.cuda import lines
 from tapwise.ops.conv.cuda.few_channels import Config, FewChannels
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import convolve
@@ -77,7 +77,7 @@ def operands(problem: ConvProblem, config: Config, w: np.ndarray) -> np.ndarray:
     """What pack_fragments leaves, by its launch's words: [kind][chunk][step][8 filters][thread][2 words][element]."""
     launch = FewChannels().pack_launch(problem, config, (1, 1, 1, 1))
     p = dict(zip(launch.names, launch.words, strict=True))
-    each = 4 // pack.SIZES[problem.dtype]
+    each = 4 // problem.itemsize
     (r_, s_), c_ = problem.kernel, problem.c
     blocks, parity = config.filters // 8, few.parity_of(problem)
     pieces, steps = few._pieces(problem), few._steps(problem)
@@ -102,7 +102,7 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
     must be masked."""
     launch = FewChannels().launch(problem, config, H200)
     p = dict(zip(launch.names, launch.words, strict=True))
-    size, c = pack.SIZES[problem.dtype], problem.c
+    size, c = problem.itemsize, problem.c
     each, copy, parity = 4 // size, few.copy_bytes(problem), few.parity_of(problem)
     grain, kinds = (copy or 4) // size, 2 if parity == "BOTH" else 1
     pieces, steps, run = few._pieces(problem), few._steps(problem), c * problem.kernel[1]

@@ -17,7 +17,7 @@ from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.jit.tensor_map import WORDS, legal
 from tapwise.cuda.plan import CudaPlan
 from tapwise.lab.study import gemm
-from tapwise.ops.conv.cuda import implicit_gemm_mma, pack
+from tapwise.ops.conv.cuda import implicit_gemm_mma
 from tapwise.ops.conv.cuda.implicit_gemm import geometry, outputs
 from tapwise.ops.conv.cuda.implicit_gemm.geometry import Config, folded
 from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import ImplicitGemm
@@ -82,7 +82,7 @@ def test_geometry(text: str) -> None:
         assert launch.grid[0] % config.split == 0
         assert launch.dependent
         for name, map_ in launch.maps.items():
-            assert map_.box[0] * pack.SIZES[problem.dtype] <= 128
+            assert map_.box[0] * problem.itemsize <= 128
             assert max(map_.box) <= 256
             assert all(stride % 16 == 0 for stride in map_.strides), (name, map_)
             assert map_.corners is None or len(map_.corners[0]) == len(map_.sizes) - 2
@@ -113,11 +113,11 @@ def test_a_map_is_sixteen_words_whose_first_is_an_address() -> None:
         Launch(launch.source, ("y",), {}, (1, 1, 1), (32, 1, 1), maps={"z": launch.maps["x"]})
 
 
-def test_filters_are_fetched_ahead_only_where_they_are_settled() -> None:
+def test_filters_are_fetched_ahead_only_where_they_are_ready() -> None:
     """A launch may read filters before the one before has ended: not those that it has just packed."""
     problem = ConvProblem.parse(COMPILED[0])
     for config in some(problem):
-        assert "settled" in ImplicitGemm().launch(problem, config, H200)._open
+        assert "weights_ready" in ImplicitGemm().launch(problem, config, H200)._open
     seen: list[Mapping[str, int]] = []
 
     class Plan(CudaPlan):
@@ -125,9 +125,9 @@ def test_filters_are_fetched_ahead_only_where_they_are_settled() -> None:
             seen.append(addresses)
 
     array = DeviceArray(1 << 20, (1,), (2,), np.dtype(np.float16), 0, "other", None)
-    for packed in (array, replace(array, settled=True)):
+    for packed in (array, replace(array, synchronized=True)):
         Plan(problem, H200, []).run(Buffers(array, packed, array, stream=0))
-    assert [addresses.get("settled", 0) for addresses in seen] == [0, 1]
+    assert [addresses.get("weights_ready", 0) for addresses in seen] == [0, 1]
 
 
 def test_what_a_map_can_express() -> None:

@@ -108,7 +108,7 @@ def packed_windows(problem: ConvProblem, view: ConvProblem, x: np.ndarray) -> np
     flat = (x.transpose(0, 2, 3, 1) if problem.layout == "nhwc" else x).reshape(-1)
     flat = (x.transpose(0, 2, 3, 1) if problem.layout == "nhwc" else x).reshape(-1)
     out = np.zeros((pack.parts(problem), 1, p["n"], p["lines"], p["across"], p["wide"]))
-    assert launch.grid[0] * launch.block[0] * 16 >= p["across"] * p["wide"] * pack.SIZES[problem.dtype]
+    assert launch.grid[0] * launch.block[0] * 16 >= p["across"] * p["wide"] * problem.itemsize
     for *at, tap, channel in np.ndindex(p["n"], p["lines"], p["across"], p["taps"], p["channels"]):
         n, line, pixel = at
         r, s = divmod(tap, p["taps_w"])
@@ -148,7 +148,7 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
     algorithm = ImplicitGemm()
     launch = algorithm.launch(problem, config, H200)
     p = dict(zip(launch.names, launch.words, strict=True))
-    size = pack.SIZES[problem.dtype]
+    size = problem.itemsize
     base = geometry.unfolded(problem, config.unfold)
     if config.unfold:
         images = Memory(packed_windows(problem, base, x))
@@ -314,7 +314,7 @@ def test_maps_schedules_and_slabs_compute_the_convolution(text: str) -> None:
     unit = set(folded(problem).stride) == {1} and prod(problem.kernel) >= configs.LEAST_TAPS and "pad4" not in text
     assert kernels - {"box"} == ({"stream", "slab"} if unit else {"stream"})
     # Slabs of half lines where the last of whole ones would be half empty.
-    size = folded(problem).group_c * pack.SIZES[problem.dtype]
+    size = folded(problem).group_c * problem.itemsize
     halved = unit and problem.math != "3xtf32" and size > 128 and 0 < size % 128 <= 64
     assert {config.line for config in some(problem)} == ({0, 64} if halved else {0})
     # Boxes need whole pieces of channels, or packed ones, and lines of four outputs.
@@ -334,7 +334,7 @@ def test_maps_schedules_and_slabs_compute_the_convolution(text: str) -> None:
 def test_residuals_come_to_the_parts_where_sums_are_staged(text: str) -> None:
     """Each round's copies hold the residual of its outputs, as the tiles of a slab count them."""
     problem = ConvProblem.parse(text)
-    size, (out_h, out_w) = pack.SIZES[problem.dtype], problem.output
+    size, (out_h, out_w) = problem.itemsize, problem.output
     residual = np.arange(1.0, 1 + prod(problem.y_shape)).reshape(problem.y_shape)
     memory = Memory(residual.transpose(0, 2, 3, 1))
     configs_ = [

@@ -16,7 +16,7 @@ import tapwise
 from tapwise import arrays
 from tapwise.algorithm import Buffers
 from tapwise.errors import InvalidProblem, NotApplicable
-from tapwise.ops.conv.api import as_images
+from tapwise.ops.conv.prepared import as_images
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.problem import ACTIVATIONS
 

@@ -24,7 +24,7 @@ from tapwise.errors import CompileError
 FOLDER: Final = Path(__file__).parents[2]
 INCLUDES: Final = (FOLDER, FOLDER / "cuda" / "include")
 OPTIONS: Final[dict[str, Any]] = {"std": "c++17", "device_as_default_execution_space": True}
-# What a stub of float16 begins with: the header takes longer to compile than a kernel.
+# What a stub of CUDA's float16 begins with: the header takes longer to compile than a kernel.
 HALF: Final = "#define WITH_HALF\n"
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 
@@ -54,9 +54,10 @@ def stub(
 ) -> Source:  # fmt: skip
     """The stub that instantiates `template<arguments>` of a .cu file as a kernel of one parameter struct.
 
-    `threads` a block at most, `blocks` a multiprocessor at least: they bound the registers. `header` goes in front.
-    `cluster`: blocks that run together.
+    `arguments`: tapwise.cuda.types.template_args has them. `threads` a block at most, `blocks` a multiprocessor at
+    least: they bound the registers. `header` goes in front. `cluster`: blocks that run together.
     """
+    header += HALF if "__half" in arguments else ""
     bounds = f"__launch_bounds__({threads}, {blocks})" + (f" __cluster_dims__({cluster})" if cluster > 1 else "")
     text = (
         f'{header}#include "{file}"\n'

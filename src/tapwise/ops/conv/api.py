@@ -7,20 +7,14 @@ of height one. What comes back is of the library that `x` is from, in its memory
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
-
-from tapwise import arrays, dispatch, registry
-from tapwise.algorithm import Buffers, Choice, Config, Device, Plan
-from tapwise.arrays.device import settle
+from tapwise import arrays, dispatch
+from tapwise.algorithm import Config
 from tapwise.errors import InvalidProblem
+from tapwise.ops.conv.prepared import PreparedConv, as_images, check_like, execute, lift, plan_of
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.ops.conv.reference import activate
-from tapwise.ops.conv.torch_call import TorchCall
 from tapwise.ops.parameters import device_of, numbers, sides_of, whole
-
-_NO_TERMS: Final = "nothing to sum: no output, or no input channel"
 
 
 def conv2d(
@@ -116,114 +110,6 @@ def prepare(
     return PreparedConv(problem, w, bias, algorithm=algorithm, config=config, threads=threads, device=device)
 
 
-class PreparedConv:
-    """A problem with its algorithm chosen, its kernel compiled and its filters packed. Made by `prepare`.
-
-    Attributes: problem; device; choice (algorithm, config, reason); plan. Safe to call from many threads at once.
-    """
-
-    def __init__(
-        self, problem: ConvProblem, w: Any, bias: Any, *, algorithm: str, config: Config | str | None,
-        threads: int | None, device: str | None,
-    ) -> None:  # fmt: skip
-        index, self._upload = arrays.place(w, device)
-        filters = arrays.anywhere(w, "w", index, self._upload)
-        offset = None if bias is None else arrays.anywhere(bias, "bias", index, self._upload)
-        if problem.bias and offset is None:
-            raise InvalidProblem("bias=None: the problem has a bias, of shape (k,)")
-        _check_like("w", filters, problem.w_shape, problem.dtype)
-        if offset is not None:
-            _check_like("bias", offset, (problem.k,), problem.dtype)
-        self.problem = problem
-        self.device = device_of(filters, threads)
-        planar = as_images(problem)
-        self.choice, self.plan = _plan(planar, self.device, algorithm, config, True)
-        # A plan for a GPU may take filters as they are, and so the user's own.
-        mine = filters if index is None else arrays.copy(filters)
-        self._packed = self.plan.pack(_lift(mine, problem, False))
-        self._bias = None if offset is None else arrays.copy(offset)
-        if index is not None and self._packed is not None:
-            # So that a call may be made on any stream.
-            self._packed = settle(self._packed)
-        self._run = self.plan.run
-        # What a call without any conversion looks like: a NumPy array of this dtype, shape and strides.
-        self._dtype = arrays.DTYPES[problem.dtype]
-        self._x_shape: tuple[int, ...] | None = planar.x_shape
-        if planar is not problem or problem.residual or index is not None:
-            self._x_shape = None
-        self._x_strides = arrays.empty(planar.x_shape, self._dtype, problem.layout).strides
-        n, k, *output = planar.y_shape
-        self._channels_last = problem.layout == "nhwc"
-        self._y_memory = (n, *output, k) if self._channels_last else (n, k, *output)
-        self._torch: Any = None
-        if index is not None and not self._upload and planar is problem:
-            self._torch = TorchCall.of(self, filters)
-        self._free: list[np.ndarray] | None = None
-        self._workspace_size = 0
-        if self.plan.workspace_bytes and index is None:
-            self._free, self._workspace_size = arrays.workspaces(self.plan.workspace_bytes)
-
-    def __call__(self, x: Any, residual: Any = None, out: Any = None) -> Any:
-        """activation(conv(x, w) + bias + residual): arrays as for conv2d, of the problem's shape and dtype.
-
-        One image may come without its batch axis. x that is not dense in the problem's layout is copied; the result has
-        the problem's layout. `residual` where the problem has one. `out` is filled and returned.
-        """
-        if (
-            type(x) is np.ndarray
-            and x.strides == self._x_strides
-            and x.shape == self._x_shape
-            and x.dtype == self._dtype
-            and residual is None
-            and out is None
-            and x.flags.aligned
-        ):
-            y = np.empty(self._y_memory, self._dtype)
-            if self._channels_last:
-                y = y.transpose(0, 3, 1, 2)
-            if self._free is None:
-                self._run(Buffers(x, self._packed, y, None, self._bias))
-            else:
-                try:
-                    workspace = self._free.pop()
-                except IndexError:
-                    workspace = arrays.aligned(self._workspace_size)
-                self._run(Buffers(x, self._packed, y, workspace, self._bias))
-                self._free.append(workspace)
-            return y
-        if self._torch is not None and out is None and self._torch.takes(x, residual):
-            return self._torch(x, residual)
-        return self._call(x, residual, out)
-
-    def _call(self, x: Any, residual: Any, out: Any) -> Any:
-        problem = self.problem
-        index = self.device.index if self.device.kind == "cuda" else None
-        source = arrays.anywhere(x, "x", index, self._upload)
-        single = problem.n == 1 and source.ndim == len(problem.x_shape) - 1
-        _check_like("x", source, problem.x_shape[single:], problem.dtype)
-        if problem.residual != (residual is not None):
-            wanted = f"the problem has one, of shape {problem.y_shape}" if problem.residual else "the problem has none"
-            raise InvalidProblem(f"residual={'None' if residual is None else 'an array'}: {wanted}")
-        added = None if residual is None else arrays.anywhere(residual, "residual", index, self._upload)
-        return _execute(problem, single, self.plan, self._packed, self._bias, x, source, added, out)
-
-    def __repr__(self) -> str:
-        return f"<tapwise.PreparedConv '{self.problem}' with {self.choice.algorithm}>"
-
-
-def as_images(problem: ConvProblem) -> ConvProblem:
-    """The problem with two spatial axes: one axis becomes a row of an image of height one. Others as they are."""
-    if len(problem.spatial) != 1:
-        return problem
-    return problem.replace(
-        spatial=(1, *problem.spatial),
-        kernel=(1, *problem.kernel),
-        stride=(1, *problem.stride),
-        padding=((0, 0), *problem.padding),
-        dilation=(1, *problem.dilation),
-    )
-
-
 def _convolve(
     axes: int, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any,
     activation: str | None, residual: Any, output_size: Any, math: str, algorithm: str,
@@ -244,19 +130,19 @@ def _convolve(
     if filters.ndim != axes + 2:
         raise InvalidProblem(f"w has shape {filters.shape}: {axes + 2} axes (k, c / groups, ...) are allowed")
     batched = source[None] if single else source
-    _check_like("w", filters, filters.shape, dtype)
+    check_like("w", filters, filters.shape, dtype)
     if offset is not None:
-        _check_like("bias", offset, filters.shape[:1], dtype)
+        check_like("bias", offset, filters.shape[:1], dtype)
     words = stride, padding, dilation, groups, output_size, activation, math
     problem_of = _known_problem if all(map(_is_plain, words)) else _problem
     problem = problem_of(
         batched.shape, filters.shape, dtype, arrays.layout_of(batched), offset is not None, residual is not None, words
     )
-    _choice, plan = _plan(as_images(problem), device_of(source), algorithm, None, False)
-    packed = plan.pack(_lift(filters, problem, False))
+    _choice, plan = plan_of(as_images(problem), device_of(source), algorithm, None, False)
+    packed = plan.pack(lift(filters, problem, False))
     if offset is not None:
         offset = arrays.dense(offset, "nchw")
-    return _execute(problem, single, plan, packed, offset, x, source, addend, out)
+    return execute(problem, single, plan, packed, offset, x, source, addend, out)
 
 
 def _problem(
@@ -292,109 +178,3 @@ def _is_plain(word: Any) -> bool:
     """Whether equal words mean the same: numbers, names, and tuples of them."""
     kind = type(word)
     return kind is int or kind is str or word is None or (kind is tuple and all(map(_is_plain, word)))
-
-
-def _plan(
-    problem: ConvProblem, device: Device, algorithm: str, config: Config | str | None, prepared: bool
-) -> tuple[Choice, Plan]:
-    """Dispatch, except where there is nothing to sum: any algorithm's name is right for that."""
-    if not problem.empty and problem.c:
-        choice = dispatch.choose(problem, device, algorithm, config=config, prepared=prepared)
-        return choice, dispatch.plan_for(problem, choice, device)
-    last = registry.of_backend(device.kind)[-1].id
-    identifier = last if algorithm == "auto" else registry.get(algorithm).id
-    return Choice(identifier, Config(), _NO_TERMS, 0.0, 0), NothingToSum(problem)
-
-
-class NothingToSum(Plan):
-    """y = activation(bias + residual): what is left without input channels, and nothing at all without outputs."""
-
-    def __init__(self, problem: ConvProblem) -> None:
-        self.problem = problem
-
-    def pack(self, w: np.ndarray) -> None:
-        return None
-
-    def run(self, buffers: Buffers) -> None:
-        y = buffers.y
-        values = np.zeros(y.shape)
-        if buffers.bias is not None:
-            values += arrays.on_host(buffers.bias)[:, None, None]
-        if buffers.residual is not None:
-            values += arrays.on_host(buffers.residual)
-        arrays.assign(y, activate(self.problem.activation, values).astype(y.dtype))
-
-
-def _execute(
-    problem: ConvProblem, single: bool, plan: Plan, packed: Any, bias: np.ndarray | None,
-    x: Any, source: Any, added: Any, out: Any,
-) -> Any:  # fmt: skip
-    """Run a plan on checked `source`, the view of `x`; check residual and out; give back what the user expects."""
-    shape = problem.y_shape[single:]
-    layout, dtype = problem.layout, arrays.DTYPES[problem.dtype]
-    if added is not None:
-        _check_like("residual", added, shape, problem.dtype)
-    target = None
-    if out is not None:
-        target = arrays.target(out, source)
-        _check_out(target, shape, dtype, {"x": source, "bias": bias, "residual": added})
-    images = arrays.dense(_lift(source, problem, single), layout)
-    addend = None if added is None else arrays.dense(_lift(added, problem, single), layout)
-    direct = None if target is None else _lift(target, problem, single)
-    if (
-        direct is None
-        or not arrays.is_dense(direct, layout)
-        or (isinstance(direct, np.ndarray) and not isinstance(source, np.ndarray))
-    ):
-        y = arrays.empty(as_images(problem).y_shape, dtype, layout, source)
-    else:
-        y = direct
-    if plan.workspace_bytes and not isinstance(source, np.ndarray):
-        workspace = arrays.empty((plan.workspace_bytes,), np.dtype(np.uint8), "nchw", source)
-        plan.run(Buffers(images, packed, y, workspace, bias, addend))
-    elif plan.workspace_bytes:
-        free, size = arrays.workspaces(plan.workspace_bytes)
-        try:
-            workspace = free.pop()
-        except IndexError:
-            workspace = arrays.aligned(size)
-        plan.run(Buffers(images, packed, y, workspace, bias, addend))
-        free.append(workspace)
-    else:
-        plan.run(Buffers(images, packed, y, None, bias, addend))
-    if direct is None:
-        if len(problem.spatial) == 1:
-            y = y[:, :, 0]
-        return arrays.like(y[0] if single else y, x)
-    if y is not direct:
-        arrays.assign(direct, y)
-    return out
-
-
-def _lift(array: Any, problem: ConvProblem, single: bool) -> Any:
-    """A view with a batch axis and two spatial axes."""
-    if single:
-        array = array[None]
-    return array[:, :, None] if len(problem.spatial) == 1 else array
-
-
-def _check_like(name: str, array: arrays.Array, shape: tuple[int, ...], dtype: str) -> None:
-    if array.shape != shape:
-        raise InvalidProblem(f"{name} has shape {array.shape}: {shape} is allowed")
-    if array.dtype != arrays.DTYPES[dtype]:
-        arrays.dtype_name(array, name)
-        raise InvalidProblem(f"{name} has dtype {array.dtype}: {arrays.DTYPES[dtype]}, as x, is allowed")
-
-
-def _check_out(
-    out: arrays.Array, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: dict[str, arrays.Array | None]
-) -> None:
-    if out.shape != shape:
-        raise InvalidProblem(f"out has shape {out.shape}: {shape} is allowed")
-    if out.dtype != dtype:
-        raise InvalidProblem(f"out has dtype {out.dtype}: {dtype}, as x, is allowed")
-    if not arrays.writeable(out):
-        raise InvalidProblem("out is read-only: an array that can be written is allowed")
-    for name, array in inputs.items():
-        if array is not None and arrays.overlap(out, array):
-            raise InvalidProblem(f"out overlaps {name}: an array with memory of its own is allowed")

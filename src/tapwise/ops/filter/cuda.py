@@ -9,23 +9,20 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from tapwise.algorithm import Algorithm, Buffers, Device, Plan
+from tapwise.algorithm import Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.arrays import device as cuda
-from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.plan import CudaAlgorithm, CudaPlan, stream
+from tapwise.cuda.types import DTYPES, INDEX_LIMIT, counter, template_args
 from tapwise.integers import ceil_div
-from tapwise.ops.filter.problem import DTYPES, MODES, FilterProblem, limits
+from tapwise.ops.filter.problem import MODES, FilterProblem, limits
 
 WORDS: Final = (
     "x", "list", "y", "depth", "height", "width", "channels",
     *(f"{name}{axis}" for name in ("size", "before", "mode") for axis in range(3)), "taps",
 )  # fmt: skip
-TYPES: Final = {
-    "u8": "unsigned char", "i8": "signed char", "u16": "unsigned short", "i16": "short", "u32": "unsigned",
-    "i32": "int", "u64": "unsigned long long", "i64": "long long", "f16": "__half", "f32": "float", "f64": "double",
-}  # fmt: skip
 _OPS: Final = {"dense": "SUM", "separable": "SUM", "max": "LARGEST", "min": "SMALLEST"}
 # Bits of a place on each axis.
 _AXIS_BITS: Final = 20
@@ -41,8 +38,10 @@ class Config(BaseConfig):
     threads: int
 
 
-class FilterPlan(plans.CudaPlan):
+class FilterPlan(CudaPlan):
     """One launch, or two with the column's sums in the workspace between them."""
+
+    launch_only = False
 
     def __init__(
         self, problem: FilterProblem, device: Device, launches: Sequence[Launch], workspace_bytes: int
@@ -62,7 +61,7 @@ class FilterPlan(plans.CudaPlan):
 
     def run(self, buffers: Buffers) -> None:
         x, (lists, second), y, workspace, *_ = buffers
-        on = plans.stream(buffers)
+        on = stream(buffers)
         if len(self.launches) == 1:
             self.launches[0]({"x": x.ptr, "y": y.ptr, "list": lists.ptr}, on)
             return
@@ -103,7 +102,7 @@ def _list(constants: tuple[float, ...], weights: np.ndarray) -> np.ndarray:
     return np.concatenate([np.array((*constants, float(len(t)))).view(np.int64), places, values.view(np.int64)])
 
 
-class FilterSlidingWindow(Algorithm[Config]):
+class FilterSlidingWindow(CudaAlgorithm[Config]):
     """Windows of fewer than 2^20 taps an axis; all dtypes but float16."""
 
     operator: ClassVar[str] = "filter"
@@ -114,7 +113,7 @@ class FilterSlidingWindow(Algorithm[Config]):
     def rejects(self, problem: FilterProblem, device: Device) -> str | None:
         if "f16" in (problem.dtype, problem.to):
             return "takes integers, f32 and f64, not f16"
-        if max(problem.size) >= 1 << _AXIS_BITS or max(problem.spatial) >= plans.LARGEST_PLANE:
+        if max(problem.size) >= 1 << _AXIS_BITS or max(problem.spatial) >= INDEX_LIMIT:
             return f"takes fewer than 2^{_AXIS_BITS} taps and 2^31 elements an axis"
         return None
 
@@ -131,21 +130,24 @@ class FilterSlidingWindow(Algorithm[Config]):
         return prod(problem.x_shape) * (4 if problem.single else 8) if problem.op == "separable" else 0
 
     def plan(self, problem: FilterProblem, config: Config, device: Device) -> Plan:
-        launches = [self.launch(problem, config, part, device) for part in range(1 + (problem.op == "separable"))]
+        launches = [self.launch(problem, config, part, device) for part in _parts(problem)]
         return FilterPlan(problem, device, launches, self.workspace_bytes(problem, config, device))
+
+    def sources(self, problem: FilterProblem, config: Config) -> list[Source]:
+        return [self.source(problem, config, part) for part in _parts(problem)]
 
     def source(self, problem: FilterProblem, config: Config, part: int = 0) -> Source:
         """The kernel of the only launch, or of the column's (0) or the row's (1)."""
         sums = "float" if problem.single else "double"
         two = problem.op == "separable"
-        source = sums if two and part else TYPES[problem.dtype]
-        to = sums if two and not part else TYPES[problem.to]
+        source = sums if two and part else DTYPES[problem.dtype].cpp
+        to = sums if two and not part else DTYPES[problem.to].cpp
         integral = problem.integral and not (two and not part)
         words = (
-            source, to, sums, _OPS[problem.op], _flag(integral), _flag(integral and problem.to == "u64"),
-            _flag(two and not part and problem.truncates_columns), plans.counter(prod(problem.x_shape)),
+            source, to, sums, _OPS[problem.op], integral, integral and problem.to == "u64",
+            two and not part and problem.truncates_columns, counter(prod(problem.x_shape)),
         )  # fmt: skip
-        return stub("ops/filter/filter.cu", "filter", ", ".join(words), "Filter", config.threads)
+        return stub("ops/filter/filter.cu", "filter", template_args(*words), "Filter", config.threads)
 
     def launch(self, problem: FilterProblem, config: Config, part: int, device: Device) -> Launch:
         depth, height, width = problem.spatial
@@ -160,8 +162,6 @@ class FilterSlidingWindow(Algorithm[Config]):
         return Launch(self.source(problem, config, part), WORDS, fields, (blocks, 1, 1), (config.threads, 1, 1))
 
 
-def _flag(value: bool) -> str:
-    return "true" if value else "false"
-
-
-assert set(TYPES) == set(DTYPES)
+def _parts(problem: FilterProblem) -> range:
+    """Launches: of a separable filter the column's and the row's."""
+    return range(2 if problem.op == "separable" else 1)

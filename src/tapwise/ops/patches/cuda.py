@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Final
 
-from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.cuda import plan as plans
+from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.partition import PARTITIONS, tile_shape
+from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
+from tapwise.cuda.types import DTYPES, INDEX_LIMIT, counter, template_args
 from tapwise.integers import ceil_div
 from tapwise.ops.patches.problem import PatchProblem
 
@@ -49,10 +51,10 @@ class Config(BaseConfig):
     @property
     def across(self) -> int:
         """Windows of a block in a line of the image, 0 as they come: ACROSS in include/partition.cuh."""
-        return 0 if self.partition == "run" else plans.tile_shape(self.partition, self.threads)[0]
+        return 0 if self.partition == "run" else tile_shape(self.partition, self.threads)[0]
 
 
-class Im2colGridStride(Algorithm[Config]):
+class Im2colGridStride(CudaAlgorithm[Config]):
     """Any stride, padding and dilation, 1 to 3 spatial axes; float32, float64, float16."""
 
     operator: ClassVar[str] = "im2col"
@@ -61,32 +63,32 @@ class Im2colGridStride(Algorithm[Config]):
     dtypes: ClassVar[tuple[str, ...]] = ("f32", "f64", "f16", "bf16")
 
     def rejects(self, problem: PatchProblem, device: Device) -> str | None:
-        if max(prod(problem.spatial), prod(problem.output)) >= plans.LARGEST_PLANE:
+        if max(prod(problem.spatial), prod(problem.output)) >= INDEX_LIMIT:
             return "takes images and windows of fewer than 2^31 elements"
         return None
 
     def configs(self, problem: PatchProblem, device: Device) -> Sequence[Config]:
-        windows, size = prod(problem.output), plans.SIZES[problem.dtype]
+        few = problem.n * problem.c * prod(problem.output) < FEW * device.multiprocessors
+        parts = [Config(threads, 1, False, partition) for partition in PARTITIONS for threads in PART_THREADS]
+        return self.automatic_configs(problem, few) + parts
+
+    def automatic_configs(self, problem: PatchProblem, few: bool) -> list[Config]:
+        """Those that may be chosen, the best first; `few`: too few windows to keep the GPU busy."""
+        windows, size = prod(problem.output), problem.itemsize
         vectors = [count for count in (4, 2, 1) if windows % count == 0 and count * size <= 16]
         found = [Config(threads, vector) for vector in vectors for threads in (128, 256)]
         # One element a thread is best where taps begin on cache lines, else several: a store then covers whole sectors.
         found.sort(key=lambda c: (c.vector != 1, -c.threads) if windows * size % 128 == 0 else (0, 0))
         spread = [Config(256, vector, True) for vector in vectors]
-        few = problem.n * problem.c * windows < FEW * device.multiprocessors
-        found = spread + found if few and prod(problem.kernel) > MOST_TAPS else found + spread
-        parts = [Config(threads, 1, False, partition) for partition in plans.PARTITIONS for threads in PART_THREADS]
-        return found + parts
+        return spread + found if few and prod(problem.kernel) > MOST_TAPS else found + spread
 
     def predict_us(self, problem: PatchProblem, config: Config, device: Device) -> float:
         """The bytes over seven tenths of the bandwidth; the first config is the best one."""
         slow = 1.0 + 0.05 * (config != self.configs(problem, device)[0]) + 0.5 * (config.partition != "run")
         return problem.bytes / (device.gbps * 1e3 * 0.7) * slow + 2.0
 
-    def workspace_bytes(self, problem: PatchProblem, config: Config, device: Device) -> int:
-        return 0
-
     def plan(self, problem: PatchProblem, config: Config, device: Device) -> Plan:
-        return plans.CudaPlan(problem, device, [self.launch(problem, config, device)])
+        return CudaPlan(problem, device, [self.launch(problem, config, device)])
 
     def _threads_needed(self, problem: PatchProblem, config: Config) -> int:
         taps = prod(problem.kernel) if config.spread else 1
@@ -96,12 +98,15 @@ class Im2colGridStride(Algorithm[Config]):
             windows = ceil_div(problem.output[-1], config.across) * ceil_div(lines, down) * config.threads
         return problem.n * problem.c * taps * windows
 
+    def sources(self, problem: PatchProblem, config: Config) -> list[Source]:
+        return [self.source(problem, config)]
+
     def source(self, problem: PatchProblem, config: Config) -> Source:
-        count, spread = plans.counter(self._threads_needed(problem, config)), "true" if config.spread else "false"
-        part = f"{config.threads if config.across else 0}, {config.across}"
-        words = f"{plans.TYPES[problem.dtype]}, {config.vector}, {_kernel(problem)}, {spread}, {part}, {count}"
-        header = plans.header(problem.dtype)
-        return stub("ops/patches/patches.cu", "im2col", words, "Patches", config.threads, header=header)
+        words = template_args(
+            DTYPES[problem.dtype].cpp, config.vector, *_kernel(problem), config.spread,
+            config.threads if config.across else 0, config.across, counter(self._threads_needed(problem, config)),
+        )  # fmt: skip
+        return stub("ops/patches/patches.cu", "im2col", words, "Patches", config.threads)
 
     def launch(self, problem: PatchProblem, config: Config, device: Device) -> Launch:
         p = problem.lifted()
@@ -125,7 +130,7 @@ class Col2imGridStride(Im2colGridStride):
 
     def configs(self, problem: PatchProblem, device: Device) -> Sequence[Config]:
         width, unit = problem.spatial[-1], set(problem.stride[-2:]) == {1}
-        vectors = [size for size in (4, 2, 1) if width % size == 0 and size * plans.SIZES[problem.dtype] <= 16]
+        vectors = [size for size in (4, 2, 1) if width % size == 0 and size * problem.itemsize <= 16]
         vectors = [count for count in vectors if unit or count == 1]
         # Two elements a thread measured best, then four.
         vectors.sort(key=lambda count: (2, 4, 1).index(count))
@@ -137,14 +142,14 @@ class Col2imGridStride(Im2colGridStride):
     def source(self, problem: PatchProblem, config: Config) -> Source:
         strides = set(problem.stride[-2:])
         stride = strides.pop() if strides in ({1}, {2}) else 0
-        adds = "true" if problem.accumulate else "false"
-        count = plans.counter(self._threads_needed(problem, config))
-        words = f"{plans.TYPES[problem.dtype]}, {config.vector}, {stride}, {_kernel(problem)}, {adds}, {count}"
-        header = plans.header(problem.dtype)
-        return stub("ops/patches/patches.cu", "col2im", words, "Patches", config.threads, header=header)
+        words = template_args(
+            DTYPES[problem.dtype].cpp, config.vector, stride, *_kernel(problem), problem.accumulate,
+            counter(self._threads_needed(problem, config)),
+        )  # fmt: skip
+        return stub("ops/patches/patches.cu", "col2im", words, "Patches", config.threads)
 
 
-def _kernel(problem: PatchProblem) -> str:
+def _kernel(problem: PatchProblem) -> tuple[int, ...]:
     """The kernel's sizes where they are few, else zeros."""
     sizes = problem.lifted().kernel
-    return ", ".join(str(size if prod(sizes) <= MOST_TAPS else 0) for size in sizes)
+    return sizes if prod(sizes) <= MOST_TAPS else (0, 0, 0)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Final
 
-from tapwise.algorithm import Algorithm, Buffers, Device, Plan
+from tapwise.algorithm import Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.plan import CudaAlgorithm, CudaPlan, stream
+from tapwise.cuda.types import DTYPES, INDEX_LIMIT, counter, template_args
 from tapwise.integers import ceil_div
 from tapwise.ops.pool.problem import PoolProblem
 
@@ -31,16 +32,18 @@ class Config(BaseConfig):
     threads: int
 
 
-class PoolPlan(plans.CudaPlan):
+class PoolPlan(CudaPlan):
     """y is an array, or a pair of values and positions."""
+
+    launch_only = False
 
     def run(self, buffers: Buffers) -> None:
         values, places = buffers.y if isinstance(buffers.y, tuple) else (buffers.y, None)
         addresses = {"x": buffers.x.ptr, "y": values.ptr} | ({} if places is None else {"places": places.ptr})
-        self.enqueue(addresses, plans.stream(buffers))
+        self.enqueue(addresses, stream(buffers))
 
 
-class PoolSlidingWindow(Algorithm[Config]):
+class PoolSlidingWindow(CudaAlgorithm[Config]):
     """Any kernel, stride, padding and dilation, 2 spatial axes, both memory orders, positions too; float32, float64,
     float16 (means in float32)."""
 
@@ -50,7 +53,7 @@ class PoolSlidingWindow(Algorithm[Config]):
     axes: ClassVar[tuple[int, ...]] = (2,)
 
     def rejects(self, problem: PoolProblem, device: Device) -> str | None:
-        if prod(problem.spatial) >= plans.LARGEST_PLANE:
+        if prod(problem.spatial) >= INDEX_LIMIT:
             return "takes planes of fewer than 2^31 elements"
         return None
 
@@ -63,23 +66,19 @@ class PoolSlidingWindow(Algorithm[Config]):
         taps = problem.flops / (4 * device.multiprocessors * gigahertz * 1e3)
         return max(problem.bytes / (device.gbps * 1e3 * 0.7), taps) * (1 + (256 - config.threads) / 1e4) + 2.0
 
-    def workspace_bytes(self, problem: PoolProblem, config: Config, device: Device) -> int:
-        return 0
-
     def plan(self, problem: PoolProblem, config: Config, device: Device) -> Plan:
         return PoolPlan(problem, device, [self.launch(problem, config, device)])
 
+    def sources(self, problem: PoolProblem, config: Config) -> list[Source]:
+        return [self.source(problem, config)]
+
     def source(self, problem: PoolProblem, config: Config) -> Source:
-        flags = (
-            problem.op == "max", problem.indices, problem.count_include_pad, problem.layout == "nhwc",
-        )  # fmt: skip
         kernel = problem.kernel if prod(problem.kernel) <= MOST_TAPS else (0, 0)
         words = (
-            plans.TYPES[problem.dtype], *("true" if flag else "false" for flag in flags), *map(str, kernel),
-            plans.counter(prod(problem.y_shape)),
+            DTYPES[problem.dtype].cpp, problem.op == "max", problem.indices, problem.count_include_pad,
+            problem.layout == "nhwc", *kernel, counter(prod(problem.y_shape)),
         )  # fmt: skip
-        header = plans.header(problem.dtype)
-        return stub("ops/pool/pool.cu", "pool", ", ".join(words), "Pooling", config.threads, header=header)
+        return stub("ops/pool/pool.cu", "pool", template_args(*words), "Pooling", config.threads)
 
     def launch(self, problem: PoolProblem, config: Config, device: Device) -> Launch:
         (height, width), (r, s), (p, q) = problem.spatial, problem.kernel, problem.output

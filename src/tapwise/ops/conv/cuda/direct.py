@@ -18,12 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.cuda import plan as plans
+from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.plan import CudaAlgorithm
+from tapwise.cuda.types import DTYPES, template_args
 from tapwise.integers import ceil_div, round_up
+from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.problem import ConvProblem
 
 STEPS: Final = ("outputs", "prefetch", "registers", "wide", "even", "tile")
@@ -52,7 +54,7 @@ class Config(BaseConfig):
     resident: int = 1
 
 
-class Direct(Algorithm[Config]):
+class Direct(CudaAlgorithm[Config]):
     """Few channels, filters of up to 64 taps, strides up to 4, no dilation; any padding and groups; NCHW; float32,
     float64, float16 (in float32)."""
 
@@ -62,8 +64,8 @@ class Direct(Algorithm[Config]):
     axes: ClassVar[tuple[int, ...]] = (2,)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        if plans.is_large(problem):
-            return plans.TOO_LARGE
+        if window.is_large(problem):
+            return window.TOO_LARGE
         if set(problem.dilation) != {1}:
             return f"takes no dilation, not {problem.dilation}"
         if problem.kernel[0] * problem.kernel[1] > MOST_TAPS:
@@ -100,7 +102,7 @@ class Direct(Algorithm[Config]):
     def _tile(self, problem: ConvProblem, config: Config) -> tuple[int, int, int]:
         """(rows, columns, elements of the filters) of one stage, as the kernel works them out."""
         (stride_h, stride_w), (r, s) = problem.stride, problem.kernel
-        vector = 16 // plans.SIZES[problem.dtype]
+        vector = 16 // problem.itemsize
         read = round_up(self._shift(problem, config) + (config.px - 1) * stride_w + s, config.px)
         columns = round_up((config.across - 1) * config.px * stride_w + read, vector)
         rows = (config.down * config.ty - 1) * stride_h + r
@@ -115,7 +117,7 @@ class Direct(Algorithm[Config]):
         turned = 0
         if self._store(problem, config) < config.px:
             turned = config.across * config.down * config.px * (8 if problem.dtype == "f64" else 4)
-        return config.stages * (rows * columns + filters) * plans.SIZES[problem.dtype] + turned
+        return config.stages * (rows * columns + filters) * problem.itemsize + turned
 
     def _store(self, problem: ConvProblem, config: Config) -> int:
         """Elements of y that a thread writes at once: all its columns, or single ones, turned in shared memory."""
@@ -125,12 +127,12 @@ class Direct(Algorithm[Config]):
         """Bytes of one copy: as many as a row of the image is a multiple of; 0 for loads through registers."""
         if config.step in ("even", "tile"):
             return 0
-        row = problem.spatial[1] * plans.SIZES[problem.dtype]
-        return next((size for size in (16, 8, 4) if row % size == 0 and size >= plans.SIZES[problem.dtype]), 0)
+        row = problem.spatial[1] * problem.itemsize
+        return next((size for size in (16, 8, 4) if row % size == 0 and size >= problem.itemsize), 0)
 
     def _shift(self, problem: ConvProblem, config: Config) -> int:
         """Elements before the tile, so that its rows begin on a multiple of a copy."""
-        pieces = self._copy_bytes(problem, config) // plans.SIZES[problem.dtype]
+        pieces = self._copy_bytes(problem, config) // problem.itemsize
         return -problem.padding[1][0] % pieces if pieces > 1 else 0
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
@@ -171,34 +173,33 @@ class Direct(Algorithm[Config]):
         tiles = ceil_div(q, config.across * config.px) * ceil_div(p, config.down * config.ty * config.each)
         return tiles * passes * problem.n
 
-    def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
-        return 0
-
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        return plans.CudaPlan(problem, device, [self.launch(problem, config)])
+        return window.WindowPlan(problem, device, [self.launch(problem, config)])
+
+    def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
+        return [self.source(problem, config)]
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
         copy = self._copy_bytes(problem, config)
         load = {"tile": "HALO", "even": "EVEN"}.get(config.step, "COPY" if copy else "EVEN")
         store = self._store(problem, config)
         words = (
-            plans.TYPES[problem.dtype], config.k, *problem.kernel, *problem.stride, config.across, config.down,
+            DTYPES[problem.dtype].cpp, config.k, *problem.kernel, *problem.stride, config.across, config.down,
             config.px, config.ty, config.stages, load, max(copy, 4), self._shift(problem, config),
-            store, config.each, *("true" if flag else "false" for flag in (problem.bias, problem.residual)),
-            plans.ACTIVATIONS[problem.activation],
+            store, config.each, problem.bias, problem.residual,
+            window.ACTIVATIONS[problem.activation],
         )  # fmt: skip
         threads = config.across * config.down
         return stub(
-            "ops/conv/cuda/direct.cu", "direct", ", ".join(map(str, words)), "Window", threads, config.resident,
-            header=plans.header(problem.dtype),
+            "ops/conv/cuda/direct.cu", "direct", template_args(*words), "Window", threads, config.resident,
         )  # fmt: skip
 
     def launch(self, problem: ConvProblem, config: Config) -> Launch:
-        fields = plans.window_fields(problem)
+        fields = window.window_fields(problem)
         fields["tiles_q"] = ceil_div(fields["q"], config.across * config.px)
         fields["tiles_p"] = ceil_div(fields["p"], config.down * config.ty * config.each)
         fields["tiles_k"] = ceil_div(problem.k // problem.groups, config.k) * problem.groups
         return Launch(
-            self.source(problem, config), plans.WINDOW, fields, (self._blocks(problem, config), 1, 1),
+            self.source(problem, config), window.WINDOW, fields, (self._blocks(problem, config), 1, 1),
             (config.across * config.down, 1, 1), self.shared_bytes(problem, config),
         )  # fmt: skip

@@ -16,13 +16,14 @@ from functools import partial
 from math import prod
 from typing import ClassVar, Final
 
-from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.cuda import plan as plans
+from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.plan import CudaAlgorithm, has_dependent_launches
+from tapwise.cuda.types import reciprocal, template_args, tensor_core_type
 from tapwise.integers import ceil_div
-from tapwise.ops.conv.cuda import lines, pack
+from tapwise.ops.conv.cuda import lines, pack, window
 from tapwise.ops.conv.problem import ConvProblem
 
 WORDS: Final = (
@@ -67,7 +68,7 @@ class Config(BaseConfig):
     resident: int
 
 
-class FewChannels(Algorithm[Config]):
+class FewChannels(CudaAlgorithm[Config]):
     """Up to 8 channels in one group, channels last; any stride and padding, dilation along lines of filters of one
     column only; float16, bfloat16, and float32 with math="tf32". Compute capability 8.0 and newer."""
 
@@ -105,7 +106,7 @@ class FewChannels(Algorithm[Config]):
                         continue
                     registers = 4 * blocks + 8 * rows + width // 4 + OTHER_REGISTERS
                     registers += MORE_REGISTERS * (_steps(problem) > MANY_STEPS)
-                    registers += MORE_REGISTERS * (problem.activation in plans.FUNCTIONS)
+                    registers += MORE_REGISTERS * (problem.activation in window.FUNCTIONS)
                     # Measured on Hopper; ptxas wants some more for others.
                     registers += 0 if device.architecture == "sm_90a" else MORE_REGISTERS
                     registers += MORE_REGISTERS * (problem.bias or problem.residual or problem.activation is not None)
@@ -128,7 +129,7 @@ class FewChannels(Algorithm[Config]):
         # Of a warp's turn: operands from shared memory, places of pixels, outputs and stores.
         operands = steps * (4 * config.rows + 2 * eights)
         outputs = config.rows * config.filters // 2
-        more = 1 + FUNCTION * (problem.activation in plans.FUNCTIONS) + RESIDUAL * problem.residual
+        more = 1 + FUNCTION * (problem.activation in window.FUNCTIONS) + RESIDUAL * problem.residual
         turn = PLACE * config.rows + chunks * (
             OPERAND * operands + STORE * outputs / _beside(problem, config) + OUTPUT * outputs * more
         )
@@ -144,9 +145,6 @@ class FewChannels(Algorithm[Config]):
         memory = problem.bytes / (device.gbps * 1e3 * MEMORY)
         return float((compute**3 + memory**3) ** (1 / 3) + BOTH * min(compute, memory) + LAUNCH_US)
 
-    def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
-        return 0
-
     def error_factor(self, problem: ConvProblem) -> float:
         """tf32 keeps 11 bits of each factor, cut off at worst: 2^-9 of a product."""
         return super().error_factor(problem) + (2.0**15 if problem.math == "tf32" else 0.0)
@@ -157,12 +155,11 @@ class FewChannels(Algorithm[Config]):
 
     def _template(self, problem: ConvProblem, config: Config) -> str:
         words = (
-            pack.TYPES[problem.dtype], problem.c, *problem.kernel, config.filters, config.rows, config.order,
+            tensor_core_type(problem.dtype), problem.c, *problem.kernel, config.filters, config.rows, config.order,
             _beside(problem, config), copy_bytes(problem), parity_of(problem), problem.bias, problem.residual,
-            plans.ACTIVATIONS[problem.activation],
+            window.ACTIVATIONS[problem.activation],
         )  # fmt: skip
-        texts = [str(word).lower() if isinstance(word, bool) else str(word) for word in words]
-        return f"Few<{', '.join(texts)}>"
+        return f"Few<{template_args(*words)}>"
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
         template = self._template(problem, config)
@@ -173,23 +170,22 @@ class FewChannels(Algorithm[Config]):
         return stub("ops/conv/cuda/few_channels.cu", "pack_fragments", plain, "Fragments", pack.THREADS)
 
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
-        """All kernels of a config."""
         return [self.pack_source(problem, config), self.source(problem, config)]
 
     def launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
         tiles_h, tiles_w, tiles = lines.tiles_of(problem, config.down, config.across)
         high, pitch = lines_of(problem, config)
         copy, columns = copy_bytes(problem), config.across // _kinds(problem)
-        mine = plans.window_fields(problem) | {
+        mine = window.window_fields(problem) | {
             "down": config.down, "across": config.across, "tiles_h": tiles_h, "tiles_w": tiles_w, "tiles": tiles,
             "lines": high, "pitch": pitch, "columns": columns, "pieces": pitch // (copy or 4),
-            "per_column": plans.reciprocal(columns), "per_piece": plans.reciprocal(pitch // (copy or 4)),
+            "per_column": reciprocal(columns), "per_piece": reciprocal(pitch // (copy or 4)),
         }  # fmt: skip
         mine = {name: value for name, value in mine.items() if name in WORDS}
         grid = (min(tiles, device.multiprocessors * config.resident), 1, 1)
         return Launch(
             self.source(problem, config), WORDS, mine, grid, (lines.THREADS, 1, 1),
-            shared_bytes(problem, config), dependent=plans.waits_by_itself(device),
+            shared_bytes(problem, config), dependent=has_dependent_launches(device),
         )  # fmt: skip
 
     def pack_launch(self, problem: ConvProblem, config: Config, steps: tuple[int, ...]) -> Launch:
@@ -205,7 +201,7 @@ class FewChannels(Algorithm[Config]):
 
 def orders_of(problem: ConvProblem) -> list[int]:
     """Filters that are turned so that threads write neighbours, a quarter of them each: 16 bytes, 8, or fewer."""
-    most = 64 // pack.SIZES[problem.dtype]
+    most = 64 // problem.itemsize
     return [order for order in (32, 16) if order <= most and problem.k % (order // 4) == 0] or [8]
 
 
@@ -224,7 +220,7 @@ def _beside(problem: ConvProblem, config: Config) -> int:
 
 def parity_of(problem: ConvProblem) -> str:
     """Where windows begin in words of shared memory: at EVEN elements, at ODD ones, or BOTH by turns."""
-    if pack.SIZES[problem.dtype] == 4:
+    if problem.itemsize == 4:
         return "EVEN"
     if problem.stride[1] * problem.c % 2:
         return "BOTH"
@@ -238,14 +234,14 @@ def _kinds(problem: ConvProblem) -> int:
 
 def copy_bytes(problem: ConvProblem) -> int:
     """Bytes of a piece that is copied: as many as lines of x are a multiple of; 0 where that is no word."""
-    line = problem.spatial[1] * problem.c * pack.SIZES[problem.dtype]
+    line = problem.spatial[1] * problem.c * problem.itemsize
     return next((count for count in (16, 8, 4) if line % count == 0), 0)
 
 
 def _pieces(problem: ConvProblem) -> int:
     """Pieces of 16 bytes of a window's run in one line."""
     run = problem.c * problem.kernel[1] + (parity_of(problem) != "EVEN")
-    return ceil_div(run * pack.SIZES[problem.dtype], PIECE_BYTES)
+    return ceil_div(run * problem.itemsize, PIECE_BYTES)
 
 
 def _steps(problem: ConvProblem) -> int:
@@ -255,7 +251,7 @@ def _steps(problem: ConvProblem) -> int:
 
 def lines_of(problem: ConvProblem, config: Config) -> tuple[int, int]:
     """(lines of x of a tile, bytes of each)."""
-    size = pack.SIZES[problem.dtype]
+    size = problem.itemsize
     high = (config.down - 1) * problem.stride[0] + problem.reach[0]
     # A line begins up to a piece before the first window.
     lead = (copy_bytes(problem) or 4) - size

@@ -18,13 +18,16 @@ from itertools import product
 from math import prod
 from typing import Any, ClassVar, Final
 
-from tapwise.algorithm import Algorithm, Buffers, Device, Plan
+from tapwise.algorithm import Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.arrays.device import DeviceArray
-from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.partition import PARTITIONS, tile_shape
+from tapwise.cuda.plan import CudaAlgorithm, stream
+from tapwise.cuda.types import DTYPES, template_args
 from tapwise.integers import ceil_div
+from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.patches.cuda import PART_THREADS, Im2colGridStride
 from tapwise.ops.patches.cuda import Config as Expansion
@@ -61,7 +64,7 @@ class Config(BaseConfig):
     @property
     def across(self) -> int:
         """Windows of a block in a line of the image, 0 as they come: ACROSS in include/partition.cuh."""
-        return 0 if self.partition == "run" else plans.tile_shape(self.partition, self.threads)[0]
+        return 0 if self.partition == "run" else tile_shape(self.partition, self.threads)[0]
 
     @property
     def automatic(self) -> bool:
@@ -72,8 +75,10 @@ class Config(BaseConfig):
         return self.gemm != "library" and self.partition == "run"
 
 
-class Im2colGemmPlan(plans.CudaPlan):
+class Im2colGemmPlan(window.WindowPlan):
     """Two launches for every so many images; `passes` holds (images, launch of im2col, launch of the product)."""
+
+    launch_only = False
 
     def __init__(
         self, problem: ConvProblem, device: Device, passes: Sequence[tuple[int, Launch, Launch | None]],
@@ -82,13 +87,13 @@ class Im2colGemmPlan(plans.CudaPlan):
         launches = {launch for _, *pair in passes for launch in pair if launch is not None}
         super().__init__(problem, device, list(launches), workspace_bytes)
         self._passes = passes
-        size = plans.SIZES[problem.dtype]
+        size = problem.itemsize
         self._x_bytes = problem.c * prod(problem.spatial) * size
         self._y_bytes = problem.k * prod(problem.output) * size
 
     def run(self, buffers: Buffers) -> None:
         x, packed, y, workspace, bias, residual, _ = buffers
-        on = plans.stream(buffers)
+        on = stream(buffers)
         first = 0
         for images, im2col, gemm in self._passes:
             im2col({"x": x.ptr + first * self._x_bytes, "y": workspace.ptr}, on)
@@ -144,7 +149,7 @@ def _library() -> bool:
     return torch is not None and bool(torch.cuda.is_available())
 
 
-class Im2colGemm(Algorithm[Config]):
+class Im2colGemm(CudaAlgorithm[Config]):
     """Any stride, padding, dilation and groups; NCHW; float32, float64, float16 (in float32).
 
     Columns of one image of up to 16 GiB; more images go through together up to 4 GiB.
@@ -156,8 +161,8 @@ class Im2colGemm(Algorithm[Config]):
     axes: ClassVar[tuple[int, ...]] = (2,)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        if plans.is_large(problem):
-            return plans.TOO_LARGE
+        if window.is_large(problem):
+            return window.TOO_LARGE
         each = self._columns_bytes(problem)
         if each > LARGEST_BYTES:
             return f"takes up to {LARGEST_BYTES >> 30} GiB of columns an image, not {each / (1 << 30):.1f}"
@@ -165,7 +170,7 @@ class Im2colGemm(Algorithm[Config]):
 
     def _columns_bytes(self, problem: ConvProblem) -> int:
         """Of one image."""
-        return problem.c * prod(problem.kernel) * prod(problem.output) * plans.SIZES[problem.dtype]
+        return problem.c * prod(problem.kernel) * prod(problem.output) * problem.itemsize
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         together = max(1, min(problem.n, WORKSPACE_BYTES // self._columns_bytes(problem)))
@@ -179,9 +184,9 @@ class Im2colGemm(Algorithm[Config]):
             plain = not (problem.bias or problem.residual or problem.activation) and problem.dtype != "f16"
             if plain and _library():
                 found.append(Config("library", 0, images))
-        for partition, threads in product(plans.PARTITIONS, PART_THREADS):
+        for partition, threads in product(PARTITIONS, PART_THREADS):
             found.append(Config("global", 1, together, partition, threads))
-            if DEPTH * threads * max(4, plans.SIZES[problem.dtype]) < SHARED:
+            if DEPTH * threads * max(4, problem.itemsize) < SHARED:
                 found.append(Config("shared", PART_FILTERS, together, partition, threads))
         return found
 
@@ -223,11 +228,9 @@ class Im2colGemm(Algorithm[Config]):
         self, problem: ConvProblem, config: Config, images: int, device: Device
     ) -> tuple[Launch, Launch | None]:
         """im2col of so many images, and the product; None where that is the library's."""
-        im2col, patches = Im2colGridStride(), self._patches(problem, images)
-        expand = im2col.configs(patches, device)[0]
-        if config.partition != "run":
-            expand = Expansion(config.threads, 1, False, config.partition)
-        first = im2col.launch(patches, expand, device)
+        patches = self._patches(problem, images)
+        expand = self._expansion(config) or Im2colGridStride().configs(patches, device)[0]
+        first = Im2colGridStride().launch(patches, expand, device)
         if config.gemm == "library":
             return first, None
         m, windows = problem.k // problem.groups, prod(problem.output)
@@ -244,6 +247,10 @@ class Im2colGemm(Algorithm[Config]):
         threads = tile_m // size_m * (tile_n // size_n)
         return first, Launch(self.source(problem, config), WORDS, fields, grid, (threads, 1, 1))
 
+    def _expansion(self, config: Config) -> Expansion | None:
+        """How windows become columns; None: as im2col itself would."""
+        return None if config.partition == "run" else Expansion(config.threads, 1, False, config.partition)
+
     def _patches(self, problem: ConvProblem, images: int) -> Im2colProblem:
         return Im2colProblem(
             images, problem.c, problem.spatial, problem.kernel, problem.stride, problem.padding, problem.dilation,
@@ -258,19 +265,28 @@ class Im2colGemm(Algorithm[Config]):
             (config.filters, config.threads, config.filters, 1) if config.threads else _tiles(problem)[config.filters]
         )
 
+    def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
+        im2col, found = Im2colGridStride(), []
+        for images in {config.images, problem.n % config.images or config.images}:
+            patches = self._patches(problem, images)
+            given = self._expansion(config)
+            # Which of two is the GPU's own.
+            either = [given] if given else [im2col.automatic_configs(patches, few)[0] for few in (False, True)]
+            found += [im2col.source(patches, expansion) for expansion in either]
+        return [*dict.fromkeys(found), *([] if config.gemm == "library" else [self.source(problem, config)])]
+
     def source(self, problem: ConvProblem, config: Config) -> Source:
         """The product's kernel."""
         tile_m, tile_n, size_m, size_n = self._tile(problem, config)
         words = (
-            plans.TYPES[problem.dtype], "true" if config.gemm == "shared" else "false", tile_m, tile_n, DEPTH, size_m,
-            size_n, config.across, plans.ACTIVATIONS[problem.activation],
+            DTYPES[problem.dtype].cpp, config.gemm == "shared", tile_m, tile_n, DEPTH, size_m,
+            size_n, config.across, window.ACTIVATIONS[problem.activation],
         )  # fmt: skip
         threads = tile_m // size_m * (tile_n // size_n)
-        header = plans.header(problem.dtype)
         # Without a bound, NVRTC begins so many loads at once that two blocks fill a multiprocessor's registers.
         tuned = config.gemm == "shared" and not config.threads
         blocks = {"f64": 2}.get(problem.dtype, 3) if tuned else 1
-        return stub("ops/conv/cuda/gemm.cu", "gemm", ", ".join(map(str, words)), "Gemm", threads, blocks, header)
+        return stub("ops/conv/cuda/gemm.cu", "gemm", template_args(*words), "Gemm", threads, blocks)
 
 
 def _tiles(problem: ConvProblem) -> dict[int, tuple[int, int, int, int]]:

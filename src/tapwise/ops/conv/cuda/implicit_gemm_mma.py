@@ -17,14 +17,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, Final
 
-from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
+from tapwise.algorithm import Device, Plan
 from tapwise.arrays.device import DeviceArray
-from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
-from tapwise.integers import ceil_div
-from tapwise.ops.conv.cuda import pack
+from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
+from tapwise.cuda.types import INDEX_LIMIT, template_args, tensor_core_type
+from tapwise.integers import ceil_div, round_up
+from tapwise.ops.conv.cuda import pack, window
 from tapwise.ops.conv.problem import ConvProblem
 
 WORDS: Final = (
@@ -40,7 +41,6 @@ TILES: Final = (
     (128, 128, 2, 4), (128, 64, 4, 2), (64, 64, 2, 2), (64, 128, 2, 4), (128, 32, 4, 1), (64, 32, 4, 1), (128, 16, 4,
     1), (64, 16, 4, 1), (128, 8, 4, 1), (256, 64, 4, 2), (32, 64, 1, 4), (64, 96, 2, 2), (128, 96, 4, 2),
 )  # fmt: skip
-LARGEST: Final = 1 << 31
 MOST_SPLIT: Final = 32
 
 
@@ -58,7 +58,7 @@ class Config(BaseConfig):
     split: int
 
 
-class MmaPlan(plans.CudaPlan):
+class MmaPlan(CudaPlan):
     """The product, and where gemm_k is split the sum of its parts."""
 
     def __init__(self, problem: ConvProblem, device: Device, launches: Sequence[Launch], pitch: int, size: int) -> None:
@@ -70,7 +70,7 @@ class MmaPlan(plans.CudaPlan):
         return pack.filters(self.problem, w, self.problem.group_c, self._device, self._pitch, False)
 
 
-class ImplicitGemmMma(Algorithm[Config]):
+class ImplicitGemmMma(CudaAlgorithm[Config]):
     """Any stride, padding, dilation, groups and channels; NHWC and NCHW; float16, bfloat16, and float32 with
     math="tf32" or "3xtf32". Compute capability 8.0 and newer."""
 
@@ -81,7 +81,7 @@ class ImplicitGemmMma(Algorithm[Config]):
     axes: ClassVar[tuple[int, ...]] = (2,)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        if problem.n * prod(problem.output) >= LARGEST or max(problem.spatial) >= 1 << 29 or problem.gemm_k >= 1 << 29:
+        if problem.n * prod(problem.output) >= INDEX_LIMIT or max(*problem.spatial, problem.gemm_k) >= 1 << 29:
             return "takes fewer than 2^31 output pixels, 2^29 lines or columns, and 2^29 terms of a sum"
         return None
 
@@ -106,7 +106,7 @@ class ImplicitGemmMma(Algorithm[Config]):
         return found
 
     def steps(self, problem: ConvProblem) -> int:
-        return ceil_div(problem.gemm_k * pack.SIZES[problem.dtype], SPAN)
+        return ceil_div(problem.gemm_k * problem.itemsize, SPAN)
 
     def shared_bytes(self, problem: ConvProblem, config: Config) -> int:
         """The ring, or the sums in its place, and where the windows of a tile's pixels begin."""
@@ -124,7 +124,7 @@ class ImplicitGemmMma(Algorithm[Config]):
 
     def _piece(self, problem: ConvProblem) -> int:
         """Bytes of x that are copied at once; 0 for elements through registers."""
-        size = pack.SIZES[problem.dtype]
+        size = problem.itemsize
         if problem.layout == "nchw":
             return 0
         return next((b for b in (16, 8, 4) if problem.c * size % b == 0 and problem.group_c * size % b == 0), 0)
@@ -143,9 +143,7 @@ class ImplicitGemmMma(Algorithm[Config]):
         outputs = config.pixels * config.filters * config.bundle
         # Three products, and taking numbers apart in registers.
         product = outputs * 0.067 * (4.5 if problem.math == "3xtf32" else 1)
-        gathered = (
-            config.pixels * config.bundle * SPAN / 32 * (32.4 / piece if piece else 26.0 / pack.SIZES[problem.dtype])
-        )
+        gathered = config.pixels * config.bundle * SPAN / 32 * (32.4 / piece if piece else 26.0 / problem.itemsize)
         step = max(product, gathered + config.filters * config.bundle * 1.1) + 30
         share = ceil_div(blocks, device.multiprocessors)
         cycles = share * (steps * max(step, 1230 / together) + 0.43 * outputs) + 660
@@ -166,39 +164,37 @@ class ImplicitGemmMma(Algorithm[Config]):
         return MmaPlan(problem, device, launches, self._pitch(problem), self.workspace_bytes(problem, config, device))
 
     def _pitch(self, problem: ConvProblem) -> int:
-        whole = 16 // pack.SIZES[problem.dtype]
-        return ceil_div(problem.gemm_k, whole) * whole
+        return round_up(problem.gemm_k, 16 // problem.itemsize)
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
         piece = self._piece(problem)
-        size = pack.SIZES[problem.dtype]
+        size = problem.itemsize
         inner = problem.group_k
         written = next(count for count in (16 // size, 8 // size, 4 // size, 1) if count and inner % count == 0)
         parts = config.split > 1
         words = (
-            pack.TYPES[problem.dtype], piece, _word(problem.layout == "nchw"), config.pixels, config.filters,
-            config.bundle, config.warps_m, config.warps_n, config.stages, _word(parts), _word(problem.math == "3xtf32"),
-            written, _word(problem.layout == "nchw" and not parts), _word(problem.bias and not parts),
-            _word(problem.residual and not parts), "NONE" if parts else plans.ACTIVATIONS[problem.activation],
+            tensor_core_type(problem.dtype), piece, problem.layout == "nchw", config.pixels, config.filters,
+            config.bundle, config.warps_m, config.warps_n, config.stages, parts, problem.math == "3xtf32",
+            written, problem.layout == "nchw" and not parts, problem.bias and not parts,
+            problem.residual and not parts, "NONE" if parts else window.ACTIVATIONS[problem.activation],
         )  # fmt: skip
         threads = 32 * config.bundle * config.warps_m * config.warps_n
-        template = f"Block<{', '.join(map(str, words))}>"
+        template = f"Block<{template_args(*words)}>"
         return stub("ops/conv/cuda/implicit_gemm_mma.cu", "implicit_gemm_mma", template, "Gather", threads)
 
     def sum_source(self, problem: ConvProblem) -> Source:
         words = (
-            pack.TYPES[problem.dtype], _word(problem.layout == "nchw"), _word(problem.bias), _word(problem.residual),
-            plans.ACTIVATIONS[problem.activation],
+            tensor_core_type(problem.dtype), problem.layout == "nchw", problem.bias, problem.residual,
+            window.ACTIVATIONS[problem.activation],
         )  # fmt: skip
-        return stub("ops/conv/cuda/implicit_gemm_mma.cu", "add_parts", ", ".join(words), "Parts", pack.THREADS)
+        return stub("ops/conv/cuda/implicit_gemm_mma.cu", "add_parts", template_args(*words), "Parts", pack.THREADS)
 
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
-        """All kernels of a config."""
         last = [self.sum_source(problem)] if config.split > 1 else []
         return [pack.filters_source(problem, False), self.source(problem, config), *last]
 
     def launch(self, problem: ConvProblem, config: Config) -> Launch:
-        fields = plans.window_fields(problem)
+        fields = window.window_fields(problem)
         tiles_k, tiles_g, tiles_pixels = self._grid(problem, config)
         (height, width), c = problem.spatial, problem.c
         last = problem.layout == "nhwc"
@@ -226,7 +222,3 @@ class ImplicitGemmMma(Algorithm[Config]):
             self.sum_source(problem), PART_WORDS, fields, (blocks, 1, 1), (pack.THREADS, 1, 1),
             names_of={"parts": "workspace"},
         )  # fmt: skip
-
-
-def _word(flag: bool) -> str:
-    return "true" if flag else "false"

@@ -9,9 +9,10 @@ from math import prod
 from typing import Any, Final
 
 from tapwise.algorithm import Device
-from tapwise.arrays.device import DeviceArray, empty, stream_of
-from tapwise.cuda import plan as plans
+from tapwise.arrays.device import DeviceArray, empty
 from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.plan import CudaPlan
+from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -23,11 +24,9 @@ REGISTERS: Final = 1 << 16
 STRIDES_KEPT: Final = 8
 # A width of tiles is offered where it is that much less than the one before.
 NARROWER: Final = 0.95
-# Elements are counted in 32 bits.
-LARGEST: Final = 1 << 31
 
 
-class LinesPlan(plans.CudaPlan):
+class LinesPlan(CudaPlan):
     """The product; `packer` gives the launch that packs filters of such strides (elements)."""
 
     def __init__(
@@ -48,7 +47,7 @@ class LinesPlan(plans.CudaPlan):
         size = w.dtype.itemsize
         launch = self._packer(tuple(step // size for step in w.strides))
         packed = empty((launch.words[launch.names.index("words")] * 4 // size,), w.dtype, w)
-        launch({"w": w.ptr, "y": packed.ptr}, stream_of(w))
+        launch({"w": w.ptr, "y": packed.ptr}, w.stream)
         return packed
 
 
@@ -64,7 +63,7 @@ def fits(shared_bytes: int, resident: int, device: Device) -> bool:
 
 def too_large(problem: ConvProblem) -> str | None:
     """Why a problem cannot be counted in 32 bits, if so."""
-    if max(prod(problem.y_shape), prod(problem.x_shape)) >= LARGEST or max(problem.stride) >= 1 << 15:
+    if max(prod(problem.y_shape), prod(problem.x_shape)) >= INDEX_LIMIT or max(problem.stride) >= 1 << 15:
         return "takes fewer than 2^31 elements, and strides under 2^15"
     return None
 

@@ -16,13 +16,14 @@ from functools import partial
 from math import prod
 from typing import ClassVar, Final
 
-from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.cuda import plan as plans
+from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.plan import CudaAlgorithm, has_dependent_launches
+from tapwise.cuda.types import reciprocal, template_args, tensor_core_type
 from tapwise.integers import ceil_div
-from tapwise.ops.conv.cuda import lines, pack
+from tapwise.ops.conv.cuda import lines, pack, window
 from tapwise.ops.conv.problem import ConvProblem
 
 WORDS: Final = (
@@ -64,7 +65,7 @@ class Config(BaseConfig):
     resident: int
 
 
-class NarrowGroups(Algorithm[Config]):
+class NarrowGroups(CudaAlgorithm[Config]):
     """Groups of 4, 8, 16, 24 or 32 channels and of 4, 8, 16 or 32 filters, in all multiples of 8; channels last; any
     stride, padding and dilation; float16 and bfloat16. Compute capability 8.0 and newer."""
 
@@ -101,7 +102,7 @@ class NarrowGroups(Algorithm[Config]):
             for rows in (4, 2, 1):
                 sums = rows * each * ceil_div(problem.group_k, 8) * 4
                 more = problem.bias or problem.residual or problem.activation is not None
-                function = problem.activation in plans.FUNCTIONS
+                function = problem.activation in window.FUNCTIONS
                 many = problem.residual or function or (more and problem.group_c > 8)
                 most = 1 if many else 2 if problem.group_c == 4 or more else 4
                 if sums > 64 or rows > most:
@@ -130,7 +131,7 @@ class NarrowGroups(Algorithm[Config]):
         longest = ceil_div(turns, lines.WARPS)
         # Of a warp's turn: operands of pixels (words where a tap is half of one) and of filters, and the way to y.
         operand = OPERAND * (WORDS_INSTEAD if problem.group_c == 4 else 1)
-        way = FINISH + FUNCTION * (problem.activation in plans.FUNCTIONS) + RESIDUAL * problem.residual
+        way = FINISH + FUNCTION * (problem.activation in window.FUNCTIONS) + RESIDUAL * problem.residual
         turn = each * steps * (config.rows * operand + FILTER * eights) + config.rows * way
         copied = high * columns * config.bundle * problem.group_c / 8 * COPY
         # Warps that have no turn left wait for the others.
@@ -142,20 +143,16 @@ class NarrowGroups(Algorithm[Config]):
         memory = problem.bytes / (device.gbps * 1e3)
         return float(max(compute, memory) + BOTH * min(compute, memory) + LAUNCH_US)
 
-    def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
-        return 0
-
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         launch = self.launch(problem, config, device)
         return lines.LinesPlan(problem, device, launch, partial(self.pack_launch, problem, config))
 
     def _template(self, problem: ConvProblem, config: Config) -> str:
         words = (
-            pack.TYPES[problem.dtype], problem.group_c, problem.group_k, *problem.kernel, config.bundle, config.rows,
-            problem.bias, problem.residual, plans.ACTIVATIONS[problem.activation],
+            tensor_core_type(problem.dtype), problem.group_c, problem.group_k, *problem.kernel, config.bundle,
+            config.rows, problem.bias, problem.residual, window.ACTIVATIONS[problem.activation],
         )  # fmt: skip
-        texts = [str(word).lower() if isinstance(word, bool) else str(word) for word in words]
-        return f"Narrow<{', '.join(texts)}>"
+        return f"Narrow<{template_args(*words)}>"
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
         template = self._template(problem, config)
@@ -168,24 +165,23 @@ class NarrowGroups(Algorithm[Config]):
         return stub("ops/conv/cuda/narrow_groups.cu", "pack_groups", plain, "GroupFilters", pack.THREADS)
 
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
-        """All kernels of a config."""
         return [self.pack_source(problem, config), self.source(problem, config)]
 
     def launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
         tiles_h, tiles_w, tiles = lines.tiles_of(problem, config.down, config.across)
         high, columns = pixels_of(problem, config)
         bundles = ceil_div(problem.groups, config.bundle)
-        mine = plans.window_fields(problem) | {
+        mine = window.window_fields(problem) | {
             "down": config.down, "across": config.across, "tiles_h": tiles_h, "tiles_w": tiles_w, "tiles": tiles,
-            "lines": high, "columns": columns, "bundles": bundles, "per_across": plans.reciprocal(config.across),
-            "per_piece": plans.reciprocal(columns * config.bundle * problem.group_c // 8),
+            "lines": high, "columns": columns, "bundles": bundles, "per_across": reciprocal(config.across),
+            "per_piece": reciprocal(columns * config.bundle * problem.group_c // 8),
         }  # fmt: skip
         mine = {name: value for name, value in mine.items() if name in WORDS}
         # A block keeps its groups' filters.
         blocks = min(tiles, max(1, device.multiprocessors * config.resident // bundles)) * bundles
         return Launch(
             self.source(problem, config), WORDS, mine, (blocks, 1, 1), (lines.THREADS, 1, 1),
-            shared_bytes(problem, config), dependent=plans.waits_by_itself(device),
+            shared_bytes(problem, config), dependent=has_dependent_launches(device),
         )  # fmt: skip
 
     def pack_launch(self, problem: ConvProblem, config: Config, steps: tuple[int, ...]) -> Launch:

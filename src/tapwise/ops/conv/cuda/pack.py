@@ -7,10 +7,11 @@ from math import prod
 from typing import Final
 
 from tapwise.algorithm import Device
-from tapwise.arrays.device import DeviceArray, empty, stream_of
+from tapwise.arrays.device import DeviceArray, empty
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
-from tapwise.integers import ceil_div
+from tapwise.cuda.types import template_args, tensor_core_type
+from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.problem import ConvProblem
 
 IMAGE_WORDS: Final = (
@@ -25,8 +26,6 @@ WINDOW_WORDS: Final = (
     "x", "y", "step_n", "step_c", "step_h", "step_w", "channels", "height", "width", "n", "lines", "across", "wide",
     "taps", "taps_w", "up_h", "up_w", "pad_h", "pad_w", "dilation_h", "dilation_w",
 )  # fmt: skip
-TYPES: Final = {"f16": "f16", "bf16": "bf16", "f32": "float"}
-SIZES: Final = {"f16": 2, "bf16": 2, "f32": 4}
 THREADS: Final = 256
 # Elements that a block turns.
 TILE: Final = 4096
@@ -43,19 +42,19 @@ def parts(problem: ConvProblem) -> int:
 
 def wide(problem: ConvProblem) -> int:
     """Channels of a group in packed x: whole pieces of 16 bytes."""
-    piece = 16 // SIZES[problem.dtype]
-    return ceil_div(problem.group_c, piece) * piece
+    return round_up(problem.group_c, 16 // problem.itemsize)
 
 
 def images_source(problem: ConvProblem) -> Source:
-    words = f"{TYPES[problem.dtype]}, {parts(problem)}"
+    words = tensor_core_type(problem.dtype), parts(problem)
     if problem.layout == "nchw":
-        return stub("ops/conv/cuda/pack.cu", "pack_channels_first", f"{words}, {_turned(problem)}", "Images", THREADS)
-    size = SIZES[problem.dtype]
+        arguments = template_args(*words, _turned(problem))
+        return stub("ops/conv/cuda/pack.cu", "pack_channels_first", arguments, "Images", THREADS)
+    size = problem.itemsize
     piece = next(
         count for count in (16, 8, 4, 2) if problem.c * size % count == 0 and problem.group_c * size % count == 0
     )
-    return stub("ops/conv/cuda/pack.cu", "pack_channels_last", f"{words}, {piece}", "Images", THREADS)
+    return stub("ops/conv/cuda/pack.cu", "pack_channels_last", template_args(*words, piece), "Images", THREADS)
 
 
 def _turned(problem: ConvProblem) -> int:
@@ -65,7 +64,7 @@ def _turned(problem: ConvProblem) -> int:
 
 def images_bytes(problem: ConvProblem) -> int:
     """What packed x takes."""
-    return parts(problem) * problem.groups * problem.n * prod(problem.spatial) * wide(problem) * SIZES[problem.dtype]
+    return parts(problem) * problem.groups * problem.n * prod(problem.spatial) * wide(problem) * problem.itemsize
 
 
 def images(problem: ConvProblem, device: Device) -> Launch:
@@ -81,13 +80,13 @@ def images(problem: ConvProblem, device: Device) -> Launch:
     }  # fmt: skip
     grid = tiles[0] * tiles[1] * problem.groups * problem.n
     if last:
-        pieces = problem.n * pixels * problem.groups * wide(problem) * SIZES[problem.dtype] // 16
+        pieces = problem.n * pixels * problem.groups * wide(problem) * problem.itemsize // 16
         grid = max(1, min(ceil_div(pieces, THREADS), BLOCKS_EACH * device.multiprocessors))
     return Launch(images_source(problem), IMAGE_WORDS, fields, (grid, 1, 1), (THREADS, 1, 1), dependent=True)
 
 
 def windows_source(problem: ConvProblem) -> Source:
-    words = f"{TYPES[problem.dtype]}, {parts(problem)}"
+    words = template_args(tensor_core_type(problem.dtype), parts(problem))
     return stub("ops/conv/cuda/pack.cu", "pack_windows", words, "Windows", THREADS, WINDOW_BLOCKS)
 
 
@@ -110,19 +109,21 @@ def windows(problem: ConvProblem, view: ConvProblem, device: Device) -> Launch:
             f"up_{name}": problem.stride[axis] if along else 1, f"pad_{name}": problem.padding[axis][0] * along,
             f"dilation_{name}": problem.dilation[axis],
         }  # fmt: skip
-    blocks = ceil_div(across * wide(view) * SIZES[problem.dtype], 16 * THREADS)
+    blocks = ceil_div(across * wide(view) * problem.itemsize, 16 * THREADS)
     high = min(problem.n * lines, ceil_div(BLOCKS_EACH * device.multiprocessors, blocks))
     return Launch(windows_source(problem), WINDOW_WORDS, fields, (blocks, high, 1), (THREADS, 1, 1), dependent=True)
 
 
 def filter_rows(problem: ConvProblem, order: int) -> int:
     """Packed filters: whole orders, where no other group's filters follow."""
-    return ceil_div(problem.k, order) * order if order and problem.groups == 1 else problem.k
+    return round_up(problem.k, order) if order and problem.groups == 1 else problem.k
 
 
 def filters_source(problem: ConvProblem, apart: bool = True) -> Source:
     count = parts(problem) if apart else 0
-    return stub("ops/conv/cuda/pack.cu", "pack_filters", f"{TYPES[problem.dtype]}, {count}", "Filters", THREADS)
+    return stub(
+        "ops/conv/cuda/pack.cu", "pack_filters", f"{tensor_core_type(problem.dtype)}, {count}", "Filters", THREADS
+    )
 
 
 def filters(
@@ -145,7 +146,7 @@ def filters(
     packed = empty((filter_rows(problem, order) * pitch,), w.dtype, w)
     steps = tuple(step // size for step in w.strides)
     launch = _filters(problem, tuple(w.shape[1:]), steps, line, pitch, apart, order, device)
-    launch({"w": w.ptr, "y": packed.ptr}, stream_of(w))
+    launch({"w": w.ptr, "y": packed.ptr}, w.stream)
     return packed
 
 

@@ -9,10 +9,11 @@ import numpy as np
 from tapwise.algorithm import Device
 from tapwise.arrays import device as arrays
 from tapwise.arrays.device import DeviceArray
-from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.types import DTYPES, template_args
 from tapwise.integers import ceil_div
+from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.problem import ConvProblem
 
 THREADS: Final = 256
@@ -24,18 +25,17 @@ WORDS: Final = (
 
 def source(dtype: str) -> Source:
     """The kernel for images and filters of that dtype."""
-    header = plans.header(dtype)
-    return stub("ops/conv/cuda/reference.cu", "reference", plans.TYPES[dtype], "Reference", THREADS, header=header)
+    return stub("ops/conv/cuda/reference.cu", "reference", template_args(DTYPES[dtype].cpp), "Reference", THREADS)
 
 
 def convolve(problem: ConvProblem, x: DeviceArray, w: DeviceArray, device: Device) -> tuple[np.ndarray, np.ndarray]:
     """(conv(x, w), conv(|x|, |w|)) in float64, of shape (n, k, p, q), in this machine's memory. x by any strides."""
-    fields = plans.window_fields(problem)
+    fields = window.window_fields(problem)
     names = ("step_n", "step_c", "step_h", "step_w")
     fields |= {name: step // x.dtype.itemsize for name, step in zip(names, x.strides, strict=True)}
     y, magnitude = (arrays.allocate(problem.y_shape, np.dtype(np.float64), x.index) for _ in range(2))
     blocks = min(ceil_div(y.size, THREADS), 64 * device.multiprocessors)
     launch = Launch(source(problem.dtype), WORDS, fields, (blocks, 1, 1), (THREADS, 1, 1))
     launch.load(device.architecture, device.index)
-    launch({"x": x.ptr, "w": w.ptr, "y": y.ptr, "magnitude": magnitude.ptr}, arrays.stream_of(x))
+    launch({"x": x.ptr, "w": w.ptr, "y": y.ptr, "magnitude": magnitude.ptr}, x.stream)
     return arrays.download(y), arrays.download(magnitude)

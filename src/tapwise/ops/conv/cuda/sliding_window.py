@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Final
 
-from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.cuda import plan as plans
+from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.partition import PARTITIONS, tile_shape
+from tapwise.cuda.plan import CudaAlgorithm
+from tapwise.cuda.types import DTYPES, template_args
 from tapwise.integers import ceil_div
+from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.problem import ConvProblem
 
 THREADS: Final = (256, 32, 64, 128, 512, 1024)
@@ -38,10 +41,10 @@ class Config(BaseConfig):
     @property
     def shape(self) -> tuple[int, int]:
         """Outputs of a block along q and p."""
-        return plans.tile_shape(self.partition, self.threads)
+        return tile_shape(self.partition, self.threads)
 
 
-class SlidingWindow(Algorithm[Config]):
+class SlidingWindow(CudaAlgorithm[Config]):
     """Any stride, padding, dilation and groups; NCHW; float32, float64, float16 (in float32)."""
 
     id: ClassVar[str] = "cuda.sliding_window"
@@ -50,12 +53,12 @@ class SlidingWindow(Algorithm[Config]):
     axes: ClassVar[tuple[int, ...]] = (2,)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        return plans.TOO_LARGE if plans.is_large(problem) else None
+        return window.TOO_LARGE if window.is_large(problem) else None
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         found = []
         for threads in THREADS:
-            for partition in plans.PARTITIONS:
+            for partition in PARTITIONS:
                 for memory in ("global", "shared"):
                     config = Config(memory, partition, threads)
                     if memory == "global" or self.shared_bytes(problem, config) <= SHARED:
@@ -90,32 +93,31 @@ class SlidingWindow(Algorithm[Config]):
         waves = ceil_div(blocks * config.threads, 2048 * device.multiprocessors)
         channels = problem.c // problem.groups
         alone = channels * (1.5 if config.memory == "shared" else 0.0) + 0.05 * channels * prod(problem.kernel)
-        return max(plans.roof_us(problem, device, 0.042 / slow, 0.5 / slow), waves * alone + 2.0)
-
-    def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
-        return 0
+        return max(window.roof_us(problem, device, 0.042 / slow, 0.5 / slow), waves * alone + 2.0)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        return plans.CudaPlan(problem, device, [self.launch(problem, config)])
+        return window.WindowPlan(problem, device, [self.launch(problem, config)])
+
+    def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
+        return [self.source(problem, config)]
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
         across, down = config.shape
         words = (
-            plans.TYPES[problem.dtype], "true" if config.memory == "shared" else "false", str(across), str(down),
-            plans.ACTIVATIONS[problem.activation],
+            DTYPES[problem.dtype].cpp, config.memory == "shared", across, down,
+            window.ACTIVATIONS[problem.activation],
         )  # fmt: skip
         return stub(
-            "ops/conv/cuda/sliding_window.cu", "sliding_window", ", ".join(words), "Window", config.threads,
-            header=plans.header(problem.dtype),
+            "ops/conv/cuda/sliding_window.cu", "sliding_window", template_args(*words), "Window", config.threads,
         )  # fmt: skip
 
     def launch(self, problem: ConvProblem, config: Config) -> Launch:
-        fields = plans.window_fields(problem)
+        fields = window.window_fields(problem)
         across, down = config.shape
         fields["tiles_q"], fields["tiles_p"] = ceil_div(fields["q"], across), ceil_div(fields["p"], down)
         fields["tiles_k"] = 1
         grid = (fields["tiles_q"] * fields["tiles_p"], 1, min(problem.n * problem.k, MOST_PLANES))
         return Launch(
-            self.source(problem, config), plans.WINDOW, fields, grid, (config.threads, 1, 1),
+            self.source(problem, config), window.WINDOW, fields, grid, (config.threads, 1, 1),
             self.shared_bytes(problem, config),
         )  # fmt: skip

@@ -11,7 +11,6 @@ from typing import Final
 
 from tapwise.algorithm import Device
 from tapwise.cuda.jit.tensor_map import LINE_BYTES
-from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm import geometry, outputs
 from tapwise.ops.conv.cuda.implicit_gemm.geometry import Config
 from tapwise.ops.conv.problem import ConvProblem
@@ -124,7 +123,7 @@ def _boxes(problem: ConvProblem, device: Device) -> list[Config]:
 
 def _bundles(problem: ConvProblem, device: Device) -> list[Config]:
     """Groups of 32 or 64 bytes of channels, as many in a line as fill it, each multiplied with its own filters."""
-    size = problem.group_c * pack.SIZES[problem.dtype]
+    size = problem.group_c * problem.itemsize
     count = LINE_BYTES // size if size in (32, 64) else 1
     if (
         count == 1
@@ -254,13 +253,13 @@ def _filling(problem: ConvProblem, device: Device, pixels: int, grain: int) -> l
 def _lines(problem: ConvProblem) -> list[int]:
     """Lengths of a slab's lines: as `span` has them (0), and half where the last would be half empty. Parts of 3xtf32
     begin with a whole line."""
-    whole, rest = divmod(problem.group_c * pack.SIZES[problem.dtype], LINE_BYTES)
+    whole, rest = divmod(problem.group_c * problem.itemsize, LINE_BYTES)
     return [0, LINE_BYTES // 2] if whole and 0 < rest <= LINE_BYTES // 2 and problem.math != "3xtf32" else [0]
 
 
 def _pieces(problem: ConvProblem) -> list[int]:
     """Ways to bring a slab: by the copy engine (0), and by warps in pieces of so many bytes."""
-    size = pack.SIZES[problem.dtype]
+    size = problem.itemsize
     if problem.layout == "nchw" or problem.math == "3xtf32":
         return [0]
     pieces = [count for count in (16, 8, 4) if problem.c * size % count == 0 and problem.group_c * size % count == 0]

@@ -83,14 +83,14 @@ def unfolded(problem: ConvProblem, unfold: int) -> ConvProblem:
             for name, value in ones.items():
                 sizes[name][axis] = value
     if channels > problem.c:
-        line = span(problem.replace(c=channels)) // pack.SIZES[problem.dtype]
+        line = span(problem.replace(c=channels)) // problem.itemsize
         channels = -(-channels // line) * line
     return problem.replace(c=channels, **{name: tuple(values) for name, values in sizes.items()})
 
 
 def unfoldings(problem: ConvProblem) -> list[int]:
     """Ways to compute the problem: as it is (0), and with few channels unfolded along one axis or both."""
-    few = problem.groups == 1 and problem.c * pack.SIZES[problem.dtype] < STEP_BYTES
+    few = problem.groups == 1 and problem.c * problem.itemsize < STEP_BYTES
     ways = [0] + [count for count in (1, 2) if few and problem.kernel[2 - count] > 1]
     views = {way: unfolded(problem, way) for way in ways}
     return [
@@ -120,13 +120,13 @@ def view_of(problem: ConvProblem, config: Config) -> ConvProblem:
 
 def is_whole(problem: ConvProblem) -> bool:
     """Whether the copy engine can take the channels as they lie: pixels and groups in whole pieces of 16 bytes."""
-    size = pack.SIZES[problem.dtype]
+    size = problem.itemsize
     return problem.c * size % 16 == 0 and problem.group_c * size % 16 == 0
 
 
 def span(problem: ConvProblem) -> int:
     """Bytes of a line of channels in shared memory: as few as hold a group's channels, 128 at most."""
-    size = problem.group_c * pack.SIZES[problem.dtype]
+    size = problem.group_c * problem.itemsize
     return next((line for line in (32, 64) if size <= line), LINE_BYTES)
 
 
@@ -187,7 +187,7 @@ def map_x(
 ) -> TensorMap:
     """x as packed, or as it lies; `lines` pixels a copy, `line` bytes of each; pixels of all windows, or of the padded
     image for a slab."""
-    size, (h, w) = pack.SIZES[problem.dtype], problem.spatial
+    size, (h, w) = problem.itemsize, problem.spatial
     five = has_groups(problem)
     channels = pack.wide(problem) if packed else problem.group_c
     pixel = (channels if packed else problem.c) * size
@@ -214,13 +214,13 @@ def filter_line(problem: ConvProblem) -> int:
     taps side by side are seen as channels, no more than there are. All configs have the same packed filters."""
     if folded(problem) is not problem:
         return problem.group_c
-    line, size = span(problem), pack.SIZES[problem.dtype]
+    line, size = span(problem), problem.itemsize
     return -(-problem.group_c * size // line) * line // size
 
 
 def map_w(problem: ConvProblem, config: Config, rows: int) -> TensorMap:
     """The packed filters, of which a view of the problem may see fewer taps: `rows` of them, a tile's a copy."""
-    size, seen = pack.SIZES[problem.dtype], folded(problem)
+    size, seen = problem.itemsize, folded(problem)
     along = filter_line(problem) * (3 if problem.math == "3xtf32" else 1) * problem.kernel[1] // seen.kernel[1]
     line, taps = line_bytes(seen, config), prod(seen.kernel)
     return TensorMap(
@@ -231,7 +231,7 @@ def map_w(problem: ConvProblem, config: Config, rows: int) -> TensorMap:
 
 def chunks_of(problem: ConvProblem, config: Config) -> int:
     """Lines that a group's channels fill."""
-    return -(-problem.group_c * pack.SIZES[problem.dtype] // line_bytes(problem, config))
+    return -(-problem.group_c * problem.itemsize // line_bytes(problem, config))
 
 
 def steps_of(problem: ConvProblem, config: Config) -> int:
@@ -242,7 +242,7 @@ def steps_of(problem: ConvProblem, config: Config) -> int:
 def last_steps(problem: ConvProblem, config: Config) -> int:
     """The instruction's steps in a tap's last chunk of channels."""
     before = (chunks_of(problem, config) - 1) * line_bytes(problem, config)
-    rest = problem.group_c * pack.SIZES[problem.dtype] - before
+    rest = problem.group_c * problem.itemsize - before
     return -(-rest // STEP_BYTES)
 
 

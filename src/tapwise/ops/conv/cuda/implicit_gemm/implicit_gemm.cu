@@ -16,7 +16,7 @@ struct Gemm {
     long long pixels, filters, groups, tiles_f, tiles, p, q, taps_w, chunks, part_chunks, steps;
     long long stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
     // The filters were there before the launch before this one.
-    long long settled;
+    long long weights_ready;
 };
 
 // HELD: the filters of all steps stay in shared memory, behind one another; all tiles of a block have the same.
@@ -60,7 +60,7 @@ DEVICE void implicit_gemm(const Gemm &p) {
             unsigned phase = 1;
             const int plane = p.p * p.q, width = p.q, chunks = p.chunks, part = p.part_chunks, taps_w = p.taps_w;
             // Filters do not wait for what ran before, as far as there is room.
-            const int ahead = p.settled ? min(O::STAGES, end - begin) : 0;
+            const int ahead = p.weights_ready ? min(O::STAGES, end - begin) : 0;
             const At<O> start(first, p.tiles_f, p.groups);
             for (int step = begin; step < begin + ahead; ++step) {
                 const unsigned arrived = full + (step - begin) * 8;

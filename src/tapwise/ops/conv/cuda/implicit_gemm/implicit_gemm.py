@@ -15,13 +15,14 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, ClassVar, Final
 
-from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Device, Plan
 from tapwise.arrays.device import DeviceArray
-from tapwise.cuda import plan as plans
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.jit.tensor_map import WORDS
-from tapwise.ops.conv.cuda import pack
+from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
+from tapwise.cuda.types import template_args, tensor_core_type
+from tapwise.ops.conv.cuda import pack, window
 from tapwise.ops.conv.cuda.implicit_gemm import configs, geometry, model, outputs
 from tapwise.ops.conv.cuda.implicit_gemm.geometry import Config
 from tapwise.ops.conv.problem import ConvProblem
@@ -30,18 +31,18 @@ FOLDER: Final = "ops/conv/cuda/implicit_gemm"
 GEMM: Final = (
     *(f"{name}{word}" for name in ("x", "w", "out", "res") for word in range(WORDS)),
     "y", "bias", "residual", "pixels", "filters", "groups", "tiles_f", "tiles", "p", "q", "taps_w", "chunks",
-    "part_chunks", "steps", "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "settled",
+    "part_chunks", "steps", "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "weights_ready",
 )  # fmt: skip
 SLAB: Final = (
     *(f"{name}{word}" for name in ("x", "w", "res") for word in range(WORDS)),
     "y", "bias", "residual", "image", "n", "filters", "groups", "tiles_f", "tiles", "p", "q", "r", "s", "chunks",
     "part_chunks", "wide", "high", "lines", "copy_lines", "pad_h", "pad_w", "dilation_h", "dilation_w",
-    "height", "width", "c", "group_c", "down", "across", "tiles_h", "tiles_w", "settled",
+    "height", "width", "c", "group_c", "down", "across", "tiles_h", "tiles_w", "weights_ready",
 )  # fmt: skip
 INSTRUCTIONS: Final = {"f16": "k16.f32.f16.f16", "bf16": "k16.f32.bf16.bf16", "f32": "k8.f32.tf32.tf32"}
 
 
-class ImplicitGemmPlan(plans.CudaPlan):
+class ImplicitGemmPlan(CudaPlan):
     """Perhaps a launch that packs x, and the product."""
 
     def __init__(
@@ -62,7 +63,7 @@ class ImplicitGemmPlan(plans.CudaPlan):
         self._gemm(addresses, stream)
 
 
-class ImplicitGemm(Algorithm[Config]):
+class ImplicitGemm(CudaAlgorithm[Config]):
     """Any stride up to 8 (any at all where a few channels are packed with their taps), padding, dilation and groups;
     NHWC, and NCHW by packing x first; float16, bfloat16, and float32 with math="tf32" or "3xtf32". Hopper."""
 
@@ -95,7 +96,7 @@ class ImplicitGemm(Algorithm[Config]):
         return str(self._cost(problem, config, device))
 
     def _cost(self, problem: ConvProblem, config: Config, device: Device) -> model.Cost:
-        size = pack.SIZES[problem.dtype]
+        size = problem.itemsize
         packed_bytes = self.workspace_bytes(problem, config, device)
         packed_bytes += prod(problem.x_shape) * size if packed_bytes else 0
         # Lines between strides are not read.
@@ -173,21 +174,19 @@ class ImplicitGemm(Algorithm[Config]):
     def source(self, problem: ConvProblem, config: Config) -> Source:
         problem = geometry.view_of(problem, config)
         words = (
-            pack.TYPES[problem.dtype], config.rows == "filters", config.pixels, config.filters, config.warpgroups,
+            tensor_core_type(problem.dtype), config.rows == "filters", config.pixels, config.filters, config.warpgroups,
             config.turns, config.stages, config.split, geometry.line_bytes(problem, config), config.bundle,
             geometry.last_steps(problem, config), geometry.has_groups(problem), outputs.written_of(problem, config),
             outputs.boxes_of(problem, config), outputs.stagings_of(problem, config),
             outputs.order_of(problem, config), problem.layout == "nchw", problem.bias,
             problem.residual * (1 + outputs.is_delivered(problem, config)),
-            plans.ACTIVATIONS[problem.activation],
+            window.ACTIVATIONS[problem.activation],
         )  # fmt: skip
         width = geometry.sides_of(config)[1] // config.bundle
         threads = self._threads(config)
-        texts = [str(word).lower() if isinstance(word, bool) else str(word) for word in words]
-        tile, header = f"Tile<{', '.join(texts)}>", instruction(problem.dtype, width)
+        tile, header = f"Tile<{template_args(*words)}>", instruction(problem.dtype, width)
         if config.kernel != "stream":
-            box = str(config.kernel == "box").lower()
-            more = f"{tile}, {config.slabs}, {str(config.held).lower()}, {config.gather}, {box}"
+            more = template_args(tile, config.slabs, config.held, config.gather, config.kernel == "box")
             return stub(
                 f"{FOLDER}/implicit_gemm_slab.cu",
                 "implicit_gemm_slab",
@@ -197,7 +196,7 @@ class ImplicitGemm(Algorithm[Config]):
                 1,
                 header,
             )
-        more = f"{tile}, {str(config.held).lower()}"
+        more = template_args(tile, config.held)
         return stub(
             f"{FOLDER}/implicit_gemm.cu",
             "implicit_gemm",
@@ -214,7 +213,6 @@ class ImplicitGemm(Algorithm[Config]):
         return config.warpgroups * 128 + (128 if config.warpgroups == 2 else 32)
 
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
-        """All kernels of a config."""
         sources = [pack.filters_source(problem), self.source(problem, config)]
         if config.unfold:
             sources.append(pack.windows_source(problem))
@@ -227,7 +225,7 @@ class ImplicitGemm(Algorithm[Config]):
         base, problem = geometry.unfolded(problem, config.unfold), geometry.view_of(problem, config)
         rows = pack.filter_rows(base, outputs.order_of(problem, config))
         filters = geometry.map_w(base, config, rows)
-        fields = plans.window_fields(problem) | {"group_c": problem.group_c}
+        fields = window.window_fields(problem) | {"group_c": problem.group_c}
         tiles_f, tiles = geometry.tiles_of(problem, config)
         chunks = geometry.chunks_of(problem, config)
         names = GEMM if config.kernel == "stream" else SLAB

@@ -21,7 +21,7 @@ struct Slab {
     // BOX: outputs of a tile along both axes, and tiles of an image; `copy_lines` are those kept behind a box.
     long long down, across, tiles_h, tiles_w;
     // The filters were there before the launch before this one.
-    long long settled;
+    long long weights_ready;
 };
 
 // Threads that gather: three warps; the fourth brings filters.
@@ -109,7 +109,7 @@ DEVICE void implicit_gemm_slab(const Slab &p) {
     __syncthreads();
     if (group == 2) {
         release_registers<(GATHER ? 72 : 40)>();
-        if (threadIdx.x != (GATHER ? 256 + GATHERERS : 288) || !p.settled) wait_for_previous();
+        if (threadIdx.x != (GATHER ? 256 + GATHERERS : 288) || !p.weights_ready) wait_for_previous();
         if (GATHER ? threadIdx.x >= 256 && threadIdx.x < 256 + GATHERERS : threadIdx.x == 256) {
             int slot = 0;
             unsigned phase = 1;

@@ -7,7 +7,6 @@ from math import gcd, prod
 from typing import Final
 
 from tapwise.cuda.jit.tensor_map import LINE_BYTES, TensorMap
-from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm import geometry
 from tapwise.ops.conv.cuda.implicit_gemm.geometry import Config
 from tapwise.ops.conv.problem import ConvProblem
@@ -28,7 +27,7 @@ MOST_STAGINGS: Final = 4
 
 def vector_of(problem: ConvProblem) -> int:
     """Elements of y that are written at once: they lie in one group, and begin on a multiple of themselves."""
-    most = 16 // pack.SIZES[problem.dtype]
+    most = 16 // problem.itemsize
     inner = problem.group_k if problem.layout == "nhwc" else prod(problem.output)
     return next(count for count in (most, most // 2, most // 4, 1) if count and inner % count == 0)
 
@@ -47,7 +46,7 @@ def rounds_of(config: Config) -> int:
 def may_begin(problem: ConvProblem, config: Config, whole: bool) -> bool:
     """Whether sums may begin with the residual, which threads load in `whole` pieces of 16 bytes or not: in fp32 those
     of products would lose digits beside a large one; beside many sums there are few registers to load it."""
-    short = whole and config.kernel == "stream" and config.pixels <= FEW_PIXELS and pack.SIZES[problem.dtype] == 2
+    short = whole and config.kernel == "stream" and config.pixels <= FEW_PIXELS and problem.itemsize == 2
     most = MOST_BEGUN_STREAM if short else MOST_BEGUN
     return problem.math != "3xtf32" and not (config.turns and prod(geometry.sides_of(config)) // 128 > most)
 
@@ -58,7 +57,7 @@ def order_of(problem: ConvProblem, config: Config) -> int:
     A thread then has a quarter of them, side by side: 16 bytes or 8, of few filters 4. Where that measured faster than
     the way through shared memory; the copy engine is better at writing more than L2 holds, and for two warpgroups on a
     tile."""
-    size, columns = pack.SIZES[problem.dtype], config.filters // config.bundle
+    size, columns = problem.itemsize, config.filters // config.bundle
     if config.rows == "filters" or config.split > 1 or problem.layout == "nchw":
         return 0
     whole = 64 // size
@@ -84,14 +83,14 @@ def order_of(problem: ConvProblem, config: Config) -> int:
 def ordered_bytes(problem: ConvProblem, config: Config) -> int:
     """Bytes of y that a thread writes at once straight from its registers; 0 where sums pass shared memory."""
     order = order_of(problem, config)
-    return pack.SIZES[problem.dtype] * (order // 4 if order and vector_of(problem) > 1 else min(order, 1))
+    return problem.itemsize * (order // 4 if order and vector_of(problem) > 1 else min(order, 1))
 
 
 def is_delivered(problem: ConvProblem, config: Config) -> bool:
     """Whether the copy engine brings the residual, where sums cannot begin with it: to slabs; to streams in turns that
     have more sums than leave registers to fetch it in time; to warpgroups that share a tile of many steps, and have two
     rounds of it at most: fetching would keep them from products."""
-    whole = vector_of(problem) * pack.SIZES[problem.dtype] == 16 and problem.layout == "nhwc"
+    whole = vector_of(problem) * problem.itemsize == 16 and problem.layout == "nhwc"
     if config.kernel == "stream" and config.turns:
         wanted = prod(geometry.sides_of(config)) // 128 > MOST_BEGUN
     elif config.kernel == "stream":
@@ -104,7 +103,7 @@ def is_delivered(problem: ConvProblem, config: Config) -> bool:
 def stagings_of(problem: ConvProblem, config: Config) -> int:
     """Parts of shared memory, of 64 x 64 outputs each, through which a warpgroup's outputs go to y: one more where one
     may be on its way; one for each round where a residual is fetched there and nothing else hides how long it takes."""
-    size = pack.SIZES[problem.dtype]
+    size = problem.itemsize
     if order_of(problem, config):
         return 0
     if is_delivered(problem, config):
@@ -124,7 +123,7 @@ def is_ahead(problem: ConvProblem, config: Config) -> bool:
 
 def boxes_of(problem: ConvProblem, config: Config) -> int:
     """How the copy engine writes y: not (0), 64 filters at a time (1), or all of it (2): no tile has fewer."""
-    whole = vector_of(problem) * pack.SIZES[problem.dtype] == 16 and not order_of(problem, config)
+    whole = vector_of(problem) * problem.itemsize == 16 and not order_of(problem, config)
     if config.kernel != "stream" or config.split > 1 or problem.layout == "nchw" or not whole:
         return 0
     if config.filters % 64 == 0 or geometry.tiles_of(problem, config)[0] == 1:
@@ -134,7 +133,7 @@ def boxes_of(problem: ConvProblem, config: Config) -> int:
 
 def map_y(problem: ConvProblem, config: Config) -> TensorMap:
     """y as pixels of groups of filters; a box is a line of 128 bytes of as many pixels as all tiles are made of."""
-    size = pack.SIZES[problem.dtype]
+    size = problem.itemsize
     pixels = 64 if config.rows == "pixels" else gcd(config.pixels, 64)
     return TensorMap(
         problem.dtype, (problem.group_k, problem.groups, problem.n * prod(problem.output)),
@@ -146,7 +145,7 @@ def map_residual(problem: ConvProblem, config: Config) -> TensorMap:
     """The residual as windows of 1 x 1, whose pixels are counted as tiles count them: a slab's with padding. Small
     boxes take longer than the products of short tiles: with the last of 200 pixels, say, 24 come that the next tile has
     too."""
-    size, (p, q) = pack.SIZES[problem.dtype], problem.output
+    size, (p, q) = problem.itemsize, problem.output
     high, wide = geometry.padded(problem) if config.kernel == "slab" else (p, q)
     pixels = 64 if config.rows == "pixels" else max(LEAST_BROUGHT, gcd(config.pixels, 64))
     line = problem.k * size
@@ -167,7 +166,7 @@ def shared_bytes(problem: ConvProblem, config: Config) -> int:
         lines += -(-lines // 8) * 8 - lines + behind if config.kernel == "box" else 0
         filters = config.stages * config.filters // config.bundle
         ring = (config.slabs * lines + filters) * line + 16 * config.slabs + 2048
-    each = 64 * 64 * pack.SIZES[problem.dtype] * stagings_of(problem, config)
+    each = 64 * 64 * problem.itemsize * stagings_of(problem, config)
     delivered = is_delivered(problem, config)
     rings = 1 if delivered and config.turns else config.warpgroups
     staging = config.pixels * config.filters * 4 if config.split > 1 else rings * each

@@ -1,0 +1,131 @@
+// Reductions by blocks of threads: an accumulator a thread, all of a run put together in a fixed order.
+#pragma once
+
+#include "types.cuh"
+
+// Runs of `length` elements of x (outer, length, inner), dense; a long one is cut in `parts`, each with an accumulator.
+struct Runs {
+    const void *x;
+    void *y, *accumulators;
+    long long outer, length, inner, parts;
+};
+
+enum Op { SUM, MEAN, MAX, MIN, PROD, ARGMAX, ARGMIN, NORM1, NORM2, SUMSQUARE, LOGSUMEXP };
+
+// `value`: the sum, product or chosen element, or the largest one; `exp_sum`: the sum of e^(x - value); `place`: where a chosen
+// element stands.
+template <typename A>
+struct Accumulator {
+    A value, exp_sum;
+    long long place;
+};
+
+__host__ __device__ constexpr bool has_place(int op) { return op == ARGMAX || op == ARGMIN; }
+__host__ __device__ constexpr bool is_minimum(int op) { return op == MIN || op == ARGMIN; }
+
+template <int OP, typename A>
+__device__ __forceinline__ Accumulator<A> identity() {
+    if constexpr (OP == MAX || OP == ARGMAX || OP == LOGSUMEXP) return {A(-POSITIVE_INFINITY), A(0), -1};
+    if constexpr (OP == MIN || OP == ARGMIN) return {A(POSITIVE_INFINITY), A(0), -1};
+    return {OP == PROD ? A(1) : A(0), A(0), 0};
+}
+
+// Two runs as one. A NaN wins where an element is chosen, the first of equals where its place counts.
+template <int OP, typename A>
+__device__ __forceinline__ Accumulator<A> combine(const Accumulator<A> &a, const Accumulator<A> &b) {
+    if constexpr (OP == PROD) return {a.value * b.value, A(0), 0};
+    if constexpr (OP == LOGSUMEXP) {
+        // A NaN is in `exp_sum`, so the largest of a run is never one.
+        if (a.value == b.value) return {a.value, a.exp_sum + b.exp_sum, 0};
+        const bool first = a.value > b.value;
+        const A high = first ? a.value : b.value, low = first ? b.value : a.value;
+        const A kept = first ? a.exp_sum : b.exp_sum, exp_sum = first ? b.exp_sum : a.exp_sum;
+        return {high, kept + (exp_sum == A(0) ? A(0) : exp_sum * exp(low - high)), 0};
+    }
+    if constexpr (OP == MAX || OP == MIN) {
+        const bool second = b.value != b.value || (is_minimum(OP) ? b.value < a.value : b.value > a.value);
+        return {second ? b.value : a.value, A(0), 0};
+    }
+    if constexpr (has_place(OP)) {
+        if (a.place < 0) return b;
+        if (b.place < 0) return a;
+        const bool a_nan = a.value != a.value, b_nan = b.value != b.value;
+        const bool better = is_minimum(OP) ? b.value < a.value : b.value > a.value;
+        const bool same = a_nan ? b_nan : b.value == a.value;
+        const bool second = (!a_nan && (b_nan || better)) || (same && b.place < a.place);
+        return {second ? b.value : a.value, A(0), second ? b.place : a.place};
+    }
+    return {a.value + b.value, A(0), 0};
+}
+
+// The exponentials of some elements go into a run: one change of scale for all of them.
+template <typename A>
+__device__ __forceinline__ void accumulate_exponentials(Accumulator<A> &accumulator, const A *x, int count) {
+    A top = accumulator.value;
+#pragma unroll
+    for (int i = 0; i < count; ++i)
+        if (x[i] > top) top = x[i];
+    if (top > accumulator.value) {
+        accumulator.exp_sum = accumulator.exp_sum == A(0) ? A(0) : accumulator.exp_sum * exp(accumulator.value - top);
+        accumulator.value = top;
+    }
+    // -infinity adds nothing, even to nothing; infinity is level with itself.
+#pragma unroll
+    for (int i = 0; i < count; ++i)
+        accumulator.exp_sum += x[i] == -POSITIVE_INFINITY ? A(0) : x[i] == top ? A(1) : exp(x[i] - top);
+}
+
+// A run and one element behind it.
+template <int OP, typename A>
+__device__ __forceinline__ void accumulate(Accumulator<A> &accumulator, A x, long long place) {
+    if constexpr (OP == SUM || OP == MEAN) accumulator.value += x;
+    if constexpr (OP == PROD) accumulator.value *= x;
+    if constexpr (OP == NORM1) accumulator.value += x < A(0) ? -x : x;
+    if constexpr (OP == NORM2 || OP == SUMSQUARE) accumulator.value = fma(x, x, accumulator.value);
+    if constexpr (OP == MAX || OP == MIN) {
+        if (x != x || (is_minimum(OP) ? x < accumulator.value : x > accumulator.value)) accumulator.value = x;
+    }
+    if constexpr (has_place(OP)) {
+        const bool better = is_minimum(OP) ? x < accumulator.value : x > accumulator.value;
+        if (accumulator.place < 0 || ((better || x != x) && accumulator.value == accumulator.value)) {
+            accumulator.value = x;
+            accumulator.place = place;
+        }
+    }
+    if constexpr (OP == LOGSUMEXP) accumulate_exponentials(accumulator, &x, 1);
+}
+
+template <typename A>
+__device__ __forceinline__ A from_lane(A value, int lane) {
+    return __shfl_sync(0xffffffffu, value, lane);
+}
+
+template <int OP, typename A>
+__device__ __forceinline__ Accumulator<A> of_lane(const Accumulator<A> &mine, int lane) {
+    Accumulator<A> other{from_lane(mine.value, lane), A(0), 0};
+    if constexpr (OP == LOGSUMEXP) other.exp_sum = from_lane(mine.exp_sum, lane);
+    if constexpr (has_place(OP)) other.place = from_lane(mine.place, lane);
+    return other;
+}
+
+// Threads of a block: ACROSS columns by DOWN threads a column, GROUPS times. All accumulators of a column put together, in a
+// fixed order; every thread of the column gets the result. All threads of the block must call it. `shared` holds an accumulator
+// a thread of the block for columns of more than a warp.
+template <int OP, int ACROSS, int DOWN, typename A>
+__device__ __forceinline__ Accumulator<A> block_reduce(Accumulator<A> mine, Accumulator<A> *shared) {
+    const int tid = threadIdx.x, lane = tid % 32;
+    // Threads of one column within a warp, ACROSS lanes apart.
+    constexpr int WITHIN = DOWN == 1 ? 1 : ACROSS * DOWN <= 32 ? DOWN : 32 / ACROSS, WARPS = DOWN / WITHIN;
+#pragma unroll
+    for (int half = WITHIN / 2; half > 0; half /= 2)
+        mine = combine<OP>(mine, of_lane<OP>(mine, lane + half * ACROSS));
+    if constexpr (WITHIN > 1) mine = of_lane<OP>(mine, lane % ACROSS + lane / (ACROSS * WITHIN) * (ACROSS * WITHIN));
+    if constexpr (WARPS == 1) return mine;
+    shared[tid] = mine;
+    __syncthreads();
+    const int first = tid / (ACROSS * DOWN) * (ACROSS * DOWN) + tid % ACROSS;
+    Accumulator<A> total = shared[first];
+#pragma unroll
+    for (int warp = 1; warp < WARPS; ++warp) total = combine<OP>(total, shared[first + warp * WITHIN * ACROSS]);
+    return total;
+}
