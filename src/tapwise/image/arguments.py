@@ -1,20 +1,94 @@
-"""Arguments as scipy.ndimage means them: modes, one value or one per axis, axes, origins, where the result goes."""
+"""Arguments as scipy.ndimage means them: each is checked and resolved here, before anything is computed."""
 
 from __future__ import annotations
 
 import operator
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Self
 
 import numpy as np
 
 from tapwise import arrays
+from tapwise.arrays import device as cuda
 from tapwise.arrays.device import DeviceArray
 from tapwise.errors import InvalidPicture
 from tapwise.ops.filter.problem import MODES
 
 _ALIASES: Final = {"grid-mirror": "reflect", "grid-wrap": "wrap", "grid-constant": "constant"}
+
+
+@dataclass(frozen=True)
+class Call:
+    """What every filter takes, resolved once.
+
+    x: the input, a NumPy array or a DeviceArray of the same memory. y: the array that the result goes to. axes: those
+    that are filtered, in the order given; modes: what lies beyond the edges of each. `result`: what the user gets.
+    """
+
+    x: Any
+    y: Any
+    axes: tuple[int, ...]
+    modes: tuple[str, ...]
+    cval: complex
+    input: Any
+    output: Any
+
+    @classmethod
+    def resolve(
+        cls, input: Any, output: Any, mode: Any, cval: complex, axes: Any = None, channel_axis: int | None = None,
+        complex_weights: bool = False,
+    ) -> Self:  # fmt: skip
+        """Raises InvalidPicture for an argument that is not allowed."""
+        x = _array(input)
+        found = axes_of(axes, x.ndim, channel_axis)
+        given = [mode_of(mode)] * len(found) if isinstance(mode, str) else each(mode, len(found), "mode")
+        modes = tuple(mode_of(one) for one in given)
+        is_complex = x.dtype.kind == "c"
+        if np.iscomplexobj(cval) and not is_complex:
+            raise InvalidPicture(f"cval={cval}: Cannot provide a complex-valued cval when the input is real.")
+        if complex_weights and isinstance(x, DeviceArray):
+            raise InvalidPicture("weights are complex: on a GPU they are not taken")
+        y = _output_of(_array_or_dtype(output), x, is_complex or complex_weights)
+        return cls(x, y, found, modes, cval, input, output)
+
+    @property
+    def constant(self) -> float:
+        """`cval` of a real input."""
+        return float(np.real(self.cval))
+
+    def each(self, value: Any, name: str) -> list[Any]:
+        """A value for each of the axes."""
+        return each(value, len(self.axes), name)
+
+    def result(self) -> Any:
+        """The array given as output, else one of the input's kind."""
+        if self.output is not None and not isinstance(self.output, (type, np.dtype, str)):
+            return self.output
+        if isinstance(self.y, DeviceArray):
+            return arrays.like(self.y, self.input)
+        plain = isinstance(self.input, np.ndarray) or not hasattr(self.input, "__dlpack__")
+        return self.y if plain else arrays.like(self.y, self.input)
+
+
+def _array(value: Any) -> Any:
+    """A NumPy array of the same memory, or a DeviceArray; sequences are copied."""
+    if isinstance(value, np.ndarray):
+        return arrays.view(value, "input")
+    if cuda.is_device(value):
+        return cuda.view(value, "input")
+    if hasattr(value, "__dlpack__") and not isinstance(value, np.generic):
+        return arrays.view(value, "input")
+    return np.asarray(value)
+
+
+def _array_or_dtype(value: Any) -> Any:
+    """A dtype, or a NumPy array of the same memory, or a DeviceArray."""
+    if not isinstance(value, type) and cuda.is_device(value):
+        return cuda.view(value, "output")
+    is_array = hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, np.generic, type))
+    return arrays.view(value, "output") if is_array else value
 
 
 def mode_of(mode: Any) -> str:
@@ -49,7 +123,7 @@ def axes_of(axes: Any, ndim: int, channel_axis: int | None = None) -> tuple[int,
     if axes is None:
         return tuple(axis for axis in range(ndim) if axis != channel)
     if not isinstance(axes, Iterable) and not np.isscalar(axes):
-        raise InvalidPicture(f"axes={axes!r}: a whole number, a sequence of them, or None")
+        raise InvalidPicture(f"axes={axes!r}: an integer, a sequence of them, or None")
     given = axes if isinstance(axes, Iterable) else (axes,)
     found = tuple(axis_of(axis, ndim) for axis in given)
     if len(set(found)) != len(found):
@@ -75,7 +149,7 @@ def sizes_of(size: Any, count: int, least: int = 0) -> list[int]:
     return [max(1, one) for one in sizes]
 
 
-def output_of(output: Any, source: Any, complex_output: bool = False) -> Any:
+def _output_of(output: Any, source: Any, complex_output: bool) -> Any:
     """The array that a result goes to: a new one of the input's dtype or of the one given, or the array given.
 
     `complex_output`: the result is complex, and so must be its dtype.
@@ -107,7 +181,7 @@ def output_of(output: Any, source: Any, complex_output: bool = False) -> Any:
         if not issubclass(kind.type, np.number):
             raise InvalidPicture(f"output={output!r}: output must have numeric dtype")
     elif complex_output and kind.kind != "c":
-        warnings.warn("promoting specified output dtype to complex", UserWarning, stacklevel=3)
+        warnings.warn("promoting specified output dtype to complex", UserWarning, stacklevel=4)
         kind = np.promote_types(kind, np.complex64)
     return arrays.empty(source.shape, kind, "nchw", source)
 

@@ -43,6 +43,68 @@ class Pass:
     threads: int | None = None
 
 
+@dataclass(frozen=True)
+class Along:
+    """Weights along one axis, how many of them lie before an element, and what lies beyond the edges."""
+
+    axis: int
+    weights: np.ndarray
+    before: int
+    mode: str
+
+
+def copy(x: Any, y: Any) -> None:
+    """y = x in y's dtype."""
+    if not isinstance(y, DeviceArray):
+        np.copyto(y, x, casting="unsafe")
+    elif x is not y:
+        apply(x, y, Pass("dense", (0,), (1,), (0,), ("nearest",), weights=np.ones(1)))
+
+
+def in_pairs(items: Sequence[Any]) -> list[Sequence[Any]]:
+    """Two neighbours at a time; of an odd number the first by itself."""
+    odd = len(items) % 2
+    return [items[:1]] * odd + [items[first : first + 2] for first in range(odd, len(items), 2)]
+
+
+def apply_along(x: Any, y: Any, parts: Sequence[Along], cval: complex) -> None:
+    """y = the weights along one axis after the other, in that order; complex x and y, too."""
+    if x.dtype.kind == "c":
+        if np.may_share_memory(x, y):
+            x = x.copy()
+        apply_along(x.real, y.real, parts, float(np.real(cval)))
+        apply_along(x.imag, y.imag, parts, float(np.imag(cval)))
+        return
+    if not parts:
+        copy(x, y)
+    constant = float(np.real(cval))
+    for pair in in_pairs(parts):
+        for group in [pair] if _goes_together(pair, constant, y.dtype) else [[part] for part in pair]:
+            rising = sorted(group, key=lambda part: part.axis)
+            step = Pass(
+                "separable" if len(rising) == 2 else "dense", tuple(part.axis for part in rising),
+                tuple(len(part.weights) for part in rising), tuple(part.before for part in rising),
+                tuple(part.mode for part in rising), constant, np.concatenate([part.weights for part in rising]),
+            )  # fmt: skip
+            apply(x, y, step)
+            x = y
+
+
+def _goes_together(pair: Sequence[Along], cval: float, to: np.dtype[Any]) -> bool:
+    """Whether both axes in one pass mean the same as one after the other.
+
+    They do not where a constant other than 0 lies beyond an edge and the weights change it, nor with the later axis
+    first and sums that are truncated, nor with unsigned integers of 64 bits, of which float64 does not hold all.
+    """
+    if len(pair) == 1:
+        return True
+    first, second = pair
+    constant = cval != 0 and "constant" in (first.mode, second.mode)
+    kept = all(abs(float(part.weights.sum()) - 1.0) < 1e-9 for part in pair)
+    integral = all(np.all(part.weights == np.rint(part.weights)) for part in pair)
+    return (kept or not constant) and to != np.uint64 and (first.axis < second.axis or integral)
+
+
 def apply(x: Any, y: Any, step: Pass) -> None:
     """y = the pass over x; both of one shape, any strides and byte orders; they may overlap; both here or on one GPU.
 

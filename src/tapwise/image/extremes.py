@@ -1,0 +1,91 @@
+"""The largest and the smallest of neighbours."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+from tapwise.errors import InvalidPicture
+from tapwise.image import arguments
+from tapwise.image.arguments import Call
+from tapwise.image.passes import Pass, apply, copy, in_pairs
+
+
+def maximum_filter1d(
+    input: Any, size: int, axis: int = -1, output: Any = None, mode: str = "reflect", cval: float = 0.0, origin: int = 0
+) -> Any:
+    """The largest of `size` neighbours along one axis."""
+    arguments.sizes_of(size, 1, 1)
+    return _extreme("max", input, (size,), None, output, (mode,), cval, (origin,), (axis,), None)
+
+
+def minimum_filter1d(
+    input: Any, size: int, axis: int = -1, output: Any = None, mode: str = "reflect", cval: float = 0.0, origin: int = 0
+) -> Any:
+    """The smallest of `size` neighbours along one axis."""
+    arguments.sizes_of(size, 1, 1)
+    return _extreme("min", input, (size,), None, output, (mode,), cval, (origin,), (axis,), None)
+
+
+def maximum_filter(
+    input: Any, size: Any = None, footprint: Any = None, output: Any = None, mode: Any = "reflect", cval: float = 0.0,
+    origin: Any = 0, *, axes: Any = None, channel_axis: int | None = None,
+) -> Any:  # fmt: skip
+    """The largest element of a box of `size`, or of where `footprint` is true."""
+    return _extreme("max", input, size, footprint, output, mode, cval, origin, axes, channel_axis)
+
+
+def minimum_filter(
+    input: Any, size: Any = None, footprint: Any = None, output: Any = None, mode: Any = "reflect", cval: float = 0.0,
+    origin: Any = 0, *, axes: Any = None, channel_axis: int | None = None,
+) -> Any:  # fmt: skip
+    """The smallest element of a box of `size`, or of where `footprint` is true."""
+    return _extreme("min", input, size, footprint, output, mode, cval, origin, axes, channel_axis)
+
+
+def _extreme(
+    op: str, input: Any, size: Any, footprint: Any, output: Any, mode: Any, cval: float, origin: Any, axes: Any,
+    channel_axis: int | None,
+) -> Any:  # fmt: skip
+    if size is not None and footprint is not None:
+        warnings.warn("ignoring size because footprint is set", UserWarning, stacklevel=3)
+    call = Call.resolve(input, output, mode, cval, axes, channel_axis)
+    if call.x.dtype.kind == "c":
+        raise InvalidPicture("Complex type not supported: numbers that have an order are needed")
+    mask = None if footprint is None else _mask(footprint, len(call.axes))
+    if mask is None and size is None:
+        raise InvalidPicture("no footprint provided: size or footprint is needed")
+    sizes = arguments.sizes_of(size, len(call.axes)) if mask is None else list(mask.shape)
+    origins = call.each(origin, "origin")
+    if mask is not None and not mask.all():
+        if not isinstance(mode, str):
+            raise InvalidPicture("A sequence of modes is not supported for non-separable footprints")
+        # An origin belongs to the axis that is given, the footprint's axes go in rising order.
+        order, (origins, modes) = arguments.sorted_axes(call.axes, origins, call.modes)
+        befores = tuple(arguments.before_of(*pair) for pair in zip(sizes, origins, strict=True))
+        step = Pass(op, order, mask.shape, befores, tuple(modes), call.constant, mask.astype(np.float64))
+        apply(call.x, call.y, step)
+        return call.result()
+    befores = tuple(arguments.before_of(*pair) for pair in zip(sizes, origins, strict=True))
+    windows = [one for one in sorted(zip(call.axes, sizes, befores, call.modes, strict=True)) if one[1] > 1]
+    if not windows:
+        copy(call.x, call.y)
+    source = call.x
+    for pair in in_pairs(windows):
+        order, taps, before, how = zip(*pair, strict=True)
+        apply(source, call.y, Pass(op, order, taps, before, how, call.constant))
+        source = call.y
+    return call.result()
+
+
+def _mask(footprint: Any, count: int) -> np.ndarray:
+    """Where to look, with one axis for each filtered one."""
+    mask = np.asarray(footprint, bool)
+    if not mask.any():
+        raise InvalidPicture("All-zero footprint is not supported.")
+    if mask.ndim != count:
+        words = "sequence argument must have length equal to input rank: " if mask.all() else ""
+        raise InvalidPicture(f"{words}footprint.ndim ({mask.ndim}) must match len(axes) ({count})")
+    return mask
