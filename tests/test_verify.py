@@ -15,7 +15,7 @@ from tapwise.cpu.device import host
 from tapwise.errors import NotApplicable
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import convolve
-from tapwise.problem import ACTIVATIONS
+from tapwise.problem import ACTIVATIONS, Inputs
 
 PROBLEM = ConvProblem.parse("n2 c5 h9 w11 k7 r3 s3 pad1 bias")
 
@@ -222,18 +222,19 @@ def test_integers_see_an_error_below_the_bound(
 
 
 def test_when_integers_are_exact() -> None:
-    serial = registry.get("cpu.serial")
-    assert verify.exact_on_integers(PROBLEM, serial)
-    assert verify.exact_on_integers(PROBLEM.replace(dtype="f16", activation="relu6"), serial)
-    assert not verify.exact_on_integers(PROBLEM.replace(activation="tanh"), serial)
+    assert PROBLEM.exact_on_integers
+    assert PROBLEM.replace(dtype="f16", activation="relu6").exact_on_integers
+    assert not PROBLEM.replace(activation="tanh").exact_on_integers
     deep = ConvProblem.parse(f"c{1 << 21} h1 w1 k1 r1 s1")
-    assert not verify.exact_on_integers(deep, serial)
-    assert verify.exact_on_integers(deep.replace(dtype="f64"), serial)
+    assert not deep.exact_on_integers
+    assert deep.replace(dtype="f64").exact_on_integers
 
     class Inexact(Sabotaged):
         exact = False
 
-    assert not verify.exact_on_integers(PROBLEM, Inexact("is_off_by_a_little"))
+    inputs = PROBLEM.sample(np.random.default_rng(0), integers=True)
+    assert not PROBLEM.reference(inputs, registry.get("cpu.serial"))[1].any()
+    assert PROBLEM.reference(inputs, Inexact("is_off_by_a_little"))[1].all()
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16"])
@@ -286,15 +287,15 @@ def test_images_are_compared_one_by_one_where_sums_are_given() -> None:
         rng.standard_normal(shape).astype(np.float16)
         for shape in (problem.x_shape, problem.w_shape, (problem.k,), problem.y_shape)
     )
-    plain = problem.replace(bias=False, residual=False, activation=None)
+    plain = problem.bare()
     algorithm = registry.get("cpu.serial")
-    y = convolve(problem, x, w, bias, residual).astype(np.float16)
+    y, inputs = convolve(problem, x, w, bias, residual).astype(np.float16), Inputs(x, w, bias, residual)
 
     def verdict() -> verify.Verdict:
         sums = convolve(plain, x, w), convolve(plain, abs(x), abs(w))
-        return verify._verdict(problem, algorithm, x, w, bias, residual, y, False, sums)
+        return verify._verdict(problem, algorithm, inputs, y, sums)
 
-    whole = verify._verdict(problem, algorithm, x, w, bias, residual, y, False)
+    whole = verify._verdict(problem, algorithm, inputs, y)
     assert verdict()
     assert (verdict().error, verdict().bound) == (whole.error, whole.bound)
     y[2, 1, 3, 3] += 1

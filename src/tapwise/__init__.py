@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from tapwise.ops.conv.problem import ConvProblem
     from tapwise.ops.patches.api import col2im, im2col
     from tapwise.ops.pool.api import avg_pool1d, avg_pool2d, max_pool1d, max_pool2d
-    from tapwise.ops.reduce.api import log_softmax, reduce, softmax
+    from tapwise.ops.reduce.api import reduce
+    from tapwise.ops.softmax.api import log_softmax, softmax
 
 __version__ = "0.1.0"
 
@@ -34,12 +35,12 @@ _HOMES = {
     "conv2d": "tapwise.ops.conv.api",
     "im2col": "tapwise.ops.patches.api",
     "image": "",
-    "log_softmax": "tapwise.ops.reduce.api",
+    "log_softmax": "tapwise.ops.softmax.api",
     "max_pool1d": "tapwise.ops.pool.api",
     "max_pool2d": "tapwise.ops.pool.api",
     "prepare": "tapwise.ops.conv.api",
     "reduce": "tapwise.ops.reduce.api",
-    "softmax": "tapwise.ops.reduce.api",
+    "softmax": "tapwise.ops.softmax.api",
 }
 
 __all__ = [

@@ -11,15 +11,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import sqrt
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Final, Generic, NamedTuple, TypeVar
+
+import numpy as np
 
 from tapwise.problem import LAYOUTS, Problem
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from tapwise.ops.conv.problem import ConvProblem
 
 
 @dataclass(frozen=True)
@@ -103,10 +99,10 @@ class Plan(ABC):
     problem: Any
     workspace_bytes: int = 0
 
-    def pack(self, w: np.ndarray) -> Any:
+    def pack(self, w: Any) -> Any:
         """The filters in the kernel's own order. `w` is (k, c/groups, *kernel), any strides. The result is a copy.
 
-        Operators without filters have nothing to pack.
+        None where an operator has no filters: then there is nothing to pack.
         """
         return None
 
@@ -196,15 +192,10 @@ class Algorithm(ABC, Generic[C]):
     def plan(self, problem: Any, config: C, device: Device) -> Plan:
         """Compile and lay out. May take a second when cold; raises CompileError."""
 
-    def error_factor(self, problem: ConvProblem) -> float:
-        """c in the bound |y - y64| <= c * u * magnitude, u the unit roundoff of the accumulator.
+    def error_factor(self, problem: Any) -> float:
+        """c in the bound |y - y64| <= c * u * magnitude, u the unit roundoff of the accumulator; convolution alone."""
+        return float(problem.error_factor)
 
-        The default suits sums in any order: rounding errors of gemm_k terms add up like a random walk.
-        """
-        return 8.0 + 2.0 * sqrt(problem.gemm_k)
-
-    def magnitude(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    def magnitude(self, problem: Any, x: np.ndarray, w: np.ndarray) -> np.ndarray:
         """The size of what is summed for each output, in float64: |w| * |x| unless an algorithm sums something else."""
-        from tapwise.ops.conv.reference import convolve
-
-        return convolve(problem, abs(x), abs(w))
+        return np.asarray(problem.magnitude(x, w))

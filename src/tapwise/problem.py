@@ -1,35 +1,52 @@
 """Problems: what is to be computed, apart from any array and any algorithm.
 
 A problem is frozen and hashable, has one string form that names it everywhere (command line, suite files, test ids,
-databases), and knows its floating-point operations and the bytes it must move.
+databases), and knows what differs between operators: shapes, floating-point operations, the bytes it must move, sample
+inputs, and the result in float64 with what it may be off by.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 from dataclasses import replace
 from math import prod
-from typing import ClassVar, Final, Literal, Self
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
 
-from tapwise.errors import InvalidProblem
+import ml_dtypes
+import numpy as np
 
 Direction = Literal["fprop", "dgrad", "wgrad"]
-Pair = tuple[int, int]
 
-DIRECTIONS: Final = ("fprop", "dgrad", "wgrad")
 LAYOUTS: Final = ("nchw", "nhwc")
-MATHS: Final = ("ieee", "tf32", "3xtf32")
 ACTIVATIONS: Final = ("relu", "relu6", "silu", "gelu", "sigmoid", "tanh")
-ITEMSIZE: Final = {"f32": 4, "f64": 8, "f16": 2, "bf16": 2}
+DTYPES: Final[dict[str, np.dtype[Any]]] = {
+    "f32": np.dtype(np.float32),
+    "f64": np.dtype(np.float64),
+    "f16": np.dtype(np.float16),
+    "bf16": np.dtype(ml_dtypes.bfloat16),
+}
+# Whole numbers of either sign up to this are what inputs are made of where results are to be exact.
+LARGEST_INTEGER: Final = 3
 
-# Letters of the spatial axes by their number, innermost last: input, output and filter sizes.
-INPUT_LETTERS: Final = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
-FILTER_LETTERS: Final = {1: ("s",), 2: ("r", "s"), 3: ("t", "r", "s")}
-AXIS_NAMES: Final = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 
-_SIZE_WORD = re.compile(r"([ncdhwktrs])(\d+)")
-_PARAMETER_WORD = re.compile(r"(stride|pad|dilation)(\d[\d:x]*)")
-_GROUPS_WORD = re.compile(r"groups(\d+)")
+class Inputs(NamedTuple):
+    """What an operator is given: x, and w, bias and residual where it has them. `integers`: all are small ones."""
+
+    x: Any
+    w: Any = None
+    bias: Any = None
+    residual: Any = None
+    integers: bool = False
+
+
+class Accuracy(Protocol):
+    """What a bound depends on besides the problem: see `Algorithm`."""
+
+    exact: ClassVar[bool]
+
+    def error_factor(self, problem: Any) -> float: ...
+
+    def magnitude(self, problem: Any, x: np.ndarray, w: np.ndarray) -> np.ndarray: ...
 
 
 class Problem:
@@ -51,12 +68,36 @@ class Problem:
         raise NotImplementedError
 
     @property
+    def w_shape(self) -> tuple[int, ...]:
+        """Of the filters; () where an operator has none."""
+        return ()
+
+    @property
     def y_shape(self) -> tuple[int, ...]:
         raise NotImplementedError
 
     @property
+    def x_dtype(self) -> np.dtype[Any]:
+        return DTYPES[self.dtype]
+
+    @property
+    def y_dtype(self) -> np.dtype[Any]:
+        return self.x_dtype
+
+    @property
     def itemsize(self) -> int:
-        return ITEMSIZE[self.dtype]
+        """Bytes of an element of x."""
+        return self.x_dtype.itemsize
+
+    @property
+    def accumulator(self) -> str:
+        """The dtype that sums are computed in."""
+        return "f64" if self.dtype == "f64" else "f32"
+
+    @property
+    def roundoff(self) -> float:
+        """Half a unit in the last place of 1.0 in the accumulator."""
+        return 2.0**-53 if self.accumulator == "f64" else 2.0**-24
 
     @property
     def flops(self) -> int:
@@ -82,26 +123,47 @@ class Problem:
         """Spatial axes; 0 where axes are all alike."""
         return 0
 
+    @property
+    def exact_on_integers(self) -> bool:
+        """Whether direct sums of inputs up to LARGEST_INTEGER are exact, and rounded once to the output's dtype."""
+        return False
+
+    def canonical(self, axes: int = 2) -> Self:
+        """The same problem in the form that algorithms take, with so many spatial axes; itself where it has that."""
+        return self
+
+    def bare(self) -> Self:
+        """Without what is fused behind it."""
+        return self
+
+    def sample(self, rng: np.random.Generator, integers: bool = False) -> Inputs:
+        """Random inputs in C order: normal ones, or whole numbers from -LARGEST_INTEGER to LARGEST_INTEGER."""
+        return self.inputs(lambda shape: self.random(rng, shape, integers))._replace(integers=integers)
+
+    def inputs(self, array: Callable[[tuple[int, ...]], Any]) -> Inputs:
+        """Inputs made by a function that gives an array of x's dtype for a shape."""
+        return Inputs(array(self.x_shape))
+
+    def random(self, rng: np.random.Generator, shape: tuple[int, ...], integers: bool = False) -> np.ndarray:
+        """Random data of x's dtype."""
+        if integers:
+            return rng.integers(-LARGEST_INTEGER, LARGEST_INTEGER + 1, shape).astype(self.x_dtype)
+        return rng.standard_normal(shape, dtype=np.float32).astype(self.x_dtype, copy=False)
+
+    def reference(
+        self, inputs: Inputs, accuracy: Accuracy | None = None, sums: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(y64, bound): the exact result in float64, and what each element may be off by.
+
+        `accuracy`: the algorithm that computed it, where bounds differ; by default the plain sum. `sums`: the sums and
+        those of absolute values in float64, where they have been worked out before.
+        """
+        raise NotImplementedError
+
+    def rounding(self, y: np.ndarray) -> np.ndarray:
+        """What rounding exact values to the output's dtype may be off by."""
+        kind = ml_dtypes.finfo(self.y_dtype)  # type: ignore[no-untyped-call]
+        return np.asarray(float(kind.eps) / 2 * np.abs(y) + float(kind.smallest_subnormal))
+
     def replace(self, **changes: object) -> Self:
         return replace(self, **changes)  # type: ignore[type-var]
-
-
-def join(values: tuple[int, ...] | list[str]) -> str:
-    """One number when all axes agree, else `axb`."""
-    texts = [str(v) for v in values]
-    return texts[0] if len(set(texts)) == 1 else "x".join(texts)
-
-
-def parameter(value: str, axes: int, name: str, text: str) -> tuple[Pair, ...]:
-    """`2`, `2x1` or `0:1x0:1` as a (before, after) pair for each axis."""
-    pairs = []
-    for part in value.split("x"):
-        numbers = part.split(":")
-        if len(numbers) > 2 or not all(number.isdigit() for number in numbers):
-            raise InvalidProblem(f"problem {text!r}: word {name + value!r} is not a number, a pair or sides a:bxc:d")
-        pairs.append((int(numbers[0]), int(numbers[-1])))
-    if len(pairs) == 1:
-        pairs *= axes
-    if len(pairs) != axes:
-        raise InvalidProblem(f"problem {text!r}: word {name + value!r} gives {len(pairs)} values for {axes} axes")
-    return tuple(pairs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -67,10 +68,14 @@ PROBLEMS: dict[str, str] = {
     "avgpool": "tapwise.ops.pool.problem:PoolProblem",
     "filter": "tapwise.ops.filter.problem:FilterProblem",
     "reduce": "tapwise.ops.reduce.problem:ReduceProblem",
-    "softmax": "tapwise.ops.reduce.problem:SoftmaxProblem",
-    "log_softmax": "tapwise.ops.reduce.problem:SoftmaxProblem",
+    "softmax": "tapwise.ops.softmax.problem:SoftmaxProblem",
+    "log_softmax": "tapwise.ops.softmax.problem:SoftmaxProblem",
 }
 CONVOLUTION = "tapwise.ops.conv.problem:ConvProblem"
+
+# operator -> "module:function" that works its sums, and those of absolute values, out in float64 on a GPU: where that
+# takes too long in this machine's memory.
+REFERENCES: dict[str, str] = {"conv": "tapwise.ops.conv.cuda.reference:convolve"}
 
 # operator -> what users call; its page is docs/operators/<operator>.md.
 FUNCTIONS: dict[str, tuple[str, ...]] = {
@@ -118,6 +123,12 @@ def parse(text: str) -> Problem:
     first = text.split()[:1]
     problem: Problem = _resolve(PROBLEMS.get(first[0], CONVOLUTION) if first else CONVOLUTION).parse(text)
     return problem
+
+
+def reference_there(operator: str) -> Callable[..., Any] | None:
+    """(problem, x, w, device) -> (sums, sums of absolute values) in float64 on a GPU, where an operator has that."""
+    row = REFERENCES.get(operator)
+    return None if row is None else _resolve(row)
 
 
 def _resolve(row: str) -> Any:

@@ -1,11 +1,8 @@
 """The one comparator, and the bounds that results must keep.
 
-    |y - y64| <= L * c * u * magnitude + evaluation + rounding of the output
+    |y - y64| <= bound
 
-for each element. u is the unit roundoff of the accumulator (2^-24 for f32 and f16, 2^-53 for f64); c the algorithm's
-`error_factor`; magnitude what it sums in absolute value, with |bias| and |residual|. The activation passes an error on
-with its steepest slope L, and is itself evaluated to 16 u of its value (and of its argument for gelu, where 1 + erf
-cancels). Rounding is half a unit in the last place of the output's dtype.
+for each element, both from the problem's `reference`: what the bound is made of is written there.
 
 Input, output and workspace lie between guards of NaN: a write outside shows, and so does a read that matters.
 """
@@ -17,25 +14,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
-import ml_dtypes
 import numpy as np
 
 from tapwise import arrays, dispatch, registry
-from tapwise.algorithm import Algorithm, Buffers, Config, Device, Plan
-from tapwise.ops import references
-from tapwise.ops.conv.problem import ConvProblem
-from tapwise.ops.conv.reference import activate, convolve
-from tapwise.ops.filter.problem import FilterProblem
-from tapwise.problem import Problem
+from tapwise.algorithm import Algorithm, Buffers, Config, Device
+from tapwise.problem import LARGEST_INTEGER, Inputs, Problem
 
 if TYPE_CHECKING:
     from tapwise.ops.conv.prepared import PreparedConv
 
-# Steepest slope of each activation.
-SLOPES: Final = {None: 1.0, "relu": 1.0, "relu6": 1.0, "tanh": 1.0, "sigmoid": 0.25, "silu": 1.1, "gelu": 1.13}
-EXACT_ACTIVATIONS: Final = (None, "relu", "relu6")
-EVALUATION: Final = 16.0
-LARGEST_INTEGER: Final = 3
 _GUARD_BYTES: Final = 256
 
 
@@ -90,46 +77,6 @@ def _failed(message: str) -> Verdict:
     return Verdict(float("inf"), 0.0, False, message)
 
 
-def expectation(
-    problem: ConvProblem,
-    algorithm: Algorithm[Any],
-    x: np.ndarray,
-    w: np.ndarray,
-    bias: np.ndarray | None = None,
-    residual: np.ndarray | None = None,
-    sums: tuple[np.ndarray, np.ndarray] | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """(y64, bound): the exact result in float64, and what each element may be off by.
-
-    `sums`: the convolution in float64 and what is summed in absolute value, where a GPU has worked them out.
-    """
-    dtype = arrays.DTYPES[problem.dtype]
-    u = 2.0**-53 if problem.dtype == "f64" else 2.0**-24
-    plain = problem.replace(bias=False, activation=None, residual=False)
-    with np.errstate(all="ignore"):
-        y, magnitude = (convolve(plain, x, w), algorithm.magnitude(plain, x, w)) if sums is None else sums
-        for addend in (None if bias is None else bias.reshape(-1, *[1] * len(problem.output)), residual):
-            if addend is not None:
-                y += addend
-                magnitude = magnitude + np.abs(addend, dtype=np.float64)
-        bound: np.ndarray = magnitude * (SLOPES[problem.activation] * algorithm.error_factor(problem) * u)
-        if problem.activation == "gelu":
-            bound += EVALUATION * u * np.abs(y)
-        y = activate(problem.activation, y)
-        if problem.activation not in EXACT_ACTIVATIONS:
-            bound += EVALUATION * u * np.abs(y)
-        kind = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
-        bound += float(kind.eps) / 2 * np.abs(y) + float(kind.smallest_subnormal)
-    return y, bound
-
-
-def exact_on_integers(problem: ConvProblem, algorithm: Algorithm[Any]) -> bool:
-    """Whether integers up to LARGEST_INTEGER give the exact result, rounded once to the output's dtype."""
-    largest = LARGEST_INTEGER**2 * problem.gemm_k + 2 * LARGEST_INTEGER
-    held = 2.0**53 if problem.dtype == "f64" else 2.0**24
-    return algorithm.exact and largest < held and problem.activation in EXACT_ACTIVATIONS
-
-
 def check(
     problem: Problem,
     algorithm_id: str,
@@ -151,49 +98,25 @@ def check(
         device = host()
     choice = dispatch.choose(problem, device, algorithm_id, config=config)
     plan = dispatch.plan_for(problem, choice, device)
-    rng = np.random.default_rng(seed)
+    algorithm = registry.get(choice.algorithm, problem.operator)
     index = device.index if device.kind == "cuda" else None
-    if isinstance(problem, FilterProblem):
-        return _check_plain(problem, plan, problem.sample(rng), index)
-    dtype = arrays.DTYPES[problem.dtype]
-    if not isinstance(problem, ConvProblem):
-        return _check_plain(problem, plan, _data(rng, problem.x_shape, integers).astype(dtype), index)
-    algorithm = registry.get(choice.algorithm)
-    data = _data(rng, problem.x_shape, integers).astype(dtype)
-    x = _Guarded(problem.x_shape, dtype, problem.layout, index, data)
-    w = _data(rng, problem.w_shape, integers).astype(dtype)
-    bias = _data(rng, (problem.k,), integers).astype(dtype) if problem.bias else None
-    residual = None
-    if problem.residual:
-        residual = arrays.dense(_data(rng, problem.y_shape, integers).astype(dtype), problem.layout)
-    y = _Guarded(problem.y_shape, dtype, problem.layout, index)
+    inputs = problem.sample(np.random.default_rng(seed), integers)
+    if inputs.residual is not None:
+        inputs = inputs._replace(residual=arrays.dense(inputs.residual, problem.layout))
+    x = _Guarded(inputs.x.shape, inputs.x.dtype, problem.layout, index, inputs.x)
+    y = _Guarded(problem.y_shape, problem.y_dtype, problem.layout, index)
     workspace = _Guarded((plan.workspace_bytes,), np.dtype(np.uint8), index=index)
     scratch = workspace.array if plan.workspace_bytes else None
-    there: list[Any] = [None if one is None else _beside(one, index, problem.layout) for one in (w, bias, residual)]
-    plan.run(Buffers(x.array, plan.pack(there[0]), y.array, scratch, there[1], there[2]))
+    w, bias, residual = (None if one is None else _beside(one, index, problem.layout) for one in inputs[1:4])
+    plan.run(Buffers(x.array, plan.pack(w), y.array, scratch, bias, residual))
     sums = None
-    if index is not None and not (integers and exact_on_integers(problem, algorithm)):
-        from tapwise.ops.conv.cuda import reference
-
-        sums = reference.convolve(problem, x.array, arrays.dense(there[0], "nchw"), device)
+    if index is not None and not (integers and algorithm.exact and problem.exact_on_integers):
+        there = registry.reference_there(problem.operator)
+        sums = None if there is None else there(problem, x.array, arrays.dense(w, "nchw"), device)
     for name, memory in (("input", x), ("output", y), ("workspace", workspace)):
         if not memory.guards_hold():
             return _failed(f"{choice.algorithm} wrote outside its {name}")
-    return _verdict(problem, algorithm, data, w, bias, residual, y.result(), integers, sums)
-
-
-def _check_plain(problem: Problem, plan: Plan, data: np.ndarray, index: int | None) -> Verdict:
-    """An operator with one input and no filters."""
-    kind = references.result_dtype(problem)
-    x = _Guarded(data.shape, data.dtype, problem.layout, index, data)
-    y = _Guarded(problem.y_shape, kind, problem.layout, index)
-    workspace = _Guarded((plan.workspace_bytes,), np.dtype(np.uint8), index=index)
-    packed = references.packed(problem, plan)
-    plan.run(Buffers(x.array, packed, y.array, workspace.array if plan.workspace_bytes else None))
-    for name, memory in (("input", x), ("output", y), ("workspace", workspace)):
-        if not memory.guards_hold():
-            return _failed(f"'{problem}' wrote outside its {name}")
-    return compare(y.result(), *references.expectation(problem, data), kind)
+    return _verdict(problem, algorithm, inputs, y.result(), sums)
 
 
 def check_operator(
@@ -204,50 +127,40 @@ def check_operator(
     `w` and `bias` are what it was prepared with: arrays of any library that `prepare` takes.
     """
     problem = prepared.problem
-    dtype = arrays.DTYPES[problem.dtype]
-    rng = np.random.default_rng(seed)
-    x = arrays.dense(_data(rng, problem.x_shape, integers).astype(dtype), problem.layout)
-    residual = _data(rng, problem.y_shape, integers).astype(dtype) if problem.residual else None
-    out = arrays.empty(problem.y_shape, dtype, problem.layout)
+    given = problem.sample(np.random.default_rng(seed), integers)
+    x = arrays.dense(given.x, problem.layout)
+    out = arrays.empty(problem.y_shape, problem.y_dtype, problem.layout)
     out.fill(np.nan)
-    y = prepared(x, residual=residual, out=out)
+    y = prepared(x, residual=given.residual, out=out)
     filters = arrays.native(arrays.view(w, "w"))
     offset = None if bias is None else arrays.native(arrays.view(bias, "bias"))
     # With integers only the filters given decide whether the result is exact.
     whole = integers and bool(np.all(np.abs(filters) <= LARGEST_INTEGER) and np.all(filters == np.rint(filters)))
-    algorithm = registry.get(prepared.choice.algorithm)
-    return _verdict(problem, algorithm, x, filters, offset, residual, y, whole and offset is None)
+    inputs = Inputs(x, filters, offset, given.residual, whole and offset is None)
+    return _verdict(problem, registry.get(prepared.choice.algorithm), inputs, y)
 
 
 def _verdict(
-    problem: ConvProblem,
+    problem: Problem,
     algorithm: Algorithm[Any],
-    x: np.ndarray,
-    w: np.ndarray,
-    bias: np.ndarray | None,
-    residual: np.ndarray | None,
+    inputs: Inputs,
     y: np.ndarray,
-    integers: bool,
     sums: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Verdict:
-    dtype = arrays.DTYPES[problem.dtype]
-    if integers and exact_on_integers(problem, algorithm):
-        expected = convolve(problem, x, w, bias, residual)
-        return compare(y, expected.astype(dtype).astype(np.float64), np.zeros(()), dtype)
     if sums is None:
-        return compare(y, *expectation(problem, algorithm, x, w, bias, residual), dtype)
+        return compare(y, *problem.reference(inputs, algorithm), problem.y_dtype)
     # Image by image, in threads: what is in between stays in cache, and NumPy lets others run.
     exact, size = sums
 
     def one(image: int) -> Verdict:
         here = slice(image, image + 1)
-        added = None if residual is None else residual[here]
-        mine = expectation(problem, algorithm, x, w, bias, added, (exact[here], size[here]))
-        return compare(y[here], *mine, dtype)
+        mine = inputs if inputs.residual is None else inputs._replace(residual=inputs.residual[here])
+        expected = problem.reference(mine, algorithm, (exact[here], size[here]))
+        return compare(y[here], *expected, problem.y_dtype)
 
     with ThreadPoolExecutor() as pool:
-        verdicts = list(pool.map(one, range(problem.n)))
-    worst = max(range(problem.n), key=lambda image: (not verdicts[image].verified, _share(verdicts[image])))
+        verdicts = list(pool.map(one, range(len(y))))
+    worst = max(range(len(y)), key=lambda image: (not verdicts[image].verified, _share(verdicts[image])))
     verdict = verdicts[worst]
     return Verdict(verdict.error, verdict.bound, verdict.verified, f"image {worst}: {verdict.message}")
 
@@ -255,12 +168,6 @@ def _verdict(
 def _share(verdict: Verdict) -> float:
     """How much of its bound an error takes."""
     return verdict.error / verdict.bound if verdict.bound else float(verdict.error > 0)
-
-
-def _data(rng: np.random.Generator, shape: tuple[int, ...], integers: bool) -> np.ndarray:
-    if integers:
-        return rng.integers(-LARGEST_INTEGER, LARGEST_INTEGER + 1, shape).astype(np.float32)
-    return rng.standard_normal(shape, dtype=np.float32)
 
 
 def _beside(array: np.ndarray, index: int | None, layout: str) -> Any:

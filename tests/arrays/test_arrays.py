@@ -11,6 +11,7 @@ import torch
 
 from tapwise import arrays
 from tapwise.errors import InvalidProblem
+from tapwise.problem import DTYPES
 
 
 class Foreign:
@@ -88,7 +89,7 @@ def test_tensor_with_gradient_is_taken_where_none_is_recorded() -> None:
 
 
 def test_dtype_names() -> None:
-    for name, dtype in arrays.DTYPES.items():
+    for name, dtype in DTYPES.items():
         assert arrays.dtype_name(np.zeros(1, dtype), "x") == name
         assert arrays.dtype_name(np.zeros(1, dtype.newbyteorder()), "x") == name
     for other in (np.int64, np.uint8, np.complex64, np.bool_, np.longdouble):

@@ -7,13 +7,13 @@ import onnx
 import pytest
 
 from tapwise import arrays
-from tapwise.arrays import DTYPES
 from tapwise.baselines import PEERS, mlas, select
 from tapwise.errors import InvalidProblem, PeerUnavailable
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import convolve
-from tapwise.ops.reduce import reference as reference_reduction
-from tapwise.ops.reduce.problem import REDUCTIONS, ReduceProblem, SoftmaxProblem
+from tapwise.ops.reduce.problem import REDUCTIONS, ReduceProblem
+from tapwise.ops.softmax.problem import SoftmaxProblem
+from tapwise.problem import Inputs
 
 PROBLEMS = [
     "c5 h9 w11 k7 r3 s3 pad1",
@@ -39,7 +39,7 @@ def test_peer_computes_the_problem(name: str, text: str) -> None:
     w = random(*problem.w_shape)
     bias = random(problem.k) if problem.bias else None
     residual = random(*problem.y_shape) if problem.residual else None
-    prepared = PEERS[name].prepare(problem, x, w, bias, residual, 2)
+    prepared = PEERS[name].prepare(problem, Inputs(x, w, bias, residual), 2)
     prepared.run()
     expected = convolve(problem, x, w, bias, residual)
     np.testing.assert_allclose(prepared.result(), expected, rtol=1e-4, atol=1e-4)
@@ -60,7 +60,7 @@ def test_what_a_peer_does_not_take() -> None:
     x, w = np.zeros(problem.x_shape, np.float32), np.zeros(problem.w_shape, np.float32)
     for peer in (one for one in PEERS.values() if "conv" in one.operators and one.device == "cpu"):
         with pytest.raises(PeerUnavailable, match="fprop"):
-            peer.prepare(problem, x, w, None, None, 1)
+            peer.prepare(problem, Inputs(x, w), 1)
 
 
 def test_select() -> None:
@@ -78,9 +78,9 @@ def test_plain_peer_computes_softmax(name: str, text: str) -> None:
     if not PEERS[name].installed:
         pytest.skip(f"{name} is not installed")
     problem = SoftmaxProblem.parse(text)
-    x = np.random.default_rng(0).standard_normal(problem.shape).astype(DTYPES[problem.dtype])
-    wanted, _ = reference_reduction.softmax(problem, x)
-    np.testing.assert_allclose(PEERS[name].prepare_plain(problem, x, 2).result(), wanted, rtol=1e-5, atol=1e-6)
+    x = np.random.default_rng(0).standard_normal(problem.shape).astype(problem.x_dtype)
+    wanted, _ = problem.reference(Inputs(x))
+    np.testing.assert_allclose(PEERS[name].prepare(problem, Inputs(x), 2).result(), wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("axis", ["", " axis1", " axis0,2", " axis2 keepdims"])
@@ -93,9 +93,9 @@ def test_plain_peer_reduces(name: str, op: str, axis: str) -> None:
         pytest.skip("positions go along one axis or all")
     problem = ReduceProblem.parse(f"reduce {op} 5x6x7{axis}")
     x = np.random.default_rng(0).standard_normal(problem.shape, dtype=np.float32)
-    wanted, _ = reference_reduction.reduce(problem, x)
+    wanted, _ = problem.reference(Inputs(x))
     try:
-        prepared = PEERS[name].prepare_plain(problem, x, 2)
+        prepared = PEERS[name].prepare(problem, Inputs(x), 2)
     except PeerUnavailable as error:
         assert op in ("prod", "logsumexp"), error
         return

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tapwise import verify
 from tapwise.errors import InvalidProblem
 from tapwise.lab import bench, records, report, roofline, timing
 from tapwise.lab.records import Record
@@ -158,14 +157,14 @@ def test_failures_are_rows_and_others_go_on(ceilings: list[int]) -> None:
 
 
 def test_wrong_result_gets_no_time(ceilings: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    right = verify.expectation
+    right = ConvProblem.reference
 
     def wrong(*arguments: Any) -> tuple[np.ndarray, np.ndarray]:
         y, bound = right(*arguments)
         y[0, 0, 0, 0] += 1
         return y, bound
 
-    monkeypatch.setattr(verify, "expectation", wrong)
+    monkeypatch.setattr(ConvProblem, "reference", wrong)
     (row,) = measure(bench.Options(seconds=0.01, repeats=1, threads=1), str(PROBLEM))
     assert not row.verified and row.time_us is None and "wrong" in row.reason
 

@@ -9,22 +9,16 @@ from __future__ import annotations
 import sys
 from typing import Any, Final
 
-import ml_dtypes
 import numpy as np
 
 from tapwise.arrays import device as cuda
 from tapwise.arrays.device import DeviceArray
 from tapwise.errors import InvalidProblem
+from tapwise.problem import DTYPES
 
 # What operators work on.
 Array = np.ndarray | DeviceArray
 
-DTYPES: Final[dict[str, np.dtype[Any]]] = {
-    "f32": np.dtype(np.float32),
-    "f64": np.dtype(np.float64),
-    "f16": np.dtype(np.float16),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-}
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 _ALLOWED: Final = "float32, float64, float16 or bfloat16"
 _KINDS: Final = "a NumPy array, a PyTorch tensor, a CuPy array, or an array that speaks DLPack"

@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module, util
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
 from tapwise.errors import InvalidProblem
-from tapwise.ops.conv.problem import ConvProblem
-from tapwise.problem import Problem
+from tapwise.problem import Inputs, Problem
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Peer:
-    """`module` must be importable; `install` says how to get it; `home` holds `prepare(name, problem, arrays,
+    """`module` must be importable; `install` says how to get it; `home` holds `prepare(name, problem, inputs,
     threads)`; `operators` that it is measured for."""
 
     name: str
@@ -43,16 +42,9 @@ class Peer:
     def installed(self) -> bool:
         return util.find_spec(self.module) is not None
 
-    def prepare(
-        self, problem: ConvProblem, x: Any, w: Any, bias: Any, residual: Any, threads: int,
-    ) -> Prepared:  # fmt: skip
+    def prepare(self, problem: Problem, inputs: Inputs, threads: int) -> Prepared:
         """Hand the problem over. Raises PeerUnavailable with the reason where the library does not take it."""
-        prepared: Prepared = import_module(self.home).prepare(self.name, problem, x, w, bias, residual, threads)
-        return prepared
-
-    def prepare_plain(self, problem: Problem, x: Any, threads: int) -> Prepared:
-        """As prepare, for an operator without filters."""
-        prepared: Prepared = import_module(self.home).prepare(self.name, problem, x, threads)
+        prepared: Prepared = import_module(self.home).prepare(self.name, problem, inputs, threads)
         return prepared
 
 

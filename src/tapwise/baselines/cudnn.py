@@ -8,15 +8,17 @@ from tapwise.baselines import Prepared
 from tapwise.errors import PeerUnavailable
 from tapwise.lab.gpu import on_host
 from tapwise.ops.conv.problem import ConvProblem
+from tapwise.problem import Inputs
 
 ACTIVATIONS = {"relu": "relu", "relu6": "relu6", "silu": "silu", "gelu": "gelu", "sigmoid": "sigmoid", "tanh": "tanh"}
 
 
-def prepare(name: str, problem: ConvProblem, x: Any, w: Any, bias: Any, residual: Any, threads: int) -> Prepared:
+def prepare(name: str, problem: ConvProblem, inputs: Inputs, threads: int) -> Prepared:
     """`name`: cudnn, or cudnn-cl for channels-last. Arrays are CUDA tensors of PyTorch. Raises PeerUnavailable."""
     import torch
     import torch.nn.functional as functional
 
+    x, w, bias, residual, _ = inputs
     if any(before != after for before, after in problem.padding):
         raise PeerUnavailable("PyTorch's conv2d takes equal padding on both sides")
     torch.backends.cudnn.benchmark = True

@@ -13,6 +13,7 @@ import numpy as np
 from tapwise.baselines import Prepared
 from tapwise.errors import PeerUnavailable
 from tapwise.ops.conv.problem import ConvProblem
+from tapwise.problem import Inputs
 
 # TensorProto.DataType
 _TYPES = {"f32": 1, "f16": 10, "f64": 11}
@@ -116,11 +117,9 @@ def node_model(
     return _number(1, 8) + _bytes(7, graph) + _bytes(8, _number(2, 17))
 
 
-def prepare(
-    name: str, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, residual: np.ndarray | None,
-    threads: int,
-) -> Prepared:  # fmt: skip
+def prepare(name: str, problem: ConvProblem, inputs: Inputs, threads: int) -> Prepared:
     """A session over one convolution."""
+    x, w, bias, residual, _ = inputs
     if problem.direction != "fprop" or problem.dtype not in _TYPES:
         raise PeerUnavailable(f"onnxruntime is measured for fprop in f32, f64 and f16, not {problem.dtype}")
     feeds = {"x": x} | ({"residual": residual} if residual is not None else {})

@@ -9,14 +9,12 @@ import numpy as np
 from tapwise.baselines import Prepared
 from tapwise.errors import PeerUnavailable
 from tapwise.ops.conv.problem import ConvProblem
+from tapwise.problem import Inputs
 
 _ACTIVATIONS = {"relu": "relu", "relu6": "relu6", "silu": "silu", "gelu": "gelu", "sigmoid": "sigmoid", "tanh": "tanh"}
 
 
-def prepare(
-    name: str, problem: ConvProblem, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None, residual: np.ndarray | None,
-    threads: int,
-) -> Prepared:  # fmt: skip
+def prepare(name: str, problem: ConvProblem, inputs: Inputs, threads: int) -> Prepared:
     """Tensors in the wanted memory order; the call is torch.nn.functional.conv2d under inference_mode.
 
     Four-sided padding goes through torch.nn.functional.pad, on each call. What is fused behind the convolution is
@@ -27,6 +25,7 @@ def prepare(
         import torch.nn.functional as functional
     except ImportError as error:
         raise PeerUnavailable(f"torch is not installed: {error}") from None
+    x, w, bias, residual, _ = inputs
     if problem.direction != "fprop" or len(problem.spatial) != 2:
         raise PeerUnavailable("measured for fprop of two spatial axes")
     torch.set_num_threads(threads)

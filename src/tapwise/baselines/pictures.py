@@ -9,22 +9,22 @@ import numpy as np
 
 from tapwise.baselines import Prepared
 from tapwise.errors import PeerUnavailable
-from tapwise.ops.filter.problem import DTYPES, FilterProblem
-from tapwise.problem import Problem
+from tapwise.ops.filter.problem import FilterProblem
+from tapwise.problem import Inputs
 
 _WORDS: Final = ("sigma", "size")
 
 
-def prepare(name: str, problem: Problem, x: Any, threads: int) -> Prepared:
+def prepare(name: str, problem: FilterProblem, inputs: Inputs, threads: int) -> Prepared:
     """`name`: opencv or scipy. Results go to an array that is there already, as ours do.
 
     Raises PeerUnavailable where the library does not take the problem.
     """
-    if not isinstance(problem, FilterProblem) or not problem.recipe or problem.spatial[0] != 1:
+    if not problem.recipe or problem.spatial[0] != 1:
         raise PeerUnavailable(f"{name} is measured for named filters of one picture")
     height, width = problem.spatial[1:]
     shape = (height, width, problem.c) if problem.c > 1 else (height, width)
-    picture, out = x.reshape(shape), np.empty(shape, DTYPES[problem.to])
+    picture, out = inputs.x.reshape(shape), np.empty(shape, problem.y_dtype)
     run = (_opencv if name == "opencv" else _scipy)(problem, picture, out, threads)
     return Prepared(run, lambda: np.asarray(run()).reshape(problem.y_shape))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -11,23 +11,29 @@ from tapwise.baselines import Prepared
 from tapwise.errors import PeerUnavailable
 from tapwise.ops.patches.problem import PatchProblem
 from tapwise.ops.pool.problem import PoolProblem
-from tapwise.ops.reduce.problem import ReduceProblem, SoftmaxProblem
-from tapwise.problem import Problem
+from tapwise.ops.reduce.problem import ReduceProblem
+from tapwise.ops.softmax.problem import SoftmaxProblem
+from tapwise.problem import Inputs, Problem
 
 Call = Callable[[], Any]
 
 
-def prepare(name: str, problem: Problem, x: Any, threads: int) -> Prepared:
+def prepare(name: str, problem: Problem, inputs: Inputs, threads: int) -> Prepared:
     """`name`: torch, torch-cuda (x is a tensor on a GPU), numpy or onnxruntime.
 
     Raises PeerUnavailable where the library has no such operator.
     """
+    x = inputs.x
     if name.startswith("torch"):
         return _torch(problem, x, threads)
     if name == "numpy":
-        call = _numpy(problem, x)
+        if problem.operator != "reduce":
+            raise PeerUnavailable(f"NumPy has no {problem.operator}")
+        call = _numpy(problem, x)  # type: ignore[arg-type]
         return Prepared(call, lambda: np.asarray(call()))
-    return _onnxruntime(problem, x, threads)
+    if problem.operator not in _ONNXRUNTIME:
+        raise PeerUnavailable(f"onnxruntime is not measured for {problem.operator}")
+    return _ONNXRUNTIME[problem.operator](problem, x, threads)
 
 
 def _torch(problem: Problem, x: Any, threads: int) -> Prepared:
@@ -40,24 +46,22 @@ def _torch(problem: Problem, x: Any, threads: int) -> Prepared:
             raise PeerUnavailable("PyTorch is measured in f32 and f64")
         torch.set_num_threads(threads)
     t = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
-    call: Call
-    if isinstance(problem, SoftmaxProblem):
-        function = torch.log_softmax if problem.log else torch.softmax
-        call = lambda: function(t, problem.axes[0])  # noqa: E731
-    elif isinstance(problem, ReduceProblem):
-        call = _torch_reduction(problem, t)
-    elif isinstance(problem, PoolProblem):
-        call = _torch_pool(problem, t)
-    elif isinstance(problem, PatchProblem):
-        call = _torch_patches(problem, t)
-    else:
+    if problem.operator not in _TORCH:
         raise PeerUnavailable(f"PyTorch is not measured for {problem.operator}")
+    call = _TORCH[problem.operator](problem, t)
 
     def run() -> Any:
         with torch.inference_mode():
             return call()
 
     return Prepared(run, lambda: np.asarray(run().cpu().numpy()))
+
+
+def _torch_softmax(problem: SoftmaxProblem, t: Any) -> Call:
+    import torch
+
+    function = torch.log_softmax if problem.log else torch.softmax
+    return lambda: function(t, problem.axes[0])
 
 
 def _torch_patches(problem: PatchProblem, t: Any) -> Call:
@@ -118,9 +122,7 @@ def _torch_reduction(problem: ReduceProblem, t: Any) -> Call:
     return functions[op]
 
 
-def _numpy(problem: Problem, x: np.ndarray) -> Call:
-    if not isinstance(problem, ReduceProblem):
-        raise PeerUnavailable(f"NumPy has no {problem.operator}")
+def _numpy(problem: ReduceProblem, x: np.ndarray) -> Call:
     axes: Any = problem.axes
     keep, op = problem.keepdims, problem.op
     if op in ("argmax", "argmin"):
@@ -142,13 +144,9 @@ def _numpy(problem: Problem, x: np.ndarray) -> Call:
     return functions[op]
 
 
-def _onnxruntime(problem: Problem, x: np.ndarray, threads: int) -> Prepared:
+def _onnxruntime_softmax(problem: SoftmaxProblem, x: np.ndarray, threads: int) -> Prepared:
     from tapwise.baselines import mlas
 
-    if isinstance(problem, PoolProblem):
-        return _onnxruntime_pool(problem, x, threads)
-    if not isinstance(problem, SoftmaxProblem):
-        raise PeerUnavailable(f"onnxruntime is not measured for {problem.operator}")
     kind = "LogSoftmax" if problem.log else "Softmax"
     graph = mlas.node_model(kind, {"axis": problem.axes[0]}, problem.shape, problem.shape, problem.dtype)
     return mlas.session_of(graph, {"x": x}, threads)
@@ -173,3 +171,13 @@ def _onnxruntime_pool(problem: PoolProblem, x: np.ndarray, threads: int) -> Prep
     kind = "MaxPool" if problem.op == "max" else "AveragePool"
     graph = mlas.node_model(kind, attributes, problem.x_shape, problem.y_shape, problem.dtype)
     return mlas.session_of(graph, {"x": x}, threads)
+
+
+# operator -> how the library is called.
+_TORCH: Final[dict[str, Callable[[Any, Any], Call]]] = {
+    "softmax": _torch_softmax, "reduce": _torch_reduction, "pool": _torch_pool, "im2col": _torch_patches,
+    "col2im": _torch_patches,
+}  # fmt: skip
+_ONNXRUNTIME: Final[dict[str, Callable[[Any, np.ndarray, int], Prepared]]] = {
+    "softmax": _onnxruntime_softmax, "pool": _onnxruntime_pool,
+}  # fmt: skip

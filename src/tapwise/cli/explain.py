@@ -21,15 +21,11 @@ def explain(
     from tapwise import dispatch, registry
     from tapwise.lab.bench import device_of
     from tapwise.lab.report import microseconds, size
-    from tapwise.ops.conv.prepared import as_images
-    from tapwise.ops.conv.problem import ConvProblem
     from tapwise.registry import parse
 
     parsed = guarded(lambda: parse(problem))
-    filters = ""
-    if isinstance(parsed, ConvProblem):
-        parsed = as_images(parsed)
-        filters = f"w {parsed.w_shape}, "
+    parsed = parsed.canonical()
+    filters = f"w {parsed.w_shape}, " if parsed.w_shape else ""
     here = guarded(lambda: device_of(device, threads))
     console = make_console()
     workers = f"{here.threads} threads" if here.kind == "cpu" else f"{here.multiprocessors} multiprocessors"
@@ -77,8 +73,6 @@ def verify(
     from tapwise import registry
     from tapwise import verify as verify_
     from tapwise.lab.bench import device_of
-    from tapwise.ops.conv.prepared import as_images
-    from tapwise.ops.conv.problem import ConvProblem
 
     cases = problem_cases(targets or ["quick"], batch, dtype, layout, classes)
     for operator in {case.problem.operator for case in cases}:
@@ -88,7 +82,7 @@ def verify(
     here = guarded(lambda: device_of(device))
     failures = checked = 0
     for case in cases:
-        problem = as_images(case.problem) if isinstance(case.problem, ConvProblem) else case.problem
+        problem = case.problem.canonical()
         console.print(str(problem), highlight=False)
         for name in registry.ALGORITHMS[problem.operator] if algorithms == "all" else algorithms.split(","):
             reason = registry.get(name, problem.operator).refusal(problem, here)

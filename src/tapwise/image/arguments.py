@@ -14,7 +14,7 @@ from tapwise import arrays
 from tapwise.arrays import device as cuda
 from tapwise.arrays.device import DeviceArray
 from tapwise.errors import InvalidPicture
-from tapwise.ops.filter.problem import MODES
+from tapwise.ops.filter.edges import MODES
 
 _ALIASES: Final = {"grid-mirror": "reflect", "grid-wrap": "wrap", "grid-constant": "constant"}
 

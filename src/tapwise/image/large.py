@@ -14,7 +14,7 @@ import numpy as np
 from tapwise.errors import InvalidPicture
 from tapwise.image import files
 from tapwise.image.work import Work
-from tapwise.ops.filter.problem import source_index
+from tapwise.ops.filter.edges import source_index
 
 # A picture of more bytes goes in strips; a strip with its surroundings has about so many.
 LARGE_BYTES: Final = 256 << 20

@@ -14,7 +14,8 @@ from tapwise.algorithm import Buffers, Device
 from tapwise.arrays.device import DeviceArray
 from tapwise.cpu.device import host
 from tapwise.errors import InvalidPicture
-from tapwise.ops.filter.problem import DTYPES, FilterProblem, source_index
+from tapwise.ops.filter.edges import source_index
+from tapwise.ops.filter.problem import DTYPES, FilterProblem
 
 NAMES: Final = {kind: name for name, kind in DTYPES.items()}
 # A float32 holds integers up to here.
@@ -225,7 +226,7 @@ def _launch(
         problem = problem.replace(double=True)
     device = _device(x, step.threads)
     plan = dispatch.plan_for(problem, dispatch.choose(problem, device, step.algorithm), device)
-    packed = plan.pack(step.weights)  # type: ignore[arg-type]
+    packed = plan.pack(step.weights)
     if isinstance(x, DeviceArray):
         plan.run(Buffers(x, packed, y, arrays.workspace(plan.workspace_bytes, x)))
         return

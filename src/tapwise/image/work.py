@@ -12,7 +12,7 @@ from tapwise.errors import InvalidPicture
 from tapwise.image.bank import Filter
 from tapwise.image.passes import Pass, apply
 from tapwise.image.weights import factors
-from tapwise.ops.filter.problem import source_index
+from tapwise.ops.filter.edges import source_index
 
 
 @dataclass(frozen=True)

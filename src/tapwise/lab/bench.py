@@ -10,17 +10,13 @@ import numpy as np
 
 import tapwise
 from tapwise import arrays, dispatch, registry, verify
-from tapwise.algorithm import Buffers, Choice, Device, Plan
+from tapwise.algorithm import Buffers, Choice, Device
 from tapwise.baselines import Peer, Prepared
 from tapwise.errors import InvalidProblem, NotApplicable, PeerUnavailable, TapwiseError
 from tapwise.lab import gpu, records, roofline, timing
 from tapwise.lab.records import Record
 from tapwise.lab.suites import Case
-from tapwise.ops import references
-from tapwise.ops.conv.prepared import PreparedConv
-from tapwise.ops.conv.problem import ConvProblem
-from tapwise.ops.filter.problem import FilterProblem
-from tapwise.problem import Problem
+from tapwise.problem import Inputs, Problem
 
 # Peers compute in the same precision; a result further off than this is wrong, not rounded.
 # Of small integers, libraries round what others cut off.
@@ -53,15 +49,14 @@ def run(cases: Sequence[Case], options: Options, done: Callable[[Record], None])
         problem = case.problem
         record = Record(
             problem=str(problem), suite=case.suite, category=case.category, uses=case.uses,
-            direction=getattr(problem, "direction", "fprop"), dtype=problem.dtype,
-            math=getattr(problem, "math", "ieee"), layout=problem.layout,
+            direction=problem.direction, dtype=problem.dtype, math=problem.math, layout=problem.layout,
             device=device.name, threads=device.threads or device.multiprocessors, **shared,  # type: ignore[arg-type]
         )  # fmt: skip
         try:
             if device.kind == "cuda":
                 _measure_cuda(case, options, device, record)
             else:
-                (_measure if problem.operator == "conv" else _measure_plain)(case, options, device, record)
+                _measure(case, options, device, record)
         except (TapwiseError, MemoryError) as error:
             record.reason = str(error) or type(error).__name__
         done(record)
@@ -112,30 +107,21 @@ def _ids(words: str, case: Case, device: Device) -> list[str]:
 
 def _measure(case: Case, options: Options, device: Device, record: Record) -> None:
     problem = case.problem
-    assert isinstance(problem, ConvProblem)
     ids = _ids(options.algorithms, case, device)
-    rng = np.random.default_rng(0)
-    dtype = arrays.DTYPES[problem.dtype]
-
-    def random(shape: tuple[int, ...]) -> np.ndarray:
-        return rng.standard_normal(shape, dtype=np.float32).astype(dtype, copy=False)
-
-    x = arrays.dense(random(problem.x_shape), problem.layout)
-    w = random(problem.w_shape)
-    bias = random((problem.k,)) if problem.bias else None
-    residual = arrays.dense(random(problem.y_shape), problem.layout) if problem.residual else None
-
-    operators: dict[str, PreparedConv] = {}
+    inputs = problem.sample(np.random.default_rng(0))
+    inputs = inputs._replace(x=arrays.dense(inputs.x, problem.layout))
+    if inputs.residual is not None:
+        inputs = inputs._replace(residual=arrays.dense(inputs.residual, problem.layout))
+    prepare = _prepared if "prepare" in registry.FUNCTIONS[problem.operator] else _planned
     contestants = []
     for identifier in ids:
-        operator = tapwise.prepare(problem, w, bias, algorithm=identifier, threads=options.threads)
         # One verification a problem and algorithm: the reference is the costly part.
-        verdict = verify.check_operator(operator, w, bias)
+        choice, workspace_bytes, run, verdict = prepare(problem, inputs, identifier, device)
         if identifier == ids[0]:
-            record.algorithm, record.config = identifier, str(operator.choice.config)
-            record.predicted_us, record.workspace_bytes = operator.choice.predicted_us, operator.plan.workspace_bytes
+            record.algorithm, record.config = identifier, str(choice.config)
+            record.predicted_us, record.workspace_bytes = choice.predicted_us, workspace_bytes
             chosen = options.algorithms in ("auto", "all")
-            record.reason = (dispatch.choose(problem, device) if chosen else operator.choice).reason
+            record.reason = (dispatch.choose(problem, device) if chosen else choice).reason
             record.error, record.bound, record.verified = verdict.error, verdict.bound, verdict.verified
             if not verdict.verified:
                 record.reason = verdict.message
@@ -143,15 +129,14 @@ def _measure(case: Case, options: Options, device: Device, record: Record) -> No
         elif not verdict.verified:
             record.verified, record.reason = False, f"{identifier}: {verdict.message}"
             return
-        operators[identifier] = operator
-        contestants.append(timing.Contestant(identifier, lambda op=operator: op(x, residual)))  # type: ignore[misc]
+        contestants.append(timing.Contestant(identifier, run))
 
-    expected = operators[ids[0]](x, residual)
+    expected = np.asarray(contestants[0].run())
     for peer in options.peers:
         if problem.operator not in peer.operators:
             continue
         try:
-            prepared = peer.prepare(problem, x, w, bias, residual, device.threads)
+            prepared = peer.prepare(problem, inputs, device.threads)
             _check_peer(prepared, expected, problem.dtype)
         except PeerUnavailable as error:
             record.peers_missing[peer.name] = str(error)
@@ -159,6 +144,32 @@ def _measure(case: Case, options: Options, device: Device, record: Record) -> No
         contestants.append(timing.Contestant(peer.name, prepared.run, prepared.pause_s))
     del expected
     _time(contestants, ids, options, device, case, record)
+
+
+def _prepared(
+    problem: Problem, inputs: Inputs, identifier: str, device: Device
+) -> tuple[Choice, int, Callable[[], object], verify.Verdict]:
+    """(choice, workspace in bytes, one call, verdict) of an operator that is prepared with its filters."""
+    operator = tapwise.prepare(str(problem), inputs.w, inputs.bias, algorithm=identifier, threads=device.threads)
+    verdict = verify.check_operator(operator, inputs.w, inputs.bias)
+    return operator.choice, operator.plan.workspace_bytes, lambda: operator(inputs.x, inputs.residual), verdict
+
+
+def _planned(
+    problem: Problem, inputs: Inputs, identifier: str, device: Device
+) -> tuple[Choice, int, Callable[[], object], verify.Verdict]:
+    """The same of an operator that is called as it is: into an array that is there already."""
+    choice = dispatch.choose(problem, device, identifier)
+    plan = dispatch.plan_for(problem, choice, device)
+    workspace = arrays.aligned(plan.workspace_bytes) if plan.workspace_bytes else None
+    y: np.ndarray = arrays.empty(problem.y_shape, problem.y_dtype, problem.layout)
+    buffers = Buffers(inputs.x, plan.pack(inputs.w), y, workspace)
+
+    def run() -> np.ndarray:
+        plan.run(buffers)
+        return y
+
+    return choice, choice.workspace_bytes, run, verify.compare(run(), *problem.reference(inputs), problem.y_dtype)
 
 
 def _time(
@@ -191,40 +202,6 @@ def _fill(
         record.ratio = min(record.ratios.values())
 
 
-def _measure_plain(case: Case, options: Options, device: Device, record: Record) -> None:
-    """An operator with one input and no filters."""
-    problem = case.problem
-    ids = _ids(options.algorithms, case, device)
-    x = references.sample(problem, np.random.default_rng(0))
-    wanted, bound = references.expectation(problem, x)
-    kind = references.result_dtype(problem)
-    contestants = []
-    for identifier in ids:
-        choice = dispatch.choose(problem, device, identifier)
-        run = _caller(dispatch.plan_for(problem, choice, device), x, problem, kind)
-        verdict = verify.compare(run(), wanted, bound, kind)
-        if identifier == ids[0]:
-            record.algorithm, record.config = identifier, str(choice.config)
-            record.predicted_us, record.workspace_bytes = choice.predicted_us, choice.workspace_bytes
-            record.error, record.bound, record.verified = verdict.error, verdict.bound, verdict.verified
-            record.reason = dispatch.choose(problem, device).reason
-        if not verdict.verified:
-            record.verified, record.reason = False, f"{identifier}: {verdict.message}"
-            return
-        contestants.append(timing.Contestant(identifier, run))
-    for peer in options.peers:
-        if problem.operator not in peer.operators:
-            continue
-        try:
-            prepared = peer.prepare_plain(problem, x, device.threads)
-            _check_peer(prepared, wanted, problem.dtype)
-        except PeerUnavailable as error:
-            record.peers_missing[peer.name] = str(error)
-            continue
-        contestants.append(timing.Contestant(peer.name, prepared.run, prepared.pause_s))
-    _time(contestants, ids, options, device, case, record)
-
-
 def _measure_cuda(case: Case, options: Options, device: Device, record: Record) -> None:
     """On a GPU: verified by float64, timed in CUDA graphs, warm and cold, and eagerly."""
     problem = case.problem
@@ -232,60 +209,45 @@ def _measure_cuda(case: Case, options: Options, device: Device, record: Record) 
     kinds = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
     maker = torch.Generator("cuda").manual_seed(0)
 
+    rng = np.random.default_rng(0)
+
     def random(shape: tuple[int, ...]) -> Any:
+        if problem.dtype not in kinds:
+            return torch.from_numpy(problem.random(rng, shape)).cuda()
         tensor = torch.randn(shape, generator=maker, device="cuda").to(kinds[problem.dtype])
-        images = problem.layout == "nhwc" and len(shape) == 4
+        images = problem.layout == "nhwc" and shape in (problem.x_shape, problem.y_shape)
         return tensor.contiguous(memory_format=torch.channels_last) if images else tensor
 
     ids = _ids(options.algorithms, case, device)
-    if isinstance(problem, FilterProblem):
-        x = torch.from_numpy(problem.sample(np.random.default_rng(0))).cuda()
-    else:
-        x = random(problem.x_shape)
-    prepares: Callable[[Peer], Prepared]
-    bares: Callable[[Peer], Prepared] | None = None
+    inputs = problem.inputs(random)
+    prepare = _prepared_there if "prepare" in registry.FUNCTIONS[problem.operator] else _planned_there
     runs: dict[str, Callable[[], object]] = {}
-    plains: dict[str, Callable[[], object]] = {}
-    if isinstance(problem, ConvProblem):
-        w = random(problem.w_shape).contiguous()
-        bias = random((problem.k,)) if problem.bias else None
-        residual = random(problem.y_shape) if problem.residual else None
-        for identifier in ids:
-            operator = tapwise.prepare(problem, w, bias, algorithm=identifier)
-            if not _verified_there(problem, operator.choice, device, record, identifier == ids[0]):
-                return
-            runs[identifier] = lambda op=operator: op(x, residual)  # type: ignore[misc]
-        prepares = lambda peer: peer.prepare(problem, x, w, bias, residual, device.threads)  # noqa: E731
-        bare = problem.replace(bias=False, residual=False, activation=None)
-        if bare != problem:
-            plain = tapwise.prepare(bare, w, algorithm=ids[0])
-            if not _verified_there(bare, plain.choice, device, record, False):
-                return
-            plains[PLAIN + ids[0]] = lambda: plain(x)
-            bares = lambda peer: peer.prepare(bare, x, w, None, None, device.threads)  # noqa: E731
-    else:
-        for identifier in ids:
-            choice = dispatch.choose(problem, device, identifier)
-            if not _verified_there(problem, choice, device, record, identifier == ids[0]):
-                return
-            runs[identifier] = _caller_there(dispatch.plan_for(problem, choice, device), x, problem)
-        prepares = lambda peer: peer.prepare_plain(problem, x, device.threads)  # noqa: E731
+    for identifier in ids:
+        choice, runs[identifier] = prepare(problem, inputs, identifier, device)
+        if not _verified_there(problem, choice, device, record, identifier == ids[0]):
+            return
+    bare, plains = problem.bare(), dict[str, Callable[[], object]]()
+    if bare != problem:
+        choice, plains[PLAIN + ids[0]] = prepare(bare, Inputs(inputs.x, inputs.w), ids[0], device)
+        if not _verified_there(bare, choice, device, record, False):
+            return
     expected: Any = runs[ids[0]]()
     for peer in options.peers:
         if problem.operator not in peer.operators or peer.device != "cuda":
             continue
         try:
-            prepared = prepares(peer)
+            prepared = peer.prepare(problem, inputs, device.threads)
             _check_peer(prepared, gpu.on_host(expected), problem.dtype)
-            if bares:
-                plains[PLAIN + peer.name] = bares(peer).run
+            if plains:
+                alone = peer.prepare(bare, Inputs(inputs.x, inputs.w), device.threads)
+                plains[PLAIN + peer.name] = alone.run
         except (PeerUnavailable, RuntimeError) as error:
             record.peers_missing[peer.name] = str(error).splitlines()[0]
             continue
         runs[peer.name] = prepared.run
     times = gpu.measure({**runs, **plains}, repeats=options.repeats)
     arithmetic = problem.dtype if problem.dtype in kinds else "f32"
-    roof = gpu.ceilings(device, arithmetic, getattr(problem, "math", "ieee"))
+    roof = gpu.ceilings(device, arithmetic, problem.math)
     _fill(record, times, ids, options, problem, roof)
     record.cold_us = {name: one.time_us for name, one in gpu.measure(runs, repeats=5, cold=True).items()}
     record.wall_us = {name: gpu.wall_us(run) for name, run in runs.items()}
@@ -303,31 +265,30 @@ def _verified_there(problem: Problem, choice: Choice, device: Device, record: Re
     return verdict.verified
 
 
-def _caller_there(plan: Plan, x: Any, problem: Problem) -> Callable[[], object]:
-    """One call on a GPU into a tensor that is there already."""
-    source = arrays.anywhere(x, "x", x.get_device())
-    y = arrays.empty(problem.y_shape, references.result_dtype(problem), problem.layout, source)
-    tensor = arrays.like(y, x)
-    buffers = Buffers(source, references.packed(problem, plan), y, arrays.workspace(plan.workspace_bytes, source))
+def _prepared_there(
+    problem: Problem, inputs: Inputs, identifier: str, device: Device
+) -> tuple[Choice, Callable[[], object]]:
+    """(choice, one call) of an operator that is prepared with its filters, on a GPU."""
+    operator = tapwise.prepare(str(problem), inputs.w, inputs.bias, algorithm=identifier)
+    return operator.choice, lambda: operator(inputs.x, inputs.residual)
+
+
+def _planned_there(
+    problem: Problem, inputs: Inputs, identifier: str, device: Device
+) -> tuple[Choice, Callable[[], object]]:
+    """The same of an operator that is called as it is: into a tensor that is there already."""
+    choice = dispatch.choose(problem, device, identifier)
+    plan = dispatch.plan_for(problem, choice, device)
+    source = arrays.anywhere(inputs.x, "x", inputs.x.get_device())
+    y = arrays.empty(problem.y_shape, problem.y_dtype, problem.layout, source)
+    tensor = arrays.like(y, inputs.x)
+    buffers = Buffers(source, plan.pack(inputs.w), y, arrays.workspace(plan.workspace_bytes, source))
 
     def run() -> object:
         plan.run(buffers)
         return tensor
 
-    return run
-
-
-def _caller(plan: Plan, x: np.ndarray, problem: Problem, kind: np.dtype[Any]) -> Callable[[], np.ndarray]:
-    """One call into an array that is there already, as onnxruntime's bound outputs are."""
-    workspace = arrays.aligned(plan.workspace_bytes) if plan.workspace_bytes else None
-    y: np.ndarray = arrays.empty(problem.y_shape, kind, problem.layout)
-    buffers = Buffers(x, references.packed(problem, plan), y, workspace)
-
-    def run() -> np.ndarray:
-        plan.run(buffers)
-        return y
-
-    return run
+    return choice, run
 
 
 def _check_peer(prepared: Prepared, expected: np.ndarray, dtype: str) -> None:

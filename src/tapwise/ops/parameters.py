@@ -10,7 +10,7 @@ import numpy as np
 from tapwise import arrays
 from tapwise.algorithm import Device
 from tapwise.errors import InvalidProblem
-from tapwise.problem import Pair
+from tapwise.window_problem import Pair
 
 
 def whole(value: Any, name: str) -> int:

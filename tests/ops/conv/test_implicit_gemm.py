@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tapwise import dispatch, registry, verify
+from tapwise import dispatch, registry
 from tapwise.algorithm import Buffers, Device
 from tapwise.arrays.device import DeviceArray
 from tapwise.cuda.jit.device import H200
@@ -24,6 +24,7 @@ from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import ImplicitGemm
 from tapwise.ops.conv.cuda.implicit_gemm_mma import ImplicitGemmMma
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import convolve
+from tapwise.problem import Inputs
 
 A100 = Device(kind="cuda", name="NVIDIA A100", multiprocessors=108, gflops=360.0, gbps=1400.0, architecture="sm_80",
               shared_bytes=166912)  # fmt: skip
@@ -196,9 +197,9 @@ def test_bounds_of_tensor_cores() -> None:
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(shape).astype(np.float32) for shape in (problem.x_shape, problem.w_shape))
     cut = [(array.view(np.uint32) & 0xFFFFE000).view(np.float32) for array in (x, w)]
-    expected, bound = verify.expectation(problem, ImplicitGemm(), x, w)
+    expected, bound = problem.reference(Inputs(x, w), ImplicitGemm())
     assert (np.abs(convolve(problem, *cut) - expected) <= bound).all()
-    ieee = verify.expectation(problem.replace(math="3xtf32"), ImplicitGemm(), x, w)[1]
+    ieee = problem.replace(math="3xtf32").reference(Inputs(x, w), ImplicitGemm())[1]
     assert not (np.abs(convolve(problem, *cut) - expected) <= ieee).all()
 
 

@@ -16,7 +16,6 @@ import tapwise
 from tapwise import arrays
 from tapwise.algorithm import Buffers
 from tapwise.errors import InvalidProblem, NotApplicable
-from tapwise.ops.conv.prepared import as_images
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.problem import ACTIVATIONS
 
@@ -364,7 +363,7 @@ class TestPrepared:
     )
     def test_is_conv2d(self, text: str, algorithm: str) -> None:
         problem = ConvProblem.parse(text)
-        dtype = arrays.DTYPES[problem.dtype].type
+        dtype = problem.x_dtype.type
         x, w, bias = (array.astype(dtype) for array in good().values())
         w = w[:, :, : problem.kernel[0], : problem.kernel[1]]
         result = expected(x, w, bias, 1, problem.padding, activation=problem.activation)
@@ -457,12 +456,12 @@ class TestPrepared:
         assert free[0] is workspace
 
 
-def test_as_images_keeps_sizes_and_work() -> None:
+def test_canonical_form_keeps_sizes_and_work() -> None:
     problem = ConvProblem.parse("n2 c6 w23 k4 s5 stride2 pad1:2 dilation2 bias nhwc")
-    images = as_images(problem)
+    images = problem.canonical()
     assert images.y_shape == (2, 4, 1, problem.output[0])
     assert images.flops == problem.flops
-    assert as_images(images) is images
+    assert images.canonical() is images
 
 
 def test_serial_works_where_numba_cannot_write_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:

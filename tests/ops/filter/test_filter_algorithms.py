@@ -13,7 +13,8 @@ from tapwise.errors import InvalidProblem
 from tapwise.ops.filter.cpu import cost, kernel, taps
 from tapwise.ops.filter.cpu.layout import Layout
 from tapwise.ops.filter.cpu.tiles import Tiles
-from tapwise.ops.filter.problem import MODES, FilterProblem, source_index
+from tapwise.ops.filter.edges import MODES, source_index
+from tapwise.ops.filter.problem import FilterProblem
 
 IDENTIFIERS = [name for name in registry.ALGORITHMS["filter"] if name.startswith("cpu.")]
 PROBLEMS = [

@@ -103,7 +103,7 @@ def test_what_users_hand_over() -> None:
     [
         (lambda x: tapwise.im2col(x, 0), "kernel_size"),
         (lambda x: tapwise.im2col(x, 3, stride=0), "stride"),
-        (lambda x: tapwise.im2col(x, 9), "larger than the padded image"),
+        (lambda x: tapwise.im2col(x, 9), "larger than the padded input"),
         (lambda x: tapwise.im2col(x[0, 0], 3), "x has shape"),
         (lambda x: tapwise.im2col(x, 2, out=np.empty((1, 2, 3))), "out has shape"),
         (lambda x: tapwise.col2im(x[0, 0][None], (6, 6), 4), "cols has shape"),

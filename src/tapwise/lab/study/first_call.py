@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from tapwise.problem import Inputs
+
 
 def main(kind: str, method: str, side: int) -> dict[str, float]:
     """The times of one method on the RGB report's picture of that side, stride 1."""
@@ -57,7 +59,7 @@ def _cpu(method: str, problem: Any, x: Any, w: Any) -> tuple[Callable[[], object
 
         image, weights = torch.from_numpy(x), torch.from_numpy(w)
         return lambda: torch.nn.functional.conv2d(image, weights), lambda: None
-    return PEERS[method].prepare(problem, x, w, None, None, os.cpu_count() or 1).run, lambda: None
+    return PEERS[method].prepare(problem, Inputs(x, w), os.cpu_count() or 1).run, lambda: None
 
 
 if __name__ == "__main__":

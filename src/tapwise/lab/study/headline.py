@@ -16,6 +16,7 @@ from tapwise.lab.study.laboratory import (
     within,
 )
 from tapwise.ops.conv.problem import ConvProblem
+from tapwise.problem import Inputs
 
 HEADLINE: Final = "c6 h768 w512 k6 r6 s6"
 RUNS: Final = 99
@@ -92,7 +93,7 @@ def direct_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Progress) -
         pauses: dict[str, float] = {}
         for name in rivals:
             try:
-                peer = PEERS[name].prepare(problem, x, w, None, None, lab.device.threads)
+                peer = PEERS[name].prepare(problem, Inputs(x, w), lab.device.threads)
                 runs[name], pauses[name] = peer.run, peer.pause_s
             except PeerUnavailable as error:
                 findings.notes.append(f"{name}: {error}")

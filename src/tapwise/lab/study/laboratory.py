@@ -15,7 +15,7 @@ from tapwise import arrays, registry, verify
 from tapwise.algorithm import Device
 from tapwise.lab import gpu, timing
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.problem import Problem
+from tapwise.problem import Inputs, Problem
 
 Call = Callable[[], object]
 # Seconds in which the threads of NumPy's BLAS stop spinning.
@@ -48,7 +48,7 @@ def pictures(side: int, stride: int, layout: str = "nchw") -> ConvProblem:
 def images(problem: Problem, seed: int = 0) -> np.ndarray:
     """Normal data for x."""
     data = np.random.default_rng(seed).standard_normal(problem.x_shape, dtype=np.float32)
-    return arrays.dense(data.astype(arrays.DTYPES[problem.dtype], copy=False), problem.layout)  # type: ignore[no-any-return]
+    return arrays.dense(data.astype(problem.x_dtype, copy=False), problem.layout)  # type: ignore[no-any-return]
 
 
 def filters(problem: ConvProblem) -> np.ndarray:
@@ -104,13 +104,13 @@ def target(name: str) -> Iterator[None]:
 def expected(problem: ConvProblem) -> tuple[np.ndarray, np.ndarray]:
     """(y64, bound) of a direct sum over `images` and `filters`, in float64 on the CPU."""
     algorithm = registry.get("cpu.serial")
-    return verify.expectation(problem, algorithm, images(problem), filters(problem), None, None)
+    return problem.reference(Inputs(images(problem), filters(problem)), algorithm)
 
 
 def within(problem: ConvProblem, y: np.ndarray) -> bool:
     """Whether a result on the CPU is within the bound of a direct sum."""
     plain = problem.replace(layout="nchw")
-    return verify.compare(y, *expected(plain), arrays.DTYPES[problem.dtype]).verified
+    return verify.compare(y, *expected(plain), problem.x_dtype).verified
 
 
 class CudaLaboratory:

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
+import numpy as np
+
 from tapwise import dispatch, registry, verify
 from tapwise.algorithm import Buffers, Device
 from tapwise.lab.study.findings import Chart, Findings, judge, pivot
-from tapwise.lab.study.laboratory import BLAS_PAUSE_S, CpuLaboratory, CudaLaboratory, filters, images
-from tapwise.ops import references
-from tapwise.ops.conv.problem import ConvProblem
+from tapwise.lab.study.laboratory import BLAS_PAUSE_S, CpuLaboratory, CudaLaboratory
 from tapwise.problem import Problem
 
 # The board report's 640x640 picture of one channel, 3x3, and its softmax.
-PROBLEMS: Final = (
-    "c1 h640 w640 k1 r3 s3", "im2col c1 h640 w640 r3 s3", "maxpool c1 h640 w640 r3 s3 stride1",
-    "avgpool c1 h640 w640 r3 s3 stride1", "softmax 100000", "reduce sum 409600",
-)  # fmt: skip
+PROBLEMS: Final = {
+    "conv2d 3x3": "c1 h640 w640 k1 r3 s3",
+    "im2col": "im2col c1 h640 w640 r3 s3",
+    "maxpool": "maxpool c1 h640 w640 r3 s3 stride1",
+    "avgpool": "avgpool c1 h640 w640 r3 s3 stride1",
+    "softmax": "softmax 100000",
+    "reduce sum": "reduce sum 409600",
+}
 GEMM: Final = {"cpu": "cpu.im2col_gemm", "cuda": "cuda.im2col_gemm"}
 
 Progress = Callable[[str], None]
@@ -26,9 +30,9 @@ Progress = Callable[[str], None]
 def operators_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
     """Plain loops on one thread, and the chosen vector algorithm on all threads."""
     findings = Findings("operators", "Operators: plain, vectors, GPU", lab.kind, lab.device.name)
-    for text in PROBLEMS:
+    for name, text in PROBLEMS.items():
         progress(text)
-        _measure_cpu(lab, findings, registry.parse(text))
+        _measure_cpu(lab, findings, name, registry.parse(text))
     return _operators(findings)
 
 
@@ -37,14 +41,14 @@ def operators_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progre
     findings = Findings("operators", "Operators: plain, vectors, GPU", lab.kind, lab.device.name)
     host = CpuLaboratory()
     findings.notes.append(f"host: {host.device.name}, {host.device.threads} threads")
-    for text in PROBLEMS:
+    for name, text in PROBLEMS.items():
         progress(text)
         problem = registry.parse(text)
-        _measure_cpu(host, findings, problem)
+        _measure_cpu(host, findings, name, problem)
         for way, identifier, config in _ways_cuda(problem, lab.device):
             verdict = verify.check(problem, identifier, config, device=lab.device)
             run = _caller(lab, problem, identifier, config)
-            findings.add({"operator": _name(problem), "way": way}, lab.time(run) if verdict else None, bool(verdict))
+            findings.add({"operator": name, "way": way}, lab.time(run) if verdict else None, bool(verdict))
     return _operators(findings)
 
 
@@ -68,20 +72,15 @@ def _caller(lab: CudaLaboratory, problem: Problem, identifier: str, config: Any)
     from tapwise import arrays
 
     plan = dispatch.plan_for(problem, dispatch.choose(problem, lab.device, identifier, config=config), lab.device)
-    tensor = lab.tensor(images(problem))
-    x = arrays.anywhere(tensor, "x", lab.device.index)
-    w = (
-        arrays.anywhere(lab.tensor(filters(problem)), "w", lab.device.index)
-        if isinstance(problem, ConvProblem)
-        else None
-    )
-    y = arrays.empty(problem.y_shape, references.result_dtype(problem), problem.layout, x)
-    packed: Any = None if w is None else plan.pack(w)  # type: ignore[arg-type]
-    buffers = Buffers(x, packed, y, arrays.workspace(plan.workspace_bytes, x))
+    inputs = problem.sample(np.random.default_rng(0))
+    x = arrays.anywhere(lab.tensor(arrays.dense(inputs.x, problem.layout)), "x", lab.device.index)
+    w = None if inputs.w is None else arrays.anywhere(lab.tensor(inputs.w), "w", lab.device.index)
+    y = arrays.empty(problem.y_shape, problem.y_dtype, problem.layout, x)
+    buffers = Buffers(x, plan.pack(w), y, arrays.workspace(plan.workspace_bytes, x))
     return lambda: plan.run(buffers)
 
 
-def _measure_cpu(lab: CpuLaboratory, findings: Findings, problem: Problem) -> None:
+def _measure_cpu(lab: CpuLaboratory, findings: Findings, name: str, problem: Problem) -> None:
     from tapwise import arrays
 
     runs: dict[str, Any] = {}
@@ -89,25 +88,17 @@ def _measure_cpu(lab: CpuLaboratory, findings: Findings, problem: Problem) -> No
     ways = {"CPU, plain": "cpu.serial", "CPU, vectors": "auto"}
     if problem.operator == "conv":
         ways["CPU, im2col + GEMM"] = GEMM["cpu"]
-    x = images(problem)
-    w = filters(problem) if isinstance(problem, ConvProblem) else None
-    for way, name in ways.items():
-        choice = dispatch.choose(problem, lab.device, name)
+    inputs = problem.sample(np.random.default_rng(0))
+    x = arrays.dense(inputs.x, problem.layout)
+    for way, identifier in ways.items():
+        choice = dispatch.choose(problem, lab.device, identifier)
         good[way] = bool(verify.check(problem, choice.algorithm, choice.config, device=lab.device))
         plan = dispatch.plan_for(problem, choice, lab.device)
-        y = arrays.empty(problem.y_shape, references.result_dtype(problem), problem.layout)
-        packed = None if w is None else plan.pack(w)
-        buffers = Buffers(x, packed, y, arrays.workspace(plan.workspace_bytes, x))
+        y = arrays.empty(problem.y_shape, problem.y_dtype, problem.layout)
+        buffers = Buffers(x, plan.pack(inputs.w), y, arrays.workspace(plan.workspace_bytes, x))
         runs[way] = lambda plan=plan, buffers=buffers: plan.run(buffers)
     for way, time in lab.times(runs, {"CPU, im2col + GEMM": BLAS_PAUSE_S}).items():
-        findings.add({"operator": _name(problem), "way": way}, time, good[way])
-
-
-def _name(problem: Problem) -> str:
-    words = str(problem).split()
-    return (
-        "conv2d 3x3" if isinstance(problem, ConvProblem) else " ".join(words[:2] if words[0] == "reduce" else words[:1])
-    )
+        findings.add({"operator": name, "way": way}, time, good[way])
 
 
 def _operators(findings: Findings) -> Findings:

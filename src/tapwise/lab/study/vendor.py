@@ -11,6 +11,7 @@ from typing import Any
 from tapwise.lab.study.findings import Chart, Conclusion, Findings, Value, judge, pivot
 from tapwise.lab.study.laboratory import CpuLaboratory, CudaLaboratory, filters, images, pictures, prepared, within
 from tapwise.lab.study.pictures import STRIDES, Progress, rivals
+from tapwise.problem import Inputs
 
 
 def cudnn_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
@@ -46,7 +47,7 @@ def vendor_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Progress) -
             even = problem.replace(padding=tuple((a, a) for a, _ in problem.padding))
             wanted: ConvProblem = problem if name == "mlas" else even
             try:
-                peer = PEERS[name].prepare(wanted, x, w, None, None, lab.device.threads)
+                peer = PEERS[name].prepare(wanted, Inputs(x, w), lab.device.threads)
                 runs[name], pauses[name] = peer.run, peer.pause_s
             except PeerUnavailable as error:
                 findings.notes.append(f"{name}: {error}")

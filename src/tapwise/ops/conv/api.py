@@ -12,7 +12,7 @@ from typing import Any
 from tapwise import arrays, dispatch
 from tapwise.algorithm import Config
 from tapwise.errors import InvalidProblem
-from tapwise.ops.conv.prepared import PreparedConv, as_images, check_like, execute, lift, plan_of
+from tapwise.ops.conv.prepared import PreparedConv, check_like, execute, lift, plan_of
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.parameters import device_of, numbers, sides_of, whole
 
@@ -138,7 +138,7 @@ def _convolve(
     problem = problem_of(
         batched.shape, filters.shape, dtype, arrays.layout_of(batched), offset is not None, residual is not None, words
     )
-    _choice, plan = plan_of(as_images(problem), device_of(source), algorithm, None, False)
+    _choice, plan = plan_of(problem.canonical(), device_of(source), algorithm, None, False)
     packed = plan.pack(lift(filters, problem, False))
     if offset is not None:
         offset = arrays.dense(offset, "nchw")

@@ -13,6 +13,7 @@ from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import activate
 from tapwise.ops.parameters import device_of
+from tapwise.problem import DTYPES
 
 _NO_TERMS: Final = "nothing to sum: no output, or no input channel"
 
@@ -37,7 +38,7 @@ class PreparedConv:
             check_like("bias", offset, (problem.k,), problem.dtype)
         self.problem = problem
         self.device = device_of(filters, threads)
-        planar = as_images(problem)
+        planar = problem.canonical()
         self.choice, self.plan = plan_of(planar, self.device, algorithm, config, True)
         # A plan for a GPU may take filters as they are, and so the user's own.
         mine = filters if index is None else arrays.copy(filters)
@@ -48,7 +49,7 @@ class PreparedConv:
             self._packed = synchronize(self._packed)
         self._run = self.plan.run
         # What a call without any conversion looks like: a NumPy array of this dtype, shape and strides.
-        self._dtype = arrays.DTYPES[problem.dtype]
+        self._dtype = problem.x_dtype
         self._x_shape: tuple[int, ...] | None = planar.x_shape
         if planar is not problem or problem.residual or index is not None:
             self._x_shape = None
@@ -177,19 +178,6 @@ class TorchCall:
         return y
 
 
-def as_images(problem: ConvProblem) -> ConvProblem:
-    """The problem with two spatial axes: one axis becomes a row of an image of height one. Others as they are."""
-    if len(problem.spatial) != 1:
-        return problem
-    return problem.replace(
-        spatial=(1, *problem.spatial),
-        kernel=(1, *problem.kernel),
-        stride=(1, *problem.stride),
-        padding=((0, 0), *problem.padding),
-        dilation=(1, *problem.dilation),
-    )
-
-
 def plan_of(
     problem: ConvProblem, device: Device, algorithm: str, config: Config | str | None, prepared: bool
 ) -> tuple[Choice, Plan]:
@@ -227,7 +215,7 @@ def execute(
 ) -> Any:  # fmt: skip
     """Run a plan on checked `source`, the view of `x`; check residual and out; give back what the user expects."""
     shape = problem.y_shape[single:]
-    layout, dtype = problem.layout, arrays.DTYPES[problem.dtype]
+    layout, dtype = problem.layout, problem.x_dtype
     if added is not None:
         check_like("residual", added, shape, problem.dtype)
     target = None
@@ -242,7 +230,7 @@ def execute(
         or not arrays.is_dense(direct, layout)
         or (isinstance(direct, np.ndarray) and not isinstance(source, np.ndarray))
     ):
-        y = arrays.empty(as_images(problem).y_shape, dtype, layout, source)
+        y = arrays.empty(problem.canonical().y_shape, dtype, layout, source)
     else:
         y = direct
     if plan.workspace_bytes and not isinstance(source, np.ndarray):
@@ -277,9 +265,9 @@ def lift(array: Any, problem: ConvProblem, single: bool) -> Any:
 def check_like(name: str, array: arrays.Array, shape: tuple[int, ...], dtype: str) -> None:
     if array.shape != shape:
         raise InvalidProblem(f"{name} has shape {array.shape}: {shape} is allowed")
-    if array.dtype != arrays.DTYPES[dtype]:
+    if array.dtype != DTYPES[dtype]:
         arrays.dtype_name(array, name)
-        raise InvalidProblem(f"{name} has dtype {array.dtype}: {arrays.DTYPES[dtype]}, as x, is allowed")
+        raise InvalidProblem(f"{name} has dtype {array.dtype}: {DTYPES[dtype]}, as x, is allowed")
 
 
 def _check_out(

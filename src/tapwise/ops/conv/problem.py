@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from math import prod
-from typing import ClassVar, Final, Literal, Self
+from math import prod, sqrt
+from typing import Any, ClassVar, Final
+
+import numpy as np
 
 from tapwise.errors import InvalidProblem
-from tapwise.problem import (
-    ACTIVATIONS,
-    AXIS_NAMES,
-    FILTER_LETTERS,
-    INPUT_LETTERS,
-    ITEMSIZE,
-    LAYOUTS,
-    Pair,
-    Problem,
-    join,
-    parameter,
-)  # fmt: skip
-
-Direction = Literal["fprop", "dgrad", "wgrad"]
+from tapwise.ops.conv import reference
+from tapwise.problem import ACTIVATIONS, DTYPES, LARGEST_INTEGER, LAYOUTS, Accuracy, Direction, Inputs
+from tapwise.window_problem import Pair, WindowProblem, Words, choices, flag
 
 DIRECTIONS: Final = ("fprop", "dgrad", "wgrad")
 MATHS: Final = ("ieee", "tf32", "3xtf32")
+_TENSOR_CORES: Final = {math: {"dtype": "f32", "math": math} for math in MATHS[1:]}
 
-_SIZE_WORD = re.compile(r"([ncdhwktrs])(\d+)")
-_PARAMETER_WORD = re.compile(r"(stride|pad|dilation)(\d[\d:x]*)")
-_GROUPS_WORD = re.compile(r"groups(\d+)")
+# Steepest slope of each activation, and those that are no more than a comparison.
+SLOPES: Final = {None: 1.0, "relu": 1.0, "relu6": 1.0, "tanh": 1.0, "sigmoid": 0.25, "silu": 1.1, "gelu": 1.13}
+EXACT_ACTIVATIONS: Final = (None, "relu", "relu6")
+# Roundings that evaluating an activation takes.
+EVALUATION: Final = 16.0
 
 
 @dataclass(frozen=True)
-class ConvProblem(Problem):
+class ConvProblem(WindowProblem):
     """A convolution (cross-correlation, as in PyTorch and ONNX) of 1 to 3 spatial axes.
 
     Shapes: x (n, c, *spatial), w (k, c / groups, *kernel), y (n, k, *output). `padding` holds (before, after) for each
@@ -46,6 +39,20 @@ class ConvProblem(Problem):
     """
 
     operator: ClassVar[str] = "conv"
+    EXAMPLE: ClassVar[str] = "c64 h56 w56 k64 r3 s3 stride2 pad1 dilation1 groups1"
+    SIZES: ClassVar[tuple[str, ...]] = ("k",)
+    WORDS: ClassVar[tuple[Words, ...]] = (
+        Words("groups"),
+        Words("dtype", {**_TENSOR_CORES, **{dtype: {"dtype": dtype} for dtype in DTYPES}}),
+        choices("layout", LAYOUTS),
+        choices("direction", DIRECTIONS),
+        flag("bias", "bias"),
+        choices("activation", ACTIVATIONS),
+        flag("residual", "residual"),
+    )
+    ALLOWED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **WindowProblem.ALLOWED, "direction": DIRECTIONS, "math": MATHS, "activation": (None, *ACTIVATIONS),
+    }  # fmt: skip
 
     n: int
     c: int
@@ -65,64 +72,13 @@ class ConvProblem(Problem):
     residual: bool = False
 
     def __post_init__(self) -> None:
-        axes = len(self.spatial)
-        if axes not in INPUT_LETTERS:
-            raise InvalidProblem(f"spatial={self.spatial}: 1, 2 or 3 axes are allowed, not {axes}")
-        for name in ("kernel", "stride", "padding", "dilation"):
-            if len(getattr(self, name)) != axes:
-                raise InvalidProblem(f"{name}={getattr(self, name)}: one value for each of the {axes} spatial axes")
-        for name, value, least in (("n", self.n, 0), ("c", self.c, 0), ("k", self.k, 0), ("groups", self.groups, 1)):
-            if value < least:
-                raise InvalidProblem(f"{name}={value}: at least {least}")
-        for name, sizes, least in (
-            ("spatial", self.spatial, 0),
-            ("kernel", self.kernel, 1),
-            ("stride", self.stride, 1),
-            ("dilation", self.dilation, 1),
-        ):
-            if min(sizes) < least:
-                raise InvalidProblem(f"{name}={sizes}: each at least {least}")
-        if min(min(pair) for pair in self.padding) < 0:
-            raise InvalidProblem(f"padding={self.padding}: each side at least 0")
+        self._check_window()
+        if self.groups < 1:
+            raise InvalidProblem(f"groups={self.groups}: at least 1")
         if self.c % self.groups or self.k % self.groups:
             raise InvalidProblem(f"groups={self.groups}: must divide the channels, c={self.c} and k={self.k}")
-        for name, word, allowed in (
-            ("direction", self.direction, DIRECTIONS),
-            ("dtype", self.dtype, tuple(ITEMSIZE)),
-            ("math", self.math, MATHS),
-            ("layout", self.layout, LAYOUTS),
-            ("activation", self.activation, (None, *ACTIVATIONS)),
-        ):
-            if word not in allowed:
-                raise InvalidProblem(f"{name}={word!r}: one of {', '.join(map(str, allowed))}")
         if self.math != "ieee" and self.dtype != "f32":
             raise InvalidProblem(f"math={self.math!r}: arithmetic on f32 arrays, not on {self.dtype}")
-        for axis, reach in enumerate(self.reach):
-            padded = self.spatial[axis] + sum(self.padding[axis])
-            if padded < reach:
-                name = AXIS_NAMES[axes][axis]
-                raise InvalidProblem(
-                    f"kernel={self.kernel} with dilation={self.dilation} spans {reach} in {name}, "
-                    f"larger than the padded input of {padded} (input {self.spatial[axis]}, "
-                    f"padding {self.padding[axis]})"
-                )
-
-    @cached_property
-    def reach(self) -> tuple[int, ...]:
-        """Extent of the dilated filter on each axis."""
-        return tuple((r - 1) * d + 1 for r, d in zip(self.kernel, self.dilation, strict=True))
-
-    @cached_property
-    def output(self) -> tuple[int, ...]:
-        """Spatial size of y."""
-        return tuple(
-            (size + sum(pad) - reach) // stride + 1
-            for size, pad, reach, stride in zip(self.spatial, self.padding, self.reach, self.stride, strict=True)
-        )
-
-    @property
-    def x_shape(self) -> tuple[int, ...]:
-        return (self.n, self.c, *self.spatial)
 
     @property
     def w_shape(self) -> tuple[int, ...]:
@@ -176,103 +132,56 @@ class ConvProblem(Problem):
         return self.empty or self.c == 0
 
     @property
-    def spatial_axes(self) -> int:
-        return len(self.spatial)
+    def exact_on_integers(self) -> bool:
+        largest = LARGEST_INTEGER**2 * self.gemm_k + 2 * LARGEST_INTEGER
+        return largest < 1 / self.roundoff and self.activation in EXACT_ACTIVATIONS
 
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """The problem that a string names; the inverse of str().
+    @property
+    def error_factor(self) -> float:
+        """c in the bound of sums in any order: rounding errors of gemm_k terms add up like a random walk."""
+        return 8.0 + 2.0 * sqrt(self.gemm_k)
 
-        Words, in any order: `n8 c64 h56 w56 k64 r3 s3` sizes (n defaults to 1); `stride2` or `stride2x1`; `pad1`,
-        `pad1x0` or `pad0:1x0:1` (top:bottom x left:right); `dilation2`; `groups4`; a dtype `f32 f64 f16 bf16` or
-        `tf32`, `3xtf32`; `nchw nhwc`; `fprop dgrad wgrad`; `bias`, `residual`, an activation.
+    def bare(self) -> ConvProblem:
+        return self.replace(bias=False, activation=None, residual=False)
+
+    def inputs(self, array: Callable[[tuple[int, ...]], Any]) -> Inputs:
+        x, w = array(self.x_shape), array(self.w_shape)
+        bias = array((self.k,)) if self.bias else None
+        return Inputs(x, w, bias, array(self.y_shape) if self.residual else None)
+
+    def magnitude(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        """The size of what is summed for each output, in float64: |w| * |x|."""
+        return reference.convolve(self.bare(), abs(x), abs(w))
+
+    def reference(
+        self, inputs: Inputs, accuracy: Accuracy | None = None, sums: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """|y - y64| <= L * c * u * magnitude + evaluation + rounding of the output
+
+        for each element. u is the accumulator's unit roundoff; c the algorithm's `error_factor`; magnitude what it sums
+        in absolute value, with |bias| and |residual|. The activation passes an error on with its steepest slope L, and
+        is itself evaluated to 16 u of its value (and of its argument for gelu, where 1 + erf cancels).
         """
-        sizes: dict[str, int] = {}
-        seen: dict[str, object] = {}
-
-        def once(name: str, value: object, word: str) -> None:
-            if name in seen:
-                raise InvalidProblem(f"problem {text!r}: word {word!r} gives {name} a second time")
-            seen[name] = value
-
-        for word in text.split():
-            if match := _SIZE_WORD.fullmatch(word):
-                once(match[1], True, word)
-                sizes[match[1]] = int(match[2])
-            elif match := _PARAMETER_WORD.fullmatch(word):
-                once({"pad": "padding"}.get(match[1], match[1]), match[2], word)
-            elif match := _GROUPS_WORD.fullmatch(word):
-                once("groups", int(match[1]), word)
-            elif word in ITEMSIZE:
-                once("dtype", word, word)
-            elif word in ("tf32", "3xtf32"):
-                once("dtype", "f32", word)
-                once("math", word, word)
-            elif word in LAYOUTS:
-                once("layout", word, word)
-            elif word in DIRECTIONS:
-                once("direction", word, word)
-            elif word in ACTIVATIONS:
-                once("activation", word, word)
-            elif word in ("bias", "residual"):
-                once(word, True, word)
-            else:
-                raise InvalidProblem(
-                    f"problem {text!r}: word {word!r} is not known; an example is "
-                    "'c64 h56 w56 k64 r3 s3 stride2 pad1 dilation1 groups1'"
-                )
-        axes = 3 if "d" in sizes or "t" in sizes else 2 if "h" in sizes or "r" in sizes else 1
-        for letter in ("c", "k", *INPUT_LETTERS[axes], *FILTER_LETTERS[axes]):
-            if letter not in sizes:
-                raise InvalidProblem(f"problem {text!r}: no word gives {letter}")
-        strides, dilations = (parameter(str(seen.pop(name, "1")), axes, name, text) for name in ("stride", "dilation"))
-        padding = parameter(str(seen.pop("padding", "0")), axes, "pad", text)
-        for name, pairs in (("stride", strides), ("dilation", dilations)):
-            if any(before != after for before, after in pairs):
-                raise InvalidProblem(f"problem {text!r}: {name} takes one number an axis, not two with ':'")
-        options = {name: value for name, value in seen.items() if name not in sizes}
-        try:
-            return cls(
-                n=sizes.get("n", 1),
-                c=sizes["c"],
-                spatial=tuple(sizes[letter] for letter in INPUT_LETTERS[axes]),
-                k=sizes["k"],
-                kernel=tuple(sizes[letter] for letter in FILTER_LETTERS[axes]),
-                stride=tuple(pair[0] for pair in strides),
-                padding=padding,
-                dilation=tuple(pair[0] for pair in dilations),
-                **options,  # type: ignore[arg-type]
-            )
-        except InvalidProblem as error:
-            raise InvalidProblem(f"problem {text!r}: {error}") from None
-
-    def __str__(self) -> str:
-        axes = len(self.spatial)
-        words = [f"n{self.n}"] if self.n != 1 else []
-        words.append(f"c{self.c}")
-        words += [f"{a}{v}" for a, v in zip(INPUT_LETTERS[axes], self.spatial, strict=True)]
-        words.append(f"k{self.k}")
-        words += [f"{a}{v}" for a, v in zip(FILTER_LETTERS[axes], self.kernel, strict=True)]
-        if set(self.stride) != {1}:
-            words.append("stride" + join(self.stride))
-        if any(any(pair) for pair in self.padding):
-            words.append("pad" + join([f"{a}" if a == b else f"{a}:{b}" for a, b in self.padding]))
-        if set(self.dilation) != {1}:
-            words.append("dilation" + join(self.dilation))
-        if self.groups != 1:
-            words.append(f"groups{self.groups}")
-        if self.math != "ieee":
-            words.append(self.math)
-        elif self.dtype != "f32":
-            words.append(self.dtype)
-        if self.layout != "nchw":
-            words.append(self.layout)
-        if self.direction != "fprop":
-            words.append(self.direction)
-        if self.bias:
-            words.append("bias")
-        if self.activation:
-            words.append(self.activation)
-        if self.residual:
-            words.append("residual")
-        return " ".join(words)
+        x, w, bias, residual, integers = inputs
+        if integers and self.exact_on_integers and (accuracy is None or accuracy.exact):
+            y = reference.convolve(self, x, w, bias, residual)
+            return y.astype(self.y_dtype).astype(np.float64), np.zeros(())
+        plain = self.bare()
+        with np.errstate(all="ignore"):
+            if sums is None:
+                size = self.magnitude(x, w) if accuracy is None else accuracy.magnitude(plain, x, w)
+                sums = reference.convolve(plain, x, w), size
+            y, magnitude = sums
+            for addend in (None if bias is None else bias.reshape(-1, *[1] * len(self.output)), residual):
+                if addend is not None:
+                    y += addend
+                    magnitude = magnitude + np.abs(addend, dtype=np.float64)
+            factor = self.error_factor if accuracy is None else accuracy.error_factor(self)
+            bound: np.ndarray = magnitude * (SLOPES[self.activation] * factor * self.roundoff)
+            if self.activation == "gelu":
+                bound += EVALUATION * self.roundoff * np.abs(y)
+            y = reference.activate(self.activation, y)
+            if self.activation not in EXACT_ACTIVATIONS:
+                bound += EVALUATION * self.roundoff * np.abs(y)
+            bound += self.rounding(y)
+        return y, bound

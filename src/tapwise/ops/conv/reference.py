@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import math
 from math import prod
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from tapwise.errors import InvalidProblem
-from tapwise.ops.conv.problem import ConvProblem
+
+if TYPE_CHECKING:
+    from tapwise.ops.conv.problem import ConvProblem
 
 _COLUMN_BYTES: Final = 64 << 20
 _FILTER_BYTES: Final = 128 << 20

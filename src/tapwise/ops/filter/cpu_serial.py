@@ -13,7 +13,8 @@ import numpy as np
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu.numba_loops import compiled
-from tapwise.ops.filter.problem import DTYPES, FilterProblem, source_index
+from tapwise.ops.filter.edges import source_index
+from tapwise.ops.filter.problem import DTYPES, FilterProblem
 
 # What `loop` combines by.
 _OPS: Final = {"dense": 0, "separable": 0, "max": 1, "min": 2}

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from tapwise import arrays
 from tapwise.algorithm import Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.arrays import device as cuda
@@ -17,7 +18,8 @@ from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan, stream
 from tapwise.cuda.types import DTYPES, INDEX_LIMIT, counter, template_args
 from tapwise.integers import ceil_div
-from tapwise.ops.filter.problem import MODES, FilterProblem, limits
+from tapwise.ops.filter.edges import MODES
+from tapwise.ops.filter.problem import FilterProblem, limits
 
 WORDS: Final = (
     "x", "list", "y", "depth", "height", "width", "channels",
@@ -51,7 +53,7 @@ class FilterPlan(CudaPlan):
 
     def pack(self, w: Any) -> tuple[Any, int]:
         """(the lists of taps on the GPU, bytes to the second one)."""
-        host, second = pack(self.problem, w)
+        host, second = pack(self.problem, None if w is None else arrays.on_host(w))
         key = host.tobytes()
         if key not in self._lists:
             if len(self._lists) >= _LISTS_KEPT:

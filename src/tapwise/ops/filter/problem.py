@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -11,11 +12,12 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 
 from tapwise.errors import InvalidProblem
-from tapwise.problem import Problem
+from tapwise.ops.filter import reference
+from tapwise.ops.filter.edges import MODES
+from tapwise.problem import Accuracy, Inputs, Problem
 
 # dense: every tap of the window has its weight. separable: a column and a row of weights. max, min: of the window.
 OPS: Final = ("dense", "separable", "max", "min")
-MODES: Final = ("reflect", "constant", "nearest", "mirror", "wrap")
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "u8": np.dtype(np.uint8), "i8": np.dtype(np.int8), "u16": np.dtype(np.uint16), "i16": np.dtype(np.int16),
     "u32": np.dtype(np.uint32), "i32": np.dtype(np.int32), "u64": np.dtype(np.uint64), "i64": np.dtype(np.int64),
@@ -91,12 +93,16 @@ class FilterProblem(Problem):
         return self.x_shape
 
     @property
-    def itemsize(self) -> int:
-        return DTYPES[self.dtype].itemsize
+    def x_dtype(self) -> np.dtype[Any]:
+        return DTYPES[self.dtype]
+
+    @property
+    def y_dtype(self) -> np.dtype[Any]:
+        return DTYPES[self.to]
 
     @property
     def bytes(self) -> int:
-        return prod(self.x_shape) * (self.itemsize + DTYPES[self.to].itemsize)
+        return prod(self.x_shape) * (self.x_dtype.itemsize + self.y_dtype.itemsize)
 
     @cached_property
     def taps(self) -> int:
@@ -113,6 +119,10 @@ class FilterProblem(Problem):
     def single(self) -> bool:
         """Whether sums are in float32."""
         return not self.double and self.dtype in SINGLE and self.to in SINGLE
+
+    @property
+    def accumulator(self) -> str:
+        return "f32" if self.single else "f64"
 
     @property
     def integral(self) -> bool:
@@ -165,14 +175,22 @@ class FilterProblem(Problem):
         found: np.ndarray = weights
         return found
 
-    def sample(self, rng: np.random.Generator) -> np.ndarray:
-        """Random data for x: the whole range of small integers, else normal."""
-        kind = DTYPES[self.dtype]
+    def inputs(self, array: Callable[[tuple[int, ...]], Any]) -> Inputs:
+        return Inputs(array(self.x_shape), None if self.op in ("max", "min") else self.weights())
+
+    def random(self, rng: np.random.Generator, shape: tuple[int, ...], integers: bool = False) -> np.ndarray:
+        """The whole range of small integers, else normal."""
+        kind = self.x_dtype
         if kind.kind in "iu":
             info = np.iinfo(kind)
             low, high = max(info.min, -(1 << 15)), min(info.max, (1 << 16) - 1)
-            return rng.integers(low, high, self.x_shape, dtype=np.int64, endpoint=True).astype(kind)
-        return rng.standard_normal(self.x_shape, dtype=np.float32).astype(kind)
+            return rng.integers(low, high, shape, dtype=np.int64, endpoint=True).astype(kind)
+        return rng.standard_normal(shape, dtype=np.float32).astype(kind)
+
+    def reference(
+        self, inputs: Inputs, accuracy: Accuracy | None = None, sums: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return reference.apply(self, inputs.x, inputs.w)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -258,19 +276,3 @@ def limits(problem: FilterProblem) -> tuple[float, float, float]:
         return low, high, 0.0
     info = np.iinfo(DTYPES[problem.to])
     return max(low, float(info.min)), min(high, float(info.max) + 0.5), 0.5
-
-
-def source_index(index: np.ndarray, length: int, mode: str) -> np.ndarray:
-    """Where elements beyond the edges of an axis come from, -1 for the constant; `index` of any size, length >= 1."""
-    found: np.ndarray
-    if mode == "constant":
-        found = np.where((index >= 0) & (index < length), index, -1)
-    elif mode == "nearest":
-        found = np.clip(index, 0, length - 1)
-    elif mode == "wrap":
-        found = index % length
-    else:
-        period = max(1, 2 * length - (2 if mode == "mirror" else 0))
-        folded = index % period
-        found = np.where(folded < length, folded, period - folded - (0 if mode == "mirror" else 1))
-    return found

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from math import prod, sqrt
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tapwise.ops.filter.problem import DTYPES, FilterProblem, source_index
+from tapwise.ops.filter.edges import source_index
+
+if TYPE_CHECKING:
+    from tapwise.ops.filter.problem import FilterProblem
 
 # Elements that are worked out together.
 _BLOCK: Final = 1 << 15
@@ -60,7 +63,7 @@ def apply(problem: FilterProblem, x: np.ndarray, w: np.ndarray | None = None) ->
             y = y.reshape(problem.y_shape)
             return y, np.zeros_like(y)
         weights = problem.weights() if w is None else np.asarray(w, np.float64)
-        integers = bool(np.all(weights == np.rint(weights))) and DTYPES[problem.dtype].kind in "iu"
+        integers = bool(np.all(weights == np.rint(weights))) and problem.x_dtype.kind in "iu"
         first, last = problem.rounding_epsilons(weights)
         if problem.op == "dense":
             y, size = _taps(problem, picture, weights.reshape(problem.size), "sum")
@@ -76,14 +79,12 @@ def apply(problem: FilterProblem, x: np.ndarray, w: np.ndarray | None = None) ->
             _, size = _taps(across, size, np.abs(weights[r:]).reshape(1, 1, s), "sum")
             y, _ = _taps(across, y, weights[r:].reshape(1, 1, s), "sum")
         y, size = y.reshape(problem.y_shape), size.reshape(problem.y_shape)
-        u = 2.0**-24 if problem.single else 2.0**-53
-        bound = (8.0 + 2.0 * sqrt(prod(problem.size))) * u * size
+        bound = (8.0 + 2.0 * sqrt(prod(problem.size))) * problem.roundoff * size
         if not problem.integral:
-            kind = np.finfo(DTYPES[problem.to])
-            return y, bound + float(kind.eps) / 2 * np.abs(y) + float(kind.smallest_subnormal)
-        info = np.iinfo(DTYPES[problem.to])
+            return y, bound + problem.rounding(y)
+        info = np.iinfo(problem.y_dtype)
         if problem.clip:
             near = np.abs(y - np.floor(y) - 0.5) <= bound
             return np.clip(np.floor(y + 0.5), info.min, info.max), np.where(near, 1.0, 0.0)
-        wrapped = np.trunc(y + np.copysign(last, y)).astype(np.int64).astype(DTYPES[problem.to]).astype(np.float64)
+        wrapped = np.trunc(y + np.copysign(last, y)).astype(np.int64).astype(problem.y_dtype).astype(np.float64)
         return wrapped, np.zeros_like(y) if integers else np.ones_like(y)

@@ -77,7 +77,7 @@ def col2im(
 
 def _run(problem: PatchProblem, batched: Any, single: bool, x: Any, source: Any, out: Any, algorithm: str) -> Any:
     """The result for what the user gave, `x`, which is `source` as an array, and `batched` with a batch axis."""
-    dtype = arrays.DTYPES[problem.dtype]
+    dtype = problem.y_dtype
     target = None if out is None else result(out, problem.y_shape[single:], dtype, source)
     y: Any = None if target is None else target[None] if single else target
     # A result that lies as the kernel writes it is written, or added to, where it belongs.

@@ -67,11 +67,11 @@ class Im2colSimd(Algorithm[Config]):
 
     def _units(self, problem: PatchProblem) -> tuple[int, int]:
         """Planes that tasks are made of, and the rows of one."""
-        p = problem.lifted()
+        p = problem.canonical(3)
         return p.n * p.c * prod(p.kernel), p.output[0] * p.output[1]
 
     def _fields(self, problem: PatchProblem, config: Config) -> dict[str, int]:
-        p = problem.lifted()
+        p = problem.canonical(3)
         units, _ = self._units(problem)
         values = {
             "size": p.spatial, "out": p.output, "taps": p.kernel, "stride": p.stride,
@@ -108,5 +108,5 @@ class Col2imSimd(Im2colSimd):
         return ceil_div(ceil_div(problem.spatial[-1], problem.stride[-1]) + 16, 16) * 16
 
     def _units(self, problem: PatchProblem) -> tuple[int, int]:
-        p = problem.lifted()
+        p = problem.canonical(3)
         return p.n * p.c, p.spatial[0] * p.spatial[1]

@@ -68,7 +68,7 @@ class SerialPlan(Plan):
         self.problem = problem
 
     def run(self, buffers: Buffers) -> None:
-        p, x, y = self.problem.lifted(), buffers.x, buffers.y
+        p, x, y = self.problem.canonical(3), buffers.x, buffers.y
         dtype = np.dtype(np.float64 if p.dtype == "f64" else np.float32)
         window = (p.kernel, p.stride, tuple(before for before, _ in p.padding), p.dilation, p.output)
         planes = p.n * p.c

@@ -109,7 +109,7 @@ class Im2colGridStride(CudaAlgorithm[Config]):
         return stub("ops/patches/patches.cu", "im2col", words, "Patches", config.threads)
 
     def launch(self, problem: PatchProblem, config: Config, device: Device) -> Launch:
-        p = problem.lifted()
+        p = problem.canonical(3)
         starts = tuple(before for before, _ in p.padding)
         values = (p.spatial, p.kernel, p.output, p.stride, starts, p.dilation)
         fields = {"planes": p.n * p.c}
@@ -151,5 +151,5 @@ class Col2imGridStride(Im2colGridStride):
 
 def _kernel(problem: PatchProblem) -> tuple[int, ...]:
     """The kernel's sizes where they are few, else zeros."""
-    sizes = problem.lifted().kernel
+    sizes = problem.canonical(3).kernel
     return sizes if prod(sizes) <= MOST_TAPS else (0, 0, 0)

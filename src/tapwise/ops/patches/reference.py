@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from itertools import product
 from math import prod, sqrt
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tapwise.arrays import DTYPES
-from tapwise.ops.patches.problem import PatchProblem
+if TYPE_CHECKING:
+    from tapwise.ops.patches.problem import PatchProblem
 
 
 def _padded(problem: PatchProblem) -> np.ndarray:
@@ -51,7 +52,4 @@ def col2im(problem: PatchProblem, x: np.ndarray, before: np.ndarray | None = Non
     y, size = result
     if before is not None:
         y, size = y + before, size + np.abs(before)
-    kind = np.finfo(DTYPES[problem.dtype])
-    u = 2.0**-53 if problem.dtype == "f64" else 2.0**-24
-    bound = (8.0 + 2.0 * sqrt(prod(problem.kernel))) * u * size
-    return y, bound + float(kind.eps) / 2 * np.abs(y) + float(kind.smallest_subnormal)
+    return y, (8.0 + 2.0 * sqrt(prod(problem.kernel))) * problem.roundoff * size + problem.rounding(y)

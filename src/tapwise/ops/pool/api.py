@@ -81,22 +81,17 @@ def _pool(
         op, n, c, tuple(spatial), kernel, steps, sides, distances, dtype=dtype, layout=arrays.layout_of(batched),
         **options,
     )  # fmt: skip
-    lifted = problem
-    if axes == 1:
-        lifted = problem.replace(
-            spatial=(1, *problem.spatial), kernel=(1, *kernel), stride=(1, *steps), padding=((0, 0), *sides),
-            dilation=(1, *distances),
-        )  # fmt: skip
+    images = problem.canonical()
     shape = problem.y_shape[single:]
-    target = None if out is None else result(out, shape, arrays.DTYPES[dtype], source)
-    y = arrays.empty(lifted.y_shape, arrays.DTYPES[dtype], problem.layout, source)
-    places = arrays.empty(lifted.y_shape, np.dtype(np.int64), problem.layout, source) if problem.indices else None
+    target = None if out is None else result(out, shape, problem.y_dtype, source)
+    y = arrays.empty(images.y_shape, problem.y_dtype, problem.layout, source)
+    places = arrays.empty(images.y_shape, np.dtype(np.int64), problem.layout, source) if problem.indices else None
     if not problem.empty:
         there = device_of(source)
-        plan = dispatch.plan_for(lifted, dispatch.choose(lifted, there, algorithm), there)
-        images = arrays.dense(batched[:, :, None] if axes == 1 else batched, problem.layout)
+        plan = dispatch.plan_for(images, dispatch.choose(images, there, algorithm), there)
+        x_there = arrays.dense(batched[:, :, None] if axes == 1 else batched, problem.layout)
         workspace = arrays.workspace(plan.workspace_bytes, source)
-        plan.run(Buffers(images, None, y if places is None else (y, places), workspace))
+        plan.run(Buffers(x_there, None, y if places is None else (y, places), workspace))
 
     def shaped(array: Any) -> Any:
         array = array[:, :, 0] if axes == 1 else array

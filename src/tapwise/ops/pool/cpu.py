@@ -17,7 +17,6 @@ import numpy as np
 from tapwise import settings
 from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.arrays import DTYPES
 from tapwise.cpu import jit
 from tapwise.cpu.common import arithmetic, sum_bytes
 from tapwise.cpu.cost import Costs
@@ -27,6 +26,7 @@ from tapwise.integers import ceil_div
 from tapwise.ops.pool.cpu_kernel import FIELDS, generate
 from tapwise.ops.pool.cpu_serial import divisors
 from tapwise.ops.pool.problem import PoolProblem
+from tapwise.problem import DTYPES
 
 LARGEST: Final = 16
 LARGEST_PIXELS: Final = 49

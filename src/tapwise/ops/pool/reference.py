@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from math import prod, sqrt
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tapwise.arrays import DTYPES
-from tapwise.ops.pool.problem import PoolProblem
+if TYPE_CHECKING:
+    from tapwise.ops.pool.problem import PoolProblem
 
 
 def windows(problem: PoolProblem, x: np.ndarray, outside: float) -> np.ndarray:
@@ -43,10 +44,7 @@ def pool(problem: PoolProblem, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
                 count = count * np.array(problem.counts(axis), np.float64).reshape(shape)
         y = seen.sum(axis=axes) / count
         size = np.abs(seen).sum(axis=axes) / np.abs(count)
-        kind = np.finfo(DTYPES[problem.dtype])
-        u = 2.0**-53 if problem.dtype == "f64" else 2.0**-24
-        rounding = float(kind.eps) / 2 * np.abs(y) + float(kind.smallest_subnormal)
-        return y, (8.0 + 2.0 * sqrt(prod(problem.kernel))) * u * size + rounding
+        return y, (8.0 + 2.0 * sqrt(prod(problem.kernel))) * problem.roundoff * size + problem.rounding(y)
 
 
 def indices(problem: PoolProblem, x: np.ndarray) -> np.ndarray:

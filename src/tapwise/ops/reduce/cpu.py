@@ -22,8 +22,9 @@ from tapwise.cpu.jit import Library
 from tapwise.cpu.plan import KernelPlan
 from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
+from tapwise.ops.axes import rejects_apart
 from tapwise.ops.reduce.cpu_kernel import FIELDS, generate
-from tapwise.ops.reduce.problem import POSITIONS, ReduceProblem, rejects_apart
+from tapwise.ops.reduce.problem import POSITIONS, ReduceProblem
 
 # Elements of a row and of a column in one partial result.
 ROW_CHUNK: Final = 32768

@@ -13,7 +13,8 @@ import numpy as np
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu.numba_loops import compiled
-from tapwise.ops.reduce.problem import POSITIONS, REDUCTIONS, ReduceProblem, rejects_apart
+from tapwise.ops.axes import rejects_apart
+from tapwise.ops.reduce.problem import POSITIONS, REDUCTIONS, ReduceProblem
 
 BLOCK: Final = 256
 CODES: Final = {op: number for number, op in enumerate(REDUCTIONS)}

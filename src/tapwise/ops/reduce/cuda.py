@@ -7,7 +7,8 @@ from typing import ClassVar
 from tapwise.algorithm import Device
 from tapwise.cuda.block_reduction import THREADS, BlockReduction, Config, kernel
 from tapwise.cuda.jit.compile import Source
-from tapwise.ops.reduce.problem import ReduceProblem, rejects_apart
+from tapwise.ops.axes import rejects_apart
+from tapwise.ops.reduce.problem import ReduceProblem
 
 FILE = "ops/reduce/reduce.cu"
 

@@ -1,38 +1,17 @@
-"""reduce and softmax in float64, straight from the definition, with what a result may be off by."""
+"""reduce in float64, straight from the definition, with what a result may be off by."""
 
 from __future__ import annotations
 
 from math import sqrt
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tapwise.arrays import DTYPES
-from tapwise.ops.reduce.problem import ReduceProblem, SoftmaxProblem
+if TYPE_CHECKING:
+    from tapwise.ops.reduce.problem import ReduceProblem
 
 # Sums are kept in blocks: rounding errors grow with a block's length, not with the array's.
 BLOCK = 1024
-
-
-def softmax(problem: SoftmaxProblem, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(y64, bound). A row with a NaN, with +infinity, or of nothing but -infinity is NaN."""
-    x = x.astype(np.float64)
-    u = _roundoff(problem.dtype)
-    if x.size == 0:
-        return x, x
-    axis = problem.axes[0] if problem.shape else None
-    with np.errstate(all="ignore"):
-        shifted = x - x.max(axis=axis, keepdims=True)
-        e = np.exp(shifted)
-        total = e.sum(axis=axis, keepdims=True)
-        factor = 16.0 + 2.0 * sqrt(min(problem.length, BLOCK))
-        if problem.log:
-            y = shifted - np.log(total)
-            bound = u * (factor + 2.0 * np.abs(shifted) + 2.0 * np.abs(y))
-        else:
-            y = e / total
-            # The difference is rounded before it is an exponent.
-            bound = u * y * (factor + np.where(np.isfinite(shifted), np.abs(shifted), 0.0))
-        return y, bound + _rounding(problem.dtype, y)
 
 
 def reduce(problem: ReduceProblem, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -44,7 +23,7 @@ def reduce(problem: ReduceProblem, x: np.ndarray) -> tuple[np.ndarray, np.ndarra
         y = np.asarray(pick(x) if whole else pick(x, axis=axes[0])).reshape(problem.y_shape)
         return y.astype(np.float64), np.zeros(problem.y_shape)
     x = x.astype(np.float64)
-    u = _roundoff(problem.dtype)
+    u = problem.roundoff
     n = problem.length
     with np.errstate(all="ignore"):
         y, size = _value(problem, x, axes)
@@ -52,7 +31,7 @@ def reduce(problem: ReduceProblem, x: np.ndarray) -> tuple[np.ndarray, np.ndarra
             problem.op, 8.0 + 2.0 * sqrt(min(n, BLOCK))
         )
         y, size = y.reshape(problem.y_shape), size.reshape(problem.y_shape)
-        return y, u * steps * size + _rounding(problem.dtype, y)
+        return y, u * steps * size + problem.rounding(y)
 
 
 def _value(problem: ReduceProblem, x: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
@@ -78,12 +57,3 @@ def _value(problem: ReduceProblem, x: np.ndarray, axes: tuple[int, ...]) -> tupl
         squares = np.asarray((x * x).sum(axis=axes))
         y = squares if op == "sumsquare" else np.sqrt(squares)
     return y, np.abs(y)
-
-
-def _roundoff(dtype: str) -> float:
-    return 2.0**-53 if dtype == "f64" else 2.0**-24
-
-
-def _rounding(dtype: str, y: np.ndarray) -> np.ndarray:
-    kind = np.finfo(DTYPES[dtype])
-    return np.asarray(float(kind.eps) / 2 * np.abs(y) + float(kind.smallest_subnormal))

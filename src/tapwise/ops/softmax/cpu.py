@@ -27,8 +27,9 @@ from tapwise.cpu.jit import Library
 from tapwise.cpu.plan import KernelPlan
 from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
-from tapwise.ops.reduce.problem import SoftmaxProblem, rejects_apart
+from tapwise.ops.axes import rejects_apart
 from tapwise.ops.softmax.cpu_kernel import FIELDS, generate
+from tapwise.ops.softmax.problem import SoftmaxProblem
 
 # Elements of a row that one task takes at most.
 CHUNK: Final = 16384

@@ -13,7 +13,8 @@ import numpy as np
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu.numba_loops import compiled
-from tapwise.ops.reduce.problem import SoftmaxProblem, rejects_apart
+from tapwise.ops.axes import rejects_apart
+from tapwise.ops.softmax.problem import SoftmaxProblem
 
 # Terms of a sum that is kept in one piece.
 BLOCK: Final = 256

@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 from tapwise.cuda.block_reduction import BlockReduction, Config, kernel, power_of_two
 from tapwise.cuda.jit.compile import Source
 from tapwise.integers import ceil_div
-from tapwise.ops.reduce.problem import SoftmaxProblem
+from tapwise.ops.softmax.problem import SoftmaxProblem
 
 # Elements of a run that a thread holds in registers.
 MOST_KEPT: Final = 16

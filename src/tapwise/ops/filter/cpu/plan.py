@@ -15,7 +15,8 @@ from tapwise.cpu.simd import INTEGERS, target
 from tapwise.ops.filter.cpu import taps
 from tapwise.ops.filter.cpu.kernel import CONSTANTS, FIELDS, ROWS, generate
 from tapwise.ops.filter.cpu.layout import Config, Layout, arithmetic
-from tapwise.ops.filter.problem import DTYPES, FilterProblem, limits, source_index
+from tapwise.ops.filter.edges import source_index
+from tapwise.ops.filter.problem import DTYPES, FilterProblem, limits
 
 # What a sweep costs beside its taps, in taps.
 SWEEP: Final = 3

@@ -1,0 +1,79 @@
+"""Calls on arrays whose axes are all alike: brought into an order that kernels take, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import index
+from typing import Any, Final
+
+import numpy as np
+
+from tapwise import arrays
+from tapwise.algorithm import Buffers, Plan
+from tapwise.errors import InvalidProblem
+
+# Calls remembered by shape, strides and arguments: a small reduction takes less time than choosing for it.
+KEPT: Final = 1024
+
+
+def plain_axis(axis: Any) -> Any:
+    """An axis argument in plain numbers, as calls are remembered by it: 1.0 equals 1, and is no axis."""
+    if axis is None or type(axis) is int:
+        return axis
+    try:
+        return tuple(map(index, axis)) if isinstance(axis, (tuple, list)) else index(axis)
+    except TypeError:
+        raise InvalidProblem(f"axis={axis!r}: None, a whole number or a tuple of them is allowed") from None
+
+
+@dataclass(frozen=True)
+class PreparedCall:
+    """What a call needs besides its array: axes in the order of the kernel's problem, its plan, the way back.
+
+    Without a plan there is nothing to compute: every result is `value`.
+    """
+
+    order: tuple[int, ...] | None
+    plan: Plan | None
+    result: tuple[int, ...]
+    back: tuple[int, ...] | None
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    value: float = 0.0
+
+
+def memory_order(strides: tuple[int, ...]) -> tuple[int, ...]:
+    """Axes by falling stride: the order in which a transposed array lies dense."""
+    return tuple(sorted(range(len(strides)), key=lambda axis: -abs(strides[axis])))
+
+
+def unless_same(order: tuple[int, ...]) -> tuple[int, ...] | None:
+    return None if order == tuple(range(len(order))) else order
+
+
+def in_order(source: Any, order: tuple[int, ...] | None) -> Any:
+    """The array with its axes in that order, in C order and aligned; a copy only where it is not."""
+    if order is not None:
+        source = source.transpose(*order)
+    if not isinstance(source, np.ndarray):
+        return arrays.dense(source, "nchw")
+    flags = source.flags
+    if flags.c_contiguous and flags.aligned:
+        return source
+    return np.array(source, order="C")
+
+
+def run(plan: Plan, x: Any, y: Any) -> None:
+    if not plan.workspace_bytes:
+        plan.run(Buffers(x, None, y))
+        return
+    if not isinstance(x, np.ndarray):
+        plan.run(Buffers(x, None, y, arrays.workspace(plan.workspace_bytes, x)))
+        return
+    free, size = arrays.workspaces(plan.workspace_bytes)
+    try:
+        workspace = free.pop()
+    except IndexError:
+        workspace = arrays.aligned(size)
+    plan.run(Buffers(x, None, y, workspace))
+    free.append(workspace)

@@ -1,0 +1,59 @@
+"""Problems of softmax and its logarithm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from tapwise.errors import InvalidProblem
+from tapwise.ops.axes import AxesProblem, normal_axes, shape_and_axis, shape_word
+from tapwise.ops.softmax import reference
+from tapwise.problem import Accuracy, Inputs
+
+
+@dataclass(frozen=True)
+class SoftmaxProblem(AxesProblem):
+    """e^x over its sum along one axis, shifted by the largest element; or the logarithm of that."""
+
+    operator: ClassVar[str] = "softmax"
+
+    log: bool = False
+    dtype: str = "f32"
+    layout: str = "nchw"
+
+    def __post_init__(self) -> None:
+        self._check()
+        if len(self.axes) != 1 and self.shape:
+            raise InvalidProblem(f"axis={self.axes}: one axis is allowed")
+
+    @property
+    def y_shape(self) -> tuple[int, ...]:
+        return self.shape
+
+    @property
+    def flops(self) -> int:
+        return 4 * prod(self.shape)
+
+    def reference(
+        self, inputs: Inputs, accuracy: Accuracy | None = None, sums: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        return reference.softmax(self, inputs.x)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """The problem that a string names: "softmax 1024x1000 axis1" or "log_softmax ..."; the last axis by default."""
+        words = text.split()
+        if words[:1] not in (["softmax"], ["log_softmax"]) or len(words) < 2:
+            raise InvalidProblem(f"problem {text!r}: an example is 'softmax 1024x1000 axis1'")
+        options: dict[str, Any] = {"log": words[0] == "log_softmax"}
+        shape, axis = shape_and_axis(text, words[1:], options, ())
+        return cls(shape, normal_axes(-1 if axis is None else axis, len(shape)) if shape else (), **options)
+
+    def __str__(self) -> str:
+        words = ["log_softmax" if self.log else "softmax", shape_word(self.shape)]
+        if self.axes not in ((len(self.shape) - 1,), ()):
+            words.append(f"axis{self.axes[0]}")
+        return " ".join(words + ([self.dtype] if self.dtype != "f32" else []))
