@@ -189,7 +189,7 @@ def words_of(text: str, struct: str) -> tuple[str, ...]:
         ("ops/conv/cuda/implicit_gemm/implicit_gemm_slab.cu", "Slab", implicit_gemm.SLAB),
         ("ops/conv/cuda/implicit_gemm_mma.cu", "Gather", implicit_gemm_mma.WORDS),
         ("ops/conv/cuda/implicit_gemm_mma.cu", "Parts", implicit_gemm_mma.PART_WORDS),
-        ("ops/conv/cuda/few_channels.cu", "Lines", few_channels.WORDS),
+        ("ops/conv/cuda/few_channels.cu", "ImageRows", few_channels.WORDS),
         ("ops/conv/cuda/few_channels.cu", "Fragments", few_channels.FRAGMENT_WORDS),
         ("ops/conv/cuda/narrow_groups.cu", "Groups", narrow_groups.WORDS),
         ("ops/conv/cuda/narrow_groups.cu", "GroupFilters", narrow_groups.FILTER_WORDS),

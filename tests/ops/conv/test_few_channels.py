@@ -1,4 +1,4 @@
-"""cuda.few_channels without a GPU: kernels compile, lines and operands followed in NumPy compute the convolution."""
+"""cuda.few_channels without a GPU: kernels compile, rows and operands followed in NumPy compute the convolution."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tapwise.algorithm import Algorithm, Device
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda import few_channels as few
-from tapwise.ops.conv.cuda import lines
+from tapwise.ops.conv.cuda import row_tiles
 from tapwise.ops.conv.cuda.few_channels import Config, FewChannels
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import convolve
@@ -109,22 +109,24 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
     right = operands(problem, config, w)
     flat = x.transpose(0, 2, 3, 1).reshape(problem.n, p["height"], p["width"] * c)
     y = np.full((problem.n * p["p"] * p["q"], problem.k), np.nan)
-    columns, turns = p["columns"], -(-p["columns"] * p["down"] // (16 * config.rows))
+    columns, warp_tiles = p["columns"], -(-p["columns"] * p["down"] // (16 * config.rows))
     assert p["pieces"] * (copy or 4) == p["pitch"]
     for tile in range(p["tiles"]):
         n, rest = divmod(tile, p["tiles_h"] * p["tiles_w"])
         h, q = (at * side for at, side in zip(divmod(rest, p["tiles_w"]), (p["down"], p["across"]), strict=True))
         first = (q * p["stride_w"] - p["pad_w"]) * c
         lead = first % grain
-        lines = np.zeros((p["lines"], p["pitch"] // size))
-        for line, at in np.ndindex(*lines.shape):
+        rows = np.zeros((p["image_rows"], p["pitch"] // size))
+        for line, at in np.ndindex(*rows.shape):
             row, element = h * p["stride_h"] - p["pad_h"] + line, first - lead + at
             if 0 <= row < p["height"] and 0 <= element < p["width"] * c:
-                lines[line, at] = flat[n, row, element]
-        memory = np.concatenate([lines.reshape(-1), np.full(4096, np.nan)])
-        for turn in range(kinds * turns):
-            odd = turn // turns if parity == "BOTH" else int(parity == "ODD")
-            for pixel in range(turn % turns * 16 * config.rows, (turn % turns + 1) * 16 * config.rows):
+                rows[line, at] = flat[n, row, element]
+        memory = np.concatenate([rows.reshape(-1), np.full(4096, np.nan)])
+        for warp_tile in range(kinds * warp_tiles):
+            odd = warp_tile // warp_tiles if parity == "BOTH" else int(parity == "ODD")
+            for pixel in range(
+                warp_tile % warp_tiles * 16 * config.rows, (warp_tile % warp_tiles + 1) * 16 * config.rows
+            ):
                 row = pixel * p["per_column"] >> 32 if p["per_column"] else pixel
                 assert row == pixel // columns
                 column = pixel - row * columns
@@ -161,7 +163,7 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
 
 
 @pytest.mark.parametrize("text", FOLLOWED)
-def test_lines_and_operands_compute_the_convolution(text: str) -> None:
+def test_rows_and_operands_compute_the_convolution(text: str) -> None:
     problem = ConvProblem.parse(text)
     rng = np.random.default_rng(0)
     x, w = (rng.integers(-3, 4, shape).astype(float) for shape in (problem.x_shape, problem.w_shape))
@@ -205,14 +207,14 @@ def test_launches_that_wait_by_themselves() -> None:
         assert FewChannels().launch(problem, best(problem)[0], device).dependent == wanted, architecture
 
 
-def test_tiles_cut_lines_evenly() -> None:
+def test_tiles_cut_rows_evenly() -> None:
     for text, whole in (
         (FOLLOWED[0], 1),
         ("c3 h20 w1000 k8 r3 s3 pad1 f16 nhwc", 2),
         ("c3 h7 w5 k8 r3 s3 f16 nhwc", 1),
     ):
         problem = ConvProblem.parse(text)
-        shapes = lines.shapes(problem, 64, 2048, 32, whole)
+        shapes = row_tiles.shapes(problem, 64, 2048, 32, whole)
         assert shapes and len(shapes) == len(set(shapes)) < 130
         assert all(across % whole == 0 for _, across in shapes)
         assert min(across for _, across in shapes) <= 32

@@ -264,15 +264,15 @@ def test_mma_words_and_grid() -> None:
             launch = algorithm.launch(problem, config)
             p = dict(zip(launch.names, launch.words, strict=True))
             assert p["tiles_k"] * config.filters >= problem.group_k
-            assert p["tiles_g"] * config.bundle >= problem.groups
+            assert p["tiles_g"] * config.groups_per_tile >= problem.groups
             assert launch.grid[0] // (p["tiles_k"] * p["tiles_g"]) * config.pixels >= p["pixels"]
-            assert p["part_steps"] * config.split >= p["steps"]
-            assert launch.grid[1] == config.split
+            assert p["part_steps"] * config.split_k >= p["steps"]
+            assert launch.grid[1] == config.split_k
             assert launch.shared_bytes <= H200.shared_bytes
             assert launch.block[0] % 32 == 0
             # Pieces of a line and groups are fixed for a thread.
             across = implicit_gemm_mma.SPAN // (algorithm._piece(problem) or 16)
-            assert launch.block[0] % (across * config.bundle) == 0, config
+            assert launch.block[0] % (across * config.groups_per_tile) == 0, config
 
 
 @pytest.mark.parametrize("identifier", ["cuda.implicit_gemm", "cuda.implicit_gemm_mma"])

@@ -92,7 +92,7 @@ def test_mma_kernels_compile_without_spills(architecture: str) -> None:
     for text in (COMPILED[1], COMPILED[4], COMPILED[5], COMPILED[6], COMPILED[8]):
         problem = ConvProblem.parse(text)
         configs = sorted(algorithm.configs(problem, H200), key=lambda one: algorithm.predict_us(problem, one, H200))
-        for config in (configs[0], next(one for one in configs if one.split > 1))[: 2 if "bias" in text else 1]:
+        for config in (configs[0], next(one for one in configs if one.split_k > 1))[: 2 if "bias" in text else 1]:
             for source in algorithm.sources(problem, config):
                 _, used = compiler.compile_now(source, architecture)
                 assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{text}, {config}: {used}"

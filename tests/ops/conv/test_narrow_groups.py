@@ -37,13 +37,13 @@ COMPILED = [
 
 
 def best(problem: ConvProblem) -> list[Config]:
-    return best_of(NarrowGroups(), problem, H200, "rows", "bundle")
+    return best_of(NarrowGroups(), problem, H200, "rows", "groups_per_tile")
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("text", COMPILED)
 def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
-    assert_no_spills(NarrowGroups(), ConvProblem.parse(text), architecture, "rows", "bundle")
+    assert_no_spills(NarrowGroups(), ConvProblem.parse(text), architecture, "rows", "groups_per_tile")
 
 
 def terms(problem: ConvProblem, number: int) -> list[tuple[int, int]]:
@@ -58,7 +58,7 @@ def operands(problem: ConvProblem, config: Config, w: np.ndarray) -> np.ndarray:
     """What pack_groups leaves, by its launch's words: [group][step][8 filters][thread][2 words][element]."""
     launch = NarrowGroups().pack_launch(problem, config, (1, 1, 1, 1))
     steps, blocks = -(-narrow._halves(problem) // 2), -(-problem.group_k // 8)
-    groups = -(-problem.groups // config.bundle) * config.bundle
+    groups = -(-problem.groups // config.groups_per_tile) * config.groups_per_tile
     out = np.zeros((groups, steps, blocks, 32, 2, 2))
     assert dict(zip(launch.names, launch.words, strict=True))["words"] == out.size // 2
     taps = problem.kernel[0] * problem.kernel[1]
@@ -76,26 +76,26 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
     launch = NarrowGroups().launch(problem, config, H200)
     p = dict(zip(launch.names, launch.words, strict=True))
     right, each = operands(problem, config, w), narrow.TOGETHER // problem.group_k
-    channels, taps = config.bundle * problem.group_c, problem.kernel[0] * problem.kernel[1]
+    channels, taps = config.groups_per_tile * problem.group_c, problem.kernel[0] * problem.kernel[1]
     pixel = channels + 8
     y = np.full((problem.n * p["p"] * p["q"], problem.k), np.nan)
-    assert launch.grid[0] % p["bundles"] == 0
-    for bundle, tile in np.ndindex(p["bundles"], p["tiles"]):
+    assert launch.grid[0] % p["group_tiles"] == 0
+    for group_tile, tile in np.ndindex(p["group_tiles"], p["tiles"]):
         n, rest = divmod(tile, p["tiles_h"] * p["tiles_w"])
         h, q = (at * side for at, side in zip(divmod(rest, p["tiles_w"]), (p["down"], p["across"]), strict=True))
-        memory = np.full((p["lines"] * p["columns"], pixel), np.nan)
+        memory = np.full((p["image_rows"] * p["columns"], pixel), np.nan)
         for at in range(len(memory)):
             line, column = divmod(at, p["columns"])
             row, left = h * p["stride_h"] - p["pad_h"] + line, q * p["stride_w"] - p["pad_w"] + column
             inside = 0 <= row < p["height"] and 0 <= left < p["width"]
-            first = bundle * channels
+            first = group_tile * channels
             memory[at, :channels] = 0
             if inside:
                 held = min(channels, problem.c - first)
                 memory[at, :held] = x[n, first : first + held, row, left]
         flat = memory.reshape(-1)
-        turns = -(-p["down"] * p["across"] // (16 * config.rows))
-        for one, part in np.ndindex(turns * 16 * config.rows, config.bundle // each):
+        warp_tiles = -(-p["down"] * p["across"] // (16 * config.rows))
+        for one, part in np.ndindex(warp_tiles * 16 * config.rows, config.groups_per_tile // each):
             row = one * p["per_across"] >> 32 if p["per_across"] else one
             column = one - row * p["across"]
             if row >= p["down"] or h + row >= p["p"] or q + column >= p["q"]:
@@ -111,12 +111,14 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
                             r, s = divmod(tap, problem.kernel[1])
                             there = (r * p["dilation_h"] * p["columns"] + s * p["dilation_w"]) * pixel + c
                             left[at] = flat[window + there]
-                    operand = right[bundle * config.bundle + group, number // 2, :, :, number % 2].reshape(-1, 8, 8)
+                    operand = right[group_tile * config.groups_per_tile + group, number // 2, :, :, number % 2].reshape(
+                        -1, 8, 8
+                    )
                     sums += (operand @ left).reshape(-1)
-                if bundle * config.bundle + group >= problem.groups:
+                if group_tile * config.groups_per_tile + group >= problem.groups:
                     assert not sums.any()
                     continue
-                first = (bundle * config.bundle + group) * problem.group_k
+                first = (group_tile * config.groups_per_tile + group) * problem.group_k
                 to = y[place, first : first + problem.group_k]
                 assert np.isnan(to).all(), "written twice"
                 to[:] = sums[: problem.group_k]
@@ -144,9 +146,9 @@ def test_geometry() -> None:
             assert launch.shared_bytes <= H200.shared_bytes
             assert p["tiles_w"] * p["across"] >= p["q"]
             assert p["tiles_h"] * p["down"] >= p["p"]
-            assert config.bundle * problem.group_k % narrow.TOGETHER == 0
+            assert config.groups_per_tile * problem.group_k % narrow.TOGETHER == 0
             # Each block has a tile of its groups.
-            assert p["bundles"] <= launch.grid[0] <= p["bundles"] * p["tiles"]
+            assert p["group_tiles"] <= launch.grid[0] <= p["group_tiles"] * p["tiles"]
 
 
 @pytest.mark.parametrize(

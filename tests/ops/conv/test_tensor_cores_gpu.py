@@ -26,7 +26,7 @@ DENSE = [
     "n2 c112 h9 w9 k112 r3 s3 pad1 groups2 bias",
     "n1 c512 h7 w7 k128 r3 s3 pad2 dilation2 silu",
 ]
-# Windows from an image's own lines: runs that begin in the middle of words, by turns; groups of 4 and 8 channels.
+# Windows from an image's own rows: runs that begin in the middle of words, by turns; groups of 4 and 8 channels.
 LINES = [
     "n3 c3 h37 w48 k10 r3 s3 stride2 pad1",
     "n2 c3 h17 w19 k40 r3 s3 pad1 bias relu residual",

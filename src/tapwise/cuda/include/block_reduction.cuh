@@ -12,8 +12,8 @@ struct Runs {
 
 enum Op { SUM, MEAN, MAX, MIN, PROD, ARGMAX, ARGMIN, NORM1, NORM2, SUMSQUARE, LOGSUMEXP };
 
-// `value`: the sum, product or chosen element, or the largest one; `exp_sum`: the sum of e^(x - value); `place`: where a chosen
-// element stands.
+// `value`: the sum, product or chosen element, or the largest one; `exp_sum`: the sum of e^(x - value); `place`: where
+// a chosen element stands.
 template <typename A>
 struct Accumulator {
     A value, exp_sum;
@@ -108,17 +108,16 @@ __device__ __forceinline__ Accumulator<A> of_lane(const Accumulator<A> &mine, in
     return other;
 }
 
-// Threads of a block: ACROSS columns by DOWN threads a column, GROUPS times. All accumulators of a column put together, in a
-// fixed order; every thread of the column gets the result. All threads of the block must call it. `shared` holds an accumulator
-// a thread of the block for columns of more than a warp.
+// Threads of a block: ACROSS columns by DOWN threads a column, GROUPS times. All accumulators of a column put together,
+// in a fixed order; every thread of the column gets the result. All threads of the block must call it. `shared` holds
+// an accumulator a thread of the block for columns of more than a warp.
 template <int OP, int ACROSS, int DOWN, typename A>
 __device__ __forceinline__ Accumulator<A> block_reduce(Accumulator<A> mine, Accumulator<A> *shared) {
     const int tid = threadIdx.x, lane = tid % 32;
     // Threads of one column within a warp, ACROSS lanes apart.
     constexpr int WITHIN = DOWN == 1 ? 1 : ACROSS * DOWN <= 32 ? DOWN : 32 / ACROSS, WARPS = DOWN / WITHIN;
 #pragma unroll
-    for (int half = WITHIN / 2; half > 0; half /= 2)
-        mine = combine<OP>(mine, of_lane<OP>(mine, lane + half * ACROSS));
+    for (int half = WITHIN / 2; half > 0; half /= 2) mine = combine<OP>(mine, of_lane<OP>(mine, lane + half * ACROSS));
     if constexpr (WITHIN > 1) mine = of_lane<OP>(mine, lane % ACROSS + lane / (ACROSS * WITHIN) * (ACROSS * WITHIN));
     if constexpr (WARPS == 1) return mine;
     shared[tid] = mine;

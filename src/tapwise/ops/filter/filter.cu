@@ -1,7 +1,8 @@
 // Filters on pictures: one thread an element of the result, which goes through a list of taps.
 //
-// x, y (depth, height, width * channels), dense. A tap is its place in the window, 20 bits an axis, and its weight. Where the
-// whole window lies inside, places are distances in memory; else each tap finds its element by the picture's modes.
+// x, y (depth, height, width * channels), dense. A tap is its place in the window, 20 bits an axis, and its weight.
+// Where the whole window lies inside, places are distances in memory; else each tap finds its element by the picture's
+// modes.
 #include "types.cuh"
 
 struct Filter {
@@ -23,8 +24,8 @@ __device__ __forceinline__ int source_index(int index, int length, int mode) {
     return folded < length ? folded : period - folded - (mode == MIRROR ? 0 : 1);
 }
 
-// A sum in the result's type. Integers are truncated towards zero, after what makes up for the sum's roundings, and keep their
-// low bits.
+// A sum in the result's type. Integers are truncated towards zero, after what makes up for the sum's roundings, and
+// keep their low bits.
 template <typename T, bool INTEGRAL, bool LARGE, typename A>
 __device__ __forceinline__ T store(A value, A low, A high, A epsilon) {
     if constexpr (!INTEGRAL) {
@@ -46,7 +47,8 @@ __device__ __forceinline__ void filter(const Filter &a) {
     const int depth = a.depth, height = a.height, width = a.width, channels = a.channels;
     const X *x = static_cast<const X *>(a.x);
     Y *y = static_cast<Y *>(a.y);
-    // cval, low, high, start, epsilon, how many taps there are; then places and weights, each with room for all of the window.
+    // cval, low, high, start, epsilon, how many taps there are; then places and weights, each with room for all of the
+    // window.
     const double *constants = static_cast<const double *>(a.list);
     const int taps = constants[5];
     const A cval = constants[0], low = constants[1], high = constants[2], start = constants[3], epsilon = constants[4];
@@ -56,12 +58,14 @@ __device__ __forceinline__ void filter(const Filter &a) {
     for (I i = blockIdx.x * (I)blockDim.x + threadIdx.x; i < total; i += step) {
         const int c = i % channels, v = i / channels % width, h = i / row % height, d = i / row / height;
         const int d0 = d - (int)a.before[0], h0 = h - (int)a.before[1], v0 = v - (int)a.before[2];
-        const bool inside = d0 >= 0 && d0 + (int)a.size[0] <= depth && h0 >= 0 && h0 + (int)a.size[1] <= height && v0 >= 0 &&
-                            v0 + (int)a.size[2] <= width;
+        const bool inside = d0 >= 0 && d0 + (int)a.size[0] <= depth && h0 >= 0 && h0 + (int)a.size[1] <= height &&
+                            v0 >= 0 && v0 + (int)a.size[2] <= width;
         A sum = OP == SUM ? start : A(0);
         auto add = [&](int tap, A value) {
-            if constexpr (OP == SUM) sum += A(weights[tap]) * value;
-            else if (tap == 0 || (OP == LARGEST ? value > sum : value < sum)) sum = value;
+            if constexpr (OP == SUM)
+                sum += A(weights[tap]) * value;
+            else if (tap == 0 || (OP == LARGEST ? value > sum : value < sum))
+                sum = value;
         };
         for (int tap = 0; tap < taps; ++tap) {
             const long long place = places[tap];

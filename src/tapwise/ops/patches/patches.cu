@@ -1,8 +1,8 @@
 // im2col and col2im of 1 to 3 spatial axes; fewer axes are filled up with ones in front.
 //
-// x (n, c, d, h, w), columns (n, c * taps, windows), dense. im2col: a thread has VECTOR windows of one channel and writes
-// all taps of them, so places are worked out once for all taps, and neighbouring threads write neighbouring elements.
-// col2im: a thread has one element of x and gathers what the windows hold of it: no atomics, a fixed order.
+// x (n, c, d, h, w), columns (n, c * taps, windows), dense. im2col: a thread has VECTOR windows of one channel and
+// writes all taps of them, so places are worked out once for all taps, and neighbouring threads write neighbouring
+// elements. col2im: a thread has one element of x and gathers what the windows hold of it: no atomics, a fixed order.
 #include "partition.cuh"
 #include "types.cuh"
 
@@ -17,9 +17,10 @@ struct __align__(sizeof(T) * VECTOR) Pack {
     T item[VECTOR];
 };
 
-// I counts elements: unsigned where they are fewer than 2^31, as 64-bit divisions take longer than the rest. K0, K1, K2: the
-// kernel's sizes, so that the reads of several taps are under way together; 0 where they are known at run time only.
-// SPREAD: a thread has one tap only, where kernels are large and windows few. ACROSS: as in partition.cuh, for blocks of THREADS.
+// I counts elements: unsigned where they are fewer than 2^31, as 64-bit divisions take longer than the rest. K0, K1,
+// K2: the kernel's sizes, so that the reads of several taps are under way together; 0 where they are known at run time
+// only. SPREAD: a thread has one tap only, where kernels are large and windows few. ACROSS: as in partition.cuh, for
+// blocks of THREADS.
 template <typename T, int VECTOR, int K0, int K1, int K2, bool SPREAD, int THREADS, int ACROSS, typename I>
 __device__ __forceinline__ void im2col(const Patches &a) {
     const int kernel0 = K0 ? K0 : a.kernel[0], kernel1 = K1 ? K1 : a.kernel[1], kernel2 = K2 ? K2 : a.kernel[2];

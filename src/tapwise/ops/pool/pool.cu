@@ -1,7 +1,8 @@
 // Max and average pooling: one thread an output.
 //
-// x (n, c, h, w), y and places (n, c, p, q), all dense, channels last where CHANNELS_LAST. Threads go through y in the order of
-// its memory, so neighbours read neighbours. R, S: the kernel's sizes, 0 where they are known at run time only.
+// x (n, c, h, w), y and places (n, c, p, q), all dense, channels last where CHANNELS_LAST. Threads go through y in the
+// order of its memory, so neighbours read neighbours. R, S: the kernel's sizes, 0 where they are known at run time
+// only.
 #include "types.cuh"
 
 struct Pooling {

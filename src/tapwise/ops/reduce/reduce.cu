@@ -1,9 +1,9 @@
 // A run of elements to one value: threads reduce strided pieces, their block puts them together.
 //
-// x (outer, length, inner), y (outer, inner), dense. A block has GROUPS x ACROSS columns (an element of y each) with DOWN
-// threads on each; with one thread a column it is the plain method. The parts of a long run go to `accumulators`, and a second
-// launch (AGAIN) puts those together. Sums begin anew every PIECE elements of a thread, so that errors do not grow with the
-// length. UNIT: inner is 1.
+// x (outer, length, inner), y (outer, inner), dense. A block has GROUPS x ACROSS columns (an element of y each) with
+// DOWN threads on each; with one thread a column it is the plain method. The parts of a long run go to `accumulators`,
+// and a second launch (AGAIN) puts those together. Sums begin anew every PIECE elements of a thread, so that errors do
+// not grow with the length. UNIT: inner is 1.
 #include "block_reduction.cuh"
 
 template <typename T, int OP, int ACROSS, int DOWN, int GROUPS, bool UNIT, bool AGAIN, bool LAST>

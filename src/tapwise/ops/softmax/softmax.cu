@@ -1,8 +1,8 @@
-// Softmax and its logarithm. Runs of up to KEPT elements a thread are read once and held in registers. Longer ones (KEPT 0) are
-// read for their largest element and the sum of their exponentials at once, and once more to be written.
+// Softmax and its logarithm. Runs of up to KEPT elements a thread are read once and held in registers. Longer ones
+// (KEPT 0) are read for their largest element and the sum of their exponentials at once, and once more to be written.
 //
-// x and y (outer, length, inner), dense; blocks as in reduce.cu. Of long runs in parts, MEASURE writes the accumulators, SCALE
-// puts them together and writes y; BOTH does it in one launch.
+// x and y (outer, length, inner), dense; blocks as in reduce.cu. Of long runs in parts, MEASURE writes the
+// accumulators, SCALE puts them together and writes y; BOTH does it in one launch.
 //
 // Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 #include "block_reduction.cuh"

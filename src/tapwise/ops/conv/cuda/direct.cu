@@ -1,20 +1,23 @@
 // Direct convolution of few channels: a tile of the image in shared memory, sums in registers.
 //
-// x (n, c, h, w), w (k, c / groups, r, s), y (n, k, p, q), all dense. A block computes BY * TY rows by BX * PX columns of K
-// output channels; a thread TY rows by PX columns of each. Input channel after input channel, the block's part of the image
-// with its halo, and the channel's filters, lie in shared memory: `STAGES` of them, so that the next channels are on their
-// way while one is used. A row of the image is read from shared memory once for all TY rows and all taps that need it.
+// x (n, c, h, w), w (k, c / groups, r, s), y (n, k, p, q), all dense. A block computes BY * TY rows by BX * PX columns
+// of K output channels; a thread TY rows by PX columns of each. Input channel after input channel, the block's part of
+// the image with its halo, and the channel's filters, lie in shared memory: `STAGES` of them, so that the next channels
+// are on their way while one is used. A row of the image is read from shared memory once for all TY rows and all taps
+// that need it.
 //
-// LOAD says how the tile is fetched: HALO, each thread its own place and those at the edge the halo besides; EVEN, the tile's
-// elements dealt out evenly; WIDE, evenly in copies of 16 bytes that bypass registers (COPY: of fewer bytes, where rows are
-// not aligned to 16). SHIFT elements before the tile make its rows begin on such a multiple.
+// LOAD says how the tile is fetched: HALO, each thread its own place and those at the edge the halo besides; EVEN, the
+// tile's elements dealt out evenly; WIDE, evenly in copies of 16 bytes that bypass registers (COPY: of fewer bytes,
+// where rows are not aligned to 16). SHIFT elements before the tile make its rows begin on such a multiple.
 #include "async.cuh"
 #include "epilogue.cuh"
 #include "window.cuh"
 
 enum Load { HALO, EVEN, COPY };
 
-__host__ __device__ constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+__host__ __device__ constexpr int round_up(int value, int multiple) {
+    return (value + multiple - 1) / multiple * multiple;
+}
 
 // N elements that are read or written by one instruction.
 template <typename T, int N>
@@ -25,8 +28,8 @@ struct __align__(sizeof(T) * N) Pack {
 // LOAD and COPY_BYTES: how elements come in. STORE: PX where rows of y are multiples of it, so that a thread writes its
 // columns at once; else 1.
 // EACH: tiles that a block computes one below the other; the first channels of the next one are fetched meanwhile.
-template <typename T, int K, int R, int S, int STRIDE_H, int STRIDE_W, int BX, int BY, int PX, int TY, int STAGES, int LOAD,
-          int COPY_BYTES, int SHIFT, int STORE, int EACH, bool BIAS, bool RESIDUAL, int ACTIVATION>
+template <typename T, int K, int R, int S, int STRIDE_H, int STRIDE_W, int BX, int BY, int PX, int TY, int STAGES,
+          int LOAD, int COPY_BYTES, int SHIFT, int STORE, int EACH, bool BIAS, bool RESIDUAL, int ACTIVATION>
 __device__ __forceinline__ void direct(const Window &a) {
     using A = typename Arithmetic<T>::type;
     constexpr int THREADS = BX * BY;
@@ -57,7 +60,8 @@ __device__ __forceinline__ void direct(const Window &a) {
 
     const int height = a.height, width = a.width, tid = threadIdx.x, tx = tid % BX, ty = tid / BX;
     // Unsigned and of 32 bits: a longer division takes a hundred instructions.
-    const unsigned groups = a.groups, tiles_in_group = (unsigned)a.tiles_k / groups, group = (unsigned)tile_k / tiles_in_group;
+    const unsigned groups = a.groups, tiles_in_group = (unsigned)a.tiles_k / groups,
+                   group = (unsigned)tile_k / tiles_in_group;
     const int group_c = (unsigned)a.c / groups, group_k = (unsigned)a.k / groups;
     const int k_in_group = (unsigned)tile_k % tiles_in_group * K, k0 = group * group_k + k_in_group;
     const int live = min(K, group_k - k_in_group);
@@ -67,9 +71,9 @@ __device__ __forceinline__ void direct(const Window &a) {
     const T *x = static_cast<const T *>(a.x) + (n * a.c + (long long)group * group_c) * height * width;
     const T *w = static_cast<const T *>(a.w) + (long long)k0 * group_c * (R * S);
 
-    // What is fetched next: the channel, the tile's first row in the image, and the stage that it goes to. `from` is where a
-    // thread's copies come from, in elements from the channel's first one, -1 for what lies outside the image: the same for
-    // every channel of a tile, so that a channel costs a few instructions a copy.
+    // What is fetched next: the channel, the tile's first row in the image, and the stage that it goes to. `from` is
+    // where a thread's copies come from, in elements from the channel's first one, -1 for what lies outside the image:
+    // the same for every channel of a tile, so that a channel costs a few instructions a copy.
     constexpr int PIECE = COPY_BYTES / (int)sizeof(T), PIECES = COLUMNS / (PIECE > 0 ? PIECE : 1);
     constexpr int COPIES = LOAD == COPY ? (ROWS * PIECES + THREADS - 1) / THREADS : 1;
     int next_c = 0, top = first_p * STRIDE_H - (int)a.pad_h, next_stage = 0;
@@ -79,7 +83,8 @@ __device__ __forceinline__ void direct(const Window &a) {
 #pragma unroll
             for (int i = 0; i < COPIES; ++i) {
                 const int number = tid + i * THREADS, h = top + number / PIECES, v = left + number % PIECES * PIECE;
-                const bool real = number < ROWS * PIECES && (unsigned)h < (unsigned)height && (unsigned)v < (unsigned)width;
+                const bool real =
+                    number < ROWS * PIECES && (unsigned)h < (unsigned)height && (unsigned)v < (unsigned)width;
                 from[i] = real ? h * width + v : -1;
             }
         }
@@ -162,8 +167,7 @@ __device__ __forceinline__ void direct(const Window &a) {
                     for (int k = 0; k < K; ++k)
 #pragma unroll
                         for (int j = 0; j < PX; ++j)
-                            sum[t][k][j] =
-                                fma(rows[t * STRIDE_H][SHIFT + j * STRIDE_W + s], filter[k], sum[t][k][j]);
+                            sum[t][k][j] = fma(rows[t * STRIDE_H][SHIFT + j * STRIDE_W + s], filter[k], sum[t][k][j]);
             }
             // Unrolled, moving the rows up is only a matter of names.
 #pragma unroll
@@ -173,16 +177,17 @@ __device__ __forceinline__ void direct(const Window &a) {
         }
     };
 
-    // Sums go out as they lie where rows of y are multiples of PX. Else a thread's columns would be written one by one, PX
-    // apart from the next thread's: turned in shared memory, a warp writes neighbours. Places are counted from the block's
-    // first channel and worked out once: with addresses and tests for each of the sums, this took a seventh of the time.
+    // Sums go out as they lie where rows of y are multiples of PX. Else a thread's columns would be written one by one,
+    // PX apart from the next thread's: transposed in shared memory, a warp writes neighbours. Places are counted from
+    // the block's first channel and worked out once: with addresses and tests for each of the sums, this took a seventh
+    // of the time.
     const long long plane = (long long)p_end * q_end, first_k = n * a.k + k0;
     T *y = static_cast<T *>(a.y) + first_k * plane;
     const T *bias = BIAS ? static_cast<const T *>(a.bias) + k0 : nullptr;
     const T *residual = RESIDUAL ? static_cast<const T *>(a.residual) + first_k * plane : nullptr;
     auto store = [&](int p0) {
         constexpr int WIDTH = STORE == PX ? PX : 1, STORES = PX / WIDTH;
-        A *turn = reinterpret_cast<A *>(stages + STAGES * STAGE) + tid / 32 * (32 * PX);
+        A *transposed = reinterpret_cast<A *>(stages + STAGES * STAGE) + tid / 32 * (32 * PX);
         T *out[TY][STORES];
         bool real[TY][STORES];
 #pragma unroll
@@ -205,10 +210,10 @@ __device__ __forceinline__ void direct(const Window &a) {
                 for (int j = 0; j < PX; ++j) sums.item[j] = sum[t][k][j];
                 if constexpr (WIDTH < PX) {
                     __syncwarp();
-                    *reinterpret_cast<Pack<A, PX> *>(&turn[tid % 32 * PX]) = sums;
+                    *reinterpret_cast<Pack<A, PX> *>(&transposed[tid % 32 * PX]) = sums;
                     __syncwarp();
 #pragma unroll
-                    for (int i = 0; i < STORES; ++i) sums.item[i] = turn[i * 32 + tid % 32];
+                    for (int i = 0; i < STORES; ++i) sums.item[i] = transposed[i * 32 + tid % 32];
                 }
 #pragma unroll
                 for (int i = 0; i < STORES; ++i) {
@@ -218,7 +223,8 @@ __device__ __forceinline__ void direct(const Window &a) {
                     Pack<T, WIDTH> pack;
 #pragma unroll
                     for (int j = 0; j < WIDTH; ++j)
-                        pack.item[j] = finish<T, ACTIVATION>(sums.item[i * WIDTH + j], bias, residual + (RESIDUAL ? to - y : 0), k, j);
+                        pack.item[j] = finish<T, ACTIVATION>(sums.item[i * WIDTH + j], bias,
+                                                             residual + (RESIDUAL ? to - y : 0), k, j);
                     *reinterpret_cast<Pack<T, WIDTH> *>(to) = pack;
                 }
             }

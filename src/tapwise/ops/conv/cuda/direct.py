@@ -40,8 +40,8 @@ FEW_SUMS: Final = 48
 @dataclass(frozen=True)
 class Config(BaseConfig):
     """step: the rung; k output channels a pass; a block of across x down threads with px columns and ty rows each;
-    stages of input channels in shared memory; `each` tiles a block, one below the other; at least `resident` blocks of
-    128 threads a multiprocessor, which bounds the registers."""
+    stages of input channels in shared memory; `each` tiles a block, one below the other; `min_blocks_per_sm` blocks of
+    128 threads, which bounds the registers."""
 
     step: str
     k: int
@@ -51,7 +51,7 @@ class Config(BaseConfig):
     ty: int
     stages: int
     each: int = 1
-    resident: int = 1
+    min_blocks_per_sm: int = 1
 
 
 class Direct(CudaAlgorithm[Config]):
@@ -111,16 +111,16 @@ class Direct(CudaAlgorithm[Config]):
     def shared_bytes(self, problem: ConvProblem, config: Config) -> int:
         """All stages of a block: its part of an input channel with the halo, and the channel's filters.
 
-        And where a warp's sums are turned for rows of y that a thread cannot write at once.
+        And where a warp's sums are transposed for rows of y that a thread cannot write at once.
         """
         rows, columns, filters = self._tile(problem, config)
-        turned = 0
+        transposed = 0
         if self._store(problem, config) < config.px:
-            turned = config.across * config.down * config.px * (8 if problem.dtype == "f64" else 4)
-        return config.stages * (rows * columns + filters) * problem.itemsize + turned
+            transposed = config.across * config.down * config.px * (8 if problem.dtype == "f64" else 4)
+        return config.stages * (rows * columns + filters) * problem.itemsize + transposed
 
     def _store(self, problem: ConvProblem, config: Config) -> int:
-        """Elements of y that a thread writes at once: all its columns, or single ones, turned in shared memory."""
+        """Elements of y that a thread writes at once: all its columns, or single ones, transposed in shared memory."""
         return config.px if problem.output[1] % config.px == 0 else 1
 
     def _copy_bytes(self, problem: ConvProblem, config: Config) -> int:
@@ -139,7 +139,7 @@ class Direct(CudaAlgorithm[Config]):
         """The larger of arithmetic and memory, three tenths of the smaller, and two microseconds for the start.
 
         Arithmetic: instructions of all blocks that the busiest multiprocessor gets, at 0.36 a cycle for each warp of a
-        scheduler, and 0.77 at most. Memory: a block's loads, sums and stores take turns, so neither hides the other
+        scheduler, and 0.77 at most. Memory: a block's loads, sums and stores alternate, so neither hides the other
         wholly. Constants are fitted to times of 500 configs on seven problems: the choice was within 6 % of the best.
         """
         (stride_h, stride_w), (r, s) = problem.stride, problem.kernel
@@ -155,7 +155,7 @@ class Direct(CudaAlgorithm[Config]):
         )
         # Registers: the sums, the rows that they read, and sixty for the rest.
         registers = config.k * config.px * config.ty + columns // config.across * ((config.ty - 1) * stride_h + 1) + 60
-        if config.resident > 1:
+        if config.min_blocks_per_sm > 1:
             registers = min(registers, 128)
         held = min(16, max(1, int(2048 / registers / warps)) * warps / 4) if config.px > 1 else 16
         share = ceil_div(blocks, device.multiprocessors)
@@ -191,7 +191,7 @@ class Direct(CudaAlgorithm[Config]):
         )  # fmt: skip
         threads = config.across * config.down
         return stub(
-            "ops/conv/cuda/direct.cu", "direct", template_args(*words), "Window", threads, config.resident,
+            "ops/conv/cuda/direct.cu", "direct", template_args(*words), "Window", threads, config.min_blocks_per_sm,
         )  # fmt: skip
 
     def launch(self, problem: ConvProblem, config: Config) -> Launch:

@@ -1,41 +1,43 @@
-// Convolution of a few channels on tensor cores (mma.sync), x channels last. The lines of x that a tile of outputs reaches lie
-// in shared memory as they are; there a pixel's window is a run of S * C neighbours in each of R lines, and the matrix
-// instruction's left operand, 16 pixels by 32 bytes of gemm_k, is read straight from these runs: a half of it, 16 bytes, is a
-// piece of a run, whose thread t of four holds word t.
+// Convolution of a few channels on tensor cores (mma.sync), x channels last. The rows of x that a tile of outputs
+// reaches lie in shared memory as they are; there a pixel's window is a run of S * C neighbours in each of R rows, and
+// the matrix instruction's left operand, 16 pixels by 32 bytes of gemm_k, is read straight from these runs: a half of
+// it, 16 bytes, is a piece of a run, whose thread t of four holds word t.
 //
-// Elements of two bytes: a run may begin in the middle of a word. It is then read from the word's begin on, and filters that
-// were packed an element further leave that element out. What is before a run in its first word, and behind it in its last
-// piece, is masked: an infinity there is not the window's.
+// Elements of two bytes: a run may begin in the middle of a word. It is then read from the word's begin on, and filters
+// that were packed an element further leave that element out. What is before a run in its first word, and behind it in
+// its last piece, is masked: an infinity there is not the window's.
 #pragma once
 
 #include "lines.cuh"
 
-struct Lines {
+struct ImageRows {
     const void *x, *w;
     void *y;
     const void *bias, *residual;
     long long n, height, width, k, p, q, stride_h, stride_w, pad_h, pad_w, dilation_h;
-    // Outputs of a tile along both axes, tiles of an image and all; lines of x of a tile, and the bytes of each.
-    long long down, across, tiles_h, tiles_w, tiles, lines, pitch;
-    // Columns of one kind of a tile's line, pieces that are copied of a line; 2^32 over both for divisions, 0 for 1.
+    // Outputs of a tile along both axes, tiles of an image and all; rows of x of a tile, and the bytes of each.
+    long long down, across, tiles_h, tiles_w, tiles, image_rows, pitch;
+    // Columns of one kind of a tile's row, pieces that are copied of a row; 2^32 over both for divisions, 0 for 1.
     long long columns, pieces, per_column, per_piece;
 };
 
 enum Parity { EVEN, ODD, BOTH };
 
-// C channels, filters of R x S. FILTERS at a time, 8 a step of the instruction; a warp takes ROWS x 16 pixels at a time. ORDER
-// filters were turned so that a thread's sums lie side by side in y (include/ordered.cuh has the same order). V of them are
-// written at once. COPY: bytes of a piece of x, 0 where lines are no multiple of words. PARITY: whether runs begin at even
-// elements of shared memory, at odd ones, or by turns: then a line's columns of one kind come together.
-template <typename T_, int C_, int R_, int S_, int FILTERS_, int ROWS_, int ORDER_, int V_, int COPY_, int PARITY_, bool BIAS_,
-          bool RESIDUAL_, int ACTIVATION_>
+// C channels, filters of R x S. FILTERS at a time, 8 a step of the instruction; a warp takes ROWS x 16 pixels at a
+// time. ORDER filters were permuted so that a thread's sums lie side by side in y (include/ordered.cuh has the same
+// order). V of them are written at once. COPY: bytes of a piece of x, 0 where rows are no multiple of words. PARITY:
+// whether runs begin at even elements of shared memory, at odd ones, or alternately: then a row's columns of one kind
+// come together.
+template <typename T_, int C_, int R_, int S_, int FILTERS_, int ROWS_, int ORDER_, int V_, int COPY_, int PARITY_,
+          bool BIAS_, bool RESIDUAL_, int ACTIVATION_>
 struct Few {
     using T = T_;
     static constexpr int C = C_, R = R_, S = S_, FILTERS = FILTERS_, ROWS = ROWS_, ORDER = ORDER_, V = V_, COPY = COPY_,
                          PARITY = PARITY_, ACTIVATION = ACTIVATION_;
     static constexpr bool BIAS = BIAS_, RESIDUAL = RESIDUAL_;
     static constexpr int SIZE = sizeof(T), EACH = 4 / SIZE, RUN = S * C, BLOCKS = FILTERS / 8;
-    // Kinds of columns; how far a run may begin within a word; elements of x whose place in shared memory is that in memory.
+    // Kinds of columns; how far a run may begin within a word; elements of x whose place in shared memory is that in
+    // memory.
     static constexpr int KINDS = PARITY == BOTH ? 2 : 1, SHIFT = PARITY != EVEN, GRAIN = (COPY ? COPY : 4) / SIZE;
     // Pieces of 16 bytes of a run, of a window, and steps of two of them.
     static constexpr int PIECES = ((RUN + SHIFT) * SIZE + 15) / 16, HALVES = R * PIECES, STEPS = (HALVES + 1) / 2;
@@ -46,18 +48,19 @@ struct Few {
     static_assert(SIZE == 2 || (PARITY == EVEN && COPY >= 4));
 };
 
-// The lines of x that a tile reaches, from `begin` elements of a line on, zeros outside x.
+// The rows of x that a tile reaches, from `begin` elements of a row on, zeros outside x.
 template <class O>
-DEVICE void load_lines(const Lines &p, unsigned to, int n, int h0, int begin) {
+DEVICE void load_rows(const ImageRows &p, unsigned to, int n, int h0, int begin) {
     using T = typename O::T;
-    const int pieces = p.pieces, count = (int)p.lines * pieces, height = p.height, width = (int)p.width * O::C;
+    const int pieces = p.pieces, count = (int)p.image_rows * pieces, height = p.height, width = (int)p.width * O::C;
     const T *const image = static_cast<const T *>(p.x) + (long long)n * height * width;
 #pragma unroll 4
     for (int i = threadIdx.x; i < count; i += O::THREADS) {
-        const int line = divided(i, p.per_piece), piece = i - line * pieces, h = h0 + line, at = begin + piece * O::GRAIN;
+        const int image_row = divided(i, p.per_piece), piece = i - image_row * pieces, h = h0 + image_row;
+        const int at = begin + piece * O::GRAIN;
         const bool inside = (unsigned)h < (unsigned)height;
         const T *const from = image + ((long long)h * width + at);
-        const unsigned place = to + line * (unsigned)p.pitch + piece * (O::GRAIN * O::SIZE);
+        const unsigned place = to + image_row * (unsigned)p.pitch + piece * (O::GRAIN * O::SIZE);
         if constexpr (O::COPY > 0) {
             const bool there = inside && (unsigned)at < (unsigned)width;
             copy_piece<O::COPY>(place, there ? from : image, there);
@@ -72,7 +75,7 @@ DEVICE void load_lines(const Lines &p, unsigned to, int n, int h0, int begin) {
     commit_copies();
 }
 
-// All windows so many bytes further. The compiler would else work out the places of all lines before, and spill them.
+// All windows so many bytes further. The compiler would else work out the places of all rows before, and spill them.
 template <int ROWS>
 DEVICE void move(unsigned (&window)[ROWS][2], int by) {
 #pragma unroll
@@ -84,7 +87,8 @@ DEVICE void move(unsigned (&window)[ROWS][2], int by) {
 
 // A warp's sums of one chunk of filters to y; `filter0`: this thread's first.
 template <class O>
-DEVICE void finish_rows(const Lines &p, const float (&d)[O::ROWS][O::BLOCKS][4], const int (&places)[O::ROWS][2], int filter0) {
+DEVICE void finish_rows(const ImageRows &p, const float (&d)[O::ROWS][O::BLOCKS][4], const int (&places)[O::ROWS][2],
+                        int filter0) {
     using T = typename O::T;
     struct alignas(sizeof(T) * O::V) Vector {
         T v[O::V];
@@ -117,29 +121,29 @@ DEVICE void finish_rows(const Lines &p, const float (&d)[O::ROWS][O::BLOCKS][4],
 }
 
 template <class O>
-DEVICE void few_channels(const Lines &p) {
+DEVICE void few_channels(const ImageRows &p) {
     using T = typename O::T;
     extern __shared__ uint4 memory[];
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, quad = lane % 4;
     const int chunks = ((int)p.k + O::FILTERS - 1) / O::FILTERS, k = p.k;
     constexpr unsigned CHUNK = O::STEPS * O::BLOCKS * 256;
     const unsigned filters = shared_address(memory), filter_bytes = O::KINDS * chunks * CHUNK;
-    const unsigned images = filters + filter_bytes, pitch = p.pitch, stage = (unsigned)p.lines * pitch;
+    const unsigned images = filters + filter_bytes, pitch = p.pitch, stage = (unsigned)p.image_rows * pitch;
     begin_dependent();
     for (unsigned at = thread * 16; at < filter_bytes; at += O::THREADS * 16)
         copy_piece<16>(filters + at, static_cast<const unsigned char *>(p.w) + at, true);
     const int across = p.across, down = p.down, tiles = p.tiles;
-    const int columns = p.columns, outputs = columns * down, next_line = (int)p.dilation_h * (int)pitch;
-    const int turns = (outputs + 16 * O::ROWS - 1) / (16 * O::ROWS);
+    const int columns = p.columns, outputs = columns * down, next_row = (int)p.dilation_h * (int)pitch;
+    const int warp_tiles = (outputs + 16 * O::ROWS - 1) / (16 * O::ROWS);
     const auto begin_tile = [&](int tile, unsigned to) {
         const Outputs at(tile, p.tiles_h, p.tiles_w, down, across);
         const int begin = (at.w * (int)p.stride_w - (int)p.pad_w) * O::C;
-        load_lines<O>(p, to, at.n, at.h * (int)p.stride_h - (int)p.pad_h, begin - (begin & O::GRAIN - 1));
+        load_rows<O>(p, to, at.n, at.h * (int)p.stride_h - (int)p.pad_h, begin - (begin & O::GRAIN - 1));
     };
     begin_tile(blockIdx.x, images);
     unsigned image = images;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        // The next tile's lines are on their way while this one is multiplied.
+        // The next tile's rows are on their way while this one is multiplied.
         const unsigned other = images + images + stage - image;
         if (tile + (int)gridDim.x < tiles)
             begin_tile(tile + gridDim.x, other);
@@ -149,10 +153,10 @@ DEVICE void few_channels(const Lines &p) {
         __syncthreads();
         const Outputs at(tile, p.tiles_h, p.tiles_w, down, across);
         const int lead = (at.w * (int)p.stride_w - (int)p.pad_w) * O::C & O::GRAIN - 1;
-        for (int turn = warp; turn < O::KINDS * turns; turn += O::WARPS) {
+        for (int warp_tile = warp; warp_tile < O::KINDS * warp_tiles; warp_tile += O::WARPS) {
             // Runs that begin at an even element, then those at an odd one.
-            const int odd = O::PARITY == BOTH ? turn >= turns : O::PARITY;
-            const int first = (O::PARITY == BOTH ? turn - odd * turns : turn) * 16 * O::ROWS;
+            const int odd = O::PARITY == BOTH ? warp_tile >= warp_tiles : O::PARITY;
+            const int first = (O::PARITY == BOTH ? warp_tile - odd * warp_tiles : warp_tile) * 16 * O::ROWS;
             const unsigned head = odd && quad == 0 ? 0xffff0000 : ~0u;
             // Elements of a run's last piece that this thread holds.
             const int tail = ((O::PIECES - 1) * 4 + quad) * O::EACH, run = O::RUN + odd;
@@ -167,10 +171,11 @@ DEVICE void few_channels(const Lines &p) {
                     int column = pixel - row * columns;
                     // lead has the parity of the tile's first run.
                     if (O::PARITY == BOTH) column = 2 * column + (odd ^ lead & 1);
-                    const bool real = row < down && column < across && at.h + row < (int)p.p && at.w + column < (int)p.q;
-                    const int line = real ? row * (int)p.stride_h : 0;
+                    const bool real =
+                        row < down && column < across && at.h + row < (int)p.p && at.w + column < (int)p.q;
+                    const int image_row = real ? row * (int)p.stride_h : 0;
                     const int element = real ? lead + column * (int)p.stride_w * O::C - odd : 0;
-                    window[m][high] = image + line * pitch + element * O::SIZE + quad * 4;
+                    window[m][high] = image + image_row * pitch + element * O::SIZE + quad * 4;
                     places[m][high] = real ? ((at.n * (int)p.p + at.h + row) * (int)p.q + at.w + column) * k : -1;
                 }
             for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -182,7 +187,7 @@ DEVICE void few_channels(const Lines &p) {
 #pragma unroll
                     for (int half = 0; half < 2; ++half) {
                         const int number = 2 * step + half, piece = number % O::PIECES;
-                        if (number > 0 && piece == 0) move(window, next_line);
+                        if (number > 0 && piece == 0) move(window, next_row);
 #pragma unroll
                         for (int m = 0; m < O::ROWS; ++m)
 #pragma unroll
@@ -199,10 +204,11 @@ DEVICE void few_channels(const Lines &p) {
 #pragma unroll
                     for (int m = 0; m < O::ROWS; ++m)
 #pragma unroll
-                        for (int block = 0; block < O::BLOCKS; ++block) multiply_add<T>(d[m][block], left[m], right[block]);
+                        for (int block = 0; block < O::BLOCKS; ++block)
+                            multiply_add<T>(d[m][block], left[m], right[block]);
                 }
-                // Back to the first line; one that only the last half would have begun is counted too.
-                move(window, (2 * O::STEPS - 1) / O::PIECES * -next_line);
+                // Back to the first row; one that only the last half would have begun is counted too.
+                move(window, (2 * O::STEPS - 1) / O::PIECES * -next_row);
                 finish_rows<O>(p, d, places, chunk * O::FILTERS + quad * O::BESIDE);
             }
         }
@@ -220,8 +226,8 @@ struct Fragments {
     long long k, words, chunks, step_k, step_c, step_r, step_s;
 };
 
-// Filters as the instruction's right operands: y[kind][chunk][step][8 filters][thread][2 words], zeros before and behind runs,
-// and behind the last filter.
+// Filters as the instruction's right operands: y[kind][chunk][step][8 filters][thread][2 words], zeros before and
+// behind runs, and behind the last filter.
 template <class O>
 DEVICE void pack_fragments(const Fragments &p) {
     using T = typename O::T;
@@ -230,8 +236,9 @@ DEVICE void pack_fragments(const Fragments &p) {
         const int half = i % 2, lane = i / 2 % 32, block = i / 64 % O::BLOCKS, rest = i / 64 / O::BLOCKS,
                   step = rest % O::STEPS;
         const int chunk = rest / O::STEPS, kind = chunk / (int)p.chunks, odd = O::PARITY == BOTH ? kind : O::PARITY;
-        const int column = (chunk - kind * (int)p.chunks) * O::FILTERS + block * 8 + lane / 4, turned = column % O::ORDER;
-        const int filter = column - turned + turned % 8 / 2 * O::BESIDE + turned / 8 * 2 + turned % 2;
+        const int column = (chunk - kind * (int)p.chunks) * O::FILTERS + block * 8 + lane / 4;
+        const int permuted = column % O::ORDER;
+        const int filter = column - permuted + permuted % 8 / 2 * O::BESIDE + permuted / 8 * 2 + permuted % 2;
         const int at = 2 * step + half, r = at / O::PIECES;
         const int first = (at % O::PIECES * 4 + lane % 4) * O::EACH - odd;
         unsigned word = 0;

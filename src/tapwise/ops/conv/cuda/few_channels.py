@@ -1,6 +1,6 @@
-"""cuda.few_channels: the first layers of networks on tensor cores, windows read from the image's own lines.
+"""cuda.few_channels: the first layers of networks on tensor cores, windows read from the image's own rows.
 
-A pixel's window of x, channels last, is a run of neighbours in each of its lines. A block copies the lines that its
+A pixel's window of x, channels last, is a run of neighbours in each of its rows. A block copies the rows that its
 tile of outputs reaches to shared memory, once, and a warp's matrix instructions take their left operand straight from
 there: no window is built, neither in shared memory nor anywhere else.
 
@@ -23,20 +23,20 @@ from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, has_dependent_launches
 from tapwise.cuda.types import reciprocal, template_args, tensor_core_type
 from tapwise.integers import ceil_div
-from tapwise.ops.conv.cuda import lines, pack, window
+from tapwise.ops.conv.cuda import pack, row_tiles, window
 from tapwise.ops.conv.problem import ConvProblem
 
 WORDS: Final = (
     "x", "w", "y", "bias", "residual", "n", "height", "width", "k", "p", "q", "stride_h", "stride_w", "pad_h", "pad_w",
-    "dilation_h", "down", "across", "tiles_h", "tiles_w", "tiles", "lines", "pitch", "columns", "pieces", "per_column",
-    "per_piece",
+    "dilation_h", "down", "across", "tiles_h", "tiles_w", "tiles", "image_rows", "pitch", "columns", "pieces",
+    "per_column", "per_piece",
 )  # fmt: skip
 FRAGMENT_WORDS: Final = ("w", "y", "k", "words", "chunks", "step_k", "step_c", "step_r", "step_s")
 # Channels of x; pieces of 16 bytes of a window, for which the kernel has code of its own each.
 MOST_CHANNELS: Final = 8
 MOST_PIECES: Final = 64
 PIECE_BYTES: Final = 16
-# Outputs of a tile, and of its lines.
+# Outputs of a tile, and of its rows.
 LEAST_OUTPUTS, MOST_OUTPUTS, NARROWEST = 64, 2048, 32
 # Sums of a thread for 16 pixels x 8 filters, and of all that a warp takes at a time.
 MOST_BLOCKS: Final = 32
@@ -46,9 +46,9 @@ OTHER_REGISTERS, MORE_REGISTERS, MANY_STEPS = 24, 12, 12
 # Cycles: an operand's word, a row's places, a store, an output (so many times more with a function, with a residual), a
 # piece of x.
 OPERAND, PLACE, STORE, OUTPUT, FUNCTION, RESIDUAL, COPY = 0.85, 1.9, 6.3, 0.43, 7.5, 10.0, 0.2
-# Of warps without a turn left; code beyond so many products is too long for the instruction cache.
+# Of warps without a tile left; code beyond so many products is too long for the instruction cache.
 WAITING, LONG_CODE, MOST_PRODUCTS = 0.31, 0.0085, 800
-# A block alone: a turn, a step, a product, and until its lines are there; blocks that hide nothing; a launch.
+# A block alone: a warp tile, a step, a product, and until its rows are there; blocks that hide nothing; a launch.
 CHAIN, STEP, PRODUCT, LOAD, HIDDEN, START, CYCLES_US = 61.0, 42.0, 9.8, 249.0, 0.77, 520.0, 1700.0
 # Of memory's bandwidth, as fitted (part of x and y stays in L2); what the smaller of compute and memory adds;
 # microseconds of a launch.
@@ -58,22 +58,22 @@ MEMORY, BOTH, LAUNCH_US = 1.8, 0.59, 1.4
 @dataclass(frozen=True)
 class Config(BaseConfig):
     """A tile of down x across outputs; a warp takes rows x 16 of its pixels with so many filters at a time, of which
-    `order` were turned together; blocks of a multiprocessor at least, which bounds the registers."""
+    `order` are permuted together; `min_blocks_per_sm` bounds the registers."""
 
     down: int
     across: int
     rows: int
     filters: int
     order: int
-    resident: int
+    min_blocks_per_sm: int
 
 
 class FewChannels(CudaAlgorithm[Config]):
-    """Up to 8 channels in one group, channels last; any stride and padding, dilation along lines of filters of one
+    """Up to 8 channels in one group, channels last; any stride and padding, dilation along rows of filters of one
     column only; float16, bfloat16, and float32 with math="tf32". Compute capability 8.0 and newer."""
 
     id: ClassVar[str] = "cuda.few_channels"
-    summary: ClassVar[str] = "tensor cores (mma.sync) on the image's own lines in shared memory: few channels"
+    summary: ClassVar[str] = "tensor cores (mma.sync) on the image's own rows in shared memory: few channels"
     tensor_cores: ClassVar[bool] = True
     dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16", "tf32")
     axes: ClassVar[tuple[int, ...]] = (2,)
@@ -83,21 +83,21 @@ class FewChannels(CudaAlgorithm[Config]):
         if problem.groups > 1 or problem.c > MOST_CHANNELS:
             return f"takes up to {MOST_CHANNELS} channels in one group, not {problem.c} in {problem.groups}"
         if problem.dilation[1] != 1 and problem.kernel[1] > 1:
-            return f"takes windows without gaps along their lines, not dilation={problem.dilation}"
+            return f"takes windows without gaps along their rows, not dilation={problem.dilation}"
         if problem.kernel[0] * _pieces(problem) > MOST_PIECES:
             return (
                 f"takes windows of up to {MOST_PIECES} pieces of 16 bytes, not {problem.kernel[0] * _pieces(problem)}"
             )
-        reason = lines.too_large(problem)
+        reason = row_tiles.too_large(problem)
         if reason is None and next(self._fitting(problem, device), None) is None:
-            return "takes lines and filters that fit into shared memory"
+            return "takes rows and filters that fit into shared memory"
         return reason
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         return list(self._fitting(problem, device))
 
     def _fitting(self, problem: ConvProblem, device: Device) -> Iterator[Config]:
-        shapes = lines.shapes(problem, LEAST_OUTPUTS, MOST_OUTPUTS, NARROWEST, _kinds(problem))
+        shapes = row_tiles.shapes(problem, LEAST_OUTPUTS, MOST_OUTPUTS, NARROWEST, _kinds(problem))
         for order in orders_of(problem):
             for width in _widths(problem, order):
                 for rows in (4, 3, 2):
@@ -110,37 +110,37 @@ class FewChannels(CudaAlgorithm[Config]):
                     # Measured on Hopper; ptxas wants some more for others.
                     registers += 0 if device.architecture == "sm_90a" else MORE_REGISTERS
                     registers += MORE_REGISTERS * (problem.bias or problem.residual or problem.activation is not None)
-                    resident = lines.resident(registers)
+                    min_blocks_per_sm = row_tiles.min_blocks_per_sm(registers)
                     for down, across in shapes:
-                        config = Config(down, across, rows, width, order, resident)
-                        if lines.fits(shared_bytes(problem, config), resident, device):
+                        config = Config(down, across, rows, width, order, min_blocks_per_sm)
+                        if row_tiles.fits(shared_bytes(problem, config), min_blocks_per_sm, device):
                             yield config
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """What the blocks of a multiprocessor issue together, or a block's own chain of latencies where they are few;
         and memory. Constants are cycles (H200), fitted to 759 times on 31 problems: the error of the logarithm is 0.17,
         the choice 5 % slower than the best timed config, 1.36 times at worst."""
-        tiles = lines.tiles_of(problem, config.down, config.across)[2]
-        high, pitch = lines_of(problem, config)
+        tiles = row_tiles.tiles_of(problem, config.down, config.across)[2]
+        high, pitch = rows_of(problem, config)
         steps, chunks, eights = _steps(problem), ceil_div(problem.k, config.filters), config.filters // 8
         kinds = _kinds(problem)
-        turns = kinds * ceil_div((config.across // kinds) * config.down, 16 * config.rows)
-        longest = ceil_div(turns, lines.WARPS)
-        # Of a warp's turn: operands from shared memory, places of pixels, outputs and stores.
+        warp_tiles = kinds * ceil_div((config.across // kinds) * config.down, 16 * config.rows)
+        longest = ceil_div(warp_tiles, row_tiles.WARPS)
+        # Of a warp tile: operands from shared memory, places of pixels, outputs and stores.
         operands = steps * (4 * config.rows + 2 * eights)
         outputs = config.rows * config.filters // 2
         more = 1 + FUNCTION * (problem.activation in window.FUNCTIONS) + RESIDUAL * problem.residual
-        turn = PLACE * config.rows + chunks * (
+        warp_tile = PLACE * config.rows + chunks * (
             OPERAND * operands + STORE * outputs / _beside(problem, config) + OUTPUT * outputs * more
         )
         products = steps * config.rows * eights
         copied = high * pitch / (copy_bytes(problem) or 2) * COPY
-        # Warps that have no turn left wait for the others.
-        work = (turns * (1 - WAITING) + lines.WARPS * longest * WAITING) * turn + copied
+        # Warps that have no tile left wait for the others.
+        work = (warp_tiles * (1 - WAITING) + row_tiles.WARPS * longest * WAITING) * warp_tile + copied
         work *= 1 + LONG_CODE * max(0, products - MOST_PRODUCTS)
         chain = longest * (CHAIN + chunks * (STEP * steps + PRODUCT * products)) + LOAD
-        together = min(config.resident, ceil_div(tiles, device.multiprocessors))
-        share = ceil_div(tiles, device.multiprocessors * config.resident)
+        together = min(config.min_blocks_per_sm, ceil_div(tiles, device.multiprocessors))
+        share = ceil_div(tiles, device.multiprocessors * config.min_blocks_per_sm)
         compute = (share * max((together + HIDDEN) * work, chain) + START) / CYCLES_US
         memory = problem.bytes / (device.gbps * 1e3 * MEMORY)
         return float((compute**3 + memory**3) ** (1 / 3) + BOTH * min(compute, memory) + LAUNCH_US)
@@ -151,7 +151,8 @@ class FewChannels(CudaAlgorithm[Config]):
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         launch = self.launch(problem, config, device)
-        return lines.LinesPlan(problem, device, launch, partial(self.pack_launch, problem, config))
+        packer = partial(self.pack_launch, problem, config)
+        return row_tiles.FragmentPlan(problem, device, launch, packer, filter_bytes(problem, config))
 
     def _template(self, problem: ConvProblem, config: Config) -> str:
         words = (
@@ -163,7 +164,10 @@ class FewChannels(CudaAlgorithm[Config]):
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
         template = self._template(problem, config)
-        return stub("ops/conv/cuda/few_channels.cu", "few_channels", template, "Lines", lines.THREADS, config.resident)
+        return stub(
+            "ops/conv/cuda/few_channels.cu", "few_channels", template, "ImageRows", row_tiles.THREADS,
+            config.min_blocks_per_sm,
+        )  # fmt: skip
 
     def pack_source(self, problem: ConvProblem, config: Config) -> Source:
         plain = self._template(problem.replace(bias=False, residual=False, activation=None), config)
@@ -173,18 +177,18 @@ class FewChannels(CudaAlgorithm[Config]):
         return [self.pack_source(problem, config), self.source(problem, config)]
 
     def launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
-        tiles_h, tiles_w, tiles = lines.tiles_of(problem, config.down, config.across)
-        high, pitch = lines_of(problem, config)
+        tiles_h, tiles_w, tiles = row_tiles.tiles_of(problem, config.down, config.across)
+        high, pitch = rows_of(problem, config)
         copy, columns = copy_bytes(problem), config.across // _kinds(problem)
         mine = window.window_fields(problem) | {
             "down": config.down, "across": config.across, "tiles_h": tiles_h, "tiles_w": tiles_w, "tiles": tiles,
-            "lines": high, "pitch": pitch, "columns": columns, "pieces": pitch // (copy or 4),
+            "image_rows": high, "pitch": pitch, "columns": columns, "pieces": pitch // (copy or 4),
             "per_column": reciprocal(columns), "per_piece": reciprocal(pitch // (copy or 4)),
         }  # fmt: skip
         mine = {name: value for name, value in mine.items() if name in WORDS}
-        grid = (min(tiles, device.multiprocessors * config.resident), 1, 1)
+        grid = (min(tiles, device.multiprocessors * config.min_blocks_per_sm), 1, 1)
         return Launch(
-            self.source(problem, config), WORDS, mine, grid, (lines.THREADS, 1, 1),
+            self.source(problem, config), WORDS, mine, grid, (row_tiles.THREADS, 1, 1),
             shared_bytes(problem, config), dependent=has_dependent_launches(device),
         )  # fmt: skip
 
@@ -200,7 +204,7 @@ class FewChannels(CudaAlgorithm[Config]):
 
 
 def orders_of(problem: ConvProblem) -> list[int]:
-    """Filters that are turned so that threads write neighbours, a quarter of them each: 16 bytes, 8, or fewer."""
+    """Filters that are permuted so that threads write neighbours, a quarter of them each: 16 bytes, 8, or fewer."""
     most = 64 // problem.itemsize
     return [order for order in (32, 16) if order <= most and problem.k % (order // 4) == 0] or [8]
 
@@ -219,7 +223,7 @@ def _beside(problem: ConvProblem, config: Config) -> int:
 
 
 def parity_of(problem: ConvProblem) -> str:
-    """Where windows begin in words of shared memory: at EVEN elements, at ODD ones, or BOTH by turns."""
+    """Where windows begin in words of shared memory: at EVEN elements, at ODD ones, or BOTH alternately."""
     if problem.itemsize == 4:
         return "EVEN"
     if problem.stride[1] * problem.c % 2:
@@ -233,13 +237,13 @@ def _kinds(problem: ConvProblem) -> int:
 
 
 def copy_bytes(problem: ConvProblem) -> int:
-    """Bytes of a piece that is copied: as many as lines of x are a multiple of; 0 where that is no word."""
-    line = problem.spatial[1] * problem.c * problem.itemsize
-    return next((count for count in (16, 8, 4) if line % count == 0), 0)
+    """Bytes of a piece that is copied: as many as rows of x are a multiple of; 0 where that is no word."""
+    row_bytes = problem.spatial[1] * problem.c * problem.itemsize
+    return next((count for count in (16, 8, 4) if row_bytes % count == 0), 0)
 
 
 def _pieces(problem: ConvProblem) -> int:
-    """Pieces of 16 bytes of a window's run in one line."""
+    """Pieces of 16 bytes of a window's run in one row."""
     run = problem.c * problem.kernel[1] + (parity_of(problem) != "EVEN")
     return ceil_div(run * problem.itemsize, PIECE_BYTES)
 
@@ -249,14 +253,14 @@ def _steps(problem: ConvProblem) -> int:
     return ceil_div(problem.kernel[0] * _pieces(problem), 2)
 
 
-def lines_of(problem: ConvProblem, config: Config) -> tuple[int, int]:
-    """(lines of x of a tile, bytes of each)."""
+def rows_of(problem: ConvProblem, config: Config) -> tuple[int, int]:
+    """(rows of x of a tile, bytes of each)."""
     size = problem.itemsize
     high = (config.down - 1) * problem.stride[0] + problem.reach[0]
-    # A line begins up to a piece before the first window.
+    # A row begins up to a piece before the first window.
     lead = (copy_bytes(problem) or 4) - size
-    line = lead + (config.across - 1) * problem.stride[1] * problem.c * size + PIECE_BYTES * _pieces(problem)
-    return high, ceil_div(line, PIECE_BYTES) * PIECE_BYTES
+    row_bytes = lead + (config.across - 1) * problem.stride[1] * problem.c * size + PIECE_BYTES * _pieces(problem)
+    return high, ceil_div(row_bytes, PIECE_BYTES) * PIECE_BYTES
 
 
 def filter_bytes(problem: ConvProblem, config: Config) -> int:
@@ -265,5 +269,5 @@ def filter_bytes(problem: ConvProblem, config: Config) -> int:
 
 
 def shared_bytes(problem: ConvProblem, config: Config) -> int:
-    """The filters, and the lines of two tiles."""
-    return filter_bytes(problem, config) + 2 * prod(lines_of(problem, config))
+    """The filters, and the rows of two tiles."""
+    return filter_bytes(problem, config) + 2 * prod(rows_of(problem, config))

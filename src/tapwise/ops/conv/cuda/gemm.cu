@@ -1,10 +1,11 @@
 // y = filters times columns, for each image and group: the second half of im2col + GEMM.
 //
-// w (groups, m, depth), columns (batch, groups, depth, windows), y (batch, groups, m, windows), all dense; m filters of a group,
-// depth = channels of a group times taps. SHARED: a block computes M x N outputs; M x DEPTH of the filters and DEPTH x N of the
-// columns at a time lie in shared memory, and a thread has TM x TN sums in registers: neighbours in m, and N / TN apart along
-// the windows, so that a warp reads neighbours. Else a thread has one output and reads both operands from global memory.
-// WIDE: which windows make up a block's N, as ACROSS in partition.cuh, in an image of lines x width windows.
+// w (groups, m, depth), columns (batch, groups, depth, windows), y (batch, groups, m, windows), all dense; m filters of
+// a group, depth = channels of a group times taps. SHARED: a block computes M x N outputs; M x DEPTH of the filters and
+// DEPTH x N of the columns at a time lie in shared memory, and a thread has TM x TN sums in registers: neighbours in m,
+// and N / TN apart along the windows, so that a warp reads neighbours. Else a thread has one output and reads both
+// operands from global memory. WIDE: which windows make up a block's N, as ACROSS in partition.cuh, in an image of
+// lines x width windows.
 #include "epilogue.cuh"
 #include "partition.cuh"
 

@@ -1,5 +1,6 @@
-// Implicit GEMM with warp-level tensor core instructions (sm_80 and newer): threads gather the windows into shared memory, any
-// channel count and memory order. gemm_k runs over taps and channels as one, so narrow groups fill its steps too.
+// Implicit GEMM with warp-level tensor core instructions (sm_80 and newer): threads gather the windows into shared
+// memory, any channel count and memory order. gemm_k runs over taps and channels as one, so narrow groups fill its
+// steps too.
 #pragma once
 
 #include "epilogue.cuh"
@@ -15,27 +16,29 @@ struct Gather {
     long long height, width, k, s, p, q, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
     // Channels and filters of a group; gemm_k; elements of a packed filter; pixels of y.
     long long group_c, group_k, depth, pitch, pixels;
-    // Tiles along a group's filters and along bundles of groups; steps of gemm_k, and of one part.
+    // Tiles along a group's filters and along tiles of groups; steps of gemm_k, and of one part.
     long long tiles_k, tiles_g, steps, part_steps;
     // Distances in x, in elements.
     long long step_n, step_c, step_h, step_w;
 };
 
-// A block: BM pixels x BN filters of each of BUNDLE groups; WM x WN warps a group. PIECE: bytes of an asynchronous copy of x, or 0
-// where elements pass through registers (any strides), pixels side by side in a warp if TURNED. PARTS: gemm_k is split, sums go
-// to `parts`. THREE: products of parts of fp32. V elements of y at once.
-template <typename T_, int PIECE_, bool TURNED_, int BM_, int BN_, int BUNDLE_, int WM_, int WN_, int STAGES_, bool PARTS_,
-          bool THREE_, int V_, bool NCHW_, bool BIAS_, bool RESIDUAL_, int ACTIVATION_>
+// A block: BM pixels x BN filters of each of GROUPS_PER_TILE groups; WM x WN warps a group. PIECE: bytes of an
+// asynchronous copy of x, or 0 where elements pass through registers (any strides), pixels side by side in a warp if
+// PIXELS_INNER. PARTS: gemm_k is split, sums go to `parts`. THREE: products of parts of fp32. V elements of y at once.
+template <typename T_, int PIECE_, bool PIXELS_INNER_, int BM_, int BN_, int GROUPS_PER_TILE_, int WM_, int WN_,
+          int STAGES_, bool PARTS_, bool THREE_, int V_, bool NCHW_, bool BIAS_, bool RESIDUAL_, int ACTIVATION_>
 struct Block {
     using T = T_;
-    static constexpr int PIECE = PIECE_, BM = BM_, BN = BN_, BUNDLE = BUNDLE_, WM = WM_, WN = WN_, STAGES = STAGES_, V = V_;
-    static constexpr bool TURNED = TURNED_, PARTS = PARTS_, THREE = THREE_, NCHW = NCHW_, BIAS = BIAS_, RESIDUAL = RESIDUAL_;
+    static constexpr int PIECE = PIECE_, BM = BM_, BN = BN_, GROUPS_PER_TILE = GROUPS_PER_TILE_, WM = WM_, WN = WN_,
+                         STAGES = STAGES_, V = V_;
+    static constexpr bool PIXELS_INNER = PIXELS_INNER_, PARTS = PARTS_, THREE = THREE_, NCHW = NCHW_, BIAS = BIAS_,
+                          RESIDUAL = RESIDUAL_;
     static constexpr int ACTIVATION = ACTIVATION_;
-    static constexpr int THREADS = 32 * BUNDLE * WM * WN, SPAN = 64, ELEMENTS = SPAN / (int)sizeof(T);
+    static constexpr int THREADS = 32 * GROUPS_PER_TILE * WM * WN, SPAN = 64, ELEMENTS = SPAN / (int)sizeof(T);
     // Rows of 16 and columns of 8 of a warp.
     static constexpr int MT = BM / WM / 16, NT = BN / WN / 8;
-    static constexpr int A_BYTES = BUNDLE * BM * SPAN, STAGE = A_BYTES + BUNDLE * BN * SPAN;
-    static constexpr int COLUMNS = BUNDLE * BN, LINE = COLUMNS + 4;
+    static constexpr int A_BYTES = GROUPS_PER_TILE * BM * SPAN, STAGE = A_BYTES + GROUPS_PER_TILE * BN * SPAN;
+    static constexpr int COLUMNS = GROUPS_PER_TILE * BN, SUMS_PITCH = COLUMNS + 4;
     static_assert(BM % (16 * WM) == 0 && BN % (8 * WN) == 0);
 };
 
@@ -49,9 +52,9 @@ template <class O>
 struct Loader {
     using T = typename O::T;
     static constexpr int EACH = O::PIECE ? O::PIECE : 16, ACROSS = O::SPAN / EACH, V = EACH / (int)sizeof(T);
-    // Pieces of a line and groups are fixed for a thread; it takes every LINES-th pixel.
-    static constexpr int LINES = O::THREADS / (ACROSS * O::BUNDLE), COUNT = (O::BM + LINES - 1) / LINES;
-    static_assert(O::THREADS % (ACROSS * O::BUNDLE) == 0);
+    // Pieces of a row and groups are fixed for a thread; it takes every PIXELS-th pixel.
+    static constexpr int PIXELS = O::THREADS / (ACROSS * O::GROUPS_PER_TILE), COUNT = (O::BM + PIXELS - 1) / PIXELS;
+    static_assert(O::THREADS % (ACROSS * O::GROUPS_PER_TILE) == 0);
     const Gather &p;
     unsigned begins;
     int piece, group, first, tap, c, r, s, k;
@@ -60,9 +63,9 @@ struct Loader {
     DEVICE Loader(const Gather &p_, unsigned begins_, int group0, int step) : p(p_), begins(begins_) {
         const int thread = threadIdx.x;
         // In a warp: groups, or pixels, side by side.
-        group = O::TURNED ? thread / LINES / ACROSS : thread % O::BUNDLE;
-        piece = O::TURNED ? thread / LINES % ACROSS : thread / O::BUNDLE % ACROSS;
-        first = O::TURNED ? thread % LINES : thread / (O::BUNDLE * ACROSS);
+        group = O::PIXELS_INNER ? thread / PIXELS / ACROSS : thread % O::GROUPS_PER_TILE;
+        piece = O::PIXELS_INNER ? thread / PIXELS % ACROSS : thread / O::GROUPS_PER_TILE % ACROSS;
+        first = O::PIXELS_INNER ? thread % PIXELS : thread / (O::GROUPS_PER_TILE * ACROSS);
         x = static_cast<const T *>(p.x) + (long long)(group0 + group) * p.group_c * p.step_c;
         k = step * O::ELEMENTS + piece * V;
         c = k % (int)p.group_c;
@@ -80,16 +83,16 @@ struct Loader {
             }
         }
     }
-    DEVICE Begin begin(int line) const {
+    DEVICE Begin begin(int tile_pixel) const {
         Begin b;
         asm volatile("ld.shared.v2.b64 {%0, %1}, [%2];"
                      : "=l"(b.at), "=l"(*reinterpret_cast<long long *>(&b.h))
-                     : "r"(begins + line * 16)
+                     : "r"(begins + tile_pixel * 16)
                      : "memory");
         return b;
     }
-    DEVICE unsigned place(unsigned stage, int line) const {
-        return stage + group * O::BM * O::SPAN + swizzled<O::SPAN>(line, piece * EACH);
+    DEVICE unsigned place(unsigned stage, int tile_pixel) const {
+        return stage + group * O::BM * O::SPAN + swizzled<O::SPAN>(tile_pixel, piece * EACH);
     }
     // Begin the asynchronous copies of one step, and go on to the next.
     DEVICE void copy(unsigned stage) {
@@ -98,11 +101,12 @@ struct Loader {
         const bool real = k < (int)p.depth;
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
-            const int line = first + i * LINES;
-            if (O::BM % LINES && line >= O::BM) break;
-            const Begin b = begin(line);
-            const bool inside = real && (unsigned)(b.h + h) < (unsigned)p.height && (unsigned)(b.w + w) < (unsigned)p.width;
-            copy_piece<EACH>(place(stage, line), inside ? x + b.at + shift : static_cast<const T *>(p.x), inside);
+            const int tile_pixel = first + i * PIXELS;
+            if (O::BM % PIXELS && tile_pixel >= O::BM) break;
+            const Begin b = begin(tile_pixel);
+            const bool inside =
+                real && (unsigned)(b.h + h) < (unsigned)p.height && (unsigned)(b.w + w) < (unsigned)p.width;
+            copy_piece<EACH>(place(stage, tile_pixel), inside ? x + b.at + shift : static_cast<const T *>(p.x), inside);
         }
         next();
     }
@@ -121,10 +125,11 @@ struct Loader {
             const bool real = k + e < (int)p.depth;
 #pragma unroll
             for (int i = 0; i < COUNT; ++i) {
-                const int line = first + i * LINES;
-                if (O::BM % LINES && line >= O::BM) break;
-                const Begin b = begin(line);
-                const bool inside = real && (unsigned)(b.h + h) < (unsigned)p.height && (unsigned)(b.w + w) < (unsigned)p.width;
+                const int tile_pixel = first + i * PIXELS;
+                if (O::BM % PIXELS && tile_pixel >= O::BM) break;
+                const Begin b = begin(tile_pixel);
+                const bool inside =
+                    real && (unsigned)(b.h + h) < (unsigned)p.height && (unsigned)(b.w + w) < (unsigned)p.width;
                 held[i][e] = inside ? x[b.at + shift] : T{};
             }
             move(c_, r_, s_, 1);
@@ -134,12 +139,13 @@ struct Loader {
     DEVICE void store(unsigned stage) {
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {
-            const int line = first + i * LINES;
-            if (O::BM % LINES && line >= O::BM) break;
+            const int tile_pixel = first + i * PIXELS;
+            if (O::BM % PIXELS && tile_pixel >= O::BM) break;
             unsigned v[4] = {};
 #pragma unroll
-            for (int e = 0; e < V; ++e) v[e * (int)sizeof(T) / 4] |= bits(held[i][e]) << (sizeof(T) == 2 ? e % 2 * 16 : 0);
-            store_words(place(stage, line), v);
+            for (int e = 0; e < V; ++e)
+                v[e * (int)sizeof(T) / 4] |= bits(held[i][e]) << (sizeof(T) == 2 ? e % 2 * 16 : 0);
+            store_words(place(stage, tile_pixel), v);
         }
     }
 };
@@ -149,38 +155,40 @@ DEVICE void implicit_gemm_mma(const Gather &p) {
     using T = typename O::T;
     extern __shared__ __align__(1024) unsigned char memory[];
     const unsigned ring = shared_address(memory),
-                   begins = ring +
-                            (unsigned)(O::STAGES * O::STAGE > O::BM * O::LINE * 4 ? O::STAGES * O::STAGE : O::BM * O::LINE * 4);
+                   begins =
+                       ring + (unsigned)(O::STAGES * O::STAGE > O::BM * O::SUMS_PITCH * 4 ? O::STAGES * O::STAGE
+                                                                                          : O::BM * O::SUMS_PITCH * 4);
     const int tiles_k = p.tiles_k, tiles_g = p.tiles_g;
     int tile = blockIdx.x;
     const int filter0 = tile % tiles_k * O::BN;
     tile /= tiles_k;
-    const int group0 = tile % tiles_g * O::BUNDLE, pixel0 = tile / tiles_g * O::BM;
+    const int group0 = tile % tiles_g * O::GROUPS_PER_TILE, pixel0 = tile / tiles_g * O::BM;
     const int from = blockIdx.y * (int)p.part_steps, to = min(from + (int)p.part_steps, (int)p.steps);
     const int thread = threadIdx.x, plane = p.p * p.q, width = p.q, groups = p.k / p.group_k;
-    for (int line = thread; line < O::BM; line += O::THREADS) {
-        const int pixel = pixel0 + line, n = pixel / plane, rest = pixel - n * plane, row = rest / width;
+    for (int tile_pixel = thread; tile_pixel < O::BM; tile_pixel += O::THREADS) {
+        const int pixel = pixel0 + tile_pixel, n = pixel / plane, rest = pixel - n * plane, row = rest / width;
         const int h = row * (int)p.stride_h - (int)p.pad_h, w = (rest - row * width) * (int)p.stride_w - (int)p.pad_w;
         Begin b{n * p.step_n + h * p.step_h + w * p.step_w, pixel < p.pixels ? h : -(1 << 30), w};
-        asm volatile("st.shared.v2.b64 [%0], {%1, %2};" ::"r"(begins + line * 16), "l"(b.at),
+        asm volatile("st.shared.v2.b64 [%0], {%1, %2};" ::"r"(begins + tile_pixel * 16), "l"(b.at),
                      "l"(*reinterpret_cast<long long *>(&b.h))
                      : "memory");
     }
     __syncthreads();
     Loader<O> loader(p, begins, group0, from);
-    // Filters: pieces of 16 bytes, four a line.
+    // Filters: pieces of 16 bytes, four a filter.
     constexpr int FILTERS = O::COLUMNS * 4, TURNS = (FILTERS + O::THREADS - 1) / O::THREADS;
     const auto copy_filters = [&](unsigned stage, int step) {
 #pragma unroll
         for (int i = 0; i < TURNS; ++i) {
-            const int at = thread + i * O::THREADS, line = at / 4, piece = at % 4 * 16;
+            const int at = thread + i * O::THREADS, tile_filter = at / 4, piece = at % 4 * 16;
             if (FILTERS % O::THREADS && at >= FILTERS) break;
-            const int group = group0 + line / O::BN, filter = filter0 + line % O::BN,
+            const int group = group0 + tile_filter / O::BN, filter = filter0 + tile_filter % O::BN,
                       k = step * O::ELEMENTS + piece / (int)sizeof(T);
             const bool real = group < groups && filter < (int)p.group_k && k < (int)p.pitch;
             const T *w = static_cast<const T *>(p.w) + (real ? (group * p.group_k + filter) * p.pitch + k : 0);
-            copy_piece<16>(stage + O::A_BYTES + line / O::BN * O::BN * O::SPAN + swizzled<O::SPAN>(line % O::BN, piece), w,
-                           real);
+            copy_piece<16>(stage + O::A_BYTES + tile_filter / O::BN * O::BN * O::SPAN +
+                               swizzled<O::SPAN>(tile_filter % O::BN, piece),
+                           w, real);
         }
     };
     const auto begin_step = [&](int step) {
@@ -188,7 +196,7 @@ DEVICE void implicit_gemm_mma(const Gather &p) {
         if constexpr (O::PIECE > 0) loader.copy(stage);
         copy_filters(stage, step);
     };
-    if (O::BUNDLE > 1 && group0 + loader.group >= groups) loader.k = 1 << 30;
+    if (O::GROUPS_PER_TILE > 1 && group0 + loader.group >= groups) loader.k = 1 << 30;
 #pragma unroll
     for (int ahead = 0; ahead < O::STAGES - 1; ++ahead) {
         if (from + ahead < to) {
@@ -201,7 +209,8 @@ DEVICE void implicit_gemm_mma(const Gather &p) {
         commit_copies();
     }
     const int warp = thread / 32, lane = thread % 32;
-    const int bundle = warp / (O::WM * O::WN), m0 = warp / O::WN % O::WM * (O::BM / O::WM), n0 = warp % O::WN * (O::BN / O::WN);
+    const int tile_group = warp / (O::WM * O::WN), m0 = warp / O::WN % O::WM * (O::BM / O::WM),
+              n0 = warp % O::WN * (O::BN / O::WN);
     float d[O::MT][O::NT][4] = {};
     for (int step = from; step < to; ++step) {
         wait_copies<O::STAGES - 2>();
@@ -213,7 +222,7 @@ DEVICE void implicit_gemm_mma(const Gather &p) {
         }
         commit_copies();
         const unsigned stage = ring + (step - from) % O::STAGES * O::STAGE;
-        const unsigned a = stage + bundle * O::BM * O::SPAN, b = stage + O::A_BYTES + bundle * O::BN * O::SPAN;
+        const unsigned a = stage + tile_group * O::BM * O::SPAN, b = stage + O::A_BYTES + tile_group * O::BN * O::SPAN;
 #pragma unroll
         for (int k = 0; k < O::SPAN / 32; ++k) {
             unsigned left[O::MT][4], right[O::NT][2];
@@ -247,29 +256,30 @@ DEVICE void implicit_gemm_mma(const Gather &p) {
     }
     wait_copies<0>();
     __syncthreads();
-    // The sums, lines of pixels in the ring's memory.
+    // The sums, a row a pixel, in the ring's memory.
 #pragma unroll
     for (int m = 0; m < O::MT; ++m)
 #pragma unroll
         for (int n = 0; n < O::NT; ++n)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                const int row = m0 + m * 16 + lane / 4 + half * 8, column = bundle * O::BN + n0 + n * 8 + lane % 4 * 2;
-                store_pair(ring + (row * O::LINE + column) * 4, d[m][n][half * 2], d[m][n][half * 2 + 1]);
+                const int row = m0 + m * 16 + lane / 4 + half * 8,
+                          column = tile_group * O::BN + n0 + n * 8 + lane % 4 * 2;
+                store_pair(ring + (row * O::SUMS_PITCH + column) * 4, d[m][n][half * 2], d[m][n][half * 2 + 1]);
             }
     __syncthreads();
     constexpr int V = O::NCHW ? 1 : O::V, ACROSS = O::COLUMNS / V;
     const T *bias = static_cast<const T *>(p.bias), *residual = static_cast<const T *>(p.residual);
     T *y = static_cast<T *>(p.y);
     for (int i = thread; i < O::BM * ACROSS; i += O::THREADS) {
-        const int line = O::NCHW ? i % O::BM : i / ACROSS, column = O::NCHW ? i / O::BM : i % ACROSS * V;
-        const int pixel = pixel0 + line, group = group0 + column / O::BN, filter = filter0 + column % O::BN;
+        const int tile_pixel = O::NCHW ? i % O::BM : i / ACROSS, column = O::NCHW ? i / O::BM : i % ACROSS * V;
+        const int pixel = pixel0 + tile_pixel, group = group0 + column / O::BN, filter = filter0 + column % O::BN;
         if (pixel >= (int)p.pixels || group >= groups || filter >= (int)p.group_k) continue;
         const int k = group * (int)p.group_k + filter;
         long long place = (long long)pixel * p.k + k;
         float v[V];
 #pragma unroll
-        for (int e = 0; e < V; ++e) v[e] = load_float(ring + (line * O::LINE + column + e) * 4);
+        for (int e = 0; e < V; ++e) v[e] = load_float(ring + (tile_pixel * O::SUMS_PITCH + column + e) * 4);
         if constexpr (O::PARTS) {
             float *part = p.parts + blockIdx.y * p.pixels * p.k + place;
 #pragma unroll
@@ -299,7 +309,7 @@ struct Parts {
     void *y;
     const void *bias, *residual;
     // Outputs, filters, output pixels of an image, parts of gemm_k.
-    long long count, k, plane, split;
+    long long count, k, plane, split_k;
 };
 
 // y from the sums of parts [part][pixel][filter], added in the order of gemm_k.
@@ -308,7 +318,7 @@ DEVICE void add_parts(const Parts &p) {
     for (long long i = blockIdx.x * 256ll + threadIdx.x; i < p.count; i += gridDim.x * 256ll) {
         const long long pixel = i / p.k, k = i - pixel * p.k;
         float sum = 0;
-        for (int part = 0; part < (int)p.split; ++part) sum += p.parts[part * p.count + i];
+        for (int part = 0; part < (int)p.split_k; ++part) sum += p.parts[part * p.count + i];
         const long long n = pixel / p.plane, place = NCHW ? (n * p.k + k) * p.plane + (pixel - n * p.plane) : i;
         if constexpr (BIAS) sum += Element<T>::widen(static_cast<const T *>(p.bias)[k]);
         if constexpr (RESIDUAL) sum += Element<T>::widen(static_cast<const T *>(p.residual)[place]);

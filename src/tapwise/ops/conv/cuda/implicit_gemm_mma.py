@@ -33,8 +33,8 @@ WORDS: Final = (
     "pad_h", "pad_w", "dilation_h", "dilation_w", "group_c", "group_k", "depth", "pitch", "pixels", "tiles_k",
     "tiles_g", "steps", "part_steps", "step_n", "step_c", "step_h", "step_w",
 )  # fmt: skip
-PART_WORDS: Final = ("parts", "y", "bias", "residual", "count", "k", "plane", "split")
-# Bytes of a line of gemm_k in shared memory.
+PART_WORDS: Final = ("parts", "y", "bias", "residual", "count", "k", "plane", "split_k")
+# Bytes of a row of gemm_k in shared memory.
 SPAN: Final = 64
 # (pixels, filters, warps along pixels, warps along filters) of a block.
 TILES: Final = (
@@ -46,16 +46,16 @@ MOST_SPLIT: Final = 32
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """A tile of pixels x filters of each of `bundle` groups, by warps_m x warps_n warps a group; stages; gemm_k
-    split."""
+    """A tile of pixels x filters of each of `groups_per_tile` groups, by warps_m x warps_n warps a group; stages;
+    `split_k` parts of gemm_k."""
 
     pixels: int
     filters: int
-    bundle: int
+    groups_per_tile: int
     warps_m: int
     warps_n: int
     stages: int
-    split: int
+    split_k: int
 
 
 class MmaPlan(CudaPlan):
@@ -88,20 +88,20 @@ class ImplicitGemmMma(CudaAlgorithm[Config]):
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         found = []
         steps = self.steps(problem)
-        bundles = [1]
+        counts = [1]
         if problem.groups > 1 and problem.group_k % 8 == 0:
-            bundles += [count for count in (2, 4, 8) if count <= problem.groups]
-        for bundle in bundles:
+            counts += [count for count in (2, 4, 8) if count <= problem.groups]
+        for groups_per_tile in counts:
             for pixels, filters, warps_m, warps_n in TILES:
-                if bundle > 1 and (filters != problem.group_k or filters > 32):
+                if groups_per_tile > 1 and (filters != problem.group_k or filters > 32):
                     continue
-                if bundle > 1:
+                if groups_per_tile > 1:
                     # A warp or two a group: the block has 128 to 256 threads.
-                    warps_m, warps_n = max(1, 4 // bundle), 1
-                for split in (1, 2, 4, 8, 16, 32):
+                    warps_m, warps_n = max(1, 4 // groups_per_tile), 1
+                for split_k in (1, 2, 4, 8, 16, 32):
                     for stages in (4, 3):
-                        config = Config(pixels, filters, bundle, warps_m, warps_n, stages, split)
-                        if split * 2 <= max(2, steps) and self.shared_bytes(problem, config) <= device.shared_bytes:
+                        config = Config(pixels, filters, groups_per_tile, warps_m, warps_n, stages, split_k)
+                        if split_k * 2 <= max(2, steps) and self.shared_bytes(problem, config) <= device.shared_bytes:
                             found.append(config)
         return found
 
@@ -110,15 +110,15 @@ class ImplicitGemmMma(CudaAlgorithm[Config]):
 
     def shared_bytes(self, problem: ConvProblem, config: Config) -> int:
         """The ring, or the sums in its place, and where the windows of a tile's pixels begin."""
-        ring = config.stages * (config.pixels + config.filters) * config.bundle * SPAN
-        sums = config.pixels * (config.filters * config.bundle + 4) * 4
+        ring = config.stages * (config.pixels + config.filters) * config.groups_per_tile * SPAN
+        sums = config.pixels * (config.filters * config.groups_per_tile + 4) * 4
         return max(ring, sums) + 16 * config.pixels
 
     def _grid(self, problem: ConvProblem, config: Config) -> tuple[int, int, int]:
-        """Tiles along a group's filters, bundles of groups, pixels."""
+        """Tiles along a group's filters, tiles of groups, pixels."""
         return (
             ceil_div(problem.group_k, config.filters),
-            ceil_div(problem.groups, config.bundle),
+            ceil_div(problem.groups, config.groups_per_tile),
             ceil_div(problem.n * prod(problem.output), config.pixels),
         )
 
@@ -134,24 +134,25 @@ class ImplicitGemmMma(CudaAlgorithm[Config]):
         its latency shared by the blocks that a multiprocessor holds; and memory. Constants are cycles (H200), fitted
         to 75 configs on ten layers: the mean error of the logarithm is 0.17."""
         tiles_k, tiles_g, tiles_pixels = self._grid(problem, config)
-        blocks = tiles_k * tiles_g * tiles_pixels * config.split
-        steps = ceil_div(self.steps(problem), config.split)
-        warps = config.bundle * config.warps_m * config.warps_n
+        blocks = tiles_k * tiles_g * tiles_pixels * config.split_k
+        steps = ceil_div(self.steps(problem), config.split_k)
+        warps = config.groups_per_tile * config.warps_m * config.warps_n
         room = device.shared_bytes // self.shared_bytes(problem, config)
         together = max(1, min(room, 48 // warps, 6, ceil_div(blocks, device.multiprocessors)))
         piece = self._piece(problem)
-        outputs = config.pixels * config.filters * config.bundle
+        outputs = config.pixels * config.filters * config.groups_per_tile
         # Three products, and taking numbers apart in registers.
         product = outputs * 0.067 * (4.5 if problem.math == "3xtf32" else 1)
-        gathered = config.pixels * config.bundle * SPAN / 32 * (32.4 / piece if piece else 26.0 / problem.itemsize)
-        step = max(product, gathered + config.filters * config.bundle * 1.1) + 30
+        gathered = config.pixels * config.groups_per_tile * SPAN / 32
+        gathered *= 32.4 / piece if piece else 26.0 / problem.itemsize
+        step = max(product, gathered + config.filters * config.groups_per_tile * 1.1) + 30
         share = ceil_div(blocks, device.multiprocessors)
         cycles = share * (steps * max(step, 1230 / together) + 0.43 * outputs) + 660
         memory = (problem.bytes + 2 * self.workspace_bytes(problem, config, device)) / (device.gbps * 1e3)
-        return max(cycles / 1700, memory) + 2.0 + (2.5 if config.split > 1 else 0.0)
+        return max(cycles / 1700, memory) + 2.0 + (2.5 if config.split_k > 1 else 0.0)
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
-        return config.split * prod(problem.y_shape) * 4 if config.split > 1 else 0
+        return config.split_k * prod(problem.y_shape) * 4 if config.split_k > 1 else 0
 
     def error_factor(self, problem: ConvProblem) -> float:
         """tf32 keeps 11 bits of each factor, cut off at worst: 2^-9 of a product. 3xtf32 has the bound of fp32."""
@@ -159,7 +160,7 @@ class ImplicitGemmMma(CudaAlgorithm[Config]):
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         launches = [self.launch(problem, config)]
-        if config.split > 1:
+        if config.split_k > 1:
             launches.append(self.sum_launch(problem, config, device))
         return MmaPlan(problem, device, launches, self._pitch(problem), self.workspace_bytes(problem, config, device))
 
@@ -171,14 +172,14 @@ class ImplicitGemmMma(CudaAlgorithm[Config]):
         size = problem.itemsize
         inner = problem.group_k
         written = next(count for count in (16 // size, 8 // size, 4 // size, 1) if count and inner % count == 0)
-        parts = config.split > 1
+        parts = config.split_k > 1
         words = (
             tensor_core_type(problem.dtype), piece, problem.layout == "nchw", config.pixels, config.filters,
-            config.bundle, config.warps_m, config.warps_n, config.stages, parts, problem.math == "3xtf32",
+            config.groups_per_tile, config.warps_m, config.warps_n, config.stages, parts, problem.math == "3xtf32",
             written, problem.layout == "nchw" and not parts, problem.bias and not parts,
             problem.residual and not parts, "NONE" if parts else window.ACTIVATIONS[problem.activation],
         )  # fmt: skip
-        threads = 32 * config.bundle * config.warps_m * config.warps_n
+        threads = 32 * config.groups_per_tile * config.warps_m * config.warps_n
         template = f"Block<{template_args(*words)}>"
         return stub("ops/conv/cuda/implicit_gemm_mma.cu", "implicit_gemm_mma", template, "Gather", threads)
 
@@ -190,7 +191,7 @@ class ImplicitGemmMma(CudaAlgorithm[Config]):
         return stub("ops/conv/cuda/implicit_gemm_mma.cu", "add_parts", template_args(*words), "Parts", pack.THREADS)
 
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
-        last = [self.sum_source(problem)] if config.split > 1 else []
+        last = [self.sum_source(problem)] if config.split_k > 1 else []
         return [pack.filters_source(problem, False), self.source(problem, config), *last]
 
     def launch(self, problem: ConvProblem, config: Config) -> Launch:
@@ -202,13 +203,13 @@ class ImplicitGemmMma(CudaAlgorithm[Config]):
         mine = fields | {
             "group_c": problem.group_c, "group_k": problem.group_k, "depth": problem.gemm_k,
             "pitch": self._pitch(problem), "pixels": problem.n * prod(problem.output), "tiles_k": tiles_k,
-            "tiles_g": tiles_g, "steps": steps, "part_steps": ceil_div(steps, config.split),
+            "tiles_g": tiles_g, "steps": steps, "part_steps": ceil_div(steps, config.split_k),
             "step_n": c * height * width, "step_c": 1 if last else height * width,
             "step_h": width * (c if last else 1), "step_w": c if last else 1,
         }  # fmt: skip
         mine = {name: value for name, value in mine.items() if name in WORDS}
-        grid = (tiles_k * tiles_g * tiles_pixels, config.split, 1)
-        threads = 32 * config.bundle * config.warps_m * config.warps_n
+        grid = (tiles_k * tiles_g * tiles_pixels, config.split_k, 1)
+        threads = 32 * config.groups_per_tile * config.warps_m * config.warps_n
         return Launch(
             self.source(problem, config), WORDS, mine, grid, (threads, 1, 1), self.shared_bytes(problem, config),
             names_of={"parts": "workspace"},
@@ -216,7 +217,7 @@ class ImplicitGemmMma(CudaAlgorithm[Config]):
 
     def sum_launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
         count = prod(problem.y_shape)
-        fields = {"count": count, "k": problem.k, "plane": prod(problem.output), "split": config.split}
+        fields = {"count": count, "k": problem.k, "plane": prod(problem.output), "split_k": config.split_k}
         blocks = max(1, min(ceil_div(count, pack.THREADS), 16 * device.multiprocessors))
         return Launch(
             self.sum_source(problem), PART_WORDS, fields, (blocks, 1, 1), (pack.THREADS, 1, 1),

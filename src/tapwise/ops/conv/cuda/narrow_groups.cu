@@ -1,7 +1,7 @@
-// Convolution in many groups of few channels on tensor cores (mma.sync), channels last. The pixels that a tile of outputs
-// reaches lie in shared memory with the channels of some groups; a window's tap of a group is 8 or 16 bytes there, and the
-// matrix instruction's left operand, 16 pixels by 16 terms, is read straight from them. Each group has its own instructions:
-// none multiplies another group's channels by zeros, so an infinity stays in its group.
+// Convolution in many groups of few channels on tensor cores (mma.sync), channels last. The pixels that a tile of
+// outputs reaches lie in shared memory with the channels of some groups; a window's tap of a group is 8 or 16 bytes
+// there, and the matrix instruction's left operand, 16 pixels by 16 terms, is read straight from them. Each group has
+// its own instructions: none multiplies another group's channels by zeros, so an infinity stays in its group.
 #pragma once
 
 #include "lines.cuh"
@@ -11,29 +11,31 @@ struct Groups {
     void *y;
     const void *bias, *residual;
     long long n, height, width, c, k, p, q, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-    // Outputs of a tile along both axes, tiles of an image and all; lines and columns of x of a tile; bundles of groups; 2^32
-    // over the outputs of a line and over the pieces of a line of x for divisions, 0 for 1.
-    long long down, across, tiles_h, tiles_w, tiles, lines, columns, bundles, per_across, per_piece;
+    // Outputs of a tile along both axes, tiles of an image and all; rows and columns of x of a tile; tiles of groups;
+    // 2^32 over the outputs of a row and over the pieces of a row of x for divisions, 0 for 1.
+    long long down, across, tiles_h, tiles_w, tiles, image_rows, columns, group_tiles, per_across, per_piece;
 };
 
-// GC channels and GK filters of a group, filters of R x S; BUNDLE groups in a block, SUB of them make 32 filters; a warp takes
-// ROWS x 16 pixels and SUB groups at a time.
-template <typename T_, int GC_, int GK_, int R_, int S_, int BUNDLE_, int ROWS_, bool BIAS_, bool RESIDUAL_, int ACTIVATION_>
+// GC channels and GK filters of a group, filters of R x S; GROUPS_PER_TILE groups in a block, SUB of them make 32
+// filters; a warp takes ROWS x 16 pixels and SUB groups at a time.
+template <typename T_, int GC_, int GK_, int R_, int S_, int GROUPS_PER_TILE_, int ROWS_, bool BIAS_, bool RESIDUAL_,
+          int ACTIVATION_>
 struct Narrow {
     using T = T_;
-    static constexpr int GC = GC_, GK = GK_, R = R_, S = S_, BUNDLE = BUNDLE_, ROWS = ROWS_, ACTIVATION = ACTIVATION_;
+    static constexpr int GC = GC_, GK = GK_, R = R_, S = S_, GROUPS_PER_TILE = GROUPS_PER_TILE_, ROWS = ROWS_,
+                         ACTIVATION = ACTIVATION_;
     static constexpr bool BIAS = BIAS_, RESIDUAL = RESIDUAL_;
     static constexpr int TAPS = R * S, BLOCKS = (GK + 7) / 8, SUB = 32 / GK;
     // Halves of an operand, 8 terms: two taps of 4 channels, or a part of a tap.
     static constexpr int HALVES = GC == 4 ? (TAPS + 1) / 2 : TAPS * (GC / 8), STEPS = (HALVES + 1) / 2;
     // Bytes of a pixel's channels, and from one pixel to the next: 16 more, so that eight neighbours lie in all banks.
-    static constexpr int CHANNELS = BUNDLE * GC * 2, PIXEL = CHANNELS + 16;
-    static constexpr int FILTERS = BUNDLE * STEPS * BLOCKS * 256;
+    static constexpr int CHANNELS = GROUPS_PER_TILE * GC * 2, PIXEL = CHANNELS + 16;
+    static constexpr int FILTERS = GROUPS_PER_TILE * STEPS * BLOCKS * 256;
     static constexpr int THREADS = 128, WARPS = THREADS / 32;
-    // A warp's outputs on their way to y, a line of 32 filters for each pixel.
-    static constexpr int LINE = 80, SCRATCH = 16 * LINE;
+    // A warp's outputs on their way to y, a row of 32 filters for each pixel.
+    static constexpr int PITCH = 80, SCRATCH = 16 * PITCH;
     static_assert(GC == 4 || GC % 8 == 0);
-    static_assert(32 % GK == 0 && GK >= 4 && BUNDLE % SUB == 0 && CHANNELS % 16 == 0);
+    static_assert(32 % GK == 0 && GK >= 4 && GROUPS_PER_TILE % SUB == 0 && CHANNELS % 16 == 0);
 };
 
 template <typename T>
@@ -42,33 +44,36 @@ DEVICE void add_two(float (&v)[2], unsigned word) {
     v[1] += Element<T>::widen(T{(unsigned short)(word >> 16)});
 }
 
-// The pixels that a tile reaches, from line h0 and column w0 on, zeros outside x.
+// The pixels that a tile reaches, from row h0 and column w0 on, zeros outside x.
 template <class O>
 DEVICE void load_pixels(const Groups &p, unsigned to, int n, int h0, int w0, int channel0) {
     using T = typename O::T;
     constexpr int EACH = O::CHANNELS / 16;
-    const int columns = p.columns, pieces = columns * EACH, count = (int)p.lines * pieces, height = p.height, width = p.width;
+    const int columns = p.columns, pieces = columns * EACH, count = (int)p.image_rows * pieces;
+    const int height = p.height, width = p.width;
     const T *const image = static_cast<const T *>(p.x) + (long long)n * height * width * p.c + channel0;
 #pragma unroll 4
     for (int i = threadIdx.x; i < count; i += O::THREADS) {
-        const int line = divided(i, p.per_piece), rest = i - line * pieces, column = rest / EACH, piece = rest % EACH;
-        const int h = h0 + line, w = w0 + column;
-        // A last bundle may have more groups than are left.
-        const bool there = (unsigned)h < (unsigned)height && (unsigned)w < (unsigned)width && channel0 + piece * 8 < (int)p.c;
+        const int image_row = divided(i, p.per_piece), rest = i - image_row * pieces;
+        const int column = rest / EACH, piece = rest % EACH;
+        const int h = h0 + image_row, w = w0 + column;
+        // A last tile may have more groups than are left.
+        const bool there =
+            (unsigned)h < (unsigned)height && (unsigned)w < (unsigned)width && channel0 + piece * 8 < (int)p.c;
         const T *const from = there ? image + ((long long)h * width + w) * p.c + piece * 8 : image;
-        copy_piece<16>(to + (line * columns + column) * O::PIXEL + piece * 16, from, there);
+        copy_piece<16>(to + (image_row * columns + column) * O::PIXEL + piece * 16, from, there);
     }
     commit_copies();
 }
 
-// Sums of 16 pixels and 32 filters, 8 x 8 blocks of a group beside those of the next, through a warp's part of shared memory to
-// y. `places` of rows g and g + 8, -1 where there is none; `filter0`: the first of the 32.
+// Sums of 16 pixels and 32 filters, 8 x 8 blocks of a group beside those of the next, through a warp's part of shared
+// memory to y. `places` of rows g and g + 8, -1 where there is none; `filter0`: the first of the 32.
 template <class O>
 DEVICE void finish_groups(const Groups &p, const float (&d)[O::SUB][O::BLOCKS][4], const int (&places)[2], int filter0,
                           unsigned scratch) {
     using T = typename O::T;
     const int lane = threadIdx.x % 32, quad = lane % 4, row = lane / 4;
-    const unsigned whole = scratch + row * O::LINE + quad * 16;
+    const unsigned whole = scratch + row * O::PITCH + quad * 16;
     const int first = filter0 + quad * 8, k = p.k;
     // What was there before has been read.
     __syncwarp();
@@ -81,7 +86,7 @@ DEVICE void finish_groups(const Groups &p, const float (&d)[O::SUB][O::BLOCKS][4
                 v[i] = *reinterpret_cast<const uint4 *>(static_cast<const T *>(p.residual) + places[i] + first);
         }
 #pragma unroll
-        for (int i = 0; i < 2; ++i) store_words(whole + i * 8 * O::LINE, {v[i].x, v[i].y, v[i].z, v[i].w});
+        for (int i = 0; i < 2; ++i) store_words(whole + i * 8 * O::PITCH, {v[i].x, v[i].y, v[i].z, v[i].w});
         __syncwarp();
     }
 #pragma unroll
@@ -98,7 +103,7 @@ DEVICE void finish_groups(const Groups &p, const float (&d)[O::SUB][O::BLOCKS][4
                 bias = *reinterpret_cast<const unsigned *>(static_cast<const T *>(p.bias) + filter0 + filter);
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                const unsigned word = scratch + (row + i * 8) * O::LINE + filter * 2;
+                const unsigned word = scratch + (row + i * 8) * O::PITCH + filter * 2;
                 float v[2] = {d[group][block][i * 2], d[group][block][i * 2 + 1]};
                 if constexpr (O::BIAS) add_two<T>(v, bias);
                 if constexpr (O::RESIDUAL) add_two<T>(v, load_word(word));
@@ -109,7 +114,7 @@ DEVICE void finish_groups(const Groups &p, const float (&d)[O::SUB][O::BLOCKS][4
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
         unsigned v[4];
-        load_words(v, whole + i * 8 * O::LINE);
+        load_words(v, whole + i * 8 * O::PITCH);
         if (places[i] >= 0 && first < k)
             *reinterpret_cast<uint4 *>(static_cast<T *>(p.y) + places[i] + first) = make_uint4(v[0], v[1], v[2], v[3]);
     }
@@ -122,25 +127,27 @@ DEVICE void narrow_groups(const Groups &p) {
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, quad = lane % 4;
     // Zeros for halves behind the last tap; the filters; outputs on their way; pixels of two tiles.
     const unsigned zeros = shared_address(memory), filters = zeros + 16, scratches = filters + O::FILTERS;
-    const unsigned images = scratches + O::WARPS * O::SCRATCH, stage = (unsigned)(p.lines * p.columns) * O::PIXEL;
-    const int bundle = blockIdx.x % (int)p.bundles, tiles = p.tiles, step_tiles = gridDim.x / (int)p.bundles;
+    const unsigned images = scratches + O::WARPS * O::SCRATCH, stage = (unsigned)(p.image_rows * p.columns) * O::PIXEL;
+    const int group_tile = blockIdx.x % (int)p.group_tiles, tiles = p.tiles,
+              step_tiles = gridDim.x / (int)p.group_tiles;
     const int across = p.across, down = p.down, outputs = across * down;
-    const int line_bytes = (int)p.columns * O::PIXEL, next_row = (int)p.dilation_h * line_bytes,
+    const int image_row_bytes = (int)p.columns * O::PIXEL, next_row = (int)p.dilation_h * image_row_bytes,
               next_tap = (int)p.dilation_w * O::PIXEL;
     begin_dependent();
     if (thread == 0) store_words(zeros, {0, 0, 0, 0});
     for (unsigned at = thread * 16; at < O::FILTERS; at += O::THREADS * 16)
-        copy_piece<16>(filters + at, static_cast<const unsigned char *>(p.w) + (long long)bundle * O::FILTERS + at, true);
+        copy_piece<16>(filters + at, static_cast<const unsigned char *>(p.w) + (long long)group_tile * O::FILTERS + at,
+                       true);
     const auto begin_tile = [&](int tile, unsigned to) {
         const Outputs at(tile, p.tiles_h, p.tiles_w, down, across);
         load_pixels<O>(p, to, at.n, at.h * (int)p.stride_h - (int)p.pad_h, at.w * (int)p.stride_w - (int)p.pad_w,
-                       bundle * O::BUNDLE * O::GC);
+                       group_tile * O::GROUPS_PER_TILE * O::GC);
     };
-    const int first_tile = blockIdx.x / (int)p.bundles;
+    const int first_tile = blockIdx.x / (int)p.group_tiles;
     begin_tile(first_tile, images);
     unsigned image = images;
-    constexpr int PARTS = O::BUNDLE / O::SUB;
-    const int turns = (outputs + 16 * O::ROWS - 1) / (16 * O::ROWS);
+    constexpr int PARTS = O::GROUPS_PER_TILE / O::SUB;
+    const int warp_tiles = (outputs + 16 * O::ROWS - 1) / (16 * O::ROWS);
     for (int tile = first_tile; tile < tiles; tile += step_tiles) {
         // The next tile's pixels are on their way while this one is multiplied.
         const unsigned other = images + images + stage - image;
@@ -151,20 +158,22 @@ DEVICE void narrow_groups(const Groups &p) {
         wait_copies<1>();
         __syncthreads();
         const Outputs at(tile, p.tiles_h, p.tiles_w, down, across);
-        for (int turn = warp; turn < turns * PARTS; turn += O::WARPS) {
-            const int part = turn % PARTS, first = turn / PARTS * 16 * O::ROWS, group0 = part * O::SUB;
-            const int filter0 = (bundle * O::BUNDLE + group0) * O::GK;
-            // Of 8 channels and more a lane addresses a row of eight, the same of both halves; of 4 a word for each row.
+        for (int warp_tile = warp; warp_tile < warp_tiles * PARTS; warp_tile += O::WARPS) {
+            const int part = warp_tile % PARTS, first = warp_tile / PARTS * 16 * O::ROWS, group0 = part * O::SUB;
+            const int filter0 = (group_tile * O::GROUPS_PER_TILE + group0) * O::GK;
+            // Of 8 channels and more a lane addresses a row of eight, the same of both halves; of 4 a word for each
+            // row.
             constexpr int WINDOWS = O::GC == 4 ? 2 : 1;
             unsigned window[O::ROWS][WINDOWS];
             int places[O::ROWS][2];
 #pragma unroll
             for (int m = 0; m < O::ROWS; ++m) {
                 const auto find = [&](int row16, int &place) {
-                    const int pixel = first + m * 16 + row16, row = divided(pixel, p.per_across), column = pixel - row * across;
+                    const int pixel = first + m * 16 + row16, row = divided(pixel, p.per_across),
+                              column = pixel - row * across;
                     const bool real = row < down && at.h + row < (int)p.p && at.w + column < (int)p.q;
                     place = real ? ((at.n * (int)p.p + at.h + row) * (int)p.q + at.w + column) * (int)p.k : -1;
-                    return real ? row * (int)p.stride_h * line_bytes + column * (int)p.stride_w * O::PIXEL : 0;
+                    return real ? row * (int)p.stride_h * image_row_bytes + column * (int)p.stride_w * O::PIXEL : 0;
                 };
                 const int low = find(lane / 4, places[m][0]), high = find(lane / 4 + 8, places[m][1]);
                 const unsigned here = image + group0 * O::GC * 2;
@@ -173,7 +182,8 @@ DEVICE void narrow_groups(const Groups &p) {
                     window[m][WINDOWS - 1] = here + high + quad % 2 * 4;
                 } else {
                     // Lane l addresses row l % 8 of the first or second eight.
-                    const int from = lane % 8 * 4, mine = __shfl_sync(~0u, low, from), second = __shfl_sync(~0u, high, from);
+                    const int from = lane % 8 * 4, mine = __shfl_sync(~0u, low, from),
+                              second = __shfl_sync(~0u, high, from);
                     window[m][0] = here + (lane / 8 % 2 ? second : mine);
                 }
             }
@@ -211,18 +221,21 @@ DEVICE void narrow_groups(const Groups &p) {
                         if constexpr (O::GC == 4) {
 #pragma unroll
                             for (int i = 0; i < 4; ++i)
-                                left[i] =
-                                    load_word(there[i / 2] ? window[m][i % 2] + further[i / 2] + group * O::GC * 2 : zeros);
+                                left[i] = load_word(there[i / 2] ? window[m][i % 2] + further[i / 2] + group * O::GC * 2
+                                                                 : zeros);
                         } else {
-                            load_matrices<4>(left, mine_there ? window[m][0] + mine_further + group * O::GC * 2 : zeros);
+                            load_matrices<4>(left,
+                                             mine_there ? window[m][0] + mine_further + group * O::GC * 2 : zeros);
                         }
 #pragma unroll
-                        for (int block = 0; block < O::BLOCKS; ++block) multiply_add<T>(d[m][group][block], left, right[block]);
+                        for (int block = 0; block < O::BLOCKS; ++block)
+                            multiply_add<T>(d[m][group][block], left, right[block]);
                     }
                 }
             }
 #pragma unroll
-            for (int m = 0; m < O::ROWS; ++m) finish_groups<O>(p, d[m], places[m], filter0, scratches + warp * O::SCRATCH);
+            for (int m = 0; m < O::ROWS; ++m)
+                finish_groups<O>(p, d[m], places[m], filter0, scratches + warp * O::SCRATCH);
         }
         // This tile has been read.
         __syncthreads();
@@ -251,8 +264,8 @@ DEVICE void pack_groups(const GroupFilters &p) {
         const int c = O::GC == 4 ? quad % 2 * 2 : number % (O::GC / 8 ? O::GC / 8 : 1) * 8 + quad * 2;
         unsigned word = 0;
         if (within < O::GK && tap < O::TAPS && filter < (int)p.k) {
-            const auto *w = static_cast<const typename O::T *>(p.w) + filter * p.step_k + c * p.step_c + tap / O::S * p.step_r +
-                            tap % O::S * p.step_s;
+            const auto *w = static_cast<const typename O::T *>(p.w) + filter * p.step_k + c * p.step_c +
+                            tap / O::S * p.step_r + tap % O::S * p.step_s;
             word = w[0].bits | (unsigned)w[p.step_c].bits << 16;
         }
         static_cast<unsigned *>(p.y)[i] = word;

@@ -23,46 +23,46 @@ from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, has_dependent_launches
 from tapwise.cuda.types import reciprocal, template_args, tensor_core_type
 from tapwise.integers import ceil_div
-from tapwise.ops.conv.cuda import lines, pack, window
+from tapwise.ops.conv.cuda import pack, row_tiles, window
 from tapwise.ops.conv.problem import ConvProblem
 
 WORDS: Final = (
     "x", "w", "y", "bias", "residual", "n", "height", "width", "c", "k", "p", "q", "stride_h", "stride_w", "pad_h",
-    "pad_w", "dilation_h", "dilation_w", "down", "across", "tiles_h", "tiles_w", "tiles", "lines", "columns", "bundles",
-    "per_across", "per_piece",
+    "pad_w", "dilation_h", "dilation_w", "down", "across", "tiles_h", "tiles_w", "tiles", "image_rows", "columns",
+    "group_tiles", "per_across", "per_piece",
 )  # fmt: skip
 FILTER_WORDS: Final = ("w", "y", "words", "k", "step_k", "step_c", "step_r", "step_s")
 # Channels and filters of a group; halves of operands, for which the kernel has code of its own each.
 CHANNELS: Final = (4, 8, 16, 24, 32)
 FILTERS: Final = (4, 8, 16, 32)
 MOST_HALVES: Final = 50
-# Filters that a warp takes at a time, bytes of a line of them on their way to y, and of a pixel's channels in a block.
+# Filters that a warp takes at a time, bytes of a row of them on their way to y, and of a pixel's channels in a block.
 TOGETHER: Final = 32
 SCRATCH_BYTES: Final = 80
 MOST_BYTES: Final = 256
-# Outputs of a tile, and of its lines.
+# Outputs of a tile, and of its rows.
 LEAST_OUTPUTS, MOST_OUTPUTS, NARROWEST = 64, 1024, 16
 # Registers of a thread beside sums and places, and for what else it does.
 OTHER_REGISTERS: Final = 48
 MORE_REGISTERS: Final = {"narrow": 24, "finish": 36, "function": 24, "residual": 64, "other": 16}
 # Cycles: an operand of 16 pixels, so many times more in words, one of 8 filters; 16 pixels x 32 filters on their way to
-# y, more with a function, with a residual; a piece of x; of warps without a turn left.
+# y, more with a function, with a residual; a piece of x; of warps without a tile left.
 OPERAND, WORDS_INSTEAD, FILTER, FINISH = 2.43, 1.68, 4.0, 90.0
 FUNCTION, RESIDUAL, COPY, WAITING = 52.0, 44.0, 0.58, 0.27
-# A block alone: a turn, a step of 16 pixels, and until its pixels are there; a launch; what the smaller of both adds.
+# A block alone: a warp tile, a step of 16 pixels, and until its pixels are there; a launch; what the smaller adds.
 CHAIN, STEP, LOAD, START, CYCLES_US, BOTH, LAUNCH_US = 200.0, 7.5, 600.0, 700.0, 1700.0, 0.2, 2.0
 
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """A tile of down x across outputs of `bundle` groups; a warp takes rows x 16 of its pixels at a time; blocks of a
-    multiprocessor at least, which bounds the registers."""
+    """A tile of down x across outputs of `groups_per_tile` groups; a warp takes rows x 16 of its pixels at a time;
+    `min_blocks_per_sm` bounds the registers."""
 
     down: int
     across: int
-    bundle: int
+    groups_per_tile: int
     rows: int
-    resident: int
+    min_blocks_per_sm: int
 
 
 class NarrowGroups(CudaAlgorithm[Config]):
@@ -84,7 +84,7 @@ class NarrowGroups(CudaAlgorithm[Config]):
             return f"takes channels and filters in multiples of 8, not {problem.c} and {problem.k}"
         if _halves(problem) > MOST_HALVES:
             return f"takes windows of up to {MOST_HALVES} pieces of 16 bytes, not {_halves(problem)}"
-        reason = lines.too_large(problem)
+        reason = row_tiles.too_large(problem)
         if reason is None and next(self._fitting(problem, device), None) is None:
             return "takes windows and filters that fit into shared memory"
         return reason
@@ -94,10 +94,10 @@ class NarrowGroups(CudaAlgorithm[Config]):
 
     def _fitting(self, problem: ConvProblem, device: Device) -> Iterator[Config]:
         each = TOGETHER // problem.group_k
-        for bundle in (count * each for count in (4, 2, 1)):
-            size = bundle * problem.group_c * 2
-            # The last bundle may have more groups than are left, by less than what is written together.
-            if -problem.groups % bundle >= each or size > MOST_BYTES or size % 16:
+        for groups_per_tile in (count * each for count in (4, 2, 1)):
+            size = groups_per_tile * problem.group_c * 2
+            # The last tile may have more groups than are left, by less than what is written together.
+            if -problem.groups % groups_per_tile >= each or size > MOST_BYTES or size % 16:
                 continue
             for rows in (4, 2, 1):
                 sums = rows * each * ceil_div(problem.group_k, 8) * 4
@@ -113,10 +113,10 @@ class NarrowGroups(CudaAlgorithm[Config]):
                     "residual": problem.residual, "other": device.architecture != "sm_90a",
                 }  # fmt: skip
                 registers += sum(MORE_REGISTERS[name] for name, needed in used.items() if needed)
-                resident = lines.resident(registers)
-                for down, across in lines.shapes(problem, LEAST_OUTPUTS, MOST_OUTPUTS, NARROWEST):
-                    config = Config(down, across, bundle, rows, resident)
-                    if lines.fits(shared_bytes(problem, config), resident, device):
+                min_blocks_per_sm = row_tiles.min_blocks_per_sm(registers)
+                for down, across in row_tiles.shapes(problem, LEAST_OUTPUTS, MOST_OUTPUTS, NARROWEST):
+                    config = Config(down, across, groups_per_tile, rows, min_blocks_per_sm)
+                    if row_tiles.fits(shared_bytes(problem, config), min_blocks_per_sm, device):
                         yield config
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
@@ -124,32 +124,33 @@ class NarrowGroups(CudaAlgorithm[Config]):
         they are few; and memory. Constants are cycles (H200), fitted to times on 19 problems. On the 237 of them whose
         configs are still offered the error of the logarithm is 0.14, the choice 3 % slower than the best, 1.13 times at
         worst."""
-        tiles = lines.tiles_of(problem, config.down, config.across)[2] * ceil_div(problem.groups, config.bundle)
+        tiles = row_tiles.tiles_of(problem, config.down, config.across)[2] * group_tiles(problem, config)
         high, columns = pixels_of(problem, config)
         each, steps, eights = TOGETHER // problem.group_k, ceil_div(_halves(problem), 2), ceil_div(problem.group_k, 8)
-        turns = ceil_div(config.down * config.across, 16 * config.rows) * (config.bundle // each)
-        longest = ceil_div(turns, lines.WARPS)
-        # Of a warp's turn: operands of pixels (words where a tap is half of one) and of filters, and the way to y.
+        warp_tiles = ceil_div(config.down * config.across, 16 * config.rows) * (config.groups_per_tile // each)
+        longest = ceil_div(warp_tiles, row_tiles.WARPS)
+        # Of a warp tile: operands of pixels (words where a tap is half of one) and of filters, and the way to y.
         operand = OPERAND * (WORDS_INSTEAD if problem.group_c == 4 else 1)
         way = FINISH + FUNCTION * (problem.activation in window.FUNCTIONS) + RESIDUAL * problem.residual
-        turn = each * steps * (config.rows * operand + FILTER * eights) + config.rows * way
-        copied = high * columns * config.bundle * problem.group_c / 8 * COPY
-        # Warps that have no turn left wait for the others.
-        work = (turns * (1 - WAITING) + lines.WARPS * longest * WAITING) * turn + copied
+        warp_tile = each * steps * (config.rows * operand + FILTER * eights) + config.rows * way
+        copied = high * columns * config.groups_per_tile * problem.group_c / 8 * COPY
+        # Warps that have no tile left wait for the others.
+        work = (warp_tiles * (1 - WAITING) + row_tiles.WARPS * longest * WAITING) * warp_tile + copied
         chain = longest * (CHAIN + steps * each * config.rows * STEP) + LOAD
-        together = min(config.resident, ceil_div(tiles, device.multiprocessors))
-        share = ceil_div(tiles, device.multiprocessors * config.resident)
+        together = min(config.min_blocks_per_sm, ceil_div(tiles, device.multiprocessors))
+        share = ceil_div(tiles, device.multiprocessors * config.min_blocks_per_sm)
         compute = (share * max(together * work, chain) + START) / CYCLES_US
         memory = problem.bytes / (device.gbps * 1e3)
         return float(max(compute, memory) + BOTH * min(compute, memory) + LAUNCH_US)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         launch = self.launch(problem, config, device)
-        return lines.LinesPlan(problem, device, launch, partial(self.pack_launch, problem, config))
+        packer, count = partial(self.pack_launch, problem, config), group_tiles(problem, config)
+        return row_tiles.FragmentPlan(problem, device, launch, packer, count * filter_bytes(problem, config))
 
     def _template(self, problem: ConvProblem, config: Config) -> str:
         words = (
-            tensor_core_type(problem.dtype), problem.group_c, problem.group_k, *problem.kernel, config.bundle,
+            tensor_core_type(problem.dtype), problem.group_c, problem.group_k, *problem.kernel, config.groups_per_tile,
             config.rows, problem.bias, problem.residual, window.ACTIVATIONS[problem.activation],
         )  # fmt: skip
         return f"Narrow<{template_args(*words)}>"
@@ -157,8 +158,9 @@ class NarrowGroups(CudaAlgorithm[Config]):
     def source(self, problem: ConvProblem, config: Config) -> Source:
         template = self._template(problem, config)
         return stub(
-            "ops/conv/cuda/narrow_groups.cu", "narrow_groups", template, "Groups", lines.THREADS, config.resident
-        )
+            "ops/conv/cuda/narrow_groups.cu", "narrow_groups", template, "Groups", row_tiles.THREADS,
+            config.min_blocks_per_sm,
+        )  # fmt: skip
 
     def pack_source(self, problem: ConvProblem, config: Config) -> Source:
         plain = self._template(problem.replace(bias=False, residual=False, activation=None), config)
@@ -168,25 +170,25 @@ class NarrowGroups(CudaAlgorithm[Config]):
         return [self.pack_source(problem, config), self.source(problem, config)]
 
     def launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
-        tiles_h, tiles_w, tiles = lines.tiles_of(problem, config.down, config.across)
+        tiles_h, tiles_w, tiles = row_tiles.tiles_of(problem, config.down, config.across)
         high, columns = pixels_of(problem, config)
-        bundles = ceil_div(problem.groups, config.bundle)
+        tiles_g = group_tiles(problem, config)
         mine = window.window_fields(problem) | {
             "down": config.down, "across": config.across, "tiles_h": tiles_h, "tiles_w": tiles_w, "tiles": tiles,
-            "lines": high, "columns": columns, "bundles": bundles, "per_across": reciprocal(config.across),
-            "per_piece": reciprocal(columns * config.bundle * problem.group_c // 8),
+            "image_rows": high, "columns": columns, "group_tiles": tiles_g, "per_across": reciprocal(config.across),
+            "per_piece": reciprocal(columns * config.groups_per_tile * problem.group_c // 8),
         }  # fmt: skip
         mine = {name: value for name, value in mine.items() if name in WORDS}
         # A block keeps its groups' filters.
-        blocks = min(tiles, max(1, device.multiprocessors * config.resident // bundles)) * bundles
+        blocks = min(tiles, max(1, device.multiprocessors * config.min_blocks_per_sm // tiles_g)) * tiles_g
         return Launch(
-            self.source(problem, config), WORDS, mine, (blocks, 1, 1), (lines.THREADS, 1, 1),
+            self.source(problem, config), WORDS, mine, (blocks, 1, 1), (row_tiles.THREADS, 1, 1),
             shared_bytes(problem, config), dependent=has_dependent_launches(device),
         )  # fmt: skip
 
     def pack_launch(self, problem: ConvProblem, config: Config, steps: tuple[int, ...]) -> Launch:
         """Filters of such strides (elements) as the instruction's operands."""
-        words = ceil_div(problem.groups, config.bundle) * filter_bytes(problem, config) // 4
+        words = group_tiles(problem, config) * filter_bytes(problem, config) // 4
         fields = {"words": words, "k": problem.k} | dict(zip(FILTER_WORDS[4:], steps, strict=True))
         blocks = min(ceil_div(words, pack.THREADS), 1024)
         return Launch(self.pack_source(problem, config), FILTER_WORDS, fields, (blocks, 1, 1), (pack.THREADS, 1, 1))
@@ -199,7 +201,7 @@ def _halves(problem: ConvProblem) -> int:
 
 
 def pixels_of(problem: ConvProblem, config: Config) -> tuple[int, int]:
-    """(lines, columns) of x that a tile reaches."""
+    """(rows, columns) of x that a tile reaches."""
     down, across = (
         (size - 1) * stride + reach
         for size, stride, reach in zip((config.down, config.across), problem.stride, problem.reach, strict=True)
@@ -207,13 +209,18 @@ def pixels_of(problem: ConvProblem, config: Config) -> tuple[int, int]:
     return down, across
 
 
+def group_tiles(problem: ConvProblem, config: Config) -> int:
+    """Tiles along the groups."""
+    return ceil_div(problem.groups, config.groups_per_tile)
+
+
 def filter_bytes(problem: ConvProblem, config: Config) -> int:
     """A block's filters as operands."""
-    return config.bundle * ceil_div(_halves(problem), 2) * ceil_div(problem.group_k, 8) * 256
+    return config.groups_per_tile * ceil_div(_halves(problem), 2) * ceil_div(problem.group_k, 8) * 256
 
 
 def shared_bytes(problem: ConvProblem, config: Config) -> int:
     """Zeros, the filters, outputs on their way, and the pixels of two tiles."""
-    pixel = config.bundle * problem.group_c * 2 + 16
-    scratch = lines.WARPS * 16 * SCRATCH_BYTES
+    pixel = config.groups_per_tile * problem.group_c * 2 + 16
+    scratch = row_tiles.WARPS * 16 * SCRATCH_BYTES
     return 16 + filter_bytes(problem, config) + scratch + 2 * prod(pixels_of(problem, config)) * pixel

@@ -1,6 +1,7 @@
 // Brings x and filters into the order that tensor maps want: channels innermost, a multiple of 16 bytes, groups apart.
 //
-// PARTS is 2 for 3xtf32: a tf32 number and another one for what it leaves of fp32. Else tf32 is rounded to, or 16-bit copied.
+// PARTS is 2 for 3xtf32: a tf32 number and another one for what it leaves of fp32. Else tf32 is rounded to, or 16-bit
+// copied.
 #pragma once
 
 #include "async.cuh"
@@ -66,7 +67,7 @@ __device__ void pack_channels_last(const Images &p) {
     }
 }
 
-// The same of x with channels outside; blocks of 256 threads turn 4096 elements, CHANNELS of them side by side.
+// The same of x with channels outside; blocks of 256 threads transpose 4096 elements, CHANNELS of them side by side.
 template <typename T, int PARTS, int CHANNELS>
 __device__ void pack_channels_first(const Images &p) {
     constexpr int PIXELS = 4096 / CHANNELS, V = 16 / sizeof(T), ACROSS = CHANNELS / V;
@@ -110,7 +111,8 @@ struct Windows {
     long long up_h, up_w, pad_h, pad_w, dilation_h, dilation_w;
 };
 
-// 16 bytes from elements side by side that begin anywhere: `count` of them, zeros behind. Those around them may be read.
+// 16 bytes from elements side by side that begin anywhere: `count` of them, zeros behind. Those around them may be
+// read.
 template <typename T>
 __device__ __forceinline__ void load_unaligned(T (&v)[16 / sizeof(T)], const T *from, int count) {
     constexpr int V = 16 / sizeof(T);
@@ -131,13 +133,14 @@ __device__ __forceinline__ void load_unaligned(T (&v)[16 / sizeof(T)], const T *
     }
 }
 
-// y[part][n][line][pixel][tap][channel]: a few channels of taps side by side, zeros outside x. A thread takes 16 bytes of y
-// in every so many lines.
+// y[part][n][line][pixel][tap][channel]: a few channels of taps side by side, zeros outside x. A thread takes 16 bytes
+// of y in every so many lines.
 template <typename T, int PARTS>
 __device__ void pack_windows(const Windows &p) {
     constexpr int V = 16 / sizeof(T);
     begin_dependent();
-    const int pieces = p.wide / V, at = blockIdx.x * 256 + threadIdx.x, pixel = at / pieces, first = (at - pixel * pieces) * V;
+    const int pieces = p.wide / V, at = blockIdx.x * 256 + threadIdx.x, pixel = at / pieces,
+              first = (at - pixel * pieces) * V;
     if (pixel >= p.across) return;
     const int channels = p.channels, taps_w = p.taps_w, width = p.width, height = p.height, lines = p.lines;
     const int step_c = p.step_c, step_w = p.step_w, step_h = p.step_h, up_h = p.up_h, pad_h = p.pad_h;
@@ -147,7 +150,8 @@ __device__ void pack_windows(const Windows &p) {
     const int corner = pixel * (int)p.up_w - (int)p.pad_w, w0 = corner + s0 * next_w;
     // Of a line of x, elements side by side; one before and one behind are there.
     const int begin = corner * channels + within;
-    const bool beside = step_c == 1 && next_w == 1 && within + count <= row && begin > 0 && begin + V + 2 <= width * channels;
+    const bool beside =
+        step_c == 1 && next_w == 1 && within + count <= row && begin > 0 && begin + V + 2 <= width * channels;
     const unsigned all = (unsigned)p.n * lines;
     const long long parts_apart = (long long)all * p.across * p.wide;
 #pragma unroll 2
@@ -183,9 +187,9 @@ __device__ void pack_windows(const Windows &p) {
 struct Filters {
     const void *w;
     void *y;
-    // y[k][tap][part][wide], filters `pitch` elements apart; a tap of y is `inner` taps of w side by side. Of w in elements:
-    // distances of filters, channels and taps. Of each `order` filters of y, the (8 j + 2 t + e)-th is the (order / 4 t + 2 j +
-    // e)-th of w; as they are with 8. Behind the `real` ones come zeros.
+    // y[k][tap][part][wide], filters `pitch` elements apart; a tap of y is `inner` taps of w side by side. Of w in
+    // elements: distances of filters, channels and taps. Of each `order` filters of y, the (8 j + 2 t + e)-th is the
+    // (order / 4 t + 2 j + e)-th of w; as they are with 8. Behind the `real` ones come zeros.
     long long k, taps, inner, channels, wide, pitch, step_k, step_c, step_r, step_s, taps_w, order, real;
 };
 
@@ -198,13 +202,15 @@ __device__ void pack_filters(const Filters &p) {
     T *y = static_cast<T *>(p.y);
     for (long long i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll) {
         const long long k = i / p.pitch, rest = i - k * p.pitch, tap = rest / line, at = rest - tap * line;
-        const long long part = at / p.wide, within = (at - part * p.wide) / p.channels, real_tap = tap * p.inner + within;
+        const long long part = at / p.wide, within = (at - part * p.wide) / p.channels,
+                        real_tap = tap * p.inner + within;
         const long long channel = at - part * p.wide - within * p.channels;
-        const long long turned = k % p.order,
-                        filter = k - turned + turned % 8 / 2 * (p.order / 4) + turned / 8 * 2 + turned % 2;
+        const long long permuted = k % p.order,
+                        filter = k - permuted + permuted % 8 / 2 * (p.order / 4) + permuted / 8 * 2 + permuted % 2;
         T v{};
         if (within < p.inner && tap < p.taps && filter < p.real)
-            v = w[filter * p.step_k + channel * p.step_c + real_tap / p.taps_w * p.step_r + real_tap % p.taps_w * p.step_s];
+            v = w[filter * p.step_k + channel * p.step_c + real_tap / p.taps_w * p.step_r +
+                  real_tap % p.taps_w * p.step_s];
         y[i] = part == 1 ? part_of<T, 1>(v) : part_of<T, PARTS == 0 ? 2 : 0>(v);
     }
 }

@@ -27,7 +27,7 @@ WINDOW_WORDS: Final = (
     "taps", "taps_w", "up_h", "up_w", "pad_h", "pad_w", "dilation_h", "dilation_w",
 )  # fmt: skip
 THREADS: Final = 256
-# Elements that a block turns.
+# Elements that a block transposes.
 TILE: Final = 4096
 # Blocks of windows that have room on a multiprocessor: as many as its registers allow without spills.
 WINDOW_BLOCKS: Final = 6
@@ -48,7 +48,7 @@ def wide(problem: ConvProblem) -> int:
 def images_source(problem: ConvProblem) -> Source:
     words = tensor_core_type(problem.dtype), parts(problem)
     if problem.layout == "nchw":
-        arguments = template_args(*words, _turned(problem))
+        arguments = template_args(*words, _transposed(problem))
         return stub("ops/conv/cuda/pack.cu", "pack_channels_first", arguments, "Images", THREADS)
     size = problem.itemsize
     piece = next(
@@ -57,8 +57,8 @@ def images_source(problem: ConvProblem) -> Source:
     return stub("ops/conv/cuda/pack.cu", "pack_channels_last", template_args(*words, piece), "Images", THREADS)
 
 
-def _turned(problem: ConvProblem) -> int:
-    """Channels that a block turns."""
+def _transposed(problem: ConvProblem) -> int:
+    """Channels that a block transposes."""
     return next((count for count in (8, 16, 32) if wide(problem) <= count), 64)
 
 
@@ -71,7 +71,7 @@ def images(problem: ConvProblem, device: Device) -> Launch:
     """x, dense in the problem's layout, to "workspace": [part][group][n][h][w][channel]."""
     pixels = prod(problem.spatial)
     last = problem.layout == "nhwc"
-    channels = _turned(problem)
+    channels = _transposed(problem)
     tiles = ceil_div(pixels * channels, TILE), ceil_div(wide(problem), channels)
     fields = {
         "n": problem.n, "groups": problem.groups, "channels": problem.group_c, "wide": wide(problem), "pixels": pixels,

@@ -15,7 +15,8 @@ template <typename T>
 __device__ __forceinline__ void reference(const Reference &a) {
     const long long total = a.n * a.k * a.p * a.q;
     const long long group_c = a.c / a.groups, group_k = a.k / a.groups;
-    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < total; i += (long long)gridDim.x * blockDim.x) {
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < total;
+         i += (long long)gridDim.x * blockDim.x) {
         const long long q = i % a.q, p = i / a.q % a.p, k = i / a.q / a.p % a.k, n = i / a.q / a.p / a.k;
         const T *x = static_cast<const T *>(a.x) + n * a.step_n + k / group_k * group_c * a.step_c;
         const T *w = static_cast<const T *>(a.w) + k * group_c * a.r * a.s;

@@ -1,8 +1,8 @@
 // One thread an output: it slides its window over the input channels.
 //
-// x (n, c, h, w), w (k, c / groups, r, s), y (n, k, p, q), all dense. A block is BX x BY outputs of one plane: a square, a
-// piece of a row or a piece of a column. From shared memory, the block's part of one input channel with its halo is loaded
-// by all threads together, between two barriers, before any of them reads it.
+// x (n, c, h, w), w (k, c / groups, r, s), y (n, k, p, q), all dense. A block is BX x BY outputs of one plane: a
+// square, a piece of a row or a piece of a column. From shared memory, the block's part of one input channel with its
+// halo is loaded by all threads together, between two barriers, before any of them reads it.
 #include "epilogue.cuh"
 #include "window.cuh"
 
@@ -57,8 +57,8 @@ __device__ __forceinline__ void sliding_window(const Window &a) {
         }
         if (inside) {
             const long long at = (plane * a.p + p) * a.q + q;
-            static_cast<T *>(a.y)[at] = finish<T, ACTIVATION>(
-                sum, static_cast<const T *>(a.bias), static_cast<const T *>(a.residual), k, at);
+            static_cast<T *>(a.y)[at] =
+                finish<T, ACTIVATION>(sum, static_cast<const T *>(a.bias), static_cast<const T *>(a.residual), k, at);
         }
     }
 }

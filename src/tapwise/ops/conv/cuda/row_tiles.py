@@ -1,4 +1,4 @@
-"""What algorithms share that read windows from an image's lines in shared memory: tiles of outputs, and a plan whose
+"""What algorithms share that read windows from an image's rows in shared memory: tiles of outputs, and a plan whose
 filters are packed as the matrix instruction's operands."""
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ STRIDES_KEPT: Final = 8
 NARROWER: Final = 0.95
 
 
-class LinesPlan(CudaPlan):
-    """The product; `packer` gives the launch that packs filters of such strides (elements)."""
+class FragmentPlan(CudaPlan):
+    """The product; `packer` gives the launch that packs filters of such strides (elements) to `packed_bytes`."""
 
     def __init__(
-        self, problem: ConvProblem, device: Device, launch: Launch, packer: Callable[[tuple[int, ...]], Launch]
-    ) -> None:
+        self, problem: ConvProblem, device: Device, launch: Launch, packer: Callable[[tuple[int, ...]], Launch],
+        packed_bytes: int,
+    ) -> None:  # fmt: skip
         super().__init__(problem, device, [launch])
+        self._packed_bytes = packed_bytes
 
         @lru_cache(maxsize=STRIDES_KEPT)
         def loaded(steps: tuple[int, ...]) -> Launch:
@@ -46,19 +48,19 @@ class LinesPlan(CudaPlan):
         """The filters as the threads of the matrix instruction hold them."""
         size = w.dtype.itemsize
         launch = self._packer(tuple(step // size for step in w.strides))
-        packed = empty((launch.words[launch.names.index("words")] * 4 // size,), w.dtype, w)
+        packed = empty((self._packed_bytes // size,), w.dtype, w)
         launch({"w": w.ptr, "y": packed.ptr}, w.stream)
         return packed
 
 
-def resident(registers: int) -> int:
+def min_blocks_per_sm(registers: int) -> int:
     """Blocks that a multiprocessor is to hold whose threads need so many registers: 2 to 6."""
     return max(2, min(6, REGISTERS // (THREADS * registers)))
 
 
-def fits(shared_bytes: int, resident: int, device: Device) -> bool:
+def fits(shared_bytes: int, min_blocks_per_sm: int, device: Device) -> bool:
     """Whether as many blocks, three of them at least, have room in shared memory."""
-    return shared_bytes <= (device.shared_bytes + 1024) // min(resident, 3) - 1024
+    return shared_bytes <= (device.shared_bytes + 1024) // min(min_blocks_per_sm, 3) - 1024
 
 
 def too_large(problem: ConvProblem) -> str | None:
@@ -76,7 +78,7 @@ def tiles_of(problem: ConvProblem, down: int, across: int) -> tuple[int, int, in
 
 
 def shapes(problem: ConvProblem, least: int, most: int, narrow: int, whole: int = 1) -> list[tuple[int, int]]:
-    """(down, across) of tiles of `least` to `most` outputs: lines cut evenly down to `narrow` outputs, into multiples
+    """(down, across) of tiles of `least` to `most` outputs: rows cut evenly down to `narrow` outputs, into multiples
     of `whole`; images that are smaller are a tile each."""
     p, q = problem.output
     found: list[tuple[int, int]] = []
