@@ -21,6 +21,8 @@ PAGES = {path.stem: path for path in (ROOT / "docs" / "algorithms").glob("*.md")
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 README = DOCUMENTS[0].read_text()
 PROBLEMS = (ROOT / "docs" / "problems.md").read_text()
+# Lines of an algorithm's page; what was tried goes to docs/study.
+MOST_LINES = 150
 
 
 def code_blocks(text: str, language: str) -> list[str]:
@@ -47,7 +49,9 @@ def test_registry_row_has_a_page(identifier: str) -> None:
     assert name in PAGES, f"docs/algorithms/{name}.md is missing"
     text = PAGES[name].read_text()
     assert f"{backend}.{name}" in text.splitlines()[0]
-    assert {"method", "accuracy"} <= anchors(text)
+    assert {"method", "memory", "accuracy", "how-close-to-the-floor", "sources"} <= anchors(text)
+    assert len(text.splitlines()) <= MOST_LINES
+    assert re.search(r"\n\n {4}.*\n", text.split("\n## Accuracy\n")[0]), "no drawing, formula or loop"
 
 
 def test_page_has_a_registry_row() -> None:
