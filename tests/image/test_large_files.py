@@ -60,8 +60,8 @@ def test_what_does_not_go_in_strips(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(large, "LARGE_BYTES", 1000)
     x = photo(90, 80)
     tifffile.imwrite(tmp_path / "planes.tif", x.transpose(2, 0, 1), planarconfig="separate", photometric="rgb")
-    tifffile.imwrite(tmp_path / "turned.tif", x, photometric="rgb", extratags=[(274, "H", 1, 6, True)])
-    for name, says in (("planes", "planes"), ("turned", "turned")):
+    tifffile.imwrite(tmp_path / "rotated.tif", x, photometric="rgb", extratags=[(274, "H", 1, 6, True)])
+    for name, says in (("planes", "planes"), ("rotated", "is to be rotated")):
         assert says in run(tmp_path / f"{name}.tif", tmp_path / "out.tif", "-f", "box", status=1)
     assert not (tmp_path / "out.tif").exists()
 

@@ -43,7 +43,7 @@ class Kind:
 
 def _odd(value: float, name: str) -> int:
     if value != int(value) or value < 1 or int(value) % 2 == 0:
-        raise InvalidPicture(f"{name}={value:g}: an odd whole number of at least 1")
+        raise InvalidPicture(f"{name}={value:g}: an odd integer of at least 1")
     return int(value)
 
 
@@ -106,7 +106,7 @@ def _log(p: Numbers) -> tuple[np.ndarray, ...]:
 
 
 def _gabor(p: Numbers) -> tuple[np.ndarray, ...]:
-    """exp(-(u^2 + (gamma v)^2) / (2 sigma^2)) cos(2 pi u / wave + phase), u and v turned by `angle` degrees."""
+    """exp(-(u^2 + (gamma v)^2) / (2 sigma^2)) cos(2 pi u / wave + phase), u and v rotated by `angle` degrees."""
     sigma, wave = _positive(p["sigma"], "sigma"), _positive(p["wave"], "wave")
     reach = int(3.0 * sigma / min(1.0, _positive(p["gamma"], "gamma")) + 0.5)
     turn = math.radians(p["angle"])

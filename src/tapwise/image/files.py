@@ -42,8 +42,8 @@ class Picture:
 
     def array(self) -> np.ndarray:
         """As files have it: (rows, columns) or (rows, columns, channels)."""
-        whole = self.pixels if self.alpha is None else np.concatenate([self.pixels, self.alpha], axis=2)
-        return whole[..., 0] if whole.shape[2] == 1 else whole
+        values = self.pixels if self.alpha is None else np.concatenate([self.pixels, self.alpha], axis=2)
+        return values[..., 0] if values.shape[2] == 1 else values
 
 
 def _picture(array: np.ndarray, options: dict[str, Any]) -> Picture:
@@ -61,7 +61,7 @@ def _picture(array: np.ndarray, options: dict[str, Any]) -> Picture:
 
 
 def read(path: Path) -> Picture:
-    """The first picture of a file, turned as its EXIF orientation says.
+    """The first picture of a file, rotated as its EXIF orientation says.
 
     Raises OSError, and InvalidPicture for what is no picture.
     """
@@ -81,7 +81,7 @@ def read(path: Path) -> Picture:
                 exif = opened.getexif()
     except (OSError, SyntaxError, ValueError, EOFError) as error:
         raise InvalidPicture(f"{path} cannot be read: {reason(error)}") from None
-    # The pixels are turned already.
+    # The pixels are rotated already.
     if (exif and exif.pop(_ORIENTATION, None) is not None) or len(exif):
         kept["exif"] = exif.tobytes()
     return _picture(np.asarray(array), kept)
@@ -117,7 +117,7 @@ def _read_tiff(path: Path) -> Picture:
             turn = page.tags.get("Orientation")
     except (OSError, ValueError, KeyError, IndexError, tifffile.TiffFileError) as error:
         raise InvalidPicture(f"{path} cannot be read: {reason(error)}") from None
-    return _picture(_turned(array, int(turn.value) if turn is not None else 1), options)
+    return _picture(_oriented(array, int(turn.value) if turn is not None else 1), options)
 
 
 def tiff_options(page: Any) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def tiff_options(page: Any) -> dict[str, Any]:
     return options
 
 
-def _turned(array: np.ndarray, orientation: int) -> np.ndarray:
+def _oriented(array: np.ndarray, orientation: int) -> np.ndarray:
     """Upright, from an EXIF orientation of 1 to 8."""
     if orientation in (5, 6, 7, 8):
         array = array.swapaxes(0, 1)

@@ -83,7 +83,7 @@ def strips(source: Any, work: Work, rows: int | None = None) -> Iterator[np.ndar
         alpha = None
         if strip.ndim == 3 and strip.shape[2] in (2, 4):
             pixels, alpha = pixels[..., :-1], pixels[above : above + bottom - top, :, -1:]
-        done = work(np.ascontiguousarray(pixels), whole_rows=False)[above : above + bottom - top]
+        done = work(np.ascontiguousarray(pixels), full_height=False)[above : above + bottom - top]
         done = done if alpha is None else np.concatenate([done, alpha], axis=2)
         yield done if strip.ndim == 3 else done[..., 0]
 
@@ -102,7 +102,7 @@ def filter_large(source: Path, target: Path, work: Work, force: bool = False) ->
             if page.planarconfig == tifffile.PLANARCONFIG.SEPARATE and len(page.shape) == 3:
                 raise InvalidPicture(f"{source}: channels in planes of their own do not go in strips")
             if turn is not None and int(turn.value) != 1:
-                raise InvalidPicture(f"{source}: a picture that is to be turned does not go in strips")
+                raise InvalidPicture(f"{source}: a picture that is to be rotated does not go in strips")
             store = page.aszarr()
             try:
                 _copy(zarr.open_array(store=store, mode="r"), files.tiff_options(page), target, work, force)

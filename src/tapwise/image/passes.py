@@ -1,4 +1,4 @@
-"""Passes over the axes of an array: its shape folded to what a filter problem has, dispatched, and written in place."""
+"""Passes over the axes of an array: in the shape that a filter problem has, dispatched, and written in place."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def apply(x: Any, y: Any, step: Pass) -> None:
     if x.size == 0:
         return
     if isinstance(x, DeviceArray):
-        _apply_there(x, y, step)
+        _apply_cuda(x, y, step)
         return
     kind = _kind(x.dtype, "input")
     to = _kind(y.dtype, "output")
@@ -133,16 +133,14 @@ def apply(x: Any, y: Any, step: Pass) -> None:
     if not source.flags.aligned:
         source = source.copy()
     target = y if direct else np.empty(x.shape, to)
-    filtered = x.shape[first : last + 1]
-    outer, inner = prod(x.shape[:first]), prod(x.shape[last + 1 :])
-    folded, given = (outer, *filtered, inner), target.reshape(outer, *filtered, inner)
-    _run(source.reshape(folded), given, step)
+    shape = (prod(x.shape[:first]), *x.shape[first : last + 1], prod(x.shape[last + 1 :]))
+    _run(source.reshape(shape), target.reshape(shape), step)
     if not direct:
         back = target if together else target.transpose(np.argsort((*others, *step.axes)))
         np.copyto(y, back, casting="unsafe")
 
 
-def _apply_there(x: DeviceArray, y: DeviceArray, step: Pass) -> None:
+def _apply_cuda(x: DeviceArray, y: DeviceArray, step: Pass) -> None:
     """On a GPU."""
     for array, name in ((x, "input"), (y, "output")):
         if _kind(array.dtype, name) != array.dtype:
@@ -158,8 +156,8 @@ def _apply_there(x: DeviceArray, y: DeviceArray, step: Pass) -> None:
     source = arrays.dense(x.transpose(*order), "nchw")
     direct = order == tuple(range(x.ndim)) and arrays.is_dense(y, "nchw") and not arrays.overlap(x, y)
     target = y if direct else arrays.empty(source.shape, y.dtype, "nchw", y)
-    folded = (prod(source.shape[:first]), *source.shape[first : last + 1], prod(source.shape[last + 1 :]))
-    _run(_reshaped(source, folded), _reshaped(target, folded), step)
+    shape = (prod(source.shape[:first]), *source.shape[first : last + 1], prod(source.shape[last + 1 :]))
+    _run(_reshaped(source, shape), _reshaped(target, shape), step)
     if not direct:
         arrays.assign(y, target.transpose(*(order.index(axis) for axis in range(x.ndim))))
 

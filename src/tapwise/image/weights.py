@@ -36,21 +36,21 @@ def gaussian_weights(sigma: Any, order: Any, radius: Any, truncate: float) -> np
     `truncate` standard deviations. Raises InvalidPicture."""
     spread = float(sigma)
     if order < 0 or order != int(order):
-        raise InvalidPicture(f"order={order}: order must be non-negative, and a whole number")
+        raise InvalidPicture(f"order={order}: order must be non-negative, and an integer")
     reach = int(float(truncate) * spread + 0.5) if radius is None else radius
     if reach != int(reach) or reach < 0:
         raise InvalidPicture(f"radius={radius}: Radius must be a nonnegative integer.")
     # Of no width: what is not filtered.
     if spread <= 1e-15:
         return np.ones(1)
-    # A derivative is correlated with turned round.
+    # Flipped, as correlation takes the weights of a derivative.
     return _gaussian(spread, int(order), int(reach))[::-1]
 
 
 def factors(weights: np.ndarray, to: np.dtype[Any], mode: str, cval: float) -> list[np.ndarray] | None:
     """Columns and rows (each in one array) whose products add up to weights (r, s), or None where one sweep is better.
 
-    Only for results in floating point: products round, and a whole number would not always come out exact. Not where a
+    Only for results in floating point: products round, and an integer would not always come out exact. Not where a
     constant other than 0 lies beyond the edges.
     """
     r, s = weights.shape

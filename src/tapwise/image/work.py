@@ -20,7 +20,7 @@ class Work:
     """What is done to a picture.
 
     mode, cval: what lies beyond the edges. stride: every so many rows and columns. size: (rows, columns) of the result,
-    for which the picture is continued or cut on all sides alike, an odd rest below and to the right; without it the
+    for which the picture is continued or cropped on all sides alike, an odd rest below and to the right; without it the
     result has the picture's size, or 1 / stride of it. threads: of the CPU. device: "cpu" or "cuda".
     """
 
@@ -52,14 +52,14 @@ class Work:
         r = self.filter.size[0]
         return r // 2, r - 1 - r // 2
 
-    def __call__(self, x: np.ndarray, whole_rows: bool = True) -> np.ndarray:
-        """The result, of the picture's dtype; whole numbers are rounded and held within its range.
+    def __call__(self, x: np.ndarray, full_height: bool = True) -> np.ndarray:
+        """The result, of the picture's dtype; integers are rounded and held within its range.
 
-        x (rows, columns, channels). `whole_rows`: the first and last rows are the picture's; else they are continued by
-        themselves, as the caller throws them away.
+        x (rows, columns, channels). `full_height`: the first and last rows are the picture's. Else they are continued
+        by themselves, as the caller throws them away.
         """
         if self.plain and self.device == "cpu" and self.filter.bank is None:
-            modes = (self.mode if whole_rows else "nearest", self.mode)
+            modes = (self.mode if full_height else "nearest", self.mode)
             if len(self.filter.matrices) == 1 and x.dtype.kind in "iuf":
                 return self._sweep(x, self.filter.matrices[0], modes, x.dtype)
             parts = [self._sweep(x, one, modes, np.dtype(np.float32)) for one in self.filter.matrices]
@@ -104,7 +104,7 @@ class Work:
 
 
 def _stored(y: np.ndarray, to: np.dtype[Any]) -> np.ndarray:
-    """In the picture's dtype: whole numbers rounded, and held within its range."""
+    """In the picture's dtype: integers rounded, and held within its range."""
     if to.kind not in "iu":
         return np.ascontiguousarray(y, to)
     info = np.iinfo(to)

@@ -92,21 +92,21 @@ class SerialPlan(Plan):
             down, across = weights
             still = np.arange(problem.spatial[2])
             half = np.empty(prod(problem.x_shape))
-            self._fold(picture, half, down, planes, rows, still, problem.cval)
+            self._combine(picture, half, down, planes, rows, still, problem.cval)
             # Beyond the left and right edge lies what the column makes of the constant.
             outside = problem.cval * float(down.sum())
             if problem.truncates_columns:
                 half, outside = np.trunc(half + np.copysign(first, half)), float(np.trunc(outside + first))
             picture, still = half.reshape(picture.shape), np.arange(problem.spatial[1])
-            self._fold(picture, y.reshape(-1), across, planes, still, columns, outside, last)
+            self._combine(picture, y.reshape(-1), across, planes, still, columns, outside, last)
         else:
-            self._fold(picture, y.reshape(-1), weights[0], planes, rows, columns, problem.cval, last)
+            self._combine(picture, y.reshape(-1), weights[0], planes, rows, columns, problem.cval, last)
 
-    def _fold(
+    def _combine(
         self, x: np.ndarray, y: np.ndarray, weights: np.ndarray, planes: np.ndarray, rows: np.ndarray,
         columns: np.ndarray, cval: float, epsilon: float = 0.0,
     ) -> None:  # fmt: skip
-        """In pieces, whose sums are in float64."""
+        """In blocks, whose sums are in float64."""
         for first in range(0, y.size, _BLOCK):
             part = y[first : first + _BLOCK]
             sums = np.empty(part.size)
