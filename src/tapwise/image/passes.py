@@ -14,7 +14,7 @@ from tapwise.algorithm import Buffers, Device
 from tapwise.arrays.device import DeviceArray
 from tapwise.cpu.device import host
 from tapwise.errors import InvalidPicture
-from tapwise.ops.filter.edges import source_index
+from tapwise.ops.filter.edges import window_sources
 from tapwise.ops.filter.problem import DTYPES, FilterProblem
 
 NAMES: Final = {kind: name for name, kind in DTYPES.items()}
@@ -263,10 +263,7 @@ def needs_double(problem: FilterProblem, weights: np.ndarray) -> bool:
 def _run_many(x: np.ndarray, y: np.ndarray, step: Pass) -> None:
     """More than three axes at once: tap by tap in float64, by NumPy. Slow, and as large as the array itself."""
     outer, *filtered, inner = x.shape
-    tables = [
-        source_index(np.arange(-before, length + size - 1 - before), length, mode)
-        for before, length, size, mode in zip(step.befores, filtered, step.sizes, step.modes, strict=True)
-    ]
+    tables = [window_sources(*of_axis) for of_axis in zip(filtered, step.sizes, step.befores, step.modes, strict=True)]
     weights = np.ones(step.sizes) if step.weights is None else np.asarray(step.weights).reshape(step.sizes)
     total: np.ndarray | None = None
     for tap in zip(*np.nonzero(weights), strict=True):

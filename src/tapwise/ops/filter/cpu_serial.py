@@ -13,7 +13,7 @@ import numpy as np
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu.numba_loops import compiled
-from tapwise.ops.filter.edges import source_index
+from tapwise.ops.filter.edges import window_sources
 from tapwise.ops.filter.problem import DTYPES, FilterProblem
 
 # What `loop` combines by.
@@ -61,10 +61,8 @@ class SerialPlan(Plan):
     def __init__(self, problem: FilterProblem) -> None:
         self.problem = problem
         self._tables = [
-            source_index(np.arange(-before, length + size - 1 - before), length, mode)
-            for before, length, size, mode in zip(
-                problem.before, problem.spatial, problem.size, problem.modes, strict=True
-            )
+            window_sources(*of_axis)
+            for of_axis in zip(problem.spatial, problem.size, problem.before, problem.modes, strict=True)
         ]
 
     def pack(self, w: np.ndarray | None) -> tuple[list[np.ndarray], tuple[float, float]]:

@@ -20,6 +20,11 @@ def source_index(index: np.ndarray, length: int, mode: str) -> np.ndarray:
         found = index % length
     else:
         period = max(1, 2 * length - (2 if mode == "mirror" else 0))
-        folded = index % period
-        found = np.where(folded < length, folded, period - folded - (0 if mode == "mirror" else 1))
+        place = index % period
+        found = np.where(place < length, place, period - place - (0 if mode == "mirror" else 1))
     return found
+
+
+def window_sources(length: int, size: int, before: int, mode: str) -> np.ndarray:
+    """source_index of the length + size - 1 elements that the windows of an axis see; `before`: taps before an element."""
+    return source_index(np.arange(-before, length + size - 1 - before), length, mode)

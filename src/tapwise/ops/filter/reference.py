@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tapwise.ops.filter.edges import source_index
+from tapwise.ops.filter.edges import window_sources
 
 if TYPE_CHECKING:
     from tapwise.ops.filter.problem import FilterProblem
@@ -20,8 +20,8 @@ def _taps(problem: FilterProblem, x: np.ndarray, weights: np.ndarray, op: str) -
     """(combination over the taps of (t, r, s) weights, sum of absolute terms) of (d, h, w, c)."""
     padded = x
     for axis in range(3):
-        before, size, length = problem.before[axis], problem.size[axis], problem.spatial[axis]
-        table = source_index(np.arange(-before, length + size - 1 - before), length, problem.modes[axis])
+        of_axis = problem.spatial[axis], problem.size[axis], problem.before[axis], problem.modes[axis]
+        table = window_sources(*of_axis)
         padded = np.take(padded, np.maximum(table, 0), axis=axis)
         outside = [slice(None)] * axis + [table < 0]
         padded[tuple(outside)] = problem.cval

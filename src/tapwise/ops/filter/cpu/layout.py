@@ -36,7 +36,7 @@ def arithmetic(problem: FilterProblem) -> str:
         info = np.iinfo(kind)
         if problem.cval.is_integer() and info.min <= int(problem.cval) <= info.max:
             return problem.dtype
-    return "f32" if problem.single else "f64"
+    return problem.accumulator
 
 
 def halo(problem: FilterProblem) -> int:

@@ -15,7 +15,7 @@ from tapwise.cpu.simd import INTEGERS, target
 from tapwise.ops.filter.cpu import taps
 from tapwise.ops.filter.cpu.kernel import CONSTANTS, FIELDS, ROWS, generate
 from tapwise.ops.filter.cpu.layout import Config, Layout, arithmetic
-from tapwise.ops.filter.edges import source_index
+from tapwise.ops.filter.edges import window_sources
 from tapwise.ops.filter.problem import DTYPES, FilterProblem, limits
 
 # What a sweep costs beside its taps, in taps.
@@ -39,10 +39,8 @@ class TilesPlan(KernelPlan):
         (_, height, width), (t, r, s) = problem.spatial, problem.size
         row = width * problem.c
         planes, rows, columns = [
-            source_index(np.arange(-before, length + size - 1 - before), length, mode)
-            for before, length, size, mode in zip(
-                problem.before, problem.spatial, problem.size, problem.modes, strict=True
-            )
+            window_sources(*of_axis)
+            for of_axis in zip(problem.spatial, problem.size, problem.before, problem.modes, strict=True)
         ]
         left = problem.before[2]
         beyond = np.concatenate([columns[:left], columns[left + width :]])
