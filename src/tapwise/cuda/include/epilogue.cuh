@@ -1,81 +1,356 @@
-// What happens to a sum on its way to y: bias, residual, activation, rounding to the element type.
+// The epilogue through shared memory: bias, residual and activation, a round of 64 x 64 sums at a time through the epilogue
+// buffers, whose rows then go to y whole.
 #pragma once
 
-#include "types.cuh"
+#include "activation.cuh"
+#include "epilogue_buffers.cuh"
 
-enum Activation { NONE, RELU, RELU6, SILU, GELU, SIGMOID, TANH };
-
-// fmax and fmin would lose a NaN; comparisons keep it.
-template <int ACTIVATION, typename A>
-__device__ __forceinline__ A activate(A v) {
-    if constexpr (ACTIVATION == RELU) return v < A(0) ? A(0) : v;
-    if constexpr (ACTIVATION == RELU6) return v < A(0) ? A(0) : v > A(6) ? A(6) : v;
-    if constexpr (ACTIVATION == SIGMOID) return A(1) / (A(1) + exp(-v));
-    if constexpr (ACTIVATION == SILU) return v / (A(1) + exp(-v));
-    if constexpr (ACTIVATION == GELU) return A(0.5) * v * (A(1) + erf(v * A(0.70710678118654752440)));
-    if constexpr (ACTIVATION == TANH) return tanh(v);
-    return v;
+// The bias of a warpgroup's filters on its way: in registers while products run, then in shared memory, scaled as the activation
+// needs it.
+template <class Tile>
+struct Biases {
+    static constexpr int EACH = Tile::BIAS && Tile::SPLIT_K == 1 ? (Tile::WARPGROUP_FILTERS + 127) / 128 : 0;
+    float v[EACH ? EACH : 1];
+    DEVICE void load(const OutputTile &at, const void *bias) {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            const int filter = i * 128 + threadIdx.x % 128;
+            const bool real = filter < Tile::WARPGROUP_FILTERS && at.filter + filter < at.filters;
+            const long long f = at.group * at.filters + at.filter + filter;
+            const typename Tile::T *from = static_cast<const typename Tile::T *>(bias) + f;
+            v[i] = real ? Element<typename Tile::T>::widen(*from) * SCALE<Tile::ACTIVATION> : 0.0f;
+        }
+    }
+    DEVICE void share(const OutputTile &at) const {
+#pragma unroll
+        for (int i = 0; i < EACH; ++i) {
+            const int filter = i * 128 + threadIdx.x % 128;
+            if (filter < Tile::WARPGROUP_FILTERS) store_shared<4>(at.bias + filter * 4, Piece<4>{{__float_as_uint(v[i])}});
+        }
+    }
+};
+template <class Tile>
+DEVICE float bias_of(const OutputTile &at, int filter) {
+    return Tile::BIAS ? __uint_as_float(load_shared<4>(at.bias + filter * 4).v[0]) : 0.0f;
 }
 
-// 2^v and 1 / v to 22 bits, where subnormal numbers do not matter.
-__device__ __forceinline__ float power_of_two(float v) {
-    float r;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
-    return r;
-}
-__device__ __forceinline__ float reciprocal(float v) {
-    float r;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
-    return r;
+// Which of a warpgroup's sums a round takes: 64 rows x 64 columns, or what is left of them.
+template <class Tile>
+struct Round {
+    static constexpr int GROUPS = (Tile::TILE_N + 63) / 64, COUNT = Tile::M_STEPS * GROUPS, LAST = (Tile::TILE_N - 1) % 64 + 1;
+    int step, group, pixel0, filter0, pixels, filters;
+    DEVICE Round(int round) {
+        step = round / GROUPS;
+        group = round % GROUPS;
+        const int columns = group + 1 < GROUPS ? 64 : LAST;
+        pixel0 = Tile::SWAP_AB ? group * 64 : step * 64;
+        filter0 = Tile::SWAP_AB ? step * 64 : group * 64;
+        pixels = Tile::SWAP_AB ? columns : 64;
+        filters = Tile::SWAP_AB ? 64 : columns;
+    }
+    // Whether it has any of its columns from this one on.
+    DEVICE bool reaches(int column) const { return group * 64 + column < Tile::TILE_N; }
+};
+
+// Columns that a warp writes to a buffer at once, as four 8 x 8 matrices of its 16 rows.
+constexpr int MATRICES = 16, ROUND_MATRICES = 64 / MATRICES;
+
+// Where this lane's row of them begins: of matrices 0 and 2, 1 and 3, rows are 0 and 8 further. `column` of 64, `row0` the first
+// of the block's 64 rows of this warp.
+template <class Tile>
+DEVICE unsigned matrix_address(const OutputTile &at, int column, int row0) {
+    const int lane = threadIdx.x % 32, matrix = lane / 8, row = row0 + matrix % 2 * 8, over = column + matrix / 2 * 8;
+    return Tile::TRANSPOSED ? buffer_address<Tile>(at.buffer, over + lane % 8, row) : buffer_address<Tile>(at.buffer, row + lane % 8, over);
 }
 
-// v times the normal distribution's integral, which beside zero is a polynomial of t = 1 / (1 + p |v|) times exp(-v^2 / 2), to
-// 8e-8 (Abramowitz and Stegun, 7.1.26). Of an infinity above zero nothing is taken away.
-__device__ __forceinline__ float gelu_of(float v) {
-    const float t = reciprocal(1.0f + 0.23164190f * fabsf(v)), scaled = v * 0.84932180f;
-    float integral = 0.53070271f * t - 0.72657601f;
-    integral = integral * t + 0.71070688f;
-    integral = integral * t - 0.14224837f;
-    integral = integral * t + 0.12741480f;
-    integral *= t * power_of_two(-scaled * scaled);
-    return fmaxf(v, 0.0f) - fabsf(fminf(v, 1e4f)) * integral;
+// The sums of 16 columns of a round, v[4 j ..] as the matrix instruction leaves them, scaled, and their bias: `bias` of the
+// thread's two rows, where these are filters. The last eight columns of a tile may be alone, and have zeros beside them.
+template <class Tile>
+DEVICE void biased_sums(float (&v)[8], const float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], const OutputTile &at, const Round<Tile> &now,
+                        int column, const float (&bias)[2]) {
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+        const bool real = now.reaches(column + i * 2);
+        float added[2] = {};
+        if (Tile::BIAS && !Tile::SWAP_AB && real) {
+            const Piece<8> two = load_shared<8>(at.bias + (now.filter0 + column + i * 2 + threadIdx.x % 4 * 2) * 4);
+            added[0] = __uint_as_float(two.v[0]), added[1] = __uint_as_float(two.v[1]);
+        }
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            v[i + e] = real ? d[now.step][real ? (now.group * 64 + column) / 2 + i + e : 0] * SCALE<Tile::ACTIVATION> : 0.0f;
+            if (Tile::BIAS && real) v[i + e] += Tile::SWAP_AB ? bias[e / 2] : added[e % 2];
+        }
+    }
 }
 
-// The same for outputs of tensor cores, a few units of fp32's roundoff off: in few instructions, as each of them keeps the next
-// products from registers. Sums are multiplied by what the exponent needs as the bias is added, which then costs nothing:
-// silu(v) = v / (1 + 2^(s v)) = s v / (s + s 2^(s v)). One reciprocal for two silus is a function less and seven instructions
-// more, which is slower.
-template <int ACTIVATION>
-constexpr float SCALE = ACTIVATION == SILU || ACTIVATION == SIGMOID ? -1.44269504f : 1.0f;
+// Whether there are registers for a whole round's residual, or outputs, beside the sums.
+template <class Tile>
+constexpr bool AT_ONCE = Tile::M_STEPS * Tile::TILE_N / 2 <= 128;
 
-template <int ACTIVATION>
-__device__ __forceinline__ float activated_scaled(float v) {
-    if constexpr (ACTIVATION == SIGMOID) return reciprocal(1.0f + power_of_two(v));
-    if constexpr (ACTIVATION == SILU) return v * reciprocal(SCALE<SILU> + SCALE<SILU> * power_of_two(v));
-    if constexpr (ACTIVATION == GELU) return gelu_of(v);
-    return activate<ACTIVATION>(v);
-}
-template <int ACTIVATION>
-__device__ __forceinline__ float activated(float v) {
-    return activated_scaled<ACTIVATION>(v * SCALE<ACTIVATION>);
+// A round's residual from its buffer, where two elements make a word.
+template <class Tile>
+DEVICE void load_round(unsigned (&words)[ROUND_MATRICES][4], const OutputTile &at, const Round<Tile> &now) {
+    if constexpr (Tile::RESIDUAL && sizeof(typename Tile::T) == 2)
+#pragma unroll
+        for (int j = 0; j < ROUND_MATRICES; ++j)
+            if (now.reaches(j * MATRICES))
+                load_matrices<Tile::TRANSPOSED>(words[j], matrix_address<Tile>(at, j * MATRICES, threadIdx.x / 32 % 4 * 16));
 }
 
-// Two of them of 16 bits in a word.
-template <typename T, int ACTIVATION>
-__device__ __forceinline__ unsigned activated_scaled(float low, float high) {
-    if constexpr (ACTIVATION == RELU) return Element<T>::pack_relu(low, high);
-    if constexpr (ACTIVATION == RELU6) return Element<T>::pack_relu6(low, high);
-    return Element<T>::pack(activated_scaled<ACTIVATION>(low), activated_scaled<ACTIVATION>(high));
-}
-template <typename T, int ACTIVATION>
-__device__ __forceinline__ unsigned activated(float low, float high) {
-    return activated_scaled<T, ACTIVATION>(low * SCALE<ACTIVATION>, high * SCALE<ACTIVATION>);
+// A round's sums: bias, residual, activation, and to its buffer, whose rows or columns beyond are not read. All functions
+// first, so that none waits for what is written. `words`: what load_round loaded.
+template <class Tile>
+DEVICE void buffer_round(unsigned (&words)[ROUND_MATRICES][4], const float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], const OutputTile &at,
+                        const Round<Tile> &now, const float (&bias)[2]) {
+    using T = typename Tile::T;
+    const int row0 = threadIdx.x / 32 % 4 * 16;
+#pragma unroll
+    for (int j = 0; j < ROUND_MATRICES; ++j) {
+        if (!now.reaches(j * MATRICES)) continue;
+        const bool whole = now.reaches(j * MATRICES + 8);
+        float v[8];
+        biased_sums<Tile>(v, d, at, now, j * MATRICES, bias);
+        if constexpr (sizeof(T) == 2) {
+            const unsigned address = matrix_address<Tile>(at, j * MATRICES, row0);
+            if constexpr (Tile::RESIDUAL) {
+                if (!AT_ONCE<Tile>) load_matrices<Tile::TRANSPOSED>(words[j], address);
+#pragma unroll
+                for (int i = 0; i < 8; ++i)
+                    v[i] += Element<T>::widen(T{(unsigned short)(i % 2 ? words[j][i / 2] >> 16 : words[j][i / 2] & 0xffff)}) *
+                            SCALE<Tile::ACTIVATION>;
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                words[j][i] = i < 2 || whole ? activated_scaled<T, Tile::ACTIVATION>(v[2 * i], v[2 * i + 1]) : 0;
+            if (!AT_ONCE<Tile>) store_matrices<Tile::TRANSPOSED>(address, words[j]);
+        } else {
+            unsigned address[8];
+#pragma unroll
+            for (int i = 0; i < 8; ++i) {
+                const int r = row0 + threadIdx.x % 32 / 4 + i % 4 / 2 * 8;
+                const int c = j * MATRICES + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+                address[i] = Tile::TRANSPOSED ? buffer_address<Tile>(at.buffer, c, r) : buffer_address<Tile>(at.buffer, r, c);
+                if (Tile::RESIDUAL && (i < 4 || whole))
+                    v[i] += __uint_as_float(load_shared<4>(address[i]).v[0]) * SCALE<Tile::ACTIVATION>;
+            }
+#pragma unroll
+            for (int i = 0; i < 8; ++i)
+                if (i < 4 || whole)
+                    store_shared<4>(address[i], Piece<4>{{__float_as_uint(activated_scaled<Tile::ACTIVATION>(v[i]))}});
+        }
+    }
+    if constexpr (sizeof(T) == 2 && AT_ONCE<Tile>)
+#pragma unroll
+        for (int j = 0; j < ROUND_MATRICES; ++j)
+            if (now.reaches(j * MATRICES)) store_matrices<Tile::TRANSPOSED>(matrix_address<Tile>(at, j * MATRICES, row0), words[j]);
 }
 
-// One output: `at` is its place in y and residual, `k` its channel. Pointers are null where there is none.
-template <typename T, int ACTIVATION, typename A>
-__device__ __forceinline__ T finish(A sum, const T *bias, const T *residual, long long k, long long at) {
-    if (bias) sum += widen(bias[k]);
-    if (residual) sum += widen(residual[at]);
-    return narrow<T>(activate<ACTIVATION>(sum));
+// TMA stores to y: of the pixels of one round, a thread each.
+template <class Tile>
+DEVICE void tma_store_round(const OutputTile &at, int pixel0, int pixels, int filter0) {
+    constexpr int EACH = 64 / Tile::BUFFER_ROW;
+    const int number = threadIdx.x % 128;
+    if (number < pixels / Tile::STORE_PIXELS * EACH) {
+        const int part = number % EACH, pixel = number / EACH * Tile::STORE_PIXELS;
+        store_box(at.map, at.buffer + (part * 64 + pixel) * 128, at.filter + filter0 + part * Tile::BUFFER_ROW, at.group,
+                  at.pixel + pixel0 + pixel);
+    }
+    // Of none, too: every round is a group.
+    commit_stores();
+}
+
+// Rounds of a tile whose residual is fetched ahead: all where each has its own buffer.
+template <class Tile>
+constexpr int AHEAD = Tile::EPILOGUE_BUFFERS >= Round<Tile>::COUNT ? Round<Tile>::COUNT : Tile::EPILOGUE_BUFFERS - 1;
+
+// The residual of a round on its way, a group of copies.
+template <class Tile>
+DEVICE void fetch_round(OutputTile at, const void *residual, int round) {
+    const Round<Tile> now(round);
+    at.buffer += round % Tile::EPILOGUE_BUFFERS * Tile::BUFFER_BYTES;
+    fetch_rows<Tile>(at, static_cast<const typename Tile::T *>(residual), now.pixel0, now.pixels, now.filter0, now.filters);
+    commit_copies();
+}
+
+// Waits until at most so many later rounds are on their way.
+template <class Tile, int COUNT = AHEAD<Tile>>
+DEVICE void wait_for_fetched(int later) {
+    if constexpr (COUNT > 0) {
+        if (later < COUNT)
+            wait_for_fetched<Tile, COUNT - 1>(later);
+        else
+            wait_copies<COUNT>();
+    } else {
+        wait_copies<0>();
+    }
+}
+
+// A round's residual on its way, the first when the table of places is there and the tile before is gone.
+template <class Tile>
+DEVICE void fetch_next(const OutputTile &at, const void *residual, int round) {
+    if (round == 0) {
+        if constexpr (Tile::TMA_STORE > 0) wait_for_stores<0>();
+        sync_part(at.barrier, 128);
+    }
+    fetch_round<Tile>(at, residual, round);
+}
+
+// Before a tile's products.
+template <class Tile>
+DEVICE void begin_tile(const OutputTile &at, const void *residual) {
+    if constexpr (Tile::ASYNC_RESIDUAL) {
+#pragma unroll
+        for (int round = 0; round < AHEAD<Tile>; ++round) fetch_next<Tile>(at, residual, round);
+    }
+}
+
+// What a round does before its sums can go to its buffer: that has gone to y, and the residual is there. One way each.
+
+// No residual, or one that threads load as the round begins.
+template <class Tile>
+struct LoadedResidual {
+    static constexpr bool EARLY = false;
+    DEVICE LoadedResidual(OutputTile &) {}
+    DEVICE void acquire(OutputTile &at, unsigned buffers, const void *residual, int round) {
+        const Round<Tile> now(round);
+        at.buffer = buffers + round % Tile::EPILOGUE_BUFFERS * Tile::BUFFER_BYTES;
+        // Tiles of an odd count of rounds end with the buffer that the next begins with.
+        if constexpr (Tile::TMA_STORE > 0) {
+            if (round == 0 && Round<Tile>::COUNT % 2)
+                wait_for_stores<0>();
+            else
+                wait_for_stores<Tile::EPILOGUE_BUFFERS - 1>();
+        }
+        // What was there before has been written, and the table of places is there.
+        sync_part(at.barrier, 128);
+        if constexpr (Tile::RESIDUAL) {
+            using T = typename Tile::T;
+            move_rows<Tile, true>(at, const_cast<T *>(static_cast<const T *>(residual)), now.pixel0, now.pixels, now.filter0,
+                                  now.filters);
+            sync_part(at.barrier, 128);
+        }
+    }
+    DEVICE void release(OutputTile &, int, bool) {}
+};
+
+// cp.async, rounds ahead.
+template <class Tile>
+struct AsyncResidual {
+    static constexpr bool EARLY = false;
+    DEVICE AsyncResidual(OutputTile &) {}
+    DEVICE void acquire(OutputTile &at, unsigned buffers, const void *residual, int round) {
+        constexpr int COUNT = Round<Tile>::COUNT;
+        // The round that is fetched while this one and those before go to y.
+        const int next = round + AHEAD<Tile>;
+        at.buffer = buffers + round % Tile::EPILOGUE_BUFFERS * Tile::BUFFER_BYTES;
+        wait_for_fetched<Tile>((next < COUNT ? next : COUNT) - round - 1);
+        if constexpr (Tile::TMA_STORE > 0)
+            if (round > 0 && next < COUNT) wait_for_stores<0>();
+        sync_part(at.barrier, 128);
+        if (next < COUNT) {
+            OutputTile start = at;
+            start.buffer = buffers;
+            fetch_round<Tile>(start, residual, next);
+        }
+    }
+    DEVICE void release(OutputTile &, int, bool) {}
+};
+
+// TMA, into a ring of buffers that two warpgroups share.
+template <class Tile>
+struct TmaResidual {
+    // Long activations do not wait for a round's residual, which is on its way to registers while the round before goes to y.
+    static constexpr bool EARLY = AT_ONCE<Tile> && Tile::ACTIVATION > RELU6;
+    // A warpgroup waits for its buffers until the other has had those before: a barrier's parity tells a buffer's next filling
+    // from the one before it, but no more.
+    DEVICE TmaResidual(OutputTile &at) { sync_part(RESIDUAL_TURN - WARPGROUP_BARRIER + at.barrier, 256); }
+    DEVICE static void wait(const OutputTile &at) { barrier_wait(at.residual_full + at.residual_slot * 8, at.residual_phase); }
+    DEVICE void acquire(OutputTile &at, unsigned buffers, const void *, int round) {
+        at.buffer = buffers + at.residual_slot * Tile::BUFFER_BYTES;
+        if (!EARLY || round == 0) wait(at);
+        if (round + 1 == Round<Tile>::COUNT) arrive_part(RESIDUAL_TURN + 1 + WARPGROUP_BARRIER - at.barrier, 256);
+    }
+    // The residual of the round behind this one to registers.
+    DEVICE void load_next(unsigned (&words)[ROUND_MATRICES][4], const OutputTile &at, unsigned buffers, int round) {
+        OutputTile then = at;
+        advance<Tile::EPILOGUE_BUFFERS>(then.residual_slot, then.residual_phase);
+        then.buffer = buffers + then.residual_slot * Tile::BUFFER_BYTES;
+        if (round + 1 < Round<Tile>::COUNT) {
+            wait(then);
+            load_round<Tile>(words, then, Round<Tile>(round + 1));
+        }
+    }
+    // The next residual may come to a buffer.
+    DEVICE static void arrive(const OutputTile &at, int slot, int warps) {
+        barrier_arrive(at.residual_full + (Tile::EPILOGUE_BUFFERS + slot) * 8, warps);
+    }
+    // All but the PENDING last rounds of a warp have been stored.
+    template <int PENDING>
+    DEVICE static void release_stored(const OutputTile &at, int slot) {
+        wait_for_stores<PENDING>();
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) arrive(at, slot, 4);
+    }
+    DEVICE void release(OutputTile &at, int round, bool stored_by_tma) {
+        if (!stored_by_tma && !EARLY) publish_shared();
+        __syncwarp();
+        // A warp has read its rows of the buffer; or the first has stored from it by TMA, and waits for that a round later.
+        if (!stored_by_tma && threadIdx.x % 32 == 0) arrive(at, at.residual_slot, 1);
+        if constexpr (Tile::TMA_STORE > 0)
+            if (threadIdx.x / 32 % 4 == 0) {
+                if (round > 0 && (Tile::TMA_STORE == 2 || Round<Tile>(round - 1).filters == 64))
+                    release_stored<1>(at, before<Tile::EPILOGUE_BUFFERS>(at.residual_slot, 1));
+                if (round + 1 == Round<Tile>::COUNT && stored_by_tma) release_stored<0>(at, at.residual_slot);
+            }
+        advance<Tile::EPILOGUE_BUFFERS>(at.residual_slot, at.residual_phase);
+    }
+};
+
+template <bool TMA, bool ASYNC, class Tile>
+struct ResidualPolicy {
+    using Type = LoadedResidual<Tile>;
+};
+template <class Tile>
+struct ResidualPolicy<false, true, Tile> {
+    using Type = AsyncResidual<Tile>;
+};
+template <class Tile>
+struct ResidualPolicy<true, false, Tile> {
+    using Type = TmaResidual<Tile>;
+};
+
+// A warpgroup's sums to y, a round at a time.
+template <class Tile>
+DEVICE void store_through_buffers(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], OutputTile at, void *y, const Biases<Tile> &biases,
+                                  const void *residual) {
+    using R = Round<Tile>;
+    using Policy = typename ResidualPolicy<Tile::TMA_RESIDUAL, Tile::ASYNC_RESIDUAL, Tile>::Type;
+    biases.share(at);
+    Policy policy(at);
+    const int warp = threadIdx.x / 32 % 4;
+    const unsigned buffers = at.buffer;
+    float bias[2] = {};
+    unsigned words[2][ROUND_MATRICES][4];
+#pragma unroll
+    for (int round = 0; round < R::COUNT; ++round) {
+        const R now(round);
+        const bool by_tma = Tile::TMA_STORE == 2 || (Tile::TMA_STORE == 1 && now.filters == 64);
+        policy.acquire(at, buffers, residual, round);
+        if (Tile::SWAP_AB && now.group == 0) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                bias[half] = bias_of<Tile>(at, now.filter0 + warp * 16 + half * 8 + threadIdx.x % 32 / 4);
+        }
+        if (AT_ONCE<Tile> && (!Policy::EARLY || round == 0)) load_round<Tile>(words[round % 2], at, now);
+        buffer_round<Tile>(words[round % 2], d, at, now, bias);
+        if (by_tma || Policy::EARLY) publish_shared();
+        if constexpr (Policy::EARLY) policy.load_next(words[(round + 1) % 2], at, buffers, round);
+        sync_part(at.barrier, 128);
+        if constexpr (Tile::TMA_STORE > 0) tma_store_round<Tile>(at, now.pixel0, by_tma ? now.pixels : 0, now.filter0);
+        if (!by_tma)
+            move_rows<Tile, false>(at, static_cast<typename Tile::T *>(y), now.pixel0, now.pixels, now.filter0, now.filters);
+        policy.release(at, round, by_tma);
+    }
+    if (Tile::TMA_STORE != 2) sync_part(at.barrier, 128);
 }

@@ -103,7 +103,7 @@ DEVICE void wait_for_stores() {
 // All has been written.
 DEVICE void wait_for_all_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
-// What threads wrote to shared memory is there for the copy engine and the tensor cores.
+// What threads wrote to shared memory is there for TMA and the tensor cores.
 DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 // The barrier gets this thread's arrival when its copies (cp.async) are there.
 DEVICE void arrive_with_copies(unsigned barrier) {
@@ -169,7 +169,7 @@ DEVICE void keep_sums(float (&d)[STEPS][N]) {
 }
 // Sums are read only behind this, whose place the compiler keeps: else it waits for every product by itself.
 template <int STEPS, int N>
-DEVICE void sums_are_there(float (&d)[STEPS][N]) {
+DEVICE void wait_for_products(float (&d)[STEPS][N]) {
     wgmma_wait<0>();
     keep_sums(d);
 }
@@ -178,10 +178,10 @@ DEVICE void wgmma(float (&d)[WGMMA_N / 2], unsigned long long a, unsigned long l
     asm volatile(WGMMA : WGMMA_SUMS : "l"(a), "l"(b), "r"(add));
 }
 
-// Four 8 x 8 matrices of 16-bit elements between a warp's registers and shared memory, as they are or turned.
-template <bool TURNED>
+// Four 8 x 8 matrices of 16-bit elements between a warp's registers and shared memory, as they are or transposed.
+template <bool TRANSPOSED>
 DEVICE void store_matrices(unsigned to, const unsigned (&v)[4]) {
-    if constexpr (TURNED)
+    if constexpr (TRANSPOSED)
         asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]), "r"(v[1]),
                      "r"(v[2]), "r"(v[3])
                      : "memory");
@@ -190,9 +190,9 @@ DEVICE void store_matrices(unsigned to, const unsigned (&v)[4]) {
                      "r"(v[2]), "r"(v[3])
                      : "memory");
 }
-template <bool TURNED>
+template <bool TRANSPOSED>
 DEVICE void load_matrices(unsigned (&v)[4], unsigned from) {
-    if constexpr (TURNED)
+    if constexpr (TRANSPOSED)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
                      : "r"(from)

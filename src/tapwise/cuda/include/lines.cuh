@@ -1,7 +1,7 @@
 // What algorithms share that read windows from an image's lines in shared memory.
 #pragma once
 
-#include "epilogue.cuh"
+#include "activation.cuh"
 #include "matrix.cuh"
 
 DEVICE unsigned load_word(unsigned from) {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -50,21 +51,30 @@ class Resources:
 
 def stub(
     file: str, template: str, arguments: str, parameters: str, threads: int, blocks: int = 1, header: str = "",
-    cluster: int = 1,
+    cluster: int = 1, declarations: str = "",
 ) -> Source:  # fmt: skip
     """The stub that instantiates `template<arguments>` of a .cu file as a kernel of one parameter struct.
 
     `arguments`: tapwise.cuda.types.template_args has them. `threads` a block at most, `blocks` a multiprocessor at
-    least: they bound the registers. `header` goes in front. `cluster`: blocks that run together.
+    least: they bound the registers. `header` goes in front of the
+    include, `declarations` behind it. `cluster`: blocks that run together.
     """
     header += HALF if "__half" in arguments else ""
     bounds = f"__launch_bounds__({threads}, {blocks})" + (f" __cluster_dims__({cluster})" if cluster > 1 else "")
     text = (
-        f'{header}#include "{file}"\n'
+        f'{header}#include "{file}"\n{declarations}'
         f'extern "C" __global__ void {bounds} kernel(const __grid_constant__ {parameters} p)'
         f" {{ {template}<{arguments}>(p); }}\n"
     )
     return Source(Path(file).stem, text)
+
+
+def traits(element: str, values: Mapping[str, int | bool | str]) -> str:
+    """`struct Traits`: the element type T, and values by name, for a kernel that is a template of it alone."""
+    words = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}
+    kinds = {name: "bool" if isinstance(value, bool) else "int" for name, value in values.items()}
+    lines = "".join(f"    static constexpr {kinds[name]} {name} = {word};\n" for name, word in words.items())
+    return f"struct Traits {{\n    using T = {element};\n{lines}}};\n"
 
 
 def cubin(source: Source, architecture: str) -> bytes:

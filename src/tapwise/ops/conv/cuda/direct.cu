@@ -10,7 +10,7 @@
 // tile's elements dealt out evenly; WIDE, evenly in copies of 16 bytes that bypass registers (COPY: of fewer bytes,
 // where rows are not aligned to 16). SHIFT elements before the tile make its rows begin on such a multiple.
 #include "async.cuh"
-#include "epilogue.cuh"
+#include "activation.cuh"
 #include "window.cuh"
 
 enum Load { HALO, EVEN, COPY };

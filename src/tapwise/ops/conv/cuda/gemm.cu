@@ -6,7 +6,7 @@
 // and N / TN apart along the windows, so that a warp reads neighbours. Else a thread has one output and reads both
 // operands from global memory. WIDE: which windows make up a block's N, as ACROSS in partition.cuh, in an image of
 // lines x width windows.
-#include "epilogue.cuh"
+#include "activation.cuh"
 #include "partition.cuh"
 
 struct Gemm {

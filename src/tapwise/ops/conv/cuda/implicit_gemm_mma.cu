@@ -3,7 +3,7 @@
 // steps too.
 #pragma once
 
-#include "epilogue.cuh"
+#include "activation.cuh"
 #include "matrix.cuh"
 #include "narrow.cuh"
 

@@ -3,7 +3,7 @@
 // x (n, c, h, w), w (k, c / groups, r, s), y (n, k, p, q), all dense. A block is BX x BY outputs of one plane: a
 // square, a piece of a row or a piece of a column. From shared memory, the block's part of one input channel with its
 // halo is loaded by all threads together, between two barriers, before any of them reads it.
-#include "epilogue.cuh"
+#include "activation.cuh"
 #include "window.cuh"
 
 template <typename T, bool SHARED, int BX, int BY, int ACTIVATION>

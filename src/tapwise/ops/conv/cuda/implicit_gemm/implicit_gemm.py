@@ -17,11 +17,11 @@ from typing import Any, ClassVar, Final
 
 from tapwise.algorithm import Device, Plan
 from tapwise.arrays.device import DeviceArray
-from tapwise.cuda.jit.compile import Source, stub
+from tapwise.cuda.jit.compile import Source, stub, traits
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.jit.tensor_map import WORDS
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
-from tapwise.cuda.types import template_args, tensor_core_type
+from tapwise.cuda.types import tensor_core_type
 from tapwise.ops.conv.cuda import pack, window
 from tapwise.ops.conv.cuda.implicit_gemm import configs, geometry, model, outputs
 from tapwise.ops.conv.cuda.implicit_gemm.geometry import Config
@@ -29,14 +29,14 @@ from tapwise.ops.conv.problem import ConvProblem
 
 FOLDER: Final = "ops/conv/cuda/implicit_gemm"
 GEMM: Final = (
-    *(f"{name}{word}" for name in ("x", "w", "out", "res") for word in range(WORDS)),
+    *(f"{name}{word}" for name in ("x", "w", "out") for word in range(WORDS)),
     "y", "bias", "residual", "pixels", "filters", "groups", "tiles_f", "tiles", "p", "q", "taps_w", "chunks",
     "part_chunks", "steps", "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "weights_ready",
 )  # fmt: skip
 SLAB: Final = (
     *(f"{name}{word}" for name in ("x", "w", "res") for word in range(WORDS)),
     "y", "bias", "residual", "image", "n", "filters", "groups", "tiles_f", "tiles", "p", "q", "r", "s", "chunks",
-    "part_chunks", "wide", "high", "lines", "copy_lines", "pad_h", "pad_w", "dilation_h", "dilation_w",
+    "part_chunks", "wide", "high", "halo_pixels", "copy_pixels", "pad_h", "pad_w", "dilation_h", "dilation_w",
     "height", "width", "c", "group_c", "down", "across", "tiles_h", "tiles_w", "weights_ready",
 )  # fmt: skip
 INSTRUCTIONS: Final = {"f16": "k16.f32.f16.f16", "bf16": "k16.f32.bf16.bf16", "f32": "k8.f32.tf32.tf32"}
@@ -173,40 +173,43 @@ class ImplicitGemm(CudaAlgorithm[Config]):
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
         problem = geometry.view_of(problem, config)
-        words = (
-            tensor_core_type(problem.dtype), config.rows == "filters", config.pixels, config.filters, config.warpgroups,
-            config.turns, config.stages, config.split, geometry.line_bytes(problem, config), config.bundle,
-            geometry.last_steps(problem, config), geometry.has_groups(problem), outputs.written_of(problem, config),
-            outputs.boxes_of(problem, config), outputs.stagings_of(problem, config),
-            outputs.order_of(problem, config), problem.layout == "nchw", problem.bias,
-            problem.residual * (1 + outputs.is_delivered(problem, config)),
-            window.ACTIVATIONS[problem.activation],
-        )  # fmt: skip
+        halo = config.kernel != "stream"
+        values: dict[str, int | bool | str] = {
+            "SWAP_AB": config.rows == "filters",
+            "TILE_PIXELS": config.pixels,
+            "TILE_FILTERS": config.filters,
+            "WARPGROUPS": config.warpgroups,
+            "PING_PONG": config.turns,
+            "STAGES": config.stages,
+            "SPLIT_K": config.split,
+            "CHUNK_BYTES": geometry.line_bytes(problem, config),
+            "GROUPS_PER_TILE": config.bundle,
+            "LAST_CHUNK_STEPS": geometry.last_steps(problem, config),
+            "GROUP_AXIS": geometry.has_groups(problem),
+            "VECTOR": outputs.written_of(problem, config),
+            "TMA_STORE": outputs.boxes_of(problem, config),
+            "EPILOGUE_BUFFERS": outputs.stagings_of(problem, config),
+            "PERMUTED_N": outputs.order_of(problem, config),
+            "NCHW": problem.layout == "nchw",
+            "BIAS": problem.bias,
+            "RESIDUAL": problem.residual,
+            "TMA_RESIDUAL": outputs.is_delivered(problem, config),
+            "ACTIVATION": window.ACTIVATIONS[problem.activation],
+            "FILTER_STATIONARY": config.held,
+        }
+        if halo:
+            values |= {
+                "HALO_BUFFERS": config.slabs,
+                "HALO_TILE": config.kernel == "box",
+                "GATHER_BYTES": config.gather,
+            }
+        name = f"implicit_gemm_{'halo' if halo else 'im2col'}"
         width = geometry.sides_of(config)[1] // config.bundle
-        threads = self._threads(config)
-        tile, header = f"Tile<{template_args(*words)}>", instruction(problem.dtype, width)
-        if config.kernel != "stream":
-            more = template_args(tile, config.slabs, config.held, config.gather, config.kernel == "box")
-            return stub(
-                f"{FOLDER}/implicit_gemm_slab.cu",
-                "implicit_gemm_slab",
-                more,
-                "Slab",
-                threads,
-                1,
-                header,
-            )
-        more = template_args(tile, config.held)
         return stub(
-            f"{FOLDER}/implicit_gemm.cu",
-            "implicit_gemm",
-            more,
-            "Gemm",
-            threads,
-            config.resident,
-            header,
-            config.split,
-        )
+            f"{FOLDER}/{name}.cu", name, "Traits", "HaloGemm" if halo else "Im2colGemm", self._threads(config),
+            config.resident, instruction(problem.dtype, width), config.split,
+            traits(tensor_core_type(problem.dtype), values),
+        )  # fmt: skip
 
     def _threads(self, config: Config) -> int:
         """Warpgroups, and a warp that copies, or beside two a warpgroup."""
@@ -237,15 +240,15 @@ class ImplicitGemm(CudaAlgorithm[Config]):
         lines = config.pixels
         if config.kernel == "slab":
             mine["high"], mine["wide"] = geometry.padded(problem)
-            mine["lines"], lines = geometry.slab_lines(problem, config)
-            mine["copy_lines"] = lines
+            mine["halo_pixels"], lines = geometry.slab_lines(problem, config)
+            mine["copy_pixels"] = lines
         box: tuple[int, ...] = ()
         if config.kernel == "box":
             mine["down"], mine["wide"], high, behind = geometry.box_shape(problem, config)
             box = mine["wide"], high
-            mine["high"], mine["lines"], mine["across"] = high, prod(box), config.across
+            mine["high"], mine["halo_pixels"], mine["across"] = high, prod(box), config.across
             # A slab takes whole patterns of eight lines.
-            mine["copy_lines"] = -(-mine["lines"] // 8) * 8 - mine["lines"] + behind
+            mine["copy_pixels"] = -(-mine["halo_pixels"] // 8) * 8 - mine["halo_pixels"] + behind
             mine["tiles_h"] = -(-problem.output[0] // mine["down"])
             mine["tiles_w"] = -(-problem.output[1] // config.across)
         mine = {name: value for name, value in (fields | mine).items() if name in names}

@@ -1,25 +1,25 @@
 // Sums of a split gemm_k: from every block of a cluster to the one that adds them up, and from there to y.
 #pragma once
 
-#include "finish.cuh"
+#include "epilogue.cuh"
 
 // Split sums lie in shared memory as the instruction's 8 x 8 blocks, rows of them of all columns for each source: 64 floats, in
-// the order of lanes with two each, but turned so that blocks beside each other are read from other banks.
+// the order of lanes with two each, but swizzled so that blocks beside each other are read from other banks.
 DEVICE unsigned place_in_sums(int lane, int block) { return block * 256 + (lane ^ lane / 16 * 8 ^ block % 4 * 4) * 8; }
 
 // Split gemm_k: every block's sums go to the block of the cluster that adds up their rows, each to its own part there.
-template <class O>
-DEVICE void send_sums(const float (&d)[O::STEPS][O::COLUMNS / 2], unsigned sums, unsigned complete, int rank) {
+template <class Tile>
+DEVICE void send_sums(const float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], unsigned sums, unsigned complete, int rank) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
-    for (int m = 0; m < O::STEPS; ++m)
+    for (int m = 0; m < Tile::M_STEPS; ++m)
 #pragma unroll
         for (int high = 0; high < 2; ++high) {
-            const int row0 = m * 64 + warp * 16 + high * 8, to = row0 / O::EACH;
-            const unsigned mine = sums + (rank * O::EACH + row0 % O::EACH) * O::COLUMNS * 4;
+            const int row0 = m * 64 + warp * 16 + high * 8, to = row0 / Tile::SPLIT_M;
+            const unsigned mine = sums + (rank * Tile::SPLIT_M + row0 % Tile::SPLIT_M) * Tile::TILE_N * 4;
             const unsigned there = address_of_rank(mine, to), barrier = address_of_rank(complete, to);
 #pragma unroll
-            for (int i = 0; i < O::COLUMNS / 8; ++i) {
+            for (int i = 0; i < Tile::TILE_N / 8; ++i) {
                 const float low = d[m][4 * i + 2 * high], next = d[m][4 * i + 2 * high + 1];
                 if (to == rank)
                     store_shared<8>(mine + place_in_sums(lane, i), Piece<8>{{__float_as_uint(low), __float_as_uint(next)}});
@@ -30,26 +30,26 @@ DEVICE void send_sums(const float (&d)[O::STEPS][O::COLUMNS / 2], unsigned sums,
 }
 
 // This block's share of the sums to y, the parts in the order of ranks.
-template <class O>
-DEVICE void finish_split(const Place &at, unsigned sums, int rank, void *y_, const void *bias_, const void *residual_) {
-    using T = typename O::T;
+template <class Tile>
+DEVICE void store_split(const OutputTile &at, unsigned sums, int rank, void *y_, const void *bias_, const void *residual_) {
+    using T = typename Tile::T;
     T *y = static_cast<T *>(y_);
     const T *bias = static_cast<const T *>(bias_), *residual = static_cast<const T *>(residual_);
-    constexpr int EACH = O::EACH, BLOCKS = O::COLUMNS / 8, V = O::NCHW ? 1 : O::V < 4 ? O::V : 4;
+    constexpr int EACH = Tile::SPLIT_M, BLOCKS = Tile::TILE_N / 8, V = Tile::NCHW ? 1 : Tile::VECTOR < 4 ? Tile::VECTOR : 4;
     // A thread takes four rows of a column (SWAP), or four columns of a row.
-    for (int i = threadIdx.x; i < EACH * O::COLUMNS / 4; i += O::CONSUMERS) {
-        const int block = O::SWAP ? i / 16 % BLOCKS : i / 2 % BLOCKS;
-        const int row = O::SWAP ? i / 16 / BLOCKS * 8 + i / 8 % 2 * 4 : i / 2 / BLOCKS;
-        const int column = block * 8 + (O::SWAP ? i % 8 : i % 2 * 4);
-        const int pixel = O::SWAP ? column : rank * EACH + row, filter = O::SWAP ? rank * EACH + row : column;
+    for (int i = threadIdx.x; i < EACH * Tile::TILE_N / 4; i += Tile::CONSUMER_THREADS) {
+        const int block = Tile::SWAP_AB ? i / 16 % BLOCKS : i / 2 % BLOCKS;
+        const int row = Tile::SWAP_AB ? i / 16 / BLOCKS * 8 + i / 8 % 2 * 4 : i / 2 / BLOCKS;
+        const int column = block * 8 + (Tile::SWAP_AB ? i % 8 : i % 2 * 4);
+        const int pixel = Tile::SWAP_AB ? column : rank * EACH + row, filter = Tile::SWAP_AB ? rank * EACH + row : column;
         if (at.filter + filter >= at.filters) continue;
         const int place = place_of(at, pixel);
         if (place < 0) continue;
         float v[4] = {};
 #pragma unroll
-        for (int from = 0; from < O::SPLIT; ++from) {
-            const unsigned part = sums + (from * EACH + row / 8 * 8) * O::COLUMNS * 4;
-            if constexpr (O::SWAP) {
+        for (int from = 0; from < Tile::SPLIT_K; ++from) {
+            const unsigned part = sums + (from * EACH + row / 8 * 8) * Tile::TILE_N * 4;
+            if constexpr (Tile::SWAP_AB) {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     const int lane = (row % 8 + e) * 4 + column % 8 / 2;
@@ -68,14 +68,14 @@ DEVICE void finish_split(const Place &at, unsigned sums, int rank, void *y_, con
             T out[V];
 #pragma unroll
             for (int e = 0; e < V; ++e) {
-                const int there = place + (O::NCHW ? (f + e) * at.step : f + e);
+                const int there = place + (Tile::NCHW ? (f + e) * at.step : f + e);
                 float sum = v[first + e];
-                if (O::BIAS && f + e < at.filters) sum += Element<T>::widen(bias[at.group * at.filters + f + e]);
-                if constexpr (O::RESIDUAL) sum += Element<T>::widen(residual[there]);
-                out[e] = Element<T>::narrow(activated<O::ACTIVATION>(sum));
-                if constexpr (O::NCHW) y[there] = out[e];
+                if (Tile::BIAS && f + e < at.filters) sum += Element<T>::widen(bias[at.group * at.filters + f + e]);
+                if constexpr (Tile::RESIDUAL) sum += Element<T>::widen(residual[there]);
+                out[e] = Element<T>::narrow(activated<Tile::ACTIVATION>(sum));
+                if constexpr (Tile::NCHW) y[there] = out[e];
             }
-            if constexpr (!O::NCHW) {
+            if constexpr (!Tile::NCHW) {
                 constexpr int BYTES = V * (int)sizeof(T);
                 Piece<BYTES> piece{};
                 if constexpr (sizeof(T) == 4) {

@@ -1,0 +1,81 @@
+// What happens to a sum on its way to y: bias, residual, activation, rounding to the element type.
+#pragma once
+
+#include "types.cuh"
+
+enum Activation { NONE, RELU, RELU6, SILU, GELU, SIGMOID, TANH };
+
+// fmax and fmin would lose a NaN; comparisons keep it.
+template <int ACTIVATION, typename A>
+__device__ __forceinline__ A activate(A v) {
+    if constexpr (ACTIVATION == RELU) return v < A(0) ? A(0) : v;
+    if constexpr (ACTIVATION == RELU6) return v < A(0) ? A(0) : v > A(6) ? A(6) : v;
+    if constexpr (ACTIVATION == SIGMOID) return A(1) / (A(1) + exp(-v));
+    if constexpr (ACTIVATION == SILU) return v / (A(1) + exp(-v));
+    if constexpr (ACTIVATION == GELU) return A(0.5) * v * (A(1) + erf(v * A(0.70710678118654752440)));
+    if constexpr (ACTIVATION == TANH) return tanh(v);
+    return v;
+}
+
+// 2^v and 1 / v to 22 bits, where subnormal numbers do not matter.
+__device__ __forceinline__ float power_of_two(float v) {
+    float r;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+__device__ __forceinline__ float reciprocal(float v) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(v));
+    return r;
+}
+
+// v times the normal distribution's integral, which beside zero is a polynomial of t = 1 / (1 + p |v|) times exp(-v^2 / 2), to
+// 8e-8 (Abramowitz and Stegun, 7.1.26). Of an infinity above zero nothing is taken away.
+__device__ __forceinline__ float gelu_of(float v) {
+    const float t = reciprocal(1.0f + 0.23164190f * fabsf(v)), scaled = v * 0.84932180f;
+    float integral = 0.53070271f * t - 0.72657601f;
+    integral = integral * t + 0.71070688f;
+    integral = integral * t - 0.14224837f;
+    integral = integral * t + 0.12741480f;
+    integral *= t * power_of_two(-scaled * scaled);
+    return fmaxf(v, 0.0f) - fabsf(fminf(v, 1e4f)) * integral;
+}
+
+// The same for outputs of tensor cores, a few units of fp32's roundoff off: in few instructions, as each of them keeps the next
+// products from registers. Sums are multiplied by what the exponent needs as the bias is added, which then costs nothing:
+// silu(v) = v / (1 + 2^(s v)) = s v / (s + s 2^(s v)). One reciprocal for two silus is a function less and seven instructions
+// more, which is slower.
+template <int ACTIVATION>
+constexpr float SCALE = ACTIVATION == SILU || ACTIVATION == SIGMOID ? -1.44269504f : 1.0f;
+
+template <int ACTIVATION>
+__device__ __forceinline__ float activated_scaled(float v) {
+    if constexpr (ACTIVATION == SIGMOID) return reciprocal(1.0f + power_of_two(v));
+    if constexpr (ACTIVATION == SILU) return v * reciprocal(SCALE<SILU> + SCALE<SILU> * power_of_two(v));
+    if constexpr (ACTIVATION == GELU) return gelu_of(v);
+    return activate<ACTIVATION>(v);
+}
+template <int ACTIVATION>
+__device__ __forceinline__ float activated(float v) {
+    return activated_scaled<ACTIVATION>(v * SCALE<ACTIVATION>);
+}
+
+// Two of them of 16 bits in a word.
+template <typename T, int ACTIVATION>
+__device__ __forceinline__ unsigned activated_scaled(float low, float high) {
+    if constexpr (ACTIVATION == RELU) return Element<T>::pack_relu(low, high);
+    if constexpr (ACTIVATION == RELU6) return Element<T>::pack_relu6(low, high);
+    return Element<T>::pack(activated_scaled<ACTIVATION>(low), activated_scaled<ACTIVATION>(high));
+}
+template <typename T, int ACTIVATION>
+__device__ __forceinline__ unsigned activated(float low, float high) {
+    return activated_scaled<T, ACTIVATION>(low * SCALE<ACTIVATION>, high * SCALE<ACTIVATION>);
+}
+
+// One output: `at` is its place in y and residual, `k` its channel. Pointers are null where there is none.
+template <typename T, int ACTIVATION, typename A>
+__device__ __forceinline__ T finish(A sum, const T *bias, const T *residual, long long k, long long at) {
+    if (bias) sum += widen(bias[k]);
+    if (residual) sum += widen(residual[at]);
+    return narrow<T>(activate<ACTIVATION>(sum));
+}

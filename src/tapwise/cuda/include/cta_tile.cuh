@@ -1,0 +1,148 @@
+// What the tensor cores' tiles share: their sizes, copies and products.
+#pragma once
+
+#include "hopper.cuh"
+#include "narrow.cuh"
+
+// Named barriers of parts of a CTA (sync_part, arrive_part).
+enum NamedBarrier {
+    // One warpgroup's own: this one and the next.
+    WARPGROUP_BARRIER = 1,
+    // Whose turn it is at the residual's ring of epilogue buffers, one a warpgroup.
+    RESIDUAL_TURN = 3,
+    // The first copies of x are there.
+    FIRST_COPIES = 5,
+    // Whose turn it is at the tensor cores (ping-pong), one a warpgroup.
+    MMA_TURN = 6,
+};
+
+// What follows from the stub's Traits:
+//   T                  element type of x, w and y
+//   TILE_PIXELS, TILE_FILTERS  a CTA's tile. The matrix instruction's M, 64 a step, is pixels or (SWAP_AB) filters
+//   WARPGROUPS         that share a tile's M, or (PING_PONG) take whole tiles in turns
+//   STAGES             of the pipeline of copies
+//   SPLIT_K            CTAs of a cluster that share gemm_k
+//   CHUNK_BYTES        of a pixel's chunk of channels in shared memory
+//   GROUPS_PER_TILE    groups that share a chunk, each with its own filters
+//   LAST_CHUNK_STEPS   steps of 32 bytes of a tap's last chunk
+//   GROUP_AXIS         the tensor map of x has a fifth axis, for groups or the parts of 3xtf32
+//   VECTOR             elements of y that are written at once
+//   TMA_STORE          TMA writes y: not (0), 64 filters at a time (1), all of it (2)
+//   EPILOGUE_BUFFERS   of 64 x 64 sums, of each warpgroup, on the way to y
+//   PERMUTED_N         filters side by side whose order was permuted, so that threads store them from registers; 0: through
+//                      shared memory
+//   RESIDUAL, TMA_RESIDUAL     there is one; TMA brings it to the epilogue buffers
+//   FILTER_STATIONARY  the filters of all steps stay in shared memory
+//   HALO_BUFFERS, HALO_TILE, GATHER_BYTES  implicit_gemm_halo.cu says
+template <class Traits>
+struct CtaTile : Traits {
+    using typename Traits::T;
+    using B = Traits;
+    static constexpr int TILE_M = B::SWAP_AB ? B::TILE_FILTERS : B::TILE_PIXELS,
+                         TILE_N = B::SWAP_AB ? B::TILE_PIXELS : B::TILE_FILTERS;
+    // Of one warpgroup: steps of 64 rows, pixels and filters.
+    static constexpr int M_STEPS = TILE_M / 64 / (B::PING_PONG ? 1 : B::WARPGROUPS);
+    static constexpr int WARPGROUP_PIXELS = B::SWAP_AB ? TILE_N : 64 * M_STEPS,
+                         WARPGROUP_FILTERS = B::SWAP_AB ? 64 * M_STEPS : TILE_N;
+    static constexpr int CHUNK_ELEMENTS = B::CHUNK_BYTES / (int)sizeof(T), CHUNK_STEPS = B::CHUNK_BYTES / 32;
+    // Filters' rows have their own group's channels alone.
+    static constexpr int FILTER_ROW_BYTES = B::CHUNK_BYTES / B::GROUPS_PER_TILE,
+                         A_ROW_BYTES = B::SWAP_AB ? FILTER_ROW_BYTES : B::CHUNK_BYTES,
+                         B_ROW_BYTES = B::SWAP_AB ? B::CHUNK_BYTES : FILTER_ROW_BYTES;
+    static constexpr int CONSUMER_THREADS = 128 * B::WARPGROUPS;
+    // Beside two warpgroups a third one copies, and leaves them registers.
+    static constexpr bool PRODUCER_WARPGROUP = B::WARPGROUPS == 2;
+    // Groups of matrix instructions under way: one where two warpgroups keep the tensor cores busy on one tile.
+    static constexpr int IN_FLIGHT = B::PING_PONG || B::WARPGROUPS == 1 ? 2 : 1;
+    // Epilogue buffers have rows of 128 bytes along y's inner axis, which is the instruction's M or its N (TRANSPOSED).
+    static constexpr bool TRANSPOSED = B::SWAP_AB != B::NCHW;
+    // Threads bring the residual to the epilogue buffers, in pieces that can be copied asynchronously.
+    static constexpr bool ASYNC_RESIDUAL =
+        B::RESIDUAL && !B::TMA_RESIDUAL && B::SPLIT_K == 1 && B::PERMUTED_N == 0 && B::VECTOR * sizeof(T) >= 4;
+    // The accumulator starts from the residual.
+    static constexpr bool RESIDUAL_AS_C = B::RESIDUAL && B::PERMUTED_N > 0;
+    static constexpr int BUFFER_ROW = 128 / (int)sizeof(T), BUFFER_BYTES = 64 * 64 * (int)sizeof(T);
+    // Where TMA brings the residual, two warpgroups in turns share a ring of buffers, filled in the order of tiles.
+    static constexpr int BUFFERS = (B::TMA_RESIDUAL ? 1 : B::WARPGROUPS) * B::EPILOGUE_BUFFERS;
+    // Pixels of one store: all tiles are whole ones. Of the residual some pixels more may come.
+    static constexpr int STORE_PIXELS = !B::SWAP_AB || B::TILE_PIXELS % 64 == 0 ? 64
+                                        : B::TILE_PIXELS % 32 == 0              ? 32
+                                        : B::TILE_PIXELS % 16 == 0              ? 16
+                                                                                : 8;
+    static constexpr int RESIDUAL_PIXELS = STORE_PIXELS > 32 ? STORE_PIXELS : 32;
+    // Rows of the instruction that a CTA of a cluster adds up; all send them to it.
+    static constexpr int SPLIT_M = TILE_M / B::SPLIT_K;
+    static_assert(TILE_M % 64 == 0 && M_STEPS >= 1 && TILE_N % 8 == 0 && TILE_N <= 256);
+    static_assert(TILE_N == WGMMA_N * B::GROUPS_PER_TILE);
+    static_assert(B::GROUPS_PER_TILE == 1 || (!B::SWAP_AB && B::LAST_CHUNK_STEPS == CHUNK_STEPS));
+    static_assert(!B::PING_PONG || (B::WARPGROUPS == 2 && B::SPLIT_K == 1));
+    static_assert(B::SPLIT_K == 1 || (SPLIT_M % 8 == 0 && B::WARPGROUPS == 1));
+    static_assert(!B::TMA_RESIDUAL || (B::RESIDUAL && B::PING_PONG && B::PERMUTED_N == 0 && !B::NCHW));
+    static_assert(B::PERMUTED_N ||
+                  B::EPILOGUE_BUFFERS >= (ASYNC_RESIDUAL || B::TMA_RESIDUAL || (B::TMA_STORE && sizeof(T) == 2) ? 2 : 1));
+    static_assert(B::PERMUTED_N == 0 || (B::TMA_STORE == 0 && B::SPLIT_K == 1 && !B::NCHW && !B::SWAP_AB &&
+                                         WGMMA_N % B::PERMUTED_N == 0));
+    static_assert(!B::TMA_STORE || (B::SPLIT_K == 1 && !B::NCHW && B::VECTOR * sizeof(T) == 16));
+};
+
+// A tile's first outputs: filters run fastest, then groups, then pixels, so that blocks beside each other share pixels.
+template <class Tile>
+struct TileOrigin {
+    int filter, group, pixel;
+    DEVICE TileOrigin(int tile, int tiles_f, int groups) {
+        const int rest = tile / tiles_f;
+        filter = (tile - rest * tiles_f) * Tile::TILE_FILTERS;
+        group = rest % groups;
+        pixel = rest / groups * Tile::TILE_PIXELS;
+    }
+};
+
+// The products of K steps of 32 bytes; `add` to what the sums hold, or else they begin.
+template <class Tile, int K>
+DEVICE void multiply(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], unsigned rows, unsigned columns, bool add) {
+    const unsigned long long a = descriptor<Tile::A_ROW_BYTES>(rows), b = descriptor<Tile::B_ROW_BYTES>(columns);
+    // Steps of a group; its products go to its own columns.
+    constexpr int EACH = K / Tile::GROUPS_PER_TILE, SUMS = WGMMA_N / 2;
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+#pragma unroll
+        for (int m = 0; m < Tile::M_STEPS; ++m) {
+            const int group = k / EACH, step = k % EACH;
+            float (&sums)[SUMS] = reinterpret_cast<float (&)[SUMS]>(d[m][group * SUMS]);
+            wgmma(sums, a + m * 4 * Tile::A_ROW_BYTES + k * 2, b + group * (WGMMA_N * Tile::B_ROW_BYTES / 16) + step * 2,
+                  add || step > 0);
+        }
+}
+
+// Three products of parts, where there are: large by large, large by small, small by large. The part of x that a chunk takes,
+// and the chunk within it.
+DEVICE int second_part(int chunk, int part) { return chunk >= 2 * part; }
+DEVICE int chunk_of_part(int chunk, int part) {
+    return chunk >= 2 * part ? chunk - 2 * part : chunk >= part ? chunk - part : chunk;
+}
+
+// One chunk of channels of x, for all pixels of a copy.
+template <class Tile>
+DEVICE void copy_chunk(unsigned to, const void *map, unsigned barrier, int chunk, int part, int groups, int w, int h, int n,
+                       int group, int tap_w, int tap_h) {
+    if constexpr (Tile::GROUP_AXIS) {
+        const int c = chunk_of_part(chunk, part) * Tile::CHUNK_ELEMENTS;
+        copy_pixels(to, map, barrier, c, w, h, n, group + second_part(chunk, part) * groups, tap_w, tap_h);
+    } else {
+        copy_pixels(to, map, barrier, chunk * Tile::CHUNK_ELEMENTS, w, h, n, tap_w, tap_h);
+    }
+}
+
+// The next of COUNT slots of a ring; `phase` turns over with it.
+template <int COUNT>
+DEVICE void advance(int &slot, unsigned &phase, int by = 1) {
+    slot += by;
+    if (by == 1 ? slot == COUNT : slot >= COUNT) {
+        phase ^= slot / COUNT & 1;
+        slot %= COUNT;
+    }
+}
+template <int COUNT>
+DEVICE int before(int slot, int by) {
+    return slot < by ? slot - by + COUNT : slot - by;
+}

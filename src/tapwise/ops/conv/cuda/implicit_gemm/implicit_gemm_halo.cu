@@ -1,0 +1,365 @@
+// Implicit GEMM on Hopper's tensor cores, stride 1: a tile's pixels with their halo, all that its windows reach, stay in shared
+// memory while the taps pass. A tap is the same memory some pixels further on. Two warpgroups take tiles in turns (ping-pong).
+//
+// Halo rows: pixels are counted along padded rows, images one below the other; a tile is so many of them in a row. HALO_TILE: a
+// tile is a rectangle of an image, which has less around it where images are large. TMA brings the pixels, or (GATHER_BYTES)
+// three warps do, in pieces as small as the channels ask.
+#pragma once
+
+#include "direct_store.cuh"
+#include "tma_residual.cuh"
+
+struct HaloGemm {
+    // Tensor maps of x, of the packed filters and of the residual.
+    alignas(64) unsigned long long x[16], w[16], res[16];
+    void *y;
+    const void *bias, *residual, *image;
+    // Images, filters and groups; tiles along the filters, and all; chunks of channels, and those that share a part of x; taps.
+    long long n, filters, groups, tiles_f, tiles, p, q, r, s, chunks, part_chunks;
+    // The padded image, or the halo tile; pixels with their halo, which come `copy_pixels` at a time.
+    long long wide, high, halo_pixels, copy_pixels, pad_h, pad_w, dilation_h, dilation_w;
+    // The image itself: its size, channels, and those of a group.
+    long long height, width, c, group_c;
+    // HALO_TILE: outputs of a tile along both axes, and tiles of an image; `copy_pixels` are those kept behind a tile.
+    long long down, across, tiles_h, tiles_w;
+    // The filters were packed before the launch before this one.
+    long long weights_ready;
+};
+
+// Threads that gather are three warps; the fourth brings filters.
+constexpr int GATHERERS = 96, FIRST_PRODUCER = 256;
+
+// Shared memory: halo buffers, a ring of filters or all of them, epilogue buffers, tables, barriers.
+template <class Tile>
+struct HaloLayout {
+    static constexpr unsigned FILTERS = Tile::TILE_FILTERS * Tile::FILTER_ROW_BYTES;
+    static constexpr int HALOS = Tile::HALO_BUFFERS;
+    // Bytes that come, and with them those that operands shifted by the last tap read behind a halo tile, for positions that
+    // are no outputs.
+    unsigned copied_bytes, halo_bytes;
+    unsigned halos, ring, buffers, places, biases, halo_full, halo_empty, full, empty, residual;
+    DEVICE HaloLayout(unsigned memory, const HaloGemm &p)
+        : copied_bytes(p.halo_pixels * Tile::CHUNK_BYTES),
+          halo_bytes((p.halo_pixels + (Tile::HALO_TILE ? p.copy_pixels : 0)) * Tile::CHUNK_BYTES),
+          halos((memory + 1023) & ~1023u),
+          ring((halos + HALOS * halo_bytes + 1023) & ~1023u),
+          buffers((ring + Tile::STAGES * FILTERS + 1023) & ~1023u),
+          places(buffers + Tile::BUFFERS * Tile::BUFFER_BYTES),
+          biases(places + 2 * Tile::WARPGROUP_PIXELS * 4),
+          halo_full((biases + (Tile::BIAS ? 2 * Tile::WARPGROUP_FILTERS * 4 : 0) + 7) & ~7u),
+          halo_empty(halo_full + HALOS * 8),
+          full(halo_empty + HALOS * 8),
+          empty(full + Tile::STAGES * 8),
+          residual(empty + Tile::STAGES * 8) {}
+};
+
+template <class Tile>
+DEVICE void init_barriers(const HaloGemm &p, const HaloLayout<Tile> &shared) {
+    prefetch_map(p.x);
+    prefetch_map(p.w);
+    for (int slot = 0; slot < Tile::HALO_BUFFERS; ++slot) {
+        barrier_init(shared.halo_full + slot * 8, Tile::GATHER_BYTES ? GATHERERS : 1);
+        barrier_init(shared.halo_empty + slot * 8, 4);
+    }
+    for (int slot = 0; slot < Tile::STAGES; ++slot) {
+        barrier_init(shared.full + slot * 8, 1);
+        barrier_init(shared.empty + slot * 8, 4);
+    }
+    init_residual_barriers<Tile>(shared.residual);
+    publish_barriers();
+}
+
+// Image, row and column of a halo tile's first output.
+struct Corner {
+    int n, h, w;
+    DEVICE Corner(const HaloGemm &p, int tile) {
+        const int tiles_w = p.tiles_w, tiles = p.tiles_h * tiles_w, rest = tile % tiles;
+        n = tile / tiles;
+        h = rest / tiles_w * (int)p.down;
+        w = rest % tiles_w * (int)p.across;
+    }
+};
+
+// The pixels of one chunk in pieces of GATHER_BYTES, zeros where there is no pixel or channel.
+template <class Tile>
+DEVICE void gather(const HaloGemm &p, unsigned to, int pixel, int group, int chunk) {
+    using T = typename Tile::T;
+    constexpr int PIECES = Tile::CHUNK_BYTES / Tile::GATHER_BYTES, STRIDE = GATHERERS / PIECES,
+                  ELEMENTS = Tile::GATHER_BYTES / (int)sizeof(T);
+    const int thread = threadIdx.x - FIRST_PRODUCER, at = thread % PIECES * Tile::GATHER_BYTES, first = thread / PIECES;
+    const int wide = p.wide, high = p.high, plane = wide * high, height = p.height, width = p.width, c = p.c;
+    const int pixels = p.halo_pixels, channel = chunk * Tile::CHUNK_ELEMENTS + thread % PIECES * ELEMENTS;
+    // Bytes behind the last step's are never read.
+    if (at >= (chunk + 1 == (int)p.chunks ? Tile::LAST_CHUNK_STEPS * 32 : Tile::CHUNK_BYTES)) return;
+    const bool real = channel < p.group_c;
+    int n = (pixel + first) / plane, rest = pixel + first - n * plane, y = rest / wide - (int)p.pad_h;
+    int v = rest % wide - (int)p.pad_w;
+    const T *image = static_cast<const T *>(p.image);
+    const T *from = image + group * p.group_c + channel + (((long long)n * height + y) * width + v) * c;
+    const int end = wide - (int)p.pad_w, bottom = high - (int)p.pad_h, step = STRIDE * c;
+    const long long next_row = (long long)(width - wide) * c, next_image = (long long)(height - high) * width * c;
+    bool inside = real && n < (int)p.n && (unsigned)y < (unsigned)height;
+#pragma unroll 4
+    for (int i = first; i < pixels; i += STRIDE) {
+        const bool there = inside && (unsigned)v < (unsigned)width;
+        copy_piece<Tile::GATHER_BYTES>(to + swizzled<Tile::CHUNK_BYTES>(i, at), there ? from : image, there);
+        v += STRIDE;
+        from += step;
+        while (v >= end) {
+            v -= wide;
+            from += next_row;
+            if (++y == bottom) {
+                y -= high;
+                from += next_image;
+                ++n;
+            }
+            inside = real && n < (int)p.n && (unsigned)y < (unsigned)height;
+        }
+    }
+}
+
+// A halo tile's pixels of one chunk, one copy.
+template <class Tile>
+DEVICE void copy_halo_tile(const HaloGemm &p, unsigned to, unsigned full, const TileOrigin<Tile> &at, int chunk) {
+    const Corner corner(p, at.pixel / Tile::TILE_PIXELS);
+    const int w = corner.w - (int)p.pad_w, h = corner.h - (int)p.pad_h, part = p.part_chunks;
+    if constexpr (Tile::GROUP_AXIS)
+        copy_box(to, p.x, full, chunk_of_part(chunk, part) * Tile::CHUNK_ELEMENTS, w, h, corner.n,
+                 at.group + second_part(chunk, part) * (int)p.groups);
+    else
+        copy_box(to, p.x, full, chunk * Tile::CHUNK_ELEMENTS, w, h, corner.n);
+}
+
+// The pixels of one chunk along padded rows, in copies of im2col mode.
+template <class Tile>
+DEVICE void copy_halo_rows(const HaloGemm &p, unsigned to, unsigned full, const TileOrigin<Tile> &at, int chunk) {
+    const int width = p.wide, plane = p.wide * p.high;
+    for (int first = 0; first < (int)p.halo_pixels; first += (int)p.copy_pixels) {
+        const int pixel = at.pixel + first, n = pixel / plane, rest = pixel - n * plane, h = rest / width;
+        // Behind the last image comes the next group, of whose padding only zeros are used. With five axes a copy may not begin
+        // behind the last image.
+        const int image = Tile::GROUP_AXIS ? n % (int)p.n : n, group = at.group + (Tile::GROUP_AXIS ? n / (int)p.n : 0);
+        copy_chunk<Tile>(to + first * Tile::CHUNK_BYTES, p.x, full, chunk, p.part_chunks, p.groups,
+                         rest - h * width - (int)p.pad_w, h - (int)p.pad_h, image, group, 0, 0);
+    }
+}
+
+// The pixels of all chunks of all tiles: one thread, or those that gather.
+template <class Tile>
+DEVICE void pixel_producer(const HaloGemm &p, const HaloLayout<Tile> &shared) {
+    int slot = 0;
+    unsigned phase = 1;
+    for (int tile = blockIdx.x; tile < (int)p.tiles; tile += gridDim.x) {
+        const TileOrigin<Tile> at(tile, p.tiles_f, p.groups);
+        for (int chunk = 0; chunk < (int)p.chunks; ++chunk) {
+            barrier_wait(shared.halo_empty + slot * 8, phase);
+            const unsigned to = shared.halos + slot * shared.halo_bytes, full = shared.halo_full + slot * 8;
+            if constexpr (Tile::GATHER_BYTES > 0) {
+                gather<Tile>(p, to, at.pixel, at.group, chunk);
+                arrive_with_copies(full);
+            } else if constexpr (Tile::HALO_TILE) {
+                barrier_expect(full, shared.copied_bytes);
+                copy_halo_tile<Tile>(p, to, full, at, chunk);
+            } else {
+                barrier_expect(full, shared.halo_bytes);
+                copy_halo_rows<Tile>(p, to, full, at, chunk);
+            }
+            advance<Tile::HALO_BUFFERS>(slot, phase);
+        }
+    }
+}
+
+// The filters of all taps of all chunks; of filters that stay, once.
+template <class Tile>
+DEVICE void filter_producer(const HaloGemm &p, const HaloLayout<Tile> &shared) {
+    constexpr unsigned FILTERS = HaloLayout<Tile>::FILTERS;
+    const int taps = p.r * p.s;
+    int slot = 0;
+    unsigned phase = 1;
+    for (int tile = blockIdx.x; tile < (int)p.tiles; tile += gridDim.x) {
+        if (Tile::FILTER_STATIONARY && tile != blockIdx.x) break;
+        const TileOrigin<Tile> at(tile, p.tiles_f, p.groups);
+        for (int chunk = 0; chunk < (int)p.chunks; ++chunk)
+            for (int tap = 0; tap < taps; ++tap) {
+                barrier_wait(shared.empty + slot * 8, phase);
+                barrier_expect(shared.full + slot * 8, FILTERS);
+                copy_filters(shared.ring + slot * FILTERS, p.w, shared.full + slot * 8, chunk * Tile::CHUNK_ELEMENTS, tap,
+                             at.group * (int)p.filters + at.filter);
+                advance<Tile::STAGES>(slot, phase);
+            }
+    }
+}
+
+// The third warpgroup: pixels, filters, and the residual where TMA brings it.
+template <class Tile>
+DEVICE void producer(const HaloGemm &p, const HaloLayout<Tile> &shared) {
+    constexpr bool GATHERS = Tile::GATHER_BYTES > 0;
+    constexpr int FILTER_THREAD = FIRST_PRODUCER + (GATHERS ? GATHERERS : 32);
+    const int thread = threadIdx.x;
+    if (thread != FILTER_THREAD || !p.weights_ready) wait_for_previous();
+    if (GATHERS ? thread >= FIRST_PRODUCER && thread < FIRST_PRODUCER + GATHERERS : thread == FIRST_PRODUCER)
+        pixel_producer<Tile>(p, shared);
+    if (thread == FILTER_THREAD) filter_producer<Tile>(p, shared);
+    if constexpr (Tile::TMA_RESIDUAL)
+        if (thread / 32 == FIRST_PRODUCER / 32 + 2)
+            residual_producer<Tile>(p.res, shared.buffers, shared.residual, p.filters, p.groups, p.tiles_f, p.tiles,
+                                    p.wide * p.high, p.wide);
+    // A CTA's shared memory stays until its copies are there.
+    if constexpr (GATHERS) asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// Where the pixels of a tile lie in y, -1 for those that are no outputs.
+template <class Tile>
+DEVICE void fill_places(const HaloGemm &p, unsigned table, const TileOrigin<Tile> &at) {
+    const int filters = p.filters, k = (int)p.groups * filters, outputs = p.p * p.q, width = p.wide, plane = p.wide * p.high;
+    for (int i = threadIdx.x % 128; i < Tile::WARPGROUP_PIXELS; i += 128) {
+        int n, h, w;
+        bool output;
+        if constexpr (Tile::HALO_TILE) {
+            const Corner corner(p, at.pixel / Tile::TILE_PIXELS);
+            const int row = i / width, column = i - row * width;
+            n = corner.n;
+            h = corner.h + row;
+            w = corner.w + column;
+            output = row < p.down && column < p.across && h < p.p && w < p.q;
+        } else {
+            const int pixel = at.pixel + i, rest = pixel % plane;
+            n = pixel / plane;
+            h = rest / width;
+            w = rest - h * width;
+            output = n < p.n && h < p.p && w < p.q;
+        }
+        const int there = h * (int)p.q + w;
+        const int place =
+            Tile::NCHW ? (n * k + at.group * filters) * outputs + there : (n * outputs + there) * k + at.group * filters;
+        set_place(table, i, output ? place : -1);
+    }
+}
+
+// A warpgroup's products and outputs, of every other tile.
+template <class Tile>
+DEVICE void consumer(const HaloGemm &p, const HaloLayout<Tile> &shared, int group) {
+    constexpr bool STATIONARY = Tile::FILTER_STATIONARY;
+    const int lane = threadIdx.x % 32, chunks = p.chunks, part = p.part_chunks, taps = p.r * p.s, width = p.wide;
+    const unsigned table = shared.places + group * Tile::WARPGROUP_PIXELS * 4;
+    int halo = 0, slot = 0;
+    unsigned halo_phase = 0, phase = 0;
+    // The next residual's buffer, and its parity.
+    int next = 0;
+    unsigned next_phase = 0;
+    float d[Tile::M_STEPS][Tile::TILE_N / 2];
+    if (group == 1) {
+        arrive_part(MMA_TURN, 256);
+        if (Tile::TMA_RESIDUAL) arrive_part(RESIDUAL_TURN, 256);
+    }
+    for (int tile = blockIdx.x, number = 0; tile < (int)p.tiles; tile += gridDim.x, ++number) {
+        const int residual = next;
+        const unsigned residual_phase = next_phase;
+        if constexpr (Tile::TMA_RESIDUAL) advance<Tile::EPILOGUE_BUFFERS>(next, next_phase, Round<Tile>::COUNT);
+        if (number % 2 != group) {
+            advance<Tile::HALO_BUFFERS>(halo, halo_phase, chunks);
+            if (!STATIONARY) advance<Tile::STAGES>(slot, phase, chunks * taps);
+            continue;
+        }
+        const TileOrigin<Tile> at(tile, p.tiles_f, p.groups);
+        fill_places<Tile>(p, table, at);
+        const OutputTile out{at.filter,
+                             at.group,
+                             at.pixel,
+                             (int)p.filters,
+                             (int)(p.p * p.q),
+                             table,
+                             shared.biases + group * Tile::WARPGROUP_FILTERS * 4,
+                             shared.buffers + (Tile::TMA_RESIDUAL ? 0 : group * Tile::EPILOGUE_BUFFERS) * Tile::BUFFER_BYTES,
+                             WARPGROUP_BARRIER + group,
+                             nullptr,
+                             shared.residual,
+                             residual,
+                             residual_phase};
+        begin_tile<Tile>(out, p.residual);
+        Biases<Tile> bias;
+        bias.load(out, p.bias);
+        // The first tile of all does not wait for its residual, and the second fetches it when the first copies are through.
+        const bool starts_from_residual = Tile::RESIDUAL_AS_C && number > 0;
+        if constexpr (Tile::RESIDUAL_AS_C) {
+            if (number == 1) sync_part(FIRST_COPIES, 256);
+            add_residual<Tile, false>(d, out, p.residual, starts_from_residual);
+        }
+        sync_part(MMA_TURN + group, 256);
+        int within = 0;
+        for (int chunk = 0; chunk < chunks; ++chunk) {
+            barrier_wait(shared.halo_full + halo * 8, halo_phase);
+            if constexpr (Tile::GATHER_BYTES > 0) publish_shared();
+            const unsigned pixels = shared.halos + halo * shared.halo_bytes;
+            if (++within == part) within = 0;
+            int r = 0, s = 0;
+            for (int tap = 0; tap < taps; ++tap) {
+                barrier_wait(shared.full + slot * 8, phase);
+                if ((Tile::RESIDUAL_AS_C || Tile::TMA_RESIDUAL) && number == 0 && chunk + tap == 0)
+                    arrive_part(FIRST_COPIES, Tile::RESIDUAL_AS_C ? 256 : 160);
+                const unsigned shifted =
+                    pixels + (r * (int)p.dilation_h * width + s * (int)p.dilation_w) * Tile::CHUNK_BYTES;
+                const unsigned filters = shared.ring + slot * HaloLayout<Tile>::FILTERS;
+                if (++s == (int)p.s) {
+                    s = 0;
+                    ++r;
+                }
+                const unsigned a = Tile::SWAP_AB ? filters : shifted, b = Tile::SWAP_AB ? shifted : filters;
+                const bool add = Tile::RESIDUAL_AS_C || chunk + tap > 0;
+                wgmma_fence();
+                if (Tile::LAST_CHUNK_STEPS == Tile::CHUNK_STEPS || within != 0)
+                    multiply<Tile, Tile::CHUNK_STEPS>(d, a, b, add);
+                else
+                    multiply<Tile, Tile::LAST_CHUNK_STEPS>(d, a, b, add);
+                wgmma_commit();
+                wgmma_wait<Tile::IN_FLIGHT>();
+                if (lane == 0) {
+                    if (!STATIONARY && chunk * taps + tap >= Tile::IN_FLIGHT)
+                        barrier_arrive(shared.empty + before<Tile::STAGES>(slot, Tile::IN_FLIGHT) * 8);
+                    if (chunk > 0 && tap == Tile::IN_FLIGHT - 1)
+                        barrier_arrive(shared.halo_empty + before<Tile::HALO_BUFFERS>(halo, 1) * 8);
+                }
+                if (STATIONARY) {
+                    if (++slot == Tile::STAGES) slot = 0;
+                } else {
+                    advance<Tile::STAGES>(slot, phase);
+                }
+            }
+            advance<Tile::HALO_BUFFERS>(halo, halo_phase);
+        }
+        arrive_part(MMA_TURN + (group ^ 1), 256);
+        wait_for_products(d);
+        if (lane == 0) {
+            if (!STATIONARY)
+                for (int back = Tile::IN_FLIGHT; back > 0; --back)
+                    barrier_arrive(shared.empty + before<Tile::STAGES>(slot, back) * 8);
+            barrier_arrive(shared.halo_empty + before<Tile::HALO_BUFFERS>(halo, 1) * 8);
+        }
+        if constexpr (Tile::PERMUTED_N > 0) {
+            if (Tile::RESIDUAL_AS_C && !starts_from_residual) add_residual<Tile, true>(d, out, p.residual, true);
+            store_directly<Tile>(d, out, p.y, bias);
+        } else {
+            store_through_buffers<Tile>(d, out, p.y, bias, p.residual);
+        }
+    }
+}
+
+template <class Traits>
+DEVICE void implicit_gemm_halo(const HaloGemm &p) {
+    using Tile = CtaTile<Traits>;
+    static_assert(Tile::PING_PONG && (!Tile::HALO_TILE || Tile::GATHER_BYTES == 0));
+    extern __shared__ unsigned char memory[];
+    const HaloLayout<Tile> shared(shared_address(memory), p);
+    const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    if (threadIdx.x == FIRST_PRODUCER) init_barriers<Tile>(p, shared);
+    __syncthreads();
+    if (group == 2) {
+        release_registers<(Tile::GATHER_BYTES ? 72 : 40)>();
+        producer<Tile>(p, shared);
+        return;
+    }
+    take_registers<(Tile::GATHER_BYTES ? 216 : 232)>();
+    wait_for_previous();
+    let_next_begin();
+    consumer<Tile>(p, shared, group);
+}

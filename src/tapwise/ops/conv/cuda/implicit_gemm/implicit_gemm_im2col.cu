@@ -1,0 +1,257 @@
+// Implicit GEMM on Hopper's tensor cores, x by TMA's im2col mode: every step of gemm_k, one tap's chunk of channels, is copied to
+// shared memory as the window lies, beside the filters' part. One warp copies ahead (producer), warpgroups multiply (consumers).
+#pragma once
+
+#include "direct_store.cuh"
+#include "split_k.cuh"
+
+struct Im2colGemm {
+    // Tensor maps of x, of the packed filters and of y.
+    alignas(64) unsigned long long x[16], w[16], out[16];
+    void *y;
+    const void *bias, *residual;
+    // Output pixels, filters and groups; tiles along the filters, and all; steps of gemm_k: chunks of channels of a tap, chunks
+    // that share a part of x (all, or one of three).
+    long long pixels, filters, groups, tiles_f, tiles, p, q, taps_w, chunks, part_chunks, steps;
+    long long stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+    // The filters were packed before the launch before this one.
+    long long weights_ready;
+};
+
+// Shared memory: the filters that stay, a ring of stages, epilogue buffers or the split sums, tables, barriers.
+template <class Tile>
+struct Im2colLayout {
+    static constexpr bool STATIONARY = Tile::FILTER_STATIONARY;
+    static constexpr unsigned PIXELS = Tile::TILE_PIXELS * Tile::CHUNK_BYTES,
+                              FILTERS = Tile::TILE_FILTERS * Tile::FILTER_ROW_BYTES,
+                              STAGE = PIXELS + (STATIONARY ? 0 : FILTERS);
+    static constexpr unsigned SUMS =
+        Tile::SPLIT_K > 1 ? Tile::TILE_M * Tile::TILE_N * 4 : Tile::BUFFERS * Tile::BUFFER_BYTES;
+    unsigned stationary, ring, buffers, places, biases, full, empty;
+    // All parts of this CTA's share of the split sums are there.
+    unsigned complete;
+    DEVICE Im2colLayout(unsigned memory, const Im2colGemm &p)
+        : stationary((memory + 1023) & ~1023u),
+          ring(STATIONARY ? stationary + p.steps * FILTERS + 1023 & ~1023u : stationary),
+          buffers(ring + Tile::STAGES * STAGE + 1023 & ~1023u),
+          places(buffers + SUMS),
+          biases(places + Tile::WARPGROUPS * Tile::WARPGROUP_PIXELS * 4),
+          full((biases + (Tile::BIAS ? Tile::WARPGROUPS * Tile::WARPGROUP_FILTERS * 4 : 0) + 7) & ~7u),
+          empty(full + Tile::STAGES * 8),
+          complete(empty + Tile::STAGES * 8) {}
+    DEVICE unsigned pixels(int stage) const { return ring + stage * STAGE; }
+    DEVICE unsigned filters(int stage, int step) const {
+        return STATIONARY ? stationary + step * FILTERS : ring + stage * STAGE + PIXELS;
+    }
+};
+
+// The tiles and the steps of gemm_k of a CTA, or of a cluster and of this CTA in it.
+template <class Tile>
+struct Im2colWork {
+    int rank, first, stride, tiles, steps, begin, end;
+    DEVICE Im2colWork(const Im2colGemm &p)
+        : rank(Tile::SPLIT_K > 1 ? cluster_rank() : 0),
+          first(blockIdx.x / Tile::SPLIT_K),
+          stride(gridDim.x / Tile::SPLIT_K),
+          tiles(p.tiles),
+          steps(p.steps),
+          begin(steps * rank / Tile::SPLIT_K),
+          end(steps * (rank + 1) / Tile::SPLIT_K) {}
+};
+
+template <class Tile>
+DEVICE void init_barriers(const Im2colGemm &p, const Im2colLayout<Tile> &shared) {
+    prefetch_map(p.x);
+    prefetch_map(p.w);
+    for (int stage = 0; stage < Tile::STAGES; ++stage) {
+        barrier_init(shared.full + stage * 8, 1);
+        barrier_init(shared.empty + stage * 8, Tile::PING_PONG ? 4 : 4 * Tile::WARPGROUPS);
+    }
+    if constexpr (Tile::SPLIT_K > 1) {
+        barrier_init(shared.complete, 1);
+        barrier_expect(shared.complete, (Tile::SPLIT_K - 1) * Tile::SPLIT_M * Tile::TILE_N * 4);
+    }
+    publish_barriers();
+}
+
+// One thread copies the pixels and filters of all steps of all tiles, as far ahead as there are stages.
+template <class Tile>
+DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, const Im2colWork<Tile> &work) {
+    using Layout = Im2colLayout<Tile>;
+    constexpr bool STATIONARY = Layout::STATIONARY;
+    int stage = 0;
+    unsigned phase = 1;
+    const int plane = p.p * p.q, width = p.q, chunks = p.chunks, part = p.part_chunks, taps_w = p.taps_w;
+    // Filters do not wait for what ran before, as far as there is room.
+    const int ahead = p.weights_ready ? min(Tile::STAGES, work.end - work.begin) : 0;
+    const TileOrigin<Tile> start(work.first, p.tiles_f, p.groups);
+    for (int step = work.begin; step < work.begin + ahead; ++step) {
+        const int to = step - work.begin;
+        barrier_expect(shared.full + to * 8, Layout::PIXELS + Layout::FILTERS);
+        copy_filters(shared.filters(to, step), p.w, shared.full + to * 8, step % chunks * Tile::CHUNK_ELEMENTS, step / chunks,
+                     start.group * (int)p.filters + start.filter);
+    }
+    wait_for_previous();
+    let_next_begin();
+    for (int tile = work.first; tile < work.tiles; tile += work.stride) {
+        const TileOrigin<Tile> at(tile, p.tiles_f, p.groups);
+        const int n = at.pixel / plane, rest = at.pixel - n * plane, row = rest / width, column = rest - row * width;
+        const int h = row * (int)p.stride_h - (int)p.pad_h, w = column * (int)p.stride_w - (int)p.pad_w;
+        int tap = work.begin / chunks, chunk = work.begin - tap * chunks, r = tap / taps_w, s = tap - r * taps_w;
+        for (int step = work.begin; step < work.end; ++step) {
+            const bool expected = tile == work.first && step < work.begin + ahead;
+            const bool filters = !expected && (!STATIONARY || tile == work.first);
+            const unsigned full = shared.full + stage * 8;
+            if (!expected) {
+                barrier_wait(shared.empty + stage * 8, phase);
+                barrier_expect(full, filters ? Layout::PIXELS + Layout::FILTERS : Layout::STAGE);
+            }
+            copy_chunk<Tile>(shared.pixels(stage), p.x, full, chunk, part, p.groups, w, h, n, at.group, s * (int)p.dilation_w,
+                             r * (int)p.dilation_h);
+            if (filters)
+                copy_filters(shared.filters(stage, step), p.w, full, chunk * Tile::CHUNK_ELEMENTS, tap,
+                             at.group * (int)p.filters + at.filter);
+            if (++chunk == chunks) {
+                chunk = 0;
+                ++tap;
+                if (++s == taps_w) {
+                    s = 0;
+                    ++r;
+                }
+            }
+            advance<Tile::STAGES>(stage, phase);
+        }
+    }
+}
+
+// Where the pixels of a warpgroup's tile lie in y, for the epilogue.
+template <class Tile>
+DEVICE void fill_places(const Im2colGemm &p, unsigned table, int pixel0, int group) {
+    const int filters = p.filters, plane = p.p * p.q, k = (int)p.groups * filters;
+    for (int i = threadIdx.x % 128; i < Tile::WARPGROUP_PIXELS; i += 128) {
+        const int pixel = pixel0 + i, n = Tile::NCHW ? pixel / plane : 0;
+        const int place =
+            Tile::NCHW ? (n * k + group * filters) * plane + (pixel - n * plane) : pixel * k + group * filters;
+        set_place(table, i, pixel < p.pixels ? place : -1);
+    }
+}
+
+// A warpgroup's products and outputs, of all tiles or (PING_PONG) of every other one.
+template <class Tile>
+DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, const Im2colWork<Tile> &work, int group) {
+    constexpr bool PING_PONG = Tile::PING_PONG;
+    // Where nothing else hides it, the residual is fetched when the first copies are through: of more than two rounds one
+    // after each step, so that the next step's products are not late.
+    constexpr bool LATE_RESIDUAL = Tile::ASYNC_RESIDUAL && !PING_PONG;
+    const int lane = threadIdx.x % 32, part = p.part_chunks, middle = (work.begin + work.end) / 2;
+    const unsigned table = shared.places + group * Tile::WARPGROUP_PIXELS * 4;
+    int stage = 0;
+    unsigned phase = 0;
+    float d[Tile::M_STEPS][Tile::TILE_N / 2];
+    if (PING_PONG && group == 1) arrive_part(MMA_TURN, 256);
+    for (int tile = work.first, number = 0; tile < work.tiles; tile += work.stride, ++number) {
+        if (PING_PONG && number % 2 != group) {
+            advance<Tile::STAGES>(stage, phase, work.steps);
+            continue;
+        }
+        const TileOrigin<Tile> at(tile, p.tiles_f, p.groups);
+        const int pixel0 = at.pixel + (Tile::SWAP_AB || PING_PONG ? 0 : group * Tile::WARPGROUP_PIXELS);
+        const int filter0 = at.filter + (Tile::SWAP_AB && !PING_PONG ? group * Tile::WARPGROUP_FILTERS : 0);
+        if (Tile::TMA_STORE != 2 || Tile::RESIDUAL) fill_places<Tile>(p, table, pixel0, at.group);
+        const OutputTile out{filter0,
+                             at.group,
+                             pixel0,
+                             (int)p.filters,
+                             (int)(p.p * p.q),
+                             table,
+                             shared.biases + group * Tile::WARPGROUP_FILTERS * 4,
+                             shared.buffers + group * Tile::EPILOGUE_BUFFERS * Tile::BUFFER_BYTES,
+                             WARPGROUP_BARRIER + group,
+                             p.out};
+        int fetched = 0;
+        if (!LATE_RESIDUAL) begin_tile<Tile>(out, p.residual);
+        Biases<Tile> bias;
+        bias.load(out, p.bias);
+        // The first tile of all does not wait for its residual, and the second fetches it when the first copies are through.
+        const bool starts_from_residual = Tile::RESIDUAL_AS_C && (!PING_PONG || number > 0);
+        if constexpr (Tile::RESIDUAL_AS_C) {
+            if (PING_PONG && number == 1) sync_part(FIRST_COPIES, 256);
+            add_residual<Tile, false>(d, out, p.residual, starts_from_residual);
+        }
+        if (PING_PONG) sync_part(MMA_TURN + group, 256);
+        int chunk = work.begin % part;
+        const unsigned rows0 = PING_PONG ? 0 : group * Tile::M_STEPS * 64 * Tile::A_ROW_BYTES;
+        for (int step = work.begin; step < work.end; ++step) {
+            barrier_wait(shared.full + stage * 8, phase);
+            if (Tile::RESIDUAL_AS_C && PING_PONG && number == 0 && step == work.begin) arrive_part(FIRST_COPIES, 256);
+            const unsigned pixels = shared.pixels(stage), filters = shared.filters(stage, step);
+            const unsigned a = (Tile::SWAP_AB ? filters : pixels) + rows0, b = Tile::SWAP_AB ? pixels : filters;
+            const bool add = Tile::RESIDUAL_AS_C || step > work.begin;
+            wgmma_fence();
+            // A part's last chunk of channels may end early.
+            if (Tile::LAST_CHUNK_STEPS == Tile::CHUNK_STEPS || ++chunk != part) {
+                multiply<Tile, Tile::CHUNK_STEPS>(d, a, b, add);
+            } else {
+                multiply<Tile, Tile::LAST_CHUNK_STEPS>(d, a, b, add);
+                chunk = 0;
+            }
+            wgmma_commit();
+            wgmma_wait<Tile::IN_FLIGHT>();
+            if (step >= work.begin + Tile::IN_FLIGHT && lane == 0)
+                barrier_arrive(shared.empty + before<Tile::STAGES>(stage, Tile::IN_FLIGHT) * 8);
+            if constexpr (LATE_RESIDUAL)
+                while (step >= middle && fetched < AHEAD<Tile>) {
+                    fetch_next<Tile>(out, p.residual, fetched++);
+                    if (AHEAD<Tile> > 2) break;
+                }
+            advance<Tile::STAGES>(stage, phase);
+        }
+        if (PING_PONG) arrive_part(MMA_TURN + (group ^ 1), 256);
+        wait_for_products(d);
+        if (lane == 0)
+            for (int back = min(Tile::IN_FLIGHT, work.end - work.begin); back > 0; --back)
+                barrier_arrive(shared.empty + before<Tile::STAGES>(stage, back) * 8);
+        if constexpr (LATE_RESIDUAL)
+            while (fetched < AHEAD<Tile>) fetch_next<Tile>(out, p.residual, fetched++);
+        if constexpr (Tile::PERMUTED_N > 0) {
+            if (Tile::RESIDUAL_AS_C && !starts_from_residual) add_residual<Tile, true>(d, out, p.residual, true);
+            store_directly<Tile>(d, out, p.y, bias);
+        } else if constexpr (Tile::SPLIT_K == 1) {
+            store_through_buffers<Tile>(d, out, p.y, bias, p.residual);
+        } else {
+            // All CTAs of the cluster have begun.
+            cluster_wait();
+            send_sums<Tile>(d, shared.buffers, shared.complete, work.rank);
+            // The table of places and this CTA's own part are there, then those of the others.
+            sync_part(WARPGROUP_BARRIER, 128);
+            barrier_wait_for_cluster(shared.complete, 0);
+            store_split<Tile>(out, shared.buffers, work.rank, p.y, p.bias, p.residual);
+        }
+    }
+    if constexpr (Tile::TMA_STORE > 0) wait_for_all_stores();
+}
+
+template <class Traits>
+DEVICE void implicit_gemm_im2col(const Im2colGemm &p) {
+    using Tile = CtaTile<Traits>;
+    extern __shared__ unsigned char memory[];
+    const Im2colLayout<Tile> shared(shared_address(memory), p);
+    const Im2colWork<Tile> work(p);
+    const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    if (threadIdx.x == Tile::CONSUMER_THREADS) init_barriers<Tile>(p, shared);
+    __syncthreads();
+    if constexpr (Tile::SPLIT_K > 1) cluster_arrive();
+    if (group == Tile::WARPGROUPS) {
+        if constexpr (Tile::PRODUCER_WARPGROUP) release_registers<40>();
+        if (threadIdx.x == Tile::CONSUMER_THREADS) producer<Tile>(p, shared, work);
+        if constexpr (Tile::SPLIT_K > 1) {
+            __syncwarp();
+            cluster_wait();
+        }
+        return;
+    }
+    wait_for_previous();
+    let_next_begin();
+    if constexpr (Tile::PRODUCER_WARPGROUP) take_registers<232>();
+    consumer<Tile>(p, shared, work, group);
+}
