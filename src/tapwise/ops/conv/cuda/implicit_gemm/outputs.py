@@ -17,8 +17,6 @@ KEPT_BYTES: Final = 24 << 20
 # Sums of a thread that may begin with the residual; of streams that load 16 bytes of two-byte outputs at once, from few
 # pixels.
 MOST_BEGUN, MOST_BEGUN_STREAM, FEW_PIXELS = 128, 160, 128
-# Steps of a tile in whose second half the copy engine has time for a residual beside x.
-LEAST_STEPS: Final = 24
 # Pixels of a residual that the copy engine brings at once.
 LEAST_BROUGHT: Final = 32
 # Staging parts of a warpgroup, or of a ring that two share.
@@ -87,17 +85,10 @@ def ordered_bytes(problem: ConvProblem, config: Config) -> int:
 
 
 def is_delivered(problem: ConvProblem, config: Config) -> bool:
-    """Whether the copy engine brings the residual, where sums cannot begin with it: to slabs; to streams in turns that
-    have more sums than leave registers to fetch it in time; to warpgroups that share a tile of many steps, and have two
-    rounds of it at most: fetching would keep them from products."""
+    """Whether TMA brings the residual: to slabs, where sums cannot begin with it."""
     whole = vector_of(problem) * problem.itemsize == 16 and problem.layout == "nhwc"
-    if config.kernel == "stream" and config.turns:
-        wanted = prod(geometry.sides_of(config)) // 128 > MOST_BEGUN
-    elif config.kernel == "stream":
-        wanted = config.warpgroups == 2 and rounds_of(config) <= 2 and geometry.steps_of(problem, config) >= LEAST_STEPS
-    else:
-        wanted = config.kernel == "slab"
-    return problem.residual and whole and wanted and not config.gather and not order_of(problem, config)
+    wanted = config.kernel == "slab" and problem.residual and whole
+    return wanted and not config.gather and not order_of(problem, config)
 
 
 def stagings_of(problem: ConvProblem, config: Config) -> int:
