@@ -7,8 +7,9 @@ from math import prod
 import numpy as np
 import pytest
 
-from tapwise import arrays, dispatch, registry, verify
+from tapwise import dispatch, registry, verify
 from tapwise.algorithm import Buffers, Device
+from tapwise.arrays.workspaces import aligned
 from tapwise.cpu.device import host
 from tapwise.lab import suites
 from tapwise.ops.conv import reference
@@ -135,7 +136,7 @@ def test_nan_and_infinity_stay_where_they_are_read() -> None:
         for identifier in ("cpu.direct", "cpu.serial"):
             plan = dispatch.plan_for(problem, dispatch.choose(problem, host(), identifier), host())
             y = np.zeros(problem.y_shape, np.float32)
-            plan.run(Buffers(x, plan.pack(w), y, arrays.aligned(plan.workspace_bytes)))
+            plan.run(Buffers(x, plan.pack(w), y, aligned(plan.workspace_bytes)))
             assert not np.isfinite(y[:, :, 3:6, 4:7]).any()
             y[:, :, 3:6, 4:7] = 0
             assert np.isfinite(y).all()
@@ -161,7 +162,7 @@ def test_same_bits_run_after_run() -> None:
     w = rng.standard_normal(problem.w_shape, dtype=np.float32)
     for identifier in ("cpu.direct", "cpu.winograd"):
         plan = dispatch.plan_for(problem, dispatch.choose(problem, host(2), identifier), host(2))
-        packed, workspace = plan.pack(w), arrays.aligned(plan.workspace_bytes)
+        packed, workspace = plan.pack(w), aligned(plan.workspace_bytes)
         first, again = np.zeros(problem.y_shape, np.float32), np.zeros(problem.y_shape, np.float32)
         plan.run(Buffers(x, packed, first, workspace))
         for _ in range(20):

@@ -18,6 +18,7 @@ import numpy as np
 
 from tapwise import arrays, dispatch, registry
 from tapwise.algorithm import Algorithm, Buffers, Config, Device
+from tapwise.arrays.workspaces import aligned
 from tapwise.problem import LARGEST_INTEGER, Inputs, Problem
 
 if TYPE_CHECKING:
@@ -192,7 +193,7 @@ class _Guarded:
         data: np.ndarray | None = None,
     ) -> None:  # fmt: skip
         size = prod(shape) * dtype.itemsize
-        storage = arrays.aligned(size + 2 * _GUARD_BYTES)
+        storage = aligned(size + 2 * _GUARD_BYTES)
         storage.fill(0xFF)
         self._guards = storage[:_GUARD_BYTES], storage[_GUARD_BYTES + size :]
         inside = storage[_GUARD_BYTES : _GUARD_BYTES + size].view(dtype)

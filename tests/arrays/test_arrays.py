@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tapwise import arrays
+from tapwise.arrays.workspaces import aligned, pool, workspace
 from tapwise.errors import InvalidProblem
 from tapwise.problem import DTYPES
 
@@ -159,32 +160,43 @@ def test_overlap_looks_at_elements() -> None:
 @pytest.mark.parametrize("size", [1, 63, 64, 4096, 100_001])
 def test_aligned_memory(size: int) -> None:
     for _ in range(3):
-        memory = arrays.aligned(size)
+        memory = aligned(size)
         assert memory.nbytes == size
         assert memory.ctypes.data % 64 == 0
 
 
 def test_workspaces_are_shared_by_size_and_never_by_two_calls() -> None:
-    free, size = arrays.workspaces(300_000)
+    shared = pool(300_000)
+    size = shared.size_bytes
     assert size >= 300_000
-    again, _ = arrays.workspaces(size)
-    assert again is free
-    assert arrays.workspaces(size + 1)[0] is not free
-    free[:] = [arrays.aligned(size) for _ in range(2)]
+    assert pool(size) is shared
+    assert pool(size + 1) is not shared
+    shared.free[:] = [aligned(size) for _ in range(2)]
     taken: list[int] = []
-    start = Barrier(4)
+    start, held = Barrier(4), Barrier(4)
 
     def take() -> None:
         start.wait()
-        try:
-            taken.append(free.pop().ctypes.data)
-        except IndexError:
-            taken.append(0)
+        with workspace(size, np.empty(1)) as memory:
+            taken.append(memory.ctypes.data)
+            held.wait()
 
     threads = [Thread(target=take) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    addresses = [address for address in taken if address]
-    assert len(addresses) == len(set(addresses)) == 2
+    assert len(set(taken)) == 4
+    assert sorted(memory.ctypes.data for memory in shared.free) == sorted(taken)
+    shared.free.clear()
+
+
+def test_a_workspace_goes_back_after_an_error() -> None:
+    shared = pool(1 << 20)
+    shared.free.clear()
+    with pytest.raises(ValueError, match="wrong"), workspace(1 << 20, np.empty(1)) as memory:
+        raise ValueError("wrong")
+    (kept,) = shared.free
+    assert kept is memory
+    with workspace(0, np.empty(1)) as nothing:
+        assert nothing is None

@@ -1,4 +1,4 @@
-"""Any array in, the same kind out; memory orders; scratch memory that lives on.
+"""Any array in, the same kind out; memory orders.
 
 Inside, everything is a NumPy array, or a DeviceArray in a GPU's memory, of logical shape (n, c, *spatial) that shares
 memory with what the user gave. Its memory order is the problem's layout: "nchw" or "nhwc".
@@ -23,11 +23,7 @@ _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 _ALLOWED: Final = "float32, float64, float16 or bfloat16"
 _KINDS: Final = "a NumPy array, a PyTorch tensor, a CuPy array, or an array that speaks DLPack"
 
-ALIGNMENT: Final = 64
 _MOST_OVERLAP_WORK: Final = 10_000
-
-# Scratch buffers not in use, by size. Lists: pop and append are atomic, so no lock.
-_free_workspaces: dict[int, list[np.ndarray]] = {}
 
 
 def anywhere(value: Any, name: str, index: int | None, upload: bool = False) -> Array:
@@ -214,15 +210,6 @@ def beside(array: Array, source: Array) -> Array:
     return array
 
 
-def workspace(size_bytes: int, source: Array) -> Any:
-    """New scratch memory where the source lies, or None for no bytes."""
-    if not size_bytes:
-        return None
-    if isinstance(source, DeviceArray):
-        return cuda.empty((size_bytes,), np.dtype(np.uint8), source)
-    return aligned(size_bytes)
-
-
 def target(out: Any, source: Array) -> Array:
     """The user's `out` as an array to write to: where the source lies, or in this machine's memory for a copy back."""
     if isinstance(source, DeviceArray) and cuda.is_device(out):
@@ -272,21 +259,3 @@ def overlap(a: Array, b: Array) -> bool:
         return np.shares_memory(a, b, max_work=_MOST_OVERLAP_WORK)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
-
-
-def aligned(size_bytes: int) -> np.ndarray:
-    """New uint8 memory that starts on a cache line."""
-    storage = np.empty(size_bytes + ALIGNMENT, np.uint8)
-    start = -storage.ctypes.data % ALIGNMENT
-    return storage[start : start + size_bytes]
-
-
-def workspaces(size_bytes: int) -> tuple[list[np.ndarray], int]:
-    """The free buffers that hold `size_bytes`, and their size.
-
-    A call pops one (or makes one with `aligned`) and appends it when it is done, so calls at the same time never share
-    one, and pages are touched once. Sizes are powers of two: all that is kept stays below twice the largest workspace
-    for each call at the same time.
-    """
-    size = 1 << max(12, (size_bytes - 1).bit_length())
-    return _free_workspaces.setdefault(size, []), size

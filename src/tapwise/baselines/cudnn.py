@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from tapwise.baselines import Prepared
 from tapwise.errors import PeerUnavailable
-from tapwise.lab.gpu import on_host
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.problem import Inputs
 
@@ -36,4 +37,9 @@ def prepare(name: str, problem: ConvProblem, inputs: Inputs, threads: int) -> Pr
                 y = y + added
             return y if activation is None else activation(y)
 
-    return Prepared(run, lambda: on_host(run()))
+    def result() -> np.ndarray:
+        y = run().cpu()
+        # NumPy has no bfloat16.
+        return np.asarray((y.float() if y.dtype is torch.bfloat16 else y).numpy())
+
+    return Prepared(run, result)

@@ -12,6 +12,7 @@ import numpy as np
 from tapwise import arrays, dispatch
 from tapwise.algorithm import Buffers, Device
 from tapwise.arrays.device import DeviceArray
+from tapwise.arrays.workspaces import workspace
 from tapwise.cpu.device import host
 from tapwise.errors import InvalidPicture
 from tapwise.ops.filter.edges import window_sources
@@ -225,17 +226,10 @@ def _launch(
     device = _device(x, step.threads)
     plan = dispatch.plan_for(problem, dispatch.choose(problem, device, step.algorithm), device)
     packed = plan.pack(step.weights)
-    if isinstance(x, DeviceArray):
-        plan.run(Buffers(x, packed, y, arrays.workspace(plan.workspace_bytes, x)))
-        return
-    flat = problem.x_shape
-    free, size_bytes = arrays.workspaces(plan.workspace_bytes)
-    try:
-        workspace = free.pop()
-    except IndexError:
-        workspace = arrays.aligned(size_bytes)
-    plan.run(Buffers(x.reshape(flat), packed, y.reshape(flat), workspace))
-    free.append(workspace)
+    if not isinstance(x, DeviceArray):
+        x, y = x.reshape(problem.x_shape), y.reshape(problem.y_shape)
+    with workspace(plan.workspace_bytes, x) as memory:
+        plan.run(Buffers(x, packed, y, memory))
 
 
 def _device(x: Any, threads: int | None) -> Device:

@@ -11,6 +11,7 @@ import numpy as np
 import tapwise
 from tapwise import arrays, dispatch, registry, verify
 from tapwise.algorithm import Buffers, Choice, Device
+from tapwise.arrays.workspaces import scratch
 from tapwise.baselines import Peer, Prepared
 from tapwise.errors import InvalidProblem, NotApplicable, PeerUnavailable, TapwiseError
 from tapwise.lab import gpu, records, roofline, timing
@@ -161,9 +162,8 @@ def _planned(
     """The same of an operator that is called as it is: into an array that is there already."""
     choice = dispatch.choose(problem, device, identifier)
     plan = dispatch.plan_for(problem, choice, device)
-    workspace = arrays.aligned(plan.workspace_bytes) if plan.workspace_bytes else None
     y: np.ndarray = arrays.empty(problem.y_shape, problem.y_dtype, problem.layout)
-    buffers = Buffers(inputs.x, plan.pack(inputs.w), y, workspace)
+    buffers = Buffers(inputs.x, plan.pack(inputs.w), y, scratch(plan.workspace_bytes, y))
 
     def run() -> np.ndarray:
         plan.run(buffers)
@@ -282,7 +282,7 @@ def _planned_there(
     source = arrays.anywhere(inputs.x, "x", inputs.x.get_device())
     y = arrays.empty(problem.y_shape, problem.y_dtype, problem.layout, source)
     tensor = arrays.like(y, inputs.x)
-    buffers = Buffers(source, plan.pack(inputs.w), y, arrays.workspace(plan.workspace_bytes, source))
+    buffers = Buffers(source, plan.pack(inputs.w), y, scratch(plan.workspace_bytes, source))
 
     def run() -> object:
         plan.run(buffers)

@@ -10,6 +10,7 @@ import numpy as np
 
 from tapwise import arrays
 from tapwise.algorithm import Buffers, Plan
+from tapwise.arrays.workspaces import workspace
 from tapwise.errors import InvalidProblem
 
 # Calls remembered by shape, strides and arguments: a small reduction takes less time than choosing for it.
@@ -64,16 +65,6 @@ def in_order(source: Any, order: tuple[int, ...] | None) -> Any:
 
 
 def run(plan: Plan, x: Any, y: Any) -> None:
-    if not plan.workspace_bytes:
-        plan.run(Buffers(x, None, y))
-        return
-    if not isinstance(x, np.ndarray):
-        plan.run(Buffers(x, None, y, arrays.workspace(plan.workspace_bytes, x)))
-        return
-    free, size = arrays.workspaces(plan.workspace_bytes)
-    try:
-        workspace = free.pop()
-    except IndexError:
-        workspace = arrays.aligned(size)
-    plan.run(Buffers(x, None, y, workspace))
-    free.append(workspace)
+    """One run of a plan without filters."""
+    with workspace(plan.workspace_bytes, x) as memory:
+        plan.run(Buffers(x, None, y, memory))

@@ -15,6 +15,7 @@ from torch.nn import functional
 import tapwise
 from tapwise import arrays
 from tapwise.algorithm import Buffers
+from tapwise.arrays.workspaces import pool
 from tapwise.errors import InvalidProblem, NotApplicable
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.problem import ACTIVATIONS
@@ -446,7 +447,7 @@ class TestPrepared:
     def test_workspaces_are_used_again(self) -> None:
         x, w, _ = good().values()
         layer = tapwise.prepare("n2 c6 h9 w8 k4 r3 s3", w, algorithm="cpu.im2col_gemm")
-        free, _ = arrays.workspaces(layer.plan.workspace_bytes)
+        free = pool(layer.plan.workspace_bytes).free
         free.clear()
         layer(x)
         (workspace,) = free

@@ -9,6 +9,7 @@ import numpy as np
 
 from tapwise import dispatch, registry, verify
 from tapwise.algorithm import Buffers, Device
+from tapwise.arrays.workspaces import scratch
 from tapwise.lab.study.findings import Chart, Findings, judge, pivot
 from tapwise.lab.study.laboratory import BLAS_PAUSE_S, CpuLaboratory, CudaLaboratory
 from tapwise.problem import Problem
@@ -76,7 +77,7 @@ def _caller(lab: CudaLaboratory, problem: Problem, identifier: str, config: Any)
     x = arrays.anywhere(lab.tensor(arrays.dense(inputs.x, problem.layout)), "x", lab.device.index)
     w = None if inputs.w is None else arrays.anywhere(lab.tensor(inputs.w), "w", lab.device.index)
     y = arrays.empty(problem.y_shape, problem.y_dtype, problem.layout, x)
-    buffers = Buffers(x, plan.pack(w), y, arrays.workspace(plan.workspace_bytes, x))
+    buffers = Buffers(x, plan.pack(w), y, scratch(plan.workspace_bytes, x))
     return lambda: plan.run(buffers)
 
 
@@ -95,7 +96,7 @@ def _measure_cpu(lab: CpuLaboratory, findings: Findings, name: str, problem: Pro
         good[way] = bool(verify.check(problem, choice.algorithm, choice.config, device=lab.device))
         plan = dispatch.plan_for(problem, choice, lab.device)
         y = arrays.empty(problem.y_shape, problem.y_dtype, problem.layout)
-        buffers = Buffers(x, plan.pack(inputs.w), y, arrays.workspace(plan.workspace_bytes, x))
+        buffers = Buffers(x, plan.pack(inputs.w), y, scratch(plan.workspace_bytes, x))
         runs[way] = lambda plan=plan, buffers=buffers: plan.run(buffers)
     for way, time in lab.times(runs, {"CPU, im2col + GEMM": BLAS_PAUSE_S}).items():
         findings.add({"operator": name, "way": way}, time, good[way])

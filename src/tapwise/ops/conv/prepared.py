@@ -9,6 +9,7 @@ import numpy as np
 from tapwise import arrays, dispatch, registry
 from tapwise.algorithm import Buffers, Choice, Config, Device, Plan
 from tapwise.arrays.device import synchronize
+from tapwise.arrays.workspaces import Lease, pool, workspace
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import activate
@@ -61,10 +62,7 @@ class PreparedConv:
         unconverted = index is not None and not self._upload and planar is problem
         if unconverted and self.plan.launch_only and filters.library == "torch":  # type: ignore[union-attr]
             self._torch = TorchCall(problem, self.plan, self._packed, self._bias, filters)
-        self._free: list[np.ndarray] | None = None
-        self._workspace_size = 0
-        if self.plan.workspace_bytes and index is None:
-            self._free, self._workspace_size = arrays.workspaces(self.plan.workspace_bytes)
+        self._pool = pool(self.plan.workspace_bytes) if self.plan.workspace_bytes and index is None else None
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None) -> Any:
         """activation(conv(x, w) + bias + residual): arrays as for conv2d, of the problem's shape and dtype.
@@ -84,15 +82,11 @@ class PreparedConv:
             y = np.empty(self._y_memory, self._dtype)
             if self._channels_last:
                 y = y.transpose(0, 3, 1, 2)
-            if self._free is None:
+            if self._pool is None:
                 self._run(Buffers(x, self._packed, y, None, self._bias))
             else:
-                try:
-                    workspace = self._free.pop()
-                except IndexError:
-                    workspace = arrays.aligned(self._workspace_size)
-                self._run(Buffers(x, self._packed, y, workspace, self._bias))
-                self._free.append(workspace)
+                with Lease(self._pool) as memory:
+                    self._run(Buffers(x, self._packed, y, memory, self._bias))
             return y
         if self._torch is not None and out is None and self._torch.takes(x, residual):
             return self._torch(x, residual)
@@ -233,19 +227,8 @@ def execute(
         y = arrays.empty(problem.canonical().y_shape, dtype, layout, source)
     else:
         y = direct
-    if plan.workspace_bytes and not isinstance(source, np.ndarray):
-        workspace = arrays.empty((plan.workspace_bytes,), np.dtype(np.uint8), "nchw", source)
-        plan.run(Buffers(images, packed, y, workspace, bias, addend))
-    elif plan.workspace_bytes:
-        free, size = arrays.workspaces(plan.workspace_bytes)
-        try:
-            workspace = free.pop()
-        except IndexError:
-            workspace = arrays.aligned(size)
-        plan.run(Buffers(images, packed, y, workspace, bias, addend))
-        free.append(workspace)
-    else:
-        plan.run(Buffers(images, packed, y, None, bias, addend))
+    with workspace(plan.workspace_bytes, source) as memory:
+        plan.run(Buffers(images, packed, y, memory, bias, addend))
     if direct is None:
         if len(problem.spatial) == 1:
             y = y[:, :, 0]

@@ -9,6 +9,7 @@ import numpy as np
 
 from tapwise import arrays, dispatch
 from tapwise.algorithm import Buffers
+from tapwise.arrays.workspaces import workspace
 from tapwise.errors import InvalidProblem
 from tapwise.ops.parameters import device_of, numbers, result, window
 from tapwise.ops.patches.problem import Col2imProblem, Im2colProblem, PatchProblem
@@ -92,8 +93,8 @@ def _run(problem: PatchProblem, batched: Any, single: bool, x: Any, source: Any,
     if not problem.empty:
         device = device_of(batched)
         plan = dispatch.plan_for(problem, dispatch.choose(problem, device, algorithm), device)
-        workspace = arrays.workspace(plan.workspace_bytes, batched)
-        plan.run(Buffers(arrays.dense(batched, "nchw"), None, y, workspace))
+        with workspace(plan.workspace_bytes, batched) as memory:
+            plan.run(Buffers(arrays.dense(batched, "nchw"), None, y, memory))
     if target is None:
         return arrays.like(y[0] if single else y, x)
     if not direct:

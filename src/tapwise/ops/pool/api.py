@@ -8,6 +8,7 @@ import numpy as np
 
 from tapwise import arrays, dispatch
 from tapwise.algorithm import Buffers
+from tapwise.arrays.workspaces import workspace
 from tapwise.errors import InvalidProblem
 from tapwise.ops.parameters import device_of, result, whole, window
 from tapwise.ops.pool.problem import PoolProblem
@@ -90,8 +91,8 @@ def _pool(
         there = device_of(source)
         plan = dispatch.plan_for(images, dispatch.choose(images, there, algorithm), there)
         x_there = arrays.dense(batched[:, :, None] if axes == 1 else batched, problem.layout)
-        workspace = arrays.workspace(plan.workspace_bytes, source)
-        plan.run(Buffers(x_there, None, y if places is None else (y, places), workspace))
+        with workspace(plan.workspace_bytes, source) as memory:
+            plan.run(Buffers(x_there, None, y if places is None else (y, places), memory))
 
     def shaped(array: Any) -> Any:
         array = array[:, :, 0] if axes == 1 else array

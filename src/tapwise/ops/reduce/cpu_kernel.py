@@ -11,8 +11,8 @@ import numpy as np
 from tapwise.cpu.fields import COMMON, Fields
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target, Var
 from tapwise.cpu.vectors import ROW_WAYS, Fold, across, columns, fold_lanes, fold_row, fold_rows, larger, smaller
-from tapwise.ops.reduce import logsumexp
-from tapwise.ops.reduce.positions import Positions
+from tapwise.ops.reduce import cpu_logsumexp as logsumexp
+from tapwise.ops.reduce.cpu_positions import Positions
 
 # Elements of a row, and partial results of one, in a sum that is kept in one piece.
 ROW_BLOCK: Final = 4096
