@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_cuda_gpu import CONVOLUTIONS
+from convolutions import CONVOLUTIONS
 
 import tapwise
 from tapwise import registry, verify
@@ -44,7 +44,7 @@ LINES = [
     "n2 c104 h15 w17 k104 r3 s3 pad1 groups13 bias residual",
     "n2 c40 h12 w17 k40 r3 s3 pad1 groups10",
 ]
-TENSOR_CORES = [one.id for one in registry.of_backend("cuda", "conv") if "tensor cores" in one.summary]
+TENSOR_CORES = [one.id for one in registry.of_backend("cuda", "conv") if one.tensor_cores]
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])

@@ -1,0 +1,45 @@
+"""On a GPU: algorithms of plain arithmetic against float64; more than 2^31 elements."""
+
+from __future__ import annotations
+
+import pytest
+from convolutions import CONVOLUTIONS
+
+import tapwise
+from tapwise import registry, verify
+from tapwise.cuda.jit.device import gpu
+
+pytestmark = pytest.mark.cuda
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16"])
+@pytest.mark.parametrize("text", CONVOLUTIONS)
+@pytest.mark.parametrize("identifier", [name for name in registry.ALGORITHMS["conv"] if name.startswith("cuda.")])
+def test_convolution(identifier: str, text: str, dtype: str) -> None:
+    # Imported, its cuBLAS is among the configs.
+    import torch  # noqa: F401
+
+    problem, device = registry.parse(f"{text} {dtype}"), gpu()
+    algorithm = registry.get(identifier)
+    if algorithm.refusal(problem, device):
+        return
+    configs = list(algorithm.configs(problem, device))
+    some = {configs[0], configs[-1], configs[len(configs) // 2], configs[-5]} if len(configs) > 20 else set(configs)
+    for config in some:
+        for integers in (False, True):
+            verdict = verify.check(problem, identifier, config, device=device, integers=integers)
+            assert verdict, f"{config}: {verdict.message}"
+
+
+def test_more_than_2_31_elements() -> None:
+    import torch
+
+    x = torch.ones(40, 1, 7400, 7400, device="cuda", dtype=torch.float16)
+    assert x.numel() > 1 << 31
+    w = torch.ones(1, 1, 2, 2, device="cuda", dtype=torch.float16)
+    for identifier in ("cuda.direct", "cuda.sliding_window"):
+        y = tapwise.conv2d(x, w, algorithm=identifier)
+        assert bool((y == 4).all())
+    del y
+    columns = tapwise.im2col(x[:, :, :, :7398], (1, 2), stride=(1, 2))
+    assert columns.numel() > 1 << 31 and bool((columns == 1).all())
