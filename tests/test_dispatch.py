@@ -31,9 +31,13 @@ class Fake(Algorithm[Tile]):
     summary = "a fake"
 
     def __init__(
-        self, name: str, tiles: dict[Tile, tuple[float, int]], reason: str | None = None, pack: float = 0.0,
+        self,
+        name: str,
+        tiles: dict[Tile, tuple[float, int]],
+        reason: str | None = None,
+        pack: float = 0.0,
         exact: bool = True,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.id = f"cpu.{name}"  # type: ignore[misc]
         self.exact = exact  # type: ignore[misc]
         self._tiles, self._reason, self._pack = tiles, reason, pack

@@ -19,8 +19,12 @@ def test_there_are_examples() -> None:
 def test_example_runs(example: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error::RuntimeWarning", str(example)],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert not list(tmp_path.iterdir()), "an example leaves files where it is run"

@@ -159,9 +159,11 @@ def _onnxruntime_pool(problem: PoolProblem, x: np.ndarray, threads: int) -> Prep
         raise PeerUnavailable("onnxruntime pools NCHW, without a divisor")
     befores, afters = zip(*problem.padding, strict=True)
     attributes: dict[str, Any] = {
-        "kernel_shape": problem.kernel, "strides": problem.stride, "pads": (*befores, *afters),
+        "kernel_shape": problem.kernel,
+        "strides": problem.stride,
+        "pads": (*befores, *afters),
         "ceil_mode": int(problem.ceil_mode),
-    }  # fmt: skip
+    }
     if problem.op == "max":
         attributes["dilations"] = problem.dilation
     else:
@@ -175,9 +177,13 @@ def _onnxruntime_pool(problem: PoolProblem, x: np.ndarray, threads: int) -> Prep
 
 # operator -> how the library is called.
 _TORCH: Final[dict[str, Callable[[Any, Any], Call]]] = {
-    "softmax": _torch_softmax, "reduce": _torch_reduction, "pool": _torch_pool, "im2col": _torch_patches,
+    "softmax": _torch_softmax,
+    "reduce": _torch_reduction,
+    "pool": _torch_pool,
+    "im2col": _torch_patches,
     "col2im": _torch_patches,
-}  # fmt: skip
+}
 _ONNXRUNTIME: Final[dict[str, Callable[[Any, np.ndarray, int], Prepared]]] = {
-    "softmax": _onnxruntime_softmax, "pool": _onnxruntime_pool,
-}  # fmt: skip
+    "softmax": _onnxruntime_softmax,
+    "pool": _onnxruntime_pool,
+}

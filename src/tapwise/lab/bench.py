@@ -49,10 +49,18 @@ def run(cases: Sequence[Case], options: Options, done: Callable[[Record], None])
     for case in cases:
         problem = case.problem
         record = Record(
-            problem=str(problem), suite=case.suite, category=case.category, uses=case.uses,
-            direction=problem.direction, dtype=problem.dtype, math=problem.math, layout=problem.layout,
-            device=device.name, threads=device.threads or device.multiprocessors, **shared,  # type: ignore[arg-type]
-        )  # fmt: skip
+            problem=str(problem),
+            suite=case.suite,
+            category=case.category,
+            uses=case.uses,
+            direction=problem.direction,
+            dtype=problem.dtype,
+            math=problem.math,
+            layout=problem.layout,
+            device=device.name,
+            threads=device.threads or device.multiprocessors,
+            **shared,  # type: ignore[arg-type]
+        )
         try:
             if device.kind == "cuda":
                 _measure_cuda(case, options, device, record)
@@ -173,18 +181,26 @@ def _planned(
 
 
 def _time(
-    contestants: Sequence[timing.Contestant], ids: Sequence[str], options: Options, device: Device, case: Case,
+    contestants: Sequence[timing.Contestant],
+    ids: Sequence[str],
+    options: Options,
+    device: Device,
+    case: Case,
     record: Record,
-) -> None:  # fmt: skip
+) -> None:
     """Time the contestants in turns and fill the record in."""
     times = timing.measure(contestants, seconds=options.seconds, repeats=options.repeats)
     _fill(record, times, ids, options, case.problem, roofline.ceilings(device.threads, case.problem.dtype))
 
 
 def _fill(
-    record: Record, times: dict[str, timing.Timing], ids: Sequence[str], options: Options, problem: Problem,
+    record: Record,
+    times: dict[str, timing.Timing],
+    ids: Sequence[str],
+    options: Options,
+    problem: Problem,
     roof: roofline.Ceilings,
-) -> None:  # fmt: skip
+) -> None:
     ours = times[ids[0]]
     record.time_us, record.spread_us = ours.time_us, ours.spread_us
     record.gflops = problem.flops / ours.time_us / 1e3

@@ -58,9 +58,13 @@ def _table(rows: Sequence[Record], title: str, peers: Sequence[str]) -> Table:
     fused = ["over\nplain"] if any(row.over_plain for row in rows) else []
     # Closer together where there is a column more, so that 100 characters are enough.
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
         padding=(0, 0 if fused else 1, 0, 0),
-    )  # fmt: skip
+    )
     table.add_column("problem", overflow="fold", ratio=1, min_width=20)
     table.add_column("algorithm", overflow="fold", min_width=13)
     table.add_column("ok")
@@ -80,12 +84,16 @@ def _table(rows: Sequence[Record], title: str, peers: Sequence[str]) -> Table:
         unstable = "?" if spread > 100 * UNSTABLE else ""
         roof = f"{100 * row.roof_us / row.time_us:.0f}" if row.roof_us else "-"
         table.add_row(
-            row.problem, _short(row.algorithm), mark,
+            row.problem,
+            _short(row.algorithm),
+            mark,
             f"{microseconds(row.time_us)} ±{spread:.0f}%{unstable}",
-            f"{row.gflops:.{1 if (row.gflops or 0.0) < 1000 else 0}f}", roof,
+            f"{row.gflops:.{1 if (row.gflops or 0.0) < 1000 else 0}f}",
+            roof,
             *(_ratio(row.ratios.get(peer)) for peer in peers),
-            *(percent(row.over_plain.get(row.algorithm or "")) for _ in fused), size(row.workspace_bytes),
-        )  # fmt: skip
+            *(percent(row.over_plain.get(row.algorithm or "")) for _ in fused),
+            size(row.workspace_bytes),
+        )
     return table
 
 
@@ -132,8 +140,9 @@ def _print_means(console: Console, rows: Sequence[Record], peers: Sequence[str])
         "Under a library's name: its time over ours, in turns in one run; above 1 ours is faster. time: median\n"
         "± half the interquartile range. %roof: of the larger of arithmetic and memory time at the ceilings\n"
         "measured here; Winograd multiplies less than the definition counts, so it can pass 100.",
-        style="dim", highlight=False,
-    )  # fmt: skip
+        style="dim",
+        highlight=False,
+    )
 
 
 def load(folder: Path) -> dict[str, list[dict[str, Any]]]:

@@ -62,9 +62,12 @@ def select(names: list[str]) -> list[Study]:
 
 
 def run(
-    study: Study, device: str, sides: tuple[int, ...] | None = None, progress: Callable[[str], None] = lambda _: None,
+    study: Study,
+    device: str,
+    sides: tuple[int, ...] | None = None,
+    progress: Callable[[str], None] = lambda _: None,
     command: str = "",
-) -> Findings:  # fmt: skip
+) -> Findings:
     """Measure a study on "cpu", "cuda" or "cuda:<number>"; sides as in SIDES by default.
 
     Raises InvalidProblem, DeviceUnavailable, PeerUnavailable.

@@ -114,9 +114,11 @@ def _ladder(findings: Findings, steps: tuple[str, ...], names: tuple[str, ...]) 
         pivot(findings, "Rungs", [{"layer": layer} for layer in layers], [(name, {"step": name}) for name in names])
     )
     findings.charts.append(
-        Chart("Rungs", "us", {
-            layer: {name: us for name in names if (us := findings.us(layer=layer, step=name))} for layer in layers
-        })
-    )  # fmt: skip
+        Chart(
+            "Rungs",
+            "us",
+            {layer: {name: us for name in names if (us := findings.us(layer=layer, step=name))} for layer in layers},
+        )
+    )
     findings.conclusions += climb(findings, "ours", "layer", steps)
     return findings

@@ -115,10 +115,13 @@ def _direct(findings: Findings, ours: str, rivals: Sequence[str], way: str) -> F
         return min(best) / mine if mine and best else None
 
     findings.charts.append(
-        Chart("library / ours", "times", {
-            w: {name: one for name in names if (one := ratio(name, w))} for w in ways
-        }, log=False)
-    )  # fmt: skip
+        Chart(
+            "library / ours",
+            "times",
+            {w: {name: one for name in names if (one := ratio(name, w))} for w in ways},
+            log=False,
+        )
+    )
 
     def over(part: Callable[[str], bool]) -> list[float]:
         return [one for name in names if part(name) and (one := ratio(name, way))]

@@ -52,11 +52,16 @@ def im2col_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progress)
         findings.tables.append(pivot(findings, f"Each half by itself, operands in {place} memory", lines, columns))
     findings.charts.append(
         Chart(
-            "stride 1, device memory", "us",
-            {n: {str(s): us for s in sides if (us := findings.us(**{**c, "side": s, "stride": 1, "place": "device"}))}
-             for n, c in ways},
+            "stride 1, device memory",
+            "us",
+            {
+                n: {
+                    str(s): us for s in sides if (us := findings.us(**{**c, "side": s, "stride": 1, "place": "device"}))
+                }
+                for n, c in ways
+            },
         )
-    )  # fmt: skip
+    )
     for place in PLACES:
         where, both = f"[{place} memory] ", {"place": place, "part": "both"}
         findings.charts.append(splits_chart(findings, sides[-1], both, "gemm"))
@@ -144,13 +149,21 @@ def _ways(
 def _im2col_conclusions(findings: Findings, where: str, choices: Choices, product: Choices) -> list[Conclusion]:
     window = {**choices, "part": "window", "gemm": "-"}
     return [
-        judge("RGB report", f"{where}im2col is slower than the sliding window",
-              findings.ratios({**choices, "part": "both", **product}, window), lambda m: m > 1,
-              "expansion and product / window"),
-        judge("RGB report", f"{where}that is because the expansion is timed too (without it, it is faster)",
-              findings.ratios({**choices, "part": "product", **product}, window), lambda m: m < 1,
-              "product alone / window"),
-    ]  # fmt: skip
+        judge(
+            "RGB report",
+            f"{where}im2col is slower than the sliding window",
+            findings.ratios({**choices, "part": "both", **product}, window),
+            lambda m: m > 1,
+            "expansion and product / window",
+        ),
+        judge(
+            "RGB report",
+            f"{where}that is because the expansion is timed too (without it, it is faster)",
+            findings.ratios({**choices, "part": "product", **product}, window),
+            lambda m: m < 1,
+            "product alone / window",
+        ),
+    ]
 
 
 def im2col_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
@@ -177,17 +190,21 @@ def im2col_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Progress) -
         multiply()
         whole = within(problem, y.reshape(problem.y_shape))
         runs = {
-            "expansion": expand, "product": multiply, "both": lambda op=gemm, x=x: op(x),
+            "expansion": expand,
+            "product": multiply,
+            "both": lambda op=gemm, x=x: op(x),
             "window": lambda op=direct, x=x: op(x),
-        }  # fmt: skip
+        }
         pauses = {"product": BLAS_PAUSE_S, "both": BLAS_PAUSE_S}
         times = lab.times(runs, pauses)  # type: ignore[arg-type]
         for part, time in times.items():
             findings.add(base | {"part": part}, time, {"both": good[0], "window": good[1]}.get(part, whole))
     ways: list[tuple[str, Choices]] = [
-        ("expansion alone", {"part": "expansion"}), ("product alone (BLAS)", {"part": "product"}),
-        ("cpu.im2col_gemm (in chunks)", {"part": "both"}), ("cpu.direct", {"part": "window"}),
-    ]  # fmt: skip
+        ("expansion alone", {"part": "expansion"}),
+        ("product alone (BLAS)", {"part": "product"}),
+        ("cpu.im2col_gemm (in chunks)", {"part": "both"}),
+        ("cpu.direct", {"part": "window"}),
+    ]
     lines: list[dict[str, Value]] = [{"stride": s, "side": n} for s in STRIDES for n in sides]
     findings.tables.append(pivot(findings, "im2col on the CPU", lines, ways))
     series = {n: {str(s): us for s in sides if (us := findings.us(**{**c, "side": s, "stride": 1}))} for n, c in ways}

@@ -139,7 +139,12 @@ def _operators(findings: Findings) -> Findings:
     if findings.kind == "cpu":
         findings.conclusions = [one for one in findings.conclusions if one.holds is not None]
         findings.conclusions.append(
-            judge("board report", "im2col + GEMM beats the direct loop nest on the CPU",
-                  over("CPU, vectors", "CPU, im2col + GEMM", "conv2d 3x3"), lambda m: m > 1, "vectors / im2col + GEMM")
-        )  # fmt: skip
+            judge(
+                "board report",
+                "im2col + GEMM beats the direct loop nest on the CPU",
+                over("CPU, vectors", "CPU, im2col + GEMM", "conv2d 3x3"),
+                lambda m: m > 1,
+                "vectors / im2col + GEMM",
+            )
+        )
     return findings

@@ -60,9 +60,13 @@ def sliding_window_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: P
             for threads, memory, partition in product(THREADS, MEMORIES, PARTITIONS):
                 config = Config(memory, partition, threads)
                 choices: dict[str, Value] = {
-                    "side": side, "stride": stride, "place": place, "threads": threads, "memory": memory,
+                    "side": side,
+                    "stride": stride,
+                    "place": place,
+                    "threads": threads,
+                    "memory": memory,
                     "partition": partition,
-                }  # fmt: skip
+                }
                 if memory == "shared" and algorithm.shared_bytes(problem, config) > SHARED:
                     findings.add(choices, None, False, "the tile is larger than a block's shared memory")
                     continue
@@ -114,14 +118,16 @@ def splits(findings: Findings, where: str, choices: Choices, memory: str = "memo
         return findings.ratios({**choices, **over}, {**choices, **under})
 
     larger = [
-        r for p in ("row", "block")
+        r
+        for p in ("row", "block")
         for few, many in pairwise(THREADS)
         for r in pairs({"partition": p, "threads": few}, {"partition": p, "threads": many})
-    ]  # fmt: skip
+    ]
     columns = [
-        r for few, many in pairwise(THREADS)
+        r
+        for few, many in pairwise(THREADS)
         for r in pairs({"partition": "column", "threads": many}, {"partition": "column", "threads": few})
-    ]  # fmt: skip
+    ]
     return [
         judge("RGB report", f"{where}shared memory is no slower than global memory (split by blocks)",
               pairs({memory: "shared", "partition": "block"}, {memory: "global", "partition": "block"}),
@@ -183,11 +189,12 @@ def sliding_window_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Pro
         findings.tables.append(pivot(findings, f"Sliding window, {order}", lines, columns))
     series = {
         f"{o}, {v}-byte vectors, {t} threads": {
-            str(n): us for n in sides
+            str(n): us
+            for n in sides
             if (us := findings.us(side=n, stride=1, order=o, vector=v, threads=t, method="register tile"))
         }
         for o, v, t in ways
-    }  # fmt: skip
+    }
     loops = {str(n): us for n in sides if (us := findings.us(side=n, stride=1, method="plain loops"))}
     findings.charts.append(Chart("stride 1: sides", "us", {"plain loops": loops} | series))
     tile: dict[str, Value] = {"method": "register tile"}

@@ -41,9 +41,11 @@ def print_findings(console: Console, findings: Findings) -> None:
             for number in columns:
                 figures = number > 0
                 grid.add_column(
-                    table.head[number], justify="right" if figures else "left", overflow="fold",
+                    table.head[number],
+                    justify="right" if figures else "left",
+                    overflow="fold",
                     min_width=_least(table, number) if figures else None,
-                )  # fmt: skip
+                )
             for line in table.lines:
                 grid.add_row(*(line[number] for number in columns))
             console.print(grid)

@@ -77,11 +77,15 @@ def _vendor(findings: Findings, sides: tuple[int, ...], vendor: str, ours: str, 
         )
     )
     findings.charts.append(
-        Chart("stride 1: warm", "us", {
-            name: {str(n): us for n in sides if (us := findings.us(side=n, stride=1, method=name, when="warm"))}
-            for name in names
-        })
-    )  # fmt: skip
+        Chart(
+            "stride 1: warm",
+            "us",
+            {
+                name: {str(n): us for n in sides if (us := findings.us(side=n, stride=1, method=name, when="warm"))}
+                for name in names
+            },
+        )
+    )
 
     def taken(side: int, stride: int, method: str, when: str) -> float:
         return findings.us(side=side, stride=stride, method=method, when=when) or 0.0

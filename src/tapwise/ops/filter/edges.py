@@ -26,5 +26,5 @@ def source_index(index: np.ndarray, length: int, mode: str) -> np.ndarray:
 
 
 def window_sources(length: int, size: int, before: int, mode: str) -> np.ndarray:
-    """source_index of the length + size - 1 elements that the windows of an axis see; `before`: taps before an element."""
+    """source_index of the length + size - 1 elements that an axis's windows see; `before`: taps before an element."""
     return source_index(np.arange(-before, length + size - 1 - before), length, mode)
