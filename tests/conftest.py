@@ -6,7 +6,12 @@ import ctypes
 import os
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
+
+# A first call compiles, and other processes have the cores: how long an example takes says nothing.
+hypothesis.settings.register_profile("tapwise", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("tapwise")
 
 # Kernels that a test only compiles are compiled for the first of these, and with --all-architectures for each.
 ARCHITECTURES = ("sm_90a", "sm_80", "sm_100a")
