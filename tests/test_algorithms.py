@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from math import prod
+from typing import Any
 
 import numpy as np
 import pytest
@@ -40,18 +43,32 @@ IDENTIFIERS = [name for name in registry.ALGORITHMS["conv"] if name.startswith("
 EPILOGUES = ["bias", "residual relu", "bias residual relu6", "silu", "bias gelu", "sigmoid", "bias tanh"]
 
 
-def applicable(text: str, identifier: str) -> ConvProblem | None:
+def applying(texts: Iterable[str], identifiers: Iterable[str] = IDENTIFIERS) -> list[tuple[str, str]]:
+    """(algorithm, problem) for each algorithm that applies; test_takes_what_it_is_for counts them."""
+    return [
+        (identifier, text)
+        for text in texts
+        for identifier in identifiers
+        if registry.get(identifier).refusal(ConvProblem.parse(text), host()) is None
+    ]
+
+
+IN_BOTH_ORDERS = [f"{text} {layout}" for text in PROBLEMS for layout in ("nchw", "nhwc")]
+IN_ALL_DTYPES = [
+    f"{text} {dtype}"
+    for text in (PROBLEMS[1], PROBLEMS[5], PROBLEMS[8], PROBLEMS[12], f"{PROBLEMS[0]} nhwc")
+    for dtype in ("f64", "f16")
+]
+FUSED = [
+    f"{text} {epilogue}"
+    for text in ("c5 h9 w11 k7 r3 s3 pad1", "c7 h5 w6 k9 r1 s1 nhwc", "c6 h9 w9 k6 r3 s3 groups6")
+    for epilogue in EPILOGUES
+]
+
+
+@pytest.mark.parametrize(("identifier", "text"), applying(IN_BOTH_ORDERS))
+def test_best_and_other_configs(identifier: str, text: str) -> None:
     problem = ConvProblem.parse(text)
-    return problem if registry.get(identifier).refusal(problem, host()) is None else None
-
-
-@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-@pytest.mark.parametrize("text", PROBLEMS)
-@pytest.mark.parametrize("identifier", IDENTIFIERS)
-def test_best_and_other_configs(identifier: str, text: str, layout: str) -> None:
-    problem = applicable(f"{text} {layout}", identifier)
-    if problem is None:
-        return
     configs = list(registry.get(identifier).configs(problem, host()))
     best = dispatch.choose(problem, host(), identifier).config
     for config in dict.fromkeys([best, configs[0], configs[len(configs) // 2]]):
@@ -61,24 +78,21 @@ def test_best_and_other_configs(identifier: str, text: str, layout: str) -> None
     assert exact, exact.message
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "n2 c5 h9 w40 k7 r3 s3 bias relu",
-        "c13 h11 w17 k23 r1 s1 residual relu6",
-        "n2 c10 h30 w21 k14 r3 s5 stride1x2 pad1 groups2 bias residual",
-        "c9 h6 w50 k8 r2 s3 dilation2",
-        "c3 h1 w2100 k5 r1 s3",
-        "c7 h14 w14 k9 r1 s1 f16 bias",
-        "c6 h12 w11 k5 r3 s3 f64",
-    ],
-)
-@pytest.mark.parametrize("identifier", ["cpu.direct", "cpu.pointwise"])
+ROUTES = [
+    "n2 c5 h9 w40 k7 r3 s3 bias relu",
+    "c13 h11 w17 k23 r1 s1 residual relu6",
+    "n2 c10 h30 w21 k14 r3 s5 stride1x2 pad1 groups2 bias residual",
+    "c9 h6 w50 k8 r2 s3 dilation2",
+    "c3 h1 w2100 k5 r1 s3",
+    "c7 h14 w14 k9 r1 s1 f16 bias",
+    "c6 h12 w11 k5 r3 s3 f64",
+]
+
+
+@pytest.mark.parametrize(("identifier", "text"), applying(ROUTES, ["cpu.direct", "cpu.pointwise"]))
 def test_every_route_and_tile(identifier: str, text: str) -> None:
     """Each way from input to output, with each register tile: lines end in all its narrower forms."""
-    problem = applicable(text, identifier)
-    if problem is None:
-        return
+    problem = ConvProblem.parse(text)
     seen = set()
     for config in registry.get(identifier).configs(problem, host()):
         way = (config.route, config.lanes, config.m, config.n)
@@ -89,31 +103,30 @@ def test_every_route_and_tile(identifier: str, text: str) -> None:
     assert {"sums", "straight", "in place"} & {way[0] for way in seen}
 
 
-@pytest.mark.parametrize("dtype", ["f64", "f16"])
-@pytest.mark.parametrize("text", [PROBLEMS[1], PROBLEMS[5], PROBLEMS[8], PROBLEMS[12], f"{PROBLEMS[0]} nhwc"])
-@pytest.mark.parametrize("identifier", IDENTIFIERS)
-def test_dtypes(identifier: str, text: str, dtype: str) -> None:
-    problem = applicable(f"{text} {dtype}", identifier)
-    if problem is not None:
-        verdict = verify.check(problem, identifier)
-        assert verdict, verdict.message
+@pytest.mark.parametrize(("identifier", "text"), applying([*IN_ALL_DTYPES, *FUSED]))
+def test_dtypes_and_epilogues(identifier: str, text: str) -> None:
+    verdict = verify.check(ConvProblem.parse(text), identifier)
+    assert verdict, verdict.message
 
 
-@pytest.mark.parametrize("epilogue", EPILOGUES)
-@pytest.mark.parametrize("text", ["c5 h9 w11 k7 r3 s3 pad1", "c7 h5 w6 k9 r1 s1 nhwc", "c6 h9 w9 k6 r3 s3 groups6"])
-@pytest.mark.parametrize("identifier", IDENTIFIERS)
-def test_epilogues(identifier: str, text: str, epilogue: str) -> None:
-    problem = applicable(f"{text} {epilogue}", identifier)
-    if problem is not None:
-        verdict = verify.check(problem, identifier)
-        assert verdict, verdict.message
-
-
-@pytest.mark.parametrize("identifier", IDENTIFIERS)
-def test_takes_what_it_is_for(identifier: str) -> None:
+def test_takes_what_it_is_for() -> None:
     """A table full of refusals would pass every test above."""
-    least = {"cpu.winograd": 9, "cpu.depthwise": 3, "cpu.pointwise": 2}
-    assert sum(applicable(text, identifier) is not None for text in PROBLEMS) >= least.get(identifier, len(PROBLEMS))
+
+    def counts(*arguments: Any) -> Counter[str]:
+        return Counter(identifier for identifier, _ in applying(*arguments))
+
+    every = {"cpu.direct", "cpu.im2col_gemm", "cpu.serial"}
+    assert counts(IN_BOTH_ORDERS) == {
+        **dict.fromkeys(every, 38),
+        "cpu.winograd": 11,
+        "cpu.depthwise": 5,
+        "cpu.pointwise": 4,
+    }
+    assert counts(IN_ALL_DTYPES) == {
+        **dict.fromkeys(every, 10), "cpu.winograd": 4, "cpu.depthwise": 2, "cpu.pointwise": 2,
+    }  # fmt: skip
+    assert counts(FUSED) == {**dict.fromkeys(every, 21), "cpu.winograd": 7, "cpu.depthwise": 7, "cpu.pointwise": 7}
+    assert counts(ROUTES, ["cpu.direct", "cpu.pointwise"]) == {"cpu.direct": 7, "cpu.pointwise": 2}
 
 
 @pytest.mark.parametrize("identifier", IDENTIFIERS)
@@ -173,28 +186,32 @@ def test_same_bits_run_after_run() -> None:
 @pytest.mark.parametrize("suite", ["real_layers", "generative"])
 def test_scratch_keeps_its_promise(suite: str) -> None:
     """Direct, pointwise, depthwise: 4 MB a thread. Winograd: twice the input, or 256 KB where that is less."""
-    device = host(2)
+    device, seen = host(2), set()
     for case in suites.load(suite):
         problem = case.problem
         for identifier in ("cpu.direct", "cpu.pointwise", "cpu.depthwise", "cpu.winograd"):
             algorithm = registry.get(identifier)
             if algorithm.refusal(problem, device) is not None:
                 continue
+            seen.add(identifier)
             config = dispatch.choose(problem, device, identifier).config
             needed = algorithm.workspace_bytes(problem, config, device)
             twice = max(256 << 10, 2 * 4 * prod(problem.x_shape))
             limit = twice if identifier == "cpu.winograd" else (4 << 20) * device.threads
             assert needed <= limit, f"{identifier} on {problem}: {needed} bytes, {limit} allowed"
+    assert {"cpu.direct", "cpu.depthwise", "cpu.winograd"} <= seen
 
 
 @pytest.mark.parametrize("identifier", IDENTIFIERS)
 def test_predictions_are_times(identifier: str) -> None:
-    algorithm = registry.get(identifier)
+    """Between a tenth of what the peak allows and some thousand times that, on the layers that there are."""
+    algorithm, device, seen = registry.get(identifier), host(2), 0
     for case in suites.load("real_layers")[::7]:
-        if algorithm.refusal(case.problem, host(2)) is None:
-            config = algorithm.configs(case.problem, host(2))[0]
-            for us in (
-                algorithm.predict_us(case.problem, config, host(2)),
-                algorithm.pack_us(case.problem, config, host(2)),
-            ):
-                assert 0 <= us < 1e9
+        problem = case.problem
+        if algorithm.refusal(problem, device) is None:
+            seen += 1
+            config = algorithm.configs(problem, device)[0]
+            floor = problem.flops / (device.gflops * device.threads * 1e3)
+            assert 0.1 * floor <= algorithm.predict_us(problem, config, device) <= 2000 * floor + 100
+            assert 0 <= algorithm.pack_us(problem, config, device) <= 2000 * floor + 100
+    assert seen

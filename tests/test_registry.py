@@ -1,34 +1,90 @@
-"""The registry's rows and the contract of every algorithm in it. Documentation pages: test_docs.py."""
+"""The registry's rows and the contract of every algorithm in it, on each backend. Documentation: test_docs.py."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from tapwise import registry
+from tapwise import dispatch, registry
 from tapwise.algorithm import Algorithm, Config, Device
 from tapwise.cpu.device import host
+from tapwise.cuda.jit.compile import Source
+from tapwise.cuda.jit.device import H200
 from tapwise.errors import InvalidProblem
+from tapwise.lab import suites
 from tapwise.ops.conv.problem import ConvProblem
 
-IDENTIFIERS = [name for name in registry.ALGORITHMS["conv"] if name.startswith("cpu.")]
-PROBLEMS = [
+ROWS = [(operator, identifier) for operator, rows in registry.ALGORITHMS.items() for identifier in rows]
+DEVICES = {"cpu": host(2), "cuda": H200}
+CONVOLUTIONS = [
     "c5 h9 w7 k6 r3 s3 pad1",
     "n2 c8 h14 w14 k12 r1 s1 nhwc",
     "c12 h9 w9 k12 r5 s5 pad2 groups12 stride2 f64",
     "c64 h56 w56 k64 r3 s3 pad1",
+    "n2 c64 h14 w14 k64 r3 s3 pad1 f16 nhwc",
+    "c3 h32 w32 k32 r3 s3 pad1 tf32 nhwc",
+    "c64 h14 w14 k64 r3 s3 pad1 groups8 bf16 nhwc relu",
+    "c64 h14 w14 k64 r3 s3 dilation2 3xtf32 residual",
 ]
+PROBLEMS = {
+    "conv": CONVOLUTIONS,
+    "im2col": ["im2col c3 h11 w13 r3 s2 pad1", "im2col c2 d4 h7 w9 t2 r3 s3 stride2 f64", "im2col n2 c3 w40 s5 f16"],
+    "col2im": ["col2im c3 h11 w13 r3 s2 pad1", "col2im c2 d4 h7 w9 t2 r3 s3 stride2 f64", "col2im n2 c3 w40 s5 f16"],
+    "pool": [
+        "maxpool c3 h13 w19 r3 s3 stride2 pad1", "avgpool c5 h19 w21 r17 s2 f64 nhwc", "maxpool c3 h9 w9 r2 s2 indices",
+    ],
+    "filter": [
+        "filter gaussian h64 w48 c3 sigma2 u8", "filter correlate d5 h32 w32 t3 r3 s3 f64",
+        "filter maximum h40 w40 size5 f16",
+    ],
+    "softmax": ["softmax 7x77", "log_softmax 3x1003 f16", "softmax 3x5x19 axis1 f64"],
+    "reduce": ["reduce sum 5x333", "reduce argmax 3x257 axis1 f64", "reduce logsumexp 8x41 axis0 f16"],
+}  # fmt: skip
+# What an algorithm does not take of its operator's problems, by their numbers; all the others take all.
+REFUSED: dict[tuple[str, str], set[int]] = {
+    ("conv", "cpu.winograd"): {1, 2, 4, 5, 6},
+    ("conv", "cpu.depthwise"): {0, 1, 3, 4, 5, 6, 7},
+    ("conv", "cpu.pointwise"): {0, 2, 3, 4, 5, 6, 7},
+    ("conv", "cpu.direct"): {6},
+    ("conv", "cpu.im2col_gemm"): {6},
+    ("conv", "cpu.serial"): {6},
+    ("conv", "cuda.implicit_gemm"): {0, 1, 2, 3},
+    ("conv", "cuda.implicit_gemm_mma"): {0, 1, 2, 3},
+    ("conv", "cuda.few_channels"): {0, 1, 2, 3, 4, 6, 7},
+    ("conv", "cuda.narrow_groups"): {0, 1, 2, 3, 4, 5, 7},
+    ("conv", "cuda.direct"): {1, 4, 5, 6, 7},
+    ("conv", "cuda.im2col_gemm"): {1, 4, 5, 6},
+    ("conv", "cuda.sliding_window"): {1, 4, 5, 6},
+    ("pool", "cpu.simd"): {1, 2},
+    ("filter", "cuda.sliding_window"): {2},
+}
 
 
-@pytest.mark.parametrize("identifier", IDENTIFIERS)
-def test_row_leads_to_its_algorithm(identifier: str) -> None:
-    algorithm = registry.get(identifier)
+def refusals(operator: str, identifier: str) -> set[int]:
+    algorithm, device = registry.get(identifier, operator), DEVICES[identifier.split(".")[0]]
+    found = [algorithm.refusal(registry.parse(text), device) for text in PROBLEMS[operator]]
+    return {number for number, reason in enumerate(found) if reason is not None}
+
+
+def taken() -> Iterator[tuple[str, str, str]]:
+    for operator, identifier in ROWS:
+        for number, text in enumerate(PROBLEMS[operator]):
+            if number not in REFUSED.get((operator, identifier), set()):
+                yield operator, identifier, text
+
+
+@pytest.mark.parametrize(("operator", "identifier"), ROWS)
+def test_row_leads_to_its_algorithm(operator: str, identifier: str) -> None:
+    algorithm = registry.get(identifier, operator)
     assert isinstance(algorithm, Algorithm)
     assert algorithm.id == identifier
+    assert algorithm.operator == operator
     assert algorithm.summary
-    assert registry.get(identifier) is algorithm
+    assert registry.get(identifier, operator) is algorithm
     assert not vars(algorithm), "algorithms have no state"
 
 
@@ -36,52 +92,106 @@ def test_unknown_algorithm_lists_the_names() -> None:
     with pytest.raises(InvalidProblem) as error:
         registry.get("cpu.fast")
     assert "cpu.fast" in str(error.value)
-    for identifier in IDENTIFIERS:
+    for identifier in registry.ALGORITHMS["conv"]:
         assert identifier in str(error.value)
 
 
-def test_backends() -> None:
-    found = [algorithm.id for algorithm in registry.of_backend("cpu")]
-    assert found == [identifier for identifier in IDENTIFIERS if identifier.startswith("cpu.")]
-    assert found[-1] == "cpu.serial", "the reference is last"
+@pytest.mark.parametrize("operator", registry.ALGORITHMS)
+def test_backends(operator: str) -> None:
+    for kind in ("cpu", "cuda"):
+        found = [algorithm.id for algorithm in registry.of_backend(kind, operator)]
+        assert found == [
+            identifier for identifier in registry.ALGORITHMS[operator] if identifier.startswith(f"{kind}.")
+        ]
+        assert found, f"{operator} has no algorithm for {kind}"
+    assert registry.of_backend("cpu", operator)[-1].id == "cpu.serial", "the reference is last"
 
 
-@pytest.mark.parametrize("identifier", IDENTIFIERS)
-@pytest.mark.parametrize("text", PROBLEMS)
-def test_contract(identifier: str, text: str) -> None:
-    algorithm, problem, device = registry.get(identifier), ConvProblem.parse(text), host(2)
-    if algorithm.refusal(problem, device) is not None:
-        return
+@pytest.mark.parametrize(("operator", "identifier"), ROWS)
+def test_what_is_taken(operator: str, identifier: str) -> None:
+    assert refusals(operator, identifier) == REFUSED.get((operator, identifier), set())
+
+
+@pytest.mark.parametrize(("operator", "identifier", "text"), taken())
+def test_contract(operator: str, identifier: str, text: str) -> None:
+    algorithm, problem = registry.get(identifier, operator), registry.parse(text)
+    device = DEVICES[identifier.split(".")[0]]
     configs = algorithm.configs(problem, device)
     assert configs
     assert len(set(configs)) == len(configs)
     assert len({str(config) for config in configs}) == len(configs), "a string names one config"
     for config in configs:
         assert isinstance(config, Config)
-        assert algorithm.predict_us(problem, config, device) > 0
-        assert algorithm.pack_us(problem, config, device) >= 0
+        assert 0 < algorithm.predict_us(problem, config, device) < 1e6
+        assert 0 <= algorithm.pack_us(problem, config, device) < 1e6
         assert algorithm.workspace_bytes(problem, config, device) >= 0
-    plan = algorithm.plan(problem, configs[0], device)
-    assert plan.workspace_bytes <= algorithm.workspace_bytes(problem, configs[0], device)
+    choice = dispatch.choose(problem, device, identifier)
+    assert choice.config in configs
+    if device.kind == "cuda":
+        sources = algorithm.sources(problem, choice.config)  # type: ignore[attr-defined]
+        assert sources and all(isinstance(source, Source) for source in sources)
+    else:
+        plan = algorithm.plan(problem, choice.config, device)
+        assert plan.workspace_bytes <= choice.workspace_bytes
 
 
-@pytest.mark.parametrize("identifier", IDENTIFIERS)
-def test_refusals_carry_a_reason(identifier: str) -> None:
-    algorithm, device = registry.get(identifier), host()
-    problem = ConvProblem.parse("c8 h9 w9 k8 r1 s1 groups8")
-    for change in ({"direction": "dgrad"}, {"direction": "wgrad"}, {"dtype": "bf16"}):
-        assert algorithm.refusal(problem.replace(**change), device)
-    for text in ("c8 w9 k8 s1 groups8", "c8 d9 h9 w9 k8 t1 r1 s1 groups8"):
-        assert algorithm.refusal(ConvProblem.parse(text), device)
-    assert algorithm.refusal(problem, Device("cuda", "a GPU", 132))
+@pytest.mark.parametrize(("operator", "identifier"), ROWS)
+def test_declarations_are_kept(operator: str, identifier: str) -> None:
+    """What is not declared is refused, and a device of the other kind is."""
+    algorithm, device = registry.get(identifier, operator), DEVICES[identifier.split(".")[0]]
+    other = DEVICES["cpu" if device is H200 else "cuda"]
+    number = next(n for n in range(len(PROBLEMS[operator])) if n not in REFUSED.get((operator, identifier), set()))
+    problem: Any = registry.parse(PROBLEMS[operator][number])
+    assert algorithm.refusal(problem, device) is None
+    assert "runs on a" in (algorithm.refusal(problem, other) or "")
+    if algorithm.dtypes is not None and "bf16" not in algorithm.dtypes:
+        math = {"math": "ieee"} if operator == "conv" else {}
+        assert "not bf16" in (algorithm.refusal(problem.replace(dtype="bf16", **math), device) or "")
+    if operator != "conv":
+        return
+    for direction in ("dgrad", "wgrad"):
+        assert f"not {direction}" in (algorithm.refusal(problem.replace(direction=direction), device) or "")
+    for layout in {"nchw", "nhwc"} - set(algorithm.layouts):
+        assert "channels-last" in (algorithm.refusal(problem.replace(layout=layout), device) or "")
+    for text in ("c8 w9 k8 s1", "c8 d9 h9 w9 k8 t1 r1 s1"):
+        changed = ConvProblem.parse(text).replace(dtype=problem.dtype, math=problem.math)
+        assert "spatial axes" in (algorithm.refusal(changed, device) or "")
 
 
 def test_serial_takes_what_is_left() -> None:
     serial, device = registry.get("cpu.serial"), host()
-    for text in (*PROBLEMS, "n0 c3 h4 w4 k3 r3 s3", "c0 h4 w4 k3 r3 s3", "c3 h4 w4 k3 r1 s1 f16 pad9 dilation3 gelu"):
+    for text in ("n0 c3 h4 w4 k3 r3 s3", "c0 h4 w4 k3 r3 s3", "c3 h4 w4 k3 r1 s1 f16 pad9 dilation3 gelu"):
         problem = ConvProblem.parse(text)
         assert serial.refusal(problem, device) is None
         assert serial.workspace_bytes(problem, serial.configs(problem, device)[0], device) == 0
+
+
+@pytest.mark.parametrize("kind", DEVICES)
+def test_each_config_is_predicted_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, Config]] = []
+
+    def counted(algorithm: Algorithm[Any]) -> None:
+        real = algorithm.predict_us
+
+        def predict_us(problem: Any, config: Config, device: Device) -> float:
+            calls.append((algorithm.id, config))
+            return real(problem, config, device)
+
+        monkeypatch.setitem(vars(algorithm), "predict_us", predict_us)
+
+    problems = [case.problem for case in suites.load("small")]
+    for operator, identifier in ROWS:
+        if identifier.startswith(kind):
+            counted(registry.get(identifier, operator))
+    for problem in [*problems, *map(registry.parse, CONVOLUTIONS[:4])]:
+        if kind == "cuda" and problem.layout == "nhwc":
+            continue
+        for options in ({}, {"prepared": False}, {"workspace_limit": 1 << 20}):
+            calls.clear()
+            dispatch._choose.cache_clear()
+            dispatch.choose(problem, DEVICES[kind], **options)  # type: ignore[arg-type]
+            assert calls
+            assert len(set(calls)) == len(calls), f"{problem}: a config is predicted twice"
 
 
 def test_importing_and_choosing_load_no_numba_and_no_torch() -> None:

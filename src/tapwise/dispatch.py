@@ -8,6 +8,7 @@ cannot be imported, is an error of the call: nothing is skipped without a reason
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -84,10 +85,10 @@ def _choose(
     reason = chosen.refusal(problem, device)
     if reason is not None:
         raise NotApplicable(f"algorithm={algorithm!r} does not apply to '{problem}': it {reason}")
-    configs = _matching(chosen, problem, device, config)
-    best = _best(chosen, configs, problem, device, prepared, workspace_limit)
+    predicted = _predicted(chosen, _matching(chosen, problem, device, config), problem, device, prepared)
+    best = _best(chosen, predicted, problem, device, workspace_limit)
     if best is None:
-        least = min(chosen.workspace_bytes(problem, c, device) for c in configs)
+        least = min(chosen.workspace_bytes(problem, c, device) for c, _ in predicted)
         raise NotApplicable(
             f"algorithm={algorithm!r} does not apply to '{problem}': it needs a workspace of {least} bytes, "
             f"and workspace_limit={workspace_limit}"
@@ -104,11 +105,11 @@ def _automatic(problem: Problem, device: Device, prepared: bool, workspace_limit
         if reason is not None:
             reasons.append(f"{one.id} {reason}")
             continue
-        configs = _offered(one, problem, device)
-        best = _best(one, configs, problem, device, prepared, workspace_limit)
+        predicted = _predicted(one, _offered(one, problem, device), problem, device, prepared)
+        best = _best(one, predicted, problem, device, workspace_limit)
         if best is not None:
             offers.append(best)
-        elif (best := _best(one, configs, problem, device, prepared, None)) is not None:
+        elif (best := _best(one, predicted, problem, device, None)) is not None:
             too_large.append(best)
             reasons.append(f"{one.id} needs {best.workspace_bytes} bytes of workspace")
     if not offers:
@@ -138,20 +139,27 @@ def _rejects(algorithm: Algorithm[Any], problem: Problem, device: Device) -> str
     return reason
 
 
+def _predicted(
+    algorithm: Algorithm[Any], configs: Iterable[Config], problem: Problem, device: Device, prepared: bool
+) -> list[tuple[Config, float]]:
+    """Each config with the time that decides, worked out once."""
+    found = []
+    for config in configs:
+        us = algorithm.predict_us(problem, config, device)
+        found.append((config, us if prepared else us + algorithm.pack_us(problem, config, device)))
+    return found
+
+
 def _best(
     algorithm: Algorithm[Any],
-    configs: Any,
+    predicted: Iterable[tuple[Config, float]],
     problem: Problem,
     device: Device,
-    prepared: bool,
     workspace_limit: int | None,
 ) -> _Offer | None:
     """The fastest config within the limit, or None where none is."""
     best: _Offer | None = None
-    for config in configs:
-        us = algorithm.predict_us(problem, config, device)
-        if not prepared:
-            us += algorithm.pack_us(problem, config, device)
+    for config, us in predicted:
         if best is None or us < best.us:
             size = algorithm.workspace_bytes(problem, config, device)
             if workspace_limit is None or size <= workspace_limit:
@@ -194,9 +202,13 @@ def explain(problem: Problem, device: Device) -> list[Candidate]:
     candidates = []
     for one in registry.of_backend(device.kind, problem.operator):
         reason = one.refusal(problem, device)
-        best = None if reason else _best(one, _offered(one, problem, device), problem, device, True, None)
-        if best is None:
+        if reason is not None:
             candidates.append(Candidate(one.id, reason))
+            continue
+        predicted = _predicted(one, _offered(one, problem, device), problem, device, True)
+        best = _best(one, predicted, problem, device, None)
+        if best is None:
+            candidates.append(Candidate(one.id, None))
             continue
         pack_us = one.pack_us(problem, best.config, device)
         candidates.append(Candidate(one.id, None, best.config, best.us, pack_us, best.workspace_bytes))

@@ -103,8 +103,7 @@ class Depthwise(Algorithm[Config]):
         return None
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
-        every = list(dict.fromkeys(self._candidates(problem, device)))
-        return sorted(every, key=lambda config: self.predict_us(problem, config, device))
+        return list(dict.fromkeys(self._candidates(problem, device)))
 
     def _candidates(self, problem: ConvProblem, device: Device) -> Iterator[Config]:
         lanes = lanes_of(problem, device)
