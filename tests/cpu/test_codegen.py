@@ -69,7 +69,7 @@ def test_vector_fma_and_no_spills_in_tiles(kernel: str, name: str, dtype: str) -
     assembly = jit.assembly(generators(vector)[kernel](vector, dtype=dtype, **options))
     assert re.search(FMA[name, dtype], assembly)
     tiles = {
-        label: text for label, text in functions(assembly).items() if re.fullmatch(r"tile_\d+(_\d+)?|strip", label)
+        label: text for label, text in functions(assembly).items() if re.fullmatch(r"tile_\d+(_\d+)?|outputs", label)
     }
     assert tiles
     for lanes in ("pixels", "channels"):

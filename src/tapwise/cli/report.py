@@ -21,7 +21,7 @@ def info() -> None:
     from tapwise.lab import records, roofline
 
     here = guarded(device.host)
-    driver.settle()
+    driver.start_threads()
     known = roofline.known(here.threads)
     folder = settings.cache_dir()
     files = [path.stat().st_size for path in folder.glob("**/*") if path.is_file()] if folder.is_dir() else []

@@ -15,7 +15,7 @@ def emit_zeros(k: Kernel, out: Ptr, count: Int) -> None:
 
 
 def emit_copy_rows(k: Kernel, source: Ptr, source_pitch: Int, out: Ptr, out_pitch: Int, rows: Int, count: Int) -> None:
-    """Copy `rows` rows of `count` elements; how many vectors of which width is settled once for all of them."""
+    """Copy `rows` rows of `count` elements; how many vectors of which width is decided once for all of them."""
 
     def few(lanes: int, vectors: int) -> None:
         """Vectors side by side, the last one up to the end of the row."""

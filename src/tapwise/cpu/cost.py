@@ -14,16 +14,23 @@ vector loads a cycle: so the model ranks configs and algorithms well and predict
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from tapwise.algorithm import Device
 from tapwise.integers import ceil_div
 
-START_US = 3.0
-CALL_US = 3.0
-TILE_CALL = 18.0
-ROW_CALL = 14.0
-CACHE_RATES = (40.0, 18.0, 7.0)  # bytes a cycle and core from L1, L2, L3
+# From Python to the kernel: the argument array, the call. And the start of a team of threads.
+CALL_US: Final = 3.0
+START_US: Final = 3.0
+# Cycles to enter and leave a register tile, and to begin a row of elements.
+TILE_CALL: Final = 18.0
+ROW_CALL: Final = 14.0
+# Bytes a cycle and core from L1, L2, L3.
+CACHE_RATES: Final = (40.0, 18.0, 7.0)
+# Of the cycles of register tiles, what operands that stream from a cache are not hidden behind.
+EXPOSED: Final = 0.3
 
 
 @dataclass(frozen=True)
@@ -84,3 +91,40 @@ class Costs:
         """Wall time of `tasks` equal tasks."""
         workers = max(1, min(threads, tasks))
         return CALL_US + (START_US if workers > 1 else 0) + ceil_div(tasks, workers) * task_cycles / self.cycles_per_us
+
+    def waiting(self, tiles: float, streamed: float) -> float:
+        """Cycles that register tiles wait for operands which take `streamed` cycles from their caches."""
+        return max(0.0, EXPOSED * tiles + streamed - tiles)
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """A predicted run: `cycles` of one task by what they go to, `tasks` shared by the threads.
+
+    `least` is what a task takes at least, whatever its parts add up to: bytes that must come from memory.
+    """
+
+    costs: Costs
+    cycles: Mapping[str, float]
+    tasks: int
+    least: float = 0.0
+
+    @property
+    def us(self) -> float:
+        """Microseconds of a run; rounded, so that configs that cost the same tie and the first of them is taken."""
+        task = max(sum(self.cycles.values()), self.least)
+        return round(self.costs.wall_us(task, self.tasks, self.costs.device.threads), 6)
+
+    def __str__(self) -> str:
+        """The parts of a task, the largest first; those below half a percent left out."""
+        total = sum(self.cycles.values())
+        us, least_us = (_short(cycles / self.costs.cycles_per_us) for cycles in (total, self.least))
+        parts = [f"{name} {part / total:.0%}" for name, part in sorted(self.cycles.items(), key=lambda item: -item[1])]
+        shown = ", ".join(part for part in parts if not part.endswith(" 0%"))
+        bound = "" if self.least <= total else f", {least_us} us for memory"
+        workers = max(1, min(self.costs.device.threads, self.tasks))
+        return f"{self.tasks} tasks on {workers} threads, each {us} us{bound}: {shown}"
+
+
+def _short(us: float) -> str:
+    return f"{us:.0f}" if us >= 100 else f"{us:.2g}"

@@ -31,10 +31,10 @@ def layer() -> str | None:
 
 def run(address: int, args: int, workers: int) -> None:
     """Call the kernel at `address` with (args, 0) ... (args, workers - 1) in parallel; returns when all have ended."""
-    (_run or settle())(address, args, workers)
+    (_run or start_threads())(address, args, workers)
 
 
-def settle() -> Callable[[int, int, int], None]:
+def start_threads() -> Callable[[int, int, int], None]:
     """Import Numba and start its threads now rather than in the first parallel call."""
     global _run
     with _guard:

@@ -148,21 +148,21 @@ def _factor(w: Ptr, terms: Int, kk: Int, m: int, panel: int) -> Ptr:
     return w + terms * (m // panel * panel) + kk * panel + m % panel
 
 
-def emit_straight(k: Kernel, m_most: int, n_most: int, epilogue: Epilogue, fetch: bool) -> None:
-    """Emit `line`: a product over one block of gemm_k, whose sums live in registers and in y.
+def emit_straight(k: Kernel, m_most: int, n_most: int, epilogue: Epilogue, prefetch: bool) -> None:
+    """Emit `run`: a product over one block of gemm_k, whose sums live in registers and in y.
 
-    line(x, offsets, terms, w, bias, residual, y, pitch, filters, length, accumulate, finish) computes for filters f and
-    pixels i of a line of at least one vector: y[f * pitch + i] (+)= sum over kk of w[f, kk] * x[offsets[kk] + i], with
-    bias, residual and activation when `finish`. The line's last vector overlaps the one before where that does no harm:
-    within a tile. Filters as for `block` with lanes over pixels. `fetch` asks for the next pixels of each term ahead of
-    time: for an x that is read where it lies.
+    run(x, offsets, terms, w, bias, residual, y, pitch, filters, length, accumulate, finish) computes for filters f and
+    pixels i of a run of at least one vector: y[f * pitch + i] (+)= sum over kk of w[f, kk] * x[offsets[kk] + i], with
+    bias, residual and activation when `finish`. The run's last vector overlaps the one before where that does no harm:
+    within a tile. Filters as for `block` with lanes over pixels. `prefetch` asks for the next pixels of each term ahead
+    of time: for an x that is read where it lies.
     """
     storage, vector = epilogue.storage, k.lanes
     for m in range(1, m_most + 1):
         for n in range(1, n_most + 1):
-            _straight_tile(k, m, n, m, epilogue, fetch, UNROLL if m == m_most else 1)
+            _straight_tile(k, m, n, m, epilogue, prefetch, UNROLL if m == m_most else 1)
     # One vector of pixels: the sums of one panel alone would not hide the multiply-add's latency.
-    _straight_tile(k, 2 * m_most, 1, m_most, epilogue, fetch, 1)
+    _straight_tile(k, 2 * m_most, 1, m_most, epilogue, prefetch, 1)
     parameters = {
         "offsets": "i64", "terms": INT, "w": k.dtype, "bias": storage, "residual": storage, "y": storage, "pitch": INT,
         "accumulate": I1, "finish": I1, "filters": INT,
@@ -180,7 +180,7 @@ def emit_straight(k: Kernel, m_most: int, n_most: int, epilogue: Epilogue, fetch
 
             _all_rows(k, filters, m_most, n == 1, tile)
 
-    with k.function("line", x=k.dtype, **parameters, length=INT) as arguments:
+    with k.function("run", x=k.dtype, **parameters, length=INT) as arguments:
         x, offsets, terms, w, bias, residual, y, pitch, accumulate, finish, filters, length = arguments
 
         def columns(n: int, first: Int, tail: Any) -> None:
@@ -206,7 +206,7 @@ def emit_straight(k: Kernel, m_most: int, n_most: int, epilogue: Epilogue, fetch
 
 
 def _straight_tile(
-    k: Kernel, m_count: int, n_count: int, panel: int, epilogue: Epilogue, fetch: bool, unroll: int
+    k: Kernel, m_count: int, n_count: int, panel: int, epilogue: Epilogue, prefetch: bool, unroll: int
 ) -> None:
     storage = epilogue.storage
     with k.function(
@@ -223,7 +223,7 @@ def _straight_tile(
 
         def step(kk: Int) -> None:
             term = x + k.load_int(offsets + kk)
-            if fetch:
+            if prefetch:
                 k.prefetch(term + n_count * k.lanes)
             loaded = [k.load(term + place) for place in places]
             for m in range(m_count):
@@ -257,8 +257,8 @@ def _terms_loop(k: Kernel, terms: Int, unroll: int, w: Ptr, width: int, step: Ca
     with k.loop(0, whole, unroll) as first:
         if unroll > 1:
             # The panels stream from L2: L1's own prefetcher starts anew with each.
-            for line in range(0, unroll * width, 64 // BYTES[k.dtype]):
-                k.prefetch(w + first * width + (PANEL_AHEAD + line), near=True)
+            for ahead in range(0, unroll * width, 64 // BYTES[k.dtype]):
+                k.prefetch(w + first * width + (PANEL_AHEAD + ahead), near=True)
         for u in range(unroll):
             step(first + u)
     if unroll > 1:

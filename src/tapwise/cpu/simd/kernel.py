@@ -145,8 +145,8 @@ class Kernel:
         """
         for array in arrays:
             size = BYTES[array.dtype]
-            for line in range(0, count * size, 64):
-                self.prefetch(array + (at + line // size))
+            for byte in range(0, count * size, 64):
+                self.prefetch(array + (at + byte // size))
 
     # Vectors and scalars of floating point: `lanes` 1 means a scalar
 

@@ -1,8 +1,8 @@
 """cpu.simd of im2col and col2im: rows of patches as vector copies and vector sums.
 
 im2col: a row of columns is a run of an image row, with zeros where the window sees padding. col2im gathers: a row of
-the image is summed from the rows of columns that hold parts of it, in the order of the taps, in a line of its own for
-each residue of the column stride; the lines are woven into the image's row. No two threads write the same element.
+the image is summed from the rows of columns that hold parts of it, in the order of the taps, in a buffer for each
+residue of the column stride; these are interleaved into the image's row. No two threads write the same element.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tapwise.ops.patches.problem import PatchProblem
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """A task is `block` planes of taps (im2col) or of the image (col2im), of one of `strips` parts of their rows."""
+    """A task is `block` planes of taps (im2col) or of the image (col2im), in one of `row_blocks` blocks of rows."""
 
     block: int
-    strips: int
+    row_blocks: int
 
 
 class Im2colSimd(Algorithm[Config]):
@@ -52,7 +52,7 @@ class Im2colSimd(Algorithm[Config]):
         """The bytes over the memory's bandwidth, and some cycles a row."""
         costs = Costs(device, sum_bytes(problem))
         units, _ = self._units(problem)
-        tasks = ceil_div(units, config.block) * config.strips
+        tasks = ceil_div(units, config.block) * config.row_blocks
         cycles = costs.stream(problem.bytes, problem.bytes) + 20 * problem.flops / max(1, problem.output[-1])
         return costs.wall_us(cycles / max(1, tasks) + 40, tasks, device.threads)
 
@@ -78,9 +78,9 @@ class Im2colSimd(Algorithm[Config]):
             "pad": tuple(before for before, _ in p.padding), "dilation": p.dilation,
         }  # fmt: skip
         fields = {name + axis: sizes[int(axis)] for name, sizes in values.items() for axis in AXES}
-        tasks = ceil_div(units, config.block) * config.strips
-        more = {"planes": p.n * p.c, "block": config.block, "strips": config.strips, "accumulate": int(p.accumulate)}
-        return fields | more | {"tasks": tasks, "scratch_step": 0}
+        tasks = ceil_div(units, config.block) * config.row_blocks
+        fields |= {"planes": p.n * p.c, "block": config.block, "row_blocks": config.row_blocks, "tasks": tasks}
+        return fields | {"accumulate": int(p.accumulate), "scratch_step": 0}
 
 
 class Col2imSimd(Im2colSimd):
@@ -88,23 +88,23 @@ class Col2imSimd(Im2colSimd):
 
     operator: ClassVar[str] = "col2im"
     id: ClassVar[str] = "cpu.simd"
-    summary: ClassVar[str] = "rows of the image summed in lines, woven"
+    summary: ClassVar[str] = "rows of the image summed by residue of the stride, interleaved"
 
     def workspace_bytes(self, problem: PatchProblem, config: Config, device: Device) -> int:
         units, _ = self._units(problem)
-        workers = max(1, min(device.threads, ceil_div(units, config.block) * config.strips))
-        return self._line(problem) * problem.stride[-1] * sum_bytes(problem) * workers
+        workers = max(1, min(device.threads, ceil_div(units, config.block) * config.row_blocks))
+        return self._row_size(problem) * problem.stride[-1] * sum_bytes(problem) * workers
 
     def plan(self, problem: PatchProblem, config: Config, device: Device) -> Plan:
         library = jit.load(
             "col2im", generate_col2im, target(settings.cpu_target()), dtype=arithmetic(problem), storage=problem.dtype
         )
-        line = self._line(problem)
-        step = line * problem.stride[-1] * sum_bytes(problem)
-        fields = self._fields(problem, config) | {"line": line, "scratch_step": step}
+        row_size = self._row_size(problem)
+        step = row_size * problem.stride[-1] * sum_bytes(problem)
+        fields = self._fields(problem, config) | {"row_size": row_size, "scratch_step": step}
         return KernelPlan(problem, device, library, FIELDS, fields)
 
-    def _line(self, problem: PatchProblem) -> int:
+    def _row_size(self, problem: PatchProblem) -> int:
         return ceil_div(ceil_div(problem.spatial[-1], problem.stride[-1]) + 16, 16) * 16
 
     def _units(self, problem: PatchProblem) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
 AXES: Final = ("0", "1", "2")
 FIELDS: Final = (
     *COMMON, *(name + axis for name in ("size", "out", "taps", "stride", "pad", "dilation") for axis in AXES),
-    "planes", "block", "strips", "line", "accumulate",
+    "planes", "block", "row_blocks", "row_size", "accumulate",
 )  # fmt: skip
 
 
@@ -23,9 +23,9 @@ def generate_im2col(target: Target, *, dtype: str, storage: str) -> Kernel:
         a = Fields(k, args, FIELDS)
         taps = a.taps0 * a.taps1 * a.taps2
         with k.draws(a.counter, a.tasks, worker, a.workers) as number:
-            strip, first = number % a.strips, number // a.strips * a.block
+            row_block, first = number % a.row_blocks, number // a.row_blocks * a.block
             rows = a.out0 * a.out1
-            low, high = strip * rows // a.strips, (strip + 1) * rows // a.strips
+            low, high = row_block * rows // a.row_blocks, (row_block + 1) * rows // a.row_blocks
             with k.loop(first, (first + a.block).min(a.planes * taps)) as pair:
                 plane, tap = pair // taps, pair % taps
                 t, r, s = tap // (a.taps1 * a.taps2), tap // a.taps2 % a.taps1, tap % a.taps2
@@ -82,24 +82,24 @@ def generate_col2im(target: Target, *, dtype: str, storage: str) -> Kernel:
     k = Kernel(target, dtype)
     with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
         a = Fields(k, args, FIELDS)
-        lines = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
+        sums = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
         taps = a.taps0 * a.taps1 * a.taps2
         patches = a.out0 * a.out1 * a.out2
         with k.draws(a.counter, a.tasks, worker, a.workers) as number:
-            strip, first = number % a.strips, number // a.strips * a.block
+            row_block, first = number % a.row_blocks, number // a.row_blocks * a.block
             rows = a.size0 * a.size1
-            low, high = strip * rows // a.strips, (strip + 1) * rows // a.strips
+            low, high = row_block * rows // a.row_blocks, (row_block + 1) * rows // a.row_blocks
             with k.loop(first, (first + a.block).min(a.planes)) as plane, k.loop(low, high) as row:
                 y = a.pointer("y", storage) + (plane * rows + row) * a.size2
                 x = a.pointer("x", storage) + plane * taps * patches
-                k.rows(a.line * a.stride2, lambda i, lanes: k.store(lines + i, k.constant(0.0, lanes)))
-                _add_rows(k, a, lines, x, row)
-                _write_row(k, a, lines, y)
+                k.rows(a.row_size * a.stride2, lambda i, lanes: k.store(sums + i, k.constant(0.0, lanes)))
+                _add_rows(k, a, sums, x, row)
+                _write_row(k, a, sums, y)
     return k
 
 
-def _add_rows(k: Kernel, a: Fields, lines: Ptr, x: Ptr, row: Int) -> None:
-    """Add to the lines what the columns hold of one row of the image."""
+def _add_rows(k: Kernel, a: Fields, sums: Ptr, x: Ptr, row: Int) -> None:
+    """Add to the sums what the columns hold of one row of the image."""
     d, h = row // a.size1, row % a.size1
     with k.loop(0, a.taps0) as t:
         o = d + a.pad0 - t * a.dilation0
@@ -120,28 +120,28 @@ def _add_rows(k: Kernel, a: Fields, lines: Ptr, x: Ptr, row: Int) -> None:
                         begin = (0 - place).max(0).min(a.out2)
                         width = (a.size2 - residue + (a.stride2 - 1)) // a.stride2
                         count = ((width - place).max(0).min(a.out2) - begin).max(0)
-                        line = lines + residue * a.line + (place + begin)
+                        part = sums + residue * a.row_size + (place + begin)
                         there = source + begin
 
-                        def add(i: Int, lanes: int, line: Ptr = line, there: Ptr = there) -> None:
-                            k.store(line + i, k.add(k.load(line + i, lanes), k.load(there + i, lanes)))
+                        def add(i: Int, lanes: int, part: Ptr = part, there: Ptr = there) -> None:
+                            k.store(part + i, k.add(k.load(part + i, lanes), k.load(there + i, lanes)))
 
                         _once(k, count, add)
 
 
-def _write_row(k: Kernel, a: Fields, lines: Ptr, y: Ptr) -> None:
-    with k.if_else(a.stride2.eq(1)) as (dense, woven):
+def _write_row(k: Kernel, a: Fields, sums: Ptr, y: Ptr) -> None:
+    with k.if_else(a.stride2.eq(1)) as (dense, apart):
         with dense, k.if_else(a.accumulate.eq(0)) as (write, more):
             with write:
-                k.rows(a.size2, lambda i, lanes: k.store(y + i, k.load(lines + i, lanes)))
+                k.rows(a.size2, lambda i, lanes: k.store(y + i, k.load(sums + i, lanes)))
             with more:
-                _once(k, a.size2, lambda i, n: k.store(y + i, k.add(k.load(y + i, n), k.load(lines + i, n))))
-        with woven, k.loop(0, a.stride2) as residue:
-            line = lines + residue * a.line
+                _once(k, a.size2, lambda i, n: k.store(y + i, k.add(k.load(y + i, n), k.load(sums + i, n))))
+        with apart, k.loop(0, a.stride2) as residue:
+            part = sums + residue * a.row_size
             count = (a.size2 - residue + (a.stride2 - 1)) // a.stride2
             with k.loop(0, count) as i:
                 there = y + residue + i * a.stride2
-                value = k.var(k.load(line + i, 1))
+                value = k.var(k.load(part + i, 1))
                 with k.if_(a.accumulate.eq(1)):
                     value.set(k.add(value.get(), k.load(there, 1)))
                 k.store(there, value.get())

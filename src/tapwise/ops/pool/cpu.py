@@ -1,8 +1,8 @@
 """cpu.simd of pooling: rows combined first, columns of the result then.
 
-NCHW: the input rows that an output row sees are combined into a line, with what changes nothing (-infinity, or 0) to
-its left and right and for rows outside; the line's columns are combined into the output row, strides of 2 and 4 by
-shuffles. NHWC: lanes over channels, all taps of a pixel. Either way straight to y.
+NCHW: the input rows that an output row sees are combined into one padded row, with what changes nothing
+(-infinity, or 0) to its left and right and for rows outside; its columns are combined into the output row, strides of 2
+and 4 by shuffles. NHWC: lanes over channels, all taps of a pixel. Either way straight to y.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ LARGEST_PIXELS: Final = 49
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """A task is `block` planes (NCHW) or images (NHWC), of one of `strips` parts of their output rows."""
+    """A task is `block` planes (NCHW) or images (NHWC), of one of `row_blocks` blocks of their output rows."""
 
     block: int
-    strips: int
+    row_blocks: int
 
 
 class PoolSimd(Algorithm[Config]):
@@ -78,10 +78,10 @@ class PoolSimd(Algorithm[Config]):
 
     def _tasks(self, problem: PoolProblem, config: Config) -> int:
         planes = problem.n * (problem.c if problem.layout == "nchw" else 1)
-        return ceil_div(planes, config.block) * config.strips
+        return ceil_div(planes, config.block) * config.row_blocks
 
-    def _line(self, problem: PoolProblem) -> int:
-        """Elements of a line: the padded input, what a last window in ceil mode sees, and the widest vector's reads."""
+    def _row_size(self, problem: PoolProblem) -> int:
+        """Elements of a padded row: the padded input, or what a last window sees, and the widest vector's reads."""
         seen = (problem.output[1] - 1) * problem.stride[1] + problem.reach[1]
         padded = problem.spatial[1] + sum(problem.padding[1])
         return ceil_div(max(seen, padded) + 16 * max(problem.stride[1], 1) * 4, 16) * 16
@@ -89,7 +89,7 @@ class PoolSimd(Algorithm[Config]):
     def workspace_bytes(self, problem: PoolProblem, config: Config, device: Device) -> int:
         size = sum_bytes(problem)
         workers = max(1, min(device.threads, self._tasks(problem, config)))
-        return self._line(problem) * size * workers if problem.layout == "nchw" else 0
+        return self._row_size(problem) * size * workers if problem.layout == "nchw" else 0
 
     def plan(self, problem: PoolProblem, config: Config, device: Device) -> Plan:
         dtype = arithmetic(problem)
@@ -102,9 +102,9 @@ class PoolSimd(Algorithm[Config]):
         rows, columns = divisors(problem, np.float64 if dtype == "f64" else np.float32)
         length = (problem.spatial[1] if planar else problem.c) + 64
         nothing = -np.inf if problem.op == "max" else 0.0
-        line = self._line(problem)
+        row_size = self._row_size(problem)
         fields: dict[str, int | np.ndarray] = {
-            "tasks": self._tasks(problem, config), "scratch_step": line * sum_bytes(problem) if planar else 0,
+            "tasks": self._tasks(problem, config), "scratch_step": row_size * sum_bytes(problem) if planar else 0,
             "identity": np.full(length, nothing, DTYPES[problem.dtype]),
             "row_counts": rows, "col_counts": np.concatenate([columns, np.ones(64, columns.dtype)]),
             "channels": problem.c, "h": problem.spatial[0], "w_in": problem.spatial[1],
@@ -112,7 +112,7 @@ class PoolSimd(Algorithm[Config]):
             "stride_h": problem.stride[0], "stride_w": problem.stride[1],
             "pad_top": problem.padding[0][0], "pad_left": problem.padding[1][0],
             "dilation_h": problem.dilation[0], "dilation_w": problem.dilation[1],
-            "planes": problem.n * (problem.c if planar else 1), "block": config.block, "strips": config.strips,
-            "line": line,
+            "planes": problem.n * (problem.c if planar else 1), "block": config.block, "row_blocks": config.row_blocks,
+            "row_size": row_size,
         }  # fmt: skip
         return KernelPlan(problem, device, library, FIELDS, fields)

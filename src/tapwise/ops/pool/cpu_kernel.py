@@ -13,7 +13,7 @@ from tapwise.cpu.vectors import larger
 
 FIELDS: Final = (
     *COMMON, "identity", "row_counts", "col_counts", "channels", "h", "w_in", "p", "q", "stride_h", "stride_w",
-    "pad_top", "pad_left", "dilation_h", "dilation_w", "planes", "block", "strips", "line",
+    "pad_top", "pad_left", "dilation_h", "dilation_w", "planes", "block", "row_blocks", "row_size",
 )  # fmt: skip
 
 
@@ -43,9 +43,9 @@ def _combine(k: Kernel, op: str, values: list[Any]) -> Any:
     return values[0]
 
 
-def _columns(k: Kernel, line: Ptr, at: Int, lanes: int, s: int, stride: int, dilation: int) -> list[Any]:
-    """A vector for each of s taps: element i of tap t is line[(at + i) * stride + t * dilation]."""
-    here = line + at * stride
+def _columns(k: Kernel, padded: Ptr, at: Int, lanes: int, s: int, stride: int, dilation: int) -> list[Any]:
+    """A vector for each of s taps: element i of tap t is padded[(at + i) * stride + t * dilation]."""
+    here = padded + at * stride
     if stride == 1 or lanes == 1:
         return [k.load(here + t * dilation, lanes) for t in range(s)]
     if stride in (2, 4) and dilation == 1:
@@ -59,14 +59,14 @@ def _columns(k: Kernel, line: Ptr, at: Int, lanes: int, s: int, stride: int, dil
 def _emit_planes(k: Kernel, storage: str, op: str, r: int, s: int, stride: int, dilation: int) -> None:
     with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
         a = Fields(k, args, FIELDS)
-        line = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
+        padded = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
         identity = a.pointer("identity", storage)
         row_counts, col_counts = a.pointer("row_counts", k.dtype), a.pointer("col_counts", k.dtype)
         nothing = -np.inf if op == "max" else 0.0
-        k.rows(a.line, lambda i, lanes: k.store(line + i, k.constant(nothing, lanes)))
+        k.rows(a.row_size, lambda i, lanes: k.store(padded + i, k.constant(nothing, lanes)))
         with k.draws(a.counter, a.tasks, worker, a.workers) as number:
-            strip, first = number % a.strips, number // a.strips * a.block
-            p0, p1 = strip * a.p // a.strips, (strip + 1) * a.p // a.strips
+            row_block, first = number % a.row_blocks, number // a.row_blocks * a.block
+            p0, p1 = row_block * a.p // a.row_blocks, (row_block + 1) * a.p // a.row_blocks
             with k.loop(first, (first + a.block).min(a.planes)) as plane, k.loop(p0, p1) as p:
                 x = a.pointer("x", storage) + plane * (a.h * a.w_in)
                 y = a.pointer("y", storage) + (plane * a.p + p) * a.q
@@ -77,10 +77,10 @@ def _emit_planes(k: Kernel, storage: str, op: str, r: int, s: int, stride: int, 
                     rows.append(k.select(k.both(h >= 0, h < a.h), x + h * a.w_in, identity))
 
                 def down(i: Int, lanes: int, rows: list[Ptr] = rows) -> None:
-                    k.store(line + a.pad_left + i, _combine(k, op, [k.load(row + i, lanes) for row in rows]))
+                    k.store(padded + a.pad_left + i, _combine(k, op, [k.load(row + i, lanes) for row in rows]))
 
                 def across(i: Int, lanes: int, y: Ptr = y, p: Int = p) -> None:
-                    value = _combine(k, op, _columns(k, line, i, lanes, s, stride, dilation))
+                    value = _combine(k, op, _columns(k, padded, i, lanes, s, stride, dilation))
                     if op == "avg":
                         count = k.mul(k.broadcast(row_counts + p, lanes), k.load(col_counts + i, lanes))
                         value = k.div(value, count)
@@ -96,8 +96,8 @@ def _emit_pixels(k: Kernel, storage: str, op: str, r: int, s: int) -> None:
         identity = a.pointer("identity", storage)
         row_counts, col_counts = a.pointer("row_counts", k.dtype), a.pointer("col_counts", k.dtype)
         with k.draws(a.counter, a.tasks, worker, a.workers) as number:
-            strip, first = number % a.strips, number // a.strips * a.block
-            p0, p1 = strip * a.p // a.strips, (strip + 1) * a.p // a.strips
+            row_block, first = number % a.row_blocks, number // a.row_blocks * a.block
+            p0, p1 = row_block * a.p // a.row_blocks, (row_block + 1) * a.p // a.row_blocks
             with k.loop(first, (first + a.block).min(a.planes)) as image, k.loop(p0, p1) as p, k.loop(0, a.q) as q:
                 x = a.pointer("x", storage) + image * (a.h * a.w_in) * a.channels
                 y = a.pointer("y", storage) + ((image * a.p + p) * a.q + q) * a.channels

@@ -1,11 +1,11 @@
-"""Strips: how cpu.direct and its kin cut a convolution into tasks, and how they bring a strip of the input in and out.
+"""Packed tiles: the input of one task of cpu.direct and its kin, as its kernel reads it.
 
 A task computes `rows` x `cols` outputs of `images` images. It packs the padded input it needs, split into stride
 phases, so that row p, column q of the output reads tap (r, s) at one constant shift from the flat index p * pitch + q:
 
     stride 2, columns:  x0 x1 x2 x3 x4 x5  ->  phase 0: x0 x2 x4   phase 1: x1 x3 x5
 
-The tile then runs over the flat index as if the strip were one long row; the few columns between a row's end and the
+The tile then runs over the flat index as if the tile were one long row; the few columns between a row's end and the
 pitch are computed and thrown away. They are as few as can be: the zeros right of one row are the zeros left of the
 next.
 """
@@ -22,8 +22,8 @@ from tapwise.ops.conv.problem import ConvProblem
 
 
 @dataclass(frozen=True)
-class Strip:
-    """Geometry of the strips of one problem: `rows` x `cols` outputs a strip. Lengths are in elements."""
+class PackedTile:
+    """What a task of `rows` x `cols` outputs reads. Lengths are in elements."""
 
     problem: ConvProblem
     rows: int
@@ -43,7 +43,7 @@ class Strip:
 
     @cached_property
     def row_shift(self) -> int:
-        """Rows of a packed plane beyond the strip's own."""
+        """Rows of a packed plane beyond those of the outputs."""
         p = self.problem
         return (p.kernel[0] - 1) * p.dilation[0] // p.stride[0]
 
@@ -83,13 +83,13 @@ class Strip:
     def plane(self) -> int:
         """Length of one packed plane (a channel's phase), with what the last vector reads beyond it.
 
-        An odd number of 64-byte lines, so that the planes of successive channels start in different cache sets.
+        An odd number of cache lines, so that the planes of successive channels start in different cache sets.
         """
         length = max(
             (self.rows + self.row_shift) * self.pitch, self.flat + self.row_shift * self.pitch + self.col_shift
         )
-        line = 64 // 4
-        return (ceil_div(length, line) | 1) * line
+        cache_line = 64 // 4
+        return (ceil_div(length, cache_line) | 1) * cache_line
 
     @cached_property
     def planes(self) -> int:

@@ -11,10 +11,10 @@ from tapwise.cpu.simd import Int, Kernel, Ptr
 
 @dataclass(frozen=True)
 class Window:
-    """What packing one plane needs to know inside a kernel: the strip's place and the tables of its phases.
+    """What packing one plane needs to know inside a kernel: the task's place and the tables of its phases.
 
     Row r of row phase i is input row (p0 + r) * stride_h + row_starts[i]. `columns` holds Strip.col_data. `plane` and
-    `pitch` are those of the packed strip, `rows` its rows (with the filter's reach), h and w the input's size.
+    `pitch` are those of the packed tile, `rows` its rows (with the filter's reach), h and w the input's size.
     """
 
     p0: Int
@@ -49,7 +49,7 @@ class Window:
 def emit_pack_plane(k: Kernel, window: Window, source: Ptr, out: Ptr) -> None:
     """Pack one channel: what lies inside the input, split into phases; the rest of `out` must be zero already.
 
-    What depends on the strip alone is worked out before the loop over rows. Phases of a stride of 2 or 4 are split in
+    What depends on the task alone is worked out before the loop over rows. Phases of a stride of 2 or 4 are split in
     one pass over the row, other strides go phase by phase.
     """
     v = window

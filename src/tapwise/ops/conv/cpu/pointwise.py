@@ -40,6 +40,9 @@ class Pointwise(Direct):
         """As cpu.direct, on the flattened image."""
         return super().predict_us(flatten(problem), config, device)
 
+    def explain(self, problem: ConvProblem, config: Config, device: Device) -> str:
+        return super().explain(flatten(problem), config, device)
+
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         return super().workspace_bytes(flatten(problem), config, device)
 

@@ -8,13 +8,13 @@ from tapwise.cpu.copies import emit_zeros
 from tapwise.cpu.epilogue import Epilogue
 from tapwise.cpu.fields import COMMON, Fields
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
-from tapwise.ops.conv.cpu.depthwise.planes import emit_strip
+from tapwise.ops.conv.cpu.depthwise.planes import emit_outputs
 from tapwise.ops.conv.cpu.packing import Window, emit_pack_pixels, emit_pack_plane
 
 FIELDS: Final = (
     *COMMON, "offsets", "columns", "row_starts",
     "images", "channels", "multiplier", "h", "w_in", "p", "q", "stride_h", "stride_w",
-    "row_phases", "col_phases", "row_strips", "channel_block", "channel_blocks",
+    "row_phases", "col_phases", "row_blocks", "channel_block", "channel_blocks",
     "taps", "taps_h", "taps_w", "pitch", "plane", "row_shift", "buffer",
 )  # fmt: skip
 
@@ -29,7 +29,7 @@ def generate(
     epilogue = Epilogue(k, storage, planar, bias, residual, activation)
     _emit_pack(k, storage, planar, vectors)
     if planar:
-        emit_strip(k, FIELDS, epilogue, rows, vectors, taps_h, stride_h, dilation_h)
+        emit_outputs(k, FIELDS, epilogue, rows, vectors, taps_h, stride_h, dilation_h)
     else:
         for count in sorted({rows, 1}):
             _emit_run(k, epilogue, count, vectors)
@@ -70,7 +70,7 @@ def _emit_run(k: Kernel, epilogue: Epilogue, pixels: int, vectors: int) -> None:
 
 
 def _emit_pack(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
-    """pack(args, out, x, p0, rows, channels): one strip of a channel (NCHW) or of a few neighbouring channels (NHWC).
+    """pack(args, out, x, p0, rows, channels): a task's input of a channel (NCHW) or of neighbouring channels (NHWC).
 
     Only what lies inside the input is written: the buffers' borders are zero already.
     """
@@ -90,9 +90,9 @@ def _emit_pack(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
 
 
 def _emit_pixels(k: Kernel, storage: str, pixels: int, vectors: int) -> None:
-    """strip(args, packed, w, bias, residual, y, height, channels): all runs of one packed strip of `channels`."""
+    """outputs(args, packed, w, bias, residual, y, height, channels): all runs of one packed tile of `channels`."""
     with k.function(
-        "strip", args="i64", packed=k.dtype, w=k.dtype, bias=storage, residual=storage, y=storage, height=INT,
+        "outputs", args="i64", packed=k.dtype, w=k.dtype, bias=storage, residual=storage, y=storage, height=INT,
         channels=INT,
     ) as (args, packed, w, bias, residual, y, height, channels):  # fmt: skip
         a = Fields(k, args, FIELDS)
@@ -124,10 +124,10 @@ def _emit_task(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
         bias, residual = a.pointer("bias", storage), a.pointer("residual", storage)
         width = 1 if planar else vectors * k.lanes
         with k.draws(a.counter, a.tasks, worker, a.workers) as number:
-            strip, number = number % a.row_strips, number // a.row_strips
+            row_block, number = number % a.row_blocks, number // a.row_blocks
             block, image = number % a.channel_blocks, number // a.channel_blocks
-            p0 = strip * a.p // a.row_strips
-            rows = (strip + 1) * a.p // a.row_strips - p0
+            p0 = row_block * a.p // a.row_blocks
+            rows = (row_block + 1) * a.p // a.row_blocks - p0
             first = block * a.channel_block
             end = (first + a.channel_block).min(a.channels)
             emit_zeros(k, scratch, a.buffer * 2)
@@ -144,7 +144,7 @@ def _emit_task(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
                 return (end - c).min(width)
 
             def window(c: Int) -> Ptr:
-                """Where the strip's rows of a channel start; only a hint, so borders do not matter."""
+                """Where the task's rows of a channel start; only a hint, so borders do not matter."""
                 return source(c.min(end - 1)) + p0 * a.stride_h * a.w_in
 
             k.call("pack", args, packed(first), source(first), p0, rows, across(first))
@@ -157,13 +157,13 @@ def _emit_task(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
                         filter_ = c * a.multiplier + index
                         at = ((image * a.channels * a.multiplier + filter_) * a.p + p0) * a.q
                         k.call(
-                            "strip", args, packed(c), w + filter_ * a.taps, bias + filter_, residual + at, y + at,
+                            "outputs", args, packed(c), w + filter_ * a.taps, bias + filter_, residual + at, y + at,
                             rows, window(c + 2),
                         )  # fmt: skip
                 else:
                     at = (image * a.p + p0) * a.q * a.channels + c
                     k.call(
-                        "strip", args, packed(c), w + c * a.taps, bias + c, residual + at, y + at, rows, across(c),
+                        "outputs", args, packed(c), w + c * a.taps, bias + c, residual + at, y + at, rows, across(c),
                     )  # fmt: skip
 
 

@@ -44,22 +44,22 @@ def tiles(registers: int, taps: int, stride: int, dilation: int) -> list[tuple[i
     return [(rows, vectors) for vectors in (1, 2, 3, 4) for rows in range(1, 15) if rows * vectors <= room]
 
 
-def emit_strip(
+def emit_outputs(
     k: Kernel, names: tuple[str, ...], epilogue: Epilogue, rows: int, vectors: int, taps_h: int, stride_h: int,
     dilation_h: int,
 ) -> None:  # fmt: skip
-    """strip(args, packed, w, bias, residual, y, height, ahead): all tiles of one packed strip of `height` >= rows.
+    """outputs(args, packed, w, bias, residual, y, height, ahead): all tiles of one packed tile of `height` >= rows.
 
-    `residual` and `y` point at the strip's first output; w holds the filter column by column. `ahead` is input that
-    will be packed next: it is fetched while the tiles keep the arithmetic units busy and the memory idle. The last tile
-    of a row or a strip overlaps the one before. Rows narrower than a vector are stored whole where the next row, that
-    is stored later, overwrites the excess.
+    `residual` and `y` point at its first output; w holds the filter column by column. `ahead` is input that will be
+    packed next: it is prefetched while the tiles keep the arithmetic units busy and the memory idle. The last tile of a
+    row or a column overlaps the one before. Rows narrower than a vector are stored whole where the next row, that is
+    stored later, overwrites the excess.
     """
     storage = epilogue.storage
     width = vectors * k.lanes
     column = groups(taps_h, stride_h, dilation_h, WEIGHTS)
     with k.function(
-        "strip", args="i64", packed=k.dtype, w=k.dtype, bias=storage, residual=storage, y=storage, height=INT,
+        "outputs", args="i64", packed=k.dtype, w=k.dtype, bias=storage, residual=storage, y=storage, height=INT,
         ahead=storage,
     ) as (args, packed, w, bias, residual, y, height, ahead):  # fmt: skip
         a = Fields(k, args, names)
@@ -72,17 +72,17 @@ def emit_strip(
             with k.loop(0, a.taps_w) as s:
                 there, weights = here + k.load_int(offsets + s), w + s * taps_h
                 for phase, taps in column:
-                    line = there + (between_phases * phase + a.pitch * taps[0][1])
+                    row_at = there + (between_phases * phase + a.pitch * taps[0][1])
                     factors = [k.broadcast(weights + r) for r, _ in taps]
                     for j in range(taps[0][1], taps[-1][1] + rows):
                         users = [(f, j - shift) for f, (_, shift) in zip(factors, taps, strict=True)]
                         users = [(f, row) for f, row in users if 0 <= row < rows]
                         for v in range(vectors if users else 0):
-                            value = k.load(line + v * k.lanes)
+                            value = k.load(row_at + v * k.lanes)
                             for factor, row in users:
                                 sums[row][v].set(k.fma(factor, value, sums[row][v].get()))
                         # From row to row rather than by multiples of the pitch: those would fill the integer registers.
-                        line = line + a.pitch
+                        row_at = row_at + a.pitch
             return [[cell.get() for cell in row] for row in sums]
 
         def store(value: Any, at: Int) -> None:
@@ -90,7 +90,7 @@ def emit_strip(
 
         def wide() -> None:
             length = a.stride_h * a.w_in
-            # Each tile its share of what to fetch: a burst would find the line fill buffers taken.
+            # Each tile its share of what to prefetch: a burst would find the line fill buffers taken.
             share = length * (rows * width) // a.q
             with k.loop(0, height, rows) as down:
                 p = down.min(height - rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -16,7 +17,7 @@ from tapwise.cpu import tile
 from tapwise.cpu.common import lanes_of, splits, sum_bytes
 from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
-from tapwise.ops.conv.cpu.packed_tile import Strip
+from tapwise.ops.conv.cpu.packed_tile import PackedTile
 from tapwise.ops.conv.problem import ConvProblem
 
 # Terms of gemm_k in one block: a panel of filters and the input that it meets stay in L1.
@@ -28,8 +29,8 @@ SCRATCH_BYTES: Final = 4 << 20
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """route "sums", "straight" or "in place"; lanes "pixels" or "channels"; the register tile m x n; the strip: rows x
-    cols outputs of `images` images, `filters` output channels of `groups` groups a task; `channels` of the input a
+    """route "sums", "straight" or "in place"; lanes "pixels" or "channels"; the register tile m x n; a task: rows x
+    cols outputs of `images` images, `filters` output channels of `groups` groups; `channels` of the input a
     block of gemm_k."""
 
     route: str
@@ -49,39 +50,49 @@ class Geometry:
 
     def __init__(self, problem: ConvProblem, config: Config, lanes: int) -> None:
         self.problem, self.config, self.lanes = problem, config, lanes
-        self.strip = Strip(problem, config.rows, config.cols, lanes)
+        self.packed = PackedTile(problem, config.rows, config.cols, lanes)
         # Pixel-major packing keeps the channels of a pixel together.
         self.step = 1 if problem.layout == "nchw" else config.channels
         pad = lanes if config.lanes == "channels" else 1
         self.filter_pad = ceil_div(problem.group_k, pad) * pad
         filters = ceil_div(config.filters, pad) * pad
-        sums = config.images * self.strip.flat * filters
-        self.sums_pitch = config.images * self.strip.flat if config.lanes == "pixels" else filters
-        self.sums_at = ceil_div(config.images * config.channels * self.strip.planes * self.strip.plane, 16) * 16
+        sums = config.images * self.packed.flat * filters
+        self.sums_pitch = config.images * self.packed.flat if config.lanes == "pixels" else filters
+        self.sums_at = ceil_div(config.images * config.channels * self.packed.planes * self.packed.plane, 16) * 16
         itemsize = sum_bytes(problem)
         self.in_place = config.route == "in place"
-        self.pitch = problem.spatial[1] if self.in_place else self.strip.pitch
+        self.pitch = problem.spatial[1] if self.in_place else self.packed.pitch
         if config.route != "sums":
             sums = 0
-        # What the last vector of a pixel-major or narrow strip reads beyond the packed input.
+        # What the last vector of a pixel-major or narrow tile reads beyond the packed input.
         self.scratch_bytes = 0 if self.in_place else ceil_div((self.sums_at + sums + 64) * itemsize, 64) * 64
 
     @property
-    def line(self) -> int:
-        """Fewest pixels of a line of the straight routes: a row, or a strip whose rows follow each other."""
+    def shortest_run(self) -> int:
+        """Fewest pixels of a run of the straight routes: a row, or rows that follow each other."""
         p, q = self.problem.output
         rows, cols = (
             size - (ceil_div(size, part) - 1) * part for size, part in ((p, self.config.rows), (q, self.config.cols))
         )
         return q * rows if self.pitch == q == self.config.cols else cols
 
+    @property
+    def blocks(self) -> tuple[int, int, int, int, int]:
+        """How many blocks of rows, columns, images, groups and filters there are: a task is one of each."""
+        p, c = self.problem, self.config
+        pairs = ((p.output[0], c.rows), (p.output[1], c.cols), (p.n, c.images), (p.groups, c.groups))
+        rows, cols, images, groups = (ceil_div(size, part) for size, part in pairs)
+        return rows, cols, images, groups, ceil_div(p.group_k, c.filters)
+
+    @property
+    def tasks(self) -> int:
+        return prod(self.blocks)
+
     def fields(self) -> dict[str, Any]:
-        p, c, s = self.problem, self.config, self.strip
-        row_strips, col_strips = ceil_div(p.output[0], c.rows), ceil_div(p.output[1], c.cols)
-        image_blocks, group_blocks = ceil_div(p.n, c.images), ceil_div(p.groups, c.groups)
-        filter_blocks = ceil_div(p.group_k, c.filters)
+        p, c, s = self.problem, self.config, self.packed
+        row_blocks, col_blocks, image_blocks, group_blocks, filter_blocks = self.blocks
         return {
-            "tasks": row_strips * col_strips * image_blocks * group_blocks * filter_blocks,
+            "tasks": self.tasks,
             "scratch_step": self.scratch_bytes, "sums_at": self.sums_at,
             "images": p.n, "groups": p.groups, "group_c": p.group_c, "group_k": p.group_k,
             "h": p.spatial[0], "w_in": p.spatial[1], "p": p.output[0], "q": p.output[1],
@@ -89,14 +100,14 @@ class Geometry:
             "row_phases": len(s.row_phases), "col_phases": len(s.col_phases),
             "rows": c.rows, "cols": c.cols, "image_block": c.images, "group_block": c.groups,
             "filter_block": c.filters, "channel_block": c.channels,
-            "row_strips": row_strips, "col_strips": col_strips, "image_blocks": image_blocks,
+            "row_blocks": row_blocks, "col_blocks": col_blocks, "image_blocks": image_blocks,
             "group_blocks": group_blocks, "filter_blocks": filter_blocks,
             "taps": p.kernel[0] * p.kernel[1], "pitch": self.pitch, "plane": s.plane, "row_shift": s.row_shift,
             "step": self.step, "flat": s.flat, "sums_pitch": self.sums_pitch, "filter_pad": self.filter_pad,
         }  # fmt: skip
 
     def tables(self) -> dict[str, np.ndarray]:
-        """int64 arrays. offsets (channels, R, S): where each term of a block of gemm_k reads in the packed strip."""
+        """int64 arrays. offsets (channels, R, S): where each term of a block of gemm_k reads in the packed tile."""
         p = self.problem
         channel = np.arange(self.config.channels)[:, None, None]
         if self.in_place:
@@ -104,12 +115,12 @@ class Geometry:
             taps = (r * p.dilation[0] * p.spatial[1] + s * p.dilation[1])[None]
             distance = p.spatial[0] * p.spatial[1]
         else:
-            taps = self.strip.tap_shifts[None] * self.step
-            distance = 1 if p.layout == "nhwc" else self.strip.planes * self.strip.plane
+            taps = self.packed.tap_shifts[None] * self.step
+            distance = 1 if p.layout == "nhwc" else self.packed.planes * self.packed.plane
         return {
             "offsets": np.ascontiguousarray((taps + channel * distance).reshape(-1).astype(np.int64)),
-            "columns": np.array(self.strip.col_data, np.int64),
-            "row_starts": np.array([phase - self.problem.padding[0][0] for phase in self.strip.row_phases], np.int64),
+            "columns": np.array(self.packed.col_data, np.int64),
+            "row_starts": np.array([phase - self.problem.padding[0][0] for phase in self.packed.row_phases], np.int64),
         }
 
 
@@ -130,7 +141,7 @@ def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
                 continue
             if way == "pixels" and (m >= 2 * problem.group_k or (m < 3 and m < problem.group_k)):
                 continue
-            for rows, cols in strip_sizes(p, q, device.threads, n * lanes):
+            for rows, cols in task_sizes(p, q, device.threads, n * lanes):
                 for filters in splits(problem.group_k, m if way == "pixels" else n * lanes, device.threads):
                     for (route, channels), groups in product(blocks, group_blocks(problem, device.threads)):
                         for images in image_blocks if route == "sums" else (1,):
@@ -138,7 +149,7 @@ def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
                             g = Geometry(problem, config, lanes)
                             # Short pieces in place leave no next pixels to prefetch.
                             least = min(q, 8 * n * lanes) if route == "in place" else 1
-                            if cols < least or (route != "sums" and g.line < lanes):
+                            if cols < least or (route != "sums" and g.shortest_run < lanes):
                                 continue
                             if g.scratch_bytes <= SCRATCH_BYTES or (rows, cols) == (1, min(q, n * lanes)):
                                 yield config
@@ -177,8 +188,8 @@ def group_blocks(problem: ConvProblem, threads: int) -> list[int]:
     return sorted(counts) if problem.group_k < 64 else [1]
 
 
-def strip_sizes(p: int, q: int, threads: int, tile_lanes: int) -> list[tuple[int, int]]:
-    """(rows, cols) of strips: whole images, even bands of rows, and for long rows pieces of them."""
+def task_sizes(p: int, q: int, threads: int, tile_lanes: int) -> list[tuple[int, int]]:
+    """(rows, cols) of tasks: whole images, even bands of rows, and for long rows pieces of them."""
     sizes = set()
     for count in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128):
         rows = ceil_div(p, min(p, count * max(1, threads // 2)))

@@ -1,7 +1,7 @@
 """cpu.direct: convolution as a matrix product whose matrix is never built.
 
 Three routes, a config's `route`:
-- "sums": each task packs the strip of the input that it needs (`strips`), block of channels by block of channels, runs
+- "sums": each task packs the input that it needs (`packed_tile`), block of channels by block of channels, runs
   register tiles over it (`tile`), and finishes its rows with bias, residual and activation while they are in cache;
 - "straight": sums live in registers and, between blocks of gemm_k, in y itself;
 - "in place": straight, from an input without padding and stride that is read where it lies.
@@ -20,8 +20,8 @@ from tapwise.cpu.common import arithmetic, lanes_of
 from tapwise.cpu.plan import KernelPlan
 from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
-from tapwise.ops.conv.cpu.direct import cost
 from tapwise.ops.conv.cpu.direct.blocking import Config, Geometry, candidates
+from tapwise.ops.conv.cpu.direct.cost import TaskCost
 from tapwise.ops.conv.cpu.direct.kernel import FIELDS, generate
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -33,7 +33,7 @@ class Direct(Algorithm[Config]):
     """
 
     id: ClassVar[str] = "cpu.direct"
-    summary: ClassVar[str] = "register tiles over a packed strip; lanes over pixels or channels"
+    summary: ClassVar[str] = "register tiles over a packed input; lanes over pixels or channels"
     axes: ClassVar[tuple[int, ...]] = (2,)
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
@@ -42,7 +42,11 @@ class Direct(Algorithm[Config]):
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """Cycles of one task's packing, tiles and finishing (`cost`), times the tasks that one worker draws."""
-        return cost.predict_us(problem, config, device)
+        return TaskCost(problem, config, device).breakdown().us
+
+    def explain(self, problem: ConvProblem, config: Config, device: Device) -> str:
+        """What a task is made of."""
+        return str(TaskCost(problem, config, device).breakdown())
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """About a nanosecond an element: each is loaded and stored alone."""
@@ -50,7 +54,7 @@ class Direct(Algorithm[Config]):
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         geometry = Geometry(problem, config, lanes_of(problem, device))
-        return geometry.scratch_bytes * max(1, min(device.threads, geometry.fields()["tasks"]))
+        return geometry.scratch_bytes * max(1, min(device.threads, geometry.tasks))
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         vector = target(settings.cpu_target())

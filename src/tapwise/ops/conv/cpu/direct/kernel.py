@@ -16,7 +16,7 @@ FIELDS: Final = (
     "images", "groups", "group_c", "group_k", "h", "w_in", "p", "q", "stride_h", "stride_w",
     "row_phases", "col_phases",
     "rows", "cols", "image_block", "group_block", "filter_block", "channel_block",
-    "row_strips", "col_strips", "image_blocks", "group_blocks", "filter_blocks",
+    "row_blocks", "col_blocks", "image_blocks", "group_blocks", "filter_blocks",
     "taps", "pitch", "plane", "row_shift", "step", "flat", "sums_pitch", "filter_pad",
 )  # fmt: skip
 
@@ -30,12 +30,12 @@ def generate(
     planar = layout == "nchw"
     tile.emit_filter_packer(k, lanes, storage, m if lanes == "pixels" else n * k.lanes)
     if route != "in place":
-        _emit_pack_strip(k, storage, planar)
+        _emit_pack_input(k, storage, planar)
     if route == "sums":
         tile.emit(k, m, n, lanes)
         per_run = "one" if planar else "each"
         emit_finish_row(k, storage, per_run if bias else None, residual, activation)
-        _emit_finish_strip(k, storage, planar, lanes)
+        _emit_finish_output(k, storage, planar, lanes)
         _emit_task(k, storage, lanes)
     else:
         tile.emit_straight(k, m, n, Epilogue(k, storage, planar, bias, residual, activation), route == "in place")
@@ -44,13 +44,13 @@ def generate(
     return k
 
 
-def _emit_pack_strip(k: Kernel, storage: str, planar: bool) -> None:
-    """pack_strip(args, packed, image, channel, channels, p0, q0, rows): one image's planes of a block of channels.
+def _emit_pack_input(k: Kernel, storage: str, planar: bool) -> None:
+    """pack_input(args, packed, image, channel, channels, p0, q0, rows): one image's planes of a block of channels.
 
     Only what lies inside the input is written: the rest of `packed` is zero already.
     """
     with k.function(
-        "pack_strip", args="i64", packed=k.dtype, image=INT, channel=INT, channels=INT, p0=INT, q0=INT, rows=INT
+        "pack_input", args="i64", packed=k.dtype, image=INT, channel=INT, channels=INT, p0=INT, q0=INT, rows=INT
     ) as (args, packed, image, channel, channels, p0, q0, rows):  # fmt: skip
         a = Fields(k, args, FIELDS)
         window = Window(
@@ -69,10 +69,10 @@ def _emit_pack_strip(k: Kernel, storage: str, planar: bool) -> None:
             emit_pack_pixels(k, window, source, packed, channels, a.step, total_c)
 
 
-def _emit_finish_strip(k: Kernel, storage: str, planar: bool, lanes: str) -> None:
-    """finish_strip(args, sums, image, k0, filters, p0, q0, rows, cols): one image's sums, to y."""
+def _emit_finish_output(k: Kernel, storage: str, planar: bool, lanes: str) -> None:
+    """finish_output(args, sums, image, k0, filters, p0, q0, rows, cols): one image's sums, to y."""
     with k.function(
-        "finish_strip", args="i64", sums=k.dtype, image=INT, k0=INT, filters=INT, p0=INT, q0=INT, rows=INT, cols=INT
+        "finish_output", args="i64", sums=k.dtype, image=INT, k0=INT, filters=INT, p0=INT, q0=INT, rows=INT, cols=INT
     ) as (args, sums, image, k0, filters, p0, q0, rows, cols):  # fmt: skip
         a = Fields(k, args, FIELDS)
         y, bias, residual = (a.pointer(name, storage) for name in ("y", "bias", "residual"))
@@ -100,11 +100,11 @@ def _emit_task(k: Kernel, storage: str, lanes: str) -> None:
         w, offsets = a.pointer("w", k.dtype), a.pointer("offsets", "i64")
         planes = a.plane * a.row_phases * a.col_phases
         with k.draws(a.counter, a.tasks, worker, a.workers) as number:
-            row_strip, number = number % a.row_strips, number // a.row_strips
-            col_strip, number = number % a.col_strips, number // a.col_strips
+            row_block, number = number % a.row_blocks, number // a.row_blocks
+            col_block, number = number % a.col_blocks, number // a.col_blocks
             image_block, number = number % a.image_blocks, number // a.image_blocks
             filter_block, group_block = number % a.filter_blocks, number // a.filter_blocks
-            p0, q0 = row_strip * a.rows, col_strip * a.cols
+            p0, q0 = row_block * a.rows, col_block * a.cols
             rows, cols = (a.p - p0).min(a.rows), (a.q - q0).min(a.cols)
             image0, group0 = image_block * a.image_block, group_block * a.group_block
             images = (a.images - image0).min(a.image_block)
@@ -121,7 +121,7 @@ def _emit_task(k: Kernel, storage: str, lanes: str) -> None:
                     channels = (a.group_c - channel).min(a.channel_block)
                     with k.loop(0, images) as image:
                         k.call(
-                            "pack_strip", args, packed + image * size, image0 + image, group * a.group_c + channel,
+                            "pack_input", args, packed + image * size, image0 + image, group * a.group_c + channel,
                             channels, p0, q0, rows,
                         )  # fmt: skip
                     terms = channels * a.taps
@@ -134,7 +134,7 @@ def _emit_task(k: Kernel, storage: str, lanes: str) -> None:
                         )  # fmt: skip
                 with k.loop(0, images) as image:
                     k.call(
-                        "finish_strip", args, sums + image * a.flat * (1 if lanes == "pixels" else a.sums_pitch),
+                        "finish_output", args, sums + image * a.flat * (1 if lanes == "pixels" else a.sums_pitch),
                         image0 + image, group * a.group_k + k0, filters, p0, q0, rows, cols,
                     )  # fmt: skip
 
@@ -147,18 +147,18 @@ def _emit_straight_task(k: Kernel, storage: str, in_place: bool) -> None:
         bias, residual = a.pointer("bias", storage), a.pointer("residual", storage)
         offsets = a.pointer("offsets", "i64")
         with k.draws(a.counter, a.tasks, worker, a.workers) as number:
-            row_strip, number = number % a.row_strips, number // a.row_strips
-            col_strip, number = number % a.col_strips, number // a.col_strips
+            row_block, number = number % a.row_blocks, number // a.row_blocks
+            col_block, number = number % a.col_blocks, number // a.col_blocks
             image, number = number % a.images, number // a.images
             filter_block, group_block = number % a.filter_blocks, number // a.filter_blocks
-            p0, q0 = row_strip * a.rows, col_strip * a.cols
+            p0, q0 = row_block * a.rows, col_block * a.cols
             rows, cols = (a.p - p0).min(a.rows), (a.q - q0).min(a.cols)
             group0 = group_block * a.group_block
             k0 = filter_block * a.filter_block
             filters = (a.group_k - k0).min(a.filter_block)
-            # Rows that follow each other in the input and in y are one line.
+            # Rows that follow each other in the input and in y are one run.
             whole = k.both(a.pitch.eq(a.q), a.cols.eq(a.q))
-            lines, length = k.select(whole, k.integer(1), rows), k.select(whole, rows * a.q, cols)
+            runs, length = k.select(whole, k.integer(1), rows), k.select(whole, rows * a.q, cols)
             if not in_place:
                 emit_zeros(k, packed, a.channel_block * a.plane * a.row_phases * a.col_phases)
             with k.loop(group0, (group0 + a.group_block).min(a.groups)) as group:
@@ -172,13 +172,13 @@ def _emit_straight_task(k: Kernel, storage: str, in_place: bool) -> None:
                     if in_place:
                         source = x.to(k.dtype) + ((image * a.groups * a.group_c + plane) * a.h + p0) * a.w_in + q0
                     else:
-                        k.call("pack_strip", args, packed, image, plane, channels, p0, q0, rows)
+                        k.call("pack_input", args, packed, image, plane, channels, p0, q0, rows)
                         source = packed
                     panel = panels + channel * a.taps * a.filter_pad + k0 * terms
-                    with k.loop(0, lines) as line:
-                        here = at + line * a.q
+                    with k.loop(0, runs) as run:
+                        here = at + run * a.q
                         k.call(
-                            "line", source + line * a.pitch, offsets, terms, panel, bias + filter_, residual + here,
+                            "run", source + run * a.pitch, offsets, terms, panel, bias + filter_, residual + here,
                             y + here, a.p * a.q, channel > 0, channel + channels >= a.group_c, filters, length,
                         )  # fmt: skip
 

@@ -92,26 +92,26 @@ class Geometry:
         self.tile_rows = ceil_div(problem.output[0], config.tile_h * high.phases)
         self.tile_cols = ceil_div(problem.output[1], config.tile_w * wide.phases)
         # Rows of tiles of all phases, and tiles in one of them.
-        self.strip_rows, self.row_tiles = self.tile_rows * high.phases, self.tile_cols * wide.phases
+        self.phase_rows, self.row_tiles = self.tile_rows * high.phases, self.tile_cols * wide.phases
         self.tiles = ceil_div(config.rows * self.row_tiles, lanes) * lanes
         inputs = (self.tile_cols - 1) * self.wide.step + self.wide.span
         reach = (inputs - 1) * wide.dilation + (wide.phases - 1) * problem.stride[1] + 1
         outputs = self.row_tiles * config.tile_w
-        line = max(problem.padding[1][0] + problem.spatial[1], reach, outputs)
+        row = max(problem.padding[1][0] + problem.spatial[1], reach, outputs)
         # Rounded up, and what the widest vectors read and write beyond.
-        self.line_size = ceil_div(line + 2 * self.wide.step * lanes, 16) * 16
+        self.row_size = ceil_div(row + 2 * self.wide.step * lanes, 16) * 16
         self.channels = ceil_div(problem.group_c, ceil_div(problem.group_c, BLOCK_CHANNELS))
-        self.input_at = 2 * self.line_size
+        self.input_at = 2 * self.row_size
         self.product_at = self.input_at + self.wide.products * problem.group_c * self.tiles
         self.sums_at = self.product_at + self.wide.products * config.filters * self.tiles
         self.output_at = self.sums_at + config.tile_h * config.tile_w * config.filters * self.tiles
-        total = self.output_at + 3 * self.line_size
+        total = self.output_at + 3 * self.row_size
         self.scratch_bytes = ceil_div(total * sum_bytes(problem), 64) * 64
 
     @property
     def tasks(self) -> int:
         p, c = self.problem, self.config
-        return ceil_div(self.strip_rows, c.rows) * ceil_div(p.group_k, c.filters) * p.groups * p.n
+        return ceil_div(self.phase_rows, c.rows) * ceil_div(p.group_k, c.filters) * p.groups * p.n
 
     def workspace_bytes(self, threads: int) -> int:
         """Scratch of all workers."""
@@ -127,10 +127,10 @@ class Geometry:
             "pad_top": p.padding[0][0], "pad_left": p.padding[1][0], "stride_h": p.stride[0], "stride_w": p.stride[1],
             "dilation_h": self.axes[0].dilation, "dilation_w": self.axes[1].dilation,
             "row_phases": self.axes[0].phases, "col_phases": self.axes[1].phases,
-            "tile_rows": self.tile_rows, "tile_cols": self.tile_cols, "strip_rows": c.rows,
-            "strips": ceil_div(self.strip_rows, c.rows),
+            "tile_rows": self.tile_rows, "tile_cols": self.tile_cols, "block_rows": c.rows,
+            "row_blocks": ceil_div(self.phase_rows, c.rows),
             "filter_block": c.filters, "filter_blocks": ceil_div(p.group_k, c.filters), "channel_block": self.channels,
-            "tiles": self.tiles, "line_size": self.line_size, "input_at": self.input_at,
+            "tiles": self.tiles, "row_size": self.row_size, "input_at": self.input_at,
             "product_at": self.product_at, "sums_at": self.sums_at, "output_at": self.output_at,
             "offsets": np.arange(self.channels, dtype=np.int64) * self.tiles,
             "zeros": np.zeros(p.spatial[1] + 16, np.float64),

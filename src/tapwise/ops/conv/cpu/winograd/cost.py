@@ -1,48 +1,107 @@
-"""What a task of cpu.winograd costs."""
+"""What a task of cpu.winograd costs, part by part. The constants are measured, not derived."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from tapwise.algorithm import Device
-from tapwise.cpu.common import sum_bytes
-from tapwise.cpu.cost import Costs
+from tapwise.cpu.common import lanes_of, sum_bytes
+from tapwise.cpu.cost import Breakdown, Costs
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu.winograd.blocking import Config, Geometry
 from tapwise.ops.conv.problem import ConvProblem
 
-# Share of the transforms' cycles that is not hidden behind arithmetic.
+# Share of the transforms' cycles that is not hidden behind the products around them.
 OVERLAP: Final = 0.6
+# Transform of the input: cycles a vector of an image row for the combination of rows, a vector of tiles and product for
+# that of columns, and a row of one channel for the choice of its sources.
+COMBINE_ROWS: Final = 7.0
+COMBINE_COLUMNS: Final = 9.0
+COMBINED_ROW: Final = 12.0
+# Sums of the output tiles: cycles a vector of products for their column combination, and a vector of sums that a slice
+# is added to.
+PRODUCT_VECTOR: Final = 2.5
+ADDED_VECTOR: Final = 1.6
+# Output: cycles a vector of y, a row besides, and a vector of tiles for the interleaving of its columns.
+OUTPUT_VECTOR: Final = 3.0
+OUTPUT_ROW: Final = 20.0
+INTERLEAVED: Final = 3.0
+# Filters: cycles of a product's transform for the filters of one panel and channel.
+FILTER: Final = 2.7
 
 
-def predict_us(problem: ConvProblem, config: Config, device: Device) -> float:
-    """Cycles of one task: a matrix product for each product of the transforms, and for each vector of transformed
-    input, product and output some cycles for its transform (`cost`); times the tasks that one worker draws."""
-    costs = Costs(device, sum_bytes(problem))
-    g = Geometry(problem, config, costs.lanes)
-    high, wide = g.high, g.wide
-    vectors = g.tiles // costs.lanes
-    channel_blocks = ceil_div(problem.group_c, g.channels)
-    tiles = channel_blocks * costs.block(config.m, config.n, config.filters, vectors, g.channels)
-    panel = config.filters * problem.group_c * costs.itemsize
-    columns = ceil_div(vectors, config.n)
-    streamed = costs.stream(columns * panel, panel * g.products)
-    inputs = problem.group_c * g.tiles * costs.itemsize
-    streamed += costs.stream(inputs, inputs * wide.products)
-    product = g.products * max(tiles, 0.3 * tiles + streamed)
-    # Rows shorter than a vector are transformed in narrower ones.
-    width = min(costs.lanes, 1 << max(0, g.tile_cols.bit_length() - 1))
-    width = 1 if width < 4 else width
-    row_pieces = g.axes[1].phases * ceil_div(g.tile_cols, width)
-    lines = problem.group_c * config.rows * costs.row(problem.spatial[1], 7.0)
-    pieces = problem.group_c * config.rows * row_pieces
-    inputs_cycles = high.products * (pieces * 9.0 * wide.products + lines + 12 * problem.group_c * config.rows)
-    cells = config.tile_h * config.tile_w
-    sums_bytes = config.filters * cells * g.tiles * costs.itemsize
-    added = sum(1 for row in high.a_t for value in row if value)
-    accumulate = config.filters * vectors * (g.products * 2.5 + added * config.tile_w * 1.6)
-    accumulate += costs.stream(2 * high.products * sums_bytes, sums_bytes)
-    rows = config.filters * config.rows * config.tile_h
-    output = rows * (costs.row(problem.output[1], 3.0) + 20 + 3.0 * config.tile_w * row_pieces)
-    # Transforms of one slice overlap with the products around them.
-    return costs.wall_us(product + OVERLAP * (inputs_cycles + accumulate + output), g.tasks, device.threads)
+class TaskCost:
+    """Cycles of one task of a config, on one device."""
+
+    def __init__(self, problem: ConvProblem, config: Config, device: Device) -> None:
+        self.problem, self.config = problem, config
+        self.costs = Costs(device, sum_bytes(problem))
+        self.geometry = Geometry(problem, config, lanes_of(problem, device))
+        self.vectors = self.geometry.tiles // self.costs.lanes
+
+    def breakdown(self) -> Breakdown:
+        """All parts of a task: a matrix product for each product of the transforms, and the transforms."""
+        g = self.geometry
+        tiles = self.tiles()
+        return Breakdown(
+            self.costs,
+            {
+                "products": g.products * tiles,
+                "waiting for operands": g.products * self.costs.waiting(tiles, self.streamed()),
+                "input transform": OVERLAP * self.input_transform(),
+                "sums": OVERLAP * self.accumulation(),
+                "output transform": OVERLAP * self.output_transform(),
+            },
+            g.tasks,
+        )
+
+    def tiles(self) -> float:
+        """The register tiles of one product of the transforms."""
+        g, c = self.geometry, self.config
+        blocks = ceil_div(self.problem.group_c, g.channels)
+        return blocks * self.costs.block(c.m, c.n, c.filters, self.vectors, g.channels)
+
+    def streamed(self) -> float:
+        """Filters and transformed input of one product, read by the tiles from the caches that hold them."""
+        g, c, costs = self.geometry, self.config, self.costs
+        panel = c.filters * self.problem.group_c * costs.itemsize
+        columns = ceil_div(self.vectors, c.n)
+        inputs = self.problem.group_c * g.tiles * costs.itemsize
+        return costs.stream(columns * panel, panel * g.products) + costs.stream(inputs, inputs * g.wide.products)
+
+    @property
+    def row_vectors(self) -> int:
+        """Vectors of a row of tiles: rows shorter than a vector are transformed in narrower ones."""
+        g = self.geometry
+        width = min(self.costs.lanes, 1 << max(0, g.tile_cols.bit_length() - 1))
+        return g.axes[1].phases * ceil_div(g.tile_cols, 1 if width < 4 else width)
+
+    def input_transform(self) -> float:
+        """The input of all slices: its rows combined, then the columns of the combined rows."""
+        g = self.geometry
+        rows = self.problem.group_c * self.config.rows
+        row = self.row_vectors * COMBINE_COLUMNS * g.wide.products
+        row += self.costs.row(self.problem.spatial[1], COMBINE_ROWS) + COMBINED_ROW
+        return g.high.products * rows * row
+
+    def accumulation(self) -> float:
+        """Each slice's products: columns combined, added to the sums of the output tiles, which lie in a cache."""
+        g, c = self.geometry, self.config
+        added = sum(1 for row in g.high.a_t for value in row if value)
+        cycles = c.filters * self.vectors * (g.products * PRODUCT_VECTOR + added * c.tile_w * ADDED_VECTOR)
+        sums = c.filters * c.tile_h * c.tile_w * g.tiles * self.costs.itemsize
+        return cycles + self.costs.stream(2 * g.high.products * sums, sums)
+
+    def output_transform(self) -> float:
+        """Sums to rows of y, with bias, residual and activation."""
+        c = self.config
+        rows = c.filters * c.rows * c.tile_h
+        row = self.costs.row(self.problem.output[1], OUTPUT_VECTOR) + OUTPUT_ROW
+        return rows * (row + INTERLEAVED * c.tile_w * self.row_vectors)
+
+
+def pack_us(problem: ConvProblem, config: Config, device: Device) -> float:
+    """Transforming all filters: FILTER cycles a product, panel and channel, at 2.7 GHz."""
+    products = Geometry(problem, config, lanes_of(problem, device)).products
+    cycles = FILTER * products * (1 + config.m / 8)
+    return 10.0 + problem.k * problem.group_c / config.m * cycles / 2700 / device.threads

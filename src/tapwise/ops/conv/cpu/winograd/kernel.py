@@ -15,8 +15,8 @@ from tapwise.ops.conv.cpu.winograd.transforms import Transform, transform
 FIELDS: Final = (
     *COMMON, "zeros", "factors", "adds", "groups", "group_c", "group_k", "h", "w_in", "p", "q", "pad_top", "pad_left",
     "stride_h", "stride_w", "dilation_h", "dilation_w", "row_phases", "col_phases",
-    "tile_rows", "tile_cols", "strip_rows", "strips", "filter_block", "filter_blocks", "channel_block",
-    "tiles", "line_size", "input_at", "product_at", "sums_at", "output_at", "offsets",
+    "tile_rows", "tile_cols", "block_rows", "row_blocks", "filter_block", "filter_blocks", "channel_block",
+    "tiles", "row_size", "input_at", "product_at", "sums_at", "output_at", "offsets",
 )  # fmt: skip
 
 
@@ -54,12 +54,12 @@ def combine(k: Kernel, terms: Sequence[tuple[float, Any]]) -> Any:
 
 
 def _emit_columns(k: Kernel, wide: Transform) -> None:
-    """columns(args, line, out, step): all column combinations of the tiles of one line, result j at out + j * step."""
-    with k.function("columns", args="i64", line=k.dtype, out=k.dtype, step=INT) as (args, line, out, step):
+    """columns(args, combined, out, step): the tiles' column combinations of one combined row; j's at out + j * step."""
+    with k.function("columns", args="i64", combined=k.dtype, out=k.dtype, step=INT) as (args, combined, out, step):
         a = Fields(k, args, FIELDS)
 
-        def combine_columns(t: Int, lanes: int, line: Ptr, out: Ptr) -> None:
-            here = line + t * wide.step
+        def combine_columns(t: Int, lanes: int, combined: Ptr, out: Ptr) -> None:
+            here = combined + t * wide.step
             columns: list[Any] = []
             while len(columns) < wide.span:
                 wanted = min(wide.step, wide.span - len(columns))
@@ -69,18 +69,18 @@ def _emit_columns(k: Kernel, wide: Transform) -> None:
 
         with k.if_else(a.dilation_w.eq(1)) as (dense, dilated):
             with dense:
-                k.rows(a.tile_cols, lambda t, lanes: combine_columns(t, lanes, line, out))
+                k.rows(a.tile_cols, lambda t, lanes: combine_columns(t, lanes, combined, out))
             with dilated, k.loop(0, a.col_phases) as phase:
                 # The columns of one phase, as if there were no others.
-                thin = line + a.line_size
+                thin = combined + a.row_size
                 count = (a.tile_cols - 1) * wide.step + wide.span
-                emit_strided_copy(k, line + phase * a.stride_w, thin, count, a.dilation_w)
+                emit_strided_copy(k, combined + phase * a.stride_w, thin, count, a.dilation_w)
                 there = out + phase * a.tile_cols
                 k.rows(a.tile_cols, lambda t, lanes: combine_columns(t, lanes, thin, there))
 
 
 def _emit_input(k: Kernel, storage: str, high: Transform, i: int) -> None:
-    """input_i(args, scratch, x, row0, rows): slice i of the transformed input of a strip, all channels.
+    """input_i(args, scratch, x, row0, rows): slice i of the transformed input of a task's rows, all channels.
 
     Result j of channel c: scratch[input_at + (j * group_c + c) * tiles + tile].
     """
@@ -89,7 +89,7 @@ def _emit_input(k: Kernel, storage: str, high: Transform, i: int) -> None:
     ) as (args, scratch, x, row0, rows):  # fmt: skip
         a = Fields(k, args, FIELDS)
         zeros = a.pointer("zeros", storage)
-        line = scratch + a.pad_left
+        combined = scratch + a.pad_left
         with k.loop(0, a.group_c) as c, k.loop(0, rows) as row:
             plane = x + c * (a.h * a.w_in)
             tile_row, phase = (row0 + row) // a.row_phases, (row0 + row) % a.row_phases
@@ -102,7 +102,7 @@ def _emit_input(k: Kernel, storage: str, high: Transform, i: int) -> None:
                     sources.append((factor, k.select(inside, plane + h * a.w_in, zeros)))
 
             def combine_rows(at: Int, lanes: int, sources: list[tuple[float, Ptr]] = sources) -> None:
-                k.store(line + at, combine(k, [(f, k.load(source + at, lanes)) for f, source in sources]))
+                k.store(combined + at, combine(k, [(f, k.load(source + at, lanes)) for f, source in sources]))
 
             k.rows(a.w_in, combine_rows)
             out = scratch + a.input_at + c * a.tiles + row * a.tile_cols * a.col_phases
@@ -136,17 +136,17 @@ def _emit_accumulate(k: Kernel, high: Transform, wide: Transform) -> None:
 
 
 def _emit_output(k: Kernel, storage: str, high: Transform, wide: Transform) -> None:
-    """output(args, scratch, row0, rows, k0, filters, plane0): sums of a strip to rows of y; plane0 is k0's plane."""
+    """output(args, scratch, row0, rows, k0, filters, plane0): a task's sums to rows of y; plane0 is k0's plane."""
     cols = wide.outputs
     with k.function(
         "output", args="i64", scratch=k.dtype, row0=INT, rows=INT, k0=INT, filters=INT, plane0=INT
     ) as (args, scratch, row0, rows, k0, filters, plane0):  # fmt: skip
         a = Fields(k, args, FIELDS)
         y, bias, residual = (a.pointer(name, storage) for name in ("y", "bias", "residual"))
-        line = scratch + a.output_at
-        thin = line + a.line_size * 2
+        rows_at = scratch + a.output_at
+        thin = rows_at + a.row_size * 2
 
-        def weave(sums: Ptr, out: Ptr) -> None:
+        def interleaved(sums: Ptr, out: Ptr) -> None:
             def body(t: Int, lanes: int) -> None:
                 streams = [k.load(sums + a.tiles * q + t, lanes) for q in range(cols)]
                 if lanes == 1:
@@ -162,15 +162,15 @@ def _emit_output(k: Kernel, storage: str, high: Transform, wide: Transform) -> N
             tile_row, row_phase = (row0 + row) // a.row_phases, (row0 + row) % a.row_phases
             for p in range(high.outputs):
                 sums = scratch + a.sums_at + (f * high.outputs + p) * cols * a.tiles + row * a.tile_cols * a.col_phases
-                # Two lines in turn: a line is read while the next is written.
-                here = line + a.line_size * (p % 2)
+                # Two rows in turn: one is read while the next is written.
+                here = rows_at + a.row_size * (p % 2)
                 height = (tile_row * high.outputs + p) * a.row_phases + row_phase
                 with k.if_(height < a.p):
                     with k.if_else(a.col_phases.eq(1)) as (dense, dilated):
                         with dense:
-                            weave(sums, here)
+                            interleaved(sums, here)
                         with dilated, k.loop(0, a.col_phases) as phase:
-                            weave(sums + phase * a.tile_cols, thin)
+                            interleaved(sums + phase * a.tile_cols, thin)
                             with k.loop(0, a.tile_cols * cols) as i:
                                 k.store(here + i * a.col_phases + phase, k.load(thin + i, 1))
                     at = ((plane0 + f) * a.p + height) * a.q
@@ -183,13 +183,13 @@ def _emit_task(k: Kernel, storage: str, high: Transform, wide: Transform) -> Non
         scratch = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
         w, offsets = a.pointer("w", k.dtype), a.pointer("offsets", "i64")
         x = a.pointer("x", storage)
-        emit_zeros(k, scratch, a.line_size)
+        emit_zeros(k, scratch, a.row_size)
         with k.draws(a.counter, a.tasks, worker, a.workers) as number:
-            strip, number = number % a.strips, number // a.strips
+            row_block, number = number % a.row_blocks, number // a.row_blocks
             filter_block, image_group = number % a.filter_blocks, number // a.filter_blocks
             group = image_group % a.groups
-            row0 = strip * a.strip_rows
-            rows = (a.tile_rows * a.row_phases - row0).min(a.strip_rows)
+            row0 = row_block * a.block_rows
+            rows = (a.tile_rows * a.row_phases - row0).min(a.block_rows)
             k0 = filter_block * a.filter_block
             filters = (a.group_k - k0).min(a.filter_block)
             # (image * groups + group) * channels of a group is the first plane of x and of y.

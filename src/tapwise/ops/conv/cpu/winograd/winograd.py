@@ -59,18 +59,17 @@ class Winograd(Algorithm[Config]):
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """Cycles of one task (`cost`), times the tasks that one worker draws."""
-        return cost.predict_us(problem, config, device)
+        return cost.TaskCost(problem, config, device).breakdown().us
 
-    def _geometry(self, problem: ConvProblem, config: Config, device: Device) -> Geometry:
-        return Geometry(problem, config, lanes_of(problem, device))
+    def explain(self, problem: ConvProblem, config: Config, device: Device) -> str:
+        """What a task is made of."""
+        return str(cost.TaskCost(problem, config, device).breakdown())
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """About 2.7 cycles a product for the filters of one panel and channel."""
-        cycles = 2.7 * self._geometry(problem, config, device).products * (1 + config.m / 8)
-        return 10.0 + problem.k * problem.group_c / config.m * cycles / 2700 / device.threads
+        return cost.pack_us(problem, config, device)
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
-        return self._geometry(problem, config, device).workspace_bytes(device.threads)
+        return Geometry(problem, config, lanes_of(problem, device)).workspace_bytes(device.threads)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         vector = target(settings.cpu_target())

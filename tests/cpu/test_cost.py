@@ -1,0 +1,68 @@
+"""Cost models of the CPU: their parts, and what a prediction says of itself."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tapwise import dispatch, registry
+from tapwise.cpu.cost import Breakdown, Costs
+from tapwise.cpu.device import host
+from tapwise.ops.conv.cpu.depthwise.cost import TaskCost as DepthwiseCost
+from tapwise.ops.conv.cpu.direct.cost import TaskCost as DirectCost
+from tapwise.ops.conv.cpu.winograd.cost import TaskCost as WinogradCost
+from tapwise.ops.conv.problem import ConvProblem
+
+COSTS = {"cpu.direct": DirectCost, "cpu.winograd": WinogradCost, "cpu.depthwise": DepthwiseCost}
+LAYERS = ["c64 h56 w56 k64 r3 s3 pad1", "c512 h7 w7 k512 r3 s3 pad1", "c32 h28 w28 k32 r5 s5 pad2 groups32"]
+
+
+@pytest.mark.parametrize("identifier", list(COSTS))
+@pytest.mark.parametrize("text", LAYERS)
+def test_parts_add_up_to_the_prediction(identifier: str, text: str) -> None:
+    problem, device = ConvProblem.parse(text), host(2)
+    algorithm = registry.get(identifier)
+    if algorithm.refusal(problem, device) is not None:
+        pytest.skip("does not apply")
+    choice = dispatch.choose(problem, device, identifier)
+    breakdown = COSTS[identifier](problem, choice.config, device).breakdown()
+    assert breakdown.us == choice.predicted_us
+    assert all(part >= 0 for part in breakdown.cycles.values()) and breakdown.cycles["products"] > 0
+    explained = algorithm.explain(problem, choice.config, device)
+    shares = {name: int(share) for name, share in re.findall(r"([a-z][a-z ]+) (\d+)%", explained)}
+    assert set(shares) <= set(breakdown.cycles) and "products" in shares
+    assert 95 <= sum(shares.values()) <= 105
+    assert explained.startswith(f"{breakdown.tasks} tasks on ")
+
+
+def test_routes_pay_for_what_they_do() -> None:
+    """Read in place, nothing is packed; straight to y, no sums are finished; several blocks of gemm_k cost sums."""
+    problem, device = ConvProblem.parse("c128 h28 w28 k128 r3 s3"), host(2)
+    parts = {}
+    for config in registry.get("cpu.direct").configs(problem, device):
+        parts[config.route, config.channels] = DirectCost(problem, config, device).breakdown().cycles
+    assert {route for route, _ in parts} == {"sums", "straight", "in place"}
+    for (route, channels), cycles in parts.items():
+        assert (cycles["packing"] > 0) == (cycles["zeros"] > 0) == (route != "in place")
+        assert (cycles["finishing"] > 0) == (route == "sums")
+        assert (cycles["sums"] > 0) == (route == "sums" or channels < problem.c)
+
+
+def test_operands_are_waited_for_where_they_take_longer_than_the_tiles() -> None:
+    costs = Costs(host(2), 4)
+    assert costs.waiting(1000.0, 0.0) == costs.waiting(1000.0, 700.0) == 0.0
+    assert costs.waiting(1000.0, 900.0) == pytest.approx(200.0)
+
+
+def test_same_costs_tie_whatever_their_order() -> None:
+    parts = {"a": 0.1, "b": 0.2, "c": 0.3}
+    turned = dict(reversed(parts.items()))
+    assert sum(parts.values()) != sum(turned.values())
+    assert Breakdown(Costs(host(2), 4), parts, 3).us == Breakdown(Costs(host(2), 4), turned, 3).us
+
+
+def test_least_time_of_a_task_counts() -> None:
+    costs = Costs(host(2), 4)
+    bound = Breakdown(costs, {"products": 1e6}, 2, least=3e6)
+    assert bound.us > Breakdown(costs, {"products": 1e6}, 2).us and "us for memory" in str(bound)
