@@ -43,13 +43,13 @@ def test_im2col_gemm_covers_every_image() -> None:
     assert {one.images for one in algorithm.configs(many, H200)} == {(4 << 30) // (64 * 9 * 3136 * 4), 1}
 
 
-def window_of(partition: str, threads: int, tile: int, number: int, lines: int, width: int) -> int:
+def window_of(partition: str, threads: int, tile: int, number: int, rows: int, width: int) -> int:
     """What include/partitions.cuh computes, from the meaning of the words."""
     across, down = partitions.tile_shape(partition, threads)
     assert across * down == threads
     tiles = -(-width // across)
-    line, column = tile // tiles * down + number // across, tile % tiles * across + number % across
-    return line * width + column if line < lines and column < width else -1
+    row, column = tile // tiles * down + number // across, tile % tiles * across + number % across
+    return row * width + column if row < rows and column < width else -1
 
 
 @pytest.mark.parametrize("partition", partitions.PARTITIONS)
@@ -57,7 +57,7 @@ def window_of(partition: str, threads: int, tile: int, number: int, lines: int, 
 def test_partitions_cover_every_window_once(partition: str, threads: int) -> None:
     """The grids of both halves of im2col + GEMM reach each window once, at odd sizes."""
     problem = ConvProblem.parse("n2 c3 h37 w71 k5 r3 s3")
-    lines, width = problem.output
+    rows, width = problem.output
     algorithm = Im2colGemm()
     for one in algorithm.configs(problem, H200):
         if (one.partition, one.threads) != (partition, threads):
@@ -66,11 +66,11 @@ def test_partitions_cover_every_window_once(partition: str, threads: int) -> Non
         first, second = algorithm.launches(problem, one, 2, H200)
         assert second is not None
         words = dict(zip(second.names, second.words, strict=True))
-        assert (words["lines"], words["width"]) == (lines, width)
+        assert (words["rows"], words["width"]) == (rows, width)
         assert second.block[0] == first.block[0] == threads
         tiles = words["tiles_n"]
         assert second.grid == (tiles * words["tiles_m"], 1, 2)
         # A block of the expansion is a tile of one channel.
         assert first.grid[0] == min(tiles * 6, patches.BLOCKS_EACH * H200.multiprocessors)
-        found = [window_of(partition, threads, tile, i, lines, width) for tile in range(tiles) for i in range(threads)]
-        assert sorted(window for window in found if window >= 0) == list(range(lines * width))
+        found = [window_of(partition, threads, tile, i, rows, width) for tile in range(tiles) for i in range(threads)]
+        assert sorted(window for window in found if window >= 0) == list(range(rows * width))

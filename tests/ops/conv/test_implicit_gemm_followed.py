@@ -107,9 +107,9 @@ def packed_windows(problem: ConvProblem, view: ConvProblem, x: np.ndarray) -> np
     p = dict(zip(launch.names, launch.words, strict=True))
     flat = (x.transpose(0, 2, 3, 1) if problem.layout == "nhwc" else x).reshape(-1)
     flat = (x.transpose(0, 2, 3, 1) if problem.layout == "nhwc" else x).reshape(-1)
-    out = np.zeros((pack.parts(problem), 1, p["n"], p["lines"], p["across"], p["wide"]))
+    out = np.zeros((pack.parts(problem), 1, p["n"], p["rows"], p["across"], p["wide"]))
     assert launch.grid[0] * launch.block[0] * 16 >= p["across"] * p["wide"] * problem.itemsize
-    for *at, tap, channel in np.ndindex(p["n"], p["lines"], p["across"], p["taps"], p["channels"]):
+    for *at, tap, channel in np.ndindex(p["n"], p["rows"], p["across"], p["taps"], p["channels"]):
         n, line, pixel = at
         r, s = divmod(tap, p["taps_w"])
         h = line * p["up_h"] - p["pad_h"] + r * p["dilation_h"]

@@ -1,8 +1,8 @@
 // What the tensor cores' tiles share: their sizes, copies and products.
 #pragma once
 
+#include "float16.cuh"
 #include "hopper.cuh"
-#include "narrow.cuh"
 
 // Named barriers of parts of a CTA (sync_part, arrive_part).
 enum NamedBarrier {
@@ -78,10 +78,10 @@ struct CtaTile : Traits {
     static_assert(!B::PING_PONG || (B::WARPGROUPS == 2 && B::SPLIT_K == 1));
     static_assert(B::SPLIT_K == 1 || (SPLIT_M % 8 == 0 && B::WARPGROUPS == 1));
     static_assert(!B::TMA_RESIDUAL || (B::RESIDUAL && B::PING_PONG && B::PERMUTED_N == 0 && !B::NCHW));
-    static_assert(B::PERMUTED_N ||
-                  B::EPILOGUE_BUFFERS >= (ASYNC_RESIDUAL || B::TMA_RESIDUAL || (B::TMA_STORE && sizeof(T) == 2) ? 2 : 1));
-    static_assert(B::PERMUTED_N == 0 || (B::TMA_STORE == 0 && B::SPLIT_K == 1 && !B::NCHW && !B::SWAP_AB &&
-                                         WGMMA_N % B::PERMUTED_N == 0));
+    static_assert(B::PERMUTED_N || B::EPILOGUE_BUFFERS >=
+                                       (ASYNC_RESIDUAL || B::TMA_RESIDUAL || (B::TMA_STORE && sizeof(T) == 2) ? 2 : 1));
+    static_assert(B::PERMUTED_N == 0 ||
+                  (B::TMA_STORE == 0 && B::SPLIT_K == 1 && !B::NCHW && !B::SWAP_AB && WGMMA_N % B::PERMUTED_N == 0));
     static_assert(!B::TMA_STORE || (B::SPLIT_K == 1 && !B::NCHW && B::VECTOR * sizeof(T) == 16));
 };
 
@@ -109,8 +109,8 @@ DEVICE void multiply(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], unsigned rows,
         for (int m = 0; m < Tile::M_STEPS; ++m) {
             const int group = k / EACH, step = k % EACH;
             float (&sums)[SUMS] = reinterpret_cast<float (&)[SUMS]>(d[m][group * SUMS]);
-            wgmma(sums, a + m * 4 * Tile::A_ROW_BYTES + k * 2, b + group * (WGMMA_N * Tile::B_ROW_BYTES / 16) + step * 2,
-                  add || step > 0);
+            wgmma(sums, a + m * 4 * Tile::A_ROW_BYTES + k * 2,
+                  b + group * (WGMMA_N * Tile::B_ROW_BYTES / 16) + step * 2, add || step > 0);
         }
 }
 
@@ -123,8 +123,8 @@ DEVICE int chunk_of_part(int chunk, int part) {
 
 // One chunk of channels of x, for all pixels of a copy.
 template <class Tile>
-DEVICE void copy_chunk(unsigned to, const void *map, unsigned barrier, int chunk, int part, int groups, int w, int h, int n,
-                       int group, int tap_w, int tap_h) {
+DEVICE void copy_chunk(unsigned to, const void *map, unsigned barrier, int chunk, int part, int groups, int w, int h,
+                       int n, int group, int tap_w, int tap_h) {
     if constexpr (Tile::GROUP_AXIS) {
         const int c = chunk_of_part(chunk, part) * Tile::CHUNK_ELEMENTS;
         copy_pixels(to, map, barrier, c, w, h, n, group + second_part(chunk, part) * groups, tap_w, tap_h);

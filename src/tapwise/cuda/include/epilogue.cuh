@@ -25,7 +25,8 @@ struct Biases {
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
             const int filter = i * 128 + threadIdx.x % 128;
-            if (filter < Tile::WARPGROUP_FILTERS) store_shared<4>(at.bias + filter * 4, Piece<4>{{__float_as_uint(v[i])}});
+            if (filter < Tile::WARPGROUP_FILTERS)
+                store_shared<4>(at.bias + filter * 4, Piece<4>{{__float_as_uint(v[i])}});
         }
     }
 };
@@ -37,7 +38,8 @@ DEVICE float bias_of(const OutputTile &at, int filter) {
 // Which of a warpgroup's sums a round takes: 64 rows x 64 columns, or what is left of them.
 template <class Tile>
 struct Round {
-    static constexpr int GROUPS = (Tile::TILE_N + 63) / 64, COUNT = Tile::M_STEPS * GROUPS, LAST = (Tile::TILE_N - 1) % 64 + 1;
+    static constexpr int GROUPS = (Tile::TILE_N + 63) / 64, COUNT = Tile::M_STEPS * GROUPS,
+                         LAST = (Tile::TILE_N - 1) % 64 + 1;
     int step, group, pixel0, filter0, pixels, filters;
     DEVICE Round(int round) {
         step = round / GROUPS;
@@ -60,14 +62,15 @@ constexpr int MATRICES = 16, ROUND_MATRICES = 64 / MATRICES;
 template <class Tile>
 DEVICE unsigned matrix_address(const OutputTile &at, int column, int row0) {
     const int lane = threadIdx.x % 32, matrix = lane / 8, row = row0 + matrix % 2 * 8, over = column + matrix / 2 * 8;
-    return Tile::TRANSPOSED ? buffer_address<Tile>(at.buffer, over + lane % 8, row) : buffer_address<Tile>(at.buffer, row + lane % 8, over);
+    return Tile::TRANSPOSED ? buffer_address<Tile>(at.buffer, over + lane % 8, row)
+                            : buffer_address<Tile>(at.buffer, row + lane % 8, over);
 }
 
 // The sums of 16 columns of a round, v[4 j ..] as the matrix instruction leaves them, scaled, and their bias: `bias` of the
 // thread's two rows, where these are filters. The last eight columns of a tile may be alone, and have zeros beside them.
 template <class Tile>
-DEVICE void biased_sums(float (&v)[8], const float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], const OutputTile &at, const Round<Tile> &now,
-                        int column, const float (&bias)[2]) {
+DEVICE void biased_sums(float (&v)[8], const float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], const OutputTile &at,
+                        const Round<Tile> &now, int column, const float (&bias)[2]) {
 #pragma unroll
     for (int i = 0; i < 8; i += 4) {
         const bool real = now.reaches(column + i * 2);
@@ -78,7 +81,8 @@ DEVICE void biased_sums(float (&v)[8], const float (&d)[Tile::M_STEPS][Tile::TIL
         }
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            v[i + e] = real ? d[now.step][real ? (now.group * 64 + column) / 2 + i + e : 0] * SCALE<Tile::ACTIVATION> : 0.0f;
+            v[i + e] =
+                real ? d[now.step][real ? (now.group * 64 + column) / 2 + i + e : 0] * SCALE<Tile::ACTIVATION> : 0.0f;
             if (Tile::BIAS && real) v[i + e] += Tile::SWAP_AB ? bias[e / 2] : added[e % 2];
         }
     }
@@ -95,14 +99,14 @@ DEVICE void load_round(unsigned (&words)[ROUND_MATRICES][4], const OutputTile &a
 #pragma unroll
         for (int j = 0; j < ROUND_MATRICES; ++j)
             if (now.reaches(j * MATRICES))
-                load_matrices<Tile::TRANSPOSED>(words[j], matrix_address<Tile>(at, j * MATRICES, threadIdx.x / 32 % 4 * 16));
+                ldmatrix<Tile::TRANSPOSED>(words[j], matrix_address<Tile>(at, j * MATRICES, threadIdx.x / 32 % 4 * 16));
 }
 
 // A round's sums: bias, residual, activation, and to its buffer, whose rows or columns beyond are not read. All functions
 // first, so that none waits for what is written. `words`: what load_round loaded.
 template <class Tile>
-DEVICE void buffer_round(unsigned (&words)[ROUND_MATRICES][4], const float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], const OutputTile &at,
-                        const Round<Tile> &now, const float (&bias)[2]) {
+DEVICE void buffer_round(unsigned (&words)[ROUND_MATRICES][4], const float (&d)[Tile::M_STEPS][Tile::TILE_N / 2],
+                         const OutputTile &at, const Round<Tile> &now, const float (&bias)[2]) {
     using T = typename Tile::T;
     const int row0 = threadIdx.x / 32 % 4 * 16;
 #pragma unroll
@@ -114,10 +118,11 @@ DEVICE void buffer_round(unsigned (&words)[ROUND_MATRICES][4], const float (&d)[
         if constexpr (sizeof(T) == 2) {
             const unsigned address = matrix_address<Tile>(at, j * MATRICES, row0);
             if constexpr (Tile::RESIDUAL) {
-                if (!AT_ONCE<Tile>) load_matrices<Tile::TRANSPOSED>(words[j], address);
+                if (!AT_ONCE<Tile>) ldmatrix<Tile::TRANSPOSED>(words[j], address);
 #pragma unroll
                 for (int i = 0; i < 8; ++i)
-                    v[i] += Element<T>::widen(T{(unsigned short)(i % 2 ? words[j][i / 2] >> 16 : words[j][i / 2] & 0xffff)}) *
+                    v[i] += Element<T>::widen(
+                                T{(unsigned short)(i % 2 ? words[j][i / 2] >> 16 : words[j][i / 2] & 0xffff)}) *
                             SCALE<Tile::ACTIVATION>;
             }
 #pragma unroll
@@ -130,7 +135,8 @@ DEVICE void buffer_round(unsigned (&words)[ROUND_MATRICES][4], const float (&d)[
             for (int i = 0; i < 8; ++i) {
                 const int r = row0 + threadIdx.x % 32 / 4 + i % 4 / 2 * 8;
                 const int c = j * MATRICES + i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
-                address[i] = Tile::TRANSPOSED ? buffer_address<Tile>(at.buffer, c, r) : buffer_address<Tile>(at.buffer, r, c);
+                address[i] =
+                    Tile::TRANSPOSED ? buffer_address<Tile>(at.buffer, c, r) : buffer_address<Tile>(at.buffer, r, c);
                 if (Tile::RESIDUAL && (i < 4 || whole))
                     v[i] += __uint_as_float(load_shared<4>(address[i]).v[0]) * SCALE<Tile::ACTIVATION>;
             }
@@ -143,7 +149,8 @@ DEVICE void buffer_round(unsigned (&words)[ROUND_MATRICES][4], const float (&d)[
     if constexpr (sizeof(T) == 2 && AT_ONCE<Tile>)
 #pragma unroll
         for (int j = 0; j < ROUND_MATRICES; ++j)
-            if (now.reaches(j * MATRICES)) store_matrices<Tile::TRANSPOSED>(matrix_address<Tile>(at, j * MATRICES, row0), words[j]);
+            if (now.reaches(j * MATRICES))
+                store_matrices<Tile::TRANSPOSED>(matrix_address<Tile>(at, j * MATRICES, row0), words[j]);
 }
 
 // TMA stores to y: of the pixels of one round, a thread each.
@@ -153,8 +160,8 @@ DEVICE void tma_store_round(const OutputTile &at, int pixel0, int pixels, int fi
     const int number = threadIdx.x % 128;
     if (number < pixels / Tile::STORE_PIXELS * EACH) {
         const int part = number % EACH, pixel = number / EACH * Tile::STORE_PIXELS;
-        store_box(at.map, at.buffer + (part * 64 + pixel) * 128, at.filter + filter0 + part * Tile::BUFFER_ROW, at.group,
-                  at.pixel + pixel0 + pixel);
+        store_box(at.map, at.buffer + (part * 64 + pixel) * 128, at.filter + filter0 + part * Tile::BUFFER_ROW,
+                  at.group, at.pixel + pixel0 + pixel);
     }
     // Of none, too: every round is a group.
     commit_stores();
@@ -169,8 +176,9 @@ template <class Tile>
 DEVICE void fetch_round(OutputTile at, const void *residual, int round) {
     const Round<Tile> now(round);
     at.buffer += round % Tile::EPILOGUE_BUFFERS * Tile::BUFFER_BYTES;
-    fetch_rows<Tile>(at, static_cast<const typename Tile::T *>(residual), now.pixel0, now.pixels, now.filter0, now.filters);
-    commit_copies();
+    fetch_rows<Tile>(at, static_cast<const typename Tile::T *>(residual), now.pixel0, now.pixels, now.filter0,
+                     now.filters);
+    cp_async_commit();
 }
 
 // Waits until at most so many later rounds are on their way.
@@ -180,9 +188,9 @@ DEVICE void wait_for_fetched(int later) {
         if (later < COUNT)
             wait_for_fetched<Tile, COUNT - 1>(later);
         else
-            wait_copies<COUNT>();
+            cp_async_wait<COUNT>();
     } else {
-        wait_copies<0>();
+        cp_async_wait<0>();
     }
 }
 
@@ -226,8 +234,8 @@ struct LoadedResidual {
         sync_part(at.barrier, 128);
         if constexpr (Tile::RESIDUAL) {
             using T = typename Tile::T;
-            move_rows<Tile, true>(at, const_cast<T *>(static_cast<const T *>(residual)), now.pixel0, now.pixels, now.filter0,
-                                  now.filters);
+            move_rows<Tile, true>(at, const_cast<T *>(static_cast<const T *>(residual)), now.pixel0, now.pixels,
+                                  now.filter0, now.filters);
             sync_part(at.barrier, 128);
         }
     }
@@ -265,7 +273,9 @@ struct TmaResidual {
     // A warpgroup waits for its buffers until the other has had those before: a barrier's parity tells a buffer's next filling
     // from the one before it, but no more.
     DEVICE TmaResidual(OutputTile &at) { sync_part(RESIDUAL_TURN - WARPGROUP_BARRIER + at.barrier, 256); }
-    DEVICE static void wait(const OutputTile &at) { barrier_wait(at.residual_full + at.residual_slot * 8, at.residual_phase); }
+    DEVICE static void wait(const OutputTile &at) {
+        barrier_wait(at.residual_full + at.residual_slot * 8, at.residual_phase);
+    }
     DEVICE void acquire(OutputTile &at, unsigned buffers, const void *, int round) {
         at.buffer = buffers + at.residual_slot * Tile::BUFFER_BYTES;
         if (!EARLY || round == 0) wait(at);
@@ -322,8 +332,8 @@ struct ResidualPolicy<true, false, Tile> {
 
 // A warpgroup's sums to y, a round at a time.
 template <class Tile>
-DEVICE void store_through_buffers(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], OutputTile at, void *y, const Biases<Tile> &biases,
-                                  const void *residual) {
+DEVICE void store_through_buffers(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], OutputTile at, void *y,
+                                  const Biases<Tile> &biases, const void *residual) {
     using R = Round<Tile>;
     using Policy = typename ResidualPolicy<Tile::TMA_RESIDUAL, Tile::ASYNC_RESIDUAL, Tile>::Type;
     biases.share(at);
@@ -349,7 +359,8 @@ DEVICE void store_through_buffers(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], O
         sync_part(at.barrier, 128);
         if constexpr (Tile::TMA_STORE > 0) tma_store_round<Tile>(at, now.pixel0, by_tma ? now.pixels : 0, now.filter0);
         if (!by_tma)
-            move_rows<Tile, false>(at, static_cast<typename Tile::T *>(y), now.pixel0, now.pixels, now.filter0, now.filters);
+            move_rows<Tile, false>(at, static_cast<typename Tile::T *>(y), now.pixel0, now.pixels, now.filter0,
+                                   now.filters);
         policy.release(at, round, by_tma);
     }
     if (Tile::TMA_STORE != 2) sync_part(at.barrier, 128);

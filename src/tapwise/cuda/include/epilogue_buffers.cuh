@@ -2,7 +2,7 @@
 // What threads move between them and global memory.
 #pragma once
 
-#include "async.cuh"
+#include "cp_async.cuh"
 #include "cta_tile.cuh"
 
 // Where a warpgroup's outputs go: its tile's first filter, group and pixel, filters in a group, the distance of two filters in
@@ -54,9 +54,11 @@ DEVICE Piece<BYTES> load_shared(unsigned from) {
 template <int BYTES>
 DEVICE void store_shared(unsigned to, const Piece<BYTES> &p) {
     if constexpr (BYTES == 16)
-        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(p.v[0]), "r"(p.v[1]), "r"(p.v[2]), "r"(p.v[3])
+        asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(p.v[0]), "r"(p.v[1]), "r"(p.v[2]),
+                     "r"(p.v[3])
                      : "memory");
-    if constexpr (BYTES == 8) asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(p.v[0]), "r"(p.v[1]) : "memory");
+    if constexpr (BYTES == 8)
+        asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(p.v[0]), "r"(p.v[1]) : "memory");
     if constexpr (BYTES == 4) asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(p.v[0]) : "memory");
     if constexpr (BYTES == 2) asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"((unsigned short)p.v[0]) : "memory");
 }
@@ -83,7 +85,8 @@ template <class Tile>
 DEVICE unsigned buffer_address(unsigned buffer, unsigned row, unsigned at) {
     constexpr unsigned SIZE = sizeof(typename Tile::T), PIECE = 16 / SIZE;
     const unsigned within = at % Tile::BUFFER_ROW;
-    return buffer + (at / Tile::BUFFER_ROW * 64 + row) * 128 + ((within / PIECE ^ row % 8) << 4) + within % PIECE * SIZE;
+    return buffer + (at / Tile::BUFFER_ROW * 64 + row) * 128 + ((within / PIECE ^ row % 8) << 4) +
+           within % PIECE * SIZE;
 }
 
 // What a thread moves of a buffer's 64 rows: VECTOR elements of each STRIDE-th of them. Buffers begin on multiples of 1024 bytes,
@@ -94,7 +97,9 @@ struct BufferRows {
     int row, first;
     unsigned base;
     DEVICE BufferRows(const OutputTile &at)
-        : row(threadIdx.x % 128 / ACROSS), first(threadIdx.x % ACROSS * Tile::VECTOR), base(buffer_address<Tile>(at.buffer, row, first)) {}
+        : row(threadIdx.x % 128 / ACROSS),
+          first(threadIdx.x % ACROSS * Tile::VECTOR),
+          base(buffer_address<Tile>(at.buffer, row, first)) {}
     DEVICE unsigned address(int i) const { return (base ^ STRIDE * i % 8 * 16) + STRIDE * i * 128; }
     DEVICE int pixel(int i) const { return Tile::NCHW ? first : STRIDE * i + row; }
     DEVICE int filter(int i) const { return Tile::NCHW ? STRIDE * i + row : first; }
@@ -111,7 +116,8 @@ struct BufferRows {
 
 // Rows between a buffer and y or residual (IN), VECTOR elements a thread.
 template <class Tile, bool IN>
-DEVICE void move_rows(const OutputTile &at, typename Tile::T *global, int pixel0, int pixels, int filter0, int filters) {
+DEVICE void move_rows(const OutputTile &at, typename Tile::T *global, int pixel0, int pixels, int filter0,
+                      int filters) {
     constexpr int BYTES = Tile::VECTOR * (int)sizeof(typename Tile::T);
     const BufferRows<Tile> rows(at);
     const int end = min(filters, at.filters - at.filter - filter0);
@@ -148,7 +154,8 @@ DEVICE void move_rows(const OutputTile &at, typename Tile::T *global, int pixel0
 
 // The residual of a round on its way to a buffer.
 template <class Tile>
-DEVICE void fetch_rows(const OutputTile &at, const typename Tile::T *residual, int pixel0, int pixels, int filter0, int filters) {
+DEVICE void fetch_rows(const OutputTile &at, const typename Tile::T *residual, int pixel0, int pixels, int filter0,
+                       int filters) {
     constexpr int BYTES = Tile::VECTOR * (int)sizeof(typename Tile::T);
     const BufferRows<Tile> rows(at);
     const int end = min(filters, at.filters - at.filter - filter0);
@@ -157,6 +164,6 @@ DEVICE void fetch_rows(const OutputTile &at, const typename Tile::T *residual, i
     for (int i = 0; i < rows.COUNT; ++i) {
         const int pixel = rows.pixel(i);
         const int place = pixel < pixels && rows.filter(i) < end ? place_of(at, pixel0 + pixel) : -1;
-        if (place >= 0) copy_piece<BYTES>(rows.address(i), mine + place + rows.further(at, i), true);
+        if (place >= 0) cp_async<BYTES>(rows.address(i), mine + place + rows.further(at, i), true);
     }
 }

@@ -3,7 +3,7 @@
 // The stub defines one matrix instruction: WGMMA (its text), WGMMA_N (its columns) and WGMMA_SUMS (its accumulators).
 #pragma once
 
-#include "pieces.cuh"
+#include "shared_memory.cuh"
 
 // Barriers: `phase` is the parity of the phase that is waited for.
 DEVICE void barrier_init(unsigned barrier, int arrivals) {
@@ -31,11 +31,12 @@ DEVICE void barrier_wait(unsigned barrier, unsigned phase) {
 DEVICE void barrier_wait_for_cluster(unsigned barrier, unsigned phase) {
     unsigned done = 0;
     do
-        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, "
-                     "0, p; }"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(phase)
-                     : "memory");
+        asm volatile(
+            "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, "
+            "0, p; }"
+            : "=r"(done)
+            : "r"(barrier), "r"(phase)
+            : "memory");
     while (!done);
 }
 DEVICE void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
@@ -46,52 +47,59 @@ DEVICE void arrive_part(int id, int threads) { asm volatile("bar.arrive %0, %1;"
 
 // Copies of boxes from global to shared memory; a box comes whole, zeros where it leaves the tensor.
 DEVICE void prefetch_map(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
-DEVICE void copy_pixels(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n, int tap_w, int tap_h) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
-                 "%6}], [%2], {%7, %8};" ::"r"(to),
-                 "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"((short)tap_w), "h"((short)tap_h)
-                 : "memory");
+DEVICE void copy_pixels(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n, int tap_w,
+                        int tap_h) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+        "%6}], [%2], {%7, %8};" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"((short)tap_w), "h"((short)tap_h)
+        : "memory");
 }
 DEVICE void copy_pixels(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n, int g, int tap_w,
                         int tap_h) {
-    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
-                 "%6, %7}], [%2], {%8, %9, %10};" ::"r"(to),
-                 "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "r"(g), "h"((short)tap_w), "h"((short)tap_h),
-                 "h"((short)0)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+        "%6, %7}], [%2], {%8, %9, %10};" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "r"(g), "h"((short)tap_w), "h"((short)tap_h),
+        "h"((short)0)
+        : "memory");
 }
 // Windows of 1 x 1 that are read once: they leave L2 first.
 DEVICE void copy_pixels_once(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n) {
     unsigned long long policy;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
-                 "{%3, %4, %5, %6}], [%2], {%7, %7}, %8;" ::"r"(to),
-                 "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"((short)0), "l"(policy)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+        "{%3, %4, %5, %6}], [%2], {%7, %7}, %8;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"((short)0), "l"(policy)
+        : "memory");
 }
 DEVICE void copy_box(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n) {
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
-                 "%6}], [%2];" ::"r"(to),
-                 "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+        "%6}], [%2];" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n)
+        : "memory");
 }
 DEVICE void copy_box(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n, int g) {
-    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
-                 "%6, %7}], [%2];" ::"r"(to),
-                 "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "r"(g)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+        "%6, %7}], [%2];" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "r"(g)
+        : "memory");
 }
 DEVICE void copy_filters(unsigned to, const void *map, unsigned barrier, int c, int tap, int k) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
-                 "[%2];" ::"r"(to),
-                 "l"(map), "r"(barrier), "r"(c), "r"(tap), "r"(k)
-                 : "memory");
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+        "[%2];" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(c), "r"(tap), "r"(k)
+        : "memory");
 }
 
 // A box from shared memory to global memory; what leaves the tensor is not written. Stores of a thread go in groups.
 DEVICE void store_box(const void *map, unsigned from, int filter, int group, int pixel) {
-    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map), "r"(from),
-                 "r"(filter), "r"(group), "r"(pixel)
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+                 "r"(from), "r"(filter), "r"(group), "r"(pixel)
                  : "memory");
 }
 DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
@@ -139,8 +147,8 @@ DEVICE unsigned address_of_rank(unsigned address, int rank) {
 }
 // Two floats to shared memory of the cluster, whose barrier there counts their bytes.
 DEVICE void send_two(unsigned to, unsigned barrier, float a, float b) {
-    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];" ::"r"(to), "r"(barrier),
-                 "f"(a), "f"(b)
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];" ::"r"(to),
+                 "r"(barrier), "f"(a), "f"(b)
                  : "memory");
 }
 
@@ -150,7 +158,8 @@ DEVICE void send_two(unsigned to, unsigned barrier, float a, float b) {
 template <int SPAN>
 DEVICE unsigned long long descriptor(unsigned address) {
     constexpr unsigned long long MODE = SPAN == 128 ? 1 : SPAN == 64 ? 2 : 3;
-    return (unsigned long long)((address & 0x3FFFF) >> 4) | 1ull << 16 | (unsigned long long)(SPAN / 2) << 32 | MODE << 62;
+    return (unsigned long long)((address & 0x3FFFF) >> 4) | 1ull << 16 | (unsigned long long)(SPAN / 2) << 32 |
+           MODE << 62;
 }
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -182,8 +191,8 @@ DEVICE void wgmma(float (&d)[WGMMA_N / 2], unsigned long long a, unsigned long l
 template <bool TRANSPOSED>
 DEVICE void store_matrices(unsigned to, const unsigned (&v)[4]) {
     if constexpr (TRANSPOSED)
-        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]), "r"(v[1]),
-                     "r"(v[2]), "r"(v[3])
+        asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]),
+                     "r"(v[1]), "r"(v[2]), "r"(v[3])
                      : "memory");
     else
         asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]), "r"(v[1]),
@@ -191,7 +200,7 @@ DEVICE void store_matrices(unsigned to, const unsigned (&v)[4]) {
                      : "memory");
 }
 template <bool TRANSPOSED>
-DEVICE void load_matrices(unsigned (&v)[4], unsigned from) {
+DEVICE void ldmatrix(unsigned (&v)[4], unsigned from) {
     if constexpr (TRANSPOSED)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])

@@ -1,16 +1,17 @@
 // Warp-level tensor core instructions and what feeds them from shared memory (compute capability 8.0 and newer).
 #pragma once
 
-#include "async.cuh"
-#include "narrow.cuh"
-#include "pieces.cuh"
+#include "cp_async.cuh"
+#include "float16.cuh"
+#include "shared_memory.cuh"
 
 DEVICE unsigned bits(float v) { return __float_as_uint(v); }
 DEVICE unsigned bits(f16 v) { return v.bits; }
 DEVICE unsigned bits(bf16 v) { return v.bits; }
 
 DEVICE void store_words(unsigned to, const unsigned (&v)[4]) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3]) : "memory");
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+                 : "memory");
 }
 DEVICE void load_words(unsigned (&v)[4], unsigned from) {
     asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -27,9 +28,9 @@ DEVICE float load_float(unsigned from) {
     return v;
 }
 
-// COUNT matrices of 8 lines of 16 bytes; each lane gives one line's address.
+// COUNT matrices of 8 rows of 16 bytes; each lane gives one row's address.
 template <int COUNT>
-DEVICE void load_matrices(unsigned (&v)[COUNT], unsigned from) {
+DEVICE void ldmatrix(unsigned (&v)[COUNT], unsigned from) {
     if constexpr (COUNT == 4)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
@@ -44,22 +45,22 @@ DEVICE void load_matrices(unsigned (&v)[COUNT], unsigned from) {
 
 // d += a * b of 16 rows, 8 columns and 32 bytes of gemm_k.
 template <typename T>
-DEVICE void multiply_add(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]);
-#define MULTIPLY_ADD(TYPE, SHAPE)                                                                                              \
-    template <>                                                                                                                \
-    DEVICE void multiply_add<TYPE>(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {                            \
-        asm volatile("mma.sync.aligned." SHAPE " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"              \
-                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                          \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                                      \
+DEVICE void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]);
+#define MMA(TYPE, SHAPE)                                                                                          \
+    template <>                                                                                                   \
+    DEVICE void mma<TYPE>(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {                        \
+        asm volatile("mma.sync.aligned." SHAPE " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                             \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                         \
     }
-MULTIPLY_ADD(f16, "m16n8k16.row.col.f32.f16.f16.f32")
-MULTIPLY_ADD(bf16, "m16n8k16.row.col.f32.bf16.bf16.f32")
-MULTIPLY_ADD(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
-#undef MULTIPLY_ADD
+MMA(f16, "m16n8k16.row.col.f32.f16.f16.f32")
+MMA(bf16, "m16n8k16.row.col.f32.bf16.bf16.f32")
+MMA(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
+#undef MMA
 
 // fp32 numbers as a tf32 number and another one for what it leaves.
 template <int COUNT>
-DEVICE void take_apart(unsigned (&v)[COUNT], unsigned (&rest)[COUNT]) {
+DEVICE void split_tf32(unsigned (&v)[COUNT], unsigned (&rest)[COUNT]) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
         const float whole = __uint_as_float(v[i]), large = to_tf32(whole);

@@ -1,7 +1,7 @@
 // Element types and the types that are computed in.
 #pragma once
 
-#include "narrow.cuh"
+#include "float16.cuh"
 
 template <typename T>
 struct Arithmetic {
@@ -20,12 +20,18 @@ __device__ __forceinline__ float widen(__half value) { return __half2float(value
 template <typename T>
 __device__ __forceinline__ T narrow(float value);
 template <>
-__device__ __forceinline__ __half narrow<__half>(float value) { return __float2half_rn(value); }
+__device__ __forceinline__ __half narrow<__half>(float value) {
+    return __float2half_rn(value);
+}
 template <>
-__device__ __forceinline__ float narrow<float>(float value) { return value; }
+__device__ __forceinline__ float narrow<float>(float value) {
+    return value;
+}
 #else
 template <typename T>
-__device__ __forceinline__ T narrow(T value) { return value; }
+__device__ __forceinline__ T narrow(T value) {
+    return value;
+}
 #endif
 
 __device__ __forceinline__ float widen(float value) { return value; }

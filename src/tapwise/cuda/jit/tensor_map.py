@@ -1,4 +1,4 @@
-"""Tensor maps: what Hopper's copy engine has to know of an array in global memory.
+"""Tensor maps: what TMA has to know of an array in global memory.
 
 A map is 16 words, made by the driver, and holds the array's address. It is made once when a launch is loaded; a call
 puts its own address into the word where the driver keeps it, which is found by making the map twice.
@@ -39,7 +39,7 @@ class TensorMap:
 
 
 def legal(corners: tuple[tuple[int, ...], tuple[int, ...]], reach: tuple[int, ...], steps: tuple[int, ...]) -> bool:
-    """Whether the copy engine can express windows of 2 (a map of 4 axes) or 3 spatial axes (5 axes)."""
+    """Whether TMA can express windows of 2 (a map of 4 axes) or 3 spatial axes (5 axes)."""
     bits = 8 if len(reach) == 2 else 5
     low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
     return (

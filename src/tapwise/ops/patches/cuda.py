@@ -94,8 +94,8 @@ class Im2colGridStride(CudaAlgorithm[Config]):
         taps = prod(problem.kernel) if config.spread else 1
         windows = prod(problem.output) // config.vector
         if config.across:
-            down, lines = config.threads // config.across, prod(problem.output[:-1])
-            windows = ceil_div(problem.output[-1], config.across) * ceil_div(lines, down) * config.threads
+            down, rows = config.threads // config.across, prod(problem.output[:-1])
+            windows = ceil_div(problem.output[-1], config.across) * ceil_div(rows, down) * config.threads
         return problem.n * problem.c * taps * windows
 
     def sources(self, problem: PatchProblem, config: Config) -> list[Source]:

@@ -26,15 +26,15 @@ __device__ __forceinline__ void im2col(const Patches &a) {
     const int kernel0 = K0 ? K0 : a.kernel[0], kernel1 = K1 ? K1 : a.kernel[1], kernel2 = K2 ? K2 : a.kernel[2];
     const int size1 = a.size[1], size2 = a.size[2], out1 = a.out[1], out2 = a.out[2];
     const long long windows = a.out[0] * out1 * out2, taps = (long long)kernel0 * kernel1 * kernel2;
-    const int lines = a.out[0] * out1;
-    const I packs = ACROSS ? tiles_of<THREADS, ACROSS>(lines, out2) * THREADS : windows / VECTOR;
+    const int window_rows = a.out[0] * out1;
+    const I packs = ACROSS ? tiles_of<THREADS, ACROSS>(window_rows, out2) * THREADS : windows / VECTOR;
     const I rows = SPREAD ? a.planes * taps : a.planes;
     const I total = rows * packs, step = gridDim.x * blockDim.x;
     for (I i = blockIdx.x * (I)blockDim.x + threadIdx.x; i < total; i += step) {
         const long long row = i / packs, plane = SPREAD ? row / taps : row;
         long long first = i % packs * VECTOR;
         if constexpr (ACROSS > 0) {
-            first = window_of<THREADS, ACROSS>(first / THREADS, first % THREADS, lines, out2);
+            first = window_of<THREADS, ACROSS>(first / THREADS, first % THREADS, window_rows, out2);
             if (first >= windows) continue;
         }
         const int tap = SPREAD ? row % taps : 0;
@@ -43,9 +43,9 @@ __device__ __forceinline__ void im2col(const Patches &a) {
         int at0[VECTOR], at1[VECTOR], at2[VECTOR];
 #pragma unroll
         for (int v = 0; v < VECTOR; ++v) {
-            const unsigned window = first + v, line = window / out2;
-            at0[v] = (int)(line / out1) * (int)a.stride[0] - (int)a.pad[0];
-            at1[v] = (int)(line % out1) * (int)a.stride[1] - (int)a.pad[1];
+            const unsigned window = first + v, window_row = window / out2;
+            at0[v] = (int)(window_row / out1) * (int)a.stride[0] - (int)a.pad[0];
+            at1[v] = (int)(window_row % out1) * (int)a.stride[1] - (int)a.pad[1];
             at2[v] = (int)(window % out2) * (int)a.stride[2] - (int)a.pad[2];
         }
         auto write = [&](int k0, int k1, int k2) {
@@ -110,12 +110,12 @@ __device__ __forceinline__ void col2im(const Patches &a) {
                 const int w1 = window_at<STRIDE>(at1 - k1 * (int)a.dilation[1], a.stride[1], out1);
                 const bool real = w0 >= 0 && w1 >= 0;
                 const long long tap = ((long long)k0 * kernel1 + k1) * kernel2 + k2;
-                const T *line = columns + tap * windows + (real ? ((long long)w0 * out1 + w1) * out2 : 0);
+                const T *window_row = columns + tap * windows + (real ? ((long long)w0 * out1 + w1) * out2 : 0);
                 const int distance = at2 - k2 * (int)a.dilation[2];
 #pragma unroll
                 for (int v = 0; v < VECTOR; ++v) {
                     const int w2 = window_at<STRIDE>(distance + v, a.stride[2], out2);
-                    const A value = widen(line[max(w2, 0)]);
+                    const A value = widen(window_row[max(w2, 0)]);
                     sum[v] += real && w2 >= 0 ? value : A(0);
                 }
             };

@@ -9,8 +9,8 @@
 // LOAD says how the tile is fetched: HALO, each thread its own place and those at the edge the halo besides; EVEN, the
 // tile's elements dealt out evenly; WIDE, evenly in copies of 16 bytes that bypass registers (COPY: of fewer bytes,
 // where rows are not aligned to 16). SHIFT elements before the tile make its rows begin on such a multiple.
-#include "async.cuh"
 #include "activation.cuh"
+#include "cp_async.cuh"
 #include "window.cuh"
 
 enum Load { HALO, EVEN, COPY };
@@ -113,7 +113,7 @@ __device__ __forceinline__ void direct(const Window &a) {
             for (int i = 0; i < COPIES; ++i) {
                 const int number = tid + i * THREADS;
                 if (i < COPIES - 1 || number < ROWS * PIECES)
-                    copy_async<COPY_BYTES>(&tile[number * PIECE], image + max(from[i], 0), from[i] >= 0);
+                    cp_async<COPY_BYTES>(&tile[number * PIECE], image + max(from[i], 0), from[i] >= 0);
             }
         }
 #pragma unroll 1
@@ -121,7 +121,7 @@ __device__ __forceinline__ void direct(const Window &a) {
             const int k = i / (R * S), tap = i % (R * S);
             const T *filter = w + ((long long)k * group_c + c) * (R * S) + tap;
             if constexpr (LOAD == COPY && sizeof(T) >= 4)
-                copy_async<sizeof(T) >= 4 ? sizeof(T) : 4>(&filters[tap * KP + k], k < live ? filter : w, k < live);
+                cp_async<sizeof(T) >= 4 ? sizeof(T) : 4>(&filters[tap * KP + k], k < live ? filter : w, k < live);
             else
                 filters[tap * KP + k] = k < live ? *filter : T(0.f);
         }
@@ -239,7 +239,7 @@ __device__ __forceinline__ void direct(const Window &a) {
     for (int i = 0; i < AHEAD; ++i) {
         if (waiting > 0) load();
         --waiting;
-        commit_copies();
+        cp_async_commit();
     }
     for (int tile = 0; tile < tiles; ++tile) {
 #pragma unroll
@@ -249,14 +249,14 @@ __device__ __forceinline__ void direct(const Window &a) {
 #pragma unroll
                 for (int j = 0; j < PX; ++j) sum[t][k][j] = A(0);
         for (int c = 0; c < group_c; ++c) {
-            if constexpr (STAGES > 1) wait_copies<AHEAD - 1>();
+            if constexpr (STAGES > 1) cp_async_wait<AHEAD - 1>();
             // Everybody is done with the stage that is filled next, and sees the one that has come in.
             __syncthreads();
             if (waiting > 0) load();
             --waiting;
-            commit_copies();
+            cp_async_commit();
             if constexpr (STAGES == 1) {
-                wait_copies<0>();
+                cp_async_wait<0>();
                 __syncthreads();
             }
             compute(stage);

@@ -8,7 +8,7 @@
 // its last piece, is masked: an infinity there is not the window's.
 #pragma once
 
-#include "lines.cuh"
+#include "row_loads.cuh"
 
 struct ImageRows {
     const void *x, *w;
@@ -56,14 +56,14 @@ DEVICE void load_rows(const ImageRows &p, unsigned to, int n, int h0, int begin)
     const T *const image = static_cast<const T *>(p.x) + (long long)n * height * width;
 #pragma unroll 4
     for (int i = threadIdx.x; i < count; i += O::THREADS) {
-        const int image_row = divided(i, p.per_piece), piece = i - image_row * pieces, h = h0 + image_row;
+        const int image_row = divide(i, p.per_piece), piece = i - image_row * pieces, h = h0 + image_row;
         const int at = begin + piece * O::GRAIN;
         const bool inside = (unsigned)h < (unsigned)height;
         const T *const from = image + ((long long)h * width + at);
         const unsigned place = to + image_row * (unsigned)p.pitch + piece * (O::GRAIN * O::SIZE);
         if constexpr (O::COPY > 0) {
             const bool there = inside && (unsigned)at < (unsigned)width;
-            copy_piece<O::COPY>(place, there ? from : image, there);
+            cp_async<O::COPY>(place, there ? from : image, there);
         } else {
             unsigned v = 0;
 #pragma unroll
@@ -72,7 +72,7 @@ DEVICE void load_rows(const ImageRows &p, unsigned to, int n, int h0, int begin)
             store_word(place, v);
         }
     }
-    commit_copies();
+    cp_async_commit();
 }
 
 // All windows so many bytes further. The compiler would else work out the places of all rows before, and spill them.
@@ -131,12 +131,12 @@ DEVICE void few_channels(const ImageRows &p) {
     const unsigned images = filters + filter_bytes, pitch = p.pitch, stage = (unsigned)p.image_rows * pitch;
     begin_dependent();
     for (unsigned at = thread * 16; at < filter_bytes; at += O::THREADS * 16)
-        copy_piece<16>(filters + at, static_cast<const unsigned char *>(p.w) + at, true);
+        cp_async<16>(filters + at, static_cast<const unsigned char *>(p.w) + at, true);
     const int across = p.across, down = p.down, tiles = p.tiles;
     const int columns = p.columns, outputs = columns * down, next_row = (int)p.dilation_h * (int)pitch;
     const int warp_tiles = (outputs + 16 * O::ROWS - 1) / (16 * O::ROWS);
     const auto begin_tile = [&](int tile, unsigned to) {
-        const Outputs at(tile, p.tiles_h, p.tiles_w, down, across);
+        const TileOrigin at(tile, p.tiles_h, p.tiles_w, down, across);
         const int begin = (at.w * (int)p.stride_w - (int)p.pad_w) * O::C;
         load_rows<O>(p, to, at.n, at.h * (int)p.stride_h - (int)p.pad_h, begin - (begin & O::GRAIN - 1));
     };
@@ -148,10 +148,10 @@ DEVICE void few_channels(const ImageRows &p) {
         if (tile + (int)gridDim.x < tiles)
             begin_tile(tile + gridDim.x, other);
         else
-            commit_copies();
-        wait_copies<1>();
+            cp_async_commit();
+        cp_async_wait<1>();
         __syncthreads();
-        const Outputs at(tile, p.tiles_h, p.tiles_w, down, across);
+        const TileOrigin at(tile, p.tiles_h, p.tiles_w, down, across);
         const int lead = (at.w * (int)p.stride_w - (int)p.pad_w) * O::C & O::GRAIN - 1;
         for (int warp_tile = warp; warp_tile < O::KINDS * warp_tiles; warp_tile += O::WARPS) {
             // Runs that begin at an even element, then those at an odd one.
@@ -167,7 +167,7 @@ DEVICE void few_channels(const ImageRows &p) {
             for (int m = 0; m < O::ROWS; ++m)
 #pragma unroll
                 for (int high = 0; high < 2; ++high) {
-                    const int pixel = first + m * 16 + high * 8 + lane / 4, row = divided(pixel, p.per_column);
+                    const int pixel = first + m * 16 + high * 8 + lane / 4, row = divide(pixel, p.per_column);
                     int column = pixel - row * columns;
                     // lead has the parity of the tile's first run.
                     if (O::PARITY == BOTH) column = 2 * column + (odd ^ lead & 1);
@@ -204,8 +204,7 @@ DEVICE void few_channels(const ImageRows &p) {
 #pragma unroll
                     for (int m = 0; m < O::ROWS; ++m)
 #pragma unroll
-                        for (int block = 0; block < O::BLOCKS; ++block)
-                            multiply_add<T>(d[m][block], left[m], right[block]);
+                        for (int block = 0; block < O::BLOCKS; ++block) mma<T>(d[m][block], left[m], right[block]);
                 }
                 // Back to the first row; one that only the last half would have begun is counted too.
                 move(window, (2 * O::STEPS - 1) / O::PIECES * -next_row);
@@ -216,7 +215,7 @@ DEVICE void few_channels(const ImageRows &p) {
         __syncthreads();
         image = other;
     }
-    wait_copies<0>();
+    cp_async_wait<0>();
 }
 
 struct Fragments {

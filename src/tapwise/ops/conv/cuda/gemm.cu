@@ -5,7 +5,7 @@
 // DEPTH x N of the columns at a time lie in shared memory, and a thread has TM x TN sums in registers: neighbours in m,
 // and N / TN apart along the windows, so that a warp reads neighbours. Else a thread has one output and reads both
 // operands from global memory. WIDE: which windows make up a block's N, as ACROSS in partition.cuh, in an image of
-// lines x width windows.
+// rows x width windows.
 #include "activation.cuh"
 #include "partition.cuh"
 
@@ -13,7 +13,7 @@ struct Gemm {
     const void *x, *w;
     void *y;
     const void *bias, *residual;
-    long long batch, groups, m, windows, depth, tiles_m, tiles_n, lines, width;
+    long long batch, groups, m, windows, depth, tiles_m, tiles_n, rows, width;
 };
 
 template <typename T, bool SHARED, int M, int N, int DEPTH, int TM, int TN, int WIDE, int ACTIVATION>
@@ -25,7 +25,7 @@ __device__ __forceinline__ void gemm(const Gemm &a) {
     const int m0 = blockIdx.x % (unsigned)a.tiles_m * M, m_end = a.m;
     const unsigned tile = blockIdx.x / (unsigned)a.tiles_m;
     const long long n0 = (long long)tile * N;
-    auto window = [&](int i) { return WIDE ? window_of<N, WIDE>(tile, i, a.lines, a.width) : n0 + i; };
+    auto window = [&](int i) { return WIDE ? window_of<N, WIDE>(tile, i, a.rows, a.width) : n0 + i; };
 #pragma unroll 1
     for (long long image = blockIdx.z; image < a.batch * a.groups; image += gridDim.z) {
         const long long group = image % a.groups;

@@ -35,7 +35,7 @@ from tapwise.ops.patches.problem import Im2colProblem
 
 WORDS: Final = (
     "x", "w", "y", "bias", "residual", "batch", "groups", "m", "windows", "depth", "tiles_m", "tiles_n",
-    "lines", "width",
+    "rows", "width",
 )  # fmt: skip
 # Columns of all images that go through at once, and of one image at most.
 WORKSPACE_BYTES: Final = 4 << 30
@@ -63,7 +63,7 @@ class Config(BaseConfig):
 
     @property
     def across(self) -> int:
-        """Windows of a block in a line of the image, 0 as they come: ACROSS in include/partition.cuh."""
+        """Windows of a block in a row of the image, 0 as they come: ACROSS in include/partition.cuh."""
         return 0 if self.partition == "run" else tile_shape(self.partition, self.threads)[0]
 
     @property
@@ -235,13 +235,13 @@ class Im2colGemm(CudaAlgorithm[Config]):
             return first, None
         m, windows = problem.k // problem.groups, prod(problem.output)
         tile_m, tile_n, size_m, size_n = self._tile(problem, config)
-        lines, width = problem.output
+        rows, width = problem.output
         tiles_m, tiles_n = ceil_div(m, tile_m), ceil_div(windows, tile_n)
         if config.across:
-            tiles_n = ceil_div(width, config.across) * ceil_div(lines, tile_n // config.across)
+            tiles_n = ceil_div(width, config.across) * ceil_div(rows, tile_n // config.across)
         fields = {
             "batch": images, "groups": problem.groups, "m": m, "windows": windows, "depth": prod(problem.w_shape[1:]),
-            "tiles_m": tiles_m, "tiles_n": tiles_n, "lines": lines, "width": width,
+            "tiles_m": tiles_m, "tiles_n": tiles_n, "rows": rows, "width": width,
         }  # fmt: skip
         grid = (tiles_m * tiles_n, 1, min(images * problem.groups, MOST_IMAGES))
         threads = tile_m // size_m * (tile_n // size_n)

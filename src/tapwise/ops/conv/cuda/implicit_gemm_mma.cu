@@ -4,8 +4,8 @@
 #pragma once
 
 #include "activation.cuh"
+#include "float16.cuh"
 #include "matrix.cuh"
-#include "narrow.cuh"
 
 struct Gather {
     const void *x, *w;
@@ -106,7 +106,7 @@ struct Loader {
             const Begin b = begin(tile_pixel);
             const bool inside =
                 real && (unsigned)(b.h + h) < (unsigned)p.height && (unsigned)(b.w + w) < (unsigned)p.width;
-            copy_piece<EACH>(place(stage, tile_pixel), inside ? x + b.at + shift : static_cast<const T *>(p.x), inside);
+            cp_async<EACH>(place(stage, tile_pixel), inside ? x + b.at + shift : static_cast<const T *>(p.x), inside);
         }
         next();
     }
@@ -186,9 +186,9 @@ DEVICE void implicit_gemm_mma(const Gather &p) {
                       k = step * O::ELEMENTS + piece / (int)sizeof(T);
             const bool real = group < groups && filter < (int)p.group_k && k < (int)p.pitch;
             const T *w = static_cast<const T *>(p.w) + (real ? (group * p.group_k + filter) * p.pitch + k : 0);
-            copy_piece<16>(stage + O::A_BYTES + tile_filter / O::BN * O::BN * O::SPAN +
-                               swizzled<O::SPAN>(tile_filter % O::BN, piece),
-                           w, real);
+            cp_async<16>(stage + O::A_BYTES + tile_filter / O::BN * O::BN * O::SPAN +
+                             swizzled<O::SPAN>(tile_filter % O::BN, piece),
+                         w, real);
         }
     };
     const auto begin_step = [&](int step) {
@@ -206,21 +206,21 @@ DEVICE void implicit_gemm_mma(const Gather &p) {
             }
             begin_step(from + ahead);
         }
-        commit_copies();
+        cp_async_commit();
     }
     const int warp = thread / 32, lane = thread % 32;
     const int tile_group = warp / (O::WM * O::WN), m0 = warp / O::WN % O::WM * (O::BM / O::WM),
               n0 = warp % O::WN * (O::BN / O::WN);
     float d[O::MT][O::NT][4] = {};
     for (int step = from; step < to; ++step) {
-        wait_copies<O::STAGES - 2>();
+        cp_async_wait<O::STAGES - 2>();
         __syncthreads();
         const int next = step + O::STAGES - 1;
         if (next < to) {
             if constexpr (O::PIECE == 0) loader.fetch();
             begin_step(next);
         }
-        commit_copies();
+        cp_async_commit();
         const unsigned stage = ring + (step - from) % O::STAGES * O::STAGE;
         const unsigned a = stage + tile_group * O::BM * O::SPAN, b = stage + O::A_BYTES + tile_group * O::BN * O::SPAN;
 #pragma unroll
@@ -228,33 +228,33 @@ DEVICE void implicit_gemm_mma(const Gather &p) {
             unsigned left[O::MT][4], right[O::NT][2];
 #pragma unroll
             for (int m = 0; m < O::MT; ++m)
-                load_matrices<4>(left[m], a + swizzled<O::SPAN>(m0 + m * 16 + lane % 16, k * 32 + lane / 16 * 16));
+                ldmatrix<4>(left[m], a + swizzled<O::SPAN>(m0 + m * 16 + lane % 16, k * 32 + lane / 16 * 16));
 #pragma unroll
             for (int n = 0; n < O::NT; ++n)
-                load_matrices<2>(right[n], b + swizzled<O::SPAN>(n0 + n * 8 + lane % 8, k * 32 + lane / 8 % 2 * 16));
+                ldmatrix<2>(right[n], b + swizzled<O::SPAN>(n0 + n * 8 + lane % 8, k * 32 + lane / 8 % 2 * 16));
             if constexpr (O::THREE) {
                 unsigned left_rest[O::MT][4], right_rest[O::NT][2];
 #pragma unroll
-                for (int m = 0; m < O::MT; ++m) take_apart(left[m], left_rest[m]);
+                for (int m = 0; m < O::MT; ++m) split_tf32(left[m], left_rest[m]);
 #pragma unroll
-                for (int n = 0; n < O::NT; ++n) take_apart(right[n], right_rest[n]);
+                for (int n = 0; n < O::NT; ++n) split_tf32(right[n], right_rest[n]);
 #pragma unroll
                 for (int m = 0; m < O::MT; ++m)
 #pragma unroll
                     for (int n = 0; n < O::NT; ++n) {
-                        multiply_add<T>(d[m][n], left_rest[m], right[n]);
-                        multiply_add<T>(d[m][n], left[m], right_rest[n]);
+                        mma<T>(d[m][n], left_rest[m], right[n]);
+                        mma<T>(d[m][n], left[m], right_rest[n]);
                     }
             }
 #pragma unroll
             for (int m = 0; m < O::MT; ++m)
 #pragma unroll
-                for (int n = 0; n < O::NT; ++n) multiply_add<T>(d[m][n], left[m], right[n]);
+                for (int n = 0; n < O::NT; ++n) mma<T>(d[m][n], left[m], right[n]);
         }
         if constexpr (O::PIECE == 0)
             if (next < to) loader.store(ring + (next - from) % O::STAGES * O::STAGE);
     }
-    wait_copies<0>();
+    cp_async_wait<0>();
     __syncthreads();
     // The sums, a row a pixel, in the ring's memory.
 #pragma unroll

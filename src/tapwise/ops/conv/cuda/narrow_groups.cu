@@ -4,7 +4,7 @@
 // its own instructions: none multiplies another group's channels by zeros, so an infinity stays in its group.
 #pragma once
 
-#include "lines.cuh"
+#include "row_loads.cuh"
 
 struct Groups {
     const void *x, *w;
@@ -54,16 +54,16 @@ DEVICE void load_pixels(const Groups &p, unsigned to, int n, int h0, int w0, int
     const T *const image = static_cast<const T *>(p.x) + (long long)n * height * width * p.c + channel0;
 #pragma unroll 4
     for (int i = threadIdx.x; i < count; i += O::THREADS) {
-        const int image_row = divided(i, p.per_piece), rest = i - image_row * pieces;
+        const int image_row = divide(i, p.per_piece), rest = i - image_row * pieces;
         const int column = rest / EACH, piece = rest % EACH;
         const int h = h0 + image_row, w = w0 + column;
         // A last tile may have more groups than are left.
         const bool there =
             (unsigned)h < (unsigned)height && (unsigned)w < (unsigned)width && channel0 + piece * 8 < (int)p.c;
         const T *const from = there ? image + ((long long)h * width + w) * p.c + piece * 8 : image;
-        copy_piece<16>(to + (image_row * columns + column) * O::PIXEL + piece * 16, from, there);
+        cp_async<16>(to + (image_row * columns + column) * O::PIXEL + piece * 16, from, there);
     }
-    commit_copies();
+    cp_async_commit();
 }
 
 // Sums of 16 pixels and 32 filters, 8 x 8 blocks of a group beside those of the next, through a warp's part of shared
@@ -136,10 +136,10 @@ DEVICE void narrow_groups(const Groups &p) {
     begin_dependent();
     if (thread == 0) store_words(zeros, {0, 0, 0, 0});
     for (unsigned at = thread * 16; at < O::FILTERS; at += O::THREADS * 16)
-        copy_piece<16>(filters + at, static_cast<const unsigned char *>(p.w) + (long long)group_tile * O::FILTERS + at,
-                       true);
+        cp_async<16>(filters + at, static_cast<const unsigned char *>(p.w) + (long long)group_tile * O::FILTERS + at,
+                     true);
     const auto begin_tile = [&](int tile, unsigned to) {
-        const Outputs at(tile, p.tiles_h, p.tiles_w, down, across);
+        const TileOrigin at(tile, p.tiles_h, p.tiles_w, down, across);
         load_pixels<O>(p, to, at.n, at.h * (int)p.stride_h - (int)p.pad_h, at.w * (int)p.stride_w - (int)p.pad_w,
                        group_tile * O::GROUPS_PER_TILE * O::GC);
     };
@@ -154,10 +154,10 @@ DEVICE void narrow_groups(const Groups &p) {
         if (tile + step_tiles < tiles)
             begin_tile(tile + step_tiles, other);
         else
-            commit_copies();
-        wait_copies<1>();
+            cp_async_commit();
+        cp_async_wait<1>();
         __syncthreads();
-        const Outputs at(tile, p.tiles_h, p.tiles_w, down, across);
+        const TileOrigin at(tile, p.tiles_h, p.tiles_w, down, across);
         for (int warp_tile = warp; warp_tile < warp_tiles * PARTS; warp_tile += O::WARPS) {
             const int part = warp_tile % PARTS, first = warp_tile / PARTS * 16 * O::ROWS, group0 = part * O::SUB;
             const int filter0 = (group_tile * O::GROUPS_PER_TILE + group0) * O::GK;
@@ -169,7 +169,7 @@ DEVICE void narrow_groups(const Groups &p) {
 #pragma unroll
             for (int m = 0; m < O::ROWS; ++m) {
                 const auto find = [&](int row16, int &place) {
-                    const int pixel = first + m * 16 + row16, row = divided(pixel, p.per_across),
+                    const int pixel = first + m * 16 + row16, row = divide(pixel, p.per_across),
                               column = pixel - row * across;
                     const bool real = row < down && at.h + row < (int)p.p && at.w + column < (int)p.q;
                     place = real ? ((at.n * (int)p.p + at.h + row) * (int)p.q + at.w + column) * (int)p.k : -1;
@@ -224,12 +224,10 @@ DEVICE void narrow_groups(const Groups &p) {
                                 left[i] = load_word(there[i / 2] ? window[m][i % 2] + further[i / 2] + group * O::GC * 2
                                                                  : zeros);
                         } else {
-                            load_matrices<4>(left,
-                                             mine_there ? window[m][0] + mine_further + group * O::GC * 2 : zeros);
+                            ldmatrix<4>(left, mine_there ? window[m][0] + mine_further + group * O::GC * 2 : zeros);
                         }
 #pragma unroll
-                        for (int block = 0; block < O::BLOCKS; ++block)
-                            multiply_add<T>(d[m][group][block], left, right[block]);
+                        for (int block = 0; block < O::BLOCKS; ++block) mma<T>(d[m][group][block], left, right[block]);
                     }
                 }
             }
@@ -241,7 +239,7 @@ DEVICE void narrow_groups(const Groups &p) {
         __syncthreads();
         image = other;
     }
-    wait_copies<0>();
+    cp_async_wait<0>();
 }
 
 struct GroupFilters {

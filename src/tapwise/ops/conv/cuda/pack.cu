@@ -4,8 +4,8 @@
 // copied.
 #pragma once
 
-#include "async.cuh"
-#include "narrow.cuh"
+#include "cp_async.cuh"
+#include "float16.cuh"
 
 struct Images {
     const void *x;
@@ -103,11 +103,11 @@ __device__ void pack_channels_first(const Images &p) {
 struct Windows {
     const void *x;
     void *y;
-    // Of x in elements: distances of images, channels, lines and pixels, and its sizes.
+    // Of x in elements: distances of images, channels, rows and pixels, and its sizes.
     long long step_n, step_c, step_h, step_w, channels, height, width;
-    // Of y: images, lines, pixels in a line, and channels: `taps` of a window and zeros.
-    long long n, lines, across, wide, taps, taps_w;
-    // From a line and a pixel of y to the first tap in x, and from tap to tap.
+    // Of y: images, rows, pixels in a row, and channels: `taps` of a window and zeros.
+    long long n, rows, across, wide, taps, taps_w;
+    // From a row and a pixel of y to the first tap in x, and from tap to tap.
     long long up_h, up_w, pad_h, pad_w, dilation_h, dilation_w;
 };
 
@@ -133,8 +133,8 @@ __device__ __forceinline__ void load_unaligned(T (&v)[16 / sizeof(T)], const T *
     }
 }
 
-// y[part][n][line][pixel][tap][channel]: a few channels of taps side by side, zeros outside x. A thread takes 16 bytes
-// of y in every so many lines.
+// y[part][n][row][pixel][tap][channel]: a few channels of taps side by side, zeros outside x. A thread takes 16 bytes
+// of y in every so many rows.
 template <typename T, int PARTS>
 __device__ void pack_windows(const Windows &p) {
     constexpr int V = 16 / sizeof(T);
@@ -142,21 +142,21 @@ __device__ void pack_windows(const Windows &p) {
     const int pieces = p.wide / V, at = blockIdx.x * 256 + threadIdx.x, pixel = at / pieces,
               first = (at - pixel * pieces) * V;
     if (pixel >= p.across) return;
-    const int channels = p.channels, taps_w = p.taps_w, width = p.width, height = p.height, lines = p.lines;
+    const int channels = p.channels, taps_w = p.taps_w, width = p.width, height = p.height, rows = p.rows;
     const int step_c = p.step_c, step_w = p.step_w, step_h = p.step_h, up_h = p.up_h, pad_h = p.pad_h;
     const int next_w = p.dilation_w, next_h = p.dilation_h, row = taps_w * channels,
               count = min(V, (int)p.taps * channels - first);
     const int r0 = first / row, within = first - r0 * row, s0 = within / channels, channel0 = within - s0 * channels;
     const int corner = pixel * (int)p.up_w - (int)p.pad_w, w0 = corner + s0 * next_w;
-    // Of a line of x, elements side by side; one before and one behind are there.
+    // Of a row of x, elements side by side; one before and one behind are there.
     const int begin = corner * channels + within;
     const bool beside =
         step_c == 1 && next_w == 1 && within + count <= row && begin > 0 && begin + V + 2 <= width * channels;
-    const unsigned all = (unsigned)p.n * lines;
+    const unsigned all = (unsigned)p.n * rows;
     const long long parts_apart = (long long)all * p.across * p.wide;
 #pragma unroll 2
     for (unsigned above = blockIdx.y; above < all; above += gridDim.y) {
-        const int n = above / (unsigned)lines, h0 = ((int)above - n * lines) * up_h - pad_h + r0 * next_h;
+        const int n = above / (unsigned)rows, h0 = ((int)above - n * rows) * up_h - pad_h + r0 * next_h;
         const T *image = static_cast<const T *>(p.x) + n * p.step_n;
         alignas(16) T v[V] = {};
         if (beside) {
@@ -197,11 +197,11 @@ struct Filters {
 // PARTS 0: as they are.
 template <typename T, int PARTS>
 __device__ void pack_filters(const Filters &p) {
-    const long long line = PARTS == 2 ? 3 * p.wide : p.wide, count = p.k * p.pitch;
+    const long long row = PARTS == 2 ? 3 * p.wide : p.wide, count = p.k * p.pitch;
     const T *w = static_cast<const T *>(p.w);
     T *y = static_cast<T *>(p.y);
     for (long long i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll) {
-        const long long k = i / p.pitch, rest = i - k * p.pitch, tap = rest / line, at = rest - tap * line;
+        const long long k = i / p.pitch, rest = i - k * p.pitch, tap = rest / row, at = rest - tap * row;
         const long long part = at / p.wide, within = (at - part * p.wide) / p.channels,
                         real_tap = tap * p.inner + within;
         const long long channel = at - part * p.wide - within * p.channels;

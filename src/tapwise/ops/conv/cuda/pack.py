@@ -23,7 +23,7 @@ FILTER_WORDS: Final = (
     "order", "real",
 )  # fmt: skip
 WINDOW_WORDS: Final = (
-    "x", "y", "step_n", "step_c", "step_h", "step_w", "channels", "height", "width", "n", "lines", "across", "wide",
+    "x", "y", "step_n", "step_c", "step_h", "step_w", "channels", "height", "width", "n", "rows", "across", "wide",
     "taps", "taps_w", "up_h", "up_w", "pad_h", "pad_w", "dilation_h", "dilation_w",
 )  # fmt: skip
 THREADS: Final = 256
@@ -96,11 +96,11 @@ def windows(problem: ConvProblem, view: ConvProblem, device: Device) -> Launch:
     Along an axis whose taps the view has no more, pixels lie as those of the output.
     """
     h, w = problem.spatial
-    lines, across = view.spatial
+    rows, across = view.spatial
     step_c, step_w = (1, problem.c) if problem.layout == "nhwc" else (h * w, 1)
     fields = {
         "step_n": problem.c * h * w, "step_c": step_c, "step_h": w * step_w, "step_w": step_w, "channels": problem.c,
-        "height": h, "width": w, "n": problem.n, "lines": lines, "across": across, "wide": wide(view),
+        "height": h, "width": w, "n": problem.n, "rows": rows, "across": across, "wide": wide(view),
         "taps": prod(problem.kernel) // prod(view.kernel), "taps_w": problem.kernel[1],
     }  # fmt: skip
     for axis, name in enumerate("hw"):
@@ -110,7 +110,7 @@ def windows(problem: ConvProblem, view: ConvProblem, device: Device) -> Launch:
             f"dilation_{name}": problem.dilation[axis],
         }  # fmt: skip
     blocks = ceil_div(across * wide(view) * problem.itemsize, 16 * THREADS)
-    high = min(problem.n * lines, ceil_div(BLOCKS_EACH * device.multiprocessors, blocks))
+    high = min(problem.n * rows, ceil_div(BLOCKS_EACH * device.multiprocessors, blocks))
     return Launch(windows_source(problem), WINDOW_WORDS, fields, (blocks, high, 1), (THREADS, 1, 1), dependent=True)
 
 
@@ -129,30 +129,30 @@ def filters_source(problem: ConvProblem, apart: bool = True) -> Source:
 def filters(
     problem: ConvProblem,
     w: DeviceArray,
-    line: int,
+    tap_channels: int,
     device: Device,
     pitch: int = 0,
     apart: bool = True,
     order: int = 0,
 ) -> DeviceArray:
-    """w (k, c / groups, r, s) of any strides as [k][tap][channel]; a line of a tap has `line` channels in each part.
+    """w (k, c / groups, r, s) of any strides as [k][tap][channel]; a tap has `tap_channels` in each part.
 
     The problem may be a view of w's with fewer taps, of as many times the channels. `pitch`: elements from one filter
     to the next, at least its own. `apart`: rounded to tf32, and 3xtf32 in parts. `order`: of so many filters
     each, those come together that threads of tensor cores hold (include/direct_store.cuh); 0 leaves them as they are.
     """
     size = w.dtype.itemsize
-    pitch = pitch or prod(problem.kernel) * line * (3 if apart and parts(problem) == 2 else 1)
+    pitch = pitch or prod(problem.kernel) * tap_channels * (3 if apart and parts(problem) == 2 else 1)
     packed = empty((filter_rows(problem, order) * pitch,), w.dtype, w)
     steps = tuple(step // size for step in w.strides)
-    launch = _filters(problem, tuple(w.shape[1:]), steps, line, pitch, apart, order, device)
+    launch = _filters(problem, tuple(w.shape[1:]), steps, tap_channels, pitch, apart, order, device)
     launch({"w": w.ptr, "y": packed.ptr}, w.stream)
     return packed
 
 
 @lru_cache(maxsize=512)
 def _filters(
-    problem: ConvProblem, shape: tuple[int, ...], steps: tuple[int, ...], line: int, pitch: int, apart: bool,
+    problem: ConvProblem, shape: tuple[int, ...], steps: tuple[int, ...], tap_channels: int, pitch: int, apart: bool,
     order: int, device: Device,
 ) -> Launch:  # fmt: skip
     """The loaded launch that packs filters of such a shape (c, r, s) and strides."""
@@ -160,9 +160,9 @@ def _filters(
     rows = filter_rows(problem, order)
     taps = prod(problem.kernel)
     fields = {
-        "k": rows, "taps": taps, "inner": prod(kernel) // taps, "channels": channels, "wide": line, "pitch": pitch,
-        "step_k": steps[0], "step_c": steps[1], "step_r": steps[2], "step_s": steps[3], "taps_w": kernel[1],
-        "order": order or 8, "real": problem.k,
+        "k": rows, "taps": taps, "inner": prod(kernel) // taps, "channels": channels, "wide": tap_channels,
+        "pitch": pitch, "step_k": steps[0], "step_c": steps[1], "step_r": steps[2], "step_s": steps[3],
+        "taps_w": kernel[1], "order": order or 8, "real": problem.k,
     }  # fmt: skip
     blocks = max(1, min(ceil_div(rows * pitch, THREADS), BLOCKS_EACH * device.multiprocessors))
     launch = Launch(filters_source(problem, apart), FILTER_WORDS, fields, (blocks, 1, 1), (THREADS, 1, 1))

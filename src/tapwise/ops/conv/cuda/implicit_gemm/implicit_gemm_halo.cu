@@ -102,7 +102,7 @@ DEVICE void gather(const HaloGemm &p, unsigned to, int pixel, int group, int chu
 #pragma unroll 4
     for (int i = first; i < pixels; i += STRIDE) {
         const bool there = inside && (unsigned)v < (unsigned)width;
-        copy_piece<Tile::GATHER_BYTES>(to + swizzled<Tile::CHUNK_BYTES>(i, at), there ? from : image, there);
+        cp_async<Tile::GATHER_BYTES>(to + swizzled<Tile::CHUNK_BYTES>(i, at), there ? from : image, there);
         v += STRIDE;
         from += step;
         while (v >= end) {
@@ -183,8 +183,8 @@ DEVICE void filter_producer(const HaloGemm &p, const HaloLayout<Tile> &shared) {
             for (int tap = 0; tap < taps; ++tap) {
                 barrier_wait(shared.empty + slot * 8, phase);
                 barrier_expect(shared.full + slot * 8, FILTERS);
-                copy_filters(shared.ring + slot * FILTERS, p.w, shared.full + slot * 8, chunk * Tile::CHUNK_ELEMENTS, tap,
-                             at.group * (int)p.filters + at.filter);
+                copy_filters(shared.ring + slot * FILTERS, p.w, shared.full + slot * 8, chunk * Tile::CHUNK_ELEMENTS,
+                             tap, at.group * (int)p.filters + at.filter);
                 advance<Tile::STAGES>(slot, phase);
             }
     }
@@ -211,7 +211,8 @@ DEVICE void producer(const HaloGemm &p, const HaloLayout<Tile> &shared) {
 // Where the pixels of a tile lie in y, -1 for those that are no outputs.
 template <class Tile>
 DEVICE void fill_places(const HaloGemm &p, unsigned table, const TileOrigin<Tile> &at) {
-    const int filters = p.filters, k = (int)p.groups * filters, outputs = p.p * p.q, width = p.wide, plane = p.wide * p.high;
+    const int filters = p.filters, k = (int)p.groups * filters, outputs = p.p * p.q, width = p.wide,
+              plane = p.wide * p.high;
     for (int i = threadIdx.x % 128; i < Tile::WARPGROUP_PIXELS; i += 128) {
         int n, h, w;
         bool output;
@@ -230,8 +231,8 @@ DEVICE void fill_places(const HaloGemm &p, unsigned table, const TileOrigin<Tile
             output = n < p.n && h < p.p && w < p.q;
         }
         const int there = h * (int)p.q + w;
-        const int place =
-            Tile::NCHW ? (n * k + at.group * filters) * outputs + there : (n * outputs + there) * k + at.group * filters;
+        const int place = Tile::NCHW ? (n * k + at.group * filters) * outputs + there
+                                     : (n * outputs + there) * k + at.group * filters;
         set_place(table, i, output ? place : -1);
     }
 }
@@ -270,7 +271,8 @@ DEVICE void consumer(const HaloGemm &p, const HaloLayout<Tile> &shared, int grou
                              (int)(p.p * p.q),
                              table,
                              shared.biases + group * Tile::WARPGROUP_FILTERS * 4,
-                             shared.buffers + (Tile::TMA_RESIDUAL ? 0 : group * Tile::EPILOGUE_BUFFERS) * Tile::BUFFER_BYTES,
+                             shared.buffers +
+                                 (Tile::TMA_RESIDUAL ? 0 : group * Tile::EPILOGUE_BUFFERS) * Tile::BUFFER_BYTES,
                              WARPGROUP_BARRIER + group,
                              nullptr,
                              shared.residual,

@@ -1,4 +1,4 @@
-// What algorithms share that read windows from an image's lines in shared memory.
+// What algorithms share that read windows from an image's rows in shared memory.
 #pragma once
 
 #include "activation.cuh"
@@ -12,15 +12,17 @@ DEVICE unsigned load_word(unsigned from) {
 DEVICE void load_two(unsigned (&v)[2], unsigned from) {
     asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "r"(from) : "memory");
 }
-DEVICE void store_word(unsigned to, unsigned v) { asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(v) : "memory"); }
+DEVICE void store_word(unsigned to, unsigned v) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
+}
 
 // value / d, where `per` is 2^32 / d rounded up, or 0 for 1; value * d is less than 2^32.
-DEVICE int divided(int value, unsigned per) { return per ? __umulhi(value, per) : value; }
+DEVICE int divide(int value, unsigned per) { return per ? __umulhi(value, per) : value; }
 
-// Which outputs a tile has: their image and first line and column; tiles of an image lie in lines of tiles_w.
-struct Outputs {
+// Where a tile of outputs begins: its image, first row and column; tiles of an image lie in rows of tiles_w.
+struct TileOrigin {
     int n, h, w;
-    DEVICE Outputs(int tile, int tiles_h, int tiles_w, int down, int across) {
+    DEVICE TileOrigin(int tile, int tiles_h, int tiles_w, int down, int across) {
         const int plane = tiles_h * tiles_w, rest = tile % plane;
         n = tile / plane;
         h = rest / tiles_w * down;
