@@ -99,6 +99,12 @@ def test_make_targets_exist() -> None:
     assert named <= targets
 
 
+def test_files_that_tools_name_exist() -> None:
+    for tool in (ROOT / "tools").iterdir():
+        for path in re.findall(r"\b(?:tests|src|tools)/[\w./]+", tool.read_text()):
+            assert (ROOT / path).exists(), f"{tool.name}: {path}"
+
+
 def test_commands_exist() -> None:
     from tapwise.cli import app
 

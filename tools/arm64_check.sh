@@ -54,5 +54,5 @@ echo "== every algorithm on small problems of every operator"
 python -m tapwise verify small
 echo "== tests"
 python -m pytest -q -p no:cacheprovider -c /tapwise/pyproject.toml --rootdir /tapwise \
-    /tapwise/tests/test_simd.py /tapwise/tests/test_patches.py /tapwise/tests/test_pool.py \
-    /tapwise/tests/test_reductions.py /tapwise/tests/test_algorithms.py
+    /tapwise/tests/cpu/test_simd.py /tapwise/tests/ops/patches/test_patches.py /tapwise/tests/ops/pool/test_pool.py \
+    /tapwise/tests/ops/reduce/test_reduce.py /tapwise/tests/ops/softmax/test_softmax.py /tapwise/tests/test_algorithms.py

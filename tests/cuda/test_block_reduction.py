@@ -16,7 +16,7 @@ def test_every_element_is_reduced_once(text: str) -> None:
     (algorithm,) = registry.of_backend("cuda", problem.operator)
     outer, length, inner = problem.folded  # type: ignore[attr-defined]
     for config in algorithm.configs(problem, H200):  # type: ignore[arg-type]
-        first, *_ = algorithm.launches(problem, config)  # type: ignore[arg-type]
+        first, *_ = algorithm.launches(problem, config)  # type: ignore[attr-defined]
         assert first.block[0] == config.runs * config.down  # type: ignore[attr-defined]
         assert 32 <= first.block[0] <= 256
         parts, runs = config.parts, config.runs  # type: ignore[attr-defined]

@@ -177,14 +177,14 @@ def test_output_size_works_the_padding_out(
 def test_torch_tensors() -> None:
     x, w, bias = normal(2, 6, 9, 7), normal(4, 6, 3, 3), normal(4)
     tensors: Any = [torch.from_numpy(array) for array in (x, w, bias)]
-    y = tapwise.conv2d(*tensors, padding=1)
+    y = tapwise.conv2d(tensors[0], tensors[1], tensors[2], padding=1)
     assert isinstance(y, torch.Tensor)
     np.testing.assert_array_equal(y.numpy(), tapwise.conv2d(x, w, bias, padding=1))
     y = tapwise.conv2d(tensors[0].to(memory_format=torch.channels_last), w, tensors[2], padding=1)
     assert y.is_contiguous(memory_format=torch.channels_last)
     assert_right(y, expected(x, w, bias, padding=1))
     out = torch.empty(y.shape)
-    assert tapwise.conv2d(*tensors, padding=1, out=out) is out
+    assert tapwise.conv2d(tensors[0], tensors[1], tensors[2], padding=1, out=out) is out
     assert_right(out, expected(x, w, bias, padding=1))
     assert isinstance(tapwise.conv2d(x, tensors[1]), np.ndarray), "the result is of x's kind"
     with pytest.raises(InvalidProblem, match=r"w requires a gradient.*w.detach\(\)"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,13 +16,14 @@ from tapwise.ops.conv.problem import ConvProblem
 def test_a_quick_call_brings_the_workspace_along() -> None:
     import torch
 
-    problem, seen = ConvProblem.parse("c4 h5 w5 k4 r3 s3"), []
+    problem = ConvProblem.parse("c4 h5 w5 k4 r3 s3")
+    seen: list[tuple[Mapping[str, int], int]] = []
 
     class Fake(plan.CudaPlan):
         def __init__(self, size: int) -> None:
             self.workspace_bytes = size
 
-        def enqueue(self, addresses: object, stream: int) -> None:
+        def enqueue(self, addresses: Mapping[str, int], stream: int) -> None:
             seen.append((addresses, stream))
 
     filters, packed = SimpleNamespace(index=0, owner=torch.zeros(1)), SimpleNamespace(ptr=7, synchronized=True)
@@ -49,7 +51,7 @@ def test_a_quick_call_takes_a_residual_that_needs_no_conversion(layout: str) -> 
         def __init__(self) -> None:
             self.seen: dict[str, int] = {}
 
-        def enqueue(self, addresses: object, stream: int) -> None:
+        def enqueue(self, addresses: Mapping[str, int], stream: int) -> None:
             self.seen = addresses  # type: ignore[assignment]
 
     made = Fake()

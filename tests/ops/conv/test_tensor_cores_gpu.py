@@ -12,6 +12,7 @@ from tapwise import registry, verify
 from tapwise.cuda.jit.device import H200, gpu
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.cuda.implicit_gemm import geometry, outputs
+from tapwise.ops.conv.problem import ConvProblem
 from tapwise.problem import ACTIVATIONS
 
 pytestmark = pytest.mark.cuda
@@ -52,7 +53,7 @@ TENSOR_CORES = [one.id for one in registry.of_backend("cuda", "conv") if one.ten
 @pytest.mark.parametrize("text", [*CONVOLUTIONS, *DENSE, *LINES])
 @pytest.mark.parametrize("identifier", TENSOR_CORES)
 def test_tensor_cores(identifier: str, text: str, dtype: str, layout: str) -> None:
-    problem, device = registry.parse(f"{text} {dtype} {layout}"), gpu()
+    problem, device = ConvProblem.parse(f"{text} {dtype} {layout}"), gpu()
     algorithm = registry.get(identifier)
     if algorithm.refusal(problem, device):
         return
@@ -157,7 +158,7 @@ def long_runs(algorithm: Any, problem: Any, device: Any) -> list[Any]:
 )  # fmt: skip
 def test_filters_that_stay_in_several_sets(text: str) -> None:
     """Every block keeps those of its own tiles."""
-    problem, device = registry.parse(text), gpu()
+    problem, device = ConvProblem.parse(text), gpu()
     kinds: dict[Any, Any] = {}
     for config in registry.get("cuda.implicit_gemm").configs(problem, device):
         sets = -(-problem.group_k // config.filters) * problem.groups
@@ -176,7 +177,7 @@ def test_filters_that_stay_in_several_sets(text: str) -> None:
      "n8 c64 h40 w44 k128 r3 s1 pad1x0 dilation2x1 f16 nhwc residual", "n5 c90 h21 w22 k33 r2 s2 bf16 nhwc"],
 )  # fmt: skip
 def test_slabs_of_few_taps_and_of_half_lines(text: str) -> None:
-    problem, device = registry.parse(text), gpu()
+    problem, device = ConvProblem.parse(text), gpu()
     kinds: dict[Any, Any] = {}
     for config in registry.get("cuda.implicit_gemm").configs(problem, device):
         if config.line or config.slabs > 2:
@@ -190,7 +191,7 @@ def test_slabs_of_few_taps_and_of_half_lines(text: str) -> None:
 @pytest.mark.parametrize("text", MANY_TILES)
 def test_tensor_cores_with_many_tiles_a_block(text: str) -> None:
     """What a tile stages may not overtake what the one before it still writes."""
-    problem, device = registry.parse(text), gpu()
+    problem, device = ConvProblem.parse(text), gpu()
     for config in long_runs(registry.get("cuda.implicit_gemm"), problem, device):
         verdict = verify.check(problem, "cuda.implicit_gemm", config, device=device)
         assert verdict, f"{config}: {verdict.message}"
@@ -210,7 +211,7 @@ def test_tensor_cores_with_many_tiles_a_block(text: str) -> None:
 )  # fmt: skip
 def test_residuals_that_the_copy_engine_brings(text: str) -> None:
     """Short tiles, whose products end before the other warpgroup's residual is there, and long ones."""
-    problem, device = registry.parse(text), gpu()
+    problem, device = ConvProblem.parse(text), gpu()
     algorithm = registry.get("cuda.implicit_gemm")
     configs = [one for one in algorithm.configs(problem, device) if outputs.is_delivered(problem, one)]
     kinds: dict[Any, list[Any]] = {}
@@ -226,7 +227,7 @@ def test_residuals_that_the_copy_engine_brings(text: str) -> None:
 
 def test_many_sums_that_begin_with_the_residual() -> None:
     """More sums of a thread than leave registers for much else."""
-    problem, device = registry.parse("n16 c64 h60 w60 k320 r3 s3 pad1 bf16 nhwc bias silu residual"), gpu()
+    problem, device = ConvProblem.parse("n16 c64 h60 w60 k320 r3 s3 pad1 bf16 nhwc bias silu residual"), gpu()
     algorithm = registry.get("cuda.implicit_gemm")
     configs = [
         one
@@ -255,7 +256,7 @@ def unfolding(algorithm: Any, problem: Any, device: Any) -> list[Any]:
 @pytest.mark.parametrize("dtype", ["f16", "tf32", "3xtf32"])
 @pytest.mark.parametrize("text", FEW_CHANNELS)
 def test_tensor_cores_with_taps_as_channels(text: str, dtype: str, layout: str) -> None:
-    problem, device = registry.parse(f"{text} {dtype} {layout}"), gpu()
+    problem, device = ConvProblem.parse(f"{text} {dtype} {layout}"), gpu()
     configs = unfolding(registry.get("cuda.implicit_gemm"), problem, device)
     assert configs
     for config in configs:
@@ -274,7 +275,7 @@ def test_tensor_cores_keep_infinities_in_their_place(identifier: str) -> None:
         "c3 h9 w9 k16 r3 s3 pad1", "c3 h9 w9 k16 r3 s3 stride2 pad1", "c64 h9 w9 k64 r3 s3 pad1 groups8",
         "c32 h9 w9 k32 r3 s3 pad1 groups8",
     ):  # fmt: skip
-        problem = registry.parse(f"n2 {text} f16 nhwc")
+        problem = ConvProblem.parse(f"n2 {text} f16 nhwc")
         if registry.get(identifier).refusal(problem, gpu()):
             continue
         x = torch.ones(problem.x_shape, device="cuda", dtype=torch.float16)
@@ -294,7 +295,7 @@ def test_prepared_calls_with_a_residual(identifier: str) -> None:
     """What needs no conversion goes another way than what does."""
     import torch
 
-    problem = registry.parse("n2 c64 h13 w15 k72 r3 s3 pad1 f16 nhwc bias relu residual")
+    problem = ConvProblem.parse("n2 c64 h13 w15 k72 r3 s3 pad1 f16 nhwc bias relu residual")
     images, line = torch.channels_last, torch.contiguous_format
     x, w, residual = (
         torch.randn(shape, device="cuda", dtype=torch.float16)
@@ -324,7 +325,7 @@ ACTIVATED = [
         ("cuda.narrow_groups", "c64 h64 w64 k64 r3 s3 pad1 groups8"),
     )
     for dtype in ("f16", "bf16", "tf32", "3xtf32")
-    if registry.get(identifier).refusal(registry.parse(f"n2 {text} {dtype} nhwc"), H200) is None
+    if registry.get(identifier).refusal(ConvProblem.parse(f"n2 {text} {dtype} nhwc"), H200) is None
 ]  # fmt: skip
 
 
@@ -339,9 +340,9 @@ def test_activations(identifier: str, text: str, dtype: str, activation: str) ->
     import torch
 
     kind = {"f16": torch.float16, "bf16": torch.bfloat16}.get(dtype, torch.float32)
-    problem, device = registry.parse(f"n2 {text} {dtype} nhwc {activation}"), gpu()
+    problem, device = ConvProblem.parse(f"n2 {text} {dtype} nhwc {activation}"), gpu()
     algorithm = registry.get(identifier)
-    kinds = {}
+    kinds: dict[tuple[object, ...], Any] = {}
     for config in sorted(
         algorithm.configs(problem, device), key=lambda one: algorithm.predict_us(problem, one, device)
     ):
@@ -362,7 +363,8 @@ def test_activations(identifier: str, text: str, dtype: str, activation: str) ->
     x = x.contiguous(memory_format=torch.channels_last)
     side = problem.padding[0][0]
     sums = torch.nn.functional.conv2d(x.double().cpu(), w.double().cpu(), padding=side, groups=problem.groups)
-    expected = getattr(torch, activation, getattr(torch.nn.functional, activation, None))(sums).cuda()
+    function = getattr(torch, activation, None) or getattr(torch.nn.functional, activation)
+    expected = function(sums).cuda()
     finite = torch.isfinite(expected)
     assert finite.sum() > expected.numel() // 2 and (dtype == "3xtf32" or not finite.all())
     # Half a unit is the rounding; what is subnormal has an absolute bound.
