@@ -1,9 +1,12 @@
-"""Plain loops of the serial algorithms, compiled by Numba on first use and kept in its own disk cache."""
+"""Serial algorithms: plain loops on one thread, compiled by Numba on first use and kept in its own disk cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from tapwise.algorithm import Algorithm, Buffers, Config, Device, Plan
 
 
 def compiled(function: Callable[..., None]) -> Any:
@@ -15,3 +18,39 @@ def compiled(function: Callable[..., None]) -> Any:
         return numba.njit(cache=True, **options)(function)
     except (RuntimeError, OSError):  # no folder that Numba could write its cache to
         return numba.njit(**options)(function)
+
+
+class LoopAlgorithm(Algorithm[Config]):
+    """Plain loops, one thread, nothing to choose, no workspace."""
+
+    summary: ClassVar[str] = "plain loops, one thread"
+
+    def configs(self, problem: Any, device: Device) -> Sequence[Config]:
+        return [Config()]
+
+    def workspace_bytes(self, problem: Any, config: Config, device: Device) -> int:
+        return 0
+
+    def plan(self, problem: Any, config: Config, device: Device) -> Plan:
+        return LoopPlan(problem, self)
+
+    def pack(self, problem: Any, w: Any) -> Any:
+        """As Plan.pack."""
+        return None
+
+    @abstractmethod
+    def run(self, problem: Any, buffers: Buffers) -> None:
+        """As Plan.run."""
+
+
+class LoopPlan(Plan):
+    """Has nothing but its problem: the loops are compiled when they are called first."""
+
+    def __init__(self, problem: Any, algorithm: LoopAlgorithm) -> None:
+        self.problem, self._algorithm = problem, algorithm
+
+    def pack(self, w: Any) -> Any:
+        return self._algorithm.pack(self.problem, w)
+
+    def run(self, buffers: Buffers) -> None:
+        self._algorithm.run(self.problem, buffers)

@@ -14,8 +14,9 @@ from torch.nn import functional
 
 import tapwise
 from tapwise import arrays
-from tapwise.algorithm import Buffers
+from tapwise.algorithm import Buffers, Config
 from tapwise.arrays.workspaces import pool
+from tapwise.cpu.device import host
 from tapwise.errors import InvalidProblem, NotApplicable
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.problem import ACTIVATIONS
@@ -480,7 +481,7 @@ def test_serial_works_where_numba_cannot_write_its_cache(monkeypatch: pytest.Mon
     monkeypatch.setattr(numba, "njit", njit)
     monkeypatch.setattr(serial, "_compiled", serial._compiled.__wrapped__)
     problem = ConvProblem.parse("c2 h5 w6 k3 r2 s2 tanh")
-    plan = serial.SerialPlan(problem)
+    plan = serial.Serial().plan(problem, Config(), host())
     x, w, y = normal(*problem.x_shape), normal(*problem.w_shape), np.empty(problem.y_shape, np.float32)
     plan.run(Buffers(x, plan.pack(w), y))
     assert_right(y, expected(x, w, activation="tanh"))

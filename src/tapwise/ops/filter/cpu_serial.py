@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from tapwise.algorithm import Algorithm, Buffers, Device, Plan
-from tapwise.algorithm import Config as BaseConfig
-from tapwise.cpu.numba_loops import compiled
+from tapwise.algorithm import Buffers, Config, Device
+from tapwise.cpu.numba_loops import LoopAlgorithm, compiled
 from tapwise.ops.filter.edges import window_sources
 from tapwise.ops.filter.problem import DTYPES, FilterProblem
 
@@ -52,22 +49,20 @@ def _loop() -> Any:
     return compiled(loop)
 
 
-@dataclass(frozen=True)
-class Config(BaseConfig):
-    """Nothing to choose."""
+class FilterSerial(LoopAlgorithm):
+    """Everything."""
 
+    operator: ClassVar[str] = "filter"
+    id: ClassVar[str] = "cpu.serial"
+    summary: ClassVar[str] = "plain loops in float64, one thread"
+    dtypes: ClassVar[None] = None
 
-class SerialPlan(Plan):
-    def __init__(self, problem: FilterProblem) -> None:
-        self.problem = problem
-        self._tables = [
-            window_sources(*of_axis)
-            for of_axis in zip(problem.spatial, problem.size, problem.before, problem.modes, strict=True)
-        ]
+    def predict_us(self, problem: FilterProblem, config: Config, device: Device) -> float:
+        """5 ns a tap."""
+        return 5e-3 * prod(problem.x_shape) * problem.taps + 20.0
 
-    def pack(self, w: np.ndarray | None) -> tuple[list[np.ndarray], tuple[float, float]]:
+    def pack(self, problem: FilterProblem, w: np.ndarray | None) -> tuple[list[np.ndarray], tuple[float, float]]:
         """(weights (t, r, s) of each sweep, what is added to sums before they are truncated)."""
-        problem = self.problem
         if w is None:
             return [np.ones(problem.size)], (0.0, 0.0)
         weights = np.asarray(w, np.float64)
@@ -79,69 +74,51 @@ class SerialPlan(Plan):
         r = problem.size[1]
         return [weights[:r].reshape(1, r, 1), weights[r:].reshape(1, 1, -1)], epsilons
 
-    def run(self, buffers: Buffers) -> None:
-        problem, (x, packed, y, *_) = self.problem, buffers
+    def run(self, problem: FilterProblem, buffers: Buffers) -> None:
+        x, packed, y, *_ = buffers
         # Numba does not take float16.
         x = x.astype(np.float32) if x.dtype == np.float16 else x
         picture = x.reshape(*problem.spatial, problem.c)
-        planes, rows, columns = self._tables
+        planes, rows, columns = (
+            window_sources(*of_axis)
+            for of_axis in zip(problem.spatial, problem.size, problem.before, problem.modes, strict=True)
+        )
         weights, (first, last) = packed
         if problem.op == "separable":
             down, across = weights
             still = np.arange(problem.spatial[2])
             half = np.empty(prod(problem.x_shape))
-            self._combine(picture, half, down, planes, rows, still, problem.cval)
+            _combine(problem, picture, half, down, planes, rows, still, problem.cval)
             # Beyond the left and right edge lies what the column makes of the constant.
             outside = problem.cval * float(down.sum())
             if problem.truncates_columns:
                 half, outside = np.trunc(half + np.copysign(first, half)), float(np.trunc(outside + first))
             picture, still = half.reshape(picture.shape), np.arange(problem.spatial[1])
-            self._combine(picture, y.reshape(-1), across, planes, still, columns, outside, last)
+            _combine(problem, picture, y.reshape(-1), across, planes, still, columns, outside, last)
         else:
-            self._combine(picture, y.reshape(-1), weights[0], planes, rows, columns, problem.cval, last)
-
-    def _combine(
-        self, x: np.ndarray, y: np.ndarray, weights: np.ndarray, planes: np.ndarray, rows: np.ndarray,
-        columns: np.ndarray, cval: float, epsilon: float = 0.0,
-    ) -> None:  # fmt: skip
-        """In blocks, whose sums are in float64."""
-        for first in range(0, y.size, _BLOCK):
-            part = y[first : first + _BLOCK]
-            sums = np.empty(part.size)
-            _loop()(x, sums, first, weights, planes, rows, columns, cval, _OPS[self.problem.op])
-            part[:] = sums if y.dtype == np.float64 else self._stored(sums + np.copysign(epsilon, sums))
-
-    def _stored(self, sums: np.ndarray) -> np.ndarray:
-        problem = self.problem
-        kind = DTYPES[problem.to]
-        if not problem.integral:
-            return sums.astype(kind)
-        if problem.clip:
-            info = np.iinfo(kind)
-            sums = np.clip(np.floor(sums + 0.5), info.min, info.max)
-        with np.errstate(all="ignore"):
-            if kind == np.uint64:
-                sums = np.where(sums >= 2.0**63, sums - 2.0**64, sums)
-            return np.clip(sums, -9.2e18, 9.2e18).astype(np.int64).astype(kind)
+            _combine(problem, picture, y.reshape(-1), weights[0], planes, rows, columns, problem.cval, last)
 
 
-class FilterSerial(Algorithm[Config]):
-    """Everything."""
+def _combine(
+    problem: FilterProblem, x: np.ndarray, y: np.ndarray, weights: np.ndarray, planes: np.ndarray, rows: np.ndarray,
+    columns: np.ndarray, cval: float, epsilon: float = 0.0,
+) -> None:  # fmt: skip
+    """In blocks, whose sums are in float64."""
+    for first in range(0, y.size, _BLOCK):
+        part = y[first : first + _BLOCK]
+        sums = np.empty(part.size)
+        _loop()(x, sums, first, weights, planes, rows, columns, cval, _OPS[problem.op])
+        part[:] = sums if y.dtype == np.float64 else _stored(problem, sums + np.copysign(epsilon, sums))
 
-    operator: ClassVar[str] = "filter"
-    id: ClassVar[str] = "cpu.serial"
-    summary: ClassVar[str] = "plain loops in float64, one thread"
-    dtypes: ClassVar[None] = None
 
-    def configs(self, problem: FilterProblem, device: Device) -> Sequence[Config]:
-        return [Config()]
-
-    def predict_us(self, problem: FilterProblem, config: Config, device: Device) -> float:
-        """5 ns a tap."""
-        return 5e-3 * prod(problem.x_shape) * problem.taps + 20.0
-
-    def workspace_bytes(self, problem: FilterProblem, config: Config, device: Device) -> int:
-        return 0
-
-    def plan(self, problem: FilterProblem, config: Config, device: Device) -> Plan:
-        return SerialPlan(problem)
+def _stored(problem: FilterProblem, sums: np.ndarray) -> np.ndarray:
+    kind = DTYPES[problem.to]
+    if not problem.integral:
+        return sums.astype(kind)
+    if problem.clip:
+        info = np.iinfo(kind)
+        sums = np.clip(np.floor(sums + 0.5), info.min, info.max)
+    with np.errstate(all="ignore"):
+        if kind == np.uint64:
+            sums = np.where(sums >= 2.0**63, sums - 2.0**64, sums)
+        return np.clip(sums, -9.2e18, 9.2e18).astype(np.int64).astype(kind)

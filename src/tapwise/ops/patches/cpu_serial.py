@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
 
-from tapwise.algorithm import Algorithm, Buffers, Device, Plan
-from tapwise.algorithm import Config as BaseConfig
-from tapwise.cpu.numba_loops import compiled
+from tapwise.algorithm import Buffers, Config, Device
+from tapwise.cpu.numba_loops import LoopAlgorithm, compiled
 from tapwise.ops.patches.problem import PatchProblem
+from tapwise.problem import DTYPES
 
 
 def expand(x: Any, y: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, output: Any) -> None:
@@ -61,15 +59,19 @@ def _loops(operator: str) -> Any:
     return compiled(expand if operator == "im2col" else gather)
 
 
-class SerialPlan(Plan):
-    """float16 goes through float32 copies."""
+class Im2colSerial(LoopAlgorithm):
+    """Plain loops on one thread. float32, float64, float16; 1 to 3 spatial axes."""
 
-    def __init__(self, problem: PatchProblem) -> None:
-        self.problem = problem
+    operator: ClassVar[str] = "im2col"
+    id: ClassVar[str] = "cpu.serial"
 
-    def run(self, buffers: Buffers) -> None:
-        p, x, y = self.problem.canonical(3), buffers.x, buffers.y
-        dtype = np.dtype(np.float64 if p.dtype == "f64" else np.float32)
+    def predict_us(self, problem: PatchProblem, config: Config, device: Device) -> float:
+        """8 ns an element of the columns: divisions find its place."""
+        return 10.0 + 8e-3 * problem.flops * (1 if problem.operator == "im2col" else prod(problem.stride))
+
+    def run(self, problem: PatchProblem, buffers: Buffers) -> None:
+        p, x, y = problem.canonical(3), buffers.x, buffers.y
+        dtype = DTYPES[p.accumulator]
         window = (p.kernel, p.stride, tuple(before for before, _ in p.padding), p.dilation, p.output)
         planes = p.n * p.c
         columns, image = (planes, prod(p.kernel), prod(p.output)), (planes, *p.spatial)
@@ -80,32 +82,6 @@ class SerialPlan(Plan):
             result = np.array(y, dtype).reshape(image) if p.accumulate else np.empty(image, dtype)
             _loops("col2im")(np.ascontiguousarray(x, dtype).reshape(columns), result, *window, p.accumulate)
         y[...] = result.reshape(y.shape)
-
-
-@dataclass(frozen=True)
-class Config(BaseConfig):
-    """Nothing to choose."""
-
-
-class Im2colSerial(Algorithm[Config]):
-    """Plain loops on one thread. float32, float64, float16; 1 to 3 spatial axes."""
-
-    operator: ClassVar[str] = "im2col"
-    id: ClassVar[str] = "cpu.serial"
-    summary: ClassVar[str] = "plain loops, one thread"
-
-    def configs(self, problem: PatchProblem, device: Device) -> Sequence[Config]:
-        return [Config()]
-
-    def predict_us(self, problem: PatchProblem, config: Config, device: Device) -> float:
-        """8 ns an element of the columns: divisions find its place."""
-        return 10.0 + 8e-3 * problem.flops * (1 if problem.operator == "im2col" else prod(problem.stride))
-
-    def workspace_bytes(self, problem: PatchProblem, config: Config, device: Device) -> int:
-        return 0
-
-    def plan(self, problem: PatchProblem, config: Config, device: Device) -> Plan:
-        return SerialPlan(problem)
 
 
 class Col2imSerial(Im2colSerial):

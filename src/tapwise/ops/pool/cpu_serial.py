@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Any, ClassVar
 
 import numpy as np
 
-from tapwise.algorithm import Algorithm, Buffers, Device, Plan
-from tapwise.algorithm import Config as BaseConfig
-from tapwise.cpu.numba_loops import compiled
+from tapwise.algorithm import Buffers, Config, Device
+from tapwise.cpu.numba_loops import LoopAlgorithm, compiled
 from tapwise.ops.pool.problem import PoolProblem
+from tapwise.problem import DTYPES
 
 
 def largest(x: Any, y: Any, places: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> None:
@@ -73,48 +71,25 @@ def divisors(problem: PoolProblem, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
     return np.array(problem.counts(0), dtype), np.array(problem.counts(1), dtype)
 
 
-class SerialPlan(Plan):
-    """float16 goes through float32 copies. With indices, y is (values, positions)."""
-
-    def __init__(self, problem: PoolProblem) -> None:
-        self.problem = problem
-        self._dtype = np.dtype(np.float64 if problem.dtype == "f64" else np.float32)
-
-    def run(self, buffers: Buffers) -> None:
-        p = self.problem
-        values, places = buffers.y if p.indices else (buffers.y, np.empty((0, 0, 0, 0), np.int64))
-        source = np.ascontiguousarray(buffers.x, self._dtype)
-        result = np.empty(values.shape, self._dtype)
-        window = (p.kernel, p.stride, tuple(before for before, _ in p.padding), p.dilation)
-        if p.op == "max":
-            _loops("max")(source, result, places, *window)
-        else:
-            _loops("avg")(source, result, *divisors(p, self._dtype), *window)
-        values[...] = result
-
-
-@dataclass(frozen=True)
-class Config(BaseConfig):
-    """Nothing to choose."""
-
-
-class PoolSerial(Algorithm[Config]):
+class PoolSerial(LoopAlgorithm):
     """Plain loops on one thread. float32, float64, float16 (in float32); both memory orders; positions."""
 
     operator: ClassVar[str] = "pool"
     id: ClassVar[str] = "cpu.serial"
-    summary: ClassVar[str] = "plain loops, one thread"
     axes: ClassVar[tuple[int, ...]] = (2,)
-
-    def configs(self, problem: PoolProblem, device: Device) -> Sequence[Config]:
-        return [Config()]
 
     def predict_us(self, problem: PoolProblem, config: Config, device: Device) -> float:
         """2 ns a tap."""
         return 10.0 + 2e-3 * prod(problem.y_shape) * prod(problem.kernel)
 
-    def workspace_bytes(self, problem: PoolProblem, config: Config, device: Device) -> int:
-        return 0
-
-    def plan(self, problem: PoolProblem, config: Config, device: Device) -> Plan:
-        return SerialPlan(problem)
+    def run(self, problem: PoolProblem, buffers: Buffers) -> None:
+        p, dtype = problem, DTYPES[problem.accumulator]
+        values, places = buffers.y if p.indices else (buffers.y, np.empty((0, 0, 0, 0), np.int64))
+        source = np.ascontiguousarray(buffers.x, dtype)
+        result = np.empty(values.shape, dtype)
+        window = (p.kernel, p.stride, tuple(before for before, _ in p.padding), p.dilation)
+        if p.op == "max":
+            _loops("max")(source, result, places, *window)
+        else:
+            _loops("avg")(source, result, *divisors(p, dtype), *window)
+        values[...] = result

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from tapwise.algorithm import Algorithm, Buffers, Device, Plan
-from tapwise.algorithm import Config as BaseConfig
-from tapwise.cpu.numba_loops import compiled
+from tapwise.algorithm import Buffers, Config, Device
+from tapwise.cpu.numba_loops import LoopAlgorithm, compiled
 from tapwise.ops.axes import rejects_apart
 from tapwise.ops.reduce.problem import POSITIONS, REDUCTIONS, ReduceProblem
+from tapwise.problem import DTYPES
 
 BLOCK: Final = 256
 CODES: Final = {op: number for number, op in enumerate(REDUCTIONS)}
@@ -79,46 +77,24 @@ def _loops() -> Any:
     return compiled(reduce)
 
 
-class SerialPlan(Plan):
-    """float16 goes through float32 copies."""
-
-    def __init__(self, problem: ReduceProblem) -> None:
-        self.problem = problem
-
-    def run(self, buffers: Buffers) -> None:
-        folded = self.problem.folded
-        assert folded is not None
-        dtype = np.dtype(np.float64 if self.problem.dtype == "f64" else np.float32)
-        result = np.empty((folded[0], folded[2]), np.int64 if self.problem.op in POSITIONS else dtype)
-        _loops()(np.ascontiguousarray(buffers.x, dtype).reshape(folded), result, CODES[self.problem.op])
-        with np.errstate(over="ignore"):
-            buffers.y[...] = result.reshape(buffers.y.shape)
-
-
-@dataclass(frozen=True)
-class Config(BaseConfig):
-    """Nothing to choose."""
-
-
-class ReduceSerial(Algorithm[Config]):
+class ReduceSerial(LoopAlgorithm):
     """Plain loops on one thread, sums in blocks of 256. float32, float64, float16 (in float32)."""
 
     operator: ClassVar[str] = "reduce"
     id: ClassVar[str] = "cpu.serial"
-    summary: ClassVar[str] = "plain loops, one thread"
 
     def rejects(self, problem: ReduceProblem, device: Device) -> str | None:
         return rejects_apart(problem)
-
-    def configs(self, problem: ReduceProblem, device: Device) -> Sequence[Config]:
-        return [Config()]
 
     def predict_us(self, problem: ReduceProblem, config: Config, device: Device) -> float:
         """1.5 ns an element; 10 with an exponential."""
         return 10.0 + (10e-3 if problem.op == "logsumexp" else 1.5e-3) * problem.flops
 
-    def workspace_bytes(self, problem: ReduceProblem, config: Config, device: Device) -> int:
-        return 0
-
-    def plan(self, problem: ReduceProblem, config: Config, device: Device) -> Plan:
-        return SerialPlan(problem)
+    def run(self, problem: ReduceProblem, buffers: Buffers) -> None:
+        folded = problem.folded
+        assert folded is not None
+        dtype = DTYPES[problem.accumulator]
+        result = np.empty((folded[0], folded[2]), np.int64 if problem.op in POSITIONS else dtype)
+        _loops()(np.ascontiguousarray(buffers.x, dtype).reshape(folded), result, CODES[problem.op])
+        with np.errstate(over="ignore"):
+            buffers.y[...] = result.reshape(buffers.y.shape)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from tapwise.algorithm import Algorithm, Buffers, Device, Plan
-from tapwise.algorithm import Config as BaseConfig
-from tapwise.cpu.numba_loops import compiled
+from tapwise.algorithm import Buffers, Config, Device
+from tapwise.cpu.numba_loops import LoopAlgorithm, compiled
 from tapwise.ops.axes import rejects_apart
 from tapwise.ops.softmax.problem import SoftmaxProblem
+from tapwise.problem import DTYPES
 
 # Terms of a sum that is kept in one piece.
 BLOCK: Final = 256
@@ -47,44 +45,23 @@ def _loops() -> Any:
     return compiled(softmax)
 
 
-class SerialPlan(Plan):
-    """float16 goes through float32 copies."""
-
-    def __init__(self, problem: SoftmaxProblem) -> None:
-        self.problem = problem
-
-    def run(self, buffers: Buffers) -> None:
-        folded = self.problem.folded
-        dtype = np.dtype(np.float64 if self.problem.dtype == "f64" else np.float32)
-        result = np.empty(folded, dtype)
-        _loops()(np.ascontiguousarray(buffers.x, dtype).reshape(folded), result, self.problem.log)
-        buffers.y[...] = result.reshape(buffers.y.shape)
-
-
-@dataclass(frozen=True)
-class Config(BaseConfig):
-    """Nothing to choose."""
-
-
-class SoftmaxSerial(Algorithm[Config]):
+class SoftmaxSerial(LoopAlgorithm):
     """Plain loops on one thread: largest element, sum of exponentials, quotient. float32, float64, float16."""
 
     operator: ClassVar[str] = "softmax"
     id: ClassVar[str] = "cpu.serial"
-    summary: ClassVar[str] = "plain loops, one thread"
 
     def rejects(self, problem: SoftmaxProblem, device: Device) -> str | None:
         return rejects_apart(problem)
-
-    def configs(self, problem: SoftmaxProblem, device: Device) -> Sequence[Config]:
-        return [Config()]
 
     def predict_us(self, problem: SoftmaxProblem, config: Config, device: Device) -> float:
         """15 ns an element: two calls of exp."""
         return 10.0 + 15e-3 * problem.flops / 4
 
-    def workspace_bytes(self, problem: SoftmaxProblem, config: Config, device: Device) -> int:
-        return 0
-
-    def plan(self, problem: SoftmaxProblem, config: Config, device: Device) -> Plan:
-        return SerialPlan(problem)
+    def run(self, problem: SoftmaxProblem, buffers: Buffers) -> None:
+        folded = problem.folded
+        assert folded is not None
+        dtype = DTYPES[problem.accumulator]
+        result = np.empty(folded, dtype)
+        _loops()(np.ascontiguousarray(buffers.x, dtype).reshape(folded), result, problem.log)
+        buffers.y[...] = result.reshape(buffers.y.shape)

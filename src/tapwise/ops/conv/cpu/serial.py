@@ -7,17 +7,15 @@ arguments.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from tapwise.algorithm import Algorithm, Buffers, Device, Plan
-from tapwise.algorithm import Config as BaseConfig
+from tapwise.algorithm import Buffers, Config, Device, Plan
+from tapwise.cpu.numba_loops import LoopAlgorithm
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.problem import ACTIVATIONS
+from tapwise.problem import ACTIVATIONS, DTYPES
 
 # Measured: a dependent multiply-add behind a bounds check; a channel's first element, often not in the first cache.
 MULTIPLY_ADD_NS: Final = 1.7
@@ -101,48 +99,7 @@ def _compiled(dtype: np.dtype[Any]) -> Any:
         return numba.njit([signature], **options)(convolve)
 
 
-class SerialPlan(Plan):
-    """Filters stay as they are. float16 goes through float32 copies of one image at a time."""
-
-    def __init__(self, problem: ConvProblem) -> None:
-        self.problem = problem
-        self._dtype = np.dtype(np.float64 if problem.dtype == "f64" else np.float32)
-        self._half = problem.dtype == "f16"
-        self._loops = _compiled(self._dtype)
-        self._zero = self._dtype.type(0)
-
-    def pack(self, w: np.ndarray) -> np.ndarray:
-        return np.array(w, self._dtype, order="C")
-
-    def run(self, buffers: Buffers) -> None:
-        x, packed, y, _, bias, residual, _ = buffers
-        if bias is None:
-            bias = np.broadcast_to(self._zero, (self.problem.k,))
-        if residual is None:
-            residual = np.broadcast_to(self._zero, y.shape)
-        if not self._half:
-            self._call(x, packed, bias, residual, y)
-            return
-        bias = bias.astype(self._dtype)
-        for image in range(len(y)):
-            one = slice(image, image + 1)
-            sums = np.empty(y[one].shape, self._dtype)
-            self._call(x[one].astype(self._dtype), packed, bias, residual[one].astype(self._dtype), sums)
-            with np.errstate(over="ignore"):
-                y[one] = sums
-
-    def _call(self, x: Any, w: Any, bias: Any, residual: Any, y: Any) -> None:
-        p = self.problem
-        start = (p.padding[0][0], p.padding[1][0])
-        self._loops(x, w, bias, residual, y, p.groups, p.stride, start, p.dilation, CODES[p.activation], self._zero)
-
-
-@dataclass(frozen=True)
-class Config(BaseConfig):
-    """Nothing to choose."""
-
-
-class Serial(Algorithm[Config]):
+class Serial(LoopAlgorithm):
     """The plain loop nest on one thread. float32, float64, float16 (computed in float32); NCHW and NHWC; no workspace.
 
     Rejects other directions, bf16, and anything but two spatial axes. Taps in the padding are skipped.
@@ -153,16 +110,38 @@ class Serial(Algorithm[Config]):
     axes: ClassVar[tuple[int, ...]] = (2,)
     takes_empty: ClassVar[bool] = True
 
-    def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
-        return [Config()]
-
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """A fixed time for each multiply-add, each channel of each output, and each output; on one thread."""
         each = problem.gemm_k * MULTIPLY_ADD_NS + problem.group_c * CHANNEL_NS + OUTPUT_NS
         return CALL_US + 1e-3 * problem.gemm_n * problem.k * each
 
-    def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
-        return 0
-
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        return SerialPlan(problem)
+        _compiled(DTYPES[problem.accumulator])
+        return super().plan(problem, config, device)
+
+    def pack(self, problem: ConvProblem, w: np.ndarray) -> np.ndarray:
+        """Filters stay as they are."""
+        return np.array(w, DTYPES[problem.accumulator], order="C")
+
+    def run(self, problem: ConvProblem, buffers: Buffers) -> None:
+        """float16 goes through float32 copies of one image at a time."""
+        x, packed, y, _, bias, residual, _ = buffers
+        dtype = DTYPES[problem.accumulator]
+        zero = dtype.type(0)
+        if bias is None:
+            bias = np.broadcast_to(zero, (problem.k,))
+        if residual is None:
+            residual = np.broadcast_to(zero, y.shape)
+        loops = _compiled(dtype)
+        start = tuple(before for before, _ in problem.padding)
+        rest = (problem.groups, problem.stride, start, problem.dilation, CODES[problem.activation], zero)
+        if problem.dtype != "f16":
+            loops(x, packed, bias, residual, y, *rest)
+            return
+        bias = bias.astype(dtype)
+        for image in range(len(y)):
+            one = slice(image, image + 1)
+            sums = np.empty(y[one].shape, dtype)
+            loops(x[one].astype(dtype), packed, bias, residual[one].astype(dtype), sums, *rest)
+            with np.errstate(over="ignore"):
+                y[one] = sums
