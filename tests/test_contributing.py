@@ -108,7 +108,7 @@ def test_its_kernel_is_compiled_without_a_gpu(copy: Path) -> None:
     """The tests of CUDA kernels find it by its sources."""
     (copy / "compiles.py").write_text(
         "import sys; sys.path.insert(0, 'tests/cuda')\n"
-        "from test_cuda import compiler, sources\n"
+        "from test_compile import compiler, sources\n"
         f"found = [source for name, source in sources().items() if {CUDA!r} in name]\n"
         "assert len({source.text for source in found}) >= 6, len(found)\n"
         "for source in found:\n"
