@@ -14,7 +14,7 @@ def test_every_element_is_reduced_once(text: str) -> None:
     """What each thread goes through, from the geometry alone: every element of every run once, in one part."""
     problem = registry.parse(text)
     (algorithm,) = registry.of_backend("cuda", problem.operator)
-    outer, length, inner = problem.folded  # type: ignore[attr-defined]
+    outer, length, inner = problem.collapsed  # type: ignore[attr-defined]
     for config in algorithm.configs(problem, H200):  # type: ignore[arg-type]
         first, *_ = algorithm.launches(problem, config)  # type: ignore[attr-defined]
         assert first.block[0] == config.runs * config.down  # type: ignore[attr-defined]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tapwise import registry
+from tapwise.algorithm import Buffers
 from tapwise.cuda import block_reduction, copy, plan
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.compile import Source
@@ -20,6 +23,24 @@ from tapwise.ops.conv.cuda.implicit_gemm import implicit_gemm
 from tapwise.ops.filter import cuda as filters
 from tapwise.ops.patches import cuda as patches
 from tapwise.ops.pool import cuda as pool
+
+PLANNED = [
+    "n2 c6 h40 w52 k6 r6 s6",
+    "n5 c16 h30 w30 k24 r3 s3 gelu residual f16",
+    "n2 c3 h64 w64 k32 r3 s3 stride2 pad1 f16 nhwc relu",
+    "n1 c512 h7 w7 k512 r3 s3 pad1 f16 nhwc bias",
+    "n2 c48 h20 w20 k48 r3 s3 pad1 groups12 bf16 nhwc",
+    "n2 c64 h20 w20 k96 r3 s3 pad1 3xtf32",
+    "im2col n1 c3 h20 w20 r5 s5",
+    "col2im n2 c3 h20 w33 r3 s2",
+    "maxpool n2 c3 h20 w22 r2 s3 indices",
+    "filter gaussian sigma2 h99 w77 u8",
+    "filter maximum size5 h99 w77",
+    "reduce sum 10000000",
+    "reduce argmin 64x1000x7 axis1 f64",
+    "softmax 1024x1000",
+    "softmax 1000000",
+]
 
 
 def words_of(text: str, struct: str) -> tuple[str, ...]:
@@ -88,26 +109,7 @@ def test_plans_that_only_launch_say_so() -> None:
     assert {kind.launch_only for kind in found if kind.__module__.startswith("tapwise.")} == {False, True}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "n2 c6 h40 w52 k6 r6 s6",
-        "n5 c16 h30 w30 k24 r3 s3 gelu residual f16",
-        "n2 c3 h64 w64 k32 r3 s3 stride2 pad1 f16 nhwc relu",
-        "n1 c512 h7 w7 k512 r3 s3 pad1 f16 nhwc bias",
-        "n2 c48 h20 w20 k48 r3 s3 pad1 groups12 bf16 nhwc",
-        "n2 c64 h20 w20 k96 r3 s3 pad1 3xtf32",
-        "im2col n1 c3 h20 w20 r5 s5",
-        "col2im n2 c3 h20 w33 r3 s2",
-        "maxpool n2 c3 h20 w22 r2 s3 indices",
-        "filter gaussian sigma2 h99 w77 u8",
-        "filter maximum size5 h99 w77",
-        "reduce sum 10000000",
-        "reduce argmin 64x1000x7 axis1 f64",
-        "softmax 1024x1000",
-        "softmax 1000000",
-    ],
-)
+@pytest.mark.parametrize("text", PLANNED)
 def test_a_plan_loads_the_kernels_that_its_algorithm_names(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: set[Source] = set()
     monkeypatch.setattr(Launch, "load", lambda self, architecture, index: loaded.add(self.source))
@@ -124,3 +126,39 @@ def test_a_plan_loads_the_kernels_that_its_algorithm_names(text: str, monkeypatc
             assert len(set(named)) == len(named)
             ran += 1
     assert ran
+
+
+@pytest.mark.parametrize("text", PLANNED)
+def test_a_run_gives_every_launch_its_addresses(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words that no plan knows are addresses of buffers: only what a problem does not have may be left out."""
+    launched: list[tuple[Launch, dict[str, int], int]] = []
+    monkeypatch.setattr(Launch, "load", lambda *_: None)
+    monkeypatch.setattr(Launch, "__call__", lambda self, addresses, stream: launched.append((self, addresses, stream)))
+    problem = registry.parse(text)
+    has = {"bias": getattr(problem, "bias", False), "residual": getattr(problem, "residual", False)}
+    has["places"] = getattr(problem, "indices", False)
+    for algorithm in registry.of_backend("cuda", problem.operator):
+        if algorithm.refusal(problem, H200):
+            continue
+        configs = list(algorithm.configs(problem, H200))
+        for config in {configs[0], configs[len(configs) // 2], configs[-1]}:
+            launched.clear()
+            made = algorithm.plan(problem, config, H200)
+            arrays = {name: SimpleNamespace(ptr=1 + number, stream=7) for number, name in enumerate(Buffers._fields)}
+            packed: Any = SimpleNamespace(ptr=100, synchronized=True)
+            if problem.operator != "conv":
+                packed = (packed, 8) if problem.operator == "filter" else None
+            y: Any = (arrays["y"], arrays["y"]) if has["places"] else arrays["y"]
+            scratch = arrays["workspace"] if made.workspace_bytes else None
+            bias, residual = (arrays[name] if has[name] else None for name in ("bias", "residual"))
+            made.run(Buffers(arrays["x"], packed, y, scratch, bias, residual))
+            assert launched
+            for launch, addresses, stream in launched:
+                wanted = {launch._names_of.get(name, name) for name in launch.maps}
+                # Other open words are sizes of what another config of the same kernel has.
+                wanted |= {name for _, name in launch._filled} & {*Buffers._fields, "places", "list", "accumulators"}
+                if not made.workspace_bytes:
+                    wanted -= {"workspace"}
+                wanted -= {name for name, there in has.items() if not there}
+                assert wanted <= set(addresses), f"{algorithm.id} {config}"
+                assert stream == 7

@@ -1,8 +1,8 @@
 """Block reductions: threads reduce strided pieces of a run, and the block puts their accumulators together.
 
-Runs are those of a dense array (outer, length, inner), a problem's `folded` sizes. A block has `groups` x `across` runs
-with `down` threads on each. `down=1` is the plain method, one thread an output. Where there are few runs, each is cut
-in `parts`, and a second launch puts these together.
+Runs are those of a dense array (outer, length, inner), a problem's `collapsed` sizes. A block has `groups` x `across`
+runs with `down` threads on each. `down=1` is the plain method, one thread an output. Where there are few runs, each is
+cut in `parts`, and a second launch puts these together.
 
 Sums go in a fixed order, and the geometry depends on the problem and the GPU's kind alone: the same bits each time.
 """
@@ -59,13 +59,13 @@ class BlockReduction(CudaAlgorithm[Config]):
 
     def rejects(self, problem: Any, device: Device) -> str | None:
         """More runs than a launch has blocks."""
-        outer, _, inner = problem.folded
+        outer, _, inner = problem.collapsed
         return "takes up to 2^31 runs" if outer * inner >= INDEX_LIMIT else None
 
     def configs(self, problem: Any, device: Device) -> Sequence[Config]:
         """Along the last axis a warp or a block a run; along others as many runs side by side as there are, up to a
         warp. Then one thread a run."""
-        outer, length, inner = problem.folded
+        outer, length, inner = problem.collapsed
         # Powers of two: what neighbouring runs there are, and threads on each run: as many as keep the GPU busy, at
         # least so many that a warp reads neighbours, and no more than have four elements each.
         runs = outer * inner
@@ -86,7 +86,7 @@ class BlockReduction(CudaAlgorithm[Config]):
 
     def predict_us(self, problem: Any, config: Config, device: Device) -> float:
         """Bytes at seven tenths of the bandwidth, or what a run's own thread takes: 0.1 us an element."""
-        outer, length, inner = problem.folded
+        outer, length, inner = problem.collapsed
         alone = length / (config.down * config.parts) / 4 * 0.4
         blocks = ceil_div(outer * inner, config.runs) * config.parts
         # Threads of a warp that read neighbours: with few, a sector is read for each.
@@ -97,7 +97,7 @@ class BlockReduction(CudaAlgorithm[Config]):
 
     def workspace_bytes(self, problem: Any, config: Config, device: Device) -> int:
         """One accumulator (value, sum, place) a part."""
-        outer, _, inner = problem.folded
+        outer, _, inner = problem.collapsed
         return outer * inner * config.parts * (24 if problem.dtype == "f64" else 16) if config.parts > 1 else 0
 
     def sources(self, problem: Any, config: Config) -> list[Source]:
@@ -108,7 +108,7 @@ class BlockReduction(CudaAlgorithm[Config]):
 
     def launches(self, problem: Any, config: Config) -> list[Launch]:
         """The kernels in order; the parts' accumulators lie in the workspace."""
-        outer, length, inner = problem.folded
+        outer, length, inner = problem.collapsed
         fields = {"outer": outer, "length": length, "inner": inner, "parts": config.parts}
         found = []
         for source, block in self.kernels(problem, config):
@@ -120,7 +120,7 @@ class BlockReduction(CudaAlgorithm[Config]):
 
 def kernel(problem: Any, file: str, config: Config, first: object, *rest: object) -> Source:
     """The template of a .cu file's name, with the `first` of its words before the geometry, and the rest behind it."""
-    geometry = config.across, config.down, config.groups, problem.folded[2] == 1
+    geometry = config.across, config.down, config.groups, problem.collapsed[2] == 1
     words = template_args(DTYPES[problem.dtype].cpp, first, *geometry, *rest)
     name = file.rpartition("/")[2].removesuffix(".cu")
     return stub(file, name, words, "Runs", config.runs * config.down)

@@ -63,7 +63,7 @@ class AxesProblem(Problem):
         return self.empty or self.length == 0
 
     @property
-    def folded(self) -> tuple[int, int, int] | None:
+    def collapsed(self) -> tuple[int, int, int] | None:
         """(outer, length, inner) of the same problem with three axes; None where the axes are not neighbours.
 
         Axes of one element do not count.
@@ -79,7 +79,7 @@ class AxesProblem(Problem):
 
 def rejects_apart(problem: AxesProblem) -> str | None:
     """The reason of algorithms for axes that are neighbours."""
-    return None if problem.folded else f"takes axes that are neighbours, not {problem.axes} of {problem.shape}"
+    return None if problem.collapsed else f"takes axes that are neighbours, not {problem.axes} of {problem.shape}"
 
 
 def shape_word(shape: tuple[int, ...]) -> str:

@@ -20,8 +20,8 @@ __device__ __forceinline__ int source_index(int index, int length, int mode) {
     if (mode == CONSTANT) return -1;
     if (mode == NEAREST) return index < 0 ? 0 : length - 1;
     const int period = mode == WRAP ? length : mode == MIRROR ? max(1, 2 * length - 2) : 2 * length;
-    const int rest = index % period, folded = rest < 0 ? rest + period : rest;
-    return folded < length ? folded : period - folded - (mode == MIRROR ? 0 : 1);
+    const int rest = index % period, reflected = rest < 0 ? rest + period : rest;
+    return reflected < length ? reflected : period - reflected - (mode == MIRROR ? 0 : 1);
 }
 
 // A sum in the result's type. Integers are truncated towards zero, after what makes up for the sum's roundings, and

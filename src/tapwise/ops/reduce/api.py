@@ -72,6 +72,6 @@ def _order(shape: tuple[int, ...], strides: tuple[int, ...], axes: tuple[int, ..
     """
     order = tuple(range(len(shape))) if positions and len(axes) > 1 else memory_order(strides)
     inside = tuple(sorted(order.index(axis) for axis in axes))
-    if ReduceProblem(tuple(shape[axis] for axis in order), inside).folded is not None:
+    if ReduceProblem(tuple(shape[axis] for axis in order), inside).collapsed is not None:
         return order
     return (*(axis for axis in range(len(shape)) if axis not in axes), *axes)

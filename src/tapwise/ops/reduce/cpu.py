@@ -1,7 +1,7 @@
 """cpu.simd of reduce: vectors of partial results, rows in chunks where they are few or long.
 
-Along the last axis a row is folded into four vectors, these into one, its lanes into a value. Along other axes lanes
-run over what lies inside, and columns are folded row by row in blocks. Either way elements beyond a chunk go to a
+Along the last axis a row is reduced to four vectors, these into one, its lanes into a value. Along other axes lanes
+run over what lies inside, and columns are reduced row by row in blocks. Either way elements beyond a chunk go to a
 partial result of their own, which `join` folds in the order of the chunks: so errors do not grow with the length, and
 the same input gives the same bits whatever the number of threads.
 """
@@ -70,7 +70,7 @@ class ReduceSimd(Algorithm[Config]):
 
     def configs(self, problem: ReduceProblem, device: Device) -> Sequence[Config]:
         """One: chunks follow from the shape alone, so that the bits do."""
-        outer, length, inner = _folded(problem)
+        outer, length, inner = _collapsed(problem)
         if inner == 1:
             chunks = 2 * ceil_div(length, 2 * ROW_CHUNK) if length > ROW_CHUNK else 1
             rows = max(1, min(ROW_CHUNK // length, ceil_div(outer, 4 * device.threads)))
@@ -91,11 +91,11 @@ class ReduceSimd(Algorithm[Config]):
         return costs.wall_us(cycles / max(1, tasks) + 40, tasks, device.threads) + (2.0 if config.chunks > 1 else 0.0)
 
     def workspace_bytes(self, problem: ReduceProblem, config: Config, device: Device) -> int:
-        outer, _, inner = _folded(problem)
+        outer, _, inner = _collapsed(problem)
         return 16 * config.chunks * outer * inner if config.chunks > 1 else 0
 
     def plan(self, problem: ReduceProblem, config: Config, device: Device) -> Plan:
-        outer, length, inner = _folded(problem)
+        outer, length, inner = _collapsed(problem)
         library = jit.load(
             "reduce", generate, target(settings.cpu_target()), dtype=arithmetic(problem), storage=problem.dtype,
             op=problem.op, last=inner == 1,
@@ -109,14 +109,14 @@ class ReduceSimd(Algorithm[Config]):
         return ReducePlan(problem, device, library, fields)
 
 
-def _folded(problem: ReduceProblem) -> tuple[int, int, int]:
-    folded = problem.folded
-    assert folded is not None
-    return folded
+def _collapsed(problem: ReduceProblem) -> tuple[int, int, int]:
+    collapsed = problem.collapsed
+    assert collapsed is not None
+    return collapsed
 
 
 def _tasks(problem: ReduceProblem, config: Config) -> int:
-    outer, _, inner = _folded(problem)
+    outer, _, inner = _collapsed(problem)
     if inner > 1:
         return outer * config.chunks * ceil_div(inner, config.width)
     return outer * config.chunks if config.chunks > 1 else ceil_div(outer, config.rows)

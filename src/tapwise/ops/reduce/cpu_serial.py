@@ -91,10 +91,10 @@ class ReduceSerial(LoopAlgorithm):
         return 10.0 + (10e-3 if problem.op == "logsumexp" else 1.5e-3) * problem.flops
 
     def run(self, problem: ReduceProblem, buffers: Buffers) -> None:
-        folded = problem.folded
-        assert folded is not None
+        collapsed = problem.collapsed
+        assert collapsed is not None
         dtype = DTYPES[problem.accumulator]
-        result = np.empty((folded[0], folded[2]), np.int64 if problem.op in POSITIONS else dtype)
-        _loops()(np.ascontiguousarray(buffers.x, dtype).reshape(folded), result, CODES[problem.op])
+        result = np.empty((collapsed[0], collapsed[2]), np.int64 if problem.op in POSITIONS else dtype)
+        _loops()(np.ascontiguousarray(buffers.x, dtype).reshape(collapsed), result, CODES[problem.op])
         with np.errstate(over="ignore"):
             buffers.y[...] = result.reshape(buffers.y.shape)

@@ -74,9 +74,9 @@ class SoftmaxSimd(Algorithm[Config]):
         return rejects_apart(problem)
 
     def configs(self, problem: SoftmaxProblem, device: Device) -> Sequence[Config]:
-        folded = problem.folded
-        assert folded is not None
-        outer, length, inner = folded
+        collapsed = problem.collapsed
+        assert collapsed is not None
+        outer, length, inner = collapsed
         if inner == 1:
             # Chunks do not depend on the number of threads: the same input gives the same bits.
             whole = length <= CHUNK or (length <= WHOLE and outer >= ENOUGH)
@@ -93,24 +93,24 @@ class SoftmaxSimd(Algorithm[Config]):
     def predict_us(self, problem: SoftmaxProblem, config: Config, device: Device) -> float:
         """About 2.2 cycles an element of float32 for the exponential and the three passes, over the threads."""
         costs = Costs(device, sum_bytes(problem))
-        folded = problem.folded
-        assert folded is not None
-        outer, length, inner = folded
+        collapsed = problem.collapsed
+        assert collapsed is not None
+        outer, length, inner = collapsed
         tasks = _tasks(outer, inner, config)
         cycles = 2.2 * outer * length * inner * (8 / costs.lanes) / max(1, tasks) + 40
         return costs.wall_us(cycles, tasks, device.threads) + (6.0 if config.chunks > 1 else 0.0)
 
     def workspace_bytes(self, problem: SoftmaxProblem, config: Config, device: Device) -> int:
-        folded = problem.folded
-        assert folded is not None
+        collapsed = problem.collapsed
+        assert collapsed is not None
         if config.chunks > 1:
-            return 2 * 8 * config.chunks * folded[0]
+            return 2 * 8 * config.chunks * collapsed[0]
         return 0
 
     def plan(self, problem: SoftmaxProblem, config: Config, device: Device) -> Plan:
-        folded = problem.folded
-        assert folded is not None
-        outer, length, inner = folded
+        collapsed = problem.collapsed
+        assert collapsed is not None
+        outer, length, inner = collapsed
         library = jit.load(
             "softmax", generate, target(settings.cpu_target()), dtype=arithmetic(problem), storage=problem.dtype,
             log=problem.log, last=inner == 1,

@@ -59,9 +59,9 @@ class SoftmaxSerial(LoopAlgorithm):
         return 10.0 + 15e-3 * problem.flops / 4
 
     def run(self, problem: SoftmaxProblem, buffers: Buffers) -> None:
-        folded = problem.folded
-        assert folded is not None
+        collapsed = problem.collapsed
+        assert collapsed is not None
         dtype = DTYPES[problem.accumulator]
-        result = np.empty(folded, dtype)
-        _loops()(np.ascontiguousarray(buffers.x, dtype).reshape(folded), result, problem.log)
+        result = np.empty(collapsed, dtype)
+        _loops()(np.ascontiguousarray(buffers.x, dtype).reshape(collapsed), result, problem.log)
         buffers.y[...] = result.reshape(buffers.y.shape)
