@@ -1,266 +1,273 @@
-"""The configs of cuda.implicit_gemm for a problem: tiles, schedules, slabs, boxes and bundles that fit into shared
-memory and registers."""
+"""The configs of cuda.implicit_gemm for a problem: tiles, schedules, halos and groups that fit into shared memory and
+registers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from math import prod
-from typing import Final
+from typing import Final, NamedTuple
 
 from tapwise.algorithm import Device
 from tapwise.cuda.jit.tensor_map import LINE_BYTES
-from tapwise.ops.conv.cuda.implicit_gemm import geometry, outputs
-from tapwise.ops.conv.cuda.implicit_gemm.geometry import Config
+from tapwise.integers import ceil_div
+from tapwise.ops.conv.cuda.implicit_gemm.config import (
+    Config,
+    HaloRowsConfig,
+    HaloTileConfig,
+    Im2colConfig,
+)
+from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
+from tapwise.ops.conv.cuda.implicit_gemm.view import COPY_PIXELS, LARGEST, PLACED, View, is_aligned, padded, unfoldings
 from tapwise.ops.conv.problem import ConvProblem
 
-# Taps for which a slab is kept: as many products are under way as there may be, and one.
+# Taps for which a halo is kept: as many products are under way as there may be, and one.
 LEAST_TAPS: Final = 3
-# Taps whose products take as long as the next slab needs to come; with fewer there are more than two slabs.
+# Taps whose products take as long as the next halo needs to come; with fewer there are more than two buffers.
 MANY_TAPS: Final = 7
-# Outputs of a box's line: with fewer it is mostly halo.
+# Outputs of a halo tile's row: with fewer it is mostly halo.
 LEAST_ACROSS: Final = 4
-# Sets of filters that stay beside slabs and boxes, each with its own blocks.
+# Sets of filters that stay beside halo rows, each with its own CTAs.
 MOST_SETS: Final = 32
 # Registers of a thread beside its sums: in the plain kernel, and for what else it does.
 PLAIN_REGISTERS: Final = 60
 MORE_REGISTERS: Final = {
-    "bias": 8, "function": 56, "short function": 53, "ordered": 36, "residual": 4, "more residual": 17,
-    "begun f32": 24, "odd": 48, "f32": 16, "nchw": 44,
+    "bias": 8, "function": 56, "short function": 53, "direct store": 36, "residual": 4, "more residual": 17,
+    "f32 residual as C": 24, "odd": 48, "f32": 16, "nchw": 44,
 }  # fmt: skip
-# Outputs of a tile whose sums blocks of a cluster exchange.
+# Outputs of a tile whose sums CTAs of a cluster exchange.
 MOST_EXCHANGED: Final = 8192
-# (rows of the instruction, pixels, filters) of a tile.
+# Columns of the matrix instruction at most.
+MOST_N: Final = 256
+
+
+class Tile(NamedTuple):
+    """Pixels and filters of a CTA tile; `swap_ab`: the instruction's M is filters."""
+
+    swap_ab: bool
+    pixels: int
+    filters: int
+
+
 TILES: Final = tuple(
-    [("filters", pixels, 64) for pixels in (32, 48, 64, 72, 80, 96, 112, 128, 160, 176, 192, 208, 224, 256)]
-    + [("filters", pixels, 128) for pixels in (48, 64, 96, 112, 128, 160, 192, 224, 256)]
-    + [("pixels", 64, filters) for filters in (16, 24, 32, 40, 48, 64, 96, 128, 192, 256)]
-    + [("pixels", 128, filters) for filters in (32, 40, 48, 56, 64, 96, 128, 160, 192, 256)]
-    + [("pixels", 256, filters) for filters in (16, 32, 64, 128)]
+    [Tile(True, pixels, 64) for pixels in (32, 48, 64, 72, 80, 96, 112, 128, 160, 176, 192, 208, 224, 256)]
+    + [Tile(True, pixels, 128) for pixels in (48, 64, 96, 112, 128, 160, 192, 224, 256)]
+    + [Tile(False, 64, filters) for filters in (16, 24, 32, 40, 48, 64, 96, 128, 192, 256)]
+    + [Tile(False, 128, filters) for filters in (32, 40, 48, 56, 64, 96, 128, 160, 192, 256)]
+    + [Tile(False, 256, filters) for filters in (16, 32, 64, 128)]
 )
-# For few filters, of slabs: their windows overlap less.
+# For few filters, of halos: their windows overlap less.
 LONG_TILES: Final = tuple(
-    [("pixels", 512, filters) for filters in (8, 16, 24, 32)] + [("pixels", 1024, filters) for filters in (8, 16)]
+    [Tile(False, 512, filters) for filters in (8, 16, 24, 32)] + [Tile(False, 1024, filters) for filters in (8, 16)]
 )
-# Columns of the matrix instruction at most, and of tiles that are made to fill whole waves.
-MOST_COLUMNS, LEAST_FILLING = 256, 64
-# (warpgroups, whether they take turns, blocks that share gemm_k, blocks of a multiprocessor).
+
+
+class Schedule(NamedTuple):
+    """Warpgroups, whether they are in ping-pong, CTAs that share gemm_k, and those of a multiprocessor."""
+
+    warpgroups: int
+    ping_pong: bool
+    split_k: int
+    min_blocks_per_sm: int
+
+
 SCHEDULES: Final = (
-    (2, True, 1, 1), (2, False, 1, 1), (1, False, 1, 1), (1, False, 1, 2), (1, False, 2, 2), (1, False, 4, 2),
-    (1, False, 8, 2), (1, False, 2, 1), (1, False, 4, 1), (1, False, 8, 1),
+    Schedule(2, True, 1, 1), Schedule(2, False, 1, 1), Schedule(1, False, 1, 1), Schedule(1, False, 1, 2),
+    Schedule(1, False, 2, 1), Schedule(1, False, 4, 1), Schedule(1, False, 8, 1),
 )  # fmt: skip
 
 
 def all_configs(problem: ConvProblem, device: Device) -> Sequence[Config]:
     """Every config that fits the device, in no order."""
     found: list[Config] = []
-    for way in geometry.unfoldings(problem):
-        view = geometry.unfolded(problem, way)
-        # What is packed is brought by the copy engine.
-        found += [replace(one, unfold=way) for one in _configs(view, device) if not (way and one.gather)]
+    for unfold in unfoldings(problem):
+        view = View.of(problem, Im2colConfig(False, 64, 64, unfold=unfold))
+        found += _im2col(view, device)
+        if set(view.seen.stride) == {1} and prod(view.seen.kernel) >= LEAST_TAPS:
+            found += _halo_rows(view, device)
+            found += _halo_tiles(view, device)
+        found += _grouped(view, device)
     return found
 
 
-def _configs(problem: ConvProblem, device: Device) -> list[Config]:
-    """The same of one view."""
-    bundles = _bundles(problem, device)
-    problem = geometry.folded(problem)
-    found = []
-    # y and residual go in boxes of as many pixels as divide a tile: smaller ones are slow.
-    tiles = dict.fromkeys((*_tiles(problem), *_filling(problem, device, problem.n * prod(problem.output), 16)))
-    for (rows, pixels, filters), (warpgroups, turns, split, resident) in product(tiles, SCHEDULES):
-        if split > 1 and pixels * filters > MOST_EXCHANGED:
+def _im2col(view: View, device: Device) -> Iterator[Config]:
+    for tile, schedule in product(_tiles(view.seen), SCHEDULES):
+        if schedule.split_k > 1 and tile.pixels * tile.filters > MOST_EXCHANGED:
             continue
-        config = Config("stream", rows, pixels, filters, warpgroups, turns, 0, split, resident)
-        count = geometry.tiles_of(problem, config)[1]
-        # Two blocks of a multiprocessor are of use where there are more blocks than multiprocessors.
-        staged = _staged(problem, config, device)
-        if staged is not None and (resident == 1 or split * count > geometry.PLACED * device.multiprocessors):
-            found.append(staged)
-        # Filters stay where a block has several tiles of the same.
-        if split == resident == 1 and 2 * geometry.blocks_of(problem, config, device) <= count:
-            staged = _staged(problem, replace(config, held=True), device)
-            if staged is not None and geometry.blocks_of(problem, staged, device):
-                found.append(staged)
-    # Padded images share their padding with the next, so there is no more of it than windows reach.
-    shared = all(min(sides) < reach for sides, reach in zip(problem.padding, problem.reach, strict=True))
-    countable = problem.n * prod(geometry.padded(problem)) < geometry.LARGEST
-    if set(problem.stride) == {1} and prod(problem.kernel) >= LEAST_TAPS and shared and countable:
-        found += _slabs(problem, device)
-    if set(problem.stride) == {1} and prod(problem.kernel) >= LEAST_TAPS:
-        found += _boxes(problem, device)
-    return found + bundles
+        one = view.configured(_im2col_config(tile, schedule, unfold=view.config.unfold))
+        # Two CTAs of a multiprocessor are of use where there are more CTAs than multiprocessors.
+        staged = _staged(one, device)
+        if staged is not None and (schedule.min_blocks_per_sm == 1 or one.tiles > PLACED * device.multiprocessors):
+            yield staged
+        # Filters stay where a CTA has several tiles of the same.
+        if schedule.split_k == schedule.min_blocks_per_sm == 1 and 2 * one.blocks(device) <= one.tiles:
+            staged = _staged(one.configured(replace(one.config, filter_stationary=True)), device)
+            if staged is not None and view.configured(staged).blocks(device):
+                yield staged
 
 
-def _boxes(problem: ConvProblem, device: Device) -> list[Config]:
-    """Boxes whose tiles fit the image best: a few widths for each tile."""
-    if not geometry.is_whole(problem) and problem.layout == "nhwc" and problem.math != "3xtf32":
-        return []
+def _im2col_config(tile: Tile, schedule: Schedule, groups_per_tile: int = 1, unfold: int = 0) -> Im2colConfig:
+    return Im2colConfig(
+        tile.swap_ab, tile.pixels, tile.filters, groups_per_tile=groups_per_tile, unfold=unfold, **schedule._asdict()
+    )
+
+
+def _shares_padding(problem: ConvProblem) -> bool:
+    """Padded images share their padding with the next, so there may be no more of it than windows reach."""
+    return all(min(sides) < reach for sides, reach in zip(problem.padding, problem.reach, strict=True))
+
+
+def _halo_rows(view: View, device: Device) -> Iterator[Config]:
+    problem = view.seen
+    if not _shares_padding(problem) or problem.n * prod(padded(problem)) >= LARGEST:
+        return
+    tiles = dict.fromkeys((*_tiles(problem), *LONG_TILES))
+    for tile, pieces, chunk in product(tiles, _gathers(view), _chunks(problem)):
+        # Warps that gather would have the same pieces to copy.
+        if tile.filters <= (64 if tile.swap_ab else MOST_N) and not (pieces and chunk):
+            config = HaloRowsConfig(
+                tile.swap_ab, tile.pixels, tile.filters, unfold=view.config.unfold, chunk_bytes=chunk,
+                gather_bytes=pieces,
+            )  # fmt: skip
+            yield from _buffered(view.configured(config), config, device)
+
+
+def _halo_tiles(view: View, device: Device) -> Iterator[Config]:
+    """Those whose rectangles fit the image best: a few widths for each tile."""
+    problem = view.seen
+    if not is_aligned(problem) and problem.layout == "nhwc" and problem.math != "3xtf32":
+        return
     p, q = problem.output
-    found: list[Config] = []
-    for rows, pixels, filters in _tiles(problem) + LONG_TILES:
-        if filters > (256 if rows == "pixels" else 64) or pixels < 64:
+    for tile in _tiles(problem) + LONG_TILES:
+        if tile.filters > (64 if tile.swap_ab else MOST_N) or tile.pixels < 64:
             continue
         widths = {}
         for count in range(1, q + 1):
-            across = -(-q // count)
+            across = ceil_div(q, count)
             wide = across + problem.reach[1] - 1
             if across < LEAST_ACROSS:
                 break
-            if wide > pixels:
+            if wide > tile.pixels:
                 continue
-            down = pixels // wide
-            tiles = -(-p // down) * count
-            lines = (down + problem.reach[0] - 1) * wide
-            if wide <= geometry.MOST_LINES and down + problem.reach[0] - 1 <= geometry.MOST_LINES:
-                widths[across] = tiles * (pixels + lines)
-        for across, line in product(sorted(widths, key=lambda one: widths[one])[:2], _lines(problem)):
-            config = Config("box", rows, pixels, filters, 2, True, 0, across=across, line=line)
-            found += _ringed(problem, config, device)
-    return found
+            down = tile.pixels // wide
+            high = down + problem.reach[0] - 1
+            if wide <= COPY_PIXELS and high <= COPY_PIXELS:
+                widths[across] = ceil_div(p, down) * count * (tile.pixels + high * wide)
+        for across, chunk in product(sorted(widths, key=lambda one: widths[one])[:2], _chunks(problem)):
+            config = HaloTileConfig(
+                tile.swap_ab, tile.pixels, tile.filters, unfold=view.config.unfold, chunk_bytes=chunk, across=across
+            )
+            yield from _buffered(view.configured(config), config, device)
 
 
-def _bundles(problem: ConvProblem, device: Device) -> list[Config]:
-    """Groups of 32 or 64 bytes of channels, as many in a line as fill it, each multiplied with its own filters."""
+def _grouped(view: View, device: Device) -> Iterator[Config]:
+    """Groups of 32 or 64 bytes of channels, as many in a chunk as fill it, each multiplied with its own filters."""
+    problem = view.unfolded
     size = problem.group_c * problem.itemsize
     count = LINE_BYTES // size if size in (32, 64) else 1
+    filters = count * problem.group_k
     if (
         count == 1
         or problem.groups % count
         or problem.group_k % 8
-        or not geometry.is_whole(problem)
+        or not is_aligned(problem)
         or problem.math == "3xtf32"
         or problem.layout == "nchw"
+        or filters > MOST_N
     ):
-        return []
-    found: list[Config] = []
-    filters = count * problem.group_k
-    view = geometry.view_of(problem, Config("stream", "pixels", 64, filters, 1, False, 3, bundle=count))
-    taken = [one for one in SCHEDULES if one[2] == 1]
-    for pixels, (warpgroups, turns, split, resident) in product((64, 128, 256), taken):
-        config = Config("stream", "pixels", pixels, filters, warpgroups, turns, 0, split, resident, bundle=count)
-        staged = _staged(view, config, device)
-        if staged is not None and filters <= 256:
-            found.append(staged)
-    shared = all(min(sides) < reach for sides, reach in zip(problem.padding, problem.reach, strict=True))
-    if set(problem.stride) == {1} and prod(problem.kernel) >= LEAST_TAPS and shared:
-        for pixels, stages in product((64, 128, 256), (8, 4)):
-            config = Config("slab", "pixels", pixels, filters, 2, True, stages, slabs=2, bundle=count)
-            if is_legal(view, config, device):
-                found.append(config)
-    return found
+        return
+    tiles = [Tile(False, pixels, filters) for pixels in (64, 128, 256)]
+    for tile, schedule in product(tiles, [one for one in SCHEDULES if one.split_k == 1]):
+        one = View.of(view.original, _im2col_config(tile, schedule, groups_per_tile=count))
+        staged = _staged(one, device)
+        if staged is not None:
+            yield staged
+    if set(problem.stride) == {1} and prod(problem.kernel) >= LEAST_TAPS and _shares_padding(problem):
+        for tile, stages in product(tiles, (8, 4)):
+            config = HaloRowsConfig(tile.swap_ab, tile.pixels, tile.filters, stages, groups_per_tile=count)
+            if is_legal(View.of(view.original, config), device):
+                yield config
 
 
-def _slabs(problem: ConvProblem, device: Device) -> list[Config]:
-    """Slabs that the copy engine brings, or warps."""
-    found: list[Config] = []
-    filling = _filling(problem, device, problem.n * prod(geometry.padded(problem)), 8)
-    tiles = dict.fromkeys((*_tiles(problem), *LONG_TILES, *filling))
-    for (rows, pixels, filters), pieces, line in product(tiles, _pieces(problem), _lines(problem)):
-        # Warps that gather would have the same pieces to copy.
-        if filters > (256 if rows == "pixels" else 64) or (pieces and line):
-            continue
-        config = Config("slab", rows, pixels, filters, 2, True, 0, gather=pieces, line=line)
-        found += _ringed(problem, config, device)
-    return found
-
-
-def _ringed(problem: ConvProblem, config: Config, device: Device) -> list[Config]:
-    """A slab or box with all filters of its tiles beside it, where a block has several of the same, and with as long a
-    ring of them as there is room for."""
-    across, tiles = geometry.tiles_of(problem, config)
-    most = 2 if prod(problem.kernel) >= MANY_TAPS else 4 if config.line else 3
-    stays = [
-        replace(config, held=True, stages=geometry.steps_of(problem, config), slabs=count)
-        for count in range(most, 1, -1)
+def _buffered(view: View, config: HaloRowsConfig | HaloTileConfig, device: Device) -> list[Config]:
+    """A halo with all filters of its tiles beside it, where a CTA has several of the same, and with as long a ring of
+    them as there is room for."""
+    most = 2 if prod(view.seen.kernel) >= MANY_TAPS else 4 if config.chunk_bytes else 3
+    stationary: list[Config] = [
+        replace(config, filter_stationary=True, stages=view.steps, halo_buffers=count) for count in range(most, 1, -1)
     ]
-    sets, blocks = across * problem.groups, geometry.blocks_of(problem, stays[0], device)
+    sets, blocks = view.tiles_f * view.seen.groups, view.configured(stationary[0]).blocks(device)
     # Warps that gather take longer than the products of the short tiles that several sets leave room for.
-    wanted = sets == 1 or (sets <= MOST_SETS and not config.gather and 0 < 2 * blocks <= tiles)
-    found = [one for one in stays if wanted and is_legal(problem, one, device)][:1]
+    several = isinstance(config, HaloRowsConfig) and sets <= MOST_SETS and not config.gather_bytes
+    wanted = sets == 1 or (several and 0 < 2 * blocks <= view.tiles)
+    found = [one for one in stationary if wanted and is_legal(view.configured(one), device)][:1]
     if found and sets == 1:
         return found
-    # A third slab is not worth a ring of fewer than eight stages.
+    # A third buffer is not worth a ring of fewer than eight stages.
     lengths = [(count, stages) for count in range(most, 1, -1) for stages in (12, 8, 6, 4) if count == 2 or stages >= 8]
-    rings = (replace(config, slabs=count, stages=stages) for count, stages in lengths)
-    return found + [one for one in rings if is_legal(problem, one, device)][:1]
+    rings: Iterator[Config] = (replace(config, halo_buffers=count, stages=stages) for count, stages in lengths)
+    return found + [one for one in rings if is_legal(view.configured(one), device)][:1]
 
 
-def _staged(problem: ConvProblem, config: Config, device: Device) -> Config | None:
-    """The config with as many stages as there is room for, up to all steps of a block."""
-    steps = -(-geometry.steps_of(problem, config) // config.split)
-    if config.split == 1:
-        steps *= -(-geometry.tiles_of(problem, config)[1] // (device.multiprocessors * config.resident))
-    for stages in range(min(8, max(3, steps)), 2, -1):
-        one = replace(config, stages=stages)
-        if is_legal(problem, one, device):
-            return one
-    return None
+def _staged(view: View, device: Device) -> Config | None:
+    """The config with as many stages as there is room for, up to all steps of a CTA."""
+    config = view.config
+    steps = ceil_div(view.steps, config.split_k)
+    if config.split_k == 1:
+        steps *= ceil_div(view.tiles, device.multiprocessors * config.min_blocks_per_sm)
+    candidates = (replace(config, stages=stages) for stages in range(min(8, max(3, steps)), 2, -1))
+    return next((one for one in candidates if is_legal(view.configured(one), device)), None)
 
 
-def is_legal(problem: ConvProblem, config: Config, device: Device) -> bool:
+def is_legal(view: View, device: Device) -> bool:
     """Whether the tile's parts fit shared memory, its sums the registers, and its rows the warpgroups."""
-    room = (device.shared_bytes + 1024) // config.resident - 1024
+    problem, config, epilogue = view.seen, view.config, Epilogue(view)
+    per_sm = config.min_blocks_per_sm
+    share, rest = divmod(config.tile_m // 64, view.cooperative)
+    if share < 1 or rest or view.steps < config.split_k:
+        return False
+    if epilogue.shared_bytes > (device.shared_bytes + 1024) // per_sm - 1024:
+        return False
     # Two warpgroups get registers of the one that copies, which needs them itself where it gathers.
-    pair = 216 if config.gather else 232
-    registers = pair if config.warpgroups == 2 else 255 if config.resident == 1 else 128
-    function, short = (problem.activation == name and config.resident == 1 for name in ("tanh", "gelu"))
-    ordered = outputs.order_of(problem, config) > 0
-    streamed = config.kernel == "stream" and config.turns and not config.held
+    pair = 216 if config.gather_bytes else 232
+    registers = pair if config.warpgroups == 2 else 255 if per_sm == 1 else 128
+    function, short = (problem.activation == name and per_sm == 1 for name in ("tanh", "gelu"))
+    direct = epilogue.permuted_n > 0
+    rolling = isinstance(config, Im2colConfig) and config.ping_pong and not config.filter_stationary
     used = {
         "bias": problem.bias or problem.activation is not None,
-        "residual": problem.residual and not outputs.is_delivered(problem, config),
-        # Of four bytes, or loaded before the products; streams in turns have registers for it.
-        "more residual": problem.residual and (problem.dtype == "f32" or (ordered and not streamed)),
-        "begun f32": problem.residual and problem.dtype == "f32" and ordered and config.turns,
-        "function": function, "short function": short, "ordered": ordered and function,
-        "odd": ordered and problem.group_k % 2 == 1,
+        "residual": problem.residual and not epilogue.tma_residual,
+        # Of four bytes, or loaded before the products; im2col in ping-pong has registers for it.
+        "more residual": problem.residual and (problem.dtype == "f32" or (direct and not rolling)),
+        "f32 residual as C": problem.residual and problem.dtype == "f32" and direct and config.ping_pong,
+        "function": function, "short function": short, "direct store": direct and function,
+        "odd": direct and problem.group_k % 2 == 1,
         "f32": problem.dtype == "f32", "nchw": problem.layout == "nchw",
     }  # fmt: skip
     others = PLAIN_REGISTERS + sum(MORE_REGISTERS[name] for name, needed in used.items() if needed)
-    height, width = geometry.sides_of(config)
-    share, rest = divmod(height // 64, 1 if config.turns else config.warpgroups)
-    return (
-        outputs.shared_bytes(problem, config) <= room
-        and geometry.steps_of(problem, config) >= config.split
-        and share >= 1 and rest == 0
-        and share * width // 2 + others <= registers
-    )  # fmt: skip
+    return share * config.tile_n // 2 + others <= registers
 
 
-def _tiles(problem: ConvProblem) -> tuple[tuple[str, int, int], ...]:
+def _tiles(problem: ConvProblem) -> tuple[Tile, ...]:
     """Tiles for any problem, and such as divide the filters of a group evenly."""
-    widths = {-(-problem.group_k // (grain * count)) * grain for count in range(1, 5) for grain in (8, 16, 32)}
-    even = product(("pixels",), (64, 128, 192, 256), sorted(width for width in widths if width <= 256))
-    return tuple(dict.fromkeys((*TILES, *even)))
+    widths = {ceil_div(problem.group_k, grain * count) * grain for count in range(1, 5) for grain in (8, 16, 32)}
+    even = product((False,), (64, 128, 192, 256), sorted(width for width in widths if width <= MOST_N))
+    return tuple(dict.fromkeys((*TILES, *(Tile(*one) for one in even))))
 
 
-def _filling(problem: ConvProblem, device: Device, pixels: int, grain: int) -> list[tuple[str, int, int]]:
-    """Tiles whose columns are pixels, no wider than their waves ask for: the fewest pixels, in multiples of `grain`,
-    with which all `pixels` take so many waves of multiprocessors. Those of the three smallest numbers of waves, with 64
-    and with 128 filters."""
-    found = []
-    for filters in (64, 128):
-        across = -(-problem.group_k // filters) * problem.groups
-        waves = range(1, 4 + pixels * across // (device.multiprocessors * MOST_COLUMNS))
-        each = (-(-pixels // max(1, device.multiprocessors * count // across)) for count in waves)
-        widths = (-(-one // grain) * grain for one in each)
-        found += [("filters", one, filters) for one in widths if LEAST_FILLING <= one <= MOST_COLUMNS][:3]
-    return found
-
-
-def _lines(problem: ConvProblem) -> list[int]:
-    """Lengths of a slab's lines: as `span` has them (0), and half where the last would be half empty. Parts of 3xtf32
-    begin with a whole line."""
+def _chunks(problem: ConvProblem) -> list[int]:
+    """Bytes of a halo's chunks of channels: as view.py has them (0), and half where the last would be half empty. Parts
+    of 3xtf32 begin with a whole chunk."""
     whole, rest = divmod(problem.group_c * problem.itemsize, LINE_BYTES)
     return [0, LINE_BYTES // 2] if whole and 0 < rest <= LINE_BYTES // 2 and problem.math != "3xtf32" else [0]
 
 
-def _pieces(problem: ConvProblem) -> list[int]:
-    """Ways to bring a slab: by the copy engine (0), and by warps in pieces of so many bytes."""
-    size = problem.itemsize
-    if problem.layout == "nchw" or problem.math == "3xtf32":
+def _gathers(view: View) -> list[int]:
+    """Ways to bring halo rows: by TMA (0), and by warps in pieces of so many bytes. What is packed comes by TMA."""
+    problem = view.seen
+    if problem.layout == "nchw" or problem.math == "3xtf32" or view.config.unfold:
         return [0]
-    pieces = [count for count in (16, 8, 4) if problem.c * size % count == 0 and problem.group_c * size % count == 0]
+    bytes_, group_bytes = problem.c * problem.itemsize, problem.group_c * problem.itemsize
+    pieces = [count for count in (16, 8, 4) if bytes_ % count == 0 and group_bytes % count == 0]
     return [*pieces[:1], 0]

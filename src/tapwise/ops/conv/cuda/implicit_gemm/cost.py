@@ -1,0 +1,249 @@
+"""How long cuda.implicit_gemm will take: what a tile costs, how many of them a multiprocessor gets, and what L2 and
+memory take.
+
+Cycles are those of a multiprocessor under load. Constants were fitted to about 6900 times of configs on 770 problems
+(H200), by the error of the logarithm and by what the choice loses. Each term was then switched off on 425 problems:
+docs/study/implicit_gemm_modes.md says what that cost, and which terms went.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, gcd, log2, prod
+from typing import Final
+
+from tapwise.algorithm import Device
+from tapwise.cuda.jit.tensor_map import LINE_BYTES
+from tapwise.integers import ceil_div
+from tapwise.ops.conv.cuda import pack
+from tapwise.ops.conv.cuda.implicit_gemm.config import Im2colConfig
+from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
+from tapwise.ops.conv.cuda.implicit_gemm.view import PLACED, STEP_BYTES, View
+
+CYCLES_US: Final = 1700.0
+
+# Compute. A matrix instruction of 64 rows takes columns / 2 cycles, or what it reads of shared memory.
+LEAST_PRODUCT, LEAST_COLUMN = 16.2, 0.324
+# What a step costs besides: im2col, halo, halo with all filters beside it.
+STEP, HALO_STEP, STATIONARY_STEP = 65.2, 67.1, 41.7
+
+# Copies: a chunk of a pixel (im2col, halo) and of a filter; more for chunks that begin and end within sectors of L2; of
+# half the length the same times so much (halo); bytes that arrive in a cycle; a piece that warps gather.
+IM2COL_CHUNK, HALO_CHUNK, FILTER_CHUNK, RAGGED_CHUNK = 2.13, 6.04, 1.2, 1.66
+HALF_HALO_CHUNK: Final = 0.603
+FEED_BYTES, PIECE = 84.6, 1.58
+# How much of that chunks cost whose distance is a multiple of 32 bytes, but of no more.
+HALF_RAGGED: Final = 0.48
+
+# Latency: from a copy's begin to its bytes, and how much of its own time is added. Stages are there to hide it, short
+# of those that are multiplied, and of more in ping-pong.
+LATENCY, OWN_COPY, FREE_STAGES, PING_PONG_STAGES = 572.0, 0.816, 0.292, 1.54
+# From a halo buffer's being free to the next one's bytes.
+HALO_LATENCY: Final = 1255.0
+
+# Launch: its beginning, more of it in ping-pong (im2col, halo), and of a CTA that is alone on its multiprocessor, which
+# is not placed before the launch before has left. How much of the first halo's copy a launch waits for.
+BEGIN, BEGIN_PING_PONG, BEGIN_HALO, ALONE, FIRST_HALO = 1703.0, 623.0, 433.0, 617.0, 0.359
+
+# Schedule: from the last products of a tile to the first of the other warpgroup's; what a tile waits for beside the CTA
+# that shares its multiprocessor.
+TURN, CHAIN = 175.0, 500.0
+
+# Epilogue: a tile's way to y, and each of its outputs: by threads (im2col, halo), by TMA, straight from registers 16
+# bytes at a time, and where split sums are exchanged.
+THREADS, HALO_THREADS, TMA, DIRECT = (1124.0, 0.0653), (170.0, 0.181), (1479.0, 0.0885), (543.0, 0.0852)
+EXCHANGE: Final = (2130.0, 0.29)
+# More for each output: activation; residual, which competes with the products for shared memory and is not hidden by
+# them, and the same where all of a tile is fetched ahead; an accumulator that starts from the residual, where its
+# warpgroup is alone, and in ping-pong.
+ACTIVATIONS: Final = {"relu": 0.02, "relu6": 0.02, "silu": 0.13, "sigmoid": 0.13, "gelu": 0.26, "tanh": 0.5}
+RESIDUAL, RESIDUAL_AHEAD, RESIDUAL_AS_C, RESIDUAL_AS_C_PING_PONG = 0.135, 0.0556, 0.138, 0.25
+
+# Memory. Bytes a microsecond from L2 to all multiprocessors together; chunks that several of them read at a time count
+# less, ragged ones more. Groups whose channels are a part of a sector of L2: time grows as that power of sectors read
+# for each that is needed.
+L2_BYTES, SHARING, RAGGED_L2, SECTORS = 6.97e6, 0.359, 0.767, 0.354
+# A launch that packs x before; bytes a microsecond that it moves as they are, and as windows.
+PACK_US, PACK_BYTES, WINDOW_BYTES = 2.4, 3.5e6, 1.55e6
+
+# Tiles, L2 and memory hide each other as a norm of that degree.
+NORM: Final = 3.35
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A predicted time and what it is made of: cycles of a step's products and of its copies, of a tile, tiles of the
+    busiest multiprocessor, microseconds of L2, of memory, of packing x."""
+
+    us: float
+    product: float
+    copies: float
+    tile: float
+    share: float
+    l2_us: float
+    memory_us: float
+    packing_us: float
+
+    def __str__(self) -> str:
+        bound = "products" if self.product >= self.copies else "copies"
+        packing = f", {self.packing_us:.1f} us to pack x" if self.packing_us else ""
+        return (
+            f"{self.share:.3g} tiles a multiprocessor of {self.tile / CYCLES_US:.2f} us (a step: {self.product:.0f} "
+            f"cycles of products, {self.copies:.0f} of copies: bound by {bound}), L2 {self.l2_us:.1f} us, "
+            f"memory {self.memory_us:.1f} us{packing}"
+        )
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What a step copies: chunks of pixels (of a halo, its share) and of filters; how much the pixels' suffer from
+    where they begin and end, 0 to 1; bytes of packed x read and written by the launch before."""
+
+    pixels: float
+    filters: float
+    ragged: float
+    packed_bytes: int
+
+    @classmethod
+    def of(cls, view: View, device: Device, packed_bytes: int) -> Copied:
+        problem, config = view.seen, view.config
+        im2col = isinstance(config, Im2colConfig)
+        pixels = config.tile_pixels if im2col else view.halo_pixels / prod(problem.kernel)
+        filters = config.tile_filters / config.groups_per_tile
+        if config.filter_stationary:
+            # A CTA copies them once.
+            filters = filters / ceil_div(view.tiles, view.blocks(device)) if im2col else 0
+        pixel = pixel_bytes(view, packed_bytes)
+        apart = pixel if packed_bytes else problem.c * view.itemsize
+        moved = packed_bytes + prod(view.original.x_shape) * view.itemsize if packed_bytes else 0
+        return cls(pixels, filters, raggedness(pixel, apart, view.chunk_bytes), moved)
+
+
+def pixel_bytes(view: View, packed_bytes: int) -> int:
+    """Bytes of a group's channels of a pixel, as the kernel reads them."""
+    return (pack.wide(view.seen) if packed_bytes else view.seen.group_c) * view.itemsize
+
+
+def raggedness(pixel: int, apart: int, chunk: int) -> float:
+    """How much chunks of `chunk` bytes suffer from where they begin and end, for pixels of so many bytes that lie so
+    many bytes apart."""
+    grain = gcd(apart, chunk)
+    if pixel % chunk == 0 or grain >= 64:
+        return 0.0
+    return HALF_RAGGED if grain == 32 else 1.0
+
+
+def cost(view: View, device: Device, packed_bytes: int) -> Cost:
+    """The predicted time of one call. `packed_bytes`: what packed x takes, 0 where it is read as it lies."""
+    problem, config, epilogue = view.seen, view.config, Epilogue(view)
+    im2col, taps, steps = isinstance(config, Im2colConfig), prod(problem.kernel), ceil_div(view.steps, config.split_k)
+    copied = Copied.of(view, device, packed_bytes)
+    # Two warpgroups and the one that copies need all registers.
+    room = 1 if config.warpgroups == 2 else (device.shared_bytes + 1024) // (epilogue.shared_bytes + 1024)
+    places = float(device.multiprocessors)
+    if config.filter_stationary:
+        places = min(device.multiprocessors, view.blocks(device))
+    if config.split_k > 2:
+        places *= PLACED
+    blocks = view.tiles * config.split_k
+    # CTAs beside each other on a multiprocessor share it.
+    share = max(1.0, blocks / places) if config.split_k > 1 and room > 1 else float(ceil(blocks / places))
+
+    product = _product(view)
+    copies = _copies(view, copied)
+    if im2col and steps * (share if config.split_k == 1 else 1) > config.stages:
+        in_flight = 1 if view.cooperative == 2 else 2
+        free = FREE_STAGES - (PING_PONG_STAGES if config.ping_pong else 0.0)
+        copies = max(copies, (LATENCY + OWN_COPY * copies) / max(config.stages - in_flight + free, 0.3))
+    step = STEP if im2col else STATIONARY_STEP if config.filter_stationary else HALO_STEP
+    main = steps * (max(product, copies) + step)
+    if not (im2col or config.gather_bytes):
+        # A halo comes while those before it are multiplied.
+        alone = HALO_LATENCY + taps * (copies + product + step)
+        main = max(main, steps / taps * alone / config.halo_buffers)
+
+    outputs = config.tile_pixels * config.tile_filters
+    finish = _epilogue(view, epilogue)
+    as_c = problem.residual and epilogue.permuted_n > 0
+    if as_c and config.ping_pong:
+        finish += outputs * RESIDUAL_AS_C_PING_PONG
+    elif as_c:
+        main += outputs * RESIDUAL_AS_C
+    cycles = BEGIN + (ALONE if room == 1 else 0.0)
+    beside = config.min_blocks_per_sm > 1 and blocks > device.multiprocessors
+    if beside:
+        cycles += share * max(main, (main + finish + CHAIN) / 2) + finish
+    elif config.ping_pong:
+        cycles += share * max(main + TURN, (main + TURN + finish) / 2) + finish / 2
+        cycles += BEGIN_PING_PONG if im2col else BEGIN_HALO + FIRST_HALO * taps * copies
+    else:
+        cycles += share * main + (share if config.split_k == 1 else ceil(share)) * finish
+    if problem.residual and not as_c:
+        cycles += share * outputs * (RESIDUAL_AHEAD if epilogue.is_ahead else RESIDUAL)
+
+    l2_us = _l2_us(view, copied, device, blocks * steps)
+    memory_us = _memory_us(view, device)
+    packing_us = 0.0
+    if copied.packed_bytes:
+        packing_us = PACK_US + copied.packed_bytes / (WINDOW_BYTES if config.unfold else PACK_BYTES)
+    us = ((cycles / CYCLES_US) ** NORM + memory_us**NORM + l2_us**NORM) ** (1 / NORM)
+    if problem.groups > 1:
+        us *= max(1.0, 32 / pixel_bytes(view, packed_bytes)) ** SECTORS
+    return Cost(us + packing_us, product, copies, main + finish, share, l2_us, memory_us, packing_us)
+
+
+def _product(view: View) -> float:
+    """Cycles of a step's products."""
+    config, chunks = view.config, view.chunks
+    instructions = ((chunks - 1) * view.chunk_bytes / STEP_BYTES + view.last_chunk_steps) / chunks
+    columns = config.instruction_n
+    return config.tile_m / 64 * instructions * max(columns / 2, LEAST_PRODUCT + LEAST_COLUMN * columns)
+
+
+def _copies(view: View, copied: Copied) -> float:
+    """Cycles of a step's copies, nothing else being in their way."""
+    config = view.config
+    if config.gather_bytes:
+        issued = copied.pixels * view.chunk_bytes / config.gather_bytes * PIECE
+    else:
+        each = IM2COL_CHUNK
+        if not isinstance(config, Im2colConfig):
+            each = HALO_CHUNK * HALF_HALO_CHUNK ** log2(LINE_BYTES / view.chunk_bytes)
+        issued = copied.pixels * (each + RAGGED_CHUNK * copied.ragged)
+    issued += copied.filters * FILTER_CHUNK
+    return max(issued, (copied.pixels + copied.filters) * view.chunk_bytes / FEED_BYTES)
+
+
+def _epilogue(view: View, epilogue: Epilogue) -> float:
+    """Cycles of a tile's way to y."""
+    problem, config = view.seen, view.config
+    outputs = config.tile_pixels * config.tile_filters / view.cooperative
+    if config.split_k > 1:
+        fixed, each = EXCHANGE
+    elif epilogue.direct_bytes:
+        fixed, each = DIRECT[0], DIRECT[1] * (16 / epilogue.direct_bytes) ** 0.5
+    elif epilogue.tma_store:
+        fixed, each = TMA
+    else:
+        fixed, each = THREADS if isinstance(config, Im2colConfig) else HALO_THREADS
+        each *= (8 / epilogue.vector) ** 0.5
+    return fixed + outputs * (each + (ACTIVATIONS[problem.activation] if problem.activation else 0.0))
+
+
+def _l2_us(view: View, copied: Copied, device: Device, steps: int) -> float:
+    """Microseconds of L2, of which so many steps of all CTAs read."""
+    across, multiprocessors = view.tiles_f, device.multiprocessors
+    high = view.tiles / across / view.seen.groups
+    pixel_readers = min(across, multiprocessors)
+    filter_readers = max(1.0, min(multiprocessors / across / view.seen.groups, high))
+    pixels = copied.pixels * (1 + RAGGED_L2 * copied.ragged) / pixel_readers**SHARING
+    filters = copied.filters / filter_readers**SHARING
+    return steps * (pixels + filters) * view.chunk_bytes / L2_BYTES
+
+
+def _memory_us(view: View, device: Device) -> float:
+    """Microseconds of memory: every operand once. Rows between strides are not read."""
+    problem = view.original
+    seen = prod(min(1.0, taps / stride) for taps, stride in zip(problem.kernel, problem.stride, strict=True))
+    read = prod(problem.x_shape) * seen + prod(problem.w_shape) + prod(problem.y_shape) * (1 + problem.residual)
+    return read * problem.itemsize / (device.gbps * 1e3)

@@ -1,0 +1,92 @@
+"""The tensor maps of cuda.implicit_gemm: of x, of the packed filters, of y and of the residual."""
+
+from __future__ import annotations
+
+from math import gcd, prod
+from typing import Final
+
+from tapwise.cuda.jit.tensor_map import LINE_BYTES, TensorMap
+from tapwise.integers import round_up
+from tapwise.ops.conv.cuda import pack
+from tapwise.ops.conv.cuda.implicit_gemm.config import HaloRowsConfig, HaloTileConfig
+from tapwise.ops.conv.cuda.implicit_gemm.view import (
+    View,
+    chunk_bytes,
+    corners_of,
+    folded,
+    has_group_axis,
+    padded,
+)
+from tapwise.ops.conv.problem import ConvProblem
+
+# Pixels of a residual that TMA brings at once.
+LEAST_RESIDUAL_PIXELS: Final = 32
+
+
+def map_x(view: View) -> TensorMap:
+    """x as packed, or as it lies; a copy is a chunk of the pixels of all windows, of padded rows, or of a rectangle."""
+    problem, config, size = view.seen, view.config, view.itemsize
+    h, w = problem.spatial
+    group_axis = has_group_axis(problem)
+    channels = pack.wide(problem) if view.is_packed else problem.group_c
+    pixel = (channels if view.is_packed else problem.c) * size
+    sizes: tuple[int, ...] = (channels, w, h, problem.n)
+    strides: tuple[int, ...] = (pixel, pixel * w, pixel * w * h)
+    steps = problem.stride[::-1]
+    if group_axis:
+        sizes = (*sizes, problem.groups * pack.parts(problem))
+        strides = (*strides, pixel * w * h * problem.n if view.is_packed else channels * size)
+        steps = (*steps, 1)
+    kind = "tf32" if problem.dtype == "f32" else problem.dtype
+    chunk = view.chunk_bytes // size
+    if isinstance(config, HaloTileConfig):
+        box = (chunk, view.rectangle.wide, view.rectangle.high, *[1] * (len(sizes) - 3))
+        return TensorMap(kind, sizes, strides, box, line_bytes=view.chunk_bytes)
+    corners, pixels = corners_of(problem), config.tile_pixels
+    if isinstance(config, HaloRowsConfig):
+        upper = [max(0, after - before) for before, after in problem.padding[::-1]]
+        corners = corners[0], (*upper, 0) if group_axis else tuple(upper)
+        pixels = view.halo_rows[1]
+    return TensorMap(kind, sizes, strides, (chunk, pixels), corners, steps, view.chunk_bytes)
+
+
+def filter_channels(problem: ConvProblem) -> int:
+    """Channels of a tap's part of the packed filters: whole chunks, which TMA takes faster; where taps side by side are
+    seen as channels, no more than there are. All configs have the same packed filters."""
+    if folded(problem) is not problem:
+        return problem.group_c
+    return round_up(problem.group_c, chunk_bytes(problem) // problem.itemsize)
+
+
+def map_w(view: View, rows: int) -> TensorMap:
+    """The packed filters, of which a view of the problem may see fewer taps: `rows` of them, a tile's a copy."""
+    base, seen, size = view.unfolded, folded(view.unfolded), view.itemsize
+    along = filter_channels(base) * view.parts * base.kernel[1] // seen.kernel[1]
+    chunk, taps = view.config.chunk_bytes or chunk_bytes(seen), prod(seen.kernel)
+    return TensorMap(
+        seen.dtype, (along, taps, rows), (along * size, along * taps * size),
+        (chunk // size, 1, view.config.tile_filters), line_bytes=chunk,
+    )  # fmt: skip
+
+
+def map_y(view: View) -> TensorMap:
+    """y as pixels of groups of filters; a box is a row of 128 bytes of as many pixels as all tiles are made of."""
+    problem, size = view.seen, view.itemsize
+    pixels = gcd(view.config.tile_pixels, 64) if view.config.swap_ab else 64
+    return TensorMap(
+        problem.dtype, (problem.group_k, problem.groups, problem.n * prod(problem.output)),
+        (problem.group_k * size, problem.k * size), (LINE_BYTES // size, 1, pixels),
+    )  # fmt: skip
+
+
+def map_residual(view: View) -> TensorMap:
+    """The residual as windows of 1 x 1, whose pixels are counted as halo rows count them, with padding. Small boxes
+    take longer than the products of short tiles: with the last of 200 pixels 24 come that the next tile has too."""
+    problem, size, (p, q) = view.seen, view.itemsize, view.seen.output
+    high, wide = padded(problem)
+    pixels = max(LEAST_RESIDUAL_PIXELS, gcd(view.config.tile_pixels, 64)) if view.config.swap_ab else 64
+    row = problem.k * size
+    return TensorMap(
+        problem.dtype, (problem.k, q, p, problem.n), (row, row * q, row * q * p), (LINE_BYTES // size, pixels),
+        ((0, 0), (wide - q, high - p)), (1, 1),
+    )  # fmt: skip

@@ -1,0 +1,272 @@
+"""A problem as a config of cuda.implicit_gemm sees it: chunks and steps of gemm_k, tiles and CTAs, halos."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod, sqrt
+from typing import Any, Final
+
+from tapwise.algorithm import Device
+from tapwise.cuda.jit.tensor_map import LINE_BYTES, legal
+from tapwise.integers import ceil_div, round_up
+from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, HaloTileConfig, Im2colConfig
+from tapwise.ops.conv.problem import ConvProblem
+
+# Pixels that one copy takes.
+COPY_PIXELS: Final = 256
+# Elements and pixels are counted in 32 bits.
+LARGEST: Final = 1 << 31
+# Of 132 multiprocessors, clusters of four and eight find places on 120.
+PLACED: Final = 10 / 11
+# Bytes of the instruction's steps along gemm_k.
+STEP_BYTES: Final = 32
+
+
+@lru_cache(256)
+def folded(problem: ConvProblem) -> ConvProblem:
+    """The same sums with fewer taps: windows side by side along a row are pixels of s * c channels."""
+    (_, s), (_, stride), (_, sides) = problem.kernel, problem.stride, problem.padding
+    height, width = problem.spatial
+    if (
+        s == 1 or s != stride or problem.dilation[1] != 1 or sides != (0, 0) or problem.groups > 1
+        or problem.layout != "nhwc" or problem.math == "3xtf32" or width != problem.output[1] * s
+        or not is_aligned(problem)
+    ):  # fmt: skip
+        return problem
+    return problem.replace(
+        c=problem.c * s, spatial=(height, width // s), kernel=(problem.kernel[0], 1), stride=(problem.stride[0], 1),
+        padding=(problem.padding[0], (0, 0)),
+    )  # fmt: skip
+
+
+@lru_cache(256)
+def unfolded(problem: ConvProblem, unfold: int) -> ConvProblem:
+    """The same sums where a few channels of all taps along the last axes were packed side by side, for each output, and
+    fill whole chunks, which TMA takes faster."""
+    if not unfold:
+        return problem
+    sizes: dict[str, list[Any]] = {
+        name: list(getattr(problem, name)) for name in ("spatial", "kernel", "stride", "padding", "dilation")
+    }
+    channels = problem.c
+    for axis in range(2 - unfold, 2):
+        if problem.kernel[axis] > 1:
+            channels *= problem.kernel[axis]
+            ones = {"kernel": 1, "stride": 1, "padding": (0, 0), "dilation": 1, "spatial": problem.output[axis]}
+            for name, value in ones.items():
+                sizes[name][axis] = value
+    if channels > problem.c:
+        channels = round_up(channels, chunk_bytes(problem.replace(c=channels)) // problem.itemsize)
+    return problem.replace(c=channels, **{name: tuple(values) for name, values in sizes.items()})
+
+
+@lru_cache(256)
+def unfoldings(problem: ConvProblem) -> tuple[int, ...]:
+    """Ways to compute the problem: as it is (0), and with few channels unfolded along one axis or both."""
+    few = problem.groups == 1 and problem.c * problem.itemsize < STEP_BYTES
+    ways = [0] + [count for count in (1, 2) if few and problem.kernel[2 - count] > 1]
+    views = {way: unfolded(problem, way) for way in ways}
+    return tuple(
+        way
+        for way, view in views.items()
+        if is_exact(problem, view)
+        and legal(corners_of(view), last_offsets(view), view.stride)
+        and (way == 0 or problem.n * prod(view.spatial) * view.c < LARGEST)
+    )
+
+
+def is_exact(problem: ConvProblem, view: ConvProblem) -> bool:
+    """Whether 3xtf32 keeps fp32's bound in a view: tensor cores cut off after each step of eight channels; with few of
+    them in a step that adds up."""
+    additions = 3 * prod(view.kernel) * ceil_div(view.group_c, 8)
+    return problem.math != "3xtf32" or additions <= 0.5 * problem.gemm_k + 2 * sqrt(problem.gemm_k)
+
+
+def is_aligned(problem: ConvProblem) -> bool:
+    """Whether TMA can take the channels as they lie: pixels and groups in whole pieces of 16 bytes."""
+    return problem.c * problem.itemsize % 16 == 0 and problem.group_c * problem.itemsize % 16 == 0
+
+
+def chunk_bytes(problem: ConvProblem) -> int:
+    """Bytes of a pixel's chunk of channels in shared memory: as few as hold a group's, 128 at most."""
+    size = problem.group_c * problem.itemsize
+    return next((count for count in (32, 64) if size <= count), LINE_BYTES)
+
+
+def has_group_axis(problem: ConvProblem) -> bool:
+    """Whether the map of x has an axis for groups and parts."""
+    return problem.groups > 1 or problem.math == "3xtf32"
+
+
+def corners_of(problem: ConvProblem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Where windows begin, innermost axis first: from -padding to the last window's place relative to the edge."""
+    lower, upper = [], []
+    for (before, after), reach in zip(problem.padding[::-1], problem.reach[::-1], strict=True):
+        lower.append(-before)
+        upper.append(after - (reach - 1))
+    if has_group_axis(problem):
+        lower, upper = [*lower, 0], [*upper, 0]
+    return tuple(lower), tuple(upper)
+
+
+def last_offsets(problem: ConvProblem) -> tuple[int, ...]:
+    """How far the last tap lies from the first, innermost axis first."""
+    return tuple(reach - 1 for reach in problem.reach[::-1]) + ((0,) if has_group_axis(problem) else ())
+
+
+def padded(problem: ConvProblem) -> tuple[int, int]:
+    """(high, wide) of an image along halo rows: neighbours share their padding."""
+    high, wide = (size + max(sides) for size, sides in zip(problem.spatial, problem.padding, strict=True))
+    return high, wide
+
+
+@dataclass(frozen=True)
+class Rectangle:
+    """A halo tile: `down` outputs, in shared memory `high` rows of `wide` pixels, and the pixels `behind` them that
+    operands shifted by the last tap read."""
+
+    down: int
+    wide: int
+    high: int
+    behind: int
+
+
+@dataclass(frozen=True)
+class View:
+    """The problem as it is (`original`), with taps packed side by side (`unfolded`), and as the kernel sees it
+    (`seen`): unfolded or folded, or with several groups as one."""
+
+    original: ConvProblem
+    unfolded: ConvProblem
+    seen: ConvProblem
+    config: Config
+
+    @classmethod
+    def of(cls, problem: ConvProblem, config: Config) -> View:
+        base = unfolded(problem, config.unfold)
+        if config.unfold:
+            seen = base
+        elif config.groups_per_tile > 1:
+            seen = base.replace(groups=base.groups // config.groups_per_tile)
+        else:
+            seen = folded(base)
+        return cls(problem, base, seen, config)
+
+    def configured(self, config: Config) -> View:
+        """The same problems with another config, of as many groups a tile and axes unfolded."""
+        return View(self.original, self.unfolded, self.seen, config)
+
+    @property
+    def itemsize(self) -> int:
+        return self.seen.itemsize
+
+    @cached_property
+    def is_packed(self) -> bool:
+        """Whether x has to be brought into another order first."""
+        problem = self.original
+        if self.config.unfold:
+            return True
+        direct = problem.layout == "nhwc" and problem.math != "3xtf32" and is_aligned(problem)
+        return not (self.config.gather_bytes or direct)
+
+    @cached_property
+    def chunk_bytes(self) -> int:
+        """Bytes of a pixel's chunk of channels in shared memory."""
+        return self.config.chunk_bytes or chunk_bytes(self.seen)
+
+    @cached_property
+    def chunks(self) -> int:
+        """Chunks of a group's channels."""
+        return ceil_div(self.seen.group_c * self.itemsize, self.chunk_bytes)
+
+    @property
+    def parts(self) -> int:
+        """Products that stand for one: three of 3xtf32."""
+        return 3 if self.seen.math == "3xtf32" else 1
+
+    @cached_property
+    def steps(self) -> int:
+        """Steps of gemm_k: chunks of all taps and parts."""
+        return prod(self.seen.kernel) * self.chunks * self.parts
+
+    @cached_property
+    def last_chunk_steps(self) -> int:
+        """The instruction's steps in a tap's last chunk of channels."""
+        rest = self.seen.group_c * self.itemsize - (self.chunks - 1) * self.chunk_bytes
+        return ceil_div(rest, STEP_BYTES)
+
+    @cached_property
+    def rectangle(self) -> Rectangle:
+        """Of a halo tile."""
+        assert isinstance(self.config, HaloTileConfig)
+        (reach_h, reach_w), pixels = self.seen.reach, self.config.tile_pixels
+        wide = self.config.across + reach_w - 1
+        down = pixels // wide
+        return Rectangle(down, wide, down + reach_h - 1, round_up(reach_w - 1 + pixels - down * wide, 8))
+
+    @cached_property
+    def halo_rows(self) -> tuple[int, int]:
+        """(pixels of a tile with their halo along padded rows, pixels of one of their copies)."""
+        (reach_h, reach_w), (_, wide) = self.seen.reach, padded(self.seen)
+        pixels = self.config.tile_pixels + (reach_h - 1) * wide + reach_w - 1
+        copies = ceil_div(pixels, COPY_PIXELS)
+        each = ceil_div(pixels, 8 * copies) * 8
+        return copies * each, each
+
+    @cached_property
+    def halo_pixels(self) -> int:
+        """Pixels that come with a tile: itself and its halo."""
+        if isinstance(self.config, HaloTileConfig):
+            return self.rectangle.wide * self.rectangle.high
+        return self.halo_rows[0]
+
+    @cached_property
+    def tiles_f(self) -> int:
+        """Tiles along the filters of a group."""
+        return ceil_div(self.seen.group_k, self.config.tile_filters)
+
+    @cached_property
+    def tiles(self) -> int:
+        """All tiles."""
+        problem, config = self.seen, self.config
+        if isinstance(config, HaloTileConfig):
+            p, q = problem.output
+            pixel_tiles = problem.n * ceil_div(p, self.rectangle.down) * ceil_div(q, config.across)
+        else:
+            rows = isinstance(config, HaloRowsConfig)
+            pixel_tiles = ceil_div(problem.n * prod(padded(problem) if rows else problem.output), config.tile_pixels)
+        return self.tiles_f * pixel_tiles * problem.groups
+
+    def blocks(self, device: Device) -> int:
+        """CTAs of the launch; where filters stay, so many that each of them keeps its filters."""
+        if self.config.split_k > 1:
+            return self.tiles * self.config.split_k
+        most = min(self.tiles, device.multiprocessors * self.config.min_blocks_per_sm)
+        if self.config.filter_stationary:
+            most -= most % (self.tiles_f * self.seen.groups)
+        return most
+
+    @property
+    def threads(self) -> int:
+        """Of a CTA: warpgroups, and a warp that copies, or beside two a warpgroup."""
+        return self.config.warpgroups * 128 + (128 if self.config.warpgroups == 2 else 32)
+
+    @property
+    def cooperative(self) -> int:
+        """Warpgroups that share a tile."""
+        return 1 if self.config.ping_pong else self.config.warpgroups
+
+    @cached_property
+    def pipeline_bytes(self) -> int:
+        """Shared memory of x and filters, as SharedLayout of the kernels has it, with what aligns its parts."""
+        config, row = self.config, self.chunk_bytes
+        filters = config.tile_filters * row // config.groups_per_tile
+        if isinstance(config, Im2colConfig):
+            kept = self.steps if config.filter_stationary else config.stages
+            aligned = 2048 if config.filter_stationary else 0
+            return config.stages * config.tile_pixels * row + kept * filters + aligned
+        pixels = self.halo_pixels
+        if isinstance(config, HaloTileConfig):
+            pixels = round_up(pixels, 8) + self.rectangle.behind
+        return config.halo_buffers * (pixels * row + 16) + config.stages * filters + 2048
