@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from implicit_gemm_cases import COMPILED, some
 
 from tapwise import dispatch, registry
 from tapwise.algorithm import Buffers, Device
@@ -18,9 +19,11 @@ from tapwise.cuda.jit.tensor_map import WORDS, legal
 from tapwise.cuda.plan import CudaPlan
 from tapwise.lab.study import gemm
 from tapwise.ops.conv.cuda import implicit_gemm_mma
-from tapwise.ops.conv.cuda.implicit_gemm import geometry, outputs
-from tapwise.ops.conv.cuda.implicit_gemm.geometry import Config, folded
+from tapwise.ops.conv.cuda.implicit_gemm import epilogue
+from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, Im2colConfig
+from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
 from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import ImplicitGemm
+from tapwise.ops.conv.cuda.implicit_gemm.view import View, folded
 from tapwise.ops.conv.cuda.implicit_gemm_mma import ImplicitGemmMma
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import convolve
@@ -28,47 +31,6 @@ from tapwise.problem import Inputs
 
 A100 = Device(kind="cuda", name="NVIDIA A100", multiprocessors=108, gflops=360.0, gbps=1400.0, architecture="sm_80",
               shared_bytes=166912)  # fmt: skip
-COMPILED = [
-    "n32 c64 h56 w56 k64 r3 s3 pad1 f16 nhwc",
-    "n32 c64 h56 w56 k64 r3 s3 pad1 bf16 nhwc bias residual relu",
-    "n32 c1280 h14 w14 k320 r1 s1 f16 nhwc",
-    "n1 c512 h7 w7 k512 r3 s3 pad1 f16 nhwc bias silu",
-    "n32 c44 h56 w56 k44 r3 s3 pad1 f16 nhwc",
-    "n2 c33 h20 w20 k37 r3 s3 stride2 f16 nhwc residual",
-    "n8 c128 h28 w28 k128 r3 s3 pad1 groups4 f16",
-    "n8 c256 h14 w14 k256 r3 s3 pad1 tf32 nhwc gelu",
-    "n32 c512 h7 w7 k2048 r1 s1 bf16 nhwc bias relu residual",
-    "n8 c64 h28 w28 k40 r3 s3 pad1 bf16 nhwc residual",
-    "n8 c64 h14 w14 k64 r3 s3 pad1 3xtf32 nhwc bias",
-    "n32 c32 h112 w112 k192 r4 s4 stride4 f16 nhwc",
-    "n32 c3 h224 w224 k64 r7 s7 stride2 pad3 f16 bias relu",
-    "n32 c96 h28 w28 k96 r3 s3 pad1 f16 nhwc bias silu residual",
-    "n32 c80 h1 w3000 k512 r1 s3 pad0x1 bf16 nhwc bias gelu",
-]
-
-
-def some(problem: ConvProblem, device: Device = H200) -> list[Config]:
-    """The model's best config of each kind."""
-    algorithm = ImplicitGemm()
-    kinds: dict[tuple[object, ...], Config] = {}
-    for config in sorted(
-        algorithm.configs(problem, device), key=lambda one: algorithm.predict_us(problem, one, device)
-    ):
-        kind = (
-            config.kernel,
-            config.rows,
-            config.warpgroups,
-            config.turns,
-            config.split > 1,
-            config.gather,
-            config.bundle,
-            config.held,
-            config.unfold,
-            config.line,
-            config.slabs,
-        )
-        kinds.setdefault(kind, config)
-    return list(kinds.values())
 
 
 @pytest.mark.parametrize("text", COMPILED)
@@ -79,26 +41,26 @@ def test_geometry(text: str) -> None:
     assert len(configs) == len(set(configs)) == len({str(config) for config in configs})
     for config in configs:
         launch = algorithm.launch(problem, config, H200)
-        assert launch.shared_bytes * config.resident <= H200.shared_bytes + 1024
-        assert launch.grid[0] % config.split == 0
+        assert launch.shared_bytes * config.min_blocks_per_sm <= H200.shared_bytes + 1024
+        assert launch.grid[0] % config.split_k == 0
         assert launch.dependent
         for name, map_ in launch.maps.items():
             assert map_.box[0] * problem.itemsize <= 128
             assert max(map_.box) <= 256
             assert all(stride % 16 == 0 for stride in map_.strides), (name, map_)
             assert map_.corners is None or len(map_.corners[0]) == len(map_.sizes) - 2
-        for side in (config.pixels, config.filters):
+        for side in (config.tile_pixels, config.tile_filters):
             assert side % 8 == 0
-        tiles_f, tiles = geometry.tiles_of(geometry.view_of(problem, config), config)
-        sets = tiles_f * geometry.view_of(problem, config).groups
-        if config.held:
-            # The next tile of a block has the same filters.
+        view = View.of(problem, config)
+        sets = view.tiles_f * view.seen.groups
+        if config.filter_stationary:
+            # The next tile of a CTA has the same filters.
             assert launch.grid[0] % sets == 0
             assert launch.grid[0] > 0
-            assert tiles > launch.grid[0] or (sets == 1 and config.kernel != "stream")
-        if config.kernel == "slab":
-            lines, each = geometry.slab_lines(geometry.view_of(problem, config), config)
-            assert lines % each == 0
+            assert view.tiles > launch.grid[0] or (sets == 1 and config.kernel != "im2col")
+        if config.kernel == "halo_rows":
+            pixels, each = view.halo_rows
+            assert pixels % each == 0
             assert each % 8 == 0
 
 
@@ -204,53 +166,55 @@ def test_bounds_of_tensor_cores() -> None:
 
 
 def test_ways_to_y() -> None:
-    """From registers, by boxes or through shared memory: one of them, and parts of it for all rounds of a tile where a
+    """From registers, by TMA or through shared memory: one of them, and buffers for all rounds of a tile where a
     residual is fetched and nothing else hides how long that takes."""
     plain = ConvProblem.parse("n32 c512 h30 w30 k1024 r3 s3 f16 nhwc")
-    ways, counts, delivered = set(), set(), set()
+    ways, counts, by_tma = set(), set(), set()
     for problem in (plain, plain.replace(residual=True), plain.replace(k=40), plain.replace(layout="nchw")):
         for config in ImplicitGemm().configs(problem, H200):
-            count, rounds = outputs.stagings_of(problem, config), outputs.rounds_of(config)
-            order, boxes = outputs.order_of(problem, config), outputs.boxes_of(problem, config)
-            assert not (order and boxes)
-            assert (count == 0) == (order > 0)
-            assert config.filters % max(order, 1) == 0
-            late = problem.residual and config.split == 1 and not config.turns
-            if outputs.is_delivered(problem, config):
-                many = config.pixels * config.filters > 128 * outputs.MOST_BEGUN
-                assert config.turns and config.kernel == "slab"
-                assert many or config.rows == "filters"
-                delivered.add((config.kernel, config.turns))
-                assert count == max(2, min(rounds, outputs.MOST_STAGINGS))
-            elif not order:
-                assert count == (rounds if late and 2 < rounds <= outputs.MOST_STAGINGS else min(count, 2))
-            ways.add((order, boxes))
-            counts.add(count)
+            way = Epilogue(View.of(problem, config))
+            assert not (way.permuted_n and way.tma_store)
+            assert (way.buffers == 0) == (way.permuted_n > 0)
+            assert config.tile_filters % max(way.permuted_n, 1) == 0
+            late = problem.residual and config.split_k == 1 and not config.ping_pong
+            if way.tma_residual:
+                many = config.tile_pixels * config.tile_filters > 128 * epilogue.MOST_C_SUMS
+                assert many or config.swap_ab
+                by_tma.add(config.kernel)
+                assert way.buffers == max(2, min(way.rounds, epilogue.MOST_BUFFERS))
+            elif not way.permuted_n:
+                several = late and 2 < way.rounds <= epilogue.MOST_BUFFERS
+                assert way.buffers == (way.rounds if several else min(way.buffers, 2))
+            ways.add((way.permuted_n, way.tma_store))
+            counts.add(way.buffers)
     assert {(32, 0), (16, 0), (8, 0), (0, 2), (0, 1), (0, 0)} <= ways
     assert counts == {0, 1, 2, 3, 4}
-    assert delivered == {("slab", True)}
+    assert by_tma == {"halo_rows"}
 
 
 def test_order_of_filters() -> None:
-    """Only where filters are the instruction's columns, and outputs of a thread lie side by side in y."""
-    config = Config("slab", "pixels", 128, 32, 2, True, 8, slabs=2)
-    for text, change, wanted in (
-        ("c64 h9 w9 k64 r3 s3 f16 nhwc", {}, 32), ("c64 h9 w9 k40 r3 s3 f16 nhwc", {}, 32),
-        ("c64 h9 w9 k44 r3 s3 f16 nhwc", {}, 16), ("c64 h9 w9 k46 r3 s3 f16 nhwc", {}, 8),
-        ("c64 h9 w9 k45 r3 s3 f16 nhwc", {}, 8), ("c64 h9 w9 k40 r3 s3 tf32 nhwc", {}, 16),
+    """Permuted only where filters are the instruction's columns, and outputs of a thread lie side by side in y."""
+    halo = HaloRowsConfig(False, 128, 32, 8)
+    im2col = Im2colConfig(False, 128, 32, 8, warpgroups=2, ping_pong=True)
+    configs: tuple[tuple[str, Config, int], ...] = (
+        ("c64 h9 w9 k64 r3 s3 f16 nhwc", halo, 32), ("c64 h9 w9 k40 r3 s3 f16 nhwc", halo, 32),
+        ("c64 h9 w9 k44 r3 s3 f16 nhwc", halo, 16), ("c64 h9 w9 k46 r3 s3 f16 nhwc", halo, 8),
+        ("c64 h9 w9 k45 r3 s3 f16 nhwc", halo, 8), ("c64 h9 w9 k40 r3 s3 tf32 nhwc", halo, 16),
         # Two bytes at a time.
-        ("c64 h9 w9 k57 r3 s3 f16 nhwc", {"filters": 64}, 0), ("c64 h9 w9 k57 r3 s3 tf32 nhwc", {"filters": 64}, 8),
-        ("c64 h9 w9 k64 r3 s3 f16", {}, 0), ("c64 h9 w9 k64 r3 s3 f16 nhwc", {"rows": "filters"}, 0),
-        ("c64 h9 w9 k64 r3 s3 3xtf32 nhwc residual", {}, 0), ("c64 h9 w9 k64 r3 s3 3xtf32 nhwc", {}, 16),
+        ("c64 h9 w9 k57 r3 s3 f16 nhwc", replace(halo, tile_filters=64), 0),
+        ("c64 h9 w9 k57 r3 s3 tf32 nhwc", replace(halo, tile_filters=64), 8),
+        ("c64 h9 w9 k64 r3 s3 f16", halo, 0), ("c64 h9 w9 k64 r3 s3 f16 nhwc", replace(halo, swap_ab=True), 0),
+        ("c64 h9 w9 k64 r3 s3 3xtf32 nhwc residual", halo, 0), ("c64 h9 w9 k64 r3 s3 3xtf32 nhwc", halo, 16),
         # The next group's filters follow.
-        ("c64 h9 w9 k80 r3 s3 groups2 f16 nhwc", {}, 8), ("c64 h9 w9 k96 r3 s3 groups2 f16 nhwc", {}, 16),
-        ("c64 h9 w9 k64 r3 s3 f16 nhwc", {"kernel": "stream", "split": 4}, 0),
-        ("c64 h9 w9 k64 r3 s3 f16 nhwc", {"kernel": "stream", "turns": False}, 0),
-        ("c64 h9 w9 k64 r3 s3 f16 nhwc", {"kernel": "stream", "turns": False, "warpgroups": 1}, 32),
-        ("n64 c64 h90 w90 k64 r3 s3 f16 nhwc", {"kernel": "stream"}, 0),
-        ("n64 c64 h90 w90 k64 r3 s3 f16 nhwc residual", {"kernel": "stream"}, 32),
-    ):  # fmt: skip
-        assert outputs.order_of(ConvProblem.parse(text), replace(config, **change)) == wanted, (text, change)
+        ("c64 h9 w9 k80 r3 s3 groups2 f16 nhwc", halo, 8), ("c64 h9 w9 k96 r3 s3 groups2 f16 nhwc", halo, 16),
+        ("c64 h9 w9 k64 r3 s3 f16 nhwc", replace(im2col, split_k=4), 0),
+        ("c64 h9 w9 k64 r3 s3 f16 nhwc", replace(im2col, ping_pong=False), 0),
+        ("c64 h9 w9 k64 r3 s3 f16 nhwc", replace(im2col, ping_pong=False, warpgroups=1), 32),
+        ("n64 c64 h90 w90 k64 r3 s3 f16 nhwc", im2col, 0),
+        ("n64 c64 h90 w90 k64 r3 s3 f16 nhwc residual", im2col, 32),
+    )  # fmt: skip
+    for text, config, wanted in configs:
+        assert Epilogue(View.of(ConvProblem.parse(text), config)).permuted_n == wanted, (text, config)
 
 
 def test_mma_words_and_grid() -> None:

@@ -9,14 +9,15 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from test_implicit_gemm import COMPILED, some
+from implicit_gemm_cases import COMPILED, some
 
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.device import H200
-from tapwise.ops.conv.cuda.implicit_gemm import geometry, outputs
-from tapwise.ops.conv.cuda.implicit_gemm.geometry import Config
+from tapwise.ops.conv.cuda.implicit_gemm.config import Config
+from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
 from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import ImplicitGemm
+from tapwise.ops.conv.cuda.implicit_gemm.view import View
 from tapwise.ops.conv.cuda.implicit_gemm_mma import ImplicitGemmMma
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -26,8 +27,8 @@ def test_wgmma_kernels_compile_without_spills_or_waits(text: str) -> None:
     algorithm, problem = ImplicitGemm(), ConvProblem.parse(text)
     kinds = some(problem)
     # The best ones, one that writes from registers and one whose gemm_k is split.
-    ordered = [one for one in kinds[3:] if outputs.order_of(geometry.view_of(problem, one), one)][:1]
-    for config in kinds[:3] + ordered + [one for one in kinds[3:] if one.split > 1][:1]:
+    ordered = [one for one in kinds[3:] if Epilogue(View.of(problem, one)).permuted_n][:1]
+    for config in kinds[:3] + ordered + [one for one in kinds[3:] if one.split_k > 1][:1]:
         for source in algorithm.sources(problem, config):
             assert_compiles(source, config)
 
@@ -55,11 +56,11 @@ def test_activations_of_many_sums_compile_without_spills_or_waits(text: str) -> 
     algorithm, problem = ImplicitGemm(), ConvProblem.parse(text)
 
     def sums(config: Config) -> int:
-        return config.pixels * config.filters // (1 if config.turns else config.warpgroups)
+        return config.tile_pixels * config.tile_filters // (1 if config.ping_pong else config.warpgroups)
 
     kinds: dict[tuple[object, ...], Config] = {}
     for config in sorted(algorithm.configs(problem, H200), key=sums, reverse=True):
-        kinds.setdefault((config.kernel, config.rows, config.turns, config.pixels > 256), config)
+        kinds.setdefault((config.kernel, config.swap_ab, config.ping_pong, config.tile_pixels > 256), config)
     for config in sorted(kinds.values(), key=sums, reverse=True)[:5]:
         assert_compiles(algorithm.source(problem, config), config)
 
@@ -76,12 +77,12 @@ def test_residuals_compile_without_spills_or_waits(text: str) -> None:
     """Brought by TMA, of each kind the largest tile; and where many sums begin with them."""
     algorithm, problem = ImplicitGemm(), ConvProblem.parse(text)
     kinds: dict[tuple[object, ...], Config] = {}
-    for config in sorted(algorithm.configs(problem, H200), key=lambda one: one.pixels * one.filters):
-        if config.turns and outputs.order_of(problem, config):
-            kinds["begun", config.kernel] = config
-        if outputs.is_delivered(problem, config):
-            kinds[config.kernel, config.rows, config.turns] = config
-    assert {kind[1] for kind in kinds if len(kind) == 3} == {"pixels", "filters"}
+    for config in sorted(algorithm.configs(problem, H200), key=lambda one: one.tile_pixels * one.tile_filters):
+        if config.ping_pong and Epilogue(View.of(problem, config)).permuted_n:
+            kinds["starts from residual", config.kernel] = config
+        if Epilogue(View.of(problem, config)).tma_residual:
+            kinds[config.kernel, config.swap_ab, config.ping_pong] = config
+    assert {kind[1] for kind in kinds if len(kind) == 3} == {False, True}
     for config in kinds.values():
         assert_compiles(algorithm.source(problem, config), config)
 
@@ -133,8 +134,12 @@ def test_columns_beyond_a_tile_are_left_alone(text: str, tmp_path: Path) -> None
     """Sums go to y sixteen columns at a time. Of a tile that ends with eight, the bias of the next eight is the other
     warpgroup's, which may be writing it."""
     algorithm, problem = ImplicitGemm(), ConvProblem.parse(text)
-    wanted = "kernel=stream rows=pixels pixels=64 filters=24 warpgroups=2 turns=True "
-    config = next(one for one in algorithm.configs(problem, H200) if str(one).startswith(wanted))
+    config = next(
+        one
+        for one in algorithm.configs(problem, H200)
+        if (one.kernel, one.swap_ab, one.tile_pixels, one.tile_filters, one.ping_pong)
+        == ("im2col", False, 64, 24, True)
+    )
     found = instructions(algorithm.source(problem, config), "sm_90a", tmp_path)
     # A thread has twelve of the 64 x 24 sums of a warpgroup.
     assert found["MUFU.EX2"] == 12

@@ -6,14 +6,16 @@ from math import gcd, prod
 
 import numpy as np
 import pytest
-from test_implicit_gemm import some
+from implicit_gemm_cases import some
 
 from tapwise.cuda.jit.device import H200
 from tapwise.cuda.jit.tensor_map import TensorMap
 from tapwise.ops.conv.cuda import pack
-from tapwise.ops.conv.cuda.implicit_gemm import configs, geometry, outputs
-from tapwise.ops.conv.cuda.implicit_gemm.geometry import Config, folded
+from tapwise.ops.conv.cuda.implicit_gemm import configs, tensor_maps
+from tapwise.ops.conv.cuda.implicit_gemm.config import Config
+from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
 from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import ImplicitGemm
+from tapwise.ops.conv.cuda.implicit_gemm.view import View, folded, has_group_axis, is_aligned, unfoldings
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import convolve
 
@@ -149,20 +151,20 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
     launch = algorithm.launch(problem, config, H200)
     p = dict(zip(launch.names, launch.words, strict=True))
     size = problem.itemsize
-    base = geometry.unfolded(problem, config.unfold)
+    seen_as = View.of(problem, config)
+    base, view, way = seen_as.unfolded, seen_as.seen, Epilogue(seen_as)
     if config.unfold:
         images = Memory(packed_windows(problem, base, x))
     else:
-        images = Memory(packed_images(problem, x) if geometry.is_packed(problem, config) else x.transpose(0, 2, 3, 1))
-    view = geometry.view_of(problem, config)
-    order = outputs.order_of(view, config)
-    filters = Memory(packed_filters(base, w, geometry.filter_line(base), order))
+        images = Memory(packed_images(problem, x) if seen_as.is_packed else x.transpose(0, 2, 3, 1))
+    order = way.permuted_n
+    filters = Memory(packed_filters(base, w, tensor_maps.filter_channels(base), order))
     (out_h, out_w), groups, group_k = view.output, view.groups, view.group_k
-    line, steps = geometry.line_bytes(view, config) // size, geometry.last_steps(view, config) * 32 // size
-    # What comes fills lines of shared memory and no more.
-    assert launch.maps["w"].box[0] * config.bundle == line
-    assert config.gather or launch.maps["x"].box[0] == line
-    five = geometry.has_groups(view)
+    line, steps = seen_as.chunk_bytes // size, seen_as.last_chunk_steps * 32 // size
+    # What comes fills chunks of shared memory and no more.
+    assert launch.maps["w"].box[0] * config.groups_per_tile == line
+    assert config.gather_bytes or launch.maps["x"].box[0] == line
+    five = has_group_axis(view)
     taps = prod(view.kernel)
     y = np.full((problem.n * out_h * out_w, problem.k), np.nan)
     chunks, part = p["chunks"], p["part_chunks"]
@@ -173,17 +175,17 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
 
     for tile in range(p["tiles"]):
         rest, tile_f = divmod(tile, p["tiles_f"])
-        filter0, group, pixel0 = tile_f * config.filters, rest % groups, rest // groups * config.pixels
-        sums = np.zeros((config.pixels, config.filters))
+        filter0, group, pixel0 = tile_f * config.tile_filters, rest % groups, rest // groups * config.tile_pixels
+        sums = np.zeros((config.tile_pixels, config.tile_filters))
         for chunk in range(chunks):
             channel, g = chunk_of(chunk, group)
             used = steps if (chunk + 1) % part == 0 else line
             slab = np.zeros((0, line))
-            if config.kernel == "slab":
+            if config.kernel == "halo_rows":
                 for first in range(0, p["halo_pixels"], p["copy_pixels"]):
                     n, at = divmod(pixel0 + first, p["wide"] * p["high"])
                     h, v = divmod(at, p["wide"])
-                    if config.gather:
+                    if config.gather_bytes:
                         lines = gathered(view, p, x, pixel0 + first, p["copy_pixels"], group, chunk, line)
                     else:
                         more = (g + n // p["n"],) if five else ()
@@ -191,17 +193,17 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
                         place = (channel, v - p["pad_w"], h - p["pad_h"], images_n, *more)
                         lines = images.windows(launch.maps["x"], size, place, (0,) * len(view.spatial) + (0,) * five)
                     slab = np.concatenate([slab, lines])
-            if config.kernel == "box":
-                n, h, v = corner(p, pixel0 // config.pixels)
+            if config.kernel == "halo_tile":
+                n, h, v = corner(p, pixel0 // config.tile_pixels)
                 more = (g,) if five else ()
                 slab = images.boxes(launch.maps["x"], size, (channel, v - p["pad_w"], h - p["pad_h"], n, *more))
                 slab = np.concatenate([slab, np.full((p["copy_pixels"], line), 7.0)])
             for tap in range(taps):
                 r, s = divmod(tap, view.kernel[1])
-                if config.kernel != "stream":
+                if config.kernel != "im2col":
                     shift = r * p["dilation_h"] * p["wide"] + s * p["dilation_w"]
-                    lines = slab[shift : shift + config.pixels]
-                    assert len(lines) == config.pixels
+                    lines = slab[shift : shift + config.tile_pixels]
+                    assert len(lines) == config.tile_pixels
                 else:
                     n, at = divmod(pixel0, out_h * out_w)
                     h, v = divmod(at, out_w)
@@ -211,30 +213,30 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
                     lines = images.windows(launch.maps["x"], size, (*place, *more), offsets)
                 right = np.array([
                     filters.read(launch.maps["w"], size, (chunk * line, tap, group * group_k + filter0 + one))
-                    for one in range(config.filters)
+                    for one in range(config.tile_filters)
                 ])  # fmt: skip
-                if config.bundle == 1:
+                if config.groups_per_tile == 1:
                     sums += lines[:, :used] @ right[:, :used].T
                     continue
-                wide, high = line // config.bundle, config.filters // config.bundle
-                for one in range(config.bundle):
+                wide, high = line // config.groups_per_tile, config.tile_filters // config.groups_per_tile
+                for one in range(config.groups_per_tile):
                     mine = slice(one * high, (one + 1) * high)
                     sums[:, mine] += lines[:, one * wide : (one + 1) * wide] @ right[mine].T
         # Sums stand in the order of packed filters.
-        places = [filter_of(one, order) for one in range(config.filters)]
-        assert sorted(places) == list(range(config.filters))
+        places = [filter_of(one, order) for one in range(config.tile_filters)]
+        assert sorted(places) == list(range(config.tile_filters))
         sums = sums[:, np.argsort(places)]
-        if outputs.boxes_of(view, config) == 2:
+        if way.tma_store == 2:
             store_boxes(launch.maps["out"], config, y.reshape(-1), sums, (filter0, group, pixel0))
             continue
-        for one in range(config.pixels):
-            if config.kernel == "box":
-                n, h, v = corner(p, pixel0 // config.pixels)
+        for one in range(config.tile_pixels):
+            if config.kernel == "halo_tile":
+                n, h, v = corner(p, pixel0 // config.tile_pixels)
                 row, column = divmod(one, p["wide"])
                 if row >= p["down"] or column >= p["across"] or h + row >= out_h or v + column >= out_w:
                     continue
                 pixel = (n * out_h + h + row) * out_w + v + column
-            elif config.kernel == "slab":
+            elif config.kernel == "halo_rows":
                 n, at = divmod(pixel0 + one, p["wide"] * p["high"])
                 h, v = divmod(at, p["wide"])
                 if n >= p["n"] or h >= out_h or v >= out_w:
@@ -244,7 +246,7 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
                 pixel = pixel0 + one
                 if pixel >= p["pixels"]:
                     continue
-            count = min(config.filters, group_k - filter0)
+            count = min(config.tile_filters, group_k - filter0)
             to = y[pixel, group * group_k + filter0 : group * group_k + filter0 + count]
             assert np.isnan(to).all(), "written twice"
             to[:] = sums[one, :count]
@@ -252,18 +254,18 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
 
 
 def store_boxes(map_: TensorMap, config: Config, y: np.ndarray, sums: np.ndarray, place: tuple[int, int, int]) -> None:
-    """A tile's sums as the copy engine writes them: boxes of 64 filters and of so many pixels as divide all tiles."""
+    """A tile's sums as TMA writes them: boxes of 64 filters and of so many pixels as divide all tiles."""
     inner, _, pixels = map_.box
     size = map_.strides[0] // max(1, map_.sizes[0])
     filter0, group, pixel0 = place
-    assert config.pixels % pixels == 0
-    for first in range(0, -(-config.filters // 64) * 64, inner):
-        for line in range(config.pixels):
+    assert config.tile_pixels % pixels == 0
+    for first in range(0, -(-config.tile_filters // 64) * 64, inner):
+        for line in range(config.tile_pixels):
             for i in range(inner):
                 filter_, pixel = filter0 + first + i, pixel0 + line
                 if filter_ >= map_.sizes[0] or pixel >= map_.sizes[2]:
                     continue
-                assert first + i < config.filters, "what was not computed is not written"
+                assert first + i < config.tile_filters, "what was not computed is not written"
                 at = filter_ + group * (map_.strides[0] // size) + pixel * (map_.strides[1] // size)
                 assert np.isnan(y[at]), "written twice"
                 y[at] = sums[line, first + i]
@@ -302,25 +304,25 @@ def test_maps_schedules_and_slabs_compute_the_convolution(text: str) -> None:
     expected = convolve(problem, x, w)
     kernels, ways = set(), set()
     for config in some(problem):
-        if config.pixels > 128:
+        if config.tile_pixels > 128:
             continue
         ways.add(config.unfold)
         if not config.unfold:
             kernels.add(config.kernel)
         assert np.array_equal(follow(problem, config, x, w), expected), config
-    assert ways == set(geometry.unfoldings(problem))
+    assert ways == set(unfoldings(problem))
     if 0 not in ways:
         return
     unit = set(folded(problem).stride) == {1} and prod(problem.kernel) >= configs.LEAST_TAPS and "pad4" not in text
-    assert kernels - {"box"} == ({"stream", "slab"} if unit else {"stream"})
+    assert kernels - {"halo_tile"} == ({"im2col", "halo_rows"} if unit else {"im2col"})
     # Slabs of half lines where the last of whole ones would be half empty.
     size = folded(problem).group_c * problem.itemsize
     halved = unit and problem.math != "3xtf32" and size > 128 and 0 < size % 128 <= 64
-    assert {config.line for config in some(problem)} == ({0, 64} if halved else {0})
+    assert {config.chunk_bytes for config in some(problem)} == ({0, 64} if halved else {0})
     # Boxes need whole pieces of channels, or packed ones, and lines of four outputs.
-    whole = geometry.is_whole(problem) or problem.layout == "nchw" or problem.math == "3xtf32"
+    whole = is_aligned(problem) or problem.layout == "nchw" or problem.math == "3xtf32"
     taps = set(folded(problem).stride) == {1} and prod(problem.kernel) >= configs.LEAST_TAPS
-    assert ("box" in kernels) == (taps and whole and problem.output[1] >= configs.LEAST_ACROSS)
+    assert ("halo_tile" in kernels) == (taps and whole and problem.output[1] >= configs.LEAST_ACROSS)
 
 
 @pytest.mark.parametrize(
@@ -331,34 +333,30 @@ def test_maps_schedules_and_slabs_compute_the_convolution(text: str) -> None:
         "n5 c8 h3 w4 k8 r3 s3 pad0:2x1 3xtf32 nhwc residual", "n2 c8 h9 w7 k72 r5 s5 pad2 f16 nhwc residual",
     ],
 )  # fmt: skip
-def test_residuals_come_to_the_parts_where_sums_are_staged(text: str) -> None:
-    """Each round's copies hold the residual of its outputs, as the tiles of a slab count them."""
+def test_residuals_come_to_the_epilogue_buffers(text: str) -> None:
+    """Each round's copies hold the residual of its outputs, as halo rows count them."""
     problem = ConvProblem.parse(text)
     size, (out_h, out_w) = problem.itemsize, problem.output
     residual = np.arange(1.0, 1 + prod(problem.y_shape)).reshape(problem.y_shape)
     memory = Memory(residual.transpose(0, 2, 3, 1))
-    configs_ = [
-        one
-        for one in ImplicitGemm().configs(problem, H200)
-        if outputs.is_delivered(geometry.view_of(problem, one), one)
-    ]
-    assert {one.pixels % 64 for one in configs_} >= {0, 8, 16, 32, 48}
+    configs_ = [one for one in ImplicitGemm().configs(problem, H200) if Epilogue(View.of(problem, one)).tma_residual]
+    assert {one.tile_pixels % 64 for one in configs_} >= {0, 8, 16, 32, 48}
     for config in configs_:
         launch = ImplicitGemm().launch(problem, config, H200)
         p, map_ = dict(zip(launch.names, launch.words, strict=True)), launch.maps["res"]
         inner, box = map_.box
-        wide, high = (p["wide"], p["high"]) if config.kernel == "slab" else (out_w, out_h)
+        wide, high = p["wide"], p["high"]
         assert inner * size == 128
         # Whole boxes, but of 32 pixels at least: then some come that the next tile has too.
-        assert box == (64 if config.rows == "pixels" else max(32, gcd(config.pixels, 64)))
+        assert box == (max(32, gcd(config.tile_pixels, 64)) if config.swap_ab else 64)
         for tile in range(p["tiles"]):
             rest, tile_f = divmod(tile, p["tiles_f"])
             filter0, group, pixel0 = (
-                tile_f * config.filters,
+                tile_f * config.tile_filters,
                 rest % problem.groups,
-                rest // problem.groups * config.pixels,
+                rest // problem.groups * config.tile_pixels,
             )
-            for first in range(0, config.pixels, box):
+            for first in range(0, config.tile_pixels, box):
                 n, at = divmod(pixel0 + first, wide * high)
                 h, v = divmod(at, wide)
                 for part in range(0, 64, inner):
@@ -377,16 +375,16 @@ def test_a_wrong_corner_is_seen() -> None:
     problem = ConvProblem.parse(FOLLOWED[0])
     rng = np.random.default_rng(0)
     x, w = (rng.integers(-3, 4, shape).astype(float) for shape in (problem.x_shape, problem.w_shape))
-    config = next(one for one in some(problem) if one.kernel == "stream")
+    config = next(one for one in some(problem) if one.kernel == "im2col")
     wrong = problem.replace(padding=((1, 1), (0, 2)))
     assert not np.array_equal(follow(wrong, config, x, w), convolve(problem, x, w))
 
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("vector", [1, 2, 4, 8])
-def test_lines_between_parts_and_y_are_swizzled_alike(vector: int, size: int) -> None:
-    """Threads move each element of a part of 64 x 64 once, from where it was staged: `Lines` of staging.cuh adds a
-    constant to a thread's first address, and turns the bits of the swizzle."""
+def test_rows_between_buffers_and_y_are_swizzled_alike(vector: int, size: int) -> None:
+    """Threads move each element of a buffer of 64 x 64 once, from where it was written: `BufferRows` of
+    epilogue_buffers.cuh adds a constant to a thread's first address, and flips the bits of the swizzle."""
     if vector * size > 16:
         return
     inner, piece = 128 // size, 16 // size

@@ -23,13 +23,13 @@ CPU_LAYERS: Final = ("c64 h28 w28 k64 r3 s3 pad1", "c128 h14 w14 k128 r1 s1")
 # Each rung adds configs to those of the one before; the model's best of them is measured. The first is the kernel
 # that any GPU runs.
 RUNGS: Final[tuple[tuple[str, Callable[[Any], bool]], ...]] = (
-    ("TMA, 64 x 64", lambda c: _plain(c) and (c.pixels, c.filters) == (64, 64)),
+    ("TMA, 64 x 64", lambda c: _plain(c) and (c.tile_pixels, c.tile_filters) == (64, 64)),
     ("any tile", lambda c: _plain(c)),
-    ("two warpgroups", lambda c: c.kernel == "stream" and not c.held and _alone(c)),
-    ("filter-stationary", lambda c: c.kernel == "stream" and _alone(c)),
-    ("halo rows", lambda c: c.kernel != "box" and _alone(c) and not c.gather),
-    ("halo tile", lambda c: _alone(c) and not c.gather),
-    ("gather, groups per tile", lambda c: c.split == c.resident == 1),
+    ("two warpgroups", lambda c: c.kernel == "im2col" and not c.filter_stationary and _alone(c)),
+    ("filter-stationary", lambda c: c.kernel == "im2col" and _alone(c)),
+    ("halo rows", lambda c: c.kernel != "halo_tile" and _alone(c) and not c.gather_bytes),
+    ("halo tile", lambda c: _alone(c) and not c.gather_bytes),
+    ("gather, groups per tile", lambda c: c.split_k == c.min_blocks_per_sm == 1),
     ("split_k, two blocks", lambda c: True),
 )
 GATHER: Final = "threads gather"
@@ -39,11 +39,13 @@ Progress = Callable[[str], None]
 
 def _alone(config: Any) -> bool:
     """One block a multiprocessor that has a tile's gemm_k, and a group, for itself."""
-    return bool(config.split == config.resident == config.bundle == 1)
+    return bool(config.split_k == config.min_blocks_per_sm == config.groups_per_tile == 1)
 
 
 def _plain(config: Any) -> bool:
-    return bool(config.kernel == "stream" and config.warpgroups == 1 and not config.held and _alone(config))
+    return bool(
+        config.kernel == "im2col" and config.warpgroups == 1 and not config.filter_stationary and _alone(config)
+    )
 
 
 def ladder_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
