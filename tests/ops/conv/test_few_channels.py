@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from test_implicit_gemm import A100
-from test_implicit_gemm_followed import filter_of
+from tensor_core_cases import A100, assert_no_spills, best_of, filter_of
 
 from tapwise import dispatch
-from tapwise.algorithm import Algorithm, Device
-from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda import few_channels as few
 from tapwise.ops.conv.cuda import row_tiles
@@ -43,24 +39,6 @@ COMPILED = [
     "n32 c3 h300 w300 k40 r3 s3 stride2 pad1 tf32 nhwc bias gelu",
     "n8 c1 h28 w28 k9 r5 s5 f16 nhwc residual",
 ]
-
-
-def best_of(algorithm: Algorithm[Any], problem: ConvProblem, device: Device, *names: str) -> list[Any]:
-    """The model's best config for each choice of the named fields."""
-    kinds: dict[tuple[object, ...], Any] = {}
-    for config in sorted(
-        algorithm.configs(problem, device), key=lambda one: algorithm.predict_us(problem, one, device)
-    ):
-        kinds.setdefault(tuple(getattr(config, name) for name in names), config)
-    return list(kinds.values())
-
-
-def assert_no_spills(algorithm: Any, problem: ConvProblem, architecture: str, *names: str) -> None:
-    device = replace(H200, architecture=architecture)
-    for config in best_of(algorithm, problem, device, *names)[: 2 if architecture == "sm_90a" else 1]:
-        for source in algorithm.sources(problem, config):
-            _, used = compiler.compile_now(source, architecture)
-            assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{config}: {used}"
 
 
 def best(problem: ConvProblem) -> list[Config]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from implicit_gemm_cases import COMPILED, some
+from tensor_core_cases import A100, COMPILED, some
 
 from tapwise import dispatch, registry
 from tapwise.algorithm import Buffers, Device
@@ -28,9 +28,6 @@ from tapwise.ops.conv.cuda.implicit_gemm_mma import ImplicitGemmMma
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import convolve
 from tapwise.problem import Inputs
-
-A100 = Device(kind="cuda", name="NVIDIA A100", multiprocessors=108, gflops=360.0, gbps=1400.0, architecture="sm_80",
-              shared_bytes=166912)  # fmt: skip
 
 
 @pytest.mark.parametrize("text", COMPILED)

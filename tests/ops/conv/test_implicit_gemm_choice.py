@@ -10,7 +10,7 @@ from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda.implicit_gemm import cost
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import ImplicitGemm
-from tapwise.ops.conv.cuda.implicit_gemm.view import View
+from tapwise.ops.conv.cuda.implicit_gemm.view import PLACED, View
 from tapwise.ops.conv.problem import ConvProblem
 
 
@@ -108,7 +108,7 @@ def test_what_costs_more() -> None:
     assert cost.cost(View.of(deep, split), H200, 0).share == 2
     # Where two have room on one, what is beyond is shared.
     small_ring = replace(split, stages=3)
-    assert cost.cost(View.of(deep, small_ring), H200, 0).share == 128 / (132 * cost.PLACED)
+    assert cost.cost(View.of(deep, small_ring), H200, 0).share == 128 / (132 * PLACED)
 
 
 def test_chunks_suffer_from_where_they_begin() -> None:

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from implicit_gemm_cases import COMPILED, some
+from tensor_core_cases import COMPILED, some
 
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.compile import Source

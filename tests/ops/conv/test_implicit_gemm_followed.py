@@ -6,7 +6,7 @@ from math import gcd, prod
 
 import numpy as np
 import pytest
-from implicit_gemm_cases import some
+from tensor_core_cases import filter_of, some
 
 from tapwise.cuda.jit.device import H200
 from tapwise.cuda.jit.tensor_map import TensorMap
@@ -134,15 +134,6 @@ def packed_filters(view: ConvProblem, w: np.ndarray, line: int, order: int) -> n
             for part in (0, 2) if parts == 3 else (0,):
                 out[row, :, part, : lines.shape[2]] = lines[filter_]
     return out
-
-
-def filter_of(row: int, order: int) -> int:
-    """The filter that lies in a row of packed ones, of which so many are turned together."""
-    if not order:
-        return row
-    j, rest = divmod(row % order, 8)
-    t, e = divmod(rest, 2)
-    return row - row % order + t * (order // 4) + 2 * j + e
 
 
 def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -> np.ndarray:

@@ -6,8 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from test_few_channels import assert_no_spills, best_of
-from test_implicit_gemm import A100
+from tensor_core_cases import A100, assert_no_spills, best_of
 
 from tapwise import dispatch
 from tapwise.cuda.jit.device import H200

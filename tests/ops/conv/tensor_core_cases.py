@@ -1,13 +1,19 @@
-"""Problems and configs that the tests of cuda.implicit_gemm share."""
+"""What the tests of kernels for tensor cores share: problems, configs, a GPU without Hopper's instructions."""
 
 from __future__ import annotations
 
-from tapwise.algorithm import Device
+from dataclasses import replace
+from typing import Any
+
+from tapwise.algorithm import Algorithm, Device
+from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config
 from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import ImplicitGemm
 from tapwise.ops.conv.problem import ConvProblem
 
+A100 = Device(kind="cuda", name="NVIDIA A100", multiprocessors=108, gflops=360.0, gbps=1400.0, architecture="sm_80",
+              shared_bytes=166912)  # fmt: skip
 COMPILED = [
     "n32 c64 h56 w56 k64 r3 s3 pad1 f16 nhwc",
     "n32 c64 h56 w56 k64 r3 s3 pad1 bf16 nhwc bias residual relu",
@@ -49,3 +55,30 @@ def some(problem: ConvProblem, device: Device = H200) -> list[Config]:
         )
         kinds.setdefault(kind, config)
     return list(kinds.values())
+
+
+def assert_no_spills(algorithm: Any, problem: ConvProblem, architecture: str, *names: str) -> None:
+    device = replace(H200, architecture=architecture)
+    for config in best_of(algorithm, problem, device, *names)[: 2 if architecture == "sm_90a" else 1]:
+        for source in algorithm.sources(problem, config):
+            _, used = compiler.compile_now(source, architecture)
+            assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{config}: {used}"
+
+
+def best_of(algorithm: Algorithm[Any], problem: ConvProblem, device: Device, *names: str) -> list[Any]:
+    """The model's best config for each choice of the named fields."""
+    kinds: dict[tuple[object, ...], Any] = {}
+    for config in sorted(
+        algorithm.configs(problem, device), key=lambda one: algorithm.predict_us(problem, one, device)
+    ):
+        kinds.setdefault(tuple(getattr(config, name) for name in names), config)
+    return list(kinds.values())
+
+
+def filter_of(row: int, order: int) -> int:
+    """The filter that lies in a row of packed ones, of which so many are turned together."""
+    if not order:
+        return row
+    j, rest = divmod(row % order, 8)
+    t, e = divmod(rest, 2)
+    return row - row % order + t * (order // 4) + 2 * j + e
