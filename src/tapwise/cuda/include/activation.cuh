@@ -75,7 +75,7 @@ __device__ __forceinline__ unsigned activated(float low, float high) {
 // One output: `at` is its place in y and residual, `k` its channel. Pointers are null where there is none.
 template <typename T, int ACTIVATION, typename A>
 __device__ __forceinline__ T finish(A sum, const T *bias, const T *residual, long long k, long long at) {
-    if (bias) sum += widen(bias[k]);
-    if (residual) sum += widen(residual[at]);
-    return narrow<T>(activate<ACTIVATION>(sum));
+    if (bias) sum += upcast(bias[k]);
+    if (residual) sum += upcast(residual[at]);
+    return downcast<T>(activate<ACTIVATION>(sum));
 }

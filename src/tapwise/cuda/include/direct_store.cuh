@@ -14,7 +14,7 @@ DEVICE float widened(bf16 v) {
     asm("cvt.f32.bf16 %0, %1;" : "=f"(wide) : "h"(v.bits));
     return wide;
 }
-DEVICE float widened(f16 v) { return Element<f16>::widen(v); }
+DEVICE float widened(f16 v) { return Element<f16>::to_float(v); }
 
 // Element i of a piece, as float.
 template <class T, int BYTES>
@@ -49,13 +49,16 @@ struct ThreadOutputs {
         return places[row] >= 0 && first + unit * Tile::PERMUTED_N + e < at.filters;
     }
     // Where element e of a unit stands in a row's sums.
-    DEVICE static constexpr int within(int row, int unit, int e) { return (unit * BLOCKS + e / 2) * 4 + row % 2 * 2 + e % 2; }
+    DEVICE static constexpr int within(int row, int unit, int e) {
+        return (unit * BLOCKS + e / 2) * 4 + row % 2 * 2 + e % 2;
+    }
 };
 
 // The residual to a tile's sums: before its products, which are then added to it, or (AFTER) when they are there. Not `now`:
 // nothing to add yet. There is no branch around it, as ptxas would wait for every product by itself.
 template <class Tile, bool AFTER>
-DEVICE void add_residual(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], const OutputTile &at, const void *residual, bool now) {
+DEVICE void add_residual(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], const OutputTile &at, const void *residual,
+                         bool now) {
     using T = typename Tile::T;
     using X = ThreadOutputs<Tile>;
     // The table of places is there.
@@ -68,7 +71,8 @@ DEVICE void add_residual(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], const Outp
 #pragma unroll
         for (int start = 0; start < X::EACH; start += X::ONCE) {
             Piece<X::BYTES> piece{};
-            if (x.has(at, row, unit, start)) piece = load_global<X::BYTES>(from + x.places[row] + unit * Tile::PERMUTED_N + start);
+            if (x.has(at, row, unit, start))
+                piece = load_global<X::BYTES>(from + x.places[row] + unit * Tile::PERMUTED_N + start);
 #pragma unroll
             for (int e = 0; e < X::ONCE; ++e) {
                 float &sum = d[row / 2][X::within(row, unit, start + e)];
@@ -81,7 +85,8 @@ DEVICE void add_residual(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], const Outp
 
 // Bias, activation, and to y.
 template <class Tile>
-DEVICE void store_directly(const float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], const OutputTile &at, void *y, const Biases<Tile> &biases) {
+DEVICE void store_directly(const float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], const OutputTile &at, void *y,
+                           const Biases<Tile> &biases) {
     using T = typename Tile::T;
     using X = ThreadOutputs<Tile>;
     // What is done as two outputs become a word.
@@ -120,9 +125,11 @@ DEVICE void store_directly(const float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], co
                     if constexpr (sizeof(T) == 4)
                         piece.v[i] = __float_as_uint(v[start + i]);
                     else
-                        piece.v[i] = activated_scaled<T, LAST>(v[start + 2 * i], X::ONCE > 1 ? v[start + 2 * i + 1] : 0.0f);
+                        piece.v[i] =
+                            activated_scaled<T, LAST>(v[start + 2 * i], X::ONCE > 1 ? v[start + 2 * i + 1] : 0.0f);
                 }
-                if (x.has(at, row, unit, start)) store_global<X::BYTES>(to + x.places[row] + unit * Tile::PERMUTED_N + start, piece);
+                if (x.has(at, row, unit, start))
+                    store_global<X::BYTES>(to + x.places[row] + unit * Tile::PERMUTED_N + start, piece);
             }
         }
     }

@@ -18,7 +18,7 @@ struct Biases {
             const bool real = filter < Tile::WARPGROUP_FILTERS && at.filter + filter < at.filters;
             const long long f = at.group * at.filters + at.filter + filter;
             const typename Tile::T *from = static_cast<const typename Tile::T *>(bias) + f;
-            v[i] = real ? Element<typename Tile::T>::widen(*from) * SCALE<Tile::ACTIVATION> : 0.0f;
+            v[i] = real ? Element<typename Tile::T>::to_float(*from) * SCALE<Tile::ACTIVATION> : 0.0f;
         }
     }
     DEVICE void share(const OutputTile &at) const {
@@ -121,7 +121,7 @@ DEVICE void buffer_round(unsigned (&words)[ROUND_MATRICES][4], const float (&d)[
                 if (!AT_ONCE<Tile>) ldmatrix<Tile::TRANSPOSED>(words[j], address);
 #pragma unroll
                 for (int i = 0; i < 8; ++i)
-                    v[i] += Element<T>::widen(
+                    v[i] += Element<T>::to_float(
                                 T{(unsigned short)(i % 2 ? words[j][i / 2] >> 16 : words[j][i / 2] & 0xffff)}) *
                             SCALE<Tile::ACTIVATION>;
             }

@@ -12,17 +12,17 @@ template <typename T>
 struct Element;
 template <>
 struct Element<float> {
-    static __device__ __forceinline__ float widen(float v) { return v; }
-    static __device__ __forceinline__ float narrow(float v) { return v; }
+    static __device__ __forceinline__ float to_float(float v) { return v; }
+    static __device__ __forceinline__ float from_float(float v) { return v; }
 };
 template <>
 struct Element<f16> {
-    static __device__ __forceinline__ float widen(f16 v) {
+    static __device__ __forceinline__ float to_float(f16 v) {
         float wide;
         asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(v.bits));
         return wide;
     }
-    static __device__ __forceinline__ f16 narrow(float v) {
+    static __device__ __forceinline__ f16 from_float(float v) {
         f16 r;
         asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r.bits) : "f"(v));
         return r;
@@ -48,8 +48,8 @@ struct Element<f16> {
 };
 template <>
 struct Element<bf16> {
-    static __device__ __forceinline__ float widen(bf16 v) { return __uint_as_float((unsigned)v.bits << 16); }
-    static __device__ __forceinline__ bf16 narrow(float v) {
+    static __device__ __forceinline__ float to_float(bf16 v) { return __uint_as_float((unsigned)v.bits << 16); }
+    static __device__ __forceinline__ bf16 from_float(float v) {
         bf16 r;
         asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r.bits) : "f"(v));
         return r;

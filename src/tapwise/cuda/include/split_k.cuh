@@ -22,7 +22,8 @@ DEVICE void send_sums(const float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], unsigne
             for (int i = 0; i < Tile::TILE_N / 8; ++i) {
                 const float low = d[m][4 * i + 2 * high], next = d[m][4 * i + 2 * high + 1];
                 if (to == rank)
-                    store_shared<8>(mine + place_in_sums(lane, i), Piece<8>{{__float_as_uint(low), __float_as_uint(next)}});
+                    store_shared<8>(mine + place_in_sums(lane, i),
+                                    Piece<8>{{__float_as_uint(low), __float_as_uint(next)}});
                 else
                     send_two(there + place_in_sums(lane, i), barrier, low, next);
             }
@@ -31,17 +32,22 @@ DEVICE void send_sums(const float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], unsigne
 
 // This block's share of the sums to y, the parts in the order of ranks.
 template <class Tile>
-DEVICE void store_split(const OutputTile &at, unsigned sums, int rank, void *y_, const void *bias_, const void *residual_) {
+DEVICE void store_split(const OutputTile &at, unsigned sums, int rank, void *y_, const void *bias_,
+                        const void *residual_) {
     using T = typename Tile::T;
     T *y = static_cast<T *>(y_);
     const T *bias = static_cast<const T *>(bias_), *residual = static_cast<const T *>(residual_);
-    constexpr int EACH = Tile::SPLIT_M, BLOCKS = Tile::TILE_N / 8, V = Tile::NCHW ? 1 : Tile::VECTOR < 4 ? Tile::VECTOR : 4;
+    constexpr int EACH = Tile::SPLIT_M, BLOCKS = Tile::TILE_N / 8,
+                  V = Tile::NCHW         ? 1
+                      : Tile::VECTOR < 4 ? Tile::VECTOR
+                                         : 4;
     // A thread takes four rows of a column (SWAP), or four columns of a row.
     for (int i = threadIdx.x; i < EACH * Tile::TILE_N / 4; i += Tile::CONSUMER_THREADS) {
         const int block = Tile::SWAP_AB ? i / 16 % BLOCKS : i / 2 % BLOCKS;
         const int row = Tile::SWAP_AB ? i / 16 / BLOCKS * 8 + i / 8 % 2 * 4 : i / 2 / BLOCKS;
         const int column = block * 8 + (Tile::SWAP_AB ? i % 8 : i % 2 * 4);
-        const int pixel = Tile::SWAP_AB ? column : rank * EACH + row, filter = Tile::SWAP_AB ? rank * EACH + row : column;
+        const int pixel = Tile::SWAP_AB ? column : rank * EACH + row,
+                  filter = Tile::SWAP_AB ? rank * EACH + row : column;
         if (at.filter + filter >= at.filters) continue;
         const int place = place_of(at, pixel);
         if (place < 0) continue;
@@ -70,9 +76,9 @@ DEVICE void store_split(const OutputTile &at, unsigned sums, int rank, void *y_,
             for (int e = 0; e < V; ++e) {
                 const int there = place + (Tile::NCHW ? (f + e) * at.step : f + e);
                 float sum = v[first + e];
-                if (Tile::BIAS && f + e < at.filters) sum += Element<T>::widen(bias[at.group * at.filters + f + e]);
-                if constexpr (Tile::RESIDUAL) sum += Element<T>::widen(residual[there]);
-                out[e] = Element<T>::narrow(activated<Tile::ACTIVATION>(sum));
+                if (Tile::BIAS && f + e < at.filters) sum += Element<T>::to_float(bias[at.group * at.filters + f + e]);
+                if constexpr (Tile::RESIDUAL) sum += Element<T>::to_float(residual[there]);
+                out[e] = Element<T>::from_float(activated<Tile::ACTIVATION>(sum));
                 if constexpr (Tile::NCHW) y[there] = out[e];
             }
             if constexpr (!Tile::NCHW) {

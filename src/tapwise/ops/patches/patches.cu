@@ -115,7 +115,7 @@ __device__ __forceinline__ void col2im(const Patches &a) {
 #pragma unroll
                 for (int v = 0; v < VECTOR; ++v) {
                     const int w2 = window_at<STRIDE>(distance + v, a.stride[2], out2);
-                    const A value = widen(window_row[max(w2, 0)]);
+                    const A value = upcast(window_row[max(w2, 0)]);
                     sum[v] += real && w2 >= 0 ? value : A(0);
                 }
             };
@@ -133,7 +133,7 @@ __device__ __forceinline__ void col2im(const Patches &a) {
         if constexpr (ACCUMULATE) values = *y;
 #pragma unroll
         for (int v = 0; v < VECTOR; ++v)
-            values.item[v] = narrow<T>(ACCUMULATE ? widen(values.item[v]) + sum[v] : sum[v]);
+            values.item[v] = downcast<T>(ACCUMULATE ? upcast(values.item[v]) + sum[v] : sum[v]);
         *y = values;
     }
 }

@@ -44,7 +44,7 @@ __device__ __forceinline__ void pool(const Pooling &a) {
                 const bool inside_w = (unsigned)v < (unsigned)width;
                 if (r == 0) count_w += COUNT_PADDING ? v < a.end_w : inside_w;
                 if (!inside_h || !inside_w) continue;
-                const A one = widen(x[((long long)h * width + v) * step]);
+                const A one = upcast(x[((long long)h * width + v) * step]);
                 if constexpr (LARGEST) {
                     // The first of equals; a NaN stays.
                     if ((PLACES && place < 0) || ((one > value || one != one) && value == value)) {
@@ -57,7 +57,7 @@ __device__ __forceinline__ void pool(const Pooling &a) {
             }
         }
         if constexpr (!LARGEST) value /= A(a.divisor ? a.divisor : (long long)count_h * count_w);
-        static_cast<T *>(a.y)[i] = narrow<T>(value);
+        static_cast<T *>(a.y)[i] = downcast<T>(value);
         if constexpr (PLACES) static_cast<long long *>(a.places)[i] = place;
     }
 }

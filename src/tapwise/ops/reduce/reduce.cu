@@ -34,7 +34,7 @@ __device__ __forceinline__ void reduce(const Runs &a) {
             for (; r + (WAYS - 1) * DOWN < stop; r += WAYS * DOWN) {
                 A value[WAYS];
 #pragma unroll
-                for (int i = 0; i < WAYS; ++i) value[i] = widen(x[(r + i * DOWN) * step]);
+                for (int i = 0; i < WAYS; ++i) value[i] = upcast(x[(r + i * DOWN) * step]);
                 if constexpr (OP == LOGSUMEXP) {
                     accumulate_exponentials(ways[0], value, WAYS);
                 } else {
@@ -46,7 +46,7 @@ __device__ __forceinline__ void reduce(const Runs &a) {
             if constexpr (AGAIN)
                 ways[0] = combine<OP>(ways[0], accumulators[r]);
             else
-                accumulate<OP>(ways[0], widen(x[r * step]), r);
+                accumulate<OP>(ways[0], upcast(x[r * step]), r);
         }
 #pragma unroll
         for (int i = WAYS / 2; i > 0; i /= 2)
@@ -65,6 +65,6 @@ __device__ __forceinline__ void reduce(const Runs &a) {
         if constexpr (OP == MEAN) value /= A(a.length);
         if constexpr (OP == NORM2) value = sqrt(value);
         if constexpr (OP == LOGSUMEXP) value += log(total.exp_sum);
-        static_cast<T *>(a.y)[column] = narrow<T>(value);
+        static_cast<T *>(a.y)[column] = downcast<T>(value);
     }
 }

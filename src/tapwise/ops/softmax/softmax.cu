@@ -31,7 +31,7 @@ __device__ __forceinline__ void softmax(const Runs &a) {
 #pragma unroll
         for (int i = 0; i < KEPT; ++i) {
             const long long r = first + down + i * DOWN;
-            kept[i] = r < end ? widen(x[r * step]) : A(-POSITIVE_INFINITY);
+            kept[i] = r < end ? upcast(x[r * step]) : A(-POSITIVE_INFINITY);
             // A NaN is lost here, and shows in the sum.
             top.value = kept[i] > top.value ? kept[i] : top.value;
         }
@@ -49,7 +49,7 @@ __device__ __forceinline__ void softmax(const Runs &a) {
 #pragma unroll
         for (int i = 0; i < KEPT; ++i) {
             const long long r = first + down + i * DOWN;
-            if (r < end) y[r * step] = narrow<T>(LOG ? kept[i] - last : kept[i] * last);
+            if (r < end) y[r * step] = downcast<T>(LOG ? kept[i] - last : kept[i] * last);
         }
         return;
     }
@@ -66,10 +66,10 @@ __device__ __forceinline__ void softmax(const Runs &a) {
             for (; r + (WAYS - 1) * DOWN < stop; r += WAYS * DOWN) {
                 A value[WAYS];
 #pragma unroll
-                for (int i = 0; i < WAYS; ++i) value[i] = widen(x[(r + i * DOWN) * step]);
+                for (int i = 0; i < WAYS; ++i) value[i] = upcast(x[(r + i * DOWN) * step]);
                 accumulate_exponentials(piece, value, WAYS);
             }
-            for (; r < stop; r += DOWN) accumulate<LOGSUMEXP>(piece, widen(x[r * step]), 0);
+            for (; r < stop; r += DOWN) accumulate<LOGSUMEXP>(piece, upcast(x[r * step]), 0);
             total = combine<LOGSUMEXP>(total, piece);
         }
         total = block_reduce<LOGSUMEXP, ACROSS, DOWN>(total, shared);
@@ -84,8 +84,8 @@ __device__ __forceinline__ void softmax(const Runs &a) {
         T *y = static_cast<T *>(a.y) + base;
 #pragma unroll 4
         for (long long r = first + down; r < end; r += DOWN) {
-            const A shifted = widen(x[r * step]) - top;
-            y[r * step] = narrow<T>(LOG ? shifted - last : exp(shifted) * last);
+            const A shifted = upcast(x[r * step]) - top;
+            y[r * step] = downcast<T>(LOG ? shifted - last : exp(shifted) * last);
         }
     }
 }

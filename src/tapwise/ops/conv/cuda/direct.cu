@@ -144,7 +144,7 @@ __device__ __forceinline__ void direct(const Window &a) {
             for (int j = 0; j < READ; j += PX) {
                 const auto pack = *reinterpret_cast<const Pack<T, PX> *>(&tile[row * COLUMNS + j]);
 #pragma unroll
-                for (int i = 0; i < PX; ++i) rows[min(row, WINDOW - 1)][j + i] = widen(pack.item[i]);
+                for (int i = 0; i < PX; ++i) rows[min(row, WINDOW - 1)][j + i] = upcast(pack.item[i]);
             }
         };
 #pragma unroll
@@ -159,7 +159,7 @@ __device__ __forceinline__ void direct(const Window &a) {
                 for (int k = 0; k < KP; k += TOGETHER) {
                     const auto pack = *reinterpret_cast<const Pack<T, TOGETHER> *>(&filters[(r * S + s) * KP + k]);
 #pragma unroll
-                    for (int i = 0; i < TOGETHER; ++i) filter[k + i] = widen(pack.item[i]);
+                    for (int i = 0; i < TOGETHER; ++i) filter[k + i] = upcast(pack.item[i]);
                 }
 #pragma unroll
                 for (int t = 0; t < TY; ++t)

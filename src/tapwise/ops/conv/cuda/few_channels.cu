@@ -111,9 +111,9 @@ DEVICE void finish_rows(const ImageRows &p, const float (&d)[O::ROWS][O::BLOCKS]
 #pragma unroll
             for (int e = 0; e < O::V; ++e) {
                 float v = d[m][unit * (O::ORDER / 8) + (within + e) / 2][high * 2 + (within + e) % 2];
-                if constexpr (O::BIAS) v += Element<T>::widen(added.v[e]);
-                if constexpr (O::RESIDUAL) v += Element<T>::widen(more.v[e]);
-                out.v[e] = Element<T>::narrow(activated<O::ACTIVATION>(v));
+                if constexpr (O::BIAS) v += Element<T>::to_float(added.v[e]);
+                if constexpr (O::RESIDUAL) v += Element<T>::to_float(more.v[e]);
+                out.v[e] = Element<T>::from_float(activated<O::ACTIVATION>(v));
             }
             *reinterpret_cast<Vector *>(y + places[m][high] + filter) = out;
         }

@@ -45,13 +45,13 @@ __device__ __forceinline__ void gemm(const Gemm &a) {
 #pragma unroll 4
                 for (int i = tid; i < M * DEPTH; i += THREADS) {
                     const int m = m0 + i / DEPTH, d = d0 + i % DEPTH;
-                    filters[i % DEPTH][i / DEPTH] = m < m_end && d < depth ? widen(w[(long long)m * depth + d]) : A(0);
+                    filters[i % DEPTH][i / DEPTH] = m < m_end && d < depth ? upcast(w[(long long)m * depth + d]) : A(0);
                 }
 #pragma unroll 4
                 for (int i = tid; i < N * DEPTH; i += THREADS) {
                     const int d = d0 + i / N;
                     const long long n = window(i % N);
-                    columns[i / N][i % N] = n < a.windows && d < depth ? widen(x[d * a.windows + n]) : A(0);
+                    columns[i / N][i % N] = n < a.windows && d < depth ? upcast(x[d * a.windows + n]) : A(0);
                 }
                 __syncthreads();
 #pragma unroll 2
@@ -69,7 +69,8 @@ __device__ __forceinline__ void gemm(const Gemm &a) {
             }
         } else if (window(tx) < a.windows && m0 + ty < m_end) {
             const T *filter = w + (long long)(m0 + ty) * depth, *column = x + window(tx);
-            for (int d = 0; d < depth; ++d) sum[0][0] = fma(widen(filter[d]), widen(column[d * a.windows]), sum[0][0]);
+            for (int d = 0; d < depth; ++d)
+                sum[0][0] = fma(upcast(filter[d]), upcast(column[d * a.windows]), sum[0][0]);
         }
 #pragma unroll
         for (int i = 0; i < TM; ++i) {

@@ -296,9 +296,9 @@ DEVICE void implicit_gemm_mma(const Gather &p) {
         if constexpr (O::RESIDUAL) added = *reinterpret_cast<const Vector *>(residual + place);
 #pragma unroll
         for (int e = 0; e < V; ++e) {
-            if constexpr (O::BIAS) v[e] += Element<T>::widen(bias[k + e]);
-            if constexpr (O::RESIDUAL) v[e] += Element<T>::widen(added.v[e]);
-            out.v[e] = Element<T>::narrow(activated<O::ACTIVATION>(v[e]));
+            if constexpr (O::BIAS) v[e] += Element<T>::to_float(bias[k + e]);
+            if constexpr (O::RESIDUAL) v[e] += Element<T>::to_float(added.v[e]);
+            out.v[e] = Element<T>::from_float(activated<O::ACTIVATION>(v[e]));
         }
         *reinterpret_cast<Vector *>(y + place) = out;
     }
@@ -320,8 +320,8 @@ DEVICE void add_parts(const Parts &p) {
         float sum = 0;
         for (int part = 0; part < (int)p.split_k; ++part) sum += p.parts[part * p.count + i];
         const long long n = pixel / p.plane, place = NCHW ? (n * p.k + k) * p.plane + (pixel - n * p.plane) : i;
-        if constexpr (BIAS) sum += Element<T>::widen(static_cast<const T *>(p.bias)[k]);
-        if constexpr (RESIDUAL) sum += Element<T>::widen(static_cast<const T *>(p.residual)[place]);
-        static_cast<T *>(p.y)[place] = Element<T>::narrow(activated<ACTIVATION>(sum));
+        if constexpr (BIAS) sum += Element<T>::to_float(static_cast<const T *>(p.bias)[k]);
+        if constexpr (RESIDUAL) sum += Element<T>::to_float(static_cast<const T *>(p.residual)[place]);
+        static_cast<T *>(p.y)[place] = Element<T>::from_float(activated<ACTIVATION>(sum));
     }
 }

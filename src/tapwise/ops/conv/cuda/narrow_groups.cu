@@ -40,8 +40,8 @@ struct Narrow {
 
 template <typename T>
 DEVICE void add_two(float (&v)[2], unsigned word) {
-    v[0] += Element<T>::widen(T{(unsigned short)(word & 0xffff)});
-    v[1] += Element<T>::widen(T{(unsigned short)(word >> 16)});
+    v[0] += Element<T>::to_float(T{(unsigned short)(word & 0xffff)});
+    v[1] += Element<T>::to_float(T{(unsigned short)(word >> 16)});
 }
 
 // The pixels that a tile reaches, from row h0 and column w0 on, zeros outside x.

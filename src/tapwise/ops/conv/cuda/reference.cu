@@ -28,8 +28,8 @@ __device__ __forceinline__ void reference(const Reference &a) {
                 const long long v = q * a.stride_w - a.pad_w + s * a.dilation_w;
                 if (v < 0 || v >= a.width) continue;
                 for (long long c = 0; c < group_c; ++c) {
-                    const double left = widen(x[c * a.step_c + h * a.step_h + v * a.step_w]);
-                    const double right = widen(w[(c * a.r + r) * a.s + s]);
+                    const double left = upcast(x[c * a.step_c + h * a.step_h + v * a.step_w]);
+                    const double right = upcast(w[(c * a.r + r) * a.s + s]);
                     sum += left * right;
                     size += fabs(left * right);
                 }

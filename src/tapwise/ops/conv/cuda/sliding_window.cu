@@ -35,14 +35,14 @@ __device__ __forceinline__ void sliding_window(const Window &a) {
                 for (int i = threadIdx.x; i < rows * columns; i += BX * BY) {
                     const int h = top + i / columns, v = left + i % columns;
                     const bool real = (unsigned)h < (unsigned)height && (unsigned)v < (unsigned)width;
-                    tile[i] = real ? x[(long long)h * width + v] : narrow<T>(A(0));
+                    tile[i] = real ? x[(long long)h * width + v] : downcast<T>(A(0));
                 }
                 __syncthreads();
                 if (!inside) continue;
                 const T *mine = tile + ty * stride_h * columns + tx * stride_w;
                 for (int r = 0; r < taps_h; ++r)
                     for (int s = 0; s < taps_w; ++s)
-                        sum += widen(mine[r * dilation_h * columns + s * dilation_w]) * widen(w[r * taps_w + s]);
+                        sum += upcast(mine[r * dilation_h * columns + s * dilation_w]) * upcast(w[r * taps_w + s]);
             } else if (inside) {
                 for (int r = 0; r < taps_h; ++r) {
                     const int h = top + ty * stride_h + r * dilation_h;
@@ -50,7 +50,7 @@ __device__ __forceinline__ void sliding_window(const Window &a) {
                     for (int s = 0; s < taps_w; ++s) {
                         const int v = left + tx * stride_w + s * dilation_w;
                         if ((unsigned)v < (unsigned)width)
-                            sum += widen(x[(long long)h * width + v]) * widen(w[r * taps_w + s]);
+                            sum += upcast(x[(long long)h * width + v]) * upcast(w[r * taps_w + s]);
                     }
                 }
             }
