@@ -11,7 +11,9 @@ import tapwise
 from tapwise import registry, verify
 from tapwise.cuda.jit.device import H200, gpu
 from tapwise.errors import InvalidProblem
-from tapwise.ops.conv.cuda.implicit_gemm import geometry, outputs
+from tapwise.integers import ceil_div
+from tapwise.ops.conv.cuda.implicit_gemm.epilogue import MOST_C_SUMS, Epilogue
+from tapwise.ops.conv.cuda.implicit_gemm.view import View
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.problem import ACTIVATIONS
 
@@ -130,6 +132,8 @@ def test_tensor_cores_under_streams_graphs_and_dependent_launches(identifier: st
 MANY_TILES = (
     "n32 c24 h56 w56 k144 r1 s1 f16 nhwc", "n16 c64 h56 w56 k256 r1 s1 f16 nhwc bias relu residual",
     "n8 c64 h96 w96 k64 r3 s3 pad1 bf16 nhwc bias silu residual", "n8 c48 h96 w96 k96 r3 s3 pad1 tf32 nhwc residual",
+    "n32 c48 h40 w40 k168 r1 s1 f16 nhwc bias silu residual",
+    "n16 c104 h39 w41 k200 r5 s5 stride2x1 pad2 bf16 nhwc bias residual",
     "n8 c30 h80 w80 k36 r3 s3 pad1 f16 nhwc bias", "n8 c32 h90 w80 k17 r3 s3 pad1 f16 nhwc bias silu residual",
 )  # fmt: skip
 
@@ -140,12 +144,15 @@ def long_runs(algorithm: Any, problem: Any, device: Any) -> list[Any]:
     for config in sorted(
         algorithm.configs(problem, device), key=lambda one: algorithm.predict_us(problem, one, device)
     ):
-        view = geometry.view_of(problem, config)
-        if config.split > 1 or geometry.tiles_of(view, config)[1] < 4 * geometry.blocks_of(view, config, device):
+        view = View.of(problem, config)
+        if config.split_k > 1 or view.tiles < 4 * view.blocks(device):
             continue
         # Tiles of an odd count of rounds of 64 x 64 end in the part of shared memory where the next one begins.
-        odd = -(-config.pixels // 64) * -(-config.filters // 64) % 2
-        kind = (config.kernel, config.rows, config.warpgroups, config.turns, config.held, config.resident, odd)
+        odd = ceil_div(config.tile_pixels, 64) * ceil_div(config.tile_filters, 64) % 2
+        kind = (
+            config.kernel, config.swap_ab, config.warpgroups, config.ping_pong, config.filter_stationary,
+            config.min_blocks_per_sm, odd,
+        )  # fmt: skip
         kinds.setdefault(kind, config)
     return list(kinds.values())[::3]
 
@@ -161,10 +168,10 @@ def test_filters_that_stay_in_several_sets(text: str) -> None:
     problem, device = ConvProblem.parse(text), gpu()
     kinds: dict[Any, Any] = {}
     for config in registry.get("cuda.implicit_gemm").configs(problem, device):
-        sets = -(-problem.group_k // config.filters) * problem.groups
-        if config.held and config.kernel != "stream" and 1 < sets <= 6:
-            kinds.setdefault((config.kernel, config.rows, sets), config)
-    assert len(kinds) >= 4
+        sets = ceil_div(problem.group_k, config.tile_filters) * problem.groups
+        if config.filter_stationary and config.kernel != "im2col" and 1 < sets <= 6:
+            kinds.setdefault((config.kernel, config.swap_ab, sets), config)
+    assert len(kinds) >= 3
     for config in kinds.values():
         verdict = verify.check(problem, "cuda.implicit_gemm", config, device=device)
         assert verdict, f"{config}: {verdict.message}"
@@ -176,12 +183,13 @@ def test_filters_that_stay_in_several_sets(text: str) -> None:
      "n8 c96 h1 w1111 k200 r1 s3 pad0x1 groups2 tf32 nhwc residual", "n4 c72 h30 w29 k40 r5 s1 pad2x0 f16 bias",
      "n8 c64 h40 w44 k128 r3 s1 pad1x0 dilation2x1 f16 nhwc residual", "n5 c90 h21 w22 k33 r2 s2 bf16 nhwc"],
 )  # fmt: skip
-def test_slabs_of_few_taps_and_of_half_lines(text: str) -> None:
+def test_halo_buffers_of_few_taps_and_of_half_chunks(text: str) -> None:
     problem, device = ConvProblem.parse(text), gpu()
     kinds: dict[Any, Any] = {}
     for config in registry.get("cuda.implicit_gemm").configs(problem, device):
-        if config.line or config.slabs > 2:
-            kinds.setdefault((config.kernel, config.rows, config.slabs, config.line, config.held), config)
+        if config.chunk_bytes or config.halo_buffers > 2:
+            kind = (config.kernel, config.swap_ab, config.halo_buffers, config.chunk_bytes, config.filter_stationary)
+            kinds.setdefault(kind, config)
     assert len(kinds) >= 4
     for config in kinds.values():
         verdict = verify.check(problem, "cuda.implicit_gemm", config, device=device)
@@ -203,20 +211,19 @@ def test_tensor_cores_with_many_tiles_a_block(text: str) -> None:
         "n16 c64 h56 w56 k64 r3 s3 pad1 f16 nhwc bias relu residual",
         "n8 c32 h60 w61 k72 r3 s3 pad1 tf32 nhwc residual",
         "n8 c64 h40 w44 k128 r1 s3 pad0x1 groups2 bf16 nhwc bias silu residual",
-        "n32 c48 h40 w40 k168 r1 s1 f16 nhwc bias silu residual", "n32 c16 h40 w41 k320 r3 s3 pad1 bf16 nhwc residual",
+        "n32 c16 h40 w41 k320 r3 s3 pad1 bf16 nhwc residual",
         "n8 c192 h60 w61 k256 r3 s3 pad1 f16 nhwc bias relu residual",
-        "n16 c104 h39 w41 k200 r5 s5 stride2x1 pad2 bf16 nhwc bias residual",
         "n8 c200 h30 w31 k144 r3 s3 pad1 groups2 f16 nhwc residual",
     ],
 )  # fmt: skip
-def test_residuals_that_the_copy_engine_brings(text: str) -> None:
+def test_residuals_that_tma_brings(text: str) -> None:
     """Short tiles, whose products end before the other warpgroup's residual is there, and long ones."""
     problem, device = ConvProblem.parse(text), gpu()
     algorithm = registry.get("cuda.implicit_gemm")
-    configs = [one for one in algorithm.configs(problem, device) if outputs.is_delivered(problem, one)]
+    configs = [one for one in algorithm.configs(problem, device) if Epilogue(View.of(problem, one)).tma_residual]
     kinds: dict[Any, list[Any]] = {}
-    for one in sorted(configs, key=lambda one: (one.pixels, one.filters)):
-        kinds.setdefault((one.kernel, one.rows, one.turns), []).append(one)
+    for one in sorted(configs, key=lambda one: (one.tile_pixels, one.tile_filters)):
+        kinds.setdefault(one.swap_ab, []).append(one)
     assert len(configs) > 5
     for same in kinds.values():
         for config in dict.fromkeys([*same[:2], *same[-2:]]):
@@ -232,7 +239,9 @@ def test_many_sums_that_begin_with_the_residual() -> None:
     configs = [
         one
         for one in algorithm.configs(problem, device)
-        if one.turns and outputs.order_of(problem, one) and one.pixels * one.filters > 128 * outputs.MOST_BEGUN
+        if one.ping_pong
+        and Epilogue(View.of(problem, one)).permuted_n
+        and one.tile_pixels * one.tile_filters > 128 * MOST_C_SUMS
     ]
     assert configs
     for config in configs:
