@@ -95,6 +95,10 @@ class Problem:
         return "f64" if self.dtype == "f64" else "f32"
 
     @property
+    def accumulator_bytes(self) -> int:
+        return 8 if self.accumulator == "f64" else 4
+
+    @property
     def roundoff(self) -> float:
         """Half a unit in the last place of 1.0 in the accumulator."""
         return 2.0**-53 if self.accumulator == "f64" else 2.0**-24

@@ -1,4 +1,4 @@
-"""What several CPU algorithms share when they choose: dtypes, lanes, even splits."""
+"""What several CPU algorithms share when they choose: lanes, even splits."""
 
 from __future__ import annotations
 
@@ -7,19 +7,9 @@ from tapwise.integers import ceil_div
 from tapwise.problem import Problem
 
 
-def arithmetic(problem: Problem) -> str:
-    """The dtype that sums are computed in."""
-    return "f64" if problem.dtype == "f64" else "f32"
-
-
-def sum_bytes(problem: Problem) -> int:
-    """Bytes of an element of that dtype."""
-    return 8 if problem.dtype == "f64" else 4
-
-
 def lanes_of(problem: Problem, device: Device) -> int:
-    """Elements of that dtype in a vector."""
-    return device.vector_bytes // sum_bytes(problem)
+    """Elements of the accumulator in a vector."""
+    return device.vector_bytes // problem.accumulator_bytes
 
 
 def splits(total: int, multiple: int, threads: int) -> list[int]:

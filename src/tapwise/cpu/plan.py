@@ -73,7 +73,7 @@ class KernelPlan(Plan):
         if not self._pack_tasks:
             return None
         w = np.ascontiguousarray(w)
-        dtype = np.dtype(np.float64 if self.problem.dtype == "f64" else np.float32)
+        dtype = np.dtype(f"f{self.problem.accumulator_bytes}")
         storage = np.empty(self._packed_size + 32, dtype)
         start = -storage.ctypes.data % 64 // dtype.itemsize
         packed = storage[start : start + self._packed_size]

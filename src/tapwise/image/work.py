@@ -12,6 +12,7 @@ from tapwise.errors import InvalidPicture
 from tapwise.image.bank import Filter
 from tapwise.image.passes import Pass, apply
 from tapwise.image.weights import factors
+from tapwise.integers import ceil_div
 from tapwise.ops.filter.edges import source_index
 
 
@@ -45,7 +46,7 @@ class Work:
 
     def shape(self, height: int, width: int) -> tuple[int, int]:
         """Rows and columns of the result."""
-        return self.size or (-(-height // self.stride), -(-width // self.stride))
+        return self.size or (ceil_div(height, self.stride), ceil_div(width, self.stride))
 
     def reach(self) -> tuple[int, int]:
         """Rows above and below that a row of the result sees."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from tapwise.integers import ceil_div
 from tapwise.ops.filter.edges import window_sources
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def _taps(problem: FilterProblem, x: np.ndarray, weights: np.ndarray, op: str) -
     _, height, width = problem.spatial
     # Some rows at a time, which stay in the caches.
     step = max(1, _BLOCK // max(1, width * problem.c))
-    for d, first in np.ndindex(problem.spatial[0], -(-height // step)):
+    for d, first in np.ndindex(problem.spatial[0], ceil_div(height, step)):
         rows = slice(first * step, min(height, (first + 1) * step))
         count = rows.stop - rows.start
         value = np.zeros((count, width, problem.c))

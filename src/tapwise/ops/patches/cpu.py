@@ -16,7 +16,6 @@ from tapwise import settings
 from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu import jit
-from tapwise.cpu.common import arithmetic, sum_bytes
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.plan import KernelPlan
 from tapwise.cpu.simd import target
@@ -50,7 +49,7 @@ class Im2colSimd(Algorithm[Config]):
 
     def predict_us(self, problem: PatchProblem, config: Config, device: Device) -> float:
         """The bytes over the memory's bandwidth, and some cycles a row."""
-        costs = Costs(device, sum_bytes(problem))
+        costs = Costs(device, problem.accumulator_bytes)
         units, _ = self._units(problem)
         tasks = ceil_div(units, config.block) * config.row_blocks
         cycles = costs.stream(problem.bytes, problem.bytes) + 20 * problem.flops / max(1, problem.output[-1])
@@ -61,7 +60,7 @@ class Im2colSimd(Algorithm[Config]):
 
     def plan(self, problem: PatchProblem, config: Config, device: Device) -> Plan:
         library = jit.load(
-            "im2col", generate_im2col, target(settings.cpu_target()), dtype=arithmetic(problem), storage=problem.dtype
+            "im2col", generate_im2col, target(settings.cpu_target()), dtype=problem.accumulator, storage=problem.dtype
         )
         return KernelPlan(problem, device, library, FIELDS, self._fields(problem, config))
 
@@ -93,14 +92,14 @@ class Col2imSimd(Im2colSimd):
     def workspace_bytes(self, problem: PatchProblem, config: Config, device: Device) -> int:
         units, _ = self._units(problem)
         workers = max(1, min(device.threads, ceil_div(units, config.block) * config.row_blocks))
-        return self._row_size(problem) * problem.stride[-1] * sum_bytes(problem) * workers
+        return self._row_size(problem) * problem.stride[-1] * problem.accumulator_bytes * workers
 
     def plan(self, problem: PatchProblem, config: Config, device: Device) -> Plan:
         library = jit.load(
-            "col2im", generate_col2im, target(settings.cpu_target()), dtype=arithmetic(problem), storage=problem.dtype
+            "col2im", generate_col2im, target(settings.cpu_target()), dtype=problem.accumulator, storage=problem.dtype
         )
         row_size = self._row_size(problem)
-        step = row_size * problem.stride[-1] * sum_bytes(problem)
+        step = row_size * problem.stride[-1] * problem.accumulator_bytes
         fields = self._fields(problem, config) | {"row_size": row_size, "scratch_step": step}
         return KernelPlan(problem, device, library, FIELDS, fields)
 

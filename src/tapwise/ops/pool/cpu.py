@@ -18,7 +18,6 @@ from tapwise import settings
 from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu import jit
-from tapwise.cpu.common import arithmetic, sum_bytes
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.plan import KernelPlan
 from tapwise.cpu.simd import target
@@ -68,7 +67,7 @@ class PoolSimd(Algorithm[Config]):
 
     def predict_us(self, problem: PoolProblem, config: Config, device: Device) -> float:
         """Half a cycle a vector and tap, some a row, or the bytes over the memory's bandwidth."""
-        costs = Costs(device, sum_bytes(problem))
+        costs = Costs(device, problem.accumulator_bytes)
         tasks = self._tasks(problem, config)
         taps = sum(problem.kernel) if problem.layout == "nchw" else prod(problem.kernel)
         vectors = prod(problem.y_shape) * max(problem.stride) / costs.lanes
@@ -87,24 +86,25 @@ class PoolSimd(Algorithm[Config]):
         return ceil_div(max(seen, padded) + 16 * max(problem.stride[1], 1) * 4, 16) * 16
 
     def workspace_bytes(self, problem: PoolProblem, config: Config, device: Device) -> int:
-        size = sum_bytes(problem)
+        size = problem.accumulator_bytes
         workers = max(1, min(device.threads, self._tasks(problem, config)))
         return self._row_size(problem) * size * workers if problem.layout == "nchw" else 0
 
     def plan(self, problem: PoolProblem, config: Config, device: Device) -> Plan:
-        dtype = arithmetic(problem)
+        dtype = problem.accumulator
         planar = problem.layout == "nchw"
         library = jit.load(
             "pool", generate, target(settings.cpu_target()), dtype=dtype, storage=problem.dtype, layout=problem.layout,
             op=problem.op, r=problem.kernel[0], s=problem.kernel[1], stride=problem.stride[1] if planar else 0,
             dilation=problem.dilation[1] if planar else 0,
         )  # fmt: skip
-        rows, columns = divisors(problem, np.float64 if dtype == "f64" else np.float32)
+        rows, columns = divisors(problem, np.dtype(f"f{problem.accumulator_bytes}"))
         length = (problem.spatial[1] if planar else problem.c) + 64
         nothing = -np.inf if problem.op == "max" else 0.0
         row_size = self._row_size(problem)
         fields: dict[str, int | np.ndarray] = {
-            "tasks": self._tasks(problem, config), "scratch_step": row_size * sum_bytes(problem) if planar else 0,
+            "tasks": self._tasks(problem, config),
+            "scratch_step": row_size * problem.accumulator_bytes if planar else 0,
             "identity": np.full(length, nothing, DTYPES[problem.dtype]),
             "row_counts": rows, "col_counts": np.concatenate([columns, np.ones(64, columns.dtype)]),
             "channels": problem.c, "h": problem.spatial[0], "w_in": problem.spatial[1],

@@ -16,7 +16,7 @@ from tapwise import settings
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu import jit
-from tapwise.cpu.common import arithmetic, lanes_of, sum_bytes
+from tapwise.cpu.common import lanes_of
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.jit import Library
 from tapwise.cpu.plan import KernelPlan
@@ -85,7 +85,7 @@ class ReduceSimd(Algorithm[Config]):
 
     def predict_us(self, problem: ReduceProblem, config: Config, device: Device) -> float:
         """An eighth of a cycle an element of float32 from cache, or the bytes over the memory's bandwidth."""
-        costs = Costs(device, sum_bytes(problem))
+        costs = Costs(device, problem.accumulator_bytes)
         tasks = _tasks(problem, config)
         cycles = max(problem.flops / costs.lanes, costs.stream(problem.bytes, problem.bytes))
         return costs.wall_us(cycles / max(1, tasks) + 40, tasks, device.threads) + (2.0 if config.chunks > 1 else 0.0)
@@ -97,7 +97,7 @@ class ReduceSimd(Algorithm[Config]):
     def plan(self, problem: ReduceProblem, config: Config, device: Device) -> Plan:
         outer, length, inner = _collapsed(problem)
         library = jit.load(
-            "reduce", generate, target(settings.cpu_target()), dtype=arithmetic(problem), storage=problem.dtype,
+            "reduce", generate, target(settings.cpu_target()), dtype=problem.accumulator, storage=problem.dtype,
             op=problem.op, last=inner == 1,
         )  # fmt: skip
         chunk = COLUMN_CHUNK if inner > 1 and config.chunks > 1 else ceil_div(length, config.chunks)

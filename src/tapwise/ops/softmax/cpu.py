@@ -21,7 +21,7 @@ from tapwise import settings
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu import jit
-from tapwise.cpu.common import arithmetic, lanes_of, sum_bytes
+from tapwise.cpu.common import lanes_of
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.jit import Library
 from tapwise.cpu.plan import KernelPlan
@@ -92,7 +92,7 @@ class SoftmaxSimd(Algorithm[Config]):
 
     def predict_us(self, problem: SoftmaxProblem, config: Config, device: Device) -> float:
         """About 2.2 cycles an element of float32 for the exponential and the three passes, over the threads."""
-        costs = Costs(device, sum_bytes(problem))
+        costs = Costs(device, problem.accumulator_bytes)
         collapsed = problem.collapsed
         assert collapsed is not None
         outer, length, inner = collapsed
@@ -112,7 +112,7 @@ class SoftmaxSimd(Algorithm[Config]):
         assert collapsed is not None
         outer, length, inner = collapsed
         library = jit.load(
-            "softmax", generate, target(settings.cpu_target()), dtype=arithmetic(problem), storage=problem.dtype,
+            "softmax", generate, target(settings.cpu_target()), dtype=problem.accumulator, storage=problem.dtype,
             log=problem.log, last=inner == 1,
         )  # fmt: skip
         fields = {

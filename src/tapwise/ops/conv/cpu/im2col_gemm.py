@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import numpy as np
 
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
+from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import activate
 
@@ -41,19 +42,10 @@ class Config(BaseConfig):
     cols: int
 
 
-def accumulator(problem: ConvProblem) -> np.dtype[Any]:
-    """The dtype that sums are computed in."""
-    return np.dtype(np.float64 if problem.dtype == "f64" else np.float32)
-
-
 def expands(problem: ConvProblem) -> bool:
     """Whether a matrix must be built at all: not where the image already is the matrix."""
     same = set(problem.kernel) == {1} == set(problem.stride) and not any(map(any, problem.padding))
     return problem.dtype == "f16" or not same
-
-
-def _round_up(size: int) -> int:
-    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 class Geometry:
@@ -61,9 +53,9 @@ class Geometry:
 
     def __init__(self, problem: ConvProblem, config: Config) -> None:
         pixels = config.rows * config.cols
-        size = accumulator(problem).itemsize
-        self.matrix = _round_up(problem.c * prod(problem.kernel) * pixels * size) if expands(problem) else 0
-        self.sums = _round_up(problem.k * pixels * size) if problem.dtype == "f16" else 0
+        size = problem.accumulator_bytes
+        self.matrix = round_up(problem.c * prod(problem.kernel) * pixels * size, ALIGNMENT) if expands(problem) else 0
+        self.sums = round_up(problem.k * pixels * size, ALIGNMENT) if problem.dtype == "f16" else 0
 
     @property
     def workspace_bytes(self) -> int:
@@ -75,7 +67,7 @@ class Im2colPlan(Plan):
         self.problem = problem
         self._config = config
         self._geometry = Geometry(problem, config)
-        self._dtype = accumulator(problem)
+        self._dtype = np.dtype(f"f{problem.accumulator_bytes}")
         self._planar = problem.layout == "nchw"
         self._expands = expands(problem)
         self.workspace_bytes = self._geometry.workspace_bytes
@@ -212,7 +204,7 @@ class Im2colGemm(Algorithm[Config]):
         """
         height, width = problem.output
         pixels, taps = height * width, prod(problem.kernel)
-        chunks = problem.n * -(-height // config.rows) * -(-width // config.cols)
+        chunks = problem.n * ceil_div(height, config.rows) * ceil_div(width, config.cols)
         outputs = problem.n * problem.k * pixels
         expansion = 0.0
         if expands(problem):
@@ -221,12 +213,12 @@ class Im2colGemm(Algorithm[Config]):
             element = CONVERTED_NS if problem.dtype == "f16" else ELEMENT_NS
             expansion = chunks * taps * COPY_US + 1e-3 * copied * (element + ROW_NS / max(1, run))
             if Geometry(problem, config).workspace_bytes > device.l3_bytes // 2:
-                expansion += 1e-3 * copied * accumulator(problem).itemsize / device.gbps
+                expansion += 1e-3 * copied * problem.accumulator_bytes / device.gbps
         peak = device.gflops * device.threads * (0.5 if problem.dtype == "f64" else 1.0)
         narrow = min(1.0, min(problem.group_k, problem.gemm_k) / 16) * problem.gemm_k / (problem.gemm_k + 20)
         product = chunks * problem.groups * GEMM_US + 1e-3 * problem.flops / (peak * BLAS_SHARE * narrow)
         # Filters that no cache holds come from memory once a run.
-        filters = problem.k * problem.gemm_k * accumulator(problem).itemsize
+        filters = problem.k * problem.gemm_k * problem.accumulator_bytes
         if filters > device.l3_bytes // 2:
             product = max(product, 1e-3 * filters / device.gbps)
         passes = EPILOGUE_NS[problem.activation] + 0.4 * (problem.bias + problem.residual)

@@ -11,7 +11,7 @@ import numpy as np
 from tapwise import settings
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device
-from tapwise.cpu.common import lanes_of, sum_bytes
+from tapwise.cpu.common import lanes_of
 from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu.depthwise.planes import tiles
@@ -48,7 +48,7 @@ class Geometry:
         # One more vector than the tile: the last tile of a narrow row reads beyond its pitch.
         self.plane = self.packed.plane + config.vectors * lanes if self.planar else self.packed.plane
         self.buffer = ceil_div(self.packed.planes * self.plane * self.width + lanes, 32) * 32 + 16
-        self.scratch_bytes = ceil_div(2 * self.buffer * sum_bytes(problem), 64) * 64
+        self.scratch_bytes = ceil_div(2 * self.buffer * problem.accumulator_bytes, 64) * 64
 
     @property
     def tasks(self) -> int:

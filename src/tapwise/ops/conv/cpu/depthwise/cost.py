@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tapwise.algorithm import Device
-from tapwise.cpu.common import lanes_of, sum_bytes
+from tapwise.cpu.common import lanes_of
 from tapwise.cpu.cost import Breakdown, Costs
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu.depthwise.blocking import Config, Geometry
@@ -48,7 +48,7 @@ class TaskCost:
 
     def __init__(self, problem: ConvProblem, config: Config, device: Device) -> None:
         self.problem, self.config = problem, config
-        self.costs = Costs(device, sum_bytes(problem))
+        self.costs = Costs(device, problem.accumulator_bytes)
         self.geometry = Geometry(problem, config, lanes_of(problem, device))
         self.sums = config.rows * config.vectors
         self.taps = problem.kernel[0] * problem.kernel[1]

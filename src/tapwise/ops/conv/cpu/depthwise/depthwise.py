@@ -14,7 +14,7 @@ from typing import ClassVar
 from tapwise import settings
 from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.cpu import jit
-from tapwise.cpu.common import arithmetic, lanes_of
+from tapwise.cpu.common import lanes_of
 from tapwise.cpu.plan import KernelPlan
 from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
@@ -61,7 +61,7 @@ class Depthwise(Algorithm[Config]):
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         vector = target(settings.cpu_target())
-        dtype = arithmetic(problem)
+        dtype = problem.accumulator
         names = ("taps_h", "stride_h", "dilation_h")
         sizes = (problem.kernel[0], problem.stride[0], problem.dilation[0]) if problem.layout == "nchw" else (0, 0, 0)
         shape = dict(zip(names, sizes, strict=True))

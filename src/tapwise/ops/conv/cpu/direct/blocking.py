@@ -14,7 +14,7 @@ from tapwise import settings
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device
 from tapwise.cpu import tile
-from tapwise.cpu.common import lanes_of, splits, sum_bytes
+from tapwise.cpu.common import lanes_of, splits
 from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu.packed_tile import PackedTile
@@ -59,7 +59,7 @@ class Geometry:
         sums = config.images * self.packed.flat * filters
         self.sums_pitch = config.images * self.packed.flat if config.lanes == "pixels" else filters
         self.sums_at = ceil_div(config.images * config.channels * self.packed.planes * self.packed.plane, 16) * 16
-        itemsize = sum_bytes(problem)
+        itemsize = problem.accumulator_bytes
         self.in_place = config.route == "in place"
         self.pitch = problem.spatial[1] if self.in_place else self.packed.pitch
         if config.route != "sums":

@@ -6,7 +6,7 @@ from math import gcd
 from typing import Final
 
 from tapwise.algorithm import Device
-from tapwise.cpu.common import lanes_of, sum_bytes
+from tapwise.cpu.common import lanes_of
 from tapwise.cpu.cost import CACHE_RATES, Breakdown, Costs
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu.direct.blocking import Config, Geometry
@@ -51,7 +51,7 @@ class TaskCost:
 
     def __init__(self, problem: ConvProblem, config: Config, device: Device) -> None:
         self.problem, self.config, self.device = problem, config, device
-        self.costs = Costs(device, sum_bytes(problem))
+        self.costs = Costs(device, problem.accumulator_bytes)
         self.geometry = Geometry(problem, config, lanes_of(problem, device))
         self.packed = self.geometry.packed
         self.over_pixels = config.lanes == "pixels"

@@ -16,7 +16,7 @@ from typing import ClassVar
 from tapwise import settings
 from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.cpu import jit
-from tapwise.cpu.common import arithmetic, lanes_of
+from tapwise.cpu.common import lanes_of
 from tapwise.cpu.plan import KernelPlan
 from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
@@ -58,7 +58,7 @@ class Direct(Algorithm[Config]):
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         vector = target(settings.cpu_target())
-        dtype = arithmetic(problem)
+        dtype = problem.accumulator
         library = jit.load(
             "direct", generate, vector, dtype=dtype, storage=problem.dtype, layout=problem.layout, route=config.route,
             lanes=config.lanes, m=config.m, n=config.n, bias=problem.bias, residual=problem.residual,

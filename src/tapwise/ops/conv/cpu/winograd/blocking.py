@@ -13,7 +13,7 @@ from tapwise import settings
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device
 from tapwise.cpu import tile
-from tapwise.cpu.common import lanes_of, splits, sum_bytes
+from tapwise.cpu.common import lanes_of, splits
 from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu.winograd.transforms import Transform, transform
@@ -106,7 +106,7 @@ class Geometry:
         self.sums_at = self.product_at + self.wide.products * config.filters * self.tiles
         self.output_at = self.sums_at + config.tile_h * config.tile_w * config.filters * self.tiles
         total = self.output_at + 3 * self.row_size
-        self.scratch_bytes = ceil_div(total * sum_bytes(problem), 64) * 64
+        self.scratch_bytes = ceil_div(total * problem.accumulator_bytes, 64) * 64
 
     @property
     def tasks(self) -> int:
@@ -119,7 +119,7 @@ class Geometry:
 
     def fields(self) -> dict[str, int | np.ndarray]:
         p, c = self.problem, self.config
-        a_t = np.array(self.high.a_t, np.float64 if p.dtype == "f64" else np.float32)
+        a_t = np.array(self.high.a_t, f"f{p.accumulator_bytes}")
         return {
             "tasks": self.tasks, "scratch_step": self.scratch_bytes,
             "groups": p.groups, "group_c": p.group_c, "group_k": p.group_k,

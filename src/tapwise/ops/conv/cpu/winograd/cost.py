@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tapwise.algorithm import Device
-from tapwise.cpu.common import lanes_of, sum_bytes
+from tapwise.cpu.common import lanes_of
 from tapwise.cpu.cost import Breakdown, Costs
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu.winograd.blocking import Config, Geometry
@@ -35,7 +35,7 @@ class TaskCost:
 
     def __init__(self, problem: ConvProblem, config: Config, device: Device) -> None:
         self.problem, self.config = problem, config
-        self.costs = Costs(device, sum_bytes(problem))
+        self.costs = Costs(device, problem.accumulator_bytes)
         self.geometry = Geometry(problem, config, lanes_of(problem, device))
         self.vectors = self.geometry.tiles // self.costs.lanes
 

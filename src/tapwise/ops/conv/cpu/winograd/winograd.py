@@ -20,7 +20,7 @@ import numpy as np
 from tapwise import settings
 from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.cpu import jit
-from tapwise.cpu.common import arithmetic, lanes_of
+from tapwise.cpu.common import lanes_of
 from tapwise.cpu.plan import KernelPlan
 from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
@@ -73,7 +73,7 @@ class Winograd(Algorithm[Config]):
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         vector = target(settings.cpu_target())
-        dtype = arithmetic(problem)
+        dtype = problem.accumulator
         g = Geometry(problem, config, vector.lanes(dtype))
         library = jit.load(
             "winograd", generate, vector, dtype=dtype, storage=problem.dtype, tile_h=config.tile_h,
