@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from math import prod
-from typing import Any
 
 import numpy as np
 import pytest
@@ -110,12 +109,13 @@ def test_dtypes_and_epilogues(identifier: str, text: str) -> None:
 
 
 def test_takes_what_it_is_for() -> None:
-    """A table full of refusals would pass every test above."""
+    """A table full of refusals would pass every test above. A new algorithm takes one problem at least."""
+    every, some = ("cpu.direct", "cpu.im2col_gemm", "cpu.serial"), ("cpu.winograd", "cpu.depthwise", "cpu.pointwise")
 
-    def counts(*arguments: Any) -> Counter[str]:
-        return Counter(identifier for identifier, _ in applying(*arguments))
+    def counts(texts: Iterable[str], identifiers: Iterable[str] = (*every, *some)) -> Counter[str]:
+        return Counter(identifier for identifier, _ in applying(texts, identifiers))
 
-    every = {"cpu.direct", "cpu.im2col_gemm", "cpu.serial"}
+    assert set(counts(IN_BOTH_ORDERS, IDENTIFIERS)) == set(IDENTIFIERS)
     assert counts(IN_BOTH_ORDERS) == {
         **dict.fromkeys(every, 38),
         "cpu.winograd": 11,

@@ -91,7 +91,7 @@ def test_it_is_in_the_table_of_operators(copy: Path) -> None:
 def test_the_tests_find_it(copy: Path) -> None:
     """Its row, its contract, its results over odd problems, and its page."""
     tests = ("tests/test_registry.py", "tests/test_algorithms.py", "tests/test_docs.py")
-    words = "shifted_sum or one_output or registry_row or operator"
+    words = "shifted_sum or one_output or registry_row or operator or refused or what_it_is_for"
     out = run(copy, "pytest", "-q", "-p", "no:cacheprovider", *tests, "-k", words)
     passed = re.search(r"(\d+) passed", out)
     assert passed and int(passed[1]) > 80, out
