@@ -20,7 +20,7 @@ _pools: dict[int, Pool] = {}
 class Pool:
     """Buffers of one size that no call uses.
 
-    A call pops one (or makes one) and appends it when it is done, so calls at the same time never share one, and pages
+    A call takes one and gives it back when it is done, so calls at the same time never share one, and pages
     are touched once. Pop and append are atomic, so there is no lock.
     """
 
@@ -29,6 +29,12 @@ class Pool:
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes
         self.free: list[np.ndarray] = []
+
+    def take(self) -> np.ndarray:
+        try:
+            return self.free.pop()
+        except IndexError:
+            return aligned(self.size_bytes)
 
 
 class Lease:
@@ -40,10 +46,7 @@ class Lease:
         self._pool = pool
 
     def __enter__(self) -> np.ndarray:
-        try:
-            self._memory = self._pool.free.pop()
-        except IndexError:
-            self._memory = aligned(self._pool.size_bytes)
+        self._memory = self._pool.take()
         return self._memory
 
     def __exit__(self, *error: object) -> None:

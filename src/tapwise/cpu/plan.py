@@ -41,6 +41,9 @@ def address(array: np.ndarray) -> int:
     return _address(array)
 
 
+_addressof = ctypes.addressof
+
+
 class KernelPlan(Plan):
     """Launches `task` for a run and `pack_task` for the filters.
 
@@ -82,25 +85,30 @@ class KernelPlan(Plan):
         workers = 1 if packed.nbytes < 1 << 17 else max(1, min(self._threads, self._pack_tasks))
         args[_WORKERS] = workers
         if workers == 1:
-            self._pack_serial(ctypes.addressof(args), 0)
+            self._pack_serial(_addressof(args), 0)
         else:
-            driver.run(self._pack_task, ctypes.addressof(args), workers)
+            driver.run(self._pack_task, _addressof(args), workers)
         return packed
 
     def run(self, buffers: Buffers) -> None:
-        self.launch(self._task, self._serial, buffers)
+        # As launch, without a call more: small layers take no longer than a few of these.
+        args = self._arguments(buffers)
+        if self._workers == 1:
+            self._serial(_addressof(args), 0)
+        else:
+            driver.run(self._task, _addressof(args), self._workers)
 
     def launch(self, task: int, serial: Callable[[int, int], None], buffers: Buffers) -> None:
         """Call a kernel of the plan's library: on all workers, or `serial` by itself where there is but one."""
         args = self._arguments(buffers)
         if self._workers == 1:
-            serial(ctypes.addressof(args), 0)
+            serial(_addressof(args), 0)
         else:
-            driver.run(task, ctypes.addressof(args), self._workers)
+            driver.run(task, _addressof(args), self._workers)
 
     def launch_one(self, serial: Callable[[int, int], None], buffers: Buffers) -> None:
         """Call a kernel of the plan's library as the only worker."""
-        serial(ctypes.addressof(self._arguments(buffers)), 0)
+        serial(_addressof(self._arguments(buffers)), 0)
 
     def _arguments(self, buffers: Buffers) -> Any:
         x, packed, y, workspace, bias, residual, _ = buffers
