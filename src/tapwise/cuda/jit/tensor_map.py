@@ -15,8 +15,8 @@ from tapwise.cuda.jit.device import check
 WORDS: Final = 16
 # Addresses that maps are tried with; nothing is read there.
 _TRIED: Final = (1 << 40, (1 << 40) + (1 << 20))
-# Bytes of a line in shared memory at most.
-LINE_BYTES: Final = 128
+# Bytes that a pattern of swizzled pieces spans at most.
+SWIZZLE_BYTES: Final = 128
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class TensorMap:
     `dtype`: f16, bf16, f32 or tf32; `sizes` in elements, `strides` in bytes of all axes but the innermost. A tiled
     box has a size on each axis. With `corners`, a copy takes windows (im2col): `box` is (channels, pixels), the
     pixels walk within the corners (lower, upper) of each spatial axis, innermost first, in `steps` of elements; the
-    last axis is the batch. `line_bytes`: of lines in shared memory, whose 16-byte pieces are swizzled.
+    last axis is the batch. `swizzle_bytes`: of rows in shared memory, whose 16-byte pieces are swizzled.
     """
 
     dtype: str
@@ -35,7 +35,7 @@ class TensorMap:
     box: tuple[int, ...]
     corners: tuple[tuple[int, ...], tuple[int, ...]] | None = None
     steps: tuple[int, ...] = ()
-    line_bytes: int = LINE_BYTES
+    swizzle_bytes: int = SWIZZLE_BYTES
 
 
 def legal(corners: tuple[tuple[int, ...], tuple[int, ...]], reach: tuple[int, ...], steps: tuple[int, ...]) -> bool:
@@ -64,7 +64,7 @@ def encode(spec: TensorMap, address: int) -> tuple[int, ...]:
     strides = [driver.cuuint64_t(stride) for stride in spec.strides]
     how: tuple[Any, ...] = (
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{spec.line_bytes}B"),
+        getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{spec.swizzle_bytes}B"),
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )

@@ -10,7 +10,8 @@ from math import prod
 from typing import Final, NamedTuple
 
 from tapwise.algorithm import Device
-from tapwise.cuda.jit.tensor_map import LINE_BYTES
+from tapwise.cuda.jit.tensor_map import SWIZZLE_BYTES
+from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda.implicit_gemm.config import (
     Config,
@@ -19,7 +20,7 @@ from tapwise.ops.conv.cuda.implicit_gemm.config import (
     Im2colConfig,
 )
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
-from tapwise.ops.conv.cuda.implicit_gemm.view import COPY_PIXELS, LARGEST, PLACED, View, is_aligned, padded, unfoldings
+from tapwise.ops.conv.cuda.implicit_gemm.view import COPY_PIXELS, PLACED, View, is_aligned, padded, unfoldings
 from tapwise.ops.conv.problem import ConvProblem
 
 # Taps for which a halo is kept: as many products are under way as there may be, and one.
@@ -120,7 +121,7 @@ def _shares_padding(problem: ConvProblem) -> bool:
 
 def _halo_rows(view: View, device: Device) -> Iterator[Config]:
     problem = view.seen
-    if not _shares_padding(problem) or problem.n * prod(padded(problem)) >= LARGEST:
+    if not _shares_padding(problem) or problem.n * prod(padded(problem)) >= INDEX_LIMIT:
         return
     tiles = dict.fromkeys((*_tiles(problem), *LONG_TILES))
     for tile, pieces, chunk in product(tiles, _gathers(view), _chunks(problem)):
@@ -165,7 +166,7 @@ def _grouped(view: View, device: Device) -> Iterator[Config]:
     """Groups of 32 or 64 bytes of channels, as many in a chunk as fill it, each multiplied with its own filters."""
     problem = view.unfolded
     size = problem.group_c * problem.itemsize
-    count = LINE_BYTES // size if size in (32, 64) else 1
+    count = SWIZZLE_BYTES // size if size in (32, 64) else 1
     filters = count * problem.group_k
     if (
         count == 1
@@ -259,8 +260,8 @@ def _tiles(problem: ConvProblem) -> tuple[Tile, ...]:
 def _chunks(problem: ConvProblem) -> list[int]:
     """Bytes of a halo's chunks of channels: as view.py has them (0), and half where the last would be half empty. Parts
     of 3xtf32 begin with a whole chunk."""
-    whole, rest = divmod(problem.group_c * problem.itemsize, LINE_BYTES)
-    return [0, LINE_BYTES // 2] if whole and 0 < rest <= LINE_BYTES // 2 and problem.math != "3xtf32" else [0]
+    whole, rest = divmod(problem.group_c * problem.itemsize, SWIZZLE_BYTES)
+    return [0, SWIZZLE_BYTES // 2] if whole and 0 < rest <= SWIZZLE_BYTES // 2 and problem.math != "3xtf32" else [0]
 
 
 def _gathers(view: View) -> list[int]:

@@ -13,7 +13,7 @@ from math import ceil, gcd, log2, prod
 from typing import Final
 
 from tapwise.algorithm import Device
-from tapwise.cuda.jit.tensor_map import LINE_BYTES
+from tapwise.cuda.jit.tensor_map import SWIZZLE_BYTES
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import Im2colConfig
@@ -208,7 +208,7 @@ def _copies(view: View, copied: Copied) -> float:
     else:
         each = IM2COL_CHUNK
         if not isinstance(config, Im2colConfig):
-            each = HALO_CHUNK * HALF_HALO_CHUNK ** log2(LINE_BYTES / view.chunk_bytes)
+            each = HALO_CHUNK * HALF_HALO_CHUNK ** log2(SWIZZLE_BYTES / view.chunk_bytes)
         issued = copied.pixels * (each + RAGGED_CHUNK * copied.ragged)
     issued += copied.filters * FILTER_CHUNK
     return max(issued, (copied.pixels + copied.filters) * view.chunk_bytes / FEED_BYTES)

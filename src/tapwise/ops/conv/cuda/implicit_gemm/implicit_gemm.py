@@ -21,14 +21,14 @@ from tapwise.cuda.jit.compile import Source, stub, traits
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.jit.tensor_map import WORDS
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
-from tapwise.cuda.types import tensor_core_type
+from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import pack, window
 from tapwise.ops.conv.cuda.implicit_gemm import configs, tensor_maps
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, HaloTileConfig, Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.cost import Cost, cost
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
-from tapwise.ops.conv.cuda.implicit_gemm.view import LARGEST, View, has_group_axis, is_exact, padded, unfoldings
+from tapwise.ops.conv.cuda.implicit_gemm.view import View, has_group_axis, is_exact, padded, unfoldings
 from tapwise.ops.conv.problem import ConvProblem
 
 FOLDER: Final = "ops/conv/cuda/implicit_gemm"
@@ -82,7 +82,7 @@ class ImplicitGemm(CudaAlgorithm[Config]):
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
         if device.architecture != "sm_90a":
             return f"needs Hopper (sm_90a), not {device.architecture}"
-        if prod(problem.y_shape) >= LARGEST or prod(problem.x_shape) >= LARGEST:
+        if prod(problem.y_shape) >= INDEX_LIMIT or prod(problem.x_shape) >= INDEX_LIMIT:
             return "takes fewer than 2^31 elements"
         if unfoldings(problem):
             return None

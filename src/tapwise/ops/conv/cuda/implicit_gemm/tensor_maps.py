@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd, prod
 from typing import Final
 
-from tapwise.cuda.jit.tensor_map import LINE_BYTES, TensorMap
+from tapwise.cuda.jit.tensor_map import SWIZZLE_BYTES, TensorMap
 from tapwise.integers import round_up
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import HaloRowsConfig, HaloTileConfig
@@ -41,7 +41,7 @@ def map_x(view: View) -> TensorMap:
     chunk = view.chunk_bytes // size
     if isinstance(config, HaloTileConfig):
         box = (chunk, view.rectangle.wide, view.rectangle.high, *[1] * (len(sizes) - 3))
-        return TensorMap(kind, sizes, strides, box, line_bytes=view.chunk_bytes)
+        return TensorMap(kind, sizes, strides, box, swizzle_bytes=view.chunk_bytes)
     corners, pixels = corners_of(problem), config.tile_pixels
     if isinstance(config, HaloRowsConfig):
         upper = [max(0, after - before) for before, after in problem.padding[::-1]]
@@ -65,7 +65,7 @@ def map_w(view: View, rows: int) -> TensorMap:
     chunk, taps = view.config.chunk_bytes or chunk_bytes(seen), prod(seen.kernel)
     return TensorMap(
         seen.dtype, (along, taps, rows), (along * size, along * taps * size),
-        (chunk // size, 1, view.config.tile_filters), line_bytes=chunk,
+        (chunk // size, 1, view.config.tile_filters), swizzle_bytes=chunk,
     )  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def map_y(view: View) -> TensorMap:
     pixels = gcd(view.config.tile_pixels, 64) if view.config.swap_ab else 64
     return TensorMap(
         problem.dtype, (problem.group_k, problem.groups, problem.n * prod(problem.output)),
-        (problem.group_k * size, problem.k * size), (LINE_BYTES // size, 1, pixels),
+        (problem.group_k * size, problem.k * size), (SWIZZLE_BYTES // size, 1, pixels),
     )  # fmt: skip
 
 
@@ -87,6 +87,6 @@ def map_residual(view: View) -> TensorMap:
     pixels = max(LEAST_RESIDUAL_PIXELS, gcd(view.config.tile_pixels, 64)) if view.config.swap_ab else 64
     row = problem.k * size
     return TensorMap(
-        problem.dtype, (problem.k, q, p, problem.n), (row, row * q, row * q * p), (LINE_BYTES // size, pixels),
+        problem.dtype, (problem.k, q, p, problem.n), (row, row * q, row * q * p), (SWIZZLE_BYTES // size, pixels),
         ((0, 0), (wide - q, high - p)), (1, 1),
     )  # fmt: skip

@@ -8,15 +8,14 @@ from math import prod, sqrt
 from typing import Any, Final
 
 from tapwise.algorithm import Device
-from tapwise.cuda.jit.tensor_map import LINE_BYTES, legal
+from tapwise.cuda.jit.tensor_map import SWIZZLE_BYTES, legal
+from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, HaloTileConfig, Im2colConfig
 from tapwise.ops.conv.problem import ConvProblem
 
 # Pixels that one copy takes.
 COPY_PIXELS: Final = 256
-# Elements and pixels are counted in 32 bits.
-LARGEST: Final = 1 << 31
 # Of 132 multiprocessors, clusters of four and eight find places on 120.
 PLACED: Final = 10 / 11
 # Bytes of the instruction's steps along gemm_k.
@@ -72,7 +71,7 @@ def unfoldings(problem: ConvProblem) -> tuple[int, ...]:
         for way, view in views.items()
         if is_exact(problem, view)
         and legal(corners_of(view), last_offsets(view), view.stride)
-        and (way == 0 or problem.n * prod(view.spatial) * view.c < LARGEST)
+        and (way == 0 or problem.n * prod(view.spatial) * view.c < INDEX_LIMIT)
     )
 
 
@@ -91,7 +90,7 @@ def is_aligned(problem: ConvProblem) -> bool:
 def chunk_bytes(problem: ConvProblem) -> int:
     """Bytes of a pixel's chunk of channels in shared memory: as few as hold a group's, 128 at most."""
     size = problem.group_c * problem.itemsize
-    return next((count for count in (32, 64) if size <= count), LINE_BYTES)
+    return next((count for count in (32, 64) if size <= count), SWIZZLE_BYTES)
 
 
 def has_group_axis(problem: ConvProblem) -> bool:
