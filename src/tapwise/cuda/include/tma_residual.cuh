@@ -14,8 +14,8 @@ DEVICE void init_residual_barriers(unsigned barriers) {
 // One warp brings what the rounds of all tiles need, in their order. `map`: of the residual as windows of 1 x 1; pixels are
 // counted in planes of rows of `width`, as the tiles count them.
 template <class Tile>
-DEVICE void residual_producer(const void *map, unsigned buffers, unsigned barriers, int filters, int groups, int tiles_f,
-                              int tiles, int plane, int width) {
+DEVICE void residual_producer(const void *map, unsigned buffers, unsigned barriers, int filters, int groups,
+                              int tiles_f, int tiles, int plane, int width) {
     using R = Round<Tile>;
     constexpr int EACH = Tile::RESIDUAL_PIXELS;
     wait_for_previous();
@@ -38,8 +38,8 @@ DEVICE void residual_producer(const void *map, unsigned buffers, unsigned barrie
                 const int pixel = at.pixel + now.pixel0 + row;
                 const int n = pixel / plane, rest = pixel - n * plane, h = rest / width;
                 for (int a = 0; a < across; ++a)
-                    copy_pixels_once(to + (a * 64 + row) * 128, map, full, filter + a * Tile::BUFFER_ROW, rest - h * width, h,
-                                     n);
+                    copy_pixels_once(to + (a * 64 + row) * 128, map, full, filter + a * Tile::BUFFER_ROW,
+                                     rest - h * width, h, n);
             }
             advance<Tile::EPILOGUE_BUFFERS>(slot, phase);
         }

@@ -53,6 +53,18 @@ struct HaloLayout {
           residual(empty + Tile::STAGES * 8) {}
 };
 
+// What all roles count with. Worked out before they part: in a loop of short steps ptxas would do it again in each of them.
+struct HaloWork {
+    int tiles, chunks, part, taps, wide, plane;
+    DEVICE HaloWork(const HaloGemm &p)
+        : tiles(p.tiles),
+          chunks(p.chunks),
+          part(p.part_chunks),
+          taps(p.r * p.s),
+          wide(p.wide),
+          plane(p.wide * p.high) {}
+};
+
 template <class Tile>
 DEVICE void init_barriers(const HaloGemm &p, const HaloLayout<Tile> &shared) {
     prefetch_map(p.x);
@@ -120,9 +132,10 @@ DEVICE void gather(const HaloGemm &p, unsigned to, int pixel, int group, int chu
 
 // A halo tile's pixels of one chunk, one copy.
 template <class Tile>
-DEVICE void copy_halo_tile(const HaloGemm &p, unsigned to, unsigned full, const TileOrigin<Tile> &at, int chunk) {
+DEVICE void copy_halo_tile(const HaloGemm &p, const HaloWork &work, unsigned to, unsigned full,
+                           const TileOrigin<Tile> &at, int chunk) {
     const Corner corner(p, at.pixel / Tile::TILE_PIXELS);
-    const int w = corner.w - (int)p.pad_w, h = corner.h - (int)p.pad_h, part = p.part_chunks;
+    const int w = corner.w - (int)p.pad_w, h = corner.h - (int)p.pad_h, part = work.part;
     if constexpr (Tile::GROUP_AXIS)
         copy_box(to, p.x, full, chunk_of_part(chunk, part) * Tile::CHUNK_ELEMENTS, w, h, corner.n,
                  at.group + second_part(chunk, part) * (int)p.groups);
@@ -132,26 +145,27 @@ DEVICE void copy_halo_tile(const HaloGemm &p, unsigned to, unsigned full, const 
 
 // The pixels of one chunk along padded rows, in copies of im2col mode.
 template <class Tile>
-DEVICE void copy_halo_rows(const HaloGemm &p, unsigned to, unsigned full, const TileOrigin<Tile> &at, int chunk) {
-    const int width = p.wide, plane = p.wide * p.high;
+DEVICE void copy_halo_rows(const HaloGemm &p, const HaloWork &work, unsigned to, unsigned full,
+                           const TileOrigin<Tile> &at, int chunk) {
+    const int width = work.wide, plane = work.plane;
     for (int first = 0; first < (int)p.halo_pixels; first += (int)p.copy_pixels) {
         const int pixel = at.pixel + first, n = pixel / plane, rest = pixel - n * plane, h = rest / width;
         // Behind the last image comes the next group, of whose padding only zeros are used. With five axes a copy may not begin
         // behind the last image.
         const int image = Tile::GROUP_AXIS ? n % (int)p.n : n, group = at.group + (Tile::GROUP_AXIS ? n / (int)p.n : 0);
-        copy_chunk<Tile>(to + first * Tile::CHUNK_BYTES, p.x, full, chunk, p.part_chunks, p.groups,
+        copy_chunk<Tile>(to + first * Tile::CHUNK_BYTES, p.x, full, chunk, work.part, p.groups,
                          rest - h * width - (int)p.pad_w, h - (int)p.pad_h, image, group, 0, 0);
     }
 }
 
 // The pixels of all chunks of all tiles: one thread, or those that gather.
 template <class Tile>
-DEVICE void pixel_producer(const HaloGemm &p, const HaloLayout<Tile> &shared) {
+DEVICE void pixel_producer(const HaloGemm &p, const HaloLayout<Tile> &shared, const HaloWork &work) {
     int slot = 0;
     unsigned phase = 1;
-    for (int tile = blockIdx.x; tile < (int)p.tiles; tile += gridDim.x) {
+    for (int tile = blockIdx.x; tile < work.tiles; tile += gridDim.x) {
         const TileOrigin<Tile> at(tile, p.tiles_f, p.groups);
-        for (int chunk = 0; chunk < (int)p.chunks; ++chunk) {
+        for (int chunk = 0; chunk < work.chunks; ++chunk) {
             barrier_wait(shared.halo_empty + slot * 8, phase);
             const unsigned to = shared.halos + slot * shared.halo_bytes, full = shared.halo_full + slot * 8;
             if constexpr (Tile::GATHER_BYTES > 0) {
@@ -159,10 +173,10 @@ DEVICE void pixel_producer(const HaloGemm &p, const HaloLayout<Tile> &shared) {
                 arrive_with_copies(full);
             } else if constexpr (Tile::HALO_TILE) {
                 barrier_expect(full, shared.copied_bytes);
-                copy_halo_tile<Tile>(p, to, full, at, chunk);
+                copy_halo_tile<Tile>(p, work, to, full, at, chunk);
             } else {
                 barrier_expect(full, shared.halo_bytes);
-                copy_halo_rows<Tile>(p, to, full, at, chunk);
+                copy_halo_rows<Tile>(p, work, to, full, at, chunk);
             }
             advance<Tile::HALO_BUFFERS>(slot, phase);
         }
@@ -171,16 +185,15 @@ DEVICE void pixel_producer(const HaloGemm &p, const HaloLayout<Tile> &shared) {
 
 // The filters of all taps of all chunks; of filters that stay, once.
 template <class Tile>
-DEVICE void filter_producer(const HaloGemm &p, const HaloLayout<Tile> &shared) {
+DEVICE void filter_producer(const HaloGemm &p, const HaloLayout<Tile> &shared, const HaloWork &work) {
     constexpr unsigned FILTERS = HaloLayout<Tile>::FILTERS;
-    const int taps = p.r * p.s;
     int slot = 0;
     unsigned phase = 1;
-    for (int tile = blockIdx.x; tile < (int)p.tiles; tile += gridDim.x) {
+    for (int tile = blockIdx.x; tile < work.tiles; tile += gridDim.x) {
         if (Tile::FILTER_STATIONARY && tile != blockIdx.x) break;
         const TileOrigin<Tile> at(tile, p.tiles_f, p.groups);
-        for (int chunk = 0; chunk < (int)p.chunks; ++chunk)
-            for (int tap = 0; tap < taps; ++tap) {
+        for (int chunk = 0; chunk < work.chunks; ++chunk)
+            for (int tap = 0; tap < work.taps; ++tap) {
                 barrier_wait(shared.empty + slot * 8, phase);
                 barrier_expect(shared.full + slot * 8, FILTERS);
                 copy_filters(shared.ring + slot * FILTERS, p.w, shared.full + slot * 8, chunk * Tile::CHUNK_ELEMENTS,
@@ -192,27 +205,27 @@ DEVICE void filter_producer(const HaloGemm &p, const HaloLayout<Tile> &shared) {
 
 // The third warpgroup: pixels, filters, and the residual where TMA brings it.
 template <class Tile>
-DEVICE void producer(const HaloGemm &p, const HaloLayout<Tile> &shared) {
+DEVICE void producer(const HaloGemm &p, const HaloLayout<Tile> &shared, const HaloWork &work) {
     constexpr bool GATHERS = Tile::GATHER_BYTES > 0;
     constexpr int FILTER_THREAD = FIRST_PRODUCER + (GATHERS ? GATHERERS : 32);
     const int thread = threadIdx.x;
     if (thread != FILTER_THREAD || !p.weights_ready) wait_for_previous();
     if (GATHERS ? thread >= FIRST_PRODUCER && thread < FIRST_PRODUCER + GATHERERS : thread == FIRST_PRODUCER)
-        pixel_producer<Tile>(p, shared);
-    if (thread == FILTER_THREAD) filter_producer<Tile>(p, shared);
+        pixel_producer<Tile>(p, shared, work);
+    if (thread == FILTER_THREAD) filter_producer<Tile>(p, shared, work);
     if constexpr (Tile::TMA_RESIDUAL)
         if (thread / 32 == FIRST_PRODUCER / 32 + 2)
-            residual_producer<Tile>(p.res, shared.buffers, shared.residual, p.filters, p.groups, p.tiles_f, p.tiles,
-                                    p.wide * p.high, p.wide);
+            residual_producer<Tile>(p.res, shared.buffers, shared.residual, p.filters, p.groups, p.tiles_f, work.tiles,
+                                    work.plane, work.wide);
     // A CTA's shared memory stays until its copies are there.
     if constexpr (GATHERS) asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
 // Where the pixels of a tile lie in y, -1 for those that are no outputs.
 template <class Tile>
-DEVICE void fill_places(const HaloGemm &p, unsigned table, const TileOrigin<Tile> &at) {
-    const int filters = p.filters, k = (int)p.groups * filters, outputs = p.p * p.q, width = p.wide,
-              plane = p.wide * p.high;
+DEVICE void fill_places(const HaloGemm &p, const HaloWork &work, unsigned table, const TileOrigin<Tile> &at) {
+    const int filters = p.filters, k = (int)p.groups * filters, outputs = p.p * p.q;
+    const int width = work.wide, plane = work.plane;
     for (int i = threadIdx.x % 128; i < Tile::WARPGROUP_PIXELS; i += 128) {
         int n, h, w;
         bool output;
@@ -239,9 +252,9 @@ DEVICE void fill_places(const HaloGemm &p, unsigned table, const TileOrigin<Tile
 
 // A warpgroup's products and outputs, of every other tile.
 template <class Tile>
-DEVICE void consumer(const HaloGemm &p, const HaloLayout<Tile> &shared, int group) {
+DEVICE void consumer(const HaloGemm &p, const HaloLayout<Tile> &shared, const HaloWork &work, int group) {
     constexpr bool STATIONARY = Tile::FILTER_STATIONARY;
-    const int lane = threadIdx.x % 32, chunks = p.chunks, part = p.part_chunks, taps = p.r * p.s, width = p.wide;
+    const int lane = threadIdx.x % 32, chunks = work.chunks, part = work.part, taps = work.taps, width = work.wide;
     const unsigned table = shared.places + group * Tile::WARPGROUP_PIXELS * 4;
     int halo = 0, slot = 0;
     unsigned halo_phase = 0, phase = 0;
@@ -253,7 +266,7 @@ DEVICE void consumer(const HaloGemm &p, const HaloLayout<Tile> &shared, int grou
         arrive_part(MMA_TURN, 256);
         if (Tile::TMA_RESIDUAL) arrive_part(RESIDUAL_TURN, 256);
     }
-    for (int tile = blockIdx.x, number = 0; tile < (int)p.tiles; tile += gridDim.x, ++number) {
+    for (int tile = blockIdx.x, number = 0; tile < work.tiles; tile += gridDim.x, ++number) {
         const int residual = next;
         const unsigned residual_phase = next_phase;
         if constexpr (Tile::TMA_RESIDUAL) advance<Tile::EPILOGUE_BUFFERS>(next, next_phase, Round<Tile>::COUNT);
@@ -263,7 +276,7 @@ DEVICE void consumer(const HaloGemm &p, const HaloLayout<Tile> &shared, int grou
             continue;
         }
         const TileOrigin<Tile> at(tile, p.tiles_f, p.groups);
-        fill_places<Tile>(p, table, at);
+        fill_places<Tile>(p, work, table, at);
         const OutputTile out{at.filter,
                              at.group,
                              at.pixel,
@@ -352,16 +365,17 @@ DEVICE void implicit_gemm_halo(const HaloGemm &p) {
     static_assert(Tile::PING_PONG && (!Tile::HALO_TILE || Tile::GATHER_BYTES == 0));
     extern __shared__ unsigned char memory[];
     const HaloLayout<Tile> shared(shared_address(memory), p);
+    const HaloWork work(p);
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == FIRST_PRODUCER) init_barriers<Tile>(p, shared);
     __syncthreads();
     if (group == 2) {
         release_registers<(Tile::GATHER_BYTES ? 72 : 40)>();
-        producer<Tile>(p, shared);
+        producer<Tile>(p, shared, work);
         return;
     }
     take_registers<(Tile::GATHER_BYTES ? 216 : 232)>();
     wait_for_previous();
     let_next_begin();
-    consumer<Tile>(p, shared, group);
+    consumer<Tile>(p, shared, work, group);
 }

@@ -88,8 +88,8 @@ DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
     for (int step = work.begin; step < work.begin + ahead; ++step) {
         const int to = step - work.begin;
         barrier_expect(shared.full + to * 8, Layout::PIXELS + Layout::FILTERS);
-        copy_filters(shared.filters(to, step), p.w, shared.full + to * 8, step % chunks * Tile::CHUNK_ELEMENTS, step / chunks,
-                     start.group * (int)p.filters + start.filter);
+        copy_filters(shared.filters(to, step), p.w, shared.full + to * 8, step % chunks * Tile::CHUNK_ELEMENTS,
+                     step / chunks, start.group * (int)p.filters + start.filter);
     }
     wait_for_previous();
     let_next_begin();
@@ -106,8 +106,8 @@ DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
                 barrier_wait(shared.empty + stage * 8, phase);
                 barrier_expect(full, filters ? Layout::PIXELS + Layout::FILTERS : Layout::STAGE);
             }
-            copy_chunk<Tile>(shared.pixels(stage), p.x, full, chunk, part, p.groups, w, h, n, at.group, s * (int)p.dilation_w,
-                             r * (int)p.dilation_h);
+            copy_chunk<Tile>(shared.pixels(stage), p.x, full, chunk, part, p.groups, w, h, n, at.group,
+                             s * (int)p.dilation_w, r * (int)p.dilation_h);
             if (filters)
                 copy_filters(shared.filters(stage, step), p.w, full, chunk * Tile::CHUNK_ELEMENTS, tap,
                              at.group * (int)p.filters + at.filter);
