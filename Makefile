@@ -19,7 +19,7 @@ TORCH ?= $(GPU)
 
 # Two processes of pytest take what they compile from one cache; more than eight wait for each other.
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
-CUDA_SOURCES = $(shell git ls-files '*.cu' '*.cuh')
+CUDA_SOURCES = $(shell find src -name '*.cu' -or -name '*.cuh')
 
 .PHONY: bench test test-all check format docs clean
 # Two installations into one .venv must not run at once.
@@ -38,6 +38,7 @@ test-all: check .venv/.test
 check: .venv/.check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run -Werror $(CUDA_SOURCES)
 	$(BIN)/mypy
 	$(BIN)/tapwise report --check
 

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
+# Idle threads of OpenMP sleep: the cores are other processes'. Set before anything loads a runtime.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 # A first call compiles, and other processes have the cores: how long an example takes says nothing.
 hypothesis.settings.register_profile("tapwise", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tapwise")

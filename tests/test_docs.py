@@ -99,6 +99,14 @@ def test_make_targets_exist() -> None:
     assert named <= targets
 
 
+def test_pre_commit_runs_what_make_check_runs() -> None:
+    recipe = re.search(r"^check:.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert recipe is not None
+    made = re.findall(r"\$\(BIN\)/([\w-]+(?: [a-z]+)?)", recipe[1])
+    hooks = re.findall(r"entry: \.venv/bin/([\w-]+(?: [a-z]+)?)", (ROOT / ".pre-commit-config.yaml").read_text())
+    assert set(made) == set(hooks) and {"ruff check", "ruff format", "mypy", "clang-format"} <= set(made)
+
+
 def test_files_that_tools_name_exist() -> None:
     for tool in (ROOT / "tools").iterdir():
         for path in re.findall(r"\b(?:tests|src|tools)/[\w./]+", tool.read_text()):

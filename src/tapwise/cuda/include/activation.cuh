@@ -29,8 +29,8 @@ __device__ __forceinline__ float reciprocal(float v) {
     return r;
 }
 
-// v times the normal distribution's integral, which beside zero is a polynomial of t = 1 / (1 + p |v|) times exp(-v^2 / 2), to
-// 8e-8 (Abramowitz and Stegun, 7.1.26). Of an infinity above zero nothing is taken away.
+// v times the normal distribution's integral, which beside zero is a polynomial of t = 1 / (1 + p |v|) times exp(-v^2 /
+// 2), to 8e-8 (Abramowitz and Stegun, 7.1.26). Of an infinity above zero nothing is taken away.
 __device__ __forceinline__ float gelu_of(float v) {
     const float t = reciprocal(1.0f + 0.23164190f * fabsf(v)), scaled = v * 0.84932180f;
     float integral = 0.53070271f * t - 0.72657601f;
@@ -41,10 +41,10 @@ __device__ __forceinline__ float gelu_of(float v) {
     return fmaxf(v, 0.0f) - fabsf(fminf(v, 1e4f)) * integral;
 }
 
-// The same for outputs of tensor cores, a few units of fp32's roundoff off: in few instructions, as each of them keeps the next
-// products from registers. Sums are multiplied by what the exponent needs as the bias is added, which then costs nothing:
-// silu(v) = v / (1 + 2^(s v)) = s v / (s + s 2^(s v)). One reciprocal for two silus is a function less and seven instructions
-// more, which is slower.
+// The same for outputs of tensor cores, a few units of fp32's roundoff off: in few instructions, as each of them keeps
+// the next products from registers. Sums are multiplied by what the exponent needs as the bias is added, which then
+// costs nothing: silu(v) = v / (1 + 2^(s v)) = s v / (s + s 2^(s v)). One reciprocal for two silus is a function less
+// and seven instructions more, which is slower.
 template <int ACTIVATION>
 constexpr float SCALE = ACTIVATION == SILU || ACTIVATION == SIGMOID ? -1.44269504f : 1.0f;
 

@@ -29,7 +29,8 @@ enum NamedBarrier {
 //   VECTOR             elements of y that are written at once
 //   TMA_STORE          TMA writes y: not (0), 64 filters at a time (1), all of it (2)
 //   EPILOGUE_BUFFERS   of 64 x 64 sums, of each warpgroup, on the way to y
-//   PERMUTED_N         filters side by side whose order was permuted, so that threads store them from registers; 0: through
+//   PERMUTED_N         filters side by side whose order was permuted, so that threads store them from registers; 0:
+//   through
 //                      shared memory
 //   RESIDUAL, TMA_RESIDUAL     there is one; TMA brings it to the epilogue buffers
 //   FILTER_STATIONARY  the filters of all steps stay in shared memory
@@ -114,8 +115,8 @@ DEVICE void multiply(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], unsigned rows,
         }
 }
 
-// Three products of parts, where there are: large by large, large by small, small by large. The part of x that a chunk takes,
-// and the chunk within it.
+// Three products of parts, where there are: large by large, large by small, small by large. The part of x that a chunk
+// takes, and the chunk within it.
 DEVICE int second_part(int chunk, int part) { return chunk >= 2 * part; }
 DEVICE int chunk_of_part(int chunk, int part) {
     return chunk >= 2 * part ? chunk - 2 * part : chunk >= part ? chunk - part : chunk;

@@ -1,14 +1,14 @@
-// Direct store: sums to y straight from registers, where the matrix instruction's N is filters. Their order was permuted when they
-// were packed, PERMUTED_N of them at a time, so that those of a thread's sums lie side by side in y: it stores 4, 8 or 16 bytes,
-// four threads beside each other four times that, and nothing passes through shared memory. The instruction gives thread t of
-// four the columns 8 j + 2 t + e; the column has filter PERMUTED_N / 4 t + 2 j + e. With 8 the order is as it was, and K may be
-// any number: if it is odd, elements are stored one at a time.
+// Direct store: sums to y straight from registers, where the matrix instruction's N is filters. Their order was
+// permuted when they were packed, PERMUTED_N of them at a time, so that those of a thread's sums lie side by side in y:
+// it stores 4, 8 or 16 bytes, four threads beside each other four times that, and nothing passes through shared memory.
+// The instruction gives thread t of four the columns 8 j + 2 t + e; the column has filter PERMUTED_N / 4 t + 2 j + e.
+// With 8 the order is as it was, and K may be any number: if it is odd, elements are stored one at a time.
 #pragma once
 
 #include "epilogue.cuh"
 
-// bf16 by an instruction of its own: a shift would be moved to where the sums are used, and then ptxas waits for every product
-// by itself.
+// bf16 by an instruction of its own: a shift would be moved to where the sums are used, and then ptxas waits for every
+// product by itself.
 DEVICE float widened(bf16 v) {
     float wide;
     asm("cvt.f32.bf16 %0, %1;" : "=f"(wide) : "h"(v.bits));
@@ -25,8 +25,8 @@ DEVICE float element(const Piece<BYTES> &piece, int i) {
         return widened(T{(unsigned short)(i % 2 ? piece.v[i / 2] >> 16 : piece.v[i / 2] & 0xffff)});
 }
 
-// What a thread of a warpgroup holds: EACH neighbours of each PERMUTED_N filters, from 8 x 8 blocks of sums beside each other, of
-// ROWS pixels.
+// What a thread of a warpgroup holds: EACH neighbours of each PERMUTED_N filters, from 8 x 8 blocks of sums beside each
+// other, of ROWS pixels.
 template <class Tile>
 struct ThreadOutputs {
     static constexpr int EACH = Tile::PERMUTED_N / 4, BLOCKS = Tile::PERMUTED_N / 8;
@@ -54,8 +54,8 @@ struct ThreadOutputs {
     }
 };
 
-// The residual to a tile's sums: before its products, which are then added to it, or (AFTER) when they are there. Not `now`:
-// nothing to add yet. There is no branch around it, as ptxas would wait for every product by itself.
+// The residual to a tile's sums: before its products, which are then added to it, or (AFTER) when they are there. Not
+// `now`: nothing to add yet. There is no branch around it, as ptxas would wait for every product by itself.
 template <class Tile, bool AFTER>
 DEVICE void add_residual(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], const OutputTile &at, const void *residual,
                          bool now) {

@@ -1,12 +1,12 @@
-// The epilogue through shared memory: bias, residual and activation, a round of 64 x 64 sums at a time through the epilogue
-// buffers, whose rows then go to y whole.
+// The epilogue through shared memory: bias, residual and activation, a round of 64 x 64 sums at a time through the
+// epilogue buffers, whose rows then go to y whole.
 #pragma once
 
 #include "activation.cuh"
 #include "epilogue_buffers.cuh"
 
-// The bias of a warpgroup's filters on its way: in registers while products run, then in shared memory, scaled as the activation
-// needs it.
+// The bias of a warpgroup's filters on its way: in registers while products run, then in shared memory, scaled as the
+// activation needs it.
 template <class Tile>
 struct Biases {
     static constexpr int EACH = Tile::BIAS && Tile::SPLIT_K == 1 ? (Tile::WARPGROUP_FILTERS + 127) / 128 : 0;
@@ -57,8 +57,8 @@ struct Round {
 // Columns that a warp writes to a buffer at once, as four 8 x 8 matrices of its 16 rows.
 constexpr int MATRICES = 16, ROUND_MATRICES = 64 / MATRICES;
 
-// Where this lane's row of them begins: of matrices 0 and 2, 1 and 3, rows are 0 and 8 further. `column` of 64, `row0` the first
-// of the block's 64 rows of this warp.
+// Where this lane's row of them begins: of matrices 0 and 2, 1 and 3, rows are 0 and 8 further. `column` of 64, `row0`
+// the first of the block's 64 rows of this warp.
 template <class Tile>
 DEVICE unsigned matrix_address(const OutputTile &at, int column, int row0) {
     const int lane = threadIdx.x % 32, matrix = lane / 8, row = row0 + matrix % 2 * 8, over = column + matrix / 2 * 8;
@@ -66,8 +66,9 @@ DEVICE unsigned matrix_address(const OutputTile &at, int column, int row0) {
                             : buffer_address<Tile>(at.buffer, row + lane % 8, over);
 }
 
-// The sums of 16 columns of a round, v[4 j ..] as the matrix instruction leaves them, scaled, and their bias: `bias` of the
-// thread's two rows, where these are filters. The last eight columns of a tile may be alone, and have zeros beside them.
+// The sums of 16 columns of a round, v[4 j ..] as the matrix instruction leaves them, scaled, and their bias: `bias` of
+// the thread's two rows, where these are filters. The last eight columns of a tile may be alone, and have zeros beside
+// them.
 template <class Tile>
 DEVICE void biased_sums(float (&v)[8], const float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], const OutputTile &at,
                         const Round<Tile> &now, int column, const float (&bias)[2]) {
@@ -102,8 +103,8 @@ DEVICE void load_round(unsigned (&words)[ROUND_MATRICES][4], const OutputTile &a
                 ldmatrix<Tile::TRANSPOSED>(words[j], matrix_address<Tile>(at, j * MATRICES, threadIdx.x / 32 % 4 * 16));
 }
 
-// A round's sums: bias, residual, activation, and to its buffer, whose rows or columns beyond are not read. All functions
-// first, so that none waits for what is written. `words`: what load_round loaded.
+// A round's sums: bias, residual, activation, and to its buffer, whose rows or columns beyond are not read. All
+// functions first, so that none waits for what is written. `words`: what load_round loaded.
 template <class Tile>
 DEVICE void buffer_round(unsigned (&words)[ROUND_MATRICES][4], const float (&d)[Tile::M_STEPS][Tile::TILE_N / 2],
                          const OutputTile &at, const Round<Tile> &now, const float (&bias)[2]) {
@@ -268,10 +269,11 @@ struct AsyncResidual {
 // TMA, into a ring of buffers that two warpgroups share.
 template <class Tile>
 struct TmaResidual {
-    // Long activations do not wait for a round's residual, which is on its way to registers while the round before goes to y.
+    // Long activations do not wait for a round's residual, which is on its way to registers while the round before goes
+    // to y.
     static constexpr bool EARLY = AT_ONCE<Tile> && Tile::ACTIVATION > RELU6;
-    // A warpgroup waits for its buffers until the other has had those before: a barrier's parity tells a buffer's next filling
-    // from the one before it, but no more.
+    // A warpgroup waits for its buffers until the other has had those before: a barrier's parity tells a buffer's next
+    // filling from the one before it, but no more.
     DEVICE TmaResidual(OutputTile &at) { sync_part(RESIDUAL_TURN - WARPGROUP_BARRIER + at.barrier, 256); }
     DEVICE static void wait(const OutputTile &at) {
         barrier_wait(at.residual_full + at.residual_slot * 8, at.residual_phase);
@@ -305,7 +307,8 @@ struct TmaResidual {
     DEVICE void release(OutputTile &at, int round, bool stored_by_tma) {
         if (!stored_by_tma && !EARLY) publish_shared();
         __syncwarp();
-        // A warp has read its rows of the buffer; or the first has stored from it by TMA, and waits for that a round later.
+        // A warp has read its rows of the buffer; or the first has stored from it by TMA, and waits for that a round
+        // later.
         if (!stored_by_tma && threadIdx.x % 32 == 0) arrive(at, at.residual_slot, 1);
         if constexpr (Tile::TMA_STORE > 0)
             if (threadIdx.x / 32 % 4 == 0) {

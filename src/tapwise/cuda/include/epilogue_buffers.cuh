@@ -1,14 +1,15 @@
-// Epilogue buffers: 64 x 64 outputs in shared memory on their way to y, in rows of 128 bytes, and residuals on theirs from there.
-// What threads move between them and global memory.
+// Epilogue buffers: 64 x 64 outputs in shared memory on their way to y, in rows of 128 bytes, and residuals on theirs
+// from there. What threads move between them and global memory.
 #pragma once
 
 #include "cp_async.cuh"
 #include "cta_tile.cuh"
 
-// Where a warpgroup's outputs go: its tile's first filter, group and pixel, filters in a group, the distance of two filters in
-// y (NCHW), a table of its pixels' places in y, -1 where there is none, one of its filters' bias, its epilogue buffers, its
-// named barrier, the tensor map of y. TMA_RESIDUAL: barriers of the ring of buffers that say that a residual is there, and
-// behind them those that say that one may come; the slot of the ring that is next, and its barriers' parity.
+// Where a warpgroup's outputs go: its tile's first filter, group and pixel, filters in a group, the distance of two
+// filters in y (NCHW), a table of its pixels' places in y, -1 where there is none, one of its filters' bias, its
+// epilogue buffers, its named barrier, the tensor map of y. TMA_RESIDUAL: barriers of the ring of buffers that say that
+// a residual is there, and behind them those that say that one may come; the slot of the ring that is next, and its
+// barriers' parity.
 struct OutputTile {
     int filter, group, pixel, filters, step;
     unsigned table, bias, buffer;
@@ -79,8 +80,8 @@ DEVICE void store_global(void *to, const Piece<BYTES> &p) {
     if constexpr (BYTES == 2) *static_cast<unsigned short *>(to) = p.v[0];
 }
 
-// Address of element `at` of a buffer's row: rows of 128 bytes, swizzled by pieces of 16 as TMA wants them; what is longer goes
-// on 64 rows further.
+// Address of element `at` of a buffer's row: rows of 128 bytes, swizzled by pieces of 16 as TMA wants them; what is
+// longer goes on 64 rows further.
 template <class Tile>
 DEVICE unsigned buffer_address(unsigned buffer, unsigned row, unsigned at) {
     constexpr unsigned SIZE = sizeof(typename Tile::T), PIECE = 16 / SIZE;
@@ -89,8 +90,8 @@ DEVICE unsigned buffer_address(unsigned buffer, unsigned row, unsigned at) {
            within % PIECE * SIZE;
 }
 
-// What a thread moves of a buffer's 64 rows: VECTOR elements of each STRIDE-th of them. Buffers begin on multiples of 1024 bytes,
-// so that only the bits of a row's swizzle change besides a constant.
+// What a thread moves of a buffer's 64 rows: VECTOR elements of each STRIDE-th of them. Buffers begin on multiples of
+// 1024 bytes, so that only the bits of a row's swizzle change besides a constant.
 template <class Tile>
 struct BufferRows {
     static constexpr int ACROSS = 64 / Tile::VECTOR, STRIDE = 128 / ACROSS, COUNT = 64 / STRIDE;
@@ -103,8 +104,8 @@ struct BufferRows {
     DEVICE unsigned address(int i) const { return (base ^ STRIDE * i % 8 * 16) + STRIDE * i * 128; }
     DEVICE int pixel(int i) const { return Tile::NCHW ? first : STRIDE * i + row; }
     DEVICE int filter(int i) const { return Tile::NCHW ? STRIDE * i + row : first; }
-    // Where a thread's first filter is, and how much further its others. ptxas would add up what leads there for each of them;
-    // what it cannot see through is added up once.
+    // Where a thread's first filter is, and how much further its others. ptxas would add up what leads there for each
+    // of them; what it cannot see through is added up once.
     template <class T>
     DEVICE T *mine(const OutputTile &at, T *global, int filter0) const {
         T *to = global + (at.filter + filter0 + filter(0)) * (Tile::NCHW ? at.step : 1);

@@ -1,4 +1,5 @@
-// Hopper's own instructions (sm_90a): barriers in shared memory, bulk tensor copies, warpgroup matrix products, clusters.
+// Hopper's own instructions (sm_90a): barriers in shared memory, bulk tensor copies, warpgroup matrix products,
+// clusters.
 //
 // The stub defines one matrix instruction: WGMMA (its text), WGMMA_N (its columns) and WGMMA_SUMS (its accumulators).
 #pragma once
@@ -152,9 +153,9 @@ DEVICE void send_two(unsigned to, unsigned barrier, float a, float b) {
                  : "memory");
 }
 
-// An operand whose rows of SPAN bytes (128, 64, 32) run along gemm_k, swizzled as the copies leave them: groups of 8 rows
-// follow one another. One step of the instruction is 32 bytes further, so + 2. It may begin at any row: the hardware swizzles
-// by address, so nothing has to be said about the row that a shifted operand begins with.
+// An operand whose rows of SPAN bytes (128, 64, 32) run along gemm_k, swizzled as the copies leave them: groups of 8
+// rows follow one another. One step of the instruction is 32 bytes further, so + 2. It may begin at any row: the
+// hardware swizzles by address, so nothing has to be said about the row that a shifted operand begins with.
 template <int SPAN>
 DEVICE unsigned long long descriptor(unsigned address) {
     constexpr unsigned long long MODE = SPAN == 128 ? 1 : SPAN == 64 ? 2 : 3;

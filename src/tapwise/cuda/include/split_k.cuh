@@ -3,8 +3,8 @@
 
 #include "epilogue.cuh"
 
-// Split sums lie in shared memory as the instruction's 8 x 8 blocks, rows of them of all columns for each source: 64 floats, in
-// the order of lanes with two each, but swizzled so that blocks beside each other are read from other banks.
+// Split sums lie in shared memory as the instruction's 8 x 8 blocks, rows of them of all columns for each source: 64
+// floats, in the order of lanes with two each, but swizzled so that blocks beside each other are read from other banks.
 DEVICE unsigned place_in_sums(int lane, int block) { return block * 256 + (lane ^ lane / 16 * 8 ^ block % 4 * 4) * 8; }
 
 // Split gemm_k: every block's sums go to the block of the cluster that adds up their rows, each to its own part there.

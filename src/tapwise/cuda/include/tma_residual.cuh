@@ -1,5 +1,5 @@
-// TMA residual load: into the epilogue buffers where sums are then added to it, as soon as what was there before has gone to y,
-// so that a tile's first rounds find it there.
+// TMA residual load: into the epilogue buffers where sums are then added to it, as soon as what was there before has
+// gone to y, so that a tile's first rounds find it there.
 #pragma once
 
 #include "epilogue.cuh"
@@ -11,8 +11,8 @@ DEVICE void init_residual_barriers(unsigned barriers) {
             barrier_init(barriers + slot * 8, slot / Tile::EPILOGUE_BUFFERS % 2 ? 4 : 1);
 }
 
-// One warp brings what the rounds of all tiles need, in their order. `map`: of the residual as windows of 1 x 1; pixels are
-// counted in planes of rows of `width`, as the tiles count them.
+// One warp brings what the rounds of all tiles need, in their order. `map`: of the residual as windows of 1 x 1; pixels
+// are counted in planes of rows of `width`, as the tiles count them.
 template <class Tile>
 DEVICE void residual_producer(const void *map, unsigned buffers, unsigned barriers, int filters, int groups,
                               int tiles_f, int tiles, int plane, int width) {

@@ -1,9 +1,10 @@
-// Implicit GEMM on Hopper's tensor cores, stride 1: a tile's pixels with their halo, all that its windows reach, stay in shared
-// memory while the taps pass. A tap is the same memory some pixels further on. Two warpgroups take tiles in turns (ping-pong).
+// Implicit GEMM on Hopper's tensor cores, stride 1: a tile's pixels with their halo, all that its windows reach, stay
+// in shared memory while the taps pass. A tap is the same memory some pixels further on. Two warpgroups take tiles in
+// turns (ping-pong).
 //
-// Halo rows: pixels are counted along padded rows, images one below the other; a tile is so many of them in a row. HALO_TILE: a
-// tile is a rectangle of an image, which has less around it where images are large. TMA brings the pixels, or (GATHER_BYTES)
-// three warps do, in pieces as small as the channels ask.
+// Halo rows: pixels are counted along padded rows, images one below the other; a tile is so many of them in a row.
+// HALO_TILE: a tile is a rectangle of an image, which has less around it where images are large. TMA brings the pixels,
+// or (GATHER_BYTES) three warps do, in pieces as small as the channels ask.
 #pragma once
 
 #include "direct_store.cuh"
@@ -14,7 +15,8 @@ struct HaloGemm {
     alignas(64) unsigned long long x[16], w[16], res[16];
     void *y;
     const void *bias, *residual, *image;
-    // Images, filters and groups; tiles along the filters, and all; chunks of channels, and those that share a part of x; taps.
+    // Images, filters and groups; tiles along the filters, and all; chunks of channels, and those that share a part of
+    // x; taps.
     long long n, filters, groups, tiles_f, tiles, p, q, r, s, chunks, part_chunks;
     // The padded image, or the halo tile; pixels with their halo, which come `copy_pixels` at a time.
     long long wide, high, halo_pixels, copy_pixels, pad_h, pad_w, dilation_h, dilation_w;
@@ -34,8 +36,8 @@ template <class Tile>
 struct HaloLayout {
     static constexpr unsigned FILTERS = Tile::TILE_FILTERS * Tile::FILTER_ROW_BYTES;
     static constexpr int HALOS = Tile::HALO_BUFFERS;
-    // Bytes that come, and with them those that operands shifted by the last tap read behind a halo tile, for positions that
-    // are no outputs.
+    // Bytes that come, and with them those that operands shifted by the last tap read behind a halo tile, for positions
+    // that are no outputs.
     unsigned copied_bytes, halo_bytes;
     unsigned halos, ring, buffers, places, biases, halo_full, halo_empty, full, empty, residual;
     DEVICE HaloLayout(unsigned memory, const HaloGemm &p)
@@ -150,8 +152,8 @@ DEVICE void copy_halo_rows(const HaloGemm &p, const HaloWork &work, unsigned to,
     const int width = work.wide, plane = work.plane;
     for (int first = 0; first < (int)p.halo_pixels; first += (int)p.copy_pixels) {
         const int pixel = at.pixel + first, n = pixel / plane, rest = pixel - n * plane, h = rest / width;
-        // Behind the last image comes the next group, of whose padding only zeros are used. With five axes a copy may not begin
-        // behind the last image.
+        // Behind the last image comes the next group, of whose padding only zeros are used. With five axes a copy may
+        // not begin behind the last image.
         const int image = Tile::GROUP_AXIS ? n % (int)p.n : n, group = at.group + (Tile::GROUP_AXIS ? n / (int)p.n : 0);
         copy_chunk<Tile>(to + first * Tile::CHUNK_BYTES, p.x, full, chunk, work.part, p.groups,
                          rest - h * width - (int)p.pad_w, h - (int)p.pad_h, image, group, 0, 0);
@@ -294,7 +296,8 @@ DEVICE void consumer(const HaloGemm &p, const HaloLayout<Tile> &shared, const Ha
         begin_tile<Tile>(out, p.residual);
         Biases<Tile> bias;
         bias.load(out, p.bias);
-        // The first tile of all does not wait for its residual, and the second fetches it when the first copies are through.
+        // The first tile of all does not wait for its residual, and the second fetches it when the first copies are
+        // through.
         const bool starts_from_residual = Tile::RESIDUAL_AS_C && number > 0;
         if constexpr (Tile::RESIDUAL_AS_C) {
             if (number == 1) sync_part(FIRST_COPIES, 256);

@@ -1,5 +1,6 @@
-// Implicit GEMM on Hopper's tensor cores, x by TMA's im2col mode: every step of gemm_k, one tap's chunk of channels, is copied to
-// shared memory as the window lies, beside the filters' part. One warp copies ahead (producer), warpgroups multiply (consumers).
+// Implicit GEMM on Hopper's tensor cores, x by TMA's im2col mode: every step of gemm_k, one tap's chunk of channels, is
+// copied to shared memory as the window lies, beside the filters' part. One warp copies ahead (producer), warpgroups
+// multiply (consumers).
 #pragma once
 
 #include "direct_store.cuh"
@@ -10,8 +11,8 @@ struct Im2colGemm {
     alignas(64) unsigned long long x[16], w[16], out[16];
     void *y;
     const void *bias, *residual;
-    // Output pixels, filters and groups; tiles along the filters, and all; steps of gemm_k: chunks of channels of a tap, chunks
-    // that share a part of x (all, or one of three).
+    // Output pixels, filters and groups; tiles along the filters, and all; steps of gemm_k: chunks of channels of a
+    // tap, chunks that share a part of x (all, or one of three).
     long long pixels, filters, groups, tiles_f, tiles, p, q, taps_w, chunks, part_chunks, steps;
     long long stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
     // The filters were packed before the launch before this one.
@@ -140,8 +141,8 @@ DEVICE void fill_places(const Im2colGemm &p, unsigned table, int pixel0, int gro
 template <class Tile>
 DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, const Im2colWork<Tile> &work, int group) {
     constexpr bool PING_PONG = Tile::PING_PONG;
-    // Where nothing else hides it, the residual is fetched when the first copies are through: of more than two rounds one
-    // after each step, so that the next step's products are not late.
+    // Where nothing else hides it, the residual is fetched when the first copies are through: of more than two rounds
+    // one after each step, so that the next step's products are not late.
     constexpr bool LATE_RESIDUAL = Tile::ASYNC_RESIDUAL && !PING_PONG;
     const int lane = threadIdx.x % 32, part = p.part_chunks, middle = (work.begin + work.end) / 2;
     const unsigned table = shared.places + group * Tile::WARPGROUP_PIXELS * 4;
@@ -172,7 +173,8 @@ DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
         if (!LATE_RESIDUAL) begin_tile<Tile>(out, p.residual);
         Biases<Tile> bias;
         bias.load(out, p.bias);
-        // The first tile of all does not wait for its residual, and the second fetches it when the first copies are through.
+        // The first tile of all does not wait for its residual, and the second fetches it when the first copies are
+        // through.
         const bool starts_from_residual = Tile::RESIDUAL_AS_C && (!PING_PONG || number > 0);
         if constexpr (Tile::RESIDUAL_AS_C) {
             if (PING_PONG && number == 1) sync_part(FIRST_COPIES, 256);
