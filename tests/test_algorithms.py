@@ -123,8 +123,11 @@ def test_takes_what_it_is_for() -> None:
         "cpu.pointwise": 4,
     }
     assert counts(IN_ALL_DTYPES) == {
-        **dict.fromkeys(every, 10), "cpu.winograd": 4, "cpu.depthwise": 2, "cpu.pointwise": 2,
-    }  # fmt: skip
+        **dict.fromkeys(every, 10),
+        "cpu.winograd": 4,
+        "cpu.depthwise": 2,
+        "cpu.pointwise": 2,
+    }
     assert counts(FUSED) == {**dict.fromkeys(every, 21), "cpu.winograd": 7, "cpu.depthwise": 7, "cpu.pointwise": 7}
     assert counts(ROUTES, ["cpu.direct", "cpu.pointwise"]) == {"cpu.direct": 7, "cpu.pointwise": 2}
 

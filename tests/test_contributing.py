@@ -35,9 +35,14 @@ def run(copy: Path, *command: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(copy / "src"), "COLUMNS": "200"}
     environment = {name: value for name, value in environment.items() if not name.startswith("PYTEST_")}
     done = subprocess.run(
-        [sys.executable, "-m", *command], cwd=copy, env=environment, capture_output=True, text=True, timeout=300,
+        [sys.executable, "-m", *command],
+        cwd=copy,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
         check=False,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

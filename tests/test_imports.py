@@ -37,8 +37,13 @@ ALONE = ("cpu", "cuda")
 SHARED = ("axes", "orders", "parameters")
 # Within an operator: its modules, cpu and cuda with all that begins so; and what operators share.
 OPERATOR_LAYERS = (
-    ("reference", "edges", "axes"), ("problem",), ("cpu", "cuda"), ("parameters", "orders"), ("prepared",), ("api",),
-)  # fmt: skip
+    ("reference", "edges", "axes"),
+    ("problem",),
+    ("cpu", "cuda"),
+    ("parameters", "orders"),
+    ("prepared",),
+    ("api",),
+)
 # Still to be moved: (importer, imported).
 EXCEPTIONS: set[tuple[str, str]] = set()
 

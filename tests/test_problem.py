@@ -65,9 +65,14 @@ def test_output_size_is_that_of_torch(text: str) -> None:
     x = torch.zeros(problem.x_shape)
     sides = [side for pair in reversed(problem.padding) for side in pair]
     y = convolve(
-        torch.nn.functional.pad(x, sides), torch.zeros(problem.w_shape), None, problem.stride, 0, problem.dilation,
+        torch.nn.functional.pad(x, sides),
+        torch.zeros(problem.w_shape),
+        None,
+        problem.stride,
+        0,
+        problem.dilation,
         problem.groups,
-    )  # fmt: skip
+    )
     assert problem.y_shape == tuple(y.shape)
 
 

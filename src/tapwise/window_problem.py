@@ -105,9 +105,12 @@ class WindowProblem(Problem):
             return self
         ones, sides = (1,) * extra, ((0, 0),) * extra
         return self.replace(
-            spatial=ones + self.spatial, kernel=ones + self.kernel, stride=ones + self.stride,
-            padding=sides + self.padding, dilation=ones + self.dilation,
-        )  # fmt: skip
+            spatial=ones + self.spatial,
+            kernel=ones + self.kernel,
+            stride=ones + self.stride,
+            padding=sides + self.padding,
+            dilation=ones + self.dilation,
+        )
 
     def _check_window(self) -> None:
         """Raises InvalidProblem for sizes out of range, and a padded input smaller than the dilated kernel."""

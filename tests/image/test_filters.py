@@ -155,8 +155,13 @@ def test_any_array_in(kind: str) -> None:
 
 
 def test_in_place_and_overlapping() -> None:
-    for name, options in (("gaussian_filter", {"sigma": 2}), ("laplace", {}), ("maximum_filter", {"size": 3}),
-                          ("gaussian_laplace", {"sigma": 1}), ("correlate", {"weights": np.ones((9, 9))})):  # fmt: skip
+    for name, options in (
+        ("gaussian_filter", {"sigma": 2}),
+        ("laplace", {}),
+        ("maximum_filter", {"size": 3}),
+        ("gaussian_laplace", {"sigma": 1}),
+        ("correlate", {"weights": np.ones((9, 9))}),
+    ):
         function: Any = getattr(image, name)
         x = data(np.float64, (33, 40))
         want = function(x, **options)
@@ -205,9 +210,7 @@ def test_products_are_found(rank: int) -> None:
     assert found is not None and len(found) == rank
     x = rng.standard_normal((50, 60))
     np.testing.assert_allclose(image.correlate(x, weights), ndimage.correlate(x, weights), atol=1e-10)
-    np.testing.assert_allclose(
-        image.correlate(x.astype(np.float32), weights), ndimage.correlate(x, weights), atol=2e-3
-    )  # fmt: skip
+    np.testing.assert_allclose(image.correlate(x.astype(np.float32), weights), ndimage.correlate(x, weights), atol=2e-3)
     assert factors(np.asarray(weights), np.dtype(np.int32), "reflect", 0.0) is None
     assert factors(np.asarray(weights), np.dtype(np.float64), "constant", 1.0) is None
     assert factors(rng.standard_normal((31, 33)), np.dtype(np.float64), "reflect", 0.0) is None
@@ -246,27 +249,30 @@ def test_clip_rounds_and_holds() -> None:
     assert y.tolist() == [[0, 0, 0, 0]]
 
 
-@pytest.mark.parametrize(("call", "says"), [
-    (lambda x: image.gaussian_filter(x, 1, mode="edge"), "mode='edge'"),
-    (lambda x: image.gaussian_filter(x, (1, 2, 3)), "sigma="),
-    (lambda x: image.gaussian_filter(x, 1, order=-1), "order=-1"),
-    (lambda x: image.gaussian_filter(x, 1, radius=1.5), "radius"),
-    (lambda x: image.gaussian_filter(x, 1, axes=(0, 2)), "out of range"),
-    (lambda x: image.gaussian_filter(x, 1, axes=(0, 0)), "unique"),
-    (lambda x: image.uniform_filter(x, 3, origin=2), "origin=2"),
-    (lambda x: image.correlate(x, [1, 2]), "weights.ndim"),
-    (lambda x: image.correlate(x, np.ones((0, 3))), "weights.ndim"),
-    (lambda x: image.correlate1d(x, []), "weights"),
-    (lambda x: image.correlate(x, np.ones((3, 3)), mode=["reflect", "wrap"]), "mode="),
-    (lambda x: image.maximum_filter(x), "size or footprint"),
-    (lambda x: image.maximum_filter(x, footprint=np.zeros((3, 3))), "footprint"),
-    (lambda x: image.maximum_filter(x.astype(complex), 3), "order"),
-    (lambda x: image.sobel(x, output=np.empty((3, 3))), "output"),
-    (lambda x: image.sobel(x, axis=1, channel_axis=1), "channel_axis"),
-    (lambda x: image.sobel(x.astype(np.float16)), "float16"),
-    (lambda x: image.sobel(x.astype("M8[s]")), "dtype"),
-    (lambda x: image.correlate(x, np.ones((3, 3)), cval=1j), "cval"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda x: image.gaussian_filter(x, 1, mode="edge"), "mode='edge'"),
+        (lambda x: image.gaussian_filter(x, (1, 2, 3)), "sigma="),
+        (lambda x: image.gaussian_filter(x, 1, order=-1), "order=-1"),
+        (lambda x: image.gaussian_filter(x, 1, radius=1.5), "radius"),
+        (lambda x: image.gaussian_filter(x, 1, axes=(0, 2)), "out of range"),
+        (lambda x: image.gaussian_filter(x, 1, axes=(0, 0)), "unique"),
+        (lambda x: image.uniform_filter(x, 3, origin=2), "origin=2"),
+        (lambda x: image.correlate(x, [1, 2]), "weights.ndim"),
+        (lambda x: image.correlate(x, np.ones((0, 3))), "weights.ndim"),
+        (lambda x: image.correlate1d(x, []), "weights"),
+        (lambda x: image.correlate(x, np.ones((3, 3)), mode=["reflect", "wrap"]), "mode="),
+        (lambda x: image.maximum_filter(x), "size or footprint"),
+        (lambda x: image.maximum_filter(x, footprint=np.zeros((3, 3))), "footprint"),
+        (lambda x: image.maximum_filter(x.astype(complex), 3), "order"),
+        (lambda x: image.sobel(x, output=np.empty((3, 3))), "output"),
+        (lambda x: image.sobel(x, axis=1, channel_axis=1), "channel_axis"),
+        (lambda x: image.sobel(x.astype(np.float16)), "float16"),
+        (lambda x: image.sobel(x.astype("M8[s]")), "dtype"),
+        (lambda x: image.correlate(x, np.ones((3, 3)), cval=1j), "cval"),
+    ],
+)
 def test_bad_arguments_are_named(call: Any, says: str) -> None:
     with pytest.raises(InvalidPicture, match=says):
         call(np.zeros((5, 6)))

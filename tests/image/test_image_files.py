@@ -64,9 +64,14 @@ def test_orientation_and_metadata(tmp_path: Path) -> None:
 
 def test_tiff_keeps_its_compression_and_resolution(tmp_path: Path) -> None:
     tifffile.imwrite(
-        tmp_path / "a.tif", photo(), compression="deflate", resolution=(300, 300), description="words", metadata=None,
+        tmp_path / "a.tif",
+        photo(),
+        compression="deflate",
+        resolution=(300, 300),
+        description="words",
+        metadata=None,
         photometric="rgb",
-    )  # fmt: skip
+    )
     run(tmp_path / "a.tif", tmp_path / "b.tif", "-f", "sharpen")
     with tifffile.TiffFile(tmp_path / "b.tif") as out:
         page: Any = out.pages[0]
@@ -115,20 +120,23 @@ def test_existing_files_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "b.png"]
 
 
-@pytest.mark.parametrize(("words", "status", "says"), [
-    (["a.png", "b.png"], 2, "--filter"),
-    (["a.png"], 2, "IN... OUT"),
-    (["a.png", "b.png", "-f", "nothing"], 2, "nothing"),
-    (["a.png", "b.png", "-f", "box", "--mode", "edge"], 2, "mode='edge'"),
-    (["a.png", "b.png", "-f", "box", "--size", "big"], 2, "size='big'"),
-    (["a.png", "b.png", "-f", "box", "--device", "tpu"], 2, "device='tpu'"),
-    (["a.png", "a.png", "b.png", "-f", "box"], 2, "folder"),
-    (["missing.png", "b.png", "-f", "box"], 1, "does not exist"),
-    (["a.png", "no/b.png", "-f", "box"], 1, "no folder"),
-    (["a.png", "b.xyz", "-f", "box"], 1, "b.xyz"),
-    (["f.tif", "b.png", "-f", "box"], 1, ".tif does"),
-    (["a.png", "b.png", "-f", "box", "--size", "0x5"], 2, "size="),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "status", "says"),
+    [
+        (["a.png", "b.png"], 2, "--filter"),
+        (["a.png"], 2, "IN... OUT"),
+        (["a.png", "b.png", "-f", "nothing"], 2, "nothing"),
+        (["a.png", "b.png", "-f", "box", "--mode", "edge"], 2, "mode='edge'"),
+        (["a.png", "b.png", "-f", "box", "--size", "big"], 2, "size='big'"),
+        (["a.png", "b.png", "-f", "box", "--device", "tpu"], 2, "device='tpu'"),
+        (["a.png", "a.png", "b.png", "-f", "box"], 2, "folder"),
+        (["missing.png", "b.png", "-f", "box"], 1, "does not exist"),
+        (["a.png", "no/b.png", "-f", "box"], 1, "no folder"),
+        (["a.png", "b.xyz", "-f", "box"], 1, "b.xyz"),
+        (["f.tif", "b.png", "-f", "box"], 1, ".tif does"),
+        (["a.png", "b.png", "-f", "box", "--size", "0x5"], 2, "size="),
+    ],
+)
 def test_mistakes_are_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], status: int, says: str
 ) -> None:

@@ -50,14 +50,18 @@ def test_pictures_on_the_gpu_are_those_of_the_cpu() -> None:
         x = rng.integers(0, 120, (40, 33, 3)).astype(kind)
         t = torch.from_numpy(x).cuda()
         calls: tuple[tuple[str, dict[str, Any]], ...] = (
-            ("gaussian_filter", {"sigma": 2, "channel_axis": -1}), ("gaussian_filter", {"sigma": 1, "mode": "wrap"}),
-            ("sobel", {"axis": 0, "output": np.float64}), ("prewitt", {}), ("laplace", {"channel_axis": 2}),
-            ("uniform_filter", {"size": 5, "axes": (0, 2)}), ("maximum_filter", {"size": 3}),
+            ("gaussian_filter", {"sigma": 2, "channel_axis": -1}),
+            ("gaussian_filter", {"sigma": 1, "mode": "wrap"}),
+            ("sobel", {"axis": 0, "output": np.float64}),
+            ("prewitt", {}),
+            ("laplace", {"channel_axis": 2}),
+            ("uniform_filter", {"size": 5, "axes": (0, 2)}),
+            ("maximum_filter", {"size": 3}),
             ("minimum_filter", {"footprint": np.eye(3), "axes": (0, 1)}),
             ("correlate", {"weights": rng.integers(-2, 3, (3, 4)) * 1.0, "axes": (1, 0), "output": np.float64}),
             ("correlate1d", {"weights": [1, 2, 3], "axis": 0}),
             ("gaussian_laplace", {"sigma": 1, "output": np.float64}),
-        )  # fmt: skip
+        )
         for name, options in calls:
             want = getattr(image, name)(x, **options)
             y = getattr(image, name)(t, **options)
@@ -72,9 +76,10 @@ def test_pictures_on_the_gpu_are_those_of_the_cpu() -> None:
             1 if kind == np.uint8 else 1e-3
         )
     wrong: tuple[Callable[[], Any], ...] = (
-        lambda: image.gaussian_filter(t.to(torch.complex64), 1), lambda: image.sobel(t, output=np.zeros(t.shape)),
+        lambda: image.gaussian_filter(t.to(torch.complex64), 1),
+        lambda: image.sobel(t, output=np.zeros(t.shape)),
         lambda: image.sobel(np.zeros((3, 3)), output=torch.zeros(3, 3, device="cuda")),
-    )  # fmt: skip
+    )
     for call in wrong:
         with pytest.raises(InvalidProblem):
             call()

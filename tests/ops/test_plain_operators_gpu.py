@@ -94,17 +94,26 @@ def test_reductions_of_special_values() -> None:
 
     inf, nan = float("inf"), float("nan")
     rows = [
-        [1.0, nan, 3.0, -inf], [inf, 1.0, 2.0, 3.0], [-inf, -inf, -inf, -inf], [inf, -inf, 0.0, 0.0],
-        [nan, nan, inf, 1.0], [2.0, 5.0, 5.0, 1.0], [inf, inf, 1.0, 1.0],
-    ]  # fmt: skip
+        [1.0, nan, 3.0, -inf],
+        [inf, 1.0, 2.0, 3.0],
+        [-inf, -inf, -inf, -inf],
+        [inf, -inf, 0.0, 0.0],
+        [nan, nan, inf, 1.0],
+        [2.0, 5.0, 5.0, 1.0],
+        [inf, inf, 1.0, 1.0],
+    ]
     x = torch.tensor(rows, device="cuda").repeat_interleave(50, 1)
     for function in (tapwise.softmax, tapwise.log_softmax):
         wanted = getattr(torch, function.__name__)(x, -1)
         torch.testing.assert_close(function(x), wanted, equal_nan=True)
         torch.testing.assert_close(function(x.T.contiguous(), 0).T, wanted, equal_nan=True)
     for op, wanted in (
-        ("max", x.amax(1)), ("min", x.amin(1)), ("logsumexp", x.logsumexp(1)), ("sum", x.sum(1)), ("prod", x.prod(1)),
-    ):  # fmt: skip
+        ("max", x.amax(1)),
+        ("min", x.amin(1)),
+        ("logsumexp", x.logsumexp(1)),
+        ("sum", x.sum(1)),
+        ("prod", x.prod(1)),
+    ):
         torch.testing.assert_close(tapwise.reduce(x, op, 1), wanted, equal_nan=True)
     for op in ("argmax", "argmin"):
         assert tapwise.reduce(x, op, 1).tolist() == getattr(np, op)(x.cpu().numpy(), axis=1).tolist()

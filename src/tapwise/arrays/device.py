@@ -60,9 +60,12 @@ class DeviceArray:
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {
-            "shape": self.shape, "strides": self.strides, "typestr": self.dtype.str, "data": (self.ptr, False),
+            "shape": self.shape,
+            "strides": self.strides,
+            "typestr": self.dtype.str,
+            "data": (self.ptr, False),
             "version": 3,
-        }  # fmt: skip
+        }
 
     @property
     def stream(self) -> int:

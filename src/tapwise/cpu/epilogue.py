@@ -54,7 +54,7 @@ def emit_finish_row(k: Kernel, storage: str, bias: str | None, residual: bool, a
     """
     with k.function(
         "finish_row", sums=k.dtype, step=INT, bias_at=storage, residual_at=storage, y=storage, count=INT
-    ) as (sums, step, bias_at, residual_at, y, count):  # fmt: skip
+    ) as (sums, step, bias_at, residual_at, y, count):
 
         def finish(value: Any, i: Int, lanes: int) -> None:
             if bias is not None:

@@ -56,9 +56,7 @@ def emit(k: Kernel, m_most: int, n_most: int, lanes: str) -> None:
     if lanes == "pixels":
         # One vector of pixels: the sums of one panel alone would not hide the multiply-add's latency.
         _tile(k, 2 * m_most, 1, m_most, lanes, 1)
-    parameters = {
-        "x": k.dtype, "step": INT, "offsets": "i64", "terms": INT, "w": k.dtype, "out": k.dtype, "pitch": INT
-    }  # fmt: skip
+    parameters = {"x": k.dtype, "step": INT, "offsets": "i64", "terms": INT, "w": k.dtype, "out": k.dtype, "pitch": INT}
     vector = k.lanes
 
     for n in range(1, n_most + 1):

@@ -15,8 +15,11 @@ from tapwise.integers import ceil_div
 AXES: Final = 5
 THREADS: Final = 256
 WORDS: Final = (
-    "x", "y", "total", *(f"{name}{axis}" for name in ("shape", "from", "to") for axis in range(AXES)),
-)  # fmt: skip
+    "x",
+    "y",
+    "total",
+    *(f"{name}{axis}" for name in ("shape", "from", "to") for axis in range(AXES)),
+)
 _TYPES: Final = {DTYPES[name].size_bytes: DTYPES[name].cpp for name in ("u8", "u16", "u32", "u64")}
 
 

@@ -128,9 +128,10 @@ KINDS: Final = {
     "emboss": Kind("light from above left", {}, _fixed((-2, -1, 0), (-1, 1, 1), (0, 1, 2))),
     "motion": Kind("a blur along a line, in degrees", {"length": 9, "angle": 0}, _motion),
     "log": Kind("Laplacian of a Gaussian", {"sigma": 1}, _log),
-    "gabor": Kind("a wave under a bell, angles in degrees",
-                  {"sigma": 2, "wave": 4, "angle": 0, "gamma": 1, "phase": 0}, _gabor),
-}  # fmt: skip
+    "gabor": Kind(
+        "a wave under a bell, angles in degrees", {"sigma": 2, "wave": 4, "angle": 0, "gamma": 1, "phase": 0}, _gabor
+    ),
+}
 # Three filters of 3x3 over red, green and blue, as in the RGB report: what is new in each channel is a mixture of all.
 BANK: Final = np.array(
     [

@@ -154,9 +154,12 @@ def _write_zarr(source: Any, shape: tuple[int, ...], target: Path, work: Work, f
     try:
         inside = folder / "array.zarr"
         out = zarr.open_array(
-            store=str(inside), mode="w", shape=shape, dtype=source.dtype,
+            store=str(inside),
+            mode="w",
+            shape=shape,
+            dtype=source.dtype,
             chunks=(TILE * 4, TILE * 4, *shape[2:]),
-        )  # fmt: skip
+        )
         top = 0
         for strip in strips(source, work):
             out[top : top + len(strip)] = strip

@@ -12,8 +12,15 @@ from tapwise.ops.conv.cuda.implicit_gemm.config import Config
 from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import ImplicitGemm
 from tapwise.ops.conv.problem import ConvProblem
 
-A100 = Device(kind="cuda", name="NVIDIA A100", multiprocessors=108, gflops=360.0, gbps=1400.0, architecture="sm_80",
-              shared_bytes=166912)  # fmt: skip
+A100 = Device(
+    kind="cuda",
+    name="NVIDIA A100",
+    multiprocessors=108,
+    gflops=360.0,
+    gbps=1400.0,
+    architecture="sm_80",
+    shared_bytes=166912,
+)
 COMPILED = [
     "n32 c64 h56 w56 k64 r3 s3 pad1 f16 nhwc",
     "n32 c64 h56 w56 k64 r3 s3 pad1 bf16 nhwc bias residual relu",

@@ -136,10 +136,13 @@ def test_patches_side_by_side_are_channels() -> None:
     problem = ConvProblem.parse("n2 c32 h112 w112 k192 r4 s4 stride4 f16 nhwc")
     assert str(folded(problem)) == "n2 c128 h112 w28 k192 r4 s1 stride4x1 f16 nhwc"
     for text in (
-        "c32 h112 w114 k192 r4 s4 stride4 f16 nhwc", "c32 h112 w112 k192 r4 s4 stride4 f16",
-        "c3 h112 w112 k192 r4 s4 stride4 f16 nhwc", "c32 h112 w112 k192 r4 s4 stride4 pad4 f16 nhwc",
-        "c32 h112 w112 k192 r4 s4 stride4 groups2 f16 nhwc", "c32 h112 w112 k192 r3 s3 f16 nhwc",
-    ):  # fmt: skip
+        "c32 h112 w114 k192 r4 s4 stride4 f16 nhwc",
+        "c32 h112 w112 k192 r4 s4 stride4 f16",
+        "c3 h112 w112 k192 r4 s4 stride4 f16 nhwc",
+        "c32 h112 w112 k192 r4 s4 stride4 pad4 f16 nhwc",
+        "c32 h112 w112 k192 r4 s4 stride4 groups2 f16 nhwc",
+        "c32 h112 w112 k192 r3 s3 f16 nhwc",
+    ):
         assert folded(ConvProblem.parse(text)) == ConvProblem.parse(text)
 
 
@@ -194,22 +197,28 @@ def test_order_of_filters() -> None:
     halo = HaloRowsConfig(False, 128, 32, 8)
     im2col = Im2colConfig(False, 128, 32, 8, warpgroups=2, ping_pong=True)
     configs: tuple[tuple[str, Config, int], ...] = (
-        ("c64 h9 w9 k64 r3 s3 f16 nhwc", halo, 32), ("c64 h9 w9 k40 r3 s3 f16 nhwc", halo, 32),
-        ("c64 h9 w9 k44 r3 s3 f16 nhwc", halo, 16), ("c64 h9 w9 k46 r3 s3 f16 nhwc", halo, 8),
-        ("c64 h9 w9 k45 r3 s3 f16 nhwc", halo, 8), ("c64 h9 w9 k40 r3 s3 tf32 nhwc", halo, 16),
+        ("c64 h9 w9 k64 r3 s3 f16 nhwc", halo, 32),
+        ("c64 h9 w9 k40 r3 s3 f16 nhwc", halo, 32),
+        ("c64 h9 w9 k44 r3 s3 f16 nhwc", halo, 16),
+        ("c64 h9 w9 k46 r3 s3 f16 nhwc", halo, 8),
+        ("c64 h9 w9 k45 r3 s3 f16 nhwc", halo, 8),
+        ("c64 h9 w9 k40 r3 s3 tf32 nhwc", halo, 16),
         # Two bytes at a time.
         ("c64 h9 w9 k57 r3 s3 f16 nhwc", replace(halo, tile_filters=64), 0),
         ("c64 h9 w9 k57 r3 s3 tf32 nhwc", replace(halo, tile_filters=64), 8),
-        ("c64 h9 w9 k64 r3 s3 f16", halo, 0), ("c64 h9 w9 k64 r3 s3 f16 nhwc", replace(halo, swap_ab=True), 0),
-        ("c64 h9 w9 k64 r3 s3 3xtf32 nhwc residual", halo, 0), ("c64 h9 w9 k64 r3 s3 3xtf32 nhwc", halo, 16),
+        ("c64 h9 w9 k64 r3 s3 f16", halo, 0),
+        ("c64 h9 w9 k64 r3 s3 f16 nhwc", replace(halo, swap_ab=True), 0),
+        ("c64 h9 w9 k64 r3 s3 3xtf32 nhwc residual", halo, 0),
+        ("c64 h9 w9 k64 r3 s3 3xtf32 nhwc", halo, 16),
         # The next group's filters follow.
-        ("c64 h9 w9 k80 r3 s3 groups2 f16 nhwc", halo, 8), ("c64 h9 w9 k96 r3 s3 groups2 f16 nhwc", halo, 16),
+        ("c64 h9 w9 k80 r3 s3 groups2 f16 nhwc", halo, 8),
+        ("c64 h9 w9 k96 r3 s3 groups2 f16 nhwc", halo, 16),
         ("c64 h9 w9 k64 r3 s3 f16 nhwc", replace(im2col, split_k=4), 0),
         ("c64 h9 w9 k64 r3 s3 f16 nhwc", replace(im2col, ping_pong=False), 0),
         ("c64 h9 w9 k64 r3 s3 f16 nhwc", replace(im2col, ping_pong=False, warpgroups=1), 32),
         ("n64 c64 h90 w90 k64 r3 s3 f16 nhwc", im2col, 0),
         ("n64 c64 h90 w90 k64 r3 s3 f16 nhwc residual", im2col, 32),
-    )  # fmt: skip
+    )
     for text, config, wanted in configs:
         assert Epilogue(View.of(ConvProblem.parse(text), config)).permuted_n == wanted, (text, config)
 

@@ -55,11 +55,15 @@ def test_halo_buffers_of_few_taps_and_half_chunks() -> None:
     # No more than two where they would leave fewer than eight stages for filters that do not stay.
     assert all(one.halo_buffers == 2 for one in few if not one.filter_stationary and one.stages < 8)
     for text, halved in (
-        ("n32 c96 h20 w20 k80 r3 s3 pad1 f16 nhwc", True), ("n32 c104 h20 w20 k80 r3 s3 pad1 f16 nhwc", False),
-        ("n32 c64 h20 w20 k80 r3 s3 pad1 f16 nhwc", False), ("n32 c40 h20 w20 k80 r3 s3 pad1 f16 nhwc", False),
-        ("n32 c96 h20 w20 k80 r3 s3 pad1 groups2 f16 nhwc", False), ("n32 c40 h20 w20 k80 r3 s3 pad1 tf32 nhwc", True),
-        ("n32 c40 h20 w20 k80 r3 s3 pad1 3xtf32 nhwc", False), ("n32 c80 h20 w20 k80 r3 s3 pad1 f16", True),
-    ):  # fmt: skip
+        ("n32 c96 h20 w20 k80 r3 s3 pad1 f16 nhwc", True),
+        ("n32 c104 h20 w20 k80 r3 s3 pad1 f16 nhwc", False),
+        ("n32 c64 h20 w20 k80 r3 s3 pad1 f16 nhwc", False),
+        ("n32 c40 h20 w20 k80 r3 s3 pad1 f16 nhwc", False),
+        ("n32 c96 h20 w20 k80 r3 s3 pad1 groups2 f16 nhwc", False),
+        ("n32 c40 h20 w20 k80 r3 s3 pad1 tf32 nhwc", True),
+        ("n32 c40 h20 w20 k80 r3 s3 pad1 3xtf32 nhwc", False),
+        ("n32 c80 h20 w20 k80 r3 s3 pad1 f16", True),
+    ):
         found = halos(text)
         assert {one.chunk_bytes for one in found} == ({0, 64} if halved else {0}), text
         assert all(not one.gather_bytes for one in found if one.chunk_bytes)
@@ -113,7 +117,12 @@ def test_what_costs_more() -> None:
 
 def test_chunks_suffer_from_where_they_begin() -> None:
     for pixel, apart, line, wanted in (
-        (128, 128, 128, 0.0), (192, 192, 128, 0.0), (160, 160, 128, cost.HALF_RAGGED), (88, 88, 128, 1.0),
-        (48, 48, 64, 1.0), (32, 96, 32, 0.0), (112, 224, 128, cost.HALF_RAGGED),
-    ):  # fmt: skip
+        (128, 128, 128, 0.0),
+        (192, 192, 128, 0.0),
+        (160, 160, 128, cost.HALF_RAGGED),
+        (88, 88, 128, 1.0),
+        (48, 48, 64, 1.0),
+        (32, 96, 32, 0.0),
+        (112, 224, 128, cost.HALF_RAGGED),
+    ):
         assert cost.raggedness(pixel, apart, line) == wanted, (pixel, apart, line)

@@ -46,11 +46,13 @@ def assert_compiles(source: Source, config: Config) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "n32 c96 h32 w32 k96 r3 s3 pad1 f16 nhwc bias silu", "n8 c40 h56 w56 k240 r1 s1 bf16 nhwc bias silu",
-        "n32 c384 h14 w14 k1536 r1 s1 f16 nhwc bias gelu", "n16 c64 h60 w60 k160 r3 s3 pad1 bf16 nhwc bias sigmoid",
+        "n32 c96 h32 w32 k96 r3 s3 pad1 f16 nhwc bias silu",
+        "n8 c40 h56 w56 k240 r1 s1 bf16 nhwc bias silu",
+        "n32 c384 h14 w14 k1536 r1 s1 f16 nhwc bias gelu",
+        "n16 c64 h60 w60 k160 r3 s3 pad1 bf16 nhwc bias sigmoid",
         "n8 c64 h40 w40 k96 r3 s3 pad1 f16 nchw bias gelu",
     ],
-)  # fmt: skip
+)
 def test_activations_of_many_sums_compile_without_spills_or_waits(text: str) -> None:
     """Of each kernel the tiles with the most sums a thread: ptxas likes to begin with more activations than fit."""
     algorithm, problem = ImplicitGemm(), ConvProblem.parse(text)

@@ -69,9 +69,9 @@ class Memory:
         """A copy of a box of lines."""
         channel, w, h, *rest = place
         _, wide, high, *_ = map_.box
-        return np.array([
-            self.read(map_, size, (channel, w + i % wide, h + i // wide, *rest)) for i in range(wide * high)
-        ])  # fmt: skip
+        return np.array(
+            [self.read(map_, size, (channel, w + i % wide, h + i // wide, *rest)) for i in range(wide * high)]
+        )
 
     def windows(self, map_: TensorMap, size: int, place: tuple[int, ...], offsets: tuple[int, ...]) -> np.ndarray:
         """A copy in im2col mode: pixels from a place on, within the map's corners, each moved by the offsets."""
@@ -202,10 +202,12 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
                     more = (g,) if five else ()
                     offsets = (s * p["dilation_w"], r * p["dilation_h"], *((0,) if five else ()))
                     lines = images.windows(launch.maps["x"], size, (*place, *more), offsets)
-                right = np.array([
-                    filters.read(launch.maps["w"], size, (chunk * line, tap, group * group_k + filter0 + one))
-                    for one in range(config.tile_filters)
-                ])  # fmt: skip
+                right = np.array(
+                    [
+                        filters.read(launch.maps["w"], size, (chunk * line, tap, group * group_k + filter0 + one))
+                        for one in range(config.tile_filters)
+                    ]
+                )
                 if config.groups_per_tile == 1:
                     sums += lines[:, :used] @ right[:, :used].T
                     continue
@@ -319,11 +321,13 @@ def test_maps_schedules_and_slabs_compute_the_convolution(text: str) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "n3 c8 h5 w6 k72 r3 s3 pad1 f16 nhwc residual", "n2 c8 h7 w6 k40 r2 s3 pad2:1x0:2 tf32 nhwc residual",
+        "n3 c8 h5 w6 k72 r3 s3 pad1 f16 nhwc residual",
+        "n2 c8 h7 w6 k40 r2 s3 pad2:1x0:2 tf32 nhwc residual",
         "n2 c32 h9 w7 k80 r3 s3 pad1 dilation2x1 groups2 bf16 nhwc residual",
-        "n5 c8 h3 w4 k8 r3 s3 pad0:2x1 3xtf32 nhwc residual", "n2 c8 h9 w7 k72 r5 s5 pad2 f16 nhwc residual",
+        "n5 c8 h3 w4 k8 r3 s3 pad0:2x1 3xtf32 nhwc residual",
+        "n2 c8 h9 w7 k72 r5 s5 pad2 f16 nhwc residual",
     ],
-)  # fmt: skip
+)
 def test_residuals_come_to_the_epilogue_buffers(text: str) -> None:
     """Each round's copies hold the residual of its outputs, as halo rows count them."""
     problem = ConvProblem.parse(text)

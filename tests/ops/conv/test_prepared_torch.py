@@ -69,9 +69,14 @@ def test_a_quick_call_takes_a_residual_that_needs_no_conversion(layout: str) -> 
     assert made.seen["residual"] == residual.data_ptr() and made.seen["x"] == x.data_ptr()
     assert made.seen["y"] == y.data_ptr() and y.is_contiguous(memory_format=order)
     for wrong in (
-        None, residual.contiguous(memory_format=other), residual[:1], residual.double(), np.zeros(problem.y_shape),
-        torch.zeros(residual.numel() + 1)[1:].reshape(residual.shape), residual.clone().requires_grad_(),
-    ):  # fmt: skip
+        None,
+        residual.contiguous(memory_format=other),
+        residual[:1],
+        residual.double(),
+        np.zeros(problem.y_shape),
+        torch.zeros(residual.numel() + 1)[1:].reshape(residual.shape),
+        residual.clone().requires_grad_(),
+    ):
         assert not call.takes(x, wrong)
     assert not call.takes(x.contiguous(memory_format=other), residual)
     quick = TorchCall(problem.replace(residual=False), made, packed, None, filters)

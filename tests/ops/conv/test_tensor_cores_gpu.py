@@ -130,12 +130,15 @@ def test_tensor_cores_under_streams_graphs_and_dependent_launches(identifier: st
 
 
 MANY_TILES = (
-    "n32 c24 h56 w56 k144 r1 s1 f16 nhwc", "n16 c64 h56 w56 k256 r1 s1 f16 nhwc bias relu residual",
-    "n8 c64 h96 w96 k64 r3 s3 pad1 bf16 nhwc bias silu residual", "n8 c48 h96 w96 k96 r3 s3 pad1 tf32 nhwc residual",
+    "n32 c24 h56 w56 k144 r1 s1 f16 nhwc",
+    "n16 c64 h56 w56 k256 r1 s1 f16 nhwc bias relu residual",
+    "n8 c64 h96 w96 k64 r3 s3 pad1 bf16 nhwc bias silu residual",
+    "n8 c48 h96 w96 k96 r3 s3 pad1 tf32 nhwc residual",
     "n32 c48 h40 w40 k168 r1 s1 f16 nhwc bias silu residual",
     "n16 c104 h39 w41 k200 r5 s5 stride2x1 pad2 bf16 nhwc bias residual",
-    "n8 c30 h80 w80 k36 r3 s3 pad1 f16 nhwc bias", "n8 c32 h90 w80 k17 r3 s3 pad1 f16 nhwc bias silu residual",
-)  # fmt: skip
+    "n8 c30 h80 w80 k36 r3 s3 pad1 f16 nhwc bias",
+    "n8 c32 h90 w80 k17 r3 s3 pad1 f16 nhwc bias silu residual",
+)
 
 
 def long_runs(algorithm: Any, problem: Any, device: Any) -> list[Any]:
@@ -150,19 +153,27 @@ def long_runs(algorithm: Any, problem: Any, device: Any) -> list[Any]:
         # Tiles of an odd count of rounds of 64 x 64 end in the part of shared memory where the next one begins.
         odd = ceil_div(config.tile_pixels, 64) * ceil_div(config.tile_filters, 64) % 2
         kind = (
-            config.kernel, config.swap_ab, config.warpgroups, config.ping_pong, config.filter_stationary,
-            config.min_blocks_per_sm, odd,
-        )  # fmt: skip
+            config.kernel,
+            config.swap_ab,
+            config.warpgroups,
+            config.ping_pong,
+            config.filter_stationary,
+            config.min_blocks_per_sm,
+            odd,
+        )
         kinds.setdefault(kind, config)
     return list(kinds.values())[::3]
 
 
 @pytest.mark.parametrize(
     "text",
-    ["n8 c64 h56 w56 k200 r3 s3 pad1 f16 nhwc bias silu residual", "n6 c48 h64 w60 k130 r3 s3 pad1 bf16 nhwc bias",
-     "n8 c32 h56 w56 k136 r3 s3 pad1 tf32 nhwc bias sigmoid",
-     "n12 c144 h30 w30 k168 r3 s3 pad1 groups3 f16 nhwc bias relu residual"],
-)  # fmt: skip
+    [
+        "n8 c64 h56 w56 k200 r3 s3 pad1 f16 nhwc bias silu residual",
+        "n6 c48 h64 w60 k130 r3 s3 pad1 bf16 nhwc bias",
+        "n8 c32 h56 w56 k136 r3 s3 pad1 tf32 nhwc bias sigmoid",
+        "n12 c144 h30 w30 k168 r3 s3 pad1 groups3 f16 nhwc bias relu residual",
+    ],
+)
 def test_filters_that_stay_in_several_sets(text: str) -> None:
     """Every block keeps those of its own tiles."""
     problem, device = ConvProblem.parse(text), gpu()
@@ -215,7 +226,7 @@ def test_tensor_cores_with_many_tiles_a_block(text: str) -> None:
         "n8 c192 h60 w61 k256 r3 s3 pad1 f16 nhwc bias relu residual",
         "n8 c200 h30 w31 k144 r3 s3 pad1 groups2 f16 nhwc residual",
     ],
-)  # fmt: skip
+)
 def test_residuals_that_tma_brings(text: str) -> None:
     """Short tiles, whose products end before the other warpgroup's residual is there, and long ones."""
     problem, device = ConvProblem.parse(text), gpu()
@@ -378,8 +389,9 @@ def test_activations(identifier: str, text: str, dtype: str, activation: str) ->
     assert finite.sum() > expected.numel() // 2 and (dtype == "3xtf32" or not finite.all())
     # Half a unit is the rounding; what is subnormal has an absolute bound.
     bound = {
-        "f16": 1.5 * 2.0**-11 * expected.abs() + 2.0**-24, "bf16": 1.5 * 2.0**-8 * expected.abs() + 2.0**-24,
-    }.get(dtype, 8 * 2.0**-24 * torch.maximum(sums.cuda().abs(), expected.abs()))  # fmt: skip
+        "f16": 1.5 * 2.0**-11 * expected.abs() + 2.0**-24,
+        "bf16": 1.5 * 2.0**-8 * expected.abs() + 2.0**-24,
+    }.get(dtype, 8 * 2.0**-24 * torch.maximum(sums.cuda().abs(), expected.abs()))
     for config in kinds.values():
         y = tapwise.prepare(problem, w, algorithm=identifier, config=config)(x)
         assert torch.equal(torch.isnan(y), torch.isnan(expected)), config

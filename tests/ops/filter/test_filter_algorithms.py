@@ -36,8 +36,12 @@ PROBLEMS = [
     "filter minimum size2 h3 w300 f64 mirror",
 ]
 NAMES = {
-    "reflect": "symmetric", "mirror": "reflect", "nearest": "edge", "wrap": "wrap", "constant": "constant",
-}  # fmt: skip
+    "reflect": "symmetric",
+    "mirror": "reflect",
+    "nearest": "edge",
+    "wrap": "wrap",
+    "constant": "constant",
+}
 
 
 @pytest.mark.parametrize("text", PROBLEMS)
@@ -88,9 +92,14 @@ def test_sums_are_vectors_without_spills(name: str, kinds: tuple[str, str, str])
             assert not any("(%rsp)" in line or "[sp" in line for line in moves)
 
 
-@pytest.mark.parametrize(("op", "dtype", "instruction"), [
-    ("max", "u8", "vpmaxub"), ("min", "i16", "vpminsw"), ("max", "f32", "vmaxps"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("op", "dtype", "instruction"),
+    [
+        ("max", "u8", "vpmaxub"),
+        ("min", "i16", "vpminsw"),
+        ("max", "f32", "vmaxps"),
+    ],
+)
 def test_largest_compares_in_the_own_dtype(op: str, dtype: str, instruction: str) -> None:
     largest = kernel.generate(target("avx2"), dtype=dtype, source=dtype, to=dtype, op=op, truncate=False)
     assert instruction in jit.assembly(largest) or dtype == "f32"
@@ -112,13 +121,16 @@ def test_tiles_cover_the_picture_and_fit() -> None:
     assert "windows" in (Tiles().refusal(wide, host()) or "")
 
 
-@pytest.mark.parametrize(("text", "lists", "height"), [
-    ("filter gaussian sigma1 h99 w77", (9, 9, 1, 0), 9),
-    ("filter box size15 h99 w77 c3", (15, 3 + 3, 1, 4), 15),
-    ("filter sobel h99 w77", (6, 0, 0, 0), 0),
-    ("filter laplace h99 w77", (5, 0, 0, 0), 0),
-    ("filter correlate h99 w77 r5 s7 f64", (35, 0, 7, 0), 5),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "lists", "height"),
+    [
+        ("filter gaussian sigma1 h99 w77", (9, 9, 1, 0), 9),
+        ("filter box size15 h99 w77 c3", (15, 3 + 3, 1, 4), 15),
+        ("filter sobel h99 w77", (6, 0, 0, 0), 0),
+        ("filter laplace h99 w77", (5, 0, 0, 0), 0),
+        ("filter correlate h99 w77 r5 s7 f64", (35, 0, 7, 0), 5),
+    ],
+)
 def test_a_record_has_taps_where_its_head_says(text: str, lists: tuple[int, ...], height: int) -> None:
     """Followed as the kernel does, from its only list or by way of column sums and groups, it gives a pixel's sum."""
     problem, device = registry.parse(text), host(1)

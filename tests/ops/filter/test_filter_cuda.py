@@ -23,8 +23,9 @@ def test_lists_of_taps() -> None:
     launches = [algorithm.launch(problem, algorithm.configs(problem, H200)[0], part, H200) for part in (0, 1)]  # type: ignore[attr-defined]
     words = [dict(zip(launch.names, launch.words, strict=True)) for launch in launches]
     assert [(one["size1"], one["size2"], one["taps"], one["before1"], one["before2"]) for one in words] == [
-        (3, 1, 3, 1, 0), (1, 3, 3, 0, 1),
-    ]  # fmt: skip
+        (3, 1, 3, 1, 0),
+        (1, 3, 3, 0, 1),
+    ]
     window = np.zeros((3, 5, 7))
     window[2, 4, 6] = 5.0
     dense = registry.parse("filter correlate d9 h20 w20 t3 r5 s7")

@@ -50,10 +50,14 @@ def test_against_float64(identifier: str, text: str, layout: str, dtype: str) ->
 @pytest.mark.parametrize(
     ("shape", "kernel", "stride", "padding", "dilation"),
     [
-        ((2, 3, 13, 17), 3, 2, 1, 1), ((1, 4, 9, 9), 2, None, 0, 1), ((3, 20, 33), (3, 2), (1, 4), 1, 1),
-        ((1, 2, 15, 40), 3, 3, 1, 2), ((3, 1, 8, 8), 5, 1, 2, 1), ((1, 1, 64, 70), 7, 4, 3, 1),
+        ((2, 3, 13, 17), 3, 2, 1, 1),
+        ((1, 4, 9, 9), 2, None, 0, 1),
+        ((3, 20, 33), (3, 2), (1, 4), 1, 1),
+        ((1, 2, 15, 40), 3, 3, 1, 2),
+        ((3, 1, 8, 8), 5, 1, 2, 1),
+        ((1, 1, 64, 70), 7, 4, 3, 1),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("identifier", IDENTIFIERS)
 def test_against_torch(
     identifier: str, shape: tuple[int, ...], kernel: Any, stride: Any, padding: Any, dilation: int, ceil: bool

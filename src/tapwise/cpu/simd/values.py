@@ -13,9 +13,11 @@ INT: Final = ir.IntType(64)
 PTR: Final = ir.PointerType()
 INTEGERS: Final = {f"{sign}{bits}": bits for bits in (8, 16, 32, 64) for sign in "iu"}
 TYPES: Final = {
-    "f16": ir.HalfType(), "f32": ir.FloatType(), "f64": ir.DoubleType(),
+    "f16": ir.HalfType(),
+    "f32": ir.FloatType(),
+    "f64": ir.DoubleType(),
     **{name: ir.IntType(bits) for name, bits in INTEGERS.items()},
-}  # fmt: skip
+}
 BYTES: Final = {"f16": 2, "f32": 4, "f64": 8, **{name: bits // 8 for name, bits in INTEGERS.items()}}
 
 

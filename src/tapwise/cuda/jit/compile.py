@@ -102,9 +102,10 @@ def _compile(source: Source, architecture: str, **more: Any) -> tuple[bytes, str
     log = StringIO()
     try:
         program = core.Program(
-            source.text, "c++",
+            source.text,
+            "c++",
             core.ProgramOptions(arch=architecture, include_path=folders, ptxas_options=["-v"], **options),
-        )  # fmt: skip
+        )
         code = program.compile("cubin", logs=log).code
     except Exception as error:
         raise CompileError(f"{source.name} for {architecture} does not compile: {error}\n{log.getvalue()}") from error

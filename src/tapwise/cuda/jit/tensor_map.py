@@ -56,9 +56,11 @@ def encode(spec: TensorMap, address: int) -> tuple[int, ...]:
 
     kinds = driver.CUtensorMapDataType
     kind = {
-        "f16": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16, "bf16": kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        "f32": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32, "tf32": kinds.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
-    }[spec.dtype]  # fmt: skip
+        "f16": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        "bf16": kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        "f32": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        "tf32": kinds.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
+    }[spec.dtype]
     rank = len(spec.sizes)
     sizes = [driver.cuuint64_t(size) for size in spec.sizes]
     strides = [driver.cuuint64_t(stride) for stride in spec.strides]

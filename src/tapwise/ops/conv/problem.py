@@ -51,8 +51,11 @@ class ConvProblem(WindowProblem):
         flag("residual", "residual"),
     )
     ALLOWED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **WindowProblem.ALLOWED, "direction": DIRECTIONS, "math": MATHS, "activation": (None, *ACTIVATIONS),
-    }  # fmt: skip
+        **WindowProblem.ALLOWED,
+        "direction": DIRECTIONS,
+        "math": MATHS,
+        "activation": (None, *ACTIVATIONS),
+    }
 
     n: int
     c: int

@@ -19,7 +19,7 @@ FIELDS: Final = (
 
 def generate(
     target: Target, *, dtype: str, storage: str, layout: str, op: str, r: int, s: int, stride: int, dilation: int
-) -> Kernel:  # fmt: skip
+) -> Kernel:
     """The kernel of one instance, `task`. Stride and dilation are those of the columns, and 0 in NHWC."""
     k = Kernel(target, dtype)
     if layout == "nchw":
@@ -110,9 +110,7 @@ def _emit_pixels(k: Kernel, storage: str, op: str, r: int, s: int) -> None:
                         both = k.both(inside, k.both(v >= 0, v < a.w_in))
                         taps.append(k.select(both, x + (h * a.w_in + v) * a.channels, identity))
 
-                def body(
-                    c: Int, lanes: int, taps: list[Ptr] = taps, y: Ptr = y, p: Int = p, q: Int = q
-                ) -> None:  # fmt: skip
+                def body(c: Int, lanes: int, taps: list[Ptr] = taps, y: Ptr = y, p: Int = p, q: Int = q) -> None:
                     value = _combine(k, op, [k.load(there + c, lanes) for there in taps])
                     if op == "avg":
                         count = k.mul(k.broadcast(row_counts + p, lanes), k.broadcast(col_counts + q, lanes))

@@ -81,9 +81,12 @@ class Im2colGemmPlan(window.WindowPlan):
     launch_only = False
 
     def __init__(
-        self, problem: ConvProblem, device: Device, passes: Sequence[tuple[int, Launch, Launch | None]],
+        self,
+        problem: ConvProblem,
+        device: Device,
+        passes: Sequence[tuple[int, Launch, Launch | None]],
         workspace_bytes: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         launches = {launch for _, *pair in passes for launch in pair if launch is not None}
         super().__init__(problem, device, list(launches), workspace_bytes)
         self._passes = passes

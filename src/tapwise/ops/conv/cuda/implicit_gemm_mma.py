@@ -185,9 +185,12 @@ class ImplicitGemmMma(CudaAlgorithm[Config]):
 
     def sum_source(self, problem: ConvProblem) -> Source:
         words = (
-            tensor_core_type(problem.dtype), problem.layout == "nchw", problem.bias, problem.residual,
+            tensor_core_type(problem.dtype),
+            problem.layout == "nchw",
+            problem.bias,
+            problem.residual,
             window.ACTIVATIONS[problem.activation],
-        )  # fmt: skip
+        )
         return stub("ops/conv/cuda/implicit_gemm_mma.cu", "add_parts", template_args(*words), "Parts", pack.THREADS)
 
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:

@@ -109,9 +109,12 @@ class NarrowGroups(CudaAlgorithm[Config]):
                     continue
                 registers = sums + 16 * rows + OTHER_REGISTERS
                 used = {
-                    "narrow": problem.group_c == 4, "finish": more, "function": function,
-                    "residual": problem.residual, "other": device.architecture != "sm_90a",
-                }  # fmt: skip
+                    "narrow": problem.group_c == 4,
+                    "finish": more,
+                    "function": function,
+                    "residual": problem.residual,
+                    "other": device.architecture != "sm_90a",
+                }
                 registers += sum(MORE_REGISTERS[name] for name, needed in used.items() if needed)
                 min_blocks_per_sm = row_tiles.min_blocks_per_sm(registers)
                 for down, across in row_tiles.shapes(problem, LEAST_OUTPUTS, MOST_OUTPUTS, NARROWEST):

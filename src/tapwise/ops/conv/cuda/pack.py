@@ -106,9 +106,10 @@ def windows(problem: ConvProblem, view: ConvProblem, device: Device) -> Launch:
     for axis, name in enumerate("hw"):
         along = view.kernel[axis] < problem.kernel[axis]
         fields |= {
-            f"up_{name}": problem.stride[axis] if along else 1, f"pad_{name}": problem.padding[axis][0] * along,
+            f"up_{name}": problem.stride[axis] if along else 1,
+            f"pad_{name}": problem.padding[axis][0] * along,
             f"dilation_{name}": problem.dilation[axis],
-        }  # fmt: skip
+        }
     blocks = ceil_div(across * wide(view) * problem.itemsize, 16 * THREADS)
     high = min(problem.n * rows, ceil_div(BLOCKS_EACH * device.multiprocessors, blocks))
     return Launch(windows_source(problem), WINDOW_WORDS, fields, (blocks, high, 1), (THREADS, 1, 1), dependent=True)

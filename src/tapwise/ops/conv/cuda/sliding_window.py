@@ -104,9 +104,12 @@ class SlidingWindow(CudaAlgorithm[Config]):
     def source(self, problem: ConvProblem, config: Config) -> Source:
         across, down = config.shape
         words = (
-            DTYPES[problem.dtype].cpp, config.memory == "shared", across, down,
+            DTYPES[problem.dtype].cpp,
+            config.memory == "shared",
+            across,
+            down,
             window.ACTIVATIONS[problem.activation],
-        )  # fmt: skip
+        )
         return stub(
             "ops/conv/cuda/sliding_window.cu", "sliding_window", template_args(*words), "Window", config.threads,
         )  # fmt: skip

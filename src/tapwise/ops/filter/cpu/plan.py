@@ -96,9 +96,12 @@ class TilesPlan(KernelPlan):
         return bool(counts[0] * counts[1] <= sum(counts) + SWEEP and same)
 
     def _record(
-        self, sweeps: list[tuple[np.ndarray, np.ndarray]], epsilons: tuple[float, float],
-        window: np.ndarray | None = None, group: bool = False,
-    ) -> np.ndarray:  # fmt: skip
+        self,
+        sweeps: list[tuple[np.ndarray, np.ndarray]],
+        epsilons: tuple[float, float],
+        window: np.ndarray | None = None,
+        group: bool = False,
+    ) -> np.ndarray:
         """The record of one or two sweeps, each its places and weights.
 
         `window`: the first sweep's weights as rows and columns, to go by columns if it is high and without holes. The

@@ -49,9 +49,12 @@ def head_of(dtype: str) -> np.dtype[np.void]:
 
 
 def write(
-    dtype: str, places: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray], column_height: int,
+    dtype: str,
+    places: Mapping[str, np.ndarray],
+    weights: Mapping[str, np.ndarray],
+    column_height: int,
     epsilons: tuple[float, float],
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     """The record of these lists, int64. A list that is not given is empty; weights are of the arithmetic dtype."""
     head = np.zeros(1, head_of(dtype))
     for name in LISTS:
@@ -93,9 +96,10 @@ class Taps:
         place = fields["first"] + fields["second"]
         self.columns = TapList(fields["columns"], places + place, weights + place)
         self.groups = TapList(
-            fields["groups"], places + (place + fields["columns"]),
+            fields["groups"],
+            places + (place + fields["columns"]),
             weights + (place + fields["columns"] * self.column_height),
-        )  # fmt: skip
+        )
 
     @property
     def is_single(self) -> Any:

@@ -51,7 +51,7 @@ def _emit_pack_input(k: Kernel, storage: str, planar: bool) -> None:
     """
     with k.function(
         "pack_input", args="i64", packed=k.dtype, image=INT, channel=INT, channels=INT, p0=INT, q0=INT, rows=INT
-    ) as (args, packed, image, channel, channels, p0, q0, rows):  # fmt: skip
+    ) as (args, packed, image, channel, channels, p0, q0, rows):
         a = Fields(k, args, FIELDS)
         window = Window(
             p0, q0, rows + a.row_shift, a.pointer("row_starts", "i64"), a.pointer("columns", "i64"), a.row_phases,
@@ -73,7 +73,7 @@ def _emit_finish_output(k: Kernel, storage: str, planar: bool, lanes: str) -> No
     """finish_output(args, sums, image, k0, filters, p0, q0, rows, cols): one image's sums, to y."""
     with k.function(
         "finish_output", args="i64", sums=k.dtype, image=INT, k0=INT, filters=INT, p0=INT, q0=INT, rows=INT, cols=INT
-    ) as (args, sums, image, k0, filters, p0, q0, rows, cols):  # fmt: skip
+    ) as (args, sums, image, k0, filters, p0, q0, rows, cols):
         a = Fields(k, args, FIELDS)
         y, bias, residual = (a.pointer(name, storage) for name in ("y", "bias", "residual"))
         total_k = a.group_k * a.groups

@@ -115,9 +115,7 @@ def _emit_accumulate(k: Kernel, high: Transform, wide: Transform) -> None:
     Sum (p, q) of a filter: scratch[sums_at + ((filter * tile_h + p) * tile_w + q) * tiles + tile].
     """
     rows, cols = high.outputs, wide.outputs
-    with k.function(
-        "accumulate", args="i64", scratch=k.dtype, filters=INT, i=INT
-    ) as (args, scratch, filters, i):  # fmt: skip
+    with k.function("accumulate", args="i64", scratch=k.dtype, filters=INT, i=INT) as (args, scratch, filters, i):
         a = Fields(k, args, FIELDS)
         factors, adds = a.pointer("factors", k.dtype) + i * rows, a.pointer("adds", "i64") + i * rows
         with k.loop(0, filters) as f:

@@ -242,10 +242,13 @@ def is_legal(view: View, device: Device) -> bool:
         # Of four bytes, or loaded before the products; im2col in ping-pong has registers for it.
         "more residual": problem.residual and (problem.dtype == "f32" or (direct and not rolling)),
         "f32 residual as C": problem.residual and problem.dtype == "f32" and direct and config.ping_pong,
-        "function": function, "short function": short, "direct store": direct and function,
+        "function": function,
+        "short function": short,
+        "direct store": direct and function,
         "odd": direct and problem.group_k % 2 == 1,
-        "f32": problem.dtype == "f32", "nchw": problem.layout == "nchw",
-    }  # fmt: skip
+        "f32": problem.dtype == "f32",
+        "nchw": problem.layout == "nchw",
+    }
     others = PLAIN_REGISTERS + sum(MORE_REGISTERS[name] for name, needed in used.items() if needed)
     return share * config.tile_n // 2 + others <= registers
 

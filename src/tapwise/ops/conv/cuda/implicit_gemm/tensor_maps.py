@@ -64,9 +64,12 @@ def map_w(view: View, rows: int) -> TensorMap:
     along = filter_channels(base) * view.parts * base.kernel[1] // seen.kernel[1]
     chunk, taps = view.config.chunk_bytes or chunk_bytes(seen), prod(seen.kernel)
     return TensorMap(
-        seen.dtype, (along, taps, rows), (along * size, along * taps * size),
-        (chunk // size, 1, view.config.tile_filters), swizzle_bytes=chunk,
-    )  # fmt: skip
+        seen.dtype,
+        (along, taps, rows),
+        (along * size, along * taps * size),
+        (chunk // size, 1, view.config.tile_filters),
+        swizzle_bytes=chunk,
+    )
 
 
 def map_y(view: View) -> TensorMap:
@@ -74,9 +77,11 @@ def map_y(view: View) -> TensorMap:
     problem, size = view.seen, view.itemsize
     pixels = gcd(view.config.tile_pixels, 64) if view.config.swap_ab else 64
     return TensorMap(
-        problem.dtype, (problem.group_k, problem.groups, problem.n * prod(problem.output)),
-        (problem.group_k * size, problem.k * size), (SWIZZLE_BYTES // size, 1, pixels),
-    )  # fmt: skip
+        problem.dtype,
+        (problem.group_k, problem.groups, problem.n * prod(problem.output)),
+        (problem.group_k * size, problem.k * size),
+        (SWIZZLE_BYTES // size, 1, pixels),
+    )
 
 
 def map_residual(view: View) -> TensorMap:

@@ -34,9 +34,12 @@ def folded(problem: ConvProblem) -> ConvProblem:
     ):  # fmt: skip
         return problem
     return problem.replace(
-        c=problem.c * s, spatial=(height, width // s), kernel=(problem.kernel[0], 1), stride=(problem.stride[0], 1),
+        c=problem.c * s,
+        spatial=(height, width // s),
+        kernel=(problem.kernel[0], 1),
+        stride=(problem.stride[0], 1),
         padding=(problem.padding[0], (0, 0)),
-    )  # fmt: skip
+    )
 
 
 @lru_cache(256)
