@@ -55,7 +55,8 @@ struct HaloLayout {
           residual(empty + Tile::STAGES * 8) {}
 };
 
-// What all roles count with. Worked out before they part: in a loop of short steps ptxas would do it again in each of them.
+// What all roles count with. Worked out before they part: in a loop of short steps ptxas would do it again in each of
+// them.
 struct HaloWork {
     int tiles, chunks, part, taps, wide, plane;
     DEVICE HaloWork(const HaloGemm &p)
