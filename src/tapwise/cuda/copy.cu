@@ -5,8 +5,7 @@ struct Copy {
     long long total, shape[5], from[5], to[5];
 };
 
-template <typename T>
-__device__ __forceinline__ void copy(const Copy &a) {
+template <typename T> __device__ __forceinline__ void copy(const Copy &a) {
     const long long step = (long long)gridDim.x * blockDim.x;
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < a.total; i += step) {
         long long rest = i, from = 0, to = 0;

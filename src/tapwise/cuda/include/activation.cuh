@@ -6,8 +6,7 @@
 enum Activation { NONE, RELU, RELU6, SILU, GELU, SIGMOID, TANH };
 
 // fmax and fmin would lose a NaN; comparisons keep it.
-template <int ACTIVATION, typename A>
-__device__ __forceinline__ A activate(A v) {
+template <int ACTIVATION, typename A> __device__ __forceinline__ A activate(A v) {
     if constexpr (ACTIVATION == RELU) return v < A(0) ? A(0) : v;
     if constexpr (ACTIVATION == RELU6) return v < A(0) ? A(0) : v > A(6) ? A(6) : v;
     if constexpr (ACTIVATION == SIGMOID) return A(1) / (A(1) + exp(-v));
@@ -45,30 +44,25 @@ __device__ __forceinline__ float gelu_of(float v) {
 // the next products from registers. Sums are multiplied by what the exponent needs as the bias is added, which then
 // costs nothing: silu(v) = v / (1 + 2^(s v)) = s v / (s + s 2^(s v)). One reciprocal for two silus is a function less
 // and seven instructions more, which is slower.
-template <int ACTIVATION>
-constexpr float SCALE = ACTIVATION == SILU || ACTIVATION == SIGMOID ? -1.44269504f : 1.0f;
+template <int ACTIVATION> constexpr float SCALE = ACTIVATION == SILU || ACTIVATION == SIGMOID ? -1.44269504f : 1.0f;
 
-template <int ACTIVATION>
-__device__ __forceinline__ float activated_scaled(float v) {
+template <int ACTIVATION> __device__ __forceinline__ float activated_scaled(float v) {
     if constexpr (ACTIVATION == SIGMOID) return reciprocal(1.0f + power_of_two(v));
     if constexpr (ACTIVATION == SILU) return v * reciprocal(SCALE<SILU> + SCALE<SILU> * power_of_two(v));
     if constexpr (ACTIVATION == GELU) return gelu_of(v);
     return activate<ACTIVATION>(v);
 }
-template <int ACTIVATION>
-__device__ __forceinline__ float activated(float v) {
+template <int ACTIVATION> __device__ __forceinline__ float activated(float v) {
     return activated_scaled<ACTIVATION>(v * SCALE<ACTIVATION>);
 }
 
 // Two of them of 16 bits in a word.
-template <typename T, int ACTIVATION>
-__device__ __forceinline__ unsigned activated_scaled(float low, float high) {
+template <typename T, int ACTIVATION> __device__ __forceinline__ unsigned activated_scaled(float low, float high) {
     if constexpr (ACTIVATION == RELU) return Element<T>::pack_relu(low, high);
     if constexpr (ACTIVATION == RELU6) return Element<T>::pack_relu6(low, high);
     return Element<T>::pack(activated_scaled<ACTIVATION>(low), activated_scaled<ACTIVATION>(high));
 }
-template <typename T, int ACTIVATION>
-__device__ __forceinline__ unsigned activated(float low, float high) {
+template <typename T, int ACTIVATION> __device__ __forceinline__ unsigned activated(float low, float high) {
     return activated_scaled<T, ACTIVATION>(low * SCALE<ACTIVATION>, high * SCALE<ACTIVATION>);
 }
 

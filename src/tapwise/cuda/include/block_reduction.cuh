@@ -14,8 +14,7 @@ enum Op { SUM, MEAN, MAX, MIN, PROD, ARGMAX, ARGMIN, NORM1, NORM2, SUMSQUARE, LO
 
 // `value`: the sum, product or chosen element, or the largest one; `exp_sum`: the sum of e^(x - value); `place`: where
 // a chosen element stands.
-template <typename A>
-struct Accumulator {
+template <typename A> struct Accumulator {
     A value, exp_sum;
     long long place;
 };
@@ -23,8 +22,7 @@ struct Accumulator {
 __host__ __device__ constexpr bool has_place(int op) { return op == ARGMAX || op == ARGMIN; }
 __host__ __device__ constexpr bool is_minimum(int op) { return op == MIN || op == ARGMIN; }
 
-template <int OP, typename A>
-__device__ __forceinline__ Accumulator<A> identity() {
+template <int OP, typename A> __device__ __forceinline__ Accumulator<A> identity() {
     if constexpr (OP == MAX || OP == ARGMAX || OP == LOGSUMEXP) return {A(-POSITIVE_INFINITY), A(0), -1};
     if constexpr (OP == MIN || OP == ARGMIN) return {A(POSITIVE_INFINITY), A(0), -1};
     return {OP == PROD ? A(1) : A(0), A(0), 0};
@@ -95,13 +93,11 @@ __device__ __forceinline__ void accumulate(Accumulator<A> &accumulator, A x, lon
     if constexpr (OP == LOGSUMEXP) accumulate_exponentials(accumulator, &x, 1);
 }
 
-template <typename A>
-__device__ __forceinline__ A from_lane(A value, int lane) {
+template <typename A> __device__ __forceinline__ A from_lane(A value, int lane) {
     return __shfl_sync(0xffffffffu, value, lane);
 }
 
-template <int OP, typename A>
-__device__ __forceinline__ Accumulator<A> of_lane(const Accumulator<A> &mine, int lane) {
+template <int OP, typename A> __device__ __forceinline__ Accumulator<A> of_lane(const Accumulator<A> &mine, int lane) {
     Accumulator<A> other{from_lane(mine.value, lane), A(0), 0};
     if constexpr (OP == LOGSUMEXP) other.exp_sum = from_lane(mine.exp_sum, lane);
     if constexpr (has_place(OP)) other.place = from_lane(mine.place, lane);

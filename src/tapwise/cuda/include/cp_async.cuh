@@ -4,8 +4,7 @@
 #include "shared_memory.cuh"
 
 // BYTES (4, 8 or 16, both addresses multiples of it) from global memory, or zeros where `real` is false.
-template <int BYTES>
-DEVICE void cp_async(unsigned to, const void *from, bool real) {
+template <int BYTES> DEVICE void cp_async(unsigned to, const void *from, bool real) {
     const int size = real ? BYTES : 0;
     if constexpr (BYTES == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size) : "memory");
@@ -13,8 +12,7 @@ DEVICE void cp_async(unsigned to, const void *from, bool real) {
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(size)
                      : "memory");
 }
-template <int BYTES>
-DEVICE void cp_async(void *to, const void *from, bool real) {
+template <int BYTES> DEVICE void cp_async(void *to, const void *from, bool real) {
     cp_async<BYTES>(shared_address(to), from, real);
 }
 
@@ -22,8 +20,7 @@ DEVICE void cp_async(void *to, const void *from, bool real) {
 DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most PENDING groups of this thread are under way.
-template <int PENDING>
-DEVICE void cp_async_wait() {
+template <int PENDING> DEVICE void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 

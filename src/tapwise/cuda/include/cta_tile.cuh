@@ -35,8 +35,7 @@ enum NamedBarrier {
 //   RESIDUAL, TMA_RESIDUAL     there is one; TMA brings it to the epilogue buffers
 //   FILTER_STATIONARY  the filters of all steps stay in shared memory
 //   HALO_BUFFERS, HALO_TILE, GATHER_BYTES  implicit_gemm_halo.cu says
-template <class Traits>
-struct CtaTile : Traits {
+template <class Traits> struct CtaTile : Traits {
     using typename Traits::T;
     using B = Traits;
     static constexpr int TILE_M = B::SWAP_AB ? B::TILE_FILTERS : B::TILE_PIXELS,
@@ -87,8 +86,7 @@ struct CtaTile : Traits {
 };
 
 // A tile's first outputs: filters run fastest, then groups, then pixels, so that blocks beside each other share pixels.
-template <class Tile>
-struct TileOrigin {
+template <class Tile> struct TileOrigin {
     int filter, group, pixel;
     DEVICE TileOrigin(int tile, int tiles_f, int groups) {
         const int rest = tile / tiles_f;
@@ -135,15 +133,11 @@ DEVICE void copy_chunk(unsigned to, const void *map, unsigned barrier, int chunk
 }
 
 // The next of COUNT slots of a ring; `phase` turns over with it.
-template <int COUNT>
-DEVICE void advance(int &slot, unsigned &phase, int by = 1) {
+template <int COUNT> DEVICE void advance(int &slot, unsigned &phase, int by = 1) {
     slot += by;
     if (by == 1 ? slot == COUNT : slot >= COUNT) {
         phase ^= slot / COUNT & 1;
         slot %= COUNT;
     }
 }
-template <int COUNT>
-DEVICE int before(int slot, int by) {
-    return slot < by ? slot - by + COUNT : slot - by;
-}
+template <int COUNT> DEVICE int before(int slot, int by) { return slot < by ? slot - by + COUNT : slot - by; }

@@ -17,18 +17,14 @@ DEVICE float widened(bf16 v) {
 DEVICE float widened(f16 v) { return Element<f16>::to_float(v); }
 
 // Element i of a piece, as float.
-template <class T, int BYTES>
-DEVICE float element(const Piece<BYTES> &piece, int i) {
-    if constexpr (sizeof(T) == 4)
-        return __uint_as_float(piece.v[i]);
-    else
-        return widened(T{(unsigned short)(i % 2 ? piece.v[i / 2] >> 16 : piece.v[i / 2] & 0xffff)});
+template <class T, int BYTES> DEVICE float element(const Piece<BYTES> &piece, int i) {
+    if constexpr (sizeof(T) == 4) return __uint_as_float(piece.v[i]);
+    else return widened(T{(unsigned short)(i % 2 ? piece.v[i / 2] >> 16 : piece.v[i / 2] & 0xffff)});
 }
 
 // What a thread of a warpgroup holds: EACH neighbours of each PERMUTED_N filters, from 8 x 8 blocks of sums beside each
 // other, of ROWS pixels.
-template <class Tile>
-struct ThreadOutputs {
+template <class Tile> struct ThreadOutputs {
     static constexpr int EACH = Tile::PERMUTED_N / 4, BLOCKS = Tile::PERMUTED_N / 8;
     // Elements that are read and written at once.
     static constexpr int ONCE = Tile::VECTOR > 1 ? EACH : 1, BYTES = ONCE * (int)sizeof(typename Tile::T);
@@ -122,8 +118,7 @@ DEVICE void store_directly(const float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], co
                 Piece<X::BYTES> piece;
 #pragma unroll
                 for (int i = 0; i < (X::BYTES + 3) / 4; ++i) {
-                    if constexpr (sizeof(T) == 4)
-                        piece.v[i] = __float_as_uint(v[start + i]);
+                    if constexpr (sizeof(T) == 4) piece.v[i] = __float_as_uint(v[start + i]);
                     else
                         piece.v[i] =
                             activated_scaled<T, LAST>(v[start + 2 * i], X::ONCE > 1 ? v[start + 2 * i + 1] : 0.0f);

@@ -7,8 +7,7 @@
 
 // The bias of a warpgroup's filters on its way: in registers while products run, then in shared memory, scaled as the
 // activation needs it.
-template <class Tile>
-struct Biases {
+template <class Tile> struct Biases {
     static constexpr int EACH = Tile::BIAS && Tile::SPLIT_K == 1 ? (Tile::WARPGROUP_FILTERS + 127) / 128 : 0;
     float v[EACH ? EACH : 1];
     DEVICE void load(const OutputTile &at, const void *bias) {
@@ -30,14 +29,12 @@ struct Biases {
         }
     }
 };
-template <class Tile>
-DEVICE float bias_of(const OutputTile &at, int filter) {
+template <class Tile> DEVICE float bias_of(const OutputTile &at, int filter) {
     return Tile::BIAS ? __uint_as_float(load_shared<4>(at.bias + filter * 4).v[0]) : 0.0f;
 }
 
 // Which of a warpgroup's sums a round takes: 64 rows x 64 columns, or what is left of them.
-template <class Tile>
-struct Round {
+template <class Tile> struct Round {
     static constexpr int GROUPS = (Tile::TILE_N + 63) / 64, COUNT = Tile::M_STEPS * GROUPS,
                          LAST = (Tile::TILE_N - 1) % 64 + 1;
     int step, group, pixel0, filter0, pixels, filters;
@@ -59,8 +56,7 @@ constexpr int MATRICES = 16, ROUND_MATRICES = 64 / MATRICES;
 
 // Where this lane's row of them begins: of matrices 0 and 2, 1 and 3, rows are 0 and 8 further. `column` of 64, `row0`
 // the first of the block's 64 rows of this warp.
-template <class Tile>
-DEVICE unsigned matrix_address(const OutputTile &at, int column, int row0) {
+template <class Tile> DEVICE unsigned matrix_address(const OutputTile &at, int column, int row0) {
     const int lane = threadIdx.x % 32, matrix = lane / 8, row = row0 + matrix % 2 * 8, over = column + matrix / 2 * 8;
     return Tile::TRANSPOSED ? buffer_address<Tile>(at.buffer, over + lane % 8, row)
                             : buffer_address<Tile>(at.buffer, row + lane % 8, over);
@@ -90,8 +86,7 @@ DEVICE void biased_sums(float (&v)[8], const float (&d)[Tile::M_STEPS][Tile::TIL
 }
 
 // Whether there are registers for a whole round's residual, or outputs, beside the sums.
-template <class Tile>
-constexpr bool AT_ONCE = Tile::M_STEPS * Tile::TILE_N / 2 <= 128;
+template <class Tile> constexpr bool AT_ONCE = Tile::M_STEPS * Tile::TILE_N / 2 <= 128;
 
 // A round's residual from its buffer, where two elements make a word.
 template <class Tile>
@@ -155,8 +150,7 @@ DEVICE void buffer_round(unsigned (&words)[ROUND_MATRICES][4], const float (&d)[
 }
 
 // TMA stores to y: of the pixels of one round, a thread each.
-template <class Tile>
-DEVICE void tma_store_round(const OutputTile &at, int pixel0, int pixels, int filter0) {
+template <class Tile> DEVICE void tma_store_round(const OutputTile &at, int pixel0, int pixels, int filter0) {
     constexpr int EACH = 64 / Tile::BUFFER_ROW;
     const int number = threadIdx.x % 128;
     if (number < pixels / Tile::STORE_PIXELS * EACH) {
@@ -173,8 +167,7 @@ template <class Tile>
 constexpr int AHEAD = Tile::EPILOGUE_BUFFERS >= Round<Tile>::COUNT ? Round<Tile>::COUNT : Tile::EPILOGUE_BUFFERS - 1;
 
 // The residual of a round on its way, a group of copies.
-template <class Tile>
-DEVICE void fetch_round(OutputTile at, const void *residual, int round) {
+template <class Tile> DEVICE void fetch_round(OutputTile at, const void *residual, int round) {
     const Round<Tile> now(round);
     at.buffer += round % Tile::EPILOGUE_BUFFERS * Tile::BUFFER_BYTES;
     fetch_rows<Tile>(at, static_cast<const typename Tile::T *>(residual), now.pixel0, now.pixels, now.filter0,
@@ -183,21 +176,17 @@ DEVICE void fetch_round(OutputTile at, const void *residual, int round) {
 }
 
 // Waits until at most so many later rounds are on their way.
-template <class Tile, int COUNT = AHEAD<Tile>>
-DEVICE void wait_for_fetched(int later) {
+template <class Tile, int COUNT = AHEAD<Tile>> DEVICE void wait_for_fetched(int later) {
     if constexpr (COUNT > 0) {
-        if (later < COUNT)
-            wait_for_fetched<Tile, COUNT - 1>(later);
-        else
-            cp_async_wait<COUNT>();
+        if (later < COUNT) wait_for_fetched<Tile, COUNT - 1>(later);
+        else cp_async_wait<COUNT>();
     } else {
         cp_async_wait<0>();
     }
 }
 
 // A round's residual on its way, the first when the table of places is there and the tile before is gone.
-template <class Tile>
-DEVICE void fetch_next(const OutputTile &at, const void *residual, int round) {
+template <class Tile> DEVICE void fetch_next(const OutputTile &at, const void *residual, int round) {
     if (round == 0) {
         if constexpr (Tile::TMA_STORE > 0) wait_for_stores<0>();
         sync_part(at.barrier, 128);
@@ -206,8 +195,7 @@ DEVICE void fetch_next(const OutputTile &at, const void *residual, int round) {
 }
 
 // Before a tile's products.
-template <class Tile>
-DEVICE void begin_tile(const OutputTile &at, const void *residual) {
+template <class Tile> DEVICE void begin_tile(const OutputTile &at, const void *residual) {
     if constexpr (Tile::ASYNC_RESIDUAL) {
 #pragma unroll
         for (int round = 0; round < AHEAD<Tile>; ++round) fetch_next<Tile>(at, residual, round);
@@ -217,8 +205,7 @@ DEVICE void begin_tile(const OutputTile &at, const void *residual) {
 // What a round does before its sums can go to its buffer: that has gone to y, and the residual is there. One way each.
 
 // No residual, or one that threads load as the round begins.
-template <class Tile>
-struct LoadedResidual {
+template <class Tile> struct LoadedResidual {
     static constexpr bool EARLY = false;
     DEVICE LoadedResidual(OutputTile &) {}
     DEVICE void acquire(OutputTile &at, unsigned buffers, const void *residual, int round) {
@@ -226,10 +213,8 @@ struct LoadedResidual {
         at.buffer = buffers + round % Tile::EPILOGUE_BUFFERS * Tile::BUFFER_BYTES;
         // Tiles of an odd count of rounds end with the buffer that the next begins with.
         if constexpr (Tile::TMA_STORE > 0) {
-            if (round == 0 && Round<Tile>::COUNT % 2)
-                wait_for_stores<0>();
-            else
-                wait_for_stores<Tile::EPILOGUE_BUFFERS - 1>();
+            if (round == 0 && Round<Tile>::COUNT % 2) wait_for_stores<0>();
+            else wait_for_stores<Tile::EPILOGUE_BUFFERS - 1>();
         }
         // What was there before has been written, and the table of places is there.
         sync_part(at.barrier, 128);
@@ -244,8 +229,7 @@ struct LoadedResidual {
 };
 
 // cp.async, rounds ahead.
-template <class Tile>
-struct AsyncResidual {
+template <class Tile> struct AsyncResidual {
     static constexpr bool EARLY = false;
     DEVICE AsyncResidual(OutputTile &) {}
     DEVICE void acquire(OutputTile &at, unsigned buffers, const void *residual, int round) {
@@ -267,8 +251,7 @@ struct AsyncResidual {
 };
 
 // TMA, into a ring of buffers that two warpgroups share.
-template <class Tile>
-struct TmaResidual {
+template <class Tile> struct TmaResidual {
     // Long activations do not wait for a round's residual, which is on its way to registers while the round before goes
     // to y.
     static constexpr bool EARLY = AT_ONCE<Tile> && Tile::ACTIVATION > RELU6;
@@ -298,8 +281,7 @@ struct TmaResidual {
         barrier_arrive(at.residual_full + (Tile::EPILOGUE_BUFFERS + slot) * 8, warps);
     }
     // All but the PENDING last rounds of a warp have been stored.
-    template <int PENDING>
-    DEVICE static void release_stored(const OutputTile &at, int slot) {
+    template <int PENDING> DEVICE static void release_stored(const OutputTile &at, int slot) {
         wait_for_stores<PENDING>();
         __syncwarp();
         if (threadIdx.x % 32 == 0) arrive(at, slot, 4);
@@ -320,18 +302,9 @@ struct TmaResidual {
     }
 };
 
-template <bool TMA, bool ASYNC, class Tile>
-struct ResidualPolicy {
-    using Type = LoadedResidual<Tile>;
-};
-template <class Tile>
-struct ResidualPolicy<false, true, Tile> {
-    using Type = AsyncResidual<Tile>;
-};
-template <class Tile>
-struct ResidualPolicy<true, false, Tile> {
-    using Type = TmaResidual<Tile>;
-};
+template <bool TMA, bool ASYNC, class Tile> struct ResidualPolicy { using Type = LoadedResidual<Tile>; };
+template <class Tile> struct ResidualPolicy<false, true, Tile> { using Type = AsyncResidual<Tile>; };
+template <class Tile> struct ResidualPolicy<true, false, Tile> { using Type = TmaResidual<Tile>; };
 
 // A warpgroup's sums to y, a round at a time.
 template <class Tile>

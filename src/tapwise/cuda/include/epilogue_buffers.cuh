@@ -30,12 +30,8 @@ DEVICE void set_place(unsigned table, int pixel, int place) {
 }
 
 // BYTES between registers and shared or global memory.
-template <int BYTES>
-struct Piece {
-    unsigned v[BYTES > 4 ? BYTES / 4 : 1];
-};
-template <int BYTES>
-DEVICE Piece<BYTES> load_shared(unsigned from) {
+template <int BYTES> struct Piece { unsigned v[BYTES > 4 ? BYTES / 4 : 1]; };
+template <int BYTES> DEVICE Piece<BYTES> load_shared(unsigned from) {
     Piece<BYTES> r;
     if constexpr (BYTES == 16)
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -52,8 +48,7 @@ DEVICE Piece<BYTES> load_shared(unsigned from) {
     }
     return r;
 }
-template <int BYTES>
-DEVICE void store_shared(unsigned to, const Piece<BYTES> &p) {
+template <int BYTES> DEVICE void store_shared(unsigned to, const Piece<BYTES> &p) {
     if constexpr (BYTES == 16)
         asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(p.v[0]), "r"(p.v[1]), "r"(p.v[2]),
                      "r"(p.v[3])
@@ -63,8 +58,7 @@ DEVICE void store_shared(unsigned to, const Piece<BYTES> &p) {
     if constexpr (BYTES == 4) asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(p.v[0]) : "memory");
     if constexpr (BYTES == 2) asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"((unsigned short)p.v[0]) : "memory");
 }
-template <int BYTES>
-DEVICE Piece<BYTES> load_global(const void *from) {
+template <int BYTES> DEVICE Piece<BYTES> load_global(const void *from) {
     Piece<BYTES> r;
     if constexpr (BYTES == 16) *reinterpret_cast<uint4 *>(r.v) = *static_cast<const uint4 *>(from);
     if constexpr (BYTES == 8) *reinterpret_cast<uint2 *>(r.v) = *static_cast<const uint2 *>(from);
@@ -72,8 +66,7 @@ DEVICE Piece<BYTES> load_global(const void *from) {
     if constexpr (BYTES == 2) r.v[0] = *static_cast<const unsigned short *>(from);
     return r;
 }
-template <int BYTES>
-DEVICE void store_global(void *to, const Piece<BYTES> &p) {
+template <int BYTES> DEVICE void store_global(void *to, const Piece<BYTES> &p) {
     if constexpr (BYTES == 16) *static_cast<uint4 *>(to) = make_uint4(p.v[0], p.v[1], p.v[2], p.v[3]);
     if constexpr (BYTES == 8) *static_cast<uint2 *>(to) = make_uint2(p.v[0], p.v[1]);
     if constexpr (BYTES == 4) *static_cast<unsigned *>(to) = p.v[0];
@@ -82,8 +75,7 @@ DEVICE void store_global(void *to, const Piece<BYTES> &p) {
 
 // Address of element `at` of a buffer's row: rows of 128 bytes, swizzled by pieces of 16 as TMA wants them; what is
 // longer goes on 64 rows further.
-template <class Tile>
-DEVICE unsigned buffer_address(unsigned buffer, unsigned row, unsigned at) {
+template <class Tile> DEVICE unsigned buffer_address(unsigned buffer, unsigned row, unsigned at) {
     constexpr unsigned SIZE = sizeof(typename Tile::T), PIECE = 16 / SIZE;
     const unsigned within = at % Tile::BUFFER_ROW;
     return buffer + (at / Tile::BUFFER_ROW * 64 + row) * 128 + ((within / PIECE ^ row % 8) << 4) +
@@ -92,22 +84,19 @@ DEVICE unsigned buffer_address(unsigned buffer, unsigned row, unsigned at) {
 
 // What a thread moves of a buffer's 64 rows: VECTOR elements of each STRIDE-th of them. Buffers begin on multiples of
 // 1024 bytes, so that only the bits of a row's swizzle change besides a constant.
-template <class Tile>
-struct BufferRows {
+template <class Tile> struct BufferRows {
     static constexpr int ACROSS = 64 / Tile::VECTOR, STRIDE = 128 / ACROSS, COUNT = 64 / STRIDE;
     int row, first;
     unsigned base;
     DEVICE BufferRows(const OutputTile &at)
-        : row(threadIdx.x % 128 / ACROSS),
-          first(threadIdx.x % ACROSS * Tile::VECTOR),
+        : row(threadIdx.x % 128 / ACROSS), first(threadIdx.x % ACROSS * Tile::VECTOR),
           base(buffer_address<Tile>(at.buffer, row, first)) {}
     DEVICE unsigned address(int i) const { return (base ^ STRIDE * i % 8 * 16) + STRIDE * i * 128; }
     DEVICE int pixel(int i) const { return Tile::NCHW ? first : STRIDE * i + row; }
     DEVICE int filter(int i) const { return Tile::NCHW ? STRIDE * i + row : first; }
     // Where a thread's first filter is, and how much further its others. ptxas would add up what leads there for each
     // of them; what it cannot see through is added up once.
-    template <class T>
-    DEVICE T *mine(const OutputTile &at, T *global, int filter0) const {
+    template <class T> DEVICE T *mine(const OutputTile &at, T *global, int filter0) const {
         T *to = global + (at.filter + filter0 + filter(0)) * (Tile::NCHW ? at.step : 1);
         asm("" : "+l"(to));
         return to;
@@ -137,18 +126,14 @@ DEVICE void move_rows(const OutputTile &at, typename Tile::T *global, int pixel0
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             if (there[i] < 0) continue;
-            if constexpr (IN)
-                piece[i] = load_global<BYTES>(mine + there[i] + rows.further(at, start + i));
-            else
-                piece[i] = load_shared<BYTES>(rows.address(start + i));
+            if constexpr (IN) piece[i] = load_global<BYTES>(mine + there[i] + rows.further(at, start + i));
+            else piece[i] = load_shared<BYTES>(rows.address(start + i));
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
             if (there[i] < 0) continue;
-            if constexpr (IN)
-                store_shared<BYTES>(rows.address(start + i), piece[i]);
-            else
-                store_global<BYTES>(mine + there[i] + rows.further(at, start + i), piece[i]);
+            if constexpr (IN) store_shared<BYTES>(rows.address(start + i), piece[i]);
+            else store_global<BYTES>(mine + there[i] + rows.further(at, start + i), piece[i]);
         }
     }
 }

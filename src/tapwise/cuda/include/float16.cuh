@@ -1,22 +1,15 @@
 // Element types of tensor cores, without CUDA's headers: they take longer to compile than a kernel.
 #pragma once
 
-struct f16 {
-    unsigned short bits;
-};
-struct bf16 {
-    unsigned short bits;
-};
+struct f16 { unsigned short bits; };
+struct bf16 { unsigned short bits; };
 
-template <typename T>
-struct Element;
-template <>
-struct Element<float> {
+template <typename T> struct Element;
+template <> struct Element<float> {
     static __device__ __forceinline__ float to_float(float v) { return v; }
     static __device__ __forceinline__ float from_float(float v) { return v; }
 };
-template <>
-struct Element<f16> {
+template <> struct Element<f16> {
     static __device__ __forceinline__ float to_float(f16 v) {
         float wide;
         asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(v.bits));
@@ -46,8 +39,7 @@ struct Element<f16> {
         return r;
     }
 };
-template <>
-struct Element<bf16> {
+template <> struct Element<bf16> {
     static __device__ __forceinline__ float to_float(bf16 v) { return __uint_as_float((unsigned)v.bits << 16); }
     static __device__ __forceinline__ bf16 from_float(float v) {
         bf16 r;

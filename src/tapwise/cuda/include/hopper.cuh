@@ -105,8 +105,7 @@ DEVICE void store_box(const void *map, unsigned from, int filter, int group, int
 }
 DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 // Shared memory of all groups but the PENDING last may be written again.
-template <int PENDING>
-DEVICE void wait_for_stores() {
+template <int PENDING> DEVICE void wait_for_stores() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
 }
 // All has been written.
@@ -123,14 +122,10 @@ DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memor
 DEVICE void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // A warpgroup's registers for each of its threads.
-template <int COUNT>
-DEVICE void release_registers() {
+template <int COUNT> DEVICE void release_registers() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
-template <int COUNT>
-DEVICE void take_registers() {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
+template <int COUNT> DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 
 // Clusters.
 DEVICE unsigned cluster_rank() {
@@ -156,8 +151,7 @@ DEVICE void send_two(unsigned to, unsigned barrier, float a, float b) {
 // An operand whose rows of SPAN bytes (128, 64, 32) run along gemm_k, swizzled as the copies leave them: groups of 8
 // rows follow one another. One step of the instruction is 32 bytes further, so + 2. It may begin at any row: the
 // hardware swizzles by address, so nothing has to be said about the row that a shifted operand begins with.
-template <int SPAN>
-DEVICE unsigned long long descriptor(unsigned address) {
+template <int SPAN> DEVICE unsigned long long descriptor(unsigned address) {
     constexpr unsigned long long MODE = SPAN == 128 ? 1 : SPAN == 64 ? 2 : 3;
     return (unsigned long long)((address & 0x3FFFF) >> 4) | 1ull << 16 | (unsigned long long)(SPAN / 2) << 32 |
            MODE << 62;
@@ -165,21 +159,18 @@ DEVICE unsigned long long descriptor(unsigned address) {
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 // Waits until at most PENDING groups are under way.
-template <int PENDING>
-DEVICE void wgmma_wait() {
+template <int PENDING> DEVICE void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 // What stands before this is not moved behind it, nor worked out anew there.
-template <int STEPS, int N>
-DEVICE void keep_sums(float (&d)[STEPS][N]) {
+template <int STEPS, int N> DEVICE void keep_sums(float (&d)[STEPS][N]) {
 #pragma unroll
     for (int m = 0; m < STEPS; ++m)
 #pragma unroll
         for (int i = 0; i < N; ++i) asm volatile("" : "+f"(d[m][i])::"memory");
 }
 // Sums are read only behind this, whose place the compiler keeps: else it waits for every product by itself.
-template <int STEPS, int N>
-DEVICE void wait_for_products(float (&d)[STEPS][N]) {
+template <int STEPS, int N> DEVICE void wait_for_products(float (&d)[STEPS][N]) {
     wgmma_wait<0>();
     keep_sums(d);
 }
@@ -189,8 +180,7 @@ DEVICE void wgmma(float (&d)[WGMMA_N / 2], unsigned long long a, unsigned long l
 }
 
 // Four 8 x 8 matrices of 16-bit elements between a warp's registers and shared memory, as they are or transposed.
-template <bool TRANSPOSED>
-DEVICE void store_matrices(unsigned to, const unsigned (&v)[4]) {
+template <bool TRANSPOSED> DEVICE void store_matrices(unsigned to, const unsigned (&v)[4]) {
     if constexpr (TRANSPOSED)
         asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]),
                      "r"(v[1]), "r"(v[2]), "r"(v[3])
@@ -200,8 +190,7 @@ DEVICE void store_matrices(unsigned to, const unsigned (&v)[4]) {
                      "r"(v[2]), "r"(v[3])
                      : "memory");
 }
-template <bool TRANSPOSED>
-DEVICE void ldmatrix(unsigned (&v)[4], unsigned from) {
+template <bool TRANSPOSED> DEVICE void ldmatrix(unsigned (&v)[4], unsigned from) {
     if constexpr (TRANSPOSED)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])

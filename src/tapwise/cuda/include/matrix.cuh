@@ -29,8 +29,7 @@ DEVICE float load_float(unsigned from) {
 }
 
 // COUNT matrices of 8 rows of 16 bytes; each lane gives one row's address.
-template <int COUNT>
-DEVICE void ldmatrix(unsigned (&v)[COUNT], unsigned from) {
+template <int COUNT> DEVICE void ldmatrix(unsigned (&v)[COUNT], unsigned from) {
     if constexpr (COUNT == 4)
         asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                      : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
@@ -44,11 +43,9 @@ DEVICE void ldmatrix(unsigned (&v)[COUNT], unsigned from) {
 }
 
 // d += a * b of 16 rows, 8 columns and 32 bytes of gemm_k.
-template <typename T>
-DEVICE void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]);
+template <typename T> DEVICE void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]);
 #define MMA(TYPE, SHAPE)                                                                                          \
-    template <>                                                                                                   \
-    DEVICE void mma<TYPE>(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {                        \
+    template <> DEVICE void mma<TYPE>(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {            \
         asm volatile("mma.sync.aligned." SHAPE " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
                      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                             \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));                         \
@@ -59,8 +56,7 @@ MMA(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
 #undef MMA
 
 // fp32 numbers as a tf32 number and another one for what it leaves.
-template <int COUNT>
-DEVICE void split_tf32(unsigned (&v)[COUNT], unsigned (&rest)[COUNT]) {
+template <int COUNT> DEVICE void split_tf32(unsigned (&v)[COUNT], unsigned (&rest)[COUNT]) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
         const float whole = __uint_as_float(v[i]), large = to_tf32(whole);

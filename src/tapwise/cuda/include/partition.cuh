@@ -4,8 +4,7 @@
 
 // ACROSS 0: tiles are N windows as they come. Else they are ACROSS windows wide and N / ACROSS high: a square, a piece
 // of a row (ACROSS = N) or of a column (ACROSS = 1).
-template <int N, int ACROSS>
-__device__ __forceinline__ long long tiles_of(int rows, int width) {
+template <int N, int ACROSS> __device__ __forceinline__ long long tiles_of(int rows, int width) {
     if constexpr (ACROSS == 0) return ((long long)rows * width + N - 1) / N;
     constexpr int WIDE = ACROSS ? ACROSS : 1, HIGH = N / WIDE;
     return (long long)((width + WIDE - 1) / WIDE) * ((rows + HIGH - 1) / HIGH);

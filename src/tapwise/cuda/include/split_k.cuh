@@ -24,8 +24,7 @@ DEVICE void send_sums(const float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], unsigne
                 if (to == rank)
                     store_shared<8>(mine + place_in_sums(lane, i),
                                     Piece<8>{{__float_as_uint(low), __float_as_uint(next)}});
-                else
-                    send_two(there + place_in_sums(lane, i), barrier, low, next);
+                else send_two(there + place_in_sums(lane, i), barrier, low, next);
             }
         }
 }

@@ -4,8 +4,7 @@
 
 #include "epilogue.cuh"
 
-template <class Tile>
-DEVICE void init_residual_barriers(unsigned barriers) {
+template <class Tile> DEVICE void init_residual_barriers(unsigned barriers) {
     if constexpr (Tile::TMA_RESIDUAL)
         for (int slot = 0; slot < 2 * Tile::BUFFERS; ++slot)
             barrier_init(barriers + slot * 8, slot / Tile::EPILOGUE_BUFFERS % 2 ? 4 : 1);

@@ -3,35 +3,19 @@
 
 #include "float16.cuh"
 
-template <typename T>
-struct Arithmetic {
-    using type = T;
-};
+template <typename T> struct Arithmetic { using type = T; };
 
 #ifdef WITH_HALF
 #include <cuda_fp16.h>
 
-template <>
-struct Arithmetic<__half> {
-    using type = float;
-};
+template <> struct Arithmetic<__half> { using type = float; };
 
 __device__ __forceinline__ float upcast(__half value) { return __half2float(value); }
-template <typename T>
-__device__ __forceinline__ T downcast(float value);
-template <>
-__device__ __forceinline__ __half downcast<__half>(float value) {
-    return __float2half_rn(value);
-}
-template <>
-__device__ __forceinline__ float downcast<float>(float value) {
-    return value;
-}
+template <typename T> __device__ __forceinline__ T downcast(float value);
+template <> __device__ __forceinline__ __half downcast<__half>(float value) { return __float2half_rn(value); }
+template <> __device__ __forceinline__ float downcast<float>(float value) { return value; }
 #else
-template <typename T>
-__device__ __forceinline__ T downcast(T value) {
-    return value;
-}
+template <typename T> __device__ __forceinline__ T downcast(T value) { return value; }
 #endif
 
 __device__ __forceinline__ float upcast(float value) { return value; }

@@ -62,10 +62,8 @@ __device__ __forceinline__ void filter(const Filter &a) {
                             v0 >= 0 && v0 + (int)a.size[2] <= width;
         A sum = OP == SUM ? start : A(0);
         auto add = [&](int tap, A value) {
-            if constexpr (OP == SUM)
-                sum += A(weights[tap]) * value;
-            else if (tap == 0 || (OP == LARGEST ? value > sum : value < sum))
-                sum = value;
+            if constexpr (OP == SUM) sum += A(weights[tap]) * value;
+            else if (tap == 0 || (OP == LARGEST ? value > sum : value < sum)) sum = value;
         };
         for (int tap = 0; tap < taps; ++tap) {
             const long long place = places[tap];

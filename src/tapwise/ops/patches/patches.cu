@@ -12,10 +12,7 @@ struct Patches {
     long long planes, size[3], kernel[3], out[3], stride[3], pad[3], dilation[3];
 };
 
-template <typename T, int VECTOR>
-struct __align__(sizeof(T) * VECTOR) Pack {
-    T item[VECTOR];
-};
+template <typename T, int VECTOR> struct __align__(sizeof(T) * VECTOR) Pack { T item[VECTOR]; };
 
 // I counts elements: unsigned where they are fewer than 2^31, as 64-bit divisions take longer than the rest. K0, K1,
 // K2: the kernel's sizes, so that the reads of several taps are under way together; 0 where they are known at run time
@@ -75,8 +72,7 @@ __device__ __forceinline__ void im2col(const Patches &a) {
 }
 
 // The window whose tap lies `distance` behind its first element, or -1. STRIDE 0: known at run time only.
-template <int STRIDE>
-__device__ __forceinline__ int window_at(int distance, int stride, int out) {
+template <int STRIDE> __device__ __forceinline__ int window_at(int distance, int stride, int out) {
     if constexpr (STRIDE > 0) stride = STRIDE;
     const int window = distance / stride;
     return distance >= 0 && window * stride == distance && window < out ? window : -1;

@@ -43,10 +43,8 @@ __device__ __forceinline__ void reduce(const Runs &a) {
                 }
             }
         for (; r < stop; r += DOWN) {
-            if constexpr (AGAIN)
-                ways[0] = combine<OP>(ways[0], accumulators[r]);
-            else
-                accumulate<OP>(ways[0], upcast(x[r * step]), r);
+            if constexpr (AGAIN) ways[0] = combine<OP>(ways[0], accumulators[r]);
+            else accumulate<OP>(ways[0], upcast(x[r * step]), r);
         }
 #pragma unroll
         for (int i = WAYS / 2; i > 0; i /= 2)

@@ -20,10 +20,7 @@ __host__ __device__ constexpr int round_up(int value, int multiple) {
 }
 
 // N elements that are read or written by one instruction.
-template <typename T, int N>
-struct __align__(sizeof(T) * N) Pack {
-    T item[N];
-};
+template <typename T, int N> struct __align__(sizeof(T) * N) Pack { T item[N]; };
 
 // LOAD and COPY_BYTES: how elements come in. STORE: PX where rows of y are multiples of it, so that a thread writes its
 // columns at once; else 1.
@@ -122,8 +119,7 @@ __device__ __forceinline__ void direct(const Window &a) {
             const T *filter = w + ((long long)k * group_c + c) * (R * S) + tap;
             if constexpr (LOAD == COPY && sizeof(T) >= 4)
                 cp_async<sizeof(T) >= 4 ? sizeof(T) : 4>(&filters[tap * KP + k], k < live ? filter : w, k < live);
-            else
-                filters[tap * KP + k] = k < live ? *filter : T(0.f);
+            else filters[tap * KP + k] = k < live ? *filter : T(0.f);
         }
         next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
         if (++next_c == group_c) {

@@ -49,8 +49,7 @@ struct Few {
 };
 
 // The rows of x that a tile reaches, from `begin` elements of a row on, zeros outside x.
-template <class O>
-DEVICE void load_rows(const ImageRows &p, unsigned to, int n, int h0, int begin) {
+template <class O> DEVICE void load_rows(const ImageRows &p, unsigned to, int n, int h0, int begin) {
     using T = typename O::T;
     const int pieces = p.pieces, count = (int)p.image_rows * pieces, height = p.height, width = (int)p.width * O::C;
     const T *const image = static_cast<const T *>(p.x) + (long long)n * height * width;
@@ -76,8 +75,7 @@ DEVICE void load_rows(const ImageRows &p, unsigned to, int n, int h0, int begin)
 }
 
 // All windows so many bytes further. The compiler would else work out the places of all rows before, and spill them.
-template <int ROWS>
-DEVICE void move(unsigned (&window)[ROWS][2], int by) {
+template <int ROWS> DEVICE void move(unsigned (&window)[ROWS][2], int by) {
 #pragma unroll
     for (int i = 0; i < 2 * ROWS; ++i) {
         window[i / 2][i % 2] += by;
@@ -90,9 +88,7 @@ template <class O>
 DEVICE void finish_rows(const ImageRows &p, const float (&d)[O::ROWS][O::BLOCKS][4], const int (&places)[O::ROWS][2],
                         int filter0) {
     using T = typename O::T;
-    struct alignas(sizeof(T) * O::V) Vector {
-        T v[O::V];
-    };
+    struct alignas(sizeof(T) * O::V) Vector { T v[O::V]; };
     const T *bias = static_cast<const T *>(p.bias), *residual = static_cast<const T *>(p.residual);
     T *y = static_cast<T *>(p.y);
     const int k = p.k;
@@ -120,8 +116,7 @@ DEVICE void finish_rows(const ImageRows &p, const float (&d)[O::ROWS][O::BLOCKS]
     }
 }
 
-template <class O>
-DEVICE void few_channels(const ImageRows &p) {
+template <class O> DEVICE void few_channels(const ImageRows &p) {
     using T = typename O::T;
     extern __shared__ uint4 memory[];
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, quad = lane % 4;
@@ -145,10 +140,8 @@ DEVICE void few_channels(const ImageRows &p) {
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         // The next tile's rows are on their way while this one is multiplied.
         const unsigned other = images + images + stage - image;
-        if (tile + (int)gridDim.x < tiles)
-            begin_tile(tile + gridDim.x, other);
-        else
-            cp_async_commit();
+        if (tile + (int)gridDim.x < tiles) begin_tile(tile + gridDim.x, other);
+        else cp_async_commit();
         cp_async_wait<1>();
         __syncthreads();
         const TileOrigin at(tile, p.tiles_h, p.tiles_w, down, across);
@@ -227,8 +220,7 @@ struct Fragments {
 
 // Filters as the instruction's right operands: y[kind][chunk][step][8 filters][thread][2 words], zeros before and
 // behind runs, and behind the last filter.
-template <class O>
-DEVICE void pack_fragments(const Fragments &p) {
+template <class O> DEVICE void pack_fragments(const Fragments &p) {
     using T = typename O::T;
     begin_dependent();
     for (int i = blockIdx.x * 256 + threadIdx.x; i < (int)p.words; i += gridDim.x * 256) {
@@ -246,10 +238,8 @@ DEVICE void pack_fragments(const Fragments &p) {
             const int element = first + e, s = element / O::C, c = element % O::C;
             if (r >= O::R || element < 0 || element >= O::RUN || filter >= (int)p.k) continue;
             const T v = static_cast<const T *>(p.w)[filter * p.step_k + c * p.step_c + r * p.step_r + s * p.step_s];
-            if constexpr (O::SIZE == 4)
-                word = __float_as_uint(to_tf32(v));
-            else
-                word |= (unsigned)v.bits << 16 * e;
+            if constexpr (O::SIZE == 4) word = __float_as_uint(to_tf32(v));
+            else word |= (unsigned)v.bits << 16 * e;
         }
         static_cast<unsigned *>(p.y)[i] = word;
     }

@@ -48,8 +48,7 @@ struct Begin {
     int h, w;
 };
 
-template <class O>
-struct Loader {
+template <class O> struct Loader {
     using T = typename O::T;
     static constexpr int EACH = O::PIECE ? O::PIECE : 16, ACROSS = O::SPAN / EACH, V = EACH / (int)sizeof(T);
     // Pieces of a row and groups are fixed for a thread; it takes every PIXELS-th pixel.
@@ -150,8 +149,7 @@ struct Loader {
     }
 };
 
-template <class O>
-DEVICE void implicit_gemm_mma(const Gather &p) {
+template <class O> DEVICE void implicit_gemm_mma(const Gather &p) {
     using T = typename O::T;
     extern __shared__ __align__(1024) unsigned char memory[];
     const unsigned ring = shared_address(memory),
@@ -290,9 +288,7 @@ DEVICE void implicit_gemm_mma(const Gather &p) {
             const int n = pixel / plane;
             place = ((long long)n * p.k + k) * plane + (pixel - n * plane);
         }
-        struct alignas(sizeof(T) * V) Vector {
-            T v[V];
-        } out, added;
+        struct alignas(sizeof(T) * V) Vector { T v[V]; } out, added;
         if constexpr (O::RESIDUAL) added = *reinterpret_cast<const Vector *>(residual + place);
 #pragma unroll
         for (int e = 0; e < V; ++e) {
@@ -313,8 +309,7 @@ struct Parts {
 };
 
 // y from the sums of parts [part][pixel][filter], added in the order of gemm_k.
-template <typename T, bool NCHW, bool BIAS, bool RESIDUAL, int ACTIVATION>
-DEVICE void add_parts(const Parts &p) {
+template <typename T, bool NCHW, bool BIAS, bool RESIDUAL, int ACTIVATION> DEVICE void add_parts(const Parts &p) {
     for (long long i = blockIdx.x * 256ll + threadIdx.x; i < p.count; i += gridDim.x * 256ll) {
         const long long pixel = i / p.k, k = i - pixel * p.k;
         float sum = 0;

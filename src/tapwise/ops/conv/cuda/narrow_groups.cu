@@ -38,15 +38,13 @@ struct Narrow {
     static_assert(32 % GK == 0 && GK >= 4 && GROUPS_PER_TILE % SUB == 0 && CHANNELS % 16 == 0);
 };
 
-template <typename T>
-DEVICE void add_two(float (&v)[2], unsigned word) {
+template <typename T> DEVICE void add_two(float (&v)[2], unsigned word) {
     v[0] += Element<T>::to_float(T{(unsigned short)(word & 0xffff)});
     v[1] += Element<T>::to_float(T{(unsigned short)(word >> 16)});
 }
 
 // The pixels that a tile reaches, from row h0 and column w0 on, zeros outside x.
-template <class O>
-DEVICE void load_pixels(const Groups &p, unsigned to, int n, int h0, int w0, int channel0) {
+template <class O> DEVICE void load_pixels(const Groups &p, unsigned to, int n, int h0, int w0, int channel0) {
     using T = typename O::T;
     constexpr int EACH = O::CHANNELS / 16;
     const int columns = p.columns, pieces = columns * EACH, count = (int)p.image_rows * pieces;
@@ -120,8 +118,7 @@ DEVICE void finish_groups(const Groups &p, const float (&d)[O::SUB][O::BLOCKS][4
     }
 }
 
-template <class O>
-DEVICE void narrow_groups(const Groups &p) {
+template <class O> DEVICE void narrow_groups(const Groups &p) {
     using T = typename O::T;
     extern __shared__ uint4 memory[];
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, quad = lane % 4;
@@ -151,10 +148,8 @@ DEVICE void narrow_groups(const Groups &p) {
     for (int tile = first_tile; tile < tiles; tile += step_tiles) {
         // The next tile's pixels are on their way while this one is multiplied.
         const unsigned other = images + images + stage - image;
-        if (tile + step_tiles < tiles)
-            begin_tile(tile + step_tiles, other);
-        else
-            cp_async_commit();
+        if (tile + step_tiles < tiles) begin_tile(tile + step_tiles, other);
+        else cp_async_commit();
         cp_async_wait<1>();
         __syncthreads();
         const TileOrigin at(tile, p.tiles_h, p.tiles_w, down, across);
@@ -250,8 +245,7 @@ struct GroupFilters {
 };
 
 // Filters as the instruction's right operands: y[group][step][8 filters][thread][2 words].
-template <class O>
-DEVICE void pack_groups(const GroupFilters &p) {
+template <class O> DEVICE void pack_groups(const GroupFilters &p) {
     begin_dependent();
     for (int i = blockIdx.x * 256 + threadIdx.x; i < (int)p.words; i += gridDim.x * 256) {
         const int half = i % 2, lane = i / 2 % 32, block = i / 64 % O::BLOCKS, rest = i / 64 / O::BLOCKS,

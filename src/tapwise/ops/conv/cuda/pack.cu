@@ -14,8 +14,7 @@ struct Images {
     long long n, groups, channels, wide, pixels, step_n, step_c, step_pixel, tiles_pixels, tiles_channels;
 };
 
-template <typename T, int PART>
-__device__ __forceinline__ T part_of(T v) {
+template <typename T, int PART> __device__ __forceinline__ T part_of(T v) {
     if constexpr (PART == 2) {
         return v;
     } else if constexpr (sizeof(T) == 4) {
@@ -43,12 +42,9 @@ __device__ __forceinline__ void put(T *y, long long parts_apart, T (&v)[16 / siz
 }
 
 // y[part][group][n][pixel][wide] of channels-last x; a thread takes 16 bytes of y, from pieces of PIECE bytes.
-template <typename T, int PARTS, int PIECE>
-__device__ void pack_channels_last(const Images &p) {
+template <typename T, int PARTS, int PIECE> __device__ void pack_channels_last(const Images &p) {
     constexpr int V = 16 / sizeof(T), EACH = PIECE / sizeof(T);
-    struct alignas(PIECE) Piece {
-        T v[EACH];
-    };
+    struct alignas(PIECE) Piece { T v[EACH]; };
     begin_dependent();
     const unsigned across = p.wide / V, groups = p.groups;
     const long long pixels = p.n * p.pixels, plane = pixels * p.wide, count = pixels * groups * across;
@@ -68,8 +64,7 @@ __device__ void pack_channels_last(const Images &p) {
 }
 
 // The same of x with channels outside; blocks of 256 threads transpose 4096 elements, CHANNELS of them side by side.
-template <typename T, int PARTS, int CHANNELS>
-__device__ void pack_channels_first(const Images &p) {
+template <typename T, int PARTS, int CHANNELS> __device__ void pack_channels_first(const Images &p) {
     constexpr int PIXELS = 4096 / CHANNELS, V = 16 / sizeof(T), ACROSS = CHANNELS / V;
     __shared__ T tile[PIXELS][CHANNELS + 4 / sizeof(T)];
     begin_dependent();
@@ -113,8 +108,7 @@ struct Windows {
 
 // 16 bytes from elements side by side that begin anywhere: `count` of them, zeros behind. Those around them may be
 // read.
-template <typename T>
-__device__ __forceinline__ void load_unaligned(T (&v)[16 / sizeof(T)], const T *from, int count) {
+template <typename T> __device__ __forceinline__ void load_unaligned(T (&v)[16 / sizeof(T)], const T *from, int count) {
     constexpr int V = 16 / sizeof(T);
     if constexpr (sizeof(T) == 4) {
 #pragma unroll
@@ -135,8 +129,7 @@ __device__ __forceinline__ void load_unaligned(T (&v)[16 / sizeof(T)], const T *
 
 // y[part][n][row][pixel][tap][channel]: a few channels of taps side by side, zeros outside x. A thread takes 16 bytes
 // of y in every so many rows.
-template <typename T, int PARTS>
-__device__ void pack_windows(const Windows &p) {
+template <typename T, int PARTS> __device__ void pack_windows(const Windows &p) {
     constexpr int V = 16 / sizeof(T);
     begin_dependent();
     const int pieces = p.wide / V, at = blockIdx.x * 256 + threadIdx.x, pixel = at / pieces,
@@ -195,8 +188,7 @@ struct Filters {
 
 // Parts of filters for 3xtf32: large, small, large.
 // PARTS 0: as they are.
-template <typename T, int PARTS>
-__device__ void pack_filters(const Filters &p) {
+template <typename T, int PARTS> __device__ void pack_filters(const Filters &p) {
     const long long row = PARTS == 2 ? 3 * p.wide : p.wide, count = p.k * p.pitch;
     const T *w = static_cast<const T *>(p.w);
     T *y = static_cast<T *>(p.y);

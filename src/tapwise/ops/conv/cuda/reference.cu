@@ -11,8 +11,7 @@ struct Reference {
     long long step_n, step_c, step_h, step_w;
 };
 
-template <typename T>
-__device__ __forceinline__ void reference(const Reference &a) {
+template <typename T> __device__ __forceinline__ void reference(const Reference &a) {
     const long long total = a.n * a.k * a.p * a.q;
     const long long group_c = a.c / a.groups, group_k = a.k / a.groups;
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < total;

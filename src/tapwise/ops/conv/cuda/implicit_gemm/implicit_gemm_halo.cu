@@ -32,8 +32,7 @@ struct HaloGemm {
 constexpr int GATHERERS = 96, FIRST_PRODUCER = 256;
 
 // Shared memory: halo buffers, a ring of filters or all of them, epilogue buffers, tables, barriers.
-template <class Tile>
-struct HaloLayout {
+template <class Tile> struct HaloLayout {
     static constexpr unsigned FILTERS = Tile::TILE_FILTERS * Tile::FILTER_ROW_BYTES;
     static constexpr int HALOS = Tile::HALO_BUFFERS;
     // Bytes that come, and with them those that operands shifted by the last tap read behind a halo tile, for positions
@@ -43,15 +42,11 @@ struct HaloLayout {
     DEVICE HaloLayout(unsigned memory, const HaloGemm &p)
         : copied_bytes(p.halo_pixels * Tile::CHUNK_BYTES),
           halo_bytes((p.halo_pixels + (Tile::HALO_TILE ? p.copy_pixels : 0)) * Tile::CHUNK_BYTES),
-          halos((memory + 1023) & ~1023u),
-          ring((halos + HALOS * halo_bytes + 1023) & ~1023u),
+          halos((memory + 1023) & ~1023u), ring((halos + HALOS * halo_bytes + 1023) & ~1023u),
           buffers((ring + Tile::STAGES * FILTERS + 1023) & ~1023u),
-          places(buffers + Tile::BUFFERS * Tile::BUFFER_BYTES),
-          biases(places + 2 * Tile::WARPGROUP_PIXELS * 4),
+          places(buffers + Tile::BUFFERS * Tile::BUFFER_BYTES), biases(places + 2 * Tile::WARPGROUP_PIXELS * 4),
           halo_full((biases + (Tile::BIAS ? 2 * Tile::WARPGROUP_FILTERS * 4 : 0) + 7) & ~7u),
-          halo_empty(halo_full + HALOS * 8),
-          full(halo_empty + HALOS * 8),
-          empty(full + Tile::STAGES * 8),
+          halo_empty(halo_full + HALOS * 8), full(halo_empty + HALOS * 8), empty(full + Tile::STAGES * 8),
           residual(empty + Tile::STAGES * 8) {}
 };
 
@@ -60,16 +55,11 @@ struct HaloLayout {
 struct HaloWork {
     int tiles, chunks, part, taps, wide, plane;
     DEVICE HaloWork(const HaloGemm &p)
-        : tiles(p.tiles),
-          chunks(p.chunks),
-          part(p.part_chunks),
-          taps(p.r * p.s),
-          wide(p.wide),
-          plane(p.wide * p.high) {}
+        : tiles(p.tiles), chunks(p.chunks), part(p.part_chunks), taps(p.r * p.s), wide(p.wide), plane(p.wide * p.high) {
+    }
 };
 
-template <class Tile>
-DEVICE void init_barriers(const HaloGemm &p, const HaloLayout<Tile> &shared) {
+template <class Tile> DEVICE void init_barriers(const HaloGemm &p, const HaloLayout<Tile> &shared) {
     prefetch_map(p.x);
     prefetch_map(p.w);
     for (int slot = 0; slot < Tile::HALO_BUFFERS; ++slot) {
@@ -96,8 +86,7 @@ struct Corner {
 };
 
 // The pixels of one chunk in pieces of GATHER_BYTES, zeros where there is no pixel or channel.
-template <class Tile>
-DEVICE void gather(const HaloGemm &p, unsigned to, int pixel, int group, int chunk) {
+template <class Tile> DEVICE void gather(const HaloGemm &p, unsigned to, int pixel, int group, int chunk) {
     using T = typename Tile::T;
     constexpr int PIECES = Tile::CHUNK_BYTES / Tile::GATHER_BYTES, STRIDE = GATHERERS / PIECES,
                   ELEMENTS = Tile::GATHER_BYTES / (int)sizeof(T);
@@ -142,8 +131,7 @@ DEVICE void copy_halo_tile(const HaloGemm &p, const HaloWork &work, unsigned to,
     if constexpr (Tile::GROUP_AXIS)
         copy_box(to, p.x, full, chunk_of_part(chunk, part) * Tile::CHUNK_ELEMENTS, w, h, corner.n,
                  at.group + second_part(chunk, part) * (int)p.groups);
-    else
-        copy_box(to, p.x, full, chunk * Tile::CHUNK_ELEMENTS, w, h, corner.n);
+    else copy_box(to, p.x, full, chunk * Tile::CHUNK_ELEMENTS, w, h, corner.n);
 }
 
 // The pixels of one chunk along padded rows, in copies of im2col mode.
@@ -207,8 +195,7 @@ DEVICE void filter_producer(const HaloGemm &p, const HaloLayout<Tile> &shared, c
 }
 
 // The third warpgroup: pixels, filters, and the residual where TMA brings it.
-template <class Tile>
-DEVICE void producer(const HaloGemm &p, const HaloLayout<Tile> &shared, const HaloWork &work) {
+template <class Tile> DEVICE void producer(const HaloGemm &p, const HaloLayout<Tile> &shared, const HaloWork &work) {
     constexpr bool GATHERS = Tile::GATHER_BYTES > 0;
     constexpr int FILTER_THREAD = FIRST_PRODUCER + (GATHERS ? GATHERERS : 32);
     const int thread = threadIdx.x;
@@ -328,8 +315,7 @@ DEVICE void consumer(const HaloGemm &p, const HaloLayout<Tile> &shared, const Ha
                 wgmma_fence();
                 if (Tile::LAST_CHUNK_STEPS == Tile::CHUNK_STEPS || within != 0)
                     multiply<Tile, Tile::CHUNK_STEPS>(d, a, b, add);
-                else
-                    multiply<Tile, Tile::LAST_CHUNK_STEPS>(d, a, b, add);
+                else multiply<Tile, Tile::LAST_CHUNK_STEPS>(d, a, b, add);
                 wgmma_commit();
                 wgmma_wait<Tile::IN_FLIGHT>();
                 if (lane == 0) {
@@ -363,8 +349,7 @@ DEVICE void consumer(const HaloGemm &p, const HaloLayout<Tile> &shared, const Ha
     }
 }
 
-template <class Traits>
-DEVICE void implicit_gemm_halo(const HaloGemm &p) {
+template <class Traits> DEVICE void implicit_gemm_halo(const HaloGemm &p) {
     using Tile = CtaTile<Traits>;
     static_assert(Tile::PING_PONG && (!Tile::HALO_TILE || Tile::GATHER_BYTES == 0));
     extern __shared__ unsigned char memory[];

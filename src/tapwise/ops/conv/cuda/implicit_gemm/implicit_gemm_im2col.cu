@@ -20,8 +20,7 @@ struct Im2colGemm {
 };
 
 // Shared memory: the filters that stay, a ring of stages, epilogue buffers or the split sums, tables, barriers.
-template <class Tile>
-struct Im2colLayout {
+template <class Tile> struct Im2colLayout {
     static constexpr bool STATIONARY = Tile::FILTER_STATIONARY;
     static constexpr unsigned PIXELS = Tile::TILE_PIXELS * Tile::CHUNK_BYTES,
                               FILTERS = Tile::TILE_FILTERS * Tile::FILTER_ROW_BYTES,
@@ -34,12 +33,10 @@ struct Im2colLayout {
     DEVICE Im2colLayout(unsigned memory, const Im2colGemm &p)
         : stationary((memory + 1023) & ~1023u),
           ring(STATIONARY ? stationary + p.steps * FILTERS + 1023 & ~1023u : stationary),
-          buffers(ring + Tile::STAGES * STAGE + 1023 & ~1023u),
-          places(buffers + SUMS),
+          buffers(ring + Tile::STAGES * STAGE + 1023 & ~1023u), places(buffers + SUMS),
           biases(places + Tile::WARPGROUPS * Tile::WARPGROUP_PIXELS * 4),
           full((biases + (Tile::BIAS ? Tile::WARPGROUPS * Tile::WARPGROUP_FILTERS * 4 : 0) + 7) & ~7u),
-          empty(full + Tile::STAGES * 8),
-          complete(empty + Tile::STAGES * 8) {}
+          empty(full + Tile::STAGES * 8), complete(empty + Tile::STAGES * 8) {}
     DEVICE unsigned pixels(int stage) const { return ring + stage * STAGE; }
     DEVICE unsigned filters(int stage, int step) const {
         return STATIONARY ? stationary + step * FILTERS : ring + stage * STAGE + PIXELS;
@@ -47,21 +44,15 @@ struct Im2colLayout {
 };
 
 // The tiles and the steps of gemm_k of a CTA, or of a cluster and of this CTA in it.
-template <class Tile>
-struct Im2colWork {
+template <class Tile> struct Im2colWork {
     int rank, first, stride, tiles, steps, begin, end;
     DEVICE Im2colWork(const Im2colGemm &p)
-        : rank(Tile::SPLIT_K > 1 ? cluster_rank() : 0),
-          first(blockIdx.x / Tile::SPLIT_K),
-          stride(gridDim.x / Tile::SPLIT_K),
-          tiles(p.tiles),
-          steps(p.steps),
-          begin(steps * rank / Tile::SPLIT_K),
+        : rank(Tile::SPLIT_K > 1 ? cluster_rank() : 0), first(blockIdx.x / Tile::SPLIT_K),
+          stride(gridDim.x / Tile::SPLIT_K), tiles(p.tiles), steps(p.steps), begin(steps * rank / Tile::SPLIT_K),
           end(steps * (rank + 1) / Tile::SPLIT_K) {}
 };
 
-template <class Tile>
-DEVICE void init_barriers(const Im2colGemm &p, const Im2colLayout<Tile> &shared) {
+template <class Tile> DEVICE void init_barriers(const Im2colGemm &p, const Im2colLayout<Tile> &shared) {
     prefetch_map(p.x);
     prefetch_map(p.w);
     for (int stage = 0; stage < Tile::STAGES; ++stage) {
@@ -126,8 +117,7 @@ DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
 }
 
 // Where the pixels of a warpgroup's tile lie in y, for the epilogue.
-template <class Tile>
-DEVICE void fill_places(const Im2colGemm &p, unsigned table, int pixel0, int group) {
+template <class Tile> DEVICE void fill_places(const Im2colGemm &p, unsigned table, int pixel0, int group) {
     const int filters = p.filters, plane = p.p * p.q, k = (int)p.groups * filters;
     for (int i = threadIdx.x % 128; i < Tile::WARPGROUP_PIXELS; i += 128) {
         const int pixel = pixel0 + i, n = Tile::NCHW ? pixel / plane : 0;
@@ -233,8 +223,7 @@ DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
     if constexpr (Tile::TMA_STORE > 0) wait_for_all_stores();
 }
 
-template <class Traits>
-DEVICE void implicit_gemm_im2col(const Im2colGemm &p) {
+template <class Traits> DEVICE void implicit_gemm_im2col(const Im2colGemm &p) {
     using Tile = CtaTile<Traits>;
     extern __shared__ unsigned char memory[];
     const Im2colLayout<Tile> shared(shared_address(memory), p);
