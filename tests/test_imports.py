@@ -95,7 +95,7 @@ def test_every_module_has_a_layer() -> None:
 
 def test_imports_are_found() -> None:
     assert "problem" in imports("window_problem")
-    assert "ops.conv.problem" not in imports("ops.conv.reference"), "types alone do not count"
+    assert "ops.conv.prepared" not in imports("verify"), "types alone do not count"
     assert {"cpu.device", "cuda.jit.device"} <= imports("ops.parameters"), "lazy imports count"
 
 

@@ -45,7 +45,7 @@ def torch_convolve(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.nda
 def test_is_torch_in_float64(text: str) -> None:
     problem = ConvProblem.parse(text)
     x, w, _, _ = data(problem)
-    y = reference.convolve(problem, x, w)
+    y = problem.convolve(x, w)
     assert y.dtype == np.float64
     assert y.shape == problem.y_shape
     np.testing.assert_allclose(y, torch_convolve(problem, x, w), rtol=1e-12, atol=1e-12)
@@ -60,17 +60,17 @@ def test_is_the_definition() -> None:
             h, v = 2 * p + r - 1, q + 3 * s
             if 0 <= h < 5 and 0 <= v < 6:
                 expected[n, k, p, q] += w[k, c, r, s] * x[n, k // 3 * 2 + c, h, v]
-    np.testing.assert_allclose(reference.convolve(problem, x, w), expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(problem.convolve(x, w), expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_bands_and_filter_blocks_change_nothing(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = ConvProblem.parse(text)
     x, w, _, _ = data(problem)
-    whole = reference.convolve(problem, x, w)
+    whole = problem.convolve(x, w)
     monkeypatch.setattr(reference, "_COLUMN_BYTES", 1)
     monkeypatch.setattr(reference, "_FILTER_BYTES", 1)
-    np.testing.assert_allclose(reference.convolve(problem, x, w), whole, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(problem.convolve(x, w), whole, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
@@ -84,23 +84,23 @@ def test_bias_residual_and_activation(text: str, activation: str | None) -> None
     z = z + torch.from_numpy(bias).reshape(-1, *[1] * len(problem.output)) + torch.from_numpy(residual)
     functional = torch.nn.functional
     expected = z if activation is None else getattr(functional, activation)(z)
-    y = reference.convolve(problem, x, w, bias, residual)
+    y = problem.convolve(x, w, bias, residual)
     np.testing.assert_allclose(y, expected.numpy(), rtol=1e-12, atol=1e-12)
 
 
 def test_any_dtype_and_strides() -> None:
     problem = ConvProblem.parse("n2 c3 h6 w5 k4 r3 s3")
     x, w, _, _ = (array.astype(np.float16) for array in data(problem))
-    expected = reference.convolve(problem, x.astype(np.float64), w.astype(np.float64))
+    expected = problem.convolve(x.astype(np.float64), w.astype(np.float64))
     turned = np.asfortranarray(x[:, :, ::-1])[:, :, ::-1]
-    np.testing.assert_array_equal(reference.convolve(problem, turned, np.asfortranarray(w)), expected)
+    np.testing.assert_array_equal(problem.convolve(turned, np.asfortranarray(w)), expected)
 
 
 def test_nan_and_infinity_go_where_they_are_read() -> None:
     problem = ConvProblem.parse("c1 h5 w5 k1 r2 s2 relu6")
     x, w = np.ones(problem.x_shape), np.ones(problem.w_shape)
     x[0, 0, 0, 0], x[0, 0, 4, 4] = np.nan, np.inf
-    y = reference.convolve(problem, x, w)
+    y = problem.convolve(x, w)
     assert np.isnan(y[0, 0, 0, 0])
     assert y[0, 0, 3, 3] == 6
     assert np.isfinite(y).sum() == 15
@@ -110,10 +110,10 @@ def test_arguments_that_do_not_fit() -> None:
     problem = ConvProblem.parse("c3 h6 w5 k4 r3 s3 bias")
     x, w, bias, residual = data(problem)
     with pytest.raises(InvalidProblem, match="x has shape"):
-        reference.convolve(problem, x[:, :2], w, bias)
+        problem.convolve(x[:, :2], w, bias)
     with pytest.raises(InvalidProblem, match="bias"):
-        reference.convolve(problem, x, w)
+        problem.convolve(x, w)
     with pytest.raises(InvalidProblem, match="residual"):
-        reference.convolve(problem, x, w, bias, residual)
+        problem.convolve(x, w, bias, residual)
     with pytest.raises(InvalidProblem, match="dgrad"):
-        reference.convolve(problem.replace(direction="dgrad"), x, w, bias)
+        problem.replace(direction="dgrad").convolve(x, w, bias)

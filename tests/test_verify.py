@@ -11,10 +11,8 @@ import pytest
 import tapwise
 from tapwise import dispatch, registry, verify
 from tapwise.algorithm import Algorithm, Buffers, Config, Device, Plan
-from tapwise.cpu.device import host
 from tapwise.errors import NotApplicable
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.ops.conv.reference import convolve
 from tapwise.problem import ACTIVATIONS, Inputs
 
 PROBLEM = ConvProblem.parse("n2 c5 h9 w11 k7 r3 s3 pad1 bias")
@@ -248,20 +246,28 @@ def test_bounds_hold_and_are_tight(dtype: str, activation: str | None) -> None:
     assert verdict.error <= verdict.bound < 4000 * unit
 
 
-@pytest.mark.parametrize("identifier", [name for name in registry.ALGORITHMS["conv"] if name.startswith("cpu.")])
-@pytest.mark.parametrize(
-    "text", ["n2 c5 h9 w11 k7 r3 s3 pad1 bias silu", "c6 h7 w5 k6 r1 s1 f16", "c6 h9 w5 k6 r3 s3 groups6"]
-)
-def test_check_runs_every_algorithm(identifier: str, text: str) -> None:
-    problem = ConvProblem.parse(text)
-    reason = registry.get(identifier).refusal(problem, host())
-    if reason is not None:
-        with pytest.raises(NotApplicable):
-            verify.check(problem, identifier)
-        return
+# What each algorithm of the CPU must take; all others refuse.
+TAKEN = {
+    "n2 c5 h9 w11 k7 r3 s3 pad1 bias silu": ("winograd", "direct", "im2col_gemm", "serial"),
+    "c6 h7 w5 k6 r1 s1 f16": ("pointwise", "direct", "im2col_gemm", "serial"),
+    "c6 h9 w5 k6 r3 s3 groups6": ("depthwise", "direct", "im2col_gemm", "serial"),
+}
+
+
+@pytest.mark.parametrize(("text", "name"), [(text, name) for text, names in TAKEN.items() for name in names])
+def test_check_runs_every_algorithm(text: str, name: str) -> None:
     for integers in (False, True):
-        verdict = verify.check(problem, identifier, integers=integers)
+        verdict = verify.check(ConvProblem.parse(text), f"cpu.{name}", integers=integers)
         assert verdict.verified, verdict.message
+
+
+@pytest.mark.parametrize("text", TAKEN)
+def test_check_refuses_what_does_not_apply(text: str) -> None:
+    taken = {f"cpu.{name}" for name in TAKEN[text]}
+    for algorithm in registry.of_backend("cpu"):
+        if algorithm.id not in taken:
+            with pytest.raises(NotApplicable):
+                verify.check(ConvProblem.parse(text), algorithm.id)
 
 
 @pytest.mark.parametrize("integers", [False, True])
@@ -289,10 +295,10 @@ def test_images_are_compared_one_by_one_where_sums_are_given() -> None:
     )
     plain = problem.bare()
     algorithm = registry.get("cpu.serial")
-    y, inputs = convolve(problem, x, w, bias, residual).astype(np.float16), Inputs(x, w, bias, residual)
+    y, inputs = problem.convolve(x, w, bias, residual).astype(np.float16), Inputs(x, w, bias, residual)
 
     def verdict() -> verify.Verdict:
-        sums = convolve(plain, x, w), convolve(plain, abs(x), abs(w))
+        sums = plain.convolve(x, w), plain.convolve(abs(x), abs(w))
         return verify._verdict(problem, algorithm, inputs, y, sums)
 
     whole = verify._verdict(problem, algorithm, inputs, y)

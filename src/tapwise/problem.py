@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from math import prod
+from math import prod, sqrt
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
 
 import ml_dtypes
@@ -27,6 +27,11 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
 }
 # Whole numbers of either sign up to this are what inputs are made of where results are to be exact.
 LARGEST_INTEGER: Final = 3
+
+
+def sum_factor(terms: int) -> float:
+    """c in the bound c * u * (sum of absolute terms) of a sum in any order: errors add up like a random walk."""
+    return 8.0 + 2.0 * sqrt(terms)
 
 
 class Inputs(NamedTuple):
@@ -155,7 +160,7 @@ class Problem:
         return rng.standard_normal(shape, dtype=np.float32).astype(self.x_dtype, copy=False)
 
     def reference(
-        self, inputs: Inputs, accuracy: Accuracy | None = None, sums: tuple[np.ndarray, np.ndarray] | None = None
+        self, inputs: Inputs, /, accuracy: Accuracy | None = None, sums: tuple[np.ndarray, np.ndarray] | None = None
     ) -> tuple[np.ndarray, np.ndarray]:
         """(y64, bound): the exact result in float64, and what each element may be off by.
 

@@ -45,6 +45,7 @@ def flag(word: str, name: str, value: bool = True) -> Words:
 DTYPE_WORDS: Final = choices("dtype", tuple(DTYPES))
 
 
+@dataclass(frozen=True, kw_only=True)
 class WindowProblem(Problem):
     """What problems of windows share: x (n, c, *spatial), and a window of `kernel` taps an axis that moves over it.
 
@@ -72,6 +73,8 @@ class WindowProblem(Problem):
     stride: tuple[int, ...]
     padding: tuple[Pair, ...]
     dilation: tuple[int, ...]
+    dtype: str = "f32"
+    layout: str = "nchw"
 
     @cached_property
     def reach(self) -> tuple[int, ...]:
@@ -85,6 +88,11 @@ class WindowProblem(Problem):
             (size + sum(pad) - reach) // stride + 1
             for size, pad, reach, stride in zip(self.spatial, self.padding, self.reach, self.stride, strict=True)
         )
+
+    @property
+    def window(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[Pair, ...], tuple[int, ...]]:
+        """(kernel, stride, padding, dilation)."""
+        return self.kernel, self.stride, self.padding, self.dilation
 
     @property
     def image_shape(self) -> tuple[int, ...]:
@@ -112,7 +120,7 @@ class WindowProblem(Problem):
             dilation=ones + self.dilation,
         )
 
-    def _check_window(self) -> None:
+    def __post_init__(self) -> None:
         """Raises InvalidProblem for sizes out of range, and a padded input smaller than the dilated kernel."""
         axes = len(self.spatial)
         if axes not in self.AXES:
@@ -179,21 +187,21 @@ class WindowProblem(Problem):
         for letter in ("c", *cls.SIZES, *INPUT_LETTERS[axes], *FILTER_LETTERS[axes]):
             if letter not in given:
                 raise InvalidProblem(f"problem {text!r}: no word gives {letter}")
-        spatial, kernel = (
-            tuple(int(given[letter]) for letter in letters[axes]) for letters in (INPUT_LETTERS, FILTER_LETTERS)
-        )
-        steps = {}
-        for name, default in (("stride", kernel if cls.STRIDE_IS_KERNEL else (1,) * axes), ("dilation", (1,) * axes)):
-            pairs = sides(given[name], axes, name, text) if name in given else tuple((one, one) for one in default)
-            if any(before != after for before, after in pairs):
-                raise InvalidProblem(f"problem {text!r}: {name} takes one number an axis, not two with ':'")
-            steps[name] = tuple(before for before, _ in pairs)
-        padding = sides(given.get("pad", "0"), axes, "pad", text)
+        found: dict[str, Any] = {letter: int(given[letter]) for letter in ("c", *cls.SIZES)} | {
+            "n": int(given.get("n", 1))
+        }
+        for name, letters in (("spatial", INPUT_LETTERS), ("kernel", FILTER_LETTERS)):
+            found[name] = tuple(int(given[letter]) for letter in letters[axes])
+        for name, default in (("stride", found["kernel"] if cls.STRIDE_IS_KERNEL else None), ("dilation", None)):
+            found[name] = default or (1,) * axes
+            if name in given:
+                pairs = sides(given[name], axes, name, text)
+                if any(before != after for before, after in pairs):
+                    raise InvalidProblem(f"problem {text!r}: {name} takes one number an axis, not two with ':'")
+                found[name] = tuple(before for before, _ in pairs)
+        found["padding"] = sides(given.get("pad", "0"), axes, "pad", text)
         try:
-            return cls(  # type: ignore[call-arg]
-                n=int(given.get("n", 1)), c=int(given["c"]), spatial=spatial, kernel=kernel, **steps,
-                padding=padding, **{letter: int(given[letter]) for letter in cls.SIZES}, **own,
-            )  # fmt: skip
+            return cls(**found, **own)
         except InvalidProblem as error:
             raise InvalidProblem(f"problem {text!r}: {error}") from None
 
@@ -211,7 +219,7 @@ class WindowProblem(Problem):
             words.append("pad" + join([f"{a}" if a == b else f"{a}:{b}" for a, b in self.padding]))
         if set(self.dilation) != {1}:
             words.append("dilation" + join(self.dilation))
-        defaults = {field.name: field.default for field in fields(self)}  # type: ignore[arg-type]
+        defaults = {field.name: field.default for field in fields(self)}
         for group in self.WORDS:
             if group.meanings is None:
                 value = getattr(self, group.name)

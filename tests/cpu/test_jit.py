@@ -19,7 +19,6 @@ from tapwise import disk_cache
 from tapwise.cpu import jit
 from tapwise.cpu.simd import INT, Kernel, Target, target
 from tapwise.errors import CompileError
-from tapwise.ops.conv.reference import convolve
 
 # The tbb package has no wheels for other machines; OpenMP is the system's libgomp.
 LAYERS = ["workqueue"]
@@ -38,7 +37,7 @@ RUN = (
 def expected() -> float:
     w = np.random.default_rng(0).standard_normal((5, 6, 3, 3), dtype=np.float32)
     x = np.random.default_rng(1).standard_normal((1, 6, 11, 9), dtype=np.float32)
-    return float(np.abs(convolve(tapwise.ConvProblem.parse(PROBLEM), x, w)).sum())
+    return float(np.abs(tapwise.ConvProblem.parse(PROBLEM).convolve(x, w)).sum())
 
 
 def run(folder: Path, program: str = RUN, **variables: str) -> subprocess.CompletedProcess[str]:

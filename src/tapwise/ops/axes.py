@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from operator import index
-from typing import Any
+from typing import Any, Final
 
 from tapwise.errors import InvalidProblem
 from tapwise.problem import DTYPES, Problem
+
+# Sums are kept in blocks: rounding errors grow with a block's length, not with the array's.
+SUM_BLOCK: Final = 1024
 
 _SHAPE = re.compile(r"\d+(x\d+)*|scalar")
 _AXES = re.compile(r"axis(none|\d+(?:,\d+)*)?")

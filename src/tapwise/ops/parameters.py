@@ -93,10 +93,8 @@ def _fit(wanted: int, size: int, kernel: int, stride: int, dilation: int, output
     return total // 2, total - total // 2
 
 
-def window(
-    spatial: tuple[int, ...], kernel_size: Any, stride: Any, padding: Any, dilation: Any
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[Pair, ...], tuple[int, ...]]:
-    """(kernel, stride, padding, dilation) as problems of windows without filters have them."""
+def window(spatial: tuple[int, ...], kernel_size: Any, stride: Any, padding: Any, dilation: Any) -> dict[str, Any]:
+    """The fields spatial, kernel, stride, padding and dilation of a problem of windows without filters."""
     axes = len(spatial)
     kernel, steps, distances = (
         numbers(value, axes, name)
@@ -105,7 +103,8 @@ def window(
     for name, values in (("kernel_size", kernel), ("stride", steps), ("dilation", distances)):
         if min(values) < 1:
             raise InvalidProblem(f"{name}={values}: each at least 1")
-    return kernel, steps, sides_of(padding, spatial, kernel, steps, distances, None), distances
+    sides = sides_of(padding, spatial, kernel, steps, distances, None)
+    return {"spatial": spatial, "kernel": kernel, "stride": steps, "padding": sides, "dilation": distances}
 
 
 def result(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], source: Any) -> Any:

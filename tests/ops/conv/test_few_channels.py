@@ -15,7 +15,6 @@ from tapwise.ops.conv.cuda import few_channels as few
 from tapwise.ops.conv.cuda import row_tiles
 from tapwise.ops.conv.cuda.few_channels import Config, FewChannels
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.ops.conv.reference import convolve
 
 FOLLOWED = [
     "n2 c3 h17 w24 k10 r3 s3 stride2 pad1 f16 nhwc",
@@ -145,7 +144,7 @@ def test_rows_and_operands_compute_the_convolution(text: str) -> None:
     problem = ConvProblem.parse(text)
     rng = np.random.default_rng(0)
     x, w = (rng.integers(-3, 4, shape).astype(float) for shape in (problem.x_shape, problem.w_shape))
-    expected = convolve(problem, x, w)
+    expected = problem.convolve(x, w)
     kinds = best(problem)
     for config in {kinds[0], kinds[-1]}:
         assert np.array_equal(follow(problem, config, x, w), expected), config
@@ -155,7 +154,7 @@ def test_infinities_beside_a_window_are_masked() -> None:
     problem = ConvProblem.parse("n1 c3 h6 w9 k4 r1 s1 stride2 f16 nhwc")
     rng = np.random.default_rng(0)
     x, w = (rng.integers(-3, 4, shape).astype(float) for shape in (problem.x_shape, problem.w_shape))
-    expected = convolve(problem, x, w)
+    expected = problem.convolve(x, w)
     x[:, :, 1::2] = np.inf
     x[:, :, :, 1::2] = np.nan
     assert np.array_equal(follow(problem, best(problem)[0], x, w), expected)

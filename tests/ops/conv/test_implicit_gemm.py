@@ -26,7 +26,6 @@ from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import ImplicitGemm
 from tapwise.ops.conv.cuda.implicit_gemm.view import View, folded
 from tapwise.ops.conv.cuda.implicit_gemm_mma import ImplicitGemmMma
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.ops.conv.reference import convolve
 from tapwise.problem import Inputs
 
 
@@ -160,9 +159,9 @@ def test_bounds_of_tensor_cores() -> None:
     x, w = (rng.standard_normal(shape).astype(np.float32) for shape in (problem.x_shape, problem.w_shape))
     cut = [(array.view(np.uint32) & 0xFFFFE000).view(np.float32) for array in (x, w)]
     expected, bound = problem.reference(Inputs(x, w), ImplicitGemm())
-    assert (np.abs(convolve(problem, *cut) - expected) <= bound).all()
+    assert (np.abs(problem.convolve(*cut) - expected) <= bound).all()
     ieee = problem.replace(math="3xtf32").reference(Inputs(x, w), ImplicitGemm())[1]
-    assert not (np.abs(convolve(problem, *cut) - expected) <= ieee).all()
+    assert not (np.abs(problem.convolve(*cut) - expected) <= ieee).all()
 
 
 def test_ways_to_y() -> None:

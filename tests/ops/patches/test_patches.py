@@ -13,8 +13,8 @@ from tapwise.cpu import jit
 from tapwise.cpu.simd import target
 from tapwise.errors import InvalidProblem
 from tapwise.ops.patches import cpu_kernel as patches_kernel
-from tapwise.ops.patches import reference as reference_patch
 from tapwise.ops.patches.problem import Col2imProblem, Im2colProblem
+from tapwise.problem import Inputs
 from tapwise.registry import parse
 
 IDENTIFIERS = [name for name in registry.ALGORITHMS["im2col"] if name.startswith("cpu.")]
@@ -71,13 +71,13 @@ def test_against_torch(
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("identifier", IDENTIFIERS)
 def test_accumulate_adds(identifier: str, stride: int) -> None:
-    problem = Col2imProblem.parse(f"col2im n2 c3 h10 w23 r3 s3 stride{stride} pad1")
+    problem = Col2imProblem.parse(f"col2im n2 c3 h10 w23 r3 s3 stride{stride} pad1 accumulate")
     rng = np.random.default_rng(0)
     cols = rng.standard_normal(problem.columns_shape, dtype=np.float32)
     before = rng.standard_normal(problem.image_shape, dtype=np.float32)
     out = before.copy()
     assert tapwise.col2im(cols, (10, 23), 3, 1, 1, stride, out=out, accumulate=True, algorithm=identifier) is out
-    assert verify.compare(out, *reference_patch.col2im(problem, cols, before))
+    assert verify.compare(out, *problem.reference(Inputs(cols, residual=before)))
 
 
 def test_what_users_hand_over() -> None:

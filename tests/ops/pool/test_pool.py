@@ -14,8 +14,9 @@ from tapwise.cpu.device import host
 from tapwise.cpu.simd import target
 from tapwise.errors import InvalidProblem
 from tapwise.ops.pool import cpu_kernel as pool_kernel
-from tapwise.ops.pool import reference as reference_pool
+from tapwise.ops.pool import reference
 from tapwise.ops.pool.problem import PoolProblem
+from tapwise.problem import Inputs
 
 IDENTIFIERS = [name for name in registry.ALGORITHMS["pool"] if name.startswith("cpu.")]
 PROBLEMS = [
@@ -86,18 +87,9 @@ def test_positions_are_torchs() -> None:
         for one, other in zip(found, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
         kernel, stride, padding, dilation = window
-        problem = PoolProblem(
-            "max",
-            2,
-            3,
-            (13, 18),
-            (kernel,) * 2,
-            (stride,) * 2,
-            ((padding, padding),) * 2,
-            (dilation,) * 2,
-            indices=True,
-        )
-        assert np.array_equal(reference_pool.indices(problem, x.numpy()), wanted[1].numpy())
+        steps = (kernel,) * 2, (stride,) * 2, ((padding, padding),) * 2, (dilation,) * 2
+        output = tuple(wanted[1].shape[2:])
+        assert np.array_equal(reference.indices(x.numpy(), output, *steps), wanted[1].numpy())
 
 
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
@@ -107,8 +99,8 @@ def test_nan_and_infinity(identifier: str, layout: str) -> None:
     x[0, 1, 5, 7], x[0, 2], x[0, 3, 2, 2] = np.nan, -np.inf, np.inf
     x = arrays.dense(x, "nhwc") if layout == "nhwc" else x
     for op, call in (("max", tapwise.max_pool2d), ("avg", tapwise.avg_pool2d)):
-        problem = PoolProblem(op, 1, 9, (12, 23), (3, 3), (2, 2), ((1, 1), (1, 1)), (1, 1))
-        wanted, bound = reference_pool.pool(problem, x)
+        problem = PoolProblem.parse(f"{op}pool c9 h12 w23 r3 s3 stride2 pad1")
+        wanted, bound = problem.reference(Inputs(x))
         assert verify.compare(call(x, 3, 2, 1, algorithm=identifier), wanted, bound)
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import prod, sqrt
+from math import prod
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv import reference
-from tapwise.problem import ACTIVATIONS, DTYPES, LARGEST_INTEGER, LAYOUTS, Accuracy, Direction, Inputs
-from tapwise.window_problem import Pair, WindowProblem, Words, choices, flag
+from tapwise.problem import ACTIVATIONS, DTYPES, LARGEST_INTEGER, LAYOUTS, Accuracy, Direction, Inputs, sum_factor
+from tapwise.window_problem import WindowProblem, Words, choices, flag
 
 DIRECTIONS: Final = ("fprop", "dgrad", "wgrad")
 MATHS: Final = ("ieee", "tf32", "3xtf32")
@@ -25,7 +25,7 @@ EXACT_ACTIVATIONS: Final = (None, "relu", "relu6")
 EVALUATION: Final = 16.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ConvProblem(WindowProblem):
     """A convolution (cross-correlation, as in PyTorch and ONNX) of 1 to 3 spatial axes.
 
@@ -57,25 +57,16 @@ class ConvProblem(WindowProblem):
         "activation": (None, *ACTIVATIONS),
     }
 
-    n: int
-    c: int
-    spatial: tuple[int, ...]
     k: int
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[Pair, ...]
-    dilation: tuple[int, ...]
     groups: int = 1
     direction: Direction = "fprop"
-    dtype: str = "f32"
     math: str = "ieee"
-    layout: str = "nchw"
     bias: bool = False
     activation: str | None = None
     residual: bool = False
 
     def __post_init__(self) -> None:
-        self._check_window()
+        super().__post_init__()
         if self.groups < 1:
             raise InvalidProblem(f"groups={self.groups}: at least 1")
         if self.c % self.groups or self.k % self.groups:
@@ -141,8 +132,8 @@ class ConvProblem(WindowProblem):
 
     @property
     def error_factor(self) -> float:
-        """c in the bound of sums in any order: rounding errors of gemm_k terms add up like a random walk."""
-        return 8.0 + 2.0 * sqrt(self.gemm_k)
+        """c in the bound of sums in any order."""
+        return sum_factor(self.gemm_k)
 
     def bare(self) -> ConvProblem:
         return self.replace(bias=False, activation=None, residual=False)
@@ -154,7 +145,23 @@ class ConvProblem(WindowProblem):
 
     def magnitude(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
         """The size of what is summed for each output, in float64: |w| * |x|."""
-        return reference.convolve(self.bare(), abs(x), abs(w))
+        return self.bare().convolve(abs(x), abs(w))
+
+    def convolve(
+        self, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, residual: np.ndarray | None = None
+    ) -> np.ndarray:
+        """y in float64 by the reference. Raises InvalidProblem for shapes that are not its own, and but for fprop."""
+        if self.direction != "fprop":
+            raise InvalidProblem(f"direction={self.direction!r}: the reference computes fprop")
+        wanted = self.inputs(lambda shape: shape)
+        for name, array in {"x": x, "w": w, "bias": bias, "residual": residual}.items():
+            shape = getattr(wanted, name)
+            if (array is None) != (shape is None):
+                raise InvalidProblem(f"{name}: the problem has {'none' if shape is None else 'one'}")
+            if array is not None and array.shape != shape:
+                raise InvalidProblem(f"{name} has shape {array.shape}: {shape} is allowed")
+        steps = self.stride, self.padding, self.dilation
+        return reference.convolve(x, w, *steps, self.groups, bias, residual, self.activation)
 
     def reference(
         self, inputs: Inputs, accuracy: Accuracy | None = None, sums: tuple[np.ndarray, np.ndarray] | None = None
@@ -167,13 +174,13 @@ class ConvProblem(WindowProblem):
         """
         x, w, bias, residual, integers = inputs
         if integers and self.exact_on_integers and (accuracy is None or accuracy.exact):
-            y = reference.convolve(self, x, w, bias, residual)
+            y = self.convolve(x, w, bias, residual)
             return y.astype(self.y_dtype).astype(np.float64), np.zeros(())
         plain = self.bare()
         with np.errstate(all="ignore"):
             if sums is None:
                 size = self.magnitude(x, w) if accuracy is None else accuracy.magnitude(plain, x, w)
-                sums = reference.convolve(plain, x, w), size
+                sums = plain.convolve(x, w), size
             y, magnitude = sums
             for addend in (None if bias is None else bias.reshape(-1, *[1] * len(self.output)), residual):
                 if addend is not None:

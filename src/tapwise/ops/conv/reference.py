@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import math
 from math import prod
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 
 from tapwise.errors import InvalidProblem
 
-if TYPE_CHECKING:
-    from tapwise.ops.conv.problem import ConvProblem
+Pairs = tuple[tuple[int, int], ...]
 
 _COLUMN_BYTES: Final = 64 << 20
 _FILTER_BYTES: Final = 128 << 20
@@ -27,82 +26,66 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 
 
 def convolve(
-    problem: ConvProblem,
-    x: np.ndarray,
-    w: np.ndarray,
-    bias: np.ndarray | None = None,
-    residual: np.ndarray | None = None,
-) -> np.ndarray:
-    """y as float64, of logical shape (n, k, *output), with the bias, residual and activation that the problem names.
+    x: np.ndarray, w: np.ndarray, stride: tuple[int, ...], padding: Pairs, dilation: tuple[int, ...], groups: int = 1,
+    bias: np.ndarray | None = None, residual: np.ndarray | None = None, activation: str | None = None,
+) -> np.ndarray:  # fmt: skip
+    """y as float64, of shape (n, k, *output).
 
-    x (n, c, *spatial), w (k, c / groups, *kernel), bias (k,), residual as y: any dtype and strides; 1 to 3 axes.
-    Raises InvalidProblem for shapes that are not the problem's, and for directions other than fprop.
+    x (n, c, *spatial), w (k, c / groups, *kernel), bias (k,), residual as y: any dtype and strides; any number of axes.
+    `padding`: (before, after) for each axis.
     """
-    if problem.direction != "fprop":
-        raise InvalidProblem(f"direction={problem.direction!r}: the reference computes fprop")
-    _check_shape("x", x, problem.x_shape, True)
-    _check_shape("w", w, problem.w_shape, True)
-    _check_shape("bias", bias, (problem.k,), problem.bias)
-    _check_shape("residual", residual, problem.y_shape, problem.residual)
-    y = np.zeros(problem.y_shape)
+    reach = [(r - 1) * d + 1 for r, d in zip(w.shape[2:], dilation, strict=True)]
+    steps = zip(x.shape[2:], padding, reach, stride, strict=True)
+    output = [(size + sum(pad) - span) // step + 1 for size, pad, span, step in steps]
+    y = np.zeros((len(x), len(w), *output))
     # NaN and infinity are results like others.
     with np.errstate(all="ignore"):
-        if not problem.empty and problem.c:
-            _sum_terms(problem, x, w, y)
+        if y.size and w.size:
+            _sum_terms(x, w, stride, padding, dilation, groups, y)
         if bias is not None:
-            y += bias.astype(np.float64).reshape(-1, *[1] * len(problem.output))
+            y += bias.astype(np.float64).reshape(-1, *[1] * len(output))
         if residual is not None:
             y += residual
-        return activate(problem.activation, y)
+        return activate(activation, y)
 
 
-def _check_shape(name: str, array: np.ndarray | None, shape: tuple[int, ...], wanted: bool) -> None:
-    if (array is not None) != wanted:
-        raise InvalidProblem(f"{name}: the problem has {'one' if wanted else 'none'}")
-    if array is not None and array.shape != shape:
-        raise InvalidProblem(f"{name} has shape {array.shape}: {shape} is allowed")
-
-
-def _sum_terms(problem: ConvProblem, x: np.ndarray, w: np.ndarray, y: np.ndarray) -> None:
+def _sum_terms(
+    x: np.ndarray, w: np.ndarray, stride: tuple[int, ...], padding: Pairs, dilation: tuple[int, ...], groups: int,
+    y: np.ndarray,
+) -> None:  # fmt: skip
     """Add the convolution to y (n, k, *output), C order."""
-    groups, axes = problem.groups, len(problem.output)
-    filters = w.reshape(groups, problem.group_k, problem.gemm_k)
-    sums = y.reshape(problem.n, groups, problem.group_k, problem.output[0], prod(problem.output[1:]))
-    row_bytes = 8 * problem.c * prod(problem.kernel) * sums.shape[-1]
-    rows = max(1, min(problem.output[0], _COLUMN_BYTES // row_bytes))
-    step = max(1, _FILTER_BYTES // (8 * groups * problem.gemm_k))
-    for k0 in range(0, problem.group_k, step):
+    c, (k, group_c, *kernel), (n, _, height, *rest) = x.shape[1], w.shape, y.shape
+    group_k, terms = k // groups, group_c * prod(kernel)
+    filters = w.reshape(groups, group_k, terms)
+    sums = y.reshape(n, groups, group_k, height, prod(rest))
+    rows = max(1, min(height, _COLUMN_BYTES // (8 * c * prod(kernel) * sums.shape[-1])))
+    step = max(1, _FILTER_BYTES // (8 * groups * terms))
+    for k0 in range(0, group_k, step):
         block = filters[:, k0 : k0 + step].astype(np.float64)
-        for image in range(problem.n):
-            for p0 in range(0, problem.output[0], rows):
-                p1 = min(p0 + rows, problem.output[0])
-                slab = _padded_rows(problem, x[image], p0, p1)
+        for image in range(n):
+            for p0 in range(0, height, rows):
+                p1 = min(p0 + rows, height)
+                first = p0 * stride[0] - padding[0][0]
+                slab = _padded_rows(
+                    x[image], first, (p1 - 1 - p0) * stride[0] + (kernel[0] - 1) * dilation[0] + 1, padding
+                )
                 windows = np.lib.stride_tricks.as_strided(
                     slab,
-                    (problem.c, *problem.kernel, p1 - p0, *problem.output[1:]),
-                    (
-                        slab.strides[0],
-                        *(slab.strides[1 + axis] * problem.dilation[axis] for axis in range(axes)),
-                        *(slab.strides[1 + axis] * problem.stride[axis] for axis in range(axes)),
-                    ),
+                    (c, *kernel, p1 - p0, *rest),
+                    (slab.strides[0], *np.multiply(slab.strides[1:], dilation), *np.multiply(slab.strides[1:], stride)),
                     writeable=False,
                 )
-                columns = windows.reshape(groups, problem.gemm_k, -1)
-                product = np.matmul(block, columns)
+                product = np.matmul(block, windows.reshape(groups, terms, -1))
                 sums[image, :, k0 : k0 + step, p0:p1] += product.reshape(*product.shape[:2], p1 - p0, -1)
 
 
-def _padded_rows(problem: ConvProblem, image: np.ndarray, p0: int, p1: int) -> np.ndarray:
-    """The part of the zero-padded image (c, *spatial) that outputs p0 to p1 of the first axis read, as float64."""
-    first = p0 * problem.stride[0] - problem.padding[0][0]
-    span = (p1 - 1 - p0) * problem.stride[0] + problem.reach[0]
-    rest = [size + sum(pad) for size, pad in zip(problem.spatial[1:], problem.padding[1:], strict=True)]
-    slab = np.zeros((problem.c, span, *rest))
-    top, bottom = max(first, 0), min(first + span, problem.spatial[0])
+def _padded_rows(image: np.ndarray, first: int, span: int, padding: Pairs) -> np.ndarray:
+    """`span` rows of the zero-padded image (c, *spatial) from row `first` (of the image itself), as float64."""
+    c, height, *rest = image.shape
+    slab = np.zeros((c, span, *(size + sum(pad) for size, pad in zip(rest, padding[1:], strict=True))))
+    top, bottom = max(first, 0), min(first + span, height)
     if top < bottom:
-        inner = [
-            slice(pad[0], pad[0] + size) for size, pad in zip(problem.spatial[1:], problem.padding[1:], strict=True)
-        ]
+        inner = [slice(before, before + size) for size, (before, _) in zip(rest, padding[1:], strict=True)]
         slab[(slice(None), slice(top - first, bottom - first), *inner)] = image[:, top:bottom]
     return slab
 

@@ -14,7 +14,7 @@ import numpy as np
 from tapwise.errors import InvalidProblem
 from tapwise.ops.filter import reference
 from tapwise.ops.filter.edges import MODES
-from tapwise.problem import Accuracy, Inputs, Problem
+from tapwise.problem import Inputs, Problem, sum_factor
 
 # dense: every tap of the window has its weight. separable: a column and a row of weights. max, min: of the window.
 OPS: Final = ("dense", "separable", "max", "min")
@@ -187,10 +187,47 @@ class FilterProblem(Problem):
             return rng.integers(low, high, shape, dtype=np.int64, endpoint=True).astype(kind)
         return rng.standard_normal(shape, dtype=np.float32).astype(kind)
 
-    def reference(
-        self, inputs: Inputs, accuracy: Accuracy | None = None, sums: tuple[np.ndarray, np.ndarray] | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return reference.apply(self, inputs.x, inputs.w)
+    def reference(self, inputs: Inputs, /, *_: object) -> tuple[np.ndarray, np.ndarray]:
+        """For the weights that `weights()` gives unless the inputs have some.
+
+        Sums of integers with integral weights are exact. A sum that is truncated to an integer may be off by one where
+        it lies as near to one as its roundings.
+        """
+        with np.errstate(all="ignore"):
+            x = np.asarray(inputs.x, np.float64).reshape(*self.spatial, self.c)
+            if self.op in ("max", "min"):
+                mask = np.ones(self.size) if inputs.w is None else inputs.w.reshape(self.size)
+                y, size = reference.combine(self.op, x, mask, self.before, self.modes, self.cval)
+                return y.reshape(self.y_shape), size.reshape(self.y_shape)
+            w = self.weights() if inputs.w is None else np.asarray(inputs.w, np.float64)
+            y, size = self._sums(x, w)
+            y, size = y.reshape(self.y_shape), size.reshape(self.y_shape)
+            bound = sum_factor(prod(self.size)) * self.roundoff * size
+            if not self.integral:
+                return y, bound + self.rounding(y)
+            info = np.iinfo(self.y_dtype)
+            if self.clip:
+                near = np.abs(y - np.floor(y) - 0.5) <= bound
+                return np.clip(np.floor(y + 0.5), info.min, info.max), np.where(near, 1.0, 0.0)
+            y = np.trunc(y + np.copysign(self.rounding_epsilons(w)[1], y))
+            exact = self.x_dtype.kind in "iu" and bool(np.all(w == np.rint(w)))
+            wrapped = y.astype(np.int64).astype(self.y_dtype).astype(np.float64)
+            return wrapped, np.zeros(()) if exact else np.ones(())
+
+    def _sums(self, x: np.ndarray, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(sums, those of absolute terms) of x (d, h, w, c) in float64, the column's truncated where y's are."""
+        if self.op == "dense":
+            return reference.combine("sum", x, w.reshape(self.size), self.before, self.modes, self.cval)
+        _, r, s = self.size
+        column, row = w[:r].reshape(1, r, 1), w[r:].reshape(1, 1, s)
+        _, above, left = self.before
+        y, size = reference.combine("sum", x, column, (0, above, 0), self.modes, self.cval)
+        outside = np.asarray(self.cval * float(w[:r].sum()))
+        if self.truncates_columns:
+            epsilon = self.rounding_epsilons(w)[0]
+            y, outside = (np.trunc(one + np.copysign(epsilon, one)) for one in (y, outside))
+        across = (0, 0, left), self.modes, float(outside)
+        return reference.combine("sum", y, row, *across)[0], reference.combine("sum", size, np.abs(row), *across)[1]
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -34,9 +34,8 @@ def im2col(
         raise InvalidProblem(f"x has shape {source.shape}: {axes + 2} axes are allowed for kernel_size={kernel_size!r}")
     batched = source[None] if single else source
     n, c, *spatial = batched.shape
-    kernel, steps, sides, distances = window(tuple(spatial), kernel_size, stride, padding, dilation)
-    dtype = arrays.dtype_name(source, "x")
-    problem = Im2colProblem(n, c, tuple(spatial), kernel, steps, sides, distances, dtype=dtype)
+    steps = window(tuple(spatial), kernel_size, stride, padding, dilation)
+    problem = Im2colProblem(n=n, c=c, dtype=arrays.dtype_name(source, "x"), **steps)
     return _run(problem, batched, single, x, source, out, algorithm)
 
 
@@ -58,17 +57,17 @@ def col2im(
         raise InvalidProblem(f"cols has shape {source.shape} for output_size={output_size!r}: (n, c * taps, windows)")
     single = source.ndim == 2
     batched = source[None] if single else source
-    kernel, steps, sides, distances = window(spatial, kernel_size, stride, padding, dilation)
+    steps = window(spatial, kernel_size, stride, padding, dilation)
     n, rows, _ = batched.shape
-    taps = prod(kernel)
+    taps = prod(steps["kernel"])
     if rows % taps:
-        raise InvalidProblem(f"cols has shape {source.shape}: c * {taps} rows are allowed for kernel_size={kernel}")
+        raise InvalidProblem(
+            f"cols has shape {source.shape}: c * {taps} rows are allowed for kernel_size={steps['kernel']}"
+        )
     if accumulate and out is None:
         raise InvalidProblem("accumulate=True without out: there is nothing to add to")
     dtype = arrays.dtype_name(source, "cols")
-    problem = Col2imProblem(
-        n, rows // taps, spatial, kernel, steps, sides, distances, accumulate=bool(accumulate), dtype=dtype
-    )
+    problem = Col2imProblem(n=n, c=rows // taps, accumulate=bool(accumulate), dtype=dtype, **steps)
     if batched.shape != problem.columns_shape:
         raise InvalidProblem(
             f"cols has shape {source.shape}: output_size={output_size!r} with these windows has {problem.columns_shape}"

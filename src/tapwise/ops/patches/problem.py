@@ -11,11 +11,11 @@ import numpy as np
 
 from tapwise.errors import InvalidProblem
 from tapwise.ops.patches import reference
-from tapwise.problem import Accuracy, Inputs
-from tapwise.window_problem import DTYPE_WORDS, Pair, WindowProblem, Words, flag
+from tapwise.problem import Inputs, sum_factor
+from tapwise.window_problem import DTYPE_WORDS, WindowProblem, Words, flag
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PatchProblem(WindowProblem):
     """Image (n, c, *spatial) and columns (n, c * prod(kernel), prod(output)), of 1 to 3 spatial axes.
 
@@ -25,19 +25,7 @@ class PatchProblem(WindowProblem):
 
     ALLOWED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**WindowProblem.ALLOWED, "layout": ("nchw",)}
 
-    n: int
-    c: int
-    spatial: tuple[int, ...]
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[Pair, ...]
-    dilation: tuple[int, ...]
     accumulate: bool = False
-    dtype: str = "f32"
-    layout: str = "nchw"
-
-    def __post_init__(self) -> None:
-        self._check_window()
 
     @property
     def columns_shape(self) -> tuple[int, ...]:
@@ -48,7 +36,7 @@ class PatchProblem(WindowProblem):
         return prod(self.columns_shape)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Im2colProblem(PatchProblem):
     """Image in, columns out."""
 
@@ -60,13 +48,12 @@ class Im2colProblem(PatchProblem):
     def y_shape(self) -> tuple[int, ...]:
         return self.columns_shape
 
-    def reference(
-        self, inputs: Inputs, accuracy: Accuracy | None = None, sums: tuple[np.ndarray, np.ndarray] | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return reference.im2col(self, inputs.x)
+    def reference(self, inputs: Inputs, /, *_: object) -> tuple[np.ndarray, np.ndarray]:
+        """Nothing is rounded."""
+        return reference.im2col(inputs.x, *self.window), np.zeros(())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Col2imProblem(PatchProblem):
     """Columns in, image out: the adjoint of im2col."""
 
@@ -83,9 +70,12 @@ class Col2imProblem(PatchProblem):
     def y_shape(self) -> tuple[int, ...]:
         return self.image_shape
 
-    def reference(
-        self, inputs: Inputs, accuracy: Accuracy | None = None, sums: tuple[np.ndarray, np.ndarray] | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        if self.accumulate:
-            raise InvalidProblem("accumulate: what the sums are added to is not part of a problem")
-        return reference.col2im(self, inputs.x)
+    def reference(self, inputs: Inputs, /, *_: object) -> tuple[np.ndarray, np.ndarray]:
+        """`residual` of the inputs is what `accumulate` adds the sums to."""
+        if self.accumulate != (inputs.residual is not None):
+            raise InvalidProblem("accumulate: what the sums are added to is given as the residual, or not at all")
+        x = np.asarray(inputs.x, np.float64)
+        y, size = (reference.col2im(values, self.y_shape, *self.window) for values in (x, np.abs(x)))
+        if inputs.residual is not None:
+            y, size = y + inputs.residual, size + np.abs(inputs.residual)
+        return y, sum_factor(prod(self.kernel)) * self.roundoff * size + self.rounding(y)

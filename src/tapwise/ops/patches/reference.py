@@ -2,54 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
-from math import prod, sqrt
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from tapwise.ops.patches.problem import PatchProblem
+Sizes = tuple[int, ...]
+Pairs = tuple[tuple[int, int], ...]
 
 
-def _padded(problem: PatchProblem) -> np.ndarray:
-    spatial = [size + sum(pad) for size, pad in zip(problem.spatial, problem.padding, strict=True)]
-    return np.zeros((problem.n, problem.c, *spatial))
+def _padded(shape: Sizes, padding: Pairs) -> tuple[np.ndarray, np.ndarray]:
+    """Zeros for an image (n, c, *spatial) with its padding, and the view of the image in it."""
+    whole = np.zeros((*shape[:2], *(size + sum(pad) for size, pad in zip(shape[2:], padding, strict=True))))
+    inner = (slice(before, before + size) for size, (before, _) in zip(shape[2:], padding, strict=True))
+    return whole, whole[(slice(None), slice(None), *inner)]
 
 
-def _inner(problem: PatchProblem) -> tuple[slice, ...]:
-    sizes = zip(problem.spatial, problem.padding, strict=True)
-    return (slice(None), slice(None), *(slice(pad[0], pad[0] + size) for size, pad in sizes))
+def _taps(padded: np.ndarray, kernel: Sizes, stride: Sizes, dilation: Sizes) -> Iterator[np.ndarray]:
+    """What each tap of all windows sees of the padded image: (n, c, *output)."""
+    axes = [
+        [slice(tap * d, size - (r - 1 - tap) * d, step) for tap in range(r)]
+        for size, r, step, d in zip(padded.shape[2:], kernel, stride, dilation, strict=True)
+    ]
+    return (padded[(slice(None), slice(None), *tap)] for tap in product(*axes))
 
 
-def _taps(problem: PatchProblem) -> list[tuple[slice, ...]]:
-    """Where each tap of all windows reads the padded image."""
-    result = []
-    for tap in product(*(range(r) for r in problem.kernel)):
-        steps = zip(tap, problem.dilation, problem.stride, problem.output, strict=True)
-        result.append((slice(None), slice(None), *(slice(t * d, t * d + (q - 1) * s + 1, s) for t, d, s, q in steps)))
-    return result
+def im2col(x: np.ndarray, kernel: Sizes, stride: Sizes, padding: Pairs, dilation: Sizes) -> np.ndarray:
+    """Columns (n, c * taps, windows) of x (n, c, *spatial)."""
+    whole, image = _padded(x.shape, padding)
+    image[...] = x
+    n, c = x.shape[:2]
+    windows = np.stack([seen.reshape(n, c, -1) for seen in _taps(whole, kernel, stride, dilation)], axis=2)
+    return windows.reshape(n, -1, windows.shape[-1])
 
 
-def im2col(problem: PatchProblem, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(y64, bound): nothing is rounded."""
-    image = _padded(problem)
-    image[_inner(problem)] = x
-    windows = [image[tap].reshape(problem.n, problem.c, 1, -1) for tap in _taps(problem)]
-    y = np.concatenate(windows, axis=2).reshape(problem.columns_shape)
-    return y, np.zeros(())
-
-
-def col2im(problem: PatchProblem, x: np.ndarray, before: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """(y64, bound); `before` is what the sums are added to."""
-    result = []
-    for values in (np.asarray(x, np.float64), np.abs(np.asarray(x, np.float64))):
-        image = _padded(problem)
-        parts = values.reshape(problem.n, problem.c, prod(problem.kernel), *problem.output)
-        for number, tap in enumerate(_taps(problem)):
-            image[tap] += parts[:, :, number]
-        result.append(image[_inner(problem)])
-    y, size = result
-    if before is not None:
-        y, size = y + before, size + np.abs(before)
-    return y, (8.0 + 2.0 * sqrt(prod(problem.kernel))) * problem.roundoff * size + problem.rounding(y)
+def col2im(
+    columns: np.ndarray, shape: Sizes, kernel: Sizes, stride: Sizes, padding: Pairs, dilation: Sizes
+) -> np.ndarray:
+    """The image (n, c, *spatial) of that shape that the columns add up to."""
+    whole, image = _padded(shape, padding)
+    for number, seen in enumerate(_taps(whole, kernel, stride, dilation)):
+        seen += columns.reshape(*shape[:2], -1, *seen.shape[2:])[:, :, number]
+    return image

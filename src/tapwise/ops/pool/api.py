@@ -77,11 +77,8 @@ def _pool(
     batched = source[None] if single else source
     n, c, *spatial = batched.shape
     stride = kernel_size if stride is None or stride == () else stride
-    kernel, steps, sides, distances = window(tuple(spatial), kernel_size, stride, padding, dilation)
-    problem = PoolProblem(
-        op, n, c, tuple(spatial), kernel, steps, sides, distances, dtype=dtype, layout=arrays.layout_of(batched),
-        **options,
-    )  # fmt: skip
+    steps = window(tuple(spatial), kernel_size, stride, padding, dilation)
+    problem = PoolProblem(op=op, n=n, c=c, dtype=dtype, layout=arrays.layout_of(batched), **steps, **options)
     images = problem.canonical()
     shape = problem.y_shape[single:]
     target = None if out is None else result(out, shape, problem.y_dtype, source)

@@ -13,13 +13,13 @@ import numpy as np
 from tapwise.errors import InvalidProblem
 from tapwise.integers import ceil_div
 from tapwise.ops.pool import reference
-from tapwise.problem import LAYOUTS, Accuracy, Inputs
-from tapwise.window_problem import DTYPE_WORDS, Pair, WindowProblem, Words, choices, flag
+from tapwise.problem import LAYOUTS, Inputs, sum_factor
+from tapwise.window_problem import DTYPE_WORDS, WindowProblem, Words, choices, flag
 
 OPS: Final = ("max", "avg")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PoolProblem(WindowProblem):
     """The largest or the mean of each window, of 1 or 2 spatial axes, as PyTorch and ONNX mean it.
 
@@ -47,22 +47,13 @@ class PoolProblem(WindowProblem):
     ALLOWED: ClassVar[Mapping[str, tuple[Any, ...]]] = {**WindowProblem.ALLOWED, "op": OPS}
 
     op: str
-    n: int
-    c: int
-    spatial: tuple[int, ...]
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[Pair, ...]
-    dilation: tuple[int, ...]
     ceil_mode: bool = False
     count_include_pad: bool = True
     divisor: int | None = None
     indices: bool = False
-    dtype: str = "f32"
-    layout: str = "nchw"
 
     def __post_init__(self) -> None:
-        self._check_window()
+        super().__post_init__()
         if self.divisor == 0:
             raise InvalidProblem("divisor_override=0: a number other than 0 is allowed")
         for reach, pair in zip(self.reach, self.padding, strict=True):
@@ -102,7 +93,14 @@ class PoolProblem(WindowProblem):
             result.append(sum(1 for tap in taps if low <= tap < high))
         return result
 
-    def reference(
-        self, inputs: Inputs, accuracy: Accuracy | None = None, sums: tuple[np.ndarray, np.ndarray] | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return reference.pool(self, inputs.x)
+    def reference(self, inputs: Inputs, /, *_: object) -> tuple[np.ndarray, np.ndarray]:
+        """A maximum is exact, a mean is off by its sum's roundings."""
+        largest = self.op == "max"
+        with np.errstate(all="ignore"):
+            seen = reference.windows(inputs.x, self.output, *self.window, -np.inf if largest else 0.0)
+            if largest:
+                return seen.max(axis=-1), np.zeros(())
+            counts = [np.array(self.counts(axis), np.float64) for axis in range(len(self.output))]
+            count = self.divisor if self.divisor is not None else prod(np.ix_(*counts), start=np.ones(()))
+            y, size = seen.sum(axis=-1) / count, np.abs(seen).sum(axis=-1) / np.abs(count)
+            return y, sum_factor(prod(self.kernel)) * self.roundoff * size + self.rounding(y)

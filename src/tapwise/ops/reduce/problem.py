@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import prod, sqrt
 from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
 from tapwise.errors import InvalidProblem
-from tapwise.ops.axes import AxesProblem, normal_axes, shape_and_axis, shape_word
+from tapwise.ops.axes import SUM_BLOCK, AxesProblem, normal_axes, shape_and_axis, shape_word
 from tapwise.ops.reduce import reference
-from tapwise.problem import Accuracy, Inputs
+from tapwise.problem import Inputs, sum_factor
 
 REDUCTIONS: Final = (
     "sum", "mean", "max", "min", "prod", "argmax", "argmin", "norm1", "norm2", "sumsquare", "logsumexp",
@@ -60,10 +60,16 @@ class ReduceProblem(AxesProblem):
     def flops(self) -> int:
         return prod(self.shape)
 
-    def reference(
-        self, inputs: Inputs, accuracy: Accuracy | None = None, sums: tuple[np.ndarray, np.ndarray] | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return reference.reduce(self, inputs.x)
+    def reference(self, inputs: Inputs, /, *_: object) -> tuple[np.ndarray, np.ndarray]:
+        with np.errstate(all="ignore"):
+            y, size = (one.reshape(self.y_shape) for one in reference.reduce(self.op, inputs.x, self.axes))
+            if self.op in POSITIONS:
+                return y, size
+            block = min(self.length, SUM_BLOCK)
+            factor = 2.0 * self.length if self.op == "prod" else sum_factor(block)
+            if self.op == "logsumexp":
+                factor, size = 24.0, size + sqrt(block) / 8
+            return y, self.roundoff * factor * size + self.rounding(y)
 
     @classmethod
     def parse(cls, text: str) -> Self:

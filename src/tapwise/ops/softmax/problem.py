@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import prod, sqrt
 from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from tapwise.errors import InvalidProblem
-from tapwise.ops.axes import AxesProblem, normal_axes, shape_and_axis, shape_word
+from tapwise.ops.axes import SUM_BLOCK, AxesProblem, normal_axes, shape_and_axis, shape_word
 from tapwise.ops.softmax import reference
-from tapwise.problem import Accuracy, Inputs
+from tapwise.problem import Inputs
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,16 @@ class SoftmaxProblem(AxesProblem):
     def flops(self) -> int:
         return 4 * prod(self.shape)
 
-    def reference(
-        self, inputs: Inputs, accuracy: Accuracy | None = None, sums: tuple[np.ndarray, np.ndarray] | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        return reference.softmax(self, inputs.x)
+    def reference(self, inputs: Inputs, /, *_: object) -> tuple[np.ndarray, np.ndarray]:
+        with np.errstate(all="ignore"):
+            y, shifted = reference.softmax(inputs.x, self.axes[0] if self.shape else None, self.log)
+            factor = 16.0 + 2.0 * sqrt(min(self.length, SUM_BLOCK))
+            if self.log:
+                bound = factor + 2.0 * np.abs(shifted) + 2.0 * np.abs(y)
+            else:
+                # The difference is rounded before it is an exponent.
+                bound = y * (factor + np.where(np.isfinite(shifted), np.abs(shifted), 0.0))
+            return y, self.roundoff * bound + self.rounding(y)
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -255,9 +255,10 @@ class Im2colGemm(CudaAlgorithm[Config]):
         return None if config.partition == "run" else Expansion(config.threads, 1, False, config.partition)
 
     def _patches(self, problem: ConvProblem, images: int) -> Im2colProblem:
+        kernel, stride, padding, dilation = problem.window
         return Im2colProblem(
-            images, problem.c, problem.spatial, problem.kernel, problem.stride, problem.padding, problem.dilation,
-            dtype=problem.dtype,
+            n=images, c=problem.c, spatial=problem.spatial, kernel=kernel, stride=stride, padding=padding,
+            dilation=dilation, dtype=problem.dtype,
         )  # fmt: skip
 
     def _tile(self, problem: ConvProblem, config: Config) -> tuple[int, int, int, int]:
