@@ -73,9 +73,9 @@ def test_findings_and_judgements() -> None:
     assert findings.ratios({"way": "slow"}, {"way": "fast"}) == [2.0, 2.0]
     table = pivot(findings, "t", [{"side": 10}, {"side": 30}], [("slow", {"way": "slow"}), ("fast", {"way": "fast"})])
     assert table.lines == (("10", "40 us", "20 us"), ("30", "-", "-"))
-    assert judge("S", "t", [2.0, 2.0], lambda m: m > 1, "slow / fast").holds is True
-    assert judge("S", "t", [0.5], lambda m: m > 1, "slow / fast").holds is False
-    assert judge("S", "t", [], lambda m: m > 1, "slow / fast").holds is None
+    assert judge("S", "t", [2.0, 2.0], "slow / fast", lambda m: m > 1).holds is True
+    assert judge("S", "t", [0.5], "slow / fast").holds is False
+    assert judge("S", "t", [], "slow / fast").holds is None
     assert [words_us(us) for us in (None, 3.14159, 2500.0, 3.2e6)] == ["-", "3.14 us", "2.5 ms", "3.2 s"]
 
 

@@ -44,11 +44,7 @@ def guarded(work: Callable[[], Any]) -> Any:
 
 
 def problem_cases(
-    targets: list[str],
-    batch: int | None,
-    dtype: str | None,
-    layout: str | None,
-    classes: list[str] | None,
+    targets: list[str], batch: int | None, dtype: str | None, layout: str | None, classes: list[str] | None
 ) -> list[Case]:
     """The cases that the words of a command name."""
     from tapwise.lab import suites

@@ -154,11 +154,7 @@ def _write_zarr(source: Any, shape: tuple[int, ...], target: Path, work: Work, f
     try:
         inside = folder / "array.zarr"
         out = zarr.open_array(
-            store=str(inside),
-            mode="w",
-            shape=shape,
-            dtype=source.dtype,
-            chunks=(TILE * 4, TILE * 4, *shape[2:]),
+            store=str(inside), mode="w", shape=shape, dtype=source.dtype, chunks=(TILE * 4, TILE * 4, *shape[2:])
         )
         top = 0
         for strip in strips(source, work):

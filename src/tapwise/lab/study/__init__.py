@@ -18,36 +18,30 @@ from tapwise.lab.study.findings import Findings
 
 @dataclass(frozen=True)
 class Study:
-    """`home` holds a function for each kind of device: (laboratory, sides, progress) -> Findings."""
+    """`home` is the module with a function for each kind of device, <name>_cpu and <name>_cuda: (laboratory, sides,
+    progress) -> Findings."""
 
     name: str
     source: str
     summary: str
     home: str
-    cuda: str
-    cpu: str
 
 
-_HERE: Final = "tapwise.lab.study"
-STUDIES: Final = {
-    study.name: study
-    for study in (
-        Study("sliding-window", "RGB report", "one thread an output: memory, split, threads, where the operands lie",
-              f"{_HERE}.pictures", "sliding_window_cuda", "sliding_window_cpu"),
-        Study("im2col", "RGB report", "the picture as a matrix, and a product: each half timed",
-              f"{_HERE}.im2col", "im2col_cuda", "im2col_cpu"),
-        Study("cudnn", "RGB report", "the vendor's library, warm and with its first call",
-              f"{_HERE}.vendor", "cudnn_cuda", "vendor_cpu"),
-        Study("direct", "conv2d_direct", "direct convolution against the vendor's library, thirteen shapes",
-              f"{_HERE}.headline", "direct_cuda", "direct_cpu"),
-        Study("ladder", "conv2d_direct", "the steps to the fast direct kernel, one by one",
-              f"{_HERE}.headline", "ladder_cuda", "ladder_cpu"),
-        Study("gemm-ladder", "ours", "implicit GEMM on tensor cores, one idea more on each rung",
-              f"{_HERE}.gemm", "ladder_cuda", "ladder_cpu"),
-        Study("operators", "board report", "convolution, im2col, pooling, softmax, sum: plain, vectors, GPU",
-              f"{_HERE}.operators", "operators_cuda", "operators_cpu"),
-    )
-}  # fmt: skip
+_ALL: Final = (
+    Study(
+        "sliding-window",
+        "RGB report",
+        "one thread an output: memory, split, threads, where the operands lie",
+        "pictures",
+    ),
+    Study("im2col", "RGB report", "the picture as a matrix, and a product: each half timed", "im2col"),
+    Study("cudnn", "RGB report", "the vendor's library, warm and with its first call", "vendor"),
+    Study("direct", "conv2d_direct", "direct convolution against the vendor's library, thirteen shapes", "headline"),
+    Study("ladder", "conv2d_direct", "the steps to the fast direct kernel, one by one", "headline"),
+    Study("gemm-ladder", "ours", "implicit GEMM on tensor cores, one idea more on each rung", "gemm"),
+    Study("operators", "board report", "convolution, im2col, pooling, softmax, sum: plain, vectors, GPU", "operators"),
+)
+STUDIES: Final = {study.name: study for study in _ALL}
 SIDES: Final = {"cuda": (1024, 2048, 4096), "cpu": (512, 1024, 2048)}
 
 
@@ -80,7 +74,7 @@ def run(
     if not sides or min(sides) < 4:
         raise InvalidProblem(f"sides={sides}: each at least 4")
     laboratory: Any = CpuLaboratory() if here.kind == "cpu" else CudaLaboratory(here.index)
-    measure = getattr(import_module(study.home), study.cpu if here.kind == "cpu" else study.cuda)
+    measure = getattr(import_module(f"{__name__}.{study.home}"), f"{study.name.replace('-', '_')}_{here.kind}")
     findings: Findings = measure(laboratory, tuple(sorted(sides)), progress)
     findings.versions, findings.commit, findings.command = records.versions(), records.commit(), command
     return findings

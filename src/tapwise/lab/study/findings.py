@@ -14,6 +14,8 @@ from tapwise.lab.roofline import write_atomically
 
 Value = str | int
 Choices = Mapping[str, Value]
+# Names with the choices that they stand for.
+Columns = Sequence[tuple[str, Choices]]
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,18 @@ class Findings:
         us, spread = time if time is not None else (None, 0.0)
         self.rows.append(Row(dict(choices), us, spread, verified, note))
 
+    def add_all(
+        self, choices: Choices, name: str, times: Mapping[str, tuple[float, float]], verified: Mapping[str, bool]
+    ) -> None:
+        """A row for each time; its name is the choice `name`. Rows that `verified` does not name are a peer's."""
+        for value, time in times.items():
+            self.add({**choices, name: value}, time, verified.get(value, True))
+
+    def values(self, name: str, **choices: Value) -> tuple[str, ...]:
+        """What was chosen for `name` among rows with these choices, in the order measured."""
+        rows = (row.choices for row in self.rows if choices.items() <= row.choices.items())
+        return tuple(dict.fromkeys(str(row[name]) for row in rows))
+
     def find(self, **choices: Value) -> list[Row]:
         """Timed rows with these choices."""
         wanted = choices.items()
@@ -136,7 +150,9 @@ def words_us(us: float | None) -> str:
     return f"{us / 1e3:.3g} ms" if us < 1e6 else f"{us / 1e6:.3g} s"
 
 
-def judge(source: str, text: str, ratios: Sequence[float], holds: Callable[[float], bool], what: str) -> Conclusion:
+def judge(
+    source: str, text: str, ratios: Sequence[float], what: str, holds: Callable[[float], bool] = lambda mean: mean > 1
+) -> Conclusion:
     """A conclusion from the geometric mean of ratios; `what` names them."""
     mean = geometric_mean(ratios)
     if mean is None:
@@ -145,28 +161,41 @@ def judge(source: str, text: str, ratios: Sequence[float], holds: Callable[[floa
     return Conclusion(source, text, holds(mean), f"{what}: {mean:.2f} ({spread})")
 
 
-def climb(findings: Findings, source: str, of: str, steps: Sequence[str]) -> list[Conclusion]:
-    """Whether each step of a ladder is faster than the one before, over all values of the choice `of`."""
-    found = []
-    places = tuple(dict.fromkeys(row.choices[of] for row in findings.rows))
-    for before, after in pairwise(steps):
-        gains = [
-            one / two
-            for place in places
-            if (one := findings.us(**{of: place, "step": before}))
-            and (two := findings.us(**{of: place, "step": after}))
-        ]
-        text = f"'{after}' is faster than '{before}'"
-        found.append(judge(source, text, gains, lambda mean: mean > 1, f"{before} / {after}"))
-    return found
-
-
-def pivot(findings: Findings, title: str, lines: Iterable[Choices], columns: Sequence[tuple[str, Choices]]) -> Table:
+def pivot(findings: Findings, title: str, lines: Sequence[Choices], columns: Columns) -> Table:
     """Times with a line's and a column's choices together; a line's head is its choices."""
-    wanted = list(lines)
-    names = tuple(wanted[0]) if wanted else ()
+    names = tuple(lines[0]) if lines else ()
     body = []
-    for line in wanted:
+    for line in lines:
         times = [words_us(findings.us(**{**line, **choices})) for _, choices in columns]
         body.append((*(str(value) for value in line.values()), *times))
     return Table(title, (*names, *(name for name, _ in columns)), tuple(body))
+
+
+def each(name: str, values: Iterable[str]) -> Columns:
+    """A choice's values as columns of a table."""
+    return [(value, {name: value}) for value in values]
+
+
+def bars(findings: Findings, title: str, series: Columns, along: str, values: Sequence[Value]) -> Chart:
+    """Times of each series at those values of the choice `along` where it has one."""
+
+    def times(choices: Choices) -> dict[str, float]:
+        found = {str(value): findings.us(**{**choices, along: value}) for value in values}
+        return {value: us for value, us in found.items() if us}
+
+    return Chart(title, "us", {name: times(choices) for name, choices in series})
+
+
+def ladder(
+    findings: Findings, source: str, of: str, names: Sequence[str], steps: Sequence[str], lines: str = "step"
+) -> Findings:
+    """A table and a chart of all `names` over the choice `of`, and whether each step is faster than the one before."""
+    places, rungs = each(of, findings.values(of)), each("step", names)
+    down, across = (rungs, places) if lines == "step" else (places, rungs)
+    findings.tables.append(pivot(findings, "Rungs", [choices for _, choices in down], across))
+    findings.charts.append(bars(findings, "Rungs", places, "step", names))
+    for before, after in pairwise(steps):
+        gains = findings.ratios({"step": before}, {"step": after})
+        text = f"'{after}' is faster than '{before}'"
+        findings.conclusions.append(judge(source, text, gains, f"{before} / {after}"))
+    return findings

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
-from tapwise.lab.study.findings import Chart, Findings, climb, pivot
-from tapwise.lab.study.laboratory import CpuLaboratory, CudaLaboratory, filters, images, prepared, within
+from tapwise.lab.study.findings import Findings, ladder
+from tapwise.lab.study.headline import climb_cpu
+from tapwise.lab.study.laboratory import Call, CpuLaboratory, CudaLaboratory, Progress, filters, images
 from tapwise.ops.conv.problem import ConvProblem
 
 LAYERS: Final = (
@@ -34,8 +36,6 @@ RUNGS: Final[tuple[tuple[str, Callable[[Any], bool]], ...]] = (
 )
 GATHER: Final = "threads gather"
 
-Progress = Callable[[str], None]
-
 
 def _alone(config: Any) -> bool:
     """One block a multiprocessor that has a tile's gemm_k, and a group, for itself."""
@@ -48,7 +48,7 @@ def _plain(config: Any) -> bool:
     )
 
 
-def ladder_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
+def gemm_ladder_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
     """cuda.implicit_gemm_mma, then cuda.implicit_gemm with more and more of its configs, and cuDNN, channels last."""
     import tapwise
     from tapwise import registry, verify
@@ -65,62 +65,34 @@ def ladder_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progress)
         if reason is not None:
             findings.notes.append(f"{text}: cuda.implicit_gemm {reason}")
         else:
-            configs = sorted(
-                engine.configs(problem, lab.device), key=lambda c: engine.predict_us(problem, c, lab.device)
-            )
+            configs = engine.configs(problem, lab.device)
+            costs = {config: engine.predict_us(problem, config, lab.device) for config in configs}
             for name, takes in RUNGS:
-                best = next((config for config in configs if takes(config)), None)
-                if best is not None:
-                    choices[name] = (engine.id, best)
-        runs: dict[str, Any] = {}
+                if taken := [config for config in costs if takes(config)]:
+                    choices[name] = engine.id, min(taken, key=costs.__getitem__)
+        runs: dict[str, Call] = {}
         good = {}
         for name, (identifier, config) in choices.items():
             operator = tapwise.prepare(problem, w, algorithm=identifier, config=config)
-            runs[name] = lambda op=operator, x=x: op(x)
+            runs[name] = partial(operator, x)
             good[name] = bool(verify.check(problem, identifier, operator.choice.config, device=lab.device))
         runs["cudnn-cl"] = lab.convolution(problem, x, w, True)
-        for name, time in lab.times(runs).items():
-            findings.add({"layer": text, "step": name}, time, good.get(name, True))
+        findings.add_all({"layer": text}, "step", lab.times(runs), good)
     steps = (GATHER, *(name for name, _ in RUNGS))
-    return _ladder(findings, steps, (*steps, "cudnn-cl"))
+    return ladder(findings, "ours", "layer", (*steps, "cudnn-cl"), steps, lines="layer")
 
 
-def ladder_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
+def gemm_ladder_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
     """Plain loops, expansion and BLAS, the product whose matrix is never built, and what is chosen."""
     findings = Findings("gemm-ladder", "Implicit GEMM: one idea more on each rung", lab.kind, lab.device.name)
-    rungs = {
+    algorithms = {
         "plain loops": "cpu.serial",
         "expansion, BLAS": "cpu.im2col_gemm",
         "implicit": "cpu.direct",
         "chosen": "auto",
     }
+    rungs = [(name, algorithm, "host", None) for name, algorithm in algorithms.items()]
     for text in CPU_LAYERS:
-        problem = ConvProblem.parse(text)
         progress(text)
-        x, w = images(problem), filters(problem)
-        runs: dict[str, Any] = {}
-        good = {}
-        for name, algorithm in rungs.items():
-            operator = prepared(problem, w, algorithm)
-            runs[name] = lambda op=operator, x=x: op(x)
-            # Winograd sums something else, and has a bound of its own.
-            good[name] = algorithm == "auto" or within(problem, operator(x))
-        for name, time in lab.times(runs).items():
-            findings.add({"layer": text, "step": name}, time, good[name])
-    return _ladder(findings, tuple(rungs), tuple(rungs))
-
-
-def _ladder(findings: Findings, steps: tuple[str, ...], names: tuple[str, ...]) -> Findings:
-    layers = tuple(dict.fromkeys(str(row.choices["layer"]) for row in findings.rows))
-    findings.tables.append(
-        pivot(findings, "Rungs", [{"layer": layer} for layer in layers], [(name, {"step": name}) for name in names])
-    )
-    findings.charts.append(
-        Chart(
-            "Rungs",
-            "us",
-            {layer: {name: us for name in names if (us := findings.us(layer=layer, step=name))} for layer in layers},
-        )
-    )
-    findings.conclusions += climb(findings, "ours", "layer", steps)
-    return findings
+        climb_cpu(lab, findings, {"layer": text}, ConvProblem.parse(text), rungs)
+    return ladder(findings, "ours", "layer", tuple(algorithms), tuple(algorithms), lines="layer")

@@ -7,26 +7,26 @@ the product that is tuned and cuBLAS's. On a CPU: sides x strides.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from math import prod
 from typing import Any, Final
 
-from tapwise.lab.study.findings import Chart, Choices, Conclusion, Findings, Value, judge, pivot
+from tapwise.lab.study.findings import Choices, Columns, Conclusion, Findings, Value, bars, judge, pivot
 from tapwise.lab.study.laboratory import (
     BLAS_PAUSE_S,
     Call,
     CpuLaboratory,
     CudaLaboratory,
+    Progress,
     filters,
     images,
     pictures,
-    prepared,
     within,
 )
-from tapwise.lab.study.pictures import PLACES, STRIDES, Progress, growth, splits, splits_chart, splits_table
+from tapwise.lab.study.pictures import PLACES, STRIDES, cells, growth, splits, splits_chart, splits_table
 
 GEMMS: Final = ("global", "shared", "library")
-
 
 # The choices of a product that is not split as the report did.
 TUNED: Final[dict[str, Value]] = {"partition": "run", "threads": 0}
@@ -42,26 +42,18 @@ def im2col_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progress)
         what = "expansion alone" if part == "expansion" else f"expansion and product, the product from {memory} memory"
         title, choices = f"im2col, {what}, operands in {place} memory", {"place": place, "part": part, "gemm": memory}
         findings.tables.append(splits_table(findings, title, sides, choices))
-    ways: list[tuple[str, Choices]] = [("expansion", {"part": "expansion", **TUNED})]
-    for part in ("product", "both"):
-        ways += [(f"{part} {gemm}", {"part": part, "gemm": gemm, **TUNED}) for gemm in GEMMS]
-    ways.append(("sliding window", {"part": "window"}))
+    halves = [(part, gemm) for part in ("product", "both") for gemm in GEMMS]
+    ways: Columns = [
+        ("expansion", {"part": "expansion", **TUNED}),
+        *((f"{part} {gemm}", {"part": part, "gemm": gemm, **TUNED}) for part, gemm in halves),
+        ("sliding window", {"part": "window"}),
+    ]
     for place in PLACES:
-        lines: list[dict[str, Value]] = [{"stride": s, "side": n} for s in STRIDES for n in sides]
-        columns: list[tuple[str, Choices]] = [(n, {**c, "place": place}) for n, c in ways]
-        findings.tables.append(pivot(findings, f"Each half by itself, operands in {place} memory", lines, columns))
-    findings.charts.append(
-        Chart(
-            "stride 1, device memory",
-            "us",
-            {
-                n: {
-                    str(s): us for s in sides if (us := findings.us(**{**c, "side": s, "stride": 1, "place": "device"}))
-                }
-                for n, c in ways
-            },
-        )
-    )
+        columns = [(n, {**c, "place": place}) for n, c in ways]
+        title = f"Each half by itself, operands in {place} memory"
+        findings.tables.append(pivot(findings, title, cells(sides), columns))
+    at_one = [(n, {**c, "stride": 1, "place": "device"}) for n, c in ways]
+    findings.charts.append(bars(findings, "stride 1, device memory", at_one, "side", sides))
     for place in PLACES:
         where, both = f"[{place} memory] ", {"place": place, "part": "both"}
         findings.charts.append(splits_chart(findings, sides[-1], both, "gemm"))
@@ -132,37 +124,24 @@ def _ways(
         to = {"x": x.data_ptr(), "y": columns.data_ptr()}
         of = {"x": columns.data_ptr(), "w": w.data_ptr(), "y": y.data_ptr()}
 
-        def expand(first: Any = first, to: dict[str, int] = to) -> None:
-            first(to, lab.stream)
-
-        def product(second: Any = second, of: dict[str, int] = of) -> None:
-            second(of, lab.stream)
-
+        expand = partial(first, to, lab.stream)
         if second is None:
             lab.torch.backends.cuda.matmul.allow_tf32 = False
-            yield way, expand, lambda: lab.torch.matmul(w.reshape(3, 27), columns.reshape(27, -1), out=y.reshape(3, -1))
+            matrix, result = w.reshape(3, 27), y.reshape(3, -1)
+            yield way, expand, partial(lab.torch.matmul, matrix, columns.reshape(27, -1), out=result)
         else:
             second.load(lab.device.architecture, lab.device.index)
-            yield way, expand, product
+            yield way, expand, partial(second, of, lab.stream)
 
 
 def _im2col_conclusions(findings: Findings, where: str, choices: Choices, product: Choices) -> list[Conclusion]:
     window = {**choices, "part": "window", "gemm": "-"}
+    both, alone = (findings.ratios({**choices, "part": part, **product}, window) for part in ("both", "product"))
+    slower, why = f"{where}im2col is slower than the sliding window", "that is because the expansion is timed too"
+    faster = f"{where}{why} (without it, it is faster)"
     return [
-        judge(
-            "RGB report",
-            f"{where}im2col is slower than the sliding window",
-            findings.ratios({**choices, "part": "both", **product}, window),
-            lambda m: m > 1,
-            "expansion and product / window",
-        ),
-        judge(
-            "RGB report",
-            f"{where}that is because the expansion is timed too (without it, it is faster)",
-            findings.ratios({**choices, "part": "product", **product}, window),
-            lambda m: m < 1,
-            "product alone / window",
-        ),
+        judge("RGB report", slower, both, "expansion and product / window"),
+        judge("RGB report", faster, alone, "product alone / window", lambda m: m < 1),
     ]
 
 
@@ -176,39 +155,32 @@ def im2col_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Progress) -
         problem = pictures(side, stride)
         x, w = images(problem), filters(problem)
         base: dict[str, Value] = {"side": side, "stride": stride, "gemm": "-"}
-        gemm, direct = (prepared(problem, w, name) for name in ("cpu.im2col_gemm", "cpu.direct"))
-        out = tapwise.im2col(x, 3, padding=problem.padding, stride=stride)
-        good = within(problem, gemm(x)), within(problem, direct(x))
+        both, both_good = lab.prepared(problem, x, w, "cpu.im2col_gemm")
+        window, window_good = lab.prepared(problem, x, w, "cpu.direct")
+        expand = partial(tapwise.im2col, x, 3, padding=problem.padding, stride=stride)
+        out = expand()
         matrix, y = w.reshape(3, 27), out[0, :3].copy()
-
-        def expand(x: Any = x, out: Any = out, problem: Any = problem, stride: int = stride) -> None:
-            tapwise.im2col(x, 3, padding=problem.padding, stride=stride, out=out)
-
-        def multiply(matrix: Any = matrix, out: Any = out, y: Any = y) -> None:
-            matrix.dot(out[0], out=y)
-
+        multiply = partial(matrix.dot, out[0], out=y)
         multiply()
         whole = within(problem, y.reshape(problem.y_shape))
-        runs = {
-            "expansion": expand,
+        runs: dict[str, Call] = {
+            "expansion": partial(expand, out=out),
             "product": multiply,
-            "both": lambda op=gemm, x=x: op(x),
-            "window": lambda op=direct, x=x: op(x),
+            "both": both,
+            "window": window,
         }
-        pauses = {"product": BLAS_PAUSE_S, "both": BLAS_PAUSE_S}
-        times = lab.times(runs, pauses)  # type: ignore[arg-type]
-        for part, time in times.items():
-            findings.add(base | {"part": part}, time, {"both": good[0], "window": good[1]}.get(part, whole))
-    ways: list[tuple[str, Choices]] = [
+        times = lab.times(runs, {"product": BLAS_PAUSE_S, "both": BLAS_PAUSE_S})
+        good = {"expansion": whole, "product": whole, "both": both_good, "window": window_good}
+        findings.add_all(base, "part", times, good)
+    ways: Columns = [
         ("expansion alone", {"part": "expansion"}),
         ("product alone (BLAS)", {"part": "product"}),
         ("cpu.im2col_gemm (in chunks)", {"part": "both"}),
         ("cpu.direct", {"part": "window"}),
     ]
-    lines: list[dict[str, Value]] = [{"stride": s, "side": n} for s in STRIDES for n in sides]
-    findings.tables.append(pivot(findings, "im2col on the CPU", lines, ways))
-    series = {n: {str(s): us for s in sides if (us := findings.us(**{**c, "side": s, "stride": 1}))} for n, c in ways}
-    findings.charts.append(Chart("stride 1", "us", series))
+    findings.tables.append(pivot(findings, "im2col on the CPU", cells(sides), ways))
+    at_one = [(n, {**c, "stride": 1}) for n, c in ways]
+    findings.charts.append(bars(findings, "stride 1", at_one, "side", sides))
     findings.conclusions = [
         growth(findings, sides, "time grows with the pixels", part="both"),
         *_im2col_conclusions(findings, "", {}, {"gemm": "-"}),

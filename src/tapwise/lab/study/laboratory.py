@@ -13,11 +13,14 @@ import numpy as np
 import tapwise
 from tapwise import arrays, registry, verify
 from tapwise.algorithm import Device
+from tapwise.baselines import PEERS
+from tapwise.errors import PeerUnavailable
 from tapwise.lab import gpu, timing
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.problem import Inputs, Problem
 
 Call = Callable[[], object]
+Progress = Callable[[str], None]
 # Seconds in which the threads of NumPy's BLAS stop spinning.
 BLAS_PAUSE_S: Final = 0.1
 # A call that takes longer is timed by itself, and a few times only, or once.
@@ -32,17 +35,8 @@ def pictures(side: int, stride: int, layout: str = "nchw") -> ConvProblem:
     """
     total = (side - 3) * stride + 3 - side
     pair = (total // 2, total - total // 2)
-    return ConvProblem(
-        n=1,
-        c=3,
-        spatial=(side, side),
-        k=3,
-        kernel=(3, 3),
-        stride=(stride, stride),
-        padding=(pair, pair),
-        dilation=(1, 1),
-        layout=layout,
-    )
+    plain = ConvProblem.parse(f"c3 h{side} w{side} k3 r3 s3 stride{stride}")
+    return plain.replace(padding=(pair, pair), layout=layout)
 
 
 def images(problem: Problem, seed: int = 0) -> np.ndarray:
@@ -76,6 +70,27 @@ class CpuLaboratory:
 
     def time(self, run: Call) -> tuple[float, float]:
         return self.times({"": run})[""]
+
+    def prepared(
+        self, problem: ConvProblem, x: np.ndarray, w: np.ndarray, algorithm: str, threads: int | None = None
+    ) -> tuple[Call, bool]:
+        """A call of an operator, and whether its result is within the bound of a direct sum."""
+        operator = tapwise.prepare(problem, w, algorithm=algorithm, threads=threads)
+        return lambda: operator(x), within(problem, operator(x))
+
+    def peers(
+        self, problems: Mapping[str, ConvProblem], x: np.ndarray, w: np.ndarray, notes: list[str]
+    ) -> tuple[dict[str, Call], dict[str, float]]:
+        """(calls, pauses) of libraries by name, each on its problem; why one cannot goes to `notes`."""
+        calls: dict[str, Call] = {}
+        pauses: dict[str, float] = {}
+        for name, problem in problems.items():
+            try:
+                peer = PEERS[name].prepare(problem, Inputs(x, w), self.device.threads)
+                calls[name], pauses[name] = peer.run, peer.pause_s
+            except PeerUnavailable as error:
+                notes.append(f"{name}: {error}")
+        return calls, pauses
 
     def widths(self) -> list[tuple[str, int]]:
         """(target, bytes of its vectors): 16 bytes, and the CPU's own."""
@@ -168,6 +183,21 @@ class CudaLaboratory:
     def time(self, run: Call) -> tuple[float, float]:
         return self.times({"": run})[""]
 
+    def prepared(self, problem: ConvProblem, x: Any, w: Any, algorithm: str, config: Any = None) -> tuple[Call, bool]:
+        """A call of an operator, and whether its result is within the bound of a direct sum."""
+        operator = tapwise.prepare(problem, w, algorithm=algorithm, config=config)
+        return lambda: operator(x), self.within(problem, operator(x))
+
+    def cudnn(self, problem: ConvProblem, x: Any, w: Any) -> dict[str, Call]:
+        """cuDNN, NCHW and channels last."""
+        return {"cudnn": self.convolution(problem, x, w), "cudnn-cl": self.convolution(problem, x, w, True)}
+
+    def direct(self, problem: ConvProblem) -> tuple[dict[str, Call], bool]:
+        """(cuda.direct and cuDNN on a problem, whether the first is within its bound)."""
+        x, w = self.tensor(images(problem)), self.tensor(filters(problem))
+        run, good = self.prepared(problem, x, w, "cuda.direct")
+        return {"cuda.direct": run, **self.cudnn(problem, x, w)}, good
+
     def convolution(self, problem: ConvProblem, x: Any, w: Any, last: bool = False) -> Call:
         """cuDNN through PyTorch, NCHW or channels last. Padding of unequal sides is a copy that is timed too."""
         functional = self.torch.nn.functional
@@ -193,8 +223,3 @@ class CudaLaboratory:
             self._expected = problem, sums, size * factor + sums.abs() * 2.0**-24
         _, sums, bound = self._expected
         return bool(((y.to(sums.device).double() - sums).abs() <= bound).all())
-
-
-def prepared(problem: ConvProblem, w: np.ndarray, algorithm: str, threads: int | None = None) -> Any:
-    """A prepared operator on the CPU."""
-    return tapwise.prepare(problem, w, algorithm=algorithm, threads=threads)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from tapwise import dispatch, registry, verify
+from tapwise import arrays, dispatch, registry, verify
 from tapwise.algorithm import Buffers, Device
 from tapwise.arrays.workspaces import scratch
-from tapwise.lab.study.findings import Chart, Findings, judge, pivot
-from tapwise.lab.study.laboratory import BLAS_PAUSE_S, CpuLaboratory, CudaLaboratory
+from tapwise.lab.study.findings import Findings, bars, each, judge, pivot
+from tapwise.lab.study.laboratory import BLAS_PAUSE_S, Call, CpuLaboratory, CudaLaboratory, Progress
 from tapwise.problem import Problem
 
 # The board report's 640x640 picture of one channel, 3x3, and its softmax.
@@ -24,8 +24,6 @@ PROBLEMS: Final = {
     "reduce sum": "reduce sum 409600",
 }
 GEMM: Final = {"cpu": "cpu.im2col_gemm", "cuda": "cuda.im2col_gemm"}
-
-Progress = Callable[[str], None]
 
 
 def operators_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
@@ -69,22 +67,18 @@ def _ways_cuda(problem: Problem, device: Device) -> list[tuple[str, str, Any]]:
     return ways
 
 
-def _caller(lab: CudaLaboratory, problem: Problem, identifier: str, config: Any) -> Callable[[], object]:
-    from tapwise import arrays
-
+def _caller(lab: CudaLaboratory, problem: Problem, identifier: str, config: Any) -> Call:
     plan = dispatch.plan_for(problem, dispatch.choose(problem, lab.device, identifier, config=config), lab.device)
     inputs = problem.sample(np.random.default_rng(0))
     x = arrays.anywhere(lab.tensor(arrays.dense(inputs.x, problem.layout)), "x", lab.device.index)
     w = None if inputs.w is None else arrays.anywhere(lab.tensor(inputs.w), "w", lab.device.index)
     y = arrays.empty(problem.y_shape, problem.y_dtype, problem.layout, x)
     buffers = Buffers(x, plan.pack(w), y, scratch(plan.workspace_bytes, x))
-    return lambda: plan.run(buffers)
+    return partial(plan.run, buffers)
 
 
 def _measure_cpu(lab: CpuLaboratory, findings: Findings, name: str, problem: Problem) -> None:
-    from tapwise import arrays
-
-    runs: dict[str, Any] = {}
+    runs: dict[str, Call] = {}
     good = {}
     ways = {"CPU, plain": "cpu.serial", "CPU, vectors": "auto"}
     if problem.operator == "conv":
@@ -97,54 +91,33 @@ def _measure_cpu(lab: CpuLaboratory, findings: Findings, name: str, problem: Pro
         plan = dispatch.plan_for(problem, choice, lab.device)
         y = arrays.empty(problem.y_shape, problem.y_dtype, problem.layout)
         buffers = Buffers(x, plan.pack(inputs.w), y, scratch(plan.workspace_bytes, x))
-        runs[way] = lambda plan=plan, buffers=buffers: plan.run(buffers)
-    for way, time in lab.times(runs, {"CPU, im2col + GEMM": BLAS_PAUSE_S}).items():
-        findings.add({"operator": name, "way": way}, time, good[way])
+        runs[way] = partial(plan.run, buffers)
+    times = lab.times(runs, {"CPU, im2col + GEMM": BLAS_PAUSE_S})
+    findings.add_all({"operator": name}, "way", times, good)
 
 
 def _operators(findings: Findings) -> Findings:
-    names = tuple(dict.fromkeys(str(row.choices["operator"]) for row in findings.rows))
-    ways = tuple(dict.fromkeys(str(row.choices["way"]) for row in findings.rows))
-    findings.tables.append(
-        pivot(
-            findings,
-            "640x640, one channel, 3x3; softmax of 100,000; sum of 409,600",
-            [{"operator": name} for name in names],
-            [(way, {"way": way}) for way in ways],
-        )
-    )
-    findings.charts.append(
-        Chart("Operators", "us", {w: {n: us for n in names if (us := findings.us(operator=n, way=w))} for w in ways})
-    )
+    names, ways = findings.values("operator"), each("way", findings.values("way"))
+    title = "640x640, one channel, 3x3; softmax of 100,000; sum of 409,600"
+    findings.tables.append(pivot(findings, title, [{"operator": name} for name in names], ways))
+    findings.charts.append(bars(findings, "Operators", ways, "operator", names))
 
     def over(slow: str, fast: str, *only: str) -> list[float]:
-        return [
-            one / two
-            for name in only or names
-            if (one := findings.us(operator=name, way=slow)) and (two := findings.us(operator=name, way=fast))
-        ]
+        pairs = [findings.ratios({"operator": n, "way": slow}, {"operator": n, "way": fast}) for n in only or names]
+        return [ratio for pair in pairs for ratio in pair]
 
-    pools: tuple[str, ...] = ("maxpool", "avgpool")
+    source, plain, vectors, thread = "board report", "CPU, plain", "CPU, vectors", "GPU, a thread an output"
+    softmax, pools = over(plain, vectors, "softmax"), over(thread, vectors, "maxpool", "avgpool")
+    gemm = over(thread, "GPU, im2col + GEMM", "conv2d 3x3")
     findings.conclusions = [
-        judge("board report", "vector code is faster than plain loops", over("CPU, plain", "CPU, vectors"),
-              lambda m: m > 1, "plain / vectors"),
-        judge("board report", "softmax gains three to six times by vectors",
-              over("CPU, plain", "CPU, vectors", "softmax"), lambda m: m >= 3, "plain / vectors"),
-        judge("board report", "vector code on the CPU beats the GPU at pooling",
-              over("GPU, a thread an output", "CPU, vectors", *pools), lambda m: m > 1, "GPU / vectors"),
-        judge("board report", "im2col + GEMM beats a thread an output on the GPU",
-              over("GPU, a thread an output", "GPU, im2col + GEMM", "conv2d 3x3"), lambda m: m > 1,
-              "thread an output / im2col + GEMM"),
-    ]  # fmt: skip
+        judge(source, "vector code is faster than plain loops", over(plain, vectors), "plain / vectors"),
+        judge(source, "softmax gains three to six times by vectors", softmax, "plain / vectors", lambda m: m >= 3),
+        judge(source, "vector code on the CPU beats the GPU at pooling", pools, "GPU / vectors"),
+        judge(source, "im2col + GEMM beats a thread an output on the GPU", gemm, "thread an output / im2col + GEMM"),
+    ]
     if findings.kind == "cpu":
+        gemm = over(vectors, "CPU, im2col + GEMM", "conv2d 3x3")
+        text = "im2col + GEMM beats the direct loop nest on the CPU"
         findings.conclusions = [one for one in findings.conclusions if one.holds is not None]
-        findings.conclusions.append(
-            judge(
-                "board report",
-                "im2col + GEMM beats the direct loop nest on the CPU",
-                over("CPU, vectors", "CPU, im2col + GEMM", "conv2d 3x3"),
-                lambda m: m > 1,
-                "vectors / im2col + GEMM",
-            )
-        )
+        findings.conclusions.append(judge(source, text, gemm, "vectors / im2col + GEMM"))
     return findings

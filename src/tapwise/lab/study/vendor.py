@@ -6,12 +6,11 @@ import json
 import subprocess
 import sys
 from itertools import product
-from typing import Any
 
-from tapwise.lab.study.findings import Chart, Conclusion, Findings, Value, judge, pivot
-from tapwise.lab.study.laboratory import CpuLaboratory, CudaLaboratory, filters, images, pictures, prepared, within
-from tapwise.lab.study.pictures import STRIDES, Progress, rivals
-from tapwise.problem import Inputs
+from tapwise.baselines import PEERS
+from tapwise.lab.study.findings import Choices, Columns, Conclusion, Findings, Value, bars, judge, pivot
+from tapwise.lab.study.laboratory import CpuLaboratory, CudaLaboratory, Progress, filters, images, pictures
+from tapwise.lab.study.pictures import STRIDES, cells, rivals
 
 
 def cudnn_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
@@ -26,34 +25,21 @@ def cudnn_cuda(lab: CudaLaboratory, sides: tuple[int, ...], progress: Progress) 
     return _vendor(findings, sides, "cudnn", "cuda.direct", ("cudnn", "cudnn-cl"))
 
 
-def vendor_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
+def cudnn_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Progress) -> Findings:
     """The CPU's vendor libraries, warm and with their first call."""
-    from tapwise.baselines import PEERS
-    from tapwise.errors import PeerUnavailable
-    from tapwise.ops.conv.problem import ConvProblem
-
     findings = Findings("cudnn", "The vendor's library, warm and with its first call", lab.kind, lab.device.name)
     names = [name for name in ("onednn", "mlas") if PEERS[name].installed]
     for side, stride in product(sides, STRIDES):
         progress(f"side {side}, stride {stride}")
         problem = pictures(side, stride)
         x, w = images(problem), filters(problem)
-        operator = prepared(problem, w, "auto")
-        runs: dict[str, Any] = {"tapwise": lambda op=operator, x=x: op(x)}
-        pauses: dict[str, float] = {}
-        good = within(problem, operator(x))
-        for name in names:
-            # PyTorch has equal padding only: the same number of outputs, the odd rest left out.
-            even = problem.replace(padding=tuple((a, a) for a, _ in problem.padding))
-            wanted: ConvProblem = problem if name == "mlas" else even
-            try:
-                peer = PEERS[name].prepare(wanted, Inputs(x, w), lab.device.threads)
-                runs[name], pauses[name] = peer.run, peer.pause_s
-            except PeerUnavailable as error:
-                findings.notes.append(f"{name}: {error}")
-        for name, time in lab.times(runs, pauses).items():
-            choices: dict[str, Value] = {"side": side, "stride": stride, "method": name, "when": "warm"}
-            findings.add(choices, time, good or name != "tapwise")
+        run, good = lab.prepared(problem, x, w, "auto")
+        # PyTorch has equal padding only: the same number of outputs, the odd rest left out.
+        even = problem.replace(padding=tuple((a, a) for a, _ in problem.padding))
+        wanted = {name: problem if name == "mlas" else even for name in names}
+        peers, pauses = lab.peers(wanted, x, w, findings.notes)
+        times = lab.times({"tapwise": run, **peers}, pauses)
+        findings.add_all({"side": side, "stride": stride, "when": "warm"}, "method", times, {"tapwise": good})
     _first_calls(findings, sides, progress, (*names, "tapwise"), "cpu")
     if "onednn" in names:
         findings.notes.append(
@@ -63,29 +49,15 @@ def vendor_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Progress) -
 
 
 def _vendor(findings: Findings, sides: tuple[int, ...], vendor: str, ours: str, vendors: tuple[str, ...]) -> Findings:
-    lines: list[dict[str, Value]] = [{"stride": s, "side": n} for s in STRIDES for n in sides]
-    names = tuple(dict.fromkeys(str(row.choices["method"]) for row in findings.rows if row.choices["when"] == "warm"))
-    findings.tables.append(pivot(findings, "Warm", lines, [(name, {"method": name, "when": "warm"}) for name in names]))
-    moments = ("start", "first call", "second call")
-    methods = tuple(dict.fromkeys(str(row.choices["method"]) for row in findings.rows if row.choices["when"] != "warm"))
-    findings.tables.append(
-        pivot(
-            findings,
-            "In a process of its own, wall time (start: the library and, on a GPU, the context)",
-            [{"side": n, "method": m} for n in sides for m in methods],
-            [(moment, {"stride": 1, "when": moment}) for moment in moments],
-        )
-    )
-    findings.charts.append(
-        Chart(
-            "stride 1: warm",
-            "us",
-            {
-                name: {str(n): us for n in sides if (us := findings.us(side=n, stride=1, method=name, when="warm"))}
-                for name in names
-            },
-        )
-    )
+    names, methods = findings.values("method", when="warm"), findings.values("method", when="first call")
+    warm_ones: Columns = [(name, {"method": name, "when": "warm"}) for name in names]
+    findings.tables.append(pivot(findings, "Warm", cells(sides), warm_ones))
+    title = "In a process of its own, wall time (start: the library and, on a GPU, the context)"
+    moments = [(when, {"stride": 1, "when": when}) for when in ("start", "first call", "second call")]
+    processes: list[Choices] = [{"side": n, "method": m} for n in sides for m in methods]
+    findings.tables.append(pivot(findings, title, processes, moments))
+    at_one: Columns = [(name, {**choices, "stride": 1}) for name, choices in warm_ones]
+    findings.charts.append(bars(findings, "stride 1: warm", at_one, "side", sides))
 
     def taken(side: int, stride: int, method: str, when: str) -> float:
         return findings.us(side=side, stride=stride, method=method, when=when) or 0.0
@@ -108,9 +80,7 @@ def _vendor(findings: Findings, sides: tuple[int, ...], vendor: str, ours: str, 
         if mine and any(times):
             pairs.append(min(filter(None, times)) / mine)
     what = f"library / {ours}, warm"
-    findings.conclusions.append(
-        judge("RGB report", "a hand-written kernel is faster than the library", pairs, lambda m: m > 1, what)
-    )
+    findings.conclusions.append(judge("RGB report", "a hand-written kernel is faster than the library", pairs, what))
     return findings
 
 
