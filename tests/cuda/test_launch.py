@@ -11,18 +11,12 @@ import pytest
 
 from tapwise import registry
 from tapwise.algorithm import Buffers
-from tapwise.cuda import block_reduction, copy, plan
+from tapwise.cuda import copy, plan
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.device import H200
 from tapwise.cuda.jit.launch import Launch
 from tapwise.errors import CompileError
-from tapwise.ops.conv.cuda import few_channels, im2col_gemm, implicit_gemm_mma, narrow_groups, pack, reference
-from tapwise.ops.conv.cuda import window as window_
-from tapwise.ops.conv.cuda.implicit_gemm import implicit_gemm
-from tapwise.ops.filter import cuda as filters
-from tapwise.ops.patches import cuda as patches
-from tapwise.ops.pool import cuda as pool
 
 PLANNED = [
     "n2 c6 h40 w52 k6 r6 s6",
@@ -43,56 +37,29 @@ PLANNED = [
 ]
 
 
-def words_of(text: str, struct: str) -> tuple[str, ...]:
-    """The names of a struct's words in CUDA source."""
-    body = text.split(f"struct {struct} {{")[1].split("};")[0]
-    lines = [line.split("//")[0] for line in body.splitlines()]
-    names: list[str] = []
-    for declaration in " ".join(lines).split(";"):
-        for word in declaration.replace("*", " ").split(","):
-            name = word.split()[-1:]
-            if name:
-                base, _, count = name[0].partition("[")
-                names += [base] if not count else [f"{base}{i}" for i in range(int(count.rstrip("]")))]
-    return tuple(names)
+def a_source(words: str) -> Source:
+    """A kernel's source whose struct has these words."""
+    return Source("any", f"struct Args {{ {words} }};\nvoid kernel(const __grid_constant__ Args p)")
 
 
-@pytest.mark.parametrize(
-    ("file", "struct_name", "words"),
-    [
-        ("cuda/include/window.cuh", "Window", window_.WINDOW),
-        ("ops/conv/cuda/reference.cu", "Reference", reference.WORDS),
-        ("ops/patches/patches.cu", "Patches", patches.WORDS),
-        ("cuda/copy.cu", "Copy", copy.WORDS),
-        ("ops/pool/pool.cu", "Pooling", pool.WORDS),
-        ("cuda/include/block_reduction.cuh", "Runs", block_reduction.WORDS),
-        ("ops/conv/cuda/gemm.cu", "Gemm", im2col_gemm.WORDS),
-        ("ops/filter/filter.cu", "Filter", filters.WORDS),
-        ("ops/conv/cuda/pack.cu", "Images", pack.IMAGE_WORDS),
-        ("ops/conv/cuda/pack.cu", "Filters", pack.FILTER_WORDS),
-        ("ops/conv/cuda/implicit_gemm/implicit_gemm_im2col.cu", "Im2colGemm", implicit_gemm.IM2COL),
-        ("ops/conv/cuda/implicit_gemm/implicit_gemm_halo.cu", "HaloGemm", implicit_gemm.HALO),
-        ("ops/conv/cuda/implicit_gemm_mma.cu", "Gather", implicit_gemm_mma.WORDS),
-        ("ops/conv/cuda/implicit_gemm_mma.cu", "Parts", implicit_gemm_mma.PART_WORDS),
-        ("ops/conv/cuda/few_channels.cu", "ImageRows", few_channels.WORDS),
-        ("ops/conv/cuda/few_channels.cu", "Fragments", few_channels.FRAGMENT_WORDS),
-        ("ops/conv/cuda/narrow_groups.cu", "Groups", narrow_groups.WORDS),
-        ("ops/conv/cuda/narrow_groups.cu", "GroupFilters", narrow_groups.FILTER_WORDS),
-    ],
-)
-def test_words_are_packed_in_the_order_of_the_struct(file: str, struct_name: str, words: tuple[str, ...]) -> None:
-    text = (compiler.FOLDER / file).read_text()
-    assert words_of(text, struct_name) == tuple(words)
+def test_words_are_those_of_the_struct() -> None:
+    source = a_source("const void *x;\n// Sizes, in elements.\nvoid *y, *z;\nalignas(64) unsigned long long map[2], n;")
+    assert compiler.struct_words(source) == ("x", "y", "z", "map0", "map1", "n")
+    assert compiler.struct_words(copy.source(4))[:5] == ("x", "y", "total", "shape0", "shape1")
+    for wrong in ("int n;", "long long n; unsigned m, k;", "float v[2];"):
+        with pytest.raises(CompileError, match="8 bytes"):
+            compiler.struct_words(a_source(wrong))
 
 
 def test_arguments_are_packed() -> None:
-    launch = Launch(Source("any", ""), ("x", "n", "y"), {"n": -7}, (1, 2, 3), (32, 1, 1))
+    source = a_source("const void *x; long long n; void *y;")
+    launch = Launch(source, {"n": -7}, (1, 2, 3), 32)
     assert struct.unpack("9q", launch._template) == (0, 0, -7, 0, 0, 0, 0, 0, 0)
     assert launch._open == {"x": 1, "y": 3}
     with pytest.raises(KeyError, match="m"):
-        Launch(Source("any", ""), ("x",), {"m": 1}, (1, 1, 1), (1, 1, 1))
+        Launch(source, {"m": 1}, (1, 1, 1), 1)
     with pytest.raises(CompileError, match="grid"):
-        Launch(Source("any", ""), ("x",), {}, (1, 1 << 16, 1), (1, 1, 1))
+        Launch(source, {}, (1, 1 << 16, 1), 1)
 
 
 def test_plans_that_only_launch_say_so() -> None:

@@ -22,8 +22,6 @@ from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
 from tapwise.cuda.types import DTYPES, INDEX_LIMIT, template_args
 from tapwise.integers import ceil_div
 
-# The words of `Runs` in include/block_reduction.cuh.
-WORDS: Final = ("x", "y", "accumulators", "outer", "length", "inner", "parts")
 THREADS: Final = 256
 # Threads a multiprocessor that keep it busy.
 BUSY: Final = 1024
@@ -113,8 +111,8 @@ class BlockReduction(CudaAlgorithm[Config]):
         found = []
         for source, block in self.kernels(problem, config):
             grid = (ceil_div(outer * inner, block.runs) * block.parts, 1, 1)
-            threads = (block.runs * block.down, 1, 1)
-            found.append(Launch(source, WORDS, fields, grid, threads, names_of={"accumulators": "workspace"}))
+            threads = block.runs * block.down
+            found.append(Launch(source, fields, grid, threads, names_of={"accumulators": "workspace"}))
         return found
 
 

@@ -14,12 +14,6 @@ from tapwise.integers import ceil_div
 
 AXES: Final = 5
 THREADS: Final = 256
-WORDS: Final = (
-    "x",
-    "y",
-    "total",
-    *(f"{name}{axis}" for name in ("shape", "from", "to") for axis in range(AXES)),
-)
 _TYPES: Final = {DTYPES[name].size_bytes: DTYPES[name].cpp for name in ("u8", "u16", "u32", "u64")}
 
 
@@ -46,6 +40,6 @@ def launch(
         fields |= {f"shape{axis}": 1, f"from{axis}": 0, f"to{axis}": 0}
     device = gpu(index)
     blocks = min(ceil_div(fields["total"], THREADS), 32 * device.multiprocessors)
-    made = Launch(source(size), WORDS, fields, (blocks, 1, 1), (THREADS, 1, 1))
+    made = Launch(source(size), fields, (blocks, 1, 1), THREADS)
     made.load(device.architecture, index)
     return made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -45,9 +44,13 @@ class CudaPlan(Plan):
 class CudaAlgorithm(Algorithm[C]):
     """An algorithm whose plans launch kernels of CUDA C++."""
 
-    @abstractmethod
+    def source(self, problem: Any, config: C) -> Source:
+        """The kernel that computes. Pure."""
+        raise NotImplementedError
+
     def sources(self, problem: Any, config: C) -> list[Source]:
         """All kernels that a plan will load, and those that pack its filters. Pure."""
+        return [self.source(problem, config)]
 
     def workspace_bytes(self, problem: Any, config: C, device: Device) -> int:
         return 0

@@ -61,7 +61,7 @@ def operands(problem: ConvProblem, config: Config, w: np.ndarray) -> np.ndarray:
     kinds = 2 if parity == "BOTH" else 1
     out = np.zeros((kinds, p["chunks"], steps, blocks, 32, 2, each))
     assert p["words"] == out.size // each
-    assert few.filter_bytes(problem, config) == 4 * p["words"]
+    assert FewChannels().filter_bytes(problem, config) == 4 * p["words"]
     for kind, chunk, step, block, lane, half in np.ndindex(*out.shape[:-1]):
         odd = kind if parity == "BOTH" else int(parity == "ODD")
         filter_ = filter_of(chunk * config.filters + block * 8 + lane // 4, config.order)

@@ -69,7 +69,7 @@ def test_a_map_is_sixteen_words_whose_first_is_an_address() -> None:
         assert names.index(f"{name}0") == index * WORDS, "maps begin on multiples of 64 bytes"
     assert {"y", "bias", "residual"} <= set(launch._open)
     with pytest.raises(KeyError, match="z0"):
-        Launch(launch.source, ("y",), {}, (1, 1, 1), (32, 1, 1), maps={"z": launch.maps["x"]})
+        Launch(launch.source, {}, (1, 1, 1), 32, maps={"z": launch.maps["x"]})
 
 
 def test_filters_are_fetched_ahead_only_where_they_are_ready() -> None:

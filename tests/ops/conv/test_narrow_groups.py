@@ -53,7 +53,7 @@ def terms(problem: ConvProblem, number: int) -> list[tuple[int, int]]:
 
 
 def operands(problem: ConvProblem, config: Config, w: np.ndarray) -> np.ndarray:
-    """What pack_groups leaves, by its launch's words: [group][step][8 filters][thread][2 words][element]."""
+    """What pack_fragments leaves, by its launch's words: [group][step][8 filters][thread][2 words][element]."""
     launch = NarrowGroups().pack_launch(problem, config, (1, 1, 1, 1))
     steps, blocks = -(-narrow._halves(problem) // 2), -(-problem.group_k // 8)
     groups = -(-problem.groups // config.groups_per_tile) * config.groups_per_tile

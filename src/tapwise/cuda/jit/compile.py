@@ -11,9 +11,10 @@ import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from io import StringIO
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,8 @@ OPTIONS: Final[dict[str, Any]] = {"std": "c++17", "device_as_default_execution_s
 # What a stub of CUDA's float16 begins with: the header takes longer to compile than a kernel.
 HALF: Final = "#define WITH_HALF\n"
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
+_PARAMETERS = re.compile(r"__grid_constant__ (\w+) p\)")
+_WORD = re.compile(r"(\w+)(?:\[(\d+)\])?\s*[,;]")
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,18 @@ def traits(element: str, values: Mapping[str, int | bool | str]) -> str:
     kinds = {name: "bool" if isinstance(value, bool) else "int" for name, value in values.items()}
     lines = "".join(f"    static constexpr {kinds[name]} {name} = {word};\n" for name, word in words.items())
     return f"struct Traits {{\n    using T = {element};\n{lines}}};\n"
+
+
+@lru_cache(512)
+def struct_words(source: Source) -> tuple[str, ...]:
+    """The 8-byte words of the struct that a kernel takes, by their names in order: of an array x[2], x0 and x1."""
+    (struct,) = _PARAMETERS.findall(source.text)
+    text = re.sub("//.*", "", "".join([source.text, *_texts(source.text)]))
+    body = text.split(f"struct {struct} {{")[1].split("};")[0]
+    if wrong := re.findall(r"\b(?:int|unsigned|float|double|bool|char|short)\s+\w+\s*[,;\[]", body):
+        raise CompileError(f"{source.name}: not words of 8 bytes: {wrong}")
+    names = [[f"{name}{i}" for i in range(int(count))] if count else [name] for name, count in _WORD.findall(body)]
+    return tuple(chain.from_iterable(names))
 
 
 def cubin(source: Source, architecture: str) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, Final
@@ -71,33 +71,28 @@ def _kernel(source: Source, architecture: str, index: int, shared_bytes: int) ->
 
 
 class Launch:
-    """A kernel with its geometry and its packed arguments; `names` are the struct's words in order.
+    """A kernel with its grid, the threads of a block, and its packed arguments: the words of its struct.
 
     `fields` gives the words that a plan knows; the others are addresses that a call fills in, 0 where it does not.
     `maps`: tensor maps by the address that they hold; the map of "x" is the words x0 to x15. `dependent`: it may be
-    placed before what the stream runs has ended, and waits for that itself. `names_of`: words
-    and maps that hold an address of another name.
+    placed before what the stream runs has ended, and waits for that itself. `names_of`: words and maps that hold an
+    address of another name.
     """
 
     def __init__(
-        self, source: Source, names: Sequence[str], fields: Mapping[str, int], grid: tuple[int, int, int],
-        block: tuple[int, int, int], shared_bytes: int = 0, maps: Mapping[str, TensorMap] | None = None,
-        dependent: bool = False, names_of: Mapping[str, str] | None = None,
+        self, source: Source, fields: Mapping[str, int], grid: tuple[int, int, int], threads: int,
+        shared_bytes: int = 0, maps: Mapping[str, TensorMap] | None = None, dependent: bool = False,
+        names_of: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
+        self.source, self.grid, self.block, self.shared_bytes = source, grid, (threads, 1, 1), shared_bytes
+        self.dependent, self.names = dependent, compiler.struct_words(source)
+        names = self.names
         self.maps, self._names_of = dict(maps or {}), dict(names_of or {})
         unknown = (set(fields) | {f"{name}0" for name in self.maps}) - set(names)
         if unknown:
-            raise KeyError(f"fields {sorted(unknown)} have no place among {list(names)}")
+            raise KeyError(f"fields {sorted(unknown)} have no place among {names}")
         if not (0 < grid[0] < 1 << 31 and 0 < grid[1] < 1 << 16 and 0 < grid[2] < 1 << 16):
             raise CompileError(f"{source.name}: a grid of {grid} blocks is not allowed")
-        self.source, self.names, self.grid, self.block, self.shared_bytes, self.dependent = (
-            source,
-            tuple(names),
-            grid,
-            block,
-            shared_bytes,
-            dependent,
-        )
         self.words = [fields.get(name, 0) for name in names]
         self._pack = ctypes.c_int64 * (1 + ceil_div(len(names), _ALIGNED_WORDS) * _ALIGNED_WORDS)
         self._template = bytes(self._pack(0, *self.words))

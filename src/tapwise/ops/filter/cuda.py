@@ -21,10 +21,6 @@ from tapwise.integers import ceil_div
 from tapwise.ops.filter.edges import MODES
 from tapwise.ops.filter.problem import FilterProblem, limits
 
-WORDS: Final = (
-    "x", "list", "y", "depth", "height", "width", "channels",
-    *(f"{name}{axis}" for name in ("size", "before", "mode") for axis in range(3)), "taps",
-)  # fmt: skip
 _OPS: Final = {"dense": "SUM", "separable": "SUM", "max": "LARGEST", "min": "SMALLEST"}
 # Bits of a place on each axis.
 _AXIS_BITS: Final = 20
@@ -161,7 +157,7 @@ class FilterSlidingWindow(CudaAlgorithm[Config]):
             fields |= {f"size{axis}": size[axis], f"before{axis}": before[axis]}
             fields[f"mode{axis}"] = MODES.index(problem.modes[axis])
         blocks = min(ceil_div(prod(problem.x_shape), config.threads), BLOCKS_EACH * device.multiprocessors)
-        return Launch(self.source(problem, config, part), WORDS, fields, (blocks, 1, 1), (config.threads, 1, 1))
+        return Launch(self.source(problem, config, part), fields, (blocks, 1, 1), config.threads)
 
 
 def _parts(problem: FilterProblem) -> range:

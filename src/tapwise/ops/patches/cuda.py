@@ -22,7 +22,6 @@ from tapwise.integers import ceil_div
 from tapwise.ops.patches.problem import PatchProblem
 
 _TRIPLES: Final = ("size", "kernel", "out", "stride", "pad", "dilation")
-WORDS: Final = ("x", "y", "planes", *(f"{name}{axis}" for name in _TRIPLES for axis in range(3)))
 # Kernels of up to so many taps are unrolled.
 MOST_TAPS: Final = 16
 # The RGB report's threads of a block.
@@ -98,9 +97,6 @@ class Im2colGridStride(CudaAlgorithm[Config]):
             windows = ceil_div(problem.output[-1], config.across) * ceil_div(rows, down) * config.threads
         return problem.n * problem.c * taps * windows
 
-    def sources(self, problem: PatchProblem, config: Config) -> list[Source]:
-        return [self.source(problem, config)]
-
     def source(self, problem: PatchProblem, config: Config) -> Source:
         words = template_args(
             DTYPES[problem.dtype].cpp, config.vector, *_kernel(problem), config.spread,
@@ -118,7 +114,7 @@ class Im2colGridStride(CudaAlgorithm[Config]):
         blocks = min(
             ceil_div(self._threads_needed(problem, config), config.threads), BLOCKS_EACH * device.multiprocessors
         )
-        return Launch(self.source(problem, config), WORDS, fields, (blocks, 1, 1), (config.threads, 1, 1))
+        return Launch(self.source(problem, config), fields, (blocks, 1, 1), config.threads)
 
 
 class Col2imGridStride(Im2colGridStride):

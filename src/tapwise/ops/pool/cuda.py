@@ -16,10 +16,6 @@ from tapwise.cuda.types import DTYPES, INDEX_LIMIT, counter, template_args
 from tapwise.integers import ceil_div
 from tapwise.ops.pool.problem import PoolProblem
 
-WORDS: Final = (
-    "x", "y", "places", "n", "c", "height", "width", "r", "s", "p", "q", "stride_h", "stride_w", "pad_h", "pad_w",
-    "dilation_h", "dilation_w", "end_h", "end_w", "divisor",
-)  # fmt: skip
 # Kernels of up to so many taps are unrolled.
 MOST_TAPS: Final = 25
 BLOCKS_EACH: Final = 64
@@ -69,9 +65,6 @@ class PoolSlidingWindow(CudaAlgorithm[Config]):
     def plan(self, problem: PoolProblem, config: Config, device: Device) -> Plan:
         return PoolPlan(problem, device, [self.launch(problem, config, device)])
 
-    def sources(self, problem: PoolProblem, config: Config) -> list[Source]:
-        return [self.source(problem, config)]
-
     def source(self, problem: PoolProblem, config: Config) -> Source:
         kernel = problem.kernel if prod(problem.kernel) <= MOST_TAPS else (0, 0)
         words = (
@@ -90,4 +83,4 @@ class PoolSlidingWindow(CudaAlgorithm[Config]):
             "end_h": height + bottom, "end_w": width + right, "divisor": problem.divisor or 0,
         }  # fmt: skip
         blocks = min(ceil_div(prod(problem.y_shape), config.threads), BLOCKS_EACH * device.multiprocessors)
-        return Launch(self.source(problem, config), WORDS, fields, (blocks, 1, 1), (config.threads, 1, 1))
+        return Launch(self.source(problem, config), fields, (blocks, 1, 1), config.threads)

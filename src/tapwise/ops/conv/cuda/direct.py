@@ -176,30 +176,23 @@ class Direct(CudaAlgorithm[Config]):
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         return window.WindowPlan(problem, device, [self.launch(problem, config)])
 
-    def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
-        return [self.source(problem, config)]
-
     def source(self, problem: ConvProblem, config: Config) -> Source:
         copy = self._copy_bytes(problem, config)
         load = {"tile": "HALO", "even": "EVEN"}.get(config.step, "COPY" if copy else "EVEN")
-        store = self._store(problem, config)
-        words = (
+        words = template_args(
             DTYPES[problem.dtype].cpp, config.k, *problem.kernel, *problem.stride, config.across, config.down,
             config.px, config.ty, config.stages, load, max(copy, 4), self._shift(problem, config),
-            store, config.each, problem.bias, problem.residual,
+            self._store(problem, config), config.each, problem.bias, problem.residual,
             window.ACTIVATIONS[problem.activation],
         )  # fmt: skip
         threads = config.across * config.down
-        return stub(
-            "ops/conv/cuda/direct.cu", "direct", template_args(*words), "Window", threads, config.min_blocks_per_sm,
-        )  # fmt: skip
+        return stub("ops/conv/cuda/direct.cu", "direct", words, "Window", threads, config.min_blocks_per_sm)
 
     def launch(self, problem: ConvProblem, config: Config) -> Launch:
-        fields = window.window_fields(problem)
+        source = self.source(problem, config)
+        fields = window.window_fields(problem, source)
         fields["tiles_q"] = ceil_div(fields["q"], config.across * config.px)
         fields["tiles_p"] = ceil_div(fields["p"], config.down * config.ty * config.each)
-        fields["tiles_k"] = ceil_div(problem.k // problem.groups, config.k) * problem.groups
-        return Launch(
-            self.source(problem, config), window.WINDOW, fields, (self._blocks(problem, config), 1, 1),
-            (config.across * config.down, 1, 1), self.shared_bytes(problem, config),
-        )  # fmt: skip
+        fields["tiles_k"] = ceil_div(problem.group_k, config.k) * problem.groups
+        grid = (self._blocks(problem, config), 1, 1)
+        return Launch(source, fields, grid, config.across * config.down, self.shared_bytes(problem, config))

@@ -10,7 +10,7 @@
 
 #include "row_loads.cuh"
 
-struct ImageRows {
+struct Tiles {
     const void *x, *w;
     void *y;
     const void *bias, *residual;
@@ -49,7 +49,7 @@ struct Few {
 };
 
 // The rows of x that a tile reaches, from `begin` elements of a row on, zeros outside x.
-template <class O> DEVICE void load_rows(const ImageRows &p, unsigned to, int n, int h0, int begin) {
+template <class O> DEVICE void load_rows(const Tiles &p, unsigned to, int n, int h0, int begin) {
     using T = typename O::T;
     const int pieces = p.pieces, count = (int)p.image_rows * pieces, height = p.height, width = (int)p.width * O::C;
     const T *const image = static_cast<const T *>(p.x) + (long long)n * height * width;
@@ -85,7 +85,7 @@ template <int ROWS> DEVICE void move(unsigned (&window)[ROWS][2], int by) {
 
 // A warp's sums of one chunk of filters to y; `filter0`: this thread's first.
 template <class O>
-DEVICE void finish_rows(const ImageRows &p, const float (&d)[O::ROWS][O::BLOCKS][4], const int (&places)[O::ROWS][2],
+DEVICE void finish_rows(const Tiles &p, const float (&d)[O::ROWS][O::BLOCKS][4], const int (&places)[O::ROWS][2],
                         int filter0) {
     using T = typename O::T;
     struct alignas(sizeof(T) * O::V) Vector { T v[O::V]; };
@@ -116,7 +116,7 @@ DEVICE void finish_rows(const ImageRows &p, const float (&d)[O::ROWS][O::BLOCKS]
     }
 }
 
-template <class O> DEVICE void few_channels(const ImageRows &p) {
+template <class O> DEVICE void few_channels(const Tiles &p) {
     using T = typename O::T;
     extern __shared__ uint4 memory[];
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, quad = lane % 4;

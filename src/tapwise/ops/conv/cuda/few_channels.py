@@ -10,28 +10,18 @@ Source: PTX ISA on mma.sync (which thread holds what); Chetlur et al., "cuDNN: e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import ClassVar, Final
 
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.algorithm import Device, Plan
-from tapwise.cuda.jit.compile import Source, stub
-from tapwise.cuda.jit.launch import Launch
-from tapwise.cuda.plan import CudaAlgorithm, has_dependent_launches
+from tapwise.algorithm import Device
 from tapwise.cuda.types import reciprocal, template_args, tensor_core_type
 from tapwise.integers import ceil_div
-from tapwise.ops.conv.cuda import pack, row_tiles, window
+from tapwise.ops.conv.cuda import row_tiles, window
 from tapwise.ops.conv.problem import ConvProblem
 
-WORDS: Final = (
-    "x", "w", "y", "bias", "residual", "n", "height", "width", "k", "p", "q", "stride_h", "stride_w", "pad_h", "pad_w",
-    "dilation_h", "down", "across", "tiles_h", "tiles_w", "tiles", "image_rows", "pitch", "columns", "pieces",
-    "per_column", "per_piece",
-)  # fmt: skip
-FRAGMENT_WORDS: Final = ("w", "y", "k", "words", "chunks", "step_k", "step_c", "step_r", "step_s")
 # Channels of x; pieces of 16 bytes of a window, for which the kernel has code of its own each.
 MOST_CHANNELS: Final = 8
 MOST_PIECES: Final = 64
@@ -68,35 +58,26 @@ class Config(BaseConfig):
     min_blocks_per_sm: int
 
 
-class FewChannels(CudaAlgorithm[Config]):
+class FewChannels(row_tiles.RowTiles[Config]):
     """Up to 8 channels in one group, channels last; any stride and padding, dilation along rows of filters of one
     column only; float16, bfloat16, and float32 with math="tf32". Compute capability 8.0 and newer."""
 
     id: ClassVar[str] = "cuda.few_channels"
     summary: ClassVar[str] = "tensor cores (mma.sync) on the image's own rows in shared memory: few channels"
-    tensor_cores: ClassVar[bool] = True
+    kernel: ClassVar[str] = "few_channels"
     dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16", "tf32")
-    axes: ClassVar[tuple[int, ...]] = (2,)
-    layouts: ClassVar[tuple[str, ...]] = ("nhwc",)
 
-    def rejects(self, problem: ConvProblem, device: Device) -> str | None:
+    def unsuited(self, problem: ConvProblem) -> str | None:
         if problem.groups > 1 or problem.c > MOST_CHANNELS:
             return f"takes up to {MOST_CHANNELS} channels in one group, not {problem.c} in {problem.groups}"
         if problem.dilation[1] != 1 and problem.kernel[1] > 1:
             return f"takes windows without gaps along their rows, not dilation={problem.dilation}"
         if problem.kernel[0] * _pieces(problem) > MOST_PIECES:
-            return (
-                f"takes windows of up to {MOST_PIECES} pieces of 16 bytes, not {problem.kernel[0] * _pieces(problem)}"
-            )
-        reason = row_tiles.too_large(problem)
-        if reason is None and next(self._fitting(problem, device), None) is None:
-            return "takes rows and filters that fit into shared memory"
-        return reason
+            found = problem.kernel[0] * _pieces(problem)
+            return f"takes windows of up to {MOST_PIECES} pieces of 16 bytes, not {found}"
+        return None
 
-    def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
-        return list(self._fitting(problem, device))
-
-    def _fitting(self, problem: ConvProblem, device: Device) -> Iterator[Config]:
+    def fitting(self, problem: ConvProblem, device: Device) -> Iterator[Config]:
         shapes = row_tiles.shapes(problem, LEAST_OUTPUTS, MOST_OUTPUTS, NARROWEST, _kinds(problem))
         for order in orders_of(problem):
             for width in _widths(problem, order):
@@ -113,7 +94,7 @@ class FewChannels(CudaAlgorithm[Config]):
                     min_blocks_per_sm = row_tiles.min_blocks_per_sm(registers)
                     for down, across in shapes:
                         config = Config(down, across, rows, width, order, min_blocks_per_sm)
-                        if row_tiles.fits(shared_bytes(problem, config), min_blocks_per_sm, device):
+                        if row_tiles.fits(self.shared_bytes(problem, config), min_blocks_per_sm, device):
                             yield config
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
@@ -145,16 +126,7 @@ class FewChannels(CudaAlgorithm[Config]):
         memory = problem.bytes / (device.gbps * 1e3 * MEMORY)
         return float((compute**3 + memory**3) ** (1 / 3) + BOTH * min(compute, memory) + LAUNCH_US)
 
-    def error_factor(self, problem: ConvProblem) -> float:
-        """tf32 keeps 11 bits of each factor, cut off at worst: 2^-9 of a product."""
-        return super().error_factor(problem) + (2.0**15 if problem.math == "tf32" else 0.0)
-
-    def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        launch = self.launch(problem, config, device)
-        packer = partial(self.pack_launch, problem, config)
-        return row_tiles.FragmentPlan(problem, device, launch, packer, filter_bytes(problem, config))
-
-    def _template(self, problem: ConvProblem, config: Config) -> str:
+    def template(self, problem: ConvProblem, config: Config) -> str:
         words = (
             tensor_core_type(problem.dtype), problem.c, *problem.kernel, config.filters, config.rows, config.order,
             _beside(problem, config), copy_bytes(problem), parity_of(problem), problem.bias, problem.residual,
@@ -162,45 +134,24 @@ class FewChannels(CudaAlgorithm[Config]):
         )  # fmt: skip
         return f"Few<{template_args(*words)}>"
 
-    def source(self, problem: ConvProblem, config: Config) -> Source:
-        template = self._template(problem, config)
-        return stub(
-            "ops/conv/cuda/few_channels.cu", "few_channels", template, "ImageRows", row_tiles.THREADS,
-            config.min_blocks_per_sm,
-        )  # fmt: skip
-
-    def pack_source(self, problem: ConvProblem, config: Config) -> Source:
-        plain = self._template(problem.replace(bias=False, residual=False, activation=None), config)
-        return stub("ops/conv/cuda/few_channels.cu", "pack_fragments", plain, "Fragments", pack.THREADS)
-
-    def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
-        return [self.pack_source(problem, config), self.source(problem, config)]
-
-    def launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
-        tiles_h, tiles_w, tiles = row_tiles.tiles_of(problem, config.down, config.across)
+    def fields(self, problem: ConvProblem, config: Config) -> dict[str, int]:
         high, pitch = rows_of(problem, config)
-        copy, columns = copy_bytes(problem), config.across // _kinds(problem)
-        mine = window.window_fields(problem) | {
-            "down": config.down, "across": config.across, "tiles_h": tiles_h, "tiles_w": tiles_w, "tiles": tiles,
-            "image_rows": high, "pitch": pitch, "columns": columns, "pieces": pitch // (copy or 4),
-            "per_column": reciprocal(columns), "per_piece": reciprocal(pitch // (copy or 4)),
+        columns, pieces = config.across // _kinds(problem), pitch // (copy_bytes(problem) or 4)
+        return {
+            "image_rows": high, "pitch": pitch, "columns": columns, "pieces": pieces,
+            "per_column": reciprocal(columns), "per_piece": reciprocal(pieces),
         }  # fmt: skip
-        mine = {name: value for name, value in mine.items() if name in WORDS}
-        grid = (min(tiles, device.multiprocessors * config.min_blocks_per_sm), 1, 1)
-        return Launch(
-            self.source(problem, config), WORDS, mine, grid, (row_tiles.THREADS, 1, 1),
-            shared_bytes(problem, config), dependent=has_dependent_launches(device),
-        )  # fmt: skip
 
-    def pack_launch(self, problem: ConvProblem, config: Config, steps: tuple[int, ...]) -> Launch:
-        """Filters of such strides (elements) as the instruction's operands."""
-        words = filter_bytes(problem, config) // 4
-        names = ("step_k", "step_c", "step_r", "step_s")
-        fields = {"k": problem.k, "words": words, "chunks": ceil_div(problem.k, config.filters)} | dict(
-            zip(names, steps, strict=True)
-        )
-        blocks = min(ceil_div(words, pack.THREADS), 1024)
-        return Launch(self.pack_source(problem, config), FRAGMENT_WORDS, fields, (blocks, 1, 1), (pack.THREADS, 1, 1))
+    def fragment_fields(self, problem: ConvProblem, config: Config) -> dict[str, int]:
+        return super().fragment_fields(problem, config) | {"chunks": ceil_div(problem.k, config.filters)}
+
+    def filter_bytes(self, problem: ConvProblem, config: Config) -> int:
+        """All filters as operands, for each kind of window."""
+        return _kinds(problem) * ceil_div(problem.k, config.filters) * _steps(problem) * config.filters // 8 * 256
+
+    def shared_bytes(self, problem: ConvProblem, config: Config) -> int:
+        """The filters, and the rows of two tiles."""
+        return self.filter_bytes(problem, config) + 2 * prod(rows_of(problem, config))
 
 
 def orders_of(problem: ConvProblem) -> list[int]:
@@ -261,13 +212,3 @@ def rows_of(problem: ConvProblem, config: Config) -> tuple[int, int]:
     lead = (copy_bytes(problem) or 4) - size
     row_bytes = lead + (config.across - 1) * problem.stride[1] * problem.c * size + PIECE_BYTES * _pieces(problem)
     return high, ceil_div(row_bytes, PIECE_BYTES) * PIECE_BYTES
-
-
-def filter_bytes(problem: ConvProblem, config: Config) -> int:
-    """All filters as operands, for each kind of window."""
-    return _kinds(problem) * ceil_div(problem.k, config.filters) * _steps(problem) * config.filters // 8 * 256
-
-
-def shared_bytes(problem: ConvProblem, config: Config) -> int:
-    """The filters, and the rows of two tiles."""
-    return filter_bytes(problem, config) + 2 * prod(rows_of(problem, config))

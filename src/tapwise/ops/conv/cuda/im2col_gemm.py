@@ -33,10 +33,6 @@ from tapwise.ops.patches.cuda import PART_THREADS, Im2colGridStride
 from tapwise.ops.patches.cuda import Config as Expansion
 from tapwise.ops.patches.problem import Im2colProblem
 
-WORDS: Final = (
-    "x", "w", "y", "bias", "residual", "batch", "groups", "m", "windows", "depth", "tiles_m", "tiles_n",
-    "rows", "width",
-)  # fmt: skip
 # Columns of all images that go through at once, and of one image at most.
 WORKSPACE_BYTES: Final = 4 << 30
 LARGEST_BYTES: Final = 16 << 30
@@ -248,7 +244,7 @@ class Im2colGemm(CudaAlgorithm[Config]):
         }  # fmt: skip
         grid = (tiles_m * tiles_n, 1, min(images * problem.groups, MOST_IMAGES))
         threads = tile_m // size_m * (tile_n // size_n)
-        return first, Launch(self.source(problem, config), WORDS, fields, grid, (threads, 1, 1))
+        return first, Launch(self.source(problem, config), fields, grid, threads)
 
     def _expansion(self, config: Config) -> Expansion | None:
         """How windows become columns; None: as im2col itself would."""

@@ -22,18 +22,12 @@ from tapwise.algorithm import Device, Plan
 from tapwise.arrays.device import DeviceArray
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
-from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
+from tapwise.cuda.plan import CudaPlan
 from tapwise.cuda.types import INDEX_LIMIT, template_args, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import pack, window
 from tapwise.ops.conv.problem import ConvProblem
 
-WORDS: Final = (
-    "x", "w", "y", "bias", "residual", "parts", "height", "width", "k", "s", "p", "q", "stride_h", "stride_w",
-    "pad_h", "pad_w", "dilation_h", "dilation_w", "group_c", "group_k", "depth", "pitch", "pixels", "tiles_k",
-    "tiles_g", "steps", "part_steps", "step_n", "step_c", "step_h", "step_w",
-)  # fmt: skip
-PART_WORDS: Final = ("parts", "y", "bias", "residual", "count", "k", "plane", "split_k")
 # Bytes of a row of gemm_k in shared memory.
 SPAN: Final = 64
 # (pixels, filters, warps along pixels, warps along filters) of a block.
@@ -57,6 +51,10 @@ class Config(BaseConfig):
     stages: int
     split_k: int
 
+    @property
+    def threads(self) -> int:
+        return 32 * self.groups_per_tile * self.warps_m * self.warps_n
+
 
 class MmaPlan(CudaPlan):
     """The product, and where gemm_k is split the sum of its parts."""
@@ -70,15 +68,12 @@ class MmaPlan(CudaPlan):
         return pack.filters(self.problem, w, self.problem.group_c, self._device, self._pitch, False)
 
 
-class ImplicitGemmMma(CudaAlgorithm[Config]):
+class ImplicitGemmMma(window.TensorCoreAlgorithm[Config]):
     """Any stride, padding, dilation, groups and channels; NHWC and NCHW; float16, bfloat16, and float32 with
     math="tf32" or "3xtf32". Compute capability 8.0 and newer."""
 
     id: ClassVar[str] = "cuda.implicit_gemm_mma"
     summary: ClassVar[str] = "tensor cores (mma.sync), windows gathered by threads"
-    tensor_cores: ClassVar[bool] = True
-    dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16", "tf32", "3xtf32")
-    axes: ClassVar[tuple[int, ...]] = (2,)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
         if problem.n * prod(problem.output) >= INDEX_LIMIT or max(*problem.spatial, problem.gemm_k) >= 1 << 29:
@@ -154,10 +149,6 @@ class ImplicitGemmMma(CudaAlgorithm[Config]):
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         return config.split_k * prod(problem.y_shape) * 4 if config.split_k > 1 else 0
 
-    def error_factor(self, problem: ConvProblem) -> float:
-        """tf32 keeps 11 bits of each factor, cut off at worst: 2^-9 of a product. 3xtf32 has the bound of fp32."""
-        return super().error_factor(problem) + (2.0**15 if problem.math == "tf32" else 0.0)
-
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         launches = [self.launch(problem, config)]
         if config.split_k > 1:
@@ -179,9 +170,8 @@ class ImplicitGemmMma(CudaAlgorithm[Config]):
             written, problem.layout == "nchw" and not parts, problem.bias and not parts,
             problem.residual and not parts, "NONE" if parts else window.ACTIVATIONS[problem.activation],
         )  # fmt: skip
-        threads = 32 * config.groups_per_tile * config.warps_m * config.warps_n
         template = f"Block<{template_args(*words)}>"
-        return stub("ops/conv/cuda/implicit_gemm_mma.cu", "implicit_gemm_mma", template, "Gather", threads)
+        return stub("ops/conv/cuda/implicit_gemm_mma.cu", "implicit_gemm_mma", template, "Gather", config.threads)
 
     def sum_source(self, problem: ConvProblem) -> Source:
         words = (
@@ -198,31 +188,22 @@ class ImplicitGemmMma(CudaAlgorithm[Config]):
         return [pack.filters_source(problem, False), self.source(problem, config), *last]
 
     def launch(self, problem: ConvProblem, config: Config) -> Launch:
-        fields = window.window_fields(problem)
+        source, steps = self.source(problem, config), self.steps(problem)
         tiles_k, tiles_g, tiles_pixels = self._grid(problem, config)
         (height, width), c = problem.spatial, problem.c
-        last = problem.layout == "nhwc"
-        steps = self.steps(problem)
-        mine = fields | {
-            "group_c": problem.group_c, "group_k": problem.group_k, "depth": problem.gemm_k,
-            "pitch": self._pitch(problem), "pixels": problem.n * prod(problem.output), "tiles_k": tiles_k,
-            "tiles_g": tiles_g, "steps": steps, "part_steps": ceil_div(steps, config.split_k),
-            "step_n": c * height * width, "step_c": 1 if last else height * width,
-            "step_h": width * (c if last else 1), "step_w": c if last else 1,
+        step_c, step_w = (1, c) if problem.layout == "nhwc" else (height * width, 1)
+        fields = window.window_fields(problem, source) | {
+            "depth": problem.gemm_k, "pitch": self._pitch(problem), "pixels": problem.n * prod(problem.output),
+            "tiles_k": tiles_k, "tiles_g": tiles_g, "steps": steps, "part_steps": ceil_div(steps, config.split_k),
+            "step_n": c * height * width, "step_c": step_c, "step_h": width * step_w, "step_w": step_w,
         }  # fmt: skip
-        mine = {name: value for name, value in mine.items() if name in WORDS}
-        grid = (tiles_k * tiles_g * tiles_pixels, config.split_k, 1)
-        threads = 32 * config.groups_per_tile * config.warps_m * config.warps_n
         return Launch(
-            self.source(problem, config), WORDS, mine, grid, (threads, 1, 1), self.shared_bytes(problem, config),
-            names_of={"parts": "workspace"},
+            source, fields, (tiles_k * tiles_g * tiles_pixels, config.split_k, 1), config.threads,
+            self.shared_bytes(problem, config), names_of={"parts": "workspace"},
         )  # fmt: skip
 
     def sum_launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
         count = prod(problem.y_shape)
         fields = {"count": count, "k": problem.k, "plane": prod(problem.output), "split_k": config.split_k}
-        blocks = max(1, min(ceil_div(count, pack.THREADS), 16 * device.multiprocessors))
-        return Launch(
-            self.sum_source(problem), PART_WORDS, fields, (blocks, 1, 1), (pack.THREADS, 1, 1),
-            names_of={"parts": "workspace"},
-        )  # fmt: skip
+        grid = (max(1, min(ceil_div(count, pack.THREADS), 16 * device.multiprocessors)), 1, 1)
+        return Launch(self.sum_source(problem), fields, grid, pack.THREADS, names_of={"parts": "workspace"})

@@ -6,7 +6,7 @@
 
 #include "row_loads.cuh"
 
-struct Groups {
+struct Tiles {
     const void *x, *w;
     void *y;
     const void *bias, *residual;
@@ -44,7 +44,7 @@ template <typename T> DEVICE void add_two(float (&v)[2], unsigned word) {
 }
 
 // The pixels that a tile reaches, from row h0 and column w0 on, zeros outside x.
-template <class O> DEVICE void load_pixels(const Groups &p, unsigned to, int n, int h0, int w0, int channel0) {
+template <class O> DEVICE void load_pixels(const Tiles &p, unsigned to, int n, int h0, int w0, int channel0) {
     using T = typename O::T;
     constexpr int EACH = O::CHANNELS / 16;
     const int columns = p.columns, pieces = columns * EACH, count = (int)p.image_rows * pieces;
@@ -67,7 +67,7 @@ template <class O> DEVICE void load_pixels(const Groups &p, unsigned to, int n, 
 // Sums of 16 pixels and 32 filters, 8 x 8 blocks of a group beside those of the next, through a warp's part of shared
 // memory to y. `places` of rows g and g + 8, -1 where there is none; `filter0`: the first of the 32.
 template <class O>
-DEVICE void finish_groups(const Groups &p, const float (&d)[O::SUB][O::BLOCKS][4], const int (&places)[2], int filter0,
+DEVICE void finish_groups(const Tiles &p, const float (&d)[O::SUB][O::BLOCKS][4], const int (&places)[2], int filter0,
                           unsigned scratch) {
     using T = typename O::T;
     const int lane = threadIdx.x % 32, quad = lane % 4, row = lane / 4;
@@ -94,7 +94,7 @@ DEVICE void finish_groups(const Groups &p, const float (&d)[O::SUB][O::BLOCKS][4
             const int filter = group * O::GK + block * 8 + quad * 2;
             // ptxas would begin with more activations than there are registers for.
             if (O::ACTIVATION > RELU6) __syncwarp();
-            // Groups of four filters leave half of a block.
+            // Tiles of four filters leave half of a block.
             if (O::GK == 4 && quad >= 2) continue;
             unsigned bias = 0;
             if (O::BIAS && filter0 + filter < k)
@@ -118,7 +118,7 @@ DEVICE void finish_groups(const Groups &p, const float (&d)[O::SUB][O::BLOCKS][4
     }
 }
 
-template <class O> DEVICE void narrow_groups(const Groups &p) {
+template <class O> DEVICE void narrow_groups(const Tiles &p) {
     using T = typename O::T;
     extern __shared__ uint4 memory[];
     const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, quad = lane % 4;
@@ -237,7 +237,7 @@ template <class O> DEVICE void narrow_groups(const Groups &p) {
     cp_async_wait<0>();
 }
 
-struct GroupFilters {
+struct Fragments {
     const void *w;
     void *y;
     // Words of y, filters, and of w in elements: distances of filters, channels and taps.
@@ -245,7 +245,7 @@ struct GroupFilters {
 };
 
 // Filters as the instruction's right operands: y[group][step][8 filters][thread][2 words].
-template <class O> DEVICE void pack_groups(const GroupFilters &p) {
+template <class O> DEVICE void pack_fragments(const Fragments &p) {
     begin_dependent();
     for (int i = blockIdx.x * 256 + threadIdx.x; i < (int)p.words; i += gridDim.x * 256) {
         const int half = i % 2, lane = i / 2 % 32, block = i / 64 % O::BLOCKS, rest = i / 64 / O::BLOCKS,

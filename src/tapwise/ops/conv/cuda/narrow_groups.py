@@ -10,28 +10,18 @@ transformations for deep neural networks", 2017.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from typing import ClassVar, Final
 
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.algorithm import Device, Plan
-from tapwise.cuda.jit.compile import Source, stub
-from tapwise.cuda.jit.launch import Launch
-from tapwise.cuda.plan import CudaAlgorithm, has_dependent_launches
+from tapwise.algorithm import Device
 from tapwise.cuda.types import reciprocal, template_args, tensor_core_type
 from tapwise.integers import ceil_div
-from tapwise.ops.conv.cuda import pack, row_tiles, window
+from tapwise.ops.conv.cuda import row_tiles, window
 from tapwise.ops.conv.problem import ConvProblem
 
-WORDS: Final = (
-    "x", "w", "y", "bias", "residual", "n", "height", "width", "c", "k", "p", "q", "stride_h", "stride_w", "pad_h",
-    "pad_w", "dilation_h", "dilation_w", "down", "across", "tiles_h", "tiles_w", "tiles", "image_rows", "columns",
-    "group_tiles", "per_across", "per_piece",
-)  # fmt: skip
-FILTER_WORDS: Final = ("w", "y", "words", "k", "step_k", "step_c", "step_r", "step_s")
 # Channels and filters of a group; halves of operands, for which the kernel has code of its own each.
 CHANNELS: Final = (4, 8, 16, 24, 32)
 FILTERS: Final = (4, 8, 16, 32)
@@ -65,18 +55,16 @@ class Config(BaseConfig):
     min_blocks_per_sm: int
 
 
-class NarrowGroups(CudaAlgorithm[Config]):
+class NarrowGroups(row_tiles.RowTiles[Config]):
     """Groups of 4, 8, 16, 24 or 32 channels and of 4, 8, 16 or 32 filters, in all multiples of 8; channels last; any
     stride, padding and dilation; float16 and bfloat16. Compute capability 8.0 and newer."""
 
     id: ClassVar[str] = "cuda.narrow_groups"
     summary: ClassVar[str] = "tensor cores (mma.sync) on pixels in shared memory: many groups of few channels"
-    tensor_cores: ClassVar[bool] = True
+    kernel: ClassVar[str] = "narrow_groups"
     dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16")
-    axes: ClassVar[tuple[int, ...]] = (2,)
-    layouts: ClassVar[tuple[str, ...]] = ("nhwc",)
 
-    def rejects(self, problem: ConvProblem, device: Device) -> str | None:
+    def unsuited(self, problem: ConvProblem) -> str | None:
         if problem.group_c not in CHANNELS or problem.group_k not in FILTERS:
             found = f"{problem.group_c} and {problem.group_k}"
             return f"takes groups of {CHANNELS} channels and {FILTERS} filters, not {found}"
@@ -84,15 +72,9 @@ class NarrowGroups(CudaAlgorithm[Config]):
             return f"takes channels and filters in multiples of 8, not {problem.c} and {problem.k}"
         if _halves(problem) > MOST_HALVES:
             return f"takes windows of up to {MOST_HALVES} pieces of 16 bytes, not {_halves(problem)}"
-        reason = row_tiles.too_large(problem)
-        if reason is None and next(self._fitting(problem, device), None) is None:
-            return "takes windows and filters that fit into shared memory"
-        return reason
+        return None
 
-    def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
-        return list(self._fitting(problem, device))
-
-    def _fitting(self, problem: ConvProblem, device: Device) -> Iterator[Config]:
+    def fitting(self, problem: ConvProblem, device: Device) -> Iterator[Config]:
         each = TOGETHER // problem.group_k
         for groups_per_tile in (count * each for count in (4, 2, 1)):
             size = groups_per_tile * problem.group_c * 2
@@ -119,7 +101,7 @@ class NarrowGroups(CudaAlgorithm[Config]):
                 min_blocks_per_sm = row_tiles.min_blocks_per_sm(registers)
                 for down, across in row_tiles.shapes(problem, LEAST_OUTPUTS, MOST_OUTPUTS, NARROWEST):
                     config = Config(down, across, groups_per_tile, rows, min_blocks_per_sm)
-                    if row_tiles.fits(shared_bytes(problem, config), min_blocks_per_sm, device):
+                    if row_tiles.fits(self.shared_bytes(problem, config), min_blocks_per_sm, device):
                         yield config
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
@@ -127,7 +109,7 @@ class NarrowGroups(CudaAlgorithm[Config]):
         they are few; and memory. Constants are cycles (H200), fitted to times on 19 problems. On the 237 of them whose
         configs are still offered the error of the logarithm is 0.14, the choice 3 % slower than the best, 1.13 times at
         worst."""
-        tiles = row_tiles.tiles_of(problem, config.down, config.across)[2] * group_tiles(problem, config)
+        tiles = row_tiles.tiles_of(problem, config.down, config.across)[2] * self.filter_tiles(problem, config)
         high, columns = pixels_of(problem, config)
         each, steps, eights = TOGETHER // problem.group_k, ceil_div(_halves(problem), 2), ceil_div(problem.group_k, 8)
         warp_tiles = ceil_div(config.down * config.across, 16 * config.rows) * (config.groups_per_tile // each)
@@ -146,55 +128,34 @@ class NarrowGroups(CudaAlgorithm[Config]):
         memory = problem.bytes / (device.gbps * 1e3)
         return float(max(compute, memory) + BOTH * min(compute, memory) + LAUNCH_US)
 
-    def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        launch = self.launch(problem, config, device)
-        packer, count = partial(self.pack_launch, problem, config), group_tiles(problem, config)
-        return row_tiles.FragmentPlan(problem, device, launch, packer, count * filter_bytes(problem, config))
-
-    def _template(self, problem: ConvProblem, config: Config) -> str:
+    def template(self, problem: ConvProblem, config: Config) -> str:
         words = (
             tensor_core_type(problem.dtype), problem.group_c, problem.group_k, *problem.kernel, config.groups_per_tile,
             config.rows, problem.bias, problem.residual, window.ACTIVATIONS[problem.activation],
         )  # fmt: skip
         return f"Narrow<{template_args(*words)}>"
 
-    def source(self, problem: ConvProblem, config: Config) -> Source:
-        template = self._template(problem, config)
-        return stub(
-            "ops/conv/cuda/narrow_groups.cu", "narrow_groups", template, "Groups", row_tiles.THREADS,
-            config.min_blocks_per_sm,
-        )  # fmt: skip
-
-    def pack_source(self, problem: ConvProblem, config: Config) -> Source:
-        plain = self._template(problem.replace(bias=False, residual=False, activation=None), config)
-        return stub("ops/conv/cuda/narrow_groups.cu", "pack_groups", plain, "GroupFilters", pack.THREADS)
-
-    def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
-        return [self.pack_source(problem, config), self.source(problem, config)]
-
-    def launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
-        tiles_h, tiles_w, tiles = row_tiles.tiles_of(problem, config.down, config.across)
+    def fields(self, problem: ConvProblem, config: Config) -> dict[str, int]:
         high, columns = pixels_of(problem, config)
-        tiles_g = group_tiles(problem, config)
-        mine = window.window_fields(problem) | {
-            "down": config.down, "across": config.across, "tiles_h": tiles_h, "tiles_w": tiles_w, "tiles": tiles,
-            "image_rows": high, "columns": columns, "group_tiles": tiles_g, "per_across": reciprocal(config.across),
+        return {
+            "image_rows": high, "columns": columns, "group_tiles": self.filter_tiles(problem, config),
+            "per_across": reciprocal(config.across),
             "per_piece": reciprocal(columns * config.groups_per_tile * problem.group_c // 8),
         }  # fmt: skip
-        mine = {name: value for name, value in mine.items() if name in WORDS}
-        # A block keeps its groups' filters.
-        blocks = min(tiles, max(1, device.multiprocessors * config.min_blocks_per_sm // tiles_g)) * tiles_g
-        return Launch(
-            self.source(problem, config), WORDS, mine, (blocks, 1, 1), (row_tiles.THREADS, 1, 1),
-            shared_bytes(problem, config), dependent=has_dependent_launches(device),
-        )  # fmt: skip
 
-    def pack_launch(self, problem: ConvProblem, config: Config, steps: tuple[int, ...]) -> Launch:
-        """Filters of such strides (elements) as the instruction's operands."""
-        words = group_tiles(problem, config) * filter_bytes(problem, config) // 4
-        fields = {"words": words, "k": problem.k} | dict(zip(FILTER_WORDS[4:], steps, strict=True))
-        blocks = min(ceil_div(words, pack.THREADS), 1024)
-        return Launch(self.pack_source(problem, config), FILTER_WORDS, fields, (blocks, 1, 1), (pack.THREADS, 1, 1))
+    def filter_tiles(self, problem: ConvProblem, config: Config) -> int:
+        """Tiles along the groups."""
+        return ceil_div(problem.groups, config.groups_per_tile)
+
+    def filter_bytes(self, problem: ConvProblem, config: Config) -> int:
+        """A block's filters as operands."""
+        return config.groups_per_tile * ceil_div(_halves(problem), 2) * ceil_div(problem.group_k, 8) * 256
+
+    def shared_bytes(self, problem: ConvProblem, config: Config) -> int:
+        """Zeros, the filters, outputs on their way, and the pixels of two tiles."""
+        pixel = config.groups_per_tile * problem.group_c * 2 + 16
+        scratch = row_tiles.WARPS * 16 * SCRATCH_BYTES
+        return 16 + self.filter_bytes(problem, config) + scratch + 2 * prod(pixels_of(problem, config)) * pixel
 
 
 def _halves(problem: ConvProblem) -> int:
@@ -210,20 +171,3 @@ def pixels_of(problem: ConvProblem, config: Config) -> tuple[int, int]:
         for size, stride, reach in zip((config.down, config.across), problem.stride, problem.reach, strict=True)
     )
     return down, across
-
-
-def group_tiles(problem: ConvProblem, config: Config) -> int:
-    """Tiles along the groups."""
-    return ceil_div(problem.groups, config.groups_per_tile)
-
-
-def filter_bytes(problem: ConvProblem, config: Config) -> int:
-    """A block's filters as operands."""
-    return config.groups_per_tile * ceil_div(_halves(problem), 2) * ceil_div(problem.group_k, 8) * 256
-
-
-def shared_bytes(problem: ConvProblem, config: Config) -> int:
-    """Zeros, the filters, outputs on their way, and the pixels of two tiles."""
-    pixel = config.groups_per_tile * problem.group_c * 2 + 16
-    scratch = row_tiles.WARPS * 16 * SCRATCH_BYTES
-    return 16 + filter_bytes(problem, config) + scratch + 2 * prod(pixels_of(problem, config)) * pixel

@@ -14,18 +14,6 @@ from tapwise.cuda.types import template_args, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.problem import ConvProblem
 
-IMAGE_WORDS: Final = (
-    "x", "y", "n", "groups", "channels", "wide", "pixels", "step_n", "step_c", "step_pixel", "tiles_pixels",
-    "tiles_channels",
-)  # fmt: skip
-FILTER_WORDS: Final = (
-    "w", "y", "k", "taps", "inner", "channels", "wide", "pitch", "step_k", "step_c", "step_r", "step_s", "taps_w",
-    "order", "real",
-)  # fmt: skip
-WINDOW_WORDS: Final = (
-    "x", "y", "step_n", "step_c", "step_h", "step_w", "channels", "height", "width", "n", "rows", "across", "wide",
-    "taps", "taps_w", "up_h", "up_w", "pad_h", "pad_w", "dilation_h", "dilation_w",
-)  # fmt: skip
 THREADS: Final = 256
 # Elements that a block transposes.
 TILE: Final = 4096
@@ -82,7 +70,7 @@ def images(problem: ConvProblem, device: Device) -> Launch:
     if last:
         pieces = problem.n * pixels * problem.groups * wide(problem) * problem.itemsize // 16
         grid = max(1, min(ceil_div(pieces, THREADS), BLOCKS_EACH * device.multiprocessors))
-    return Launch(images_source(problem), IMAGE_WORDS, fields, (grid, 1, 1), (THREADS, 1, 1), dependent=True)
+    return Launch(images_source(problem), fields, (grid, 1, 1), THREADS, dependent=True)
 
 
 def windows_source(problem: ConvProblem) -> Source:
@@ -112,7 +100,7 @@ def windows(problem: ConvProblem, view: ConvProblem, device: Device) -> Launch:
         }
     blocks = ceil_div(across * wide(view) * problem.itemsize, 16 * THREADS)
     high = min(problem.n * rows, ceil_div(BLOCKS_EACH * device.multiprocessors, blocks))
-    return Launch(windows_source(problem), WINDOW_WORDS, fields, (blocks, high, 1), (THREADS, 1, 1), dependent=True)
+    return Launch(windows_source(problem), fields, (blocks, high, 1), THREADS, dependent=True)
 
 
 def filter_rows(problem: ConvProblem, order: int) -> int:
@@ -166,6 +154,6 @@ def _filters(
         "taps_w": kernel[1], "order": order or 8, "real": problem.k,
     }  # fmt: skip
     blocks = max(1, min(ceil_div(rows * pitch, THREADS), BLOCKS_EACH * device.multiprocessors))
-    launch = Launch(filters_source(problem, apart), FILTER_WORDS, fields, (blocks, 1, 1), (THREADS, 1, 1))
+    launch = Launch(filters_source(problem, apart), fields, (blocks, 1, 1), THREADS)
     launch.load(device.architecture, device.index)
     return launch

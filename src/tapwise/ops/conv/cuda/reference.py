@@ -17,10 +17,6 @@ from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.problem import ConvProblem
 
 THREADS: Final = 256
-WORDS: Final = (
-    "x", "w", "y", "magnitude", "n", "c", "height", "width", "k", "r", "s", "p", "q", "stride_h", "stride_w", "pad_h",
-    "pad_w", "dilation_h", "dilation_w", "groups", "step_n", "step_c", "step_h", "step_w",
-)  # fmt: skip
 
 
 def source(dtype: str) -> Source:
@@ -30,12 +26,13 @@ def source(dtype: str) -> Source:
 
 def convolve(problem: ConvProblem, x: DeviceArray, w: DeviceArray, device: Device) -> tuple[np.ndarray, np.ndarray]:
     """(conv(x, w), conv(|x|, |w|)) in float64, of shape (n, k, p, q), in this machine's memory. x by any strides."""
-    fields = window.window_fields(problem)
+    kernel = source(problem.dtype)
+    fields = window.window_fields(problem, kernel)
     names = ("step_n", "step_c", "step_h", "step_w")
     fields |= {name: step // x.dtype.itemsize for name, step in zip(names, x.strides, strict=True)}
     y, magnitude = (arrays.allocate(problem.y_shape, np.dtype(np.float64), x.index) for _ in range(2))
     blocks = min(ceil_div(y.size, THREADS), 64 * device.multiprocessors)
-    launch = Launch(source(problem.dtype), WORDS, fields, (blocks, 1, 1), (THREADS, 1, 1))
+    launch = Launch(kernel, fields, (blocks, 1, 1), THREADS)
     launch.load(device.architecture, device.index)
     launch({"x": x.ptr, "w": w.ptr, "y": y.ptr, "magnitude": magnitude.ptr}, x.stream)
     return arrays.download(y), arrays.download(magnitude)

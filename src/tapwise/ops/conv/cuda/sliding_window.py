@@ -98,29 +98,15 @@ class SlidingWindow(CudaAlgorithm[Config]):
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         return window.WindowPlan(problem, device, [self.launch(problem, config)])
 
-    def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
-        return [self.source(problem, config)]
-
     def source(self, problem: ConvProblem, config: Config) -> Source:
-        across, down = config.shape
-        words = (
-            DTYPES[problem.dtype].cpp,
-            config.memory == "shared",
-            across,
-            down,
-            window.ACTIVATIONS[problem.activation],
+        words = template_args(
+            DTYPES[problem.dtype].cpp, config.memory == "shared", *config.shape, window.ACTIVATIONS[problem.activation]
         )
-        return stub(
-            "ops/conv/cuda/sliding_window.cu", "sliding_window", template_args(*words), "Window", config.threads,
-        )  # fmt: skip
+        return stub("ops/conv/cuda/sliding_window.cu", "sliding_window", words, "Window", config.threads)
 
     def launch(self, problem: ConvProblem, config: Config) -> Launch:
-        fields = window.window_fields(problem)
-        across, down = config.shape
-        fields["tiles_q"], fields["tiles_p"] = ceil_div(fields["q"], across), ceil_div(fields["p"], down)
-        fields["tiles_k"] = 1
+        source, (across, down) = self.source(problem, config), config.shape
+        fields = window.window_fields(problem, source)
+        fields |= {"tiles_q": ceil_div(fields["q"], across), "tiles_p": ceil_div(fields["p"], down), "tiles_k": 1}
         grid = (fields["tiles_q"] * fields["tiles_p"], 1, min(problem.n * problem.k, MOST_PLANES))
-        return Launch(
-            self.source(problem, config), window.WINDOW, fields, grid, (config.threads, 1, 1),
-            self.shared_bytes(problem, config),
-        )  # fmt: skip
+        return Launch(source, fields, grid, config.threads, self.shared_bytes(problem, config))

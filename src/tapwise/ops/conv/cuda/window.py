@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from tapwise import arrays
-from tapwise.algorithm import Device
-from tapwise.cuda.plan import CudaPlan
+from tapwise.algorithm import C, Device
+from tapwise.cuda.jit.compile import Source, struct_words
+from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
 from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.ops.conv.problem import ConvProblem
+from tapwise.problem import ACTIVATIONS as NAMES
 
-# The words of `Window` in include/window.cuh.
-WINDOW: Final = (
-    "x", "w", "y", "bias", "residual", "n", "c", "height", "width", "k", "r", "s", "p", "q", "stride_h", "stride_w",
-    "pad_h", "pad_w", "dilation_h", "dilation_w", "groups", "tiles_q", "tiles_p", "tiles_k",
-)  # fmt: skip
-ACTIVATIONS: Final = {
-    None: "NONE", "relu": "RELU", "relu6": "RELU6", "silu": "SILU", "gelu": "GELU", "sigmoid": "SIGMOID",
-    "tanh": "TANH",
-}  # fmt: skip
+ACTIVATIONS: Final = {name: (name or "none").upper() for name in (None, *NAMES)}
 # Activations that take more than a comparison.
 FUNCTIONS: Final = ("silu", "gelu", "sigmoid", "tanh")
 TOO_LARGE: Final = "takes planes of fewer than 2^31 elements"
+
+
+class TensorCoreAlgorithm(CudaAlgorithm[C]):
+    """Products by tensor cores, two spatial axes."""
+
+    tensor_cores: ClassVar[bool] = True
+    dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16", "tf32", "3xtf32")
+    axes: ClassVar[tuple[int, ...]] = (2,)
+
+    def error_factor(self, problem: ConvProblem) -> float:
+        """tf32 keeps 11 bits of each factor, cut off at worst: 2^-9 of a product. 3xtf32 has the bound of fp32."""
+        return super().error_factor(problem) + (2.0**15 if problem.math == "tf32" else 0.0)
 
 
 class WindowPlan(CudaPlan):
@@ -33,16 +39,17 @@ class WindowPlan(CudaPlan):
         return arrays.dense(w, "nchw")
 
 
-def window_fields(problem: ConvProblem) -> dict[str, int]:
-    """The words of `Window` that a problem knows."""
+def window_fields(problem: ConvProblem, source: Source) -> dict[str, int]:
+    """A convolution's sizes, as many as the struct of the kernel has words for."""
     (height, width), (r, s), (p, q) = problem.spatial, problem.kernel, problem.output
-    (top, _), (left, _) = problem.padding
-    return {
-        "n": problem.n, "c": problem.c, "height": height, "width": width, "k": problem.k, "r": r, "s": s,
-        "p": p, "q": q,
-        "stride_h": problem.stride[0], "stride_w": problem.stride[1], "pad_h": top, "pad_w": left,
-        "dilation_h": problem.dilation[0], "dilation_w": problem.dilation[1], "groups": problem.groups,
+    fields = {
+        "n": problem.n, "c": problem.c, "height": height, "width": width, "k": problem.k, "r": r, "s": s, "p": p,
+        "q": q, "stride_h": problem.stride[0], "stride_w": problem.stride[1], "pad_h": problem.padding[0][0],
+        "pad_w": problem.padding[1][0], "dilation_h": problem.dilation[0], "dilation_w": problem.dilation[1],
+        "groups": problem.groups, "group_c": problem.group_c, "group_k": problem.group_k,
     }  # fmt: skip
+    words = struct_words(source)
+    return {name: value for name, value in fields.items() if name in words}
 
 
 def is_large(problem: ConvProblem) -> bool:

@@ -17,10 +17,9 @@ from typing import Any, ClassVar, Final
 
 from tapwise.algorithm import Device, Plan
 from tapwise.arrays.device import DeviceArray
-from tapwise.cuda.jit.compile import Source, stub, traits
+from tapwise.cuda.jit.compile import Source, struct_words, stub, traits
 from tapwise.cuda.jit.launch import Launch
-from tapwise.cuda.jit.tensor_map import WORDS
-from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
+from tapwise.cuda.plan import CudaPlan
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import pack, window
@@ -32,18 +31,6 @@ from tapwise.ops.conv.cuda.implicit_gemm.view import View, has_group_axis, is_ex
 from tapwise.ops.conv.problem import ConvProblem
 
 FOLDER: Final = "ops/conv/cuda/implicit_gemm"
-# The words of Im2colGemm and HaloGemm.
-IM2COL: Final = (
-    *(f"{name}{word}" for name in ("x", "w", "out") for word in range(WORDS)),
-    "y", "bias", "residual", "pixels", "filters", "groups", "tiles_f", "tiles", "p", "q", "taps_w", "chunks",
-    "part_chunks", "steps", "stride_h", "stride_w", "pad_h", "pad_w", "dilation_h", "dilation_w", "weights_ready",
-)  # fmt: skip
-HALO: Final = (
-    *(f"{name}{word}" for name in ("x", "w", "res") for word in range(WORDS)),
-    "y", "bias", "residual", "image", "n", "filters", "groups", "tiles_f", "tiles", "p", "q", "r", "s", "chunks",
-    "part_chunks", "wide", "high", "halo_pixels", "copy_pixels", "pad_h", "pad_w", "dilation_h", "dilation_w",
-    "height", "width", "c", "group_c", "down", "across", "tiles_h", "tiles_w", "weights_ready",
-)  # fmt: skip
 INSTRUCTIONS: Final = {"f16": "k16.f32.f16.f16", "bf16": "k16.f32.bf16.bf16", "f32": "k8.f32.tf32.tf32"}
 
 
@@ -69,15 +56,12 @@ class ImplicitGemmPlan(CudaPlan):
         self._gemm(addresses, stream)
 
 
-class ImplicitGemm(CudaAlgorithm[Config]):
+class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
     """Any stride up to 8 (any at all where a few channels are packed with their taps), padding, dilation and groups;
     NHWC, and NCHW by packing x first; float16, bfloat16, and float32 with math="tf32" or "3xtf32". Hopper."""
 
     id: ClassVar[str] = "cuda.implicit_gemm"
     summary: ClassVar[str] = "tensor cores (wgmma) fed by TMA"
-    tensor_cores: ClassVar[bool] = True
-    dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16", "tf32", "3xtf32")
-    axes: ClassVar[tuple[int, ...]] = (2,)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
         if device.architecture != "sm_90a":
@@ -107,10 +91,6 @@ class ImplicitGemm(CudaAlgorithm[Config]):
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         view = View.of(problem, config)
         return pack.images_bytes(view.unfolded) if view.is_packed else 0
-
-    def error_factor(self, problem: ConvProblem) -> float:
-        """tf32 keeps 11 bits of each factor, cut off at worst: 2^-9 of a product. 3xtf32 has the bound of fp32."""
-        return super().error_factor(problem) + (2.0**15 if problem.math == "tf32" else 0.0)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         view = View.of(problem, config)
@@ -176,8 +156,9 @@ class ImplicitGemm(CudaAlgorithm[Config]):
         """The product's launch."""
         view = View.of(problem, config)
         seen, epilogue = view.seen, Epilogue(view)
-        fields = window.window_fields(seen) | {
-            "group_c": seen.group_c, "pixels": seen.n * prod(seen.output), "filters": seen.group_k,
+        source = self.source(problem, config)
+        fields = window.window_fields(seen, source) | {
+            "pixels": seen.n * prod(seen.output), "filters": seen.group_k,
             "tiles_f": view.tiles_f, "tiles": view.tiles, "taps_w": seen.kernel[1],
             "chunks": view.chunks * view.parts, "part_chunks": view.chunks, "steps": view.steps,
         }  # fmt: skip
@@ -193,7 +174,6 @@ class ImplicitGemm(CudaAlgorithm[Config]):
                 "down": tile.down, "across": config.across, "tiles_h": ceil_div(seen.output[0], tile.down),
                 "tiles_w": ceil_div(seen.output[1], config.across),
             }  # fmt: skip
-        names = IM2COL if isinstance(config, Im2colConfig) else HALO
         maps = {"w": tensor_maps.map_w(view, pack.filter_rows(view.unfolded, epilogue.permuted_n))}
         if not config.gather_bytes:
             maps["x"] = tensor_maps.map_x(view)
@@ -201,10 +181,10 @@ class ImplicitGemm(CudaAlgorithm[Config]):
             maps["out"] = tensor_maps.map_y(view)
         if epilogue.tma_residual:
             maps["res"] = tensor_maps.map_residual(view)
+        names = struct_words(source)
         return Launch(
-            self.source(problem, config), names, {name: fields[name] for name in names if name in fields},
-            (view.blocks(device), 1, 1), (view.threads, 1, 1), epilogue.shared_bytes, maps, True,
-            {"image": "x", "out": "y", "res": "residual"},
+            source, {name: value for name, value in fields.items() if name in names}, (view.blocks(device), 1, 1),
+            view.threads, epilogue.shared_bytes, maps, True, {"image": "x", "out": "y", "res": "residual"},
         )  # fmt: skip
 
 
