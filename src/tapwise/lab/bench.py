@@ -15,6 +15,7 @@ from tapwise.arrays.workspaces import scratch
 from tapwise.baselines import Peer, Prepared
 from tapwise.errors import InvalidProblem, NotApplicable, PeerUnavailable, TapwiseError
 from tapwise.lab import gpu, records, roofline, timing
+from tapwise.lab.gpu import Call
 from tapwise.lab.records import Record
 from tapwise.lab.suites import Case
 from tapwise.problem import Inputs, Problem
@@ -43,7 +44,8 @@ class Options:
 
 def run(cases: Sequence[Case], options: Options, done: Callable[[Record], None]) -> None:
     """Measure every case and hand each record over when it is ready. A case that fails is a record with its reason."""
-    _check_algorithms(options.algorithms)
+    for identifier in [] if options.algorithms in ("auto", "all") else options.algorithms.split(","):
+        registry.get(identifier)
     device = device_of(options.device, options.threads)
     shared = {"versions": records.versions(), "commit": records.commit(), "command": options.command}
     for case in cases:
@@ -62,10 +64,7 @@ def run(cases: Sequence[Case], options: Options, done: Callable[[Record], None])
             **shared,  # type: ignore[arg-type]
         )
         try:
-            if device.kind == "cuda":
-                _measure_cuda(case, options, device, record)
-            else:
-                _measure(case, options, device, record)
+            _measure(problem, options, device, record)
         except (TapwiseError, MemoryError) as error:
             record.reason = str(error) or type(error).__name__
         done(record)
@@ -85,112 +84,122 @@ def device_of(word: str, threads: int | None = None) -> Device:
     return gpu(int(number or 0))
 
 
-def _check_algorithms(words: str) -> None:
-    if words not in ("auto", "all"):
-        for identifier in words.split(","):
-            registry.get(identifier)
-
-
-def _ids(words: str, case: Case, device: Device) -> list[str]:
+def _ids(words: str, problem: Problem, device: Device) -> list[str]:
     """The algorithms to time: the chosen one first."""
-    if words not in ("auto", "all"):
-        ids = words.split(",")
-        if len(ids) == 1:
-            return ids
-        offers = {c.algorithm: c for c in dispatch.explain(case.problem, device) if c.reason is None}
-        applying = [identifier for identifier in ids if identifier in offers]
-        if not applying:
-            raise NotApplicable(f"none of {words} applies to '{case.problem}'")
-        return sorted(applying, key=lambda identifier: offers[identifier].predicted_us or 0.0)
-    choice = dispatch.choose(case.problem, device)
-    chosen = choice.algorithm
+    ids = words.split(",")
+    if words not in ("auto", "all") and len(ids) == 1:
+        return ids
+    choice = dispatch.choose(problem, device)
     if words == "auto":
-        return [chosen]
-    others = [
-        candidate.algorithm
-        for candidate in dispatch.explain(case.problem, device)
-        if candidate.reason is None and (candidate.predicted_us or 0.0) < HOPELESS * choice.predicted_us
-    ]
-    return [chosen, *(identifier for identifier in others if identifier != chosen)]
+        return [choice.algorithm]
+    offers = {one.algorithm: one.predicted_us or 0.0 for one in dispatch.explain(problem, device) if one.reason is None}
+    if words == "all":
+        others = [name for name, us in offers.items() if us < HOPELESS * choice.predicted_us]
+        return [choice.algorithm, *(name for name in others if name != choice.algorithm)]
+    applying = [identifier for identifier in ids if identifier in offers]
+    if not applying:
+        raise NotApplicable(f"none of {words} applies to '{problem}'")
+    return sorted(applying, key=offers.__getitem__)
 
 
-def _measure(case: Case, options: Options, device: Device, record: Record) -> None:
-    problem = case.problem
-    ids = _ids(options.algorithms, case, device)
-    inputs = problem.sample(np.random.default_rng(0))
-    inputs = inputs._replace(x=arrays.dense(inputs.x, problem.layout))
-    if inputs.residual is not None:
-        inputs = inputs._replace(residual=arrays.dense(inputs.residual, problem.layout))
-    prepare = _prepared if "prepare" in registry.FUNCTIONS[problem.operator] else _planned
-    contestants = []
+def _measure(problem: Problem, options: Options, device: Device, record: Record) -> None:
+    """Verified by float64, then timed: on a GPU in CUDA graphs, warm and cold, and eagerly."""
+    on_gpu = device.kind == "cuda"
+    ids = _ids(options.algorithms, problem, device)
+    inputs = _inputs_there(problem) if on_gpu else _inputs(problem)
+    runs: dict[str, Call] = {}
+    plains: dict[str, Call] = {}
+    pauses: dict[str, float] = {}
     for identifier in ids:
-        # One verification a problem and algorithm: the reference is the costly part.
-        choice, workspace_bytes, run, verdict = prepare(problem, inputs, identifier, device)
-        if identifier == ids[0]:
-            record.algorithm, record.config = identifier, str(choice.config)
-            record.predicted_us, record.workspace_bytes = choice.predicted_us, workspace_bytes
-            chosen = options.algorithms in ("auto", "all")
-            record.reason = (dispatch.choose(problem, device) if chosen else choice).reason
-            record.error, record.bound, record.verified = verdict.error, verdict.bound, verdict.verified
-            if not verdict.verified:
-                record.reason = verdict.message
-                return
-        elif not verdict.verified:
-            record.verified, record.reason = False, f"{identifier}: {verdict.message}"
+        choice, runs[identifier] = _prepared(problem, inputs, identifier, device)
+        if not _verified(problem, choice, device, record, identifier == ids[0]):
             return
-        contestants.append(timing.Contestant(identifier, run))
-
-    expected = np.asarray(contestants[0].run())
+    if options.algorithms in ("auto", "all"):
+        record.reason = dispatch.choose(problem, device).reason
+    bare, alone = problem.bare(), Inputs(inputs.x, inputs.w)
+    fused = on_gpu and bare != problem
+    if fused:
+        choice, plains[PLAIN + ids[0]] = _prepared(bare, alone, ids[0], device)
+        if not _verified(bare, choice, device, record, False):
+            return
+    result: Any = runs[ids[0]]()
+    expected = gpu.on_host(result) if on_gpu else np.asarray(result)
     for peer in options.peers:
-        if problem.operator not in peer.operators:
+        if problem.operator not in peer.operators or peer.device != device.kind:
             continue
         try:
             prepared = peer.prepare(problem, inputs, device.threads)
             _check_peer(prepared, expected, problem.dtype)
-        except PeerUnavailable as error:
-            record.peers_missing[peer.name] = str(error)
+            if fused:
+                plains[PLAIN + peer.name] = peer.prepare(bare, alone, device.threads).run
+        except (PeerUnavailable, RuntimeError) as error:
+            record.peers_missing[peer.name] = str(error).splitlines()[0]
             continue
-        contestants.append(timing.Contestant(peer.name, prepared.run, prepared.pause_s))
-    del expected
-    _time(contestants, ids, options, device, case, record)
+        runs[peer.name], pauses[peer.name] = prepared.run, prepared.pause_s
+    if not on_gpu:
+        contestants = [timing.Contestant(name, run, pauses.get(name, timing.PAUSE_S)) for name, run in runs.items()]
+        times = timing.measure(contestants, seconds=options.seconds, repeats=options.repeats)
+        _fill(record, times, ids, options, problem, roofline.ceilings(device.threads, problem.dtype))
+        return
+    times = gpu.measure({**runs, **plains}, repeats=options.repeats)
+    arithmetic = problem.dtype if problem.dtype in gpu.DTYPES else "f32"
+    _fill(record, times, ids, options, problem, gpu.ceilings(device, arithmetic, problem.math))
+    record.cold_us = {name: one.time_us for name, one in gpu.measure(runs, repeats=5, cold=True).items()}
+    record.wall_us = {name: gpu.wall_us(run) for name, run in runs.items()}
 
 
-def _prepared(
-    problem: Problem, inputs: Inputs, identifier: str, device: Device
-) -> tuple[Choice, int, Callable[[], object], verify.Verdict]:
-    """(choice, workspace in bytes, one call, verdict) of an operator that is prepared with its filters."""
-    operator = tapwise.prepare(str(problem), inputs.w, inputs.bias, algorithm=identifier, threads=device.threads)
-    verdict = verify.check_operator(operator, inputs.w, inputs.bias)
-    return operator.choice, operator.plan.workspace_bytes, lambda: operator(inputs.x, inputs.residual), verdict
+def _inputs(problem: Problem) -> Inputs:
+    inputs = problem.sample(np.random.default_rng(0))
+    residual = None if inputs.residual is None else arrays.dense(inputs.residual, problem.layout)
+    return inputs._replace(x=arrays.dense(inputs.x, problem.layout), residual=residual)
 
 
-def _planned(
-    problem: Problem, inputs: Inputs, identifier: str, device: Device
-) -> tuple[Choice, int, Callable[[], object], verify.Verdict]:
-    """The same of an operator that is called as it is: into an array that is there already."""
+def _inputs_there(problem: Problem) -> Inputs:
+    """Normal data as PyTorch's tensors on a GPU; of integers the problem's own."""
+    torch = gpu.torch()
+    maker, rng = torch.Generator("cuda").manual_seed(0), np.random.default_rng(0)
+
+    def random(shape: tuple[int, ...]) -> Any:
+        if problem.dtype not in gpu.DTYPES:
+            return torch.from_numpy(problem.random(rng, shape)).cuda()
+        tensor = torch.randn(shape, generator=maker, device="cuda").to(getattr(torch, gpu.DTYPES[problem.dtype]))
+        images = problem.layout == "nhwc" and shape in (problem.x_shape, problem.y_shape)
+        return tensor.contiguous(memory_format=torch.channels_last) if images else tensor
+
+    return problem.inputs(random)
+
+
+def _verified(problem: Problem, choice: Choice, device: Device, record: Record, first: bool) -> bool:
+    """Whether a choice computes the problem; the first one, or one that does not, fills the record in."""
+    # One verification a problem and algorithm: the reference is the costly part.
+    verdict = verify.check(problem, choice.algorithm, choice.config, device=device)
+    if first:
+        record.algorithm, record.config, record.reason = choice.algorithm, str(choice.config), choice.reason
+        record.predicted_us, record.workspace_bytes = choice.predicted_us, choice.workspace_bytes
+        record.error, record.bound, record.verified = verdict.error, verdict.bound, verdict.verified
+    if not verdict.verified:
+        record.verified, record.reason = False, f"{choice.algorithm}: {verdict.message}"
+    return verdict.verified
+
+
+def _prepared(problem: Problem, inputs: Inputs, identifier: str, device: Device) -> tuple[Choice, Call]:
+    """(choice, one call): of an operator that is prepared with its filters, or else into an array that is there."""
+    if "prepare" in registry.FUNCTIONS[problem.operator]:
+        threads = device.threads or None
+        operator = tapwise.prepare(str(problem), inputs.w, inputs.bias, algorithm=identifier, threads=threads)
+        return operator.choice, lambda: operator(inputs.x, inputs.residual)
     choice = dispatch.choose(problem, device, identifier)
     plan = dispatch.plan_for(problem, choice, device)
-    y: np.ndarray = arrays.empty(problem.y_shape, problem.y_dtype, problem.layout)
-    buffers = Buffers(inputs.x, plan.pack(inputs.w), y, scratch(plan.workspace_bytes, y))
+    x = arrays.anywhere(inputs.x, "x", device.index if device.kind == "cuda" else None)
+    y = arrays.empty(problem.y_shape, problem.y_dtype, problem.layout, x)
+    result = arrays.like(y, inputs.x)
+    buffers = Buffers(x, plan.pack(inputs.w), y, scratch(plan.workspace_bytes, x))
 
-    def run() -> np.ndarray:
+    def run() -> object:
         plan.run(buffers)
-        return y
+        return result
 
-    return choice, choice.workspace_bytes, run, verify.compare(run(), *problem.reference(inputs), problem.y_dtype)
-
-
-def _time(
-    contestants: Sequence[timing.Contestant],
-    ids: Sequence[str],
-    options: Options,
-    device: Device,
-    case: Case,
-    record: Record,
-) -> None:
-    """Time the contestants in turns and fill the record in."""
-    times = timing.measure(contestants, seconds=options.seconds, repeats=options.repeats)
-    _fill(record, times, ids, options, case.problem, roofline.ceilings(device.threads, case.problem.dtype))
+    return choice, run
 
 
 def _fill(
@@ -216,95 +225,6 @@ def _fill(
             record.over_plain[name] = time.over(times[PLAIN + name])[0]
     if record.ratios:
         record.ratio = min(record.ratios.values())
-
-
-def _measure_cuda(case: Case, options: Options, device: Device, record: Record) -> None:
-    """On a GPU: verified by float64, timed in CUDA graphs, warm and cold, and eagerly."""
-    problem = case.problem
-    torch = gpu.torch()
-    kinds = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
-    maker = torch.Generator("cuda").manual_seed(0)
-
-    rng = np.random.default_rng(0)
-
-    def random(shape: tuple[int, ...]) -> Any:
-        if problem.dtype not in kinds:
-            return torch.from_numpy(problem.random(rng, shape)).cuda()
-        tensor = torch.randn(shape, generator=maker, device="cuda").to(kinds[problem.dtype])
-        images = problem.layout == "nhwc" and shape in (problem.x_shape, problem.y_shape)
-        return tensor.contiguous(memory_format=torch.channels_last) if images else tensor
-
-    ids = _ids(options.algorithms, case, device)
-    inputs = problem.inputs(random)
-    prepare = _prepared_there if "prepare" in registry.FUNCTIONS[problem.operator] else _planned_there
-    runs: dict[str, Callable[[], object]] = {}
-    for identifier in ids:
-        choice, runs[identifier] = prepare(problem, inputs, identifier, device)
-        if not _verified_there(problem, choice, device, record, identifier == ids[0]):
-            return
-    bare, plains = problem.bare(), dict[str, Callable[[], object]]()
-    if bare != problem:
-        choice, plains[PLAIN + ids[0]] = prepare(bare, Inputs(inputs.x, inputs.w), ids[0], device)
-        if not _verified_there(bare, choice, device, record, False):
-            return
-    expected: Any = runs[ids[0]]()
-    for peer in options.peers:
-        if problem.operator not in peer.operators or peer.device != "cuda":
-            continue
-        try:
-            prepared = peer.prepare(problem, inputs, device.threads)
-            _check_peer(prepared, gpu.on_host(expected), problem.dtype)
-            if plains:
-                alone = peer.prepare(bare, Inputs(inputs.x, inputs.w), device.threads)
-                plains[PLAIN + peer.name] = alone.run
-        except (PeerUnavailable, RuntimeError) as error:
-            record.peers_missing[peer.name] = str(error).splitlines()[0]
-            continue
-        runs[peer.name] = prepared.run
-    times = gpu.measure({**runs, **plains}, repeats=options.repeats)
-    arithmetic = problem.dtype if problem.dtype in kinds else "f32"
-    roof = gpu.ceilings(device, arithmetic, problem.math)
-    _fill(record, times, ids, options, problem, roof)
-    record.cold_us = {name: one.time_us for name, one in gpu.measure(runs, repeats=5, cold=True).items()}
-    record.wall_us = {name: gpu.wall_us(run) for name, run in runs.items()}
-
-
-def _verified_there(problem: Problem, choice: Choice, device: Device, record: Record, first: bool) -> bool:
-    """Whether a choice computes the problem on a GPU; the first one, or one that does not, fills the record in."""
-    verdict = verify.check(problem, choice.algorithm, choice.config, device=device)
-    if first:
-        record.algorithm, record.config, record.reason = choice.algorithm, str(choice.config), choice.reason
-        record.predicted_us, record.workspace_bytes = choice.predicted_us, choice.workspace_bytes
-        record.error, record.bound, record.verified = verdict.error, verdict.bound, verdict.verified
-    if not verdict.verified:
-        record.verified, record.reason = False, f"{choice.algorithm}: {verdict.message}"
-    return verdict.verified
-
-
-def _prepared_there(
-    problem: Problem, inputs: Inputs, identifier: str, device: Device
-) -> tuple[Choice, Callable[[], object]]:
-    """(choice, one call) of an operator that is prepared with its filters, on a GPU."""
-    operator = tapwise.prepare(str(problem), inputs.w, inputs.bias, algorithm=identifier)
-    return operator.choice, lambda: operator(inputs.x, inputs.residual)
-
-
-def _planned_there(
-    problem: Problem, inputs: Inputs, identifier: str, device: Device
-) -> tuple[Choice, Callable[[], object]]:
-    """The same of an operator that is called as it is: into a tensor that is there already."""
-    choice = dispatch.choose(problem, device, identifier)
-    plan = dispatch.plan_for(problem, choice, device)
-    source = arrays.anywhere(inputs.x, "x", inputs.x.get_device())
-    y = arrays.empty(problem.y_shape, problem.y_dtype, problem.layout, source)
-    tensor = arrays.like(y, inputs.x)
-    buffers = Buffers(source, plan.pack(inputs.w), y, scratch(plan.workspace_bytes, source))
-
-    def run() -> object:
-        plan.run(buffers)
-        return tensor
-
-    return choice, run
 
 
 def _check_peer(prepared: Prepared, expected: np.ndarray, dtype: str) -> None:

@@ -21,6 +21,8 @@ from tapwise.lab.timing import Timing
 BLOCK_US: Final = 300.0
 MOST_CALLS: Final = 64
 EAGER_CALLS: Final = 200
+# PyTorch's names of dtypes in which a GPU's ceiling is known.
+DTYPES: Final = {"f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16"}
 
 Call = Callable[[], object]
 
@@ -122,7 +124,7 @@ def wall_us(run: Call) -> float:
 def ceilings(device: Device, dtype: str, math: str) -> Ceilings:
     """What PyTorch's matrix product and copy reach on this GPU: the measured roof."""
     module = torch()
-    kind = {"f32": module.float32, "f64": module.float64, "f16": module.float16, "bf16": module.bfloat16}[dtype]
+    kind = getattr(module, DTYPES[dtype])
     module.backends.cuda.matmul.allow_tf32 = math == "tf32"
     size = 4096 if dtype == "f64" else 8192
     left, right = (module.randn(size, size, device="cuda").to(kind) for _ in range(2))
