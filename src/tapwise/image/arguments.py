@@ -41,7 +41,9 @@ class Call:
         complex_weights: bool = False,
     ) -> Self:  # fmt: skip
         """Raises InvalidPicture for an argument that is not allowed."""
-        x = _array(input)
+        x = _array(input, "input")
+        # Sequences are copied.
+        x = np.asarray(input) if x is None else x
         found = axes_of(axes, x.ndim, channel_axis)
         given = [mode_of(mode)] * len(found) if isinstance(mode, str) else each(mode, len(found), "mode")
         modes = tuple(mode_of(one) for one in given)
@@ -50,7 +52,8 @@ class Call:
             raise InvalidPicture(f"cval={cval}: Cannot provide a complex-valued cval when the input is real.")
         if complex_weights and isinstance(x, DeviceArray):
             raise InvalidPicture("weights are complex: on a GPU they are not taken")
-        y = _output_of(_array_or_dtype(output), x, is_complex or complex_weights)
+        to = None if isinstance(output, np.ndarray) else _array(output, "output")
+        y = _output_of(output if to is None else to, x, is_complex or complex_weights)
         return cls(x, y, found, modes, cval, input, output)
 
     @property
@@ -62,6 +65,10 @@ class Call:
         """A value for each of the axes."""
         return each(value, len(self.axes), name)
 
+    def befores(self, sizes: Sequence[int], origin: Any) -> tuple[int, ...]:
+        """How many taps lie before an element on each of the axes."""
+        return tuple(before_of(*pair) for pair in zip(sizes, self.each(origin, "origin"), strict=True))
+
     def result(self) -> Any:
         """The array given as output, else one of the input's kind."""
         if self.output is not None and not isinstance(self.output, (type, np.dtype, str)):
@@ -72,23 +79,13 @@ class Call:
         return self.y if plain else arrays.like(self.y, self.input)
 
 
-def _array(value: Any) -> Any:
-    """A NumPy array of the same memory, or a DeviceArray; sequences are copied."""
-    if isinstance(value, np.ndarray):
-        return arrays.view(value, "input")
+def _array(value: Any, name: str) -> Any:
+    """A NumPy array of the same memory, or a DeviceArray; None of what is no array."""
+    if isinstance(value, type | np.generic):
+        return None
     if cuda.is_device(value):
-        return cuda.view(value, "input")
-    if hasattr(value, "__dlpack__") and not isinstance(value, np.generic):
-        return arrays.view(value, "input")
-    return np.asarray(value)
-
-
-def _array_or_dtype(value: Any) -> Any:
-    """A dtype, or a NumPy array of the same memory, or a DeviceArray."""
-    if not isinstance(value, type) and cuda.is_device(value):
-        return cuda.view(value, "output")
-    is_array = hasattr(value, "__dlpack__") and not isinstance(value, (np.ndarray, np.generic, type))
-    return arrays.view(value, "output") if is_array else value
+        return cuda.view(value, name)
+    return arrays.view(value, name) if hasattr(value, "__dlpack__") else None
 
 
 def mode_of(mode: Any) -> str:

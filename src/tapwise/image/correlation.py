@@ -85,8 +85,7 @@ def _correlate(
         origins = [-one - (size + 1) % 2 for one, size in zip(origins, w.shape, strict=True)]
     elif w.dtype.kind == "c":
         w = w.conj()
-    befores = [arguments.before_of(size, one) for size, one in zip(w.shape, origins, strict=True)]
-    dense = Pass("dense", order, w.shape, tuple(befores), tuple(modes))
+    dense = Pass("dense", order, w.shape, call.befores(w.shape, origins), tuple(modes))
 
     def sweep(x: Any, real: np.ndarray, y: Any, constant: float) -> None:
         if not order:

@@ -18,6 +18,7 @@ from tapwise.image.weights import gaussian_weights
 
 _FIRST: Final = (-1.0, 0.0, 1.0)
 _SECOND: Final = (1.0, -2.0, 1.0)
+_SAME: Final = (0.0, 1.0, 0.0)
 _SOBEL: Final = (1.0, 2.0, 1.0)
 _PREWITT: Final = (1.0, 1.0, 1.0)
 # Axes that one pass takes.
@@ -50,9 +51,8 @@ def _gradient(
         along -= 1
     if along == channel or along < 0:
         raise InvalidPicture(f"axis={axis}: channel_axis={channel_axis} is not filtered")
-    order = [along, *(one for one in call.axes if one not in (along, channel))]
-    weights = [np.array(_FIRST if one == along else smooth) for one in order]
-    parts = [Along(one, w, len(w) // 2, call.modes[one]) for one, w in zip(order, weights, strict=True)]
+    others = [Along(one, np.array(smooth), 1, call.modes[one]) for one in call.axes if one not in (along, channel)]
+    parts = [Along(along, np.array(_FIRST), 1, call.modes[along]), *others]
     apply_along(call.x, call.y, parts, cval)
     return call.result()
 
@@ -64,20 +64,16 @@ def laplace(
     """The sum of second differences (1, -2, 1) along each axis."""
     call = Call.resolve(input, output, mode, cval, axes, channel_axis)
     x, y, count = call.x, call.y, len(call.axes)
-    # In one pass, unless sums are to be truncated along each axis.
-    fused = x.dtype.kind != "f" or y.dtype.kind == "f" or isinstance(x, DeviceArray)
-    if x.dtype.kind in "iufb" and 1 <= count <= _MOST_AXES and fused:
-        weights = np.zeros((3,) * count)
-        for number in range(count):
-            weights[tuple(slice(None) if one == number else 1 for one in range(count))] += _SECOND
-        order, (modes,) = arguments.sorted_axes(call.axes, call.modes)
-        apply(x, y, Pass("dense", order, weights.shape, (1,) * count, tuple(modes), call.constant, weights))
-        return call.result()
 
     def second(number: int) -> list[Along]:
         return [Along(call.axes[number], np.array(_SECOND), 1, call.modes[number])]
 
-    _sum_over(call, second)
+    # In one pass, unless sums are to be truncated along each axis.
+    fused = x.dtype.kind != "f" or y.dtype.kind == "f" or isinstance(x, DeviceArray)
+    if x.dtype.kind in "iufb" and 1 <= count <= _MOST_AXES and fused:
+        _at_once(call, lambda number: [np.array(_SECOND if one == number else _SAME) for one in range(count)])
+    else:
+        _sum_over(call, second)
     return call.result()
 
 
@@ -105,7 +101,7 @@ def gaussian_laplace(
 
 
 def _at_once(call: Call, weights: Callable[[int], list[np.ndarray]]) -> None:
-    """The sum over the axes in one pass, as a GPU takes it: all taps of the window."""
+    """The sum over the axes in one pass, all taps of the window."""
     count = len(call.axes)
     if not 1 <= count <= _MOST_AXES:
         raise InvalidPicture(f"axes={call.axes}: up to three at once on a GPU")

@@ -64,12 +64,11 @@ def _extreme(
             raise InvalidPicture("A sequence of modes is not supported for non-separable footprints")
         # An origin belongs to the axis that is given, the footprint's axes go in rising order.
         order, (origins, modes) = arguments.sorted_axes(call.axes, origins, call.modes)
-        befores = tuple(arguments.before_of(*pair) for pair in zip(sizes, origins, strict=True))
-        step = Pass(op, order, mask.shape, befores, tuple(modes), call.constant, mask.astype(np.float64))
-        apply(call.x, call.y, step)
+        befores, weights = call.befores(sizes, origins), mask.astype(np.float64)
+        apply(call.x, call.y, Pass(op, order, mask.shape, befores, tuple(modes), call.constant, weights))
         return call.result()
-    befores = tuple(arguments.before_of(*pair) for pair in zip(sizes, origins, strict=True))
-    windows = [one for one in sorted(zip(call.axes, sizes, befores, call.modes, strict=True)) if one[1] > 1]
+    parts = zip(call.axes, sizes, call.befores(sizes, origins), call.modes, strict=True)
+    windows = [one for one in sorted(parts) if one[1] > 1]
     if not windows:
         copy(call.x, call.y)
     source = call.x

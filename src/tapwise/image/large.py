@@ -39,27 +39,15 @@ def is_large(path: Path) -> bool:
 
 def _rows(source: Any, table: np.ndarray, cval: float) -> np.ndarray:
     """Rows of the picture by number, -1 for the constant, read in runs of neighbours."""
-    width_and_more = source.shape[1:]
-    result = np.empty((len(table), *width_and_more), source.dtype)
-    start = 0
-    while start < len(table):
-        step = int(table[start + 1] - table[start]) if start + 1 < len(table) else 1
-        stop = start + 1
-        if step in (-1, 0, 1):
-            while stop < len(table) and table[stop] - table[stop - 1] == step:
-                stop += 1
-        first, last = int(table[start]), int(table[stop - 1])
-        if first < 0 or last < 0:
-            # A run that goes over to the constant ends before it.
-            stop = start + 1
-            result[start] = cval if first < 0 else np.asarray(source[first : first + 1])[0]
-        elif step == -1 and stop - start > 1:
-            result[start:stop] = np.asarray(source[last : first + 1])[::-1]
-        elif stop - start > 1 and step == 1:
-            result[start:stop] = np.asarray(source[first : last + 1])
-        else:
-            result[start:stop] = np.asarray(source[first : first + 1])
-        start = stop
+    result = np.empty((len(table), *source.shape[1:]), source.dtype)
+    result[table < 0] = cval
+    inside = np.flatnonzero(table >= 0)
+    breaks = (np.diff(inside) > 1) | (np.abs(np.diff(table[inside])) > 1)
+    for run in np.split(inside, np.flatnonzero(breaks) + 1):
+        if len(run):
+            numbers, to = table[run], result[run[0] : run[-1] + 1]
+            low, high = int(numbers.min()), int(numbers.max())
+            np.take(np.asarray(source[low : high + 1]), numbers - low, axis=0, out=to, mode="clip")
     return result
 
 

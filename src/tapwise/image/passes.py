@@ -114,53 +114,29 @@ def apply(x: Any, y: Any, step: Pass) -> None:
     """
     if x.size == 0:
         return
-    if isinstance(x, DeviceArray):
-        _apply_cuda(x, y, step)
-        return
-    kind = _kind(x.dtype, "input")
-    to = _kind(y.dtype, "output")
+    kind, to = _kind(x.dtype, "input"), _kind(y.dtype, "output")
+    on_gpu = isinstance(x, DeviceArray)
+    if on_gpu:
+        for array, found, name in ((x, kind, "input"), (y, to, "output")):
+            if found != array.dtype:
+                words = "on a GPU integers, float32 and float64 are taken"
+                raise InvalidPicture(f"{name} has dtype {array.dtype}: {words}")
+        if len(step.axes) > 3:
+            raise InvalidPicture(f"axes={step.axes}: up to three at once on a GPU")
     first, last = step.axes[0], step.axes[-1]
-    together = step.axes == tuple(range(first, last + 1))
-    direct = (
-        together and to == y.dtype and y.flags.c_contiguous and y.flags.aligned and y.flags.writeable
-        and not np.may_share_memory(x, y)
-    )  # fmt: skip
-    if not together:
+    given = order = tuple(range(x.ndim))
+    if step.axes != given[first : last + 1]:
         # The axes next to each other, at the end.
-        others = tuple(axis for axis in range(x.ndim) if axis not in step.axes)
-        x = x.transpose(*others, *step.axes)
-        first, last = len(others), x.ndim - 1
-    source = np.ascontiguousarray(x, dtype=kind)
-    if not source.flags.aligned:
-        source = source.copy()
-    target = y if direct else np.empty(x.shape, to)
-    shape = (prod(x.shape[:first]), *x.shape[first : last + 1], prod(x.shape[last + 1 :]))
-    _run(source.reshape(shape), target.reshape(shape), step)
-    if not direct:
-        back = target if together else target.transpose(np.argsort((*others, *step.axes)))
-        np.copyto(y, back, casting="unsafe")
-
-
-def _apply_cuda(x: DeviceArray, y: DeviceArray, step: Pass) -> None:
-    """On a GPU."""
-    for array, name in ((x, "input"), (y, "output")):
-        if _kind(array.dtype, name) != array.dtype:
-            raise InvalidPicture(f"{name} has dtype {array.dtype}: on a GPU integers, float32 and float64 are taken")
-    if len(step.axes) > 3:
-        raise InvalidPicture(f"axes={step.axes}: up to three at once on a GPU")
-    first, last = step.axes[0], step.axes[-1]
-    order = tuple(range(x.ndim))
-    if step.axes != tuple(range(first, last + 1)):
-        others = tuple(axis for axis in order if axis not in step.axes)
-        order = (*others, *step.axes)
-        first, last = len(others), x.ndim - 1
-    source = arrays.dense(x.transpose(*order), "nchw")
-    direct = order == tuple(range(x.ndim)) and arrays.is_dense(y, "nchw") and not arrays.overlap(x, y)
-    target = y if direct else arrays.empty(source.shape, y.dtype, "nchw", y)
+        order = (*(axis for axis in given if axis not in step.axes), *step.axes)
+        first, last = x.ndim - len(step.axes), x.ndim - 1
+    direct = order == given and to == y.dtype and arrays.is_dense(y, "nchw") and not arrays.overlap(x, y)
+    x = x.transpose(*order)
+    source = arrays.dense(x if on_gpu else x.astype(kind, order="C", copy=False), "nchw")
+    target = y if direct else arrays.empty(source.shape, to, "nchw", y)
     shape = (prod(source.shape[:first]), *source.shape[first : last + 1], prod(source.shape[last + 1 :]))
     _run(_reshaped(source, shape), _reshaped(target, shape), step)
     if not direct:
-        arrays.assign(y, target.transpose(*(order.index(axis) for axis in range(x.ndim))))
+        arrays.assign(y, target.transpose(*(order.index(axis) for axis in given)))
 
 
 def _reshaped(array: Any, shape: tuple[int, ...]) -> Any:

@@ -64,8 +64,7 @@ def uniform_filter(
     """The mean of a box of `size` elements; size, mode and origin one for all axes or one for each."""
     call = Call.resolve(input, output, mode, cval, axes, channel_axis)
     sizes = arguments.sizes_of(size, len(call.axes))
-    befores = [arguments.before_of(*pair) for pair in zip(sizes, call.each(origin, "origin"), strict=True)]
-    parts = zip(call.axes, sizes, befores, call.modes, strict=True)
+    parts = zip(call.axes, sizes, call.befores(sizes, origin), call.modes, strict=True)
     means = [Along(axis, np.full(taps, 1.0 / taps), before, how) for axis, taps, before, how in parts if taps > 1]
     apply_along(call.x, call.y, means, cval)
     return call.result()
