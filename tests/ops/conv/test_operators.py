@@ -3,67 +3,21 @@
 from __future__ import annotations
 
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
+from convolution_calls import assert_right, channels_last, expected, good, normal
 
 import tapwise
 from tapwise import arrays
 from tapwise.algorithm import Buffers, Config
-from tapwise.arrays.workspaces import pool
 from tapwise.cpu.device import host
 from tapwise.errors import InvalidProblem, NotApplicable
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.problem import ACTIVATIONS
-
-ROUNDING = {np.float64: 2.0**-52, np.float32: 2.0**-23, np.float16: 2.0**-10}
-
-
-def normal(*shape: int, dtype: Any = np.float32, seed: int = 0) -> np.ndarray:
-    values: np.ndarray = np.random.default_rng([seed, *shape]).standard_normal(shape).astype(dtype)
-    return values
-
-
-def channels_last(array: np.ndarray) -> np.ndarray:
-    return arrays.dense(array, "nhwc")
-
-
-def expected(
-    x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
-    groups: int = 1, activation: str | None = None, residual: np.ndarray | None = None,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """(torch's result in float64, the size of what is summed); padding as torch takes it, or four sides."""
-    wide = [None if a is None else torch.from_numpy(np.ascontiguousarray(a, np.float64)) for a in (x, w, bias)]
-    convolve = functional.conv2d if w.ndim == 4 else functional.conv1d
-    if isinstance(padding, tuple) and isinstance(padding[0], tuple):
-        wide[0] = functional.pad(wide[0], [side for pair in reversed(padding) for side in pair])
-        padding = 0
-    y = convolve(*wide, stride, padding, dilation, groups)
-    size = convolve(*(None if a is None else a.abs() for a in wide), stride, padding, dilation, groups)
-    if residual is not None:
-        y, size = y + torch.from_numpy(residual.astype(np.float64)), size + torch.from_numpy(np.abs(residual))
-    if activation is not None:
-        y = getattr(functional, activation)(y)
-    return y.numpy(), size.numpy().astype(np.float64)
-
-
-def assert_right(y: Any, result: tuple[np.ndarray, np.ndarray], dtype: Any = np.float32, terms: int = 100) -> None:
-    """Within rounding of what torch gives in float64: of the sum in its accumulator, and of the output."""
-    value, size = result
-    y = np.asarray(y)
-    assert y.dtype == dtype
-    assert y.shape == value.shape
-    unit = ROUNDING[np.float64 if dtype == np.float64 else np.float32]
-    allowed = unit * (12 + terms**0.5) * (size + np.abs(value) + 1) + ROUNDING[dtype] * np.abs(value)
-    if dtype == np.float16:
-        allowed += 2.0**-24
-    assert np.all(np.abs(y - value) <= allowed), float((np.abs(y - value) / allowed).max())
-
 
 SHAPES = [
     # n, c, (h, w), k, (r, s), stride, padding, dilation, groups
@@ -273,10 +227,6 @@ def test_more_than_two_to_the_31_elements(algorithm: str) -> None:
     np.testing.assert_array_equal(y, [[[[30, 500]]]])
 
 
-def good() -> dict[str, Any]:
-    return {"x": normal(2, 6, 9, 8), "w": normal(4, 6, 3, 3), "bias": normal(4)}
-
-
 OVERLAPPING = normal(2, 6, 9, 8)
 
 
@@ -347,115 +297,6 @@ def test_plain_call_sees_changed_filters() -> None:
     arguments["w"][...] *= 2
     arguments["bias"][...] *= 2
     np.testing.assert_array_equal(tapwise.conv2d(**arguments), 2 * first)
-
-
-class TestPrepared:
-    def test_copies_what_it_is_given(self) -> None:
-        arguments = good()
-        x, w, bias = arguments.values()
-        result = expected(x, w, bias)
-        layer = tapwise.prepare("n2 c6 h9 w8 k4 r3 s3", w, bias)
-        assert layer.problem.bias
-        w[...] = bias[...] = np.nan
-        assert_right(layer(x), result)
-
-    @pytest.mark.parametrize("algorithm", ["auto", "cpu.direct", "cpu.im2col_gemm", "cpu.serial"])
-    @pytest.mark.parametrize(
-        "text", ["n2 c6 h9 w8 k4 r3 s3 pad1 silu", "n2 c6 h9 w8 k4 r3 s3 pad1 silu nhwc", "n2 c6 h9 w8 k4 r1 s1 f16"]
-    )
-    def test_is_conv2d(self, text: str, algorithm: str) -> None:
-        problem = ConvProblem.parse(text)
-        dtype = problem.x_dtype.type
-        x, w, bias = (array.astype(dtype) for array in good().values())
-        w = w[:, :, : problem.kernel[0], : problem.kernel[1]]
-        result = expected(x, w, bias, 1, problem.padding, activation=problem.activation)
-        layer = tapwise.prepare(problem, w, bias, algorithm=algorithm)
-        out = np.empty(problem.y_shape, dtype)
-        for given in (x, arrays.dense(x, problem.layout), x[::-1][::-1], x.astype(x.dtype.newbyteorder())):
-            y = layer(given)
-            assert_right(y, result, dtype)
-            assert arrays.is_dense(y, problem.layout)
-            assert layer(given, out=out) is out
-            np.testing.assert_array_equal(out, y)
-        tensor = layer(torch.from_numpy(x))
-        assert isinstance(tensor, torch.Tensor)
-        np.testing.assert_array_equal(tensor.numpy(), y)
-        assert layer.choice.algorithm == (layer.choice.algorithm if algorithm == "auto" else algorithm)
-        assert str(problem.replace(bias=True)) in repr(layer)
-
-    def test_residual_and_one_image(self) -> None:
-        x, w, bias = good().values()
-        x, residual = x[0], normal(4, 7, 6)
-        layer = tapwise.prepare("c6 h9 w8 k4 r3 s3 residual", w, bias)
-        y = layer(x, residual)
-        assert_right(y, expected(x, w, bias, residual=residual))
-        np.testing.assert_array_equal(layer(x[None], residual[None]), y[None])
-        with pytest.raises(InvalidProblem, match="residual=None"):
-            layer(x)
-        with pytest.raises(InvalidProblem, match="the problem has none"):
-            tapwise.prepare("c6 h9 w8 k4 r3 s3", w)(x, residual)
-
-    def test_one_axis(self) -> None:
-        x, w = normal(2, 6, 23), normal(4, 6, 5)
-        layer = tapwise.prepare("n2 c6 w23 k4 s5 stride2 pad1:2", w)
-        assert_right(layer(x), expected(x, w, stride=2, padding=((1, 2),)))
-        assert layer.plan.problem.spatial == (1, 23)
-        with pytest.raises(InvalidProblem, match="x has shape"):
-            layer(x[:, :, None])
-
-    def test_arguments_that_do_not_fit(self) -> None:
-        x, w, bias = good().values()
-        text = "n2 c6 h9 w8 k4 r3 s3"
-        for call, words in (
-            (lambda: tapwise.prepare(text, w[:3]), "w has shape"),
-            (lambda: tapwise.prepare(text, w.astype(np.float64)), "w has dtype float64"),
-            (lambda: tapwise.prepare(text, w, bias[:3]), "bias has shape"),
-            (lambda: tapwise.prepare(text + " bias", w), "bias=None"),
-            (lambda: tapwise.prepare(text + " pad", w), "'pad'"),
-            (lambda: tapwise.prepare(3, w), "problem is a int"),
-            (lambda: tapwise.prepare(text, w, config="rows=1"), "algorithm='auto'"),
-            (lambda: tapwise.prepare(text, w)(x[:1]), r"x has shape \(1, 6, 9, 8\): \(2, 6, 9, 8\)"),
-            (lambda: tapwise.prepare(text, w)(x.astype(np.float64)), "x has dtype float64"),
-            (lambda: tapwise.prepare(text, w)(x, out=x), "out has shape"),
-        ):
-            with pytest.raises(InvalidProblem, match=words):
-                call()
-        for text in ("c6 d3 h9 w8 k4 t1 r3 s3", "c6 h9 w8 k4 r3 s3 dgrad"):
-            problem = ConvProblem.parse(text)
-            with pytest.raises(NotApplicable, match=r"cpu\.serial"):
-                tapwise.prepare(problem, normal(*problem.w_shape))
-
-    def test_out_may_not_overlap_the_input(self) -> None:
-        x = normal(1, 4, 6, 6)
-        layer = tapwise.prepare("c4 h6 w6 k4 r3 s3 pad1", normal(4, 4, 3, 3))
-        with pytest.raises(InvalidProblem, match="out overlaps x"):
-            layer(x, out=x)
-
-    @pytest.mark.parametrize("threads", [1, 2])
-    @pytest.mark.parametrize("algorithm", ["auto", "cpu.im2col_gemm", "cpu.serial"])
-    def test_four_threads_call_one_operator(self, algorithm: str, threads: int) -> None:
-        w = normal(12, 8, 3, 3)
-        layer = tapwise.prepare("c8 h17 w19 k12 r3 s3 pad1 relu", w, algorithm=algorithm, threads=threads)
-        images = [normal(1, 8, 17, 19, seed=seed) for seed in range(16)]
-        alone = [layer(image) for image in images]
-        for image, y in zip(images[:2], alone, strict=False):
-            assert_right(y, expected(image, w, padding=1, activation="relu"))
-        with ThreadPoolExecutor(4) as pool:
-            for _ in range(4):
-                for y, single in zip(pool.map(layer, images), alone, strict=True):
-                    np.testing.assert_array_equal(y, single)
-
-    def test_workspaces_are_used_again(self) -> None:
-        x, w, _ = good().values()
-        layer = tapwise.prepare("n2 c6 h9 w8 k4 r3 s3", w, algorithm="cpu.im2col_gemm")
-        free = pool(layer.plan.workspace_bytes).free
-        free.clear()
-        layer(x)
-        (workspace,) = free
-        layer(x[::-1])
-        tapwise.conv2d(x, w, algorithm="cpu.im2col_gemm")
-        assert len(free) == 1
-        assert free[0] is workspace
 
 
 def test_canonical_form_keeps_sizes_and_work() -> None:
