@@ -20,28 +20,19 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# The module that a name comes from; "" for a module of the package.
-_HOMES = {
-    "CompileError": "tapwise.errors",
-    "ConvProblem": "tapwise.ops.conv.problem",
-    "InvalidProblem": "tapwise.errors",
-    "NotApplicable": "tapwise.errors",
-    "PreparedConv": "tapwise.ops.conv.prepared",
-    "TapwiseError": "tapwise.errors",
-    "avg_pool1d": "tapwise.ops.pool.api",
-    "avg_pool2d": "tapwise.ops.pool.api",
-    "col2im": "tapwise.ops.patches.api",
-    "conv1d": "tapwise.ops.conv.api",
-    "conv2d": "tapwise.ops.conv.api",
-    "im2col": "tapwise.ops.patches.api",
-    "image": "",
-    "log_softmax": "tapwise.ops.softmax.api",
-    "max_pool1d": "tapwise.ops.pool.api",
-    "max_pool2d": "tapwise.ops.pool.api",
-    "prepare": "tapwise.ops.conv.api",
-    "reduce": "tapwise.ops.reduce.api",
-    "softmax": "tapwise.ops.softmax.api",
+# The names of each module; of the package itself: its modules.
+_NAMES = {
+    "tapwise": ("image",),
+    "tapwise.errors": ("CompileError", "InvalidProblem", "NotApplicable", "TapwiseError"),
+    "tapwise.ops.conv.api": ("conv1d", "conv2d", "prepare"),
+    "tapwise.ops.conv.prepared": ("PreparedConv",),
+    "tapwise.ops.conv.problem": ("ConvProblem",),
+    "tapwise.ops.patches.api": ("col2im", "im2col"),
+    "tapwise.ops.pool.api": ("avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d"),
+    "tapwise.ops.reduce.api": ("reduce",),
+    "tapwise.ops.softmax.api": ("log_softmax", "softmax"),
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "CompileError",
@@ -73,7 +64,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'tapwise' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(home), name) if home else import_module(f"tapwise.{name}")
+    value = import_module(f"tapwise.{name}") if home == "tapwise" else getattr(import_module(home), name)
     globals()[name] = value
     return value
 

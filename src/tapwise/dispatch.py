@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Final
 
@@ -20,6 +20,9 @@ from tapwise.problem import Problem
 
 CHOICES_KEPT: Final = 4096
 PLANS_KEPT: Final = 512
+
+# Configs, each with the time that decides.
+Predicted = list[tuple[Config, float]]
 
 
 @dataclass(frozen=True)
@@ -36,16 +39,6 @@ class Candidate:
     predicted_us: float | None = None
     pack_us: float | None = None
     workspace_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class _Offer:
-    """A config of an algorithm that applies, and the time that decides."""
-
-    algorithm: str
-    config: Config
-    us: float
-    workspace_bytes: int
 
 
 def choose(
@@ -70,36 +63,29 @@ def choose(
 
 @lru_cache(CHOICES_KEPT)
 def _choose(
-    problem: Problem,
-    device: Device,
-    algorithm: str,
-    config: Config | str | None,
-    prepared: bool,
-    workspace_limit: int | None,
+    problem: Problem, device: Device, algorithm: str, config: Config | str | None, prepared: bool, limit: int | None
 ) -> Choice:
     if algorithm == "auto":
         if config is not None:
             raise InvalidProblem(f"config={str(config)!r}: goes with an algorithm's name, not with algorithm='auto'")
-        return _automatic(problem, device, prepared, workspace_limit)
+        return _automatic(problem, device, prepared, limit)
     chosen = registry.get(algorithm, problem.operator)
     reason = chosen.refusal(problem, device)
     if reason is not None:
         raise NotApplicable(f"algorithm={algorithm!r} does not apply to '{problem}': it {reason}")
     predicted = _predicted(chosen, _matching(chosen, problem, device, config), problem, device, prepared)
-    best = _best(chosen, predicted, problem, device, workspace_limit)
+    best = _best(chosen, predicted, problem, device, limit)
     if best is None:
         least = min(chosen.workspace_bytes(problem, c, device) for c, _ in predicted)
         raise NotApplicable(
             f"algorithm={algorithm!r} does not apply to '{problem}': it needs a workspace of {least} bytes, "
-            f"and workspace_limit={workspace_limit}"
+            f"and workspace_limit={limit}"
         )
-    return _choice(best, f"asked for by name, predicted {_time(best.us)}")
+    return replace(best, reason=f"asked for by name, predicted {_time(best.predicted_us)}")
 
 
 def _automatic(problem: Problem, device: Device, prepared: bool, workspace_limit: int | None) -> Choice:
-    offers: list[_Offer] = []
-    too_large: list[_Offer] = []
-    reasons = []
+    offers, too_large, reasons = [], [], []
     for one in registry.of_backend(device.kind, problem.operator):
         reason = _rejects(one, problem, device)
         if reason is not None:
@@ -116,19 +102,21 @@ def _automatic(problem: Problem, device: Device, prepared: bool, workspace_limit
         listed = "; ".join(reasons) or f"there is none for {device.kind}"
         raise NotApplicable(f"no algorithm applies to '{problem}': {listed}")
     # Stable: the registry's order decides between equal times.
-    offers.sort(key=lambda offer: offer.us)
+    offers.sort(key=lambda offer: offer.predicted_us)
     best = offers[0]
-    faster = min(too_large, key=lambda offer: offer.us, default=None)
-    if faster is not None and faster.us < best.us:
+    us = best.predicted_us
+    faster = min(too_large, key=lambda offer: offer.predicted_us, default=best)
+    if faster.predicted_us < us:
         warnings.warn(
-            f"workspace_limit={workspace_limit}: {faster.algorithm} would take {_time(faster.us)} with "
+            f"workspace_limit={workspace_limit}: {faster.algorithm} would take {_time(faster.predicted_us)} with "
             f"{faster.workspace_bytes} bytes for '{problem}'; {best.algorithm} is used",
             RuntimeWarning,
             stacklevel=4,
         )
     if len(offers) == 1:
-        return _choice(best, f"the only one that applies, predicted {_time(best.us)}")
-    return _choice(best, f"cost model: {_time(best.us)}, next {offers[1].algorithm} {_time(offers[1].us)}")
+        return replace(best, reason=f"the only one that applies, predicted {_time(us)}")
+    second = offers[1]
+    return replace(best, reason=f"cost model: {_time(us)}, next {second.algorithm} {_time(second.predicted_us)}")
 
 
 def _rejects(algorithm: Algorithm[Any], problem: Problem, device: Device) -> str | None:
@@ -141,29 +129,26 @@ def _rejects(algorithm: Algorithm[Any], problem: Problem, device: Device) -> str
 
 def _predicted(
     algorithm: Algorithm[Any], configs: Iterable[Config], problem: Problem, device: Device, prepared: bool
-) -> list[tuple[Config, float]]:
-    """Each config with the time that decides, worked out once."""
-    found = []
-    for config in configs:
+) -> Predicted:
+    """Each config's time, worked out once."""
+
+    def time(config: Config) -> float:
         us = algorithm.predict_us(problem, config, device)
-        found.append((config, us if prepared else us + algorithm.pack_us(problem, config, device)))
-    return found
+        return us if prepared else us + algorithm.pack_us(problem, config, device)
+
+    return [(config, time(config)) for config in configs]
 
 
 def _best(
-    algorithm: Algorithm[Any],
-    predicted: Iterable[tuple[Config, float]],
-    problem: Problem,
-    device: Device,
-    workspace_limit: int | None,
-) -> _Offer | None:
-    """The fastest config within the limit, or None where none is."""
-    best: _Offer | None = None
+    algorithm: Algorithm[Any], predicted: Predicted, problem: Problem, device: Device, workspace_limit: int | None
+) -> Choice | None:
+    """The fastest config within the limit, or None where none is; without a reason yet."""
+    best: Choice | None = None
     for config, us in predicted:
-        if best is None or us < best.us:
+        if best is None or us < best.predicted_us:
             size = algorithm.workspace_bytes(problem, config, device)
             if workspace_limit is None or size <= workspace_limit:
-                best = _Offer(algorithm.id, config, us, size)
+                best = Choice(algorithm.id, config, "", us, size)
     return best
 
 
@@ -189,10 +174,6 @@ def _matching(algorithm: Algorithm[Any], problem: Problem, device: Device, confi
     return found
 
 
-def _choice(offer: _Offer, reason: str) -> Choice:
-    return Choice(offer.algorithm, offer.config, reason, offer.us, offer.workspace_bytes)
-
-
 def _time(us: float) -> str:
     return f"{us:.0f} us" if us < 1e4 else f"{us / 1e3:.0f} ms"
 
@@ -207,11 +188,9 @@ def explain(problem: Problem, device: Device) -> list[Candidate]:
             continue
         predicted = _predicted(one, _offered(one, problem, device), problem, device, True)
         best = _best(one, predicted, problem, device, None)
-        if best is None:
-            candidates.append(Candidate(one.id, None))
-            continue
+        assert best is not None, f"{one.id} offers no config"
         pack_us = one.pack_us(problem, best.config, device)
-        candidates.append(Candidate(one.id, None, best.config, best.us, pack_us, best.workspace_bytes))
+        candidates.append(Candidate(one.id, None, best.config, best.predicted_us, pack_us, best.workspace_bytes))
     return candidates
 
 

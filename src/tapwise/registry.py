@@ -77,26 +77,17 @@ CONVOLUTION = "tapwise.ops.conv.problem:ConvProblem"
 # takes too long in this machine's memory.
 REFERENCES: dict[str, str] = {"conv": "tapwise.ops.conv.cuda.reference:convolve"}
 
+PICTURE_FILTERS = (
+    *("correlate", "convolve", "correlate1d", "convolve1d", "gaussian_filter", "uniform_filter", "sobel", "prewitt"),
+    *("laplace", "gaussian_laplace", "maximum_filter", "minimum_filter"),
+)
 # operator -> what users call; its page is docs/operators/<operator>.md.
 FUNCTIONS: dict[str, tuple[str, ...]] = {
     "conv": ("conv2d", "conv1d", "prepare"),
     "im2col": ("im2col",),
     "col2im": ("col2im",),
     "pool": ("max_pool2d", "avg_pool2d", "max_pool1d", "avg_pool1d"),
-    "filter": (
-        "image.correlate",
-        "image.convolve",
-        "image.correlate1d",
-        "image.convolve1d",
-        "image.gaussian_filter",
-        "image.uniform_filter",
-        "image.sobel",
-        "image.prewitt",
-        "image.laplace",
-        "image.gaussian_laplace",
-        "image.maximum_filter",
-        "image.minimum_filter",
-    ),
+    "filter": tuple(f"image.{name}" for name in PICTURE_FILTERS),
     "softmax": ("softmax", "log_softmax"),
     "reduce": ("reduce",),
 }

@@ -10,7 +10,7 @@ Input, output and workspace lie between guards of NaN: a write outside shows, an
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from tapwise import arrays, dispatch, registry
 from tapwise.algorithm import Algorithm, Buffers, Config, Device
+from tapwise.arrays import device as cuda
 from tapwise.arrays.workspaces import aligned
 from tapwise.problem import LARGEST_INTEGER, Inputs, Problem
 
@@ -141,13 +142,8 @@ def check_operator(
     return _verdict(problem, registry.get(prepared.choice.algorithm), inputs, y)
 
 
-def _verdict(
-    problem: Problem,
-    algorithm: Algorithm[Any],
-    inputs: Inputs,
-    y: np.ndarray,
-    sums: tuple[np.ndarray, np.ndarray] | None = None,
-) -> Verdict:
+def _verdict(problem: Problem, algorithm: Algorithm[Any], inputs: Inputs, y: np.ndarray, sums: Any = None) -> Verdict:
+    """`sums`: (sums, those of absolute values) where they have been worked out."""
     if sums is None:
         return compare(y, *problem.reference(inputs, algorithm), problem.y_dtype)
     # Image by image, in threads: what is in between stays in cache, and NumPy lets others run.
@@ -162,8 +158,7 @@ def _verdict(
     with ThreadPoolExecutor() as pool:
         verdicts = list(pool.map(one, range(len(y))))
     worst = max(range(len(y)), key=lambda image: (not verdicts[image].verified, _share(verdicts[image])))
-    verdict = verdicts[worst]
-    return Verdict(verdict.error, verdict.bound, verdict.verified, f"image {worst}: {verdict.message}")
+    return replace(verdicts[worst], message=f"image {worst}: {verdicts[worst].message}")
 
 
 def _share(verdict: Verdict) -> float:
@@ -175,11 +170,9 @@ def _beside(array: np.ndarray, index: int | None, layout: str) -> Any:
     """The array, or a copy on a GPU in the same memory order."""
     if index is None:
         return array
-    from tapwise.arrays.device import upload
-
     if array.ndim < 4 or layout == "nchw":
-        return upload(array, index)
-    return arrays.channels_first(upload(arrays.channels_last(array), index))
+        return cuda.upload(array, index)
+    return arrays.channels_first(cuda.upload(arrays.channels_last(array), index))
 
 
 class _Guarded:
@@ -208,8 +201,6 @@ class _Guarded:
         self._storage = storage
         self._device: Any = None
         if index is not None:
-            from tapwise.arrays import device as cuda
-
             self._device = cuda.upload(storage, index)
             start = self._device.ptr + _GUARD_BYTES
             self.array = cuda.DeviceArray(start, shape, self._host.strides, dtype, index, "other", self._device)
@@ -217,9 +208,7 @@ class _Guarded:
     def result(self) -> np.ndarray:
         """What the array holds, in this machine's memory."""
         if self._device is not None:
-            from tapwise.arrays.device import download
-
-            self._storage[...] = download(self._device)
+            self._storage[...] = cuda.download(self._device)
         return self._host
 
     def guards_hold(self) -> bool:

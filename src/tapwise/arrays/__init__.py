@@ -13,15 +13,16 @@ import numpy as np
 
 from tapwise.arrays import device as cuda
 from tapwise.arrays.device import DeviceArray
+from tapwise.arrays.host import channels_first as channels_first
+from tapwise.arrays.host import channels_last as channels_last
+from tapwise.arrays.host import dtype_name as dtype_name
+from tapwise.arrays.host import is_torch, native_dtype
+from tapwise.arrays.host import native as native
+from tapwise.arrays.host import view as view
 from tapwise.errors import InvalidProblem
-from tapwise.problem import DTYPES
 
 # What operators work on.
 Array = np.ndarray | DeviceArray
-
-_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
-_ALLOWED: Final = "float32, float64, float16 or bfloat16"
-_KINDS: Final = "a NumPy array, a PyTorch tensor, a CuPy array, or an array that speaks DLPack"
 
 _MOST_OVERLAP_WORK: Final = 10_000
 
@@ -71,47 +72,6 @@ def place(value: Any, device: str | None) -> tuple[int | None, bool]:
     return index, False
 
 
-def view(value: Any, name: str) -> np.ndarray:
-    """The same memory as a NumPy array, without a copy. `name` is the argument that an error names.
-
-    Raises InvalidProblem for what is no array, does not lie in this machine's memory, or wants gradients.
-    """
-    if isinstance(value, np.ndarray):
-        if isinstance(value, np.ma.MaskedArray):
-            raise InvalidProblem(f"{name} is a masked array: masks are not taken into account; fill it first")
-        return value.view(np.ndarray)
-    if _is_torch(value):
-        return _view_of_tensor(value, name)
-    if not hasattr(value, "__dlpack__"):
-        raise InvalidProblem(f"{name} is a {type(value).__name__}: {_KINDS} is allowed")
-    try:
-        return np.from_dlpack(value)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise InvalidProblem(f"{name} is a {type(value).__name__} that NumPy cannot share: {error}") from error
-
-
-def _is_torch(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
-def _view_of_tensor(tensor: Any, name: str) -> np.ndarray:
-    if tensor.requires_grad:
-        if sys.modules["torch"].is_grad_enabled():
-            raise InvalidProblem(
-                f"{name} requires a gradient: tapwise computes no gradients yet; "
-                f"use {name}.detach(), or call it under torch.no_grad()"
-            )
-        tensor = tensor.detach()
-    try:
-        array: np.ndarray = tensor.numpy()
-    except (RuntimeError, TypeError) as error:
-        raise InvalidProblem(
-            f"{name} is a {tensor.dtype} tensor on {tensor.device}: a dense CPU tensor of {_ALLOWED} is allowed"
-        ) from error
-    return array
-
-
 def like(array: Array, value: Any) -> Any:
     """An array as one of the library that `value` is from, sharing memory where that library allows it.
 
@@ -124,7 +84,7 @@ def like(array: Array, value: Any) -> Any:
         array = cuda.download(array)
     if isinstance(value, np.ndarray):
         return array
-    if _is_torch(value):
+    if is_torch(value):
         return sys.modules["torch"].from_numpy(array)
     import array_api_compat
 
@@ -133,34 +93,6 @@ def like(array: Array, value: Any) -> Any:
     except TypeError:
         return array
     return namespace.from_dlpack(array)
-
-
-def dtype_name(array: Array, name: str) -> str:
-    """ "f32", "f64", "f16" or "bf16", in any byte order. Raises InvalidProblem for other dtypes."""
-    known = _NAMES.get(native_dtype(array.dtype))
-    if known is None:
-        raise InvalidProblem(f"{name} has dtype {array.dtype}: {_ALLOWED} is allowed")
-    return known
-
-
-def native_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in this machine's byte order."""
-    return dtype if dtype.isnative else dtype.newbyteorder("=")
-
-
-def native(array: np.ndarray) -> np.ndarray:
-    """In this machine's byte order: the array itself, or a copy."""
-    return array if array.dtype.isnative else array.astype(native_dtype(array.dtype))
-
-
-def channels_last(array: np.ndarray) -> np.ndarray:
-    """(n, c, *spatial) seen as (n, *spatial, c)."""
-    return array.transpose(0, *range(2, array.ndim), 1)
-
-
-def channels_first(array: Any) -> Any:
-    """(n, *spatial, c) seen as (n, c, *spatial)."""
-    return array.transpose(0, -1, *range(1, array.ndim - 1))
 
 
 def is_dense(array: Array, layout: str) -> bool:

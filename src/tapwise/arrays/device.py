@@ -24,6 +24,9 @@ _SHARED = (
     "float16", "bfloat16", "float32", "float64",
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
 )  # fmt: skip
+GRADIENT = (
+    "{0} requires a gradient: tapwise computes no gradients yet; use {0}.detach(), or call it under torch.no_grad()"
+)
 # Bytes that the first element of a dense array lies on a multiple of.
 ALIGNMENT = 16
 
@@ -59,13 +62,8 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {
-            "shape": self.shape,
-            "strides": self.strides,
-            "typestr": self.dtype.str,
-            "data": (self.ptr, False),
-            "version": 3,
-        }
+        place = {"shape": self.shape, "strides": self.strides, "data": (self.ptr, False)}
+        return place | {"typestr": self.dtype.str, "version": 3}
 
     @property
     def stream(self) -> int:
@@ -156,10 +154,7 @@ def view(value: Any, name: str) -> DeviceArray:
 
 def _of_torch(torch: Any, tensor: Any, name: str) -> DeviceArray:
     if tensor.requires_grad and torch.is_grad_enabled():
-        raise InvalidProblem(
-            f"{name} requires a gradient: tapwise computes no gradients yet; "
-            f"use {name}.detach(), or call it under torch.no_grad()"
-        )
+        raise InvalidProblem(GRADIENT.format(name))
     if tensor.layout != torch.strided:
         raise InvalidProblem(f"{name} is a {tensor.layout} tensor: a strided one is allowed")
     dtype = _numpy_dtype(tensor.dtype)
@@ -188,13 +183,13 @@ def _of_other(value: Any, name: str) -> DeviceArray:
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidProblem(f"{name} is a {type(value).__name__} whose memory cannot be shared: {error}") from error
     shape = tuple(seen.shape)
-    steps = seen.strides or _dense_steps(shape)
-    strides = tuple(step * dtype.itemsize for step in steps)
+    size = dtype.itemsize
+    strides = tuple(step * size for step in seen.strides) if seen.strides else _dense_strides(shape, size)
     return DeviceArray(seen.ptr, shape, strides, dtype, seen.device_id, "other", value)
 
 
-def _dense_steps(shape: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
+def _dense_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    return tuple(itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: DeviceArray) -> DeviceArray:
@@ -210,8 +205,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: DeviceArray) -> De
         address = owner.data.ptr
     else:
         return allocate(shape, dtype, like.index)
-    strides = tuple(step * dtype.itemsize for step in _dense_steps(shape))
-    return DeviceArray(address, shape, strides, dtype, like.index, like.library, owner)
+    return DeviceArray(address, shape, _dense_strides(shape, dtype.itemsize), dtype, like.index, like.library, owner)
 
 
 @cache
@@ -229,8 +223,7 @@ def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], index: int) -> Device
     with on_gpu(index):
         device = cuda_core().Device(index)
         owner = device.allocate(max(1, prod(shape) * dtype.itemsize), stream=device.default_stream)
-    strides = tuple(step * dtype.itemsize for step in _dense_steps(shape))
-    return DeviceArray(int(owner.handle), shape, strides, dtype, index, "other", owner)
+    return DeviceArray(int(owner.handle), shape, _dense_strides(shape, dtype.itemsize), dtype, index, "other", owner)
 
 
 def assign(target: DeviceArray, source: DeviceArray) -> None:

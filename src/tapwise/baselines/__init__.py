@@ -54,11 +54,11 @@ PLAIN: Final = ("softmax", "reduce", "pool", "im2col", "col2im")
 PEERS: Final = {
     peer.name: peer
     for peer in (
-        Peer("onednn", "torch", "make bench TORCH=1", "tapwise.baselines.onednn"),
-        Peer("onednn-cl", "torch", "make bench TORCH=1", "tapwise.baselines.onednn"),
+        Peer("onednn", "torch", "make bench TORCH=1", "tapwise.baselines.torch_conv"),
+        Peer("onednn-cl", "torch", "make bench TORCH=1", "tapwise.baselines.torch_conv"),
         Peer("mlas", "onnxruntime", "pip install 'tapwise[peers]'", "tapwise.baselines.mlas"),
-        Peer("cudnn", "torch", "PyTorch with CUDA", "tapwise.baselines.cudnn", device="cuda"),
-        Peer("cudnn-cl", "torch", "PyTorch with CUDA", "tapwise.baselines.cudnn", device="cuda"),
+        Peer("cudnn", "torch", "PyTorch with CUDA", "tapwise.baselines.torch_conv", device="cuda"),
+        Peer("cudnn-cl", "torch", "PyTorch with CUDA", "tapwise.baselines.torch_conv", device="cuda"),
         Peer("torch", "torch", "make bench TORCH=1", "tapwise.baselines.plain", PLAIN),
         Peer("torch-cuda", "torch", "PyTorch with CUDA", "tapwise.baselines.plain", PLAIN, "cuda"),
         Peer("numpy", "numpy", "", "tapwise.baselines.plain", PLAIN),

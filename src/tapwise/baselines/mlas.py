@@ -6,7 +6,8 @@ measuring does not need the onnx package.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from tapwise.baselines import Prepared
 from tapwise.errors import PeerUnavailable
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.problem import Inputs
+from tapwise.window_problem import WindowProblem
+
+Attributes = Mapping[str, int | Sequence[int]]
 
 # TensorProto.DataType
 _TYPES = {"f32": 1, "f16": 10, "f64": 11}
@@ -52,10 +56,10 @@ def _attribute(name: str, values: Sequence[int] | int) -> bytes:
     return _bytes(1, name) + b"".join(_number(8, value) for value in values) + _number(20, 7)
 
 
-def _node(kind: str, inputs: Sequence[str], output: str, attributes: Sequence[bytes] = ()) -> bytes:
+def _node(kind: str, inputs: Sequence[str], output: str, attributes: Attributes = MappingProxyType({})) -> bytes:
     """NodeProto: input 1, output 2, op_type 4, attribute 5."""
     parts = [_bytes(1, name) for name in inputs] + [_bytes(2, output), _bytes(4, kind)]
-    return b"".join(parts + [_bytes(5, attribute) for attribute in attributes])
+    return b"".join(parts + [_bytes(5, _attribute(name, value)) for name, value in attributes.items()])
 
 
 def _tensor(name: str, array: np.ndarray, kind: int) -> bytes:
@@ -70,17 +74,16 @@ def _value(name: str, shape: Sequence[int], kind: int) -> bytes:
     return _bytes(1, name) + _bytes(2, _bytes(1, _number(1, kind) + _bytes(2, dims)))
 
 
+def window_attributes(problem: WindowProblem) -> dict[str, int | Sequence[int]]:
+    """What Conv and the pooling nodes have in common."""
+    befores, afters = zip(*problem.padding, strict=True)
+    return {"kernel_shape": problem.kernel, "strides": problem.stride, "pads": (*befores, *afters)}
+
+
 def model(problem: ConvProblem, w: np.ndarray, bias: np.ndarray | None) -> bytes:
     """ModelProto of y = activation(Conv(x, w, bias) + residual): ir_version 1, graph 7, opset_import 8 (version 2)."""
     kind = _TYPES[problem.dtype]
-    befores, afters = zip(*problem.padding, strict=True)
-    attributes = [
-        _attribute("kernel_shape", problem.kernel),
-        _attribute("strides", problem.stride),
-        _attribute("pads", (*befores, *afters)),
-        _attribute("dilations", problem.dilation),
-        _attribute("group", problem.groups),
-    ]
+    attributes = window_attributes(problem) | {"dilations": problem.dilation, "group": problem.groups}
     steps: list[tuple[str, list[str], str]] = []
     if problem.residual:
         steps.append(("Add", ["c", "residual"], "t"))
@@ -107,12 +110,10 @@ def model(problem: ConvProblem, w: np.ndarray, bias: np.ndarray | None) -> bytes
     return _number(1, 8) + _bytes(7, graph) + _bytes(8, _number(2, 17))
 
 
-def node_model(
-    kind: str, attributes: dict[str, int | Sequence[int]], x_shape: Sequence[int], y_shape: Sequence[int], dtype: str
-) -> bytes:
+def node_model(kind: str, attributes: Attributes, x_shape: Sequence[int], y_shape: Sequence[int], dtype: str) -> bytes:
     """ModelProto of y = kind(x)."""
     number = _TYPES[dtype]
-    graph = _bytes(1, _node(kind, ["x"], "y", [_attribute(name, value) for name, value in attributes.items()]))
+    graph = _bytes(1, _node(kind, ["x"], "y", attributes))
     graph += _bytes(2, "tapwise") + _bytes(11, _value("x", x_shape, number)) + _bytes(12, _value("y", y_shape, number))
     return _number(1, 8) + _bytes(7, graph) + _bytes(8, _number(2, 17))
 

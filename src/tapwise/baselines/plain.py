@@ -79,20 +79,17 @@ def _torch_patches(problem: PatchProblem, t: Any) -> Call:
 def _torch_pool(problem: PoolProblem, t: Any) -> Call:
     import torch.nn.functional as functional
 
-    if any(
-        before != after or 2 * before > r for (before, after), r in zip(problem.padding, problem.kernel, strict=True)
-    ):
+    pairs = zip(problem.padding, problem.kernel, strict=True)
+    if any(before != after or 2 * before > r for (before, after), r in pairs):
         raise PeerUnavailable("PyTorch takes equal padding of up to half the kernel")
     padding = tuple(before for before, _ in problem.padding)
+    window = problem.kernel, problem.stride, padding
     if problem.op == "max":
-        return lambda: functional.max_pool2d(
-            t, problem.kernel, problem.stride, padding, problem.dilation, problem.ceil_mode
-        )
+        return lambda: functional.max_pool2d(t, *window, problem.dilation, problem.ceil_mode)
     if set(problem.dilation) != {1}:
         raise PeerUnavailable("PyTorch's avg_pool2d has no dilation")
-    return lambda: functional.avg_pool2d(
-        t, problem.kernel, problem.stride, padding, problem.ceil_mode, problem.count_include_pad, problem.divisor
-    )
+    counted = problem.ceil_mode, problem.count_include_pad, problem.divisor
+    return lambda: functional.avg_pool2d(t, *window, *counted)
 
 
 def _torch_reduction(problem: ReduceProblem, t: Any) -> Call:
@@ -126,15 +123,11 @@ def _numpy(problem: ReduceProblem, x: np.ndarray) -> Call:
     axes: Any = problem.axes
     keep, op = problem.keepdims, problem.op
     if op in ("argmax", "argmin"):
+        axes = None if len(axes) == len(problem.shape) else axes[0]
+    if op in ("sum", "mean", "max", "min", "prod", "argmax", "argmin"):
         function = getattr(np, op)
-        along = None if len(axes) == len(problem.shape) else axes[0]
-        return lambda: function(x, axis=along, keepdims=keep)
+        return lambda: function(x, axis=axes, keepdims=keep)
     functions: dict[str, Call] = {
-        "sum": lambda: np.sum(x, axis=axes, keepdims=keep),
-        "mean": lambda: np.mean(x, axis=axes, keepdims=keep),
-        "max": lambda: np.max(x, axis=axes, keepdims=keep),
-        "min": lambda: np.min(x, axis=axes, keepdims=keep),
-        "prod": lambda: np.prod(x, axis=axes, keepdims=keep),
         "norm1": lambda: np.sum(np.abs(x), axis=axes, keepdims=keep),
         "norm2": lambda: np.sqrt(np.sum(x * x, axis=axes, keepdims=keep)),
         "sumsquare": lambda: np.sum(x * x, axis=axes, keepdims=keep),
@@ -157,13 +150,7 @@ def _onnxruntime_pool(problem: PoolProblem, x: np.ndarray, threads: int) -> Prep
 
     if problem.divisor is not None or problem.layout != "nchw":
         raise PeerUnavailable("onnxruntime pools NCHW, without a divisor")
-    befores, afters = zip(*problem.padding, strict=True)
-    attributes: dict[str, Any] = {
-        "kernel_shape": problem.kernel,
-        "strides": problem.stride,
-        "pads": (*befores, *afters),
-        "ceil_mode": int(problem.ceil_mode),
-    }
+    attributes = mlas.window_attributes(problem) | {"ceil_mode": int(problem.ceil_mode)}
     if problem.op == "max":
         attributes["dilations"] = problem.dilation
     else:

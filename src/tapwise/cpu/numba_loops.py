@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, ClassVar
 
 from tapwise.algorithm import Algorithm, Buffers, Config, Device, Plan
 
 
+@cache
 def compiled(function: Callable[..., None]) -> Any:
     """The function, compiled for whatever it is called with."""
     import numba

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from math import prod
 from operator import index
 from typing import Any, Final
@@ -43,6 +43,9 @@ class AxesProblem(Problem):
 
     shape: tuple[int, ...]
     axes: tuple[int, ...]
+    _: KW_ONLY
+    dtype: str = "f32"
+    layout: str = "nchw"
 
     def _check(self) -> None:
         if any(size < 0 for size in self.shape):

@@ -107,15 +107,29 @@ def window(spatial: tuple[int, ...], kernel_size: Any, stride: Any, padding: Any
     return {"spatial": spatial, "kernel": kernel, "stride": steps, "padding": sides, "dilation": distances}
 
 
-def result(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], source: Any) -> Any:
-    """The user's `out` as an array to write to. Raises InvalidProblem where it does not fit or overlaps the source."""
+def with_batch(x: Any, axes: int) -> tuple[bool, Any]:
+    """(whether x lacks a batch axis, x with one); `axes` spatial ones."""
+    if x.ndim not in (axes + 1, axes + 2):
+        raise InvalidProblem(f"x has shape {x.shape}: {axes + 2} axes are allowed, or {axes + 1} without a batch")
+    single = x.ndim == axes + 1
+    return single, x[None] if single else x
+
+
+def result(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], source: Any, **inputs: Any) -> Any:
+    """The user's `out` as an array to write to, where the source lies.
+
+    Raises InvalidProblem where it does not fit or overlaps an input: x, which is the source, or one of `inputs`.
+    """
     target = arrays.target(out, source)
-    if target.shape != shape or target.dtype != dtype:
-        raise InvalidProblem(f"out has shape {target.shape} and dtype {target.dtype}: {shape} and {dtype} are allowed")
+    if target.shape != shape:
+        raise InvalidProblem(f"out has shape {target.shape}: {shape} is allowed")
+    if target.dtype != dtype:
+        raise InvalidProblem(f"out has dtype {target.dtype}: {dtype} is allowed")
     if not arrays.writeable(target):
         raise InvalidProblem("out is read-only: an array that can be written is allowed")
-    if arrays.overlap(target, source):
-        raise InvalidProblem("out overlaps the input: an array with memory of its own is allowed")
+    for name, array in {"x": source, **inputs}.items():
+        if array is not None and arrays.overlap(target, array):
+            raise InvalidProblem(f"out overlaps {name}: an array with memory of its own is allowed")
     return target
 
 

@@ -135,7 +135,7 @@ def test_what_users_hand_over() -> None:
         ({"kernel_size": 3, "padding": ((0, 0), (0, 5)), "dilation": 2}, "padding"),
         ({"kernel_size": 9}, "larger than the padded input"),
         ({"kernel_size": (2, 2, 2)}, "kernel_size"),
-        ({"kernel_size": 2, "out": np.empty((1, 2, 3, 3))}, "out has shape"),
+        ({"kernel_size": 2, "out": np.empty((1, 2, 3, 3))}, "out has dtype"),
         ({"kernel_size": 2, "algorithm": "cpu.fast"}, "cpu.fast"),
     ],
 )

@@ -87,7 +87,7 @@ def test_softmax_out() -> None:
             assert np.array_equal(out, wanted)
     wrong: Any
     for wrong, word in (
-        (x, "overlaps the input"),
+        (x, "overlaps x"),
         (np.empty((6, 10), np.float32), "shape"),
         (np.empty(x.shape), "float64"),
     ):

@@ -14,7 +14,7 @@ from tapwise.algorithm import Config
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.prepared import PreparedConv, check_like, execute, lift, plan_of
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.ops.parameters import device_of, numbers, sides_of, whole
+from tapwise.ops.parameters import device_of, numbers, sides_of, whole, with_batch
 
 
 def conv2d(
@@ -51,10 +51,8 @@ def conv2d(
     Filters are packed on each call: `prepare` packs them once. Raises InvalidProblem for a bad argument, NotApplicable
     where the named algorithm does not apply.
     """
-    return _convolve(
-        2, x, w, bias, stride, padding, dilation, groups, activation, residual, output_size, math, algorithm,
-        device, out,
-    )  # fmt: skip
+    words = stride, padding, dilation, groups, output_size, activation, math
+    return _convolve(2, x, w, bias, residual, words, algorithm, device, out)
 
 
 def conv1d(
@@ -75,10 +73,8 @@ def conv1d(
     out: Any = None,
 ) -> Any:
     """As conv2d with one spatial axis: x (n, c, w) or (c, w), w (k, c / groups, s); padding also ((left, right),)."""
-    return _convolve(
-        1, x, w, bias, stride, padding, dilation, groups, activation, residual, output_size, math, algorithm,
-        device, out,
-    )  # fmt: skip
+    words = stride, padding, dilation, groups, output_size, activation, math
+    return _convolve(1, x, w, bias, residual, words, algorithm, device, out)
 
 
 def prepare(
@@ -111,10 +107,8 @@ def prepare(
 
 
 def _convolve(
-    axes: int, x: Any, w: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: Any,
-    activation: str | None, residual: Any, output_size: Any, math: str, algorithm: str,
-    device: str | None, out: Any,
-) -> Any:  # fmt: skip
+    axes: int, x: Any, w: Any, bias: Any, residual: Any, words: tuple[Any, ...], algorithm: str, device: Any, out: Any
+) -> Any:
     at, upload = arrays.place(x, device)
 
     def array(value: Any, name: str) -> Any:
@@ -124,16 +118,12 @@ def _convolve(
     offset = None if bias is None else array(bias, "bias")
     addend = None if residual is None else array(residual, "residual")
     dtype = arrays.dtype_name(source, "x")
-    single = source.ndim == axes + 1
-    if not single and source.ndim != axes + 2:
-        raise InvalidProblem(f"x has shape {source.shape}: {axes + 2} axes are allowed, or {axes + 1} without a batch")
+    single, batched = with_batch(source, axes)
     if filters.ndim != axes + 2:
         raise InvalidProblem(f"w has shape {filters.shape}: {axes + 2} axes (k, c / groups, ...) are allowed")
-    batched = source[None] if single else source
     check_like("w", filters, filters.shape, dtype)
     if offset is not None:
         check_like("bias", offset, filters.shape[:1], dtype)
-    words = stride, padding, dilation, groups, output_size, activation, math
     problem_of = _known_problem if all(map(_is_plain, words)) else _problem
     problem = problem_of(
         batched.shape, filters.shape, dtype, arrays.layout_of(batched), offset is not None, residual is not None, words

@@ -13,7 +13,7 @@ from tapwise.arrays.workspaces import pool, workspace
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import activate
-from tapwise.ops.parameters import device_of
+from tapwise.ops.parameters import device_of, result
 from tapwise.problem import DTYPES
 
 # Buffers at half the cost of naming its fields.
@@ -124,20 +124,15 @@ class TorchCall:
 
         from tapwise.arrays.device import ALIGNMENT, torch_stream
 
-        images = problem.layout == "nhwc"
-        self._alignment, self._stream, self._tensor, self._index = (
-            ALIGNMENT,
-            torch_stream(),
-            torch.Tensor,
-            filters.index,
-        )
+        self._alignment, self._stream = ALIGNMENT, torch_stream()
+        self._tensor, self._index = torch.Tensor, filters.index
         self._grad, self._empty = torch.is_grad_enabled, torch.empty
         self._dtype, self._device = filters.owner.dtype, filters.owner.device
         self._x_shape, self._y_shape = torch.Size(problem.x_shape), torch.Size(problem.y_shape)
-        order = torch.channels_last if images else torch.contiguous_format
-        self._order, self._residual = order, problem.residual
+        self._order = torch.channels_last if problem.layout == "nhwc" else torch.contiguous_format
+        self._residual = problem.residual
         self._x_strides, self._y_strides = (
-            torch.empty(shape, device="meta").to(memory_format=order).stride()
+            torch.empty(shape, device="meta").to(memory_format=self._order).stride()
             for shape in (problem.x_shape, problem.y_shape)
         )
         self._enqueue = plan.enqueue
@@ -217,10 +212,7 @@ def execute(
     layout, dtype = problem.layout, problem.x_dtype
     if added is not None:
         check_like("residual", added, shape, problem.dtype)
-    target = None
-    if out is not None:
-        target = arrays.target(out, source)
-        _check_out(target, shape, dtype, {"x": source, "bias": bias, "residual": added})
+    target = None if out is None else result(out, shape, dtype, source, bias=bias, residual=added)
     images = arrays.dense(lift(source, problem, single), layout)
     addend = None if added is None else arrays.dense(lift(added, problem, single), layout)
     direct = None if target is None else lift(target, problem, single)
@@ -256,17 +248,3 @@ def check_like(name: str, array: arrays.Array, shape: tuple[int, ...], dtype: st
     if array.dtype != DTYPES[dtype]:
         arrays.dtype_name(array, name)
         raise InvalidProblem(f"{name} has dtype {array.dtype}: {DTYPES[dtype]}, as x, is allowed")
-
-
-def _check_out(
-    out: arrays.Array, shape: tuple[int, ...], dtype: np.dtype[Any], inputs: dict[str, arrays.Array | None]
-) -> None:
-    if out.shape != shape:
-        raise InvalidProblem(f"out has shape {out.shape}: {shape} is allowed")
-    if out.dtype != dtype:
-        raise InvalidProblem(f"out has dtype {out.dtype}: {dtype}, as x, is allowed")
-    if not arrays.writeable(out):
-        raise InvalidProblem("out is read-only: an array that can be written is allowed")
-    for name, array in inputs.items():
-        if array is not None and arrays.overlap(out, array):
-            raise InvalidProblem(f"out overlaps {name}: an array with memory of its own is allowed")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from math import prod
 from typing import Any, ClassVar, Final
 
@@ -42,11 +41,6 @@ def loop(x: Any, y: Any, first: int, weights: Any, planes: Any, rows: Any, colum
                     else:
                         total = min(total, value)
         y[i] = total
-
-
-@cache
-def _loop() -> Any:
-    return compiled(loop)
 
 
 class FilterSerial(LoopAlgorithm):
@@ -107,7 +101,7 @@ def _combine(
     for first in range(0, y.size, _BLOCK):
         part = y[first : first + _BLOCK]
         sums = np.empty(part.size)
-        _loop()(x, sums, first, weights, planes, rows, columns, cval, _OPS[problem.op])
+        compiled(loop)(x, sums, first, weights, planes, rows, columns, cval, _OPS[problem.op])
         part[:] = sums if y.dtype == np.float64 else _stored(problem, sums + np.copysign(epsilon, sums))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from math import prod
 from typing import Any, ClassVar
 
@@ -54,11 +53,6 @@ def gather(
                     y[plane, d, h, v] = total
 
 
-@cache
-def _loops(operator: str) -> Any:
-    return compiled(expand if operator == "im2col" else gather)
-
-
 class Im2colSerial(LoopAlgorithm):
     """Plain loops on one thread. float32, float64, float16; 1 to 3 spatial axes."""
 
@@ -77,10 +71,10 @@ class Im2colSerial(LoopAlgorithm):
         columns, image = (planes, prod(p.kernel), prod(p.output)), (planes, *p.spatial)
         if p.operator == "im2col":
             result = np.empty(columns, dtype)
-            _loops("im2col")(np.ascontiguousarray(x, dtype).reshape(image), result, *window)
+            compiled(expand)(np.ascontiguousarray(x, dtype).reshape(image), result, *window)
         else:
             result = np.array(y, dtype).reshape(image) if p.accumulate else np.empty(image, dtype)
-            _loops("col2im")(np.ascontiguousarray(x, dtype).reshape(columns), result, *window, p.accumulate)
+            compiled(gather)(np.ascontiguousarray(x, dtype).reshape(columns), result, *window, p.accumulate)
         y[...] = result.reshape(y.shape)
 
 

@@ -9,8 +9,7 @@ import numpy as np
 from tapwise import arrays, dispatch
 from tapwise.algorithm import Buffers
 from tapwise.arrays.workspaces import workspace
-from tapwise.errors import InvalidProblem
-from tapwise.ops.parameters import device_of, result, whole, window
+from tapwise.ops.parameters import device_of, result, whole, window, with_batch
 from tapwise.ops.pool.problem import PoolProblem
 
 
@@ -26,8 +25,8 @@ def max_pool2d(
     the dilated kernel, and never chosen. NaN propagates. `return_indices`: also int64 positions h * width + w in the
     plane, the first of equals. `out` is filled and returned. Raises InvalidProblem for a bad argument.
     """
-    options = {"ceil_mode": bool(ceil_mode), "indices": bool(return_indices)}
-    return _pool("max", 2, x, kernel_size, stride, padding, dilation, options, algorithm, device, out)
+    steps = kernel_size, stride, padding, dilation
+    return _pool("max", 2, x, steps, algorithm, device, out, ceil_mode=ceil_mode, indices=return_indices)
 
 
 def avg_pool2d(
@@ -40,9 +39,8 @@ def avg_pool2d(
     `count_include_pad`: padding counts as zeros; what a last window in ceil mode sees beyond it never does.
     `divisor_override`: what sums are divided by instead of the count.
     """
-    divisor = None if divisor_override is None else whole(divisor_override, "divisor_override")
-    options = {"ceil_mode": bool(ceil_mode), "count_include_pad": bool(count_include_pad), "divisor": divisor}
-    return _pool("avg", 2, x, kernel_size, stride, padding, dilation, options, algorithm, device, out)
+    options = {"ceil_mode": ceil_mode, "count_include_pad": count_include_pad, "divisor": divisor_override}
+    return _pool("avg", 2, x, (kernel_size, stride, padding, dilation), algorithm, device, out, **options)
 
 
 def max_pool1d(
@@ -50,8 +48,8 @@ def max_pool1d(
     return_indices: bool = False, *, algorithm: str = "auto", device: str | None = None, out: Any = None,
 ) -> Any:  # fmt: skip
     """As max_pool2d with one spatial axis: x (n, c, w) or (c, w)."""
-    options = {"ceil_mode": bool(ceil_mode), "indices": bool(return_indices)}
-    return _pool("max", 1, x, kernel_size, stride, padding, dilation, options, algorithm, device, out)
+    steps = kernel_size, stride, padding, dilation
+    return _pool("max", 1, x, steps, algorithm, device, out, ceil_mode=ceil_mode, indices=return_indices)
 
 
 def avg_pool1d(
@@ -60,25 +58,26 @@ def avg_pool1d(
     device: str | None = None, out: Any = None,
 ) -> Any:  # fmt: skip
     """As avg_pool2d with one spatial axis: x (n, c, w) or (c, w)."""
-    divisor = None if divisor_override is None else whole(divisor_override, "divisor_override")
-    options = {"ceil_mode": bool(ceil_mode), "count_include_pad": bool(count_include_pad), "divisor": divisor}
-    return _pool("avg", 1, x, kernel_size, stride, padding, dilation, options, algorithm, device, out)
+    options = {"ceil_mode": ceil_mode, "count_include_pad": count_include_pad, "divisor": divisor_override}
+    return _pool("avg", 1, x, (kernel_size, stride, padding, dilation), algorithm, device, out, **options)
 
 
 def _pool(
-    op: str, axes: int, x: Any, kernel_size: Any, stride: Any, padding: Any, dilation: Any, options: dict[str, Any],
-    algorithm: str, device: str | None, out: Any,
+    op: str, axes: int, x: Any, steps: tuple[Any, ...], algorithm: str, device: str | None, out: Any,
+    divisor: Any = None, **flags: Any,
 ) -> Any:  # fmt: skip
+    """`steps`: kernel_size, stride, padding, dilation as they were given."""
     source = arrays.anywhere(x, "x", *arrays.place(x, device))
     dtype = arrays.dtype_name(source, "x")
-    single = source.ndim == axes + 1
-    if not single and source.ndim != axes + 2:
-        raise InvalidProblem(f"x has shape {source.shape}: {axes + 2} axes are allowed, or {axes + 1} without a batch")
-    batched = source[None] if single else source
+    single, batched = with_batch(source, axes)
     n, c, *spatial = batched.shape
+    kernel_size, stride, padding, dilation = steps
     stride = kernel_size if stride is None or stride == () else stride
-    steps = window(tuple(spatial), kernel_size, stride, padding, dilation)
-    problem = PoolProblem(op=op, n=n, c=c, dtype=dtype, layout=arrays.layout_of(batched), **steps, **options)
+    words: dict[str, Any] = {name: bool(flag) for name, flag in flags.items()}
+    words |= window(tuple(spatial), kernel_size, stride, padding, dilation)
+    divisor = None if divisor is None else whole(divisor, "divisor_override")
+    layout = arrays.layout_of(batched)
+    problem = PoolProblem(op=op, n=n, c=c, dtype=dtype, layout=layout, divisor=divisor, **words)
     images = problem.canonical()
     shape = problem.y_shape[single:]
     target = None if out is None else result(out, shape, problem.y_dtype, source)

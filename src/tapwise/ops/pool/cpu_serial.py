@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from math import prod
 from typing import Any, ClassVar
 
@@ -59,11 +58,6 @@ def mean(x: Any, y: Any, rows: Any, columns: Any, kernel: Any, stride: Any, padd
                     y[n, c, p, q] = total / (rows[p] * columns[q])
 
 
-@cache
-def _loops(op: str) -> Any:
-    return compiled(largest if op == "max" else mean)
-
-
 def divisors(problem: PoolProblem, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
     """What a sum is divided by: a factor for each output row and one for each column."""
     if problem.divisor is not None:
@@ -89,7 +83,7 @@ class PoolSerial(LoopAlgorithm):
         result = np.empty(values.shape, dtype)
         window = (p.kernel, p.stride, tuple(before for before, _ in p.padding), p.dilation)
         if p.op == "max":
-            _loops("max")(source, result, places, *window)
+            compiled(largest)(source, result, places, *window)
         else:
-            _loops("avg")(source, result, *divisors(p, dtype), *window)
+            compiled(mean)(source, result, *divisors(p, dtype), *window)
         values[...] = result

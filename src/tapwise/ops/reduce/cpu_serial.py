@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -72,11 +71,6 @@ def reduce(x: Any, y: Any, op: int) -> None:
             y[a, b] = total
 
 
-@cache
-def _loops() -> Any:
-    return compiled(reduce)
-
-
 class ReduceSerial(LoopAlgorithm):
     """Plain loops on one thread, sums in blocks of 256. float32, float64, float16 (in float32)."""
 
@@ -95,6 +89,6 @@ class ReduceSerial(LoopAlgorithm):
         assert collapsed is not None
         dtype = DTYPES[problem.accumulator]
         result = np.empty((collapsed[0], collapsed[2]), np.int64 if problem.op in POSITIONS else dtype)
-        _loops()(np.ascontiguousarray(buffers.x, dtype).reshape(collapsed), result, CODES[problem.op])
+        compiled(reduce)(np.ascontiguousarray(buffers.x, dtype).reshape(collapsed), result, CODES[problem.op])
         with np.errstate(over="ignore"):
             buffers.y[...] = result.reshape(buffers.y.shape)

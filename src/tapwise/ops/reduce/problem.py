@@ -34,8 +34,6 @@ class ReduceProblem(AxesProblem):
 
     op: str = "sum"
     keepdims: bool = False
-    dtype: str = "f32"
-    layout: str = "nchw"
 
     def __post_init__(self) -> None:
         if self.op not in REDUCTIONS:

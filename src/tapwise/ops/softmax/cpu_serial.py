@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -40,11 +39,6 @@ def softmax(x: Any, y: Any, log: bool) -> None:
                     y[a, r, b] = math.exp(x[a, r, b] - top) / total
 
 
-@cache
-def _loops() -> Any:
-    return compiled(softmax)
-
-
 class SoftmaxSerial(LoopAlgorithm):
     """Plain loops on one thread: largest element, sum of exponentials, quotient. float32, float64, float16."""
 
@@ -63,5 +57,5 @@ class SoftmaxSerial(LoopAlgorithm):
         assert collapsed is not None
         dtype = DTYPES[problem.accumulator]
         result = np.empty(collapsed, dtype)
-        _loops()(np.ascontiguousarray(buffers.x, dtype).reshape(collapsed), result, problem.log)
+        compiled(softmax)(np.ascontiguousarray(buffers.x, dtype).reshape(collapsed), result, problem.log)
         buffers.y[...] = result.reshape(buffers.y.shape)

@@ -21,8 +21,6 @@ class SoftmaxProblem(AxesProblem):
     operator: ClassVar[str] = "softmax"
 
     log: bool = False
-    dtype: str = "f32"
-    layout: str = "nchw"
 
     def __post_init__(self) -> None:
         self._check()

@@ -1,0 +1,82 @@
+"""Arrays in this machine's memory: any library's as NumPy's; their dtypes and memory orders."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+import numpy as np
+
+from tapwise.arrays.device import GRADIENT
+from tapwise.errors import InvalidProblem
+from tapwise.problem import DTYPES
+
+_NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+_ALLOWED: Final = "float32, float64, float16 or bfloat16"
+_KINDS: Final = "a NumPy array, a PyTorch tensor, a CuPy array, or an array that speaks DLPack"
+
+
+def view(value: Any, name: str) -> np.ndarray:
+    """The same memory as a NumPy array, without a copy. `name` is the argument that an error names.
+
+    Raises InvalidProblem for what is no array, does not lie in this machine's memory, or wants gradients.
+    """
+    if isinstance(value, np.ndarray):
+        if isinstance(value, np.ma.MaskedArray):
+            raise InvalidProblem(f"{name} is a masked array: masks are not taken into account; fill it first")
+        return value.view(np.ndarray)
+    if is_torch(value):
+        return _view_of_tensor(value, name)
+    if not hasattr(value, "__dlpack__"):
+        raise InvalidProblem(f"{name} is a {type(value).__name__}: {_KINDS} is allowed")
+    try:
+        return np.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise InvalidProblem(f"{name} is a {type(value).__name__} that NumPy cannot share: {error}") from error
+
+
+def is_torch(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _view_of_tensor(tensor: Any, name: str) -> np.ndarray:
+    if tensor.requires_grad:
+        if sys.modules["torch"].is_grad_enabled():
+            raise InvalidProblem(GRADIENT.format(name))
+        tensor = tensor.detach()
+    try:
+        array: np.ndarray = tensor.numpy()
+    except (RuntimeError, TypeError) as error:
+        raise InvalidProblem(
+            f"{name} is a {tensor.dtype} tensor on {tensor.device}: a dense CPU tensor of {_ALLOWED} is allowed"
+        ) from error
+    return array
+
+
+def dtype_name(array: Any, name: str) -> str:
+    """ "f32", "f64", "f16" or "bf16", in any byte order. Raises InvalidProblem for other dtypes."""
+    known = _NAMES.get(native_dtype(array.dtype))
+    if known is None:
+        raise InvalidProblem(f"{name} has dtype {array.dtype}: {_ALLOWED} is allowed")
+    return known
+
+
+def native_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in this machine's byte order."""
+    return dtype if dtype.isnative else dtype.newbyteorder("=")
+
+
+def native(array: np.ndarray) -> np.ndarray:
+    """In this machine's byte order: the array itself, or a copy."""
+    return array if array.dtype.isnative else array.astype(native_dtype(array.dtype))
+
+
+def channels_last(array: np.ndarray) -> np.ndarray:
+    """(n, c, *spatial) seen as (n, *spatial, c)."""
+    return array.transpose(0, *range(2, array.ndim), 1)
+
+
+def channels_first(array: Any) -> Any:
+    """(n, *spatial, c) seen as (n, c, *spatial)."""
+    return array.transpose(0, -1, *range(1, array.ndim - 1))

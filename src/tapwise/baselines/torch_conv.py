@@ -1,0 +1,66 @@
+"""oneDNN and cuDNN through PyTorch's conv2d, as its users call it: on NCHW tensors, or channels-last ones ("-cl")."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tapwise.baselines import Prepared
+from tapwise.errors import PeerUnavailable
+from tapwise.ops.conv.problem import ConvProblem
+from tapwise.problem import Inputs
+
+
+def prepare(name: str, problem: ConvProblem, inputs: Inputs, threads: int) -> Prepared:
+    """`name`: onednn or onednn-cl for NumPy arrays; cudnn or cudnn-cl for CUDA tensors, fastest algorithm searched.
+
+    Four-sided padding goes through torch.nn.functional.pad on each call; cuDNN is not measured with it. What is fused
+    behind the convolution is done by PyTorch's own operators. Raises PeerUnavailable.
+    """
+    try:
+        import torch
+        import torch.nn.functional as functional
+    except ImportError as error:
+        raise PeerUnavailable(f"torch is not installed: {error}") from None
+    if problem.direction != "fprop" or len(problem.spatial) != 2:
+        raise PeerUnavailable("measured for fprop of two spatial axes")
+    even, gpu = all(before == after for before, after in problem.padding), name.startswith("cudnn")
+    if gpu:
+        if not even:
+            raise PeerUnavailable("PyTorch's conv2d takes equal padding on both sides")
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cudnn.allow_tf32 = problem.math == "tf32"
+    else:
+        torch.set_num_threads(threads)
+    order = torch.channels_last if name.endswith("-cl") else torch.contiguous_format
+
+    def tensor(array: Any) -> Any:
+        if array is None or array.ndim == 1:
+            return array if gpu or array is None else torch.from_numpy(array)
+        return (array if gpu else torch.from_numpy(np.ascontiguousarray(array))).contiguous(memory_format=order)
+
+    source, filters, offset, added = map(tensor, inputs[:4])
+    padding = tuple(before for before, _ in problem.padding) if even else (0, 0)
+    sides = [side for pair in reversed(problem.padding) for side in pair]
+    activation = None if problem.activation is None else getattr(functional, problem.activation)
+
+    def run() -> Any:
+        with torch.inference_mode():
+            data = source if even else functional.pad(source, sides)
+            y = functional.conv2d(data, filters, offset, problem.stride, padding, problem.dilation, problem.groups)
+            if added is not None:
+                y = y + added
+            return y if activation is None else activation(y)
+
+    def result() -> np.ndarray:
+        y = run().cpu()
+        # NumPy has no bfloat16.
+        return np.asarray((y.float() if y.dtype is torch.bfloat16 else y).contiguous().numpy())
+
+    if not gpu:
+        try:
+            run()
+        except RuntimeError as error:
+            raise PeerUnavailable(str(error).splitlines()[0]) from None
+    return Prepared(run, result)
