@@ -58,15 +58,5 @@ def _host(threads: int, target_name: str) -> Device:
     vector = target(target_name)
     # Two fused multiply-adds a cycle at 2.7 GHz: good enough to weigh arithmetic against memory.
     gflops = 2 * 2 * vector.lanes("f32") * 2.7
-    return Device(
-        kind="cpu",
-        name=name(),
-        threads=threads,
-        vector_bytes=vector.vector_bytes,
-        registers=vector.registers,
-        l1_bytes=_cache_bytes(1) or 32 << 10,
-        l2_bytes=_cache_bytes(2) or 512 << 10,
-        l3_bytes=_cache_bytes(3) or 16 << 20,
-        gflops=gflops,
-        gbps=25.0,
-    )
+    caches = _cache_bytes(1) or 32 << 10, _cache_bytes(2) or 512 << 10, _cache_bytes(3) or 16 << 20
+    return Device("cpu", name(), threads, vector.vector_bytes, vector.registers, *caches, gflops, 25.0)  # GB/s

@@ -33,14 +33,8 @@ _HEAD = object.__basicsize__
 _word = ctypes.c_ssize_t.from_address
 _probe = np.zeros(3)[1:]
 _by_field = sys.implementation.name == "cpython" and _field_address(_probe) == _plain_address(_probe)
-_address: Callable[[np.ndarray], int] = _field_address if _by_field else _plain_address
-
-
-def address(array: np.ndarray) -> int:
-    """Address of an array's first element."""
-    return _address(array)
-
-
+# Address of an array's first element.
+address: Callable[[np.ndarray], int] = _field_address if _by_field else _plain_address
 _addressof = ctypes.addressof
 
 
@@ -113,13 +107,13 @@ class KernelPlan(Plan):
     def _arguments(self, buffers: Buffers) -> Any:
         x, packed, y, workspace, bias, residual, _ = buffers
         args = self._array.from_buffer_copy(self._template)
-        args[_X], args[_Y] = _address(x), _address(y)
+        args[_X], args[_Y] = address(x), address(y)
         if packed is not None:
-            args[_W] = _address(packed)
+            args[_W] = address(packed)
         if workspace is not None:
-            args[_SCRATCH] = _address(workspace)
+            args[_SCRATCH] = address(workspace)
         if bias is not None:
-            args[_BIAS] = _address(bias)
+            args[_BIAS] = address(bias)
         if residual is not None:
-            args[_RESIDUAL] = _address(residual)
+            args[_RESIDUAL] = address(residual)
         return args

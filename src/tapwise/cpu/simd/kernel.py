@@ -256,15 +256,6 @@ class Kernel:
     def div(self, a: Any, b: Any) -> Any:
         return self.b.fdiv(a, b)
 
-    def max_nan(self, a: Any, b: Any) -> Any:
-        """The larger, and NaN when either is NaN."""
-        return self.b.select(
-            self.b.fcmp_unordered("<", a, b), b, self._keep_nan(a, b, self.b.fcmp_unordered("uno", b, b))
-        )
-
-    def _keep_nan(self, a: Any, b: Any, b_is_nan: Any) -> Any:
-        return self.b.select(b_is_nan, b, a)
-
     def shuffle(self, a: Any, b: Any, picks: Sequence[int]) -> Any:
         """Lanes of a followed by b, picked by index."""
         mask = ir.Constant(ir.VectorType(I32, len(picks)), list(picks))

@@ -27,18 +27,12 @@ class Target:
         return self.vector_bytes // BYTES[dtype]
 
 
+_X86: Final = "x86_64-unknown-linux-gnu"
 _NAMED: Final = {
-    "avx512": Target(
-        "avx512",
-        "x86_64-unknown-linux-gnu",
-        "skylake-avx512",
-        "+avx512f,+avx512vl,+avx512dq,+avx512bw,+fma,+f16c",
-        64,
-        32,
-    ),
-    "avx2": Target("avx2", "x86_64-unknown-linux-gnu", "haswell", "+avx2,+fma,+f16c", 32, 16),
+    "avx512": Target("avx512", _X86, "skylake-avx512", "+avx512f,+avx512vl,+avx512dq,+avx512bw,+fma,+f16c", 64, 32),
+    "avx2": Target("avx2", _X86, "haswell", "+avx2,+fma,+f16c", 32, 16),
     # Half of AVX2's width: what a study of vector widths compares with.
-    "avx2-128": Target("avx2-128", "x86_64-unknown-linux-gnu", "haswell", "+avx2,+fma,+f16c", 16, 16),
+    "avx2-128": Target("avx2-128", _X86, "haswell", "+avx2,+fma,+f16c", 16, 16),
     "neon": Target("neon", "aarch64-unknown-linux-gnu", "cortex-a72", "+neon", 16, 32),
 }
 

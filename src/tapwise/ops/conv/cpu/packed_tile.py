@@ -96,6 +96,18 @@ class PackedTile:
         """Packed planes of one channel."""
         return len(self.row_phases) * len(self.col_phases)
 
+    def fields(self) -> dict[str, int | np.ndarray]:
+        """What kernels know of the problem and its packed tile. int64 `columns` holds col_data."""
+        p = self.problem
+        return {
+            "h": p.spatial[0], "w_in": p.spatial[1], "p": p.output[0], "q": p.output[1],
+            "stride_h": p.stride[0], "stride_w": p.stride[1], "taps": p.kernel[0] * p.kernel[1],
+            "row_phases": len(self.row_phases), "col_phases": len(self.col_phases),
+            "pitch": self.pitch, "plane": self.plane, "row_shift": self.row_shift,
+            "columns": np.array(self.col_data, np.int64),
+            "row_starts": np.array([phase - p.padding[0][0] for phase in self.row_phases], np.int64),
+        }  # fmt: skip
+
     @cached_property
     def tap_shifts(self) -> np.ndarray:
         """(R, S) int64: where tap (r, s) reads, from the flat index, within one channel's planes."""

@@ -12,6 +12,7 @@ from typing import ClassVar
 from tapwise.algorithm import Device, Plan
 from tapwise.ops.conv.cpu.direct.blocking import Config
 from tapwise.ops.conv.cpu.direct.direct import Direct
+from tapwise.ops.conv.cpu.generated import TaskCost
 from tapwise.ops.conv.problem import ConvProblem
 
 
@@ -36,15 +37,8 @@ class Pointwise(Direct):
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         return super().configs(flatten(problem), device)
 
-    def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """As cpu.direct, on the flattened image."""
-        return super().predict_us(flatten(problem), config, device)
-
-    def explain(self, problem: ConvProblem, config: Config, device: Device) -> str:
-        return super().explain(flatten(problem), config, device)
-
-    def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
-        return super().workspace_bytes(flatten(problem), config, device)
+    def task(self, problem: ConvProblem, config: Config, device: Device) -> TaskCost:
+        return super().task(flatten(problem), config, device)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         return super().plan(flatten(problem), config, device)

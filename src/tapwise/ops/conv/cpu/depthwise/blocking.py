@@ -15,6 +15,7 @@ from tapwise.cpu.common import lanes_of
 from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu.depthwise.planes import tiles
+from tapwise.ops.conv.cpu.generated import Geometry as BaseGeometry
 from tapwise.ops.conv.cpu.packed_tile import PackedTile
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -37,11 +38,12 @@ class Config(BaseConfig):
     channels: int
 
 
-class Geometry:
+class Geometry(BaseGeometry):
     """Sizes and tables of one problem and config. Lengths are in elements unless named otherwise."""
 
-    def __init__(self, problem: ConvProblem, config: Config, lanes: int) -> None:
-        self.problem, self.config, self.lanes = problem, config, lanes
+    def __init__(self, problem: ConvProblem, config: Config, device: Device) -> None:
+        super().__init__(problem, config, device)
+        lanes = self.lanes
         self.planar = problem.layout == "nchw"
         self.packed = PackedTile(problem, config.task_rows, problem.output[1], lanes)
         self.width = 1 if self.planar else config.vectors * lanes
@@ -51,7 +53,7 @@ class Geometry:
         self.scratch_bytes = ceil_div(2 * self.buffer * problem.accumulator_bytes, 64) * 64
 
     @property
-    def tasks(self) -> int:
+    def tasks(self) -> int:  # type: ignore[override]
         p, c = self.problem, self.config
         return ceil_div(p.output[0], c.task_rows) * ceil_div(p.c, c.channels) * p.n
 
@@ -61,19 +63,12 @@ class Geometry:
         shifts = s.tap_shifts[:1] if self.planar else s.tap_shifts
         index, rest = np.divmod(shifts, s.plane)
         offsets = (index * self.plane + rest) * self.width
-        return {
+        return s.fields() | {
             "tasks": self.tasks, "scratch_step": self.scratch_bytes,
-            "images": p.n, "channels": p.c, "multiplier": p.group_k, "h": p.spatial[0], "w_in": p.spatial[1],
-            "p": p.output[0], "q": p.output[1], "stride_h": p.stride[0], "stride_w": p.stride[1],
-            "row_phases": len(s.row_phases), "col_phases": len(s.col_phases),
-            "row_blocks": ceil_div(p.output[0], c.task_rows),
+            "images": p.n, "channels": p.c, "multiplier": p.group_k, "row_blocks": ceil_div(p.output[0], c.task_rows),
             "channel_block": c.channels, "channel_blocks": ceil_div(p.c, c.channels),
-            "taps": p.kernel[0] * p.kernel[1], "taps_h": p.kernel[0], "taps_w": p.kernel[1],
-            "pitch": s.pitch, "plane": self.plane, "row_shift": s.row_shift,
-            "buffer": self.buffer,
+            "taps_h": p.kernel[0], "taps_w": p.kernel[1], "plane": self.plane, "buffer": self.buffer,
             "offsets": np.ascontiguousarray(offsets.reshape(-1).astype(np.int64)),
-            "columns": np.array(s.col_data, np.int64),
-            "row_starts": np.array([phase - p.padding[0][0] for phase in s.row_phases], np.int64),
         }  # fmt: skip
 
 
@@ -96,5 +91,5 @@ def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
             for count in (1, *(count * device.threads for count in (1, 2, 4, 8, 16))):
                 channels = ceil_div(ceil_div(problem.c, count), width) * width
                 config = Config(rows, vectors, task_rows, channels)
-                if Geometry(problem, config, lanes).scratch_bytes <= SCRATCH_BYTES or task_rows == rows:
+                if Geometry(problem, config, device).scratch_bytes <= SCRATCH_BYTES or task_rows == rows:
                     yield config

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 from tapwise.algorithm import Device
-from tapwise.cpu.common import lanes_of
-from tapwise.cpu.cost import Breakdown, Costs
+from tapwise.cpu.cost import Breakdown
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu.depthwise.blocking import Config, Geometry
 from tapwise.ops.conv.cpu.depthwise.planes import WEIGHTS, groups
+from tapwise.ops.conv.cpu.generated import TaskCost as BaseTaskCost
 from tapwise.ops.conv.problem import ConvProblem
 
 # NCHW. Two products a cycle need SUMS sums in flight; half of the loads pass the end of a cache line.
@@ -43,13 +43,13 @@ MEMORY_EXPOSED: Final = 0.5
 TASK: Final = 80.0
 
 
-class TaskCost:
+class TaskCost(BaseTaskCost):
     """Cycles of one task of a config, on one device."""
 
+    sizes: ClassVar = Geometry
+
     def __init__(self, problem: ConvProblem, config: Config, device: Device) -> None:
-        self.problem, self.config = problem, config
-        self.costs = Costs(device, problem.accumulator_bytes)
-        self.geometry = Geometry(problem, config, lanes_of(problem, device))
+        super().__init__(problem, config, device)
         self.sums = config.rows * config.vectors
         self.taps = problem.kernel[0] * problem.kernel[1]
         self.packed_rows = self.geometry.packed.planes * (config.task_rows + self.geometry.packed.row_shift)

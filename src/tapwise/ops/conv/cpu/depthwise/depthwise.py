@@ -8,23 +8,19 @@ NHWC: lanes over channels, a tile is a run of pixels, and each tap one load a ve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
-from tapwise import settings
-from tapwise.algorithm import Algorithm, Device, Plan
-from tapwise.cpu import jit
-from tapwise.cpu.common import lanes_of
+from tapwise.algorithm import Device, Plan
 from tapwise.cpu.plan import KernelPlan
-from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu.depthwise.blocking import Config, Geometry, candidates
 from tapwise.ops.conv.cpu.depthwise.cost import TaskCost
 from tapwise.ops.conv.cpu.depthwise.kernel import FIELDS, generate
+from tapwise.ops.conv.cpu.generated import GeneratedAlgorithm
 from tapwise.ops.conv.problem import ConvProblem
 
 
-class Depthwise(Algorithm[Config]):
+class Depthwise(GeneratedAlgorithm[Config]):
     """Depthwise convolution, filters of any size and stride, any number of outputs a channel (NCHW).
 
     float32, float64, float16 (computed in float32); exact on integers that float32 holds.
@@ -32,7 +28,8 @@ class Depthwise(Algorithm[Config]):
 
     id: ClassVar[str] = "cpu.depthwise"
     summary: ClassVar[str] = "one channel a group; register tiles of rows straight to y"
-    axes: ClassVar[tuple[int, ...]] = (2,)
+    candidates = staticmethod(candidates)
+    cost: ClassVar = TaskCost
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
         if not problem.depthwise:
@@ -41,35 +38,15 @@ class Depthwise(Algorithm[Config]):
             return f"takes one output a channel in nhwc, not {problem.group_k}"
         return None
 
-    def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
-        return list(dict.fromkeys(candidates(problem, device)))
-
-    def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """Cycles of one task (`cost`), times the tasks that one worker draws."""
-        return TaskCost(problem, config, device).breakdown().us
-
-    def explain(self, problem: ConvProblem, config: Config, device: Device) -> str:
-        """What a task is made of."""
-        return str(TaskCost(problem, config, device).breakdown())
-
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         return 5.0 + problem.k * problem.gemm_k * 1e-3
 
-    def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
-        g = Geometry(problem, config, lanes_of(problem, device))
-        return g.scratch_bytes * max(1, min(device.threads, g.tasks))
-
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        vector = target(settings.cpu_target())
-        dtype = problem.accumulator
         names = ("taps_h", "stride_h", "dilation_h")
         sizes = (problem.kernel[0], problem.stride[0], problem.dilation[0]) if problem.layout == "nchw" else (0, 0, 0)
         shape = dict(zip(names, sizes, strict=True))
-        library = jit.load(
-            "depthwise", generate, vector, dtype=dtype, storage=problem.dtype, layout=problem.layout,
-            rows=config.rows, vectors=config.vectors, **shape, bias=problem.bias, residual=problem.residual,
-            activation=problem.activation,
-        )  # fmt: skip
-        g = Geometry(problem, config, vector.lanes(dtype))
+        tile = {"rows": config.rows, "vectors": config.vectors}
+        library = self.load("depthwise", generate, problem, layout=problem.layout, **tile, **shape)
+        g = Geometry(problem, config, device)
         size = ceil_div(problem.k, g.width) * g.width * problem.gemm_k
         return KernelPlan(problem, device, library, FIELDS, g.fields(), packed_size=size, pack_tasks=1)

@@ -79,10 +79,7 @@ def _emit_pack(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
         "pack", args="i64", out=k.dtype, x=storage, p0=INT, rows=INT, channels=INT
     ) as (args, out, x, p0, rows, channels):  # fmt: skip
         a = Fields(k, args, FIELDS)
-        window = Window(
-            p0, k.integer(0), rows + a.row_shift, a.pointer("row_starts", "i64"), a.pointer("columns", "i64"),
-            a.row_phases, a.col_phases, a.stride_h, a.stride_w, a.h, a.w_in, a.pitch, a.plane,
-        )  # fmt: skip
+        window = Window(a, p0, k.integer(0), rows)
         if planar:
             emit_pack_plane(k, window, x, out)
         else:

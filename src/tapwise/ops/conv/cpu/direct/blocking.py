@@ -17,6 +17,7 @@ from tapwise.cpu import tile
 from tapwise.cpu.common import lanes_of, splits
 from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
+from tapwise.ops.conv.cpu.generated import Geometry as BaseGeometry
 from tapwise.ops.conv.cpu.packed_tile import PackedTile
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -45,11 +46,12 @@ class Config(BaseConfig):
     channels: int
 
 
-class Geometry:
+class Geometry(BaseGeometry):
     """Sizes and tables of one problem and config. Lengths are in elements unless named otherwise."""
 
-    def __init__(self, problem: ConvProblem, config: Config, lanes: int) -> None:
-        self.problem, self.config, self.lanes = problem, config, lanes
+    def __init__(self, problem: ConvProblem, config: Config, device: Device) -> None:
+        super().__init__(problem, config, device)
+        lanes = self.lanes
         self.packed = PackedTile(problem, config.rows, config.cols, lanes)
         # Pixel-major packing keeps the channels of a pixel together.
         self.step = 1 if problem.layout == "nchw" else config.channels
@@ -85,29 +87,25 @@ class Geometry:
         return rows, cols, images, groups, ceil_div(p.group_k, c.filters)
 
     @property
-    def tasks(self) -> int:
+    def tasks(self) -> int:  # type: ignore[override]
         return prod(self.blocks)
 
     def fields(self) -> dict[str, Any]:
         p, c, s = self.problem, self.config, self.packed
         row_blocks, col_blocks, image_blocks, group_blocks, filter_blocks = self.blocks
-        return {
-            "tasks": self.tasks,
-            "scratch_step": self.scratch_bytes, "sums_at": self.sums_at,
+        return s.fields() | {
+            "tasks": self.tasks, "scratch_step": self.scratch_bytes, "sums_at": self.sums_at,
             "images": p.n, "groups": p.groups, "group_c": p.group_c, "group_k": p.group_k,
-            "h": p.spatial[0], "w_in": p.spatial[1], "p": p.output[0], "q": p.output[1],
-            "stride_h": p.stride[0], "stride_w": p.stride[1],
-            "row_phases": len(s.row_phases), "col_phases": len(s.col_phases),
             "rows": c.rows, "cols": c.cols, "image_block": c.images, "group_block": c.groups,
             "filter_block": c.filters, "channel_block": c.channels,
             "row_blocks": row_blocks, "col_blocks": col_blocks, "image_blocks": image_blocks,
             "group_blocks": group_blocks, "filter_blocks": filter_blocks,
-            "taps": p.kernel[0] * p.kernel[1], "pitch": self.pitch, "plane": s.plane, "row_shift": s.row_shift,
-            "step": self.step, "flat": s.flat, "sums_pitch": self.sums_pitch, "filter_pad": self.filter_pad,
+            "pitch": self.pitch, "step": self.step, "flat": s.flat, "sums_pitch": self.sums_pitch,
+            "filter_pad": self.filter_pad, "offsets": self.offsets(),
         }  # fmt: skip
 
-    def tables(self) -> dict[str, np.ndarray]:
-        """int64 arrays. offsets (channels, R, S): where each term of a block of gemm_k reads in the packed tile."""
+    def offsets(self) -> np.ndarray:
+        """(channels, R, S) int64, flat: where each term of a block of gemm_k reads in the packed tile."""
         p = self.problem
         channel = np.arange(self.config.channels)[:, None, None]
         if self.in_place:
@@ -117,11 +115,7 @@ class Geometry:
         else:
             taps = self.packed.tap_shifts[None] * self.step
             distance = 1 if p.layout == "nhwc" else self.packed.planes * self.packed.plane
-        return {
-            "offsets": np.ascontiguousarray((taps + channel * distance).reshape(-1).astype(np.int64)),
-            "columns": np.array(self.packed.col_data, np.int64),
-            "row_starts": np.array([phase - self.problem.padding[0][0] for phase in self.packed.row_phases], np.int64),
-        }
+        return np.ascontiguousarray((taps + channel * distance).reshape(-1).astype(np.int64))
 
 
 def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
@@ -146,7 +140,7 @@ def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
                     for (route, channels), groups in product(blocks, group_blocks(problem, device.threads)):
                         for images in image_blocks if route == "sums" else (1,):
                             config = Config(route, way, m, n, rows, cols, images, groups, filters, channels)
-                            g = Geometry(problem, config, lanes)
+                            g = Geometry(problem, config, device)
                             # Short pieces in place leave no next pixels to prefetch.
                             least = min(q, 8 * n * lanes) if route == "in place" else 1
                             if cols < least or (route != "sums" and g.shortest_run < lanes):

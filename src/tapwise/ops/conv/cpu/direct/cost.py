@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from math import gcd
-from typing import Final
+from typing import ClassVar, Final
 
 from tapwise.algorithm import Device
-from tapwise.cpu.common import lanes_of
-from tapwise.cpu.cost import CACHE_RATES, Breakdown, Costs
+from tapwise.cpu.cost import CACHE_RATES, Breakdown
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu.direct.blocking import Config, Geometry
+from tapwise.ops.conv.cpu.generated import TaskCost as BaseTaskCost
 from tapwise.ops.conv.problem import ConvProblem
 
 # Straight routes: a row of outputs is a call of its own, and one of each panel of filters.
@@ -46,13 +46,13 @@ STORE_EXPOSED: Final = 0.5
 TASK: Final = 60.0
 
 
-class TaskCost:
+class TaskCost(BaseTaskCost):
     """Cycles of one task of a config, on one device."""
 
+    sizes: ClassVar = Geometry
+
     def __init__(self, problem: ConvProblem, config: Config, device: Device) -> None:
-        self.problem, self.config, self.device = problem, config, device
-        self.costs = Costs(device, problem.accumulator_bytes)
-        self.geometry = Geometry(problem, config, lanes_of(problem, device))
+        super().__init__(problem, config, device)
         self.packed = self.geometry.packed
         self.over_pixels = config.lanes == "pixels"
         self.straight = config.route != "sums"

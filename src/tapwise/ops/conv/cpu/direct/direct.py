@@ -10,23 +10,19 @@ Lanes run over pixels (NCHW) or over output channels (NHWC, and images of a few 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import ClassVar
 
-from tapwise import settings
-from tapwise.algorithm import Algorithm, Device, Plan
-from tapwise.cpu import jit
-from tapwise.cpu.common import lanes_of
+from tapwise.algorithm import Device, Plan
 from tapwise.cpu.plan import KernelPlan
-from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu.direct.blocking import Config, Geometry, candidates
 from tapwise.ops.conv.cpu.direct.cost import TaskCost
 from tapwise.ops.conv.cpu.direct.kernel import FIELDS, generate
+from tapwise.ops.conv.cpu.generated import GeneratedAlgorithm
 from tapwise.ops.conv.problem import ConvProblem
 
 
-class Direct(Algorithm[Config]):
+class Direct(GeneratedAlgorithm[Config]):
     """Register-blocked direct convolution; any filter, stride, dilation and groups.
 
     float32, float64, float16 (computed in float32); NCHW and NHWC. Exact on integers that float32 holds.
@@ -34,41 +30,21 @@ class Direct(Algorithm[Config]):
 
     id: ClassVar[str] = "cpu.direct"
     summary: ClassVar[str] = "register tiles over a packed input; lanes over pixels or channels"
-    axes: ClassVar[tuple[int, ...]] = (2,)
-
-    def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
-        """Every sensible blocking."""
-        return list(dict.fromkeys(candidates(problem, device)))
-
-    def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """Cycles of one task's packing, tiles and finishing (`cost`), times the tasks that one worker draws."""
-        return TaskCost(problem, config, device).breakdown().us
-
-    def explain(self, problem: ConvProblem, config: Config, device: Device) -> str:
-        """What a task is made of."""
-        return str(TaskCost(problem, config, device).breakdown())
+    candidates = staticmethod(candidates)
+    cost: ClassVar = TaskCost
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """About a nanosecond an element: each is loaded and stored alone."""
         return 8.0 + problem.k * problem.gemm_k * 1.2e-3 / device.threads
 
-    def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
-        geometry = Geometry(problem, config, lanes_of(problem, device))
-        return geometry.scratch_bytes * max(1, min(device.threads, geometry.tasks))
-
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        vector = target(settings.cpu_target())
-        dtype = problem.accumulator
-        library = jit.load(
-            "direct", generate, vector, dtype=dtype, storage=problem.dtype, layout=problem.layout, route=config.route,
-            lanes=config.lanes, m=config.m, n=config.n, bias=problem.bias, residual=problem.residual,
-            activation=problem.activation,
-        )  # fmt: skip
-        geometry = Geometry(problem, config, vector.lanes(dtype))
+        parameters = {"route": config.route, "lanes": config.lanes, "m": config.m, "n": config.n}
+        library = self.load("direct", generate, problem, layout=problem.layout, **parameters)
+        geometry = Geometry(problem, config, device)
         fields = geometry.fields()
         blocks = ceil_div(problem.group_c, config.channels)
         return KernelPlan(
-            problem, device, library, FIELDS, fields | geometry.tables(),
+            problem, device, library, FIELDS, fields,
             packed_size=problem.c * fields["taps"] * fields["filter_pad"],
             pack_tasks=problem.groups * blocks * fields["filter_blocks"],
         )  # fmt: skip

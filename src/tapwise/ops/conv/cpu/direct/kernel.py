@@ -53,10 +53,7 @@ def _emit_pack_input(k: Kernel, storage: str, planar: bool) -> None:
         "pack_input", args="i64", packed=k.dtype, image=INT, channel=INT, channels=INT, p0=INT, q0=INT, rows=INT
     ) as (args, packed, image, channel, channels, p0, q0, rows):
         a = Fields(k, args, FIELDS)
-        window = Window(
-            p0, q0, rows + a.row_shift, a.pointer("row_starts", "i64"), a.pointer("columns", "i64"), a.row_phases,
-            a.col_phases, a.stride_h, a.stride_w, a.h, a.w_in, a.pitch, a.plane,
-        )  # fmt: skip
+        window = Window(a, p0, q0, rows)
         total_c = a.group_c * a.groups
         x = a.pointer("x", storage)
         if planar:

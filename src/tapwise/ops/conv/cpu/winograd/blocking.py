@@ -13,9 +13,10 @@ from tapwise import settings
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device
 from tapwise.cpu import tile
-from tapwise.cpu.common import lanes_of, splits
+from tapwise.cpu.common import splits
 from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
+from tapwise.ops.conv.cpu.generated import Geometry as BaseGeometry
 from tapwise.ops.conv.cpu.winograd.transforms import Transform, transform
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -81,11 +82,12 @@ def tilings(problem: ConvProblem) -> list[tuple[int, int]]:
     return result
 
 
-class Geometry:
+class Geometry(BaseGeometry):
     """Sizes of one problem and config. Lengths are in elements unless named otherwise."""
 
-    def __init__(self, problem: ConvProblem, config: Config, lanes: int) -> None:
-        self.problem, self.config = problem, config
+    def __init__(self, problem: ConvProblem, config: Config, device: Device) -> None:
+        super().__init__(problem, config, device)
+        lanes = self.lanes
         self.axes = high, wide = Axis.of(problem, 0), Axis.of(problem, 1)
         self.high, self.wide = high.transform(config.tile_h), wide.transform(config.tile_w)
         self.products = self.high.products * self.wide.products
@@ -109,13 +111,9 @@ class Geometry:
         self.scratch_bytes = ceil_div(total * problem.accumulator_bytes, 64) * 64
 
     @property
-    def tasks(self) -> int:
+    def tasks(self) -> int:  # type: ignore[override]
         p, c = self.problem, self.config
         return ceil_div(self.phase_rows, c.rows) * ceil_div(p.group_k, c.filters) * p.groups * p.n
-
-    def workspace_bytes(self, threads: int) -> int:
-        """Scratch of all workers."""
-        return self.scratch_bytes * max(1, min(threads, self.tasks))
 
     def fields(self) -> dict[str, int | np.ndarray]:
         p, c = self.problem, self.config
@@ -139,7 +137,6 @@ class Geometry:
 
 
 def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
-    lanes = lanes_of(problem, device)
     limit = 2 * problem.n * problem.c * problem.spatial[0] * problem.spatial[1] * max(4, problem.itemsize)
     smallest: Config | None = None
     smallest_size = 0
@@ -154,7 +151,7 @@ def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
             for rows in rows_choices:
                 for filters in splits(problem.group_k, m, device.threads):
                     config = Config(tile_h, tile_w, m, n, rows, filters)
-                    needed = Geometry(problem, config, lanes).workspace_bytes(device.threads)
+                    needed = Geometry(problem, config, device).workspace_bytes(device.threads)
                     if needed <= limit:
                         found = True
                         yield config

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import ClassVar, Final
 
 from tapwise.algorithm import Device
-from tapwise.cpu.common import lanes_of
-from tapwise.cpu.cost import Breakdown, Costs
+from tapwise.cpu.cost import Breakdown
 from tapwise.integers import ceil_div
+from tapwise.ops.conv.cpu.generated import TaskCost as BaseTaskCost
 from tapwise.ops.conv.cpu.winograd.blocking import Config, Geometry
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -30,13 +30,13 @@ INTERLEAVED: Final = 3.0
 FILTER: Final = 2.7
 
 
-class TaskCost:
+class TaskCost(BaseTaskCost):
     """Cycles of one task of a config, on one device."""
 
+    sizes: ClassVar = Geometry
+
     def __init__(self, problem: ConvProblem, config: Config, device: Device) -> None:
-        self.problem, self.config = problem, config
-        self.costs = Costs(device, problem.accumulator_bytes)
-        self.geometry = Geometry(problem, config, lanes_of(problem, device))
+        super().__init__(problem, config, device)
         self.vectors = self.geometry.tiles // self.costs.lanes
 
     def breakdown(self) -> Breakdown:
@@ -102,6 +102,6 @@ class TaskCost:
 
 def pack_us(problem: ConvProblem, config: Config, device: Device) -> float:
     """Transforming all filters: FILTER cycles a product, panel and channel, at 2.7 GHz."""
-    products = Geometry(problem, config, lanes_of(problem, device)).products
+    products = Geometry(problem, config, device).products
     cycles = FILTER * products * (1 + config.m / 8)
     return 10.0 + problem.k * problem.group_c / config.m * cycles / 2700 / device.threads

@@ -11,27 +11,23 @@ Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 201
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import sqrt
 from typing import ClassVar
 
 import numpy as np
 
-from tapwise import settings
-from tapwise.algorithm import Algorithm, Device, Plan
-from tapwise.cpu import jit
-from tapwise.cpu.common import lanes_of
+from tapwise.algorithm import Device, Plan
 from tapwise.cpu.plan import KernelPlan
-from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
-from tapwise.ops.conv.cpu.winograd import cost
+from tapwise.ops.conv.cpu.generated import GeneratedAlgorithm
 from tapwise.ops.conv.cpu.winograd.blocking import Axis, Config, Geometry, candidates, tilings
+from tapwise.ops.conv.cpu.winograd.cost import TaskCost, pack_us
 from tapwise.ops.conv.cpu.winograd.kernel import FIELDS, generate
 from tapwise.ops.conv.cpu.winograd.transforms import Transform
 from tapwise.ops.conv.problem import ConvProblem
 
 
-class Winograd(Algorithm[Config]):
+class Winograd(GeneratedAlgorithm[Config]):
     """Filters of 2 to 7 taps an axis where a tile saves products: 3x3 of stride 1 and 2, 5x5, 1x7 and 7x1 among them;
     any padding, dilation and groups; float32, float64, float16 (in float32); NCHW.
 
@@ -43,7 +39,8 @@ class Winograd(Algorithm[Config]):
     summary: ClassVar[str] = "F(4x4, 3x3) and its kin, sliced by transform row; lanes over tiles"
     exact: ClassVar[bool] = False
     layouts: ClassVar[tuple[str, ...]] = ("nchw",)
-    axes: ClassVar[tuple[int, ...]] = (2,)
+    candidates = staticmethod(candidates)
+    cost: ClassVar = TaskCost
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
         if problem.depthwise:
@@ -53,34 +50,15 @@ class Winograd(Algorithm[Config]):
             return f"takes filters whose tiles save products within its error bound, not {size} of stride {stride}"
         return None
 
-    def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
-        """Tile sizes, blocks of rows and of filters whose scratch stays within twice the input."""
-        return list(dict.fromkeys(candidates(problem, device)))
-
-    def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """Cycles of one task (`cost`), times the tasks that one worker draws."""
-        return cost.TaskCost(problem, config, device).breakdown().us
-
-    def explain(self, problem: ConvProblem, config: Config, device: Device) -> str:
-        """What a task is made of."""
-        return str(cost.TaskCost(problem, config, device).breakdown())
-
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        return cost.pack_us(problem, config, device)
-
-    def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
-        return Geometry(problem, config, lanes_of(problem, device)).workspace_bytes(device.threads)
+        return pack_us(problem, config, device)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        vector = target(settings.cpu_target())
-        dtype = problem.accumulator
-        g = Geometry(problem, config, vector.lanes(dtype))
-        library = jit.load(
-            "winograd", generate, vector, dtype=dtype, storage=problem.dtype, tile_h=config.tile_h,
-            tile_w=config.tile_w, taps_h=g.axes[0].taps, taps_w=g.axes[1].taps, stride_h=g.axes[0].stride,
-            stride_w=g.axes[1].stride, m=config.m, n=config.n, bias=problem.bias, residual=problem.residual,
-            activation=problem.activation,
-        )  # fmt: skip
+        g = Geometry(problem, config, device)
+        tile = {"tile_h": config.tile_h, "tile_w": config.tile_w, "m": config.m, "n": config.n}
+        for suffix, axis in zip("hw", g.axes, strict=True):
+            tile |= {f"taps_{suffix}": axis.taps, f"stride_{suffix}": axis.stride}
+        library = self.load("winograd", generate, problem, **tile)
         return KernelPlan(
             problem, device, library, FIELDS, g.fields(), packed_size=g.products * problem.k * problem.group_c,
             pack_tasks=problem.groups * ceil_div(problem.group_k, config.filters),
