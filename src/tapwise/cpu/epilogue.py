@@ -46,26 +46,23 @@ class Epilogue:
                 k.store(y + lane, self.finish(one, bias if self.planar else bias + element, residual + lane))
 
 
-def emit_finish_row(k: Kernel, storage: str, bias: str | None, residual: bool, activation: str | None) -> None:
+def emit_finish_row(epilogue: Epilogue) -> None:
     """Emit `finish_row`: sums into y = activation(sums + bias + residual), one contiguous run of outputs.
 
-    finish_row(sums, step, bias, residual, y, count): `sums` are `step` elements apart. bias: "one" value for the run,
-    "each" output its own, or None.
+    finish_row(sums, step, bias, residual, y, count): `sums` are `step` elements apart. The bias is one value for the
+    run where the epilogue is planar, else each output has its own.
     """
+    k, storage = epilogue.k, epilogue.storage
     with k.function(
         "finish_row", sums=k.dtype, step=INT, bias_at=storage, residual_at=storage, y=storage, count=INT
     ) as (sums, step, bias_at, residual_at, y, count):
 
-        def finish(value: Any, i: Int, lanes: int) -> None:
-            if bias is not None:
-                added = k.broadcast(bias_at, lanes) if bias == "one" else k.load(bias_at + i, lanes)
-                value = k.add(value, added)
-            if residual:
-                value = k.add(value, k.load(residual_at + i, lanes))
-            k.store(y + i, activate(k, activation, value))
+        def finish(value: Any, i: Int) -> None:
+            bias = bias_at if epilogue.planar else bias_at + i
+            k.store(y + i, epilogue.finish(value, bias, residual_at + i))
 
         with k.if_else(step.eq(1)) as (then, otherwise):
             with then:
-                k.rows(count, lambda i, lanes: finish(k.load(sums + i, lanes), i, lanes))
+                k.rows(count, lambda i, lanes: finish(k.load(sums + i, lanes), i))
             with otherwise, k.loop(0, count) as i:
-                finish(k.load(sums + i * step, 1), i, 1)
+                finish(k.load(sums + i * step, 1), i)

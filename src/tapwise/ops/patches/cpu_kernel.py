@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Final
 
 from tapwise.cpu.copies import emit_strided_copy
-from tapwise.cpu.fields import COMMON, Fields
-from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
+from tapwise.cpu.fields import COMMON, Fields, entry
+from tapwise.cpu.simd import Int, Kernel, Ptr, Target
 
 AXES: Final = ("0", "1", "2")
 FIELDS: Final = (
@@ -19,10 +19,9 @@ FIELDS: Final = (
 def generate_im2col(target: Target, *, dtype: str, storage: str) -> Kernel:
     """`task`: `block` (plane, tap) pairs, row by row."""
     k = Kernel(target, dtype)
-    with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
-        a = Fields(k, args, FIELDS)
+    with entry(k, FIELDS) as (a, worker):
         taps = a.taps0 * a.taps1 * a.taps2
-        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
+        with a.draws(worker) as number:
             row_block, first = number % a.row_blocks, number // a.row_blocks * a.block
             rows = a.out0 * a.out1
             low, high = row_block * rows // a.row_blocks, (row_block + 1) * rows // a.row_blocks
@@ -80,12 +79,11 @@ def _once(k: Kernel, count: Int, body: Callable[[Int, int], None]) -> None:
 def generate_col2im(target: Target, *, dtype: str, storage: str) -> Kernel:
     """`task`: `block` planes of the image, row by row."""
     k = Kernel(target, dtype)
-    with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
-        a = Fields(k, args, FIELDS)
+    with entry(k, FIELDS) as (a, worker):
         sums = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
         taps = a.taps0 * a.taps1 * a.taps2
         patches = a.out0 * a.out1 * a.out2
-        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
+        with a.draws(worker) as number:
             row_block, first = number % a.row_blocks, number // a.row_blocks * a.block
             rows = a.size0 * a.size1
             low, high = row_block * rows // a.row_blocks, (row_block + 1) * rows // a.row_blocks

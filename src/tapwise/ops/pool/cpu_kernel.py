@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 
 from tapwise.cpu.copies import deinterleave
-from tapwise.cpu.fields import COMMON, Fields
-from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
+from tapwise.cpu.fields import COMMON, entry
+from tapwise.cpu.simd import Int, Kernel, Ptr, Target
 from tapwise.cpu.vectors import larger
 
 FIELDS: Final = (
@@ -57,14 +57,13 @@ def _columns(k: Kernel, padded: Ptr, at: Int, lanes: int, s: int, stride: int, d
 
 
 def _emit_planes(k: Kernel, storage: str, op: str, r: int, s: int, stride: int, dilation: int) -> None:
-    with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
-        a = Fields(k, args, FIELDS)
+    with entry(k, FIELDS) as (a, worker):
         padded = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
         identity = a.pointer("identity", storage)
         row_counts, col_counts = a.pointer("row_counts", k.dtype), a.pointer("col_counts", k.dtype)
         nothing = -np.inf if op == "max" else 0.0
         k.rows(a.row_size, lambda i, lanes: k.store(padded + i, k.constant(nothing, lanes)))
-        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
+        with a.draws(worker) as number:
             row_block, first = number % a.row_blocks, number // a.row_blocks * a.block
             p0, p1 = row_block * a.p // a.row_blocks, (row_block + 1) * a.p // a.row_blocks
             with k.loop(first, (first + a.block).min(a.planes)) as plane, k.loop(p0, p1) as p:
@@ -91,11 +90,10 @@ def _emit_planes(k: Kernel, storage: str, op: str, r: int, s: int, stride: int, 
 
 
 def _emit_pixels(k: Kernel, storage: str, op: str, r: int, s: int) -> None:
-    with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
-        a = Fields(k, args, FIELDS)
+    with entry(k, FIELDS) as (a, worker):
         identity = a.pointer("identity", storage)
         row_counts, col_counts = a.pointer("row_counts", k.dtype), a.pointer("col_counts", k.dtype)
-        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
+        with a.draws(worker) as number:
             row_block, first = number % a.row_blocks, number // a.row_blocks * a.block
             p0, p1 = row_block * a.p // a.row_blocks, (row_block + 1) * a.p // a.row_blocks
             with k.loop(first, (first + a.block).min(a.planes)) as image, k.loop(p0, p1) as p, k.loop(0, a.q) as q:

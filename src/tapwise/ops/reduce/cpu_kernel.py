@@ -8,8 +8,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from tapwise.cpu.fields import COMMON, Fields
-from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target, Var
+from tapwise.cpu.fields import COMMON, entry
+from tapwise.cpu.simd import Int, Kernel, Ptr, Target, Var
 from tapwise.cpu.vectors import ROW_WAYS, Fold, across, columns, fold_lanes, fold_row, fold_rows, larger, smaller
 from tapwise.ops.reduce import cpu_logsumexp as logsumexp
 from tapwise.ops.reduce.cpu_positions import Positions
@@ -90,8 +90,7 @@ def generate(target: Target, *, dtype: str, storage: str, op: str, last: bool) -
 
 
 def _emit_rows(k: Kernel, storage: str, op: _Op) -> None:
-    with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
-        a = Fields(k, args, FIELDS)
+    with entry(k, FIELDS) as (a, worker):
         x, y, parts = a.pointer("x", storage), a.pointer("y", storage), a.pointer("scratch", k.dtype)
 
         def fold(here: Ptr, count: Int) -> Any:
@@ -104,7 +103,7 @@ def _emit_rows(k: Kernel, storage: str, op: _Op) -> None:
                 total.set(op.combine(total.get(), part))
             return total.get()
 
-        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
+        with a.draws(worker) as number:
             with k.if_else(a.chunks.eq(1)) as (whole, cut):
                 with whole, k.loop(number * a.rows, ((number + 1) * a.rows).min(a.outer)) as row:
                     k.store(y + row, op.finish(fold(x + row * a.length, a.length), a.length))
@@ -130,55 +129,52 @@ def _chosen(k: Kernel, x: Ptr, count: Int, op: _Op) -> Any:
 
 
 def _emit_columns(k: Kernel, storage: str, op: _Op) -> None:
-    with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
-        a = Fields(k, args, FIELDS)
-        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
-            first = number % a.widths * a.width
-            chunk, outer = number // a.widths % a.chunks, number // a.widths // a.chunks
-            start = chunk * a.chunk
-            count = (a.length - start).min(a.chunk)
-            x = a.pointer("x", storage) + ((outer * a.length + start) * a.inner + first)
-            y = a.pointer("y", storage) + (outer * a.inner + first)
-            parts = a.pointer("scratch", k.dtype) + ((outer * a.chunks + chunk) * a.inner + first)
+    with entry(k, FIELDS) as (a, worker), a.draws(worker) as number:
+        first = number % a.widths * a.width
+        chunk, outer = number // a.widths % a.chunks, number // a.widths // a.chunks
+        start = chunk * a.chunk
+        count = (a.length - start).min(a.chunk)
+        x = a.pointer("x", storage) + ((outer * a.length + start) * a.inner + first)
+        y = a.pointer("y", storage) + (outer * a.inner + first)
+        parts = a.pointer("scratch", k.dtype) + ((outer * a.chunks + chunk) * a.inner + first)
 
-            def body(b: Int, lanes: list[int]) -> None:
-                spots = across(k, b, lanes)
-                ahead = b + len(spots) * k.lanes
-                sums = [k.var(k.constant(op.identity, n)) for _, n in spots]
+        def body(b: Int, lanes: list[int]) -> None:
+            spots = across(k, b, lanes)
+            ahead = b + len(spots) * k.lanes
+            sums = [k.var(k.constant(op.identity, n)) for _, n in spots]
 
-                def fold(combine: Callable[[Any, Any], Any], traces: Sequence[Var]) -> None:
-                    for total in sums:
-                        total.set(k.constant(op.identity, k.lanes_of(total.get())))
-                    with k.loop(0, count) as r:
-                        k.prefetch_rows([x], r * a.inner + ahead, len(spots) * k.lanes)
-                        for total, trace, (spot, n) in zip_longest(sums, traces, spots):
-                            value = k.load(x + r * a.inner + spot, n)
-                            total.set(combine(total.get(), op.prepare(value)))
-                            if trace is not None:
-                                trace.set(op.trace(trace.get(), value))
+            def fold(combine: Callable[[Any, Any], Any], traces: Sequence[Var]) -> None:
+                for total in sums:
+                    total.set(k.constant(op.identity, k.lanes_of(total.get())))
+                with k.loop(0, count) as r:
+                    k.prefetch_rows([x], r * a.inner + ahead, len(spots) * k.lanes)
+                    for total, trace, (spot, n) in zip_longest(sums, traces, spots):
+                        value = k.load(x + r * a.inner + spot, n)
+                        total.set(combine(total.get(), op.prepare(value)))
+                        if trace is not None:
+                            trace.set(op.trace(trace.get(), value))
 
-                if op.chooses:
-                    traces = [k.var(k.constant(0.0, n)) for _, n in spots]
-                    fold(op.choose, traces)
-                    with k.if_(op.doubtful([trace.get() for trace in traces])):
-                        fold(op.combine, ())
-                else:
+            if op.chooses:
+                traces = [k.var(k.constant(0.0, n)) for _, n in spots]
+                fold(op.choose, traces)
+                with k.if_(op.doubtful([trace.get() for trace in traces])):
                     fold(op.combine, ())
-                with k.if_else(a.chunks.eq(1)) as (whole, cut):
-                    with whole:
-                        for total, (spot, _) in zip(sums, spots, strict=True):
-                            k.store(y + spot, op.finish(total.get(), a.length))
-                    with cut:
-                        for total, (spot, _) in zip(sums, spots, strict=True):
-                            k.store(parts + spot, total.get())
+            else:
+                fold(op.combine, ())
+            with k.if_else(a.chunks.eq(1)) as (whole, cut):
+                with whole:
+                    for total, (spot, _) in zip(sums, spots, strict=True):
+                        k.store(y + spot, op.finish(total.get(), a.length))
+                with cut:
+                    for total, (spot, _) in zip(sums, spots, strict=True):
+                        k.store(parts + spot, total.get())
 
-            columns(k, (a.inner - first).min(a.width), body)
+        columns(k, (a.inner - first).min(a.width), body)
 
 
 def _emit_join(k: Kernel, storage: str, op: _Op) -> None:
     """join: partial results (outer, chunks, inner) into y, by the first worker alone: there are few."""
-    with k.function("join", public=True, args="i64", worker=INT) as (args, _):
-        a = Fields(k, args, FIELDS)
+    with entry(k, FIELDS, "join") as (a, _):
         y, parts = a.pointer("y", storage), a.pointer("scratch", k.dtype)
         with k.loop(0, a.outer) as outer, k.loop(0, a.inner) as b:
             here = parts + (outer * a.chunks * a.inner + b)

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from tapwise.cpu.activations import exp
-from tapwise.cpu.fields import Fields
-from tapwise.cpu.simd import INT, Int, Kernel, Ptr
+from tapwise.cpu.fields import entry
+from tapwise.cpu.simd import Int, Kernel, Ptr
 from tapwise.cpu.vectors import WAYS, across, columns, fold_row, larger
 
 BLOCK: Final = 512
@@ -46,10 +46,9 @@ def _result(k: Kernel, top: Any, total: Any) -> Any:
 
 def emit_rows(k: Kernel, names: tuple[str, ...], storage: str) -> None:
     """task"""
-    with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
-        a = Fields(k, args, names)
+    with entry(k, names) as (a, worker):
         x, y, parts = a.pointer("x", storage), a.pointer("y", storage), a.pointer("scratch", k.dtype)
-        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
+        with a.draws(worker) as number:
             with k.if_else(a.chunks.eq(1)) as (whole, cut):
                 with whole, k.loop(number * a.rows, ((number + 1) * a.rows).min(a.outer)) as row:
                     k.store(y + row, _result(k, *_row(k, x + row * a.length, a.length)))
@@ -63,46 +62,43 @@ def emit_rows(k: Kernel, names: tuple[str, ...], storage: str) -> None:
 
 def emit_columns(k: Kernel, names: tuple[str, ...], storage: str) -> None:
     """task"""
-    with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
-        a = Fields(k, args, names)
-        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
-            first = number % a.widths * a.width
-            chunk, outer = number // a.widths % a.chunks, number // a.widths // a.chunks
-            start = chunk * a.chunk
-            count = (a.length - start).min(a.chunk)
-            x = a.pointer("x", storage) + ((outer * a.length + start) * a.inner + first)
-            y = a.pointer("y", storage) + (outer * a.inner + first)
-            tops_at = a.pointer("scratch", k.dtype) + ((outer * a.chunks + chunk) * a.inner + first)
-            sums_at = tops_at + a.outer * a.chunks * a.inner
+    with entry(k, names) as (a, worker), a.draws(worker) as number:
+        first = number % a.widths * a.width
+        chunk, outer = number // a.widths % a.chunks, number // a.widths // a.chunks
+        start = chunk * a.chunk
+        count = (a.length - start).min(a.chunk)
+        x = a.pointer("x", storage) + ((outer * a.length + start) * a.inner + first)
+        y = a.pointer("y", storage) + (outer * a.inner + first)
+        tops_at = a.pointer("scratch", k.dtype) + ((outer * a.chunks + chunk) * a.inner + first)
+        sums_at = tops_at + a.outer * a.chunks * a.inner
 
-            def body(b: Int, lanes: list[int]) -> None:
-                spots = across(k, b, lanes)
-                tops = [k.var(k.constant(-np.inf, n)) for _, n in spots]
-                sums = [k.var(k.constant(0.0, n)) for _, n in spots]
-                with k.loop(0, count) as r:
-                    for top, (spot, n) in zip(tops, spots, strict=True):
-                        top.set(larger(k, top.get(), k.load(x + r * a.inner + spot, n)))
-                shifts = [_shift(k, top.get()) for top in tops]
-                with k.loop(0, count) as r:
-                    for total, shift, (spot, n) in zip(sums, shifts, spots, strict=True):
-                        term = exp(k, k.sub(k.load(x + r * a.inner + spot, n), shift))
-                        total.set(k.add(total.get(), term))
-                with k.if_else(a.chunks.eq(1)) as (whole, cut):
-                    with whole:
-                        for top, total, (spot, _) in zip(tops, sums, spots, strict=True):
-                            k.store(y + spot, _result(k, top.get(), total.get()))
-                    with cut:
-                        for top, total, (spot, _) in zip(tops, sums, spots, strict=True):
-                            k.store(tops_at + spot, top.get())
-                            k.store(sums_at + spot, total.get())
+        def body(b: Int, lanes: list[int]) -> None:
+            spots = across(k, b, lanes)
+            tops = [k.var(k.constant(-np.inf, n)) for _, n in spots]
+            sums = [k.var(k.constant(0.0, n)) for _, n in spots]
+            with k.loop(0, count) as r:
+                for top, (spot, n) in zip(tops, spots, strict=True):
+                    top.set(larger(k, top.get(), k.load(x + r * a.inner + spot, n)))
+            shifts = [_shift(k, top.get()) for top in tops]
+            with k.loop(0, count) as r:
+                for total, shift, (spot, n) in zip(sums, shifts, spots, strict=True):
+                    term = exp(k, k.sub(k.load(x + r * a.inner + spot, n), shift))
+                    total.set(k.add(total.get(), term))
+            with k.if_else(a.chunks.eq(1)) as (whole, cut):
+                with whole:
+                    for top, total, (spot, _) in zip(tops, sums, spots, strict=True):
+                        k.store(y + spot, _result(k, top.get(), total.get()))
+                with cut:
+                    for top, total, (spot, _) in zip(tops, sums, spots, strict=True):
+                        k.store(tops_at + spot, top.get())
+                        k.store(sums_at + spot, total.get())
 
-            columns(k, (a.inner - first).min(a.width), body)
+        columns(k, (a.inner - first).min(a.width), body)
 
 
 def emit_join(k: Kernel, names: tuple[str, ...], storage: str) -> None:
     """join: largest elements and sums (outer, chunks, inner) into y."""
-    with k.function("join", public=True, args="i64", worker=INT) as (args, _):
-        a = Fields(k, args, names)
+    with entry(k, names, "join") as (a, _):
         y, tops = a.pointer("y", storage), a.pointer("scratch", k.dtype)
         sums = tops + a.outer * a.chunks * a.inner
         with k.loop(0, a.outer) as outer, k.loop(0, a.inner) as b:

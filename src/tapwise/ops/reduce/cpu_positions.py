@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from llvmlite import ir
 
-from tapwise.cpu.fields import Fields
+from tapwise.cpu.fields import entry
 from tapwise.cpu.simd import I32, INT, Int, Kernel, Ptr
 from tapwise.cpu.vectors import across, columns, fold_lanes, fold_row, larger, smaller
 
@@ -80,11 +80,10 @@ class Positions:
     def emit_rows(self) -> None:
         """task"""
         k = self.k
-        with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
-            a = Fields(k, args, self.names)
+        with entry(k, self.names) as (a, worker):
             x, y, parts = a.pointer("x", self.storage), a.pointer("y", "i64"), a.pointer("scratch", k.dtype)
             places = a.pointer("scratch", "i64") + a.outer * a.chunks
-            with k.draws(a.counter, a.tasks, worker, a.workers) as number:
+            with a.draws(worker) as number:
                 with k.if_else(a.chunks.eq(1)) as (whole, cut):
                     with whole, k.loop(number * a.rows, ((number + 1) * a.rows).min(a.outer)) as row:
                         self._store(y + row, self._row(x + row * a.length, a.length)[1].ir)
@@ -98,8 +97,7 @@ class Positions:
     def emit_join(self) -> None:
         """join: the first of the best of a row's chunks."""
         k = self.k
-        with k.function("join", public=True, args="i64", worker=INT) as (args, _):
-            a = Fields(k, args, self.names)
+        with entry(k, self.names, "join") as (a, _):
             y, parts = a.pointer("y", "i64"), a.pointer("scratch", k.dtype)
             places = a.pointer("scratch", "i64") + a.outer * a.chunks
             with k.loop(0, a.outer) as row:
@@ -116,32 +114,29 @@ class Positions:
         """task"""
         k = self.k
         integer = INT if k.dtype == "f64" else I32
-        with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
-            a = Fields(k, args, self.names)
-            with k.draws(a.counter, a.tasks, worker, a.workers) as number:
-                first, outer = number % a.widths * a.width, number // a.widths
-                x = a.pointer("x", self.storage) + (outer * a.length * a.inner + first)
-                y = a.pointer("y", "i64") + (outer * a.inner + first)
+        with entry(k, self.names) as (a, worker), a.draws(worker) as number:
+            first, outer = number % a.widths * a.width, number // a.widths
+            x = a.pointer("x", self.storage) + (outer * a.length * a.inner + first)
+            y = a.pointer("y", "i64") + (outer * a.inner + first)
 
-                def body(b: Int, lanes: list[int]) -> None:
-                    spots = across(k, b, lanes)
-                    best = [k.var(k.load(x + spot, n)) for spot, n in spots]
-                    kinds = [integer if n == 1 else ir.VectorType(integer, n) for _, n in spots]
-                    places = [
-                        k.var(ir.Constant(kind, None if n > 1 else 0))
-                        for kind, (_, n) in zip(kinds, spots, strict=True)
-                    ]
-                    with k.loop(1, a.length) as r:
-                        row = r.ir if integer is INT else k.b.trunc(r.ir, I32)
-                        for top, place, (spot, n) in zip(best, places, spots, strict=True):
-                            value = k.load(x + r * a.inner + spot, n)
-                            better = self._better(top.get(), value)
-                            place.set(k.b.select(better, k.splat(row, n), place.get()))
-                            top.set(k.b.select(better, value, top.get()))
-                    for place, (spot, n) in zip(places, spots, strict=True):
-                        wide = place.get()
-                        if integer is not INT:
-                            wide = k.b.sext(wide, INT if n == 1 else ir.VectorType(INT, n))
-                        self._store(y + spot, wide)
+            def body(b: Int, lanes: list[int]) -> None:
+                spots = across(k, b, lanes)
+                best = [k.var(k.load(x + spot, n)) for spot, n in spots]
+                kinds = [integer if n == 1 else ir.VectorType(integer, n) for _, n in spots]
+                places = [
+                    k.var(ir.Constant(kind, None if n > 1 else 0)) for kind, (_, n) in zip(kinds, spots, strict=True)
+                ]
+                with k.loop(1, a.length) as r:
+                    row = r.ir if integer is INT else k.b.trunc(r.ir, I32)
+                    for top, place, (spot, n) in zip(best, places, spots, strict=True):
+                        value = k.load(x + r * a.inner + spot, n)
+                        better = self._better(top.get(), value)
+                        place.set(k.b.select(better, k.splat(row, n), place.get()))
+                        top.set(k.b.select(better, value, top.get()))
+                for place, (spot, n) in zip(places, spots, strict=True):
+                    wide = place.get()
+                    if integer is not INT:
+                        wide = k.b.sext(wide, INT if n == 1 else ir.VectorType(INT, n))
+                    self._store(y + spot, wide)
 
-                columns(k, (a.inner - first).min(a.width), body)
+            columns(k, (a.inner - first).min(a.width), body)

@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 
 from tapwise.cpu.activations import LIFT, exp_lifted
-from tapwise.cpu.fields import COMMON, Fields
-from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target, Var
+from tapwise.cpu.fields import COMMON, entry
+from tapwise.cpu.simd import Int, Kernel, Ptr, Target, Var
 from tapwise.cpu.vectors import WAYS, Fold, across, columns, fold_row, fold_rows, larger
 
 # Vectors of a row, or elements of a column, in a sum that is kept in one piece.
@@ -98,11 +98,10 @@ def _write_row(k: Kernel, y: Ptr, count: Int, body: Callable[[Int, int], Any]) -
 def _emit_rows(k: Kernel, storage: str, log: bool) -> None:
     """task: whole rows, or the first two steps of the chunks of rows, whose largest elements and sums go to scratch."""
     again = storage != k.dtype
-    with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
-        a = Fields(k, args, FIELDS)
+    with entry(k, FIELDS) as (a, worker):
         x, y = a.pointer("x", storage), a.pointer("y", storage)
         parts = a.pointer("scratch", k.dtype)
-        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
+        with a.draws(worker) as number:
             with k.if_else(a.chunks.eq(1)) as (whole, cut):
                 with whole:
                     first, end = number * a.rows, ((number + 1) * a.rows).min(a.outer)
@@ -137,10 +136,9 @@ def _emit_row(k: Kernel, x: Ptr, y: Ptr, row: Int, end: Int, length: Int, log: b
 def _emit_scale(k: Kernel, storage: str, log: bool) -> None:
     """scale: the last step of the chunks of rows."""
     again = storage != k.dtype
-    with k.function("scale", public=True, args="i64", worker=INT) as (args, worker):
-        a = Fields(k, args, FIELDS)
+    with entry(k, FIELDS, "scale") as (a, worker):
         x, y = a.pointer("x", storage), a.pointer("y", storage)
-        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
+        with a.draws(worker) as number:
             row, chunk = number // a.chunks, number % a.chunks
             parts = a.pointer("scratch", k.dtype) + row * a.chunks * 2
             top = k.var(k.constant(-np.inf, 1))
@@ -179,18 +177,16 @@ def _logarithm(k: Kernel, total: Any) -> Any:
 def _emit_columns(k: Kernel, storage: str, log: bool) -> None:
     """task: `width` columns of one outer index, a vector of them through all three steps at a time."""
     again = storage != k.dtype
-    with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
-        a = Fields(k, args, FIELDS)
-        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
-            first = number % a.widths * a.width
-            at = number // a.widths * a.length * a.inner + first
-            x, y = a.pointer("x", storage) + at, a.pointer("y", storage) + at
+    with entry(k, FIELDS) as (a, worker), a.draws(worker) as number:
+        first = number % a.widths * a.width
+        at = number // a.widths * a.length * a.inner + first
+        x, y = a.pointer("x", storage) + at, a.pointer("y", storage) + at
 
-            def body(b: Int, lanes: list[int]) -> None:
-                # As one long vector they take each step of the exponential together.
-                _column_steps(k, x, y, b, sum(lanes), a.length, a.inner, log, again)
+        def body(b: Int, lanes: list[int]) -> None:
+            # As one long vector they take each step of the exponential together.
+            _column_steps(k, x, y, b, sum(lanes), a.length, a.inner, log, again)
 
-            columns(k, (a.inner - first).min(a.width), body)
+        columns(k, (a.inner - first).min(a.width), body)
 
 
 def _column_steps(

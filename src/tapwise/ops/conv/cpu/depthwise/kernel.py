@@ -6,7 +6,7 @@ from typing import Final
 
 from tapwise.cpu.copies import emit_zeros
 from tapwise.cpu.epilogue import Epilogue
-from tapwise.cpu.fields import COMMON, Fields
+from tapwise.cpu.fields import COMMON, Fields, entry, unravel
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
 from tapwise.ops.conv.cpu.depthwise.planes import emit_outputs
 from tapwise.ops.conv.cpu.packing import Window, emit_pack_pixels, emit_pack_plane
@@ -114,15 +114,13 @@ def _emit_pixels(k: Kernel, storage: str, pixels: int, vectors: int) -> None:
 
 
 def _emit_task(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
-    with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
-        a = Fields(k, args, FIELDS)
+    with entry(k, FIELDS) as (a, worker):
         scratch = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
         x, y, w = a.pointer("x", storage), a.pointer("y", storage), a.pointer("w", k.dtype)
         bias, residual = a.pointer("bias", storage), a.pointer("residual", storage)
         width = 1 if planar else vectors * k.lanes
-        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
-            row_block, number = number % a.row_blocks, number // a.row_blocks
-            block, image = number % a.channel_blocks, number // a.channel_blocks
+        with a.draws(worker) as number:
+            row_block, block, image = unravel(number, a.row_blocks, a.channel_blocks)
             p0 = row_block * a.p // a.row_blocks
             rows = (row_block + 1) * a.p // a.row_blocks - p0
             first = block * a.channel_block
@@ -144,33 +142,32 @@ def _emit_task(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
                 """Where the task's rows of a channel start; only a hint, so borders do not matter."""
                 return source(c.min(end - 1)) + p0 * a.stride_h * a.w_in
 
-            k.call("pack", args, packed(first), source(first), p0, rows, across(first))
+            k.call("pack", a.args, packed(first), source(first), p0, rows, across(first))
             with k.loop(first, end, width) as c:
                 following = c + width
                 with k.if_(following < end):
-                    k.call("pack", args, packed(following), source(following), p0, rows, across(following))
+                    k.call("pack", a.args, packed(following), source(following), p0, rows, across(following))
                 if planar:
                     with k.loop(0, a.multiplier) as index:
                         filter_ = c * a.multiplier + index
                         at = ((image * a.channels * a.multiplier + filter_) * a.p + p0) * a.q
                         k.call(
-                            "outputs", args, packed(c), w + filter_ * a.taps, bias + filter_, residual + at, y + at,
+                            "outputs", a.args, packed(c), w + filter_ * a.taps, bias + filter_, residual + at, y + at,
                             rows, window(c + 2),
                         )  # fmt: skip
                 else:
                     at = (image * a.p + p0) * a.q * a.channels + c
                     k.call(
-                        "outputs", args, packed(c), w + c * a.taps, bias + c, residual + at, y + at, rows, across(c),
+                        "outputs", a.args, packed(c), w + c * a.taps, bias + c, residual + at, y + at, rows, across(c),
                     )  # fmt: skip
 
 
 def _emit_filters(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
     """`pack_task`: NCHW (k, S, R); NHWC (k / width, taps, width), the last run filled up with zeros."""
     width = 1 if planar else vectors * k.lanes
-    with k.function("pack_task", public=True, args="i64", worker=INT) as (args, worker):
-        a = Fields(k, args, FIELDS)
+    with entry(k, FIELDS, "pack_task") as (a, worker):
         w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
-        with k.draws(a.counter, a.tasks, worker, a.workers):
+        with a.draws(worker):
             if planar:
                 with k.loop(0, a.channels * a.multiplier * a.taps, a.taps) as first:
                     with k.loop(0, a.taps_h) as r, k.loop(0, a.taps_w) as s:

@@ -7,7 +7,7 @@ from typing import Final
 from tapwise.cpu import tile
 from tapwise.cpu.copies import emit_zeros
 from tapwise.cpu.epilogue import Epilogue, emit_finish_row
-from tapwise.cpu.fields import COMMON, Fields
+from tapwise.cpu.fields import COMMON, Fields, entry, unravel
 from tapwise.cpu.simd import INT, Kernel, Target
 from tapwise.ops.conv.cpu.packing import Window, emit_pack_pixels, emit_pack_plane
 
@@ -28,17 +28,17 @@ def generate(
     """The kernels of one instance: `task` and `pack_task`."""
     k = Kernel(target, dtype)
     planar = layout == "nchw"
+    epilogue = Epilogue(k, storage, planar, bias, residual, activation)
     tile.emit_filter_packer(k, lanes, storage, m if lanes == "pixels" else n * k.lanes)
     if route != "in place":
         _emit_pack_input(k, storage, planar)
     if route == "sums":
         tile.emit(k, m, n, lanes)
-        per_run = "one" if planar else "each"
-        emit_finish_row(k, storage, per_run if bias else None, residual, activation)
+        emit_finish_row(epilogue)
         _emit_finish_output(k, storage, planar, lanes)
         _emit_task(k, storage, lanes)
     else:
-        tile.emit_straight(k, m, n, Epilogue(k, storage, planar, bias, residual, activation), route == "in place")
+        tile.emit_straight(k, m, n, epilogue, route == "in place")
         _emit_straight_task(k, storage, route == "in place")
     _emit_filter_task(k, storage)
     return k
@@ -90,17 +90,15 @@ def _emit_finish_output(k: Kernel, storage: str, planar: bool, lanes: str) -> No
 
 
 def _emit_task(k: Kernel, storage: str, lanes: str) -> None:
-    with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
-        a = Fields(k, args, FIELDS)
+    with entry(k, FIELDS) as (a, worker):
         packed = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
         sums = packed + a.sums_at
         w, offsets = a.pointer("w", k.dtype), a.pointer("offsets", "i64")
         planes = a.plane * a.row_phases * a.col_phases
-        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
-            row_block, number = number % a.row_blocks, number // a.row_blocks
-            col_block, number = number % a.col_blocks, number // a.col_blocks
-            image_block, number = number % a.image_blocks, number // a.image_blocks
-            filter_block, group_block = number % a.filter_blocks, number // a.filter_blocks
+        with a.draws(worker) as number:
+            row_block, col_block, image_block, filter_block, group_block = unravel(
+                number, a.row_blocks, a.col_blocks, a.image_blocks, a.filter_blocks
+            )
             p0, q0 = row_block * a.rows, col_block * a.cols
             rows, cols = (a.p - p0).min(a.rows), (a.q - q0).min(a.cols)
             image0, group0 = image_block * a.image_block, group_block * a.group_block
@@ -118,7 +116,7 @@ def _emit_task(k: Kernel, storage: str, lanes: str) -> None:
                     channels = (a.group_c - channel).min(a.channel_block)
                     with k.loop(0, images) as image:
                         k.call(
-                            "pack_input", args, packed + image * size, image0 + image, group * a.group_c + channel,
+                            "pack_input", a.args, packed + image * size, image0 + image, group * a.group_c + channel,
                             channels, p0, q0, rows,
                         )  # fmt: skip
                     terms = channels * a.taps
@@ -131,23 +129,21 @@ def _emit_task(k: Kernel, storage: str, lanes: str) -> None:
                         )  # fmt: skip
                 with k.loop(0, images) as image:
                     k.call(
-                        "finish_output", args, sums + image * a.flat * (1 if lanes == "pixels" else a.sums_pitch),
+                        "finish_output", a.args, sums + image * a.flat * (1 if lanes == "pixels" else a.sums_pitch),
                         image0 + image, group * a.group_k + k0, filters, p0, q0, rows, cols,
                     )  # fmt: skip
 
 
 def _emit_straight_task(k: Kernel, storage: str, in_place: bool) -> None:
-    with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
-        a = Fields(k, args, FIELDS)
+    with entry(k, FIELDS) as (a, worker):
         packed = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
         x, y, w = a.pointer("x", storage), a.pointer("y", storage), a.pointer("w", k.dtype)
         bias, residual = a.pointer("bias", storage), a.pointer("residual", storage)
         offsets = a.pointer("offsets", "i64")
-        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
-            row_block, number = number % a.row_blocks, number // a.row_blocks
-            col_block, number = number % a.col_blocks, number // a.col_blocks
-            image, number = number % a.images, number // a.images
-            filter_block, group_block = number % a.filter_blocks, number // a.filter_blocks
+        with a.draws(worker) as number:
+            row_block, col_block, image, filter_block, group_block = unravel(
+                number, a.row_blocks, a.col_blocks, a.images, a.filter_blocks
+            )
             p0, q0 = row_block * a.rows, col_block * a.cols
             rows, cols = (a.p - p0).min(a.rows), (a.q - q0).min(a.cols)
             group0 = group_block * a.group_block
@@ -169,7 +165,7 @@ def _emit_straight_task(k: Kernel, storage: str, in_place: bool) -> None:
                     if in_place:
                         source = x.to(k.dtype) + ((image * a.groups * a.group_c + plane) * a.h + p0) * a.w_in + q0
                     else:
-                        k.call("pack_input", args, packed, image, plane, channels, p0, q0, rows)
+                        k.call("pack_input", a.args, packed, image, plane, channels, p0, q0, rows)
                         source = packed
                     panel = panels + channel * a.taps * a.filter_pad + k0 * terms
                     with k.loop(0, runs) as run:
@@ -182,14 +178,12 @@ def _emit_straight_task(k: Kernel, storage: str, in_place: bool) -> None:
 
 def _emit_filter_task(k: Kernel, storage: str) -> None:
     """`pack_task`: all filters into panels; a task is one block of channels of one group."""
-    with k.function("pack_task", public=True, args="i64", worker=INT) as (args, worker):
-        a = Fields(k, args, FIELDS)
+    with entry(k, FIELDS, "pack_task") as (a, worker):
         w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
         blocks = (a.group_c + (a.channel_block - 1)) // a.channel_block
         length = a.group_c * a.taps
-        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
-            filter_block, number = number % a.filter_blocks, number // a.filter_blocks
-            block, group = number % blocks, number // blocks
+        with a.draws(worker) as number:
+            filter_block, block, group = unravel(number, a.filter_blocks, blocks)
             k0 = filter_block * a.filter_block
             filters = (a.group_k - k0).min(a.filter_block)
             channel = block * a.channel_block

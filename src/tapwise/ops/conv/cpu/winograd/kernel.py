@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from tapwise.cpu import tile
 from tapwise.cpu.copies import deinterleave, emit_strided_copy, emit_zeros, interleave
-from tapwise.cpu.epilogue import emit_finish_row
-from tapwise.cpu.fields import COMMON, Fields
+from tapwise.cpu.epilogue import Epilogue, emit_finish_row
+from tapwise.cpu.fields import COMMON, Fields, entry, unravel
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
 from tapwise.ops.conv.cpu.winograd.transforms import Transform, transform
 
@@ -28,7 +28,7 @@ def generate(
     k = Kernel(target, dtype)
     high, wide = transform(tile_h, taps_h, stride_h), transform(tile_w, taps_w, stride_w)
     tile.emit(k, m, n, "pixels")
-    emit_finish_row(k, storage, "one" if bias else None, residual, activation)
+    emit_finish_row(Epilogue(k, storage, True, bias, residual, activation))
     _emit_columns(k, wide)
     for i in range(high.products):
         _emit_input(k, storage, high, i)
@@ -176,15 +176,13 @@ def _emit_output(k: Kernel, storage: str, high: Transform, wide: Transform) -> N
 
 
 def _emit_task(k: Kernel, storage: str, high: Transform, wide: Transform) -> None:
-    with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
-        a = Fields(k, args, FIELDS)
+    with entry(k, FIELDS) as (a, worker):
         scratch = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
         w, offsets = a.pointer("w", k.dtype), a.pointer("offsets", "i64")
         x = a.pointer("x", storage)
         emit_zeros(k, scratch, a.row_size)
-        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
-            row_block, number = number % a.row_blocks, number // a.row_blocks
-            filter_block, image_group = number % a.filter_blocks, number // a.filter_blocks
+        with a.draws(worker) as number:
+            row_block, filter_block, image_group = unravel(number, a.row_blocks, a.filter_blocks)
             group = image_group % a.groups
             row0 = row_block * a.block_rows
             rows = (a.tile_rows * a.row_phases - row0).min(a.block_rows)
@@ -195,7 +193,7 @@ def _emit_task(k: Kernel, storage: str, high: Transform, wide: Transform) -> Non
             matrix = a.group_c * a.group_k
             emit_zeros(k, scratch + a.sums_at, filters * a.tiles * (high.outputs * wide.outputs))
             for i in range(high.products):
-                k.call(f"input_{i}", args, scratch, planes, row0, rows)
+                k.call(f"input_{i}", a.args, scratch, planes, row0, rows)
                 with k.loop(0, wide.products) as j, k.loop(0, a.group_c, a.channel_block) as channel:
                     panels = w + (group * (high.products * wide.products) + (j + i * wide.products)) * matrix
                     channels = (a.group_c - channel).min(a.channel_block)
@@ -205,8 +203,8 @@ def _emit_task(k: Kernel, storage: str, high: Transform, wide: Transform) -> Non
                         scratch + a.product_at + a.filter_block * a.tiles * j, a.tiles, filters,
                         a.tiles // k.lanes, channel > 0,
                     )  # fmt: skip
-                k.call("accumulate", args, scratch, filters, i)
-            k.call("output", args, scratch, row0, rows, group * a.group_k + k0, filters, image_group * a.group_k + k0)
+                k.call("accumulate", a.args, scratch, filters, i)
+            k.call("output", a.args, scratch, row0, rows, group * a.group_k + k0, filters, image_group * a.group_k + k0)
 
 
 def _emit_filters(k: Kernel, storage: str, high: Transform, wide: Transform, panel: int) -> None:
@@ -215,11 +213,10 @@ def _emit_filters(k: Kernel, storage: str, high: Transform, wide: Transform, pan
     Lanes run over the filters of a panel; the narrower last panel goes one filter at a time.
     """
     taps_h, taps_w = len(high.g[0]), len(wide.g[0])
-    with k.function("pack_task", public=True, args="i64", worker=INT) as (args, worker):
-        a = Fields(k, args, FIELDS)
+    with entry(k, FIELDS, "pack_task") as (a, worker):
         w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
         matrix = a.group_c * a.group_k
-        with k.draws(a.counter, a.tasks, worker, a.workers) as number:
+        with a.draws(worker) as number:
             filter_block, group = number % a.filter_blocks, number // a.filter_blocks
             first = filter_block * a.filter_block
             end = (first + a.filter_block).min(a.group_k)
