@@ -82,6 +82,12 @@ class AxesProblem(Problem):
             return None
         return prod(self.shape[: real[0]]), self.length, prod(self.shape[real[-1] + 1 :])
 
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """`collapsed` of axes that are neighbours."""
+        assert self.collapsed is not None
+        return self.collapsed
+
 
 def rejects_apart(problem: AxesProblem) -> str | None:
     """The reason of algorithms for axes that are neighbours."""

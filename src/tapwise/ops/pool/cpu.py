@@ -8,19 +8,16 @@ and 4 by shuffles. NHWC: lanes over channels, all taps of a pixel. Either way st
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Final
 
 import numpy as np
 
-from tapwise import settings
 from tapwise.algorithm import Algorithm, Device, Plan
-from tapwise.algorithm import Config as BaseConfig
-from tapwise.cpu import jit
+from tapwise.cpu.common import load
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.plan import KernelPlan
-from tapwise.cpu.simd import target
+from tapwise.cpu.tasks import PlaneConfig
 from tapwise.integers import ceil_div
 from tapwise.ops.pool.cpu_kernel import FIELDS, generate
 from tapwise.ops.pool.cpu_serial import divisors
@@ -31,15 +28,7 @@ LARGEST: Final = 16
 LARGEST_PIXELS: Final = 49
 
 
-@dataclass(frozen=True)
-class Config(BaseConfig):
-    """A task is `block` planes (NCHW) or images (NHWC), of one of `row_blocks` blocks of their output rows."""
-
-    block: int
-    row_blocks: int
-
-
-class PoolSimd(Algorithm[Config]):
+class PoolSimd(Algorithm[PlaneConfig]):
     """Windows of up to 16 taps an axis (NHWC: 49 in all), any stride, padding and dilation; f32, f64, f16."""
 
     operator: ClassVar[str] = "pool"
@@ -56,28 +45,23 @@ class PoolSimd(Algorithm[Config]):
             return f"takes kernels of up to {LARGEST_PIXELS} taps in nhwc, not {problem.kernel}"
         return None
 
-    def configs(self, problem: PoolProblem, device: Device) -> Sequence[Config]:
-        planes = problem.n * (problem.c if problem.layout == "nchw" else 1)
-        wanted = 4 * device.threads
-        # A few thousand outputs are done before a team has started.
-        if prod(problem.y_shape) * prod(problem.kernel) <= 16384:
-            return [Config(planes, 1)]
-        block = max(1, planes // wanted)
-        return [Config(block, max(1, min(problem.output[0], wanted // ceil_div(planes, block))))]
+    def configs(self, problem: PoolProblem, device: Device) -> Sequence[PlaneConfig]:
+        work = prod(problem.y_shape) * prod(problem.kernel)
+        return [PlaneConfig.shared_out(self._planes(problem), problem.output[0], device.threads, work)]
 
-    def predict_us(self, problem: PoolProblem, config: Config, device: Device) -> float:
+    def predict_us(self, problem: PoolProblem, config: PlaneConfig, device: Device) -> float:
         """Half a cycle a vector and tap, some a row, or the bytes over the memory's bandwidth."""
         costs = Costs(device, problem.accumulator_bytes)
-        tasks = self._tasks(problem, config)
+        tasks = config.tasks(self._planes(problem))
         taps = sum(problem.kernel) if problem.layout == "nchw" else prod(problem.kernel)
         vectors = prod(problem.y_shape) * max(problem.stride) / costs.lanes
         rows = problem.n * problem.c * problem.output[0]
         cycles = max(0.8 * vectors * taps + 30 * rows, costs.stream(problem.bytes, problem.bytes))
         return costs.wall_us(cycles / max(1, tasks) + 40, tasks, device.threads)
 
-    def _tasks(self, problem: PoolProblem, config: Config) -> int:
-        planes = problem.n * (problem.c if problem.layout == "nchw" else 1)
-        return ceil_div(planes, config.block) * config.row_blocks
+    def _planes(self, problem: PoolProblem) -> int:
+        """Planes (NCHW) or images (NHWC)."""
+        return problem.n * (problem.c if problem.layout == "nchw" else 1)
 
     def _row_size(self, problem: PoolProblem) -> int:
         """Elements of a padded row: the padded input, or what a last window sees, and the widest vector's reads."""
@@ -85,25 +69,22 @@ class PoolSimd(Algorithm[Config]):
         padded = problem.spatial[1] + sum(problem.padding[1])
         return ceil_div(max(seen, padded) + 16 * max(problem.stride[1], 1) * 4, 16) * 16
 
-    def workspace_bytes(self, problem: PoolProblem, config: Config, device: Device) -> int:
+    def workspace_bytes(self, problem: PoolProblem, config: PlaneConfig, device: Device) -> int:
         size = problem.accumulator_bytes
-        workers = max(1, min(device.threads, self._tasks(problem, config)))
+        workers = max(1, min(device.threads, config.tasks(self._planes(problem))))
         return self._row_size(problem) * size * workers if problem.layout == "nchw" else 0
 
-    def plan(self, problem: PoolProblem, config: Config, device: Device) -> Plan:
-        dtype = problem.accumulator
+    def plan(self, problem: PoolProblem, config: PlaneConfig, device: Device) -> Plan:
         planar = problem.layout == "nchw"
-        library = jit.load(
-            "pool", generate, target(settings.cpu_target()), dtype=dtype, storage=problem.dtype, layout=problem.layout,
-            op=problem.op, r=problem.kernel[0], s=problem.kernel[1], stride=problem.stride[1] if planar else 0,
-            dilation=problem.dilation[1] if planar else 0,
-        )  # fmt: skip
+        (r, s), by_columns = problem.kernel, (problem.stride[1], problem.dilation[1]) if planar else (0, 0)
+        window = {"op": problem.op, "r": r, "s": s, "stride": by_columns[0], "dilation": by_columns[1]}
+        library = load("pool", generate, problem, layout=problem.layout, **window)
         rows, columns = divisors(problem, np.dtype(f"f{problem.accumulator_bytes}"))
         length = (problem.spatial[1] if planar else problem.c) + 64
         nothing = -np.inf if problem.op == "max" else 0.0
         row_size = self._row_size(problem)
         fields: dict[str, int | np.ndarray] = {
-            "tasks": self._tasks(problem, config),
+            "tasks": config.tasks(self._planes(problem)),
             "scratch_step": row_size * problem.accumulator_bytes if planar else 0,
             "identity": np.full(length, nothing, DTYPES[problem.dtype]),
             "row_counts": rows, "col_counts": np.concatenate([columns, np.ones(64, columns.dtype)]),
@@ -112,7 +93,7 @@ class PoolSimd(Algorithm[Config]):
             "stride_h": problem.stride[0], "stride_w": problem.stride[1],
             "pad_top": problem.padding[0][0], "pad_left": problem.padding[1][0],
             "dilation_h": problem.dilation[0], "dilation_w": problem.dilation[1],
-            "planes": problem.n * (problem.c if planar else 1), "block": config.block, "row_blocks": config.row_blocks,
+            "planes": self._planes(problem), "block": config.block, "row_blocks": config.row_blocks,
             "row_size": row_size,
         }  # fmt: skip
         return KernelPlan(problem, device, library, FIELDS, fields)

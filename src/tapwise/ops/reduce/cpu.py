@@ -9,18 +9,14 @@ the same input gives the same bits whatever the number of threads.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from tapwise import settings
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
-from tapwise.algorithm import Config as BaseConfig
-from tapwise.cpu import jit
-from tapwise.cpu.common import lanes_of
+from tapwise.cpu.common import lanes_of, load
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.jit import Library
 from tapwise.cpu.plan import KernelPlan
-from tapwise.cpu.simd import target
+from tapwise.cpu.tasks import RowConfig
 from tapwise.integers import ceil_div
 from tapwise.ops.axes import rejects_apart
 from tapwise.ops.reduce.cpu_kernel import FIELDS, generate
@@ -31,15 +27,6 @@ ROW_CHUNK: Final = 32768
 COLUMN_CHUNK: Final = 512
 # Elements that one thread is done with before a team has started.
 ALONE: Final = 16384
-
-
-@dataclass(frozen=True)
-class Config(BaseConfig):
-    """`rows` rows (or `width` columns) a task; a row or column in `chunks` partial results."""
-
-    rows: int
-    width: int
-    chunks: int
 
 
 class ReducePlan(KernelPlan):
@@ -58,7 +45,7 @@ class ReducePlan(KernelPlan):
             self.launch_one(self._join, buffers)
 
 
-class ReduceSimd(Algorithm[Config]):
+class ReduceSimd(Algorithm[RowConfig]):
     """Every op along neighbouring axes; float32, float64, float16 (in float32)."""
 
     operator: ClassVar[str] = "reduce"
@@ -68,55 +55,36 @@ class ReduceSimd(Algorithm[Config]):
     def rejects(self, problem: ReduceProblem, device: Device) -> str | None:
         return rejects_apart(problem)
 
-    def configs(self, problem: ReduceProblem, device: Device) -> Sequence[Config]:
+    def configs(self, problem: ReduceProblem, device: Device) -> Sequence[RowConfig]:
         """One: chunks follow from the shape alone, so that the bits do."""
-        outer, length, inner = _collapsed(problem)
+        outer, length, inner = problem.sizes
         if inner == 1:
             chunks = 2 * ceil_div(length, 2 * ROW_CHUNK) if length > ROW_CHUNK else 1
             rows = max(1, min(ROW_CHUNK // length, ceil_div(outer, 4 * device.threads)))
             rows = outer if outer * length <= ALONE else rows
-            return [Config(rows, 1, chunks)]
+            return [RowConfig(rows, 1, chunks)]
         lanes = lanes_of(problem, device)
         chunks = 1 if problem.op in POSITIONS else ceil_div(length, COLUMN_CHUNK)
         wanted = ceil_div(4 * device.threads, outer * chunks)
         width = ceil_div(ceil_div(inner, wanted), 4 * lanes) * 4 * lanes
         width = inner if outer * length * inner <= ALONE else width
-        return [Config(1, min(width, inner), chunks)]
+        return [RowConfig(1, min(width, inner), chunks)]
 
-    def predict_us(self, problem: ReduceProblem, config: Config, device: Device) -> float:
+    def predict_us(self, problem: ReduceProblem, config: RowConfig, device: Device) -> float:
         """An eighth of a cycle an element of float32 from cache, or the bytes over the memory's bandwidth."""
         costs = Costs(device, problem.accumulator_bytes)
-        tasks = _tasks(problem, config)
+        tasks = config.fields(*problem.sizes)["tasks"]
         cycles = max(problem.flops / costs.lanes, costs.stream(problem.bytes, problem.bytes))
         return costs.wall_us(cycles / max(1, tasks) + 40, tasks, device.threads) + (2.0 if config.chunks > 1 else 0.0)
 
-    def workspace_bytes(self, problem: ReduceProblem, config: Config, device: Device) -> int:
-        outer, _, inner = _collapsed(problem)
+    def workspace_bytes(self, problem: ReduceProblem, config: RowConfig, device: Device) -> int:
+        outer, _, inner = problem.sizes
         return 16 * config.chunks * outer * inner if config.chunks > 1 else 0
 
-    def plan(self, problem: ReduceProblem, config: Config, device: Device) -> Plan:
-        outer, length, inner = _collapsed(problem)
-        library = jit.load(
-            "reduce", generate, target(settings.cpu_target()), dtype=problem.accumulator, storage=problem.dtype,
-            op=problem.op, last=inner == 1,
-        )  # fmt: skip
-        chunk = COLUMN_CHUNK if inner > 1 and config.chunks > 1 else ceil_div(length, config.chunks)
-        fields = {
-            "tasks": _tasks(problem, config), "outer": outer, "length": length, "inner": inner, "chunk": chunk,
-            "chunks": config.chunks, "rows": config.rows, "width": config.width,
-            "widths": ceil_div(inner, config.width),
-        }  # fmt: skip
+    def plan(self, problem: ReduceProblem, config: RowConfig, device: Device) -> Plan:
+        outer, length, inner = problem.sizes
+        library = load("reduce", generate, problem, op=problem.op, last=inner == 1)
+        fields = config.fields(outer, length, inner)
+        if inner > 1 and config.chunks > 1:
+            fields["chunk"] = COLUMN_CHUNK
         return ReducePlan(problem, device, library, fields)
-
-
-def _collapsed(problem: ReduceProblem) -> tuple[int, int, int]:
-    collapsed = problem.collapsed
-    assert collapsed is not None
-    return collapsed
-
-
-def _tasks(problem: ReduceProblem, config: Config) -> int:
-    outer, _, inner = _collapsed(problem)
-    if inner > 1:
-        return outer * config.chunks * ceil_div(inner, config.width)
-    return outer * config.chunks if config.chunks > 1 else ceil_div(outer, config.rows)

@@ -85,8 +85,7 @@ class ReduceSerial(LoopAlgorithm):
         return 10.0 + (10e-3 if problem.op == "logsumexp" else 1.5e-3) * problem.flops
 
     def run(self, problem: ReduceProblem, buffers: Buffers) -> None:
-        collapsed = problem.collapsed
-        assert collapsed is not None
+        collapsed = problem.sizes
         dtype = DTYPES[problem.accumulator]
         result = np.empty((collapsed[0], collapsed[2]), np.int64 if problem.op in POSITIONS else dtype)
         compiled(reduce)(np.ascontiguousarray(buffers.x, dtype).reshape(collapsed), result, CODES[problem.op])

@@ -14,18 +14,14 @@ largest elements.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, Final
 
-from tapwise import settings
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
-from tapwise.algorithm import Config as BaseConfig
-from tapwise.cpu import jit
-from tapwise.cpu.common import lanes_of
+from tapwise.cpu.common import lanes_of, load
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.jit import Library
 from tapwise.cpu.plan import KernelPlan
-from tapwise.cpu.simd import target
+from tapwise.cpu.tasks import RowConfig
 from tapwise.integers import ceil_div
 from tapwise.ops.axes import rejects_apart
 from tapwise.ops.softmax.cpu_kernel import FIELDS, generate
@@ -36,15 +32,6 @@ CHUNK: Final = 16384
 # Rows up to this, which fit a core's own cache, are not cut where there are ENOUGH of them to share out.
 WHOLE: Final = 65536
 ENOUGH: Final = 16
-
-
-@dataclass(frozen=True)
-class Config(BaseConfig):
-    """`rows` rows (or `width` columns of one) a task; a row in `chunks` chunks."""
-
-    rows: int
-    width: int
-    chunks: int
 
 
 class SoftmaxPlan(KernelPlan):
@@ -63,7 +50,7 @@ class SoftmaxPlan(KernelPlan):
             self.launch(self._scale, self._scale_serial, buffers)
 
 
-class SoftmaxSimd(Algorithm[Config]):
+class SoftmaxSimd(Algorithm[RowConfig]):
     """Softmax and its logarithm along any axis of a dense array; float32, float64, float16 (in float32)."""
 
     operator: ClassVar[str] = "softmax"
@@ -73,10 +60,8 @@ class SoftmaxSimd(Algorithm[Config]):
     def rejects(self, problem: SoftmaxProblem, device: Device) -> str | None:
         return rejects_apart(problem)
 
-    def configs(self, problem: SoftmaxProblem, device: Device) -> Sequence[Config]:
-        collapsed = problem.collapsed
-        assert collapsed is not None
-        outer, length, inner = collapsed
+    def configs(self, problem: SoftmaxProblem, device: Device) -> Sequence[RowConfig]:
+        outer, length, inner = problem.sizes
         if inner == 1:
             # Chunks do not depend on the number of threads: the same input gives the same bits.
             whole = length <= CHUNK or (length <= WHOLE and outer >= ENOUGH)
@@ -84,46 +69,24 @@ class SoftmaxSimd(Algorithm[Config]):
             rows = max(1, min(CHUNK // length, ceil_div(outer, 4 * device.threads)))
             # One thread is done with so few before a team has started.
             rows = outer if outer * length <= 4096 else rows
-            return [Config(rows, 1, chunks)]
+            return [RowConfig(rows, 1, chunks)]
         lanes = lanes_of(problem, device)
-        wanted = ceil_div(ceil_div(8 * device.threads, outer), 1)
+        wanted = ceil_div(8 * device.threads, outer)
         width = max(4 * lanes, ceil_div(ceil_div(inner, wanted), 4 * lanes) * 4 * lanes)
-        return [Config(1, min(width, inner), 1)]
+        return [RowConfig(1, min(width, inner), 1)]
 
-    def predict_us(self, problem: SoftmaxProblem, config: Config, device: Device) -> float:
+    def predict_us(self, problem: SoftmaxProblem, config: RowConfig, device: Device) -> float:
         """About 2.2 cycles an element of float32 for the exponential and the three passes, over the threads."""
         costs = Costs(device, problem.accumulator_bytes)
-        collapsed = problem.collapsed
-        assert collapsed is not None
-        outer, length, inner = collapsed
-        tasks = _tasks(outer, inner, config)
+        outer, length, inner = problem.sizes
+        tasks = config.fields(outer, length, inner)["tasks"]
         cycles = 2.2 * outer * length * inner * (8 / costs.lanes) / max(1, tasks) + 40
         return costs.wall_us(cycles, tasks, device.threads) + (6.0 if config.chunks > 1 else 0.0)
 
-    def workspace_bytes(self, problem: SoftmaxProblem, config: Config, device: Device) -> int:
-        collapsed = problem.collapsed
-        assert collapsed is not None
-        if config.chunks > 1:
-            return 2 * 8 * config.chunks * collapsed[0]
-        return 0
+    def workspace_bytes(self, problem: SoftmaxProblem, config: RowConfig, device: Device) -> int:
+        return 2 * 8 * config.chunks * problem.sizes[0] if config.chunks > 1 else 0
 
-    def plan(self, problem: SoftmaxProblem, config: Config, device: Device) -> Plan:
-        collapsed = problem.collapsed
-        assert collapsed is not None
-        outer, length, inner = collapsed
-        library = jit.load(
-            "softmax", generate, target(settings.cpu_target()), dtype=problem.accumulator, storage=problem.dtype,
-            log=problem.log, last=inner == 1,
-        )  # fmt: skip
-        fields = {
-            "tasks": _tasks(outer, inner, config), "outer": outer, "length": length, "inner": inner,
-            "chunk": ceil_div(length, config.chunks), "chunks": config.chunks, "rows": config.rows,
-            "width": config.width, "widths": ceil_div(inner, config.width),
-        }  # fmt: skip
-        return SoftmaxPlan(problem, device, library, fields)
-
-
-def _tasks(outer: int, inner: int, config: Config) -> int:
-    if inner > 1:
-        return outer * ceil_div(inner, config.width)
-    return outer * config.chunks if config.chunks > 1 else ceil_div(outer, config.rows)
+    def plan(self, problem: SoftmaxProblem, config: RowConfig, device: Device) -> Plan:
+        outer, length, inner = problem.sizes
+        library = load("softmax", generate, problem, log=problem.log, last=inner == 1)
+        return SoftmaxPlan(problem, device, library, config.fields(outer, length, inner))

@@ -53,8 +53,7 @@ class SoftmaxSerial(LoopAlgorithm):
         return 10.0 + 15e-3 * problem.flops / 4
 
     def run(self, problem: SoftmaxProblem, buffers: Buffers) -> None:
-        collapsed = problem.collapsed
-        assert collapsed is not None
+        collapsed = problem.sizes
         dtype = DTYPES[problem.accumulator]
         result = np.empty(collapsed, dtype)
         compiled(softmax)(np.ascontiguousarray(buffers.x, dtype).reshape(collapsed), result, problem.log)

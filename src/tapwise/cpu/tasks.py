@@ -1,0 +1,46 @@
+"""How operators without filters are cut into tasks: rows and columns of collapsed arrays, blocks of planes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tapwise.algorithm import Config
+from tapwise.integers import ceil_div
+
+
+@dataclass(frozen=True)
+class RowConfig(Config):
+    """`rows` rows (or `width` columns) a task; a row or column in `chunks` partial results."""
+
+    rows: int
+    width: int
+    chunks: int
+
+    def fields(self, outer: int, length: int, inner: int) -> dict[str, int]:
+        """What a kernel over an array (outer, length, inner) knows of its tasks."""
+        widths = ceil_div(inner, self.width)
+        whole = inner == self.chunks == 1
+        return {
+            "tasks": ceil_div(outer, self.rows) if whole else outer * self.chunks * widths,
+            "outer": outer, "length": length, "inner": inner, "chunk": ceil_div(length, self.chunks),
+            "chunks": self.chunks, "rows": self.rows, "width": self.width, "widths": widths,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PlaneConfig(Config):
+    """A task is `block` planes in one of `row_blocks` blocks of their rows."""
+
+    block: int
+    row_blocks: int
+
+    @staticmethod
+    def shared_out(planes: int, rows: int, threads: int, work: int) -> PlaneConfig:
+        """Tasks for all threads; one for the few thousand elements that are done before a team has started."""
+        if work <= 16384:
+            return PlaneConfig(planes, 1)
+        block = max(1, planes // (4 * threads))
+        return PlaneConfig(block, max(1, min(rows, 4 * threads // ceil_div(planes, block))))
+
+    def tasks(self, planes: int) -> int:
+        return ceil_div(planes, self.block) * self.row_blocks
