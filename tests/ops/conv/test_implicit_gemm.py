@@ -173,19 +173,19 @@ def test_ways_to_y() -> None:
         for config in ImplicitGemm().configs(problem, H200):
             way = Epilogue(View.of(problem, config))
             assert not (way.permuted_n and way.tma_store)
-            assert (way.buffers == 0) == (way.permuted_n > 0)
+            assert (way.epilogue_buffers == 0) == (way.permuted_n > 0)
             assert config.tile_filters % max(way.permuted_n, 1) == 0
             late = problem.residual and config.split_k == 1 and not config.ping_pong
             if way.tma_residual:
                 many = config.tile_pixels * config.tile_filters > 128 * epilogue.MOST_C_SUMS
                 assert many or config.swap_ab
                 by_tma.add(config.kernel)
-                assert way.buffers == max(2, min(way.rounds, epilogue.MOST_BUFFERS))
+                assert way.epilogue_buffers == max(2, min(way.rounds, epilogue.MOST_BUFFERS))
             elif not way.permuted_n:
                 several = late and 2 < way.rounds <= epilogue.MOST_BUFFERS
-                assert way.buffers == (way.rounds if several else min(way.buffers, 2))
+                assert way.epilogue_buffers == (way.rounds if several else min(way.epilogue_buffers, 2))
             ways.add((way.permuted_n, way.tma_store))
-            counts.add(way.buffers)
+            counts.add(way.epilogue_buffers)
     assert {(32, 0), (16, 0), (8, 0), (0, 2), (0, 1), (0, 0)} <= ways
     assert counts == {0, 1, 2, 3, 4}
     assert by_tma == {"halo_rows"}

@@ -16,25 +16,9 @@ enum NamedBarrier {
     MMA_TURN = 6,
 };
 
-// What follows from the stub's Traits:
-//   T                  element type of x, w and y
-//   TILE_PIXELS, TILE_FILTERS  a CTA's tile. The matrix instruction's M, 64 a step, is pixels or (SWAP_AB) filters
-//   WARPGROUPS         that share a tile's M, or (PING_PONG) take whole tiles in turns
-//   STAGES             of the pipeline of copies
-//   SPLIT_K            CTAs of a cluster that share gemm_k
-//   CHUNK_BYTES        of a pixel's chunk of channels in shared memory
-//   GROUPS_PER_TILE    groups that share a chunk, each with its own filters
-//   LAST_CHUNK_STEPS   steps of 32 bytes of a tap's last chunk
-//   GROUP_AXIS         the tensor map of x has a fifth axis, for groups or the parts of 3xtf32
-//   VECTOR             elements of y that are written at once
-//   TMA_STORE          TMA writes y: not (0), 64 filters at a time (1), all of it (2)
-//   EPILOGUE_BUFFERS   of 64 x 64 sums, of each warpgroup, on the way to y
-//   PERMUTED_N         filters side by side whose order was permuted, so that threads store them from registers; 0:
-//   through
-//                      shared memory
-//   RESIDUAL, TMA_RESIDUAL     there is one; TMA brings it to the epilogue buffers
-//   FILTER_STATIONARY  the filters of all steps stay in shared memory
-//   HALO_BUFFERS, HALO_TILE, GATHER_BYTES  implicit_gemm_halo.cu says
+// What follows from the stub's Traits: the words of implicit_gemm's config.py, view.py and epilogue.py in capitals, T
+// the type of x, w and y. The matrix instruction's M, 64 a step, is pixels or (SWAP_AB) filters. GROUP_AXIS: the tensor
+// map of x has a fifth axis, for groups or the parts of 3xtf32.
 template <class Traits> struct CtaTile : Traits {
     using typename Traits::T;
     using B = Traits;

@@ -9,16 +9,7 @@ DEVICE unsigned bits(float v) { return __float_as_uint(v); }
 DEVICE unsigned bits(f16 v) { return v.bits; }
 DEVICE unsigned bits(bf16 v) { return v.bits; }
 
-DEVICE void store_words(unsigned to, const unsigned (&v)[4]) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
-                 : "memory");
-}
-DEVICE void load_words(unsigned (&v)[4], unsigned from) {
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
-                 : "r"(from)
-                 : "memory");
-}
+// Sums stay floats: as words they take other registers.
 DEVICE void store_pair(unsigned to, float a, float b) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(a), "f"(b) : "memory");
 }

@@ -4,18 +4,6 @@
 #include "activation.cuh"
 #include "matrix.cuh"
 
-DEVICE unsigned load_word(unsigned from) {
-    unsigned v;
-    asm volatile("ld.shared.b32 %0, [%1];" : "=r"(v) : "r"(from) : "memory");
-    return v;
-}
-DEVICE void load_two(unsigned (&v)[2], unsigned from) {
-    asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "r"(from) : "memory");
-}
-DEVICE void store_word(unsigned to, unsigned v) {
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(v) : "memory");
-}
-
 // value / d, where `per` is 2^32 / d rounded up, or 0 for 1; value * d is less than 2^32.
 DEVICE int divide(int value, unsigned per) { return per ? __umulhi(value, per) : value; }
 

@@ -110,18 +110,13 @@ def compile_now(source: Source, architecture: str) -> tuple[bytes, Resources]:
 def _compile(source: Source, architecture: str, **more: Any) -> tuple[bytes, str]:
     """The cubin and ptxas' report."""
     core = _core()
-    options = OPTIONS | more
     # Only float16 needs a header of CUDA's.
     headers = (_headers(settings.cache_dir() / "cuda"),) if HALF in source.text else ()
     folders = [str(folder) for folder in (*INCLUDES, *headers)]
     log = StringIO()
     try:
-        program = core.Program(
-            source.text,
-            "c++",
-            core.ProgramOptions(arch=architecture, include_path=folders, ptxas_options=["-v"], **options),
-        )
-        code = program.compile("cubin", logs=log).code
+        options = core.ProgramOptions(arch=architecture, include_path=folders, ptxas_options=["-v"], **OPTIONS, **more)
+        code = core.Program(source.text, "c++", options).compile("cubin", logs=log).code
     except Exception as error:
         raise CompileError(f"{source.name} for {architecture} does not compile: {error}\n{log.getvalue()}") from error
     return bytes(code), log.getvalue()

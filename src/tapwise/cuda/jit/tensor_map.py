@@ -15,6 +15,7 @@ from tapwise.cuda.jit.device import check
 WORDS: Final = 16
 # Addresses that maps are tried with; nothing is read there.
 _TRIED: Final = (1 << 40, (1 << 40) + (1 << 20))
+_KINDS: Final = {"f16": "FLOAT16", "bf16": "BFLOAT16", "f32": "FLOAT32", "tf32": "TFLOAT32"}
 # Bytes that a pattern of swizzled pieces spans at most.
 SWIZZLE_BYTES: Final = 128
 
@@ -54,13 +55,7 @@ def encode(spec: TensorMap, address: int) -> tuple[int, ...]:
     """The map's words for an array at an address. Raises DeviceUnavailable where the driver refuses it."""
     from cuda.bindings import driver
 
-    kinds = driver.CUtensorMapDataType
-    kind = {
-        "f16": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        "bf16": kinds.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        "f32": kinds.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
-        "tf32": kinds.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
-    }[spec.dtype]
+    kind = getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_KINDS[spec.dtype]}")
     rank = len(spec.sizes)
     sizes = [driver.cuuint64_t(size) for size in spec.sizes]
     strides = [driver.cuuint64_t(stride) for stride in spec.strides]
@@ -78,11 +73,8 @@ def encode(spec: TensorMap, address: int) -> tuple[int, ...]:
         channels, pixels = spec.box
         steps = [driver.cuuint32_t(step) for step in (1, *spec.steps, 1)]
         lower, upper = map(list, spec.corners)
-        made = check(
-            driver.cuTensorMapEncodeIm2col(
-                kind, rank, address, sizes, strides, lower, upper, channels, pixels, steps, *how
-            )
-        )
+        windows = lower, upper, channels, pixels, steps
+        made = check(driver.cuTensorMapEncodeIm2col(kind, rank, address, sizes, strides, *windows, *how))
     return tuple(int(word) for word in made.opaque)
 
 

@@ -176,7 +176,8 @@ template <class O> DEVICE void few_channels(const Tiles &p) {
                 const unsigned mine = filters + ((O::PARITY == BOTH ? odd * chunks : 0) + chunk) * CHUNK + lane * 8;
 #pragma unroll
                 for (int step = 0; step < O::STEPS; ++step) {
-                    unsigned left[O::ROWS][4], right[O::BLOCKS][2];
+                    unsigned left[O::ROWS][4];
+                    Piece<8> right[O::BLOCKS];
 #pragma unroll
                     for (int half = 0; half < 2; ++half) {
                         const int number = 2 * step + half, piece = number % O::PIECES;
@@ -193,11 +194,11 @@ template <class O> DEVICE void few_channels(const Tiles &p) {
                     }
 #pragma unroll
                     for (int block = 0; block < O::BLOCKS; ++block)
-                        load_two(right[block], mine + (step * O::BLOCKS + block) * 256);
+                        right[block] = load_shared<8>(mine + (step * O::BLOCKS + block) * 256);
 #pragma unroll
                     for (int m = 0; m < O::ROWS; ++m)
 #pragma unroll
-                        for (int block = 0; block < O::BLOCKS; ++block) mma<T>(d[m][block], left[m], right[block]);
+                        for (int block = 0; block < O::BLOCKS; ++block) mma<T>(d[m][block], left[m], right[block].v);
                 }
                 // Back to the first row; one that only the last half would have begun is counted too.
                 move(window, (2 * O::STEPS - 1) / O::PIECES * -next_row);

@@ -71,18 +71,16 @@ class Config(BaseConfig):
         return self.gemm != "library" and self.partition == "run"
 
 
+# Images, the launch of their im2col, and that of the product; None where that is the library's.
+Pass = tuple[int, Launch, Launch | None]
+
+
 class Im2colGemmPlan(window.WindowPlan):
     """Two launches for every so many images; `passes` holds (images, launch of im2col, launch of the product)."""
 
     launch_only = False
 
-    def __init__(
-        self,
-        problem: ConvProblem,
-        device: Device,
-        passes: Sequence[tuple[int, Launch, Launch | None]],
-        workspace_bytes: int,
-    ) -> None:
+    def __init__(self, problem: ConvProblem, device: Device, passes: Sequence[Pass], workspace_bytes: int) -> None:
         launches = {launch for _, *pair in passes for launch in pair if launch is not None}
         super().__init__(problem, device, list(launches), workspace_bytes)
         self._passes = passes

@@ -140,11 +140,11 @@ template <class O> struct Loader {
         for (int i = 0; i < COUNT; ++i) {
             const int tile_pixel = first + i * PIXELS;
             if (O::BM % PIXELS && tile_pixel >= O::BM) break;
-            unsigned v[4] = {};
+            Piece<16> v{};
 #pragma unroll
             for (int e = 0; e < V; ++e)
-                v[e * (int)sizeof(T) / 4] |= bits(held[i][e]) << (sizeof(T) == 2 ? e % 2 * 16 : 0);
-            store_words(place(stage, tile_pixel), v);
+                v.v[e * (int)sizeof(T) / 4] |= bits(held[i][e]) << (sizeof(T) == 2 ? e % 2 * 16 : 0);
+            store_shared<16>(place(stage, tile_pixel), v);
         }
     }
 };

@@ -35,7 +35,6 @@ TILES: Final = (
     (128, 128, 2, 4), (128, 64, 4, 2), (64, 64, 2, 2), (64, 128, 2, 4), (128, 32, 4, 1), (64, 32, 4, 1), (128, 16, 4,
     1), (64, 16, 4, 1), (128, 8, 4, 1), (256, 64, 4, 2), (32, 64, 1, 4), (64, 96, 2, 2), (128, 96, 4, 2),
 )  # fmt: skip
-MOST_SPLIT: Final = 32
 
 
 @dataclass(frozen=True)
@@ -174,14 +173,9 @@ class ImplicitGemmMma(window.TensorCoreAlgorithm[Config]):
         return stub("ops/conv/cuda/implicit_gemm_mma.cu", "implicit_gemm_mma", template, "Gather", config.threads)
 
     def sum_source(self, problem: ConvProblem) -> Source:
-        words = (
-            tensor_core_type(problem.dtype),
-            problem.layout == "nchw",
-            problem.bias,
-            problem.residual,
-            window.ACTIVATIONS[problem.activation],
-        )
-        return stub("ops/conv/cuda/implicit_gemm_mma.cu", "add_parts", template_args(*words), "Parts", pack.THREADS)
+        last = problem.bias, problem.residual, window.ACTIVATIONS[problem.activation]
+        words = template_args(tensor_core_type(problem.dtype), problem.layout == "nchw", *last)
+        return stub("ops/conv/cuda/implicit_gemm_mma.cu", "add_parts", words, "Parts", pack.THREADS)
 
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
         last = [self.sum_source(problem)] if config.split_k > 1 else []

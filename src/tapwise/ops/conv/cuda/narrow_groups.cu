@@ -76,15 +76,13 @@ DEVICE void finish_groups(const Tiles &p, const float (&d)[O::SUB][O::BLOCKS][4]
     // What was there before has been read.
     __syncwarp();
     if constexpr (O::RESIDUAL) {
-        uint4 v[2];
+        Piece<16> v[2] = {};
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            v[i] = uint4{};
+        for (int i = 0; i < 2; ++i)
             if (places[i] >= 0 && first < k)
-                v[i] = *reinterpret_cast<const uint4 *>(static_cast<const T *>(p.residual) + places[i] + first);
-        }
+                v[i] = load_global<16>(static_cast<const T *>(p.residual) + places[i] + first);
 #pragma unroll
-        for (int i = 0; i < 2; ++i) store_words(whole + i * 8 * O::PITCH, {v[i].x, v[i].y, v[i].z, v[i].w});
+        for (int i = 0; i < 2; ++i) store_shared<16>(whole + i * 8 * O::PITCH, v[i]);
         __syncwarp();
     }
 #pragma unroll
@@ -111,10 +109,8 @@ DEVICE void finish_groups(const Tiles &p, const float (&d)[O::SUB][O::BLOCKS][4]
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-        unsigned v[4];
-        load_words(v, whole + i * 8 * O::PITCH);
-        if (places[i] >= 0 && first < k)
-            *reinterpret_cast<uint4 *>(static_cast<T *>(p.y) + places[i] + first) = make_uint4(v[0], v[1], v[2], v[3]);
+        const Piece<16> v = load_shared<16>(whole + i * 8 * O::PITCH);
+        if (places[i] >= 0 && first < k) store_global<16>(static_cast<T *>(p.y) + places[i] + first, v);
     }
 }
 
@@ -131,7 +127,7 @@ template <class O> DEVICE void narrow_groups(const Tiles &p) {
     const int image_row_bytes = (int)p.columns * O::PIXEL, next_row = (int)p.dilation_h * image_row_bytes,
               next_tap = (int)p.dilation_w * O::PIXEL;
     begin_dependent();
-    if (thread == 0) store_words(zeros, {0, 0, 0, 0});
+    if (thread == 0) store_shared<16>(zeros, {});
     for (unsigned at = thread * 16; at < O::FILTERS; at += O::THREADS * 16)
         cp_async<16>(filters + at, static_cast<const unsigned char *>(p.w) + (long long)group_tile * O::FILTERS + at,
                      true);
@@ -206,10 +202,10 @@ template <class O> DEVICE void narrow_groups(const Tiles &p) {
                 const int mine_further = lane < 16 ? further[0] : further[1];
 #pragma unroll
                 for (int group = 0; group < O::SUB; ++group) {
-                    unsigned right[O::BLOCKS][2];
+                    Piece<8> right[O::BLOCKS];
 #pragma unroll
                     for (int block = 0; block < O::BLOCKS; ++block)
-                        load_two(right[block], mine + ((group * O::STEPS + step) * O::BLOCKS + block) * 256);
+                        right[block] = load_shared<8>(mine + ((group * O::STEPS + step) * O::BLOCKS + block) * 256);
 #pragma unroll
                     for (int m = 0; m < O::ROWS; ++m) {
                         unsigned left[4];
@@ -222,7 +218,8 @@ template <class O> DEVICE void narrow_groups(const Tiles &p) {
                             ldmatrix<4>(left, mine_there ? window[m][0] + mine_further + group * O::GC * 2 : zeros);
                         }
 #pragma unroll
-                        for (int block = 0; block < O::BLOCKS; ++block) mma<T>(d[m][group][block], left, right[block]);
+                        for (int block = 0; block < O::BLOCKS; ++block)
+                            mma<T>(d[m][group][block], left, right[block].v);
                     }
                 }
             }

@@ -110,9 +110,8 @@ def filter_rows(problem: ConvProblem, order: int) -> int:
 
 def filters_source(problem: ConvProblem, apart: bool = True) -> Source:
     count = parts(problem) if apart else 0
-    return stub(
-        "ops/conv/cuda/pack.cu", "pack_filters", f"{tensor_core_type(problem.dtype)}, {count}", "Filters", THREADS
-    )
+    words = template_args(tensor_core_type(problem.dtype), count)
+    return stub("ops/conv/cuda/pack.cu", "pack_filters", words, "Filters", THREADS)
 
 
 def filters(

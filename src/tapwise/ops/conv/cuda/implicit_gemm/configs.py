@@ -13,12 +13,7 @@ from tapwise.algorithm import Device
 from tapwise.cuda.jit.tensor_map import SWIZZLE_BYTES
 from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.integers import ceil_div
-from tapwise.ops.conv.cuda.implicit_gemm.config import (
-    Config,
-    HaloRowsConfig,
-    HaloTileConfig,
-    Im2colConfig,
-)
+from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, HaloTileConfig, Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
 from tapwise.ops.conv.cuda.implicit_gemm.view import COPY_PIXELS, PLACED, View, is_aligned, padded, unfoldings
 from tapwise.ops.conv.problem import ConvProblem

@@ -119,7 +119,7 @@ class Epilogue:
         return 1 if config.tile_filters > 64 else 0
 
     @cached_property
-    def buffers(self) -> int:
+    def epilogue_buffers(self) -> int:
         """Epilogue buffers, of 64 x 64 outputs each, of a warpgroup: one more where one may be on its way; one for each
         round where a residual is fetched there and nothing else hides how long it takes."""
         problem, config = self.view.seen, self.view.config
@@ -137,7 +137,7 @@ class Epilogue:
     def is_ahead(self) -> bool:
         """Whether a tile's residual is fetched as a whole while its products run."""
         config = self.view.config
-        fetched = config.split_k == 1 and not config.ping_pong and self.buffers >= self.rounds
+        fetched = config.split_k == 1 and not config.ping_pong and self.epilogue_buffers >= self.rounds
         return self.tma_residual or fetched
 
     @cached_property
@@ -145,11 +145,11 @@ class Epilogue:
         """Shared memory of a CTA: the pipeline, epilogue buffers or split sums, tables, barriers, what aligns them."""
         problem, config = self.view.seen, self.view.config
         rings = 1 if self.tma_residual else config.warpgroups
-        sums = rings * self.buffers * 64 * 64 * problem.itemsize
+        sums = rings * self.epilogue_buffers * 64 * 64 * problem.itemsize
         if config.split_k > 1:
             sums = config.tile_pixels * config.tile_filters * 4
         whole = config.swap_ab or config.ping_pong
         share = config.tile_pixels if whole else config.tile_pixels // config.warpgroups
         tables = config.warpgroups * (share + config.tile_filters * problem.bias) * 4
-        barriers = 16 * (config.stages + self.tma_residual * self.buffers)
+        barriers = 16 * (config.stages + self.tma_residual * self.epilogue_buffers)
         return self.view.pipeline_bytes + sums + tables + barriers + 2048

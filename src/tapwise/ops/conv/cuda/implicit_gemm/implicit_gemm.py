@@ -31,6 +31,13 @@ from tapwise.ops.conv.cuda.implicit_gemm.view import View, has_group_axis, is_ex
 from tapwise.ops.conv.problem import ConvProblem
 
 FOLDER: Final = "ops/conv/cuda/implicit_gemm"
+# What the kernels are compiled for, beside the problem's own words.
+CONFIG_WORDS: Final = (
+    "swap_ab", "tile_pixels", "tile_filters", "warpgroups", "ping_pong", "stages", "split_k", "groups_per_tile",
+    "filter_stationary",
+)  # fmt: skip
+VIEW_WORDS: Final = ("chunk_bytes", "last_chunk_steps")
+EPILOGUE_WORDS: Final = ("vector", "tma_store", "epilogue_buffers", "permuted_n", "tma_residual")
 INSTRUCTIONS: Final = {"f16": "k16.f32.f16.f16", "bf16": "k16.f32.bf16.bf16", "f32": "k8.f32.tf32.tf32"}
 
 
@@ -108,35 +115,14 @@ class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
         view = View.of(problem, config)
         seen, epilogue = view.seen, Epilogue(view)
         halo = not isinstance(config, Im2colConfig)
-        values: dict[str, int | bool | str] = {
-            "SWAP_AB": config.swap_ab,
-            "TILE_PIXELS": config.tile_pixels,
-            "TILE_FILTERS": config.tile_filters,
-            "WARPGROUPS": config.warpgroups,
-            "PING_PONG": config.ping_pong,
-            "STAGES": config.stages,
-            "SPLIT_K": config.split_k,
-            "CHUNK_BYTES": view.chunk_bytes,
-            "GROUPS_PER_TILE": config.groups_per_tile,
-            "LAST_CHUNK_STEPS": view.last_chunk_steps,
-            "GROUP_AXIS": has_group_axis(seen),
-            "VECTOR": epilogue.vector,
-            "TMA_STORE": epilogue.tma_store,
-            "EPILOGUE_BUFFERS": epilogue.buffers,
-            "PERMUTED_N": epilogue.permuted_n,
-            "NCHW": seen.layout == "nchw",
-            "BIAS": seen.bias,
-            "RESIDUAL": seen.residual,
-            "TMA_RESIDUAL": epilogue.tma_residual,
+        own = (*CONFIG_WORDS, *(("halo_buffers", "gather_bytes") if halo else ()))
+        owners = ((config, own), (view, VIEW_WORDS), (epilogue, EPILOGUE_WORDS), (seen, ("bias", "residual")))
+        values = {word.upper(): getattr(owner, word) for owner, words in owners for word in words} | {
+            "GROUP_AXIS": has_group_axis(seen), "NCHW": seen.layout == "nchw",
             "ACTIVATION": window.ACTIVATIONS[seen.activation],
-            "FILTER_STATIONARY": config.filter_stationary,
-        }
+        }  # fmt: skip
         if halo:
-            values |= {
-                "HALO_BUFFERS": config.halo_buffers,
-                "HALO_TILE": isinstance(config, HaloTileConfig),
-                "GATHER_BYTES": config.gather_bytes,
-            }
+            values["HALO_TILE"] = isinstance(config, HaloTileConfig)
         name = f"implicit_gemm_{'halo' if halo else 'im2col'}"
         return stub(
             f"{FOLDER}/{name}.cu", name, "Traits", "HaloGemm" if halo else "Im2colGemm", view.threads,

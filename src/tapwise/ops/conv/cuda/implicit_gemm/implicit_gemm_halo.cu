@@ -267,20 +267,14 @@ DEVICE void consumer(const HaloGemm &p, const HaloLayout<Tile> &shared, const Ha
         }
         const TileOrigin<Tile> at(tile, p.tiles_f, p.groups);
         fill_places<Tile>(p, work, table, at);
-        const OutputTile out{at.filter,
-                             at.group,
-                             at.pixel,
-                             (int)p.filters,
-                             (int)(p.p * p.q),
-                             table,
-                             shared.biases + group * Tile::WARPGROUP_FILTERS * 4,
-                             shared.buffers +
-                                 (Tile::TMA_RESIDUAL ? 0 : group * Tile::EPILOGUE_BUFFERS) * Tile::BUFFER_BYTES,
-                             WARPGROUP_BARRIER + group,
-                             nullptr,
-                             shared.residual,
-                             residual,
-                             residual_phase};
+        const int buffer = (Tile::TMA_RESIDUAL ? 0 : group * Tile::EPILOGUE_BUFFERS) * Tile::BUFFER_BYTES;
+        OutputTile out{at.filter, at.group, at.pixel, (int)p.filters, (int)(p.p * p.q), table};
+        out.bias = shared.biases + group * Tile::WARPGROUP_FILTERS * 4;
+        out.buffer = shared.buffers + buffer;
+        out.barrier = WARPGROUP_BARRIER + group;
+        out.residual_full = shared.residual;
+        out.residual_slot = residual;
+        out.residual_phase = residual_phase;
         begin_tile<Tile>(out, p.residual);
         Biases<Tile> bias;
         bias.load(out, p.bias);

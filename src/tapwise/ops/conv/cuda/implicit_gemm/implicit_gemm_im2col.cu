@@ -149,16 +149,11 @@ DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
         const int pixel0 = at.pixel + (Tile::SWAP_AB || PING_PONG ? 0 : group * Tile::WARPGROUP_PIXELS);
         const int filter0 = at.filter + (Tile::SWAP_AB && !PING_PONG ? group * Tile::WARPGROUP_FILTERS : 0);
         if (Tile::TMA_STORE != 2 || Tile::RESIDUAL) fill_places<Tile>(p, table, pixel0, at.group);
-        const OutputTile out{filter0,
-                             at.group,
-                             pixel0,
-                             (int)p.filters,
-                             (int)(p.p * p.q),
-                             table,
-                             shared.biases + group * Tile::WARPGROUP_FILTERS * 4,
-                             shared.buffers + group * Tile::EPILOGUE_BUFFERS * Tile::BUFFER_BYTES,
-                             WARPGROUP_BARRIER + group,
-                             p.out};
+        OutputTile out{filter0, at.group, pixel0, (int)p.filters, (int)(p.p * p.q), table};
+        out.bias = shared.biases + group * Tile::WARPGROUP_FILTERS * 4;
+        out.buffer = shared.buffers + group * Tile::EPILOGUE_BUFFERS * Tile::BUFFER_BYTES;
+        out.barrier = WARPGROUP_BARRIER + group;
+        out.map = p.out;
         int fetched = 0;
         if (!LATE_RESIDUAL) begin_tile<Tile>(out, p.residual);
         Biases<Tile> bias;

@@ -9,14 +9,7 @@ from tapwise.cuda.jit.tensor_map import SWIZZLE_BYTES, TensorMap
 from tapwise.integers import round_up
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import HaloRowsConfig, HaloTileConfig
-from tapwise.ops.conv.cuda.implicit_gemm.view import (
-    View,
-    chunk_bytes,
-    corners_of,
-    folded,
-    has_group_axis,
-    padded,
-)
+from tapwise.ops.conv.cuda.implicit_gemm.view import View, chunk_bytes, corners_of, folded, has_group_axis, padded
 from tapwise.ops.conv.problem import ConvProblem
 
 # Pixels of a residual that TMA brings at once.
@@ -63,25 +56,17 @@ def map_w(view: View, rows: int) -> TensorMap:
     base, seen, size = view.unfolded, folded(view.unfolded), view.itemsize
     along = filter_channels(base) * view.parts * base.kernel[1] // seen.kernel[1]
     chunk, taps = view.config.chunk_bytes or chunk_bytes(seen), prod(seen.kernel)
-    return TensorMap(
-        seen.dtype,
-        (along, taps, rows),
-        (along * size, along * taps * size),
-        (chunk // size, 1, view.config.tile_filters),
-        swizzle_bytes=chunk,
-    )
+    sizes, box = (along, taps, rows), (chunk // size, 1, view.config.tile_filters)
+    return TensorMap(seen.dtype, sizes, (along * size, along * taps * size), box, swizzle_bytes=chunk)
 
 
 def map_y(view: View) -> TensorMap:
     """y as pixels of groups of filters; a box is a row of 128 bytes of as many pixels as all tiles are made of."""
     problem, size = view.seen, view.itemsize
     pixels = gcd(view.config.tile_pixels, 64) if view.config.swap_ab else 64
-    return TensorMap(
-        problem.dtype,
-        (problem.group_k, problem.groups, problem.n * prod(problem.output)),
-        (problem.group_k * size, problem.k * size),
-        (SWIZZLE_BYTES // size, 1, pixels),
-    )
+    sizes = (problem.group_k, problem.groups, problem.n * prod(problem.output))
+    strides = (problem.group_k * size, problem.k * size)
+    return TensorMap(problem.dtype, sizes, strides, (SWIZZLE_BYTES // size, 1, pixels))
 
 
 def map_residual(view: View) -> TensorMap:
