@@ -188,7 +188,9 @@ def explain(problem: Problem, device: Device) -> list[Candidate]:
             continue
         predicted = _predicted(one, _offered(one, problem, device), problem, device, True)
         best = _best(one, predicted, problem, device, None)
-        assert best is not None, f"{one.id} offers no config"
+        if best is None:
+            candidates.append(Candidate(one.id, None))
+            continue
         pack_us = one.pack_us(problem, best.config, device)
         candidates.append(Candidate(one.id, None, best.config, best.predicted_us, pack_us, best.workspace_bytes))
     return candidates

@@ -249,13 +249,19 @@ def give(array: DeviceArray) -> Any:
     return array
 
 
-def synchronize(array: DeviceArray) -> DeviceArray:
-    """The array once its library's stream has written there; as it is where a graph captures that stream."""
+def _driver() -> tuple[Any, Any, Any]:
+    """(the driver's functions, what raises for their status, the context of a GPU)."""
     from cuda.bindings import driver
 
     from tapwise.cuda.jit.device import check
     from tapwise.cuda.jit.launch import on_gpu
 
+    return driver, check, on_gpu
+
+
+def synchronize(array: DeviceArray) -> DeviceArray:
+    """The array once its library's stream has written there; as it is where a graph captures that stream."""
+    driver, check, on_gpu = _driver()
     stream = array.stream
     with on_gpu(array.index):
         if check(driver.cuStreamIsCapturing(stream)) != driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE:
@@ -274,11 +280,7 @@ def torch_stream() -> Callable[[int], int]:
 
 def upload(array: np.ndarray, index: int = 0) -> DeviceArray:
     """A copy in a GPU's memory, in C order."""
-    from cuda.bindings import driver
-
-    from tapwise.cuda.jit.device import check
-    from tapwise.cuda.jit.launch import on_gpu
-
+    driver, check, on_gpu = _driver()
     source = np.ascontiguousarray(array)
     target = allocate(source.shape, source.dtype, index)
     if source.nbytes:
@@ -289,11 +291,7 @@ def upload(array: np.ndarray, index: int = 0) -> DeviceArray:
 
 def download(array: DeviceArray) -> np.ndarray:
     """A copy in this machine's memory, with the same order of axes in memory; waits for the default stream."""
-    from cuda.bindings import driver
-
-    from tapwise.cuda.jit.device import check
-    from tapwise.cuda.jit.launch import on_gpu
-
+    driver, check, on_gpu = _driver()
     order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis] if array.shape[axis] > 1 else 0)
     if not array.dense_as(tuple(order)):
         raise ValueError(f"only dense arrays are downloaded, not strides {array.strides} of {array.shape}")

@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from tapwise.errors import InvalidProblem
+from tapwise.errors import InvalidProblem, PeerUnavailable
 from tapwise.problem import Inputs, Problem
 
 
@@ -44,6 +44,10 @@ class Peer:
 
     def prepare(self, problem: Problem, inputs: Inputs, threads: int) -> Prepared:
         """Hand the problem over. Raises PeerUnavailable with the reason where the library does not take it."""
+        try:
+            import_module(self.module)
+        except ImportError as error:
+            raise PeerUnavailable(f"{self.module} is not installed: {error}") from None
         prepared: Prepared = import_module(self.home).prepare(self.name, problem, inputs, threads)
         return prepared
 

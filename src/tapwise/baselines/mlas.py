@@ -129,10 +129,8 @@ def prepare(name: str, problem: ConvProblem, inputs: Inputs, threads: int) -> Pr
 
 def session_of(graph: bytes, arrays: dict[str, np.ndarray], threads: int) -> Prepared:
     """A session with all graph optimisations; input and output are bound, so that no copy is timed."""
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise PeerUnavailable(f"onnxruntime is not installed: {error}") from None
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -11,8 +12,6 @@ from tapwise.baselines import Prepared
 from tapwise.errors import PeerUnavailable
 from tapwise.ops.filter.problem import FilterProblem
 from tapwise.problem import Inputs
-
-_WORDS: Final = ("sigma", "size")
 
 
 def prepare(name: str, problem: FilterProblem, inputs: Inputs, threads: int) -> Prepared:
@@ -31,18 +30,13 @@ def prepare(name: str, problem: FilterProblem, inputs: Inputs, threads: int) -> 
 
 def _number(problem: FilterProblem) -> float:
     """The recipe's sigma or size."""
-    for word in problem.recipe.split():
-        for name in _WORDS:
-            if word.startswith(name):
-                return float(word.removeprefix(name))
-    return 0.0
+    found = re.search(r" (?:sigma|size)([\d.]+)", problem.recipe)
+    return float(found[1]) if found else 0.0
 
 
 def _opencv(problem: FilterProblem, x: np.ndarray, out: np.ndarray, threads: int) -> Callable[[], Any]:
-    try:
-        import cv2
-    except ImportError as error:
-        raise PeerUnavailable(f"OpenCV is not installed: {error}") from None
+    import cv2
+
     borders = {"reflect": cv2.BORDER_REFLECT, "nearest": cv2.BORDER_REPLICATE, "mirror": cv2.BORDER_REFLECT_101}
     depths = {"u8": cv2.CV_8U, "i16": cv2.CV_16S, "u16": cv2.CV_16U, "f32": cv2.CV_32F, "f64": cv2.CV_64F}
     if problem.modes[2] not in borders or problem.to not in depths or problem.dtype not in depths or problem.c > 4:
@@ -67,10 +61,8 @@ def _opencv(problem: FilterProblem, x: np.ndarray, out: np.ndarray, threads: int
 
 
 def _scipy(problem: FilterProblem, x: np.ndarray, out: np.ndarray, threads: int) -> Callable[[], Any]:
-    try:
-        from scipy import ndimage
-    except ImportError as error:
-        raise PeerUnavailable(f"scipy is not installed: {error}") from None
+    from scipy import ndimage
+
     kind, number, axes = problem.recipe.split()[0], _number(problem), (0, 1)
     common: dict[str, Any] = {"output": out, "mode": problem.modes[2], "cval": problem.cval}
     if kind in ("sobel", "laplace") and problem.c > 1:

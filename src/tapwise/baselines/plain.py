@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tapwise.baselines import Prepared
+from tapwise.baselines import Prepared, mlas
 from tapwise.errors import PeerUnavailable
 from tapwise.ops.patches.problem import PatchProblem
 from tapwise.ops.pool.problem import PoolProblem
@@ -37,10 +37,8 @@ def prepare(name: str, problem: Problem, inputs: Inputs, threads: int) -> Prepar
 
 
 def _torch(problem: Problem, x: Any, threads: int) -> Prepared:
-    try:
-        import torch
-    except ImportError as error:
-        raise PeerUnavailable(f"PyTorch is not installed: {error}") from None
+    import torch
+
     if isinstance(x, np.ndarray):
         if problem.dtype == "f16":
             raise PeerUnavailable("PyTorch is measured in f32 and f64")
@@ -138,16 +136,12 @@ def _numpy(problem: ReduceProblem, x: np.ndarray) -> Call:
 
 
 def _onnxruntime_softmax(problem: SoftmaxProblem, x: np.ndarray, threads: int) -> Prepared:
-    from tapwise.baselines import mlas
-
     kind = "LogSoftmax" if problem.log else "Softmax"
     graph = mlas.node_model(kind, {"axis": problem.axes[0]}, problem.shape, problem.shape, problem.dtype)
     return mlas.session_of(graph, {"x": x}, threads)
 
 
 def _onnxruntime_pool(problem: PoolProblem, x: np.ndarray, threads: int) -> Prepared:
-    from tapwise.baselines import mlas
-
     if problem.divisor is not None or problem.layout != "nchw":
         raise PeerUnavailable("onnxruntime pools NCHW, without a divisor")
     attributes = mlas.window_attributes(problem) | {"ceil_mode": int(problem.ceil_mode)}

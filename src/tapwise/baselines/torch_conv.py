@@ -18,11 +18,9 @@ def prepare(name: str, problem: ConvProblem, inputs: Inputs, threads: int) -> Pr
     Four-sided padding goes through torch.nn.functional.pad on each call; cuDNN is not measured with it. What is fused
     behind the convolution is done by PyTorch's own operators. Raises PeerUnavailable.
     """
-    try:
-        import torch
-        import torch.nn.functional as functional
-    except ImportError as error:
-        raise PeerUnavailable(f"torch is not installed: {error}") from None
+    import torch
+    import torch.nn.functional as functional
+
     if problem.direction != "fprop" or len(problem.spatial) != 2:
         raise PeerUnavailable("measured for fprop of two spatial axes")
     even, gpu = all(before == after for before, after in problem.padding), name.startswith("cudnn")

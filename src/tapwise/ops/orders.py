@@ -8,10 +8,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from tapwise import arrays
+from tapwise import arrays, dispatch
 from tapwise.algorithm import Buffers, Plan
 from tapwise.arrays.workspaces import workspace
 from tapwise.errors import InvalidProblem
+from tapwise.ops.parameters import device_of
+from tapwise.problem import Problem
 
 # Calls remembered by shape, strides and arguments: a small reduction takes less time than choosing for it.
 KEPT: Final = 1024
@@ -62,6 +64,13 @@ def in_order(source: Any, order: tuple[int, ...] | None) -> Any:
     if flags.c_contiguous and flags.aligned:
         return source
     return np.array(source, order="C")
+
+
+def compute(problem: Problem, algorithm: str, x: Any, y: Any) -> None:
+    """Fill y, an array or what else the operator's plans take, where x lies; nothing where there is no element."""
+    if not problem.empty:
+        device = device_of(x)
+        run(dispatch.plan_for(problem, dispatch.choose(problem, device, algorithm), device), x, y)
 
 
 def run(plan: Plan, x: Any, y: Any) -> None:

@@ -256,25 +256,17 @@ class FilterProblem(Problem):
             numbers = {name: int(value) for name, value in sizes.items() if name != "sigma"}
         except ValueError:
             raise InvalidProblem(f"problem {text!r}: sizes are integers") from None
-        for letter in ("h", "w"):
-            if letter not in numbers:
-                raise InvalidProblem(f"problem {text!r}: no word gives {letter}")
-        recipe = kind
-        size = {"sobel": (1, 3, 3), "laplace": (1, 3, 3)}.get(kind)
-        if kind == "gaussian":
-            if "sigma" not in sizes:
-                raise InvalidProblem(f"problem {text!r}: no word gives sigma")
-            recipe += f" sigma{sizes['sigma']}"
-            side = 2 * int(4.0 * float(sizes["sigma"]) + 0.5) + 1
+        parameter = {"gaussian": "sigma", "box": "size", "maximum": "size", "minimum": "size"}.get(kind)
+        for name in ("h", "w", *([parameter] if parameter else [])):
+            if name not in sizes:
+                raise InvalidProblem(f"problem {text!r}: no word gives {name}")
+        recipe = f"{kind} {parameter}{sizes[parameter]}" if parameter else kind
+        size = (1, 3, 3)
+        if parameter:
+            side = numbers["size"] if parameter == "size" else 2 * int(4.0 * float(sizes["sigma"]) + 0.5) + 1
             size = (1, side, side)
-        elif kind in ("box", "maximum", "minimum"):
-            if "size" not in numbers:
-                raise InvalidProblem(f"problem {text!r}: no word gives size")
-            recipe += f" size{numbers['size']}"
-            size = (1, numbers["size"], numbers["size"])
         elif kind == "correlate":
             size = (numbers.get("t", 1), numbers.get("r", 1), numbers.get("s", 1))
-        assert size is not None
         op = {"maximum": "max", "minimum": "min", "laplace": "dense", "correlate": "dense"}.get(kind, "separable")
         options.setdefault("to", options.get("dtype", "f32"))
         try:

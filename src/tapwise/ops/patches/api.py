@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from tapwise import arrays, dispatch
-from tapwise.algorithm import Buffers
-from tapwise.arrays.workspaces import workspace
+from tapwise import arrays
 from tapwise.errors import InvalidProblem
-from tapwise.ops.parameters import device_of, numbers, result, window
+from tapwise.ops.orders import compute
+from tapwise.ops.parameters import numbers, result, window
 from tapwise.ops.patches.problem import Col2imProblem, Im2colProblem, PatchProblem
 
 
@@ -26,8 +25,7 @@ def im2col(
     of one. float32, float64 or float16; arrays and `device` as for conv2d.
     `padding` in conv2d's forms. `out` is filled and returned. Raises InvalidProblem for a bad argument.
     """
-    at, upload = arrays.place(x, device)
-    source = arrays.anywhere(x, "x", at, upload)
+    source = arrays.anywhere(x, "x", *arrays.place(x, device))
     axes = len(kernel_size) if isinstance(kernel_size, (tuple, list)) else max(2, source.ndim - 2)
     single = source.ndim == axes + 1
     if not 1 <= axes <= 3 or (not single and source.ndim != axes + 2):
@@ -49,8 +47,7 @@ def col2im(
     (n, c, *output_size). `accumulate` adds to what is in `out`, which must then be given. Sums in a fixed order, each
     by one thread. Dtypes, arrays, padding and errors as for im2col.
     """
-    at, upload = arrays.place(cols, device)
-    source = arrays.anywhere(cols, "cols", at, upload)
+    source = arrays.anywhere(cols, "cols", *arrays.place(cols, device))
     spatial = tuple(output_size) if isinstance(output_size, (tuple, list)) else (output_size, output_size)
     spatial = numbers(spatial, len(spatial), "output_size")
     if source.ndim not in (2, 3) or not 1 <= len(spatial) <= 3:
@@ -89,11 +86,7 @@ def _run(problem: PatchProblem, batched: Any, single: bool, x: Any, source: Any,
         y = arrays.empty(problem.y_shape, dtype, "nchw", batched)
         if problem.accumulate:
             arrays.assign(y, arrays.beside(before, batched))
-    if not problem.empty:
-        device = device_of(batched)
-        plan = dispatch.plan_for(problem, dispatch.choose(problem, device, algorithm), device)
-        with workspace(plan.workspace_bytes, batched) as memory:
-            plan.run(Buffers(arrays.dense(batched, "nchw"), None, y, memory))
+    compute(problem, algorithm, arrays.dense(batched, "nchw"), y)
     if target is None:
         return arrays.like(y[0] if single else y, x)
     if not direct:

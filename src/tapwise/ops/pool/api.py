@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from tapwise import arrays, dispatch
-from tapwise.algorithm import Buffers
-from tapwise.arrays.workspaces import workspace
-from tapwise.ops.parameters import device_of, result, whole, window, with_batch
+from tapwise import arrays
+from tapwise.ops.orders import compute
+from tapwise.ops.parameters import result, whole, window, with_batch
 from tapwise.ops.pool.problem import PoolProblem
 
 
@@ -83,12 +82,8 @@ def _pool(
     target = None if out is None else result(out, shape, problem.y_dtype, source)
     y = arrays.empty(images.y_shape, problem.y_dtype, problem.layout, source)
     places = arrays.empty(images.y_shape, np.dtype(np.int64), problem.layout, source) if problem.indices else None
-    if not problem.empty:
-        there = device_of(source)
-        plan = dispatch.plan_for(images, dispatch.choose(images, there, algorithm), there)
-        x_there = arrays.dense(batched[:, :, None] if axes == 1 else batched, problem.layout)
-        with workspace(plan.workspace_bytes, source) as memory:
-            plan.run(Buffers(x_there, None, y if places is None else (y, places), memory))
+    lifted = arrays.dense(batched[:, :, None] if axes == 1 else batched, problem.layout)
+    compute(images, algorithm, lifted, y if places is None else (y, places))
 
     def shaped(array: Any) -> Any:
         array = array[:, :, 0] if axes == 1 else array
