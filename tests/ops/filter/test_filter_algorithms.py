@@ -10,9 +10,9 @@ from tapwise.cpu import jit
 from tapwise.cpu.device import host
 from tapwise.cpu.simd import target
 from tapwise.errors import InvalidProblem
-from tapwise.ops.filter.cpu import cost, kernel, taps
+from tapwise.ops.filter.cpu import kernel, taps
 from tapwise.ops.filter.cpu.layout import Layout
-from tapwise.ops.filter.cpu.tiles import Tiles
+from tapwise.ops.filter.cpu.tiles import TILE_BYTES, Tiles
 from tapwise.ops.filter.edges import MODES, source_index
 from tapwise.ops.filter.problem import FilterProblem
 
@@ -115,7 +115,7 @@ def test_tiles_cover_the_picture_and_fit() -> None:
         _, height, width = one.spatial
         assert 1 <= config.band <= height
         assert config.cols <= max(width * one.c, 1)
-        limit = cost.TILE_BYTES * (64 if "sigma40" in text else 1) + (128 << 10)
+        limit = TILE_BYTES * (64 if "sigma40" in text else 1) + (128 << 10)
         assert algorithm.workspace_bytes(one, config, device) <= device.threads * limit
     wide = registry.parse("filter correlate h9 w9 r10000 s10000")
     assert "windows" in (Tiles().refusal(wide, host()) or "")

@@ -9,7 +9,6 @@ import numpy as np
 
 from tapwise.algorithm import Buffers, Config, Device
 from tapwise.cpu.numba_loops import LoopAlgorithm, compiled
-from tapwise.ops.filter.edges import window_sources
 from tapwise.ops.filter.problem import DTYPES, FilterProblem
 
 # What `loop` combines by.
@@ -73,20 +72,16 @@ class FilterSerial(LoopAlgorithm):
         # Numba does not take float16.
         x = x.astype(np.float32) if x.dtype == np.float16 else x
         picture = x.reshape(*problem.spatial, problem.c)
-        planes, rows, columns = (
-            window_sources(*of_axis)
-            for of_axis in zip(problem.spatial, problem.size, problem.before, problem.modes, strict=True)
-        )
+        planes, rows, columns = problem.sources()
         weights, (first, last) = packed
         if problem.op == "separable":
             down, across = weights
             still = np.arange(problem.spatial[2])
             half = np.empty(prod(problem.x_shape))
             _combine(problem, picture, half, down, planes, rows, still, problem.cval)
-            # Beyond the left and right edge lies what the column makes of the constant.
-            outside = problem.cval * float(down.sum())
             if problem.truncates_columns:
-                half, outside = np.trunc(half + np.copysign(first, half)), float(np.trunc(outside + first))
+                half = np.trunc(half + np.copysign(first, half))
+            outside = problem.constant_beside(down, first)
             picture, still = half.reshape(picture.shape), np.arange(problem.spatial[1])
             _combine(problem, picture, y.reshape(-1), across, planes, still, columns, outside, last)
         else:

@@ -73,18 +73,15 @@ def pack(problem: FilterProblem, w: Any) -> tuple[np.ndarray, int]:
     A list is cval, low, high, start, epsilon, how many taps, and for as many as the window has, places and weights.
     """
     low, high, start = limits(problem)
-    if problem.op in ("max", "min") or problem.op == "dense":
+    if problem.op != "separable":
         weights = np.ones(problem.size) if w is None else np.asarray(w, np.float64).reshape(problem.size)
         epsilon = 0.0 if problem.op != "dense" else problem.rounding_epsilons(weights)[1]
         return _list((problem.cval, low, high, start, epsilon), weights), 0
     _, r, _ = problem.size
     column, row = np.asarray(w[:r], np.float64), np.asarray(w[r:], np.float64)
     first, last = problem.rounding_epsilons(np.concatenate([column, row]))
-    outside = problem.cval * float(column.sum())
-    if problem.truncates_columns:
-        outside = float(np.trunc(outside + np.copysign(first, outside)))
     down = _list((problem.cval, low, high, 0.0, first), column.reshape(1, -1, 1))
-    across = _list((outside, low, high, start, last), row.reshape(1, 1, -1))
+    across = _list((problem.constant_beside(column, first), low, high, start, last), row.reshape(1, 1, -1))
     return np.concatenate([down, across]), len(down)
 
 

@@ -13,16 +13,14 @@ import numpy as np
 
 from tapwise.errors import InvalidProblem
 from tapwise.ops.filter import reference
-from tapwise.ops.filter.edges import MODES
+from tapwise.ops.filter.edges import MODES, window_sources
 from tapwise.problem import Inputs, Problem, sum_factor
 
 # dense: every tap of the window has its weight. separable: a column and a row of weights. max, min: of the window.
 OPS: Final = ("dense", "separable", "max", "min")
-DTYPES: Final[dict[str, np.dtype[Any]]] = {
-    "u8": np.dtype(np.uint8), "i8": np.dtype(np.int8), "u16": np.dtype(np.uint16), "i16": np.dtype(np.int16),
-    "u32": np.dtype(np.uint32), "i32": np.dtype(np.int32), "u64": np.dtype(np.uint64), "i64": np.dtype(np.int64),
-    "f16": np.dtype(np.float16), "f32": np.dtype(np.float32), "f64": np.dtype(np.float64),
-}  # fmt: skip
+_INTEGERS: Final = {f"{kind}{bits}": np.dtype(f"{kind}{bits // 8}") for bits in (8, 16, 32, 64) for kind in "ui"}
+_FLOATS: Final = {f"f{bits}": np.dtype(f"f{bits // 8}") for bits in (16, 32, 64)}
+DTYPES: Final[dict[str, np.dtype[Any]]] = {**_INTEGERS, **_FLOATS}
 # What is computed in float32; all others in float64.
 SINGLE: Final = ("u8", "i8", "u16", "i16", "f16", "f32")
 # A named filter: its taps and weights follow from one number.
@@ -134,6 +132,16 @@ class FilterProblem(Problem):
         """Whether the column sums of a separable filter are truncated to integers."""
         return self.integral and self.truncate and not self.clip
 
+    def sources(self) -> list[np.ndarray]:
+        """For each axis `window_sources`: where the elements that its windows see come from."""
+        axes = zip(self.spatial, self.size, self.before, self.modes, strict=True)
+        return [window_sources(*of_axis) for of_axis in axes]
+
+    def constant_beside(self, column: np.ndarray, epsilon: float) -> float:
+        """What a separable filter's column, with its rounding epsilon, makes of `cval` beyond the left and right."""
+        outside = self.cval * float(column.sum())
+        return float(np.trunc(outside + np.copysign(epsilon, outside))) if self.truncates_columns else outside
+
     def rounding_epsilons(self, w: np.ndarray) -> tuple[float, float]:
         """What is added to the size of a sum before it is truncated: of the column's sums, of the result's.
 
@@ -222,11 +230,10 @@ class FilterProblem(Problem):
         column, row = w[:r].reshape(1, r, 1), w[r:].reshape(1, 1, s)
         _, above, left = self.before
         y, size = reference.combine("sum", x, column, (0, above, 0), self.modes, self.cval)
-        outside = np.asarray(self.cval * float(w[:r].sum()))
+        epsilon = self.rounding_epsilons(w)[0]
         if self.truncates_columns:
-            epsilon = self.rounding_epsilons(w)[0]
-            y, outside = (np.trunc(one + np.copysign(epsilon, one)) for one in (y, outside))
-        across = (0, 0, left), self.modes, float(outside)
+            y = np.trunc(y + np.copysign(epsilon, y))
+        across = (0, 0, left), self.modes, self.constant_beside(w[:r], epsilon)
         return reference.combine("sum", y, row, *across)[0], reference.combine("sum", size, np.abs(row), *across)[1]
 
     @classmethod
@@ -256,24 +263,21 @@ class FilterProblem(Problem):
             numbers = {name: int(value) for name, value in sizes.items() if name != "sigma"}
         except ValueError:
             raise InvalidProblem(f"problem {text!r}: sizes are integers") from None
-        parameter = {"gaussian": "sigma", "box": "size", "maximum": "size", "minimum": "size"}.get(kind)
-        for name in ("h", "w", *([parameter] if parameter else [])):
+        measure = {"gaussian": "sigma", "box": "size", "maximum": "size", "minimum": "size"}.get(kind)
+        for name in ("h", "w", *([measure] if measure else [])):
             if name not in sizes:
                 raise InvalidProblem(f"problem {text!r}: no word gives {name}")
-        recipe = f"{kind} {parameter}{sizes[parameter]}" if parameter else kind
-        size = (1, 3, 3)
-        if parameter:
-            side = numbers["size"] if parameter == "size" else 2 * int(4.0 * float(sizes["sigma"]) + 0.5) + 1
-            size = (1, side, side)
-        elif kind == "correlate":
-            size = (numbers.get("t", 1), numbers.get("r", 1), numbers.get("s", 1))
+        recipe, side = kind, 3
+        if measure == "sigma":
+            recipe, side = f"{kind} sigma{sizes['sigma']}", 2 * int(4.0 * float(sizes["sigma"]) + 0.5) + 1
+        elif measure == "size":
+            recipe, side = f"{kind} size{numbers['size']}", numbers["size"]
+        t, r, s = (numbers.get(letter, 1) for letter in "trs") if kind == "correlate" else (1, side, side)
         op = {"maximum": "max", "minimum": "min", "laplace": "dense", "correlate": "dense"}.get(kind, "separable")
         options.setdefault("to", options.get("dtype", "f32"))
         try:
-            return cls(
-                op, (numbers.get("d", 1), numbers["h"], numbers["w"]), size,
-                (size[0] // 2, size[1] // 2, size[2] // 2), numbers.get("c", 1), recipe=recipe, **options,
-            )  # fmt: skip
+            spatial, before = (numbers.get("d", 1), numbers["h"], numbers["w"]), (t // 2, r // 2, s // 2)
+            return cls(op, spatial, (t, r, s), before, numbers.get("c", 1), recipe=recipe, **options)
         except InvalidProblem as error:
             raise InvalidProblem(f"problem {text!r}: {error}") from None
 

@@ -15,13 +15,14 @@ from tapwise.cpu.simd import INTEGERS, target
 from tapwise.ops.filter.cpu import taps
 from tapwise.ops.filter.cpu.kernel import CONSTANTS, FIELDS, ROWS, generate
 from tapwise.ops.filter.cpu.layout import Config, Layout, arithmetic
-from tapwise.ops.filter.edges import window_sources
 from tapwise.ops.filter.problem import DTYPES, FilterProblem, limits
 
 # What a sweep costs beside its taps, in taps.
 SWEEP: Final = 3
 # Equal weights in a row, from so many on, are added in groups first.
 GROUPED: Final = 8
+# (places, weights) of a sweep.
+Listed = tuple[np.ndarray, np.ndarray]
 
 
 class TilesPlan(KernelPlan):
@@ -38,10 +39,7 @@ class TilesPlan(KernelPlan):
         layout = self._layout
         (_, height, width), (t, r, s) = problem.spatial, problem.size
         row = width * problem.c
-        planes, rows, columns = [
-            window_sources(*of_axis)
-            for of_axis in zip(problem.spatial, problem.size, problem.before, problem.modes, strict=True)
-        ]
+        planes, rows, columns = problem.sources()
         left = problem.before[2]
         beyond = np.concatenate([columns[:left], columns[left + width :]])
         elements = np.where(beyond[:, None] < 0, -1, beyond[:, None] * problem.c + np.arange(problem.c))
@@ -97,7 +95,7 @@ class TilesPlan(KernelPlan):
 
     def _record(
         self,
-        sweeps: list[tuple[np.ndarray, np.ndarray]],
+        sweeps: list[Listed],
         epsilons: tuple[float, float],
         window: np.ndarray | None = None,
         group: bool = False,

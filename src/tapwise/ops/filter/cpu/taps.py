@@ -22,6 +22,7 @@ import numpy as np
 from tapwise.cpu.simd import BYTES, Int, Kernel, Ptr
 from tapwise.integers import ceil_div
 
+Lists = Mapping[str, np.ndarray]
 LISTS: Final = ("first", "second", "columns", "groups")
 WORD_BYTES: Final = 8
 
@@ -37,24 +38,12 @@ def head_of(dtype: str) -> np.dtype[np.void]:
         "first": "i8", "second": "i8", "column_epsilon": value, "result_epsilon": value, "columns": "i8",
         "column_height": "i8", "groups": "i8",
     }  # fmt: skip
+    places = [WORD_BYTES * number for number in range(len(fields))]
     size = WORD_BYTES * len(fields)
-    return np.dtype(
-        {
-            "names": list(fields),
-            "formats": list(fields.values()),
-            "offsets": list(range(0, size, WORD_BYTES)),
-            "itemsize": size,
-        }
-    )
+    return np.dtype({"names": [*fields], "formats": [*fields.values()], "offsets": places, "itemsize": size})
 
 
-def write(
-    dtype: str,
-    places: Mapping[str, np.ndarray],
-    weights: Mapping[str, np.ndarray],
-    column_height: int,
-    epsilons: tuple[float, float],
-) -> np.ndarray:
+def write(dtype: str, places: Lists, weights: Lists, column_height: int, epsilons: tuple[float, float]) -> np.ndarray:
     """The record of these lists, int64. A list that is not given is empty; weights are of the arithmetic dtype."""
     head = np.zeros(1, head_of(dtype))
     for name in LISTS:
@@ -95,11 +84,8 @@ class Taps:
         self.first = TapList(fields["first"], places, weights)
         place = fields["first"] + fields["second"]
         self.columns = TapList(fields["columns"], places + place, weights + place)
-        self.groups = TapList(
-            fields["groups"],
-            places + (place + fields["columns"]),
-            weights + (place + fields["columns"] * self.column_height),
-        )
+        last, before = places + (place + fields["columns"]), place + fields["columns"] * self.column_height
+        self.groups = TapList(fields["groups"], last, weights + before)
 
     @property
     def is_single(self) -> Any:
