@@ -214,6 +214,12 @@ def test_explain_goes_through_the_registry(monkeypatch: pytest.MonkeyPatch) -> N
     assert fast == dispatch.Candidate("cpu.fast", None, Tile(6, 2), 50.0, 500.0, 1000)
 
 
+def test_explain_shows_an_algorithm_without_a_config_that_may_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, FAST)
+    monkeypatch.setattr(FAST, "configs", lambda problem, device: [])
+    assert dispatch.explain(PROBLEM, DEVICE) == [dispatch.Candidate("cpu.fast", None)]
+
+
 def test_real_algorithms_are_explained_and_chosen() -> None:
     device = host()
     candidates = dispatch.explain(PROBLEM, device)

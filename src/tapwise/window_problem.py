@@ -95,12 +95,8 @@ class WindowProblem(Problem):
         return self.kernel, self.stride, self.padding, self.dilation
 
     @property
-    def image_shape(self) -> tuple[int, ...]:
-        return (self.n, self.c, *self.spatial)
-
-    @property
     def x_shape(self) -> tuple[int, ...]:
-        return self.image_shape
+        return (self.n, self.c, *self.spatial)
 
     @property
     def spatial_axes(self) -> int:
@@ -112,13 +108,8 @@ class WindowProblem(Problem):
         if extra <= 0:
             return self
         ones, sides = (1,) * extra, ((0, 0),) * extra
-        return self.replace(
-            spatial=ones + self.spatial,
-            kernel=ones + self.kernel,
-            stride=ones + self.stride,
-            padding=sides + self.padding,
-            dilation=ones + self.dilation,
-        )
+        fields = {name: ones + getattr(self, name) for name in ("spatial", "kernel", "stride", "dilation")}
+        return self.replace(**fields, padding=sides + self.padding)
 
     def __post_init__(self) -> None:
         """Raises InvalidProblem for sizes out of range, and a padded input smaller than the dilated kernel."""
@@ -208,8 +199,7 @@ class WindowProblem(Problem):
     def __str__(self) -> str:
         axes = len(self.spatial)
         words = [name for name, what in self.NAMES.items() if self._has(what)]
-        words += [f"n{self.n}"] if self.n != 1 else []
-        words.append(f"c{self.c}")
+        words += ([f"n{self.n}"] if self.n != 1 else []) + [f"c{self.c}"]
         words += [f"{a}{v}" for a, v in zip(INPUT_LETTERS[axes], self.spatial, strict=True)]
         words += [f"{letter}{getattr(self, letter)}" for letter in self.SIZES]
         words += [f"{a}{v}" for a, v in zip(FILTER_LETTERS[axes], self.kernel, strict=True)]

@@ -104,6 +104,12 @@ def is_dense(array: Array, layout: str) -> bool:
     return ordered.flags.c_contiguous and ordered.flags.aligned and array.dtype.isnative
 
 
+def takes(target: Array | None, layout: str, source: Array) -> bool:
+    """Whether kernels that run where the source lies may write to an array as it is."""
+    same = isinstance(target, np.ndarray) == isinstance(source, np.ndarray)
+    return target is not None and same and is_dense(target, layout)
+
+
 def dense(array: Any, layout: str) -> Any:
     """The array, or a copy where it is not dense in that memory order."""
     if is_dense(array, layout):

@@ -21,7 +21,9 @@ Attributes = Mapping[str, int | Sequence[int]]
 
 # TensorProto.DataType
 _TYPES = {"f32": 1, "f16": 10, "f64": 11}
-_NODES = {
+# activation -> nodes from t to y.
+_NODES: dict[str | None, list[tuple[str, list[str], str]]] = {
+    None: [],
     "relu": [("Relu", ["t"], "y")],
     "sigmoid": [("Sigmoid", ["t"], "y")],
     "tanh": [("Tanh", ["t"], "y")],
@@ -84,22 +86,13 @@ def model(problem: ConvProblem, w: np.ndarray, bias: np.ndarray | None) -> bytes
     """ModelProto of y = activation(Conv(x, w, bias) + residual): ir_version 1, graph 7, opset_import 8 (version 2)."""
     kind = _TYPES[problem.dtype]
     attributes = window_attributes(problem) | {"dilations": problem.dilation, "group": problem.groups}
-    steps: list[tuple[str, list[str], str]] = []
+    if problem.activation not in _NODES:
+        raise PeerUnavailable(f"activation {problem.activation} is not built for onnxruntime here")
+    last, operands = "t" if problem.activation else "y", ["x", "w", *(["b"] if bias is not None else [])]
+    graph = _bytes(1, _node("Conv", operands, "c" if problem.residual else last, attributes))
     if problem.residual:
-        steps.append(("Add", ["c", "residual"], "t"))
-    if problem.activation:
-        if problem.activation not in _NODES:
-            raise PeerUnavailable(f"activation {problem.activation} is not built for onnxruntime here")
-        nodes = _NODES[problem.activation]
-        source = "t" if problem.residual else "c"
-        steps += [(op, [source if name == "t" else name for name in ins], out) for op, ins, out in nodes]
-    # The last step writes y.
-    conv_output = "c" if steps else "y"
-    if steps:
-        op, inputs, _ = steps[-1]
-        steps[-1] = (op, inputs, "y")
-    graph = _bytes(1, _node("Conv", ["x", "w", *(["b"] if bias is not None else [])], conv_output, attributes))
-    graph += b"".join(_bytes(1, _node(*step)) for step in steps)
+        graph += _bytes(1, _node("Add", ["c", "residual"], last))
+    graph += b"".join(_bytes(1, _node(*step)) for step in _NODES[problem.activation])
     graph += _bytes(2, "tapwise") + _bytes(5, _tensor("w", w, kind))
     if bias is not None:
         graph += _bytes(5, _tensor("b", bias, kind))

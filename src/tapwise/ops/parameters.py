@@ -96,11 +96,9 @@ def _fit(wanted: int, size: int, kernel: int, stride: int, dilation: int, output
 def window(spatial: tuple[int, ...], kernel_size: Any, stride: Any, padding: Any, dilation: Any) -> dict[str, Any]:
     """The fields spatial, kernel, stride, padding and dilation of a problem of windows without filters."""
     axes = len(spatial)
-    kernel, steps, distances = (
-        numbers(value, axes, name)
-        for value, name in ((kernel_size, "kernel_size"), (stride, "stride"), (dilation, "dilation"))
-    )
-    for name, values in (("kernel_size", kernel), ("stride", steps), ("dilation", distances)):
+    given = {"kernel_size": kernel_size, "stride": stride, "dilation": dilation}
+    kernel, steps, distances = (numbers(value, axes, name) for name, value in given.items())
+    for name, values in zip(given, (kernel, steps, distances), strict=True):
         if min(values) < 1:
             raise InvalidProblem(f"{name}={values}: each at least 1")
     sides = sides_of(padding, spatial, kernel, steps, distances, None)

@@ -44,7 +44,7 @@ def test_adjoint(text: str) -> None:
     """<im2col(x), c> = <x, col2im(c)>."""
     problem = Im2colProblem.parse(f"im2col {text} f64")
     rng = np.random.default_rng(0)
-    x, c = rng.standard_normal(problem.image_shape), rng.standard_normal(problem.columns_shape)
+    x, c = rng.standard_normal(problem.x_shape), rng.standard_normal(problem.columns_shape)
     window = (problem.kernel, problem.dilation, problem.padding, problem.stride)
     left = np.vdot(tapwise.im2col(x, *window), c)
     right = np.vdot(x, tapwise.col2im(c, problem.spatial, *window))
@@ -74,7 +74,7 @@ def test_accumulate_adds(identifier: str, stride: int) -> None:
     problem = Col2imProblem.parse(f"col2im n2 c3 h10 w23 r3 s3 stride{stride} pad1 accumulate")
     rng = np.random.default_rng(0)
     cols = rng.standard_normal(problem.columns_shape, dtype=np.float32)
-    before = rng.standard_normal(problem.image_shape, dtype=np.float32)
+    before = rng.standard_normal(problem.y_shape, dtype=np.float32)
     out = before.copy()
     assert tapwise.col2im(cols, (10, 23), 3, 1, 1, stride, out=out, accumulate=True, algorithm=identifier) is out
     assert verify.compare(out, *problem.reference(Inputs(cols, residual=before)))

@@ -216,14 +216,9 @@ def execute(
     images = arrays.dense(lift(source, problem, single), layout)
     addend = None if added is None else arrays.dense(lift(added, problem, single), layout)
     direct = None if target is None else lift(target, problem, single)
-    if (
-        direct is None
-        or not arrays.is_dense(direct, layout)
-        or (isinstance(direct, np.ndarray) and not isinstance(source, np.ndarray))
-    ):
+    y: Any = direct
+    if not arrays.takes(direct, layout, source):
         y = arrays.empty(problem.canonical().y_shape, dtype, layout, source)
-    else:
-        y = direct
     with workspace(plan.workspace_bytes, source) as memory:
         plan.run(Buffers(images, packed, y, memory, bias, addend))
     if direct is None:

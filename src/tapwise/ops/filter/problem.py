@@ -65,14 +65,10 @@ class FilterProblem(Problem):
     layout: str = "nchw"
 
     def __post_init__(self) -> None:
-        if self.op not in OPS:
-            raise InvalidProblem(f"op={self.op!r}: one of {', '.join(OPS)}")
-        for mode in self.modes:
-            if mode not in MODES:
-                raise InvalidProblem(f"mode={mode!r}: one of {', '.join(MODES)}")
-        for name in (self.dtype, self.to):
-            if name not in DTYPES:
-                raise InvalidProblem(f"dtype {name!r}: one of {', '.join(DTYPES)}")
+        words = [("op", self.op, OPS), *(("mode", mode, MODES) for mode in self.modes)]
+        for name, value, allowed in [*words, ("dtype", self.dtype, tuple(DTYPES)), ("to", self.to, tuple(DTYPES))]:
+            if value not in allowed:
+                raise InvalidProblem(f"{name}={value!r}: one of {', '.join(allowed)}")
         if min(self.spatial) < 0 or min(self.size) < 1 or self.c < 1:
             raise InvalidProblem(f"spatial={self.spatial}, size={self.size}, c={self.c}: too small")
         for before, size in zip(self.before, self.size, strict=True):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from tapwise import arrays
 from tapwise.errors import InvalidProblem
 from tapwise.ops.orders import compute
@@ -78,9 +76,7 @@ def _run(problem: PatchProblem, batched: Any, single: bool, x: Any, source: Any,
     target = None if out is None else result(out, problem.y_shape[single:], dtype, source)
     y: Any = None if target is None else target[None] if single else target
     # A result that lies as the kernel writes it is written, or added to, where it belongs.
-    direct = (
-        y is not None and isinstance(y, np.ndarray) == isinstance(batched, np.ndarray) and arrays.is_dense(y, "nchw")
-    )
+    direct = arrays.takes(y, "nchw", batched)
     if not direct:
         before = y
         y = arrays.empty(problem.y_shape, dtype, "nchw", batched)

@@ -68,7 +68,7 @@ class Col2imProblem(PatchProblem):
 
     @property
     def y_shape(self) -> tuple[int, ...]:
-        return self.image_shape
+        return (self.n, self.c, *self.spatial)
 
     def reference(self, inputs: Inputs, /, *_: object) -> tuple[np.ndarray, np.ndarray]:
         """`residual` of the inputs is what `accumulate` adds the sums to."""
