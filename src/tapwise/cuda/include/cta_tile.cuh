@@ -69,7 +69,7 @@ template <class Traits> struct CtaTile : Traits {
     static_assert(!B::TMA_STORE || (B::SPLIT_K == 1 && !B::NCHW && B::VECTOR * sizeof(T) == 16));
 };
 
-// A tile's first outputs: filters run fastest, then groups, then pixels, so that blocks beside each other share pixels.
+// A tile's first outputs: filters run fastest, then groups, then pixels, so that CTAs beside each other share pixels.
 template <class Tile> struct TileOrigin {
     int filter, group, pixel;
     DEVICE TileOrigin(int tile, int tiles_f, int groups) {

@@ -28,7 +28,7 @@ DEVICE void barrier_wait(unsigned barrier, unsigned phase) {
                      : "memory");
     while (!done);
 }
-// The same for what other blocks of the cluster sent.
+// The same for what other CTAs of the cluster sent.
 DEVICE void barrier_wait_for_cluster(unsigned barrier, unsigned phase) {
     unsigned done = 0;
     do
@@ -42,7 +42,7 @@ DEVICE void barrier_wait_for_cluster(unsigned barrier, unsigned phase) {
 }
 DEVICE void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// Barrier `id` of a part of the block.
+// Barrier `id` of a part of the CTA.
 DEVICE void sync_part(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 DEVICE void arrive_part(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 
@@ -135,7 +135,7 @@ DEVICE unsigned cluster_rank() {
 }
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-// The place of this block's shared memory in that of another block of the cluster.
+// The place of this CTA's shared memory in that of another CTA of the cluster.
 DEVICE unsigned address_of_rank(unsigned address, int rank) {
     unsigned there;
     asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));

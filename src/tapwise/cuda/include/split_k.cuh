@@ -1,4 +1,4 @@
-// Sums of a split gemm_k: from every block of a cluster to the one that adds them up, and from there to y.
+// Sums of a split gemm_k: from every CTA of a cluster to the one that adds them up, and from there to y.
 #pragma once
 
 #include "epilogue.cuh"
@@ -7,7 +7,7 @@
 // floats, in the order of lanes with two each, but swizzled so that blocks beside each other are read from other banks.
 DEVICE unsigned place_in_sums(int lane, int block) { return block * 256 + (lane ^ lane / 16 * 8 ^ block % 4 * 4) * 8; }
 
-// Split gemm_k: every block's sums go to the block of the cluster that adds up their rows, each to its own part there.
+// Split gemm_k: every CTA's sums go to the CTA of the cluster that adds up their rows, each to its own part there.
 template <class Tile>
 DEVICE void send_sums(const float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], unsigned sums, unsigned complete, int rank) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -29,17 +29,15 @@ DEVICE void send_sums(const float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], unsigne
         }
 }
 
-// This block's share of the sums to y, the parts in the order of ranks.
+// This CTA's share of the sums to y, the parts in the order of ranks.
 template <class Tile>
 DEVICE void store_split(const OutputTile &at, unsigned sums, int rank, void *y_, const void *bias_,
                         const void *residual_) {
     using T = typename Tile::T;
     T *y = static_cast<T *>(y_);
     const T *bias = static_cast<const T *>(bias_), *residual = static_cast<const T *>(residual_);
-    constexpr int EACH = Tile::SPLIT_M, BLOCKS = Tile::TILE_N / 8,
-                  V = Tile::NCHW         ? 1
-                      : Tile::VECTOR < 4 ? Tile::VECTOR
-                                         : 4;
+    constexpr int EACH = Tile::SPLIT_M, BLOCKS = Tile::TILE_N / 8, ONCE = Tile::VECTOR < 4 ? Tile::VECTOR : 4,
+                  V = Tile::NCHW ? 1 : ONCE;
     // A thread takes four rows of a column (SWAP), or four columns of a row.
     for (int i = threadIdx.x; i < EACH * Tile::TILE_N / 4; i += Tile::CONSUMER_THREADS) {
         const int block = Tile::SWAP_AB ? i / 16 % BLOCKS : i / 2 % BLOCKS;

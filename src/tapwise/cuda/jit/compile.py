@@ -188,9 +188,6 @@ def _resources(log: str, source: Source) -> Resources:
 
     if "registers" not in log:
         raise CompileError(f"{source.name}: ptxas reported nothing about the kernel: {log!r}")
-    return Resources(
-        number(r"Used (\d+) registers"),
-        number(r"(\d+) bytes stack frame"),
-        number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads"),
-        number(r"(\d+) bytes smem"),
-    )
+    spills = number(r"(\d+) bytes spill stores") + number(r"(\d+) bytes spill loads")
+    registers, stack = number(r"Used (\d+) registers"), number(r"(\d+) bytes stack frame")
+    return Resources(registers, stack, spills, number(r"(\d+) bytes smem"))

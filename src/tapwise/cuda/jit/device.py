@@ -80,9 +80,8 @@ def gpu(index: int = 0) -> Device:
     device = cuda_core().Device(index)
     capability = tuple(device.compute_capability)
     if capability < OLDEST:
-        raise DeviceUnavailable(
-            f"{device.name} has compute capability {'.'.join(map(str, capability))}: at least 8.0 is needed"
-        )
+        has = ".".join(map(str, capability))
+        raise DeviceUnavailable(f"{device.name} has compute capability {has}: at least 8.0 is needed")
     found = device.properties
     gigahertz = found.clock_rate / 1e6
     # Two transfers a cycle of the memory clock; an estimate where the driver does not tell the clock.
@@ -112,8 +111,6 @@ def described() -> str:
         except DeviceUnavailable as error:
             lines.append(f"{index}: {error}")
             continue
-        lines.append(
-            f"{index}: {found.name}, {found.architecture}, {found.multiprocessors} multiprocessors, "
-            f"L2 {found.l2_bytes >> 20} M"
-        )
+        size = f"{found.multiprocessors} multiprocessors, L2 {found.l2_bytes >> 20} M"
+        lines.append(f"{index}: {found.name}, {found.architecture}, {size}")
     return "; ".join(lines)

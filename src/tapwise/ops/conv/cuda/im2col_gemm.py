@@ -259,9 +259,8 @@ class Im2colGemm(CudaAlgorithm[Config]):
         """(m, n) of a block, (m, n) of a thread."""
         if config.gemm == "global":
             return 1, config.threads or 256, 1, 1
-        return (
-            (config.filters, config.threads, config.filters, 1) if config.threads else _tiles(problem)[config.filters]
-        )
+        tile = config.filters, config.threads, config.filters, 1
+        return tile if config.threads else _tiles(problem)[config.filters]
 
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
         im2col, found = Im2colGridStride(), []

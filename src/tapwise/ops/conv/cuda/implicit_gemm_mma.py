@@ -76,7 +76,7 @@ class ImplicitGemmMma(window.TensorCoreAlgorithm[Config]):
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
         if problem.n * prod(problem.output) >= INDEX_LIMIT or max(*problem.spatial, problem.gemm_k) >= 1 << 29:
-            return "takes fewer than 2^31 output pixels, 2^29 lines or columns, and 2^29 terms of a sum"
+            return "takes fewer than 2^31 output pixels, 2^29 rows or columns, and 2^29 terms of a sum"
         return None
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
@@ -110,18 +110,13 @@ class ImplicitGemmMma(window.TensorCoreAlgorithm[Config]):
 
     def _grid(self, problem: ConvProblem, config: Config) -> tuple[int, int, int]:
         """Tiles along a group's filters, tiles of groups, pixels."""
-        return (
-            ceil_div(problem.group_k, config.filters),
-            ceil_div(problem.groups, config.groups_per_tile),
-            ceil_div(problem.n * prod(problem.output), config.pixels),
-        )
+        tiles_k, tiles_g = ceil_div(problem.group_k, config.filters), ceil_div(problem.groups, config.groups_per_tile)
+        return tiles_k, tiles_g, ceil_div(problem.n * prod(problem.output), config.pixels)
 
     def _piece(self, problem: ConvProblem) -> int:
         """Bytes of x that are copied at once; 0 for elements through registers."""
-        size = problem.itemsize
-        if problem.layout == "nchw":
-            return 0
-        return next((b for b in (16, 8, 4) if problem.c * size % b == 0 and problem.group_c * size % b == 0), 0)
+        sizes = () if problem.layout == "nchw" else (16, 8, 4)
+        return next((count for count in sizes if problem.group_c * problem.itemsize % count == 0), 0)
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """Tiles a multiprocessor times what a step takes: the instructions, or the addresses of what is gathered, or

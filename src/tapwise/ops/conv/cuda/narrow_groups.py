@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import compress
 from math import prod
 from typing import ClassVar, Final
 
@@ -32,9 +33,10 @@ SCRATCH_BYTES: Final = 80
 MOST_BYTES: Final = 256
 # Outputs of a tile, and of its rows.
 LEAST_OUTPUTS, MOST_OUTPUTS, NARROWEST = 64, 1024, 16
-# Registers of a thread beside sums and places, and for what else it does.
+# Registers of a thread beside sums and places, and for what else it does: groups of four channels, what follows the
+# sums, a function, a residual, another GPU than Hopper.
 OTHER_REGISTERS: Final = 48
-MORE_REGISTERS: Final = {"narrow": 24, "finish": 36, "function": 24, "residual": 64, "other": 16}
+MORE_REGISTERS: Final = (24, 36, 24, 64, 16)
 # Cycles: an operand of 16 pixels, so many times more in words, one of 8 filters; 16 pixels x 32 filters on their way to
 # y, more with a function, with a residual; a piece of x; of warps without a tile left.
 OPERAND, WORDS_INSTEAD, FILTER, FINISH = 2.43, 1.68, 4.0, 90.0
@@ -90,14 +92,8 @@ class NarrowGroups(row_tiles.RowTiles[Config]):
                 if sums > 64 or rows > most:
                     continue
                 registers = sums + 16 * rows + OTHER_REGISTERS
-                used = {
-                    "narrow": problem.group_c == 4,
-                    "finish": more,
-                    "function": function,
-                    "residual": problem.residual,
-                    "other": device.architecture != "sm_90a",
-                }
-                registers += sum(MORE_REGISTERS[name] for name, needed in used.items() if needed)
+                used = problem.group_c == 4, more, function, problem.residual, device.architecture != "sm_90a"
+                registers += sum(compress(MORE_REGISTERS, used))
                 min_blocks_per_sm = row_tiles.min_blocks_per_sm(registers)
                 for down, across in row_tiles.shapes(problem, LEAST_OUTPUTS, MOST_OUTPUTS, NARROWEST):
                     config = Config(down, across, groups_per_tile, rows, min_blocks_per_sm)
@@ -166,8 +162,5 @@ def _halves(problem: ConvProblem) -> int:
 
 def pixels_of(problem: ConvProblem, config: Config) -> tuple[int, int]:
     """(rows, columns) of x that a tile reaches."""
-    down, across = (
-        (size - 1) * stride + reach
-        for size, stride, reach in zip((config.down, config.across), problem.stride, problem.reach, strict=True)
-    )
-    return down, across
+    (stride_h, stride_w), (reach_h, reach_w) = problem.stride, problem.reach
+    return (config.down - 1) * stride_h + reach_h, (config.across - 1) * stride_w + reach_w

@@ -38,10 +38,7 @@ def images_source(problem: ConvProblem) -> Source:
     if problem.layout == "nchw":
         arguments = template_args(*words, _transposed(problem))
         return stub("ops/conv/cuda/pack.cu", "pack_channels_first", arguments, "Images", THREADS)
-    size = problem.itemsize
-    piece = next(
-        count for count in (16, 8, 4, 2) if problem.c * size % count == 0 and problem.group_c * size % count == 0
-    )
+    piece = next(count for count in (16, 8, 4, 2) if problem.group_c * problem.itemsize % count == 0)
     return stub("ops/conv/cuda/pack.cu", "pack_channels_last", template_args(*words, piece), "Images", THREADS)
 
 
@@ -93,11 +90,8 @@ def windows(problem: ConvProblem, view: ConvProblem, device: Device) -> Launch:
     }  # fmt: skip
     for axis, name in enumerate("hw"):
         along = view.kernel[axis] < problem.kernel[axis]
-        fields |= {
-            f"up_{name}": problem.stride[axis] if along else 1,
-            f"pad_{name}": problem.padding[axis][0] * along,
-            f"dilation_{name}": problem.dilation[axis],
-        }
+        fields |= {f"up_{name}": problem.stride[axis] if along else 1, f"dilation_{name}": problem.dilation[axis]}
+        fields[f"pad_{name}"] = problem.padding[axis][0] * along
     blocks = ceil_div(across * wide(view) * problem.itemsize, 16 * THREADS)
     high = min(problem.n * rows, ceil_div(BLOCKS_EACH * device.multiprocessors, blocks))
     return Launch(windows_source(problem), fields, (blocks, high, 1), THREADS, dependent=True)

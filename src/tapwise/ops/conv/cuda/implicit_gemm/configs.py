@@ -267,6 +267,5 @@ def _gathers(view: View) -> list[int]:
     problem = view.seen
     if problem.layout == "nchw" or problem.math == "3xtf32" or view.config.unfold:
         return [0]
-    bytes_, group_bytes = problem.c * problem.itemsize, problem.group_c * problem.itemsize
-    pieces = [count for count in (16, 8, 4) if bytes_ % count == 0 and group_bytes % count == 0]
+    pieces = [count for count in (16, 8, 4) if problem.group_c * problem.itemsize % count == 0]
     return [*pieces[:1], 0]

@@ -33,13 +33,9 @@ def folded(problem: ConvProblem) -> ConvProblem:
         or not is_aligned(problem)
     ):  # fmt: skip
         return problem
-    return problem.replace(
-        c=problem.c * s,
-        spatial=(height, width // s),
-        kernel=(problem.kernel[0], 1),
-        stride=(problem.stride[0], 1),
-        padding=(problem.padding[0], (0, 0)),
-    )
+    high, step, above = problem.kernel[0], problem.stride[0], problem.padding[0]
+    sizes = {"spatial": (height, width // s), "kernel": (high, 1), "stride": (step, 1), "padding": (above, (0, 0))}
+    return problem.replace(c=problem.c * s, **sizes)
 
 
 @lru_cache(256)
@@ -87,7 +83,7 @@ def is_exact(problem: ConvProblem, view: ConvProblem) -> bool:
 
 def is_aligned(problem: ConvProblem) -> bool:
     """Whether TMA can take the channels as they lie: pixels and groups in whole pieces of 16 bytes."""
-    return problem.c * problem.itemsize % 16 == 0 and problem.group_c * problem.itemsize % 16 == 0
+    return problem.group_c * problem.itemsize % 16 == 0
 
 
 def chunk_bytes(problem: ConvProblem) -> int:
