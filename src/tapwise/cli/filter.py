@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from textwrap import indent
 from typing import Annotated
 
 import typer
 
-from tapwise.cli.common import make_console, progress_bar
+from tapwise.cli.common import Where, make_console, progress_bar
 from tapwise.errors import InvalidPicture, TapwiseError
+
+_LISTS = "show the named filters with their matrices, and leave"
 
 
 def filter_pictures(
@@ -23,7 +26,7 @@ def filter_pictures(
     cval: Annotated[float, typer.Option(help="what mode constant has there")] = 0.0,
     text: Annotated[Path | None, typer.Option(help="write the pixels as text too, a block for each channel")] = None,
     force: Annotated[bool, typer.Option("--force", help="replace files that exist")] = False,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:<number>")] = "cpu",
+    device: Where = "cpu",
     list_: Annotated[
         bool, typer.Option("--list", help="show the named filters with their matrices, and leave")
     ] = False,
@@ -35,10 +38,8 @@ def filter_pictures(
 
     if list_:
         for words, summary, matrix in command.listing():
-            console.print(f"{words}", style="bold", highlight=False)
-            console.print(f"  {summary}", highlight=False)
-            console.print("\n".join("  " + line for line in matrix.splitlines()), highlight=False)
-            console.print()
+            console.print(words, style="bold", highlight=False)
+            console.print(indent(f"{summary}\n{matrix}\n", "  "), highlight=False)
         return
     if paths is None or len(paths) < 2:
         typer.echo("tapwise: IN... OUT: a picture or more, and where it goes", err=True)

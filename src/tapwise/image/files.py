@@ -52,9 +52,8 @@ def _picture(array: np.ndarray, options: dict[str, Any]) -> Picture:
     if array.ndim == 2:
         return Picture(array[..., None], None, True, options)
     if array.ndim != 3 or array.shape[2] > 16:
-        raise InvalidPicture(
-            f"an array of shape {array.shape} is no picture: one of rows, columns and channels is needed"
-        )
+        words = "one of rows, columns and channels is needed"
+        raise InvalidPicture(f"an array of shape {array.shape} is no picture: {words}")
     if array.shape[2] in (2, 4):
         return Picture(array[..., :-1], array[..., -1:], array.shape[2] == 2, options)
     return Picture(array, None, array.shape[2] == 1, options)
@@ -72,51 +71,50 @@ def read(path: Path) -> Picture:
     if path.suffix.lower() == ".png" and (deep := _read_deep_png(path)) is not None:
         return deep
     iio, image = _imageio()
-    try:
-        with image_limit_off(image):
-            with iio.imopen(path, "r", plugin="pillow") as file:
-                array = file.read(index=0, rotate=True)
-            with image.open(path) as opened:
-                kept = {name: opened.info[name] for name in _KEPT if opened.info.get(name)}
-                exif = opened.getexif()
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
-        raise InvalidPicture(f"{path} cannot be read: {reason(error)}") from None
+    with _reading(path, SyntaxError, EOFError), image_limit_off(image):
+        with iio.imopen(path, "r", plugin="pillow") as file:
+            array = file.read(index=0, rotate=True)
+        with image.open(path) as opened:
+            kept = {name: opened.info[name] for name in _KEPT if opened.info.get(name)}
+            exif = opened.getexif()
     # The pixels are rotated already.
     if (exif and exif.pop(_ORIENTATION, None) is not None) or len(exif):
         kept["exif"] = exif.tobytes()
     return _picture(np.asarray(array), kept)
 
 
+@contextmanager
+def _reading(path: Path, *errors: type[BaseException]) -> Iterator[None]:
+    """Errors of files and values, and those given, say that the file cannot be read."""
+    caught: tuple[type[BaseException], ...] = (OSError, ValueError, *errors)
+    try:
+        yield
+    except caught as error:
+        raise InvalidPicture(f"{path} cannot be read: {reason(error)}") from None
+
+
 def _read_deep_png(path: Path) -> Picture | None:
     """A PNG of 16 bits and several channels, which Pillow cuts down to 8; None for any other."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(26)
-    except OSError as error:
-        raise InvalidPicture(f"{path} cannot be read: {reason(error)}") from None
+    with _reading(path), path.open("rb") as file:
+        head = file.read(26)
     if len(head) < 26 or head[24] != 16 or head[25] == 0:
         return None
     png = optional("png", "pypng")
-    try:
+    with _reading(path, png.Error):
         width, height, rows, info = png.Reader(filename=str(path)).asDirect()
         array = np.vstack([np.asarray(row, np.uint16) for row in rows]).reshape(height, width, info["planes"])
-    except (png.Error, OSError, ValueError) as error:
-        raise InvalidPicture(f"{path} cannot be read: {reason(error)}") from None
     return _picture(array, {})
 
 
 def _read_tiff(path: Path) -> Picture:
     tifffile = optional("tifffile")
-    try:
-        with tifffile.TiffFile(path) as file:
-            page: Any = file.pages[0]
-            array = page.asarray()
-            if page.planarconfig == tifffile.PLANARCONFIG.SEPARATE and array.ndim == 3:
-                array = np.moveaxis(array, 0, -1)
-            options = tiff_options(page)
-            turn = page.tags.get("Orientation")
-    except (OSError, ValueError, KeyError, IndexError, tifffile.TiffFileError) as error:
-        raise InvalidPicture(f"{path} cannot be read: {reason(error)}") from None
+    with _reading(path, KeyError, IndexError, tifffile.TiffFileError), tifffile.TiffFile(path) as file:
+        page: Any = file.pages[0]
+        array = page.asarray()
+        if page.planarconfig == tifffile.PLANARCONFIG.SEPARATE and array.ndim == 3:
+            array = np.moveaxis(array, 0, -1)
+        options = tiff_options(page)
+        turn = page.tags.get("Orientation")
     return _picture(_oriented(array, int(turn.value) if turn is not None else 1), options)
 
 
@@ -125,7 +123,7 @@ def tiff_options(page: Any) -> dict[str, Any]:
     options: dict[str, Any] = {"compression": page.compression}
     if page.predictor not in (None, 1):
         options["predictor"] = page.predictor
-    if {"XResolution", "YResolution"} <= set(page.tags.keys()) or "XResolution" in page.tags:
+    if "XResolution" in page.tags:
         options["resolution"] = (page.tags["XResolution"].value, page.tags["YResolution"].value)
         if "ResolutionUnit" in page.tags:
             options["resolutionunit"] = page.tags["ResolutionUnit"].value
@@ -162,9 +160,7 @@ def write(path: Path, picture: Picture, force: bool = False) -> None:
                 image.init()
                 if image.registered_extensions().get(suffix) not in image.SAVE:
                     raise InvalidPicture(f"{path}: {suffix or 'no suffix'} is no format that pictures are written in")
-                options: dict[str, Any] = {
-                    name: picture.options[name] for name in ("exif", *_KEPT) if name in picture.options
-                }
+                options: dict[str, Any] = _kept(picture, ("exif", *_KEPT))
                 if suffix in (".jpg", ".jpeg", ".webp"):
                     options |= {"quality": 95}
                 if suffix in (".jpg", ".jpeg"):
@@ -179,9 +175,13 @@ def write(path: Path, picture: Picture, force: bool = False) -> None:
             raise InvalidPicture(f"{path} cannot be written: {reason(error)}") from None
 
 
+def _kept(picture: Picture, names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: picture.options[name] for name in names if name in picture.options}
+
+
 def _tiff_arguments(picture: Picture, array: np.ndarray) -> dict[str, Any]:
     names = ("compression", "predictor", "resolution", "resolutionunit", "iccprofile", "description")
-    options = {name: picture.options[name] for name in names if name in picture.options}
+    options = _kept(picture, names)
     if "dpi" in picture.options and "resolution" not in options:
         options |= {"resolution": picture.options["dpi"], "resolutionunit": 2}
     channels = picture.pixels.shape[2]

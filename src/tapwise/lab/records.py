@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from tapwise import registry
 from tapwise.errors import InvalidProblem
@@ -64,8 +65,7 @@ class Record:
 
     def as_json(self) -> dict[str, object]:
         """A plain dictionary; `category` under its suite name `class`, floats to six digits."""
-        row = {"class" if name == "category" else name: value for name, value in asdict(self).items()}
-        return {name: _rounded(value) for name, value in row.items()}
+        return {"class" if name == "category" else name: rounded(value) for name, value in asdict(self).items()}
 
 
 def read(path: Path) -> list[Record]:
@@ -84,12 +84,13 @@ def read(path: Path) -> list[Record]:
     return found
 
 
-def _rounded(value: object) -> object:
+def rounded(value: Any) -> Any:
+    """Floats within it to six digits; None for infinity and NaN, which JSON has not."""
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {name: _rounded(inner) for name, inner in value.items()}
-    return value
+        return {name: rounded(inner) for name, inner in value.items()}
+    return [rounded(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def versions() -> dict[str, str]:
@@ -108,9 +109,8 @@ def commit() -> str:
     here = Path(__file__).parent
 
     def git(*words: str) -> str:
-        return subprocess.run(
-            ["git", "-C", str(here), *words], capture_output=True, text=True, check=True
-        ).stdout.strip()
+        command = ["git", "-C", str(here), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", str(here)) else "")

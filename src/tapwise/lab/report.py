@@ -19,9 +19,7 @@ from tapwise.lab.study import show
 from tapwise.lab.study.findings import Findings
 from tapwise.lab.timing import UNSTABLE
 
-_MARKED = re.compile(r"(<!-- results:([\w./-]+) -->\n)(.*?)(<!-- /results -->)", re.DOTALL)
-_STUDIES = re.compile(r"(<!-- study:([\w./-]+) -->\n)(.*?)(<!-- /study -->)", re.DOTALL)
-_OPERATORS = re.compile(r"(<!-- operators -->\n)(.*?)(<!-- /operators -->)", re.DOTALL)
+_MARKED = re.compile(r"(<!-- (results|study|operators)(?::([\w./-]+))? -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
 
 
 def microseconds(value: float | None) -> str:
@@ -56,15 +54,9 @@ def print_bench(console: Console, rows: Sequence[Record]) -> None:
 
 def _table(rows: Sequence[Record], title: str, peers: Sequence[str]) -> Table:
     fused = ["over\nplain"] if any(row.over_plain for row in rows) else []
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     # Closer together where there is a column more, so that 100 characters are enough.
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 0 if fused else 1, 0, 0),
-    )
+    table.padding = (0, 0 if fused else 1, 0, 0)
     table.add_column("problem", overflow="fold", ratio=1, min_width=20)
     table.add_column("algorithm", overflow="fold", min_width=13)
     table.add_column("ok")
@@ -72,20 +64,18 @@ def _table(rows: Sequence[Record], title: str, peers: Sequence[str]) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         mark = "yes" if row.verified else "[red]NO[/red]"
+        # All of a table have the same device.
+        algorithm = (row.algorithm or "-").split(".", 1)[-1]
         if row.time_us is None:
-            table.add_row(
-                row.problem,
-                _short(row.algorithm),
-                mark if row.algorithm else "-",
-                *["-"] * (4 + len(peers) + len(fused)),
-            )
+            dashes = ["-"] * (4 + len(peers) + len(fused))
+            table.add_row(row.problem, algorithm, mark if row.algorithm else "-", *dashes)
             continue
         spread = 100 * (row.spread_us or 0.0) / row.time_us
         unstable = "?" if spread > 100 * UNSTABLE else ""
         roof = f"{100 * row.roof_us / row.time_us:.0f}" if row.roof_us else "-"
         table.add_row(
             row.problem,
-            _short(row.algorithm),
+            algorithm,
             mark,
             f"{microseconds(row.time_us)} ±{spread:.0f}%{unstable}",
             f"{row.gflops:.{1 if (row.gflops or 0.0) < 1000 else 0}f}",
@@ -95,11 +85,6 @@ def _table(rows: Sequence[Record], title: str, peers: Sequence[str]) -> Table:
             size(row.workspace_bytes),
         )
     return table
-
-
-def _short(algorithm: str | None) -> str:
-    """An algorithm's name without its device's: all of a table have the same."""
-    return (algorithm or "-").split(".", 1)[-1]
 
 
 def _ratio(value: float | None) -> str:
@@ -147,17 +132,14 @@ def _print_means(console: Console, rows: Sequence[Record], peers: Sequence[str])
 
 def load(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """All records below a results folder, by "<device>/<file stem>"."""
-    found = {}
-    for path in sorted(folder.glob("*/*.json")):
-        found[f"{path.parent.name}/{path.stem}"] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    paths = sorted(folder.glob("*/*.json"))
+    return {f"{path.parent.name}/{path.stem}": json.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
 def studies(folder: Path) -> dict[str, Findings]:
     """All findings of studies below a results folder, by "<device>/<study>"."""
-    return {
-        f"{path.parent.parent.name}/{path.stem}": Findings.load(path) for path in sorted(folder.glob("*/study/*.json"))
-    }
+    paths = sorted(folder.glob("*/study/*.json"))
+    return {f"{path.parent.parent.name}/{path.stem}": Findings.load(path) for path in paths}
 
 
 def markdown(name: str, results: dict[str, list[dict[str, Any]]]) -> str:
@@ -180,12 +162,9 @@ def _summary(results: dict[str, list[dict[str, Any]]]) -> str:
         if not ratios:
             continue
         device, suite = name.split("/")
-        mean = geometric_mean(ratios)
-        verified = sum(row["verified"] for row in rows)
-        under = sum(ratio < 0.9 for ratio in ratios)
-        lines.append(
-            [device, suite, str(len(rows)), str(verified), f"**{mean:.2f}**", f"{min(ratios):.2f}", str(under)]
-        )
+        counts = str(len(rows)), str(sum(row["verified"] for row in rows))
+        under = str(sum(ratio < 0.9 for ratio in ratios))
+        lines.append([device, suite, *counts, f"**{geometric_mean(ratios):.2f}**", f"{min(ratios):.2f}", under])
     peers = sorted({peer for rows in results.values() for row in rows for peer in row["peers"]})
     names = ", ".join(peers)
     note = (
@@ -216,15 +195,19 @@ def _problems(rows: list[dict[str, Any]]) -> str:
 def rewrite(text: str, results: dict[str, list[dict[str, Any]]], findings: Mapping[str, Findings] | None = None) -> str:
     """A document with the text between its markers generated anew. Raises KeyError for results that are not there."""
 
-    def study(match: re.Match[str]) -> str:
-        known = findings or {}
-        if match[2] not in known:
-            raise KeyError(f"study:{match[2]}: there are {', '.join(known) or 'no studies'}")
-        return f"{match[1]}{show.markdown(known[match[2]])}\n{match[4]}"
+    known = findings or {}
 
-    text = _MARKED.sub(lambda match: match[1] + markdown(match[2], results) + match[4], text)
-    text = _STUDIES.sub(study, text)
-    return _OPERATORS.sub(lambda match: match[1] + operators() + match[3], text)
+    def section(match: re.Match[str]) -> str:
+        kind, name = match[2], match[3]
+        if kind == "study" and name not in known:
+            raise KeyError(f"study:{name}: there are {', '.join(known) or 'no studies'}")
+        if kind == "study":
+            made = show.markdown(known[name]) + "\n"
+        else:
+            made = operators() if kind == "operators" else markdown(name, results)
+        return match[1] + made + match[5]
+
+    return _MARKED.sub(section, text)
 
 
 def operators() -> str:
@@ -232,9 +215,7 @@ def operators() -> str:
     lines = [["operator", "algorithms"], ["---"] * 2]
     for operator, names in registry.FUNCTIONS.items():
         called = ", ".join(f"`{name}`" for name in names)
-        algorithms = [
-            f"`{identifier}`: {registry.get(identifier, operator).summary}"
-            for identifier in registry.ALGORITHMS[operator]
-        ]
+        rows = registry.ALGORITHMS[operator]
+        algorithms = [f"`{identifier}`: {registry.get(identifier, operator).summary}" for identifier in rows]
         lines.append([f"[{called}](docs/operators/{operator}.md)", "<br>".join(algorithms)])
     return _cells(lines)

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
-from tapwise.lab.records import geometric_mean
+from tapwise.lab.records import geometric_mean, rounded
 from tapwise.lab.roofline import write_atomically
 
 Value = str | int
@@ -115,7 +114,7 @@ class Findings:
     def save(self, path: Path) -> None:
         """As JSON. Raises OSError."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(_short(asdict(self)), indent=1) + "\n")
+        write_atomically(path, json.dumps(rounded(asdict(self)), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Findings:
@@ -124,21 +123,11 @@ class Findings:
         if not isinstance(data, dict) or "study" not in data:
             raise ValueError(f"{path} is not a study's JSON")
         data["rows"] = [Row(**row) for row in data["rows"]]
-        data["tables"] = [
-            Table(t["title"], tuple(t["head"]), tuple(tuple(line) for line in t["lines"])) for t in data["tables"]
-        ]
+        tables = [(t["title"], tuple(t["head"]), tuple(map(tuple, t["lines"]))) for t in data["tables"]]
+        data["tables"] = [Table(*table) for table in tables]
         data["charts"] = [Chart(**chart) for chart in data["charts"]]
         data["conclusions"] = [Conclusion(**one) for one in data["conclusions"]]
         return cls(**data)
-
-
-def _short(value: Any) -> Any:
-    """Floats to six digits."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {name: _short(inner) for name, inner in value.items()}
-    return [_short(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def words_us(us: float | None) -> str:
@@ -164,10 +153,8 @@ def judge(
 def pivot(findings: Findings, title: str, lines: Sequence[Choices], columns: Columns) -> Table:
     """Times with a line's and a column's choices together; a line's head is its choices."""
     names = tuple(lines[0]) if lines else ()
-    body = []
-    for line in lines:
-        times = [words_us(findings.us(**{**line, **choices})) for _, choices in columns]
-        body.append((*(str(value) for value in line.values()), *times))
+    times = [[words_us(findings.us(**{**line, **choices})) for _, choices in columns] for line in lines]
+    body = [(*map(str, line.values()), *row) for line, row in zip(lines, times, strict=True)]
     return Table(title, (*names, *(name for name, _ in columns)), tuple(body))
 
 

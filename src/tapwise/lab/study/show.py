@@ -6,7 +6,7 @@ import base64
 import html
 import io
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -39,13 +39,9 @@ def print_findings(console: Console, findings: Findings) -> None:
             title = table.title + (", continued" if part else "")
             grid = Grid(title=title, title_justify="left", title_style="", box=SIMPLE_HEAD, pad_edge=False)
             for number in columns:
-                figures = number > 0
-                grid.add_column(
-                    table.head[number],
-                    justify="right" if figures else "left",
-                    overflow="fold",
-                    min_width=_least(table, number) if figures else None,
-                )
+                least = _least(table, number) if number else None
+                side: Literal["left", "right"] = "right" if number else "left"
+                grid.add_column(table.head[number], justify=side, overflow="fold", min_width=least)
             for line in table.lines:
                 grid.add_row(*(line[number] for number in columns))
             console.print(grid)
@@ -160,11 +156,8 @@ def _table(table: Table) -> str:
 
 def markdown(findings: Findings) -> str:
     """Conclusions and tables for a documentation page."""
-    parts = []
-    for one in findings.conclusions:
-        parts.append(
-            f"- {one.source}: {one.text}: **{WORDS[one.holds]}**. {one.figures}".replace("[", "(").replace("]", ")")
-        )
+    found = [f"- {one.source}: {one.text}: **{WORDS[one.holds]}**. {one.figures}" for one in findings.conclusions]
+    parts = [line.replace("[", "(").replace("]", ")") for line in found]
     for table in findings.tables:
         lines = [table.head, tuple("---" for _ in table.head), *table.lines]
         parts += ["", f"{table.title}:", "", *("| " + " | ".join(line) + " |" for line in lines)]
@@ -173,12 +166,10 @@ def markdown(findings: Findings) -> str:
 
 def write(findings: Findings, folder: Path) -> list[Path]:
     """<study>.json, <study>.html and <study>-<number>.png in a folder. Raises OSError."""
-    images: dict[str, Any] = pictures(findings)
+    images = pictures(findings)
     json_path, page_path = folder / f"{findings.study}.json", folder / f"{findings.study}.html"
     findings.save(json_path)
     page_path.write_text(page(findings, images), encoding="utf-8")
-    written = [json_path, page_path]
     for name, data in images.items():
         (folder / name).write_bytes(data)
-        written.append(folder / name)
-    return written
+    return [json_path, page_path, *(folder / name for name in images)]
