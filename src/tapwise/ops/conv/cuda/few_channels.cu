@@ -24,10 +24,10 @@ struct Tiles {
 enum Parity { EVEN, ODD, BOTH };
 
 // C channels, filters of R x S. FILTERS at a time, 8 a step of the instruction; a warp takes ROWS x 16 pixels at a
-// time. ORDER filters were permuted so that a thread's sums lie side by side in y (include/ordered.cuh has the same
-// order). V of them are written at once. COPY: bytes of a piece of x, 0 where rows are no multiple of words. PARITY:
-// whether runs begin at even elements of shared memory, at odd ones, or alternately: then a row's columns of one kind
-// come together.
+// time. ORDER filters were permuted so that a thread's sums lie side by side in y (include/direct_store.cuh has the
+// same order). V of them are written at once. COPY: bytes of a piece of x, 0 where rows are no multiple of words.
+// PARITY: whether runs begin at even elements of shared memory, at odd ones, or alternately: then a row's columns of
+// one kind come together.
 template <typename T_, int C_, int R_, int S_, int FILTERS_, int ROWS_, int ORDER_, int V_, int COPY_, int PARITY_,
           bool BIAS_, bool RESIDUAL_, int ACTIVATION_>
 struct Few {

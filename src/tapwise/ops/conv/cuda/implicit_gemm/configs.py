@@ -163,15 +163,8 @@ def _grouped(view: View, device: Device) -> Iterator[Config]:
     size = problem.group_c * problem.itemsize
     count = SWIZZLE_BYTES // size if size in (32, 64) else 1
     filters = count * problem.group_k
-    if (
-        count == 1
-        or problem.groups % count
-        or problem.group_k % 8
-        or not is_aligned(problem)
-        or problem.math == "3xtf32"
-        or problem.layout == "nchw"
-        or filters > MOST_N
-    ):
+    packed = problem.layout == "nchw" or problem.math == "3xtf32" or not is_aligned(problem)
+    if count == 1 or problem.groups % count or problem.group_k % 8 or filters > MOST_N or packed:
         return
     tiles = [Tile(False, pixels, filters) for pixels in (64, 128, 256)]
     for tile, schedule in product(tiles, [one for one in SCHEDULES if one.split_k == 1]):

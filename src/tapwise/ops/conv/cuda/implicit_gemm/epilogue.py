@@ -75,14 +75,9 @@ class Epilogue:
         if config.swap_ab or config.split_k > 1 or problem.layout == "nchw":
             return 0
         whole = 64 // size
-        order = next(
-            (
-                count
-                for count in (whole, 16)
-                if config.instruction_n % count == problem.group_k % (count // 4 if problem.groups == 1 else count) == 0
-            ),
-            0,
-        )
+        shared = 4 if problem.groups == 1 else 1
+        orders = (n for n in (whole, 16) if config.instruction_n % n == problem.group_k % (n // shared) == 0)
+        order = next(orders, 0)
         if problem.residual and not self._may_start_from_residual(order == whole):
             return 0
         if not isinstance(config, Im2colConfig):
