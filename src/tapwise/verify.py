@@ -157,13 +157,14 @@ def _verdict(problem: Problem, algorithm: Algorithm[Any], inputs: Inputs, y: np.
 
     with ThreadPoolExecutor() as pool:
         verdicts = list(pool.map(one, range(len(y))))
-    worst = max(range(len(y)), key=lambda image: (not verdicts[image].verified, _share(verdicts[image])))
+
+    def share(image: int) -> tuple[bool, float]:
+        """How much of its bound an error takes, those that failed first."""
+        one = verdicts[image]
+        return not one.verified, one.error / one.bound if one.bound else float(one.error > 0)
+
+    worst = max(range(len(y)), key=share)
     return replace(verdicts[worst], message=f"image {worst}: {verdicts[worst].message}")
-
-
-def _share(verdict: Verdict) -> float:
-    """How much of its bound an error takes."""
-    return verdict.error / verdict.bound if verdict.bound else float(verdict.error > 0)
 
 
 def _beside(array: np.ndarray, index: int | None, layout: str) -> Any:

@@ -72,14 +72,13 @@ def col2im(
 
 def _run(problem: PatchProblem, batched: Any, single: bool, x: Any, source: Any, out: Any, algorithm: str) -> Any:
     """The result for what the user gave, `x`, which is `source` as an array, and `batched` with a batch axis."""
-    dtype = problem.y_dtype
-    target = None if out is None else result(out, problem.y_shape[single:], dtype, source)
+    target = None if out is None else result(out, problem.y_shape[single:], problem.y_dtype, source)
     y: Any = None if target is None else target[None] if single else target
     # A result that lies as the kernel writes it is written, or added to, where it belongs.
     direct = arrays.takes(y, "nchw", batched)
     if not direct:
         before = y
-        y = arrays.empty(problem.y_shape, dtype, "nchw", batched)
+        y = arrays.empty(problem.y_shape, problem.y_dtype, "nchw", batched)
         if problem.accumulate:
             arrays.assign(y, arrays.beside(before, batched))
     compute(problem, algorithm, arrays.dense(batched, "nchw"), y)

@@ -78,8 +78,7 @@ def _pool(
     layout = arrays.layout_of(batched)
     problem = PoolProblem(op=op, n=n, c=c, dtype=dtype, layout=layout, divisor=divisor, **words)
     images = problem.canonical()
-    shape = problem.y_shape[single:]
-    target = None if out is None else result(out, shape, problem.y_dtype, source)
+    target = None if out is None else result(out, problem.y_shape[single:], problem.y_dtype, source)
     y = arrays.empty(images.y_shape, problem.y_dtype, problem.layout, source)
     places = arrays.empty(images.y_shape, np.dtype(np.int64), problem.layout, source) if problem.indices else None
     lifted = arrays.dense(batched[:, :, None] if axes == 1 else batched, problem.layout)
@@ -89,9 +88,7 @@ def _pool(
         array = array[:, :, 0] if axes == 1 else array
         return array[0] if single else array
 
-    if target is None:
-        values = arrays.like(shaped(y), x)
-    else:
+    if target is not None:
         arrays.assign(target, shaped(y))
-        values = out
+    values = arrays.like(shaped(y), x) if target is None else out
     return values if places is None else (values, arrays.like(shaped(places), x))

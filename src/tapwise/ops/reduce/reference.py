@@ -24,16 +24,9 @@ def reduce(op: str, x: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, n
         top = np.where(np.isfinite(top), top, 0.0)
         y = np.log(np.exp(x - top).sum(axis=axes, keepdims=True)) + top
         return y, np.where(np.isfinite(y), np.abs(y), 0.0) + np.abs(top) + 1.0
-    y = np.asarray(
-        {
-            "max": x.max,
-            "min": x.min,
-            "prod": x.prod,
-            "norm1": np.abs(x).sum,
-            "norm2": np.square(x).sum,
-            "sumsquare": np.square(x).sum,
-        }[op](axis=axes)
-    )
+    terms = np.abs(x) if op == "norm1" else np.square(x) if op in ("norm2", "sumsquare") else x
+    combine = getattr(terms, op) if op in ("max", "min", "prod") else terms.sum
+    y = np.asarray(combine(axis=axes))
     if op == "norm2":
         y = np.sqrt(y)
     return y, np.zeros_like(y) if op in ("max", "min") else np.abs(y)

@@ -43,7 +43,7 @@ def _softmax(x: Any, axis: int, log: bool, algorithm: str, device: str | None, o
     done = _softmax_of(source.shape, source.strides, source.dtype, axis, log, algorithm, device_of(source))
     target = None if out is None else result(out, shape, done.dtype, source)
     # A result that lies as the kernel writes it is written where it belongs.
-    direct = None if target is None or done.back is not None or not arrays.is_dense(target, "nchw") else target
+    direct = target if done.back is None and arrays.takes(target, "nchw", source) else None
     y = arrays.empty(done.result, done.dtype, "nchw", source) if direct is None else direct
     if done.plan is not None:
         run(done.plan, in_order(source, done.order), y)
