@@ -9,9 +9,9 @@ import pytest
 from tapwise import dispatch, registry
 from tapwise.cpu.cost import Breakdown, Costs
 from tapwise.cpu.device import host
-from tapwise.ops.conv.cpu.depthwise.cost import TaskCost as DepthwiseCost
-from tapwise.ops.conv.cpu.direct.cost import TaskCost as DirectCost
-from tapwise.ops.conv.cpu.winograd.cost import TaskCost as WinogradCost
+from tapwise.ops.conv.cpu.depthwise.depthwise import TaskCost as DepthwiseCost
+from tapwise.ops.conv.cpu.direct.direct import TaskCost as DirectCost
+from tapwise.ops.conv.cpu.winograd.winograd import TaskCost as WinogradCost
 from tapwise.ops.conv.problem import ConvProblem
 
 COSTS = {"cpu.direct": DirectCost, "cpu.winograd": WinogradCost, "cpu.depthwise": DepthwiseCost}

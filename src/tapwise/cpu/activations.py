@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 from llvmlite import ir
 
-from tapwise.cpu.simd import I32, INT, Kernel
+from tapwise.cpu.simd import Kernel
 
 # Upper part of ln2 with few enough bits that n * _LN2_HIGH is exact.
 _LN2_HIGH: Final = {"f32": 0.693359375, "f64": 0.693147180369123816490}
@@ -28,7 +28,10 @@ _ERF_EDGE: Final = 1.0
 _ERF_END: Final = 6.0
 _ERF_SHIFT: Final = -(_ERF_END + _ERF_EDGE) / (_ERF_END - _ERF_EDGE)
 _ERF_TERMS: Final = {"f32": 10, "f64": 19}
+# Of the dtypes: bits of the mantissa, bias of the exponent, and the integer of the same size.
 _MANTISSA: Final = {"f32": 23, "f64": 52}
+_BIAS: Final = {"f32": 127, "f64": 1023}
+_INTEGER: Final = {"f32": "i32", "f64": "i64"}
 
 
 def activate(k: Kernel, name: str | None, x: Any) -> Any:
@@ -78,21 +81,16 @@ def _expm1_parts(k: Kernel, x: Any) -> tuple[Any, Any, Any]:
     for power in range(degree - 1, 0, -1):
         p = k.fma(p, r, k.constant(1 / factorial(power), lanes))
     p = k.mul(p, r)
-    integer = I32 if k.dtype == "f32" else INT
-    kind = integer if lanes == 1 else ir.VectorType(integer, lanes)
-    n = k.b.fptosi(rounded, kind)
+    n = k.b.fptosi(rounded, k.vector(_INTEGER[k.dtype], lanes))
+    half = k.b.ashr(n, _fill(n.type, 1))
+    bits, bias = _fill(n.type, _MANTISSA[k.dtype]), _fill(n.type, _BIAS[k.dtype])
+    s1, s2 = (k.b.bitcast(k.b.shl(k.b.add(part, bias), bits), x.type) for part in (half, k.b.sub(n, half)))
+    return p, s1, s2
 
-    def fill(value: int) -> Any:
-        return ir.Constant(kind, value if lanes == 1 else [value] * lanes)
 
-    half = k.b.ashr(n, fill(1))
-    bits = _MANTISSA[k.dtype]
-    bias = fill(127 if k.dtype == "f32" else 1023)
-    powers = [
-        k.b.bitcast(k.b.shl(k.b.add(part, bias), fill(bits)), k.vector(k.dtype, lanes))
-        for part in (half, k.b.sub(n, half))
-    ]
-    return p, powers[0], powers[1]
+def _fill(kind: Any, value: int) -> Any:
+    """An integer in all lanes."""
+    return ir.Constant(kind, [value] * kind.count if isinstance(kind, ir.VectorType) else value)
 
 
 def _ln2_low(high: float) -> float:
@@ -115,7 +113,6 @@ def exp_lifted(k: Kernel, x: Any) -> Any:
     """
     lanes = k.lanes_of(x)
     bits = _MANTISSA[k.dtype]
-    bias = 127 if k.dtype == "f32" else 1023
 
     def kept(value: float) -> Any:
         # A step's constants are read behind the step before. So the machine code keeps this order: vectors that are
@@ -124,7 +121,7 @@ def exp_lifted(k: Kernel, x: Any) -> Any:
         return k.kept(value, lanes)
 
     # Added to a small number, its ulp is 1: the sum is rounded to a whole number.
-    magic = k.constant(1.5 * 2.0**bits + bias + LIFT, lanes)
+    magic = k.constant(1.5 * 2.0**bits + _BIAS[k.dtype] + LIFT, lanes)
     x = _at_least(k, x, kept(_EXP_RANGE[k.dtype][0]))
     shifted = k.fma(x, kept(1 / log(2)), magic)
     rounded = k.sub(shifted, magic)
@@ -137,10 +134,8 @@ def exp_lifted(k: Kernel, x: Any) -> Any:
         p = k.fma(p, r, kept(coefficient))
     one = k.constant(1.0, lanes)
     p = k.fma(k.fma(p, r, one), r, one)
-    integer = I32 if k.dtype == "f32" else INT
-    kind = integer if lanes == 1 else ir.VectorType(integer, lanes)
-    power = k.b.shl(k.b.bitcast(shifted, kind), ir.Constant(kind, bits if lanes == 1 else [bits] * lanes))
-    return k.mul(p, k.b.bitcast(power, k.vector(k.dtype, lanes)))
+    kind = k.vector(_INTEGER[k.dtype], lanes)
+    return k.mul(p, k.b.bitcast(k.b.shl(k.b.bitcast(shifted, kind), _fill(kind, bits)), x.type))
 
 
 @cache
@@ -180,9 +175,8 @@ def _tail_series() -> list[float]:
     """Chebyshev coefficients, on [-1, 1], of e^(z^2) erfc(z) over _ERF_EDGE <= z <= _ERF_END."""
 
     def scaled_tail(t: Any) -> Any:
-        return np.array(
-            [erfc(z) * exp_of(z * z) for z in _ERF_EDGE + (np.asarray(t) + 1) * ((_ERF_END - _ERF_EDGE) / 2)]
-        )
+        points = _ERF_EDGE + (np.asarray(t) + 1) * ((_ERF_END - _ERF_EDGE) / 2)
+        return np.array([erfc(z) * exp_of(z * z) for z in points])
 
     return [float(c) for c in np.polynomial.chebyshev.chebinterpolate(scaled_tail, 26)]
 

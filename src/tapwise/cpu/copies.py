@@ -45,15 +45,8 @@ def emit_copy_rows(k: Kernel, source: Ptr, source_pitch: Int, out: Ptr, out_pitc
     lanes, *narrower, one = k.widths()
     whole = [((vectors - 1) * lanes + 1, partial(few, lanes, vectors)) for vectors in (4, 3, 2)]
     halves = [(width, partial(few, width, 2)) for width in narrower]
-    pick(
-        [
-            (4 * lanes + 1, partial(many, lanes)),
-            *whole,
-            (lanes, partial(few, lanes, 1)),
-            *halves,
-            (0, partial(many, one)),
-        ]
-    )
+    one_vector, singles = (lanes, partial(few, lanes, 1)), (0, partial(many, one))
+    pick([(4 * lanes + 1, partial(many, lanes)), *whole, one_vector, *halves, singles])
 
 
 def emit_strided_copy(k: Kernel, source: Ptr, out: Ptr, count: Int, stride: Int) -> None:
@@ -94,11 +87,9 @@ def interleave(k: Kernel, streams: Sequence[Any]) -> list[Any]:
     if len(streams) == 1:
         return list(streams)
     lanes = k.lanes_of(streams[0])
-    half = len(streams) // 2
     low, high = interleave(k, streams[0::2]), interleave(k, streams[1::2])
     result = []
     for a, b in zip(low, high, strict=True):
         picks = [lane // 2 + (lane % 2) * lanes for lane in range(2 * lanes)]
         result += [k.shuffle(a, b, picks[:lanes]), k.shuffle(a, b, picks[lanes:])]
-    assert len(result) == 2 * half
     return result

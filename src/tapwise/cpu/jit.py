@@ -63,13 +63,8 @@ def _engine(target: Target) -> llvm.LLJIT:
 
 def _machine(target: Target) -> llvm.TargetMachine:
     triple = llvm.Target.from_triple(target.triple)
-    return triple.create_target_machine(
-        cpu=target.cpu,
-        features=target.features,
-        opt=2,
-        reloc="pic",
-        codemodel="default" if "x86" in target.triple else "small",
-    )
+    model = "default" if "x86" in target.triple else "small"
+    return triple.create_target_machine(target.cpu, target.features, opt=2, reloc="pic", codemodel=model)
 
 
 def lower(kernel: Kernel) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:

@@ -11,15 +11,15 @@ from tapwise.algorithm import Algorithm, Buffers, Config, Device, Plan
 
 
 @cache
-def compiled(function: Callable[..., None]) -> Any:
-    """The function, compiled for whatever it is called with."""
+def compiled(function: Callable[..., None], signature: Any = None) -> Any:
+    """The function, compiled for a signature now, or for whatever it is called with."""
     import numba
 
     options = {"nogil": True, "error_model": "numpy"}
     try:
-        return numba.njit(cache=True, **options)(function)
+        return numba.njit(signature, cache=True, **options)(function)
     except (RuntimeError, OSError):  # no folder that Numba could write its cache to
-        return numba.njit(**options)(function)
+        return numba.njit(signature, **options)(function)
 
 
 class LoopAlgorithm(Algorithm[Config]):

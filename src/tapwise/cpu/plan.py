@@ -100,10 +100,6 @@ class KernelPlan(Plan):
         else:
             driver.run(task, _addressof(args), self._workers)
 
-    def launch_one(self, serial: Callable[[int, int], None], buffers: Buffers) -> None:
-        """Call a kernel of the plan's library as the only worker."""
-        serial(_addressof(self._arguments(buffers)), 0)
-
     def _arguments(self, buffers: Buffers) -> Any:
         x, packed, y, workspace, bias, residual, _ = buffers
         args = self._array.from_buffer_copy(self._template)
@@ -117,3 +113,26 @@ class KernelPlan(Plan):
         if residual is not None:
             args[_RESIDUAL] = address(residual)
         return args
+
+
+class ChunkPlan(KernelPlan):
+    """Launches `task`, and a kernel `behind` it where rows or columns are cut into chunks.
+
+    `alone`: that has so little to do that the first worker does it.
+    """
+
+    def __init__(
+        self, problem: Problem, device: Device, library: Library, names: Sequence[str], fields: Mapping[str, int],
+        behind: str, alone: bool, workspace_bytes: int,
+    ) -> None:  # fmt: skip
+        super().__init__(problem, device, library, names, fields)
+        self.workspace_bytes, self._cut, self._alone = workspace_bytes, fields["chunks"] > 1, alone
+        if self._cut:
+            self._behind, self._behind_serial = library.address(behind), library.function(behind)
+
+    def run(self, buffers: Buffers) -> None:
+        super().run(buffers)
+        if self._cut and self._alone:
+            self._behind_serial(_addressof(self._arguments(buffers)), 0)
+        elif self._cut:
+            self.launch(self._behind, self._behind_serial, buffers)

@@ -16,6 +16,10 @@ class RowConfig(Config):
     width: int
     chunks: int
 
+    def workspace_bytes(self, outer: int, inner: int) -> int:
+        """Two numbers, of at most 8 bytes, a chunk."""
+        return 16 * self.chunks * outer * inner if self.chunks > 1 else 0
+
     def fields(self, outer: int, length: int, inner: int) -> dict[str, int]:
         """What a kernel over an array (outer, length, inner) knows of its tasks."""
         widths = ceil_div(inner, self.width)

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
-from tapwise.algorithm import Algorithm, Buffers, Device, Plan
+from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.cpu.common import lanes_of, load
 from tapwise.cpu.cost import Costs
-from tapwise.cpu.jit import Library
-from tapwise.cpu.plan import KernelPlan
+from tapwise.cpu.plan import ChunkPlan
 from tapwise.cpu.tasks import RowConfig
 from tapwise.integers import ceil_div
 from tapwise.ops.axes import rejects_apart
@@ -27,22 +26,6 @@ ROW_CHUNK: Final = 32768
 COLUMN_CHUNK: Final = 512
 # Elements that one thread is done with before a team has started.
 ALONE: Final = 16384
-
-
-class ReducePlan(KernelPlan):
-    """Launches `task`, and `join` behind it where there are partial results."""
-
-    def __init__(self, problem: ReduceProblem, device: Device, library: Library, fields: dict[str, int]) -> None:
-        super().__init__(problem, device, library, FIELDS, fields)
-        self._chunks = fields["chunks"]
-        if self._chunks > 1:
-            self.workspace_bytes = 16 * self._chunks * fields["outer"] * fields["inner"]
-            self._join = library.function("join")
-
-    def run(self, buffers: Buffers) -> None:
-        self.launch(self._task, self._serial, buffers)
-        if self._chunks > 1:
-            self.launch_one(self._join, buffers)
 
 
 class ReduceSimd(Algorithm[RowConfig]):
@@ -79,7 +62,7 @@ class ReduceSimd(Algorithm[RowConfig]):
 
     def workspace_bytes(self, problem: ReduceProblem, config: RowConfig, device: Device) -> int:
         outer, _, inner = problem.sizes
-        return 16 * config.chunks * outer * inner if config.chunks > 1 else 0
+        return config.workspace_bytes(outer, inner)
 
     def plan(self, problem: ReduceProblem, config: RowConfig, device: Device) -> Plan:
         outer, length, inner = problem.sizes
@@ -87,4 +70,5 @@ class ReduceSimd(Algorithm[RowConfig]):
         fields = config.fields(outer, length, inner)
         if inner > 1 and config.chunks > 1:
             fields["chunk"] = COLUMN_CHUNK
-        return ReducePlan(problem, device, library, fields)
+        workspace = config.workspace_bytes(outer, inner)
+        return ChunkPlan(problem, device, library, FIELDS, fields, "join", True, workspace)

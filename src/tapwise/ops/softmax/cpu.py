@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
-from tapwise.algorithm import Algorithm, Buffers, Device, Plan
+from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.cpu.common import lanes_of, load
 from tapwise.cpu.cost import Costs
-from tapwise.cpu.jit import Library
-from tapwise.cpu.plan import KernelPlan
+from tapwise.cpu.plan import ChunkPlan
 from tapwise.cpu.tasks import RowConfig
 from tapwise.integers import ceil_div
 from tapwise.ops.axes import rejects_apart
@@ -32,22 +31,6 @@ CHUNK: Final = 16384
 # Rows up to this, which fit a core's own cache, are not cut where there are ENOUGH of them to share out.
 WHOLE: Final = 65536
 ENOUGH: Final = 16
-
-
-class SoftmaxPlan(KernelPlan):
-    """Launches `task`, and `scale` behind it where rows are cut."""
-
-    def __init__(self, problem: SoftmaxProblem, device: Device, library: Library, fields: dict[str, int]) -> None:
-        super().__init__(problem, device, library, FIELDS, fields)
-        self._chunks, self._outer = fields["chunks"], fields["outer"]
-        if self._chunks > 1:
-            self.workspace_bytes = 2 * 8 * self._chunks * self._outer
-            self._scale, self._scale_serial = library.address("scale"), library.function("scale")
-
-    def run(self, buffers: Buffers) -> None:
-        self.launch(self._task, self._serial, buffers)
-        if self._chunks > 1:
-            self.launch(self._scale, self._scale_serial, buffers)
 
 
 class SoftmaxSimd(Algorithm[RowConfig]):
@@ -84,9 +67,12 @@ class SoftmaxSimd(Algorithm[RowConfig]):
         return costs.wall_us(cycles, tasks, device.threads) + (6.0 if config.chunks > 1 else 0.0)
 
     def workspace_bytes(self, problem: SoftmaxProblem, config: RowConfig, device: Device) -> int:
-        return 2 * 8 * config.chunks * problem.sizes[0] if config.chunks > 1 else 0
+        outer, _, inner = problem.sizes
+        return config.workspace_bytes(outer, inner)
 
     def plan(self, problem: SoftmaxProblem, config: RowConfig, device: Device) -> Plan:
         outer, length, inner = problem.sizes
         library = load("softmax", generate, problem, log=problem.log, last=inner == 1)
-        return SoftmaxPlan(problem, device, library, config.fields(outer, length, inner))
+        fields = config.fields(outer, length, inner)
+        workspace = config.workspace_bytes(outer, inner)
+        return ChunkPlan(problem, device, library, FIELDS, fields, "scale", False, workspace)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from tapwise.algorithm import Buffers, Config, Device, Plan
-from tapwise.cpu.numba_loops import LoopAlgorithm
+from tapwise.cpu.numba_loops import LoopAlgorithm, compiled
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.problem import ACTIVATIONS, DTYPES
 
@@ -92,11 +92,7 @@ def _compiled(dtype: np.dtype[Any]) -> Any:
     signature = types.void(
         array(4), array(4), array(1), array(4), array(4, False), types.int64, pair, pair, pair, types.int64, scalar
     )
-    options = {"nogil": True, "error_model": "numpy"}
-    try:
-        return numba.njit([signature], cache=True, **options)(convolve)
-    except (RuntimeError, OSError):  # no folder that Numba could write its cache to
-        return numba.njit([signature], **options)(convolve)
+    return compiled(convolve, signature)
 
 
 class Serial(LoopAlgorithm):

@@ -17,7 +17,7 @@ from tapwise.cpu import tile
 from tapwise.cpu.common import lanes_of, splits
 from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
-from tapwise.ops.conv.cpu.generated import Geometry as BaseGeometry
+from tapwise.ops.conv.cpu import generated
 from tapwise.ops.conv.cpu.packed_tile import PackedTile
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -46,7 +46,7 @@ class Config(BaseConfig):
     channels: int
 
 
-class Geometry(BaseGeometry):
+class Geometry(generated.Geometry):
     """Sizes and tables of one problem and config. Lengths are in elements unless named otherwise."""
 
     def __init__(self, problem: ConvProblem, config: Config, device: Device) -> None:

@@ -10,19 +10,186 @@ Lanes run over pixels (NCHW) or over output channels (NHWC, and images of a few 
 
 from __future__ import annotations
 
-from typing import ClassVar
+from math import gcd
+from typing import ClassVar, Final
 
 from tapwise.algorithm import Device, Plan
+from tapwise.cpu.cost import CACHE_RATES, Breakdown
 from tapwise.cpu.plan import KernelPlan
 from tapwise.integers import ceil_div
+from tapwise.ops.conv.cpu import generated
 from tapwise.ops.conv.cpu.direct.blocking import Config, Geometry, candidates
-from tapwise.ops.conv.cpu.direct.cost import TaskCost
 from tapwise.ops.conv.cpu.direct.kernel import FIELDS, generate
-from tapwise.ops.conv.cpu.generated import GeneratedAlgorithm
 from tapwise.ops.conv.problem import ConvProblem
 
+# What a task costs; measured, not derived.
+# Straight routes: a row of outputs is a call of its own, and one of each panel of filters.
+RUN_CALL: Final = 20.0
+# An input that leaves L1 is fetched again for each panel of filters. The share of that which arithmetic does not hide:
+# little where packed rows follow each other, more where a prefetcher sees no rows.
+REFETCHED: Final = 0.12
+REFETCHED_APART: Final = 0.25
+# Lanes over channels of an NCHW input: broadcasts from neighbouring pixels, sums that lie across the planes of y.
+ACROSS_PLANES: Final = 1.03
+# In place: loads that pass the end of a cache line, and a page for each channel, more than the first level of address
+# translation holds.
+SPLIT_LOADS: Final = 0.1
+PAGES: Final = 1.06
+PAGE_BYTES: Final = 4096
+PAGES_HELD: Final = 64
+# Packing: cycles a plane, and a vector of a row by column stride (other strides go element by element); what a row
+# takes less than `Costs.row` says, as its number of vectors is decided once for all rows of a plane.
+PACK_PLANE: Final = 20.0
+PACK_VECTOR: Final = {1: 1.5, 2: 2.5, 4: 4.0}
+PACK_ELEMENT: Final = 1.5
+PACK_ROW_LESS: Final = 11.0
+# Packing: cycles a vector of channels.
+PACK_CHANNELS: Final = 2.0
+# The packed copy misses more than it streams: borders, phases. Read in place, the products hide most of it.
+PACK_READ: Final = 1.3
+READ_IN_PLACE: Final = 0.3
+# Finishing: cycles a vector of sums, or an element of them where y's order is not that of the lanes.
+FINISH_VECTOR: Final = 3.0
+FINISH_ELEMENT: Final = 2.0
+# Stores wait in buffers for half of the time that their memory takes.
+STORE_EXPOSED: Final = 0.5
+# Drawing a task and working out its place.
+TASK: Final = 60.0
 
-class Direct(GeneratedAlgorithm[Config]):
+
+class TaskCost(generated.TaskCost):
+    """Cycles of one task of a config, on one device."""
+
+    sizes: ClassVar = Geometry
+
+    def __init__(self, problem: ConvProblem, config: Config, device: Device) -> None:
+        super().__init__(problem, config, device)
+        self.packed = self.geometry.packed
+        self.over_pixels = config.lanes == "pixels"
+        self.straight = config.route != "sums"
+        self.blocks = ceil_div(problem.group_c, config.channels)
+        self.terms = config.channels * problem.kernel[0] * problem.kernel[1]
+        self.pixels = (config.rows - 1) * self.packed.pitch + config.cols
+        # Rows of outputs that follow each other in y are one run.
+        self.one_run = self.geometry.pitch == problem.output[1] == config.cols
+        size = self.costs.itemsize
+        self.input_bytes = config.channels * self.packed.planes * self.packed.plane * size
+        self.panel_bytes = config.filters * self.terms * size
+        self.packed_rows = self.packed.planes * (config.rows + self.packed.row_shift)
+        self.source_bytes = config.channels * self.packed_rows * self.packed.pitch * problem.itemsize
+
+    def breakdown(self) -> Breakdown:
+        """All parts of a task; a task goes through `groups` groups, each in `blocks` blocks of gemm_k."""
+        c, costs = self.config, self.costs
+        tiles = self.tiles()
+        in_place = c.route == "in place"
+        block = {
+            "products": c.images * tiles,
+            "waiting for operands": c.images * costs.waiting(tiles, self.streamed()),
+            "calls": self.calls(),
+            "packing": 0.0 if in_place else c.images * self.packing(),
+            "reading x": c.images * self.reading(),
+        }
+        image = {
+            "finishing": 0.0 if self.straight else self.finishing(),
+            "sums": self.sums(),
+            "writing y": self.writing(),
+        }
+        cycles = {name: c.groups * (self.blocks * part) for name, part in block.items()}
+        cycles |= {name: c.groups * (c.images * part) for name, part in image.items()}
+        zeros = c.images * c.channels * self.packed.planes * self.packed.plane / costs.lanes
+        cycles |= {"zeros": 0.0 if in_place else zeros, "start": TASK}
+        # Filters come from memory once a run when they do not fit the caches.
+        filters = c.groups * c.filters * self.problem.gemm_k * costs.itemsize
+        return Breakdown(costs, cycles, self.geometry.tasks, costs.stream(filters, self.problem.bytes))
+
+    def vectors(self) -> int:
+        """Vectors of lanes beside each other in a block of sums."""
+        c, lanes = self.config, self.costs.lanes
+        if self.straight and not self.one_run:
+            return c.rows * ceil_div(c.cols, lanes)
+        return ceil_div(self.pixels if self.over_pixels else c.filters, lanes)
+
+    def tiles(self) -> float:
+        """The register tiles of one image and block of gemm_k."""
+        c, p, costs = self.config, self.problem, self.costs
+        rows = c.filters if self.over_pixels else self.pixels
+        tiles = costs.block(c.m, c.n, rows, self.vectors(), self.terms)
+        tiles *= self.refetching()
+        if not self.over_pixels and p.layout == "nchw":
+            tiles *= ACROSS_PLANES
+        if c.route == "in place":
+            plane = p.spatial[0] * p.spatial[1] * costs.itemsize
+            tiles *= 1.0 + SPLIT_LOADS * max(0, self.device.vector_bytes - gcd(plane, 64)) / 64
+            tiles *= PAGES if plane > PAGE_BYTES and self.terms > PAGES_HELD else 1.0
+        return tiles
+
+    def refetching(self) -> float:
+        """The factor on tiles whose input and panel of filters leave L1: reached at one and a half times its size."""
+        c, costs = self.config, self.costs
+        in_place = c.route == "in place"
+        # What one tile reads of the input, in whole cache lines. Packed planes start with one; taps and images do not.
+        cache_lines = (c.n * costs.lanes * costs.itemsize if self.over_pixels else c.m * 8) / 64
+        cache_lines += 0.0 if self.over_pixels and self.problem.kernel[1] == 1 and not in_place else 1.0
+        footprint = c.channels * self.problem.kernel[0] * len(self.packed.col_phases) * cache_lines * 64
+        panel = (c.m if self.over_pixels else c.n * costs.lanes) * self.terms * costs.itemsize
+        held = (footprint + panel) / self.device.l1_bytes
+        if held <= 1.0:
+            return 1.0
+        share = REFETCHED if self.over_pixels and not in_place else REFETCHED_APART
+        share *= min(1.0, 2.0 * (held - 1.0))
+        return 1.0 + share * footprint / CACHE_RATES[1] / costs.tile(c.m, c.n, self.terms)
+
+    def streamed(self) -> float:
+        """Filters and input of one image and block of gemm_k, read by the tiles from the caches that hold them."""
+        costs, panel, x = self.costs, self.panel_bytes, self.input_bytes
+        if self.over_pixels:
+            columns = ceil_div(self.vectors(), self.config.n)
+            return costs.stream(columns * panel, panel) + costs.stream(x, x)
+        passes = ceil_div(self.config.filters, self.config.n * costs.lanes)
+        return costs.stream(panel, panel) + costs.stream(passes * x, x)
+
+    def calls(self) -> float:
+        """Rows of the straight routes that are runs of their own."""
+        if not self.straight or self.one_run:
+            return 0.0
+        return self.config.rows * (1.0 + self.config.filters / self.config.m) * RUN_CALL
+
+    def packing(self) -> float:
+        """One image's input of a block, from cache into the packed tile."""
+        c, costs, pitch = self.config, self.costs, self.packed.pitch
+        if self.problem.layout == "nchw":
+            vector = PACK_VECTOR.get(self.problem.stride[1], PACK_ELEMENT * costs.lanes)
+            return c.channels * (PACK_PLANE + self.packed_rows * (costs.row(pitch, vector) - PACK_ROW_LESS))
+        return self.packed_rows * pitch * costs.row(c.channels, PACK_CHANNELS)
+
+    def reading(self) -> float:
+        """The same from where x lies."""
+        exposed = READ_IN_PLACE if self.config.route == "in place" else PACK_READ
+        return exposed * self.costs.stream(self.source_bytes, self.problem.bytes)
+
+    def finishing(self) -> float:
+        """Bias, residual and activation of one image's sums."""
+        c, costs = self.config, self.costs
+        matched = self.over_pixels == (self.problem.layout == "nchw")
+        vector = FINISH_VECTOR if matched else FINISH_ELEMENT * costs.lanes
+        if self.over_pixels:
+            return c.filters * c.rows * costs.row(c.cols, vector)
+        return c.rows * c.cols * costs.row(c.filters, vector)
+
+    def sums(self) -> float:
+        """Sums of one image that go through the caches: each block of gemm_k reads and writes them, finishing reads."""
+        sums = self.config.filters * self.pixels * self.costs.itemsize
+        passes = 2 * (self.blocks - 1) if self.straight else 2 * self.blocks + 1
+        return self.costs.stream(passes * sums, sums * self.config.images + self.input_bytes)
+
+    def writing(self) -> float:
+        """One image's outputs, to memory."""
+        outputs = self.config.filters * self.config.rows * self.config.cols
+        return STORE_EXPOSED * self.costs.stream(outputs * self.problem.itemsize, self.problem.bytes)
+
+
+class Direct(generated.GeneratedAlgorithm[Config]):
     """Register-blocked direct convolution; any filter, stride, dilation and groups.
 
     float32, float64, float16 (computed in float32); NCHW and NHWC. Exact on integers that float32 holds.

@@ -11,23 +11,259 @@ Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 201
 
 from __future__ import annotations
 
-from math import sqrt
-from typing import ClassVar
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import gcd, sqrt
+from typing import ClassVar, Final
 
 import numpy as np
 
+from tapwise import settings
+from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device, Plan
+from tapwise.cpu import tile
+from tapwise.cpu.common import splits
+from tapwise.cpu.cost import Breakdown
 from tapwise.cpu.plan import KernelPlan
+from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
-from tapwise.ops.conv.cpu.generated import GeneratedAlgorithm
-from tapwise.ops.conv.cpu.winograd.blocking import Axis, Config, Geometry, candidates, tilings
-from tapwise.ops.conv.cpu.winograd.cost import TaskCost, pack_us
+from tapwise.ops.conv.cpu import generated
 from tapwise.ops.conv.cpu.winograd.kernel import FIELDS, generate
-from tapwise.ops.conv.cpu.winograd.transforms import Transform
+from tapwise.ops.conv.cpu.winograd.transforms import Transform, transform
 from tapwise.ops.conv.problem import ConvProblem
 
+BLOCK_CHANNELS: Final = 384
+# Products of the largest F on an axis when both axes have one, and when one has: their errors multiply.
+MOST_PRODUCTS: Final = {2: 6, 1: 8}
+# Tiles of a vector of lanes are taken apart by shuffles for these; more rows of products take too long to compile.
+STEPS: Final = (1, 2, 4, 8)
+MOST_ROWS: Final = 9
 
-class Winograd(GeneratedAlgorithm[Config]):
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """Output tile tile_h x tile_w; register tile m x n; `rows` rows of tiles and `filters` output channels a task."""
+
+    tile_h: int
+    tile_w: int
+    m: int
+    n: int
+    rows: int
+    filters: int
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One spatial axis of a problem. A common factor of stride and dilation only thins the input out; what is left of
+    the dilation makes `phases` interleaved convolutions, output `phases * i + a` being number a's. Input u of tile t is
+
+        (t * step + u) * dilation + a * (the problem's stride) - padding
+    """
+
+    taps: int
+    stride: int
+    dilation: int
+    phases: int
+
+    @staticmethod
+    def of(problem: ConvProblem, axis: int) -> Axis:
+        taps, stride, dilation = problem.kernel[axis], problem.stride[axis], problem.dilation[axis]
+        if taps == 1:
+            return Axis(1, stride, 1, 1)
+        common = gcd(stride, dilation)
+        return Axis(taps, stride // common, dilation, dilation // common)
+
+    def transform(self, outputs: int) -> Transform:
+        return transform(outputs, self.taps, self.stride)
+
+
+def tilings(problem: ConvProblem) -> list[tuple[int, int]]:
+    """(tile_h, tile_w) that save products and keep the error small; none where no tile does."""
+    axes = [Axis.of(problem, axis) for axis in range(2)]
+    long = sum(axis.taps > axis.stride for axis in axes)
+    result = []
+    for size in (4, 2):
+        sizes = [size if axis.taps > axis.stride else 1 for axis in axes]
+        parts = [axis.transform(outputs) for axis, outputs in zip(axes, sizes, strict=True)] if long else []
+        if not parts or any(part.step not in STEPS or part.products > MOST_ROWS for part in parts):
+            continue
+        largest = max(outputs + ceil_div(axis.taps, axis.stride) - 1 for axis, outputs in zip(axes, sizes, strict=True))
+        products = parts[0].products * parts[1].products
+        if largest <= MOST_PRODUCTS[long] and products < sizes[0] * sizes[1] * axes[0].taps * axes[1].taps:
+            result.append((sizes[0], sizes[1]))
+    return result
+
+
+class Geometry(generated.Geometry):
+    """Sizes of one problem and config. Lengths are in elements unless named otherwise."""
+
+    def __init__(self, problem: ConvProblem, config: Config, device: Device) -> None:
+        super().__init__(problem, config, device)
+        lanes = self.lanes
+        self.axes = high, wide = Axis.of(problem, 0), Axis.of(problem, 1)
+        self.high, self.wide = high.transform(config.tile_h), wide.transform(config.tile_w)
+        self.products = self.high.products * self.wide.products
+        self.tile_rows = ceil_div(problem.output[0], config.tile_h * high.phases)
+        self.tile_cols = ceil_div(problem.output[1], config.tile_w * wide.phases)
+        # Rows of tiles of all phases, and tiles in one of them.
+        self.phase_rows, self.row_tiles = self.tile_rows * high.phases, self.tile_cols * wide.phases
+        self.tiles = ceil_div(config.rows * self.row_tiles, lanes) * lanes
+        inputs = (self.tile_cols - 1) * self.wide.step + self.wide.span
+        reach = (inputs - 1) * wide.dilation + (wide.phases - 1) * problem.stride[1] + 1
+        outputs = self.row_tiles * config.tile_w
+        row = max(problem.padding[1][0] + problem.spatial[1], reach, outputs)
+        # Rounded up, and what the widest vectors read and write beyond.
+        self.row_size = ceil_div(row + 2 * self.wide.step * lanes, 16) * 16
+        self.channels = ceil_div(problem.group_c, ceil_div(problem.group_c, BLOCK_CHANNELS))
+        self.input_at = 2 * self.row_size
+        self.product_at = self.input_at + self.wide.products * problem.group_c * self.tiles
+        self.sums_at = self.product_at + self.wide.products * config.filters * self.tiles
+        self.output_at = self.sums_at + config.tile_h * config.tile_w * config.filters * self.tiles
+        total = self.output_at + 3 * self.row_size
+        self.scratch_bytes = ceil_div(total * problem.accumulator_bytes, 64) * 64
+
+    @property
+    def tasks(self) -> int:  # type: ignore[override]
+        p, c = self.problem, self.config
+        return ceil_div(self.phase_rows, c.rows) * ceil_div(p.group_k, c.filters) * p.groups * p.n
+
+    def fields(self) -> dict[str, int | np.ndarray]:
+        p, c = self.problem, self.config
+        a_t = np.array(self.high.a_t, f"f{p.accumulator_bytes}")
+        return {
+            "tasks": self.tasks, "scratch_step": self.scratch_bytes,
+            "groups": p.groups, "group_c": p.group_c, "group_k": p.group_k,
+            "h": p.spatial[0], "w_in": p.spatial[1], "p": p.output[0], "q": p.output[1],
+            "pad_top": p.padding[0][0], "pad_left": p.padding[1][0], "stride_h": p.stride[0], "stride_w": p.stride[1],
+            "dilation_h": self.axes[0].dilation, "dilation_w": self.axes[1].dilation,
+            "row_phases": self.axes[0].phases, "col_phases": self.axes[1].phases,
+            "tile_rows": self.tile_rows, "tile_cols": self.tile_cols, "block_rows": c.rows,
+            "row_blocks": ceil_div(self.phase_rows, c.rows),
+            "filter_block": c.filters, "filter_blocks": ceil_div(p.group_k, c.filters), "channel_block": self.channels,
+            "tiles": self.tiles, "row_size": self.row_size, "input_at": self.input_at,
+            "product_at": self.product_at, "sums_at": self.sums_at, "output_at": self.output_at,
+            "offsets": np.arange(self.channels, dtype=np.int64) * self.tiles,
+            "zeros": np.zeros(p.spatial[1] + 16, np.float64),
+            "factors": np.ascontiguousarray(a_t.T), "adds": np.ascontiguousarray((a_t.T != 0).astype(np.int64)),
+        }  # fmt: skip
+
+
+def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
+    limit = 2 * problem.n * problem.c * problem.spatial[0] * problem.spatial[1] * max(4, problem.itemsize)
+    smallest: Config | None = None
+    smallest_size = 0
+    found = False
+    for tile_h, tile_w in tilings(problem):
+        phases = Axis.of(problem, 0).phases
+        tile_rows = ceil_div(problem.output[0], tile_h * phases) * phases
+        rows_choices = sorted({ceil_div(tile_rows, count) for count in (1, 2, 4, 6, 8, 14, 16, tile_rows)})
+        for m, n in tile.shapes(target(settings.cpu_target())):
+            if m < 3 or m >= 2 * problem.group_k:
+                continue
+            for rows in rows_choices:
+                for filters in splits(problem.group_k, m, device.threads):
+                    config = Config(tile_h, tile_w, m, n, rows, filters)
+                    needed = Geometry(problem, config, device).workspace_bytes(device.threads)
+                    if needed <= limit:
+                        found = True
+                        yield config
+                    elif smallest is None or needed < smallest_size:
+                        smallest, smallest_size = config, needed
+    if not found and smallest is not None:
+        yield smallest
+
+
+# What a task costs; measured, not derived.
+# Share of the transforms' cycles that is not hidden behind the products around them.
+OVERLAP: Final = 0.6
+# Transform of the input: cycles a vector of an image row for the combination of rows, a vector of tiles and product for
+# that of columns, and a row of one channel for the choice of its sources.
+COMBINE_ROWS: Final = 7.0
+COMBINE_COLUMNS: Final = 9.0
+COMBINED_ROW: Final = 12.0
+# Sums of the output tiles: cycles a vector of products for their column combination, and a vector of sums that a slice
+# is added to.
+PRODUCT_VECTOR: Final = 2.5
+ADDED_VECTOR: Final = 1.6
+# Output: cycles a vector of y, a row besides, and a vector of tiles for the interleaving of its columns.
+OUTPUT_VECTOR: Final = 3.0
+OUTPUT_ROW: Final = 20.0
+INTERLEAVED: Final = 3.0
+# Filters: cycles of a product's transform for the filters of one panel and channel.
+FILTER: Final = 2.7
+
+
+class TaskCost(generated.TaskCost):
+    """Cycles of one task of a config, on one device."""
+
+    sizes: ClassVar = Geometry
+
+    def __init__(self, problem: ConvProblem, config: Config, device: Device) -> None:
+        super().__init__(problem, config, device)
+        self.vectors = self.geometry.tiles // self.costs.lanes
+
+    def breakdown(self) -> Breakdown:
+        """All parts of a task: a matrix product for each product of the transforms, and the transforms."""
+        g = self.geometry
+        tiles = self.tiles()
+        return Breakdown(
+            self.costs,
+            {
+                "products": g.products * tiles,
+                "waiting for operands": g.products * self.costs.waiting(tiles, self.streamed()),
+                "input transform": OVERLAP * self.input_transform(),
+                "sums": OVERLAP * self.accumulation(),
+                "output transform": OVERLAP * self.output_transform(),
+            },
+            g.tasks,
+        )
+
+    def tiles(self) -> float:
+        """The register tiles of one product of the transforms."""
+        g, c = self.geometry, self.config
+        blocks = ceil_div(self.problem.group_c, g.channels)
+        return blocks * self.costs.block(c.m, c.n, c.filters, self.vectors, g.channels)
+
+    def streamed(self) -> float:
+        """Filters and transformed input of one product, read by the tiles from the caches that hold them."""
+        g, c, costs = self.geometry, self.config, self.costs
+        panel = c.filters * self.problem.group_c * costs.itemsize
+        columns = ceil_div(self.vectors, c.n)
+        inputs = self.problem.group_c * g.tiles * costs.itemsize
+        return costs.stream(columns * panel, panel * g.products) + costs.stream(inputs, inputs * g.wide.products)
+
+    @property
+    def row_vectors(self) -> int:
+        """Vectors of a row of tiles: rows shorter than a vector are transformed in narrower ones."""
+        g = self.geometry
+        width = min(self.costs.lanes, 1 << max(0, g.tile_cols.bit_length() - 1))
+        return g.axes[1].phases * ceil_div(g.tile_cols, 1 if width < 4 else width)
+
+    def input_transform(self) -> float:
+        """The input of all slices: its rows combined, then the columns of the combined rows."""
+        g = self.geometry
+        rows = self.problem.group_c * self.config.rows
+        row = self.row_vectors * COMBINE_COLUMNS * g.wide.products
+        row += self.costs.row(self.problem.spatial[1], COMBINE_ROWS) + COMBINED_ROW
+        return g.high.products * rows * row
+
+    def accumulation(self) -> float:
+        """Each slice's products: columns combined, added to the sums of the output tiles, which lie in a cache."""
+        g, c = self.geometry, self.config
+        added = sum(1 for row in g.high.a_t for value in row if value)
+        cycles = c.filters * self.vectors * (g.products * PRODUCT_VECTOR + added * c.tile_w * ADDED_VECTOR)
+        sums = c.filters * c.tile_h * c.tile_w * g.tiles * self.costs.itemsize
+        return cycles + self.costs.stream(2 * g.high.products * sums, sums)
+
+    def output_transform(self) -> float:
+        """Sums to rows of y, with bias, residual and activation."""
+        c = self.config
+        rows = c.filters * c.rows * c.tile_h
+        row = self.costs.row(self.problem.output[1], OUTPUT_VECTOR) + OUTPUT_ROW
+        return rows * (row + INTERLEAVED * c.tile_w * self.row_vectors)
+
+
+class Winograd(generated.GeneratedAlgorithm[Config]):
     """Filters of 2 to 7 taps an axis where a tile saves products: 3x3 of stride 1 and 2, 5x5, 1x7 and 7x1 among them;
     any padding, dilation and groups; float32, float64, float16 (in float32); NCHW.
 
@@ -51,7 +287,9 @@ class Winograd(GeneratedAlgorithm[Config]):
         return None
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        return pack_us(problem, config, device)
+        """Transforming all filters: FILTER cycles a product, panel and channel, at 2.7 GHz."""
+        cycles = FILTER * Geometry(problem, config, device).products * (1 + config.m / 8)
+        return 10.0 + problem.k * problem.group_c / config.m * cycles / 2700 / device.threads
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         g = Geometry(problem, config, device)
