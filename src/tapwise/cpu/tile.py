@@ -65,14 +65,8 @@ def emit(k: Kernel, m_most: int, n_most: int, lanes: str) -> None:
 
             def tile(m: int, row: Int, n: int = n, arguments: list = arguments) -> None:  # type: ignore[type-arg]
                 x, step, offsets, terms, w, out, pitch, _, accumulate = arguments
-                if lanes == "pixels":
-                    k.call(
-                        f"tile_{m}_{n}", x, step, offsets, terms, w + row * terms, out + row * pitch, pitch, accumulate
-                    )
-                else:
-                    k.call(
-                        f"tile_{m}_{n}", x + row * step, step, offsets, terms, w, out + row * pitch, pitch, accumulate
-                    )
+                there, panel = (x, w + row * terms) if lanes == "pixels" else (x + row * step, w)
+                k.call(f"tile_{m}_{n}", there, step, offsets, terms, panel, out + row * pitch, pitch, accumulate)
 
             _all_rows(k, rows, m_most, n == 1 and lanes == "pixels", tile)
 

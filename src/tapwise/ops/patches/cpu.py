@@ -12,10 +12,9 @@ from math import prod
 from typing import ClassVar
 
 from tapwise.algorithm import Algorithm, Device, Plan
-from tapwise.cpu.common import load
+from tapwise.cpu.common import PlaneConfig, load
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.plan import KernelPlan
-from tapwise.cpu.tasks import PlaneConfig
 from tapwise.integers import ceil_div
 from tapwise.ops.patches.cpu_kernel import AXES, FIELDS, generate_col2im, generate_im2col
 from tapwise.ops.patches.problem import PatchProblem

@@ -14,10 +14,9 @@ from typing import ClassVar, Final
 import numpy as np
 
 from tapwise.algorithm import Algorithm, Device, Plan
-from tapwise.cpu.common import load
+from tapwise.cpu.common import PlaneConfig, load
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.plan import KernelPlan
-from tapwise.cpu.tasks import PlaneConfig
 from tapwise.integers import ceil_div
 from tapwise.ops.pool.cpu_kernel import FIELDS, generate
 from tapwise.ops.pool.cpu_serial import divisors

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from typing import ClassVar, Final
 
 from tapwise.algorithm import Algorithm, Device, Plan
-from tapwise.cpu.common import lanes_of, load
+from tapwise.cpu.common import RowConfig, lanes_of, load
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.plan import ChunkPlan
-from tapwise.cpu.tasks import RowConfig
 from tapwise.integers import ceil_div
 from tapwise.ops.axes import rejects_apart
 from tapwise.ops.reduce.cpu_kernel import FIELDS, generate

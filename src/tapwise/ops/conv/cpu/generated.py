@@ -48,7 +48,7 @@ class GeneratedAlgorithm(Algorithm[C]):
     """A subclass names the configs worth trying and the cost of a task."""
 
     axes: ClassVar[tuple[int, ...]] = (2,)
-    # candidates(problem, device): an iterator of configs.
+    # candidates(problem, device): configs, a valid default first; repetitions do no harm.
     candidates: ClassVar[Any]
     cost: ClassVar[type[TaskCost]]
 

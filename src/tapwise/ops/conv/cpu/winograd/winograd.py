@@ -11,7 +11,6 @@ Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 201
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from math import gcd, sqrt
 from typing import ClassVar, Final
@@ -148,11 +147,10 @@ class Geometry(generated.Geometry):
         }  # fmt: skip
 
 
-def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
+def candidates(problem: ConvProblem, device: Device) -> list[Config]:
+    """Tile sizes, blocks of rows and of filters whose scratch stays within twice the input; or the smallest."""
     limit = 2 * problem.n * problem.c * problem.spatial[0] * problem.spatial[1] * max(4, problem.itemsize)
-    smallest: Config | None = None
-    smallest_size = 0
-    found = False
+    needed: dict[Config, int] = {}
     for tile_h, tile_w in tilings(problem):
         phases = Axis.of(problem, 0).phases
         tile_rows = ceil_div(problem.output[0], tile_h * phases) * phases
@@ -163,14 +161,9 @@ def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
             for rows in rows_choices:
                 for filters in splits(problem.group_k, m, device.threads):
                     config = Config(tile_h, tile_w, m, n, rows, filters)
-                    needed = Geometry(problem, config, device).workspace_bytes(device.threads)
-                    if needed <= limit:
-                        found = True
-                        yield config
-                    elif smallest is None or needed < smallest_size:
-                        smallest, smallest_size = config, needed
-    if not found and smallest is not None:
-        yield smallest
+                    needed[config] = Geometry(problem, config, device).workspace_bytes(device.threads)
+    fitting = [config for config, size in needed.items() if size <= limit]
+    return fitting or sorted(needed, key=needed.__getitem__)[:1]
 
 
 # What a task costs; measured, not derived.
@@ -206,17 +199,14 @@ class TaskCost(generated.TaskCost):
         """All parts of a task: a matrix product for each product of the transforms, and the transforms."""
         g = self.geometry
         tiles = self.tiles()
-        return Breakdown(
-            self.costs,
-            {
-                "products": g.products * tiles,
-                "waiting for operands": g.products * self.costs.waiting(tiles, self.streamed()),
-                "input transform": OVERLAP * self.input_transform(),
-                "sums": OVERLAP * self.accumulation(),
-                "output transform": OVERLAP * self.output_transform(),
-            },
-            g.tasks,
-        )
+        cycles = {
+            "products": g.products * tiles,
+            "waiting for operands": g.products * self.costs.waiting(tiles, self.streamed()),
+            "input transform": OVERLAP * self.input_transform(),
+            "sums": OVERLAP * self.accumulation(),
+            "output transform": OVERLAP * self.output_transform(),
+        }
+        return Breakdown(self.costs, cycles, g.tasks)
 
     def tiles(self) -> float:
         """The register tiles of one product of the transforms."""
