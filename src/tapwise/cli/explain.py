@@ -23,8 +23,7 @@ def explain(
     from tapwise.lab.report import microseconds, size
     from tapwise.registry import parse
 
-    parsed = guarded(lambda: parse(problem))
-    parsed = parsed.canonical()
+    parsed = guarded(lambda: parse(problem).canonical())
     filters = f"w {parsed.w_shape}, " if parsed.w_shape else ""
     here = guarded(lambda: device_of(device, threads))
     console = make_console()
@@ -36,9 +35,8 @@ def explain(
     )
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("algorithm", "predicted", "packing", "scratch", "config, or why not"):
-        table.add_column(
-            name, overflow="fold", justify="left" if name in ("algorithm", "config, or why not") else "right"
-        )
+        figures = name in ("predicted", "packing", "scratch")
+        table.add_column(name, overflow="fold", justify="right" if figures else "left")
     for row in guarded(lambda: dispatch.explain(parsed, here)):
         if row.reason is not None:
             table.add_row(row.algorithm, "-", "-", "-", row.reason, style="dim")

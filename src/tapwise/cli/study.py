@@ -34,22 +34,18 @@ def study(
         return
 
     def lengths() -> tuple[int, ...] | None:
-        if sides is None:
-            return None
-        words = sides.split(",")
+        words = [] if sides is None else sides.split(",")
         if not all(word.strip().isdigit() for word in words):
             raise InvalidProblem(f"sides={sides!r}: whole numbers with commas are allowed")
-        return tuple(map(int, words))
+        return tuple(map(int, words)) or None
 
     def place() -> str:
         from tapwise.cuda.jit.device import why_none
 
         return ("cuda" if why_none() is None else "cpu") if device == "auto" else device
 
-    done: list[Findings] = []
     try:
-        for path in stored or ():
-            done.append(Findings.load(path))
+        done = [Findings.load(path := one) for one in stored or ()]
     except (OSError, ValueError, TypeError, KeyError) as error:
         typer.echo(f"tapwise: {path}: {error}", err=True)
         raise typer.Exit(1) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,17 +74,11 @@ def _table(rows: Sequence[Record], title: str, peers: Sequence[str]) -> Table:
         spread = 100 * (row.spread_us or 0.0) / row.time_us
         unstable = "?" if spread > 100 * UNSTABLE else ""
         roof = f"{100 * row.roof_us / row.time_us:.0f}" if row.roof_us else "-"
-        table.add_row(
-            row.problem,
-            algorithm,
-            mark,
-            f"{microseconds(row.time_us)} ±{spread:.0f}%{unstable}",
-            f"{row.gflops:.{1 if (row.gflops or 0.0) < 1000 else 0}f}",
-            roof,
-            *(_ratio(row.ratios.get(peer)) for peer in peers),
-            *(percent(row.over_plain.get(row.algorithm or "")) for _ in fused),
-            size(row.workspace_bytes),
-        )
+        figures = f"{row.gflops:.{1 if (row.gflops or 0.0) < 1000 else 0}f}", roof
+        ratios = [_ratio(row.ratios.get(peer)) for peer in peers]
+        over = [percent(row.over_plain.get(row.algorithm or "")) for _ in fused]
+        time = f"{microseconds(row.time_us)} ±{spread:.0f}%{unstable}"
+        table.add_row(row.problem, algorithm, mark, time, *figures, *ratios, *over, size(row.workspace_bytes))
     return table
 
 
@@ -99,27 +94,21 @@ def _print_means(console: Console, rows: Sequence[Record], peers: Sequence[str])
     console.print(f"\n{verified} of {len(rows)} verified, {len(timed)} timed.", highlight=False)
     compared = [row for row in timed if row.ratio is not None]
     if compared:
-        table = Table(
-            title="geometric mean of (fastest peer / ours)", title_justify="left", box=SIMPLE_HEAD, pad_edge=False
-        )
+        title = "geometric mean of (fastest peer / ours)"
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
         for column in ("class", "layers", "mean", "least", "under 0.9"):
             table.add_column(column, justify="left" if column == "class" else "right")
-        categories = list(dict.fromkeys(row.category for row in compared))
-        for name in [*categories, "all"]:
+        for name in [*dict.fromkeys(row.category for row in compared), "all"]:
             ratios = [row.ratio for row in compared if row.ratio is not None and name in (row.category, "all")]
-            under = sum(ratio < 0.9 for ratio in ratios)
-            mean = geometric_mean(ratios) or 0.0
-            table.add_row(
-                name, str(len(ratios)), f"{mean:.2f}", f"{min(ratios):.2f}", str(under), end_section=name != "all"
-            )
+            mean, under = f"{geometric_mean(ratios) or 0.0:.2f}", str(sum(ratio < 0.9 for ratio in ratios))
+            table.add_row(name, str(len(ratios)), mean, f"{min(ratios):.2f}", under, end_section=name != "all")
         console.print(table)
     close, choices = select_best(rows)
     if choices:
         console.print(f"auto within 15 % of the best of ours on {close} of {choices} layers.", highlight=False)
     for peer in peers:
-        reasons = {row.peers_missing[peer] for row in rows if peer in row.peers_missing}
-        for reason in sorted(reasons):
-            count = sum(row.peers_missing.get(peer) == reason for row in rows)
+        reasons = Counter(row.peers_missing[peer] for row in rows if peer in row.peers_missing)
+        for reason, count in sorted(reasons.items()):
             console.print(f"{peer} not measured on {count} problems: {reason}", highlight=False, soft_wrap=True)
     console.print(
         "Under a library's name: its time over ours, in turns in one run; above 1 ours is faster. time: median\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from tapwise import registry
@@ -90,9 +90,8 @@ def _changed(problem: Problem, changes: dict[str, object]) -> Problem:
     words = {"n": "batch", "math": "dtype"}
     for name, value in wanted.items():
         if name not in has:
-            raise InvalidProblem(
-                f"{words.get(name, name)}={value!r}: problems of {problem.operator} have no such choice"
-            )
+            said = f"{words.get(name, name)}={value!r}"
+            raise InvalidProblem(f"{said}: problems of {problem.operator} have no such choice")
     return problem.replace(**wanted)
 
 
@@ -120,7 +119,7 @@ def select(
     for target in targets:
         for case in load(target):
             problem = _changed(case.problem, changes)
-            cases.setdefault((case.suite, problem), Case(problem, case.suite, case.category, case.uses, case.source))
+            cases.setdefault((case.suite, problem), replace(case, problem=problem))
     found = sorted({case.category for case in cases.values()})
     for category in categories:
         if category not in found:

@@ -94,11 +94,7 @@ class TilesPlan(KernelPlan):
         return bool(counts[0] * counts[1] <= sum(counts) + SWEEP and same)
 
     def _record(
-        self,
-        sweeps: list[Listed],
-        epsilons: tuple[float, float],
-        window: np.ndarray | None = None,
-        group: bool = False,
+        self, sweeps: list[Listed], epsilons: tuple[float, float], window: np.ndarray | None = None, group: bool = False
     ) -> np.ndarray:
         """The record of one or two sweeps, each its places and weights.
 
