@@ -18,22 +18,10 @@ from tapwise.ops.parameters import device_of, numbers, sides_of, whole, with_bat
 
 
 def conv2d(
-    x: Any,
-    w: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-    *,
-    activation: str | None = None,
-    residual: Any = None,
-    output_size: Any = None,
-    math: str = "ieee",
-    algorithm: str = "auto",
-    device: str | None = None,
-    out: Any = None,
-) -> Any:
+    x: Any, w: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, *,
+    activation: str | None = None, residual: Any = None, output_size: Any = None, math: str = "ieee",
+    algorithm: str = "auto", device: str | None = None, out: Any = None,
+) -> Any:  # fmt: skip
     """y = activation(conv(x, w) + bias + residual), with the meaning of torch.nn.functional.conv2d.
 
     x (n, c, h, w) or (c, h, w), w (k, c / groups, r, s), bias (k,), residual and out as y. All float32, all float64, or
@@ -56,37 +44,19 @@ def conv2d(
 
 
 def conv1d(
-    x: Any,
-    w: Any,
-    bias: Any = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-    *,
-    activation: str | None = None,
-    residual: Any = None,
-    output_size: Any = None,
-    math: str = "ieee",
-    algorithm: str = "auto",
-    device: str | None = None,
-    out: Any = None,
-) -> Any:
+    x: Any, w: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, *,
+    activation: str | None = None, residual: Any = None, output_size: Any = None, math: str = "ieee",
+    algorithm: str = "auto", device: str | None = None, out: Any = None,
+) -> Any:  # fmt: skip
     """As conv2d with one spatial axis: x (n, c, w) or (c, w), w (k, c / groups, s); padding also ((left, right),)."""
     words = stride, padding, dilation, groups, output_size, activation, math
     return _convolve(1, x, w, bias, residual, words, algorithm, device, out)
 
 
 def prepare(
-    problem: ConvProblem | str,
-    w: Any,
-    bias: Any = None,
-    *,
-    algorithm: str = "auto",
-    config: Config | str | None = None,
-    threads: int | None = None,
-    device: str | None = None,
-) -> PreparedConv:
+    problem: ConvProblem | str, w: Any, bias: Any = None, *, algorithm: str = "auto",
+    config: Config | str | None = None, threads: int | None = None, device: str | None = None,
+) -> PreparedConv:  # fmt: skip
     """An operator for one problem with its filters packed once: call it many times, from any number of threads.
 
     `problem`: a ConvProblem or its string ("c64 h56 w56 k64 r3 s3 pad1 relu"). w (k, c / groups, r, s) and bias (k,)
