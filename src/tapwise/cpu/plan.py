@@ -55,7 +55,7 @@ class KernelPlan(Plan):
         unknown = set(numbers) - set(names)
         if unknown:
             raise KeyError(f"fields {sorted(unknown)} have no place in the argument array")
-        self._array = ctypes.c_int64 * len(names)
+        self._copy = (ctypes.c_int64 * len(names)).from_buffer_copy
         self._workers = numbers["workers"] = max(1, min(device.threads, numbers["tasks"]))
         self._template = np.array([numbers.get(name, 0) for name in names], np.int64).tobytes()
         self.workspace_bytes = numbers.get("scratch_step", 0) * self._workers
@@ -74,7 +74,7 @@ class KernelPlan(Plan):
         storage = np.empty(self._packed_size + 32, dtype)
         start = -storage.ctypes.data % 64 // dtype.itemsize
         packed = storage[start : start + self._packed_size]
-        args = self._array.from_buffer_copy(self._template)
+        args = self._copy(self._template)
         args[_X], args[_W], args[_TASKS] = address(w), address(packed), self._pack_tasks
         workers = 1 if packed.nbytes < 1 << 17 else max(1, min(self._threads, self._pack_tasks))
         args[_WORKERS] = workers
@@ -102,7 +102,7 @@ class KernelPlan(Plan):
 
     def _arguments(self, buffers: Buffers) -> Any:
         x, packed, y, workspace, bias, residual, _ = buffers
-        args = self._array.from_buffer_copy(self._template)
+        args = self._copy(self._template)
         args[_X], args[_Y] = address(x), address(y)
         if packed is not None:
             args[_W] = address(packed)
