@@ -86,6 +86,8 @@ def test_a_gpu_counts_the_change_nearer_to_none() -> None:
     assert verdict(gpu(100.0, ratios={"p": 2.0}), gpu(105.0, ratios={"p": 2.0})) is Verdict.SAME
     assert verdict(gpu(100.0, ratios={"p": 2.0}), gpu(100.0, ratios={"p": 1.5})) is Verdict.SAME
     assert verdict(gpu(100.0, ratios={"p": 2.0}), gpu(110.0, ratios={"p": 1.8})) is Verdict.SLOWER
+    # Faster by the clock and slower against the peer: neither.
+    assert verdict(gpu(100.0, ratios={"p": 2.0}), gpu(94.0, ratios={"p": 1.9})) is Verdict.SAME
     assert verdict(gpu(100.0), gpu(104.0, spread_us=4.0)) is Verdict.UNSURE
 
 

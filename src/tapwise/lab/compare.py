@@ -3,7 +3,7 @@
 On a CPU absolute times of two runs differ by half without any change, so ours is divided by the time of libraries that
 both runs measured beside it: what slows the machine slows them too. On a GPU times are its own clock's and steady, but
 a library may choose another kernel in another run: of the change itself and the change against the libraries, the one
-nearer to none counts.
+nearer to none counts, and no change where one is faster and the other slower.
 """
 
 from __future__ import annotations
@@ -86,6 +86,8 @@ def compare(old: Record | None, new: Record) -> Comparison:
         resolution = GPU_RESOLUTION
         against_peers = statistics.median(changes) if changes else change
         change, peers = min((change, ()), (against_peers, peers), key=lambda one: abs(math.log(one[0])))
+        if (new.time_us > old.time_us) != (against_peers > 1):
+            change = 1.0
     elif changes:
         resolution, change = CPU_RESOLUTION, statistics.median(changes)
         # Where libraries disagree on how far the machine drifted, one of them did not drift with it.
