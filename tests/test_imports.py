@@ -44,8 +44,6 @@ OPERATOR_LAYERS = (
     ("prepared",),
     ("api",),
 )
-# Still to be moved: (importer, imported).
-EXCEPTIONS: set[tuple[str, str]] = set()
 
 
 def _name(file: Path) -> str:
@@ -103,8 +101,6 @@ def test_imports_are_found() -> None:
 def test_arrows_point_down(name: str) -> None:
     room = name.partition(".")[0]
     for other in imports(name):
-        if (name, other) in EXCEPTIONS:
-            continue
         assert layer(other) <= layer(name), f"{name} imports {other}, of a layer above"
         there = other.partition(".")[0]
         assert there == room or room not in ALONE or there not in ALONE, f"{name} imports {other}"
@@ -135,17 +131,11 @@ def test_no_circles() -> None:
         assert name not in path, " -> ".join((*path[path.index(name) :], name))
         if name not in done:
             for other in sorted(imports(name)):
-                if (name, other) not in EXCEPTIONS:
-                    visit(other, (*path, name))
+                visit(other, (*path, name))
             done.add(name)
 
     for name in sorted(MODULES):
         visit(name, ())
-
-
-def test_exceptions_are_needed() -> None:
-    for name, other in EXCEPTIONS:
-        assert other in imports(name), (name, other)
 
 
 def test_the_cpu_needs_nothing_of_cuda() -> None:

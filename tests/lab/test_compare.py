@@ -105,6 +105,9 @@ def test_rows_are_found_by_problem_however_it_is_written() -> None:
     old = [record(100.0, problem="pad1 s3 r3 k5 w7 h9 c3"), record(1.0, problem="c4 h9 w7 k5 r3 s3 pad1")]
     (row,) = compare_runs(old, [record(100.0)])
     assert row.old_us == 100.0
+    # Of several devices that of the same one.
+    (row,) = compare_runs([record(7.0, device="e"), *old], [record(100.0)])
+    assert row.old_us == 100.0
 
 
 def test_table_and_status() -> None:
@@ -121,6 +124,9 @@ def test_records_are_read_back(tmp_path: Path) -> None:
     rows = [record(100.0, ratios={"p": 2.0}), record(None, problem="c4 h9 w7 k5 r3 s3 pad1")]
     (path,) = records.write(rows, tmp_path / "a.json", "d", None)
     assert records.read(path) == records.read(tmp_path) == rows
+    # As `bench --json FOLDER` writes them: a folder a device.
+    records.write(rows, tmp_path / "runs" / "d" / "a.json", "d", None)
+    assert records.read(tmp_path / "runs") == rows
     path.write_text(json.dumps([rows[0].as_json() | {"of a later version": 1}]))
     assert records.read(path) == rows[:1]
     for text in ("", "{}", "[]", "[1]", '[{"problem": "x"}]'):

@@ -59,10 +59,16 @@ class Comparison:
 
 def compare_runs(old: Sequence[Record], new: Sequence[Record]) -> list[Comparison]:
     """Each row of the new run against the row of the same problem in the old one."""
-    before: dict[str, Record] = {}
+    before: dict[tuple[str, str | None], Record] = {}
     for record in old:
-        before.setdefault(_canonical(record.problem), record)
-    return [compare(before.get(_canonical(record.problem)), record) for record in new]
+        # That of the same device first.
+        for device in (record.device, None):
+            before.setdefault((_canonical(record.problem), device), record)
+
+    def found(problem: str, device: str) -> Record | None:
+        return before.get((problem, device)) or before.get((problem, None))
+
+    return [compare(found(_canonical(record.problem), record.device), record) for record in new]
 
 
 def compare(old: Record | None, new: Record) -> Comparison:

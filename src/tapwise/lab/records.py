@@ -69,11 +69,13 @@ class Record:
 
 
 def read(path: Path) -> list[Record]:
-    """The records of a .json file, or of those in a folder. Raises InvalidProblem for what is none."""
+    """The records of a .json file, of those in a folder, or of those in a folder of devices' folders, as `bench --json`
+    writes them. Raises InvalidProblem for what is none."""
     known = {field.name for field in fields(Record)}
     found = []
     try:
-        for file in sorted(path.glob("*.json")) if path.is_dir() else [path]:
+        inside = (sorted(path.glob("*.json")) or sorted(path.glob("*/*.json"))) if path.is_dir() else [path]
+        for file in inside:
             for row in json.loads(file.read_text(encoding="utf-8")):
                 named = {"category" if name == "class" else name: value for name, value in row.items()}
                 found.append(Record(**{name: value for name, value in named.items() if name in known}))
