@@ -217,7 +217,13 @@ def test_explain_goes_through_the_registry(monkeypatch: pytest.MonkeyPatch) -> N
 def test_explain_shows_an_algorithm_without_a_config_that_may_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, FAST)
     monkeypatch.setattr(FAST, "configs", lambda problem, device: [])
-    assert dispatch.explain(PROBLEM, DEVICE) == [dispatch.Candidate("cpu.fast", None)]
+    assert dispatch.explain(PROBLEM, DEVICE) == [
+        dispatch.Candidate("cpu.fast", "has no config that may be chosen for it")
+    ]
+    with pytest.raises(NotApplicable, match=r"'cpu.fast' does not apply to 'c8 h9 w9 k8 r3 s3': it has no config"):
+        dispatch.choose(PROBLEM, DEVICE, "cpu.fast")
+    with pytest.raises(NotApplicable, match=r"no algorithm applies.*: cpu.fast has no config"):
+        dispatch.choose(PROBLEM, DEVICE)
 
 
 def test_real_algorithms_are_explained_and_chosen() -> None:

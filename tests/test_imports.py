@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import tapwise
+from tapwise import errors
 
 PACKAGE = Path(tapwise.__file__).parent
 # From the lowest: a module imports of its own layer, where `ALONE` does not say otherwise, and of those before it.
@@ -150,3 +151,13 @@ def test_the_cpu_needs_nothing_of_cuda() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_error_is_a_public_name() -> None:
+    """What a call raises can be caught by a name of the package."""
+    mine = {
+        name for name, value in vars(errors).items() if isinstance(value, type) and value.__module__ == errors.__name__
+    }
+    assert mine <= set(tapwise.__all__)
+    for name in mine:
+        assert getattr(tapwise, name) is getattr(errors, name)

@@ -133,6 +133,29 @@ def test_what_is_taken(operator: str, identifier: str) -> None:
     assert len(refused) < len(PROBLEMS[operator]), "it takes none of its operator's problems"
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "c8 h9 w9 k1 r3 s3 pad1",
+        "c8 h9 w9 k2 r3 s3 pad1",
+        "c8 h9 w9 k4 r3 s3 groups4",
+        "c8 h9 w9 k8 r3 s3 groups4 stride2",
+        "c2 h3 w3 k2 r3 s3",
+        "c64 h8 w8 k1 r1 s1",
+        "c1 h1 w1 k1 r1 s1",
+        "c1 h5 w5 k3 r5 s5 stride7",
+    ],
+)
+def test_what_refuses_nothing_has_a_config(text: str) -> None:
+    problem = ConvProblem.parse(text)
+    for kind, dtype in [("cpu", "f32"), ("cpu", "f16"), ("cuda", "f32"), ("cuda", "f16")]:
+        for layout in ("nchw", "nhwc"):
+            one = problem.replace(dtype=dtype, layout=layout)
+            for algorithm in registry.of_backend(kind):
+                if algorithm.refusal(one, DEVICES[kind]) is None:
+                    assert any(config.automatic for config in algorithm.configs(one, DEVICES[kind])), algorithm.id
+
+
 def test_no_refusals_are_listed_of_what_is_gone() -> None:
     assert set(REFUSED) <= set(ROWS)
 

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tapwise import image
-    from tapwise.errors import CompileError, InvalidProblem, NotApplicable, TapwiseError
+    from tapwise.errors import (
+        CompileError,
+        DeviceUnavailable,
+        InvalidPicture,
+        InvalidProblem,
+        NotApplicable,
+        PeerUnavailable,
+        TapwiseError,
+    )
     from tapwise.ops.conv.api import conv1d, conv2d, prepare
     from tapwise.ops.conv.prepared import PreparedConv
     from tapwise.ops.conv.problem import ConvProblem
@@ -23,7 +31,10 @@ __version__ = "0.1.0"
 # The names of each module; of the package itself: its modules.
 _NAMES = {
     "tapwise": ("image",),
-    "tapwise.errors": ("CompileError", "InvalidProblem", "NotApplicable", "TapwiseError"),
+    "tapwise.errors": (
+        *("CompileError", "DeviceUnavailable", "InvalidPicture", "InvalidProblem"),
+        *("NotApplicable", "PeerUnavailable", "TapwiseError"),
+    ),
     "tapwise.ops.conv.api": ("conv1d", "conv2d", "prepare"),
     "tapwise.ops.conv.prepared": ("PreparedConv",),
     "tapwise.ops.conv.problem": ("ConvProblem",),
@@ -37,8 +48,11 @@ _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 __all__ = [
     "CompileError",
     "ConvProblem",
+    "DeviceUnavailable",
+    "InvalidPicture",
     "InvalidProblem",
     "NotApplicable",
+    "PeerUnavailable",
     "PreparedConv",
     "TapwiseError",
     "avg_pool1d",

@@ -20,6 +20,8 @@ from tapwise.problem import Problem
 
 CHOICES_KEPT: Final = 4096
 PLANS_KEPT: Final = 512
+# The reason of an algorithm that refuses nothing and has nothing to offer.
+_NO_CONFIG: Final = "has no config that may be chosen for it"
 
 # Configs, each with the time that decides.
 Predicted = list[tuple[Config, float]]
@@ -74,6 +76,8 @@ def _choose(
     if reason is not None:
         raise NotApplicable(f"algorithm={algorithm!r} does not apply to '{problem}': it {reason}")
     predicted = _predicted(chosen, _matching(chosen, problem, device, config), problem, device, prepared)
+    if not predicted:
+        raise NotApplicable(f"algorithm={algorithm!r} does not apply to '{problem}': it {_NO_CONFIG}")
     best = _best(chosen, predicted, problem, device, limit)
     if best is None:
         least = min(chosen.workspace_bytes(problem, c, device) for c, _ in predicted)
@@ -98,6 +102,8 @@ def _automatic(problem: Problem, device: Device, prepared: bool, workspace_limit
         elif (best := _best(one, predicted, problem, device, None)) is not None:
             too_large.append(best)
             reasons.append(f"{one.id} needs {best.workspace_bytes} bytes of workspace")
+        else:
+            reasons.append(f"{one.id} {_NO_CONFIG}")
     if not offers:
         listed = "; ".join(reasons) or f"there is none for {device.kind}"
         raise NotApplicable(f"no algorithm applies to '{problem}': {listed}")
@@ -189,7 +195,7 @@ def explain(problem: Problem, device: Device) -> list[Candidate]:
         predicted = _predicted(one, _offered(one, problem, device), problem, device, True)
         best = _best(one, predicted, problem, device, None)
         if best is None:
-            candidates.append(Candidate(one.id, None))
+            candidates.append(Candidate(one.id, _NO_CONFIG))
             continue
         pack_us = one.pack_us(problem, best.config, device)
         candidates.append(Candidate(one.id, None, best.config, best.predicted_us, pack_us, best.workspace_bytes))

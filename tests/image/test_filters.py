@@ -269,6 +269,7 @@ def test_clip_rounds_and_holds() -> None:
         (lambda x: image.sobel(x, output=np.empty((3, 3))), "output"),
         (lambda x: image.sobel(x, axis=1, channel_axis=1), "channel_axis"),
         (lambda x: image.sobel(x.astype(np.float16)), "float16"),
+        (lambda x: image.sobel(x.astype(">f2")), "float16"),
         (lambda x: image.sobel(x.astype("M8[s]")), "dtype"),
         (lambda x: image.correlate(x, np.ones((3, 3)), cval=1j), "cval"),
     ],

@@ -151,7 +151,7 @@ def _output_of(output: Any, source: Any, complex_output: bool) -> Any:
 
     `complex_output`: the result is complex, and so must be its dtype.
     """
-    if source.dtype == np.float16:
+    if source.dtype.type is np.float16:
         raise InvalidPicture("input has dtype float16: not supported, as in scipy; convert it to float32")
     if isinstance(source, DeviceArray) and source.dtype.kind not in "iuf":
         raise InvalidPicture(f"input has dtype {source.dtype}: on a GPU integers, float32 and float64 are taken")

@@ -271,6 +271,8 @@ class Winograd(generated.GeneratedAlgorithm[Config]):
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
         if problem.depthwise:
             return "has no product over channels to save when each group has one"
+        if problem.group_k == 1:
+            return "takes two filters a group or more, not one"
         if not tilings(problem):
             size, stride = ("x".join(map(str, pair)) for pair in (problem.kernel, problem.stride))
             return f"takes filters whose tiles save products within its error bound, not {size} of stride {stride}"
