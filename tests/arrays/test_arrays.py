@@ -8,8 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.autograd.forward_ad as forward_ad
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from tapwise import arrays
+from tapwise.arrays import device
 from tapwise.arrays.workspaces import aligned, pool, workspace
 from tapwise.errors import InvalidProblem
 from tapwise.problem import DTYPES
@@ -70,17 +74,85 @@ def test_result_is_of_the_same_kind() -> None:
         (None, ["w is a NoneType"]),
         (np.ma.masked_array([1.0], [True]), ["masked"]),
         (torch.zeros(2, requires_grad=True), ["w requires a gradient", "w.detach()"]),
-        (torch.zeros(2, dtype=torch.bfloat16), ["bfloat16", "float16"]),
-        (torch.zeros(2, 2).to_sparse(), ["w is a", "dense"]),
-        (torch.zeros(2, device="meta"), ["meta", "CPU"]),
+        (np.ndarray, ["w is a type"]),
+        (torch.zeros(2, dtype=torch.bfloat16), ["w has dtype bfloat16, which is taken on a GPU", "on a CPU float32"]),
+        (torch.zeros(2, dtype=torch.float8_e5m2), ["w has dtype float8_e5m2: float32"]),
+        (torch.zeros(2, dtype=torch.complex64).conj(), ["w has dtype complex64: float32"]),
+        (torch.zeros(2, 2).to_sparse(), ["w is a tensor of layout torch.sparse_coo", "to_dense()"]),
+        (torch.eye(2).to_sparse_csr(), ["torch.sparse_csr", "to_dense()"]),
+        (torch.zeros(2, 2).to_mkldnn(), ["torch._mkldnn", "to_dense()"]),
+        (torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged), ["w is a nested tensor"]),
+        (torch._neg_view(torch.zeros(2)), ["w has its negative bit set", "resolve_neg()"]),
+        (torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.quint8), ["quantized", "dequantize()"]),
+        (torch.zeros(2, device="meta"), ["meta", "no values"]),
+        (FakeTensorMode().from_tensor(torch.zeros(2)), ["w is a fake tensor", "no values"]),
     ],
-    ids=["list", "float", "none", "masked", "gradient", "bfloat16", "sparse", "device"],
-)
+    ids=[
+        "list", "float", "none", "masked", "gradient", "type", "bfloat16", "float8", "conj", "sparse", "csr", "mkldnn",
+        "nested", "negative", "quantized", "device", "fake",
+    ],
+)  # fmt: skip
 def test_refused_by_name(value: Any, words: list[str]) -> None:
     with pytest.raises(InvalidProblem) as error:
         arrays.view(value, "w")
     for word in words:
         assert word in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def _dual(call: Any, x: torch.Tensor) -> Any:
+    with forward_ad.dual_level():
+        return call(forward_ad.make_dual(x, x))
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        (_dual, "w has a tangent"),
+        (lambda call, x: torch.func.jvp(call, (x,), (x,)), "w is followed by a transform of torch.func"),
+        (lambda call, x: torch.func.functionalize(call)(x), "w is followed by a transform of torch.func"),
+        (lambda call, x: torch.func.grad(call)(x), "w requires a gradient"),
+        (lambda call, x: torch.vmap(call)(x), "w is batched by torch.vmap"),
+        (lambda call, x: torch.jit.trace(call, (x,)), "w is traced by torch.jit.trace"),
+        (lambda call, x: make_fx(call)(x), "w is traced by make_fx"),
+        (lambda call, x: torch.fx.symbolic_trace(call), "w is a Proxy of torch.fx"),
+    ],
+    ids=["dual", "jvp", "functionalize", "grad", "vmap", "jit", "make_fx", "fx"],
+)
+@pytest.mark.parametrize("there", [False, True], ids=["host", "device"])
+def test_what_pytorch_records_is_refused(record: Any, words: str, there: bool) -> None:
+    """A result without the record would be a silent zero derivative, or a constant of the trace."""
+
+    def call(x: Any) -> torch.Tensor:
+        # The way of a GPU's tensors, as far as it goes without one.
+        device.view(x, "w") if there and isinstance(x, torch.Tensor) else arrays.anywhere(x, "w", None)
+        return torch.zeros(())
+
+    with pytest.raises(InvalidProblem) as error:
+        record(call, torch.ones(3, 4))
+    assert str(error.value).startswith(words)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch._neg_view(torch.zeros(2)),
+        torch.zeros(2, 2).to_sparse(),
+        torch.nested.nested_tensor([torch.zeros(2)], layout=torch.strided),
+        FakeTensorMode().from_tensor(torch.zeros(2)),
+        torch.zeros(2, dtype=torch.complex64),
+    ],
+    ids=["negative", "sparse", "nested", "fake", "complex"],
+)
+def test_a_tensor_of_a_gpu_that_is_more_than_its_memory_is_refused(tensor: torch.Tensor) -> None:
+    with pytest.raises(InvalidProblem, match=r"^w (has|is) "):
+        device.view(tensor, "w")
+
+
+def test_a_tensor_without_a_tangent_is_taken_beside_one_that_has() -> None:
+    with forward_ad.dual_level():
+        forward_ad.make_dual(torch.ones(3), torch.ones(3))
+        np.testing.assert_array_equal(arrays.view(torch.ones(3), "w"), [1, 1, 1])
 
 
 def test_tensor_with_gradient_is_taken_where_none_is_recorded() -> None:

@@ -16,9 +16,10 @@ from tapwise.arrays.device import DeviceArray
 from tapwise.arrays.host import channels_first as channels_first
 from tapwise.arrays.host import channels_last as channels_last
 from tapwise.arrays.host import dtype_name as dtype_name
-from tapwise.arrays.host import is_torch, native_dtype
 from tapwise.arrays.host import native as native
+from tapwise.arrays.host import native_dtype
 from tapwise.arrays.host import view as view
+from tapwise.arrays.tensors import is_torch
 from tapwise.errors import InvalidProblem
 
 # What operators work on.

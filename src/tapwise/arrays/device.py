@@ -17,6 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tapwise.arrays.tensors import check_unrecorded, is_fake, is_proxy, why_not
 from tapwise.errors import InvalidProblem
 
 # Dtypes that PyTorch and NumPy have in common, by their one name.
@@ -24,9 +25,6 @@ _SHARED = (
     "float16", "bfloat16", "float32", "float64",
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
 )  # fmt: skip
-GRADIENT = (
-    "{0} requires a gradient: tapwise computes no gradients yet; use {0}.detach(), or call it under torch.no_grad()"
-)
 # Bytes that the first element of a dense array lies on a multiple of.
 ALIGNMENT = 16
 
@@ -131,7 +129,11 @@ def is_device(value: Any) -> bool:
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         return bool(value.is_cuda)
-    if isinstance(value, DeviceArray) or hasattr(value, "__cuda_array_interface__"):
+    if isinstance(value, DeviceArray):
+        return True
+    if is_proxy(value) or isinstance(value, type):
+        return False
+    if hasattr(value, "__cuda_array_interface__"):
         return True
     if hasattr(value, "__dlpack_device__"):
         kind, _ = value.__dlpack_device__()
@@ -153,13 +155,10 @@ def view(value: Any, name: str) -> DeviceArray:
 
 
 def _of_torch(torch: Any, tensor: Any, name: str) -> DeviceArray:
-    if tensor.requires_grad and torch.is_grad_enabled():
-        raise InvalidProblem(GRADIENT.format(name))
-    if tensor.layout != torch.strided:
-        raise InvalidProblem(f"{name} is a {tensor.layout} tensor: a strided one is allowed")
+    check_unrecorded(torch, tensor, name)
     dtype = _numpy_dtype(tensor.dtype)
-    if dtype is None:
-        raise InvalidProblem(f"{name} has dtype {tensor.dtype}: float32, float64, float16 or bfloat16 is allowed")
+    if dtype is None or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_neg() or is_fake(tensor):
+        raise InvalidProblem(f"{name} {why_not(torch, tensor)}")
     size = dtype.itemsize
     strides = tuple(step * size for step in tensor.stride())
     return DeviceArray(tensor.data_ptr(), tuple(tensor.shape), strides, dtype, tensor.device.index, "torch", tensor)
@@ -175,12 +174,12 @@ def _numpy_dtype(dtype: Any) -> np.dtype[Any] | None:
 
 
 def _of_other(value: Any, name: str) -> DeviceArray:
-    from cuda.core.utils import StridedMemoryView
-
     try:
+        from cuda.core.utils import StridedMemoryView
+
         seen = StridedMemoryView.from_any_interface(value, stream_ptr=-1)
         dtype = np.dtype(seen.dtype)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, BufferError, ImportError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidProblem(f"{name} is a {type(value).__name__} whose memory cannot be shared: {error}") from error
     shape = tuple(seen.shape)
     size = dtype.itemsize

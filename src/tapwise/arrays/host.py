@@ -7,12 +7,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from tapwise.arrays.device import GRADIENT
+from tapwise.arrays.tensors import ALLOWED, check_unrecorded, is_proxy, is_torch, why_not
 from tapwise.errors import InvalidProblem
 from tapwise.problem import DTYPES
 
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
-_ALLOWED: Final = "float32, float64, float16 or bfloat16"
 _KINDS: Final = "a NumPy array, a PyTorch tensor, a CuPy array, or an array that speaks DLPack"
 
 
@@ -27,30 +26,25 @@ def view(value: Any, name: str) -> np.ndarray:
         return value.view(np.ndarray)
     if is_torch(value):
         return _view_of_tensor(value, name)
+    if is_proxy(value):
+        raise InvalidProblem(f"{name} is a Proxy of torch.fx, which has no values: call tapwise outside of its tracing")
     if not hasattr(value, "__dlpack__"):
         raise InvalidProblem(f"{name} is a {type(value).__name__}: {_KINDS} is allowed")
     try:
         return np.from_dlpack(value)
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
         raise InvalidProblem(f"{name} is a {type(value).__name__} that NumPy cannot share: {error}") from error
 
 
-def is_torch(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
-
-
 def _view_of_tensor(tensor: Any, name: str) -> np.ndarray:
+    torch = sys.modules["torch"]
+    check_unrecorded(torch, tensor, name)
     if tensor.requires_grad:
-        if sys.modules["torch"].is_grad_enabled():
-            raise InvalidProblem(GRADIENT.format(name))
         tensor = tensor.detach()
     try:
         array: np.ndarray = tensor.numpy()
     except (RuntimeError, TypeError) as error:
-        raise InvalidProblem(
-            f"{name} is a {tensor.dtype} tensor on {tensor.device}: a dense CPU tensor of {_ALLOWED} is allowed"
-        ) from error
+        raise InvalidProblem(f"{name} {why_not(torch, tensor)}") from error
     return array
 
 
@@ -58,7 +52,7 @@ def dtype_name(array: Any, name: str) -> str:
     """ "f32", "f64", "f16" or "bf16", in any byte order. Raises InvalidProblem for other dtypes."""
     known = _NAMES.get(native_dtype(array.dtype))
     if known is None:
-        raise InvalidProblem(f"{name} has dtype {array.dtype}: {_ALLOWED} is allowed")
+        raise InvalidProblem(f"{name} has dtype {array.dtype}: {ALLOWED} is allowed")
     return known
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch.autograd.forward_ad as forward_ad
 
 from tapwise.cuda import plan
 from tapwise.ops.conv.prepared import TorchCall
@@ -79,5 +80,8 @@ def test_a_quick_call_takes_a_residual_that_needs_no_conversion(layout: str) -> 
     ):
         assert not call.takes(x, wrong)
     assert not call.takes(x.contiguous(memory_format=other), residual)
+    assert not call.takes(torch._neg_view(x), residual)
+    with forward_ad.dual_level():
+        assert not call.takes(x, residual)
     quick = TorchCall(problem.replace(residual=False), made, packed, None, filters)
     assert quick.takes(x) and not quick.takes(x, residual)

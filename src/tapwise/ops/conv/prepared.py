@@ -9,6 +9,7 @@ import numpy as np
 from tapwise import arrays, dispatch, registry
 from tapwise.algorithm import Buffers, Choice, Config, Device, Plan
 from tapwise.arrays.device import synchronize
+from tapwise.arrays.tensors import recording
 from tapwise.arrays.workspaces import pool, workspace
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.problem import ConvProblem
@@ -126,7 +127,7 @@ class TorchCall:
 
         self._alignment, self._stream = ALIGNMENT, torch_stream()
         self._tensor, self._index = torch.Tensor, filters.index
-        self._grad, self._empty = torch.is_grad_enabled, torch.empty
+        self._library, self._grad, self._empty = torch, torch.is_grad_enabled, torch.empty
         self._dtype, self._device = filters.owner.dtype, filters.owner.device
         self._x_shape, self._y_shape = torch.Size(problem.x_shape), torch.Size(problem.y_shape)
         self._order = torch.channels_last if problem.layout == "nhwc" else torch.contiguous_format
@@ -142,7 +143,7 @@ class TorchCall:
             self._fixed["bias"] = bias.ptr
 
     def takes(self, x: Any, residual: Any = None) -> bool:
-        if not self._is_plain(x, self._x_shape, self._x_strides):
+        if recording(self._library) or not self._is_plain(x, self._x_shape, self._x_strides):
             return False
         if self._residual:
             return self._is_plain(residual, self._y_shape, self._y_strides)
@@ -157,6 +158,7 @@ class TorchCall:
             and tensor.get_device() == self._index
             and tensor.data_ptr() % self._alignment == 0
             and not (tensor.requires_grad and self._grad())
+            and not tensor.is_neg()
         )
 
     def __call__(self, x: Any, residual: Any = None) -> Any:
