@@ -2,6 +2,7 @@
 #                        with an NVIDIA GPU, that too, against cuDNN
 # make test              check, then every test; kernels that are only compiled are compiled for one architecture
 # make test-all          the same with every architecture
+# make campaign MINUTES=20 [DEVICE=cuda] [SEED=7]   random and hostile calls for so long; exit status 1 where one fails
 # make check             lint, format, types, generated tables
 # make format            rewrite in the house format
 # make docs              write every generated table anew
@@ -21,7 +22,7 @@ TORCH ?= $(GPU)
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 CUDA_SOURCES = $(shell find src -name '*.cu' -or -name '*.cuh')
 
-.PHONY: bench test test-all check format docs clean
+.PHONY: bench test test-all campaign check format docs clean
 # Two installations into one .venv must not run at once.
 .NOTPARALLEL:
 
@@ -34,6 +35,9 @@ test: check .venv/.test
 
 test-all: check .venv/.test
 	$(PYTEST) --all-architectures
+
+campaign: .venv/.test
+	$(BIN)/python tools/campaign.py --minutes $(or $(MINUTES),20) $(if $(DEVICE),--device $(DEVICE)) $(if $(SEED),--seed $(SEED))
 
 check: .venv/.check
 	$(BIN)/ruff check .

@@ -108,7 +108,7 @@ def test_pre_commit_runs_what_make_check_runs() -> None:
 
 
 def test_files_that_tools_name_exist() -> None:
-    for tool in (ROOT / "tools").iterdir():
+    for tool in (path for path in (ROOT / "tools").rglob("*") if path.suffix in (".py", ".sh")):
         for path in re.findall(r"\b(?:tests|src|tools)/[\w./]+", tool.read_text()):
             assert (ROOT / path).exists(), f"{tool.name}: {path}"
 

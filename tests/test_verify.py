@@ -307,3 +307,20 @@ def test_images_are_compared_one_by_one_where_sums_are_given() -> None:
     y[2, 1, 3, 3] += 1
     assert not verdict()
     assert "image 2" in verdict().message
+
+
+def test_positions_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = registry.parse("maxpool n2 c3 h9 w11 r3 s3 stride2 indices")
+    assert verify.check(problem, "cpu.serial")
+    right = type(problem).positions
+
+    def wrong(self: Any, x: np.ndarray) -> np.ndarray:
+        places = right(self, x)
+        places[1, 2, 3, 3] += 1
+        return places
+
+    monkeypatch.setattr(type(problem), "positions", wrong)
+    verdict = verify.check(problem, "cpu.serial")
+    assert not verdict
+    assert "positions: 1 of" in verdict.message
+    assert "[1, 2, 3, 3]" in verdict.message

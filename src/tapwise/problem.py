@@ -137,6 +137,15 @@ class Problem:
         """Whether direct sums of inputs up to LARGEST_INTEGER are exact, and rounded once to the output's dtype."""
         return False
 
+    @property
+    def gives_positions(self) -> bool:
+        """Whether plans write (values, int64 positions) rather than values alone."""
+        return False
+
+    def positions(self, x: np.ndarray) -> np.ndarray:
+        """The positions of a problem that gives them."""
+        raise NotImplementedError
+
     def canonical(self, axes: int = 2) -> Self:
         """The same problem in the form that algorithms take, with so many spatial axes; itself where it has that."""
         return self

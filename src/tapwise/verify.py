@@ -107,17 +107,21 @@ def check(
         inputs = inputs._replace(residual=arrays.dense(inputs.residual, problem.layout))
     x = _Guarded(inputs.x.shape, inputs.x.dtype, problem.layout, index, inputs.x)
     y = _Guarded(problem.y_shape, problem.y_dtype, problem.layout, index)
+    places = _Guarded(problem.y_shape, np.dtype(np.int64), problem.layout, index) if problem.gives_positions else None
     workspace = _Guarded((plan.workspace_bytes,), np.dtype(np.uint8), index=index)
     scratch = workspace.array if plan.workspace_bytes else None
     w, bias, residual = (None if one is None else _beside(one, index, problem.layout) for one in inputs[1:4])
-    plan.run(Buffers(x.array, plan.pack(w), y.array, scratch, bias, residual))
+    results = y.array if places is None else (y.array, places.array)
+    plan.run(Buffers(x.array, plan.pack(w), results, scratch, bias, residual))
     sums = None
     if index is not None and not (integers and algorithm.exact and problem.exact_on_integers):
         there = registry.reference_there(problem.operator)
         sums = None if there is None else there(problem, x.array, arrays.dense(w, "nchw"), device)
-    for name, memory in (("input", x), ("output", y), ("workspace", workspace)):
-        if not memory.guards_hold():
+    for name, memory in (("input", x), ("output", y), ("positions", places), ("workspace", workspace)):
+        if memory is not None and not memory.guards_hold():
             return _failed(f"{choice.algorithm} wrote outside its {name}")
+    if places is not None and not (found := compare(places.result(), problem.positions(inputs.x), np.zeros(()))):
+        return replace(found, message=f"positions: {found.message}")
     return _verdict(problem, algorithm, inputs, y.result(), sums)
 
 

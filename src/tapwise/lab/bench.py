@@ -193,6 +193,8 @@ def _prepared(problem: Problem, inputs: Inputs, identifier: str, device: Device)
     x = arrays.anywhere(inputs.x, "x", device.index if device.kind == "cuda" else None)
     y = arrays.empty(problem.y_shape, problem.y_dtype, problem.layout, x)
     result = arrays.like(y, inputs.x)
+    if problem.gives_positions:
+        y = y, arrays.empty(problem.y_shape, np.dtype(np.int64), problem.layout, x)
     buffers = Buffers(x, plan.pack(inputs.w), y, scratch(plan.workspace_bytes, x))
 
     def run() -> object:

@@ -34,7 +34,7 @@ class PoolPlan(CudaPlan):
     launch_only = False
 
     def run(self, buffers: Buffers) -> None:
-        values, places = buffers.y if isinstance(buffers.y, tuple) else (buffers.y, None)
+        values, places = buffers.y if self.problem.indices else (buffers.y, None)
         addresses = {"x": buffers.x.ptr, "y": values.ptr} | ({} if places is None else {"places": places.ptr})
         self.enqueue(addresses, stream(buffers))
 

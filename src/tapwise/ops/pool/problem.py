@@ -82,6 +82,13 @@ class PoolProblem(WindowProblem):
     def flops(self) -> int:
         return prod(self.y_shape) * prod(self.kernel)
 
+    @property
+    def gives_positions(self) -> bool:
+        return self.indices
+
+    def positions(self, x: np.ndarray) -> np.ndarray:
+        return reference.indices(x, self.output, *self.window)
+
     def counts(self, axis: int) -> list[int]:
         """Taps of each output's window on one axis that an average counts."""
         size, (before, after) = self.spatial[axis], self.padding[axis]

@@ -1,0 +1,84 @@
+"""A minute of the campaign, and that the campaign finds what is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import campaign
+from campaign_cases import filters
+
+TOOLS = Path(__file__).parents[1] / "tools"
+
+
+def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(TOOLS / "campaign.py"), *words]
+    return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("family", ["problems", "calls"])
+def test_on_a_gpu(family: str) -> None:
+    found = run("--minutes", "0.25", "--jobs", "1", "--only", family, "--seed", "1", "--device", "cuda")
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_a_wrong_result_is_found_and_made_simple(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a process of the campaign, with a filter that is wrong where an array has a row of nine or more."""
+    from tapwise import image
+
+    right = image.uniform_filter
+
+    def wrong(x: Any, *args: Any, **options: Any) -> Any:
+        y = right(x, *args, **options)
+        if y.shape[-1] >= 9:
+            y[..., 8] += 1
+        return y
+
+    monkeypatch.setattr(image, "uniform_filter", wrong)
+    case = {
+        "family": "filters", "name": "uniform_filter", "shape": [7, 31], "dtype": "float32", "output": "",
+        "mode": "wrap", "options": {"cval": 1.5, "size": 3, "origin": 1}, "kind": "normal", "form": "reversed",
+        "seed": 11, "backend": "cpu", "target": "host", "threads": 2,
+    }  # fmt: skip
+    status, text = campaign.outcome(case)
+    assert status == "failed" and text.startswith("wrong")
+    simple, text = campaign.shrunk(case, text, campaign.outcome, 20.0)
+    assert simple["shape"] == [1, 9] and simple["form"] == "c" and simple["mode"] == "reflect" and simple["seed"] == 0
+    assert simple["options"] == {"cval": 0.0, "size": 3}
+    assert text.startswith("wrong")
+
+
+def test_crash_and_hang_are_failures(tmp_path: Path) -> None:
+    """In a copy of the campaign whose cases end the process, or never end."""
+    for word, body in {"crash": "import os; os.abort()", "hang": "import time; time.sleep(99)"}.items():
+        folder = tmp_path / word
+        (folder / "campaign_cases").mkdir(parents=True)
+        for path in [TOOLS / "campaign.py", *(TOOLS / "campaign_cases").glob("*.py")]:
+            text = path.read_text(encoding="utf-8").replace(
+                "_SHRINK_SECONDS: Final = 20.0", "_SHRINK_SECONDS: Final = 0.0"
+            )
+            if path.name == "arguments.py":
+                text = text.replace("patience=10.0", "patience=1.0").replace(
+                    "    enter(case)\n    name, arg", f"    {body}\n    name, arg"
+                )
+            (folder / path.relative_to(TOOLS)).write_text(text, encoding="utf-8")
+        words = [sys.executable, str(folder / "campaign.py"), "--minutes", "0.05", "--jobs", "1", "--only", "arguments"]
+        found = subprocess.run(words, capture_output=True, text=True, timeout=120)
+        assert found.returncode == 1
+        assert word in found.stdout and "--case '{" in found.stdout
+
+
+def test_one_case_is_run_again() -> None:
+    rng = np.random.default_rng(5)
+    case = {"family": "filters", **filters.draw(rng, "cpu")}
+    found = run("--case", json.dumps(case))
+    assert found.returncode == 0 and found.stdout.startswith("passed")
+    assert case == {"family": "filters", **filters.draw(np.random.default_rng(5), "cpu")}

@@ -1,0 +1,188 @@
+"""Filters on pictures against scipy.ndimage: every dtype in and out, mode, origin, number of axes and memory order."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from campaign_cases import Case, Family, pick, plainly
+from campaign_cases.memory import laid, plain
+from campaign_cases.problems import enter, surroundings
+from tapwise import image
+
+NAMES: Final = (
+    *("correlate", "convolve", "correlate1d", "convolve1d", "gaussian_filter", "gaussian_filter1d", "uniform_filter"),
+    *("uniform_filter1d", "sobel", "prewitt", "laplace", "gaussian_laplace", "maximum_filter", "minimum_filter"),
+    *("maximum_filter1d", "minimum_filter1d"),
+)
+MODES: Final = ("reflect", "constant", "nearest", "mirror", "wrap")
+DTYPES: Final = (
+    *("uint8", "uint8", "int8", "uint16", "int16", "int32", "uint32", "int64", "float32", "float32", "float64", "bool"),
+)
+FORMS: Final = ("c", "c", "fortran", "reversed", "sliced", "readonly", "swapped", "unaligned", "inside")
+KINDS: Final = ("normal", "normal", "normal", "integers", "nan", "inf", "large", "halves")
+
+
+def draw(rng: np.random.Generator, backend: str) -> Case:
+    rank = pick(rng, 1, 2, 2, 2, 2, 3, 3, 4)
+    most = {1: 400, 2: 50, 3: 14, 4: 7}[rank]
+    shape = [int(rng.integers(0 if rng.random() < 0.03 else 1, most)) for _ in range(rank)]
+    name, dtype = pick(rng, *NAMES), pick(rng, *DTYPES)
+    return {
+        "name": name,
+        "shape": shape,
+        "dtype": dtype,
+        "output": pick(rng, "", "", "", *DTYPES),
+        "mode": pick(rng, *MODES),
+        "options": _options(rng, name, rank),
+        "kind": pick(rng, *KINDS),
+        "form": pick(rng, *FORMS),
+        "seed": int(rng.integers(1 << 30)),
+        **surroundings(rng, backend),
+    }
+
+
+def _options(rng: np.random.Generator, name: str, rank: int) -> Case:
+    """What the function takes besides the array; sizes of weights under "taps"."""
+    found: Case = {"cval": pick(rng, 0.0, 0.0, 1.5, -3.0, 200.0)}
+    if name.endswith("1d") or name in ("sobel", "prewitt"):
+        found["axis"] = int(rng.integers(-rank, rank))
+    if name.startswith("gaussian"):
+        found["sigma"] = round(float(rng.uniform(0.3, 3.0)), 2)
+        if "laplace" not in name and rng.random() < 0.3:
+            found["order"] = int(rng.integers(0, 4))
+        if rng.random() < 0.2:
+            found["radius"] = int(rng.integers(1, 6))
+    if name.startswith(("uniform", "maximum", "minimum")):
+        sizes = [int(rng.integers(1, 8)) for _ in range(rank)]
+        found["size"] = sizes[0] if name.endswith("1d") or rng.random() < 0.5 else sizes
+    if name.startswith(("correlate", "convolve")):
+        found["taps"] = [int(rng.integers(1, 6)) for _ in range(1 if name.endswith("1d") else rank)]
+    elif name in ("maximum_filter", "minimum_filter") and rng.random() < 0.3:
+        found["taps"] = [int(rng.integers(1, 6)) for _ in range(rank)]
+        found.pop("size")
+    if rng.random() < 0.2 and name.startswith(("correlate", "convolve", "uniform", "maximum", "minimum")):
+        taps = found.get("taps") or found["size"]
+        least = min(taps) if isinstance(taps, list) else taps
+        found["origin"] = int(rng.integers(-(least // 2), (least - 1) // 2 + 1))
+    return found
+
+
+def run(case: Case) -> str | None:
+    from scipy import ndimage
+
+    enter(case)
+    name, options, rng = case["name"], dict(case["options"]), np.random.default_rng(case["seed"])
+    shape = tuple(case["shape"])
+    x = _picture(rng, shape, np.dtype(case["dtype"]), case["kind"])
+    if "taps" in options:
+        taps = options.pop("taps")
+        if len(taps) not in (1, len(shape)):
+            return None
+        if name.startswith(("maximum", "minimum")):
+            footprint = rng.random(taps) < 0.7
+            footprint.reshape(-1)[0] = True
+            options["footprint"] = footprint
+        else:
+            whole = rng.random() < 0.5
+            options["weights"] = rng.integers(-3, 4, taps).astype(float) if whole else rng.standard_normal(taps)
+    if case["output"]:
+        options["output"] = np.dtype(case["output"])
+    given = laid(x, case["form"], case["backend"])
+    before = plain(given).tobytes()
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        # scipy reads beyond its memory where an array has no element.
+        expected = getattr(ndimage, name)(x, mode=case["mode"], **options) if x.size else None
+        wide = _wide(ndimage, name, x, case["mode"], options)
+    y = plain(getattr(image, name)(given, mode=case["mode"], **options))
+    if plain(given).tobytes() != before:
+        return "changed its input"
+    if expected is None:
+        return None if y.shape == shape else f"wrong: shape {y.shape} instead of {shape}"
+    return _judge(y, expected, wide, x)
+
+
+def _picture(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], kind: str) -> np.ndarray:
+    if dtype.kind == "b":
+        return rng.random(shape) < 0.5
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        low, high = (max(info.min, -1000), min(info.max, 1000)) if kind != "large" else (info.min // 2, info.max // 2)
+        return rng.integers(low, high, shape, endpoint=True).astype(dtype)
+    x = rng.standard_normal(shape) * {"large": 1e4, "halves": 1.0}.get(kind, 10.0)
+    if kind in ("integers", "halves"):
+        x = np.rint(x * 2) / (2 if kind == "halves" else 1)
+    if kind in ("nan", "inf") and x.size:
+        x.reshape(-1)[rng.integers(0, x.size, 2)] = np.nan if kind == "nan" else np.inf
+    return x.astype(dtype)
+
+
+def _wide(ndimage: Any, name: str, x: np.ndarray, mode: str, options: Case) -> tuple[np.ndarray, np.ndarray] | None:
+    """(sums, those of absolute terms) in float64, which say how far roundings may go; None for the largest."""
+    if name.startswith(("maximum", "minimum")) or not x.size:
+        return None
+    rest = {**options, "output": np.dtype(np.float64)}
+    magnitude = {**rest, "cval": abs(options["cval"])}
+    if "weights" in rest:
+        magnitude["weights"] = np.abs(rest["weights"])
+    size = np.abs(x.astype(np.float64))
+    steep = getattr(ndimage, name)(size, mode=mode, **magnitude)
+    largest = float(np.nanmax(np.where(np.isfinite(size), size, 0), initial=0.0)) + abs(options["cval"])
+    # Derivatives cancel: their terms are those of the largest elements about.
+    derivative = "order" in rest or name in ("sobel", "prewitt", "laplace", "gaussian_laplace")
+    floor = 16.0 * largest if derivative else 0.0
+    return getattr(ndimage, name)(x.astype(np.float64), mode=mode, **rest), np.abs(steep) + floor
+
+
+def _judge(y: np.ndarray, expected: np.ndarray, wide: Any, x: np.ndarray) -> str | None:
+    if y.shape != expected.shape or y.dtype != expected.dtype:
+        return f"wrong: {y.dtype} {y.shape} instead of {expected.dtype} {expected.shape}"
+    if wide is None:
+        same = (y == expected) | ((y != y) & (expected != expected))
+        return None if same.all() else _first(y, expected, ~same)
+    exact, magnitude = wide
+    with np.errstate(all="ignore"):
+        if y.dtype.kind in "biu":
+            info = np.iinfo(y.dtype) if y.dtype.kind != "b" else np.iinfo(np.uint8)
+            # Where what becomes an integer is not finite or out of range, C says nothing.
+            inside = np.isfinite(exact) & (magnitude < info.max) if x.dtype.kind == "f" else np.isfinite(exact)
+            inside &= np.abs(exact) < 2.0**50
+            apart = np.abs(y.astype(np.float64) - expected.astype(np.float64))
+            wrapped = np.minimum(apart, float(info.max) - float(info.min) + 1 - apart)
+            wrong = inside & (wrapped > (1 if y.dtype.kind != "b" else 0))
+        else:
+            single = x.dtype.name == "float32" or x.dtype.itemsize < 4
+            bound = (
+                magnitude * (2.0**-24 if single and y.dtype.itemsize < 8 else 2.0**-45) * 64
+                + np.abs(expected) * np.finfo(y.dtype).eps
+            )
+            close = np.abs(y.astype(np.float64) - expected.astype(np.float64)) <= bound
+            wrong = ~(close | (y == expected) | (~np.isfinite(y) & ~np.isfinite(expected)))
+    return None if not wrong.any() else _first(y, expected, wrong)
+
+
+def _first(y: np.ndarray, expected: np.ndarray, wrong: np.ndarray) -> str:
+    where = tuple(int(one) for one in np.argwhere(wrong)[0])
+    count = int(wrong.sum())
+    return f"wrong: {count} of {y.size}; at {list(where)} {y[where].item()!r} instead of {expected[where].item()!r}"
+
+
+def simpler(case: Case) -> Iterator[Case]:
+    for number, size in enumerate(case["shape"]):
+        for less in {size // 2, size - 1} - {size}:
+            if less >= 1:
+                yield {**case, "shape": [*case["shape"][:number], less, *case["shape"][number + 1 :]]}
+    for name in ("order", "radius", "origin"):
+        if name in case["options"]:
+            yield {**case, "options": {key: value for key, value in case["options"].items() if key != name}}
+    if case["options"]["cval"]:
+        yield {**case, "options": {**case["options"], "cval": 0.0}}
+    simple = {"threads": 1, "target": "host", "form": "c", "output": "", "mode": "reflect", "kind": "normal", "seed": 0}
+    yield from plainly(case, simple)
+
+
+FAMILY: Final = Family(draw, run, simpler, share=1.5)
