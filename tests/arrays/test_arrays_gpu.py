@@ -10,6 +10,7 @@ import pytest
 
 import tapwise
 from tapwise import registry
+from tapwise.arrays import device as cuda
 from tapwise.errors import InvalidProblem
 
 pytestmark = pytest.mark.cuda
@@ -47,6 +48,14 @@ def test_torch_tensors_of_any_strides() -> None:
     image = torch.ones(2, 3, 20, 24, device="cuda")
     added = tapwise.col2im(columns, (20, 24), 3, padding=1, out=image, accumulate=True)
     torch.testing.assert_close(added, 1 + torch.nn.functional.fold(columns, (20, 24), 3, padding=1))
+
+
+def test_one_number_of_no_element() -> None:
+    import torch
+
+    total = tapwise.reduce(torch.zeros(2, 0, device="cuda"), "sum")
+    assert total.shape == () and total.item() == 0.0
+    assert cuda.download(cuda.upload(np.array(3.0), 0)).shape == ()
 
 
 def test_numpy_arrays_go_there_and_back() -> None:

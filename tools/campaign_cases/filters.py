@@ -8,10 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from campaign_cases import Case, Family, pick, plainly
+from campaign_cases import Case, Family, Refused, pick, plainly
 from campaign_cases.memory import laid, plain
 from campaign_cases.problems import enter, surroundings
 from tapwise import image
+from tapwise.errors import InvalidProblem
 
 NAMES: Final = (
     *("correlate", "convolve", "correlate1d", "convolve1d", "gaussian_filter", "gaussian_filter1d", "uniform_filter"),
@@ -38,7 +39,7 @@ def draw(rng: np.random.Generator, backend: str) -> Case:
         "output": pick(rng, "", "", "", *DTYPES),
         "mode": pick(rng, *MODES),
         "options": _options(rng, name, rank),
-        "kind": pick(rng, *KINDS),
+        "kind": pick(rng, *KINDS[: 3 if name.startswith(("maximum", "minimum")) else len(KINDS)]),
         "form": pick(rng, *FORMS),
         "seed": int(rng.integers(1 << 30)),
         **surroundings(rng, backend),
@@ -98,7 +99,12 @@ def run(case: Case) -> str | None:
         # scipy reads beyond its memory where an array has no element.
         expected = getattr(ndimage, name)(x, mode=case["mode"], **options) if x.size else None
         wide = _wide(ndimage, name, x, case["mode"], options)
-    y = plain(getattr(image, name)(given, mode=case["mode"], **options))
+    try:
+        y = plain(getattr(image, name)(given, mode=case["mode"], **options))
+    except InvalidProblem as error:
+        if "on a GPU" in str(error):
+            raise Refused from None
+        raise
     if plain(given).tobytes() != before:
         return "changed its input"
     if expected is None:
@@ -148,9 +154,9 @@ def _judge(y: np.ndarray, expected: np.ndarray, wide: Any, x: np.ndarray) -> str
     with np.errstate(all="ignore"):
         if y.dtype.kind in "biu":
             info = np.iinfo(y.dtype) if y.dtype.kind != "b" else np.iinfo(np.uint8)
-            # Where what becomes an integer is not finite or out of range, C says nothing.
-            inside = np.isfinite(exact) & (magnitude < info.max) if x.dtype.kind == "f" else np.isfinite(exact)
-            inside &= np.abs(exact) < 2.0**50
+            # Where what becomes an integer is not finite or out of range, C says nothing; small ones go through int32.
+            most = 2.0**31 if y.dtype.itemsize < 4 or y.dtype == np.int32 else 2.0**50
+            inside = np.isfinite(exact) & (magnitude < (info.max if x.dtype.kind == "f" else most))
             apart = np.abs(y.astype(np.float64) - expected.astype(np.float64))
             wrapped = np.minimum(apart, float(info.max) - float(info.min) + 1 - apart)
             wrong = inside & (wrapped > (1 if y.dtype.kind != "b" else 0))
@@ -158,10 +164,10 @@ def _judge(y: np.ndarray, expected: np.ndarray, wide: Any, x: np.ndarray) -> str
             single = x.dtype.name == "float32" or x.dtype.itemsize < 4
             bound = (
                 magnitude * (2.0**-24 if single and y.dtype.itemsize < 8 else 2.0**-45) * 64
-                + np.abs(expected) * np.finfo(y.dtype).eps
+                + magnitude * 2 * np.finfo(y.dtype).eps
             )
             close = np.abs(y.astype(np.float64) - expected.astype(np.float64)) <= bound
-            wrong = ~(close | (y == expected) | (~np.isfinite(y) & ~np.isfinite(expected)))
+            wrong = ~(close | (y == expected) | ~np.isfinite(expected))
     return None if not wrong.any() else _first(y, expected, wrong)
 
 

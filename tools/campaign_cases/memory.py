@@ -37,7 +37,7 @@ def laid(array: np.ndarray, form: str, backend: str) -> Any:
         return np.asfortranarray(array)
     if form == "reversed":
         every = (slice(None, None, -1),) * array.ndim
-        return np.ascontiguousarray(array[every])[every]
+        return array[every].copy(order="K")[every]
     if form == "sliced":
         wide = np.full([2 * size for size in array.shape], 7, array.dtype)
         wide[(slice(None, None, 2),) * array.ndim] = array
@@ -72,7 +72,7 @@ def _tensor(array: np.ndarray, form: str, backend: str) -> Any:
     if array.dtype.name == "bfloat16":
         tensor = torch.from_numpy(array.view(np.uint16)).view(torch.bfloat16)
     else:
-        tensor = torch.from_numpy(np.array(array, order="C"))
+        tensor = torch.from_numpy(array.copy(order="K"))
     tensor = tensor.to(backend)
     if form in ("torch_last", "fortran") and tensor.ndim == 4:
         return tensor.contiguous(memory_format=torch.channels_last)

@@ -168,7 +168,7 @@ def run(case: Case) -> str | None:
     configs = list(algorithm.configs(problem, device))
     if not configs:
         return "raised nothing, but has no config"
-    config = configs[int(case["config"] * len(configs))]
+    config = configs[min(int(case["config"] * len(configs)), len(configs) - 1)]
     try:
         verdict = verify.check(
             problem, case["algorithm"], config, device=device, seed=case["seed"], integers=case["integers"]

@@ -280,7 +280,7 @@ def torch_stream() -> Callable[[int], int]:
 def upload(array: np.ndarray, index: int = 0) -> DeviceArray:
     """A copy in a GPU's memory, in C order."""
     driver, check, on_gpu = _driver()
-    source = np.ascontiguousarray(array)
+    source = np.asarray(array, order="C")
     target = allocate(source.shape, source.dtype, index)
     if source.nbytes:
         with on_gpu(index):
