@@ -15,11 +15,13 @@ from typing import Any, Final
 
 from tapwise import registry
 from tapwise.algorithm import Algorithm, Choice, Config, Device, Plan
+from tapwise.arguments import flag, shown, whole, word
 from tapwise.errors import InvalidProblem, NotApplicable
 from tapwise.problem import Problem
 
 CHOICES_KEPT: Final = 4096
 PLANS_KEPT: Final = 512
+ALGORITHM: Final = "'auto' or an id such as 'cpu.serial'"
 # The reason of an algorithm that refuses nothing and has nothing to offer.
 _NO_CONFIG: Final = "has no config that may be chosen for it"
 
@@ -60,7 +62,15 @@ def choose(
 
     Raises InvalidProblem for an unknown algorithm or config, and NotApplicable with the reasons where none applies.
     """
-    return _choose(problem, device, algorithm, config, prepared, workspace_limit)
+    if type(algorithm) is not str:
+        word(algorithm, "algorithm", ALGORITHM)
+    if config is not None and not isinstance(config, (str, Config)):
+        raise InvalidProblem(
+            f"config={shown(config)}: None, a config of the algorithm or words of its string is allowed"
+        )
+    if workspace_limit is not None and whole(workspace_limit, "workspace_limit") < 0:
+        raise InvalidProblem(f"workspace_limit={workspace_limit}: None or at least 0 bytes is allowed")
+    return _choose(problem, device, algorithm, config, flag(prepared, "prepared"), workspace_limit)
 
 
 @lru_cache(CHOICES_KEPT)
@@ -69,7 +79,9 @@ def _choose(
 ) -> Choice:
     if algorithm == "auto":
         if config is not None:
-            raise InvalidProblem(f"config={str(config)!r}: goes with an algorithm's name, not with algorithm='auto'")
+            raise InvalidProblem(
+                f"config={shown(str(config))}: goes with an algorithm's name, not with algorithm='auto'"
+            )
         return _automatic(problem, device, prepared, limit)
     chosen = registry.get(algorithm, problem.operator)
     reason = chosen.refusal(problem, device)
@@ -176,7 +188,7 @@ def _matching(algorithm: Algorithm[Any], problem: Problem, device: Device, confi
     if not found:
         some = ", ".join(repr(str(one)) for one in configs[:8])
         more = f" and {len(configs) - 8} more" if len(configs) > 8 else ""
-        raise InvalidProblem(f"config={str(config)!r}: {algorithm.id} has for '{problem}' {some}{more}")
+        raise InvalidProblem(f"config={shown(str(config))}: {algorithm.id} has for '{problem}' {some}{more}")
     return found
 
 

@@ -15,6 +15,9 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
 import ml_dtypes
 import numpy as np
 
+from tapwise.arguments import LARGEST, shown
+from tapwise.errors import InvalidProblem
+
 Direction = Literal["fprop", "dgrad", "wgrad"]
 
 LAYOUTS: Final = ("nchw", "nhwc")
@@ -182,6 +185,13 @@ class Problem:
         """What rounding exact values to the output's dtype may be off by."""
         kind = ml_dtypes.finfo(self.y_dtype)  # type: ignore[no-untyped-call]
         return np.asarray(float(kind.eps) / 2 * np.abs(y) + float(kind.smallest_subnormal))
+
+    def _check_extent(self) -> None:
+        """Raises InvalidProblem where an array is larger than any memory."""
+        for name, shape in (("x", self.x_shape), ("w", self.w_shape), ("y", self.y_shape)):
+            # NumPy counts an axis of no element as one.
+            if 8 * prod(shape or (1,)) > LARGEST or (0 in shape and 8 * prod(size or 1 for size in shape) > LARGEST):
+                raise InvalidProblem(f"{name} has shape {shown(shape)}: sizes whose product is below 2^60 are allowed")
 
     def replace(self, **changes: object) -> Self:
         return replace(self, **changes)  # type: ignore[type-var]

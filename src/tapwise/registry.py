@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from tapwise.algorithm import Algorithm
+from tapwise.arguments import shown, words_of
 from tapwise.errors import InvalidProblem
 from tapwise.problem import Problem
 
@@ -93,13 +94,17 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
 }
 
 
-@cache
 def get(identifier: str, operator: str = "conv") -> Algorithm[Any]:
     """An operator's algorithm of that id, e.g. "cpu.winograd". Raises InvalidProblem for an unknown one."""
     rows = ALGORITHMS[operator]
-    row = rows.get(identifier)
+    row = rows.get(identifier) if isinstance(identifier, str) else None
     if row is None:
-        raise InvalidProblem(f"algorithm={identifier!r}: 'auto' or one of {', '.join(rows)}")
+        raise InvalidProblem(f"algorithm={shown(identifier)}: 'auto' or one of {', '.join(rows)}")
+    return _made(row)
+
+
+@cache
+def _made(row: str) -> Algorithm[Any]:
     algorithm: Algorithm[Any] = _resolve(row)()
     return algorithm
 
@@ -111,7 +116,7 @@ def of_backend(kind: str, operator: str = "conv") -> list[Algorithm[Any]]:
 
 def parse(text: str) -> Problem:
     """The problem of any operator that a string names: "softmax 1024x1000", and "c64 h56 ..." for convolution."""
-    first = text.split()[:1]
+    first = words_of(text)[:1]
     problem: Problem = _resolve(PROBLEMS.get(first[0], CONVOLUTION) if first else CONVOLUTION).parse(text)
     return problem
 

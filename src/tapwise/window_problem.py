@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar, Final, Self
 
+from tapwise.arguments import number_in, one_of, settle_flags, shown, whole, wholes, words_of
 from tapwise.errors import InvalidProblem
 from tapwise.problem import DTYPES, LAYOUTS, Problem
 
@@ -19,7 +20,10 @@ FILTER_LETTERS: Final = {1: ("s",), 2: ("r", "s"), 3: ("t", "r", "s")}
 AXIS_NAMES: Final = {1: ("width",), 2: ("height", "width"), 3: ("depth", "height", "width")}
 STEPS: Final = ("stride", "pad", "dilation")
 
-_NUMBER_WORD: Final = re.compile(r"([a-z]+)(\d[\d:x]*)")
+# Of a stride, a dilation or a side of padding: what lies beyond says nothing that a smaller one does not.
+LARGEST_STEP: Final = 2**31 - 1
+
+_NUMBER_WORD: Final = re.compile(r"([a-z]+)([0-9][0-9:x]*)")
 
 
 @dataclass(frozen=True)
@@ -107,19 +111,37 @@ class WindowProblem(Problem):
         extra = axes - len(self.spatial)
         if extra <= 0:
             return self
+        return self._planar if axes == 2 else self._with_more(extra)
+
+    @cached_property
+    def _planar(self) -> Self:
+        """With two spatial axes instead of one: asked for by every call."""
+        return self._with_more(1)
+
+    def _with_more(self, extra: int) -> Self:
         ones, sides = (1,) * extra, ((0, 0),) * extra
         fields = {name: ones + getattr(self, name) for name in ("spatial", "kernel", "stride", "dilation")}
         return self.replace(**fields, padding=sides + self.padding)
 
     def __post_init__(self) -> None:
         """Raises InvalidProblem for sizes out of range, and a padded input smaller than the dilated kernel."""
+        for name in ("n", "c", *self.SIZES):
+            object.__setattr__(self, name, whole(getattr(self, name), name))
+        for name in ("spatial", "kernel", "stride", "dilation"):
+            object.__setattr__(self, name, wholes(getattr(self, name), name))
+        object.__setattr__(self, "padding", _pairs(self.padding))
+        settle_flags(self)
         axes = len(self.spatial)
         if axes not in self.AXES:
             *most, last = map(str, self.AXES)
-            raise InvalidProblem(f"spatial={self.spatial}: {', '.join(most)} or {last} axes are allowed, not {axes}")
+            raise InvalidProblem(
+                f"spatial={shown(self.spatial)}: {', '.join(most)} or {last} axes are allowed, not {axes}"
+            )
         for name in ("kernel", "stride", "padding", "dilation"):
             if len(getattr(self, name)) != axes:
-                raise InvalidProblem(f"{name}={getattr(self, name)}: one value for each of the {axes} spatial axes")
+                raise InvalidProblem(
+                    f"{name}={shown(getattr(self, name))}: one value for each of the {axes} spatial axes"
+                )
         for name in ("n", "c", *self.SIZES):
             if getattr(self, name) < 0:
                 raise InvalidProblem(f"{name}={getattr(self, name)}: at least 0")
@@ -129,8 +151,7 @@ class WindowProblem(Problem):
         if min(min(pair) for pair in self.padding) < 0:
             raise InvalidProblem(f"padding={self.padding}: each side at least 0")
         for name, allowed in self.ALLOWED.items():
-            if getattr(self, name) not in allowed:
-                raise InvalidProblem(f"{name}={getattr(self, name)!r}: one of {', '.join(map(str, allowed))}")
+            one_of(getattr(self, name), name, allowed)
         for axis, reach in enumerate(self.reach):
             padded = self.spatial[axis] + sum(self.padding[axis])
             if padded < reach:
@@ -139,6 +160,15 @@ class WindowProblem(Problem):
                     f"larger than the padded input of {padded} (input {self.spatial[axis]}, "
                     f"padding {self.padding[axis]})"
                 )
+        # A window's own size is a stride, however large: it is the default of pooling.
+        longest = max(LARGEST_STEP, *self.kernel)
+        for name, largest in (
+            ("stride", max(self.stride)),
+            ("padding", max(map(max, self.padding))),
+            ("dilation", max(self.dilation)),
+        ):
+            if largest > longest:
+                raise InvalidProblem(f"{name}={getattr(self, name)}: at most {LARGEST_STEP} is allowed")
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -147,11 +177,11 @@ class WindowProblem(Problem):
         Sizes (`n8 c64 h56 w56 r3 s3`; n defaults to 1); `stride2` or `stride2x1`; `pad1`, `pad1x0` or `pad0:1x0:1`
         (top:bottom x left:right); `dilation2`; and the operator's own.
         """
-        words, given = text.split(), dict[str, str]()
+        words, given = words_of(text), dict[str, str]()
         own: dict[str, Any] = {}
         if cls.NAMES:
             if not words or words[0] not in cls.NAMES:
-                raise InvalidProblem(f"problem {text!r}: an example is {cls.EXAMPLE!r}")
+                raise InvalidProblem(f"problem {shown(text)}: an example is {cls.EXAMPLE!r}")
             own |= cls.NAMES[words.pop(0)]
         most = max(cls.AXES)
         letters = {"n", "c", *cls.SIZES, *INPUT_LETTERS[most], *FILTER_LETTERS[most]}
@@ -164,11 +194,13 @@ class WindowProblem(Problem):
                 name, what = meanings[word]
                 own |= what
             elif not (name in STEPS or (value.isdigit() and name in letters | counts)):
-                raise InvalidProblem(f"problem {text!r}: word {word!r} is not known; an example is {cls.EXAMPLE!r}")
+                raise InvalidProblem(
+                    f"problem {shown(text)}: word {shown(word)} is not known; an example is {cls.EXAMPLE!r}"
+                )
             if name in given:
-                raise InvalidProblem(f"problem {text!r}: word {word!r} gives {name} a second time")
+                raise InvalidProblem(f"problem {shown(text)}: word {shown(word)} gives {name} a second time")
             given[name] = value
-        own |= {name: int(given[name]) for name in counts if name in given}
+        own |= {name: number_in(given[name], text) for name in counts if name in given}
         return cls._build(text, given, own)
 
     @classmethod
@@ -177,24 +209,24 @@ class WindowProblem(Problem):
         axes = 3 if {"d", "t"} & set(given) else 2 if {"h", "r"} & set(given) else 1
         for letter in ("c", *cls.SIZES, *INPUT_LETTERS[axes], *FILTER_LETTERS[axes]):
             if letter not in given:
-                raise InvalidProblem(f"problem {text!r}: no word gives {letter}")
-        found: dict[str, Any] = {letter: int(given[letter]) for letter in ("c", *cls.SIZES)} | {
-            "n": int(given.get("n", 1))
+                raise InvalidProblem(f"problem {shown(text)}: no word gives {letter}")
+        found: dict[str, Any] = {letter: number_in(given[letter], text) for letter in ("c", *cls.SIZES)} | {
+            "n": number_in(given.get("n", "1"), text)
         }
         for name, letters in (("spatial", INPUT_LETTERS), ("kernel", FILTER_LETTERS)):
-            found[name] = tuple(int(given[letter]) for letter in letters[axes])
+            found[name] = tuple(number_in(given[letter], text) for letter in letters[axes])
         for name, default in (("stride", found["kernel"] if cls.STRIDE_IS_KERNEL else None), ("dilation", None)):
             found[name] = default or (1,) * axes
             if name in given:
                 pairs = sides(given[name], axes, name, text)
                 if any(before != after for before, after in pairs):
-                    raise InvalidProblem(f"problem {text!r}: {name} takes one number an axis, not two with ':'")
+                    raise InvalidProblem(f"problem {shown(text)}: {name} takes one number an axis, not two with ':'")
                 found[name] = tuple(before for before, _ in pairs)
         found["padding"] = sides(given.get("pad", "0"), axes, "pad", text)
         try:
             return cls(**found, **own)
         except InvalidProblem as error:
-            raise InvalidProblem(f"problem {text!r}: {error}") from None
+            raise InvalidProblem(f"problem {shown(text)}: {error}") from None
 
     def __str__(self) -> str:
         axes = len(self.spatial)
@@ -227,6 +259,14 @@ class WindowProblem(Problem):
         return all(getattr(self, name) == value for name, value in what.items())
 
 
+def _pairs(padding: Any) -> tuple[Pair, ...]:
+    """Padding as (before, after) in plain numbers, an axis each."""
+    kinds = (tuple, list)
+    if not isinstance(padding, kinds) or any(not isinstance(pair, kinds) or len(pair) != 2 for pair in padding):
+        raise InvalidProblem(f"padding={shown(padding)}: (before, after) for each axis is allowed")
+    return tuple((whole(before, "padding"), whole(after, "padding")) for before, after in padding)
+
+
 def join(values: tuple[int, ...] | list[str]) -> str:
     """One number when all axes agree, else `axb`."""
     texts = [str(v) for v in values]
@@ -239,10 +279,14 @@ def sides(value: str, axes: int, name: str, text: str) -> tuple[Pair, ...]:
     for part in value.split("x"):
         numbers = part.split(":")
         if len(numbers) > 2 or not all(number.isdigit() for number in numbers):
-            raise InvalidProblem(f"problem {text!r}: word {name + value!r} is not a number, a pair or sides a:bxc:d")
-        pairs.append((int(numbers[0]), int(numbers[-1])))
+            raise InvalidProblem(
+                f"problem {shown(text)}: word {shown(name + value)} is not a number, a pair or sides a:bxc:d"
+            )
+        pairs.append((number_in(numbers[0], text), number_in(numbers[-1], text)))
     if len(pairs) == 1:
         pairs *= axes
     if len(pairs) != axes:
-        raise InvalidProblem(f"problem {text!r}: word {name + value!r} gives {len(pairs)} values for {axes} axes")
+        raise InvalidProblem(
+            f"problem {shown(text)}: word {shown(name + value)} gives {len(pairs)} values for {axes} axes"
+        )
     return tuple(pairs)

@@ -6,11 +6,13 @@ memory with what the user gave. Its memory order is the problem's layout: "nchw"
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Any, Final
 
 import numpy as np
 
+from tapwise.arguments import shown
 from tapwise.arrays import device as cuda
 from tapwise.arrays.device import DeviceArray
 from tapwise.arrays.host import channels_first as channels_first
@@ -25,6 +27,7 @@ from tapwise.errors import InvalidProblem
 # What operators work on.
 Array = np.ndarray | DeviceArray
 
+_GPU: Final = re.compile(r"cuda(?::([0-9]{1,4}))?")
 _MOST_OVERLAP_WORK: Final = 10_000
 
 
@@ -56,21 +59,27 @@ def place(value: Any, device: str | None) -> tuple[int | None, bool]:
     `device`: None for where the array lies, "cpu", "cuda" or "cuda:1". Raises InvalidProblem for another word.
     """
     there = cuda.is_device(value)
-    if device is None or device == "cpu":
+    if device is None or (isinstance(device, str) and device == "cpu"):
         if there and device == "cpu":
             raise InvalidProblem("device='cpu' with an array on a GPU: copy it to this machine's memory first")
         return (cuda.view(value, "x").index if there else None), False
-    kind, _, number = device.partition(":")
-    if kind != "cuda" or not (number.isdigit() or not number):
-        raise InvalidProblem(f"device={device!r}: None, 'cpu', 'cuda' or 'cuda:<number>'")
+    number = gpu_number(device)
     if not there:
         from tapwise.cuda.jit.device import gpu
 
-        return gpu(int(number or 0)).index, True
+        return gpu(number or 0).index, True
     index = cuda.view(value, "x").index
-    if number and int(number) != index:
+    if number not in (None, index):
         raise InvalidProblem(f"device={device!r} with an array on GPU {index}")
     return index, False
+
+
+def gpu_number(device: Any) -> int | None:
+    """1 of "cuda:1", None of "cuda". Raises InvalidProblem for anything else."""
+    match = _GPU.fullmatch(device) if isinstance(device, str) else None
+    if match is None:
+        raise InvalidProblem(f"device={shown(device)}: None, 'cpu', 'cuda' or 'cuda:<number>'")
+    return int(match[1]) if match[1] else None
 
 
 def like(array: Array, value: Any) -> Any:

@@ -6,11 +6,16 @@ import platform
 import re
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 from tapwise import settings
 from tapwise.algorithm import Device
+from tapwise.arguments import whole
+from tapwise.errors import InvalidProblem
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+# Each worker has scratch of its own.
+MOST_THREADS: Final = 1024
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "": 1}
 
 
@@ -47,8 +52,12 @@ def _cache_bytes(level: int) -> int | None:
 
 
 def host(threads: int | None = None) -> Device:
-    """This machine's CPU with that many worker threads (default: settings.threads())."""
-    return _host(settings.threads() if threads is None else threads, settings.cpu_target())
+    """This machine's CPU with that many worker threads (default: settings.threads()). Raises InvalidProblem."""
+    if threads is None:
+        return _host(settings.threads(), settings.cpu_target())
+    if not 1 <= whole(threads, "threads") <= MOST_THREADS:
+        raise InvalidProblem(f"threads={threads}: 1 to {MOST_THREADS} is allowed")
+    return _host(int(threads), settings.cpu_target())
 
 
 @cache

@@ -13,7 +13,7 @@ from tapwise import arrays, dispatch, registry, verify
 from tapwise.algorithm import Buffers, Choice, Device
 from tapwise.arrays.workspaces import scratch
 from tapwise.baselines import Peer, Prepared
-from tapwise.errors import InvalidProblem, NotApplicable, PeerUnavailable, TapwiseError
+from tapwise.errors import NotApplicable, PeerUnavailable, TapwiseError
 from tapwise.lab import gpu, records, roofline, timing
 from tapwise.lab.gpu import Call
 from tapwise.lab.records import Record
@@ -76,12 +76,10 @@ def device_of(word: str, threads: int | None = None) -> Device:
         from tapwise.cpu.device import host
 
         return host(threads)
-    kind, _, number = word.partition(":")
-    if kind != "cuda" or not (number.isdigit() or not number):
-        raise InvalidProblem(f"device={word!r}: 'cpu', 'cuda' or 'cuda:<number>'")
+    number = arrays.gpu_number(word)
     from tapwise.cuda.jit.device import gpu
 
-    return gpu(int(number or 0))
+    return gpu(number or 0)
 
 
 def _ids(words: str, problem: Problem, device: Device) -> list[str]:

@@ -6,17 +6,21 @@ import re
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from math import prod
-from operator import index
 from typing import Any, Final
 
+from tapwise.arguments import number_in, one_of, settle_flags, shown, whole, wholes
 from tapwise.errors import InvalidProblem
 from tapwise.problem import DTYPES, Problem
 
 # Sums are kept in blocks: rounding errors grow with a block's length, not with the array's.
 SUM_BLOCK: Final = 1024
 
-_SHAPE = re.compile(r"\d+(x\d+)*|scalar")
-_AXES = re.compile(r"axis(none|\d+(?:,\d+)*)?")
+# Axes that an array of NumPy's may have.
+MOST_AXES: Final = 64
+AXIS: Final = "None, a whole number or a tuple of them"
+
+_SHAPE = re.compile(r"[0-9]+(x[0-9]+)*|scalar")
+_AXES = re.compile(r"axis(none|[0-9]+(?:,[0-9]+)*)?")
 
 
 def normal_axes(axis: Any, axes: int) -> tuple[int, ...]:
@@ -25,14 +29,11 @@ def normal_axes(axis: Any, axes: int) -> tuple[int, ...]:
         return tuple(range(axes))
     result = []
     for one in axis if isinstance(axis, (tuple, list)) else (axis,):
-        try:
-            number = index(one)
-        except TypeError:
-            raise InvalidProblem(f"axis={axis!r}: None, a whole number or a tuple of them is allowed") from None
+        number = whole(one, "axis", AXIS)
         if not -axes <= number < axes:
-            raise InvalidProblem(f"axis={axis!r}: {number} is out of range for an array of {axes} axes")
+            raise InvalidProblem(f"axis={shown(axis)}: {number} is out of range for an array of {axes} axes")
         if number % axes in result:
-            raise InvalidProblem(f"axis={axis!r}: axis {number % axes} is given twice")
+            raise InvalidProblem(f"axis={shown(axis)}: axis {number % axes} is given twice")
         result.append(number % axes)
     return tuple(sorted(result))
 
@@ -48,12 +49,18 @@ class AxesProblem(Problem):
     layout: str = "nchw"
 
     def _check(self) -> None:
+        for name in ("shape", "axes"):
+            object.__setattr__(self, name, wholes(getattr(self, name), name))
+        settle_flags(self)
+        if len(self.shape) > MOST_AXES:
+            raise InvalidProblem(f"shape={shown(self.shape)}: at most {MOST_AXES} axes are allowed")
         if any(size < 0 for size in self.shape):
             raise InvalidProblem(f"shape={self.shape}: each size at least 0")
         if self.axes != normal_axes(self.axes, len(self.shape)):
-            raise InvalidProblem(f"axis={self.axes}: ascending numbers from 0 are allowed")
-        if self.dtype not in DTYPES:
-            raise InvalidProblem(f"dtype={self.dtype!r}: one of {', '.join(DTYPES)}")
+            raise InvalidProblem(f"axis={shown(self.axes)}: ascending numbers from 0 are allowed")
+        for name, allowed in (("dtype", tuple(DTYPES)), ("layout", ("nchw",))):
+            one_of(getattr(self, name), name, allowed)
+        self._check_extent()
 
     @property
     def x_shape(self) -> tuple[int, ...]:
@@ -106,15 +113,15 @@ def shape_and_axis(
     axis: tuple[int, ...] | None = None
     for word in words:
         if _SHAPE.fullmatch(word) and shape is None:
-            shape = () if word == "scalar" else tuple(map(int, word.split("x")))
+            shape = () if word == "scalar" else tuple(number_in(size, text) for size in word.split("x"))
         elif (match := _AXES.fullmatch(word)) and axis is None and match[1]:
-            axis = () if match[1] == "none" else tuple(map(int, match[1].split(",")))
+            axis = () if match[1] == "none" else tuple(number_in(one, text) for one in match[1].split(","))
         elif word in DTYPES and "dtype" not in options:
             options["dtype"] = word
         elif word in flags and word not in options:
             options[word] = True
         else:
-            raise InvalidProblem(f"problem {text!r}: word {word!r} is not known, or stands there twice")
+            raise InvalidProblem(f"problem {shown(text)}: word {shown(word)} is not known, or stands there twice")
     if shape is None:
-        raise InvalidProblem(f"problem {text!r}: no word gives the shape, such as 64x1000")
+        raise InvalidProblem(f"problem {shown(text)}: no word gives the shape, such as 64x1000")
     return shape, axis

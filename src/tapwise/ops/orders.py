@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import index
 from typing import Any, Final
 
 import numpy as np
 
 from tapwise import arrays, dispatch
 from tapwise.algorithm import Buffers, Plan
+from tapwise.arguments import whole
 from tapwise.arrays.workspaces import workspace
-from tapwise.errors import InvalidProblem
+from tapwise.ops.axes import AXIS
 from tapwise.ops.parameters import device_of
 from tapwise.problem import Problem
 
@@ -23,10 +23,9 @@ def plain_axis(axis: Any) -> Any:
     """An axis argument in plain numbers, as calls are remembered by it: 1.0 equals 1, and is no axis."""
     if axis is None or type(axis) is int:
         return axis
-    try:
-        return tuple(map(index, axis)) if isinstance(axis, (tuple, list)) else index(axis)
-    except TypeError:
-        raise InvalidProblem(f"axis={axis!r}: None, a whole number or a tuple of them is allowed") from None
+    if isinstance(axis, (tuple, list)):
+        return tuple(whole(one, "axis", AXIS) for one in axis)
+    return whole(axis, "axis", AXIS)
 
 
 @dataclass(frozen=True)

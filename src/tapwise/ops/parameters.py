@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from operator import index
 from typing import Any
 
 import numpy as np
 
 from tapwise import arrays
 from tapwise.algorithm import Device
+from tapwise.arguments import shown, whole
 from tapwise.errors import InvalidProblem
-from tapwise.window_problem import Pair
-
-
-def whole(value: Any, name: str) -> int:
-    """A whole number; NumPy's too. Raises InvalidProblem for anything else."""
-    try:
-        return index(value)
-    except TypeError:
-        raise InvalidProblem(f"{name}={value!r}: a whole number is allowed") from None
+from tapwise.window_problem import LARGEST_STEP, Pair
 
 
 def _each(value: Any, axes: int, name: str, allowed: str) -> tuple[Any, ...]:
@@ -28,7 +20,7 @@ def _each(value: Any, axes: int, name: str, allowed: str) -> tuple[Any, ...]:
     if len(value) == 1:
         return tuple(value) * axes
     if len(value) != axes:
-        raise InvalidProblem(f"{name}={value!r}: {allowed} is allowed")
+        raise InvalidProblem(f"{name}={shown(value)}: {allowed} is allowed")
     return tuple(value)
 
 
@@ -53,7 +45,9 @@ def sides_of(
     if output_size is None:
         return sides
     if any(map(any, sides)):
-        raise InvalidProblem(f"output_size={output_size!r} with padding={padding!r}: only one of them is allowed")
+        raise InvalidProblem(
+            f"output_size={shown(output_size)} with padding={shown(padding)}: only one of them is allowed"
+        )
     wanted = numbers(output_size, axes, "output_size")
     return tuple(_fit(*sizes, output_size) for sizes in zip(wanted, spatial, kernel, stride, dilation, strict=True))
 
@@ -62,21 +56,21 @@ def _sides(
     padding: Any, axes: int, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
 ) -> tuple[Pair, ...]:
     allowed = "a number, one for each axis, a (before, after) pair for each axis, 'same' or 'valid'"
-    if padding == "valid":
-        return ((0, 0),) * axes
-    if padding == "same":
+    if isinstance(padding, str):
+        if padding == "valid":
+            return ((0, 0),) * axes
+        if padding != "same":
+            raise InvalidProblem(f"padding={shown(padding)}: {allowed} is allowed")
         if set(stride) != {1}:
             raise InvalidProblem(f"padding='same' with stride={stride}: only stride 1 is allowed")
         totals = [d * (r - 1) for r, d in zip(kernel, dilation, strict=True)]
         return tuple((total // 2, total - total // 2) for total in totals)
-    if isinstance(padding, str):
-        raise InvalidProblem(f"padding={padding!r}: {allowed} is allowed")
     sides = []
     for one in _each(padding, axes, "padding", allowed):
         pair = one if isinstance(one, (tuple, list)) else (one, one)
         if len(pair) != 2:
-            raise InvalidProblem(f"padding={padding!r}: {allowed} is allowed")
-        sides.append((whole(pair[0], "padding"), whole(pair[1], "padding")))
+            raise InvalidProblem(f"padding={shown(padding)}: {allowed} is allowed")
+        sides.append((whole(pair[0], "padding", allowed), whole(pair[1], "padding", allowed)))
     return tuple(sides)
 
 
@@ -86,10 +80,12 @@ def _fit(wanted: int, size: int, kernel: int, stride: int, dilation: int, output
     if wanted < 1 or least + stride - 1 < 0:
         most = (size - (kernel - 1) * dilation - 1) // stride + 1
         raise InvalidProblem(
-            f"output_size={output_size!r}: {wanted} is impossible for an input of {size}; padding only adds to the "
-            f"{max(most, 1)} that there are without it"
+            f"output_size={shown(output_size)}: {wanted} is impossible for an input of {size}; padding only adds "
+            f"to the {max(most, 1)} that there are without it"
         )
     total = max(least, 0)
+    if total > LARGEST_STEP:
+        raise InvalidProblem(f"output_size={shown(output_size)}: padding of {total} for an input of {size} is too much")
     return total // 2, total - total // 2
 
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from tapwise import arrays, dispatch
 from tapwise.algorithm import Config
+from tapwise.arguments import whole
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.prepared import PreparedConv, check_like, execute, lift, plan_of
-from tapwise.ops.conv.problem import ConvProblem
-from tapwise.ops.parameters import device_of, numbers, sides_of, whole, with_batch
+from tapwise.ops.conv.problem import MATHS, ConvProblem
+from tapwise.ops.parameters import device_of, numbers, sides_of, with_batch
 
 
 def conv2d(
@@ -125,7 +126,7 @@ def _problem(
     sides = sides_of(padding, tuple(spatial), tuple(kernel), steps, distances, output_size)
     return ConvProblem(
         n=n, c=c, spatial=tuple(spatial), k=k, kernel=tuple(kernel), stride=steps, padding=sides, dilation=distances,
-        groups=groups, dtype=dtype, math=math if dtype == "f32" or math not in ("tf32", "3xtf32") else "ieee",
+        groups=groups, dtype=dtype, math="ieee" if isinstance(math, str) and math in MATHS and dtype != "f32" else math,
         layout=layout, bias=bias, activation=activation, residual=residual,
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from tapwise import arrays, dispatch, registry
 from tapwise.algorithm import Buffers, Choice, Config, Device, Plan
+from tapwise.arguments import word
 from tapwise.arrays.device import synchronize
 from tapwise.arrays.tensors import recording
 from tapwise.arrays.workspaces import pool, workspace
@@ -182,7 +183,7 @@ def plan_of(
         choice = dispatch.choose(problem, device, algorithm, config=config, prepared=prepared)
         return choice, dispatch.plan_for(problem, choice, device)
     last = registry.of_backend(device.kind)[-1].id
-    identifier = last if algorithm == "auto" else registry.get(algorithm).id
+    identifier = last if word(algorithm, "algorithm", dispatch.ALGORITHM) == "auto" else registry.get(algorithm).id
     return Choice(identifier, Config(), _NO_TERMS, 0.0, 0), NothingToSum(problem)
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from tapwise.arguments import whole
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv import reference
 from tapwise.problem import ACTIVATIONS, DTYPES, LARGEST_INTEGER, LAYOUTS, Accuracy, Direction, Inputs, sum_factor
@@ -67,12 +68,14 @@ class ConvProblem(WindowProblem):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "groups", whole(self.groups, "groups"))
         if self.groups < 1:
             raise InvalidProblem(f"groups={self.groups}: at least 1")
         if self.c % self.groups or self.k % self.groups:
             raise InvalidProblem(f"groups={self.groups}: must divide the channels, c={self.c} and k={self.k}")
         if self.math != "ieee" and self.dtype != "f32":
             raise InvalidProblem(f"math={self.math!r}: arithmetic on f32 arrays, not on {self.dtype}")
+        self._check_extent()
 
     @property
     def w_shape(self) -> tuple[int, ...]:

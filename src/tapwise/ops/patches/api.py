@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from typing import Any
 
-from tapwise import arrays
+from tapwise import arrays, dispatch
+from tapwise.arguments import LARGEST, flag, shown
 from tapwise.errors import InvalidProblem
 from tapwise.ops.orders import compute
 from tapwise.ops.parameters import numbers, result, window
@@ -27,11 +29,13 @@ def im2col(
     axes = len(kernel_size) if isinstance(kernel_size, (tuple, list)) else max(2, source.ndim - 2)
     single = source.ndim == axes + 1
     if not 1 <= axes <= 3 or (not single and source.ndim != axes + 2):
-        raise InvalidProblem(f"x has shape {source.shape}: {axes + 2} axes are allowed for kernel_size={kernel_size!r}")
+        raise InvalidProblem(
+            f"x has shape {source.shape}: {axes + 2} axes are allowed for kernel_size={shown(kernel_size)}"
+        )
     batched = source[None] if single else source
     n, c, *spatial = batched.shape
     steps = window(tuple(spatial), kernel_size, stride, padding, dilation)
-    problem = Im2colProblem(n=n, c=c, dtype=arrays.dtype_name(source, "x"), **steps)
+    problem = _im2col_problem(n=n, c=c, dtype=arrays.dtype_name(source, "x"), **steps)
     return _run(problem, batched, single, x, source, out, algorithm)
 
 
@@ -49,7 +53,12 @@ def col2im(
     spatial = tuple(output_size) if isinstance(output_size, (tuple, list)) else (output_size, output_size)
     spatial = numbers(spatial, len(spatial), "output_size")
     if source.ndim not in (2, 3) or not 1 <= len(spatial) <= 3:
-        raise InvalidProblem(f"cols has shape {source.shape} for output_size={output_size!r}: (n, c * taps, windows)")
+        raise InvalidProblem(
+            f"cols has shape {source.shape} for output_size={shown(output_size)}: (n, c * taps, windows)"
+        )
+    if min(spatial) < 0 or prod(spatial) > LARGEST:
+        given = shown(output_size)
+        raise InvalidProblem(f"output_size={given}: sizes of at least 0 whose product is below 2^63 are allowed")
     single = source.ndim == 2
     batched = source[None] if single else source
     steps = window(spatial, kernel_size, stride, padding, dilation)
@@ -59,15 +68,22 @@ def col2im(
         raise InvalidProblem(
             f"cols has shape {source.shape}: c * {taps} rows are allowed for kernel_size={steps['kernel']}"
         )
+    accumulate = flag(accumulate, "accumulate")
     if accumulate and out is None:
         raise InvalidProblem("accumulate=True without out: there is nothing to add to")
     dtype = arrays.dtype_name(source, "cols")
-    problem = Col2imProblem(n=n, c=rows // taps, accumulate=bool(accumulate), dtype=dtype, **steps)
+    problem = _col2im_problem(n=n, c=rows // taps, accumulate=accumulate, dtype=dtype, **steps)
     if batched.shape != problem.columns_shape:
         raise InvalidProblem(
-            f"cols has shape {source.shape}: output_size={output_size!r} with these windows has {problem.columns_shape}"
+            f"cols has shape {source.shape}: {problem.columns_shape} is allowed for these windows and "
+            f"output_size={shown(output_size)}"
         )
     return _run(problem, batched, single, cols, source, out, algorithm)
+
+
+# Making a problem takes longer than looking it up.
+_im2col_problem = lru_cache(dispatch.CHOICES_KEPT)(Im2colProblem)
+_col2im_problem = lru_cache(dispatch.CHOICES_KEPT)(Col2imProblem)
 
 
 def _run(problem: PatchProblem, batched: Any, single: bool, x: Any, source: Any, out: Any, algorithm: str) -> Any:

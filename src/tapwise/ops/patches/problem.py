@@ -27,6 +27,10 @@ class PatchProblem(WindowProblem):
 
     accumulate: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_extent()
+
     @property
     def columns_shape(self) -> tuple[int, ...]:
         return (self.n, self.c * prod(self.kernel), prod(self.output))

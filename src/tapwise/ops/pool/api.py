@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 import numpy as np
 
-from tapwise import arrays
+from tapwise import arrays, dispatch
+from tapwise.arguments import flag, whole
 from tapwise.ops.orders import compute
-from tapwise.ops.parameters import result, whole, window, with_batch
+from tapwise.ops.parameters import result, window, with_batch
 from tapwise.ops.pool.problem import PoolProblem
 
 
@@ -25,7 +27,7 @@ def max_pool2d(
     plane, the first of equals. `out` is filled and returned. Raises InvalidProblem for a bad argument.
     """
     steps = kernel_size, stride, padding, dilation
-    return _pool("max", 2, x, steps, algorithm, device, out, ceil_mode=ceil_mode, indices=return_indices)
+    return _pool("max", 2, x, steps, algorithm, device, out, ceil_mode=ceil_mode, return_indices=return_indices)
 
 
 def avg_pool2d(
@@ -48,7 +50,7 @@ def max_pool1d(
 ) -> Any:  # fmt: skip
     """As max_pool2d with one spatial axis: x (n, c, w) or (c, w)."""
     steps = kernel_size, stride, padding, dilation
-    return _pool("max", 1, x, steps, algorithm, device, out, ceil_mode=ceil_mode, indices=return_indices)
+    return _pool("max", 1, x, steps, algorithm, device, out, ceil_mode=ceil_mode, return_indices=return_indices)
 
 
 def avg_pool1d(
@@ -61,6 +63,12 @@ def avg_pool1d(
     return _pool("avg", 1, x, (kernel_size, stride, padding, dilation), algorithm, device, out, **options)
 
 
+# Making a problem takes longer than looking it up.
+_problem = lru_cache(dispatch.CHOICES_KEPT)(PoolProblem)
+# Arguments that a problem calls otherwise.
+_FLAGS: Final = {"return_indices": "indices"}
+
+
 def _pool(
     op: str, axes: int, x: Any, steps: tuple[Any, ...], algorithm: str, device: str | None, out: Any,
     divisor: Any = None, **flags: Any,
@@ -71,12 +79,12 @@ def _pool(
     single, batched = with_batch(source, axes)
     n, c, *spatial = batched.shape
     kernel_size, stride, padding, dilation = steps
-    stride = kernel_size if stride is None or stride == () else stride
-    words: dict[str, Any] = {name: bool(flag) for name, flag in flags.items()}
+    stride = kernel_size if stride is None or (isinstance(stride, (tuple, list)) and not stride) else stride
+    words: dict[str, Any] = {_FLAGS.get(name, name): flag(value, name) for name, value in flags.items()}
     words |= window(tuple(spatial), kernel_size, stride, padding, dilation)
     divisor = None if divisor is None else whole(divisor, "divisor_override")
     layout = arrays.layout_of(batched)
-    problem = PoolProblem(op=op, n=n, c=c, dtype=dtype, layout=layout, divisor=divisor, **words)
+    problem = _problem(op=op, n=n, c=c, dtype=dtype, layout=layout, divisor=divisor, **words)
     images = problem.canonical()
     target = None if out is None else result(out, problem.y_shape[single:], problem.y_dtype, source)
     y = arrays.empty(images.y_shape, problem.y_dtype, problem.layout, source)

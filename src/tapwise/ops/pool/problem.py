@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from tapwise.arguments import whole
 from tapwise.errors import InvalidProblem
 from tapwise.integers import ceil_div
 from tapwise.ops.pool import reference
@@ -54,11 +55,14 @@ class PoolProblem(WindowProblem):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.divisor is not None:
+            object.__setattr__(self, "divisor", whole(self.divisor, "divisor_override"))
         if self.divisor == 0:
             raise InvalidProblem("divisor_override=0: a number other than 0 is allowed")
         for reach, pair in zip(self.reach, self.padding, strict=True):
             if max(pair) >= reach:
                 raise InvalidProblem(f"padding={self.padding}: each side below the dilated kernel's {reach}")
+        self._check_extent()
 
     @cached_property
     def output(self) -> tuple[int, ...]:

@@ -9,10 +9,11 @@ import numpy as np
 
 from tapwise import arrays, dispatch
 from tapwise.algorithm import Device
+from tapwise.arguments import flag, word
 from tapwise.ops.axes import normal_axes
 from tapwise.ops.orders import KEPT, PreparedCall, in_order, memory_order, plain_axis, run, unless_same
 from tapwise.ops.parameters import device_of
-from tapwise.ops.reduce.problem import POSITIONS, ReduceProblem
+from tapwise.ops.reduce.problem import OPS, POSITIONS, ReduceProblem
 
 # Results of no element.
 _OF_NOTHING: Final = {"mean": np.nan, "prod": 1.0, "logsumexp": -np.inf}
@@ -33,7 +34,9 @@ def reduce(
     """
     source = arrays.anywhere(x, "x", *arrays.place(x, device))
     axis, there = plain_axis(axis), device_of(source)
-    done = _reduction(op, source.shape, source.strides, source.dtype, axis, bool(keepdims), algorithm, there)
+    op, algorithm = word(op, "op", OPS), word(algorithm, "algorithm", dispatch.ALGORITHM)
+    keepdims = flag(keepdims, "keepdims")
+    done = _reduction(op, source.shape, source.strides, source.dtype, axis, keepdims, algorithm, there)
     if done.plan is None:
         nothing = arrays.empty(done.shape, done.dtype, "nchw", source)
         arrays.assign(nothing, np.full(done.shape, done.value, done.dtype))

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
+from tapwise.arguments import shown, word, words_of
 from tapwise.errors import InvalidProblem
 from tapwise.ops.axes import SUM_BLOCK, AxesProblem, normal_axes, shape_and_axis, shape_word
 from tapwise.ops.reduce import reference
@@ -16,6 +17,7 @@ from tapwise.problem import Inputs, sum_factor
 REDUCTIONS: Final = (
     "sum", "mean", "max", "min", "prod", "argmax", "argmin", "norm1", "norm2", "sumsquare", "logsumexp",
 )  # fmt: skip
+OPS: Final = f"one of {', '.join(REDUCTIONS)}"
 # Nothing to choose from gives no result.
 NEED_ELEMENTS: Final = ("max", "min", "argmax", "argmin")
 POSITIONS: Final = ("argmax", "argmin")
@@ -36,8 +38,8 @@ class ReduceProblem(AxesProblem):
     keepdims: bool = False
 
     def __post_init__(self) -> None:
-        if self.op not in REDUCTIONS:
-            raise InvalidProblem(f"op={self.op!r}: one of {', '.join(REDUCTIONS)}")
+        if word(self.op, "op", OPS) not in REDUCTIONS:
+            raise InvalidProblem(f"op={shown(self.op)}: {OPS} is allowed")
         self._check()
         if self.op in POSITIONS and len(self.axes) not in (1, len(self.shape)):
             raise InvalidProblem(f"axis={self.axes}: {self.op} goes along one axis, or along all of them")
@@ -72,9 +74,9 @@ class ReduceProblem(AxesProblem):
     @classmethod
     def parse(cls, text: str) -> Self:
         """The problem that a string names: "reduce sum 64x1000 axis1 keepdims f16"; without an axis all are meant."""
-        words = text.split()
+        words = words_of(text)
         if words[:1] != ["reduce"] or len(words) < 3:
-            raise InvalidProblem(f"problem {text!r}: an example is 'reduce sum 64x1000 axis1'")
+            raise InvalidProblem(f"problem {shown(text)}: an example is 'reduce sum 64x1000 axis1'")
         options: dict[str, Any] = {"op": words[1]}
         shape, axis = shape_and_axis(text, words[2:], options, ("keepdims",))
         return cls(shape, normal_axes(axis, len(shape)), **options)

@@ -9,6 +9,7 @@ import numpy as np
 
 from tapwise import arrays, dispatch
 from tapwise.algorithm import Device
+from tapwise.arguments import shown, word
 from tapwise.errors import InvalidProblem
 from tapwise.ops.axes import normal_axes
 from tapwise.ops.orders import KEPT, PreparedCall, in_order, memory_order, plain_axis, run, unless_same
@@ -35,8 +36,8 @@ def log_softmax(x: Any, axis: int = -1, *, algorithm: str = "auto", device: str 
 def _softmax(x: Any, axis: int, log: bool, algorithm: str, device: str | None, out: Any) -> Any:
     source = arrays.anywhere(x, "x", *arrays.place(x, device))
     if isinstance(axis, (tuple, list)) or axis is None:
-        raise InvalidProblem(f"axis={axis!r}: one whole number is allowed")
-    axis = plain_axis(axis)
+        raise InvalidProblem(f"axis={shown(axis)}: one whole number is allowed")
+    axis, algorithm = plain_axis(axis), word(algorithm, "algorithm", dispatch.ALGORITHM)
     shape = source.shape
     if not shape:
         source = source.reshape((1,))

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from tapwise.arguments import shown, words_of
 from tapwise.errors import InvalidProblem
 from tapwise.ops.axes import SUM_BLOCK, AxesProblem, normal_axes, shape_and_axis, shape_word
 from tapwise.ops.softmax import reference
@@ -49,9 +50,9 @@ class SoftmaxProblem(AxesProblem):
     @classmethod
     def parse(cls, text: str) -> Self:
         """The problem that a string names: "softmax 1024x1000 axis1" or "log_softmax ..."; the last axis by default."""
-        words = text.split()
+        words = words_of(text)
         if words[:1] not in (["softmax"], ["log_softmax"]) or len(words) < 2:
-            raise InvalidProblem(f"problem {text!r}: an example is 'softmax 1024x1000 axis1'")
+            raise InvalidProblem(f"problem {shown(text)}: an example is 'softmax 1024x1000 axis1'")
         options: dict[str, Any] = {"log": words[0] == "log_softmax"}
         shape, axis = shape_and_axis(text, words[1:], options, ())
         return cls(shape, normal_axes(-1 if axis is None else axis, len(shape)) if shape else (), **options)
