@@ -49,8 +49,8 @@ class AxesProblem(Problem):
     layout: str = "nchw"
 
     def _check(self) -> None:
-        for name in ("shape", "axes"):
-            object.__setattr__(self, name, wholes(getattr(self, name), name))
+        for field, name in (("shape", "shape"), ("axes", "axis")):
+            object.__setattr__(self, field, wholes(getattr(self, field), name))
         settle_flags(self)
         if len(self.shape) > MOST_AXES:
             raise InvalidProblem(f"shape={shown(self.shape)}: at most {MOST_AXES} axes are allowed")
