@@ -15,6 +15,7 @@ from tapwise.algorithm import Config
 from tapwise.cpu.device import host
 from tapwise.errors import InvalidProblem, TapwiseError
 from tapwise.ops.conv.problem import ConvProblem
+from tapwise.ops.filter.problem import FilterProblem
 from tapwise.ops.patches.problem import Col2imProblem, Im2colProblem
 from tapwise.ops.pool.problem import PoolProblem
 from tapwise.ops.reduce.problem import ReduceProblem
@@ -199,6 +200,11 @@ PROBLEMS: dict[str, dict[str, list[Any]]] = {
     },
     "im2col c4 h6 w6 r3 s3": FIELDS,
     "col2im c4 h6 w6 r3 s3": {**FIELDS, "accumulate": FLAGS},
+    "filter correlate h6 w6 c4 r3 s3": {
+        "op": NAMES, "spatial": TUPLES, "size": TUPLES, "before": TUPLES, "c": FIELDS["n"][:-1], "dtype": NAMES,
+        "to": NAMES, "modes": [*NAMES, ("reflect",) * 2, (MATRIX,) * 3, (["wrap"],) * 3],
+        "clip": FLAGS, "double": FLAGS,
+    },
     "softmax 5x7": {**AXES_FIELDS, "log": FLAGS},
     "reduce sum 5x7": {**AXES_FIELDS, "op": NAMES, "keepdims": FLAGS},
 }  # fmt: skip
@@ -207,6 +213,7 @@ CALLED = {
     "kernel_size": "kernel",
     "divisor": "divisor_override",
     "axes": "axis",
+    "modes": "mode",
     "spatial": "",
     "n": "",
     "c": "",
@@ -266,7 +273,7 @@ def test_a_bad_field_is_named(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [ConvProblem, PoolProblem, Im2colProblem, Col2imProblem, SoftmaxProblem, ReduceProblem]
+    "kind", [ConvProblem, PoolProblem, Im2colProblem, Col2imProblem, SoftmaxProblem, ReduceProblem, FilterProblem]
 )
 def test_a_bad_string_is_refused(kind: Any) -> None:
     texts = [
@@ -297,6 +304,30 @@ def test_sizes_beyond_any_memory_are_refused() -> None:
         with pytest.raises(InvalidProblem, match=r"has shape .*: sizes whose product is below 2\^60 are allowed"):
             parse(text)
     assert parse("maxpool c1 w68719476736 s68719476736").y_shape == (1, 1, 1)
+
+
+class Odd:
+    """An array of a library that fails in its own ways."""
+
+    def __init__(self, place: Any, error: type[Exception]) -> None:
+        self.place, self.error = place, error
+
+    def __dlpack_device__(self) -> Any:
+        return self.place
+
+    def __dlpack__(self, **_: Any) -> Any:
+        raise self.error("no memory")
+
+
+@pytest.mark.parametrize("error", [KeyError, AssertionError, TypeError, BufferError])
+@pytest.mark.parametrize("place", [7, None, (1, 0), (2, 0), ("x",)])
+def test_what_another_library_raises_is_told_of(place: Any, error: type[Exception]) -> None:
+    for call, name in (
+        (lambda odd: tapwise.softmax(odd), "x"),
+        (lambda odd: tapwise.conv2d(IMAGE, odd), "w"),
+        (lambda odd: tapwise.softmax(PLANE, out=odd), "out"),
+    ):
+        check(lambda call=call: call(Odd(place, error)), name, Hostile())  # type: ignore[misc]
 
 
 def test_a_value_in_an_error_is_one_short_line() -> None:

@@ -32,8 +32,11 @@ def view(value: Any, name: str) -> np.ndarray:
         raise InvalidProblem(f"{name} is a {type(value).__name__}: {_KINDS} is allowed")
     try:
         return np.from_dlpack(value)
-    except (AttributeError, BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise InvalidProblem(f"{name} is a {type(value).__name__} that NumPy cannot share: {error}") from error
+    # Another library's code: it may raise anything.
+    except Exception as error:
+        raise InvalidProblem(
+            f"{name} is a {type(value).__name__} that NumPy cannot share: {type(error).__name__}, {error}"
+        ) from error
 
 
 def _view_of_tensor(tensor: Any, name: str) -> np.ndarray:

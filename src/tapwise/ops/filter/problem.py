@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 
+from tapwise.arguments import LARGEST, number_in, settle_flags, shown, whole, wholes, word, words_of
 from tapwise.errors import InvalidProblem
 from tapwise.ops.filter import reference
 from tapwise.ops.filter.edges import MODES, window_sources
@@ -27,7 +28,7 @@ SINGLE: Final = ("u8", "i8", "u16", "i16", "f16", "f32")
 RECIPES: Final = ("gaussian", "box", "sobel", "laplace", "correlate", "maximum", "minimum")
 # How far a sum of integers may be off by its roundings: in float32 (8 bits), in units of the largest term; in float64.
 _ROUNDINGS: Final = {True: 2.0**-21, False: 2.0**-26}
-_WORD = re.compile(r"(sigma|size|[dhwctrs])(\d+(?:\.\d+)?)")
+_WORD = re.compile(r"(sigma|size|[dhwctrs])([0-9]+(?:\.[0-9]{1,20})?)")
 
 
 @dataclass(frozen=True)
@@ -65,10 +66,11 @@ class FilterProblem(Problem):
     layout: str = "nchw"
 
     def __post_init__(self) -> None:
+        self._settle()
         words = [("op", self.op, OPS), *(("mode", mode, MODES) for mode in self.modes)]
         for name, value, allowed in [*words, ("dtype", self.dtype, tuple(DTYPES)), ("to", self.to, tuple(DTYPES))]:
             if value not in allowed:
-                raise InvalidProblem(f"{name}={value!r}: one of {', '.join(allowed)}")
+                raise InvalidProblem(f"{name}={shown(value)}: one of {', '.join(allowed)}")
         if min(self.spatial) < 0 or min(self.size) < 1 or self.c < 1:
             raise InvalidProblem(f"spatial={self.spatial}, size={self.size}, c={self.c}: too small")
         for before, size in zip(self.before, self.size, strict=True):
@@ -76,6 +78,33 @@ class FilterProblem(Problem):
                 raise InvalidProblem(f"before={self.before}: at least 0 and less than size={self.size}")
         if self.op == "separable" and self.size[0] != 1:
             raise InvalidProblem(f"size={self.size}: a separable filter has a column and a row")
+        if 8 * prod(self.spatial) * self.c > LARGEST:
+            self._check_extent()
+
+    def _settle(self) -> None:
+        """Every field of the type that it is declared with. A problem is made for each call: all at once first."""
+        numbers: tuple[Any, ...] = ()
+        words: tuple[Any, ...] = ()
+        try:
+            numbers = *self.spatial, *self.size, *self.before, self.c
+            words = self.op, self.dtype, self.to, *self.modes
+        except TypeError:
+            pass
+        whole_ones = set(map(type, numbers)) == {int} and -LARGEST <= min(numbers) <= max(numbers) <= LARGEST
+        if not whole_ones or len(numbers) != 10 or len(words) != 6:
+            for name in ("spatial", "size", "before"):
+                object.__setattr__(self, name, wholes(getattr(self, name), name))
+                if len(getattr(self, name)) != 3:
+                    raise InvalidProblem(f"{name}={shown(getattr(self, name))}: a number for each of 3 axes is allowed")
+            object.__setattr__(self, "c", whole(self.c, "c"))
+            if not isinstance(self.modes, tuple) or len(self.modes) != 3:
+                raise InvalidProblem(f"modes={shown(self.modes)}: one for each of 3 axes is allowed")
+        if set(map(type, words)) != {str}:
+            for name in ("op", "dtype", "to"):
+                word(getattr(self, name), name, "a word")
+            for mode in self.modes:
+                word(mode, "mode", f"one of {', '.join(MODES)}")
+        settle_flags(self)
 
     @property
     def x_shape(self) -> tuple[int, ...]:
@@ -237,35 +266,36 @@ class FilterProblem(Problem):
         """The problem of a named filter: "filter gaussian h4096 w4096 c3 sigma5 u8", "filter correlate h99 w99 r7 s7",
         "filter box h4096 w4096 size15 constant", "filter sobel h64 w64 u8 to:i16"; gaussian, box, sobel, laplace,
         correlate, maximum, minimum."""
-        first, *words = text.split() or [""]
+        first, *words = words_of(text) or [""]
         example = "an example is 'filter gaussian h4096 w4096 c3 sigma5 u8'"
         if first != "filter" or not words or words[0] not in RECIPES:
-            raise InvalidProblem(f"problem {text!r}: {example}; filters are {', '.join(RECIPES)}")
+            raise InvalidProblem(f"problem {shown(text)}: {example}; filters are {', '.join(RECIPES)}")
         kind, *rest = words
         sizes: dict[str, str] = {}
         options: dict[str, Any] = {}
-        for word in rest:
-            if (match := _WORD.fullmatch(word)) and match[1] not in sizes:
+        for one in rest:
+            if (match := _WORD.fullmatch(one)) and match[1] not in sizes:
                 sizes[match[1]] = match[2]
-            elif word in MODES and "modes" not in options:
-                options["modes"] = (word,) * 3
-            elif word in DTYPES and "dtype" not in options:
-                options["dtype"] = word
-            elif word.startswith("to:") and word[3:] in DTYPES and "to" not in options:
-                options["to"] = word[3:]
+            elif one in MODES and "modes" not in options:
+                options["modes"] = (one,) * 3
+            elif one in DTYPES and "dtype" not in options:
+                options["dtype"] = one
+            elif one.startswith("to:") and one[3:] in DTYPES and "to" not in options:
+                options["to"] = one[3:]
             else:
-                raise InvalidProblem(f"problem {text!r}: word {word!r} is not known, or stands there twice")
-        try:
-            numbers = {name: int(value) for name, value in sizes.items() if name != "sigma"}
-        except ValueError:
-            raise InvalidProblem(f"problem {text!r}: sizes are integers") from None
+                raise InvalidProblem(f"problem {shown(text)}: word {shown(one)} is not known, or stands there twice")
+        if any("." in value for name, value in sizes.items() if name != "sigma"):
+            raise InvalidProblem(f"problem {shown(text)}: sizes are integers")
+        numbers = {name: number_in(value, text) for name, value in sizes.items() if name != "sigma"}
         measure = {"gaussian": "sigma", "box": "size", "maximum": "size", "minimum": "size"}.get(kind)
         for name in ("h", "w", *([measure] if measure else [])):
             if name not in sizes:
-                raise InvalidProblem(f"problem {text!r}: no word gives {name}")
+                raise InvalidProblem(f"problem {shown(text)}: no word gives {name}")
         recipe, side = kind, 3
         if measure == "sigma":
-            recipe, side = f"{kind} sigma{sizes['sigma']}", 2 * int(4.0 * float(sizes["sigma"]) + 0.5) + 1
+            sigma = sizes["sigma"]
+            number_in(sigma.partition(".")[0], text)
+            recipe, side = f"{kind} sigma{sigma}", 2 * int(4.0 * float(sigma) + 0.5) + 1
         elif measure == "size":
             recipe, side = f"{kind} size{numbers['size']}", numbers["size"]
         t, r, s = (numbers.get(letter, 1) for letter in "trs") if kind == "correlate" else (1, side, side)
@@ -275,7 +305,7 @@ class FilterProblem(Problem):
             spatial, before = (numbers.get("d", 1), numbers["h"], numbers["w"]), (t // 2, r // 2, s // 2)
             return cls(op, spatial, (t, r, s), before, numbers.get("c", 1), recipe=recipe, **options)
         except InvalidProblem as error:
-            raise InvalidProblem(f"problem {text!r}: {error}") from None
+            raise InvalidProblem(f"problem {shown(text)}: {error}") from None
 
     def __str__(self) -> str:
         depth, height, width = self.spatial
