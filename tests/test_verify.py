@@ -48,6 +48,16 @@ def test_one_wrong_element_fails(result: tuple[np.ndarray, ...], value: float) -
     assert not verdict.error <= verdict.bound
 
 
+def test_beyond_the_range_of_the_dtype_is_infinite() -> None:
+    expected, bound = np.array([65883.0, -1e6, 65500.0]), np.full(3, 50.0)
+    assert verify.compare(np.array([np.inf, -np.inf, np.inf], np.float16), expected, bound)
+    assert verify.compare(np.array([np.inf, -np.inf, 65504.0], np.float16), expected, bound)
+    assert not verify.compare(np.array([-np.inf, -np.inf, np.inf], np.float16), expected, bound)
+    assert not verify.compare(np.array([65504.0, -np.inf, np.inf], np.float16), expected, bound)
+    assert not verify.compare(np.array([np.inf, -np.inf, np.inf], np.float16), np.array([6e4, -1e6, 1e6]), bound)
+    assert not verify.compare(np.array([np.nan, -np.inf, np.inf], np.float16), expected, bound)
+
+
 def test_one_wrong_tile_fails(result: tuple[np.ndarray, ...]) -> None:
     """Small against the whole: a global measure of similarity would not see it."""
     actual, expected, bound = result

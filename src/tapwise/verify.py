@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any, Final
 
+import ml_dtypes
 import numpy as np
 
 from tapwise import arrays, dispatch, registry
@@ -45,7 +46,7 @@ def compare(actual: np.ndarray, expected: np.ndarray, bound: np.ndarray, dtype: 
     """Whether |actual - expected| <= bound at every element, and of the wanted dtype if one is given.
 
     NaN and infinities must stand where they are expected, with their sign. Where the expected value is finite, the
-    bound must be too: an infinite one would let everything pass.
+    bound must be too: an infinite one would let everything pass. What may lie beyond the dtype's range may be infinite.
     """
     if actual.shape != expected.shape:
         return _failed(f"shape {actual.shape} instead of {expected.shape}")
@@ -56,6 +57,10 @@ def compare(actual: np.ndarray, expected: np.ndarray, bound: np.ndarray, dtype: 
     bound = np.broadcast_to(bound, expected.shape)
     with np.errstate(all="ignore"):
         error = np.abs(actual.astype(np.float64) - expected)
+        beyond = _beyond(actual, expected, bound)
+        if beyond.any():
+            expected = np.where(beyond, actual.astype(np.float64), expected)
+            error = np.where(beyond, 0.0, error)
         ratio = np.where(error == 0, 0.0, error / bound)
         finite = np.isfinite(expected)
         same = (actual == expected) | (np.isnan(actual) & np.isnan(expected))
@@ -73,6 +78,15 @@ def compare(actual: np.ndarray, expected: np.ndarray, bound: np.ndarray, dtype: 
     else:
         message = f"all {actual.size} elements within their bound; closest to it at [{where}]"
     return Verdict(worst_error, worst_bound, wrong == 0, message)
+
+
+def _beyond(actual: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> np.ndarray:
+    """Where the result is an infinity of the right sign, and what it should be within its bound of one in its dtype."""
+    if actual.dtype.kind in "iub":
+        return np.zeros(actual.shape, bool)
+    largest = float(ml_dtypes.finfo(actual.dtype).max)  # type: ignore[no-untyped-call]
+    infinite = np.isinf(actual) & (np.signbit(actual) == np.signbit(expected))
+    return np.asarray(infinite & np.isfinite(expected) & (np.abs(expected) + bound > largest))
 
 
 def _failed(message: str) -> Verdict:
