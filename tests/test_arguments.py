@@ -30,6 +30,14 @@ class Hostile:
         raise ValueError("no words")
 
 
+class Shapeless(Hostile):
+    """As a nested tensor of PyTorch is."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        raise RuntimeError("no shape")
+
+
 F32 = np.float32
 IMAGE, PLANE, SERIES = np.ones((2, 4, 6, 6), F32), np.ones((5, 7), F32), np.ones((2, 4, 9), F32)
 FILTERS, TAPS = np.ones((4, 4, 3, 3), F32), np.ones((4, 4, 3), F32)
@@ -37,6 +45,7 @@ MATRIX = np.arange(12, dtype=F32).reshape(3, 4)
 
 THINGS: list[Any] = [
     Hostile(),
+    Shapeless(),
     object(),
     {},
     {1},
@@ -153,7 +162,7 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, list[Any]]]
     "col2im": (
         tapwise.col2im, {"cols": COLUMNS, "output_size": 6, "kernel_size": 3},
         {
-            "cols": INPUTS, "output_size": [*NUMBERS, -1, 2**40, None, ()], "out": OUTS[:-4], "stride": STEPS,
+            "cols": INPUTS, "output_size": [*SIZES, None, ()], "out": OUTS[:-4], "stride": STEPS,
             "accumulate": FLAGS, **WINDOW,
         },
     ),
@@ -335,5 +344,6 @@ def test_a_value_in_an_error_is_one_short_line() -> None:
     assert arguments.shown("two\nlines") == r"'two\nlines'"
     assert arguments.shown(10**5000) == "a int"
     assert arguments.shown(Hostile()) == "a Hostile"
+    assert arguments.shown(Shapeless()) == "a Shapeless"
     assert len(arguments.shown("x" * 10**6)) < 110
     assert arguments.shown([MATRIX] * 9).count("\n") == 0

@@ -17,12 +17,12 @@ _MOST_SHOWN: Final = 100
 
 def shown(value: Any) -> str:
     """A value in an error's message: one line, however large it is."""
-    shape = getattr(value, "shape", None)
-    if isinstance(shape, tuple) and shape and not isinstance(value, type):
-        return f"an array of shape {_cut(str(tuple(shape)))}"
     try:
+        shape = getattr(value, "shape", None)
+        if isinstance(shape, tuple) and shape and not isinstance(value, type):
+            return f"an array of shape {_cut(str(tuple(shape)))}"
         return _cut(repr(value))
-    # Whatever is wrong with its repr: the message is about the argument.
+    # Whatever is wrong with it: the message is about the argument.
     except Exception:
         return f"a {type(value).__name__}"
 
@@ -50,7 +50,8 @@ def flag(value: Any, name: str) -> bool:
     """True or False; NumPy's too, and 1 or 0. Raises InvalidProblem for anything else."""
     if type(value) is bool:
         return value
-    if getattr(value, "shape", ()) == () and type(value).__name__ in ("bool", "bool_", "int"):
+    # NumPy's bool goes by two names.
+    if type(value).__name__ in ("bool", "bool_", "int"):
         for one in (True, False):
             if value == one:
                 return one

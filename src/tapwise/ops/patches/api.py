@@ -72,12 +72,14 @@ def col2im(
     if accumulate and out is None:
         raise InvalidProblem("accumulate=True without out: there is nothing to add to")
     dtype = arrays.dtype_name(source, "cols")
-    problem = _col2im_problem(n=n, c=rows // taps, accumulate=accumulate, dtype=dtype, **steps)
+    try:
+        problem = _col2im_problem(n=n, c=rows // taps, accumulate=accumulate, dtype=dtype, **steps)
+    except InvalidProblem as error:
+        raise InvalidProblem(f"output_size={spatial}: {error}") from None
     if batched.shape != problem.columns_shape:
-        raise InvalidProblem(
-            f"cols has shape {source.shape}: {problem.columns_shape} is allowed for these windows and "
-            f"output_size={shown(output_size)}"
-        )
+        allowed = f"{problem.columns_shape} is allowed for output_size={spatial}, kernel_size={problem.kernel}, "
+        steps_given = f"stride={problem.stride}, padding={problem.padding}, dilation={problem.dilation}"
+        raise InvalidProblem(f"cols has shape {source.shape}: {allowed}{steps_given}")
     return _run(problem, batched, single, cols, source, out, algorithm)
 
 
