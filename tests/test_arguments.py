@@ -155,6 +155,11 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, list[Any]]]
             "config": [*WORDS, "m=1", Config()],
         },
     ),
+    "prepared": (
+        tapwise.prepare("n2 c4 h6 w6 k4 r3 s3 residual", FILTERS),
+        {"x": IMAGE, "residual": np.ones((2, 4, 4, 4), F32)},
+        {"x": INPUTS, "residual": INPUTS, "out": OUTS},
+    ),
     "im2col": (
         tapwise.im2col, {"x": IMAGE, "kernel_size": 3},
         {"x": INPUTS, "out": OUTS, "stride": STEPS, **WINDOW},
