@@ -85,12 +85,16 @@ def why_not(torch: Any, tensor: Any) -> str:
         return f"is a quantized tensor ({tensor.dtype}): {ALLOWED} is allowed; use dequantize()"
     if tensor.device.type not in ("cpu", "cuda"):
         return f"lies on {tensor.device}: 'cpu' or 'cuda' is allowed"
+    # Before what is said of its dtype: pictures may be integers or complex.
+    if tensor.is_neg():
+        return "has its negative bit set, so its memory holds -x: use resolve_neg()"
+    if tensor.is_conj():
+        return "has its conjugate bit set, so its memory holds the conjugate: use resolve_conj()"
     if tensor.dtype is torch.bfloat16 and not tensor.is_cuda:
         return "has dtype bfloat16, which is taken on a GPU: on a CPU float32, float64 or float16 is allowed"
     if tensor.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
-        return f"has dtype {str(tensor.dtype).removeprefix('torch.')}: {ALLOWED} is allowed"
-    if tensor.is_neg():
-        return "has its negative bit set, so its memory holds -x: use resolve_neg()"
+        allowed = f"{ALLOWED}, and integers of pictures, are" if tensor.is_cuda else f"{ALLOWED} is"
+        return f"has dtype {str(tensor.dtype).removeprefix('torch.')}: {allowed} allowed"
     if tensor.is_cuda:
         return "lies on a GPU and x in this machine's memory: one place is allowed"
     return f"is a {type(tensor).__name__} that shares no memory: a plain dense tensor of {ALLOWED} is allowed"
