@@ -101,7 +101,7 @@ PADDING = [
     (),
 ]
 # Other than a size that is fitting.
-SIZES = [*NUMBERS, 0, -1, 2**40, (0, 0)]
+SIZES = [*NUMBERS, 0, -1, 2**40, (0, 0), (2**31, 2**31)]
 AXES = [
     *THINGS,
     1.5,
@@ -317,6 +317,8 @@ def test_sizes_beyond_any_memory_are_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(InvalidProblem, match=r"has shape .*: sizes whose product is below 2\^60 are allowed"):
             parse(text)
+    with pytest.raises(InvalidProblem, match="padding="):
+        tapwise.conv2d(IMAGE, FILTERS, padding=2**31 - 1)
     assert parse("maxpool c1 w68719476736 s68719476736").y_shape == (1, 1, 1)
 
 

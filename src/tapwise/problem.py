@@ -191,7 +191,14 @@ class Problem:
         for name, shape in (("x", self.x_shape), ("w", self.w_shape), ("y", self.y_shape)):
             # NumPy counts an axis of no element as one.
             if 8 * prod(shape or (1,)) > LARGEST or (0 in shape and 8 * prod(size or 1 for size in shape) > LARGEST):
-                raise InvalidProblem(f"{name} has shape {shown(shape)}: sizes whose product is below 2^60 are allowed")
+                raise InvalidProblem(
+                    f"{name} has shape {shown(shape)}: sizes whose product is below 2^60 are allowed{self._shaped_by}"
+                )
+
+    @property
+    def _shaped_by(self) -> str:
+        """What else than x gives the result its shape, in words."""
+        return ""
 
     def replace(self, **changes: object) -> Self:
         return replace(self, **changes)  # type: ignore[type-var]

@@ -106,6 +106,10 @@ class WindowProblem(Problem):
     def spatial_axes(self) -> int:
         return len(self.spatial)
 
+    @property
+    def _shaped_by(self) -> str:
+        return f"; stride={self.stride}, padding={self.padding}"
+
     def canonical(self, axes: int = 2) -> Self:
         """With so many spatial axes at least: those that lack are put before the others, with a size of one."""
         extra = axes - len(self.spatial)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from tapwise import arrays
 from tapwise.algorithm import Device
-from tapwise.arguments import shown, whole
+from tapwise.arguments import LARGEST, shown, whole
 from tapwise.errors import InvalidProblem
 from tapwise.window_problem import LARGEST_STEP, Pair
 
@@ -49,6 +50,8 @@ def sides_of(
             f"output_size={shown(output_size)} with padding={shown(padding)}: only one of them is allowed"
         )
     wanted = numbers(output_size, axes, "output_size")
+    if 8 * prod(wanted) > LARGEST:
+        raise InvalidProblem(f"output_size={shown(output_size)}: sizes whose product is below 2^60 are allowed")
     return tuple(_fit(*sizes, output_size) for sizes in zip(wanted, spatial, kernel, stride, dilation, strict=True))
 
 
