@@ -158,7 +158,7 @@ class WindowProblem(Problem):
             one_of(getattr(self, name), name, allowed)
         for axis, reach in enumerate(self.reach):
             padded = self.spatial[axis] + sum(self.padding[axis])
-            if padded < reach:
+            if padded < self._least_padded(axis):
                 raise InvalidProblem(
                     f"kernel={self.kernel} with dilation={self.dilation} spans {reach} in {AXIS_NAMES[axes][axis]}, "
                     f"larger than the padded input of {padded} (input {self.spatial[axis]}, "
@@ -173,6 +173,10 @@ class WindowProblem(Problem):
         ):
             if largest > longest:
                 raise InvalidProblem(f"{name}={getattr(self, name)}: at most {LARGEST_STEP} is allowed")
+
+    def _least_padded(self, axis: int) -> int:
+        """The smallest padded input that a window fits."""
+        return self.reach[axis]
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -10,6 +10,7 @@ import pytest
 import tapwise
 from tapwise import registry, verify
 from tapwise.cpu import jit
+from tapwise.cpu.device import host
 from tapwise.cpu.simd import target
 from tapwise.errors import InvalidProblem
 from tapwise.ops.patches import cpu_kernel as patches_kernel
@@ -133,3 +134,11 @@ def test_every_target_gets_vector_code(name: str) -> None:
     for generate in (patches_kernel.generate_im2col, patches_kernel.generate_col2im):
         kernel = generate(target(name), dtype="f32", storage="f32")
         assert {"avx512": "%zmm", "avx2": "%ymm", "neon": "q0"}[name] in jit.assembly(kernel)
+
+
+def test_strides_far_larger_than_the_image() -> None:
+    columns = np.ones((1, 4, 1), np.float32)
+    image = tapwise.col2im(columns, (4, 4), 2, stride=2**31 - 1)
+    assert image.sum() == 4 and image[0, 0, :2, :2].sum() == 4
+    problem = Col2imProblem.parse("col2im c1 h4 w4 r2 s2 stride2147483647")
+    assert "strides" in str(registry.get("cpu.simd", "col2im").refusal(problem, host()))

@@ -13,6 +13,7 @@ from tapwise.cpu import jit
 from tapwise.cpu.device import host
 from tapwise.cpu.simd import target
 from tapwise.errors import InvalidProblem
+from tapwise.ops.pool import cpu as pool_cpu
 from tapwise.ops.pool import cpu_kernel as pool_kernel
 from tapwise.ops.pool import reference
 from tapwise.ops.pool.problem import PoolProblem
@@ -81,6 +82,8 @@ def test_positions_are_torchs() -> None:
     torch = pytest.importorskip("torch")
     x = torch.randint(0, 4, (2, 3, 13, 18)).float()
     x[0, 0, 4, 4], x[0, 1], x[0, 2, 3, 5] = float("nan"), -float("inf"), float("inf")
+    # Of several NaN in a window the last is the one.
+    x[1, 1, 5:8, 3:9] = float("nan")
     for window in ((3, 2, 1, 1), (2, 2, 0, 1), (3, 1, 1, 2)):
         wanted = torch.nn.functional.max_pool2d(x, *window, return_indices=True)
         found = tapwise.max_pool2d(x, *window, return_indices=True)
@@ -166,3 +169,83 @@ def test_every_target_gets_vector_code(name: str, layout: str) -> None:
         target(name), dtype="f32", storage="f32", layout=layout, op="max", r=3, s=3, stride=2, dilation=1
     )
     assert {"avx512": "%zmm", "avx2": "%ymm", "neon": ".4s"}[name] in jit.assembly(kernel)
+
+
+def test_plans_do_not_grow_with_the_row() -> None:
+    algorithm, device = registry.get("cpu.simd", "pool"), host()
+    for text in ("maxpool c1 w268435456 s3 stride1 pad1", "avgpool c1 w268435456 s3 stride1 pad1 exclude_pad"):
+        problem = PoolProblem.parse(text).canonical()
+        plan = algorithm.plan(problem, algorithm.configs(problem, device)[0], device)
+        assert 0 < sum(table.nbytes for table in plan._tables) < 1e4
+    rows, _, skip = pool_cpu._divisors(PoolProblem.parse("avgpool c1 h1 w2147483648 r1 s3 stride1 pad0x1"), 1)
+    assert len(rows) < 100 and skip > 2**31 - 100
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "avgpool c3 h200 w300 r5 s5 stride1 pad2 exclude_pad",
+        "avgpool c2 h190 w700 r3 s4 stride2x3 pad1:2x0:3 ceil",
+        "avgpool c2 h3 w500 r3 s16 stride1 pad2x15 exclude_pad",
+    ],
+)
+@pytest.mark.parametrize("identifier", IDENTIFIERS)
+def test_divisors_of_long_rows(identifier: str, text: str, layout: str) -> None:
+    verdict = verify.check(PoolProblem.parse(f"{text} {layout}"), identifier)
+    assert verdict, verdict.message
+
+
+@pytest.mark.parametrize("count_include_pad", [True, False])
+def test_counts_are_what_windows_see(count_include_pad: bool) -> None:
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        size, kernel, stride, dilation = (int(random.integers(1, most)) for most in (12, 6, 5, 4))
+        before, after = (int(random.integers(0, (kernel - 1) * dilation + 1)) for _ in range(2))
+        words = f"avgpool c1 w{size} s{kernel} stride{stride} pad{before}:{after} dilation{dilation} ceil"
+        try:
+            problem = PoolProblem.parse(words + ("" if count_include_pad else " exclude_pad"))
+        except InvalidProblem:
+            continue
+        low, high = (-before, size + after) if count_include_pad else (0, size)
+        wanted = [
+            sum(low <= p * stride - before + tap * dilation < high for tap in range(kernel))
+            for p in range(problem.output[0])
+        ]
+        assert problem.counts(0).tolist() == wanted
+        first, end = problem.whole(0)
+        assert wanted[first:end] == [kernel] * (end - first)
+
+
+def test_windows_far_larger_than_the_image() -> None:
+    x = np.arange(16, dtype=np.float32).reshape(1, 1, 4, 4)
+    most = 2**31 - 1
+    padding = ((2**30, 2**30),) * 2
+    values, places = tapwise.max_pool2d(x, 2**31 + 4, 1, padding, return_indices=True)
+    assert values.tolist() == [[[[15.0]]]] and places.tolist() == [[[[15]]]]
+    assert tapwise.max_pool2d(x, 2, 2**31 - 1, most, 2**31 - 1).shape == (1, 1, 2, 2)
+
+
+def test_positions_of_windows_that_see_nothing() -> None:
+    """PyTorch gives positions outside of the plane there."""
+    values, places = tapwise.max_pool2d(np.ones((1, 1, 1, 1), np.float32), 2, 1, 1, 2, return_indices=True)
+    assert values.tolist() == [[[[-np.inf]]]] and places.tolist() == [[[[-1]]]]
+
+
+@pytest.mark.parametrize(
+    ("size", "kernel", "stride", "padding"), [(2, 5, 2, 1), (2, 3, 2, 0), (1, 3, 5, 0), (1, 7, 6, 2)]
+)
+def test_ceil_mode_of_windows_larger_than_the_image(size: int, kernel: int, stride: int, padding: int) -> None:
+    torch = pytest.importorskip("torch")
+    x = np.arange(3 * size * size, dtype=np.float32).reshape(1, 3, size, size)
+    for layout in ("nchw", "nhwc"):
+        given = arrays.dense(x, layout)
+        for identifier in IDENTIFIERS:
+            for name in ("max_pool2d", "avg_pool2d"):
+                wanted = getattr(torch.nn.functional, name)(
+                    torch.from_numpy(x), kernel, stride, padding, ceil_mode=True
+                ).numpy()
+                found = getattr(tapwise, name)(given, kernel, stride, padding, ceil_mode=True, algorithm=identifier)
+                np.testing.assert_allclose(found, wanted, rtol=1e-6)
+    with pytest.raises(InvalidProblem, match="larger than the padded input"):
+        tapwise.max_pool2d(x, kernel + stride + 2 * size, stride, padding, ceil_mode=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.cpu.common import PlaneConfig, load
@@ -18,6 +18,9 @@ from tapwise.cpu.plan import KernelPlan
 from tapwise.integers import ceil_div
 from tapwise.ops.patches.cpu_kernel import AXES, FIELDS, generate_col2im, generate_im2col
 from tapwise.ops.patches.problem import PatchProblem
+
+# Elements of the buffers of a row, of which each residue of the stride has one, beyond four times the row.
+LARGEST_ROW: Final = 2**22
 
 
 class Im2colSimd(Algorithm[PlaneConfig]):
@@ -67,6 +70,11 @@ class Col2imSimd(Im2colSimd):
     operator: ClassVar[str] = "col2im"
     id: ClassVar[str] = "cpu.simd"
     summary: ClassVar[str] = "rows of the image summed by residue of the stride, interleaved"
+
+    def rejects(self, problem: PatchProblem, device: Device) -> str | None:
+        if self._row_size(problem) * problem.stride[-1] > 4 * problem.spatial[-1] + LARGEST_ROW:
+            return f"takes strides whose buffers of a row hold up to {LARGEST_ROW} elements, not {problem.stride}"
+        return None
 
     def workspace_bytes(self, problem: PatchProblem, config: PlaneConfig, device: Device) -> int:
         workers = max(1, min(device.threads, config.tasks(self._units(problem)[0])))

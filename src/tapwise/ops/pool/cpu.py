@@ -19,11 +19,14 @@ from tapwise.cpu.cost import Costs
 from tapwise.cpu.plan import KernelPlan
 from tapwise.integers import ceil_div
 from tapwise.ops.pool.cpu_kernel import FIELDS, generate
-from tapwise.ops.pool.cpu_serial import divisors
 from tapwise.ops.pool.problem import PoolProblem
 from tapwise.problem import DTYPES
 
 LARGEST: Final = 16
+# Columns of whole windows in a table of divisors: those of the widest vector.
+WHOLE: Final = 64
+# Elements of a padded row beyond those of the image: dilated windows of padding go to the plain loops.
+MOST_PADDING: Final = 2**24
 LARGEST_PIXELS: Final = 49
 
 
@@ -42,6 +45,8 @@ class PoolSimd(Algorithm[PlaneConfig]):
             return f"takes kernels of up to {LARGEST} an axis, not {problem.kernel}"
         if problem.layout == "nhwc" and prod(problem.kernel) > LARGEST_PIXELS:
             return f"takes kernels of up to {LARGEST_PIXELS} taps in nhwc, not {problem.kernel}"
+        if problem.layout == "nchw" and self._row_size(problem) > 4 * problem.spatial[1] + MOST_PADDING:
+            return f"takes windows and padding that reach up to {MOST_PADDING} columns beyond the image"
         return None
 
     def configs(self, problem: PoolProblem, device: Device) -> Sequence[PlaneConfig]:
@@ -78,15 +83,19 @@ class PoolSimd(Algorithm[PlaneConfig]):
         (r, s), by_columns = problem.kernel, (problem.stride[1], problem.dilation[1]) if planar else (0, 0)
         window = {"op": problem.op, "r": r, "s": s, "stride": by_columns[0], "dilation": by_columns[1]}
         library = load("pool", generate, problem, layout=problem.layout, **window)
-        rows, columns = divisors(problem, np.dtype(f"f{problem.accumulator_bytes}"))
-        length = (problem.spatial[1] if planar else problem.c) + 64
+        (rows, row_edge, row_skip), (columns, col_edge, col_skip) = (_divisors(problem, axis) for axis in (0, 1))
+        (top, bottom), height = problem.padding[0], problem.spatial[0]
+        beyond = (problem.output[0] - 1) * problem.stride[0] + problem.reach[0] - top > height
+        # Read for rows outside alone.
+        length = 64 + (problem.c if not planar else problem.spatial[1] if top or bottom or beyond else 0)
         nothing = -np.inf if problem.op == "max" else 0.0
         row_size = self._row_size(problem)
         fields: dict[str, int | np.ndarray] = {
             "tasks": config.tasks(self._planes(problem)),
             "scratch_step": row_size * problem.accumulator_bytes if planar else 0,
             "identity": np.full(length, nothing, DTYPES[problem.dtype]),
-            "row_counts": rows, "col_counts": np.concatenate([columns, np.ones(64, columns.dtype)]),
+            "row_counts": rows, "row_edge": row_edge, "row_skip": row_skip,
+            "col_counts": columns, "col_edge": col_edge, "col_skip": col_skip,
             "channels": problem.c, "h": problem.spatial[0], "w_in": problem.spatial[1],
             "p": problem.output[0], "q": problem.output[1],
             "stride_h": problem.stride[0], "stride_w": problem.stride[1],
@@ -96,3 +105,19 @@ class PoolSimd(Algorithm[PlaneConfig]):
             "row_size": row_size,
         }  # fmt: skip
         return KernelPlan(problem, device, library, FIELDS, fields)
+
+
+def _divisors(problem: PoolProblem, axis: int) -> tuple[np.ndarray, int, int]:
+    """(factors that sums are divided by on one axis, outputs before the first whole window, outputs left out).
+
+    Whole windows have one factor, so no more of them are kept than a vector needs: a table has the size of the edges.
+    """
+    dtype, count = np.dtype(f"f{problem.accumulator_bytes}"), problem.output[axis]
+    if problem.op == "max":
+        return np.ones(WHOLE, dtype), 0, 0
+    first, end = (0, count) if problem.divisor is not None else problem.whole(axis)
+    skip = max(0, end - first - WHOLE)
+    kept = np.concatenate([np.arange(min(count, end - skip)), np.arange(end, count)])
+    if problem.divisor is None:
+        return problem.counts(axis, kept).astype(dtype), first, skip
+    return np.full(len(kept), problem.divisor if axis == 0 else 1, dtype), first, skip

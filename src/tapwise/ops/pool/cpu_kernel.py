@@ -12,7 +12,8 @@ from tapwise.cpu.simd import Int, Kernel, Ptr, Target
 from tapwise.cpu.vectors import larger
 
 FIELDS: Final = (
-    *COMMON, "identity", "row_counts", "col_counts", "channels", "h", "w_in", "p", "q", "stride_h", "stride_w",
+    *COMMON, "identity", "row_counts", "row_edge", "row_skip", "col_counts",
+    "col_edge", "col_skip", "channels", "h", "w_in", "p", "q", "stride_h", "stride_w",
     "pad_top", "pad_left", "dilation_h", "dilation_w", "planes", "block", "row_blocks", "row_size",
 )  # fmt: skip
 
@@ -56,6 +57,11 @@ def _columns(k: Kernel, padded: Ptr, at: Int, lanes: int, s: int, stride: int, d
     return [k.gather([here + (lane * stride + t * dilation) for lane in range(lanes)]) for t in range(s)]
 
 
+def _counted(at: Int, edge: Int, skip: Int) -> Int:
+    """Where the factor of output `at` stands in its table, which lacks `skip` of the outputs behind `edge`."""
+    return at.min((at - skip).max(edge))
+
+
 def _emit_planes(k: Kernel, storage: str, op: str, r: int, s: int, stride: int, dilation: int) -> None:
     with entry(k, FIELDS) as (a, worker):
         padded = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
@@ -81,7 +87,8 @@ def _emit_planes(k: Kernel, storage: str, op: str, r: int, s: int, stride: int, 
                 def across(i: Int, lanes: int, y: Ptr = y, p: Int = p) -> None:
                     value = _combine(k, op, _columns(k, padded, i, lanes, s, stride, dilation))
                     if op == "avg":
-                        count = k.mul(k.broadcast(row_counts + p, lanes), k.load(col_counts + i, lanes))
+                        vertical = k.broadcast(row_counts + _counted(p, a.row_edge, a.row_skip), lanes)
+                        count = k.mul(vertical, k.load(col_counts + _counted(i, a.col_edge, a.col_skip), lanes))
                         value = k.div(value, count)
                     k.store(y + i, value)
 
@@ -111,7 +118,8 @@ def _emit_pixels(k: Kernel, storage: str, op: str, r: int, s: int) -> None:
                 def body(c: Int, lanes: int, taps: list[Ptr] = taps, y: Ptr = y, p: Int = p, q: Int = q) -> None:
                     value = _combine(k, op, [k.load(there + c, lanes) for there in taps])
                     if op == "avg":
-                        count = k.mul(k.broadcast(row_counts + p, lanes), k.broadcast(col_counts + q, lanes))
+                        vertical = k.broadcast(row_counts + _counted(p, a.row_edge, a.row_skip), lanes)
+                        count = k.mul(vertical, k.broadcast(col_counts + _counted(q, a.col_edge, a.col_skip), lanes))
                         value = k.div(value, count)
                     k.store(y + c, value)
 

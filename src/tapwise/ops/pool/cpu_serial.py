@@ -19,19 +19,21 @@ def largest(x: Any, y: Any, places: Any, kernel: Any, stride: Any, padding: Any,
     for n in range(images):
         for c in range(channels):
             for p in range(y.shape[2]):
+                top = p * stride[0] - padding[0]
                 for q in range(y.shape[3]):
+                    left = q * stride[1] - padding[1]
                     best = x.dtype.type(-np.inf)
                     place = -1
-                    for r in range(kernel[0]):
-                        h = p * stride[0] - padding[0] + r * dilation[0]
-                        if h < 0 or h >= height:
-                            continue
-                        for s in range(kernel[1]):
-                            v = q * stride[1] - padding[1] + s * dilation[1]
-                            if v < 0 or v >= width:
-                                continue
+                    # Taps inside alone: a window may be far larger than the image.
+                    for r in range(max(0, -(top // dilation[0])), min(kernel[0], -((top - height) // dilation[0]))):
+                        h = top + r * dilation[0]
+                        for s in range(
+                            max(0, -(left // dilation[1])), min(kernel[1], -((left - width) // dilation[1]))
+                        ):
+                            v = left + s * dilation[1]
                             value = x[n, c, h, v]
-                            if place < 0 or ((value > best or value != value) and best == best):
+                            # The first of equals, and the last NaN.
+                            if place < 0 or value > best or value != value:
                                 best = value
                                 place = h * width + v
                     y[n, c, p, q] = best
@@ -39,30 +41,29 @@ def largest(x: Any, y: Any, places: Any, kernel: Any, stride: Any, padding: Any,
                         places[n, c, p, q] = place
 
 
-def mean(x: Any, y: Any, rows: Any, columns: Any, kernel: Any, stride: Any, padding: Any, dilation: Any) -> None:
-    """`rows` and `columns`: what the sum of row p, column q is divided by, as a product."""
+def mean(
+    x: Any, y: Any, rows: Any, columns: Any, divisor: int, kernel: Any, stride: Any, padding: Any, dilation: Any
+) -> None:
+    """`rows` and `columns`: from where to where taps are counted; `divisor`: what is divided by instead, or 0."""
     images, channels, height, width = x.shape
     for n in range(images):
         for c in range(channels):
             for p in range(y.shape[2]):
+                top = p * stride[0] - padding[0]
+                first = max(0, -((top - rows[0]) // dilation[0]))
+                counted = max(0, min(kernel[0], -((top - rows[1]) // dilation[0])) - first)
                 for q in range(y.shape[3]):
+                    left = q * stride[1] - padding[1]
                     total = x.dtype.type(0)
-                    for r in range(kernel[0]):
-                        h = p * stride[0] - padding[0] + r * dilation[0]
-                        if h < 0 or h >= height:
-                            continue
-                        for s in range(kernel[1]):
-                            v = q * stride[1] - padding[1] + s * dilation[1]
-                            if v >= 0 and v < width:
-                                total += x[n, c, h, v]
-                    y[n, c, p, q] = total / (rows[p] * columns[q])
-
-
-def divisors(problem: PoolProblem, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
-    """What a sum is divided by: a factor for each output row and one for each column."""
-    if problem.divisor is not None:
-        return np.full(problem.output[0], problem.divisor, dtype), np.ones(problem.output[1], dtype)
-    return np.array(problem.counts(0), dtype), np.array(problem.counts(1), dtype)
+                    for r in range(max(0, -(top // dilation[0])), min(kernel[0], -((top - height) // dilation[0]))):
+                        h = top + r * dilation[0]
+                        for s in range(
+                            max(0, -(left // dilation[1])), min(kernel[1], -((left - width) // dilation[1]))
+                        ):
+                            total += x[n, c, h, left + s * dilation[1]]
+                    first = max(0, -((left - columns[0]) // dilation[1]))
+                    count = counted * max(0, min(kernel[1], -((left - columns[1]) // dilation[1])) - first)
+                    y[n, c, p, q] = total / x.dtype.type(divisor if divisor != 0 else count)
 
 
 class PoolSerial(LoopAlgorithm):
@@ -85,5 +86,5 @@ class PoolSerial(LoopAlgorithm):
         if p.op == "max":
             compiled(largest)(source, result, places, *window)
         else:
-            compiled(mean)(source, result, *divisors(p, dtype), *window)
+            compiled(mean)(source, result, p.counted(0), p.counted(1), p.divisor or 0, *window)
         values[...] = result

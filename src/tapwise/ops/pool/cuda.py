@@ -51,6 +51,12 @@ class PoolSlidingWindow(CudaAlgorithm[Config]):
     def rejects(self, problem: PoolProblem, device: Device) -> str | None:
         if prod(problem.spatial) >= INDEX_LIMIT:
             return "takes planes of fewer than 2^31 elements"
+        # Positions in the padded image are counted in 32 bits.
+        if any(
+            (p - 1) * stride + reach >= INDEX_LIMIT
+            for p, stride, reach in zip(problem.output, problem.stride, problem.reach, strict=True)
+        ):
+            return "takes windows that end before 2^31"
         return None
 
     def configs(self, problem: PoolProblem, device: Device) -> Sequence[Config]:

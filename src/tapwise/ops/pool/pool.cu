@@ -46,8 +46,8 @@ __device__ __forceinline__ void pool(const Pooling &a) {
                 if (!inside_h || !inside_w) continue;
                 const A one = upcast(x[((long long)h * width + v) * step]);
                 if constexpr (LARGEST) {
-                    // The first of equals; a NaN stays.
-                    if ((PLACES && place < 0) || ((one > value || one != one) && value == value)) {
+                    // The first of equals; a NaN stays until the next one.
+                    if ((PLACES && place < 0) || one > value || one != one) {
                         value = one;
                         if constexpr (PLACES) place = (long long)h * width + v;
                     }

@@ -27,9 +27,10 @@ class PoolProblem(WindowProblem):
     x (n, c, *spatial), y (n, c, *output). `padding` holds (before, after) an axis and is smaller than the dilated
     kernel: max never sees it, avg counts it unless `count_include_pad` is off. `ceil_mode`: a last window that only
     begins inside the input or the padding before it is kept; what it sees beyond the padding is not counted. `divisor`
-    replaces the count. `indices` (max): positions in the plane besides values.
+    replaces the count. `indices` (max): positions in the plane besides values, -1 for a window of nothing but padding.
 
-    Raises InvalidProblem for sizes out of range, and a padded input smaller than the dilated kernel.
+    Raises InvalidProblem for sizes out of range, and a padded input smaller than the dilated kernel; in ceil mode it
+    may be smaller by less than a stride.
     """
 
     operator: ClassVar[str] = "pool"
@@ -64,6 +65,9 @@ class PoolProblem(WindowProblem):
                 raise InvalidProblem(f"padding={self.padding}: each side below the dilated kernel's {reach}")
         self._check_extent()
 
+    def _least_padded(self, axis: int) -> int:
+        return max(1, self.reach[axis] - self.stride[axis] + 1) if self.ceil_mode else self.reach[axis]
+
     @cached_property
     def output(self) -> tuple[int, ...]:
         result = []
@@ -93,16 +97,25 @@ class PoolProblem(WindowProblem):
     def positions(self, x: np.ndarray) -> np.ndarray:
         return reference.indices(x, self.output, *self.window)
 
-    def counts(self, axis: int) -> list[int]:
-        """Taps of each output's window on one axis that an average counts."""
+    def counted(self, axis: int) -> tuple[int, int]:
+        """From where to where an average counts what a window sees on one axis; the input is from 0 to its size."""
         size, (before, after) = self.spatial[axis], self.padding[axis]
-        low, high = (-before, size + after) if self.count_include_pad else (0, size)
-        result = []
-        for p in range(self.output[axis]):
-            start = p * self.stride[axis] - before
-            taps = (start + r * self.dilation[axis] for r in range(self.kernel[axis]))
-            result.append(sum(1 for tap in taps if low <= tap < high))
-        return result
+        return (-before, size + after) if self.count_include_pad else (0, size)
+
+    def whole(self, axis: int) -> tuple[int, int]:
+        """The first output on one axis whose window is counted whole, and the first behind it that is not."""
+        (low, high), stride, before = self.counted(axis), self.stride[axis], self.padding[axis][0]
+        first = min(self.output[axis], ceil_div(low + before, stride))
+        return first, min(self.output[axis], max(first, (high - self.reach[axis] + before) // stride + 1))
+
+    def counts(self, axis: int, outputs: np.ndarray | None = None) -> np.ndarray:
+        """Taps that an average counts on one axis, for each of these outputs (all of them by default), as int64."""
+        outputs = np.arange(self.output[axis]) if outputs is None else outputs
+        (low, high), dilation = self.counted(axis), self.dilation[axis]
+        starts = outputs * self.stride[axis] - self.padding[axis][0]
+        first = np.maximum(-((starts - low) // dilation), 0)
+        end = np.minimum(-((starts - high) // dilation), self.kernel[axis])
+        return np.maximum(end - first, 0)
 
     def reference(self, inputs: Inputs, /, *_: object) -> tuple[np.ndarray, np.ndarray]:
         """A maximum is exact, a mean is off by its sum's roundings."""
@@ -111,7 +124,7 @@ class PoolProblem(WindowProblem):
             seen = reference.windows(inputs.x, self.output, *self.window, -np.inf if largest else 0.0)
             if largest:
                 return seen.max(axis=-1), np.zeros(())
-            counts = [np.array(self.counts(axis), np.float64) for axis in range(len(self.output))]
+            counts = [self.counts(axis).astype(np.float64) for axis in range(len(self.output))]
             count = self.divisor if self.divisor is not None else prod(np.ix_(*counts), start=np.ones(()))
             y, size = seen.sum(axis=-1) / count, np.abs(seen).sum(axis=-1) / np.abs(count)
             return y, sum_factor(prod(self.kernel)) * self.roundoff * size + self.rounding(y)

@@ -28,12 +28,13 @@ def windows(
 
 
 def indices(x: np.ndarray, output: Sizes, kernel: Sizes, stride: Sizes, padding: Pairs, dilation: Sizes) -> np.ndarray:
-    """Where each maximum stands in its plane: the first in the window, and a NaN before everything."""
+    """Where each maximum stands in its plane: the first in the window, and the last NaN before all."""
     plane = np.arange(prod(x.shape[2:])).reshape(1, 1, *x.shape[2:])
     places = windows(plane, output, kernel, stride, padding, dilation, -1.0)
     seen = windows(x, output, kernel, stride, padding, dilation, -np.inf)
     # Padding is never chosen, not even in a window of nothing but -infinity.
     order = np.where(places >= 0, np.where(np.isnan(seen), np.inf, seen), -np.inf)
     rank = np.where(np.isnan(seen) & (places >= 0), 2, np.where(places >= 0, 1, 0))
-    best = np.lexsort((np.broadcast_to(-np.arange(seen.shape[-1]), seen.shape), order, rank), axis=-1)[..., -1]
+    taps = np.arange(seen.shape[-1])
+    best = np.lexsort((np.where(rank == 2, taps, -taps), order, rank), axis=-1)[..., -1]
     return np.take_along_axis(np.broadcast_to(places, seen.shape), best[..., None], -1)[..., 0].astype(np.int64)
