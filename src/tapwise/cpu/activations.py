@@ -49,7 +49,7 @@ def activate(k: Kernel, name: str | None, x: Any) -> Any:
     if name == "sigmoid":
         return sigmoid(k, x)
     if name == "silu":
-        return k.mul(x, sigmoid(k, x))
+        return sigmoid(k, x, x)
     if name == "tanh":
         return tanh(k, x)
     if name == "gelu":
@@ -154,10 +154,13 @@ def _exp_series(degree: int) -> list[float]:
     return [float(c) / edge**power for power, c in enumerate(np.polynomial.chebyshev.cheb2poly(chebyshev))]
 
 
-def sigmoid(k: Kernel, x: Any) -> Any:
-    """1 / (1 + e^-x)."""
-    one = k.constant(1.0, k.lanes_of(x))
-    return k.div(one, k.add(one, exp(k, k.b.fneg(x))))
+def sigmoid(k: Kernel, x: Any, factor: Any = None) -> Any:
+    """factor / (1 + e^-x), 1 where no factor is given; by e^-|x|, which does not overflow where the result is tiny."""
+    lanes = k.lanes_of(x)
+    zero, one = k.constant(0.0, lanes), k.constant(1.0, lanes)
+    power = exp(k, k.b.fneg(k.intrinsic("llvm.fabs", x)))
+    below, above = (power, one) if factor is None else (k.mul(factor, power), factor)
+    return k.div(k.b.select(k.b.fcmp_ordered("<", x, zero), below, above), k.add(one, power))
 
 
 def tanh(k: Kernel, x: Any) -> Any:

@@ -9,8 +9,9 @@ import numpy as np
 
 from tapwise import arrays, dispatch
 from tapwise.algorithm import Buffers, Plan
-from tapwise.arguments import whole
+from tapwise.arguments import shown, whole
 from tapwise.arrays.workspaces import workspace
+from tapwise.errors import InvalidProblem
 from tapwise.ops.axes import AXIS
 from tapwise.ops.parameters import device_of
 from tapwise.problem import Problem
@@ -26,6 +27,15 @@ def plain_axis(axis: Any) -> Any:
     if isinstance(axis, (tuple, list)):
         return tuple(whole(one, "axis", AXIS) for one in axis)
     return whole(axis, "axis", AXIS)
+
+
+def synonym(value: Any, name: str, default: Any, other: Any, other_name: str) -> Any:
+    """An argument that may go by PyTorch's name instead. Raises InvalidProblem where both are given."""
+    if other is None:
+        return value
+    if value is not default:
+        raise InvalidProblem(f"{other_name}={shown(other)}: {name}={shown(value)} is given too; one of them is allowed")
+    return other
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from convolution_calls import assert_right, channels_last, expected, good, normal
 
 import tapwise
-from tapwise import arrays
+from tapwise import arrays, registry
 from tapwise.algorithm import Buffers, Config
 from tapwise.cpu.device import host
 from tapwise.errors import InvalidProblem, NotApplicable
@@ -337,3 +337,55 @@ def test_a_known_call_does_not_hide_a_wrong_one() -> None:
     for wrong in ({"stride": 1.0}, {"padding": ((1, 0), (1.0, 1))}, {"groups": 1.0}, {"activation": ["relu"]}):
         with pytest.raises(InvalidProblem):
             tapwise.conv2d(x, w, **{"stride": 1, "padding": ((1, 0), (1, 1)), **wrong})
+
+
+@pytest.mark.parametrize("identifier", ["cpu.pointwise", "cpu.direct", "cpu.serial"])
+def test_activations_at_extremes(identifier: str) -> None:
+    """silu and sigmoid below -88, where e^-x overflows, are tiny numbers; infinities and NaN are PyTorch's."""
+    values = [
+        -1e3,
+        -104,
+        -100,
+        -95,
+        -89,
+        -88.8,
+        -88.5,
+        -87,
+        -20,
+        -1e-40,
+        -0.0,
+        1e-40,
+        88,
+        89,
+        3e38,
+        np.inf,
+        -np.inf,
+        np.nan,
+    ]
+    x = np.array(values, np.float32).reshape(1, 1, 1, -1)
+    w = np.ones((1, 1, 1, 1), np.float32)
+    exact = x.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for name, wanted in (("sigmoid", 1 / (1 + np.exp(-exact))), ("silu", exact / (1 + np.exp(-exact)))):
+            y = tapwise.conv2d(x, w, activation=name, algorithm=identifier)
+            np.testing.assert_allclose(y, wanted, rtol=1e-6, atol=104 * 2.0**-149)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize(("c", "groups"), [(4, 1), (4, 4), (8, 2)])
+def test_padding_is_zeros_that_are_multiplied(c: int, groups: int, layout: str, value: float) -> None:
+    x = np.ones((1, c, 12, 12), np.float32)
+    x = np.ascontiguousarray(x.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2) if layout == "nhwc" else x
+    w = np.zeros((c, c // groups, 3, 3), np.float32)
+    w[:, :, 0, 0] = value
+    problem = ConvProblem.parse(f"c{c} h12 w12 k{c} r3 s3 pad1 groups{groups} {layout}")
+    for identifier in registry.ALGORITHMS["conv"]:
+        if not identifier.startswith("cpu.") or registry.get(identifier, "conv").refusal(problem, host()):
+            continue
+        y = tapwise.conv2d(x, w, padding=1, groups=groups, algorithm=identifier)
+        assert np.isnan(y[:, :, 0]).all() and np.isnan(y[:, :, :, 0]).all(), identifier
+        if identifier != "cpu.winograd":
+            assert np.array_equal(y[:, :, 1:, 1:], np.full((1, c, 11, 11), value, np.float32), equal_nan=True), (
+                identifier
+            )

@@ -187,3 +187,23 @@ def test_what_was_called_before_makes_no_difference() -> None:
     for axis in (1.0, (0.0, 1.0), np.array([1]), "1"):
         with pytest.raises(InvalidProblem, match="axis="):
             tapwise.reduce(x, "sum", axis)
+
+
+def test_names_of_pytorch() -> None:
+    x = data((3, 4, 5), "f32")
+    assert np.array_equal(tapwise.reduce(x, "sum", dim=1, keepdim=True), tapwise.reduce(x, "sum", 1, True))
+    assert np.array_equal(tapwise.reduce(x, "max", dim=(0, 2)), x.max((0, 2)))
+    with pytest.raises(InvalidProblem, match="dim=1: axis=0 is given too"):
+        tapwise.reduce(x, "sum", 0, dim=1)
+    with pytest.raises(InvalidProblem, match="keepdim=True: keepdims=True is given too"):
+        tapwise.reduce(x, "sum", 0, True, keepdim=True)
+
+
+@pytest.mark.parametrize("identifier", REDUCE)
+def test_ranges_are_as_documented(identifier: str) -> None:
+    for op, values, wanted in (
+        ("norm2", [1e30], np.inf), ("norm2", [1e-38], 0), ("mean", [3e38, 3e38], np.inf),
+        ("prod", [1e30, 1e30, 1e-30], np.inf), ("norm2", [3e18, 4e18], 5e18), ("norm2", [3e-15, 4e-15], 5e-15),
+    ):  # fmt: skip
+        y = tapwise.reduce(np.array(values, np.float32), op, algorithm=identifier)
+        np.testing.assert_allclose(y, wanted, rtol=1e-6)

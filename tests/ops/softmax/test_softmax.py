@@ -146,3 +146,11 @@ def test_what_was_called_before_makes_no_difference() -> None:
     for axis in (1.0, (1,), np.array([1])):
         with pytest.raises(InvalidProblem, match="axis="):
             tapwise.softmax(x, axis)  # type: ignore[arg-type]
+
+
+def test_dim_is_axis() -> None:
+    x = data((3, 4, 5), "f32")
+    for call in (tapwise.softmax, tapwise.log_softmax):
+        assert np.array_equal(call(x, dim=1), call(x, 1))
+        with pytest.raises(InvalidProblem, match="dim=1: axis=0 is given too"):
+            call(x, 0, dim=1)

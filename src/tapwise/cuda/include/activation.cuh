@@ -9,8 +9,11 @@ enum Activation { NONE, RELU, RELU6, SILU, GELU, SIGMOID, TANH };
 template <int ACTIVATION, typename A> __device__ __forceinline__ A activate(A v) {
     if constexpr (ACTIVATION == RELU) return v < A(0) ? A(0) : v;
     if constexpr (ACTIVATION == RELU6) return v < A(0) ? A(0) : v > A(6) ? A(6) : v;
-    if constexpr (ACTIVATION == SIGMOID) return A(1) / (A(1) + exp(-v));
-    if constexpr (ACTIVATION == SILU) return v / (A(1) + exp(-v));
+    // By e^-|v|, which does not overflow where the result is tiny.
+    if constexpr (ACTIVATION == SIGMOID || ACTIVATION == SILU) {
+        const A power = exp(v < A(0) ? v : -v), factor = ACTIVATION == SILU ? v : A(1);
+        return (v < A(0) ? factor * power : factor) / (A(1) + power);
+    }
     if constexpr (ACTIVATION == GELU) return A(0.5) * v * (A(1) + erf(v * A(0.70710678118654752440)));
     if constexpr (ACTIVATION == TANH) return tanh(v);
     return v;

@@ -11,7 +11,7 @@ from tapwise import arrays, dispatch
 from tapwise.algorithm import Device
 from tapwise.arguments import flag, word
 from tapwise.ops.axes import normal_axes
-from tapwise.ops.orders import KEPT, PreparedCall, in_order, memory_order, plain_axis, run, unless_same
+from tapwise.ops.orders import KEPT, PreparedCall, in_order, memory_order, plain_axis, run, synonym, unless_same
 from tapwise.ops.parameters import device_of
 from tapwise.ops.reduce.problem import OPS, POSITIONS, ReduceProblem
 
@@ -20,22 +20,24 @@ _OF_NOTHING: Final = {"mean": np.nan, "prod": 1.0, "logsumexp": -np.inf}
 
 
 def reduce(
-    x: Any, op: str, axis: Any = None, keepdims: bool = False, *, algorithm: str = "auto", device: str | None = None
-) -> Any:
+    x: Any, op: str, axis: Any = None, keepdims: bool = False, *, dim: Any = None, keepdim: bool | None = None,
+    algorithm: str = "auto", device: str | None = None,
+) -> Any:  # fmt: skip
     """One value for each run of elements along `axis`.
 
     op: sum, mean, max, min, prod, argmax, argmin, norm1 (sum |x|), norm2 (square root of the sum of squares),
     sumsquare, logsumexp. axis: None (all), a number, or a tuple; () leaves every element by itself. Sums are kept in
     blocks, so that errors do not grow with the length. NaN wins in max, min, argmax and argmin, whose positions (int64)
     are the first of equals. Of no element: sum, norm1, norm2, sumsquare 0, prod 1, mean NaN, logsumexp -infinity.
+    `dim` and `keepdim`: PyTorch's names of `axis` and `keepdims`.
 
     x: any shape, float32, float64 or float16 (in float32); arrays as for softmax. The result is of x's kind and dtype.
     Raises InvalidProblem for an unknown op, a bad axis, and the largest or smallest of nothing.
     """
     source = arrays.anywhere(x, "x", *arrays.place(x, device))
-    axis, there = plain_axis(axis), device_of(source)
+    axis, there = plain_axis(synonym(axis, "axis", None, dim, "dim")), device_of(source)
     op, algorithm = word(op, "op", OPS), word(algorithm, "algorithm", dispatch.ALGORITHM)
-    keepdims = flag(keepdims, "keepdims")
+    keepdims = flag(synonym(keepdims, "keepdims", False, keepdim, "keepdim"), "keepdims")
     done = _reduction(op, source.shape, source.strides, source.dtype, axis, keepdims, algorithm, there)
     if done.plan is None:
         nothing = arrays.empty(done.shape, done.dtype, "nchw", source)

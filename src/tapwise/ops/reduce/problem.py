@@ -61,6 +61,7 @@ class ReduceProblem(AxesProblem):
         return prod(self.shape)
 
     def reference(self, inputs: Inputs, /, *_: object) -> tuple[np.ndarray, np.ndarray]:
+        """The bound holds where no sum, square or product on the way overflows or is subnormal in the accumulator."""
         with np.errstate(all="ignore"):
             y, size = (one.reshape(self.y_shape) for one in reference.reduce(self.op, inputs.x, self.axes))
             if self.op in POSITIONS:

@@ -12,25 +12,42 @@ from tapwise.algorithm import Device
 from tapwise.arguments import shown, word
 from tapwise.errors import InvalidProblem
 from tapwise.ops.axes import normal_axes
-from tapwise.ops.orders import KEPT, PreparedCall, in_order, memory_order, plain_axis, run, unless_same
+from tapwise.ops.orders import KEPT, PreparedCall, in_order, memory_order, plain_axis, run, synonym, unless_same
 from tapwise.ops.parameters import device_of, result
 from tapwise.ops.softmax.problem import SoftmaxProblem
 
 
-def softmax(x: Any, axis: int = -1, *, algorithm: str = "auto", device: str | None = None, out: Any = None) -> Any:
+def softmax(
+    x: Any,
+    axis: int = -1,
+    *,
+    dim: int | None = None,
+    algorithm: str = "auto",
+    device: str | None = None,
+    out: Any = None,
+) -> Any:
     """e^x over the sum of e^x along one axis, shifted by the largest element.
 
     x: any shape; float32, float64 or float16 (computed in float32); arrays and `device` as for conv2d, any strides. The
     result is of x's kind, shape and dtype. A row with NaN or +infinity, or of nothing but -infinity, is NaN.
-    `algorithm`: "auto" or an id such as "cpu.simd". `out`, which may not overlap x, is filled and returned: for large
-    arrays, new memory takes as long as the softmax. Raises InvalidProblem for a bad argument.
+    `dim`: PyTorch's name of `axis`. `algorithm`: "auto" or an id such as "cpu.simd". `out`, which may not overlap x, is
+    filled and returned: for large arrays, new memory takes as long as the softmax. Raises InvalidProblem for a bad
+    argument.
     """
-    return _softmax(x, axis, False, algorithm, device, out)
+    return _softmax(x, synonym(axis, "axis", -1, dim, "dim"), False, algorithm, device, out)
 
 
-def log_softmax(x: Any, axis: int = -1, *, algorithm: str = "auto", device: str | None = None, out: Any = None) -> Any:
+def log_softmax(
+    x: Any,
+    axis: int = -1,
+    *,
+    dim: int | None = None,
+    algorithm: str = "auto",
+    device: str | None = None,
+    out: Any = None,
+) -> Any:
     """The logarithm of softmax, x - max - log(sum(e^(x - max))), computed as that. Arguments as for softmax."""
-    return _softmax(x, axis, True, algorithm, device, out)
+    return _softmax(x, synonym(axis, "axis", -1, dim, "dim"), True, algorithm, device, out)
 
 
 def _softmax(x: Any, axis: int, log: bool, algorithm: str, device: str | None, out: Any) -> Any:

@@ -50,13 +50,12 @@ def convolve(
                     for c in range(group_channels):
                         for r in range(filter_height):
                             h = p * stride[0] + r * dilation[0] - padding[0]
-                            if h < 0 or h >= height:
-                                continue
                             for s in range(filter_width):
                                 v = q * stride[1] + s * dilation[1] - padding[1]
-                                if v < 0 or v >= width:
-                                    continue
-                                total += x[n, first + c, h, v] * w[k, c, r, s]
+                                # Padding is zeros, which make a NaN of a filter's NaN and infinity.
+                                inside = h >= 0 and h < height and v >= 0 and v < width
+                                value = x[n, first + c, h, v] if inside else zero
+                                total += value * w[k, c, r, s]
                     total += bias[k]
                     total += residual[n, k, p, q]
                     one, two = zero + 1, zero + 2
@@ -66,10 +65,11 @@ def convolve(
                             total = zero
                         if activation == RELU6 and total > 6:
                             total = zero + 6
-                    elif activation == SILU:
-                        total = total / (one + math.exp(-total))
-                    elif activation == SIGMOID:
-                        total = one / (one + math.exp(-total))
+                    elif activation in (SILU, SIGMOID):
+                        # By e^-|total|, which does not overflow where the result is tiny.
+                        power = math.exp(-abs(total))
+                        factor = total if activation == SILU else one
+                        total = (factor * power if total < 0 else factor) / (one + power)
                     elif activation == GELU:
                         total = total * (one + math.erf(total * (zero + 0.7071067811865476))) / two
                     elif activation > 0:
