@@ -36,7 +36,7 @@ def test_bench_writes_a_table_and_json(tmp_path: Path) -> None:
         "--json",
         str(tmp_path / "a.json"),
     ]
-    result = runner.invoke(app, words)
+    result = runner.invoke(app, words, env={"COLUMNS": "100"})
     assert result.exit_code == 0, result.output
     assert "1 of 1 verified" in result.output
     assert max(len(line) for line in result.stdout.splitlines() if "a.json" not in line) <= 100

@@ -42,12 +42,20 @@ def bench(
     from tapwise.lab import records, report
     from tapwise.lab.compare import compare_runs, print_comparisons
 
-    cases = common.problem_cases(targets or ["quick", "source_documents"], batch, dtype, layout, classes)
+    console = common.make_console()
+    if not targets:
+        common.list_suites(console)
+        raise typer.Exit(2)
+    cases = common.problem_cases(targets, batch, dtype, layout, classes, device)
+    guarded(lambda: bench_.check_ids(algorithms, cases))
+    if json is not None:
+        guarded(lambda: records.check_target(json))
     chosen = tuple(guarded(lambda: libraries.select(peers, device.partition(":")[0])))
     # Read before anything is measured: --json may write to the same file.
     before = None if compare is None else guarded(lambda: records.read(compare))
     options = bench_.Options(algorithms, chosen, threads, seconds, repeats, common.typed_command(), device)
-    console = common.make_console()
+    if device == "cpu":
+        common.warn_of_load()
     rows, stopped = _measure(cases, options)
     if not rows:
         raise typer.Exit(130 if stopped else 0)
@@ -55,11 +63,11 @@ def bench(
     if peers == "auto":
         for peer in libraries.PEERS.values():
             if not peer.installed and peer.device == device.partition(":")[0]:
-                console.print(f"{peer.name} is not installed: {peer.install}", style="dim", highlight=False)
+                console.print(f"{peer.name} is not installed: {peer.install}", style="dim")
     if json is not None:
         try:
             for path in records.write(rows, json, records.folder(device, rows[0].device), batch):
-                console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+                console.print(f"wrote {path}", soft_wrap=True)
         except OSError as error:
             typer.echo(f"tapwise: json={str(json)!r}: {error}", err=True)
             raise typer.Exit(1) from None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -15,21 +17,33 @@ if TYPE_CHECKING:
 
     from tapwise.lab.suites import Case
 
+# Columns of what is piped.
+UNCUT: Final = 200
+
 Targets = Annotated[
     list[str] | None, typer.Argument(help="suites, suite files, or problems such as 'c64 h56 w56 k64 r3 s3 pad1'")
 ]
 Batch = Annotated[int | None, typer.Option(help="batch size of every problem", min=0)]
-Dtype = Annotated[str | None, typer.Option(help="f32, f64, f16, bf16, tf32 or 3xtf32 for every problem")]
+Dtype = Annotated[
+    str | None, typer.Option(help="f32, f64, f16, bf16, tf32 or 3xtf32 for every problem; float32, fp32, half too")
+]
 Layout = Annotated[str | None, typer.Option(help="nchw or nhwc for every problem")]
 Where = Annotated[str, typer.Option(help="cpu, cuda or cuda:<number>")]
 Classes = Annotated[list[str] | None, typer.Option("--class", help="only problems of this class; may be repeated")]
 
 
 def make_console() -> Console:
-    """Plain text of 100 columns where the output is no terminal."""
+    """As wide as the terminal. Where the output is none: plain text as wide as COLUMNS says, or else never cut.
+
+    What is printed is not read for markup: problems, reasons and names of packages have brackets.
+    """
     from rich.console import Console
 
-    return Console() if sys.stdout.isatty() else Console(width=100, no_color=True)
+    if sys.stdout.isatty():
+        return Console(markup=False, highlight=False)
+    columns = os.environ.get("COLUMNS", "")
+    width = int(columns) if re.fullmatch("[0-9]{1,4}", columns) and int(columns) else UNCUT
+    return Console(width=width, no_color=True, markup=False, highlight=False)
 
 
 def guarded(work: Callable[[], Any]) -> Any:
@@ -43,16 +57,52 @@ def guarded(work: Callable[[], Any]) -> Any:
         raise typer.Exit(2) from None
 
 
+def mistake(text: str) -> None:
+    """Raises InvalidProblem of a command's words."""
+    from tapwise.errors import InvalidProblem
+
+    raise InvalidProblem(text)
+
+
 def problem_cases(
-    targets: list[str], batch: int | None, dtype: str | None, layout: str | None, classes: list[str] | None
-) -> list[Case]:
-    """The cases that the words of a command name."""
+    targets: list[str], batch: int | None, dtype: str | None, layout: str | None, classes: list[str] | None,
+    device: str = "cuda",
+) -> list[Case]:  # fmt: skip
+    """The cases that the words of a command name, on a device: no tensor cores on a CPU."""
+    from tapwise.errors import InvalidProblem
     from tapwise.lab import suites
 
-    cases: list[Case] = guarded(
-        lambda: suites.select(targets, batch=batch, dtype=dtype, layout=layout, categories=classes or ())
+    def select() -> list[Case]:
+        cases = suites.select(targets, batch=batch, dtype=dtype, layout=layout, categories=classes or ())
+        for math in (case.problem.math for case in cases if device == "cpu"):
+            if math != "ieee":
+                raise InvalidProblem(f"dtype={math!r}: arithmetic of a GPU's tensor cores; on a CPU f32 is allowed")
+        return cases
+
+    found: list[Case] = guarded(select)
+    return found
+
+
+def list_suites(console: Console) -> None:
+    """The suites of the package, a line each, and how else problems are named."""
+    from tapwise.lab import suites
+
+    console.print("Suites of the package:")
+    for name in suites.names():
+        cases = suites.load(name)
+        console.print(f"  {name:18} {len(cases):3} problems, such as '{cases[0].problem}'", soft_wrap=True)
+    console.print(
+        "Or a suite file of your own, or a problem: tapwise bench 'c64 h56 w56 k64 r3 s3 pad1'", soft_wrap=True
     )
-    return cases
+
+
+def warn_of_load() -> None:
+    """A line where other processes keep the cores busy: times are then of little worth."""
+    from tapwise.lab.timing import busy_cores
+
+    busy, cores = busy_cores(), os.cpu_count() or 1
+    if busy > 0.15 * cores:
+        typer.echo(f"tapwise: {busy:.1f} of {cores} cores are busy with other work: times will be wide", err=True)
 
 
 def progress_bar(console: Console) -> Progress:

@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from tapwise.cli.common import Batch, Classes, Dtype, Layout, Targets, Where, guarded, make_console, problem_cases
+from tapwise.cli.common import (
+    Batch,
+    Classes,
+    Dtype,
+    Layout,
+    Targets,
+    Where,
+    guarded,
+    make_console,
+    problem_cases,
+)
 
 
 def explain(
@@ -31,7 +41,6 @@ def explain(
     console.print(
         f"{parsed}: x {parsed.x_shape}, {filters}y {parsed.y_shape}; {parsed.flops / 1e6:.1f} MFLOP, "
         f"{parsed.bytes / 1e6:.2f} MB; {here.name}, {workers}",
-        highlight=False,
     )
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for name in ("algorithm", "predicted", "packing", "scratch", "config, or why not"):
@@ -47,13 +56,13 @@ def explain(
     choice = guarded(lambda: dispatch.choose(parsed, here))
     made_of = registry.get(choice.algorithm, parsed.operator).explain(parsed, choice.config, here)
     if made_of:
-        console.print(f"{choice.algorithm}: {made_of}", highlight=False)
+        console.print(f"{choice.algorithm}: {made_of}")
     if not filters:
-        console.print(f"{choice.algorithm}. {choice.reason}", highlight=False)
+        console.print(f"{choice.algorithm}. {choice.reason}")
         return
-    console.print(f"prepared: {choice.algorithm}. {choice.reason}", highlight=False)
+    console.print(f"prepared: {choice.algorithm}. {choice.reason}")
     once = guarded(lambda: dispatch.choose(parsed, here, prepared=False))
-    console.print(f"plain conv2d, which packs on each call: {once.algorithm}. {once.reason}", highlight=False)
+    console.print(f"plain conv2d, which packs on each call: {once.algorithm}. {once.reason}")
 
 
 def verify(
@@ -67,34 +76,40 @@ def verify(
     classes: Classes = None,
     device: Where = "cpu",
 ) -> None:
-    """Compare every algorithm that applies with float64. Exit status 1 when one is wrong."""
+    """Compare every algorithm that applies with float64. Exit status 1 when one is wrong, or none applies."""
     from tapwise import registry
     from tapwise import verify as verify_
-    from tapwise.lab.bench import device_of
+    from tapwise.errors import NotApplicable
+    from tapwise.lab.bench import check_ids, device_of
 
-    cases = problem_cases(targets or ["quick"], batch, dtype, layout, classes)
-    for operator in {case.problem.operator for case in cases}:
-        if algorithms != "all":
-            guarded(lambda operator=operator: [registry.get(name, operator) for name in algorithms.split(",")])  # type: ignore[misc]
+    cases = problem_cases(targets or ["quick"], batch, dtype, layout, classes, device)
+    guarded(lambda: check_ids(algorithms, cases))
     console = make_console()
     here = guarded(lambda: device_of(device))
-    failures = checked = 0
+    failures = checked = untried = 0
     for case in cases:
         problem = case.problem.canonical()
-        console.print(str(problem), highlight=False)
-        for name in registry.ALGORITHMS[problem.operator] if algorithms == "all" else algorithms.split(","):
-            reason = registry.get(name, problem.operator).refusal(problem, here)
-            if reason is not None:
-                if algorithms != "all":
-                    console.print(f"  {name:18} does not apply: it {reason}", highlight=False)
+        console.print(str(case.problem), soft_wrap=True)
+        rows, refusals, before = registry.ALGORITHMS[problem.operator], [], checked
+        every = [one.id for one in registry.of_backend(here.kind, problem.operator)]
+        for name in every if algorithms == "all" else [name for name in algorithms.split(",") if name in rows]:
+            try:
+                verdict = verify_.check(problem, name, device=here, seed=seed, integers=integers)
+            except NotApplicable:
+                reason = registry.get(name, problem.operator).refusal(problem, here)
+                refusals.append(f"  {name:22} does not apply: it {reason or 'has no config for it'}")
                 continue
-            verdict = verify_.check(problem, name, device=here, seed=seed, integers=integers)
             checked += 1
             failures += not verdict.verified
             style = None if verdict.verified else "bold red"
             word = "ok   " if verdict.verified else "WRONG"
             figures = f"error {verdict.error:.2g}, bound {verdict.bound:.2g}; {verdict.message}"
-            console.print(f"  {name:18} {word} {figures}", style=style, highlight=False, soft_wrap=True)
-    console.print(f"{checked - failures} of {checked} verified", highlight=False)
-    if failures:
+            console.print(f"  {name:22} {word} {figures}", style=style, soft_wrap=True)
+        untried += checked == before
+        for line in refusals if algorithms != "all" or checked == before else ():
+            console.print(line, soft_wrap=True)
+    console.print(f"{checked - failures} of {checked} verified")
+    if untried:
+        console.print(f"no algorithm takes {untried} of {len(cases)} problems", style="bold red")
+    if failures or untried:
         raise typer.Exit(1)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from tapwise.cli.common import guarded, make_console
+from tapwise.cli.common import guarded, make_console, mistake
 
 
 def info() -> None:
@@ -43,7 +43,7 @@ def info() -> None:
     table.add_column(overflow="fold")
     for name, text in rows.items():
         table.add_row(name, text)
-    make_console().print(table, highlight=False)
+    make_console().print(table)
 
 
 def report(
@@ -65,19 +65,25 @@ def report(
         if print_comparisons(make_console(), compare_runs(old, new)):
             raise typer.Exit(1)
         return
-    rows, findings = report_.load(results), report_.studies(results)
+    if not documents and not (Path("README.md").is_file() and Path("docs").is_dir()):
+        guarded(lambda: mistake("no documents: name some, or go to a clone with README.md and docs"))
+    if not results.is_dir():
+        guarded(lambda: mistake(f"results={str(results)!r}: a folder of results"))
     stale = []
-    for path in documents or [Path("README.md"), *sorted(Path("docs").glob("**/*.md"))]:
-        text = path.read_text(encoding="utf-8")
-        try:
+    path = results
+    try:
+        rows, findings = report_.load(results), report_.studies(results)
+        for path in documents or [Path("README.md"), *sorted(Path("docs").glob("**/*.md"))]:
+            text = path.read_text(encoding="utf-8")
             rewritten = report_.rewrite(text, rows, findings)
-        except KeyError as error:
-            typer.echo(f"tapwise: {path}: {error.args[0]}", err=True)
-            raise typer.Exit(2) from None
-        if rewritten != text:
-            stale.append(path)
-            if not check:
-                path.write_text(rewritten, encoding="utf-8")
+            if rewritten != text:
+                stale.append(path)
+                if not check:
+                    path.write_text(rewritten, encoding="utf-8")
+    except (OSError, ValueError, KeyError) as error:
+        why = error.args[0] if isinstance(error, KeyError) else error
+        typer.echo(f"tapwise: {path}: {why}", err=True)
+        raise typer.Exit(2) from None
     for path in stale:
         typer.echo(f"{path} {'is out of date' if check else 'rewritten'}")
     if stale and check:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tapwise.cli.common import guarded, make_console, typed_command
+from tapwise.cli.common import guarded, make_console, typed_command, warn_of_load
 
 
 def study(
@@ -30,12 +31,12 @@ def study(
     console = make_console()
     if not stored and (names or ["list"]) == ["list"]:
         for one in study_.STUDIES.values():
-            console.print(f"{one.name:16} {one.source:14} {one.summary}", highlight=False)
+            console.print(f"{one.name:16} {one.source:14} {one.summary}")
         return
 
     def lengths() -> tuple[int, ...] | None:
         words = [] if sides is None else sides.split(",")
-        if not all(word.strip().isdigit() for word in words):
+        if not all(re.fullmatch("[0-9]{1,6}", word.strip()) for word in words):
             raise InvalidProblem(f"sides={sides!r}: whole numbers with commas are allowed")
         return tuple(map(int, words)) or None
 
@@ -58,17 +59,19 @@ def study(
             typer.echo(f"tapwise: output={str(output)!r}: {error}", err=True)
             raise typer.Exit(1) from None
         for path in written:
-            console.print(f"wrote {path}", highlight=False, soft_wrap=True)
+            console.print(f"wrote {path}", soft_wrap=True)
 
     for findings in done:
         finish(findings)
     if not stored:
         chosen, wanted, where = guarded(lambda: study_.select(names or [])), guarded(lengths), guarded(place)
+        if where == "cpu":
+            warn_of_load()
         for one in chosen:
             with console.status(one.name) as status:
                 done.append(guarded(partial(study_.run, one, where, wanted, status.update, typed_command())))
             finish(done[-1])
     if done and not any(findings.charts and list(output.glob("*.png")) for findings in done):
-        console.print("no pictures: pip install 'tapwise[study]'", style="dim", highlight=False)
+        console.print("no pictures: pip install 'tapwise[study]'", style="dim")
     if any(row.time_us is not None and not row.verified for findings in done for row in findings.rows):
         raise typer.Exit(1)

@@ -13,7 +13,7 @@ from tapwise import arrays, dispatch, registry, verify
 from tapwise.algorithm import Buffers, Choice, Device
 from tapwise.arrays.workspaces import scratch
 from tapwise.baselines import Peer, Prepared
-from tapwise.errors import NotApplicable, PeerUnavailable, TapwiseError
+from tapwise.errors import InvalidProblem, NotApplicable, PeerUnavailable, TapwiseError
 from tapwise.lab import gpu, records, roofline, timing
 from tapwise.lab.gpu import Call
 from tapwise.lab.records import Record
@@ -44,8 +44,7 @@ class Options:
 
 def run(cases: Sequence[Case], options: Options, done: Callable[[Record], None]) -> None:
     """Measure every case and hand each record over when it is ready. A case that fails is a record with its reason."""
-    for identifier in [] if options.algorithms in ("auto", "all") else options.algorithms.split(","):
-        registry.get(identifier)
+    check_ids(options.algorithms, cases)
     device = device_of(options.device, options.threads)
     shared = {"versions": records.versions(), "commit": records.commit(), "command": options.command}
     for case in cases:
@@ -64,10 +63,19 @@ def run(cases: Sequence[Case], options: Options, done: Callable[[Record], None])
             **shared,  # type: ignore[arg-type]
         )
         try:
-            _measure(problem, options, device, record)
+            _measure(problem.canonical(), options, device, record)
         except (TapwiseError, MemoryError) as error:
             record.reason = str(error) or type(error).__name__
         done(record)
+
+
+def check_ids(words: str, cases: Sequence[Case]) -> None:
+    """Raises InvalidProblem for an algorithm that no case's operator has."""
+    operators = {case.problem.operator: None for case in cases}
+    known = list(dict.fromkeys(name for operator in operators for name in registry.ALGORITHMS[operator]))
+    for name in [] if words in ("auto", "all") else words.split(","):
+        if name not in known:
+            raise InvalidProblem(f"algorithms={name!r}: auto, all or of {', '.join(known)}")
 
 
 def device_of(word: str, threads: int | None = None) -> Device:
@@ -84,8 +92,8 @@ def device_of(word: str, threads: int | None = None) -> Device:
 
 def _ids(words: str, problem: Problem, device: Device) -> list[str]:
     """The algorithms to time: the chosen one first."""
-    ids = words.split(",")
-    if words not in ("auto", "all") and len(ids) == 1:
+    ids = [name for name in words.split(",") if name in registry.ALGORITHMS[problem.operator]]
+    if words not in ("auto", "all") and words == "".join(ids):
         return ids
     choice = dispatch.choose(problem, device)
     if words == "auto":

@@ -139,13 +139,11 @@ def print_comparisons(console: Console, rows: Sequence[Comparison]) -> bool:
     console.print(table)
     for row in rows:
         if row.reason:
-            console.print(f"{row.problem}: {row.reason}", highlight=False, soft_wrap=True)
+            console.print(f"{row.problem}: {row.reason}", soft_wrap=True)
     counts = ", ".join(f"{sum(row.verdict is verdict for row in rows)} {verdict}" for verdict in Verdict)
     mean = geometric_mean(row.change for row in rows if row.change)
-    console.print(f"{counts}; geometric mean of the changes {percent(mean)}.", highlight=False)
+    console.print(f"{counts}; geometric mean of the changes {percent(mean)}.")
     peers = sorted({name for row in rows for name in row.against})
     if peers:
-        console.print(
-            f"Changes are of the time over that of {', '.join(peers)} in the same run.", style="dim", highlight=False
-        )
+        console.print(f"Changes are of the time over that of {', '.join(peers)} in the same run.", style="dim")
     return any(row.verdict is Verdict.SLOWER for row in rows)

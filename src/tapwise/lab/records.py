@@ -7,6 +7,7 @@ import math
 import re
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -147,6 +148,21 @@ def file_name(records: Sequence[Record], batch: int | None) -> str:
     """<suite>-<direction>-<dtype>-n<batch>.json of records of one kind; the batch is that of most problems."""
     sizes = Counter(int(getattr(registry.parse(record.problem), "n", 1)) for record in records)
     return f"{_kind(records[0])}-n{batch or sizes.most_common(1)[0][0]}.json"
+
+
+def check_target(target: Path) -> None:
+    """Raises InvalidProblem for a place that `write` cannot write to. Makes its folder."""
+    if target.suffix not in ("", ".json") and not target.is_dir():
+        raise InvalidProblem(f"json={str(target)!r}: a .json file, or a folder")
+    if target.suffix == ".json" and target.is_dir():
+        raise InvalidProblem(f"json={str(target)!r}: is a folder; a .json file in it is allowed, or another name")
+    folder = target.parent if target.suffix == ".json" else target
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InvalidProblem(f"json={str(target)!r}: {error}") from None
 
 
 def write(records: Sequence[Record], target: Path, device: str, batch: int | None) -> list[Path]:

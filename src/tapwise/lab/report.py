@@ -12,6 +12,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from tapwise import registry
 from tapwise.lab.bench import select_best
@@ -46,52 +47,62 @@ def print_bench(console: Console, rows: Sequence[Record]) -> None:
     """Tables by class, geometric means, and what must be known to read them."""
     peers = list(dict.fromkeys(name for row in rows for name in (*row.ratios, *row.peers_missing)))
     for category in dict.fromkeys(row.category for row in rows):
-        console.print(_table([row for row in rows if row.category == category], category, peers))
+        console.print(_table([row for row in rows if row.category == category], category, peers, console.width))
         for row in rows:
             if row.category == category and row.time_us is None:
-                console.print(f"  {row.problem}: {row.reason}", style="red", highlight=False, soft_wrap=True)
+                console.print(f"  {row.problem}: {row.reason}", style="red", soft_wrap=True)
     _print_means(console, rows, peers)
 
 
-def _table(rows: Sequence[Record], title: str, peers: Sequence[str]) -> Table:
+def _table(rows: Sequence[Record], title: str, peers: Sequence[str], width: int) -> Table:
+    """A line a problem where all its figures fit into `width`; else the figures that matter, the rest in words."""
     fused = ["over\nplain"] if any(row.over_plain for row in rows) else []
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
-    # Closer together where there is a column more, so that 100 characters are enough.
-    table.padding = (0, 0 if fused else 1, 0, 0)
+    table.padding = (0, 1, 0, 0)
     table.add_column("problem", overflow="fold", ratio=1, min_width=20)
+    figures = ("time", "fastest\n/ ours", "GFLOP/s", "%roof", *peers, *fused, "scratch")
+    wide = 20 + 14 + 4 + sum(max(map(len, name.split("\n"))) + 2 for name in figures) + 7
+    columns = ("ok", *figures) if wide <= width else ("ok", *figures[:2])
     table.add_column("algorithm", overflow="fold", min_width=13)
-    table.add_column("ok")
-    for name in ("time", "GFLOP/s", "%roof", *peers, *fused, "scratch"):
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="left" if name == "ok" else "right", no_wrap=True)
     for row in rows:
-        mark = "yes" if row.verified else "[red]NO[/red]"
         # All of a table have the same device.
         algorithm = (row.algorithm or "-").split(".", 1)[-1]
+        mark = Text("yes") if row.verified else Text("NO" if row.algorithm else "-", style="red")
         if row.time_us is None:
-            dashes = ["-"] * (4 + len(peers) + len(fused))
-            table.add_row(row.problem, algorithm, mark if row.algorithm else "-", *dashes)
+            table.add_row(row.problem, algorithm, mark, *["-"] * (len(columns) - 1))
             continue
         spread = 100 * (row.spread_us or 0.0) / row.time_us
-        unstable = "?" if spread > 100 * UNSTABLE else ""
+        time = f"{microseconds(row.time_us)} ±{spread:.0f}%" + ("?" if spread > 100 * UNSTABLE else "")
+        speed = f"{row.gflops:.{1 if (row.gflops or 0.0) < 1000 else 0}f}"
         roof = f"{100 * row.roof_us / row.time_us:.0f}" if row.roof_us else "-"
-        figures = f"{row.gflops:.{1 if (row.gflops or 0.0) < 1000 else 0}f}", roof
         ratios = [_ratio(row.ratios.get(peer)) for peer in peers]
         over = [percent(row.over_plain.get(row.algorithm or "")) for _ in fused]
-        time = f"{microseconds(row.time_us)} ±{spread:.0f}%{unstable}"
-        table.add_row(row.problem, algorithm, mark, time, *figures, *ratios, *over, size(row.workspace_bytes))
+        cells: list[str | Text] = [time, _ratio(row.ratio), speed, roof, *ratios, *over, size(row.workspace_bytes)]
+        if len(cells) == len(columns) - 1:
+            table.add_row(row.problem, algorithm, mark, *cells)
+            continue
+        words = [
+            f"{speed} GFLOP/s",
+            f"{roof} % of the roof",
+            *(f"{name} {row.ratios[name]:.2f}" for name in row.ratios),
+        ]
+        words += [f"{one} over plain" for one in over] + [f"scratch {size(row.workspace_bytes)}"]
+        table.add_row(f"{row.problem}\n  {', '.join(words)}", algorithm, mark, *cells[:2])
     return table
 
 
-def _ratio(value: float | None) -> str:
+def _ratio(value: float | None) -> Text:
     if value is None:
-        return "-"
-    return f"[red]{value:.2f}[/red]" if value < 0.9 else f"{value:.2f}"
+        return Text("-")
+    return Text(f"{value:.2f}", style="red" if value < 0.9 else "")
 
 
 def _print_means(console: Console, rows: Sequence[Record], peers: Sequence[str]) -> None:
     timed = [row for row in rows if row.time_us is not None]
     verified = sum(row.verified for row in rows)
-    console.print(f"\n{verified} of {len(rows)} verified, {len(timed)} timed.", highlight=False)
+    console.print(f"\n{verified} of {len(rows)} verified, {len(timed)} timed.")
     compared = [row for row in timed if row.ratio is not None]
     if compared:
         title = "geometric mean of (fastest peer / ours)"
@@ -105,17 +116,16 @@ def _print_means(console: Console, rows: Sequence[Record], peers: Sequence[str])
         console.print(table)
     close, choices = select_best(rows)
     if choices:
-        console.print(f"auto within 15 % of the best of ours on {close} of {choices} layers.", highlight=False)
+        console.print(f"auto within 15 % of the best of ours on {close} of {choices} layers.")
     for peer in peers:
         reasons = Counter(row.peers_missing[peer] for row in rows if peer in row.peers_missing)
         for reason, count in sorted(reasons.items()):
-            console.print(f"{peer} not measured on {count} problems: {reason}", highlight=False, soft_wrap=True)
+            console.print(f"{peer} not measured on {count} problems: {reason}", soft_wrap=True)
     console.print(
-        "Under a library's name: its time over ours, in turns in one run; above 1 ours is faster. time: median\n"
-        "± half the interquartile range. %roof: of the larger of arithmetic and memory time at the ceilings\n"
-        "measured here; Winograd multiplies less than the definition counts, so it can pass 100.",
+        "fastest / ours, or a library's name: its time over ours, in turns in one run; above 1 ours is faster. "
+        "time: median ± half the interquartile range; ? where that is wide. %roof: of the larger of arithmetic and "
+        "memory time at the ceilings measured here; Winograd, which multiplies less than is counted, can pass 100.",
         style="dim",
-        highlight=False,
     )
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 # A timed block is at least this long, or one call.
 BLOCK_S = 0.002
@@ -60,6 +62,23 @@ class Timing:
         """
         ratios = [mine / theirs for mine, theirs in zip(self.rounds_us, other.rounds_us, strict=False)]
         return statistics.median(ratios), half_spread(ratios)
+
+
+def busy_cores(seconds: float = 0.3) -> float:
+    """Cores that work now, this process aside; 0 where the system does not tell."""
+
+    def ticks() -> tuple[float, float]:
+        text = Path("/proc/stat").read_text(encoding="ascii").split("\n", 1)[0]
+        user, nice, system, _idle, _wait, *more = map(int, text.split()[1:])
+        return (user + nice + system + sum(more[:3])) / os.sysconf("SC_CLK_TCK"), time.process_time()
+
+    try:
+        before = ticks()
+        time.sleep(seconds)
+        after = ticks()
+    except (OSError, ValueError):
+        return 0.0
+    return max(0.0, (after[0] - before[0] - (after[1] - before[1])) / seconds)
 
 
 def half_spread(values: Sequence[float]) -> float:

@@ -19,6 +19,7 @@ SUM_BLOCK: Final = 1024
 MOST_AXES: Final = 64
 AXIS: Final = "None, a whole number or a tuple of them"
 
+EXAMPLE: Final = "examples are 'softmax 64x1000 axis1 f16' and 'reduce sum 64x1000 axis1'"
 _SHAPE = re.compile(r"[0-9]+(x[0-9]+)*|scalar")
 _AXES = re.compile(r"axis(none|[0-9]+(?:,[0-9]+)*)?")
 
@@ -121,7 +122,7 @@ def shape_and_axis(
         elif word in flags and word not in options:
             options[word] = True
         else:
-            raise InvalidProblem(f"problem {shown(text)}: word {shown(word)} is not known, or stands there twice")
+            raise InvalidProblem(f"problem {shown(text)}: word {shown(word)} is unknown, or there twice; {EXAMPLE}")
     if shape is None:
         raise InvalidProblem(f"problem {shown(text)}: no word gives the shape, such as 64x1000")
     return shape, axis

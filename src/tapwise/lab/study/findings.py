@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Final
 
 from tapwise.lab.records import geometric_mean, rounded
 from tapwise.lab.roofline import write_atomically
@@ -27,6 +29,18 @@ class Row:
     spread_us: float = 0.0
     verified: bool = False
     note: str = ""
+
+
+class Ratio(float):
+    """A ratio of two times; `share`: what part of it their spreads leave open."""
+
+    share: float
+
+    def __new__(cls, over: Row, under: Row) -> Ratio:
+        assert over.time_us and under.time_us
+        made = super().__new__(cls, over.time_us / under.time_us)
+        made.share = math.hypot(over.spread_us / over.time_us, under.spread_us / under.time_us)
+        return made
 
 
 @dataclass(frozen=True)
@@ -97,18 +111,23 @@ class Findings:
         wanted = choices.items()
         return [row for row in self.rows if row.time_us is not None and wanted <= row.choices.items()]
 
+    def fastest(self, **choices: Value) -> Row | None:
+        """The row of the shortest time among those with these choices."""
+        return min(self.find(**choices), key=lambda row: row.time_us or 0.0, default=None)
+
     def us(self, **choices: Value) -> float | None:
         """The shortest time among rows with these choices."""
-        return min((row.time_us for row in self.find(**choices) if row.time_us is not None), default=None)
+        row = self.fastest(**choices)
+        return None if row is None else row.time_us
 
-    def ratios(self, over: Choices, under: Choices) -> list[float]:
+    def ratios(self, over: Choices, under: Choices) -> list[Ratio]:
         """Times with choices `over` over those with `under`, for all rows that have the rest in common."""
         result = []
         for row in self.find(**over):
             rest = {name: value for name, value in row.choices.items() if name not in over}
-            other = self.us(**{**rest, **under})
-            if other and row.time_us:
-                result.append(row.time_us / other)
+            other = self.fastest(**{**rest, **under})
+            if other is not None and other.time_us and row.time_us:
+                result.append(Ratio(row, other))
         return result
 
     def save(self, path: Path) -> None:
@@ -130,6 +149,18 @@ class Findings:
         return cls(**data)
 
 
+# A spread that is said beside a time.
+WIDE: Final = 0.05
+
+
+def words_of(row: Row | None) -> str:
+    """A time, with its spread where that is wide; or a dash."""
+    if row is None or not row.time_us:
+        return "-"
+    share = row.spread_us / row.time_us
+    return words_us(row.time_us) + (f" ±{100 * share:.0f}%" if share >= WIDE else "")
+
+
 def words_us(us: float | None) -> str:
     """A time in words of three digits, or a dash."""
     if us is None:
@@ -142,18 +173,25 @@ def words_us(us: float | None) -> str:
 def judge(
     source: str, text: str, ratios: Sequence[float], what: str, holds: Callable[[float], bool] = lambda mean: mean > 1
 ) -> Conclusion:
-    """A conclusion from the geometric mean of ratios; `what` names them."""
+    """A conclusion from the geometric mean of ratios; `what` names them. None is drawn within the spread of times."""
     mean = geometric_mean(ratios)
     if mean is None:
         return Conclusion(source, text, None, f"{what}: not measured")
-    spread = f"{min(ratios):.2f} to {max(ratios):.2f} over {len(ratios)} pairs" if len(ratios) > 1 else "one pair"
-    return Conclusion(source, text, holds(mean), f"{what}: {mean:.2f} ({spread})")
+    pairs = f"{min(ratios):.2f} to {max(ratios):.2f} over {len(ratios)} pairs" if len(ratios) > 1 else "one pair"
+    share = math.hypot(*(getattr(ratio, "share", 0.0) for ratio in ratios)) / len(ratios)
+    figures = (
+        f"{what}: {mean:.2f} ± {100 * share:.0f} % ({pairs})" if share >= 0.005 else f"{what}: {mean:.2f} ({pairs})"
+    )
+    held = holds(mean)
+    if held != holds(mean * (1 + share)) or held != holds(mean / (1 + share)):
+        return Conclusion(source, text, None, f"{figures}, within the spread of the times")
+    return Conclusion(source, text, held, figures)
 
 
 def pivot(findings: Findings, title: str, lines: Sequence[Choices], columns: Columns) -> Table:
     """Times with a line's and a column's choices together; a line's head is its choices."""
     names = tuple(lines[0]) if lines else ()
-    times = [[words_us(findings.us(**{**line, **choices})) for _, choices in columns] for line in lines]
+    times = [[words_of(findings.fastest(**{**line, **choices})) for _, choices in columns] for line in lines]
     body = [(*map(str, line.values()), *row) for line, row in zip(lines, times, strict=True)]
     return Table(title, (*names, *(name for name, _ in columns)), tuple(body))
 

@@ -6,7 +6,7 @@ own: sides x strides x method x threads x vector width x memory order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise, product
 from typing import Final
@@ -101,7 +101,7 @@ def splits_chart(findings: Findings, side: int, choices: Choices, memory: str = 
 def splits(findings: Findings, where: str, choices: Choices, memory: str = "memory") -> list[Conclusion]:
     """The report's conclusions about memory, splits and threads; `memory` names the choice of global or shared."""
 
-    def pairs(over: Choices, under: Choices) -> list[float]:
+    def pairs(over: Choices, under: Choices) -> Sequence[float]:
         return findings.ratios({**choices, **over}, {**choices, **under})
 
     steps = [({"threads": few}, {"threads": many}) for few, many in pairwise(THREADS)]
@@ -110,7 +110,7 @@ def splits(findings: Findings, where: str, choices: Choices, memory: str = "memo
     larger = [r for p in (row, block) for few, many in steps for r in pairs({**p, **few}, {**p, **many})]
     columns = [r for few, many in steps for r in pairs({**column, **many}, {**column, **few})]
 
-    def report(text: str, ratios: list[float], what: str, holds: Callable[[float], bool]) -> Conclusion:
+    def report(text: str, ratios: Sequence[float], what: str, holds: Callable[[float], bool]) -> Conclusion:
         return judge("RGB report", where + text, ratios, what, holds)
 
     above, below = (lambda m: m > 1), (lambda m: m < 1)
@@ -161,7 +161,7 @@ def sliding_window_cpu(lab: CpuLaboratory, sides: tuple[int, ...], progress: Pro
     at_one = [(name, {**choices, "stride": 1}) for name, choices in series]
     findings.charts.append(bars(findings, "stride 1: sides", at_one, "side", sides))
 
-    def tiles(name: str, over: Value, under: Value) -> list[float]:
+    def tiles(name: str, over: Value, under: Value) -> Sequence[float]:
         return findings.ratios(tile | {name: over}, tile | {name: under}) if over != under else []
 
     loops = [({"side": n, **plain, "vector": 0}, {"side": n, **tile, "vector": widths[-1]}) for n in sides]

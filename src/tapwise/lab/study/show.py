@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 
 from tapwise.lab.study.findings import Chart, Conclusion, Findings, Table
 
-WORDS: Final = {True: "holds here", False: "does not hold here", None: "not measured here"}
+WORDS: Final = {True: "holds here", False: "does not hold here", None: "not decided here"}
 STYLES: Final = {True: "green", False: "red", None: "dim"}
 # Ratio of the longest to the shortest bar that a linear scale shows.
 LINEAR: Final = 20.0
@@ -33,7 +33,7 @@ footer { color: #777; font-size: 13px; margin-top: 2rem; }
 def print_findings(console: Console, findings: Findings) -> None:
     """Tables, then the documents' conclusions."""
     console.print(f"\n{findings.title}", style="bold")
-    console.print(findings.device, style="dim", highlight=False)
+    console.print(findings.device, style="dim")
     for table in findings.tables:
         for part, columns in enumerate(_parts(table, console.width)):
             title = table.title + (", continued" if part else "")
@@ -46,10 +46,10 @@ def print_findings(console: Console, findings: Findings) -> None:
                 grid.add_row(*(line[number] for number in columns))
             console.print(grid)
     for one in findings.conclusions:
-        console.print(f"[{one.source}] {one.text}: {WORDS[one.holds]}", style=STYLES[one.holds], markup=False)
-        console.print(f"    {one.figures}", style="dim", highlight=False, markup=False)
+        console.print(f"[{one.source}] {one.text}: {WORDS[one.holds]}", style=STYLES[one.holds])
+        console.print(f"    {one.figures}", style="dim")
     for note in findings.notes:
-        console.print(f"note: {note}", style="dim", highlight=False, markup=False)
+        console.print(f"note: {note}", style="dim")
     wrong = sum(1 for row in findings.rows if row.time_us is not None and not row.verified)
     if wrong:
         console.print(f"{wrong} of {len(findings.rows)} rows are NOT verified", style="bold red")

@@ -10,10 +10,20 @@ from pathlib import Path
 
 from tapwise import registry
 from tapwise.errors import InvalidProblem
+from tapwise.ops.filter.problem import DTYPES as PICTURE_DTYPES
+from tapwise.problem import DTYPES as FLOATS
 from tapwise.problem import Problem
 
 _FOLDER = Path(__file__).parent
 _NOTE = re.compile(r"(\w+)=(\S+)")
+
+# Other words for dtypes; arithmetic that is asked for like one.
+ALIASES = {
+    "float32": "f32", "fp32": "f32", "float": "f32", "float64": "f64", "fp64": "f64", "double": "f64",
+    "float16": "f16", "fp16": "f16", "half": "f16", "bfloat16": "bf16",
+}  # fmt: skip
+MATHS = ("tf32", "3xtf32")
+DTYPES = tuple(dict.fromkeys((*FLOATS, *PICTURE_DTYPES)))
 
 # The suite name of problems given as strings.
 LOOSE = "problems"
@@ -49,7 +59,7 @@ def parse(text: str, suite: str) -> list[Case]:
         notes = dict(_NOTE.findall(comment))
         uses = notes.get("uses", "1")
         try:
-            if not uses.isdigit():
+            if not re.fullmatch("[0-9]{1,9}", uses):
                 raise InvalidProblem(f"uses={uses!r}: a whole number")
             problem = registry.parse(words)
         except InvalidProblem as error:
@@ -112,6 +122,9 @@ def select(
     if batch is not None:
         changes["n"] = batch
     if dtype is not None:
+        dtype = ALIASES.get(dtype, dtype)
+        if dtype not in (*DTYPES, *MATHS):
+            raise InvalidProblem(f"dtype={dtype!r}: one of {', '.join((*DTYPES, *MATHS))}")
         changes |= {"dtype": "f32", "math": dtype} if "tf32" in dtype else {"dtype": dtype, "math": "ieee"}
     if layout is not None:
         changes["layout"] = layout

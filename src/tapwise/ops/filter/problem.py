@@ -283,7 +283,7 @@ class FilterProblem(Problem):
             elif one.startswith("to:") and one[3:] in DTYPES and "to" not in options:
                 options["to"] = one[3:]
             else:
-                raise InvalidProblem(f"problem {shown(text)}: word {shown(one)} is not known, or stands there twice")
+                raise InvalidProblem(f"problem {shown(text)}: word {shown(one)} is unknown, or there twice; {example}")
         if any("." in value for name, value in sizes.items() if name != "sigma"):
             raise InvalidProblem(f"problem {shown(text)}: sizes are integers")
         numbers = {name: number_in(value, text) for name, value in sizes.items() if name != "sigma"}
