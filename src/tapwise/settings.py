@@ -5,8 +5,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Final
 
+from tapwise.arguments import shown
 from tapwise.errors import InvalidProblem
+
+# Each worker has scratch of its own.
+MOST_THREADS: Final = 1024
 
 VARIABLES = {
     "TAPWISE_NUM_THREADS": "worker threads of the CPU kernels (default: the cores this process may use)",
@@ -21,9 +26,11 @@ def threads() -> int:
     """Worker threads: TAPWISE_NUM_THREADS, else the cores that this process may run on."""
     text = os.environ.get("TAPWISE_NUM_THREADS")
     if text is None:
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not text.isdigit() or int(text) < 1:
-        raise InvalidProblem(f"TAPWISE_NUM_THREADS={text!r}: a whole number of at least 1")
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return min(cores, MOST_THREADS)
+    # Only the digits 0 to 9; Python cannot read some of the others, nor thousands of any.
+    if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= MOST_THREADS):
+        raise InvalidProblem(f"TAPWISE_NUM_THREADS={shown(text)}: a whole number, 1 to {MOST_THREADS}, is allowed")
     return int(text)
 
 

@@ -6,16 +6,13 @@ import platform
 import re
 from functools import cache
 from pathlib import Path
-from typing import Final
 
 from tapwise import settings
 from tapwise.algorithm import Device
-from tapwise.arguments import whole
+from tapwise.arguments import shown, whole
 from tapwise.errors import InvalidProblem
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-# Each worker has scratch of its own.
-MOST_THREADS: Final = 1024
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "": 1}
 
 
@@ -52,18 +49,24 @@ def _cache_bytes(level: int) -> int | None:
 
 
 def host(threads: int | None = None) -> Device:
-    """This machine's CPU with that many worker threads (default: settings.threads()). Raises InvalidProblem."""
+    """This machine's CPU with that many worker threads (default: settings.threads()).
+
+    Raises InvalidProblem, for an instruction set in the settings that it lacks too.
+    """
     if threads is None:
         return _host(settings.threads(), settings.cpu_target())
-    if not 1 <= whole(threads, "threads") <= MOST_THREADS:
-        raise InvalidProblem(f"threads={threads}: 1 to {MOST_THREADS} is allowed")
+    if not 1 <= whole(threads, "threads") <= settings.MOST_THREADS:
+        raise InvalidProblem(f"threads={threads}: 1 to {settings.MOST_THREADS} is allowed")
     return _host(int(threads), settings.cpu_target())
 
 
 @cache
 def _host(threads: int, target_name: str) -> Device:
-    from tapwise.cpu.simd import target
+    from tapwise.cpu.simd import runnable, target
 
+    if target_name not in (here := runnable()):
+        allowed = f"on this processor {', '.join(here)} is allowed"
+        raise InvalidProblem(f"{settings.CPU_TARGET}={shown(target_name)}: {allowed}")
     vector = target(target_name)
     # Two fused multiply-adds a cycle at 2.7 GHz: good enough to weigh arithmetic against memory.
     gflops = 2 * 2 * vector.lanes("f32") * 2.7

@@ -11,7 +11,22 @@ serves AVX-512, AVX2 and NEON; whatever a target lacks (a masked edge, say) is e
 """
 
 from tapwise.cpu.simd.kernel import Kernel
-from tapwise.cpu.simd.target import Target, target
+from tapwise.cpu.simd.target import Target, runnable, target
 from tapwise.cpu.simd.values import BYTES, I1, I32, INT, INTEGERS, PTR, TYPES, Int, Ptr, Var
 
-__all__ = ["BYTES", "I1", "I32", "INT", "INTEGERS", "PTR", "TYPES", "Int", "Kernel", "Ptr", "Target", "Var", "target"]
+__all__ = [
+    "BYTES",
+    "I1",
+    "I32",
+    "INT",
+    "INTEGERS",
+    "PTR",
+    "TYPES",
+    "Int",
+    "Kernel",
+    "Ptr",
+    "Target",
+    "Var",
+    "runnable",
+    "target",
+]

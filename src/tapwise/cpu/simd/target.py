@@ -8,6 +8,7 @@ from typing import Final
 
 import llvmlite.binding as llvm
 
+from tapwise.arguments import shown
 from tapwise.cpu.simd.values import BYTES
 from tapwise.errors import InvalidProblem
 
@@ -43,7 +44,7 @@ def target(name: str = "host") -> Target:
     if name in _NAMED:
         return _NAMED[name]
     if name != "host":
-        raise InvalidProblem(f"cpu target {name!r}: host, {', '.join(_NAMED)}")
+        raise InvalidProblem(f"cpu target {shown(name)}: host, {', '.join(_NAMED)}")
     features = llvm.get_host_cpu_features()
     triple = llvm.get_process_triple()
     if triple.startswith(("aarch64", "arm64")):
@@ -58,3 +59,9 @@ def target(name: str = "host") -> Target:
     if width == 64:
         flags += ",-prefer-256-bit"
     return Target("host", triple, llvm.get_host_cpu_name(), flags, width, registers)
+
+
+def runnable() -> list[str]:
+    """Names of the targets that this processor has the instructions of; "host" is one everywhere."""
+    has = llvm.get_host_cpu_features()
+    return ["host", *(n for n, t in _NAMED.items() if all(has.get(word[1:]) for word in t.features.split(",")))]
