@@ -83,13 +83,17 @@ def test_readme_example_runs() -> None:
 
 @pytest.mark.parametrize(("name", "instruction"), [("avx512", "vfmadd"), ("avx2", "vfmadd"), ("neon", "fmla")])
 def test_kernel_of_the_vector_layer_page_compiles(name: str, instruction: str) -> None:
-    from tapwise.cpu import jit
-    from tapwise.cpu.simd import INT, Kernel, target
-
     (block,) = code_blocks((ROOT / "docs" / "simd.md").read_text(), "python")
-    kernel = Kernel(target(name), "f32")
-    exec(compile(block, "simd.md", "exec"), {"k": kernel, "INT": INT})
-    assert instruction in jit.assembly(kernel)
+    seen: dict[str, str] = {}
+    exec(compile(block.replace('"host"', f'"{name}"'), "simd.md", "exec"), seen)
+    assert instruction in seen["text"]
+
+
+def test_kernel_of_the_vector_layer_page_runs_as_it_stands() -> None:
+    (block,) = code_blocks((ROOT / "docs" / "simd.md").read_text(), "python")
+    seen: dict[str, str] = {}
+    exec(compile(block, "simd.md", "exec"), seen)
+    assert "axpy" in seen["text"]
 
 
 def test_make_targets_exist() -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +15,11 @@ import torch
 from convolution_calls import assert_right, expected, good, normal
 
 import tapwise
-from tapwise import arrays
+from tapwise import arrays, registry
 from tapwise.arrays.workspaces import pool
+from tapwise.cpu.device import host
 from tapwise.errors import InvalidProblem, NotApplicable
+from tapwise.ops.conv.prepared import BATCHES_KEPT
 from tapwise.ops.conv.problem import ConvProblem
 
 
@@ -79,9 +86,9 @@ class TestPrepared:
             (lambda: tapwise.prepare(text, w, bias[:3]), "bias has shape"),
             (lambda: tapwise.prepare(text + " bias", w), "bias=None"),
             (lambda: tapwise.prepare(text + " pad", w), "'pad'"),
-            (lambda: tapwise.prepare(3, w), "problem is a int"),
+            (lambda: tapwise.prepare(3, w), "problem=3: a ConvProblem"),
             (lambda: tapwise.prepare(text, w, config="rows=1"), "algorithm='auto'"),
-            (lambda: tapwise.prepare(text, w)(x[:1]), r"x has shape \(1, 6, 9, 8\): \(2, 6, 9, 8\)"),
+            (lambda: tapwise.prepare(text, w)(x[:, :5]), r"x has shape \(2, 5, 9, 8\): \(n, 6, 9, 8\)"),
             (lambda: tapwise.prepare(text, w)(x.astype(np.float64)), "x has dtype float64"),
             (lambda: tapwise.prepare(text, w)(x, out=x), "out has shape"),
         ):
@@ -123,3 +130,101 @@ class TestPrepared:
         tapwise.conv2d(x, w, algorithm="cpu.im2col_gemm")
         assert len(free) == 1
         assert free[0] is workspace
+
+
+def test_any_batch_size() -> None:
+    rng = np.random.default_rng(0)
+    w, bias = rng.standard_normal((7, 5, 3, 3), dtype=np.float32), rng.standard_normal(7, dtype=np.float32)
+    layer = tapwise.prepare("n2 c5 h9 w11 k7 r3 s3 pad1 relu nhwc", w, bias)
+    for n in (2, 1, 5, 0, 3, *range(6, 20), 5):
+        x = rng.standard_normal((n, 5, 9, 11), dtype=np.float32)
+        y = layer(x)
+        assert (y.shape == (n, 7, 9, 11) and arrays.layout_of(y) == "nhwc") or n < 2
+        wanted = tapwise.conv2d(x, w, bias, padding=1, activation="relu")
+        np.testing.assert_allclose(y, wanted, rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(layer(x[0]), layer(x)[0])
+    assert len(layer._others) == BATCHES_KEPT
+    w[...] = 0
+    assert layer(np.ones((21, 5, 9, 11), np.float32)).any()
+    with pytest.raises(InvalidProblem, match=r"x has shape \(2, 5, 9, 12\): \(n, 5, 9, 11\) is allowed; prepare anot"):
+        layer(np.ones((2, 5, 9, 12), np.float32))
+    with pytest.raises(InvalidProblem, match="x has shape"):
+        layer(np.array(1, np.float32))
+
+
+def test_another_batch_with_a_config_by_name() -> None:
+    w = np.ones((40, 5, 3, 3), np.float32)
+    problem = ConvProblem.parse("n4 c5 h9 w11 k40 r3 s3")
+    for config in registry.get("cpu.direct").configs(problem, host()):
+        layer = tapwise.prepare(problem, w, algorithm="cpu.direct", config=config)
+        np.testing.assert_array_equal(layer(np.ones((3, 5, 9, 11), np.float32)), np.full((3, 40, 7, 9), 45.0))
+
+
+def test_batches_from_many_threads() -> None:
+    w = np.ones((3, 5, 3, 3), np.float32)
+    layer = tapwise.prepare("c5 h9 w11 k3 r3 s3", w)
+    with ThreadPoolExecutor(8) as pool:
+        shapes = list(pool.map(lambda n: layer(np.ones((n % 12, 5, 9, 11), np.float32)).sum(), range(200)))
+    assert shapes == [45.0 * 3 * 63 * (n % 12) for n in range(200)]
+
+
+def test_copied_and_pickled() -> None:
+    rng = np.random.default_rng(0)
+    w, bias = rng.standard_normal((7, 5, 3, 3), dtype=np.float32), rng.standard_normal(7, dtype=np.float32)
+    x = rng.standard_normal((1, 5, 9, 11), dtype=np.float32)
+    layer = tapwise.prepare("c5 h9 w11 k7 r3 s3", w, bias, algorithm="cpu.direct", threads=1)
+    assert copy.copy(layer) is layer and copy.deepcopy(layer) is layer
+    data = pickle.dumps(layer)
+    wanted = layer(x)
+    code = "import pickle, sys; layer, x = pickle.load(sys.stdin.buffer); sys.stdout.buffer.write(layer(x).tobytes())"
+    done = subprocess.run([sys.executable, "-c", code], input=pickle.dumps((layer, x)), capture_output=True, check=True)
+    assert done.stdout == wanted.tobytes()
+    again = pickle.loads(data)
+    assert again.choice == layer.choice and again.device == layer.device and again.problem == layer.problem
+    np.testing.assert_array_equal(again(x), wanted)
+
+
+@pytest.mark.parametrize(
+    ("shape", "filters", "options"),
+    [
+        ((2, 6, 9, 11), (4, 3, 3, 2), {"stride": (2, 1), "padding": ((1, 0), (2, 1)), "groups": 2}),
+        ((1, 5, 9, 11), (4, 5, 3, 3), {"padding": "same", "activation": "silu", "layout": "nhwc"}),
+        ((1, 5, 40), (4, 5, 3), {"dilation": 2, "output_size": 20, "stride": 2}),
+        ([1, 5, 9, 11], (4, 5, 3, 3), {"residual": True, "math": "tf32"}),
+    ],
+)
+def test_from_a_shape_with_the_arguments_of_conv2d(
+    shape: Any, filters: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal(shape, dtype=np.float32), rng.standard_normal(filters, dtype=np.float32)
+    bias = rng.standard_normal(4, dtype=np.float32)
+    layer = tapwise.prepare(shape, w, bias, **options)
+    layout, wants_residual = options.pop("layout", "nchw"), options.pop("residual", False)
+    assert layer.problem.layout == layout
+    residual = rng.standard_normal(layer.problem.y_shape, dtype=np.float32) if wants_residual else None
+    call = tapwise.conv1d if len(shape) == 3 else tapwise.conv2d
+    wanted = call(x, w, bias, **options, residual=residual)
+    found = layer(x, residual) if wants_residual else layer(x)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    assert layer.problem.dtype == "f32"
+
+
+@pytest.mark.parametrize(
+    ("problem", "options", "said"),
+    [
+        ("c5 h9 w11 k4 r3 s3", {"stride": 2}, "stride=2: goes with a shape of x"),
+        ("c5 h9 w11 k4 r3 s3", {"residual": True}, "residual=True: goes with"),
+        ("c5 h9 w11 k4 r3 s3", {"layout": "nhwc"}, "layout='nhwc': goes with"),
+        ("c5 h9 w11 k4 r3 s3", {"padding": np.ones(3)}, "padding=an array"),
+        ((1, 5, 9), {}, "w has shape"),
+        ((5, 9), {}, r"problem=\(5, 9\): the shape of x"),
+        ((1, 5, 9, 11.5), {}, r"problem=11.5"),
+        ((1, 6, 9, 11), {}, "w has shape"),
+        ((1, 5, 9, 11), {"layout": "nwhc"}, "layout='nwhc'"),
+        (7, {}, "problem=7: a ConvProblem"),
+    ],
+)
+def test_bad_shapes_and_words_are_named(problem: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidProblem, match=said):
+        tapwise.prepare(problem, np.ones((4, 5, 3, 3), np.float32), **options)

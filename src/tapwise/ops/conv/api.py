@@ -7,15 +7,18 @@ of height one. What comes back is of the library that `x` is from, in its memory
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from inspect import signature
+from typing import Any, Final
 
 from tapwise import arrays, dispatch
 from tapwise.algorithm import Config
-from tapwise.arguments import whole
+from tapwise.arguments import flag, one_of, shown, whole, wholes
+from tapwise.arrays import device as cuda
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.prepared import PreparedConv, check_like, execute, lift, plan_of
 from tapwise.ops.conv.problem import MATHS, ConvProblem
 from tapwise.ops.parameters import device_of, numbers, sides_of, with_batch
+from tapwise.problem import LAYOUTS
 
 
 def conv2d(
@@ -55,26 +58,57 @@ def conv1d(
 
 
 def prepare(
-    problem: ConvProblem | str, w: Any, bias: Any = None, *, algorithm: str = "auto",
+    problem: ConvProblem | str | tuple[int, ...], w: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
+    dilation: Any = 1, groups: int = 1, *, activation: str | None = None, residual: bool = False,
+    output_size: Any = None, math: str = "ieee", layout: str = "nchw", algorithm: str = "auto",
     config: Config | str | None = None, threads: int | None = None, device: str | None = None,
 ) -> PreparedConv:  # fmt: skip
     """An operator for one problem with its filters packed once: call it many times, from any number of threads.
 
-    `problem`: a ConvProblem or its string ("c64 h56 w56 k64 r3 s3 pad1 relu"). w (k, c / groups, r, s) and bias (k,)
-    are copied, so later changes to them have no effect; a bias that is given is used whether or not the problem says
-    "bias". `config`: a config of the named algorithm, or words of its string. `threads`: workers (default:
-    TAPWISE_NUM_THREADS, else the cores). Where w lies, on a GPU or not, is where it computes; `device="cuda"` copies
-    NumPy filters to a GPU, and NumPy images there and back on each call.
+    `problem`: the shape of x, (n, c, h, w) or (n, c, w), with the arguments of conv2d behind it, `residual` whether
+    calls bring one, and `layout` the memory order of x, "nchw" or "nhwc"; or a ConvProblem or its string ("c64 h56 w56
+    k64 r3 s3 pad1 relu"), which says all that. w (k, c / groups, r, s) and bias (k,) are copied, so later changes to
+    them have no effect; a bias that is given is used whether or not the problem says "bias". `config`: a config of the
+    named algorithm, or words of its string. `threads`: workers (default: TAPWISE_NUM_THREADS, else the cores). Where w
+    lies, on a GPU or not, is where it computes; `device="cuda"` copies NumPy filters to a GPU, and NumPy images there
+    and back on each call.
 
     Raises InvalidProblem for arguments that do not fit the problem, NotApplicable where no algorithm applies.
     """
+    options = {
+        "stride": stride, "padding": padding, "dilation": dilation, "groups": groups, "output_size": output_size,
+        "activation": activation, "math": math,
+    }  # fmt: skip
+    if isinstance(problem, (tuple, list)):
+        problem = _of_shape(wholes(problem, "problem"), w, bias, flag(residual, "residual"), layout, options)
+    else:
+        for name, value in {**options, "residual": residual, "layout": layout}.items():
+            if type(value) is not type(_DEFAULTS[name]) or value != _DEFAULTS[name]:
+                raise InvalidProblem(f"{name}={shown(value)}: goes with a shape of x; a problem says it by its words")
     if isinstance(problem, str):
         problem = ConvProblem.parse(problem)
     if not isinstance(problem, ConvProblem):
-        raise InvalidProblem(f"problem is a {type(problem).__name__}: a ConvProblem or its string is allowed")
+        raise InvalidProblem(f"problem={shown(problem)}: a ConvProblem, its string, or the shape of x is allowed")
     if bias is not None and not problem.bias:
         problem = problem.replace(bias=True)
     return PreparedConv(problem, w, bias, algorithm=algorithm, config=config, threads=threads, device=device)
+
+
+_DEFAULTS: Final = {name: one.default for name, one in signature(prepare).parameters.items()}
+
+
+def _of_shape(
+    shape: tuple[int, ...], w: Any, bias: Any, residual: bool, layout: str, options: dict[str, Any]
+) -> ConvProblem:
+    """The problem of an x of that shape and of these filters."""
+    filters = cuda.view(w, "w") if cuda.is_device(w) else arrays.native(arrays.view(w, "w"))
+    if len(shape) not in (3, 4):
+        raise InvalidProblem(f"problem={shape}: the shape of x, (n, c, h, w) or (n, c, w), is allowed")
+    if filters.ndim != len(shape):
+        raise InvalidProblem(f"w has shape {filters.shape}: {len(shape)} axes, as x of shape {shape}, are allowed")
+    one_of(layout, "layout", LAYOUTS)
+    dtype = arrays.dtype_name(filters, "w")
+    return _problem(shape, filters.shape, dtype, layout, bias is not None, residual, tuple(options.values()))
 
 
 def _convolve(

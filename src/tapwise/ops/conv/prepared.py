@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from typing import Any, Final
 
 import numpy as np
@@ -21,13 +23,16 @@ from tapwise.problem import DTYPES
 # Buffers at half the cost of naming its fields.
 _new: Final = tuple.__new__
 _ndarray, _empty = np.ndarray, np.empty
+# Batch sizes other than its own that an operator keeps plans for.
+BATCHES_KEPT: Final = 8
 _NO_TERMS: Final = "nothing to sum: no output, or no input channel"
 
 
 class PreparedConv:
     """A problem with its algorithm chosen, its kernel compiled and its filters packed. Made by `prepare`.
 
-    Attributes: problem; device; choice (algorithm, config, reason); plan. Safe to call from many threads at once.
+    Attributes: problem; device; choice (algorithm, config, reason); plan. Safe to call from many threads at once. It
+    never changes, so copies are itself; pickled, it is its filters and words, prepared again where it is loaded.
     """
 
     def __init__(
@@ -46,10 +51,14 @@ class PreparedConv:
         self.device = device_of(filters, threads)
         planar = problem.canonical()
         self.choice, self.plan = plan_of(planar, self.device, algorithm, config, True)
-        # A plan for a GPU may take filters as they are, and so the user's own.
-        mine = filters if index is None else arrays.copy(filters)
+        # The user's own may change. A plan for a GPU may take filters as they are.
+        mine = arrays.copy(filters)
         self._packed = self.plan.pack(lift(mine, problem, False))
-        self._bias = None if offset is None else arrays.copy(offset)
+        self._bias: Any = None if offset is None else arrays.copy(offset)
+        self._given = arrays.like(mine, w), None if self._bias is None else arrays.like(self._bias, bias)
+        self._words: dict[str, Any] = {"algorithm": algorithm, "config": config, "threads": threads, "device": device}
+        self._others: OrderedDict[int, PreparedConv] = OrderedDict()
+        self._lock = threading.Lock()
         if index is not None and self._packed is not None:
             # So that a call may be made on any stream.
             self._packed = synchronize(self._packed)
@@ -72,8 +81,9 @@ class PreparedConv:
     def __call__(self, x: Any, residual: Any = None, out: Any = None) -> Any:
         """activation(conv(x, w) + bias + residual): arrays as for conv2d, of the problem's shape and dtype.
 
-        One image may come without its batch axis. x that is not dense in the problem's layout is copied; the result has
-        the problem's layout. `residual` where the problem has one. `out` is filled and returned.
+        The batch may be of any size; the first call of another prepares for it. One image may come without its batch
+        axis. x that is not dense in the problem's layout is copied; the result has the problem's layout, whatever x
+        has. `residual` where the problem has one. `out` is filled and returned.
         """
         if (
             type(x) is _ndarray
@@ -103,7 +113,13 @@ class PreparedConv:
         problem = self.problem
         index = self.device.index if self.device.kind == "cuda" else None
         source = arrays.anywhere(x, "x", index, self._upload)
-        single = problem.n == 1 and source.ndim == len(problem.x_shape) - 1
+        single = source.ndim == len(problem.x_shape) - 1
+        n = 1 if single else source.shape[0] if source.ndim else 0
+        if source.shape[not single :] != problem.x_shape[1:]:
+            images = ", ".join(map(str, ("n", *problem.x_shape[1:])))
+            raise InvalidProblem(f"x has shape {source.shape}: ({images}) is allowed; prepare another for other images")
+        if n != problem.n:
+            return self._for_batch(n)(x, residual, out)
         check_like("x", source, problem.x_shape[single:], problem.dtype)
         if problem.residual != (residual is not None):
             wanted = f"the problem has one, of shape {problem.y_shape}" if problem.residual else "the problem has none"
@@ -111,8 +127,41 @@ class PreparedConv:
         added = None if residual is None else arrays.anywhere(residual, "residual", index, self._upload)
         return execute(problem, single, self.plan, self._packed, self._bias, x, source, added, out)
 
+    def _for_batch(self, n: int) -> PreparedConv:
+        """The same for another number of images, from those that were asked for last."""
+        with self._lock:
+            other = self._others.get(n)
+            if other is None:
+                problem = self.problem.replace(n=n)
+                try:
+                    other = PreparedConv(problem, *self._given, **self._words)
+                except InvalidProblem:
+                    # A config that was asked for by name need not be one of another batch's.
+                    if self._words["config"] is None:
+                        raise
+                    other = PreparedConv(problem, *self._given, **{**self._words, "config": None})
+                self._others[n] = other
+                if len(self._others) > BATCHES_KEPT:
+                    self._others.popitem(last=False)
+            self._others.move_to_end(n)
+            return other
+
+    def __copy__(self) -> PreparedConv:
+        return self
+
+    def __deepcopy__(self, memo: object) -> PreparedConv:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.problem, *self._given, self._words)
+
     def __repr__(self) -> str:
         return f"<tapwise.PreparedConv '{self.problem}' with {self.choice.algorithm}>"
+
+
+def _again(problem: ConvProblem, w: Any, bias: Any, words: dict[str, Any]) -> PreparedConv:
+    """What was pickled, prepared for this machine."""
+    return PreparedConv(problem, w, bias, **words)
 
 
 class TorchCall:
