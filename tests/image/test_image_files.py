@@ -102,6 +102,53 @@ def test_many_files_and_one_that_is_broken(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["p0.png", "p1.png", "p4.png"]
 
 
+def test_colours_that_are_not_rgb(tmp_path: Path) -> None:
+    """CMYK, YCbCr and LAB become RGB; what TIFF holds besides is refused by name."""
+    x = photo()
+    for mode, name in (("CMYK", "a.jpg"), ("YCbCr", "b.jpg"), ("P", "c.png"), ("1", "d.png"), ("LA", "e.png")):
+        Image.fromarray(x).convert("L" if mode == "LA" else "RGB").convert(mode).save(tmp_path / name)
+        run(tmp_path / name, tmp_path / f"out-{name}", "-f", "box size=1")
+        with Image.open(tmp_path / name) as before, Image.open(tmp_path / f"out-{name}") as after:
+            kind = {"1": "L", "LA": "LA"}.get(mode, "RGB")
+            assert after.mode == kind
+            apart = np.asarray(before.convert(kind)).astype(int) - np.asarray(after).astype(int)
+        assert np.abs(apart).mean() < 15, mode
+    tifffile.imwrite(tmp_path / "f.tif", photo(channels=4), photometric="separated")
+    assert "f.tif holds CMYK" in run(tmp_path / "f.tif", tmp_path / "g.tif", "-f", "box", status=1)
+    palette = np.zeros((3, 256), np.uint16)
+    tifffile.imwrite(tmp_path / "p.tif", x[..., 0], photometric="palette", colormap=palette)
+    assert "p.tif holds numbers of a palette" in run(tmp_path / "p.tif", tmp_path / "g.tif", "-f", "box", status=1)
+    tifffile.imwrite(tmp_path / "w.tif", x[..., 0], photometric="miniswhite")
+    run(tmp_path / "w.tif", tmp_path / "v.tif", "-f", "box size=1")
+    np.testing.assert_array_equal(tifffile.imread(tmp_path / "v.tif"), 255 - x[..., 0])
+
+
+def test_alpha_is_not_lost_in_silence(tmp_path: Path) -> None:
+    x = photo(channels=4)
+    Image.fromarray(x).save(tmp_path / "a.png")
+    assert ".jpg holds no alpha" in run(tmp_path / "a.png", tmp_path / "a.jpg", "-f", "box", status=1)
+    x[..., 3] = 255
+    Image.fromarray(x).save(tmp_path / "b.png")
+    run(tmp_path / "b.png", tmp_path / "b.jpg", "-f", "box")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "b.jpg", "b.png"]
+
+
+def test_empty_and_broken_files(tmp_path: Path) -> None:
+    for name, data in {"a.png": b"", "b.jpg": b"", "c.png": b"\x89PNG\r\n\x1a\n" + bytes(40), "d.webp": b"no"}.items():
+        (tmp_path / name).write_bytes(data)
+        words = run(tmp_path / name, tmp_path / "out.png", "-f", "box", status=1)
+        assert f"{name} cannot be read: " in words and "plugin" not in words and "uri" not in words
+        assert ("it is empty" in words) == (not data)
+        assert len(words.strip().splitlines()) == 1
+
+
+def test_a_counter_of_many(tmp_path: Path) -> None:
+    for number in range(3):
+        iio.imwrite(tmp_path / f"{number}.png", photo())
+    words = run(*(tmp_path / f"{number}.png" for number in range(3)), tmp_path / "out", "-f", "box")
+    assert all(f"[{number}/3]" in words for number in (1, 2, 3))
+
+
 def test_filters_in_turn(tmp_path: Path) -> None:
     iio.imwrite(tmp_path / "a.png", photo())
     run(tmp_path / "a.png", tmp_path / "b.png", "-f", "gaussian", "-f", "sobel axis=0", "--stride", "2")

@@ -38,8 +38,8 @@ def filter_pictures(
 
     if list_:
         for words, summary, matrix in command.listing():
-            console.print(words, style="bold", highlight=False)
-            console.print(indent(f"{summary}\n{matrix}\n", "  "), highlight=False)
+            console.print(words, style="bold")
+            console.print(indent(f"{summary}\n{matrix}\n", "  "))
         return
     if paths is None or len(paths) < 2:
         typer.echo("tapwise: IN... OUT: a picture or more, and where it goes", err=True)
@@ -56,12 +56,15 @@ def filter_pictures(
     except (TapwiseError, OSError) as error:
         typer.echo(f"tapwise: {error}", err=True)
         raise typer.Exit(2) from None
-    failed = 0
+    failed = ready = 0
     with progress_bar(console) as progress:
         task = progress.add_task("filtering", total=len(pairs))
 
         def done(source: Path, problem: str | None) -> None:
-            nonlocal failed
+            nonlocal failed, ready
+            ready += 1
+            if not console.is_terminal and len(pairs) > 1:
+                typer.echo(f"[{ready}/{len(pairs)}] {source}", err=True)
             progress.update(task, advance=1, description=source.name[:40])
             if problem is not None:
                 failed += 1

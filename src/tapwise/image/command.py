@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tapwise.arguments import shown
+from tapwise.arrays import gpu_number
 from tapwise.errors import InvalidPicture
 from tapwise.image import bank, files, large
 from tapwise.image.arguments import mode_of
@@ -34,8 +37,8 @@ def order(
     device: str,
 ) -> Order:  # fmt: skip
     """Raises InvalidPicture. A stride and a size belong to the last filter."""
-    if device != "cpu" and device.partition(":")[0] != "cuda":
-        raise InvalidPicture(f"device={device!r}: 'cpu', 'cuda' or 'cuda:<number>'")
+    if device != "cpu":
+        gpu_number(device)
     named = [bank.parse(words) for words in filters]
     works = [Work(one, mode_of(mode), cval, device=device) for one in named]
     works[-1] = replace(works[-1], stride=stride, size=None if size is None else _size(size))
@@ -44,10 +47,10 @@ def order(
 
 def _size(words: str) -> tuple[int, int]:
     """(rows, columns) from "640x480", width by height, or "512"."""
-    width, _, height = words.lower().partition("x")
-    if not width.isdigit() or not (height or width).isdigit():
-        raise InvalidPicture(f"size={words!r}: width by height, such as 640x480")
-    return int(height or width), int(width)
+    match = re.fullmatch("([0-9]{1,9})(?:x([0-9]{1,9}))?", words.lower())
+    if match is None:
+        raise InvalidPicture(f"size={shown(words)}: width by height, such as 640x480")
+    return int(match[2] or match[1]), int(match[1])
 
 
 def targets(sources: Sequence[Path], out: Path) -> list[tuple[Path, Path]]:

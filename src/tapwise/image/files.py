@@ -20,6 +20,8 @@ from tapwise.errors import InvalidPicture
 TIFF: Final = (".tif", ".tiff")
 _ORIENTATION: Final = 0x0112
 _KEPT: Final = ("icc_profile", "dpi", "xmp")
+# Colours that are brought to RGB, by Pillow's names.
+_CONVERTED: Final = ("CMYK", "YCbCr", "LAB", "HSV")
 _MISSING: Final = "pip install 'tapwise[image]'"
 
 
@@ -71,12 +73,17 @@ def read(path: Path) -> Picture:
     if path.suffix.lower() == ".png" and (deep := _read_deep_png(path)) is not None:
         return deep
     iio, image = _imageio()
+    if not path.stat().st_size:
+        raise InvalidPicture(f"{path} cannot be read: it is empty")
     with _reading(path, SyntaxError, EOFError), image_limit_off(image):
-        with iio.imopen(path, "r", plugin="pillow") as file:
-            array = file.read(index=0, rotate=True)
         with image.open(path) as opened:
             kept = {name: opened.info[name] for name in _KEPT if opened.info.get(name)}
             exif = opened.getexif()
+            mode = opened.mode
+        with iio.imopen(path, "r", plugin="pillow") as file:
+            array = file.read(index=0, rotate=True, **({"mode": "RGB"} if mode in _CONVERTED else {}))
+    if mode in _CONVERTED:
+        kept.pop("icc_profile", None)  # of the colours before
     # The pixels are rotated already.
     if (exif and exif.pop(_ORIENTATION, None) is not None) or len(exif):
         kept["exif"] = exif.tobytes()
@@ -110,12 +117,23 @@ def _read_tiff(path: Path) -> Picture:
     tifffile = optional("tifffile")
     with _reading(path, KeyError, IndexError, tifffile.TiffFileError), tifffile.TiffFile(path) as file:
         page: Any = file.pages[0]
+        check_colours(path, page)
         array = page.asarray()
+        if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE and array.dtype.kind == "u":
+            array = np.iinfo(array.dtype).max - array
         if page.planarconfig == tifffile.PLANARCONFIG.SEPARATE and array.ndim == 3:
             array = np.moveaxis(array, 0, -1)
         options = tiff_options(page)
         turn = page.tags.get("Orientation")
     return _picture(_oriented(array, int(turn.value) if turn is not None else 1), options)
+
+
+def check_colours(path: Path, page: Any) -> None:
+    """Raises InvalidPicture for a TIFF page whose numbers are not brightness, red, green and blue."""
+    kind = page.photometric.name if page.photometric is not None else ""
+    words = {"SEPARATED": "CMYK", "PALETTE": "numbers of a palette"}.get(kind, kind)
+    if kind not in ("", "MINISWHITE", "MINISBLACK", "RGB", "YCBCR"):
+        raise InvalidPicture(f"{path} holds {words}: save it as RGB or grey first")
 
 
 def tiff_options(page: Any) -> dict[str, Any]:
@@ -164,8 +182,9 @@ def write(path: Path, picture: Picture, force: bool = False) -> None:
                 if suffix in (".jpg", ".jpeg", ".webp"):
                     options |= {"quality": 95}
                 if suffix in (".jpg", ".jpeg"):
-                    array = picture.with_pixels(picture.pixels).pixels
-                    array = array[..., 0] if array.shape[2] == 1 else array
+                    if picture.alpha is not None and (picture.alpha != np.iinfo(picture.alpha.dtype).max).any():
+                        raise InvalidPicture(f"{path}: {suffix} holds no alpha; .png, .webp and .tif do")
+                    array = picture.pixels[..., 0] if picture.pixels.shape[2] == 1 else picture.pixels
                 if array.dtype.kind == "f" or array.dtype.itemsize > (2 if suffix == ".png" else 1):
                     raise InvalidPicture(f"{path}: {suffix} does not hold {array.dtype}; .tif does")
                 iio.imwrite(temporary, array, plugin="pillow", extension=suffix, **options)

@@ -87,6 +87,9 @@ def filter_large(source: Path, target: Path, work: Work, force: bool = False) ->
         with tifffile.TiffFile(source) as file:
             page: Any = file.pages[0]
             turn = page.tags.get("Orientation")
+            files.check_colours(source, page)
+            if page.photometric == tifffile.PHOTOMETRIC.MINISWHITE:
+                raise InvalidPicture(f"{source}: a picture in which zero is white does not go in strips")
             if page.planarconfig == tifffile.PLANARCONFIG.SEPARATE and len(page.shape) == 3:
                 raise InvalidPicture(f"{source}: channels in planes of their own do not go in strips")
             if turn is not None and int(turn.value) != 1:
