@@ -78,7 +78,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'tapwise' has no attribute {name!r}")
     from importlib import import_module
 
-    value = import_module(f"tapwise.{name}") if home == "tapwise" else getattr(import_module(home), name)
+    from tapwise.forks import making
+
+    with making:
+        value = import_module(f"tapwise.{name}") if home == "tapwise" else getattr(import_module(home), name)
     globals()[name] = value
     return value
 

@@ -17,6 +17,7 @@ from tapwise import registry
 from tapwise.algorithm import Algorithm, Choice, Config, Device, Plan
 from tapwise.arguments import flag, shown, whole, word
 from tapwise.errors import InvalidProblem, NotApplicable
+from tapwise.forks import making
 from tapwise.problem import Problem
 
 CHOICES_KEPT: Final = 4096
@@ -221,4 +222,5 @@ def plan_for(problem: Problem, choice: Choice, device: Device) -> Plan:
 
 @lru_cache(PLANS_KEPT)
 def _plan(problem: Problem, algorithm: str, config: Config, device: Device) -> Plan:
-    return registry.get(algorithm, problem.operator).plan(problem, config, device)
+    with making:
+        return registry.get(algorithm, problem.operator).plan(problem, config, device)

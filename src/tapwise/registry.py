@@ -10,6 +10,7 @@ from typing import Any
 from tapwise.algorithm import Algorithm
 from tapwise.arguments import shown, words_of
 from tapwise.errors import InvalidProblem
+from tapwise.forks import making
 from tapwise.problem import Problem
 
 # operator -> id -> "module:class", in the order in which equal predictions are preferred.
@@ -130,4 +131,5 @@ def reference_there(operator: str) -> Callable[..., Any] | None:
 def _resolve(row: str) -> Any:
     """The class that "module:class" names."""
     module, name = row.split(":")
-    return getattr(import_module(module), name)
+    with making:
+        return getattr(import_module(module), name)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cached_property
 from typing import Any, ClassVar, Final, Self
 
 from tapwise.arguments import number_in, one_of, settle_flags, shown, whole, wholes, words_of
 from tapwise.errors import InvalidProblem
+from tapwise.forks import cached_property
 from tapwise.problem import DTYPES, LAYOUTS, Problem
 
 Pair = tuple[int, int]

@@ -7,6 +7,9 @@ from typing import Any, Final
 
 import numpy as np
 
+# Now, and not by the first thread that looks at an array: a child forked meanwhile would wait for it.
+import numpy.ma
+
 from tapwise.arrays.tensors import ALLOWED, check_unrecorded, is_proxy, is_torch, why_not
 from tapwise.errors import InvalidProblem
 from tapwise.problem import DTYPES
@@ -21,7 +24,7 @@ def view(value: Any, name: str) -> np.ndarray:
     Raises InvalidProblem for what is no array, does not lie in this machine's memory, or wants gradients.
     """
     if isinstance(value, np.ndarray):
-        if isinstance(value, np.ma.MaskedArray):
+        if isinstance(value, numpy.ma.MaskedArray):
             raise InvalidProblem(f"{name} is a masked array: masks are not taken into account; fill it first")
         return value.view(np.ndarray)
     if is_torch(value):

@@ -11,6 +11,7 @@ from tapwise import settings
 from tapwise.algorithm import Device
 from tapwise.arguments import shown, whole
 from tapwise.errors import InvalidProblem
+from tapwise.forks import making
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "": 1}
@@ -62,7 +63,8 @@ def host(threads: int | None = None) -> Device:
 
 @cache
 def _host(threads: int, target_name: str) -> Device:
-    from tapwise.cpu.simd import runnable, target
+    with making:
+        from tapwise.cpu.simd import runnable, target
 
     if target_name not in (here := runnable()):
         allowed = f"on this processor {', '.join(here)} is allowed"

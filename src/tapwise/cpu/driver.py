@@ -4,6 +4,9 @@ A kernel is `void task(int64 *args, int64 worker)`. Its first task has its own n
 the counter args[0] until they run out, so a slow thread holds nobody up. It finds its own scratch by `worker`, so two
 calls at once never share any. One Numba function calls it from all threads; Numba is imported on the first parallel
 call only.
+
+No threads of Numba's layers survive a fork, and OpenMP ends a child that starts a team after its parent had one. Such
+a child calls kernels from threads of Python's own.
 """
 
 from __future__ import annotations
@@ -12,21 +15,22 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+from tapwise.forks import making
+from tapwise.settings import MOST_THREADS
 
 _run: Callable[[int, int, int], None] | None = None
-_guard = threading.Lock()
+_layer: str | None = None
 
 
 def layer() -> str | None:
-    """The Numba threading layer in use, or None before the first parallel call."""
-    if _run is None:
-        return None
-    import numba
-
-    return str(numba.threading_layer())
+    """The Numba threading layer in use, "threads" for Python's own, or None before the first parallel call."""
+    return _layer
 
 
 def run(address: int, args: int, workers: int) -> None:
@@ -36,10 +40,10 @@ def run(address: int, args: int, workers: int) -> None:
 
 def start_threads() -> Callable[[int, int, int], None]:
     """Import Numba and start its threads now rather than in the first parallel call."""
-    global _run
-    with _guard:
+    global _run, _layer
+    with making:
         if _run is None:
-            _run = _make()
+            _run, _layer = _make()
         return _run
 
 
@@ -53,9 +57,11 @@ def _offer_tbb() -> None:
                 ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)
 
 
-def _make() -> Callable[[int, int, int], None]:
+def _make() -> tuple[Callable[[int, int, int], None], str]:
     import numba
 
+    if numba.config.DISABLE_JIT:
+        return _python_team(), "threads"
     if "NUMBA_THREADING_LAYER" not in os.environ and "NUMBA_THREADING_LAYER_PRIORITY" not in os.environ:
         # OpenMP starts a team in 2 us, TBB and workqueue in 20 to 30; without a libgomp Numba goes on to the next.
         numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
@@ -79,12 +85,55 @@ def _make() -> Callable[[int, int, int], None]:
             here.workers = workers
         enter(address, args, workers)
 
-    if numba.threading_layer() != "workqueue":
-        return run_pool
+    name = str(numba.threading_layer())
+    if name != "workqueue":
+        return run_pool, name
     turn = threading.Lock()  # workqueue cannot be entered by two threads at once
 
     def run_alone(address: int, args: int, workers: int) -> None:
         with turn:
             run_pool(address, args, workers)
 
-    return run_alone
+    return run_alone, name
+
+
+def _python_team() -> Callable[[int, int, int], None]:
+    """Threads of Python's own, as a kernel needs no GIL: slower to start by tens of microseconds."""
+    prototype = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)
+    team = ThreadPoolExecutor(MOST_THREADS)
+
+    def run_team(address: int, args: int, workers: int) -> None:
+        kernel = prototype(address)
+        others: list[Future[None]] = []
+        try:
+            for worker in range(1, workers):
+                others.append(team.submit(kernel, args, worker))
+            kernel(args, 0)
+        finally:
+            finish(others)
+
+    return run_team
+
+
+def finish(futures: Iterable[Future[Any]]) -> None:
+    """Wait until all are done, which use memory of this call; then raise what came meanwhile, such as Ctrl-C."""
+    came: BaseException | None = None
+    for future in futures:
+        while not future.done():
+            try:
+                wait([future])
+            except BaseException as error:
+                came = error
+    if came is not None:
+        raise came
+
+
+def _in_child() -> None:
+    global _run, _layer
+    numba = sys.modules.get("numba.np.ufunc.parallel")
+    if _run is not None or getattr(numba, "_is_initialized", False):
+        _run, _layer = _python_team(), "threads"
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import itertools
-import threading
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -21,11 +20,11 @@ from tapwise import disk_cache, settings
 from tapwise.cpu import sources
 from tapwise.cpu.simd import Kernel, Target
 from tapwise.errors import CompileError
+from tapwise.forks import making
 
 llvm.initialize_all_targets()
 llvm.initialize_all_asmprinters()
 
-_lock = threading.Lock()
 _libraries: dict[str, Library] = {}
 _numbers = itertools.count()
 _kept: list[Any] = []
@@ -97,7 +96,7 @@ def load(name: str, generate: Callable[..., Kernel], target: Target, **parameter
     words = [name, repr(sorted(parameters.items())), repr(target), sources.checksum(generate), llvmlite.__version__]
     words.append(repr(llvm.llvm_version_info))
     key = f"{name}-{hashlib.sha256(chr(0).join(words).encode()).hexdigest()[:32]}"
-    with _lock:
+    with making:
         library = _libraries.get(key)
         if library is None:
             path = settings.cache_dir() / "cpu" / f"{key}.o"

@@ -8,12 +8,14 @@ from functools import cache
 from typing import Any, ClassVar
 
 from tapwise.algorithm import Algorithm, Buffers, Config, Device, Plan
+from tapwise.forks import making
 
 
 @cache
 def compiled(function: Callable[..., None], signature: Any = None) -> Any:
     """The function, compiled for a signature now, or for whatever it is called with."""
-    import numba
+    with making:
+        import numba
 
     options = {"nogil": True, "error_model": "numpy"}
     try:

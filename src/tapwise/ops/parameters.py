@@ -10,6 +10,7 @@ import numpy as np
 from tapwise import arrays
 from tapwise.algorithm import Device
 from tapwise.arguments import LARGEST, shown, whole
+from tapwise.cpu.device import host
 from tapwise.errors import InvalidProblem
 from tapwise.window_problem import LARGEST_STEP, Pair
 
@@ -133,8 +134,6 @@ def result(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], source: Any, 
 def device_of(array: arrays.Array, threads: int | None = None) -> Device:
     """The device in whose memory an array lies."""
     if isinstance(array, np.ndarray):
-        from tapwise.cpu.device import host
-
         return host(threads)
     from tapwise.cuda.jit.device import gpu
 

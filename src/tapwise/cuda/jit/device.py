@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from functools import cache
 from typing import Any, Final
 
 from tapwise.algorithm import Device
 from tapwise.errors import DeviceUnavailable
+from tapwise.forks import making
 
 # Compute capability from which the kernels run.
 OLDEST: Final = (8, 0)
 # fp32 multiply-adds a cycle of one multiprocessor: 128 lanes; 64 on compute capability 8.0.
 _LANES: Final = {(8, 0): 64}
-_importing = threading.Lock()
 
 # For choosing and compiling where there is no GPU: tests, `tapwise explain`.
 H200: Final = Device(
@@ -64,7 +63,7 @@ def check(result: tuple[Any, ...]) -> Any:
 @cache
 def cuda_core() -> Any:
     """cuda.core, imported by one thread at a time: a second one would find it half made. Raises ImportError."""
-    with _importing:
+    with making:
         from cuda import core
     return core
 

@@ -8,7 +8,6 @@ graph. Tensor maps are words too (tensor_map.py), the first of them an address.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -19,6 +18,7 @@ from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.device import check, count, cuda_core
 from tapwise.cuda.jit.tensor_map import WORDS, TensorMap, encode, template
 from tapwise.errors import CompileError, DeviceUnavailable
+from tapwise.forks import making
 from tapwise.integers import ceil_div
 
 _INVALID_CONTEXT: Final = 201
@@ -26,7 +26,6 @@ _INVALID_CONTEXT: Final = 201
 _ALIGNED_WORDS: Final = 8
 # Streams for which a dependent launch keeps its configuration.
 STREAMS_KEPT: Final = 64
-_lock = threading.Lock()
 
 
 class Kernel:
@@ -66,7 +65,7 @@ def on_gpu(index: int) -> Iterator[None]:
 
 @lru_cache(maxsize=512)
 def _kernel(source: Source, architecture: str, index: int, shared_bytes: int) -> Kernel:
-    with _lock:
+    with making:
         return Kernel(source, architecture, index, shared_bytes)
 
 

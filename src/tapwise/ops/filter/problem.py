@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import Any, ClassVar, Final, Self
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from tapwise.arguments import LARGEST, number_in, settle_flags, shown, whole, wholes, word, words_of
 from tapwise.errors import InvalidProblem
+from tapwise.forks import cached_property
 from tapwise.ops.filter import reference
 from tapwise.ops.filter.edges import MODES, window_sources
 from tapwise.problem import Inputs, Problem, sum_factor

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import Any, ClassVar, Final
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from tapwise.arguments import whole
 from tapwise.errors import InvalidProblem
+from tapwise.forks import cached_property
 from tapwise.integers import ceil_div
 from tapwise.ops.pool import reference
 from tapwise.problem import LAYOUTS, Inputs, sum_factor

@@ -13,10 +13,10 @@ next.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
+from tapwise.forks import cached_property
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.problem import ConvProblem
 

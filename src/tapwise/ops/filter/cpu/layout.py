@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final
 
 import numpy as np
 
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu.simd import BYTES
+from tapwise.forks import cached_property
 from tapwise.integers import ceil_div
 from tapwise.ops.filter.cpu.kernel import ROWS
 from tapwise.ops.filter.problem import DTYPES, FilterProblem

@@ -4,10 +4,10 @@ epilogue buffers in shared memory, by TMA."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 from typing import Final
 
+from tapwise.forks import cached_property
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda.implicit_gemm.config import HaloRowsConfig, Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.view import View

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import prod, sqrt
 from typing import Any, Final
 
 from tapwise.algorithm import Device
 from tapwise.cuda.jit.tensor_map import SWIZZLE_BYTES, legal
 from tapwise.cuda.types import INDEX_LIMIT
+from tapwise.forks import cached_property
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, HaloTileConfig, Im2colConfig
 from tapwise.ops.conv.problem import ConvProblem

@@ -1,0 +1,58 @@
+"""Forks. A forked child has one thread, and every lock and half-made thing of the others as it was at that moment.
+
+So whatever is made once and kept (kernels, plans, modules imported on the way) is made under one lock, and a fork waits
+for it: the child finds all of it whole.
+"""
+
+from __future__ import annotations
+
+import functools
+
+# Before this module's own hooks are registered: what a fork takes last, whoever makes a kernel may take meanwhile.
+import logging  # noqa: F401
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+# Held while something is made that all threads will use.
+making: Final = threading.RLock()
+# A compile takes seconds. After so long a fork goes on: two that wait for each other would wait for ever.
+MOST_SECONDS: Final = 60.0
+_held = threading.local()
+
+
+class cached_property(functools.cached_property[T]):
+    """functools' own, without the lock that Python 3.11 holds meanwhile: a child forked then would wait for ever."""
+
+    def __init__(self, function: Callable[[Any], T]) -> None:
+        super().__init__(function)
+        self.lock = nullcontext()
+
+
+def _before() -> None:
+    _held.locks = []
+    # Loops compile when they are called first, other people's too, under Numba's own lock.
+    numba = getattr(sys.modules.get("numba.core.compiler_lock"), "global_compiler_lock", None)
+    for lock in (making, *([numba._lock] if numba else [])):
+        if lock.acquire(timeout=MOST_SECONDS):
+            _held.locks.append(lock)
+
+
+def _after() -> None:
+    for lock in _held.locks:
+        lock.release()
+
+
+def _in_child() -> None:
+    _after()
+    # It may still be another thread's, which is no more.
+    making._at_fork_reinit()  # type: ignore[attr-defined]
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_in_child)

@@ -1,0 +1,149 @@
+"""Forked children: alive and right after parallel calls, and whatever other threads of the parent did meanwhile."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from ctypes.util import find_library
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="no fork here")
+
+LAYERS = ["workqueue", *(["tbb"] if platform.machine() == "x86_64" else []), *(["omp"] if find_library("gomp") else [])]
+# `work` is parallel (and says so), `small` is not; a child that hangs ends with SIGALRM.
+PROGRAM = """
+import os, signal, threading, time
+import numpy as np
+import tapwise
+from tapwise import image
+from tapwise.cpu import driver, jit
+
+x = np.random.default_rng(0).integers(-3, 4, (1, 32, 80, 80)).astype(np.float32)
+w = np.random.default_rng(1).integers(-3, 4, (16, 32, 1, 1)).astype(np.float32)
+expected = np.einsum("nchw,kc->nkhw", x, w[:, :, 0, 0])
+
+
+def work(filters=16):
+    y = tapwise.conv2d(x, w[:filters], algorithm="cpu.direct")
+    assert np.array_equal(y, expected[:, :filters]), "wrong"
+
+
+def small():
+    assert np.array_equal(image.maximum_filter(x[0, 0, :5, :5], 1), x[0, 0, :5, :5])
+
+
+def child(does):
+    pid = os.fork()
+    if not pid:
+        signal.alarm(20)
+        try:
+            does()
+            os._exit(0)
+        except BaseException as error:
+            print(type(error).__name__, error, flush=True)
+            os._exit(1)
+    return os.waitpid(pid, 0)[1]
+
+"""
+
+
+def run(folder: Path, program: str, **variables: str) -> str:
+    environment = {**os.environ, "TAPWISE_CACHE_DIR": str(folder), "TAPWISE_NUM_THREADS": "2", **variables}
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM + program], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    # The TBB layer tells of threads that it cannot join before a fork, on a line of its own.
+    return result.stdout.strip().rpartition("\n")[2]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_child_of_a_process_with_threads(tmp_path: Path, layer: str) -> None:
+    """And the child's own child; the parent goes on as before."""
+    program = (
+        "work()\nbefore = driver.layer()\n"
+        "def nested():\n    work(); small(); assert driver.layer() == 'threads'; assert child(work) == 0\n"
+        "print(child(nested), child(nested), before)\nwork()\nassert driver.layer() == before\n"
+    )
+    assert run(tmp_path, program, NUMBA_THREADING_LAYER=layer) == f"0 0 {layer}"
+
+
+def test_child_of_a_process_without_threads_starts_its_own(tmp_path: Path) -> None:
+    program = (
+        "small()\ndef first():\n    work(); assert driver.layer() != 'threads'\nprint(child(first), child(first))\n"
+    )
+    assert run(tmp_path, program) == "0 0"
+
+
+def test_child_of_a_process_whose_own_functions_started_threads(tmp_path: Path) -> None:
+    program = (
+        "import numba\n@numba.njit(parallel=True)\ndef f(a):\n    for i in numba.prange(len(a)): a[i] = i\n"
+        "f(np.zeros(1000))\nprint(child(work))\n"
+    )
+    assert run(tmp_path, program) == "0"
+
+
+def test_child_forked_while_another_thread_compiles(tmp_path: Path) -> None:
+    """At many moments of making problems, plans, kernels and Numba's driver."""
+    program = (
+        "def toil():\n"
+        "    for filters in range(1, 17):\n"
+        "        work(filters); tapwise.conv2d(x[:, :2], w[:filters, :2], algorithm='cpu.serial', padding=filters)\n"
+        "        tapwise.max_pool2d(x[:, :filters], 2)\n"
+        "busy = threading.Thread(target=toil)\nbusy.start()\nfound = []\n"
+        "while busy.is_alive() and len(found) < 12:\n"
+        "    found.append(child(lambda: (work(3), work(15), tapwise.max_pool2d(x[:, :15], 2)))); time.sleep(0.05)\n"
+        "busy.join()\nprint(set(found))\n"
+    )
+    assert run(tmp_path, program) == "{0}"
+
+
+def test_child_forked_while_another_thread_runs_a_kernel(tmp_path: Path) -> None:
+    program = (
+        "work()\nstop = []\n"
+        "def toil():\n    while not stop: work()\n"
+        "busy = threading.Thread(target=toil)\nbusy.start()\n"
+        "print({child(work) for _ in range(5)})\nstop.append(1)\nbusy.join()\n"
+    )
+    for layer in LAYERS:
+        assert run(tmp_path, program, NUMBA_THREADING_LAYER=layer) == "{0}"
+
+
+def test_pool_of_processes(tmp_path: Path) -> None:
+    program = (
+        "import multiprocessing\nwork()\n"
+        "with multiprocessing.get_context('fork').Pool(2) as pool:\n    print(pool.map(work, [16, 5, 7, 16]))\n"
+    )
+    assert run(tmp_path, program) == "[None, None, None, None]"
+
+
+def test_data_loader_of_pytorch(tmp_path: Path) -> None:
+    """Its workers are forked; filters and convolutions in __getitem__, of arrays and of tensors."""
+    pytest.importorskip("torch")
+    program = (
+        "import torch\n"
+        "class Pictures(torch.utils.data.Dataset):\n"
+        "    def __len__(self): return 6\n"
+        "    def __getitem__(self, index):\n"
+        "        work()\n"
+        "        y = tapwise.conv2d(torch.from_numpy(x), torch.from_numpy(w))\n"
+        "        spread = image.maximum_filter(x[0, index], 3)\n"
+        "        return torch.from_numpy(spread).double().sum() + y.double().sum()\n"
+        "pictures = Pictures()\nwanted = [float(pictures[index]) for index in range(6)]\n"
+        "loader = torch.utils.data.DataLoader(pictures, num_workers=2, timeout=60, multiprocessing_context='fork')\n"
+        "found = [float(one) for one in loader]\nprint('right' if found == wanted else (found, wanted))\n"
+    )
+    assert run(tmp_path, program) == "right"
+
+
+def test_without_numbas_compiler(tmp_path: Path) -> None:
+    program = "work(); small()\nprint(driver.layer())\n"
+    assert run(tmp_path, program, NUMBA_DISABLE_JIT="1") == "threads"
+
+
+def test_one_thread_of_numba(tmp_path: Path) -> None:
+    assert run(tmp_path, "work(); print('right')\n", NUMBA_NUM_THREADS="1") == "right"
