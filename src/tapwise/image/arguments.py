@@ -16,6 +16,8 @@ from tapwise.arrays.device import DeviceArray
 from tapwise.errors import InvalidPicture
 from tapwise.ops.filter.edges import MODES
 
+_ON_GPU: Final = {*(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float32", "float64"}
+_GPU_DTYPES: Final = "on a GPU integers, float32 and float64 are taken"
 _ALIASES: Final = {"grid-mirror": "reflect", "grid-wrap": "wrap", "grid-constant": "constant"}
 
 
@@ -84,6 +86,9 @@ def _array(value: Any, name: str) -> Any:
     if isinstance(value, type | np.generic):
         return None
     if cuda.is_device(value):
+        dtype = str(getattr(value, "dtype", "float32")).removeprefix("torch.")
+        if dtype not in _ON_GPU:
+            raise InvalidPicture(f"{name} has dtype {dtype}: {_GPU_DTYPES}")
         return cuda.view(value, name)
     return arrays.view(value, name) if hasattr(value, "__dlpack__") else None
 
@@ -153,8 +158,6 @@ def _output_of(output: Any, source: Any, complex_output: bool) -> Any:
     """
     if source.dtype.type is np.float16:
         raise InvalidPicture("input has dtype float16: not supported, as in scipy; convert it to float32")
-    if isinstance(source, DeviceArray) and source.dtype.kind not in "iuf":
-        raise InvalidPicture(f"input has dtype {source.dtype}: on a GPU integers, float32 and float64 are taken")
     if isinstance(output, (np.ndarray, DeviceArray)):
         if isinstance(output, DeviceArray) != isinstance(source, DeviceArray):
             raise InvalidPicture("output lies elsewhere than input: one place is allowed")

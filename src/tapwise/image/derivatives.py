@@ -63,14 +63,15 @@ def laplace(
 ) -> Any:  # fmt: skip
     """The sum of second differences (1, -2, 1) along each axis."""
     call = Call.resolve(input, output, mode, cval, axes, channel_axis)
-    x, y, count = call.x, call.y, len(call.axes)
+    x, count, on_gpu = call.x, len(call.axes), isinstance(call.x, DeviceArray)
 
     def second(number: int) -> list[Along]:
         return [Along(call.axes[number], np.array(_SECOND), 1, call.modes[number])]
 
-    # In one pass, unless sums are to be truncated along each axis.
-    fused = x.dtype.kind != "f" or y.dtype.kind == "f" or isinstance(x, DeviceArray)
-    if x.dtype.kind in "iufb" and 1 <= count <= _MOST_AXES and fused:
+    # In one pass, unless sums are to be cut along each axis.
+    kinds = x.dtype.kind, call.y.dtype.kind
+    fused = kinds[0] != "c" and kinds[1] != "b" and (kinds[0] != "f" or kinds[1] == "f") and count <= _MOST_AXES
+    if count and (on_gpu or fused):
         _at_once(call, lambda number: [np.array(_SECOND if one == number else _SAME) for one in range(count)])
     else:
         _sum_over(call, second)
@@ -93,7 +94,7 @@ def gaussian_laplace(
     def second(number: int) -> list[Along]:
         return gaussians(call, sigmas, weights(number), [call.modes[number]] * len(sigmas))
 
-    if isinstance(call.x, DeviceArray):
+    if call.axes and isinstance(call.x, DeviceArray):
         _at_once(call, weights)
     else:
         _sum_over(call, second)
@@ -103,7 +104,7 @@ def gaussian_laplace(
 def _at_once(call: Call, weights: Callable[[int], list[np.ndarray]]) -> None:
     """The sum over the axes in one pass, all taps of the window."""
     count = len(call.axes)
-    if not 1 <= count <= _MOST_AXES:
+    if count > _MOST_AXES:
         raise InvalidPicture(f"axes={call.axes}: up to three at once on a GPU")
     total: Any = 0.0
     for number in range(count):

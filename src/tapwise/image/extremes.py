@@ -10,7 +10,7 @@ import numpy as np
 from tapwise.errors import InvalidPicture
 from tapwise.image import arguments
 from tapwise.image.arguments import Call
-from tapwise.image.passes import Pass, apply, copy, in_pairs
+from tapwise.image.passes import Pass, apply, as_bytes, copy, in_pairs, limits_of
 
 
 def maximum_filter1d(
@@ -65,18 +65,42 @@ def _extreme(
         # An origin belongs to the axis that is given, the footprint's axes go in rising order.
         order, (origins, modes) = arguments.sorted_axes(call.axes, origins, call.modes)
         befores, weights = call.befores(sizes, origins), mask.astype(np.float64)
-        apply(call.x, call.y, Pass(op, order, mask.shape, befores, tuple(modes), call.constant, weights))
+        constant = _cut(call.constant, call.x.dtype)
+        apply(call.x, call.y, Pass(op, order, mask.shape, befores, tuple(modes), constant, weights))
         return call.result()
     parts = zip(call.axes, sizes, call.befores(sizes, origins), call.modes, strict=True)
-    windows = [one for one in sorted(parts) if one[1] > 1]
+    windows = [one for one in parts if one[1] > 1]
     if not windows:
         copy(call.x, call.y)
-    source = call.x
-    for pair in in_pairs(windows):
-        order, taps, before, how = zip(*pair, strict=True)
-        apply(source, call.y, Pass(op, order, taps, before, how, call.constant))
-        source = call.y
+        return call.result()
+    source, y = call.x, as_bytes(call.y)
+    # What an integer does not hold is cut after each axis, in the order given.
+    together = in_pairs(sorted(windows)) if _held(call, y.dtype) else [[one] for one in windows]
+    for group in together:
+        order, taps, before, how = zip(*group, strict=True)
+        apply(source, y, Pass(op, order, taps, before, how, call.constant))
+        source = y
+    if y is not call.y:
+        np.not_equal(y, 0, out=call.y)
     return call.result()
+
+
+def _held(call: Call, to: np.dtype[Any]) -> bool:
+    """Whether the result's dtype has all numbers of the input, and the constant, within its range."""
+    if to.kind == "f":
+        return True
+    if call.x.dtype.kind == "f":
+        return False
+    (low, high), (least, most) = limits_of(call.x.dtype), limits_of(to)
+    constant = "constant" not in call.modes or least - 1 < call.constant < most + 1
+    return constant and least <= low and high <= most
+
+
+def _cut(constant: float, kind: np.dtype[Any]) -> float:
+    """Beside a footprint the constant is a number of the input's dtype, as in scipy; integers keep its low bits."""
+    if kind.kind == "f" or not abs(constant) < 2.0**63:
+        return constant
+    return float(np.array(int(constant)).astype(np.uint8 if kind.kind == "b" else kind))
 
 
 def _mask(footprint: Any, count: int) -> np.ndarray:

@@ -79,9 +79,11 @@ def apply_along(x: Any, y: Any, parts: Sequence[Along], cval: complex) -> None:
         return
     if not parts:
         copy(x, y)
-    constant = float(np.real(cval))
+        return
+    constant, result = float(np.real(cval)), y
+    y = as_bytes(y)
     for pair in in_pairs(parts):
-        for group in [pair] if _goes_together(pair, constant, y.dtype) else [[part] for part in pair]:
+        for group in [pair] if _goes_together(pair, constant, x.dtype, y.dtype) else [[part] for part in pair]:
             rising = sorted(group, key=lambda part: part.axis)
             step = Pass(
                 "separable" if len(rising) == 2 else "dense", tuple(part.axis for part in rising),
@@ -90,21 +92,48 @@ def apply_along(x: Any, y: Any, parts: Sequence[Along], cval: complex) -> None:
             )  # fmt: skip
             apply(x, y, step)
             x = y
+    if y is not result:
+        np.not_equal(y, 0, out=result)
 
 
-def _goes_together(pair: Sequence[Along], cval: float, to: np.dtype[Any]) -> bool:
+def as_bytes(y: Any) -> Any:
+    """Where passes write: of bool its bytes, which hold a whole number from one pass to the next, as in scipy."""
+    return y.view(np.uint8) if isinstance(y, np.ndarray) and y.dtype.kind == "b" else y
+
+
+def _goes_together(pair: Sequence[Along], cval: float, source: np.dtype[Any], to: np.dtype[Any]) -> bool:
     """Whether both axes in one pass mean the same as one after the other.
 
-    They do not where a constant other than 0 lies beyond an edge and the weights change it, nor with the later axis
-    first and sums that are truncated, nor with unsigned integers of 64 bits, of which float64 does not hold all.
+    They do not where a constant other than 0 lies beyond an edge and the weights change it. Sums that become integers
+    are cut after each axis: one pass does that where all is whole, as then low bits are kept either way, or where the
+    earlier axis is first and its sums have room in the integer.
     """
     if len(pair) == 1:
         return True
     first, second = pair
     constant = cval != 0 and "constant" in (first.mode, second.mode)
-    kept = all(abs(float(part.weights.sum()) - 1.0) < 1e-9 for part in pair)
-    integral = all(np.all(part.weights == np.rint(part.weights)) for part in pair)
-    return (kept or not constant) and to != np.uint64 and (first.axis < second.axis or integral)
+    whole = all(np.all(part.weights == np.rint(part.weights)) for part in pair)
+    if to.kind == "f":
+        kept = all(abs(float(part.weights.sum()) - 1.0) < 1e-9 for part in pair)
+        return (kept or not constant) and (first.axis < second.axis or whole)
+    # Of 64 bits without a sign float64 does not hold all.
+    if constant or (to.itemsize == 8 and to.kind == "u"):
+        return False
+    return (whole and source.kind != "f") or (first.axis < second.axis and _has_room(first.weights, source, to))
+
+
+def _has_room(weights: np.ndarray, source: np.dtype[Any], to: np.dtype[Any]) -> bool:
+    """Whether an integer holds all sums of `source`."""
+    if source.kind == "f":
+        return False
+    (low, high), (least, most) = limits_of(source), limits_of(to)
+    above, below = float(weights[weights > 0].sum()), float(weights[weights < 0].sum())
+    return high * above + low * below < most + 0.99 and low * above + high * below > least - 0.99
+
+
+def limits_of(kind: np.dtype[Any]) -> tuple[int, int]:
+    """The smallest and the largest of an integer dtype."""
+    return (0, 1) if kind.kind == "b" else (int(np.iinfo(kind).min), int(np.iinfo(kind).max))
 
 
 def apply(x: Any, y: Any, step: Pass) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from tapwise.algorithm import Buffers, Config, Device
 from tapwise.cpu.numba_loops import LoopAlgorithm, compiled
-from tapwise.ops.filter.problem import DTYPES, FilterProblem
+from tapwise.ops.filter.problem import DTYPES, FilterProblem, limits
 
 # What `loop` combines by.
 _OPS: Final = {"dense": 0, "separable": 0, "max": 1, "min": 2}
@@ -108,6 +108,9 @@ def _stored(problem: FilterProblem, sums: np.ndarray) -> np.ndarray:
         info = np.iinfo(kind)
         sums = np.clip(np.floor(sums + 0.5), info.min, info.max)
     with np.errstate(all="ignore"):
+        low, high, _ = limits(problem)
+        # NaN is not larger.
+        sums = np.minimum(np.where(sums > low, sums, low), high)
         if kind == np.uint64:
             sums = np.where(sums >= 2.0**63, sums - 2.0**64, sums)
-        return np.clip(sums, -9.2e18, 9.2e18).astype(np.int64).astype(kind)
+        return sums.astype(np.int64).astype(kind)

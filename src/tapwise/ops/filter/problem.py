@@ -26,8 +26,10 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {**_INTEGERS, **_FLOATS}
 SINGLE: Final = ("u8", "i8", "u16", "i16", "f16", "f32")
 # A named filter: its taps and weights follow from one number.
 RECIPES: Final = ("gaussian", "box", "sobel", "laplace", "correlate", "maximum", "minimum")
-# How far a sum of integers may be off by its roundings: in float32 (8 bits), in units of the largest term; in float64.
-_ROUNDINGS: Final = {True: 2.0**-21, False: 2.0**-26}
+# How far a sum may be off by its roundings: of 8 bits in float32, in units of the largest term; in float64, of up to
+# 32 bits in those units, and of others.
+_ROUNDINGS: Final = {True: 2.0**-21, False: 2.0**-50}
+_LEAST_EPSILON: Final = 2.0**-26
 _WORD = re.compile(r"(sigma|size|[dhwctrs])([0-9]+(?:\.[0-9]{1,20})?)")
 
 
@@ -175,14 +177,15 @@ class FilterProblem(Problem):
         parts = [w[: self.size[1]], w[self.size[1] :]] if self.op == "separable" else [w]
         if not self.integral or self.clip or self.op in ("max", "min"):
             return 0.0, 0.0
-        kind, largest, found = DTYPES[self.dtype], 1.0, []
-        if kind.kind in "iu" and self.single:
-            largest = float(np.iinfo(kind).max)
+        kind, gain, found = DTYPES[self.dtype], 1.0, []
         exact = kind.kind in "iu"
+        largest = float(np.iinfo(kind).max) if exact and kind.itemsize <= 4 else 1.0
+        unit = largest * _ROUNDINGS[self.single]
+        unit = unit if self.single else max(unit, _LEAST_EPSILON)
         for part in parts:
-            largest *= max(1.0, float(np.abs(part).sum()))
+            gain *= max(1.0, float(np.abs(part).sum()))
             exact = exact and bool(np.all(part == np.rint(part)))
-            found.append(0.0 if exact else min(0.25, largest * _ROUNDINGS[self.single]))
+            found.append(0.0 if exact else min(0.25, gain * unit))
         return (found[0], found[-1]) if self.truncate else (0.0, found[-1])
 
     def weights(self, seed: int = 0) -> np.ndarray:
@@ -327,10 +330,16 @@ class FilterProblem(Problem):
 
 
 def limits(problem: FilterProblem) -> tuple[float, float, float]:
-    """(smallest, largest, what is added first) of a sum that becomes an integer: what 32 or 64 bits hold, beyond which
-    nothing is defined, or with `clip` the dtype's range and half a unit."""
-    high = 2147483520.0 if problem.single else 2.0**64 - 2.0**11 if problem.to == "u64" else 9.2e18
-    low = -min(high, 9.2e18)
+    """(smallest, largest, what is added first) of a sum that becomes an integer: what 32 or 64 bits hold, or with
+    `clip` the dtype's range and half a unit. NaN becomes the smallest.
+
+    The low bits of both ends are what x86 makes of NaN and infinity: 0, or in 32 bits with a sign the smallest.
+    """
+    if problem.single:
+        low, high = -(2.0**31), 2.0**31 - 2.0**16
+    else:
+        low = -(2.0**63) + (2.0**31 if problem.to == "i32" else 0.0)
+        high = {"u64": 2.0**64 - 2.0**11, "i64": 2.0**63 - 2.0**10, "i32": -low}.get(problem.to, 2.0**63 - 2.0**32)
     if not (problem.integral and problem.clip):
         return low, high, 0.0
     info = np.iinfo(DTYPES[problem.to])
