@@ -10,13 +10,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from campaign_cases import Case, Family, pick, plainly
+from tapwise.disk_cache import sealed
 
 CHILD: Final = str(Path(__file__).parent / "child.py")
 DAMAGES: Final = (
@@ -151,7 +151,7 @@ def _damage(fault: str, files: list[Path], seed: int) -> None:
             path.write_bytes(old + b"more")
         elif fault == "garbage":
             junk = rng.bytes(300)
-            path.write_bytes(sha256(junk).digest() + junk)
+            path.write_bytes(sealed(path.name, junk))
         else:
             path.unlink()
             if fault == "fifo":

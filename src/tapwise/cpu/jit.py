@@ -100,8 +100,16 @@ def load(name: str, generate: Callable[..., Kernel], target: Target, **parameter
         library = _libraries.get(key)
         if library is None:
             path = settings.cache_dir() / "cpu" / f"{key}.o"
-            data = disk_cache.load(path, lambda: _object(generate(target, **parameters)))
-            library = _libraries[key] = Library(data, target)
+
+            def build() -> bytes:
+                return _object(generate(target, **parameters))
+
+            data = disk_cache.load(path, build)
+            try:
+                library = Library(data, target)
+            except RuntimeError:  # a whole file, and no object
+                library = Library(disk_cache.load(path, build, unusable=True), target)
+            _libraries[key] = library
         return library
 
 

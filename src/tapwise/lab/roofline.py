@@ -12,6 +12,7 @@ from pathlib import Path
 
 import tapwise
 from tapwise import settings
+from tapwise.disk_cache import contents
 from tapwise.problem import Problem
 
 
@@ -68,7 +69,7 @@ def _key(threads: int, arithmetic: str) -> str:
 def _read() -> dict[str, dict[str, float]]:
     """All kept rows. What cannot be understood is left out, with a warning."""
     try:
-        rows = json.loads(_path().read_text(encoding="utf-8"))
+        rows = json.loads(contents(_path()).decode())
         for row in rows.values():
             if not all(math.isfinite(row[name]) and row[name] > 0 for name in ("gflops", "gbps")):
                 raise ValueError(f"{row} is no pair of ceilings")

@@ -92,12 +92,15 @@ def struct_words(source: Source) -> tuple[str, ...]:
     return tuple(chain.from_iterable(names))
 
 
-def cubin(source: Source, architecture: str) -> bytes:
-    """The compiled kernel, from disk or compiled now. Raises CompileError."""
+def cubin(source: Source, architecture: str, unusable: bool = False) -> bytes:
+    """The compiled kernel, from disk or compiled now; `unusable`: not that of before, which does not load.
+
+    Raises CompileError.
+    """
     words = [source.text, *_texts(source.text), repr(sorted(OPTIONS.items())), architecture, nvrtc_version()]
     key = sha256(chr(0).join(words).encode()).hexdigest()[:32]
     path = settings.cache_dir() / "cuda" / f"{source.name}-{architecture}-{key}.cubin"
-    return disk_cache.load(path, lambda: _compile(source, architecture)[0])
+    return disk_cache.load(path, lambda: _compile(source, architecture)[0], unusable)
 
 
 def compile_now(source: Source, architecture: str) -> tuple[bytes, Resources]:

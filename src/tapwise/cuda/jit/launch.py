@@ -22,6 +22,11 @@ from tapwise.forks import making
 from tapwise.integers import ceil_div
 
 _INVALID_CONTEXT: Final = 201
+# What the driver says of a file in the cache that is whole, and no kernel of this GPU's.
+_NO_CUBIN: Final = (
+    "CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_INVALID_PTX", "CUDA_ERROR_INVALID_SOURCE",
+    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+)  # fmt: skip
 # Structs with tensor maps are padded to multiples of so many words.
 _ALIGNED_WORDS: Final = 8
 # Streams for which a dependent launch keeps its configuration.
@@ -36,7 +41,11 @@ class Kernel:
 
         self._code = compiler.cubin(source, architecture)
         with on_gpu(index):
-            self._library = check(driver.cuLibraryLoadData(self._code, None, None, 0, None, None, 0))
+            loaded = driver.cuLibraryLoadData(self._code, None, None, 0, None, None, 0)
+            if loaded[0] and loaded[0].name in _NO_CUBIN:
+                self._code = compiler.cubin(source, architecture, unusable=True)
+                loaded = driver.cuLibraryLoadData(self._code, None, None, 0, None, None, 0)
+            self._library = check(loaded)
             kernel = check(driver.cuLibraryGetKernel(self._library, source.entry.encode()))
             if shared_bytes > 48 << 10:
                 wanted = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
