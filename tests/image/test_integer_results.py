@@ -11,7 +11,6 @@ from scipy import ndimage
 
 from tapwise import image
 from tapwise.errors import InvalidPicture
-from tapwise.image import arguments
 
 _RNG = np.random.default_rng(0)
 _FLOATS = _RNG.standard_normal((31, 45)) * 10
@@ -62,6 +61,12 @@ def test_derivatives_that_leave_the_range(kind: Any) -> None:
     equal("gaussian_filter", x, sigma=0.8, mode="constant", cval=1.5)
 
 
+def test_four_axes_at_once() -> None:
+    x = _RNG.standard_normal((3, 4, 5, 6)) * 100
+    for to in (np.uint32, np.uint8, np.int16):
+        equal("correlate", x, weights=_RNG.standard_normal((2, 1, 3, 2)), output=to)
+
+
 @pytest.mark.parametrize("value", [1, 77, 2**31 - 1, -(2**31)])
 def test_means_of_equal_large_integers(value: int) -> None:
     """They are that integer: 49 roundings of 2^31 are more than a fixed epsilon makes up for."""
@@ -92,4 +97,3 @@ class _OnGpu:
 def test_dtypes_on_a_gpu_are_named() -> None:
     with pytest.raises(InvalidPicture, match="input has dtype bool: on a GPU integers, float32 and float64"):
         image.sobel(_OnGpu())
-    assert "int8" in arguments._ON_GPU

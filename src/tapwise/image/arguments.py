@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import operator
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import numpy as np
 
 from tapwise import arrays
-from tapwise.arrays import device as cuda
+from tapwise.arguments import shown
 from tapwise.arrays.device import DeviceArray
 from tapwise.errors import InvalidPicture
+from tapwise.image import values
 from tapwise.ops.filter.edges import MODES
 
-_ON_GPU: Final = {*(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)), "float32", "float64"}
-_GPU_DTYPES: Final = "on a GPU integers, float32 and float64 are taken"
 _ALIASES: Final = {"grid-mirror": "reflect", "grid-wrap": "wrap", "grid-constant": "constant"}
 
 
@@ -43,18 +41,20 @@ class Call:
         complex_weights: bool = False,
     ) -> Self:  # fmt: skip
         """Raises InvalidPicture for an argument that is not allowed."""
-        x = _array(input, "input")
+        x = values.array(input, "input")
         # Sequences are copied.
-        x = np.asarray(input) if x is None else x
+        x = values.numbers(input, "input") if x is None else x
+        if x.dtype.kind not in values.NUMBERS:
+            raise InvalidPicture(f"input has dtype {x.dtype}: integers and real or complex floating point are taken")
         found = axes_of(axes, x.ndim, channel_axis)
         given = [mode_of(mode)] * len(found) if isinstance(mode, str) else each(mode, len(found), "mode")
         modes = tuple(mode_of(one) for one in given)
-        is_complex = x.dtype.kind == "c"
-        if np.iscomplexobj(cval) and not is_complex:
-            raise InvalidPicture(f"cval={cval}: Cannot provide a complex-valued cval when the input is real.")
+        is_complex, cval = x.dtype.kind == "c", values.constant(cval)
+        if isinstance(cval, complex) and not is_complex:
+            raise InvalidPicture(f"cval={shown(cval)}: Cannot provide a complex-valued cval when the input is real.")
         if complex_weights and isinstance(x, DeviceArray):
             raise InvalidPicture("weights are complex: on a GPU they are not taken")
-        to = None if isinstance(output, np.ndarray) else _array(output, "output")
+        to = None if isinstance(output, np.ndarray) else values.array(output, "output")
         y = _output_of(output if to is None else to, x, is_complex or complex_weights)
         return cls(x, y, found, modes, cval, input, output)
 
@@ -81,63 +81,56 @@ class Call:
         return self.y if plain else arrays.like(self.y, self.input)
 
 
-def _array(value: Any, name: str) -> Any:
-    """A NumPy array of the same memory, or a DeviceArray; None of what is no array."""
-    if isinstance(value, type | np.generic):
-        return None
-    if cuda.is_device(value):
-        dtype = str(getattr(value, "dtype", "float32")).removeprefix("torch.")
-        if dtype not in _ON_GPU:
-            raise InvalidPicture(f"{name} has dtype {dtype}: {_GPU_DTYPES}")
-        return cuda.view(value, name)
-    return arrays.view(value, name) if hasattr(value, "__dlpack__") else None
-
-
 def mode_of(mode: Any) -> str:
     """One of MODES. Raises InvalidPicture for another."""
     found = _ALIASES.get(mode, mode) if isinstance(mode, str) else None
     if found not in MODES:
-        raise InvalidPicture(f"mode={mode!r}: one of {', '.join((*MODES, *_ALIASES))}")
+        raise InvalidPicture(f"mode={shown(mode)}: one of {', '.join((*MODES, *_ALIASES))}")
     return str(found)
 
 
 def each(value: Any, count: int, name: str) -> list[Any]:
     """A value for each of so many axes: the same one, or those of a sequence of that length."""
-    if isinstance(value, str) or not np.iterable(value):
+    found = values.sequence(value, count)
+    if found is None:
         return [value] * count
-    values = list(value)
-    if len(values) != count:
-        raise InvalidPicture(f"{name}={value!r}: sequence argument must have length equal to input rank ({count})")
-    return values
+    if len(found) != count:
+        words = "sequence argument must have length equal to input rank"
+        raise InvalidPicture(f"{name}={shown(value)}: {words} ({count})")
+    return found
 
 
-def axis_of(axis: Any, ndim: int) -> int:
+class OneAxis(tuple[Any, ...]):
+    """The axis of a function along one, which errors name so."""
+
+
+def axis_of(axis: Any, ndim: int, name: str = "axis") -> int:
     """An axis counted from the front. Raises InvalidPicture out of range."""
-    number = operator.index(axis)
+    number = values.whole(axis, name)
     if not -ndim <= number < ndim:
-        raise InvalidPicture(f"axis={axis}: out of range, which is from {-ndim} to {ndim - 1}")
+        words = f"out of range, which is from {-ndim} to {ndim - 1} for input of {ndim} axes"
+        raise InvalidPicture(f"{name}={number}: {words}")
     return number % ndim
 
 
 def axes_of(axes: Any, ndim: int, channel_axis: int | None = None) -> tuple[int, ...]:
     """The axes that are filtered: all, or those given, but for the one of the channels."""
-    channel = None if channel_axis is None else axis_of(channel_axis, ndim)
+    channel = None if channel_axis is None else axis_of(channel_axis, ndim, "channel_axis")
     if axes is None:
         return tuple(axis for axis in range(ndim) if axis != channel)
-    if not isinstance(axes, Iterable) and not np.isscalar(axes):
-        raise InvalidPicture(f"axes={axes!r}: an integer, a sequence of them, or None")
-    given = axes if isinstance(axes, Iterable) else (axes,)
-    found = tuple(axis_of(axis, ndim) for axis in given)
+    given = values.sequence(axes, ndim)
+    name = "axis" if isinstance(axes, OneAxis) else "axes"
+    found = tuple(axis_of(axis, ndim, name) for axis in ([axes] if given is None else given))
     if len(set(found)) != len(found):
-        raise InvalidPicture(f"axes={axes!r}: axes must be unique")
+        raise InvalidPicture(f"axes={shown(axes)}: axes must be unique")
     if channel in found:
-        raise InvalidPicture(f"axes={axes!r}: channel_axis={channel_axis} is not filtered")
+        raise InvalidPicture(f"axes={shown(axes)}: channel_axis={channel_axis} is not filtered")
     return found
 
 
 def before_of(size: int, origin: Any) -> int:
     """How many taps lie before an element. Raises InvalidPicture where the element is not under the window."""
-    before = size // 2 + operator.index(origin)
+    before = size // 2 + values.whole(origin, "origin")
     if not 0 <= before < size:
         raise InvalidPicture(f"origin={origin}: from {-(size // 2)} to {(size - 1) // 2} for {size} taps")
     return before
@@ -145,9 +138,11 @@ def before_of(size: int, origin: Any) -> int:
 
 def sizes_of(size: Any, count: int, least: int = 0) -> list[int]:
     """Taps of each axis; 0 is 1, an axis that is not filtered. Raises InvalidPicture."""
-    sizes = [int(one) for one in each(size, count, "size")]
+    sizes = [values.whole(one, "size") for one in each(size, count, "size")]
     if sizes and min(sizes) < least:
-        raise InvalidPicture(f"size={size}: incorrect filter size, each at least {least}")
+        raise InvalidPicture(f"size={shown(size)}: incorrect filter size, each at least {least}")
+    if sizes and max(sizes) > values.MOST_TAPS:
+        raise InvalidPicture(f"size={shown(size)}: at most {values.MOST_TAPS} taps an axis are allowed")
     return [max(1, one) for one in sizes]
 
 
@@ -171,15 +166,18 @@ def _output_of(output: Any, source: Any, complex_output: bool) -> Any:
     if output is None:
         kind = np.promote_types(source.dtype, np.complex64) if complex_output else source.dtype.newbyteorder("=")
         return arrays.empty(source.shape, kind, "nchw", source)
+    # NumPy raises many things for what is no dtype.
     try:
         kind = np.dtype(output)
-    except TypeError:
-        raise InvalidPicture(f"output is a {type(output).__name__}: a NumPy array, a dtype or None") from None
+    except Exception:
+        raise InvalidPicture(f"output={shown(output)}: a NumPy array, a dtype or None is allowed") from None
     if isinstance(output, str):
         if complex_output and kind.kind != "c":
-            raise InvalidPicture(f"output={output!r}: output must have complex dtype")
+            raise InvalidPicture(f"output={shown(output)}: output must have complex dtype")
         if not issubclass(kind.type, np.number):
-            raise InvalidPicture(f"output={output!r}: output must have numeric dtype")
+            raise InvalidPicture(f"output={shown(output)}: output must have numeric dtype")
+    elif kind.kind not in values.NUMBERS:
+        raise InvalidPicture(f"output={shown(output)}: a numeric dtype is allowed")
     elif complex_output and kind.kind != "c":
         warnings.warn("promoting specified output dtype to complex", UserWarning, stacklevel=4)
         kind = np.promote_types(kind, np.complex64)

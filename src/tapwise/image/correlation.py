@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from tapwise import arrays
+from tapwise.arguments import shown
 from tapwise.arrays.device import DeviceArray
 from tapwise.errors import InvalidPicture
-from tapwise.image import arguments
-from tapwise.image.arguments import Call
+from tapwise.image import arguments, values
+from tapwise.image.arguments import Call, OneAxis
 from tapwise.image.passes import Pass, apply, copy
 from tapwise.image.weights import factors
 
@@ -25,7 +26,7 @@ def correlate1d(
     origin: int = 0,
 ) -> Any:  # fmt: skip
     """y[i] = sum of weights[k] * x[i + k - len(weights) // 2 - origin] along an axis; complex weights conjugated."""
-    return _correlate(input, _row(weights), output, (mode,), cval, (origin,), (axis,))
+    return _correlate(input, _row(weights), output, (mode,), cval, (origin,), OneAxis((axis,)))
 
 
 def convolve1d(
@@ -33,11 +34,11 @@ def convolve1d(
     origin: int = 0,
 ) -> Any:  # fmt: skip
     """correlate1d with the weights flipped, and not conjugated."""
-    return _correlate(input, _row(weights), output, (mode,), cval, (origin,), (axis,), flipped=True)
+    return _correlate(input, _row(weights), output, (mode,), cval, (origin,), OneAxis((axis,)), flipped=True)
 
 
 def _row(weights: Any) -> np.ndarray:
-    w = np.asarray(weights)
+    w = values.numbers(weights, "weights")
     if w.ndim != 1 or len(w) < 1:
         raise InvalidPicture(f"weights has shape {w.shape}: no filter weights given; a sequence of numbers is needed")
     return w
@@ -52,7 +53,9 @@ def correlate(
     Complex weights are conjugated. Weights that are a column times a row, or a few such products, are found and go in
     passes where that is faster and the result is not integral. A weight of 0 counts for nothing.
     """
-    return _correlate(input, np.asarray(weights), output, _single(mode), cval, origin, axes, channel_axis)
+    return _correlate(
+        input, values.numbers(weights, "weights"), output, _single(mode), cval, origin, axes, channel_axis
+    )
 
 
 def convolve(
@@ -60,26 +63,31 @@ def convolve(
     axes: Any = None, channel_axis: int | None = None,
 ) -> Any:  # fmt: skip
     """correlate with the weights flipped along each axis, and not conjugated."""
-    return _correlate(input, np.asarray(weights), output, _single(mode), cval, origin, axes, channel_axis, flipped=True)
+    return _correlate(
+        input, values.numbers(weights, "weights"), output, _single(mode), cval, origin, axes, channel_axis, flipped=True
+    )
 
 
 def _single(mode: Any) -> str:
     if not isinstance(mode, str):
-        raise InvalidPicture(f"mode={mode!r}: a sequence of modes is not supported")
+        raise InvalidPicture(f"mode={shown(mode)}: a sequence of modes is not supported")
     return mode
 
 
 def _correlate(
-    input: Any, w: np.ndarray, output: Any, mode: Any, cval: complex, origin: Any, axes: Any,
+    input: Any, weights: Any, output: Any, mode: Any, cval: complex, origin: Any, axes: Any,
     channel_axis: int | None = None, flipped: bool = False,
 ) -> Any:  # fmt: skip
+    w = values.numbers(weights, "weights")
     call = Call.resolve(input, output, mode, cval, axes, channel_axis, complex_weights=w.dtype.kind == "c")
     if w.ndim != len(call.axes) or 0 in w.shape:
         raise InvalidPicture(
-            f"weights.ndim ({w.ndim}) must match len(axes) ({len(call.axes)}), each at least 1: {w.shape}"
+            f"weights.ndim ({w.ndim}) must match len(axes) ({len(call.axes)}), those of input without channel_axis, "
+            f"each at least 1: {shown(w)}"
         )
     # An origin belongs to the axis that is given, the weights' axes go in rising order.
-    order, (origins, modes) = arguments.sorted_axes(call.axes, call.each(origin, "origin"), call.modes)
+    given = [values.whole(one, "origin") for one in call.each(origin, "origin")]
+    order, (origins, modes) = arguments.sorted_axes(call.axes, given, call.modes)
     if flipped:
         w = np.flip(w)
         origins = [-one - (size + 1) % 2 for one, size in zip(origins, w.shape, strict=True)]

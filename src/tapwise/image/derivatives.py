@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from tapwise import arrays
+from tapwise.arguments import shown
 from tapwise.arrays.device import DeviceArray
 from tapwise.errors import InvalidPicture
 from tapwise.image import arguments
@@ -45,12 +46,12 @@ def _gradient(
     input: Any, axis: int, output: Any, mode: Any, cval: complex, smooth: Sequence[float], channel_axis: int | None
 ) -> Any:
     call = Call.resolve(input, output, mode, cval)
-    channel = None if channel_axis is None else arguments.axis_of(channel_axis, call.x.ndim)
+    channel = None if channel_axis is None else arguments.axis_of(channel_axis, call.x.ndim, "channel_axis")
     along = arguments.axis_of(axis, call.x.ndim)
     if axis == -1 and along == channel:
         along -= 1
     if along == channel or along < 0:
-        raise InvalidPicture(f"axis={axis}: channel_axis={channel_axis} is not filtered")
+        raise InvalidPicture(f"axis={axis}: channel_axis={shown(channel_axis)} is not filtered")
     others = [Along(one, np.array(smooth), 1, call.modes[one]) for one in call.axes if one not in (along, channel)]
     parts = [Along(along, np.array(_FIRST), 1, call.modes[along]), *others]
     apply_along(call.x, call.y, parts, cval)

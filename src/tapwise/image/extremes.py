@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from math import prod
+from typing import Any, Final
 
 import numpy as np
 
 from tapwise.errors import InvalidPicture
-from tapwise.image import arguments
-from tapwise.image.arguments import Call
+from tapwise.image import arguments, values
+from tapwise.image.arguments import Call, OneAxis
 from tapwise.image.passes import Pass, apply, as_bytes, copy, in_pairs, limits_of
+
+# Taps of a window up to which two axes go at once.
+_TOGETHER: Final = 1 << 20
 
 
 def maximum_filter1d(
@@ -18,7 +22,7 @@ def maximum_filter1d(
 ) -> Any:
     """The largest of `size` neighbours along one axis."""
     arguments.sizes_of(size, 1, 1)
-    return _extreme("max", input, (size,), None, output, (mode,), cval, (origin,), (axis,), None)
+    return _extreme("max", input, (size,), None, output, (mode,), cval, (origin,), OneAxis((axis,)), None)
 
 
 def minimum_filter1d(
@@ -26,7 +30,7 @@ def minimum_filter1d(
 ) -> Any:
     """The smallest of `size` neighbours along one axis."""
     arguments.sizes_of(size, 1, 1)
-    return _extreme("min", input, (size,), None, output, (mode,), cval, (origin,), (axis,), None)
+    return _extreme("min", input, (size,), None, output, (mode,), cval, (origin,), OneAxis((axis,)), None)
 
 
 def maximum_filter(
@@ -53,7 +57,7 @@ def _extreme(
         warnings.warn("ignoring size because footprint is set", UserWarning, stacklevel=3)
     call = Call.resolve(input, output, mode, cval, axes, channel_axis)
     if call.x.dtype.kind == "c":
-        raise InvalidPicture("Complex type not supported: numbers that have an order are needed")
+        raise InvalidPicture(f"input has dtype {call.x.dtype}: Complex type not supported, having no order")
     mask = None if footprint is None else _mask(footprint, len(call.axes))
     if mask is None and size is None:
         raise InvalidPicture("no footprint provided: size or footprint is needed")
@@ -75,8 +79,9 @@ def _extreme(
         return call.result()
     source, y = call.x, as_bytes(call.y)
     # What an integer does not hold is cut after each axis, in the order given.
-    together = in_pairs(sorted(windows)) if _held(call, y.dtype) else [[one] for one in windows]
-    for group in together:
+    windows = sorted(windows) if (held := _held(call, y.dtype)) else windows
+    held = held and prod(sizes) <= _TOGETHER
+    for group in in_pairs(windows) if held else [[one] for one in windows]:
         order, taps, before, how = zip(*group, strict=True)
         apply(source, y, Pass(op, order, taps, before, how, call.constant))
         source = y
@@ -105,7 +110,7 @@ def _cut(constant: float, kind: np.dtype[Any]) -> float:
 
 def _mask(footprint: Any, count: int) -> np.ndarray:
     """Where to look, with one axis for each filtered one."""
-    mask = np.asarray(footprint, bool)
+    mask = values.numbers(footprint, "footprint").astype(bool)
     if not mask.any():
         raise InvalidPicture("All-zero footprint is not supported.")
     if mask.ndim != count:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tapwise.image import arguments
-from tapwise.image.arguments import Call
+from tapwise.image.arguments import Call, OneAxis
 from tapwise.image.passes import Along, apply_along
 from tapwise.image.weights import gaussian_weights
 
@@ -26,7 +26,7 @@ def gaussian_filter1d(
     """
     return gaussian_filter(
         input, (sigma,), (order,), output, (mode,), cval, truncate, radius=None if radius is None else (radius,),
-        axes=(axis,),
+        axes=OneAxis((axis,)),
     )  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def gaussian_filter(
 
 def gaussians(call: Call, sigmas: Sequence[Any], weights: Sequence[np.ndarray], modes: Sequence[str]) -> list[Along]:
     """Weights of Gaussians along the axes where they have a width."""
-    parts = zip(call.axes, sigmas, weights, modes, strict=True)
+    parts = zip(call.axes, map(float, sigmas), weights, modes, strict=True)
     return [Along(axis, w, len(w) // 2, mode) for axis, sigma, w, mode in parts if sigma > LEAST_SIGMA]
 
 
@@ -54,7 +54,7 @@ def uniform_filter1d(
 ) -> Any:  # fmt: skip
     """The mean of `size` neighbours along one axis."""
     arguments.sizes_of(size, 1, 1)
-    return uniform_filter(input, (size,), output, (mode,), cval, (origin,), axes=(axis,))
+    return uniform_filter(input, (size,), output, (mode,), cval, (origin,), axes=OneAxis((axis,)))
 
 
 def uniform_filter(

@@ -7,13 +7,17 @@ from typing import Any, Final
 
 import numpy as np
 
+from tapwise.arguments import shown
 from tapwise.errors import InvalidPicture
+from tapwise.image import values
 
 # A remainder of the weights that float32 cannot tell from nothing.
 _NOTHING: Final = 1e-7
 # Passes that at most are tried, and what each costs beside its taps, in taps.
 _MOST_PASSES: Final = 3
 _PASS: Final = 12
+# Derivatives of higher orders are beyond floating point.
+_MOST_ORDER: Final = 100
 
 
 @lru_cache(maxsize=256)
@@ -34,17 +38,24 @@ def _gaussian(sigma: float, order: int, radius: int) -> np.ndarray:
 def gaussian_weights(sigma: Any, order: Any, radius: Any, truncate: float) -> np.ndarray:
     """Weights to correlate with for a Gaussian, or its derivative of an order; `radius` taps to each side, or from
     `truncate` standard deviations. Raises InvalidPicture."""
-    spread = float(sigma)
-    if order < 0 or order != int(order):
-        raise InvalidPicture(f"order={order}: order must be non-negative, and an integer")
-    reach = int(float(truncate) * spread + 0.5) if radius is None else radius
-    if reach != int(reach) or reach < 0:
-        raise InvalidPicture(f"radius={radius}: Radius must be a nonnegative integer.")
+    spread, times = values.real(sigma, "sigma"), values.real(order, "order")
+    if not 0 <= times <= _MOST_ORDER or times != int(times):
+        raise InvalidPicture(f"order={shown(order)}: order must be non-negative, and an integer up to {_MOST_ORDER}")
+    if radius is None:
+        reach = float(values.real(truncate, "truncate") * spread + 0.5)
+        if not -1 < reach <= values.MOST_TAPS // 2:
+            words = f"the radius is from 0 to {values.MOST_TAPS // 2}"
+            raise InvalidPicture(f"sigma={shown(sigma)}, truncate={shown(truncate)}: {words}")
+    else:
+        reach = values.real(radius, "radius")
+        if reach != int(reach) or not 0 <= reach <= values.MOST_TAPS // 2:
+            words = f"Radius must be a nonnegative integer, at most {values.MOST_TAPS // 2}"
+            raise InvalidPicture(f"radius={shown(radius)}: {words}.")
     # Of no width: what is not filtered.
     if spread <= 1e-15:
         return np.ones(1)
     # Flipped, as correlation takes the weights of a derivative.
-    return _gaussian(spread, int(order), int(reach))[::-1]
+    return _gaussian(spread, int(times), int(reach))[::-1]
 
 
 def factors(weights: np.ndarray, to: np.dtype[Any], mode: str, cval: float) -> list[np.ndarray] | None:

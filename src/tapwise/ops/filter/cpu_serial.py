@@ -9,7 +9,7 @@ import numpy as np
 
 from tapwise.algorithm import Buffers, Config, Device
 from tapwise.cpu.numba_loops import LoopAlgorithm, compiled
-from tapwise.ops.filter.problem import DTYPES, FilterProblem, limits
+from tapwise.ops.filter.problem import FilterProblem, stored
 
 # What `loop` combines by.
 _OPS: Final = {"dense": 0, "separable": 0, "max": 1, "min": 2}
@@ -97,20 +97,4 @@ def _combine(
         part = y[first : first + _BLOCK]
         sums = np.empty(part.size)
         compiled(loop)(x, sums, first, weights, planes, rows, columns, cval, _OPS[problem.op])
-        part[:] = sums if y.dtype == np.float64 else _stored(problem, sums + np.copysign(epsilon, sums))
-
-
-def _stored(problem: FilterProblem, sums: np.ndarray) -> np.ndarray:
-    kind = DTYPES[problem.to]
-    if not problem.integral:
-        return sums.astype(kind)
-    if problem.clip:
-        info = np.iinfo(kind)
-        sums = np.clip(np.floor(sums + 0.5), info.min, info.max)
-    with np.errstate(all="ignore"):
-        low, high, _ = limits(problem)
-        # NaN is not larger.
-        sums = np.minimum(np.where(sums > low, sums, low), high)
-        if kind == np.uint64:
-            sums = np.where(sums >= 2.0**63, sums - 2.0**64, sums)
-        return sums.astype(np.int64).astype(kind)
+        part[:] = sums if y.dtype == np.float64 else stored(problem, sums + np.copysign(epsilon, sums))

@@ -344,3 +344,20 @@ def limits(problem: FilterProblem) -> tuple[float, float, float]:
         return low, high, 0.0
     info = np.iinfo(DTYPES[problem.to])
     return max(low, float(info.min)), min(high, float(info.max) + 0.5), 0.5
+
+
+def stored(problem: FilterProblem, sums: np.ndarray) -> np.ndarray:
+    """Sums in the dtype of y: integers truncated, with their low bits, or with `clip` rounded."""
+    kind = DTYPES[problem.to]
+    if not problem.integral:
+        return sums.astype(kind)
+    if problem.clip:
+        info = np.iinfo(kind)
+        sums = np.clip(np.floor(sums + 0.5), info.min, info.max)
+    with np.errstate(all="ignore"):
+        low, high, _ = limits(problem)
+        # NaN is not larger.
+        sums = np.minimum(np.where(sums > low, sums, low), high)
+        if kind == np.uint64:
+            sums = np.where(sums >= 2.0**63, sums - 2.0**64, sums)
+        return sums.astype(np.int64).astype(kind)
