@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import os
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -80,3 +83,31 @@ def test_cuda_core_is_imported_by_one_thread_at_a_time(monkeypatch: pytest.Monke
     devices.cuda_core.cache_clear()
     assert found == ["whole"] * 4
     assert most == [1]
+
+
+@pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="no fork here")
+@pytest.mark.parametrize("asked", [True, False])
+def test_child_forked_from_a_process_that_uses_the_gpu(asked: bool) -> None:
+    """With a driver of our own. `asked`: the parent used it through tapwise, else through another library."""
+    pytest.importorskip("cuda.bindings.driver")
+    program = (
+        "import os, sys\nimport numpy as np\nimport tapwise\nfrom cuda.bindings import driver\n"
+        "from tapwise.cuda.jit import device\n"
+        "pid = os.getpid()\n"
+        "wrong, right = driver.CUresult.CUDA_ERROR_NOT_INITIALIZED, driver.CUresult.CUDA_SUCCESS\n"
+        "driver.cuInit = lambda flags: (right if os.getpid() == pid else wrong,)\n"
+        "driver.cuDeviceGetCount = lambda: (right, 1)\n"
+        f"assert not {asked} or device.why_none() is None\n"
+        "def ask():\n"
+        "    try:\n        tapwise.softmax(np.zeros(3, np.float32), device='cuda')\n"
+        "    except tapwise.DeviceUnavailable as error:\n        print(error, flush=True)\n"
+        "    try:\n        device.check(driver.cuInit(0))\n"
+        "    except tapwise.DeviceUnavailable as error:\n        print(error, flush=True)\n"
+        "    os._exit(0)\n"
+        "child = os.fork() or ask()\nassert os.waitpid(child, 0)[1] == 0\nassert device.why_none() is None\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stderr
+    first, second = result.stdout.splitlines()
+    assert first.startswith("device='cuda': a process forked from one that uses the GPU cannot use it")
+    assert second.startswith("a process forked" if asked else "the CUDA driver refuses: CUDA_ERROR_NOT_INIT")

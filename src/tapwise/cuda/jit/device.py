@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from typing import Any, Final
 
@@ -26,9 +27,29 @@ def architecture_of(major: int, minor: int) -> str:
     return f"sm_{major}{minor}" + ("a" if major >= 9 else "")
 
 
+# Of a process that has started the driver, and of a child forked from one.
+_started = _forked = False
+_FORKED: Final = "a process forked from one that uses the GPU cannot use it; start it with spawn or forkserver"
+
+
+def _in_child() -> None:
+    global _forked
+    if _started:
+        _forked = True
+        why_none.cache_clear()
+        gpu.cache_clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
 @cache
 def why_none() -> str | None:
     """Why there is no GPU to use, or None."""
+    global _started
+    if _forked:
+        return _FORKED
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -38,7 +59,10 @@ def why_none() -> str | None:
     except (ImportError, OSError, RuntimeError) as error:
         return f"no NVIDIA driver: {error}"
     if status:
-        return f"no NVIDIA driver: cuInit gives {status.name}"
+        # Other libraries of the parent may have started the driver.
+        forked = status.name == "CUDA_ERROR_NOT_INITIALIZED"
+        return _FORKED if forked else f"no NVIDIA driver: cuInit gives {status.name}"
+    _started = True
     _, count = driver.cuDeviceGetCount()
     return None if count else "the NVIDIA driver reports no GPU"
 
@@ -56,7 +80,7 @@ def check(result: tuple[Any, ...]) -> Any:
     """The value of a driver call's result. Raises DeviceUnavailable where the driver refuses."""
     status, *values = result
     if status:
-        raise DeviceUnavailable(f"the CUDA driver refuses: {status.name}")
+        raise DeviceUnavailable(_FORKED if _forked else f"the CUDA driver refuses: {status.name}")
     return values[0] if values else None
 
 
