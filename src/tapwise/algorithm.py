@@ -110,6 +110,10 @@ class Plan(ABC):
     def run(self, buffers: Buffers) -> None:
         """Compute y = activation(conv(x, w) + bias + residual), or what else the problem says."""
 
+    def for_time(self, us: float) -> Plan:
+        """This plan, or one like it that suits calls which take so long."""
+        return self
+
 
 _ORDERS: Final = {"nchw": "NCHW", "nhwc": "channels-last"}
 

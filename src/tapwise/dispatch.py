@@ -223,4 +223,5 @@ def plan_for(problem: Problem, choice: Choice, device: Device) -> Plan:
 @lru_cache(PLANS_KEPT)
 def _plan(problem: Problem, algorithm: str, config: Config, device: Device) -> Plan:
     with making:
-        return registry.get(algorithm, problem.operator).plan(problem, config, device)
+        one = registry.get(algorithm, problem.operator)
+        return one.plan(problem, config, device).for_time(one.predict_us(problem, config, device))

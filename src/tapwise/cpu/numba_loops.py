@@ -36,25 +36,25 @@ class LoopAlgorithm(Algorithm[Config]):
         return 0
 
     def plan(self, problem: Any, config: Config, device: Device) -> Plan:
-        return LoopPlan(problem, self)
+        return LoopPlan(problem, self, self.predict_us(problem, config, device))
 
     def pack(self, problem: Any, w: Any) -> Any:
         """As Plan.pack."""
         return None
 
     @abstractmethod
-    def run(self, problem: Any, buffers: Buffers) -> None:
-        """As Plan.run."""
+    def run(self, problem: Any, buffers: Buffers, us: float) -> None:
+        """As Plan.run; `us`: the predicted time, for what is long to go in `pieces`."""
 
 
 class LoopPlan(Plan):
     """Has nothing but its problem: the loops are compiled when they are called first."""
 
-    def __init__(self, problem: Any, algorithm: LoopAlgorithm) -> None:
-        self.problem, self._algorithm = problem, algorithm
+    def __init__(self, problem: Any, algorithm: LoopAlgorithm, us: float) -> None:
+        self.problem, self._algorithm, self._us = problem, algorithm, us
 
     def pack(self, w: Any) -> Any:
         return self._algorithm.pack(self.problem, w)
 
     def run(self, buffers: Buffers) -> None:
-        self._algorithm.run(self.problem, buffers)
+        self._algorithm.run(self.problem, buffers, self._us)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from copy import copy
+from typing import Any, Final
 
 import numpy as np
 
 from tapwise.algorithm import Buffers, Device, Plan
-from tapwise.cpu import driver
+from tapwise.cpu import driver, interrupts
 from tapwise.cpu.fields import COMMON
+from tapwise.cpu.interrupts import LongPlan
 from tapwise.cpu.jit import Library
 from tapwise.problem import Problem
 
 _X, _W, _Y, _BIAS, _RESIDUAL, _SCRATCH = (COMMON.index(n) for n in ("x", "w", "y", "bias", "residual", "scratch"))
-_TASKS, _WORKERS = COMMON.index("tasks"), COMMON.index("workers")
+_COUNTER, _TASKS, _WORKERS = (COMMON.index(name) for name in ("counter", "tasks", "workers"))
+# Beyond any number of tasks, with room for what workers still add.
+NO_MORE: Final = 1 << 62
 
 
 def _plain_address(array: np.ndarray) -> int:
@@ -55,7 +60,7 @@ class KernelPlan(Plan):
         unknown = set(numbers) - set(names)
         if unknown:
             raise KeyError(f"fields {sorted(unknown)} have no place in the argument array")
-        self._copy = (ctypes.c_int64 * len(names)).from_buffer_copy
+        self._copy: Callable[[bytes], Any] = (ctypes.c_int64 * len(names)).from_buffer_copy
         self._workers = numbers["workers"] = max(1, min(device.threads, numbers["tasks"]))
         self._template = np.array([numbers.get(name, 0) for name in names], np.int64).tobytes()
         self.workspace_bytes = numbers.get("scratch_step", 0) * self._workers
@@ -99,6 +104,28 @@ class KernelPlan(Plan):
             serial(_addressof(args), 0)
         else:
             driver.run(task, _addressof(args), self._workers)
+
+    def for_time(self, us: float) -> Plan:
+        return LongPlan(self) if us > interrupts.LONG_US else self
+
+    def stoppable(self) -> tuple[KernelPlan, Callable[[], None]]:
+        """The plan for one call, and what makes that call's workers draw no further task."""
+        one, calls, stopped = copy(self), [], threading.Event()
+
+        def note(template: bytes) -> Any:
+            args = self._copy(template)
+            calls.append(args)
+            if stopped.is_set():
+                args[_TASKS] = 0
+            return args
+
+        def stop() -> None:
+            stopped.set()
+            for args in calls:
+                args[_COUNTER] = NO_MORE
+
+        one._copy = note
+        return one, stop
 
     def _arguments(self, buffers: Buffers) -> Any:
         x, packed, y, workspace, bias, residual, _ = buffers

@@ -67,7 +67,7 @@ class FilterSerial(LoopAlgorithm):
         r = problem.size[1]
         return [weights[:r].reshape(1, r, 1), weights[r:].reshape(1, 1, -1)], epsilons
 
-    def run(self, problem: FilterProblem, buffers: Buffers) -> None:
+    def run(self, problem: FilterProblem, buffers: Buffers, us: float) -> None:
         x, packed, y, *_ = buffers
         # Numba does not take float16.
         x = x.astype(np.float32) if x.dtype == np.float16 else x

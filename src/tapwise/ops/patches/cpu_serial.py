@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tapwise.algorithm import Buffers, Config, Device
+from tapwise.cpu.interrupts import pieces
 from tapwise.cpu.numba_loops import LoopAlgorithm, compiled
 from tapwise.ops.patches.problem import PatchProblem
 from tapwise.problem import DTYPES
@@ -63,7 +64,7 @@ class Im2colSerial(LoopAlgorithm):
         """8 ns an element of the columns: divisions find its place."""
         return 10.0 + 8e-3 * problem.flops * (1 if problem.operator == "im2col" else prod(problem.stride))
 
-    def run(self, problem: PatchProblem, buffers: Buffers) -> None:
+    def run(self, problem: PatchProblem, buffers: Buffers, us: float) -> None:
         p, x, y = problem.canonical(3), buffers.x, buffers.y
         dtype = DTYPES[p.accumulator]
         window = (p.kernel, p.stride, tuple(before for before, _ in p.padding), p.dilation, p.output)
@@ -71,10 +72,14 @@ class Im2colSerial(LoopAlgorithm):
         columns, image = (planes, prod(p.kernel), prod(p.output)), (planes, *p.spatial)
         if p.operator == "im2col":
             result = np.empty(columns, dtype)
-            compiled(expand)(np.ascontiguousarray(x, dtype).reshape(image), result, *window)
+            source = np.ascontiguousarray(x, dtype).reshape(image)
+            for first, end in pieces(planes, us):
+                compiled(expand)(source[first:end], result[first:end], *window)
         else:
             result = np.array(y, dtype).reshape(image) if p.accumulate else np.empty(image, dtype)
-            compiled(gather)(np.ascontiguousarray(x, dtype).reshape(columns), result, *window, p.accumulate)
+            source = np.ascontiguousarray(x, dtype).reshape(columns)
+            for first, end in pieces(planes, us):
+                compiled(gather)(source[first:end], result[first:end], *window, p.accumulate)
         y[...] = result.reshape(y.shape)
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tapwise.algorithm import Buffers, Config, Device
+from tapwise.cpu.interrupts import pieces
 from tapwise.cpu.numba_loops import LoopAlgorithm, compiled
 from tapwise.ops.pool.problem import PoolProblem
 from tapwise.problem import DTYPES
@@ -77,14 +78,18 @@ class PoolSerial(LoopAlgorithm):
         """2 ns a tap."""
         return 10.0 + 2e-3 * prod(problem.y_shape) * prod(problem.kernel)
 
-    def run(self, problem: PoolProblem, buffers: Buffers) -> None:
+    def run(self, problem: PoolProblem, buffers: Buffers, us: float) -> None:
         p, dtype = problem, DTYPES[problem.accumulator]
         values, places = buffers.y if p.indices else (buffers.y, np.empty((0, 0, 0, 0), np.int64))
         source = np.ascontiguousarray(buffers.x, dtype)
         result = np.empty(values.shape, dtype)
-        window = (p.kernel, p.stride, tuple(before for before, _ in p.padding), p.dilation)
-        if p.op == "max":
-            compiled(largest)(source, result, places, *window)
-        else:
-            compiled(mean)(source, result, p.counted(0), p.counted(1), p.divisor or 0, *window)
+        top, left = (before for before, _ in p.padding)
+        for first, end in pieces(p.output[0], us):
+            # Rows from `first` on are those of an image with so much less padding.
+            window = (p.kernel, p.stride, (top - first * p.stride[0], left), p.dilation)
+            part = result[:, :, first:end]
+            if p.op == "max":
+                compiled(largest)(source, part, places[:, :, first:end], *window)
+            else:
+                compiled(mean)(source, part, p.counted(0), p.counted(1), p.divisor or 0, *window)
         values[...] = result

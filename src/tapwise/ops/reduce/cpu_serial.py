@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from tapwise.algorithm import Buffers, Config, Device
+from tapwise.cpu.interrupts import pieces
 from tapwise.cpu.numba_loops import LoopAlgorithm, compiled
 from tapwise.ops.axes import rejects_apart
 from tapwise.ops.reduce.problem import POSITIONS, REDUCTIONS, ReduceProblem
@@ -84,10 +85,12 @@ class ReduceSerial(LoopAlgorithm):
         """1.5 ns an element; 10 with an exponential."""
         return 10.0 + (10e-3 if problem.op == "logsumexp" else 1.5e-3) * problem.flops
 
-    def run(self, problem: ReduceProblem, buffers: Buffers) -> None:
+    def run(self, problem: ReduceProblem, buffers: Buffers, us: float) -> None:
         collapsed = problem.sizes
         dtype = DTYPES[problem.accumulator]
         result = np.empty((collapsed[0], collapsed[2]), np.int64 if problem.op in POSITIONS else dtype)
-        compiled(reduce)(np.ascontiguousarray(buffers.x, dtype).reshape(collapsed), result, CODES[problem.op])
+        x = np.ascontiguousarray(buffers.x, dtype).reshape(collapsed)
+        for first, end in pieces(len(x), us):
+            compiled(reduce)(x[first:end], result[first:end], CODES[problem.op])
         with np.errstate(over="ignore"):
             buffers.y[...] = result.reshape(buffers.y.shape)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from tapwise.algorithm import Buffers, Config, Device
+from tapwise.cpu.interrupts import pieces
 from tapwise.cpu.numba_loops import LoopAlgorithm, compiled
 from tapwise.ops.axes import rejects_apart
 from tapwise.ops.softmax.problem import SoftmaxProblem
@@ -52,9 +53,11 @@ class SoftmaxSerial(LoopAlgorithm):
         """15 ns an element: two calls of exp."""
         return 10.0 + 15e-3 * problem.flops / 4
 
-    def run(self, problem: SoftmaxProblem, buffers: Buffers) -> None:
+    def run(self, problem: SoftmaxProblem, buffers: Buffers, us: float) -> None:
         collapsed = problem.sizes
         dtype = DTYPES[problem.accumulator]
         result = np.empty(collapsed, dtype)
-        compiled(softmax)(np.ascontiguousarray(buffers.x, dtype).reshape(collapsed), result, problem.log)
+        x = np.ascontiguousarray(buffers.x, dtype).reshape(collapsed)
+        for first, end in pieces(len(x), us):
+            compiled(softmax)(x[first:end], result[first:end], problem.log)
         buffers.y[...] = result.reshape(buffers.y.shape)

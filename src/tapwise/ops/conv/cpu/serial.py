@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from tapwise.algorithm import Buffers, Config, Device, Plan
+from tapwise.cpu.interrupts import pieces
 from tapwise.cpu.numba_loops import LoopAlgorithm, compiled
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.problem import ACTIVATIONS, DTYPES
@@ -119,7 +120,7 @@ class Serial(LoopAlgorithm):
         """Filters stay as they are."""
         return np.array(w, DTYPES[problem.accumulator], order="C")
 
-    def run(self, problem: ConvProblem, buffers: Buffers) -> None:
+    def run(self, problem: ConvProblem, buffers: Buffers, us: float) -> None:
         """float16 goes through float32 copies of one image at a time."""
         x, packed, y, _, bias, residual, _ = buffers
         dtype = DTYPES[problem.accumulator]
@@ -130,14 +131,23 @@ class Serial(LoopAlgorithm):
             residual = np.broadcast_to(zero, y.shape)
         loops = _compiled(dtype)
         start = tuple(before for before, _ in problem.padding)
-        rest = (problem.groups, problem.stride, start, problem.dilation, CODES[problem.activation], zero)
+        rest = problem.dilation, CODES[problem.activation], zero
+
+        def convolve_part(x: np.ndarray, residual: np.ndarray, y: np.ndarray) -> None:
+            for first, end in pieces(y.shape[2], us * len(y) / problem.n):
+                # Rows from `first` on are those of an image with so much less padding.
+                padding = start[0] - first * problem.stride[0], start[1]
+                part = residual[:, :, first:end], y[:, :, first:end]
+                loops(x, packed, bias, *part, problem.groups, problem.stride, padding, *rest)
+
         if problem.dtype != "f16":
-            loops(x, packed, bias, residual, y, *rest)
+            for first, end in pieces(len(y), us):
+                convolve_part(x[first:end], residual[first:end], y[first:end])
             return
         bias = bias.astype(dtype)
         for image in range(len(y)):
             one = slice(image, image + 1)
             sums = np.empty(y[one].shape, dtype)
-            loops(x[one].astype(dtype), packed, bias, residual[one].astype(dtype), sums, *rest)
+            convolve_part(x[one].astype(dtype), residual[one].astype(dtype), sums)
             with np.errstate(over="ignore"):
                 y[one] = sums
