@@ -93,7 +93,11 @@ _EDGES: Final = ("input", "output", "mode", "cval")
 ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "conv2d": _CONV,
     "conv1d": _CONV,
-    "prepare": ("problem", "w", "bias", "algorithm", "config", "threads", "device"),
+    "prepare": (
+        *("problem", "w", "bias", *_STEPS, "groups", "activation", "residual", "output_size", "math", "layout"),
+        *("algorithm", "config", "threads", "device"),
+    ),
+    "prepare of a string": ("problem", "w", "bias", "algorithm", "config", "threads", "device", "stride", "layout"),
     "im2col": ("x", "kernel_size", *_STEPS, "out", "algorithm", "device"),
     "col2im": ("cols", "output_size", "kernel_size", *_STEPS, "out", "accumulate", "algorithm", "device"),
     "max_pool2d": _POOL,
@@ -126,6 +130,9 @@ def _good(function: str) -> dict[str, Any]:
         }  # fmt: skip
         return {"input": np.ones((9, 11), np.float32), **own[name]}
     if function == "prepare":
+        x = np.ones((1, 4, 9, 9), np.float32)
+        return {"problem": x.shape, "w": x[0, :, None, :3, :3].repeat(4, 1)}
+    if function == "prepare of a string":
         return {"problem": "c4 h9 w9 k4 r3 s3 pad1", "w": np.ones((4, 4, 3, 3), np.float32)}
     if function == "ConvProblem.parse":
         return {"text": "c4 h9 w9 k4 r3 s3"}
@@ -171,7 +178,9 @@ def run(case: Case) -> str | None:
 
 def _about_both(text: str, argument: str) -> bool:
     """An error may name what the bad argument does not fit."""
-    return any(f"{word}" in text for word in ("w has", "x has", "x is", "w is", "x:", "w:")) and argument in (
+    return any(
+        f"{word}" in text for word in ("w has", "x has", "cols has", "x is", "w is", "x:", "w:")
+    ) and argument in (
         *("x", "w", "cols", "input", "kernel_size", "output_size", "problem", "groups", "device", "axis"),
     )
 
@@ -185,7 +194,8 @@ def _there(array: Any) -> Any:
 def _function(name: str) -> Callable[..., Any]:
     if name == "ConvProblem.parse":
         return tapwise.ConvProblem.parse
-    found: Callable[..., Any] = getattr(image, name[6:]) if name.startswith("image.") else getattr(tapwise, name)
+    home, word = (image, name[6:]) if name.startswith("image.") else (tapwise, name.split()[0])
+    found: Callable[..., Any] = getattr(home, word)
     return found
 
 

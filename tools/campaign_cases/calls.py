@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Iterator
 from typing import Any, Final
@@ -28,7 +29,7 @@ def draw(rng: np.random.Generator, backend: str) -> Case:
         "form": pick(rng, *FORMS),
         "special": pick(rng, *SPECIALS),
         "out": pick(rng, "", "", *FORMS),
-        "prepared": bool(operator == "conv" and rng.random() < 0.3),
+        "prepared": pick(rng, "", "", "", "plain", "shape", "other batch", "pickled") if operator == "conv" else "",
         "repeat": bool(rng.random() < 0.1),
         "seed": int(rng.integers(1 << 30)),
         **surroundings(rng, backend),
@@ -96,9 +97,7 @@ def _call(problem: Any, users: list[Any], case: Case) -> Any:
         return (tapwise.log_softmax if problem.log else tapwise.softmax)(x, problem.axes[0], **options)
     steps = {"stride": problem.stride, "padding": problem.padding, "dilation": problem.dilation}
     if problem.operator == "conv" and case["prepared"]:
-        options.pop("out", None)
-        prepared = tapwise.prepare(problem, w, bias, **options)
-        return prepared(x, **({} if residual is None else {"residual": residual}))
+        return _prepared(problem, w, bias, case)(x, residual, options.get("out"))
     one = len(problem.spatial) == 1
     if problem.operator == "conv":
         options |= {"groups": problem.groups, "activation": problem.activation, "residual": residual}
@@ -113,6 +112,18 @@ def _call(problem: Any, users: list[Any], case: Case) -> Any:
     options |= {"ceil_mode": problem.ceil_mode, "count_include_pad": problem.count_include_pad}
     options |= {"divisor_override": problem.divisor}
     return (tapwise.avg_pool1d if one else tapwise.avg_pool2d)(x, problem.kernel, **steps, **options)
+
+
+def _prepared(problem: Any, w: Any, bias: Any, case: Case) -> Any:
+    way, algorithm = case["prepared"], case["algorithm"]
+    if way == "shape":
+        steps = {"stride": problem.stride, "padding": problem.padding, "dilation": problem.dilation}
+        steps |= {"groups": problem.groups, "activation": problem.activation, "math": problem.math}
+        steps |= {"residual": problem.residual, "layout": problem.layout}
+        return tapwise.prepare(problem.x_shape, w, bias, **steps, algorithm=algorithm)
+    asked = problem.replace(n=problem.n + 1) if way == "other batch" else problem
+    prepared = tapwise.prepare(asked, w, bias, algorithm=algorithm)
+    return pickle.loads(pickle.dumps(prepared)) if way == "pickled" else prepared
 
 
 def _judge(problem: Any, inputs: Inputs, y: Any, algorithm: str, device: Any) -> str | None:
@@ -219,7 +230,7 @@ def _numpy_reduction(problem: Any, x: np.ndarray) -> tuple[np.ndarray, Any] | No
 def simpler(case: Case) -> Iterator[Case]:
     for text in simpler_problem(case["problem"]):
         yield {**case, "problem": text}
-    simple = {"threads": 1, "target": "host", "form": "c", "out": "", "prepared": False, "repeat": False, "seed": 0}
+    simple = {"threads": 1, "target": "host", "form": "c", "out": "", "prepared": "", "repeat": False, "seed": 0}
     yield from plainly(case, {**simple, "special": "normal"})
 
 
