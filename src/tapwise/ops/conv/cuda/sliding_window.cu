@@ -46,11 +46,11 @@ __device__ __forceinline__ void sliding_window(const Window &a) {
             } else if (inside) {
                 for (int r = 0; r < taps_h; ++r) {
                     const int h = top + ty * stride_h + r * dilation_h;
-                    if ((unsigned)h >= (unsigned)height) continue;
                     for (int s = 0; s < taps_w; ++s) {
                         const int v = left + tx * stride_w + s * dilation_w;
-                        if ((unsigned)v < (unsigned)width)
-                            sum += upcast(x[(long long)h * width + v]) * upcast(w[r * taps_w + s]);
+                        // Padding is multiplied too, so that a filter of NaN gives NaN beside the edges.
+                        const bool real = (unsigned)h < (unsigned)height && (unsigned)v < (unsigned)width;
+                        sum += (real ? upcast(x[(long long)h * width + v]) : A(0)) * upcast(w[r * taps_w + s]);
                     }
                 }
             }
