@@ -147,3 +147,23 @@ def test_without_numbas_compiler(tmp_path: Path) -> None:
 
 def test_one_thread_of_numba(tmp_path: Path) -> None:
     assert run(tmp_path, "work(); print('right')\n", NUMBA_NUM_THREADS="1") == "right"
+
+
+def test_fork_while_another_thread_has_the_lock_of_the_cache(tmp_path: Path) -> None:
+    """filelock holds back threads that release a lock while it waits for a fork; the fork waits for kernels' makers."""
+    code = """
+import os, threading
+import numpy as np, tapwise
+busy = threading.Thread(target=lambda: [
+    tapwise.max_pool2d(np.ones((1, 1, 20, 40), np.float32), (r, s)) for r in range(1, 9) for s in range(1, 9)
+])
+busy.start()
+for _ in range(60):
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+busy.join()
+"""
+    environment = {**os.environ, "TAPWISE_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], env=environment, timeout=40, check=True)
