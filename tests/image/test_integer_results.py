@@ -61,6 +61,25 @@ def test_derivatives_that_leave_the_range(kind: Any) -> None:
     equal("gaussian_filter", x, sigma=0.8, mode="constant", cval=1.5)
 
 
+@pytest.mark.parametrize("kind", [np.int16, np.uint16, np.int32, np.uint32, np.int64, np.float32])
+def test_terms_are_added_up_in_the_order_of_scipy(kind: Any) -> None:
+    """A mean of equal integers is that integer, or its roundings make it less: once for each axis."""
+    for sigma in (0.3, 0.5, 1.4, 1.8, 2.2, 2.4):
+        for shape in ((5,), (6, 7), (3, 1, 4), (2, 2, 2, 2)):
+            equal("gaussian_filter", np.full(shape, 100, kind), sigma=sigma, output=None if kind != np.float32 else int)
+    x = _RNG.integers(0, 100, (40, 37)).astype(kind)
+    for weights in ([0.1, 0.2, 0.4, 0.2, 0.1], [-0.3, 0.1, 0.0, -0.1, 0.3], [0.25, 0.5, 0.25, 0.5], [0.1, 0.7]):
+        equal("correlate1d", x, weights=weights, output=np.int32)
+        equal("convolve1d", x, weights=weights, output=np.int32, axis=0, mode="wrap")
+
+
+def test_derivatives_of_bytes() -> None:
+    for kind in (np.uint8, np.int8):
+        for order in (1, 2, (0, 3)):
+            equal("gaussian_filter", _BYTES.astype(kind), sigma=1.2, order=order)
+        equal("gaussian_laplace", _BYTES.astype(kind), sigma=1.0)
+
+
 def test_four_axes_at_once() -> None:
     x = _RNG.standard_normal((3, 4, 5, 6)) * 100
     for to in (np.uint32, np.uint8, np.int16):

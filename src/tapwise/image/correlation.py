@@ -93,7 +93,8 @@ def _correlate(
         origins = [-one - (size + 1) % 2 for one, size in zip(origins, w.shape, strict=True)]
     elif w.dtype.kind == "c":
         w = w.conj()
-    dense = Pass("dense", order, w.shape, call.befores(w.shape, origins), tuple(modes))
+    in_order = isinstance(axes, OneAxis)
+    dense = Pass("dense", order, w.shape, call.befores(w.shape, origins), tuple(modes), ordered=in_order)
 
     def sweep(x: Any, real: np.ndarray, y: Any, constant: float) -> None:
         if not order:

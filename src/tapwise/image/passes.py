@@ -29,7 +29,7 @@ class Pass:
     an element, and what lies beyond the edges.
 
     weights: dense over the axes' taps; for "separable" two axes' in one row; of "max" and "min" where they look, or
-    None. truncate, clip: as in FilterProblem.
+    None. truncate, clip: as in FilterProblem. ordered: integers are scipy's to the last unit, by FilterProblem.ordered.
     """
 
     op: str
@@ -41,18 +41,23 @@ class Pass:
     weights: np.ndarray | None = None
     truncate: bool = True
     clip: bool = False
+    ordered: bool = False
     algorithm: str = "auto"
     threads: int | None = None
 
 
 @dataclass(frozen=True)
 class Along:
-    """Weights along one axis, how many of them lie before an element, and what lies beyond the edges."""
+    """Weights along one axis, how many of them lie before an element, and what lies beyond the edges.
+
+    ordered: as in Pass; not for means, which scipy does not add up term by term.
+    """
 
     axis: int
     weights: np.ndarray
     before: int
     mode: str
+    ordered: bool = True
 
 
 def copy(x: Any, y: Any) -> None:
@@ -89,6 +94,7 @@ def apply_along(x: Any, y: Any, parts: Sequence[Along], cval: complex) -> None:
                 "separable" if len(rising) == 2 else "dense", tuple(part.axis for part in rising),
                 tuple(len(part.weights) for part in rising), tuple(part.before for part in rising),
                 tuple(part.mode for part in rising), constant, np.concatenate([part.weights for part in rising]),
+                ordered=rising[0].ordered,
             )  # fmt: skip
             apply(x, y, step)
             x = y
@@ -228,6 +234,8 @@ def _launch(
     )  # fmt: skip
     if step.op in ("dense", "separable") and needs_double(problem, np.asarray(step.weights)):
         problem = problem.replace(double=True)
+    if step.ordered and _in_order(problem, np.asarray(step.weights), x):
+        problem = problem.replace(ordered=True)
     device = _device(x, step.threads)
     plan = dispatch.plan_for(problem, dispatch.choose(problem, device, step.algorithm), device)
     packed = plan.pack(step.weights)
@@ -243,6 +251,15 @@ def _device(x: Any, threads: int | None) -> Device:
 
         return gpu(x.index)
     return host(threads)
+
+
+def _in_order(problem: FilterProblem, weights: np.ndarray, x: Any) -> bool:
+    """Whether roundings may change an integer, and by more than a mean of bytes is worth: that stays in float32."""
+    if not problem.integral or problem.clip or isinstance(x, DeviceArray):
+        return False
+    kind = DTYPES[problem.dtype]
+    exact = kind.kind in "iu" and bool(np.all(weights == np.rint(weights)))
+    return not exact and (not problem.single or bool(np.any(weights < 0)))
 
 
 def needs_double(problem: FilterProblem, weights: np.ndarray) -> bool:

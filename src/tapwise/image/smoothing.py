@@ -65,6 +65,8 @@ def uniform_filter(
     call = Call.resolve(input, output, mode, cval, axes, channel_axis)
     sizes = arguments.sizes_of(size, len(call.axes))
     parts = zip(call.axes, sizes, call.befores(sizes, origin), call.modes, strict=True)
-    means = [Along(axis, np.full(taps, 1.0 / taps), before, how) for axis, taps, before, how in parts if taps > 1]
+    means = [
+        Along(axis, np.full(taps, 1.0 / taps), before, how, False) for axis, taps, before, how in parts if taps > 1
+    ]
     apply_along(call.x, call.y, means, cval)
     return call.result()

@@ -22,15 +22,21 @@ _MOST_ORDER: Final = 100
 
 @lru_cache(maxsize=256)
 def _gaussian(sigma: float, order: int, radius: int) -> np.ndarray:
-    x = np.arange(-radius, radius + 1, dtype=np.float64)
-    bell = np.exp(-0.5 * (x / sigma) ** 2)
-    bell /= bell.sum()
-    # The n-th derivative is a polynomial times the bell: p' - p * x / sigma^2 is the next one's polynomial.
-    polynomial = np.polynomial.Polynomial([1.0])
-    slope = np.polynomial.Polynomial([0.0, -1.0 / sigma**2])
-    for _ in range(order):
-        polynomial = polynomial.deriv() + polynomial * slope
-    weights: np.ndarray = polynomial(x) * bell
+    # Each rounding as in scipy, whose integers depend on them.
+    x = np.arange(-radius, radius + 1)
+    bell = np.exp(-0.5 / (sigma * sigma) * x**2)
+    bell = bell / bell.sum()
+    if order == 0:
+        weights: np.ndarray = bell
+    else:
+        # The n-th derivative is a polynomial times the bell: p' - p * x / sigma^2 is the next one's polynomial.
+        powers = np.arange(order + 1)
+        step = np.diag(powers[1:], 1) + np.diag(np.ones(order) / -(sigma * sigma), -1)
+        polynomial = np.zeros(order + 1)
+        polynomial[0] = 1
+        for _ in range(order):
+            polynomial = step.dot(polynomial)
+        weights = (x[:, None].astype(np.float64) ** powers).dot(polynomial) * bell
     weights.flags.writeable = False
     return weights
 

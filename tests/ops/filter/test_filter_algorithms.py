@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from tapwise import registry, verify
+from tapwise.algorithm import Buffers
 from tapwise.cpu import jit
 from tapwise.cpu.device import host
 from tapwise.cpu.simd import target
@@ -70,6 +73,29 @@ def test_sources_beyond_the_edges(mode: str, length: int) -> None:
     row = np.arange(length)
     expected = np.pad(row, 13, NAMES[mode], **({"constant_values": -1} if mode == "constant" else {}))  # type: ignore[call-overload]
     np.testing.assert_array_equal(source_index(np.arange(-13, length + 13), length, mode), expected)
+
+
+@pytest.mark.parametrize("kinds", [("u8", "i32"), ("f32", "u16"), ("i32", "i32")])
+@pytest.mark.parametrize("symmetry", [1, -1, 0])
+def test_sums_in_order_are_the_same_bits_by_every_algorithm(symmetry: int, kinds: tuple[str, str]) -> None:
+    rng = np.random.default_rng(0)
+    row, column = rng.standard_normal(7), rng.standard_normal(4)
+    row[4:] = symmetry * row[2::-1] if symmetry else row[4:]
+    problem = FilterProblem(
+        "separable", (2, 33, 70), (1, 4, 7), (0, 2, 3), 3, dtype=kinds[0], to=kinds[1], ordered=True
+    )
+    x = problem.random(rng, problem.x_shape)
+    results = []
+    for identifier in IDENTIFIERS:
+        algorithm: Any = registry.get(identifier, "filter")
+        plan = algorithm.plan(problem, algorithm.configs(problem, host())[0], host())
+        y = np.empty(problem.y_shape, problem.y_dtype)
+        memory = np.empty(plan.workspace_bytes, np.uint8)
+        plan.run(Buffers(x, plan.pack(np.concatenate([column, row])), y, memory))
+        results.append(y)
+    assert len(results) > 1
+    for y in results[1:]:
+        np.testing.assert_array_equal(y, results[0])
 
 
 @pytest.mark.parametrize("name", ["avx512", "avx2", "neon"])

@@ -9,7 +9,7 @@ import numpy as np
 
 from tapwise.algorithm import Buffers, Config, Device
 from tapwise.cpu.numba_loops import LoopAlgorithm, compiled
-from tapwise.ops.filter.problem import FilterProblem, stored
+from tapwise.ops.filter.problem import FilterProblem, ordered_terms, stored
 
 # What `loop` combines by.
 _OPS: Final = {"dense": 0, "separable": 0, "max": 1, "min": 2}
@@ -39,6 +39,29 @@ def loop(x: Any, y: Any, first: int, weights: Any, planes: Any, rows: Any, colum
                         total = max(total, value)
                     else:
                         total = min(total, value)
+        y[i] = total
+
+
+def ordered_loop(
+    x: Any, y: Any, first: int, taps: Any, values: Any, planes: Any, rows: Any, columns: Any, cval: float
+) -> None:
+    """y[i] = sum of the terms `ordered_terms` over the window of element first + i; taps (terms, 2, 3)."""
+    _, height, width, channels = x.shape
+    for i in range(y.shape[0]):
+        e = first + i
+        c, v = e % channels, e // channels % width
+        h, d = e // channels // width % height, e // channels // width // height
+        total = 0.0
+        for n in range(taps.shape[0]):
+            term = 0.0
+            for side in range(2):
+                t, r, s = taps[n, side]
+                plane, row, column = planes[d + t], rows[h + r], columns[v + s]
+                value = cval
+                if plane >= 0 and row >= 0 and column >= 0:
+                    value = float(x[plane, row, column, c])
+                term += value if side == 0 else values[n, 1] * value
+            total += values[n, 0] * term
         y[i] = total
 
 
@@ -93,8 +116,14 @@ def _combine(
     columns: np.ndarray, cval: float, epsilon: float = 0.0,
 ) -> None:  # fmt: skip
     """In blocks, whose sums are in float64."""
+    if problem.ordered:
+        taps, values = ordered_terms(weights.ravel())
+        places = np.stack(np.unravel_index(taps, weights.shape), axis=-1)
     for first in range(0, y.size, _BLOCK):
         part = y[first : first + _BLOCK]
         sums = np.empty(part.size)
-        compiled(loop)(x, sums, first, weights, planes, rows, columns, cval, _OPS[problem.op])
+        if problem.ordered:
+            compiled(ordered_loop)(x, sums, first, places, values, planes, rows, columns, cval)
+        else:
+            compiled(loop)(x, sums, first, weights, planes, rows, columns, cval, _OPS[problem.op])
         part[:] = sums if y.dtype == np.float64 else stored(problem, sums + np.copysign(epsilon, sums))

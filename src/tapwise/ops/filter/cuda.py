@@ -108,6 +108,8 @@ class FilterSlidingWindow(CudaAlgorithm[Config]):
     def rejects(self, problem: FilterProblem, device: Device) -> str | None:
         if "f16" in (problem.dtype, problem.to):
             return "takes integers, f32 and f64, not f16"
+        if problem.ordered:
+            return "adds up in the order of its list, not in scipy's"
         if max(problem.size) >= 1 << _AXIS_BITS or max(problem.spatial) >= INDEX_LIMIT:
             return f"takes fewer than 2^{_AXIS_BITS} taps and 2^31 elements an axis"
         return None

@@ -43,7 +43,8 @@ class FilterProblem(Problem):
     an integer is truncated towards zero and keeps its low bits; one that misses an integer by its roundings alone
     counts as that integer (`rounding_epsilons`); with `clip` it is rounded and held within the dtype's range. A
     separable filter's column is done first, and with `truncate` its result is truncated like y. Sums are in float32
-    where operands and result have at most 16 bits or are float32, unless `double`.
+    where operands and result have at most 16 bits or are float32, unless `double`. `ordered`: along one axis at a time
+    in float64, in scipy's order of terms (`ordered_terms`), each rounded, so that an integer is scipy's.
 
     `recipe`: the words of a named filter, for measurements; its weights are `weights()`.
 
@@ -64,6 +65,7 @@ class FilterProblem(Problem):
     clip: bool = False
     truncate: bool = True
     double: bool = False
+    ordered: bool = False
     recipe: str = ""
     layout: str = "nchw"
 
@@ -143,7 +145,7 @@ class FilterProblem(Problem):
     @property
     def single(self) -> bool:
         """Whether sums are in float32."""
-        return not self.double and self.dtype in SINGLE and self.to in SINGLE
+        return not self.double and not self.ordered and self.dtype in SINGLE and self.to in SINGLE
 
     @property
     def accumulator(self) -> str:
@@ -172,10 +174,10 @@ class FilterProblem(Problem):
     def rounding_epsilons(self, w: np.ndarray) -> tuple[float, float]:
         """What is added to the size of a sum before it is truncated: of the column's sums, of the result's.
 
-        0 where sums are exact, being of integers, or are not truncated.
+        0 where sums are exact, being of integers, or in scipy's order, or are not truncated.
         """
         parts = [w[: self.size[1]], w[self.size[1] :]] if self.op == "separable" else [w]
-        if not self.integral or self.clip or self.op in ("max", "min"):
+        if not self.integral or self.clip or self.ordered or self.op in ("max", "min"):
             return 0.0, 0.0
         kind, gain, found = DTYPES[self.dtype], 1.0, []
         exact = kind.kind in "iu"
@@ -324,7 +326,12 @@ class FilterProblem(Problem):
             middle = tuple(n // 2 for n in self.size)
             words += ["before" + "x".join(map(str, self.before))] if self.before != middle else []
             words += [f"cval{self.cval:g}"] if self.cval else []
-            flags = (("clip", self.clip), ("uncut", not self.truncate and self.integral), ("double", self.double))
+            flags = (
+                ("clip", self.clip),
+                ("uncut", not self.truncate and self.integral),
+                ("double", self.double),
+                ("ordered", self.ordered),
+            )
             words += [word for word, is_set in flags if is_set]
         return " ".join(words)
 
@@ -344,6 +351,23 @@ def limits(problem: FilterProblem) -> tuple[float, float, float]:
         return low, high, 0.0
     info = np.iinfo(DTYPES[problem.to])
     return max(low, float(info.min)), min(high, float(info.max) + 0.5), 0.5
+
+
+def ordered_terms(weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(taps, values) of a row of weights as scipy.ndimage.correlate1d adds them up: the terms w * (x[i] + sign * x[j]),
+    one after the other. taps (terms, 2): i, j; values (terms, 2): w, sign.
+
+    Where the weights to both sides are equal or opposite, the middle tap comes first and then pairs from outside; else
+    the last tap and then the others, each a pair with itself and a sign of 0.
+    """
+    count, middle = len(weights), len(weights) // 2
+    before, behind = np.arange(middle), count - 1 - np.arange(middle)
+    for sign in (1.0, -1.0) if count % 2 else ():
+        if np.all(np.abs(weights[behind] - sign * weights[before]) <= np.finfo(np.float64).eps):
+            taps = np.stack([np.append(middle, before), np.append(middle, behind)], axis=1)
+            return taps, np.stack([weights[taps[:, 0]], np.append(0.0, np.full(middle, sign))], axis=1)
+    order = np.append(count - 1, np.arange(count - 1))
+    return np.stack([order, order], axis=1), np.stack([weights[order], np.zeros(count)], axis=1)
 
 
 def stored(problem: FilterProblem, sums: np.ndarray) -> np.ndarray:

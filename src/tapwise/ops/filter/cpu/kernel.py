@@ -66,9 +66,11 @@ class Rows:
     count: int = 1
 
 
-def generate(target: Target, *, dtype: str, source: str, to: str, op: str, truncate: bool) -> Kernel:
+def generate(
+    target: Target, *, dtype: str, source: str, to: str, op: str, truncate: bool, ordered: bool = False
+) -> Kernel:
     """The kernel of one instance, `task`: pictures of `source`, arithmetic in `dtype`, results in `to`; op sum, max or
-    min; truncate: column sums are truncated to integers."""
+    min; truncate: column sums are truncated to integers; ordered: taps go in pairs, and each term is rounded."""
     k = Kernel(target, dtype)
     with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
         a = Fields(k, args, FIELDS)
@@ -85,7 +87,7 @@ def generate(target: Target, *, dtype: str, source: str, to: str, op: str, trunc
             part = Part(plane, column, count, top, (top + a.band).min(a.height))
             _fetch_tile(k, a, source, tile, part, tables, constants)
             y = a.pointer("y", to) + (plane * a.height * a.width + column)
-            _sweep_tile(Sweeps(k, op, constants, taps, a, truncate), tile, column_sums, y, part)
+            _sweep_tile(Sweeps(k, op, constants, taps, a, truncate, ordered), tile, column_sums, y, part)
     return k
 
 
@@ -151,6 +153,7 @@ class Sweeps:
     taps: Taps
     a: Fields
     truncate: bool
+    ordered: bool
 
 
 def _sweep_tile(s: Sweeps, tile: Ptr, column_sums: Ptr, y: Ptr, part: Part) -> None:
@@ -236,7 +239,16 @@ class Sweep:
                 for total, value in zip(sums, values(tap), strict=True):
                     total.set(k.fma(weight, value, total.get()) if op == "sum" else _better(k, op, total.get(), value))
 
-        if not self.windowed or op != "sum" or rows.count == 1:
+        def by_pairs() -> None:
+            with k.loop(0, self.taps.count, 2) as tap:
+                weight, sign = (k.broadcast(self.taps.weights + (tap + one), lanes) for one in (0, 1))
+                for total, value, other in zip(sums, values(tap), values(tap + 1), strict=True):
+                    # x + sign * other is rounded once either way.
+                    total.set(k.add(total.get(), k.mul(weight, k.fma(sign, other, value))))
+
+        if self.shared.ordered:
+            by_pairs()
+        elif not self.windowed or op != "sum" or rows.count == 1:
             by_taps()
         else:
             with k.if_else(self.shared.taps.columns.count > 0) as (then, otherwise):

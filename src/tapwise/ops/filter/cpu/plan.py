@@ -15,7 +15,7 @@ from tapwise.cpu.simd import INTEGERS, target
 from tapwise.ops.filter.cpu import taps
 from tapwise.ops.filter.cpu.kernel import CONSTANTS, FIELDS, ROWS, generate
 from tapwise.ops.filter.cpu.layout import Config, Layout, arithmetic
-from tapwise.ops.filter.problem import DTYPES, FilterProblem, limits
+from tapwise.ops.filter.problem import DTYPES, FilterProblem, limits, ordered_terms
 
 # What a sweep costs beside its taps, in taps.
 SWEEP: Final = 3
@@ -32,7 +32,7 @@ class TilesPlan(KernelPlan):
         self._layout, self._dtype = Layout(problem, config), arithmetic(problem)
         op = problem.op if problem.op in ("max", "min") else "sum"
         truncate = op == "sum" and problem.truncates_columns
-        library = _library(self._dtype, problem.dtype, problem.to, op, truncate)
+        library = _library(self._dtype, problem.dtype, problem.to, op, truncate, problem.ordered)
         super().__init__(problem, device, library, FIELDS, self._fields(problem, config))
 
     def _fields(self, problem: FilterProblem, config: Config) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class TilesPlan(KernelPlan):
             # Without a column the row is swept from the tile itself, and the other way round.
             if r == 1 and (w is None or column[0] == 1):
                 return self._record([across], epsilons)
-            if w is not None and self._better_at_once(column, row):
+            if w is not None and not problem.ordered and self._better_at_once(column, row):
                 weights = np.multiply.outer(np.asarray(column, np.float64), np.asarray(row, np.float64))
                 i, j = np.indices(weights.shape)
                 return self._record([((i * pitch + j * c).T.ravel(), weights.T.ravel())], epsilons, weights)
@@ -105,6 +105,11 @@ class TilesPlan(KernelPlan):
         dtype = DTYPES[self._dtype]
         places: dict[str, np.ndarray] = {}
         weights: dict[str, np.ndarray] = {}
+        if self.problem.ordered:
+            for name, (place, weight) in zip(("first", "second"), sweeps, strict=False):
+                pairs, values = ordered_terms(np.asarray(weight, np.float64))
+                places[name], weights[name] = place[pairs.ravel()], values.ravel()
+            return taps.write(self._dtype, places, weights, 0, epsilons)
         for name, (place, weight) in zip(("first", "second"), sweeps, strict=False):
             seen = weight != 0
             # A sweep needs a tap; a weight of 0 then is one that counts.
@@ -148,6 +153,7 @@ def rounded(weights: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
 
 
 @lru_cache(maxsize=256)
-def _library(dtype: str, source: str, to: str, op: str, truncate: bool) -> Any:
+def _library(dtype: str, source: str, to: str, op: str, truncate: bool, ordered: bool) -> Any:
     cpu = target(settings.cpu_target())
-    return jit.load("filter", generate, cpu, dtype=dtype, source=source, to=to, op=op, truncate=truncate)
+    words = {"dtype": dtype, "source": source, "to": to, "op": op, "truncate": truncate}
+    return jit.load("filter", generate, cpu, **words, **({"ordered": True} if ordered else {}))

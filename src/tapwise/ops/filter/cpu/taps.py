@@ -8,6 +8,8 @@ second: the taps of the sweep from the column sums to y; none where there is one
 columns: the first sweep's window without holes, as columns of `column_height` taps: a place a column, a weight a tap.
 groups: equal taps whose sums stand for several taps of the second sweep.
 
+Of a kernel in order (`ordered_terms`) the first two lists have two places a term, and for weights its weight and sign.
+
 A place is a distance in elements, from the element of scratch that lies under the window's first tap.
 """
 
