@@ -10,6 +10,7 @@ import pytest
 from scipy import ndimage
 
 from tapwise import image
+from tapwise.arrays.device import DeviceArray
 from tapwise.errors import InvalidPicture
 
 _RNG = np.random.default_rng(0)
@@ -116,3 +117,12 @@ class _OnGpu:
 def test_dtypes_on_a_gpu_are_named() -> None:
     with pytest.raises(InvalidPicture, match="input has dtype bool: on a GPU integers, float32 and float64"):
         image.sobel(_OnGpu())
+
+
+def test_more_than_three_axes_on_a_gpu_are_named() -> None:
+    shape = (2, 3, 4, 5)
+    x, y = (DeviceArray(4096, shape, (240, 80, 20, 4), np.dtype(np.float32), 0, "other", None) for _ in range(2))
+    with pytest.raises(InvalidPicture, match="up to three at once on a GPU"):
+        image.laplace(x, output=y)
+    with pytest.raises(InvalidPicture, match="up to three at once on a GPU"):
+        image.gaussian_laplace(x, 1.0, output=y)

@@ -75,7 +75,19 @@ def test_pictures_on_the_gpu_are_those_of_the_cpu() -> None:
         assert np.abs(view.cpu().numpy().astype(float) - before.astype(float)).max() <= (
             1 if kind == np.uint8 else 1e-3
         )
+    # Cut after each axis, in the order of the axes.
+    floats = np.round(rng.standard_normal((30, 41)) * 80) / 8
+    for name in ("sobel", "prewitt"):
+        for axis in (0, 1):
+            want = getattr(image, name)(floats, axis=axis, output=np.int32)
+            y = getattr(image, name)(torch.from_numpy(floats).cuda(), axis=axis, output=np.int32)
+            np.testing.assert_array_equal(y.cpu().numpy(), want)
+    words = rng.integers(-1000, 1000, (30, 41)).astype(np.int16)
+    y = image.maximum_filter(torch.from_numpy(words).cuda(), 3, output=np.uint8)
+    np.testing.assert_array_equal(y.cpu().numpy(), image.maximum_filter(words, 3, output=np.uint8))
     wrong: tuple[Callable[[], Any], ...] = (
+        lambda: image.laplace(torch.zeros(2, 3, 4, 5, device="cuda")),
+        lambda: image.sobel(t > 3),
         lambda: image.gaussian_filter(t.to(torch.complex64), 1),
         lambda: image.sobel(t, output=np.zeros(t.shape)),
         lambda: image.sobel(np.zeros((3, 3)), output=torch.zeros(3, 3, device="cuda")),

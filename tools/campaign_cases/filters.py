@@ -109,7 +109,9 @@ def run(case: Case) -> str | None:
         return "changed its input"
     if expected is None:
         return None if y.shape == shape else f"wrong: shape {y.shape} instead of {shape}"
-    return _judge(y, expected, wide, x)
+    # What is in float32, or on a GPU, counts sums that are nearly whole as whole, after each axis.
+    apart = len(shape) if name.startswith("gaussian") and (x.itemsize == 1 or case["backend"] == "cuda") else 1
+    return _judge(y, expected, wide, x, apart)
 
 
 def _picture(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any], kind: str) -> np.ndarray:
@@ -144,7 +146,7 @@ def _wide(ndimage: Any, name: str, x: np.ndarray, mode: str, options: Case) -> t
     return getattr(ndimage, name)(x.astype(np.float64), mode=mode, **rest), np.abs(steep) + floor
 
 
-def _judge(y: np.ndarray, expected: np.ndarray, wide: Any, x: np.ndarray) -> str | None:
+def _judge(y: np.ndarray, expected: np.ndarray, wide: Any, x: np.ndarray, most_apart: int) -> str | None:
     if y.shape != expected.shape or y.dtype != expected.dtype:
         return f"wrong: {y.dtype} {y.shape} instead of {expected.dtype} {expected.shape}"
     if wide is None:
@@ -159,7 +161,7 @@ def _judge(y: np.ndarray, expected: np.ndarray, wide: Any, x: np.ndarray) -> str
             inside = np.isfinite(exact) & (magnitude < (info.max if x.dtype.kind == "f" else most))
             apart = np.abs(y.astype(np.float64) - expected.astype(np.float64))
             wrapped = np.minimum(apart, float(info.max) - float(info.min) + 1 - apart)
-            wrong = inside & (wrapped > (1 if y.dtype.kind != "b" else 0))
+            wrong = inside & (wrapped > (most_apart if y.dtype.kind != "b" else 0))
         else:
             single = x.dtype.name == "float32" or x.dtype.itemsize < 4
             bound = (
