@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import functools
 
-# Before this module's own hooks are registered: what a fork takes last, whoever makes a kernel may take meanwhile.
+# Hooks registered last run first: the locks of these, which a fork holds too, are wanted while something is made.
 import logging  # noqa: F401
 import os
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import thread  # noqa: F401
 from contextlib import nullcontext
 from typing import Any, Final, TypeVar
+
+import filelock  # noqa: F401
 
 T = TypeVar("T")
 

@@ -102,6 +102,19 @@ def test_child_forked_while_another_thread_compiles(tmp_path: Path) -> None:
     assert run(tmp_path, program) == "{0}"
 
 
+def test_a_fork_waits_no_longer_than_a_kernel_takes(tmp_path: Path) -> None:
+    """The cache's lock has hooks of its own: they must not hold up the thread that the fork waits for."""
+    program = (
+        "from pathlib import Path\nfrom tapwise import disk_cache, forks\n"
+        "inside = threading.Event()\n"
+        "def build():\n    inside.set(); time.sleep(1); return b''\n"
+        "def toil():\n    with forks.making: disk_cache.load(Path(os.environ['TAPWISE_CACHE_DIR'], 'x.o'), build)\n"
+        "busy = threading.Thread(target=toil)\nbusy.start()\ninside.wait()\n"
+        "began = time.perf_counter()\nassert child(small) == 0\nprint(time.perf_counter() - began < 15)\n"
+    )
+    assert run(tmp_path, program) == "True"
+
+
 def test_child_forked_while_another_thread_runs_a_kernel(tmp_path: Path) -> None:
     program = (
         "work()\nstop = []\n"
