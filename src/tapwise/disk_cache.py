@@ -19,8 +19,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from tapwise import forks
-
 _CHECKSUM_BYTES: Final = 32
 _TEMPORARY: Final = ".tmp"
 # No write takes so long: an older one is a killed process's.
@@ -60,18 +58,10 @@ def contents(path: Path) -> bytes:
         return file.read()
 
 
-@cache
-def _filelock() -> Any:
-    """The library. It has a lock of its own about forks: whoever makes a kernel takes it second, and so does a fork."""
-    import filelock
-
-    forks.register()
-    return filelock
-
-
 def _file_lock(path: Path) -> Any:
     """A lock between processes, or none where the folder cannot be written."""
-    filelock = _filelock()
+    import filelock
+
     folder = path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)

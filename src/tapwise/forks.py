@@ -38,34 +38,24 @@ class cached_property(functools.cached_property[T]):
 
 
 def _before() -> None:
-    taken: list[Any] = []
-    _held.stack = [*getattr(_held, "stack", ()), taken]
+    _held.locks = []
     # Loops compile when they are called first, other people's too, under Numba's own lock.
     numba = getattr(sys.modules.get("numba.core.compiler_lock"), "global_compiler_lock", None)
     for lock in (making, *([numba._lock] if numba else [])):
         if lock.acquire(timeout=MOST_SECONDS):
-            taken.append(lock)
+            _held.locks.append(lock)
 
 
 def _after() -> None:
-    for lock in _held.stack.pop():
+    for lock in _held.locks:
         lock.release()
 
 
 def _in_child() -> None:
     _after()
-    if not _held.stack:
-        # It may still be another thread's, which is no more.
-        making._at_fork_reinit()  # type: ignore[attr-defined]
+    # It may still be another thread's, which is no more.
+    making._at_fork_reinit()  # type: ignore[attr-defined]
 
 
-def register() -> None:
-    """Take the locks before what was imported until now takes its own for a fork: the last one that registers is first.
-
-    Called again behind an import of a module with a lock that a maker of kernels may wait for.
-    """
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_in_child)
-
-
-register()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before, after_in_parent=_after, after_in_child=_in_child)
