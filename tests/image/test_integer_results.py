@@ -126,3 +126,16 @@ def test_more_than_three_axes_on_a_gpu_are_named() -> None:
         image.laplace(x, output=y)
     with pytest.raises(InvalidPicture, match="up to three at once on a GPU"):
         image.gaussian_laplace(x, 1.0, output=y)
+
+
+def test_sums_of_bool_just_below_one_are_none() -> None:
+    weights = np.full((3, 4, 2), 0.9996 / 24)
+    x = np.ones((5, 6, 7), bool)
+    for function in (ndimage.correlate, image.correlate):
+        assert not function(x, weights).any()
+        assert function(x, weights + 1e-3).all()
+    rng = np.random.default_rng(0)
+    x = rng.random((40, 50, 3)) < 0.5
+    for _ in range(20):
+        weights = rng.standard_normal((3, 4, 2))
+        np.testing.assert_array_equal(image.correlate(x, weights), ndimage.correlate(x, weights))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Final
 
@@ -29,7 +29,8 @@ class Pass:
     an element, and what lies beyond the edges.
 
     weights: dense over the axes' taps; for "separable" two axes' in one row; of "max" and "min" where they look, or
-    None. truncate, clip: as in FilterProblem. ordered: integers are scipy's to the last unit, by FilterProblem.ordered.
+    None. truncate, clip, double: as in FilterProblem. ordered: integers are scipy's to the last unit, by
+    FilterProblem.ordered.
     """
 
     op: str
@@ -42,6 +43,7 @@ class Pass:
     truncate: bool = True
     clip: bool = False
     ordered: bool = False
+    double: bool = False
     algorithm: str = "auto"
     threads: int | None = None
 
@@ -158,6 +160,9 @@ def apply(x: Any, y: Any, step: Pass) -> None:
                 raise InvalidPicture(f"{name} has dtype {array.dtype}: {words}")
         if len(step.axes) > 3:
             raise InvalidPicture(f"axes={step.axes}: up to three at once on a GPU")
+    if "b" in (x.dtype.kind, y.dtype.kind):
+        # An epsilon for the roundings of bytes in float32 would be much for sums of a few ones.
+        step = replace(step, double=True)
     first, last = step.axes[0], step.axes[-1]
     given = order = tuple(range(x.ndim))
     if step.axes != given[first : last + 1]:
@@ -232,7 +237,7 @@ def _launch(
         step.op, tuple(spatial), tuple(size), tuple(before), c, tuple(modes), float(step.cval),  # type: ignore[arg-type]
         NAMES[x.dtype], NAMES[y.dtype], step.clip, step.truncate,
     )  # fmt: skip
-    if step.op in ("dense", "separable") and needs_double(problem, np.asarray(step.weights)):
+    if step.op in ("dense", "separable") and (step.double or needs_double(problem, np.asarray(step.weights))):
         problem = problem.replace(double=True)
     if step.ordered and _in_order(problem, np.asarray(step.weights), x):
         problem = problem.replace(ordered=True)
