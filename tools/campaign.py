@@ -212,6 +212,7 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--case", help="run one case, as JSON")
     parser.add_argument("--record", action="store_true", help=f"write the counts into {_RECORD.name}")
+    parser.add_argument("--more", action="store_true", help="with --record: add to the counts that are there")
     parser.add_argument("--worker", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -238,13 +239,19 @@ def main() -> int:
 
 
 def record(campaign: Campaign, options: argparse.Namespace) -> None:
-    """The counts in place of those before, of the same device."""
+    """The counts in place of those before, of the same device; with --more added to them."""
     text = _RECORD.read_text(encoding="utf-8")
     begin, close = f"<!-- campaign:{options.device} -->\n", "<!-- /campaign -->"
     head, rest = text.split(begin)
-    day = time.strftime("%Y-%m-%d")
-    words = f"{day}, seed {options.seed}, {options.minutes:g} minutes, {options.jobs} processes:\n\n"
-    tail = rest.partition(close)[2]
+    old, _, tail = rest.partition(close)
+    seeds, minutes = str(options.seed), options.minutes
+    said = re.search(r"seed (.*), ([0-9.]+) minutes", old)
+    if options.more and said is not None:
+        seeds, minutes = f"{said[1]} and {seeds}", minutes + float(said[2])
+        for name, *counts in re.findall(r"^\| (\w+) \| ([0-9,]+) \| ([0-9,]+) \| ([0-9,]+) \|$", old, re.MULTILINE):
+            for status, count in zip(("passed", "refused", "failed"), counts, strict=True):
+                campaign.counts[name, status] += int(count.replace(",", ""))
+    words = f"{time.strftime('%Y-%m-%d')}, seed {seeds}, {minutes:g} minutes, {options.jobs} processes:\n\n"
     _RECORD.write_text(f"{head}{begin}{words}{campaign.summary()}\n{close}{tail}", encoding="utf-8")
 
 

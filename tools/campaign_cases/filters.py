@@ -109,6 +109,13 @@ def run(case: Case) -> str | None:
         return "changed its input"
     if expected is None:
         return None if y.shape == shape else f"wrong: shape {y.shape} instead of {shape}"
+    if case["backend"] == "cuda" and y.dtype.kind in "iu" and name in ("laplace", "gaussian_laplace"):
+        return None  # cut once, at the end: the page says so
+    zeros = "weights" in options and not np.all(options["weights"])
+    if zeros and not np.isfinite(x).all():
+        # scipy leaves out weights of 0 in some functions, which else make NaN of what is not finite.
+        finite = np.isfinite(y) & np.isfinite(expected)
+        y, expected = np.where(finite, y, 0).astype(y.dtype), np.where(finite, expected, 0).astype(expected.dtype)
     # What is in float32, or on a GPU, counts sums that are nearly whole as whole, after each axis.
     apart = len(shape) if name.startswith("gaussian") and (x.itemsize == 1 or case["backend"] == "cuda") else 1
     return _judge(y, expected, wide, x, apart)
@@ -130,10 +137,13 @@ def _picture(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[A
 
 
 def _wide(ndimage: Any, name: str, x: np.ndarray, mode: str, options: Case) -> tuple[np.ndarray, np.ndarray] | None:
-    """(sums, those of absolute terms) in float64, which say how far roundings may go; None for the largest."""
-    if name.startswith(("maximum", "minimum")) or not x.size:
+    """(sums, those of absolute terms) in float64, which say how far roundings may go: 0 for the largest."""
+    if not x.size:
         return None
     rest = {**options, "output": np.dtype(np.float64)}
+    if name.startswith(("maximum", "minimum")):
+        exact = getattr(ndimage, name)(x, mode=mode, **rest)
+        return exact, np.zeros(())
     magnitude = {**rest, "cval": abs(options["cval"])}
     if "weights" in rest:
         magnitude["weights"] = np.abs(rest["weights"])
@@ -142,17 +152,20 @@ def _wide(ndimage: Any, name: str, x: np.ndarray, mode: str, options: Case) -> t
     largest = float(np.nanmax(np.where(np.isfinite(size), size, 0), initial=0.0)) + abs(options["cval"])
     # Derivatives cancel: their terms are those of the largest elements about.
     derivative = "order" in rest or name in ("sobel", "prewitt", "laplace", "gaussian_laplace")
-    floor = 16.0 * largest if derivative else 0.0
+    # scipy's uniform filter adds and subtracts along a row.
+    floor = 16.0 * largest if derivative else largest if name.startswith("uniform") else 0.0
     return getattr(ndimage, name)(x.astype(np.float64), mode=mode, **rest), np.abs(steep) + floor
 
 
 def _judge(y: np.ndarray, expected: np.ndarray, wide: Any, x: np.ndarray, most_apart: int) -> str | None:
     if y.shape != expected.shape or y.dtype != expected.dtype:
         return f"wrong: {y.dtype} {y.shape} instead of {expected.dtype} {expected.shape}"
-    if wide is None:
-        same = (y == expected) | ((y != y) & (expected != expected))
-        return None if same.all() else _first(y, expected, ~same)
     exact, magnitude = wide
+    if not magnitude.ndim:
+        # Beyond 32 bits, what becomes a small integer is not defined in C.
+        held = (y.dtype.kind == "f") | (y.dtype.itemsize >= 4) | (np.abs(exact) < 2.0**31)
+        wrong = held & ~((y == expected) | ((y != y) & (expected != expected)))
+        return _first(y, expected, wrong) if wrong.any() else None
     with np.errstate(all="ignore"):
         if y.dtype.kind in "biu":
             info = np.iinfo(y.dtype) if y.dtype.kind != "b" else np.iinfo(np.uint8)
@@ -166,7 +179,7 @@ def _judge(y: np.ndarray, expected: np.ndarray, wide: Any, x: np.ndarray, most_a
             single = x.dtype.name == "float32" or x.dtype.itemsize < 4
             bound = (
                 magnitude * (2.0**-24 if single and y.dtype.itemsize < 8 else 2.0**-45) * 64
-                + magnitude * 2 * np.finfo(y.dtype).eps
+                + magnitude * (1 + y.ndim) * np.finfo(y.dtype).eps
             )
             close = np.abs(y.astype(np.float64) - expected.astype(np.float64)) <= bound
             wrong = ~(close | (y == expected) | ~np.isfinite(expected))

@@ -99,7 +99,7 @@ def gpu(index: int = 0) -> Device:
     if reason is not None:
         raise DeviceUnavailable(f"device='cuda': {reason}")
     if not 0 <= index < count():
-        raise DeviceUnavailable(f"GPU {index}: there are {count()}")
+        raise DeviceUnavailable(f"device='cuda:{index}': GPUs of this machine are numbered from 0 to {count() - 1}")
     device = cuda_core().Device(index)
     capability = tuple(device.compute_capability)
     if capability < OLDEST:

@@ -25,7 +25,7 @@ _INVALID_CONTEXT: Final = 201
 # What the driver says of a file in the cache that is whole, and no kernel of this GPU's.
 _NO_CUBIN: Final = (
     "CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_INVALID_PTX", "CUDA_ERROR_INVALID_SOURCE",
-    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION",
+    "CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "CUDA_ERROR_NOT_FOUND",
 )  # fmt: skip
 # Structs with tensor maps are padded to multiples of so many words.
 _ALIGNED_WORDS: Final = 8
@@ -41,16 +41,20 @@ class Kernel:
 
         self._code = compiler.cubin(source, architecture)
         with on_gpu(index):
-            loaded = driver.cuLibraryLoadData(self._code, None, None, 0, None, None, 0)
-            if loaded[0] and loaded[0].name in _NO_CUBIN:
+            found = self._find(driver, source)
+            if found[0] and found[0].name in _NO_CUBIN:
                 self._code = compiler.cubin(source, architecture, unusable=True)
-                loaded = driver.cuLibraryLoadData(self._code, None, None, 0, None, None, 0)
-            self._library = check(loaded)
-            kernel = check(driver.cuLibraryGetKernel(self._library, source.entry.encode()))
+                found = self._find(driver, source)
+            kernel = check(found)
             if shared_bytes > 48 << 10:
                 wanted = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 check(driver.cuKernelSetAttribute(wanted, shared_bytes, kernel, check(driver.cuDeviceGet(index))))
         self.function = driver.CUfunction(int(kernel))
+
+    def _find(self, driver: Any, source: Source) -> tuple[Any, ...]:
+        """(status, the kernel in the code): a driver that loads late says only of the kernel that there is none."""
+        status, self._library = driver.cuLibraryLoadData(self._code, None, None, 0, None, None, 0)
+        return (status,) if status else tuple(driver.cuLibraryGetKernel(self._library, source.entry.encode()))
 
 
 @contextmanager

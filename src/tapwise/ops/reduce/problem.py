@@ -12,7 +12,7 @@ from tapwise.arguments import shown, word, words_of
 from tapwise.errors import InvalidProblem
 from tapwise.ops.axes import SUM_BLOCK, AxesProblem, normal_axes, shape_and_axis, shape_word
 from tapwise.ops.reduce import reference
-from tapwise.problem import Inputs, sum_factor
+from tapwise.problem import DTYPES, Inputs, sum_factor
 
 REDUCTIONS: Final = (
     "sum", "mean", "max", "min", "prod", "argmax", "argmin", "norm1", "norm2", "sumsquare", "logsumexp",
@@ -70,7 +70,9 @@ class ReduceProblem(AxesProblem):
             factor = 2.0 * self.length if self.op == "prod" else sum_factor(block)
             if self.op == "logsumexp":
                 factor, size = 24.0, size + sqrt(block) / 8
-            return y, self.roundoff * factor * size + self.rounding(y)
+            # What is multiplied may go below the range of normal numbers on the way, and come out as less.
+            lost = float(np.finfo(DTYPES[self.accumulator]).smallest_normal) if self.op == "prod" else 0.0
+            return y, self.roundoff * factor * size + self.rounding(y) + lost
 
     @classmethod
     def parse(cls, text: str) -> Self:
