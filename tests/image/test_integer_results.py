@@ -139,3 +139,11 @@ def test_sums_of_bool_just_below_one_are_none() -> None:
     for _ in range(20):
         weights = rng.standard_normal((3, 4, 2))
         np.testing.assert_array_equal(image.correlate(x, weights), ndimage.correlate(x, weights))
+
+
+def test_functions_of_one_axis_cut_with_one_tap_too() -> None:
+    x = np.array([[256.0, 0.5, 3.0, 512.0]])
+    for name in ("uniform_filter1d", "maximum_filter1d", "minimum_filter1d"):
+        ours, theirs = getattr(image, name), getattr(ndimage, name)
+        np.testing.assert_array_equal(ours(x, 1, output=bool), theirs(x, 1, output=bool))
+        np.testing.assert_array_equal(ours(x, 1, output=bool), [[False, False, True, False]])

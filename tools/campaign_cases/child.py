@@ -98,6 +98,8 @@ def threads(seed: int) -> None:
 
 def interrupt(seed: int) -> None:
     """Ctrl-C at any time, and the work afterwards."""
+    # Python leaves a module that Ctrl-C stops half imported, and Numba is no more then.
+    work(seed)
     delay = float(np.random.default_rng(seed).uniform(0.05, 3.0))
     timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
     timer.start()

@@ -96,6 +96,9 @@ def gaussian_laplace(
         return gaussians(call, sigmas, weights(number), [call.modes[number]] * len(sigmas))
 
     if call.axes and isinstance(call.x, DeviceArray):
+        if call.constant and len(call.axes) > 1 and "constant" in call.modes:
+            # Each axis would see the constant beside what the others made.
+            raise InvalidPicture(f"cval={call.constant}: on a GPU 0 is allowed, over several axes with mode='constant'")
         _at_once(call, weights)
     else:
         _sum_over(call, second)

@@ -65,8 +65,11 @@ def uniform_filter(
     call = Call.resolve(input, output, mode, cval, axes, channel_axis)
     sizes = arguments.sizes_of(size, len(call.axes))
     parts = zip(call.axes, sizes, call.befores(sizes, origin), call.modes, strict=True)
+    # A function of one axis goes over it even with one tap: what the result does not hold is cut there.
     means = [
-        Along(axis, np.full(taps, 1.0 / taps), before, how, False) for axis, taps, before, how in parts if taps > 1
+        Along(axis, np.full(taps, 1.0 / taps), before, how, False)
+        for axis, taps, before, how in parts
+        if taps > 1 or isinstance(axes, OneAxis)
     ]
     apply_along(call.x, call.y, means, cval)
     return call.result()

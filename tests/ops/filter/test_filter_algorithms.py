@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tapwise import registry, verify
+from tapwise import image, registry, verify
 from tapwise.algorithm import Buffers
 from tapwise.cpu import jit
 from tapwise.cpu.device import host
@@ -194,3 +194,13 @@ def test_a_record_has_taps_where_its_head_says(text: str, lists: tuple[int, ...]
     i, j = np.indices((r, s))
     assert result == pytest.approx((tile[i * layout.pitch + j * problem.c + pixel] * window).sum(), rel=1e-5)
     np.testing.assert_array_equal(columns, first[: len(columns)])
+
+
+def test_a_small_weight_does_not_carry_the_rounding_of_a_large_one() -> None:
+    """Sums of weights are kept, but an element a thousand times as large as its neighbour sees its own weight."""
+    x = np.zeros((1, 8), np.float32)
+    x[0, 4], x[0, 5] = 623, 2
+    weights = np.array([0.00254442, -0.71407989])
+    exact = 623 * weights[0] + 2 * weights[1]
+    size = 623 * abs(weights[0]) + 2 * abs(weights[1])
+    assert abs(float(image.correlate1d(x, weights)[0, 5]) - exact) <= 4 * 2.0**-24 * size

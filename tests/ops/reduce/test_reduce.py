@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import fsum
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tapwise.errors import InvalidProblem
 from tapwise.ops.axes import normal_axes
 from tapwise.ops.reduce import api as reductions
 from tapwise.ops.reduce import cpu_kernel as reduce_kernel
+from tapwise.ops.reduce import reference
 from tapwise.ops.reduce.problem import REDUCTIONS, ReduceProblem
 from tapwise.problem import Inputs
 
@@ -207,3 +209,11 @@ def test_ranges_are_as_documented(identifier: str) -> None:
     ):  # fmt: skip
         y = tapwise.reduce(np.array(values, np.float32), op, algorithm=identifier)
         np.testing.assert_allclose(y, wanted, rtol=1e-6)
+
+
+def test_the_reference_of_float64_is_better_than_float64() -> None:
+    """NumPy adds along an outer axis one after the other."""
+    x = np.random.default_rng(0).random((100_000, 2))
+    exact = [fsum(column) for column in x.T]
+    if np.finfo(np.longdouble).eps < np.finfo(np.float64).eps:
+        assert np.abs(reference.reduce("sum", x, (0,))[0] - exact).max() <= np.spacing(max(exact))

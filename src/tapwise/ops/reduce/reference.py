@@ -14,7 +14,13 @@ def reduce(op: str, x: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, n
         axis = axes[0] if len(axes) < x.ndim else None
         y = np.asarray((np.argmax if op == "argmax" else np.argmin)(x, axis=axis), np.float64)
         return y, np.zeros_like(y)
-    x = x.astype(np.float64)
+    # Sums of float64 need more than float64, where the machine has more.
+    x = x.astype(np.longdouble if x.dtype == np.float64 else np.float64)
+    y, size = _reduced(op, x, axes)
+    return y.astype(np.float64), size.astype(np.float64)
+
+
+def _reduced(op: str, x: np.ndarray, axes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     if op in ("sum", "mean"):
         y, size = (np.asarray(values.sum(axis=axes)) for values in (x, np.abs(x)))
         count = x.size / y.size if op == "mean" else 1.0
