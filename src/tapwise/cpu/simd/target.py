@@ -8,7 +8,6 @@ from typing import Final
 
 import llvmlite.binding as llvm
 
-from tapwise.arguments import shown
 from tapwise.cpu.simd.values import BYTES
 from tapwise.errors import InvalidProblem
 
@@ -44,7 +43,7 @@ def target(name: str = "host") -> Target:
     if name in _NAMED:
         return _NAMED[name]
     if name != "host":
-        raise InvalidProblem(f"cpu target {shown(name)}: host, {', '.join(_NAMED)}")
+        raise InvalidProblem(f"cpu target {name!r:.60}: host, {', '.join(_NAMED)}")
     features = llvm.get_host_cpu_features()
     triple = llvm.get_process_triple()
     if triple.startswith(("aarch64", "arm64")):
