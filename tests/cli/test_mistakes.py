@@ -109,6 +109,11 @@ def test_bench_of_every_operator_by_name(problem: str, algorithm: str) -> None:
     assert runner.invoke(app, ["explain", problem]).exit_code == 0
 
 
+def test_verify_takes_auto_as_all() -> None:
+    result = runner.invoke(app, ["verify", TINY, "--algorithms", "auto"])
+    assert result.exit_code == 0 and "cpu.serial" in result.output
+
+
 def test_words_for_dtypes() -> None:
     for word in ("half", "float16", "fp16"):
         result = runner.invoke(app, ["verify", TINY, "--dtype", word])

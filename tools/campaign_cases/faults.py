@@ -122,7 +122,7 @@ def _variable(name: str, value: str, environment: dict[str, str], case: Case) ->
 
 
 def _killed(case: Case, environment: dict[str, str], folder: Path) -> str | None:
-    """kill -9 while kernels are compiled and written, a few times; then the work is right and nothing is left."""
+    """kill -9 while kernels are compiled and written, a few times; then the work is right."""
     rng = np.random.default_rng(case["seed"])
     for _ in range(2):
         child = _start("forever", case, environment)

@@ -87,12 +87,13 @@ def verify(
     console = make_console()
     here = guarded(lambda: device_of(device))
     failures = checked = untried = 0
+    all_of_them = algorithms in ("all", "auto")
     for case in cases:
         problem = case.problem.canonical()
         console.print(str(case.problem), soft_wrap=True)
         rows, refusals, before = registry.ALGORITHMS[problem.operator], [], checked
         every = [one.id for one in registry.of_backend(here.kind, problem.operator)]
-        for name in every if algorithms == "all" else [name for name in algorithms.split(",") if name in rows]:
+        for name in every if all_of_them else [name for name in algorithms.split(",") if name in rows]:
             try:
                 verdict = verify_.check(problem, name, device=here, seed=seed, integers=integers)
             except NotApplicable:
@@ -106,10 +107,10 @@ def verify(
             figures = f"error {verdict.error:.2g}, bound {verdict.bound:.2g}; {verdict.message}"
             console.print(f"  {name:22} {word} {figures}", style=style, soft_wrap=True)
         untried += checked == before
-        for line in refusals if algorithms != "all" or checked == before else ():
+        for line in refusals if not all_of_them or checked == before else ():
             console.print(line, soft_wrap=True)
     console.print(f"{checked - failures} of {checked} verified")
-    if untried and (algorithms == "all" or not checked):
+    if untried and (all_of_them or not checked):
         failures += untried
         console.print(f"no algorithm takes {untried} of {len(cases)} problems", style="bold red")
     if failures:
