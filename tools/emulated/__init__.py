@@ -1,0 +1,114 @@
+"""CUDA kernels on the CPU, for their correctness alone: a block after the other, its threads in turns (emulated.h).
+
+    PYTHONPATH=tools python -m emulated "n2 c24 h9 w11 k24 r3 s3 pad1 groups24 f16 nhwc" cuda.depthwise
+
+verifies every config of an algorithm without a GPU. Needs g++ of version 12 or newer (_Float16). Takes kernels that copy
+by cp.async and multiply in registers or by mma.sync; no TMA, no clusters, no wgmma.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from tapwise.cuda.jit import compile as compiler
+from tapwise.cuda.jit.compile import Source
+from tapwise.cuda.jit.launch import Launch
+
+_HERE: Final = Path(__file__).parent
+# Headers that emulated.h stands for.
+_REPLACED: Final = {"float16.cuh", "shared_memory.cuh", "cp_async.cuh", "matrix.cuh"}
+_INCLUDE: Final = re.compile(r'^\s*#(?:include\s+["<]([^">]+)[">]|pragma (once|unroll.*))\s*$', re.MULTILINE)
+_PTX: Final = (
+    (r'asm\("ex2\.approx[^;]*;" : "=f"\(r\) : "f"\(v\)\);', "r = exp2f(v);"),
+    (r'asm\("rcp\.approx[^;]*;" : "=f"\(r\) : "f"\(v\)\);', "r = 1.0f / v;"),
+)
+_PAGE: Final = mmap.PAGESIZE
+
+
+def available() -> bool:
+    """Whether there is a compiler for it."""
+    return shutil.which("g++") is not None
+
+
+def run(launch: Launch, arrays: Mapping[str, np.ndarray], backwards: bool = False) -> None:
+    """A launch on arrays by the names of its addresses. Raises RuntimeError with what a kernel did wrong.
+
+    Every array is followed by a page that may not be touched. `backwards`: threads take turns in the other order.
+    """
+    copies = {name: Guarded(array) for name, array in arrays.items()}
+    words = list(launch.words)
+    for place, name in launch._filled:
+        words[place - 1] = copies[name].address if name in copies else 0
+    library = _compiled(launch.source)
+    packed = (ctypes.c_int64 * len(words))(*words)
+    grid = (ctypes.c_uint * 3)(*launch.grid)
+    library.run(packed, grid, launch.block[0], launch.shared_bytes, int(backwards))
+    for name, array in arrays.items():
+        if array.flags.writeable:
+            array[...] = copies[name].array
+
+
+class Guarded:
+    """A copy of an array that ends where its last page does."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        size = max(array.nbytes, 1)
+        # 16 bytes are what an address may be asked to be a multiple of.
+        before = -size % 16 + -(-size // _PAGE) * _PAGE - size - -size % 16
+        self._memory = mmap.mmap(-1, before + size + -size % 16 + _PAGE)
+        base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.address = base + before
+        self.array = np.frombuffer(self._memory, array.dtype, array.size, before).reshape(array.shape)
+        self.array[...] = array
+        ctypes.CDLL(None).mprotect(ctypes.c_void_p(base + len(self._memory) - _PAGE), ctypes.c_size_t(_PAGE), 0)
+
+
+@cache
+def _compiled(source: Source) -> ctypes.CDLL:
+    text = _flat(source.text, set())
+    for pattern, other in _PTX:
+        text = re.sub(pattern, other, text)
+    (parameters,) = re.findall(r"__grid_constant__ (\w+) p\)", text)
+    text += (
+        f"static void called(const void *p) {{ kernel(*static_cast<const {parameters} *>(p)); }}\n"
+        'extern "C" void run(const void *p, const unsigned *grid, unsigned threads, unsigned shared, int backwards) {\n'
+        "    run_grid(called, p, grid, threads, shared, backwards);\n}\n"
+    )
+    folder = Path(tempfile.gettempdir()) / "tapwise-emulated"
+    folder.mkdir(exist_ok=True)
+    place = folder / sha256((text + (_HERE / "emulated.h").read_text()).encode()).hexdigest()[:24]
+    library = place.with_suffix(".so")
+    if not library.exists():
+        place.with_suffix(".cpp").write_text(f'#include "{_HERE / "emulated.h"}"\n{text}')
+        command = ["g++", "-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=fast", "-shared", "-fPIC"]
+        done = subprocess.run(
+            [*command, "-o", str(library), str(place.with_suffix(".cpp"))], capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            raise RuntimeError(f"{source.name}: {done.stderr[:4000]}")
+    return ctypes.CDLL(str(library))
+
+
+def _flat(text: str, seen: set[str]) -> str:
+    """A text with its includes in place."""
+
+    def there(match: re.Match[str]) -> str:
+        name = match[1]
+        if name is None or name in seen or name in _REPLACED or name == "cuda_fp16.h":
+            return ""
+        seen.add(name)
+        return _flat(compiler._read(name), seen)
+
+    return _INCLUDE.sub(there, text)

@@ -1,0 +1,7 @@
+"""Verify an algorithm's configs without a GPU: PYTHONPATH=tools python -m emulated PROBLEM ALGORITHM [WORD IN CONFIG]."""
+
+import sys
+
+from emulated.verify import verify
+
+sys.exit(0 if verify(*sys.argv[1:]) else 1)

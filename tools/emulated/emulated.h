@@ -1,0 +1,274 @@
+// What CUDA C++ kernels need to run on a CPU, one block after the other, a fiber a thread. Copies of cp.async arrive
+// when they are waited for, and shared memory begins as NaN, so a missing wait or barrier shows in the result.
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ucontext.h>
+#include <vector>
+
+#define __device__
+#define __host__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __restrict__ __restrict
+#define __shared__
+#define __align__(n) __attribute__((aligned(n)))
+#define DEVICE inline
+#define __CUDA_ARCH__ 800
+
+using std::abs, std::copysign, std::erf, std::exp, std::fma, std::max, std::min, std::tanh, std::trunc;
+
+struct uint2 { unsigned x, y; };
+struct uint4 { unsigned x, y, z, w; };
+struct float2 { float x, y; };
+struct float4 { float x, y, z, w; };
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+struct Three { unsigned x = 0, y = 0, z = 0; };
+static Three blockIdx, blockDim, gridDim;
+constexpr int MOST_SHARED = 256 << 10;
+extern "C" {
+unsigned char memory[MOST_SHARED] __attribute__((aligned(1024)));
+}
+
+template <typename To, typename From> inline To same_bits(From from) {
+    static_assert(sizeof(To) == sizeof(From));
+    To to;
+    memcpy(&to, &from, sizeof to);
+    return to;
+}
+inline unsigned __float_as_uint(float v) { return same_bits<unsigned>(v); }
+inline int __float_as_int(float v) { return same_bits<int>(v); }
+inline float __uint_as_float(unsigned v) { return same_bits<float>(v); }
+inline float __int_as_float(int v) { return same_bits<float>(v); }
+inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
+template <typename T> inline T __ldg(const T *from) { return *from; }
+inline void __threadfence() {}
+
+// Fibers ------------------------------------------------------------------------------------------------------------
+
+struct Copy { void *to; const void *from; int bytes; bool real; };
+struct Fiber {
+    ucontext_t context;
+    Three index;
+    std::vector<char> stack;
+    std::vector<std::vector<Copy>> groups{1};
+    enum { READY, IN_BLOCK, IN_WARP, ENDED } state = READY;
+    unsigned given[32];
+};
+static std::vector<Fiber> fibers;
+static Fiber *current;
+static ucontext_t scheduler;
+static void (*entry)(const void *);
+static const void *parameters;
+#define threadIdx (current->index)
+
+[[noreturn]] inline void fail(const char *why) {
+    fprintf(stderr, "block %u %u %u, thread %u: %s\n", blockIdx.x, blockIdx.y, blockIdx.z, current->index.x, why);
+    abort();
+}
+inline void wait_as(decltype(Fiber::READY) state) {
+    current->state = state;
+    swapcontext(&current->context, &scheduler);
+}
+inline void __syncthreads() { wait_as(Fiber::IN_BLOCK); }
+inline void __syncwarp(unsigned = ~0u) { wait_as(Fiber::IN_WARP); }
+inline Fiber *lane_of(int lane) { return &fibers[current->index.x / 32 * 32 + lane]; }
+
+template <typename T> inline T __shfl_sync(unsigned, T value, int lane) {
+    memcpy(current->given, &value, sizeof value);
+    __syncwarp();
+    T other;
+    memcpy(&other, lane_of(lane & 31)->given, sizeof other);
+    __syncwarp();
+    return other;
+}
+template <typename T> inline T __shfl_xor_sync(unsigned mask, T value, int with) {
+    return __shfl_sync(mask, value, (int)(current->index.x % 32) ^ with);
+}
+template <typename T> inline T __shfl_down_sync(unsigned mask, T value, int by) {
+    const int lane = current->index.x % 32 + by;
+    return __shfl_sync(mask, value, lane < 32 ? lane : (int)(current->index.x % 32));
+}
+
+static void fiber_main() {
+    entry(parameters);
+    current->state = Fiber::ENDED;
+    swapcontext(&current->context, &scheduler);
+}
+
+// float16.cuh --------------------------------------------------------------------------------------------------------
+
+struct f16 { unsigned short bits; };
+struct bf16 { unsigned short bits; };
+typedef f16 __half;
+inline float widen(f16 v) { return (float)same_bits<_Float16>(v.bits); }
+inline float widen(bf16 v) { return __uint_as_float((unsigned)v.bits << 16); }
+inline f16 narrow(float v, f16 *) { return {same_bits<unsigned short>((_Float16)v)}; }
+inline bf16 narrow(float v, bf16 *) {
+    const unsigned b = __float_as_uint(v);
+    if (v != v) return {0x7fff};
+    return {(unsigned short)(b + 0x7fff + (b >> 16 & 1) >> 16)};
+}
+template <typename T> struct Element {
+    static float to_float(T v) { return widen(v); }
+    static T from_float(float v) { return narrow(v, (T *)nullptr); }
+    static unsigned pack(float low, float high) { return from_float(low).bits | (unsigned)from_float(high).bits << 16; }
+    static unsigned pack_relu(float low, float high) { return pack(low < 0 ? 0 : low, high < 0 ? 0 : high); }
+    static unsigned pack_relu6(float low, float high) {
+        return pack_relu(low > 6 ? 6 : low, high > 6 ? 6 : high);
+    }
+};
+template <> struct Element<float> {
+    static float to_float(float v) { return v; }
+    static float from_float(float v) { return v; }
+};
+inline float __half2float(f16 v) { return widen(v); }
+inline f16 __float2half_rn(float v) { return narrow(v, (f16 *)nullptr); }
+
+// shared_memory.cuh and cp_async.cuh -----------------------------------------------------------------------------------
+
+inline unsigned shared_address(const void *pointer) { return (unsigned)((const unsigned char *)pointer - memory); }
+template <int SPAN> inline unsigned swizzled(int row, int at) {
+    const int mask = SPAN == 128 ? row & 7 : SPAN == 64 ? row >> 1 & 3 : row >> 2 & 1;
+    return row * SPAN + ((at / 16 ^ mask) << 4) + at % 16;
+}
+template <int BYTES> struct Piece { unsigned v[BYTES > 4 ? BYTES / 4 : 1]; };
+template <int BYTES> inline void aligned_or_fail(const void *at) {
+    if ((uintptr_t)at % BYTES) fail("an address is not a multiple of the access");
+}
+template <int BYTES> inline Piece<BYTES> load_global(const void *from) {
+    aligned_or_fail<BYTES>(from);
+    Piece<BYTES> r{};
+    memcpy(r.v, from, BYTES);
+    return r;
+}
+template <int BYTES> inline void store_global(void *to, const Piece<BYTES> &p) {
+    aligned_or_fail<BYTES>(to);
+    memcpy(to, p.v, BYTES);
+}
+template <int BYTES> inline Piece<BYTES> load_shared(unsigned from) { return load_global<BYTES>(memory + from); }
+template <int BYTES> inline void store_shared(unsigned to, const Piece<BYTES> &p) {
+    store_global<BYTES>(memory + to, p);
+}
+inline unsigned load_word(unsigned from) { return load_shared<4>(from).v[0]; }
+inline void store_word(unsigned to, unsigned v) { store_shared<4>(to, {{v}}); }
+
+template <int BYTES> inline void cp_async(void *to, const void *from, bool real) {
+    aligned_or_fail<BYTES>(to);
+    aligned_or_fail<BYTES>(from);
+    current->groups.back().push_back({to, from, BYTES, real});
+}
+template <int BYTES> inline void cp_async(unsigned to, const void *from, bool real) {
+    cp_async<BYTES>(memory + to, from, real);
+}
+inline void cp_async_commit() { current->groups.emplace_back(); }
+template <int PENDING> inline void cp_async_wait() {
+    auto &groups = current->groups;
+    while ((int)groups.size() - 1 > PENDING) {
+        for (const Copy &copy : groups.front()) {
+            if (copy.real) memcpy(copy.to, copy.from, copy.bytes);
+            else memset(copy.to, 0, copy.bytes);
+        }
+        groups.erase(groups.begin());
+    }
+}
+inline void begin_dependent() {}
+
+// matrix.cuh -----------------------------------------------------------------------------------------------------------
+
+template <int COUNT> inline void ldmatrix_of(unsigned (&v)[COUNT], unsigned from, bool transposed) {
+    aligned_or_fail<16>(memory + from);
+    current->given[0] = from;
+    __syncwarp();
+    const int lane = current->index.x % 32;
+    for (int i = 0; i < COUNT; ++i) {
+        unsigned short pair[2];
+        for (int e = 0; e < 2; ++e) {
+            const int row = transposed ? lane % 4 * 2 + e : lane / 4, column = transposed ? lane / 4 : lane % 4 * 2 + e;
+            memcpy(&pair[e], memory + lane_of(i * 8 + row)->given[0] + column * 2, 2);
+        }
+        v[i] = pair[0] | (unsigned)pair[1] << 16;
+    }
+    __syncwarp();
+}
+template <int COUNT> inline void ldmatrix(unsigned (&v)[COUNT], unsigned from) { ldmatrix_of(v, from, false); }
+template <int COUNT> inline void ldmatrix_transposed(unsigned (&v)[COUNT], unsigned from) { ldmatrix_of(v, from, true); }
+// m16n8k16 of 16 bits.
+template <typename T> inline void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    memcpy(current->given, a, 16);
+    memcpy(current->given + 4, b, 8);
+    __syncwarp();
+    const int lane = current->index.x % 32;
+    auto element = [](unsigned word, int e) { return widen(T{(unsigned short)(word >> e * 16)}); };
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        float sum = d[i];
+        for (int k = 0; k < 16; ++k) {
+            const unsigned of_a = lane_of(row % 8 * 4 + k % 8 / 2)->given[row / 8 + k / 8 * 2];
+            const unsigned of_b = lane_of(column * 4 + k % 8 / 2)->given[4 + k / 8];
+            sum += element(of_a, k % 2) * element(of_b, k % 2);
+        }
+        d[i] = sum;
+    }
+    __syncwarp();
+}
+
+// Blocks ---------------------------------------------------------------------------------------------------------------
+
+// Runs a grid; `backwards`: threads in the other order. `shared`: bytes of a block.
+static void run_grid(void (*kernel)(const void *), const void *p, const unsigned *grid, unsigned threads,
+                     unsigned shared, bool backwards) {
+    entry = kernel, parameters = p;
+    gridDim = {grid[0], grid[1], grid[2]}, blockDim = {threads, 1, 1};
+    fibers.resize(threads);
+    const unsigned char beyond = 0xa5;
+    for (unsigned z = 0; z < grid[2]; ++z)
+        for (unsigned y = 0; y < grid[1]; ++y)
+            for (unsigned x = 0; x < grid[0]; ++x) {
+                blockIdx = {x, y, z};
+                memset(memory, 0xff, shared);
+                memset(memory + shared, beyond, 1024);
+                for (unsigned t = 0; t < threads; ++t) {
+                    Fiber &fiber = fibers[t];
+                    fiber.index = {t, 0, 0}, fiber.state = Fiber::READY, fiber.groups.assign(1, {});
+                    fiber.stack.resize(128 << 10);
+                    getcontext(&fiber.context);
+                    fiber.context.uc_stack = {fiber.stack.data(), 0, fiber.stack.size()};
+                    makecontext(&fiber.context, fiber_main, 0);
+                }
+                for (unsigned ended = 0; ended < threads;) {
+                    bool ran = false;
+                    for (unsigned i = 0; i < threads; ++i) {
+                        current = &fibers[backwards ? threads - 1 - i : i];
+                        if (current->state != Fiber::READY) continue;
+                        swapcontext(&scheduler, &current->context), ran = true;
+                        if (current->state == Fiber::ENDED) ++ended;
+                    }
+                    // Who waits for a warp goes on when all of the warp's threads wait for it, and so with a block.
+                    for (unsigned first = 0; first < threads; first += 32) {
+                        unsigned waiting = 0, done = 0, of = threads - first < 32 ? threads - first : 32;
+                        for (unsigned t = first; t < first + of; ++t)
+                            waiting += fibers[t].state == Fiber::IN_WARP, done += fibers[t].state == Fiber::ENDED;
+                        if (waiting && waiting + done == of)
+                            for (unsigned t = first; t < first + of; ++t)
+                                if (fibers[t].state == Fiber::IN_WARP) fibers[t].state = Fiber::READY, ran = true;
+                    }
+                    unsigned waiting = 0;
+                    for (const Fiber &fiber : fibers) waiting += fiber.state == Fiber::IN_BLOCK;
+                    if (waiting && waiting + ended == threads) {
+                        for (Fiber &fiber : fibers)
+                            if (fiber.state == Fiber::IN_BLOCK) fiber.state = Fiber::READY;
+                    } else if (!ran) fail("threads wait for each other at different places");
+                }
+                for (int i = 0; i < 1024; ++i)
+                    if (memory[shared + i] != beyond) fail("wrote beyond its shared memory");
+            }
+}

@@ -1,0 +1,54 @@
+"""An algorithm of convolution by emulation, against float64."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from emulated import run
+from tapwise import registry
+from tapwise.algorithm import Config
+from tapwise.cuda.jit.device import H200
+from tapwise.ops.conv.problem import ConvProblem
+from tapwise.verify import Verdict, compare
+
+
+def check(problem: ConvProblem, algorithm: Any, config: Config, seed: int = 0, backwards: bool = False) -> Verdict:
+    """One config on random data. The algorithm's `launches(problem, config, device)` are its kernels in order, its
+    `pack_on_host(problem, config, w)` the filters as they want them."""
+    inputs = problem.sample(np.random.default_rng(seed), False)
+    last = problem.layout == "nhwc"
+
+    def laid(array: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(np.moveaxis(array, 1, -1) if last else array)
+
+    y = laid(np.full(problem.y_shape, np.nan, problem.y_dtype))
+    arrays = {"x": laid(inputs.x), "w": algorithm.pack_on_host(problem, config, inputs.w), "y": y}
+    if size := algorithm.workspace_bytes(problem, config, H200):
+        arrays["workspace"] = np.full(size, 0xFF, np.uint8)
+    if inputs.bias is not None:
+        arrays["bias"] = np.ascontiguousarray(inputs.bias)
+    if inputs.residual is not None:
+        arrays["residual"] = laid(inputs.residual)
+    for launch in algorithm.launches(problem, config, H200):
+        run(launch, arrays, backwards)
+    result = np.moveaxis(y, -1, 1) if last else y
+    return compare(result, *problem.reference(inputs, algorithm), problem.y_dtype)
+
+
+def verify(text: str, identifier: str, word: str = "") -> bool:
+    """All configs of an algorithm for a problem, those with `word` in them; prints a line each."""
+    problem, algorithm = ConvProblem.parse(text), registry.get(identifier)
+    if why := algorithm.refusal(problem, H200):
+        print(f"{identifier} {why}")
+        return False
+    passed = True
+    for config in algorithm.configs(problem, H200):
+        if word in str(config):
+            start = time.perf_counter()
+            verdict = check(problem, algorithm, config, backwards=bool(hash(config) % 2))
+            passed &= verdict.verified
+            print(f"{'ok' if verdict else 'WRONG'} {config}: {verdict.message} {time.perf_counter() - start:.1f} s")
+    return passed
