@@ -2,8 +2,8 @@
 
     PYTHONPATH=tools python -m emulated "n2 c24 h9 w11 k24 r3 s3 pad1 groups24 f16 nhwc" cuda.depthwise
 
-verifies every config of an algorithm without a GPU. Needs g++ of version 12 or newer (_Float16). Takes kernels that copy
-by cp.async and multiply in registers or by mma.sync; no TMA, no clusters, no wgmma.
+verifies every config of an algorithm without a GPU. Needs g++ of version 12 or newer (_Float16). Takes kernels that
+copy by cp.async and multiply in registers or by mma.sync; no TMA, no clusters, no wgmma.
 """
 
 from __future__ import annotations
