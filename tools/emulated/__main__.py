@@ -1,4 +1,4 @@
-"""Verify an algorithm's configs without a GPU: python -m emulated PROBLEM ALGORITHM [WORD IN CONFIG], as in __init__.py."""
+"""Verify an algorithm's configs without a GPU: python -m emulated PROBLEM ALGORITHM [WORD IN CONFIG]."""
 
 import sys
 
