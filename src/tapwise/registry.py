@@ -26,6 +26,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cuda.implicit_gemm_mma": "tapwise.ops.conv.cuda.implicit_gemm_mma:ImplicitGemmMma",
         "cuda.few_channels": "tapwise.ops.conv.cuda.few_channels:FewChannels",
         "cuda.narrow_groups": "tapwise.ops.conv.cuda.narrow_groups:NarrowGroups",
+        "cuda.implicit_gemm_simt": "tapwise.ops.conv.cuda.implicit_gemm_simt:ImplicitGemmSimt",
         "cuda.direct": "tapwise.ops.conv.cuda.direct:Direct",
         "cuda.im2col_gemm": "tapwise.ops.conv.cuda.im2col_gemm:Im2colGemm",
         "cuda.sliding_window": "tapwise.ops.conv.cuda.sliding_window:SlidingWindow",

@@ -23,7 +23,6 @@ def algorithms(operator: str) -> list[Algorithm[Config]]:
         ("c4 h5 w5 k4 r3 s3 dgrad", "fprop"),
         ("c4 h5 w5 k4 r3 s3 bf16", "bf16"),
         ("c4 w5 k4 s3", "spatial"),
-        ("c4 h5 w5 k4 r3 s3 nhwc", "NCHW"),
         ("n0 c4 h5 w5 k4 r3 s3", "nothing"),
         ("c1 h50000 w50000 k1 r1 s1", "2\\^31"),
     ],

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import prod
-from typing import Final
+from typing import Any, Final
 
 from tapwise.algorithm import Device
 from tapwise.arrays.device import DeviceArray, empty
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.plan import CudaPlan
 from tapwise.cuda.types import template_args, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.problem import ConvProblem
@@ -21,6 +23,35 @@ TILE: Final = 4096
 WINDOW_BLOCKS: Final = 6
 # Blocks a multiprocessor, of kernels that loop over what is beyond.
 BLOCKS_EACH: Final = 16
+# Strides of filters whose loaded launch a plan keeps.
+STRIDES_KEPT: Final = 8
+
+
+class PackedPlan(CudaPlan):
+    """Launches; `packer` gives the one that packs filters of such strides (elements) to `packed_bytes`."""
+
+    def __init__(
+        self, problem: ConvProblem, device: Device, launches: Sequence[Launch],
+        packer: Callable[[tuple[int, ...]], Launch], packed_bytes: int, workspace_bytes: int = 0,
+    ) -> None:  # fmt: skip
+        super().__init__(problem, device, launches, workspace_bytes)
+        self._packed_bytes = packed_bytes
+
+        @lru_cache(maxsize=STRIDES_KEPT)
+        def loaded(steps: tuple[int, ...]) -> Launch:
+            made = packer(steps)
+            made.load(device.architecture, device.index)
+            return made
+
+        self._packer = loaded
+
+    def pack(self, w: Any) -> DeviceArray:
+        """The filters as the kernel's threads take them."""
+        size = w.dtype.itemsize
+        launch = self._packer(tuple(step // size for step in w.strides))
+        packed = empty((self._packed_bytes // size,), w.dtype, w)
+        launch({"w": w.ptr, "y": packed.ptr}, w.stream)
+        return packed
 
 
 def parts(problem: ConvProblem) -> int:

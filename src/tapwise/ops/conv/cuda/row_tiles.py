@@ -1,19 +1,17 @@
-"""What algorithms share that read windows from an image's rows in shared memory: tiles of outputs, launches, and a plan
-whose filters are packed as the matrix instruction's operands."""
+"""What algorithms share that read windows from an image's rows in shared memory: tiles of outputs and launches."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache, partial
+from collections.abc import Iterator, Sequence
+from functools import partial
 from math import prod
 from typing import Any, ClassVar, Final
 
 from tapwise.algorithm import C, Device, Plan
-from tapwise.arrays.device import DeviceArray, empty
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
-from tapwise.cuda.plan import CudaPlan, has_dependent_launches
+from tapwise.cuda.plan import has_dependent_launches
 from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import pack, window
@@ -23,37 +21,8 @@ THREADS: Final = 128
 WARPS: Final = THREADS // 32
 # Registers of a multiprocessor.
 REGISTERS: Final = 1 << 16
-# Strides of filters whose loaded launch a plan keeps.
-STRIDES_KEPT: Final = 8
 # A width of tiles is offered where it is that much less than the one before.
 NARROWER: Final = 0.95
-
-
-class FragmentPlan(CudaPlan):
-    """The product; `packer` gives the launch that packs filters of such strides (elements) to `packed_bytes`."""
-
-    def __init__(
-        self, problem: ConvProblem, device: Device, launch: Launch, packer: Callable[[tuple[int, ...]], Launch],
-        packed_bytes: int,
-    ) -> None:  # fmt: skip
-        super().__init__(problem, device, [launch])
-        self._packed_bytes = packed_bytes
-
-        @lru_cache(maxsize=STRIDES_KEPT)
-        def loaded(steps: tuple[int, ...]) -> Launch:
-            made = packer(steps)
-            made.load(device.architecture, device.index)
-            return made
-
-        self._packer = loaded
-
-    def pack(self, w: Any) -> DeviceArray:
-        """The filters as the threads of the matrix instruction hold them."""
-        size = w.dtype.itemsize
-        launch = self._packer(tuple(step // size for step in w.strides))
-        packed = empty((self._packed_bytes // size,), w.dtype, w)
-        launch({"w": w.ptr, "y": packed.ptr}, w.stream)
-        return packed
 
 
 class RowTiles(window.TensorCoreAlgorithm[C]):
@@ -107,7 +76,7 @@ class RowTiles(window.TensorCoreAlgorithm[C]):
 
     def plan(self, problem: ConvProblem, config: Any, device: Device) -> Plan:
         launch, packer = self.launch(problem, config, device), partial(self.pack_launch, problem, config)
-        return FragmentPlan(problem, device, launch, packer, self.fragment_fields(problem, config)["words"] * 4)
+        return pack.PackedPlan(problem, device, [launch], packer, self.fragment_fields(problem, config)["words"] * 4)
 
     def source(self, problem: ConvProblem, config: Any) -> Source:
         words = self.template(problem, config)

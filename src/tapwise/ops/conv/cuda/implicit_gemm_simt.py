@@ -1,0 +1,256 @@
+"""cuda.implicit_gemm_simt: implicit GEMM on the FMA units, in IEEE float32 and float64.
+
+gemm_m is output pixels, gemm_n the filters of a group, gemm_k its taps and channels. Windows are copied asynchronously,
+element by element, to shared memory as [gemm_k][pixel], so that NHWC and NCHW differ only in which thread copies what,
+and both operands are read in pieces of 16 bytes. Small problems split gemm_k: sums of parts go to the workspace and are
+added in a fixed order.
+
+Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014; Kerr et al., "CUTLASS: fast linear
+algebra in CUDA C++", 2017 (tiles of blocks, warps and threads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.algorithm import Device, Plan
+from tapwise.cuda.jit.compile import Source, stub
+from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.plan import CudaAlgorithm, has_dependent_launches
+from tapwise.cuda.types import DTYPES, INDEX_LIMIT, counter, template_args
+from tapwise.integers import ceil_div, round_up
+from tapwise.ops.conv.cuda import pack, window
+from tapwise.ops.conv.problem import ConvProblem
+
+KERNEL: Final = "ops/conv/cuda/implicit_gemm_simt.cu"
+# (pixels, filters) of a block, (pixels, filters) of a thread, lanes of a warp along filters, terms a step.
+TILES: Final = (
+    (64, 64, 4, 8, 4, 16), (128, 128, 8, 8, 4, 16), (128, 128, 8, 8, 4, 8), (128, 64, 8, 8, 4, 16),
+    (64, 128, 8, 8, 4, 16), (256, 64, 8, 8, 4, 16), (256, 32, 8, 8, 4, 16), (64, 64, 8, 8, 4, 16),
+    (128, 32, 8, 8, 4, 16), (128, 32, 8, 4, 4, 16), (64, 32, 8, 4, 4, 16), (32, 64, 4, 8, 4, 16),
+    (32, 32, 4, 4, 4, 16), (128, 16, 8, 4, 4, 16), (256, 16, 8, 4, 4, 16), (256, 8, 8, 8, 1, 8), (256, 4, 8, 4, 1, 8),
+)  # fmt: skip
+TILES_F64: Final = (
+    (64, 64, 4, 4, 4, 8), (128, 64, 8, 4, 4, 8), (64, 64, 8, 4, 4, 8), (64, 32, 4, 4, 4, 8), (32, 32, 4, 4, 4, 8),
+    (128, 16, 8, 4, 4, 8), (256, 4, 8, 4, 1, 8),
+)  # fmt: skip
+STAGES: Final = 4
+SPLITS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+# Padding of the last channels of a tap that is still better than terms found one by one.
+WASTE: Final = 1.15
+# Bytes of a pixel's or a term's place.
+PLACE: Final = 16
+REGISTERS: Final = 1 << 16
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """A block of pixels x filters; thread_m x thread_n outputs a thread, `lanes_n` of a warp's lanes along filters;
+    `depth` terms a step, `stages` of them in shared memory; `split_k` parts of gemm_k."""
+
+    pixels: int
+    filters: int
+    thread_m: int
+    thread_n: int
+    lanes_n: int
+    depth: int
+    stages: int
+    split_k: int
+
+    @property
+    def threads(self) -> int:
+        return self.pixels // self.thread_m * (self.filters // self.thread_n)
+
+
+class ImplicitGemmSimt(CudaAlgorithm[Config]):
+    """Any channels, groups, stride, padding and dilation; NHWC and NCHW; float32 and float64, never rounded to less."""
+
+    id: ClassVar[str] = "cuda.implicit_gemm_simt"
+    summary: ClassVar[str] = "implicit GEMM on the FMA units, tiles of blocks, warps and threads"
+    dtypes: ClassVar[tuple[str, ...]] = ("f32", "f64")
+    axes: ClassVar[tuple[int, ...]] = (2,)
+
+    def rejects(self, problem: ConvProblem, device: Device) -> str | None:
+        extents = (n + sum(sides) for n, sides in zip(problem.spatial, problem.padding, strict=True))
+        if window.is_large(problem) or max(extents) >= INDEX_LIMIT:
+            return f"{window.TOO_LARGE}, and as many rows and columns with padding"
+        return None if problem.gemm_k < INDEX_LIMIT >> 1 else "takes fewer than 2^30 terms of a sum"
+
+    def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
+        found: list[Config] = []
+        for pixels, filters, thread_m, thread_n, lanes_n, depth in TILES_F64 if problem.dtype == "f64" else TILES:
+            # Twice as many filters as a group has: most products would be dropped.
+            if filters >= 2 * round_up(problem.group_k, 4) and found:
+                continue
+            for split_k in SPLITS:
+                config = Config(pixels, filters, thread_m, thread_n, lanes_n, depth, STAGES, split_k)
+                if split_k > 1 and self.steps(problem, config) < 2 * split_k:
+                    break
+                if self.shared_bytes(problem, config) <= device.shared_bytes:
+                    found.append(config)
+        return found
+
+    def _flat(self, problem: ConvProblem, config: Config) -> bool:
+        """Whether terms run over taps and channels as one number: where whole steps of channels waste too much."""
+        return round_up(problem.group_c, config.depth) > WASTE * problem.group_c
+
+    def _wide(self, problem: ConvProblem, config: Config) -> int:
+        """Terms of a tap."""
+        return problem.group_c if self._flat(problem, config) else round_up(problem.group_c, config.depth)
+
+    def steps(self, problem: ConvProblem, config: Config) -> int:
+        return ceil_div(prod(problem.kernel) * self._wide(problem, config), config.depth)
+
+    def shared_bytes(self, problem: ConvProblem, config: Config) -> int:
+        """The ring of operands, where the windows of a tile's pixels begin, and where terms lie in them."""
+        vector = 16 // problem.itemsize
+        pitch = config.pixels + (0 if problem.layout == "nchw" else vector)
+        ring = config.stages * config.depth * (pitch + config.filters) * problem.itemsize
+        terms = config.stages * config.depth if self._flat(problem, config) else 0
+        return ring + PLACE * (config.pixels + terms)
+
+    def _tiles(self, problem: ConvProblem, config: Config) -> tuple[int, int]:
+        """Along a group's filters, and along pixels."""
+        pixels = problem.n * prod(problem.output)
+        return ceil_div(problem.group_k, config.filters), ceil_div(pixels, config.pixels)
+
+    def _blocks(self, problem: ConvProblem, config: Config) -> int:
+        return prod(self._tiles(problem, config)) * problem.groups
+
+    def _resident(self, problem: ConvProblem, config: Config) -> int:
+        """Blocks that a multiprocessor is to hold: it bounds the registers."""
+        sums = config.thread_m * config.thread_n * problem.itemsize // 4
+        registers = 128 if sums >= 64 else 96 if sums >= 32 else 80
+        return max(1, REGISTERS // registers // config.threads)
+
+    def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+        """The larger of arithmetic and memory, three tenths of the smaller, and the start.
+
+        Arithmetic: a multiprocessor's share of the blocks, as whole waves, times their steps. A step takes the
+        instructions of its warps (multiply-adds, reads of shared memory, copies), or where few warps are there its
+        latency. Start: a launch, the first copies and the last writes; split_k: a second launch, which reads the parts.
+        No constant has been measured yet: they are estimates.
+        """
+        single = problem.dtype == "f32"
+        blocks = self._blocks(problem, config) * config.split_k
+        steps = ceil_div(self.steps(problem, config), config.split_k)
+        share = ceil_div(blocks, device.multiprocessors)
+        room = device.shared_bytes // self.shared_bytes(problem, config)
+        together = max(1, min(share, room, self._resident(problem, config)))
+        warps = config.threads / 32
+        vector = 16 // problem.itemsize
+        products = config.thread_m * config.thread_n * (1 if single else 2)
+        reads = (config.thread_m + config.thread_n) / vector
+        # A term of all warps: instructions of four schedulers, or pieces read from shared memory, two cycles each.
+        term = max(warps / 4 * (products + reads), warps * reads * 2)
+        copies = config.pixels * config.depth / config.threads
+        copies *= 10 if self._flat(problem, config) else 4
+        step = config.depth * term + warps / 4 * (copies + 40)
+        latency = config.depth * max(products + reads, 30) + 100
+        cycles = share * (steps * max(step, latency / together) + config.thread_m * config.thread_n * warps)
+        # Clocks fall to about 0.85 of the highest under full load.
+        arithmetic = cycles / (device.gflops / 256 * 0.85 * 1e3)
+        memory = (problem.bytes + 2 * self.workspace_bytes(problem, config, device)) / (device.gbps * 1e3)
+        start = 3.0 if config.split_k == 1 else 4.5
+        return max(arithmetic, memory) + 0.3 * min(arithmetic, memory) + start
+
+    def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
+        return config.split_k * prod(problem.y_shape) * problem.itemsize if config.split_k > 1 else 0
+
+    def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
+        def packer(steps: tuple[int, ...]) -> Launch:
+            return self.pack_launch(problem, config, steps, device)
+
+        size = prod(self._packed(problem, config)) * problem.itemsize
+        workspace_bytes = self.workspace_bytes(problem, config, device)
+        return pack.PackedPlan(problem, device, self.launches(problem, config, device), packer, size, workspace_bytes)
+
+    def _vector(self, problem: ConvProblem) -> int:
+        """Elements of y written at once: neighbours along its inner axis."""
+        inner = prod(problem.output) if problem.layout == "nchw" else problem.group_k
+        return next(count for count in (4, 2, 1) if count * problem.itemsize <= 16 and inner % count == 0)
+
+    def source(self, problem: ConvProblem, config: Config) -> Source:
+        flat, padded = self._flat(problem, config), any(map(any, problem.padding))
+        # Pixels that lie in x as in y.
+        same = problem.kernel == problem.stride == (1, 1) and not padded and problem.layout == "nchw" and not flat
+        words = (
+            DTYPES[problem.dtype].cpp, problem.layout == "nchw", flat, problem.group_c % config.depth == 0, padded,
+            self._vector(problem) if same else 1, config.pixels, config.filters, config.thread_m, config.thread_n,
+            config.lanes_n, config.depth, config.stages, config.split_k > 1, self._vector(problem),
+            "NONE" if config.split_k > 1 else window.ACTIVATIONS[problem.activation],
+        )  # fmt: skip
+        template = f"Block<{template_args(*words)}>"
+        resident = self._resident(problem, config)
+        return stub(KERNEL, "implicit_gemm_simt", template, "Operands", config.threads, resident)
+
+    def sum_source(self, problem: ConvProblem) -> Source:
+        words = (
+            DTYPES[problem.dtype].cpp, counter(prod(problem.y_shape)), self._vector(problem),
+            problem.layout == "nhwc", window.ACTIVATIONS[problem.activation],
+        )  # fmt: skip
+        return stub(KERNEL, "add_parts", template_args(*words), "Parts", pack.THREADS)
+
+    def pack_source(self, problem: ConvProblem) -> Source:
+        return stub(KERNEL, "pack_transposed", DTYPES[problem.dtype].cpp, "Transposed", pack.THREADS)
+
+    def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
+        last = [self.sum_source(problem)] if config.split_k > 1 else []
+        return [self.pack_source(problem), self.source(problem, config), *last]
+
+    def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[Launch]:
+        """The product, and where gemm_k is split the sum of its parts."""
+        source, steps = self.source(problem, config), self.steps(problem, config)
+        (height, width), c, count = problem.spatial, problem.c, prod(problem.y_shape)
+        step_c, step_w = (1, c) if problem.layout == "nhwc" else (height * width, 1)
+        _, _, pitch = self._packed(problem, config)
+        fields = window.window_fields(problem, source) | {
+            "count": count, "depth": problem.gemm_k, "pitch": pitch, "pixels": problem.n * prod(problem.output),
+            "tiles_k": self._tiles(problem, config)[0], "steps": steps, "part_steps": ceil_div(steps, config.split_k),
+            "step_n": c * height * width, "step_c": step_c, "step_h": width * step_w, "step_w": step_w,
+        }  # fmt: skip
+        grid = (self._blocks(problem, config), config.split_k, 1)
+        dependent, names = has_dependent_launches(device), {"parts": "workspace"}
+        shared_bytes = self.shared_bytes(problem, config)
+        product = Launch(source, fields, grid, config.threads, shared_bytes, dependent=dependent, names_of=names)
+        if config.split_k == 1:
+            return [product]
+        inner = prod(problem.output) if problem.layout == "nchw" else 1
+        fields = {"count": count, "k": problem.k, "inner": inner, "split_k": config.split_k}
+        blocks = ceil_div(count, pack.THREADS * self._vector(problem))
+        grid = (min(blocks, pack.BLOCKS_EACH * device.multiprocessors), 1, 1)
+        last = self.sum_source(problem)
+        return [product, Launch(last, fields, grid, pack.THREADS, dependent=dependent, names_of=names)]
+
+    def _packed(self, problem: ConvProblem, config: Config) -> tuple[int, int, int]:
+        """(groups, terms, filters) of packed filters: whole steps, and filters in whole pieces of 16 bytes."""
+        terms = self.steps(problem, config) * config.depth
+        return problem.groups, terms, round_up(problem.group_k, 16 // problem.itemsize)
+
+    def pack_launch(self, problem: ConvProblem, config: Config, steps: tuple[int, ...], device: Device) -> Launch:
+        """Filters of such strides (elements) to the order of gemm_k."""
+        groups, rows, pitch = self._packed(problem, config)
+        fields = {
+            "count": groups * rows * pitch, "rows": rows, "pitch": pitch, "taps": prod(problem.kernel),
+            "wide": self._wide(problem, config), "group_k": problem.group_k, "group_c": problem.group_c,
+            "taps_w": problem.kernel[1],
+        }  # fmt: skip
+        fields |= zip(("step_k", "step_c", "step_r", "step_s"), steps, strict=True)
+        blocks = min(ceil_div(fields["count"], pack.THREADS), pack.BLOCKS_EACH * device.multiprocessors)
+        return Launch(self.pack_source(problem), fields, (blocks, 1, 1), pack.THREADS)
+
+    def pack_on_host(self, problem: ConvProblem, config: Config, w: Any) -> np.ndarray:
+        """What `pack` gives, in NumPy."""
+        packed = np.zeros(self._packed(problem, config), problem.x_dtype)
+        wide, taps = self._wide(problem, config), prod(problem.kernel)
+        terms = np.asarray(w).reshape(problem.groups, problem.group_k, problem.group_c, taps).transpose(0, 3, 2, 1)
+        found = np.zeros((problem.groups, taps, wide, problem.group_k), problem.x_dtype)
+        found[:, :, : problem.group_c] = terms
+        packed[:, : taps * wide, : problem.group_k] = found.reshape(problem.groups, taps * wide, problem.group_k)
+        return packed
