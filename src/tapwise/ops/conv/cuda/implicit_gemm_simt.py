@@ -46,7 +46,8 @@ SPLITS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 WASTE: Final = 1.15
 # Bytes of a pixel's or a term's place.
 PLACE: Final = 16
-REGISTERS: Final = 1 << 16
+# Registers of a scheduler for each lane of its warps.
+REGISTERS: Final = 512
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         """Blocks that a multiprocessor is to hold: it bounds the registers."""
         sums = config.thread_m * config.thread_n * problem.itemsize // 4
         registers = 128 if sums >= 64 else 96 if sums >= 32 else 80
-        return max(1, REGISTERS // registers // config.threads)
+        return max(1, REGISTERS // registers * 4 // (config.threads // 32))
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """The larger of arithmetic and memory, three tenths of the smaller, and the start.
