@@ -13,6 +13,7 @@
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __noinline__
 #define __grid_constant__
 #define __restrict__ __restrict
 #define __shared__
@@ -96,6 +97,20 @@ template <typename T> inline T __shfl_xor_sync(unsigned mask, T value, int with)
 template <typename T> inline T __shfl_down_sync(unsigned mask, T value, int by) {
     const int lane = current->index.x % 32 + by;
     return __shfl_sync(mask, value, lane < 32 ? lane : (int)(current->index.x % 32));
+}
+
+inline int __syncthreads_and(int value) {
+    current->given[0] = value;
+    __syncthreads();
+    int all = 1;
+    for (Fiber &fiber : fibers) all &= fiber.given[0] != 0;
+    __syncthreads();
+    return all;
+}
+inline bool __all_sync(unsigned mask, bool value) {
+    bool all = value;
+    for (int lane = 0; lane < 32; ++lane) all &= __shfl_sync(mask, (int)value, lane) != 0;
+    return all;
 }
 
 static void fiber_main() {
@@ -201,6 +216,11 @@ template <int COUNT> inline void ldmatrix_of(unsigned (&v)[COUNT], unsigned from
 }
 template <int COUNT> inline void ldmatrix(unsigned (&v)[COUNT], unsigned from) { ldmatrix_of(v, from, false); }
 template <int COUNT> inline void ldmatrix_transposed(unsigned (&v)[COUNT], unsigned from) { ldmatrix_of(v, from, true); }
+inline unsigned select_bytes(unsigned v, unsigned selector) {
+    unsigned r = 0;
+    for (int i = 0; i < 4; ++i) r |= (unsigned)((unsigned long long)v >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+    return r;
+}
 // m16n8k16 of 16 bits.
 template <typename T> inline void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     memcpy(current->given, a, 16);

@@ -33,6 +33,13 @@ template <int COUNT> DEVICE void ldmatrix(unsigned (&v)[COUNT], unsigned from) {
                      : "memory");
 }
 
+// Bytes of a word, or zeros, as prmt's selector says; done anew each time, as a result that is kept takes a register.
+DEVICE unsigned select_bytes(unsigned v, unsigned selector) {
+    unsigned r;
+    asm volatile("prmt.b32 %0, %1, 0, %2;" : "=r"(r) : "r"(v), "r"(selector));
+    return r;
+}
+
 // d += a * b of 16 rows, 8 columns and 32 bytes of gemm_k.
 template <typename T> DEVICE void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]);
 #define MMA(TYPE, SHAPE)                                                                                          \

@@ -3,24 +3,32 @@
 
 #include "float16.cuh"
 
-template <typename T> struct Arithmetic { using type = T; };
+template <typename T> struct Arithmetic {
+    using type = T;
+    static __device__ __forceinline__ T narrow(T value) { return value; }
+};
+template <> struct Arithmetic<bf16> {
+    using type = float;
+    static __device__ __forceinline__ bf16 narrow(float value) { return Element<bf16>::from_float(value); }
+};
 
 #ifdef WITH_HALF
 #include <cuda_fp16.h>
 
-template <> struct Arithmetic<__half> { using type = float; };
+template <> struct Arithmetic<__half> {
+    using type = float;
+    static __device__ __forceinline__ __half narrow(float value) { return __float2half_rn(value); }
+};
 
 __device__ __forceinline__ float upcast(__half value) { return __half2float(value); }
-template <typename T> __device__ __forceinline__ T downcast(float value);
-template <> __device__ __forceinline__ __half downcast<__half>(float value) { return __float2half_rn(value); }
-template <> __device__ __forceinline__ float downcast<float>(float value) { return value; }
-#else
-template <typename T> __device__ __forceinline__ T downcast(T value) { return value; }
 #endif
 
 __device__ __forceinline__ float upcast(float value) { return value; }
 __device__ __forceinline__ double upcast(double value) { return value; }
 __device__ __forceinline__ float upcast(bf16 value) { return Element<bf16>::to_float(value); }
+template <typename T> __device__ __forceinline__ T downcast(typename Arithmetic<T>::type value) {
+    return Arithmetic<T>::narrow(value);
+}
 
 // NVRTC has no <math.h> to take them from.
 #define POSITIVE_INFINITY __int_as_float(0x7f800000)

@@ -1,0 +1,194 @@
+// Depthwise convolution in registers: a thread goes down the rows of a few columns of one output channel.
+//
+// x (n, c, h, w), y (n, k, p, q), dense in either memory order; every output channel has one input channel. What a row
+// of x holds for the thread's columns is read once, and goes into all outputs under way that see it.
+//
+// Outputs whose taps meet the same elements of x form a residue class along each axis: p = residue + phases * i with
+// phases = dilation / gcd(stride, dilation). In one class rows of x are `dilation` apart, and outputs are SH = stride /
+// gcd such rows apart. So dilation costs nothing, and strides are small numbers that are known here.
+#include "activation.cuh"
+
+struct Columns {
+    const void *x, *w;
+    void *y;
+    const void *bias, *residual;
+    long long n, k, height, width, p, q, r;
+    // Outputs of one input channel.
+    long long multiplier;
+    // Elements from one to the next of x, y, and w.
+    long long x_image, x_channel, x_row, x_column, y_image, y_channel, y_row, y_column, w_channel, w_tap;
+    long long stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w, phases_h, phases_w;
+    // Outputs that a thread computes down a column; such pieces of a column; groups of columns.
+    long long rows, pieces, column_groups;
+};
+
+// A thread's part: output channel k of image n; in all its columns output row residue + phases * (first + o), o <
+// count.
+template <bool CHANNELS_LAST, int TX, typename I> struct Part {
+    long long n;
+    int k, residue, first, count, q0, q_step;
+    bool exists;
+
+    __device__ __forceinline__ explicit Part(const Columns &a) {
+        I i = blockIdx.x * (I)blockDim.x + threadIdx.x;
+        exists = i < (I)a.n * (I)a.pieces * (I)a.column_groups * (I)a.k;
+        const int fast = CHANNELS_LAST ? a.k : a.column_groups, slow = CHANNELS_LAST ? a.column_groups : a.k;
+        const int inner = i % fast;
+        i /= fast;
+        const int outer = i % slow;
+        i /= slow;
+        k = CHANNELS_LAST ? inner : outer;
+        const int group = CHANNELS_LAST ? outer : inner, piece = i % (I)a.pieces;
+        n = i / (I)a.pieces;
+        residue = piece % (int)a.phases_h;
+        first = piece / (int)a.phases_h * (int)a.rows;
+        count = min((int)a.rows, ((int)a.p - residue + (int)a.phases_h - 1) / (int)a.phases_h - first);
+        if (CHANNELS_LAST) {
+            // Columns of a class, beside each other there.
+            const int column = group / (int)a.phases_w * TX;
+            q0 = group % (int)a.phases_w + column * (int)a.phases_w, q_step = a.phases_w;
+        } else {
+            // Lanes beside each other have columns beside each other.
+            q0 = group, q_step = a.column_groups;
+        }
+    }
+};
+
+template <bool LARGE> struct Select { using type = unsigned; };
+template <> struct Select<true> { using type = unsigned long long; };
+
+// The elements of a row of x for the columns of a thread: of a class (CHANNELS_LAST) its TX windows share them.
+template <typename T, bool CHANNELS_LAST, int S, int SW, int TX> struct Windows {
+    using A = typename Arithmetic<T>::type;
+    static constexpr int COUNT = CHANNELS_LAST ? (TX - 1) * SW + S : TX * S;
+    static_assert(COUNT <= 64);
+    using Mask = typename Select<(COUNT > 32)>::type;
+    const T *x;
+    // A row of x has fewer than 2^31 elements.
+    int step, apart;
+    Mask inside;
+
+    template <class P> __device__ __forceinline__ Windows(const Columns &a, const P &part) {
+        const int left = part.q0 * (int)a.stride_w - (int)a.pad_w, next = part.q_step * (int)a.stride_w;
+        step = (int)a.dilation_w * (int)a.x_column, apart = next * (int)a.x_column;
+        x = static_cast<const T *>(a.x) + part.n * a.x_image + part.k / (int)a.multiplier * a.x_channel +
+            left * a.x_column;
+        inside = 0;
+#pragma unroll
+        for (int m = 0; m < COUNT; ++m) {
+            const int column = left + (CHANNELS_LAST ? m : m % S) * (int)a.dilation_w;
+            if ((unsigned)(column + (CHANNELS_LAST ? 0 : m / S * next)) < (unsigned)a.width) inside |= Mask(1) << m;
+        }
+    }
+    // Padding is zeros, which are multiplied too: a filter of NaN gives NaN beside the edges.
+    __device__ __forceinline__ void load(A (&v)[COUNT], const Columns &a, int row, bool wanted) const {
+        const T *from = x + row * a.x_row;
+        const Mask mask = wanted && (unsigned)row < (unsigned)a.height ? inside : 0;
+#pragma unroll
+        for (int m = 0; m < COUNT; ++m)
+            v[m] = mask >> m & 1 ? upcast(from[CHANNELS_LAST ? m * step : m / S * apart + m % S * step]) : A(0);
+    }
+    static __device__ __forceinline__ constexpr int place(int column, int tap) {
+        return CHANNELS_LAST ? column * SW + tap : column * S + tap;
+    }
+};
+
+template <typename T, int ACTIVATION, int TX, class P, typename A>
+__device__ __forceinline__ void store_row(const Columns &a, const P &part, int o, const A (&sums)[TX]) {
+    const long long p = part.residue + a.phases_h * (part.first + o);
+    const long long row = part.n * a.y_image + part.k * a.y_channel + p * a.y_row;
+#pragma unroll
+    for (int j = 0; j < TX; ++j) {
+        const int q = part.q0 + j * part.q_step;
+        if (q >= a.q) break;
+        const long long at = row + q * a.y_column;
+        static_cast<T *>(a.y)[at] = finish<T, ACTIVATION>(sums[j], static_cast<const T *>(a.bias),
+                                                          static_cast<const T *>(a.residual), part.k, at);
+    }
+}
+
+// All weights in registers, and LIVE rows of outputs under way: after a row of x the oldest of them is done. AHEAD rows
+// of x are on their way.
+template <typename T, bool CHANNELS_LAST, int R, int S, int SH, int SW, int TX, int AHEAD, int ACTIVATION, typename I>
+__device__ __forceinline__ void depthwise_rolling(const Columns &a) {
+    using A = typename Arithmetic<T>::type;
+    using Row = Windows<T, CHANNELS_LAST, S, SW, TX>;
+    constexpr int LIVE = (R + SH - 1) / SH, PERIOD = LIVE * SH;
+    const Part<CHANNELS_LAST, TX, I> part(a);
+    if (!part.exists || part.count <= 0) return;
+    const Row windows(a, part);
+
+    A w[R * S];
+#pragma unroll
+    for (int tap = 0; tap < R * S; ++tap)
+        w[tap] = upcast(static_cast<const T *>(a.w)[part.k * a.w_channel + tap * a.w_tap]);
+    A sums[LIVE][TX] = {}, now[Row::COUNT], next[AHEAD][Row::COUNT];
+    const int top = (part.residue + (int)a.phases_h * part.first) * (int)a.stride_h - (int)a.pad_h;
+    const int apart = a.dilation_h;
+    const int rows = (part.count - 1) * SH + R;
+#pragma unroll
+    for (int t = 0; t < AHEAD; ++t) windows.load(next[t], a, top + t * apart, t < rows);
+    for (int base = 0, first = 0; base < rows; base += PERIOD, first += LIVE) {
+#pragma unroll
+        for (int i = 0; i < PERIOD; ++i) {
+#pragma unroll
+            for (int m = 0; m < Row::COUNT; ++m) {
+                now[m] = next[0][m];
+#pragma unroll
+                for (int t = 1; t < AHEAD; ++t) next[t - 1][m] = next[t][m];
+            }
+            const int row = base + i + AHEAD;
+            windows.load(next[AHEAD - 1], a, top + row * apart, row < rows);
+#pragma unroll
+            for (int r = i % SH; r < R; r += SH) {
+                // Output o sees this row with tap r.
+                const int back = (i - r + PERIOD) / SH - LIVE, o = first + back, slot = (back + LIVE) % LIVE;
+                if (o < 0 || o >= part.count) continue;
+#pragma unroll
+                for (int s = 0; s < S; ++s)
+#pragma unroll
+                    for (int j = 0; j < TX; ++j) sums[slot][j] += now[Row::place(j, s)] * w[r * S + s];
+                if (r != R - 1) continue;
+                store_row<T, ACTIVATION>(a, part, o, sums[slot]);
+#pragma unroll
+                for (int j = 0; j < TX; ++j) sums[slot][j] = A(0);
+            }
+        }
+    }
+}
+
+// ROWS rows of outputs at a time, weights read where they are used: filters of any height.
+template <typename T, bool CHANNELS_LAST, int S, int SH, int SW, int TX, int ROWS, int ACTIVATION, typename I>
+__device__ __forceinline__ void depthwise_blocked(const Columns &a) {
+    using A = typename Arithmetic<T>::type;
+    using Row = Windows<T, CHANNELS_LAST, S, SW, TX>;
+    const Part<CHANNELS_LAST, TX, I> part(a);
+    if (!part.exists || part.count <= 0) return;
+    const Row windows(a, part);
+    const T *w = static_cast<const T *>(a.w) + part.k * a.w_channel;
+    const int taps_h = a.r;
+    for (int first = 0; first < part.count; first += ROWS) {
+        A sums[ROWS][TX] = {};
+        const int top = (part.residue + (int)a.phases_h * (part.first + first)) * (int)a.stride_h - (int)a.pad_h;
+        const int live = min(ROWS, part.count - first), rows = (live - 1) * SH + taps_h;
+        for (int t = 0; t < rows; ++t) {
+            A now[Row::COUNT];
+            windows.load(now, a, top + t * (int)a.dilation_h, true);
+#pragma unroll
+            for (int o = 0; o < ROWS; ++o) {
+                const int r = t - o * SH;
+                if (r < 0 || r >= taps_h || o >= live) continue;
+                const T *taps = w + r * S * a.w_tap;
+#pragma unroll
+                for (int s = 0; s < S; ++s) {
+                    const A weight = upcast(taps[s * a.w_tap]);
+#pragma unroll
+                    for (int j = 0; j < TX; ++j) sums[o][j] += now[Row::place(j, s)] * weight;
+                }
+            }
+        }
+#pragma unroll
+        for (int o = 0; o < ROWS; ++o)
+            if (o < live) store_row<T, ACTIVATION>(a, part, first + o, sums[o]);
+    }
+}

@@ -1,0 +1,108 @@
+"""cuda.depthwise without a GPU: kernels compile without spills, and by emulation compute the convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import emulated
+from emulated.verify import check
+from tapwise import dispatch
+from tapwise.cuda.jit import compile as compiler
+from tapwise.cuda.jit.device import H200
+from tapwise.ops.conv.cuda.depthwise.columns import Columns
+from tapwise.ops.conv.cuda.depthwise.depthwise import Depthwise
+from tapwise.ops.conv.problem import ConvProblem
+
+ALGORITHM = Depthwise()
+COMPILED = [
+    "n32 c288 h28 w28 k288 r5 s5 pad2 groups288 f16 nhwc bias silu residual",
+    "n32 c256 h28 w28 k256 r7 s7 pad3 groups256 bf16 nhwc",
+    "n32 c256 h56 w56 k256 r31 s31 pad15 groups256 f16 nhwc bias",
+    "n8 c96 h112 w112 k96 r3 s3 stride2 pad1 groups96 nhwc bias gelu",
+    "n8 c64 h28 w28 k64 r7 s7 pad3 groups64",
+    "n1 c64 h28 w28 k64 r9 s9 pad4 groups64 f64",
+]
+EMULATED = [
+    "n2 c20 h9 w19 k20 r3 s3 pad1:0x2:1 groups20 f16 nhwc bias silu residual",
+    "n3 c9 h7 w7 k9 r7 s7 pad3 groups9 bf16 nhwc",
+    "c16 h9 w14 k16 r5 s5 stride2x3 pad2 dilation3x2 groups16 f16 nhwc",
+    "c8 h12 w17 k8 r13 s15 pad6x7 groups8 f16 nhwc bias",
+    "c5 h14 w15 k10 r3 s3 pad2 dilation2 groups5 nhwc relu",
+    "c3 h12 w13 k6 r5 s5 stride2 pad2 groups3 bias",
+    "c3 h10 w11 k3 r7 s7 pad3 groups3 f64 residual",
+    "c2 h9 w20 k2 r2 s31 pad1x15 groups2 bf16",
+]
+
+
+def kinds(problem: ConvProblem) -> Iterator[Any]:
+    """The model's best config of each kernel, and one of another shape."""
+    configs = sorted(ALGORITHM.configs(problem, H200), key=lambda one: ALGORITHM.predict_us(problem, one, H200))
+    for kind in sorted({type(one).__name__ for one in configs}):
+        mine = [one for one in configs if type(one).__name__ == kind]
+        yield mine[0]
+        yield mine[len(mine) * 2 // 3]
+
+
+@pytest.mark.parametrize("text", COMPILED)
+def test_kernels_compile_without_spills(text: str) -> None:
+    problem = ConvProblem.parse(text)
+    for number, config in enumerate(kinds(problem)):
+        for architecture in ("sm_80", "sm_90a", "sm_100a") if number == 0 else ("sm_90a",):
+            _, used = compiler.compile_now(ALGORITHM.source(problem, config), architecture)
+            assert used.spill_bytes == 0, (config, architecture, used)
+
+
+@pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
+@pytest.mark.parametrize("text", EMULATED)
+def test_kernels_compute_the_convolution(text: str) -> None:
+    problem = ConvProblem.parse(text)
+    for number, config in enumerate(kinds(problem)):
+        verdict = check(problem, ALGORITHM, config, backwards=number % 2 == 1)
+        assert verdict, (config, verdict.message)
+
+
+@pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
+@pytest.mark.parametrize("kernel", ["r3 s3 pad1", "r9 s9 pad4"])
+def test_what_is_not_finite_stays_in_its_channel(kernel: str) -> None:
+    """Where the operands' zeros would spread it."""
+    problem = ConvProblem.parse(f"c16 h9 w11 k16 {kernel} groups16 f16 nhwc")
+    inputs = problem.sample(np.random.default_rng(0), False)
+    x, w = inputs.x.copy(), inputs.w.copy()
+    x[0, 3, 4, 5], x[0, 5, 2, 2], x[0, 7, 0, 0], w[2, 0, 1, 1], w[1, 0, 0, 0] = np.inf, np.nan, -np.inf, np.nan, np.inf
+    with np.errstate(all="ignore"):
+        expected = problem.convolve(x, w)
+    for config in kinds(problem):
+        if isinstance(config, Columns):
+            continue
+        y = np.zeros((1, 9, 11, 16), np.float16)
+        arrays = {"x": np.ascontiguousarray(np.moveaxis(x, 1, -1)), "w": w, "y": y}
+        for launch in ALGORITHM.launches(problem, config, H200):
+            emulated.run(launch, arrays)
+        found = np.moveaxis(y, -1, 1).astype(np.float64)
+        finite = np.isfinite(expected)
+        assert np.array_equal(finite, np.isfinite(found)), config
+        assert np.array_equal(found[~finite], expected[~finite], equal_nan=True), config
+        assert np.allclose(found[finite], expected[finite], rtol=1e-2, atol=1e-1), config
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("c8 h9 w9 k8 r3 s3", "one input channel a group"),
+        ("c8 h9 w9 k8 r3 s3 groups4", "one input channel a group"),
+        ("c8 h9 w90 k8 r3 s33 groups8", "up to 31 columns"),
+        ("c8 h9 w300000000 k8 r3 s3 groups8 nhwc", "rows of fewer than 2^31"),
+    ],
+)
+def test_what_it_does_not_take(text: str, why: str) -> None:
+    assert why in str(ALGORITHM.refusal(ConvProblem.parse(text), H200))
+
+
+@pytest.mark.parametrize("order", ["f32", "f32 nhwc", "f64 nhwc", "f16", "f16 nhwc", "bf16", "bf16 nhwc"])
+def test_is_chosen(order: str) -> None:
+    problem = ConvProblem.parse(f"n8 c96 h28 w28 k96 r7 s7 pad3 groups96 {order}")
+    assert dispatch.choose(problem, H200).algorithm == "cuda.depthwise"
