@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import emulated
@@ -49,6 +50,21 @@ def test_kernels_by_emulation(text: str, words: str) -> None:
     problem = ConvProblem.parse(text)
     verdict = check(problem, ALGORITHM, config_of(problem, words), backwards=len(text) % 2 == 0)
     assert verdict.verified, verdict.message
+
+
+@pytest.mark.skipif(not emulated.available(), reason="needs g++")
+@pytest.mark.parametrize("text", ["c40 h9 w9 k37 r3 s3", "c5 h9 w9 k70 r2 s3", "c12 h9 w9 k12 r1 s1 f64 groups4"])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1), (3, 2, 1, 0)])
+def test_filters_are_packed_from_any_strides(text: str, order: tuple[int, ...]) -> None:
+    problem = ConvProblem.parse(text)
+    config = ALGORITHM.configs(problem, H200)[0]
+    memory = np.random.default_rng(0).random([problem.w_shape[axis] for axis in order]).astype(problem.x_dtype)
+    w = memory.transpose(np.argsort(order))
+    wanted = ALGORITHM.pack_on_host(problem, config, w)
+    packed = np.full_like(wanted, np.nan)
+    launch = ALGORITHM.pack_launch(problem, config, tuple(step // w.itemsize for step in w.strides))
+    emulated.run(launch, {"w": memory, "y": packed})
+    np.testing.assert_array_equal(packed, wanted)
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])

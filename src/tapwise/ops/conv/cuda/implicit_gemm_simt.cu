@@ -338,17 +338,32 @@ struct Transposed {
     void *y;
     // y[group][row][pitch]: `rows` terms, of which `taps` times `wide` are taps and their channels. Of w in elements:
     // filters and channels of a group, distances of filters, channels and taps.
-    long long count, rows, pitch, taps, wide, group_k, group_c, taps_w, step_k, step_c, step_r, step_s;
+    long long rows, pitch, taps, wide, group_k, group_c, taps_w, step_k, step_c, step_r, step_s;
+    // Squares of 32 filters and 32 terms.
+    long long tiles_k, tiles_rows;
 };
 
-// Filters side by side for each term, zeros where there is none.
+// Filters side by side for each term, zeros where there is none. A block takes 32 filters and 32 terms, in the order of
+// (k, c, r, s), and transposes them.
 template <typename T> DEVICE void pack_transposed(const Transposed &p) {
-    for (long long i = blockIdx.x * 256ll + threadIdx.x; i < p.count; i += gridDim.x * 256ll) {
-        const long long line = i / p.pitch, filter = i - line * p.pitch, group = line / p.rows,
-                        row = line - group * p.rows, tap = row / p.wide, c = row - tap * p.wide, r = tap / p.taps_w;
-        const bool real = filter < p.group_k && c < p.group_c && tap < p.taps;
-        const long long at =
-            (group * p.group_k + filter) * p.step_k + c * p.step_c + r * p.step_r + (tap - r * p.taps_w) * p.step_s;
-        static_cast<T *>(p.y)[i] = real ? static_cast<const T *>(p.w)[at] : T(0);
+    extern __shared__ __align__(1024) unsigned char memory[];
+    T(*const tile)[33] = reinterpret_cast<T(*)[33]>(memory);
+    const long long at = blockIdx.x / p.tiles_k, filter0 = (blockIdx.x - at * p.tiles_k) * 32,
+                    group = at / p.tiles_rows, first = (at - group * p.tiles_rows) * 32;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const long long read = first + lane, channel = read / p.taps, tap = read - channel * p.taps, r = tap / p.taps_w;
+    const T *const from = static_cast<const T *>(p.w) + group * p.group_k * p.step_k + channel * p.step_c +
+                          r * p.step_r + (tap - r * p.taps_w) * p.step_s;
+    for (int i = warp; i < 32; i += 8) {
+        const long long filter = filter0 + i;
+        tile[i][lane] = channel < p.group_c && filter < p.group_k ? from[filter * p.step_k] : T(0);
+    }
+    __syncthreads();
+    for (int i = warp; i < 32; i += 8) {
+        const long long term = first + i, c = term / p.taps;
+        if (term >= p.rows || filter0 + lane >= p.pitch) continue;
+        // Behind the last tap's channels are rows of zeros.
+        const long long row = c < p.wide ? (term - c * p.taps) * p.wide + c : term;
+        static_cast<T *>(p.y)[(group * p.rows + row) * p.pitch + filter0 + lane] = tile[lane][i];
     }
 }

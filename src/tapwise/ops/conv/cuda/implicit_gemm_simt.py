@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, ClassVar, Final
 
@@ -44,6 +45,8 @@ STAGES: Final = 4
 SPLITS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 # Padding of the last channels of a tap that is still better than terms found one by one.
 WASTE: Final = 1.15
+# Filters and terms that a block transposes.
+SQUARE: Final = 32
 # Bytes of a pixel's or a term's place.
 PLACE: Final = 16
 # Registers of a scheduler for each lane of its warps.
@@ -81,7 +84,8 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         extents = (n + sum(sides) for n, sides in zip(problem.spatial, problem.padding, strict=True))
         if window.is_large(problem) or max(extents) >= INDEX_LIMIT:
             return f"{window.TOO_LARGE}, and as many rows and columns with padding"
-        return None if problem.gemm_k < INDEX_LIMIT >> 1 else "takes fewer than 2^30 terms of a sum"
+        few = max(problem.k, 2 * problem.gemm_k) < INDEX_LIMIT
+        return None if few else "takes fewer than 2^31 filters, and 2^30 terms of a sum"
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         found: list[Config] = []
@@ -131,11 +135,12 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         return max(1, REGISTERS // registers * 4 // (config.threads // 32))
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """The larger of arithmetic and memory, three tenths of the smaller, and the start.
+        """The larger of arithmetic and memory, three tenths of the smaller, the start, and what splitting costs.
 
         Arithmetic: a multiprocessor's share of the blocks, as whole waves, times their steps. A step takes the
         instructions of its warps (multiply-adds, reads of shared memory, copies), or where few warps are there its
-        latency. Start: a launch, the first copies and the last writes; split_k: a second launch, which reads the parts.
+        latency. Memory: every array once, or what the blocks copy, from L2 at 1.3 times the memory's rate. Start: a
+        launch, the first copies and the last writes. Splitting: a second launch, which reads the parts.
         No constant has been measured yet: they are estimates.
         """
         single = problem.dtype == "f32"
@@ -145,9 +150,8 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         room = device.shared_bytes // self.shared_bytes(problem, config)
         together = max(1, min(share, room, self._resident(problem, config)))
         warps = config.threads / 32
-        vector = 16 // problem.itemsize
         products = config.thread_m * config.thread_n * (1 if single else 2)
-        reads = (config.thread_m + config.thread_n) / vector
+        reads = (config.thread_m + config.thread_n) * problem.itemsize / 16
         # A term of all warps: instructions of four schedulers, or pieces read from shared memory, two cycles each.
         term = max(warps / 4 * (products + reads), warps * reads * 2)
         copies = config.pixels * config.depth / config.threads
@@ -157,20 +161,24 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         cycles = share * (steps * max(step, latency / together) + config.thread_m * config.thread_n * warps)
         # Clocks fall to about 0.85 of the highest under full load.
         arithmetic = cycles / (device.gflops / 256 * 0.85 * 1e3)
-        memory = (problem.bytes + 2 * self.workspace_bytes(problem, config, device)) / (device.gbps * 1e3)
-        start = 3.0 if config.split_k == 1 else 4.5
-        return max(arithmetic, memory) + 0.3 * min(arithmetic, memory) + start
+        parts = self.workspace_bytes(problem, config, device)
+        copied = blocks * steps * config.depth * (config.pixels + config.filters) * problem.itemsize
+        memory = max(problem.bytes + parts, copied / 1.3) / (device.gbps * 1e3)
+        split = 1.5 + parts / (device.gbps * 1e3) if config.split_k > 1 else 0.0
+        return max(arithmetic, memory) + 0.3 * min(arithmetic, memory) + 3.0 + split
+
+    def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+        """A launch, and the filters read and written; not measured yet."""
+        return 2.0 + 2 * prod(problem.w_shape) * problem.itemsize / (device.gbps * 1e3)
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         return config.split_k * prod(problem.y_shape) * problem.itemsize if config.split_k > 1 else 0
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        def packer(steps: tuple[int, ...]) -> Launch:
-            return self.pack_launch(problem, config, steps, device)
-
         size = prod(self._packed(problem, config)) * problem.itemsize
+        launches, packer = self.launches(problem, config, device), partial(self.pack_launch, problem, config)
         workspace_bytes = self.workspace_bytes(problem, config, device)
-        return pack.PackedPlan(problem, device, self.launches(problem, config, device), packer, size, workspace_bytes)
+        return pack.PackedPlan(problem, device, launches, packer, size, workspace_bytes)
 
     def _vector(self, problem: ConvProblem) -> int:
         """Elements of y written at once: neighbours along its inner axis."""
@@ -234,17 +242,17 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         terms = self.steps(problem, config) * config.depth
         return problem.groups, terms, round_up(problem.group_k, 16 // problem.itemsize)
 
-    def pack_launch(self, problem: ConvProblem, config: Config, steps: tuple[int, ...], device: Device) -> Launch:
+    def pack_launch(self, problem: ConvProblem, config: Config, steps: tuple[int, ...]) -> Launch:
         """Filters of such strides (elements) to the order of gemm_k."""
         groups, rows, pitch = self._packed(problem, config)
         fields = {
-            "count": groups * rows * pitch, "rows": rows, "pitch": pitch, "taps": prod(problem.kernel),
-            "wide": self._wide(problem, config), "group_k": problem.group_k, "group_c": problem.group_c,
-            "taps_w": problem.kernel[1],
+            "rows": rows, "pitch": pitch, "taps": prod(problem.kernel), "wide": self._wide(problem, config),
+            "group_k": problem.group_k, "group_c": problem.group_c, "taps_w": problem.kernel[1],
+            "tiles_k": ceil_div(pitch, SQUARE), "tiles_rows": ceil_div(rows, SQUARE),
         }  # fmt: skip
         fields |= zip(("step_k", "step_c", "step_r", "step_s"), steps, strict=True)
-        blocks = min(ceil_div(fields["count"], pack.THREADS), pack.BLOCKS_EACH * device.multiprocessors)
-        return Launch(self.pack_source(problem), fields, (blocks, 1, 1), pack.THREADS)
+        grid = (groups * fields["tiles_k"] * fields["tiles_rows"], 1, 1)
+        return Launch(self.pack_source(problem), fields, grid, pack.THREADS, SQUARE * (SQUARE + 1) * problem.itemsize)
 
     def pack_on_host(self, problem: ConvProblem, config: Config, w: Any) -> np.ndarray:
         """What `pack` gives, in NumPy."""
