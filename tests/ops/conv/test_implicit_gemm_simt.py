@@ -21,7 +21,7 @@ EMULATED = [
     ("n3 c33 h5 w5 k33 r3 s3 pad2 dilation2 nhwc residual", "pixels=64 filters=64 thread_m=4 split_k=1"),
     ("n1 c31 h7 w7 k66 r3 s3 pad1:0x0:2 stride2x1 nhwc bias gelu residual", "pixels=128 filters=64 split_k=1"),
     ("n1 c64 h5 w4 k24 r3 s2 pad0:1x1:0", "pixels=32 filters=32 split_k=8"),
-    ("n3 c5 h7 w6 k17 r1 s1", "pixels=256 filters=32 split_k=1"),
+    ("n3 c20 h7 w6 k17 r1 s1", "pixels=256 filters=32 split_k=1"),
     ("n3 c48 h8 w6 k40 r1 s1 silu", "pixels=64 filters=32 split_k=1"),
     ("n3 c30 h7 w6 k10 r1 s1 residual", "pixels=128 filters=16 split_k=1"),
     ("n2 c32 h8 w7 k24 r3 s3 pad1 groups2 stride1x2 nhwc", "filters=16 pixels=128 split_k=4"),

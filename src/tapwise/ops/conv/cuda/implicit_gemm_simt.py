@@ -43,8 +43,10 @@ TILES_F64: Final = (
 )  # fmt: skip
 STAGES: Final = 4
 SPLITS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-# Padding of the last channels of a tap that is still better than terms found one by one.
-WASTE: Final = 1.15
+# Times as many steps, with whole ones of channels, that are still better than terms found one by one.
+WASTE: Final = 1.1
+# Blocks a multiprocessor beyond which nothing is split.
+MOST_BLOCKS: Final = 8
 # Filters and terms that a block transposes.
 SQUARE: Final = 32
 # Bytes of a pixel's or a term's place.
@@ -95,7 +97,8 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
                 continue
             for split_k in SPLITS:
                 config = Config(pixels, filters, thread_m, thread_n, lanes_n, depth, STAGES, split_k)
-                if split_k > 1 and self.steps(problem, config) < 2 * split_k:
+                blocks, steps = self._blocks(problem, config) * split_k, self.steps(problem, config)
+                if split_k > 1 and (steps < 2 * split_k or blocks > MOST_BLOCKS * device.multiprocessors):
                     break
                 if self.shared_bytes(problem, config) <= device.shared_bytes:
                     found.append(config)
@@ -103,7 +106,8 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
 
     def _flat(self, problem: ConvProblem, config: Config) -> bool:
         """Whether terms run over taps and channels as one number: where whole steps of channels waste too much."""
-        return round_up(problem.group_c, config.depth) > WASTE * problem.group_c
+        whole = prod(problem.kernel) * ceil_div(problem.group_c, config.depth)
+        return whole > WASTE * ceil_div(problem.gemm_k, config.depth)
 
     def _wide(self, problem: ConvProblem, config: Config) -> int:
         """Terms of a tap."""
