@@ -43,3 +43,14 @@ def test_more_than_2_31_elements() -> None:
     del y
     columns = tapwise.im2col(x[:, :, :, :7398], (1, 2), stride=(1, 2))
     assert columns.numel() > 1 << 31 and bool((columns == 1).all())
+
+
+@pytest.mark.parametrize("layout", ["contiguous_format", "channels_last"])
+def test_implicit_gemm_simt_of_more_than_2_31_elements(layout: str) -> None:
+    import torch
+
+    x = torch.ones(3, 16, 7000, 7000, device="cuda").contiguous(memory_format=getattr(torch, layout))
+    assert x.numel() > 1 << 31
+    x[-1] = 2
+    y = tapwise.conv2d(x, torch.ones(16, 16, 1, 1, device="cuda"), algorithm="cuda.implicit_gemm_simt")
+    assert bool((y[:-1] == 16).all()) and bool((y[-1] == 32).all())
