@@ -32,13 +32,15 @@ from tapwise.ops.conv.problem import ConvProblem
 KERNEL: Final = "ops/conv/cuda/implicit_gemm_simt.cu"
 # (pixels, filters) of a block, (pixels, filters) of a thread, lanes of a warp along filters, terms a step.
 TILES: Final = (
-    (64, 64, 4, 8, 4, 16), (128, 128, 8, 8, 4, 16), (128, 128, 8, 8, 4, 8), (128, 64, 8, 8, 4, 16),
+    (64, 64, 4, 8, 4, 16), (256, 128, 16, 8, 4, 8), (256, 128, 16, 8, 4, 16), (128, 128, 16, 8, 4, 16),
+    (256, 64, 16, 8, 4, 16), (128, 128, 8, 8, 4, 16), (128, 128, 8, 8, 4, 8), (128, 64, 8, 8, 4, 16),
     (64, 128, 8, 8, 4, 16), (256, 64, 8, 8, 4, 16), (256, 32, 8, 8, 4, 16), (64, 64, 8, 8, 4, 16),
     (128, 32, 8, 8, 4, 16), (128, 32, 8, 4, 4, 16), (64, 32, 8, 4, 4, 16), (32, 64, 4, 8, 4, 16),
     (32, 32, 4, 4, 4, 16), (128, 16, 8, 4, 4, 16), (256, 16, 8, 4, 4, 16), (256, 8, 8, 8, 1, 8), (256, 4, 8, 4, 1, 8),
 )  # fmt: skip
 TILES_F64: Final = (
-    (64, 64, 4, 4, 4, 8), (128, 64, 8, 4, 4, 8), (64, 64, 8, 4, 4, 8), (64, 32, 4, 4, 4, 8), (32, 32, 4, 4, 4, 8),
+    (64, 64, 4, 4, 4, 8), (128, 128, 8, 8, 4, 8), (128, 64, 8, 8, 4, 8), (128, 64, 8, 4, 4, 8),
+    (64, 64, 8, 4, 4, 8), (64, 32, 4, 4, 4, 8), (32, 32, 4, 4, 4, 8),
     (128, 16, 8, 4, 4, 8), (256, 4, 8, 4, 1, 8),
 )  # fmt: skip
 STAGES: Final = 4
@@ -135,7 +137,7 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
     def _resident(self, problem: ConvProblem, config: Config) -> int:
         """Blocks that a multiprocessor is to hold: it bounds the registers."""
         sums = config.thread_m * config.thread_n * problem.itemsize // 4
-        registers = 128 if sums >= 64 else 96 if sums >= 32 else 80
+        registers = 255 if sums > 64 else 128 if sums == 64 else 96 if sums >= 32 else 80
         return max(1, REGISTERS // registers * 4 // (config.threads // 32))
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
