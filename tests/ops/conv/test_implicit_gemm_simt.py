@@ -28,6 +28,7 @@ EMULATED = [
     ("n2 c12 h9 w9 k24 r3 s3 pad1 groups12 nhwc tanh", "filters=4 split_k=1"),
     ("n2 c17 h13 w11 k130 r3 s3 pad1 bias residual relu", "pixels=256 thread_m=16 filters=128 depth=8 split_k=3"),
     ("n2 c20 h9 w13 k70 r3 s3 pad1 f64 residual", "pixels=128 thread_m=8 filters=128 split_k=1"),
+    ("n2 c24 h9 w13 k12 r3 s3 pad1 nhwc relu6", "lanes_n=2 split_k=2"),
     ("n2 c17 h8 w9 k40 r3 s3 pad1 f64 bias sigmoid", "pixels=64 filters=32 split_k=4"),
     ("n2 c16 h5 w5 k34 r1 s1 f64 nhwc residual", "pixels=128 filters=64 split_k=1"),
 ]
