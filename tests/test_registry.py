@@ -63,15 +63,16 @@ REFUSED: dict[tuple[str, str], set[int]] = {
     ("conv", "cuda.implicit_gemm_simt"): {4, 6},
     ("conv", "cuda.direct"): {1, 4, 5, 6, 7},
     ("conv", "cuda.im2col_gemm"): {1, 4, 5, 6},
-    ("conv", "cuda.sliding_window"): {1, 4, 5, 6},
+    ("conv", "cuda.sliding_window"): set(),
+    ("conv", "cuda.depthwise"): {0, 1, 3, 4, 5, 6, 7},
     ("pool", "cpu.simd"): {1, 2},
-    ("filter", "cuda.sliding_window"): {2},
     **{
         key: set()
         for key in (
             ("im2col", "cpu.simd"), ("im2col", "cpu.serial"), ("im2col", "cuda.grid_stride"),
             ("col2im", "cpu.simd"), ("col2im", "cpu.serial"), ("col2im", "cuda.grid_stride"),
             ("pool", "cpu.serial"), ("pool", "cuda.sliding_window"), ("filter", "cpu.tiles"), ("filter", "cpu.serial"),
+            ("filter", "cuda.sliding_window"),
             ("softmax", "cpu.simd"), ("softmax", "cpu.serial"), ("softmax", "cuda.block_reduction"),
             ("reduce", "cpu.simd"), ("reduce", "cpu.serial"), ("reduce", "cuda.block_reduction"),
         )

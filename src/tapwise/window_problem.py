@@ -85,6 +85,12 @@ class WindowProblem(Problem):
         """Extent of the dilated window on each axis."""
         return tuple((r - 1) * d + 1 for r, d in zip(self.kernel, self.dilation, strict=True))
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Where the last window ends on each axis, in the padded image."""
+        windows = zip(self.output, self.stride, self.reach, strict=True)
+        return tuple((count - 1) * stride + reach for count, stride, reach in windows)
+
     @cached_property
     def output(self) -> tuple[int, ...]:
         """Windows on each axis."""

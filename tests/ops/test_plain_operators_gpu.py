@@ -25,7 +25,7 @@ PATCHES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f64", "f16"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16"])
 @pytest.mark.parametrize("text", PATCHES)
 @pytest.mark.parametrize("operator", ["im2col", "col2im"])
 def test_patches(operator: str, text: str, dtype: str) -> None:
@@ -58,7 +58,7 @@ RUNS = [
 ]
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f64", "f16"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16"])
 @pytest.mark.parametrize("text", [*POOLS, *RUNS])
 def test_plain_operators(text: str, dtype: str) -> None:
     problem, device = registry.parse(f"{text} {dtype}"), gpu()

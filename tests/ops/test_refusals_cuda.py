@@ -21,10 +21,7 @@ def algorithms(operator: str) -> list[Algorithm[Config]]:
     ("text", "says"),
     [
         ("c4 h5 w5 k4 r3 s3 dgrad", "fprop"),
-        ("c4 h5 w5 k4 r3 s3 bf16", "bf16"),
         ("c4 w5 k4 s3", "spatial"),
-        ("n0 c4 h5 w5 k4 r3 s3", "nothing"),
-        ("c1 h50000 w50000 k1 r1 s1", "2\\^31"),
     ],
 )
 def test_refusals_say_why(text: str, says: str) -> None:
@@ -39,14 +36,9 @@ def test_refusals_say_why(text: str, says: str) -> None:
     [
         ("maxpool c3 w9 s3", "spatial"),
         ("maxpool n0 c3 h9 w9 r3 s3", "nothing"),
-        ("avgpool c3 h9 w9 r3 s3 bf16", "bf16"),
-        ("avgpool c1 h50000 w50000 r3 s3", "2\\^31"),
         ("reduce sum 3x4x5 axis0,2", "neighbours"),
         ("reduce sum 0x4 axis1", "nothing"),
-        ("reduce sum 3x4 axis1 bf16", "bf16"),
         ("softmax 0x4", "nothing"),
-        ("softmax 3x4 bf16", "bf16"),
-        ("reduce sum 50000x50000x2 axis2", "2\\^31"),
     ],
 )
 def test_plain_operators_refuse_too(text: str, says: str) -> None:

@@ -77,7 +77,8 @@ class Guarded:
 
 @cache
 def _compiled(source: Source) -> ctypes.CDLL:
-    text = _flat(source.text, set())
+    # Arrays of a known size are one block's, and blocks come one after the other.
+    text = re.sub(r"(?<!extern )__shared__", "static", _flat(source.text, set()))
     for pattern, other in _PTX:
         text = re.sub(pattern, other, text)
     (parameters,) = re.findall(r"__grid_constant__ (\w+) p\)", text)

@@ -56,9 +56,9 @@ class BlockReduction(CudaAlgorithm[Config]):
         """The kernels in order, each with its geometry."""
 
     def rejects(self, problem: Any, device: Device) -> str | None:
-        """More runs than a launch has blocks."""
+        """More runs than the threads of a launch."""
         outer, _, inner = problem.collapsed
-        return "takes up to 2^31 runs" if outer * inner >= INDEX_LIMIT else None
+        return f"takes fewer than 2^31 x {THREADS} runs" if outer * inner > (INDEX_LIMIT - 1) * THREADS else None
 
     def configs(self, problem: Any, device: Device) -> Sequence[Config]:
         """Along the last axis a warp or a block a run; along others as many runs side by side as there are, up to a
@@ -80,7 +80,8 @@ class BlockReduction(CudaAlgorithm[Config]):
         if parts > 1:
             found.append(Config(across, down, groups, 1))
         plain = Config(THREADS, 1, 1, 1)
-        return found if plain in found else [*found, plain]
+        found = found if plain in found else [*found, plain]
+        return [one for one in found if ceil_div(runs, one.runs) * one.parts < INDEX_LIMIT]
 
     def predict_us(self, problem: Any, config: Config, device: Device) -> float:
         """Bytes at seven tenths of the bandwidth, or what a run's own thread takes: 0.1 us an element."""

@@ -40,6 +40,11 @@ def counter(count: int) -> str:
     return "unsigned" if count < INDEX_LIMIT else "unsigned long long"
 
 
+def coordinates(*extents: int) -> str:
+    """What a stub begins with (types.cuh) where something is 2^31 or more: elements of an image, ends of windows."""
+    return "#define LARGE\n" if max(extents) >= INDEX_LIMIT else ""
+
+
 def reciprocal(count: int) -> int:
     """2^32 over a number, rounded up: the upper half of a product with it is a division. 0 for 1."""
     return ceil_div(1 << 32, count) if count > 1 else 0

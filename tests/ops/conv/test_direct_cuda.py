@@ -43,6 +43,9 @@ def covered(text: str, config: Config, algorithm: Direct | SlidingWindow) -> np.
 def test_every_output_is_computed_once(text: str) -> None:
     for algorithm in (Direct(), SlidingWindow()):
         for config in algorithm.configs(ConvProblem.parse(text), H200):
+            # Runs of y are tested by emulation (test_answers_cuda.py).
+            if getattr(config, "partition", "") == "run":
+                continue
             assert (covered(text, config, algorithm) == 1).all(), config
 
 

@@ -30,6 +30,15 @@ template <typename T> __device__ __forceinline__ T downcast(typename Arithmetic<
     return Arithmetic<T>::narrow(value);
 }
 
+// Of a place along an axis, and of elements of an image: LARGE where there are 2^31 or more.
+#ifdef LARGE
+using Coordinate = long long;
+using UnsignedCoordinate = unsigned long long;
+#else
+using Coordinate = int;
+using UnsignedCoordinate = unsigned;
+#endif
+
 // NVRTC has no <math.h> to take them from.
 #define POSITIVE_INFINITY __int_as_float(0x7f800000)
 #define NOT_A_NUMBER __int_as_float(0x7fffffff)

@@ -16,7 +16,7 @@ from tapwise.arrays import device as cuda
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan, stream
-from tapwise.cuda.types import DTYPES, INDEX_LIMIT, counter, template_args
+from tapwise.cuda.types import DTYPES, coordinates, counter, template_args
 from tapwise.integers import ceil_div
 from tapwise.ops.filter.edges import MODES
 from tapwise.ops.filter.problem import FilterProblem, limits
@@ -98,7 +98,7 @@ def _list(constants: tuple[float, ...], weights: np.ndarray) -> np.ndarray:
 
 
 class FilterSlidingWindow(CudaAlgorithm[Config]):
-    """Windows of fewer than 2^20 taps an axis; all dtypes but float16."""
+    """Windows of fewer than 2^20 taps an axis; all dtypes, any number of elements."""
 
     operator: ClassVar[str] = "filter"
     id: ClassVar[str] = "cuda.sliding_window"
@@ -106,12 +106,10 @@ class FilterSlidingWindow(CudaAlgorithm[Config]):
     dtypes: ClassVar[None] = None
 
     def rejects(self, problem: FilterProblem, device: Device) -> str | None:
-        if "f16" in (problem.dtype, problem.to):
-            return "takes integers, f32 and f64, not f16"
         if problem.ordered:
             return "adds up in the order of its list, not in scipy's"
-        if max(problem.size) >= 1 << _AXIS_BITS or max(problem.spatial) >= INDEX_LIMIT:
-            return f"takes fewer than 2^{_AXIS_BITS} taps and 2^31 elements an axis"
+        if max(problem.size) >= 1 << _AXIS_BITS:
+            return f"takes fewer than 2^{_AXIS_BITS} taps an axis"
         return None
 
     def configs(self, problem: FilterProblem, device: Device) -> Sequence[Config]:
@@ -144,7 +142,9 @@ class FilterSlidingWindow(CudaAlgorithm[Config]):
             source, to, sums, _OPS[problem.op], integral, integral and problem.to == "u64",
             two and not part and problem.truncates_columns, counter(prod(problem.x_shape)),
         )  # fmt: skip
-        return stub("ops/filter/filter.cu", "filter", template_args(*words), "Filter", config.threads)
+        # Places beyond an edge are reflected at up to twice the size.
+        header = coordinates(*(2 * (size + taps) for size, taps in zip(problem.spatial, problem.size, strict=True)))
+        return stub("ops/filter/filter.cu", "filter", template_args(*words), "Filter", config.threads, header=header)
 
     def launch(self, problem: FilterProblem, config: Config, part: int, device: Device) -> Launch:
         depth, height, width = problem.spatial

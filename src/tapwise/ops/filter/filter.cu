@@ -11,16 +11,21 @@ struct Filter {
     long long depth, height, width, channels, size[3], before[3], mode[3], taps;
 };
 
+template <typename A, typename X> __device__ __forceinline__ A widened(X value) { return A(value); }
+#ifdef WITH_HALF
+template <typename A> __device__ __forceinline__ A widened(__half value) { return A(upcast(value)); }
+#endif
+
 enum Mode { REFLECT, CONSTANT, NEAREST, MIRROR, WRAP };
 enum Op { SUM, LARGEST, SMALLEST };
 
 // The element that stands for one beyond an edge, or -1 for the constant.
-__device__ __forceinline__ int source_index(int index, int length, int mode) {
-    if ((unsigned)index < (unsigned)length) return index;
+__device__ __forceinline__ Coordinate source_index(Coordinate index, Coordinate length, int mode) {
+    if ((UnsignedCoordinate)index < (UnsignedCoordinate)length) return index;
     if (mode == CONSTANT) return -1;
     if (mode == NEAREST) return index < 0 ? 0 : length - 1;
-    const int period = mode == WRAP ? length : mode == MIRROR ? max(1, 2 * length - 2) : 2 * length;
-    const int rest = index % period, reflected = rest < 0 ? rest + period : rest;
+    const Coordinate period = mode == WRAP ? length : mode == MIRROR ? max(Coordinate(1), 2 * length - 2) : 2 * length;
+    const Coordinate rest = index % period, reflected = rest < 0 ? rest + period : rest;
     return reflected < length ? reflected : period - reflected - (mode == MIRROR ? 0 : 1);
 }
 
@@ -29,7 +34,7 @@ __device__ __forceinline__ int source_index(int index, int length, int mode) {
 template <typename T, bool INTEGRAL, bool LARGE, typename A>
 __device__ __forceinline__ T store(A value, A low, A high, A epsilon) {
     if constexpr (!INTEGRAL) {
-        return T(value);
+        return Arithmetic<T>::narrow(value);
     } else {
         value += copysign(epsilon, value);
         value = value > low ? value : low;
@@ -44,7 +49,7 @@ __device__ __forceinline__ T store(A value, A low, A high, A epsilon) {
 // what it gets is truncated to integers. I counts elements.
 template <typename X, typename Y, typename A, int OP, bool INTEGRAL, bool LARGE, bool TRUNCATE, typename I>
 __device__ __forceinline__ void filter(const Filter &a) {
-    const int depth = a.depth, height = a.height, width = a.width, channels = a.channels;
+    const Coordinate depth = a.depth, height = a.height, width = a.width, channels = a.channels;
     const X *x = static_cast<const X *>(a.x);
     Y *y = static_cast<Y *>(a.y);
     // cval, low, high, start, epsilon, how many taps there are; then places and weights, each with room for all of the
@@ -56,10 +61,11 @@ __device__ __forceinline__ void filter(const Filter &a) {
     const double *weights = constants + 6 + a.taps;
     const I row = (I)width * channels, total = (I)depth * height * row, step = (I)gridDim.x * blockDim.x;
     for (I i = blockIdx.x * (I)blockDim.x + threadIdx.x; i < total; i += step) {
-        const int c = i % channels, v = i / channels % width, h = i / row % height, d = i / row / height;
-        const int d0 = d - (int)a.before[0], h0 = h - (int)a.before[1], v0 = v - (int)a.before[2];
-        const bool inside = d0 >= 0 && d0 + (int)a.size[0] <= depth && h0 >= 0 && h0 + (int)a.size[1] <= height &&
-                            v0 >= 0 && v0 + (int)a.size[2] <= width;
+        const Coordinate c = i % channels, v = i / channels % width, h = i / row % height, d = i / row / height;
+        const Coordinate d0 = d - (Coordinate)a.before[0], h0 = h - (Coordinate)a.before[1],
+                         v0 = v - (Coordinate)a.before[2];
+        const bool inside = d0 >= 0 && d0 + (Coordinate)a.size[0] <= depth && h0 >= 0 &&
+                            h0 + (Coordinate)a.size[1] <= height && v0 >= 0 && v0 + (Coordinate)a.size[2] <= width;
         A sum = OP == SUM ? start : A(0);
         auto add = [&](int tap, A value) {
             if constexpr (OP == SUM) sum += A(weights[tap]) * value;
@@ -67,7 +73,8 @@ __device__ __forceinline__ void filter(const Filter &a) {
         };
         for (int tap = 0; tap < taps; ++tap) {
             const long long place = places[tap];
-            int dd = d0 + (int)(place >> 40), hh = h0 + (int)(place >> 20 & 0xfffff), vv = v0 + (int)(place & 0xfffff);
+            Coordinate dd = d0 + (Coordinate)(place >> 40), hh = h0 + (Coordinate)(place >> 20 & 0xfffff),
+                       vv = v0 + (Coordinate)(place & 0xfffff);
             if (!inside) {
                 dd = source_index(dd, depth, a.mode[0]);
                 hh = source_index(hh, height, a.mode[1]);
@@ -77,7 +84,7 @@ __device__ __forceinline__ void filter(const Filter &a) {
                     continue;
                 }
             }
-            add(tap, A(x[((I)dd * height + hh) * row + (I)vv * channels + c]));
+            add(tap, widened<A>(x[((I)dd * height + hh) * row + (I)vv * channels + c]));
         }
         if constexpr (TRUNCATE) {
             y[i] = trunc(sum + copysign(epsilon, sum));

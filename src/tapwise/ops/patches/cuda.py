@@ -17,7 +17,7 @@ from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.partition import PARTITIONS, tile_shape
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
-from tapwise.cuda.types import DTYPES, INDEX_LIMIT, counter, template_args
+from tapwise.cuda.types import DTYPES, coordinates, counter, template_args
 from tapwise.integers import ceil_div
 from tapwise.ops.patches.problem import PatchProblem
 
@@ -54,20 +54,17 @@ class Config(BaseConfig):
 
 
 class Im2colGridStride(CudaAlgorithm[Config]):
-    """Any stride, padding and dilation, 1 to 3 spatial axes; float32, float64, float16."""
+    """Any stride, padding and dilation, 1 to 3 spatial axes, any number of elements; float32, float64, float16 and
+    bfloat16."""
 
     operator: ClassVar[str] = "im2col"
     id: ClassVar[str] = "cuda.grid_stride"
     summary: ClassVar[str] = "a thread writes all taps of a few windows"
-    dtypes: ClassVar[tuple[str, ...]] = ("f32", "f64", "f16", "bf16")
-
-    def rejects(self, problem: PatchProblem, device: Device) -> str | None:
-        if max(prod(problem.spatial), prod(problem.output)) >= INDEX_LIMIT:
-            return "takes images and windows of fewer than 2^31 elements"
-        return None
 
     def configs(self, problem: PatchProblem, device: Device) -> Sequence[Config]:
         few = problem.n * problem.c * prod(problem.output) < FEW * device.multiprocessors
+        if _coordinates(problem):
+            return self.automatic_configs(problem, few)
         parts = [Config(threads, 1, False, partition) for partition in PARTITIONS for threads in PART_THREADS]
         return self.automatic_configs(problem, few) + parts
 
@@ -102,7 +99,7 @@ class Im2colGridStride(CudaAlgorithm[Config]):
             DTYPES[problem.dtype].cpp, config.vector, *_kernel(problem), config.spread,
             config.threads if config.across else 0, config.across, counter(self._threads_needed(problem, config)),
         )  # fmt: skip
-        return stub("ops/patches/patches.cu", "im2col", words, "Patches", config.threads)
+        return stub("ops/patches/patches.cu", "im2col", words, "Patches", config.threads, header=_coordinates(problem))
 
     def launch(self, problem: PatchProblem, config: Config, device: Device) -> Launch:
         p = problem.canonical(3)
@@ -118,7 +115,8 @@ class Im2colGridStride(CudaAlgorithm[Config]):
 
 
 class Col2imGridStride(Im2colGridStride):
-    """Any stride, padding and dilation, 1 to 3 spatial axes; float32, float64, float16 (in float32)."""
+    """Any stride, padding and dilation, 1 to 3 spatial axes, any number of elements; float32, float64, float16
+    and bfloat16 (in float32)."""
 
     operator: ClassVar[str] = "col2im"
     id: ClassVar[str] = "cuda.grid_stride"
@@ -142,7 +140,12 @@ class Col2imGridStride(Im2colGridStride):
             DTYPES[problem.dtype].cpp, config.vector, stride, *_kernel(problem), problem.accumulate,
             counter(self._threads_needed(problem, config)),
         )  # fmt: skip
-        return stub("ops/patches/patches.cu", "col2im", words, "Patches", config.threads)
+        return stub("ops/patches/patches.cu", "col2im", words, "Patches", config.threads, header=_coordinates(problem))
+
+
+def _coordinates(problem: PatchProblem) -> str:
+    """What kernels' stubs begin with: in how many bits they count places."""
+    return coordinates(prod(problem.spatial), prod(problem.output), *problem.ends)
 
 
 def _kernel(problem: PatchProblem) -> tuple[int, ...]:

@@ -20,10 +20,10 @@ template <typename T, int VECTOR> struct __align__(sizeof(T) * VECTOR) Pack { T 
 // blocks of THREADS.
 template <typename T, int VECTOR, int K0, int K1, int K2, bool SPREAD, int THREADS, int ACROSS, typename I>
 __device__ __forceinline__ void im2col(const Patches &a) {
-    const int kernel0 = K0 ? K0 : a.kernel[0], kernel1 = K1 ? K1 : a.kernel[1], kernel2 = K2 ? K2 : a.kernel[2];
-    const int size1 = a.size[1], size2 = a.size[2], out1 = a.out[1], out2 = a.out[2];
+    const Coordinate kernel0 = K0 ? K0 : a.kernel[0], kernel1 = K1 ? K1 : a.kernel[1], kernel2 = K2 ? K2 : a.kernel[2];
+    const Coordinate size1 = a.size[1], size2 = a.size[2], out1 = a.out[1], out2 = a.out[2];
     const long long windows = a.out[0] * out1 * out2, taps = (long long)kernel0 * kernel1 * kernel2;
-    const int window_rows = a.out[0] * out1;
+    const Coordinate window_rows = a.out[0] * out1;
     const I packs = ACROSS ? tiles_of<THREADS, ACROSS>(window_rows, out2) * THREADS : windows / VECTOR;
     const I rows = SPREAD ? a.planes * taps : a.planes;
     const I total = rows * packs, step = gridDim.x * blockDim.x;
@@ -34,25 +34,27 @@ __device__ __forceinline__ void im2col(const Patches &a) {
             first = window_of<THREADS, ACROSS>(first / THREADS, first % THREADS, window_rows, out2);
             if (first >= windows) continue;
         }
-        const int tap = SPREAD ? row % taps : 0;
+        const Coordinate tap = SPREAD ? row % taps : 0;
         const T *x = static_cast<const T *>(a.x) + plane * a.size[0] * size1 * size2;
         T *y = static_cast<T *>(a.y) + (plane * taps + tap) * windows + first;
-        int at0[VECTOR], at1[VECTOR], at2[VECTOR];
+        Coordinate at0[VECTOR], at1[VECTOR], at2[VECTOR];
 #pragma unroll
         for (int v = 0; v < VECTOR; ++v) {
-            const unsigned window = first + v, window_row = window / out2;
-            at0[v] = (int)(window_row / out1) * (int)a.stride[0] - (int)a.pad[0];
-            at1[v] = (int)(window_row % out1) * (int)a.stride[1] - (int)a.pad[1];
-            at2[v] = (int)(window % out2) * (int)a.stride[2] - (int)a.pad[2];
+            const UnsignedCoordinate window = first + v, window_row = window / out2;
+            at0[v] = (Coordinate)(window_row / out1) * (Coordinate)a.stride[0] - (Coordinate)a.pad[0];
+            at1[v] = (Coordinate)(window_row % out1) * (Coordinate)a.stride[1] - (Coordinate)a.pad[1];
+            at2[v] = (Coordinate)(window % out2) * (Coordinate)a.stride[2] - (Coordinate)a.pad[2];
         }
-        auto write = [&](int k0, int k1, int k2) {
-            const int d0 = k0 * (int)a.dilation[0], d1 = k1 * (int)a.dilation[1], d2 = k2 * (int)a.dilation[2];
+        auto write = [&](Coordinate k0, Coordinate k1, Coordinate k2) {
+            const Coordinate d0 = k0 * (Coordinate)a.dilation[0], d1 = k1 * (Coordinate)a.dilation[1],
+                             d2 = k2 * (Coordinate)a.dilation[2];
             Pack<T, VECTOR> values;
 #pragma unroll
             for (int v = 0; v < VECTOR; ++v) {
-                const int i0 = at0[v] + d0, i1 = at1[v] + d1, i2 = at2[v] + d2;
-                const bool real = (unsigned)i0 < (unsigned)a.size[0] && (unsigned)i1 < (unsigned)size1 &&
-                                  (unsigned)i2 < (unsigned)size2;
+                const Coordinate i0 = at0[v] + d0, i1 = at1[v] + d1, i2 = at2[v] + d2;
+                const bool real = (UnsignedCoordinate)i0 < (UnsignedCoordinate)a.size[0] &&
+                                  (UnsignedCoordinate)i1 < (UnsignedCoordinate)size1 &&
+                                  (UnsignedCoordinate)i2 < (UnsignedCoordinate)size2;
                 values.item[v] = real ? x[((long long)i0 * size1 + i1) * size2 + i2] : T(0.f);
             }
             *reinterpret_cast<Pack<T, VECTOR> *>(y) = values;
@@ -62,19 +64,20 @@ __device__ __forceinline__ void im2col(const Patches &a) {
             write(tap / kernel2 / kernel1, tap / kernel2 % kernel1, tap % kernel2);
         } else {
 #pragma unroll(K0 ? K0 : 1)
-            for (int k0 = 0; k0 < kernel0; ++k0)
+            for (Coordinate k0 = 0; k0 < kernel0; ++k0)
 #pragma unroll(K1 ? K1 : 1)
-                for (int k1 = 0; k1 < kernel1; ++k1)
+                for (Coordinate k1 = 0; k1 < kernel1; ++k1)
 #pragma unroll(K2 ? K2 : 1)
-                    for (int k2 = 0; k2 < kernel2; ++k2) write(k0, k1, k2);
+                    for (Coordinate k2 = 0; k2 < kernel2; ++k2) write(k0, k1, k2);
         }
     }
 }
 
 // The window whose tap lies `distance` behind its first element, or -1. STRIDE 0: known at run time only.
-template <int STRIDE> __device__ __forceinline__ int window_at(int distance, int stride, int out) {
+template <int STRIDE>
+__device__ __forceinline__ Coordinate window_at(Coordinate distance, Coordinate stride, Coordinate out) {
     if constexpr (STRIDE > 0) stride = STRIDE;
-    const int window = distance / stride;
+    const Coordinate window = distance / stride;
     return distance >= 0 && window * stride == distance && window < out ? window : -1;
 }
 
@@ -85,44 +88,45 @@ template <typename T, int VECTOR, int STRIDE, int K0, int K1, int K2, bool ACCUM
 __device__ __forceinline__ void col2im(const Patches &a) {
     using A = typename Arithmetic<T>::type;
     static_assert(VECTOR == 1 || STRIDE == 1, "neighbours lie in neighbouring windows");
-    const int kernel0 = K0 ? K0 : a.kernel[0], kernel1 = K1 ? K1 : a.kernel[1], kernel2 = K2 ? K2 : a.kernel[2];
-    const int size1 = a.size[1], packs2 = a.size[2] / VECTOR, out1 = a.out[1], out2 = a.out[2];
+    const Coordinate kernel0 = K0 ? K0 : a.kernel[0], kernel1 = K1 ? K1 : a.kernel[1], kernel2 = K2 ? K2 : a.kernel[2];
+    const Coordinate size1 = a.size[1], packs2 = a.size[2] / VECTOR, out1 = a.out[1], out2 = a.out[2];
     const long long windows = a.out[0] * out1 * out2, taps = (long long)kernel0 * kernel1 * kernel2;
     const I image = a.size[0] * size1 * packs2, total = a.planes * image, step = gridDim.x * blockDim.x;
     for (I i = blockIdx.x * (I)blockDim.x + threadIdx.x; i < total; i += step) {
-        const unsigned place = i % image, row = place / packs2;
-        const int at0 = row / size1 + a.pad[0], at1 = row % size1 + a.pad[1], at2 = place % packs2 * VECTOR + a.pad[2];
+        const UnsignedCoordinate place = i % image, row = place / packs2;
+        const Coordinate at0 = row / size1 + a.pad[0], at1 = row % size1 + a.pad[1],
+                         at2 = place % packs2 * VECTOR + a.pad[2];
         const T *columns = static_cast<const T *>(a.x) + (long long)(i / image) * taps * windows;
         A sum[VECTOR];
 #pragma unroll
         for (int v = 0; v < VECTOR; ++v) sum[v] = 0;
         const bool steps = STRIDE != 1 && a.dilation[1] == 1 && a.dilation[2] == 1;
-        const int step1 = steps ? (int)a.stride[1] : 1, step2 = steps ? (int)a.stride[2] : 1;
-        const int first1 = steps ? at1 % step1 : 0, first2 = steps ? at2 % step2 : 0;
+        const Coordinate step1 = steps ? (Coordinate)a.stride[1] : 1, step2 = steps ? (Coordinate)a.stride[2] : 1;
+        const Coordinate first1 = steps ? at1 % step1 : 0, first2 = steps ? at2 % step2 : 0;
 #pragma unroll(K0 ? K0 : 1)
-        for (int k0 = 0; k0 < kernel0; ++k0) {
-            const int w0 = window_at<0>(at0 - k0 * (int)a.dilation[0], a.stride[0], a.out[0]);
-            auto gather = [&](int k1, int k2) {
-                const int w1 = window_at<STRIDE>(at1 - k1 * (int)a.dilation[1], a.stride[1], out1);
+        for (Coordinate k0 = 0; k0 < kernel0; ++k0) {
+            const Coordinate w0 = window_at<0>(at0 - k0 * (Coordinate)a.dilation[0], a.stride[0], a.out[0]);
+            auto gather = [&](Coordinate k1, Coordinate k2) {
+                const Coordinate w1 = window_at<STRIDE>(at1 - k1 * (Coordinate)a.dilation[1], a.stride[1], out1);
                 const bool real = w0 >= 0 && w1 >= 0;
                 const long long tap = ((long long)k0 * kernel1 + k1) * kernel2 + k2;
                 const T *window_row = columns + tap * windows + (real ? ((long long)w0 * out1 + w1) * out2 : 0);
-                const int distance = at2 - k2 * (int)a.dilation[2];
+                const Coordinate distance = at2 - k2 * (Coordinate)a.dilation[2];
 #pragma unroll
                 for (int v = 0; v < VECTOR; ++v) {
-                    const int w2 = window_at<STRIDE>(distance + v, a.stride[2], out2);
-                    const A value = upcast(window_row[max(w2, 0)]);
+                    const Coordinate w2 = window_at<STRIDE>(distance + v, a.stride[2], out2);
+                    const A value = upcast(window_row[max(w2, Coordinate(0))]);
                     sum[v] += real && w2 >= 0 ? value : A(0);
                 }
             };
             if constexpr (STRIDE == 1) {
 #pragma unroll(K1 ? K1 : 1)
-                for (int k1 = 0; k1 < kernel1; ++k1)
+                for (Coordinate k1 = 0; k1 < kernel1; ++k1)
 #pragma unroll(K2 ? K2 : 1)
-                    for (int k2 = 0; k2 < kernel2; ++k2) gather(k1, k2);
+                    for (Coordinate k2 = 0; k2 < kernel2; ++k2) gather(k1, k2);
             } else {
-                for (int k1 = first1; k1 < kernel1; k1 += step1)
-                    for (int k2 = first2; k2 < kernel2; k2 += step2) gather(k1, k2);
+                for (Coordinate k1 = first1; k1 < kernel1; k1 += step1)
+                    for (Coordinate k2 = first2; k2 < kernel2; k2 += step2) gather(k1, k2);
             }
         }
         Pack<T, VECTOR> *y = reinterpret_cast<Pack<T, VECTOR> *>(static_cast<T *>(a.y) + (long long)i * VECTOR), values;

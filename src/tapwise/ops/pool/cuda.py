@@ -12,7 +12,7 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan, stream
-from tapwise.cuda.types import DTYPES, INDEX_LIMIT, counter, template_args
+from tapwise.cuda.types import DTYPES, coordinates, counter, template_args
 from tapwise.integers import ceil_div
 from tapwise.ops.pool.problem import PoolProblem
 
@@ -40,24 +40,13 @@ class PoolPlan(CudaPlan):
 
 
 class PoolSlidingWindow(CudaAlgorithm[Config]):
-    """Any kernel, stride, padding and dilation, 2 spatial axes, both memory orders, positions too; float32, float64,
-    float16 (means in float32)."""
+    """Any kernel, stride, padding and dilation, 2 spatial axes, both memory orders, any number of elements, positions
+    too; float32, float64, float16 and bfloat16 (means in float32)."""
 
     operator: ClassVar[str] = "pool"
     id: ClassVar[str] = "cuda.sliding_window"
     summary: ClassVar[str] = "one thread an output"
     axes: ClassVar[tuple[int, ...]] = (2,)
-
-    def rejects(self, problem: PoolProblem, device: Device) -> str | None:
-        if prod(problem.spatial) >= INDEX_LIMIT:
-            return "takes planes of fewer than 2^31 elements"
-        # Positions in the padded image are counted in 32 bits.
-        if any(
-            (p - 1) * stride + reach >= INDEX_LIMIT
-            for p, stride, reach in zip(problem.output, problem.stride, problem.reach, strict=True)
-        ):
-            return "takes windows that end before 2^31"
-        return None
 
     def configs(self, problem: PoolProblem, device: Device) -> Sequence[Config]:
         return [Config(256), Config(128), Config(64)]
@@ -77,7 +66,8 @@ class PoolSlidingWindow(CudaAlgorithm[Config]):
             DTYPES[problem.dtype].cpp, problem.op == "max", problem.indices, problem.count_include_pad,
             problem.layout == "nhwc", *kernel, counter(prod(problem.y_shape)),
         )  # fmt: skip
-        return stub("ops/pool/pool.cu", "pool", template_args(*words), "Pooling", config.threads)
+        header = coordinates(prod(problem.spatial), *problem.ends)
+        return stub("ops/pool/pool.cu", "pool", template_args(*words), "Pooling", config.threads, header=header)
 
     def launch(self, problem: PoolProblem, config: Config, device: Device) -> Launch:
         (height, width), (r, s), (p, q) = problem.spatial, problem.kernel, problem.output

@@ -17,31 +17,32 @@ struct Pooling {
 template <typename T, bool LARGEST, bool PLACES, bool COUNT_PADDING, bool CHANNELS_LAST, int R, int S, typename I>
 __device__ __forceinline__ void pool(const Pooling &a) {
     using A = typename Arithmetic<T>::type;
-    const int taps_h = R ? R : a.r, taps_w = S ? S : a.s, height = a.height, width = a.width;
+    const Coordinate taps_h = R ? R : a.r, taps_w = S ? S : a.s, height = a.height, width = a.width;
     const long long step = CHANNELS_LAST ? a.c : 1;
     const I channels = a.c, rows = a.p, columns = a.q, total = a.n * a.c * a.p * a.q;
     for (I i = blockIdx.x * (I)blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
         I rest = i, channel = 0;
         if constexpr (CHANNELS_LAST) channel = rest % channels, rest /= channels;
-        const int q = rest % columns;
+        const Coordinate q = rest % columns;
         rest /= columns;
-        const int p = rest % rows;
+        const Coordinate p = rest % rows;
         // Of the image (channels last) or of the plane.
         const long long outer = rest / rows;
         const T *x = static_cast<const T *>(a.x) + outer * height * width * step + channel;
-        const int top = p * (int)a.stride_h - (int)a.pad_h, left = q * (int)a.stride_w - (int)a.pad_w;
+        const Coordinate top = p * (Coordinate)a.stride_h - (Coordinate)a.pad_h,
+                         left = q * (Coordinate)a.stride_w - (Coordinate)a.pad_w;
         A value = LARGEST ? A(-POSITIVE_INFINITY) : A(0);
         long long place = -1;
-        int count_h = 0, count_w = 0;
+        Coordinate count_h = 0, count_w = 0;
 #pragma unroll(R ? R : 1)
-        for (int r = 0; r < taps_h; ++r) {
-            const int h = top + r * (int)a.dilation_h;
-            const bool inside_h = (unsigned)h < (unsigned)height;
+        for (Coordinate r = 0; r < taps_h; ++r) {
+            const Coordinate h = top + r * (Coordinate)a.dilation_h;
+            const bool inside_h = (UnsignedCoordinate)h < (UnsignedCoordinate)height;
             count_h += COUNT_PADDING ? h < a.end_h : inside_h;
 #pragma unroll(S ? S : 1)
-            for (int s = 0; s < taps_w; ++s) {
-                const int v = left + s * (int)a.dilation_w;
-                const bool inside_w = (unsigned)v < (unsigned)width;
+            for (Coordinate s = 0; s < taps_w; ++s) {
+                const Coordinate v = left + s * (Coordinate)a.dilation_w;
+                const bool inside_w = (UnsignedCoordinate)v < (UnsignedCoordinate)width;
                 if (r == 0) count_w += COUNT_PADDING ? v < a.end_w : inside_w;
                 if (!inside_h || !inside_w) continue;
                 const A one = upcast(x[((long long)h * width + v) * step]);

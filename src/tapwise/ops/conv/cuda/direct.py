@@ -56,7 +56,7 @@ class Config(BaseConfig):
 
 class Direct(CudaAlgorithm[Config]):
     """Few channels, filters of up to 64 taps, strides up to 4, no dilation; any padding and groups; NCHW; float32,
-    float64, float16 (in float32)."""
+    float64, float16 and bfloat16 (in float32)."""
 
     id: ClassVar[str] = "cuda.direct"
     summary: ClassVar[str] = "tiles of the image in shared memory, sums of all output channels in registers"

@@ -147,7 +147,8 @@ def _library() -> bool:
 
 
 class Im2colGemm(CudaAlgorithm[Config]):
-    """Any stride, padding, dilation and groups; NCHW; float32, float64, float16 (in float32).
+    """Any stride, padding, dilation and groups; NCHW; float32, float64, float16 and bfloat16
+    (in float32).
 
     Columns of one image of up to 16 GiB; more images go through together up to 4 GiB.
     """
@@ -178,7 +179,7 @@ class Im2colGemm(CudaAlgorithm[Config]):
         for images in dict.fromkeys((together, 1)):
             found += [Config("shared", size, images) for size in sizes]
             found.append(Config("global", 1, images))
-            plain = not (problem.bias or problem.residual or problem.activation) and problem.dtype != "f16"
+            plain = not (problem.bias or problem.residual or problem.activation) and problem.dtype in ("f32", "f64")
             if plain and _library():
                 found.append(Config("library", 0, images))
         for partition, threads in product(PARTITIONS, PART_THREADS):

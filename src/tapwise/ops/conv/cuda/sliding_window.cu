@@ -62,3 +62,43 @@ __device__ __forceinline__ void sliding_window(const Window &a) {
         }
     }
 }
+
+// Any memory order, any number of elements: threads go through y in the order of its memory. I counts elements, which
+// is an int where there are fewer than 2^31 of them.
+template <typename T, bool CHANNELS_LAST, int ACTIVATION, typename I>
+__device__ __forceinline__ void sliding_window_run(const Window &a) {
+    using A = typename Arithmetic<T>::type;
+    const I channels = a.c, height = a.height, width = a.width, filters = a.k, rows = a.p, columns = a.q;
+    const I taps_h = a.r, taps_w = a.s, group_c = channels / (I)a.groups, group_k = filters / (I)a.groups;
+    const long long step_c = CHANNELS_LAST ? 1 : a.height * a.width, step_w = CHANNELS_LAST ? a.c : 1;
+    const long long step_h = step_w * a.width, total = a.n * a.k * a.p * a.q;
+    for (long long at = blockIdx.x * (long long)blockDim.x + threadIdx.x; at < total;
+         at += gridDim.x * (long long)blockDim.x) {
+        I rest = at, k = 0;
+        if constexpr (CHANNELS_LAST) k = rest % filters, rest /= filters;
+        const I q = rest % columns;
+        rest /= columns;
+        const I p = rest % rows;
+        rest /= rows;
+        if constexpr (!CHANNELS_LAST) k = rest % filters, rest /= filters;
+        const long long first = k / group_k * group_c;
+        const T *x = static_cast<const T *>(a.x) + rest * (a.c * a.height * a.width) + first * step_c;
+        const T *w = static_cast<const T *>(a.w) + k * ((long long)group_c * taps_h * taps_w);
+        const I top = p * (I)a.stride_h - (I)a.pad_h, left = q * (I)a.stride_w - (I)a.pad_w;
+        A sum = 0;
+        for (I r = 0; r < taps_h; ++r) {
+            const I h = top + r * (I)a.dilation_h;
+            for (I s = 0; s < taps_w; ++s) {
+                const I v = left + s * (I)a.dilation_w;
+                const bool real = h >= 0 && h < height && v >= 0 && v < width;
+                const T *pixel = x + (real ? h * step_h + v * step_w : 0);
+                const T *tap = w + r * taps_w + s;
+                // Padding is multiplied too, as above.
+                for (I c = 0; c < group_c; ++c)
+                    sum += (real ? upcast(pixel[c * step_c]) : A(0)) * upcast(tap[c * (long long)(taps_h * taps_w)]);
+            }
+        }
+        static_cast<T *>(a.y)[at] =
+            finish<T, ACTIVATION>(sum, static_cast<const T *>(a.bias), static_cast<const T *>(a.residual), k, at);
+    }
+}

@@ -1,8 +1,9 @@
-"""cuda.sliding_window: one thread an output, its window read from global or from shared memory.
+"""cuda.sliding_window: one thread an output, its window read from global or from shared memory. It takes everything.
 
 Choices: where the window is read from (`memory`), the shape of a block (`partition`: a square of outputs, a piece of a
-row, a piece of a column) and its `threads`. A column of threads reads a different row of the image in every thread, so
-each of its loads touches as many memory sectors as there are threads; that is why it loses.
+row, a piece of a column, a run of y in the order of its memory) and its `threads`. A column of threads reads a
+different row of the image in every thread, so each of its loads touches as many memory sectors as there are threads;
+that is why it loses. A run is for any memory order and any number of elements.
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Final
 
+import numpy as np
+
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.partition import PARTITIONS, tile_shape
 from tapwise.cuda.plan import CudaAlgorithm
-from tapwise.cuda.types import DTYPES, template_args
+from tapwise.cuda.types import DTYPES, INDEX_LIMIT, template_args
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.problem import ConvProblem
@@ -32,7 +35,7 @@ MOST_PLANES: Final = 65535
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """memory: global or shared; partition: block, row or column; threads of a block."""
+    """memory: global or shared; partition: block, row, column or run; threads of a block."""
 
     memory: str
     partition: str
@@ -45,17 +48,18 @@ class Config(BaseConfig):
 
 
 class SlidingWindow(CudaAlgorithm[Config]):
-    """Any stride, padding, dilation and groups; NCHW; float32, float64, float16 (in float32)."""
+    """Any stride, padding, dilation and groups; both memory orders; float32, float64, float16, bfloat16 (in float32);
+    any number of elements."""
 
     id: ClassVar[str] = "cuda.sliding_window"
-    summary: ClassVar[str] = "one thread an output; from global or shared memory; by blocks, rows or columns"
-    layouts: ClassVar[tuple[str, ...]] = ("nchw",)
+    summary: ClassVar[str] = "one thread an output; from global or shared memory; by blocks, rows, columns or runs"
     axes: ClassVar[tuple[int, ...]] = (2,)
-
-    def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        return window.TOO_LARGE if window.is_large(problem) else None
+    takes_empty: ClassVar[bool] = True
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
+        run = Config("global", "run", 256)
+        if problem.layout == "nhwc" or window.is_large(problem) or problem.trivial:
+            return [run]
         found = []
         for threads in THREADS:
             for partition in PARTITIONS:
@@ -63,7 +67,7 @@ class SlidingWindow(CudaAlgorithm[Config]):
                     config = Config(memory, partition, threads)
                     if memory == "global" or self.shared_bytes(problem, config) <= SHARED:
                         found.append(config)
-        return found
+        return [*found, run]
 
     def shared_bytes(self, problem: ConvProblem, config: Config) -> int:
         """A block's part of one input channel, with its halo."""
@@ -83,6 +87,10 @@ class SlidingWindow(CudaAlgorithm[Config]):
 
         And no thread is done before it has waited for its terms: 1.5 us a channel from shared memory, 50 ns a term.
         """
+        if config.partition == "run":
+            # Addresses are worked out for every term.
+            waves = ceil_div(prod(problem.y_shape), 2048 * device.multiprocessors)
+            return max(window.roof_us(problem, device, 0.02, 0.3), waves * 0.05 * problem.gemm_k + 2.0)
         slow = {"block": 1.0, "row": 1.2, "column": 2.0}[config.partition]
         shared, unit = config.memory == "shared", set(problem.stride) == {1}
         slow *= (1.0 if unit else 1.5) if shared else (1.3 if unit else 1.0)
@@ -98,15 +106,35 @@ class SlidingWindow(CudaAlgorithm[Config]):
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         return window.WindowPlan(problem, device, [self.launch(problem, config)])
 
+    def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[Launch]:
+        return [self.launch(problem, config)]
+
+    def pack_on_host(self, problem: ConvProblem, config: Config, w: np.ndarray) -> np.ndarray:
+        """The filters as the kernel reads them."""
+        return np.ascontiguousarray(w)
+
     def source(self, problem: ConvProblem, config: Config) -> Source:
+        if config.partition == "run":
+            large = max(prod(problem.x_shape), prod(problem.y_shape), prod(problem.w_shape)) >= INDEX_LIMIT
+            far = max(reach + size for reach, size in zip(problem.reach, problem.spatial, strict=True)) >= INDEX_LIMIT
+            words = template_args(
+                DTYPES[problem.dtype].cpp, problem.layout == "nhwc", window.ACTIVATIONS[problem.activation],
+                "long long" if large or far else "int",
+            )  # fmt: skip
+            return stub("ops/conv/cuda/sliding_window.cu", "sliding_window_run", words, "Window", config.threads)
         words = template_args(
             DTYPES[problem.dtype].cpp, config.memory == "shared", *config.shape, window.ACTIVATIONS[problem.activation]
         )
         return stub("ops/conv/cuda/sliding_window.cu", "sliding_window", words, "Window", config.threads)
 
     def launch(self, problem: ConvProblem, config: Config) -> Launch:
-        source, (across, down) = self.source(problem, config), config.shape
+        source = self.source(problem, config)
         fields = window.window_fields(problem, source)
+        if config.partition == "run":
+            fields |= {"tiles_q": 1, "tiles_p": 1, "tiles_k": 1}
+            blocks = max(1, ceil_div(prod(problem.y_shape), config.threads))
+            return Launch(source, fields, (min(blocks, INDEX_LIMIT // config.threads), 1, 1), config.threads)
+        across, down = config.shape
         fields |= {"tiles_q": ceil_div(fields["q"], across), "tiles_p": ceil_div(fields["p"], down), "tiles_k": 1}
         grid = (fields["tiles_q"] * fields["tiles_p"], 1, min(problem.n * problem.k, MOST_PLANES))
         return Launch(source, fields, grid, config.threads, self.shared_bytes(problem, config))

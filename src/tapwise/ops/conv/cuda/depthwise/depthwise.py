@@ -47,7 +47,6 @@ class Depthwise(CudaAlgorithm[Kind]):
 
     id: ClassVar[str] = "cuda.depthwise"
     summary: ClassVar[str] = "a filter a channel: columns through registers, or diagonal matrices on tensor cores"
-    dtypes: ClassVar[tuple[str, ...]] = ("f32", "f64", "f16", "bf16")
     axes: ClassVar[tuple[int, ...]] = (2,)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
