@@ -29,6 +29,8 @@ EMULATED = [
     ("n2 c17 h13 w11 k130 r3 s3 pad1 bias residual relu", "pixels=256 thread_m=16 filters=128 depth=8 split_k=3"),
     ("n2 c20 h9 w13 k70 r3 s3 pad1 f64 residual", "pixels=128 thread_m=8 filters=128 split_k=1"),
     ("n2 c24 h9 w13 k12 r3 s3 pad1 nhwc relu6", "lanes_n=2 split_k=2"),
+    ("n2 c19 h9 w8 k47 r2 s3 pad1:0x0 bias", "pixels=128 filters=48 split_k=1"),
+    ("n2 c32 h9 w8 k190 r3 s1 nhwc residual", "pixels=128 filters=96 split_k=2"),
     ("n2 c17 h8 w9 k40 r3 s3 pad1 f64 bias sigmoid", "pixels=64 filters=32 split_k=4"),
     ("n2 c16 h5 w5 k34 r1 s1 f64 nhwc residual", "pixels=128 filters=64 split_k=1"),
 ]
@@ -38,6 +40,8 @@ COMPILED = [
     "n32 c3 h224 w224 k64 r7 s7 stride2 pad3 bias gelu",
     "n32 c96 h28 w28 k96 r3 s3 pad1 nhwc bias silu residual",
     "n2 c33 h20 w20 k37 r3 s3 nhwc tanh",
+    "c3 h640 w640 k96 r3 s3",
+    "c64 h64 w64 k96 r1 s1 silu residual nhwc",
     "n2 c64 h20 w20 k64 r3 s3 pad1 f64 nhwc bias gelu residual",
     "n2 c5 h20 w20 k7 r3 s3 f64 tanh",
 ]

@@ -178,10 +178,9 @@ template <class O> DEVICE void implicit_gemm_simt(const Operands &p) {
     Windows<O> windows(p, begins, terms, group, from);
     if constexpr (O::FLAT)
         for (int ahead = 0; ahead < O::STAGES; ++ahead) windows.find_terms(from + ahead, ahead);
-    // Filters: pieces of 16 bytes, whole rows of a tile apart.
-    constexpr int FILTER_ROW = O::BN / V, PIECES = O::BK * FILTER_ROW, ROWS = O::THREADS / FILTER_ROW,
-                  TURNS = (PIECES + O::THREADS - 1) / O::THREADS;
-    static_assert(O::THREADS % FILTER_ROW == 0);
+    // Filters: pieces of 16 bytes, whole rows of a tile apart; threads beyond the last whole row have none.
+    constexpr int FILTER_ROW = O::BN / V, ROWS = O::THREADS / FILTER_ROW, TURNS = (O::BK + ROWS - 1) / ROWS;
+    static_assert(ROWS > 0);
     const int filter_row = thread / FILTER_ROW, filter = thread % FILTER_ROW * V;
     const bool filter_real = filter0 + filter < (int)p.pitch;
     const T *w =
@@ -191,7 +190,8 @@ template <class O> DEVICE void implicit_gemm_simt(const Operands &p) {
         windows.copy(ring_at + slot * (O::STAGE * SIZE), slot);
 #pragma unroll
         for (int i = 0; i < TURNS; ++i)
-            if (PIECES % O::THREADS == 0 || filter_row + i * ROWS < O::BK)
+            if ((O::BK % ROWS == 0 || filter_row + i * ROWS < O::BK) &&
+                (O::THREADS % FILTER_ROW == 0 || filter_row < ROWS))
                 cp_async<16>(filter_at + slot * (O::STAGE * SIZE) + i * ROWS * O::BN * SIZE, w + i * ROWS * p.pitch,
                              filter_real);
         w += O::BK * p.pitch;
