@@ -1,4 +1,4 @@
-// Depthwise convolution in registers: a thread goes down the rows of a few columns of one output channel.
+// Depthwise convolution in registers: a thread goes down the rows of a few columns of V output channels.
 //
 // x (n, c, h, w), y (n, k, p, q), dense in either memory order; every output channel has one input channel. What a row
 // of x holds for the thread's columns is read once, and goes into all outputs under way that see it.
@@ -22,22 +22,36 @@ struct Columns {
     long long rows, pieces, column_groups;
 };
 
-// A thread's part: output channel k of image n; in all its columns output row residue + phases * (first + o), o <
-// count.
-template <bool CHANNELS_LAST, int TX, typename I> struct Part {
+// V elements beside each other.
+template <typename T, int V> struct __align__(sizeof(T) * V) Channels { T item[V]; };
+template <int V, typename T, typename A> __device__ __forceinline__ void load_channels(A (&to)[V], const T *from) {
+    const Channels<T, V> found = *reinterpret_cast<const Channels<T, V> *>(from);
+#pragma unroll
+    for (int c = 0; c < V; ++c) to[c] = upcast(found.item[c]);
+}
+
+template <int V, typename A>
+__device__ __forceinline__ void multiply_add(A (&sums)[V], const A (&x)[V], const A (&w)[V]) {
+#pragma unroll
+    for (int c = 0; c < V; ++c) sums[c] += x[c] * w[c];
+}
+
+// A thread's part: output channels k to k + V of image n; in all its columns output row residue + phases * (first + o),
+// o < count.
+template <bool CHANNELS_LAST, int V, int TX, typename I> struct Part {
     long long n;
     int k, residue, first, count, q0, q_step;
     bool exists;
 
     __device__ __forceinline__ explicit Part(const Columns &a) {
         I i = blockIdx.x * (I)blockDim.x + threadIdx.x;
-        exists = i < (I)a.n * (I)a.pieces * (I)a.column_groups * (I)a.k;
-        const int fast = CHANNELS_LAST ? a.k : a.column_groups, slow = CHANNELS_LAST ? a.column_groups : a.k;
+        exists = i < (I)a.n * (I)a.pieces * (I)a.column_groups * (I)(a.k / V);
+        const int fast = CHANNELS_LAST ? a.k / V : a.column_groups, slow = CHANNELS_LAST ? a.column_groups : a.k;
         const int inner = i % fast;
         i /= fast;
         const int outer = i % slow;
         i /= slow;
-        k = CHANNELS_LAST ? inner : outer;
+        k = CHANNELS_LAST ? inner * V : outer;
         const int group = CHANNELS_LAST ? outer : inner, piece = i % (I)a.pieces;
         n = i / (I)a.pieces;
         residue = piece % (int)a.phases_h;
@@ -58,7 +72,7 @@ template <bool LARGE> struct Select { using type = unsigned; };
 template <> struct Select<true> { using type = unsigned long long; };
 
 // The elements of a row of x for the columns of a thread: of a class (CHANNELS_LAST) its TX windows share them.
-template <typename T, bool CHANNELS_LAST, int S, int SW, int TX> struct Windows {
+template <typename T, bool CHANNELS_LAST, int V, int S, int SW, int TX> struct Windows {
     using A = typename Arithmetic<T>::type;
     static constexpr int COUNT = CHANNELS_LAST ? (TX - 1) * SW + S : TX * S;
     static_assert(COUNT <= 64);
@@ -81,48 +95,78 @@ template <typename T, bool CHANNELS_LAST, int S, int SW, int TX> struct Windows 
         }
     }
     // Padding is zeros, which are multiplied too: a filter of NaN gives NaN beside the edges.
-    __device__ __forceinline__ void load(A (&v)[COUNT], const Columns &a, int row, bool wanted) const {
+    __device__ __forceinline__ void load(A (&v)[COUNT][V], const Columns &a, int row, bool wanted) const {
         const T *from = x + row * a.x_row;
         const Mask mask = wanted && (unsigned)row < (unsigned)a.height ? inside : 0;
 #pragma unroll
-        for (int m = 0; m < COUNT; ++m)
-            v[m] = mask >> m & 1 ? upcast(from[CHANNELS_LAST ? m * step : m / S * apart + m % S * step]) : A(0);
+        for (int m = 0; m < COUNT; ++m) {
+            const int offset = CHANNELS_LAST ? m * step : m / S * apart + m % S * step;
+            if (mask >> m & 1) load_channels(v[m], from + offset);
+            else
+#pragma unroll
+                for (int c = 0; c < V; ++c) v[m][c] = A(0);
+        }
     }
     static __device__ __forceinline__ constexpr int place(int column, int tap) {
         return CHANNELS_LAST ? column * SW + tap : column * S + tap;
     }
 };
 
-template <typename T, int ACTIVATION, int TX, class P, typename A>
-__device__ __forceinline__ void store_row(const Columns &a, const P &part, int o, const A (&sums)[TX]) {
-    const long long p = part.residue + a.phases_h * (part.first + o);
-    const long long row = part.n * a.y_image + part.k * a.y_channel + p * a.y_row;
-#pragma unroll
-    for (int j = 0; j < TX; ++j) {
-        const int q = part.q0 + j * part.q_step;
-        if (q >= a.q) break;
-        const long long at = row + q * a.y_column;
-        static_cast<T *>(a.y)[at] = finish<T, ACTIVATION>(sums[j], static_cast<const T *>(a.bias),
-                                                          static_cast<const T *>(a.residual), part.k, at);
+// What is added to a thread's sums, and how they go to y.
+template <typename T, int V, int TX, bool BIAS, bool RESIDUAL, int ACTIVATION> struct Epilogue {
+    using A = typename Arithmetic<T>::type;
+    A bias[V];
+    T *y;
+    const T *residual;
+    long long row_step;
+    int step, columns;
+
+    template <class P> __device__ __forceinline__ Epilogue(const Columns &a, const P &part) {
+        if constexpr (BIAS) load_channels(bias, static_cast<const T *>(a.bias) + part.k);
+        const long long row = part.residue + a.phases_h * part.first;
+        const long long at = part.n * a.y_image + part.k * a.y_channel + row * a.y_row + part.q0 * a.y_column;
+        y = static_cast<T *>(a.y) + at, residual = static_cast<const T *>(a.residual) + at;
+        row_step = a.phases_h * a.y_row, step = part.q_step * (int)a.y_column;
+        columns = part.q0 < (int)a.q ? min(TX, ((int)a.q - part.q0 + part.q_step - 1) / part.q_step) : 0;
     }
-}
+    __device__ __forceinline__ void store(int o, const A (&sums)[TX][V]) const {
+        const long long row = o * row_step;
+#pragma unroll
+        for (int j = 0; j < TX; ++j) {
+            if (j >= columns) break;
+            A added[V];
+            if constexpr (RESIDUAL) load_channels(added, residual + row + j * step);
+            Channels<T, V> out;
+#pragma unroll
+            for (int c = 0; c < V; ++c) {
+                A sum = sums[j][c];
+                if constexpr (BIAS) sum += bias[c];
+                if constexpr (RESIDUAL) sum += added[c];
+                out.item[c] = downcast<T>(activate<ACTIVATION>(sum));
+            }
+            *reinterpret_cast<Channels<T, V> *>(y + row + j * step) = out;
+        }
+    }
+};
 
 // All weights in registers, and LIVE rows of outputs under way: after a row of x the oldest of them is done. AHEAD rows
 // of x are on their way.
-template <typename T, bool CHANNELS_LAST, int R, int S, int SH, int SW, int TX, int AHEAD, int ACTIVATION, typename I>
+template <typename T, bool CHANNELS_LAST, int V, int R, int S, int SH, int SW, int TX, int AHEAD, bool BIAS,
+          bool RESIDUAL, int ACTIVATION, typename I>
 __device__ __forceinline__ void depthwise_rolling(const Columns &a) {
     using A = typename Arithmetic<T>::type;
-    using Row = Windows<T, CHANNELS_LAST, S, SW, TX>;
+    using Row = Windows<T, CHANNELS_LAST, V, S, SW, TX>;
     constexpr int LIVE = (R + SH - 1) / SH, PERIOD = LIVE * SH;
-    const Part<CHANNELS_LAST, TX, I> part(a);
+    const Part<CHANNELS_LAST, V, TX, I> part(a);
     if (!part.exists || part.count <= 0) return;
     const Row windows(a, part);
+    const Epilogue<T, V, TX, BIAS, RESIDUAL, ACTIVATION> epilogue(a, part);
 
-    A w[R * S];
+    A w[R * S][V];
 #pragma unroll
     for (int tap = 0; tap < R * S; ++tap)
-        w[tap] = upcast(static_cast<const T *>(a.w)[part.k * a.w_channel + tap * a.w_tap]);
-    A sums[LIVE][TX] = {}, now[Row::COUNT], next[AHEAD][Row::COUNT];
+        load_channels(w[tap], static_cast<const T *>(a.w) + part.k * a.w_channel + tap * a.w_tap);
+    A sums[LIVE][TX][V] = {}, now[Row::COUNT][V], next[AHEAD][Row::COUNT][V];
     const int top = (part.residue + (int)a.phases_h * part.first) * (int)a.stride_h - (int)a.pad_h;
     const int apart = a.dilation_h;
     const int rows = (part.count - 1) * SH + R;
@@ -132,11 +176,13 @@ __device__ __forceinline__ void depthwise_rolling(const Columns &a) {
 #pragma unroll
         for (int i = 0; i < PERIOD; ++i) {
 #pragma unroll
-            for (int m = 0; m < Row::COUNT; ++m) {
-                now[m] = next[0][m];
+            for (int m = 0; m < Row::COUNT; ++m)
 #pragma unroll
-                for (int t = 1; t < AHEAD; ++t) next[t - 1][m] = next[t][m];
-            }
+                for (int c = 0; c < V; ++c) {
+                    now[m][c] = next[0][m][c];
+#pragma unroll
+                    for (int t = 1; t < AHEAD; ++t) next[t - 1][m][c] = next[t][m][c];
+                }
             const int row = base + i + AHEAD;
             windows.load(next[AHEAD - 1], a, top + row * apart, row < rows);
 #pragma unroll
@@ -147,32 +193,36 @@ __device__ __forceinline__ void depthwise_rolling(const Columns &a) {
 #pragma unroll
                 for (int s = 0; s < S; ++s)
 #pragma unroll
-                    for (int j = 0; j < TX; ++j) sums[slot][j] += now[Row::place(j, s)] * w[r * S + s];
+                    for (int j = 0; j < TX; ++j) multiply_add(sums[slot][j], now[Row::place(j, s)], w[r * S + s]);
                 if (r != R - 1) continue;
-                store_row<T, ACTIVATION>(a, part, o, sums[slot]);
+                epilogue.store(o, sums[slot]);
 #pragma unroll
-                for (int j = 0; j < TX; ++j) sums[slot][j] = A(0);
+                for (int j = 0; j < TX; ++j)
+#pragma unroll
+                    for (int c = 0; c < V; ++c) sums[slot][j][c] = A(0);
             }
         }
     }
 }
 
 // ROWS rows of outputs at a time, weights read where they are used: filters of any height.
-template <typename T, bool CHANNELS_LAST, int S, int SH, int SW, int TX, int ROWS, int ACTIVATION, typename I>
+template <typename T, bool CHANNELS_LAST, int V, int S, int SH, int SW, int TX, int ROWS, bool BIAS, bool RESIDUAL,
+          int ACTIVATION, typename I>
 __device__ __forceinline__ void depthwise_blocked(const Columns &a) {
     using A = typename Arithmetic<T>::type;
-    using Row = Windows<T, CHANNELS_LAST, S, SW, TX>;
-    const Part<CHANNELS_LAST, TX, I> part(a);
+    using Row = Windows<T, CHANNELS_LAST, V, S, SW, TX>;
+    const Part<CHANNELS_LAST, V, TX, I> part(a);
     if (!part.exists || part.count <= 0) return;
     const Row windows(a, part);
+    const Epilogue<T, V, TX, BIAS, RESIDUAL, ACTIVATION> epilogue(a, part);
     const T *w = static_cast<const T *>(a.w) + part.k * a.w_channel;
     const int taps_h = a.r;
     for (int first = 0; first < part.count; first += ROWS) {
-        A sums[ROWS][TX] = {};
+        A sums[ROWS][TX][V] = {};
         const int top = (part.residue + (int)a.phases_h * (part.first + first)) * (int)a.stride_h - (int)a.pad_h;
         const int live = min(ROWS, part.count - first), rows = (live - 1) * SH + taps_h;
         for (int t = 0; t < rows; ++t) {
-            A now[Row::COUNT];
+            A now[Row::COUNT][V];
             windows.load(now, a, top + t * (int)a.dilation_h, true);
 #pragma unroll
             for (int o = 0; o < ROWS; ++o) {
@@ -181,14 +231,15 @@ __device__ __forceinline__ void depthwise_blocked(const Columns &a) {
                 const T *taps = w + r * S * a.w_tap;
 #pragma unroll
                 for (int s = 0; s < S; ++s) {
-                    const A weight = upcast(taps[s * a.w_tap]);
+                    A weight[V];
+                    load_channels(weight, taps + s * a.w_tap);
 #pragma unroll
-                    for (int j = 0; j < TX; ++j) sums[o][j] += now[Row::place(j, s)] * weight;
+                    for (int j = 0; j < TX; ++j) multiply_add(sums[o][j], now[Row::place(j, s)], weight);
                 }
             }
         }
 #pragma unroll
         for (int o = 0; o < ROWS; ++o)
-            if (o < live) store_row<T, ACTIVATION>(a, part, first + o, sums[o]);
+            if (o < live) epilogue.store(first + o, sums[o]);
     }
 }

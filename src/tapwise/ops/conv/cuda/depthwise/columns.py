@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Final
 
@@ -32,10 +33,11 @@ REGISTERS: Final = 1 << 16
 
 @dataclass(frozen=True)
 class Columns(BaseConfig):
-    """kernel: "rolling" or "blocked"; `columns` of outputs that a thread computes, `rows` of them down a column; rows
-    of x `ahead` (rolling) or rows of outputs at a time (blocked)."""
+    """kernel: "rolling" or "blocked"; `channels` and `columns` of outputs that a thread computes, `rows` of them down a
+    column; rows of x `ahead` (rolling) or rows of outputs at a time (blocked)."""
 
     kernel: str
+    channels: int
     columns: int
     rows: int
     ahead: int
@@ -55,22 +57,25 @@ def unsuited(problem: ConvProblem) -> str | None:
 def configs(problem: ConvProblem) -> Iterator[Columns]:
     p = ceil_div(problem.output[0], phases(problem)[0])
     heights = sorted({*(ceil_div(p, pieces) for pieces in (1, 2, 4)), *(min(p, rows) for rows in (16, 8, 4, 2))})
-    for kernel, columns, ahead in _kinds(problem):
+    for kernel, channels, columns, ahead in _kinds(problem):
         for rows in reversed(heights):
             if kernel == "rolling" or rows >= min(ahead, p):
-                yield Columns(kernel, columns, rows, ahead)
+                yield Columns(kernel, channels, columns, rows, ahead)
 
 
-def _kinds(problem: ConvProblem) -> Iterator[tuple[str, int, int]]:
-    """(kernel, columns, ahead): what is compiled."""
+def _kinds(problem: ConvProblem) -> Iterator[tuple[str, int, int, int]]:
+    """(kernel, channels, columns, ahead): what is compiled."""
     (r, s), size, stride_h = problem.kernel, _words(problem), steps(problem)[0]
     last, wide = problem.layout == "nhwc", ceil_div(problem.output[1], phases(problem)[1])
     large = r * s * size > MOST_TAPS or stride_h > MOST_STRIDE
-    for columns in (4, 8, 2, 1) if last else (1, 2):
+    for channels, columns in product((2, 4, 1), (4, 2, 8, 1)) if last else ((1, 1), (1, 2)):
         if columns > 1 and (columns >= 2 * wide or _window(problem, columns) > MOST_WINDOW):
             continue
+        # Channels side by side are one load: as many filters, and a piece of 16 bytes at most.
+        if channels > 1 and (problem.group_k > 1 or problem.c % channels or channels * problem.itemsize > 16):
+            continue
         for ahead in BLOCK_ROWS if large else AHEAD:
-            kind = "blocked" if large else "rolling", columns, ahead
+            kind = "blocked" if large else "rolling", channels, columns, ahead
             many = large and ahead > 1 and stride_h > 2
             if _values(problem, *kind) <= MOST_VALUES and not many:
                 yield kind
@@ -87,16 +92,17 @@ def _window(problem: ConvProblem, columns: int) -> int:
     return (columns - 1) * steps(problem)[1] + s if problem.layout == "nhwc" else columns * s
 
 
-def _values(problem: ConvProblem, kernel: str, columns: int, ahead: int) -> int:
+def _values(problem: ConvProblem, kernel: str, channels: int, columns: int, ahead: int) -> int:
     """Registers for weights, sums and elements of x."""
     (r, s), window = problem.kernel, _window(problem, columns)
     if kernel == "blocked":
-        return (ahead * columns + window) * _words(problem)
-    return (r * s + ceil_div(r, steps(problem)[0]) * columns + (ahead + 1) * window) * _words(problem)
+        return (ahead * columns + window) * channels * _words(problem)
+    sums = ceil_div(r, steps(problem)[0]) * columns
+    return (r * s + sums + (ahead + 1) * window) * channels * _words(problem)
 
 
 def _threads(problem: ConvProblem, config: Columns) -> int:
-    return problem.n * problem.k * prod(_parts(problem, config))
+    return problem.n * (problem.k // config.channels) * prod(_parts(problem, config))
 
 
 def _parts(problem: ConvProblem, config: Columns) -> tuple[int, int]:
@@ -111,13 +117,13 @@ def _parts(problem: ConvProblem, config: Columns) -> tuple[int, int]:
 def predict_us(problem: ConvProblem, config: Columns, device: Device) -> float:
     """Instructions of all threads, rows one after the other where threads are few, and memory: estimates.
 
-    A thread's multiply-adds, three instructions an element that it reads, six one that it writes.
+    A thread's multiply-adds, three instructions a piece that it reads, six one that it writes.
     """
     (r, s), stride_h = problem.kernel, steps(problem)[0]
     blocks = ceil_div(config.rows, config.ahead) if config.kernel == "blocked" else 1
     rows = (config.rows - blocks) * stride_h + blocks * r
-    each = config.rows * config.columns * (r * s + 6) + rows * _window(problem, config.columns) * 3 + 60
-    each += config.rows * r * s if config.kernel == "blocked" else r * s
+    each = config.rows * config.columns * (r * s * config.channels + 6) + rows * _window(problem, config.columns) * 3
+    each += 60 + (config.rows * r * s if config.kernel == "blocked" else r * s)
     cycles_us = device.gflops / 256 * 1e3
     compute = each * _threads(problem, config) * _words(problem) / (128 * device.multiprocessors * cycles_us * 0.7)
     apart = config.ahead if config.kernel == "rolling" else 1
@@ -130,7 +136,7 @@ def min_blocks_per_sm(problem: ConvProblem, config: Columns) -> int:
     """Blocks that registers leave room for."""
     # With one column there are more addresses than values; weights are read ahead of their use.
     others = OTHER_REGISTERS + (50 if config.kernel == "blocked" else 12 if config.columns == 1 else 0)
-    taken = _values(problem, config.kernel, config.columns, config.ahead) + others * _words(problem)
+    taken = _values(problem, config.kernel, config.channels, config.columns, config.ahead) + others * _words(problem)
     taken += FUNCTION_REGISTERS * _words(problem) * (problem.activation in window.FUNCTIONS)
     return max(1, min(8, REGISTERS // (taken * THREADS)))
 
@@ -142,12 +148,11 @@ def source(problem: ConvProblem, config: Columns) -> Source:
     last, after = problem.layout == "nhwc", window.ACTIVATIONS[problem.activation]
     index = counter(_threads(problem, config) + THREADS)
     if config.kernel == "rolling":
-        sizes: tuple[int, ...] = (r, s, stride_h, across)
+        sizes: tuple[int, ...] = (config.channels, r, s, stride_h, across)
     else:
-        sizes = (s, stride_h if config.ahead > 1 else 1, across)
-    arguments = template_args(
-        DTYPES[problem.dtype].cpp, last, *sizes, config.columns, config.ahead, after, index
-    )  # fmt: skip
+        sizes = (config.channels, s, stride_h if config.ahead > 1 else 1, across)
+    end = problem.bias, problem.residual, after, index
+    arguments = template_args(DTYPES[problem.dtype].cpp, last, *sizes, config.columns, config.ahead, *end)
     file, blocks = "ops/conv/cuda/depthwise/columns.cu", min_blocks_per_sm(problem, config)
     return stub(file, f"depthwise_{config.kernel}", arguments, "Columns", THREADS, blocks)
 
