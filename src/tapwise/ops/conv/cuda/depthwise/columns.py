@@ -135,7 +135,7 @@ def predict_us(problem: ConvProblem, config: Columns, device: Device) -> float:
 def min_blocks_per_sm(problem: ConvProblem, config: Columns) -> int:
     """Blocks that registers leave room for."""
     # With one column there are more addresses than values; weights are read ahead of their use.
-    others = OTHER_REGISTERS + (50 if config.kernel == "blocked" else 12 if config.columns == 1 else 0)
+    others = OTHER_REGISTERS + (50 if config.kernel == "blocked" else 32 if config.columns == 1 else 0)
     taken = _values(problem, config.kernel, config.channels, config.columns, config.ahead) + others * _words(problem)
     taken += FUNCTION_REGISTERS * _words(problem) * (problem.activation in window.FUNCTIONS)
     return max(1, min(8, REGISTERS // (taken * THREADS)))
