@@ -29,6 +29,11 @@ template <class Traits> struct Tile : Traits {
     static DEVICE constexpr int tap_bytes(int s) { return (s % B::SW * RUN + s / B::SW) * PITCH; }
 };
 
+template <int COUNT> DEVICE void clear(float (&sums)[COUNT][4]) {
+#pragma unroll
+    for (int i = 0; i < COUNT * 4; ++i) sums[i / 4][i % 4] = 0.0f;
+}
+
 template <class Traits> DEVICE void depthwise_diagonal(const Diagonal &a) {
     using P = Tile<Traits>;
     using T = typename P::T;
@@ -81,7 +86,9 @@ template <class Traits> DEVICE void depthwise_diagonal(const Diagonal &a) {
     // Weights as operands: only a lane in four has one that is not zero, in one half of its words.
     const int octet = warp % P::OCTETS, mine = channel0 + octet * 8 + lane / 4;
     const bool on_diagonal = lane / 8 == lane % 4 && mine < (int)a.c, upper = lane / 4 % 2;
-    const unsigned low_half = upper ? 0x1044 : 0x4410, high_half = upper ? 0x3244 : 0x4432;
+    unsigned low_half = upper ? 0x1044 : 0x4410, high_half = upper ? 0x3244 : 0x4432;
+    // Kept, not worked out again.
+    asm volatile("" : "+r"(low_half), "+r"(high_half));
     unsigned w[P::R][P::PAIRS];
     bool finite = true;
     begin_dependent();
@@ -119,14 +126,15 @@ template <class Traits> DEVICE void depthwise_diagonal(const Diagonal &a) {
             if (!strip.exists || q >= (int)a.q || stored >= (int)a.c) at[m][e] = -1;
         }
     }
-    bool wrong = false;
+    // 0, or NaN once a sum was not finite: then the products with the diagonal's zeros made NaN.
+    float check = 0.0f;
     float bias[2] = {};
     if constexpr (P::BIAS) {
         const T *from_bias = static_cast<const T *>(a.bias);
         if (stored < (int)a.c) bias[0] = Element<T>::to_float(from_bias[stored]);
         if (stored + 1 < (int)a.c) bias[1] = Element<T>::to_float(from_bias[stored + 1]);
     }
-    float sums[P::LIVE][P::MTILES][4] = {};
+    float sums[P::LIVE][P::MTILES][4];
     for (int stage = 0; stage * P::PERIOD < rows; ++stage) {
         cp_async_wait<P::STAGES - 2>();
         __syncthreads();
@@ -151,7 +159,10 @@ template <class Traits> DEVICE void depthwise_diagonal(const Diagonal &a) {
             for (int r = t % P::SH; r < P::R; r += P::SH) {
                 const int back = (t - r + P::PERIOD) / P::SH - P::LIVE, slot = (back + P::LIVE) % P::LIVE;
                 const int o = stage * P::LIVE + back;
-                if (o < 0 || o >= count || !counts) continue;
+                if (o < 0 || o >= count) continue;
+                // The first tap begins the sums.
+                if (r == 0) clear(sums[slot]);
+                if (!counts) continue;
 #pragma unroll
                 for (int i = 0; i < P::PAIRS; ++i) {
                     const unsigned weights[2] = {select_bytes(w[r][i], low_half), select_bytes(w[r][i], high_half)};
@@ -168,13 +179,14 @@ template <class Traits> DEVICE void depthwise_diagonal(const Diagonal &a) {
             for (int m = 0; m < P::MTILES; ++m)
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
-                    float &low = sums[slot][m][2 * e], &high = sums[slot][m][2 * e + 1];
-                    if (at[m][e] >= 0) wrong |= store_pixel<P>(a, stored, at[m][e] + o * y_row, low, high, bias);
-                    low = high = 0.0f;
+                    const float low = sums[slot][m][2 * e], high = sums[slot][m][2 * e + 1];
+                    check += low * 0.0f;
+                    check += high * 0.0f;
+                    if (at[m][e] >= 0) store_pixel<P>(a, stored, at[m][e] + o * y_row, low, high, bias);
                 }
         }
     }
-    if (!wrong) return;
+    if (check == 0.0f) return;
     for (int i = 0; i < count * P::MTILES * 2; ++i) {
         const int o = i / (P::MTILES * 2), m = i / 2 % P::MTILES, e = i % 2;
         const int segment = (warp / P::OCTETS * P::MTILES + m) * 2 + e;

@@ -135,8 +135,10 @@ template <class Traits> DEVICE void depthwise_diagonal_large(const Diagonal &a) 
                 if (row + o >= count) break;
                 const int p = residue + (int)a.phases_h * (first + row + o);
                 const int at = ((strip.n * (int)a.p + p) * (int)a.q + q) * (int)a.c + stored;
-                if (store_pixel<P>(a, stored, at, sums[o][m][2 * e], sums[o][m][2 * e + 1], bias))
-                    store_again<P>(a, strip.n, stored, p, q, at, bias[0], bias[1]);
+                const float low = sums[o][m][2 * e], high = sums[o][m][2 * e + 1];
+                store_pixel<P>(a, stored, at, low, high, bias);
+                // The products with the diagonal's zeros made NaN of what is not finite.
+                if (low * 0.0f + high * 0.0f != 0.0f) store_again<P>(a, strip.n, stored, p, q, at, bias[0], bias[1]);
             }
         }
 }
