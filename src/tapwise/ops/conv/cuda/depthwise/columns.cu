@@ -7,6 +7,7 @@
 // phases = dilation / gcd(stride, dilation). In one class rows of x are `dilation` apart, and outputs are SH = stride /
 // gcd such rows apart. So dilation costs nothing, and strides are small numbers that are known here.
 #include "activation.cuh"
+#include "cp_async.cuh"
 
 struct Columns {
     const void *x, *w;
@@ -160,6 +161,7 @@ __device__ __forceinline__ void depthwise_rolling(const Columns &a) {
     const Part<CHANNELS_LAST, V, TX, I> part(a);
     if (!part.exists || part.count <= 0) return;
     const Row windows(a, part);
+    begin_dependent();
     const Epilogue<T, V, TX, BIAS, RESIDUAL, ACTIVATION> epilogue(a, part);
 
     A w[R * S][V];
@@ -214,6 +216,7 @@ __device__ __forceinline__ void depthwise_blocked(const Columns &a) {
     const Part<CHANNELS_LAST, V, TX, I> part(a);
     if (!part.exists || part.count <= 0) return;
     const Row windows(a, part);
+    begin_dependent();
     const Epilogue<T, V, TX, BIAS, RESIDUAL, ACTIVATION> epilogue(a, part);
     const T *w = static_cast<const T *>(a.w) + part.k * a.w_channel;
     const int taps_h = a.r;

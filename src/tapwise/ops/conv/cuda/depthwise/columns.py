@@ -12,6 +12,7 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.plan import has_dependent_launches
 from tapwise.cuda.types import DTYPES, INDEX_LIMIT, counter, template_args
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import window
@@ -157,7 +158,7 @@ def source(problem: ConvProblem, config: Columns) -> Source:
     return stub(file, f"depthwise_{config.kernel}", arguments, "Columns", THREADS, blocks)
 
 
-def launch(problem: ConvProblem, config: Columns) -> Launch:
+def launch(problem: ConvProblem, config: Columns, device: Device) -> Launch:
     made = source(problem, config)
     (height, width), (p, q), (r, s) = problem.spatial, problem.output, problem.kernel
     pieces, groups = _parts(problem, config)
@@ -171,4 +172,5 @@ def launch(problem: ConvProblem, config: Columns) -> Launch:
     else:
         fields |= {"x_channel": height * width, "x_row": width, "x_column": 1, "w_channel": r * s}
         fields |= {"y_channel": p * q, "y_row": q, "y_column": 1, "w_tap": 1}
-    return Launch(made, fields, (ceil_div(_threads(problem, config), THREADS), 1, 1), THREADS)
+    grid, dependent = (ceil_div(_threads(problem, config), THREADS), 1, 1), has_dependent_launches(device)
+    return Launch(made, fields, grid, THREADS, dependent=dependent)

@@ -84,7 +84,7 @@ class Depthwise(CudaAlgorithm[Kind]):
             return [diagonal.launch(problem, config, device)]
         if isinstance(config, DiagonalLarge):
             return [diagonal_large.launch(problem, config, device)]
-        return [columns.launch(problem, config)]
+        return [columns.launch(problem, config, device)]
 
     def pack_on_host(self, problem: ConvProblem, config: Kind, w: np.ndarray) -> np.ndarray:
         """The filters as the kernel reads them."""

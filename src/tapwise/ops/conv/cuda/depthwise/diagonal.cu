@@ -89,23 +89,29 @@ template <class Traits> DEVICE void depthwise_diagonal(const Diagonal &a) {
     unsigned low_half = upper ? 0x1044 : 0x4410, high_half = upper ? 0x3244 : 0x4432;
     // Kept, not worked out again.
     asm volatile("" : "+r"(low_half), "+r"(high_half));
-    unsigned w[P::R][P::PAIRS];
-    bool finite = true;
-    begin_dependent();
+    // Under way while the first rows are copied; before the launch before has ended, where it does not write them.
+    if (!a.weights_ready) begin_dependent();
     const unsigned short *taps = static_cast<const unsigned short *>(a.w) + (on_diagonal ? mine : 0) * P::R * P::S;
+    unsigned short weights[P::R * P::S];
 #pragma unroll
-    for (int r = 0; r < P::R; ++r)
-#pragma unroll
-        for (int i = 0; i < P::PAIRS; ++i) {
-            w[r][i] = on_diagonal ? pair_of_taps<P::S>(taps + r * P::S, i) : 0;
-            finite &= finite_pair<T>(w[r][i]);
-        }
-    finite = __all_sync(0xffffffffu, finite);
+    for (int tap = 0; tap < P::R * P::S; ++tap) weights[tap] = on_diagonal ? taps[tap] : 0;
+    if (a.weights_ready) begin_dependent();
 #pragma unroll
     for (int stage = 0; stage < P::STAGES - 1; ++stage) {
         copy_stage(stage);
         cp_async_commit();
     }
+    unsigned w[P::R][P::PAIRS];
+    bool finite = true;
+#pragma unroll
+    for (int r = 0; r < P::R; ++r)
+#pragma unroll
+        for (int i = 0; i < P::PAIRS; ++i) {
+            const unsigned next = 2 * i + 1 < P::S ? weights[r * P::S + (2 * i + 1 < P::S ? 2 * i + 1 : 0)] : 0;
+            w[r][i] = weights[r * P::S + 2 * i] | next << 16;
+            finite &= finite_pair<T>(w[r][i]);
+        }
+    finite = __all_sync(0xffffffffu, finite);
 
     // This lane's pixels: as rows of ldmatrix, and as those that it stores.
     unsigned begins[P::MTILES];

@@ -12,12 +12,11 @@ struct Diagonal {
     long long stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w, phases_h, phases_w;
     // Output rows of a block; strips along a row of y, all images' strips, blocks of them and of channels.
     long long rows, strips_row, strips, strip_groups, channel_blocks;
+    // The filters were written before all that is still to run.
+    long long weights_ready;
 };
 
-// Weights of taps 2 i and 2 i + 1 of a row in a word, 0 beyond the last.
-template <int S> DEVICE unsigned pair_of_taps(const unsigned short *row, int i) {
-    return row[2 * i] | (2 * i + 1 < S ? (unsigned)row[2 * i + 1] << 16 : 0);
-}
+// Whether two weights in a word are numbers.
 template <typename T> DEVICE bool finite_pair(unsigned pair) {
     const float low = Element<T>::to_float(T{(unsigned short)pair}),
                 high = Element<T>::to_float(T{(unsigned short)(pair >> 16)});
