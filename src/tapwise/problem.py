@@ -17,6 +17,7 @@ import numpy as np
 
 from tapwise.arguments import LARGEST, shown
 from tapwise.errors import InvalidProblem
+from tapwise.forks import cached_property
 
 Direction = Literal["fprop", "dgrad", "wgrad"]
 
@@ -92,7 +93,7 @@ class Problem:
     def y_dtype(self) -> np.dtype[Any]:
         return self.x_dtype
 
-    @property
+    @cached_property
     def itemsize(self) -> int:
         """Bytes of an element of x."""
         return self.x_dtype.itemsize
