@@ -29,7 +29,7 @@ _held = threading.local()
 class cached_property(Generic[T]):
     """As functools' own, without the lock that Python 3.11 holds meanwhile: a child forked then would wait for ever.
 
-    Choosing among the 300 configs of a convolution takes 44 ms with it, and 84 with functools' own and no lock.
+    Choosing among 420 configs of a convolution took 44 ms with it, and 84 with functools' own and no lock.
     """
 
     def __init__(self, function: Callable[[Any], T]) -> None:

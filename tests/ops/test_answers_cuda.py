@@ -12,7 +12,9 @@ import pytest
 
 import emulated
 from tapwise import dispatch, registry
+from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
+from tapwise.cuda.types import WIDE
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.reduce.problem import REDUCTIONS
@@ -111,12 +113,37 @@ def test_the_family_in_bfloat16(text: str, large: bool) -> None:
     y, places = laid(problem, np.zeros(problem.y_shape, problem.y_dtype)), laid(problem, np.zeros(problem.y_shape, int))
     for launch in launches:
         if large:
-            launch.source = replace(launch.source, text=f"#define LARGE\n{launch.source.text}")
+            launch.source = replace(launch.source, text=WIDE + launch.source.text)
         emulated.run(launch, {"x": laid(problem, inputs.x), "y": y, "places": places})
     verdict = compare(back(problem, y), *problem.reference(inputs, algorithm), problem.y_dtype)
     assert verdict, verdict.message
     if problem.gives_positions:
         assert np.array_equal(back(problem, places), problem.positions(inputs.x))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "filter gaussian sigma1 h3 w3000000000 u8",
+        "filter laplace h3 w3000000000 u64",
+        "filter maximum size5 h9 w9 f16",
+        "filter gaussian sigma1 h9 w9 f16 to:f32",
+        "filter correlate r3 s3 h9 w9 f16 to:i16",
+        "filter box size3 h9 w9 u8 to:f16",
+        "maxpool c1 h3 w3000000000 r3 s3 f16",
+        "im2col c1 h3 w3000000000 r3 s3",
+        "col2im c1 h3 w3000000000 r3 s3 f16",
+        "c1 h3 w3000000000 k1 r3 s3 nhwc bf16",
+    ],
+)
+def test_what_is_large_or_half_compiles(text: str) -> None:
+    problem = registry.parse(text)
+    algorithm = registry.of_backend("cuda", problem.operator)[-1]
+    config = algorithm.configs(problem, H200)[0]
+    for source in algorithm.sources(problem, config):  # type: ignore[attr-defined]
+        assert "f16" in text or "bf16" in text or WIDE in source.text
+        _, used = compiler.compile_now(source, "sm_90a")
+        assert used.spill_bytes == 0
 
 
 def laid(problem: Problem, array: np.ndarray) -> np.ndarray:

@@ -50,11 +50,8 @@ inline int __float_as_int(float v) { return same_bits<int>(v); }
 inline float __uint_as_float(unsigned v) { return same_bits<float>(v); }
 inline float __int_as_float(int v) { return same_bits<float>(v); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
-template <typename T> inline T __ldg(const T *from) { return *from; }
-inline void __threadfence() {}
 
-// Fibers ------------------------------------------------------------------------------------------------------------
-
+// Fibers.
 struct Copy { void *to; const void *from; int bytes; bool real; };
 struct Fiber {
     ucontext_t context;
@@ -91,14 +88,6 @@ template <typename T> inline T __shfl_sync(unsigned, T value, int lane) {
     __syncwarp();
     return other;
 }
-template <typename T> inline T __shfl_xor_sync(unsigned mask, T value, int with) {
-    return __shfl_sync(mask, value, (int)(current->index.x % 32) ^ with);
-}
-template <typename T> inline T __shfl_down_sync(unsigned mask, T value, int by) {
-    const int lane = current->index.x % 32 + by;
-    return __shfl_sync(mask, value, lane < 32 ? lane : (int)(current->index.x % 32));
-}
-
 inline int __syncthreads_and(int value) {
     current->given[0] = value;
     __syncthreads();
@@ -119,8 +108,7 @@ static void fiber_main() {
     swapcontext(&current->context, &scheduler);
 }
 
-// float16.cuh --------------------------------------------------------------------------------------------------------
-
+// float16.cuh.
 struct f16 { unsigned short bits; };
 struct bf16 { unsigned short bits; };
 typedef f16 __half;
@@ -148,8 +136,7 @@ template <> struct Element<float> {
 inline float __half2float(f16 v) { return widen(v); }
 inline f16 __float2half_rn(float v) { return narrow(v, (f16 *)nullptr); }
 
-// shared_memory.cuh and cp_async.cuh -----------------------------------------------------------------------------------
-
+// shared_memory.cuh and cp_async.cuh.
 inline unsigned shared_address(const void *pointer) { return (unsigned)((const unsigned char *)pointer - memory); }
 template <int SPAN> inline unsigned swizzled(int row, int at) {
     const int mask = SPAN == 128 ? row & 7 : SPAN == 64 ? row >> 1 & 3 : row >> 2 & 1;
@@ -197,9 +184,8 @@ template <int PENDING> inline void cp_async_wait() {
 }
 inline void begin_dependent() {}
 
-// matrix.cuh -----------------------------------------------------------------------------------------------------------
-
-template <int COUNT> inline void ldmatrix_of(unsigned (&v)[COUNT], unsigned from, bool transposed) {
+// matrix.cuh.
+template <int COUNT> inline void ldmatrix(unsigned (&v)[COUNT], unsigned from) {
     aligned_or_fail<16>(memory + from);
     current->given[0] = from;
     __syncwarp();
@@ -207,15 +193,12 @@ template <int COUNT> inline void ldmatrix_of(unsigned (&v)[COUNT], unsigned from
     for (int i = 0; i < COUNT; ++i) {
         unsigned short pair[2];
         for (int e = 0; e < 2; ++e) {
-            const int row = transposed ? lane % 4 * 2 + e : lane / 4, column = transposed ? lane / 4 : lane % 4 * 2 + e;
-            memcpy(&pair[e], memory + lane_of(i * 8 + row)->given[0] + column * 2, 2);
+            memcpy(&pair[e], memory + lane_of(i * 8 + lane / 4)->given[0] + (lane % 4 * 2 + e) * 2, 2);
         }
         v[i] = pair[0] | (unsigned)pair[1] << 16;
     }
     __syncwarp();
 }
-template <int COUNT> inline void ldmatrix(unsigned (&v)[COUNT], unsigned from) { ldmatrix_of(v, from, false); }
-template <int COUNT> inline void ldmatrix_transposed(unsigned (&v)[COUNT], unsigned from) { ldmatrix_of(v, from, true); }
 inline unsigned select_bytes(unsigned v, unsigned selector) {
     unsigned r = 0;
     for (int i = 0; i < 4; ++i) r |= (unsigned)((unsigned long long)v >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
@@ -241,8 +224,7 @@ template <typename T> inline void mma(float (&d)[4], const unsigned (&a)[4], con
     __syncwarp();
 }
 
-// Blocks ---------------------------------------------------------------------------------------------------------------
-
+// Blocks.
 // Runs a grid; `backwards`: threads in the other order. `shared`: bytes of a block.
 static void run_grid(void (*kernel)(const void *), const void *p, const unsigned *grid, unsigned threads,
                      unsigned shared, bool backwards) {

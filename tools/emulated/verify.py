@@ -11,13 +11,14 @@ from emulated import run
 from tapwise import registry
 from tapwise.algorithm import Config
 from tapwise.cuda.jit.device import H200
+from tapwise.ops.conv.cuda.depthwise.depthwise import Depthwise, taps_first
+from tapwise.ops.conv.cuda.implicit_gemm_simt import ImplicitGemmSimt
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.verify import Verdict, compare
 
 
 def check(problem: ConvProblem, algorithm: Any, config: Config, seed: int = 0, backwards: bool = False) -> Verdict:
-    """One config on random data. The algorithm's `launches(problem, config, device)` are its kernels in order, its
-    `pack_on_host(problem, config, w)` the filters as they want them."""
+    """One config on random data. The algorithm's `launches(problem, config, device)` are its kernels in order."""
     inputs = problem.sample(np.random.default_rng(seed), False)
     last = problem.layout == "nhwc"
 
@@ -25,7 +26,7 @@ def check(problem: ConvProblem, algorithm: Any, config: Config, seed: int = 0, b
         return np.ascontiguousarray(np.moveaxis(array, 1, -1) if last else array)
 
     y = laid(np.full(problem.y_shape, np.nan, problem.y_dtype))
-    arrays = {"x": laid(inputs.x), "w": algorithm.pack_on_host(problem, config, inputs.w), "y": y}
+    arrays = {"x": laid(inputs.x), "w": packed(problem, algorithm, config, inputs.w), "y": y}
     if size := algorithm.workspace_bytes(problem, config, H200):
         arrays["workspace"] = np.full(size, 0xFF, np.uint8)
     if inputs.bias is not None:
@@ -36,6 +37,19 @@ def check(problem: ConvProblem, algorithm: Any, config: Config, seed: int = 0, b
         run(launch, arrays, backwards)
     result = np.moveaxis(y, -1, 1) if last else y
     return compare(result, *problem.reference(inputs, algorithm), problem.y_dtype)
+
+
+def packed(problem: ConvProblem, algorithm: Any, config: Config, w: np.ndarray) -> np.ndarray:
+    """The filters as the kernels want them, by the algorithm's own kernel where it has one."""
+    if isinstance(algorithm, ImplicitGemmSimt):
+        w = np.ascontiguousarray(w)
+        launch = algorithm.pack_launch(problem, config, tuple(step // w.itemsize for step in w.strides))  # type: ignore[arg-type]
+        words = dict(zip(launch.names, launch.words, strict=True))
+        y = np.full((problem.groups, words["rows"], words["pitch"]), np.nan, w.dtype)
+        run(launch, {"w": w, "y": y})
+        return y
+    first = isinstance(algorithm, Depthwise) and taps_first(problem, config)  # type: ignore[arg-type]
+    return np.ascontiguousarray(w.transpose(2, 3, 0, 1) if first else w)
 
 
 def verify(text: str, identifier: str, word: str = "") -> bool:

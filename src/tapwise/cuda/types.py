@@ -6,6 +6,8 @@ from typing import Final, NamedTuple
 
 from tapwise.integers import ceil_div
 
+# What a stub begins with where places need 64 bits (types.cuh).
+WIDE: Final = "#define WIDE_COORDINATES\n"
 # Elements of what a kernel counts in 32 bits are fewer.
 INDEX_LIMIT: Final = 1 << 31
 
@@ -41,8 +43,8 @@ def counter(count: int) -> str:
 
 
 def coordinates(*extents: int) -> str:
-    """What a stub begins with (types.cuh) where something is 2^31 or more: elements of an image, ends of windows."""
-    return "#define LARGE\n" if max(extents) >= INDEX_LIMIT else ""
+    """What a stub begins with, by what is counted: elements of an image, ends of windows."""
+    return WIDE if max(extents) >= INDEX_LIMIT else ""
 
 
 def reciprocal(count: int) -> int:

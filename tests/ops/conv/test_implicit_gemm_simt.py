@@ -59,6 +59,18 @@ def test_kernels_by_emulation(text: str, words: str) -> None:
     assert verdict.verified, verdict.message
 
 
+def in_order(problem: ConvProblem, config: Config, w: np.ndarray) -> np.ndarray:
+    """Filters as [group][tap, then channel, up to whole steps][filter, up to whole pieces of 16 bytes]."""
+    taps = problem.kernel[0] * problem.kernel[1]
+    wide = ALGORITHM._wide(problem, config)
+    found = np.zeros((problem.groups, taps, wide, problem.group_k), problem.x_dtype)
+    terms = w.reshape(problem.groups, problem.group_k, problem.group_c, taps)
+    found[:, :, : problem.group_c] = terms.transpose(0, 3, 2, 1)
+    packed = np.zeros(ALGORITHM._packed(problem, config), problem.x_dtype)
+    packed[:, : taps * wide, : problem.group_k] = found.reshape(problem.groups, taps * wide, problem.group_k)
+    return packed
+
+
 @pytest.mark.skipif(not emulated.available(), reason="needs g++")
 @pytest.mark.parametrize("text", ["c40 h9 w9 k37 r3 s3", "c5 h9 w9 k70 r2 s3", "c12 h9 w9 k12 r1 s1 f64 groups4"])
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1), (3, 2, 1, 0)])
@@ -67,7 +79,7 @@ def test_filters_are_packed_from_any_strides(text: str, order: tuple[int, ...]) 
     config = ALGORITHM.configs(problem, H200)[0]
     memory = np.random.default_rng(0).random([problem.w_shape[axis] for axis in order]).astype(problem.x_dtype)
     w = memory.transpose(np.argsort(order))
-    wanted = ALGORITHM.pack_on_host(problem, config, w)
+    wanted = in_order(problem, config, w)
     packed = np.full_like(wanted, np.nan)
     launch = ALGORITHM.pack_launch(problem, config, tuple(step // w.itemsize for step in w.strides))
     emulated.run(launch, {"w": memory, "y": packed})

@@ -30,8 +30,8 @@ template <typename T> __device__ __forceinline__ T downcast(typename Arithmetic<
     return Arithmetic<T>::narrow(value);
 }
 
-// Of a place along an axis, and of elements of an image: LARGE where there are 2^31 or more.
-#ifdef LARGE
+// Of a place along an axis, and of elements of an image: WIDE_COORDINATES where there are 2^31 or more.
+#ifdef WIDE_COORDINATES
 using Coordinate = long long;
 using UnsignedCoordinate = unsigned long long;
 #else

@@ -15,9 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, ClassVar, Final
-
-import numpy as np
+from typing import ClassVar, Final
 
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device, Plan
@@ -261,13 +259,3 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         fields |= zip(("step_k", "step_c", "step_r", "step_s"), steps, strict=True)
         grid = (groups * fields["tiles_k"] * fields["tiles_rows"], 1, 1)
         return Launch(self.pack_source(problem), fields, grid, pack.THREADS, SQUARE * (SQUARE + 1) * problem.itemsize)
-
-    def pack_on_host(self, problem: ConvProblem, config: Config, w: Any) -> np.ndarray:
-        """What `pack` gives, in NumPy."""
-        packed = np.zeros(self._packed(problem, config), problem.x_dtype)
-        wide, taps = self._wide(problem, config), prod(problem.kernel)
-        terms = np.asarray(w).reshape(problem.groups, problem.group_k, problem.group_c, taps).transpose(0, 3, 2, 1)
-        found = np.zeros((problem.groups, taps, wide, problem.group_k), problem.x_dtype)
-        found[:, :, : problem.group_c] = terms
-        packed[:, : taps * wide, : problem.group_k] = found.reshape(problem.groups, taps * wide, problem.group_k)
-        return packed

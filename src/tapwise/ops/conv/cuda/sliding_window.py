@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar, Final
 
-import numpy as np
-
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, stub
@@ -108,10 +106,6 @@ class SlidingWindow(CudaAlgorithm[Config]):
 
     def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[Launch]:
         return [self.launch(problem, config)]
-
-    def pack_on_host(self, problem: ConvProblem, config: Config, w: np.ndarray) -> np.ndarray:
-        """The filters as the kernel reads them."""
-        return np.ascontiguousarray(w)
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
         if config.partition == "run":

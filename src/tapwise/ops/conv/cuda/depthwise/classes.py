@@ -18,6 +18,6 @@ def steps(problem: ConvProblem) -> tuple[int, int]:
 
 
 def phases(problem: ConvProblem) -> tuple[int, int]:
-    """How many classes there are along both axes."""
-    (high, wide), (apart_h, apart_w) = problem.stride, problem.dilation
-    return apart_h // gcd(high, apart_h), apart_w // gcd(wide, apart_w)
+    """How many classes have an output along both axes, which is how far a class's outputs lie apart."""
+    (high, wide), (apart_h, apart_w), (p, q) = problem.stride, problem.dilation, problem.output
+    return min(apart_h // gcd(high, apart_h), p), min(apart_w // gcd(wide, apart_w), q)

@@ -50,8 +50,9 @@ def unsuited(problem: ConvProblem) -> str | None:
         return f"takes filters of up to {MOST_COLUMNS} columns, not {problem.kernel[1]}"
     if problem.spatial[1] * problem.c >= INDEX_LIMIT or problem.output[1] * problem.k >= INDEX_LIMIT:
         return "takes rows of fewer than 2^31 elements"
-    if max(*problem.spatial, *problem.output, *problem.reach) >= 1 << 30:
-        return "takes sizes under 2^30"
+    sides = [side for pair in problem.padding for side in pair]
+    if max(*problem.spatial, *problem.output, *problem.reach, *problem.stride, *problem.dilation, *sides) >= 1 << 29:
+        return "takes sizes, padding and steps under 2^29"
     return None
 
 
@@ -95,11 +96,11 @@ def _window(problem: ConvProblem, columns: int) -> int:
 
 def _values(problem: ConvProblem, kernel: str, channels: int, columns: int, ahead: int) -> int:
     """Registers for weights, sums and elements of x."""
-    (r, s), window = problem.kernel, _window(problem, columns)
+    (r, s), taken = problem.kernel, _window(problem, columns)
     if kernel == "blocked":
-        return (ahead * columns + window) * channels * _words(problem)
+        return (ahead * columns + taken) * channels * _words(problem)
     sums = ceil_div(r, steps(problem)[0]) * columns
-    return (r * s + sums + (ahead + 1) * window) * channels * _words(problem)
+    return (r * s + sums + (ahead + 1) * taken) * channels * _words(problem)
 
 
 def _threads(problem: ConvProblem, config: Columns) -> int:

@@ -14,8 +14,6 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, ClassVar
 
-import numpy as np
-
 from tapwise import arrays
 from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source
@@ -70,7 +68,7 @@ class Depthwise(CudaAlgorithm[Kind]):
         return columns.predict_us(problem, config, device)
 
     def plan(self, problem: ConvProblem, config: Kind, device: Device) -> Plan:
-        return DepthwisePlan(problem, device, self.launches(problem, config, device), _taps_first(problem, config))
+        return DepthwisePlan(problem, device, self.launches(problem, config, device), taps_first(problem, config))
 
     def source(self, problem: ConvProblem, config: Kind) -> Source:
         if isinstance(config, Diagonal):
@@ -86,11 +84,7 @@ class Depthwise(CudaAlgorithm[Kind]):
             return [diagonal_large.launch(problem, config, device)]
         return [columns.launch(problem, config, device)]
 
-    def pack_on_host(self, problem: ConvProblem, config: Kind, w: np.ndarray) -> np.ndarray:
-        """The filters as the kernel reads them."""
-        return np.ascontiguousarray(w.transpose(2, 3, 0, 1) if _taps_first(problem, config) else w)
 
-
-def _taps_first(problem: ConvProblem, config: Kind) -> bool:
+def taps_first(problem: ConvProblem, config: Kind) -> bool:
     """Whether threads beside each other take channels beside each other."""
     return isinstance(config, Columns) and problem.layout == "nhwc"
