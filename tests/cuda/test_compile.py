@@ -69,6 +69,23 @@ PLAIN = [
 ]
 
 
+# Compiled in each dtype that an algorithm takes.
+IN_EACH_DTYPE = [
+    "c5 h12 w16 k13 r3 s3 pad1 silu",
+    "c9 h13 w15 k9 r3 s3 pad1 groups9 bias residual nhwc",
+    "im2col n2 c3 h20 w22 r3 s3 pad1",
+    "im2col c2 h9 w9 r6 s5",
+    "col2im n2 c3 h20 w22 r3 s3 pad1 accumulate",
+    "col2im c3 h20 w21 r2 s3 stride3x2",
+    "maxpool n2 c3 h20 w22 r3 s3 pad1 indices",
+    "avgpool c3 h20 w20 r3 s3 nhwc",
+    *(f"reduce {op} 30x70" for op in ("mean", "max", "argmin", "prod", "norm2", "logsumexp")),
+    "reduce sum 1000000",
+    "softmax 30x70",
+    "log_softmax 1000000",
+]
+
+
 def algorithms(operator: str) -> list[CudaAlgorithm[Any]]:
     """Those of plain arithmetic; tensor cores have tests of their own (test_implicit_gemm.py and others)."""
     found = registry.of_backend("cuda", operator)
@@ -102,6 +119,7 @@ def sources() -> dict[str, Source]:
     for step in STEPS:
         config = next(one for one in direct.configs(problem, H200) if one.step == step)
         found[f"direct {step}"] = direct.source(problem, config)
+        found[f"direct {step} bf16"] = direct.source(problem.replace(dtype="bf16"), config)
     product = Im2colGemm()
     for text in ("c6 h768 w512 k6 r6 s6", "c16 h30 w30 k24 r3 s3 gelu residual f64", "c16 h30 w30 k24 r3 s3 bias f16"):
         other = ConvProblem.parse(text)
@@ -133,6 +151,20 @@ def test_every_kernel_compiles_without_spills(part: int, architecture: str) -> N
         assert code[:4] == b"\x7fELF", name
         assert used.registers > 0
         assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{name}: {used}"
+
+
+@pytest.mark.parametrize("text", IN_EACH_DTYPE)
+def test_every_dtype_compiles(text: str) -> None:
+    operator = registry.parse(text).operator
+    for algorithm in algorithms(operator):
+        for dtype in algorithm.dtypes or ():
+            problem = registry.parse(f"{text} {dtype}")
+            if algorithm.refusal(problem, H200):
+                continue
+            configs = chosen(algorithm, f"{text} {dtype}")
+            for source in {source for config in configs for source in algorithm.sources(problem, config)}:
+                code, _ = compiler.compile_now(source, "sm_90a")
+                assert code[:4] == b"\x7fELF", f"{text} {dtype}, {algorithm.id}"
 
 
 def test_a_spill_is_seen() -> None:

@@ -24,7 +24,8 @@ __device__ __forceinline__ void im2col(const Patches &a) {
     const Coordinate size1 = a.size[1], size2 = a.size[2], out1 = a.out[1], out2 = a.out[2];
     const long long windows = a.out[0] * out1 * out2, taps = (long long)kernel0 * kernel1 * kernel2;
     const Coordinate window_rows = a.out[0] * out1;
-    const I packs = ACROSS ? tiles_of<THREADS, ACROSS>(window_rows, out2) * THREADS : windows / VECTOR;
+    I packs = windows / VECTOR;
+    if constexpr (ACROSS > 0) packs = tiles_of<THREADS, ACROSS>(window_rows, out2) * THREADS;
     const I rows = SPREAD ? a.planes * taps : a.planes;
     const I total = rows * packs, step = gridDim.x * blockDim.x;
     for (I i = blockIdx.x * (I)blockDim.x + threadIdx.x; i < total; i += step) {
@@ -55,7 +56,7 @@ __device__ __forceinline__ void im2col(const Patches &a) {
                 const bool real = (UnsignedCoordinate)i0 < (UnsignedCoordinate)a.size[0] &&
                                   (UnsignedCoordinate)i1 < (UnsignedCoordinate)size1 &&
                                   (UnsignedCoordinate)i2 < (UnsignedCoordinate)size2;
-                values.item[v] = real ? x[((long long)i0 * size1 + i1) * size2 + i2] : T(0.f);
+                values.item[v] = real ? x[((long long)i0 * size1 + i1) * size2 + i2] : downcast<T>(0);
             }
             *reinterpret_cast<Pack<T, VECTOR> *>(y) = values;
             y += windows;

@@ -97,13 +97,13 @@ __device__ __forceinline__ void direct(const Window &a) {
                 for (int column = tx; column < COLUMNS; column += BX) {
                     const int h = top + row, v = left + column;
                     const bool real = (unsigned)h < (unsigned)height && (unsigned)v < (unsigned)width;
-                    tile[row * COLUMNS + column] = real ? image[(long long)h * width + v] : T(0.f);
+                    tile[row * COLUMNS + column] = real ? image[(long long)h * width + v] : downcast<T>(0);
                 }
         } else if constexpr (LOAD == EVEN) {
             for (int i = tid; i < ROWS * COLUMNS; i += THREADS) {
                 const int h = top + i / COLUMNS, v = left + i % COLUMNS;
                 const bool real = (unsigned)h < (unsigned)height && (unsigned)v < (unsigned)width;
-                tile[i] = real ? image[(long long)h * width + v] : T(0.f);
+                tile[i] = real ? image[(long long)h * width + v] : downcast<T>(0);
             }
         } else {
 #pragma unroll
@@ -119,7 +119,7 @@ __device__ __forceinline__ void direct(const Window &a) {
             const T *filter = w + ((long long)k * group_c + c) * (R * S) + tap;
             if constexpr (LOAD == COPY && sizeof(T) >= 4)
                 cp_async<sizeof(T) >= 4 ? sizeof(T) : 4>(&filters[tap * KP + k], k < live ? filter : w, k < live);
-            else filters[tap * KP + k] = k < live ? *filter : T(0.f);
+            else filters[tap * KP + k] = k < live ? *filter : downcast<T>(0);
         }
         next_stage = next_stage + 1 == STAGES ? 0 : next_stage + 1;
         if (++next_c == group_c) {
