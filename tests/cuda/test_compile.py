@@ -147,6 +147,8 @@ def test_every_kernel_compiles_without_spills(part: int, architecture: str) -> N
     """In parts, which processes share."""
     assert len(sources()) > 70
     for name, source in list(sources().items())[part::4]:
+        if architecture == "sm_80" and "__cluster_dims__" in source.text:
+            continue
         code, used = compiler.compile_now(source, architecture)
         assert code[:4] == b"\x7fELF", name
         assert used.registers > 0

@@ -3,7 +3,8 @@
     PYTHONPATH=tools python -m emulated "n2 c24 h9 w11 k24 r3 s3 pad1 groups24 f16 nhwc" cuda.depthwise
 
 verifies every config of an algorithm without a GPU. Needs g++ of version 12 or newer (_Float16). Takes kernels that
-copy by cp.async and multiply in registers or by mma.sync; no TMA, no clusters, no wgmma.
+copy by cp.async and multiply in registers or by mma.sync, and clusters whose blocks read each other's shared memory;
+no TMA, no wgmma.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tapwise.cuda.jit.launch import Launch
 
 _HERE: Final = Path(__file__).parent
 # Headers that emulated.h stands for.
-_REPLACED: Final = {"float16.cuh", "shared_memory.cuh", "cp_async.cuh", "matrix.cuh"}
+_REPLACED: Final = {"float16.cuh", "shared_memory.cuh", "cp_async.cuh", "matrix.cuh", "grid.cuh"}
 _INCLUDE: Final = re.compile(r'^\s*#(?:include\s+["<]([^">]+)[">]|pragma (once|unroll.*))\s*$', re.MULTILINE)
 _PTX: Final = (
     (r'asm\("ex2\.approx[^;]*;" : "=f"\(r\) : "f"\(v\)\);', "r = exp2f(v);"),
@@ -81,11 +82,12 @@ def _compiled(source: Source) -> ctypes.CDLL:
     text = re.sub(r"(?<!extern )__shared__", "static", _flat(source.text, set()))
     for pattern, other in _PTX:
         text = re.sub(pattern, other, text)
+    clusters = re.search(r"__cluster_dims__\((\d+)\)", text)
     (parameters,) = re.findall(r"__grid_constant__ (\w+) p\)", text)
     text += (
         f"static void called(const void *p) {{ kernel(*static_cast<const {parameters} *>(p)); }}\n"
         'extern "C" void run(const void *p, const unsigned *grid, unsigned threads, unsigned shared, int backwards) {\n'
-        "    run_grid(called, p, grid, threads, shared, backwards);\n}\n"
+        f"    run_grid(called, p, grid, threads, shared, backwards, {clusters[1] if clusters else 1});\n}}\n"
     )
     folder = Path(tempfile.gettempdir()) / "tapwise-emulated"
     folder.mkdir(exist_ok=True)

@@ -1,11 +1,12 @@
 // What CUDA C++ kernels need to run on a CPU, one block after the other, a fiber a thread. Copies of cp.async arrive
 // when they are waited for, and shared memory begins as NaN, so a missing wait or barrier shows in the result.
+#include <ucontext.h>
+
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <ucontext.h>
 #include <vector>
 
 #define __device__
@@ -13,6 +14,7 @@
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define __cluster_dims__(n)
 #define __noinline__
 #define __grid_constant__
 #define __restrict__ __restrict
@@ -52,16 +54,30 @@ inline float __int_as_float(int v) { return same_bits<float>(v); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 
 // Fibers.
-struct Copy { void *to; const void *from; int bytes; bool real; };
+struct Copy {
+    void *to;
+    const void *from;
+    int bytes;
+    bool real;
+};
 struct Fiber {
     ucontext_t context;
     Three index;
     std::vector<char> stack;
     std::vector<std::vector<Copy>> groups{1};
-    enum { READY, IN_BLOCK, IN_WARP, ENDED } state = READY;
+    enum { READY, IN_BLOCK, IN_WARP, IN_CLUSTER, ENDED } state = READY;
     unsigned given[32];
 };
 static std::vector<Fiber> fibers;
+// Blocks of a cluster run one after the other, each until all of its threads wait for the cluster or have ended; a
+// block's threads and shared memory lie here while others run.
+struct Other {
+    std::vector<Fiber> fibers;
+    std::vector<unsigned char> memory;
+    Three index;
+};
+static std::vector<Other> cluster;
+static unsigned own_rank;
 static Fiber *current;
 static ucontext_t scheduler;
 static void (*entry)(const void *);
@@ -125,9 +141,7 @@ template <typename T> struct Element {
     static T from_float(float v) { return narrow(v, (T *)nullptr); }
     static unsigned pack(float low, float high) { return from_float(low).bits | (unsigned)from_float(high).bits << 16; }
     static unsigned pack_relu(float low, float high) { return pack(low < 0 ? 0 : low, high < 0 ? 0 : high); }
-    static unsigned pack_relu6(float low, float high) {
-        return pack_relu(low > 6 ? 6 : low, high > 6 ? 6 : high);
-    }
+    static unsigned pack_relu6(float low, float high) { return pack_relu(low > 6 ? 6 : low, high > 6 ? 6 : high); }
 };
 template <> struct Element<float> {
     static float to_float(float v) { return v; }
@@ -182,7 +196,18 @@ template <int PENDING> inline void cp_async_wait() {
         groups.erase(groups.begin());
     }
 }
+
+// grid.cuh.
 inline void begin_dependent() {}
+inline void wait_for_previous() {}
+inline void let_next_begin() {}
+inline void cluster_arrive() {}
+inline void cluster_wait() { wait_as(Fiber::IN_CLUSTER); }
+template <typename T> inline const T *in_block_of_rank(const T *place, int rank) {
+    if ((unsigned)rank == own_rank) return place;
+    if ((unsigned)rank >= cluster.size()) fail("a block outside its cluster");
+    return (const T *)(cluster[rank].memory.data() + ((const unsigned char *)place - memory));
+}
 
 // matrix.cuh.
 template <int COUNT> inline void ldmatrix(unsigned (&v)[COUNT], unsigned from) {
@@ -225,52 +250,81 @@ template <typename T> inline void mma(float (&d)[4], const unsigned (&a)[4], con
 }
 
 // Blocks.
-// Runs a grid; `backwards`: threads in the other order. `shared`: bytes of a block.
+// Runs a block until all of its threads wait for the cluster or have ended; returns how many have ended.
+static unsigned run_block(unsigned threads, bool backwards) {
+    for (Fiber &fiber : fibers)
+        if (fiber.state == Fiber::IN_CLUSTER) fiber.state = Fiber::READY;
+    for (;;) {
+        bool ran = false;
+        for (unsigned i = 0; i < threads; ++i) {
+            current = &fibers[backwards ? threads - 1 - i : i];
+            if (current->state != Fiber::READY) continue;
+            swapcontext(&scheduler, &current->context), ran = true;
+        }
+        // Who waits for a warp goes on when all of the warp's threads wait for it, and so with a block.
+        for (unsigned first = 0; first < threads; first += 32) {
+            unsigned waiting = 0, done = 0, of = threads - first < 32 ? threads - first : 32;
+            for (unsigned t = first; t < first + of; ++t)
+                waiting += fibers[t].state == Fiber::IN_WARP, done += fibers[t].state == Fiber::ENDED;
+            if (waiting && waiting + done == of)
+                for (unsigned t = first; t < first + of; ++t)
+                    if (fibers[t].state == Fiber::IN_WARP) fibers[t].state = Fiber::READY, ran = true;
+        }
+        unsigned waiting = 0, ended = 0, in_cluster = 0;
+        for (const Fiber &fiber : fibers)
+            waiting += fiber.state == Fiber::IN_BLOCK, ended += fiber.state == Fiber::ENDED,
+                in_cluster += fiber.state == Fiber::IN_CLUSTER;
+        if (ended == threads || in_cluster == threads) return ended;
+        if (waiting && waiting + ended == threads) {
+            for (Fiber &fiber : fibers)
+                if (fiber.state == Fiber::IN_BLOCK) fiber.state = Fiber::READY;
+        } else if (!ran) fail("threads wait for each other at different places");
+    }
+}
+
+// Runs a grid; `backwards`: threads in the other order. `shared`: bytes of a block. Blocks of a cluster lie along x.
 static void run_grid(void (*kernel)(const void *), const void *p, const unsigned *grid, unsigned threads,
-                     unsigned shared, bool backwards) {
+                     unsigned shared, bool backwards, unsigned of_cluster) {
     entry = kernel, parameters = p;
     gridDim = {grid[0], grid[1], grid[2]}, blockDim = {threads, 1, 1};
-    fibers.resize(threads);
     const unsigned char beyond = 0xa5;
+    if (grid[0] % of_cluster) fail("a grid of no whole clusters");
+    cluster.resize(of_cluster);
     for (unsigned z = 0; z < grid[2]; ++z)
         for (unsigned y = 0; y < grid[1]; ++y)
-            for (unsigned x = 0; x < grid[0]; ++x) {
-                blockIdx = {x, y, z};
-                memset(memory, 0xff, shared);
-                memset(memory + shared, beyond, 1024);
-                for (unsigned t = 0; t < threads; ++t) {
-                    Fiber &fiber = fibers[t];
-                    fiber.index = {t, 0, 0}, fiber.state = Fiber::READY, fiber.groups.assign(1, {});
-                    fiber.stack.resize(128 << 10);
-                    getcontext(&fiber.context);
-                    fiber.context.uc_stack = {fiber.stack.data(), 0, fiber.stack.size()};
-                    makecontext(&fiber.context, fiber_main, 0);
-                }
-                for (unsigned ended = 0; ended < threads;) {
-                    bool ran = false;
-                    for (unsigned i = 0; i < threads; ++i) {
-                        current = &fibers[backwards ? threads - 1 - i : i];
-                        if (current->state != Fiber::READY) continue;
-                        swapcontext(&scheduler, &current->context), ran = true;
-                        if (current->state == Fiber::ENDED) ++ended;
+            for (unsigned x = 0; x < grid[0]; x += of_cluster) {
+                for (unsigned rank = 0; rank < of_cluster; ++rank) {
+                    Other &block = cluster[rank];
+                    block.index = {x + rank, y, z};
+                    block.memory.assign(shared + 1024, 0xff);
+                    memset(block.memory.data() + shared, beyond, 1024);
+                    block.fibers.resize(threads);
+                    for (unsigned t = 0; t < threads; ++t) {
+                        Fiber &fiber = block.fibers[t];
+                        fiber.index = {t, 0, 0}, fiber.state = Fiber::READY, fiber.groups.assign(1, {});
+                        fiber.stack.resize(128 << 10);
+                        getcontext(&fiber.context);
+                        fiber.context.uc_stack = {fiber.stack.data(), 0, fiber.stack.size()};
+                        makecontext(&fiber.context, fiber_main, 0);
                     }
-                    // Who waits for a warp goes on when all of the warp's threads wait for it, and so with a block.
-                    for (unsigned first = 0; first < threads; first += 32) {
-                        unsigned waiting = 0, done = 0, of = threads - first < 32 ? threads - first : 32;
-                        for (unsigned t = first; t < first + of; ++t)
-                            waiting += fibers[t].state == Fiber::IN_WARP, done += fibers[t].state == Fiber::ENDED;
-                        if (waiting && waiting + done == of)
-                            for (unsigned t = first; t < first + of; ++t)
-                                if (fibers[t].state == Fiber::IN_WARP) fibers[t].state = Fiber::READY, ran = true;
-                    }
-                    unsigned waiting = 0;
-                    for (const Fiber &fiber : fibers) waiting += fiber.state == Fiber::IN_BLOCK;
-                    if (waiting && waiting + ended == threads) {
-                        for (Fiber &fiber : fibers)
-                            if (fiber.state == Fiber::IN_BLOCK) fiber.state = Fiber::READY;
-                    } else if (!ran) fail("threads wait for each other at different places");
                 }
-                for (int i = 0; i < 1024; ++i)
-                    if (memory[shared + i] != beyond) fail("wrote beyond its shared memory");
+                // All of a cluster come to each of its barriers, or all end.
+                for (unsigned ended = 0; ended < of_cluster * threads;) {
+                    ended = 0;
+                    for (unsigned i = 0; i < of_cluster; ++i) {
+                        own_rank = backwards ? of_cluster - 1 - i : i;
+                        Other &block = cluster[own_rank];
+                        std::swap(fibers, block.fibers), blockIdx = block.index;
+                        memcpy(memory, block.memory.data(), shared + 1024);
+                        ended += run_block(threads, backwards);
+                        for (int at = 0; at < 1024; ++at)
+                            if (memory[shared + at] != beyond) fail("wrote beyond its shared memory");
+                        memcpy(block.memory.data(), memory, shared + 1024);
+                        // Shared memory of a block that has ended is another's.
+                        if (fibers[0].state == Fiber::ENDED) memset(block.memory.data(), 0xff, shared);
+                        std::swap(fibers, block.fibers);
+                    }
+                    if (ended % (of_cluster * threads)) fail("some blocks of a cluster end, others wait for it");
+                }
             }
 }

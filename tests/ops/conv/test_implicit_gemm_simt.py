@@ -15,7 +15,7 @@ from tapwise.ops.conv.problem import ConvProblem
 
 ALGORITHM = ImplicitGemmSimt()
 # (problem, words of its config): each memory order with terms one by one and channels in steps, whole and not; copies
-# of one, two and four pixels; warps along pixels alone; parts.
+# of one, two and four pixels; warps along pixels alone; parts, added up in a cluster and by a second launch.
 EMULATED = [
     ("n2 c3 h9 w11 k5 r3 s3 pad1 bias relu", "filters=8 split_k=2"),
     ("n3 c33 h5 w5 k33 r3 s3 pad2 dilation2 nhwc residual", "pixels=64 filters=64 thread_m=4 split_k=1"),
@@ -33,6 +33,8 @@ EMULATED = [
     ("n2 c32 h9 w8 k190 r3 s1 nhwc residual", "pixels=128 filters=96 split_k=2"),
     ("n2 c17 h8 w9 k40 r3 s3 pad1 f64 bias sigmoid", "pixels=64 filters=32 split_k=4"),
     ("n2 c16 h5 w5 k34 r1 s1 f64 nhwc residual", "pixels=128 filters=64 split_k=1"),
+    ("n1 c64 h5 w4 k24 r3 s3 pad1 bias relu residual", "pixels=32 filters=32 split_k=12"),
+    ("n2 c48 h4 w5 k33 r3 s3 pad1 nhwc bias residual", "pixels=64 filters=32 split_k=12"),
 ]
 COMPILED = [
     "n32 c64 h56 w56 k64 r3 s3 pad1",
@@ -90,8 +92,11 @@ def test_filters_are_packed_from_any_strides(text: str, order: tuple[int, ...]) 
 @pytest.mark.parametrize("text", COMPILED)
 def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
     problem = ConvProblem.parse(text)
-    kinds = {config.threads * config.thread_m * config.thread_n: config for config in ALGORITHM.configs(problem, H200)}
+    configs = ALGORITHM.configs(problem, H200)
+    kinds = {(config.threads * config.thread_m * config.thread_n, config.cluster): config for config in configs}
     for source in {source for config in kinds.values() for source in ALGORITHM.sources(problem, config)}:
+        if architecture == "sm_80" and "__cluster_dims__" in source.text:
+            continue
         _, used = compiler.compile_now(source, architecture)
         assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{source.text}: {used}"
 
@@ -104,9 +109,11 @@ def test_parts_cover_gemm_k(text: str) -> None:
         product, *more = ALGORITHM.launches(problem, config, H200)
         words = dict(zip(product.names, product.words, strict=True))
         assert words["steps"] * config.depth >= problem.gemm_k
-        assert words["part_steps"] * product.grid[1] >= words["steps"]
-        assert len(more) == (config.split_k > 1)
-        tiles = product.grid[0] // (words["tiles_k"] * problem.groups)
+        assert words["part_steps"] * config.split_k >= words["steps"]
+        assert len(more) == (config.split_k > 1 and not config.cluster)
+        blocks, rest = divmod(product.grid[0] * product.grid[1], config.split_k)
+        tiles = blocks // (words["tiles_k"] * problem.groups)
+        assert rest == 0 and (product.grid[1] == 1 or not config.cluster)
         assert tiles * config.pixels >= words["pixels"] > (tiles - 1) * config.pixels
         assert ALGORITHM.workspace_bytes(problem, config, H200) % problem.itemsize == 0
 
@@ -114,7 +121,7 @@ def test_parts_cover_gemm_k(text: str) -> None:
 def test_tiles_are_whole_warps() -> None:
     for tiles, size in ((TILES, 4), (TILES_F64, 8)):
         for pixels, filters, thread_m, thread_n, lanes_n, depth in tiles:
-            config = Config(pixels, filters, thread_m, thread_n, lanes_n, depth, 4, 1)
+            config = Config(pixels, filters, thread_m, thread_n, lanes_n, depth, 4, 1, False)
             assert config.threads % 32 == 0
             assert pixels % (32 // lanes_n * thread_m) == filters % (lanes_n * thread_n) == 0
             assert thread_m * size % 16 == thread_n * size % 16 == 0

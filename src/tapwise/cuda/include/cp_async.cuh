@@ -1,7 +1,7 @@
 // Copies from global to shared memory that run beside arithmetic (compute capability 8.0 and newer).
 #pragma once
 
-#include "shared_memory.cuh"
+#include "grid.cuh"
 
 // BYTES (4, 8 or 16, both addresses multiples of it) from global memory, or zeros where `real` is false.
 template <int BYTES> DEVICE void cp_async(unsigned to, const void *from, bool real) {
@@ -22,12 +22,4 @@ DEVICE void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memor
 // Waits until at most PENDING groups of this thread are under way.
 template <int PENDING> DEVICE void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
-// The launch before has ended, and the next may be placed (compute capability 9.0 and newer).
-DEVICE void begin_dependent() {
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
 }

@@ -4,7 +4,7 @@
 // The stub defines one matrix instruction: WGMMA (its text), WGMMA_N (its columns) and WGMMA_SUMS (its accumulators).
 #pragma once
 
-#include "shared_memory.cuh"
+#include "grid.cuh"
 
 // Barriers: `phase` is the parity of the phase that is waited for.
 DEVICE void barrier_init(unsigned barrier, int arrivals) {
@@ -117,9 +117,6 @@ DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" :::
 DEVICE void arrive_with_copies(unsigned barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
-// Programmatic dependent launch: what ran before is done; what comes next may be placed.
-DEVICE void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-DEVICE void let_next_begin() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 
 // A warpgroup's registers for each of its threads.
 template <int COUNT> DEVICE void release_registers() {
@@ -127,14 +124,6 @@ template <int COUNT> DEVICE void release_registers() {
 }
 template <int COUNT> DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 
-// Clusters.
-DEVICE unsigned cluster_rank() {
-    unsigned rank;
-    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-    return rank;
-}
-DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
-DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // The place of this CTA's shared memory in that of another CTA of the cluster.
 DEVICE unsigned address_of_rank(unsigned address, int rank) {
     unsigned there;

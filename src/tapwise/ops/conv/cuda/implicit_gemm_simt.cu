@@ -16,8 +16,8 @@ struct Operands {
     // Filters in all, channels and filters of a group, groups; gemm_k; elements of a row of packed filters; pixels of
     // y.
     long long k, group_c, group_k, groups, depth, pitch, pixels;
-    // Tiles along a group's filters; steps of gemm_k, and of one part.
-    long long tiles_k, steps, part_steps;
+    // Tiles along a group's filters; steps of gemm_k, and of one part; whether the next launch may be placed at once.
+    long long tiles_k, steps, part_steps, early;
     // Distances in x, in elements.
     long long step_n, step_c, step_h, step_w;
 };
@@ -25,14 +25,14 @@ struct Operands {
 // A block: BM pixels x BN filters of a group, BK terms a step. LN of a warp's lanes lie along filters; a thread has TM
 // x TN outputs in pieces of V x V. FLAT: terms are taps and channels as one number; else a step is BK channels of one
 // tap, all of them real if WHOLE. PADDED: windows leave the image. COPY pixels come in one copy. WRITE elements of y go
-// out at once. PARTS: gemm_k is split.
+// out at once. PARTS: gemm_k is split, and sums go to the workspace; CLUSTER blocks that share a tile add theirs up.
 template <typename T_, bool NCHW_, bool FLAT_, bool WHOLE_, bool PADDED_, int COPY_, int BM_, int BN_, int TM_, int TN_,
-          int LN_, int BK_, int STAGES_, bool PARTS_, int WRITE_, int ACTIVATION_>
+          int LN_, int BK_, int STAGES_, bool PARTS_, int CLUSTER_, int WRITE_, int ACTIVATION_>
 struct Block {
     using T = T_;
     static constexpr bool NCHW = NCHW_, FLAT = FLAT_, WHOLE = WHOLE_, PADDED = PADDED_, PARTS = PARTS_;
     static constexpr int COPY = COPY_, BM = BM_, BN = BN_, TM = TM_, TN = TN_, LN = LN_, BK = BK_, STAGES = STAGES_,
-                         WRITE = WRITE_, ACTIVATION = ACTIVATION_;
+                         CLUSTER = CLUSTER_, WRITE = WRITE_, ACTIVATION = ACTIVATION_;
     static constexpr int V = 16 / (int)sizeof(T), LM = 32 / LN, WM = BM / (LM * TM), WN = BN / (LN * TN),
                          THREADS = 32 * WM * WN;
     // Channels-last, a warp writes 8 terms of 4 pixels: rows 16 bytes apart in banks take them without conflicts.
@@ -42,6 +42,9 @@ struct Block {
     static constexpr int K_STEP = NCHW ? THREADS / ACROSS : 8, P_STEP = NCHW ? ACROSS : THREADS / 8;
     static constexpr int K_COUNT = BK / K_STEP, P_COUNT = ROW / P_STEP;
     static_assert(BM == WM * LM * TM && BN == WN * LN * TN && TM % V == 0 && TN % V == 0);
+    // A row of the tile's sums in shared memory: pixels of a filter, or channels-last filters of a pixel.
+    static constexpr int ALONG = NCHW ? BM : BN, SUM_PITCH = ALONG + V;
+    static_assert(!(PARTS && CLUSTER > 1));
     static_assert(K_COUNT * K_STEP == BK && P_COUNT * P_STEP == ROW && (COPY == 1 || (NCHW && !FLAT && !PADDED)));
 };
 
@@ -157,7 +160,7 @@ template <class O> DEVICE void implicit_gemm_simt(const Operands &p) {
     const unsigned ring_at = shared_address(memory);
     const int thread = threadIdx.x, groups = p.groups, tiles_k = p.tiles_k;
     // Blocks beside each other share pixels.
-    unsigned tile = blockIdx.x;
+    unsigned tile = blockIdx.x / O::CLUSTER;
     const int filter0 = (int)(tile % tiles_k) * O::BN;
     tile /= tiles_k;
     const int group = tile % groups;
@@ -165,7 +168,8 @@ template <class O> DEVICE void implicit_gemm_simt(const Operands &p) {
     const unsigned plane = p.p * p.q, width = p.q;
     const long long image0 = pixel0 / plane;
     const unsigned rest0 = (unsigned)(pixel0 - image0 * plane);
-    const int from = blockIdx.y * (int)p.part_steps, to = min(from + (int)p.part_steps, (int)p.steps);
+    const int part = O::CLUSTER > 1 ? blockIdx.x % O::CLUSTER : blockIdx.y;
+    const int from = part * (int)p.part_steps, to = min(from + (int)p.part_steps, (int)p.steps);
     // Beyond the last pixel the last ones come again, and are not written.
     const unsigned last = (unsigned)min((long long)O::BM, p.pixels - pixel0) - O::COPY;
     for (int i = thread; i < O::BM; i += O::THREADS) {
@@ -196,7 +200,8 @@ template <class O> DEVICE void implicit_gemm_simt(const Operands &p) {
                              filter_real);
         w += O::BK * p.pitch;
     };
-    begin_dependent();
+    wait_for_previous();
+    if (p.early) let_next_begin();
     __syncthreads();
 #pragma unroll
     for (int ahead = 0; ahead < O::STAGES - 1; ++ahead) {
@@ -248,11 +253,14 @@ template <class O> DEVICE void implicit_gemm_simt(const Operands &p) {
         slot = slot == O::STAGES - 1 ? 0 : slot + 1;
     }
     cp_async_wait<0>();
+    // Placed before, its blocks would fill the multiprocessors that end first.
+    if (!p.early) let_next_begin();
     const T *bias = static_cast<const T *>(p.bias), *residual = static_cast<const T *>(p.residual);
-    T *y = static_cast<T *>(O::PARTS ? p.parts : p.y) + (O::PARTS ? blockIdx.y * p.count : 0);
+    T *y = static_cast<T *>(O::PARTS ? p.parts : p.y) + (O::PARTS ? part * p.count : 0);
     const int first_k = group * (int)p.group_k;
+    const auto pixel_of = [&](int i) { return m0 + i / V * (O::LM * V) + i % V; };
     const auto filter_of = [&](int j) { return filter0 + n0 + j / V * (O::LN * V) + j % V; };
-    if (!O::PARTS && bias) {
+    if (O::CLUSTER == 1 && !O::PARTS && bias) {
 #pragma unroll
         for (int j = 0; j < O::TN; ++j) {
             const T added = filter_of(j) < (int)p.group_k ? bias[first_k + filter_of(j)] : T(0);
@@ -274,23 +282,73 @@ template <class O> DEVICE void implicit_gemm_simt(const Operands &p) {
         }
         *reinterpret_cast<Written *>(y + at) = v;
     };
+    // Where a pixel of the tile lies in y, of the group's first filter.
+    const auto place_of = [&](int m) {
+        if constexpr (!O::NCHW) return (pixel0 + m) * p.k + first_k;
+        const unsigned within = rest0 + m, image = within / plane;
+        return ((image0 + image) * p.k + first_k) * plane + (within - image * plane);
+    };
     constexpr int PIXELS = O::NCHW ? O::WRITE : 1, FILTERS = O::NCHW ? 1 : O::WRITE;
+    if constexpr (O::CLUSTER > 1) {
+        using Piece = Vector<T>;
+        __syncthreads();
 #pragma unroll
-    for (int i = 0; i < O::TM; i += PIXELS) {
-        const int m = m0 + i / V * (O::LM * V) + i % V;
-        if (pixel0 + m >= p.pixels) continue;
-        long long at = (pixel0 + m) * p.k + first_k;
-        if constexpr (O::NCHW) {
-            const unsigned within = rest0 + m, image = within / plane;
-            at = ((image0 + image) * p.k + first_k) * plane + (within - image * plane);
+        for (int i = 0; i < O::TM; i += O::NCHW ? V : 1)
+#pragma unroll
+            for (int j = 0; j < O::TN; j += O::NCHW ? 1 : V) {
+                Piece piece;
+#pragma unroll
+                for (int e = 0; e < V; ++e) piece.v[e] = sums[O::NCHW ? i + e : i][O::NCHW ? j : j + e];
+                const int m = pixel_of(i), n = filter_of(j) - filter0;
+                *reinterpret_cast<Piece *>(ring + (O::NCHW ? n * O::SUM_PITCH + m : m * O::SUM_PITCH + n)) = piece;
+            }
+        cluster_arrive();
+        cluster_wait();
+        // Each block adds up a share of the tile, in the order of gemm_k.
+        constexpr int ROW = O::ALONG / V;
+        for (int i = part * O::THREADS + thread; i < O::BM * O::BN / V; i += O::CLUSTER * O::THREADS) {
+            const int row = i / ROW, along = i % ROW * V, m = O::NCHW ? along : row,
+                      n = filter0 + (O::NCHW ? row : along);
+            if (pixel0 + m >= p.pixels || n >= (int)p.group_k) continue;
+            const T *const here = ring + row * O::SUM_PITCH + along;
+            Piece sum = *reinterpret_cast<const Piece *>(in_block_of_rank(here, 0));
+#pragma unroll
+            for (int rank = 1; rank < O::CLUSTER; ++rank) {
+                const Piece more = *reinterpret_cast<const Piece *>(in_block_of_rank(here, rank));
+#pragma unroll
+                for (int e = 0; e < V; ++e) sum.v[e] += more.v[e];
+            }
+#pragma unroll
+            for (int first = 0; first < V; first += O::WRITE) {
+                const int first_m = m + (O::NCHW ? first : 0), first_n = n + (O::NCHW ? 0 : first);
+                if (pixel0 + first_m >= p.pixels || first_n >= (int)p.group_k) continue;
+                Written v;
+#pragma unroll
+                for (int e = 0; e < O::WRITE; ++e) {
+                    v.v[e] = sum.v[first + e];
+                    if (bias) v.v[e] += bias[first_k + first_n + (O::NCHW ? 0 : e)];
+                }
+                write(place_of(first_m) + (O::NCHW ? first_n * (long long)plane : first_n), v);
+            }
         }
+        // What others read here has to stay.
+        __syncwarp();
+        cluster_arrive();
+        cluster_wait();
+    } else {
 #pragma unroll
-        for (int j = 0; j < O::TN; j += FILTERS) {
-            if (filter_of(j) >= (int)p.group_k) continue;
-            Written v;
+        for (int i = 0; i < O::TM; i += PIXELS) {
+            const int m = pixel_of(i);
+            if (pixel0 + m >= p.pixels) continue;
+            const long long at = place_of(m);
 #pragma unroll
-            for (int e = 0; e < O::WRITE; ++e) v.v[e] = sums[O::NCHW ? i + e : i][O::NCHW ? j : j + e];
-            write(at + (O::NCHW ? filter_of(j) * (long long)plane : filter_of(j)), v);
+            for (int j = 0; j < O::TN; j += FILTERS) {
+                if (filter_of(j) >= (int)p.group_k) continue;
+                Written v;
+#pragma unroll
+                for (int e = 0; e < O::WRITE; ++e) v.v[e] = sums[O::NCHW ? i + e : i][O::NCHW ? j : j + e];
+                write(at + (O::NCHW ? filter_of(j) * (long long)plane : filter_of(j)), v);
+            }
         }
     }
 }
@@ -310,7 +368,7 @@ template <typename T, typename INDEX, int WRITE, bool ALONG, int ACTIVATION> DEV
     const T *parts = static_cast<const T *>(p.parts), *bias = static_cast<const T *>(p.bias),
             *residual = static_cast<const T *>(p.residual);
     const INDEX count = p.count / WRITE, inner = p.inner, k = p.k, each = gridDim.x * blockDim.x;
-    begin_dependent();
+    wait_for_previous();
     for (INDEX i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += each) {
         const long long at = (long long)i * WRITE;
         Written sum = *reinterpret_cast<const Written *>(parts + at);
@@ -331,6 +389,7 @@ template <typename T, typename INDEX, int WRITE, bool ALONG, int ACTIVATION> DEV
         }
         *reinterpret_cast<Written *>(static_cast<T *>(p.y) + at) = sum;
     }
+    let_next_begin();
 }
 
 struct Transposed {

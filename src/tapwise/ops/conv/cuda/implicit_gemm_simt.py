@@ -45,6 +45,8 @@ TILES_F64: Final = (
 )  # fmt: skip
 STAGES: Final = 4
 SPLITS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+# Blocks of a cluster on every GPU that has clusters.
+LARGEST_CLUSTER: Final = 8
 # Times as many steps, with whole ones of channels, that are still better than terms found one by one.
 WASTE: Final = 1.1
 # Blocks a multiprocessor beyond which nothing is split.
@@ -53,6 +55,8 @@ MOST_BLOCKS: Final = 8
 SQUARE: Final = 32
 # Bytes of a pixel's or a term's place.
 PLACE: Final = 16
+# Bytes of shared memory that a block has beside its own.
+BLOCK_SHARED: Final = 1 << 10
 # Registers of a scheduler for each lane of its warps.
 REGISTERS: Final = 512
 
@@ -60,7 +64,8 @@ REGISTERS: Final = 512
 @dataclass(frozen=True)
 class Config(BaseConfig):
     """A block of pixels x filters; thread_m x thread_n outputs a thread, `lanes_n` of a warp's lanes along filters;
-    `depth` terms a step, `stages` of them in shared memory; `split_k` parts of gemm_k."""
+    `depth` terms a step, `stages` of them in shared memory; `split_k` parts of gemm_k, of blocks of a cluster that add
+    up their sums (`cluster`), or by way of the workspace."""
 
     pixels: int
     filters: int
@@ -70,6 +75,7 @@ class Config(BaseConfig):
     depth: int
     stages: int
     split_k: int
+    cluster: bool
 
     @property
     def threads(self) -> int:
@@ -98,7 +104,8 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
             if filters >= 2 * round_up(problem.group_k, 4) and found:
                 continue
             for split_k in SPLITS:
-                config = Config(pixels, filters, thread_m, thread_n, lanes_n, depth, STAGES, split_k)
+                cluster = 1 < split_k <= LARGEST_CLUSTER and has_dependent_launches(device)
+                config = Config(pixels, filters, thread_m, thread_n, lanes_n, depth, STAGES, split_k, cluster)
                 blocks, steps = self._blocks(problem, config) * split_k, self.steps(problem, config)
                 if split_k > 1 and (steps < 2 * split_k or blocks > MOST_BLOCKS * device.multiprocessors):
                     break
@@ -119,12 +126,16 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         return ceil_div(prod(problem.kernel) * self._wide(problem, config), config.depth)
 
     def shared_bytes(self, problem: ConvProblem, config: Config) -> int:
-        """The ring of operands, where the windows of a tile's pixels begin, and where terms lie in them."""
+        """The ring of operands, where the windows of a tile's pixels begin, and where terms lie in them; then sums."""
         vector = 16 // problem.itemsize
         pitch = config.pixels + (0 if problem.layout == "nchw" else vector)
         ring = config.stages * config.depth * (pitch + config.filters) * problem.itemsize
         terms = config.stages * config.depth if self._flat(problem, config) else 0
-        return ring + PLACE * (config.pixels + terms)
+        along, rows = config.pixels, config.filters
+        if problem.layout == "nhwc":
+            along, rows = rows, along
+        sums = rows * (along + vector) * problem.itemsize if config.cluster else 0
+        return max(ring + PLACE * (config.pixels + terms), sums)
 
     def _tiles(self, problem: ConvProblem, config: Config) -> tuple[int, int]:
         """Along a group's filters, and along pixels."""
@@ -140,6 +151,11 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         registers = 255 if sums > 64 else 128 if sums == 64 else 96 if sums >= 32 else 80
         return max(1, REGISTERS // registers * 4 // (config.threads // 32))
 
+    def _together(self, problem: ConvProblem, config: Config, device: Device) -> int:
+        """Blocks that a multiprocessor does hold."""
+        room = (device.shared_bytes + BLOCK_SHARED) // (self.shared_bytes(problem, config) + BLOCK_SHARED)
+        return max(1, min(room, self._resident(problem, config)))
+
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """The larger of arithmetic and memory, three tenths of the smaller, the start, and what splitting costs.
 
@@ -153,8 +169,7 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         blocks = self._blocks(problem, config) * config.split_k
         steps = ceil_div(self.steps(problem, config), config.split_k)
         share = ceil_div(blocks, device.multiprocessors)
-        room = device.shared_bytes // self.shared_bytes(problem, config)
-        together = max(1, min(share, room, self._resident(problem, config)))
+        together = min(share, self._together(problem, config, device))
         warps = config.threads / 32
         products = config.thread_m * config.thread_n * (1 if single else 2)
         reads = (config.thread_m + config.thread_n) * problem.itemsize / 16
@@ -177,8 +192,13 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         """A launch, and the filters read and written; not measured yet."""
         return 2.0 + 2 * prod(problem.w_shape) * problem.itemsize / (device.gbps * 1e3)
 
+    @staticmethod
+    def _adds(config: Config) -> bool:
+        """Whether a second launch adds up the parts."""
+        return config.split_k > 1 and not config.cluster
+
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
-        return config.split_k * prod(problem.y_shape) * problem.itemsize if config.split_k > 1 else 0
+        return config.split_k * prod(problem.y_shape) * problem.itemsize if self._adds(config) else 0
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         size = prod(self._packed(problem, config)) * problem.itemsize
@@ -195,15 +215,16 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         flat, padded = self._flat(problem, config), any(map(any, problem.padding))
         # Pixels that lie in x as in y.
         same = problem.kernel == problem.stride == (1, 1) and not padded and problem.layout == "nchw" and not flat
+        cluster = config.split_k if config.cluster else 1
         words = (
             DTYPES[problem.dtype].cpp, problem.layout == "nchw", flat, problem.group_c % config.depth == 0, padded,
             self._vector(problem) if same else 1, config.pixels, config.filters, config.thread_m, config.thread_n,
-            config.lanes_n, config.depth, config.stages, config.split_k > 1, self._vector(problem),
-            "NONE" if config.split_k > 1 else window.ACTIVATIONS[problem.activation],
+            config.lanes_n, config.depth, config.stages, self._adds(config), cluster, self._vector(problem),
+            "NONE" if self._adds(config) else window.ACTIVATIONS[problem.activation],
         )  # fmt: skip
         template = f"Block<{template_args(*words)}>"
         resident = self._resident(problem, config)
-        return stub(KERNEL, "implicit_gemm_simt", template, "Operands", config.threads, resident)
+        return stub(KERNEL, "implicit_gemm_simt", template, "Operands", config.threads, resident, cluster=cluster)
 
     def sum_source(self, problem: ConvProblem) -> Source:
         words = (
@@ -216,7 +237,7 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         return stub(KERNEL, "pack_transposed", DTYPES[problem.dtype].cpp, "Transposed", pack.THREADS)
 
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
-        last = [self.sum_source(problem)] if config.split_k > 1 else []
+        last = [self.sum_source(problem)] if self._adds(config) else []
         return [self.pack_source(problem), self.source(problem, config), *last]
 
     def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[Launch]:
@@ -230,11 +251,14 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
             "tiles_k": self._tiles(problem, config)[0], "steps": steps, "part_steps": ceil_div(steps, config.split_k),
             "step_n": c * height * width, "step_c": step_c, "step_h": width * step_w, "step_w": step_w,
         }  # fmt: skip
-        grid = (self._blocks(problem, config), config.split_k, 1)
+        blocks = self._blocks(problem, config) * config.split_k
+        grid = (blocks, 1, 1) if config.cluster else (blocks // config.split_k, config.split_k, 1)
+        # Where all blocks of this launch and of the next have room.
+        fields["early"] = int(2 * blocks <= device.multiprocessors * self._together(problem, config, device))
         dependent, names = has_dependent_launches(device), {"parts": "workspace"}
         shared_bytes = self.shared_bytes(problem, config)
         product = Launch(source, fields, grid, config.threads, shared_bytes, dependent=dependent, names_of=names)
-        if config.split_k == 1:
+        if not self._adds(config):
             return [product]
         inner = prod(problem.output) if problem.layout == "nchw" else 1
         fields = {"count": count, "k": problem.k, "inner": inner, "split_k": config.split_k}

@@ -1,0 +1,35 @@
+// Launches that follow each other (before compute capability 9.0 nothing is done for them), and clusters of blocks.
+#pragma once
+
+#include "shared_memory.cuh"
+
+// Programmatic dependent launch: what ran before is done; what comes next may be placed.
+DEVICE void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+DEVICE void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+DEVICE void begin_dependent() {
+    wait_for_previous();
+    let_next_begin();
+}
+
+// Clusters.
+DEVICE unsigned cluster_rank() {
+    unsigned rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+// The same place in the shared memory of another block of the cluster.
+template <typename T> DEVICE const T *in_block_of_rank(const T *place, int rank) {
+    const T *there;
+    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(place), "r"(rank));
+    return there;
+}
