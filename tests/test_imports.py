@@ -20,7 +20,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "words": ("errors", "settings", "integers", "arguments", "forks"),
     "files": ("disk_cache",),
     "problems": ("problem", "window_problem"),
-    "contract": ("algorithm",),
+    "contract": ("algorithm", "capture"),
     "toolkits": ("cpu", "cuda"),
     "arrays": ("arrays",),
     "registry": ("registry",),

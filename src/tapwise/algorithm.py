@@ -89,13 +89,8 @@ class Buffers(NamedTuple):
 
 
 class Plan(ABC):
-    """Compiled kernels and launch geometry for one problem, config and device.
+    """Compiled kernels and launch geometry for one problem, config and device."""
 
-    `launch_only`: `run` does no more than launch kernels with the addresses of its buffers, and may be captured in a
-    CUDA graph; `enqueue(addresses, stream)` does the same.
-    """
-
-    launch_only: ClassVar[bool] = False
     problem: Any
     workspace_bytes: int = 0
 

@@ -1,9 +1,8 @@
-"""Launches without a GPU: structs as the kernels declare them, packed arguments, plans that only launch."""
+"""Launches without a GPU: structs as the kernels declare them, packed arguments."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +10,11 @@ import pytest
 
 from tapwise import registry
 from tapwise.algorithm import Buffers
-from tapwise.cuda import copy, plan
+from tapwise.cuda import copy
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.device import H200
-from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.jit.launch import FIRST, Launch
 from tapwise.errors import CompileError
 
 PLANNED = [
@@ -54,26 +53,12 @@ def test_words_are_those_of_the_struct() -> None:
 def test_arguments_are_packed() -> None:
     source = a_source("const void *x; long long n; void *y;")
     launch = Launch(source, {"n": -7}, (1, 2, 3), 32)
-    assert struct.unpack("9q", launch._template) == (0, 0, -7, 0, 0, 0, 0, 0, 0)
-    assert launch._open == {"x": 1, "y": 3}
+    assert struct.unpack("8q", launch._template) == (0, -7, 0, 0, 0, 0, 0, 0)
+    assert launch._open == {"x": FIRST, "y": FIRST + 2}
     with pytest.raises(KeyError, match="m"):
         Launch(source, {"m": 1}, (1, 1, 1), 1)
     with pytest.raises(CompileError, match="grid"):
         Launch(source, {}, (1, 1 << 16, 1), 1)
-
-
-def test_plans_that_only_launch_say_so() -> None:
-    """A plan with a way of its own to run is not called by addresses."""
-
-    def kinds(kind: type[plan.CudaPlan]) -> Iterator[type[plan.CudaPlan]]:
-        yield kind
-        for more in kind.__subclasses__():
-            yield from kinds(more)
-
-    found = list(kinds(plan.CudaPlan))
-    for kind in found:
-        assert kind.launch_only == (kind.run is plan.CudaPlan.run), kind
-    assert {kind.launch_only for kind in found if kind.__module__.startswith("tapwise.")} == {False, True}
 
 
 @pytest.mark.parametrize("text", PLANNED)
@@ -123,7 +108,7 @@ def test_a_run_gives_every_launch_its_addresses(text: str, monkeypatch: pytest.M
             for launch, addresses, stream in launched:
                 wanted = {launch._names_of.get(name, name) for name in launch.maps}
                 # Other open words are sizes of what another config of the same kernel has.
-                wanted |= {name for _, name in launch._filled} & {*Buffers._fields, "places", "list", "accumulators"}
+                wanted |= {name for _, name in launch.filled} & {*Buffers._fields, "places", "list", "accumulators"}
                 if not made.workspace_bytes:
                     wanted -= {"workspace"}
                 wanted -= {name for name, there in has.items() if not there}

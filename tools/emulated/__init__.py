@@ -25,7 +25,7 @@ import numpy as np
 
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.compile import Source
-from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.jit.launch import FIRST, Launch
 
 _HERE: Final = Path(__file__).parent
 # Headers that emulated.h stands for.
@@ -50,8 +50,8 @@ def run(launch: Launch, arrays: Mapping[str, np.ndarray], backwards: bool = Fals
     """
     copies = {name: Guarded(array) for name, array in arrays.items()}
     words = list(launch.words)
-    for place, name in launch._filled:
-        words[place - 1] = copies[name].address if name in copies else 0
+    for place, name in launch.filled:
+        words[place - FIRST] = copies[name].address if name in copies else 0
     library = _compiled(launch.source)
     packed = (ctypes.c_int64 * len(words))(*words)
     grid = (ctypes.c_uint * 3)(*launch.grid)

@@ -17,6 +17,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tapwise import capture
 from tapwise.arrays.tensors import check_unrecorded, is_fake, is_proxy, why_not
 from tapwise.errors import InvalidProblem
 
@@ -164,7 +165,10 @@ def _of_torch(torch: Any, tensor: Any, name: str) -> DeviceArray:
         raise InvalidProblem(f"{name} {why_not(torch, tensor)}")
     size = dtype.itemsize
     strides = tuple(step * size for step in tensor.stride())
-    return DeviceArray(tensor.data_ptr(), tuple(tensor.shape), strides, dtype, tensor.device.index, "torch", tensor)
+    address, seen = tensor.data_ptr(), capture.active()
+    if seen is not None:
+        address = seen.address(tensor, address)
+    return DeviceArray(address, tuple(tensor.shape), strides, dtype, tensor.device.index, "torch", tensor)
 
 
 @cache
@@ -202,7 +206,9 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], like: DeviceArray) -> De
     if like.library == "torch":
         kind, device = _torch_words(dtype, like.index)
         owner = sys.modules["torch"].empty(shape, dtype=kind, device=device)
-        address = owner.data_ptr()
+        address, seen = owner.data_ptr(), capture.active()
+        if seen is not None:
+            address = seen.new(owner, address)
     elif like.library == "cupy":
         cupy = sys.modules["cupy"]
         with cupy.cuda.Device(like.index):
@@ -225,6 +231,7 @@ def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], index: int) -> Device
     from tapwise.cuda.jit.device import cuda_core
     from tapwise.cuda.jit.launch import on_gpu
 
+    capture.refuse()
     with on_gpu(index):
         device = cuda_core().Device(index)
         owner = device.allocate(max(1, prod(shape) * dtype.itemsize), stream=device.default_stream)
@@ -246,7 +253,10 @@ def give(array: DeviceArray) -> Any:
         torch = sys.modules["torch"]
         size = array.dtype.itemsize
         offset = (array.ptr - array.owner.data_ptr()) // size + array.owner.storage_offset()
-        return torch.as_strided(array.owner, array.shape, [step // size for step in array.strides], offset)
+        given = torch.as_strided(array.owner, array.shape, [step // size for step in array.strides], offset)
+        if (seen := capture.active()) is not None:
+            seen.give(given, array.ptr)
+        return given
     if array.library == "cupy":
         cupy = sys.modules["cupy"]
         memory = array.owner.data + (array.ptr - array.owner.data.ptr)
@@ -266,6 +276,7 @@ def _driver() -> tuple[Any, Any, Any]:
 
 def synchronize(array: DeviceArray) -> DeviceArray:
     """The array once its library's stream has written there; as it is where a graph captures that stream."""
+    capture.refuse()
     driver, check, on_gpu = _driver()
     stream = array.stream
     with on_gpu(array.index):
@@ -296,6 +307,7 @@ def upload(array: np.ndarray, index: int = 0) -> DeviceArray:
 
 def download(array: DeviceArray) -> np.ndarray:
     """A copy in this machine's memory, with the same order of axes in memory; waits for the default stream."""
+    capture.refuse()
     driver, check, on_gpu = _driver()
     order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis] if array.shape[axis] > 1 else 0)
     if not array.dense_as(tuple(order)):

@@ -7,6 +7,8 @@ stand for a sign. What is read as memory alone would lose the rest without a wor
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 from tapwise.errors import InvalidProblem
@@ -27,13 +29,16 @@ def is_proxy(value: Any) -> bool:
 
 def recording(torch: Any) -> bool:
     """Whether PyTorch does more with tensors now than compute, gradients aside."""
-    c = torch._C
-    return bool(
-        torch.autograd.forward_ad._current_level >= 0
-        or c._get_tracing_state() is not None
-        or c._functorch.peek_interpreter_stack() is not None
-        or c._len_torch_dispatch_stack()
-    )
+    return bool(recorder(torch)())
+
+
+@cache
+def recorder(torch: Any) -> Callable[[], Any]:
+    """`recording` as a function that has looked up what it asks: each quick call asks it."""
+    forward_ad, c = torch.autograd.forward_ad, torch._C
+    tracing, transform = c._get_tracing_state, c._functorch.peek_interpreter_stack
+    modes = c._len_torch_dispatch_stack
+    return lambda: forward_ad._current_level >= 0 or tracing() is not None or transform() is not None or modes()
 
 
 def check_unrecorded(torch: Any, tensor: Any, name: str) -> None:

@@ -21,8 +21,6 @@ def stream(buffers: Buffers) -> int:
 class CudaPlan(Plan):
     """Launches kernels one behind the other on the stream of x. Of an array it needs the address, `ptr`."""
 
-    launch_only = True
-
     def __init__(self, problem: Any, device: Device, launches: Sequence[Launch], workspace_bytes: int = 0) -> None:
         self.problem, self.launches, self.workspace_bytes = problem, tuple(launches), workspace_bytes
         for launch in self.launches:

@@ -1,25 +1,27 @@
 """Load cubins and launch kernels on a stream, with arguments that are packed once.
 
-Every kernel takes one struct of 8-byte words: addresses and whole numbers. A launch copies the words made when it was
-planned, fills in the addresses of this call, and asks the driver; nothing else happens, so it may be captured in a CUDA
-graph. Tensor maps are words too (tensor_map.py), the first of them an address.
+Every kernel takes one struct of 8-byte words: addresses and whole numbers. A launch keeps copies of the words made when
+it was planned, each with all else that the driver wants behind one address; a call takes one, fills in its addresses
+and asks the driver. Nothing else happens, so it may be captured in a CUDA graph. Tensor maps are words too
+(tensor_map.py), the first of them an address.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Mapping
+import struct
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import lru_cache
-from typing import Any, Final
+from functools import cache, lru_cache, partial
+from typing import Any, ClassVar, Final
 
+from tapwise import capture
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.device import check, count, cuda_core
 from tapwise.cuda.jit.tensor_map import WORDS, TensorMap, encode, template
 from tapwise.errors import CompileError, DeviceUnavailable
 from tapwise.forks import making
-from tapwise.integers import ceil_div
 
 _INVALID_CONTEXT: Final = 201
 # What the driver says of a file in the cache that is whole, and no kernel of this GPU's.
@@ -29,8 +31,34 @@ _NO_CUBIN: Final = (
 )  # fmt: skip
 # Structs with tensor maps are padded to multiples of so many words.
 _ALIGNED_WORDS: Final = 8
-# Streams for which a dependent launch keeps its configuration.
-STREAMS_KEPT: Final = 64
+_DEPENDENT: Final = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+# The driver's version that the entry point is of.
+_DRIVER: Final = 12000
+
+
+class _Head(ctypes.Structure):
+    """CUlaunchConfig, its one CUlaunchAttribute, and the list of parameters: one, the struct behind the head."""
+
+    _fields_: ClassVar = [
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared_bytes", ctypes.c_uint),
+        ("stream", ctypes.c_uint64), ("attributes", ctypes.c_uint64), ("attribute_count", ctypes.c_uint64),
+        ("attribute", ctypes.c_uint64), ("value", ctypes.c_uint64 * 8), ("parameters", ctypes.c_uint64),
+    ]  # fmt: skip
+
+
+# The first word behind the head.
+FIRST: Final = ctypes.sizeof(_Head) // 8
+# Words of a launch with its head, and what enqueues them: the driver's status.
+Arguments = tuple[Any, Callable[[], int]]
+
+
+@cache
+def _entry() -> Any:
+    """cuLaunchKernelEx as a foreign function: with arguments made before, half of what the bindings take."""
+    from cuda.bindings import driver
+
+    address = check(driver.cuGetProcAddress(b"cuLaunchKernelEx", _DRIVER, 0)[:2])
+    return ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(int(address))
 
 
 class Kernel:
@@ -88,8 +116,10 @@ class Launch:
     `fields` gives the words that a plan knows; the others are addresses that a call fills in, 0 where it does not.
     `maps`: tensor maps by the address that they hold; the map of "x" is the words x0 to x15. `dependent`: it may be
     placed before what the stream runs has ended, and waits for that itself. `names_of`: words and maps that hold an
-    address of another name.
+    address of another name. `stream_place`: the word of the stream, among all that a call fills in.
     """
+
+    stream_place: ClassVar[int] = _Head.stream.offset // 8
 
     def __init__(
         self, source: Source, fields: Mapping[str, int], grid: tuple[int, int, int], threads: int,
@@ -106,81 +136,77 @@ class Launch:
         if not (0 < grid[0] < 1 << 31 and 0 < grid[1] < 1 << 16 and 0 < grid[2] < 1 << 16):
             raise CompileError(f"{source.name}: a grid of {grid} blocks is not allowed")
         self.words = [fields.get(name, 0) for name in names]
-        self._pack = ctypes.c_int64 * (1 + ceil_div(len(names), _ALIGNED_WORDS) * _ALIGNED_WORDS)
-        self._template = bytes(self._pack(0, *self.words))
+        padding = -len(names) % _ALIGNED_WORDS
+        self._template = struct.pack(f"{len(names) + padding}q", *self.words, *[0] * padding)
         mapped = {f"{name}{word}" for name in self.maps for word in range(WORDS)}
-        self._open = {name: index + 1 for index, name in enumerate(names) if name not in fields and name not in mapped}
+        self._open = {name: FIRST + at for at, name in enumerate(names) if name not in fields and name not in mapped}
         # (place of a word, name of the address that goes there).
-        self._filled = [(place, self._names_of.get(name, name)) for name, place in self._open.items()]
+        self.filled = [(place, self._names_of.get(name, name)) for name, place in self._open.items()]
         # Maps that are made anew for each address.
-        self._remade: dict[str, int] = {}
+        self.remade: dict[str, int] = {}
         self._function: Any = None
+        self._free: list[Arguments] = []
 
     def load(self, architecture: str, index: int) -> None:
         """Compile and load. Raises CompileError, DeviceUnavailable."""
-        kernel = _kernel(self.source, architecture, index, self.shared_bytes)
-        self._function = kernel.function
+        self._function = _kernel(self.source, architecture, index, self.shared_bytes).function
         self._index, self._several = index, count() > 1
-        from cuda.bindings import driver
-
-        words = self._pack.from_buffer_copy(self._template)
+        words = (ctypes.c_int64 * (len(self._template) // 8)).from_buffer_copy(self._template)
         for name, spec in self.maps.items():
-            place = 1 + self.names.index(f"{name}0")
+            place = self.names.index(f"{name}0")
             known = template(spec)
             if known is None:
-                self._remade[name] = place
+                self.remade[name] = FIRST + place
                 continue
             words[place : place + WORDS] = list(known)
-            self._filled.append((place, self._names_of.get(name, name)))
+            self.filled.append((FIRST + place, self._names_of.get(name, name)))
         self._template = bytes(words)
-        self._launch = driver.cuLaunchKernelEx if self.dependent else driver.cuLaunchKernel
-        self._configs: dict[int, Any] = {}
+
+    def arguments(self, values: Mapping[int, int] | None = None) -> Arguments:
+        """The launch in memory of its own, for one call at a time; `values` of words by their places."""
+        head = _Head(self.grid, self.block, self.shared_bytes, attribute_count=self.dependent, attribute=_DEPENDENT)
+        head.value[0] = 1
+        memory = bytes(head) + self._template
+        words = (ctypes.c_int64 * (len(memory) // 8)).from_buffer_copy(memory)
+        placed, start = _Head.from_buffer(words), ctypes.addressof(words)
+        placed.attributes, placed.parameters = start + _Head.attribute.offset, start + ctypes.sizeof(_Head)
+        for place, value in (values or {}).items():
+            words[place] = value
+        given = (start, int(self._function), start + _Head.parameters.offset)
+        return words, partial(_entry(), *map(ctypes.c_void_p, given), None)
 
     def __call__(self, addresses: Mapping[str, int], stream: int) -> None:
         """Enqueue on a stream (a handle; 0 is the default stream)."""
-        words = self._pack.from_buffer_copy(self._template)
-        for place, name in self._filled:
+        try:
+            arguments = self._free.pop()
+        except IndexError:
+            arguments = self.arguments()
+        words, enqueue = arguments
+        words[self.stream_place] = stream
+        for place, name in self.filled:
             words[place] = addresses.get(name, 0)
-        for name, place in self._remade.items():
+        for name, place in self.remade.items():
             words[place : place + WORDS] = list(encode(self.maps[name], addresses[self._names_of.get(name, name)]))
-        start = ctypes.addressof(words)
-        # The first word is the list of parameters: one, the struct behind it.
-        words[0] = start + 8
         # The default stream is that of the current GPU, and no other's stream is allowed there.
         if self._several:
             with on_gpu(self._index):
-                status = self._enqueue(stream, start)
+                status = enqueue()
         else:
-            status = self._enqueue(stream, start)
-        if status and int(status) == _INVALID_CONTEXT:
-            # A thread that has not used the GPU yet has no context.
-            with on_gpu(self._index):
-                status = self._enqueue(stream, start)
+            status = enqueue()
         if status:
-            raise DeviceUnavailable(f"{self.source.name}: the CUDA driver refuses the launch: {status.name}")
+            self.again(status, enqueue)
+        self._free.append(arguments)
+        if (seen := capture.active()) is not None:
+            seen.launched(self, addresses)
 
-    def _enqueue(self, stream: int, start: int) -> Any:
-        """The driver's status."""
-        if not self.dependent:
-            (status,) = self._launch(self._function, *self.grid, *self.block, self.shared_bytes, stream, start, 0)
-            return status
-        config = self._configs.get(stream) or self._config_of(stream)
-        (status,) = self._launch(config, self._function, start, 0)
-        return status
-
-    def _config_of(self, stream: int) -> Any:
-        """How to launch on a stream: kept, as making it takes as long as the launch."""
+    def again(self, status: int, enqueue: Callable[[], int]) -> None:
+        """What follows a status that is no success. Raises DeviceUnavailable."""
         from cuda.bindings import driver
 
-        attribute = driver.CUlaunchAttribute()
-        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-        attribute.value.programmaticStreamSerializationAllowed = 1
-        config = driver.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = self.grid
-        config.blockDimX, config.blockDimY, config.blockDimZ = self.block
-        config.sharedMemBytes, config.hStream = self.shared_bytes, stream
-        config.attrs, config.numAttrs = [attribute], 1
-        if len(self._configs) >= STREAMS_KEPT:
-            self._configs.clear()
-        self._configs[stream] = config
-        return config
+        if status == _INVALID_CONTEXT:
+            # A thread that has not used the GPU yet has no context.
+            with on_gpu(self._index):
+                status = enqueue()
+        if status:
+            name = driver.CUresult(status).name
+            raise DeviceUnavailable(f"{self.source.name}: the CUDA driver refuses the launch: {name}")

@@ -14,6 +14,7 @@ from tapwise import arrays, dispatch
 from tapwise.algorithm import Config
 from tapwise.arguments import flag, one_of, shown, whole, wholes
 from tapwise.arrays import device as cuda
+from tapwise.arrays.replay import Replays
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.prepared import PreparedConv, check_like, execute, lift, plan_of
 from tapwise.ops.conv.problem import MATHS, ConvProblem
@@ -43,8 +44,8 @@ def conv2d(
     Filters are packed on each call: `prepare` packs them once. Raises InvalidProblem for a bad argument, NotApplicable
     where the named algorithm does not apply.
     """
-    words = stride, padding, dilation, groups, output_size, activation, math
-    return _convolve(2, x, w, bias, residual, words, algorithm, device, out)
+    words = stride, padding, dilation, groups, output_size, activation, math, algorithm, device
+    return _conv2d.call(_convolve, words, out, x, w, bias, residual)
 
 
 def conv1d(
@@ -53,8 +54,8 @@ def conv1d(
     algorithm: str = "auto", device: str | None = None, out: Any = None,
 ) -> Any:  # fmt: skip
     """As conv2d with one spatial axis: x (n, c, w) or (c, w), w (k, c / groups, s); padding also ((left, right),)."""
-    words = stride, padding, dilation, groups, output_size, activation, math
-    return _convolve(1, x, w, bias, residual, words, algorithm, device, out)
+    words = stride, padding, dilation, groups, output_size, activation, math, algorithm, device
+    return _conv1d.call(_convolve1d, words, out, x, w, bias, residual)
 
 
 def prepare(
@@ -111,9 +112,15 @@ def _of_shape(
     return _problem(shape, filters.shape, dtype, layout, bias is not None, residual, tuple(options.values()))
 
 
-def _convolve(
-    axes: int, x: Any, w: Any, bias: Any, residual: Any, words: tuple[Any, ...], algorithm: str, device: Any, out: Any
-) -> Any:
+_conv2d, _conv1d = Replays(), Replays()
+
+
+def _convolve1d(words: tuple[Any, ...], out: Any, x: Any, w: Any, bias: Any, residual: Any) -> Any:
+    return _convolve(words, out, x, w, bias, residual, 1)
+
+
+def _convolve(words: tuple[Any, ...], out: Any, x: Any, w: Any, bias: Any, residual: Any, axes: int = 2) -> Any:
+    asked, (algorithm, device) = words[:-2], words[-2:]
     at, upload = arrays.place(x, device)
 
     def array(value: Any, name: str) -> Any:
@@ -129,9 +136,9 @@ def _convolve(
     check_like("w", filters, filters.shape, dtype)
     if offset is not None:
         check_like("bias", offset, filters.shape[:1], dtype)
-    problem_of = _known_problem if all(map(_is_plain, words)) else _problem
+    problem_of = _known_problem if all(map(_is_plain, asked)) else _problem
     problem = problem_of(
-        batched.shape, filters.shape, dtype, arrays.layout_of(batched), offset is not None, residual is not None, words
+        batched.shape, filters.shape, dtype, arrays.layout_of(batched), offset is not None, residual is not None, asked
     )
     _choice, plan = plan_of(problem.canonical(), device_of(source), algorithm, None, False)
     packed = plan.pack(lift(filters, problem, False))

@@ -8,11 +8,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from tapwise import arrays, dispatch, registry
+from tapwise import arrays, capture, dispatch, registry
 from tapwise.algorithm import Buffers, Choice, Config, Device, Plan
 from tapwise.arguments import word
 from tapwise.arrays.device import synchronize
-from tapwise.arrays.tensors import recording
+from tapwise.arrays.replay import Replays
 from tapwise.arrays.workspaces import pool, workspace
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.problem import ConvProblem
@@ -72,10 +72,7 @@ class PreparedConv:
         n, k, *output = planar.y_shape
         self._channels_last = problem.layout == "nhwc"
         self._y_memory = (n, *output, k) if self._channels_last else (n, k, *output)
-        self._torch: Any = None
-        unconverted = index is not None and not self._upload and planar is problem
-        if unconverted and self.plan.launch_only and filters.library == "torch":  # type: ignore[union-attr]
-            self._torch = TorchCall(problem, self.plan, self._packed, self._bias, filters)
+        self._replays = None if index is None else Replays(constants=True)
         self._pool = pool(self.plan.workspace_bytes) if self.plan.workspace_bytes and index is None else None
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None) -> Any:
@@ -105,11 +102,11 @@ class PreparedConv:
                 self._run(_new(Buffers, (x, self._packed, y, memory, self._bias, None, None)))
                 self._pool.free.append(memory)
             return y
-        if self._torch is not None and out is None and self._torch.takes(x, residual):
-            return self._torch(x, residual)
-        return self._call(x, residual, out)
+        if self._replays is None:
+            return self._call((), out, x, residual)
+        return self._replays.call(self._call, (), out, x, residual)
 
-    def _call(self, x: Any, residual: Any, out: Any) -> Any:
+    def _call(self, words: tuple[()], out: Any, x: Any, residual: Any) -> Any:
         problem = self.problem
         index = self.device.index if self.device.kind == "cuda" else None
         source = arrays.anywhere(x, "x", index, self._upload)
@@ -119,6 +116,8 @@ class PreparedConv:
             images = ", ".join(map(str, ("n", *problem.x_shape[1:])))
             raise InvalidProblem(f"x has shape {source.shape}: ({images}) is allowed; prepare another for other images")
         if n != problem.n:
+            # It has filters of its own, which are not kept for good.
+            capture.refuse()
             return self._for_batch(n)(x, residual, out)
         check_like("x", source, problem.x_shape[single:], problem.dtype)
         if problem.residual != (residual is not None):
@@ -162,66 +161,6 @@ class PreparedConv:
 def _again(problem: ConvProblem, w: Any, bias: Any, words: dict[str, Any]) -> PreparedConv:
     """What was pickled, prepared for this machine."""
     return PreparedConv(problem, w, bias, **words)
-
-
-class TorchCall:
-    """A plan that only launches, on tensors of a GPU that need no conversion: what is left is memory, and launches.
-
-    `packed` and `bias` are on the GPU, `filters` are the user's, of PyTorch.
-    """
-
-    def __init__(self, problem: ConvProblem, plan: Any, packed: Any, bias: Any, filters: Any) -> None:
-        import torch
-
-        from tapwise.arrays.device import ALIGNMENT, torch_stream
-
-        self._alignment, self._stream = ALIGNMENT, torch_stream()
-        self._tensor, self._index = torch.Tensor, filters.index
-        self._library, self._grad, self._empty = torch, torch.is_grad_enabled, torch.empty
-        self._dtype, self._device = filters.owner.dtype, filters.owner.device
-        self._x_shape, self._y_shape = torch.Size(problem.x_shape), torch.Size(problem.y_shape)
-        self._order = torch.channels_last if problem.layout == "nhwc" else torch.contiguous_format
-        self._residual = problem.residual
-        self._x_strides, self._y_strides = (
-            torch.empty(shape, device="meta").to(memory_format=self._order).stride()
-            for shape in (problem.x_shape, problem.y_shape)
-        )
-        self._enqueue = plan.enqueue
-        self._workspace, self._bytes = plan.workspace_bytes, torch.uint8
-        self._fixed = {"w": packed.ptr, "weights_ready": int(packed.synchronized)}
-        if bias is not None:
-            self._fixed["bias"] = bias.ptr
-
-    def takes(self, x: Any, residual: Any = None) -> bool:
-        if recording(self._library) or not self._is_plain(x, self._x_shape, self._x_strides):
-            return False
-        if self._residual:
-            return self._is_plain(residual, self._y_shape, self._y_strides)
-        return residual is None
-
-    def _is_plain(self, tensor: Any, shape: Any, strides: tuple[int, ...]) -> bool:
-        return (
-            type(tensor) is self._tensor
-            and tensor.dtype is self._dtype
-            and tensor.shape == shape
-            and tensor.stride() == strides
-            and tensor.get_device() == self._index
-            and tensor.data_ptr() % self._alignment == 0
-            and not (tensor.requires_grad and self._grad())
-            and not tensor.is_neg()
-        )
-
-    def __call__(self, x: Any, residual: Any = None) -> Any:
-        y = self._empty(self._y_shape, dtype=self._dtype, device=self._device, memory_format=self._order)
-        addresses = {"x": x.data_ptr(), "y": y.data_ptr(), **self._fixed}
-        if residual is not None:
-            addresses["residual"] = residual.data_ptr()
-        if self._workspace:
-            # Freed at once, and not given to anyone before the launches on this stream are done with it.
-            scratch = self._empty(self._workspace, dtype=self._bytes, device=self._device)
-            addresses["workspace"] = scratch.data_ptr()
-        self._enqueue(addresses, self._stream(self._index))
-        return y
 
 
 def plan_of(

@@ -39,8 +39,6 @@ class Config(BaseConfig):
 class FilterPlan(CudaPlan):
     """One launch, or two with the column's sums in the workspace between them."""
 
-    launch_only = False
-
     def __init__(
         self, problem: FilterProblem, device: Device, launches: Sequence[Launch], workspace_bytes: int
     ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tapwise import arrays, dispatch
 from tapwise.arguments import LARGEST, flag, shown
+from tapwise.arrays.replay import Replays
 from tapwise.errors import InvalidProblem
 from tapwise.ops.orders import compute
 from tapwise.ops.parameters import numbers, result, window
@@ -25,6 +26,14 @@ def im2col(
     of one. float32, float64 or float16; arrays and `device` as for conv2d.
     `padding` in conv2d's forms. `out` is filled and returned. Raises InvalidProblem for a bad argument.
     """
+    return _columns.call(_im2col, (kernel_size, dilation, padding, stride, algorithm, device), out, x)
+
+
+_columns, _images = Replays(), Replays()
+
+
+def _im2col(words: tuple[Any, ...], out: Any, x: Any) -> Any:
+    kernel_size, dilation, padding, stride, algorithm, device = words
     source = arrays.anywhere(x, "x", *arrays.place(x, device))
     axes = len(kernel_size) if isinstance(kernel_size, (tuple, list)) else max(2, source.ndim - 2)
     single = source.ndim == axes + 1
@@ -49,6 +58,12 @@ def col2im(
     (n, c, *output_size). `accumulate` adds to what is in `out`, which must then be given. Sums in a fixed order, each
     by one thread. Dtypes, arrays, padding and errors as for im2col.
     """
+    steps = dilation, padding, stride
+    return _images.call(_col2im, (output_size, kernel_size, *steps, accumulate, algorithm, device), out, cols)
+
+
+def _col2im(words: tuple[Any, ...], out: Any, cols: Any) -> Any:
+    output_size, kernel_size, dilation, padding, stride, accumulate, algorithm, device = words
     source = arrays.anywhere(cols, "cols", *arrays.place(cols, device))
     spatial = tuple(output_size) if isinstance(output_size, (tuple, list)) else (output_size, output_size)
     spatial = numbers(spatial, len(spatial), "output_size")

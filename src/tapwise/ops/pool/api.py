@@ -9,6 +9,7 @@ import numpy as np
 
 from tapwise import arrays, dispatch
 from tapwise.arguments import flag, whole
+from tapwise.arrays.replay import Replays
 from tapwise.ops.orders import compute
 from tapwise.ops.parameters import result, window, with_batch
 from tapwise.ops.pool.problem import PoolProblem
@@ -26,8 +27,8 @@ def max_pool2d(
     the dilated kernel, and never chosen. NaN propagates. `return_indices`: also int64 positions h * width + w in the
     plane, the first of equals. `out` is filled and returned. Raises InvalidProblem for a bad argument.
     """
-    steps = kernel_size, stride, padding, dilation
-    return _pool("max", 2, x, steps, algorithm, device, out, ceil_mode=ceil_mode, return_indices=return_indices)
+    words = "max", 2, kernel_size, stride, padding, dilation, ceil_mode, return_indices, True, None, algorithm, device
+    return _replays.call(_pool, words, out, x)
 
 
 def avg_pool2d(
@@ -40,8 +41,11 @@ def avg_pool2d(
     `count_include_pad`: padding counts as zeros; what a last window in ceil mode sees beyond it never does.
     `divisor_override`: what sums are divided by instead of the count.
     """
-    options = {"ceil_mode": ceil_mode, "count_include_pad": count_include_pad, "divisor": divisor_override}
-    return _pool("avg", 2, x, (kernel_size, stride, padding, dilation), algorithm, device, out, **options)
+    words = (
+        "avg", 2, kernel_size, stride, padding, dilation, ceil_mode, False, count_include_pad, divisor_override,
+        algorithm, device,
+    )  # fmt: skip
+    return _replays.call(_pool, words, out, x)
 
 
 def max_pool1d(
@@ -49,8 +53,8 @@ def max_pool1d(
     return_indices: bool = False, *, algorithm: str = "auto", device: str | None = None, out: Any = None,
 ) -> Any:  # fmt: skip
     """As max_pool2d with one spatial axis: x (n, c, w) or (c, w)."""
-    steps = kernel_size, stride, padding, dilation
-    return _pool("max", 1, x, steps, algorithm, device, out, ceil_mode=ceil_mode, return_indices=return_indices)
+    words = "max", 1, kernel_size, stride, padding, dilation, ceil_mode, return_indices, True, None, algorithm, device
+    return _replays.call(_pool, words, out, x)
 
 
 def avg_pool1d(
@@ -59,32 +63,33 @@ def avg_pool1d(
     device: str | None = None, out: Any = None,
 ) -> Any:  # fmt: skip
     """As avg_pool2d with one spatial axis: x (n, c, w) or (c, w)."""
-    options = {"ceil_mode": ceil_mode, "count_include_pad": count_include_pad, "divisor": divisor_override}
-    return _pool("avg", 1, x, (kernel_size, stride, padding, dilation), algorithm, device, out, **options)
+    words = (
+        "avg", 1, kernel_size, stride, padding, dilation, ceil_mode, False, count_include_pad, divisor_override,
+        algorithm, device,
+    )  # fmt: skip
+    return _replays.call(_pool, words, out, x)
 
 
 # Making a problem takes longer than looking it up.
 _problem = lru_cache(dispatch.CHOICES_KEPT)(PoolProblem)
-# Arguments that a problem calls otherwise.
-_FLAGS: Final = {"return_indices": "indices"}
+_replays: Final = Replays()
 
 
-def _pool(
-    op: str, axes: int, x: Any, steps: tuple[Any, ...], algorithm: str, device: str | None, out: Any,
-    divisor: Any = None, **flags: Any,
-) -> Any:  # fmt: skip
-    """`steps`: kernel_size, stride, padding, dilation as they were given."""
+def _pool(words: tuple[Any, ...], out: Any, x: Any) -> Any:
+    op, axes, kernel_size, stride, padding, dilation, *flags, divisor, algorithm, device = words
     source = arrays.anywhere(x, "x", *arrays.place(x, device))
     dtype = arrays.dtype_name(source, "x")
     single, batched = with_batch(source, axes)
     n, c, *spatial = batched.shape
-    kernel_size, stride, padding, dilation = steps
     stride = kernel_size if stride is None or (isinstance(stride, (tuple, list)) and not stride) else stride
-    words: dict[str, Any] = {_FLAGS.get(name, name): flag(value, name) for name, value in flags.items()}
-    words |= window(tuple(spatial), kernel_size, stride, padding, dilation)
+    ceil, indices, include = map(flag, flags, ("ceil_mode", "return_indices", "count_include_pad"))
+    windows = window(tuple(spatial), kernel_size, stride, padding, dilation)
     divisor = None if divisor is None else whole(divisor, "divisor_override")
     layout = arrays.layout_of(batched)
-    problem = _problem(op=op, n=n, c=c, dtype=dtype, layout=layout, divisor=divisor, **words)
+    problem = _problem(
+        op=op, n=n, c=c, dtype=dtype, layout=layout, divisor=divisor, ceil_mode=ceil, indices=indices,
+        count_include_pad=include, **windows,
+    )  # fmt: skip
     images = problem.canonical()
     target = None if out is None else result(out, problem.y_shape[single:], problem.y_dtype, source)
     y = arrays.empty(images.y_shape, problem.y_dtype, problem.layout, source)

@@ -31,8 +31,6 @@ class Config(BaseConfig):
 class PoolPlan(CudaPlan):
     """y is an array, or a pair of values and positions."""
 
-    launch_only = False
-
     def run(self, buffers: Buffers) -> None:
         values, places = buffers.y if self.problem.indices else (buffers.y, None)
         addresses = {"x": buffers.x.ptr, "y": values.ptr} | ({} if places is None else {"places": places.ptr})

@@ -10,6 +10,7 @@ import numpy as np
 from tapwise import arrays, dispatch
 from tapwise.algorithm import Device
 from tapwise.arguments import flag, word
+from tapwise.arrays.replay import Replays
 from tapwise.ops.axes import normal_axes
 from tapwise.ops.orders import KEPT, PreparedCall, in_order, memory_order, plain_axis, run, synonym, unless_same
 from tapwise.ops.parameters import device_of
@@ -34,6 +35,14 @@ def reduce(
     x: any shape, float32, float64 or float16 (in float32); arrays as for softmax. The result is of x's kind and dtype.
     Raises InvalidProblem for an unknown op, a bad axis, and the largest or smallest of nothing.
     """
+    return _replays.call(_reduce, (op, axis, keepdims, dim, keepdim, algorithm, device), None, x)
+
+
+_replays: Final = Replays()
+
+
+def _reduce(words: tuple[Any, ...], out: None, x: Any) -> Any:
+    op, axis, keepdims, dim, keepdim, algorithm, device = words
     source = arrays.anywhere(x, "x", *arrays.place(x, device))
     axis, there = plain_axis(synonym(axis, "axis", None, dim, "dim")), device_of(source)
     op, algorithm = word(op, "op", OPS), word(algorithm, "algorithm", dispatch.ALGORITHM)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from tapwise import arrays, dispatch
 from tapwise.algorithm import Device
 from tapwise.arguments import shown, word
+from tapwise.arrays.replay import Replays
 from tapwise.errors import InvalidProblem
 from tapwise.ops.axes import normal_axes
 from tapwise.ops.orders import KEPT, PreparedCall, in_order, memory_order, plain_axis, run, synonym, unless_same
@@ -34,7 +35,7 @@ def softmax(
     filled and returned: for large arrays, new memory takes as long as the softmax. Raises InvalidProblem for a bad
     argument.
     """
-    return _softmax(x, synonym(axis, "axis", -1, dim, "dim"), False, algorithm, device, out)
+    return _replays.call(_softmax, (axis, dim, False, algorithm, device), out, x)
 
 
 def log_softmax(
@@ -47,10 +48,15 @@ def log_softmax(
     out: Any = None,
 ) -> Any:
     """The logarithm of softmax, x - max - log(sum(e^(x - max))), computed as that. Arguments as for softmax."""
-    return _softmax(x, synonym(axis, "axis", -1, dim, "dim"), True, algorithm, device, out)
+    return _replays.call(_softmax, (axis, dim, True, algorithm, device), out, x)
 
 
-def _softmax(x: Any, axis: int, log: bool, algorithm: str, device: str | None, out: Any) -> Any:
+_replays: Final = Replays()
+
+
+def _softmax(words: tuple[Any, ...], out: Any, x: Any) -> Any:
+    axis, dim, log, algorithm, device = words
+    axis = synonym(axis, "axis", -1, dim, "dim")
     source = arrays.anywhere(x, "x", *arrays.place(x, device))
     if isinstance(axis, (tuple, list)) or axis is None:
         raise InvalidProblem(f"axis={shown(axis)}: one whole number is allowed")

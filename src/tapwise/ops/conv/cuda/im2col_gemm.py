@@ -18,6 +18,7 @@ from itertools import product
 from math import prod
 from typing import Any, ClassVar, Final
 
+from tapwise import capture
 from tapwise.algorithm import Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.arrays.device import DeviceArray
@@ -78,8 +79,6 @@ Pass = tuple[int, Launch, Launch | None]
 class Im2colGemmPlan(window.WindowPlan):
     """Two launches for every so many images; `passes` holds (images, launch of im2col, launch of the product)."""
 
-    launch_only = False
-
     def __init__(self, problem: ConvProblem, device: Device, passes: Sequence[Pass], workspace_bytes: int) -> None:
         launches = {launch for _, *pair in passes for launch in pair if launch is not None}
         super().__init__(problem, device, list(launches), workspace_bytes)
@@ -110,6 +109,7 @@ class Im2colGemmPlan(window.WindowPlan):
         """The product by PyTorch's cuBLAS, in IEEE float32."""
         import torch
 
+        capture.refuse()
         problem: ConvProblem = self.problem
         groups, m, windows = problem.groups, problem.k // problem.groups, prod(problem.output)
         depth = prod(problem.w_shape[1:])

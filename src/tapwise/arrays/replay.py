@@ -1,0 +1,207 @@
+"""Calls on PyTorch's tensors of a GPU that are made again: memory and launches, without what leads to them.
+
+The first call of its kind goes the whole way and is captured (capture.py). Calls with tensors of the same shapes,
+strides, dtypes, GPU and alignment, and with the same other words, then only check that nobody records what is done with
+them, take new memory and launch. What they compute is the same: a capture holds no value and no address of any tensor,
+and filters that a kernel wants in an order of its own are packed by the launches, each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from operator import is_
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final
+
+from tapwise.arrays.device import ALIGNMENT, torch_stream
+from tapwise.arrays.tensors import is_torch, recorder
+from tapwise.capture import Address, Capture, capturing
+
+if TYPE_CHECKING:
+    from tapwise.cuda.jit.launch import Arguments, Launch
+
+# Kinds of calls that a function keeps: the last so many new ones, and of as many before what was called since.
+KEPT: Final = 1024
+# The least number of a GPU: what lies elsewhere has less.
+FIRST_GPU = 0
+# What a call has in place of results that cannot be made again.
+_CALL_IT: Final = object()
+
+# The results of a call from the addresses of its tensors.
+Run = Callable[[list[int]], Any]
+
+
+class Replays:
+    """The captured calls of one function. Safe for many threads.
+
+    `constants`: addresses in what the function itself owns, such as packed filters, stay as they are.
+    """
+
+    def __init__(self, constants: bool = False) -> None:
+        self._constants = constants
+        # By words, and by shape, strides, dtype, GPU and alignment of each tensor: (words, how it is made again).
+        self._young: dict[Any, tuple[tuple[Any, ...], Run]] = {}
+        self._old: dict[Any, tuple[tuple[Any, ...], Run]] = {}
+        self._lock = Lock()
+
+    def call(self, function: Callable[..., Any], words: tuple[Any, ...], out: Any, *tensors: Any) -> Any:
+        """function(words, out, *tensors), or what it does without calling it. All tensors but the first may be None."""
+        torch = _pytorch or _looked_up(tensors[0])
+        if torch is None or out is not None or type(tensors[0]) not in torch.kinds or torch.recording():
+            return function(words, out, *tensors)
+        key: Any = words
+        addresses = []
+        try:
+            for tensor in tensors:
+                if tensor is None:
+                    key = key, None
+                    continue
+                if (
+                    type(tensor) not in torch.kinds
+                    or (index := tensor.get_device()) < FIRST_GPU
+                    or tensor.is_neg()
+                    or (tensor.requires_grad and torch.grad_enabled())
+                ):
+                    return function(words, out, *tensors)
+                address = tensor.data_ptr()
+                addresses.append(address)
+                key = key, tensor.shape, tensor.stride(), tensor.dtype, index, address % ALIGNMENT
+            found = self._young.get(key)
+        except (TypeError, RuntimeError):
+            # Words that have no hash, tensors that have no strides or no memory.
+            return function(words, out, *tensors)
+        if found is None:
+            return self._first(key, function, words, *tensors)
+        known, run = found
+        # Equal words need not mean the same: 1 is True and 1.0.
+        if not all(map(is_, words, known)) and not _same(words, known):
+            return function(words, out, *tensors)
+        result = run(addresses)
+        return function(words, out, *tensors) if result is _CALL_IT else result
+
+    def _first(self, key: Any, function: Callable[..., Any], words: tuple[Any, ...], *tensors: Any) -> Any:
+        """A call that is not among the latest."""
+        found = self._old.get(key)
+        if found is not None:
+            self._keep(key, *found)
+            return self.call(function, words, None, *tensors)
+        if not _is_plain(words):
+            return function(words, None, *tensors)
+        # One tensor in two places is two inputs.
+        inputs: list[Any] = []
+        for tensor in tensors:
+            again = tensor is not None and any(tensor is one for one in inputs)
+            inputs.append(tensor.detach() if again else tensor)
+        with capturing([one for one in inputs if one is not None]) as seen:
+            result = function(words, None, *inputs)
+        run = _run_of(seen, result, self._constants)
+        self._keep(key, words, run or (lambda addresses: _CALL_IT))
+        return result
+
+    def _keep(self, key: Any, words: tuple[Any, ...], run: Run) -> None:
+        with self._lock:
+            if len(self._young) >= KEPT:
+                self._young, self._old = {}, self._young
+            self._young[key] = words, run
+
+
+def _run_of(seen: Capture, result: Any, constants: bool) -> Run | None:
+    """A captured call for other tensors like its own; None where it did what cannot be made again."""
+    new = seen.owners[seen.inputs :]
+    memory = [(tuple(one.shape), one.stride(), one.dtype) for one in new]
+    results = []
+    for one in result if isinstance(result, tuple) else (result,):
+        at = next((number - seen.inputs for given, number in seen.given if given is one), -1)
+        # All of its memory, so that it is made in the result's own order.
+        if at < 0 or one.numel() != new[at].numel():
+            return None
+        memory[at] = tuple(one.shape), one.stride(), one.dtype
+        results.append(at)
+    launches = [(launch, *_places(launch, addresses)) for launch, addresses in seen.launches]
+    if seen.refused or not launches or any(launch.remade for launch, _, _ in launches):
+        return None
+    if not constants and any(fixed for _, fixed, _ in launches):
+        return None
+    return _written(seen.owners[0].get_device(), seen.inputs, memory, launches, results)
+
+
+def _places(launch: Launch, addresses: Mapping[str, int]) -> tuple[dict[int, int], list[tuple[int, Address]]]:
+    """Of a launch's words that a call fills in: those that stay, and those that lie in the call's arrays."""
+    values = [(place, addresses.get(name, 0)) for place, name in launch.filled]
+    fixed = {place: value for place, value in values if value and not isinstance(value, Address)}
+    return fixed, [(place, value) for place, value in values if isinstance(value, Address)]
+
+
+def _written(index: int, inputs: int, memory: list[Any], launches: list[Any], results: list[int]) -> Run:
+    """The call as a function of straight lines: loops over its few arrays and words take as long as a launch.
+
+    a0, a1 ... are the addresses of inputs, then of new arrays m0, m1 ...; `free0` holds arguments of the first launch
+    that no call uses.
+    """
+    import torch
+
+    several = torch.cuda.device_count() > 1
+    names: dict[str, Any] = {"new": allocator(torch, index), "stream_of": torch_stream(), "call_it": _CALL_IT}
+    lines = [f"{', '.join(f'a{number}' for number in range(inputs))}, = addresses"]
+    if several:
+        names["current"] = torch._C._cuda_getDevice
+        lines.append(f"if current() != {index}: return call_it")
+    for at, words in enumerate(memory):
+        names[f"memory{at}"] = words
+        lines += [f"m{at} = new(*memory{at})", f"a{inputs + at} = m{at}.data_ptr()"]
+    lines.append(f"stream = stream_of({index})")
+    for at, (launch, fixed, places) in enumerate(launches):
+        free: list[Arguments] = []
+        made = partial(launch.arguments, fixed)
+        names |= {f"take{at}": free.pop, f"leave{at}": free.append, f"make{at}": made, f"again{at}": launch.again}
+        lines += ["try:", f"    words, enqueue = arguments = take{at}()"]
+        lines += ["except IndexError:", f"    words, enqueue = arguments = make{at}()"]
+        lines.append(f"words[{launch.stream_place}] = stream")
+        lines += [f"words[{place}] = a{one.array}" + f" + {one.offset}" * (one.offset != 0) for place, one in places]
+        lines += ["status = enqueue()", f"if status: again{at}(status, enqueue)", f"leave{at}(arguments)"]
+    found = ", ".join(f"m{at}" for at in results)
+    lines.append(f"return {found}")
+    exec("def run(addresses):\n" + "".join(f"    {line}\n" for line in lines), names)
+    run: Run = names["run"]
+    return run
+
+
+def _is_plain(word: Any) -> bool:
+    """Whether it never changes."""
+    return type(word) in (int, str, bool, type(None)) or (type(word) is tuple and all(map(_is_plain, word)))
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether equal words are of the same types."""
+    return type(one) is type(other) and (type(one) is not tuple or all(map(_same, one, other)))
+
+
+class _PyTorch:
+    """What every call asks of PyTorch, looked up once."""
+
+    def __init__(self, torch: Any) -> None:
+        self.kinds = frozenset((torch.Tensor, torch.nn.Parameter))
+        self.recording, self.grad_enabled = recorder(torch), torch.is_grad_enabled
+
+
+_pytorch: _PyTorch | None = None
+
+
+def _looked_up(x: Any) -> _PyTorch | None:
+    """None where x is no tensor."""
+    global _pytorch
+    if _pytorch is None and is_torch(x):
+        import torch
+
+        _pytorch = _PyTorch(torch)
+    return _pytorch
+
+
+def allocator(torch: Any, index: int) -> Callable[..., Any]:
+    """New memory on a GPU, which is the current one, of a shape, strides in elements and a dtype."""
+    # PyTorch's own, for the code that its compiler writes, takes a third of the public one's time.
+    guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+    quick: Callable[..., Any] | None = getattr(guards, "_empty_strided_cuda", None)
+    device = torch.device("cuda", index)
+    return quick or (lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device))
