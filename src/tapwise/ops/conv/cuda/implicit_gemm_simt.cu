@@ -38,7 +38,7 @@ struct Block {
     // Channels-last, a warp writes 8 terms of 4 pixels: rows 16 bytes apart in banks take them without conflicts.
     static constexpr int PITCH = BM + (NCHW ? 0 : V), STAGE = BK * (PITCH + BN);
     // Copies of x: a thread's first term and piece of pixels, the distances to its next ones, and how many.
-    static constexpr int ROW = BM / COPY, ACROSS = THREADS < ROW ? THREADS : ROW;
+    static constexpr int ROW = BM / COPY, ACROSS = FLAT ? 32 : THREADS < ROW ? THREADS : ROW;
     static constexpr int K_STEP = NCHW ? THREADS / ACROSS : 8, P_STEP = NCHW ? ACROSS : THREADS / 8;
     static constexpr int K_COUNT = BK / K_STEP, P_COUNT = ROW / P_STEP;
     static_assert(BM == WM * LM * TM && BN == WN * LN * TN && TM % V == 0 && TN % V == 0);
@@ -80,14 +80,15 @@ template <class O> struct Windows {
         w = s * (int)p.dilation_w;
         x += h * p.step_h + w * p.step_w + c * p.step_c;
     }
-    // FLAT: where the terms of a step lie, to their slot of the ring.
+    // FLAT: where the terms of a step lie, to their slot of the ring; the warps take turns.
     DEVICE void find_terms(int step, int slot) {
-        if (threadIdx.x >= O::BK) return;
-        const unsigned k = (unsigned)step * O::BK + threadIdx.x, tap = k / (unsigned)p.group_c, r = tap / (unsigned)p.s;
+        const unsigned lane = threadIdx.x % 32;
+        if (threadIdx.x / 32 != (unsigned)step % (O::THREADS / 32) || lane >= O::BK) return;
+        const unsigned k = (unsigned)step * O::BK + lane, tap = k / (unsigned)p.group_c, r = tap / (unsigned)p.s;
         const int channel = k - tap * (unsigned)p.group_c, down = r * (int)p.dilation_h,
                   across = (tap - r * (unsigned)p.s) * (int)p.dilation_w;
-        terms[slot * O::BK + threadIdx.x] = {down * p.step_h + across * p.step_w + channel * p.step_c,
-                                             k < p.depth ? down : NO_ROW, across};
+        terms[slot * O::BK + lane] = {down * p.step_h + across * p.step_w + channel * p.step_c,
+                                      k < p.depth ? down : NO_ROW, across};
     }
     DEVICE bool inside(const Place &begin, int down, int across) const {
         if constexpr (!O::PADDED) return !O::FLAT || down != NO_ROW;
@@ -100,21 +101,21 @@ template <class O> struct Windows {
     }
     DEVICE void copy(unsigned to, int slot) {
         if constexpr (O::FLAT) {
-            // Of many pixels a thread has few terms, or of few pixels many.
-            constexpr bool HELD = O::K_COUNT <= 2;
-            Place held[HELD ? O::K_COUNT : 1];
-            if constexpr (HELD)
+            constexpr int HELD = O::K_COUNT < 4 ? O::K_COUNT : 4;
 #pragma unroll
-                for (int j = 0; j < O::K_COUNT; ++j) held[j] = terms[slot * O::BK + first_k + j * O::K_STEP];
+            for (int first = 0; first < O::K_COUNT; first += HELD) {
+                Place held[HELD];
 #pragma unroll
-            for (int i = 0; i < O::P_COUNT; ++i) {
-                const int pixel = first_p + i * O::P_STEP;
-                const Place begin = begins[pixel];
+                for (int j = 0; j < HELD; ++j) held[j] = terms[slot * O::BK + first_k + (first + j) * O::K_STEP];
 #pragma unroll
-                for (int j = 0; j < O::K_COUNT; ++j) {
-                    const int k = first_k + j * O::K_STEP;
-                    const Place term = HELD ? held[HELD ? j : 0] : terms[slot * O::BK + k];
-                    copy_one(to, k, pixel, x + begin.at + term.at, inside(begin, term.h, term.w));
+                for (int i = 0; i < O::P_COUNT; ++i) {
+                    const int pixel = first_p + i * O::P_STEP;
+                    const Place begin = begins[pixel];
+                    const T *const from = x + begin.at;
+#pragma unroll
+                    for (int j = 0; j < HELD; ++j)
+                        copy_one(to, first_k + (first + j) * O::K_STEP, pixel, from + held[j].at,
+                                 inside(begin, held[j].h, held[j].w));
                 }
             }
         } else {
@@ -211,14 +212,9 @@ template <class O> DEVICE void implicit_gemm_simt(const Operands &p) {
     // Lanes 2 i and 2 i + 1 read the same pixels, lanes i and i ^ 2 the same filters: then a read of 16 bytes takes two
     // turns of the banks instead of four.
     const int warp = thread / 32, lane = thread % 32;
-    const int lane_n = O::LN == 1   ? 0
-                       : O::LN == 2 ? lane & 1
-                                    : (lane & 1) | lane >> 4 << 1,
-              lane_m = O::LN == 1   ? lane
-                       : O::LN == 2 ? lane >> 1
-                                    : lane >> 1 & 7;
+    const int lane_n = O::LN == 1 ? 0 : (lane & 1) | lane >> 4 << 1, lane_m = O::LN == 1 ? lane : lane >> 1 & 7;
     const int m0 = warp / O::WN * (O::LM * O::TM) + lane_m * V, n0 = warp % O::WN * (O::LN * O::TN) + lane_n * V;
-    static_assert(O::LN == 1 || O::LN == 2 || O::LN == 4);
+    static_assert(O::LN == 1 || O::LN == 4);
     T sums[O::TM][O::TN] = {};
     int slot = 0;
 #pragma unroll 1
@@ -350,79 +346,5 @@ template <class O> DEVICE void implicit_gemm_simt(const Operands &p) {
                 write(at + (O::NCHW ? filter_of(j) * (long long)plane : filter_of(j)), v);
             }
         }
-    }
-}
-
-struct Parts {
-    const void *parts;
-    void *y;
-    const void *bias, *residual;
-    // Outputs, filters, outputs of a filter side by side, parts of gemm_k.
-    long long count, k, inner, split_k;
-};
-
-// y from the sums of parts, in the order of gemm_k. WRITE outputs a thread at once, WRITE of the bias if ALONG. INDEX
-// counts them.
-template <typename T, typename INDEX, int WRITE, bool ALONG, int ACTIVATION> DEVICE void add_parts(const Parts &p) {
-    struct alignas(WRITE * sizeof(T)) Written { T v[WRITE]; };
-    const T *parts = static_cast<const T *>(p.parts), *bias = static_cast<const T *>(p.bias),
-            *residual = static_cast<const T *>(p.residual);
-    const INDEX count = p.count / WRITE, inner = p.inner, k = p.k, each = gridDim.x * blockDim.x;
-    wait_for_previous();
-    for (INDEX i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += each) {
-        const long long at = (long long)i * WRITE;
-        Written sum = *reinterpret_cast<const Written *>(parts + at);
-#pragma unroll 4
-        for (int part = 1; part < (int)p.split_k; ++part) {
-            const Written more = *reinterpret_cast<const Written *>(parts + part * p.count + at);
-#pragma unroll
-            for (int e = 0; e < WRITE; ++e) sum.v[e] += more.v[e];
-        }
-        const T *const offset = bias ? bias + (INDEX)(i * WRITE) / inner % k : nullptr;
-        Written added{};
-        if (residual) added = *reinterpret_cast<const Written *>(residual + at);
-#pragma unroll
-        for (int e = 0; e < WRITE; ++e) {
-            if (bias) sum.v[e] += offset[ALONG ? e : 0];
-            if (residual) sum.v[e] += added.v[e];
-            sum.v[e] = activate<ACTIVATION>(sum.v[e]);
-        }
-        *reinterpret_cast<Written *>(static_cast<T *>(p.y) + at) = sum;
-    }
-    let_next_begin();
-}
-
-struct Transposed {
-    const void *w;
-    void *y;
-    // y[group][row][pitch]: `rows` terms, of which `taps` times `wide` are taps and their channels. Of w in elements:
-    // filters and channels of a group, distances of filters, channels and taps.
-    long long rows, pitch, taps, wide, group_k, group_c, taps_w, step_k, step_c, step_r, step_s;
-    // Squares of 32 filters and 32 terms.
-    long long tiles_k, tiles_rows;
-};
-
-// Filters side by side for each term, zeros where there is none. A block takes 32 filters and 32 terms, in the order of
-// (k, c, r, s), and transposes them.
-template <typename T> DEVICE void pack_transposed(const Transposed &p) {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    T(*const tile)[33] = reinterpret_cast<T(*)[33]>(memory);
-    const long long at = blockIdx.x / p.tiles_k, filter0 = (blockIdx.x - at * p.tiles_k) * 32,
-                    group = at / p.tiles_rows, first = (at - group * p.tiles_rows) * 32;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    const long long read = first + lane, channel = read / p.taps, tap = read - channel * p.taps, r = tap / p.taps_w;
-    const T *const from = static_cast<const T *>(p.w) + group * p.group_k * p.step_k + channel * p.step_c +
-                          r * p.step_r + (tap - r * p.taps_w) * p.step_s;
-    for (int i = warp; i < 32; i += 8) {
-        const long long filter = filter0 + i;
-        tile[i][lane] = channel < p.group_c && filter < p.group_k ? from[filter * p.step_k] : T(0);
-    }
-    __syncthreads();
-    for (int i = warp; i < 32; i += 8) {
-        const long long term = first + i, c = term / p.taps;
-        if (term >= p.rows || filter0 + lane >= p.pitch) continue;
-        // Behind the last tap's channels are rows of zeros.
-        const long long row = c < p.wide ? (term - c * p.taps) * p.wide + c : term;
-        static_cast<T *>(p.y)[(group * p.rows + row) * p.pitch + filter0 + lane] = tile[lane][i];
     }
 }

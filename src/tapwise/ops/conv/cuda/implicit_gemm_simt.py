@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
+from math import hypot, prod
 from typing import ClassVar, Final
 
 from tapwise.algorithm import Config as BaseConfig
@@ -28,14 +28,12 @@ from tapwise.ops.conv.cuda import pack, window
 from tapwise.ops.conv.problem import ConvProblem
 
 KERNEL: Final = "ops/conv/cuda/implicit_gemm_simt.cu"
+PARTS_KERNEL: Final = "ops/conv/cuda/implicit_gemm_simt_parts.cu"
 # (pixels, filters) of a block, (pixels, filters) of a thread, lanes of a warp along filters, terms a step.
 TILES: Final = (
-    (64, 64, 4, 8, 4, 16), (256, 128, 16, 8, 4, 8), (256, 128, 16, 8, 4, 16), (128, 128, 16, 8, 4, 16),
-    (256, 64, 16, 8, 4, 16), (128, 128, 8, 8, 4, 16), (128, 128, 8, 8, 4, 8), (128, 64, 8, 8, 4, 16),
-    (64, 128, 8, 8, 4, 16), (256, 64, 8, 8, 4, 16), (256, 32, 8, 8, 4, 16), (64, 64, 8, 8, 4, 16),
-    (128, 32, 8, 8, 4, 16), (128, 32, 8, 4, 4, 16), (64, 32, 8, 4, 4, 16), (32, 64, 4, 8, 4, 16),
-    (32, 32, 4, 4, 4, 16), (128, 16, 8, 4, 4, 16), (256, 16, 8, 4, 4, 16), (256, 16, 8, 8, 2, 16),
-    (128, 96, 8, 12, 4, 16), (128, 48, 8, 12, 4, 16), (64, 96, 8, 12, 4, 16), (256, 48, 8, 12, 4, 16),
+    (64, 64, 4, 8, 4, 16), (64, 128, 8, 8, 4, 16), (128, 64, 8, 8, 4, 16), (128, 128, 16, 8, 4, 16),
+    (64, 64, 8, 8, 4, 16), (32, 64, 4, 8, 4, 16), (64, 32, 8, 4, 4, 16), (32, 32, 4, 4, 4, 16),
+    (128, 96, 8, 12, 4, 16), (256, 48, 8, 12, 4, 16), (128, 32, 8, 4, 4, 16), (128, 16, 8, 4, 4, 16),
     (256, 8, 8, 8, 1, 8), (256, 4, 8, 4, 1, 8),
 )  # fmt: skip
 TILES_F64: Final = (
@@ -44,7 +42,7 @@ TILES_F64: Final = (
     (128, 16, 8, 4, 4, 8), (256, 4, 8, 4, 1, 8),
 )  # fmt: skip
 STAGES: Final = 4
-SPLITS: Final = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+SPLITS: Final = (1, 2, 4, 6, 8, 12, 16)
 # Blocks of a cluster on every GPU that has clusters.
 LARGEST_CLUSTER: Final = 8
 # Times as many steps, with whole ones of channels, that are still better than terms found one by one.
@@ -57,8 +55,22 @@ SQUARE: Final = 32
 PLACE: Final = 16
 # Bytes of shared memory that a block has beside its own.
 BLOCK_SHARED: Final = 1 << 10
+# Schedulers of a multiprocessor.
+SCHEDULERS: Final = 4
 # Registers of a scheduler for each lane of its warps.
 REGISTERS: Final = 512
+# Fitted to times on an H200: the clock under load over the highest; cycles of a warp for each element that a thread
+# copies, and more of them where channels and taps are one number; and for each pixel of a thread, to find its window.
+CLOCK: Final = 0.886
+COPY_CYCLES: Final = 12.1
+FLAT_CYCLES: Final = 26.9
+BEGIN_CYCLES: Final = 109
+# Cycles of a step beside its products, where few warps are there.
+WAIT_CYCLES: Final = 370
+# Microseconds of a launch, of adding up parts by a second one, and, an estimate, in a cluster.
+START_US: Final = 1.25
+SECOND_US: Final = 1.95
+CLUSTER_US: Final = 1.0
 
 
 @dataclass(frozen=True)
@@ -149,7 +161,7 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         """Blocks that a multiprocessor is to hold: it bounds the registers."""
         sums = config.thread_m * config.thread_n * problem.itemsize // 4
         registers = 255 if sums > 64 else 128 if sums == 64 else 96 if sums >= 32 else 80
-        return max(1, REGISTERS // registers * 4 // (config.threads // 32))
+        return max(1, REGISTERS // registers * SCHEDULERS // (config.threads // 32))
 
     def _together(self, problem: ConvProblem, config: Config, device: Device) -> int:
         """Blocks that a multiprocessor does hold."""
@@ -157,36 +169,34 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         return max(1, min(room, self._resident(problem, config)))
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """The larger of arithmetic and memory, three tenths of the smaller, the start, and what splitting costs.
+        """The steps of the busiest multiprocessor, the bytes of every array, the start, and what splitting costs.
 
-        Arithmetic: a multiprocessor's share of the blocks, as whole waves, times their steps. A step takes the
-        instructions of its warps (multiply-adds, reads of shared memory, copies), or where few warps are there its
-        latency. Memory: every array once, or what the blocks copy, from L2 at 1.3 times the memory's rate. Start: a
-        launch, the first copies and the last writes. Splitting: a second launch, which reads the parts.
-        No constant has been measured yet: they are estimates.
+        Blocks run in waves of as many as have room, the last one of fewer. A step of a wave takes the instructions of a
+        scheduler's warps (multiply-adds, reads of shared memory, copies), or its latency where warps are few. Clusters
+        have not been measured yet.
         """
-        single = problem.dtype == "f32"
         blocks = self._blocks(problem, config) * config.split_k
         steps = ceil_div(self.steps(problem, config), config.split_k)
-        share = ceil_div(blocks, device.multiprocessors)
-        together = min(share, self._together(problem, config, device))
-        warps = config.threads / 32
-        products = config.thread_m * config.thread_n * (1 if single else 2)
-        reads = (config.thread_m + config.thread_n) * problem.itemsize / 16
-        # A term of all warps: instructions of four schedulers, or pieces read from shared memory, two cycles each.
-        term = max(warps / 4 * (products + reads), warps * reads * 2)
-        copies = config.pixels * config.depth / config.threads
-        copies *= 10 if self._flat(problem, config) else 4
-        step = config.depth * term + warps / 4 * (copies + 40)
-        latency = config.depth * max(products + reads, 30) + 100
-        cycles = share * (steps * max(step, latency / together) + config.thread_m * config.thread_n * warps)
-        # Clocks fall to about 0.85 of the highest under full load.
-        arithmetic = cycles / (device.gflops / 256 * 0.85 * 1e3)
-        parts = self.workspace_bytes(problem, config, device)
-        copied = blocks * steps * config.depth * (config.pixels + config.filters) * problem.itemsize
-        memory = max(problem.bytes + parts, copied / 1.3) / (device.gbps * 1e3)
-        split = 1.5 + parts / (device.gbps * 1e3) if config.split_k > 1 else 0.0
-        return max(arithmetic, memory) + 0.3 * min(arithmetic, memory) + 3.0 + split
+        together = self._together(problem, config, device)
+        waves, rest = divmod(blocks, device.multiprocessors * together)
+        # Float64 has half as many lanes.
+        products = config.thread_m * config.thread_n * (1 if problem.dtype == "f32" else 2)
+        term = products + (config.thread_m + config.thread_n) * problem.itemsize / 16
+        copies = config.pixels // self._pixels_at_once(problem, config) * config.depth / config.threads
+        copies *= COPY_CYCLES + (FLAT_CYCLES if self._flat(problem, config) else 0)
+        latency = config.depth * products + WAIT_CYCLES
+        begin = BEGIN_CYCLES * config.pixels / config.threads
+
+        def wave(count: int) -> float:
+            """Cycles of so many blocks on a multiprocessor."""
+            warps = ceil_div(count * config.threads, 32 * SCHEDULERS)
+            return steps * hypot(warps * (config.depth * term + copies), latency) + warps * begin
+
+        cycles = waves * wave(together) + (wave(ceil_div(rest, device.multiprocessors)) if rest else 0)
+        arithmetic = cycles / (device.gflops / 256 * CLOCK * 1e3)
+        memory = (problem.bytes + self.workspace_bytes(problem, config, device)) / (device.gbps * 1e3)
+        split = 0.0 if config.split_k == 1 else CLUSTER_US if config.cluster else SECOND_US
+        return arithmetic + memory + START_US + split
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """A launch, and the filters read and written; not measured yet."""
@@ -211,14 +221,18 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         inner = prod(problem.output) if problem.layout == "nchw" else problem.group_k
         return next(count for count in (4, 2, 1) if count * problem.itemsize <= 16 and inner % count == 0)
 
+    def _pixels_at_once(self, problem: ConvProblem, config: Config) -> int:
+        """Pixels of a copy: several where they lie in x as in y."""
+        same = problem.kernel == problem.stride == (1, 1) and problem.output == problem.spatial
+        same = same and problem.layout == "nchw" and not self._flat(problem, config)
+        return self._vector(problem) if same else 1
+
     def source(self, problem: ConvProblem, config: Config) -> Source:
         flat, padded = self._flat(problem, config), any(map(any, problem.padding))
-        # Pixels that lie in x as in y.
-        same = problem.kernel == problem.stride == (1, 1) and not padded and problem.layout == "nchw" and not flat
         cluster = config.split_k if config.cluster else 1
         words = (
             DTYPES[problem.dtype].cpp, problem.layout == "nchw", flat, problem.group_c % config.depth == 0, padded,
-            self._vector(problem) if same else 1, config.pixels, config.filters, config.thread_m, config.thread_n,
+            self._pixels_at_once(problem, config), config.pixels, config.filters, config.thread_m, config.thread_n,
             config.lanes_n, config.depth, config.stages, self._adds(config), cluster, self._vector(problem),
             "NONE" if self._adds(config) else window.ACTIVATIONS[problem.activation],
         )  # fmt: skip
@@ -231,10 +245,10 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
             DTYPES[problem.dtype].cpp, counter(prod(problem.y_shape)), self._vector(problem),
             problem.layout == "nhwc", window.ACTIVATIONS[problem.activation],
         )  # fmt: skip
-        return stub(KERNEL, "add_parts", template_args(*words), "Parts", pack.THREADS)
+        return stub(PARTS_KERNEL, "add_parts", template_args(*words), "Parts", pack.THREADS)
 
     def pack_source(self, problem: ConvProblem) -> Source:
-        return stub(KERNEL, "pack_transposed", DTYPES[problem.dtype].cpp, "Transposed", pack.THREADS)
+        return stub(PARTS_KERNEL, "pack_transposed", DTYPES[problem.dtype].cpp, "Transposed", pack.THREADS)
 
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
         last = [self.sum_source(problem)] if self._adds(config) else []
