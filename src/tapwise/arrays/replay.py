@@ -48,7 +48,7 @@ class Replays:
     def call(self, function: Callable[..., Any], words: tuple[Any, ...], out: Any, *tensors: Any) -> Any:
         """function(words, out, *tensors), or what it does without calling it. All tensors but the first may be None."""
         torch = _pytorch or _looked_up(tensors[0])
-        if torch is None or out is not None or type(tensors[0]) not in torch.kinds or torch.recording():
+        if torch is None or out is not None or torch.recording():
             return function(words, out, *tensors)
         key: Any = words
         addresses = []

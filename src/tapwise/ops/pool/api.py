@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any, Final
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 
@@ -27,8 +27,8 @@ def max_pool2d(
     the dilated kernel, and never chosen. NaN propagates. `return_indices`: also int64 positions h * width + w in the
     plane, the first of equals. `out` is filled and returned. Raises InvalidProblem for a bad argument.
     """
-    words = "max", 2, kernel_size, stride, padding, dilation, ceil_mode, return_indices, True, None, algorithm, device
-    return _replays.call(_pool, words, out, x)
+    words = kernel_size, stride, padding, dilation, ceil_mode, return_indices, algorithm, device
+    return _max2d.call(_max_pool2d, words, out, x)
 
 
 def avg_pool2d(
@@ -41,11 +41,8 @@ def avg_pool2d(
     `count_include_pad`: padding counts as zeros; what a last window in ceil mode sees beyond it never does.
     `divisor_override`: what sums are divided by instead of the count.
     """
-    words = (
-        "avg", 2, kernel_size, stride, padding, dilation, ceil_mode, False, count_include_pad, divisor_override,
-        algorithm, device,
-    )  # fmt: skip
-    return _replays.call(_pool, words, out, x)
+    words = kernel_size, stride, padding, dilation, ceil_mode, count_include_pad, divisor_override, algorithm, device
+    return _avg2d.call(_avg_pool2d, words, out, x)
 
 
 def max_pool1d(
@@ -53,8 +50,8 @@ def max_pool1d(
     return_indices: bool = False, *, algorithm: str = "auto", device: str | None = None, out: Any = None,
 ) -> Any:  # fmt: skip
     """As max_pool2d with one spatial axis: x (n, c, w) or (c, w)."""
-    words = "max", 1, kernel_size, stride, padding, dilation, ceil_mode, return_indices, True, None, algorithm, device
-    return _replays.call(_pool, words, out, x)
+    words = kernel_size, stride, padding, dilation, ceil_mode, return_indices, algorithm, device
+    return _max1d.call(_max_pool1d, words, out, x)
 
 
 def avg_pool1d(
@@ -63,26 +60,26 @@ def avg_pool1d(
     device: str | None = None, out: Any = None,
 ) -> Any:  # fmt: skip
     """As avg_pool2d with one spatial axis: x (n, c, w) or (c, w)."""
-    words = (
-        "avg", 1, kernel_size, stride, padding, dilation, ceil_mode, False, count_include_pad, divisor_override,
-        algorithm, device,
-    )  # fmt: skip
-    return _replays.call(_pool, words, out, x)
+    words = kernel_size, stride, padding, dilation, ceil_mode, count_include_pad, divisor_override, algorithm, device
+    return _avg1d.call(_avg_pool1d, words, out, x)
 
 
 # Making a problem takes longer than looking it up.
 _problem = lru_cache(dispatch.CHOICES_KEPT)(PoolProblem)
-_replays: Final = Replays()
+_max2d, _max1d, _avg2d, _avg1d = Replays(), Replays(), Replays(), Replays()
 
 
-def _pool(words: tuple[Any, ...], out: Any, x: Any) -> Any:
-    op, axes, kernel_size, stride, padding, dilation, *flags, divisor, algorithm, device = words
+def _pool(op: str, axes: int, words: tuple[Any, ...], out: Any, x: Any) -> Any:
+    kernel_size, stride, padding, dilation, ceil, *options, algorithm, device = words
+    (indices,), (include, divisor) = (options, (True, None)) if op == "max" else ((False,), options)
     source = arrays.anywhere(x, "x", *arrays.place(x, device))
     dtype = arrays.dtype_name(source, "x")
     single, batched = with_batch(source, axes)
     n, c, *spatial = batched.shape
     stride = kernel_size if stride is None or (isinstance(stride, (tuple, list)) and not stride) else stride
-    ceil, indices, include = map(flag, flags, ("ceil_mode", "return_indices", "count_include_pad"))
+    ceil, indices, include = (
+        flag(ceil, "ceil_mode"), flag(indices, "return_indices"), flag(include, "count_include_pad"),
+    )  # fmt: skip
     windows = window(tuple(spatial), kernel_size, stride, padding, dilation)
     divisor = None if divisor is None else whole(divisor, "divisor_override")
     layout = arrays.layout_of(batched)
@@ -105,3 +102,8 @@ def _pool(words: tuple[Any, ...], out: Any, x: Any) -> Any:
         arrays.assign(target, shaped(y))
     values = arrays.like(shaped(y), x) if target is None else out
     return values if places is None else (values, arrays.like(shaped(places), x))
+
+
+_max_pool2d, _max_pool1d, _avg_pool2d, _avg_pool1d = (
+    partial(_pool, op, axes) for op in ("max", "avg") for axes in (2, 1)
+)
