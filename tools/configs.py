@@ -48,9 +48,10 @@ def problems(path: Path, words: str) -> Iterator[Problem]:
                 print(f"{text}: {error}")
 
 
-def some(algorithm: Any, problem: Problem, device: Device, best: int, others: int) -> list[Config]:
+def some(algorithm: Any, problem: Problem, device: Device, word: str, best: int, others: int) -> list[Config]:
     """The model's choice first."""
-    configs = sorted(algorithm.configs(problem, device), key=lambda one: algorithm.predict_us(problem, one, device))
+    found = (one for one in algorithm.configs(problem, device) if word in repr(one))
+    configs = sorted(found, key=lambda one: algorithm.predict_us(problem, one, device))
     rest = configs[best:]
     return configs[:best] + random.Random(str(problem)).sample(rest, min(others, len(rest)))
 
@@ -94,6 +95,7 @@ def main() -> None:
     parser.add_argument("algorithm")
     parser.add_argument("file", type=Path)
     parser.add_argument("--words", default="", help="added to every problem")
+    parser.add_argument("--only", default="", help="what a config's repr has: its kind, or a field")
     parser.add_argument("--best", type=int, default=8, help="configs that the model holds best")
     parser.add_argument("--others", type=int, default=8, help="configs drawn from the rest")
     parser.add_argument("--seconds", type=float, default=500.0, help="no problem is begun after so long")
@@ -104,7 +106,8 @@ def main() -> None:
     for problem in problems(given.file, given.words):
         algorithm = registry.get(given.algorithm, problem.operator)
         if algorithm.refusal(problem, device) is None:
-            wanted.append((algorithm, problem, some(algorithm, problem, device, given.best, given.others)))
+            if configs := some(algorithm, problem, device, given.only, given.best, given.others):
+                wanted.append((algorithm, problem, configs))
     with ThreadPoolExecutor(COMPILERS) as pool:
         sources = (source for one, problem, configs in wanted for c in configs for source in one.sources(problem, c))  # type: ignore[attr-defined]
         for source in dict.fromkeys(sources):

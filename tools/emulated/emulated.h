@@ -210,7 +210,7 @@ template <typename T> inline const T *in_block_of_rank(const T *place, int rank)
 }
 
 // matrix.cuh.
-template <int COUNT> inline void ldmatrix(unsigned (&v)[COUNT], unsigned from) {
+template <bool TRANSPOSED, int COUNT> inline void load_matrices(unsigned (&v)[COUNT], unsigned from) {
     aligned_or_fail<16>(memory + from);
     current->given[0] = from;
     __syncwarp();
@@ -218,12 +218,16 @@ template <int COUNT> inline void ldmatrix(unsigned (&v)[COUNT], unsigned from) {
     for (int i = 0; i < COUNT; ++i) {
         unsigned short pair[2];
         for (int e = 0; e < 2; ++e) {
-            memcpy(&pair[e], memory + lane_of(i * 8 + lane / 4)->given[0] + (lane % 4 * 2 + e) * 2, 2);
+            const int one = lane / 4, other = lane % 4 * 2 + e;
+            const int row = TRANSPOSED ? other : one, column = TRANSPOSED ? one : other;
+            memcpy(&pair[e], memory + lane_of(i * 8 + row)->given[0] + column * 2, 2);
         }
         v[i] = pair[0] | (unsigned)pair[1] << 16;
     }
     __syncwarp();
 }
+template <int COUNT> inline void ldmatrix(unsigned (&v)[COUNT], unsigned from) { load_matrices<false>(v, from); }
+inline void ldmatrix_transposed(unsigned (&v)[4], unsigned from) { load_matrices<true>(v, from); }
 inline unsigned select_bytes(unsigned v, unsigned selector) {
     unsigned r = 0;
     for (int i = 0; i < 4; ++i) r |= (unsigned)((unsigned long long)v >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;

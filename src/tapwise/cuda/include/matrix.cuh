@@ -32,6 +32,13 @@ template <int COUNT> DEVICE void ldmatrix(unsigned (&v)[COUNT], unsigned from) {
                      : "r"(from)
                      : "memory");
 }
+// Four of them, each transposed.
+DEVICE void ldmatrix_transposed(unsigned (&v)[4], unsigned from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"(from)
+                 : "memory");
+}
 
 // Bytes of a word, or zeros, as prmt's selector says; done anew each time, as a result that is kept takes a register.
 DEVICE unsigned select_bytes(unsigned v, unsigned selector) {

@@ -19,13 +19,14 @@ from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
-from tapwise.ops.conv.cuda.depthwise import columns, diagonal, diagonal_large
+from tapwise.ops.conv.cuda.depthwise import banded, columns, diagonal, diagonal_large
+from tapwise.ops.conv.cuda.depthwise.banded import Banded
 from tapwise.ops.conv.cuda.depthwise.columns import Columns
 from tapwise.ops.conv.cuda.depthwise.diagonal import Diagonal
 from tapwise.ops.conv.cuda.depthwise.diagonal_large import DiagonalLarge
 from tapwise.ops.conv.problem import ConvProblem
 
-Kind = Columns | Diagonal | DiagonalLarge
+Kind = Columns | Diagonal | DiagonalLarge | Banded
 
 
 class DepthwisePlan(CudaPlan):
@@ -55,12 +56,16 @@ class Depthwise(CudaAlgorithm[Kind]):
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Kind]:
         found: Iterable[Kind] = columns.configs(problem)
+        if banded.unsuited(problem) is None:
+            found = chain(banded.configs(problem, device), found)
         if diagonal.unsuited(problem) is None:
             found = chain(diagonal.configs(problem, device), diagonal_large.configs(problem, device), found)
         return list(found)
 
     def predict_us(self, problem: ConvProblem, config: Kind, device: Device) -> float:
         """That of the config's own module."""
+        if isinstance(config, Banded):
+            return banded.predict_us(problem, config, device)
         if isinstance(config, Diagonal):
             return diagonal.predict_us(problem, config, device)
         if isinstance(config, DiagonalLarge):
@@ -71,6 +76,8 @@ class Depthwise(CudaAlgorithm[Kind]):
         return DepthwisePlan(problem, device, self.launches(problem, config, device), taps_first(problem, config))
 
     def source(self, problem: ConvProblem, config: Kind) -> Source:
+        if isinstance(config, Banded):
+            return banded.source(problem, config)
         if isinstance(config, Diagonal):
             return diagonal.source(problem, config)
         if isinstance(config, DiagonalLarge):
@@ -78,6 +85,8 @@ class Depthwise(CudaAlgorithm[Kind]):
         return columns.source(problem, config)
 
     def launches(self, problem: ConvProblem, config: Kind, device: Device) -> list[Launch]:
+        if isinstance(config, Banded):
+            return [banded.launch(problem, config, device)]
         if isinstance(config, Diagonal):
             return [diagonal.launch(problem, config, device)]
         if isinstance(config, DiagonalLarge):

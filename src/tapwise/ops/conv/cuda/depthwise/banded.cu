@@ -1,0 +1,117 @@
+// Depthwise convolution on tensor cores: the row of a filter as a band of a matrix.
+//
+// A (16 positions x 16 columns of x) times B (16 columns x 8 outputs), where B[k][j] is the tap that output j of a
+// position sees at column k: w[k - j] for stride 1. So all products are of one channel, whose rows must lie side by
+// side: a block copies rows of x to shared memory as they are, [pixel][channel], transposes them to planes
+// [channel][pixel] by ldmatrix, and brings outputs back the same way. A warp has one channel.
+#include "ops/conv/cuda/depthwise/banded.cuh"
+
+// LIVE rows of sums under way, all weights in registers: every row of x is loaded once.
+template <class Traits> DEVICE void depthwise_banded(const Banded &a) {
+    using P = Tile<Traits>;
+    using T = typename P::T;
+    extern __shared__ __align__(128) unsigned char memory[];
+    constexpr int LIVE = (P::R + P::SH - 1) / P::SH, PERIOD = LIVE * P::SH;
+    // A stage has whole periods, or a period some stages, of which the last may be shorter.
+    constexpr int ROUNDS = P::ROWS < PERIOD ? 1 : P::ROWS / PERIOD, PARTS = (PERIOD * ROUNDS + P::ROWS - 1) / P::ROWS;
+    static_assert(P::ROWS < PERIOD || P::ROWS == ROUNDS * PERIOD);
+    const unsigned planes = shared_address(memory), out = planes + P::PLANE_BYTES, raw = out + P::SUMS * P::OUT_ROW;
+    const Rows<P> block(a, memory + P::PLANE_BYTES + P::SUMS * P::OUT_ROW + P::STAGES * P::RAW_BYTES, raw, planes, out);
+    const int lane = block.lane, channel = block.warp % P::CHANNELS, tile0 = block.warp / P::CHANNELS * P::MTILES;
+    const bool exists = block.channel0 + channel < (int)a.c;
+    block.begin();
+    // Under way while the first rows are copied; before the launch before has ended, where it does not write them.
+    if (!a.weights_ready) begin_dependent();
+    const unsigned short *taps = static_cast<const unsigned short *>(a.w) +
+                                 (exists ? block.channel0 + channel : 0) * P::R * P::S;
+    unsigned w[P::R][P::KSTEPS][2];
+#pragma unroll
+    for (int i = 0; i < P::KSTEPS * 2; ++i) {
+        const int low = tap_of<P>(i * 8 + lane % 4 * 2, lane / 4), high = tap_of<P>(i * 8 + lane % 4 * 2 + 1, lane / 4);
+#pragma unroll
+        for (int r = 0; r < P::R; ++r) {
+            const unsigned one = exists && low >= 0 ? taps[r * P::S + low] : 0,
+                           other = exists && high >= 0 ? taps[r * P::S + high] : 0;
+            w[r][i / 2][i % 2] = one | other << 16;
+        }
+    }
+    if (a.weights_ready) begin_dependent();
+    __syncthreads();
+    // The first row of a part, counted from a period's first part, and its rows.
+    const auto begin_of = [](int part) { return part / PARTS * (PERIOD * ROUNDS) + part % PARTS * P::ROWS; };
+    const auto rows_of = [&](int part) { return begin_of(part + 1) - begin_of(part); };
+#pragma unroll
+    for (int stage = 0; stage < P::STAGES - 1; ++stage) {
+        block.copy(begin_of(stage), rows_of(stage), stage);
+        cp_async_commit();
+    }
+    float bias = 0.0f;
+    if constexpr (P::BIAS)
+        if (exists) bias = Element<T>::to_float(static_cast<const T *>(a.bias)[block.channel0 + channel]);
+    unsigned begins[P::MTILES];
+#pragma unroll
+    for (int m = 0; m < P::MTILES; ++m) begins[m] = block.operand(channel, tile0 + m);
+    // 0, or NaN once a sum was not finite.
+    float check = 0.0f;
+    float sums[LIVE][P::MTILES][4];
+    int stage = 0;
+    for (int first = 0, output0 = 0; first < block.rows; first += PERIOD * ROUNDS, output0 += LIVE * ROUNDS)
+#pragma unroll
+        for (int part = 0; part < PARTS; ++part) {
+            if (part > 0 && first + begin_of(part) >= block.rows) break;
+            cp_async_wait<P::STAGES - 2>();
+            __syncthreads();
+            const int ahead = part + P::STAGES - 1;
+            block.copy(first + begin_of(ahead), rows_of(ahead), stage == 0 ? P::STAGES - 1 : stage - 1);
+            cp_async_commit();
+            block.transpose(stage);
+            stage = stage == P::STAGES - 1 ? 0 : stage + 1;
+            __syncthreads();
+            // Rows of the part that complete a row of outputs: every SH-th from `done`.
+            const int row0 = part * P::ROWS, end = min(PERIOD, row0 + P::ROWS);
+            const int done = row0 + ((P::R - 1 - row0) % P::SH + P::SH) % P::SH;
+#pragma unroll 1
+            for (int round = 0; round < ROUNDS; ++round) {
+                const int base = output0 + round * LIVE;
+#pragma unroll
+                for (int t = row0; t < end; ++t) {
+                    unsigned pixels[P::KSTEPS][P::MTILES][4];
+#pragma unroll
+                    for (int k = 0; k < P::KSTEPS; ++k)
+#pragma unroll
+                        for (int m = 0; m < P::MTILES; ++m)
+                            ldmatrix(pixels[k][m], begins[m] + (round * PERIOD + t - row0) * P::PLANE_ROW + k * 32);
+#pragma unroll
+                    for (int r = t % P::SH; r < P::R; r += P::SH) {
+                        // Output base + back sees this row with tap r; the first tap begins the sums.
+                        const int back = (t - r + PERIOD) / P::SH - LIVE, slot = (back + LIVE) % LIVE;
+                        if (r == 0)
+#pragma unroll
+                            for (int i = 0; i < P::MTILES * 4; ++i) sums[slot][i / 4][i % 4] = 0.0f;
+#pragma unroll
+                        for (int k = 0; k < P::KSTEPS; ++k)
+#pragma unroll
+                            for (int m = 0; m < P::MTILES; ++m) mma<T>(sums[slot][m], pixels[k][m], w[r][k]);
+                    }
+                    if ((P::R - 1 - t) % P::SH != 0) continue;
+                    const int back = (t - P::R + 1 + PERIOD) / P::SH - LIVE, slot = (back + LIVE) % LIVE;
+                    if (base + back < 0) continue;
+#pragma unroll
+                    for (int m = 0; m < P::MTILES; ++m)
+#pragma unroll
+                        for (int e = 0; e < 2; ++e) {
+                            const float low = sums[slot][m][2 * e], high = sums[slot][m][2 * e + 1];
+                            check += low * 0.0f;
+                            check += high * 0.0f;
+                            block.keep(round * LIVE + (t - done) / P::SH, channel,
+                                       (tile0 + m) * 16 + e * 8 + lane / 4, low, high, bias);
+                        }
+                }
+            }
+            if (done >= end) continue;
+            __syncthreads();
+            block.write(output0 + (done - P::R + 1 + PERIOD) / P::SH - LIVE, ROUNDS * ((end - done + P::SH - 1) / P::SH));
+        }
+    if (__syncthreads_and(check == 0.0f) || check == 0.0f) return;
+    for (int m = 0; m < P::MTILES; ++m) block.again(channel, tile0 + m);
+}

@@ -1,0 +1,252 @@
+"""The kernels of cuda.depthwise with banded weights: what they take, their launches, their time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.algorithm import Device
+from tapwise.cuda.jit.compile import Source, stub, traits
+from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.plan import has_dependent_launches
+from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
+from tapwise.integers import ceil_div, round_up
+from tapwise.ops.conv.cuda import window
+from tapwise.ops.conv.cuda.depthwise.classes import phases, steps
+from tapwise.ops.conv.problem import ConvProblem
+
+# Positions of a tile, outputs of a position, and columns of a step.
+TILE, OUTPUTS, STEP = 16, 8, 16
+# Registers of a thread for weights and sums (rolling), and for sums and operands (blocked).
+MOST_VALUES = 144
+MOST_STEPS, MOST_ROWS, MOST_STRIDE = 6, 63, 4
+OTHER_REGISTERS = 44
+# Taps a filter from which weights may be in shared memory.
+LEAST_LARGE = 81
+# Of a multiprocessor (Hopper).
+REGISTERS, SHARED_BYTES, MOST_THREADS = 1 << 16, 228 << 10, 1024
+
+
+@dataclass(frozen=True)
+class Banded(BaseConfig):
+    """`octets` of channels and `tiles` of 16 positions a block, `tiles_warp` of them a warp; `wide` positions a row of
+    a strip, `sums` rows of outputs under way or written together, `rows` of outputs a strip; `stages` of `depth` rows
+    of x in shared memory. kernel: "rolling" (weights in registers) or "large" (in shared memory)."""
+
+    kernel: str
+    octets: int
+    tiles: int
+    tiles_warp: int
+    wide: int
+    rows: int
+    sums: int
+    depth: int
+    stages: int
+
+    @property
+    def warps(self) -> int:
+        return 8 * self.octets * self.tiles // self.tiles_warp
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+    @property
+    def strips(self) -> int:
+        return self.tiles * TILE // self.wide
+
+
+def unsuited(problem: ConvProblem) -> str | None:
+    """Why kernels with banded weights have no code for a problem, if so."""
+    if problem.dtype not in ("f16", "bf16") or problem.layout != "nhwc" or problem.group_k != 1:
+        return "takes 16 bits, channels last, one filter a channel"
+    if max(steps(problem)[0], problem.stride[1]) > MOST_STRIDE:
+        return f"takes strides up to {MOST_STRIDE}"
+    if column_steps(problem) > MOST_STEPS or problem.kernel[0] > MOST_ROWS:
+        return f"takes windows of up to {MOST_STEPS * STEP} columns, and {MOST_ROWS} rows"
+    if max(prod(problem.x_shape), prod(problem.y_shape)) >= INDEX_LIMIT:
+        return "takes fewer than 2^31 elements"
+    return None
+
+
+def copy_bytes(problem: ConvProblem) -> int:
+    """Of one copy: what pixels are a multiple of."""
+    return next(size for size in (16, 8, 4, 2) if problem.c * 2 % size == 0)
+
+
+def column_steps(problem: ConvProblem) -> int:
+    """Steps of 16 columns that a position's outputs see."""
+    return ceil_div(problem.stride[1] * (OUTPUTS - 1) + problem.reach[1], STEP)
+
+
+def live(problem: ConvProblem) -> int:
+    """Rows of outputs under way."""
+    return ceil_div(problem.kernel[0], steps(problem)[0])
+
+
+def strip_pieces(problem: ConvProblem, config: Banded) -> int:
+    """Pieces of 16 bytes from strip to strip in a plane: of those that suffice the one with the fewest conflicts."""
+    stride_w = problem.stride[1]
+    need = max(_groups(problem, config), stride_w * (config.wide - 1) + 2 * column_steps(problem))
+
+    def conflicts(pitch: int) -> int:
+        found = 0
+        for first in (0, 8):
+            at = [j // config.wide * pitch + j % config.wide * stride_w for j in range(first, first + 8)]
+            found += max(sum(place % 8 == bank for place in at) for bank in range(8))
+        return found
+
+    return min(range(need, need + 2), key=lambda pitch: (conflicts(pitch), pitch))
+
+
+def _groups(problem: ConvProblem, config: Banded) -> int:
+    """Of 8 columns that a strip sees."""
+    return ceil_div(problem.stride[1] * (OUTPUTS * config.wide - 1) + problem.reach[1], 8)
+
+
+def shared_bytes(problem: ConvProblem, config: Banded) -> int:
+    channels, positions = config.octets * 8, config.tiles * TILE
+    rows = round_up(config.depth, 4 // config.octets)
+    slots = config.strips * _groups(problem, config) * 8
+    raw = rows * slots * (config.octets | 1) * 16 * config.stages
+    planes = rows * channels * (config.strips * strip_pieces(problem, config) | 1) * 16
+    out = config.sums * channels * (positions + 1) * 16 * (2 if problem.residual else 1)
+    tables = 8 * (slots + positions)
+    if config.kernel == "rolling":
+        return raw + planes + out + tables
+    (r, s), left = problem.kernel, 7 * problem.stride[1]
+    words = (left + STEP * column_steps(problem) + 2) // 2
+    half = words // 32 * 32 + 8 if words % 32 < 8 else words // 32 * 32 + 40 if words % 32 > 24 else words
+    taps = round_up(channels * r * s * 2, 16)
+    return round_up(channels * r * (half + words) * 4, 16) + max(raw + planes, out, taps) + tables
+
+
+def values(problem: ConvProblem, config: Banded) -> int:
+    """Registers of a thread for weights, sums and operands."""
+    ksteps = column_steps(problem)
+    weights = 2 * ksteps * (problem.kernel[0] if config.kernel == "rolling" else 1)
+    sums = live(problem) if config.kernel == "rolling" else config.sums
+    return weights + (sums + ksteps) * 4 * config.tiles_warp
+
+
+def _registers(problem: ConvProblem, config: Banded) -> int:
+    taken = values(problem, config) + OTHER_REGISTERS
+    return min(255, taken + 24 * (problem.activation in window.FUNCTIONS))
+
+
+def min_blocks_per_sm(problem: ConvProblem, config: Banded) -> int:
+    """Blocks that registers and shared memory leave room for."""
+    by_memory = SHARED_BYTES // (shared_bytes(problem, config) + 1024)
+    by_registers = REGISTERS // (_registers(problem, config) * config.threads)
+    return max(1, min(by_memory, by_registers, 2048 // config.threads))
+
+
+def configs(problem: ConvProblem, device: Device) -> Iterator[Banded]:
+    p, wide = ceil_div(problem.output[0], phases(problem)[0]), ceil_div(problem.output[1], OUTPUTS)
+    octets = ceil_div(problem.c, 8)
+    widths = sorted({ceil_div(wide, parts) for parts in (1, 2, 3, 4, 8)})
+    for count, tiles, tiles_warp in _shapes(problem):
+        if count > 1 and count >= 2 * octets:
+            continue
+        for across in widths:
+            if across > tiles * TILE:
+                continue
+            for kernel, rows, sums, depth, stages in _depths(problem, p):
+                one = Banded(kernel, count, tiles, tiles_warp, across, rows, sums, depth, stages)
+                if values(problem, one) > MOST_VALUES or one.threads * _registers(problem, one) > REGISTERS:
+                    continue
+                if shared_bytes(problem, one) <= device.shared_bytes:
+                    yield one
+
+
+def _shapes(problem: ConvProblem) -> Iterator[tuple[int, int, int]]:
+    """(octets, tiles, tiles of a warp)."""
+    for octets in (2, 1, 4):
+        for tiles, tiles_warp in ((1, 1), (2, 2), (2, 1), (4, 4), (4, 2)):
+            if 4 <= 8 * octets * tiles // tiles_warp <= 32:
+                yield octets, tiles, tiles_warp
+
+
+def _depths(problem: ConvProblem, p: int) -> Iterator[tuple[str, int, int, int, int]]:
+    """(kernel, rows, sums, depth, stages)."""
+    rows_under_way, stride_h = live(problem), steps(problem)[0]
+    heights = sorted({*(ceil_div(p, pieces) for pieces in (1, 2, 4)), *(min(p, rows) for rows in (16, 8, 4))})
+    period = rows_under_way * stride_h
+    depths = [part for part in (2, 4) if part < period] + [period * n for n in (1, 2, 4) if n == 1 or period * n <= 12]
+    for depth in depths:
+        sums = ceil_div(depth, stride_h)
+        for rows in heights:
+            for stages in (2, 3):
+                yield "rolling", rows, sums, depth, stages
+    if prod(problem.kernel) >= LEAST_LARGE:
+        for rows in sorted({min(p, rows) for rows in (4, 7, 8, 14, 16)}):
+            for depth in (4, 8):
+                yield "large", rows, rows, depth, 2
+
+
+def predict_us(problem: ConvProblem, config: Banded, device: Device) -> float:
+    """Matrix instructions, other instructions and memory, and the chain of a block's stages: estimates."""
+    (r, _), stride_h, ksteps = problem.kernel, steps(problem)[0], column_steps(problem)
+    rows = (config.rows - 1) * stride_h + r
+    stages = ceil_div(rows, config.depth)
+    tiles = config.tiles * config.octets * 8
+    # Cycles of a multiprocessor: 0.6 products a cycle; reads of weights where they are in shared memory.
+    if config.kernel == "rolling":
+        products = stages * config.depth * ceil_div(r, stride_h) * ksteps
+        reads = stages * config.depth * ksteps * 4
+    else:
+        products = config.rows * r * ksteps
+        reads = products * 2 / config.tiles_warp + rows * ksteps * 4
+    pieces = config.strips * _groups(problem, config) * config.octets / tiles
+    other = rows * (pieces * 12 + 3) + config.rows * 16
+    cycles = tiles * max(products / 0.6, reads + rows * pieces * 10, (products * 1.5 + other) / 3.2)
+    blocks, held = _blocks(problem, config), min_blocks_per_sm(problem, config)
+    cycles_us = device.gflops / 256 * 1e3
+    share = ceil_div(blocks, device.multiprocessors)
+    compute = share * cycles / cycles_us
+    waves = ceil_div(share, held)
+    chain = waves * (1500 + stages * 700 + cycles) / cycles_us
+    memory = problem.bytes / (device.gbps * 1e3 * 0.8)
+    return max(compute, memory, chain) + 0.3 * min(compute, memory) + 1.5
+
+
+def _parts(problem: ConvProblem, config: Banded) -> tuple[int, int, int]:
+    """Pieces of rows, strips along a row, and blocks of channels."""
+    (p, q), classes = problem.output, phases(problem)[0]
+    pieces = classes * ceil_div(ceil_div(p, classes), config.rows)
+    return pieces, ceil_div(q, OUTPUTS * config.wide), ceil_div(problem.c, 8 * config.octets)
+
+
+def _blocks(problem: ConvProblem, config: Banded) -> int:
+    pieces, along, channels = _parts(problem, config)
+    return ceil_div(problem.n * pieces * along, config.strips) * channels
+
+
+def source(problem: ConvProblem, config: Banded) -> Source:
+    (r, s), large = problem.kernel, config.kernel == "large"
+    words: dict[str, int | bool | str] = {
+        "R": r, "S": s, "SH": steps(problem)[0], "SW": problem.stride[1], "DW": problem.dilation[1],
+        "OCTETS": config.octets, "TILES": config.tiles, "MTILES": config.tiles_warp, "WIDE": config.wide,
+        "STRIP": strip_pieces(problem, config), "ROWS": config.depth, "STAGES": config.stages, "SUMS": config.sums,
+        "COPY": copy_bytes(problem), "BIAS": problem.bias, "RESIDUAL": problem.residual,
+        "ACTIVATION": window.ACTIVATIONS[problem.activation],
+    }  # fmt: skip
+    file, blocks = f"ops/conv/cuda/depthwise/banded{'_large' * large}.cu", min_blocks_per_sm(problem, config)
+    declarations = traits(tensor_core_type(problem.dtype), words)
+    name = f"depthwise_banded{'_large' * large}"
+    return stub(file, name, "Traits", "Banded", config.threads, blocks, declarations=declarations)
+
+
+def launch(problem: ConvProblem, config: Banded, device: Device) -> Launch:
+    made = source(problem, config)
+    pieces, along, channels = _parts(problem, config)
+    fields = window.window_fields(problem, made)
+    fields |= {
+        "phases_h": phases(problem)[0], "rows": config.rows, "strips_row": along,
+        "strips": problem.n * pieces * along, "channel_blocks": channels,
+    }  # fmt: skip
+    dependent = has_dependent_launches(device)
+    grid = (_blocks(problem, config), 1, 1)
+    return Launch(made, fields, grid, config.threads, shared_bytes(problem, config), dependent=dependent)

@@ -1,0 +1,140 @@
+// Depthwise convolution with banded weights (banded.cu) for large filters: weights in shared memory.
+//
+// A block's rows of outputs are all under way; every row of x goes into those that see it. B of a filter's row comes
+// from its taps with zeros on both sides, twice: once as pairs that begin at even places, once at odd ones.
+#include "ops/conv/cuda/depthwise/banded.cuh"
+
+DEVICE constexpr int larger(int a, int b) { return a > b ? a : b; }
+
+template <class Traits> struct Bands : Tile<Traits> {
+    using P = Tile<Traits>;
+    static constexpr int LEFT = 7 * P::SW, WORDS = (LEFT + 16 * P::KSTEPS + 2) / 2;
+    // From pairs at even places to those at odd ones, in words: other banks than the seven words that lanes read there.
+    static constexpr int HALF = WORDS % 32 < 8 ? WORDS / 32 * 32 + 8 : WORDS % 32 > 24 ? WORDS / 32 * 32 + 40 : WORDS;
+    static constexpr int PITCH = (HALF + WORDS) * 4, CHANNEL = P::R * PITCH;
+    static constexpr int BYTES = (P::CHANNELS * CHANNEL + 15) / 16 * 16, TAPS = P::CHANNELS * P::R * P::S;
+    // Of rows of x, and before and after them of taps and outputs.
+    static constexpr int ROWS_BYTES =
+        larger(P::PLANE_BYTES + P::STAGES * P::RAW_BYTES, larger(P::SUMS * P::OUT_ROW, (TAPS * 2 + 15) / 16 * 16));
+};
+
+// This block's taps to `to`, zeros beyond the last channel.
+template <class P> DEVICE void copy_taps(const Banded &a, int channel0, unsigned to) {
+    const unsigned short *taps = static_cast<const unsigned short *>(a.w) + channel0 * P::R * P::S;
+    const int real = min(P::CHANNELS, (int)a.c - channel0) * P::R * P::S;
+    const bool aligned = (unsigned long long)taps % 16 == 0;
+#pragma unroll 4
+    for (int i = threadIdx.x * 8; i < P::TAPS; i += P::THREADS * 8) {
+        if (aligned && i + 8 <= real) {
+            store_shared<16>(to + i * 2, load_global<16>(taps + i));
+        } else {
+            for (int e = 0; e < 8; ++e) store_shared<2>(to + (i + e) * 2, {{i + e < real ? taps[i + e] : 0u}});
+        }
+    }
+}
+
+// Rows of taps with zeros beside them; whether they are all numbers.
+template <class P> DEVICE bool spread_taps(unsigned from, unsigned to) {
+    bool finite = true;
+    const auto tap = [&](int row, int place) {
+        const int at = tap_of<P>(place - P::LEFT, 0);
+        return at < 0 ? 0 : load_shared<2>(from + (row * P::S + at) * 2).v[0];
+    };
+#pragma unroll 2
+    for (int i = threadIdx.x; i < P::CHANNELS * P::R * 2 * P::WORDS; i += P::THREADS) {
+        const int row = i / (2 * P::WORDS), word = i - row * (2 * P::WORDS), odd = word >= P::WORDS,
+                  place = (odd ? word - P::WORDS : word) * 2 + odd;
+        const unsigned low = tap(row, place), high = tap(row, place + 1);
+        using T = typename P::T;
+        const float a = Element<T>::to_float(T{(unsigned short)low}), b = Element<T>::to_float(T{(unsigned short)high});
+        finite &= (a - a) + (b - b) == 0.0f;
+        store_word(to + row * P::PITCH + (odd ? P::HALF + word - P::WORDS : word) * 4, low | high << 16);
+    }
+    return finite;
+}
+
+template <class Traits> DEVICE void depthwise_banded_large(const Banded &a) {
+    using P = Bands<Traits>;
+    using T = typename P::T;
+    extern __shared__ __align__(128) unsigned char memory[];
+    const unsigned bands = shared_address(memory), planes = bands + P::BYTES, raw = planes + P::PLANE_BYTES;
+    const Rows<P> block(a, memory + P::BYTES + P::ROWS_BYTES, raw, planes, planes);
+    const int lane = block.lane, channel = block.warp % P::CHANNELS, tile0 = block.warp / P::CHANNELS * P::MTILES;
+    if (!a.weights_ready) begin_dependent();
+    copy_taps<P>(a, block.channel0, planes);
+    if (a.weights_ready) begin_dependent();
+    __syncthreads();
+    const bool finite = __syncthreads_and(spread_taps<P>(planes, bands));
+    block.begin();
+    __syncthreads();
+#pragma unroll
+    for (int stage = 0; stage < P::STAGES - 1; ++stage) {
+        block.copy(stage * P::ROWS, P::ROWS, stage);
+        cp_async_commit();
+    }
+    unsigned begins[P::MTILES];
+#pragma unroll
+    for (int m = 0; m < P::MTILES; ++m) begins[m] = block.operand(channel, tile0 + m);
+    const int even = lane % 4 * 2 + P::SW * (7 - lane / 4);
+    const unsigned mine = bands + channel * P::CHANNEL + (even % 2 * P::HALF + even / 2) * 4;
+    // Rows of x above the first strip's image, or below the last one's, are padding for all.
+    const int last = min(block.strip0 + P::STRIPS, (int)a.strips) - 1;
+    const int top = Strip(a, block.strip0, P::WIDE * 8).p0 * (int)a.stride_h - (int)a.pad_h,
+              lowest = Strip(a, last, P::WIDE * 8).p0 * (int)a.stride_h - (int)a.pad_h;
+    float sums[P::SUMS][P::MTILES][4] = {};
+    for (int stage = 0; stage * P::ROWS < block.rows; ++stage) {
+        cp_async_wait<P::STAGES - 2>();
+        __syncthreads();
+        block.copy((stage + P::STAGES - 1) * P::ROWS, P::ROWS, (stage + P::STAGES - 1) % P::STAGES);
+        cp_async_commit();
+        block.transpose(stage % P::STAGES);
+        __syncthreads();
+#pragma unroll 1
+        for (int t = 0; t < P::ROWS; ++t) {
+            const int row = stage * P::ROWS + t;
+            if (row >= block.rows) break;
+            // They add nothing, unless weights are not finite.
+            if (finite && (lowest + row * block.apart < 0 || top + row * block.apart >= (int)a.height)) continue;
+            unsigned pixels[P::KSTEPS][P::MTILES][4];
+#pragma unroll
+            for (int k = 0; k < P::KSTEPS; ++k)
+#pragma unroll
+                for (int m = 0; m < P::MTILES; ++m) ldmatrix(pixels[k][m], begins[m] + t * P::PLANE_ROW + k * 32);
+#pragma unroll
+            for (int o = 0; o < P::SUMS; ++o) {
+                const int r = row - o * P::SH;
+                if ((unsigned)r >= (unsigned)P::R) continue;
+                const unsigned from = mine + r * P::PITCH;
+#pragma unroll
+                for (int k = 0; k < P::KSTEPS; ++k) {
+                    const unsigned weights[2] = {load_word(from + k * 32), load_word(from + k * 32 + 16)};
+#pragma unroll
+                    for (int m = 0; m < P::MTILES; ++m) mma<T>(sums[o][m], pixels[k][m], weights);
+                }
+            }
+        }
+    }
+    cp_async_wait<0>();
+    __syncthreads();
+    float bias = 0.0f;
+    if constexpr (P::BIAS)
+        if (block.channel0 + channel < (int)a.c)
+            bias = Element<T>::to_float(static_cast<const T *>(a.bias)[block.channel0 + channel]);
+    // 0, or NaN once a sum was not finite.
+    float check = 0.0f;
+#pragma unroll
+    for (int o = 0; o < P::SUMS; ++o)
+#pragma unroll
+        for (int m = 0; m < P::MTILES; ++m)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const float low = sums[o][m][2 * e], high = sums[o][m][2 * e + 1];
+                check += low * 0.0f;
+                check += high * 0.0f;
+                block.keep(o, channel, (tile0 + m) * 16 + e * 8 + lane / 4, low, high, bias);
+            }
+    __syncthreads();
+    block.write(0, P::SUMS);
+    if (__syncthreads_and(check == 0.0f) || check == 0.0f) return;
+    for (int m = 0; m < P::MTILES; ++m) block.again(channel, tile0 + m);
+}
