@@ -7,10 +7,12 @@ template <typename T> struct Arithmetic {
     using type = T;
     static __device__ __forceinline__ T narrow(T value) { return value; }
 };
-template <> struct Arithmetic<bf16> {
+template <typename T> struct Bits16 {
     using type = float;
-    static __device__ __forceinline__ bf16 narrow(float value) { return Element<bf16>::from_float(value); }
+    static __device__ __forceinline__ T narrow(float value) { return Element<T>::from_float(value); }
 };
+template <> struct Arithmetic<bf16> : Bits16<bf16> {};
+template <> struct Arithmetic<f16> : Bits16<f16> {};
 
 #ifdef WITH_HALF
 #include <cuda_fp16.h>
@@ -25,6 +27,7 @@ __device__ __forceinline__ float upcast(__half value) { return __half2float(valu
 
 __device__ __forceinline__ float upcast(float value) { return value; }
 __device__ __forceinline__ double upcast(double value) { return value; }
+__device__ __forceinline__ float upcast(f16 value) { return Element<f16>::to_float(value); }
 __device__ __forceinline__ float upcast(bf16 value) { return Element<bf16>::to_float(value); }
 template <typename T> __device__ __forceinline__ T downcast(typename Arithmetic<T>::type value) {
     return Arithmetic<T>::narrow(value);

@@ -22,8 +22,8 @@ template <class Traits> DEVICE void depthwise_banded(const Banded &a) {
     block.begin();
     // Under way while the first rows are copied; before the launch before has ended, where it does not write them.
     if (!a.weights_ready) begin_dependent();
-    const unsigned short *taps = static_cast<const unsigned short *>(a.w) +
-                                 (exists ? block.channel0 + channel : 0) * P::R * P::S;
+    const unsigned short *taps =
+        static_cast<const unsigned short *>(a.w) + (exists ? block.channel0 + channel : 0) * P::R * P::S;
     unsigned w[P::R][P::KSTEPS][2];
 #pragma unroll
     for (int i = 0; i < P::KSTEPS * 2; ++i) {
@@ -103,14 +103,15 @@ template <class Traits> DEVICE void depthwise_banded(const Banded &a) {
                             const float low = sums[slot][m][2 * e], high = sums[slot][m][2 * e + 1];
                             check += low * 0.0f;
                             check += high * 0.0f;
-                            block.keep(round * LIVE + (t - done) / P::SH, channel,
-                                       (tile0 + m) * 16 + e * 8 + lane / 4, low, high, bias);
+                            block.keep(round * LIVE + (t - done) / P::SH, channel, (tile0 + m) * 16 + e * 8 + lane / 4,
+                                       low, high, bias);
                         }
                 }
             }
             if (done >= end) continue;
             __syncthreads();
-            block.write(output0 + (done - P::R + 1 + PERIOD) / P::SH - LIVE, ROUNDS * ((end - done + P::SH - 1) / P::SH));
+            block.write(output0 + (done - P::R + 1 + PERIOD) / P::SH - LIVE,
+                        ROUNDS * ((end - done + P::SH - 1) / P::SH));
         }
     if (__syncthreads_and(check == 0.0f) || check == 0.0f) return;
     for (int m = 0; m < P::MTILES; ++m) block.again(channel, tile0 + m);

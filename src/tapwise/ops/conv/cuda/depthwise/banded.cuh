@@ -152,8 +152,8 @@ template <class P> struct Rows {
         const unsigned from = raw + stage * P::RAW_BYTES;
         constexpr int PER_ROW = P::STRIPS * P::GROUPS;
         const int matrix = lane / 8;
-        const unsigned source = from + matrix / P::OCTETS * P::RAW_ROW + lane % 8 * P::RAW_PITCH +
-                                matrix % P::OCTETS * 16,
+        const unsigned source =
+                           from + matrix / P::OCTETS * P::RAW_ROW + lane % 8 * P::RAW_PITCH + matrix % P::OCTETS * 16,
                        target = planes + lane / 4 * P::CHANNEL_PITCH + lane % 4 * 4;
         for (int i = warp; i < PER_ROW * P::QUADS; i += P::WARPS) {
             const int quad = i / PER_ROW, group = i - quad * PER_ROW, strip = group / P::GROUPS;
@@ -176,8 +176,8 @@ template <class P> struct Rows {
     // Two outputs of a position, in 16 bits or, where a residual is to be added, as two halves of floats.
     DEVICE void keep(int row, int channel, int position, float low, float high, float bias) const {
         if constexpr (P::BIAS) low += bias, high += bias;
-        const unsigned to = out + row * P::OUT_ROW + channel * P::OUT_PITCH + (position ^ channel / 8 * 2) * 16 +
-                            lane % 4 * 4;
+        const unsigned to =
+            out + row * P::OUT_ROW + channel * P::OUT_PITCH + (position ^ channel / 8 * 2) * 16 + lane % 4 * 4;
         if constexpr (P::RESIDUAL) {
             const unsigned a = __float_as_uint(low), b = __float_as_uint(high);
             store_word(to, (a & 0xffff) | b << 16);
@@ -186,7 +186,8 @@ template <class P> struct Rows {
             store_word(to, activated<T, P::ACTIVATION>(low, high));
         }
     }
-    // `count` rows of outputs from `first` to y. Lanes take 8 channels of a pixel: a matrix has two channels of each octet.
+    // `count` rows of outputs from `first` to y. Lanes take 8 channels of a pixel: a matrix has two channels of each
+    // octet.
     DEVICE void write(int first, int count) const {
         constexpr int STEP = 2 * P::OCTETS, PER_ROW = P::POSITIONS * P::OCTETS / 4;
         const auto octet_of = [](int quarter) { return quarter % P::OCTETS; };
@@ -196,8 +197,7 @@ template <class P> struct Rows {
         const int channel = channel0 + octet * 8, row_step = (int)a.phases_h * (int)a.q * (int)a.c;
         for (int i = warp; i < count * PER_ROW; i += P::WARPS) {
             const int row = i / PER_ROW, unit = i - row * PER_ROW, base = unit / STEP * 8 + unit % STEP;
-            const unsigned from =
-                source + row * P::OUT_ROW + ((base + position_of(given)) ^ octet_of(given) * 2) * 16;
+            const unsigned from = source + row * P::OUT_ROW + ((base + position_of(given)) ^ octet_of(given) * 2) * 16;
             unsigned v[4], upper[4];
             ldmatrix_transposed(v, from);
             if constexpr (P::RESIDUAL) ldmatrix_transposed(upper, from + P::OUT_HALF);

@@ -15,7 +15,7 @@ template <class Traits> struct Bands : Tile<Traits> {
     static constexpr int BYTES = (P::CHANNELS * CHANNEL + 15) / 16 * 16, TAPS = P::CHANNELS * P::R * P::S;
     // Of rows of x, and before and after them of taps and outputs.
     static constexpr int ROWS_BYTES =
-        larger(P::PLANE_BYTES + P::STAGES * P::RAW_BYTES, larger(P::SUMS * P::OUT_ROW, (TAPS * 2 + 15) / 16 * 16));
+        larger(P::PLANE_BYTES + P::STAGES * P::RAW_BYTES, larger(P::SUMS *P::OUT_ROW, (TAPS * 2 + 15) / 16 * 16));
 };
 
 // This block's taps to `to`, zeros beyond the last channel.

@@ -8,6 +8,7 @@
 // gcd such rows apart. So dilation costs nothing, and strides are small numbers that are known here.
 #include "activation.cuh"
 #include "cp_async.cuh"
+#include "shared_memory.cuh"
 
 struct Columns {
     const void *x, *w;
@@ -23,18 +24,40 @@ struct Columns {
     long long rows, pieces, column_groups;
 };
 
-// V elements beside each other.
-template <typename T, int V> struct __align__(sizeof(T) * V) Channels { T item[V]; };
-template <int V, typename T, typename A> __device__ __forceinline__ void load_channels(A (&to)[V], const T *from) {
-    const Channels<T, V> found = *reinterpret_cast<const Channels<T, V> *>(from);
+// V elements beside each other; of 16 bits in words, whose halves are converted without being taken apart.
+template <typename T, int V, bool WORDS = sizeof(T) == 2 && V % 2 == 0> struct __align__(sizeof(T) * V) Channels {
+    T item[V];
+    template <typename A> DEVICE void to(A (&v)[V]) const {
 #pragma unroll
-    for (int c = 0; c < V; ++c) to[c] = upcast(found.item[c]);
+        for (int c = 0; c < V; ++c) v[c] = upcast(item[c]);
+    }
+    template <typename A> DEVICE static Channels of(const A (&v)[V]) {
+        Channels out;
+#pragma unroll
+        for (int c = 0; c < V; ++c) out.item[c] = downcast<T>(v[c]);
+        return out;
+    }
+};
+template <typename T, int V> struct __align__(sizeof(T) * V) Channels<T, V, true> {
+    unsigned word[V / 2];
+    DEVICE void to(float (&v)[V]) const {
+#pragma unroll
+        for (int c = 0; c < V; ++c) v[c] = upcast(T{(unsigned short)(word[c / 2] >> c % 2 * 16)});
+    }
+    DEVICE static Channels of(const float (&v)[V]) {
+        Channels out;
+#pragma unroll
+        for (int c = 0; c < V; c += 2) out.word[c / 2] = Element<T>::pack(v[c], v[c + 1]);
+        return out;
+    }
+};
+template <int V, typename T, typename A> DEVICE void load_channels(A (&to)[V], const T *from) {
+    reinterpret_cast<const Channels<T, V> *>(from)->to(to);
 }
 
-template <int V, typename A>
-__device__ __forceinline__ void multiply_add(A (&sums)[V], const A (&x)[V], const A (&w)[V]) {
+template <int V, typename A> DEVICE void multiply_add(A (&sums)[V], const A (&x)[V], const A (&w)[V], bool begins) {
 #pragma unroll
-    for (int c = 0; c < V; ++c) sums[c] += x[c] * w[c];
+    for (int c = 0; c < V; ++c) sums[c] = begins ? x[c] * w[c] : sums[c] + x[c] * w[c];
 }
 
 // A thread's part: output channels k to k + V of image n; in all its columns output row residue + phases * (first + o),
@@ -44,7 +67,7 @@ template <bool CHANNELS_LAST, int V, int TX, typename I> struct Part {
     int k, residue, first, count, q0, q_step;
     bool exists;
 
-    __device__ __forceinline__ explicit Part(const Columns &a) {
+    DEVICE explicit Part(const Columns &a) {
         I i = blockIdx.x * (I)blockDim.x + threadIdx.x;
         exists = i < (I)a.n * (I)a.pieces * (I)a.column_groups * (I)(a.k / V);
         const int fast = CHANNELS_LAST ? a.k / V : a.column_groups, slow = CHANNELS_LAST ? a.column_groups : a.k;
@@ -72,20 +95,24 @@ template <bool CHANNELS_LAST, int V, int TX, typename I> struct Part {
 template <bool LARGE> struct Select { using type = unsigned; };
 template <> struct Select<true> { using type = unsigned long long; };
 
-// The elements of a row of x for the columns of a thread: of a class (CHANNELS_LAST) its TX windows share them.
-template <typename T, bool CHANNELS_LAST, int V, int S, int SW, int TX> struct Windows {
+// The elements of a row of x for the columns of a thread: of a class (CHANNELS_LAST) its TX windows share them. STEP:
+// elements of x from one to the next.
+template <typename T, bool CHANNELS_LAST, int V, int S, int SW, int TX, int STEP> struct Windows {
     using A = typename Arithmetic<T>::type;
     static constexpr int COUNT = CHANNELS_LAST ? (TX - 1) * SW + S : TX * S;
     static_assert(COUNT <= 64);
     using Mask = typename Select<(COUNT > 32)>::type;
+    using Row = Channels<T, V>[COUNT];
+    static constexpr Mask ALL = ~Mask(0) >> (sizeof(Mask) * 8 - COUNT);
+    // The first row of the image.
     const T *x;
     // A row of x has fewer than 2^31 elements.
-    int step, apart;
+    int apart;
     Mask inside;
 
-    template <class P> __device__ __forceinline__ Windows(const Columns &a, const P &part) {
+    template <class P> DEVICE Windows(const Columns &a, const P &part) {
         const int left = part.q0 * (int)a.stride_w - (int)a.pad_w, next = part.q_step * (int)a.stride_w;
-        step = (int)a.dilation_w * (int)a.x_column, apart = next * (int)a.x_column;
+        apart = next * (int)a.x_column;
         x = static_cast<const T *>(a.x) + part.n * a.x_image + part.k / (int)a.multiplier * a.x_channel +
             left * a.x_column;
         inside = 0;
@@ -95,26 +122,30 @@ template <typename T, bool CHANNELS_LAST, int V, int S, int SW, int TX> struct W
             if ((unsigned)(column + (CHANNELS_LAST ? 0 : m / S * next)) < (unsigned)a.width) inside |= Mask(1) << m;
         }
     }
-    // Padding is zeros, which are multiplied too: a filter of NaN gives NaN beside the edges.
-    __device__ __forceinline__ void load(A (&v)[COUNT][V], const Columns &a, int row, bool wanted) const {
-        const T *from = x + row * a.x_row;
-        const Mask mask = wanted && (unsigned)row < (unsigned)a.height ? inside : 0;
+    // Padding is zeros, which are multiplied too: a filter of NaN gives NaN beside the edges. Where nothing is padding,
+    // which in NHWC is so for most warps, loads need no questions.
+    DEVICE void load(Row &v, const T *from, bool wanted) const {
+        const Mask mask = wanted ? inside : 0;
+        if (CHANNELS_LAST && mask == ALL) {
+#pragma unroll
+            for (int m = 0; m < COUNT; ++m) v[m] = *reinterpret_cast<const Channels<T, V> *>(from + m * STEP);
+            return;
+        }
 #pragma unroll
         for (int m = 0; m < COUNT; ++m) {
-            const int offset = CHANNELS_LAST ? m * step : m / S * apart + m % S * step;
-            if (mask >> m & 1) load_channels(v[m], from + offset);
-            else
-#pragma unroll
-                for (int c = 0; c < V; ++c) v[m][c] = A(0);
+            const int offset = CHANNELS_LAST ? m * STEP : m / S * apart + m % S * STEP;
+            v[m] = {};
+            if (mask >> m & 1) v[m] = *reinterpret_cast<const Channels<T, V> *>(from + offset);
         }
     }
-    static __device__ __forceinline__ constexpr int place(int column, int tap) {
+    static DEVICE constexpr int place(int column, int tap) {
         return CHANNELS_LAST ? column * SW + tap : column * S + tap;
     }
 };
 
-// What is added to a thread's sums, and how they go to y.
-template <typename T, int V, int TX, bool BIAS, bool RESIDUAL, int ACTIVATION> struct Epilogue {
+// What is added to a thread's sums, and how they go to y. STEP: elements of y from a column to the next, 0 where that
+// is not known here.
+template <typename T, int V, int TX, int STEP, bool BIAS, bool RESIDUAL, int ACTIVATION> struct Epilogue {
     using A = typename Arithmetic<T>::type;
     A bias[V];
     T *y;
@@ -122,102 +153,105 @@ template <typename T, int V, int TX, bool BIAS, bool RESIDUAL, int ACTIVATION> s
     long long row_step;
     int step, columns;
 
-    template <class P> __device__ __forceinline__ Epilogue(const Columns &a, const P &part) {
+    template <class P> DEVICE Epilogue(const Columns &a, const P &part) {
         if constexpr (BIAS) load_channels(bias, static_cast<const T *>(a.bias) + part.k);
         const long long row = part.residue + a.phases_h * part.first;
         const long long at = part.n * a.y_image + part.k * a.y_channel + row * a.y_row + part.q0 * a.y_column;
         y = static_cast<T *>(a.y) + at, residual = static_cast<const T *>(a.residual) + at;
-        row_step = a.phases_h * a.y_row, step = part.q_step * (int)a.y_column;
+        row_step = a.phases_h * a.y_row, step = STEP ? STEP : part.q_step * (int)a.y_column;
         columns = part.q0 < (int)a.q ? min(TX, ((int)a.q - part.q0 + part.q_step - 1) / part.q_step) : 0;
     }
-    __device__ __forceinline__ void store(int o, const A (&sums)[TX][V]) const {
+    DEVICE void store(int o, const A (&sums)[TX][V]) const {
         const long long row = o * row_step;
+        const int step = STEP ? STEP : this->step;
 #pragma unroll
         for (int j = 0; j < TX; ++j) {
             if (j >= columns) break;
             A added[V];
             if constexpr (RESIDUAL) load_channels(added, residual + row + j * step);
-            Channels<T, V> out;
+            A out[V];
 #pragma unroll
             for (int c = 0; c < V; ++c) {
-                A sum = sums[j][c];
-                if constexpr (BIAS) sum += bias[c];
-                if constexpr (RESIDUAL) sum += added[c];
-                out.item[c] = downcast<T>(activate<ACTIVATION>(sum));
+                out[c] = sums[j][c];
+                if constexpr (BIAS) out[c] += bias[c];
+                if constexpr (RESIDUAL) out[c] += added[c];
+                out[c] = activate<ACTIVATION>(out[c]);
             }
-            *reinterpret_cast<Channels<T, V> *>(y + row + j * step) = out;
+            *reinterpret_cast<Channels<T, V> *>(y + row + j * step) = Channels<T, V>::of(out);
         }
     }
 };
 
 // All weights in registers, and LIVE rows of outputs under way: after a row of x the oldest of them is done. AHEAD rows
 // of x are on their way.
-template <typename T, bool CHANNELS_LAST, int V, int R, int S, int SH, int SW, int TX, int AHEAD, bool BIAS,
-          bool RESIDUAL, int ACTIVATION, typename I>
-__device__ __forceinline__ void depthwise_rolling(const Columns &a) {
+template <typename T, bool CHANNELS_LAST, int V, int R, int S, int SH, int SW, int TX, int AHEAD, int X_STEP,
+          int Y_STEP, bool BIAS, bool RESIDUAL, int ACTIVATION, typename I>
+DEVICE void depthwise_rolling(const Columns &a) {
     using A = typename Arithmetic<T>::type;
-    using Row = Windows<T, CHANNELS_LAST, V, S, SW, TX>;
+    using Window = Windows<T, CHANNELS_LAST, V, S, SW, TX, X_STEP>;
     constexpr int LIVE = (R + SH - 1) / SH, PERIOD = LIVE * SH;
+    // Few products are done for rows without an output as well: without branches they are in a better order.
+    constexpr bool SKIPS = R * S * TX * V >= 64;
     const Part<CHANNELS_LAST, V, TX, I> part(a);
     if (!part.exists || part.count <= 0) return;
-    const Row windows(a, part);
+    const Window windows(a, part);
     begin_dependent();
-    const Epilogue<T, V, TX, BIAS, RESIDUAL, ACTIVATION> epilogue(a, part);
+    const Epilogue<T, V, TX, Y_STEP, BIAS, RESIDUAL, ACTIVATION> epilogue(a, part);
 
     A w[R * S][V];
 #pragma unroll
     for (int tap = 0; tap < R * S; ++tap)
         load_channels(w[tap], static_cast<const T *>(a.w) + part.k * a.w_channel + tap * a.w_tap);
-    A sums[LIVE][TX][V] = {}, now[Row::COUNT][V], next[AHEAD][Row::COUNT][V];
-    const int top = (part.residue + (int)a.phases_h * part.first) * (int)a.stride_h - (int)a.pad_h;
-    const int apart = a.dilation_h;
-    const int rows = (part.count - 1) * SH + R;
+    A sums[LIVE][TX][V];
+    typename Window::Row next[AHEAD];
+    const int rows = (part.count - 1) * SH + R, apart = a.dilation_h, height = a.height;
+    int row = (part.residue + (int)a.phases_h * part.first) * (int)a.stride_h - (int)a.pad_h, asked = 0;
+    const long long row_step = apart * a.x_row;
+    const T *from = windows.x + row * a.x_row;
+    const auto load = [&](typename Window::Row &v) {
+        windows.load(v, from, asked < rows && (unsigned)row < (unsigned)height);
+        from += row_step, row += apart, ++asked;
+    };
 #pragma unroll
-    for (int t = 0; t < AHEAD; ++t) windows.load(next[t], a, top + t * apart, t < rows);
+    for (int t = 0; t < AHEAD; ++t) load(next[t]);
     for (int base = 0, first = 0; base < rows; base += PERIOD, first += LIVE) {
 #pragma unroll
         for (int i = 0; i < PERIOD; ++i) {
+            A now[Window::COUNT][V];
 #pragma unroll
-            for (int m = 0; m < Row::COUNT; ++m)
+            for (int m = 0; m < Window::COUNT; ++m) {
+                next[0][m].to(now[m]);
 #pragma unroll
-                for (int c = 0; c < V; ++c) {
-                    now[m][c] = next[0][m][c];
-#pragma unroll
-                    for (int t = 1; t < AHEAD; ++t) next[t - 1][m][c] = next[t][m][c];
-                }
-            const int row = base + i + AHEAD;
-            windows.load(next[AHEAD - 1], a, top + row * apart, row < rows);
+                for (int t = 1; t < AHEAD; ++t) next[t - 1][m] = next[t][m];
+            }
+            load(next[AHEAD - 1]);
 #pragma unroll
             for (int r = i % SH; r < R; r += SH) {
-                // Output o sees this row with tap r.
+                // Output o sees this row with tap r; its first product begins the sum.
                 const int back = (i - r + PERIOD) / SH - LIVE, o = first + back, slot = (back + LIVE) % LIVE;
-                if (o < 0 || o >= part.count) continue;
+                if (SKIPS && (o < 0 || o >= part.count)) continue;
 #pragma unroll
                 for (int s = 0; s < S; ++s)
 #pragma unroll
-                    for (int j = 0; j < TX; ++j) multiply_add(sums[slot][j], now[Row::place(j, s)], w[r * S + s]);
-                if (r != R - 1) continue;
-                epilogue.store(o, sums[slot]);
-#pragma unroll
-                for (int j = 0; j < TX; ++j)
-#pragma unroll
-                    for (int c = 0; c < V; ++c) sums[slot][j][c] = A(0);
+                    for (int j = 0; j < TX; ++j)
+                        multiply_add<V, A>(sums[slot][j], now[Window::place(j, s)], w[r * S + s], r == 0 && s == 0);
+                if (r == R - 1 && (SKIPS || (o >= 0 && o < part.count))) epilogue.store(o, sums[slot]);
             }
         }
     }
 }
 
 // ROWS rows of outputs at a time, weights read where they are used: filters of any height.
-template <typename T, bool CHANNELS_LAST, int V, int S, int SH, int SW, int TX, int ROWS, bool BIAS, bool RESIDUAL,
-          int ACTIVATION, typename I>
-__device__ __forceinline__ void depthwise_blocked(const Columns &a) {
+template <typename T, bool CHANNELS_LAST, int V, int S, int SH, int SW, int TX, int ROWS, int X_STEP, int Y_STEP,
+          bool BIAS, bool RESIDUAL, int ACTIVATION, typename I>
+DEVICE void depthwise_blocked(const Columns &a) {
     using A = typename Arithmetic<T>::type;
-    using Row = Windows<T, CHANNELS_LAST, V, S, SW, TX>;
+    using Window = Windows<T, CHANNELS_LAST, V, S, SW, TX, X_STEP>;
     const Part<CHANNELS_LAST, V, TX, I> part(a);
     if (!part.exists || part.count <= 0) return;
-    const Row windows(a, part);
+    const Window windows(a, part);
     begin_dependent();
-    const Epilogue<T, V, TX, BIAS, RESIDUAL, ACTIVATION> epilogue(a, part);
+    const Epilogue<T, V, TX, Y_STEP, BIAS, RESIDUAL, ACTIVATION> epilogue(a, part);
     const T *w = static_cast<const T *>(a.w) + part.k * a.w_channel;
     const int taps_h = a.r;
     for (int first = 0; first < part.count; first += ROWS) {
@@ -225,8 +259,12 @@ __device__ __forceinline__ void depthwise_blocked(const Columns &a) {
         const int top = (part.residue + (int)a.phases_h * (part.first + first)) * (int)a.stride_h - (int)a.pad_h;
         const int live = min(ROWS, part.count - first), rows = (live - 1) * SH + taps_h;
         for (int t = 0; t < rows; ++t) {
-            A now[Row::COUNT][V];
-            windows.load(now, a, top + t * (int)a.dilation_h, true);
+            typename Window::Row found;
+            const int row = top + t * (int)a.dilation_h;
+            windows.load(found, windows.x + row * a.x_row, (unsigned)row < (unsigned)a.height);
+            A now[Window::COUNT][V];
+#pragma unroll
+            for (int m = 0; m < Window::COUNT; ++m) found[m].to(now[m]);
 #pragma unroll
             for (int o = 0; o < ROWS; ++o) {
                 const int r = t - o * SH;
@@ -237,7 +275,8 @@ __device__ __forceinline__ void depthwise_blocked(const Columns &a) {
                     A weight[V];
                     load_channels(weight, taps + s * a.w_tap);
 #pragma unroll
-                    for (int j = 0; j < TX; ++j) multiply_add(sums[o][j], now[Row::place(j, s)], weight);
+                    for (int j = 0; j < TX; ++j)
+                        multiply_add<V, A>(sums[o][j], now[Window::place(j, s)], weight, false);
                 }
             }
         }

@@ -13,7 +13,7 @@ from tapwise.algorithm import Device
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import has_dependent_launches
-from tapwise.cuda.types import DTYPES, INDEX_LIMIT, counter, template_args
+from tapwise.cuda.types import INDEX_LIMIT, counter, template_args, tensor_core_type
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.cuda.depthwise.classes import phases, steps
@@ -28,7 +28,7 @@ MOST_COLUMNS, MOST_WINDOW = 31, 64
 BLOCK_ROWS: Final = (4, 1)
 AHEAD: Final = (2, 1, 4)
 # Registers beside values, and of an activation that is a function.
-OTHER_REGISTERS, FUNCTION_REGISTERS = 52, 24
+OTHER_REGISTERS, FUNCTION_REGISTERS = 44, 24
 REGISTERS: Final = 1 << 16
 
 
@@ -70,7 +70,7 @@ def _kinds(problem: ConvProblem) -> Iterator[tuple[str, int, int, int]]:
     (r, s), size, stride_h = problem.kernel, _words(problem), steps(problem)[0]
     last, wide = problem.layout == "nhwc", ceil_div(problem.output[1], phases(problem)[1])
     large = r * s * size > MOST_TAPS or stride_h > MOST_STRIDE
-    for channels, columns in product((2, 4, 1), (4, 2, 8, 1)) if last else ((1, 1), (1, 2)):
+    for channels, columns in product((2, 4, 1, 8), (4, 2, 8, 1)) if last else ((1, 1), (1, 2)):
         if columns > 1 and (columns >= 2 * wide or _window(problem, columns) > MOST_WINDOW):
             continue
         # Channels side by side are one load: as many filters, and a piece of 16 bytes at most.
@@ -95,12 +95,12 @@ def _window(problem: ConvProblem, columns: int) -> int:
 
 
 def _values(problem: ConvProblem, kernel: str, channels: int, columns: int, ahead: int) -> int:
-    """Registers for weights, sums and elements of x."""
+    """Registers for weights, sums, and elements of x, which lie there as they are until they are used."""
     (r, s), taken = problem.kernel, _window(problem, columns)
     if kernel == "blocked":
         return (ahead * columns + taken) * channels * _words(problem)
-    sums = ceil_div(r, steps(problem)[0]) * columns
-    return (r * s + sums + (ahead + 1) * taken) * channels * _words(problem)
+    sums, copies = ceil_div(r, steps(problem)[0]) * columns, ahead * taken * ceil_div(channels * problem.itemsize, 4)
+    return (r * s + sums + taken) * channels * _words(problem) + copies
 
 
 def _threads(problem: ConvProblem, config: Columns) -> int:
@@ -154,7 +154,11 @@ def source(problem: ConvProblem, config: Columns) -> Source:
     else:
         sizes = (config.channels, s, stride_h if config.ahead > 1 else 1, across)
     end = problem.bias, problem.residual, after, index
-    arguments = template_args(DTYPES[problem.dtype].cpp, last, *sizes, config.columns, config.ahead, *end)
+    # Elements from one to the next along a row in a class.
+    x_step = problem.dilation[1] * (problem.c if last else 1)
+    y_step = phases(problem)[1] * problem.k if last else 0
+    words = *sizes, config.columns, config.ahead, x_step, y_step, *end
+    arguments = template_args(tensor_core_type(problem.dtype), last, *words)
     file, blocks = "ops/conv/cuda/depthwise/columns.cu", min_blocks_per_sm(problem, config)
     return stub(file, f"depthwise_{config.kernel}", arguments, "Columns", THREADS, blocks)
 
