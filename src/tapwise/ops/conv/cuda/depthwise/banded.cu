@@ -17,22 +17,27 @@ template <class Traits> DEVICE void depthwise_banded(const Banded &a) {
     static_assert(P::ROWS < PERIOD || P::ROWS == ROUNDS * PERIOD);
     const unsigned planes = shared_address(memory), out = planes + P::PLANE_BYTES, raw = out + P::SUMS * P::OUT_ROW;
     const Rows<P> block(a, memory + P::PLANE_BYTES + P::SUMS * P::OUT_ROW + P::STAGES * P::RAW_BYTES, raw, planes, out);
-    const int lane = block.lane, channel = block.warp % P::CHANNELS, tile0 = block.warp / P::CHANNELS * P::MTILES;
-    const bool exists = block.channel0 + channel < (int)a.c;
+    constexpr int EACH = P::EACH, WARPS = P::CHANNELS / EACH;
+    const int lane = block.lane, channel = block.warp % WARPS * EACH, tile0 = block.warp / WARPS * P::MTILES;
     block.begin();
     // Under way while the first rows are copied; before the launch before has ended, where it does not write them.
     if (!a.weights_ready) begin_dependent();
-    const unsigned short *taps =
-        static_cast<const unsigned short *>(a.w) + (exists ? block.channel0 + channel : 0) * P::R * P::S;
-    unsigned w[P::R][P::KSTEPS][2];
+    unsigned w[EACH][P::R][P::KSTEPS][2];
 #pragma unroll
-    for (int i = 0; i < P::KSTEPS * 2; ++i) {
-        const int low = tap_of<P>(i * 8 + lane % 4 * 2, lane / 4), high = tap_of<P>(i * 8 + lane % 4 * 2 + 1, lane / 4);
+    for (int c = 0; c < EACH; ++c) {
+        const bool exists = block.channel0 + channel + c < (int)a.c;
+        const unsigned short *taps =
+            static_cast<const unsigned short *>(a.w) + (exists ? block.channel0 + channel + c : 0) * P::R * P::S;
 #pragma unroll
-        for (int r = 0; r < P::R; ++r) {
-            const unsigned one = exists && low >= 0 ? taps[r * P::S + low] : 0,
-                           other = exists && high >= 0 ? taps[r * P::S + high] : 0;
-            w[r][i / 2][i % 2] = one | other << 16;
+        for (int i = 0; i < P::KSTEPS * 2; ++i) {
+            const int low = tap_of<P>(i * 8 + lane % 4 * 2, lane / 4),
+                      high = tap_of<P>(i * 8 + lane % 4 * 2 + 1, lane / 4);
+#pragma unroll
+            for (int r = 0; r < P::R; ++r) {
+                const unsigned one = exists && low >= 0 ? taps[r * P::S + low] : 0,
+                               other = exists && high >= 0 ? taps[r * P::S + high] : 0;
+                w[c][r][i / 2][i % 2] = one | other << 16;
+            }
         }
     }
     if (a.weights_ready) begin_dependent();
@@ -45,15 +50,17 @@ template <class Traits> DEVICE void depthwise_banded(const Banded &a) {
         block.copy(begin_of(stage), rows_of(stage), stage);
         cp_async_commit();
     }
-    float bias = 0.0f;
+    float bias[EACH] = {};
     if constexpr (P::BIAS)
-        if (exists) bias = Element<T>::to_float(static_cast<const T *>(a.bias)[block.channel0 + channel]);
+        for (int c = 0; c < EACH; ++c)
+            if (block.channel0 + channel + c < (int)a.c)
+                bias[c] = Element<T>::to_float(static_cast<const T *>(a.bias)[block.channel0 + channel + c]);
     unsigned begins[P::MTILES];
 #pragma unroll
     for (int m = 0; m < P::MTILES; ++m) begins[m] = block.operand(channel, tile0 + m);
     // 0, or NaN once a sum was not finite.
     float check = 0.0f;
-    float sums[LIVE][P::MTILES][4];
+    float sums[LIVE][EACH][P::MTILES][4];
     int stage = 0;
     for (int first = 0, output0 = 0; first < block.rows; first += PERIOD * ROUNDS, output0 += LIVE * ROUNDS)
 #pragma unroll
@@ -75,37 +82,46 @@ template <class Traits> DEVICE void depthwise_banded(const Banded &a) {
                 const int base = output0 + round * LIVE;
 #pragma unroll
                 for (int t = row0; t < end; ++t) {
-                    unsigned pixels[P::KSTEPS][P::MTILES][4];
+                    unsigned pixels[P::KSTEPS][EACH][P::MTILES][4];
 #pragma unroll
                     for (int k = 0; k < P::KSTEPS; ++k)
 #pragma unroll
-                        for (int m = 0; m < P::MTILES; ++m)
-                            ldmatrix(pixels[k][m], begins[m] + (round * PERIOD + t - row0) * P::PLANE_ROW + k * 32);
+                        for (int c = 0; c < EACH; ++c)
+#pragma unroll
+                            for (int m = 0; m < P::MTILES; ++m)
+                                ldmatrix(pixels[k][c][m], begins[m] + (round * PERIOD + t - row0) * P::PLANE_ROW +
+                                                              c * P::CHANNEL_PITCH + k * 32);
 #pragma unroll
                     for (int r = t % P::SH; r < P::R; r += P::SH) {
                         // Output base + back sees this row with tap r; the first tap begins the sums.
                         const int back = (t - r + PERIOD) / P::SH - LIVE, slot = (back + LIVE) % LIVE;
-                        if (r == 0)
 #pragma unroll
-                            for (int i = 0; i < P::MTILES * 4; ++i) sums[slot][i / 4][i % 4] = 0.0f;
+                        for (int c = 0; c < EACH; ++c)
 #pragma unroll
-                        for (int k = 0; k < P::KSTEPS; ++k)
+                            for (int m = 0; m < P::MTILES; ++m) {
+                                if (r == 0)
 #pragma unroll
-                            for (int m = 0; m < P::MTILES; ++m) mma<T>(sums[slot][m], pixels[k][m], w[r][k]);
+                                    for (int i = 0; i < 4; ++i) sums[slot][c][m][i] = 0.0f;
+#pragma unroll
+                                for (int k = 0; k < P::KSTEPS; ++k)
+                                    mma<T>(sums[slot][c][m], pixels[k][c][m], w[c][r][k]);
+                            }
                     }
                     if ((P::R - 1 - t) % P::SH != 0) continue;
                     const int back = (t - P::R + 1 + PERIOD) / P::SH - LIVE, slot = (back + LIVE) % LIVE;
                     if (base + back < 0) continue;
 #pragma unroll
-                    for (int m = 0; m < P::MTILES; ++m)
+                    for (int c = 0; c < EACH; ++c)
 #pragma unroll
-                        for (int e = 0; e < 2; ++e) {
-                            const float low = sums[slot][m][2 * e], high = sums[slot][m][2 * e + 1];
-                            check += low * 0.0f;
-                            check += high * 0.0f;
-                            block.keep(round * LIVE + (t - done) / P::SH, channel, (tile0 + m) * 16 + e * 8 + lane / 4,
-                                       low, high, bias);
-                        }
+                        for (int m = 0; m < P::MTILES; ++m)
+#pragma unroll
+                            for (int e = 0; e < 2; ++e) {
+                                const float low = sums[slot][c][m][2 * e], high = sums[slot][c][m][2 * e + 1];
+                                check += low * 0.0f;
+                                check += high * 0.0f;
+                                block.keep(round * LIVE + (t - done) / P::SH, channel + c,
+                                           (tile0 + m) * 16 + e * 8 + lane / 4, low, high, bias[c]);
+                            }
                 }
             }
             if (done >= end) continue;
@@ -114,5 +130,6 @@ template <class Traits> DEVICE void depthwise_banded(const Banded &a) {
                         ROUNDS * ((end - done + P::SH - 1) / P::SH));
         }
     if (__syncthreads_and(check == 0.0f) || check == 0.0f) return;
-    for (int m = 0; m < P::MTILES; ++m) block.again(channel, tile0 + m);
+    for (int c = 0; c < EACH; ++c)
+        for (int m = 0; m < P::MTILES; ++m) block.again(channel + c, tile0 + m);
 }

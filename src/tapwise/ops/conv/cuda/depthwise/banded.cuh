@@ -34,22 +34,23 @@ struct Strip {
     }
 };
 
-// T, R, S; SH: stride of rows in a class; SW, DW: stride and dilation of columns; OCTETS of channels; TILES of 16
-// positions a block, MTILES of them a warp; WIDE; STRIP: pieces of 16 bytes from strip to strip of a plane's row; ROWS
-// of x a stage and STAGES of them on their way; SUMS: rows of y that are written together; COPY bytes; ACTIVATION,
-// BIAS, RESIDUAL.
+// T, R, S; SH: stride of rows in a class; SW, DW: stride and dilation of columns; OCTETS of channels, EACH channels a
+// warp; TILES of 16 positions a block, MTILES of them a warp; WIDE; STRIP: pieces of 16 bytes from strip to strip of a
+// plane's row; ROWS of x a stage and STAGES of them on their way; SUMS: rows of y that are written together; COPY
+// bytes; ACTIVATION, BIAS, RESIDUAL.
 template <class Traits> struct Tile : Traits {
     using B = Traits;
     static constexpr int CHANNELS = B::OCTETS * 8, POSITIONS = B::TILES * 16, STRIPS = POSITIONS / B::WIDE;
-    static constexpr int WARPS = CHANNELS * B::TILES / B::MTILES, THREADS = 32 * WARPS;
+    static constexpr int WARPS = CHANNELS / B::EACH * (B::TILES / B::MTILES), THREADS = 32 * WARPS;
     static constexpr int SPAN = (B::S - 1) * B::DW + 1;
     // Steps of 16 columns that 8 outputs see, and groups of 8 that a strip sees.
     static constexpr int KSTEPS = (B::SW * 7 + SPAN + 15) / 16, GROUPS = (B::SW * (8 * B::WIDE - 1) + SPAN + 7) / 8;
     static constexpr bool BEYOND = B::SW * (B::WIDE - 1) + 2 * KSTEPS > GROUPS;
     static_assert(STRIPS > 0 && B::TILES % B::MTILES == 0 && B::STRIP >= GROUPS);
     static_assert(B::STRIP >= B::SW * (B::WIDE - 1) + 2 * KSTEPS);
-    // Matrices of 8 pixels and 8 channels that a warp transposes at once: all octets, of so many rows.
-    static constexpr int QUAD_ROWS = 4 / B::OCTETS, QUADS = (B::ROWS + QUAD_ROWS - 1) / QUAD_ROWS;
+    // Four matrices of 8 pixels and 8 channels that a warp transposes at once: so many octets, of so many rows.
+    static constexpr int OCTETS_ONCE = B::OCTETS < 4 ? B::OCTETS : 4, TURNS = B::OCTETS / OCTETS_ONCE;
+    static constexpr int QUAD_ROWS = 4 / OCTETS_ONCE, QUADS = (B::ROWS + QUAD_ROWS - 1) / QUAD_ROWS;
     static constexpr int SLOTS = STRIPS * GROUPS * 8, RAW_PITCH = (B::OCTETS | 1) * 16, RAW_ROW = SLOTS * RAW_PITCH;
     static constexpr int CHANNEL_PITCH = (STRIPS * B::STRIP | 1) * 16, PLANE_ROW = CHANNELS * CHANNEL_PITCH;
     static constexpr int OUT_PITCH = (POSITIONS + 1) * 16, OUT_HALF = CHANNELS * OUT_PITCH,
@@ -142,28 +143,26 @@ template <class P> struct Rows {
                 const bool real = exists && row < rows && (unsigned)(place.limit + row * apart) < (unsigned)a.height;
                 const T *from = x + (real ? place.at + channel + row * row_step : 0);
                 const unsigned there = to + t * P::RAW_ROW + slot * P::RAW_PITCH + channel * 2;
-                if constexpr (P::COPY >= 4) cp_async<P::COPY>(there, from, real);
-                else store_shared<2>(there, {{real ? from->bits : 0u}});
+                cp_async<P::COPY>(there, from, real);
             }
         }
     }
     // A stage's rows to planes of channels.
     DEVICE void transpose(int stage) const {
         const unsigned from = raw + stage * P::RAW_BYTES;
-        constexpr int PER_ROW = P::STRIPS * P::GROUPS;
+        constexpr int GROUPS = P::STRIPS * P::GROUPS, PER_ROW = GROUPS * P::TURNS, ONCE = P::OCTETS_ONCE;
         const int matrix = lane / 8;
-        const unsigned source =
-                           from + matrix / P::OCTETS * P::RAW_ROW + lane % 8 * P::RAW_PITCH + matrix % P::OCTETS * 16,
+        const unsigned source = from + matrix / ONCE * P::RAW_ROW + lane % 8 * P::RAW_PITCH + matrix % ONCE * 16,
                        target = planes + lane / 4 * P::CHANNEL_PITCH + lane % 4 * 4;
         for (int i = warp; i < PER_ROW * P::QUADS; i += P::WARPS) {
-            const int quad = i / PER_ROW, group = i - quad * PER_ROW, strip = group / P::GROUPS;
+            const int quad = i / PER_ROW, rest = i - quad * PER_ROW, turn = rest / GROUPS, group = rest - turn * GROUPS;
             unsigned v[4];
-            ldmatrix_transposed(v, source + quad * P::QUAD_ROWS * P::RAW_ROW + group * 8 * P::RAW_PITCH);
-            const unsigned to =
-                target + quad * P::QUAD_ROWS * P::PLANE_ROW + (group + strip * (P::STRIP - P::GROUPS)) * 16;
+            ldmatrix_transposed(v, source + quad * P::QUAD_ROWS * P::RAW_ROW + group * 8 * P::RAW_PITCH + turn * 64);
+            const unsigned to = target + quad * P::QUAD_ROWS * P::PLANE_ROW + turn * 32 * P::CHANNEL_PITCH +
+                                (group + group / P::GROUPS * (P::STRIP - P::GROUPS)) * 16;
 #pragma unroll
             for (int m = 0; m < 4; ++m)
-                store_word(to + m / P::OCTETS * P::PLANE_ROW + m % P::OCTETS * 8 * P::CHANNEL_PITCH, v[m]);
+                store_word(to + m / ONCE * P::PLANE_ROW + m % ONCE * 8 * P::CHANNEL_PITCH, v[m]);
         }
     }
     // Where a lane's row of operands of a tile begins in a plane's row.
@@ -177,7 +176,7 @@ template <class P> struct Rows {
     DEVICE void keep(int row, int channel, int position, float low, float high, float bias) const {
         if constexpr (P::BIAS) low += bias, high += bias;
         const unsigned to =
-            out + row * P::OUT_ROW + channel * P::OUT_PITCH + (position ^ channel / 8 * 2) * 16 + lane % 4 * 4;
+            out + row * P::OUT_ROW + channel * P::OUT_PITCH + (position ^ channel / 8 % 4 * 2) * 16 + lane % 4 * 4;
         if constexpr (P::RESIDUAL) {
             const unsigned a = __float_as_uint(low), b = __float_as_uint(high);
             store_word(to, (a & 0xffff) | b << 16);
@@ -189,15 +188,19 @@ template <class P> struct Rows {
     // `count` rows of outputs from `first` to y. Lanes take 8 channels of a pixel: a matrix has two channels of each
     // octet.
     DEVICE void write(int first, int count) const {
-        constexpr int STEP = 2 * P::OCTETS, PER_ROW = P::POSITIONS * P::OCTETS / 4;
-        const auto octet_of = [](int quarter) { return quarter % P::OCTETS; };
-        const auto position_of = [](int quarter) { return quarter / P::OCTETS * STEP; };
-        const int given = lane % 8 / 2, taken = lane % 4, column = lane / 4, octet = octet_of(taken);
+        constexpr int ONCE = P::OCTETS_ONCE, STEP = 2 * ONCE, UNITS = P::POSITIONS * ONCE / 4,
+                      PER_ROW = UNITS * P::TURNS;
+        const auto octet_of = [](int quarter) { return quarter % ONCE; };
+        const auto position_of = [](int quarter) { return quarter / ONCE * STEP; };
+        const int given = lane % 8 / 2, taken = lane % 4, column = lane / 4;
         const unsigned source = out + (octet_of(given) * 8 + lane / 8 * 2 + lane % 2) * P::OUT_PITCH;
-        const int channel = channel0 + octet * 8, row_step = (int)a.phases_h * (int)a.q * (int)a.c;
+        const int row_step = (int)a.phases_h * (int)a.q * (int)a.c;
         for (int i = warp; i < count * PER_ROW; i += P::WARPS) {
-            const int row = i / PER_ROW, unit = i - row * PER_ROW, base = unit / STEP * 8 + unit % STEP;
-            const unsigned from = source + row * P::OUT_ROW + ((base + position_of(given)) ^ octet_of(given) * 2) * 16;
+            const int row = i / PER_ROW, rest = i - row * PER_ROW, turn = rest / UNITS, unit = rest - turn * UNITS;
+            const int base = unit / STEP * 8 + unit % STEP, octet = turn * 4 + octet_of(taken);
+            const int channel = channel0 + octet * 8;
+            const unsigned from = source + row * P::OUT_ROW + turn * 32 * P::OUT_PITCH +
+                                  ((base + position_of(given)) ^ octet_of(given) * 2) * 16;
             unsigned v[4], upper[4];
             ldmatrix_transposed(v, from);
             if constexpr (P::RESIDUAL) ldmatrix_transposed(upper, from + P::OUT_HALF);
@@ -227,10 +230,8 @@ template <class P> struct Rows {
         for (int e = 0; e < 8; e += EACH) {
             if (channel + e >= (int)a.c) break;
             Piece<P::COPY> piece;
-            if constexpr (P::COPY == 2) piece.v[0] = v[e / 2] >> e % 2 * 16 & 0xffff;
-            else
 #pragma unroll
-                for (int i = 0; i < P::COPY / 4; ++i) piece.v[i] = v[e / 2 + i];
+            for (int i = 0; i < P::COPY / 4; ++i) piece.v[i] = v[e / 2 + i];
             store_global<P::COPY>(y + e, piece);
         }
     }

@@ -25,18 +25,27 @@ MOST_STEPS, MOST_ROWS, MOST_STRIDE = 6, 63, 4
 OTHER_REGISTERS = 44
 # Taps a filter from which weights may be in shared memory.
 LEAST_LARGE = 81
+# (octets, channels of a warp, tiles, tiles of a warp): 8 to 16 warps.
+SHAPES = (
+    (1, 1, 1, 1), (2, 1, 1, 1), (4, 2, 1, 1), (8, 4, 1, 1), (4, 4, 1, 1), (2, 2, 1, 1), (1, 1, 2, 1), (1, 1, 2, 2),
+    (2, 1, 2, 2), (2, 2, 2, 1), (2, 2, 2, 2), (4, 2, 2, 2), (4, 4, 2, 1), (8, 4, 2, 2),
+)  # fmt: skip
 # Of a multiprocessor (Hopper).
-REGISTERS, SHARED_BYTES, MOST_THREADS = 1 << 16, 228 << 10, 1024
+REGISTERS, SHARED_BYTES = 1 << 16, 228 << 10
 
 
 @dataclass(frozen=True)
 class Banded(BaseConfig):
-    """`octets` of channels and `tiles` of 16 positions a block, `tiles_warp` of them a warp; `wide` positions a row of
-    a strip, `sums` rows of outputs under way or written together, `rows` of outputs a strip; `stages` of `depth` rows
-    of x in shared memory. kernel: "rolling" (weights in registers) or "large" (in shared memory)."""
+    """A block has `octets` of channels and `tiles` of 16 positions, a warp `channels` and `tiles_warp` of them.
+
+    A row of a strip has `wide` positions, a strip `rows` rows of outputs, of which `sums` are under way or written
+    together; `stages` of `depth` rows of x are in shared memory. kernel: "rolling" (weights in registers) or "large"
+    (in shared memory).
+    """
 
     kernel: str
     octets: int
+    channels: int
     tiles: int
     tiles_warp: int
     wide: int
@@ -47,7 +56,7 @@ class Banded(BaseConfig):
 
     @property
     def warps(self) -> int:
-        return 8 * self.octets * self.tiles // self.tiles_warp
+        return 8 * self.octets // self.channels * (self.tiles // self.tiles_warp)
 
     @property
     def threads(self) -> int:
@@ -62,6 +71,8 @@ def unsuited(problem: ConvProblem) -> str | None:
     """Why kernels with banded weights have no code for a problem, if so."""
     if problem.dtype not in ("f16", "bf16") or problem.layout != "nhwc" or problem.group_k != 1:
         return "takes 16 bits, channels last, one filter a channel"
+    if problem.c % 2:
+        return "takes an even number of channels"
     if max(steps(problem)[0], problem.stride[1]) > MOST_STRIDE:
         return f"takes strides up to {MOST_STRIDE}"
     if column_steps(problem) > MOST_STEPS or problem.kernel[0] > MOST_ROWS:
@@ -73,7 +84,7 @@ def unsuited(problem: ConvProblem) -> str | None:
 
 def copy_bytes(problem: ConvProblem) -> int:
     """Of one copy: what pixels are a multiple of."""
-    return next(size for size in (16, 8, 4, 2) if problem.c * 2 % size == 0)
+    return next(size for size in (16, 8, 4) if problem.c * 2 % size == 0)
 
 
 def column_steps(problem: ConvProblem) -> int:
@@ -108,7 +119,7 @@ def _groups(problem: ConvProblem, config: Banded) -> int:
 
 def shared_bytes(problem: ConvProblem, config: Banded) -> int:
     channels, positions = config.octets * 8, config.tiles * TILE
-    rows = round_up(config.depth, 4 // config.octets)
+    rows = round_up(config.depth, 4 // min(4, config.octets))
     slots = config.strips * _groups(problem, config) * 8
     raw = rows * slots * (config.octets | 1) * 16 * config.stages
     planes = rows * channels * (config.strips * strip_pieces(problem, config) | 1) * 16
@@ -128,7 +139,7 @@ def values(problem: ConvProblem, config: Banded) -> int:
     ksteps = column_steps(problem)
     weights = 2 * ksteps * (problem.kernel[0] if config.kernel == "rolling" else 1)
     sums = live(problem) if config.kernel == "rolling" else config.sums
-    return weights + (sums + ksteps) * 4 * config.tiles_warp
+    return weights * config.channels + (sums + ksteps) * 4 * config.tiles_warp * config.channels
 
 
 def _registers(problem: ConvProblem, config: Banded) -> int:
@@ -147,26 +158,20 @@ def configs(problem: ConvProblem, device: Device) -> Iterator[Banded]:
     p, wide = ceil_div(problem.output[0], phases(problem)[0]), ceil_div(problem.output[1], OUTPUTS)
     octets = ceil_div(problem.c, 8)
     widths = sorted({ceil_div(wide, parts) for parts in (1, 2, 3, 4, 8)})
-    for count, tiles, tiles_warp in _shapes(problem):
+    for count, channels, tiles, tiles_warp in SHAPES:
         if count > 1 and count >= 2 * octets:
             continue
         for across in widths:
             if across > tiles * TILE:
                 continue
             for kernel, rows, sums, depth, stages in _depths(problem, p):
-                one = Banded(kernel, count, tiles, tiles_warp, across, rows, sums, depth, stages)
+                if kernel == "large" and channels > 1:
+                    continue
+                one = Banded(kernel, count, channels, tiles, tiles_warp, across, rows, sums, depth, stages)
                 if values(problem, one) > MOST_VALUES or one.threads * _registers(problem, one) > REGISTERS:
                     continue
                 if shared_bytes(problem, one) <= device.shared_bytes:
                     yield one
-
-
-def _shapes(problem: ConvProblem) -> Iterator[tuple[int, int, int]]:
-    """(octets, tiles, tiles of a warp)."""
-    for octets in (2, 1, 4):
-        for tiles, tiles_warp in ((1, 1), (2, 2), (2, 1), (4, 4), (4, 2)):
-            if 4 <= 8 * octets * tiles // tiles_warp <= 32:
-                yield octets, tiles, tiles_warp
 
 
 def _depths(problem: ConvProblem, p: int) -> Iterator[tuple[str, int, int, int, int]]:
@@ -208,7 +213,7 @@ def predict_us(problem: ConvProblem, config: Banded, device: Device) -> float:
     compute = share * cycles / cycles_us
     waves = ceil_div(share, held)
     chain = waves * (1500 + stages * 700 + cycles) / cycles_us
-    memory = problem.bytes / (device.gbps * 1e3 * 0.8)
+    memory = problem.bytes / (device.gbps * 1e3 * 0.8) * (1 + 1.2 / config.octets)
     return max(compute, memory, chain) + 0.3 * min(compute, memory) + 1.5
 
 
@@ -228,8 +233,9 @@ def source(problem: ConvProblem, config: Banded) -> Source:
     (r, s), large = problem.kernel, config.kernel == "large"
     words: dict[str, int | bool | str] = {
         "R": r, "S": s, "SH": steps(problem)[0], "SW": problem.stride[1], "DW": problem.dilation[1],
-        "OCTETS": config.octets, "TILES": config.tiles, "MTILES": config.tiles_warp, "WIDE": config.wide,
-        "STRIP": strip_pieces(problem, config), "ROWS": config.depth, "STAGES": config.stages, "SUMS": config.sums,
+        "OCTETS": config.octets, "EACH": config.channels, "TILES": config.tiles, "MTILES": config.tiles_warp,
+        "WIDE": config.wide, "STRIP": strip_pieces(problem, config), "ROWS": config.depth, "STAGES": config.stages,
+        "SUMS": config.sums,
         "COPY": copy_bytes(problem), "BIAS": problem.bias, "RESIDUAL": problem.residual,
         "ACTIVATION": window.ACTIVATIONS[problem.activation],
     }  # fmt: skip
