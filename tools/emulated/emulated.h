@@ -233,6 +233,11 @@ inline unsigned select_bytes(unsigned v, unsigned selector) {
     for (int i = 0; i < 4; ++i) r |= (unsigned)((unsigned long long)v >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
     return r;
 }
+template <typename T> inline unsigned add_zeros(unsigned v, unsigned sum) {
+    for (int e = 0; e < 2; ++e)
+        if (!std::isfinite(widen(T{(unsigned short)(v >> e * 16)}))) sum |= 0x7fffu << e * 16;
+    return sum;
+}
 // m16n8k16 of 16 bits.
 template <typename T> inline void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     memcpy(current->given, a, 16);

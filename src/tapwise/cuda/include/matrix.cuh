@@ -47,6 +47,17 @@ DEVICE unsigned select_bytes(unsigned v, unsigned selector) {
     return r;
 }
 
+// Two numbers of 16 bits times zero, added to two others: those stay zeros until one of the first is not finite.
+template <typename T> DEVICE unsigned add_zeros(unsigned v, unsigned sum);
+#define ADD_ZEROS(TYPE)                                                                  \
+    template <> DEVICE unsigned add_zeros<TYPE>(unsigned v, unsigned sum) {              \
+        asm volatile("fma.rn." #TYPE "x2 %0, %1, %2, %0;" : "+r"(sum) : "r"(v), "r"(0)); \
+        return sum & 0x7fff7fff;                                                         \
+    }
+ADD_ZEROS(f16)
+ADD_ZEROS(bf16)
+#undef ADD_ZEROS
+
 // d += a * b of 16 rows, 8 columns and 32 bytes of gemm_k.
 template <typename T> DEVICE void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]);
 #define MMA(TYPE, SHAPE)                                                                                          \

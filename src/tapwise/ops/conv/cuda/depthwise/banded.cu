@@ -16,10 +16,10 @@ template <class Traits> DEVICE void depthwise_banded(const Banded &a) {
     constexpr int ROUNDS = P::ROWS < PERIOD ? 1 : P::ROWS / PERIOD, PARTS = (PERIOD * ROUNDS + P::ROWS - 1) / P::ROWS;
     static_assert(P::ROWS < PERIOD || P::ROWS == ROUNDS * PERIOD);
     const unsigned planes = shared_address(memory), out = planes + P::PLANE_BYTES, raw = out + P::SUMS * P::OUT_ROW;
-    const Rows<P> block(a, memory + P::PLANE_BYTES + P::SUMS * P::OUT_ROW + P::STAGES * P::RAW_BYTES, raw, planes, out);
+    const Rows<P> block(a, raw, planes, out);
     constexpr int EACH = P::EACH, WARPS = P::CHANNELS / EACH;
     const int lane = block.lane, channel = block.warp % WARPS * EACH, tile0 = block.warp / WARPS * P::MTILES;
-    block.begin();
+    block.clear(planes);
     // Under way while the first rows are copied; before the launch before has ended, where it does not write them.
     if (!a.weights_ready) begin_dependent();
     unsigned w[EACH][P::R][P::KSTEPS][2];
@@ -57,10 +57,11 @@ template <class Traits> DEVICE void depthwise_banded(const Banded &a) {
                 bias[c] = Element<T>::to_float(static_cast<const T *>(a.bias)[block.channel0 + channel + c]);
     unsigned begins[P::MTILES];
 #pragma unroll
-    for (int m = 0; m < P::MTILES; ++m) begins[m] = block.operand(channel, tile0 + m);
-    // 0, or NaN once a sum was not finite.
-    float check = 0.0f;
-    float sums[LIVE][EACH][P::MTILES][4];
+    for (int m = 0; m < P::MTILES; ++m) begins[m] = block.operand(planes, channel, tile0 + m);
+    const unsigned kept = block.place(channel, tile0);
+    // Zeros, or NaN once an output was.
+    unsigned check = 0;
+    float sums[LIVE][EACH][P::MTILES][4] = {};
     int stage = 0;
     for (int first = 0, output0 = 0; first < block.rows; first += PERIOD * ROUNDS, output0 += LIVE * ROUNDS)
 #pragma unroll
@@ -79,7 +80,6 @@ template <class Traits> DEVICE void depthwise_banded(const Banded &a) {
             const int done = row0 + ((P::R - 1 - row0) % P::SH + P::SH) % P::SH;
 #pragma unroll 1
             for (int round = 0; round < ROUNDS; ++round) {
-                const int base = output0 + round * LIVE;
 #pragma unroll
                 for (int t = row0; t < end; ++t) {
                     unsigned pixels[P::KSTEPS][EACH][P::MTILES][4];
@@ -93,7 +93,7 @@ template <class Traits> DEVICE void depthwise_banded(const Banded &a) {
                                                               c * P::CHANNEL_PITCH + k * 32);
 #pragma unroll
                     for (int r = t % P::SH; r < P::R; r += P::SH) {
-                        // Output base + back sees this row with tap r; the first tap begins the sums.
+                        // The output of `back` sees this row with tap r; the first tap begins the sums.
                         const int back = (t - r + PERIOD) / P::SH - LIVE, slot = (back + LIVE) % LIVE;
 #pragma unroll
                         for (int c = 0; c < EACH; ++c)
@@ -109,19 +109,15 @@ template <class Traits> DEVICE void depthwise_banded(const Banded &a) {
                     }
                     if ((P::R - 1 - t) % P::SH != 0) continue;
                     const int back = (t - P::R + 1 + PERIOD) / P::SH - LIVE, slot = (back + LIVE) % LIVE;
-                    if (base + back < 0) continue;
 #pragma unroll
                     for (int c = 0; c < EACH; ++c)
 #pragma unroll
                         for (int m = 0; m < P::MTILES; ++m)
 #pragma unroll
-                            for (int e = 0; e < 2; ++e) {
-                                const float low = sums[slot][c][m][2 * e], high = sums[slot][c][m][2 * e + 1];
-                                check += low * 0.0f;
-                                check += high * 0.0f;
-                                block.keep(round * LIVE + (t - done) / P::SH, channel + c,
-                                           (tile0 + m) * 16 + e * 8 + lane / 4, low, high, bias[c]);
-                            }
+                            for (int e = 0; e < 2; ++e)
+                                block.keep(kept + (round * LIVE + (t - done) / P::SH) * P::OUT_ROW + c * P::OUT_PITCH +
+                                               m * 256 + e * 128,
+                                           sums[slot][c][m][2 * e], sums[slot][c][m][2 * e + 1], bias[c], check);
                 }
             }
             if (done >= end) continue;
@@ -129,7 +125,7 @@ template <class Traits> DEVICE void depthwise_banded(const Banded &a) {
             block.write(output0 + (done - P::R + 1 + PERIOD) / P::SH - LIVE,
                         ROUNDS * ((end - done + P::SH - 1) / P::SH));
         }
-    if (__syncthreads_and(check == 0.0f) || check == 0.0f) return;
+    if (__syncthreads_and(check == 0) || check == 0) return;
     for (int c = 0; c < EACH; ++c)
         for (int m = 0; m < P::MTILES; ++m) block.again(channel + c, tile0 + m);
 }

@@ -56,7 +56,17 @@ template <class Traits> struct Tile : Traits {
     static constexpr int OUT_PITCH = (POSITIONS + 1) * 16, OUT_HALF = CHANNELS * OUT_PITCH,
                          OUT_ROW = OUT_HALF * (B::RESIDUAL ? 2 : 1);
     static constexpr int RAW_BYTES = QUADS * QUAD_ROWS * RAW_ROW, PLANE_BYTES = QUADS * QUAD_ROWS * PLANE_ROW;
+    // Pieces of a pixel; copies of a row, and by a thread; their distance in columns.
     static constexpr int PIECES = B::OCTETS * 16 / B::COPY, COPIES = SLOTS * PIECES;
+    static constexpr int ITEMS = (COPIES + THREADS - 1) / THREADS, APART = THREADS / PIECES;
+    // Of a stage: what is transposed at once, in all and by a warp.
+    static constexpr int TRANSPOSED = STRIPS * GROUPS * TURNS * QUADS,
+                         TRANSPOSED_EACH = (TRANSPOSED + WARPS - 1) / WARPS;
+    // Of a row of outputs: what is written at once, and by a warp; or so many warps take turns with rows.
+    static constexpr int STEP = 2 * OCTETS_ONCE, UNITS = POSITIONS * OCTETS_ONCE / 4, WRITTEN = UNITS * TURNS;
+    static constexpr int WRITTEN_EACH = WRITTEN > WARPS ? WRITTEN / WARPS : 1,
+                         SHARES = WARPS > WRITTEN ? WARPS / WRITTEN : 1;
+    static_assert(THREADS % PIECES == 0 && WRITTEN_EACH * WARPS == WRITTEN * SHARES);
 };
 
 // Index of a filter's tap that column `k` of a step meets for output `lane / 4` of a position, less than 0 for none.
@@ -85,131 +95,148 @@ template <class P> __device__ __noinline__ void define(const Banded &a, int n, i
     static_cast<T *>(a.y)[at] = T{(unsigned short)word};
 }
 
-struct Place { int at, limit; };
-
+// What a thread does with rows of x and y. All places are worked out once.
 template <class P> struct Rows {
     using T = typename P::T;
     const Banded &a;
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
     int channel0, strip0, rows, apart;
-    // Of columns of x: the place of a strip's first row, and that row. Of positions: the place of their first output,
-    // and (rows << 8) + columns.
-    Place *columns, *positions;
-    unsigned raw, planes, out;
+    unsigned raw, out;
+    // Of copies: their place in the first row of x, that row (far below zero where there is none), and where they go.
+    int from[P::ITEMS], top[P::ITEMS];
+    unsigned to;
+    // Of matrices of a stage: from where and to where.
+    unsigned source[P::TRANSPOSED_EACH], target[P::TRANSPOSED_EACH];
+    // Of pieces of y: from where, to where in the first row, and the rows that there are.
+    unsigned written[P::WRITTEN_EACH];
+    int at[P::WRITTEN_EACH], count[P::WRITTEN_EACH];
 
-    DEVICE Rows(const Banded &a, unsigned char *tables, unsigned raw, unsigned planes, unsigned out)
-        : a(a), raw(raw), planes(planes), out(out) {
+    DEVICE Rows(const Banded &a, unsigned raw, unsigned planes, unsigned out) : a(a), raw(raw), out(out) {
         channel0 = blockIdx.x % (unsigned)a.channel_blocks * P::CHANNELS;
         strip0 = blockIdx.x / (unsigned)a.channel_blocks * P::STRIPS;
-        rows = ((int)a.rows - 1) * P::SH + P::R;
-        apart = a.dilation_h;
-        columns = reinterpret_cast<Place *>(tables), positions = columns + P::SLOTS;
+        rows = ((int)a.rows - 1) * P::SH + P::R, apart = a.dilation_h;
+        const int piece = tid % P::PIECES * (P::COPY / 2);
+        to = raw + tid / P::PIECES * P::RAW_PITCH + piece * 2;
+#pragma unroll
+        for (int i = 0; i < P::ITEMS; ++i) {
+            const int slot = tid / P::PIECES + i * P::APART;
+            const Strip strip(a, strip0 + slot / (P::GROUPS * 8), P::WIDE * 8);
+            const int column = strip.q0 * P::SW - (int)a.pad_w + slot % (P::GROUPS * 8);
+            top[i] = strip.p0 * (int)a.stride_h - (int)a.pad_h;
+            from[i] = ((strip.n * (int)a.height + top[i]) * (int)a.width + column) * (int)a.c + channel0 + piece;
+            if (strip.count <= 0 || (unsigned)column >= (unsigned)a.width || channel0 + piece >= (int)a.c)
+                top[i] = -(1 << 30);
+        }
+        const int matrix = lane / 8, once = P::OCTETS_ONCE;
+#pragma unroll
+        for (int i = 0; i < P::TRANSPOSED_EACH; ++i) {
+            const int unit = warp + i * P::WARPS, group = unit % (P::STRIPS * P::GROUPS),
+                      rest = unit / (P::STRIPS * P::GROUPS), turn = rest % P::TURNS,
+                      row = rest / P::TURNS * P::QUAD_ROWS;
+            source[i] = raw + (row + matrix / once) * P::RAW_ROW + (group * 8 + lane % 8) * P::RAW_PITCH + turn * 64 +
+                        matrix % once * 16;
+            target[i] = planes + row * P::PLANE_ROW + (turn * 32 + lane / 4) * P::CHANNEL_PITCH +
+                        (group + group / P::GROUPS * (P::STRIP - P::GROUPS)) * 16 + lane % 4 * 4;
+        }
+        // Lanes take 8 channels of a pixel: a matrix has two channels of each octet.
+        const int given = lane % 8 / 2, taken = lane % 4, column = lane / 4;
+#pragma unroll
+        for (int i = 0; i < P::WRITTEN_EACH; ++i) {
+            const int unit = warp % P::WRITTEN + i * P::WARPS, turn = unit / P::UNITS, rest = unit % P::UNITS;
+            const int base = rest / P::STEP * 8 + rest % P::STEP;
+            written[i] = out + warp / P::WRITTEN * P::OUT_ROW +
+                         (turn * 32 + given % once * 8 + matrix * 2 + lane % 2) * P::OUT_PITCH +
+                         ((base + given / once * P::STEP) ^ given % once * 2) * 16;
+            const int position = base + taken / once * P::STEP, channel = channel0 + (turn * 4 + taken % once) * 8;
+            const Strip strip(a, strip0 + position / P::WIDE, P::WIDE * 8);
+            const int q = strip.q0 + position % P::WIDE * 8 + column;
+            at[i] = ((strip.n * (int)a.p + strip.p0) * (int)a.q + q) * (int)a.c + channel;
+            const bool real = position < P::STRIPS * P::WIDE && q < (int)a.q && channel < (int)a.c;
+            count[i] = real ? strip.count : 0;
+        }
     }
-    // What no later step writes, and the tables. A barrier is to follow.
-    DEVICE void begin() const {
+    // What no later step writes. A barrier is to follow.
+    DEVICE void clear(unsigned planes) const {
         if constexpr (P::BEYOND)
             for (int i = tid * 16; i < P::PLANE_BYTES; i += P::THREADS * 16) store_shared<16>(planes + i, {});
-        for (int i = tid; i < P::SLOTS; i += P::THREADS) {
-            const Strip strip(a, strip0 + i / (P::GROUPS * 8), P::WIDE * 8);
-            const int column = strip.q0 * P::SW - (int)a.pad_w + i % (P::GROUPS * 8);
-            const int top = strip.p0 * (int)a.stride_h - (int)a.pad_h;
-            const bool real = strip.count > 0 && (unsigned)column < (unsigned)a.width;
-            columns[i] = {((strip.n * (int)a.height + top) * (int)a.width + column) * (int)a.c + channel0,
-                          real ? top : -(1 << 30)};
-        }
-        for (int i = tid; i < P::POSITIONS; i += P::THREADS) {
-            const Strip strip(a, strip0 + i / P::WIDE, P::WIDE * 8);
-            const int q = strip.q0 + i % P::WIDE * 8, wide = max(0, min(8, (int)a.q - q));
-            const bool real = i < P::STRIPS * P::WIDE && wide > 0;
-            positions[i] = {((strip.n * (int)a.p + strip.p0) * (int)a.q + q) * (int)a.c + channel0,
-                            real ? strip.count * 256 + wide : 0};
-        }
     }
-    // `count` rows of x from `first` to a stage as they lie there, padding as zeros.
-    DEVICE void copy(int first, int count, int stage) const {
+    // `most` rows of x from `first` to a stage as they lie there, padding as zeros. Nothing is read where it is not
+    // real, whatever its address.
+    DEVICE void copy(int first, int most, int stage) const {
         const T *x = static_cast<const T *>(a.x);
-        const unsigned to = raw + stage * P::RAW_BYTES;
-        const int row_step = apart * (int)a.width * (int)a.c;
+        const int row_step = apart * (int)a.width * (int)a.c, height = a.height;
 #pragma unroll
-        for (int i = 0; i < (P::COPIES + P::THREADS - 1) / P::THREADS; ++i) {
-            const int item = i * P::THREADS + tid, slot = item / P::PIECES, channel = item % P::PIECES * (P::COPY / 2);
-            if (P::COPIES % P::THREADS != 0 && item >= P::COPIES) break;
-            const Place place = columns[slot];
-            const bool exists = channel0 + channel < (int)a.c;
+        for (int t = 0; t < P::ROWS; ++t) {
+            if (t >= most || first + t >= rows) break;
+            const int down = (first + t) * apart, along = (first + t) * row_step;
 #pragma unroll
-            for (int t = 0; t < P::ROWS; ++t) {
-                if (t >= count) break;
-                const int row = first + t;
-                const bool real = exists && row < rows && (unsigned)(place.limit + row * apart) < (unsigned)a.height;
-                const T *from = x + (real ? place.at + channel + row * row_step : 0);
-                const unsigned there = to + t * P::RAW_ROW + slot * P::RAW_PITCH + channel * 2;
-                cp_async<P::COPY>(there, from, real);
+            for (int i = 0; i < P::ITEMS; ++i) {
+                if (i * P::THREADS + P::THREADS > P::COPIES && i * P::THREADS + tid >= P::COPIES) break;
+                const bool real = (unsigned)(top[i] + down) < (unsigned)height;
+                cp_async<P::COPY>(to + stage * P::RAW_BYTES + t * P::RAW_ROW + i * P::APART * P::RAW_PITCH,
+                                  x + (from[i] + along), real);
             }
         }
     }
     // A stage's rows to planes of channels.
     DEVICE void transpose(int stage) const {
-        const unsigned from = raw + stage * P::RAW_BYTES;
-        constexpr int GROUPS = P::STRIPS * P::GROUPS, PER_ROW = GROUPS * P::TURNS, ONCE = P::OCTETS_ONCE;
-        const int matrix = lane / 8;
-        const unsigned source = from + matrix / ONCE * P::RAW_ROW + lane % 8 * P::RAW_PITCH + matrix % ONCE * 16,
-                       target = planes + lane / 4 * P::CHANNEL_PITCH + lane % 4 * 4;
-        for (int i = warp; i < PER_ROW * P::QUADS; i += P::WARPS) {
-            const int quad = i / PER_ROW, rest = i - quad * PER_ROW, turn = rest / GROUPS, group = rest - turn * GROUPS;
+#pragma unroll
+        for (int i = 0; i < P::TRANSPOSED_EACH; ++i) {
+            if (i * P::WARPS + P::WARPS > P::TRANSPOSED && warp + i * P::WARPS >= P::TRANSPOSED) break;
             unsigned v[4];
-            ldmatrix_transposed(v, source + quad * P::QUAD_ROWS * P::RAW_ROW + group * 8 * P::RAW_PITCH + turn * 64);
-            const unsigned to = target + quad * P::QUAD_ROWS * P::PLANE_ROW + turn * 32 * P::CHANNEL_PITCH +
-                                (group + group / P::GROUPS * (P::STRIP - P::GROUPS)) * 16;
+            ldmatrix_transposed(v, source[i] + stage * P::RAW_BYTES);
 #pragma unroll
             for (int m = 0; m < 4; ++m)
-                store_word(to + m / ONCE * P::PLANE_ROW + m % ONCE * 8 * P::CHANNEL_PITCH, v[m]);
+                store_word(target[i] + m / P::OCTETS_ONCE * P::PLANE_ROW + m % P::OCTETS_ONCE * 8 * P::CHANNEL_PITCH,
+                           v[m]);
         }
     }
     // Where a lane's row of operands of a tile begins in a plane's row.
-    DEVICE unsigned operand(int channel, int tile) const {
+    DEVICE unsigned operand(unsigned planes, int channel, int tile) const {
         int position = tile * 16 + lane % 16;
         if (P::STRIPS * P::WIDE < P::POSITIONS && position >= P::STRIPS * P::WIDE) position = 0;
         const int piece = position / P::WIDE * P::STRIP + position % P::WIDE * P::SW + lane / 16;
         return planes + channel * P::CHANNEL_PITCH + piece * 16;
     }
-    // Two outputs of a position, in 16 bits or, where a residual is to be added, as two halves of floats.
-    DEVICE void keep(int row, int channel, int position, float low, float high, float bias) const {
+    // Where two outputs of a lane's position of a tile are kept; its other position's lie 128 bytes behind, the next
+    // tile's 256.
+    DEVICE unsigned place(int channel, int tile) const {
+        return out + channel * P::OUT_PITCH + tile * 256 + (lane / 4 ^ channel / 8 % 4 * 2) * 16 + lane % 4 * 4;
+    }
+    // In 16 bits or, where a residual is to be added, as two halves of floats. `check` becomes NaN with one of them.
+    DEVICE void keep(unsigned there, float low, float high, float bias, unsigned &check) const {
         if constexpr (P::BIAS) low += bias, high += bias;
-        const unsigned to =
-            out + row * P::OUT_ROW + channel * P::OUT_PITCH + (position ^ channel / 8 % 4 * 2) * 16 + lane % 4 * 4;
         if constexpr (P::RESIDUAL) {
             const unsigned a = __float_as_uint(low), b = __float_as_uint(high);
-            store_word(to, (a & 0xffff) | b << 16);
-            store_word(to + P::OUT_HALF, a >> 16 | (b & 0xffff0000u));
+            check = add_zeros<T>(Element<T>::pack(low, high), check);
+            store_word(there, (a & 0xffff) | b << 16);
+            store_word(there + P::OUT_HALF, a >> 16 | (b & 0xffff0000u));
         } else {
-            store_word(to, activated<T, P::ACTIVATION>(low, high));
+            const unsigned word = activated<T, P::ACTIVATION>(low, high);
+            check = add_zeros<T>(word, check);
+            store_word(there, word);
         }
     }
-    // `count` rows of outputs from `first` to y. Lanes take 8 channels of a pixel: a matrix has two channels of each
-    // octet.
-    DEVICE void write(int first, int count) const {
-        constexpr int ONCE = P::OCTETS_ONCE, STEP = 2 * ONCE, UNITS = P::POSITIONS * ONCE / 4,
-                      PER_ROW = UNITS * P::TURNS;
-        const auto octet_of = [](int quarter) { return quarter % ONCE; };
-        const auto position_of = [](int quarter) { return quarter / ONCE * STEP; };
-        const int given = lane % 8 / 2, taken = lane % 4, column = lane / 4;
-        const unsigned source = out + (octet_of(given) * 8 + lane / 8 * 2 + lane % 2) * P::OUT_PITCH;
-        const int row_step = (int)a.phases_h * (int)a.q * (int)a.c;
-        for (int i = warp; i < count * PER_ROW; i += P::WARPS) {
-            const int row = i / PER_ROW, rest = i - row * PER_ROW, turn = rest / UNITS, unit = rest - turn * UNITS;
-            const int base = unit / STEP * 8 + unit % STEP, octet = turn * 4 + octet_of(taken);
-            const int channel = channel0 + octet * 8;
-            const unsigned from = source + row * P::OUT_ROW + turn * 32 * P::OUT_PITCH +
-                                  ((base + position_of(given)) ^ octet_of(given) * 2) * 16;
-            unsigned v[4], upper[4];
-            ldmatrix_transposed(v, from);
-            if constexpr (P::RESIDUAL) ldmatrix_transposed(upper, from + P::OUT_HALF);
-            const Place place = positions[base + position_of(taken)];
-            const int o = first + row;
-            if (o < 0 || o >= place.limit >> 8 || column >= (place.limit & 255)) continue;
-            const int at = place.at + octet * 8 + o * row_step + column * (int)a.c;
-            if constexpr (P::RESIDUAL) add(v, upper, at, channel);
-            store(v, at, channel);
+    // `most` rows of outputs from `first` to y.
+    DEVICE void write(int first, int most) const {
+        const int row_step = (int)a.phases_h * (int)a.q * (int)a.c, share = warp / P::WRITTEN;
+#pragma unroll
+        for (int row = 0; row < P::SUMS; row += P::SHARES) {
+            if (row >= most) break;
+            if (P::SHARES > 1 && row + P::SHARES > most && row + share >= most) break;
+            const int o = first + row + share;
+#pragma unroll
+            for (int i = 0; i < P::WRITTEN_EACH; ++i) {
+                unsigned v[4], upper[4];
+                ldmatrix_transposed(v, written[i] + row * P::OUT_ROW);
+                if constexpr (P::RESIDUAL) ldmatrix_transposed(upper, written[i] + row * P::OUT_ROW + P::OUT_HALF);
+                if ((unsigned)o >= (unsigned)count[i]) continue;
+                const int there = at[i] + o * row_step;
+                const int channel =
+                    channel0 + ((warp % P::WRITTEN + i * P::WARPS) / P::UNITS * 4 + lane % 4 % P::OCTETS_ONCE) * 8;
+                if constexpr (P::RESIDUAL) add(v, upper, there, channel);
+                store(v, there, channel);
+            }
         }
     }
     DEVICE void add(unsigned (&v)[4], const unsigned (&upper)[4], int at, int channel) const {
@@ -218,8 +245,11 @@ template <class P> struct Rows {
         for (int i = 0; i < 4; ++i) {
             float low = __uint_as_float((v[i] & 0xffff) | upper[i] << 16),
                   high = __uint_as_float(v[i] >> 16 | (upper[i] & 0xffff0000u));
-            if (channel + 2 * i < (int)a.c) low += Element<T>::to_float(residual[2 * i]);
-            if (channel + 2 * i + 1 < (int)a.c) high += Element<T>::to_float(residual[2 * i + 1]);
+            if (channel + 2 * i < (int)a.c) {
+                const unsigned word = load_global<4>(residual + 2 * i).v[0];
+                low += Element<T>::to_float(T{(unsigned short)word});
+                high += Element<T>::to_float(T{(unsigned short)(word >> 16)});
+            }
             v[i] = activated<T, P::ACTIVATION>(low, high);
         }
     }
@@ -228,7 +258,7 @@ template <class P> struct Rows {
         constexpr int EACH = P::COPY / 2;
 #pragma unroll
         for (int e = 0; e < 8; e += EACH) {
-            if (channel + e >= (int)a.c) break;
+            if (e > 0 && channel + e >= (int)a.c) break;
             Piece<P::COPY> piece;
 #pragma unroll
             for (int i = 0; i < P::COPY / 4; ++i) piece.v[i] = v[e / 2 + i];
@@ -239,13 +269,12 @@ template <class P> struct Rows {
     // made NaN. To be called when all rows were written.
     DEVICE void again(int channel, int tile) const {
         for (int e = 0; e < 4; ++e) {
-            const int position = tile * 16 + lane / 4 + e / 2 * 8, column = lane % 4 * 2 + e % 2;
-            const Place place = positions[position];
-            if (column >= (place.limit & 255) || channel0 + channel >= (int)a.c) continue;
+            const int position = tile * 16 + lane / 4 + e / 2 * 8;
             const Strip strip(a, strip0 + position / P::WIDE, P::WIDE * 8);
-            for (int o = 0; o < place.limit >> 8; ++o)
-                define<P>(a, strip.n, channel0 + channel, strip.p0 + o * (int)a.phases_h,
-                          strip.q0 + position % P::WIDE * 8 + column);
+            const int q = strip.q0 + position % P::WIDE * 8 + lane % 4 * 2 + e % 2;
+            if (position >= P::STRIPS * P::WIDE || q >= (int)a.q || channel0 + channel >= (int)a.c) continue;
+            for (int o = 0; o < strip.count; ++o)
+                define<P>(a, strip.n, channel0 + channel, strip.p0 + o * (int)a.phases_h, q);
         }
     }
 };

@@ -124,14 +124,13 @@ def shared_bytes(problem: ConvProblem, config: Banded) -> int:
     raw = rows * slots * (config.octets | 1) * 16 * config.stages
     planes = rows * channels * (config.strips * strip_pieces(problem, config) | 1) * 16
     out = config.sums * channels * (positions + 1) * 16 * (2 if problem.residual else 1)
-    tables = 8 * (slots + positions)
     if config.kernel == "rolling":
-        return raw + planes + out + tables
+        return raw + planes + out
     (r, s), left = problem.kernel, 7 * problem.stride[1]
     words = (left + STEP * column_steps(problem) + 2) // 2
     half = words // 32 * 32 + 8 if words % 32 < 8 else words // 32 * 32 + 40 if words % 32 > 24 else words
     taps = round_up(channels * r * s * 2, 16)
-    return round_up(channels * r * (half + words) * 4, 16) + max(raw + planes, out, taps) + tables
+    return round_up(channels * r * (half + words) * 4, 16) + max(raw + planes, out, taps)
 
 
 def values(problem: ConvProblem, config: Banded) -> int:
@@ -142,8 +141,17 @@ def values(problem: ConvProblem, config: Banded) -> int:
     return weights * config.channels + (sums + ksteps) * 4 * config.tiles_warp * config.channels
 
 
+def _places(problem: ConvProblem, config: Banded) -> int:
+    """Registers of a thread for places of copies, matrices and outputs."""
+    groups, once = config.strips * _groups(problem, config), min(4, config.octets)
+    copies = ceil_div(groups * 8 * config.octets * 16 // copy_bytes(problem), config.threads)
+    transposed = ceil_div(groups * config.octets // once * ceil_div(config.depth, 4 // once), config.warps)
+    written = ceil_div(4 * config.tiles * config.octets, config.warps)
+    return 2 * copies + 2 * transposed + 3 * written
+
+
 def _registers(problem: ConvProblem, config: Banded) -> int:
-    taken = values(problem, config) + OTHER_REGISTERS
+    taken = values(problem, config) + _places(problem, config) + OTHER_REGISTERS
     return min(255, taken + 24 * (problem.activation in window.FUNCTIONS))
 
 

@@ -58,14 +58,14 @@ template <class Traits> DEVICE void depthwise_banded_large(const Banded &a) {
     using T = typename P::T;
     extern __shared__ __align__(128) unsigned char memory[];
     const unsigned bands = shared_address(memory), planes = bands + P::BYTES, raw = planes + P::PLANE_BYTES;
-    const Rows<P> block(a, memory + P::BYTES + P::ROWS_BYTES, raw, planes, planes);
+    const Rows<P> block(a, raw, planes, planes);
     const int lane = block.lane, channel = block.warp % P::CHANNELS, tile0 = block.warp / P::CHANNELS * P::MTILES;
     if (!a.weights_ready) begin_dependent();
     copy_taps<P>(a, block.channel0, planes);
     if (a.weights_ready) begin_dependent();
     __syncthreads();
     const bool finite = __syncthreads_and(spread_taps<P>(planes, bands));
-    block.begin();
+    block.clear(planes);
     __syncthreads();
 #pragma unroll
     for (int stage = 0; stage < P::STAGES - 1; ++stage) {
@@ -74,7 +74,7 @@ template <class Traits> DEVICE void depthwise_banded_large(const Banded &a) {
     }
     unsigned begins[P::MTILES];
 #pragma unroll
-    for (int m = 0; m < P::MTILES; ++m) begins[m] = block.operand(channel, tile0 + m);
+    for (int m = 0; m < P::MTILES; ++m) begins[m] = block.operand(planes, channel, tile0 + m);
     const int even = lane % 4 * 2 + P::SW * (7 - lane / 4);
     const unsigned mine = bands + channel * P::CHANNEL + (even % 2 * P::HALF + even / 2) * 4;
     // Rows of x above the first strip's image, or below the last one's, are padding for all.
@@ -120,21 +120,19 @@ template <class Traits> DEVICE void depthwise_banded_large(const Banded &a) {
     if constexpr (P::BIAS)
         if (block.channel0 + channel < (int)a.c)
             bias = Element<T>::to_float(static_cast<const T *>(a.bias)[block.channel0 + channel]);
-    // 0, or NaN once a sum was not finite.
-    float check = 0.0f;
+    const unsigned kept = block.place(channel, tile0);
+    // Zeros, or NaN once an output was.
+    unsigned check = 0;
 #pragma unroll
     for (int o = 0; o < P::SUMS; ++o)
 #pragma unroll
         for (int m = 0; m < P::MTILES; ++m)
 #pragma unroll
-            for (int e = 0; e < 2; ++e) {
-                const float low = sums[o][m][2 * e], high = sums[o][m][2 * e + 1];
-                check += low * 0.0f;
-                check += high * 0.0f;
-                block.keep(o, channel, (tile0 + m) * 16 + e * 8 + lane / 4, low, high, bias);
-            }
+            for (int e = 0; e < 2; ++e)
+                block.keep(kept + o * P::OUT_ROW + m * 256 + e * 128, sums[o][m][2 * e], sums[o][m][2 * e + 1], bias,
+                           check);
     __syncthreads();
     block.write(0, P::SUMS);
-    if (__syncthreads_and(check == 0.0f) || check == 0.0f) return;
+    if (__syncthreads_and(check == 0) || check == 0) return;
     for (int m = 0; m < P::MTILES; ++m) block.again(channel, tile0 + m);
 }
