@@ -16,32 +16,24 @@ template <class Traits> DEVICE void depthwise_banded(const Banded &a) {
     constexpr int ROUNDS = P::ROWS < PERIOD ? 1 : P::ROWS / PERIOD, PARTS = (PERIOD * ROUNDS + P::ROWS - 1) / P::ROWS;
     static_assert(P::ROWS < PERIOD || P::ROWS == ROUNDS * PERIOD);
     const unsigned planes = shared_address(memory), out = planes + P::PLANE_BYTES, raw = out + P::SUMS * P::OUT_ROW;
-    const Rows<P> block(a, raw, planes, out);
+    Rows<P> block(a, raw, out);
     constexpr int EACH = P::EACH, WARPS = P::CHANNELS / EACH;
     const int lane = block.lane, channel = block.warp % WARPS * EACH, tile0 = block.warp / WARPS * P::MTILES;
-    block.clear(planes);
     // Under way while the first rows are copied; before the launch before has ended, where it does not write them.
     if (!a.weights_ready) begin_dependent();
-    unsigned w[EACH][P::R][P::KSTEPS][2];
+    // All are asked for at once, also where there is none.
+    unsigned short taps[EACH][P::KSTEPS * 4][P::R];
 #pragma unroll
     for (int c = 0; c < EACH; ++c) {
-        const bool exists = block.channel0 + channel + c < (int)a.c;
-        const unsigned short *taps =
-            static_cast<const unsigned short *>(a.w) + (exists ? block.channel0 + channel + c : 0) * P::R * P::S;
+        const int from = min(block.channel0 + channel + c, (int)a.c - 1) * P::R * P::S;
 #pragma unroll
-        for (int i = 0; i < P::KSTEPS * 2; ++i) {
-            const int low = tap_of<P>(i * 8 + lane % 4 * 2, lane / 4),
-                      high = tap_of<P>(i * 8 + lane % 4 * 2 + 1, lane / 4);
+        for (int i = 0; i < P::KSTEPS * 4; ++i)
 #pragma unroll
-            for (int r = 0; r < P::R; ++r) {
-                const unsigned one = exists && low >= 0 ? taps[r * P::S + low] : 0,
-                               other = exists && high >= 0 ? taps[r * P::S + high] : 0;
-                w[c][r][i / 2][i % 2] = one | other << 16;
-            }
-        }
+            for (int r = 0; r < P::R; ++r)
+                taps[c][i][r] = static_cast<const unsigned short *>(
+                    a.w)[from + r * P::S + max(0, tap_of<P>(i / 2 * 8 + lane % 4 * 2 + i % 2, lane / 4))];
     }
     if (a.weights_ready) begin_dependent();
-    __syncthreads();
     // The first row of a part, counted from a period's first part, and its rows.
     const auto begin_of = [](int part) { return part / PARTS * (PERIOD * ROUNDS) + part % PARTS * P::ROWS; };
     const auto rows_of = [&](int part) { return begin_of(part + 1) - begin_of(part); };
@@ -49,6 +41,18 @@ template <class Traits> DEVICE void depthwise_banded(const Banded &a) {
     for (int stage = 0; stage < P::STAGES - 1; ++stage) {
         block.copy(begin_of(stage), rows_of(stage), stage);
         cp_async_commit();
+    }
+    block.prepare(planes);
+    unsigned w[EACH][P::R][P::KSTEPS][2];
+#pragma unroll
+    for (int i = 0; i < P::KSTEPS * 4; i += 2) {
+        const int k = i / 2 * 8 + lane % 4 * 2, output = lane / 4;
+        const bool low = tap_of<P>(k, output) >= 0, high = tap_of<P>(k + 1, output) >= 0;
+#pragma unroll
+        for (int c = 0; c < EACH; ++c)
+#pragma unroll
+            for (int r = 0; r < P::R; ++r)
+                w[c][r][i / 4][i / 2 % 2] = (low ? taps[c][i][r] : 0u) | (high ? taps[c][i + 1][r] : 0u) << 16;
     }
     float bias[EACH] = {};
     if constexpr (P::BIAS)

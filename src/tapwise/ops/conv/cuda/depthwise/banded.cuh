@@ -12,25 +12,25 @@ struct Banded {
     void *y;
     const void *bias, *residual;
     long long n, c, height, width, p, q;
-    long long stride_h, stride_w, dilation_h, pad_h, pad_w, phases_h;
-    // Output rows of a strip; strips along a row of y, all strips, blocks of channels.
-    long long rows, strips_row, strips, channel_blocks;
+    long long stride_h, dilation_h, pad_h, pad_w;
+    // Output rows of a strip; all strips, blocks of channels.
+    long long rows, strips, channel_blocks;
     // The filters were written before all that is still to run.
     long long weights_ready;
 };
 
-// A strip: residue classes of dilation are as in columns.cu, along rows only.
-struct Strip {
+// A strip of a block with traits P: residue classes of dilation are as in columns.cu, along rows only.
+template <class P> struct Strip {
     int n, q0, p0, count;
     // Strips of the same rows lie behind each other.
-    DEVICE Strip(const Banded &a, int strip, int columns) {
+    DEVICE Strip(const Banded &a, int strip) {
         const bool exists = strip < (int)a.strips;
-        const int along = strip / (int)a.strips_row, piece = along / (int)a.n;
+        const int along = strip / P::STRIPS_ROW, piece = along / (int)a.n;
         n = along - piece * (int)a.n;
-        q0 = (strip - along * (int)a.strips_row) * columns;
-        const int phases = a.phases_h, residue = piece % phases, first = piece / phases * (int)a.rows;
-        p0 = residue + phases * first;
-        count = exists ? max(0, min((int)a.rows, ((int)a.p - residue + phases - 1) / phases - first)) : 0;
+        q0 = (strip - along * P::STRIPS_ROW) * (P::WIDE * 8);
+        const int residue = piece % P::PHASES, first = piece / P::PHASES * (int)a.rows;
+        p0 = residue + P::PHASES * first;
+        count = exists ? max(0, min((int)a.rows, ((int)a.p - residue + P::PHASES - 1) / P::PHASES - first)) : 0;
     }
 };
 
@@ -111,7 +111,8 @@ template <class P> struct Rows {
     unsigned written[P::WRITTEN_EACH];
     int at[P::WRITTEN_EACH], count[P::WRITTEN_EACH];
 
-    DEVICE Rows(const Banded &a, unsigned raw, unsigned planes, unsigned out) : a(a), raw(raw), out(out) {
+    // The places of copies alone: they come first.
+    DEVICE Rows(const Banded &a, unsigned raw, unsigned out) : a(a), raw(raw), out(out) {
         channel0 = blockIdx.x % (unsigned)a.channel_blocks * P::CHANNELS;
         strip0 = blockIdx.x / (unsigned)a.channel_blocks * P::STRIPS;
         rows = ((int)a.rows - 1) * P::SH + P::R, apart = a.dilation_h;
@@ -120,13 +121,18 @@ template <class P> struct Rows {
 #pragma unroll
         for (int i = 0; i < P::ITEMS; ++i) {
             const int slot = tid / P::PIECES + i * P::APART;
-            const Strip strip(a, strip0 + slot / (P::GROUPS * 8), P::WIDE * 8);
+            const Strip<P> strip(a, strip0 + slot / (P::GROUPS * 8));
             const int column = strip.q0 * P::SW - (int)a.pad_w + slot % (P::GROUPS * 8);
             top[i] = strip.p0 * (int)a.stride_h - (int)a.pad_h;
             from[i] = ((strip.n * (int)a.height + top[i]) * (int)a.width + column) * (int)a.c + channel0 + piece;
             if (strip.count <= 0 || (unsigned)column >= (unsigned)a.width || channel0 + piece >= (int)a.c)
                 top[i] = -(1 << 30);
         }
+    }
+    // All other places, and what no later step writes. A barrier is to follow.
+    DEVICE void prepare(unsigned planes) {
+        if constexpr (P::BEYOND)
+            for (int i = tid * 16; i < P::PLANE_BYTES; i += P::THREADS * 16) store_shared<16>(planes + i, {});
         const int matrix = lane / 8, once = P::OCTETS_ONCE;
 #pragma unroll
         for (int i = 0; i < P::TRANSPOSED_EACH; ++i) {
@@ -148,17 +154,12 @@ template <class P> struct Rows {
                          (turn * 32 + given % once * 8 + matrix * 2 + lane % 2) * P::OUT_PITCH +
                          ((base + given / once * P::STEP) ^ given % once * 2) * 16;
             const int position = base + taken / once * P::STEP, channel = channel0 + (turn * 4 + taken % once) * 8;
-            const Strip strip(a, strip0 + position / P::WIDE, P::WIDE * 8);
+            const Strip<P> strip(a, strip0 + position / P::WIDE);
             const int q = strip.q0 + position % P::WIDE * 8 + column;
             at[i] = ((strip.n * (int)a.p + strip.p0) * (int)a.q + q) * (int)a.c + channel;
             const bool real = position < P::STRIPS * P::WIDE && q < (int)a.q && channel < (int)a.c;
             count[i] = real ? strip.count : 0;
         }
-    }
-    // What no later step writes. A barrier is to follow.
-    DEVICE void clear(unsigned planes) const {
-        if constexpr (P::BEYOND)
-            for (int i = tid * 16; i < P::PLANE_BYTES; i += P::THREADS * 16) store_shared<16>(planes + i, {});
     }
     // `most` rows of x from `first` to a stage as they lie there, padding as zeros. Nothing is read where it is not
     // real, whatever its address.
@@ -219,7 +220,7 @@ template <class P> struct Rows {
     }
     // `most` rows of outputs from `first` to y.
     DEVICE void write(int first, int most) const {
-        const int row_step = (int)a.phases_h * (int)a.q * (int)a.c, share = warp / P::WRITTEN;
+        const int row_step = P::PHASES * (int)a.q * (int)a.c, share = warp / P::WRITTEN;
 #pragma unroll
         for (int row = 0; row < P::SUMS; row += P::SHARES) {
             if (row >= most) break;
@@ -270,11 +271,11 @@ template <class P> struct Rows {
     DEVICE void again(int channel, int tile) const {
         for (int e = 0; e < 4; ++e) {
             const int position = tile * 16 + lane / 4 + e / 2 * 8;
-            const Strip strip(a, strip0 + position / P::WIDE, P::WIDE * 8);
+            const Strip<P> strip(a, strip0 + position / P::WIDE);
             const int q = strip.q0 + position % P::WIDE * 8 + lane % 4 * 2 + e % 2;
             if (position >= P::STRIPS * P::WIDE || q >= (int)a.q || channel0 + channel >= (int)a.c) continue;
             for (int o = 0; o < strip.count; ++o)
-                define<P>(a, strip.n, channel0 + channel, strip.p0 + o * (int)a.phases_h, q);
+                define<P>(a, strip.n, channel0 + channel, strip.p0 + o * P::PHASES, q);
         }
     }
 };

@@ -243,7 +243,7 @@ def source(problem: ConvProblem, config: Banded) -> Source:
         "R": r, "S": s, "SH": steps(problem)[0], "SW": problem.stride[1], "DW": problem.dilation[1],
         "OCTETS": config.octets, "EACH": config.channels, "TILES": config.tiles, "MTILES": config.tiles_warp,
         "WIDE": config.wide, "STRIP": strip_pieces(problem, config), "ROWS": config.depth, "STAGES": config.stages,
-        "SUMS": config.sums,
+        "SUMS": config.sums, "PHASES": phases(problem)[0], "STRIPS_ROW": _parts(problem, config)[1],
         "COPY": copy_bytes(problem), "BIAS": problem.bias, "RESIDUAL": problem.residual,
         "ACTIVATION": window.ACTIVATIONS[problem.activation],
     }  # fmt: skip
@@ -258,8 +258,7 @@ def launch(problem: ConvProblem, config: Banded, device: Device) -> Launch:
     pieces, along, channels = _parts(problem, config)
     fields = window.window_fields(problem, made)
     fields |= {
-        "phases_h": phases(problem)[0], "rows": config.rows, "strips_row": along,
-        "strips": problem.n * pieces * along, "channel_blocks": channels,
+        "rows": config.rows, "strips": problem.n * pieces * along, "channel_blocks": channels,
     }  # fmt: skip
     dependent = has_dependent_launches(device)
     grid = (_blocks(problem, config), 1, 1)

@@ -58,15 +58,14 @@ template <class Traits> DEVICE void depthwise_banded_large(const Banded &a) {
     using T = typename P::T;
     extern __shared__ __align__(128) unsigned char memory[];
     const unsigned bands = shared_address(memory), planes = bands + P::BYTES, raw = planes + P::PLANE_BYTES;
-    const Rows<P> block(a, raw, planes, planes);
+    Rows<P> block(a, raw, planes);
     const int lane = block.lane, channel = block.warp % P::CHANNELS, tile0 = block.warp / P::CHANNELS * P::MTILES;
     if (!a.weights_ready) begin_dependent();
     copy_taps<P>(a, block.channel0, planes);
     if (a.weights_ready) begin_dependent();
     __syncthreads();
     const bool finite = __syncthreads_and(spread_taps<P>(planes, bands));
-    block.clear(planes);
-    __syncthreads();
+    block.prepare(planes);
 #pragma unroll
     for (int stage = 0; stage < P::STAGES - 1; ++stage) {
         block.copy(stage * P::ROWS, P::ROWS, stage);
@@ -79,8 +78,8 @@ template <class Traits> DEVICE void depthwise_banded_large(const Banded &a) {
     const unsigned mine = bands + channel * P::CHANNEL + (even % 2 * P::HALF + even / 2) * 4;
     // Rows of x above the first strip's image, or below the last one's, are padding for all.
     const int last = min(block.strip0 + P::STRIPS, (int)a.strips) - 1;
-    const int top = Strip(a, block.strip0, P::WIDE * 8).p0 * (int)a.stride_h - (int)a.pad_h,
-              lowest = Strip(a, last, P::WIDE * 8).p0 * (int)a.stride_h - (int)a.pad_h;
+    const int top = Strip<P>(a, block.strip0).p0 * (int)a.stride_h - (int)a.pad_h,
+              lowest = Strip<P>(a, last).p0 * (int)a.stride_h - (int)a.pad_h;
     float sums[P::SUMS][P::MTILES][4] = {};
     for (int stage = 0; stage * P::ROWS < block.rows; ++stage) {
         cp_async_wait<P::STAGES - 2>();
