@@ -106,8 +106,8 @@ def main() -> None:
     for problem in problems(given.file, given.words):
         algorithm = registry.get(given.algorithm, problem.operator)
         if algorithm.refusal(problem, device) is None:
-            if configs := some(algorithm, problem, device, given.only, given.best, given.others):
-                wanted.append((algorithm, problem, configs))
+            configs = some(algorithm, problem, device, given.only, given.best, given.others)
+            wanted += [(algorithm, problem, configs)] if configs else []
     with ThreadPoolExecutor(COMPILERS) as pool:
         sources = (source for one, problem, configs in wanted for c in configs for source in one.sources(problem, c))  # type: ignore[attr-defined]
         for source in dict.fromkeys(sources):

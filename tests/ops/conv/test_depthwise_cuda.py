@@ -29,6 +29,8 @@ COMPILED = [
 EMULATED = [
     "n2 c20 h9 w19 k20 r3 s3 pad1:0x2:1 groups20 f16 nhwc bias silu residual",
     "n3 c9 h7 w7 k9 r7 s7 pad3 groups9 bf16 nhwc",
+    "n4 c60 h7 w7 k60 r7 s7 pad3 groups60 f16 nhwc residual bias",
+    "c72 h17 w35 k72 r3 s3 pad1 groups72 bf16 nhwc relu6",
     "c16 h9 w14 k16 r5 s5 stride2x3 pad2 dilation3x2 groups16 f16 nhwc",
     "c8 h12 w17 k8 r13 s15 pad6x7 groups8 f16 nhwc bias",
     "c5 h14 w15 k10 r3 s3 pad2 dilation2 groups5 nhwc relu",
@@ -41,8 +43,12 @@ EMULATED = [
 def kinds(problem: ConvProblem) -> Iterator[Any]:
     """The model's best config of each kernel, and one of another shape."""
     configs = sorted(ALGORITHM.configs(problem, H200), key=lambda one: ALGORITHM.predict_us(problem, one, H200))
-    for kind in sorted({type(one).__name__ for one in configs}):
-        mine = [one for one in configs if type(one).__name__ == kind]
+
+    def kind(one: Any) -> tuple[str, str]:
+        return type(one).__name__, getattr(one, "kernel", "")
+
+    for found in sorted({kind(one) for one in configs}):
+        mine = [one for one in configs if kind(one) == found]
         yield mine[0]
         yield mine[len(mine) * 2 // 3]
 

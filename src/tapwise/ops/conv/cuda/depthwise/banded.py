@@ -15,6 +15,7 @@ from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.cuda.depthwise.classes import phases, steps
+from tapwise.ops.conv.cuda.depthwise.costs import blocks_us, joint_us, memory_us
 from tapwise.ops.conv.problem import ConvProblem
 
 # Positions of a tile, outputs of a position, and columns of a step.
@@ -200,29 +201,25 @@ def _depths(problem: ConvProblem, p: int) -> Iterator[tuple[str, int, int, int, 
 
 
 def predict_us(problem: ConvProblem, config: Banded, device: Device) -> float:
-    """Matrix instructions, other instructions and memory, and the chain of a block's stages: estimates."""
-    (r, _), stride_h, ksteps = problem.kernel, steps(problem)[0], column_steps(problem)
-    rows = (config.rows - 1) * stride_h + r
-    stages = ceil_div(rows, config.depth)
-    tiles = config.tiles * config.octets * 8
-    # Cycles of a multiprocessor: 0.6 products a cycle; reads of weights where they are in shared memory.
+    """Instructions of all warps, matrix products, a block's latency, and memory."""
+    r, stride_h, ksteps = problem.kernel[0], steps(problem)[0], column_steps(problem)
+    rows, once = (config.rows - 1) * stride_h + r, min(4, config.octets)
+    tiles, groups = config.tiles * config.octets * 8, config.strips * _groups(problem, config)
+    copies = rows * groups * 8 * (config.octets * 16 // copy_bytes(problem)) / 32
+    transposed = ceil_div(rows, config.depth) * ceil_div(config.depth, 4 // once) * groups * config.octets / once
+    written = config.rows * 4 * config.tiles * config.octets
     if config.kernel == "rolling":
-        products = stages * config.depth * ceil_div(r, stride_h) * ksteps
-        reads = stages * config.depth * ksteps * 4
+        products, done, weights = rows * ceil_div(r, stride_h) * ksteps, rows, 1.0
     else:
-        products = config.rows * r * ksteps
-        reads = products * 2 / config.tiles_warp + rows * ksteps * 4
-    pieces = config.strips * _groups(problem, config) * config.octets / tiles
-    other = rows * (pieces * 12 + 3) + config.rows * 16
-    cycles = tiles * max(products / 0.6, reads + rows * pieces * 10, (products * 1.5 + other) / 3.2)
-    blocks, held = _blocks(problem, config), min_blocks_per_sm(problem, config)
-    cycles_us = device.gflops / 256 * 1e3
-    share = ceil_div(blocks, device.multiprocessors)
-    compute = share * cycles / cycles_us
-    waves = ceil_div(share, held)
-    chain = waves * (1500 + stages * 700 + cycles) / cycles_us
-    memory = problem.bytes / (device.gbps * 1e3 * 0.8) * (1 + 1.2 / config.octets)
-    return max(compute, memory, chain) + 0.3 * min(compute, memory) + 1.5
+        products, done, weights = config.rows * r * ksteps, config.rows, 1 + 2 / config.tiles_warp
+    # Of a tile: products and what brings their weights, operands, and an output's epilogue.
+    instructions = tiles * (products * weights + rows * ksteps * 2 + done * 8)
+    instructions += 6 * copies + 7 * transposed + 8 * written
+    each = max(0.8 * instructions, 3.9 * tiles * products)
+    alone = 3400 + 3.5 * instructions / config.warps
+    issue, latency = blocks_us(_blocks(problem, config), min_blocks_per_sm(problem, config), each, alone, device)
+    piece = min(config.octets * 8, problem.c) * 2
+    return 0.5 + joint_us(issue, latency, memory_us(problem, device, piece, 0.87))
 
 
 def _parts(problem: ConvProblem, config: Banded) -> tuple[int, int, int]:
@@ -257,9 +254,7 @@ def launch(problem: ConvProblem, config: Banded, device: Device) -> Launch:
     made = source(problem, config)
     pieces, along, channels = _parts(problem, config)
     fields = window.window_fields(problem, made)
-    fields |= {
-        "rows": config.rows, "strips": problem.n * pieces * along, "channel_blocks": channels,
-    }  # fmt: skip
+    fields |= {"rows": config.rows, "strips": problem.n * pieces * along, "channel_blocks": channels}
     dependent = has_dependent_launches(device)
     grid = (_blocks(problem, config), 1, 1)
     return Launch(made, fields, grid, config.threads, shared_bytes(problem, config), dependent=dependent)

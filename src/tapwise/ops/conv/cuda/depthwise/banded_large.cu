@@ -33,23 +33,34 @@ template <class P> DEVICE void copy_taps(const Banded &a, int channel0, unsigned
     }
 }
 
-// Rows of taps with zeros beside them; whether they are all numbers.
+// Rows of taps with zeros beside them; whether they are all numbers. A warp takes a row, lanes its words.
 template <class P> DEVICE bool spread_taps(unsigned from, unsigned to) {
+    using T = typename P::T;
+    constexpr int TURNS = (2 * P::WORDS + 31) / 32;
+    const int lane = threadIdx.x % 32;
+    int taps[TURNS][2];
+#pragma unroll
+    for (int i = 0; i < TURNS; ++i)
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+            const int word = i * 32 + lane, odd = word >= P::WORDS;
+            taps[i][e] = tap_of<P>((odd ? word - P::WORDS : word) * 2 + odd + e - P::LEFT, 0);
+        }
     bool finite = true;
-    const auto tap = [&](int row, int place) {
-        const int at = tap_of<P>(place - P::LEFT, 0);
-        return at < 0 ? 0 : load_shared<2>(from + (row * P::S + at) * 2).v[0];
-    };
 #pragma unroll 2
-    for (int i = threadIdx.x; i < P::CHANNELS * P::R * 2 * P::WORDS; i += P::THREADS) {
-        const int row = i / (2 * P::WORDS), word = i - row * (2 * P::WORDS), odd = word >= P::WORDS,
-                  place = (odd ? word - P::WORDS : word) * 2 + odd;
-        const unsigned low = tap(row, place), high = tap(row, place + 1);
-        using T = typename P::T;
-        const float a = Element<T>::to_float(T{(unsigned short)low}), b = Element<T>::to_float(T{(unsigned short)high});
-        finite &= (a - a) + (b - b) == 0.0f;
-        store_word(to + row * P::PITCH + (odd ? P::HALF + word - P::WORDS : word) * 4, low | high << 16);
-    }
+    for (int row = threadIdx.x / 32; row < P::CHANNELS * P::R; row += P::WARPS)
+#pragma unroll
+        for (int i = 0; i < TURNS; ++i) {
+            const auto tap = [&](int at) { return at < 0 ? 0u : load_shared<2>(from + (row * P::S + at) * 2).v[0]; };
+            const unsigned low = tap(taps[i][0]), high = tap(taps[i][1]);
+            const int word = i * 32 + lane;
+            const float a = Element<T>::to_float(T{(unsigned short)low}),
+                        b = Element<T>::to_float(T{(unsigned short)high});
+            finite &= (a - a) + (b - b) == 0.0f;
+            if (word < 2 * P::WORDS)
+                store_word(to + row * P::PITCH + (word < P::WORDS ? word : P::HALF + word - P::WORDS) * 4,
+                           low | high << 16);
+        }
     return finite;
 }
 
@@ -99,16 +110,26 @@ template <class Traits> DEVICE void depthwise_banded_large(const Banded &a) {
             for (int k = 0; k < P::KSTEPS; ++k)
 #pragma unroll
                 for (int m = 0; m < P::MTILES; ++m) ldmatrix(pixels[k][m], begins[m] + t * P::PLANE_ROW + k * 32);
-#pragma unroll
-            for (int o = 0; o < P::SUMS; ++o) {
-                const int r = row - o * P::SH;
-                if ((unsigned)r >= (unsigned)P::R) continue;
-                const unsigned from = mine + r * P::PITCH;
+            const auto multiply = [&](int o) {
+                const unsigned from = mine + (row - o * P::SH) * P::PITCH;
 #pragma unroll
                 for (int k = 0; k < P::KSTEPS; ++k) {
                     const unsigned weights[2] = {load_word(from + k * 32), load_word(from + k * 32 + 16)};
 #pragma unroll
                     for (int m = 0; m < P::MTILES; ++m) mma<T>(sums[o][m], pixels[k][m], weights);
+                }
+            };
+            // Where some rows of outputs see this one, weights of the next are on their way while products are made.
+#pragma unroll
+            for (int o = 0; o < P::SUMS; o += 4) {
+                const int end = min(o + 4, P::SUMS), first = row - o * P::SH, last = row - (end - 1) * P::SH;
+                if (last >= 0 && first < P::R) {
+#pragma unroll
+                    for (int i = o; i < end; ++i) multiply(i);
+                } else {
+#pragma unroll
+                    for (int i = o; i < end; ++i)
+                        if ((unsigned)(row - i * P::SH) < (unsigned)P::R) multiply(i);
                 }
             }
         }

@@ -17,6 +17,7 @@ from tapwise.cuda.types import INDEX_LIMIT, counter, template_args, tensor_core_
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.cuda.depthwise.classes import phases, steps
+from tapwise.ops.conv.cuda.depthwise.costs import blocks_us, joint_us, memory_us
 from tapwise.ops.conv.problem import ConvProblem
 
 THREADS: Final = 128
@@ -117,21 +118,22 @@ def _parts(problem: ConvProblem, config: Columns) -> tuple[int, int]:
 
 
 def predict_us(problem: ConvProblem, config: Columns, device: Device) -> float:
-    """Instructions of all threads, rows one after the other where threads are few, and memory: estimates.
-
-    A thread's multiply-adds, three instructions a piece that it reads, six one that it writes.
-    """
-    (r, s), stride_h = problem.kernel, steps(problem)[0]
+    """Instructions of all threads, a thread's latency, and memory."""
+    (r, s), stride_h, last = problem.kernel, steps(problem)[0], problem.layout == "nhwc"
     blocks = ceil_div(config.rows, config.ahead) if config.kernel == "blocked" else 1
-    rows = (config.rows - blocks) * stride_h + blocks * r
-    each = config.rows * config.columns * (r * s * config.channels + 6) + rows * _window(problem, config.columns) * 3
-    each += 60 + (config.rows * r * s if config.kernel == "blocked" else r * s)
-    cycles_us = device.gflops / 256 * 1e3
-    compute = each * _threads(problem, config) * _words(problem) / (128 * device.multiprocessors * cycles_us * 0.7)
-    apart = config.ahead if config.kernel == "rolling" else 1
-    chain = rows * max(600 / apart, each / rows) / cycles_us
-    memory = problem.bytes / (device.gbps * 1e3 * 0.8)
-    return max(compute, memory, chain) + 0.2 * min(compute, memory) + 2.0
+    rows, half = (config.rows - blocks) * stride_h + blocks * r, problem.itemsize == 2
+    # Of a row: an element's load and conversion, and what comes once.
+    row = _window(problem, config.columns) * ((1 if last else 4) + config.channels * half) + 30
+    outputs = config.rows * config.columns
+    instructions: float = (
+        outputs * (r * s * config.channels * _words(problem) + 2 + config.channels // 2 * half) + rows * row
+    )
+    if config.kernel == "blocked":
+        instructions += rows * min(config.ahead, r) * s * (2 + config.channels) * 0.7
+    each, alone = 1.1 * (instructions + 150 + 2 * r * s), 1500 + 3.4 * (instructions + 150 + 2 * r * s)
+    launched = ceil_div(_threads(problem, config), THREADS)
+    issue, latency = blocks_us(launched, min_blocks_per_sm(problem, config), each, alone, device)
+    return 0.7 + joint_us(issue, latency, memory_us(problem, device, 128, 0.0))
 
 
 def min_blocks_per_sm(problem: ConvProblem, config: Columns) -> int:

@@ -2,8 +2,8 @@
 
     rolling     a thread goes down the rows of a few columns: weights in registers, every row of x read once
     blocked     the same for large filters: a block of rows at a time, weights read where they are used
-    diagonal    16 bits, channels last: tensor cores, with weights as diagonal matrices in registers
-    large       the same for large filters: weights in shared memory
+    diagonal    16 bits, channels last: tensor cores, with weights of eight channels as diagonal matrices
+    banded      the same with the rows of one channel's filter as bands of matrices; for large filters in shared memory
 
 Source: columns streamed through registers as in the rolling windows of image filters; PTX ISA on mma.sync and ldmatrix.
 """
@@ -19,14 +19,13 @@ from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
-from tapwise.ops.conv.cuda.depthwise import banded, columns, diagonal, diagonal_large
+from tapwise.ops.conv.cuda.depthwise import banded, columns, diagonal
 from tapwise.ops.conv.cuda.depthwise.banded import Banded
 from tapwise.ops.conv.cuda.depthwise.columns import Columns
 from tapwise.ops.conv.cuda.depthwise.diagonal import Diagonal
-from tapwise.ops.conv.cuda.depthwise.diagonal_large import DiagonalLarge
 from tapwise.ops.conv.problem import ConvProblem
 
-Kind = Columns | Diagonal | DiagonalLarge | Banded
+Kind = Columns | Diagonal | Banded
 
 
 class DepthwisePlan(CudaPlan):
@@ -45,7 +44,7 @@ class Depthwise(CudaAlgorithm[Kind]):
     dilation and padding; both memory orders; float32, float64, float16 and bfloat16 (in float32)."""
 
     id: ClassVar[str] = "cuda.depthwise"
-    summary: ClassVar[str] = "a filter a channel: columns through registers, or diagonal matrices on tensor cores"
+    summary: ClassVar[str] = "a filter a channel: columns through registers, or diagonals and bands on tensor cores"
     axes: ClassVar[tuple[int, ...]] = (2,)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
@@ -59,7 +58,7 @@ class Depthwise(CudaAlgorithm[Kind]):
         if banded.unsuited(problem) is None:
             found = chain(banded.configs(problem, device), found)
         if diagonal.unsuited(problem) is None:
-            found = chain(diagonal.configs(problem, device), diagonal_large.configs(problem, device), found)
+            found = chain(diagonal.configs(problem, device), found)
         return list(found)
 
     def predict_us(self, problem: ConvProblem, config: Kind, device: Device) -> float:
@@ -68,8 +67,6 @@ class Depthwise(CudaAlgorithm[Kind]):
             return banded.predict_us(problem, config, device)
         if isinstance(config, Diagonal):
             return diagonal.predict_us(problem, config, device)
-        if isinstance(config, DiagonalLarge):
-            return diagonal_large.predict_us(problem, config, device)
         return columns.predict_us(problem, config, device)
 
     def plan(self, problem: ConvProblem, config: Kind, device: Device) -> Plan:
@@ -80,8 +77,6 @@ class Depthwise(CudaAlgorithm[Kind]):
             return banded.source(problem, config)
         if isinstance(config, Diagonal):
             return diagonal.source(problem, config)
-        if isinstance(config, DiagonalLarge):
-            return diagonal_large.source(problem, config)
         return columns.source(problem, config)
 
     def launches(self, problem: ConvProblem, config: Kind, device: Device) -> list[Launch]:
@@ -89,8 +84,6 @@ class Depthwise(CudaAlgorithm[Kind]):
             return [banded.launch(problem, config, device)]
         if isinstance(config, Diagonal):
             return [diagonal.launch(problem, config, device)]
-        if isinstance(config, DiagonalLarge):
-            return [diagonal_large.launch(problem, config, device)]
         return [columns.launch(problem, config, device)]
 
 

@@ -15,6 +15,7 @@ from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.cuda.depthwise.classes import phases, steps
+from tapwise.ops.conv.cuda.depthwise.costs import blocks_us, joint_us, memory_us
 from tapwise.ops.conv.problem import ConvProblem
 
 # Words of weights that a thread may hold, rows of a stage, and copies of a row by a thread.
@@ -134,24 +135,17 @@ def configs(problem: ConvProblem, device: Device) -> Iterator[Diagonal]:
 
 
 def predict_us(problem: ConvProblem, config: Diagonal, device: Device) -> float:
-    """Matrix instructions, reads of shared memory and other instructions of all warps, the chain of stages where blocks
-    are few, and memory: estimates."""
+    """Instructions of all warps, a block's latency, and memory."""
     (r, s), (stride_h, _) = problem.kernel, steps(problem)
-    pairs = ceil_div(s, 2)
-    tiles = config.strips * config.segments // 2 * config.octets
-    rows = (config.rows - 1) * stride_h + r
-    # Cycles of a multiprocessor: 1.25 products a cycle, 4 cycles an operand of pixels.
-    product, operand = config.rows * r * pairs * 0.8, rows * pairs * 4.0
-    issue = (config.rows * (r * pairs * 1.5 + 24) + rows * pairs * 2) / 4 + rows * 6
-    work = tiles * max(product, operand, issue)
-    blocks = _blocks(problem, config)
-    cycles_us = device.gflops / 256 * 1e3
-    compute = blocks * work / (device.multiprocessors * cycles_us * 0.6)
-    held = min_blocks_per_sm(problem, config)
-    waves = ceil_div(blocks, device.multiprocessors * held)
-    chain = waves * (1200 + ceil_div(rows, period(problem)) * (300 + work / tiles / 4)) / cycles_us
-    memory = problem.bytes / (device.gbps * 1e3 * 0.85)
-    return max(compute, memory, chain) + 0.2 * min(compute, memory) + 1.5
+    pairs, rows = ceil_div(s, 2), (config.rows - 1) * stride_h + r
+    warps, piece = config.threads // 32, min(config.octets * 8, problem.c) * 2
+    copies = rows * columns(problem, config) * config.strips * (config.octets * 16 // copy_bytes(problem)) / 8
+    # Of a tile: products and what brings their weights, operands, and an output's epilogue.
+    tile = config.rows * (r * pairs * (1 + 2 / config.tiles) + 24) + rows * pairs * 2
+    tiles = warps * config.tiles
+    each, alone = 1.24 * (tiles * tile + copies), 1220 + 8.4 * config.tiles * tile
+    issue, latency = blocks_us(_blocks(problem, config), min_blocks_per_sm(problem, config), each, alone, device)
+    return 1.8 + joint_us(issue, latency, memory_us(problem, device, piece, 0.45))
 
 
 def _parts(problem: ConvProblem, config: Diagonal) -> tuple[int, int, int, int]:
