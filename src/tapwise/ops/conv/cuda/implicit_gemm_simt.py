@@ -62,14 +62,14 @@ REGISTERS: Final = 512
 # Fitted to times on an H200: the clock under load over the highest; cycles of a warp for each element that a thread
 # copies, and more of them where channels and taps are one number; and for each pixel of a thread, to find its window.
 CLOCK: Final = 0.886
-COPY_CYCLES: Final = 12.1
-FLAT_CYCLES: Final = 26.9
-BEGIN_CYCLES: Final = 109
+COPY_CYCLES: Final = 11.8
+FLAT_CYCLES: Final = 27.2
+BEGIN_CYCLES: Final = 105
 # Cycles of a step beside its products, where few warps are there.
-WAIT_CYCLES: Final = 370
-# Microseconds of a launch, of adding up parts by a second one, and, an estimate, in a cluster.
-START_US: Final = 1.25
-SECOND_US: Final = 1.95
+WAIT_CYCLES: Final = 345
+# Microseconds of a launch, of adding up parts by a second one, and, an estimate, in each wave of clusters.
+START_US: Final = 1.28
+SECOND_US: Final = 1.34
 CLUSTER_US: Final = 1.0
 
 
@@ -194,8 +194,9 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
 
         cycles = waves * wave(together) + (wave(ceil_div(rest, device.multiprocessors)) if rest else 0)
         arithmetic = cycles / (device.gflops / 256 * CLOCK * 1e3)
-        memory = (problem.bytes + self.workspace_bytes(problem, config, device)) / (device.gbps * 1e3)
-        split = 0.0 if config.split_k == 1 else CLUSTER_US if config.cluster else SECOND_US
+        # Parts are written and read.
+        memory = (problem.bytes + 2 * self.workspace_bytes(problem, config, device)) / (device.gbps * 1e3)
+        split = CLUSTER_US * (waves + (rest > 0)) if config.cluster else SECOND_US if self._adds(config) else 0.0
         return arithmetic + memory + START_US + split
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
