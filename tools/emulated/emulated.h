@@ -54,7 +54,7 @@ inline float __int_as_float(int v) { return same_bits<float>(v); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 
 // Fibers.
-struct Copy {
+struct AsyncCopy {
     void *to;
     const void *from;
     int bytes;
@@ -64,7 +64,7 @@ struct Fiber {
     ucontext_t context;
     Three index;
     std::vector<char> stack;
-    std::vector<std::vector<Copy>> groups{1};
+    std::vector<std::vector<AsyncCopy>> groups{1};
     enum { READY, IN_BLOCK, IN_WARP, IN_CLUSTER, ENDED } state = READY;
     unsigned given[32];
 };
@@ -189,7 +189,7 @@ inline void cp_async_commit() { current->groups.emplace_back(); }
 template <int PENDING> inline void cp_async_wait() {
     auto &groups = current->groups;
     while ((int)groups.size() - 1 > PENDING) {
-        for (const Copy &copy : groups.front()) {
+        for (const AsyncCopy &copy : groups.front()) {
             if (copy.real) memcpy(copy.to, copy.from, copy.bytes);
             else memset(copy.to, 0, copy.bytes);
         }
