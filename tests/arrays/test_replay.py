@@ -5,13 +5,17 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
+from threading import Lock
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
+from torch.nn import functional
 
+import emulated
 import tapwise
 from tapwise import capture, dispatch
 from tapwise.arrays import device, replay
@@ -23,6 +27,7 @@ from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.device import H200
 from tapwise.errors import DeviceUnavailable
 from tapwise.ops.conv import api as conv
+from tapwise.ops.conv import prepared
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.patches import api as patches
 from tapwise.ops.pool import api as pool
@@ -238,11 +243,18 @@ def test_calls_at_the_same_time_have_arguments_of_their_own(driver: Driver) -> N
     assert operator.called == 1
 
 
+class Launched(list[tuple[Source, list[int]]]):
+    """(source, all words) of each launch; `computed`: kernels run by emulation."""
+
+    computed = False
+
+
 @pytest.fixture
-def launched(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Any, list[int]]]]:
-    """(source, all words) of each launch, by operators that take the host's tensors for a GPU's."""
-    seen: list[tuple[Any, list[int]]] = []
+def launched(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
+    """Launches of operators that take the host's tensors for a GPU's."""
+    seen = Launched()
     places: dict[int, tuple[Any, Any]] = {}
+    lock = Lock()
     arguments, of_torch = launches.Launch.arguments, device._of_torch
 
     def noted(self: launches.Launch, values: Any = None) -> launches.Arguments:
@@ -252,6 +264,9 @@ def launched(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[t
 
     def launch(config: Any, *_: Any) -> int:
         one, words = places[config.value]
+        if seen.computed:
+            with lock:
+                emulated.run_words(one, words[launches.FIRST :][: len(one.words)])
         own = {launches._Head.attributes.offset // 8, launches._Head.parameters.offset // 8}
         seen.append((one.source, [word for place, word in enumerate(words) if place not in own]))
         return 0
@@ -262,6 +277,7 @@ def launched(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[t
     monkeypatch.setattr(device, "is_device", lambda value: isinstance(value, torch.Tensor))
     monkeypatch.setattr(device, "_of_torch", lambda *given: replace(of_torch(*given), index=0))
     monkeypatch.setattr(device, "torch_stream", lambda: lambda index: 9)
+    monkeypatch.setattr(prepared, "synchronize", lambda array: array)
     for module in (gpus, copy):
         monkeypatch.setattr(module, "gpu", lambda index=0: H200)
 
@@ -303,7 +319,7 @@ CALLS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("last", [False, True])
 @pytest.mark.parametrize("name", CALLS)
 def test_operators_launch_the_same_again(
-    name: str, last: bool, launched: list[tuple[Any, list[int]]], monkeypatch: pytest.MonkeyPatch
+    name: str, last: bool, launched: Launched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same kernels with the same words, but for addresses: each of the first call stands for one of the second."""
     results, parts = [], []
@@ -322,3 +338,28 @@ def test_operators_launch_the_same_again(
     for y, again in zip(*(made[1:] for made in results), strict=True):
         assert (y.shape, y.stride(), y.dtype) == (again.shape, again.stride(), again.dtype)
         assert pairs[y.data_ptr()] == again.data_ptr()
+
+
+@pytest.mark.skipif(not emulated.available(), reason="kernels run by emulation")
+def test_what_is_made_again_is_right(launched: Launched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels run by emulation: other images, filters that change in place, memory with anything in it."""
+    allocate, launched.computed = replay.allocator(torch, 0), True
+    close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4)
+    monkeypatch.setattr(replay, "allocator", lambda *_: lambda *given: allocate(*given).fill_(77))
+    w, bias = torch.randn(8, 6, 3, 3), torch.randn(8)
+    layer, packed = tapwise.prepare((2, 6, 9, 10), w, bias, padding=1), w.clone()
+    for number in range(3):
+        x = torch.randn(2, 6, 9, 10)
+        for order in (torch.contiguous_format, torch.channels_last):
+            w.data.mul_(1.5)
+            image = x.contiguous(memory_format=order)
+            for algorithm in ("cuda.implicit_gemm_simt", "auto"):
+                y = tapwise.conv2d(image, w, bias, padding=1, algorithm=algorithm)
+                close(y, functional.conv2d(x, w, bias, padding=1))
+            close(layer(image), functional.conv2d(x, packed, bias, padding=1))
+            places = tapwise.max_pool2d(image, 2, return_indices=True)
+            close(places, functional.max_pool2d(image, 2, return_indices=True))
+            close(tapwise.softmax(image, 1), torch.softmax(image, 1))
+            close(tapwise.reduce(image[:, ::2], "sum", (1, 3)), image[:, ::2].sum((1, 3)))
+        if number == 0:
+            monkeypatch.setattr(device, "view", lambda *_: pytest.fail("not made again"))

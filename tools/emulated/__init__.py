@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -52,13 +52,16 @@ def run(launch: Launch, arrays: Mapping[str, np.ndarray], backwards: bool = Fals
     words = list(launch.words)
     for place, name in launch.filled:
         words[place - FIRST] = copies[name].address if name in copies else 0
-    library = _compiled(launch.source)
-    packed = (ctypes.c_int64 * len(words))(*words)
-    grid = (ctypes.c_uint * 3)(*launch.grid)
-    library.run(packed, grid, launch.block[0], launch.shared_bytes, int(backwards))
+    run_words(launch, words, backwards)
     for name, array in arrays.items():
         if array.flags.writeable:
             array[...] = copies[name].array
+
+
+def run_words(launch: Launch, words: Sequence[int], backwards: bool = False) -> None:
+    """A launch with the words of its struct: addresses are of this machine's memory."""
+    packed, grid = (ctypes.c_int64 * len(words))(*words), (ctypes.c_uint * 3)(*launch.grid)
+    _compiled(launch.source).run(packed, grid, launch.block[0], launch.shared_bytes, int(backwards))
 
 
 class Guarded:
