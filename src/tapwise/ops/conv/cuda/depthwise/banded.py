@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from tapwise.algorithm import Config as BaseConfig
@@ -99,18 +100,24 @@ def live(problem: ConvProblem) -> int:
 
 
 def strip_pieces(problem: ConvProblem, config: Banded) -> int:
-    """Pieces of 16 bytes from strip to strip in a plane: of those that suffice the one with the fewest conflicts."""
+    """Pieces of 16 bytes from strip to strip in a plane."""
     stride_w = problem.stride[1]
     need = max(_groups(problem, config), stride_w * (config.wide - 1) + 2 * column_steps(problem))
+    return _pitch(need, config.wide, stride_w)
+
+
+@lru_cache(4096)
+def _pitch(need: int, wide: int, stride_w: int) -> int:
+    """Of what suffices that with the fewest conflicts of eight positions' banks."""
 
     def conflicts(pitch: int) -> int:
         found = 0
         for first in (0, 8):
-            at = [j // config.wide * pitch + j % config.wide * stride_w for j in range(first, first + 8)]
+            at = [j // wide * pitch + j % wide * stride_w for j in range(first, first + 8)]
             found += max(sum(place % 8 == bank for place in at) for bank in range(8))
         return found
 
-    return min(range(need, need + 2), key=lambda pitch: (conflicts(pitch), pitch))
+    return min((need, need + 1), key=lambda pitch: (conflicts(pitch), pitch))
 
 
 def _groups(problem: ConvProblem, config: Banded) -> int:
