@@ -54,7 +54,7 @@ Arguments = tuple[Any, Callable[[], int]]
 
 @cache
 def _entry() -> Any:
-    """cuLaunchKernelEx as a foreign function: with arguments made before, half of what the bindings take."""
+    """cuLaunchKernelEx as a foreign function: it takes arguments that were made before."""
     from cuda.bindings import driver
 
     address = check(driver.cuGetProcAddress(b"cuLaunchKernelEx", _DRIVER, 0)[:2])
