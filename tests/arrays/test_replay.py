@@ -204,6 +204,17 @@ def test_a_call_within_a_call_is_kept_for_itself(driver: Driver) -> None:
     assert capture.active() is None
 
 
+def test_with_several_gpus_only_the_current_one_is_quick(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    current = [-1]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: current[0], raising=False)
+    replays, operator, x = Replays(), Operator(), torch.zeros(2, 3, 4)
+    for number, called in ((-1, 1), (-1, 1), (0, 2), (0, 3), (-1, 3)):
+        current[0] = number
+        replays.call(operator, (), None, x)
+        assert operator.called == called
+
+
 def test_an_error_is_raised_and_nothing_kept(driver: Driver) -> None:
     replays, operator, x = Replays(), Operator(), torch.zeros(2, 3, 4)
     driver.status = 2
