@@ -75,10 +75,13 @@ def test_algorithm_class_has_a_registry_row() -> None:
     assert found == rows
 
 
-def test_readme_example_runs() -> None:
-    (block,) = code_blocks(README, "python")
-    assert len([line for line in block.splitlines() if line.strip()]) <= 10
-    exec(compile(block, "README.md", "exec"), {})
+@pytest.mark.parametrize("page", ["README.md", "docs/torch.md"])
+def test_examples_of_a_page_run(page: str) -> None:
+    blocks = code_blocks((ROOT / page).read_text(), "python")
+    assert len(blocks) == 2
+    for block in blocks:
+        assert len([line for line in block.splitlines() if line.strip()]) <= 14
+        exec(compile(block, page, "exec"), {})
 
 
 @pytest.mark.parametrize(("name", "instruction"), [("avx512", "vfmadd"), ("avx2", "vfmadd"), ("neon", "fmla")])

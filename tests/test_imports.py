@@ -28,6 +28,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "operators": ("ops",),
     "checks": ("verify",),
     "pictures": ("image",),
+    "models": ("torch",),
     "peers": ("baselines",),
     "laboratory": ("lab",),
     "command line": ("cli", "__main__"),

@@ -1,0 +1,111 @@
+"""Convolution with filters that do not change between calls, packed once: prepared operators beside their weights.
+
+They are kept by the weight itself (weakly), its version, memory and dtype, and the bias likewise. PyTorch counts writes
+in the version, but not those through `.data`, nor those to inference tensors: who makes such writes calls `forget`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from threading import Lock
+from typing import Any, Final, NamedTuple
+from weakref import ref
+
+import torch
+
+from tapwise.ops.conv.api import prepare
+from tapwise.ops.conv.problem import ConvProblem
+from tapwise.torch.tensors import memory_format, narrow, ordered
+
+# Calls of a weight that are kept: shapes, strides and dtypes of x, and words.
+KEPT: Final = 64
+
+
+class Words(NamedTuple):
+    """(stride, padding, dilation, groups), and what prepare takes by name."""
+
+    window: tuple[Any, ...]
+    named: dict[str, Any]
+
+
+@lru_cache(1024)
+def words_of(words: str, axes: int) -> Words:
+    """Of a problem's words without sizes and dtypes, of one or two spatial axes. Raises InvalidProblem for others."""
+    # Sizes that fit any words.
+    groups = next((word for word in words.split() if word.startswith("groups")), "groups1").removeprefix("groups")
+    sizes = "h65536 w65536 r1 s1" if axes == 2 else "w65536 s1"
+    p = ConvProblem.parse(f"c{groups} k{groups} {sizes} {words}")
+    return Words((p.stride, p.padding, p.dilation, p.groups), {"activation": p.activation, "math": p.math})
+
+
+class Calls:
+    """What was prepared of one weight."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        number = id(weight)
+        self.weight = ref(weight, lambda gone: _drop(number, gone))
+        self.bias = bias
+        self.state = _state(weight, bias)
+        self.calls: dict[Any, Any] = {}
+
+
+# By the number of a weight.
+_kept: Final[dict[int, Calls]] = {}
+_lock: Final = Lock()
+
+
+def _state(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Any, ...]:
+    state = weight._version if not weight.is_inference() else 0, weight.data_ptr(), weight.dtype
+    return state if bias is None else (*state, bias._version if not bias.is_inference() else 0, bias.data_ptr())
+
+
+def conv_frozen(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, words: str
+) -> torch.Tensor:
+    """activation(conv(x, weight) + bias + residual); weight and bias may have another floating dtype than x."""
+    kept = _kept.get(id(weight))
+    if kept is not None and kept.weight() is weight and kept.bias is bias and kept.state == _state(weight, bias):
+        call = kept.calls.get((words, x.shape, x.stride(), x.dtype, residual is None))
+        if call is not None:
+            return call(x) if residual is None else call(x, residual)
+    return _first(x, weight, bias, residual, words)
+
+
+def _first(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, words: str
+) -> torch.Tensor:
+    window, named = words_of(words, x.ndim - 2)
+    layout = "nhwc" if memory_format(x) is torch.channels_last else "nchw"
+    dtype = torch.float32 if narrow(x) else x.dtype
+    w, b = (None if one is None else one.detach().to(dtype) for one in (weight, bias))
+    made = prepare(tuple(x.shape), w, b, *window, **named, residual=residual is not None, layout=layout)
+    y = made(x.to(dtype), None if residual is None else residual.to(dtype))
+    result = ordered(y, x)
+
+    def converted(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        return ordered(made(x.to(dtype), None if residual is None else residual.to(dtype)), x)
+
+    with _lock:
+        kept = _kept.get(id(weight))
+        if kept is None or kept.weight() is not weight or kept.bias is not bias or kept.state != _state(weight, bias):
+            kept = _kept[id(weight)] = Calls(weight, bias)
+        while len(kept.calls) >= KEPT:
+            kept.calls.pop(next(iter(kept.calls)))
+        key = words, x.shape, x.stride(), x.dtype, residual is None
+        kept.calls[key] = made if result is y and dtype is x.dtype else converted
+    return result
+
+
+def _drop(number: int, gone: ref[torch.Tensor]) -> None:
+    kept = _kept.get(number)
+    if kept is not None and kept.weight is gone:
+        _kept.pop(number, None)
+
+
+def forget(weight: torch.Tensor | None = None) -> None:
+    """Drop what was packed of a weight, or of all."""
+    with _lock:
+        if weight is None:
+            _kept.clear()
+        else:
+            _kept.pop(id(weight), None)

@@ -1,0 +1,108 @@
+"""A convolution of a model with what follows it: batch norm, residual and activation in one operator.
+
+It refers to the model's own modules, which keep their parameters, names and state_dict. Folded filters are worked out
+again when those change. In training, where a gradient is recorded, and for what tapwise does not take, the parts
+compute.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+
+from tapwise.torch.nn import FUNCTIONS, is_taken, words_of
+
+
+def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+class FusedConv(torch.nn.Module):
+    """y = activation(bn(conv(x)) + residual).
+
+    `conv`: torch.nn.Conv1d or Conv2d with zeros as padding; `bn`: its batch norm or None. `by_torch`: PyTorch's own
+    convolution with the folded filters computes, then the rest.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(self, conv: Any, bn: Any = None, activation: str | None = None, math: str = "ieee") -> None:
+        super().__init__()
+        # Not registered: they are the model's.
+        self.__dict__["parts"] = conv, bn
+        self.activation, self.math, self.by_torch = activation, math, False
+        self.words = words_of(conv, activation, math)
+        self.register_buffer("weight", None, persistent=False)
+        self.register_buffer("bias", None, persistent=False)
+        self.state: tuple[Any, ...] = ()
+        self.refresh()
+
+    def _tensors(self) -> tuple[torch.Tensor | None, ...]:
+        conv, bn = self.__dict__["parts"]
+        own = conv.weight, conv.bias
+        return own if bn is None else (*own, bn.weight, bn.bias, bn.running_mean, bn.running_var)
+
+    def _state(self) -> tuple[Any, ...]:
+        # Training writes running statistics without counting it, but for the number of batches.
+        _, bn = self.__dict__["parts"]
+        tensors = self._tensors() if bn is None else (*self._tensors(), bn.num_batches_tracked)
+        return tuple(
+            None if one is None else (one.data_ptr(), 0 if one.is_inference() else one._version) for one in tensors
+        )
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """The filters anew, from the parts."""
+        conv, bn = self.__dict__["parts"]
+        weight, bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
+        if bn is not None:
+            wide = [None if one is None else one.detach().double() for one in self._tensors()]
+            w, b, gain, offset, mean, variance = wide
+            folded = fuse_conv_bn_weights(w, b, mean, variance, bn.eps, gain, offset)
+            weight, bias = (one.detach().to(weight.dtype) for one in folded)
+        for name, value in (("weight", weight), ("bias", bias)):
+            kept = getattr(self, name)
+            # In the same memory: a captured graph has its address.
+            if kept is None or value is None or _kind(kept) != _kind(value):
+                setattr(self, name, None if value is None else value.clone())
+            else:
+                kept.copy_(value)
+        self.state = self._state()
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """x (n, c, h, w) or (n, c, w); residual of the result's shape."""
+        conv, bn = self.__dict__["parts"]
+        if not torch.compiler.is_compiling() and self.state != self._state():
+            self.refresh()
+        if (bn is not None and bn.training) or not is_taken(x, residual, conv.weight) or x.ndim != conv.weight.ndim:
+            y = conv(x)
+            return self._rest(y if bn is None else bn(y), residual)
+        if self.by_torch or (residual is not None and not self._fits(x, residual)):
+            function = torch.conv2d if x.ndim == 4 else torch.conv1d
+            bias = None if self.bias is None else self.bias.to(x.dtype)
+            y = function(x, self.weight.to(x.dtype), bias, conv.stride, conv.padding, conv.dilation, conv.groups)
+            return self._rest(y, residual)
+        words = self.words if x.dtype is torch.float32 else self.words.replace(f" {self.math}", "")
+        return torch.ops.tapwise.conv_frozen(x, self.weight, self.bias, residual, words)
+
+    def _fits(self, x: torch.Tensor, residual: torch.Tensor) -> bool:
+        """Whether a residual has the result's shape: others are broadcast."""
+        conv, _ = self.__dict__["parts"]
+        sides = conv._reversed_padding_repeated_twice
+        sizes = [x.shape[0], self.weight.shape[0]]
+        for axis, size in enumerate(x.shape[2:]):
+            at = 2 * (x.ndim - 3 - axis)
+            reach = conv.dilation[axis] * (self.weight.shape[2 + axis] - 1) + 1
+            sizes.append((size + sides[at] + sides[at + 1] - reach) // conv.stride[axis] + 1)
+        return residual.dtype == x.dtype and list(residual.shape) == sizes
+
+    def _rest(self, y: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        y = y if residual is None else y + residual
+        return y if self.activation is None else FUNCTIONS[self.activation](y)
+
+    def extra_repr(self) -> str:
+        _, bn = self.__dict__["parts"]
+        return f"{self.words}{'' if bn is None else ', batch norm folded'}{', by PyTorch' * self.by_torch}"

@@ -1,0 +1,149 @@
+"""Which nodes of a traced model become one convolution: batch norm, residual and activation behind it.
+
+What is fused has one user, so nobody else sees what lies between.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, Final
+
+import torch
+from torch import fx
+from torch.nn import functional
+
+from tapwise.torch import nn as modules
+from tapwise.torch.fused import FusedConv
+
+MODULES: Final[dict[type[torch.nn.Module], str]] = {
+    torch.nn.ReLU: "relu", torch.nn.ReLU6: "relu6", torch.nn.SiLU: "silu", torch.nn.GELU: "gelu",
+    torch.nn.Sigmoid: "sigmoid", torch.nn.Tanh: "tanh",
+}  # fmt: skip
+CALLED: Final[dict[Any, str]] = {
+    torch.relu: "relu", torch.relu_: "relu", functional.relu: "relu", functional.relu_: "relu",
+    functional.relu6: "relu6", functional.silu: "silu", functional.gelu: "gelu", torch.sigmoid: "sigmoid",
+    functional.sigmoid: "sigmoid", torch.tanh: "tanh", functional.tanh: "tanh", "relu": "relu", "relu_": "relu",
+    "sigmoid": "sigmoid", "sigmoid_": "sigmoid", "tanh": "tanh", "tanh_": "tanh",
+}  # fmt: skip
+ADDED: Final = (operator.add, operator.iadd, torch.add, "add", "add_")
+# What writes into its first operand.
+IN_PLACE: Final = (operator.iadd, "add_")
+NORMS: Final = {torch.nn.Conv2d: torch.nn.BatchNorm2d, torch.nn.Conv1d: torch.nn.BatchNorm1d}
+POOLS: Final[dict[type[torch.nn.Module], type[torch.nn.Module]]] = {
+    torch.nn.MaxPool2d: modules.MaxPool2d, torch.nn.AvgPool2d: modules.AvgPool2d
+}  # fmt: skip
+
+
+def fuse(traced: fx.GraphModule, math: str) -> list[str]:
+    """Replaces convolutions and what follows them by FusedConv, in place; their names, as they are called."""
+    named = dict(traced.named_modules())
+    names = []
+    for node in list(traced.graph.nodes):
+        conv = _module(node, named)
+        if type(conv) not in NORMS or conv.padding_mode != "zeros" or len(node.args) != 1 or node.kwargs:
+            continue
+        last, bn = node, None
+        follower = _only_user(last)
+        found: Any = None if follower is None else _module(follower, named)
+        if type(found) is NORMS[type(conv)] and found.track_running_stats and found.running_mean is not None:
+            last, bn = follower, found
+        normed = last
+        last, residual = _added(last)
+        activation = None
+        follower = _only_user(last)
+        if follower is not None and (activation := _activation(follower, named)) is not None:
+            last = follower
+        if _written(node, last, (node.args[0], *residual), named):
+            last, residual, activation = normed, (), None
+            if _written(node, last, (node.args[0],), named):
+                continue
+        name = f"fused_{str(node.target).replace('.', '_')}"
+        while hasattr(traced, name):
+            name += "_"
+        traced.add_module(name, FusedConv(conv, bn, activation, math))
+        with traced.graph.inserting_before(last):
+            made = traced.graph.call_module(name, (node.args[0], *residual))
+        _replace(traced.graph, node, last, made)
+        names.append(name)
+    traced.graph.lint()
+    traced.recompile()
+    return names
+
+
+def replace_pools(traced: fx.GraphModule) -> None:
+    """tapwise's pooling in the place of torch.nn's."""
+    named = dict(traced.named_modules())
+    for node in traced.graph.nodes:
+        pool = _module(node, named)
+        if type(pool) in POOLS:
+            made: Any = object.__new__(POOLS[type(pool)])
+            made.__dict__.update(pool.__dict__)
+            name = f"pool_{str(node.target).replace('.', '_')}"
+            if not hasattr(traced, name):
+                traced.add_module(name, made)
+            node.target = name
+    traced.recompile()
+
+
+def _module(node: fx.Node, named: dict[str, torch.nn.Module]) -> Any:
+    return named.get(str(node.target)) if node.op == "call_module" else None
+
+
+def _only_user(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _added(node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...]]:
+    """(the last node, what is added) behind a node: itself and nothing where it is not a plain sum of two tensors."""
+    sum_ = _only_user(node)
+    if sum_ is None or sum_.op not in ("call_function", "call_method") or sum_.target not in ADDED:
+        return node, ()
+    if len(sum_.args) != 2 or sum_.kwargs or not all(isinstance(one, fx.Node) for one in sum_.args):
+        return node, ()
+    first, second = sum_.args
+    other = second if first is node else first
+    # Written into, the other operand is what its later users see.
+    if other is node or (sum_.target in IN_PLACE and first is not node):
+        return node, ()
+    return sum_, (other,)
+
+
+def _activation(node: fx.Node, named: dict[str, torch.nn.Module]) -> str | None:
+    module = _module(node, named)
+    if module is not None:
+        exact = type(module) is not torch.nn.GELU or module.approximate == "none"
+        return MODULES.get(type(module)) if exact else None
+    if node.op not in ("call_function", "call_method") or len(node.args) != 1:
+        return None
+    return CALLED.get(node.target) if set(node.kwargs) <= {"inplace"} else None
+
+
+def _written(first: fx.Node, last: fx.Node, operands: tuple[Any, ...], named: dict[str, torch.nn.Module]) -> bool:
+    """Whether between two nodes something writes into what the later one is to read."""
+    node = first.next
+    while node is not last:
+        target = node.target
+        module = _module(node, named)
+        writes = (
+            target in IN_PLACE
+            or (node.op == "call_method" and str(target).endswith("_") and not str(target).endswith("__"))
+            or (node.op == "call_function" and getattr(target, "__name__", "").endswith("_"))
+            or node.kwargs.get("inplace", False)
+            or node.kwargs.get("out") is not None
+            or getattr(module, "inplace", False)
+            or target is operator.setitem
+        )
+        if writes and any(one in operands for one in node.all_input_nodes):
+            return True
+        node = node.next
+    return False
+
+
+def _replace(graph: fx.Graph, first: fx.Node, last: fx.Node, made: fx.Node) -> None:
+    """`made` in the place of a chain, of which each has one user."""
+    last.replace_all_uses_with(made)
+    chain = [first]
+    while chain[-1] is not last:
+        chain.append(next(iter(chain[-1].users)))
+    for node in reversed(chain):
+        graph.erase_node(node)

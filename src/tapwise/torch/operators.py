@@ -1,0 +1,233 @@
+"""Operators of PyTorch: torch.ops.tapwise.conv2d, max_pool2d, avg_pool2d, softmax, log_softmax, im2col and col2im.
+
+Each has a schema, an implementation on CPU and CUDA, a fake (for torch.compile and torch.export), a rule of autocast,
+and one of vmap. Results are dense: channels last where x is dense that way and not the other, else contiguous. On a CPU
+bfloat16 is computed in float32. None has a derivative yet: where a gradient would be recorded, a call is refused.
+conv_frozen is convolution of one or two axes with filters that are packed once (frozen.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import torch
+from torch.nn import functional
+
+import tapwise
+from tapwise.errors import InvalidProblem
+from tapwise.torch.frozen import conv_frozen, words_of
+from tapwise.torch.tensors import memory_format, ordered, refuse_gradients, widened
+
+NAMESPACE: Final = "tapwise"
+# Kept for as long as the process lives: an operator goes with its library.
+LIBRARY: Final = torch.library.Library(NAMESPACE, "DEF")
+# A graph gives each operator what it was traced with: the result's order follows x's.
+TAGS: Final = (torch.Tag.needs_exact_strides,)
+SCHEMAS: Final = {
+    "conv2d": (
+        "(Tensor x, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[] padding=[0, 0], "
+        "SymInt[2] dilation=1, SymInt groups=1, Tensor? residual=None, *, str? activation=None, str math='ieee', "
+        "str algorithm='auto') -> Tensor"
+    ),
+    # `words` of a problem's string: "stride2 pad1 relu".
+    "conv_frozen": "(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str words) -> Tensor",
+    "max_pool2d": (
+        "(Tensor x, SymInt[2] kernel_size, SymInt[2] stride=[], SymInt[2] padding=0, SymInt[2] dilation=1, "
+        "bool ceil_mode=False) -> Tensor"
+    ),
+    "max_pool2d_with_indices": (
+        "(Tensor x, SymInt[2] kernel_size, SymInt[2] stride=[], SymInt[2] padding=0, SymInt[2] dilation=1, "
+        "bool ceil_mode=False) -> (Tensor, Tensor)"
+    ),
+    "avg_pool2d": (
+        "(Tensor x, SymInt[2] kernel_size, SymInt[2] stride=[], SymInt[2] padding=0, bool ceil_mode=False, "
+        "bool count_include_pad=True, SymInt? divisor_override=None) -> Tensor"
+    ),
+    "softmax": "(Tensor x, int dim=-1) -> Tensor",
+    "log_softmax": "(Tensor x, int dim=-1) -> Tensor",
+    "im2col": (
+        "(Tensor x, SymInt[2] kernel_size, SymInt[2] dilation=1, SymInt[2] padding=0, SymInt[2] stride=1) -> Tensor"
+    ),
+    "col2im": (
+        "(Tensor x, SymInt[2] output_size, SymInt[2] kernel_size, SymInt[2] dilation=1, SymInt[2] padding=0, "
+        "SymInt[2] stride=1) -> Tensor"
+    ),
+}  # fmt: skip
+
+Words = Sequence[int]
+
+
+def _sides(padding: Words) -> tuple[tuple[int, int], tuple[int, int]]:
+    """((top, bottom), (left, right)) of (rows, columns) or of all four."""
+    if len(padding) == 2:
+        return (padding[0], padding[0]), (padding[1], padding[1])
+    if len(padding) == 4:
+        return (padding[0], padding[1]), (padding[2], padding[3])
+    raise InvalidProblem(f"padding={list(padding)}: (rows, columns) or (top, bottom, left, right) is allowed")
+
+
+def conv2d(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, stride: Words = (1, 1),
+    padding: Words = (0, 0), dilation: Words = (1, 1), groups: int = 1, residual: torch.Tensor | None = None, *,
+    activation: str | None = None, math: str = "ieee", algorithm: str = "auto",
+) -> torch.Tensor:  # fmt: skip
+    """activation(conv(x, weight) + bias + residual); shapes as of tapwise.conv2d, x and residual with a batch.
+
+    `padding`: (rows, columns) or (top, bottom, left, right).
+    """
+    if x.ndim != 4:
+        raise InvalidProblem(f"x has shape {tuple(x.shape)}: 4 axes (n, c, h, w) are allowed")
+    x32, w, b, added = map(widened, (x, weight, bias, residual))
+    words = tuple(stride), _sides(padding), tuple(dilation), groups
+    y = tapwise.conv2d(x32, w, b, *words, activation=activation, residual=added, math=math, algorithm=algorithm)
+    return ordered(y, x)
+
+
+def _output(
+    x: torch.Tensor, weight: torch.Tensor, stride: Words, padding: Sequence[Words], dilation: Words, groups: int
+) -> torch.Tensor:
+    """A convolution's result; `padding` (before, after) of each axis."""
+    torch._check(x.ndim == weight.ndim, lambda: f"x has {x.ndim} axes and weight {weight.ndim}: as many are allowed")
+    sizes: list[Any] = [x.shape[0], weight.shape[0]]
+    for axis, (before, after) in enumerate(padding):
+        reach = dilation[axis] * (weight.shape[2 + axis] - 1) + 1
+        sizes.append((x.shape[2 + axis] + before + after - reach) // stride[axis] + 1)
+    torch._check(x.shape[1] == weight.shape[1] * groups, lambda: f"weight has {weight.shape[1]} channels a group")
+    return torch.empty(sizes, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
+
+
+def _conv2d_fake(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, stride: Words = (1, 1),
+    padding: Words = (0, 0), dilation: Words = (1, 1), groups: int = 1, residual: torch.Tensor | None = None,
+    **_words: Any,
+) -> torch.Tensor:  # fmt: skip
+    torch._check(x.ndim == 4, lambda: f"x has {x.ndim} axes: 4 are allowed")
+    return _output(x, weight, stride, _sides(padding), dilation, groups)
+
+
+def _frozen_fake(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, words: str
+) -> torch.Tensor:
+    return _output(x, weight, *words_of(words, x.ndim - 2).window)
+
+
+def _like_torch(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A fake with the shapes of PyTorch's own function, in the order of ours."""
+
+    def fake(x: torch.Tensor, *words: Any, **named: Any) -> Any:
+        found = function(torch.empty_like(x, device="meta"), *words, **named)
+
+        def empty(one: torch.Tensor) -> torch.Tensor:
+            order = memory_format(x) if one.ndim == 4 else torch.contiguous_format
+            return torch.empty(one.shape, dtype=one.dtype, device=x.device, memory_format=order)
+
+        return tuple(map(empty, found)) if isinstance(found, tuple) else empty(found)
+
+    return fake
+
+
+def _computed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator on x from tapwise's function."""
+
+    def compute(x: torch.Tensor, *words: Any, **named: Any) -> Any:
+        found = function(widened(x), *words, **named)
+        return tuple(ordered(one, x) for one in found) if isinstance(found, tuple) else ordered(found, x)
+
+    return compute
+
+
+def _stride(stride: Words) -> tuple[int, ...] | None:
+    return tuple(stride) or None
+
+
+def _max_pool2d(
+    x: Any, kernel_size: Words, stride: Words = (), padding: Words = (0, 0), dilation: Words = (1, 1),
+    ceil_mode: bool = False, return_indices: bool = False,
+) -> Any:  # fmt: skip
+    return tapwise.max_pool2d(
+        x, tuple(kernel_size), _stride(stride), tuple(padding), tuple(dilation), ceil_mode, return_indices
+    )
+
+
+def _max_pool2d_with_indices(
+    x: Any, kernel_size: Words, stride: Words = (), padding: Words = (0, 0), dilation: Words = (1, 1),
+    ceil_mode: bool = False,
+) -> Any:  # fmt: skip
+    return _max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode, return_indices=True)
+
+
+def _avg_pool2d(
+    x: Any, kernel_size: Words, stride: Words = (), padding: Words = (0, 0), ceil_mode: bool = False,
+    count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Any:  # fmt: skip
+    return tapwise.avg_pool2d(
+        x, tuple(kernel_size), _stride(stride), tuple(padding), ceil_mode, count_include_pad, divisor_override
+    )
+
+
+def _im2col(
+    x: Any, kernel_size: Words, dilation: Words = (1, 1), padding: Words = (0, 0), stride: Words = (1, 1)
+) -> Any:
+    return tapwise.im2col(x, tuple(kernel_size), tuple(dilation), tuple(padding), tuple(stride))
+
+
+def _col2im(
+    x: Any, output_size: Words, kernel_size: Words, dilation: Words = (1, 1), padding: Words = (0, 0),
+    stride: Words = (1, 1),
+) -> Any:  # fmt: skip
+    return tapwise.col2im(x, tuple(output_size), tuple(kernel_size), tuple(dilation), tuple(padding), tuple(stride))
+
+
+def _softmax(x: Any, dim: int = -1) -> Any:
+    return tapwise.softmax(x, dim)
+
+
+def _log_softmax(x: Any, dim: int = -1) -> Any:
+    return tapwise.log_softmax(x, dim)
+
+
+def _softmax_fake(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    torch._check(-max(x.ndim, 1) <= dim < max(x.ndim, 1), lambda: f"dim={dim}: x has {x.ndim} axes")
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
+
+
+def _indices(x: torch.Tensor, *words: Any, **named: Any) -> Any:
+    return functional.max_pool2d_with_indices(x, *words, **named)
+
+
+# (implementation, fake)
+OPERATORS: Final[dict[str, tuple[Callable[..., Any], Callable[..., Any]]]] = {
+    "conv2d": (conv2d, _conv2d_fake),
+    "conv_frozen": (conv_frozen, _frozen_fake),
+    "max_pool2d": (_computed(_max_pool2d), _like_torch(functional.max_pool2d)),
+    "max_pool2d_with_indices": (_computed(_max_pool2d_with_indices), _like_torch(_indices)),
+    "avg_pool2d": (_computed(_avg_pool2d), _like_torch(functional.avg_pool2d)),
+    "softmax": (_computed(_softmax), _softmax_fake),
+    "log_softmax": (_computed(_log_softmax), _softmax_fake),
+    "im2col": (_computed(_im2col), _like_torch(functional.unfold)),
+    "col2im": (_computed(_col2im), _like_torch(functional.fold)),
+}
+
+
+def _below_autograd(name: str) -> Callable[..., Any]:
+    """What an operator does where gradients could be recorded: it refuses them, or goes on."""
+    operator, below = getattr(getattr(torch.ops, NAMESPACE), name).default, torch._C._after_autograd_keyset
+
+    def rule(keys: Any, *values: Any, **named: Any) -> Any:
+        refuse_gradients(name, values)
+        return operator.redispatch(keys & below, *values, **named)
+
+    return rule
+
+
+def _register() -> None:
+    for name, (implementation, fake) in OPERATORS.items():
+        LIBRARY.define(name + SCHEMAS[name], tags=TAGS)
+        for backend in ("CPU", "CUDA"):
+            LIBRARY.impl(name, implementation, backend)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
+        LIBRARY.impl(name, _below_autograd(name), "Autograd", with_keyset=True)
+
+
+_register()

@@ -1,0 +1,154 @@
+"""Whole models: convolutions fused with what follows them, in one memory order, each by the faster library."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+from torch import fx
+
+from tapwise.arguments import flag, one_of
+from tapwise.errors import InvalidProblem
+from tapwise.ops.conv.problem import MATHS
+from tapwise.torch import fusion, layers
+from tapwise.torch.fused import FusedConv
+
+FORMATS: Final = ("auto", "channels_last", "contiguous", "preserve")
+
+
+@dataclass
+class Report:
+    """What became of a model: its `layers` where it was measured, the order of its images, and modules that torch.fx
+    cannot trace, with the reason."""
+
+    memory_format: str = "preserve"
+    layers: list[layers.Layer] = field(default_factory=list)
+    untraced: dict[str, str] = field(default_factory=dict)
+    fused: int = 0
+
+    def __str__(self) -> str:
+        lines = [f"{self.fused} convolutions fused with what follows them; images: {self.memory_format}"]
+        lines += [f"left as it is: {name or 'the model'}: {reason}" for name, reason in self.untraced.items()]
+        if self.layers:
+            kept = sum(not layer.by_torch for layer in self.layers)
+            lines += [f"{kept} of {len(self.layers)} by tapwise:", layers.table(self.layers)]
+        return "\n".join(lines)
+
+
+class Optimized(torch.nn.Module):
+    """A model as `optimize` left it: its own modules, parameters and state_dict, and a graph that computes them.
+
+    In training mode the model itself computes. `report` says what was done.
+    """
+
+    def __init__(self, model: torch.nn.Module, graph: torch.nn.Module, report: Report) -> None:
+        super().__init__()
+        # The model's own children under their own names; the rest of it is not registered.
+        self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
+        self.__dict__["model"], self.__dict__["graph"], self.report = model, graph, report
+        self.train(model.training)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        if self.training:
+            return self.__dict__["model"](*inputs, **named)
+        if self.report.memory_format in ("channels_last", "contiguous"):
+            order = getattr(torch, f"{self.report.memory_format}".replace("contiguous", "contiguous_format"))
+            inputs = tuple(_in_order(one, order) for one in inputs)
+            named = {name: _in_order(one, order) for name, one in named.items()}
+        return self.__dict__["graph"](*inputs, **named)
+
+    def train(self, mode: bool = True) -> Optimized:
+        super().train(mode)
+        for part in (self.__dict__["model"], self.__dict__["graph"]):
+            part.train(mode)
+        return self
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Optimized:
+        super()._apply(fn, recurse)
+        for module in self.__dict__["graph"].modules():
+            if isinstance(module, FusedConv):
+                module._apply(fn)
+                module.refresh()
+        return self
+
+
+def _in_order(value: Any, order: torch.memory_format) -> Any:
+    return value.contiguous(memory_format=order) if isinstance(value, torch.Tensor) and value.ndim == 4 else value
+
+
+def optimize(
+    model: torch.nn.Module, example_inputs: Any = None, *, memory_format: str = "auto", math: str = "ieee",
+    report: bool = False,
+) -> Optimized:  # fmt: skip
+    """A copy of a model for inference, with its convolutions by tapwise.
+
+    Batch norm is folded into the filters, bias, activation and residual addition are computed behind the sums. What
+    torch.fx cannot trace is left as it is, and its parts are tried. `example_inputs`, a tensor or a tuple of them, let
+    layers be measured: those that are faster in PyTorch stay there. `memory_format`: "channels_last", "contiguous",
+    "preserve" (images as they come), or "auto": with example inputs the fastest, else channels last for 16 bits on a
+    GPU. `math` of float32 as for tapwise.conv2d. `report`: print what was done; `optimize(...).report` has it anyway.
+
+    The result is an nn.Module with the model's state_dict: it may be compiled, exported, copied, saved, moved, and its
+    parameters may change. Its parameters require no gradient; in training mode the model itself computes.
+    Raises InvalidProblem for a bad argument.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise InvalidProblem(f"model is a {type(model).__name__}: a torch.nn.Module is allowed")
+    one_of(memory_format, "memory_format", FORMATS)
+    one_of(math, "math", MATHS)
+    inputs = (
+        example_inputs if isinstance(example_inputs, (tuple, list)) or example_inputs is None else (example_inputs,)
+    )
+    own = copy.deepcopy(model).eval().requires_grad_(False)
+    done = Report()
+    graph, names = _fused(own, math, done)
+    result = Optimized(own, graph, done)
+    done.fused = len(names)
+    if memory_format != "auto":
+        done.memory_format = memory_format
+    elif inputs is None:
+        half = any(one.dtype in (torch.float16, torch.bfloat16) and one.is_cuda for one in own.parameters())
+        done.memory_format = "channels_last" if half else "preserve"
+    if inputs is not None:
+        formats = ("contiguous", "channels_last") if memory_format == "auto" else (memory_format,)
+        _measure(result, names, tuple(inputs), formats)
+    if flag(report, "report"):
+        print(done)
+    return result
+
+
+def _measure(result: Optimized, names: list[str], inputs: tuple[Any, ...], formats: tuple[str, ...]) -> None:
+    """Each layer by the faster library, in the order of images in which the model is."""
+    done, graph = result.report, result.__dict__["graph"]
+    best: tuple[float, str, list[layers.Layer]] | None = None
+    for order in formats:
+        done.memory_format = order
+        kind = getattr(torch, order.replace("contiguous", "contiguous_format"), None)
+        given = inputs if kind is None else tuple(_in_order(one, kind) for one in inputs)
+        found = layers.measured(graph, names, given) if isinstance(graph, fx.GraphModule) else []
+        with torch.no_grad():
+            taken = layers.wall_us(lambda: result(*inputs))
+        if best is None or taken < best[0]:
+            best = taken, order, found
+    assert best is not None
+    _, done.memory_format, done.layers = best
+    for layer in done.layers:
+        graph.get_submodule(layer.name).by_torch = layer.by_torch
+
+
+def _fused(module: torch.nn.Module, math: str, done: Report, name: str = "") -> tuple[torch.nn.Module, list[str]]:
+    """(a graph that computes a module, names of its fused convolutions)."""
+    try:
+        traced = fx.symbolic_trace(module)
+    except Exception as error:
+        done.untraced[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        return module, []
+    for node in traced.graph.nodes:
+        # Annotations that are strings cannot be pickled.
+        node.type = None
+    names = fusion.fuse(traced, math)
+    fusion.replace_pools(traced)
+    return traced.eval(), names

@@ -1,0 +1,47 @@
+"""Questions that the operators ask of tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from tapwise.errors import InvalidProblem
+
+
+def memory_format(x: torch.Tensor) -> torch.memory_format:
+    """That of a result: channels last for what is dense that way and not the other."""
+    last = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else torch.contiguous_format
+
+
+def narrow(x: torch.Tensor) -> bool:
+    """Whether it is computed in float32: bfloat16 on a CPU."""
+    return x.dtype is torch.bfloat16 and not x.is_cuda
+
+
+def widened(x: torch.Tensor | None) -> torch.Tensor | None:
+    """What it is computed in."""
+    return x.float() if x is not None and narrow(x) else x
+
+
+def ordered(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A result in the order that the fakes promise, of x's dtype where it is floating."""
+    y = y.to(x.dtype) if y.is_floating_point() else y
+    return y.contiguous(memory_format=memory_format(x)) if y.ndim == 4 else y.contiguous()
+
+
+def refuse_gradients(name: str, values: tuple[Any, ...]) -> None:
+    """Raises InvalidProblem where a gradient or a tangent would be recorded: it would be lost without a word."""
+    if torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in values):
+        raise InvalidProblem(
+            f"torch.ops.tapwise.{name}: a tensor requires a gradient, and there is no derivative yet; call it under "
+            "torch.no_grad(), or with detached tensors"
+        )
+    if forward_ad._current_level >= 0:
+        for value in values:
+            if isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None:
+                raise InvalidProblem(
+                    f"torch.ops.tapwise.{name}: a tensor has a tangent, and there is no derivative yet; use its primal"
+                )

@@ -1,0 +1,194 @@
+"""optimize: a model's copy computes the same, whatever happens to it."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+
+import emulated
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+
+import tapwise.torch
+from tapwise.errors import InvalidProblem
+
+torch.manual_seed(0)
+X = torch.randn(2, 3, 32, 32)
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, c: int, m: int, k: int, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(c, m, 1, bias=False), nn.BatchNorm2d(m)
+        self.conv2, self.bn2 = nn.Conv2d(m, m, 3, stride, 1, bias=False), nn.BatchNorm2d(m)
+        self.conv3, self.bn3 = nn.Conv2d(m, k, 1, bias=False), nn.BatchNorm2d(k)
+        self.relu = nn.ReLU(inplace=True)
+        self.down = nn.Sequential(nn.Conv2d(c, k, 1, stride, bias=False), nn.BatchNorm2d(k)) if c != k else None
+
+    def forward(self, x: Any) -> Any:
+        y = self.relu(self.bn1(self.conv1(x)))
+        y = self.bn3(self.conv3(self.relu(self.bn2(self.conv2(y)))))
+        y += x if self.down is None else self.down(x)
+        return self.relu(y)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 7, 2, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+        self.layers = nn.Sequential(Bottleneck(8, 8, 16), Bottleneck(16, 8, 16), Bottleneck(16, 16, 32, 2))
+        self.fc = nn.Linear(32, 10)
+
+    def forward(self, x: Any) -> Any:
+        return self.fc(torch.flatten(nn.functional.adaptive_avg_pool2d(self.layers(self.stem(x)), 1), 1))
+
+
+def net() -> Net:
+    made = Net().eval()
+    for one in made.modules():
+        if isinstance(one, nn.BatchNorm2d):
+            one.running_mean.normal_(0, 0.2)
+            one.running_var.uniform_(0.5, 2)
+            nn.init.uniform_(one.weight, 0.5, 1.5)
+    return made
+
+
+def same(found: Any, expected: Any, atol: float = 1e-5) -> None:
+    torch.testing.assert_close(found.to(expected.dtype), expected, rtol=1e-4, atol=atol)
+
+
+@pytest.fixture
+def pair() -> Any:
+    model = net()
+    with torch.no_grad():
+        yield model, tapwise.torch.optimize(model)
+
+
+def test_all_is_fused_and_the_same(pair: Any) -> None:
+    model, made = pair
+    same(made(X), model(X))
+    assert made.report.fused == 12
+    kinds = [type(one).__name__ for one in made.__dict__["graph"].modules()]
+    targets = {str(node.target) for node in made.__dict__["graph"].graph.nodes}
+    assert kinds.count("FusedConv") == 12
+    assert not any("bn" in name or "relu" in name or "add" in name for name in targets)
+    assert list(made.state_dict()) == list(model.state_dict())
+    same(made(torch.cat((X, X))), model(torch.cat((X, X))))
+    same(made(X[..., :24].to(memory_format=torch.channels_last)), model(X[..., :24]))
+
+
+def test_what_happens_to_a_model(pair: Any) -> None:
+    model, made = pair
+    other = net()
+    made.load_state_dict(other.state_dict())
+    same(made(X), other(X))
+    for again in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        same(again(X), other(X))
+        again.load_state_dict(model.state_dict())
+        same(again(X), model(X))
+        assert list(again.state_dict()) == list(model.state_dict())
+    file = io.BytesIO()
+    torch.save(made, file)
+    file.seek(0)
+    same(torch.load(file, weights_only=False)(X), other(X))
+    same(copy.deepcopy(made).half()(X.half()), other(X), 0.02)
+    same(copy.deepcopy(made).double()(X.double()), other(X))
+    made.stem[0].weight.mul_(1.5)
+    other.stem[0].weight.mul_(1.5)
+    same(made(X), other(X))
+
+
+def test_training_is_the_models_own(pair: Any) -> None:
+    model, made = pair
+    made.train()
+    model.train()
+    same(made(X), model(X))
+    made.eval()
+    model.eval()
+    same(made(X), model(X))
+    with torch.enable_grad():
+        made.requires_grad_(True)
+        made(X).sum().backward()
+        assert made.stem[0].weight.grad is not None
+
+
+def test_compiled_and_exported(pair: Any) -> None:
+    model, made = pair
+    same(torch.compile(made, fullgraph=True, backend="aot_eager")(X), model(X))
+    if emulated.available():
+        same(torch.compile(made, fullgraph=True)(X), model(X))
+    same(torch.export.export(made, (X,)).module()(X), model(X))
+    with torch.inference_mode():
+        same(made(X), model(X))
+
+
+def test_layers_are_measured(capsys: Any) -> None:
+    model = net()
+    made = tapwise.torch.optimize(model, X, report=True)
+    assert len(made.report.layers) == 12
+    assert all(layer.time_us > 0 and layer.torch_us > 0 for layer in made.report.layers)
+    assert made.report.memory_format in ("contiguous", "channels_last")
+    text = capsys.readouterr().out
+    assert "12 convolutions fused" in text
+    assert max(map(len, text.splitlines())) < 140
+    for layer in made.report.layers:
+        made.__dict__["graph"].get_submodule(layer.name).by_torch = True
+    with torch.no_grad():
+        same(made(X), model(X))
+
+
+class Odd(nn.Module):
+    """What may not be fused: a second user, a broadcast residual, an operand that is written in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Conv2d(3, 3, 3, padding=1) for _ in range(3))
+        self.scale = nn.Parameter(torch.randn(3, 1, 1))
+
+    def forward(self, x: Any) -> Any:
+        y = self.a(x)
+        z = torch.relu(y) + y
+        z = torch.relu(self.b(z) + self.scale)
+        kept = self.c(z)
+        z.mul_(2)
+        return torch.relu(kept + z) + torch.add(self.b(x), x, alpha=2)
+
+
+def test_what_may_not_be_fused() -> None:
+    model = Odd().eval()
+    made = tapwise.torch.optimize(model)
+    with torch.no_grad():
+        same(made(X.clone()), model(X.clone()))
+
+
+class Branch(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.conv(x) if x.sum() > 0 else self.conv(-x)
+
+
+def test_what_cannot_be_traced_is_left() -> None:
+    model = Branch().eval()
+    made = tapwise.torch.optimize(model, X)
+    assert "bool" in str(made.report) or "control flow" in str(made.report)
+    with torch.no_grad():
+        same(made(X), model(X))
+
+
+def test_bad_arguments_are_named() -> None:
+    with pytest.raises(InvalidProblem, match="model is a int"):
+        tapwise.torch.optimize(3)  # type: ignore[arg-type]
+    with pytest.raises(InvalidProblem, match="memory_format"):
+        tapwise.torch.optimize(net(), memory_format="nhwc")
+    with pytest.raises(InvalidProblem, match="math"):
+        tapwise.torch.optimize(net(), math="fp8")
