@@ -10,11 +10,12 @@ from typing import Any, Final
 import torch
 from torch import fx
 
-from tapwise.arguments import flag, one_of
+from tapwise.arguments import flag, one_of, whole
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.problem import MATHS
 from tapwise.torch import fusion, layers
 from tapwise.torch.fused import FusedConv
+from tapwise.torch.graphs import Graphs
 
 FORMATS: Final = ("auto", "channels_last", "contiguous", "preserve")
 
@@ -44,16 +45,26 @@ class Optimized(torch.nn.Module):
     In training mode the model itself computes. `report` says what was done.
     """
 
-    def __init__(self, model: torch.nn.Module, graph: torch.nn.Module, report: Report) -> None:
+    def __init__(self, model: torch.nn.Module, graph: torch.nn.Module, report: Report, graphs: int = 0) -> None:
         super().__init__()
         # The model's own children under their own names; the rest of it is not registered.
         self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
         self.__dict__["model"], self.__dict__["graph"], self.report = model, graph, report
+        self.__dict__["captured"] = Graphs(self._compute, self._version, graphs) if graphs else None
         self.train(model.training)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         if self.training:
             return self.__dict__["model"](*inputs, **named)
+        captured = self.__dict__["captured"]
+        return self._compute(*inputs, **named) if captured is None else captured(*inputs, **named)
+
+    def _version(self) -> tuple[Any, ...]:
+        """What changes with a write to a parameter or a buffer."""
+        tensors = (*self.parameters(), *self.buffers())
+        return tuple((one.data_ptr(), 0 if one.is_inference() else one._version) for one in tensors)
+
+    def _compute(self, *inputs: Any, **named: Any) -> Any:
         if self.report.memory_format in ("channels_last", "contiguous"):
             order = getattr(torch, f"{self.report.memory_format}".replace("contiguous", "contiguous_format"))
             inputs = tuple(_in_order(one, order) for one in inputs)
@@ -81,7 +92,7 @@ def _in_order(value: Any, order: torch.memory_format) -> Any:
 
 def optimize(
     model: torch.nn.Module, example_inputs: Any = None, *, memory_format: str = "auto", math: str = "ieee",
-    report: bool = False,
+    report: bool = False, graphs: bool | int = False,
 ) -> Optimized:  # fmt: skip
     """A copy of a model for inference, with its convolutions by tapwise.
 
@@ -90,6 +101,7 @@ def optimize(
     layers be measured: those that are faster in PyTorch stay there. `memory_format`: "channels_last", "contiguous",
     "preserve" (images as they come), or "auto": with example inputs the fastest, else channels last for 16 bits on a
     GPU. `math` of float32 as for tapwise.conv2d. `report`: print what was done; `optimize(...).report` has it anyway.
+    `graphs`: calls on a GPU come from CUDA graphs, one for each kind of inputs, so many at most (True: 8).
 
     The result is an nn.Module with the model's state_dict: it may be compiled, exported, copied, saved, moved, and its
     parameters may change. Its parameters require no gradient; in training mode the model itself computes.
@@ -102,10 +114,13 @@ def optimize(
     inputs = (
         example_inputs if isinstance(example_inputs, (tuple, list)) or example_inputs is None else (example_inputs,)
     )
+    kept = 8 * graphs if isinstance(graphs, bool) else whole(graphs, "graphs")
+    if kept < 0:
+        raise InvalidProblem(f"graphs={kept}: True, False, or how many at most")
     own = copy.deepcopy(model).eval().requires_grad_(False)
     done = Report()
     graph, names = _fused(own, math, done)
-    result = Optimized(own, graph, done)
+    result = Optimized(own, graph, done, kept)
     done.fused = len(names)
     if memory_format != "auto":
         done.memory_format = memory_format

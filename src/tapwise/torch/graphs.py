@@ -1,0 +1,109 @@
+"""CUDA graphs of a function on tensors: one for each kind of inputs, made at the first call of its kind."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Lock
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch.utils import _pytree as pytree
+
+# Calls before a capture: kernels are compiled, filters packed, memory is found.
+WARM: Final = 2
+
+
+class _Captured(NamedTuple):
+    graph: Any
+    inputs: list[torch.Tensor]
+    outputs: Any
+
+
+class Graphs:
+    """Calls of `function`, from graphs where its inputs lie on one GPU and nothing is recorded.
+
+    At most `kept` graphs, those that were used last; each has memory of its own, and results are copies. `version`:
+    what a graph's values depend on besides its inputs; a graph of another version is captured again. What cannot be
+    captured is called, and `refused` says why. Safe for many threads and streams.
+    """
+
+    def __init__(self, function: Callable[..., Any], version: Callable[[], Any], kept: int) -> None:
+        self._function, self._version, self._kept = function, version, kept
+        self._graphs: OrderedDict[Any, tuple[Any, _Captured | None]] = OrderedDict()
+        self._lock = Lock()
+        self.refused = ""
+
+    def __call__(self, *inputs: Any, **named: Any) -> Any:
+        leaves, form = pytree.tree_flatten((inputs, named))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if not self._suited(tensors):
+            return self._function(*inputs, **named)
+        key = self.key(leaves, form)
+        with self._lock:
+            version = self._version()
+            kept = self._graphs.get(key)
+            if kept is None or kept[0] != version:
+                kept = version, self._capture(leaves, form)
+                self._graphs[key] = kept
+                while len(self._graphs) > self._kept:
+                    self._graphs.popitem(last=False)
+            self._graphs.move_to_end(key)
+            captured = kept[1]
+            if captured is not None:
+                for static, given in zip(captured.inputs, tensors, strict=True):
+                    static.copy_(given)
+                captured.graph.replay()
+                return pytree.tree_map_only(torch.Tensor, torch.clone, captured.outputs)
+        return self._function(*inputs, **named)
+
+    def forget(self) -> None:
+        with self._lock:
+            self._graphs.clear()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Graphs, (self._function, self._version, self._kept)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Graphs:
+        from copy import deepcopy
+
+        return Graphs(deepcopy(self._function, memo), deepcopy(self._version, memo), self._kept)
+
+    @staticmethod
+    def _suited(tensors: list[torch.Tensor]) -> bool:
+        return (
+            bool(tensors)
+            and all(one.is_cuda and one.device == tensors[0].device for one in tensors)
+            and not torch.compiler.is_compiling()
+            and not torch.cuda.is_current_stream_capturing()
+            and not (torch.is_grad_enabled() and any(one.requires_grad for one in tensors))
+            and not torch.is_autocast_enabled("cuda")
+        )
+
+    @staticmethod
+    def key(leaves: list[Any], form: Any) -> Any:
+        """What a graph is for: its tensors' kinds, all other values, and the stream."""
+        kinds = tuple(
+            (leaf.shape, leaf.stride(), leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else repr(leaf)
+            for leaf in leaves
+        )
+        stream = torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0
+        return kinds, form, stream
+
+    def _capture(self, leaves: list[Any], form: Any) -> _Captured | None:
+        static = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        inputs, named = pytree.tree_unflatten(static, form)
+        try:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(WARM):
+                    self._function(*inputs, **named)
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                outputs = self._function(*inputs, **named)
+        except Exception as error:
+            self.refused = f"{type(error).__name__}: {error}".splitlines()[0]
+            return None
+        return _Captured(graph, [leaf for leaf in static if isinstance(leaf, torch.Tensor)], outputs)
