@@ -38,7 +38,10 @@ PROBLEMS = [
     "n2 c8 h19 w23 k8 r3 s3 stride2 pad2 dilation2x3 groups2",
 ]
 IDENTIFIERS = [name for name in registry.ALGORITHMS["conv"] if name.startswith("cpu.")]
-EPILOGUES = ["bias", "residual relu", "bias residual relu6", "silu", "bias gelu", "sigmoid", "bias tanh"]
+EPILOGUES = [
+    "bias", "residual relu", "bias residual relu6", "silu", "bias gelu", "sigmoid", "bias tanh", "bias hardswish",
+    "residual hardsigmoid", "bias gelu_tanh", "leaky_relu", "bias residual leaky_relu-2.5",
+]  # fmt: skip
 
 
 def applying(texts: Iterable[str], identifiers: Iterable[str] = IDENTIFIERS) -> list[tuple[str, str]]:
@@ -127,7 +130,7 @@ def test_takes_what_it_is_for() -> None:
         "cpu.depthwise": 2,
         "cpu.pointwise": 2,
     }
-    assert counts(FUSED) == {**dict.fromkeys(every, 21), "cpu.winograd": 7, "cpu.depthwise": 7, "cpu.pointwise": 7}
+    assert counts(FUSED) == {**dict.fromkeys(every, 36), "cpu.winograd": 12, "cpu.depthwise": 12, "cpu.pointwise": 12}
     assert counts(ROUTES, ["cpu.direct", "cpu.pointwise"]) == {"cpu.direct": 7, "cpu.pointwise": 2}
 
 

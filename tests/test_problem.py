@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -29,12 +33,14 @@ def problems(draw: st.DrawFn) -> ConvProblem:
     spatial = tuple(max(0, length + more - sum(pad)) for length, more, pad in zip(reach, extra, padding, strict=True))
     groups = draw(st.integers(1, 4))
     dtype = draw(st.sampled_from(["f32", "f64", "f16", "bf16"]))
+    slopes = st.tuples(st.just("leaky_relu"), st.floats(-3e38, 3e38) | st.integers(-9, 9))
+    activations = st.sampled_from([None, *ACTIVATIONS]) | slopes
     return ConvProblem(
         n=draw(st.integers(0, 5)), c=groups * draw(st.integers(0, 5)), spatial=spatial, k=groups * draw(SIZES),
         kernel=kernel, stride=each(st.integers(1, 4)), padding=padding, dilation=dilation, groups=groups,
         direction=draw(st.sampled_from(DIRECTIONS)), dtype=dtype,
         math=draw(st.sampled_from(MATHS)) if dtype == "f32" else "ieee", layout=draw(st.sampled_from(LAYOUTS)),
-        bias=draw(st.booleans()), activation=draw(st.sampled_from([None, *ACTIVATIONS])), residual=draw(st.booleans()),
+        bias=draw(st.booleans()), activation=draw(activations), residual=draw(st.booleans()),
     )  # fmt: skip
 
 
@@ -90,6 +96,36 @@ def test_sizes_and_work() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ("leaky_relu0.010", "leaky_relu"), ("leaky_relu1e-5", "leaky_relu1e-05"), ("leaky_relu-0.0", "leaky_relu0"),
+        (("leaky_relu", 0.01), "leaky_relu"), (("leaky_relu", 0.2), "leaky_relu0.2"),
+        (("leaky_relu", -3), "leaky_relu-3"), (("leaky_relu", np.float16(0.5)), "leaky_relu0.5"),
+    ],
+)  # fmt: skip
+def test_a_slope_is_part_of_the_activations_word(given: Any, word: str) -> None:
+    plain = ConvProblem.parse("c3 h8 w9 k5 r3 s3")
+    problem = plain.replace(activation=given)
+    assert problem.activation == word
+    assert problem.activation_name == "leaky_relu"
+    assert str(problem).split()[-1] == word
+    assert problem == ConvProblem.parse(f"{plain} {given}" if isinstance(given, str) else str(problem))
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [
+        ("leaky_relu", math.nan), ("leaky_relu", math.inf), ("leaky_relu", 1e39), ("leaky_relu", "0.2"),
+        ("leaky_relu", True), ("leaky_relu", 0.1, 0.2), ("leaky_relu",), ("relu", 0.2), ["leaky_relu", 0.2],
+        "leaky_relunan", "leaky_relu0x1", "leaky_relu_1", "leaky_relu1e39", "leaky_relu 1", "gelu_tanh1",
+    ],
+)  # fmt: skip
+def test_bad_slopes_are_named(activation: Any) -> None:
+    with pytest.raises(InvalidProblem, match="activation="):
+        ConvProblem.parse("c3 h8 w9 k5 r3 s3").replace(activation=activation)
+
+
+@pytest.mark.parametrize(
     ("text", "word"),
     [
         ("c64 h56 w56 k64 r3 s3 padd1", "padd1"),
@@ -98,6 +134,8 @@ def test_sizes_and_work() -> None:
         ("c64 h56 w56 k64 r3 s3 stride1:2", "stride"),
         ("c64 h56 w56 k64 r3 s3 c32", "c32"),
         ("c64 h56 w56 k64 r3 s3 f16 tf32", "tf32"),
+        ("c64 h56 w56 k64 r3 s3 leaky_relu0.1 relu", "relu"),
+        ("c64 h56 w56 k64 r3 s3 leaky_relu1e39", "leaky_relu1e39"),
         ("c64 h56 w56 k64 r3", "no word gives s"),
         ("h56 w56 k64 r3 s3", "no word gives c"),
         ("c64 h56 w56 k64 r3 s3 stride0", "stride"),

@@ -7,6 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv import reference
@@ -73,7 +74,17 @@ def test_bands_and_filter_blocks_change_nothing(text: str, monkeypatch: pytest.M
     np.testing.assert_allclose(problem.convolve(x, w), whole, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+def activated(activation: str, z: torch.Tensor) -> torch.Tensor:
+    """The activation by PyTorch."""
+    if activation.startswith("leaky_relu"):
+        return functional.leaky_relu(z, float(activation[10:] or 0.01))
+    if activation == "gelu_tanh":
+        return functional.gelu(z, approximate="tanh")
+    result: torch.Tensor = getattr(functional, activation)(z)
+    return result
+
+
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS, "leaky_relu0.2"])
 @pytest.mark.parametrize("text", ["n2 c3 h6 w5 k4 r3 s3", "c3 w9 k4 s2", "n2 c0 h5 w3 k4 r3 s3"])
 def test_bias_residual_and_activation(text: str, activation: str | None) -> None:
     problem = ConvProblem.parse(text).replace(bias=True, residual=True, activation=activation)
@@ -82,10 +93,18 @@ def test_bias_residual_and_activation(text: str, activation: str | None) -> None
     plain = problem.replace(bias=False, residual=False, activation=None)
     z = torch.from_numpy(torch_convolve(plain, x, w) if problem.c else np.zeros(problem.y_shape))
     z = z + torch.from_numpy(bias).reshape(-1, *[1] * len(problem.output)) + torch.from_numpy(residual)
-    functional = torch.nn.functional
-    expected = z if activation is None else getattr(functional, activation)(z)
+    expected = z if activation is None else activated(activation, z)
     y = problem.convolve(x, w, bias, residual)
     np.testing.assert_allclose(y, expected.numpy(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, "leaky_relu0", "leaky_relu-3", "leaky_relu1.5"])
+def test_activations_of_special_values(activation: str) -> None:
+    """Where a function bends, at its ends, and of what is no number."""
+    x = np.array([np.nan, np.inf, -np.inf, -0.0, 0, 3, -3, 6, -6, 2.9999999, -2.9999999, 88, -88, -800, 1e38, -1e38])
+    wanted = activated(activation, torch.from_numpy(x)).numpy()
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(reference.activate(activation, x.copy()), wanted, rtol=1e-13, atol=1e-15)
 
 
 def test_any_dtype_and_strides() -> None:

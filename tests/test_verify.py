@@ -233,6 +233,7 @@ def test_when_integers_are_exact() -> None:
     assert PROBLEM.exact_on_integers
     assert PROBLEM.replace(dtype="f16", activation="relu6").exact_on_integers
     assert not PROBLEM.replace(activation="tanh").exact_on_integers
+    assert not PROBLEM.replace(activation="leaky_relu").exact_on_integers
     deep = ConvProblem.parse(f"c{1 << 21} h1 w1 k1 r1 s1")
     assert not deep.exact_on_integers
     assert deep.replace(dtype="f64").exact_on_integers
@@ -246,7 +247,7 @@ def test_when_integers_are_exact() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16"])
-@pytest.mark.parametrize("activation", [None, *ACTIVATIONS])
+@pytest.mark.parametrize("activation", [None, *ACTIVATIONS, "leaky_relu-2.5"])
 def test_bounds_hold_and_are_tight(dtype: str, activation: str | None) -> None:
     """The loop nest keeps its bound, and a bound is no more than some thousand roundings of a result."""
     problem = PROBLEM.replace(dtype=dtype, activation=activation, residual=True)

@@ -7,22 +7,31 @@ inputs, and the result in float64 with what it may be off by.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
-from math import prod, sqrt
+from math import inf, nan, prod, sqrt
+from numbers import Real
 from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
 
 import ml_dtypes
 import numpy as np
 
-from tapwise.arguments import LARGEST, shown
+from tapwise.arguments import LARGEST, one_of, shown
 from tapwise.errors import InvalidProblem
 from tapwise.forks import cached_property
 
 Direction = Literal["fprop", "dgrad", "wgrad"]
 
 LAYOUTS: Final = ("nchw", "nhwc")
-ACTIVATIONS: Final = ("relu", "relu6", "silu", "gelu", "sigmoid", "tanh")
+ACTIVATIONS: Final = (
+    "relu", "relu6", "silu", "gelu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "leaky_relu", "gelu_tanh",
+)  # fmt: skip
+# The activation with a parameter, what this is where none is given, and how it is written.
+LEAKY_RELU: Final = "leaky_relu"
+LEAKY_SLOPE: Final = 0.01
+_NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
+_LARGEST_SLOPE: Final = float(np.finfo(np.float32).max)
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "f32": np.dtype(np.float32),
     "f64": np.dtype(np.float64),
@@ -36,6 +45,39 @@ LARGEST_INTEGER: Final = 3
 def sum_factor(terms: int) -> float:
     """c in the bound c * u * (sum of absolute terms) of a sum in any order: errors add up like a random walk."""
     return 8.0 + 2.0 * sqrt(terms)
+
+
+def activation_word(value: Any) -> str | None:
+    """The word of an activation: its name, with a leaky_relu's slope behind it where that is not 0.01.
+
+    `value`: None, a name, a word, or ("leaky_relu", slope). Raises InvalidProblem for anything else, and for a slope
+    that no float32 holds.
+    """
+    if value is None or (isinstance(value, str) and value in ACTIVATIONS):
+        return value
+    slope: Any = None
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str) and value[0] == LEAKY_RELU:
+        slope = value[1]
+    elif isinstance(value, str) and value.startswith(LEAKY_RELU) and _NUMBER.fullmatch(value, len(LEAKY_RELU)):
+        slope = float(value[len(LEAKY_RELU) :])
+    else:
+        one_of(value, "activation", (None, *ACTIVATIONS))
+    try:
+        number = float(slope) if isinstance(slope, Real) and not isinstance(slope, bool) else nan
+    except OverflowError:
+        number = inf
+    if not abs(number) <= _LARGEST_SLOPE:
+        raise InvalidProblem(f"activation={shown(value)}: a leaky_relu's slope is a number that float32 holds")
+    # Without a sign where it is zero.
+    number += 0.0
+    return LEAKY_RELU + ("" if number == LEAKY_SLOPE else repr(number).removesuffix(".0"))
+
+
+def named_activation(word: str | None) -> tuple[str | None, float]:
+    """An activation's name, and its slope (of a leaky_relu; else 0)."""
+    if word is None or not word.startswith(LEAKY_RELU):
+        return word, 0.0
+    return LEAKY_RELU, float(word[len(LEAKY_RELU) :] or LEAKY_SLOPE)
 
 
 class Inputs(NamedTuple):

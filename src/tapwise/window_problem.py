@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final, Self
 
@@ -30,11 +30,13 @@ _NUMBER_WORD: Final = re.compile(r"([a-z]+)([0-9][0-9:x]*)")
 class Words:
     """Words that say one thing: `meanings` gives the fields that each of them sets; the default needs no word.
 
-    Or, without meanings, a number behind the field's name: "groups4".
+    Or, without meanings, a number behind the field's name: "groups4". Or `read`: words that are the field's values, by
+    the function that gives a word's value, and None for others.
     """
 
     name: str
     meanings: Mapping[str, Mapping[str, Any]] | None = None
+    read: Callable[[str], Any] | None = None
 
 
 def choices(name: str, words: tuple[str, ...]) -> Words:
@@ -199,7 +201,8 @@ class WindowProblem(Problem):
             own |= cls.NAMES[words.pop(0)]
         most = max(cls.AXES)
         letters = {"n", "c", *cls.SIZES, *INPUT_LETTERS[most], *FILTER_LETTERS[most]}
-        counts = {group.name for group in cls.WORDS if group.meanings is None}
+        counts = {group.name for group in cls.WORDS if group.meanings is None and group.read is None}
+        readers = {group.name: group.read for group in cls.WORDS if group.read is not None}
         meanings = {word: (group.name, what) for group in cls.WORDS for word, what in (group.meanings or {}).items()}
         for word in words:
             match = _NUMBER_WORD.fullmatch(word)
@@ -207,6 +210,8 @@ class WindowProblem(Problem):
             if word in meanings:
                 name, what = meanings[word]
                 own |= what
+            elif said := {field: read(word) for field, read in readers.items() if read(word) is not None}:
+                name, own = next(iter(said)), own | said
             elif not (name in STEPS or (value.isdigit() and name in letters | counts)):
                 raise InvalidProblem(
                     f"problem {shown(text)}: word {shown(word)} is not known; an example is {cls.EXAMPLE!r}"
@@ -259,7 +264,8 @@ class WindowProblem(Problem):
         for group in self.WORDS:
             if group.meanings is None:
                 value = getattr(self, group.name)
-                words += [f"{group.name}{value}"] if value != defaults[group.name] else []
+                word = value if group.read else f"{group.name}{value}"
+                words += [word] if value != defaults[group.name] else []
                 continue
             said = [
                 word

@@ -19,6 +19,8 @@ PROBLEMS = [
     "n3 c6 h10 w7 k4 r3 s2 stride2x1 pad0:1x2:0 dilation1x2 groups2",
     "c4 h8 w8 k4 r5 s5 pad2 groups4 bias relu residual",
     "c3 h6 w6 k2 r1 s1 bias silu",
+    "c3 h6 w6 k2 r1 s1 bias hardswish",
+    "c3 h6 w6 k2 r1 s1 leaky_relu",
     "c3 h6 w6 k2 r3 s3 residual tanh nhwc",
 ]
 

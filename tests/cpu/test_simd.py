@@ -17,6 +17,7 @@ from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu.winograd.transforms import POINTS, transform
 from tapwise.ops.conv.cpu.winograd.winograd import Axis, tilings
 from tapwise.ops.conv.problem import ConvProblem
+from tapwise.problem import ACTIVATIONS
 
 KIND: dict[str, Any] = {"f32": np.float32, "f64": np.float64}
 
@@ -119,6 +120,8 @@ def test_activations_against_their_definitions(dtype: str) -> None:
     exact = x.astype(np.float64) if dtype == "f32" else x.astype(np.longdouble)
     erf = np.array([math.erf(float(value) / math.sqrt(2)) for value in x])
     erfc = np.array([math.erfc(-float(value) / math.sqrt(2)) for value in x])
+    hard = np.minimum(np.maximum(exact + 3, 0), 6) / 6
+    cubic = math.sqrt(2 / math.pi) * (exact + 0.044715 * exact**3)
     definitions = {
         "sigmoid": (1 / (1 + np.exp(-exact)), 1.0),
         "silu": (exact / (1 + np.exp(-exact)), 1.0),
@@ -126,6 +129,11 @@ def test_activations_against_their_definitions(dtype: str) -> None:
         "gelu": (exact * (erfc if dtype == "f64" else 1 + erf) / 2, 0.0),
         "relu": (np.maximum(exact, 0), 1.0),
         "relu6": (np.clip(exact, 0, 6), 1.0),
+        "hardsigmoid": (hard, 1.0),
+        "hardswish": (exact * hard, 1.0),
+        "leaky_relu": (np.where(exact > 0, exact, exact * 0.01), 1.0),
+        "leaky_relu-2.5": (np.where(exact > 0, exact, exact * -2.5), 1.0),
+        "gelu_tanh": (exact * (1 + np.tanh(cubic)) / 2, 0.0),
     }
     for name, (wanted, relative) in definitions.items():
         y = elementwise(dtype, lambda k, v, name=name: activations.activate(k, name, v))(x)  # type: ignore[misc]
@@ -135,7 +143,7 @@ def test_activations_against_their_definitions(dtype: str) -> None:
         assert worst <= 24, f"{name}: {worst} u"
 
 
-@pytest.mark.parametrize("name", ["relu", "relu6", "silu", "sigmoid", "tanh", "gelu"])
+@pytest.mark.parametrize("name", [*ACTIVATIONS, "leaky_relu0", "leaky_relu3"])
 def test_activations_keep_nan(name: str) -> None:
     x = np.array([np.nan, 1.0] * 20, np.float32)
     y = elementwise("f32", lambda k, v: activations.activate(k, name, v))(x)

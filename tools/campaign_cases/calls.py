@@ -15,6 +15,7 @@ from campaign_cases.memory import FORMS, SPECIALS, data, laid, plain
 from campaign_cases.problems import OPERATORS, draw_problem, enter, simpler_problem, surroundings
 from tapwise import arrays as tapwise_arrays
 from tapwise import dispatch, registry
+from tapwise.baselines.torch_conv import activation
 from tapwise.errors import NotApplicable
 from tapwise.problem import Inputs
 from tapwise.verify import compare
@@ -198,7 +199,7 @@ def _peer(problem: Any, inputs: Inputs) -> tuple[np.ndarray, Any] | None:
         y = y if bias is None else y + bias.reshape(-1, *[1] * axes)
         y = y if residual is None else y + residual
         if problem.activation:
-            y = getattr(torch if problem.activation in ("sigmoid", "tanh") else functional, problem.activation)(y)
+            y = activation(problem.activation)(y)
         return y.numpy(), None
     if any(a != b for a, b in problem.padding):
         return None

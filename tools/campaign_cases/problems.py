@@ -128,7 +128,7 @@ def _channels(rng: np.random.Generator) -> tuple[int, int, int]:
 
 def _fused(rng: np.random.Generator) -> list[str]:
     words = [word for word in ("bias", "residual") if rng.random() < 0.3]
-    return [*words, pick(rng, *ACTIVATIONS)] if rng.random() < 0.4 else words
+    return [*words, pick(rng, *ACTIVATIONS, "leaky_relu0.2", "leaky_relu-3")] if rng.random() < 0.4 else words
 
 
 def _axes(rng: np.random.Generator, operator: str) -> str:

@@ -51,6 +51,7 @@ inline unsigned __float_as_uint(float v) { return same_bits<unsigned>(v); }
 inline int __float_as_int(float v) { return same_bits<int>(v); }
 inline float __uint_as_float(unsigned v) { return same_bits<float>(v); }
 inline float __int_as_float(int v) { return same_bits<float>(v); }
+inline float __saturatef(float v) { return v > 1 ? 1 : v > 0 ? v : 0; }
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 
 // Fibers.
@@ -142,6 +143,7 @@ template <typename T> struct Element {
     static unsigned pack(float low, float high) { return from_float(low).bits | (unsigned)from_float(high).bits << 16; }
     static unsigned pack_relu(float low, float high) { return pack(low < 0 ? 0 : low, high < 0 ? 0 : high); }
     static unsigned pack_relu6(float low, float high) { return pack_relu(low > 6 ? 6 : low, high > 6 ? 6 : high); }
+    static unsigned pack_relu1(float low, float high) { return pack_relu(low > 1 ? 1 : low, high > 1 ? 1 : high); }
 };
 template <> struct Element<float> {
     static float to_float(float v) { return v; }

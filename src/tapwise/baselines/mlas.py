@@ -28,6 +28,8 @@ _NODES: dict[str | None, list[tuple[str, list[str], str]]] = {
     "sigmoid": [("Sigmoid", ["t"], "y")],
     "tanh": [("Tanh", ["t"], "y")],
     "silu": [("Sigmoid", ["t"], "s"), ("Mul", ["t", "s"], "y")],
+    "hardswish": [("HardSwish", ["t"], "y")],
+    "leaky_relu": [("LeakyRelu", ["t"], "y")],
 }
 # onnxruntime's threads spin for a while after a run.
 _SPIN_S = 0.1

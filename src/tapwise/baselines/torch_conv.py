@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,20 @@ import numpy as np
 from tapwise.baselines import Prepared
 from tapwise.errors import PeerUnavailable
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.problem import Inputs
+from tapwise.problem import LEAKY_RELU, Inputs, named_activation
+
+
+def activation(word: str) -> Callable[[Any], Any]:
+    """PyTorch's function of an activation's word."""
+    import torch.nn.functional as functional
+
+    name, slope = named_activation(word)
+    if name == LEAKY_RELU:
+        return partial(functional.leaky_relu, negative_slope=slope)
+    if name == "gelu_tanh":
+        return partial(functional.gelu, approximate="tanh")
+    found: Callable[[Any], Any] = getattr(functional, word)
+    return found
 
 
 def prepare(name: str, problem: ConvProblem, inputs: Inputs, threads: int) -> Prepared:
@@ -41,7 +56,7 @@ def prepare(name: str, problem: ConvProblem, inputs: Inputs, threads: int) -> Pr
     source, filters, offset, added = map(tensor, inputs[:4])
     padding = tuple(before for before, _ in problem.padding) if even else (0, 0)
     sides = [side for pair in reversed(problem.padding) for side in pair]
-    activation = None if problem.activation is None else getattr(functional, problem.activation)
+    after = None if problem.activation is None else activation(problem.activation)
 
     def run() -> Any:
         with torch.inference_mode():
@@ -49,7 +64,7 @@ def prepare(name: str, problem: ConvProblem, inputs: Inputs, threads: int) -> Pr
             y = functional.conv2d(data, filters, offset, problem.stride, padding, problem.dilation, problem.groups)
             if added is not None:
                 y = y + added
-            return y if activation is None else activation(y)
+            return y if after is None else after(y)
 
     def result() -> np.ndarray:
         y = run().cpu()

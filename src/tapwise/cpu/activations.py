@@ -16,6 +16,7 @@ import numpy as np
 from llvmlite import ir
 
 from tapwise.cpu.simd import Kernel
+from tapwise.problem import named_activation
 
 # Upper part of ln2 with few enough bits that n * _LN2_HIGH is exact.
 _LN2_HIGH: Final = {"f32": 0.693359375, "f64": 0.693147180369123816490}
@@ -34,8 +35,9 @@ _BIAS: Final = {"f32": 127, "f64": 1023}
 _INTEGER: Final = {"f32": "i32", "f64": "i64"}
 
 
-def activate(k: Kernel, name: str | None, x: Any) -> Any:
-    """The activation of that name (None: x itself)."""
+def activate(k: Kernel, activation: str | None, x: Any) -> Any:
+    """The activation of that word (None: x itself)."""
+    name, slope = named_activation(activation)
     lanes = k.lanes_of(x)
     zero, one = k.constant(0.0, lanes), k.constant(1.0, lanes)
     if name is None:
@@ -43,9 +45,13 @@ def activate(k: Kernel, name: str | None, x: Any) -> Any:
     if name == "relu":
         return _at_least(k, x, zero)
     if name == "relu6":
-        six = k.constant(6.0, lanes)
-        capped = _at_least(k, x, zero)
-        return k.b.select(k.b.fcmp_ordered(">", capped, six), six, capped)
+        return _at_most(k, _at_least(k, x, zero), k.constant(6.0, lanes))
+    if name == "leaky_relu":
+        return k.b.select(k.b.fcmp_ordered(">", x, zero), x, k.mul(x, k.constant(slope, lanes)))
+    if name in ("hardsigmoid", "hardswish"):
+        raised = k.add(x, k.constant(3.0, lanes))
+        hard = k.mul(_at_most(k, _at_least(k, raised, zero), k.constant(6.0, lanes)), k.constant(1 / 6, lanes))
+        return hard if name == "hardsigmoid" else k.mul(x, hard)
     if name == "sigmoid":
         return sigmoid(k, x)
     if name == "silu":
@@ -55,6 +61,11 @@ def activate(k: Kernel, name: str | None, x: Any) -> Any:
     if name == "gelu":
         half = k.mul(x, k.constant(0.5, lanes))
         return k.mul(half, k.add(one, error_function(k, k.mul(x, k.constant(1 / sqrt(2), lanes)))))
+    if name == "gelu_tanh":
+        # 1 + tanh(t) is twice the sigmoid of 2 t.
+        twice = 2 * sqrt(2 / pi)
+        factor = k.fma(k.mul(x, x), k.constant(0.044715 * twice, lanes), k.constant(twice, lanes))
+        return sigmoid(k, k.mul(x, factor), x)
     raise ValueError(f"activation {name!r}")
 
 

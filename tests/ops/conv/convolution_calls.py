@@ -22,9 +22,19 @@ def channels_last(array: np.ndarray) -> np.ndarray:
     return arrays.dense(array, "nhwc")
 
 
+def activated(activation: str | tuple[str, float], y: torch.Tensor) -> torch.Tensor:
+    """PyTorch's activation of that name, or of that name and slope."""
+    if isinstance(activation, tuple):
+        return functional.leaky_relu(y, activation[1])
+    if activation == "gelu_tanh":
+        return functional.gelu(y, approximate="tanh")
+    result: torch.Tensor = getattr(functional, activation)(y)
+    return result
+
+
 def expected(
     x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1,
-    groups: int = 1, activation: str | None = None, residual: np.ndarray | None = None,
+    groups: int = 1, activation: str | tuple[str, float] | None = None, residual: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """(torch's result in float64, the size of what is summed); padding as torch takes it, or four sides."""
     wide = [None if a is None else torch.from_numpy(np.ascontiguousarray(a, np.float64)) for a in (x, w, bias)]
@@ -37,7 +47,7 @@ def expected(
     if residual is not None:
         y, size = y + torch.from_numpy(residual.astype(np.float64)), size + torch.from_numpy(np.abs(residual))
     if activation is not None:
-        y = getattr(functional, activation)(y)
+        y = activated(activation, y)
     return y.numpy(), size.numpy().astype(np.float64)
 
 

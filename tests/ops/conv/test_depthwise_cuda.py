@@ -28,15 +28,15 @@ COMPILED = [
 ]
 EMULATED = [
     "n2 c20 h9 w19 k20 r3 s3 pad1:0x2:1 groups20 f16 nhwc bias silu residual",
-    "n3 c9 h7 w7 k9 r7 s7 pad3 groups9 bf16 nhwc",
-    "n4 c60 h7 w7 k60 r7 s7 pad3 groups60 f16 nhwc residual bias",
+    "n3 c9 h7 w7 k9 r7 s7 pad3 groups9 bf16 nhwc leaky_relu-2.5",
+    "n4 c60 h7 w7 k60 r7 s7 pad3 groups60 f16 nhwc residual bias hardswish",
     "c72 h17 w35 k72 r3 s3 pad1 groups72 bf16 nhwc relu6",
     "c16 h9 w14 k16 r5 s5 stride2x3 pad2 dilation3x2 groups16 f16 nhwc",
-    "c8 h12 w17 k8 r13 s15 pad6x7 groups8 f16 nhwc bias",
+    "c8 h12 w17 k8 r13 s15 pad6x7 groups8 f16 nhwc bias hardsigmoid",
     "c5 h14 w15 k10 r3 s3 pad2 dilation2 groups5 nhwc relu",
-    "c3 h12 w13 k6 r5 s5 stride2 pad2 groups3 bias",
-    "c3 h10 w11 k3 r7 s7 pad3 groups3 f64 residual",
-    "c2 h9 w20 k2 r2 s31 pad1x15 groups2 bf16",
+    "c3 h12 w13 k6 r5 s5 stride2 pad2 groups3 bias leaky_relu0.2",
+    "c3 h10 w11 k3 r7 s7 pad3 groups3 f64 residual gelu_tanh",
+    "c2 h9 w20 k2 r2 s31 pad1x15 groups2 bf16 gelu_tanh",
 ]
 
 

@@ -51,6 +51,10 @@ def assert_compiles(source: Source, config: Config) -> None:
         "n32 c384 h14 w14 k1536 r1 s1 f16 nhwc bias gelu",
         "n16 c64 h60 w60 k160 r3 s3 pad1 bf16 nhwc bias sigmoid",
         "n8 c64 h40 w40 k96 r3 s3 pad1 f16 nchw bias gelu",
+        "n32 c96 h32 w32 k96 r3 s3 pad1 f16 nhwc bias gelu_tanh",
+        "n8 c40 h56 w56 k240 r1 s1 bf16 nhwc bias hardswish",
+        "n32 c96 h32 w32 k96 r3 s3 pad1 tf32 nhwc bias hardsigmoid",
+        "n8 c64 h40 w40 k96 r3 s3 pad1 f16 nhwc leaky_relu0.2",
     ],
 )
 def test_activations_of_many_sums_compile_without_spills_or_waits(text: str) -> None:
@@ -73,6 +77,7 @@ def test_activations_of_many_sums_compile_without_spills_or_waits(text: str) -> 
         "n8 c104 h20 w20 k72 r5 s5 pad2 f16 nhwc bias gelu residual",
         "n16 c320 h32 w32 k320 r3 s3 pad1 bf16 nhwc bias silu residual",
         "n8 c256 h16 w16 k328 r3 s3 pad1 tf32 nhwc bias silu residual",
+        "n16 c320 h32 w32 k320 r3 s3 pad1 bf16 nhwc bias gelu_tanh residual",
     ],
 )
 def test_residuals_compile_without_spills_or_waits(text: str) -> None:

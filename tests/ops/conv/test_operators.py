@@ -56,11 +56,13 @@ def test_conv2d(shape: tuple[Any, ...], activation: str | None, dtype: Any, orde
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "cpu.direct", "cpu.im2col_gemm", "cpu.serial"])
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations(activation: str, algorithm: str) -> None:
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, ("leaky_relu", 0.2), ("leaky_relu", -3)])
+def test_activations(activation: str | tuple[str, float], algorithm: str) -> None:
     x, w, bias = normal(1, 4, 7, 9) * 3, normal(5, 4, 3, 3), normal(5)
-    y = tapwise.conv2d(x, w, bias, padding=1, activation=activation, algorithm=algorithm)
-    assert_right(y, expected(x, w, bias, padding=1, activation=activation))
+    wanted = expected(x, w, bias, padding=1, activation=activation)
+    assert_right(tapwise.conv2d(x, w, bias, padding=1, activation=activation, algorithm=algorithm), wanted)
+    layer = tapwise.prepare(x.shape, w, bias, padding=1, activation=activation, algorithm=algorithm)
+    assert_right(layer(x), wanted)
 
 
 @pytest.mark.parametrize("order", ["nchw", "nhwc"])
@@ -369,6 +371,9 @@ def test_activations_at_extremes(identifier: str) -> None:
         for name, wanted in (("sigmoid", 1 / (1 + np.exp(-exact))), ("silu", exact / (1 + np.exp(-exact)))):
             y = tapwise.conv2d(x, w, activation=name, algorithm=identifier)
             np.testing.assert_allclose(y, wanted, rtol=1e-6, atol=104 * 2.0**-149)
+        for other in ("hardswish", "hardsigmoid", "gelu_tanh", "leaky_relu", ("leaky_relu", 0), ("leaky_relu", -2.0)):
+            y = tapwise.conv2d(x, w, activation=other, algorithm=identifier)
+            np.testing.assert_allclose(y, expected(x, w, activation=other)[0], rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

@@ -9,6 +9,7 @@ from convolutions import CONVOLUTIONS
 
 import tapwise
 from tapwise import registry, verify
+from tapwise.baselines.torch_conv import activation as activated
 from tapwise.cuda.jit.device import H200, gpu
 from tapwise.errors import InvalidProblem
 from tapwise.integers import ceil_div
@@ -349,7 +350,7 @@ ACTIVATED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, "leaky_relu-2.5"])
 @pytest.mark.parametrize(("identifier", "text", "dtype"), ACTIVATED)
 def test_activations(identifier: str, text: str, dtype: str, activation: str) -> None:
     """From far below zero to far above, and what is no number: of 16 bits one unit in the last place, of 32 some units
@@ -383,8 +384,7 @@ def test_activations(identifier: str, text: str, dtype: str, activation: str) ->
     x = x.contiguous(memory_format=torch.channels_last)
     side = problem.padding[0][0]
     sums = torch.nn.functional.conv2d(x.double().cpu(), w.double().cpu(), padding=side, groups=problem.groups)
-    function = getattr(torch, activation, None) or getattr(torch.nn.functional, activation)
-    expected = function(sums).cuda()
+    expected = activated(activation)(sums).cuda()
     finite = torch.isfinite(expected)
     assert finite.sum() > expected.numel() // 2 and (dtype == "3xtf32" or not finite.all())
     # Half a unit is the rounding; what is subnormal has an absolute bound.

@@ -106,7 +106,7 @@ DEVICE void store_directly(const float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], co
 #pragma unroll
         for (int row = 0; row < X::ROWS; ++row) {
             // ptxas would begin with more activations than there are registers for.
-            if (LAST > RELU6) __syncwarp();
+            if (LAST >= SILU) __syncwarp();
             float v[X::EACH];
 #pragma unroll
             for (int e = 0; e < X::EACH; ++e) {

@@ -254,7 +254,7 @@ template <class Tile> struct AsyncResidual {
 template <class Tile> struct TmaResidual {
     // Long activations do not wait for a round's residual, which is on its way to registers while the round before goes
     // to y.
-    static constexpr bool EARLY = AT_ONCE<Tile> && Tile::ACTIVATION > RELU6;
+    static constexpr bool EARLY = AT_ONCE<Tile> && Tile::ACTIVATION >= SILU;
     // A warpgroup waits for its buffers until the other has had those before: a barrier's parity tells a buffer's next
     // filling from the one before it, but no more.
     DEVICE TmaResidual(OutputTile &at) { sync_part(RESIDUAL_TURN - WARPGROUP_BARRIER + at.barrier, 256); }

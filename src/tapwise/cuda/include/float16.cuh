@@ -17,8 +17,8 @@ __device__ __forceinline__ float widen(f16 v) {
 __device__ __forceinline__ float widen(bf16 v) { return __uint_as_float((unsigned)v.bits << 16); }
 
 // Two in a word, the first in its lower half; pack_relu: zero for what is below it, NaN stays; pack_relu6: and six
-// (SIX) for what is above it.
-#define ELEMENT(TYPE, SIX)                                                                          \
+// (SIX) for what is above it; pack_relu1: and one (ONE).
+#define ELEMENT(TYPE, SIX, ONE)                                                                     \
     template <> struct Element<TYPE> {                                                              \
         static __device__ __forceinline__ float to_float(TYPE v) { return widen(v); }               \
         static __device__ __forceinline__ TYPE from_float(float v) {                                \
@@ -41,9 +41,14 @@ __device__ __forceinline__ float widen(bf16 v) { return __uint_as_float((unsigne
             asm("min.NaN." #TYPE "x2 %0, %1, %2;" : "=r"(r) : "r"(pack_relu(low, high)), "r"(SIX)); \
             return r;                                                                               \
         }                                                                                           \
+        static __device__ __forceinline__ unsigned pack_relu1(float low, float high) {              \
+            unsigned r;                                                                             \
+            asm("min.NaN." #TYPE "x2 %0, %1, %2;" : "=r"(r) : "r"(pack_relu(low, high)), "r"(ONE)); \
+            return r;                                                                               \
+        }                                                                                           \
     };
-ELEMENT(f16, 0x46004600)
-ELEMENT(bf16, 0x40c040c0)
+ELEMENT(f16, 0x46004600, 0x3c003c00)
+ELEMENT(bf16, 0x40c040c0, 0x3f803f80)
 #undef ELEMENT
 
 // fp32 rounded to the nearest tf32, ties away from zero; infinities stay, NaN becomes another NaN.

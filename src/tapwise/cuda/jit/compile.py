@@ -28,6 +28,8 @@ INCLUDES: Final = (FOLDER, FOLDER / "cuda" / "include")
 OPTIONS: Final[dict[str, Any]] = {"std": "c++17", "device_as_default_execution_space": True}
 # What a stub of CUDA's float16 begins with: the header takes longer to compile than a kernel.
 HALF: Final = "#define WITH_HALF\n"
+# An argument with a value that no template takes: a macro in front has it.
+_SLOPE = re.compile(r"LEAKY_RELU\((.+?)\)")
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 _PARAMETERS = re.compile(r"__grid_constant__ (\w+) p\)")
 _WORD = re.compile(r"(\w+)(?:\[(\d+)\])?\s*[,;]")
@@ -63,6 +65,8 @@ def stub(
     include, `declarations` behind it. `cluster`: blocks that run together.
     """
     header += HALF if "__half" in arguments else ""
+    if slope := _SLOPE.search(arguments + declarations):
+        header += f"#define LEAKY_RELU_SLOPE {slope[1]}\n"
     bounds = f"__launch_bounds__({threads}, {blocks})" + (f" __cluster_dims__({cluster})" if cluster > 1 else "")
     text = (
         f'{header}#include "{file}"\n{declarations}'

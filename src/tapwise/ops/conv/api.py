@@ -19,13 +19,13 @@ from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.prepared import PreparedConv, check_like, execute, lift, plan_of
 from tapwise.ops.conv.problem import MATHS, ConvProblem
 from tapwise.ops.parameters import device_of, numbers, sides_of, with_batch
-from tapwise.problem import LAYOUTS
+from tapwise.problem import LAYOUTS, activation_word
 
 
 def conv2d(
     x: Any, w: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, *,
-    activation: str | None = None, residual: Any = None, output_size: Any = None, math: str = "ieee",
-    algorithm: str = "auto", device: str | None = None, out: Any = None,
+    activation: str | tuple[str, float] | None = None, residual: Any = None, output_size: Any = None,
+    math: str = "ieee", algorithm: str = "auto", device: str | None = None, out: Any = None,
 ) -> Any:  # fmt: skip
     """y = activation(conv(x, w) + bias + residual), with the meaning of torch.nn.functional.conv2d.
 
@@ -37,31 +37,32 @@ def conv2d(
 
     `padding`: a number, one for each axis, ((top, bottom), (left, right)), "same" (stride 1) or "valid". `output_size`:
     a wanted output size instead of padding, which is worked out, the odd rest at the bottom and right. `activation`:
-    relu, relu6, silu, gelu, sigmoid or tanh. `math` of float32: "tf32" permits less exact products on tensor cores,
+    relu, relu6, silu, gelu, gelu_tanh, sigmoid, tanh, hardswish, hardsigmoid, or leaky_relu with a slope of 0.01;
+    ("leaky_relu", slope) with another. `math` of float32: "tf32" permits less exact products on tensor cores,
     "3xtf32" takes three of them and keeps the bound of fp32, "ieee" is neither; on a CPU all are IEEE. `algorithm`:
     "auto" or an id such as "cpu.direct". `out` is filled and returned; it may not overlap an input.
 
     Filters are packed on each call: `prepare` packs them once. Raises InvalidProblem for a bad argument, NotApplicable
     where the named algorithm does not apply.
     """
-    words = stride, padding, dilation, groups, output_size, activation, math, algorithm, device
+    words = stride, padding, dilation, groups, output_size, _word(activation), math, algorithm, device
     return _conv2d.call(_convolve, words, out, x, w, bias, residual)
 
 
 def conv1d(
     x: Any, w: Any, bias: Any = None, stride: Any = 1, padding: Any = 0, dilation: Any = 1, groups: int = 1, *,
-    activation: str | None = None, residual: Any = None, output_size: Any = None, math: str = "ieee",
-    algorithm: str = "auto", device: str | None = None, out: Any = None,
+    activation: str | tuple[str, float] | None = None, residual: Any = None, output_size: Any = None,
+    math: str = "ieee", algorithm: str = "auto", device: str | None = None, out: Any = None,
 ) -> Any:  # fmt: skip
     """As conv2d with one spatial axis: x (n, c, w) or (c, w), w (k, c / groups, s); padding also ((left, right),)."""
-    words = stride, padding, dilation, groups, output_size, activation, math, algorithm, device
+    words = stride, padding, dilation, groups, output_size, _word(activation), math, algorithm, device
     return _conv1d.call(_convolve1d, words, out, x, w, bias, residual)
 
 
 def prepare(
     problem: ConvProblem | str | tuple[int, ...], w: Any, bias: Any = None, stride: Any = 1, padding: Any = 0,
-    dilation: Any = 1, groups: int = 1, *, activation: str | None = None, residual: bool = False,
-    output_size: Any = None, math: str = "ieee", layout: str = "nchw", algorithm: str = "auto",
+    dilation: Any = 1, groups: int = 1, *, activation: str | tuple[str, float] | None = None,
+    residual: bool = False, output_size: Any = None, math: str = "ieee", layout: str = "nchw", algorithm: str = "auto",
     config: Config | str | None = None, threads: int | None = None, device: str | None = None,
 ) -> PreparedConv:  # fmt: skip
     """An operator for one problem with its filters packed once: call it many times, from any number of threads.
@@ -174,6 +175,11 @@ def _problem(
 
 # Working a problem out takes longer than a small layer: those of calls that were made before are kept.
 _known_problem = lru_cache(dispatch.CHOICES_KEPT)(_problem)
+
+
+def _word(activation: Any) -> Any:
+    """A name and its parameter as one word: calls with a number among their words are not kept."""
+    return activation_word(activation) if type(activation) is tuple else activation
 
 
 def _is_plain(word: Any) -> bool:

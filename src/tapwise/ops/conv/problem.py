@@ -12,18 +12,41 @@ import numpy as np
 from tapwise.arguments import whole
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv import reference
-from tapwise.problem import ACTIVATIONS, DTYPES, LARGEST_INTEGER, LAYOUTS, Accuracy, Direction, Inputs, sum_factor
+from tapwise.problem import (
+    DTYPES,
+    LARGEST_INTEGER,
+    LAYOUTS,
+    Accuracy,
+    Direction,
+    Inputs,
+    activation_word,
+    named_activation,
+    sum_factor,
+)  # fmt: skip
 from tapwise.window_problem import WindowProblem, Words, choices, flag
 
 DIRECTIONS: Final = ("fprop", "dgrad", "wgrad")
 MATHS: Final = ("ieee", "tf32", "3xtf32")
 _TENSOR_CORES: Final = {math: {"dtype": "f32", "math": math} for math in MATHS[1:]}
 
-# Steepest slope of each activation, and those that are no more than a comparison.
-SLOPES: Final = {None: 1.0, "relu": 1.0, "relu6": 1.0, "tanh": 1.0, "sigmoid": 0.25, "silu": 1.1, "gelu": 1.13}
+# Steepest slope of each activation (of leaky_relu at least), those that are no more than a comparison, and those in
+# which terms of the argument's size cancel.
+SLOPES: Final = {
+    None: 1.0, "relu": 1.0, "relu6": 1.0, "tanh": 1.0, "sigmoid": 0.25, "silu": 1.1, "gelu": 1.13, "gelu_tanh": 1.13,
+    "hardswish": 1.5, "hardsigmoid": 1 / 6, "leaky_relu": 1.0,
+}  # fmt: skip
 EXACT_ACTIVATIONS: Final = (None, "relu", "relu6")
+CANCELLING_ACTIVATIONS: Final = ("gelu", "gelu_tanh", "hardswish", "hardsigmoid")
 # Roundings that evaluating an activation takes.
 EVALUATION: Final = 16.0
+
+
+def _activation(word: str) -> str | None:
+    """The activation that a word of a problem's string names."""
+    try:
+        return activation_word(word)
+    except InvalidProblem:
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +56,7 @@ class ConvProblem(WindowProblem):
     Shapes: x (n, c, *spatial), w (k, c / groups, *kernel), y (n, k, *output). `padding` holds (before, after) for each
     spatial axis; stride, padding, dilation are in elements. `layout` is the memory order of x and y: "nchw" or "nhwc",
     whatever the number of axes. `bias`, `activation` and `residual` say what is fused behind the convolution:
-    y = activation(conv(x, w) + bias + residual).
+    y = activation(conv(x, w) + bias + residual). ("leaky_relu", slope) becomes one word, such as "leaky_relu0.2".
 
     Raises InvalidProblem for sizes that are negative, a stride, dilation or kernel below 1, groups that do not divide
     c and k, and a padded input smaller than the dilated kernel.
@@ -48,14 +71,13 @@ class ConvProblem(WindowProblem):
         choices("layout", LAYOUTS),
         choices("direction", DIRECTIONS),
         flag("bias", "bias"),
-        choices("activation", ACTIVATIONS),
+        Words("activation", read=_activation),
         flag("residual", "residual"),
     )
     ALLOWED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **WindowProblem.ALLOWED,
         "direction": DIRECTIONS,
         "math": MATHS,
-        "activation": (None, *ACTIVATIONS),
     }
 
     k: int
@@ -68,6 +90,7 @@ class ConvProblem(WindowProblem):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        object.__setattr__(self, "activation", activation_word(self.activation))
         object.__setattr__(self, "groups", whole(self.groups, "groups"))
         if self.groups < 1:
             raise InvalidProblem(f"groups={self.groups}: at least 1")
@@ -112,6 +135,11 @@ class ConvProblem(WindowProblem):
     def depthwise(self) -> bool:
         """One input channel a group (and any number of outputs from it)."""
         return self.groups > 1 and self.group_c == 1
+
+    @property
+    def activation_name(self) -> str | None:
+        """The activation without its parameter."""
+        return named_activation(self.activation)[0]
 
     @property
     def flops(self) -> int:
@@ -173,7 +201,7 @@ class ConvProblem(WindowProblem):
 
         for each element. u is the accumulator's unit roundoff; c the algorithm's `error_factor`; magnitude what it sums
         in absolute value, with |bias| and |residual|. The activation passes an error on with its steepest slope L, and
-        is itself evaluated to 16 u of its value (and of its argument for gelu, where 1 + erf cancels).
+        is itself evaluated to 16 u of its value (and of its argument where 1 + erf, 1 + tanh or x + 3 cancels).
         """
         x, w, bias, residual, integers = inputs
         if integers and self.exact_on_integers and (accuracy is None or accuracy.exact):
@@ -190,8 +218,9 @@ class ConvProblem(WindowProblem):
                     y += addend
                     magnitude = magnitude + np.abs(addend, dtype=np.float64)
             factor = self.error_factor if accuracy is None else accuracy.error_factor(self)
-            bound: np.ndarray = magnitude * (SLOPES[self.activation] * factor * self.roundoff)
-            if self.activation == "gelu":
+            name, slope = named_activation(self.activation)
+            bound: np.ndarray = magnitude * (max(SLOPES[name], abs(slope)) * factor * self.roundoff)
+            if name in CANCELLING_ACTIVATIONS:
                 bound += EVALUATION * self.roundoff * np.abs(y)
             y = reference.activate(self.activation, y)
             if self.activation not in EXACT_ACTIVATIONS:

@@ -16,11 +16,16 @@ from typing import Any, Final
 import numpy as np
 
 from tapwise.errors import InvalidProblem
+from tapwise.problem import named_activation
 
 Pairs = tuple[tuple[int, int], ...]
 
 _COLUMN_BYTES: Final = 64 << 20
 _FILTER_BYTES: Final = 128 << 20
+
+# gelu_tanh(v) = v sigmoid(v (GELU_LINEAR + GELU_CUBIC v^2)).
+GELU_LINEAR: Final = 2 * math.sqrt(2 / math.pi)
+GELU_CUBIC: Final = GELU_LINEAR * 0.044715
 
 _erf = np.frompyfunc(math.erf, 1, 1)
 
@@ -90,8 +95,9 @@ def _padded_rows(image: np.ndarray, first: int, span: int, padding: Pairs) -> np
     return slab
 
 
-def activate(name: str | None, values: np.ndarray) -> np.ndarray:
-    """The activation of that name, written over `values` and returned. NaN stays NaN."""
+def activate(activation: str | None, values: np.ndarray) -> np.ndarray:
+    """The activation of that word, written over `values` and returned. NaN stays NaN."""
+    name, slope = named_activation(activation)
     if name == "relu":
         np.maximum(values, 0, out=values)
     elif name == "relu6":
@@ -101,10 +107,19 @@ def activate(name: str | None, values: np.ndarray) -> np.ndarray:
     elif name == "gelu":
         erf: Any = _erf(values * math.sqrt(0.5))
         values *= 0.5 + 0.5 * erf.astype(values.dtype)
-    elif name in ("sigmoid", "silu"):
+    elif name == "leaky_relu":
+        with np.errstate(all="ignore"):
+            np.multiply(values, slope, out=values, where=~(values > 0))
+    elif name in ("hardsigmoid", "hardswish"):
+        with np.errstate(invalid="ignore"):
+            hard = np.clip(values + 3, 0, 6) / 6
+            np.multiply(values if name == "hardswish" else 1, hard, out=values)
+    elif name in ("sigmoid", "silu", "gelu_tanh"):
         with np.errstate(over="ignore", invalid="ignore"):
-            sigmoid = 1 / (1 + np.exp(-values))
-            np.multiply(values if name == "silu" else 1, sigmoid, out=values)
+            # 1 + tanh(t) is twice the sigmoid of 2 t.
+            argument = values * (GELU_LINEAR + GELU_CUBIC * (values * values)) if name == "gelu_tanh" else values
+            sigmoid = 1 / (1 + np.exp(-argument))
+            np.multiply(1 if name == "sigmoid" else values, sigmoid, out=values)
     elif name is not None:
         raise InvalidProblem(f"activation={name!r} is not known")
     return values

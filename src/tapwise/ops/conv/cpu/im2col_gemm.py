@@ -31,7 +31,10 @@ ELEMENT_NS: Final = 0.45
 CONVERTED_NS: Final = 1.3
 GEMM_US: Final = 1.0
 BLAS_SHARE: Final = 0.62
-EPILOGUE_NS: Final = {None: 0.0, "relu": 0.3, "relu6": 0.5, "sigmoid": 6.0, "silu": 6.0, "tanh": 8.0, "gelu": 100.0}
+EPILOGUE_NS: Final = {
+    None: 0.0, "relu": 0.3, "relu6": 0.5, "sigmoid": 6.0, "silu": 6.0, "tanh": 8.0, "gelu": 100.0, "gelu_tanh": 7.5,
+    "hardswish": 1.5, "hardsigmoid": 1.5, "leaky_relu": 1.0,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -221,7 +224,7 @@ class Im2colGemm(Algorithm[Config]):
         filters = problem.k * problem.gemm_k * problem.accumulator_bytes
         if filters > device.l3_bytes // 2:
             product = max(product, 1e-3 * filters / device.gbps)
-        passes = EPILOGUE_NS[problem.activation] + 0.4 * (problem.bias + problem.residual)
+        passes = EPILOGUE_NS[problem.activation_name] + 0.4 * (problem.bias + problem.residual)
         if problem.dtype == "f16":
             passes += CONVERTED_NS
         return RUN_US + expansion + product + 1e-3 * outputs * passes

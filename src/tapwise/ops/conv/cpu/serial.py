@@ -16,7 +16,8 @@ from tapwise.algorithm import Buffers, Config, Device, Plan
 from tapwise.cpu.interrupts import pieces
 from tapwise.cpu.numba_loops import LoopAlgorithm, compiled
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.problem import ACTIVATIONS, DTYPES
+from tapwise.ops.conv.reference import GELU_CUBIC, GELU_LINEAR
+from tapwise.problem import ACTIVATIONS, DTYPES, named_activation
 
 # Measured: a dependent multiply-add behind a bounds check; a channel's first element, often not in the first cache.
 MULTIPLY_ADD_NS: Final = 1.7
@@ -31,13 +32,18 @@ RELU6: Final = CODES["relu6"]
 SILU: Final = CODES["silu"]
 GELU: Final = CODES["gelu"]
 SIGMOID: Final = CODES["sigmoid"]
+TANH: Final = CODES["tanh"]
+HARDSWISH: Final = CODES["hardswish"]
+HARDSIGMOID: Final = CODES["hardsigmoid"]
+GELU_TANH: Final = CODES["gelu_tanh"]
 
 
 def convolve(
     x: Any, w: Any, bias: Any, residual: Any, y: Any, groups: int, stride: Any, padding: Any, dilation: Any,
-    activation: int, zero: Any,
+    activation: int, slope: Any, zero: Any,
 ) -> None:  # fmt: skip
-    """The definition, term by term. `zero` has the dtype that sums are kept in; padding is (top, left)."""
+    """The definition, term by term. `zero` has the dtype that sums are kept in; padding is (top, left). `slope`: of a
+    leaky_relu."""
     images, output_channels, output_height, output_width = y.shape
     height, width = x.shape[2:]
     group_channels, filter_height, filter_width = w.shape[1:]
@@ -66,15 +72,27 @@ def convolve(
                             total = zero
                         if activation == RELU6 and total > 6:
                             total = zero + 6
-                    elif activation in (SILU, SIGMOID):
-                        # By e^-|total|, which does not overflow where the result is tiny.
-                        power = math.exp(-abs(total))
-                        factor = total if activation == SILU else one
-                        total = (factor * power if total < 0 else factor) / (one + power)
+                    elif activation in (SILU, SIGMOID, GELU_TANH):
+                        argument = total
+                        if activation == GELU_TANH:
+                            argument *= zero + GELU_LINEAR + (zero + GELU_CUBIC) * (total * total)
+                        # By e^-|argument|, which does not overflow where the result is tiny.
+                        power = math.exp(-abs(argument))
+                        factor = one if activation == SIGMOID else total
+                        total = (factor * power if argument < 0 else factor) / (one + power)
                     elif activation == GELU:
                         total = total * (one + math.erf(total * (zero + 0.7071067811865476))) / two
-                    elif activation > 0:
+                    elif activation == TANH:
                         total = math.tanh(total)
+                    elif activation in (HARDSWISH, HARDSIGMOID):
+                        hard = total + 3
+                        if hard < 0:
+                            hard = zero
+                        if hard > 6:
+                            hard = zero + 6
+                        total = (total if activation == HARDSWISH else one) * (hard / 6)
+                    elif activation > 0 and not total > 0:
+                        total *= slope
                     y[n, k, p, q] = total
 
 
@@ -91,7 +109,18 @@ def _compiled(dtype: np.dtype[Any]) -> Any:
 
     pair = types.UniTuple(types.int64, 2)
     signature = types.void(
-        array(4), array(4), array(1), array(4), array(4, False), types.int64, pair, pair, pair, types.int64, scalar
+        array(4),
+        array(4),
+        array(1),
+        array(4),
+        array(4, False),
+        types.int64,
+        pair,
+        pair,
+        pair,
+        types.int64,
+        scalar,
+        scalar,
     )
     return compiled(convolve, signature)
 
@@ -131,7 +160,8 @@ class Serial(LoopAlgorithm):
             residual = np.broadcast_to(zero, y.shape)
         loops = _compiled(dtype)
         start = tuple(before for before, _ in problem.padding)
-        rest = problem.dilation, CODES[problem.activation], zero
+        name, slope = named_activation(problem.activation)
+        rest = problem.dilation, CODES[name], dtype.type(slope), zero
 
         def convolve_part(x: np.ndarray, residual: np.ndarray, y: np.ndarray) -> None:
             for first, end in pieces(y.shape[2], us * len(y) / problem.n):

@@ -183,7 +183,7 @@ class Direct(CudaAlgorithm[Config]):
             DTYPES[problem.dtype].cpp, config.k, *problem.kernel, *problem.stride, config.across, config.down,
             config.px, config.ty, config.stages, load, max(copy, 4), self._shift(problem, config),
             self._store(problem, config), config.each, problem.bias, problem.residual,
-            window.ACTIVATIONS[problem.activation],
+            window.activation(problem.activation),
         )  # fmt: skip
         threads = config.across * config.down
         return stub("ops/conv/cuda/direct.cu", "direct", words, "Window", threads, config.min_blocks_per_sm)

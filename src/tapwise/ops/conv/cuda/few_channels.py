@@ -130,7 +130,7 @@ class FewChannels(row_tiles.RowTiles[Config]):
         words = (
             tensor_core_type(problem.dtype), problem.c, *problem.kernel, config.filters, config.rows, config.order,
             _beside(problem, config), copy_bytes(problem), parity_of(problem), problem.bias, problem.residual,
-            window.ACTIVATIONS[problem.activation],
+            window.activation(problem.activation),
         )  # fmt: skip
         return f"Few<{template_args(*words)}>"
 

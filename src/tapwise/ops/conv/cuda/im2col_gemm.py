@@ -278,7 +278,7 @@ class Im2colGemm(CudaAlgorithm[Config]):
         tile_m, tile_n, size_m, size_n = self._tile(problem, config)
         words = (
             DTYPES[problem.dtype].cpp, config.gemm == "shared", tile_m, tile_n, DEPTH, size_m,
-            size_n, config.across, window.ACTIVATIONS[problem.activation],
+            size_n, config.across, window.activation(problem.activation),
         )  # fmt: skip
         threads = tile_m // size_m * (tile_n // size_n)
         # Without a bound, NVRTC begins so many loads at once that two blocks fill a multiprocessor's registers.

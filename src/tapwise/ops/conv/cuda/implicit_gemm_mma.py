@@ -162,13 +162,13 @@ class ImplicitGemmMma(window.TensorCoreAlgorithm[Config]):
             tensor_core_type(problem.dtype), piece, problem.layout == "nchw", config.pixels, config.filters,
             config.groups_per_tile, config.warps_m, config.warps_n, config.stages, parts, problem.math == "3xtf32",
             written, problem.layout == "nchw" and not parts, problem.bias and not parts,
-            problem.residual and not parts, "NONE" if parts else window.ACTIVATIONS[problem.activation],
+            problem.residual and not parts, "NONE" if parts else window.activation(problem.activation),
         )  # fmt: skip
         template = f"Block<{template_args(*words)}>"
         return stub("ops/conv/cuda/implicit_gemm_mma.cu", "implicit_gemm_mma", template, "Gather", config.threads)
 
     def sum_source(self, problem: ConvProblem) -> Source:
-        last = problem.bias, problem.residual, window.ACTIVATIONS[problem.activation]
+        last = problem.bias, problem.residual, window.activation(problem.activation)
         words = template_args(tensor_core_type(problem.dtype), problem.layout == "nchw", *last)
         return stub("ops/conv/cuda/implicit_gemm_mma.cu", "add_parts", words, "Parts", pack.THREADS)
 

@@ -235,7 +235,7 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
             DTYPES[problem.dtype].cpp, problem.layout == "nchw", flat, problem.group_c % config.depth == 0, padded,
             self._pixels_at_once(problem, config), config.pixels, config.filters, config.thread_m, config.thread_n,
             config.lanes_n, config.depth, config.stages, self._adds(config), cluster, self._vector(problem),
-            "NONE" if self._adds(config) else window.ACTIVATIONS[problem.activation],
+            "NONE" if self._adds(config) else window.activation(problem.activation),
         )  # fmt: skip
         template = f"Block<{template_args(*words)}>"
         resident = self._resident(problem, config)
@@ -244,7 +244,7 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
     def sum_source(self, problem: ConvProblem) -> Source:
         words = (
             DTYPES[problem.dtype].cpp, counter(prod(problem.y_shape)), self._vector(problem),
-            problem.layout == "nhwc", window.ACTIVATIONS[problem.activation],
+            problem.layout == "nhwc", window.activation(problem.activation),
         )  # fmt: skip
         return stub(PARTS_KERNEL, "add_parts", template_args(*words), "Parts", pack.THREADS)
 

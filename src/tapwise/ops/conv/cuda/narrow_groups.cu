@@ -91,7 +91,7 @@ DEVICE void finish_groups(const Tiles &p, const float (&d)[O::SUB][O::BLOCKS][4]
         for (int block = 0; block < O::BLOCKS; ++block) {
             const int filter = group * O::GK + block * 8 + quad * 2;
             // ptxas would begin with more activations than there are registers for.
-            if (O::ACTIVATION > RELU6) __syncwarp();
+            if (O::ACTIVATION >= SILU) __syncwarp();
             // Tiles of four filters leave half of a block.
             if (O::GK == 4 && quad >= 2) continue;
             unsigned bias = 0;

@@ -127,7 +127,7 @@ class NarrowGroups(row_tiles.RowTiles[Config]):
     def template(self, problem: ConvProblem, config: Config) -> str:
         words = (
             tensor_core_type(problem.dtype), problem.group_c, problem.group_k, *problem.kernel, config.groups_per_tile,
-            config.rows, problem.bias, problem.residual, window.ACTIVATIONS[problem.activation],
+            config.rows, problem.bias, problem.residual, window.activation(problem.activation),
         )  # fmt: skip
         return f"Narrow<{template_args(*words)}>"
 

@@ -112,12 +112,12 @@ class SlidingWindow(CudaAlgorithm[Config]):
             large = max(prod(problem.x_shape), prod(problem.y_shape), prod(problem.w_shape)) >= INDEX_LIMIT
             far = max(reach + size for reach, size in zip(problem.reach, problem.spatial, strict=True)) >= INDEX_LIMIT
             words = template_args(
-                DTYPES[problem.dtype].cpp, problem.layout == "nhwc", window.ACTIVATIONS[problem.activation],
+                DTYPES[problem.dtype].cpp, problem.layout == "nhwc", window.activation(problem.activation),
                 "long long" if large or far else "int",
             )  # fmt: skip
             return stub("ops/conv/cuda/sliding_window.cu", "sliding_window_run", words, "Window", config.threads)
         words = template_args(
-            DTYPES[problem.dtype].cpp, config.memory == "shared", *config.shape, window.ACTIVATIONS[problem.activation]
+            DTYPES[problem.dtype].cpp, config.memory == "shared", *config.shape, window.activation(problem.activation)
         )
         return stub("ops/conv/cuda/sliding_window.cu", "sliding_window", words, "Window", config.threads)
 

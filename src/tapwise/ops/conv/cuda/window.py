@@ -11,11 +11,10 @@ from tapwise.cuda.jit.compile import Source, struct_words
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
 from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.problem import ACTIVATIONS as NAMES
+from tapwise.problem import LEAKY_RELU, named_activation
 
-ACTIVATIONS: Final = {name: (name or "none").upper() for name in (None, *NAMES)}
-# Activations that take more than a comparison.
-FUNCTIONS: Final = ("silu", "gelu", "sigmoid", "tanh")
+# Activations that take more than a few instructions.
+FUNCTIONS: Final = ("silu", "gelu", "gelu_tanh", "sigmoid", "tanh")
 TOO_LARGE: Final = "takes planes of fewer than 2^31 elements"
 
 
@@ -29,6 +28,12 @@ class TensorCoreAlgorithm(CudaAlgorithm[C]):
     def error_factor(self, problem: ConvProblem) -> float:
         """tf32 keeps 11 bits of each factor, cut off at worst: 2^-9 of a product. 3xtf32 has the bound of fp32."""
         return super().error_factor(problem) + (2.0**15 if problem.math == "tf32" else 0.0)
+
+
+def activation(word: str | None) -> str:
+    """An activation as a template's argument: its name in include/activation.cuh, with the slope of a leaky_relu."""
+    name, slope = named_activation(word)
+    return (name or "none").upper() + (f"({slope!r})" if name == LEAKY_RELU else "")
 
 
 class WindowPlan(CudaPlan):

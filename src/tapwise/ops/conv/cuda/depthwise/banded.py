@@ -249,7 +249,7 @@ def source(problem: ConvProblem, config: Banded) -> Source:
         "WIDE": config.wide, "STRIP": strip_pieces(problem, config), "ROWS": config.depth, "STAGES": config.stages,
         "SUMS": config.sums, "PHASES": phases(problem)[0], "STRIPS_ROW": _parts(problem, config)[1],
         "COPY": copy_bytes(problem), "BIAS": problem.bias, "RESIDUAL": problem.residual,
-        "ACTIVATION": window.ACTIVATIONS[problem.activation],
+        "ACTIVATION": window.activation(problem.activation),
     }  # fmt: skip
     file, blocks = f"ops/conv/cuda/depthwise/banded{'_large' * large}.cu", min_blocks_per_sm(problem, config)
     declarations = traits(tensor_core_type(problem.dtype), words)

@@ -149,7 +149,7 @@ def source(problem: ConvProblem, config: Columns) -> Source:
     (r, s), (stride_h, stride_w) = problem.kernel, steps(problem)
     # One column has no neighbour.
     across = stride_w if config.columns > 1 and problem.layout == "nhwc" else 1
-    last, after = problem.layout == "nhwc", window.ACTIVATIONS[problem.activation]
+    last, after = problem.layout == "nhwc", window.activation(problem.activation)
     index = counter(_threads(problem, config) + THREADS)
     if config.kernel == "rolling":
         sizes: tuple[int, ...] = (config.channels, r, s, stride_h, across)

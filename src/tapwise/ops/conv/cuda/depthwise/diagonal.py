@@ -166,7 +166,7 @@ def block_words(problem: ConvProblem) -> dict[str, int | bool | str]:
     (r, s), (stride_h, stride_w) = problem.kernel, steps(problem)
     return {
         "R": r, "S": s, "SH": stride_h, "SW": stride_w, "COPY": copy_bytes(problem), "BIAS": problem.bias,
-        "RESIDUAL": problem.residual, "ACTIVATION": window.ACTIVATIONS[problem.activation],
+        "RESIDUAL": problem.residual, "ACTIVATION": window.activation(problem.activation),
     }  # fmt: skip
 
 

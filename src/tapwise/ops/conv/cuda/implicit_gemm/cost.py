@@ -53,10 +53,13 @@ TURN, CHAIN = 175.0, 500.0
 # bytes at a time, and where split sums are exchanged.
 THREADS, HALO_THREADS, TMA, DIRECT = (1124.0, 0.0653), (170.0, 0.181), (1479.0, 0.0885), (543.0, 0.0852)
 EXCHANGE: Final = (2130.0, 0.29)
-# More for each output: activation; residual, which competes with the products for shared memory and is not hidden by
-# them, and the same where all of a tile is fetched ahead; an accumulator that starts from the residual, where its
-# warpgroup is alone, and in ping-pong.
-ACTIVATIONS: Final = {"relu": 0.02, "relu6": 0.02, "silu": 0.13, "sigmoid": 0.13, "gelu": 0.26, "tanh": 0.5}
+# More for each output: activation (from hardswish on by their instructions); residual, which competes with the products
+# for shared memory and is not hidden by them, and the same where all of a tile is fetched ahead; an accumulator that
+# starts from the residual, where its warpgroup is alone, and in ping-pong.
+ACTIVATIONS: Final = {
+    "relu": 0.02, "relu6": 0.02, "silu": 0.13, "sigmoid": 0.13, "gelu": 0.26, "tanh": 0.5, "hardswish": 0.05,
+    "hardsigmoid": 0.05, "leaky_relu": 0.05, "gelu_tanh": 0.17,
+}  # fmt: skip
 RESIDUAL, RESIDUAL_AHEAD, RESIDUAL_AS_C, RESIDUAL_AS_C_PING_PONG = 0.135, 0.0556, 0.138, 0.25
 
 # Memory. Bytes a microsecond from L2 to all multiprocessors together; chunks that several of them read at a time count
@@ -227,7 +230,7 @@ def _epilogue(view: View, epilogue: Epilogue) -> float:
     else:
         fixed, each = THREADS if isinstance(config, Im2colConfig) else HALO_THREADS
         each *= (8 / epilogue.vector) ** 0.5
-    return fixed + outputs * (each + (ACTIVATIONS[problem.activation] if problem.activation else 0.0))
+    return fixed + outputs * (each + (ACTIVATIONS[problem.activation_name] if problem.activation_name else 0.0))
 
 
 def _l2_us(view: View, copied: Copied, device: Device, steps: int) -> float:

@@ -119,7 +119,7 @@ class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
         owners = ((config, own), (view, VIEW_WORDS), (epilogue, EPILOGUE_WORDS), (seen, ("bias", "residual")))
         values = {word.upper(): getattr(owner, word) for owner, words in owners for word in words} | {
             "GROUP_AXIS": has_group_axis(seen), "NCHW": seen.layout == "nchw",
-            "ACTIVATION": window.ACTIVATIONS[seen.activation],
+            "ACTIVATION": window.activation(seen.activation),
         }  # fmt: skip
         if halo:
             values["HALO_TILE"] = isinstance(config, HaloTileConfig)
