@@ -81,10 +81,19 @@ class FusedConv(torch.nn.Module):
             y = conv(x)
             return self._rest(y if bn is None else bn(y), residual)
         if self.by_torch or (residual is not None and not self._fits(x, residual)):
-            function = torch.conv2d if x.ndim == 4 else torch.conv1d
-            bias = None if self.bias is None else self.bias.to(x.dtype)
-            y = function(x, self.weight.to(x.dtype), bias, conv.stride, conv.padding, conv.dilation, conv.groups)
-            return self._rest(y, residual)
+            return self.by_pytorch(x, residual)
+        return self.by_tapwise(x, residual)
+
+    def by_pytorch(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """With the folded filters, one after the other."""
+        conv, _ = self.__dict__["parts"]
+        function = torch.conv2d if x.ndim == 4 else torch.conv1d
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        y = function(x, self.weight.to(x.dtype), bias, conv.stride, conv.padding, conv.dilation, conv.groups)
+        return self._rest(y, residual)
+
+    def by_tapwise(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """With the folded filters, in one operator."""
         words = self.words if x.dtype is torch.float32 else self.words.replace(f" {self.math}", "")
         return torch.ops.tapwise.conv_frozen(x, self.weight, self.bias, residual, words)
 

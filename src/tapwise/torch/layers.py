@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Final
 
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch import fx
 
 from tapwise.ops.conv.problem import ConvProblem
@@ -17,8 +23,8 @@ from tapwise.torch.fused import FusedConv
 from tapwise.torch.tensors import memory_format
 
 # Seconds and calls that a layer is timed for, each way.
-SECONDS: Final = 0.05
-CALLS: Final = 30
+SECONDS: Final = 0.02
+CALLS: Final = 20
 NAMES: Final = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
@@ -39,35 +45,78 @@ class Layer:
 
 
 def measured(traced: fx.GraphModule, names: list[str], inputs: tuple[Any, ...]) -> list[Layer]:
-    """The layers of a traced model on its inputs; each is set to compute by whichever was faster."""
-    seen: dict[str, tuple[torch.Tensor, ...]] = {}
+    """The layers of a traced model on its inputs; each is set to compute by whichever was faster.
+
+    Kernels are compiled by many threads first. Layers of one problem are timed once.
+    """
+    modules: dict[str, FusedConv] = {name: traced.get_submodule(name) for name in names}
+    kinds: dict[str, tuple[torch.Tensor, ...]] = {}
     uses: Counter[str] = Counter()
 
     class Recorder(fx.Interpreter):
         def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-            if target in names:
+            if target in modules:
                 uses[target] += 1
-                seen.setdefault(target, args)
+                # Their values are not kept.
+                kinds.setdefault(target, tuple(map(_empty, args)))
             return super().call_module(target, args, kwargs)
 
+    for module in modules.values():
+        module.by_torch = True
     with torch.no_grad():
         Recorder(traced).run(*inputs)
-        return [_layer(name, traced.get_submodule(name), seen[name], uses[name]) for name in names if name in seen]
+        problems = {name: problem_of(modules[name], kind) for name, kind in kinds.items()}
+        _prepare({problem: (modules[name], kinds[name]) for name, problem in problems.items()})
+        times: dict[str, tuple[float, float, str]] = {}
+        for name, problem in problems.items():
+            if problem not in times:
+                times[problem] = _times(modules[name], tuple(map(_random, kinds[name])))
+            modules[name].by_torch = bool(times[problem][2])
+    return [Layer(name, problem, uses[name], *times[problem]) for name, problem in problems.items()]
 
 
-def _layer(name: str, module: FusedConv, tensors: tuple[torch.Tensor, ...], uses: int) -> Layer:
-    problem, reason, ours = problem_of(module, tensors), "", float("inf")
-    module.by_torch = True
-    theirs = wall_us(lambda: module(*tensors))
-    module.by_torch = False
+def _empty(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's kind, without memory."""
+    empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    empty.place = tensor.device
+    return empty
+
+
+def _random(kind: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(kind.shape, kind.stride(), dtype=kind.dtype, device=kind.place).normal_()
+
+
+def _prepare(layers: dict[str, tuple[FusedConv, tuple[torch.Tensor, ...]]]) -> None:
+    """A first call of each problem, many at once; where a person looks on, with its progress."""
+
+    def first(layer: tuple[FusedConv, tuple[torch.Tensor, ...]]) -> None:
+        module, kinds = layer
+        # What is refused is so again where it is timed.
+        with torch.no_grad(), suppress(Exception):
+            module.by_tapwise(*map(_random, kinds))
+
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        done = pool.map(first, layers.values())
+        list(
+            track(
+                done,
+                "compiling",
+                len(layers),
+                console=Console(stderr=True),
+                transient=True,
+                disable=not sys.stderr.isatty(),
+            )
+        )
+
+
+def _times(module: FusedConv, tensors: tuple[torch.Tensor, ...]) -> tuple[float, float, str]:
+    """Microseconds here and in PyTorch, and why it is PyTorch's."""
+    theirs = wall_us(lambda: module.by_pytorch(*tensors))
     try:
-        ours = wall_us(lambda: module(*tensors))
+        ours = wall_us(lambda: module.by_tapwise(*tensors))
     except Exception as error:
-        reason = f"refused: {error}"
-    if not reason and ours > theirs:
-        reason = "PyTorch is faster"
-    module.by_torch = bool(reason)
-    return Layer(name, problem, uses, ours, theirs, reason)
+        return float("inf"), theirs, f"refused: {error}"
+    return ours, theirs, "PyTorch is faster" if ours > theirs else ""
 
 
 def problem_of(module: FusedConv, tensors: tuple[torch.Tensor, ...]) -> str:
@@ -99,13 +148,19 @@ def wall_us(call: Callable[[], Any]) -> float:
 
 
 def table(layers: list[Layer]) -> str:
-    """Rows of text, slowest first: share of the convolutions' time, times, who computes, problem."""
-    taken = [layer.uses * min(layer.time_us, layer.torch_us) for layer in layers]
-    total = sum(taken) or 1.0
-    rows = [f"{'share':>6} {'tapwise':>9} {'PyTorch':>9}  by       layer"]
-    for layer, part in sorted(zip(layers, taken, strict=True), key=lambda row: -row[1]):
+    """Rows of text, a problem each, the largest share of the convolutions' time first."""
+    alike: dict[str, Layer] = {}
+    for layer in layers:
+        uses = layer.uses + (alike[layer.problem].uses if layer.problem in alike else 0)
+        alike[layer.problem] = replace(layer, uses=uses)
+    taken = {problem: layer.uses * min(layer.time_us, layer.torch_us) for problem, layer in alike.items()}
+    total = sum(taken.values()) or 1.0
+    rows = [f"{'share':>6} {'uses':>4} {'tapwise':>9} {'PyTorch':>9}  by       layer"]
+    for problem in sorted(taken, key=taken.__getitem__, reverse=True):
+        layer = alike[problem]
         by = "PyTorch" if layer.by_torch else "tapwise"
-        rows.append(f"{part / total:6.1%} {layer.time_us:6.0f} us {layer.torch_us:6.0f} us  {by:8} {layer.problem}")
-        if layer.reason and layer.reason != "PyTorch is faster":
-            rows.append(f"{'':36}{layer.reason}")
+        times = f"{layer.time_us:6.0f} us {layer.torch_us:6.0f} us"
+        rows.append(f"{taken[problem] / total:6.1%} {layer.uses:4} {times}  {by:8} {problem}")
+        if layer.reason.startswith("refused"):
+            rows.append(f"{'':41}{layer.reason}")
     return "\n".join(rows)
