@@ -1,4 +1,4 @@
-"""A PyTorch model with its convolutions by tapwise: batch norm, activation and residual fused.
+"""A classifier with its convolutions by tapwise: batch norm, activation and residual fused.
 
 python examples/optimized_model.py
 """

@@ -80,9 +80,7 @@ class FusedConv(torch.nn.Module):
         if (bn is not None and bn.training) or not is_taken(x, residual, conv.weight) or x.ndim != conv.weight.ndim:
             y = conv(x)
             return self._rest(y if bn is None else bn(y), residual)
-        if self.by_torch or (residual is not None and not self._fits(x, residual)):
-            return self.by_pytorch(x, residual)
-        return self.by_tapwise(x, residual)
+        return self.by_pytorch(x, residual) if self.by_torch else self.by_tapwise(x, residual)
 
     def by_pytorch(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """With the folded filters, one after the other."""
@@ -93,12 +91,21 @@ class FusedConv(torch.nn.Module):
         return self._rest(y, residual)
 
     def by_tapwise(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """With the folded filters, in one operator."""
-        words = self.words if x.dtype is torch.float32 else self.words.replace(f" {self.math}", "")
-        return torch.ops.tapwise.conv_frozen(x, self.weight, self.bias, residual, words)
+        """With the folded filters, in one operator; a residual that is broadcast comes after it."""
+        fits = self.fits(x, residual)
+        added = residual if fits else None
+        y = torch.ops.tapwise.conv_frozen(x, self.weight, self.bias, added, self.words_for(x, fits))
+        return y if fits else self._rest(y, residual)
 
-    def _fits(self, x: torch.Tensor, residual: torch.Tensor) -> bool:
-        """Whether a residual has the result's shape: others are broadcast."""
+    def words_for(self, x: torch.Tensor, fits: bool) -> str:
+        """The operator's words; where a residual does not fit, without the activation that comes after it."""
+        words = self.words if fits else words_of(self.__dict__["parts"][0], None, self.math)
+        return words if x.dtype is torch.float32 else words.replace(f" {self.math}", "")
+
+    def fits(self, x: torch.Tensor, residual: torch.Tensor | None) -> bool:
+        """Whether a residual, if any, has the result's shape: others are broadcast."""
+        if residual is None:
+            return True
         conv, _ = self.__dict__["parts"]
         sides = conv._reversed_padding_repeated_twice
         sizes = [x.shape[0], self.weight.shape[0]]

@@ -127,8 +127,10 @@ def problem_of(module: FusedConv, tensors: tuple[torch.Tensor, ...]) -> str:
     more = [NAMES[x.dtype]] if not module.math or module.math == "ieee" or x.dtype is not torch.float32 else []
     more += ["nhwc"] if memory_format(x) is torch.channels_last else []
     more += ["bias"] if module.bias is not None else []
-    words = module.words if x.dtype is torch.float32 else module.words.replace(f" {module.math}", "")
-    text = f"{sizes} k{k} {taps} {words} {' '.join(more)}{' residual' * (len(tensors) > 1)}"
+    residual = tensors[1] if len(tensors) > 1 else None
+    fits = module.fits(x, residual)
+    more += ["residual"] if residual is not None and fits else []
+    text = f"{sizes} k{k} {taps} {module.words_for(x, fits)} {' '.join(more)}"
     return str(ConvProblem.parse(text))
 
 
