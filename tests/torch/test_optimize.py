@@ -169,6 +169,16 @@ def test_what_may_not_be_fused() -> None:
     assert not any(layer.reason.startswith("refused") for layer in made.report.layers)
 
 
+def test_hooks_are_called() -> None:
+    model, seen = net(), []
+    model.layers[0].bn1.register_forward_hook(lambda module, inputs, y: seen.append(module))
+    torch.nn.utils.parametrizations.weight_norm(model.layers[1].conv2)
+    made = tapwise.torch.optimize(model)
+    with torch.no_grad():
+        same(made(X), model(X))
+    assert len(seen) == 2
+
+
 class Branch(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -86,7 +86,9 @@ def replace_pools(traced: fx.GraphModule) -> None:
 
 
 def _module(node: fx.Node, named: dict[str, torch.nn.Module]) -> Any:
-    return named.get(str(node.target)) if node.op == "call_module" else None
+    """The module that a node calls, if it does no more than its kind: hooks are to be called."""
+    module = named.get(str(node.target)) if node.op == "call_module" else None
+    return None if module is None or module._forward_hooks or module._forward_pre_hooks else module
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:
@@ -123,7 +125,7 @@ def _written(first: fx.Node, last: fx.Node, operands: tuple[Any, ...], named: di
     node = first.next
     while node is not last:
         target = node.target
-        module = _module(node, named)
+        module = named.get(str(target)) if node.op == "call_module" else None
         writes = (
             target in IN_PLACE
             or (node.op == "call_method" and str(target).endswith("_") and not str(target).endswith("__"))
