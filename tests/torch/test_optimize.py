@@ -15,9 +15,11 @@ pytest.importorskip("torch")
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 import tapwise.torch
 from tapwise.errors import InvalidProblem
+from tapwise.torch.fused import FusedConv
 
 torch.manual_seed(0)
 X = torch.randn(2, 3, 32, 32)
@@ -167,6 +169,40 @@ def test_what_may_not_be_fused() -> None:
         with torch.no_grad():
             same(made(X.clone()), model(X.clone()))
     assert not any(layer.reason.startswith("refused") for layer in made.report.layers)
+
+
+ACTIVATIONS: dict[str, Any] = {
+    "relu": nn.ReLU(), "relu6": nn.ReLU6(), "silu": nn.SiLU(inplace=True), "gelu": nn.GELU(),
+    "gelu_tanh": nn.GELU("tanh"), "sigmoid": nn.Sigmoid(), "tanh": nn.Tanh(), "hardswish": nn.Hardswish(),
+    "hardsigmoid": nn.Hardsigmoid(), "leaky_relu": nn.LeakyReLU(), "leaky_relu0.2": nn.LeakyReLU(0.2),
+}  # fmt: skip
+CALLED: dict[str, Any] = {
+    "relu": torch.relu, "relu_": lambda y: y.relu_(), "relu6": functional.relu6, "gelu": functional.gelu,
+    "gelu_tanh": lambda y: functional.gelu(y, approximate="tanh"), "hardswish": functional.hardswish,
+    "leaky_relu0.2": lambda y: functional.leaky_relu(y, 0.2), "tanh_": lambda y: y.tanh_(),
+    "leaky_relu0.3": lambda y: functional.leaky_relu(y, negative_slope=0.3, inplace=True),
+}  # fmt: skip
+
+
+class Called(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.conv, self.function = nn.Conv2d(3, 4, 3), function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self.conv(x))
+
+
+@pytest.mark.parametrize(("word", "function"), [*ACTIVATIONS.items(), *CALLED.items()])
+def test_activations(word: str, function: Any) -> None:
+    model = Called(function).eval()
+    made = tapwise.torch.optimize(model)
+    (fused,) = [one for one in made.__dict__["graph"].modules() if isinstance(one, FusedConv)]
+    assert fused.activation == word.rstrip("_")
+    with torch.no_grad():
+        same(made(X), model(X))
+        fused.by_torch = True
+        same(made(X), model(X))
 
 
 def test_hooks_are_called() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from tapwise.torch.nn import FUNCTIONS, is_taken, words_of
+from tapwise.torch.nn import activated, is_taken, words_of
 
 
 def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -117,7 +117,7 @@ class FusedConv(torch.nn.Module):
 
     def _rest(self, y: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         y = y if residual is None else y + residual
-        return y if self.activation is None else FUNCTIONS[self.activation](y)
+        return activated(self.activation, y)
 
     def extra_repr(self) -> str:
         _, bn = self.__dict__["parts"]

@@ -12,19 +12,23 @@ import torch
 from torch import fx
 from torch.nn import functional
 
+from tapwise.problem import LEAKY_RELU, activation_word
 from tapwise.torch import nn as modules
 from tapwise.torch.fused import FusedConv
 
 MODULES: Final[dict[type[torch.nn.Module], str]] = {
-    torch.nn.ReLU: "relu", torch.nn.ReLU6: "relu6", torch.nn.SiLU: "silu", torch.nn.GELU: "gelu",
-    torch.nn.Sigmoid: "sigmoid", torch.nn.Tanh: "tanh",
+    torch.nn.ReLU: "relu", torch.nn.ReLU6: "relu6", torch.nn.SiLU: "silu", torch.nn.Sigmoid: "sigmoid",
+    torch.nn.Tanh: "tanh", torch.nn.Hardswish: "hardswish", torch.nn.Hardsigmoid: "hardsigmoid",
 }  # fmt: skip
 CALLED: Final[dict[Any, str]] = {
     torch.relu: "relu", torch.relu_: "relu", functional.relu: "relu", functional.relu_: "relu",
-    functional.relu6: "relu6", functional.silu: "silu", functional.gelu: "gelu", torch.sigmoid: "sigmoid",
-    functional.sigmoid: "sigmoid", torch.tanh: "tanh", functional.tanh: "tanh", "relu": "relu", "relu_": "relu",
-    "sigmoid": "sigmoid", "sigmoid_": "sigmoid", "tanh": "tanh", "tanh_": "tanh",
+    functional.relu6: "relu6", functional.silu: "silu", torch.sigmoid: "sigmoid", functional.sigmoid: "sigmoid",
+    torch.tanh: "tanh", functional.tanh: "tanh", functional.hardswish: "hardswish",
+    functional.hardsigmoid: "hardsigmoid", "relu": "relu", "relu_": "relu", "sigmoid": "sigmoid",
+    "sigmoid_": "sigmoid", "tanh": "tanh", "tanh_": "tanh",
 }  # fmt: skip
+# torch.nn.GELU's words.
+GELUS: Final = {"none": "gelu", "tanh": "gelu_tanh"}
 ADDED: Final = (operator.add, operator.iadd, torch.add, "add", "add_")
 # What writes into its first operand.
 IN_PLACE: Final = (operator.iadd, "add_")
@@ -111,13 +115,24 @@ def _added(node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...]]:
 
 
 def _activation(node: fx.Node, named: dict[str, torch.nn.Module]) -> str | None:
+    """The word of the activation that a node is."""
     module = _module(node, named)
+    if type(module) is torch.nn.GELU:
+        return GELUS.get(module.approximate)
+    if type(module) is torch.nn.LeakyReLU:
+        return activation_word((LEAKY_RELU, module.negative_slope))
     if module is not None:
-        exact = type(module) is not torch.nn.GELU or module.approximate == "none"
-        return MODULES.get(type(module)) if exact else None
-    if node.op not in ("call_function", "call_method") or len(node.args) != 1:
+        return MODULES.get(type(module))
+    if node.op not in ("call_function", "call_method") or not set(node.kwargs) <= {
+        "inplace", "approximate", "negative_slope",
+    }:  # fmt: skip
         return None
-    return CALLED.get(node.target) if set(node.kwargs) <= {"inplace"} else None
+    if node.target is functional.gelu and len(node.args) == 1:
+        return GELUS.get(str(node.kwargs.get("approximate", "none")))
+    if node.target is functional.leaky_relu:
+        slope = node.args[1] if len(node.args) > 1 else node.kwargs.get("negative_slope", 0.01)
+        return activation_word((LEAKY_RELU, slope)) if isinstance(slope, float) else None
+    return CALLED.get(node.target) if len(node.args) == 1 else None
 
 
 def _written(first: fx.Node, last: fx.Node, operands: tuple[Any, ...], named: dict[str, torch.nn.Module]) -> bool:

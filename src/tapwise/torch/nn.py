@@ -6,6 +6,8 @@ for each weight and image size. Where a gradient is recorded, and for what tapwi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final, Self
 
 import torch
@@ -13,15 +15,24 @@ from torch.nn import functional
 
 from tapwise.arguments import one_of
 from tapwise.ops.conv.problem import MATHS
-from tapwise.problem import ACTIVATIONS
+from tapwise.problem import LEAKY_RELU, activation_word, named_activation
 
 FLOATS: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 DEVICES: Final = ("cpu", "cuda")
 # What PyTorch computes in their place.
-FUNCTIONS: Final = {
+FUNCTIONS: Final[dict[str, Callable[[torch.Tensor], torch.Tensor]]] = {
     "relu": functional.relu, "relu6": functional.relu6, "silu": functional.silu, "gelu": functional.gelu,
-    "sigmoid": torch.sigmoid, "tanh": torch.tanh,
+    "gelu_tanh": partial(functional.gelu, approximate="tanh"), "sigmoid": torch.sigmoid, "tanh": torch.tanh,
+    "hardswish": functional.hardswish, "hardsigmoid": functional.hardsigmoid,
 }  # fmt: skip
+
+
+def activated(word: str | None, y: torch.Tensor) -> torch.Tensor:
+    """An activation by PyTorch; `word`: of a problem's string."""
+    name, slope = named_activation(word)
+    if name is None:
+        return y
+    return functional.leaky_relu(y, slope) if name == LEAKY_RELU else FUNCTIONS[name](y)
 
 
 def is_taken(*tensors: torch.Tensor | None) -> bool:
@@ -60,19 +71,20 @@ class _Conv:
     padding_mode: str
     _reversed_padding_repeated_twice: list[int]
 
-    def __init__(self, *arguments: Any, activation: str | None = None, math: str = "ieee", **named: Any) -> None:
+    def __init__(
+        self, *arguments: Any, activation: str | tuple[str, float] | None = None, math: str = "ieee", **named: Any
+    ) -> None:
         """As torch.nn's; `activation` and `math` as of tapwise.conv2d."""
         super().__init__(*arguments, **named)
         self._say(activation, math)
 
-    def _say(self, activation: str | None, math: str) -> None:
-        one_of(activation, "activation", (None, *ACTIVATIONS))
+    def _say(self, activation: str | tuple[str, float] | None, math: str) -> None:
         one_of(math, "math", MATHS)
-        self.activation, self.math = activation, math
-        self.words = words_of(self, activation, math)
+        self.activation, self.math = activation_word(activation), math
+        self.words = words_of(self, self.activation, math)
 
     @classmethod
-    def of(cls, module: torch.nn.Module, activation: str | None = None, math: str = "ieee") -> Self:
+    def of(cls, module: torch.nn.Module, activation: str | tuple[str, float] | None = None, math: str = "ieee") -> Self:
         """A module with the parameters and buffers of torch.nn's own."""
         made = cls.__new__(cls)
         made.__dict__.update(module.__dict__)
@@ -98,7 +110,7 @@ class _Conv:
     def _unfused(self, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
         y = super().forward(x)  # type: ignore[misc]
         y = y if residual is None else y + residual
-        return y if self.activation is None else FUNCTIONS[self.activation](y)
+        return activated(self.activation, y)
 
     def extra_repr(self) -> str:
         more = [f", activation={self.activation}"] if self.activation else []
