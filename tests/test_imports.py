@@ -17,7 +17,7 @@ from tapwise import errors
 PACKAGE = Path(tapwise.__file__).parent
 # From the lowest: a module imports of its own layer, where `ALONE` does not say otherwise, and of those before it.
 LAYERS: dict[str, tuple[str, ...]] = {
-    "words": ("errors", "settings", "integers", "arguments", "forks"),
+    "words": ("errors", "settings", "integers", "arguments", "forks", "activation"),
     "files": ("disk_cache",),
     "problems": ("problem", "window_problem"),
     "contract": ("algorithm", "capture"),

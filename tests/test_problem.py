@@ -11,9 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tapwise.activation import ACTIVATIONS
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.problem import DIRECTIONS, MATHS, ConvProblem
-from tapwise.problem import ACTIVATIONS, LAYOUTS
+from tapwise.problem import LAYOUTS
 
 SIZES = st.integers(1, 9)
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch.nn import functional
 
+from tapwise.activation import ACTIVATIONS
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv import reference
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.problem import ACTIVATIONS
 
 PROBLEMS = [
     "c3 h8 w9 k5 r3 s3",

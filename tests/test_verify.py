@@ -10,10 +10,11 @@ import pytest
 
 import tapwise
 from tapwise import dispatch, registry, verify
+from tapwise.activation import ACTIVATIONS
 from tapwise.algorithm import Algorithm, Buffers, Config, Device, Plan
 from tapwise.errors import NotApplicable
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.problem import ACTIVATIONS, Inputs
+from tapwise.problem import Inputs
 
 PROBLEM = ConvProblem.parse("n2 c5 h9 w11 k7 r3 s3 pad1 bias")
 

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, Self
 import ml_dtypes
 import numpy as np
 
+from tapwise.activation import ACTIVATIONS, LEAKY_RELU, LEAKY_SLOPE
 from tapwise.arguments import LARGEST, one_of, shown
 from tapwise.errors import InvalidProblem
 from tapwise.forks import cached_property
@@ -24,12 +25,7 @@ from tapwise.forks import cached_property
 Direction = Literal["fprop", "dgrad", "wgrad"]
 
 LAYOUTS: Final = ("nchw", "nhwc")
-ACTIVATIONS: Final = (
-    "relu", "relu6", "silu", "gelu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "leaky_relu", "gelu_tanh",
-)  # fmt: skip
-# The activation with a parameter, what this is where none is given, and how it is written.
-LEAKY_RELU: Final = "leaky_relu"
-LEAKY_SLOPE: Final = 0.01
+# How a leaky_relu's slope is written.
 _NUMBER: Final = re.compile(r"-?[0-9]+(\.[0-9]+)?(e[+-]?[0-9]+)?")
 _LARGEST_SLOPE: Final = float(np.finfo(np.float32).max)
 DTYPES: Final[dict[str, np.dtype[Any]]] = {
@@ -71,13 +67,6 @@ def activation_word(value: Any) -> str | None:
     # Without a sign where it is zero.
     number += 0.0
     return LEAKY_RELU + ("" if number == LEAKY_SLOPE else repr(number).removesuffix(".0"))
-
-
-def named_activation(word: str | None) -> tuple[str | None, float]:
-    """An activation's name, and its slope (of a leaky_relu; else 0)."""
-    if word is None or not word.startswith(LEAKY_RELU):
-        return word, 0.0
-    return LEAKY_RELU, float(word[len(LEAKY_RELU) :] or LEAKY_SLOPE)
 
 
 class Inputs(NamedTuple):

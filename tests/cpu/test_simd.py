@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tapwise.activation import ACTIVATIONS
 from tapwise.cpu import activations, jit
 from tapwise.cpu.copies import deinterleave, emit_strided_copy, interleave
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, target
@@ -17,7 +18,6 @@ from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu.winograd.transforms import POINTS, transform
 from tapwise.ops.conv.cpu.winograd.winograd import Axis, tilings
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.problem import ACTIVATIONS
 
 KIND: dict[str, Any] = {"f32": np.float32, "f64": np.float64}
 

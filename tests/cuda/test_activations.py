@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import emulated
+from tapwise.activation import ACTIVATIONS
 from tapwise.baselines.torch_conv import activation as by_torch
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
 from tapwise.ops.conv.cuda.window import activation
-from tapwise.problem import ACTIVATIONS
 
 # What a kernel makes of sums: each by itself, or two of them in a word.
 ONE, TWO = "y[i] = {}<A>(x[i]);", "if (i % 2 == 0) *(unsigned *)(y + i) = activated<{}, A>(x[i], x[i + 1]);"

@@ -12,9 +12,10 @@ import numpy as np
 
 from campaign_cases import Case, Family, Refused, pick
 from tapwise import registry, verify
+from tapwise.activation import ACTIVATIONS
 from tapwise.algorithm import Device
 from tapwise.errors import InvalidProblem, NotApplicable
-from tapwise.problem import ACTIVATIONS, Problem
+from tapwise.problem import Problem
 from tapwise.window_problem import INPUT_LETTERS, join
 
 OPERATORS: Final = ("conv", "conv", "conv", "conv", "im2col", "col2im", "pool", "softmax", "reduce")

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from tapwise.activation import LEAKY_RELU, named_activation
 from tapwise.baselines import Prepared
 from tapwise.errors import PeerUnavailable
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.problem import LEAKY_RELU, Inputs, named_activation
+from tapwise.problem import Inputs
 
 
 def activation(word: str) -> Callable[[Any], Any]:

@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 from llvmlite import ir
 
+from tapwise.activation import named_activation
 from tapwise.cpu.simd import Kernel
-from tapwise.problem import named_activation
 
 # Upper part of ln2 with few enough bits that n * _LN2_HIGH is exact.
 _LN2_HIGH: Final = {"f32": 0.693359375, "f64": 0.693147180369123816490}

@@ -12,7 +12,8 @@ import torch
 from torch import fx
 from torch.nn import functional
 
-from tapwise.problem import LEAKY_RELU, activation_word
+from tapwise.activation import LEAKY_RELU
+from tapwise.problem import activation_word
 from tapwise.torch import nn as modules
 from tapwise.torch.fused import FusedConv
 

@@ -13,9 +13,10 @@ from typing import Any, Final, Self
 import torch
 from torch.nn import functional
 
+from tapwise.activation import LEAKY_RELU, named_activation
 from tapwise.arguments import one_of
 from tapwise.ops.conv.problem import MATHS
-from tapwise.problem import LEAKY_RELU, activation_word, named_activation
+from tapwise.problem import activation_word
 
 FLOATS: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 DEVICES: Final = ("cpu", "cuda")

@@ -13,11 +13,11 @@ from convolution_calls import assert_right, channels_last, expected, good, norma
 
 import tapwise
 from tapwise import arrays, registry
+from tapwise.activation import ACTIVATIONS
 from tapwise.algorithm import Buffers, Config
 from tapwise.cpu.device import host
 from tapwise.errors import InvalidProblem, NotApplicable
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.problem import ACTIVATIONS
 
 SHAPES = [
     # n, c, (h, w), k, (r, s), stride, padding, dilation, groups

@@ -9,6 +9,7 @@ from convolutions import CONVOLUTIONS
 
 import tapwise
 from tapwise import registry, verify
+from tapwise.activation import ACTIVATIONS
 from tapwise.baselines.torch_conv import activation as activated
 from tapwise.cuda.jit.device import H200, gpu
 from tapwise.errors import InvalidProblem
@@ -16,7 +17,6 @@ from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import MOST_C_SUMS, Epilogue
 from tapwise.ops.conv.cuda.implicit_gemm.view import View
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.problem import ACTIVATIONS
 
 pytestmark = pytest.mark.cuda
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from tapwise.activation import named_activation
 from tapwise.arguments import whole
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv import reference
@@ -20,7 +21,6 @@ from tapwise.problem import (
     Direction,
     Inputs,
     activation_word,
-    named_activation,
     sum_factor,
 )  # fmt: skip
 from tapwise.window_problem import WindowProblem, Words, choices, flag

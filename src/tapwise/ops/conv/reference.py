@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from tapwise.activation import named_activation
 from tapwise.errors import InvalidProblem
-from tapwise.problem import named_activation
 
 Pairs = tuple[tuple[int, int], ...]
 

@@ -12,12 +12,13 @@ from typing import Any, ClassVar, Final
 
 import numpy as np
 
+from tapwise.activation import ACTIVATIONS, named_activation
 from tapwise.algorithm import Buffers, Config, Device, Plan
 from tapwise.cpu.interrupts import pieces
 from tapwise.cpu.numba_loops import LoopAlgorithm, compiled
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import GELU_CUBIC, GELU_LINEAR
-from tapwise.problem import ACTIVATIONS, DTYPES, named_activation
+from tapwise.problem import DTYPES
 
 # Measured: a dependent multiply-add behind a bounds check; a channel's first element, often not in the first cache.
 MULTIPLY_ADD_NS: Final = 1.7

@@ -6,12 +6,12 @@ from math import prod
 from typing import Any, ClassVar, Final
 
 from tapwise import arrays
+from tapwise.activation import LEAKY_RELU, named_activation
 from tapwise.algorithm import C, Device
 from tapwise.cuda.jit.compile import Source, struct_words
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
 from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.problem import LEAKY_RELU, named_activation
 
 # Activations that take more than a few instructions.
 FUNCTIONS: Final = ("silu", "gelu", "gelu_tanh", "sigmoid", "tanh")
