@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,8 @@ from tapwise.cli.common import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.console import Console
 
     from tapwise.lab.bench import Options
     from tapwise.lab.records import Record
@@ -26,7 +28,9 @@ def bench(
     algorithms: Annotated[str, typer.Option(help="auto (the chosen one), all, or ids with commas")] = "auto",
     peers: Annotated[str, typer.Option(help="auto (the installed ones), none, or names with commas")] = "auto",
     threads: Annotated[int | None, typer.Option(help="worker threads, ours and the peers'", min=1)] = None,
-    seconds: Annotated[float, typer.Option(help="budget of one problem", min=0.0)] = 2.0,
+    seconds: Annotated[
+        float | None, typer.Option(help="budget of one problem (2) or of a model's variants (20)", min=0.0)
+    ] = None,
     repeats: Annotated[int, typer.Option(help="rounds at most", min=1)] = 15,
     classes: common.Classes = None,
     device: common.Where = "cpu",
@@ -35,14 +39,35 @@ def bench(
         Path | None,
         typer.Option(help="a .json file, or a folder of them, of an earlier run: which rows are slower or faster now"),
     ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="a whole model, not problems: torchvision's name, file.py:function or MODEL.onnx"),
+    ] = None,
+    size: Annotated[int, typer.Option(help="height and width of a model's images", min=1)] = 224,
+    layers: Annotated[bool, typer.Option("--layers", help="of a model: what optimize measured, by layer")] = False,
+    max_autotune: Annotated[
+        bool, typer.Option("--max-autotune", help="of a model: torch.compile with max-autotune too")
+    ] = False,
 ) -> None:
-    """Verify and time problems, in turns with installed peers. Exit status 1 on a wrong row, or one that got slower."""
+    """Verify and time problems, in turns with installed peers, or a whole model against PyTorch.
+
+    Exit status 1 on a wrong row, or one that got slower.
+    """
     from tapwise import baselines as libraries
     from tapwise.lab import bench as bench_
     from tapwise.lab import records, report
-    from tapwise.lab.compare import compare_runs, print_comparisons
 
     console = common.make_console()
+    if model is not None:
+        if targets or layout or classes or threads or algorithms != "auto" or peers != "auto":
+            why = "problems, layout, class, algorithms, peers and threads (TAPWISE_NUM_THREADS)"
+            guarded(lambda: common.mistake(f"model={model!r}: goes without {why}"))
+        words = {
+            "name": model, "n": 1 if batch is None else batch, "size": size, "dtype": dtype or "f32", "device": device,
+            "max_autotune": max_autotune, "seconds": 20.0 if seconds is None else seconds, "repeats": repeats,
+        }  # fmt: skip
+        _bench_model(words, layers, json, compare)
+        return
     if not targets:
         common.list_suites(console)
         raise typer.Exit(2)
@@ -53,7 +78,8 @@ def bench(
     chosen = tuple(guarded(lambda: libraries.select(peers, device.partition(":")[0])))
     # Read before anything is measured: --json may write to the same file.
     before = None if compare is None else guarded(lambda: records.read(compare))
-    options = bench_.Options(algorithms, chosen, threads, seconds, repeats, common.typed_command(), device)
+    budget = 2.0 if seconds is None else seconds
+    options = bench_.Options(algorithms, chosen, threads, budget, repeats, common.typed_command(), device)
     if device == "cpu":
         common.warn_of_load()
     rows, stopped = _measure(cases, options)
@@ -64,19 +90,59 @@ def bench(
         for peer in libraries.PEERS.values():
             if not peer.installed and peer.device == device.partition(":")[0]:
                 console.print(f"{peer.name} is not installed: {peer.install}", style="dim")
-    if json is not None:
-        try:
-            for path in records.write(rows, json, records.folder(device, rows[0].device), batch):
-                console.print(f"wrote {path}", soft_wrap=True)
-        except OSError as error:
-            typer.echo(f"tapwise: json={str(json)!r}: {error}", err=True)
-            raise typer.Exit(1) from None
-    slower = before is not None and print_comparisons(console, compare_runs(before, rows))
+    slower = _kept(console, rows, json, records.folder(device, rows[0].device), batch, before)
     if stopped:
         console.print(f"stopped after {len(rows)} of {len(cases)}")
         raise typer.Exit(130)
     if slower or not all(row.verified for row in rows):
         raise typer.Exit(1)
+
+
+def _bench_model(words: dict[str, Any], layers: bool, json: Path | None, compare: Path | None) -> None:
+    """A whole model; `words` are those of lab.model.Options."""
+    try:
+        import torch  # noqa: F401
+    except ImportError as error:
+        why = str(error)
+        guarded(lambda: common.mistake(f"model={words['name']!r}: PyTorch cannot be imported: {why}"))
+    from tapwise.lab import model, records, report
+
+    console = common.make_console()
+    if json is not None:
+        guarded(lambda: records.check_target(json))
+    before = None if compare is None else guarded(lambda: records.read(compare))
+    options = model.Options(**words, command=common.typed_command())
+
+    def said(text: str) -> None:
+        typer.echo(f"  {text}", err=True)
+        if text == model.TIMES and options.device == "cpu":
+            common.warn_of_load()
+
+    row, report_of_layers = guarded(lambda: model.measure(options, said))
+    report.print_model(console, row)
+    if layers:
+        console.print(report_of_layers, soft_wrap=True)
+    slower = _kept(console, [row], json, records.folder(options.device, row.device), None, before)
+    if slower or not row.verified:
+        raise typer.Exit(1)
+
+
+def _kept(
+    console: Console, rows: Sequence[Record], json: Path | None, folder: str, batch: int | None,
+    before: Sequence[Record] | None,
+) -> bool:  # fmt: skip
+    """Records written, and held against those of an earlier run: whether any is slower."""
+    from tapwise.lab import records
+    from tapwise.lab.compare import compare_runs, print_comparisons
+
+    if json is not None:
+        try:
+            for path in records.write(rows, json, folder, batch):
+                console.print(f"wrote {path}", soft_wrap=True)
+        except OSError as error:
+            typer.echo(f"tapwise: json={str(json)!r}: {error}", err=True)
+            raise typer.Exit(1) from None
+    return before is not None and print_comparisons(console, compare_runs(before, rows))
 
 
 def _measure(cases: Sequence[Case], options: Options) -> tuple[list[Record], bool]:

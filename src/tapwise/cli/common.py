@@ -23,7 +23,7 @@ UNCUT: Final = 200
 Targets = Annotated[
     list[str] | None, typer.Argument(help="suites, suite files, or problems such as 'c64 h56 w56 k64 r3 s3 pad1'")
 ]
-Batch = Annotated[int | None, typer.Option(help="batch size of every problem", min=0)]
+Batch = Annotated[int | None, typer.Option("--batch", "--n", help="batch size of every problem", min=0)]
 Dtype = Annotated[
     str | None, typer.Option(help="f32, f64, f16, bf16, tf32 or 3xtf32 for every problem; float32, fp32, half too")
 ]

@@ -16,10 +16,12 @@ import numpy as np
 from tapwise.algorithm import Device
 from tapwise.errors import PeerUnavailable
 from tapwise.lab.roofline import Ceilings
-from tapwise.lab.timing import Timing
+from tapwise.lab.timing import LEAST_ROUNDS, Timing
 
 BLOCK_US: Final = 300.0
 MOST_CALLS: Final = 64
+# Of calls that are enqueued one by one.
+QUEUED_US: Final = 10_000.0
 EAGER_CALLS: Final = 200
 # PyTorch's names of dtypes in which a GPU's ceiling is known.
 DTYPES: Final = {"f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16"}
@@ -96,6 +98,41 @@ def measure(runs: Mapping[str, Call], *, repeats: int = 15, cold: bool = False) 
         first = round_ % len(names)
         for name in (*names[first:], *names[:first]):
             rounds[name].append(graphs[name].time_us(scrub))
+    return {name: Timing(tuple(values)) for name, values in rounds.items()}
+
+
+def measure_queued(runs: Mapping[str, Call], *, seconds: float = 2.0, repeats: int = 15) -> dict[str, Timing]:
+    """Times of contestants by name, on the GPU, in turns: of calls that are enqueued one behind the other.
+
+    For what is captured already, and for eager calls, whose time is the host's where the host is slower. Rounds end
+    when `seconds` are over, but not before the least number of them.
+    """
+    module = torch()
+    start, end = (module.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def block_us(run: Call, calls: int) -> float:
+        # The GPU is busy when the clock starts, so that the first launch does not count.
+        run()
+        start.record()
+        for _ in range(calls):
+            run()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) * 1e3 / calls
+
+    calls = {}
+    for name, run in runs.items():
+        block_us(run, 1)
+        calls[name] = max(1, min(MOST_CALLS, round(QUEUED_US / max(1.0, block_us(run, 3)))))
+    rounds: dict[str, list[float]] = {name: [] for name in runs}
+    names = list(runs)
+    began = time.perf_counter()
+    for round_ in range(repeats):
+        if round_ >= LEAST_ROUNDS and time.perf_counter() - began >= seconds:
+            break
+        first = round_ % len(names)
+        for name in (*names[first:], *names[:first]):
+            rounds[name].append(block_us(runs[name], calls[name]))
     return {name: Timing(tuple(values)) for name, values in rounds.items()}
 
 

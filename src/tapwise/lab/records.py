@@ -19,7 +19,21 @@ from tapwise import registry
 from tapwise.errors import InvalidProblem
 from tapwise.lab.roofline import write_atomically
 
-LIBRARIES = ("tapwise", "numpy", "numba", "llvmlite", "torch", "onnxruntime", "cuda-core", "cuda-bindings")
+LIBRARIES = (
+    "tapwise",
+    "numpy",
+    "numba",
+    "llvmlite",
+    "torch",
+    "torchvision",
+    "onnxruntime",
+    "cuda-core",
+    "cuda-bindings",
+)
+
+MODEL = "model"
+# Of a model's images, where nothing else is asked for.
+IMAGE_SIZE = 224
 
 
 @dataclass
@@ -67,6 +81,28 @@ class Record:
     def as_json(self) -> dict[str, object]:
         """A plain dictionary; `category` under its suite name `class`, floats to six digits."""
         return {"class" if name == "category" else name: rounded(value) for name, value in asdict(self).items()}
+
+
+@dataclass
+class ModelRecord(Record):
+    """Of a whole model: `algorithms` are tapwise's variants, `peers` the others, `algorithm` and `time_us` of the
+    fastest of ours. `variants`: of each name, who computes it, time, spread, ratio (the fastest of PyTorch's over it),
+    largest error as a part of the largest output, part of the images with the same class, or the reason why there is no
+    time. `layers`: what optimize measured. `images` that were compared."""
+
+    name: str = ""
+    n: int = 1
+    size: int = 0
+    images: int = 0
+    fastest: str = ""
+    variants: list[dict[str, Any]] = field(default_factory=list)
+    layers: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def file_name(self) -> str:
+        """model-<name>-<dtype>-n<batch>.json; sizes other than 224 are in the name too."""
+        size = "" if self.size == IMAGE_SIZE else f"-{self.size}"
+        return f"model-{self.name}{size}-{self.dtype}-n{self.n}.json"
 
 
 def read(path: Path) -> list[Record]:
@@ -139,6 +175,8 @@ def geometric_mean(values: Iterable[float]) -> float | None:
 
 def _kind(record: Record) -> str:
     """What the records of a file share: suite, direction, arithmetic and layout."""
+    if isinstance(record, ModelRecord):
+        return record.file_name
     dtype = record.math if record.math != "ieee" else record.dtype
     layout = "" if record.layout == "nchw" else f"-{record.layout}"
     return f"{record.suite}-{record.direction}-{dtype}{layout}"
@@ -146,6 +184,8 @@ def _kind(record: Record) -> str:
 
 def file_name(records: Sequence[Record], batch: int | None) -> str:
     """<suite>-<direction>-<dtype>-n<batch>.json of records of one kind; the batch is that of most problems."""
+    if isinstance(records[0], ModelRecord):
+        return records[0].file_name
     sizes = Counter(int(getattr(registry.parse(record.problem), "n", 1)) for record in records)
     return f"{_kind(records[0])}-n{batch or sizes.most_common(1)[0][0]}.json"
 

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from tapwise import registry
 from tapwise.lab.bench import select_best
-from tapwise.lab.records import Record, geometric_mean
+from tapwise.lab.records import MODEL, ModelRecord, Record, geometric_mean
 from tapwise.lab.study import show
 from tapwise.lab.study.findings import Findings
 from tapwise.lab.timing import UNSTABLE
@@ -129,6 +129,38 @@ def _print_means(console: Console, rows: Sequence[Record], peers: Sequence[str])
     )
 
 
+def print_model(console: Console, row: ModelRecord) -> None:
+    """A line a variant, then why some have no time."""
+    title = f"{row.name}, {row.dtype}, {row.n} × {row.size} × {row.size}, {row.device}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("variant", overflow="fold", min_width=20)
+    for name in ("by", "ms", "spread", "fastest\n/ this", "error", "top-1"):
+        table.add_column(name, justify="left" if name == "by" else "right", no_wrap=True)
+    for variant in row.variants:
+        error, top = variant.get("error"), variant.get("top1")
+        checked = "-" if error is None else f"{error:.1e}", "-" if top is None else f"{100 * top:.1f} %"
+        if "time_us" not in variant:
+            table.add_row(variant["name"], variant["by"], "-", "-", "-", *checked, style="dim")
+            continue
+        spread = 100 * variant["spread_us"] / variant["time_us"]
+        noise = f"±{spread:.0f}%" + ("?" if spread > 100 * UNSTABLE else "")
+        cells = f"{variant['time_us'] / 1e3:.3f}", noise, _ratio(variant.get("ratio"))
+        table.add_row(variant["name"], variant["by"], *cells, *checked)
+    console.print(table)
+    for variant in row.variants:
+        if variant["reason"]:
+            console.print(f"{variant['name']}: {variant['reason']}", soft_wrap=True)
+    if row.time_us is not None and row.ratios:
+        best = min(row.ratios, key=row.ratios.__getitem__)
+        console.print(f"{best}, the fastest other, over the fastest of tapwise: {row.ratio:.2f}")
+    console.print(
+        f"fastest / this: time of the fastest of PyTorch's ({row.fastest or 'none'}) over the variant's, in turns in "
+        f"one run. error: of {row.images} images against float32, as a part of the largest output; {row.bound:.1e} is "
+        "allowed. top-1: the same class. time: median ± half the interquartile range.",
+        style="dim",
+    )
+
+
 def load(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """All records below a results folder, by "<device>/<file stem>"."""
     paths = sorted(folder.glob("*/*.json"))
@@ -142,12 +174,31 @@ def studies(folder: Path) -> dict[str, Findings]:
 
 
 def markdown(name: str, results: dict[str, list[dict[str, Any]]]) -> str:
-    """The text of a marked section: "summary" (a line a results file) or "<device>/<file stem>" (a line a problem)."""
+    """The text of a marked section: "summary" (a line a results file), "models" (a line a model) or "<device>/<file
+    stem>" (a line a problem)."""
     if name == "summary":
-        return _summary(results)
+        return _summary({name: rows for name, rows in results.items() if not _of_models(rows)})
+    if name == "models":
+        return _models([row for rows in results.values() if _of_models(rows) for row in rows])
     if name not in results:
         raise KeyError(f"results:{name}: there are {', '.join(results) or 'no results'}")
-    return _problems(results[name])
+    return _models(results[name]) if _of_models(results[name]) else _problems(results[name])
+
+
+def _of_models(rows: Sequence[Mapping[str, Any]]) -> bool:
+    return any(row.get("suite") == MODEL for row in rows)
+
+
+def _models(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A line a model: the fastest variant of ours and the fastest other."""
+    lines = [["device", "model", "ours", "time", "fastest other", "time", "fastest other / ours"], ["---"] * 7]
+    for row in rows:
+        other = min(row["peers"], key=row["peers"].get, default="-")
+        ours, ratio = (row["algorithm"] or "-").split(".", 1)[-1], row["ratio"]
+        times = [microseconds(row["time_us"]), microseconds(row["peers"].get(other))]
+        result = row["reason"] if ratio is None else f"{ratio:.2f}"
+        lines.append([row["device"], row["problem"], ours, times[0], other, times[1], result])
+    return _cells(lines)
 
 
 def _cells(rows: Iterable[Sequence[str]]) -> str:
