@@ -12,16 +12,18 @@ import torch
 from tapwise.errors import InvalidProblem
 
 FORMS: Final = "a model of torchvision, file.py:function, or MODEL.onnx"
-# Images that set the statistics of batch norm.
+# Images that set the scales of batch norm.
 SETTLING: Final = 4
+# Mean square of a channel, as a part of that of all.
+LEAST_CHANNEL: Final = 0.1
 
 
 def load(name: str, size: int) -> torch.nn.Module:
     """The model of a name, in float32 on the CPU, for inference.
 
-    `resnet50` and the like: torchvision's, with random weights, and batch norm's statistics of random images of that
-    size. `file.py:function`: what the function gives without arguments, as it is. `MODEL.onnx`: by onnx2torch. Raises
-    InvalidProblem, also where what is needed is not installed.
+    `resnet50` and the like: torchvision's, with random weights, and batch norm scaled by random
+    images of that size. `file.py:function`: what the function gives without arguments, as it is. `MODEL.onnx`: by
+    onnx2torch. Raises InvalidProblem, also where what is needed is not installed.
     """
     try:
         if ".py:" in name:
@@ -93,16 +95,20 @@ def _of_torchvision(name: str, size: int) -> Any:
 
 @torch.no_grad()
 def _settle(model: torch.nn.Module, size: int) -> None:
-    """Statistics of random images for batch norm: untrained ones let values grow from layer to layer."""
+    """Scales for batch norm, layer by layer, from random images: without, values grow or vanish.
+
+    Means stay zero: without them an untrained network blows up rounding errors three times as much.
+    """
+
+    def settle(norm: Any, inputs: tuple[torch.Tensor, ...]) -> None:
+        (x,) = inputs
+        squares = x.transpose(0, 1).flatten(1).square().mean(1)
+        # A channel that these images hardly reach may be reached by others.
+        norm.running_var.copy_(squares.clamp(min=LEAST_CHANNEL * float(squares.mean())))
+
     norms = [one for one in model.modules() if isinstance(one, torch.nn.modules.batchnorm._BatchNorm)]
-    kept = [one.momentum for one in norms]
-    for norm in norms:
-        # No momentum: the mean of all that was seen.
-        norm.momentum = None
-        norm.reset_running_stats()
-        norm.train()
+    hooks = [norm.register_forward_pre_hook(settle) for norm in norms]
     if norms:
         model(torch.randn(SETTLING, 3, size, size))
-    for norm, momentum in zip(norms, kept, strict=True):
-        norm.momentum = momentum
-        norm.eval()
+    for hook in hooks:
+        hook.remove()
