@@ -45,7 +45,7 @@ class Segmenter(nn.Module):
 def main() -> None:
     torch.manual_seed(0)
     model = Segmenter(classes=5).eval()
-    fast = tapwise.torch.optimize(model, torch.randn(1, 3, 64, 96))
+    fast = tapwise.torch.optimize(model, torch.randn(1, 3, 64, 96), memory_format="contiguous")
     print(fast.report)
     for size in ((64, 96), (48, 48)):
         images = torch.randn(2, 3, *size)

@@ -39,7 +39,7 @@ def main() -> None:
     torch.manual_seed(0)
     block = ResidualBlock(32, 64, 128).eval()
     inputs = torch.randn(2, 32, 24, 24), torch.randn(2, 128)
-    fast = tapwise.torch.optimize(block, inputs, report=True)
+    fast = tapwise.torch.optimize(block, inputs, memory_format="contiguous", report=True)
     # Inductor would fuse what is left; "aot_eager" needs no compiler.
     compiled = torch.compile(fast, fullgraph=True, backend="aot_eager")
     with torch.no_grad():

@@ -38,9 +38,10 @@ PROBLEMS = [
     "n2 c8 h19 w23 k8 r3 s3 stride2 pad2 dilation2x3 groups2",
 ]
 IDENTIFIERS = [name for name in registry.ALGORITHMS["conv"] if name.startswith("cpu.")]
-EPILOGUES = [
-    "bias", "residual relu", "bias residual relu6", "silu", "bias gelu", "sigmoid", "bias tanh", "bias hardswish",
-    "residual hardsigmoid", "bias gelu_tanh", "leaky_relu", "bias residual leaky_relu-2.5",
+EPILOGUES = ["bias", "residual relu", "bias residual relu6", "silu", "bias gelu", "sigmoid", "bias tanh"]
+# Written as those are, so that one problem will do.
+MORE_EPILOGUES = [
+    "bias hardswish", "residual hardsigmoid", "bias gelu_tanh", "leaky_relu", "bias residual leaky_relu-2.5"
 ]  # fmt: skip
 
 
@@ -63,8 +64,8 @@ IN_ALL_DTYPES = [
 FUSED = [
     f"{text} {epilogue}"
     for text in ("c5 h9 w11 k7 r3 s3 pad1", "c7 h5 w6 k9 r1 s1 nhwc", "c6 h9 w9 k6 r3 s3 groups6")
-    for epilogue in EPILOGUES
-]
+    for epilogue in EPILOGUES + MORE_EPILOGUES * (text == "c5 h9 w11 k7 r3 s3 pad1")
+] + [f"{text} {MORE_EPILOGUES[-1]}" for text in ("c7 h5 w6 k9 r1 s1 nhwc", "c6 h9 w9 k6 r3 s3 groups6")]
 
 
 @pytest.mark.parametrize(("identifier", "text"), applying(IN_BOTH_ORDERS))
@@ -130,7 +131,7 @@ def test_takes_what_it_is_for() -> None:
         "cpu.depthwise": 2,
         "cpu.pointwise": 2,
     }
-    assert counts(FUSED) == {**dict.fromkeys(every, 36), "cpu.winograd": 12, "cpu.depthwise": 12, "cpu.pointwise": 12}
+    assert counts(FUSED) == {**dict.fromkeys(every, 28), "cpu.winograd": 12, "cpu.depthwise": 8, "cpu.pointwise": 8}
     assert counts(ROUTES, ["cpu.direct", "cpu.pointwise"]) == {"cpu.direct": 7, "cpu.pointwise": 2}
 
 

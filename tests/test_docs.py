@@ -80,7 +80,7 @@ def test_examples_of_a_page_run(page: str) -> None:
     blocks = code_blocks((ROOT / page).read_text(), "python")
     assert len(blocks) == 2
     for block in blocks:
-        assert len([line for line in block.splitlines() if line.strip()]) <= 14
+        assert len([line for line in block.splitlines() if line.strip()]) <= 10
         exec(compile(block, page, "exec"), {})
 
 

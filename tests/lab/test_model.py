@@ -152,6 +152,13 @@ def test_options_that_a_model_has_not(words: list[str], file: str) -> None:
     assert result.exit_code == 2 and "Traceback" not in result.output
 
 
+@pytest.mark.parametrize("words", [["--size", "64"], ["--layers"], ["--max-autotune"]])
+def test_options_of_a_model_alone(words: list[str]) -> None:
+    found = runner.invoke(app, ["bench", "c3 h9 w7 k5 r3 s3", *words])
+    assert found.exit_code == 2
+    assert "go with --model" in found.output
+
+
 def test_batch_norm_is_settled() -> None:
     net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4)).eval()
     named_model._settle(net, 16)

@@ -8,6 +8,7 @@ import threading
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -67,6 +68,17 @@ def test_what_a_graph_is_for() -> None:
     weight.mul_(3)
     assert torch.equal(graphs(a), 3 * a)
     assert graphs.captures == 5, "of another version"
+
+
+def test_what_cannot_be_told_apart_is_called() -> None:
+    """The repr of a large array leaves most of it out."""
+    graphs = Replayed(lambda x, scale: x * float(scale[5000]), lambda: 0, 2)
+    one, two = np.ones(10000), np.ones(10000)
+    two[5000] = 2
+    x = torch.randn(3)
+    assert torch.equal(graphs(x, one), x)
+    assert torch.equal(graphs(x, two), 2 * x)
+    assert graphs.captures == 0
 
 
 def test_what_lies_on_a_cpu_is_called() -> None:

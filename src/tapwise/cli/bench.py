@@ -43,7 +43,7 @@ def bench(
         str | None,
         typer.Option(help="a whole model, not problems: torchvision's name, file.py:function or MODEL.onnx"),
     ] = None,
-    size: Annotated[int, typer.Option(help="height and width of a model's images", min=1)] = 224,
+    size: Annotated[int | None, typer.Option(help="height and width of a model's images (224)", min=1)] = None,
     layers: Annotated[bool, typer.Option("--layers", help="of a model: what optimize measured, by layer")] = False,
     max_autotune: Annotated[
         bool, typer.Option("--max-autotune", help="of a model: torch.compile with max-autotune too")
@@ -63,11 +63,13 @@ def bench(
             why = "problems, layout, class, algorithms, peers and threads (TAPWISE_NUM_THREADS)"
             guarded(lambda: common.mistake(f"model={model!r}: goes without {why}"))
         words = {
-            "name": model, "n": 1 if batch is None else batch, "size": size, "dtype": dtype or "f32", "device": device,
+            "name": model, "n": 1 if batch is None else batch, "dtype": dtype or "f32", "device": device,
             "max_autotune": max_autotune, "seconds": 20.0 if seconds is None else seconds, "repeats": repeats,
         }  # fmt: skip
-        _bench_model(words, layers, json, compare)
+        _bench_model(words if size is None else {**words, "size": size}, layers, json, compare)
         return
+    if size is not None or layers or max_autotune:
+        guarded(lambda: common.mistake("size, layers, max-autotune: go with --model"))
     if not targets:
         common.list_suites(console)
         raise typer.Exit(2)

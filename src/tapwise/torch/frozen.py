@@ -17,8 +17,8 @@ from tapwise.ops.conv.api import prepare
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.torch.tensors import memory_format, narrow, ordered
 
-# Calls of a weight that are kept: shapes, strides and dtypes of x, and words.
-KEPT: Final = 64
+# Calls of a weight that are kept: shapes, strides and dtypes of x, and words. Each has filters of its own.
+KEPT: Final = 8
 
 
 class Words(NamedTuple):

@@ -53,6 +53,8 @@ class FusedConv(torch.nn.Module):
             None if one is None else (one.data_ptr(), 0 if one.is_inference() else one._version) for one in tensors
         )
 
+    # Ordinary tensors also when the first call is made in inference mode: they are to be written to later.
+    @torch.inference_mode(False)
     @torch.no_grad()
     def refresh(self) -> None:
         """The filters anew, from the parts."""
@@ -72,17 +74,18 @@ class FusedConv(torch.nn.Module):
                 kept.copy_(value)
         self.state = self._state()
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """x (n, c, h, w) or (n, c, w); residual of the result's shape."""
+    def forward(self, x: torch.Tensor, residual: Any = None) -> torch.Tensor:
+        """x (n, c, h, w) or (n, c, w); residual: a tensor or a number, broadcast where it has another shape."""
         conv, bn = self.__dict__["parts"]
+        tensors = x, conv.weight, residual if isinstance(residual, torch.Tensor) else None
         if not torch.compiler.is_compiling() and self.state != self._state():
             self.refresh()
-        if (bn is not None and bn.training) or not is_taken(x, residual, conv.weight) or x.ndim != conv.weight.ndim:
+        if (bn is not None and bn.training) or not is_taken(*tensors) or x.ndim != conv.weight.ndim:
             y = conv(x)
             return self._rest(y if bn is None else bn(y), residual)
         return self.by_pytorch(x, residual) if self.by_torch else self.by_tapwise(x, residual)
 
-    def by_pytorch(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def by_pytorch(self, x: torch.Tensor, residual: Any = None) -> torch.Tensor:
         """With the folded filters, one after the other."""
         conv, _ = self.__dict__["parts"]
         function = torch.conv2d if x.ndim == 4 else torch.conv1d
@@ -90,7 +93,7 @@ class FusedConv(torch.nn.Module):
         y = function(x, self.weight.to(x.dtype), bias, conv.stride, conv.padding, conv.dilation, conv.groups)
         return self._rest(y, residual)
 
-    def by_tapwise(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+    def by_tapwise(self, x: torch.Tensor, residual: Any = None) -> torch.Tensor:
         """With the folded filters, in one operator; a residual that is broadcast comes after it."""
         fits = self.fits(x, residual)
         added = residual if fits else None
@@ -102,7 +105,7 @@ class FusedConv(torch.nn.Module):
         words = self.words if fits else words_of(self.__dict__["parts"][0], None, self.math)
         return words if x.dtype is torch.float32 else words.replace(f" {self.math}", "")
 
-    def fits(self, x: torch.Tensor, residual: torch.Tensor | None) -> bool:
+    def fits(self, x: torch.Tensor, residual: Any) -> bool:
         """Whether a residual, if any, has the result's shape: others are broadcast."""
         if residual is None:
             return True
@@ -113,9 +116,9 @@ class FusedConv(torch.nn.Module):
             at = 2 * (x.ndim - 3 - axis)
             reach = conv.dilation[axis] * (self.weight.shape[2 + axis] - 1) + 1
             sizes.append((size + sides[at] + sides[at + 1] - reach) // conv.stride[axis] + 1)
-        return residual.dtype == x.dtype and list(residual.shape) == sizes
+        return isinstance(residual, torch.Tensor) and residual.dtype == x.dtype and list(residual.shape) == sizes
 
-    def _rest(self, y: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+    def _rest(self, y: torch.Tensor, residual: Any) -> torch.Tensor:
         y = y if residual is None else y + residual
         return activated(self.activation, y)
 

@@ -39,10 +39,9 @@ POOLS: Final[dict[type[torch.nn.Module], type[torch.nn.Module]]] = {
 }  # fmt: skip
 
 
-def fuse(traced: fx.GraphModule, math: str) -> list[str]:
-    """Replaces convolutions and what follows them by FusedConv, in place; their names, as they are called."""
+def fuse(traced: fx.GraphModule, math: str) -> None:
+    """Replaces convolutions and what follows them by FusedConv, in place."""
     named = dict(traced.named_modules())
-    names = []
     for node in list(traced.graph.nodes):
         conv = _module(node, named)
         if type(conv) not in NORMS or conv.padding_mode != "zeros" or len(node.args) != 1 or node.kwargs:
@@ -69,10 +68,14 @@ def fuse(traced: fx.GraphModule, math: str) -> list[str]:
         with traced.graph.inserting_before(last):
             made = traced.graph.call_module(name, (node.args[0], *residual))
         _replace(traced.graph, node, last, made)
-        names.append(name)
     traced.graph.lint()
     traced.recompile()
-    return names
+
+
+def alone(module: torch.nn.Module, math: str) -> torch.nn.Module:
+    """What computes one of torch.nn's modules by itself: a fused convolution, or the module."""
+    fusible = type(module) in NORMS and module.padding_mode == "zeros" and not _hooked(module)
+    return FusedConv(module, None, None, math) if fusible else module
 
 
 def replace_pools(traced: fx.GraphModule) -> None:
@@ -93,7 +96,11 @@ def replace_pools(traced: fx.GraphModule) -> None:
 def _module(node: fx.Node, named: dict[str, torch.nn.Module]) -> Any:
     """The module that a node calls, if it does no more than its kind: hooks are to be called."""
     module = named.get(str(node.target)) if node.op == "call_module" else None
-    return None if module is None or module._forward_hooks or module._forward_pre_hooks else module
+    return None if module is None or _hooked(module) else module
+
+
+def _hooked(module: torch.nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:

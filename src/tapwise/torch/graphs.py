@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
+PLAIN: Final = (int, float, bool, str, type(None))
 # Calls before a capture: kernels are compiled, filters packed, memory is found.
 WARM: Final = 2
 
@@ -37,7 +38,9 @@ class Graphs:
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         leaves, form = pytree.tree_flatten((inputs, named))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if not self._suited(tensors):
+        others = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+        # What else there is must be told apart by its repr.
+        if not self._suited(tensors) or not all(type(leaf) in PLAIN for leaf in others):
             return self._function(*inputs, **named)
         key = self.key(leaves, form)
         with self._lock:

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from rich.console import Console
 from rich.progress import track
-from torch import fx
 
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.torch.fused import FusedConv
@@ -44,72 +44,84 @@ class Layer:
         return bool(self.reason)
 
 
-def measured(traced: fx.GraphModule, names: list[str], inputs: tuple[Any, ...]) -> list[Layer]:
-    """The layers of a traced model on its inputs; each is set to compute by whichever was faster.
+class Kind(NamedTuple):
+    """A tensor without its values: a meta tensor, and where it lies."""
+
+    meta: torch.Tensor
+    device: torch.device
+
+    def random(self) -> torch.Tensor:
+        one = self.meta
+        return torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=self.device).normal_()
+
+
+# Of what a layer is called with: x, and a residual, which may be a number.
+Arguments = tuple[Any, ...]
+
+
+def measured(model: torch.nn.Module, inputs: tuple[Any, ...]) -> list[Layer]:
+    """The fused convolutions of a model on its inputs; each is set to compute by whichever was faster.
 
     Kernels are compiled by many threads first. Layers of one problem are timed once.
     """
-    modules: dict[str, FusedConv] = {name: traced.get_submodule(name) for name in names}
-    kinds: dict[str, tuple[torch.Tensor, ...]] = {}
+    modules = {name: one for name, one in model.named_modules() if isinstance(one, FusedConv)}
+    kinds: dict[str, Arguments] = {}
     uses: Counter[str] = Counter()
 
-    class Recorder(fx.Interpreter):
-        def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
-            if target in modules:
-                uses[target] += 1
-                # Their values are not kept.
-                kinds.setdefault(target, tuple(map(_empty, args)))
-            return super().call_module(target, args, kwargs)
+    def record(name: str, module: torch.nn.Module, arguments: Arguments) -> None:
+        uses[name] += 1
+        kinds.setdefault(name, tuple(map(_kind, arguments)))
 
+    hooks = [one.register_forward_pre_hook(partial(record, name)) for name, one in modules.items()]
     for module in modules.values():
         module.by_torch = True
+    try:
+        with torch.no_grad():
+            model(*inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    problems = {name: problem_of(modules[name], _metas(kind)) for name, kind in kinds.items()}
     with torch.no_grad():
-        Recorder(traced).run(*inputs)
-        problems = {name: problem_of(modules[name], kind) for name, kind in kinds.items()}
         _prepare({problem: (modules[name], kinds[name]) for name, problem in problems.items()})
         times: dict[str, tuple[float, float, str]] = {}
         for name, problem in problems.items():
             if problem not in times:
-                times[problem] = _times(modules[name], tuple(map(_random, kinds[name])))
+                times[problem] = _times(modules[name], _tensors(kinds[name]))
             modules[name].by_torch = bool(times[problem][2])
     return [Layer(name, problem, uses[name], *times[problem]) for name, problem in problems.items()]
 
 
-def _empty(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's kind, without memory."""
-    empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    empty.place = tensor.device
-    return empty
+def _kind(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    return Kind(torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta"), value.device)
 
 
-def _random(kind: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(kind.shape, kind.stride(), dtype=kind.dtype, device=kind.place).normal_()
+def _metas(arguments: Arguments) -> Arguments:
+    return tuple(one.meta if isinstance(one, Kind) else one for one in arguments)
 
 
-def _prepare(layers: dict[str, tuple[FusedConv, tuple[torch.Tensor, ...]]]) -> None:
+def _tensors(arguments: Arguments) -> Arguments:
+    return tuple(one.random() if isinstance(one, Kind) else one for one in arguments)
+
+
+def _prepare(layers: dict[str, tuple[FusedConv, Arguments]]) -> None:
     """A first call of each problem, many at once; where a person looks on, with its progress."""
 
-    def first(layer: tuple[FusedConv, tuple[torch.Tensor, ...]]) -> None:
-        module, kinds = layer
+    def first(layer: tuple[FusedConv, Arguments]) -> None:
+        module, arguments = layer
         # What is refused is so again where it is timed.
         with torch.no_grad(), suppress(Exception):
-            module.by_tapwise(*map(_random, kinds))
+            module.by_tapwise(*_tensors(arguments))
 
+    shown = {"console": Console(stderr=True), "transient": True, "disable": not sys.stderr.isatty()}
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        done = pool.map(first, layers.values())
-        list(
-            track(
-                done,
-                "compiling",
-                len(layers),
-                console=Console(stderr=True),
-                transient=True,
-                disable=not sys.stderr.isatty(),
-            )
-        )
+        for _ in track(pool.map(first, layers.values()), "compiling", len(layers), **shown):  # type: ignore[arg-type]
+            pass
 
 
-def _times(module: FusedConv, tensors: tuple[torch.Tensor, ...]) -> tuple[float, float, str]:
+def _times(module: FusedConv, tensors: Arguments) -> tuple[float, float, str]:
     """Microseconds here and in PyTorch, and why it is PyTorch's."""
     theirs = wall_us(lambda: module.by_pytorch(*tensors))
     try:
@@ -119,12 +131,14 @@ def _times(module: FusedConv, tensors: tuple[torch.Tensor, ...]) -> tuple[float,
     return ours, theirs, "PyTorch is faster" if ours > theirs else ""
 
 
-def problem_of(module: FusedConv, tensors: tuple[torch.Tensor, ...]) -> str:
+def problem_of(module: FusedConv, tensors: Arguments) -> str:
+    """The string of the problem that a call is."""
     x = tensors[0]
     sizes = " ".join(f"{axis}{size}" for axis, size in zip("nchw" if x.ndim == 4 else "ncw", x.shape, strict=True))
     k, _, *kernel = module.weight.shape
     taps = " ".join(f"{axis}{size}" for axis, size in zip("rs"[-len(kernel) :], kernel, strict=True))
-    more = [NAMES[x.dtype]] if not module.math or module.math == "ieee" or x.dtype is not torch.float32 else []
+    # tf32 says its dtype, too.
+    more = [NAMES[x.dtype]] if module.math == "ieee" or x.dtype is not torch.float32 else []
     more += ["nhwc"] if memory_format(x) is torch.channels_last else []
     more += ["bias"] if module.bias is not None else []
     residual = tensors[1] if len(tensors) > 1 else None

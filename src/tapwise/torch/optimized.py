@@ -17,7 +17,10 @@ from tapwise.torch import fusion, layers
 from tapwise.torch.fused import FusedConv
 from tapwise.torch.graphs import Graphs
 
-FORMATS: Final = ("auto", "channels_last", "contiguous", "preserve")
+# Orders of images by name; None: as they come.
+FORMATS: Final = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format, "preserve": None}
+# Modules without a forward of their own.
+CONTAINERS: Final = (torch.nn.ModuleList, torch.nn.ModuleDict)
 
 
 @dataclass
@@ -65,8 +68,7 @@ class Optimized(torch.nn.Module):
         return tuple((one.data_ptr(), 0 if one.is_inference() else one._version) for one in tensors)
 
     def _compute(self, *inputs: Any, **named: Any) -> Any:
-        if self.report.memory_format in ("channels_last", "contiguous"):
-            order = getattr(torch, f"{self.report.memory_format}".replace("contiguous", "contiguous_format"))
+        if (order := FORMATS[self.report.memory_format]) is not None:
             inputs = tuple(_in_order(one, order) for one in inputs)
             named = {name: _in_order(one, order) for name, one in named.items()}
         return self.__dict__["graph"](*inputs, **named)
@@ -109,19 +111,18 @@ def optimize(
     """
     if not isinstance(model, torch.nn.Module):
         raise InvalidProblem(f"model is a {type(model).__name__}: a torch.nn.Module is allowed")
-    one_of(memory_format, "memory_format", FORMATS)
+    one_of(memory_format, "memory_format", ("auto", *FORMATS))
     one_of(math, "math", MATHS)
-    inputs = (
-        example_inputs if isinstance(example_inputs, (tuple, list)) or example_inputs is None else (example_inputs,)
-    )
+    several = example_inputs is None or isinstance(example_inputs, (tuple, list))
+    inputs = example_inputs if several else (example_inputs,)
     kept = 8 * graphs if isinstance(graphs, bool) else whole(graphs, "graphs")
     if kept < 0:
         raise InvalidProblem(f"graphs={kept}: True, False, or how many at most")
     own = copy.deepcopy(model).eval().requires_grad_(False)
     done = Report()
-    graph, names = _fused(own, math, done)
+    graph = _fused(own, math, done, "")
     result = Optimized(own, graph, done, kept)
-    done.fused = len(names)
+    done.fused = sum(isinstance(one, FusedConv) for one in graph.modules())
     if memory_format != "auto":
         done.memory_format = memory_format
     elif inputs is None:
@@ -129,41 +130,50 @@ def optimize(
         done.memory_format = "channels_last" if half else "preserve"
     if inputs is not None:
         formats = ("contiguous", "channels_last") if memory_format == "auto" else (memory_format,)
-        _measure(result, names, tuple(inputs), formats)
+        _measure(result, tuple(inputs), formats)
     if flag(report, "report"):
         print(done)
     return result
 
 
-def _measure(result: Optimized, names: list[str], inputs: tuple[Any, ...], formats: tuple[str, ...]) -> None:
+def _measure(result: Optimized, inputs: tuple[Any, ...], formats: tuple[str, ...]) -> None:
     """Each layer by the faster library, in the order of images in which the model is."""
     done, graph = result.report, result.__dict__["graph"]
     best: tuple[float, str, list[layers.Layer]] | None = None
-    for order in formats:
-        done.memory_format = order
-        kind = getattr(torch, order.replace("contiguous", "contiguous_format"), None)
-        given = inputs if kind is None else tuple(_in_order(one, kind) for one in inputs)
-        found = layers.measured(graph, names, given) if isinstance(graph, fx.GraphModule) else []
+    for done.memory_format in formats:
+        order = FORMATS[done.memory_format]
+        given = inputs if order is None else tuple(_in_order(one, order) for one in inputs)
+        found = layers.measured(graph, given)
         with torch.no_grad():
             taken = layers.wall_us(lambda: result(*inputs))
         if best is None or taken < best[0]:
-            best = taken, order, found
+            best = taken, done.memory_format, found
     assert best is not None
     _, done.memory_format, done.layers = best
     for layer in done.layers:
         graph.get_submodule(layer.name).by_torch = layer.by_torch
 
 
-def _fused(module: torch.nn.Module, math: str, done: Report, name: str = "") -> tuple[torch.nn.Module, list[str]]:
-    """(a graph that computes a module, names of its fused convolutions)."""
-    try:
-        traced = fx.symbolic_trace(module)
-    except Exception as error:
-        done.untraced[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        return module, []
-    for node in traced.graph.nodes:
-        # Annotations that are strings cannot be pickled.
-        node.type = None
-    names = fusion.fuse(traced, math)
-    fusion.replace_pools(traced)
-    return traced.eval(), names
+def _fused(module: torch.nn.Module, math: str, done: Report, name: str) -> torch.nn.Module:
+    """What computes a module: a graph, or the module with its parts in graphs where torch.fx cannot trace it."""
+    if not isinstance(module, CONTAINERS):
+        if fx.Tracer().is_leaf_module(module, name):
+            return fusion.alone(module, math)
+        try:
+            traced = fx.symbolic_trace(module)
+        except Exception as error:
+            done.untraced[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        else:
+            for node in traced.graph.nodes:
+                # Annotations that are strings cannot be pickled.
+                node.type = None
+            fusion.fuse(traced, math)
+            fusion.replace_pools(traced)
+            return traced.eval()
+    # Parameters and buffers are the module's own.
+    made = copy.copy(module)
+    made._modules = {
+        part: child if child is None else _fused(child, math, done, f"{name}.{part}".strip("."))
+        for part, child in module._modules.items()
+    }
+    return made

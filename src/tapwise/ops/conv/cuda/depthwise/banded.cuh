@@ -35,9 +35,9 @@ template <class P> struct Strip {
 };
 
 // T, R, S; SH: stride of rows in a class; SW, DW: stride and dilation of columns; OCTETS of channels, EACH channels a
-// warp; TILES of 16 positions a block, MTILES of them a warp; WIDE; STRIP: pieces of 16 bytes from strip to strip of a
-// plane's row; ROWS of x a stage and STAGES of them on their way; SUMS: rows of y that are written together; COPY
-// bytes; ACTIVATION, BIAS, RESIDUAL.
+// warp; TILES of 16 positions a block, MTILES of them a warp; WIDE, and STRIPS_ROW strips along a row of y; PHASES:
+// residue classes of rows; STRIP: pieces of 16 bytes from strip to strip of a plane's row; ROWS of x a stage and STAGES
+// of them on their way; SUMS: rows of y that are written together; COPY bytes; ACTIVATION, BIAS, RESIDUAL.
 template <class Traits> struct Tile : Traits {
     using B = Traits;
     static constexpr int CHANNELS = B::OCTETS * 8, POSITIONS = B::TILES * 16, STRIPS = POSITIONS / B::WIDE;
@@ -76,7 +76,7 @@ template <class P> DEVICE int tap_of(int k, int output) {
 }
 
 // One output by the definition.
-template <class P> __device__ __noinline__ void define(const Banded &a, int n, int c, int p, int q) {
+template <class P> __device__ __noinline__ void by_definition(const Banded &a, int n, int c, int p, int q) {
     using T = typename P::T;
     const T *x = static_cast<const T *>(a.x) + (long long)n * a.height * a.width * a.c + c;
     const T *w = static_cast<const T *>(a.w) + (long long)c * P::R * P::S;
@@ -275,7 +275,7 @@ template <class P> struct Rows {
             const int q = strip.q0 + position % P::WIDE * 8 + lane % 4 * 2 + e % 2;
             if (position >= P::STRIPS * P::WIDE || q >= (int)a.q || channel0 + channel >= (int)a.c) continue;
             for (int o = 0; o < strip.count; ++o)
-                define<P>(a, strip.n, channel0 + channel, strip.p0 + o * P::PHASES, q);
+                by_definition<P>(a, strip.n, channel0 + channel, strip.p0 + o * P::PHASES, q);
         }
     }
 };
