@@ -1,8 +1,4 @@
-"""Times on a GPU: calls captured in CUDA graphs, replayed in turns, measured by the GPU's own clock.
-
-PyTorch provides memory, graphs and events. A graph holds as many calls as fill BLOCK_US, so launches from the host and
-the resolution of events do not count; contestants take turns in rounds, each round beginning with another.
-"""
+"""Times on a GPU (torch/timing.py), of the host, and the GPU's measured roof. PyTorch provides all of them."""
 
 from __future__ import annotations
 
@@ -16,10 +12,8 @@ import numpy as np
 from tapwise.algorithm import Device
 from tapwise.errors import PeerUnavailable
 from tapwise.lab.roofline import Ceilings
-from tapwise.lab.timing import LEAST_ROUNDS, Timing
+from tapwise.lab.timing import Timing
 
-BLOCK_US: Final = 300.0
-MOST_CALLS: Final = 64
 # Of calls that are enqueued one by one.
 QUEUED_US: Final = 10_000.0
 EAGER_CALLS: Final = 200
@@ -48,92 +42,25 @@ def on_host(tensor: Any) -> np.ndarray:
     return values
 
 
-class Graph:
-    """`calls` of a function captured one behind the other."""
-
-    def __init__(self, run: Call, calls: int) -> None:
-        module = torch()
-        self.calls = calls
-        side = module.cuda.Stream()
-        side.wait_stream(module.cuda.current_stream())
-        with module.cuda.stream(side):
-            for _ in range(3):
-                run()
-        module.cuda.current_stream().wait_stream(side)
-        self._graph = module.cuda.CUDAGraph()
-        with module.cuda.graph(self._graph):
-            for _ in range(calls):
-                run()
-        self._events = [module.cuda.Event(enable_timing=True) for _ in range(2)]
-
-    def time_us(self, before: Call | None = None) -> float:
-        """Microseconds of one call in one replay, after `before` has been enqueued."""
-        start, end = self._events
-        if before is not None:
-            before()
-        start.record()
-        self._graph.replay()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) * 1e3 / self.calls
-
-
 def measure(runs: Mapping[str, Call], *, repeats: int = 15, cold: bool = False) -> dict[str, Timing]:
-    """Times of contestants by name, on the GPU, in turns.
+    """Times of contestants by name, on the GPU, captured in CUDA graphs, in turns.
 
     `cold`: one call a replay, behind a write over more memory than L2 holds, so nothing is found in it.
     """
-    graphs: dict[str, Graph] = {}
-    for name, run in runs.items():
-        once = Graph(run, 1)
-        once.time_us()
-        calls = 1 if cold else max(1, min(MOST_CALLS, round(BLOCK_US / max(1.0, once.time_us()))))
-        graphs[name] = once if calls == 1 else Graph(run, calls)
-    scrub = _scrubber() if cold else None
-    rounds: dict[str, list[float]] = {name: [] for name in graphs}
-    names = list(graphs)
-    for graph in graphs.values():
-        graph.time_us(scrub)
-    for round_ in range(repeats):
-        first = round_ % len(names)
-        for name in (*names[first:], *names[:first]):
-            rounds[name].append(graphs[name].time_us(scrub))
-    return {name: Timing(tuple(values)) for name, values in rounds.items()}
+    torch()
+    from tapwise.torch.timing import captured_us
+
+    rounds = captured_us(runs, repeats=repeats, before=_scrubber() if cold else None)
+    return {name: Timing(values) for name, values in rounds.items()}
 
 
 def measure_queued(runs: Mapping[str, Call], *, seconds: float = 2.0, repeats: int = 15) -> dict[str, Timing]:
-    """Times of contestants by name, on the GPU, in turns: of calls that are enqueued one behind the other.
+    """Times of contestants by name, on the GPU, in turns: of calls that are enqueued one behind the other."""
+    torch()
+    from tapwise.torch.timing import queued_us
 
-    For what is captured already, and for eager calls, whose time is the host's where the host is slower. Rounds end
-    when `seconds` are over, but not before the least number of them.
-    """
-    module = torch()
-    start, end = (module.cuda.Event(enable_timing=True) for _ in range(2))
-
-    def block_us(run: Call, calls: int) -> float:
-        # The GPU is busy when the clock starts, so that the first launch does not count.
-        run()
-        start.record()
-        for _ in range(calls):
-            run()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) * 1e3 / calls
-
-    calls = {}
-    for name, run in runs.items():
-        block_us(run, 1)
-        calls[name] = max(1, min(MOST_CALLS, round(QUEUED_US / max(1.0, block_us(run, 3)))))
-    rounds: dict[str, list[float]] = {name: [] for name in runs}
-    names = list(runs)
-    began = time.perf_counter()
-    for round_ in range(repeats):
-        if round_ >= LEAST_ROUNDS and time.perf_counter() - began >= seconds:
-            break
-        first = round_ % len(names)
-        for name in (*names[first:], *names[:first]):
-            rounds[name].append(block_us(runs[name], calls[name]))
-    return {name: Timing(tuple(values)) for name, values in rounds.items()}
+    rounds = queued_us(runs, repeats=repeats, seconds=seconds, block_us=QUEUED_US)
+    return {name: Timing(values) for name, values in rounds.items()}
 
 
 @cache

@@ -23,7 +23,8 @@ from tapwise.errors import InvalidProblem, PeerUnavailable
 from tapwise.lab import bench, gpu, named_model, records, timing
 from tapwise.lab.records import MODEL, ModelRecord
 from tapwise.lab.suites import ALIASES
-from tapwise.torch.layers import wall_us
+from tapwise.torch.graphs import capture
+from tapwise.torch.timing import wall_us
 
 DTYPES: Final = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 # Error of float32, as a part of the largest output; of 16 bits so many times that of PyTorch's own.
@@ -70,15 +71,7 @@ class Captured:
 
     def __init__(self, function: Callable[[torch.Tensor], Any], x: torch.Tensor) -> None:
         self._x = x.clone()
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                function(self._x)
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._y = function(self._x)
+        self._graph, self._y = capture(lambda: function(self._x))
 
     def run(self) -> None:
         self._graph.replay()

@@ -12,7 +12,26 @@ from torch.utils import _pytree as pytree
 
 PLAIN: Final = (int, float, bool, str, type(None))
 # Calls before a capture: kernels are compiled, filters packed, memory is found.
-WARM: Final = 2
+WARM: Final = 3
+
+
+def capture(function: Callable[[], Any], calls: int = 1) -> tuple[Any, Any]:
+    """(a CUDA graph of `calls` of a function, the result of the last): each replay overwrites the result.
+
+    Raises what the function raises, and RuntimeError where it cannot be captured.
+    """
+    here, side, graph = torch.cuda.current_stream(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    side.wait_stream(here)
+    result: Any = None
+    # Around the capture too: one that fails leaves its stream as the current one.
+    with torch.cuda.stream(side):
+        for _ in range(WARM):
+            function()
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            for _ in range(calls):
+                result = function()
+    here.wait_stream(side)
+    return graph, result
 
 
 class _Captured(NamedTuple):
@@ -97,15 +116,7 @@ class Graphs:
         static = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         inputs, named = pytree.tree_unflatten(static, form)
         try:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                for _ in range(WARM):
-                    self._function(*inputs, **named)
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                outputs = self._function(*inputs, **named)
+            graph, outputs = capture(lambda: self._function(*inputs, **named))
         except Exception as error:
             self.refused = f"{type(error).__name__}: {error}".splitlines()[0]
             return None

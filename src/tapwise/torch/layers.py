@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from statistics import median
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -21,16 +20,17 @@ from rich.progress import track
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.torch.fused import FusedConv
 from tapwise.torch.tensors import memory_format
+from tapwise.torch.timing import medians
 
-# Seconds and calls that a layer is timed for, each way.
-SECONDS: Final = 0.02
-CALLS: Final = 20
 NAMES: Final = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Wall times of a call, in microseconds; `reason` where it is not tapwise's, else empty."""
+    """Times of a call, in microseconds: in a CUDA graph, by the GPU's clock; on a CPU wall times.
+
+    `reason` where it is not tapwise's, else empty; `uncaptured`: why a GPU's times are those of eager calls.
+    """
 
     name: str
     problem: str
@@ -38,6 +38,7 @@ class Layer:
     time_us: float
     torch_us: float
     reason: str = ""
+    uncaptured: str = ""
 
     @property
     def by_torch(self) -> bool:
@@ -84,7 +85,7 @@ def measured(model: torch.nn.Module, inputs: tuple[Any, ...]) -> list[Layer]:
     problems = {name: problem_of(modules[name], _metas(kind)) for name, kind in kinds.items()}
     with torch.no_grad():
         _prepare({problem: (modules[name], kinds[name]) for name, problem in problems.items()})
-        times: dict[str, tuple[float, float, str]] = {}
+        times: dict[str, tuple[float, float, str, str]] = {}
         for name, problem in problems.items():
             if problem not in times:
                 times[problem] = _times(modules[name], _tensors(kinds[name]))
@@ -121,14 +122,19 @@ def _prepare(layers: dict[str, tuple[FusedConv, Arguments]]) -> None:
             pass
 
 
-def _times(module: FusedConv, tensors: Arguments) -> tuple[float, float, str]:
-    """Microseconds here and in PyTorch, and why it is PyTorch's."""
-    theirs = wall_us(lambda: module.by_pytorch(*tensors))
+def _times(module: FusedConv, tensors: Arguments) -> tuple[float, float, str, str]:
+    """Microseconds here and in PyTorch, why it is PyTorch's, and why no CUDA graph was captured."""
+    runs: dict[str, Callable[[], object]] = {"PyTorch": lambda: module.by_pytorch(*tensors)}
+    refused = ""
     try:
-        ours = wall_us(lambda: module.by_tapwise(*tensors))
+        module.by_tapwise(*tensors)
     except Exception as error:
-        return float("inf"), theirs, f"refused: {error}"
-    return ours, theirs, "PyTorch is faster" if ours > theirs else ""
+        refused = f"refused: {error}"
+    else:
+        runs["tapwise"] = lambda: module.by_tapwise(*tensors)
+    times, uncaptured = medians(runs, tensors[0].device)
+    ours, theirs = times.get("tapwise", math.inf), times["PyTorch"]
+    return ours, theirs, refused or ("PyTorch is faster" if ours > theirs else ""), uncaptured
 
 
 def problem_of(module: FusedConv, tensors: Arguments) -> str:
@@ -148,21 +154,6 @@ def problem_of(module: FusedConv, tensors: Arguments) -> str:
     return str(ConvProblem.parse(text))
 
 
-def wall_us(call: Callable[[], Any]) -> float:
-    """Microseconds of a call with what it leaves on the GPU, the median of some, after one more."""
-    synchronize = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
-    call()
-    synchronize()
-    times: list[float] = []
-    began = time.perf_counter()
-    while len(times) < 3 or (len(times) < CALLS and time.perf_counter() - began < SECONDS):
-        start = time.perf_counter()
-        call()
-        synchronize()
-        times.append((time.perf_counter() - start) * 1e6)
-    return median(times)
-
-
 def table(layers: list[Layer]) -> str:
     """Rows of text, a problem each, the largest share of the convolutions' time first."""
     alike: dict[str, Layer] = {}
@@ -179,4 +170,6 @@ def table(layers: list[Layer]) -> str:
         rows.append(f"{taken[problem] / total:6.1%} {layer.uses:4} {times}  {by:8} {problem}")
         if layer.reason.startswith("refused"):
             rows.append(f"{'':41}{layer.reason}")
+        if layer.uncaptured:
+            rows.append(f"{'':41}times of eager calls, no CUDA graph: {layer.uncaptured}")
     return "\n".join(rows)
