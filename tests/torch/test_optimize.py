@@ -261,3 +261,53 @@ def test_bad_arguments_are_named() -> None:
         tapwise.torch.optimize(net(), memory_format="nhwc")
     with pytest.raises(InvalidProblem, match="math"):
         tapwise.torch.optimize(net(), math="fp8")
+
+
+class Padded(nn.Module):
+    """What may be folded into a convolution's padding, and what may not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(3, 3, 3, 2), nn.Conv2d(3, 4, 3, padding=(0, 1))
+        self.norm, self.same = nn.BatchNorm2d(3), nn.Conv2d(3, 3, 4, padding="same")
+        self.zeros, self.ones = nn.ZeroPad2d((0, 1, 0, 2)), nn.ConstantPad2d(1, 1.0)
+
+    def forward(self, x: Any) -> Any:
+        # Folded: a module before batch norm, functions of four and of two sides, and zeros that make all sides alike.
+        y = self.norm(self.a(self.zeros(x))).relu()
+        y = self.b(functional.pad(y, [1, 0], value=0.0)), self.same(functional.pad(y, (2, 1, 0, 0)))
+        y = *y, self.a(functional.pad(x, (1, 1, 1, 1))) + y[1][:, :, :16, :16]
+        # Not: other values, other modes, negative sizes, sizes that depend on x, a second user.
+        y = *y, self.a(self.ones(x)), self.a(functional.pad(x, (1, 1, 1, 1), "reflect"))
+        y = *y, self.a(functional.pad(x, (-1, 0, 0, 0))), self.a(functional.pad(x, (0, x.shape[3] % 2 + 1)))
+        z = self.zeros(x)
+        return *y, self.a(z), z
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_padding_is_folded(dtype: Any) -> None:
+    model = Padded().eval()
+    nn.init.uniform_(model.norm.bias)
+    made = tapwise.torch.optimize(model)
+    graph = made.__dict__["graph"]
+    fused = [one for one in graph.modules() if isinstance(one, FusedConv)]
+    pads = [(0, 1, 0, 2), (1, 0, 0, 0), (2, 1, 0, 0), (1, 1, 1, 1)]
+    assert [one.pad for one in fused] == [*pads, *[()] * 5]
+    wanted = model(X)
+
+    def check() -> None:
+        for y, expected in zip(made.to(dtype)(X.to(dtype)), wanted, strict=True):
+            same(y, expected, 1e-5 if dtype is torch.float32 else 0.02)
+
+    with torch.no_grad():
+        check()
+        for one in fused:
+            one.by_torch = True
+        check()
+    # The parts themselves.
+    made.requires_grad_(True)
+    check()
+    made = tapwise.torch.optimize(model, X)
+    assert not any(layer.reason.startswith("refused") for layer in made.report.layers)
+    with torch.no_grad():
+        check()

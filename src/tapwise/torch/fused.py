@@ -1,4 +1,4 @@
-"""A convolution of a model with what follows it: batch norm, residual and activation in one operator.
+"""A convolution of a model with zeros before it, and batch norm, residual and activation behind it, in one operator.
 
 It refers to the model's own modules, which keep their parameters, names and state_dict. Folded filters are worked out
 again when those change. In training, where a gradient is recorded, and for what tapwise does not take, the parts
@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from tapwise.torch.nn import activated, is_taken, words_of
@@ -20,21 +21,27 @@ def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 class FusedConv(torch.nn.Module):
-    """y = activation(bn(conv(x)) + residual).
+    """y = activation(bn(conv(pad(x))) + residual).
 
-    `conv`: torch.nn.Conv1d or Conv2d with zeros as padding; `bn`: its batch norm or None. `by_torch`: PyTorch's own
-    convolution with the folded filters computes, then the rest.
+    `conv`: torch.nn.Conv1d or Conv2d with zeros as padding; `bn`: its batch norm or None. `pad`: zeros before and
+    after, from the last axis to the first, besides the convolution's own. `by_torch`: PyTorch's own convolution with
+    the folded filters computes, then the rest.
     """
 
     weight: torch.Tensor
     bias: torch.Tensor | None
 
-    def __init__(self, conv: Any, bn: Any = None, activation: str | None = None, math: str = "ieee") -> None:
+    def __init__(
+        self, conv: Any, bn: Any = None, activation: str | None = None, math: str = "ieee", pad: tuple[int, ...] = ()
+    ) -> None:
         super().__init__()
         # Not registered: they are the model's.
         self.__dict__["parts"] = conv, bn
         self.activation, self.math, self.by_torch = activation, math, False
-        self.words = words_of(conv, activation, math)
+        self.pad = pad
+        own = conv._reversed_padding_repeated_twice
+        self.sides = tuple(map(sum, zip(own, pad, strict=True))) if pad else tuple(own)
+        self.words = words_of(conv, activation, math, self.sides)
         self.register_buffer("weight", None, persistent=False)
         self.register_buffer("bias", None, persistent=False)
         self.state: tuple[Any, ...] = ()
@@ -81,7 +88,7 @@ class FusedConv(torch.nn.Module):
         if not torch.compiler.is_compiling() and self.state != self._state():
             self.refresh()
         if (bn is not None and bn.training) or not is_taken(*tensors) or x.ndim != conv.weight.ndim:
-            y = conv(x)
+            y = conv(functional.pad(x, self.pad) if self.pad else x)
             return self._rest(y if bn is None else bn(y), residual)
         return self.by_pytorch(x, residual) if self.by_torch else self.by_tapwise(x, residual)
 
@@ -90,7 +97,11 @@ class FusedConv(torch.nn.Module):
         conv, _ = self.__dict__["parts"]
         function = torch.conv2d if x.ndim == 4 else torch.conv1d
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        y = function(x, self.weight.to(x.dtype), bias, conv.stride, conv.padding, conv.dilation, conv.groups)
+        before, after = self.sides[::2], self.sides[1::2]
+        padding: Any = before[::-1]
+        if before != after:
+            x, padding = functional.pad(x, self.sides), 0
+        y = function(x, self.weight.to(x.dtype), bias, conv.stride, padding, conv.dilation, conv.groups)
         return self._rest(y, residual)
 
     def by_tapwise(self, x: torch.Tensor, residual: Any = None) -> torch.Tensor:
@@ -102,7 +113,7 @@ class FusedConv(torch.nn.Module):
 
     def words_for(self, x: torch.Tensor, fits: bool) -> str:
         """The operator's words; where a residual does not fit, without the activation that comes after it."""
-        words = self.words if fits else words_of(self.__dict__["parts"][0], None, self.math)
+        words = self.words if fits else words_of(self.__dict__["parts"][0], None, self.math, self.sides)
         return words if x.dtype is torch.float32 else words.replace(f" {self.math}", "")
 
     def fits(self, x: torch.Tensor, residual: Any) -> bool:
@@ -110,12 +121,11 @@ class FusedConv(torch.nn.Module):
         if residual is None:
             return True
         conv, _ = self.__dict__["parts"]
-        sides = conv._reversed_padding_repeated_twice
         sizes = [x.shape[0], self.weight.shape[0]]
         for axis, size in enumerate(x.shape[2:]):
             at = 2 * (x.ndim - 3 - axis)
             reach = conv.dilation[axis] * (self.weight.shape[2 + axis] - 1) + 1
-            sizes.append((size + sides[at] + sides[at + 1] - reach) // conv.stride[axis] + 1)
+            sizes.append((size + self.sides[at] + self.sides[at + 1] - reach) // conv.stride[axis] + 1)
         return isinstance(residual, torch.Tensor) and residual.dtype == x.dtype and list(residual.shape) == sizes
 
     def _rest(self, y: torch.Tensor, residual: Any) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Which nodes of a traced model become one convolution: batch norm, residual and activation behind it.
+"""Which nodes of a traced model become one convolution: padding before it, batch norm, residual, activation behind it.
 
 What is fused has one user, so nobody else sees what lies between.
 """
@@ -34,6 +34,7 @@ ADDED: Final = (operator.add, operator.iadd, torch.add, "add", "add_")
 # What writes into its first operand.
 IN_PLACE: Final = (operator.iadd, "add_")
 NORMS: Final = {torch.nn.Conv2d: torch.nn.BatchNorm2d, torch.nn.Conv1d: torch.nn.BatchNorm1d}
+PADS: Final = (torch.nn.ZeroPad1d, torch.nn.ZeroPad2d, torch.nn.ConstantPad1d, torch.nn.ConstantPad2d)
 POOLS: Final[dict[type[torch.nn.Module], type[torch.nn.Module]]] = {
     torch.nn.MaxPool2d: modules.MaxPool2d, torch.nn.AvgPool2d: modules.AvgPool2d
 }  # fmt: skip
@@ -46,7 +47,8 @@ def fuse(traced: fx.GraphModule, math: str) -> None:
         conv = _module(node, named)
         if type(conv) not in NORMS or conv.padding_mode != "zeros" or len(node.args) != 1 or node.kwargs:
             continue
-        last, bn = node, None
+        pad, sides = _padded(node, named, len(conv.stride))
+        start, last, bn = pad or node, node, None
         follower = _only_user(last)
         found: Any = None if follower is None else _module(follower, named)
         if type(found) is NORMS[type(conv)] and found.track_running_stats and found.running_mean is not None:
@@ -57,17 +59,17 @@ def fuse(traced: fx.GraphModule, math: str) -> None:
         follower = _only_user(last)
         if follower is not None and (activation := _activation(follower, named)) is not None:
             last = follower
-        if _written(node, last, (node.args[0], *residual), named):
+        if _written(start, last, (start.args[0], *residual), named):
             last, residual, activation = normed, (), None
-            if _written(node, last, (node.args[0],), named):
+            if _written(start, last, (start.args[0],), named):
                 continue
         name = f"fused_{str(node.target).replace('.', '_')}"
         while hasattr(traced, name):
             name += "_"
-        traced.add_module(name, FusedConv(conv, bn, activation, math))
+        traced.add_module(name, FusedConv(conv, bn, activation, math, sides))
         with traced.graph.inserting_before(last):
-            made = traced.graph.call_module(name, (node.args[0], *residual))
-        _replace(traced.graph, node, last, made)
+            made = traced.graph.call_module(name, (start.args[0], *residual))
+        _replace(traced.graph, start, last, made)
     traced.graph.lint()
     traced.recompile()
 
@@ -105,6 +107,28 @@ def _hooked(module: torch.nn.Module) -> bool:
 
 def _only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _padded(node: fx.Node, named: dict[str, torch.nn.Module], axes: int) -> tuple[fx.Node | None, tuple[int, ...]]:
+    """(the node, its sides) that puts zeros around what a convolution of so many axes reads, and nobody else."""
+    pad = node.args[0]
+    if not isinstance(pad, fx.Node) or len(pad.users) != 1:
+        return None, ()
+    module = _module(pad, named)
+    if type(module) in PADS:
+        sides, words = module.padding, {"value": getattr(module, "value", 0)}
+    elif pad.op == "call_function" and pad.target is functional.pad:
+        names = ("input", "pad", "mode", "value")
+        words = dict(zip(names, pad.args, strict=False)) | pad.kwargs
+        sides = words["pad"]
+    else:
+        return None, ()
+    sizes = tuple(sides) if isinstance(sides, (tuple, list)) else ()
+    plain = len(pad.args) > 0 and words.get("mode", "constant") == "constant" and words.get("value") in (None, 0)
+    # Sizes that are worked out from the image's are nodes.
+    if not plain or len(sizes) not in (2, 2 * axes) or not all(isinstance(one, int) and one >= 0 for one in sizes):
+        return None, ()
+    return pad, sizes + (0,) * (2 * axes - len(sizes))
 
 
 def _added(node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...]]:

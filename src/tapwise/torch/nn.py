@@ -6,7 +6,7 @@ for each weight and image size. Where a gradient is recorded, and for what tapwi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Self
 
@@ -46,11 +46,14 @@ def is_taken(*tensors: torch.Tensor | None) -> bool:
     )
 
 
-def words_of(module: Any, activation: str | None, math: str) -> str:
-    """The words of a problem's string that say what one of torch.nn's convolutions computes."""
+def words_of(module: Any, activation: str | None, math: str, sides: Sequence[int] | None = None) -> str:
+    """The words of a problem's string that say what one of torch.nn's convolutions computes.
+
+    `sides`: zeros around x, before and after, from the last axis to the first, in the place of the module's padding.
+    """
     axes = len(module.stride)
-    # From the last axis to the first: before and after.
-    sides = module._reversed_padding_repeated_twice if module.padding_mode == "zeros" else [0, 0] * axes
+    if sides is None:
+        sides = module._reversed_padding_repeated_twice if module.padding_mode == "zeros" else [0, 0] * axes
     pairs = [f"{sides[2 * axis]}:{sides[2 * axis + 1]}" for axis in reversed(range(axes))]
     words = [
         "stride" + "x".join(map(str, module.stride)), "pad" + "x".join(pairs),
