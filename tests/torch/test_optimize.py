@@ -20,6 +20,7 @@ from torch.nn import functional
 import tapwise.torch
 from tapwise.errors import InvalidProblem
 from tapwise.torch.fused import FusedConv
+from tapwise.torch.pools import Pooled
 
 torch.manual_seed(0)
 X = torch.randn(2, 3, 32, 32)
@@ -134,7 +135,8 @@ def test_compiled_and_exported(pair: Any) -> None:
 def test_layers_are_measured(capsys: Any) -> None:
     model = net()
     made = tapwise.torch.optimize(model, X, report=True)
-    assert len(made.report.layers) == 9
+    assert [layer.problem.partition(" ")[0] for layer in made.report.layers[:2]] == ["n2", "maxpool"]
+    assert len(made.report.layers) == 11
     assert all(layer.time_us > 0 and layer.torch_us > 0 for layer in made.report.layers)
     assert made.report.memory_format in ("contiguous", "channels_last")
     text = capsys.readouterr().out
@@ -274,8 +276,8 @@ class Padded(nn.Module):
 
     def forward(self, x: Any) -> Any:
         # Folded: a module before batch norm, functions of four and of two sides, and zeros that make all sides alike.
-        y = self.norm(self.a(self.zeros(x))).relu()
-        y = self.b(functional.pad(y, [1, 0], value=0.0)), self.same(functional.pad(y, (2, 1, 0, 0)))
+        z = self.norm(self.a(self.zeros(x))).relu()
+        y: tuple[Any, ...] = self.b(functional.pad(z, [1, 0], value=0.0)), self.same(functional.pad(z, (2, 1, 0, 0)))
         y = *y, self.a(functional.pad(x, (1, 1, 1, 1))) + y[1][:, :, :16, :16]
         # Not: other values, other modes, negative sizes, sizes that depend on x, a second user.
         y = *y, self.a(self.ones(x)), self.a(functional.pad(x, (1, 1, 1, 1), "reflect"))
@@ -311,3 +313,62 @@ def test_padding_is_folded(dtype: Any) -> None:
     assert not any(layer.reason.startswith("refused") for layer in made.report.layers)
     with torch.no_grad():
         check()
+
+
+def _raised(module: Any, inputs: Any, y: Any) -> Any:
+    return y + 1
+
+
+class Pools(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.max, self.whole, self.four = nn.MaxPool2d(3, 2, 1), nn.AdaptiveAvgPool2d((1, 1)), nn.AdaptiveAvgPool2d(4)
+        self.mean = nn.AvgPool2d(2, ceil_mode=True)
+        self.hooked = nn.AvgPool2d(2)
+        self.hooked.register_forward_hook(_raised)
+
+    def forward(self, x: Any) -> Any:
+        y: tuple[Any, ...] = (self.max(x), self.whole(x), self.mean(x))
+        y = *y, functional.max_pool2d(x, 3, 2, padding=1, ceil_mode=True), functional.max_pool2d(x, kernel_size=(2, 1))
+        y = *y, torch.max_pool2d(x, 2, padding=[1, 0]), functional.avg_pool2d(x, 3, [], 1, count_include_pad=False)
+        y = *y, functional.adaptive_avg_pool2d(x, 1), x.mean((2, 3)), torch.mean(x, [-1, -2], keepdim=True)
+        y = *y, x.mean(dim=(-2, 3))
+        # As they are: other axes and dtypes, other sizes, sizes that depend on x.
+        z: tuple[Any, ...] = (self.hooked(x), self.four(x), x.mean((1, 2)), x.mean(), x.mean(2))
+        z = *z, x.mean((2, 3), dtype=torch.float64)
+        z = *z, functional.adaptive_avg_pool2d(x, 2), functional.max_pool2d(x, x.shape[2] // 2)
+        return *y, *z, functional.max_pool2d(x, 2, return_indices=True)[1], functional.adaptive_max_pool2d(x, 1)
+
+
+def test_pooling_is_by_either() -> None:
+    model = Pools().eval()
+    made = tapwise.torch.optimize(model)
+    pools = [one for one in made.__dict__["graph"].modules() if isinstance(one, Pooled)]
+    assert len(pools) == 11
+    # Averages of whole images only where they were measured.
+    assert [one.by_torch for one in pools] == [False, True, *[False] * 5, *[True] * 4]
+    wanted = model(X)
+    images = X, X.to(memory_format=torch.channels_last)
+
+    def check() -> None:
+        for x in images:
+            for found, expected in zip(made(x), wanted, strict=True):
+                assert found.shape == expected.shape
+                same(found, expected)
+
+    check()
+    for by_torch in (True, False):
+        for one in pools:
+            one.by_torch = by_torch
+        check()
+        compiled = torch.compile(made, fullgraph=True, backend="aot_eager")
+        for found, expected in zip(compiled(X), wanted, strict=True):
+            same(found, expected)
+    with torch.enable_grad():
+        made(X.clone().requires_grad_())[8].sum().backward()
+    made = pickle.loads(pickle.dumps(tapwise.torch.optimize(model, X, report=True)))
+    assert len(made.report.layers) == 11
+    assert not any(layer.reason.startswith("refused") for layer in made.report.layers)
+    check()
+    y = tapwise.torch.optimize(nn.Sequential(nn.MaxPool2d(2)))(X[0])
+    same(y, functional.max_pool2d(X[0], 2))

@@ -31,6 +31,7 @@ CASES: dict[str, tuple[Any, Callable[..., Any], tuple[Any, ...]]] = {
         OPS.max_pool2d_with_indices, functional.max_pool2d_with_indices, ([3, 3], [2, 2], [1, 1]),
     ),
     "avg_pool2d": (OPS.avg_pool2d, functional.avg_pool2d, ([3, 3], [2, 2], [1, 1], True, False)),
+    "global_avg_pool2d": (OPS.global_avg_pool2d, lambda x: functional.adaptive_avg_pool2d(x, 1), ()),
     "softmax": (OPS.softmax, torch.softmax, (1,)),
     "log_softmax": (OPS.log_softmax, torch.log_softmax, (-1,)),
     "im2col": (OPS.im2col, functional.unfold, ([3, 2], [1, 2], [1, 0], [2, 1])),

@@ -13,7 +13,9 @@ import torch
 from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from tapwise.ops.conv.problem import ConvProblem
 from tapwise.torch.nn import activated, is_taken, words_of
+from tapwise.torch.tensors import NAMES, memory_format
 
 
 def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -127,6 +129,19 @@ class FusedConv(torch.nn.Module):
             reach = conv.dilation[axis] * (self.weight.shape[2 + axis] - 1) + 1
             sizes.append((size + self.sides[at] + self.sides[at + 1] - reach) // conv.stride[axis] + 1)
         return isinstance(residual, torch.Tensor) and residual.dtype == x.dtype and list(residual.shape) == sizes
+
+    def problem(self, x: torch.Tensor, residual: Any = None) -> ConvProblem:
+        """What a call computes."""
+        sizes = " ".join(f"{axis}{size}" for axis, size in zip("nchw" if x.ndim == 4 else "ncw", x.shape, strict=True))
+        k, _, *kernel = self.weight.shape
+        taps = " ".join(f"{axis}{size}" for axis, size in zip("rs"[-len(kernel) :], kernel, strict=True))
+        # tf32 says its dtype, too.
+        more = [NAMES[x.dtype]] if self.math == "ieee" or x.dtype is not torch.float32 else []
+        more += ["nhwc"] if memory_format(x) is torch.channels_last else []
+        more += ["bias"] if self.bias is not None else []
+        fits = self.fits(x, residual)
+        more += ["residual"] if residual is not None and fits else []
+        return ConvProblem.parse(f"{sizes} k{k} {taps} {self.words_for(x, fits)} {' '.join(more)}")
 
     def _rest(self, y: torch.Tensor, residual: Any) -> torch.Tensor:
         y = y if residual is None else y + residual

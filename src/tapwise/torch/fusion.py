@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from tapwise.activation import LEAKY_RELU
 from tapwise.problem import activation_word
-from tapwise.torch import nn as modules
+from tapwise.torch import pools
 from tapwise.torch.fused import FusedConv
 
 MODULES: Final[dict[type[torch.nn.Module], str]] = {
@@ -35,9 +35,6 @@ ADDED: Final = (operator.add, operator.iadd, torch.add, "add", "add_")
 IN_PLACE: Final = (operator.iadd, "add_")
 NORMS: Final = {torch.nn.Conv2d: torch.nn.BatchNorm2d, torch.nn.Conv1d: torch.nn.BatchNorm1d}
 PADS: Final = (torch.nn.ZeroPad1d, torch.nn.ZeroPad2d, torch.nn.ConstantPad1d, torch.nn.ConstantPad2d)
-POOLS: Final[dict[type[torch.nn.Module], type[torch.nn.Module]]] = {
-    torch.nn.MaxPool2d: modules.MaxPool2d, torch.nn.AvgPool2d: modules.AvgPool2d
-}  # fmt: skip
 
 
 def fuse(traced: fx.GraphModule, math: str) -> None:
@@ -75,24 +72,17 @@ def fuse(traced: fx.GraphModule, math: str) -> None:
 
 
 def alone(module: torch.nn.Module, math: str) -> torch.nn.Module:
-    """What computes one of torch.nn's modules by itself: a fused convolution, or the module."""
-    fusible = type(module) in NORMS and module.padding_mode == "zeros" and not _hooked(module)
-    return FusedConv(module, None, None, math) if fusible else module
+    """What computes one of torch.nn's modules by itself: a fused convolution, a layer of pooling, or the module."""
+    if _hooked(module):
+        return module
+    if type(module) in NORMS and module.padding_mode == "zeros":
+        return FusedConv(module, None, None, math)
+    return pools.pooled(module) or module
 
 
 def replace_pools(traced: fx.GraphModule) -> None:
-    """tapwise's pooling in the place of torch.nn's."""
-    named = dict(traced.named_modules())
-    for node in traced.graph.nodes:
-        pool = _module(node, named)
-        if type(pool) in POOLS:
-            made: Any = object.__new__(POOLS[type(pool)])
-            made.__dict__.update(pool.__dict__)
-            name = f"pool_{str(node.target).replace('.', '_')}"
-            if not hasattr(traced, name):
-                traced.add_module(name, made)
-            node.target = name
-    traced.recompile()
+    """Pooling by either library in the place of torch.nn's, in place."""
+    pools.replace(traced, {name: one for name, one in traced.named_modules() if not _hooked(one)})
 
 
 def _module(node: fx.Node, named: dict[str, torch.nn.Module]) -> Any:

@@ -1,4 +1,4 @@
-"""A model's convolutions one by one: what each takes, here and in PyTorch, and which of them computes it."""
+"""A model's layers one by one: what each takes, here and in PyTorch, and which of them computes it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 from rich.progress import track
 
-from tapwise.ops.conv.problem import ConvProblem
 from tapwise.torch.fused import FusedConv
-from tapwise.torch.tensors import memory_format
+from tapwise.torch.pools import Pooled
 from tapwise.torch.timing import medians
-
-NAMES: Final = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
 @dataclass(frozen=True)
@@ -58,14 +55,16 @@ class Kind(NamedTuple):
 
 # Of what a layer is called with: x, and a residual, which may be a number.
 Arguments = tuple[Any, ...]
+# What either library computes.
+Either = FusedConv | Pooled
 
 
 def measured(model: torch.nn.Module, inputs: tuple[Any, ...]) -> list[Layer]:
-    """The fused convolutions of a model on its inputs; each is set to compute by whichever was faster.
+    """The fused convolutions and the pooling of a model on its inputs, each set to compute by whichever was faster.
 
     Kernels are compiled by many threads first. Layers of one problem are timed once.
     """
-    modules = {name: one for name, one in model.named_modules() if isinstance(one, FusedConv)}
+    modules = {name: one for name, one in model.named_modules() if isinstance(one, Either)}
     kinds: dict[str, Arguments] = {}
     uses: Counter[str] = Counter()
 
@@ -82,7 +81,7 @@ def measured(model: torch.nn.Module, inputs: tuple[Any, ...]) -> list[Layer]:
     finally:
         for hook in hooks:
             hook.remove()
-    problems = {name: problem_of(modules[name], _metas(kind)) for name, kind in kinds.items()}
+    problems = {name: str(modules[name].problem(*_metas(kind))) for name, kind in kinds.items()}
     with torch.no_grad():
         _prepare({problem: (modules[name], kinds[name]) for name, problem in problems.items()})
         times: dict[str, tuple[float, float, str, str]] = {}
@@ -107,10 +106,10 @@ def _tensors(arguments: Arguments) -> Arguments:
     return tuple(one.random() if isinstance(one, Kind) else one for one in arguments)
 
 
-def _prepare(layers: dict[str, tuple[FusedConv, Arguments]]) -> None:
+def _prepare(layers: dict[str, tuple[Either, Arguments]]) -> None:
     """A first call of each problem, many at once; where a person looks on, with its progress."""
 
-    def first(layer: tuple[FusedConv, Arguments]) -> None:
+    def first(layer: tuple[Either, Arguments]) -> None:
         module, arguments = layer
         # What is refused is so again where it is timed.
         with torch.no_grad(), suppress(Exception):
@@ -122,7 +121,7 @@ def _prepare(layers: dict[str, tuple[FusedConv, Arguments]]) -> None:
             pass
 
 
-def _times(module: FusedConv, tensors: Arguments) -> tuple[float, float, str, str]:
+def _times(module: Either, tensors: Arguments) -> tuple[float, float, str, str]:
     """Microseconds here and in PyTorch, why it is PyTorch's, and why no CUDA graph was captured."""
     runs: dict[str, Callable[[], object]] = {"PyTorch": lambda: module.by_pytorch(*tensors)}
     refused = ""
@@ -137,25 +136,8 @@ def _times(module: FusedConv, tensors: Arguments) -> tuple[float, float, str, st
     return ours, theirs, refused or ("PyTorch is faster" if ours > theirs else ""), uncaptured
 
 
-def problem_of(module: FusedConv, tensors: Arguments) -> str:
-    """The string of the problem that a call is."""
-    x = tensors[0]
-    sizes = " ".join(f"{axis}{size}" for axis, size in zip("nchw" if x.ndim == 4 else "ncw", x.shape, strict=True))
-    k, _, *kernel = module.weight.shape
-    taps = " ".join(f"{axis}{size}" for axis, size in zip("rs"[-len(kernel) :], kernel, strict=True))
-    # tf32 says its dtype, too.
-    more = [NAMES[x.dtype]] if module.math == "ieee" or x.dtype is not torch.float32 else []
-    more += ["nhwc"] if memory_format(x) is torch.channels_last else []
-    more += ["bias"] if module.bias is not None else []
-    residual = tensors[1] if len(tensors) > 1 else None
-    fits = module.fits(x, residual)
-    more += ["residual"] if residual is not None and fits else []
-    text = f"{sizes} k{k} {taps} {module.words_for(x, fits)} {' '.join(more)}"
-    return str(ConvProblem.parse(text))
-
-
 def table(layers: list[Layer]) -> str:
-    """Rows of text, a problem each, the largest share of the convolutions' time first."""
+    """Rows of text, a problem each, the largest share of the layers' time first."""
     alike: dict[str, Layer] = {}
     for layer in layers:
         uses = layer.uses + (alike[layer.problem].uses if layer.problem in alike else 0)

@@ -1,4 +1,4 @@
-"""Operators of PyTorch: torch.ops.tapwise.conv2d, max_pool2d, avg_pool2d, softmax, log_softmax, im2col and col2im.
+"""Operators of PyTorch: torch.ops.tapwise.conv2d, pooling, softmax, log_softmax, im2col and col2im.
 
 Each has a schema, an implementation on CPU and CUDA, a fake (for torch.compile and torch.export), a rule of autocast,
 and one of vmap. Results are dense: channels last where x is dense that way and not the other, else contiguous. On a CPU
@@ -44,6 +44,7 @@ SCHEMAS: Final = {
         "(Tensor x, SymInt[2] kernel_size, SymInt[2] stride=[], SymInt[2] padding=0, bool ceil_mode=False, "
         "bool count_include_pad=True, SymInt? divisor_override=None) -> Tensor"
     ),
+    "global_avg_pool2d": "(Tensor x) -> Tensor",
     "softmax": "(Tensor x, int dim=-1) -> Tensor",
     "log_softmax": "(Tensor x, int dim=-1) -> Tensor",
     "im2col": (
@@ -166,6 +167,16 @@ def _avg_pool2d(
     )
 
 
+def _global_avg_pool2d(x: Any) -> Any:
+    return tapwise.reduce(x, "mean", (2, 3), True)
+
+
+def _global_fake(x: torch.Tensor) -> torch.Tensor:
+    torch._check(x.ndim == 4, lambda: f"x has {x.ndim} axes: 4 are allowed")
+    sizes = (*x.shape[:2], 1, 1)
+    return torch.empty(sizes, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
+
+
 def _im2col(
     x: Any, kernel_size: Words, dilation: Words = (1, 1), padding: Words = (0, 0), stride: Words = (1, 1)
 ) -> Any:
@@ -203,6 +214,7 @@ OPERATORS: Final[dict[str, tuple[Callable[..., Any], Callable[..., Any]]]] = {
     "max_pool2d": (_computed(_max_pool2d), _like_torch(functional.max_pool2d)),
     "max_pool2d_with_indices": (_computed(_max_pool2d_with_indices), _like_torch(_indices)),
     "avg_pool2d": (_computed(_avg_pool2d), _like_torch(functional.avg_pool2d)),
+    "global_avg_pool2d": (_computed(_global_avg_pool2d), _global_fake),
     "softmax": (_computed(_softmax), _softmax_fake),
     "log_softmax": (_computed(_log_softmax), _softmax_fake),
     "im2col": (_computed(_im2col), _like_torch(functional.unfold)),

@@ -16,7 +16,7 @@ from tapwise.torch.operators import LIBRARY, NAMESPACE, SCHEMAS
 
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 # Operators whose result's first axis is that of x.
-BATCHED: Final = ("max_pool2d", "max_pool2d_with_indices", "avg_pool2d", "im2col", "col2im")
+BATCHED: Final = ("max_pool2d", "max_pool2d_with_indices", "avg_pool2d", "global_avg_pool2d", "im2col", "col2im")
 
 
 def _autocast(name: str, device: str, dtype_of: Callable[[], torch.dtype]) -> Callable[..., Any]:

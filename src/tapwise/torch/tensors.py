@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.autograd import forward_ad
 
 from tapwise.errors import InvalidProblem
+
+# Dtypes as problems name them.
+NAMES: Final = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 
 def memory_format(x: torch.Tensor) -> torch.memory_format:
