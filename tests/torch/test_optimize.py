@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -15,10 +16,13 @@ pytest.importorskip("torch")
 
 import torch
 from torch import nn
+from torch._inductor import config as inductor
+from torch._inductor.utils import run_and_get_code
 from torch.nn import functional
 
 import tapwise.torch
 from tapwise.errors import InvalidProblem
+from tapwise.torch import frozen
 from tapwise.torch.fused import FusedConv
 from tapwise.torch.pools import Pooled
 
@@ -130,6 +134,53 @@ def test_compiled_and_exported(pair: Any) -> None:
     same(torch.export.export(made, (X,)).module()(X), model(X))
     with torch.inference_mode():
         same(made(X), model(X))
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_nothing_is_copied_between_operators_that_are_compiled(order: Any) -> None:
+    """Inductor computes the mean before the last layer, and no more."""
+    if not emulated.available():
+        pytest.skip("no C++ compiler")
+    model, x = net(), X.to(memory_format=order)
+    made = tapwise.torch.optimize(model)
+    with torch.no_grad():
+        y, code = run_and_get_code(torch.compile(made, fullgraph=True), x)
+        same(y, model(x))
+    assert len(code) == 1
+    assert set(re.findall(r"cpp_fused\w+", code[0])) == {"cpp_fused_mean_0"}
+    assert code[0].count("= torch.ops.tapwise.") == 10 and "aten.clone" not in code[0]
+
+
+def test_filters_are_packed_once_where_inductor_freezes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of few channels, whose biases Inductor would have in its code."""
+    if not emulated.available():
+        pytest.skip("no C++ compiler")
+    first, calls = frozen._first, [0]
+
+    def counted(*words: Any) -> Any:
+        calls[0] += 1
+        return first(*words)
+
+    monkeypatch.setattr(frozen, "_first", counted)
+    model = net()
+    with torch.no_grad(), inductor.patch(freezing=True):
+        made = torch.compile(tapwise.torch.optimize(model), fullgraph=True)
+        for _ in range(3):
+            same(made(X), model(X))
+    assert calls[0] == 9
+
+
+def test_one_pixel_lies_alike_in_both_orders() -> None:
+    conv = nn.Conv2d(5, 6, 1).requires_grad_(False)
+    fused = FusedConv(conv, activation="sigmoid")
+    for x in (torch.randn(3, 5, 1, 1), torch.randn(3, 1, 1, 5).permute(0, 3, 1, 2), torch.randn(3, 10, 1, 1)[:, ::2]):
+        same(fused(x), conv(x).sigmoid())
+        assert fused(x).is_contiguous()
+        assert fused.problem(x).layout == "nhwc"
+    assert fused.problem(torch.randn(3, 5, 1, 2)).layout == "nchw"
+    padded = FusedConv(nn.Conv2d(5, 6, 1, padding=1).requires_grad_(False))
+    y = padded(torch.randn(3, 5, 1, 1))
+    assert y.is_contiguous() and y.shape == (3, 6, 3, 3)
 
 
 def test_layers_are_measured(capsys: Any) -> None:

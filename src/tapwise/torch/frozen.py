@@ -15,7 +15,7 @@ import torch
 
 from tapwise.ops.conv.api import prepare
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.torch.tensors import memory_format, narrow, ordered
+from tapwise.torch.tensors import layout_of, narrow, ordered
 
 # Calls of a weight that are kept: shapes, strides and dtypes of x, and words. Each has filters of its own.
 KEPT: Final = 8
@@ -62,7 +62,10 @@ def _state(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Any, ...]:
 def conv_frozen(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, words: str
 ) -> torch.Tensor:
-    """activation(conv(x, weight) + bias + residual); weight and bias may have another floating dtype than x."""
+    """activation(conv(x, weight) + bias + residual); weight and bias may have another floating dtype than x.
+
+    bias: k elements, of any shape.
+    """
     kept = _kept.get(id(weight))
     if kept is not None and kept.weight() is weight and kept.bias is bias and kept.state == _state(weight, bias):
         call = kept.calls.get((words, x.shape, x.stride(), x.dtype, residual is None))
@@ -75,9 +78,10 @@ def _first(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, words: str
 ) -> torch.Tensor:
     window, named = words_of(words, x.ndim - 2)
-    layout = "nhwc" if memory_format(x) is torch.channels_last else "nchw"
     dtype = torch.float32 if narrow(x) else x.dtype
-    w, b = (None if one is None else one.detach().to(dtype) for one in (weight, bias))
+    w = weight.detach().to(dtype)
+    b = None if bias is None else bias.detach().flatten().to(dtype)
+    layout = layout_of(x, weight)
     made = prepare(tuple(x.shape), w, b, *window, **named, residual=residual is not None, layout=layout)
     y = made(x.to(dtype), None if residual is None else residual.to(dtype))
     result = ordered(y, x)

@@ -7,7 +7,7 @@ compute.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.nn import functional
@@ -15,7 +15,10 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.torch.nn import activated, is_taken, words_of
-from tapwise.torch.tensors import NAMES, memory_format
+from tapwise.torch.tensors import NAMES, layout_of
+
+# Elements of a vector that Inductor, with freezing, has in its code instead of in memory.
+INLINED: Final = 8
 
 
 def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -74,6 +77,8 @@ class FusedConv(torch.nn.Module):
             w, b, gain, offset, mean, variance = wide
             folded = fuse_conv_bn_weights(w, b, mean, variance, bn.eps, gain, offset)
             weight, bias = (one.detach().to(weight.dtype) for one in folded)
+        # A column: what is written anew at each call would be packed anew.
+        bias = bias[:, None] if bias is not None and len(bias) <= INLINED else bias
         for name, value in (("weight", weight), ("bias", bias)):
             kept = getattr(self, name)
             # In the same memory: a captured graph has its address.
@@ -98,7 +103,7 @@ class FusedConv(torch.nn.Module):
         """With the folded filters, one after the other."""
         conv, _ = self.__dict__["parts"]
         function = torch.conv2d if x.ndim == 4 else torch.conv1d
-        bias = None if self.bias is None else self.bias.to(x.dtype)
+        bias = None if self.bias is None else self.bias.flatten().to(x.dtype)
         before, after = self.sides[::2], self.sides[1::2]
         padding: Any = before[::-1]
         if before != after:
@@ -137,7 +142,7 @@ class FusedConv(torch.nn.Module):
         taps = " ".join(f"{axis}{size}" for axis, size in zip("rs"[-len(kernel) :], kernel, strict=True))
         # tf32 says its dtype, too.
         more = [NAMES[x.dtype]] if self.math == "ieee" or x.dtype is not torch.float32 else []
-        more += ["nhwc"] if memory_format(x) is torch.channels_last else []
+        more += [layout_of(x, self.weight)]
         more += ["bias"] if self.bias is not None else []
         fits = self.fits(x, residual)
         more += ["residual"] if residual is not None and fits else []

@@ -19,6 +19,12 @@ def memory_format(x: torch.Tensor) -> torch.memory_format:
     return torch.channels_last if last else torch.contiguous_format
 
 
+def layout_of(x: torch.Tensor, weight: torch.Tensor) -> str:
+    """A convolution's memory order. One pixel lies alike in both, and channels last has the faster kernels."""
+    pixel = x.ndim == 4 and all(size == 1 for size in (*x.shape[2:], *weight.shape[2:]))
+    return "nhwc" if pixel or memory_format(x) is torch.channels_last else "nchw"
+
+
 def narrow(x: torch.Tensor) -> bool:
     """Whether it is computed in float32: bfloat16 on a CPU."""
     return x.dtype is torch.bfloat16 and not x.is_cuda
