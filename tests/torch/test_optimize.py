@@ -423,3 +423,30 @@ def test_pooling_is_by_either() -> None:
     check()
     y = tapwise.torch.optimize(nn.Sequential(nn.MaxPool2d(2)))(X[0])
     same(y, functional.max_pool2d(X[0], 2))
+
+
+class Dropped(nn.Module):
+    """Dropout between a convolution and its residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)) for _ in range(3))
+        self.drop, self.same = nn.Dropout2d(0.3), nn.Identity()
+
+    def forward(self, x: Any) -> Any:
+        y = self.drop(self.a(x)) + x
+        y = functional.dropout(self.b(self.same(y)), 0.3, self.training) + y
+        # This one drops always.
+        return torch.relu(self.c(y) + y), functional.dropout(y, 1.0)
+
+
+def test_dropout_is_taken_out() -> None:
+    model = Dropped().eval()
+    made = tapwise.torch.optimize(model)
+    targets = [str(node.target).partition(" ")[0] for node in made.__dict__["graph"].graph.nodes]
+    assert targets == ["x", "fused_a_0", "fused_b_0", "fused_c_0", "<function", "output"]
+    with torch.no_grad():
+        for found, expected in zip(made(X), model(X), strict=True):
+            same(found, expected)
+    made.train()
+    assert bool((made(X)[0] != model(X)[0]).any())

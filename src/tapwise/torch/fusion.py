@@ -5,6 +5,7 @@ What is fused has one user, so nobody else sees what lies between.
 
 from __future__ import annotations
 
+import inspect
 import operator
 from typing import Any, Final
 
@@ -34,7 +35,39 @@ ADDED: Final = (operator.add, operator.iadd, torch.add, "add", "add_")
 # What writes into its first operand.
 IN_PLACE: Final = (operator.iadd, "add_")
 NORMS: Final = {torch.nn.Conv2d: torch.nn.BatchNorm2d, torch.nn.Conv1d: torch.nn.BatchNorm1d}
+# What gives back what it is given, but in training.
+IDENTITIES: Final = (
+    torch.nn.Identity, torch.nn.Dropout, torch.nn.Dropout1d, torch.nn.Dropout2d, torch.nn.Dropout3d,
+    torch.nn.AlphaDropout, torch.nn.FeatureAlphaDropout,
+)  # fmt: skip
+DROPOUTS: Final = (
+    functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d, functional.alpha_dropout,
+    functional.feature_alpha_dropout,
+)  # fmt: skip
+# torchvision's, by name: it need not be there.
+STOCHASTIC_DEPTH: Final = "torchvision.ops.stochastic_depth", "stochastic_depth"
 PADS: Final = (torch.nn.ZeroPad1d, torch.nn.ZeroPad2d, torch.nn.ConstantPad1d, torch.nn.ConstantPad2d)
+
+
+def remove_identities(traced: fx.GraphModule) -> None:
+    """Takes dropout and its like out of a model that is not in training, in place."""
+    named = dict(traced.named_modules())
+    for node in list(traced.graph.nodes):
+        plain = len(node.args) > 0 and isinstance(node.args[0], fx.Node)
+        if plain and (type(_module(node, named)) in IDENTITIES or _dropped(node)):
+            node.replace_all_uses_with(node.args[0])
+            traced.graph.erase_node(node)
+    traced.recompile()
+
+
+def _dropped(node: fx.Node) -> bool:
+    """Whether a node calls a function of dropout outside of training."""
+    target: Any = node.target
+    named = getattr(target, "__module__", ""), getattr(target, "__name__", "")
+    if node.op != "call_function" or (target not in DROPOUTS and named != STOCHASTIC_DEPTH):
+        return False
+    # What is not said may be True.
+    return inspect.signature(target).bind(*node.args, **node.kwargs).arguments.get("training") is False
 
 
 def fuse(traced: fx.GraphModule, math: str) -> None:

@@ -172,6 +172,7 @@ def _fused(module: torch.nn.Module, math: str, done: Report, name: str) -> torch
             for node in traced.graph.nodes:
                 # Annotations that are strings cannot be pickled.
                 node.type = None
+            fusion.remove_identities(traced)
             fusion.fuse(traced, math)
             fusion.replace_pools(traced)
             return traced.eval()
