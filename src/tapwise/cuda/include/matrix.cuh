@@ -40,13 +40,6 @@ DEVICE void ldmatrix_transposed(unsigned (&v)[4], unsigned from) {
                  : "memory");
 }
 
-// Bytes of a word, or zeros, as prmt's selector says; done anew each time, as a result that is kept takes a register.
-DEVICE unsigned select_bytes(unsigned v, unsigned selector) {
-    unsigned r;
-    asm volatile("prmt.b32 %0, %1, 0, %2;" : "=r"(r) : "r"(v), "r"(selector));
-    return r;
-}
-
 // Two numbers of 16 bits times zero, added to two others: those stay zeros until one of the first is not finite.
 template <typename T> DEVICE unsigned add_zeros(unsigned v, unsigned sum);
 #define ADD_ZEROS(TYPE)                                                                  \

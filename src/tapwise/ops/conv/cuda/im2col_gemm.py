@@ -191,7 +191,7 @@ class Im2colGemm(CudaAlgorithm[Config]):
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """Columns written and read at seven tenths of the bandwidth, then the product: at 0.4 of the arithmetic rate
         from shared memory, where whole waves of tiles count and each row of tiles reads the columns again; at 0.03
-        from global memory."""
+        from global memory, less where few windows leave lanes without one."""
         columns = problem.n * self._columns_bytes(problem)
         memory = (2 * columns + problem.bytes) / (device.gbps * 1e3 * 0.7)
         rate = device.gflops * {"f64": 0.5}.get(problem.dtype, 1.0) * 1e3
@@ -201,7 +201,7 @@ class Im2colGemm(CudaAlgorithm[Config]):
         passes = ceil_div(problem.n, config.images)
         launches = 5.0 * passes
         if config.gemm != "shared":
-            share = 0.03 if config.gemm == "global" else 0.6
+            share = 0.03 * min(1.0, windows / 8) if config.gemm == "global" else 0.6
             return memory + problem.flops / (rate * device.multiprocessors * share) + launches
         tile_m, tile_n, _, _ = self._tile(problem, config)
         blocks = ceil_div(m, tile_m) * ceil_div(windows, tile_n) * config.images * problem.groups

@@ -61,16 +61,19 @@ SCHEDULERS: Final = 4
 REGISTERS: Final = 512
 # Fitted to times on an H200: the clock under load over the highest; cycles of a warp for each element that a thread
 # copies, and more of them where channels and taps are one number; and for each pixel of a thread, to find its window.
-CLOCK: Final = 0.886
-COPY_CYCLES: Final = 11.8
-FLAT_CYCLES: Final = 27.2
-BEGIN_CYCLES: Final = 105
+CLOCK: Final = 0.864
+COPY_CYCLES: Final = 11.9
+FLAT_CYCLES: Final = 16.2
+BEGIN_CYCLES: Final = 159
 # Cycles of a step beside its products, where few warps are there.
-WAIT_CYCLES: Final = 345
-# Microseconds of a launch, of adding up parts by a second one, and, an estimate, in each wave of clusters.
-START_US: Final = 1.28
-SECOND_US: Final = 1.34
-CLUSTER_US: Final = 1.0
+WAIT_CYCLES: Final = 337
+# Microseconds of a launch, of adding up parts by a second one, of a wave of clusters, and of as many outputs of a tile,
+# whose parts it sends; by how much clusters find less room, for each part but one.
+START_US: Final = 1.42
+SECOND_US: Final = 4.0
+CLUSTER_US: Final = 1.17
+SENT_OUTPUTS: Final = 7000
+CLUSTER_ROOM: Final = 0.047
 
 
 @dataclass(frozen=True)
@@ -172,8 +175,7 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         """The steps of the busiest multiprocessor, the bytes of every array, the start, and what splitting costs.
 
         Blocks run in waves of as many as have room, the last one of fewer. A step of a wave takes the instructions of a
-        scheduler's warps (multiply-adds, reads of shared memory, copies), or its latency where warps are few. Clusters
-        have not been measured yet.
+        scheduler's warps (multiply-adds, reads of shared memory, copies), or its latency where warps are few.
         """
         blocks = self._blocks(problem, config) * config.split_k
         steps = ceil_div(self.steps(problem, config), config.split_k)
@@ -193,10 +195,14 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
             return steps * hypot(warps * (config.depth * term + copies), latency) + warps * begin
 
         cycles = waves * wave(together) + (wave(ceil_div(rest, device.multiprocessors)) if rest else 0)
+        if config.cluster:
+            cycles *= 1 + CLUSTER_ROOM * (config.split_k - 1)
         arithmetic = cycles / (device.gflops / 256 * CLOCK * 1e3)
         # Parts are written and read.
         memory = (problem.bytes + 2 * self.workspace_bytes(problem, config, device)) / (device.gbps * 1e3)
-        split = CLUSTER_US * (waves + (rest > 0)) if config.cluster else SECOND_US if self._adds(config) else 0.0
+        split = SECOND_US if self._adds(config) else 0.0
+        if config.cluster:
+            split = (CLUSTER_US + config.pixels * config.filters / SENT_OUTPUTS) * (waves + (rest > 0))
         return arithmetic + memory + START_US + split
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:

@@ -113,6 +113,8 @@ template <class Traits> DEVICE void depthwise_banded(const Banded &a) {
                     }
                     if ((P::R - 1 - t) % P::SH != 0) continue;
                     const int back = (t - P::R + 1 + PERIOD) / P::SH - LIVE, slot = (back + LIVE) % LIVE;
+                    // Rows of x behind the last were not copied: what lies there may be NaN.
+                    if (output0 + round * LIVE + back >= (int)a.rows) continue;
 #pragma unroll
                     for (int c = 0; c < EACH; ++c)
 #pragma unroll

@@ -16,7 +16,7 @@ from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.cuda.depthwise.classes import phases, steps
-from tapwise.ops.conv.cuda.depthwise.costs import blocks_us, joint_us, memory_us
+from tapwise.ops.conv.cuda.depthwise.costs import REGISTERS, blocks_of, blocks_us, joint_us, memory_us
 from tapwise.ops.conv.problem import ConvProblem
 
 # Positions of a tile, outputs of a position, and columns of a step.
@@ -32,8 +32,6 @@ SHAPES = (
     (1, 1, 1, 1), (2, 1, 1, 1), (4, 2, 1, 1), (8, 4, 1, 1), (4, 4, 1, 1), (2, 2, 1, 1), (1, 1, 2, 1), (1, 1, 2, 2),
     (2, 1, 2, 2), (2, 2, 2, 1), (2, 2, 2, 2), (4, 2, 2, 2), (4, 4, 2, 1), (8, 4, 2, 2),
 )  # fmt: skip
-# Of a multiprocessor (Hopper).
-REGISTERS, SHARED_BYTES = 1 << 16, 228 << 10
 
 
 @dataclass(frozen=True)
@@ -69,19 +67,19 @@ class Banded(BaseConfig):
         return self.tiles * TILE // self.wide
 
 
-def unsuited(problem: ConvProblem) -> str | None:
-    """Why kernels with banded weights have no code for a problem, if so."""
-    if problem.dtype not in ("f16", "bf16") or problem.layout != "nhwc" or problem.group_k != 1:
-        return "takes 16 bits, channels last, one filter a channel"
-    if problem.c % 2:
-        return "takes an even number of channels"
-    if max(steps(problem)[0], problem.stride[1]) > MOST_STRIDE:
-        return f"takes strides up to {MOST_STRIDE}"
-    if column_steps(problem) > MOST_STEPS or problem.kernel[0] > MOST_ROWS:
-        return f"takes windows of up to {MOST_STEPS * STEP} columns, and {MOST_ROWS} rows"
-    if max(prod(problem.x_shape), prod(problem.y_shape)) >= INDEX_LIMIT:
-        return "takes fewer than 2^31 elements"
-    return None
+def suits(problem: ConvProblem) -> bool:
+    """16 bits, channels last, an even number of them with one filter each; strides up to 4, windows of up to 96 columns
+    and 63 rows; fewer than 2^31 elements."""
+    return (
+        problem.dtype in ("f16", "bf16")
+        and problem.layout == "nhwc"
+        and problem.group_k == 1
+        and problem.c % 2 == 0
+        and max(steps(problem)[0], problem.stride[1]) <= MOST_STRIDE
+        and column_steps(problem) <= MOST_STEPS
+        and problem.kernel[0] <= MOST_ROWS
+        and max(prod(problem.x_shape), prod(problem.y_shape)) < INDEX_LIMIT
+    )
 
 
 def copy_bytes(problem: ConvProblem) -> int:
@@ -165,12 +163,12 @@ def _registers(problem: ConvProblem, config: Banded) -> int:
 
 def min_blocks_per_sm(problem: ConvProblem, config: Banded) -> int:
     """Blocks that registers and shared memory leave room for."""
-    by_memory = SHARED_BYTES // (shared_bytes(problem, config) + 1024)
-    by_registers = REGISTERS // (_registers(problem, config) * config.threads)
-    return max(1, min(by_memory, by_registers, 2048 // config.threads))
+    return blocks_of(_registers(problem, config), config.threads, shared_bytes(problem, config))
 
 
 def configs(problem: ConvProblem, device: Device) -> Iterator[Banded]:
+    if not suits(problem):
+        return
     p, wide = ceil_div(problem.output[0], phases(problem)[0]), ceil_div(problem.output[1], OUTPUTS)
     octets = ceil_div(problem.c, 8)
     widths = sorted({ceil_div(wide, parts) for parts in (1, 2, 3, 4, 8)})
@@ -203,8 +201,7 @@ def _depths(problem: ConvProblem, p: int) -> Iterator[tuple[str, int, int, int, 
                 yield "rolling", rows, sums, depth, stages
     if prod(problem.kernel) >= LEAST_LARGE:
         for rows in sorted({min(p, rows) for rows in (4, 7, 8, 14, 16)}):
-            for depth in (4, 8):
-                yield "large", rows, rows, depth, 2
+            yield "large", rows, rows, 4, 2
 
 
 def predict_us(problem: ConvProblem, config: Banded, device: Device) -> float:
@@ -215,18 +212,20 @@ def predict_us(problem: ConvProblem, config: Banded, device: Device) -> float:
     copies = rows * groups * 8 * (config.octets * 16 // copy_bytes(problem)) / 32
     transposed = ceil_div(rows, config.depth) * ceil_div(config.depth, 4 // once) * groups * config.octets / once
     written = config.rows * 4 * config.tiles * config.octets
-    if config.kernel == "rolling":
-        products, done, weights = rows * ceil_div(r, stride_h) * ksteps, rows, 1.0
-    else:
-        products, done, weights = config.rows * r * ksteps, config.rows, 1 + 2 / config.tiles_warp
-    # Of a tile: products and what brings their weights, operands, and an output's epilogue.
-    instructions = tiles * (products * weights + rows * ksteps * 2 + done * 8)
-    instructions += 6 * copies + 7 * transposed + 8 * written
-    each = max(0.8 * instructions, 3.9 * tiles * products)
-    alone = 3400 + 3.5 * instructions / config.warps
-    issue, latency = blocks_us(_blocks(problem, config), min_blocks_per_sm(problem, config), each, alone, device)
+    # Instructions of a tile's products, with what brings their weights, and of operands, copies and outputs.
+    large = config.kernel == "large"
+    products = tiles * ksteps * (config.rows * r if large else rows * ceil_div(r, stride_h))
+    others: float = tiles * (rows * ksteps * 2 + (config.rows if large else rows) * 8)
+    others += 6 * copies + 7 * transposed + 8 * written
+    each, stages = 1.6 * (products + others), ceil_div(rows, config.depth)
+    alone = 2450 + 0.48 * each / config.warps + 260 * stages
+    if large:
+        each = products * (2.0 + 1.34 / config.tiles_warp) + 1.8 * others
+        # Filters are spread in shared memory first.
+        alone = 90 + 0.1 * each / config.warps + 280 * stages + 363 * config.octets * 8 * r / config.warps
+    blocks = blocks_us(_blocks(problem, config), min_blocks_per_sm(problem, config), each, alone, device)
     piece = min(config.octets * 8, problem.c) * 2
-    return 0.5 + joint_us(issue, latency, memory_us(problem, device, piece, 0.87))
+    return (1.8 if large else 0.55) + joint_us(blocks, 0.85 * memory_us(problem, device, piece, 1.65), 5.3)
 
 
 def _parts(problem: ConvProblem, config: Banded) -> tuple[int, int, int]:

@@ -6,9 +6,7 @@
 // Outputs whose taps meet the same elements of x form a residue class along each axis: p = residue + phases * i with
 // phases = dilation / gcd(stride, dilation). In one class rows of x are `dilation` apart, and outputs are SH = stride /
 // gcd such rows apart. So dilation costs nothing, and strides are small numbers that are known here.
-#include "activation.cuh"
-#include "cp_async.cuh"
-#include "shared_memory.cuh"
+#include "ops/conv/cuda/depthwise/columns.cuh"
 
 struct Columns {
     const void *x, *w;
@@ -23,42 +21,6 @@ struct Columns {
     // Outputs that a thread computes down a column; such pieces of a column; groups of columns.
     long long rows, pieces, column_groups;
 };
-
-// V elements beside each other; of 16 bits in words, whose halves are converted without being taken apart.
-template <typename T, int V, bool WORDS = sizeof(T) == 2 && V % 2 == 0> struct __align__(sizeof(T) * V) Channels {
-    T item[V];
-    template <typename A> DEVICE void to(A (&v)[V]) const {
-#pragma unroll
-        for (int c = 0; c < V; ++c) v[c] = upcast(item[c]);
-    }
-    template <typename A> DEVICE static Channels of(const A (&v)[V]) {
-        Channels out;
-#pragma unroll
-        for (int c = 0; c < V; ++c) out.item[c] = downcast<T>(v[c]);
-        return out;
-    }
-};
-template <typename T, int V> struct __align__(sizeof(T) * V) Channels<T, V, true> {
-    unsigned word[V / 2];
-    DEVICE void to(float (&v)[V]) const {
-#pragma unroll
-        for (int c = 0; c < V; ++c) v[c] = upcast(T{(unsigned short)(word[c / 2] >> c % 2 * 16)});
-    }
-    DEVICE static Channels of(const float (&v)[V]) {
-        Channels out;
-#pragma unroll
-        for (int c = 0; c < V; c += 2) out.word[c / 2] = Element<T>::pack(v[c], v[c + 1]);
-        return out;
-    }
-};
-template <int V, typename T, typename A> DEVICE void load_channels(A (&to)[V], const T *from) {
-    reinterpret_cast<const Channels<T, V> *>(from)->to(to);
-}
-
-template <int V, typename A> DEVICE void multiply_add(A (&sums)[V], const A (&x)[V], const A (&w)[V], bool begins) {
-#pragma unroll
-    for (int c = 0; c < V; ++c) sums[c] = begins ? x[c] * w[c] : sums[c] + x[c] * w[c];
-}
 
 // A thread's part: output channels k to k + V of image n; in all its columns output row residue + phases * (first + o),
 // o < count.
@@ -143,49 +105,10 @@ template <typename T, bool CHANNELS_LAST, int V, int S, int SW, int TX, int STEP
     }
 };
 
-// What is added to a thread's sums, and how they go to y. STEP: elements of y from a column to the next, 0 where that
-// is not known here.
-template <typename T, int V, int TX, int STEP, bool BIAS, bool RESIDUAL, int ACTIVATION> struct Epilogue {
-    using A = typename Arithmetic<T>::type;
-    A bias[V];
-    T *y;
-    const T *residual;
-    long long row_step;
-    int step, columns;
-
-    template <class P> DEVICE Epilogue(const Columns &a, const P &part) {
-        if constexpr (BIAS) load_channels(bias, static_cast<const T *>(a.bias) + part.k);
-        const long long row = part.residue + a.phases_h * part.first;
-        const long long at = part.n * a.y_image + part.k * a.y_channel + row * a.y_row + part.q0 * a.y_column;
-        y = static_cast<T *>(a.y) + at, residual = static_cast<const T *>(a.residual) + at;
-        row_step = a.phases_h * a.y_row, step = STEP ? STEP : part.q_step * (int)a.y_column;
-        columns = part.q0 < (int)a.q ? min(TX, ((int)a.q - part.q0 + part.q_step - 1) / part.q_step) : 0;
-    }
-    DEVICE void store(int o, const A (&sums)[TX][V]) const {
-        const long long row = o * row_step;
-        const int step = STEP ? STEP : this->step;
-#pragma unroll
-        for (int j = 0; j < TX; ++j) {
-            if (j >= columns) break;
-            A added[V];
-            if constexpr (RESIDUAL) load_channels(added, residual + row + j * step);
-            A out[V];
-#pragma unroll
-            for (int c = 0; c < V; ++c) {
-                out[c] = sums[j][c];
-                if constexpr (BIAS) out[c] += bias[c];
-                if constexpr (RESIDUAL) out[c] += added[c];
-                out[c] = activate<ACTIVATION>(out[c]);
-            }
-            *reinterpret_cast<Channels<T, V> *>(y + row + j * step) = Channels<T, V>::of(out);
-        }
-    }
-};
-
 // All weights in registers, and LIVE rows of outputs under way: after a row of x the oldest of them is done. AHEAD rows
 // of x are on their way.
 template <typename T, bool CHANNELS_LAST, int V, int R, int S, int SH, int SW, int TX, int AHEAD, int X_STEP,
-          int Y_STEP, bool BIAS, bool RESIDUAL, int ACTIVATION, typename I>
+          int Y_STEP, bool WHOLE, bool BIAS, bool RESIDUAL, int ACTIVATION, typename I>
 DEVICE void depthwise_rolling(const Columns &a) {
     using A = typename Arithmetic<T>::type;
     using Window = Windows<T, CHANNELS_LAST, V, S, SW, TX, X_STEP>;
@@ -196,7 +119,7 @@ DEVICE void depthwise_rolling(const Columns &a) {
     if (!part.exists || part.count <= 0) return;
     const Window windows(a, part);
     begin_dependent();
-    const Epilogue<T, V, TX, Y_STEP, BIAS, RESIDUAL, ACTIVATION> epilogue(a, part);
+    Epilogue<T, V, TX, Y_STEP, WHOLE, BIAS, RESIDUAL, ACTIVATION> epilogue(a, part);
 
     A w[R * S][V];
 #pragma unroll
@@ -235,7 +158,7 @@ DEVICE void depthwise_rolling(const Columns &a) {
 #pragma unroll
                     for (int j = 0; j < TX; ++j)
                         multiply_add<V, A>(sums[slot][j], now[Window::place(j, s)], w[r * S + s], r == 0 && s == 0);
-                if (r == R - 1 && (SKIPS || (o >= 0 && o < part.count))) epilogue.store(o, sums[slot]);
+                if (r == R - 1 && (SKIPS || (o >= 0 && o < part.count))) epilogue.store(sums[slot]);
             }
         }
     }
@@ -243,7 +166,7 @@ DEVICE void depthwise_rolling(const Columns &a) {
 
 // ROWS rows of outputs at a time, weights read where they are used: filters of any height.
 template <typename T, bool CHANNELS_LAST, int V, int S, int SH, int SW, int TX, int ROWS, int X_STEP, int Y_STEP,
-          bool BIAS, bool RESIDUAL, int ACTIVATION, typename I>
+          bool WHOLE, bool BIAS, bool RESIDUAL, int ACTIVATION, typename I>
 DEVICE void depthwise_blocked(const Columns &a) {
     using A = typename Arithmetic<T>::type;
     using Window = Windows<T, CHANNELS_LAST, V, S, SW, TX, X_STEP>;
@@ -251,7 +174,7 @@ DEVICE void depthwise_blocked(const Columns &a) {
     if (!part.exists || part.count <= 0) return;
     const Window windows(a, part);
     begin_dependent();
-    const Epilogue<T, V, TX, Y_STEP, BIAS, RESIDUAL, ACTIVATION> epilogue(a, part);
+    Epilogue<T, V, TX, Y_STEP, WHOLE, BIAS, RESIDUAL, ACTIVATION> epilogue(a, part);
     const T *w = static_cast<const T *>(a.w) + part.k * a.w_channel;
     const int taps_h = a.r;
     for (int first = 0; first < part.count; first += ROWS) {
@@ -282,6 +205,6 @@ DEVICE void depthwise_blocked(const Columns &a) {
         }
 #pragma unroll
         for (int o = 0; o < ROWS; ++o)
-            if (o < live) epilogue.store(first + o, sums[o]);
+            if (o < live) epilogue.store(sums[o]);
     }
 }

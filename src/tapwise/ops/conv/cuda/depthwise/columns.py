@@ -17,7 +17,7 @@ from tapwise.cuda.types import INDEX_LIMIT, counter, template_args, tensor_core_
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.cuda.depthwise.classes import phases, steps
-from tapwise.ops.conv.cuda.depthwise.costs import blocks_us, joint_us, memory_us
+from tapwise.ops.conv.cuda.depthwise.costs import blocks_of, blocks_us, joint_us, memory_us
 from tapwise.ops.conv.problem import ConvProblem
 
 THREADS: Final = 128
@@ -30,7 +30,6 @@ BLOCK_ROWS: Final = (4, 1)
 AHEAD: Final = (2, 1, 4)
 # Registers beside values, and of an activation that is a function.
 OTHER_REGISTERS, FUNCTION_REGISTERS = 44, 24
-REGISTERS: Final = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -118,22 +117,25 @@ def _parts(problem: ConvProblem, config: Columns) -> tuple[int, int]:
 
 
 def predict_us(problem: ConvProblem, config: Columns, device: Device) -> float:
-    """Instructions of all threads, a thread's latency, and memory."""
+    """Instructions of a multiprocessor's threads, a thread's latency, and memory."""
     (r, s), stride_h, last = problem.kernel, steps(problem)[0], problem.layout == "nhwc"
-    blocks = ceil_div(config.rows, config.ahead) if config.kernel == "blocked" else 1
-    rows, half = (config.rows - blocks) * stride_h + blocks * r, problem.itemsize == 2
+    count = ceil_div(config.rows, config.ahead) if config.kernel == "blocked" else 1
+    rows, half = (config.rows - count) * stride_h + count * r, problem.itemsize == 2
     # Of a row: an element's load and conversion, and what comes once.
-    row = _window(problem, config.columns) * ((1 if last else 4) + config.channels * half) + 30
+    row = _window(problem, config.columns) * ((1 if last else 4) + config.channels * half) + (20 if last else 30)
     outputs = config.rows * config.columns
     instructions: float = (
         outputs * (r * s * config.channels * _words(problem) + 2 + config.channels // 2 * half) + rows * row
     )
     if config.kernel == "blocked":
-        instructions += rows * min(config.ahead, r) * s * (2 + config.channels) * 0.7
-    each, alone = 1.1 * (instructions + 150 + 2 * r * s), 1500 + 3.4 * (instructions + 150 + 2 * r * s)
+        instructions += rows * min(config.ahead, r) * s * (2 + config.channels) * 0.57
+    instructions += 150 + 2 * r * s
+    each = (1.43 if last else 1.1) * instructions
+    alone = 770 + 1.26 * instructions + 209 * rows / (config.ahead if config.kernel == "rolling" else 1)
     launched = ceil_div(_threads(problem, config), THREADS)
-    issue, latency = blocks_us(launched, min_blocks_per_sm(problem, config), each, alone, device)
-    return 0.7 + joint_us(issue, latency, memory_us(problem, device, 128, 0.0))
+    blocks = blocks_us(launched, min_blocks_per_sm(problem, config), each, alone, device)
+    piece = min(32 * config.channels, problem.c) * problem.itemsize if last else 128
+    return 1.2 + joint_us(blocks, 1.04 * memory_us(problem, device, piece, 0.75), 3.0)
 
 
 def min_blocks_per_sm(problem: ConvProblem, config: Columns) -> int:
@@ -142,7 +144,7 @@ def min_blocks_per_sm(problem: ConvProblem, config: Columns) -> int:
     others = OTHER_REGISTERS + (50 if config.kernel == "blocked" else 32 if config.columns == 1 else 0)
     taken = _values(problem, config.kernel, config.channels, config.columns, config.ahead) + others * _words(problem)
     taken += FUNCTION_REGISTERS * _words(problem) * (problem.activation in window.FUNCTIONS)
-    return max(1, min(8, REGISTERS // (taken * THREADS)))
+    return min(8, blocks_of(taken, THREADS))
 
 
 def source(problem: ConvProblem, config: Columns) -> Source:
@@ -159,7 +161,8 @@ def source(problem: ConvProblem, config: Columns) -> Source:
     # Elements from one to the next along a row in a class.
     x_step = problem.dilation[1] * (problem.c if last else 1)
     y_step = phases(problem)[1] * problem.k if last else 0
-    words = *sizes, config.columns, config.ahead, x_step, y_step, *end
+    whole = last and problem.output[1] % (phases(problem)[1] * config.columns) == 0
+    words = *sizes, config.columns, config.ahead, x_step, y_step, whole, *end
     arguments = template_args(tensor_core_type(problem.dtype), last, *words)
     file, blocks = "ops/conv/cuda/depthwise/columns.cu", min_blocks_per_sm(problem, config)
     return stub(file, f"depthwise_{config.kernel}", arguments, "Columns", THREADS, blocks)

@@ -1,14 +1,27 @@
-"""What the cost models of cuda.depthwise share.
+"""What the kernels of cuda.depthwise share: blocks that a multiprocessor holds, and parts of their cost models.
 
-Their constants were fitted to times of 29 layers on an H200, N=1 and N=32. Rolling and banded kernels issue fewer
-instructions since: these are counted anew, the constants are the former ones.
+Their constants were fitted to times of layers drawn for it on an H200, N=1 and N=32.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from tapwise.algorithm import Device
-from tapwise.integers import ceil_div
+from tapwise.integers import ceil_div, round_up
 from tapwise.problem import Problem
+
+# Of a multiprocessor (Hopper): registers, shared memory, which each block takes some more of, threads.
+REGISTERS: Final = 1 << 16
+SHARED_BYTES, MORE_BYTES, THREADS, MOST_BLOCKS = 228 << 10, 1 << 10, 2048, 16
+
+
+def blocks_of(registers: int, threads: int, shared_bytes: int = 0) -> int:
+    """Blocks of threads with so many registers: warps of a multiprocessor come in fours, registers in eights."""
+    for blocks in range(min(MOST_BLOCKS, THREADS // threads, SHARED_BYTES // (shared_bytes + MORE_BYTES)), 1, -1):
+        if REGISTERS // round_up(blocks * threads, 128) // 8 * 8 >= registers:
+            return blocks
+    return 1
 
 
 def cycles_us(device: Device) -> float:
@@ -16,11 +29,11 @@ def cycles_us(device: Device) -> float:
     return device.gflops / 256 * 1e3
 
 
-def blocks_us(blocks: int, held: int, each: float, alone: float, device: Device) -> tuple[float, float]:
-    """Microseconds of a multiprocessor's blocks by their instructions' rate, `each` cycles a block, and by their
-    latency, `alone` cycles a wave of `held` blocks."""
+def blocks_us(blocks: int, held: int, each: float, alone: float, device: Device) -> float:
+    """Microseconds of a multiprocessor's blocks, wave by wave of `held` of them: a wave takes `alone` cycles, a block's
+    latency, and `each` for what a block issues."""
     share = ceil_div(blocks, device.multiprocessors)
-    return share * each / cycles_us(device), ceil_div(share, held) * alone / cycles_us(device)
+    return (share * each + ceil_div(share, held) * alone) / cycles_us(device)
 
 
 def memory_us(problem: Problem, device: Device, piece: int, penalty: float) -> float:
@@ -28,6 +41,6 @@ def memory_us(problem: Problem, device: Device, piece: int, penalty: float) -> f
     return problem.bytes / (device.gbps * 1e3) * (1 + penalty * 32 / piece)
 
 
-def joint_us(*parts: float) -> float:
-    """Of what overlaps in part: between the largest and the sum."""
-    return float(sum(part**2.5 for part in parts) ** 0.4)
+def joint_us(blocks: float, memory: float, power: float) -> float:
+    """Of what overlaps in part: between the larger and the sum."""
+    return float((blocks**power + memory**power) ** (1 / power))

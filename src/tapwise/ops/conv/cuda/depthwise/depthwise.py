@@ -1,31 +1,32 @@
 """cuda.depthwise: a filter a channel, by what each size is bound by.
 
     rolling     a thread goes down the rows of a few columns: weights in registers, every row of x read once
+    streamed    the same, channels last: rows of x come to shared memory first, where neighbouring columns find them
     blocked     the same for large filters: a block of rows at a time, weights read where they are used
-    diagonal    16 bits, channels last: tensor cores, with weights of eight channels as diagonal matrices
-    banded      the same with the rows of one channel's filter as bands of matrices; for large filters in shared memory
+    banded      16 bits, channels last: tensor cores, the rows of a channel's filter as bands of matrices
 
 Source: columns streamed through registers as in the rolling windows of image filters; PTX ISA on mma.sync and ldmatrix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import chain
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Final
 
 from tapwise import arrays
 from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
-from tapwise.ops.conv.cuda.depthwise import banded, columns, diagonal
+from tapwise.ops.conv.cuda.depthwise import banded, columns, streamed
 from tapwise.ops.conv.cuda.depthwise.banded import Banded
 from tapwise.ops.conv.cuda.depthwise.columns import Columns
-from tapwise.ops.conv.cuda.depthwise.diagonal import Diagonal
+from tapwise.ops.conv.cuda.depthwise.streamed import Streamed
 from tapwise.ops.conv.problem import ConvProblem
 
-Kind = Columns | Diagonal | Banded
+Kind = Columns | Streamed | Banded
+# The module of each kind of config.
+MODULES: Final[dict[type, Any]] = {Columns: columns, Streamed: streamed, Banded: banded}
 
 
 class DepthwisePlan(CudaPlan):
@@ -44,7 +45,7 @@ class Depthwise(CudaAlgorithm[Kind]):
     dilation and padding; both memory orders; float32, float64, float16 and bfloat16 (in float32)."""
 
     id: ClassVar[str] = "cuda.depthwise"
-    summary: ClassVar[str] = "a filter a channel: columns through registers, or diagonals and bands on tensor cores"
+    summary: ClassVar[str] = "a filter a channel: columns through registers, or bands on tensor cores"
     axes: ClassVar[tuple[int, ...]] = (2,)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
@@ -54,39 +55,25 @@ class Depthwise(CudaAlgorithm[Kind]):
         return columns.unsuited(problem)
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Kind]:
-        found: Iterable[Kind] = columns.configs(problem)
-        if banded.unsuited(problem) is None:
-            found = chain(banded.configs(problem, device), found)
-        if diagonal.unsuited(problem) is None:
-            found = chain(diagonal.configs(problem, device), found)
-        return list(found)
+        """Columns straight from global memory where they cannot be streamed: measured, they were hardly ever faster."""
+        found: list[Kind] = list(streamed.configs(problem, device)) or list(columns.configs(problem))
+        return [*banded.configs(problem, device), *found]
 
     def predict_us(self, problem: ConvProblem, config: Kind, device: Device) -> float:
         """That of the config's own module."""
-        if isinstance(config, Banded):
-            return banded.predict_us(problem, config, device)
-        if isinstance(config, Diagonal):
-            return diagonal.predict_us(problem, config, device)
-        return columns.predict_us(problem, config, device)
+        return float(MODULES[type(config)].predict_us(problem, config, device))
 
     def plan(self, problem: ConvProblem, config: Kind, device: Device) -> Plan:
         return DepthwisePlan(problem, device, self.launches(problem, config, device), taps_first(problem, config))
 
     def source(self, problem: ConvProblem, config: Kind) -> Source:
-        if isinstance(config, Banded):
-            return banded.source(problem, config)
-        if isinstance(config, Diagonal):
-            return diagonal.source(problem, config)
-        return columns.source(problem, config)
+        made: Source = MODULES[type(config)].source(problem, config)
+        return made
 
     def launches(self, problem: ConvProblem, config: Kind, device: Device) -> list[Launch]:
-        if isinstance(config, Banded):
-            return [banded.launch(problem, config, device)]
-        if isinstance(config, Diagonal):
-            return [diagonal.launch(problem, config, device)]
-        return [columns.launch(problem, config, device)]
+        return [MODULES[type(config)].launch(problem, config, device)]
 
 
 def taps_first(problem: ConvProblem, config: Kind) -> bool:
     """Whether threads beside each other take channels beside each other."""
-    return isinstance(config, Columns) and problem.layout == "nhwc"
+    return isinstance(config, Columns | Streamed) and problem.layout == "nhwc"

@@ -1,0 +1,220 @@
+"""The kernel of cuda.depthwise that streams rows through shared memory: what it takes, its launch, its time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Final
+
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.algorithm import Device
+from tapwise.cuda.jit.compile import Source, stub, traits
+from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.plan import has_dependent_launches
+from tapwise.cuda.types import tensor_core_type
+from tapwise.integers import ceil_div, round_up
+from tapwise.ops.conv.cuda import window
+from tapwise.ops.conv.cuda.depthwise.classes import phases, steps
+from tapwise.ops.conv.cuda.depthwise.costs import blocks_of, blocks_us, joint_us, memory_us
+from tapwise.ops.conv.problem import ConvProblem
+
+# Products of a thread for a stage's rows, which are all unrolled: more do not fit into the instruction cache.
+MOST_PRODUCTS: Final = 1500
+# Filters of so many taps, and strides, are unrolled; values that a thread may hold in registers, and the rest.
+MOST_TAPS, MOST_STRIDE, MOST_VALUES, OTHER_REGISTERS, FUNCTION_REGISTERS = 49, 4, 160, 32, 24
+# Stages of a block from which three of them are held.
+MANY_ROUNDS: Final = 8
+# Threads of a block; bytes of a pixel's channels in a block.
+LEAST_THREADS, MOST_THREADS, LEAST_BYTES, MOST_BYTES = 32, 288, 64, 256
+# Of an axis, and elements of an image: places of 32 bits, outside the image too.
+MOST_SIZE, MOST_ELEMENTS = 1 << 20, 1 << 29
+
+
+@dataclass(frozen=True)
+class Streamed(BaseConfig):
+    """A thread computes `channels` and `columns` of outputs, a block has `lanes` times so many channels and `groups`
+    times so many columns, `rows` rows of outputs; `stages` of rows of x are in shared memory."""
+
+    channels: int
+    columns: int
+    lanes: int
+    groups: int
+    rows: int
+    stages: int
+
+    @property
+    def threads(self) -> int:
+        return round_up(self.lanes * self.groups, 32)
+
+
+def suits(problem: ConvProblem) -> bool:
+    """Channels last, one filter each, an even number of them in 16 bits; filters of up to 49 taps, strides up to 4;
+    sizes under 2^20, images of fewer than 2^29 elements."""
+    sides = (side for pair in problem.padding for side in pair)
+    sizes = (*problem.spatial, *problem.output, *problem.reach, *problem.stride, *problem.dilation, *sides)
+    return (
+        problem.layout == "nhwc"
+        and problem.group_k == 1
+        and problem.c * problem.itemsize % 4 == 0
+        and prod(problem.kernel) <= MOST_TAPS
+        and max(steps(problem)) <= MOST_STRIDE
+        and max(sizes) < MOST_SIZE
+        and max(prod(problem.spatial), prod(problem.output)) * problem.c < MOST_ELEMENTS
+    )
+
+
+def copy_bytes(problem: ConvProblem, config: Streamed) -> int:
+    """Of one copy: what pixels, there and in a block, are a multiple of."""
+    block = config.channels * config.lanes
+    return next(
+        size for size in (16, 8, 4) if problem.c * problem.itemsize % size == block * problem.itemsize % size == 0
+    )
+
+
+def period(problem: ConvProblem) -> int:
+    """Rows of x in a stage."""
+    stride_h = steps(problem)[0]
+    return ceil_div(problem.kernel[0], stride_h) * stride_h
+
+
+def _columns(problem: ConvProblem, config: Streamed) -> int:
+    """Of x, that a block reads of a row."""
+    return (config.groups * config.columns - 1) * steps(problem)[1] + problem.kernel[1]
+
+
+def shared_bytes(problem: ConvProblem, config: Streamed) -> int:
+    pixel = config.channels * config.lanes * problem.itemsize
+    return config.stages * period(problem) * _columns(problem, config) * pixel
+
+
+def _items(problem: ConvProblem, config: Streamed) -> int:
+    """Copies of a stage by one thread."""
+    return ceil_div(shared_bytes(problem, config) // config.stages // copy_bytes(problem, config), config.threads)
+
+
+def values(problem: ConvProblem, config: Streamed) -> int:
+    """Registers of a thread for weights, sums, a row of x, and places of copies."""
+    (r, s), (stride_h, stride_w) = problem.kernel, steps(problem)
+    window_columns = (config.columns - 1) * stride_w + s
+    each = config.channels * (2 if problem.dtype == "f64" else 1)
+    return (r * s + ceil_div(r, stride_h) * config.columns + window_columns) * each + 2 * _items(problem, config)
+
+
+def min_blocks_per_sm(problem: ConvProblem, config: Streamed) -> int:
+    """Blocks that certainly find room."""
+    taken = int(1.2 * values(problem, config)) + OTHER_REGISTERS
+    taken += FUNCTION_REGISTERS * (problem.activation in window.FUNCTIONS)
+    return blocks_of(taken, config.threads, shared_bytes(problem, config))
+
+
+def _held(problem: ConvProblem, config: Streamed) -> int:
+    """Blocks that find room with the registers that were mostly enough."""
+    return blocks_of(values(problem, config) + OTHER_REGISTERS, config.threads, shared_bytes(problem, config))
+
+
+def configs(problem: ConvProblem, device: Device) -> Iterator[Streamed]:
+    if not suits(problem):
+        return
+    classes_h, classes_w = phases(problem)
+    p, q = ceil_div(problem.output[0], classes_h), ceil_div(problem.output[1], classes_w)
+    heights = sorted({*(ceil_div(p, pieces) for pieces in (1, 2, 3, 4)), *(min(p, rows) for rows in (8, 16))})
+    many, live = {2: (2, 4), 4: (1, 2), 8: (1,)}[problem.itemsize], period(problem) // steps(problem)[0]
+    for channels in many:
+        if problem.c % channels:
+            continue
+        for lanes, columns in product(_lanes(problem, channels), (4, 8, 2)):
+            for groups, rows in product(_groups(q, columns, lanes), reversed(heights)):
+                # More is on its way where a block has time for it: measured, short blocks only take longer.
+                rounds = ceil_div((rows - 1) * steps(problem)[0] + problem.kernel[0], period(problem))
+                one = Streamed(channels, columns, lanes, groups, rows, 3 if rounds >= MANY_ROUNDS else 2)
+                products = live * prod(problem.kernel) * columns * channels
+                if products > MOST_PRODUCTS or values(problem, one) > MOST_VALUES or one.threads < LEAST_THREADS:
+                    continue
+                if shared_bytes(problem, one) <= device.shared_bytes:
+                    yield one
+
+
+def _lanes(problem: ConvProblem, channels: int) -> list[int]:
+    """Such as leave few idle, nearest to a warp first; pieces of 8 bytes where pixels have them."""
+    each, found = channels * problem.itemsize, problem.c // channels
+    whole = next(size for size in (8, 4) if problem.c * problem.itemsize % size == 0)
+    lanes = {n for n in range(LEAST_BYTES // each, MOST_BYTES // each + 1) if n * each % whole == 0}
+    if found <= MOST_THREADS // 2:
+        lanes.add(found)
+    idle = {n: ceil_div(found, n) * n / found for n in lanes if n <= found}
+    if not idle:
+        return [found]
+    fitting = [n for n, waste in idle.items() if waste <= 1.05 * min(idle.values())]
+    return sorted(fitting, key=lambda n: (abs(n - 32), n))[:3] + [found] * (found in fitting and found > 32)
+
+
+def _groups(q: int, columns: int, lanes: int) -> list[int]:
+    """Such as share a row evenly."""
+    most, needed = max(1, MOST_THREADS // lanes), ceil_div(q, columns)
+    found = dict.fromkeys(ceil_div(needed, strips) for strips in range(1, needed + 1))
+    return [groups for groups in found if groups <= most][:3]
+
+
+def predict_us(problem: ConvProblem, config: Streamed, device: Device) -> float:
+    """Instructions of a multiprocessor's warps, a block's latency, and memory."""
+    (r, s), (stride_h, stride_w), halves = problem.kernel, steps(problem), problem.itemsize == 2
+    rows, items = (config.rows - 1) * stride_h + r, _items(problem, config)
+    seen = (config.columns - 1) * stride_w + s
+    outputs = config.rows * config.columns
+    words = 2 if problem.dtype == "f64" else 1
+    instructions = outputs * (r * s * config.channels * words + 1 + config.channels // 2 * halves)
+    instructions += rows * (seen * (1 + config.channels * halves) + 6 + 2 * ceil_div(r, stride_h))
+    instructions += ceil_div(rows, period(problem)) * (20 + 7 * items) + 40 + 20 * items + 2 * r * s
+    # What goes to and from shared and global memory.
+    moved = rows * seen + outputs + ceil_div(rows, period(problem)) * items
+    each, alone = config.threads // 32 * (0.24 * instructions + 0.33 * moved), 2260 + 1.96 * instructions
+    blocks = blocks_us(_blocks(problem, config), _held(problem, config), each, alone, device)
+    # Pieces that share sectors of 32 bytes with other blocks take longer.
+    pixel = config.channels * config.lanes * problem.itemsize
+    memory = memory_us(problem, device, pixel, 0.09) * (1.29 if pixel % 32 else 1.235)
+    return joint_us(blocks, memory, 3.9)
+
+
+def _parts(problem: ConvProblem, config: Streamed) -> tuple[int, int, int]:
+    """Pieces of a column of outputs, strips along a row, blocks of channels."""
+    (p, q), (classes_h, classes_w) = problem.output, phases(problem)
+    pieces = classes_h * ceil_div(ceil_div(p, classes_h), config.rows)
+    along = classes_w * ceil_div(ceil_div(q, classes_w), config.groups * config.columns)
+    return pieces, along, ceil_div(problem.c, config.channels * config.lanes)
+
+
+def _is_whole(problem: ConvProblem, config: Streamed) -> bool:
+    """Whether all strips have all their columns."""
+    return problem.output[1] % (phases(problem)[1] * config.groups * config.columns) == 0
+
+
+def _blocks(problem: ConvProblem, config: Streamed) -> int:
+    return problem.n * prod(_parts(problem, config))
+
+
+def source(problem: ConvProblem, config: Streamed) -> Source:
+    (r, s), (stride_h, stride_w) = problem.kernel, steps(problem)
+    words: dict[str, int | bool | str] = {
+        "R": r, "S": s, "SH": stride_h, "SW": stride_w, "V": config.channels, "TX": config.columns,
+        "LANES": config.lanes, "GROUPS": config.groups, "STAGES": config.stages, "COPY": copy_bytes(problem, config),
+        "Y_STEP": phases(problem)[1] * problem.k, "WHOLE": _is_whole(problem, config), "BIAS": problem.bias,
+        "RESIDUAL": problem.residual, "ACTIVATION": window.activation(problem.activation),
+    }  # fmt: skip
+    declarations = traits(tensor_core_type(problem.dtype), words)
+    file, blocks = "ops/conv/cuda/depthwise/streamed.cu", min_blocks_per_sm(problem, config)
+    return stub(file, "depthwise_streamed", "Traits", "Streamed", config.threads, blocks, declarations=declarations)
+
+
+def launch(problem: ConvProblem, config: Streamed, device: Device) -> Launch:
+    made = source(problem, config)
+    (height, width), (p, q), c = problem.spatial, problem.output, problem.c
+    pieces, along, channels = _parts(problem, config)
+    fields = window.window_fields(problem, made)
+    fields |= dict(zip(("phases_h", "phases_w"), phases(problem), strict=True))
+    fields |= {"rows": config.rows, "pieces": pieces, "strips_row": along, "channel_blocks": channels}
+    fields |= {"x_image": height * width * c, "x_row": width * c}
+    fields |= {"y_image": p * q * c, "y_channel": 1, "y_row": q * c, "y_column": c}
+    dependent, grid = has_dependent_launches(device), (_blocks(problem, config), 1, 1)
+    return Launch(made, fields, grid, config.threads, shared_bytes(problem, config), dependent=dependent)
