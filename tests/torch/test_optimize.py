@@ -187,7 +187,7 @@ def test_layers_are_measured(capsys: Any) -> None:
     model = net()
     made = tapwise.torch.optimize(model, X, report=True)
     assert [layer.problem.partition(" ")[0] for layer in made.report.layers[:2]] == ["n2", "maxpool"]
-    assert len(made.report.layers) == 11
+    assert len(made.report.layers) == 12
     assert all(layer.time_us > 0 and layer.torch_us > 0 for layer in made.report.layers)
     assert made.report.memory_format in ("contiguous", "channels_last")
     text = capsys.readouterr().out

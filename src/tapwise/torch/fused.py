@@ -7,25 +7,19 @@ compute.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from tapwise.ops.conv.problem import ConvProblem
+from tapwise.torch.folded import Folded
 from tapwise.torch.nn import activated, is_taken, words_of
 from tapwise.torch.tensors import NAMES, layout_of
 
-# Elements of a vector that Inductor, with freezing, has in its code instead of in memory.
-INLINED: Final = 8
 
-
-def _kind(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.dtype, tensor.device
-
-
-class FusedConv(torch.nn.Module):
+class FusedConv(Folded):
     """y = activation(bn(conv(pad(x))) + residual).
 
     `conv`: torch.nn.Conv1d or Conv2d with zeros as padding; `bn`: its batch norm or None. `pad`: zeros before and
@@ -33,43 +27,27 @@ class FusedConv(torch.nn.Module):
     the folded filters computes, then the rest.
     """
 
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
     def __init__(
         self, conv: Any, bn: Any = None, activation: str | None = None, math: str = "ieee", pad: tuple[int, ...] = ()
     ) -> None:
-        super().__init__()
-        # Not registered: they are the model's.
-        self.__dict__["parts"] = conv, bn
+        super().__init__(conv, bn)
         self.activation, self.math, self.by_torch = activation, math, False
         self.pad = pad
         own = conv._reversed_padding_repeated_twice
         self.sides = tuple(map(sum, zip(own, pad, strict=True))) if pad else tuple(own)
         self.words = words_of(conv, activation, math, self.sides)
-        self.register_buffer("weight", None, persistent=False)
-        self.register_buffer("bias", None, persistent=False)
-        self.state: tuple[Any, ...] = ()
-        self.refresh()
 
     def _tensors(self) -> tuple[torch.Tensor | None, ...]:
         conv, bn = self.__dict__["parts"]
         own = conv.weight, conv.bias
         return own if bn is None else (*own, bn.weight, bn.bias, bn.running_mean, bn.running_var)
 
-    def _state(self) -> tuple[Any, ...]:
+    def originals(self) -> tuple[torch.Tensor | None, ...]:
         # Training writes running statistics without counting it, but for the number of batches.
         _, bn = self.__dict__["parts"]
-        tensors = self._tensors() if bn is None else (*self._tensors(), bn.num_batches_tracked)
-        return tuple(
-            None if one is None else (one.data_ptr(), 0 if one.is_inference() else one._version) for one in tensors
-        )
+        return self._tensors() if bn is None else (*self._tensors(), bn.num_batches_tracked)
 
-    # Ordinary tensors also when the first call is made in inference mode: they are to be written to later.
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """The filters anew, from the parts."""
+    def folded(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         conv, bn = self.__dict__["parts"]
         weight, bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach()
         if bn is not None:
@@ -77,23 +55,13 @@ class FusedConv(torch.nn.Module):
             w, b, gain, offset, mean, variance = wide
             folded = fuse_conv_bn_weights(w, b, mean, variance, bn.eps, gain, offset)
             weight, bias = (one.detach().to(weight.dtype) for one in folded)
-        # A column: what is written anew at each call would be packed anew.
-        bias = bias[:, None] if bias is not None and len(bias) <= INLINED else bias
-        for name, value in (("weight", weight), ("bias", bias)):
-            kept = getattr(self, name)
-            # In the same memory: a captured graph has its address.
-            if kept is None or value is None or _kind(kept) != _kind(value):
-                setattr(self, name, None if value is None else value.clone())
-            else:
-                kept.copy_(value)
-        self.state = self._state()
+        return weight, bias
 
     def forward(self, x: torch.Tensor, residual: Any = None) -> torch.Tensor:
         """x (n, c, h, w) or (n, c, w); residual: a tensor or a number, broadcast where it has another shape."""
         conv, bn = self.__dict__["parts"]
         tensors = x, conv.weight, residual if isinstance(residual, torch.Tensor) else None
-        if not torch.compiler.is_compiling() and self.state != self._state():
-            self.refresh()
+        self.follow()
         if (bn is not None and bn.training) or not is_taken(*tensors) or x.ndim != conv.weight.ndim:
             y = conv(functional.pad(x, self.pad) if self.pad else x)
             return self._rest(y if bn is None else bn(y), residual)
@@ -103,12 +71,11 @@ class FusedConv(torch.nn.Module):
         """With the folded filters, one after the other."""
         conv, _ = self.__dict__["parts"]
         function = torch.conv2d if x.ndim == 4 else torch.conv1d
-        bias = None if self.bias is None else self.bias.flatten().to(x.dtype)
         before, after = self.sides[::2], self.sides[1::2]
         padding: Any = before[::-1]
         if before != after:
             x, padding = functional.pad(x, self.sides), 0
-        y = function(x, self.weight.to(x.dtype), bias, conv.stride, padding, conv.dilation, conv.groups)
+        y = function(x, self.weight.to(x.dtype), self.bias_of(x), conv.stride, padding, conv.dilation, conv.groups)
         return self._rest(y, residual)
 
     def by_tapwise(self, x: torch.Tensor, residual: Any = None) -> torch.Tensor:

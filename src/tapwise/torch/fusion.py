@@ -17,6 +17,7 @@ from tapwise.activation import LEAKY_RELU
 from tapwise.problem import activation_word
 from tapwise.torch import pools
 from tapwise.torch.fused import FusedConv
+from tapwise.torch.linear import FusedLinear
 
 MODULES: Final[dict[type[torch.nn.Module], str]] = {
     torch.nn.ReLU: "relu", torch.nn.ReLU6: "relu6", torch.nn.SiLU: "silu", torch.nn.Sigmoid: "sigmoid",
@@ -32,6 +33,7 @@ CALLED: Final[dict[Any, str]] = {
 # torch.nn.GELU's words.
 GELUS: Final = {"none": "gelu", "tanh": "gelu_tanh"}
 ADDED: Final = (operator.add, operator.iadd, torch.add, "add", "add_")
+MULTIPLIED: Final = (operator.mul, torch.mul, "mul")
 # What writes into its first operand.
 IN_PLACE: Final = (operator.iadd, "add_")
 NORMS: Final = {torch.nn.Conv2d: torch.nn.BatchNorm2d, torch.nn.Conv1d: torch.nn.BatchNorm1d}
@@ -93,15 +95,62 @@ def fuse(traced: fx.GraphModule, math: str) -> None:
             last, residual, activation = normed, (), None
             if _written(start, last, (start.args[0],), named):
                 continue
-        name = f"fused_{str(node.target).replace('.', '_')}"
-        while hasattr(traced, name):
-            name += "_"
-        traced.add_module(name, FusedConv(conv, bn, activation, math, sides))
-        with traced.graph.inserting_before(last):
-            made = traced.graph.call_module(name, (start.args[0], *residual))
-        _replace(traced.graph, start, last, made)
+        layer = FusedConv(conv, bn, activation, math, sides)
+        _replace(traced, start, last, layer, (start.args[0], *residual), node)
     traced.graph.lint()
     traced.recompile()
+
+
+def fuse_linears(traced: fx.GraphModule, math: str) -> None:
+    """Replaces linear layers and what follows them by FusedLinear, in place."""
+    named = dict(traced.named_modules())
+    for node in list(traced.graph.nodes):
+        linear = _module(node, named)
+        if type(linear) is not torch.nn.Linear or len(node.args) != 1 or node.kwargs:
+            continue
+        last, planar = _planar(node)
+        last, scale = _scaled(last, traced, (linear.out_features, 1, 1) if planar else (linear.out_features,))
+        plain = last
+        last, residual = _added(last)
+        activation = None
+        follower = _only_user(last)
+        if follower is not None and (activation := _activation(follower, named)) is not None:
+            last = follower
+        if _written(node, last, (node.args[0], *residual), named):
+            last, residual, activation = plain, (), None
+            if _written(node, last, (node.args[0],), named):
+                continue
+        layer = FusedLinear(linear, scale, activation, math, planar)
+        _replace(traced, node, last, layer, (node.args[0], *residual))
+    traced.graph.lint()
+    traced.recompile()
+
+
+def _planar(node: fx.Node) -> tuple[fx.Node, bool]:
+    """(the last node, whether it brings channels to the front) behind a node."""
+    after = _only_user(node)
+    if after is None or after.target not in ("permute", torch.permute) or after.kwargs or after.args[0] is not node:
+        return node, False
+    order: Any = after.args[1] if len(after.args) == 2 else after.args[1:]
+    planar = after.op != "call_module" and isinstance(order, (tuple, list)) and tuple(order) == (0, 3, 1, 2)
+    return (after, True) if planar else (node, False)
+
+
+def _scaled(node: fx.Node, traced: fx.GraphModule, shape: tuple[int, ...]) -> tuple[fx.Node, torch.Tensor | None]:
+    """(the last node, the tensor that a node is multiplied by): of that shape, or with one more axis of one element."""
+    product = _only_user(node)
+    if product is None or product.op == "call_module" or product.target not in MULTIPLIED or product.kwargs:
+        return node, None
+    others = [one for one in product.args if one is not node]
+    if len(product.args) != 2 or len(others) != 1 or not isinstance(others[0], fx.Node) or others[0].op != "get_attr":
+        return node, None
+    scale: Any = traced
+    for name in str(others[0].target).split("."):
+        scale = getattr(scale, name)
+    # Of a product with more axes than y the result has more, too.
+    shapes = (shape, (1, *shape)) if len(shape) == 3 else (shape,)
+    fits = isinstance(scale, torch.Tensor) and scale.is_floating_point() and tuple(scale.shape) in shapes
+    return (product, scale) if fits else (node, None)
 
 
 def alone(module: torch.nn.Module, math: str) -> torch.nn.Module:
@@ -211,8 +260,17 @@ def _written(first: fx.Node, last: fx.Node, operands: tuple[Any, ...], named: di
     return False
 
 
-def _replace(graph: fx.Graph, first: fx.Node, last: fx.Node, made: fx.Node) -> None:
-    """`made` in the place of a chain, of which each has one user."""
+def _replace(
+    traced: fx.GraphModule, first: fx.Node, last: fx.Node, layer: torch.nn.Module, operands: tuple[Any, ...],
+    named: fx.Node | None = None,
+) -> None:  # fmt: skip
+    """A layer in the place of a chain, of which each has one user; its name is that of a node, by default the first."""
+    graph, name = traced.graph, f"fused_{str((named or first).target).replace('.', '_')}"
+    while hasattr(traced, name):
+        name += "_"
+    traced.add_module(name, layer)
+    with graph.inserting_before(last):
+        made = graph.call_module(name, operands)
     last.replace_all_uses_with(made)
     chain = [first]
     while chain[-1] is not last:

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import track
 
 from tapwise.torch.fused import FusedConv
+from tapwise.torch.linear import FusedLinear
 from tapwise.torch.pools import Pooled
 from tapwise.torch.timing import medians
 
@@ -56,11 +57,11 @@ class Kind(NamedTuple):
 # Of what a layer is called with: x, and a residual, which may be a number.
 Arguments = tuple[Any, ...]
 # What either library computes.
-Either = FusedConv | Pooled
+Either = FusedConv | FusedLinear | Pooled
 
 
 def measured(model: torch.nn.Module, inputs: tuple[Any, ...]) -> list[Layer]:
-    """The fused convolutions and the pooling of a model on its inputs, each set to compute by whichever was faster.
+    """A model's convolutions, linear layers and pooling on its inputs, each set to compute by whichever was faster.
 
     Kernels are compiled by many threads first. Layers of one problem are timed once.
     """

@@ -14,6 +14,7 @@ from tapwise.arguments import flag, one_of, whole
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.problem import MATHS
 from tapwise.torch import fusion, layers
+from tapwise.torch.folded import Folded
 from tapwise.torch.fused import FusedConv
 from tapwise.torch.graphs import Graphs
 from tapwise.torch.timing import medians
@@ -83,7 +84,7 @@ class Optimized(torch.nn.Module):
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Optimized:
         super()._apply(fn, recurse)
         for module in self.__dict__["graph"].modules():
-            if isinstance(module, FusedConv):
+            if isinstance(module, Folded):
                 module._apply(fn)
                 module.refresh()
         return self
@@ -174,6 +175,7 @@ def _fused(module: torch.nn.Module, math: str, done: Report, name: str) -> torch
                 node.type = None
             fusion.remove_identities(traced)
             fusion.fuse(traced, math)
+            fusion.fuse_linears(traced, math)
             fusion.replace_pools(traced)
             return traced.eval()
     # Parameters and buffers are the module's own.
