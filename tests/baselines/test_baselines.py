@@ -68,7 +68,7 @@ def test_select() -> None:
     assert select("none") == []
     assert [peer.name for peer in select("mlas,onednn")] == ["mlas", "onednn"]
     assert {peer.device for peer in select("auto")} == {"cpu"}
-    assert [peer.name for peer in select("auto", "cuda")] == ["cudnn", "cudnn-cl", "torch-cuda"]
+    assert [peer.name for peer in select("auto", "cuda")] == ["cudnn", "cudnn-cl", "aten", "torch-cuda"]
     with pytest.raises(InvalidProblem, match="winograd"):
         select("winograd")
 

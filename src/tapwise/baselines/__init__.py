@@ -63,6 +63,7 @@ PEERS: Final = {
         Peer("mlas", "onnxruntime", "pip install 'tapwise[peers]'", "tapwise.baselines.mlas"),
         Peer("cudnn", "torch", "PyTorch with CUDA", "tapwise.baselines.torch_conv", device="cuda"),
         Peer("cudnn-cl", "torch", "PyTorch with CUDA", "tapwise.baselines.torch_conv", device="cuda"),
+        Peer("aten", "torch", "PyTorch with CUDA", "tapwise.baselines.torch_conv", device="cuda"),
         Peer("torch", "torch", "make bench TORCH=1", "tapwise.baselines.plain", PLAIN),
         Peer("torch-cuda", "torch", "PyTorch with CUDA", "tapwise.baselines.plain", PLAIN, "cuda"),
         Peer("numpy", "numpy", "", "tapwise.baselines.plain", PLAIN),

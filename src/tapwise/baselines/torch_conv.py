@@ -1,8 +1,12 @@
-"""oneDNN and cuDNN through PyTorch's conv2d, as its users call it: on NCHW tensors, or channels-last ones ("-cl")."""
+"""oneDNN and cuDNN through PyTorch's conv2d, as its users call it: on NCHW tensors, or channels-last ones ("-cl").
+
+And "aten", PyTorch's own CUDA kernels: what it computes where cuDNN is off.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -29,7 +33,8 @@ def activation(word: str) -> Callable[[Any], Any]:
 
 
 def prepare(name: str, problem: ConvProblem, inputs: Inputs, threads: int) -> Prepared:
-    """`name`: onednn or onednn-cl for NumPy arrays; cudnn or cudnn-cl for CUDA tensors, fastest algorithm searched.
+    """`name`: onednn or onednn-cl for NumPy arrays; cudnn or cudnn-cl for CUDA tensors, fastest algorithm searched, or
+    aten for them.
 
     Four-sided padding goes through torch.nn.functional.pad on each call; cuDNN is not measured with it. What is fused
     behind the convolution is done by PyTorch's own operators. Raises PeerUnavailable.
@@ -39,10 +44,12 @@ def prepare(name: str, problem: ConvProblem, inputs: Inputs, threads: int) -> Pr
 
     if problem.direction != "fprop" or len(problem.spatial) != 2:
         raise PeerUnavailable("measured for fprop of two spatial axes")
-    even, gpu = all(before == after for before, after in problem.padding), name.startswith("cudnn")
+    even, gpu = all(before == after for before, after in problem.padding), not name.startswith("onednn")
     if gpu:
         if not even:
             raise PeerUnavailable("PyTorch's conv2d takes equal padding on both sides")
+        if name == "aten" and problem.math != "ieee":
+            raise PeerUnavailable("measured in IEEE arithmetic")
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = problem.math == "tf32"
     else:
@@ -59,8 +66,10 @@ def prepare(name: str, problem: ConvProblem, inputs: Inputs, threads: int) -> Pr
     sides = [side for pair in reversed(problem.padding) for side in pair]
     after = None if problem.activation is None else activation(problem.activation)
 
+    without: Callable[[], Any] = partial(torch.backends.cudnn.flags, enabled=False) if name == "aten" else nullcontext
+
     def run() -> Any:
-        with torch.inference_mode():
+        with torch.inference_mode(), without():
             data = source if even else functional.pad(source, sides)
             y = functional.conv2d(data, filters, offset, problem.stride, padding, problem.dilation, problem.groups)
             if added is not None:
