@@ -20,6 +20,7 @@ OPS = torch.ops.tapwise
 ORDERS = {
     "contiguous": lambda x: x,
     "channels_last": lambda x: x.to(memory_format=torch.channels_last),
+    "channels_sliced": lambda x: torch.cat((x, x), 1).to(memory_format=torch.channels_last)[:, x.shape[1] :],
     "transposed": lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
     "strided": lambda x: torch.stack((x, x), -1)[..., 0],
 }
@@ -58,11 +59,11 @@ def test_values_and_orders(name: str, order: str) -> None:
     x = ORDERS[order](X)
     for found, expected in zip(outputs(ours(x, *words)), outputs(theirs(x, *words)), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-        last = order == "channels_last" and found.ndim == 4
+        last = order.startswith("channels") and found.ndim == 4
         assert found.is_contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
 
 
-@pytest.mark.parametrize("order", ["contiguous", "channels_last", "transposed"])
+@pytest.mark.parametrize("order", ["contiguous", "channels_last", "channels_sliced", "transposed"])
 @pytest.mark.parametrize(
     ("name", "words"),
     [

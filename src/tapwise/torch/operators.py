@@ -1,9 +1,9 @@
 """Operators of PyTorch: torch.ops.tapwise.conv2d, pooling, softmax, log_softmax, im2col and col2im.
 
 Each has a schema, an implementation on CPU and CUDA, a fake (for torch.compile and torch.export), a rule of autocast,
-and one of vmap. Results are dense: channels last where x is dense that way and not the other, else contiguous. On a CPU
-bfloat16 is computed in float32. None has a derivative yet: where a gradient would be recorded, a call is refused.
-conv_frozen is convolution of one or two axes with filters that are packed once (frozen.py).
+and one of vmap. Results are dense: channels last where x, or what it is a slice of, is so and not contiguous, else
+contiguous. On a CPU bfloat16 is computed in float32. None has a derivative yet: where a gradient would be recorded, a
+call is refused. conv_frozen is convolution of one or two axes with filters that are packed once (frozen.py).
 """
 
 from __future__ import annotations

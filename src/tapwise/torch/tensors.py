@@ -14,9 +14,20 @@ NAMES: Final = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16"
 
 
 def memory_format(x: torch.Tensor) -> torch.memory_format:
-    """That of a result: channels last for what is dense that way and not the other."""
-    last = x.ndim == 4 and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    """That of a result: channels last where x, or what it is a slice of, is dense that way and not the other."""
+    last = x.ndim == 4 and not x.is_contiguous() and (x.is_contiguous(memory_format=torch.channels_last) or _last(x))
     return torch.channels_last if last else torch.contiguous_format
+
+
+def _last(x: torch.Tensor) -> bool:
+    """Whether the axes lie in the order of channels last, with gaps, as of some of a tensor's channels."""
+    reach: Any = 1
+    for axis in (1, 3, 2, 0):
+        if x.shape[axis] != 1:
+            if x.stride(axis) < reach:
+                return False
+            reach = x.stride(axis) * x.shape[axis]
+    return x.shape[1] != 1 and x.stride(1) == 1
 
 
 def layout_of(x: torch.Tensor, weight: torch.Tensor) -> str:
