@@ -25,6 +25,7 @@ from tapwise.errors import InvalidProblem
 from tapwise.torch import frozen
 from tapwise.torch.fused import FusedConv
 from tapwise.torch.pools import Pooled
+from tapwise.torch.shuffle import Shuffle
 
 torch.manual_seed(0)
 X = torch.randn(2, 3, 32, 32)
@@ -450,3 +451,37 @@ def test_dropout_is_taken_out() -> None:
             same(found, expected)
     made.train()
     assert bool((made(X)[0] != model(X)[0]).any())
+
+
+class Shuffled(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.a, self.b, self.how = nn.Conv2d(3, 12, 1), nn.Conv2d(6, 6, 1), how
+
+    def forward(self, x: Any) -> Any:
+        y = self.a(x)
+        n, c, h, w = y.size() if self.how != "shape" else y.shape
+        z = y.view(n, 3, -1 if self.how == "rest" else c // 3, h, w)
+        if self.how == "other":
+            return self.b(torch.transpose(z, 1, 3).reshape(n, c, h, w).chunk(2, 1)[1])
+        if self.how == "viewed":
+            return z.transpose(1, 2).contiguous().view(n, c, h, w).view(n, -1)
+        z = z.transpose(1, 2)
+        z = z.reshape(n, -1, h, w) if self.how == "rest" else z.contiguous().view(n, c, h, w)
+        return self.b(z.chunk(2, 1)[1])
+
+
+@pytest.mark.parametrize(("how", "shuffles"), [("rest", 1), ("shape", 1), ("other", 0), ("viewed", 0)])
+def test_channel_shuffles_keep_the_order(how: str, shuffles: int) -> None:
+    model = Shuffled(how).eval()
+    made = tapwise.torch.optimize(model, memory_format="channels_last")
+    made = pickle.loads(pickle.dumps(made))
+    assert sum(isinstance(one, Shuffle) for one in made.__dict__["graph"].modules()) == shuffles
+    with torch.no_grad():
+        for again in (made, torch.compile(made, fullgraph=True, backend="aot_eager")):
+            for x in (X, X[:1], X[:, :, :5]):
+                same(again(x), model(x))
+        if shuffles:
+            assert made(X).is_contiguous(memory_format=torch.channels_last)
+        made.report.memory_format = "contiguous"
+        same(made(X), model(X))

@@ -13,7 +13,7 @@ from torch import fx
 from tapwise.arguments import flag, one_of, whole
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.problem import MATHS
-from tapwise.torch import fusion, layers
+from tapwise.torch import fusion, layers, shuffle
 from tapwise.torch.folded import Folded
 from tapwise.torch.fused import FusedConv
 from tapwise.torch.graphs import Graphs
@@ -177,6 +177,7 @@ def _fused(module: torch.nn.Module, math: str, done: Report, name: str) -> torch
             fusion.fuse(traced, math)
             fusion.fuse_linears(traced, math)
             fusion.replace_pools(traced)
+            shuffle.replace(traced)
             return traced.eval()
     # Parameters and buffers are the module's own.
     made = copy.copy(module)
