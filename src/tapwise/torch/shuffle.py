@@ -69,11 +69,8 @@ def _chain(node: fx.Node) -> tuple[list[fx.Node], int]:
         return nothing
     split = before.args[0]
     parts = _sizes(split)
-    if (
-        len(parts) != 5
-        or not isinstance(parts[1], int)
-        or any(len(one.users) != 1 for one in (*chain[1:], before, split))
-    ):
+    alone = all(len(one.users) == 1 for one in (*chain[1:], before, split))
+    if not alone or len(parts) != 5 or not isinstance(parts[1], int):
         return nothing
     x, groups = split.args[0], parts[1]
     each = parts[2]
