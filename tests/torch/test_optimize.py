@@ -486,3 +486,21 @@ def test_channel_shuffles_keep_the_order(how: str, shuffles: int) -> None:
             assert made(X).is_contiguous(memory_format=torch.channels_last)
         made.report.memory_format = "contiguous"
         same(made(X), model(X))
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("order", ["contiguous", "channels_last"])
+def test_pooling_padding_and_shuffles_on_a_gpu(order: str) -> None:
+    for model in (Padded(), Pools(), Shuffled("rest")):
+        # Of the same values: positions of the largest are compared.
+        wanted = model.eval()(X.half().float())
+        made = tapwise.torch.optimize(model, memory_format=order).half().cuda()
+        for one in made.__dict__["graph"].modules():
+            if isinstance(one, Pooled):
+                one.by_torch = False
+        found = made(X.half().cuda())
+        pairs = zip(found, wanted, strict=True) if isinstance(found, tuple) else ((found, wanted),)
+        for y, expected in pairs:
+            same(y.cpu(), expected, 0.02)
+        again = tapwise.torch.optimize(made.__dict__["model"], X.half().cuda(), memory_format=order)
+        assert not any(layer.reason.startswith("refused") or layer.uncaptured for layer in again.report.layers)
