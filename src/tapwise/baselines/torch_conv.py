@@ -50,6 +50,8 @@ def prepare(name: str, problem: ConvProblem, inputs: Inputs, threads: int) -> Pr
             raise PeerUnavailable("PyTorch's conv2d takes equal padding on both sides")
         if name == "aten" and problem.math != "ieee":
             raise PeerUnavailable("measured in IEEE arithmetic")
+        if name == "aten" and problem.n > 1 and not problem.depthwise:
+            raise PeerUnavailable("measured with one image, or depthwise: others go one by one, far behind cuDNN")
         torch.backends.cudnn.benchmark = True
         torch.backends.cudnn.allow_tf32 = problem.math == "tf32"
     else:

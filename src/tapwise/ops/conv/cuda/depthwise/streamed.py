@@ -17,13 +17,13 @@ from tapwise.cuda.types import tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.cuda.depthwise.classes import phases, steps
-from tapwise.ops.conv.cuda.depthwise.costs import blocks_of, blocks_us, joint_us, memory_us
+from tapwise.ops.conv.cuda.depthwise.costs import REGISTERS, blocks_of, blocks_us, joint_us, memory_us
 from tapwise.ops.conv.problem import ConvProblem
 
 # Products of a thread for a stage's rows, which are all unrolled: more do not fit into the instruction cache.
 MOST_PRODUCTS: Final = 1500
 # Filters of so many taps, and strides, are unrolled; values that a thread may hold in registers, and the rest.
-MOST_TAPS, MOST_STRIDE, MOST_VALUES, OTHER_REGISTERS, FUNCTION_REGISTERS = 49, 4, 160, 32, 24
+MOST_TAPS, MOST_STRIDE, MOST_VALUES, OTHER_REGISTERS, FUNCTION_REGISTERS = 81, 4, 160, 32, 24
 # Stages of a block from which three of them are held.
 MANY_ROUNDS: Final = 8
 # Threads of a block; bytes of a pixel's channels in a block.
@@ -50,7 +50,7 @@ class Streamed(BaseConfig):
 
 
 def suits(problem: ConvProblem) -> bool:
-    """Channels last, one filter each, an even number of them in 16 bits; filters of up to 49 taps, strides up to 4;
+    """Channels last, one filter each, an even number of them in 16 bits; filters of up to 81 taps, strides up to 4;
     sizes under 2^20, images of fewer than 2^29 elements."""
     sides = (side for pair in problem.padding for side in pair)
     sizes = (*problem.spatial, *problem.output, *problem.reach, *problem.stride, *problem.dilation, *sides)
@@ -102,11 +102,16 @@ def values(problem: ConvProblem, config: Streamed) -> int:
     return (r * s + ceil_div(r, stride_h) * config.columns + window_columns) * each + 2 * _items(problem, config)
 
 
+def _registers(problem: ConvProblem, config: Streamed) -> int:
+    """Of a thread, that are certainly enough."""
+    functions, doubles = problem.activation in window.FUNCTIONS, problem.dtype == "f64"
+    taken = int((1.3 if doubles else 1.2) * values(problem, config))
+    return taken + OTHER_REGISTERS + FUNCTION_REGISTERS * (1 + doubles) * functions
+
+
 def min_blocks_per_sm(problem: ConvProblem, config: Streamed) -> int:
     """Blocks that certainly find room."""
-    taken = int(1.2 * values(problem, config)) + OTHER_REGISTERS
-    taken += FUNCTION_REGISTERS * (problem.activation in window.FUNCTIONS)
-    return blocks_of(taken, config.threads, shared_bytes(problem, config))
+    return blocks_of(_registers(problem, config), config.threads, shared_bytes(problem, config))
 
 
 def _held(problem: ConvProblem, config: Streamed) -> int:
@@ -131,6 +136,8 @@ def configs(problem: ConvProblem, device: Device) -> Iterator[Streamed]:
                 one = Streamed(channels, columns, lanes, groups, rows, 3 if rounds >= MANY_ROUNDS else 2)
                 products = live * prod(problem.kernel) * columns * channels
                 if products > MOST_PRODUCTS or values(problem, one) > MOST_VALUES or one.threads < LEAST_THREADS:
+                    continue
+                if _registers(problem, one) * round_up(one.threads, 128) > REGISTERS:
                     continue
                 if shared_bytes(problem, one) <= device.shared_bytes:
                     yield one
