@@ -35,6 +35,8 @@ EMULATED = [
     ("n2 c16 h5 w5 k34 r1 s1 f64 nhwc residual", "pixels=128 filters=64 split_k=1"),
     ("n1 c64 h5 w4 k24 r3 s3 pad1 bias relu residual", "pixels=32 filters=32 split_k=12"),
     ("n2 c48 h4 w5 k33 r3 s3 pad1 nhwc bias residual", "pixels=64 filters=32 split_k=12"),
+    ("n2 c32 h4 w3 k300 r3 s3 bias relu", "pixels=8 filters=256 split_k=4"),
+    ("n9 c48 h1 w1 k260 r1 s1 nhwc residual", "pixels=8 filters=256 split_k=1"),
 ]
 COMPILED = [
     "n32 c64 h56 w56 k64 r3 s3 pad1",

@@ -209,12 +209,12 @@ template <class O> DEVICE void implicit_gemm_simt(const Operands &p) {
         if (from + ahead < to) copy(ahead);
         cp_async_commit();
     }
-    // Lanes 2 i and 2 i + 1 read the same pixels, lanes i and i ^ 2 the same filters: then a read of 16 bytes takes two
-    // turns of the banks instead of four.
+    // Four along filters: lanes 2 i and 2 i + 1 read the same pixels, lanes i and i ^ 2 the same filters: then a read
+    // of 16 bytes takes two turns of the banks instead of four.
     const int warp = thread / 32, lane = thread % 32;
-    const int lane_n = O::LN == 1 ? 0 : (lane & 1) | lane >> 4 << 1, lane_m = O::LN == 1 ? lane : lane >> 1 & 7;
+    const int lane_n = O::LN == 4 ? (lane & 1) | lane >> 4 << 1 : lane % O::LN,
+              lane_m = O::LN == 4 ? lane >> 1 & 7 : lane / O::LN;
     const int m0 = warp / O::WN * (O::LM * O::TM) + lane_m * V, n0 = warp % O::WN * (O::LN * O::TN) + lane_n * V;
-    static_assert(O::LN == 1 || O::LN == 4);
     T sums[O::TM][O::TN] = {};
     int slot = 0;
 #pragma unroll 1

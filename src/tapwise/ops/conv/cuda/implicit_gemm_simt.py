@@ -34,15 +34,17 @@ TILES: Final = (
     (64, 64, 4, 8, 4, 16), (64, 128, 8, 8, 4, 16), (128, 64, 8, 8, 4, 16), (128, 128, 16, 8, 4, 16),
     (64, 64, 8, 8, 4, 16), (32, 64, 4, 8, 4, 16), (64, 32, 8, 4, 4, 16), (32, 32, 4, 4, 4, 16),
     (128, 96, 8, 12, 4, 16), (256, 48, 8, 12, 4, 16), (128, 32, 8, 4, 4, 16), (128, 16, 8, 4, 4, 16),
-    (256, 8, 8, 8, 1, 8), (256, 4, 8, 4, 1, 8),
+    (256, 8, 8, 8, 1, 8), (256, 4, 8, 4, 1, 8), (8, 256, 4, 8, 16, 16),
 )  # fmt: skip
 TILES_F64: Final = (
     (64, 64, 4, 4, 4, 8), (128, 128, 8, 8, 4, 8), (128, 64, 8, 8, 4, 8), (128, 64, 8, 4, 4, 8),
     (64, 64, 8, 4, 4, 8), (64, 32, 4, 4, 4, 8), (32, 32, 4, 4, 4, 8),
     (128, 16, 8, 4, 4, 8), (256, 4, 8, 4, 1, 8),
 )  # fmt: skip
+# Pixels of the tile for layers like a matrix times a vector; of those that copies of terms one by one take at once.
+FEW_PIXELS, LEAST_FLAT = 8, 32
 STAGES: Final = 4
-SPLITS: Final = (1, 2, 4, 6, 8, 12, 16)
+SPLITS: Final = (1, 2, 4, 6, 8, 12, 16, 32)
 # Blocks of a cluster on every GPU that has clusters.
 LARGEST_CLUSTER: Final = 8
 # Times as many steps, with whole ones of channels, that are still better than terms found one by one.
@@ -114,6 +116,7 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         found: list[Config] = []
+        many = problem.n * prod(problem.output) > 2 * FEW_PIXELS
         for pixels, filters, thread_m, thread_n, lanes_n, depth in TILES_F64 if problem.dtype == "f64" else TILES:
             # Twice as many filters as a group has: most products would be dropped.
             if filters >= 2 * round_up(problem.group_k, 4) and found:
@@ -121,6 +124,8 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
             for split_k in SPLITS:
                 cluster = 1 < split_k <= LARGEST_CLUSTER and has_dependent_launches(device)
                 config = Config(pixels, filters, thread_m, thread_n, lanes_n, depth, STAGES, split_k, cluster)
+                if pixels < LEAST_FLAT and (many or self._flat(problem, config)):
+                    break
                 blocks, steps = self._blocks(problem, config) * split_k, self.steps(problem, config)
                 if split_k > 1 and (steps < 2 * split_k or blocks > MOST_BLOCKS * device.multiprocessors):
                     break
