@@ -90,3 +90,13 @@ def capturing(inputs: Sequence[Any]) -> Iterator[Capture]:
         yield _here.capture
     finally:
         _here.capture = before
+
+
+@contextmanager
+def aside() -> Iterator[None]:
+    """What is made meanwhile stays when the call has ended: its memory is no part of a capture."""
+    before, _here.capture = active(), None
+    try:
+        yield
+    finally:
+        _here.capture = before

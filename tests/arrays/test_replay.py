@@ -374,3 +374,19 @@ def test_what_is_made_again_is_right(launched: Launched, monkeypatch: pytest.Mon
             close(tapwise.reduce(image[:, ::2], "sum", (1, 3)), image[:, ::2].sum((1, 3)))
         if number == 0:
             monkeypatch.setattr(device, "view", lambda *_: pytest.fail("not made again"))
+
+
+@pytest.mark.skipif(not emulated.available(), reason="kernels run by emulation")
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_prepared_layers_of_other_batches(layout: str, launched: Launched) -> None:
+    """What is made within a call, to stay, is no part of what is captured."""
+    launched.computed = True
+    w, bias = torch.randn(8, 6, 3, 3), torch.randn(8)
+    layer = tapwise.prepare((2, 6, 7, 8), w, bias, padding=1, layout=layout, residual=True)
+    for n in (2, 3, 2, 1, 3):
+        x, added = torch.randn(n, 6, 7, 8), torch.randn(n, 8, 7, 8)
+        wanted = functional.conv2d(x, w, bias, padding=1) + added
+        for order in (torch.contiguous_format, torch.channels_last):
+            for _ in range(3):
+                found = layer(x.contiguous(memory_format=order), added)
+                torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)

@@ -118,7 +118,9 @@ class PreparedConv:
         if n != problem.n:
             # It has filters of its own, which are not kept for good.
             capture.refuse()
-            return self._for_batch(n)(x, residual, out)
+            with capture.aside():
+                other = self._for_batch(n)
+            return other(x, residual, out)
         check_like("x", source, problem.x_shape[single:], problem.dtype)
         if problem.residual != (residual is not None):
             wanted = f"the problem has one, of shape {problem.y_shape}" if problem.residual else "the problem has none"
