@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from operator import is_
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,8 +27,8 @@ FIRST_GPU = 0
 # What a call has in place of results that cannot be made again.
 _CALL_IT: Final = object()
 
-# The results of a call from the addresses of its tensors.
-Run = Callable[[list[int]], Any]
+# The results of a call from its words and the addresses of its tensors.
+Run = Callable[[tuple[Any, ...], list[int]], Any]
 
 
 class Replays:
@@ -40,20 +39,28 @@ class Replays:
 
     def __init__(self, constants: bool = False) -> None:
         self._constants = constants
-        # By words, and by shape, strides, dtype, GPU and alignment of each tensor: (words, how it is made again).
-        self._young: dict[Any, tuple[tuple[Any, ...], Run]] = {}
-        self._old: dict[Any, tuple[tuple[Any, ...], Run]] = {}
+        # By words, and by shape, strides, dtype, GPU and alignment of each tensor.
+        self._young: dict[Any, Run] = {}
+        self._old: dict[Any, Run] = {}
         self._lock = Lock()
 
-    def call(self, function: Callable[..., Any], words: tuple[Any, ...], out: Any, *tensors: Any) -> Any:
-        """function(words, out, *tensors), or what it does without calling it. All tensors but the first may be None."""
-        torch = _pytorch or _looked_up(tensors[0])
+    def call(self, function: Callable[..., Any], words: tuple[Any, ...], out: Any, x: Any, *more: Any) -> Any:
+        """function(words, out, x, *more), or what it does without calling it. All tensors but x may be None."""
+        torch = _pytorch or _looked_up(x)
         if torch is None or out is not None or torch.recording():
-            return function(words, out, *tensors)
-        key: Any = words
-        addresses = []
+            return function(words, out, x, *more)
         try:
-            for tensor in tensors:
+            if (
+                type(x) not in torch.kinds
+                or (index := x.get_device()) < FIRST_GPU
+                or x.is_neg()
+                or (x.requires_grad and torch.grad_enabled())
+            ):
+                return function(words, out, x, *more)
+            address = x.data_ptr()
+            addresses = [address]
+            key: Any = words, x.shape, x.stride(), x.dtype, index, address % ALIGNMENT
+            for tensor in more:
                 if tensor is None:
                     key = key, None
                     continue
@@ -63,28 +70,24 @@ class Replays:
                     or tensor.is_neg()
                     or (tensor.requires_grad and torch.grad_enabled())
                 ):
-                    return function(words, out, *tensors)
+                    return function(words, out, x, *more)
                 address = tensor.data_ptr()
                 addresses.append(address)
                 key = key, tensor.shape, tensor.stride(), tensor.dtype, index, address % ALIGNMENT
-            found = self._young.get(key)
+            run = self._young.get(key)
         except (TypeError, RuntimeError):
             # Words that have no hash, tensors that have no strides or no memory.
-            return function(words, out, *tensors)
-        if found is None:
-            return self._first(key, function, words, *tensors)
-        known, run = found
-        # Equal words need not mean the same: 1 is True and 1.0.
-        if not all(map(is_, words, known)) and not _same(words, known):
-            return function(words, out, *tensors)
-        result = run(addresses)
-        return function(words, out, *tensors) if result is _CALL_IT else result
+            return function(words, out, x, *more)
+        if run is None:
+            return self._first(key, function, words, x, *more)
+        result = run(words, addresses)
+        return function(words, out, x, *more) if result is _CALL_IT else result
 
     def _first(self, key: Any, function: Callable[..., Any], words: tuple[Any, ...], *tensors: Any) -> Any:
         """A call that is not among the latest."""
         found = self._old.get(key)
         if found is not None:
-            self._keep(key, *found)
+            self._keep(key, found)
             return self.call(function, words, None, *tensors)
         if not _is_plain(words):
             return function(words, None, *tensors)
@@ -95,18 +98,17 @@ class Replays:
             inputs.append(tensor.detach() if again else tensor)
         with capturing([one for one in inputs if one is not None]) as seen:
             result = function(words, None, *inputs)
-        run = _run_of(seen, result, self._constants)
-        self._keep(key, words, run or (lambda addresses: _CALL_IT))
+        self._keep(key, _run_of(seen, words, result, self._constants) or (lambda words, addresses: _CALL_IT))
         return result
 
-    def _keep(self, key: Any, words: tuple[Any, ...], run: Run) -> None:
+    def _keep(self, key: Any, run: Run) -> None:
         with self._lock:
             if len(self._young) >= KEPT:
                 self._young, self._old = {}, self._young
-            self._young[key] = words, run
+            self._young[key] = run
 
 
-def _run_of(seen: Capture, result: Any, constants: bool) -> Run | None:
+def _run_of(seen: Capture, words: tuple[Any, ...], result: Any, constants: bool) -> Run | None:
     """A captured call for other tensors like its own; None where it did what cannot be made again."""
     new = seen.owners[seen.inputs :]
     memory = [(tuple(one.shape), one.stride(), one.dtype) for one in new]
@@ -123,7 +125,7 @@ def _run_of(seen: Capture, result: Any, constants: bool) -> Run | None:
         return None
     if not constants and any(fixed for _, fixed, _ in launches):
         return None
-    return _written(seen.owners[0].get_device(), seen.inputs, memory, launches, results)
+    return _written(words, seen.owners[0].get_device(), seen.inputs, memory, launches, results)
 
 
 def _places(launch: Launch, addresses: Mapping[str, int]) -> tuple[dict[int, int], list[tuple[int, Address]]]:
@@ -133,9 +135,13 @@ def _places(launch: Launch, addresses: Mapping[str, int]) -> tuple[dict[int, int
     return fixed, [(place, value) for place, value in values if isinstance(value, Address)]
 
 
-def _written(index: int, inputs: int, memory: list[Any], launches: list[Any], results: list[int]) -> Run:
+def _written(
+    words: tuple[Any, ...], index: int, inputs: int, memory: list[Any], launches: list[Any], results: list[int]
+) -> Run:
     """The call as a function of straight lines: loops over its few arrays and words take as long as a launch.
 
+    Equal words need not mean the same, as 1 is True and 1.0: w0, w1 ... are to be the objects k0, k1 ..., or of their
+    types.
     a0, a1 ... are the addresses of inputs, then of new arrays m0, m1 ...; `free0` holds arguments of the first launch
     that no call uses.
     """
@@ -143,26 +149,31 @@ def _written(index: int, inputs: int, memory: list[Any], launches: list[Any], re
 
     several = torch.cuda.device_count() > 1
     names: dict[str, Any] = {"new": allocator(torch, index), "stream_of": torch_stream(), "call_it": _CALL_IT}
+    names |= {"same": _same, "known": words} | {f"k{at}": word for at, word in enumerate(words)}
     lines = [f"{', '.join(f'a{number}' for number in range(inputs))}, = addresses"]
+    if words:
+        alike = " and ".join(f"w{at} is k{at}" for at in range(len(words)))
+        lines.append(f"{', '.join(f'w{at}' for at in range(len(words)))}, = words")
+        lines.append(f"if not ({alike}) and not same(words, known): return call_it")
     if several:
         names["current"] = torch._C._cuda_getDevice
         lines.append(f"if current() != {index}: return call_it")
-    for at, words in enumerate(memory):
-        names[f"memory{at}"] = words
-        lines += [f"m{at} = new(*memory{at})", f"a{inputs + at} = m{at}.data_ptr()"]
+    for at, (shape, strides, dtype) in enumerate(memory):
+        names |= {f"shape{at}": shape, f"strides{at}": strides, f"dtype{at}": dtype}
+        lines += [f"m{at} = new(shape{at}, strides{at}, dtype{at})", f"a{inputs + at} = m{at}.data_ptr()"]
     lines.append(f"stream = stream_of({index})")
     for at, (launch, fixed, places) in enumerate(launches):
         free: list[Arguments] = []
         made = partial(launch.arguments, fixed)
         names |= {f"take{at}": free.pop, f"leave{at}": free.append, f"make{at}": made, f"again{at}": launch.again}
-        lines += ["try:", f"    words, enqueue = arguments = take{at}()"]
-        lines += ["except IndexError:", f"    words, enqueue = arguments = make{at}()"]
-        lines.append(f"words[{launch.stream_place}] = stream")
-        lines += [f"words[{place}] = a{one.array}" + f" + {one.offset}" * (one.offset != 0) for place, one in places]
+        lines += ["try:", f"    packed, enqueue = arguments = take{at}()"]
+        lines += ["except IndexError:", f"    packed, enqueue = arguments = make{at}()"]
+        lines.append(f"packed[{launch.stream_place}] = stream")
+        lines += [f"packed[{place}] = a{one.array}" + f" + {one.offset}" * (one.offset != 0) for place, one in places]
         lines += ["status = enqueue()", f"if status: again{at}(status, enqueue)", f"leave{at}(arguments)"]
     found = ", ".join(f"m{at}" for at in results)
     lines.append(f"return {found}")
-    exec("def run(addresses):\n" + "".join(f"    {line}\n" for line in lines), names)
+    exec("def run(words, addresses):\n" + "".join(f"    {line}\n" for line in lines), names)
     run: Run = names["run"]
     return run
 
