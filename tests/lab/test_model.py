@@ -191,7 +191,7 @@ def test_on_a_gpu_in_graphs(file: str) -> None:
     for dtype in ("f32", "f16"):
         row, _ = model.measure(options(file, device="cuda", dtype=dtype))
         assert row.verified, row.variants
-        # torch.compile wants compilers of its own.
+        # Nothing is excused: `no_inductor` stands in for torch.compile, and onnxruntime is no variant here.
         reasons = {one["name"]: one["reason"] for one in row.variants if one["reason"]}
-        assert all("compile" in name for name in reasons), reasons
+        assert not reasons, (dtype, reasons)
         assert {"optimize, graph", "optimize(graphs=True)"} < set(row.algorithms)
