@@ -375,7 +375,6 @@ def test_activations(identifier: str, text: str, dtype: str, activation: str) ->
         # What is left of an infinity, when its first bits are taken away, is none.
         values[0, 0, ::4] = float("inf")
         values[0, 8, ::5], values[1, 60, 3:5] = -float("inf"), float("nan")
-    # tf32 holds what bfloat16 holds.
     values = values.cuda().to(torch.bfloat16 if kind == torch.float32 else kind)
     x[:, :: problem.group_c] = values.to(kind)[:, None]
     w = torch.zeros(problem.w_shape, device="cuda", dtype=kind)
@@ -385,11 +384,10 @@ def test_activations(identifier: str, text: str, dtype: str, activation: str) ->
     side = problem.padding[0][0]
     sums = torch.nn.functional.conv2d(x.double().cpu(), w.double().cpu(), padding=side, groups=problem.groups)
     expected = activated(activation)(sums).cuda()
-    # Beyond the largest number of a type is infinity.
     expected[expected.abs() > torch.finfo(kind).max] *= float("inf")
     finite = torch.isfinite(expected)
     assert finite.sum() > expected.numel() // 2 and (dtype == "3xtf32" or not finite.all())
-    # Half a unit is the rounding; what is subnormal has an absolute bound.
+    # Too large is infinite. Half a unit is the rounding; what is subnormal has an absolute bound.
     bound = {
         "f16": 1.5 * 2.0**-11 * expected.abs() + 2.0**-24,
         "bf16": 1.5 * 2.0**-8 * expected.abs() + 2.0**-24,
