@@ -201,9 +201,11 @@ def test_layers_are_measured(capsys: Any) -> None:
         same(made(X), model(X))
 
 
-def test_layers_of_blas_are_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_of_blas_are_pytorchs(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its threads would spin beside the layers behind them; nor is it timed, beside PyTorch."""
-    model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval(), torch.randn(1, 3, 9, 9)
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval().to(dtype), torch.randn(1, 3, 9, 9).to(dtype)
+    tapwise.torch.optimize(model, x)
     given = SimpleNamespace(algorithm="cpu.im2col_gemm")
     monkeypatch.setattr(dispatch, "choose", lambda *_: given)
     made = tapwise.torch.optimize(model, x)
