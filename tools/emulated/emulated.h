@@ -230,11 +230,6 @@ template <bool TRANSPOSED, int COUNT> inline void load_matrices(unsigned (&v)[CO
 }
 template <int COUNT> inline void ldmatrix(unsigned (&v)[COUNT], unsigned from) { load_matrices<false>(v, from); }
 inline void ldmatrix_transposed(unsigned (&v)[4], unsigned from) { load_matrices<true>(v, from); }
-inline unsigned select_bytes(unsigned v, unsigned selector) {
-    unsigned r = 0;
-    for (int i = 0; i < 4; ++i) r |= (unsigned)((unsigned long long)v >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
-    return r;
-}
 template <typename T> inline unsigned add_zeros(unsigned v, unsigned sum) {
     for (int e = 0; e < 2; ++e)
         if (!std::isfinite(widen(T{(unsigned short)(v >> e * 16)}))) sum |= 0x7fffu << e * 16;

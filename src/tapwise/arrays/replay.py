@@ -49,18 +49,10 @@ class Replays:
         torch = _pytorch or _looked_up(x)
         if torch is None or out is not None or torch.recording():
             return function(words, out, x, *more)
+        key: Any = words
+        addresses = []
         try:
-            if (
-                type(x) not in torch.kinds
-                or (index := x.get_device()) < FIRST_GPU
-                or x.is_neg()
-                or (x.requires_grad and torch.grad_enabled())
-            ):
-                return function(words, out, x, *more)
-            address = x.data_ptr()
-            addresses = [address]
-            key: Any = words, x.shape, x.stride(), x.dtype, index, address % ALIGNMENT
-            for tensor in more:
+            for tensor in (x, *more):
                 if tensor is None:
                     key = key, None
                     continue

@@ -13,7 +13,7 @@ from tapwise.algorithm import Device
 from tapwise.cuda.jit.compile import Source, stub, traits
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import has_dependent_launches
-from tapwise.cuda.types import tensor_core_type
+from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.cuda.depthwise.classes import phases, steps
@@ -24,7 +24,7 @@ from tapwise.ops.conv.problem import ConvProblem
 MOST_PRODUCTS: Final = 1500
 # Filters of so many taps, and strides, are unrolled; values that a thread may hold in registers, and the rest.
 MOST_TAPS, MOST_STRIDE, MOST_VALUES, OTHER_REGISTERS, FUNCTION_REGISTERS = 81, 4, 160, 32, 24
-# Stages of a block from which three of them are held.
+# Periods that a block goes through from which three of them are held, else two.
 MANY_ROUNDS: Final = 8
 # Threads of a block; bytes of a pixel's channels in a block.
 LEAST_THREADS, MOST_THREADS, LEAST_BYTES, MOST_BYTES = 32, 288, 64, 256
@@ -139,7 +139,7 @@ def configs(problem: ConvProblem, device: Device) -> Iterator[Streamed]:
                     continue
                 if _registers(problem, one) * round_up(one.threads, 128) > REGISTERS:
                     continue
-                if shared_bytes(problem, one) <= device.shared_bytes:
+                if shared_bytes(problem, one) <= device.shared_bytes and _blocks(problem, one) < INDEX_LIMIT:
                     yield one
 
 
