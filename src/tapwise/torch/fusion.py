@@ -85,20 +85,29 @@ def fuse(traced: fx.GraphModule, math: str) -> None:
         found: Any = None if follower is None else _module(follower, named)
         if type(found) is NORMS[type(conv)] and found.track_running_stats and found.running_mean is not None:
             last, bn = follower, found
-        normed = last
-        last, residual = _added(last)
-        activation = None
-        follower = _only_user(last)
-        if follower is not None and (activation := _activation(follower, named)) is not None:
-            last = follower
-        if _written(start, last, (start.args[0], *residual), named):
-            last, residual, activation = normed, (), None
-            if _written(start, last, (start.args[0],), named):
-                continue
+        behind = _followed(start, last, named)
+        if behind is None:
+            continue
+        last, residual, activation = behind
         layer = FusedConv(conv, bn, activation, math, sides)
         _replace(traced, start, last, layer, (start.args[0], *residual), node)
     traced.graph.lint()
     traced.recompile()
+
+
+def _followed(
+    start: fx.Node, last: fx.Node, named: dict[str, torch.nn.Module]
+) -> tuple[fx.Node, tuple[Any, ...], Any] | None:
+    """(the last node, a residual, an activation) of what follows `last` and may be computed with what began at `start`;
+    neither of them where an operand is written meanwhile, None where x itself is."""
+    end, residual = _added(last)
+    activation = None
+    follower = _only_user(end)
+    if follower is not None and (activation := _activation(follower, named)) is not None:
+        end = follower
+    if not _written(start, end, (start.args[0], *residual), named):
+        return end, residual, activation
+    return None if _written(start, last, (start.args[0],), named) else (last, (), None)
 
 
 def fuse_linears(traced: fx.GraphModule, math: str) -> None:
@@ -110,16 +119,10 @@ def fuse_linears(traced: fx.GraphModule, math: str) -> None:
             continue
         last, planar = _planar(node)
         last, scale = _scaled(last, traced, (linear.out_features, 1, 1) if planar else (linear.out_features,))
-        plain = last
-        last, residual = _added(last)
-        activation = None
-        follower = _only_user(last)
-        if follower is not None and (activation := _activation(follower, named)) is not None:
-            last = follower
-        if _written(node, last, (node.args[0], *residual), named):
-            last, residual, activation = plain, (), None
-            if _written(node, last, (node.args[0],), named):
-                continue
+        behind = _followed(node, last, named)
+        if behind is None:
+            continue
+        last, residual, activation = behind
         layer = FusedLinear(linear, scale, activation, math, planar)
         _replace(traced, node, last, layer, (node.args[0], *residual))
     traced.graph.lint()
