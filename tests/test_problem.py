@@ -177,3 +177,16 @@ def test_bad_value_is_named(change: dict[str, object], name: str) -> None:
     with pytest.raises(InvalidProblem, match=name.replace("(", r"\(")):
         problem.replace(**change)
     assert issubclass(InvalidProblem, ValueError)
+
+
+def test_many_random_numbers_do_not_repeat_along_an_axis() -> None:
+    """They are drawn once for a prime number of places: no row, channel or image is another's."""
+    problem = ConvProblem.parse("n2 c128 h256 w129 k1 r1 s1 f16 groups1")
+    x = problem.random(np.random.default_rng(0), problem.x_shape)
+    assert x.shape == problem.x_shape and x.dtype == np.float16 and x.size > 8_388_593
+    assert np.array_equal(x.ravel()[8_388_593:], x.ravel()[: x.size - 8_388_593])
+    for axis in range(4):
+        first, second = (x.take(at, axis) for at in (0, 1))
+        assert np.mean(first == second) < 0.01
+    assert problem.random(np.random.default_rng(0), ()).shape == ()
+    assert problem.random(np.random.default_rng(0), (0, 3)).shape == (0, 3)

@@ -36,6 +36,8 @@ DTYPES: Final[dict[str, np.dtype[Any]]] = {
 }
 # Whole numbers of either sign up to this are what inputs are made of where results are to be exact.
 LARGEST_INTEGER: Final = 3
+# Random numbers at most, a prime: an index that is off does not find its own number again.
+_DRAWN: Final = 8_388_593
 
 
 def sum_factor(terms: int) -> float:
@@ -201,7 +203,9 @@ class Problem:
         """Random data of x's dtype."""
         if integers:
             return rng.integers(-LARGEST_INTEGER, LARGEST_INTEGER + 1, shape).astype(self.x_dtype)
-        return rng.standard_normal(shape, dtype=np.float32).astype(self.x_dtype, copy=False)
+        # Many numbers are some drawn again and again: drawing takes longer than all that is done with them.
+        drawn = shape if prod(shape) <= _DRAWN else _DRAWN
+        return np.resize(rng.standard_normal(drawn, dtype=np.float32).astype(self.x_dtype, copy=False), shape)
 
     def reference(
         self, inputs: Inputs, /, accuracy: Accuracy | None = None, sums: tuple[np.ndarray, np.ndarray] | None = None

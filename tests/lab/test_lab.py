@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tapwise.errors import InvalidProblem
+from tapwise.baselines import Prepared
+from tapwise.errors import InvalidProblem, PeerUnavailable
 from tapwise.lab import bench, records, report, roofline, timing
 from tapwise.lab.records import Record
 from tapwise.lab.suites import Case
@@ -236,3 +238,27 @@ def test_a_gpu_table_of_fused_layers_fits_a_terminal() -> None:
     wanted = ("implicit_gemm", report.microseconds(row.time_us), "780459", "12.34", "23.45", "+12.3 %")
     for word in (*wanted, report.size(row.workspace_bytes), "residual", "scratch"):
         assert any(word in line for line in lines), word
+
+
+@pytest.mark.parametrize("wrong", [0.0, 0.5, math.nan])
+def test_a_peer_that_computes_something_else_is_told(wrong: float) -> None:
+    """In an array, and in tensors in other memory orders."""
+    torch = pytest.importorskip("torch")
+    expected = torch.randn(3, 5, 4, 7, generator=torch.Generator().manual_seed(0))
+    result = expected.clone()
+    result[2, 3, 1, 6] += wrong
+    for found, wanted in (
+        (result.numpy(), expected.numpy()),
+        (result.contiguous(memory_format=torch.channels_last), expected),
+        (result, expected.contiguous(memory_format=torch.channels_last)),
+    ):
+        prepared = Prepared(lambda: None, lambda found=found: found)  # type: ignore[misc]
+        if wrong == 0.0:
+            bench._check_peer(prepared, wanted, "f32")
+        else:
+            with pytest.raises(PeerUnavailable, match="differs by"):
+                bench._check_peer(prepared, wanted, "f32")
+    with pytest.raises(PeerUnavailable, match="shape"):
+        bench._check_peer(Prepared(lambda: None, lambda: result[:2]), expected, "f32")
+    empty = torch.zeros(0, 3)
+    bench._check_peer(Prepared(lambda: None, lambda: empty), empty, "f32")

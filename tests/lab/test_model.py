@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,18 @@ def test_pixels_have_classes(file: str) -> None:
         measured.compare(lambda x: 1)
     with pytest.raises(InvalidProblem, match="nothing finite"):
         model._bound("f16", [{"name": "eager", "by": model.PYTORCH, "error": math.nan, "reason": ""}])
+
+
+def test_what_is_captured_keeps_its_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph reads the weights' memory, and holds no tensor."""
+    monkeypatch.setattr(model, "capture", lambda function: (None, function()))
+    net = torch.nn.Linear(3, 3)
+    alive = weakref.ref(net.weight)
+    captured = model.Captured(net, torch.ones(2, 3))
+    del net
+    assert alive() is not None
+    del captured
+    assert alive() is None
 
 
 @pytest.mark.cuda

@@ -8,9 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module, util
-from typing import Final
-
-import numpy as np
+from typing import Any, Final
 
 from tapwise.errors import InvalidProblem, PeerUnavailable
 from tapwise.problem import Inputs, Problem
@@ -18,10 +16,11 @@ from tapwise.problem import Inputs, Problem
 
 @dataclass(frozen=True)
 class Prepared:
-    """`run()` computes once, as a user of the library would call it; `result()` computes and gives (n, k, *output)."""
+    """`run()` computes once, as a user of the library would call it; `result()` computes and gives (n, k, *output): a
+    NumPy array, or a PyTorch tensor on the GPU."""
 
     run: Callable[[], object]
-    result: Callable[[], np.ndarray]
+    result: Callable[[], Any]
     # Threads that go on spinning after a run would slow whoever is measured next.
     pause_s: float = 0.005
 

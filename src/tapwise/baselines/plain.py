@@ -52,7 +52,7 @@ def _torch(problem: Problem, x: Any, threads: int) -> Prepared:
         with torch.inference_mode():
             return call()
 
-    return Prepared(run, lambda: np.asarray(run().cpu().numpy()))
+    return Prepared(run, lambda: np.asarray(run().numpy()) if isinstance(x, np.ndarray) else run())
 
 
 def _torch_softmax(problem: SoftmaxProblem, t: Any) -> Call:

@@ -78,10 +78,8 @@ def prepare(name: str, problem: ConvProblem, inputs: Inputs, threads: int) -> Pr
                 y = y + added
             return y if after is None else after(y)
 
-    def result() -> np.ndarray:
-        y = run().cpu()
-        # NumPy has no bfloat16.
-        return np.asarray((y.float() if y.dtype is torch.bfloat16 else y).contiguous().numpy())
+    def result() -> Any:
+        return run() if gpu else np.asarray(run().contiguous().numpy())
 
     if not gpu:
         try:

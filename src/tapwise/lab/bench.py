@@ -128,8 +128,7 @@ def _measure(problem: Problem, options: Options, device: Device, record: Record)
         choice, plains[PLAIN + ids[0]] = _prepared(bare, alone, ids[0], device)
         if not _verified(bare, choice, device, record, False):
             return
-    result: Any = runs[ids[0]]()
-    expected = gpu.on_host(result) if on_gpu else np.asarray(result)
+    expected = runs[ids[0]]()
     for peer in options.peers:
         if problem.operator not in peer.operators or peer.device != device.kind:
             continue
@@ -235,15 +234,18 @@ def _fill(
         record.ratio = min(record.ratios.values())
 
 
-def _check_peer(prepared: Prepared, expected: np.ndarray, dtype: str) -> None:
-    """A peer that computes something else is reported, not timed."""
+def _check_peer(prepared: Prepared, expected: Any, dtype: str) -> None:
+    """A peer that computes something else than a verified result is reported, not timed."""
     result = prepared.result()
-    if result.shape != expected.shape:
-        raise PeerUnavailable(f"gives shape {result.shape} instead of {expected.shape}")
-    scale = float(np.abs(expected).max(initial=0.0)) or 1.0
-    with np.errstate(all="ignore"):
-        difference = float(np.abs(result.astype(np.float64) - expected).max(initial=0.0))
-    if not difference <= PEER_TOLERANCE.get(dtype, PEER_TOLERANCE["f32"]) * scale:
+    if tuple(result.shape) != tuple(expected.shape):
+        raise PeerUnavailable(f"gives shape {tuple(result.shape)} instead of {tuple(expected.shape)}")
+    if isinstance(result, np.ndarray):
+        with np.errstate(all="ignore"):
+            difference = float(np.abs(result.astype(np.float64) - expected).max(initial=0.0))
+        scale = float(np.abs(expected).max(initial=0.0))
+    else:
+        difference, scale = gpu.difference(result, expected)
+    if not difference <= PEER_TOLERANCE.get(dtype, PEER_TOLERANCE["f32"]) * (scale or 1.0):
         raise PeerUnavailable(f"differs by {difference:.2g} from a verified result")
 
 

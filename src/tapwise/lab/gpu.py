@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Final
 
-import numpy as np
-
 from tapwise.algorithm import Device
 from tapwise.errors import PeerUnavailable
 from tapwise.lab.roofline import Ceilings
@@ -17,6 +15,8 @@ from tapwise.lab.timing import Timing
 # Of calls that are enqueued one by one.
 QUEUED_US: Final = 10_000.0
 EAGER_CALLS: Final = 200
+# Elements that are compared at a time.
+SLICE: Final = 1 << 26
 # PyTorch's names of dtypes in which a GPU's ceiling is known.
 DTYPES: Final = {"f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16"}
 
@@ -34,12 +34,14 @@ def torch() -> Any:
     return module
 
 
-def on_host(tensor: Any) -> np.ndarray:
-    """A tensor's values as NumPy has them; bfloat16 as float32."""
-    if tensor.dtype is torch().bfloat16:
-        tensor = tensor.float()
-    values: np.ndarray = tensor.cpu().numpy()
-    return values
+def difference(result: Any, expected: Any) -> tuple[float, float]:
+    """(largest difference of two tensors, largest magnitude in the second): NaN where there is any."""
+    off = largest = expected.new_zeros(()).double()
+    for one, other in zip(result.reshape(-1).split(SLICE), expected.reshape(-1).split(SLICE), strict=True):
+        if one.numel():
+            off = off.maximum((one.double() - other.double()).abs().max())
+            largest = largest.maximum(other.double().abs().max())
+    return float(off), float(largest)
 
 
 def measure(runs: Mapping[str, Call], *, repeats: int = 15, cold: bool = False) -> dict[str, Timing]:

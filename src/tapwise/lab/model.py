@@ -67,10 +67,10 @@ class Ready:
 
 
 class Captured:
-    """A function of images in a CUDA graph."""
+    """A function of images in a CUDA graph. It is kept: the graph reads memory that the function holds."""
 
     def __init__(self, function: Callable[[torch.Tensor], Any], x: torch.Tensor) -> None:
-        self._x = x.clone()
+        self._function, self._x = function, x.clone()
         self._graph, self._y = capture(lambda: function(self._x))
 
     def run(self) -> None:
