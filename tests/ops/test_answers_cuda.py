@@ -6,7 +6,6 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -98,23 +97,39 @@ FAMILY = [
 ]
 
 
+# And how many elements the first config loads at once.
+NEIGHBOURS = {
+    "maxpool n2 c24 h13 w17 r3 s3 stride2 pad1 nhwc f16": 8,
+    "maxpool n2 c12 h9 w7 r3 s2 stride1 pad1:0x1:1 nhwc f16 indices": 4,
+    "avgpool n2 c6 h9 w8 r3 s3 pad1 exclude_pad nhwc": 2,
+    "avgpool c8 h9 w9 r7 s6 stride1 nhwc bf16": 8,
+    "reduce mean 3x50x24 axis1 f16": 8,
+    "reduce sum 2x9000x8 axis1": 4,
+    "reduce max 3x57x6 axis1 f64": 2,
+    "reduce argmax 3x57x6 axis1": 1,
+    "reduce norm2 33x5 axis0 bf16": 1,
+}
+
+
 @pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
 @pytest.mark.parametrize("large", [False, True])
-@pytest.mark.parametrize("text", FAMILY)
-def test_the_family_in_bfloat16(text: str, large: bool) -> None:
+@pytest.mark.parametrize("text", [*(f"{text} bf16" for text in FAMILY), *NEIGHBOURS])
+def test_the_family_by_emulation(text: str, large: bool) -> None:
     """`large`: places are counted in 64 bits."""
-    problem = registry.parse(f"{text} bf16")
-    assert problem.x_dtype == ml_dtypes.bfloat16
+    problem = registry.parse(text)
     (algorithm,) = registry.of_backend("cuda", problem.operator)
     config = algorithm.configs(problem, H200)[0]
+    if text in NEIGHBOURS:
+        assert getattr(config, "channels" if problem.operator == "pool" else "neighbours") == NEIGHBOURS[text]
     found = getattr(algorithm, "launches", None)
     launches = found(problem, config) if found else [algorithm.launch(problem, config, H200)]  # type: ignore[attr-defined]
     inputs = problem.sample(np.random.default_rng(0), False)
     y, places = laid(problem, np.zeros(problem.y_shape, problem.y_dtype)), laid(problem, np.zeros(problem.y_shape, int))
+    workspace = np.full(1 << 16, 0xFF, np.uint8)
     for launch in launches:
         if large:
             launch.source = replace(launch.source, text=WIDE + launch.source.text)
-        emulated.run(launch, {"x": laid(problem, inputs.x), "y": y, "places": places})
+        emulated.run(launch, {"x": laid(problem, inputs.x), "y": y, "places": places, "workspace": workspace})
     verdict = compare(back(problem, y), *problem.reference(inputs, algorithm), problem.y_dtype)
     assert verdict, verdict.message
     if problem.gives_positions:

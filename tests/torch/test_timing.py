@@ -44,6 +44,22 @@ def test_calls_fill_a_block() -> None:
     assert calls == [timing.MOST_CALLS, timing.MOST_CALLS, 30, 3, 1]
 
 
+def test_one_hiccup_does_not_make_a_graph_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    class Fake:
+        def __init__(self, run: Any, calls: int) -> None:
+            made.append(calls)
+            self.times = iter([50.0, 9000.0])
+
+        def time_us(self, before: Any = None) -> float:
+            return next(self.times, 3.0)
+
+    monkeypatch.setattr(timing, "Graph", Fake)
+    timing.captured_us({"a": list}, repeats=1)
+    assert made == [1, timing.MOST_CALLS]
+
+
 def test_the_faster_computes_and_the_report_says_by_what_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers of one problem and words are timed once: here the first two, in either order of images."""
     given = iter([({"PyTorch": 5.0, "tapwise": 4.0}, ""), ({"PyTorch": 4.0, "tapwise": 5.0}, "no capture")] * 2)

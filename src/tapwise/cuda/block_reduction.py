@@ -19,7 +19,7 @@ from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
-from tapwise.cuda.types import DTYPES, INDEX_LIMIT, template_args
+from tapwise.cuda.types import INDEX_LIMIT, template_args, tensor_core_type
 from tapwise.integers import ceil_div
 
 THREADS: Final = 256
@@ -29,21 +29,29 @@ BUSY: Final = 1024
 LEAST_PART: Final = 2048
 ENOUGH: Final = 4
 MOST_PARTS: Final = 256
+# Threads side by side at least that load 16 bytes each.
+LEAST_ACROSS: Final = 4
 
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """A block: `groups` times `across` neighbouring runs with `down` threads each; a run in `parts`."""
+    """A block: `groups` times `across` neighbouring runs with `down` threads each; a run in `parts`. `neighbours` runs
+    are one, whose elements a thread loads at once."""
 
     across: int
     down: int
     groups: int
     parts: int
+    neighbours: int = 1
+
+    @property
+    def threads(self) -> int:
+        return self.across * self.down * self.groups
 
     @property
     def runs(self) -> int:
         """Runs of a block."""
-        return self.across * self.groups
+        return self.across * self.groups * self.neighbours
 
 
 class BlockReduction(CudaAlgorithm[Config]):
@@ -83,6 +91,20 @@ class BlockReduction(CudaAlgorithm[Config]):
         found = found if plain in found else [*found, plain]
         return [one for one in found if ceil_div(runs, one.runs) * one.parts < INDEX_LIMIT]
 
+    def wide(self, problem: Any, width: int, device: Device) -> list[Config]:
+        """`width` runs as one: fewer side by side where blocks are few, down to what memory reads at once."""
+        outer, length, inner = problem.collapsed
+        columns = outer * inner // width
+        across = min(32, power_of_two(inner // width))
+        while across > LEAST_ACROSS and ceil_div(columns, across) < 2 * device.multiprocessors:
+            across //= 2
+        down = min(THREADS // across, max(32 // across, power_of_two(ceil_div(length, 4))))
+        groups = THREADS // (across * down)
+        blocks = ceil_div(columns, across * groups)
+        parts = max(1, min(ENOUGH * device.multiprocessors // blocks, length // LEAST_PART, MOST_PARTS))
+        found = [Config(across, down, groups, count, width) for count in dict.fromkeys((parts, 1))]
+        return [one for one in found if blocks * one.parts < INDEX_LIMIT]
+
     def predict_us(self, problem: Any, config: Config, device: Device) -> float:
         """Bytes at seven tenths of the bandwidth, or what a run's own thread takes: 0.1 us an element."""
         outer, length, inner = problem.collapsed
@@ -90,7 +112,7 @@ class BlockReduction(CudaAlgorithm[Config]):
         blocks = ceil_div(outer * inner, config.runs) * config.parts
         # Threads of a warp that read neighbours: with few, a sector is read for each.
         spread = max(1.0, 8.0 * problem.itemsize / 4 if config.down == 1 and inner == 1 and length > 1 else 1.0)
-        busy = min(1.0, blocks * THREADS / (512 * device.multiprocessors))
+        busy = min(1.0, blocks * THREADS * config.neighbours / (512 * device.multiprocessors))
         memory = problem.bytes * spread / (device.gbps * 1e3 * 0.7 * max(busy, 0.02))
         return float(max(memory, alone) * self.passes + 2.0 * (1 + (config.parts > 1)))
 
@@ -112,7 +134,7 @@ class BlockReduction(CudaAlgorithm[Config]):
         found = []
         for source, block in self.kernels(problem, config):
             grid = (ceil_div(outer * inner, block.runs) * block.parts, 1, 1)
-            threads = block.runs * block.down
+            threads = block.threads
             found.append(Launch(source, fields, grid, threads, names_of={"accumulators": "workspace"}))
         return found
 
@@ -120,9 +142,9 @@ class BlockReduction(CudaAlgorithm[Config]):
 def kernel(problem: Any, file: str, config: Config, first: object, *rest: object) -> Source:
     """The template of a .cu file's name, with the `first` of its words before the geometry, and the rest behind it."""
     geometry = config.across, config.down, config.groups, problem.collapsed[2] == 1
-    words = template_args(DTYPES[problem.dtype].cpp, first, *geometry, *rest)
+    words = template_args(tensor_core_type(problem.dtype), first, *geometry, *rest)
     name = file.rpartition("/")[2].removesuffix(".cu")
-    return stub(file, name, words, "Runs", config.runs * config.down)
+    return stub(file, name, words, "Runs", config.threads)
 
 
 def power_of_two(count: int) -> int:

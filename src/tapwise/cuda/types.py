@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Final, NamedTuple
 
 from tapwise.integers import ceil_div
@@ -45,6 +46,11 @@ def counter(count: int) -> str:
 def coordinates(*extents: int) -> str:
     """What a stub begins with, by what is counted: elements of an image, ends of windows."""
     return WIDE if max(extents) >= INDEX_LIMIT else ""
+
+
+def neighbours(count: int, itemsize: int) -> int:
+    """Elements that a thread loads at once where each row has so many: a power of two that divides it, of 16 bytes."""
+    return gcd(count, 16 // itemsize)
 
 
 def reciprocal(count: int) -> int:

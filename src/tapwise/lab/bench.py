@@ -150,7 +150,7 @@ def _measure(problem: Problem, options: Options, device: Device, record: Record)
     arithmetic = problem.dtype if problem.dtype in gpu.DTYPES else "f32"
     _fill(record, times, ids, options, problem, gpu.ceilings(device, arithmetic, problem.math))
     record.cold_us = {name: one.time_us for name, one in gpu.measure(runs, repeats=5, cold=True).items()}
-    record.wall_us = {name: gpu.wall_us(run) for name, run in runs.items()}
+    record.wall_us = {name: gpu.wall_us(run, times[name].time_us) for name, run in runs.items()}
 
 
 def _inputs(problem: Problem) -> Inputs:

@@ -15,6 +15,8 @@ from tapwise.lab.timing import Timing
 # Of calls that are enqueued one by one.
 QUEUED_US: Final = 10_000.0
 EAGER_CALLS: Final = 200
+# Of the GPU's work that eager calls enqueue: they would wait for it, or for a place in the queue.
+EAGER_US: Final = 50_000.0
 # Elements that are compared at a time.
 SLICE: Final = 1 << 26
 # PyTorch's names of dtypes in which a GPU's ceiling is known.
@@ -72,16 +74,20 @@ def _scrubber() -> Call:
     return lambda: memory.zero_()
 
 
-def wall_us(run: Call) -> float:
-    """Microseconds of the host for one call that is not captured: arguments, allocation, launch; no waiting."""
+def wall_us(run: Call, time_us: float) -> float:
+    """Microseconds of the host for one call that is not captured: arguments, allocation, launch; no waiting.
+
+    `time_us`: what it takes of the GPU.
+    """
     module = torch()
     best = float("inf")
+    calls = max(10, min(EAGER_CALLS, round(EAGER_US / time_us)))
     for _ in range(5):
         module.cuda.synchronize()
         began = time.perf_counter()
-        for _ in range(EAGER_CALLS):
+        for _ in range(calls):
             run()
-        best = min(best, (time.perf_counter() - began) / EAGER_CALLS)
+        best = min(best, (time.perf_counter() - began) / calls)
         module.cuda.synchronize()
     return best * 1e6
 

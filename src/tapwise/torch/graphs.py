@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Lock
 from typing import Any, Final, NamedTuple
 
@@ -27,11 +28,21 @@ def capture(function: Callable[[], Any], calls: int = 1) -> tuple[Any, Any]:
     with torch.cuda.stream(side):
         for _ in range(WARM):
             function()
-        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-            for _ in range(calls):
-                result = function()
+        try:
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+                for _ in range(calls):
+                    result = function()
+        except Exception:
+            _leave_capturing()
+            raise
     here.wait_stream(side)
     return graph, result
+
+
+def _leave_capturing() -> None:
+    """After a capture that failed PyTorch's random numbers are those of a capture still, until one succeeds."""
+    with suppress(Exception), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream()):
+        torch.zeros(1, device="cuda")
 
 
 class _Captured(NamedTuple):

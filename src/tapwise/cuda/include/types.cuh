@@ -33,6 +33,9 @@ template <typename T> __device__ __forceinline__ T downcast(typename Arithmetic<
     return Arithmetic<T>::narrow(value);
 }
 
+// V neighbours, loaded and stored at once: their bytes are a power of two up to 16, and their address a multiple of it.
+template <typename T, int V> struct alignas(sizeof(T) * V) Neighbours { T v[V]; };
+
 // Of a place along an axis, and of elements of an image: WIDE_COORDINATES where there are 2^31 or more.
 #ifdef WIDE_COORDINATES
 using Coordinate = long long;

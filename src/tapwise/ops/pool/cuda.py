@@ -1,4 +1,4 @@
-"""cuda.sliding_window of pooling: one thread an output."""
+"""cuda.sliding_window of pooling: one thread an output, or neighbouring channels of one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan, stream
-from tapwise.cuda.types import DTYPES, coordinates, counter, template_args
+from tapwise.cuda.types import coordinates, counter, neighbours, template_args, tensor_core_type
 from tapwise.integers import ceil_div
 from tapwise.ops.pool.problem import PoolProblem
 
@@ -23,9 +23,10 @@ BLOCKS_EACH: Final = 64
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """threads of a block."""
+    """threads of a block; neighbouring channels that a thread computes, each tap with one load."""
 
     threads: int
+    channels: int
 
 
 class PoolPlan(CudaPlan):
@@ -43,17 +44,23 @@ class PoolSlidingWindow(CudaAlgorithm[Config]):
 
     operator: ClassVar[str] = "pool"
     id: ClassVar[str] = "cuda.sliding_window"
-    summary: ClassVar[str] = "one thread an output"
+    summary: ClassVar[str] = "one thread an output, or up to 16 bytes of channels"
     axes: ClassVar[tuple[int, ...]] = (2,)
 
     def configs(self, problem: PoolProblem, device: Device) -> Sequence[Config]:
-        return [Config(256), Config(128), Config(64)]
+        widest = neighbours(problem.c, problem.itemsize) if problem.layout == "nhwc" else 1
+        return [Config(threads, channels) for channels in dict.fromkeys((widest, 1)) for threads in (256, 128, 64)]
 
     def predict_us(self, problem: PoolProblem, config: Config, device: Device) -> float:
-        """The larger of the bytes at seven tenths of the bandwidth and four taps a cycle of a multiprocessor."""
+        """The larger of the bytes at eight tenths of the bandwidth and the taps: four loads a cycle of a
+        multiprocessor, and 32 elements. With few blocks a part of the multiprocessors works."""
         gigahertz = device.gflops / 256
-        taps = problem.flops / (4 * device.multiprocessors * gigahertz * 1e3)
-        return max(problem.bytes / (device.gbps * 1e3 * 0.7), taps) * (1 + (256 - config.threads) / 1e4) + 2.0
+        cycles = problem.flops * max(1 / (4 * config.channels), 1 / 32)
+        taps = cycles / (min(device.multiprocessors, self.blocks(problem, config)) * gigahertz * 1e3)
+        return max(problem.bytes / (device.gbps * 1e3 * 0.8), taps) * (1 + (256 - config.threads) / 1e4) + 2.0
+
+    def blocks(self, problem: PoolProblem, config: Config) -> int:
+        return ceil_div(prod(problem.y_shape), config.threads * config.channels)
 
     def plan(self, problem: PoolProblem, config: Config, device: Device) -> Plan:
         return PoolPlan(problem, device, [self.launch(problem, config, device)])
@@ -61,8 +68,8 @@ class PoolSlidingWindow(CudaAlgorithm[Config]):
     def source(self, problem: PoolProblem, config: Config) -> Source:
         kernel = problem.kernel if prod(problem.kernel) <= MOST_TAPS else (0, 0)
         words = (
-            DTYPES[problem.dtype].cpp, problem.op == "max", problem.indices, problem.count_include_pad,
-            problem.layout == "nhwc", *kernel, counter(prod(problem.y_shape)),
+            tensor_core_type(problem.dtype), config.channels, problem.op == "max", problem.indices,
+            problem.count_include_pad, problem.layout == "nhwc", *kernel, counter(prod(problem.y_shape)),
         )  # fmt: skip
         header = coordinates(prod(problem.spatial), *problem.ends)
         return stub("ops/pool/pool.cu", "pool", template_args(*words), "Pooling", config.threads, header=header)
@@ -76,5 +83,5 @@ class PoolSlidingWindow(CudaAlgorithm[Config]):
             "dilation_h": problem.dilation[0], "dilation_w": problem.dilation[1],
             "end_h": height + bottom, "end_w": width + right, "divisor": problem.divisor or 0,
         }  # fmt: skip
-        blocks = min(ceil_div(prod(problem.y_shape), config.threads), BLOCKS_EACH * device.multiprocessors)
+        blocks = min(self.blocks(problem, config), BLOCKS_EACH * device.multiprocessors)
         return Launch(self.source(problem, config), fields, (blocks, 1, 1), config.threads)
