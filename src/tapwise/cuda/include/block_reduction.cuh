@@ -124,3 +124,28 @@ __device__ __forceinline__ Accumulator<A> block_reduce(Accumulator<A> mine, Accu
     for (int warp = 1; warp < WARPS; ++warp) total = combine<OP>(total, shared[first + warp * WITHIN * ACROSS]);
     return total;
 }
+
+// V neighbouring columns a thread: values alone, of ops that keep nothing else. The first of a column's threads gets
+// the results. `shared` holds V values for ACROSS threads of each warp.
+template <int OP, int ACROSS, int DOWN, int V, typename A>
+__device__ __forceinline__ void block_reduce_neighbours(Accumulator<A> (&mine)[V], A *shared) {
+    constexpr int WITHIN = ACROSS * DOWN <= 32 ? DOWN : 32 / ACROSS, WARPS = DOWN / WITHIN;
+    static_assert(!has_place(OP) && OP != LOGSUMEXP);
+    const int tid = threadIdx.x, lane = tid % 32, across = tid % ACROSS;
+#pragma unroll
+    for (int v = 0; v < V; ++v)
+#pragma unroll
+        for (int half = WITHIN / 2; half > 0; half /= 2)
+            mine[v] = combine<OP>(mine[v], of_lane<OP>(mine[v], lane + half * ACROSS));
+    if constexpr (WARPS == 1) return;
+    if (lane < ACROSS)
+#pragma unroll
+        for (int v = 0; v < V; ++v) shared[(tid / 32 * V + v) * ACROSS + across] = mine[v].value;
+    __syncthreads();
+    if (tid / ACROSS % DOWN > 0) return;
+#pragma unroll
+    for (int warp = 1; warp < WARPS; ++warp)
+#pragma unroll
+        for (int v = 0; v < V; ++v)
+            mine[v] = combine<OP>(mine[v], {shared[((tid / 32 + warp) * V + v) * ACROSS + across], A(0), 0});
+}

@@ -14,7 +14,8 @@ struct Pooling {
 };
 
 // I counts elements of y: unsigned where they are fewer than 2^31.
-template <typename T, int V, bool LARGEST, bool PLACES, bool COUNT_PADDING, bool CHANNELS_LAST, int R, int S, typename I>
+template <typename T, int V, bool LARGEST, bool PLACES, bool COUNT_PADDING, bool CHANNELS_LAST, int R, int S,
+          typename I>
 __device__ __forceinline__ void pool(const Pooling &a) {
     using A = typename Arithmetic<T>::type;
     const Coordinate taps_h = R ? R : a.r, taps_w = S ? S : a.s, height = a.height, width = a.width;

@@ -1,16 +1,15 @@
 // A run of elements to one value: threads reduce strided pieces, their block puts them together.
 //
-// x (outer, length, inner), y (outer, inner), dense. A block has GROUPS x ACROSS columns with DOWN threads on each; with
-// one thread a column it is the plain method. A column is an element of y, or V neighbours; V divides inner. The parts of a long run go to `accumulators`,
-// and a second launch (AGAIN) puts those together. Sums begin anew every PIECE elements of a thread, so that errors do
-// not grow with the length. UNIT: inner is 1.
+// x (outer, length, inner), y (outer, inner), dense. A block has GROUPS x ACROSS columns with DOWN threads on each;
+// with one thread a column it is the plain method. A column is an element of y, or V neighbours; V divides inner. The
+// parts of a long run go to `accumulators`, and a second launch (AGAIN) puts those together. Sums begin anew every
+// PIECE elements of a thread, so that errors do not grow with the length. UNIT: inner is 1.
 #include "block_reduction.cuh"
 
 template <typename T, int OP, int ACROSS, int DOWN, int GROUPS, bool UNIT, int V, bool AGAIN, bool LAST>
 __device__ __forceinline__ void reduce(const Runs &a) {
     using A = typename Arithmetic<T>::type;
     constexpr int THREADS = ACROSS * DOWN * GROUPS, WAYS = 4, PIECE = 64;
-    __shared__ Accumulator<A> shared[ACROSS * DOWN > 32 && DOWN > 1 ? THREADS : 1];
     const int tid = threadIdx.x, across = tid % ACROSS, down = tid / ACROSS % DOWN, group = tid / (ACROSS * DOWN);
     const long long parts = LAST ? 1 : a.parts, part = blockIdx.x % parts;
     const long long inner = UNIT ? 1 : a.inner / V, step = AGAIN ? 1 : inner;
@@ -66,11 +65,12 @@ __device__ __forceinline__ void reduce(const Runs &a) {
             total[v] = combine<OP>(total[v], ways[0][v]);
         }
     }
-#pragma unroll
-    for (int v = 0; v < V; ++v) {
-        // What the block put together before has been read by all.
-        if (v > 0) __syncthreads();
-        total[v] = block_reduce<OP, ACROSS, DOWN>(total[v], shared);
+    if constexpr (V > 1) {
+        __shared__ A values[ACROSS * DOWN > 32 ? THREADS / 32 * ACROSS * V : 1];
+        block_reduce_neighbours<OP, ACROSS, DOWN>(total, values);
+    } else {
+        __shared__ Accumulator<A> shared[ACROSS * DOWN > 32 && DOWN > 1 ? THREADS : 1];
+        total[0] = block_reduce<OP, ACROSS, DOWN>(total[0], shared);
     }
     if (!real || down > 0) return;
     Neighbours<T, V> written;
