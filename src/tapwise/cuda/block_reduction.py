@@ -134,8 +134,7 @@ class BlockReduction(CudaAlgorithm[Config]):
         found = []
         for source, block in self.kernels(problem, config):
             grid = (ceil_div(outer * inner, block.runs) * block.parts, 1, 1)
-            threads = block.threads
-            found.append(Launch(source, fields, grid, threads, names_of={"accumulators": "workspace"}))
+            found.append(Launch(source, fields, grid, block.threads, names_of={"accumulators": "workspace"}))
         return found
 
 

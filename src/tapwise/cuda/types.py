@@ -49,7 +49,8 @@ def coordinates(*extents: int) -> str:
 
 
 def neighbours(count: int, itemsize: int) -> int:
-    """Elements that a thread loads at once where each row has so many: a power of two that divides it, of 16 bytes."""
+    """Elements that a thread loads at once where each row has so many: the largest power of two up to 16 bytes that
+    divides it."""
     return gcd(count, 16 // itemsize)
 
 

@@ -40,7 +40,7 @@ def capture(function: Callable[[], Any], calls: int = 1) -> tuple[Any, Any]:
 
 
 def _leave_capturing() -> None:
-    """After a capture that failed PyTorch's random numbers are those of a capture still, until one succeeds."""
+    """After a capture that failed PyTorch's generator believes itself captured, and refuses, until one succeeds."""
     with suppress(Exception), torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.Stream()):
         torch.zeros(1, device="cuda")
 

@@ -31,6 +31,12 @@ def test_convolution(identifier: str, text: str, dtype: str) -> None:
             assert verdict, f"{config}: {verdict.message}"
 
 
+def test_of_no_element() -> None:
+    """The reference is not launched with a grid of no block."""
+    verdict = verify.check(registry.parse("n0 c1 w1 k1 s1"), "cuda.sliding_window", device=gpu())
+    assert verdict, verdict.message
+
+
 def test_more_than_2_31_elements() -> None:
     import torch
 

@@ -30,9 +30,9 @@ class ReduceBlockReduction(BlockReduction):
 
     def configs(self, problem: ReduceProblem, device: Device) -> Sequence[Config]:
         """Before the others what loads up to 16 bytes of neighbouring runs at once."""
-        outer, length, inner = problem.collapsed or (0, 0, 0)
+        *_, inner = problem.collapsed or (1,)
         width = 1 if problem.op in ALONE else neighbours(inner, problem.itemsize)
-        wide = self.wide(problem, width, device) if width > 1 and outer * length else []
+        wide = self.wide(problem, width, device) if width > 1 else []
         return [*wide, *super().configs(problem, device)]
 
     def kernels(self, problem: ReduceProblem, config: Config) -> list[tuple[Source, Config]]:
