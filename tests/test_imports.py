@@ -41,6 +41,7 @@ SHARED = ("axes", "orders", "parameters")
 OPERATOR_LAYERS = (
     ("reference", "edges", "axes"),
     ("problem",),
+    ("winograd",),
     ("cpu", "cuda"),
     ("parameters", "orders"),
     ("prepared",),

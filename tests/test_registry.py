@@ -60,6 +60,7 @@ REFUSED: dict[tuple[str, str], set[int]] = {
     ("conv", "cuda.implicit_gemm_mma"): {0, 1, 2, 3},
     ("conv", "cuda.few_channels"): {0, 1, 2, 3, 4, 6, 7},
     ("conv", "cuda.narrow_groups"): {0, 1, 2, 3, 4, 5, 7},
+    ("conv", "cuda.winograd"): {1, 2, 4, 6, 7},
     ("conv", "cuda.implicit_gemm_simt"): {4, 6},
     ("conv", "cuda.direct"): {1, 4, 5, 6, 7},
     ("conv", "cuda.im2col_gemm"): {1, 4, 5, 6},

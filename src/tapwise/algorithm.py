@@ -198,3 +198,7 @@ class Algorithm(ABC, Generic[C]):
     def magnitude(self, problem: Any, x: np.ndarray, w: np.ndarray) -> np.ndarray:
         """The size of what is summed for each output, in float64: |w| * |x| unless an algorithm sums something else."""
         return np.asarray(problem.magnitude(x, w))
+
+    def magnitude_there(self, problem: Any, x: Any, w: Any, device: Device) -> np.ndarray:
+        """`magnitude` worked out on a GPU, of arrays there, for its algorithms whose sums are not the definition's."""
+        raise NotImplementedError

@@ -27,6 +27,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cuda.depthwise": "tapwise.ops.conv.cuda.depthwise.depthwise:Depthwise",
         "cuda.few_channels": "tapwise.ops.conv.cuda.few_channels:FewChannels",
         "cuda.narrow_groups": "tapwise.ops.conv.cuda.narrow_groups:NarrowGroups",
+        "cuda.winograd": "tapwise.ops.conv.cuda.winograd:Winograd",
         "cuda.implicit_gemm_simt": "tapwise.ops.conv.cuda.implicit_gemm_simt:ImplicitGemmSimt",
         "cuda.direct": "tapwise.ops.conv.cuda.direct:Direct",
         "cuda.im2col_gemm": "tapwise.ops.conv.cuda.im2col_gemm:Im2colGemm",

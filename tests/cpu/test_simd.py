@@ -15,9 +15,9 @@ from tapwise.cpu.copies import deinterleave, emit_strided_copy, interleave
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, target
 from tapwise.errors import InvalidProblem
 from tapwise.integers import ceil_div
-from tapwise.ops.conv.cpu.winograd.transforms import POINTS, transform
-from tapwise.ops.conv.cpu.winograd.winograd import Axis, tilings
 from tapwise.ops.conv.problem import ConvProblem
+from tapwise.ops.conv.winograd.tiles import Axis, tilings
+from tapwise.ops.conv.winograd.transforms import POINTS, transform
 
 KIND: dict[str, Any] = {"f32": np.float32, "f64": np.float64}
 

@@ -98,7 +98,9 @@ def _compiled(source: Source) -> ctypes.CDLL:
     library = place.with_suffix(".so")
     if not library.exists():
         place.with_suffix(".cpp").write_text(f'#include "{_HERE / "emulated.h"}"\n{text}')
-        command = ["g++", "-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=fast", "-shared", "-fPIC"]
+        command = ["g++", "-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=fast"]
+        # What is inline has the same name in every library.
+        command += ["-shared", "-fPIC", "-fno-gnu-unique"]
         done = subprocess.run(
             [*command, "-o", str(library), str(place.with_suffix(".cpp"))], capture_output=True, text=True, check=False
         )

@@ -11,8 +11,10 @@ from emulated import run
 from tapwise import registry
 from tapwise.algorithm import Config
 from tapwise.cuda.jit.device import H200
+from tapwise.ops.conv.cuda import winograd
 from tapwise.ops.conv.cuda.depthwise.depthwise import Depthwise, taps_first
 from tapwise.ops.conv.cuda.implicit_gemm_simt import ImplicitGemmSimt
+from tapwise.ops.conv.cuda.winograd import Winograd
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.verify import Verdict, compare
 
@@ -33,10 +35,26 @@ def check(problem: ConvProblem, algorithm: Any, config: Config, seed: int = 0, b
         arrays["bias"] = np.ascontiguousarray(inputs.bias)
     if inputs.residual is not None:
         arrays["residual"] = laid(inputs.residual)
-    for launch in algorithm.launches(problem, config, H200):
-        run(launch, arrays, backwards)
+    if isinstance(algorithm, Winograd):
+        _run_winograd(problem, config, arrays, backwards)  # type: ignore[arg-type]
+    else:
+        for launch in algorithm.launches(problem, config, H200):
+            run(launch, arrays, backwards)
     result = np.moveaxis(y, -1, 1) if last else y
     return compare(result, *problem.reference(inputs, algorithm), problem.y_dtype)
+
+
+def _run_winograd(
+    problem: ConvProblem, config: winograd.Config, arrays: dict[str, np.ndarray], backwards: bool
+) -> None:
+    for part, before, product, after in winograd.steps_of(problem, config, H200):
+        memory = arrays["workspace"]
+        transformed, products = memory[: part.products_at], memory[part.products_at : part.parts_at]
+        inner = {"x": transformed, "w": arrays["w"], "y": products, "workspace": memory[part.parts_at :]}
+        run(before, {**arrays, "transformed": transformed}, backwards)
+        for launch in product:
+            run(launch, inner, backwards)
+        run(after, {**arrays, "products": products}, backwards)
 
 
 def packed(problem: ConvProblem, algorithm: Any, config: Config, w: np.ndarray) -> np.ndarray:
@@ -47,6 +65,11 @@ def packed(problem: ConvProblem, algorithm: Any, config: Config, w: np.ndarray) 
         words = dict(zip(launch.names, launch.words, strict=True))
         y = np.full((problem.groups, words["rows"], words["pitch"]), np.nan, w.dtype)
         run(launch, {"w": w, "y": y})
+        return y
+    if isinstance(algorithm, Winograd):
+        y = np.full(winograd.packed_bytes(problem, config) // w.itemsize, np.nan, w.dtype)  # type: ignore[arg-type]
+        steps = tuple(step // w.itemsize for step in w.strides)
+        run(winograd.pack_launch(problem, config, H200, "", steps), {"w": w, "y": y})  # type: ignore[arg-type]
         return y
     first = isinstance(algorithm, Depthwise) and taps_first(problem, config)  # type: ignore[arg-type]
     return np.ascontiguousarray(w.transpose(2, 3, 0, 1) if first else w)

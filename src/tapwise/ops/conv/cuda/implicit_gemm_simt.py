@@ -223,7 +223,7 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         return config.split_k * prod(problem.y_shape) * problem.itemsize if self._adds(config) else 0
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        size = prod(self._packed(problem, config)) * problem.itemsize
+        size = prod(self.packed(problem, config)) * problem.itemsize
         launches, packer = self.launches(problem, config, device), partial(self.pack_launch, problem, config)
         workspace_bytes = self.workspace_bytes(problem, config, device)
         return pack.PackedPlan(problem, device, launches, packer, size, workspace_bytes)
@@ -237,7 +237,11 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         """Pixels of a copy: several where they lie in x as in y."""
         same = problem.kernel == problem.stride == (1, 1) and problem.output == problem.spatial
         same = same and problem.layout == "nchw" and not self._flat(problem, config)
-        return self._vector(problem) if same else 1
+        if not same:
+            return 1
+        # Where a step has no row for some threads, they would have nothing to copy.
+        rows = config.threads * self._vector(problem) // config.pixels
+        return self._vector(problem) if rows <= config.depth else 1
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
         flat, padded = self._flat(problem, config), any(map(any, problem.padding))
@@ -271,7 +275,7 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         source, steps = self.source(problem, config), self.steps(problem, config)
         (height, width), c, count = problem.spatial, problem.c, prod(problem.y_shape)
         step_c, step_w = (1, c) if problem.layout == "nhwc" else (height * width, 1)
-        _, _, pitch = self._packed(problem, config)
+        _, _, pitch = self.packed(problem, config)
         fields = window.window_fields(problem, source) | {
             "count": count, "depth": problem.gemm_k, "pitch": pitch, "pixels": problem.n * prod(problem.output),
             "tiles_k": self._tiles(problem, config)[0], "steps": steps, "part_steps": ceil_div(steps, config.split_k),
@@ -293,14 +297,14 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         last = self.sum_source(problem)
         return [product, Launch(last, fields, grid, pack.THREADS, dependent=dependent, names_of=names)]
 
-    def _packed(self, problem: ConvProblem, config: Config) -> tuple[int, int, int]:
+    def packed(self, problem: ConvProblem, config: Config) -> tuple[int, int, int]:
         """(groups, terms, filters) of packed filters: whole steps, and filters in whole pieces of 16 bytes."""
         terms = self.steps(problem, config) * config.depth
         return problem.groups, terms, round_up(problem.group_k, 16 // problem.itemsize)
 
     def pack_launch(self, problem: ConvProblem, config: Config, steps: tuple[int, ...]) -> Launch:
         """Filters of such strides (elements) to the order of gemm_k."""
-        groups, rows, pitch = self._packed(problem, config)
+        groups, rows, pitch = self.packed(problem, config)
         fields = {
             "rows": rows, "pitch": pitch, "taps": prod(problem.kernel), "wide": self._wide(problem, config),
             "group_k": problem.group_k, "group_c": problem.group_c, "taps_w": problem.kernel[1],

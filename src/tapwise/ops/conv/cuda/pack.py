@@ -43,12 +43,12 @@ class PackedPlan(CudaPlan):
             made.load(device.architecture, device.index)
             return made
 
-        self._packer = loaded
+        self.packer = loaded
 
     def pack(self, w: Any) -> DeviceArray:
         """The filters as the kernel's threads take them."""
         size = w.dtype.itemsize
-        launch = self._packer(tuple(step // size for step in w.strides))
+        launch = self.packer(tuple(step // size for step in w.strides))
         packed = empty((self._packed_bytes // size,), w.dtype, w)
         launch({"w": w.ptr, "y": packed.ptr}, w.stream)
         return packed

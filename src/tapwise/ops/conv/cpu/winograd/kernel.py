@@ -10,7 +10,7 @@ from tapwise.cpu.copies import deinterleave, emit_strided_copy, emit_zeros, inte
 from tapwise.cpu.epilogue import Epilogue, emit_finish_row
 from tapwise.cpu.fields import COMMON, Fields, entry, unravel
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
-from tapwise.ops.conv.cpu.winograd.transforms import Transform, transform
+from tapwise.ops.conv.winograd.transforms import Transform, transform
 
 FIELDS: Final = (
     *COMMON, "zeros", "factors", "adds", "groups", "group_c", "group_k", "h", "w_in", "p", "q", "pad_top", "pad_left",

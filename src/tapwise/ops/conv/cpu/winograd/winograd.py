@@ -12,7 +12,6 @@ Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 201
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd, sqrt
 from typing import ClassVar, Final
 
 import numpy as np
@@ -28,15 +27,10 @@ from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu import generated
 from tapwise.ops.conv.cpu.winograd.kernel import FIELDS, generate
-from tapwise.ops.conv.cpu.winograd.transforms import Transform, transform
 from tapwise.ops.conv.problem import ConvProblem
+from tapwise.ops.conv.winograd.tiles import Axis, WinogradSums, tilings
 
 BLOCK_CHANNELS: Final = 384
-# Products of the largest F on an axis when both axes have one, and when one has: their errors multiply.
-MOST_PRODUCTS: Final = {2: 6, 1: 8}
-# Tiles of a vector of lanes are taken apart by shuffles for these; more rows of products take too long to compile.
-STEPS: Final = (1, 2, 4, 8)
-MOST_ROWS: Final = 9
 
 
 @dataclass(frozen=True)
@@ -49,48 +43,6 @@ class Config(BaseConfig):
     n: int
     rows: int
     filters: int
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One spatial axis of a problem. A common factor of stride and dilation only thins the input out; what is left of
-    the dilation makes `phases` interleaved convolutions, output `phases * i + a` being number a's. Input u of tile t is
-
-        (t * step + u) * dilation + a * (the problem's stride) - padding
-    """
-
-    taps: int
-    stride: int
-    dilation: int
-    phases: int
-
-    @staticmethod
-    def of(problem: ConvProblem, axis: int) -> Axis:
-        taps, stride, dilation = problem.kernel[axis], problem.stride[axis], problem.dilation[axis]
-        if taps == 1:
-            return Axis(1, stride, 1, 1)
-        common = gcd(stride, dilation)
-        return Axis(taps, stride // common, dilation, dilation // common)
-
-    def transform(self, outputs: int) -> Transform:
-        return transform(outputs, self.taps, self.stride)
-
-
-def tilings(problem: ConvProblem) -> list[tuple[int, int]]:
-    """(tile_h, tile_w) that save products and keep the error small; none where no tile does."""
-    axes = [Axis.of(problem, axis) for axis in range(2)]
-    long = sum(axis.taps > axis.stride for axis in axes)
-    result = []
-    for size in (4, 2):
-        sizes = [size if axis.taps > axis.stride else 1 for axis in axes]
-        parts = [axis.transform(outputs) for axis, outputs in zip(axes, sizes, strict=True)] if long else []
-        if not parts or any(part.step not in STEPS or part.products > MOST_ROWS for part in parts):
-            continue
-        largest = max(outputs + ceil_div(axis.taps, axis.stride) - 1 for axis, outputs in zip(axes, sizes, strict=True))
-        products = parts[0].products * parts[1].products
-        if largest <= MOST_PRODUCTS[long] and products < sizes[0] * sizes[1] * axes[0].taps * axes[1].taps:
-            result.append((sizes[0], sizes[1]))
-    return result
 
 
 class Geometry(generated.Geometry):
@@ -253,7 +205,7 @@ class TaskCost(generated.TaskCost):
         return rows * (row + INTERLEAVED * c.tile_w * self.row_vectors)
 
 
-class Winograd(generated.GeneratedAlgorithm[Config]):
+class Winograd(WinogradSums, generated.GeneratedAlgorithm[Config]):
     """Filters of 2 to 7 taps an axis where a tile saves products: 3x3 of stride 1 and 2, 5x5, 1x7 and 7x1 among them;
     any padding, dilation and groups; float32, float64, float16 (in float32); NCHW.
 
@@ -263,7 +215,6 @@ class Winograd(generated.GeneratedAlgorithm[Config]):
 
     id: ClassVar[str] = "cpu.winograd"
     summary: ClassVar[str] = "F(4x4, 3x3) and its kin, sliced by transform row; lanes over tiles"
-    exact: ClassVar[bool] = False
     layouts: ClassVar[tuple[str, ...]] = ("nchw",)
     candidates = staticmethod(candidates)
     cost: ClassVar = TaskCost
@@ -293,46 +244,3 @@ class Winograd(generated.GeneratedAlgorithm[Config]):
             problem, device, library, FIELDS, g.fields(), packed_size=g.products * problem.k * problem.group_c,
             pack_tasks=problem.groups * ceil_div(problem.group_k, config.filters),
         )  # fmt: skip
-
-    def error_factor(self, problem: ConvProblem) -> float:
-        """A few roundings in each transform, and a random walk over the channels."""
-        return 4.0 + 0.25 * sqrt(problem.group_c)
-
-    def magnitude(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-        """|A^T| [ (|G| |w| |G^T|) * (|B^T| |x| |B|) ] |A| of the largest tile, in float64; smaller ones stay below."""
-        axes = [Axis.of(problem, axis) for axis in range(2)]
-        sizes = tilings(problem)[0]
-        high, wide = (axis.transform(size) for axis, size in zip(axes, sizes, strict=True))
-        v = np.abs(np.asarray(x, np.float64))
-        for axis, part, transformed in zip(axes, (high, wide), (2, 3), strict=True):
-            v = _tiles(problem, axis, part, v, transformed)
-        # v: (n, c, phases and tiles of rows, of cols, span, span)
-        v = np.einsum("ia,nctuab,jb->ijnctu", np.abs(high.b_t), v, np.abs(wide.b_t), optimize=True)
-        u = np.einsum(
-            "ia,kcab,jb->ijkc", np.abs(high.g), np.abs(np.asarray(w, np.float64)), np.abs(wide.g), optimize=True
-        )
-        products, (rows, cols) = high.products * wide.products, v.shape[-2:]
-        v = v.reshape(products, problem.n, problem.groups, problem.group_c, rows * cols)
-        u = u.reshape(products, 1, problem.groups, problem.group_k, problem.group_c)
-        sums = np.matmul(u, v).reshape(high.products, wide.products, problem.n, problem.k, rows, cols)
-        y = np.einsum("pi,ijnktu,qj->nktpuq", np.abs(high.a_t), sums, np.abs(wide.a_t), optimize=True)
-        # Tile t of phase a makes outputs phases * (t * size + p) + a.
-        split = [rows // axes[0].phases, axes[0].phases, sizes[0], cols // axes[1].phases, axes[1].phases, sizes[1]]
-        y = y.reshape(problem.n, problem.k, *split).transpose(0, 1, 2, 4, 3, 5, 7, 6)
-        p, q = problem.output
-        return y.reshape(problem.n, problem.k, rows * sizes[0], cols * sizes[1])[:, :, :p, :q]
-
-
-def _tiles(problem: ConvProblem, axis: Axis, part: Transform, v: np.ndarray, number: int) -> np.ndarray:
-    """The spans of one spatial axis: v with that axis turned into tiles, t * phases + a, and a last axis of span."""
-    index = number - 2
-    count = ceil_div(problem.output[index], part.outputs * axis.phases)
-    tile_, phase, tap = np.ogrid[:count, : axis.phases, : part.span]
-    at = (tile_ * part.step + tap) * axis.dilation + phase * problem.stride[index] - problem.padding[index][0]
-    at = at.reshape(-1, part.span)
-    inside = (at >= 0) & (at < problem.spatial[index])
-    # Spans of an earlier axis stand last: count axes from the front.
-    taken = np.take(v, np.where(inside, at, 0).reshape(-1), axis=number)
-    taken = taken.reshape(*v.shape[:number], *at.shape, *v.shape[number + 1 :])
-    mask = inside.reshape(*[1] * number, *at.shape, *[1] * (v.ndim - number - 1))
-    return np.moveaxis(np.where(mask, taken, 0.0), number + 1, -1)

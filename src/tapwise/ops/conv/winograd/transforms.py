@@ -1,4 +1,4 @@
-"""Transforms of one axis of cpu.winograd: m outputs from fewer products than m * taps.
+"""Transforms of one axis of Winograd's method: m outputs from fewer products than m * taps.
 
 A `Transform` computes y = A^T [(G g) * (B^T d)], * elementwise, for the m outputs of a tile that a filter g of some
 taps makes of a span of inputs d. Two axes nest: A_h^T [(G_h g G_w^T) * (B_h^T d B_w)] A_w.
