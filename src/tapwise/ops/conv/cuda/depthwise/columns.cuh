@@ -73,7 +73,8 @@ template <typename T, int V, int TX, int STEP, bool WHOLE, bool BIAS, bool RESID
                 out[c] = sums[j][c];
                 if constexpr (BIAS) out[c] += bias[c];
                 if constexpr (RESIDUAL) out[c] += added[c];
-                out[c] = activate<ACTIVATION>(out[c]);
+                if constexpr (sizeof(A) == 4) out[c] = activated<ACTIVATION>(out[c]);
+                else out[c] = activate<ACTIVATION>(out[c]);
             }
             *reinterpret_cast<Channels<T, V> *>(y + j * step) = Channels<T, V>::of(out);
         }
