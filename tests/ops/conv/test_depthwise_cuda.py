@@ -27,6 +27,9 @@ COMPILED = [
     "n8 c64 h28 w28 k64 r7 s7 pad3 groups64",
     "n32 c144 h56 w56 k144 r5 s5 stride2 pad2 groups144 nhwc residual gelu",
     "n1 c64 h28 w28 k64 r9 s9 pad4 groups64 f64",
+    "n32 c640 h8 w8 k640 r7 s7 pad3 groups640 f16 nhwc bias silu",
+    "n8 c63 h28 w28 k63 r5 s5 pad2 groups63 bf16 nhwc residual gelu",
+    "n8 c64 h14 w14 k64 r13 s13 pad6 groups64 f64 nhwc",
 ]
 EMULATED = [
     "n2 c20 h9 w19 k20 r3 s3 pad1:0x2:1 groups20 f16 nhwc bias silu residual",
@@ -39,6 +42,9 @@ EMULATED = [
     "c5 h14 w15 k10 r3 s3 pad2 dilation2 groups5 nhwc relu",
     "c3 h12 w13 k6 r5 s5 stride2 pad2 groups3 bias leaky_relu0.2",
     "c3 h10 w11 k3 r7 s7 pad3 groups3 f64 residual gelu_tanh",
+    "n2 c6 h9 w11 k6 r5 s3 stride2x1 pad1:0x2:1 groups6 nhwc silu residual",
+    "n2 c4 h4 w20 k4 r3 s3 pad1x3 groups4 nhwc f64 dilation1x3",
+    "c70 h5 w6 k70 r3 s1 groups70 nhwc f16 bias",
     "c2 h9 w20 k2 r2 s31 pad1x15 groups2 bf16 gelu_tanh",
 ]
 

@@ -1,7 +1,8 @@
 """cuda.depthwise: a filter a channel, by what each size is bound by.
 
     rolling     a thread goes down the rows of a few columns: weights in registers, every row of x read once
-    streamed    the same, channels last: rows of x come to shared memory first, where neighbouring columns find them
+    rows        a thread computes whole rows of outputs, channels last: images of few columns
+    streamed    as rolling, channels last: rows of x come to shared memory first, where neighbouring columns find them
     blocked     the same for large filters: a block of rows at a time, weights read where they are used
     banded      16 bits, channels last: tensor cores, the rows of a channel's filter as bands of matrices
 
@@ -18,15 +19,16 @@ from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
-from tapwise.ops.conv.cuda.depthwise import banded, columns, streamed
+from tapwise.ops.conv.cuda.depthwise import banded, columns, rows, streamed
 from tapwise.ops.conv.cuda.depthwise.banded import Banded
 from tapwise.ops.conv.cuda.depthwise.columns import Columns
+from tapwise.ops.conv.cuda.depthwise.rows import Rows
 from tapwise.ops.conv.cuda.depthwise.streamed import Streamed
 from tapwise.ops.conv.problem import ConvProblem
 
-Kind = Columns | Streamed | Banded
+Kind = Columns | Rows | Streamed | Banded
 # The module of each kind of config.
-MODULES: Final[dict[type, Any]] = {Columns: columns, Streamed: streamed, Banded: banded}
+MODULES: Final[dict[type, Any]] = {Columns: columns, Rows: rows, Streamed: streamed, Banded: banded}
 
 
 class DepthwisePlan(CudaPlan):
@@ -57,7 +59,7 @@ class Depthwise(CudaAlgorithm[Kind]):
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Kind]:
         """Columns straight from global memory where they cannot be streamed: measured, they were hardly ever faster."""
         found: list[Kind] = list(streamed.configs(problem, device)) or list(columns.configs(problem))
-        return [*banded.configs(problem, device), *found]
+        return [*banded.configs(problem, device), *rows.configs(problem, device), *found]
 
     def predict_us(self, problem: ConvProblem, config: Kind, device: Device) -> float:
         """That of the config's own module."""
@@ -76,4 +78,4 @@ class Depthwise(CudaAlgorithm[Kind]):
 
 def taps_first(problem: ConvProblem, config: Kind) -> bool:
     """Whether threads beside each other take channels beside each other."""
-    return isinstance(config, Columns | Streamed) and problem.layout == "nhwc"
+    return isinstance(config, Columns | Rows | Streamed) and problem.layout == "nhwc"

@@ -17,11 +17,20 @@ from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.cuda.depthwise.classes import phases, steps
-from tapwise.ops.conv.cuda.depthwise.costs import REGISTERS, blocks_of, blocks_us, joint_us, memory_us
+from tapwise.ops.conv.cuda.depthwise.costs import (
+    REGISTERS,
+    blocks_of,
+    blocks_us,
+    cycles_us,
+    joint_us,
+    memory_us,
+)
 from tapwise.ops.conv.problem import ConvProblem
 
 # Products of a thread for a stage's rows, which are all unrolled: more do not fit into the instruction cache.
 MOST_PRODUCTS: Final = 1500
+# Cycles until a product's code is there, of those beyond so many.
+FETCH, WARM_PRODUCTS = 2.6, 250
 # Filters of so many taps, and strides, are unrolled; values that a thread may hold in registers, and the rest.
 MOST_TAPS, MOST_STRIDE, MOST_VALUES, OTHER_REGISTERS, FUNCTION_REGISTERS = 81, 4, 160, 32, 24
 # Periods that a block goes through from which three of them are held, else two.
@@ -181,7 +190,9 @@ def predict_us(problem: ConvProblem, config: Streamed, device: Device) -> float:
     # Pieces that share sectors of 32 bytes with other blocks take longer.
     pixel = config.channels * config.lanes * problem.itemsize
     memory = memory_us(problem, device, pixel, 0.09) * (1.29 if pixel % 32 else 1.235)
-    return joint_us(blocks, memory, 3.9)
+    # Code that is unrolled comes from memory once.
+    products = period(problem) // stride_h * r * s * config.columns * config.channels
+    return joint_us(blocks, memory, 3.9) + FETCH * max(0, products - WARM_PRODUCTS) / cycles_us(device)
 
 
 def _parts(problem: ConvProblem, config: Streamed) -> tuple[int, int, int]:
