@@ -3,8 +3,8 @@
     PYTHONPATH=tools python -m emulated "n2 c24 h9 w11 k24 r3 s3 pad1 groups24 f16 nhwc" cuda.depthwise
 
 verifies every config of an algorithm without a GPU. Needs g++ of version 12 or newer (_Float16). Takes kernels that
-copy by cp.async and multiply in registers or by mma.sync, and clusters whose blocks read each other's shared memory;
-no TMA, no wgmma.
+copy by cp.async or TMA's boxes and multiply in registers or by mma.sync, and clusters whose blocks read each other's
+shared memory; no windows of TMA, no wgmma.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ import numpy as np
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.launch import FIRST, Launch
+from tapwise.cuda.types import DTYPES
 
 _HERE: Final = Path(__file__).parent
 # Headers that emulated.h stands for.
-_REPLACED: Final = {"float16.cuh", "shared_memory.cuh", "cp_async.cuh", "matrix.cuh", "grid.cuh"}
+_REPLACED: Final = {"float16.cuh", "shared_memory.cuh", "cp_async.cuh", "matrix.cuh", "grid.cuh", "tma.cuh"}
 _INCLUDE: Final = re.compile(r'^\s*#(?:include\s+["<]([^">]+)[">]|pragma (once|unroll.*))\s*$', re.MULTILINE)
 _PTX: Final = (
     (r'asm\("ex2\.approx[^;]*;" : "=f"\(r\) : "f"\(v\)\);', "r = exp2f(v);"),
@@ -52,6 +53,11 @@ def run(launch: Launch, arrays: Mapping[str, np.ndarray], backwards: bool = Fals
     words = list(launch.words)
     for place, name in launch.filled:
         words[place - FIRST] = copies[name].address if name in copies else 0
+    for name, tensor in launch.maps.items():
+        first = launch.names.index(f"{name}0")
+        address = copies[launch.source_of(name)].address
+        known = (address, DTYPES[tensor.dtype].size_bytes, *tensor.sizes, *tensor.strides, *tensor.box)
+        words[first : first + len(known)] = known
     run_words(launch, words, backwards)
     for name, array in arrays.items():
         if array.flags.writeable:
@@ -65,13 +71,14 @@ def run_words(launch: Launch, words: Sequence[int], backwards: bool = False) -> 
 
 
 class Guarded:
-    """A copy of an array that ends where its last page does."""
+    """A copy of an array that ends with its last page, but for what makes it a multiple of 16 bytes."""
 
     def __init__(self, array: np.ndarray) -> None:
-        size = max(array.nbytes, 1)
         # 16 bytes are what an address may be asked to be a multiple of.
-        before = -size % 16 + -(-size // _PAGE) * _PAGE - size - -size % 16
-        self._memory = mmap.mmap(-1, before + size + -size % 16 + _PAGE)
+        size = max(array.nbytes, 1)
+        size += -size % 16
+        before = -size % _PAGE
+        self._memory = mmap.mmap(-1, before + size + _PAGE)
         base = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self.address = base + before
         self.array = np.frombuffer(self._memory, array.dtype, array.size, before).reshape(array.shape)

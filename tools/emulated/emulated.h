@@ -21,7 +21,7 @@
 #define __shared__
 #define __align__(n) __attribute__((aligned(n)))
 #define DEVICE inline
-#define __CUDA_ARCH__ 800
+#define __CUDA_ARCH__ 900
 
 using std::abs, std::copysign, std::erf, std::exp, std::fma, std::max, std::min, std::tanh, std::trunc;
 
@@ -60,6 +60,8 @@ struct AsyncCopy {
     const void *from;
     int bytes;
     bool real;
+    // From where on there are zeros.
+    int most = 16;
 };
 struct Fiber {
     ucontext_t context;
@@ -187,15 +189,95 @@ template <int BYTES> inline void cp_async(void *to, const void *from, bool real)
 template <int BYTES> inline void cp_async(unsigned to, const void *from, bool real) {
     cp_async<BYTES>(memory + to, from, real);
 }
+template <int BYTES> inline void cp_async_part(unsigned to, const void *from, int bytes) {
+    aligned_or_fail<BYTES>(memory + to);
+    aligned_or_fail<BYTES>(from);
+    const int size = min(max(bytes, 0), BYTES);
+    current->groups.back().push_back({memory + to, from, BYTES, size > 0, size});
+}
 inline void cp_async_commit() { current->groups.emplace_back(); }
 template <int PENDING> inline void cp_async_wait() {
     auto &groups = current->groups;
     while ((int)groups.size() - 1 > PENDING) {
         for (const AsyncCopy &copy : groups.front()) {
-            if (copy.real) memcpy(copy.to, copy.from, copy.bytes);
-            else memset(copy.to, 0, copy.bytes);
+            memset(copy.to, 0, copy.bytes);
+            if (copy.real) memcpy(copy.to, copy.from, min(copy.bytes, copy.most));
         }
         groups.erase(groups.begin());
+    }
+}
+
+// tma.cuh: barriers, and boxes that arrive when they are waited for. A map is here its array's address, the bytes of an
+// element, and sizes, strides and box of four axes, as words (__init__.py).
+struct Barrier {
+    short expected, missing;
+    int bytes : 31;
+    unsigned phase : 1;
+};
+static_assert(sizeof(Barrier) == 8);
+struct Map {
+    const unsigned char *address;
+    long long itemsize, sizes[4], strides[3], box[4];
+};
+struct Box {
+    unsigned to, barrier;
+    Map map;
+    int at[4];
+};
+static std::vector<Box> boxes;
+inline Barrier &barrier_at(unsigned at) {
+    aligned_or_fail<8>(memory + at);
+    return *(Barrier *)(memory + at);
+}
+inline void barrier_settle(Barrier &b) {
+    if (b.missing == 0 && b.bytes == 0) b.missing = b.expected, b.phase ^= 1;
+}
+inline void prefetch_map(const void *) {}
+inline void publish_barriers() {}
+inline void barrier_init(unsigned at, int arrivals) { barrier_at(at) = {(short)arrivals, (short)arrivals, 0, 0}; }
+inline void barrier_arrive(unsigned at) {
+    Barrier &b = barrier_at(at);
+    if (--b.missing < 0) fail("too many arrive at a barrier");
+    barrier_settle(b);
+}
+inline void barrier_expect(unsigned at, unsigned bytes) {
+    barrier_at(at).bytes += bytes;
+    barrier_arrive(at);
+}
+inline void copy_box(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n) {
+    aligned_or_fail<128>(memory + to);
+    boxes.push_back({to, barrier, *(const Map *)map, {c, w, h, n}});
+}
+inline void deliver(const Box &box) {
+    const Map &m = box.map;
+    const int size = m.itemsize;
+    if ((uintptr_t)m.address % 16 || m.box[0] * size % 16) fail("TMA takes pieces of 16 bytes");
+    for (long long stride : m.strides)
+        if (stride % 16) fail("TMA takes strides of 16 bytes");
+    unsigned char *to = memory + box.to;
+    for (int n = 0; n < m.box[3]; ++n)
+        for (int h = 0; h < m.box[2]; ++h)
+            for (int w = 0; w < m.box[1]; ++w)
+                for (int c = 0; c < m.box[0]; ++c, to += size) {
+                    const long long at[4] = {box.at[0] + c, box.at[1] + w, box.at[2] + h, box.at[3] + n};
+                    bool there = true;
+                    for (int axis = 0; axis < 4; ++axis) there &= at[axis] >= 0 && at[axis] < m.sizes[axis];
+                    const unsigned char *from =
+                        m.address + at[0] * size + at[1] * m.strides[0] + at[2] * m.strides[1] + at[3] * m.strides[2];
+                    if (there) memcpy(to, from, size);
+                    else memset(to, 0, size);
+                }
+    Barrier &b = barrier_at(box.barrier);
+    b.bytes -= m.box[0] * m.box[1] * m.box[2] * m.box[3] * size;
+    barrier_settle(b);
+}
+inline void barrier_wait(unsigned at, unsigned phase) {
+    for (long long turns = 0; barrier_at(at).phase == phase; ++turns) {
+        if (turns > 100000) fail("a barrier that nobody comes to");
+        for (size_t i = 0; i < boxes.size();)
+            if (boxes[i].barrier == at) deliver(boxes[i]), boxes.erase(boxes.begin() + i);
+            else ++i;
+        if (barrier_at(at).phase == phase) wait_as(Fiber::READY);
     }
 }
 
@@ -291,7 +373,7 @@ static unsigned run_block(unsigned threads, bool backwards) {
 // Runs a grid; `backwards`: threads in the other order. `shared`: bytes of a block. Blocks of a cluster lie along x.
 static void run_grid(void (*kernel)(const void *), const void *p, const unsigned *grid, unsigned threads,
                      unsigned shared, bool backwards, unsigned of_cluster) {
-    entry = kernel, parameters = p;
+    entry = kernel, parameters = p, boxes.clear();
     gridDim = {grid[0], grid[1], grid[2]}, blockDim = {threads, 1, 1};
     const unsigned char beyond = 0xa5;
     if (grid[0] % of_cluster) fail("a grid of no whole clusters");
@@ -323,6 +405,7 @@ static void run_grid(void (*kernel)(const void *), const void *p, const unsigned
                         std::swap(fibers, block.fibers), blockIdx = block.index;
                         memcpy(memory, block.memory.data(), shared + 1024);
                         ended += run_block(threads, backwards);
+                        if (!boxes.empty()) fail("a box that nobody waits for");
                         for (int at = 0; at < 1024; ++at)
                             if (memory[shared + at] != beyond) fail("wrote beyond its shared memory");
                         memcpy(block.memory.data(), memory, shared + 1024);

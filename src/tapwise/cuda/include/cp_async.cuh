@@ -12,6 +12,12 @@ template <int BYTES> DEVICE void cp_async(unsigned to, const void *from, bool re
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(size)
                      : "memory");
 }
+// Of 16 bytes the first `bytes`, zeros behind them.
+template <int BYTES> DEVICE void cp_async_part(unsigned to, const void *from, int bytes) {
+    static_assert(BYTES == 16);
+    const int size = min(max(bytes, 0), BYTES);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size) : "memory");
+}
 template <int BYTES> DEVICE void cp_async(void *to, const void *from, bool real) {
     cp_async<BYTES>(shared_address(to), from, real);
 }

@@ -141,11 +141,15 @@ class Launch:
         mapped = {f"{name}{word}" for name in self.maps for word in range(WORDS)}
         self._open = {name: FIRST + at for at, name in enumerate(names) if name not in fields and name not in mapped}
         # (place of a word, name of the address that goes there).
-        self.filled = [(place, self._names_of.get(name, name)) for name, place in self._open.items()]
+        self.filled = [(place, self.source_of(name)) for name, place in self._open.items()]
         # Maps that are made anew for each address.
         self.remade: dict[str, int] = {}
         self._function: Any = None
         self._free: list[Arguments] = []
+
+    def source_of(self, name: str) -> str:
+        """The array whose address a word or map of that name holds."""
+        return self._names_of.get(name, name)
 
     def load(self, architecture: str, index: int) -> None:
         """Compile and load. Raises CompileError, DeviceUnavailable."""
@@ -159,7 +163,7 @@ class Launch:
                 self.remade[name] = FIRST + place
                 continue
             words[place : place + WORDS] = list(known)
-            self.filled.append((FIRST + place, self._names_of.get(name, name)))
+            self.filled.append((FIRST + place, self.source_of(name)))
         self._template = bytes(words)
 
     def arguments(self, values: Mapping[int, int] | None = None) -> Arguments:
@@ -186,7 +190,7 @@ class Launch:
         for place, name in self.filled:
             words[place] = addresses.get(name, 0)
         for name, place in self.remade.items():
-            words[place : place + WORDS] = list(encode(self.maps[name], addresses[self._names_of.get(name, name)]))
+            words[place : place + WORDS] = list(encode(self.maps[name], addresses[self.source_of(name)]))
         # The default stream is that of the current GPU, and no other's stream is allowed there.
         if self._several:
             with on_gpu(self._index):

@@ -15,7 +15,7 @@ from tapwise.cuda.jit.device import check
 WORDS: Final = 16
 # Addresses that maps are tried with; nothing is read there.
 _TRIED: Final = (1 << 40, (1 << 40) + (1 << 20))
-_KINDS: Final = {"f16": "FLOAT16", "bf16": "BFLOAT16", "f32": "FLOAT32", "tf32": "TFLOAT32"}
+_KINDS: Final = {"f16": "FLOAT16", "bf16": "BFLOAT16", "f32": "FLOAT32", "f64": "FLOAT64", "tf32": "TFLOAT32"}
 # Bytes that a pattern of swizzled pieces spans at most.
 SWIZZLE_BYTES: Final = 128
 
@@ -24,10 +24,10 @@ SWIZZLE_BYTES: Final = 128
 class TensorMap:
     """A tensor of up to five axes, innermost first, and the box that one copy takes of it.
 
-    `dtype`: f16, bf16, f32 or tf32; `sizes` in elements, `strides` in bytes of all axes but the innermost. A tiled
+    `dtype`: f16, bf16, f32, f64 or tf32; `sizes` in elements, `strides` in bytes of all axes but the innermost. A tiled
     box has a size on each axis. With `corners`, a copy takes windows (im2col): `box` is (channels, pixels), the
     pixels walk within the corners (lower, upper) of each spatial axis, innermost first, in `steps` of elements; the
-    last axis is the batch. `swizzle_bytes`: of rows in shared memory, whose 16-byte pieces are swizzled.
+    last axis is the batch. `swizzle_bytes`: of rows in shared memory, whose 16-byte pieces are swizzled; 0 for none.
     """
 
     dtype: str
@@ -56,12 +56,12 @@ def encode(spec: TensorMap, address: int) -> tuple[int, ...]:
     from cuda.bindings import driver
 
     kind = getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_KINDS[spec.dtype]}")
-    rank = len(spec.sizes)
+    rank, swizzle = len(spec.sizes), f"{spec.swizzle_bytes}B" if spec.swizzle_bytes else "NONE"
     sizes = [driver.cuuint64_t(size) for size in spec.sizes]
     strides = [driver.cuuint64_t(stride) for stride in spec.strides]
     how: tuple[Any, ...] = (
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{spec.swizzle_bytes}B"),
+        getattr(driver.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{swizzle}"),
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )

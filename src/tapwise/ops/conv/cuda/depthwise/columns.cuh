@@ -18,12 +18,22 @@ template <typename T, int V, bool WORDS = sizeof(T) == 2 && V % 2 == 0> struct _
         for (int c = 0; c < V; ++c) out.item[c] = downcast<T>(v[c]);
         return out;
     }
+    // Zeros where the mask's bits are zeros.
+    DEVICE void mask(unsigned bits) {
+#pragma unroll
+        for (int c = 0; c < V; ++c)
+            if (!bits) item[c] = downcast<T>(0);
+    }
 };
 template <typename T, int V> struct __align__(sizeof(T) * V) Channels<T, V, true> {
     unsigned word[V / 2];
     DEVICE void to(float (&v)[V]) const {
 #pragma unroll
         for (int c = 0; c < V; ++c) v[c] = upcast(T{(unsigned short)(word[c / 2] >> c % 2 * 16)});
+    }
+    DEVICE void mask(unsigned bits) {
+#pragma unroll
+        for (int i = 0; i < V / 2; ++i) word[i] &= bits;
     }
     DEVICE static Channels of(const float (&v)[V]) {
         Channels out;

@@ -7,6 +7,8 @@
 #include "ops/conv/cuda/depthwise/columns.cuh"
 
 struct Streamed {
+    // The tensor map of x.
+    alignas(64) unsigned long long map[16];
     const void *x, *w;
     void *y;
     const void *bias, *residual;
@@ -19,41 +21,25 @@ struct Streamed {
     long long weights_ready;
 };
 
+#include "ops/conv/cuda/depthwise/streamed_loads.cuh"
+
 // T; R, S; SH, SW: strides in a class (columns.cu); V channels and TX columns a thread; LANES of channels and GROUPS of
-// columns a block; STAGES; COPY bytes; Y_STEP: elements of y from a column to the next;
-// WHOLE: all strips have all their columns; BIAS, RESIDUAL, ACTIVATION.
+// columns a block; STAGES; BY, and COPY bytes; MARGIN: bytes of columns before the first one's; Y_STEP: elements of y
+// from a column to the next; WHOLE: all strips have all their columns; BIAS, RESIDUAL, ACTIVATION.
 template <class Traits> struct Stream : Traits {
     using B = Traits;
     using Item = Channels<typename B::T, B::V>;
     static constexpr int LIVE = (B::R + B::SH - 1) / B::SH, PERIOD = LIVE * B::SH;
-    static constexpr int USED = B::LANES * B::GROUPS, THREADS = (USED + 31) / 32 * 32;
+    static constexpr int USED = B::LANES * B::GROUPS, THREADS = (USED + 31) / 32 * 32, C = B::LANES * B::V;
     // Columns of x of a thread and of a block; bytes of a pixel, of a row, of a stage.
     static constexpr int WINDOW = (B::TX - 1) * B::SW + B::S, COLUMNS = (B::GROUPS * B::TX - 1) * B::SW + B::S;
-    static constexpr int PIXEL = B::LANES * sizeof(Item), ROW = COLUMNS * PIXEL, STAGE = PERIOD * ROW;
-    static constexpr int PIECES = PIXEL / B::COPY, COPIES = PERIOD * COLUMNS * PIECES;
+    static constexpr int PIXEL = B::LANES * sizeof(Item), GRAIN = B::COPY / sizeof(typename B::T);
+    static constexpr int EXACT = COLUMNS * PIXEL, MORE = B::COPY - (int)sizeof(typename B::T);
+    static constexpr int ROW = B::BY == ROWS ? (EXACT + MORE + B::COPY - 1) / B::COPY * B::COPY : EXACT;
+    static constexpr int STAGE = B::BY == TMA ? (PERIOD * ROW + 127) / 128 * 128 : PERIOD * ROW;
+    static constexpr int PIECES_PIXEL = PIXEL / B::COPY, ROW_COPIES = ROW / B::COPY, COPIES = PERIOD * ROW_COPIES;
     static constexpr int ITEMS = (COPIES + THREADS - 1) / THREADS;
-    static_assert(PIXEL % B::COPY == 0);
-};
-
-// A block's strip: output rows residue + phases * (first + o), o < count, of GROUPS * TX columns of a class from q0,
-// and channels from k; `k` and `q0` of a thread become its own.
-struct Strip {
-    long long n;
-    int k, residue, first, count, q0, q_step;
-
-    template <int CHANNELS, int WIDE> static DEVICE Strip of(const Streamed &a) {
-        Strip s;
-        unsigned i = blockIdx.x;
-        s.k = i % (unsigned)a.channel_blocks * CHANNELS, i /= (unsigned)a.channel_blocks;
-        const int along = i % (unsigned)a.strips_row;
-        i /= (unsigned)a.strips_row;
-        const int piece = i % (unsigned)a.pieces;
-        s.n = i / (unsigned)a.pieces;
-        s.residue = piece % (int)a.phases_h, s.first = piece / (int)a.phases_h * (int)a.rows;
-        s.count = min((int)a.rows, ((int)a.p - s.residue + (int)a.phases_h - 1) / (int)a.phases_h - s.first);
-        s.q_step = a.phases_w, s.q0 = along % s.q_step + along / s.q_step * (WIDE * s.q_step);
-        return s;
-    }
+    static_assert(B::BY == ROWS || PIXEL % B::COPY == 0);
 };
 
 template <class Traits> DEVICE void depthwise_streamed(const Streamed &a) {
@@ -63,41 +49,18 @@ template <class Traits> DEVICE void depthwise_streamed(const Streamed &a) {
     using Item = typename P::Item;
     constexpr int V = P::V, TX = P::TX, R = P::R, S = P::S, SH = P::SH, LIVE = P::LIVE, PERIOD = P::PERIOD;
     extern __shared__ __align__(128) unsigned char memory[];
-    const unsigned stages = shared_address(memory);
-    Strip part = Strip::of<P::LANES * V, P::GROUPS * TX>(a);
+    Strip part = Strip::of<P>(a);
     if (part.count <= 0) return;
-    const int tid = threadIdx.x, lane = tid % P::LANES, group = tid / P::LANES;
-    const int rows = (part.count - 1) * SH + R, apart = a.dilation_h;
-    const int top = (part.residue + (int)a.phases_h * part.first) * (int)a.stride_h - (int)a.pad_h;
-    // Copies of a stage: their place in the first stage's rows, and that row, far below zero where there is nothing.
-    const T *x = static_cast<const T *>(a.x) + part.n * a.x_image;
-    const int bottom = max(0, min((int)a.height, top + rows * apart));
-    int from[P::ITEMS], row[P::ITEMS];
-    {
-        const int left = part.q0 * (int)a.stride_w - (int)a.pad_w;
+    const int tid = threadIdx.x, lane = tid % P::LANES, group = tid / P::LANES, rows = part.rows;
+    Loads<P, P::BY> loads(a, part, shared_address(memory) + P::MARGIN);
+    // Columns of x of a thread that are the image's, where others are not zeros.
+    const int column = part.left + min(group, P::GROUPS - 1) * (TX * P::SW);
+    unsigned masks[P::WINDOW];
+    if constexpr (P::BY == ROWS)
 #pragma unroll
-        for (int i = 0; i < P::ITEMS; ++i) {
-            const int at = tid + i * P::THREADS, t = at / (P::COLUMNS * P::PIECES),
-                      rest = at % (P::COLUMNS * P::PIECES);
-            const int column = left + rest / P::PIECES * (int)a.dilation_w;
-            const int channel = part.k + rest % P::PIECES * (P::COPY / (int)sizeof(T));
-            row[i] = top + t * apart;
-            from[i] = row[i] * (int)a.x_row + column * (int)a.c + channel;
-            if ((unsigned)column >= (unsigned)a.width || channel >= (int)a.c) row[i] = -(1 << 30);
-        }
-    }
-    // The stage whose first row is `first` rows further.
-    const auto copy = [&](int first, int stage) {
-        const int down = first * apart, along = down * (int)a.x_row;
-#pragma unroll
-        for (int i = 0; i < P::ITEMS; ++i) {
-            if (i * P::THREADS + P::THREADS > P::COPIES && i * P::THREADS + tid >= P::COPIES) break;
-            cp_async<P::COPY>(stages + stage * P::STAGE + (i * P::THREADS + tid) * P::COPY, x + (from[i] + along),
-                              (unsigned)(row[i] + down) < (unsigned)bottom);
-        }
-        cp_async_commit();
-    };
-
+        for (int m = 0; m < P::WINDOW; ++m) masks[m] = (unsigned)(column + m) < (unsigned)a.width ? ~0u : 0;
+    const unsigned char *const mine = memory + P::MARGIN + lane * sizeof(Item) +
+                                      (column - (P::BY == ROWS ? max(0, part.left) : part.left)) * P::PIXEL;
     part.k += lane * V;
     const bool exists = tid < P::USED && part.k < (int)a.c;
     part.k = min(part.k, (int)a.c - V);
@@ -108,40 +71,42 @@ template <class Traits> DEVICE void depthwise_streamed(const Streamed &a) {
     for (int tap = 0; tap < R * S; ++tap)
         taps[tap] = *reinterpret_cast<const Item *>(static_cast<const T *>(a.w) + tap * (int)a.c + part.k);
     if (a.weights_ready) begin_dependent();
-#pragma unroll
-    for (int stage = 0; stage < P::STAGES - 1; ++stage) copy(stage * PERIOD, stage);
+    loads.begin();
     Epilogue<T, V, TX, P::Y_STEP, P::WHOLE, P::BIAS, P::RESIDUAL, P::ACTIVATION> epilogue(a, part);
     A w[R * S][V];
 #pragma unroll
     for (int tap = 0; tap < R * S; ++tap) taps[tap].to(w[tap]);
     A sums[LIVE][TX][V];
-    int stage = 0;
-    const unsigned char *const mine =
-        memory + min(group, P::GROUPS - 1) * (TX * P::SW * P::PIXEL) + lane * sizeof(Item);
     for (int base = 0, first = 0; base < rows; base += PERIOD, first += LIVE) {
-        cp_async_wait<P::STAGES - 2>();
-        __syncthreads();
-        copy(base + (P::STAGES - 1) * PERIOD, stage == 0 ? P::STAGES - 1 : stage - 1);
-        const unsigned char *const here = mine + stage * P::STAGE;
-        stage = stage == P::STAGES - 1 ? 0 : stage + 1;
+        const unsigned char *const here = mine + loads.next(base);
 #pragma unroll
         for (int i = 0; i < PERIOD; ++i) {
+            if (i > 0 && base + i >= rows) break;
+            const unsigned char *const row = here + loads.row_of(i, base);
             A now[P::WINDOW][V];
 #pragma unroll
-            for (int m = 0; m < P::WINDOW; ++m)
-                reinterpret_cast<const Item *>(here + i * P::ROW + m * P::PIXEL)->to(now[m]);
-#pragma unroll
-            for (int r = i % SH; r < R; r += SH) {
-                // Output o sees this row with tap r; its first product begins the sum.
-                const int back = (i - r + PERIOD) / SH - LIVE, o = first + back, slot = (back + LIVE) % LIVE;
-                if (o < 0 || o >= part.count) continue;
+            for (int m = 0; m < P::WINDOW; ++m) {
+                Item item = *reinterpret_cast<const Item *>(row + m * P::PIXEL);
+                if constexpr (P::BY == ROWS) item.mask(masks[m]);
+                item.to(now[m]);
+            }
+            // Output first + back sees this row with tap r; its first product begins the sum. Those before the first
+            // output are left out, what sums of those behind the last one are matters to nobody.
+            const auto multiply = [&](int r, int back) {
+                const int slot = (back + LIVE) % LIVE;
 #pragma unroll
                 for (int s = 0; s < S; ++s)
 #pragma unroll
                     for (int j = 0; j < TX; ++j)
                         multiply_add<V, A>(sums[slot][j], now[j * P::SW + s], w[r * S + s], r == 0 && s == 0);
-                if (r == R - 1) epilogue.store(sums[slot]);
-            }
+                if (r == R - 1 && first + back < part.count) epilogue.store(sums[slot]);
+            };
+#pragma unroll
+            for (int r = i % SH; r <= i && r < R; r += SH) multiply(r, (i - r) / SH);
+            if (first == 0) continue;
+#pragma unroll
+            for (int r = i + SH; r < R; r += SH) multiply(r, -((r - i) / SH));
         }
+        loads.done(base);
     }
 }

@@ -1,9 +1,13 @@
-"""The kernel of cuda.depthwise that streams rows through shared memory: what it takes, its launch, its time."""
+"""The kernel of cuda.depthwise that streams rows through shared memory: what it takes, its launch, its time.
+
+Rows come by TMA where it can express them; else by cp.async, whole rows as they lie where a block has all channels and
+pixels are no multiple of 8 bytes, or pixel by pixel.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import Final
@@ -12,6 +16,7 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device
 from tapwise.cuda.jit.compile import Source, stub, traits
 from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.jit.tensor_map import WORDS, TensorMap
 from tapwise.cuda.plan import has_dependent_launches
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
@@ -37,6 +42,8 @@ MOST_TAPS, MOST_STRIDE, MOST_VALUES, OTHER_REGISTERS, FUNCTION_REGISTERS = 81, 4
 MANY_ROUNDS: Final = 8
 # Threads of a block; bytes of a pixel's channels in a block.
 LEAST_THREADS, MOST_THREADS, LEAST_BYTES, MOST_BYTES = 32, 288, 64, 256
+# Bytes that TMA and rows come in, and that a stage of TMA's begins at; of a box along an axis.
+PIECE, TMA_ALIGNMENT, MOST_BOX = 16, 128, 256
 # Of an axis, and elements of an image: places of 32 bits, outside the image too.
 MOST_SIZE, MOST_ELEMENTS = 1 << 20, 1 << 29
 
@@ -44,8 +51,10 @@ MOST_SIZE, MOST_ELEMENTS = 1 << 20, 1 << 29
 @dataclass(frozen=True)
 class Streamed(BaseConfig):
     """A thread computes `channels` and `columns` of outputs, a block has `lanes` times so many channels and `groups`
-    times so many columns, `rows` rows of outputs; `stages` of rows of x are in shared memory."""
+    times so many columns, `rows` rows of outputs; `stages` of rows of x are in shared memory, where they come `by`
+    "tma", or by cp.async as "rows" or "pixels"."""
 
+    by: str
     channels: int
     columns: int
     lanes: int
@@ -59,14 +68,13 @@ class Streamed(BaseConfig):
 
 
 def suits(problem: ConvProblem) -> bool:
-    """Channels last, one filter each, an even number of them in 16 bits; filters of up to 81 taps, strides up to 4;
-    sizes under 2^20, images of fewer than 2^29 elements."""
+    """Channels last, one filter each; filters of up to 81 taps, strides up to 4; sizes under 2^20, images of fewer than
+    2^29 elements."""
     sides = (side for pair in problem.padding for side in pair)
     sizes = (*problem.spatial, *problem.output, *problem.reach, *problem.stride, *problem.dilation, *sides)
     return (
         problem.layout == "nhwc"
         and problem.group_k == 1
-        and problem.c * problem.itemsize % 4 == 0
         and prod(problem.kernel) <= MOST_TAPS
         and max(steps(problem)) <= MOST_STRIDE
         and max(sizes) < MOST_SIZE
@@ -74,12 +82,23 @@ def suits(problem: ConvProblem) -> bool:
     )
 
 
+def _ways(problem: ConvProblem, config: Streamed, device: Device) -> str | None:
+    """How rows come to such a block, None where they do not."""
+    pixel, block = problem.c * problem.itemsize, config.channels * config.lanes
+    dense = max(problem.dilation) == 1
+    if dense and has_dependent_launches(device) and pixel % PIECE == block * problem.itemsize % PIECE == 0:
+        return "tma" if max(_columns(problem, config), block) <= MOST_BOX else None
+    if dense and pixel % 8 and block == problem.c:
+        return "rows"
+    return None if pixel % 4 else "pixels"
+
+
 def copy_bytes(problem: ConvProblem, config: Streamed) -> int:
     """Of one copy: what pixels, there and in a block, are a multiple of."""
-    block = config.channels * config.lanes
-    return next(
-        size for size in (16, 8, 4) if problem.c * problem.itemsize % size == block * problem.itemsize % size == 0
-    )
+    block, sizes = config.channels * config.lanes, (PIECE, 8, 4)
+    if config.by == "rows":
+        return PIECE
+    return next(size for size in sizes if problem.c * problem.itemsize % size == block * problem.itemsize % size == 0)
 
 
 def period(problem: ConvProblem) -> int:
@@ -93,39 +112,51 @@ def _columns(problem: ConvProblem, config: Streamed) -> int:
     return (config.groups * config.columns - 1) * steps(problem)[1] + problem.kernel[1]
 
 
+def _stage_bytes(problem: ConvProblem, config: Streamed) -> int:
+    row = _columns(problem, config) * config.channels * config.lanes * problem.itemsize
+    if config.by == "rows":
+        row = round_up(row + PIECE - problem.itemsize, PIECE)
+    return round_up(period(problem) * row, TMA_ALIGNMENT if config.by == "tma" else 1)
+
+
+def _margin_bytes(problem: ConvProblem, config: Streamed) -> int:
+    """Of columns before the first one's, which are read and masked."""
+    return round_up(problem.padding[1][0] * problem.c * problem.itemsize, PIECE) if config.by == "rows" else 0
+
+
 def shared_bytes(problem: ConvProblem, config: Streamed) -> int:
-    pixel = config.channels * config.lanes * problem.itemsize
-    return config.stages * period(problem) * _columns(problem, config) * pixel
+    barriers = 16 if config.by == "tma" else 0
+    return _margin_bytes(problem, config) + config.stages * (_stage_bytes(problem, config) + barriers)
 
 
 def _items(problem: ConvProblem, config: Streamed) -> int:
     """Copies of a stage by one thread."""
-    return ceil_div(shared_bytes(problem, config) // config.stages // copy_bytes(problem, config), config.threads)
+    if config.by == "tma":
+        return 0
+    return ceil_div(_stage_bytes(problem, config) // copy_bytes(problem, config), config.threads)
 
 
 def values(problem: ConvProblem, config: Streamed) -> int:
-    """Registers of a thread for weights, sums, a row of x, and places of copies."""
+    """Registers of a thread for weights, sums, a row of x, places of copies, and masks."""
     (r, s), (stride_h, stride_w) = problem.kernel, steps(problem)
     window_columns = (config.columns - 1) * stride_w + s
     each = config.channels * (2 if problem.dtype == "f64" else 1)
-    return (r * s + ceil_div(r, stride_h) * config.columns + window_columns) * each + 2 * _items(problem, config)
+    masks = window_columns * (config.by == "rows")
+    return (r * s + ceil_div(r, stride_h) * config.columns + window_columns) * each + 2 * _items(problem, config) + masks
 
 
 def _registers(problem: ConvProblem, config: Streamed) -> int:
     """Of a thread, that are certainly enough."""
     functions, doubles = problem.activation in window.FUNCTIONS, problem.dtype == "f64"
-    taken = int((1.3 if doubles else 1.2) * values(problem, config))
-    return taken + OTHER_REGISTERS + FUNCTION_REGISTERS * (1 + doubles) * functions
+    if config.by == "pixels" or doubles:
+        taken = int((1.3 if doubles else 1.2) * values(problem, config)) + OTHER_REGISTERS
+        return taken + FUNCTION_REGISTERS * (1 + doubles) * functions
+    return values(problem, config) + (29 if config.by == "rows" else 26) + 8 * functions
 
 
 def min_blocks_per_sm(problem: ConvProblem, config: Streamed) -> int:
     """Blocks that certainly find room."""
     return blocks_of(_registers(problem, config), config.threads, shared_bytes(problem, config))
-
-
-def _held(problem: ConvProblem, config: Streamed) -> int:
-    """Blocks that find room with the registers that were mostly enough."""
-    return blocks_of(values(problem, config) + OTHER_REGISTERS, config.threads, shared_bytes(problem, config))
 
 
 def configs(problem: ConvProblem, device: Device) -> Iterator[Streamed]:
@@ -134,15 +165,20 @@ def configs(problem: ConvProblem, device: Device) -> Iterator[Streamed]:
     classes_h, classes_w = phases(problem)
     p, q = ceil_div(problem.output[0], classes_h), ceil_div(problem.output[1], classes_w)
     heights = sorted({*(ceil_div(p, pieces) for pieces in (1, 2, 3, 4)), *(min(p, rows) for rows in (8, 16))})
-    many, live = {2: (2, 4), 4: (1, 2), 8: (1,)}[problem.itemsize], period(problem) // steps(problem)[0]
+    many, live = {2: (2, 4, 1), 4: (1, 2), 8: (1,)}[problem.itemsize], period(problem) // steps(problem)[0]
     for channels in many:
-        if problem.c % channels:
+        # Single elements of 16 bits where there is no other way.
+        if problem.c % channels or (channels * problem.itemsize < 4 and problem.c % 2 == 0):
             continue
         for lanes, columns in product(_lanes(problem, channels), (4, 8, 2)):
             for groups, rows in product(_groups(q, columns, lanes), reversed(heights)):
                 # More is on its way where a block has time for it: measured, short blocks only take longer.
                 rounds = ceil_div((rows - 1) * steps(problem)[0] + problem.kernel[0], period(problem))
-                one = Streamed(channels, columns, lanes, groups, rows, 3 if rounds >= MANY_ROUNDS else 2)
+                one = Streamed("", channels, columns, lanes, groups, rows, 3 if rounds >= MANY_ROUNDS else 2)
+                way = _ways(problem, one, device)
+                if way is None:
+                    continue
+                one = replace(one, by=way)
                 products = live * prod(problem.kernel) * columns * channels
                 if products > MOST_PRODUCTS or values(problem, one) > MOST_VALUES or one.threads < LEAST_THREADS:
                     continue
@@ -153,9 +189,11 @@ def configs(problem: ConvProblem, device: Device) -> Iterator[Streamed]:
 
 
 def _lanes(problem: ConvProblem, channels: int) -> list[int]:
-    """Such as leave few idle, nearest to a warp first; pieces of 8 bytes where pixels have them."""
+    """Such as leave few idle, nearest to a warp first; in pieces of 16, 8 or 4 bytes where pixels have them, else all."""
     each, found = channels * problem.itemsize, problem.c // channels
-    whole = next(size for size in (8, 4) if problem.c * problem.itemsize % size == 0)
+    whole = next((size for size in (PIECE, 8, 4) if problem.c * problem.itemsize % size == 0), None)
+    if whole is None:
+        return [found] * (found <= MOST_THREADS)
     lanes = {n for n in range(LEAST_BYTES // each, MOST_BYTES // each + 1) if n * each % whole == 0}
     if found <= MOST_THREADS // 2:
         lanes.add(found)
@@ -186,7 +224,8 @@ def predict_us(problem: ConvProblem, config: Streamed, device: Device) -> float:
     # What goes to and from shared and global memory.
     moved = rows * seen + outputs + ceil_div(rows, period(problem)) * items
     each, alone = config.threads // 32 * (0.24 * instructions + 0.33 * moved), 2260 + 1.96 * instructions
-    blocks = blocks_us(_blocks(problem, config), _held(problem, config), each, alone, device)
+    held = min_blocks_per_sm(problem, config)
+    blocks = blocks_us(_blocks(problem, config), held, each, alone, device)
     # Pieces that share sectors of 32 bytes with other blocks take longer.
     pixel = config.channels * config.lanes * problem.itemsize
     memory = memory_us(problem, device, pixel, 0.09) * (1.29 if pixel % 32 else 1.235)
@@ -216,7 +255,8 @@ def source(problem: ConvProblem, config: Streamed) -> Source:
     (r, s), (stride_h, stride_w) = problem.kernel, steps(problem)
     words: dict[str, int | bool | str] = {
         "R": r, "S": s, "SH": stride_h, "SW": stride_w, "V": config.channels, "TX": config.columns,
-        "LANES": config.lanes, "GROUPS": config.groups, "STAGES": config.stages, "COPY": copy_bytes(problem, config),
+        "LANES": config.lanes, "GROUPS": config.groups, "STAGES": config.stages, "BY": config.by.upper(),
+        "COPY": copy_bytes(problem, config), "MARGIN": _margin_bytes(problem, config),
         "Y_STEP": phases(problem)[1] * problem.k, "WHOLE": _is_whole(problem, config), "BIAS": problem.bias,
         "RESIDUAL": problem.residual, "ACTIVATION": window.activation(problem.activation),
     }  # fmt: skip
@@ -234,5 +274,17 @@ def launch(problem: ConvProblem, config: Streamed, device: Device) -> Launch:
     fields |= {"rows": config.rows, "pieces": pieces, "strips_row": along, "channel_blocks": channels}
     fields |= {"x_image": height * width * c, "x_row": width * c}
     fields |= {"y_image": p * q * c, "y_channel": 1, "y_row": q * c, "y_column": c}
-    dependent, grid = has_dependent_launches(device), (_blocks(problem, config), 1, 1)
-    return Launch(made, fields, grid, config.threads, shared_bytes(problem, config), dependent=dependent)
+    maps = {"map": _map_x(problem, config)} if config.by == "tma" else {}
+    fields |= {} if maps else {f"map{word}": 0 for word in range(WORDS)}
+    return Launch(
+        made, fields, (_blocks(problem, config), 1, 1), config.threads, shared_bytes(problem, config), maps,
+        dependent=has_dependent_launches(device), names_of={"map": "x"},
+    )  # fmt: skip
+
+
+def _map_x(problem: ConvProblem, config: Streamed) -> TensorMap:
+    """A box is a stage's rows of a block's columns and channels."""
+    (height, width), pixel = problem.spatial, problem.c * problem.itemsize
+    box = (config.channels * config.lanes, _columns(problem, config), period(problem), 1)
+    strides = (pixel, pixel * width, pixel * width * height)
+    return TensorMap(problem.dtype, (problem.c, width, height, problem.n), strides, box, swizzle_bytes=0)

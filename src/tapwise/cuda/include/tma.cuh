@@ -1,0 +1,116 @@
+// Barriers in shared memory, and the tensor memory accelerator that signals them (compute capability 9.0 and newer).
+#pragma once
+
+#include "grid.cuh"
+
+// Barriers: `phase` is the parity of the phase that is waited for.
+DEVICE void barrier_init(unsigned barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+DEVICE void barrier_expect(unsigned barrier, unsigned bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+DEVICE void barrier_arrive(unsigned barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+DEVICE void barrier_arrive(unsigned barrier, int arrivals) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+DEVICE void barrier_wait(unsigned barrier, unsigned phase) {
+    unsigned done = 0;
+    do
+        asm volatile("{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p; }"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(phase)
+                     : "memory");
+    while (!done);
+}
+// The same for what other CTAs of the cluster sent.
+DEVICE void barrier_wait_for_cluster(unsigned barrier, unsigned phase) {
+    unsigned done = 0;
+    do
+        asm volatile(
+            "{ .reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, "
+            "0, p; }"
+            : "=r"(done)
+            : "r"(barrier), "r"(phase)
+            : "memory");
+    while (!done);
+}
+DEVICE void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// Barrier `id` of a part of the CTA.
+DEVICE void sync_part(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+DEVICE void arrive_part(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
+
+// Copies of boxes from global to shared memory; a box comes whole, zeros where it leaves the tensor.
+DEVICE void prefetch_map(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+DEVICE void copy_pixels(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n, int tap_w,
+                        int tap_h) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+        "%6}], [%2], {%7, %8};" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"((short)tap_w), "h"((short)tap_h)
+        : "memory");
+}
+DEVICE void copy_pixels(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n, int g, int tap_w,
+                        int tap_h) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+        "%6, %7}], [%2], {%8, %9, %10};" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "r"(g), "h"((short)tap_w), "h"((short)tap_h),
+        "h"((short)0)
+        : "memory");
+}
+// Windows of 1 x 1 that are read once: they leave L2 first.
+DEVICE void copy_pixels_once(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n) {
+    unsigned long long policy;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+        "{%3, %4, %5, %6}], [%2], {%7, %7}, %8;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"((short)0), "l"(policy)
+        : "memory");
+}
+DEVICE void copy_box(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+        "%6}], [%2];" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n)
+        : "memory");
+}
+DEVICE void copy_box(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n, int g) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+        "%6, %7}], [%2];" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "r"(g)
+        : "memory");
+}
+DEVICE void copy_filters(unsigned to, const void *map, unsigned barrier, int c, int tap, int k) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "
+        "[%2];" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(c), "r"(tap), "r"(k)
+        : "memory");
+}
+
+// A box from shared memory to global memory; what leaves the tensor is not written. Stores of a thread go in groups.
+DEVICE void store_box(const void *map, unsigned from, int filter, int group, int pixel) {
+    asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
+                 "r"(from), "r"(filter), "r"(group), "r"(pixel)
+                 : "memory");
+}
+DEVICE void commit_stores() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Shared memory of all groups but the PENDING last may be written again.
+template <int PENDING> DEVICE void wait_for_stores() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+// All has been written.
+DEVICE void wait_for_all_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// What threads wrote to shared memory is there for TMA and the tensor cores.
+DEVICE void publish_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// The barrier gets this thread's arrival when its copies (cp.async) are there.
+DEVICE void arrive_with_copies(unsigned barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
