@@ -56,7 +56,14 @@ def run(launch: Launch, arrays: Mapping[str, np.ndarray], backwards: bool = Fals
     for name, tensor in launch.maps.items():
         first = launch.names.index(f"{name}0")
         address = copies[launch.source_of(name)].address
-        known = (address, DTYPES[tensor.dtype].size_bytes, *tensor.sizes, *tensor.strides, *tensor.box)
+        known = (
+            address,
+            DTYPES[tensor.dtype].size_bytes,
+            tensor.swizzle_bytes,
+            *tensor.sizes,
+            *tensor.strides,
+            *tensor.box,
+        )
         words[first : first + len(known)] = known
     run_words(launch, words, backwards)
     for name, array in arrays.items():

@@ -217,7 +217,7 @@ struct Barrier {
 static_assert(sizeof(Barrier) == 8);
 struct Map {
     const unsigned char *address;
-    long long itemsize, sizes[4], strides[3], box[4];
+    long long itemsize, swizzle, sizes[4], strides[3], box[4];
 };
 struct Box {
     unsigned to, barrier;
@@ -234,6 +234,7 @@ inline void barrier_settle(Barrier &b) {
 }
 inline void prefetch_map(const void *) {}
 inline void publish_barriers() {}
+inline void publish_shared() {}
 inline void barrier_init(unsigned at, int arrivals) { barrier_at(at) = {(short)arrivals, (short)arrivals, 0, 0}; }
 inline void barrier_arrive(unsigned at) {
     Barrier &b = barrier_at(at);
@@ -254,11 +255,15 @@ inline void deliver(const Box &box) {
     if ((uintptr_t)m.address % 16 || m.box[0] * size % 16) fail("TMA takes pieces of 16 bytes");
     for (long long stride : m.strides)
         if (stride % 16) fail("TMA takes strides of 16 bytes");
-    unsigned char *to = memory + box.to;
+    // Pieces of 16 bytes are swizzled by the rows of 128 bytes that they lie in.
+    const unsigned mask = m.swizzle ? m.swizzle / 16 - 1 : 0;
+    if (box.to % (8 * m.swizzle + 128 * !m.swizzle)) fail("a swizzled box begins where its pattern does");
+    unsigned place = box.to;
     for (int n = 0; n < m.box[3]; ++n)
         for (int h = 0; h < m.box[2]; ++h)
             for (int w = 0; w < m.box[1]; ++w)
-                for (int c = 0; c < m.box[0]; ++c, to += size) {
+                for (int c = 0; c < m.box[0]; ++c, place += size) {
+                    unsigned char *to = memory + (place ^ (place >> 7 & mask) << 4);
                     const long long at[4] = {box.at[0] + c, box.at[1] + w, box.at[2] + h, box.at[3] + n};
                     bool there = true;
                     for (int axis = 0; axis < 4; ++axis) there &= at[axis] >= 0 && at[axis] < m.sizes[axis];

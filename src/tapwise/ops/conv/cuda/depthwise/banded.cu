@@ -15,7 +15,8 @@ template <class Traits> DEVICE void depthwise_banded(const Banded &a) {
     // A stage has whole periods, or a period some stages, of which the last may be shorter.
     constexpr int ROUNDS = P::ROWS < PERIOD ? 1 : P::ROWS / PERIOD, PARTS = (PERIOD * ROUNDS + P::ROWS - 1) / P::ROWS;
     static_assert(P::ROWS < PERIOD || P::ROWS == ROUNDS * PERIOD);
-    const unsigned planes = shared_address(memory), out = planes + P::PLANE_BYTES, raw = out + P::SUMS * P::OUT_ROW;
+    const unsigned planes = shared_address(memory), out = planes + P::PLANE_BYTES;
+    const unsigned raw = (out + P::SUMS * P::OUT_ROW + P::RAW_ALIGNMENT - 1) / P::RAW_ALIGNMENT * P::RAW_ALIGNMENT;
     Rows<P> block(a, raw, out);
     constexpr int EACH = P::EACH, WARPS = P::CHANNELS / EACH;
     const int lane = block.lane, channel = block.warp % WARPS * EACH, tile0 = block.warp / WARPS * P::MTILES;
@@ -37,12 +38,9 @@ template <class Traits> DEVICE void depthwise_banded(const Banded &a) {
     // The first row of a part, counted from a period's first part, and its rows.
     const auto begin_of = [](int part) { return part / PARTS * (PERIOD * ROUNDS) + part % PARTS * P::ROWS; };
     const auto rows_of = [&](int part) { return begin_of(part + 1) - begin_of(part); };
-#pragma unroll
-    for (int stage = 0; stage < P::STAGES - 1; ++stage) {
-        block.copy(begin_of(stage), rows_of(stage), stage);
-        cp_async_commit();
-    }
+    block.start(begin_of, rows_of);
     block.prepare(planes);
+    if constexpr (P::TMA) __syncthreads();
     unsigned w[EACH][P::R][P::KSTEPS][2];
 #pragma unroll
     for (int i = 0; i < P::KSTEPS * 4; i += 2) {
@@ -71,14 +69,9 @@ template <class Traits> DEVICE void depthwise_banded(const Banded &a) {
 #pragma unroll
         for (int part = 0; part < PARTS; ++part) {
             if (part > 0 && first + begin_of(part) >= block.rows) break;
-            cp_async_wait<P::STAGES - 2>();
-            __syncthreads();
-            const int ahead = part + P::STAGES - 1;
-            block.copy(first + begin_of(ahead), rows_of(ahead), stage == 0 ? P::STAGES - 1 : stage - 1);
-            cp_async_commit();
-            block.transpose(stage);
-            stage = stage == P::STAGES - 1 ? 0 : stage + 1;
-            __syncthreads();
+            block.next(stage, PARTS > 1, [&](int further, int to) {
+                block.copy(first + begin_of(part + further), rows_of(part + further), to);
+            });
             // Rows of the part that complete a row of outputs: every SH-th from `done`.
             const int row0 = part * P::ROWS, end = min(PERIOD, row0 + P::ROWS);
             const int done = row0 + ((P::R - 1 - row0) % P::SH + P::SH) % P::SH;

@@ -6,8 +6,13 @@
 
 #include "activation.cuh"
 #include "matrix.cuh"
+#if __CUDA_ARCH__ >= 900
+#include "tma.cuh"
+#endif
 
 struct Banded {
+    // The tensor map of x.
+    alignas(64) unsigned long long map[16];
     const void *x, *w;
     void *y;
     const void *bias, *residual;
@@ -37,7 +42,8 @@ template <class P> struct Strip {
 // T, R, S; SH: stride of rows in a class; SW, DW: stride and dilation of columns; OCTETS of channels, EACH channels a
 // warp; TILES of 16 positions a block, MTILES of them a warp; WIDE, and STRIPS_ROW strips along a row of y; PHASES:
 // residue classes of rows; STRIP: pieces of 16 bytes from strip to strip of a plane's row; ROWS of x a stage and STAGES
-// of them on their way; SUMS: rows of y that are written together; COPY bytes; ACTIVATION, BIAS, RESIDUAL.
+// of them on their way, which TMA or threads bring; SUMS: rows of y that are written together; COPY bytes; ACTIVATION,
+// BIAS, RESIDUAL.
 template <class Traits> struct Tile : Traits {
     using B = Traits;
     static constexpr int CHANNELS = B::OCTETS * 8, POSITIONS = B::TILES * 16, STRIPS = POSITIONS / B::WIDE;
@@ -51,14 +57,20 @@ template <class Traits> struct Tile : Traits {
     // Four matrices of 8 pixels and 8 channels that a warp transposes at once: so many octets, of so many rows.
     static constexpr int OCTETS_ONCE = B::OCTETS < 4 ? B::OCTETS : 4, TURNS = B::OCTETS / OCTETS_ONCE;
     static constexpr int QUAD_ROWS = 4 / OCTETS_ONCE, QUADS = (B::ROWS + QUAD_ROWS - 1) / QUAD_ROWS;
-    static constexpr int SLOTS = STRIPS * GROUPS * 8, RAW_PITCH = (B::OCTETS | 1) * 16, RAW_ROW = SLOTS * RAW_PITCH;
+    // Rows as they come: those of all strips beside each other, or by TMA strip by strip, pieces of 16 bytes swizzled.
+    static constexpr int SLOTS = STRIPS * GROUPS * 8, RAW_PITCH = (B::TMA ? B::OCTETS : B::OCTETS | 1) * 16;
+    static constexpr int RAW_ROW = (B::TMA ? GROUPS * 8 : SLOTS) * RAW_PITCH, RAW_STRIP = B::ROWS * RAW_ROW;
     static constexpr int CHANNEL_PITCH = (STRIPS * B::STRIP | 1) * 16, PLANE_ROW = CHANNELS * CHANNEL_PITCH;
     static constexpr int OUT_PITCH = (POSITIONS + 1) * 16, OUT_HALF = CHANNELS * OUT_PITCH,
                          OUT_ROW = OUT_HALF * (B::RESIDUAL ? 2 : 1);
-    static constexpr int RAW_BYTES = QUADS * QUAD_ROWS * RAW_ROW, PLANE_BYTES = QUADS * QUAD_ROWS * PLANE_ROW;
+    static constexpr int MORE_ROWS = QUADS * QUAD_ROWS, PLANE_BYTES = MORE_ROWS * PLANE_ROW;
+    static constexpr int RAW_BYTES = B::TMA ? STRIPS * RAW_STRIP : MORE_ROWS * RAW_ROW;
+    // Of all stages, with what is read and not used behind the last one; where they begin.
+    static constexpr int ALL_RAW = B::STAGES * RAW_BYTES + (B::TMA ? (MORE_ROWS - B::ROWS) * RAW_ROW : 0);
+    static constexpr int RAW_ALIGNMENT = B::TMA ? 1024 : 16;
     // Pieces of a pixel; copies of a row, and by a thread; their distance in columns.
     static constexpr int PIECES = B::OCTETS * 16 / B::COPY, COPIES = SLOTS * PIECES;
-    static constexpr int ITEMS = (COPIES + THREADS - 1) / THREADS, APART = THREADS / PIECES;
+    static constexpr int ITEMS = B::TMA ? 1 : (COPIES + THREADS - 1) / THREADS, APART = THREADS / PIECES;
     // Of a stage: what is transposed at once, in all and by a warp.
     static constexpr int TRANSPOSED = STRIPS * GROUPS * TURNS * QUADS,
                          TRANSPOSED_EACH = (TRANSPOSED + WARPS - 1) / WARPS;
@@ -101,7 +113,10 @@ template <class P> struct Rows {
     const Banded &a;
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
     int channel0, strip0, rows, apart;
-    unsigned raw, out;
+    unsigned raw, out, full;
+    // Stages of TMA: the parity that is waited for; of a lane's strip the place of its first row.
+    unsigned phase = 0;
+    int box_column, box_row, box_image;
     // Of copies: their place in the first row of x, that row (far below zero where there is none), and where they go.
     int from[P::ITEMS], top[P::ITEMS];
     unsigned to;
@@ -112,10 +127,17 @@ template <class P> struct Rows {
     int at[P::WRITTEN_EACH], count[P::WRITTEN_EACH];
 
     // The places of copies alone: they come first.
-    DEVICE Rows(const Banded &a, unsigned raw, unsigned out) : a(a), raw(raw), out(out) {
+    DEVICE Rows(const Banded &a, unsigned raw, unsigned out) : a(a), raw(raw), out(out), full(raw + P::ALL_RAW) {
         channel0 = blockIdx.x % (unsigned)a.channel_blocks * P::CHANNELS;
         strip0 = blockIdx.x / (unsigned)a.channel_blocks * P::STRIPS;
         rows = ((int)a.rows - 1) * P::SH + P::R, apart = a.dilation_h;
+        if constexpr (P::TMA) {
+            const Strip<P> strip(a, strip0 + lane);
+            box_column = strip.q0 * P::SW - (int)a.pad_w, box_row = strip.p0 * (int)a.stride_h - (int)a.pad_h;
+            // Of strips that are none all is outside.
+            box_image = strip.count > 0 ? strip.n : (int)a.n;
+            return;
+        }
         const int piece = tid % P::PIECES * (P::COPY / 2);
         to = raw + tid / P::PIECES * P::RAW_PITCH + piece * 2;
 #pragma unroll
@@ -139,8 +161,14 @@ template <class P> struct Rows {
             const int unit = warp + i * P::WARPS, group = unit % (P::STRIPS * P::GROUPS),
                       rest = unit / (P::STRIPS * P::GROUPS), turn = rest % P::TURNS,
                       row = rest / P::TURNS * P::QUAD_ROWS;
-            source[i] = raw + (row + matrix / once) * P::RAW_ROW + (group * 8 + lane % 8) * P::RAW_PITCH + turn * 64 +
-                        matrix % once * 16;
+            const int of_strip = P::TMA ? group / P::GROUPS : 0, column = (group - of_strip * P::GROUPS) * 8 + lane % 8;
+            const int swizzle = !P::TMA          ? 0
+                                : P::OCTETS == 8 ? lane % 8
+                                : P::OCTETS == 4 ? lane % 8 / 2
+                                : P::OCTETS == 2 ? lane % 8 / 4
+                                                 : 0;
+            source[i] = raw + of_strip * P::RAW_STRIP + (row + matrix / once) * P::RAW_ROW + column * P::RAW_PITCH +
+                        ((turn * 4 + matrix % once) ^ swizzle) * 16;
             target[i] = planes + row * P::PLANE_ROW + (turn * 32 + lane / 4) * P::CHANNEL_PITCH +
                         (group + group / P::GROUPS * (P::STRIP - P::GROUPS)) * 16 + lane % 4 * 4;
         }
@@ -164,6 +192,17 @@ template <class P> struct Rows {
     // `most` rows of x from `first` to a stage as they lie there, padding as zeros. Nothing is read where it is not
     // real, whatever its address.
     DEVICE void copy(int first, int most, int stage) const {
+#if __CUDA_ARCH__ >= 900
+        if constexpr (P::TMA) {
+            if (first >= rows || warp > 0) return;
+            if (lane == 0) barrier_expect(full + stage * 8, P::RAW_BYTES);
+            __syncwarp();
+            if (lane < P::STRIPS)
+                copy_box(raw + stage * P::RAW_BYTES + lane * P::RAW_STRIP, a.map, full + stage * 8, channel0,
+                         box_column, box_row + first, box_image);
+            return;
+        }
+#endif
         const T *x = static_cast<const T *>(a.x);
         const int row_step = apart * (int)a.width * (int)a.c, height = a.height;
 #pragma unroll
@@ -178,19 +217,61 @@ template <class P> struct Rows {
                                   x + (from[i] + along), real);
             }
         }
+        cp_async_commit();
+    }
+    // Parts of rows come in order: `begin` and `count` tell of the first row of a part and of how many it has.
+    template <class Begin, class Count> DEVICE void start(const Begin &begin, const Count &count) {
+#if __CUDA_ARCH__ >= 900
+        if constexpr (P::TMA)
+            if (tid == 0) {
+                prefetch_map(a.map);
+                for (int i = 0; i < P::STAGES; ++i) barrier_init(full + i * 8, 1);
+                publish_barriers();
+            }
+#endif
+#pragma unroll
+        for (int stage = 0; stage < P::STAGES - !P::TMA; ++stage) copy(begin(stage), count(stage), stage);
+    }
+    // A stage's rows to planes, where all threads find them behind it; with `sync` others may still have read planes.
+    // `ahead` tells of a part that is so many further.
+    template <class Ahead> DEVICE void next(int &stage, bool sync, const Ahead &ahead) {
+        if constexpr (!P::TMA) {
+            cp_async_wait<P::STAGES - 2>();
+            __syncthreads();
+            ahead(P::STAGES - 1, stage == 0 ? P::STAGES - 1 : stage - 1);
+        } else {
+#if __CUDA_ARCH__ >= 900
+            if (sync) __syncthreads();
+            barrier_wait(full + stage * 8, phase);
+#endif
+        }
+        transpose(stage);
+        __syncthreads();
+        if constexpr (P::TMA) ahead(P::STAGES, stage);
+        if (++stage == P::STAGES) stage = 0, phase ^= 1;
     }
     // A stage's rows to planes of channels.
     DEVICE void transpose(int stage) const {
+        constexpr int BATCH = 4;
 #pragma unroll
-        for (int i = 0; i < P::TRANSPOSED_EACH; ++i) {
-            if (i * P::WARPS + P::WARPS > P::TRANSPOSED && warp + i * P::WARPS >= P::TRANSPOSED) break;
-            unsigned v[4];
-            ldmatrix_transposed(v, source[i] + stage * P::RAW_BYTES);
+        for (int i = 0; i < P::TRANSPOSED_EACH; i += BATCH) {
+            unsigned v[BATCH][4];
 #pragma unroll
-            for (int m = 0; m < 4; ++m)
-                store_word(target[i] + m / P::OCTETS_ONCE * P::PLANE_ROW + m % P::OCTETS_ONCE * 8 * P::CHANNEL_PITCH,
-                           v[m]);
+            for (int j = i; j < i + BATCH && j < P::TRANSPOSED_EACH; ++j)
+                if (is_unit(j)) ldmatrix_transposed(v[j - i], source[j] + stage * P::RAW_BYTES);
+#pragma unroll
+            for (int j = i; j < i + BATCH && j < P::TRANSPOSED_EACH; ++j) {
+                if (!is_unit(j)) break;
+#pragma unroll
+                for (int m = 0; m < 4; ++m)
+                    store_word(target[j] + m / P::OCTETS_ONCE * P::PLANE_ROW +
+                                   m % P::OCTETS_ONCE * 8 * P::CHANNEL_PITCH,
+                               v[j - i][m]);
+            }
         }
+    }
+    DEVICE bool is_unit(int i) const {
+        return i * P::WARPS + P::WARPS <= P::TRANSPOSED || warp + i * P::WARPS < P::TRANSPOSED;
     }
     // Where a lane's row of operands of a tile begins in a plane's row.
     DEVICE unsigned operand(unsigned planes, int channel, int tile) const {

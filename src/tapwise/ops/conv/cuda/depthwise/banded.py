@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -11,6 +11,7 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device
 from tapwise.cuda.jit.compile import Source, stub, traits
 from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.jit.tensor_map import WORDS, TensorMap
 from tapwise.cuda.plan import has_dependent_launches
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
@@ -21,6 +22,8 @@ from tapwise.ops.conv.problem import ConvProblem
 
 # Positions of a tile, outputs of a position, and columns of a step.
 TILE, OUTPUTS, STEP = 16, 8, 16
+# Where rows begin that TMA brings, for their swizzled pieces; a box along an axis, and boxes of a warp.
+TMA_ALIGNMENT, MOST_BOX, MOST_STRIPS = 1024, 256, 32
 # Registers of a thread for weights and sums (rolling), and for sums and operands (blocked).
 MOST_VALUES = 144
 MOST_STEPS, MOST_ROWS, MOST_STRIDE = 6, 63, 4
@@ -39,7 +42,7 @@ class Banded(BaseConfig):
     """A block has `octets` of channels and `tiles` of 16 positions, a warp `channels` and `tiles_warp` of them.
 
     A row of a strip has `wide` positions, a strip `rows` rows of outputs, of which `sums` are under way or written
-    together; `stages` of `depth` rows of x are in shared memory. kernel: "rolling" (weights in registers) or "large"
+    together; `stages` of `depth` rows of x are in shared memory, where TMA brings them or (`tma` False) threads. kernel: "rolling" (weights in registers) or "large"
     (in shared memory).
     """
 
@@ -53,6 +56,7 @@ class Banded(BaseConfig):
     sums: int
     depth: int
     stages: int
+    tma: bool = False
 
     @property
     def warps(self) -> int:
@@ -128,6 +132,9 @@ def shared_bytes(problem: ConvProblem, config: Banded) -> int:
     rows = round_up(config.depth, 4 // min(4, config.octets))
     slots = config.strips * _groups(problem, config) * 8
     raw = rows * slots * (config.octets | 1) * 16 * config.stages
+    if config.tma:
+        more = (rows - config.depth) * _groups(problem, config) * 8
+        raw = (config.depth * slots * config.stages + more) * config.octets * 16 + TMA_ALIGNMENT + 8 * config.stages
     planes = rows * channels * (config.strips * strip_pieces(problem, config) | 1) * 16
     out = config.sums * channels * (positions + 1) * 16 * (2 if problem.residual else 1)
     if config.kernel == "rolling":
@@ -150,7 +157,7 @@ def values(problem: ConvProblem, config: Banded) -> int:
 def _places(problem: ConvProblem, config: Banded) -> int:
     """Registers of a thread for places of copies, matrices and outputs."""
     groups, once = config.strips * _groups(problem, config), min(4, config.octets)
-    copies = ceil_div(groups * 8 * config.octets * 16 // copy_bytes(problem), config.threads)
+    copies = 0 if config.tma else ceil_div(groups * 8 * config.octets * 16 // copy_bytes(problem), config.threads)
     transposed = ceil_div(groups * config.octets // once * ceil_div(config.depth, 4 // once), config.warps)
     written = ceil_div(4 * config.tiles * config.octets, config.warps)
     return 2 * copies + 2 * transposed + 3 * written
@@ -182,10 +189,22 @@ def configs(problem: ConvProblem, device: Device) -> Iterator[Banded]:
                 if kernel == "large" and channels > 1:
                     continue
                 one = Banded(kernel, count, channels, tiles, tiles_warp, across, rows, sums, depth, stages)
+                one = replace(one, tma=_is_for_tma(problem, one, device))
                 if values(problem, one) > MOST_VALUES or one.threads * _registers(problem, one) > REGISTERS:
                     continue
                 if shared_bytes(problem, one) <= device.shared_bytes:
                     yield one
+
+
+def _is_for_tma(problem: ConvProblem, config: Banded, device: Device) -> bool:
+    """Whether boxes of rows, columns and channels are what a block copies."""
+    return (
+        has_dependent_launches(device)
+        and problem.c % 8 == 0
+        and problem.dilation[0] == 1
+        and max(_groups(problem, config) * 8, config.depth) <= MOST_BOX
+        and config.strips <= MOST_STRIPS
+    )
 
 
 def _depths(problem: ConvProblem, p: int) -> Iterator[tuple[str, int, int, int, int]]:
@@ -209,7 +228,7 @@ def predict_us(problem: ConvProblem, config: Banded, device: Device) -> float:
     r, stride_h, ksteps = problem.kernel[0], steps(problem)[0], column_steps(problem)
     rows, once = (config.rows - 1) * stride_h + r, min(4, config.octets)
     tiles, groups = config.tiles * config.octets * 8, config.strips * _groups(problem, config)
-    copies = rows * groups * 8 * (config.octets * 16 // copy_bytes(problem)) / 32
+    copies = 0.0 if config.tma else rows * groups * 8 * (config.octets * 16 // copy_bytes(problem)) / 32
     transposed = ceil_div(rows, config.depth) * ceil_div(config.depth, 4 // once) * groups * config.octets / once
     written = config.rows * 4 * config.tiles * config.octets
     # Instructions of a tile's products, with what brings their weights, and of operands, copies and outputs.
@@ -247,7 +266,7 @@ def source(problem: ConvProblem, config: Banded) -> Source:
         "OCTETS": config.octets, "EACH": config.channels, "TILES": config.tiles, "MTILES": config.tiles_warp,
         "WIDE": config.wide, "STRIP": strip_pieces(problem, config), "ROWS": config.depth, "STAGES": config.stages,
         "SUMS": config.sums, "PHASES": phases(problem)[0], "STRIPS_ROW": _parts(problem, config)[1],
-        "COPY": copy_bytes(problem), "BIAS": problem.bias, "RESIDUAL": problem.residual,
+        "COPY": copy_bytes(problem), "TMA": config.tma, "BIAS": problem.bias, "RESIDUAL": problem.residual,
         "ACTIVATION": window.activation(problem.activation),
     }  # fmt: skip
     file, blocks = f"ops/conv/cuda/depthwise/banded{'_large' * large}.cu", min_blocks_per_sm(problem, config)
@@ -261,6 +280,19 @@ def launch(problem: ConvProblem, config: Banded, device: Device) -> Launch:
     pieces, along, channels = _parts(problem, config)
     fields = window.window_fields(problem, made)
     fields |= {"rows": config.rows, "strips": problem.n * pieces * along, "channel_blocks": channels}
-    dependent = has_dependent_launches(device)
-    grid = (_blocks(problem, config), 1, 1)
-    return Launch(made, fields, grid, config.threads, shared_bytes(problem, config), dependent=dependent)
+    maps = {"map": _map_x(problem, config)} if config.tma else {}
+    fields |= {} if maps else {f"map{word}": 0 for word in range(WORDS)}
+    return Launch(
+        made, fields, (_blocks(problem, config), 1, 1), config.threads, shared_bytes(problem, config), maps,
+        dependent=has_dependent_launches(device), names_of={"map": "x"},
+    )  # fmt: skip
+
+
+def _map_x(problem: ConvProblem, config: Banded) -> TensorMap:
+    """A box is a stage's rows of a strip's columns and a block's channels."""
+    (height, width), pixel, span = problem.spatial, problem.c * problem.itemsize, config.octets * 16
+    box, strides = (config.octets * 8, _groups(problem, config) * 8, config.depth, 1), (pixel, pixel * width)
+    sizes = (problem.c, width, height, problem.n)
+    return TensorMap(
+        problem.dtype, sizes, (*strides, pixel * width * height), box, swizzle_bytes=span if span > 16 else 0
+    )

@@ -14,8 +14,8 @@ template <class Traits> struct Bands : Tile<Traits> {
     static constexpr int PITCH = (HALF + WORDS) * 4, CHANNEL = P::R * PITCH;
     static constexpr int BYTES = (P::CHANNELS * CHANNEL + 15) / 16 * 16, TAPS = P::CHANNELS * P::R * P::S;
     // Of rows of x, and before and after them of taps and outputs.
-    static constexpr int ROWS_BYTES =
-        larger(P::PLANE_BYTES + P::STAGES * P::RAW_BYTES, larger(P::SUMS *P::OUT_ROW, (TAPS * 2 + 15) / 16 * 16));
+    static constexpr int ROWS_BYTES = larger(P::PLANE_BYTES + P::RAW_ALIGNMENT + P::ALL_RAW + 8 * P::STAGES,
+                                             larger(P::SUMS *P::OUT_ROW, (TAPS * 2 + 15) / 16 * 16));
 };
 
 // This block's taps to `to`, zeros beyond the last channel.
@@ -68,20 +68,22 @@ template <class Traits> DEVICE void depthwise_banded_large(const Banded &a) {
     using P = Bands<Traits>;
     using T = typename P::T;
     extern __shared__ __align__(128) unsigned char memory[];
-    const unsigned bands = shared_address(memory), planes = bands + P::BYTES, raw = planes + P::PLANE_BYTES;
+    const unsigned bands = shared_address(memory), planes = bands + P::BYTES;
+    const unsigned raw = (planes + P::PLANE_BYTES + P::RAW_ALIGNMENT - 1) / P::RAW_ALIGNMENT * P::RAW_ALIGNMENT;
     Rows<P> block(a, raw, planes);
     const int lane = block.lane, channel = block.warp % P::CHANNELS, tile0 = block.warp / P::CHANNELS * P::MTILES;
     if (!a.weights_ready) begin_dependent();
     copy_taps<P>(a, block.channel0, planes);
+#if __CUDA_ARCH__ >= 900
+    if constexpr (P::TMA) publish_shared();
+#endif
     if (a.weights_ready) begin_dependent();
     __syncthreads();
     const bool finite = __syncthreads_and(spread_taps<P>(planes, bands));
     block.prepare(planes);
-#pragma unroll
-    for (int stage = 0; stage < P::STAGES - 1; ++stage) {
-        block.copy(stage * P::ROWS, P::ROWS, stage);
-        cp_async_commit();
-    }
+    const auto begin_of = [](int part) { return part * P::ROWS; };
+    block.start(begin_of, [](int) { return P::ROWS; });
+    if constexpr (P::TMA) __syncthreads();
     unsigned begins[P::MTILES];
 #pragma unroll
     for (int m = 0; m < P::MTILES; ++m) begins[m] = block.operand(planes, channel, tile0 + m);
@@ -92,16 +94,11 @@ template <class Traits> DEVICE void depthwise_banded_large(const Banded &a) {
     const int top = Strip<P>(a, block.strip0).p0 * (int)a.stride_h - (int)a.pad_h,
               lowest = Strip<P>(a, last).p0 * (int)a.stride_h - (int)a.pad_h;
     float sums[P::SUMS][P::MTILES][4] = {};
-    for (int stage = 0; stage * P::ROWS < block.rows; ++stage) {
-        cp_async_wait<P::STAGES - 2>();
-        __syncthreads();
-        block.copy((stage + P::STAGES - 1) * P::ROWS, P::ROWS, (stage + P::STAGES - 1) % P::STAGES);
-        cp_async_commit();
-        block.transpose(stage % P::STAGES);
-        __syncthreads();
+    for (int part = 0, stage = 0; part * P::ROWS < block.rows; ++part) {
+        block.next(stage, true, [&](int further, int to) { block.copy(begin_of(part + further), P::ROWS, to); });
 #pragma unroll 1
         for (int t = 0; t < P::ROWS; ++t) {
-            const int row = stage * P::ROWS + t;
+            const int row = part * P::ROWS + t;
             if (row >= block.rows) break;
             // They add nothing, unless weights are not finite.
             if (finite && (lowest + row * block.apart < 0 || top + row * block.apart >= (int)a.height)) continue;

@@ -34,16 +34,19 @@ from tapwise.ops.conv.problem import ConvProblem
 
 # Products of a thread for a stage's rows, which are all unrolled: more do not fit into the instruction cache.
 MOST_PRODUCTS: Final = 1500
-# Cycles until a product's code is there, of those beyond so many.
-FETCH, WARM_PRODUCTS = 2.6, 250
+# Cycles of a multiprocessor: an instruction, what is moved, a block. Of a block alone: its start, an instruction, a
+# stage.
+ISSUE, MOVE, BLOCK, BEGIN, LATENCY, STAGE = 0.262, 1.97, 149.0, 211.0, 0.92, 78.0
+# Cycles until a product's code is there, of those beyond so many; of memory's time what L2 saves; a launch.
+FETCH, WARM_PRODUCTS, IN_L2, START_US = 1.42, 250, 0.44, 1.0
 # Filters of so many taps, and strides, are unrolled; values that a thread may hold in registers, and the rest.
 MOST_TAPS, MOST_STRIDE, MOST_VALUES, OTHER_REGISTERS, FUNCTION_REGISTERS = 81, 4, 160, 32, 24
 # Periods that a block goes through from which three of them are held, else two.
 MANY_ROUNDS: Final = 8
 # Threads of a block; bytes of a pixel's channels in a block.
 LEAST_THREADS, MOST_THREADS, LEAST_BYTES, MOST_BYTES = 32, 288, 64, 256
-# Bytes that TMA and rows come in, and that a stage of TMA's begins at; of a box along an axis.
-PIECE, TMA_ALIGNMENT, MOST_BOX = 16, 128, 256
+# Bytes that TMA and rows come in, that TMA brings at full speed, and that a stage of it begins at; a box along an axis.
+PIECE, TMA_PIECE, TMA_ALIGNMENT, MOST_BOX = 16, 64, 128, 256
 # Of an axis, and elements of an image: places of 32 bits, outside the image too.
 MOST_SIZE, MOST_ELEMENTS = 1 << 20, 1 << 29
 
@@ -142,7 +145,9 @@ def values(problem: ConvProblem, config: Streamed) -> int:
     window_columns = (config.columns - 1) * stride_w + s
     each = config.channels * (2 if problem.dtype == "f64" else 1)
     masks = window_columns * (config.by == "rows")
-    return (r * s + ceil_div(r, stride_h) * config.columns + window_columns) * each + 2 * _items(problem, config) + masks
+    return (
+        (r * s + ceil_div(r, stride_h) * config.columns + window_columns) * each + 2 * _items(problem, config) + masks
+    )
 
 
 def _registers(problem: ConvProblem, config: Streamed) -> int:
@@ -170,7 +175,7 @@ def configs(problem: ConvProblem, device: Device) -> Iterator[Streamed]:
         # Single elements of 16 bits where there is no other way.
         if problem.c % channels or (channels * problem.itemsize < 4 and problem.c % 2 == 0):
             continue
-        for lanes, columns in product(_lanes(problem, channels), (4, 8, 2)):
+        for lanes, columns in product(_lanes(problem, channels, device), (4, 8, 2)):
             for groups, rows in product(_groups(q, columns, lanes), reversed(heights)):
                 # More is on its way where a block has time for it: measured, short blocks only take longer.
                 rounds = ceil_div((rows - 1) * steps(problem)[0] + problem.kernel[0], period(problem))
@@ -188,10 +193,13 @@ def configs(problem: ConvProblem, device: Device) -> Iterator[Streamed]:
                     yield one
 
 
-def _lanes(problem: ConvProblem, channels: int) -> list[int]:
-    """Such as leave few idle, nearest to a warp first; in pieces of 16, 8 or 4 bytes where pixels have them, else all."""
+def _lanes(problem: ConvProblem, channels: int, device: Device) -> list[int]:
+    """Such as leave few idle, nearest to a warp first; in pieces of 64 bytes where TMA brings them (others took up to
+    four times as long), else of 8 or 4 bytes where pixels have them, else all."""
     each, found = channels * problem.itemsize, problem.c // channels
     whole = next((size for size in (PIECE, 8, 4) if problem.c * problem.itemsize % size == 0), None)
+    if whole == PIECE and max(problem.dilation) == 1 and has_dependent_launches(device):
+        whole = TMA_PIECE
     if whole is None:
         return [found] * (found <= MOST_THREADS)
     lanes = {n for n in range(LEAST_BYTES // each, MOST_BYTES // each + 1) if n * each % whole == 0}
@@ -212,26 +220,28 @@ def _groups(q: int, columns: int, lanes: int) -> list[int]:
 
 
 def predict_us(problem: ConvProblem, config: Streamed, device: Device) -> float:
-    """Instructions of a multiprocessor's warps, a block's latency, and memory."""
+    """Instructions of a multiprocessor's warps and what they move, a block's latency, and memory. Constants are fitted
+    to 710 times on 22 layers, N=1 and N=32 (H200): the choice took 1.04 times the best one's time, 1.37 at worst."""
     (r, s), (stride_h, stride_w), halves = problem.kernel, steps(problem), problem.itemsize == 2
-    rows, items = (config.rows - 1) * stride_h + r, _items(problem, config)
-    seen = (config.columns - 1) * stride_w + s
-    outputs = config.rows * config.columns
-    words = 2 if problem.dtype == "f64" else 1
-    instructions = outputs * (r * s * config.channels * words + 1 + config.channels // 2 * halves)
-    instructions += rows * (seen * (1 + config.channels * halves) + 6 + 2 * ceil_div(r, stride_h))
-    instructions += ceil_div(rows, period(problem)) * (20 + 7 * items) + 40 + 20 * items + 2 * r * s
+    rows, copies = (config.rows - 1) * stride_h + r, _items(problem, config)
+    seen, stages = (config.columns - 1) * stride_w + s, ceil_div(rows, period(problem))
+    outputs, words = config.rows * config.columns, 2 if problem.dtype == "f64" else 1
+    # The last rows have products for outputs that are none.
+    rows_of_taps = config.rows * r + (r - 1) / 2 / stride_h
+    instructions = (rows_of_taps * s * config.columns * words + outputs / 2) * config.channels
+    instructions += rows * (seen * (config.channels * halves + (config.by == "rows")) + 6)
+    instructions += stages * (20 + copies * (43 if config.by == "rows" else 7)) + 40 + 2 * r * s
     # What goes to and from shared and global memory.
-    moved = rows * seen + outputs + ceil_div(rows, period(problem)) * items
-    each, alone = config.threads // 32 * (0.24 * instructions + 0.33 * moved), 2260 + 1.96 * instructions
-    held = min_blocks_per_sm(problem, config)
-    blocks = blocks_us(_blocks(problem, config), held, each, alone, device)
-    # Pieces that share sectors of 32 bytes with other blocks take longer.
-    pixel = config.channels * config.lanes * problem.itemsize
-    memory = memory_us(problem, device, pixel, 0.09) * (1.29 if pixel % 32 else 1.235)
+    moved = rows * seen + outputs + stages * copies
+    each, alone = ISSUE * instructions + MOVE * moved, BEGIN + LATENCY * instructions + STAGE * stages
+    warps, held = config.threads // 32, min_blocks_per_sm(problem, config)
+    blocks = blocks_us(_blocks(problem, config), held, warps * each + BLOCK, alone, device)
+    # What fits into L2 is found there in part.
+    memory = memory_us(problem, device, 32, 0) * (1.16 - IN_L2 * max(0.0, 1 - problem.bytes / device.l2_bytes))
     # Code that is unrolled comes from memory once.
     products = period(problem) // stride_h * r * s * config.columns * config.channels
-    return joint_us(blocks, memory, 3.9) + FETCH * max(0, products - WARM_PRODUCTS) / cycles_us(device)
+    fetched = FETCH * max(0, products - WARM_PRODUCTS) / cycles_us(device)
+    return joint_us(blocks, memory, 4.4) + fetched + START_US
 
 
 def _parts(problem: ConvProblem, config: Streamed) -> tuple[int, int, int]:
