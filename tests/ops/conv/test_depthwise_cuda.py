@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,13 @@ import pytest
 import emulated
 from emulated.verify import check, packed
 from tapwise import dispatch
+from tapwise.algorithm import Device
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda.depthwise.banded import Banded
 from tapwise.ops.conv.cuda.depthwise.depthwise import Depthwise
+from tapwise.ops.conv.cuda.depthwise.streamed import Streamed
 from tapwise.ops.conv.problem import ConvProblem
 
 ALGORITHM = Depthwise()
@@ -32,6 +35,8 @@ COMPILED = [
     "n8 c64 h14 w14 k64 r13 s13 pad6 groups64 f64 nhwc",
 ]
 EMULATED = [
+    "n2 c48 h11 w26 k48 r3 s3 pad1:0x2:1 groups48 bf16 nhwc residual silu",
+    "n3 c7 h9 w13 k7 r3 s3 stride2 pad1 groups7 nhwc bias",
     "n2 c20 h9 w19 k20 r3 s3 pad1:0x2:1 groups20 f16 nhwc bias silu residual",
     "n3 c9 h7 w7 k9 r7 s7 pad3 groups9 bf16 nhwc leaky_relu-2.5",
     "n4 c60 h7 w7 k60 r7 s7 pad3 groups60 f16 nhwc residual bias hardswish",
@@ -49,12 +54,12 @@ EMULATED = [
 ]
 
 
-def kinds(problem: ConvProblem) -> Iterator[Any]:
-    """The model's best config of each kernel, and one of another shape."""
-    configs = sorted(ALGORITHM.configs(problem, H200), key=lambda one: ALGORITHM.predict_us(problem, one, H200))
+def kinds(problem: ConvProblem, device: Device = H200) -> Iterator[Any]:
+    """The model's best config of each kernel and way of copying, and one of another shape."""
+    configs = sorted(ALGORITHM.configs(problem, device), key=lambda one: ALGORITHM.predict_us(problem, one, device))
 
-    def kind(one: Any) -> tuple[str, str]:
-        return type(one).__name__, getattr(one, "kernel", "")
+    def kind(one: Any) -> tuple[str, ...]:
+        return type(one).__name__, *(str(getattr(one, name, "")) for name in ("kernel", "by", "tma"))
 
     for found in sorted({kind(one) for one in configs}):
         mine = [one for one in configs if kind(one) == found]
@@ -65,10 +70,25 @@ def kinds(problem: ConvProblem) -> Iterator[Any]:
 @pytest.mark.parametrize("text", COMPILED)
 def test_kernels_compile_without_spills(text: str) -> None:
     problem = ConvProblem.parse(text)
-    for number, config in enumerate(kinds(problem)):
-        for architecture in ("sm_80", "sm_90a", "sm_100a") if number == 0 else ("sm_90a",):
+    for architecture in ("sm_90a", "sm_80", "sm_100a"):
+        found = list(kinds(problem, replace(H200, architecture=architecture)))
+        for config in found if architecture == "sm_90a" else found[-2:-1]:
             _, used = compiler.compile_now(ALGORITHM.source(problem, config), architecture)
             assert used.spill_bytes == 0, (config, architecture, used)
+
+
+def test_rows_come_by_tma_where_it_can() -> None:
+    """From compute capability 9.0 on, in pieces of 16 bytes; odd numbers of channels as whole rows."""
+
+    def ways(channels: int, device: Device, words: str = "") -> set[str]:
+        problem = ConvProblem.parse(f"c{channels} h20 w20 k{channels} r3 s3 pad1 groups{channels} f16 nhwc {words}")
+        return {one.by for one in ALGORITHM.configs(problem, device) if isinstance(one, Streamed)}
+
+    older = replace(H200, architecture="sm_80")
+    assert ways(64, H200) == {"tma"} and ways(64, older) == {"pixels"} and ways(64, H200, "dilation2") == {"pixels"}
+    assert ways(60, H200) == {"pixels"} and ways(62, H200) == {"pixels", "rows"}
+    assert ways(63, H200) == ways(63, older) == {"rows"}
+    assert ways(63, H200, "dilation2") == ways(601, H200) == set()
 
 
 @pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")

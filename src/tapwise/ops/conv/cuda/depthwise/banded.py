@@ -24,6 +24,8 @@ from tapwise.ops.conv.problem import ConvProblem
 TILE, OUTPUTS, STEP = 16, 8, 16
 # Where rows begin that TMA brings, for their swizzled pieces; a box along an axis, and boxes of a warp.
 TMA_ALIGNMENT, MOST_BOX, MOST_STRIPS = 1024, 256, 32
+# Columns of boxes, of those that outputs lie beside.
+MOST_OUTSIDE = 1.45
 # Registers of a thread for weights and sums (rolling), and for sums and operands (blocked).
 MOST_VALUES = 144
 MOST_STEPS, MOST_ROWS, MOST_STRIDE = 6, 63, 4
@@ -42,8 +44,8 @@ class Banded(BaseConfig):
     """A block has `octets` of channels and `tiles` of 16 positions, a warp `channels` and `tiles_warp` of them.
 
     A row of a strip has `wide` positions, a strip `rows` rows of outputs, of which `sums` are under way or written
-    together; `stages` of `depth` rows of x are in shared memory, where TMA brings them or (`tma` False) threads. kernel: "rolling" (weights in registers) or "large"
-    (in shared memory).
+    together; `stages` of `depth` rows of x are in shared memory, where TMA brings them or (`tma` False) threads.
+    kernel: "rolling" (weights in registers) or "large" (in shared memory).
     """
 
     kernel: str
@@ -197,12 +199,16 @@ def configs(problem: ConvProblem, device: Device) -> Iterator[Banded]:
 
 
 def _is_for_tma(problem: ConvProblem, config: Banded, device: Device) -> bool:
-    """Whether boxes of rows, columns and channels are what a block copies."""
+    """Whether boxes of rows, columns and channels are what a block copies. Measured, they are faster in whole sectors
+    of 32 bytes and more, where most of their columns are the image's."""
+    columns, span = _groups(problem, config) * 8, config.octets * 16
     return (
         has_dependent_launches(device)
-        and problem.c % 8 == 0
+        and config.octets > 1
+        and problem.c * problem.itemsize % span == 0
         and problem.dilation[0] == 1
-        and max(_groups(problem, config) * 8, config.depth) <= MOST_BOX
+        and columns <= MOST_OUTSIDE * min(problem.stride[1] * OUTPUTS * config.wide, problem.spatial[1])
+        and max(columns, config.depth) <= MOST_BOX
         and config.strips <= MOST_STRIPS
     )
 

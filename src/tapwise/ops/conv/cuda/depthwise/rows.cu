@@ -51,21 +51,28 @@ template <class Traits> DEVICE void depthwise_rows(const Rows &a) {
     part.k += lane * V, part.first += group * ROWS;
     const bool known = tid < P::USED && part.k < c;
     if (!a.weights_ready) begin_dependent();
-    // Every thread of a lane brings some taps of its channels.
-    constexpr int TURNS = (R * S + P::GROUPS - 1) / P::GROUPS;
+    // Every thread of a lane brings some taps of its channels, many at a time.
+    constexpr int TURNS = (R * S + P::GROUPS - 1) / P::GROUPS, MOST = 32 * 4 / sizeof(Item);
+    constexpr int AT_ONCE = TURNS < MOST ? TURNS : MOST;
     A *const mine = reinterpret_cast<A *>(memory) + lane * V;
     bool finite = true;
     if (known) {
         const T *const w = static_cast<const T *>(a.w) + part.k;
-#pragma unroll(TURNS <= 16 ? TURNS : 8)
-        for (int i = 0; i < TURNS; ++i) {
-            const int tap = group + i * P::GROUPS;
-            if (R * S % P::GROUPS && tap >= R * S) break;
-            Weights weight;
-            load_channels(weight.v, w + tap * c);
+#pragma unroll 1
+        for (int first = group; first < R * S; first += AT_ONCE * P::GROUPS) {
+            Item taps[AT_ONCE];
 #pragma unroll
-            for (int v = 0; v < V; ++v) finite &= weight.v[v] - weight.v[v] == A(0);
-            *reinterpret_cast<Weights *>(mine + tap * P::CHANNELS) = weight;
+            for (int i = 0; i < AT_ONCE; ++i)
+                taps[i] = *reinterpret_cast<const Item *>(w + min(first + i * P::GROUPS, R * S - 1) * c);
+#pragma unroll
+            for (int i = 0; i < AT_ONCE; ++i) {
+                Weights weight;
+                taps[i].to(weight.v);
+#pragma unroll
+                for (int v = 0; v < V; ++v) finite &= weight.v[v] - weight.v[v] == A(0);
+                if (first + i * P::GROUPS < R * S)
+                    *reinterpret_cast<Weights *>(mine + (first + i * P::GROUPS) * P::CHANNELS) = weight;
+            }
         }
     }
     finite = __syncthreads_and(finite);
