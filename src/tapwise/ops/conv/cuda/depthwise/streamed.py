@@ -1,7 +1,7 @@
 """The kernel of cuda.depthwise that streams rows through shared memory: what it takes, its launch, its time.
 
-Rows come by TMA where it can express them; else by cp.async, whole rows as they lie where a block has all channels and
-pixels are no multiple of 8 bytes, or pixel by pixel.
+Rows come by TMA, which costs no instructions and no registers, but some latency; or by cp.async, pixel by pixel, or
+whole rows as they lie where a block has all channels and pixels are no multiple of 8 bytes.
 """
 
 from __future__ import annotations
@@ -34,11 +34,14 @@ from tapwise.ops.conv.problem import ConvProblem
 
 # Products of a thread for a stage's rows, which are all unrolled: more do not fit into the instruction cache.
 MOST_PRODUCTS: Final = 1500
-# Cycles of a multiprocessor: an instruction, what is moved, a block. Of a block alone: its start, an instruction, a
-# stage.
-ISSUE, MOVE, BLOCK, BEGIN, LATENCY, STAGE = 0.262, 1.97, 149.0, 211.0, 0.92, 78.0
-# Cycles until a product's code is there, of those beyond so many; of memory's time what L2 saves; a launch.
-FETCH, WARM_PRODUCTS, IN_L2, START_US = 1.42, 250, 0.44, 1.0
+# Cycles of a multiprocessor: an instruction, what is moved, a block; of a block alone: an instruction, the first rows
+# of TMA.
+ISSUE, MOVE, BLOCK, LATENCY, FIRST_ROWS = 0.271, 1.44, 114.0, 1.15, 480.0
+# Instructions of a copy of 4 bytes, and of a piece of a row; microseconds of a launch.
+SMALL_COPY, ROW_COPY, START_US = 13, 57, 1.17
+# Cycles until a product's code is there, of those beyond so many. Of memory's time: all, what L2 saves, and of what
+# blocks read that others read too.
+FETCH, WARM_PRODUCTS, MEMORY, IN_L2, SHARED = 1.24, 250, 1.09, 0.63, 0.52
 # Filters of so many taps, and strides, are unrolled; values that a thread may hold in registers, and the rest.
 MOST_TAPS, MOST_STRIDE, MOST_VALUES, OTHER_REGISTERS, FUNCTION_REGISTERS = 81, 4, 160, 32, 24
 # Periods that a block goes through from which three of them are held, else two.
@@ -85,15 +88,15 @@ def suits(problem: ConvProblem) -> bool:
     )
 
 
-def _ways(problem: ConvProblem, config: Streamed, device: Device) -> str | None:
-    """How rows come to such a block, None where they do not."""
+def _ways(problem: ConvProblem, config: Streamed, device: Device) -> list[str]:
+    """How rows may come to such a block."""
     pixel, block = problem.c * problem.itemsize, config.channels * config.lanes
-    dense = max(problem.dilation) == 1
-    if dense and has_dependent_launches(device) and pixel % PIECE == block * problem.itemsize % PIECE == 0:
-        return "tma" if max(_columns(problem, config), block) <= MOST_BOX else None
+    dense, found = max(problem.dilation) == 1, ["pixels"] * (pixel % 4 == 0)
     if dense and pixel % 8 and block == problem.c:
-        return "rows"
-    return None if pixel % 4 else "pixels"
+        return ["rows"]
+    if dense and has_dependent_launches(device) and pixel % PIECE == block * problem.itemsize % PIECE == 0:
+        found += ["tma"] * (max(_columns(problem, config), block) <= MOST_BOX)
+    return found
 
 
 def copy_bytes(problem: ConvProblem, config: Streamed) -> int:
@@ -179,18 +182,22 @@ def configs(problem: ConvProblem, device: Device) -> Iterator[Streamed]:
             for groups, rows in product(_groups(q, columns, lanes), reversed(heights)):
                 # More is on its way where a block has time for it: measured, short blocks only take longer.
                 rounds = ceil_div((rows - 1) * steps(problem)[0] + problem.kernel[0], period(problem))
-                one = Streamed("", channels, columns, lanes, groups, rows, 3 if rounds >= MANY_ROUNDS else 2)
-                way = _ways(problem, one, device)
-                if way is None:
+                plain = Streamed("", channels, columns, lanes, groups, rows, 3 if rounds >= MANY_ROUNDS else 2)
+                if live * prod(problem.kernel) * columns * channels > MOST_PRODUCTS or plain.threads < LEAST_THREADS:
                     continue
-                one = replace(one, by=way)
-                products = live * prod(problem.kernel) * columns * channels
-                if products > MOST_PRODUCTS or values(problem, one) > MOST_VALUES or one.threads < LEAST_THREADS:
-                    continue
-                if _registers(problem, one) * round_up(one.threads, 128) > REGISTERS:
-                    continue
-                if shared_bytes(problem, one) <= device.shared_bytes and _blocks(problem, one) < INDEX_LIMIT:
-                    yield one
+                for way in _ways(problem, plain, device):
+                    one = replace(plain, by=way)
+                    if values(problem, one) <= MOST_VALUES and _fits(problem, one, device):
+                        yield one
+
+
+def _fits(problem: ConvProblem, config: Streamed, device: Device) -> bool:
+    """Registers and shared memory of a block, and how many blocks there are."""
+    return (
+        _registers(problem, config) * round_up(config.threads, 128) <= REGISTERS
+        and shared_bytes(problem, config) <= device.shared_bytes
+        and _blocks(problem, config) < INDEX_LIMIT
+    )
 
 
 def _lanes(problem: ConvProblem, channels: int, device: Device) -> list[int]:
@@ -221,7 +228,7 @@ def _groups(q: int, columns: int, lanes: int) -> list[int]:
 
 def predict_us(problem: ConvProblem, config: Streamed, device: Device) -> float:
     """Instructions of a multiprocessor's warps and what they move, a block's latency, and memory. Constants are fitted
-    to 710 times on 22 layers, N=1 and N=32 (H200): the choice took 1.04 times the best one's time, 1.37 at worst."""
+    to 1,677 times on 46 layers, N=1 and N=32 (H200): the choice took 1.05 times the best one's time, 1.38 at worst."""
     (r, s), (stride_h, stride_w), halves = problem.kernel, steps(problem), problem.itemsize == 2
     rows, copies = (config.rows - 1) * stride_h + r, _items(problem, config)
     seen, stages = (config.columns - 1) * stride_w + s, ceil_div(rows, period(problem))
@@ -229,19 +236,23 @@ def predict_us(problem: ConvProblem, config: Streamed, device: Device) -> float:
     # The last rows have products for outputs that are none.
     rows_of_taps = config.rows * r + (r - 1) / 2 / stride_h
     instructions = (rows_of_taps * s * config.columns * words + outputs / 2) * config.channels
-    instructions += rows * (seen * (config.channels * halves + (config.by == "rows")) + 6)
-    instructions += stages * (20 + copies * (43 if config.by == "rows" else 7)) + 40 + 2 * r * s
+    instructions += rows * (seen * (config.channels * halves + (config.by == "rows")) + 6) + 40 + 2 * r * s
+    each_copy = ROW_COPY if config.by == "rows" else SMALL_COPY * (copy_bytes(problem, config) == 4)
+    instructions += stages * (20 + copies * each_copy)
     # What goes to and from shared and global memory.
     moved = rows * seen + outputs + stages * copies
-    each, alone = ISSUE * instructions + MOVE * moved, BEGIN + LATENCY * instructions + STAGE * stages
+    each, alone = ISSUE * instructions + MOVE * moved, LATENCY * instructions + FIRST_ROWS * (config.by == "tma")
     warps, held = config.threads // 32, min_blocks_per_sm(problem, config)
     blocks = blocks_us(_blocks(problem, config), held, warps * each + BLOCK, alone, device)
-    # What fits into L2 is found there in part.
-    memory = memory_us(problem, device, 32, 0) * (1.16 - IN_L2 * max(0.0, 1 - problem.bytes / device.l2_bytes))
+    # What fits into L2 is found there in part; neighbouring blocks read some columns and rows both.
+    again = max(1, _columns(problem, config) / (config.groups * config.columns * stride_w))
+    again *= max(1, rows / (config.rows * stride_h))
+    memory = memory_us(problem, device, 32, 0) * (MEMORY - IN_L2 * max(0.0, 1 - problem.bytes / device.l2_bytes))
+    memory += SHARED * (again - 1) * prod(problem.x_shape) * problem.itemsize / (device.gbps * 1e3)
     # Code that is unrolled comes from memory once.
     products = period(problem) // stride_h * r * s * config.columns * config.channels
     fetched = FETCH * max(0, products - WARM_PRODUCTS) / cycles_us(device)
-    return joint_us(blocks, memory, 4.4) + fetched + START_US
+    return joint_us(blocks, memory, 3.0) + fetched + START_US
 
 
 def _parts(problem: ConvProblem, config: Streamed) -> tuple[int, int, int]:
