@@ -39,9 +39,10 @@ MOST_PRODUCTS: Final = 1500
 ISSUE, MOVE, BLOCK, LATENCY, FIRST_ROWS = 0.271, 1.44, 114.0, 1.15, 480.0
 # Instructions of a copy of 4 bytes, and of a piece of a row; microseconds of a launch.
 SMALL_COPY, ROW_COPY, START_US = 13, 57, 1.17
-# Cycles until a product's code is there, of those beyond so many. Of memory's time: all, what L2 saves, and of what
-# blocks read that others read too.
-FETCH, WARM_PRODUCTS, MEMORY, IN_L2, SHARED = 1.24, 250, 1.09, 0.63, 0.52
+# Cycles until a product's code is there, of those beyond so many. Of memory's time: all, more where a block has 64 bytes
+# of a pixel, what L2 saves, and of what blocks read that others read too.
+FETCH, WARM_PRODUCTS = 1.24, 250
+MEMORY, SMALL_PIECES, IN_L2, SHARED = 1.09, 0.22, 0.63, 0.52
 # Filters of so many taps, and strides, are unrolled; values that a thread may hold in registers, and the rest.
 MOST_TAPS, MOST_STRIDE, MOST_VALUES, OTHER_REGISTERS, FUNCTION_REGISTERS = 81, 4, 160, 32, 24
 # Periods that a block goes through from which three of them are held, else two.
@@ -92,8 +93,7 @@ def _ways(problem: ConvProblem, config: Streamed, device: Device) -> list[str]:
     """How rows may come to such a block."""
     pixel, block = problem.c * problem.itemsize, config.channels * config.lanes
     dense, found = max(problem.dilation) == 1, ["pixels"] * (pixel % 4 == 0)
-    if dense and pixel % 8 and block == problem.c:
-        return ["rows"]
+    found += ["rows"] * (dense and pixel % 8 > 0 and block == problem.c)
     if dense and has_dependent_launches(device) and pixel % PIECE == block * problem.itemsize % PIECE == 0:
         found += ["tma"] * (max(_columns(problem, config), block) <= MOST_BOX)
     return found
@@ -247,7 +247,11 @@ def predict_us(problem: ConvProblem, config: Streamed, device: Device) -> float:
     # What fits into L2 is found there in part; neighbouring blocks read some columns and rows both.
     again = max(1, _columns(problem, config) / (config.groups * config.columns * stride_w))
     again *= max(1, rows / (config.rows * stride_h))
-    memory = memory_us(problem, device, 32, 0) * (MEMORY - IN_L2 * max(0.0, 1 - problem.bytes / device.l2_bytes))
+    pieces = (
+        1 if config.by == "rows" else 1 + SMALL_PIECES * (64 / (config.channels * config.lanes * problem.itemsize)) ** 2
+    )
+    in_l2 = IN_L2 * max(0.0, 1 - problem.bytes / device.l2_bytes)
+    memory = memory_us(problem, device, 32, 0) * (MEMORY * pieces - in_l2)
     memory += SHARED * (again - 1) * prod(problem.x_shape) * problem.itemsize / (device.gbps * 1e3)
     # Code that is unrolled comes from memory once.
     products = period(problem) // stride_h * r * s * config.columns * config.channels
