@@ -39,8 +39,8 @@ MOST_PRODUCTS: Final = 1500
 ISSUE, MOVE, BLOCK, LATENCY, FIRST_ROWS = 0.271, 1.44, 114.0, 1.15, 480.0
 # Instructions of a copy of 4 bytes, and of a piece of a row; microseconds of a launch.
 SMALL_COPY, ROW_COPY, START_US = 13, 57, 1.17
-# Cycles until a product's code is there, of those beyond so many. Of memory's time: all, more where a block has 64 bytes
-# of a pixel, what L2 saves, and of what blocks read that others read too.
+# Cycles until a product's code is there, of those beyond so many. Of memory's time: all, more where a block has 64
+# bytes of a pixel, what L2 saves, and of what blocks read that others read too.
 FETCH, WARM_PRODUCTS = 1.24, 250
 MEMORY, SMALL_PIECES, IN_L2, SHARED = 1.09, 0.22, 0.63, 0.52
 # Filters of so many taps, and strides, are unrolled; values that a thread may hold in registers, and the rest.
