@@ -24,7 +24,7 @@ struct Streamed {
 #include "ops/conv/cuda/depthwise/streamed_loads.cuh"
 
 // T; R, S; SH, SW: strides in a class (columns.cu); V channels and TX columns a thread; LANES of channels and GROUPS of
-// columns a block; STAGES; BY, and COPY bytes; MARGIN: bytes of columns before the first one's; Y_STEP: elements of y
+// columns a block; STAGES; BY, and COPY bytes; MARGIN: bytes in front of each of ROWS; Y_STEP: elements of y
 // from a column to the next; WHOLE: all strips have all their columns; BIAS, RESIDUAL, ACTIVATION.
 template <class Traits> struct Stream : Traits {
     using B = Traits;
@@ -35,9 +35,10 @@ template <class Traits> struct Stream : Traits {
     static constexpr int WINDOW = (B::TX - 1) * B::SW + B::S, COLUMNS = (B::GROUPS * B::TX - 1) * B::SW + B::S;
     static constexpr int PIXEL = B::LANES * sizeof(Item), GRAIN = B::COPY / sizeof(typename B::T);
     static constexpr int EXACT = COLUMNS * PIXEL, MORE = B::COPY - (int)sizeof(typename B::T);
-    static constexpr int ROW = B::BY == ROWS ? (EXACT + MORE + B::COPY - 1) / B::COPY * B::COPY : EXACT;
+    static constexpr int ROW = B::BY == ROWS ? B::MARGIN + (EXACT + MORE + B::COPY - 1) / B::COPY * B::COPY : EXACT;
     static constexpr int STAGE = B::BY == TMA ? (PERIOD * ROW + 127) / 128 * 128 : PERIOD * ROW;
-    static constexpr int PIECES_PIXEL = PIXEL / B::COPY, ROW_COPIES = ROW / B::COPY, COPIES = PERIOD * ROW_COPIES;
+    static constexpr int PIECES_PIXEL = PIXEL / B::COPY, ROW_COPIES = (ROW - B::MARGIN) / B::COPY,
+                         COPIES = PERIOD * ROW_COPIES;
     static constexpr int ITEMS = (COPIES + THREADS - 1) / THREADS;
     static_assert(B::BY == ROWS || PIXEL % B::COPY == 0);
 };
@@ -52,15 +53,15 @@ template <class Traits> DEVICE void depthwise_streamed(const Streamed &a) {
     Strip part = Strip::of<P>(a);
     if (part.count <= 0) return;
     const int tid = threadIdx.x, lane = tid % P::LANES, group = tid / P::LANES, rows = part.rows;
-    Loads<P, P::BY> loads(a, part, shared_address(memory) + P::MARGIN);
+    Loads<P, P::BY> loads(a, part, shared_address(memory));
     // Columns of x of a thread that are the image's, where others are not zeros.
     const int column = part.left + min(group, P::GROUPS - 1) * (TX * P::SW);
     unsigned masks[P::WINDOW];
     if constexpr (P::BY == ROWS)
 #pragma unroll
         for (int m = 0; m < P::WINDOW; ++m) masks[m] = (unsigned)(column + m) < (unsigned)a.width ? ~0u : 0;
-    const unsigned char *const mine = memory + P::MARGIN + lane * sizeof(Item) +
-                                      (column - (P::BY == ROWS ? max(0, part.left) : part.left)) * P::PIXEL;
+    const unsigned char *const mine =
+        memory + lane * sizeof(Item) + (column - (P::BY == ROWS ? max(0, part.left) : part.left)) * P::PIXEL;
     part.k += lane * V;
     const bool exists = tid < P::USED && part.k < (int)a.c;
     part.k = min(part.k, (int)a.c - V);

@@ -121,25 +121,26 @@ def _columns(problem: ConvProblem, config: Streamed) -> int:
 def _stage_bytes(problem: ConvProblem, config: Streamed) -> int:
     row = _columns(problem, config) * config.channels * config.lanes * problem.itemsize
     if config.by == "rows":
-        row = round_up(row + PIECE - problem.itemsize, PIECE)
+        row = _margin_bytes(problem, config) + round_up(row + PIECE - problem.itemsize, PIECE)
     return round_up(period(problem) * row, TMA_ALIGNMENT if config.by == "tma" else 1)
 
 
 def _margin_bytes(problem: ConvProblem, config: Streamed) -> int:
-    """Of columns before the first one's, which are read and masked."""
+    """Of a row, for columns before the first one's, which are read and masked."""
     return round_up(problem.padding[1][0] * problem.c * problem.itemsize, PIECE) if config.by == "rows" else 0
 
 
 def shared_bytes(problem: ConvProblem, config: Streamed) -> int:
     barriers = 16 if config.by == "tma" else 0
-    return _margin_bytes(problem, config) + config.stages * (_stage_bytes(problem, config) + barriers)
+    return config.stages * (_stage_bytes(problem, config) + barriers)
 
 
 def _items(problem: ConvProblem, config: Streamed) -> int:
     """Copies of a stage by one thread."""
     if config.by == "tma":
         return 0
-    return ceil_div(_stage_bytes(problem, config) // copy_bytes(problem, config), config.threads)
+    copied = _stage_bytes(problem, config) - period(problem) * _margin_bytes(problem, config)
+    return ceil_div(copied // copy_bytes(problem, config), config.threads)
 
 
 def values(problem: ConvProblem, config: Streamed) -> int:
@@ -147,10 +148,9 @@ def values(problem: ConvProblem, config: Streamed) -> int:
     (r, s), (stride_h, stride_w) = problem.kernel, steps(problem)
     window_columns = (config.columns - 1) * stride_w + s
     each = config.channels * (2 if problem.dtype == "f64" else 1)
-    masks = window_columns * (config.by == "rows")
-    return (
-        (r * s + ceil_div(r, stride_h) * config.columns + window_columns) * each + 2 * _items(problem, config) + masks
-    )
+    own = (r * s + ceil_div(r, stride_h) * config.columns + window_columns) * each
+    copies = _items(problem, config)
+    return own + (3 * copies + window_columns if config.by == "rows" else 2 * copies)
 
 
 def _registers(problem: ConvProblem, config: Streamed) -> int:
@@ -187,14 +187,17 @@ def configs(problem: ConvProblem, device: Device) -> Iterator[Streamed]:
                     continue
                 for way in _ways(problem, plain, device):
                     one = replace(plain, by=way)
-                    if values(problem, one) <= MOST_VALUES and _fits(problem, one, device):
+                    if _fits(problem, one, device):
                         yield one
 
 
 def _fits(problem: ConvProblem, config: Streamed, device: Device) -> bool:
     """Registers and shared memory of a block, and how many blocks there are."""
+    # Filters of more taps with places of copies beside them were spilled.
+    most = MOST_VALUES - 15 * (config.by == "pixels" and prod(problem.kernel) > 64)
     return (
-        _registers(problem, config) * round_up(config.threads, 128) <= REGISTERS
+        values(problem, config) <= most
+        and _registers(problem, config) * round_up(config.threads, 128) <= REGISTERS
         and shared_bytes(problem, config) <= device.shared_bytes
         and _blocks(problem, config) < INDEX_LIMIT
     )

@@ -43,8 +43,9 @@ template <class P, int BY> struct Loads {
     // All of x, and the strip's image, of ROWS from the first column on.
     const T *const all, *x;
     const unsigned stages;
-    // Of each copy: its row, far below zero where there is nothing; its place in that row, or in the first one.
-    int row[P::ITEMS], from[P::ITEMS];
+    // Of each copy: its row, far below zero where there is nothing; its place in that row, or in the first one; where
+    // it goes in a stage of ROWS.
+    int row[P::ITEMS], from[P::ITEMS], place[P::ITEMS];
     int top, apart, bottom, row_step, stage = 0;
     // ROWS: elements before x in its piece of 16 bytes, and from there to the end of all.
     int lead, end;
@@ -63,7 +64,7 @@ template <class P, int BY> struct Loads {
             const int at = threadIdx.x + i * P::THREADS, t = at / P::ROW_COPIES, rest = at % P::ROW_COPIES;
             row[i] = top + t * apart;
             if constexpr (BY == ROWS) {
-                from[i] = rest * P::GRAIN;
+                from[i] = rest * P::GRAIN, place[i] = t * P::ROW + P::MARGIN + rest * P::COPY;
                 continue;
             }
             const int column = s.left + rest / P::PIECES_PIXEL * (int)a.dilation_w;
@@ -80,7 +81,8 @@ template <class P, int BY> struct Loads {
         for (int i = 0; i < P::ITEMS; ++i) {
             if (i * P::THREADS + P::THREADS > P::COPIES && i * P::THREADS + (int)threadIdx.x >= P::COPIES) break;
             const bool real = (unsigned)(row[i] + down) < (unsigned)bottom;
-            const unsigned there = stages + to * P::STAGE + (i * P::THREADS + threadIdx.x) * P::COPY;
+            const int within = BY == ROWS ? place[i] : (i * P::THREADS + (int)threadIdx.x) * P::COPY;
+            const unsigned there = stages + to * P::STAGE + within;
             if constexpr (BY == ROWS) {
                 const int begin = (row[i] + down) * row_step, at = begin + from[i] - lead_of(row[i] + down);
                 cp_async_part<P::COPY>(there, real ? x + at : all, real ? (end - at) * (int)sizeof(T) : 0);
@@ -105,7 +107,7 @@ template <class P, int BY> struct Loads {
     }
     // Where row `first` of a stage begins there.
     DEVICE int row_of(int t, int first) const {
-        const int here = t * P::ROW;
+        const int here = t * P::ROW + P::MARGIN;
         return BY == ROWS ? here + lead_of(top + first + t) * (int)sizeof(T) : here;
     }
     DEVICE void done(int) {}
