@@ -11,11 +11,11 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device
 from tapwise.cuda.jit.compile import Source, stub, traits
 from tapwise.cuda.jit.launch import Launch
-from tapwise.cuda.jit.tensor_map import WORDS, TensorMap
 from tapwise.cuda.plan import has_dependent_launches
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import window
+from tapwise.ops.conv.cuda.depthwise import boxes
 from tapwise.ops.conv.cuda.depthwise.classes import phases, steps
 from tapwise.ops.conv.cuda.depthwise.costs import REGISTERS, blocks_of, blocks_us, joint_us, memory_us
 from tapwise.ops.conv.problem import ConvProblem
@@ -286,19 +286,8 @@ def launch(problem: ConvProblem, config: Banded, device: Device) -> Launch:
     pieces, along, channels = _parts(problem, config)
     fields = window.window_fields(problem, made)
     fields |= {"rows": config.rows, "strips": problem.n * pieces * along, "channel_blocks": channels}
-    maps = {"map": _map_x(problem, config)} if config.tma else {}
-    fields |= {} if maps else {f"map{word}": 0 for word in range(WORDS)}
-    return Launch(
-        made, fields, (_blocks(problem, config), 1, 1), config.threads, shared_bytes(problem, config), maps,
-        dependent=has_dependent_launches(device), names_of={"map": "x"},
-    )  # fmt: skip
-
-
-def _map_x(problem: ConvProblem, config: Banded) -> TensorMap:
-    """A box is a stage's rows of a strip's columns and a block's channels."""
-    (height, width), pixel, span = problem.spatial, problem.c * problem.itemsize, config.octets * 16
-    box, strides = (config.octets * 8, _groups(problem, config) * 8, config.depth, 1), (pixel, pixel * width)
-    sizes = (problem.c, width, height, problem.n)
-    return TensorMap(
-        problem.dtype, sizes, (*strides, pixel * width * height), box, swizzle_bytes=span if span > 16 else 0
-    )
+    # A stage's rows of a strip's columns and a block's channels, in pieces of 16 bytes that are swizzled.
+    span, box = config.octets * 16, (config.octets * 8, _groups(problem, config) * 8, config.depth)
+    map_x = boxes.map_x(problem, box, span) if config.tma else None
+    shape = _blocks(problem, config), config.threads, shared_bytes(problem, config)
+    return boxes.launch(made, fields, shape, map_x, device)

@@ -16,11 +16,11 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device
 from tapwise.cuda.jit.compile import Source, stub, traits
 from tapwise.cuda.jit.launch import Launch
-from tapwise.cuda.jit.tensor_map import WORDS, TensorMap
 from tapwise.cuda.plan import has_dependent_launches
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import window
+from tapwise.ops.conv.cuda.depthwise import boxes
 from tapwise.ops.conv.cuda.depthwise.classes import phases, steps
 from tapwise.ops.conv.cuda.depthwise.costs import (
     REGISTERS,
@@ -302,17 +302,8 @@ def launch(problem: ConvProblem, config: Streamed, device: Device) -> Launch:
     fields |= {"rows": config.rows, "pieces": pieces, "strips_row": along, "channel_blocks": channels}
     fields |= {"x_image": height * width * c, "x_row": width * c}
     fields |= {"y_image": p * q * c, "y_channel": 1, "y_row": q * c, "y_column": c}
-    maps = {"map": _map_x(problem, config)} if config.by == "tma" else {}
-    fields |= {} if maps else {f"map{word}": 0 for word in range(WORDS)}
-    return Launch(
-        made, fields, (_blocks(problem, config), 1, 1), config.threads, shared_bytes(problem, config), maps,
-        dependent=has_dependent_launches(device), names_of={"map": "x"},
-    )  # fmt: skip
-
-
-def _map_x(problem: ConvProblem, config: Streamed) -> TensorMap:
-    """A box is a stage's rows of a block's columns and channels."""
-    (height, width), pixel = problem.spatial, problem.c * problem.itemsize
-    box = (config.channels * config.lanes, _columns(problem, config), period(problem), 1)
-    strides = (pixel, pixel * width, pixel * width * height)
-    return TensorMap(problem.dtype, (problem.c, width, height, problem.n), strides, box, swizzle_bytes=0)
+    # A stage's rows of a block's columns and channels.
+    box = (config.channels * config.lanes, _columns(problem, config), period(problem))
+    map_x = boxes.map_x(problem, box) if config.by == "tma" else None
+    shape = _blocks(problem, config), config.threads, shared_bytes(problem, config)
+    return boxes.launch(made, fields, shape, map_x, device)
