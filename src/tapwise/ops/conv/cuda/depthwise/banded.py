@@ -22,8 +22,8 @@ from tapwise.ops.conv.problem import ConvProblem
 
 # Positions of a tile, outputs of a position, and columns of a step.
 TILE, OUTPUTS, STEP = 16, 8, 16
-# Where rows begin that TMA brings, for their swizzled pieces; a box along an axis, and boxes of a warp.
-TMA_ALIGNMENT, MOST_BOX, MOST_STRIPS = 1024, 256, 32
+# Where rows begin that TMA brings, for their swizzled pieces; boxes that a warp asks for.
+TMA_ALIGNMENT, MOST_STRIPS = 1024, 32
 # Columns of boxes, of those that outputs lie beside.
 MOST_OUTSIDE = 1.45
 # Registers of a thread for weights and sums (rolling), and for sums and operands (blocked).
@@ -208,7 +208,7 @@ def _is_for_tma(problem: ConvProblem, config: Banded, device: Device) -> bool:
         and problem.c * problem.itemsize % span == 0
         and problem.dilation[0] == 1
         and columns <= MOST_OUTSIDE * min(problem.stride[1] * OUTPUTS * config.wide, problem.spatial[1])
-        and max(columns, config.depth) <= MOST_BOX
+        and max(columns, config.depth) <= boxes.MOST
         and config.strips <= MOST_STRIPS
     )
 

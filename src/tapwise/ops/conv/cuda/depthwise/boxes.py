@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from tapwise.algorithm import Device
 from tapwise.cuda.jit.compile import Source
@@ -10,6 +11,9 @@ from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.jit.tensor_map import WORDS, TensorMap
 from tapwise.cuda.plan import has_dependent_launches
 from tapwise.ops.conv.problem import ConvProblem
+
+# Elements of a box along an axis.
+MOST: Final = 256
 
 
 def launch(

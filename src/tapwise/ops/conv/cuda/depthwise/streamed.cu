@@ -108,6 +108,6 @@ template <class Traits> DEVICE void depthwise_streamed(const Streamed &a) {
 #pragma unroll
             for (int r = i + SH; r < R; r += SH) multiply(r, -((r - i) / SH));
         }
-        loads.done(base);
+        loads.done();
     }
 }

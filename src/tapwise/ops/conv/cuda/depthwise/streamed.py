@@ -49,8 +49,8 @@ MOST_TAPS, MOST_STRIDE, MOST_VALUES, OTHER_REGISTERS, FUNCTION_REGISTERS = 81, 4
 MANY_ROUNDS: Final = 8
 # Threads of a block; bytes of a pixel's channels in a block.
 LEAST_THREADS, MOST_THREADS, LEAST_BYTES, MOST_BYTES = 32, 288, 64, 256
-# Bytes that TMA and rows come in, that TMA brings at full speed, and that a stage of it begins at; a box along an axis.
-PIECE, TMA_PIECE, TMA_ALIGNMENT, MOST_BOX = 16, 64, 128, 256
+# Bytes that TMA and rows come in, that TMA brings at full speed, and that a stage of it begins at.
+PIECE, TMA_PIECE, TMA_ALIGNMENT = 16, 64, 128
 # Of an axis, and elements of an image: places of 32 bits, outside the image too.
 MOST_SIZE, MOST_ELEMENTS = 1 << 20, 1 << 29
 
@@ -95,7 +95,7 @@ def _ways(problem: ConvProblem, config: Streamed, device: Device) -> list[str]:
     dense, found = max(problem.dilation) == 1, ["pixels"] * (pixel % 4 == 0)
     found += ["rows"] * (dense and pixel % 8 > 0 and block == problem.c)
     if dense and has_dependent_launches(device) and pixel % PIECE == block * problem.itemsize % PIECE == 0:
-        found += ["tma"] * (max(_columns(problem, config), block) <= MOST_BOX)
+        found += ["tma"] * (max(_columns(problem, config), block) <= boxes.MOST)
     return found
 
 

@@ -85,7 +85,7 @@ template <class P, int BY> struct Loads {
             const unsigned there = stages + to * P::STAGE + within;
             if constexpr (BY == ROWS) {
                 const int begin = (row[i] + down) * row_step, at = begin + from[i] - lead_of(row[i] + down);
-                cp_async_part<P::COPY>(there, real ? x + at : all, real ? (end - at) * (int)sizeof(T) : 0);
+                cp_async_part<P::COPY>(there, real ? x + at : all, real ? min(end - at, P::GRAIN) * (int)sizeof(T) : 0);
             } else {
                 cp_async<P::COPY>(there, x + (from[i] + along), real);
             }
@@ -110,7 +110,7 @@ template <class P, int BY> struct Loads {
         const int here = t * P::ROW + P::MARGIN;
         return BY == ROWS ? here + lead_of(top + first + t) * (int)sizeof(T) : here;
     }
-    DEVICE void done(int) {}
+    DEVICE void done() {}
 };
 
 #if __CUDA_ARCH__ >= 900
@@ -148,7 +148,7 @@ template <class P> struct Loads<P, TMA> {
         return stage * P::STAGE;
     }
     DEVICE int row_of(int t, int) const { return t * P::ROW; }
-    DEVICE void done(int) {
+    DEVICE void done() {
         __syncwarp();
         if (threadIdx.x % 32 == 0) barrier_arrive(empty + stage * 8);
         if (++stage == P::STAGES) stage = 0, phase ^= 1;
