@@ -187,6 +187,9 @@ class Algorithm(ABC, Generic[C]):
     def workspace_bytes(self, problem: Any, config: C, device: Device) -> int:
         """Scratch of one run, all threads together."""
 
+    def compile(self, problem: Any, config: C, device: Device) -> None:
+        """What can be made ready for `plan` by many threads at once. Raises CompileError."""
+
     @abstractmethod
     def plan(self, problem: Any, config: C, device: Device) -> Plan:
         """Compile and lay out. May take a second when cold; raises CompileError."""

@@ -222,6 +222,8 @@ def plan_for(problem: Problem, choice: Choice, device: Device) -> Plan:
 
 @lru_cache(PLANS_KEPT)
 def _plan(problem: Problem, algorithm: str, config: Config, device: Device) -> Plan:
+    one = registry.get(algorithm, problem.operator)
+    # What compiles in other processes need not wait for other threads.
+    one.compile(problem, config, device)
     with making:
-        one = registry.get(algorithm, problem.operator)
         return one.plan(problem, config, device).for_time(one.predict_us(problem, config, device))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from tapwise.algorithm import Algorithm, Buffers, C, Device, Plan
+from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.launch import Launch
 
@@ -51,6 +52,10 @@ class CudaAlgorithm(Algorithm[C]):
     def sources(self, problem: Any, config: C) -> list[Source]:
         """All kernels that a plan will load, and those that pack its filters. Pure."""
         return [self.source(problem, config)]
+
+    def compile(self, problem: Any, config: C, device: Device) -> None:
+        for source in self.sources(problem, config):
+            compiler.cubin(source, device.architecture)
 
     def workspace_bytes(self, problem: Any, config: C, device: Device) -> int:
         return 0

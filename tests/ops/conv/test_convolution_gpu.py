@@ -33,7 +33,7 @@ def test_convolution(identifier: str, text: str, dtype: str) -> None:
 
 def test_of_no_element() -> None:
     """The reference is not launched with a grid of no block."""
-    verdict = verify.check(registry.parse("n0 c1 w1 k1 s1"), "cuda.sliding_window", device=gpu())
+    verdict = verify.check(registry.parse("n0 c1 h1 w1 k1 r1 s1"), "cuda.sliding_window", device=gpu())
     assert verdict, verdict.message
 
 

@@ -35,7 +35,7 @@ def test_wgmma_kernels_compile_without_spills_or_waits(text: str) -> None:
 
 def assert_compiles(source: Source, config: Config) -> None:
     """Without spills, and without what ptxas says of products that wait for each other."""
-    code, log = compiler._compile(source, "sm_90a", no_cache=True)
+    code, log = compiler._compile(source, "sm_90a")
     used = compiler._resources(log, source)
     assert code[:4] == b"\x7fELF"
     assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{config}: {used}"

@@ -13,19 +13,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from hashlib import sha256
-from io import StringIO
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tapwise import disk_cache, settings
-from tapwise.cuda.jit.device import cuda_core
+from tapwise.cuda.jit import nvrtc_process
 from tapwise.errors import CompileError
 
 # Kernels are named by their path in the package, headers by their names.
 FOLDER: Final = Path(__file__).parents[2]
 INCLUDES: Final = (FOLDER, FOLDER / "cuda" / "include")
-OPTIONS: Final[dict[str, Any]] = {"std": "c++17", "device_as_default_execution_space": True}
+# NVRTC's own cache does not know which compiles came before (nvrtc_process.py).
+OPTIONS: Final = ("--std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v", "--no-cache")
 # What a stub of CUDA's float16 begins with: the header takes longer to compile than a kernel.
 HALF: Final = "#define WITH_HALF\n"
 # An argument with a value that no template takes: a macro in front has it.
@@ -101,7 +101,7 @@ def cubin(source: Source, architecture: str, unusable: bool = False) -> bytes:
 
     Raises CompileError.
     """
-    words = [source.text, *_texts(source.text), repr(sorted(OPTIONS.items())), architecture, nvrtc_version()]
+    words = [source.text, *_texts(source.text), repr(OPTIONS), architecture, nvrtc_version()]
     key = sha256(chr(0).join(words).encode()).hexdigest()[:32]
     path = settings.cache_dir() / "cuda" / f"{source.name}-{architecture}-{key}.cubin"
     return disk_cache.load(path, lambda: _compile(source, architecture)[0], unusable)
@@ -109,40 +109,33 @@ def cubin(source: Source, architecture: str, unusable: bool = False) -> bytes:
 
 def compile_now(source: Source, architecture: str) -> tuple[bytes, Resources]:
     """The cubin and what it uses; no cache. Raises CompileError with NVRTC's messages."""
-    # NVRTC has a cache of its own, and reports nothing of what it finds there.
-    code, log = _compile(source, architecture, no_cache=True)
+    code, log = _compile(source, architecture)
     return code, _resources(log, source)
 
 
-def _compile(source: Source, architecture: str, **more: Any) -> tuple[bytes, str]:
+def _compile(source: Source, architecture: str) -> tuple[bytes, str]:
     """The cubin and ptxas' report."""
-    core = _core()
     # Only float16 needs a header of CUDA's.
     headers = (_headers(settings.cache_dir() / "cuda"),) if HALF in source.text else ()
-    folders = [str(folder) for folder in (*INCLUDES, *headers)]
-    log = StringIO()
+    folders = [f"--include-path={folder}" for folder in (*INCLUDES, *headers)]
     try:
-        options = core.ProgramOptions(arch=architecture, include_path=folders, ptxas_options=["-v"], **OPTIONS, **more)
-        code = core.Program(source.text, "c++", options).compile("cubin", logs=log).code
-    except Exception as error:
-        raise CompileError(f"{source.name} for {architecture} does not compile: {error}\n{log.getvalue()}") from error
-    return bytes(code), log.getvalue()
-
-
-def _core() -> Any:
-    try:
-        return cuda_core()
-    except ImportError as error:
-        raise CompileError(f"CUDA kernels need cuda-core and NVRTC (pip install tapwise[cuda]): {error}") from error
+        code, log = nvrtc_process.compile_cubin(source.text, (f"--gpu-architecture={architecture}", *folders, *OPTIONS))
+    except (EOFError, OSError) as error:
+        raise CompileError(f"{source.name} for {architecture}: NVRTC's process ended: {error!r}") from error
+    if not code:
+        raise CompileError(f"{source.name} for {architecture} does not compile: {log}")
+    return code, log
 
 
 @cache
 def nvrtc_version() -> str:
     """NVRTC's version, "13.0"."""
-    _core()
-    from cuda.bindings import nvrtc
+    try:
+        from cuda.bindings import nvrtc
 
-    _, major, minor = nvrtc.nvrtcVersion()
+        _, major, minor = nvrtc.nvrtcVersion()
+    except (ImportError, OSError, RuntimeError) as error:
+        raise CompileError(f"CUDA kernels need cuda-core and NVRTC (pip install tapwise[cuda]): {error}") from error
     return f"{major}.{minor}"
 
 
