@@ -20,8 +20,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-# A process that is not asked for so long ends.
+# A process that is not asked for so long ends. Each takes some 130 MB, so there are not many.
 IDLE_SECONDS: Final = 60.0
+MOST: Final = min(16, os.cpu_count() or 1)
 
 
 class Result(NamedTuple):
@@ -57,8 +58,9 @@ class _Process:
             self._process.communicate()
 
 
-# Processes that wait to be asked.
+# Processes that wait to be asked, and turns to ask one.
 _free: list[_Process] = []
+_turns = threading.Semaphore(MOST)
 
 
 @atexit.register
@@ -67,19 +69,30 @@ def _at_exit() -> None:
         _free.pop().end()
 
 
+def _in_child() -> None:
+    global _turns
+    # They are the parent's, as are the threads whose turn it is.
+    _free.clear()
+    _turns = threading.Semaphore(MOST)
+
+
 if hasattr(os, "register_at_fork"):
-    # They are the parent's.
-    os.register_at_fork(after_in_child=_free.clear)
+    os.register_at_fork(after_in_child=_in_child)
 
 
 def compile_cubin(text: str, options: tuple[str, ...]) -> Result:
-    """CUDA C++ compiled with NVRTC's options, for as many threads at once as ask.
+    """CUDA C++ compiled with NVRTC's options, for several threads at once.
 
     Where Python is part of another program or may start no process, in this one. Raises EOFError, OSError where NVRTC
     takes its process down.
     """
     if not Path(sys.executable or "").name.lower().startswith(("python", "pypy")):
         return compile_here(text, options)
+    with _turns:
+        return _asked(text, options)
+
+
+def _asked(text: str, options: tuple[str, ...]) -> Result:
     while True:
         known = bool(_free)
         try:
