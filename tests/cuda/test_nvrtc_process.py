@@ -55,7 +55,7 @@ def test_a_process_that_is_taken_down(tmp_path: Path, monkeypatch: pytest.Monkey
     script.write_text("import sys; sys.stdin.buffer.readline(1); sys.exit(1)")
     monkeypatch.setattr(nvrtc_process, "_free", [])
     monkeypatch.setattr(nvrtc_process, "__file__", str(script))
-    with pytest.raises(CompileError, match="process ended"):
+    with pytest.raises(CompileError, match="process ended with status 1"):
         compiler.compile_now(copy.source(4), "sm_90a")
 
 
@@ -65,6 +65,26 @@ def test_where_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(nvrtc_process, "_free", [])
         monkeypatch.setattr(sys, "executable", program)
         assert compiler.compile_now(copy.source(4), "sm_90a")[0][:4] == b"\x7fELF"
+
+
+def test_what_nvrtc_itself_refuses_is_a_compile_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In either process."""
+    for program in (sys.executable, ""):
+        monkeypatch.setattr(sys, "executable", program)
+        with pytest.raises(CompileError, match="sm_1"):
+            compiler.compile_now(Source("plain", PLAIN), "sm_1")
+        monkeypatch.setattr(nvrtc_process, "compile_here", lambda *words: 1 / 0) if not program else None
+    with pytest.raises(CompileError, match="division"):
+        compiler.compile_now(Source("plain", PLAIN), "sm_90a")
+
+
+def test_all_kernels_of_a_plan_are_compiled_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAPWISE_CACHE_DIR", str(tmp_path))
+    problem = registry.parse("n32 c3 h192 w192 k16 r3 s3 stride2 pad1 f16 nhwc")
+    algorithm = registry.get("cuda.few_channels", "conv")
+    config = algorithm.configs(problem, H200)[0]
+    algorithm.compile(problem, config, H200)
+    assert len(list(tmp_path.glob("cuda/*.cubin"))) == len(algorithm.sources(problem, config)) == 2  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -54,6 +54,7 @@ class CudaAlgorithm(Algorithm[C]):
         return [self.source(problem, config)]
 
     def compile(self, problem: Any, config: C, device: Device) -> None:
+        """All kernels of a plan, to the cache on disk."""
         for source in self.sources(problem, config):
             compiler.cubin(source, device.architecture)
 

@@ -120,8 +120,8 @@ def _compile(source: Source, architecture: str) -> tuple[bytes, str]:
     folders = [f"--include-path={folder}" for folder in (*INCLUDES, *headers)]
     try:
         code, log = nvrtc_process.compile_cubin(source.text, (f"--gpu-architecture={architecture}", *folders, *OPTIONS))
-    except (EOFError, OSError) as error:
-        raise CompileError(f"{source.name} for {architecture}: NVRTC's process ended: {error!r}") from error
+    except Exception as error:
+        raise CompileError(f"{source.name} for {architecture} does not compile: {error}") from error
     if not code:
         raise CompileError(f"{source.name} for {architecture} does not compile: {log}")
     return code, log

@@ -1,8 +1,9 @@
 """NVRTC in processes of its own, which nobody else's compiles touch.
 
 NVRTC keeps some options of a compile for all later ones of its process, whoever asks: behind one with -G the same
-source and options give other code, in 13.0 and in 13.5. Behind some convolutions of cuDNN, which compiles too, kernels
-of cuda.few_channels compiled with 13.0 took 2.1 to 3.5 times as long on an H200, with as many registers and no spill.
+source and options give other code, in 13.0 and in 13.5. Behind convolutions of PyTorch and cuDNN in the process,
+kernels of cuda.few_channels compiled with 13.0 took 2.1 to 3.5 times as long on an H200, with as many registers and no
+spill.
 
 This file is run as a script, too: the other side. It imports nothing of tapwise.
 """
@@ -51,11 +52,15 @@ class _Process:
         self._first = ()
         return Result(*pickle.load(self._answers))
 
-    def end(self) -> None:
+    def end(self, wait_s: float = 0.0) -> int:
+        """Its status. Killed where it does not end by itself for so long."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(wait_s)
         self._process.kill()
         with suppress(OSError):
             # What the other side has not read is written when the pipe is closed.
             self._process.communicate()
+        return self._process.wait()
 
 
 # Processes that wait to be asked, and turns to ask one.
@@ -83,10 +88,10 @@ if hasattr(os, "register_at_fork"):
 def compile_cubin(text: str, options: tuple[str, ...]) -> Result:
     """CUDA C++ compiled with NVRTC's options, for several threads at once.
 
-    Where Python is part of another program or may start no process, in this one. Raises EOFError, OSError where NVRTC
-    takes its process down.
+    Where Python is part of another program or may start no process, in this one. Raises OSError where NVRTC takes its
+    process down; in this process ImportError and RuntimeError, too.
     """
-    if not Path(sys.executable or "").name.lower().startswith(("python", "pypy")):
+    if not Path(sys.executable or "").name.lower().startswith("python"):
         return compile_here(text, options)
     with _turns:
         return _asked(text, options)
@@ -104,11 +109,12 @@ def _asked(text: str, options: tuple[str, ...]) -> Result:
             return compile_here(text, options)
         try:
             result = process.ask(text, options)
-        except (EOFError, OSError, pickle.UnpicklingError):
-            process.end()
+        except (EOFError, OSError, pickle.UnpicklingError) as error:
+            # Its pipes were closed a moment ago.
+            status = process.end(1.0)
             # One that was there before was idle for too long.
             if not known:
-                raise
+                raise OSError(f"NVRTC's process ended with status {status}") from error
         except BaseException:
             process.end()
             raise
