@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import struct
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import tapwise
 from tapwise import registry
 from tapwise.algorithm import Buffers
 from tapwise.cuda import copy
 from tapwise.cuda.jit import compile as compiler
+from tapwise.cuda.jit import launch as launches
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.device import H200
 from tapwise.cuda.jit.launch import FIRST, Launch
@@ -59,6 +63,37 @@ def test_arguments_are_packed() -> None:
         Launch(source, {"m": 1}, (1, 1, 1), 1)
     with pytest.raises(CompileError, match="grid"):
         Launch(source, {}, (1, 1 << 16, 1), 1)
+
+
+def test_launches_wait_by_themselves_where_the_gpu_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From compute capability 9.0 on; architectures are compared as numbers."""
+    monkeypatch.setattr(launches, "_kernel", lambda *_: SimpleNamespace(function=1))
+    monkeypatch.setattr(launches, "count", lambda: 1)
+    monkeypatch.setattr(launches, "_entry", lambda: lambda *_: 0)
+    source = a_source("const void *x;")
+    for architecture, can in (("sm_80", 0), ("sm_89", 0), ("sm_90a", 1), ("sm_100a", 1)):
+        for dependent in (False, True):
+            launch = Launch(source, {}, (1, 1, 1), 32, dependent=dependent)
+            launch.load(architecture, 0)
+            head = launches._Head.from_buffer(launch.arguments()[0])
+            assert head.attribute_count == can * dependent, (architecture, dependent)
+
+
+@pytest.mark.parametrize("text", PLANNED)
+def test_a_launch_is_dependent_if_its_kernel_waits(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Launch, "load", lambda *_: None)
+    problem, ran = registry.parse(text), 0
+    for algorithm in registry.of_backend("cuda", problem.operator):
+        if algorithm.refusal(problem, H200):
+            continue
+        for config in list(algorithm.configs(problem, H200))[:2]:
+            for launch in getattr(algorithm.plan(problem, config, H200), "launches", ()):
+                (file,) = re.findall(r'#include "(ops/[^"]*[.]cu)"', launch.source.text)
+                code = (Path(tapwise.__file__).parent / file).read_text()
+                waits = "begin_dependent()" in code or "wait_for_previous()" in code
+                assert launch.dependent == waits, (algorithm.id, config, file)
+                ran += 1
+    assert ran
 
 
 @pytest.mark.parametrize("text", PLANNED)

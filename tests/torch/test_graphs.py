@@ -81,6 +81,29 @@ def test_what_cannot_be_told_apart_is_called() -> None:
     assert graphs.captures == 0
 
 
+def test_what_a_models_graphs_depend_on() -> None:
+    made = tapwise.torch.optimize(model(), graphs=True)
+    for one in (made, copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        conv, norm = one.get_submodule("0"), one.get_submodule("1")
+        seen = [one._version()]
+        assert one._version() == seen[0]
+        with torch.no_grad():
+            conv.weight[0, 0, 0, 0] += 1
+            seen.append(one._version())
+            norm.running_mean.mul_(2)
+            seen.append(one._version())
+        conv.weight.data = torch.zeros(8, 3, 3, 3)
+        seen.append(one._version())
+        conv.bias = nn.Parameter(torch.zeros(8))
+        seen.append(one._version())
+        one.double()
+        seen.append(one._version())
+        with torch.inference_mode():
+            conv.bias = nn.Parameter(torch.ones(8), requires_grad=False)
+        seen.append(one._version())
+        assert all(seen[i] != seen[j] for i in range(len(seen)) for j in range(i)), seen
+
+
 def test_what_lies_on_a_cpu_is_called() -> None:
     made = tapwise.torch.optimize(model(), graphs=True)
     x = torch.randn(2, 3, 9, 9)

@@ -131,10 +131,10 @@ class BlockReduction(CudaAlgorithm[Config]):
         """The kernels in order; the parts' accumulators lie in the workspace."""
         outer, length, inner = problem.collapsed
         fields = {"outer": outer, "length": length, "inner": inner, "parts": config.parts}
-        found = []
+        names, found = {"accumulators": "workspace"}, []
         for source, block in self.kernels(problem, config):
             grid = (ceil_div(outer * inner, block.runs) * block.parts, 1, 1)
-            found.append(Launch(source, fields, grid, block.threads, names_of={"accumulators": "workspace"}))
+            found.append(Launch(source, fields, grid, block.threads, dependent=True, names_of=names))
         return found
 
 

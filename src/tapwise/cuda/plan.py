@@ -60,10 +60,3 @@ class CudaAlgorithm(Algorithm[C]):
 
     def workspace_bytes(self, problem: Any, config: C, device: Device) -> int:
         return 0
-
-
-def has_dependent_launches(device: Device) -> bool:
-    """Whether a kernel can be placed while the launch before runs, and waits for it (compute capability 9.0 and newer).
-
-    The launcher calls such a launch dependent."""
-    return int(device.architecture.removeprefix("sm_").rstrip("af")) >= 90

@@ -23,6 +23,8 @@ from tapwise.torch.timing import medians
 FORMATS: Final = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format, "preserve": None}
 # Modules without a forward of their own.
 CONTAINERS: Final = (torch.nn.ModuleList, torch.nn.ModuleDict)
+# How often a tensor was written.
+_WRITES: Final[Any] = torch.Tensor._version.__get__
 
 
 @dataclass
@@ -55,6 +57,8 @@ class Optimized(torch.nn.Module):
         # The model's own children under their own names; the rest of it is not registered.
         self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
         self.__dict__["model"], self.__dict__["graph"], self.report = model, graph, report
+        # Where the parameters and buffers lie, by name.
+        self.__dict__["slots"] = [own for one in self.modules() for own in (one._parameters, one._buffers)]
         self.__dict__["captured"] = Graphs(self._compute, self._version, graphs) if graphs else None
         self.train(model.training)
 
@@ -65,9 +69,15 @@ class Optimized(torch.nn.Module):
         return self._compute(*inputs, **named) if captured is None else captured(*inputs, **named)
 
     def _version(self) -> tuple[Any, ...]:
-        """What changes with a write to a parameter or a buffer."""
-        tensors = (*self.parameters(), *self.buffers())
-        return tuple((one.data_ptr(), 0 if one.is_inference() else one._version) for one in tensors)
+        """What changes with a write to a parameter or a buffer. It is asked for at each call: walking through the
+        modules takes seven times as long."""
+        tensors = [one for slots in self.__dict__["slots"] for one in slots.values() if one is not None]
+        try:
+            writes = list(map(_WRITES, tensors))
+        except RuntimeError:
+            # Tensors of inference mode do not count.
+            writes = [0 if one.is_inference() else one._version for one in tensors]
+        return tuple(map(torch.Tensor.data_ptr, tensors)), writes
 
     def _compute(self, *inputs: Any, **named: Any) -> Any:
         if (order := FORMATS[self.report.memory_format]) is not None:

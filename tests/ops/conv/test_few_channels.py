@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -174,14 +173,6 @@ def test_geometry() -> None:
             assert p["tiles_h"] * p["down"] >= p["p"]
             assert config.filters % config.order == 0
             assert few.parity_of(problem) != "BOTH" or config.across % 2 == 0
-
-
-def test_launches_that_wait_by_themselves() -> None:
-    """From Hopper on; architectures are compared as numbers."""
-    problem = ConvProblem.parse(FOLLOWED[0])
-    for architecture, wanted in (("sm_80", False), ("sm_89", False), ("sm_90a", True), ("sm_100a", True)):
-        device = replace(H200, architecture=architecture)
-        assert FewChannels().launch(problem, best(problem)[0], device).dependent == wanted, architecture
 
 
 def test_tiles_cut_rows_evenly() -> None:

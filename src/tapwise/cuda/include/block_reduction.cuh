@@ -1,6 +1,7 @@
 // Reductions by blocks of threads: an accumulator a thread, all of a run put together in a fixed order.
 #pragma once
 
+#include "grid.cuh"
 #include "types.cuh"
 
 // Runs of `length` elements of x (outer, length, inner), dense; a long one is cut in `parts`, each with an accumulator.

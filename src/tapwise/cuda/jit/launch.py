@@ -61,6 +61,11 @@ def _entry() -> Any:
     return ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)(int(address))
 
 
+def has_dependent_launches(architecture: str) -> bool:
+    """Whether a kernel can be placed while the launch before it runs (compute capability 9.0 and newer)."""
+    return int(architecture.removeprefix("sm_").rstrip("af")) >= 90
+
+
 class Kernel:
     """A loaded kernel, for every context of its GPU."""
 
@@ -114,9 +119,10 @@ class Launch:
     """A kernel with its grid, the threads of a block, and its packed arguments: the words of its struct.
 
     `fields` gives the words that a plan knows; the others are addresses that a call fills in, 0 where it does not.
-    `maps`: tensor maps by the address that they hold; the map of "x" is the words x0 to x15. `dependent`: it may be
-    placed before what the stream runs has ended, and waits for that itself. `names_of`: words and maps that hold an
-    address of another name. `stream_place`: the word of the stream, among all that a call fills in.
+    `maps`: tensor maps by the address that they hold; the map of "x" is the words x0 to x15. `dependent`: its
+    kernel waits by itself for what the stream runs, and may be placed before that has ended, where the GPU can do so.
+    `names_of`: words and maps that hold an address of another name. `stream_place`: the word of the stream, among all
+    that a call fills in.
     """
 
     stream_place: ClassVar[int] = _Head.stream.offset // 8
@@ -155,6 +161,7 @@ class Launch:
         """Compile and load. Raises CompileError, DeviceUnavailable."""
         self._function = _kernel(self.source, architecture, index, self.shared_bytes).function
         self._index, self._several = index, count() > 1
+        self._attributes = int(self.dependent and has_dependent_launches(architecture))
         words = (ctypes.c_int64 * (len(self._template) // 8)).from_buffer_copy(self._template)
         for name, spec in self.maps.items():
             place = self.names.index(f"{name}0")
@@ -168,7 +175,7 @@ class Launch:
 
     def arguments(self, values: Mapping[int, int] | None = None) -> Arguments:
         """The launch in memory of its own, for one call at a time; `values` of words by their places."""
-        head = _Head(self.grid, self.block, self.shared_bytes, attribute_count=self.dependent, attribute=_DEPENDENT)
+        head = _Head(self.grid, self.block, self.shared_bytes, attribute_count=self._attributes, attribute=_DEPENDENT)
         head.value[0] = 1
         memory = bytes(head) + self._template
         words = (ctypes.c_int64 * (len(memory) // 8)).from_buffer_copy(memory)

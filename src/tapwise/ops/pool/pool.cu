@@ -3,6 +3,7 @@
 // x (n, c, h, w), y and places (n, c, p, q), all dense, channels last where CHANNELS_LAST (else V is 1; it divides c).
 // Threads go through y in the order of its memory, so neighbours read neighbours. R, S: the kernel's sizes, 0 where
 // they are known at run time only.
+#include "grid.cuh"
 #include "types.cuh"
 
 struct Pooling {
@@ -20,6 +21,7 @@ __device__ __forceinline__ void pool(const Pooling &a) {
     using A = typename Arithmetic<T>::type;
     const Coordinate taps_h = R ? R : a.r, taps_w = S ? S : a.s, height = a.height, width = a.width;
     const long long step = CHANNELS_LAST ? a.c : 1;
+    begin_dependent();
     const I channels = a.c / V, rows = a.p, columns = a.q, total = a.n * channels * a.p * a.q;
     for (I i = blockIdx.x * (I)blockDim.x + threadIdx.x; i < total; i += gridDim.x * blockDim.x) {
         I rest = i, channel = 0;

@@ -10,6 +10,7 @@ template <typename T, int OP, int ACROSS, int DOWN, int GROUPS, bool UNIT, int V
 __device__ __forceinline__ void reduce(const Runs &a) {
     using A = typename Arithmetic<T>::type;
     constexpr int THREADS = ACROSS * DOWN * GROUPS, WAYS = 4, PIECE = 64;
+    begin_dependent();
     const int tid = threadIdx.x, across = tid % ACROSS, down = tid / ACROSS % DOWN, group = tid / (ACROSS * DOWN);
     const long long parts = LAST ? 1 : a.parts, part = blockIdx.x % parts;
     const long long inner = UNIT ? 1 : a.inner / V, step = AGAIN ? 1 : inner;

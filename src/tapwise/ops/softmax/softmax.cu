@@ -13,6 +13,7 @@ template <typename T, bool LOG, int ACROSS, int DOWN, int GROUPS, bool UNIT, int
 __device__ __forceinline__ void softmax(const Runs &a) {
     using A = typename Arithmetic<T>::type;
     constexpr int THREADS = ACROSS * DOWN * GROUPS, WAYS = 4, PIECE = 64;
+    begin_dependent();
     __shared__ Accumulator<A> shared[ACROSS * DOWN > 32 && DOWN > 1 ? THREADS : 1];
     const int tid = threadIdx.x, across = tid % ACROSS, down = tid / ACROSS % DOWN, group = tid / (ACROSS * DOWN);
     const long long parts = a.parts, part = blockIdx.x % parts;

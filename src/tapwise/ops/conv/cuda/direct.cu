@@ -11,6 +11,7 @@
 // where rows are not aligned to 16). SHIFT elements before the tile make its rows begin on such a multiple.
 #include "activation.cuh"
 #include "cp_async.cuh"
+#include "grid.cuh"
 #include "window.cuh"
 
 enum Load { HALO, EVEN, COPY };
@@ -173,6 +174,7 @@ __device__ __forceinline__ void direct(const Window &a) {
         }
     };
 
+    begin_dependent();
     // Sums go out as they lie where rows of y are multiples of PX. Else a thread's columns would be written one by one,
     // PX apart from the next thread's: transposed in shared memory, a warp writes neighbours. Places are counted from
     // the block's first channel and worked out once: with addresses and tests for each of the sums, this took a seventh

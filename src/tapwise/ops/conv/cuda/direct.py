@@ -201,4 +201,6 @@ class Direct(CudaAlgorithm[Config]):
         fields["tiles_p"] = ceil_div(fields["p"], config.down * config.ty * config.each)
         fields["tiles_k"] = ceil_div(problem.group_k, config.k) * problem.groups
         grid = (self._blocks(problem, config), 1, 1)
-        return Launch(source, fields, grid, config.across * config.down, self.shared_bytes(problem, config))
+        return Launch(
+            source, fields, grid, config.across * config.down, self.shared_bytes(problem, config), dependent=True
+        )

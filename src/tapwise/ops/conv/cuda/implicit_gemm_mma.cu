@@ -5,6 +5,7 @@
 
 #include "activation.cuh"
 #include "float16.cuh"
+#include "grid.cuh"
 #include "matrix.cuh"
 
 struct Gather {
@@ -171,6 +172,7 @@ template <class O> DEVICE void implicit_gemm_mma(const Gather &p) {
                      "l"(*reinterpret_cast<long long *>(&b.h))
                      : "memory");
     }
+    begin_dependent();
     __syncthreads();
     Loader<O> loader(p, begins, group0, from);
     // Filters: pieces of 16 bytes, four a filter.
@@ -310,6 +312,7 @@ struct Parts {
 
 // y from the sums of parts [part][pixel][filter], added in the order of gemm_k.
 template <typename T, bool NCHW, bool BIAS, bool RESIDUAL, int ACTIVATION> DEVICE void add_parts(const Parts &p) {
+    begin_dependent();
     for (long long i = blockIdx.x * 256ll + threadIdx.x; i < p.count; i += gridDim.x * 256ll) {
         const long long pixel = i / p.k, k = i - pixel * p.k;
         float sum = 0;

@@ -188,11 +188,12 @@ class ImplicitGemmMma(window.TensorCoreAlgorithm[Config]):
         }  # fmt: skip
         return Launch(
             source, fields, (tiles_k * tiles_g * tiles_pixels, config.split_k, 1), config.threads,
-            self.shared_bytes(problem, config), names_of={"parts": "workspace"},
+            self.shared_bytes(problem, config), dependent=True, names_of={"parts": "workspace"},
         )  # fmt: skip
 
     def sum_launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
         count = prod(problem.y_shape)
         fields = {"count": count, "k": problem.k, "plane": prod(problem.output), "split_k": config.split_k}
         grid = (max(1, min(ceil_div(count, pack.THREADS), 16 * device.multiprocessors)), 1, 1)
-        return Launch(self.sum_source(problem), fields, grid, pack.THREADS, names_of={"parts": "workspace"})
+        names = {"parts": "workspace"}
+        return Launch(self.sum_source(problem), fields, grid, pack.THREADS, dependent=True, names_of=names)

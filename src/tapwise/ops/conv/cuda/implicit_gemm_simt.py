@@ -20,8 +20,8 @@ from typing import ClassVar, Final
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, stub
-from tapwise.cuda.jit.launch import Launch
-from tapwise.cuda.plan import CudaAlgorithm, has_dependent_launches
+from tapwise.cuda.jit.launch import Launch, has_dependent_launches
+from tapwise.cuda.plan import CudaAlgorithm
 from tapwise.cuda.types import DTYPES, INDEX_LIMIT, counter, template_args
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import pack, window
@@ -122,7 +122,7 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
             if filters >= 2 * round_up(problem.group_k, 4) and found:
                 continue
             for split_k in SPLITS:
-                cluster = 1 < split_k <= LARGEST_CLUSTER and has_dependent_launches(device)
+                cluster = 1 < split_k <= LARGEST_CLUSTER and has_dependent_launches(device.architecture)
                 config = Config(pixels, filters, thread_m, thread_n, lanes_n, depth, STAGES, split_k, cluster)
                 if pixels < LEAST_FLAT and (many or self._flat(problem, config)):
                     break
@@ -285,9 +285,9 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         grid = (blocks, 1, 1) if config.cluster else (blocks // config.split_k, config.split_k, 1)
         # Where all blocks of this launch and of the next have room.
         fields["early"] = int(2 * blocks <= device.multiprocessors * self._together(problem, config, device))
-        dependent, names = has_dependent_launches(device), {"parts": "workspace"}
+        names = {"parts": "workspace"}
         shared_bytes = self.shared_bytes(problem, config)
-        product = Launch(source, fields, grid, config.threads, shared_bytes, dependent=dependent, names_of=names)
+        product = Launch(source, fields, grid, config.threads, shared_bytes, dependent=True, names_of=names)
         if not self._adds(config):
             return [product]
         inner = prod(problem.output) if problem.layout == "nchw" else 1
@@ -295,7 +295,7 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         blocks = ceil_div(count, pack.THREADS * self._vector(problem))
         grid = (min(blocks, pack.BLOCKS_EACH * device.multiprocessors), 1, 1)
         last = self.sum_source(problem)
-        return [product, Launch(last, fields, grid, pack.THREADS, dependent=dependent, names_of=names)]
+        return [product, Launch(last, fields, grid, pack.THREADS, dependent=True, names_of=names)]
 
     def packed(self, problem: ConvProblem, config: Config) -> tuple[int, int, int]:
         """(groups, terms, filters) of packed filters: whole steps, and filters in whole pieces of 16 bytes."""

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Final
 from tapwise.algorithm import C, Device, Plan
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
-from tapwise.cuda.plan import has_dependent_launches
 from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import pack, window
@@ -96,8 +95,7 @@ class RowTiles(window.TensorCoreAlgorithm[C]):
         fields |= {"down": config.down, "across": config.across, "tiles_h": tiles_h, "tiles_w": tiles_w, "tiles": tiles}
         parts = self.filter_tiles(problem, config)
         blocks = min(tiles, max(1, device.multiprocessors * config.min_blocks_per_sm // parts)) * parts
-        dependent = has_dependent_launches(device)
-        return Launch(source, fields, (blocks, 1, 1), THREADS, shared_bytes, dependent=dependent)
+        return Launch(source, fields, (blocks, 1, 1), THREADS, shared_bytes, dependent=True)
 
     def pack_launch(self, problem: ConvProblem, config: Any, steps: tuple[int, ...]) -> Launch:
         """Filters of such strides (elements) as the instruction's operands."""

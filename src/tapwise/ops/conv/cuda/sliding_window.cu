@@ -4,11 +4,13 @@
 // square, a piece of a row or a piece of a column. From shared memory, the block's part of one input channel with its
 // halo is loaded by all threads together, between two barriers, before any of them reads it.
 #include "activation.cuh"
+#include "grid.cuh"
 #include "window.cuh"
 
 template <typename T, bool SHARED, int BX, int BY, int ACTIVATION>
 __device__ __forceinline__ void sliding_window(const Window &a) {
     using A = typename Arithmetic<T>::type;
+    begin_dependent();
     extern __shared__ __align__(16) unsigned char memory[];
     T *tile = reinterpret_cast<T *>(memory);
 
@@ -68,6 +70,7 @@ __device__ __forceinline__ void sliding_window(const Window &a) {
 template <typename T, bool CHANNELS_LAST, int ACTIVATION, typename I>
 __device__ __forceinline__ void sliding_window_run(const Window &a) {
     using A = typename Arithmetic<T>::type;
+    begin_dependent();
     const I channels = a.c, height = a.height, width = a.width, filters = a.k, rows = a.p, columns = a.q;
     const I taps_h = a.r, taps_w = a.s, group_c = channels / (I)a.groups, group_k = filters / (I)a.groups;
     const long long step_c = CHANNELS_LAST ? 1 : a.height * a.width, step_w = CHANNELS_LAST ? a.c : 1;

@@ -127,8 +127,9 @@ class SlidingWindow(CudaAlgorithm[Config]):
         if config.partition == "run":
             fields |= {"tiles_q": 1, "tiles_p": 1, "tiles_k": 1}
             blocks = max(1, ceil_div(prod(problem.y_shape), config.threads))
-            return Launch(source, fields, (min(blocks, INDEX_LIMIT // config.threads), 1, 1), config.threads)
+            grid = min(blocks, INDEX_LIMIT // config.threads), 1, 1
+            return Launch(source, fields, grid, config.threads, dependent=True)
         across, down = config.shape
         fields |= {"tiles_q": ceil_div(fields["q"], across), "tiles_p": ceil_div(fields["p"], down), "tiles_k": 1}
         grid = (fields["tiles_q"] * fields["tiles_p"], 1, min(problem.n * problem.k, MOST_PLANES))
-        return Launch(source, fields, grid, config.threads, self.shared_bytes(problem, config))
+        return Launch(source, fields, grid, config.threads, self.shared_bytes(problem, config), dependent=True)

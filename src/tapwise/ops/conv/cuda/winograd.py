@@ -22,7 +22,7 @@ from tapwise.arrays import device as arrays
 from tapwise.arrays.device import DeviceArray
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
-from tapwise.cuda.plan import CudaAlgorithm, has_dependent_launches
+from tapwise.cuda.plan import CudaAlgorithm
 from tapwise.cuda.types import DTYPES, template_args
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import implicit_gemm_simt, pack, window
@@ -106,8 +106,8 @@ def steps_of(problem: ConvProblem, config: Config, device: Device, absolute: str
     found: list[Steps] = []
     first = 0
     for part in parts_of(problem, config):
-        before = images_launch(problem, config, part, first, device, absolute)
-        after = outputs_launch(problem, config, part, first, device, absolute)
+        before = images_launch(problem, config, part, first, absolute)
+        after = outputs_launch(problem, config, part, first, absolute)
         found.append((part, before, _PRODUCT.launches(part.product, config, device), after))
         first += part.images
     return found
@@ -262,21 +262,17 @@ def outputs_source(problem: ConvProblem, config: Config, absolute: str = "") -> 
     return _stub(problem, config, "winograd_outputs", words, "Outputs")
 
 
-def images_launch(
-    problem: ConvProblem, config: Config, part: Part, first: int, device: Device, absolute: str = ""
-) -> Launch:
+def images_launch(problem: ConvProblem, config: Config, part: Part, first: int, absolute: str = "") -> Launch:
     """Tiles of a part, whose first image is number `first`, to the workspace."""
     source = images_source(problem, config, absolute)
     fields = _fields(problem, source, part, first, problem.c, problem.spatial, ("c", "h", "w"))
-    return _launch(source, fields | {"channels": problem.c}, problem.c * part.tiles, device)
+    return _launch(source, fields | {"channels": problem.c}, problem.c * part.tiles)
 
 
-def outputs_launch(
-    problem: ConvProblem, config: Config, part: Part, first: int, device: Device, absolute: str = ""
-) -> Launch:
+def outputs_launch(problem: ConvProblem, config: Config, part: Part, first: int, absolute: str = "") -> Launch:
     source = outputs_source(problem, config, absolute)
     fields = _fields(problem, source, part, first, problem.k, problem.output, ("k", "p", "q"))
-    return _launch(source, fields, problem.k * part.tiles, device)
+    return _launch(source, fields, problem.k * part.tiles)
 
 
 def _fields(
@@ -308,6 +304,6 @@ def pack_launch(problem: ConvProblem, config: Config, device: Device, absolute: 
     return Launch(source, fields, (blocks, 1, 1), THREADS)
 
 
-def _launch(source: Source, fields: dict[str, int], count: int, device: Device) -> Launch:
+def _launch(source: Source, fields: dict[str, int], count: int) -> Launch:
     grid = (ceil_div(count, THREADS), 1, 1)
-    return Launch(source, fields, grid, THREADS, dependent=has_dependent_launches(device))
+    return Launch(source, fields, grid, THREADS, dependent=True)

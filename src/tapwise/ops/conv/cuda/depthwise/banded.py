@@ -10,8 +10,7 @@ from math import prod
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device
 from tapwise.cuda.jit.compile import Source, stub, traits
-from tapwise.cuda.jit.launch import Launch
-from tapwise.cuda.plan import has_dependent_launches
+from tapwise.cuda.jit.launch import Launch, has_dependent_launches
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import window
@@ -203,7 +202,7 @@ def _is_for_tma(problem: ConvProblem, config: Banded, device: Device) -> bool:
     of 32 bytes and more, where most of their columns are the image's."""
     columns, span = _groups(problem, config) * 8, config.octets * 16
     return (
-        has_dependent_launches(device)
+        has_dependent_launches(device.architecture)
         and config.octets > 1
         and problem.c * problem.itemsize % span == 0
         and problem.dilation[0] == 1
@@ -290,4 +289,4 @@ def launch(problem: ConvProblem, config: Banded, device: Device) -> Launch:
     span, box = config.octets * 16, (config.octets * 8, _groups(problem, config) * 8, config.depth)
     map_x = boxes.map_x(problem, box, span) if config.tma else None
     shape = _blocks(problem, config), config.threads, shared_bytes(problem, config)
-    return boxes.launch(made, fields, shape, map_x, device)
+    return boxes.launch(made, fields, shape, map_x)

@@ -12,7 +12,6 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
-from tapwise.cuda.plan import has_dependent_launches
 from tapwise.cuda.types import INDEX_LIMIT, counter, template_args, tensor_core_type
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import window
@@ -182,5 +181,5 @@ def launch(problem: ConvProblem, config: Columns, device: Device) -> Launch:
     else:
         fields |= {"x_channel": height * width, "x_row": width, "x_column": 1, "w_channel": r * s}
         fields |= {"y_channel": p * q, "y_row": q, "y_column": 1, "w_tap": 1}
-    grid, dependent = (ceil_div(_threads(problem, config), THREADS), 1, 1), has_dependent_launches(device)
-    return Launch(made, fields, grid, THREADS, dependent=dependent)
+    grid = ceil_div(_threads(problem, config), THREADS), 1, 1
+    return Launch(made, fields, grid, THREADS, dependent=True)

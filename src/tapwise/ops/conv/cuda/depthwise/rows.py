@@ -11,7 +11,6 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device
 from tapwise.cuda.jit.compile import Source, stub, traits
 from tapwise.cuda.jit.launch import Launch
-from tapwise.cuda.plan import has_dependent_launches
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import window
@@ -178,5 +177,5 @@ def launch(problem: ConvProblem, config: Rows, device: Device) -> Launch:
     fields = window.window_fields(problem, made) | {"phases_h": 1, "pieces": pieces, "channel_blocks": channels}
     fields |= {"x_image": height * width * c, "x_row": width * c}
     fields |= {"y_image": p * q * c, "y_channel": 1, "y_row": q * c, "y_column": c}
-    dependent, grid = has_dependent_launches(device), (_blocks(problem, config), 1, 1)
-    return Launch(made, fields, grid, config.threads, shared_bytes(problem, config), dependent=dependent)
+    grid = _blocks(problem, config), 1, 1
+    return Launch(made, fields, grid, config.threads, shared_bytes(problem, config), dependent=True)

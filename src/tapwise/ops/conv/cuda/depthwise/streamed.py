@@ -15,8 +15,7 @@ from typing import Final
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device
 from tapwise.cuda.jit.compile import Source, stub, traits
-from tapwise.cuda.jit.launch import Launch
-from tapwise.cuda.plan import has_dependent_launches
+from tapwise.cuda.jit.launch import Launch, has_dependent_launches
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import window
@@ -94,7 +93,7 @@ def _ways(problem: ConvProblem, config: Streamed, device: Device) -> list[str]:
     pixel, block = problem.c * problem.itemsize, config.channels * config.lanes
     dense, found = max(problem.dilation) == 1, ["pixels"] * (pixel % 4 == 0)
     found += ["rows"] * (dense and pixel % 8 > 0 and block == problem.c)
-    if dense and has_dependent_launches(device) and pixel % PIECE == block * problem.itemsize % PIECE == 0:
+    if dense and has_dependent_launches(device.architecture) and pixel % PIECE == block * problem.itemsize % PIECE == 0:
         found += ["tma"] * (max(_columns(problem, config), block) <= boxes.MOST)
     return found
 
@@ -208,7 +207,7 @@ def _lanes(problem: ConvProblem, channels: int, device: Device) -> list[int]:
     four times as long), else of 8 or 4 bytes where pixels have them, else all."""
     each, found = channels * problem.itemsize, problem.c // channels
     whole = next((size for size in (PIECE, 8, 4) if problem.c * problem.itemsize % size == 0), None)
-    if whole == PIECE and max(problem.dilation) == 1 and has_dependent_launches(device):
+    if whole == PIECE and max(problem.dilation) == 1 and has_dependent_launches(device.architecture):
         whole = TMA_PIECE
     if whole is None:
         return [found] * (found <= MOST_THREADS)
@@ -306,4 +305,4 @@ def launch(problem: ConvProblem, config: Streamed, device: Device) -> Launch:
     box = (config.channels * config.lanes, _columns(problem, config), period(problem))
     map_x = boxes.map_x(problem, box) if config.by == "tma" else None
     shape = _blocks(problem, config), config.threads, shared_bytes(problem, config)
-    return boxes.launch(made, fields, shape, map_x, device)
+    return boxes.launch(made, fields, shape, map_x)
