@@ -19,6 +19,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 from torch._inductor import config as inductor
+from torch._inductor import graph, lowering
 from torch._inductor.utils import run_and_get_code
 from torch.nn import functional
 
@@ -27,6 +28,7 @@ from tapwise import dispatch
 from tapwise.errors import InvalidProblem
 from tapwise.torch import frozen
 from tapwise.torch.fused import FusedConv
+from tapwise.torch.operators import OPERATORS
 
 torch.manual_seed(0)
 X = torch.randn(2, 3, 32, 32)
@@ -151,6 +153,22 @@ def test_nothing_is_copied_between_operators_that_are_compiled(order: Any) -> No
     assert len(code) == 1
     assert set(re.findall(r"cpp_fused\w+", code[0])) == {"cpp_fused_mean_0"}
     assert code[0].count("= torch.ops.tapwise.") == 10 and "aten.clone" not in code[0]
+
+
+def test_inductor_knows_operators_before_it_meets_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it does not know it first puts into words, with all that comes before."""
+    if not emulated.available():
+        pytest.skip("no C++ compiler")
+    for name in OPERATORS:
+        monkeypatch.delitem(lowering.lowerings, getattr(torch.ops.tapwise, name).default, raising=False)
+
+    def met(target: Any, **_words: Any) -> None:
+        raise AssertionError(f"{target} is not known")
+
+    monkeypatch.setattr(graph, "make_fallback", met)
+    torch._dynamo.reset()
+    model = net()
+    same(torch.compile(tapwise.torch.optimize(model), fullgraph=True)(X), model(X))
 
 
 def test_filters_are_packed_once_where_inductor_freezes(monkeypatch: pytest.MonkeyPatch) -> None:

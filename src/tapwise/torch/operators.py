@@ -8,7 +8,9 @@ call is refused. conv_frozen is convolution of one or two axes with filters that
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any, Final
 
 import torch
@@ -233,12 +235,40 @@ def _below_autograd(name: str) -> Callable[..., Any]:
     return rule
 
 
+def _tell_inductor() -> None:
+    """Make the operators known to Inductor, where it is loaded.
+
+    At the first use of an operator that it does not know, Inductor before PyTorch 2.13 puts into words what its
+    arguments are computed from: behind sixteen residual additions this takes minutes.
+    """
+    lowering: Any = sys.modules.get("torch._inductor.lowering")
+    make, constraint = (getattr(lowering, name, None) for name in ("make_fallback", "tag_to_layout_constraint"))
+    known = getattr(lowering, "lowerings", None)
+    if make is None or constraint is None or known is None:
+        return
+    for name in OPERATORS:
+        operator = getattr(getattr(torch.ops, NAMESPACE), name).default
+        if operator not in known:
+            make(operator, layout_constraint=constraint(*TAGS), warn=False)
+
+
+def _traced(fake: Callable[..., Any]) -> Callable[..., Any]:
+    """A fake, which Inductor's compiler calls before it lowers a graph."""
+
+    @wraps(fake)
+    def told(*words: Any, **named: Any) -> Any:
+        _tell_inductor()
+        return fake(*words, **named)
+
+    return told
+
+
 def _register() -> None:
     for name, (implementation, fake) in OPERATORS.items():
         LIBRARY.define(name + SCHEMAS[name], tags=TAGS)
         for backend in ("CPU", "CUDA"):
             LIBRARY.impl(name, implementation, backend)
-        torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=LIBRARY)
+        torch.library.register_fake(f"{NAMESPACE}::{name}", _traced(fake), lib=LIBRARY)
         LIBRARY.impl(name, _below_autograd(name), "Autograd", with_keyset=True)
 
 

@@ -57,8 +57,7 @@ class Optimized(torch.nn.Module):
         # The model's own children under their own names; the rest of it is not registered.
         self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
         self.__dict__["model"], self.__dict__["graph"], self.report = model, graph, report
-        # Where the parameters and buffers lie, by name.
-        self.__dict__["slots"] = [own for one in self.modules() for own in (one._parameters, one._buffers)]
+        self.__dict__["parts"] = list(self.modules())
         self.__dict__["captured"] = Graphs(self._compute, self._version, graphs) if graphs else None
         self.train(model.training)
 
@@ -69,9 +68,11 @@ class Optimized(torch.nn.Module):
         return self._compute(*inputs, **named) if captured is None else captured(*inputs, **named)
 
     def _version(self) -> tuple[Any, ...]:
-        """What changes with a write to a parameter or a buffer. It is asked for at each call: walking through the
-        modules takes seven times as long."""
-        tensors = [one for slots in self.__dict__["slots"] for one in slots.values() if one is not None]
+        """What changes with a write to a parameter or a buffer. It is asked for at each call: with the modules' own
+        iterators it would take four times as long."""
+        modules = self.__dict__["parts"]
+        tensors = [one for part in modules for one in (*part._parameters.values(), *part._buffers.values())]
+        tensors = [one for one in tensors if one is not None]
         try:
             writes = list(map(_WRITES, tensors))
         except RuntimeError:
