@@ -26,7 +26,8 @@ PROBLEMS = (
     "avgpool c4 h9 w11 r3 s2 stride1 pad1:0x1:1 exclude_pad nhwc", "reduce sum 5x1000x7 axis1",
     "reduce argmax 9x41 axis1", "reduce logsumexp 41113", "reduce max 300x33 axis0 f64", "softmax 7x33",
     "softmax 64x1000", "softmax 30000", "log_softmax 8x21x37x5 axis1", "im2col n2 c3 h13 w17 r3 s3 stride2 pad1",
-    "col2im n2 c3 h13 w17 r3 s3 stride2 pad1",
+    "col2im n2 c3 h13 w17 r3 s3 stride2 pad1", "squeeze_excitation n3 c72 h9 w11 m5 silu f16 nhwc",
+    "squeeze_excitation n2 c37 h9 w11 m40 hardsigmoid bf16", "squeeze_excitation n2 c20 h6 w6 m3 gelu f64",
     "filter gaussian sigma1 h19 w27 c3 u8", "filter correlate h19 w27 r3 s4 constant", "filter maximum size5 h19 w27",
 )  # fmt: skip
 

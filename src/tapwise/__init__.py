@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tapwise.ops.pool.api import avg_pool1d, avg_pool2d, max_pool1d, max_pool2d
     from tapwise.ops.reduce.api import reduce
     from tapwise.ops.softmax.api import log_softmax, softmax
+    from tapwise.ops.squeeze_excitation.api import squeeze_excitation
 
 __version__ = "0.1.0"
 
@@ -42,6 +43,7 @@ _NAMES = {
     "tapwise.ops.pool.api": ("avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d"),
     "tapwise.ops.reduce.api": ("reduce",),
     "tapwise.ops.softmax.api": ("log_softmax", "softmax"),
+    "tapwise.ops.squeeze_excitation.api": ("squeeze_excitation",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -68,6 +70,7 @@ __all__ = [
     "prepare",
     "reduce",
     "softmax",
+    "squeeze_excitation",
 ]
 
 

@@ -63,6 +63,11 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.serial": "tapwise.ops.reduce.cpu_serial:ReduceSerial",
         "cuda.block_reduction": "tapwise.ops.reduce.cuda:ReduceBlockReduction",
     },
+    "squeeze_excitation": {
+        "cpu.serial": "tapwise.ops.squeeze_excitation.cpu_serial:SqueezeExcitationSerial",
+        "cuda.cluster": "tapwise.ops.squeeze_excitation.cuda:SqueezeExcitationCluster",
+        "cuda.grid_stride": "tapwise.ops.squeeze_excitation.cuda:SqueezeExcitationGridStride",
+    },
 }
 
 # First word of a problem's string -> "module:class"; a string that begins with none of them is a convolution's.
@@ -75,6 +80,7 @@ PROBLEMS: dict[str, str] = {
     "reduce": "tapwise.ops.reduce.problem:ReduceProblem",
     "softmax": "tapwise.ops.softmax.problem:SoftmaxProblem",
     "log_softmax": "tapwise.ops.softmax.problem:SoftmaxProblem",
+    "squeeze_excitation": "tapwise.ops.squeeze_excitation.problem:SqueezeExcitationProblem",
 }
 CONVOLUTION = "tapwise.ops.conv.problem:ConvProblem"
 
@@ -95,6 +101,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "filter": tuple(f"image.{name}" for name in PICTURE_FILTERS),
     "softmax": ("softmax", "log_softmax"),
     "reduce": ("reduce",),
+    "squeeze_excitation": ("squeeze_excitation",),
 }
 
 

@@ -195,12 +195,14 @@ def _prepared(problem: Problem, inputs: Inputs, identifier: str, device: Device)
         return operator.choice, lambda: operator(inputs.x, inputs.residual)
     choice = dispatch.choose(problem, device, identifier)
     plan = dispatch.plan_for(problem, choice, device)
-    x = arrays.anywhere(inputs.x, "x", device.index if device.kind == "cuda" else None)
+    index = device.index if device.kind == "cuda" else None
+    x = arrays.anywhere(inputs.x, "x", index)
     y = arrays.empty(problem.y_shape, problem.y_dtype, problem.layout, x)
     result = arrays.like(y, inputs.x)
     if problem.gives_positions:
         y = y, arrays.empty(problem.y_shape, np.dtype(np.int64), problem.layout, x)
-    buffers = Buffers(x, plan.pack(inputs.w), y, scratch(plan.workspace_bytes, x))
+    w, bias = (None if one is None else arrays.anywhere(one, "x", index) for one in (inputs.w, inputs.bias))
+    buffers = Buffers(x, plan.pack(w), y, scratch(plan.workspace_bytes, x), bias)
 
     def run() -> object:
         plan.run(buffers)

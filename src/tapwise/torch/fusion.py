@@ -81,7 +81,7 @@ def fuse(traced: fx.GraphModule, math: str) -> None:
             continue
         pad, sides = _padded(node, named, len(conv.stride))
         start, last, bn = pad or node, node, None
-        follower = _only_user(last)
+        follower = only_user(last)
         found: Any = None if follower is None else _module(follower, named)
         if type(found) is NORMS[type(conv)] and found.track_running_stats and found.running_mean is not None:
             last, bn = follower, found
@@ -90,7 +90,7 @@ def fuse(traced: fx.GraphModule, math: str) -> None:
             continue
         last, residual, activation = behind
         layer = FusedConv(conv, bn, activation, math, sides)
-        _replace(traced, start, last, layer, (start.args[0], *residual), node)
+        replace_chain(traced, start, last, layer, (start.args[0], *residual), node)
     traced.graph.lint()
     traced.recompile()
 
@@ -102,12 +102,12 @@ def _followed(
     neither of them where an operand is written meanwhile, None where x itself is."""
     end, residual = _added(last)
     activation = None
-    follower = _only_user(end)
+    follower = only_user(end)
     if follower is not None and (activation := _activation(follower, named)) is not None:
         end = follower
-    if not _written(start, end, (start.args[0], *residual), named):
+    if not written(start, end, (start.args[0], *residual), named):
         return end, residual, activation
-    return None if _written(start, last, (start.args[0],), named) else (last, (), None)
+    return None if written(start, last, (start.args[0],), named) else (last, (), None)
 
 
 def fuse_linears(traced: fx.GraphModule, math: str) -> None:
@@ -124,14 +124,14 @@ def fuse_linears(traced: fx.GraphModule, math: str) -> None:
             continue
         last, residual, activation = behind
         layer = FusedLinear(linear, scale, activation, math, planar)
-        _replace(traced, node, last, layer, (node.args[0], *residual))
+        replace_chain(traced, node, last, layer, (node.args[0], *residual))
     traced.graph.lint()
     traced.recompile()
 
 
 def _planar(node: fx.Node) -> tuple[fx.Node, bool]:
     """(the last node, whether it brings channels to the front) behind a node."""
-    after = _only_user(node)
+    after = only_user(node)
     if after is None or after.target not in ("permute", torch.permute) or after.kwargs or after.args[0] is not node:
         return node, False
     order: Any = after.args[1] if len(after.args) == 2 else after.args[1:]
@@ -141,7 +141,7 @@ def _planar(node: fx.Node) -> tuple[fx.Node, bool]:
 
 def _scaled(node: fx.Node, traced: fx.GraphModule, shape: tuple[int, ...]) -> tuple[fx.Node, torch.Tensor | None]:
     """(the last node, the tensor that a node is multiplied by): of that shape, or with one more axis of one element."""
-    product = _only_user(node)
+    product = only_user(node)
     if product is None or product.op == "call_module" or product.target not in MULTIPLIED or product.kwargs:
         return node, None
     others = [one for one in product.args if one is not node]
@@ -180,7 +180,7 @@ def _hooked(module: torch.nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def _only_user(node: fx.Node) -> fx.Node | None:
+def only_user(node: fx.Node) -> fx.Node | None:
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 
@@ -208,7 +208,7 @@ def _padded(node: fx.Node, named: dict[str, torch.nn.Module], axes: int) -> tupl
 
 def _added(node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...]]:
     """(the last node, what is added) behind a node: itself and nothing where it is not a plain sum of two tensors."""
-    sum_ = _only_user(node)
+    sum_ = only_user(node)
     if sum_ is None or sum_.op not in ("call_function", "call_method") or sum_.target not in ADDED:
         return node, ()
     if len(sum_.args) != 2 or sum_.kwargs or not all(isinstance(one, fx.Node) for one in sum_.args):
@@ -242,7 +242,7 @@ def _activation(node: fx.Node, named: dict[str, torch.nn.Module]) -> str | None:
     return CALLED.get(node.target) if len(node.args) == 1 else None
 
 
-def _written(first: fx.Node, last: fx.Node, operands: tuple[Any, ...], named: dict[str, torch.nn.Module]) -> bool:
+def written(first: fx.Node, last: fx.Node, operands: tuple[Any, ...], named: dict[str, torch.nn.Module]) -> bool:
     """Whether between two nodes something writes into what the later one is to read."""
     node = first.next
     while node is not last:
@@ -263,7 +263,7 @@ def _written(first: fx.Node, last: fx.Node, operands: tuple[Any, ...], named: di
     return False
 
 
-def _replace(
+def replace_chain(
     traced: fx.GraphModule, first: fx.Node, last: fx.Node, layer: torch.nn.Module, operands: tuple[Any, ...],
     named: fx.Node | None = None,
 ) -> None:  # fmt: skip

@@ -20,6 +20,7 @@ from rich.progress import track
 from tapwise import dispatch, registry
 from tapwise.cpu.device import host
 from tapwise.torch.fused import FusedConv
+from tapwise.torch.gated import Gated
 from tapwise.torch.linear import FusedLinear
 from tapwise.torch.pools import Pooled
 from tapwise.torch.timing import medians
@@ -59,7 +60,7 @@ class Kind(NamedTuple):
 # Of what a layer is called with: x, and a residual, which may be a number.
 Arguments = tuple[Any, ...]
 # What either library computes.
-Either = FusedConv | FusedLinear | Pooled
+Either = FusedConv | FusedLinear | Pooled | Gated
 
 
 def measured(model: torch.nn.Module, inputs: tuple[Any, ...]) -> list[Layer]:
@@ -88,11 +89,23 @@ def measured(model: torch.nn.Module, inputs: tuple[Any, ...]) -> list[Layer]:
     with torch.no_grad():
         _prepare({problem: (modules[name], kinds[name]) for name, problem in problems.items()})
         times: dict[str, tuple[float, float, str, str]] = {}
-        for name, problem in problems.items():
+        # The parts of a layer before it.
+        for name, problem in sorted(problems.items(), key=lambda one: -one[0].count(".")):
             if problem not in times:
                 times[problem] = _times(modules[name], problem, _tensors(kinds[name]))
             modules[name].by_torch = bool(times[problem][2])
     return [Layer(name, problem, uses[name], *times[problem]) for name, problem in problems.items()]
+
+
+def called(model: torch.nn.Module, layers: list[Layer]) -> list[Layer]:
+    """Those that compute: of a gate either itself or its parts."""
+    gates = {layer.name: layer.by_torch for layer in layers if isinstance(model.get_submodule(layer.name), Gated)}
+
+    def computes(layer: Layer) -> bool:
+        owner = layer.name.rpartition(".")[0]
+        return not gates[layer.name] if layer.name in gates else gates.get(owner, True)
+
+    return [layer for layer in layers if computes(layer)]
 
 
 def _kind(value: Any) -> Any:

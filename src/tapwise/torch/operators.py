@@ -1,4 +1,4 @@
-"""Operators of PyTorch: torch.ops.tapwise.conv2d, pooling, softmax, log_softmax, im2col and col2im.
+"""Operators of PyTorch: torch.ops.tapwise.conv2d, pooling, squeeze_excitation, softmax, im2col and their like.
 
 Each has a schema, an implementation on CPU and CUDA, a fake (for torch.compile and torch.export), a rule of autocast,
 and one of vmap. Results are dense: channels last where x, or what it is a slice of, is so and not contiguous, else
@@ -47,6 +47,9 @@ SCHEMAS: Final = {
         "bool count_include_pad=True, SymInt? divisor_override=None) -> Tensor"
     ),
     "global_avg_pool2d": "(Tensor x) -> Tensor",
+    "squeeze_excitation": (
+        "(Tensor x, Tensor weight, Tensor bias, str activation='relu', str gate='sigmoid') -> Tensor"
+    ),
     "softmax": "(Tensor x, int dim=-1) -> Tensor",
     "log_softmax": "(Tensor x, int dim=-1) -> Tensor",
     "im2col": (
@@ -200,6 +203,20 @@ def _log_softmax(x: Any, dim: int = -1) -> Any:
     return tapwise.log_softmax(x, dim)
 
 
+def _squeeze_excitation(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, activation: str = "relu", gate: str = "sigmoid"
+) -> torch.Tensor:
+    """x * gate(expand @ activation(reduce @ mean(x))), as tapwise.squeeze_excitation."""
+    x32, w, b = map(widened, (x, weight, bias))
+    return ordered(tapwise.squeeze_excitation(x32, w, b, activation, gate), x)
+
+
+def _squeeze_excitation_fake(x: torch.Tensor, weight: torch.Tensor, *_words: Any, **_named: Any) -> torch.Tensor:
+    torch._check(x.ndim == 4, lambda: f"x has {x.ndim} axes: 4 are allowed")
+    torch._check(weight.ndim == 3, lambda: f"weight has {weight.ndim} axes: 3 are allowed")
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
+
+
 def _softmax_fake(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     torch._check(-max(x.ndim, 1) <= dim < max(x.ndim, 1), lambda: f"dim={dim}: x has {x.ndim} axes")
     return torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
@@ -217,6 +234,7 @@ OPERATORS: Final[dict[str, tuple[Callable[..., Any], Callable[..., Any]]]] = {
     "max_pool2d_with_indices": (_computed(_max_pool2d_with_indices), _like_torch(_indices)),
     "avg_pool2d": (_computed(_avg_pool2d), _like_torch(functional.avg_pool2d)),
     "global_avg_pool2d": (_computed(_global_avg_pool2d), _global_fake),
+    "squeeze_excitation": (_squeeze_excitation, _squeeze_excitation_fake),
     "softmax": (_computed(_softmax), _softmax_fake),
     "log_softmax": (_computed(_log_softmax), _softmax_fake),
     "im2col": (_computed(_im2col), _like_torch(functional.unfold)),

@@ -13,7 +13,7 @@ from torch import fx
 from tapwise.arguments import flag, one_of, whole
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.problem import MATHS
-from tapwise.torch import fusion, layers, shuffle
+from tapwise.torch import fusion, gated, layers, shuffle
 from tapwise.torch.folded import Folded
 from tapwise.torch.fused import FusedConv
 from tapwise.torch.graphs import Graphs
@@ -166,9 +166,10 @@ def _measure(result: Optimized, inputs: tuple[Any, ...], formats: tuple[str, ...
         if best is None or taken < best[0]:
             best = taken, done.memory_format, found
     assert best is not None
-    _, done.memory_format, done.layers = best
-    for layer in done.layers:
+    _, done.memory_format, found = best
+    for layer in found:
         graph.get_submodule(layer.name).by_torch = layer.by_torch
+    done.layers = layers.called(graph, found)
 
 
 def _fused(module: torch.nn.Module, math: str, done: Report, name: str) -> torch.nn.Module:
@@ -189,6 +190,7 @@ def _fused(module: torch.nn.Module, math: str, done: Report, name: str) -> torch
             fusion.fuse_linears(traced, math)
             fusion.replace_pools(traced)
             shuffle.replace(traced)
+            gated.replace(traced)
             return traced.eval()
     # Parameters and buffers are the module's own.
     made = copy.copy(module)

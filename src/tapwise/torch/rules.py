@@ -1,7 +1,8 @@
 """What autocast and vmap do with the operators.
 
-Autocast: conv2d computes in autocast's dtype, softmax and log_softmax in float32, as PyTorch's own; others as they are
-called. vmap: a batch axis of x goes into its first axis; of other tensors each call is made by itself.
+Autocast: conv2d and squeeze_excitation compute in autocast's dtype, softmax and log_softmax in float32, as PyTorch's
+own; others as they are called. vmap: a batch axis of x goes into its first axis; of other tensors each call is made by
+itself.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ def _folded(name: str) -> Callable[..., Any]:
 
 
 def _convolved(name: str, residual: int) -> Callable[..., Any]:
-    """vmap of a convolution whose residual, which must go along with x, has that place."""
+    """vmap of an operator on x and filters; a convolution's residual, which must go along with x, has that place."""
     operator, folded = getattr(getattr(torch.ops, NAMESPACE), name), _folded(name)
 
     def rule(info: Any, in_dims: tuple[Any, ...], *values: Any, **named: Any) -> Any:
@@ -91,7 +92,7 @@ def _softmax(name: str) -> Callable[..., Any]:
 
 def _register() -> None:
     for device, name in (("CPU", "cpu"), ("CUDA", "cuda")):
-        for operator in ("conv2d", "conv_frozen"):
+        for operator in ("conv2d", "conv_frozen", "squeeze_excitation"):
             rule = _autocast(operator, device, partial(torch.get_autocast_dtype, name))
             LIBRARY.impl(operator, rule, f"Autocast{device}")
         for operator in ("softmax", "log_softmax"):
@@ -101,7 +102,7 @@ def _register() -> None:
         torch.library.register_vmap(f"{NAMESPACE}::{name}", _folded(name), lib=LIBRARY)
     for name in ("softmax", "log_softmax"):
         torch.library.register_vmap(f"{NAMESPACE}::{name}", _softmax(name), lib=LIBRARY)
-    for name, residual in (("conv2d", 7), ("conv_frozen", 3)):
+    for name, residual in (("conv2d", 7), ("conv_frozen", 3), ("squeeze_excitation", 5)):
         torch.library.register_vmap(f"{NAMESPACE}::{name}", _convolved(name, residual), lib=LIBRARY)
 
 

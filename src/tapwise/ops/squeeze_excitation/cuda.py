@@ -1,0 +1,171 @@
+"""cuda.cluster and cuda.grid_stride of squeeze-and-excitation: a cluster an image in one launch; the plain method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any, ClassVar, Final
+
+from tapwise import arrays
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.algorithm import Device, Plan
+from tapwise.cuda.jit.compile import Source, stub
+from tapwise.cuda.jit.launch import Launch, has_dependent_launches
+from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
+from tapwise.cuda.types import INDEX_LIMIT, neighbours, template_args, tensor_core_type
+from tapwise.integers import ceil_div
+from tapwise.ops.squeeze_excitation.problem import SqueezeExcitationProblem
+
+FILE: Final = "ops/squeeze_excitation/squeeze_excitation.cu"
+# Blocks that share an image: up to what any GPU has together.
+CLUSTERS: Final = (8, 4, 2, 1)
+# A slice's channels, channels last, are at least so many bytes of a pixel: two sectors.
+LEAST_SLICE: Final = 64
+STAGES: Final = ("MEANS", "SQUEEZED", "GATES", "SCALED")
+PLAIN_THREADS: Final = 256
+BLOCKS_EACH: Final = 16
+# Bytes of the cache that a multiprocessor reads in a microsecond; a launch with its products; an exchange in a cluster.
+CACHE_RATE: Final = 90e3
+LAUNCH_US: Final = 2.6
+EXCHANGE_US: Final = 0.4
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """`blocks` of `threads` for each image, of which `slices` share the channels; the others share the pixels."""
+
+    blocks: int
+    slices: int
+    threads: int
+
+
+class GatePlan(CudaPlan):
+    """Filters as they are."""
+
+    def pack(self, w: Any) -> Any:
+        return arrays.dense(w, "nchw")
+
+
+class SqueezeExcitationCluster(CudaAlgorithm[Config]):
+    """Any sizes whose slices fit in shared memory; float32, float64, float16 and bfloat16 (in float32); both memory
+    orders."""
+
+    operator: ClassVar[str] = "squeeze_excitation"
+    id: ClassVar[str] = "cuda.cluster"
+    summary: ClassVar[str] = "a cluster of blocks an image: means, both products and the scale in one launch"
+
+    def rejects(self, problem: SqueezeExcitationProblem, device: Device) -> str | None:
+        if problem.n * CLUSTERS[0] >= INDEX_LIMIT:
+            return f"takes fewer than {INDEX_LIMIT // CLUSTERS[0]} images"
+        if max(problem.c, problem.m) * 2 >= INDEX_LIMIT:
+            return "takes fewer than 2^30 channels"
+        return None if next(self._legal(problem, device), None) else "needs more shared memory than a block has"
+
+    def configs(self, problem: SqueezeExcitationProblem, device: Device) -> Sequence[Config]:
+        return list(self._legal(problem, device))
+
+    def _legal(self, problem: SqueezeExcitationProblem, device: Device) -> Iterator[Config]:
+        clusters = CLUSTERS if has_dependent_launches(device.architecture) else (1,)
+        for blocks, threads in product(clusters, (512, 1024, 256)):
+            config = Config(blocks, self._slices(problem, blocks), threads)
+            if self.shared_bytes(problem, config) <= device.shared_bytes:
+                yield config
+
+    @staticmethod
+    def _slices(problem: SqueezeExcitationProblem, blocks: int) -> int:
+        """Along channels first; channels last, no further than whole sectors."""
+        most = problem.c
+        if problem.layout == "nhwc":
+            most = max(1, problem.c * problem.itemsize // LEAST_SLICE)
+        return max(count for count in CLUSTERS if count <= min(blocks, most))
+
+    @staticmethod
+    def width(problem: SqueezeExcitationProblem) -> int:
+        """Elements that a thread loads at once: of a pixel's channels, or of a plane."""
+        return neighbours(problem.c if problem.layout == "nhwc" else problem.pixels, problem.itemsize)
+
+    def sizes(self, problem: SqueezeExcitationProblem, config: Config) -> tuple[int, int]:
+        """(channels, pixels) of a block at most: whole vectors."""
+        v = self.width(problem)
+        along_c, along_p = (v, 1) if problem.layout == "nhwc" else (1, v)
+        channels = ceil_div(ceil_div(problem.c, config.slices), along_c) * along_c
+        return channels, ceil_div(ceil_div(problem.pixels, config.blocks // config.slices), along_p) * along_p
+
+    def shared_bytes(self, problem: SqueezeExcitationProblem, config: Config) -> int:
+        """Sums and gates of the block's channels, what is exchanged and what comes of it, and what threads add up."""
+        channels, _ = self.sizes(problem, config)
+        scratch = max(config.threads * self.width(problem), channels)
+        return problem.accumulator_bytes * (2 * channels + 2 * problem.m + scratch)
+
+    def predict_us(self, problem: SqueezeExcitationProblem, config: Config, device: Device) -> float:
+        """x from memory and y to it, or x twice and y through the caches of the multiprocessors that have a block; and
+        two products with the filters of a slice, by every block."""
+        image, busy = prod(problem.x_shape) * problem.itemsize, min(problem.n * config.blocks, device.multiprocessors)
+        cache, memory = 3 * image / (CACHE_RATE * busy), 2 * image / (device.gbps * 1e3 * 0.8)
+        filters = 2 * problem.m * ceil_div(problem.c, config.slices) * problem.itemsize
+        products = filters * ceil_div(problem.n * config.blocks, device.multiprocessors) / CACHE_RATE
+        return LAUNCH_US + EXCHANGE_US * (config.blocks > 1) + max(cache, memory) + products + config.threads * 1e-5
+
+    def source(self, problem: SqueezeExcitationProblem, config: Config) -> Source:
+        words = (
+            tensor_core_type(problem.dtype), self.width(problem), config.threads, config.blocks,
+            problem.layout == "nhwc", problem.activation.upper(), problem.gate.upper(),
+        )  # fmt: skip
+        return stub(FILE, "squeeze_excitation", template_args(*words), "Gating", config.threads, cluster=config.blocks)
+
+    def launch(self, problem: SqueezeExcitationProblem, config: Config) -> Launch:
+        channels, pixels = self.sizes(problem, config)
+        fields = {
+            "c": problem.c, "pixels": problem.pixels, "m": problem.m, "slices_c": config.slices, "block_c": channels,
+            "block_p": pixels,
+        }  # fmt: skip
+        grid, shared_bytes = (problem.n * config.blocks, 1, 1), self.shared_bytes(problem, config)
+        return Launch(self.source(problem, config), fields, grid, config.threads, shared_bytes, dependent=True)
+
+    def plan(self, problem: SqueezeExcitationProblem, config: Config, device: Device) -> Plan:
+        return GatePlan(problem, device, [self.launch(problem, config)])
+
+
+class SqueezeExcitationGridStride(CudaAlgorithm[BaseConfig]):
+    """Any size: one thread a value, four launches; float32, float64, float16 and bfloat16 (in float32)."""
+
+    operator: ClassVar[str] = "squeeze_excitation"
+    id: ClassVar[str] = "cuda.grid_stride"
+    summary: ClassVar[str] = "one thread a value, a launch a step"
+
+    def configs(self, problem: SqueezeExcitationProblem, device: Device) -> Sequence[BaseConfig]:
+        return [BaseConfig()]
+
+    def predict_us(self, problem: SqueezeExcitationProblem, config: BaseConfig, device: Device) -> float:
+        """A load takes 0.02 us: of a thread's pixels, channels, squeezed channels, one behind the other; and memory."""
+        image = prod(problem.x_shape) * problem.itemsize
+        return 8.0 + 0.02 * (problem.pixels + problem.c + problem.m) + 3 * image / (device.gbps * 1e3 * 0.7)
+
+    def workspace_bytes(self, problem: SqueezeExcitationProblem, config: BaseConfig, device: Device) -> int:
+        return problem.accumulator_bytes * problem.n * (2 * problem.c + problem.m)
+
+    def sources(self, problem: SqueezeExcitationProblem, config: BaseConfig) -> list[Source]:
+        words = (
+            tensor_core_type(problem.dtype), problem.layout == "nhwc", problem.activation.upper(), problem.gate.upper(),
+        )  # fmt: skip
+        return [
+            stub(FILE, "squeeze_excitation_plain", template_args(*words, stage), "PlainGating", PLAIN_THREADS)
+            for stage in STAGES
+        ]
+
+    def launches(self, problem: SqueezeExcitationProblem, config: BaseConfig, device: Device) -> list[Launch]:
+        fields = {"n": problem.n, "c": problem.c, "pixels": problem.pixels, "m": problem.m}
+        counts = (problem.n * problem.c, problem.n * problem.m, problem.n * problem.c, prod(problem.x_shape))
+        return [
+            Launch(
+                source, fields, (min(ceil_div(count, PLAIN_THREADS), BLOCKS_EACH * device.multiprocessors), 1, 1),
+                PLAIN_THREADS, dependent=True,
+            )
+            for source, count in zip(self.sources(problem, config), counts, strict=True)
+        ]  # fmt: skip
+
+    def plan(self, problem: SqueezeExcitationProblem, config: BaseConfig, device: Device) -> Plan:
+        launches = self.launches(problem, config, device)
+        return GatePlan(problem, device, launches, self.workspace_bytes(problem, config, device))

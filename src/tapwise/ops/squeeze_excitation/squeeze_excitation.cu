@@ -1,0 +1,224 @@
+// Squeeze-and-excitation: y = x * gate(expand . activation(reduce . mean(x) + bias) + bias).
+//
+// x and y (image, channel, pixel), dense, channels last where CHANNELS_LAST; reduce and expand (m, c), one behind the
+// other, and so the bias (m + c). BLOCKS of a cluster share an image: each has a slice of its channels and of its
+// pixels. A product with part of the sums is part of the product with all, so blocks exchange m numbers, once.
+//
+// Source: Hu, Shen and Sun, "Squeeze-and-Excitation Networks", 2018.
+#include "activation.cuh"
+#include "grid.cuh"
+
+struct Gating {
+    const void *x, *w, *bias;
+    void *y;
+    // Of an image: channels, pixels, squeezed channels. Of a block: slices along channels, channels and pixels at most.
+    long long c, pixels, m, slices_c, block_c, block_p;
+};
+
+template <typename A> DEVICE A warp_sum(A value) {
+#pragma unroll
+    for (int step = 16; step > 0; step /= 2) value += __shfl_xor_sync(~0u, value, step);
+    return value;
+}
+
+// A block's part of an image: `count` vectors of V channels from `x` on, `step` vectors between pixels; or of planes.
+template <typename T, int V> struct Slice {
+    const Neighbours<T, V> *x;
+    Neighbours<T, V> *y;
+    int channels;
+    long long pixels, step;
+};
+
+// Sums of channels over the block's pixels. Threads stand side by side along channels, and so many rows deep along
+// pixels; `scratch` has V values a thread.
+template <typename T, int V, int THREADS, typename A>
+DEVICE void sum_pixels(const Slice<T, V> &slice, A *sums, A *scratch) {
+    const int tid = threadIdx.x, vectors = slice.channels / V, lanes = min(vectors, THREADS), rows = THREADS / lanes;
+    const int row = tid / lanes, column = tid % lanes, width = lanes * V, folds = min(rows, max(1, THREADS / width));
+    for (int base = 0; base < vectors; base += lanes) {
+        A total[V];
+#pragma unroll
+        for (int v = 0; v < V; ++v) total[v] = A(0);
+        if (row < rows) {
+            if (base + column < vectors) {
+                const Neighbours<T, V> *x = slice.x + base + column;
+#pragma unroll 4
+                for (long long p = row; p < slice.pixels; p += rows) {
+                    const Neighbours<T, V> read = x[p * slice.step];
+#pragma unroll
+                    for (int v = 0; v < V; ++v) total[v] += upcast(read.v[v]);
+                }
+            }
+#pragma unroll
+            for (int v = 0; v < V; ++v) scratch[row * width + column * V + v] = total[v];
+        }
+        __syncthreads();
+        // Rows to as few as there are threads for, then these: a thread writes only where it alone has read.
+        for (int i = tid; i < width * folds; i += THREADS) {
+            A sum = scratch[i];
+            for (int r = i / width + folds; r < rows; r += folds) sum += scratch[r * width + i % width];
+            scratch[i] = sum;
+        }
+        __syncthreads();
+        for (int i = tid; i < min(width, slice.channels - base * V); i += THREADS) {
+            A sum = scratch[i];
+            for (int fold = 1; fold < folds; ++fold) sum += scratch[fold * width + i];
+            sums[base * V + i] = sum;
+        }
+        __syncthreads();
+    }
+}
+
+// The same of planes, a warp each.
+template <typename T, int V, int THREADS, typename A> DEVICE void sum_planes(const Slice<T, V> &slice, A *sums) {
+    for (int channel = threadIdx.x / 32; channel < slice.channels; channel += THREADS / 32) {
+        const Neighbours<T, V> *x = slice.x + channel * slice.step;
+        A total = A(0);
+#pragma unroll 4
+        for (long long p = threadIdx.x % 32; p < slice.pixels / V; p += 32) {
+            const Neighbours<T, V> read = x[p];
+#pragma unroll
+            for (int v = 0; v < V; ++v) total += upcast(read.v[v]);
+        }
+        total = warp_sum(total);
+        if (threadIdx.x % 32 == 0) sums[channel] = total;
+    }
+    __syncthreads();
+}
+
+template <typename T, int V, typename A> DEVICE Neighbours<T, V> scaled(const Neighbours<T, V> &x, const A *gates) {
+    Neighbours<T, V> y;
+#pragma unroll
+    for (int v = 0; v < V; ++v) y.v[v] = downcast<T>(upcast(x.v[v]) * gates[v]);
+    return y;
+}
+
+template <typename T, int V, int THREADS, int BLOCKS, bool CHANNELS_LAST, int ACTIVATION, int GATE>
+DEVICE void squeeze_excitation(const Gating &a) {
+    using A = typename Arithmetic<T>::type;
+    constexpr int WARPS = THREADS / 32, TOGETHER = 4;
+    extern __shared__ __align__(16) unsigned char memory[];
+    const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, m = a.m, block_c = a.block_c;
+    const int rank = blockIdx.x % BLOCKS, first_c = rank % (int)a.slices_c * block_c;
+    const long long image = blockIdx.x / BLOCKS, first_p = rank / (int)a.slices_c * a.block_p;
+    A *sums = reinterpret_cast<A *>(memory), *gates = sums + block_c, *partial = gates + block_c,
+      *squeezed = partial + m, *scratch = squeezed + m;
+    Slice<T, V> slice;
+    slice.channels = max(0, min(block_c, (int)a.c - first_c));
+    slice.pixels = max(0ll, min(a.block_p, a.pixels - first_p));
+    slice.step = (CHANNELS_LAST ? a.c : a.pixels) / V;
+    const long long from = image * a.c * a.pixels +
+                           (CHANNELS_LAST ? first_p * a.c + first_c : first_c * a.pixels + first_p);
+    slice.x = reinterpret_cast<const Neighbours<T, V> *>(static_cast<const T *>(a.x) + from);
+    slice.y = reinterpret_cast<Neighbours<T, V> *>(static_cast<T *>(a.y) + from);
+    const T *w = static_cast<const T *>(a.w) + first_c, *expand = w + a.m * a.c, *bias = static_cast<const T *>(a.bias);
+    begin_dependent();
+
+    if (slice.channels > 0) {
+        if constexpr (CHANNELS_LAST) sum_pixels<T, V, THREADS>(slice, sums, scratch);
+        else sum_planes<T, V, THREADS>(slice, sums);
+    }
+    for (int first = warp; first < m; first += WARPS * TOGETHER) {
+        A total[TOGETHER];
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) total[i] = A(0);
+        for (int channel = lane; channel < slice.channels; channel += 32) {
+            const A sum = sums[channel];
+#pragma unroll
+            for (int i = 0; i < TOGETHER; ++i)
+                if (first + i * WARPS < m) total[i] += sum * upcast(w[(first + i * WARPS) * a.c + channel]);
+        }
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) {
+            total[i] = warp_sum(total[i]);
+            if (lane == 0 && first + i * WARPS < m) partial[first + i * WARPS] = total[i];
+        }
+    }
+    if constexpr (BLOCKS > 1) cluster_arrive(), cluster_wait();
+    else __syncthreads();
+    for (int i = tid; i < m; i += THREADS) {
+        A total = A(0);
+#pragma unroll
+        for (int block = 0; block < BLOCKS; ++block)
+            total += BLOCKS > 1 ? *in_block_of_rank(partial + i, block) : partial[i];
+        squeezed[i] = activate<ACTIVATION>(upcast(bias[i]) + total / A(a.pixels));
+    }
+    // What others read stays until all have read it.
+    if constexpr (BLOCKS > 1) cluster_arrive();
+    __syncthreads();
+
+    if (slice.channels > 0) {
+        const int channels = slice.channels, folds = max(1, min(THREADS / channels, m));
+        for (int i = tid; i < channels * folds; i += THREADS) {
+            const int channel = i % channels;
+            A total = A(0);
+#pragma unroll 4
+            for (int j = i / channels; j < m; j += folds) total += squeezed[j] * upcast(expand[j * a.c + channel]);
+            scratch[i] = total;
+        }
+        __syncthreads();
+        for (int channel = tid; channel < channels; channel += THREADS) {
+            A total = upcast(bias[a.m + first_c + channel]);
+            for (int fold = 0; fold < folds; ++fold) total += scratch[fold * channels + channel];
+            gates[channel] = activate<GATE>(total);
+        }
+        __syncthreads();
+        if constexpr (CHANNELS_LAST) {
+            const int vectors = channels / V, lanes = min(vectors, THREADS), rows = THREADS / lanes;
+            for (int column = tid % lanes; column < vectors && tid / lanes < rows; column += lanes)
+#pragma unroll 4
+                for (long long p = tid / lanes; p < slice.pixels; p += rows)
+                    slice.y[p * slice.step + column] = scaled(slice.x[p * slice.step + column], gates + column * V);
+        } else {
+            for (int channel = warp; channel < channels; channel += WARPS) {
+                A gate[V];
+#pragma unroll
+                for (int v = 0; v < V; ++v) gate[v] = gates[channel];
+#pragma unroll 4
+                for (long long p = lane; p < slice.pixels / V; p += 32)
+                    slice.y[channel * slice.step + p] = scaled(slice.x[channel * slice.step + p], gate);
+            }
+        }
+    }
+    if constexpr (BLOCKS > 1) cluster_wait();
+}
+
+// The plain method, of any size: one thread a value. STAGE by STAGE, between which values lie in `workspace`: means
+// (image, c), squeezed (image, m), gates (image, c).
+enum Stage { MEANS, SQUEEZED, GATES, SCALED };
+
+struct PlainGating {
+    const void *x, *w, *bias;
+    void *y, *workspace;
+    long long n, c, pixels, m;
+};
+
+template <typename T, bool CHANNELS_LAST, int ACTIVATION, int GATE, int STAGE>
+DEVICE void squeeze_excitation_plain(const PlainGating &a) {
+    using A = typename Arithmetic<T>::type;
+    A *means = static_cast<A *>(a.workspace), *squeezed = means + a.n * a.c, *gates = squeezed + a.n * a.m;
+    const T *x = static_cast<const T *>(a.x), *w = static_cast<const T *>(a.w), *bias = static_cast<const T *>(a.bias);
+    const long long step_c = CHANNELS_LAST ? 1 : a.pixels, step_p = CHANNELS_LAST ? a.c : 1, plane = a.c * a.pixels;
+    const long long count = a.n * (STAGE == SQUEEZED ? a.m : STAGE == SCALED ? plane : a.c);
+    begin_dependent();
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < count;
+         i += gridDim.x * (long long)blockDim.x) {
+        A total = A(0);
+        if constexpr (STAGE == MEANS) {
+            const T *from = x + i / a.c * plane + i % a.c * step_c;
+            for (long long p = 0; p < a.pixels; ++p) total += upcast(from[p * step_p]);
+            means[i] = total / A(a.pixels);
+        } else if constexpr (STAGE == SQUEEZED) {
+            const long long image = i / a.m, j = i % a.m;
+            for (long long c = 0; c < a.c; ++c) total += means[image * a.c + c] * upcast(w[j * a.c + c]);
+            squeezed[i] = activate<ACTIVATION>(total + upcast(bias[j]));
+        } else if constexpr (STAGE == GATES) {
+            const long long image = i / a.c, c = i % a.c;
+            for (long long j = 0; j < a.m; ++j) total += squeezed[image * a.m + j] * upcast(w[(a.m + j) * a.c + c]);
+            gates[i] = activate<GATE>(total + upcast(bias[a.m + c]));
+        } else {
+            const long long image = i / plane, c = CHANNELS_LAST ? i % a.c : i % plane / a.pixels;
+            static_cast<T *>(a.y)[i] = downcast<T>(upcast(x[i]) * gates[image * a.c + c]);
+        }
+    }
+}
