@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
-from math import prod
+from math import gcd, prod
 from typing import Any, ClassVar, Final
 
 from tapwise import arrays
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device, Plan
+from tapwise.cuda.block_reduction import power_of_two
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch, has_dependent_launches
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
@@ -24,6 +25,8 @@ CLUSTERS: Final = (8, 4, 2, 1)
 # A slice's channels, channels last, are at least so many bytes of a pixel: two sectors.
 LEAST_SLICE: Final = 64
 STAGES: Final = ("MEANS", "SQUEEZED", "GATES", "SCALED")
+# Vectors of x that a thread holds at most, by the threads of a block: as many as registers take.
+MOST_KEPT: Final = {256: 32, 512: 16, 1024: 4}
 PLAIN_THREADS: Final = 256
 BLOCKS_EACH: Final = 16
 # Bytes of the cache that a multiprocessor reads in a microsecond; a launch with its products; an exchange in a cluster.
@@ -34,11 +37,15 @@ EXCHANGE_US: Final = 0.4
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """`blocks` of `threads` for each image, of which `slices` share the channels; the others share the pixels."""
+    """`blocks` of `threads` for each image, of which `slices` share the channels; the others share the pixels. `kept`:
+    vectors of x that a thread holds, 0 where it reads them again. `staged`: elements of the filters that are brought to
+    shared memory at once, 0 where they stay where they are."""
 
     blocks: int
     slices: int
     threads: int
+    kept: int
+    staged: int
 
 
 class GatePlan(CudaPlan):
@@ -69,9 +76,12 @@ class SqueezeExcitationCluster(CudaAlgorithm[Config]):
     def _legal(self, problem: SqueezeExcitationProblem, device: Device) -> Iterator[Config]:
         clusters = CLUSTERS if has_dependent_launches(device.architecture) else (1,)
         for blocks, threads in product(clusters, (512, 1024, 256)):
-            config = Config(blocks, self._slices(problem, blocks), threads)
-            if self.shared_bytes(problem, config) <= device.shared_bytes:
-                yield config
+            bare = Config(blocks, self._slices(problem, blocks), threads, 0, 0)
+            kept, staged = self._kept(problem, bare), self._staged(problem, bare)
+            for config in dict.fromkeys((replace(bare, kept=kept, staged=staged), replace(bare, kept=kept), bare)):
+                if self.shared_bytes(problem, config) <= device.shared_bytes:
+                    yield config
+                    break
 
     @staticmethod
     def _slices(problem: SqueezeExcitationProblem, blocks: int) -> int:
@@ -80,6 +90,19 @@ class SqueezeExcitationCluster(CudaAlgorithm[Config]):
         if problem.layout == "nhwc":
             most = max(1, problem.c * problem.itemsize // LEAST_SLICE)
         return max(count for count in CLUSTERS if count <= min(blocks, most))
+
+    def _kept(self, problem: SqueezeExcitationProblem, config: Config) -> int:
+        """Vectors of a thread, where registers hold them."""
+        channels, pixels = self.sizes(problem, config)
+        vectors = channels // self.width(problem)
+        if problem.layout == "nchw" or vectors > config.threads:
+            return 0
+        count = power_of_two(ceil_div(pixels, config.threads // vectors))
+        return count if count <= MOST_KEPT[config.threads] else 0
+
+    def _staged(self, problem: SqueezeExcitationProblem, config: Config) -> int:
+        channels, _ = self.sizes(problem, config)
+        return neighbours(gcd(channels, problem.c), problem.itemsize)
 
     @staticmethod
     def width(problem: SqueezeExcitationProblem) -> int:
@@ -94,10 +117,14 @@ class SqueezeExcitationCluster(CudaAlgorithm[Config]):
         return channels, ceil_div(ceil_div(problem.pixels, config.blocks // config.slices), along_p) * along_p
 
     def shared_bytes(self, problem: SqueezeExcitationProblem, config: Config) -> int:
-        """Sums and gates of the block's channels, what is exchanged and what comes of it, and what threads add up."""
-        channels, _ = self.sizes(problem, config)
+        """Sums and gates of the block's channels, what is exchanged and what comes of it, and what threads add up; and
+        the filters."""
+        (channels, _), m = self.sizes(problem, config), problem.m
         scratch = max(config.threads * self.width(problem), channels)
-        return problem.accumulator_bytes * (2 * channels + 2 * problem.m + scratch)
+        filters = (2 * m * channels + m + channels) * problem.itemsize if config.staged else 0
+        return ceil_div(filters, 16) * 16 + problem.accumulator_bytes * (
+            2 * channels + (config.blocks + 1) * m + scratch
+        )
 
     def predict_us(self, problem: SqueezeExcitationProblem, config: Config, device: Device) -> float:
         """x from memory and y to it, or x twice and y through the caches of the multiprocessors that have a block; and
@@ -111,7 +138,7 @@ class SqueezeExcitationCluster(CudaAlgorithm[Config]):
     def source(self, problem: SqueezeExcitationProblem, config: Config) -> Source:
         words = (
             tensor_core_type(problem.dtype), self.width(problem), config.threads, config.blocks,
-            problem.layout == "nhwc", problem.activation.upper(), problem.gate.upper(),
+            config.kept, config.staged, problem.layout == "nhwc", problem.activation.upper(), problem.gate.upper(),
         )  # fmt: skip
         return stub(FILE, "squeeze_excitation", template_args(*words), "Gating", config.threads, cluster=config.blocks)
 

@@ -21,7 +21,8 @@ template <typename A> DEVICE A warp_sum(A value) {
     return value;
 }
 
-// A block's part of an image: `count` vectors of V channels from `x` on, `step` vectors between pixels; or of planes.
+// A block's part of an image: vectors of V channels (of a plane, V pixels) from `x` on, `step` vectors from one pixel
+// (plane) to the next.
 template <typename T, int V> struct Slice {
     const Neighbours<T, V> *x;
     Neighbours<T, V> *y;
@@ -29,43 +30,57 @@ template <typename T, int V> struct Slice {
     long long pixels, step;
 };
 
-// Sums of channels over the block's pixels. Threads stand side by side along channels, and so many rows deep along
-// pixels; `scratch` has V values a thread.
+// Where threads stand, channels last: `lanes` side by side along channels, `rows` along pixels.
+template <int THREADS> struct Standing {
+    int lanes, rows, row, column;
+    DEVICE Standing(int vectors) {
+        lanes = max(1, min(vectors, THREADS)), rows = THREADS / lanes;
+        row = threadIdx.x / lanes, column = threadIdx.x % lanes;
+    }
+};
+
+// Sums of `width` channels from what each of so many rows has in `scratch`.
+template <int THREADS, typename A> DEVICE void fold_rows(A *scratch, int rows, int width, int real, A *sums) {
+    const int tid = threadIdx.x, folds = min(rows, max(1, THREADS / width));
+    __syncthreads();
+    // Rows to as few as there are threads for, then these: a thread writes only where it alone has read.
+    for (int i = tid; i < width * folds; i += THREADS) {
+        A sum = scratch[i];
+        for (int r = i / width + folds; r < rows; r += folds) sum += scratch[r * width + i % width];
+        scratch[i] = sum;
+    }
+    __syncthreads();
+    for (int i = tid; i < real; i += THREADS) {
+        A sum = scratch[i];
+        for (int fold = 1; fold < folds; ++fold) sum += scratch[fold * width + i];
+        sums[i] = sum;
+    }
+    __syncthreads();
+}
+
+// Sums of channels over the block's pixels.
 template <typename T, int V, int THREADS, typename A>
 DEVICE void sum_pixels(const Slice<T, V> &slice, A *sums, A *scratch) {
-    const int tid = threadIdx.x, vectors = slice.channels / V, lanes = min(vectors, THREADS), rows = THREADS / lanes;
-    const int row = tid / lanes, column = tid % lanes, width = lanes * V, folds = min(rows, max(1, THREADS / width));
-    for (int base = 0; base < vectors; base += lanes) {
+    const int vectors = slice.channels / V;
+    const Standing<THREADS> at(vectors);
+    for (int base = 0; base < vectors; base += at.lanes) {
         A total[V];
 #pragma unroll
         for (int v = 0; v < V; ++v) total[v] = A(0);
-        if (row < rows) {
-            if (base + column < vectors) {
-                const Neighbours<T, V> *x = slice.x + base + column;
-#pragma unroll 4
-                for (long long p = row; p < slice.pixels; p += rows) {
+        if (at.row < at.rows) {
+            if (base + at.column < vectors) {
+                const Neighbours<T, V> *x = slice.x + base + at.column;
+#pragma unroll 8
+                for (long long p = at.row; p < slice.pixels; p += at.rows) {
                     const Neighbours<T, V> read = x[p * slice.step];
 #pragma unroll
                     for (int v = 0; v < V; ++v) total[v] += upcast(read.v[v]);
                 }
             }
 #pragma unroll
-            for (int v = 0; v < V; ++v) scratch[row * width + column * V + v] = total[v];
+            for (int v = 0; v < V; ++v) scratch[threadIdx.x * V + v] = total[v];
         }
-        __syncthreads();
-        // Rows to as few as there are threads for, then these: a thread writes only where it alone has read.
-        for (int i = tid; i < width * folds; i += THREADS) {
-            A sum = scratch[i];
-            for (int r = i / width + folds; r < rows; r += folds) sum += scratch[r * width + i % width];
-            scratch[i] = sum;
-        }
-        __syncthreads();
-        for (int i = tid; i < min(width, slice.channels - base * V); i += THREADS) {
-            A sum = scratch[i];
-            for (int fold = 1; fold < folds; ++fold) sum += scratch[fold * width + i];
-            sums[base * V + i] = sum;
-        }
-        __syncthreads();
+        fold_rows<THREADS>(scratch, at.rows, at.lanes * V, min(at.lanes * V, slice.channels - base * V), sums + base * V);
     }
 }
 
@@ -74,7 +89,7 @@ template <typename T, int V, int THREADS, typename A> DEVICE void sum_planes(con
     for (int channel = threadIdx.x / 32; channel < slice.channels; channel += THREADS / 32) {
         const Neighbours<T, V> *x = slice.x + channel * slice.step;
         A total = A(0);
-#pragma unroll 4
+#pragma unroll 8
         for (long long p = threadIdx.x % 32; p < slice.pixels / V; p += 32) {
             const Neighbours<T, V> read = x[p];
 #pragma unroll
@@ -93,45 +108,102 @@ template <typename T, int V, typename A> DEVICE Neighbours<T, V> scaled(const Ne
     return y;
 }
 
-template <typename T, int V, int THREADS, int BLOCKS, bool CHANNELS_LAST, int ACTIVATION, int GATE>
+// KEPT: vectors of x that a thread holds from the sums to the scale, 0 where they are too many and are read again.
+// STAGED: the block's filters are brought to shared memory while x is under way, so many elements at once; 0: they are
+// read where they lie.
+template <typename T, int V, int THREADS, int BLOCKS, int KEPT, int STAGED, bool CHANNELS_LAST, int ACTIVATION,
+          int GATE>
 DEVICE void squeeze_excitation(const Gating &a) {
     using A = typename Arithmetic<T>::type;
     constexpr int WARPS = THREADS / 32, TOGETHER = 4;
+    static_assert(KEPT == 0 || CHANNELS_LAST, "planes are read again");
     extern __shared__ __align__(16) unsigned char memory[];
     const int tid = threadIdx.x, warp = tid / 32, lane = tid % 32, m = a.m, block_c = a.block_c;
     const int rank = blockIdx.x % BLOCKS, first_c = rank % (int)a.slices_c * block_c;
     const long long image = blockIdx.x / BLOCKS, first_p = rank / (int)a.slices_c * a.block_p;
-    A *sums = reinterpret_cast<A *>(memory), *gates = sums + block_c, *partial = gates + block_c,
-      *squeezed = partial + m, *scratch = squeezed + m;
+    const int channels = max(0, min(block_c, (int)a.c - first_c));
+    // `partial`: what each block of the cluster has summed up.
+    T *staged = reinterpret_cast<T *>(memory);
+    const int staged_bytes = STAGED ? (2 * m * block_c + m + block_c) * (int)sizeof(T) : 0;
+    A *sums = reinterpret_cast<A *>(memory + (staged_bytes + 15) / 16 * 16), *gates = sums + block_c,
+      *partial = gates + block_c, *squeezed = partial + BLOCKS * m, *scratch = squeezed + m;
     Slice<T, V> slice;
-    slice.channels = max(0, min(block_c, (int)a.c - first_c));
+    slice.channels = channels;
     slice.pixels = max(0ll, min(a.block_p, a.pixels - first_p));
     slice.step = (CHANNELS_LAST ? a.c : a.pixels) / V;
     const long long from = image * a.c * a.pixels +
                            (CHANNELS_LAST ? first_p * a.c + first_c : first_c * a.pixels + first_p);
     slice.x = reinterpret_cast<const Neighbours<T, V> *>(static_cast<const T *>(a.x) + from);
     slice.y = reinterpret_cast<Neighbours<T, V> *>(static_cast<T *>(a.y) + from);
-    const T *w = static_cast<const T *>(a.w) + first_c, *expand = w + a.m * a.c, *bias = static_cast<const T *>(a.bias);
+    const T *reduce = static_cast<const T *>(a.w) + first_c, *expand = reduce + a.m * a.c;
+    const T *bias = static_cast<const T *>(a.bias), *offsets = bias + a.m + first_c;
+    long long pitch = a.c;
+    // All blocks of the cluster have begun before any writes to another's memory.
+    if constexpr (BLOCKS > 1) cluster_arrive();
     begin_dependent();
 
-    if (slice.channels > 0) {
-        if constexpr (CHANNELS_LAST) sum_pixels<T, V, THREADS>(slice, sums, scratch);
-        else sum_planes<T, V, THREADS>(slice, sums);
+    const Standing<THREADS> at(channels / V);
+    Neighbours<T, V> kept[KEPT ? KEPT : 1];
+    if constexpr (KEPT > 0) {
+        const Neighbours<T, V> *x = slice.x + at.row * slice.step + at.column;
+#pragma unroll
+        for (int i = 0; i < KEPT; ++i, x += at.rows * slice.step) {
+            kept[i] = {};
+            if (channels > 0 && at.row < at.rows && at.row + i * at.rows < slice.pixels) kept[i] = *x;
+        }
     }
+    if constexpr (STAGED > 0) {
+        // Rows of both: m of `reduce`, m of `expand`, one behind the other.
+        using Piece = Neighbours<T, STAGED>;
+        Piece *pieces = reinterpret_cast<Piece *>(staged);
+        const Piece *w = reinterpret_cast<const Piece *>(reduce);
+        const int across = channels / STAGED, step = (int)(a.c / STAGED);
+#pragma unroll 4
+        for (int i = tid; i < 2 * m * across; i += THREADS) pieces[i] = w[(long long)(i / across) * step + i % across];
+        reduce = staged, expand = staged + m * channels, pitch = channels;
+        T *staged_bias = staged + 2 * m * block_c;
+#pragma unroll 2
+        for (int i = tid; i < m + channels; i += THREADS) staged_bias[i] = i < m ? bias[i] : offsets[i - m];
+        bias = staged_bias, offsets = staged_bias + m;
+    }
+    if (channels > 0) {
+        if constexpr (KEPT > 0) {
+            if (at.row < at.rows)
+#pragma unroll
+                for (int v = 0; v < V; ++v) {
+                    A total = A(0);
+#pragma unroll
+                    for (int i = 0; i < KEPT; ++i) total += upcast(kept[i].v[v]);
+                    scratch[tid * V + v] = total;
+                }
+            fold_rows<THREADS>(scratch, at.rows, channels, channels, sums);
+        } else if constexpr (CHANNELS_LAST) {
+            sum_pixels<T, V, THREADS>(slice, sums, scratch);
+        } else {
+            sum_planes<T, V, THREADS>(slice, sums);
+        }
+    } else {
+        __syncthreads();
+    }
+    if constexpr (BLOCKS > 1) cluster_wait();
     for (int first = warp; first < m; first += WARPS * TOGETHER) {
         A total[TOGETHER];
 #pragma unroll
         for (int i = 0; i < TOGETHER; ++i) total[i] = A(0);
-        for (int channel = lane; channel < slice.channels; channel += 32) {
+        for (int channel = lane; channel < channels; channel += 32) {
             const A sum = sums[channel];
 #pragma unroll
             for (int i = 0; i < TOGETHER; ++i)
-                if (first + i * WARPS < m) total[i] += sum * upcast(w[(first + i * WARPS) * a.c + channel]);
+                if (first + i * WARPS < m) total[i] += sum * upcast(reduce[(first + i * WARPS) * pitch + channel]);
         }
 #pragma unroll
         for (int i = 0; i < TOGETHER; ++i) {
             total[i] = warp_sum(total[i]);
-            if (lane == 0 && first + i * WARPS < m) partial[first + i * WARPS] = total[i];
+            if (lane < BLOCKS && first + i * WARPS < m) {
+                A *there = partial + rank * m + first + i * WARPS;
+                if constexpr (BLOCKS > 1) there = const_cast<A *>(in_block_of_rank(there, lane));
+                *there = total[i];
+            }
         }
     }
     if constexpr (BLOCKS > 1) cluster_arrive(), cluster_wait();
@@ -139,48 +211,51 @@ DEVICE void squeeze_excitation(const Gating &a) {
     for (int i = tid; i < m; i += THREADS) {
         A total = A(0);
 #pragma unroll
-        for (int block = 0; block < BLOCKS; ++block)
-            total += BLOCKS > 1 ? *in_block_of_rank(partial + i, block) : partial[i];
+        for (int block = 0; block < BLOCKS; ++block) total += partial[block * m + i];
         squeezed[i] = activate<ACTIVATION>(upcast(bias[i]) + total / A(a.pixels));
     }
-    // What others read stays until all have read it.
-    if constexpr (BLOCKS > 1) cluster_arrive();
     __syncthreads();
+    if (channels == 0) return;
 
-    if (slice.channels > 0) {
-        const int channels = slice.channels, folds = max(1, min(THREADS / channels, m));
-        for (int i = tid; i < channels * folds; i += THREADS) {
-            const int channel = i % channels;
-            A total = A(0);
+    const int folds = max(1, min(THREADS / channels, m));
+    for (int i = tid; i < channels * folds; i += THREADS) {
+        const int channel = i % channels;
+        A total = A(0);
 #pragma unroll 4
-            for (int j = i / channels; j < m; j += folds) total += squeezed[j] * upcast(expand[j * a.c + channel]);
-            scratch[i] = total;
-        }
-        __syncthreads();
-        for (int channel = tid; channel < channels; channel += THREADS) {
-            A total = upcast(bias[a.m + first_c + channel]);
-            for (int fold = 0; fold < folds; ++fold) total += scratch[fold * channels + channel];
-            gates[channel] = activate<GATE>(total);
-        }
-        __syncthreads();
-        if constexpr (CHANNELS_LAST) {
-            const int vectors = channels / V, lanes = min(vectors, THREADS), rows = THREADS / lanes;
-            for (int column = tid % lanes; column < vectors && tid / lanes < rows; column += lanes)
-#pragma unroll 4
-                for (long long p = tid / lanes; p < slice.pixels; p += rows)
-                    slice.y[p * slice.step + column] = scaled(slice.x[p * slice.step + column], gates + column * V);
-        } else {
-            for (int channel = warp; channel < channels; channel += WARPS) {
-                A gate[V];
+        for (int j = i / channels; j < m; j += folds) total += squeezed[j] * upcast(expand[j * pitch + channel]);
+        scratch[i] = total;
+    }
+    __syncthreads();
+    for (int channel = tid; channel < channels; channel += THREADS) {
+        A total = upcast(offsets[channel]);
+        for (int fold = 0; fold < folds; ++fold) total += scratch[fold * channels + channel];
+        gates[channel] = activate<GATE>(total);
+    }
+    __syncthreads();
+    if constexpr (KEPT > 0) {
+        if (at.row >= at.rows) return;
+        A gate[V];
 #pragma unroll
-                for (int v = 0; v < V; ++v) gate[v] = gates[channel];
-#pragma unroll 4
-                for (long long p = lane; p < slice.pixels / V; p += 32)
-                    slice.y[channel * slice.step + p] = scaled(slice.x[channel * slice.step + p], gate);
-            }
+        for (int v = 0; v < V; ++v) gate[v] = gates[at.column * V + v];
+        Neighbours<T, V> *y = slice.y + at.row * slice.step + at.column;
+#pragma unroll
+        for (int i = 0; i < KEPT; ++i, y += at.rows * slice.step)
+            if (at.row + i * at.rows < slice.pixels) *y = scaled(kept[i], gate);
+    } else if constexpr (CHANNELS_LAST) {
+        for (int column = at.column; column < channels / V && at.row < at.rows; column += at.lanes)
+#pragma unroll 8
+            for (long long p = at.row; p < slice.pixels; p += at.rows)
+                slice.y[p * slice.step + column] = scaled(slice.x[p * slice.step + column], gates + column * V);
+    } else {
+        for (int channel = warp; channel < channels; channel += WARPS) {
+            A gate[V];
+#pragma unroll
+            for (int v = 0; v < V; ++v) gate[v] = gates[channel];
+#pragma unroll 8
+            for (long long p = lane; p < slice.pixels / V; p += 32)
+                slice.y[channel * slice.step + p] = scaled(slice.x[channel * slice.step + p], gate);
         }
     }
-    if constexpr (BLOCKS > 1) cluster_wait();
 }
 
 // The plain method, of any size: one thread a value. STAGE by STAGE, between which values lie in `workspace`: means
