@@ -26,6 +26,8 @@ DEVICE unsigned cluster_rank() {
     return rank;
 }
 DEVICE void cluster_arrive() { asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory"); }
+// Nothing of this block's is to be seen by the others behind it: it waits for no store.
+DEVICE void cluster_arrive_relaxed() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
 DEVICE void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 // The same place in the shared memory of another block of the cluster.
 template <typename T> DEVICE const T *in_block_of_rank(const T *place, int rank) {

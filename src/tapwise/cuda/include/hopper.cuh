@@ -11,12 +11,6 @@ template <int COUNT> DEVICE void release_registers() {
 }
 template <int COUNT> DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 
-// The place of this CTA's shared memory in that of another CTA of the cluster.
-DEVICE unsigned address_of_rank(unsigned address, int rank) {
-    unsigned there;
-    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-    return there;
-}
 // Two floats to shared memory of the cluster, whose barrier there counts their bytes.
 DEVICE void send_two(unsigned to, unsigned barrier, float a, float b) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%2, %3}, [%1];" ::"r"(to),

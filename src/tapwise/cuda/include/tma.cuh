@@ -39,6 +39,24 @@ DEVICE void barrier_wait_for_cluster(unsigned barrier, unsigned phase) {
 }
 DEVICE void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
+// The place of this CTA's shared memory in that of another CTA of the cluster.
+DEVICE unsigned address_of_rank(unsigned address, int rank) {
+    unsigned there;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+    return there;
+}
+// A number to shared memory of the cluster, whose barrier there counts its bytes.
+DEVICE void send(unsigned to, unsigned barrier, float value) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %2, [%1];" ::"r"(to), "r"(barrier),
+                 "f"(value)
+                 : "memory");
+}
+DEVICE void send(unsigned to, unsigned barrier, double value) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f64 [%0], %2, [%1];" ::"r"(to), "r"(barrier),
+                 "d"(value)
+                 : "memory");
+}
+
 // Barrier `id` of a part of the CTA.
 DEVICE void sync_part(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 DEVICE void arrive_part(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }

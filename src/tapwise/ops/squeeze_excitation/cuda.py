@@ -27,12 +27,16 @@ LEAST_SLICE: Final = 64
 STAGES: Final = ("MEANS", "SQUEEZED", "GATES", "SCALED")
 # Vectors of x that a thread holds at most, by the threads of a block: as many as registers take.
 MOST_KEPT: Final = {256: 32, 512: 16, 1024: 4}
+# The barrier of a cluster.
+BARRIER_BYTES: Final = 16
 PLAIN_THREADS: Final = 256
 BLOCKS_EACH: Final = 16
-# Bytes of the cache that a multiprocessor reads in a microsecond; a launch with its products; an exchange in a cluster.
+# Bytes of the cache that a multiprocessor reads in a microsecond, and a thread; threads that its registers hold.
 CACHE_RATE: Final = 90e3
-LAUNCH_US: Final = 2.6
-EXCHANGE_US: Final = 0.4
+BYTES_EACH: Final = 160
+THREADS_EACH: Final = 640
+LAUNCH_US: Final = 1.0
+STEPS_US: Final = 2.5
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class SqueezeExcitationCluster(CudaAlgorithm[Config]):
             bare = Config(blocks, self._slices(problem, blocks), threads, 0, 0)
             kept, staged = self._kept(problem, bare), self._staged(problem, bare)
             for config in dict.fromkeys((replace(bare, kept=kept, staged=staged), replace(bare, kept=kept), bare)):
-                if self.shared_bytes(problem, config) <= device.shared_bytes:
+                if self.shared_bytes(problem, config) + BARRIER_BYTES <= device.shared_bytes:
                     yield config
                     break
 
@@ -120,20 +124,24 @@ class SqueezeExcitationCluster(CudaAlgorithm[Config]):
         """Sums and gates of the block's channels, what is exchanged and what comes of it, and what threads add up; and
         the filters."""
         (channels, _), m = self.sizes(problem, config), problem.m
-        scratch = max(config.threads * self.width(problem), channels)
+        scratch = max((config.threads + 8) * self.width(problem), channels)
         filters = (2 * m * channels + m + channels) * problem.itemsize if config.staged else 0
         return ceil_div(filters, 16) * 16 + problem.accumulator_bytes * (
             2 * channels + (config.blocks + 1) * m + scratch
         )
 
     def predict_us(self, problem: SqueezeExcitationProblem, config: Config, device: Device) -> float:
-        """x from memory and y to it, or x twice and y through the caches of the multiprocessors that have a block; and
-        two products with the filters of a slice, by every block."""
-        image, busy = prod(problem.x_shape) * problem.itemsize, min(problem.n * config.blocks, device.multiprocessors)
-        cache, memory = 3 * image / (CACHE_RATE * busy), 2 * image / (device.gbps * 1e3 * 0.8)
+        """Rounds of blocks, as many at once as registers hold, each with its steps one behind the other and its bytes at
+        what loads of its threads under way let through; and memory."""
+        image = problem.c * problem.pixels * problem.itemsize
+        together = max(1, THREADS_EACH // config.threads)
+        rounds = ceil_div(problem.n * config.blocks, device.multiprocessors * together)
+        busy = min(together, ceil_div(problem.n * config.blocks, device.multiprocessors))
+        rate = min(config.threads * BYTES_EACH, CACHE_RATE / busy)
         filters = 2 * problem.m * ceil_div(problem.c, config.slices) * problem.itemsize
-        products = filters * ceil_div(problem.n * config.blocks, device.multiprocessors) / CACHE_RATE
-        return LAUNCH_US + EXCHANGE_US * (config.blocks > 1) + max(cache, memory) + products + config.threads * 1e-5
+        moved = (2 if config.kept else 3) * image / config.blocks + filters * (1 if config.staged else 2)
+        memory = 2 * problem.n * image / (device.gbps * 1e3 * 0.8)
+        return max(rounds * (STEPS_US + moved / rate), memory) + LAUNCH_US
 
     def source(self, problem: SqueezeExcitationProblem, config: Config) -> Source:
         words = (

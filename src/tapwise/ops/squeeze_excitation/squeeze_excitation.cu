@@ -7,6 +7,7 @@
 // Source: Hu, Shen and Sun, "Squeeze-and-Excitation Networks", 2018.
 #include "activation.cuh"
 #include "grid.cuh"
+#include "tma.cuh"
 
 struct Gating {
     const void *x, *w, *bias;
@@ -39,21 +40,31 @@ template <int THREADS> struct Standing {
     }
 };
 
-// Sums of `width` channels from what each of so many rows has in `scratch`.
-template <int THREADS, typename A> DEVICE void fold_rows(A *scratch, int rows, int width, int real, A *sums) {
-    const int tid = threadIdx.x, folds = min(rows, max(1, THREADS / width));
+// Threads' values of V channels lie apart by this much: so neighbours write to, and read from, other banks.
+template <int THREADS> constexpr int PITCH = THREADS + 8;
+
+// Sums of `real` channels from what each thread has in `scratch`.
+template <int V, int THREADS, typename A>
+DEVICE void fold_rows(A *scratch, const Standing<THREADS> &at, int real, A *sums) {
+    const int width = at.lanes * V, folds = min(at.rows, max(1, THREADS / width));
     __syncthreads();
     // Rows to as few as there are threads for, then these: a thread writes only where it alone has read.
-    for (int i = tid; i < width * folds; i += THREADS) {
-        A sum = scratch[i];
-        for (int r = i / width + folds; r < rows; r += folds) sum += scratch[r * width + i % width];
-        scratch[i] = sum;
+    for (int i = threadIdx.x; i < width * folds; i += THREADS) {
+        const int fold = i / width, v = (i - fold * width) / at.lanes, column = i - fold * width - v * at.lanes;
+        A *place = scratch + v * PITCH<THREADS> + fold * at.lanes + column;
+        A sum = *place;
+#pragma unroll 4
+        for (int r = fold + folds; r < at.rows; r += folds) sum += place[(r - fold) * at.lanes];
+        *place = sum;
     }
     __syncthreads();
-    for (int i = tid; i < real; i += THREADS) {
-        A sum = scratch[i];
-        for (int fold = 1; fold < folds; ++fold) sum += scratch[fold * width + i];
-        sums[i] = sum;
+    for (int i = threadIdx.x; i < width; i += THREADS) {
+        const int v = i / at.lanes, column = i - v * at.lanes, channel = column * V + v;
+        const A *place = scratch + v * PITCH<THREADS> + column;
+        A sum = *place;
+#pragma unroll 4
+        for (int fold = 1; fold < folds; ++fold) sum += place[fold * at.lanes];
+        if (channel < real) sums[channel] = sum;
     }
     __syncthreads();
 }
@@ -78,9 +89,9 @@ DEVICE void sum_pixels(const Slice<T, V> &slice, A *sums, A *scratch) {
                 }
             }
 #pragma unroll
-            for (int v = 0; v < V; ++v) scratch[threadIdx.x * V + v] = total[v];
+            for (int v = 0; v < V; ++v) scratch[v * PITCH<THREADS> + threadIdx.x] = total[v];
         }
-        fold_rows<THREADS>(scratch, at.rows, at.lanes * V, min(at.lanes * V, slice.channels - base * V), sums + base * V);
+        fold_rows<V>(scratch, at, slice.channels - base * V, sums + base * V);
     }
 }
 
@@ -138,8 +149,17 @@ DEVICE void squeeze_excitation(const Gating &a) {
     const T *reduce = static_cast<const T *>(a.w) + first_c, *expand = reduce + a.m * a.c;
     const T *bias = static_cast<const T *>(a.bias), *offsets = bias + a.m + first_c;
     long long pitch = a.c;
-    // All blocks of the cluster have begun before any writes to another's memory.
-    if constexpr (BLOCKS > 1) cluster_arrive();
+    // Counts the bytes that come from the blocks of the cluster; all have begun before any sends.
+    __shared__ __align__(8) unsigned long long barrier;
+    const unsigned all_sent = shared_address(&barrier);
+    if constexpr (BLOCKS > 1) {
+        if (tid == 0) {
+            barrier_init(all_sent, 1);
+            publish_barriers();
+            barrier_expect(all_sent, BLOCKS * m * (int)sizeof(A));
+        }
+        cluster_arrive_relaxed();
+    }
     begin_dependent();
 
     const Standing<THREADS> at(channels / V);
@@ -174,9 +194,9 @@ DEVICE void squeeze_excitation(const Gating &a) {
                     A total = A(0);
 #pragma unroll
                     for (int i = 0; i < KEPT; ++i) total += upcast(kept[i].v[v]);
-                    scratch[tid * V + v] = total;
+                    scratch[v * PITCH<THREADS> + tid] = total;
                 }
-            fold_rows<THREADS>(scratch, at.rows, channels, channels, sums);
+            fold_rows<V>(scratch, at, channels, sums);
         } else if constexpr (CHANNELS_LAST) {
             sum_pixels<T, V, THREADS>(slice, sums, scratch);
         } else {
@@ -200,19 +220,20 @@ DEVICE void squeeze_excitation(const Gating &a) {
         for (int i = 0; i < TOGETHER; ++i) {
             total[i] = warp_sum(total[i]);
             if (lane < BLOCKS && first + i * WARPS < m) {
-                A *there = partial + rank * m + first + i * WARPS;
-                if constexpr (BLOCKS > 1) there = const_cast<A *>(in_block_of_rank(there, lane));
-                *there = total[i];
+                A *place = partial + rank * m + first + i * WARPS;
+                if constexpr (BLOCKS == 1) *place = total[i];
+                else send(address_of_rank(shared_address(place), lane), address_of_rank(all_sent, lane), total[i]);
             }
         }
     }
-    if constexpr (BLOCKS > 1) cluster_arrive(), cluster_wait();
+    if constexpr (BLOCKS > 1) barrier_wait_for_cluster(all_sent, 0);
     else __syncthreads();
+    const A share = A(1) / A((double)a.pixels);
     for (int i = tid; i < m; i += THREADS) {
         A total = A(0);
 #pragma unroll
         for (int block = 0; block < BLOCKS; ++block) total += partial[block * m + i];
-        squeezed[i] = activate<ACTIVATION>(upcast(bias[i]) + total / A(a.pixels));
+        squeezed[i] = activate<ACTIVATION>(upcast(bias[i]) + total * share);
     }
     __syncthreads();
     if (channels == 0) return;

@@ -83,7 +83,8 @@ class SlidingWindow(CudaAlgorithm[Config]):
 
         A tile in shared memory pays at stride 1: otherwise it holds elements that few threads want.
 
-        And no thread is done before it has waited for its terms: 1.5 us a channel from shared memory, 50 ns a term.
+        And no thread is done before it has waited for its terms: 1.5 us a channel from shared memory, 0.25 from global
+        memory, and 50 ns a term.
         """
         if config.partition == "run":
             # Addresses are worked out for every term.
@@ -98,7 +99,7 @@ class SlidingWindow(CudaAlgorithm[Config]):
         blocks = ceil_div(q, across) * ceil_div(p, down) * problem.n * problem.k
         waves = ceil_div(blocks * config.threads, 2048 * device.multiprocessors)
         channels = problem.c // problem.groups
-        alone = channels * (1.5 if config.memory == "shared" else 0.0) + 0.05 * channels * prod(problem.kernel)
+        alone = channels * (1.5 if shared else 0.25) + 0.05 * channels * prod(problem.kernel)
         return max(window.roof_us(problem, device, 0.042 / slow, 0.5 / slow), waves * alone + 2.0)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
