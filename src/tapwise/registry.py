@@ -64,6 +64,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cuda.block_reduction": "tapwise.ops.reduce.cuda:ReduceBlockReduction",
     },
     "squeeze_excitation": {
+        "cpu.simd": "tapwise.ops.squeeze_excitation.cpu:SqueezeExcitationSimd",
         "cpu.serial": "tapwise.ops.squeeze_excitation.cpu_serial:SqueezeExcitationSerial",
         "cuda.cluster": "tapwise.ops.squeeze_excitation.cuda:SqueezeExcitationCluster",
         "cuda.grid_stride": "tapwise.ops.squeeze_excitation.cuda:SqueezeExcitationGridStride",

@@ -53,6 +53,8 @@ class Peer:
 
 # Operators that have one input and no filters.
 PLAIN: Final = ("softmax", "reduce", "pool", "im2col", "col2im")
+# And those that PyTorch has besides convolution.
+PYTORCH: Final = (*PLAIN, "squeeze_excitation")
 
 PEERS: Final = {
     peer.name: peer
@@ -63,8 +65,8 @@ PEERS: Final = {
         Peer("cudnn", "torch", "PyTorch with CUDA", "tapwise.baselines.torch_conv", device="cuda"),
         Peer("cudnn-cl", "torch", "PyTorch with CUDA", "tapwise.baselines.torch_conv", device="cuda"),
         Peer("aten", "torch", "PyTorch with CUDA", "tapwise.baselines.torch_conv", device="cuda"),
-        Peer("torch", "torch", "make bench TORCH=1", "tapwise.baselines.plain", PLAIN),
-        Peer("torch-cuda", "torch", "PyTorch with CUDA", "tapwise.baselines.plain", PLAIN, "cuda"),
+        Peer("torch", "torch", "make bench TORCH=1", "tapwise.baselines.plain", PYTORCH),
+        Peer("torch-cuda", "torch", "PyTorch with CUDA", "tapwise.baselines.plain", PYTORCH, "cuda"),
         Peer("numpy", "numpy", "", "tapwise.baselines.plain", PLAIN),
         Peer("onnxruntime", "onnxruntime", "pip install 'tapwise[peers]'", "tapwise.baselines.plain", PLAIN),
         Peer("opencv", "cv2", "pip install 'tapwise[peers]'", "tapwise.baselines.pictures", ("filter",)),

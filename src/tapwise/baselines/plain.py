@@ -13,6 +13,7 @@ from tapwise.ops.patches.problem import PatchProblem
 from tapwise.ops.pool.problem import PoolProblem
 from tapwise.ops.reduce.problem import ReduceProblem
 from tapwise.ops.softmax.problem import SoftmaxProblem
+from tapwise.ops.squeeze_excitation.problem import SqueezeExcitationProblem
 from tapwise.problem import Inputs, Problem
 
 Call = Callable[[], Any]
@@ -25,7 +26,7 @@ def prepare(name: str, problem: Problem, inputs: Inputs, threads: int) -> Prepar
     """
     x = inputs.x
     if name.startswith("torch"):
-        return _torch(problem, x, threads)
+        return _torch(problem, inputs, threads)
     if name == "numpy":
         if problem.operator != "reduce":
             raise PeerUnavailable(f"NumPy has no {problem.operator}")
@@ -36,17 +37,21 @@ def prepare(name: str, problem: Problem, inputs: Inputs, threads: int) -> Prepar
     return _ONNXRUNTIME[problem.operator](problem, x, threads)
 
 
-def _torch(problem: Problem, x: Any, threads: int) -> Prepared:
+def _torch(problem: Problem, inputs: Inputs, threads: int) -> Prepared:
     import torch
 
+    x = inputs.x
     if isinstance(x, np.ndarray):
         if problem.dtype == "f16":
             raise PeerUnavailable("PyTorch is measured in f32 and f64")
         torch.set_num_threads(threads)
     t = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
-    if problem.operator not in _TORCH:
+    if problem.operator not in (*_TORCH, "squeeze_excitation"):
         raise PeerUnavailable(f"PyTorch is not measured for {problem.operator}")
-    call = _TORCH[problem.operator](problem, t)
+    if problem.operator == "squeeze_excitation":
+        call = _torch_squeeze_excitation(problem, t, inputs)  # type: ignore[arg-type]
+    else:
+        call = _TORCH[problem.operator](problem, t)
 
     def run() -> Any:
         with torch.inference_mode():
@@ -72,6 +77,24 @@ def _torch_patches(problem: PatchProblem, t: Any) -> Call:
     if problem.operator == "im2col":
         return lambda: functional.unfold(t, *window)
     return lambda: functional.fold(t, problem.spatial, *window)
+
+
+def _torch_squeeze_excitation(problem: SqueezeExcitationProblem, t: Any, inputs: Inputs) -> Call:
+    """The layers one by one, as models have them."""
+    import torch
+    from torch.nn import functional
+
+    w, bias = (torch.from_numpy(one) if isinstance(one, np.ndarray) else one for one in (inputs.w, inputs.bias))
+    m, kinds = problem.m, {"gelu_tanh": lambda v: functional.gelu(v, approximate="tanh")}
+    activation, gate = (kinds.get(word) or getattr(functional, word) for word in (problem.activation, problem.gate))
+    reduce, expand = w[0][:, :, None, None].clone(), w[1].T[:, :, None, None].clone()
+    squeeze, excite = bias[:m].clone(), bias[m:].clone()
+
+    def call() -> Any:
+        squeezed = activation(functional.conv2d(functional.adaptive_avg_pool2d(t, 1), reduce, squeeze))
+        return t * gate(functional.conv2d(squeezed, expand, excite))
+
+    return call
 
 
 def _torch_pool(problem: PoolProblem, t: Any) -> Call:

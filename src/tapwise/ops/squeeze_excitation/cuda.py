@@ -131,7 +131,7 @@ class SqueezeExcitationCluster(CudaAlgorithm[Config]):
         )
 
     def predict_us(self, problem: SqueezeExcitationProblem, config: Config, device: Device) -> float:
-        """Rounds of blocks, as many at once as registers hold, each with its steps one behind the other and its bytes at
+        """Rounds of blocks, as many at once as registers hold, each with its steps behind one another and its bytes at
         what loads of its threads under way let through; and memory."""
         image = problem.c * problem.pixels * problem.itemsize
         together = max(1, THREADS_EACH // config.threads)
