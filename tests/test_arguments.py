@@ -187,6 +187,14 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, list[Any]]]
         tapwise.reduce, {"x": PLANE, "op": "sum"},
         {"x": PLAIN, "op": NAMES, "axis": AXES, "keepdims": FLAGS, **ALONG},
     ),
+    "squeeze_excitation": (
+        tapwise.squeeze_excitation,
+        {"x": IMAGE, "weight": np.ones((2, 3, 4), F32), "bias": np.ones(7, F32)},
+        {
+            "x": INPUTS, "weight": INPUTS, "bias": INPUTS, "activation": NAMES, "gate": NAMES,
+            "out": [*SHAPED, IMAGE[:1]], "algorithm": NAMES, "device": DEVICES,
+        },
+    ),
     "choose": (
         dispatch.choose, {"problem": ConvProblem.parse("c4 h6 w6 k4 r3 s3"), "device": host()},
         {"algorithm": NAMES, "config": WORDS, "prepared": FLAGS, "workspace_limit": [*NUMBERS, -1, ()]},
@@ -220,6 +228,10 @@ PROBLEMS: dict[str, dict[str, list[Any]]] = {
         "clip": FLAGS, "double": FLAGS,
     },
     "softmax 5x7": {**AXES_FIELDS, "log": FLAGS},
+    "squeeze_excitation c4 h6 w6 m3": {
+        **dict.fromkeys("nchwm", FIELDS["n"]), "activation": NAMES, "gate": NAMES, "dtype": FIELDS["dtype"],
+        "layout": FIELDS["layout"],
+    },
     "reduce sum 5x7": {**AXES_FIELDS, "op": NAMES, "keepdims": FLAGS},
 }  # fmt: skip
 # What an argument is called in an error.

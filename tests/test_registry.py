@@ -45,6 +45,11 @@ PROBLEMS = {
         "filter maximum h40 w40 size5 f16",
     ],
     "softmax": ["softmax 7x77", "log_softmax 3x1003 f16", "softmax 3x5x19 axis1 f64"],
+    "squeeze_excitation": [
+        "squeeze_excitation n2 c37 h9 w11 m5 hardsigmoid",
+        "squeeze_excitation n3 c36 h8 w11 m50 gelu f64 nhwc",
+        "squeeze_excitation c72 h7 w7 m3 silu f16 nhwc",
+    ],
     "reduce": ["reduce sum 5x333", "reduce argmax 3x257 axis1 f64", "reduce logsumexp 8x41 axis0 f16"],
 }
 # What an algorithm does not take of its operator's problems, by their numbers. A new one may be left out: what its own

@@ -66,6 +66,10 @@ PLAIN = [
     "softmax 100000 f16",
     "log_softmax 8x21x128x128 axis1",
     "log_softmax 1000000 f64",
+    "squeeze_excitation c1152 h7 w7 m48 silu f16 nhwc",
+    "squeeze_excitation n32 c32 h112 w112 m8 hardswish hardsigmoid bf16 nhwc",
+    "squeeze_excitation n3 c37 h9 w11 m5 gelu",
+    "squeeze_excitation c40000 h1 w3 m2 f64 nhwc",
 ]
 
 

@@ -37,6 +37,7 @@ PLANNED = [
     "reduce argmin 64x1000x7 axis1 f64",
     "softmax 1024x1000",
     "softmax 1000000",
+    "squeeze_excitation n2 c40 h9 w11 m5 f16 nhwc",
 ]
 
 
@@ -133,7 +134,7 @@ def test_a_run_gives_every_launch_its_addresses(text: str, monkeypatch: pytest.M
             made = algorithm.plan(problem, config, H200)
             arrays = {name: SimpleNamespace(ptr=1 + number, stream=7) for number, name in enumerate(Buffers._fields)}
             packed: Any = SimpleNamespace(ptr=100, synchronized=True)
-            if problem.operator != "conv":
+            if problem.operator not in ("conv", "squeeze_excitation"):
                 packed = (packed, 8) if problem.operator == "filter" else None
             y: Any = (arrays["y"], arrays["y"]) if has["places"] else arrays["y"]
             scratch = arrays["workspace"] if made.workspace_bytes else None

@@ -69,7 +69,13 @@ def filtering(draw: Draw) -> str:
     )
 
 
-@pytest.mark.parametrize("drawn", [convolution, pooling, run, patches, filtering])
+def gate(draw: Draw) -> str:
+    sizes = {name: draw.choice([1, 7, 64, 5_000, 100_000]) for name in "nchwm"}
+    words = " ".join(f"{name}{size}" for name, size in sizes.items())
+    return f"squeeze_excitation {words} {draw.choice(['', 'silu'])} {draw.choice(['', 'nhwc'])} {draw.choice(DTYPES)}"
+
+
+@pytest.mark.parametrize("drawn", [convolution, pooling, run, patches, filtering, gate])
 def test_some_algorithm_takes_every_problem(drawn: Callable[[Draw], str]) -> None:
     draw, answered = random.Random(0), 0
     for text in [drawn(draw) for _ in range(COUNT)]:

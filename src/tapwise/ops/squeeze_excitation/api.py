@@ -12,7 +12,7 @@ from tapwise.arrays.replay import Replays
 from tapwise.arrays.workspaces import workspace
 from tapwise.errors import InvalidProblem
 from tapwise.ops.parameters import device_of, result
-from tapwise.ops.squeeze_excitation.problem import SqueezeExcitationProblem
+from tapwise.ops.squeeze_excitation.problem import BETWEEN, GATES, SqueezeExcitationProblem
 
 
 def squeeze_excitation(
@@ -35,6 +35,8 @@ def squeeze_excitation(
 
 
 _replays: Final = Replays()
+_BETWEEN: Final = f"one of {', '.join(BETWEEN)}"
+_GATES: Final = f"one of {', '.join(GATES)}"
 _problem = lru_cache(dispatch.CHOICES_KEPT)(SqueezeExcitationProblem)
 
 
@@ -43,6 +45,7 @@ def _squeeze_excitation(words: tuple[Any, ...], out: Any, x: Any, weight: Any, b
     index, upload = arrays.place(x, device)
     source = arrays.anywhere(x, "x", index, upload)
     algorithm = word(algorithm, "algorithm", dispatch.ALGORITHM)
+    activation, gate = word(activation, "activation", _BETWEEN), word(gate, "gate", _GATES)
     filters, offset = (
         arrays.beside(arrays.anywhere(one, name, index, upload), source)
         for one, name in ((weight, "weight"), (bias, "bias"))

@@ -42,8 +42,8 @@ class GatePlan(KernelPlan):
         self._steps = [(library.address(name), library.function(name)) for name in ("products", "scale")]
 
     def pack(self, w: np.ndarray) -> np.ndarray:
-        """In the arithmetic dtype."""
-        return np.array(w, DTYPES[self.problem.accumulator], order="C")
+        """In the arithmetic dtype; themselves where they are so: they are nobody's for longer than a call."""
+        return np.ascontiguousarray(w, DTYPES[self.problem.accumulator])
 
     def run(self, buffers: Buffers) -> None:
         super().run(buffers)

@@ -25,7 +25,7 @@ class SqueezeExcitationSerial(LoopAlgorithm):
         return problem.n * 30.0 + 1e-3 * problem.flops
 
     def pack(self, problem: SqueezeExcitationProblem, w: Any) -> Any:
-        return np.array(w, DTYPES[problem.accumulator], order="C")
+        return np.ascontiguousarray(w, DTYPES[problem.accumulator])
 
     def run(self, problem: SqueezeExcitationProblem, buffers: Buffers, us: float) -> None:
         reduce, expand = buffers.w

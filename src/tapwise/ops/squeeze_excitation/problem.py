@@ -81,6 +81,10 @@ class SqueezeExcitationProblem(Problem):
         return (self.m + self.c,)
 
     @property
+    def _shaped_by(self) -> str:
+        return f"; m={self.m}"
+
+    @property
     def pixels(self) -> int:
         return self.h * self.w
 
