@@ -163,6 +163,25 @@ def test_gradients_are_refused_by_name() -> None:
         torch.func.jvp(lambda x: OPS.softmax(x), (X,), (X,))
 
 
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_frozen_calls_that_come_again(order: Any) -> None:
+    """Whatever a tensor is besides its shape: what NumPy has no view of goes another way."""
+    weight, bias, x = torch.randn(8, 6, 3, 3), torch.randn(8), X.contiguous(memory_format=order)
+    residual = torch.randn(X.shape[0], 8, *X.shape[2:]).contiguous(memory_format=order)
+    plain = functional.conv2d(x, weight, bias, padding=1)
+    for added in (None, residual):
+        expected = (plain if added is None else plain + added).relu()
+        tensors = (x, x.clone().requires_grad_(), (-x)._neg_view())
+        with torch.no_grad():
+            for again in (*tensors, *tensors):
+                for other in (added, None if added is None else (-added)._neg_view()):
+                    y = OPS.conv_frozen(again, weight, bias, other, FROZEN)
+                    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+                    assert y.is_contiguous(memory_format=order)
+    with pytest.raises(InvalidProblem, match="residual"):
+        OPS.conv_frozen(x, weight, bias, residual[:, :, :2], FROZEN)
+
+
 def test_frozen_filters_follow_counted_writes() -> None:
     from tapwise.torch.frozen import _kept
 

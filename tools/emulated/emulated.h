@@ -107,6 +107,9 @@ template <typename T> inline T __shfl_sync(unsigned, T value, int lane) {
     __syncwarp();
     return other;
 }
+template <typename T> inline T __shfl_xor_sync(unsigned mask, T value, int lanes) {
+    return __shfl_sync(mask, value, (int)(current->index.x % 32) ^ lanes);
+}
 inline int __syncthreads_and(int value) {
     current->given[0] = value;
     __syncthreads();
@@ -291,6 +294,7 @@ inline void begin_dependent() {}
 inline void wait_for_previous() {}
 inline void let_next_begin() {}
 inline void cluster_arrive() {}
+inline void cluster_arrive_relaxed() {}
 inline void cluster_wait() { wait_as(Fiber::IN_CLUSTER); }
 template <typename T> inline const T *in_block_of_rank(const T *place, int rank) {
     if ((unsigned)rank == own_rank) return place;
@@ -373,6 +377,21 @@ static unsigned run_block(unsigned threads, bool backwards) {
                 if (fiber.state == Fiber::IN_BLOCK) fiber.state = Fiber::READY;
         } else if (!ran) fail("threads wait for each other at different places");
     }
+}
+// Addresses in a block's shared memory with the block's rank above them.
+inline unsigned address_of_rank(unsigned address, int rank) { return (unsigned)rank << 24 | address; }
+template <typename T> inline void send(unsigned to, unsigned barrier, T value) {
+    const unsigned rank = to >> 24, mask = (1 << 24) - 1;
+    if (rank >= cluster.size() || rank != barrier >> 24) fail("a block outside its cluster");
+    unsigned char *there = rank == own_rank ? memory : cluster[rank].memory.data();
+    memcpy(there + (to & mask), &value, sizeof value);
+    Barrier &b = *(Barrier *)(there + (barrier & mask));
+    b.bytes -= sizeof value;
+    barrier_settle(b);
+}
+inline void barrier_wait_for_cluster(unsigned at, unsigned phase) {
+    wait_as(Fiber::IN_CLUSTER);
+    if (barrier_at(at).phase == phase) fail("less was sent than a barrier waits for");
 }
 
 // Runs a grid; `backwards`: threads in the other order. `shared`: bytes of a block. Blocks of a cluster lie along x.

@@ -6,6 +6,8 @@ from typing import Any, Final
 
 import torch
 
+from tapwise.torch.tensors import version
+
 # Elements of a vector that Inductor, with freezing, has in its code instead of in memory.
 INLINED: Final = 8
 
@@ -37,10 +39,7 @@ class Folded(torch.nn.Module):
         raise NotImplementedError
 
     def _state(self) -> tuple[Any, ...]:
-        tensors = self.originals()
-        return tuple(
-            None if one is None else (one.data_ptr(), 0 if one.is_inference() else one._version) for one in tensors
-        )
+        return version(self.originals())
 
     def follow(self) -> None:
         """The filters anew where the originals have changed."""

@@ -6,6 +6,7 @@ in the version, but not those through `.data`, nor those to inference tensors: w
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from threading import Lock
 from typing import Any, Final, NamedTuple
@@ -14,8 +15,9 @@ from weakref import ref
 import torch
 
 from tapwise.ops.conv.api import prepare
+from tapwise.ops.conv.prepared import PreparedConv
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.torch.tensors import layout_of, narrow, ordered
+from tapwise.torch.tensors import layout_of, narrow, ordered, version
 
 # Calls of a weight that are kept: shapes, strides and dtypes of x, and words. Each has filters of its own.
 KEPT: Final = 8
@@ -55,8 +57,7 @@ _lock: Final = Lock()
 
 
 def _state(weight: torch.Tensor, bias: torch.Tensor | None) -> tuple[Any, ...]:
-    state = weight._version if not weight.is_inference() else 0, weight.data_ptr(), weight.dtype
-    return state if bias is None else (*state, bias._version if not bias.is_inference() else 0, bias.data_ptr())
+    return weight.dtype, version((weight, bias))
 
 
 def conv_frozen(
@@ -96,8 +97,25 @@ def _first(
         while len(kept.calls) >= KEPT:
             kept.calls.pop(next(iter(kept.calls)))
         key = words, x.shape, x.stride(), x.dtype, residual is None
-        kept.calls[key] = made if result is y and dtype is x.dtype else converted
+        direct = _on_host(made) if not x.is_cuda else made
+        kept.calls[key] = direct if result is y and dtype is x.dtype else converted
     return result
+
+
+def _on_host(made: PreparedConv) -> Callable[..., torch.Tensor]:
+    """Calls on tensors whose memory NumPy has as well: less than half of what a prepared operator takes for them."""
+
+    def call(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        y: torch.Tensor
+        try:
+            added = None if residual is None else residual.numpy()
+            y = torch.from_numpy(made(x.numpy(), added))
+        except RuntimeError:
+            # Of some tensors NumPy is given no view: of those that require a gradient, or are negated lazily.
+            y = made(x, residual)
+        return y
+
+    return call
 
 
 def _drop(number: int, gone: ref[torch.Tensor]) -> None:

@@ -17,14 +17,13 @@ from tapwise.torch import fusion, gated, layers, shuffle
 from tapwise.torch.folded import Folded
 from tapwise.torch.fused import FusedConv
 from tapwise.torch.graphs import Graphs
+from tapwise.torch.tensors import version
 from tapwise.torch.timing import medians
 
 # Orders of images by name; None: as they come.
 FORMATS: Final = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format, "preserve": None}
 # Modules without a forward of their own.
 CONTAINERS: Final = (torch.nn.ModuleList, torch.nn.ModuleDict)
-# How often a tensor was written.
-_WRITES: Final[Any] = torch.Tensor._version.__get__
 
 
 @dataclass
@@ -67,18 +66,11 @@ class Optimized(torch.nn.Module):
         captured = self.__dict__["captured"]
         return self._compute(*inputs, **named) if captured is None else captured(*inputs, **named)
 
-    def _version(self) -> tuple[Any, ...]:
+    def _version(self) -> tuple[int, ...]:
         """What changes with a write to a parameter or a buffer. It is asked for at each call: with the modules' own
         iterators it would take four times as long."""
-        modules = self.__dict__["parts"]
-        tensors = [one for part in modules for one in (*part._parameters.values(), *part._buffers.values())]
-        tensors = [one for one in tensors if one is not None]
-        try:
-            writes = list(map(_WRITES, tensors))
-        except RuntimeError:
-            # Tensors of inference mode do not count.
-            writes = [0 if one.is_inference() else one._version for one in tensors]
-        return tuple(map(torch.Tensor.data_ptr, tensors)), writes
+        parts = self.__dict__["parts"]
+        return version(one for part in parts for one in (*part._parameters.values(), *part._buffers.values()))
 
     def _compute(self, *inputs: Any, **named: Any) -> Any:
         if (order := FORMATS[self.report.memory_format]) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import torch
@@ -11,6 +12,9 @@ from tapwise.errors import InvalidProblem
 
 # Dtypes as problems name them.
 NAMES: Final = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+# How often a tensor was written.
+_WRITES: Final[Any] = torch.Tensor._version.__get__
 
 
 def memory_format(x: torch.Tensor) -> torch.memory_format:
@@ -34,6 +38,18 @@ def layout_of(x: torch.Tensor, weight: torch.Tensor) -> str:
     """A convolution's memory order. One pixel lies alike in both, and channels last has the faster kernels."""
     pixel = x.ndim == 4 and all(size == 1 for size in (*x.shape[2:], *weight.shape[2:]))
     return "nhwc" if pixel or memory_format(x) is torch.channels_last else "nchw"
+
+
+def version(tensors: Iterable[torch.Tensor | None]) -> tuple[int, ...]:
+    """What changes with a write to one of them, and with another tensor in its place. Asked for at each call."""
+    there = [one for one in tensors if one is not None]
+    try:
+        writes: Any = map(_WRITES, there)
+        return (*map(torch.Tensor.data_ptr, there), *writes)
+    except RuntimeError:
+        # Tensors of inference mode do not count.
+        writes = (0 if one.is_inference() else one._version for one in there)
+        return (*map(torch.Tensor.data_ptr, there), *writes)
 
 
 def narrow(x: torch.Tensor) -> bool:

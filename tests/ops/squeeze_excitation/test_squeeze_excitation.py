@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import emulated
 import tapwise
 from tapwise import dispatch, registry
+from tapwise.algorithm import Config as Anything
 from tapwise.cuda.jit.device import H200
 from tapwise.errors import InvalidProblem
 from tapwise.ops.squeeze_excitation.cuda import Config, SqueezeExcitationCluster
@@ -138,7 +140,7 @@ def test_slices_cover_an_image_once() -> None:
             # Vectors belong to one block.
             assert (channels if problem.layout == "nhwc" else pixels) % width == 0
             launch = algorithm.launch(problem, config)
-            assert launch.grid == (3 * config.blocks, 1, 1) and launch.shared_bytes + 16 <= H200.shared_bytes
+            assert launch.grid == (3 * config.blocks, 1, 1) and launch.shared_bytes <= H200.shared_bytes
             if config.kept:
                 rows = config.threads // (channels // width)
                 assert problem.layout == "nhwc" and config.kept * rows >= pixels
@@ -155,6 +157,34 @@ def test_what_a_gpu_computes_it_by() -> None:
     wide = registry.parse("squeeze_excitation c3000000 h1 w1 m2 f16 nhwc")
     assert "shared memory" in str(SqueezeExcitationCluster().refusal(wide, H200))
     assert dispatch.choose(wide, H200).algorithm == "cuda.grid_stride"
+
+
+EMULATED = [
+    "n2 c24 h9 w11 m5 silu f16 nhwc", "n1 c160 h3 w9 m41 gelu bf16 nhwc", "n2 c37 h9 w12 m5 hardswish",
+    "n1 c6 h25 w21 m3 hardsigmoid f64 nhwc",
+]  # fmt: skip
+
+
+@pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
+@pytest.mark.parametrize("text", EMULATED)
+def test_kernels_by_emulation(text: str) -> None:
+    problem = SqueezeExcitationProblem.parse(f"squeeze_excitation {text}")
+    inputs = problem.sample(np.random.default_rng(0))
+    inputs = inputs._replace(w=(inputs.w.astype(np.float64) / 8).astype(problem.x_dtype))
+    x = np.ascontiguousarray(np.moveaxis(inputs.x, 1, -1)) if problem.layout == "nhwc" else inputs.x
+    wanted, bound = problem.reference(inputs)
+    cluster, plain = (registry.get(f"cuda.{name}", problem.operator) for name in ("cluster", "grid_stride"))
+    few = [one for one in cluster.configs(problem, H200) if one.threads == 256 and one.blocks in (8, 1)]
+    last = [None] if problem.dtype == "f32" else []
+    for number, config in enumerate([*few, replace(few[0], kept=0, staged=0), *last]):
+        launches = plain.launches(problem, Anything(), H200) if config is None else [cluster.launch(problem, config)]  # type: ignore[attr-defined]
+        y = np.full(x.shape, np.nan, problem.x_dtype)
+        arrays = {"x": x, "w": inputs.w, "bias": inputs.bias, "y": y, "workspace": np.full(1 << 14, 0xFF, np.uint8)}
+        for launch in launches:
+            named = {name: arrays[launch.source_of(name)] for name in launch.names if launch.source_of(name) in arrays}
+            emulated.run(launch, named, backwards=number % 2 == 1)
+        found = np.moveaxis(y, -1, 1) if problem.layout == "nhwc" else y
+        assert (np.abs(found.astype(np.float64) - wanted) <= bound).all(), config
 
 
 @pytest.mark.cuda

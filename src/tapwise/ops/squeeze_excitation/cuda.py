@@ -79,11 +79,13 @@ class SqueezeExcitationCluster(CudaAlgorithm[Config]):
 
     def _legal(self, problem: SqueezeExcitationProblem, device: Device) -> Iterator[Config]:
         clusters = CLUSTERS if has_dependent_launches(device.architecture) else (1,)
-        for blocks, threads in product(clusters, (512, 1024, 256)):
+        # A thousand threads have no registers for functions of float64.
+        sizes = (512, 256) if problem.dtype == "f64" else (512, 1024, 256)
+        for blocks, threads in product(clusters, sizes):
             bare = Config(blocks, self._slices(problem, blocks), threads, 0, 0)
             kept, staged = self._kept(problem, bare), self._staged(problem, bare)
             for config in dict.fromkeys((replace(bare, kept=kept, staged=staged), replace(bare, kept=kept), bare)):
-                if self.shared_bytes(problem, config) + BARRIER_BYTES <= device.shared_bytes:
+                if self.shared_bytes(problem, config) <= device.shared_bytes:
                     yield config
                     break
 
@@ -121,13 +123,15 @@ class SqueezeExcitationCluster(CudaAlgorithm[Config]):
         return channels, ceil_div(ceil_div(problem.pixels, config.blocks // config.slices), along_p) * along_p
 
     def shared_bytes(self, problem: SqueezeExcitationProblem, config: Config) -> int:
-        """Sums and gates of the block's channels, what is exchanged and what comes of it, and what threads add up; and
-        the filters."""
+        """A barrier, the filters, sums and gates of the block's channels, what is exchanged and what comes of it, and
+        what threads add up."""
         (channels, _), m = self.sizes(problem, config), problem.m
         scratch = max((config.threads + 8) * self.width(problem), channels)
         filters = (2 * m * channels + m + channels) * problem.itemsize if config.staged else 0
-        return ceil_div(filters, 16) * 16 + problem.accumulator_bytes * (
-            2 * channels + (config.blocks + 1) * m + scratch
+        return (
+            BARRIER_BYTES
+            + ceil_div(filters, 16) * 16
+            + problem.accumulator_bytes * (2 * channels + (config.blocks + 1) * m + scratch)
         )
 
     def predict_us(self, problem: SqueezeExcitationProblem, config: Config, device: Device) -> float:

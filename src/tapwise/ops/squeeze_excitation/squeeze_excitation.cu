@@ -133,10 +133,11 @@ DEVICE void squeeze_excitation(const Gating &a) {
     const int rank = blockIdx.x % BLOCKS, first_c = rank % (int)a.slices_c * block_c;
     const long long image = blockIdx.x / BLOCKS, first_p = rank / (int)a.slices_c * a.block_p;
     const int channels = max(0, min(block_c, (int)a.c - first_c));
-    // `partial`: what each block of the cluster has summed up.
-    T *staged = reinterpret_cast<T *>(memory);
+    // First the barrier that counts what comes from the cluster. `partial`: what each of its blocks has summed up.
+    const unsigned all_sent = shared_address(memory);
+    T *staged = reinterpret_cast<T *>(memory + 16);
     const int staged_bytes = STAGED ? (2 * m * block_c + m + block_c) * (int)sizeof(T) : 0;
-    A *sums = reinterpret_cast<A *>(memory + (staged_bytes + 15) / 16 * 16), *gates = sums + block_c,
+    A *sums = reinterpret_cast<A *>(memory + 16 + (staged_bytes + 15) / 16 * 16), *gates = sums + block_c,
       *partial = gates + block_c, *squeezed = partial + BLOCKS * m, *scratch = squeezed + m;
     Slice<T, V> slice;
     slice.channels = channels;
@@ -149,9 +150,7 @@ DEVICE void squeeze_excitation(const Gating &a) {
     const T *reduce = static_cast<const T *>(a.w) + first_c, *expand = reduce + a.m * a.c;
     const T *bias = static_cast<const T *>(a.bias), *offsets = bias + a.m + first_c;
     long long pitch = a.c;
-    // Counts the bytes that come from the blocks of the cluster; all have begun before any sends.
-    __shared__ __align__(8) unsigned long long barrier;
-    const unsigned all_sent = shared_address(&barrier);
+    // All blocks of the cluster have begun before any sends.
     if constexpr (BLOCKS > 1) {
         if (tid == 0) {
             barrier_init(all_sent, 1);
@@ -196,6 +195,10 @@ DEVICE void squeeze_excitation(const Gating &a) {
                     for (int i = 0; i < KEPT; ++i) total += upcast(kept[i].v[v]);
                     scratch[v * PITCH<THREADS> + tid] = total;
                 }
+            // What x was widened to is not to be kept as well: registers have no room for both.
+            if constexpr (sizeof(T) == 2 && V % 2 == 0)
+#pragma unroll
+                for (int i = 0; i < KEPT * V / 2; ++i) asm volatile("" : "+r"(reinterpret_cast<unsigned *>(kept)[i]));
             fold_rows<V>(scratch, at, channels, sums);
         } else if constexpr (CHANNELS_LAST) {
             sum_pixels<T, V, THREADS>(slice, sums, scratch);
