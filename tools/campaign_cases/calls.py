@@ -100,6 +100,8 @@ def _call(problem: Any, users: list[Any], case: Case) -> Any:
         if problem.operator == "reduce":
             return tapwise.reduce(x, problem.op, axes, problem.keepdims, **options)
         return (tapwise.log_softmax if problem.log else tapwise.softmax)(x, problem.axes[0], **options)
+    if problem.operator == "squeeze_excitation":
+        return tapwise.squeeze_excitation(x, w, bias, problem.activation, problem.gate, **options)
     steps = {"stride": problem.stride, "padding": problem.padding, "dilation": problem.dilation}
     if problem.operator == "conv" and case["prepared"]:
         return _prepared(problem, w, bias, case)(x, residual, options.get("out"))
@@ -191,6 +193,11 @@ def _peer(problem: Any, inputs: Inputs) -> tuple[np.ndarray, Any] | None:
         if problem.operator == "reduce":
             return _numpy_reduction(problem, inputs.x)
         return (functional.log_softmax if problem.log else functional.softmax)(x, problem.axes[0]).numpy(), None
+    if problem.operator == "squeeze_excitation":
+        assert w is not None and bias is not None
+        squeezed = activation(problem.activation)(x.mean((2, 3)) @ w[0].T + bias[: problem.m])
+        gates = activation(problem.gate)(squeezed @ w[1] + bias[problem.m :])
+        return (x * gates[:, :, None, None]).numpy(), None
     axes = len(problem.spatial)
     pads = [side for pair in reversed(problem.padding) for side in pair]
     if problem.operator == "conv":

@@ -15,10 +15,22 @@ from tapwise import registry, verify
 from tapwise.activation import ACTIVATIONS
 from tapwise.algorithm import Device
 from tapwise.errors import InvalidProblem, NotApplicable
+from tapwise.ops.squeeze_excitation.problem import BETWEEN, GATES
 from tapwise.problem import Problem
 from tapwise.window_problem import INPUT_LETTERS, join
 
-OPERATORS: Final = ("conv", "conv", "conv", "conv", "im2col", "col2im", "pool", "softmax", "reduce")
+OPERATORS: Final = (
+    "conv",
+    "conv",
+    "conv",
+    "conv",
+    "im2col",
+    "col2im",
+    "pool",
+    "softmax",
+    "reduce",
+    "squeeze_excitation",
+)
 REDUCTIONS: Final = (
     *("sum", "mean", "max", "min", "prod", "argmax", "argmin", "norm1", "norm2", "sumsquare", "logsumexp"),
 )
@@ -69,7 +81,10 @@ def size(rng: np.random.Generator, most: int) -> int:
 def draw_problem(rng: np.random.Generator, operator: str, backend: str) -> Problem:
     """A problem that is valid, most often; some have no element."""
     while True:
-        text = _axes(rng, operator) if operator in ("softmax", "reduce") else _window(rng, operator, backend)
+        if operator == "squeeze_excitation":
+            text = _gate(rng)
+        else:
+            text = _axes(rng, operator) if operator in ("softmax", "reduce") else _window(rng, operator, backend)
         try:
             problem = registry.parse(text)
         except InvalidProblem:
@@ -144,6 +159,13 @@ def _axes(rng: np.random.Generator, operator: str) -> str:
     axes = [axis for axis in range(rank) if rng.random() < 0.5] or [int(rng.integers(rank))]
     words = ["reduce", pick(rng, *REDUCTIONS), "x".join(map(str, shape)), "axis" + ",".join(map(str, axes))]
     return " ".join([*words, *(["keepdims"] if rng.random() < 0.3 else []), dtype])
+
+
+def _gate(rng: np.random.Generator) -> str:
+    most = {"n": 5, "c": 300, "h": 30, "w": 30, "m": 60}
+    sizes = [f"{name}{size(rng, largest)}" for name, largest in most.items()]
+    words = [pick(rng, *BETWEEN), pick(rng, *GATES), pick(rng, "f32", "f32", "f16", "f64"), pick(rng, "nchw", "nhwc")]
+    return " ".join(["squeeze_excitation", *sizes, *words])
 
 
 def draw(rng: np.random.Generator, backend: str) -> Case:

@@ -193,7 +193,8 @@ def test_kernels_by_emulation(text: str) -> None:
 def test_on_a_gpu(sizes: tuple[int, ...], dtype: str) -> None:
     kind = getattr(torch, dtype)
     x, weight, bias = (torch.from_numpy(one).cuda().to(kind) for one in drawn(*sizes))
-    wanted = layers(*(one.double().cpu().numpy() for one in (x, weight, bias)), "silu")
+    wide = [one.double().cpu().numpy() for one in (x, weight, bias)]
+    wanted = layers(wide[0], wide[1], wide[2], "silu")
     tolerance = {torch.float32: 2e-5, torch.float64: 1e-12, torch.float16: 2e-3, torch.bfloat16: 2e-2}[kind]
     for images in (x, x.contiguous(memory_format=torch.channels_last)):
         for identifier in ("auto", "cuda.grid_stride"):

@@ -29,6 +29,11 @@ _STEEPEST: Final = 1.5
 _FUNCTION: Final = 16.0
 
 
+def _settled(error: np.ndarray) -> np.ndarray:
+    """Functions that make an infinity finite make it exact."""
+    return np.asarray(np.where(np.isfinite(error), error, 0.0))
+
+
 @dataclass(frozen=True, kw_only=True)
 class SqueezeExcitationProblem(Problem):
     """y = x * gate(expand @ activation(reduce @ mean(x) + bias) + bias), the mean over h and w of each channel.
@@ -114,10 +119,10 @@ class SqueezeExcitationProblem(Problem):
             u = self.roundoff
             means = u * sum_factor(self.pixels) * x.mean(axis=(2, 3))
             terms = np.abs(found.means) @ reduce.T + bias[: self.m]
-            squeezed = _STEEPEST * (means @ reduce.T + u * sum_factor(self.c) * terms)
+            squeezed = _settled(_STEEPEST * (means @ reduce.T + u * sum_factor(self.c) * terms))
             squeezed = squeezed + u * _FUNCTION * np.abs(found.squeezed)
             terms = np.abs(found.squeezed) @ expand + bias[self.m :]
-            gates = _STEEPEST * (squeezed @ expand + u * sum_factor(self.m) * terms) + u * _FUNCTION
+            gates = _settled(_STEEPEST * (squeezed @ expand + u * sum_factor(self.m) * terms)) + u * _FUNCTION
             return found.y, x * (gates + u)[:, :, None, None] + self.rounding(found.y)
 
     @classmethod

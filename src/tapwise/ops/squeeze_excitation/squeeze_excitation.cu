@@ -143,8 +143,8 @@ DEVICE void squeeze_excitation(const Gating &a) {
     slice.channels = channels;
     slice.pixels = max(0ll, min(a.block_p, a.pixels - first_p));
     slice.step = (CHANNELS_LAST ? a.c : a.pixels) / V;
-    const long long from = image * a.c * a.pixels +
-                           (CHANNELS_LAST ? first_p * a.c + first_c : first_c * a.pixels + first_p);
+    const long long from =
+        image * a.c * a.pixels + (CHANNELS_LAST ? first_p * a.c + first_c : first_c * a.pixels + first_p);
     slice.x = reinterpret_cast<const Neighbours<T, V> *>(static_cast<const T *>(a.x) + from);
     slice.y = reinterpret_cast<Neighbours<T, V> *>(static_cast<T *>(a.y) + from);
     const T *reduce = static_cast<const T *>(a.w) + first_c, *expand = reduce + a.m * a.c;
