@@ -155,7 +155,7 @@ def test_any_batch_size() -> None:
 def test_another_batch_with_a_config_by_name() -> None:
     w = np.ones((40, 5, 3, 3), np.float32)
     problem = ConvProblem.parse("n4 c5 h9 w11 k40 r3 s3")
-    for config in registry.get("cpu.direct").configs(problem, host()):
+    for config in registry.get("cpu.direct").configs(problem, host())[::4]:
         layer = tapwise.prepare(problem, w, algorithm="cpu.direct", config=config)
         np.testing.assert_array_equal(layer(np.ones((3, 5, 9, 11), np.float32)), np.full((3, 40, 7, 9), 45.0))
 
