@@ -12,6 +12,7 @@ from tapwise.errors import InvalidProblem, PeerUnavailable
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.reduce.problem import REDUCTIONS, ReduceProblem
 from tapwise.ops.softmax.problem import SoftmaxProblem
+from tapwise.ops.squeeze_excitation.problem import SqueezeExcitationProblem
 from tapwise.problem import Inputs
 
 PROBLEMS = [
@@ -82,6 +83,16 @@ def test_plain_peer_computes_softmax(name: str, text: str) -> None:
     x = np.random.default_rng(0).standard_normal(problem.shape).astype(problem.x_dtype)
     wanted, _ = problem.reference(Inputs(x))
     np.testing.assert_allclose(PEERS[name].prepare(problem, Inputs(x), 2).result(), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("words", ["silu nhwc", "gelu_tanh hardsigmoid f64"])
+def test_plain_peer_computes_gates(words: str) -> None:
+    if not PEERS["torch"].installed:
+        pytest.skip("torch is not installed")
+    problem = SqueezeExcitationProblem.parse(f"squeeze_excitation n2 c7 h5 w6 m3 {words}")
+    inputs = problem.sample(np.random.default_rng(0))
+    wanted, _ = problem.reference(inputs)
+    np.testing.assert_allclose(PEERS["torch"].prepare(problem, inputs, 2).result(), wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("axis", ["", " axis1", " axis0,2", " axis2 keepdims"])

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 from tapwise.baselines import Prepared, mlas
+from tapwise.baselines.torch_conv import activation
 from tapwise.errors import PeerUnavailable
 from tapwise.ops.patches.problem import PatchProblem
 from tapwise.ops.pool.problem import PoolProblem
@@ -40,36 +41,35 @@ def prepare(name: str, problem: Problem, inputs: Inputs, threads: int) -> Prepar
 def _torch(problem: Problem, inputs: Inputs, threads: int) -> Prepared:
     import torch
 
-    x = inputs.x
-    if isinstance(x, np.ndarray):
+    here = isinstance(inputs.x, np.ndarray)
+    if here:
         if problem.dtype == "f16":
             raise PeerUnavailable("PyTorch is measured in f32 and f64")
         torch.set_num_threads(threads)
-    t = torch.from_numpy(x) if isinstance(x, np.ndarray) else x
-    if problem.operator not in (*_TORCH, "squeeze_excitation"):
+    if problem.operator not in _TORCH:
         raise PeerUnavailable(f"PyTorch is not measured for {problem.operator}")
-    if problem.operator == "squeeze_excitation":
-        call = _torch_squeeze_excitation(problem, t, inputs)  # type: ignore[arg-type]
-    else:
-        call = _TORCH[problem.operator](problem, t)
+    tensors = (torch.from_numpy(one) if isinstance(one, np.ndarray) else one for one in inputs[:4])
+    call = _TORCH[problem.operator](problem, Inputs(*tensors))
 
     def run() -> Any:
         with torch.inference_mode():
             return call()
 
-    return Prepared(run, lambda: np.asarray(run().numpy()) if isinstance(x, np.ndarray) else run())
+    return Prepared(run, lambda: np.asarray(run().numpy()) if here else run())
 
 
-def _torch_softmax(problem: SoftmaxProblem, t: Any) -> Call:
+def _torch_softmax(problem: SoftmaxProblem, given: Inputs) -> Call:
     import torch
 
+    t = given.x
     function = torch.log_softmax if problem.log else torch.softmax
     return lambda: function(t, problem.axes[0])
 
 
-def _torch_patches(problem: PatchProblem, t: Any) -> Call:
+def _torch_patches(problem: PatchProblem, given: Inputs) -> Call:
     import torch.nn.functional as functional
 
+    t = given.x
     if len(problem.spatial) != 2 or any(before != after for before, after in problem.padding) or problem.accumulate:
         raise PeerUnavailable("PyTorch unfolds and folds 2 spatial axes with equal padding")
     padding = tuple(before for before, _ in problem.padding)
@@ -79,27 +79,26 @@ def _torch_patches(problem: PatchProblem, t: Any) -> Call:
     return lambda: functional.fold(t, problem.spatial, *window)
 
 
-def _torch_squeeze_excitation(problem: SqueezeExcitationProblem, t: Any, inputs: Inputs) -> Call:
+def _torch_squeeze_excitation(problem: SqueezeExcitationProblem, given: Inputs) -> Call:
     """The layers one by one, as models have them."""
-    import torch
     from torch.nn import functional
 
-    w, bias = (torch.from_numpy(one) if isinstance(one, np.ndarray) else one for one in (inputs.w, inputs.bias))
-    m, kinds = problem.m, {"gelu_tanh": lambda v: functional.gelu(v, approximate="tanh")}
-    activation, gate = (kinds.get(word) or getattr(functional, word) for word in (problem.activation, problem.gate))
+    x, w, bias, m = given.x, given.w, given.bias, problem.m
+    between, gate = activation(problem.activation), activation(problem.gate)
     reduce, expand = w[0][:, :, None, None].clone(), w[1].T[:, :, None, None].clone()
     squeeze, excite = bias[:m].clone(), bias[m:].clone()
 
     def call() -> Any:
-        squeezed = activation(functional.conv2d(functional.adaptive_avg_pool2d(t, 1), reduce, squeeze))
-        return t * gate(functional.conv2d(squeezed, expand, excite))
+        squeezed = between(functional.conv2d(functional.adaptive_avg_pool2d(x, 1), reduce, squeeze))
+        return x * gate(functional.conv2d(squeezed, expand, excite))
 
     return call
 
 
-def _torch_pool(problem: PoolProblem, t: Any) -> Call:
+def _torch_pool(problem: PoolProblem, given: Inputs) -> Call:
     import torch.nn.functional as functional
 
+    t = given.x
     pairs = zip(problem.padding, problem.kernel, strict=True)
     if any(before != after or 2 * before > r for (before, after), r in pairs):
         raise PeerUnavailable("PyTorch takes equal padding of up to half the kernel")
@@ -113,9 +112,10 @@ def _torch_pool(problem: PoolProblem, t: Any) -> Call:
     return lambda: functional.avg_pool2d(t, *window, *counted)
 
 
-def _torch_reduction(problem: ReduceProblem, t: Any) -> Call:
+def _torch_reduction(problem: ReduceProblem, given: Inputs) -> Call:
     import torch
 
+    t = given.x
     axes, keep, op = problem.axes, problem.keepdims, problem.op
     whole = len(axes) == len(problem.shape)
     if op in ("argmax", "argmin"):
@@ -180,12 +180,13 @@ def _onnxruntime_pool(problem: PoolProblem, x: np.ndarray, threads: int) -> Prep
 
 
 # operator -> how the library is called.
-_TORCH: Final[dict[str, Callable[[Any, Any], Call]]] = {
+_TORCH: Final[dict[str, Callable[[Any, Inputs], Call]]] = {
     "softmax": _torch_softmax,
     "reduce": _torch_reduction,
     "pool": _torch_pool,
     "im2col": _torch_patches,
     "col2im": _torch_patches,
+    "squeeze_excitation": _torch_squeeze_excitation,
 }
 _ONNXRUNTIME: Final[dict[str, Callable[[Any, np.ndarray, int], Prepared]]] = {
     "softmax": _onnxruntime_softmax,

@@ -201,7 +201,8 @@ def _prepared(problem: Problem, inputs: Inputs, identifier: str, device: Device)
     result = arrays.like(y, inputs.x)
     if problem.gives_positions:
         y = y, arrays.empty(problem.y_shape, np.dtype(np.int64), problem.layout, x)
-    w, bias = (None if one is None else arrays.anywhere(one, "x", index) for one in (inputs.w, inputs.bias))
+    others = {"w": inputs.w, "bias": inputs.bias}
+    w, bias = (None if one is None else arrays.anywhere(one, name, index) for name, one in others.items())
     buffers = Buffers(x, plan.pack(w), y, scratch(plan.workspace_bytes, x), bias)
 
     def run() -> object:

@@ -106,14 +106,13 @@ def _on_host(made: PreparedConv) -> Callable[..., torch.Tensor]:
     """Calls on tensors whose memory NumPy has as well: less than half of what a prepared operator takes for them."""
 
     def call(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        y: torch.Tensor
         try:
-            added = None if residual is None else residual.numpy()
-            y = torch.from_numpy(made(x.numpy(), added))
+            image, added = x.numpy(), None if residual is None else residual.numpy()
         except RuntimeError:
             # Of some tensors NumPy is given no view: of those that require a gradient, or are negated lazily.
-            y = made(x, residual)
-        return y
+            y: torch.Tensor = made(x, residual)
+            return y
+        return torch.from_numpy(made(image, added))
 
     return call
 

@@ -28,7 +28,7 @@ def generate(target: Target, *, dtype: str, storage: str, layout: str, activatio
     return k
 
 
-def _block(k: Kernel, number: Int, size: Int, whole: Int) -> tuple[Int, Int]:
+def _block(number: Int, size: Int, whole: Int) -> tuple[Int, Int]:
     """From where to where a block goes."""
     first = (number * size).min(whole)
     return first, (first + size).min(whole)
@@ -37,7 +37,7 @@ def _block(k: Kernel, number: Int, size: Int, whole: Int) -> tuple[Int, Int]:
 def _emit_means(k: Kernel, storage: str, planes: bool) -> None:
     with entry(k, FIELDS) as (a, worker), a.draws(worker) as number:
         image = number // a.blocks
-        first, end = _block(k, number % a.blocks, a.block_c, a.channels)
+        first, end = _block(number % a.blocks, a.block_c, a.channels)
         x = a.pointer("x", storage) + image * a.channels * a.pixels
         means = a.pointer("scratch", k.dtype) + image * a.channels
         count = k.b.sitofp(a.pixels.ir, k.scalar)
@@ -102,7 +102,7 @@ def _emit_scale(k: Kernel, storage: str, planes: bool) -> None:
         *_, gates = _between(k, a, image)
         # Along planes, or along a pixel's channels.
         size, whole, length = (a.block_c, a.channels, a.pixels) if planes else (a.block_p, a.pixels, a.channels)
-        first, end = _block(k, number % a.blocks, size, whole)
+        first, end = _block(number % a.blocks, size, whole)
         with k.loop(first, end) as row:
 
             def body(i: Int, lanes: int, row: Int = row) -> None:
