@@ -155,7 +155,6 @@ DEVICE void squeeze_excitation(const Gating &a) {
         if (tid == 0) {
             barrier_init(all_sent, 1);
             publish_barriers();
-            barrier_expect(all_sent, BLOCKS * m * (int)sizeof(A));
         }
         cluster_arrive_relaxed();
     }
@@ -208,7 +207,11 @@ DEVICE void squeeze_excitation(const Gating &a) {
     } else {
         __syncthreads();
     }
-    if constexpr (BLOCKS > 1) cluster_wait();
+    if constexpr (BLOCKS > 1) {
+        // Behind a barrier of the block's: racecheck takes the barrier's beginning for a write of all its threads.
+        if (tid == 0) barrier_expect(all_sent, BLOCKS * m * (int)sizeof(A));
+        cluster_wait();
+    }
     for (int first = warp; first < m; first += WARPS * TOGETHER) {
         A total[TOGETHER];
 #pragma unroll
