@@ -12,6 +12,7 @@ pytest.importorskip("torch")
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tapwise.torch
 from tapwise.torch.fused import FusedConv
@@ -213,3 +214,23 @@ def test_pooling_padding_and_shuffles_on_a_gpu(order: str) -> None:
             same(y.cpu(), expected, 0.02)
         again = tapwise.torch.optimize(made.__dict__["model"], X.half().cuda(), memory_format=order)
         assert not any(layer.reason.startswith("refused") or layer.uncaptured for layer in again.report.layers)
+
+
+def test_who_looks_on_sees_the_operator() -> None:
+    """Without onlookers a layer on a CPU calls its kernel past PyTorch's dispatcher: the same numbers."""
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    conv = FusedConv(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5).eval(), "relu")
+    x = torch.randn(2, 3, 9, 7)
+    with torch.no_grad():
+        expected = conv(x)
+        with Watch():
+            watched = conv(x)
+    assert "tapwise.conv_frozen.default" in seen
+    assert torch.equal(watched, expected)
+    assert torch.allclose(expected, conv.by_pytorch(x.detach()), atol=1e-5)

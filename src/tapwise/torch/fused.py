@@ -15,8 +15,9 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.torch.folded import Folded
+from tapwise.torch.frozen import conv_frozen
 from tapwise.torch.nn import activated, is_taken, words_of
-from tapwise.torch.tensors import NAMES, layout_of
+from tapwise.torch.tensors import NAMES, alone, layout_of
 
 
 class FusedConv(Folded):
@@ -82,7 +83,8 @@ class FusedConv(Folded):
         """With the folded filters, in one operator; a residual that is broadcast comes after it."""
         fits = self.fits(x, residual)
         added = residual if fits else None
-        y = torch.ops.tapwise.conv_frozen(x, self.weight, self.bias, added, self.words_for(x, fits))
+        compute = conv_frozen if alone(x) else torch.ops.tapwise.conv_frozen
+        y = compute(x, self.weight, self.bias, added, self.words_for(x, fits))
         return y if fits else self._rest(y, residual)
 
     def words_for(self, x: torch.Tensor, fits: bool) -> str:

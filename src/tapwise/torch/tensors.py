@@ -52,6 +52,23 @@ def version(tensors: Iterable[torch.Tensor | None]) -> tuple[int, ...]:
         return (*map(torch.Tensor.data_ptr, there), *writes)
 
 
+def alone(x: torch.Tensor) -> bool:
+    """Whether x is a CPU's tensor of which no gradient is recorded, and nobody looks on: no trace, transform, mode or
+    autocast is to learn of an operator's call, which takes as long as a small layer."""
+    return not torch.compiler.is_compiling() and (
+        type(x) is torch.Tensor
+        and x.is_cpu
+        and not torch.is_grad_enabled()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._len_torch_function_stack() == 0
+        and torch._C._functorch.maybe_current_level() is None
+        and forward_ad._current_level < 0
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.jit.is_tracing()
+        and not torch.autograd._profiler_enabled()
+    )
+
+
 def narrow(x: torch.Tensor) -> bool:
     """Whether it is computed in float32: bfloat16 on a CPU."""
     return x.dtype is torch.bfloat16 and not x.is_cuda
