@@ -133,8 +133,8 @@ class Measured:
         if not self.on_gpu:
             yield ONNXRUNTIME, ONNXRUNTIME, self._onnxruntime
         yield "optimize", OURS, partial(self._optimized, False, False)
+        yield "optimize(graphs=True)", OURS, self._with_graphs
         if self.on_gpu:
-            yield "optimize(graphs=True)", OURS, self._with_graphs
             yield "optimize, graph", OURS, partial(self._optimized, False, True)
         yield f"optimize + compile{graph}", OURS, partial(self._optimized, True, self.on_gpu)
 

@@ -1,4 +1,5 @@
-"""CUDA graphs of a function on tensors: one for each kind of inputs, made at the first call of its kind."""
+"""CUDA graphs of a function on tensors, on a CPU recordings: one for each kind of inputs, made at the first call of its
+kind."""
 
 from __future__ import annotations
 
@@ -10,6 +11,9 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
+
+from tapwise.torch.recorded import record
+from tapwise.torch.tensors import alone
 
 PLAIN: Final = (int, float, bool, str, type(None))
 # Calls before a capture: kernels are compiled, filters packed, memory is found.
@@ -52,15 +56,18 @@ class _Captured(NamedTuple):
 
 
 class Graphs:
-    """Calls of `function`, from graphs where its inputs lie on one GPU and nothing is recorded.
+    """Calls of `function`, from graphs where its inputs lie on one GPU and no gradient is recorded; from recordings
+    where all lie on a CPU, and `steady` says that the function works by PyTorch's operators alone.
 
     At most `kept` graphs, those that were used last; each has memory of its own, and results are copies. `version`:
     what a graph's values depend on besides its inputs; a graph of another version is captured again. What cannot be
     captured is called, and `refused` says why. Safe for many threads and streams.
     """
 
-    def __init__(self, function: Callable[..., Any], version: Callable[[], Any], kept: int) -> None:
-        self._function, self._version, self._kept = function, version, kept
+    def __init__(
+        self, function: Callable[..., Any], version: Callable[[], Any], kept: int, steady: bool = False
+    ) -> None:
+        self._function, self._version, self._kept, self._steady = function, version, kept, steady
         self._graphs: OrderedDict[Any, tuple[Any, _Captured | None]] = OrderedDict()
         self._lock = Lock()
         self.refused = ""
@@ -95,15 +102,19 @@ class Graphs:
             self._graphs.clear()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Graphs, (self._function, self._version, self._kept)
+        return Graphs, (self._function, self._version, self._kept, self._steady)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Graphs:
         from copy import deepcopy
 
-        return Graphs(deepcopy(self._function, memo), deepcopy(self._version, memo), self._kept)
+        return Graphs(deepcopy(self._function, memo), deepcopy(self._version, memo), self._kept, self._steady)
 
-    @staticmethod
-    def _suited(tensors: list[torch.Tensor]) -> bool:
+    def _suited(self, tensors: list[torch.Tensor]) -> bool:
+        if self._steady and tensors and tensors[0].is_cpu:
+            if torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
+                return False
+            with torch.no_grad():
+                return all(map(alone, tensors))
         return (
             bool(tensors)
             and all(one.is_cuda and one.device == tensors[0].device for one in tensors)
@@ -124,10 +135,13 @@ class Graphs:
         return kinds, form, stream
 
     def _capture(self, leaves: list[Any], form: Any) -> _Captured | None:
-        static = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        # Ordinary tensors in inference mode too: they are written to.
+        with torch.inference_mode(False), torch.no_grad():
+            static = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         inputs, named = pytree.tree_unflatten(static, form)
+        on_cpu = any(isinstance(leaf, torch.Tensor) and leaf.is_cpu for leaf in leaves)
         try:
-            graph, outputs = capture(lambda: self._function(*inputs, **named))
+            graph, outputs = (record if on_cpu else capture)(lambda: self._function(*inputs, **named))
         except Exception as error:
             self.refused = f"{type(error).__name__}: {error}".splitlines()[0]
             return None

@@ -57,7 +57,9 @@ class Optimized(torch.nn.Module):
         self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
         self.__dict__["model"], self.__dict__["graph"], self.report = model, graph, report
         self.__dict__["parts"] = list(self.modules())
-        self.__dict__["captured"] = Graphs(self._compute, self._version, graphs) if graphs else None
+        self.__dict__["captured"] = (
+            Graphs(self._compute, self._version, graphs, not report.untraced) if graphs else None
+        )
         self.train(model.training)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -108,7 +110,8 @@ def optimize(
     layers be measured: those that are faster in PyTorch stay there. `memory_format`: "channels_last", "contiguous",
     "preserve" (images as they come), or "auto": with example inputs the fastest, else channels last for 16 bits on a
     GPU. `math` of float32 as for tapwise.conv2d. `report`: print what was done; `optimize(...).report` has it anyway.
-    `graphs`: calls on a GPU come from CUDA graphs, one for each kind of inputs, so many at most (True: 8).
+    `graphs`: calls on a GPU come from CUDA graphs, on a CPU from recordings, one for each kind of inputs, so many at
+    most (True: 8).
 
     The result is an nn.Module with the model's state_dict: it may be compiled, exported, copied, saved, moved, and its
     parameters may change. Its parameters require no gradient; in training mode the model itself computes.

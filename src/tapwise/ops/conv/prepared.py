@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -85,15 +87,7 @@ class PreparedConv:
         axis. x that is not dense in the problem's layout is copied; the result has the problem's layout, whatever x
         has. `residual` where the problem has one. `out` is filled and returned.
         """
-        if (
-            type(x) is _ndarray
-            and x.strides == self._x_strides
-            and x.shape == self._x_shape
-            and x.dtype is self._dtype
-            and (self._is_as_y(residual) if self.problem.residual else residual is None)
-            and out is None
-            and x.flags.aligned
-        ):
+        if out is None and self._is_plain(x, residual):
             y = _empty(self._y_memory, self._dtype)
             if self._channels_last:
                 y = y.transpose(0, 3, 1, 2)
@@ -108,6 +102,24 @@ class PreparedConv:
         if self._replays is None:
             return self._call((), out, x, residual)
         return self._replays.call(self._call, (), out, x, residual)
+
+    def _is_plain(self, x: Any, residual: Any) -> bool:
+        return (
+            type(x) is _ndarray
+            and x.strides == self._x_strides
+            and x.shape == self._x_shape
+            and x.dtype is self._dtype
+            and (self._is_as_y(residual) if self.problem.residual else residual is None)
+            and x.flags.aligned
+        )
+
+    def steady(self, x: Any, y: Any, residual: Any = None) -> Callable[[], None] | None:
+        """A call that computes y, for arrays that stay where they are; None for those that a call would copy."""
+        if not (self._is_plain(x, residual) and self._is_as_y(y)):
+            return None
+        # Scratch of its own: what is in the pool may be another thread's.
+        memory = None if self._pool is None else self._pool.take()
+        return partial(self._run, _new(Buffers, (x, self._packed, y, memory, self._bias, residual, None)))
 
     def _is_as_y(self, residual: Any) -> bool:
         return (

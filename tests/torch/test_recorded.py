@@ -1,0 +1,144 @@
+"""Models on a CPU from recordings."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import tapwise.torch
+from tapwise.torch.graphs import Graphs
+from tapwise.torch.recorded import Recorded, record
+
+
+class Net(nn.Module):
+    """Views, writes in place, concatenation, a residual, pooling, and layers of which some are PyTorch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem = nn.Sequential(nn.Conv2d(3, 12, 3, padding=1, bias=False), nn.BatchNorm2d(12), nn.Hardswish())
+        self.deep = nn.Conv2d(12, 12, 5, padding=2, groups=12)
+        self.point = nn.Conv2d(12, 12, 1)
+        self.norm = nn.GroupNorm(3, 24)
+        self.last = nn.Linear(24, 7)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.stem(x)
+        y = y + self.point(self.deep(y))
+        left, right = y.chunk(2, 1)
+        z = self.norm(torch.cat([right, left, y], 1).mul_(1.5))
+        return self.last(functional.adaptive_avg_pool2d(z, 1).flatten(1)), z
+
+
+def graph_of(made: Any) -> Graphs:
+    return made.__dict__["captured"]
+
+
+def check(made: Any, theirs: Any, x: torch.Tensor) -> None:
+    torch.testing.assert_close(made(x), theirs(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_model(order: Any, mode: Any) -> None:
+    theirs = Net().eval().requires_grad_(False)
+    made = tapwise.torch.optimize(theirs, graphs=True)
+    with mode():
+        for n, size in ((1, 9), (2, 16), (1, 9), (0, 9), (1, 9)):
+            for _ in range(2):
+                check(made, theirs, torch.randn(n, 3, size, size + 2).contiguous(memory_format=order))
+        x = torch.randn(1, 3, 9, 11).contiguous(memory_format=order)
+        first = made(x)
+        kept = [one.clone() for one in first]
+        made(2 * x)
+    assert all(map(torch.equal, first, kept)), "results are copies"
+    recorded: list[Any] = [one[1] for one in graph_of(made)._graphs.values()]
+    assert graph_of(made).refused == ""
+    assert all(one is not None and isinstance(one.graph, Recorded) for one in recorded)
+    # The convolutions' kernels are called without PyTorch: none of what is called again is one of ours.
+    again = [str(step.args[0]) for step in recorded[0].graph._steps if getattr(step.func, "__name__", "") == "_again"]
+    assert len(again) < len(recorded[0].graph._steps)
+    assert not [name for name in again if "tapwise.conv_frozen" in name]
+
+
+def test_parameters_change_and_copies_work() -> None:
+    theirs = Net().eval().requires_grad_(False)
+    made = tapwise.torch.optimize(theirs, graphs=True)
+    x = torch.randn(1, 3, 9, 9)
+    check(made, theirs, x)
+    for one in (made, copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+        check(one, theirs, x)
+    for model in (made, theirs):
+        model.get_submodule("point").weight.mul_(2)
+        model.get_submodule("stem.1").running_var.mul_(3)
+    check(made, theirs, x)
+    made.load_state_dict(Net().state_dict())
+    check(made, Net().eval().requires_grad_(False), x)
+    check(made.double(), Net().eval().double().requires_grad_(False), x.double())
+
+
+def test_four_threads() -> None:
+    theirs = Net().eval().requires_grad_(False)
+    made = tapwise.torch.optimize(theirs, graphs=True)
+    wrong: list[BaseException] = []
+
+    def calls() -> None:
+        try:
+            for size in (9, 10) * 10:
+                check(made, theirs, torch.randn(1, 3, size, 9))
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=calls) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong, wrong
+
+
+def test_what_depends_on_elements_is_called() -> None:
+    class Positive(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x[x > 0]
+
+    made = tapwise.torch.optimize(Positive(), graphs=True)
+    for _ in range(3):
+        x = torch.randn(5, 3)
+        assert torch.equal(made(x), x[x > 0])
+    assert "depends on elements" in graph_of(made).refused
+    with pytest.raises(RuntimeError, match="depends on elements"):
+        record(lambda: bool(torch.ones(1) > 0))
+
+
+def test_what_is_not_traced_is_called() -> None:
+    """Python's code might keep elements that the next call has not."""
+
+    class Untraced(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * float(x.numpy().sum())
+
+    made = tapwise.torch.optimize(Untraced(), graphs=True)
+    for _ in range(3):
+        x = torch.randn(4)
+        assert torch.equal(made(x), x * float(x.numpy().sum()))
+
+
+def test_gradients_are_pytorchs() -> None:
+    theirs = Net().eval().requires_grad_(False)
+    made = tapwise.torch.optimize(theirs, graphs=True)
+    x = torch.randn(1, 3, 9, 9)
+    made(x)
+    x.requires_grad_()
+    made(x)[0].sum().backward()
+    assert x.grad is not None
