@@ -73,7 +73,8 @@ def test_a_table_and_a_record_that_report_reads(file: str, tmp_path: Path) -> No
     assert path.name == "model-tiny-net-16-f32-n2.json"
     (row,) = json.loads(path.read_text())
     names = ["eager", "eager, channels last", "compile", "compile, frozen", "onnxruntime"]
-    assert list(row["peers"]) == names and list(row["algorithms"]) == ["optimize", "optimize + compile"]
+    ours = ["optimize", "optimize(graphs=True)", "optimize + compile"]
+    assert list(row["peers"]) == names and list(row["algorithms"]) == ours
     assert row["verified"] and row["time_us"] > 0 and row["images"] == 8
     for variant in row["variants"]:
         assert variant["reason"] == "" and variant["error"] <= row["bound"] and variant["top1"] == 1, variant
@@ -106,7 +107,7 @@ def test_what_fails_is_a_row_with_its_reason(file: str, monkeypatch: pytest.Monk
     row, _ = model.measure(options(file, max_autotune=True))
     failed = {one["name"] for one in row.variants if one["reason"] == "RuntimeError: no compiler"}
     assert failed == {"compile", "compile, frozen", "compile, frozen, max-autotune", "optimize + compile"}
-    assert row.verified and row.algorithm == "cpu.optimize"
+    assert row.verified and row.algorithm in ("cpu.optimize", "cpu.optimize(graphs=True)")
     assert row.fastest.startswith("eager")
 
 
