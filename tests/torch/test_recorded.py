@@ -107,6 +107,22 @@ def test_four_threads() -> None:
     assert not wrong, wrong
 
 
+def test_shapes_that_change_in_place() -> None:
+    class Turned(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = x + 1
+            z = y * 2
+            y.transpose_(0, 1).unsqueeze_(0)
+            y.add_(3)
+            return y.sum(0) @ z
+
+    made = tapwise.torch.optimize(Turned(), graphs=True)
+    for _ in range(3):
+        x = torch.randn(4, 3)
+        torch.testing.assert_close(made(x), Turned()(x))
+    assert graph_of(made).refused == "" and graph_of(made)._graphs
+
+
 def test_what_depends_on_elements_is_called() -> None:
     class Positive(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -59,10 +59,14 @@ class _Recorder(TorchDispatchMode):
             raise RuntimeError(f"{function}: a result is no tensor, which cannot be recorded")
         given = {_memory(one) for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)}
         fresh = [one is not None and _memory(one) not in given for one in results]
-        # Views see what is written to the memory that they share.
-        if any(fresh) or function._schema.is_mutable:
+        # Views see what is written to the memory that they share. What changes a tensor's shape in place does not do so
+        # again, and steps have tensors of their own, which keep their shapes.
+        if any(fresh) or (function._schema.is_mutable and torch.Tag.inplace_view not in function.tags):
             step = frozen.steady(result, *args) if function is torch.ops.tapwise.conv_frozen.default else None
-            self.steps.append(step or partial(_again, function, args, kwargs, results, fresh))
+            if step is None:
+                own: Any = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs, results))
+                step = partial(_again, function, *own, fresh)
+            self.steps.append(step)
         return result
 
 
