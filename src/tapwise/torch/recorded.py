@@ -64,8 +64,8 @@ class _Recorder(TorchDispatchMode):
         if any(fresh) or (function._schema.is_mutable and torch.Tag.inplace_view not in function.tags):
             step = frozen.steady(result, *args) if function is torch.ops.tapwise.conv_frozen.default else None
             if step is None:
-                own: Any = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs, results))
-                step = partial(_again, function, *own, fresh)
+                words, named, kept = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs, results))
+                step = partial(_again, function, words, named, kept, fresh)
             self.steps.append(step)
         return result
 
