@@ -127,8 +127,10 @@ def steady(
     kept = _kept.get(id(weight))
     call = None if kept is None else kept.calls.get((words, x.shape, x.stride(), x.dtype, residual is None))
     made = getattr(call, "made", None)
-    added = None if residual is None else residual.numpy()
-    return None if made is None else made.steady(x.numpy(), y.numpy(), added)
+    if made is None:
+        return None
+    steps: Callable[[], None] | None = made.steady(x.numpy(), y.numpy(), None if residual is None else residual.numpy())
+    return steps
 
 
 def _drop(number: int, gone: ref[torch.Tensor]) -> None:
