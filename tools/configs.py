@@ -2,11 +2,14 @@
 
     configs.py cuda.depthwise layers.txt --words "n32 f16 nhwc" --json times.json
     configs.py cuda.implicit_gemm_simt layers.txt --words "n1" --best 12 --others 12 --seconds 300
+    configs.py auto layers.txt --words "n1 f16 nhwc"
 
 A line of the file is a problem's words, what follows # is left out; `--words` are added to each. Of every problem the
 configs that the model holds best are timed, and others drawn at random, in CUDA graphs and in turns. The model's choice
 is verified against float64, the others against its result. Printed is a line a problem: the best config's time, the
-model's choice over it, and how far off its prediction was.
+model's choice over it, and how far off its prediction was; at the end the mean and the worst of the choice over the
+best. "auto": of every algorithm that may be chosen, those configs that are held to take up to four times as long as the
+choice.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from tapwise import registry, verify
+from tapwise import dispatch, registry, verify
 from tapwise.algorithm import Buffers, Config, Device
 from tapwise.arrays import device as cuda
 from tapwise.cuda.jit import compile as compiler
@@ -48,16 +51,39 @@ def problems(path: Path, words: str) -> Iterator[Problem]:
                 print(f"{text}: {error}")
 
 
-def some(algorithm: Any, problem: Problem, device: Device, word: str, best: int, others: int) -> list[Config]:
+# An algorithm and one of its configs.
+Candidate = tuple[Any, Config]
+
+
+def some(problem: Problem, device: Device, given: argparse.Namespace) -> list[Candidate]:
     """The model's choice first."""
-    found = (one for one in algorithm.configs(problem, device) if word in repr(one))
-    configs = sorted(found, key=lambda one: algorithm.predict_us(problem, one, device))
-    rest = configs[best:]
-    return configs[:best] + random.Random(str(problem)).sample(rest, min(others, len(rest)))
+    if given.algorithm != "auto":
+        algorithm = registry.get(given.algorithm, problem.operator)
+        if algorithm.refusal(problem, device) is not None:
+            return []
+        return _some(algorithm, problem, device, given, 0)
+    choice = dispatch.choose(problem, device)
+    found: list[Candidate] = [(registry.get(choice.algorithm, problem.operator), choice.config)]
+    for algorithm in registry.of_backend("cuda", problem.operator):
+        if dispatch._rejects(algorithm, problem, device) is None:
+            found += _some(algorithm, problem, device, given, 4 * choice.predicted_us)
+    return list(dict.fromkeys(found))
 
 
-def runs(algorithm: Any, problem: Problem, configs: list[Config], device: Device) -> dict[str, clock.Call]:
-    """A call of each config that is right, by its words; arrays are the same for all."""
+def _some(
+    algorithm: Any, problem: Problem, device: Device, given: argparse.Namespace, most_us: float
+) -> list[Candidate]:
+    """Of one algorithm, those that may be chosen; held to take up to so long, if that is not 0."""
+    configs = (one for one in algorithm.configs(problem, device) if given.only in repr(one) and one.automatic)
+    held = {one: algorithm.predict_us(problem, one, device) for one in configs}
+    ordered = sorted((one for one in held if not most_us or held[one] <= most_us), key=lambda one: held[one])
+    rest = ordered[given.best :]
+    chosen = ordered[: given.best] + random.Random(str(problem)).sample(rest, min(given.others, len(rest)))
+    return [(algorithm, one) for one in chosen]
+
+
+def runs(problem: Problem, candidates: list[Candidate], device: Device) -> dict[str, clock.Call]:
+    """A call of each candidate that is right, by its words; arrays are the same for all."""
     inputs, torch = problem.sample(np.random.default_rng(0), False), clock.torch()
 
     def there(array: np.ndarray | None) -> Any:
@@ -70,7 +96,7 @@ def runs(algorithm: Any, problem: Problem, configs: list[Config], device: Device
     x, w, bias, residual = (there(one) for one in inputs[:4])
     y, expected = there(np.zeros(problem.y_shape)), None
     found: dict[str, clock.Call] = {}
-    for config in configs:
+    for algorithm, config in candidates:
         plan = algorithm.plan(problem, config, device)
         scratch = torch.empty(max(1, plan.workspace_bytes), dtype=torch.uint8, device="cuda")
         memory = cuda.view(scratch, "workspace") if plan.workspace_bytes else None
@@ -84,15 +110,15 @@ def runs(algorithm: Any, problem: Problem, configs: list[Config], device: Device
         else:
             right, why = torch.allclose(y.owner, expected, *TOLERANCES[problem.dtype]), "not as the model's choice"
         if right:
-            found[str(config)] = run
+            found[f"{algorithm.id} {config}"] = run
         else:
-            print(f"WRONG {problem} {config}: {why}", flush=True)
+            print(f"WRONG {problem} {algorithm.id} {config}: {why}", flush=True)
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("algorithm")
+    parser.add_argument("algorithm", help="an id, or auto")
     parser.add_argument("file", type=Path)
     parser.add_argument("--words", default="", help="added to every problem")
     parser.add_argument("--only", default="", help="what a config's repr has: its kind, or a field")
@@ -102,39 +128,38 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where times go: a list, a problem each")
     given = parser.parse_args()
     device, began, kept = gpu(), time.perf_counter(), []
-    wanted = []
-    for problem in problems(given.file, given.words):
-        algorithm = registry.get(given.algorithm, problem.operator)
-        if algorithm.refusal(problem, device) is None:
-            configs = some(algorithm, problem, device, given.only, given.best, given.others)
-            wanted += [(algorithm, problem, configs)] if configs else []
+    wanted = [(problem, some(problem, device, given)) for problem in problems(given.file, given.words)]
+    regrets: list[float] = []
     with ThreadPoolExecutor(COMPILERS) as pool:
-        sources = (source for one, problem, configs in wanted for c in configs for source in one.sources(problem, c))  # type: ignore[attr-defined]
+        sources = (source for problem, found in wanted for one, c in found for source in one.sources(problem, c))
         for source in dict.fromkeys(sources):
             pool.submit(compiler.cubin, source, device.architecture)
-        for algorithm, problem, configs in wanted:
+        for problem, candidates in wanted:
             if time.perf_counter() - began > given.seconds:
                 print(f"stopped before {problem}")
                 break
-            times = clock.measure(runs(algorithm, problem, configs, device), repeats=7)
-            if not times:
-                continue
+            times = clock.measure(runs(problem, candidates, device), repeats=7)
             rows: list[dict[str, Any]] = [
-                {"config": asdict(one), "kind": type(one).__name__, "time_us": times[str(one)].time_us,
-                 "spread_us": times[str(one)].spread_us, "predicted_us": algorithm.predict_us(problem, one, device)}
-                for one in configs if str(one) in times
+                {"algorithm": one.id, "config": asdict(config), "kind": type(config).__name__,
+                 "time_us": times[f"{one.id} {config}"].time_us, "spread_us": times[f"{one.id} {config}"].spread_us,
+                 "predicted_us": one.predict_us(problem, config, device)}
+                for one, config in candidates if f"{one.id} {config}" in times
             ]  # fmt: skip
+            if not rows:
+                continue
             kept.append({"problem": str(problem), "algorithm": given.algorithm, "device": device.name, "times": rows})
-            best = min(rows, key=lambda row: row["time_us"])
-            chosen = rows[0]
+            best, chosen = min(rows, key=lambda row: row["time_us"]), rows[0]
+            regrets.append(chosen["time_us"] / best["time_us"])
             print(
-                f"{problem}: {best['time_us']:.2f} us, chosen {chosen['time_us'] / best['time_us']:.2f}, "
+                f"{problem}: {best['time_us']:.2f} us, chosen {regrets[-1]:.2f}, "
                 f"predicted {chosen['predicted_us'] / chosen['time_us']:.2f}, roof "
-                f"{problem.bytes / device.gbps / 1e3:.2f} | {best['kind']} {best['config']}",
+                f"{problem.bytes / device.gbps / 1e3:.2f} | {best['algorithm']} {best['kind']} {best['config']}",
                 flush=True,
             )
             if given.json:
                 given.json.write_text(json.dumps(kept))
+    if regrets:
+        print(f"{len(regrets)} problems: chosen {np.exp(np.mean(np.log(regrets))):.3f}, worst {max(regrets):.2f}")
 
 
 if __name__ == "__main__":

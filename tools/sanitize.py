@@ -1,4 +1,5 @@
-"""Small problems of odd sizes through every CUDA algorithm and up to eight of its configs, for compute-sanitizer.
+"""Small problems of odd sizes through every CUDA algorithm and up to eight of its configs, of every kernel, for
+compute-sanitizer.
 
 sanitize.py [WORD]: only those whose problem and algorithm contain the word.
 """
@@ -6,6 +7,7 @@ sanitize.py [WORD]: only those whose problem and algorithm contain the word.
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +22,8 @@ PROBLEMS = (
     "n2 c31 h9 w5 k24 r3 s3 pad1 f64 nhwc", "n2 c72 h9 w11 k80 r3 s3 pad1 f16 nhwc bias",
     "n2 c44 h9 w9 k44 r3 s3 pad1 bf16 nhwc residual relu", "n2 c64 h8 w9 k64 r3 s3 pad1 groups4 tf32 nhwc",
     "n2 c20 h9 w19 k20 r3 s3 pad1 groups20 f16 nhwc bias", "n2 c9 h9 w9 k9 r7 s7 pad3 groups9 bf16 nhwc",
-    "c8 h14 w14 k8 r13 s13 pad6 groups8 f16 nhwc", "n2 c5 h9 w9 k10 r3 s3 pad1 groups5 nhwc",
+    "n3 c8 h7 w7 k8 r7 s7 pad3 groups8 bf16 nhwc residual", "c8 h14 w14 k8 r13 s13 pad6 groups8 f16 nhwc",
+    "n2 c5 h9 w9 k10 r3 s3 pad1 groups5 nhwc",
     "c4 h12 w12 k4 r9 s9 stride2 pad4 groups4", "n1 c256 h7 w7 k64 r1 s1 3xtf32",
     "maxpool n2 c3 h13 w17 r3 s3 stride2 pad1 bf16",
     "avgpool c4 h9 w11 r3 s2 stride1 pad1:0x1:1 exclude_pad nhwc", "reduce sum 5x1000x7 axis1",
@@ -44,7 +47,13 @@ def main() -> None:
             plain = [config for config in configs if config.automatic]
             # The RGB report's partitions too, of few threads and of many.
             parts = [config for config in configs if getattr(config, "partition", "run") != "run"][::5]
-            for config in dict.fromkeys([*plain[:: max(1, len(plain) // 8)], *parts]):
+            kernels: dict[tuple[Any, ...], list[Any]] = {}
+            for config in plain:
+                kind = type(config), *(getattr(config, name, "") for name in ("kernel", "by", "tma"))
+                kernels.setdefault(kind, []).append(config)
+            most = max(1, 8 // max(1, len(kernels)))
+            some = [config for found in kernels.values() for config in found[:: max(1, len(found) // most)]]
+            for config in dict.fromkeys([*some, *parts]):
                 verdict = verify.check(problem, algorithm.id, config, device=device)
                 count += 1
                 if not verdict:

@@ -50,6 +50,9 @@ EMULATED = [
     "n2 c6 h9 w11 k6 r5 s3 stride2x1 pad1:0x2:1 groups6 nhwc silu residual",
     "n2 c4 h4 w20 k4 r3 s3 pad1x3 groups4 nhwc f64 dilation1x3",
     "c70 h5 w6 k70 r3 s1 groups70 nhwc f16 bias",
+    "n5 c16 h7 w6 k16 r7 s5 pad3x2 groups16 f16 nhwc residual bias silu",
+    "n3 c8 h14 w13 k8 r27 s27 pad13 groups8 bf16 nhwc bias",
+    "n2 c8 h20 w18 k8 r4 s9 pad0:3x4:1 groups8 f16 nhwc residual",
     "c2 h9 w20 k2 r2 s31 pad1x15 groups2 bf16 gelu_tanh",
 ]
 

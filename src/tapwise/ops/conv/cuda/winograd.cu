@@ -9,8 +9,8 @@
 struct Images {
     const void *x;
     void *transformed;
-    // Of x, and of the tiles that are made now, from image `image0` on.
-    long long height, width, pad_h, pad_w, channels, image0, tiles_h, tiles_w, tiles;
+    // Of x, and of the tiles that are made now, from image `image0` on; behind them the last one again, to `pitch`.
+    long long height, width, pad_h, pad_w, channels, image0, tiles_h, tiles_w, tiles, pitch;
     // Distances: of x in elements; of what is written, of channels, tiles and products.
     long long step_n, step_c, step_h, step_w, apart_c, apart_tile, apart_position;
 };
@@ -70,9 +70,9 @@ struct Place {
 template <class M, typename IN, typename T, bool TILES, bool ABSOLUTE> DEVICE void winograd_images(const Images &p) {
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     wait_for_previous();
-    if (i >= (unsigned)p.channels * (unsigned)p.tiles) return;
-    const Pair<TILES> at(i, p.channels, p.tiles);
-    const Place place(at.tile, p.tiles_h, p.tiles_w);
+    if (i >= (unsigned)p.channels * (unsigned)p.pitch) return;
+    const Pair<TILES> at(i, p.channels, p.pitch);
+    const Place place(min(at.tile, (unsigned)p.tiles - 1), p.tiles_h, p.tiles_w);
     const int h0 = (int)(place.row * M::STEP_H) - (int)p.pad_h, w0 = (int)(place.column * M::STEP_W) - (int)p.pad_w;
     const IN *x = static_cast<const IN *>(p.x) + (p.image0 + place.image) * p.step_n + at.channel * p.step_c +
                   h0 * p.step_h + w0 * p.step_w;

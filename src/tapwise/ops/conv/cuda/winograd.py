@@ -52,13 +52,15 @@ class Config(implicit_gemm_simt.Config):
 
 @dataclass(frozen=True)
 class Part:
-    """Some images: their number, tiles along both axes and in all, the product of their positions, and where in the
-    workspace (bytes) its result and its own workspace begin."""
+    """Some images: their number, tiles along both axes and in all, and with those behind them for which a channel's
+    begin at whole pieces of 16 bytes; the product of their positions, and where in the workspace (bytes) its result and
+    its own workspace begin."""
 
     images: int
     tiles_h: int
     tiles_w: int
     tiles: int
+    pitch: int
     product: ConvProblem
     products_at: int
     parts_at: int
@@ -77,13 +79,14 @@ def part_of(problem: ConvProblem, images: int) -> Part:
     (p, q), positions = problem.output, high.products * wide.products
     tiles_h, tiles_w = ceil_div(p, high.outputs), ceil_div(q, wide.outputs)
     tiles = images * tiles_h * tiles_w
+    pitch = round_up(tiles, 16 // problem.itemsize) if problem.layout == "nchw" else tiles
     product = problem.bare().replace(
-        n=1, c=positions * problem.c, k=positions * problem.k, groups=positions * problem.groups, spatial=(1, tiles),
+        n=1, c=positions * problem.c, k=positions * problem.k, groups=positions * problem.groups, spatial=(1, pitch),
         kernel=(1, 1), stride=(1, 1), padding=((0, 0), (0, 0)),
     )  # fmt: skip
     products_at = round_up(prod(product.x_shape) * problem.itemsize, arrays.ALIGNMENT)
     parts_at = products_at + round_up(prod(product.y_shape) * problem.itemsize, arrays.ALIGNMENT)
-    return Part(images, tiles_h, tiles_w, tiles, product, products_at, parts_at)
+    return Part(images, tiles_h, tiles_w, tiles, pitch, product, products_at, parts_at)
 
 
 def _most_images(problem: ConvProblem) -> int:
@@ -266,7 +269,7 @@ def images_launch(problem: ConvProblem, config: Config, part: Part, first: int, 
     """Tiles of a part, whose first image is number `first`, to the workspace."""
     source = images_source(problem, config, absolute)
     fields = _fields(problem, source, part, first, problem.c, problem.spatial, ("c", "h", "w"))
-    return _launch(source, fields | {"channels": problem.c}, problem.c * part.tiles)
+    return _launch(source, fields | {"channels": problem.c, "pitch": part.pitch}, problem.c * part.pitch)
 
 
 def outputs_launch(problem: ConvProblem, config: Config, part: Part, first: int, absolute: str = "") -> Launch:
@@ -286,7 +289,7 @@ def _fields(
     if problem.layout == "nhwc":
         steps, there = (high * wide * channels, 1, wide * channels, channels), (1, positions * channels, channels)
     else:
-        steps, there = (channels * high * wide, high * wide, wide, 1), (part.tiles, 1, channels * part.tiles)
+        steps, there = (channels * high * wide, high * wide, wide, 1), (part.pitch, 1, channels * part.pitch)
     fields = window.window_fields(problem, source)
     fields |= zip((f"step_{name}" for name in ("n", *names)), steps, strict=True)
     fields |= zip(("apart_c", "apart_tile", "apart_position"), there, strict=True)

@@ -140,11 +140,17 @@ def shared_bytes(problem: ConvProblem, config: Banded) -> int:
     out = config.sums * channels * (positions + 1) * 16 * (2 if problem.residual else 1)
     if config.kernel == "rolling":
         return raw + planes + out
-    (r, s), left = problem.kernel, 7 * problem.stride[1]
-    words = (left + STEP * column_steps(problem) + 2) // 2
-    half = words // 32 * 32 + 8 if words % 32 < 8 else words // 32 * 32 + 40 if words % 32 > 24 else words
+    r, s = problem.kernel
     taps = round_up(channels * r * s * 2, 16)
-    return round_up(channels * r * (half + words) * 4, 16) + max(raw + planes, out, taps)
+    row = pairs(7 * problem.stride[1] + STEP * column_steps(problem))
+    return round_up(channels * r * row, 16) + max(raw + planes, out, taps)
+
+
+def pairs(places: int) -> int:
+    """Bytes of a row of taps with zeros beside them, as pairs that begin at even places and at odd ones."""
+    words = (places + 2) // 2
+    half = words // 32 * 32 + 8 if words % 32 < 8 else words // 32 * 32 + 40 if words % 32 > 24 else words
+    return (half + words) * 4
 
 
 def values(problem: ConvProblem, config: Banded) -> int:

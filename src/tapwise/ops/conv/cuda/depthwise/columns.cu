@@ -20,6 +20,8 @@ struct Columns {
     long long stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w, phases_h, phases_w;
     // Outputs that a thread computes down a column; such pieces of a column; groups of columns.
     long long rows, pieces, column_groups;
+    // The filters were written before all that is still to run.
+    long long weights_ready;
 };
 
 // A thread's part: output channels k to k + V of image n; in all its columns output row residue + phases * (first + o),
@@ -118,13 +120,13 @@ DEVICE void depthwise_rolling(const Columns &a) {
     const Part<CHANNELS_LAST, V, TX, I> part(a);
     if (!part.exists || part.count <= 0) return;
     const Window windows(a, part);
-    begin_dependent();
-    Epilogue<T, V, TX, Y_STEP, WHOLE, BIAS, RESIDUAL, ACTIVATION> epilogue(a, part);
-
+    if (!a.weights_ready) begin_dependent();
     A w[R * S][V];
 #pragma unroll
     for (int tap = 0; tap < R * S; ++tap)
         load_channels(w[tap], static_cast<const T *>(a.w) + part.k * a.w_channel + tap * a.w_tap);
+    if (a.weights_ready) begin_dependent();
+    Epilogue<T, V, TX, Y_STEP, WHOLE, BIAS, RESIDUAL, ACTIVATION> epilogue(a, part);
     A sums[LIVE][TX][V];
     typename Window::Row next[AHEAD];
     const int rows = (part.count - 1) * SH + R, apart = a.dilation_h, height = a.height;
@@ -207,4 +209,46 @@ DEVICE void depthwise_blocked(const Columns &a) {
         for (int o = 0; o < ROWS; ++o)
             if (o < live) epilogue.store(sums[o]);
     }
+}
+
+// Few outputs: a thread has TX columns of one row, and asks for all weights and all of their windows at once.
+template <typename T, bool CHANNELS_LAST, int V, int R, int S, int SW, int TX, int X_STEP, int Y_STEP, bool WHOLE,
+          bool BIAS, bool RESIDUAL, int ACTIVATION, typename I>
+DEVICE void depthwise_windows(const Columns &a) {
+    using A = typename Arithmetic<T>::type;
+    using Item = Channels<T, V>;
+    using Window = Windows<T, CHANNELS_LAST, V, S, SW, TX, X_STEP>;
+    const Part<CHANNELS_LAST, V, TX, I> part(a);
+    if (!part.exists || part.count <= 0) return;
+    const Window windows(a, part);
+    if (!a.weights_ready) begin_dependent();
+    Item taps[R * S];
+    const T *const w = static_cast<const T *>(a.w) + part.k * a.w_channel;
+#pragma unroll
+    for (int tap = 0; tap < R * S; ++tap) taps[tap] = *reinterpret_cast<const Item *>(w + tap * a.w_tap);
+    if (a.weights_ready) begin_dependent();
+    Epilogue<T, V, TX, Y_STEP, WHOLE, BIAS, RESIDUAL, ACTIVATION> epilogue(a, part);
+    const int top = (part.residue + (int)a.phases_h * part.first) * (int)a.stride_h - (int)a.pad_h;
+    typename Window::Row rows[R];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+        const int row = top + r * (int)a.dilation_h;
+        windows.load(rows[r], windows.x + row * a.x_row, (unsigned)row < (unsigned)a.height);
+    }
+    A sums[TX][V];
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+        A now[Window::COUNT][V];
+#pragma unroll
+        for (int m = 0; m < Window::COUNT; ++m) rows[r][m].to(now[m]);
+#pragma unroll
+        for (int s = 0; s < S; ++s) {
+            A weight[V];
+            taps[r * S + s].to(weight);
+#pragma unroll
+            for (int j = 0; j < TX; ++j)
+                multiply_add<V, A>(sums[j], now[Window::place(j, s)], weight, r == 0 && s == 0);
+        }
+    }
+    epilogue.store(sums);
 }

@@ -4,6 +4,8 @@
     rows        a thread computes whole rows of outputs, channels last: images of few columns
     streamed    as rolling, channels last: rows of x come to shared memory first, where neighbouring columns find them
     blocked     the same for large filters: a block of rows at a time, weights read where they are used
+    windows     few outputs: a thread asks for all of a window at once
+    toeplitz    16 bits, channels last: tensor cores, small images whole
     banded      16 bits, channels last: tensor cores, the rows of a channel's filter as bands of matrices
 
 Source: columns streamed through registers as in the rolling windows of image filters; PTX ISA on mma.sync and ldmatrix.
@@ -19,16 +21,17 @@ from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
-from tapwise.ops.conv.cuda.depthwise import banded, columns, rows, streamed
+from tapwise.ops.conv.cuda.depthwise import banded, columns, rows, streamed, toeplitz
 from tapwise.ops.conv.cuda.depthwise.banded import Banded
 from tapwise.ops.conv.cuda.depthwise.columns import Columns
 from tapwise.ops.conv.cuda.depthwise.rows import Rows
 from tapwise.ops.conv.cuda.depthwise.streamed import Streamed
+from tapwise.ops.conv.cuda.depthwise.toeplitz import Toeplitz
 from tapwise.ops.conv.problem import ConvProblem
 
-Kind = Columns | Rows | Streamed | Banded
+Kind = Columns | Rows | Streamed | Banded | Toeplitz
 # The module of each kind of config.
-MODULES: Final[dict[type, Any]] = {Columns: columns, Rows: rows, Streamed: streamed, Banded: banded}
+MODULES: Final[dict[type, Any]] = {Columns: columns, Rows: rows, Streamed: streamed, Banded: banded, Toeplitz: toeplitz}
 
 
 class DepthwisePlan(CudaPlan):
@@ -59,7 +62,8 @@ class Depthwise(CudaAlgorithm[Kind]):
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Kind]:
         """Columns straight from global memory where they cannot be streamed: measured, they were hardly ever faster."""
         found: list[Kind] = list(streamed.configs(problem, device)) or list(columns.configs(problem))
-        return [*banded.configs(problem, device), *rows.configs(problem, device), *found]
+        tensor_cores: list[Kind] = [*banded.configs(problem, device), *toeplitz.configs(problem, device)]
+        return [*tensor_cores, *rows.configs(problem, device), *columns.windows(problem), *found]
 
     def predict_us(self, problem: ConvProblem, config: Kind, device: Device) -> float:
         """That of the config's own module."""

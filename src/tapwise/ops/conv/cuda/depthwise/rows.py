@@ -20,13 +20,15 @@ from tapwise.ops.conv.problem import ConvProblem
 # Columns of x, and of y; sizes, strides and elements of an image that are counted in 32 bits.
 MOST_COLUMNS, MOST_SIZE, MOST_ELEMENTS = 32, 1 << 20, 1 << 29
 # Products of a thread for a row of x, which are unrolled; values that it may hold in registers, and the rest.
-MOST_PRODUCTS, MOST_VALUES, OTHER_REGISTERS, FUNCTION_REGISTERS = 1200, 168, 40, 24
+MOST_PRODUCTS, MOST_VALUES, OTHER_REGISTERS, FUNCTION_REGISTERS = 1200, 168, 24, 24
 # Threads of a block, such as it has where there are rows enough, and the least where a thread has two of them.
 MOST_THREADS, SOME_THREADS, LEAST_THREADS = 288, 128, 96
 # Cycles of a multiprocessor: an instruction, a read of weights; a block alone: its start, an instruction, a row of x.
-ISSUE, TAP, BEGIN, LATENCY, ROW = 0.35, 2.0, 190.0, 0.9, 43.0
+ISSUE, TAP, BEGIN, LATENCY, ROW = 0.367, 0.43, 127.0, 0.64, 47.0
 # Instructions: a conversion of x, an output, its function, a turn of bringing weights. Microseconds of a launch.
-CONVERSION, OUTPUT, FUNCTION, TURN, START_US = 0.14, 1.4, 2.9, 8.4, 1.86
+CONVERSION, OUTPUT, FUNCTION, TURN, START_US = 0.126, 6.3, 2.9, 12.2, 1.85
+# Of a multiprocessor: warps of a block go to them in turn.
+SCHEDULERS: Final = 4
 # Bytes of weights that a block has at most.
 MOST_SHARED: Final = 96 << 10
 
@@ -82,7 +84,7 @@ def shared_bytes(problem: ConvProblem, config: Rows) -> int:
 def min_blocks_per_sm(problem: ConvProblem, config: Rows) -> int:
     """Blocks that find room."""
     functions = FUNCTION_REGISTERS * (problem.activation in window.FUNCTIONS)
-    taken = int(1.1 * values(problem, config)) + OTHER_REGISTERS + functions
+    taken = int(1.05 * values(problem, config)) + OTHER_REGISTERS + functions
     return blocks_of(taken, config.threads, shared_bytes(problem, config))
 
 
@@ -123,8 +125,9 @@ def _groups(rows: int, lanes: int) -> list[int]:
 
 
 def predict_us(problem: ConvProblem, config: Rows, device: Device) -> float:
-    """Instructions of a multiprocessor's warps, the latency of the block's longest thread, and memory. Constants are
-    fitted to 700 times on 32 layers (H200): the choice took 1.06 times the best one's time, 1.35 at worst."""
+    """Instructions of a multiprocessor's warps, the latency of the block's longest thread, and memory. Constants were
+    fitted to 700 times on 32 layers (H200), then to 322 on 38 more: the choice took 1.07 times the best one's time,
+    1.28 at worst."""
     (r, s), half, words = problem.kernel, problem.itemsize == 2, 2 if problem.dtype == "f64" else 1
     top, height, step, apart = problem.padding[0][0], problem.spatial[0], problem.stride[0], problem.dilation[0]
     # Rows of x that each thread sees inside the image, and rows of taps that it multiplies.
@@ -142,8 +145,10 @@ def predict_us(problem: ConvProblem, config: Rows, device: Device) -> float:
     issued = ISSUE * (mean * (multiplied + CONVERSION * read * half) + outputs + turns) + TAP * mean * taps
     longest = most * (multiplied + read * (1 + half) + taps) + outputs + turns
     alone = BEGIN + LATENCY * longest + ROW * most
-    warps = config.threads // 32
-    blocks = blocks_us(_blocks(problem, config), min_blocks_per_sm(problem, config), warps * issued, alone, device)
+    # Schedulers without a warp wait for those that have one more.
+    held = min_blocks_per_sm(problem, config)
+    warps = round_up(held * (config.threads // 32), SCHEDULERS) / held
+    blocks = blocks_us(_blocks(problem, config), held, warps * issued, alone, device)
     pixel = min(config.channels * config.lanes, problem.c) * problem.itemsize
     return joint_us(blocks, 1.07 * memory_us(problem, device, pixel, 0.09), 1.9) + START_US
 
