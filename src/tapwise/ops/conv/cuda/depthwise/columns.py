@@ -155,7 +155,7 @@ def predict_us(problem: ConvProblem, config: Columns, device: Device) -> float:
 
 
 def _pieces(problem: ConvProblem, config: Columns) -> float:
-    """Pieces of memory that a warp's load has in NCHW: a channel's columns lie beside each other, the next one's not."""
+    """Pieces of memory that a warp's load has in NCHW: columns of a channel lie beside each other, channels do not."""
     return 1 + 32 / ceil_div(problem.output[1], config.columns)
 
 
