@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from tapwise.algorithm import Device
 from tapwise.cuda.jit.tensor_map import SWIZZLE_BYTES
 from tapwise.cuda.types import INDEX_LIMIT
-from tapwise.integers import ceil_div
+from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, HaloTileConfig, Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
 from tapwise.ops.conv.cuda.implicit_gemm.view import COPY_PIXELS, PLACED, View, is_aligned, padded, unfoldings
@@ -34,8 +34,9 @@ MORE_REGISTERS: Final = {
 }  # fmt: skip
 # Outputs of a tile whose sums CTAs of a cluster exchange.
 MOST_EXCHANGED: Final = 8192
-# Columns of the matrix instruction at most.
+# Columns of the matrix instruction at most, and pixels of a tile that is made to fit.
 MOST_N: Final = 256
+LEAST_PIXELS: Final = 32
 
 
 class Tile(NamedTuple):
@@ -88,7 +89,8 @@ def all_configs(problem: ConvProblem, device: Device) -> Sequence[Config]:
 
 
 def _im2col(view: View, device: Device) -> Iterator[Config]:
-    for tile, schedule in product(_tiles(view.seen), SCHEDULES):
+    tiles = dict.fromkeys((*_tiles(view.seen), *_whole_waves(view.seen, device)))
+    for tile, schedule in product(tiles, SCHEDULES):
         if schedule.split_k > 1 and tile.pixels * tile.filters > MOST_EXCHANGED:
             continue
         one = view.configured(_im2col_config(tile, schedule, unfold=view.config.unfold))
@@ -246,6 +248,16 @@ def _tiles(problem: ConvProblem) -> tuple[Tile, ...]:
     widths = {ceil_div(problem.group_k, grain * count) * grain for count in range(1, 5) for grain in (8, 16, 32)}
     even = product((False,), (64, 128, 192, 256), sorted(width for width in widths if width <= MOST_N))
     return tuple(dict.fromkeys((*TILES, *(Tile(*one) for one in even))))
+
+
+def _whole_waves(problem: ConvProblem, device: Device) -> Iterator[Tile]:
+    """Tiles of as few pixels as one to four waves of CTAs need."""
+    pixels = problem.n * prod(problem.output)
+    for filters, waves in product((64, 128), range(1, 5)):
+        beside = waves * device.multiprocessors // (ceil_div(problem.group_k, filters) * problem.groups)
+        fewest = round_up(ceil_div(pixels, beside), 8) if beside else 0
+        if LEAST_PIXELS <= fewest <= MOST_N:
+            yield Tile(True, fewest, filters)
 
 
 def _chunks(problem: ConvProblem) -> list[int]:
