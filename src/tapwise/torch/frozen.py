@@ -67,12 +67,29 @@ def conv_frozen(
 
     bias: k elements, of any shape.
     """
+    call = find(weight, bias, (words, x.shape, x.stride(), x.dtype, residual is None))
+    if call is not None:
+        return call(x) if residual is None else call(x, residual)
+    return _first(x, weight, bias, residual, words)
+
+
+def find(weight: torch.Tensor, bias: torch.Tensor | None, key: Any) -> Any:
+    """What is kept of a weight and a bias under a key, None where they have changed since."""
     kept = _kept.get(id(weight))
     if kept is not None and kept.weight() is weight and kept.bias is bias and kept.state == _state(weight, bias):
-        call = kept.calls.get((words, x.shape, x.stride(), x.dtype, residual is None))
-        if call is not None:
-            return call(x) if residual is None else call(x, residual)
-    return _first(x, weight, bias, residual, words)
+        return kept.calls.get(key)
+    return None
+
+
+def keep(weight: torch.Tensor, bias: torch.Tensor | None, key: Any, call: Any) -> None:
+    """Keep it, in the place of the oldest where there are many."""
+    with _lock:
+        kept = _kept.get(id(weight))
+        if kept is None or kept.weight() is not weight or kept.bias is not bias or kept.state != _state(weight, bias):
+            kept = _kept[id(weight)] = Calls(weight, bias)
+        while len(kept.calls) >= KEPT:
+            kept.calls.pop(next(iter(kept.calls)))
+        kept.calls[key] = call
 
 
 def _first(
@@ -90,15 +107,8 @@ def _first(
     def converted(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         return ordered(made(x.to(dtype), None if residual is None else residual.to(dtype)), x)
 
-    with _lock:
-        kept = _kept.get(id(weight))
-        if kept is None or kept.weight() is not weight or kept.bias is not bias or kept.state != _state(weight, bias):
-            kept = _kept[id(weight)] = Calls(weight, bias)
-        while len(kept.calls) >= KEPT:
-            kept.calls.pop(next(iter(kept.calls)))
-        key = words, x.shape, x.stride(), x.dtype, residual is None
-        direct = _on_host(made) if not x.is_cuda else made
-        kept.calls[key] = direct if result is y and dtype is x.dtype else converted
+    direct = (_on_host(made) if not x.is_cuda else made) if result is y and dtype is x.dtype else converted
+    keep(weight, bias, (words, x.shape, x.stride(), x.dtype, residual is None), direct)
     return result
 
 

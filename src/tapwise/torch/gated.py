@@ -8,12 +8,13 @@ import torch
 from torch import fx
 
 from tapwise.ops.squeeze_excitation.problem import BETWEEN, GATES, SqueezeExcitationProblem
+from tapwise.torch import gates
 from tapwise.torch.folded import Folded
 from tapwise.torch.fused import FusedConv
 from tapwise.torch.fusion import MULTIPLIED, only_user, replace_chain, written
 from tapwise.torch.nn import is_taken
 from tapwise.torch.pools import Mean, Pooled
-from tapwise.torch.tensors import NAMES, memory_format
+from tapwise.torch.tensors import alone
 
 
 class Gated(Folded):
@@ -58,6 +59,8 @@ class Gated(Folded):
 
     def by_tapwise(self, x: torch.Tensor) -> torch.Tensor:
         assert self.bias is not None
+        if alone(x) and gates.is_taken(x):
+            return gates.gate_frozen(x, self.weight, self.bias, *self._words())
         weight, bias = self.weight.to(x.dtype), self.bias.flatten().to(x.dtype)
         y: torch.Tensor = torch.ops.tapwise.squeeze_excitation(x, weight, bias, *self._words())
         return y
@@ -68,12 +71,7 @@ class Gated(Folded):
 
     def problem(self, x: torch.Tensor) -> SqueezeExcitationProblem:
         """What a call computes."""
-        (n, c, h, w), (activation, gate) = x.shape, self._words()
-        layout = "nhwc" if memory_format(x) is torch.channels_last else "nchw"
-        return SqueezeExcitationProblem(
-            n=n, c=c, h=h, w=w, m=self.weight.shape[1], activation=activation, gate=gate, dtype=NAMES[x.dtype],
-            layout=layout,
-        )  # fmt: skip
+        return gates.problem_of(x, self.weight.shape[1], self._words())
 
 
 def replace(traced: fx.GraphModule) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tapwise.torch import frozen
+from tapwise.torch import frozen, gates
 
 # Results whose shape or value the next call may not have.
 UNSTEADY: Final = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
@@ -62,12 +62,20 @@ class _Recorder(TorchDispatchMode):
         # Views see what is written to the memory that they share. What changes a tensor's shape in place does not do so
         # again, and steps have tensors of their own, which keep their shapes.
         if any(fresh) or (function._schema.is_mutable and torch.Tag.inplace_view not in function.tags):
-            step = frozen.steady(result, *args) if function is torch.ops.tapwise.conv_frozen.default else None
+            steady = _STEADY.get(str(function))
+            step = None if steady is None else steady(result, *args)
             if step is None:
                 words, named, kept = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs, results))
                 step = partial(_again, function, words, named, kept, fresh)
             self.steps.append(step)
         return result
+
+
+# Our operators on memory that stays: what runs their kernels alone.
+_STEADY: Final[dict[str, Callable[..., Callable[[], None] | None]]] = {
+    "tapwise.conv_frozen.default": frozen.steady,
+    "tapwise.squeeze_excitation.default": gates.steady,
+}
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -1,4 +1,4 @@
-"""cpu.simd of squeeze-and-excitation: means, products and the scale in vectors, a launch each."""
+"""cpu.simd of squeeze-and-excitation: means, both products and the scale in vectors, each by all threads."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ class Config(BaseConfig):
 
 
 class GatePlan(KernelPlan):
-    """Launches `task`, `products` and `scale` one behind the other; of one image a single thread does the products."""
+    """Launches the kernels one behind the other: in NCHW those that scale channels work out their gates first."""
 
     def __init__(
         self, problem: SqueezeExcitationProblem, device: Device, library: Library, fields: dict[str, int]
     ) -> None:
         super().__init__(problem, device, library, FIELDS, fields)
         self.workspace_bytes = workspace_bytes(problem)
-        self._steps = [(library.address(name), library.function(name)) for name in ("products", "scale")]
+        names = ("reduce", "scale") if problem.layout == "nchw" else ("reduce", "expand", "scale")
+        self._steps = [(library.address(name), library.function(name)) for name in names]
 
     def pack(self, w: np.ndarray) -> np.ndarray:
         """In the arithmetic dtype; themselves where they are so: they are nobody's for longer than a call."""
@@ -69,14 +70,12 @@ class SqueezeExcitationSimd(Algorithm[Config]):
         return [Config(max(1, min(4 * device.threads // min(problem.n, 4 * device.threads), problem.c)))]
 
     def predict_us(self, problem: SqueezeExcitationProblem, config: Config, device: Device) -> float:
-        """x from cache or memory twice, y once; a vector of the filters a cycle, by one thread an image; three
-        starts."""
+        """x from cache or memory twice, y once; a vector of the filters a cycle; three or four starts."""
         costs, tasks = Costs(device, problem.accumulator_bytes), problem.n * config.blocks
         image = prod(problem.x_shape) * problem.itemsize
         cycles = costs.stream(3 * image, problem.bytes) + 3 * prod(problem.x_shape) / costs.lanes
-        products = 2 * problem.n * problem.m * problem.c / costs.lanes
-        alone = costs.wall_us(products / problem.n + 100, problem.n, device.threads)
-        return costs.wall_us(cycles / tasks + 40, tasks, device.threads) + alone + (6.0 if tasks > 1 else 0.0)
+        cycles += 2 * problem.n * problem.m * problem.c / costs.lanes
+        return costs.wall_us(cycles / tasks + 40, tasks, device.threads) + (6.0 if tasks > 1 else 0.0)
 
     def workspace_bytes(self, problem: SqueezeExcitationProblem, config: Config, device: Device) -> int:
         return workspace_bytes(problem)
@@ -89,6 +88,7 @@ class SqueezeExcitationSimd(Algorithm[Config]):
         fields = {
             "tasks": problem.n * config.blocks, "n": problem.n, "channels": problem.c, "pixels": problem.pixels,
             "m": problem.m, "blocks": config.blocks, "block_p": ceil_div(problem.pixels, config.blocks),
+            "block_m": ceil_div(problem.m, config.blocks),
             "block_c": ceil_div(ceil_div(problem.c, config.blocks), lanes) * lanes,
         }  # fmt: skip
         return GatePlan(problem, device, library, fields)

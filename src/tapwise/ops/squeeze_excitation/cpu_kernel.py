@@ -1,4 +1,4 @@
-"""The kernels of cpu.simd of squeeze-and-excitation: means, an image's products, and the scale.
+"""The kernels of cpu.simd of squeeze-and-excitation: means, both products, and the scale.
 
 Between them lie in scratch: means (n, c), what they are squeezed to (n, m), gates (n, c).
 """
@@ -12,19 +12,24 @@ from tapwise.cpu.fields import COMMON, Fields, entry
 from tapwise.cpu.simd import Int, Kernel, Ptr, Target
 from tapwise.cpu.vectors import Fold, fold_row, fold_rows
 
-# Of an image: channels, pixels, squeezed channels, blocks that are tasks; channels and pixels of a block.
-FIELDS: Final = (*COMMON, "n", "channels", "pixels", "m", "blocks", "block_c", "block_p")
+# Of an image: channels, pixels, squeezed channels, blocks that are tasks; channels, pixels and squeezed channels of a
+# block.
+FIELDS: Final = (*COMMON, "n", "channels", "pixels", "m", "blocks", "block_c", "block_p", "block_m")
 # Rows of pixels whose sums go side by side.
 WAYS: Final = 4
 
 
 def generate(target: Target, *, dtype: str, storage: str, layout: str, activation: str, gate: str) -> Kernel:
-    """`task`: means; `products`; `scale`. A task is a block of an image; products are those of whole images."""
+    """`task`: means; `reduce`; `expand`; `scale`, which in NCHW expands its own channels. A task is a block of an
+    image."""
     k = Kernel(target, dtype)
     planes = layout == "nchw"
     _emit_means(k, storage, planes)
-    _emit_products(k, storage, activation, gate)
-    _emit_scale(k, storage, planes)
+    _emit_reduce(k, storage, activation)
+    if not planes:
+        with entry(k, FIELDS, "expand") as (a, worker), a.draws(worker) as number:
+            _expand(k, a, storage, gate, number // a.blocks, *_block(number % a.blocks, a.block_c, a.channels))
+    _emit_scale(k, storage, gate, planes)
     return k
 
 
@@ -62,13 +67,12 @@ def _emit_means(k: Kernel, storage: str, planes: bool) -> None:
         k.rows(end - first, body)
 
 
-def _emit_products(k: Kernel, storage: str, activation: str, gate: str) -> None:
-    with entry(k, FIELDS, "products") as (a, worker), a.draws(worker) as number, k.if_((number % a.blocks).eq(0)):
+def _emit_reduce(k: Kernel, storage: str, activation: str) -> None:
+    with entry(k, FIELDS, "reduce") as (a, worker), a.draws(worker) as number:
         image = number // a.blocks
         reduce, bias = a.pointer("w", k.dtype), a.pointer("bias", storage)
-        expand, offsets = reduce + a.m * a.channels, bias + a.m
-        means, squeezed, gates = _between(k, a, image)
-        with k.loop(0, a.m) as j:
+        means, squeezed, _ = _between(k, a, image)
+        with k.loop(*_block(number % a.blocks, a.block_m, a.m)) as j:
 
             def term(c: Int, lanes: int, j: Int = j) -> Any:
                 return k.mul(k.load(reduce + j * a.channels + c, lanes), k.load(means + c, lanes))
@@ -76,15 +80,20 @@ def _emit_products(k: Kernel, storage: str, activation: str, gate: str) -> None:
             (total,) = fold_rows(k, a.channels, [Fold(0.0, term, k.add)])
             k.store(squeezed + j, activate(k, activation, k.add(total, k.load(bias + j, 1))))
 
-        def body(c: Int, lanes: int) -> None:
-            total = k.var(k.load(offsets + c, lanes))
-            with k.loop(0, a.m) as j:
-                total.set(
-                    k.fma(k.broadcast(squeezed + j, lanes), k.load(expand + j * a.channels + c, lanes), total.get())
-                )
-            k.store(gates + c, activate(k, gate, total.get()))
 
-        k.rows(a.channels, body)
+def _expand(k: Kernel, a: Fields, storage: str, gate: str, image: Int, first: Int, end: Int) -> None:
+    """The gates of an image's channels from `first` to `end`."""
+    expand, offsets = a.pointer("w", k.dtype) + a.m * a.channels, a.pointer("bias", storage) + a.m
+    _, squeezed, gates = _between(k, a, image)
+
+    def body(i: Int, lanes: int) -> None:
+        total = k.var(k.load(offsets + first + i, lanes))
+        with k.loop(0, a.m) as j:
+            weight = k.load(expand + j * a.channels + first + i, lanes)
+            total.set(k.fma(k.broadcast(squeezed + j, lanes), weight, total.get()))
+        k.store(gates + first + i, activate(k, gate, total.get()))
+
+    k.rows(end - first, body)
 
 
 def _between(k: Kernel, a: Fields, image: Int) -> tuple[Ptr, Ptr, Ptr]:
@@ -94,7 +103,7 @@ def _between(k: Kernel, a: Fields, image: Int) -> tuple[Ptr, Ptr, Ptr]:
     return scratch + image * a.channels, squeezed + image * a.m, squeezed + a.n * a.m + image * a.channels
 
 
-def _emit_scale(k: Kernel, storage: str, planes: bool) -> None:
+def _emit_scale(k: Kernel, storage: str, gate: str, planes: bool) -> None:
     with entry(k, FIELDS, "scale") as (a, worker), a.draws(worker) as number:
         image = number // a.blocks
         start = image * a.channels * a.pixels
@@ -103,6 +112,8 @@ def _emit_scale(k: Kernel, storage: str, planes: bool) -> None:
         # Along planes, or along a pixel's channels.
         size, whole, length = (a.block_c, a.channels, a.pixels) if planes else (a.block_p, a.pixels, a.channels)
         first, end = _block(number % a.blocks, size, whole)
+        if planes:
+            _expand(k, a, storage, gate, image, first, end)
         with k.loop(first, end) as row:
 
             def body(i: Int, lanes: int, row: Int = row) -> None:
