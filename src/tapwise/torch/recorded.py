@@ -5,9 +5,10 @@ Python and PyTorch's dispatcher take 50 us a layer in a model; a prepared operat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Container, Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
@@ -17,6 +18,10 @@ from tapwise.torch import frozen, gates
 
 # Results whose shape or value the next call may not have.
 UNSTEADY: Final = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+
+
+# Where results begin in the memory that they share: whole lines of a cache.
+LINE: Final = 64
 
 
 class Recorded:
@@ -31,9 +36,25 @@ class Recorded:
             step()
 
 
+class Event(NamedTuple):
+    """An operator that wrote results; which of them are `fresh`, in memory that was not given to it. `given`: its
+    arguments themselves; the others are tensors of the event's own."""
+
+    given: Any
+    function: Any
+    args: Any
+    kwargs: Any
+    results: list[torch.Tensor | None]
+    fresh: list[bool]
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        leaves = pytree.tree_leaves((self.args, self.kwargs, self.results))
+        return (one for one in leaves if isinstance(one, torch.Tensor))
+
+
 def record(function: Callable[[], Any]) -> tuple[Recorded, Any]:
-    """(a call of a function, its result). The function works on the same tensors each time, and all that it does to
-    their elements it does by PyTorch's operators.
+    """(a call of a function, its result, to be replayed first). The function works on the same tensors each time, and
+    all that it does to their elements it does by PyTorch's operators.
 
     Raises what the function raises, and RuntimeError where what it does depends on elements.
     """
@@ -41,13 +62,17 @@ def record(function: Callable[[], Any]) -> tuple[Recorded, Any]:
         function()
         with _Recorder() as recorder:
             result = function()
-    return Recorded(recorder.steps), result
+        # A tensor of its own: its memory is to be another.
+        result = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
+        outputs = [one for one in pytree.tree_leaves(result) if isinstance(one, torch.Tensor)]
+        moved = _share(recorder.events, outputs)
+        return Recorded([_step(event, moved) for event in recorder.events]), result
 
 
 class _Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.steps: list[Callable[[], Any]] = []
+        self.events: list[Event] = []
 
     def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -60,15 +85,55 @@ class _Recorder(TorchDispatchMode):
         given = {_memory(one) for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)}
         fresh = [one is not None and _memory(one) not in given for one in results]
         # Views see what is written to the memory that they share. What changes a tensor's shape in place does not do so
-        # again, and steps have tensors of their own, which keep their shapes.
+        # again, and events have tensors of their own, which keep their shapes.
         if any(fresh) or (function._schema.is_mutable and torch.Tag.inplace_view not in function.tags):
-            steady = _STEADY.get(str(function))
-            step = None if steady is None else steady(result, *args)
-            if step is None:
-                words, named, kept = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs, results))
-                step = partial(_again, function, words, named, kept, fresh)
-            self.steps.append(step)
+            own = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs, results))
+            self.events.append(Event(args, function, *own, fresh))
         return result
+
+
+def _share(events: list[Event], outputs: list[torch.Tensor]) -> Container[int]:
+    """One memory for all results: what nobody reads any more is written again soon, while caches have it. Returns the
+    memories that they had."""
+    begins: dict[int, int] = {}
+    ends: dict[int, float] = {}
+    sizes: dict[int, int] = {}
+    for number, event in enumerate(events):
+        for one, own in zip(event.results, event.fresh, strict=True):
+            if own and one is not None and one.untyped_storage().nbytes():
+                begins.setdefault(_memory(one), number)
+        for one in event.tensors():
+            if (memory := _memory(one)) in begins:
+                ends[memory], sizes[memory] = number, one.untyped_storage().nbytes()
+    ends |= {memory: math.inf for memory in map(_memory, outputs) if memory in begins}
+    places: dict[int, int] = {}
+    for memory, begin in begins.items():
+        taken = sorted((places[one], places[one] + sizes[one]) for one in places if ends[one] >= begin)
+        place = 0
+        for first, end in taken:
+            if place + sizes[memory] <= first:
+                break
+            place = max(place, -(-end // LINE) * LINE)
+        places[memory] = place
+    whole = torch.empty(max((places[one] + sizes[one] for one in places), default=0), dtype=torch.uint8)
+    everything = [*outputs, *(one for event in events for one in event.tensors())]
+    for one in {id(one): one for one in everything}.values():
+        if (memory := _memory(one)) in places:
+            at = places[memory] // one.itemsize + one.storage_offset()
+            one.set_(whole.untyped_storage(), at, one.shape, one.stride())
+    return places
+
+
+def _step(event: Event, moved: Container[int]) -> Callable[[], Any]:
+    steady = _STEADY.get(str(event.function))
+    if steady is not None:
+        # What is kept is kept by the filters and offsets themselves.
+        x, fixed = event.args[0], event.given[1:3]
+        if all(one is None or _memory(one) not in moved for one in fixed):
+            step = steady(event.results[0], x, *fixed, *event.args[3:])
+            if step is not None:
+                return step
+    return partial(_again, *event[1:])
 
 
 # Our operators on memory that stays: what runs their kernels alone.
