@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 import tapwise.torch
+from tapwise.torch.gated import Gated
 from tapwise.torch.graphs import Graphs
 from tapwise.torch.recorded import Recorded, record
 
@@ -121,6 +122,62 @@ def test_shapes_that_change_in_place() -> None:
         x = torch.randn(4, 3)
         torch.testing.assert_close(made(x), Turned()(x))
     assert graph_of(made).refused == "" and graph_of(made)._graphs
+
+
+@pytest.mark.parametrize("words", [("relu", "sigmoid"), ("silu", "sigmoid"), ("relu", "hardsigmoid")])
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_gates(words: tuple[str, str], order: Any) -> None:
+    """Of which PyTorch leaves out words that are the operator's defaults; filters that change; other dtypes."""
+    activation, gate = (getattr(functional, word) for word in words)
+
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.conv, self.reduce, self.expand = nn.Conv2d(3, 24, 3), nn.Conv2d(24, 9, 1), nn.Conv2d(9, 24, 1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.conv(x)
+            y = y * gate(self.expand(activation(self.reduce(functional.adaptive_avg_pool2d(y, 1)))))
+            return self.conv(y[:, :3])
+
+    theirs = Gate().eval().requires_grad_(False)
+    for dtype, steps in ((torch.float32, 1), (torch.float64, 1), (torch.bfloat16, 0)):
+        model = copy.deepcopy(theirs).to(dtype)
+        made = tapwise.torch.optimize(model, graphs=True)
+        for module in made.__dict__["graph"].modules():
+            if isinstance(module, Gated):
+                module.by_torch = False
+        for size in (9, 12, 9):
+            x = torch.randn(2, 3, size, size + 2).to(dtype).contiguous(memory_format=order)
+            bounds = {"rtol": 2e-2, "atol": 2e-2} if dtype is torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+            with torch.no_grad():
+                torch.testing.assert_close(made(x), model(x), **bounds)
+                for one in (made, model):
+                    one.get_submodule("reduce").weight.mul_(1.5)
+        recorded: list[Any] = [one[1] for one in graph_of(made)._graphs.values()]
+        names = [getattr(step.func, "__qualname__", "") for step in recorded[-1].graph._steps]
+        assert names.count("GatePlan.run") == steps, (graph_of(made).refused, names)
+
+
+def test_results_share_memory() -> None:
+    """A long chain of results takes the memory of a few; what is read later stays."""
+
+    class Chain(nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+            first = x * 2
+            y = first
+            for number in range(20):
+                y = (y + number).relu()
+            return y - first, first[1:], y.t()
+
+    made = tapwise.torch.optimize(Chain(), graphs=True)
+    for _ in range(3):
+        x = torch.randn(64, 100)
+        torch.testing.assert_close(made(x), Chain()(x))
+    (recorded,) = (one[1] for one in graph_of(made)._graphs.values())
+    memory = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in recorded.outputs}
+    assert len(memory) == 1 and sum(memory.values()) <= 5 * 64 * 100 * 4 + 5 * 64
 
 
 def test_what_depends_on_elements_is_called() -> None:

@@ -64,10 +64,11 @@ def gate_frozen(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, activ
 
 
 def steady(
-    y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, activation: str, gate: str
-) -> Callable[[], None] | None:
+    y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, activation: str = "relu",
+    gate: str = "sigmoid",
+) -> Callable[[], None] | None:  # fmt: skip
     """What computes y again, the operator's result for tensors of a CPU that stay where they are; None where more than
-    its kernels are to run."""
+    its kernels are to run. Defaults are the operator's: PyTorch leaves them out."""
     if not is_taken(x) or y.stride() != x.stride():
         return None
     return Gate(x, weight, bias, (activation, gate)).step(x.numpy(), y.numpy())

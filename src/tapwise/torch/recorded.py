@@ -126,7 +126,7 @@ def _share(events: list[Event], outputs: list[torch.Tensor]) -> Container[int]:
 
 def _step(event: Event, moved: Container[int]) -> Callable[[], Any]:
     steady = _STEADY.get(str(event.function))
-    if steady is not None:
+    if steady is not None and not event.kwargs:
         # What is kept is kept by the filters and offsets themselves.
         x, fixed = event.args[0], event.given[1:3]
         if all(one is None or _memory(one) not in moved for one in fixed):
