@@ -108,6 +108,32 @@ def test_four_threads() -> None:
     assert not wrong, wrong
 
 
+def test_operators_that_write_to_their_place() -> None:
+    """Of all forms of an operator the one with the same arguments; results in PyTorch's own order; pooling of ours."""
+
+    class Forms(nn.Module):
+        def forward(self, x: torch.Tensor) -> Any:
+            y = (x + 1) * 2.5 - x / 3
+            z = y.sum((2, 3)) + y.mean(dim=(2, 3), keepdim=False) + y.amax((2, 3))
+            many = torch.cat([z, z.relu(), functional.hardswish(z)], 1)
+            pooled = torch.ops.tapwise.max_pool2d(y, [3, 3], [2, 2], [1, 1])
+            return many, y.transpose(1, 2) + 1, pooled, torch.ops.tapwise.avg_pool2d(y, [2, 2]), x.clamp(min=0.1)
+
+    made = tapwise.torch.optimize(Forms(), graphs=True)
+    for dtype in (torch.float32, torch.float64):
+        for order in (torch.contiguous_format, torch.channels_last):
+            for _ in range(3):
+                x = torch.randn(2, 3, 9, 8, dtype=dtype).contiguous(memory_format=order)
+                expected = Forms()(x)
+                for found, wanted in zip(made(x), expected, strict=True):
+                    torch.testing.assert_close(found, wanted)
+                    assert found.stride() == wanted.stride()
+    assert graph_of(made).refused == ""
+    recorded: Any = [one[1] for one in graph_of(made)._graphs.values()][-1]
+    names = [str(getattr(step.func, "__name__", step.func)) for step in recorded.graph._steps]
+    assert {"max_pool2d", "avg_pool2d"} <= set(names) and sum("out" in name for name in names) >= 6, names
+
+
 def test_shapes_that_change_in_place() -> None:
     class Turned(nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

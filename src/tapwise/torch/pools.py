@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -80,6 +82,17 @@ class Pooled(torch.nn.Module):
         kernel, stride, *rest = sizes
         windows = window(tuple(spatial), kernel, kernel if stride is None else stride, *rest)
         return PoolProblem(n=n, c=c, dtype=NAMES[x.dtype], layout=layout, **words, **windows)
+
+
+def steady(
+    function: Callable[..., Any], y: torch.Tensor, x: torch.Tensor, kernel_size: Any, stride: Any = (), *words: Any
+) -> Callable[[], Any] | None:  # fmt: skip
+    """What computes y again by tapwise's function, the result of the operator of its name for tensors of a CPU that
+    stay where they are; None for those that it would copy."""
+    if x.dtype not in (torch.float32, torch.float64) or not x.is_cpu or memory_format(x) is not memory_format(y):
+        return None
+    more = (tuple(word) if isinstance(word, list) else word for word in words)
+    return partial(function, x.numpy(), tuple(kernel_size), tuple(stride) or None, *more, out=y.numpy())
 
 
 def _ours(theirs: Any) -> torch.nn.Module | None:

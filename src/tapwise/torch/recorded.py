@@ -14,7 +14,8 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tapwise.torch import frozen, gates
+import tapwise
+from tapwise.torch import frozen, gates, pools
 
 # Results whose shape or value the next call may not have.
 UNSTEADY: Final = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
@@ -87,8 +88,8 @@ class _Recorder(TorchDispatchMode):
         # Views see what is written to the memory that they share. What changes a tensor's shape in place does not do so
         # again, and events have tensors of their own, which keep their shapes.
         if any(fresh) or (function._schema.is_mutable and torch.Tag.inplace_view not in function.tags):
-            own = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs, results))
-            self.events.append(Event(args, function, *own, fresh))
+            words, named, own = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, (args, kwargs, results))
+            self.events.append(Event(args, function, words, named, own, fresh))
         return result
 
 
@@ -133,13 +134,37 @@ def _step(event: Event, moved: Container[int]) -> Callable[[], Any]:
             step = steady(event.results[0], x, *fixed, *event.args[3:])
             if step is not None:
                 return step
-    return partial(_again, *event[1:])
+    function, args, kwargs, results, fresh = event[1:]
+    if (pooled := POOLS.get(str(function))) is not None and not kwargs:
+        step = pools.steady(pooled, results[0], *args)
+        if step is not None:
+            return step
+    if fresh == [True] and (into := _into(function)) is not None:
+        return partial(into, *args, **kwargs, out=results[0])
+    return partial(_again, function, args, kwargs, results, fresh)
+
+
+def _into(function: Any) -> Any:
+    """The operator that writes its one result straight to `out`, if PyTorch has code for that; else None."""
+    wanted = [(one.name, str(one.type)) for one in function._schema.arguments]
+    for name in function.overloadpacket.overloads():
+        other = getattr(function.overloadpacket, name)
+        given = [(one.name, str(one.type)) for one in other._schema.arguments if not one.is_out]
+        ours = [one.name for one in other._schema.arguments if one.is_out]
+        if ours == ["out"] and given == wanted and torch.Tag.generated not in other.tags:
+            return other
+    return None
 
 
 # Our operators on memory that stays: what runs their kernels alone.
 _STEADY: Final[dict[str, Callable[..., Callable[[], None] | None]]] = {
     "tapwise.conv_frozen.default": frozen.steady,
     "tapwise.squeeze_excitation.default": gates.steady,
+}
+
+POOLS: Final[dict[str, Callable[..., Any]]] = {
+    "tapwise.max_pool2d.default": tapwise.max_pool2d,
+    "tapwise.avg_pool2d.default": tapwise.avg_pool2d,
 }
 
 

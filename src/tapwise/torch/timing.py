@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from statistics import median
 from typing import Any, Final
 
@@ -126,10 +127,14 @@ def medians(runs: Mapping[str, Call], device: torch.device) -> tuple[dict[str, f
     """(microseconds of a call by name, why no CUDA graph was captured) where a choice is to be made.
 
     On a GPU in CUDA graphs, which have no host in the way; where one cannot be captured, all by eager calls between
-    events. On a CPU wall times, and no reason.
+    events. On a CPU wall times, in turns, and no reason.
     """
     if device.type != "cuda":
-        return {name: wall_us(run) for name, run in runs.items()}, ""
+        for run in runs.values():
+            run()
+        walls = {name: partial(_wall_us, run) for name, run in runs.items()}
+        taken = in_turns(walls, CALLS, SECONDS * len(runs))
+        return {name: median(values) for name, values in taken.items()}, ""
     reason = ""
     with torch.cuda.device(device):
         try:
@@ -138,6 +143,12 @@ def medians(runs: Mapping[str, Call], device: torch.device) -> tuple[dict[str, f
             reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
             rounds = queued_us(runs, repeats=ROUNDS, seconds=SECONDS)
     return {name: median(values) for name, values in rounds.items()}, reason
+
+
+def _wall_us(run: Call) -> float:
+    start = time.perf_counter()
+    run()
+    return (time.perf_counter() - start) * 1e6
 
 
 def wall_us(call: Callable[[], Any]) -> float:
