@@ -201,6 +201,7 @@ def test_results_share_memory() -> None:
     for _ in range(3):
         x = torch.randn(64, 100)
         torch.testing.assert_close(made(x), Chain()(x))
+    recorded: Any
     (recorded,) = (one[1] for one in graph_of(made)._graphs.values())
     memory = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in recorded.outputs}
     assert len(memory) == 1 and sum(memory.values()) <= 5 * 64 * 100 * 4 + 5 * 64
