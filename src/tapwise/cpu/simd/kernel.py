@@ -73,25 +73,20 @@ class Kernel:
 
     @contextmanager
     def draws(self, counter: Ptr, total: Int, worker: Int, workers: Int) -> Iterator[Int]:
-        """The body for tasks drawn from a shared counter, until there are `total`.
+        """The body for task `worker` first, then for tasks drawn from a shared counter, until there are `total`.
 
-        Two workers begin at both ends and meet; of more each begins with its own task. So in each call, and in the next
-        layer of a model, a worker has about the same part of an image, which is likely in its core's caches.
+        The first task of a worker is the same in each call, so what it reads and writes is likely in its core's caches.
         """
-        mine, own = Var(self, worker), Var(self, self.integer(0))
-        pair = workers.eq(2)
-        second = self.b.and_(pair, worker.eq(1))
+        mine = Var(self, worker)
         head = self.b.append_basic_block("draw")
         body = self.b.append_basic_block("drawn")
         end = self.b.append_basic_block("done")
         self.b.branch(head)
         self.b.position_at_end(head)
-        drawn_so_far = mine.get()
-        self.b.cbranch(drawn_so_far < total, body, end)
+        number = mine.get()
+        self.b.cbranch(number < total, body, end)
         self.b.position_at_end(body)
-        taken = own.get()
-        yield self.select(second, total - 1 - taken, self.select(pair, taken, drawn_so_far))
-        own.set(own.get() + 1)
+        yield number
         drawn = Int(self, self.b.atomic_rmw("add", counter.value, ir.Constant(INT, 1), "monotonic"))
         mine.set(drawn + workers)
         self.b.branch(head)
