@@ -45,7 +45,7 @@ class Event(NamedTuple):
     function: Any
     args: Any
     kwargs: Any
-    results: list[torch.Tensor | None]
+    results: list[Any]
     fresh: list[bool]
 
     def tensors(self) -> Iterator[torch.Tensor]:
@@ -139,6 +139,8 @@ def _step(event: Event, moved: Container[int]) -> Callable[[], Any]:
         step = pools.steady(pooled, results[0], *args)
         if step is not None:
             return step
+    if function in COPIES:
+        return partial(results[0].copy_, args[0])
     if fresh == [True] and (into := _into(function)) is not None:
         return partial(into, *args, **kwargs, out=results[0])
     return partial(_again, function, args, kwargs, results, fresh)
@@ -162,6 +164,8 @@ _STEADY: Final[dict[str, Callable[..., Callable[[], None] | None]]] = {
     "tapwise.squeeze_excitation.default": gates.steady,
 }
 
+# What gives a copy of its first argument, which other words but lay out and type.
+COPIES: Final = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 POOLS: Final[dict[str, Callable[..., Any]]] = {
     "tapwise.max_pool2d.default": tapwise.max_pool2d,
     "tapwise.avg_pool2d.default": tapwise.avg_pool2d,

@@ -228,3 +228,24 @@ def test_from_a_shape_with_the_arguments_of_conv2d(
 def test_bad_shapes_and_words_are_named(problem: Any, options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidProblem, match=said):
         tapwise.prepare(problem, np.ones((4, 5, 3, 3), np.float32), **options)
+
+
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_a_part_of_the_channels_of_one_image_is_not_copied(layout: str) -> None:
+    """Its strides are those of a dense array but for the axis of one image."""
+    x = np.random.default_rng(0).standard_normal((1, 12, 7, 9)).astype(np.float32)
+    w = np.random.default_rng(1).standard_normal((5, 6, 3, 3)).astype(np.float32)
+    made = tapwise.prepare((1, 6, 7, 9), w, padding=1, layout=layout)
+    part = x[:, 6:] if layout == "nchw" else np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 1, -1)), -1, 1)[:, 6:]
+    dense = made._dense(part)
+    assert (dense is None) == (layout == "nhwc")
+    assert dense is None or (np.shares_memory(dense, x) and np.array_equal(dense, part))
+    y = np.full_like(made(part), np.nan)
+    step = made.steady(part, y)
+    assert (step is None) == (layout == "nhwc")
+    expected = tapwise.conv2d(np.ascontiguousarray(part), w, padding=1)
+    np.testing.assert_allclose(made(part), expected, rtol=1e-5, atol=1e-5)
+    if step is not None:
+        step()
+        np.testing.assert_array_equal(y, made(part))
+    assert made._dense(x) is None and made._dense(np.zeros((0, 6, 7, 9), np.float32)) is None

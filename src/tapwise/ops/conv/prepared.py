@@ -100,7 +100,8 @@ class PreparedConv:
                 self._pool.free.append(memory)
             return y
         if self._replays is None:
-            return self._call((), out, x, residual)
+            same = self._dense(x) if out is None else None
+            return self._call((), out, x, residual) if same is None else self(same, residual)
         return self._replays.call(self._call, (), out, x, residual)
 
     def _is_plain(self, x: Any, residual: Any) -> bool:
@@ -113,8 +114,19 @@ class PreparedConv:
             and x.flags.aligned
         )
 
+    def _dense(self, x: Any) -> Any:
+        """The same elements of an array that is dense but for the strides of axes of one: a part of the channels of one
+        image. None for other arrays, and for those that are plain."""
+        if type(x) is not _ndarray or x.shape != self._x_shape or x.strides == self._x_strides or not x.size:
+            return None
+        pairs = zip(x.shape, x.strides, self._x_strides, strict=True)
+        same = all(size == 1 or mine == plain for size, mine, plain in pairs)
+        return np.lib.stride_tricks.as_strided(x, strides=self._x_strides) if same else None
+
     def steady(self, x: Any, y: Any, residual: Any = None) -> Callable[[], None] | None:
         """A call that computes y, for arrays that stay where they are; None for those that a call would copy."""
+        same = self._dense(x)
+        x = x if same is None else same
         if not (self._is_plain(x, residual) and self._is_as_y(y)):
             return None
         # Scratch of its own: what is in the pool may be another thread's.
