@@ -21,6 +21,11 @@ from tapwise.torch import frozen, gates, pools
 UNSTEADY: Final = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
+# What gives memory whose elements are anything.
+EMPTY: Final = (
+    torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided, torch.ops.aten.new_empty,
+    torch.ops.aten.new_empty_strided,
+)  # fmt: skip
 # Where results begin in the memory that they share: whole lines of a cache.
 LINE: Final = 64
 
@@ -67,7 +72,8 @@ def record(function: Callable[[], Any]) -> tuple[Recorded, Any]:
         result = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
         outputs = [one for one in pytree.tree_leaves(result) if isinstance(one, torch.Tensor)]
         moved = _share(recorder.events, outputs)
-        return Recorded([_step(event, moved) for event in recorder.events]), result
+        steps = [_step(event, moved) for event in recorder.events if event.function.overloadpacket not in EMPTY]
+        return Recorded(steps), result
 
 
 class _Recorder(TorchDispatchMode):
@@ -141,20 +147,20 @@ def _step(event: Event, moved: Container[int]) -> Callable[[], Any]:
             return step
     if function in COPIES:
         return partial(results[0].copy_, args[0])
-    if fresh == [True] and (into := _into(function)) is not None:
-        return partial(into, *args, **kwargs, out=results[0])
+    if all(fresh) and (into := _into(function, results)) is not None:
+        return partial(into, *args, **kwargs)
     return partial(_again, function, args, kwargs, results, fresh)
 
 
-def _into(function: Any) -> Any:
-    """The operator that writes its one result straight to `out`, if PyTorch has code for that; else None."""
+def _into(function: Any, results: list[Any]) -> Callable[..., Any] | None:
+    """The operator that writes its results straight to where they are, if PyTorch has code for that."""
     wanted = [(one.name, str(one.type)) for one in function._schema.arguments]
     for name in function.overloadpacket.overloads():
         other = getattr(function.overloadpacket, name)
         given = [(one.name, str(one.type)) for one in other._schema.arguments if not one.is_out]
-        ours = [one.name for one in other._schema.arguments if one.is_out]
-        if ours == ["out"] and given == wanted and torch.Tag.generated not in other.tags:
-            return other
+        places = [one.name for one in other._schema.arguments if one.is_out]
+        if given == wanted and len(places) == len(results) and torch.Tag.generated not in other.tags:
+            return partial(other, **dict(zip(places, results, strict=True)))
     return None
 
 
