@@ -226,7 +226,7 @@ def test_predictions_are_times(identifier: str) -> None:
         assert least <= choice.predicted_us / roof <= most, problem
         four = algorithm.predict_us(problem.replace(n=4 * problem.n), choice.config, device)
         # More than four times as long where four images leave a cache that one fits.
-        assert 2.0 <= four / choice.predicted_us <= 5.0, problem
+        assert 2.0 <= four / choice.predicted_us <= 6.0, problem
         # At most half a microsecond an element of the filters.
         assert 0 <= algorithm.pack_us(problem, choice.config, device) <= 20 + 0.5 * prod(problem.w_shape)
         seen += 1
