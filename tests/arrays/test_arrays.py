@@ -235,14 +235,17 @@ def test_aligned_memory(size: int) -> None:
         memory = aligned(size)
         assert memory.nbytes == size
         assert memory.ctypes.data % 64 == 0
+        assert not memory.any()
+        memory[:] = 1
 
 
 def test_workspaces_are_shared_by_size_and_never_by_two_calls() -> None:
-    shared = pool(300_000)
+    shared = pool(300_000, np.dtype(float))
     size = shared.size_bytes
     assert size >= 300_000
-    assert pool(size) is shared
-    assert pool(size + 1) is not shared
+    assert pool(size, np.dtype(float)) is shared
+    # Numbers of another kind would be tiny ones, which take long to compute with.
+    assert pool(size + 1, np.dtype(float)) is not shared and pool(size, np.dtype(np.uint8)) is not shared
     shared.free[:] = [aligned(size) for _ in range(2)]
     taken: list[int] = []
     start, held = Barrier(4), Barrier(4)
@@ -264,7 +267,7 @@ def test_workspaces_are_shared_by_size_and_never_by_two_calls() -> None:
 
 
 def test_a_workspace_goes_back_after_an_error() -> None:
-    shared = pool(1 << 20)
+    shared = pool(1 << 20, np.dtype(float))
     shared.free.clear()
     with pytest.raises(ValueError, match="wrong"), workspace(1 << 20, np.empty(1)) as memory:
         raise ValueError("wrong")

@@ -14,7 +14,7 @@ ALIGNMENT: Final = 64
 _LEAST: Final = 1 << 12
 _NONE: Final = nullcontext(None)
 
-_pools: dict[int, Pool] = {}
+_pools: dict[tuple[int, np.dtype], Pool] = {}
 
 
 class Pool:
@@ -53,14 +53,16 @@ class Lease:
         self._pool.free.append(self._memory)
 
 
-def pool(size_bytes: int) -> Pool:
-    """The pool whose buffers hold so many bytes.
+def pool(size_bytes: int, dtype: np.dtype) -> Pool:
+    """The pool whose buffers hold so many bytes of kernels that compute with such elements: whole vectors are computed
+    where part of them is somebody's numbers, and whole numbers, read as such, are so small that they take 90 times as
+    long.
 
     Sizes are powers of two: all that is kept stays below twice the largest workspace for each call at the same time.
     """
     size = max(_LEAST, 1 << (size_bytes - 1).bit_length())
     # Of two threads that come first at once, both get the same one.
-    return _pools.get(size) or _pools.setdefault(size, Pool(size))
+    return _pools.get((size, dtype)) or _pools.setdefault((size, dtype), Pool(size))
 
 
 def workspace(size_bytes: int, beside: Any) -> AbstractContextManager[Any]:
@@ -69,7 +71,7 @@ def workspace(size_bytes: int, beside: Any) -> AbstractContextManager[Any]:
         return _NONE
     if isinstance(beside, DeviceArray):
         return nullcontext(scratch(size_bytes, beside))
-    return Lease(pool(size_bytes))
+    return Lease(pool(size_bytes, beside.dtype))
 
 
 def scratch(size_bytes: int, beside: Any) -> Any:
@@ -82,7 +84,7 @@ def scratch(size_bytes: int, beside: Any) -> Any:
 
 
 def aligned(size_bytes: int) -> np.ndarray:
-    """New uint8 memory that starts on a cache line."""
-    storage = np.empty(size_bytes + ALIGNMENT, np.uint8)
+    """New uint8 memory that starts on a cache line, zeros: what others left there might be numbers as small."""
+    storage = np.zeros(size_bytes + ALIGNMENT, np.uint8)
     start = -storage.ctypes.data % ALIGNMENT
     return storage[start : start + size_bytes]

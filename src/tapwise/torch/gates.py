@@ -10,6 +10,7 @@ import torch
 
 from tapwise import dispatch
 from tapwise.algorithm import Buffers, Plan
+from tapwise.arrays.workspaces import aligned
 from tapwise.cpu.device import host
 from tapwise.ops.squeeze_excitation.problem import SqueezeExcitationProblem
 from tapwise.torch import frozen
@@ -36,7 +37,7 @@ class Gate:
 
     def step(self, x: np.ndarray, y: np.ndarray) -> Callable[[], None]:
         """Computes y; arrays are to stay where they are."""
-        memory = np.empty(self._plan.workspace_bytes, np.uint8)
+        memory = aligned(self._plan.workspace_bytes)
         return partial(self._plan.run, Buffers(x, self._filters, y, memory, self._bias))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

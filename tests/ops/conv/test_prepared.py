@@ -122,7 +122,7 @@ class TestPrepared:
     def test_workspaces_are_used_again(self) -> None:
         x, w, _ = good().values()
         layer = tapwise.prepare("n2 c6 h9 w8 k4 r3 s3", w, algorithm="cpu.im2col_gemm")
-        free = pool(layer.plan.workspace_bytes).free
+        free = pool(layer.plan.workspace_bytes, layer.problem.x_dtype).free
         free.clear()
         layer(x)
         (workspace,) = free

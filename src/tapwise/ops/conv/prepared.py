@@ -78,7 +78,8 @@ class PreparedConv:
         self._channels_last = problem.layout == "nhwc"
         self._y_memory = (n, *output, k) if self._channels_last else (n, k, *output)
         self._replays = None if index is None else Replays(constants=True)
-        self._pool = pool(self.plan.workspace_bytes) if self.plan.workspace_bytes and index is None else None
+        size = self.plan.workspace_bytes if index is None else 0
+        self._pool = pool(size, problem.x_dtype) if size else None
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None) -> Any:
         """activation(conv(x, w) + bias + residual): arrays as for conv2d, of the problem's shape and dtype.
