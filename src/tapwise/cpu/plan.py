@@ -76,7 +76,7 @@ class KernelPlan(Plan):
             return None
         w = np.ascontiguousarray(w)
         dtype = np.dtype(f"f{self.problem.accumulator_bytes}")
-        storage = np.empty(self._packed_size + 32, dtype)
+        storage = np.zeros(self._packed_size + 32, dtype)
         start = -storage.ctypes.data % 64 // dtype.itemsize
         packed = storage[start : start + self._packed_size]
         args = self._copy(self._template)
