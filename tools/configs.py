@@ -65,7 +65,7 @@ def some(problem: Problem, device: Device, given: argparse.Namespace) -> list[Ca
     choice = dispatch.choose(problem, device)
     found: list[Candidate] = [(registry.get(choice.algorithm, problem.operator), choice.config)]
     for algorithm in registry.of_backend("cuda", problem.operator):
-        if dispatch._rejects(algorithm, problem, device) is None:
+        if algorithm.refusal(problem, device) is None:
             found += _some(algorithm, problem, device, given, 4 * choice.predicted_us)
     return list(dict.fromkeys(found))
 

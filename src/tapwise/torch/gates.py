@@ -10,7 +10,7 @@ import torch
 
 from tapwise import dispatch
 from tapwise.algorithm import Buffers, Plan
-from tapwise.arrays.workspaces import aligned
+from tapwise.arrays.workspaces import aligned, workspace
 from tapwise.cpu.device import host
 from tapwise.ops.squeeze_excitation.problem import SqueezeExcitationProblem
 from tapwise.torch import frozen
@@ -41,8 +41,9 @@ class Gate:
         return partial(self._plan.run, Buffers(x, self._filters, y, memory, self._bias))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.empty_like(x)
-        self.step(x.numpy(), y.numpy())()
+        y, image = torch.empty_like(x), x.numpy()
+        with workspace(self._plan.workspace_bytes, image) as memory:
+            self._plan.run(Buffers(image, self._filters, y.numpy(), memory, self._bias))
         return y
 
 

@@ -20,7 +20,17 @@ from tapwise.torch import frozen, gates, pools
 # Results whose shape or value the next call may not have.
 UNSTEADY: Final = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
-
+# Our operators on memory that stays: what runs their kernels alone; pooling, which our functions do in place.
+STEADY: Final[dict[str, Callable[..., Callable[[], None] | None]]] = {
+    "tapwise.conv_frozen.default": frozen.steady,
+    "tapwise.squeeze_excitation.default": gates.steady,
+}
+POOLS: Final[dict[str, Callable[..., Any]]] = {
+    "tapwise.max_pool2d.default": tapwise.max_pool2d,
+    "tapwise.avg_pool2d.default": tapwise.avg_pool2d,
+}
+# What gives a copy of its first argument, which other words but lay out and type.
+COPIES: Final = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 # What gives memory whose elements are anything.
 EMPTY: Final = (
     torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided, torch.ops.aten.new_empty,
@@ -132,7 +142,7 @@ def _share(events: list[Event], outputs: list[torch.Tensor]) -> Container[int]:
 
 
 def _step(event: Event, moved: Container[int]) -> Callable[[], Any]:
-    steady = _STEADY.get(str(event.function))
+    steady = STEADY.get(str(event.function))
     if steady is not None and not event.kwargs:
         # What is kept is kept by the filters and offsets themselves.
         x, fixed = event.args[0], event.given[1:3]
@@ -162,20 +172,6 @@ def _into(function: Any, results: list[Any]) -> Callable[..., Any] | None:
         if given == wanted and len(places) == len(results) and torch.Tag.generated not in other.tags:
             return partial(other, **dict(zip(places, results, strict=True)))
     return None
-
-
-# Our operators on memory that stays: what runs their kernels alone.
-_STEADY: Final[dict[str, Callable[..., Callable[[], None] | None]]] = {
-    "tapwise.conv_frozen.default": frozen.steady,
-    "tapwise.squeeze_excitation.default": gates.steady,
-}
-
-# What gives a copy of its first argument, which other words but lay out and type.
-COPIES: Final = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
-POOLS: Final[dict[str, Callable[..., Any]]] = {
-    "tapwise.max_pool2d.default": tapwise.max_pool2d,
-    "tapwise.avg_pool2d.default": tapwise.avg_pool2d,
-}
 
 
 def _memory(tensor: torch.Tensor) -> int:

@@ -132,7 +132,7 @@ def medians(runs: Mapping[str, Call], device: torch.device) -> tuple[dict[str, f
     if device.type != "cuda":
         for run in runs.values():
             run()
-        walls = {name: partial(_wall_us, run) for name, run in runs.items()}
+        walls = {name: partial(_once_us, run) for name, run in runs.items()}
         taken = in_turns(walls, CALLS, SECONDS * len(runs))
         return {name: median(values) for name, values in taken.items()}, ""
     reason = ""
@@ -145,7 +145,7 @@ def medians(runs: Mapping[str, Call], device: torch.device) -> tuple[dict[str, f
     return {name: median(values) for name, values in rounds.items()}, reason
 
 
-def _wall_us(run: Call) -> float:
+def _once_us(run: Call) -> float:
     start = time.perf_counter()
     run()
     return (time.perf_counter() - start) * 1e6

@@ -50,7 +50,7 @@ class Depthwise(CudaAlgorithm[Kind]):
     dilation and padding; both memory orders; float32, float64, float16 and bfloat16 (in float32)."""
 
     id: ClassVar[str] = "cuda.depthwise"
-    summary: ClassVar[str] = "a filter a channel: columns through registers, or bands on tensor cores"
+    summary: ClassVar[str] = "a filter a channel: columns through registers, bands or small images on tensor cores"
     axes: ClassVar[tuple[int, ...]] = (2,)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
