@@ -49,7 +49,7 @@ def main() -> None:
             parts = [config for config in configs if getattr(config, "partition", "run") != "run"][::5]
             kernels: dict[tuple[Any, ...], list[Any]] = {}
             for config in plain:
-                kind = type(config), *(getattr(config, name, "") for name in ("kernel", "by", "tma"))
+                kind = type(config), *(getattr(config, name, "") for name in ("kernel", "by", "tma", "images"))
                 kernels.setdefault(kind, []).append(config)
             most = max(1, 8 // max(1, len(kernels)))
             some = [config for found in kernels.values() for config in found[:: max(1, len(found) // most)]]

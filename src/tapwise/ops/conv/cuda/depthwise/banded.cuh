@@ -6,6 +6,7 @@
 
 #include "activation.cuh"
 #include "matrix.cuh"
+#include "ops/conv/cuda/depthwise/by_definition.cuh"
 #if __CUDA_ARCH__ >= 900
 #include "tma.cuh"
 #endif
@@ -17,7 +18,7 @@ struct Banded {
     void *y;
     const void *bias, *residual;
     long long n, c, height, width, p, q;
-    long long stride_h, dilation_h, pad_h, pad_w;
+    long long stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w;
     // Output rows of a strip; all strips, blocks of channels.
     long long rows, strips, channel_blocks;
     // The filters were written before all that is still to run.
@@ -46,6 +47,7 @@ template <class P> struct Strip {
 // BIAS, RESIDUAL.
 template <class Traits> struct Tile : Traits {
     using B = Traits;
+    static constexpr bool TAPS_FIRST = false;
     static constexpr int CHANNELS = B::OCTETS * 8, POSITIONS = B::TILES * 16, STRIPS = POSITIONS / B::WIDE;
     static constexpr int WARPS = CHANNELS / B::EACH * (B::TILES / B::MTILES), THREADS = 32 * WARPS;
     static constexpr int SPAN = (B::S - 1) * B::DW + 1;
@@ -85,26 +87,6 @@ template <class Traits> struct Tile : Traits {
 template <class P> DEVICE int tap_of(int k, int output) {
     const int distance = k - P::SW * output;
     return distance >= 0 && distance % P::DW == 0 && distance / P::DW < P::S ? distance / P::DW : -1;
-}
-
-// One output by the definition.
-template <class P> __device__ __noinline__ void by_definition(const Banded &a, int n, int c, int p, int q) {
-    using T = typename P::T;
-    const T *x = static_cast<const T *>(a.x) + (long long)n * a.height * a.width * a.c + c;
-    const T *w = static_cast<const T *>(a.w) + (long long)c * P::R * P::S;
-    float sum = 0.0f;
-    for (int r = 0; r < P::R; ++r)
-        for (int s = 0; s < P::S; ++s) {
-            const long long h = p * a.stride_h - a.pad_h + r * a.dilation_h, v = q * P::SW - a.pad_w + s * P::DW;
-            const bool real = h >= 0 && h < a.height && v >= 0 && v < a.width;
-            sum += (real ? Element<T>::to_float(x[(h * a.width + v) * a.c]) : 0.0f) *
-                   Element<T>::to_float(w[r * P::S + s]);
-        }
-    const long long at = ((n * a.p + p) * a.q + q) * a.c + c;
-    if constexpr (P::BIAS) sum += Element<T>::to_float(static_cast<const T *>(a.bias)[c]);
-    if constexpr (P::RESIDUAL) sum += Element<T>::to_float(static_cast<const T *>(a.residual)[at]);
-    const unsigned word = activated<T, P::ACTIVATION>(sum, 0.0f);
-    static_cast<T *>(a.y)[at] = T{(unsigned short)word};
 }
 
 // What a thread does with rows of x and y. All places are worked out once.

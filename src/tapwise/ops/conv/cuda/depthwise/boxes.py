@@ -24,8 +24,8 @@ def launch(source: Source, fields: dict[str, int], shape: tuple[int, int, int], 
     return Launch(source, fields, grid, threads, shared_bytes, maps, dependent=True, names_of=names_of)
 
 
-def map_x(problem: ConvProblem, box: Sequence[int], swizzle_bytes: int = 0) -> TensorMap:
-    """`box`: (channels, columns, rows) of one image."""
+def map_x(problem: ConvProblem, box: Sequence[int], swizzle_bytes: int = 0, images: int = 1) -> TensorMap:
+    """`box`: (channels, columns, rows) of so many images."""
     (height, width), pixel = problem.spatial, problem.c * problem.itemsize
     sizes, strides = (problem.c, width, height, problem.n), (pixel, pixel * width, pixel * width * height)
-    return TensorMap(problem.dtype, sizes, strides, (*box, 1), swizzle_bytes=swizzle_bytes)
+    return TensorMap(problem.dtype, sizes, strides, (*box, images), swizzle_bytes=swizzle_bytes)

@@ -5,22 +5,6 @@
 // neighbouring columns share is read once, padding is zeros there, and loads ask no questions. A stage is a period of
 // rows: as many as until the same sums are free again.
 #include "ops/conv/cuda/depthwise/columns.cuh"
-
-struct Streamed {
-    // The tensor map of x.
-    alignas(64) unsigned long long map[16];
-    const void *x, *w;
-    void *y;
-    const void *bias, *residual;
-    long long n, c, height, width, p, q;
-    long long x_image, x_row, y_image, y_channel, y_row, y_column;
-    long long stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w, phases_h, phases_w;
-    // Output rows of a strip; pieces of a column of outputs, strips along a row, blocks of channels.
-    long long rows, pieces, strips_row, channel_blocks;
-    // The filters were written before all that is still to run.
-    long long weights_ready;
-};
-
 #include "ops/conv/cuda/depthwise/streamed_loads.cuh"
 
 // T; R, S; SH, SW: strides in a class (columns.cu); V channels and TX columns a thread; LANES of channels and GROUPS of
@@ -29,7 +13,7 @@ struct Streamed {
 template <class Traits> struct Stream : Traits {
     using B = Traits;
     using Item = Channels<typename B::T, B::V>;
-    static constexpr int LIVE = (B::R + B::SH - 1) / B::SH, PERIOD = LIVE * B::SH;
+    static constexpr int IMAGES = 1, LIVE = (B::R + B::SH - 1) / B::SH, PERIOD = LIVE * B::SH;
     static constexpr int USED = B::LANES * B::GROUPS, THREADS = (USED + 31) / 32 * 32, C = B::LANES * B::V;
     // Columns of x of a thread and of a block; bytes of a pixel, of a row, of a stage.
     static constexpr int WINDOW = (B::TX - 1) * B::SW + B::S, COLUMNS = (B::GROUPS * B::TX - 1) * B::SW + B::S;
@@ -41,6 +25,8 @@ template <class Traits> struct Stream : Traits {
                          COPIES = PERIOD * ROW_COPIES;
     static constexpr int ITEMS = (COPIES + THREADS - 1) / THREADS;
     static_assert(B::BY == ROWS || PIXEL % B::COPY == 0);
+    // Where byte `at` of a stage lies.
+    static DEVICE unsigned place(unsigned at) { return at; }
 };
 
 template <class Traits> DEVICE void depthwise_streamed(const Streamed &a) {

@@ -74,14 +74,17 @@ class Streamed(BaseConfig):
 
 
 def suits(problem: ConvProblem) -> bool:
-    """Channels last, one filter each; filters of up to 81 taps, strides up to 4; sizes under 2^20, images of fewer than
-    2^29 elements."""
+    """Filters of up to 81 taps, and what is small."""
+    return prod(problem.kernel) <= MOST_TAPS and is_small(problem)
+
+
+def is_small(problem: ConvProblem) -> bool:
+    """Channels last, one filter each; strides up to 4; sizes under 2^20, images of fewer than 2^29 elements."""
     sides = (side for pair in problem.padding for side in pair)
     sizes = (*problem.spatial, *problem.output, *problem.reach, *problem.stride, *problem.dilation, *sides)
     return (
         problem.layout == "nhwc"
         and problem.group_k == 1
-        and prod(problem.kernel) <= MOST_TAPS
         and max(steps(problem)) <= MOST_STRIDE
         and max(sizes) < MOST_SIZE
         and max(prod(problem.spatial), prod(problem.output)) * problem.c < MOST_ELEMENTS
@@ -294,15 +297,18 @@ def source(problem: ConvProblem, config: Streamed) -> Source:
 
 def launch(problem: ConvProblem, config: Streamed, device: Device) -> Launch:
     made = source(problem, config)
-    (height, width), (p, q), c = problem.spatial, problem.output, problem.c
-    pieces, along, channels = _parts(problem, config)
-    fields = window.window_fields(problem, made)
-    fields |= dict(zip(("phases_h", "phases_w"), phases(problem), strict=True))
-    fields |= {"rows": config.rows, "pieces": pieces, "strips_row": along, "channel_blocks": channels}
-    fields |= {"x_image": height * width * c, "x_row": width * c}
-    fields |= {"y_image": p * q * c, "y_channel": 1, "y_row": q * c, "y_column": c}
     # A stage's rows of a block's columns and channels.
     box = (config.channels * config.lanes, _columns(problem, config), period(problem))
     map_x = boxes.map_x(problem, box) if config.by == "tma" else None
     shape = _blocks(problem, config), config.threads, shared_bytes(problem, config)
-    return boxes.launch(made, fields, shape, map_x)
+    return boxes.launch(made, fields(problem, made, config.rows, _parts(problem, config)), shape, map_x)
+
+
+def fields(problem: ConvProblem, source: Source, rows: int, parts: tuple[int, int, int]) -> dict[str, int]:
+    """The struct's words but for the map, of blocks of so many rows."""
+    (height, width), (p, q), c = problem.spatial, problem.output, problem.c
+    found = window.window_fields(problem, source)
+    found |= dict(zip(("phases_h", "phases_w"), phases(problem), strict=True))
+    found |= {"rows": rows} | dict(zip(("pieces", "strips_row", "channel_blocks"), parts, strict=True))
+    found |= {"x_image": height * width * c, "x_row": width * c}
+    return found | {"y_image": p * q * c, "y_channel": 1, "y_row": q * c, "y_column": c}

@@ -1,4 +1,5 @@
-// How rows of x come to the shared memory of streamed.cu, a stage at a time, some stages ahead. Three ways:
+// How rows of x come to the shared memory of streamed.cu and diagonal.cu, a stage at a time, some stages ahead. Three
+// ways:
 //
 //   PIXELS  every pixel's channels by cp.async, any dilation
 //   ROWS    a block has all channels: a row of pixels by cp.async as it lies, from the piece of 16 bytes on in which it
@@ -11,11 +12,26 @@
 #include "tma.cuh"
 #endif
 
+struct Streamed {
+    // The tensor map of x.
+    alignas(64) unsigned long long map[16];
+    const void *x, *w;
+    void *y;
+    const void *bias, *residual;
+    long long n, c, height, width, p, q;
+    long long x_image, x_row, y_image, y_channel, y_row, y_column;
+    long long stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w, phases_h, phases_w;
+    // Output rows of a strip; pieces of a column of outputs, strips along a row, blocks of channels.
+    long long rows, pieces, strips_row, channel_blocks;
+    // The filters were written before all that is still to run.
+    long long weights_ready;
+};
+
 enum By { PIXELS, ROWS, TMA };
 
-// A block's strip: output rows residue + phases * (first + o), o < count, of GROUPS * TX columns of a class from q0,
-// and channels from k; `k` and `q0` of a thread become its own. Rows of x from `top` on, `apart` from each other, so
-// many; the first column of x.
+// A block's strip, of one image or of IMAGES from n on: output rows residue + phases * (first + o), o < count, of
+// GROUPS * TX columns of a class from q0, and channels from k; `k` and `q0` of a thread become its own. Rows of x from
+// `top` on, `apart` from each other, so many; the first column of x.
 struct Strip {
     long long n;
     int k, residue, first, count, q0, q_step, top, apart, rows, left;
@@ -27,7 +43,7 @@ struct Strip {
         const int along = i % (unsigned)a.strips_row;
         i /= (unsigned)a.strips_row;
         const int piece = i % (unsigned)a.pieces;
-        s.n = i / (unsigned)a.pieces;
+        s.n = i / (unsigned)a.pieces * P::IMAGES;
         s.residue = piece % (int)a.phases_h, s.first = piece / (int)a.phases_h * (int)a.rows;
         s.count = min((int)a.rows, ((int)a.p - s.residue + (int)a.phases_h - 1) / (int)a.phases_h - s.first);
         s.q_step = a.phases_w, s.q0 = along % s.q_step + along / s.q_step * (P::GROUPS * P::TX * s.q_step);
@@ -62,15 +78,17 @@ template <class P, int BY> struct Loads {
 #pragma unroll
         for (int i = 0; i < P::ITEMS; ++i) {
             const int at = threadIdx.x + i * P::THREADS, t = at / P::ROW_COPIES, rest = at % P::ROW_COPIES;
-            row[i] = top + t * apart;
+            row[i] = top + t % P::PERIOD * apart;
             if constexpr (BY == ROWS) {
                 from[i] = rest * P::GRAIN, place[i] = t * P::ROW + P::MARGIN + rest * P::COPY;
                 continue;
             }
             const int column = s.left + rest / P::PIECES_PIXEL * (int)a.dilation_w;
             const int channel = s.k + rest % P::PIECES_PIXEL * (P::COPY / (int)sizeof(T));
-            from[i] = row[i] * row_step + column * (int)a.c + channel;
-            if ((unsigned)column >= (unsigned)a.width || channel >= (int)a.c) row[i] = -(1 << 30);
+            const int image = P::IMAGES == 1 ? 0 : t / P::PERIOD;
+            from[i] = image * (int)a.x_image + row[i] * row_step + column * (int)a.c + channel;
+            const bool real = (unsigned)column < (unsigned)a.width && channel < (int)a.c && s.n + image < a.n;
+            if (!real) row[i] = -(1 << 30);
         }
     }
     // Elements of row `row` in front of its first column, where its copies begin.
@@ -81,7 +99,7 @@ template <class P, int BY> struct Loads {
         for (int i = 0; i < P::ITEMS; ++i) {
             if (i * P::THREADS + P::THREADS > P::COPIES && i * P::THREADS + (int)threadIdx.x >= P::COPIES) break;
             const bool real = (unsigned)(row[i] + down) < (unsigned)bottom;
-            const int within = BY == ROWS ? place[i] : (i * P::THREADS + (int)threadIdx.x) * P::COPY;
+            const int within = BY == ROWS ? place[i] : P::place((i * P::THREADS + (int)threadIdx.x) * P::COPY);
             const unsigned there = stages + to * P::STAGE + within;
             if constexpr (BY == ROWS) {
                 const int begin = (row[i] + down) * row_step, at = begin + from[i] - lead_of(row[i] + down);
@@ -130,7 +148,7 @@ template <class P> struct Loads<P, TMA> {
         publish_barriers();
     }
     DEVICE void copy(int first, int to) const {
-        barrier_expect(full + to * 8, P::PERIOD * P::ROW);
+        barrier_expect(full + to * 8, P::IMAGES * P::PERIOD * P::ROW);
         copy_box(stages + to * P::STAGE, a.map, full + to * 8, s.k, s.left, s.top + first, (int)s.n);
     }
     DEVICE void begin() {
