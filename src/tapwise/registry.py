@@ -24,6 +24,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.serial": "tapwise.ops.conv.cpu.serial:Serial",
         "cuda.implicit_gemm": "tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm:ImplicitGemm",
         "cuda.implicit_gemm_mma": "tapwise.ops.conv.cuda.implicit_gemm_mma:ImplicitGemmMma",
+        "cuda.implicit_gemm_rows": "tapwise.ops.conv.cuda.implicit_gemm_rows:ImplicitGemmRows",
         "cuda.depthwise": "tapwise.ops.conv.cuda.depthwise.depthwise:Depthwise",
         "cuda.few_channels": "tapwise.ops.conv.cuda.few_channels:FewChannels",
         "cuda.narrow_groups": "tapwise.ops.conv.cuda.narrow_groups:NarrowGroups",

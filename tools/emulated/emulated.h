@@ -326,17 +326,15 @@ template <typename T> inline unsigned add_zeros(unsigned v, unsigned sum) {
         if (!std::isfinite(widen(T{(unsigned short)(v >> e * 16)}))) sum |= 0x7fffu << e * 16;
     return sum;
 }
-// m16n8k16 of 16 bits.
-template <typename T> inline void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    memcpy(current->given, a, 16);
-    memcpy(current->given + 4, b, 8);
+// m16n8k16 and m16n8k8 of 16 bits: lanes have given words of A, and of B from the fifth on.
+template <typename T> inline void multiply(float (&d)[4], int depth) {
     __syncwarp();
     const int lane = current->index.x % 32;
     auto element = [](unsigned word, int e) { return widen(T{(unsigned short)(word >> e * 16)}); };
     for (int i = 0; i < 4; ++i) {
         const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
         float sum = d[i];
-        for (int k = 0; k < 16; ++k) {
+        for (int k = 0; k < depth; ++k) {
             const unsigned of_a = lane_of(row % 8 * 4 + k % 8 / 2)->given[row / 8 + k / 8 * 2];
             const unsigned of_b = lane_of(column * 4 + k % 8 / 2)->given[4 + k / 8];
             sum += element(of_a, k % 2) * element(of_b, k % 2);
@@ -344,6 +342,16 @@ template <typename T> inline void mma(float (&d)[4], const unsigned (&a)[4], con
         d[i] = sum;
     }
     __syncwarp();
+}
+template <typename T> inline void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    memcpy(current->given, a, 16);
+    memcpy(current->given + 4, b, 8);
+    multiply<T>(d, 16);
+}
+template <typename T> inline void mma_half(float (&d)[4], const unsigned (&a)[2], unsigned b) {
+    memcpy(current->given, a, 8);
+    current->given[4] = b;
+    multiply<T>(d, 8);
 }
 
 // Blocks.

@@ -13,6 +13,7 @@ from tapwise.algorithm import Config
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda import winograd
 from tapwise.ops.conv.cuda.depthwise.depthwise import Depthwise, taps_first
+from tapwise.ops.conv.cuda.implicit_gemm_rows import ImplicitGemmRows
 from tapwise.ops.conv.cuda.implicit_gemm_simt import ImplicitGemmSimt
 from tapwise.ops.conv.cuda.winograd import Winograd
 from tapwise.ops.conv.problem import ConvProblem
@@ -71,7 +72,8 @@ def packed(problem: ConvProblem, algorithm: Any, config: Config, w: np.ndarray) 
         steps = tuple(step // w.itemsize for step in w.strides)
         run(winograd.pack_launch(problem, config, H200, "", steps), {"w": w, "y": y})  # type: ignore[arg-type]
         return y
-    first = isinstance(algorithm, Depthwise) and taps_first(problem, config)  # type: ignore[arg-type]
+    rows = isinstance(algorithm, ImplicitGemmRows)
+    first = rows or (isinstance(algorithm, Depthwise) and taps_first(problem, config))  # type: ignore[arg-type]
     return np.ascontiguousarray(w.transpose(2, 3, 0, 1) if first else w)
 
 

@@ -18,7 +18,6 @@ from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda.depthwise.banded import Banded
 from tapwise.ops.conv.cuda.depthwise.depthwise import Depthwise
-from tapwise.ops.conv.cuda.depthwise.diagonal import Diagonal
 from tapwise.ops.conv.cuda.depthwise.streamed import Streamed
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -46,7 +45,6 @@ EMULATED = [
     "n2 c36 h11 w15 k36 r3 s3 stride2x1 pad1:0x2:1 groups36 nhwc silu residual bias",
     "c8 h12 w17 k8 r13 s15 pad6x7 groups8 f16 nhwc bias hardsigmoid",
     "c5 h14 w15 k10 r3 s3 pad2 dilation2 groups5 nhwc relu",
-    "n3 c20 h11 w7 k20 r4 s6 pad2:1x3:2 groups20 bf16 nhwc residual bias silu",
     "c3 h12 w13 k6 r5 s5 stride2 pad2 groups3 bias leaky_relu0.2",
     "c3 h10 w11 k3 r7 s7 pad3 groups3 f64 residual gelu_tanh",
     "n2 c6 h9 w11 k6 r5 s3 stride2x1 pad1:0x2:1 groups6 nhwc silu residual",
@@ -64,7 +62,7 @@ def kinds(problem: ConvProblem, device: Device = H200) -> Iterator[Any]:
     configs = sorted(ALGORITHM.configs(problem, device), key=lambda one: ALGORITHM.predict_us(problem, one, device))
 
     def kind(one: Any) -> tuple[str, ...]:
-        return type(one).__name__, *(str(getattr(one, name, "")) for name in ("kernel", "by", "tma", "images"))
+        return type(one).__name__, *(str(getattr(one, name, "")) for name in ("kernel", "by", "tma"))
 
     for found in sorted({kind(one) for one in configs}):
         mine = [one for one in configs if kind(one) == found]
@@ -155,11 +153,10 @@ def test_what_is_not_finite_stays_in_its_channel(kernel: str) -> None:
 def test_nothing_is_computed_again_where_all_is_finite(text: str) -> None:
     """Shared memory that nobody wrote, behind the last rows, is NaN here: it has no part in any output."""
     problem = ConvProblem.parse(text)
-    configs = list(ALGORITHM.configs(problem, H200))
-    found = [[one for one in configs if isinstance(one, kind)] for kind in (Banded, Diagonal)]
+    found = [one for one in ALGORITHM.configs(problem, H200) if isinstance(one, Banded)]
     inputs = problem.sample(np.random.default_rng(0), False)
     x = np.ascontiguousarray(np.moveaxis(inputs.x, 1, -1))
-    for config in [one for some in found for one in some[:: len(some) // 6]]:
+    for config in found[:: len(found) // 6]:
         y = np.zeros((1, *problem.output, problem.k), x.dtype)
         (launch,) = ALGORITHM.launches(problem, config, H200)
         refused = '#define __syncthreads_and(all) (__syncthreads_and(all) || (fail("computed again"), 0))\n'

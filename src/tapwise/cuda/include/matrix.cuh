@@ -63,6 +63,18 @@ MMA(f16, "m16n8k16.row.col.f32.f16.f16.f32")
 MMA(bf16, "m16n8k16.row.col.f32.bf16.bf16.f32")
 MMA(float, "m16n8k8.row.col.f32.tf32.tf32.f32")
 #undef MMA
+// The same of 16 bytes of gemm_k, 16 bits.
+template <typename T> DEVICE void mma_half(float (&d)[4], const unsigned (&a)[2], unsigned b);
+#define MMA_HALF(TYPE)                                                                                      \
+    template <> DEVICE void mma_half<TYPE>(float (&d)[4], const unsigned (&a)[2], unsigned b) {             \
+        asm volatile("mma.sync.aligned.m16n8k8.row.col.f32." #TYPE "." #TYPE ".f32 {%0, %1, %2, %3}, {%4, " \
+                     "%5}, {%6}, {%0, %1, %2, %3};"                                                         \
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                       \
+                     : "r"(a[0]), "r"(a[1]), "r"(b));                                                       \
+    }
+MMA_HALF(f16)
+MMA_HALF(bf16)
+#undef MMA_HALF
 
 // fp32 numbers as a tf32 number and another one for what it leaves.
 template <int COUNT> DEVICE void split_tf32(unsigned (&v)[COUNT], unsigned (&rest)[COUNT]) {

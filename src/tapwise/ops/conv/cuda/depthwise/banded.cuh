@@ -48,6 +48,7 @@ template <class P> struct Strip {
 template <class Traits> struct Tile : Traits {
     using B = Traits;
     static constexpr bool TAPS_FIRST = false;
+    static constexpr int GROUP_C = 1;
     static constexpr int CHANNELS = B::OCTETS * 8, POSITIONS = B::TILES * 16, STRIPS = POSITIONS / B::WIDE;
     static constexpr int WARPS = CHANNELS / B::EACH * (B::TILES / B::MTILES), THREADS = 32 * WARPS;
     static constexpr int SPAN = (B::S - 1) * B::DW + 1;

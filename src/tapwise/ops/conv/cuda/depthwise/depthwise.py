@@ -5,7 +5,6 @@
     streamed    as rolling, channels last: rows of x come to shared memory first, where neighbouring columns find them
     blocked     the same for large filters: a block of rows at a time, weights read where they are used
     windows     few outputs: a thread asks for all of a window at once
-    diagonal    16 bits, channels last: tensor cores, a tap of eight channels as a diagonal matrix
     toeplitz    16 bits, channels last: tensor cores, small images whole
     banded      16 bits, channels last: tensor cores, the rows of a channel's filter as bands of matrices
 
@@ -22,20 +21,17 @@ from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
-from tapwise.ops.conv.cuda.depthwise import banded, columns, diagonal, rows, streamed, toeplitz
+from tapwise.ops.conv.cuda.depthwise import banded, columns, rows, streamed, toeplitz
 from tapwise.ops.conv.cuda.depthwise.banded import Banded
 from tapwise.ops.conv.cuda.depthwise.columns import Columns
-from tapwise.ops.conv.cuda.depthwise.diagonal import Diagonal
 from tapwise.ops.conv.cuda.depthwise.rows import Rows
 from tapwise.ops.conv.cuda.depthwise.streamed import Streamed
 from tapwise.ops.conv.cuda.depthwise.toeplitz import Toeplitz
 from tapwise.ops.conv.problem import ConvProblem
 
-Kind = Columns | Rows | Streamed | Banded | Toeplitz | Diagonal
+Kind = Columns | Rows | Streamed | Banded | Toeplitz
 # The module of each kind of config.
-MODULES: Final[dict[type, Any]] = {
-    Columns: columns, Rows: rows, Streamed: streamed, Banded: banded, Toeplitz: toeplitz, Diagonal: diagonal,
-}  # fmt: skip
+MODULES: Final[dict[type, Any]] = {Columns: columns, Rows: rows, Streamed: streamed, Banded: banded, Toeplitz: toeplitz}
 
 
 class DepthwisePlan(CudaPlan):
@@ -66,8 +62,7 @@ class Depthwise(CudaAlgorithm[Kind]):
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Kind]:
         """Columns straight from global memory where they cannot be streamed: measured, they were hardly ever faster."""
         found: list[Kind] = list(streamed.configs(problem, device)) or list(columns.configs(problem))
-        tensor_cores: list[Kind] = [*diagonal.configs(problem, device), *banded.configs(problem, device)]
-        tensor_cores += toeplitz.configs(problem, device)
+        tensor_cores: list[Kind] = [*banded.configs(problem, device), *toeplitz.configs(problem, device)]
         return [*tensor_cores, *rows.configs(problem, device), *columns.windows(problem), *found]
 
     def predict_us(self, problem: ConvProblem, config: Kind, device: Device) -> float:
@@ -87,4 +82,4 @@ class Depthwise(CudaAlgorithm[Kind]):
 
 def taps_first(problem: ConvProblem, config: Kind) -> bool:
     """Whether threads beside each other take channels beside each other."""
-    return isinstance(config, Columns | Rows | Streamed | Diagonal) and problem.layout == "nhwc"
+    return isinstance(config, Columns | Rows | Streamed) and problem.layout == "nhwc"

@@ -25,6 +25,7 @@ template <class Traits> struct Stream : Traits {
                          COPIES = PERIOD * ROW_COPIES;
     static constexpr int ITEMS = (COPIES + THREADS - 1) / THREADS;
     static_assert(B::BY == ROWS || PIXEL % B::COPY == 0);
+    static constexpr bool PADDED = false;
     // Where byte `at` of a stage lies.
     static DEVICE unsigned place(unsigned at) { return at; }
 };

@@ -74,20 +74,19 @@ class Streamed(BaseConfig):
 
 
 def suits(problem: ConvProblem) -> bool:
-    """Filters of up to 81 taps, and what is small."""
-    return prod(problem.kernel) <= MOST_TAPS and is_small(problem)
+    """Channels last, one filter each, of up to 81 taps, and what is small."""
+    one = problem.layout == "nhwc" and problem.group_k == 1
+    return one and prod(problem.kernel) <= MOST_TAPS and is_small(problem)
 
 
 def is_small(problem: ConvProblem) -> bool:
-    """Channels last, one filter each; strides up to 4; sizes under 2^20, images of fewer than 2^29 elements."""
+    """Strides up to 4; sizes under 2^20, images of fewer than 2^29 elements."""
     sides = (side for pair in problem.padding for side in pair)
     sizes = (*problem.spatial, *problem.output, *problem.reach, *problem.stride, *problem.dilation, *sides)
     return (
-        problem.layout == "nhwc"
-        and problem.group_k == 1
-        and max(steps(problem)) <= MOST_STRIDE
+        max(steps(problem)) <= MOST_STRIDE
         and max(sizes) < MOST_SIZE
-        and max(prod(problem.spatial), prod(problem.output)) * problem.c < MOST_ELEMENTS
+        and max(prod(problem.spatial) * problem.c, prod(problem.output) * problem.k) < MOST_ELEMENTS
     )
 
 
@@ -311,4 +310,4 @@ def fields(problem: ConvProblem, source: Source, rows: int, parts: tuple[int, in
     found |= dict(zip(("phases_h", "phases_w"), phases(problem), strict=True))
     found |= {"rows": rows} | dict(zip(("pieces", "strips_row", "channel_blocks"), parts, strict=True))
     found |= {"x_image": height * width * c, "x_row": width * c}
-    return found | {"y_image": p * q * c, "y_channel": 1, "y_row": q * c, "y_column": c}
+    return found | {"y_image": p * q * problem.k, "y_channel": 1, "y_row": q * problem.k, "y_column": problem.k}

@@ -18,7 +18,7 @@ struct Streamed {
     const void *x, *w;
     void *y;
     const void *bias, *residual;
-    long long n, c, height, width, p, q;
+    long long n, c, height, width, k, p, q;
     long long x_image, x_row, y_image, y_channel, y_row, y_column;
     long long stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w, phases_h, phases_w;
     // Output rows of a strip; pieces of a column of outputs, strips along a row, blocks of channels.
@@ -83,6 +83,7 @@ template <class P, int BY> struct Loads {
                 from[i] = rest * P::GRAIN, place[i] = t * P::ROW + P::MARGIN + rest * P::COPY;
                 continue;
             }
+            if (P::PADDED) place[i] = P::place(at * P::COPY);
             const int column = s.left + rest / P::PIECES_PIXEL * (int)a.dilation_w;
             const int channel = s.k + rest % P::PIECES_PIXEL * (P::COPY / (int)sizeof(T));
             const int image = P::IMAGES == 1 ? 0 : t / P::PERIOD;
@@ -99,7 +100,8 @@ template <class P, int BY> struct Loads {
         for (int i = 0; i < P::ITEMS; ++i) {
             if (i * P::THREADS + P::THREADS > P::COPIES && i * P::THREADS + (int)threadIdx.x >= P::COPIES) break;
             const bool real = (unsigned)(row[i] + down) < (unsigned)bottom;
-            const int within = BY == ROWS ? place[i] : P::place((i * P::THREADS + (int)threadIdx.x) * P::COPY);
+            const int within =
+                BY == ROWS || P::PADDED ? place[i] : P::place((i * P::THREADS + (int)threadIdx.x) * P::COPY);
             const unsigned there = stages + to * P::STAGE + within;
             if constexpr (BY == ROWS) {
                 const int begin = (row[i] + down) * row_step, at = begin + from[i] - lead_of(row[i] + down);

@@ -15,6 +15,7 @@
 template <class Traits> struct WholeImages : Traits {
     using B = Traits;
     static constexpr bool TAPS_FIRST = false;
+    static constexpr int GROUP_C = 1;
     static constexpr int SW = 1, DW = 1, CHANNELS = 8, WARPS = 8, THREADS = 32 * WARPS;
     // Columns of x in 16s and of outputs in 8s; rows of outputs in 16s, or two images' in 8s.
     static constexpr int KSTEPS = (B::W + 15) / 16, NTILES = (B::Q + 7) / 8, MTILES = (B::P + 15) / 16;

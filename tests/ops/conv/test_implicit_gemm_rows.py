@@ -1,0 +1,129 @@
+"""cuda.implicit_gemm_rows without a GPU: kernels compile without spills, and by emulation compute the convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import emulated
+from emulated.verify import check, packed
+from tapwise.cuda.jit import compile as compiler
+from tapwise.cuda.jit.compile import Source
+from tapwise.cuda.jit.device import H200
+from tapwise.ops.conv.cuda.implicit_gemm_rows import Config, ImplicitGemmRows
+from tapwise.ops.conv.problem import ConvProblem
+
+ALGORITHM = ImplicitGemmRows()
+COMPILED = [
+    "n32 c24 h128 w128 k32 r3 s3 pad1 f16 nhwc bias silu residual",
+    "n32 c44 h56 w56 k44 r3 s3 pad1 bf16 nhwc",
+    "n32 c64 h56 w56 k64 r3 s3 pad1 f16 nhwc relu",
+    "n32 c288 h28 w28 k288 r5 s5 pad2 groups288 f16 nhwc bias silu residual",
+    "n32 c256 h28 w28 k256 r7 s7 pad3 groups256 bf16 nhwc",
+    "n32 c96 h30 w30 k96 r11 s11 pad5 groups96 f16 nhwc gelu residual",
+    "n32 c256 h56 w56 k256 r3 s3 stride2 pad1 groups32 f16 nhwc bias relu",
+    "n32 c512 h14 w14 k512 r3 s3 pad1 groups32 f16 nhwc",
+    "n32 c192 h28 w28 k192 r3 s3 pad1 groups4 f16 nhwc",
+]
+EMULATED = [
+    "n2 c24 h9 w21 k20 r3 s3 pad1 f16 nhwc bias silu",
+    "n3 c16 h11 w7 k26 r3 s5 pad1x2 bf16 nhwc residual",
+    "c6 h12 w18 k10 r5 s5 stride2 pad2 f16 nhwc bias residual relu6",
+    "n2 c44 h7 w19 k44 r3 s3 pad1 f16 nhwc hardswish",
+    "c20 h14 w17 k12 r2 s4 pad0:1x2:1 bf16 nhwc bias",
+    "n3 c8 h10 w12 k70 r1 s1 f16 nhwc",
+    "n2 c12 h15 w16 k8 r3 s3 pad2 dilation2 f16 nhwc leaky_relu0.2",
+    "n3 c20 h11 w7 k20 r4 s6 pad2:1x3:2 groups20 bf16 nhwc residual bias silu",
+    "n2 c34 h9 w20 k34 r5 s5 pad2 groups34 f16 nhwc bias",
+    "c32 h10 w15 k32 r3 s3 stride2 pad1 groups32 f16 nhwc",
+    "n2 c24 h9 w22 k24 r3 s3 pad1 groups6 f16 nhwc residual",
+    "n3 c12 h11 w13 k12 r3 s3 stride2x1 pad1 groups6 bf16 nhwc bias",
+    "n2 c40 h9 w17 k40 r3 s3 stride2 pad1 groups5 f16 nhwc gelu",
+    "n2 c64 h8 w7 k64 r3 s3 pad1 groups4 bf16 nhwc bias relu",
+    "c72 h9 w18 k72 r3 s3 pad1 groups3 f16 nhwc",
+]
+
+
+def kinds(problem: ConvProblem) -> Iterator[Config]:
+    """The model's best config of each way of copying, of one image and of two, and one of another shape."""
+    configs = sorted(ALGORITHM.configs(problem, H200), key=lambda one: ALGORITHM.predict_us(problem, one, H200))
+    for kind in sorted({(one.by, one.images, one.out_each) for one in configs}):
+        mine = [one for one in configs if (one.by, one.images, one.out_each) == kind]
+        yield mine[0]
+        yield mine[len(mine) * 2 // 3]
+
+
+@pytest.mark.parametrize("text", COMPILED)
+def test_kernels_compile_without_spills(text: str) -> None:
+    problem = ConvProblem.parse(text)
+    for architecture in ("sm_90a", "sm_80", "sm_100a"):
+        found = list(kinds(problem))
+        for config in found if architecture == "sm_90a" else found[:1]:
+            if architecture == "sm_80" and config.by == "tma":
+                config = replace(config, by="pixels")
+            _, used = compiler.compile_now(ALGORITHM.source(problem, config), architecture)
+            assert used.spill_bytes == 0, (config, architecture, used)
+
+
+@pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
+@pytest.mark.parametrize("text", EMULATED)
+def test_kernels_compute_the_convolution(text: str) -> None:
+    problem = ConvProblem.parse(text)
+    for number, config in enumerate(kinds(problem)):
+        verdict = check(problem, ALGORITHM, config, backwards=number % 2 == 1)
+        assert verdict, (config, verdict.message)
+
+
+@pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
+@pytest.mark.parametrize("words", ["c16 k16 groups16", "c16 k16 groups4", "c16 k16 groups2", "c16 k16"])
+def test_what_is_not_finite_stays_in_its_group(words: str) -> None:
+    """Where the operands' zeros would spread it."""
+    problem = ConvProblem.parse(f"{words} h9 w11 r3 s3 pad1 f16 nhwc")
+    inputs = problem.sample(np.random.default_rng(0), False)
+    x, w = inputs.x.copy(), inputs.w.copy()
+    x[0, 3, 4, 5], x[0, 5, 2, 2], x[0, 7, 0, 0], w[2, 0, 1, 1], w[1, 0, 0, 0] = np.inf, np.nan, -np.inf, np.nan, np.inf
+    with np.errstate(all="ignore"):
+        expected = problem.convolve(x, w)
+    for config in kinds(problem):
+        y = np.zeros((1, 9, 11, 16), np.float16)
+        arrays = {"x": np.ascontiguousarray(np.moveaxis(x, 1, -1)), "w": packed(problem, ALGORITHM, config, w), "y": y}
+        for launch in ALGORITHM.launches(problem, config, H200):
+            emulated.run(launch, arrays)
+        found = np.moveaxis(y, -1, 1).astype(np.float64)
+        finite = np.isfinite(expected)
+        assert np.array_equal(finite, np.isfinite(found)), config
+        assert np.array_equal(found[~finite], expected[~finite], equal_nan=True), config
+        assert np.allclose(found[finite], expected[finite], rtol=1e-2, atol=1e-1), config
+
+
+@pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
+def test_nothing_is_computed_again_where_all_is_finite() -> None:
+    """Shared memory that nobody wrote, behind the last rows, is NaN here: it has no part in any output."""
+    problem = ConvProblem.parse("n3 c16 h9 w11 k16 r3 s3 pad1 groups8 f16 nhwc")
+    inputs = problem.sample(np.random.default_rng(0), False)
+    x = np.ascontiguousarray(np.moveaxis(inputs.x, 1, -1))
+    for config in kinds(problem):
+        y = np.zeros((3, *problem.output, problem.k), x.dtype)
+        (launch,) = ALGORITHM.launches(problem, config, H200)
+        refused = '#define __syncthreads_and(all) (__syncthreads_and(all) || (fail("computed again"), 0))\n'
+        launch.source = Source(launch.source.name, refused + launch.source.text)
+        emulated.run(launch, {"x": x, "w": packed(problem, ALGORITHM, config, inputs.w), "y": y})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("c16 h9 w9 k16 r3 s3 f16", "channels last"),
+        ("c15 h9 w9 k16 r3 s3 f16 nhwc", "even numbers"),
+        ("c12 h9 w9 k24 r3 s3 groups2 f16 nhwc", "as many filters as channels"),
+        ("c12 h9 w9 k12 r3 s3 groups2 f16 nhwc", "a multiple of 8, not 6"),
+        ("c16 h9 w9 k16 r3 s3 stride3 f16 nhwc", "strides of up to 2"),
+        ("c128 h9 w9 k16 r3 s3 f16 nhwc", "registers"),
+        ("c64 h9 w9 k16 r5 s5 f16 nhwc", "registers"),
+    ],
+)
+def test_what_it_does_not_take(text: str, why: str) -> None:
+    assert why in str(ALGORITHM.refusal(ConvProblem.parse(text), H200))
