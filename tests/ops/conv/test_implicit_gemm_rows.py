@@ -34,7 +34,7 @@ EMULATED = [
     "c6 h12 w18 k10 r5 s5 stride2 pad2 f16 nhwc bias residual relu6",
     "n2 c44 h7 w19 k44 r3 s3 pad1 f16 nhwc hardswish",
     "c20 h14 w17 k12 r2 s4 pad0:1x2:1 bf16 nhwc bias",
-    "n3 c8 h10 w12 k70 r1 s1 f16 nhwc",
+    "n3 c8 h10 w12 k70 r1 s3 f16 nhwc",
     "n2 c12 h15 w16 k8 r3 s3 pad2 dilation2 f16 nhwc leaky_relu0.2",
     "n3 c20 h11 w7 k20 r4 s6 pad2:1x3:2 groups20 bf16 nhwc residual bias silu",
     "n2 c34 h9 w20 k34 r5 s5 pad2 groups34 f16 nhwc bias",
@@ -118,6 +118,7 @@ def test_nothing_is_computed_again_where_all_is_finite() -> None:
     [
         ("c16 h9 w9 k16 r3 s3 f16", "channels last"),
         ("c15 h9 w9 k16 r3 s3 f16 nhwc", "even numbers"),
+        ("c16 h9 w9 k96 r1 s1 f16 nhwc", "several taps"),
         ("c12 h9 w9 k24 r3 s3 groups2 f16 nhwc", "as many filters as channels"),
         ("c12 h9 w9 k12 r3 s3 groups2 f16 nhwc", "a multiple of 8, not 6"),
         ("c16 h9 w9 k16 r3 s3 stride3 f16 nhwc", "strides of up to 2"),
