@@ -168,8 +168,12 @@ def test_refusals_say_why(text: str, says: str) -> None:
 
 
 def test_narrow_groups_go_here() -> None:
-    for text in COMPILED[:3]:
-        for device in (H200, A100):
-            assert dispatch.choose(ConvProblem.parse(text), device).algorithm == "cuda.narrow_groups"
+    """Groups of other numbers of filters than channels; square ones where filters stay in registers."""
+    for words in ("n32 c256 h28 w28 k256", "n32 c128 h56 w56 k128", "n32 c256 h56 w56 k256 stride2"):
+        square = ConvProblem.parse(f"{words} r3 s3 pad1 groups32 f16 nhwc")
+        assert dispatch.choose(square, H200).algorithm == "cuda.implicit_gemm_rows"
+    other = ConvProblem.parse("n32 c128 h28 w28 k256 r3 s3 pad1 groups32 f16 nhwc")
+    for device in (H200, A100):
+        assert dispatch.choose(other, device).algorithm == "cuda.narrow_groups"
     wide = ConvProblem.parse("n32 c768 h15 w15 k768 r3 s3 pad1 groups6 f16 nhwc")
     assert dispatch.choose(wide, H200).algorithm == "cuda.implicit_gemm"
