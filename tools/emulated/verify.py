@@ -10,6 +10,7 @@ import numpy as np
 from emulated import run
 from tapwise import registry
 from tapwise.algorithm import Config
+from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda import winograd
 from tapwise.ops.conv.cuda.depthwise.depthwise import Depthwise, taps_first
@@ -56,6 +57,37 @@ def _run_winograd(
         for launch in product:
             run(launch, inner, backwards)
         run(after, {**arrays, "products": products}, backwards)
+
+
+def finite_elsewhere(problem: ConvProblem, algorithm: Any, config: Config) -> str:
+    """Why a result is wrong where x and w have infinities and NaN, or "": zeros of operands must not spread them.
+    Problems of one image, channels last, 16 bits, of eight channels and more, filters of 2x2 and more."""
+    inputs = problem.sample(np.random.default_rng(0), False)
+    x, w = inputs.x.copy(), inputs.w.copy()
+    x[0, 3, 4, 5], x[0, 5, 2, 2], x[0, 7, 0, 0], w[2, 0, 1, 1], w[1, 0, 0, 0] = np.inf, np.nan, -np.inf, np.nan, np.inf
+    with np.errstate(all="ignore"):
+        expected = problem.convolve(x, w)
+    y = np.zeros((1, *problem.output, problem.k), np.float16)
+    arrays = {"x": np.ascontiguousarray(np.moveaxis(x, 1, -1)), "w": packed(problem, algorithm, config, w), "y": y}
+    for launch in algorithm.launches(problem, config, H200):
+        run(launch, arrays)
+    found, finite = np.moveaxis(y, -1, 1).astype(np.float64), np.isfinite(expected)
+    if not np.array_equal(finite, np.isfinite(found)):
+        return "other outputs are finite"
+    if not np.array_equal(found[~finite], expected[~finite], equal_nan=True):
+        return "infinities and NaN are others"
+    return "" if np.allclose(found[finite], expected[finite], rtol=1e-2, atol=1e-1) else "numbers are wrong"
+
+
+def run_once(problem: ConvProblem, algorithm: Any, config: Config) -> None:
+    """One config on finite data: an error where its kernel computes outputs again by the definition."""
+    inputs = problem.sample(np.random.default_rng(0), False)
+    x = np.ascontiguousarray(np.moveaxis(inputs.x, 1, -1))
+    y = np.zeros((problem.n, *problem.output, problem.k), x.dtype)
+    (launch,) = algorithm.launches(problem, config, H200)
+    refused = '#define __syncthreads_and(all) (__syncthreads_and(all) || (fail("computed again"), 0))\n'
+    launch.source = Source(launch.source.name, refused + launch.source.text)
+    run(launch, {"x": x, "w": packed(problem, algorithm, config, inputs.w), "y": y})
 
 
 def packed(problem: ConvProblem, algorithm: Any, config: Config, w: np.ndarray) -> np.ndarray:

@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 import emulated
-from emulated.verify import check, packed
+from emulated.verify import check, finite_elsewhere, packed, run_once
 from tapwise import dispatch
 from tapwise.algorithm import Device
 from tapwise.cuda.jit import compile as compiler
-from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda.depthwise.banded import Banded
 from tapwise.ops.conv.cuda.depthwise.depthwise import Depthwise
@@ -129,21 +128,8 @@ def test_kernels_compute_the_convolution(text: str) -> None:
 def test_what_is_not_finite_stays_in_its_channel(kernel: str) -> None:
     """Where the operands' zeros would spread it."""
     problem = ConvProblem.parse(f"c16 h9 w11 k16 {kernel} groups16 f16 nhwc")
-    inputs = problem.sample(np.random.default_rng(0), False)
-    x, w = inputs.x.copy(), inputs.w.copy()
-    x[0, 3, 4, 5], x[0, 5, 2, 2], x[0, 7, 0, 0], w[2, 0, 1, 1], w[1, 0, 0, 0] = np.inf, np.nan, -np.inf, np.nan, np.inf
-    with np.errstate(all="ignore"):
-        expected = problem.convolve(x, w)
     for config in kinds(problem):
-        y = np.zeros((1, 9, 11, 16), np.float16)
-        arrays = {"x": np.ascontiguousarray(np.moveaxis(x, 1, -1)), "w": packed(problem, ALGORITHM, config, w), "y": y}
-        for launch in ALGORITHM.launches(problem, config, H200):
-            emulated.run(launch, arrays)
-        found = np.moveaxis(y, -1, 1).astype(np.float64)
-        finite = np.isfinite(expected)
-        assert np.array_equal(finite, np.isfinite(found)), config
-        assert np.array_equal(found[~finite], expected[~finite], equal_nan=True), config
-        assert np.allclose(found[finite], expected[finite], rtol=1e-2, atol=1e-1), config
+        assert not (why := finite_elsewhere(problem, ALGORITHM, config)), (config, why)
 
 
 @pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
@@ -154,14 +140,8 @@ def test_nothing_is_computed_again_where_all_is_finite(text: str) -> None:
     """Shared memory that nobody wrote, behind the last rows, is NaN here: it has no part in any output."""
     problem = ConvProblem.parse(text)
     found = [one for one in ALGORITHM.configs(problem, H200) if isinstance(one, Banded)]
-    inputs = problem.sample(np.random.default_rng(0), False)
-    x = np.ascontiguousarray(np.moveaxis(inputs.x, 1, -1))
     for config in found[:: len(found) // 6]:
-        y = np.zeros((1, *problem.output, problem.k), x.dtype)
-        (launch,) = ALGORITHM.launches(problem, config, H200)
-        refused = '#define __syncthreads_and(all) (__syncthreads_and(all) || (fail("computed again"), 0))\n'
-        launch.source = Source(launch.source.name, refused + launch.source.text)
-        emulated.run(launch, {"x": x, "w": packed(problem, ALGORITHM, config, inputs.w), "y": y})
+        run_once(problem, ALGORITHM, config)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@
 // Of groups of fewer than eight channels B is block-diagonal, depthwise a diagonal matrix: one product in eight is of
 // use, but no channel has to be sorted out.
 #include "matrix.cuh"
-#include "ops/conv/cuda/depthwise/by_definition.cuh"
-#include "ops/conv/cuda/depthwise/streamed_loads.cuh"
+#include "ops/conv/cuda/by_definition.cuh"
+#include "ops/conv/cuda/streamed_loads.cuh"
 
 // T; R, S; SH, SW: strides in a class (depthwise/columns.cu); GROUP_C channels and filters a group: 1, 2, 4 or a
 // multiple of 8; 0 for one group of any. OCTETS of channels of x, and OUT of filters, IMAGES (1 or 2) and GROUPS of

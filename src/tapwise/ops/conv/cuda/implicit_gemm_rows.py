@@ -24,20 +24,26 @@ from tapwise.cuda.jit.launch import Launch, has_dependent_launches
 from tapwise.cuda.plan import CudaPlan
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
-from tapwise.ops.conv.cuda import window
-from tapwise.ops.conv.cuda.depthwise import boxes, streamed
-from tapwise.ops.conv.cuda.depthwise.classes import phases, steps
-from tapwise.ops.conv.cuda.depthwise.costs import REGISTERS, blocks_of, cycles_us, joint_us, memory_us
+from tapwise.ops.conv.cuda import boxes, streamed_rows, window
+from tapwise.ops.conv.cuda.costs import REGISTERS, blocks_of, cycles_us, joint_us, memory_us
+from tapwise.ops.conv.cuda.residue_classes import phases, steps
 from tapwise.ops.conv.problem import ConvProblem
 
 # Channels of an octet, pixels of a tile; bytes of an octet, and what a stage begins at; stages.
 CHANNELS, PIXELS, OCTET_BYTES, ALIGNMENT, STAGES = 8, 16, 16, 1024, 2
-# Octets of channels, and of filters of a block; registers for weights.
+# Octets of channels, and of filters of a block; registers of a thread for weights; strides.
 MOST_OCTETS, MOST_WEIGHTS, MOST_STRIDE = 8, 121, 2
-# Octets of a block of many groups that TMA brings at full speed; bytes of a pixel that come at full speed; cycles of a
-# copy of 4 bytes, and of more.
-TMA_OCTETS, FULL_BYTES, SMALL_COPY, COPY = (4, 8), 64, 22.0, 5.9
-MOST_THREADS, OTHER_REGISTERS, FUNCTION_REGISTERS = 512, 28, 24
+# Threads of a block; registers of a thread in all, beside weights, sums and operands, and for an activation's function.
+MOST_THREADS, MOST_REGISTERS, OTHER_REGISTERS, FUNCTION_REGISTERS = 512, 250, 28, 24
+# Octets of a block of many groups, and bytes of a pixel, that come at full speed.
+TMA_OCTETS, FULL_BYTES = (4, 8), 64
+# Cycles of a multiprocessor for each warp: a product, four matrices from shared memory, a copy of 4 bytes, one of more,
+# a stage. Of a block alone: its beginning, a product, what is loaded or kept, a stage.
+PRODUCT, LOAD, SMALL_COPY, COPY, STAGE = 1.56, 2.54, 22.0, 5.9, 5.2
+BEGINNING, PRODUCT_ALONE, MOVED_ALONE, STAGE_ALONE = 3822, 3.02, 8.9, 269
+# Of memory's time: all, what neighbouring blocks read both, what L2 saves, and pieces of few bytes of x and of y;
+# microseconds of a launch.
+MEMORY, SHARED, IN_L2, FEW_X, FEW_Y, START_US = 1.2, 0.04, 0.66, 0.14, 0.39, 1.04
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,7 @@ def _terms(problem: ConvProblem) -> int:
 def _stage(problem: ConvProblem, config: Config) -> tuple[int, int]:
     """Rows and columns of x of each image."""
     columns = (config.columns - 1) * steps(problem)[1] + problem.kernel[1]
-    return streamed.period(problem), round_up(columns, 8)
+    return streamed_rows.period(problem), round_up(columns, 8)
 
 
 def _live(problem: ConvProblem) -> int:
@@ -155,8 +161,10 @@ class ImplicitGemmRows(window.TensorCoreAlgorithm[Config]):
             return f"takes strides of up to {MOST_STRIDE} in a residue class of the dilation"
         if _depth(problem) > MOST_OCTETS or problem.kernel[0] * _terms(problem) > MOST_WEIGHTS:
             return f"keeps weights in {MOST_WEIGHTS} registers: {CHANNELS} channels of a tap take one"
-        if not streamed.is_small(problem):
-            return "takes images of fewer than 2^29 elements, and sizes under 2^20"
+        if not streamed_rows.is_small(problem):
+            return "takes images and filters of fewer than 2^29 elements, and sizes under 2^20"
+        if next(_configs(problem, device), None) is None:
+            return f"keeps sums of {_live(problem)} rows in registers, which are too many"
         return None
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
@@ -166,30 +174,24 @@ class ImplicitGemmRows(window.TensorCoreAlgorithm[Config]):
         """What a multiprocessor's warps multiply, load and copy, a block's latency, and memory. Constants are fitted to
         904 times on 27 layers, N=32 (H200), within 17 %."""
         r, terms, (stride_h, stride_w) = problem.kernel[0], _terms(problem), steps(problem)
-        rows, stages = (
-            (config.rows - 1) * stride_h + r,
-            ceil_div((config.rows - 1) * stride_h + r, _stage(problem, config)[0]),
-        )
+        rows, (stage_rows, columns) = (config.rows - 1) * stride_h + r, _stage(problem, config)
+        stages, size = ceil_div(rows, stage_rows), copy_bytes(problem.c)
         products = config.tiles * config.out_each * config.rows * (terms // 2 * r + terms % 2 * ceil_div(r, 2))
         loads, kept = config.tiles * rows * ceil_div(terms, 2), config.tiles * config.out_each * config.rows
-        size, copies = copy_bytes(problem.c), 0.0
+        each = PRODUCT * products + LOAD * loads + STAGE * stages
         if config.by == "pixels":
-            copies = (
-                (SMALL_COPY if size == 4 else COPY) * stages * _stage_bytes(problem, config) / size / config.threads
-            )
-        each = config.threads / 32 * (1.56 * products + 2.54 * loads + copies + 5.2 * stages)
-        alone = 3822 + 3.02 * products + 8.9 * (loads + kept) + 269 * stages
+            copies = stages * _stage_bytes(problem, config) / size / config.threads
+            each += (SMALL_COPY if size == 4 else COPY) * copies
+        alone = BEGINNING + PRODUCT_ALONE * products + MOVED_ALONE * (loads + kept) + STAGE_ALONE * stages
         # The last wave's blocks begin while others still run.
         share, held = _blocks(problem, config) / device.multiprocessors, min_blocks_per_sm(problem, config)
         waves = 0.16 * ceil_div(ceil(share), held) + 0.84 * max(1.0, share / held)
-        blocks = (ceil(share) * each + waves * alone) / cycles_us(device)
-        # What fits into L2 is found there in part; neighbouring blocks read some columns and rows both; few bytes of a
-        # pixel take longer.
-        again = _stage(problem, config)[1] / (config.columns * stride_w) * rows / (config.rows * stride_h) - 1
-        memory = 1.2 + 0.04 * again - 0.66 * max(0.0, 1 - problem.bytes / device.l2_bytes)
+        blocks = (ceil(share) * each * config.threads / 32 + waves * alone) / cycles_us(device)
+        again = columns / (config.columns * stride_w) * rows / (config.rows * stride_h) - 1
+        memory = MEMORY + SHARED * again - IN_L2 * max(0.0, 1 - problem.bytes / device.l2_bytes)
         few = max(0.0, FULL_BYTES / (config.out * OCTET_BYTES) - 1)
-        memory += 0.14 * few * (problem.groups > 1) + 0.39 * few * (config.out * CHANNELS < problem.k)
-        return 1.04 + joint_us(blocks, memory_us(problem, device, 32, 0) * memory, 2.03)
+        memory += FEW_X * few * (problem.groups > 1) + FEW_Y * few * (config.out * CHANNELS < problem.k)
+        return START_US + joint_us(blocks, memory_us(problem, device, 32, 0) * memory, 2.03)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         return RowsPlan(problem, device, self.launches(problem, config, device))
@@ -213,7 +215,7 @@ class ImplicitGemmRows(window.TensorCoreAlgorithm[Config]):
         span, box = octets * OCTET_BYTES if pitch(octets) % 2 == 0 else 0, (octets * CHANNELS, columns, rows)
         map_x = boxes.map_x(problem, box, span, config.images) if config.by == "tma" else None
         shape = _blocks(problem, config), config.threads, shared_bytes(problem, config)
-        fields = streamed.fields(problem, made, config.rows, _parts(problem, config))
+        fields = streamed_rows.fields(problem, made, config.rows, _parts(problem, config))
         return [boxes.launch(made, fields, shape, map_x)]
 
 
@@ -260,7 +262,7 @@ def _fits(problem: ConvProblem, config: Config, device: Device) -> bool:
     return (
         config.threads <= MOST_THREADS
         and config.out_each * problem.kernel[0] * _terms(problem) <= MOST_WEIGHTS
-        and registers(problem, config) <= min(250, REGISTERS // config.threads)
+        and registers(problem, config) <= min(MOST_REGISTERS, REGISTERS // config.threads)
         and shared_bytes(problem, config) <= device.shared_bytes
         and (config.by == "pixels" or max(_stage(problem, config)) <= boxes.MOST)
         and _blocks(problem, config) < INDEX_LIMIT

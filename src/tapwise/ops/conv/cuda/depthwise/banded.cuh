@@ -6,7 +6,7 @@
 
 #include "activation.cuh"
 #include "matrix.cuh"
-#include "ops/conv/cuda/depthwise/by_definition.cuh"
+#include "ops/conv/cuda/by_definition.cuh"
 #if __CUDA_ARCH__ >= 900
 #include "tma.cuh"
 #endif

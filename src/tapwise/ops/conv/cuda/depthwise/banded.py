@@ -13,10 +13,9 @@ from tapwise.cuda.jit.compile import Source, stub, traits
 from tapwise.cuda.jit.launch import Launch, has_dependent_launches
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
-from tapwise.ops.conv.cuda import window
-from tapwise.ops.conv.cuda.depthwise import boxes
-from tapwise.ops.conv.cuda.depthwise.classes import phases, steps
-from tapwise.ops.conv.cuda.depthwise.costs import REGISTERS, blocks_of, blocks_us, joint_us, memory_us
+from tapwise.ops.conv.cuda import boxes, window
+from tapwise.ops.conv.cuda.costs import REGISTERS, blocks_of, blocks_us, joint_us, memory_us
+from tapwise.ops.conv.cuda.residue_classes import phases, steps
 from tapwise.ops.conv.problem import ConvProblem
 
 # Positions of a tile, outputs of a position, and columns of a step.

@@ -15,8 +15,8 @@ from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.types import INDEX_LIMIT, counter, template_args, tensor_core_type
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import window
-from tapwise.ops.conv.cuda.depthwise.classes import phases, steps
-from tapwise.ops.conv.cuda.depthwise.costs import blocks_of, blocks_us, joint_us, memory_us
+from tapwise.ops.conv.cuda.costs import blocks_of, blocks_us, joint_us, memory_us
+from tapwise.ops.conv.cuda.residue_classes import phases, steps
 from tapwise.ops.conv.problem import ConvProblem
 
 THREADS: Final = 128

@@ -14,7 +14,7 @@ from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import window
-from tapwise.ops.conv.cuda.depthwise.costs import blocks_of, blocks_us, joint_us, memory_us
+from tapwise.ops.conv.cuda.costs import blocks_of, blocks_us, joint_us, memory_us
 from tapwise.ops.conv.problem import ConvProblem
 
 # Columns of x, and of y; sizes, strides and elements of an image that are counted in 32 bits.

@@ -5,7 +5,7 @@
 // neighbouring columns share is read once, padding is zeros there, and loads ask no questions. A stage is a period of
 // rows: as many as until the same sums are free again.
 #include "ops/conv/cuda/depthwise/columns.cuh"
-#include "ops/conv/cuda/depthwise/streamed_loads.cuh"
+#include "ops/conv/cuda/streamed_loads.cuh"
 
 // T; R, S; SH, SW: strides in a class (columns.cu); V channels and TX columns a thread; LANES of channels and GROUPS of
 // columns a block; STAGES; BY, and COPY bytes; MARGIN: bytes in front of each of ROWS; Y_STEP: elements of y

@@ -18,10 +18,8 @@ from tapwise.cuda.jit.compile import Source, stub, traits
 from tapwise.cuda.jit.launch import Launch, has_dependent_launches
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
-from tapwise.ops.conv.cuda import window
-from tapwise.ops.conv.cuda.depthwise import boxes
-from tapwise.ops.conv.cuda.depthwise.classes import phases, steps
-from tapwise.ops.conv.cuda.depthwise.costs import (
+from tapwise.ops.conv.cuda import boxes, streamed_rows, window
+from tapwise.ops.conv.cuda.costs import (
     REGISTERS,
     blocks_of,
     blocks_us,
@@ -29,6 +27,7 @@ from tapwise.ops.conv.cuda.depthwise.costs import (
     joint_us,
     memory_us,
 )
+from tapwise.ops.conv.cuda.residue_classes import phases, steps
 from tapwise.ops.conv.problem import ConvProblem
 
 # Products of a thread for a stage's rows, which are all unrolled: more do not fit into the instruction cache.
@@ -50,8 +49,6 @@ MANY_ROUNDS: Final = 8
 LEAST_THREADS, MOST_THREADS, LEAST_BYTES, MOST_BYTES = 32, 288, 64, 256
 # Bytes that TMA and rows come in, that TMA brings at full speed, and that a stage of it begins at.
 PIECE, TMA_PIECE, TMA_ALIGNMENT = 16, 64, 128
-# Of an axis, and elements of an image: places of 32 bits, outside the image too.
-MOST_SIZE, MOST_ELEMENTS = 1 << 20, 1 << 29
 
 
 @dataclass(frozen=True)
@@ -74,19 +71,13 @@ class Streamed(BaseConfig):
 
 
 def suits(problem: ConvProblem) -> bool:
-    """Channels last, one filter each, of up to 81 taps, and what is small."""
-    one = problem.layout == "nhwc" and problem.group_k == 1
-    return one and prod(problem.kernel) <= MOST_TAPS and is_small(problem)
-
-
-def is_small(problem: ConvProblem) -> bool:
-    """Strides up to 4; sizes under 2^20, images of fewer than 2^29 elements."""
-    sides = (side for pair in problem.padding for side in pair)
-    sizes = (*problem.spatial, *problem.output, *problem.reach, *problem.stride, *problem.dilation, *sides)
+    """Channels last, one filter each, of up to 81 taps; strides up to 4; what is small."""
     return (
-        max(steps(problem)) <= MOST_STRIDE
-        and max(sizes) < MOST_SIZE
-        and max(prod(problem.spatial) * problem.c, prod(problem.output) * problem.k) < MOST_ELEMENTS
+        problem.layout == "nhwc"
+        and problem.group_k == 1
+        and prod(problem.kernel) <= MOST_TAPS
+        and max(steps(problem)) <= MOST_STRIDE
+        and streamed_rows.is_small(problem)
     )
 
 
@@ -108,12 +99,6 @@ def copy_bytes(problem: ConvProblem, config: Streamed) -> int:
     return next(size for size in sizes if problem.c * problem.itemsize % size == block * problem.itemsize % size == 0)
 
 
-def period(problem: ConvProblem) -> int:
-    """Rows of x in a stage."""
-    stride_h = steps(problem)[0]
-    return ceil_div(problem.kernel[0], stride_h) * stride_h
-
-
 def _columns(problem: ConvProblem, config: Streamed) -> int:
     """Of x, that a block reads of a row."""
     return (config.groups * config.columns - 1) * steps(problem)[1] + problem.kernel[1]
@@ -123,7 +108,7 @@ def _stage_bytes(problem: ConvProblem, config: Streamed) -> int:
     row = _columns(problem, config) * config.channels * config.lanes * problem.itemsize
     if config.by == "rows":
         row = _margin_bytes(problem, config) + round_up(row + PIECE - problem.itemsize, PIECE)
-    return round_up(period(problem) * row, TMA_ALIGNMENT if config.by == "tma" else 1)
+    return round_up(streamed_rows.period(problem) * row, TMA_ALIGNMENT if config.by == "tma" else 1)
 
 
 def _margin_bytes(problem: ConvProblem, config: Streamed) -> int:
@@ -140,7 +125,7 @@ def _items(problem: ConvProblem, config: Streamed) -> int:
     """Copies of a stage by one thread."""
     if config.by == "tma":
         return 0
-    copied = _stage_bytes(problem, config) - period(problem) * _margin_bytes(problem, config)
+    copied = _stage_bytes(problem, config) - streamed_rows.period(problem) * _margin_bytes(problem, config)
     return ceil_div(copied // copy_bytes(problem, config), config.threads)
 
 
@@ -174,7 +159,10 @@ def configs(problem: ConvProblem, device: Device) -> Iterator[Streamed]:
     classes_h, classes_w = phases(problem)
     p, q = ceil_div(problem.output[0], classes_h), ceil_div(problem.output[1], classes_w)
     heights = sorted({*(ceil_div(p, pieces) for pieces in (1, 2, 3, 4)), *(min(p, rows) for rows in (8, 16))})
-    many, live = {2: (2, 4, 1), 4: (1, 2), 8: (1,)}[problem.itemsize], period(problem) // steps(problem)[0]
+    many, live = (
+        {2: (2, 4, 1), 4: (1, 2), 8: (1,)}[problem.itemsize],
+        streamed_rows.period(problem) // steps(problem)[0],
+    )
     for channels in many:
         # Single elements of 16 bits where there is no other way.
         if problem.c % channels or (channels * problem.itemsize < 4 and problem.c % 2 == 0):
@@ -182,7 +170,7 @@ def configs(problem: ConvProblem, device: Device) -> Iterator[Streamed]:
         for lanes, columns in product(_lanes(problem, channels, device), (4, 8, 2)):
             for groups, rows in product(_groups(q, columns, lanes), reversed(heights)):
                 # More is on its way where a block has time for it: measured, short blocks only take longer.
-                rounds = ceil_div((rows - 1) * steps(problem)[0] + problem.kernel[0], period(problem))
+                rounds = ceil_div((rows - 1) * steps(problem)[0] + problem.kernel[0], streamed_rows.period(problem))
                 plain = Streamed("", channels, columns, lanes, groups, rows, 3 if rounds >= MANY_ROUNDS else 2)
                 if live * prod(problem.kernel) * columns * channels > MOST_PRODUCTS or plain.threads < LEAST_THREADS:
                     continue
@@ -235,7 +223,7 @@ def predict_us(problem: ConvProblem, config: Streamed, device: Device) -> float:
     to 1,677 times on 39 layers, N=1 and N=32 (H200), then instructions and latency to 342 on 13 more."""
     (r, s), (stride_h, stride_w), halves = problem.kernel, steps(problem), problem.itemsize == 2
     rows, copies = (config.rows - 1) * stride_h + r, _items(problem, config)
-    seen, stages = (config.columns - 1) * stride_w + s, ceil_div(rows, period(problem))
+    seen, stages = (config.columns - 1) * stride_w + s, ceil_div(rows, streamed_rows.period(problem))
     outputs, words = config.rows * config.columns, 2 if problem.dtype == "f64" else 1
     # The last rows have products for outputs that are none.
     rows_of_taps = config.rows * r + (r - 1) / 2 / stride_h
@@ -258,7 +246,7 @@ def predict_us(problem: ConvProblem, config: Streamed, device: Device) -> float:
     memory = memory_us(problem, device, 32, 0) * (MEMORY * pieces - in_l2)
     memory += SHARED * (again - 1) * prod(problem.x_shape) * problem.itemsize / (device.gbps * 1e3)
     # Code that is unrolled comes from memory once.
-    products = period(problem) // stride_h * r * s * config.columns * config.channels
+    products = streamed_rows.period(problem) // stride_h * r * s * config.columns * config.channels
     fetched = FETCH * max(0, products - WARM_PRODUCTS) / cycles_us(device)
     return joint_us(blocks, memory, 3.0) + fetched + START_US
 
@@ -297,17 +285,7 @@ def source(problem: ConvProblem, config: Streamed) -> Source:
 def launch(problem: ConvProblem, config: Streamed, device: Device) -> Launch:
     made = source(problem, config)
     # A stage's rows of a block's columns and channels.
-    box = (config.channels * config.lanes, _columns(problem, config), period(problem))
+    box = (config.channels * config.lanes, _columns(problem, config), streamed_rows.period(problem))
     map_x = boxes.map_x(problem, box) if config.by == "tma" else None
     shape = _blocks(problem, config), config.threads, shared_bytes(problem, config)
-    return boxes.launch(made, fields(problem, made, config.rows, _parts(problem, config)), shape, map_x)
-
-
-def fields(problem: ConvProblem, source: Source, rows: int, parts: tuple[int, int, int]) -> dict[str, int]:
-    """The struct's words but for the map, of blocks of so many rows."""
-    (height, width), (p, q), c = problem.spatial, problem.output, problem.c
-    found = window.window_fields(problem, source)
-    found |= dict(zip(("phases_h", "phases_w"), phases(problem), strict=True))
-    found |= {"rows": rows} | dict(zip(("pieces", "strips_row", "channel_blocks"), parts, strict=True))
-    found |= {"x_image": height * width * c, "x_row": width * c}
-    return found | {"y_image": p * q * problem.k, "y_channel": 1, "y_row": q * problem.k, "y_column": problem.k}
+    return boxes.launch(made, streamed_rows.fields(problem, made, config.rows, _parts(problem, config)), shape, map_x)

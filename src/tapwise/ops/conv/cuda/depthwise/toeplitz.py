@@ -13,9 +13,9 @@ from tapwise.cuda.jit.compile import Source, stub, traits
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div
-from tapwise.ops.conv.cuda import window
-from tapwise.ops.conv.cuda.depthwise import banded, boxes
-from tapwise.ops.conv.cuda.depthwise.costs import blocks_of, blocks_us, joint_us, memory_us
+from tapwise.ops.conv.cuda import boxes, window
+from tapwise.ops.conv.cuda.costs import blocks_of, blocks_us, joint_us, memory_us
+from tapwise.ops.conv.cuda.depthwise import banded
 from tapwise.ops.conv.problem import ConvProblem
 
 # Channels of a block; rows and columns of an image, rows of a filter; columns of x in a step, outputs of a product.

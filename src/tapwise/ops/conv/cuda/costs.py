@@ -1,4 +1,4 @@
-"""What the kernels of cuda.depthwise share: blocks that a multiprocessor holds, and parts of their cost models.
+"""Parts of the cost models of cuda.depthwise and cuda.implicit_gemm_rows, and blocks that a multiprocessor holds.
 
 Their constants were fitted to times of layers drawn for it on an H200, N=1 and N=32.
 """

@@ -1,5 +1,5 @@
-// How rows of x come to the shared memory of streamed.cu and diagonal.cu, a stage at a time, some stages ahead. Three
-// ways:
+// How rows of x come to the shared memory of depthwise/streamed.cu and implicit_gemm_rows.cu, a stage at a time, some
+// stages ahead. Three ways:
 //
 //   PIXELS  every pixel's channels by cp.async, any dilation
 //   ROWS    a block has all channels: a row of pixels by cp.async as it lies, from the piece of 16 bytes on in which it

@@ -1,4 +1,4 @@
-"""Boxes of x that TMA brings to the kernels of cuda.depthwise, channels last."""
+"""Boxes of x that TMA brings to shared memory, channels last, and launches with them."""
 
 from __future__ import annotations
 
