@@ -33,13 +33,13 @@ template <class Traits> struct RowTile : Traits {
     static constexpr int PIECES_PIXEL = B::OCTETS * 16 / B::COPY, ROW_COPIES = COLUMNS * PIECES_PIXEL,
                          COPIES = B::IMAGES * PERIOD * ROW_COPIES;
     static constexpr int ITEMS = (COPIES + THREADS - 1) / THREADS;
-    // Octets of channels that a warp multiplies; of a filter's row the taps of each. Two of them are multiplied at
-    // once, one that is left together with that of the row above.
+    // Octets of channels that a warp multiplies; slices of a filter's row: an octet as a tap sees it. Two of them are
+    // multiplied at once, one that is left together with that of the row above.
     static constexpr int DEPTH = B::GROUP_C == 0  ? B::OCTETS
                                  : B::GROUP_C < 8 ? 1
                                                   : B::GROUP_C / 8,
-                         TERMS = B::S * DEPTH, PAIRS = TERMS / 2;
-    static constexpr bool LEFT = TERMS % 2;
+                         SLICES = B::S * DEPTH, PAIRS = SLICES / 2;
+    static constexpr bool LEFT = SLICES % 2;
     // B has zeros between groups: where x is not finite, they make NaN.
     static constexpr bool MASKED = B::GROUP_C > 0 && B::GROUP_C < 8;
     // Outputs of a row of each image, which are kept; rows of which all threads write 16 bytes at once.
@@ -60,8 +60,8 @@ template <class Traits> struct RowTile : Traits {
         if (PADDED) at = at / (B::OCTETS * 16) * PIXEL + at % (B::OCTETS * 16);
         return swizzle<B::OCTETS>(at);
     }
-    // Of a term: from the window's first pixel and the group's first octet.
-    static DEVICE int offset(int term) { return term / DEPTH * PIXEL + term % DEPTH * 16; }
+    // Of a slice: from the window's first pixel and the group's first octet.
+    static DEVICE int offset(int slice) { return slice / DEPTH * PIXEL + slice % DEPTH * 16; }
 };
 
 // Rows of y: a warp's sums to shared memory, and from there eight channels of a pixel at a time.
@@ -153,20 +153,20 @@ template <class P> struct Outputs {
 };
 
 // A lane's words of B, two rows beside each other of column lane / 4, from [tap][filter][channel of the group].
-template <class P, int KS> DEVICE void load_weights(unsigned (&w)[KS][P::R][P::TERMS], const Streamed &a, int filter) {
+template <class P, int KS> DEVICE void load_weights(unsigned (&w)[KS][P::R][P::SLICES], const Streamed &a, int filter) {
     const int lane = threadIdx.x % 32, column = lane / 4, row = lane % 4 * 2;
     const int depth = P::GROUP_C ? P::GROUP_C : (int)a.c;
 #pragma unroll
     for (int k = 0; k < KS; ++k)
 #pragma unroll
-        for (int i = 0; i < P::R * P::TERMS; ++i) {
+        for (int i = 0; i < P::R * P::SLICES; ++i) {
             const int tap = i / P::DEPTH, own = filter + k * 8 + column;
             const int c = P::MASKED ? row % P::GROUP_C : i % P::DEPTH * 8 + row;
             bool real = own < (int)a.k && c < depth;
             if (P::MASKED) real &= P::GROUP_C == 1 ? row / 2 == column / 2 : row / P::GROUP_C == column / P::GROUP_C;
             const unsigned short *const from =
                 static_cast<const unsigned short *>(a.w) + ((tap * (int)a.k + own) * depth + c);
-            unsigned &to = w[k][tap / P::S][i % P::TERMS];
+            unsigned &to = w[k][tap / P::S][i % P::SLICES];
             if (P::GROUP_C == 1) to = real ? from[0] : 0u;
             else to = real ? load_global<4>(from).v[0] : 0u;
         }
@@ -176,7 +176,7 @@ template <class Traits> DEVICE void implicit_gemm_rows(const Streamed &a) {
     using P = RowTile<Traits>;
     using T = typename P::T;
     constexpr int R = P::R, SH = P::SH, LIVE = P::LIVE, PERIOD = P::PERIOD, TILES = P::TILES, KS = P::OUT_EACH;
-    constexpr int STEPS = P::PAIRS + P::LEFT, LAST = P::TERMS - 1;
+    constexpr int STEPS = P::PAIRS + P::LEFT, LAST = P::SLICES - 1;
     extern __shared__ __align__(1024) unsigned char memory[];
     Strip part = Strip::of<P>(a);
     if (part.count <= 0) return;
@@ -187,7 +187,7 @@ template <class Traits> DEVICE void implicit_gemm_rows(const Streamed &a) {
     Loads<P, P::BY> loads(a, part, stages);
     part.k = filter0;
     if (!a.weights_ready) begin_dependent();
-    unsigned w[KS][R][P::TERMS];
+    unsigned w[KS][R][P::SLICES];
     load_weights<P>(w, a, part.k + octet * 8);
     if (a.weights_ready) begin_dependent();
     loads.begin();
@@ -201,10 +201,10 @@ template <class Traits> DEVICE void implicit_gemm_rows(const Streamed &a) {
     unsigned rows[STEPS];
 #pragma unroll
     for (int j = 0; j < STEPS; ++j) {
-        const int term = min(2 * j + lane / 16, LAST);
-        rows[j] = stages + P::template swizzle<P::OCTETS>(mine + P::offset(term));
+        const int slice = min(2 * j + lane / 16, LAST);
+        rows[j] = stages + P::template swizzle<P::OCTETS>(mine + P::offset(slice));
     }
-    // A row of x: of the term that is left, this row and the one before.
+    // A row of x: of the slice that is left, this row and the one before.
     unsigned x[TILES][STEPS][4], before[TILES][2] = {};
     const auto load = [&](int row) {
 #pragma unroll
@@ -255,8 +255,8 @@ template <class Traits> DEVICE void implicit_gemm_rows(const Streamed &a) {
                             }
                             // Of what is left the row before with the tap above.
                             const unsigned low = j < P::PAIRS ? w[k][r][2 * j] : w[k][r - r % 2][LAST];
-                            const unsigned terms[2] = {low, w[k][r][min(2 * j + 1, LAST)]};
-                            mma<T>(sum, x[m][j], terms);
+                            const unsigned both[2] = {low, w[k][r][min(2 * j + 1, LAST)]};
+                            mma<T>(sum, x[m][j], both);
                         }
                     }
             };

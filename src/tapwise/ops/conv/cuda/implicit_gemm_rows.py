@@ -96,8 +96,8 @@ def _octets(problem: ConvProblem, config: Config) -> int:
     return _depth(problem) if problem.groups == 1 else config.out
 
 
-def _terms(problem: ConvProblem) -> int:
-    """Of a filter's row: taps of eight channels."""
+def _slices(problem: ConvProblem) -> int:
+    """Of a filter's row: eight channels as a tap sees them."""
     return problem.kernel[1] * _depth(problem)
 
 
@@ -124,10 +124,10 @@ def shared_bytes(problem: ConvProblem, config: Config) -> int:
 
 def registers(problem: ConvProblem, config: Config) -> int:
     """Of a thread."""
-    r, terms = problem.kernel[0], _terms(problem)
-    sums, moved = 4 * _live(problem) * config.out_each * config.tiles, ceil_div(terms, 2)
+    r, slices = problem.kernel[0], _slices(problem)
+    sums, moved = 4 * _live(problem) * config.out_each * config.tiles, ceil_div(slices, 2)
     copies = _stage_bytes(problem, config) / copy_bytes(problem.c) / config.threads
-    taken = config.out_each * (r * terms + 3) + sums + moved + config.tiles * (4 * moved + 6 * (terms % 2))
+    taken = config.out_each * (r * slices + 3) + sums + moved + config.tiles * (4 * moved + 6 * (slices % 2))
     taken += 10 + ceil(3 * copies) if config.by == "pixels" else 0
     return taken + OTHER_REGISTERS + FUNCTION_REGISTERS * (problem.activation in window.FUNCTIONS)
 
@@ -159,7 +159,7 @@ class ImplicitGemmRows(window.TensorCoreAlgorithm[Config]):
             return f"takes groups of as many filters as channels, 1, 2, 4 or a multiple of {CHANNELS}, not {channels}"
         if max(steps(problem)) > MOST_STRIDE:
             return f"takes strides of up to {MOST_STRIDE} in a residue class of the dilation"
-        if _depth(problem) > MOST_OCTETS or problem.kernel[0] * _terms(problem) > MOST_WEIGHTS:
+        if _depth(problem) > MOST_OCTETS or problem.kernel[0] * _slices(problem) > MOST_WEIGHTS:
             return f"keeps weights in {MOST_WEIGHTS} registers: {CHANNELS} channels of a tap take one"
         if not streamed_rows.is_small(problem):
             return "takes images and filters of fewer than 2^29 elements, and sizes under 2^20"
@@ -173,11 +173,11 @@ class ImplicitGemmRows(window.TensorCoreAlgorithm[Config]):
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """What a multiprocessor's warps multiply, load and copy, a block's latency, and memory. Constants are fitted to
         904 times on 27 layers, N=32 (H200), within 17 %."""
-        r, terms, (stride_h, stride_w) = problem.kernel[0], _terms(problem), steps(problem)
+        r, slices, (stride_h, stride_w) = problem.kernel[0], _slices(problem), steps(problem)
         rows, (stage_rows, columns) = (config.rows - 1) * stride_h + r, _stage(problem, config)
         stages, size = ceil_div(rows, stage_rows), copy_bytes(problem.c)
-        products = config.tiles * config.out_each * config.rows * (terms // 2 * r + terms % 2 * ceil_div(r, 2))
-        loads, kept = config.tiles * rows * ceil_div(terms, 2), config.tiles * config.out_each * config.rows
+        products = config.tiles * config.out_each * config.rows * (slices // 2 * r + slices % 2 * ceil_div(r, 2))
+        loads, kept = config.tiles * rows * ceil_div(slices, 2), config.tiles * config.out_each * config.rows
         each = PRODUCT * products + LOAD * loads + STAGE * stages
         if config.by == "pixels":
             copies = stages * _stage_bytes(problem, config) / size / config.threads
@@ -261,7 +261,7 @@ def _ways(problem: ConvProblem, out: int, device: Device) -> list[str]:
 def _fits(problem: ConvProblem, config: Config, device: Device) -> bool:
     return (
         config.threads <= MOST_THREADS
-        and config.out_each * problem.kernel[0] * _terms(problem) <= MOST_WEIGHTS
+        and config.out_each * problem.kernel[0] * _slices(problem) <= MOST_WEIGHTS
         and registers(problem, config) <= min(MOST_REGISTERS, REGISTERS // config.threads)
         and shared_bytes(problem, config) <= device.shared_bytes
         and (config.by == "pixels" or max(_stage(problem, config)) <= boxes.MOST)
