@@ -36,12 +36,16 @@ def problems(draw: st.DrawFn) -> ConvProblem:
     dtype = draw(st.sampled_from(["f32", "f64", "f16", "bf16"]))
     slopes = st.tuples(st.just("leaky_relu"), st.floats(-3e38, 3e38) | st.integers(-9, 9))
     activations = st.sampled_from([None, *ACTIVATIONS]) | slopes
+    direction = draw(st.sampled_from(DIRECTIONS))
+    # What a direction fuses.
+    behind, residual = direction != "wgrad", direction == "fprop"
     return ConvProblem(
         n=draw(st.integers(0, 5)), c=groups * draw(st.integers(0, 5)), spatial=spatial, k=groups * draw(SIZES),
         kernel=kernel, stride=each(st.integers(1, 4)), padding=padding, dilation=dilation, groups=groups,
-        direction=draw(st.sampled_from(DIRECTIONS)), dtype=dtype,
+        direction=direction, dtype=dtype,
         math=draw(st.sampled_from(MATHS)) if dtype == "f32" else "ieee", layout=draw(st.sampled_from(LAYOUTS)),
-        bias=draw(st.booleans()), activation=draw(activations), residual=draw(st.booleans()),
+        bias=behind and draw(st.booleans()), activation=draw(activations) if behind else None,
+        residual=residual and draw(st.booleans()),
     )  # fmt: skip
 
 

@@ -134,5 +134,30 @@ def test_arguments_that_do_not_fit() -> None:
         problem.convolve(x, w)
     with pytest.raises(InvalidProblem, match="residual"):
         problem.convolve(x, w, bias, residual)
-    with pytest.raises(InvalidProblem, match="dgrad"):
+    with pytest.raises(InvalidProblem, match="x has shape"):
         problem.replace(direction="dgrad").convolve(x, w, bias)
+    with pytest.raises(InvalidProblem, match="bias=True: not fused behind wgrad"):
+        problem.replace(direction="wgrad")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n2 c6 h11 w9 k4 r3 s2 stride2x3 pad1:2x0:1 dilation2x1 groups2",
+        "c3 w12 k5 s4 stride3 pad2",
+        "c4 d5 h6 w7 k6 t2 r3 s1 pad1x0x2 groups2",
+        "n3 c2 h4 w5 k3 r3 s3 pad3",
+    ],
+)
+def test_gradients_are_those_of_torch(text: str) -> None:
+    forward = ConvProblem.parse(text)
+    x, w, _, _ = data(forward)
+    dy = np.random.default_rng(5).standard_normal(forward.y_shape)
+    image, filters = torch.from_numpy(x).double().requires_grad_(), torch.from_numpy(w).double().requires_grad_()
+    sides = [side for pair in reversed(forward.padding) for side in pair]
+    convolve = [torch.conv1d, torch.conv2d, torch.conv3d][len(forward.spatial) - 1]
+    steps = forward.stride, 0, forward.dilation, forward.groups
+    convolve(torch.nn.functional.pad(image, sides), filters, None, *steps).backward(torch.from_numpy(dy))
+    assert image.grad is not None and filters.grad is not None
+    np.testing.assert_allclose(forward.replace(direction="dgrad").convolve(dy, w), image.grad.numpy(), atol=1e-12)
+    np.testing.assert_allclose(forward.replace(direction="wgrad").convolve(x, dy), filters.grad.numpy(), atol=1e-12)

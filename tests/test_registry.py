@@ -16,7 +16,7 @@ from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.device import H200
 from tapwise.errors import InvalidProblem
 from tapwise.lab import suites
-from tapwise.ops.conv.problem import ConvProblem
+from tapwise.ops.conv.problem import DIRECTIONS, ConvProblem
 
 ROWS = [(operator, identifier) for operator, rows in registry.ALGORITHMS.items() for identifier in rows]
 DEVICES = {"cpu": host(2), "cuda": H200}
@@ -32,6 +32,8 @@ CONVOLUTIONS = [
 ]
 PROBLEMS = {
     "conv": CONVOLUTIONS,
+    "dgrad": [f"{text} dgrad" for text in CONVOLUTIONS if "residual" not in text],
+    "wgrad": [f"{text} wgrad" for text in CONVOLUTIONS if not {"residual", "relu"} & set(text.split())],
     "im2col": ["im2col c3 h11 w13 r3 s2 pad1", "im2col c2 d4 h7 w9 t2 r3 s3 stride2 f64", "im2col n2 c3 w40 s5 f16"],
     "col2im": ["col2im c3 h11 w13 r3 s2 pad1", "col2im c2 d4 h7 w9 t2 r3 s3 stride2 f64", "col2im n2 c3 w40 s5 f16"],
     "pool": [
@@ -201,16 +203,17 @@ def test_declarations_are_kept(operator: str, identifier: str) -> None:
     assert algorithm.refusal(problem, device) is None
     assert "runs on a" in (algorithm.refusal(problem, other) or "")
     if algorithm.dtypes is not None and "bf16" not in algorithm.dtypes:
-        math = {"math": "ieee"} if operator == "conv" else {}
+        math = {"math": "ieee"} if isinstance(problem, ConvProblem) else {}
         assert "not bf16" in (algorithm.refusal(problem.replace(dtype="bf16", **math), device) or "")
-    if operator != "conv":
+    if not isinstance(problem, ConvProblem):
         return
-    for direction in ("dgrad", "wgrad"):
-        assert f"not {direction}" in (algorithm.refusal(problem.replace(direction=direction), device) or "")
+    for direction in {*DIRECTIONS} - {problem.direction}:
+        turned = problem.bare().replace(direction=direction)
+        assert f"not {turned.operator}" in (algorithm.refusal(turned, device) or "")
     for layout in {"nchw", "nhwc"} - set(algorithm.layouts):
         assert "channels-last" in (algorithm.refusal(problem.replace(layout=layout), device) or "")
     for text in ("c8 w9 k8 s1", "c8 d9 h9 w9 k8 t1 r1 s1"):
-        changed = ConvProblem.parse(text).replace(dtype=problem.dtype, math=problem.math)
+        changed = ConvProblem.parse(text).replace(dtype=problem.dtype, math=problem.math, direction=problem.direction)
         assert "spatial axes" in (algorithm.refusal(changed, device) or "")
 
 

@@ -75,6 +75,7 @@ class Buffers(NamedTuple):
     """The arrays of one run. A tuple, as it is made for each call.
 
     x (n, c, *spatial), y and residual (n, k, *output): dense in the problem's layout. `w`: what `pack` gave. bias (k,).
+    Of dgrad x is dy, y is dx and bias (c,); of wgrad w is dy, as it is, and y is dw, in the problem's layout.
     `workspace`: at least the plan's `workspace_bytes`, contents of no meaning before and after. `stream`: for CUDA, the
     one to launch on, by default that of x's library.
     """
@@ -130,12 +131,11 @@ class Algorithm(ABC, Generic[C]):
     exact: ClassVar[bool] = True
     # It multiplies on tensor cores, which round the factors of float32 and float64.
     tensor_cores: ClassVar[bool] = False
-    # What it takes: dtypes ("tf32" and "3xtf32" among them), memory orders, numbers of spatial axes, directions. None
-    # stands for all that the operator has.
+    # What it takes: dtypes ("tf32" and "3xtf32" among them), memory orders, numbers of spatial axes. None stands for
+    # all that the operator has.
     dtypes: ClassVar[tuple[str, ...] | None] = ("f32", "f64", "f16")
     layouts: ClassVar[tuple[str, ...]] = LAYOUTS
     axes: ClassVar[tuple[int, ...] | None] = None
-    directions: ClassVar[tuple[str, ...]] = ("fprop",)
     # Problems without an output, or with nothing that goes into one.
     takes_empty: ClassVar[bool] = False
 
@@ -153,8 +153,8 @@ class Algorithm(ABC, Generic[C]):
             rounded = self.tensor_cores and dtype in ("f32", "f64")
             why = ": tensor cores round the factors of f32 and f64" if rounded else ""
             return f"takes {_listed(self.dtypes)}, not {dtype}{why}"
-        if problem.direction not in self.directions:
-            return f"computes {_listed(self.directions)}, not {problem.direction}"
+        if problem.operator != self.operator:
+            return f"computes {self.operator}, not {problem.operator}"
         if self.axes is not None and problem.spatial_axes not in self.axes:
             return f"takes {_listed(self.axes)} spatial axes, not {problem.spatial_axes}"
         if problem.trivial and not self.takes_empty:

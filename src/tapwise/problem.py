@@ -98,12 +98,15 @@ class Problem:
     definition, every operand moved once.
     """
 
-    operator: ClassVar[str]
     dtype: str
     layout: str
     # Of operators that know but one.
     direction: Direction = "fprop"
     math: str = "ieee"
+
+    @property
+    def operator(self) -> str:
+        raise NotImplementedError
 
     @property
     def x_shape(self) -> tuple[int, ...]:
@@ -117,6 +120,11 @@ class Problem:
     @property
     def y_shape(self) -> tuple[int, ...]:
         raise NotImplementedError
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        """Of what is computed: y, or the gradient that the direction names."""
+        return self.y_shape
 
     @property
     def x_dtype(self) -> np.dtype[Any]:
@@ -156,12 +164,12 @@ class Problem:
 
     @property
     def empty(self) -> bool:
-        """No output element at all."""
-        return prod(self.y_shape) == 0
+        """No element of the result at all."""
+        return prod(self.result_shape) == 0
 
     @property
     def trivial(self) -> bool:
-        """No output element, or nothing that goes into one."""
+        """No element of the result, or nothing that goes into one."""
         return self.empty
 
     @property

@@ -119,8 +119,11 @@ def check(
     inputs = problem.sample(np.random.default_rng(seed), integers)
     if inputs.residual is not None:
         inputs = inputs._replace(residual=arrays.dense(inputs.residual, problem.layout))
+    if problem.direction == "wgrad":
+        # An image like x, and not filters.
+        inputs = inputs._replace(w=arrays.dense(inputs.w, problem.layout))
     x = _Guarded(inputs.x.shape, inputs.x.dtype, problem.layout, index, inputs.x)
-    y = _Guarded(problem.y_shape, problem.y_dtype, problem.layout, index)
+    y = _Guarded(problem.result_shape, problem.y_dtype, problem.layout, index)
     places = _Guarded(problem.y_shape, np.dtype(np.int64), problem.layout, index) if problem.gives_positions else None
     workspace = _Guarded((plan.workspace_bytes,), np.dtype(np.uint8), index=index)
     scratch = workspace.array if plan.workspace_bytes else None
@@ -129,8 +132,8 @@ def check(
     plan.run(Buffers(x.array, plan.pack(w), results, scratch, bias, residual))
     sums = None
     if index is not None and not (integers and algorithm.exact and problem.exact_on_integers):
-        there = registry.reference_there(problem.operator) if prod(problem.y_shape) else None
-        sums = None if there is None else there(problem, x.array, arrays.dense(w, "nchw"), device)
+        there = registry.reference_there(problem.operator) if prod(problem.result_shape) else None
+        sums = None if there is None else there(problem, x.array, w, device)
         if sums is not None and not algorithm.exact:
             sums = sums[0], algorithm.magnitude_there(problem, x.array, arrays.dense(w, "nchw"), device)
     for name, memory in (("input", x), ("output", y), ("positions", places), ("workspace", workspace)):

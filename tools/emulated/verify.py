@@ -29,8 +29,9 @@ def check(problem: ConvProblem, algorithm: Any, config: Config, seed: int = 0, b
     def laid(array: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(np.moveaxis(array, 1, -1) if last else array)
 
-    y = laid(np.full(problem.y_shape, np.nan, problem.y_dtype))
-    arrays = {"x": laid(inputs.x), "w": packed(problem, algorithm, config, inputs.w), "y": y}
+    y = laid(np.full(problem.result_shape, np.nan, problem.y_dtype))
+    second = laid(inputs.w) if problem.direction == "wgrad" else packed(problem, algorithm, config, inputs.w)
+    arrays = {"x": laid(inputs.x), "w": second, "y": y}
     if size := algorithm.workspace_bytes(problem, config, H200):
         arrays["workspace"] = np.full(size, 0xFF, np.uint8)
     if inputs.bias is not None:

@@ -12,7 +12,7 @@ import numpy as np
 from tapwise.activation import named_activation
 from tapwise.arguments import whole
 from tapwise.errors import InvalidProblem
-from tapwise.ops.conv import reference
+from tapwise.ops.conv import reference, reference_backward
 from tapwise.problem import (
     DTYPES,
     LARGEST_INTEGER,
@@ -58,11 +58,14 @@ class ConvProblem(WindowProblem):
     whatever the number of axes. `bias`, `activation` and `residual` say what is fused behind the convolution:
     y = activation(conv(x, w) + bias + residual). ("leaky_relu", slope) becomes one word, such as "leaky_relu0.2".
 
+    `direction`: what is computed of that convolution. "fprop": y of x and w. "dgrad": dx of dy and w, which is
+    transposed convolution too; bias (c,) and activation are fused behind it. "wgrad": dw of x and dy; `layout` is that
+    of all three, so dw is (k, *kernel, c / groups) in memory for "nhwc".
+
     Raises InvalidProblem for sizes that are negative, a stride, dilation or kernel below 1, groups that do not divide
-    c and k, and a padded input smaller than the dilated kernel.
+    c and k, a padded input smaller than the dilated kernel, and what a direction does not fuse.
     """
 
-    operator: ClassVar[str] = "conv"
     EXAMPLE: ClassVar[str] = "c64 h56 w56 k64 r3 s3 stride2 pad1 dilation1 groups1"
     SIZES: ClassVar[tuple[str, ...]] = ("k",)
     WORDS: ClassVar[tuple[Words, ...]] = (
@@ -98,7 +101,16 @@ class ConvProblem(WindowProblem):
             raise InvalidProblem(f"groups={self.groups}: must divide the channels, c={self.c} and k={self.k}")
         if self.math != "ieee" and self.dtype != "f32":
             raise InvalidProblem(f"math={self.math!r}: arithmetic on f32 arrays, not on {self.dtype}")
+        fused = {"wgrad": ("bias", "activation", "residual"), "dgrad": ("residual",), "fprop": ()}[self.direction]
+        for name in fused:
+            if getattr(self, name):
+                raise InvalidProblem(f"{name}={getattr(self, name)!r}: not fused behind {self.direction}")
         self._check_extent()
+
+    @property
+    def operator(self) -> str:
+        """Gradients have algorithms of their own."""
+        return "conv" if self.direction == "fprop" else self.direction
 
     @property
     def w_shape(self) -> tuple[int, ...]:
@@ -107,6 +119,10 @@ class ConvProblem(WindowProblem):
     @property
     def y_shape(self) -> tuple[int, ...]:
         return (self.n, self.k, *self.output)
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        return {"fprop": self.y_shape, "dgrad": self.x_shape, "wgrad": self.w_shape}[self.direction]
 
     @property
     def group_c(self) -> int:
@@ -132,6 +148,13 @@ class ConvProblem(WindowProblem):
         return self.group_c * prod(self.kernel)
 
     @property
+    def terms(self) -> int:
+        """Terms in each sum of the result, at most."""
+        if self.direction == "wgrad":
+            return self.gemm_n
+        return (self.group_c if self.direction == "fprop" else self.group_k) * prod(self.kernel)
+
+    @property
     def depthwise(self) -> bool:
         """One input channel a group (and any number of outputs from it)."""
         return self.groups > 1 and self.group_c == 1
@@ -154,36 +177,36 @@ class ConvProblem(WindowProblem):
 
     @property
     def trivial(self) -> bool:
-        return self.empty or self.c == 0
+        return self.empty or self.terms == 0
 
     @property
     def exact_on_integers(self) -> bool:
-        largest = LARGEST_INTEGER**2 * self.gemm_k + 2 * LARGEST_INTEGER
+        largest = LARGEST_INTEGER**2 * self.terms + 2 * LARGEST_INTEGER
         return largest < 1 / self.roundoff and self.activation in EXACT_ACTIVATIONS
 
     @property
     def error_factor(self) -> float:
         """c in the bound of sums in any order."""
-        return sum_factor(self.gemm_k)
+        return sum_factor(self.terms)
 
     def bare(self) -> ConvProblem:
         return self.replace(bias=False, activation=None, residual=False)
 
     def inputs(self, array: Callable[[tuple[int, ...]], Any]) -> Inputs:
-        x, w = array(self.x_shape), array(self.w_shape)
-        bias = array((self.k,)) if self.bias else None
-        return Inputs(x, w, bias, array(self.y_shape) if self.residual else None)
+        """(x, w) for fprop, (dy, w) for dgrad, (x, dy) for wgrad; bias and residual where the problem has them."""
+        first = array(self.y_shape if self.direction == "dgrad" else self.x_shape)
+        second = array(self.y_shape if self.direction == "wgrad" else self.w_shape)
+        bias = array((self.result_shape[1],)) if self.bias else None
+        return Inputs(first, second, bias, array(self.y_shape) if self.residual else None)
 
     def magnitude(self, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-        """The size of what is summed for each output, in float64: |w| * |x|."""
+        """The size of what is summed for each element of the result, in float64: |w| * |x| for fprop."""
         return self.bare().convolve(abs(x), abs(w))
 
     def convolve(
         self, x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None, residual: np.ndarray | None = None
     ) -> np.ndarray:
-        """y in float64 by the reference. Raises InvalidProblem for shapes that are not its own, and but for fprop."""
-        if self.direction != "fprop":
-            raise InvalidProblem(f"direction={self.direction!r}: the reference computes fprop")
+        """The result in float64 by the reference, of what `inputs` lists. Raises InvalidProblem for other shapes."""
         wanted = self.inputs(lambda shape: shape)
         for name, array in {"x": x, "w": w, "bias": bias, "residual": residual}.items():
             shape = getattr(wanted, name)
@@ -191,8 +214,15 @@ class ConvProblem(WindowProblem):
                 raise InvalidProblem(f"{name}: the problem has {'none' if shape is None else 'one'}")
             if array is not None and array.shape != shape:
                 raise InvalidProblem(f"{name} has shape {array.shape}: {shape} is allowed")
-        steps = self.stride, self.padding, self.dilation
-        return reference.convolve(x, w, *steps, self.groups, bias, residual, self.activation)
+        steps = self.stride, self.padding, self.dilation, self.groups
+        if self.direction == "fprop":
+            return reference.convolve(x, w, *steps, bias, residual, self.activation)
+        if self.direction == "wgrad":
+            return reference_backward.weight_gradient(x, w, self.kernel, *steps)
+        dx = reference_backward.input_gradient(x, w, self.spatial, *steps)
+        if bias is not None:
+            dx += bias.astype(np.float64).reshape(-1, *[1] * len(self.spatial))
+        return reference.activate(self.activation, dx)
 
     def reference(
         self, inputs: Inputs, accuracy: Accuracy | None = None, sums: tuple[np.ndarray, np.ndarray] | None = None

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 
 from tapwise.algorithm import Device
+from tapwise.arrays import dense
 from tapwise.arrays import device as arrays
 from tapwise.arrays.device import DeviceArray
 from tapwise.cuda.jit.compile import Source, stub
@@ -19,18 +20,24 @@ from tapwise.ops.conv.problem import ConvProblem
 THREADS: Final = 256
 
 
-def source(dtype: str) -> Source:
-    """The kernel for images and filters of that dtype."""
-    return stub("ops/conv/cuda/reference.cu", "reference", template_args(DTYPES[dtype].cpp), "Reference", THREADS)
+def source(dtype: str, direction: str = "fprop") -> Source:
+    """The kernel for arrays of that dtype."""
+    words = template_args(DTYPES[dtype].cpp, direction.upper())
+    return stub("ops/conv/cuda/reference.cu", "reference", words, "Reference", THREADS)
 
 
 def convolve(problem: ConvProblem, x: DeviceArray, w: DeviceArray, device: Device) -> tuple[np.ndarray, np.ndarray]:
-    """(conv(x, w), conv(|x|, |w|)) in float64, of shape (n, k, p, q), in this machine's memory. x by any strides."""
-    kernel = source(problem.dtype)
+    """(the problem's result, that of absolute values) in float64, in this machine's memory, of the two arrays that its
+    direction is computed from. Images by any strides."""
+    kernel = source(problem.dtype, problem.direction)
     fields = window.window_fields(problem, kernel)
-    names = ("step_n", "step_c", "step_h", "step_w")
-    fields |= {name: step // x.dtype.itemsize for name, step in zip(names, x.strides, strict=True)}
-    y, magnitude = (arrays.allocate(problem.y_shape, np.dtype(np.float64), x.index) for _ in range(2))
+    image, dy = {"fprop": (x, None), "dgrad": (None, x), "wgrad": (x, w)}[problem.direction]
+    for names, array in ((("step_n", "step_c", "step_h", "step_w"), image), (("dy_n", "dy_k", "dy_p", "dy_q"), dy)):
+        steps = (0,) * 4 if array is None else [step // array.dtype.itemsize for step in array.strides]
+        fields |= dict(zip(names, steps, strict=True))
+    if problem.direction != "wgrad":
+        w = dense(w, "nchw")
+    y, magnitude = (arrays.allocate(problem.result_shape, np.dtype(np.float64), x.index) for _ in range(2))
     blocks = min(ceil_div(y.size, THREADS), 64 * device.multiprocessors)
     launch = Launch(kernel, fields, (blocks, 1, 1), THREADS)
     launch.load(device.architecture, device.index)
