@@ -39,13 +39,13 @@ ALONE = ("cpu", "cuda")
 SHARED = ("axes", "orders", "parameters")
 # Within an operator: its modules, cpu and cuda with all that begins so; and what operators share.
 OPERATOR_LAYERS = (
-    ("reference", "edges", "axes"),
+    ("reference", "reference_backward", "edges", "axes"),
     ("problem",),
-    ("winograd",),
+    ("winograd", "phases"),
     ("cpu", "cuda"),
     ("parameters", "orders"),
     ("prepared",),
-    ("api",),
+    ("api", "gradients"),
 )
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         TapwiseError,
     )
     from tapwise.ops.conv.api import conv1d, conv2d, prepare
+    from tapwise.ops.conv.gradients import conv2d_input, conv2d_weight, conv_transpose1d, conv_transpose2d
     from tapwise.ops.conv.prepared import PreparedConv
     from tapwise.ops.conv.problem import ConvProblem
     from tapwise.ops.patches.api import col2im, im2col
@@ -37,6 +38,7 @@ _NAMES = {
         *("NotApplicable", "PeerUnavailable", "TapwiseError"),
     ),
     "tapwise.ops.conv.api": ("conv1d", "conv2d", "prepare"),
+    "tapwise.ops.conv.gradients": ("conv2d_input", "conv2d_weight", "conv_transpose1d", "conv_transpose2d"),
     "tapwise.ops.conv.prepared": ("PreparedConv",),
     "tapwise.ops.conv.problem": ("ConvProblem",),
     "tapwise.ops.patches.api": ("col2im", "im2col"),
@@ -62,6 +64,10 @@ __all__ = [
     "col2im",
     "conv1d",
     "conv2d",
+    "conv2d_input",
+    "conv2d_weight",
+    "conv_transpose1d",
+    "conv_transpose2d",
     "im2col",
     "image",
     "log_softmax",

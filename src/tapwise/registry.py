@@ -34,6 +34,19 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cuda.im2col_gemm": "tapwise.ops.conv.cuda.im2col_gemm:Im2colGemm",
         "cuda.sliding_window": "tapwise.ops.conv.cuda.sliding_window:SlidingWindow",
     },
+    "dgrad": {
+        "cpu.fprop_phases": "tapwise.ops.conv.cpu.fprop_phases:FpropPhases",
+        "cpu.winograd": "tapwise.ops.conv.cpu.fprop_phases:WinogradDgrad",
+        "cpu.serial": "tapwise.ops.conv.cpu.serial_gradients:SerialDgrad",
+        "cuda.fprop_phases": "tapwise.ops.conv.cuda.fprop_phases:FpropPhases",
+        "cuda.winograd": "tapwise.ops.conv.cuda.fprop_phases:WinogradDgrad",
+        "cuda.grid_stride": "tapwise.ops.conv.cuda.gradients:GridStrideDgrad",
+    },
+    "wgrad": {
+        "cpu.im2col_gemm": "tapwise.ops.conv.cpu.wgrad_im2col_gemm:Im2colGemmWgrad",
+        "cpu.serial": "tapwise.ops.conv.cpu.serial_gradients:SerialWgrad",
+        "cuda.grid_stride": "tapwise.ops.conv.cuda.gradients:GridStrideWgrad",
+    },
     "im2col": {
         "cpu.simd": "tapwise.ops.patches.cpu:Im2colSimd",
         "cpu.serial": "tapwise.ops.patches.cpu_serial:Im2colSerial",
@@ -88,7 +101,7 @@ CONVOLUTION = "tapwise.ops.conv.problem:ConvProblem"
 
 # operator -> "module:function" that works its sums, and those of absolute values, out in float64 on a GPU: where that
 # takes too long in this machine's memory.
-REFERENCES: dict[str, str] = {"conv": "tapwise.ops.conv.cuda.reference:convolve"}
+REFERENCES: dict[str, str] = dict.fromkeys(("conv", "dgrad", "wgrad"), "tapwise.ops.conv.cuda.reference:convolve")
 
 PICTURE_FILTERS = (
     *("correlate", "convolve", "correlate1d", "convolve1d", "gaussian_filter", "uniform_filter", "sobel", "prewitt"),
@@ -97,6 +110,8 @@ PICTURE_FILTERS = (
 # operator -> what users call; its page is docs/operators/<operator>.md.
 FUNCTIONS: dict[str, tuple[str, ...]] = {
     "conv": ("conv2d", "conv1d", "prepare"),
+    "dgrad": ("conv2d_input", "conv_transpose2d", "conv_transpose1d"),
+    "wgrad": ("conv2d_weight",),
     "im2col": ("im2col",),
     "col2im": ("col2im",),
     "pool": ("max_pool2d", "avg_pool2d", "max_pool1d", "avg_pool1d"),

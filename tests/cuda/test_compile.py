@@ -22,7 +22,7 @@ from tapwise.ops.conv.cuda import reference
 from tapwise.ops.conv.cuda.direct import STEPS, Direct
 from tapwise.ops.conv.cuda.im2col_gemm import Im2colGemm
 from tapwise.ops.conv.cuda.sliding_window import SlidingWindow
-from tapwise.ops.conv.problem import ConvProblem
+from tapwise.ops.conv.problem import DIRECTIONS, ConvProblem
 from tapwise.ops.patches import cuda as patches
 from tapwise.ops.reduce.problem import REDUCTIONS
 
@@ -107,7 +107,8 @@ def chosen(algorithm: CudaAlgorithm[Any], text: str) -> list[Config]:
 
 @cache
 def sources() -> dict[str, Source]:
-    found = {f"reference {dtype}": reference.source(dtype) for dtype in ("f32", "f64", "f16", "bf16")}
+    dtypes = "f32", "f64", "f16", "bf16"
+    found = {f"reference {dtype} {one}": reference.source(dtype, one) for dtype in dtypes for one in DIRECTIONS}
     found |= {f"copy {size}": copy.source(size) for size in (1, 2, 4, 8)}
     for text in (*PROBLEMS, *PLAIN):
         problem = registry.parse(text)

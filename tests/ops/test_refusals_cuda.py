@@ -20,7 +20,7 @@ def algorithms(operator: str) -> list[Algorithm[Config]]:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("c4 h5 w5 k4 r3 s3 dgrad", "fprop"),
+        ("c4 h5 w5 k4 r3 s3 dgrad", "computes conv, not dgrad"),
         ("c4 w5 k4 s3", "spatial"),
     ],
 )

@@ -206,11 +206,12 @@ def plan_of(
     problem: ConvProblem, device: Device, algorithm: str, config: Config | str | None, prepared: bool
 ) -> tuple[Choice, Plan]:
     """Dispatch, except where there is nothing to sum: any algorithm's name is right for that."""
-    if not problem.empty and problem.c:
+    if not problem.trivial:
         choice = dispatch.choose(problem, device, algorithm, config=config, prepared=prepared)
         return choice, dispatch.plan_for(problem, choice, device)
-    last = registry.of_backend(device.kind)[-1].id
-    identifier = last if word(algorithm, "algorithm", dispatch.ALGORITHM) == "auto" else registry.get(algorithm).id
+    last = registry.of_backend(device.kind, problem.operator)[-1].id
+    named = word(algorithm, "algorithm", dispatch.ALGORITHM)
+    identifier = last if named == "auto" else registry.get(algorithm, problem.operator).id
     return Choice(identifier, Config(), _NO_TERMS, 0.0, 0), NothingToSum(problem)
 
 
@@ -238,7 +239,7 @@ def execute(
     x: Any, source: Any, added: Any, out: Any,
 ) -> Any:  # fmt: skip
     """Run a plan on checked `source`, the view of `x`; check residual and out; give back what the user expects."""
-    shape = problem.y_shape[single:]
+    shape = problem.result_shape[single:]
     layout, dtype = problem.layout, problem.x_dtype
     if added is not None:
         check_like("residual", added, shape, problem.dtype)
@@ -248,7 +249,7 @@ def execute(
     direct = None if target is None else lift(target, problem, single)
     y: Any = direct
     if not arrays.takes(direct, layout, source):
-        y = arrays.empty(problem.canonical().y_shape, dtype, layout, source)
+        y = arrays.empty(problem.canonical().result_shape, dtype, layout, source)
     with workspace(plan.workspace_bytes, source) as memory:
         plan.run(Buffers(images, packed, y, memory, bias, addend))
     if direct is None:

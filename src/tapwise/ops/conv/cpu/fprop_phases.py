@@ -1,0 +1,91 @@
+"""cpu.fprop_phases: dgrad by the CPU's algorithms of fprop, phase by phase (ops/conv/phases.py)."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from tapwise import arrays
+from tapwise.algorithm import Buffers, Device, Plan
+from tapwise.ops.conv.phases import Config, Phases, filters_of, phases_of
+from tapwise.ops.conv.problem import ConvProblem
+from tapwise.ops.conv.reference import activate
+
+# Measured: NumPy's copy to places a stride apart.
+COPY_NS: Final = 1.0
+CALL_US: Final = 10.0
+
+
+class PhasesPlan(Plan):
+    """A plan for each phase; their results are copied to places a stride apart."""
+
+    def __init__(self, problem: ConvProblem, algorithm: Phases, config: Config, device: Device) -> None:
+        self.problem = problem
+        self.workspace_bytes = algorithm.workspace_bytes(problem, config, device)
+        self._phases = algorithm.plans(problem, config, device)
+        self._empty = [phase for phase in phases_of(problem) or () if phase.problem is None]
+        self._inner_at, self._direct = algorithm.inner_at(problem), algorithm.joined_by_itself(problem)
+
+    def pack(self, w: np.ndarray) -> list[Any]:
+        """Each phase's filters, as its plan takes them."""
+        return [plan.pack(filters_of(self.problem, phase, w)) for phase, plan in self._phases]
+
+    def run(self, buffers: Buffers) -> None:
+        dy, packed, dx, workspace, bias, *_ = buffers
+        inner = None if workspace is None else workspace[self._inner_at :]
+        for (phase, plan), w in zip(self._phases, packed, strict=True):
+            assert phase.problem is not None
+            result = dx if self._direct else self._part(workspace, phase.problem)
+            plan.run(Buffers(dy, w, result, inner, bias))
+            if not self._direct:
+                self._places(dx, phase.first)[...] = result
+        for phase in self._empty:
+            value = np.zeros((self.problem.c, 1, 1), dx.dtype)
+            if bias is not None:
+                value += bias[:, None, None]
+            wide = value.astype(np.float64)
+            self._places(dx, phase.first)[...] = activate(self.problem.activation, wide)
+
+    def _places(self, dx: np.ndarray, first: tuple[int, ...]) -> np.ndarray:
+        """The phase's elements of dx."""
+        rows, columns = (slice(at, None, step) for at, step in zip(first, self.problem.stride, strict=True))
+        return dx[:, :, rows, columns]
+
+    @staticmethod
+    def _part(workspace: np.ndarray, problem: ConvProblem) -> np.ndarray:
+        """A phase's result, in the first slot: it is copied before the next one."""
+        n, c, *spatial = problem.y_shape
+        flat = workspace[: prod(problem.y_shape) * problem.itemsize].view(problem.y_dtype)
+        if problem.layout == "nchw":
+            return flat.reshape(n, c, *spatial)
+        return arrays.channels_first(flat.reshape(n, *spatial, c))
+
+
+class _CpuPhases(Phases):
+    def join_us(self, problem: ConvProblem, device: Device) -> float:
+        """A copy of every element, on one thread."""
+        return CALL_US * prod(problem.stride) + 1e-3 * prod(problem.x_shape) * COPY_NS
+
+    def inner_at(self, problem: ConvProblem) -> int:
+        """Behind one slot."""
+        return self.slot_bytes(problem)
+
+    def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
+        return PhasesPlan(problem, self, config, device)
+
+
+class FpropPhases(_CpuPhases):
+    """What an algorithm of fprop takes for each phase. float32, float64, float16 (in float32); NCHW and NHWC."""
+
+    id: ClassVar[str] = "cpu.fprop_phases"
+
+
+class WinogradDgrad(_CpuPhases):
+    """cpu.winograd of dy with flipped filters: stride 1, what that takes; float64 when asked for by name."""
+
+    id: ClassVar[str] = "cpu.winograd"
+    summary: ClassVar[str] = "Winograd's fprop of dy with flipped filters"
+    exact: ClassVar[bool] = False
+    inexact: ClassVar[str] = "cpu.winograd"

@@ -1,0 +1,112 @@
+"""cuda.grid_stride of gradients: the definition, for whatever no other algorithm takes.
+
+dgrad: one thread an element of dx, which gathers what its taps meet. wgrad: one block an element of dw, whose threads
+share out the pixels. Each is for any memory order and any number of elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, ClassVar, Final
+
+from tapwise.algorithm import Config, Device, Plan
+from tapwise.cuda.jit.compile import Source, stub
+from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
+from tapwise.cuda.types import INDEX_LIMIT, template_args, tensor_core_type
+from tapwise.integers import ceil_div
+from tapwise.ops.conv.cuda import window
+from tapwise.ops.conv.problem import ConvProblem
+
+THREADS: Final = 256
+# Microseconds of a term that a thread waits for, and of a launch.
+TERM_US: Final = 0.05
+START_US: Final = 2.0
+# Of the arithmetic rate, and of the bandwidth.
+RATE_SHARE, BYTES_SHARE = 0.02, 0.3
+
+
+class WgradPlan(CudaPlan):
+    """Kernels that read x and dy as they are."""
+
+    def pack(self, w: Any) -> Any:
+        """dy itself."""
+        return w
+
+
+class _GridStride(CudaAlgorithm[Config]):
+    """What both directions share."""
+
+    axes: ClassVar[tuple[int, ...]] = (2,)
+
+    def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
+        return [Config()]
+
+    def _waves(self, problem: ConvProblem, threads: int, device: Device) -> int:
+        """Times that the GPU is filled with so many threads."""
+        return ceil_div(threads, 2048 * device.multiprocessors)
+
+    def _words(self, problem: ConvProblem) -> tuple[object, ...]:
+        raise NotImplementedError
+
+    def source(self, problem: ConvProblem, config: Config) -> Source:
+        words = template_args(tensor_core_type(problem.dtype), problem.layout == "nhwc", *self._words(problem))
+        return stub("ops/conv/cuda/gradients.cu", problem.direction, words, "Window", THREADS)
+
+    def _launch(self, problem: ConvProblem, blocks: int) -> Launch:
+        source = self.source(problem, Config())
+        fields = window.window_fields(problem, source) | {"tiles_q": 1, "tiles_p": 1, "tiles_k": 1}
+        return Launch(source, fields, (min(blocks, INDEX_LIMIT // THREADS), 1, 1), THREADS, dependent=True)
+
+
+class GridStrideDgrad(_GridStride):
+    """Any stride, padding, dilation and groups; both memory orders; float32, float64, float16, bfloat16 (in float32);
+    any number of elements."""
+
+    operator: ClassVar[str] = "dgrad"
+    id: ClassVar[str] = "cuda.grid_stride"
+    summary: ClassVar[str] = "one thread an element of dx, from the definition"
+    takes_empty: ClassVar[bool] = True
+
+    def _words(self, problem: ConvProblem) -> tuple[object, ...]:
+        return (window.activation(problem.activation),)
+
+    def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+        """A share of either roof, or every wave of threads waiting for each of its terms. Not measured."""
+        waves = self._waves(problem, prod(problem.x_shape), device)
+        terms = problem.terms / prod(problem.stride)
+        return max(
+            window.roof_us(problem, device, RATE_SHARE, BYTES_SHARE), waves * TERM_US * max(1.0, terms) + START_US
+        )
+
+    def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
+        return window.WindowPlan(problem, device, self.launches(problem, config, device))
+
+    def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[Launch]:
+        return [self._launch(problem, max(1, ceil_div(prod(problem.x_shape), THREADS)))]
+
+
+class GridStrideWgrad(_GridStride):
+    """Any stride, padding, dilation and groups; both memory orders; float32, float64, float16, bfloat16 (in float32);
+    any number of elements."""
+
+    operator: ClassVar[str] = "wgrad"
+    id: ClassVar[str] = "cuda.grid_stride"
+    summary: ClassVar[str] = "one block an element of dw, from the definition"
+    takes_empty: ClassVar[bool] = True
+
+    def _words(self, problem: ConvProblem) -> tuple[object, ...]:
+        return (THREADS,)
+
+    def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+        """A share of either roof, or every wave of blocks waiting for the terms of a thread. Not measured."""
+        waves = self._waves(problem, prod(problem.w_shape) * THREADS, device)
+        alone = waves * TERM_US * ceil_div(max(1, problem.terms), THREADS)
+        return max(window.roof_us(problem, device, RATE_SHARE, BYTES_SHARE), alone + START_US)
+
+    def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
+        return WgradPlan(problem, device, self.launches(problem, config, device))
+
+    def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[Launch]:
+        return [self._launch(problem, max(1, prod(problem.w_shape)))]

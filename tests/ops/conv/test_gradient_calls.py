@@ -1,0 +1,116 @@
+"""conv2d_input, conv2d_weight, conv_transpose2d and conv_transpose1d: PyTorch's meanings, any arrays, clear errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional, grad
+
+import tapwise
+from tapwise.errors import InvalidProblem
+
+RNG = np.random.default_rng(3)
+# (n, c, h, w), (k, c / groups, r, s), stride, padding, dilation, groups
+GEOMETRIES: list[tuple[Any, ...]] = [
+    ((2, 6, 11, 9), (4, 3, 3, 2), (2, 3), (1, 0), (2, 1), 2),
+    ((1, 5, 8, 7), (7, 5, 3, 3), 1, 1, 1, 1),
+    ((3, 8, 9, 9), (16, 1, 5, 3), 2, (2, 1), 1, 8),
+    ((2, 4, 13, 13), (6, 4, 1, 1), 3, 0, 1, 1),
+    ((2, 3, 7, 9), (4, 3, 3, 3), 1, 3, 1, 1),
+    ((0, 3, 7, 9), (4, 3, 3, 3), 1, 1, 1, 1),
+]
+LAYOUTS = (torch.contiguous_format, torch.channels_last)
+
+
+def made(shape: tuple[int, ...], layout: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+    tensor = torch.from_numpy(RNG.standard_normal(shape).astype(np.float32))
+    return tensor.contiguous(memory_format=layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("geometry", GEOMETRIES)
+def test_gradients_are_those_of_torch(geometry: tuple[Any, ...], layout: torch.memory_format) -> None:
+    x_shape, w_shape, *words = geometry
+    x, w = made(x_shape, layout), made(w_shape)
+    dy = made(tuple(functional.conv2d(x, w, None, *words).shape), layout)
+    dx = tapwise.conv2d_input(x_shape, w, dy, *words)
+    dw = tapwise.conv2d_weight(x, w_shape, dy, *words)
+    torch.testing.assert_close(dx, grad.conv2d_input(x_shape, w, dy, *words), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(dw, grad.conv2d_weight(x, w_shape, dy, *words), rtol=1e-4, atol=1e-4)
+    if 0 not in x_shape:
+        assert dx.is_contiguous(memory_format=layout) and dw.is_contiguous(memory_format=layout)
+    out = torch.full(w_shape, torch.nan)
+    assert tapwise.conv2d_weight(x, w_shape, dy, *words, out=out) is out
+    torch.testing.assert_close(out, dw, rtol=0, atol=0)
+    filled = torch.full(x_shape, torch.nan)
+    assert tapwise.conv2d_input(x_shape, w, dy, *words, out=filled) is filled
+    torch.testing.assert_close(filled, dx, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("x_shape", "w_shape", "words"),
+    [
+        ((2, 4, 5, 6), (4, 3, 4, 4), {"stride": 2, "padding": 1}),
+        ((1, 6, 7, 5), (6, 2, 3, 5), {"stride": (2, 3), "padding": (1, 2), "output_padding": (1, 0), "groups": 2}),
+        ((2, 3, 6, 6), (3, 5, 3, 3), {"dilation": 2}),
+        ((2, 8, 4, 4), (8, 1, 2, 2), {"stride": 2, "groups": 8}),
+        ((2, 4, 9, 9), (4, 4, 1, 1), {"stride": 3, "output_padding": 2}),
+    ],
+)
+def test_transposed_convolution_is_that_of_torch(
+    x_shape: tuple[int, ...], w_shape: tuple[int, ...], words: dict[str, Any], layout: torch.memory_format
+) -> None:
+    x, w = made(x_shape, layout), made(w_shape)
+    bias = made((w_shape[1] * words.get("groups", 1),))
+    expected = functional.conv_transpose2d(x, w, bias, **words)
+    found = tapwise.conv_transpose2d(x, w, bias, **words)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    fused = tapwise.conv_transpose2d(x[0].numpy(), w.numpy(), bias.numpy(), **words, activation="silu")
+    assert isinstance(fused, np.ndarray)
+    torch.testing.assert_close(torch.from_numpy(fused), functional.silu(expected[0]), rtol=1e-4, atol=1e-4)
+
+
+def test_one_axis() -> None:
+    x, w = made((2, 4, 9)), made((4, 3, 4))
+    words: dict[str, Any] = {"stride": 2, "padding": 1, "output_padding": 1}
+    expected = functional.conv_transpose1d(x, w, **words)
+    torch.testing.assert_close(tapwise.conv_transpose1d(x, w, **words), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(tapwise.conv_transpose1d(x[1], w, **words), expected[1], rtol=1e-4, atol=1e-4)
+
+
+def test_any_strides() -> None:
+    x, w = RNG.standard_normal((2, 5, 12, 9)), RNG.standard_normal((8, 5, 3, 3))
+    dy = RNG.standard_normal((2, 8, 9, 10))
+    turned, flipped = dy.transpose(0, 1, 3, 2)[:, ::-1], w[::-1, :, :, ::-1]
+    expected = tapwise.conv2d_input(x.shape, flipped.copy(), turned.copy(), padding=(0, 1))
+    np.testing.assert_array_equal(tapwise.conv2d_input(x.shape, flipped, turned, padding=(0, 1)), expected)
+    expected = tapwise.conv2d_weight(x, w.shape, turned.copy(), padding=(0, 1))
+    np.testing.assert_array_equal(tapwise.conv2d_weight(x, w.shape, turned, padding=(0, 1)), expected)
+    swapped = x.astype(">f8")
+    np.testing.assert_array_equal(tapwise.conv2d_weight(swapped, w.shape, turned, padding=(0, 1)), expected)
+
+
+def test_bad_arguments_are_named() -> None:
+    x, w, dy = (np.zeros(shape, np.float32) for shape in ((2, 3, 8, 8), (4, 3, 3, 3), (2, 4, 6, 6)))
+    with pytest.raises(InvalidProblem, match=r"dy has shape \(2, 4, 6, 6\): \(2, 4, 8, 8\)"):
+        tapwise.conv2d_input(x.shape, w, dy, padding=1)
+    with pytest.raises(InvalidProblem, match="dy has shape"):
+        tapwise.conv2d_weight(x, w.shape, dy, stride=2)
+    with pytest.raises(InvalidProblem, match="groups=2"):
+        tapwise.conv2d_input(x.shape, w, dy, groups=2)
+    with pytest.raises(InvalidProblem, match="w has dtype float64"):
+        tapwise.conv2d_input(x.shape, w.astype(np.float64), dy)
+    with pytest.raises(InvalidProblem, match="weight_size"):
+        tapwise.conv2d_weight(x, (4, 3, 3), dy)
+    with pytest.raises(InvalidProblem, match="output_padding"):
+        tapwise.conv_transpose2d(dy, w, output_padding=1)
+    with pytest.raises(InvalidProblem, match="w has shape"):
+        tapwise.conv_transpose2d(x, w)
+    with pytest.raises(InvalidProblem, match="out overlaps x"):
+        tapwise.conv2d_weight(x, (2, 3, 8, 8), np.zeros((2, 2, 1, 1), np.float32), out=x)
+    with pytest.raises(InvalidProblem, match=r"cuda\.grid_stride"):
+        tapwise.conv2d_weight(x, w.shape, dy, algorithm="cpu.winograd")

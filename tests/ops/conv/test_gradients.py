@@ -1,0 +1,111 @@
+"""Algorithms of dgrad and wgrad against float64: all of the CPU's, and by emulation the GPU's plain ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import emulated
+from emulated.verify import check as check_emulated
+from tapwise import registry, verify
+from tapwise.algorithm import Config
+from tapwise.cpu.device import host
+from tapwise.cuda.jit import compile as compiler
+from tapwise.cuda.jit.device import H200
+from tapwise.ops.conv.cuda.fprop_phases import FpropPhases
+from tapwise.ops.conv.cuda.gradients import GridStrideDgrad, GridStrideWgrad
+from tapwise.ops.conv.phases import filters_of, phases_of
+from tapwise.ops.conv.problem import ConvProblem
+from tapwise.verify import compare
+
+GEOMETRIES = [
+    "n2 c6 h11 w9 k4 r3 s2 stride2x3 pad1:2x0:1 dilation2x1 groups2",
+    "n2 c5 h7 w9 k4 r3 s3 pad1 f16 nhwc",
+    "n3 c2 h4 w5 k3 r3 s3 pad3 nhwc f64",
+    "c16 h13 w13 k24 r1 s1 stride2 nhwc",
+    "n2 c8 h9 w2 k8 r3 s3 stride3 pad2 groups8",
+    "n2 c12 h14 w15 k16 r4 s4 stride2 pad1",
+    "n2 c33 h14 w14 k32 r3 s3 pad1",
+    "n2 c32 h12 w14 k32 r3 s3 pad1 nhwc f64",
+    "c8 h9 w9 k8 r3 s3 stride4 pad2 dilation2 nhwc",
+    "n2 c12 h14 w14 k24 r5 s3 groups12 stride2 pad2x1 nhwc",
+    "c3 h9 w17 k8 r7 s7 stride2 pad3 f16",
+    "n2 c4 h1 w1 k4 r3 s3 stride4 pad1",
+]
+CASES = [f"{text} {words}" for text in GEOMETRIES for words in ("dgrad", "dgrad bias silu", "wgrad")]
+DEVICE = host(2)
+
+
+def taken() -> list[tuple[str, str]]:
+    found = []
+    for text in CASES:
+        problem = ConvProblem.parse(text)
+        for algorithm in registry.of_backend("cpu", problem.operator):
+            if algorithm.refusal(problem, DEVICE) is None:
+                found.append((text, algorithm.id))
+    return found
+
+
+@pytest.mark.parametrize(("text", "identifier"), taken())
+def test_cpu_algorithms(text: str, identifier: str) -> None:
+    problem = ConvProblem.parse(text)
+    configs = list(registry.get(identifier, problem.operator).configs(problem, DEVICE))
+    for config in configs[:3]:
+        for integers in (False, True):
+            verdict = verify.check(problem, identifier, config, device=DEVICE, integers=integers)
+            assert verdict, f"{config}: {verdict.message}"
+
+
+def test_every_case_has_more_than_the_plain_loops() -> None:
+    by_text: dict[str, list[str]] = {}
+    for text, identifier in taken():
+        by_text.setdefault(text, []).append(identifier)
+    alone = {text for text, found in by_text.items() if found == ["cpu.serial"]}
+    cut = {text for text in CASES if "dgrad" in text and phases_of(ConvProblem.parse(text)) is None}
+    assert alone == cut and cut
+
+
+SMALL = [text for text in CASES if "f64" not in text and " bias" not in text and ConvProblem.parse(text).flops < 4e5]
+
+
+@pytest.mark.parametrize("text", SMALL)
+@pytest.mark.parametrize("backwards", [False, True])
+def test_plain_kernels(text: str, backwards: bool) -> None:
+    problem = ConvProblem.parse(text)
+    algorithm = GridStrideWgrad() if problem.direction == "wgrad" else GridStrideDgrad()
+    assert (verdict := check_emulated(problem, algorithm, Config(), backwards=backwards)), verdict.message
+
+
+@pytest.mark.parametrize("text", [text for text in CASES if "dgrad" in text and "stride" in text])
+def test_phases_are_put_together(text: str) -> None:
+    problem, algorithm = ConvProblem.parse(text), FpropPhases()
+    phases = phases_of(problem)
+    if phases is None:
+        return
+    inputs = problem.sample(np.random.default_rng(1))
+    bias = None if inputs.bias is None else inputs.bias.astype(np.float64)
+    parts = np.full((len(phases), algorithm.slot_bytes(problem) // problem.itemsize), np.nan, problem.x_dtype)
+    last = problem.layout == "nhwc"
+    for part, phase in zip(parts, phases, strict=True):
+        if phase.problem is not None:
+            result = phase.problem.convolve(inputs.x, filters_of(problem, phase, inputs.w), bias)
+            part[: result.size] = (np.moveaxis(result, 1, -1) if last else result).ravel()
+    dx = np.full(problem.x_shape, np.nan, problem.x_dtype)
+    memory = np.ascontiguousarray(np.moveaxis(dx, 1, -1) if last else dx)
+    arrays = {"parts": parts, "y": memory} | ({} if inputs.bias is None else {"bias": inputs.bias})
+    emulated.run(algorithm.join_launch(problem, H200), arrays)
+    found = np.moveaxis(memory, -1, 1) if last else memory
+    assert (verdict := compare(found, *problem.reference(inputs), problem.y_dtype)), verdict.message
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16"])
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+def test_kernels_compile_without_spills(dtype: str, layout: str) -> None:
+    problem = ConvProblem.parse(f"n2 c16 h13 w13 k24 r3 s3 stride2 pad1 {dtype} {layout} gelu dgrad")
+    wgrad = problem.bare().replace(direction="wgrad")
+    sources = [FpropPhases().join_source(problem), GridStrideDgrad().source(problem, Config())]
+    for source in [*sources, GridStrideWgrad().source(wgrad, Config())]:
+        for architecture in ("sm_80", "sm_90a", "sm_100a"):
+            code, used = compiler.compile_now(source, architecture)
+            assert code[:4] == b"\x7fELF"
+            assert (used.stack_bytes, used.spill_bytes) == (0, 0), used
