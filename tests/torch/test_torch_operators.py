@@ -69,6 +69,8 @@ def test_values_and_orders(name: str, order: str) -> None:
     [
         ("conv2d", (W, B, [1, 1], [1, 1], [1, 1], 2)),
         ("conv_frozen", (W, B, None, "groups2 pad1 silu")),
+        ("conv_transpose2d", (torch.randn(6, 3, 3, 3), torch.randn(6), [2, 1], [1, 0], [1, 0], 2)),
+        ("conv2d_weight", ([8, 3, 3, 3], torch.randn(2, 8, 9, 11), [1, 1], [1, 1], [1, 1], 2)),
         *((name, CASES[name][2]) for name in CASES if "conv" not in name),
     ],
 )
@@ -150,15 +152,12 @@ def test_compile_export_and_inference_mode() -> None:
 
 def test_gradients_are_refused_by_name() -> None:
     weight = W.clone().requires_grad_()
-    with pytest.raises(InvalidProblem, match=r"tapwise\.conv2d: a tensor requires a gradient"):
-        OPS.conv2d(X, weight, B, [1, 1], [1, 1], [1, 1], 2)
+    with pytest.raises(InvalidProblem, match=r"tapwise\.conv_frozen: a tensor requires a gradient"):
+        OPS.conv_frozen(X, weight, B, None, "groups2")
     with torch.no_grad():
-        OPS.conv2d(X, weight, B, [1, 1], [1, 1], [1, 1], 2)
-    for name in ("softmax", "log_softmax"):
-        with pytest.raises(InvalidProblem, match=name):
-            getattr(OPS, name)(X.clone().requires_grad_())
-    with pytest.raises(InvalidProblem, match="max_pool2d"):
-        torch.func.grad(lambda x: OPS.max_pool2d(x, [2, 2]).sum())(X)
+        OPS.conv_frozen(X, weight, B, None, "groups2")
+    with pytest.raises(InvalidProblem, match="squeeze_excitation"):
+        torch.func.grad(lambda x: OPS.squeeze_excitation(x, torch.ones(2, 6, 4), torch.ones(10)).sum())(X)
     with pytest.raises(InvalidProblem, match="has a tangent"):
         torch.func.jvp(lambda x: OPS.softmax(x), (X,), (X,))
 

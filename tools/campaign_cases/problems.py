@@ -19,7 +19,10 @@ from tapwise.ops.squeeze_excitation.problem import BETWEEN, GATES
 from tapwise.problem import Problem
 from tapwise.window_problem import INPUT_LETTERS, join
 
+CONVOLUTION: Final = ("conv", "dgrad", "wgrad")
 OPERATORS: Final = (
+    "dgrad",
+    "wgrad",
     "conv",
     "conv",
     "conv",
@@ -95,7 +98,7 @@ def draw_problem(rng: np.random.Generator, operator: str, backend: str) -> Probl
 
 
 def _window(rng: np.random.Generator, operator: str, backend: str) -> str:
-    axes = pick(rng, 1, 2, 2, 2, 2) if operator in ("conv", "pool") else pick(rng, 1, 2, 2, 2, 3)
+    axes = pick(rng, 1, 2, 2, 2, 2) if operator in (*CONVOLUTION, "pool") else pick(rng, 1, 2, 2, 2, 3)
     square = rng.random() < 0.6
     one = pick(rng, 1, 1, 2, 3, 3, 3, 5, 7)
     kernel = [one if square else pick(rng, 1, 2, 3, 4, 5, 6, 7, 9, 11) for _ in range(axes)]
@@ -110,13 +113,14 @@ def _window(rng: np.random.Generator, operator: str, backend: str) -> str:
     words = [f"n{pick(rng, 0, 1, 1, 1, 1, 1, 1, 2, 3) if rng.random() < 0.9 else size(rng, 9)}"]
     groups, c, k = _channels(rng)
     words += [f"c{c}", *(f"{letter}{value}" for letter, value in letters)]
-    words += [f"k{k}"] if operator == "conv" else []
+    words += [f"k{k}"] if operator in CONVOLUTION else []
     words += [f"{letter}{value}" for letter, value in zip({1: "s", 2: "rs", 3: "trs"}[axes], kernel, strict=True)]
     words += ["stride" + join(tuple(stride)), "pad" + join([f"{a}:{b}" for a, b in pads])]
     words += ["dilation" + join(tuple(dilation))]
     dtype = pick(rng, "f32", "f32", "f16", "f64") if backend == "cpu" else pick(rng, "f32", "f16", "f16", "f64")
-    if operator == "conv":
-        words += [f"groups{groups}", *_fused(rng)]
+    if operator in CONVOLUTION:
+        fused = {"conv": _fused(rng), "dgrad": [one for one in _fused(rng) if one != "residual"], "wgrad": []}
+        words += [f"groups{groups}", *fused[operator], *([operator] if operator != "conv" else [])]
         if backend == "cuda":
             dtype = pick(rng, "f32", "f16", "f16", "bf16", "f64", "tf32", "3xtf32")
     if operator == "pool":

@@ -13,10 +13,13 @@ from typing import Any, Final
 from tapwise.errors import InvalidProblem, PeerUnavailable
 from tapwise.problem import Inputs, Problem
 
+# Convolution and its gradients.
+CONVOLUTION: Final = ("conv", "dgrad", "wgrad")
+
 
 @dataclass(frozen=True)
 class Prepared:
-    """`run()` computes once, as a user of the library would call it; `result()` computes and gives (n, k, *output): a
+    """`run()` computes once, as a user of the library would call it; `result()` computes and gives the whole result: a
     NumPy array, or a PyTorch tensor on the GPU."""
 
     run: Callable[[], object]
@@ -34,7 +37,7 @@ class Peer:
     module: str
     install: str
     home: str
-    operators: tuple[str, ...] = ("conv",)
+    operators: tuple[str, ...] = CONVOLUTION
     device: str = "cpu"
 
     @property
@@ -61,7 +64,7 @@ PEERS: Final = {
     for peer in (
         Peer("onednn", "torch", "make bench TORCH=1", "tapwise.baselines.torch_conv"),
         Peer("onednn-cl", "torch", "make bench TORCH=1", "tapwise.baselines.torch_conv"),
-        Peer("mlas", "onnxruntime", "pip install 'tapwise[peers]'", "tapwise.baselines.mlas"),
+        Peer("mlas", "onnxruntime", "pip install 'tapwise[peers]'", "tapwise.baselines.mlas", ("conv",)),
         Peer("cudnn", "torch", "PyTorch with CUDA", "tapwise.baselines.torch_conv", device="cuda"),
         Peer("cudnn-cl", "torch", "PyTorch with CUDA", "tapwise.baselines.torch_conv", device="cuda"),
         Peer("aten", "torch", "PyTorch with CUDA", "tapwise.baselines.torch_conv", device="cuda"),

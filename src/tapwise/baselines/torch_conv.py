@@ -42,8 +42,10 @@ def prepare(name: str, problem: ConvProblem, inputs: Inputs, threads: int) -> Pr
     import torch
     import torch.nn.functional as functional
 
-    if problem.direction != "fprop" or len(problem.spatial) != 2:
-        raise PeerUnavailable("measured for fprop of two spatial axes")
+    if len(problem.spatial) != 2:
+        raise PeerUnavailable("measured for two spatial axes")
+    if problem.direction != "fprop" and problem != problem.bare():
+        raise PeerUnavailable("gradients are measured without what is fused behind them")
     even, gpu = all(before == after for before, after in problem.padding), not name.startswith("onednn")
     if gpu:
         if not even:
@@ -70,13 +72,31 @@ def prepare(name: str, problem: ConvProblem, inputs: Inputs, threads: int) -> Pr
 
     without: Callable[[], Any] = partial(torch.backends.cudnn.flags, enabled=False) if name == "aten" else nullcontext
 
-    def run() -> Any:
+    def gradient() -> Any:
+        with torch.inference_mode(), without():
+            return torch.ops.aten.convolution_backward(
+                *parts, None, problem.stride, padding, problem.dilation, False, (0, 0), problem.groups, wanted
+            )[wanted.index(True)]
+
+    def convolution() -> Any:
         with torch.inference_mode(), without():
             data = source if even else functional.pad(source, sides)
             y = functional.conv2d(data, filters, offset, problem.stride, padding, problem.dilation, problem.groups)
             if added is not None:
                 y = y + added
             return y if after is None else after(y)
+
+    run = convolution
+    if problem.direction != "fprop":
+        if not even:
+            raise PeerUnavailable("PyTorch's conv2d takes equal padding on both sides")
+        # dy, x and w, of which PyTorch wants all: of what is computed, the shape and the order count.
+        empty = torch.zeros(problem.result_shape, dtype=source.dtype, device=source.device).contiguous(
+            memory_format=order
+        )
+        parts = (source, empty, filters) if problem.direction == "dgrad" else (filters, source, empty)
+        wanted = (problem.direction == "dgrad", problem.direction == "wgrad", False)
+        run = gradient
 
     def result() -> Any:
         return run() if gpu else np.asarray(run().contiguous().numpy())

@@ -25,6 +25,7 @@ def bench(
     batch: common.Batch = None,
     dtype: common.Dtype = None,
     layout: common.Layout = None,
+    direction: common.Direction = None,
     algorithms: Annotated[str, typer.Option(help="auto (the chosen one), all, or ids with commas")] = "auto",
     peers: Annotated[str, typer.Option(help="auto (the installed ones), none, or names with commas")] = "auto",
     threads: Annotated[int | None, typer.Option(help="worker threads, ours and the peers'", min=1)] = None,
@@ -59,8 +60,8 @@ def bench(
 
     console = common.make_console()
     if model is not None:
-        if targets or layout or classes or threads or algorithms != "auto" or peers != "auto":
-            why = "problems, layout, class, algorithms, peers and threads (TAPWISE_NUM_THREADS)"
+        if targets or layout or direction or classes or threads or algorithms != "auto" or peers != "auto":
+            why = "problems, layout, direction, class, algorithms, peers and threads (TAPWISE_NUM_THREADS)"
             guarded(lambda: common.mistake(f"model={model!r}: goes without {why}"))
         words = {
             "name": model, "n": 1 if batch is None else batch, "dtype": dtype or "f32", "device": device,
@@ -73,7 +74,7 @@ def bench(
     if not targets:
         common.list_suites(console)
         raise typer.Exit(2)
-    cases = common.problem_cases(targets, batch, dtype, layout, classes, device)
+    cases = common.problem_cases(targets, batch, dtype, layout, classes, device, direction)
     guarded(lambda: bench_.check_ids(algorithms, cases))
     if json is not None:
         guarded(lambda: records.check_target(json))

@@ -28,6 +28,7 @@ Dtype = Annotated[
     str | None, typer.Option(help="f32, f64, f16, bf16, tf32 or 3xtf32 for every problem; float32, fp32, half too")
 ]
 Layout = Annotated[str | None, typer.Option(help="nchw or nhwc for every problem")]
+Direction = Annotated[str | None, typer.Option(help="of convolution: fprop, dgrad or wgrad for every problem")]
 Where = Annotated[str, typer.Option(help="cpu, cuda or cuda:<number>")]
 Classes = Annotated[list[str] | None, typer.Option("--class", help="only problems of this class; may be repeated")]
 
@@ -66,14 +67,15 @@ def mistake(text: str) -> None:
 
 def problem_cases(
     targets: list[str], batch: int | None, dtype: str | None, layout: str | None, classes: list[str] | None,
-    device: str = "cuda",
+    device: str = "cuda", direction: str | None = None,
 ) -> list[Case]:  # fmt: skip
     """The cases that the words of a command name, on a device: no tensor cores on a CPU."""
     from tapwise.errors import InvalidProblem
     from tapwise.lab import suites
 
     def select() -> list[Case]:
-        cases = suites.select(targets, batch=batch, dtype=dtype, layout=layout, categories=classes or ())
+        words = {"batch": batch, "dtype": dtype, "layout": layout, "direction": direction}
+        cases = suites.select(targets, **words, categories=classes or ())  # type: ignore[arg-type]
         for math in (case.problem.math for case in cases if device == "cpu"):
             if math != "ieee":
                 raise InvalidProblem(f"dtype={math!r}: arithmetic of a GPU's tensor cores; on a CPU f32 is allowed")

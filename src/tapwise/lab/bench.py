@@ -156,7 +156,8 @@ def _measure(problem: Problem, options: Options, device: Device, record: Record)
 def _inputs(problem: Problem) -> Inputs:
     inputs = problem.sample(np.random.default_rng(0))
     residual = None if inputs.residual is None else arrays.dense(inputs.residual, problem.layout)
-    return inputs._replace(x=arrays.dense(inputs.x, problem.layout), residual=residual)
+    w = arrays.dense(inputs.w, problem.layout) if problem.direction == "wgrad" else inputs.w
+    return inputs._replace(x=arrays.dense(inputs.x, problem.layout), w=w, residual=residual)
 
 
 def _inputs_there(problem: Problem) -> Inputs:
@@ -188,25 +189,29 @@ def _verified(problem: Problem, choice: Choice, device: Device, record: Record, 
 
 
 def _prepared(problem: Problem, inputs: Inputs, identifier: str, device: Device) -> tuple[Choice, Call]:
-    """(choice, one call): of an operator that is prepared with its filters, or else into an array that is there."""
+    """(choice, one call): of an operator that is prepared with its filters, or else into an array that is there.
+
+    Filters of a gradient are packed in each call: training has others at each step.
+    """
     if "prepare" in registry.FUNCTIONS[problem.operator]:
         threads = device.threads or None
         operator = tapwise.prepare(str(problem), inputs.w, inputs.bias, algorithm=identifier, threads=threads)
         return operator.choice, lambda: operator(inputs.x, inputs.residual)
-    choice = dispatch.choose(problem, device, identifier)
+    choice = dispatch.choose(problem, device, identifier, prepared=problem.direction == "fprop")
     plan = dispatch.plan_for(problem, choice, device)
     index = device.index if device.kind == "cuda" else None
     x = arrays.anywhere(inputs.x, "x", index)
-    y = arrays.empty(problem.y_shape, problem.y_dtype, problem.layout, x)
+    y = arrays.empty(problem.result_shape, problem.y_dtype, problem.layout, x)
     result = arrays.like(y, inputs.x)
     if problem.gives_positions:
         y = y, arrays.empty(problem.y_shape, np.dtype(np.int64), problem.layout, x)
     others = {"w": inputs.w, "bias": inputs.bias}
     w, bias = (None if one is None else arrays.anywhere(one, name, index) for name, one in others.items())
     buffers = Buffers(x, plan.pack(w), y, scratch(plan.workspace_bytes, x), bias)
+    again = problem.direction == "dgrad"
 
     def run() -> object:
-        plan.run(buffers)
+        plan.run(buffers._replace(w=plan.pack(w)) if again else buffers)
         return result
 
     return choice, run

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tapwise.torch import derivatives as derivatives
 from tapwise.torch import operators as operators
 from tapwise.torch import rules as rules
 

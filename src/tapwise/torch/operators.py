@@ -2,8 +2,9 @@
 
 Each has a schema, an implementation on CPU and CUDA, a fake (for torch.compile and torch.export), a rule of autocast,
 and one of vmap. Results are dense: channels last where x, or what it is a slice of, is so and not contiguous, else
-contiguous. On a CPU bfloat16 is computed in float32. None has a derivative yet: where a gradient would be recorded, a
-call is refused. conv_frozen is convolution of one or two axes with filters that are packed once (frozen.py).
+contiguous. On a CPU bfloat16 is computed in float32. Derivatives are in derivatives.py; what has none refuses a call
+whose gradient would be recorded. conv_frozen is convolution of one or two axes with filters that are packed once
+(frozen.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch.nn import functional
 import tapwise
 from tapwise.errors import InvalidProblem
 from tapwise.torch.frozen import conv_frozen, words_of
-from tapwise.torch.tensors import memory_format, ordered, refuse_gradients, widened
+from tapwise.torch.tensors import memory_format, ordered, widened
 
 NAMESPACE: Final = "tapwise"
 # Kept for as long as the process lives: an operator goes with its library.
@@ -31,6 +32,19 @@ SCHEMAS: Final = {
         "(Tensor x, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[] padding=[0, 0], "
         "SymInt[2] dilation=1, SymInt groups=1, Tensor? residual=None, *, str? activation=None, str math='ieee', "
         "str algorithm='auto') -> Tensor"
+    ),
+    "conv2d_input": (
+        "(SymInt[] input_size, Tensor weight, Tensor grad_output, SymInt[2] stride=1, SymInt[] padding=[0, 0], "
+        "SymInt[2] dilation=1, SymInt groups=1, *, str math='ieee') -> Tensor"
+    ),
+    "conv2d_weight": (
+        "(Tensor x, SymInt[] weight_size, Tensor grad_output, SymInt[2] stride=1, SymInt[] padding=[0, 0], "
+        "SymInt[2] dilation=1, SymInt groups=1, *, str math='ieee') -> Tensor"
+    ),
+    "conv_transpose2d": (
+        "(Tensor x, Tensor weight, Tensor? bias=None, SymInt[2] stride=1, SymInt[2] padding=0, "
+        "SymInt[2] output_padding=0, SymInt groups=1, SymInt[2] dilation=1, *, str? activation=None, str math='ieee') "
+        "-> Tensor"
     ),
     # `words` of a problem's string: "stride2 pad1 relu".
     "conv_frozen": "(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str words) -> Tensor",
@@ -110,6 +124,62 @@ def _conv2d_fake(
 ) -> torch.Tensor:  # fmt: skip
     torch._check(x.ndim == 4, lambda: f"x has {x.ndim} axes: 4 are allowed")
     return _output(x, weight, stride, _sides(padding), dilation, groups)
+
+
+def conv2d_input(
+    input_size: Words, weight: torch.Tensor, grad_output: torch.Tensor, stride: Words = (1, 1),
+    padding: Words = (0, 0), dilation: Words = (1, 1), groups: int = 1, *, math: str = "ieee",
+) -> torch.Tensor:  # fmt: skip
+    """The gradient by x, of size `input_size`; padding as for conv2d. It lies in grad_output's order."""
+    words = tuple(stride), _sides(padding), tuple(dilation), groups
+    w, dy = widened(weight), widened(grad_output)
+    return ordered(tapwise.conv2d_input(tuple(input_size), w, dy, *words, math=math), grad_output)
+
+
+def _input_fake(input_size: Words, weight: torch.Tensor, grad_output: torch.Tensor, *_: Any, **_n: Any) -> torch.Tensor:
+    torch._check(len(input_size) == 4, lambda: f"input_size={input_size}: 4 numbers are allowed")
+    order = memory_format(grad_output)
+    return torch.empty(input_size, dtype=grad_output.dtype, device=grad_output.device, memory_format=order)
+
+
+def conv2d_weight(
+    x: torch.Tensor, weight_size: Words, grad_output: torch.Tensor, stride: Words = (1, 1),
+    padding: Words = (0, 0), dilation: Words = (1, 1), groups: int = 1, *, math: str = "ieee",
+) -> torch.Tensor:  # fmt: skip
+    """The gradient by the filters, of size `weight_size`; padding as for conv2d. It lies in x's order."""
+    words = tuple(stride), _sides(padding), tuple(dilation), groups
+    x32, dy = widened(x), widened(grad_output)
+    return ordered(tapwise.conv2d_weight(x32, tuple(weight_size), dy, *words, math=math), x)
+
+
+def _weight_fake(x: torch.Tensor, weight_size: Words, *_: Any, **_n: Any) -> torch.Tensor:
+    torch._check(len(weight_size) == 4, lambda: f"weight_size={weight_size}: 4 numbers are allowed")
+    return torch.empty(weight_size, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
+
+
+def conv_transpose2d(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, stride: Words = (1, 1),
+    padding: Words = (0, 0), output_padding: Words = (0, 0), groups: int = 1, dilation: Words = (1, 1), *,
+    activation: str | None = None, math: str = "ieee",
+) -> torch.Tensor:  # fmt: skip
+    """activation(conv_transpose(x, weight) + bias); shapes as of tapwise.conv_transpose2d, x with a batch."""
+    if x.ndim != 4:
+        raise InvalidProblem(f"x has shape {tuple(x.shape)}: 4 axes (n, c, h, w) are allowed")
+    x32, w, b = map(widened, (x, weight, bias))
+    words = tuple(stride), tuple(padding), tuple(output_padding), groups, tuple(dilation)
+    return ordered(tapwise.conv_transpose2d(x32, w, b, *words, activation=activation, math=math), x)
+
+
+def _transpose_fake(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, stride: Words = (1, 1),
+    padding: Words = (0, 0), output_padding: Words = (0, 0), groups: int = 1, dilation: Words = (1, 1), **_words: Any,
+) -> torch.Tensor:  # fmt: skip
+    torch._check(x.ndim == 4 == weight.ndim, lambda: f"x has {x.ndim} axes, weight {weight.ndim}: 4 are allowed")
+    sizes: list[Any] = [x.shape[0], weight.shape[1] * groups]
+    for a in range(2):
+        reach = dilation[a] * (weight.shape[2 + a] - 1) + 1
+        sizes.append((x.shape[2 + a] - 1) * stride[a] - 2 * padding[a] + reach + output_padding[a])
+    return torch.empty(sizes, dtype=x.dtype, device=x.device, memory_format=memory_format(x))
 
 
 def _frozen_fake(
@@ -229,6 +299,9 @@ def _indices(x: torch.Tensor, *words: Any, **named: Any) -> Any:
 # (implementation, fake)
 OPERATORS: Final[dict[str, tuple[Callable[..., Any], Callable[..., Any]]]] = {
     "conv2d": (conv2d, _conv2d_fake),
+    "conv2d_input": (conv2d_input, _input_fake),
+    "conv2d_weight": (conv2d_weight, _weight_fake),
+    "conv_transpose2d": (conv_transpose2d, _transpose_fake),
     "conv_frozen": (conv_frozen, _frozen_fake),
     "max_pool2d": (_computed(_max_pool2d), _like_torch(functional.max_pool2d)),
     "max_pool2d_with_indices": (_computed(_max_pool2d_with_indices), _like_torch(_indices)),
@@ -240,17 +313,6 @@ OPERATORS: Final[dict[str, tuple[Callable[..., Any], Callable[..., Any]]]] = {
     "im2col": (_computed(_im2col), _like_torch(functional.unfold)),
     "col2im": (_computed(_col2im), _like_torch(functional.fold)),
 }
-
-
-def _below_autograd(name: str) -> Callable[..., Any]:
-    """What an operator does where gradients could be recorded: it refuses them, or goes on."""
-    operator, below = getattr(getattr(torch.ops, NAMESPACE), name).default, torch._C._after_autograd_keyset
-
-    def rule(keys: Any, *values: Any, **named: Any) -> Any:
-        refuse_gradients(name, values)
-        return operator.redispatch(keys & below, *values, **named)
-
-    return rule
 
 
 def _tell_inductor() -> None:
@@ -287,7 +349,6 @@ def _register() -> None:
         for backend in ("CPU", "CUDA"):
             LIBRARY.impl(name, implementation, backend)
         torch.library.register_fake(f"{NAMESPACE}::{name}", _traced(fake), lib=LIBRARY)
-        LIBRARY.impl(name, _below_autograd(name), "Autograd", with_keyset=True)
 
 
 _register()

@@ -1,6 +1,6 @@
 """What autocast and vmap do with the operators.
 
-Autocast: conv2d and squeeze_excitation compute in autocast's dtype, softmax and log_softmax in float32, as PyTorch's
+Autocast: convolution and squeeze_excitation compute in autocast's dtype, softmax and log_softmax in float32, as PyTorch's
 own; others as they are called. vmap: a batch axis of x goes into its first axis; of other tensors each call is made by
 itself.
 """
@@ -16,6 +16,7 @@ import torch
 from tapwise.torch.operators import LIBRARY, NAMESPACE, SCHEMAS
 
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
+CONVOLUTIONS: Final = ("conv2d", "conv2d_input", "conv2d_weight", "conv_transpose2d", "conv_frozen")
 # Operators whose result's first axis is that of x.
 BATCHED: Final = ("max_pool2d", "max_pool2d_with_indices", "avg_pool2d", "global_avg_pool2d", "im2col", "col2im")
 
@@ -59,14 +60,24 @@ def _folded(name: str) -> Callable[..., Any]:
 
 def _convolved(name: str, residual: int) -> Callable[..., Any]:
     """vmap of an operator on x and filters; a convolution's residual, which must go along with x, has that place."""
-    operator, folded = getattr(getattr(torch.ops, NAMESPACE), name), _folded(name)
+    folded, each = _folded(name), _each(name)
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *values: Any, **named: Any) -> Any:
+        batched = [isinstance(dim, int) for dim in in_dims]
+        if batched[0] and not any(batched[1:]) and values[residual : residual + 1] in ((), (None,)):
+            return folded(info, in_dims, *values, **named)
+        return each(info, in_dims, *values, **named)
+
+    return rule
+
+
+def _each(name: str) -> Callable[..., Any]:
+    """vmap of an operator by a call for each."""
+    operator = getattr(getattr(torch.ops, NAMESPACE), name)
 
     def rule(info: Any, in_dims: tuple[Any, ...], *values: Any, **named: Any) -> Any:
         # Of lists there is a list.
         batched = [isinstance(dim, int) for dim in in_dims]
-        if batched[0] and not any(batched[1:]) and values[residual : residual + 1] in ((), (None,)):
-            return folded(info, in_dims, *values, **named)
-        # Each by itself.
         rows = [value.unbind(dim) if of else value for value, dim, of in zip(values, in_dims, batched, strict=True)]
         found = [
             operator(*(row[i] if of else row for row, of in zip(rows, batched, strict=True)), **named)
@@ -92,7 +103,7 @@ def _softmax(name: str) -> Callable[..., Any]:
 
 def _register() -> None:
     for device, name in (("CPU", "cpu"), ("CUDA", "cuda")):
-        for operator in ("conv2d", "conv_frozen", "squeeze_excitation"):
+        for operator in (*CONVOLUTIONS, "squeeze_excitation"):
             rule = _autocast(operator, device, partial(torch.get_autocast_dtype, name))
             LIBRARY.impl(operator, rule, f"Autocast{device}")
         for operator in ("softmax", "log_softmax"):
@@ -102,7 +113,10 @@ def _register() -> None:
         torch.library.register_vmap(f"{NAMESPACE}::{name}", _folded(name), lib=LIBRARY)
     for name in ("softmax", "log_softmax"):
         torch.library.register_vmap(f"{NAMESPACE}::{name}", _softmax(name), lib=LIBRARY)
-    for name, residual in (("conv2d", 7), ("conv_frozen", 3), ("squeeze_excitation", 5)):
+    for name in ("conv2d_input", "conv2d_weight"):
+        torch.library.register_vmap(f"{NAMESPACE}::{name}", _each(name), lib=LIBRARY)
+    # Those without a residual have no value in that place.
+    for name, residual in (("conv2d", 7), ("conv_frozen", 3), ("squeeze_excitation", 5), ("conv_transpose2d", 8)):
         torch.library.register_vmap(f"{NAMESPACE}::{name}", _convolved(name, residual), lib=LIBRARY)
 
 

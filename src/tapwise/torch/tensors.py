@@ -85,13 +85,22 @@ def ordered(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return y.contiguous(memory_format=memory_format(x)) if y.ndim == 4 else y.contiguous()
 
 
+def records(values: tuple[Any, ...]) -> bool:
+    """Whether a gradient is recorded of an operator's call."""
+    return torch.is_grad_enabled() and any(isinstance(one, torch.Tensor) and one.requires_grad for one in values)
+
+
 def refuse_gradients(name: str, values: tuple[Any, ...]) -> None:
-    """Raises InvalidProblem where a gradient or a tangent would be recorded: it would be lost without a word."""
-    if torch.is_grad_enabled() and any(isinstance(value, torch.Tensor) and value.requires_grad for value in values):
+    """Raises InvalidProblem where a gradient would be recorded: it would be lost without a word."""
+    if records(values):
         raise InvalidProblem(
             f"torch.ops.tapwise.{name}: a tensor requires a gradient, and there is no derivative yet; call it under "
             "torch.no_grad(), or with detached tensors"
         )
+
+
+def refuse_tangents(name: str, values: tuple[Any, ...]) -> None:
+    """Raises InvalidProblem where a tangent would be lost."""
     if forward_ad._current_level >= 0:
         for value in values:
             if isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None:

@@ -95,6 +95,8 @@ def load(target: str) -> list[Case]:
 
 def _changed(problem: Problem, changes: dict[str, object]) -> Problem:
     """The problem with changes made to it. Raises InvalidProblem for what its operator has not."""
+    if "direction" in changes:
+        problem = problem.bare()
     has = {field.name for field in fields(problem)}  # type: ignore[arg-type]
     wanted = {name: value for name, value in changes.items() if name in has or (name, value) != ("math", "ieee")}
     words = {"n": "batch", "math": "dtype"}
@@ -111,12 +113,13 @@ def select(
     batch: int | None = None,
     dtype: str | None = None,
     layout: str | None = None,
+    direction: str | None = None,
     categories: Sequence[str] = (),
 ) -> list[Case]:
     """The cases of all targets, in order, each once, with changes made to every problem.
 
-    `dtype` may also be "tf32" or "3xtf32". Raises InvalidProblem for a bad target or change, and for categories that
-    select nothing.
+    `dtype` may also be "tf32" or "3xtf32". `direction`: gradients are computed without what is fused behind them.
+    Raises InvalidProblem for a bad target or change, and for categories that select nothing.
     """
     changes: dict[str, object] = {}
     if batch is not None:
@@ -128,6 +131,8 @@ def select(
         changes |= {"dtype": "f32", "math": dtype} if "tf32" in dtype else {"dtype": dtype, "math": "ieee"}
     if layout is not None:
         changes["layout"] = layout
+    if direction is not None:
+        changes["direction"] = direction
     cases: dict[tuple[str, Problem], Case] = {}
     for target in targets:
         for case in load(target):

@@ -159,7 +159,9 @@ def _conv2d_weight(words: tuple[Any, ...], out: Any, x: Any, dy: Any) -> Any:
     _check_gradient(gradient, problem)
     target = None if out is None else result(out, problem.w_shape, problem.x_dtype, source, dy=gradient)
     _choice, plan = plan_of(problem, device_of(source), algorithm, None, False)
-    dw = target if arrays.takes(target, layout, source) else arrays.empty(shape, problem.x_dtype, layout, source)
+    dw: Any = target
+    if not arrays.takes(target, layout, source):
+        dw = arrays.empty(shape, problem.x_dtype, layout, source)
     with workspace(plan.workspace_bytes, source) as memory:
         plan.run(Buffers(arrays.dense(batched, layout), arrays.dense(gradient, layout), dw, memory))
     if target is None:

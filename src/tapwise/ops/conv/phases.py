@@ -47,7 +47,6 @@ class _Axis(NamedTuple):
     """A phase along one axis: elements of dx from `first` on, taps of w, their distance in dy, and dy's padding."""
 
     first: int
-    count: int
     taps: range
     distance: int
     before: int
@@ -87,13 +86,13 @@ def _phases(problem: ConvProblem, axis: int) -> list[_Axis]:
         count = ceil_div(size - first, stride)
         here = [tap for tap in range(taps) if (first + before - tap * dilation) % stride == 0]
         if not here:
-            found.append(_Axis(first, count, range(0), 1, 0, 0))
+            found.append(_Axis(first, range(0), 1, 0, 0))
             continue
         # The last tap sees the first element of dy.
         start = (first + before - here[-1] * dilation) // stride
         reach = start + (len(here) - 1) * distance
         flipped = range(here[-1], here[0] - 1, -apart)
-        found.append(_Axis(first, count, flipped, distance, -start, count - 1 + reach - (outputs - 1)))
+        found.append(_Axis(first, flipped, distance, -start, count - 1 + reach - (outputs - 1)))
     return found
 
 

@@ -1,0 +1,282 @@
+"""Derivatives of the operators, by operators: those of convolution are convolutions, so they may be derived again.
+
+An activation's derivative is taken from the result where that says enough (relu, relu6, tanh, sigmoid, leaky_relu with
+a positive slope); else the convolution is computed once more without it. Gradients of pooling and softmax are
+PyTorch's kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch._functorch.utils import enable_single_level_autograd_function
+
+from tapwise.activation import LEAKY_RELU, named_activation
+from tapwise.torch.operators import LIBRARY, NAMESPACE, OPERATORS
+from tapwise.torch.tensors import memory_format, records, refuse_gradients, refuse_tangents
+
+Tensors = tuple[torch.Tensor | None, ...]
+Needs = Sequence[bool]
+_ATEN: Final = torch.ops.aten
+_OPS: Final = getattr(torch.ops, NAMESPACE)
+
+
+class Derivative(NamedTuple):
+    """`saved` gives the tensors that `gradient` wants, of (values, named words, result); `gradient` one for each value,
+    of (saved, values that are no tensors, named words, which are needed, gradients of the results)."""
+
+    saved: Callable[[tuple[Any, ...], dict[str, Any], Any], Tensors]
+    gradient: Callable[..., Sequence[torch.Tensor | None]]
+
+
+def _result_says(activation: str | None) -> bool:
+    name, slope = named_activation(activation)
+    return name in ("relu", "relu6", "tanh", "sigmoid") or (name == LEAKY_RELU and slope > 0)
+
+
+def _through(activation: str | None, dy: torch.Tensor, y: Any) -> torch.Tensor:
+    """The gradient before an activation; y: its result where that says enough, else its argument."""
+    name, slope = named_activation(activation)
+    if name is None:
+        return dy
+    if name == "relu":
+        return _ATEN.threshold_backward(dy, y, 0)
+    if name == "relu6":
+        return _ATEN.hardtanh_backward(dy, y, 0, 6)
+    if name == LEAKY_RELU:
+        return _ATEN.leaky_relu_backward(dy, y, slope, slope > 0)
+    if name in ("gelu", "gelu_tanh"):
+        return _ATEN.gelu_backward(dy, y, approximate="tanh" if name == "gelu_tanh" else "none")
+    if name == "silu" and torch.is_grad_enabled():
+        # PyTorch's kernel has no derivative.
+        s = torch.sigmoid(y)
+        return dy * s * (1 + y * (1 - s))
+    return getattr(_ATEN, f"{name}_backward")(dy, y)
+
+
+def _bias_gradient(dy: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return dy.sum((0, 2, 3)).to(dtype)
+
+
+def _conv2d_saved(values: tuple[Any, ...], named: dict[str, Any], y: torch.Tensor) -> Tensors:
+    x, weight, bias = (*values, None)[:3]
+    residual = values[7] if len(values) > 7 else None
+    activation = named.get("activation")
+    again = activation is not None and not _result_says(activation)
+    return x, weight, bias if again else None, residual if again else None, None if activation is None or again else y
+
+
+def _conv2d_gradient(
+    saved: Tensors, values: tuple[Any, ...], named: dict[str, Any], needs: Needs, dy: torch.Tensor
+) -> Sequence[torch.Tensor | None]:
+    x, weight, bias, residual, y = saved
+    assert x is not None and weight is not None
+    activation, math = named.get("activation"), {"math": named.get("math", "ieee")}
+    words = _words(values, 3)
+    if activation is not None and y is None:
+        y = _OPS.conv2d(x, weight, bias, *words, residual, **math)
+    dz = _through(activation, dy, y).contiguous(memory_format=memory_format(x))
+    dx = _OPS.conv2d_input(x.shape, weight, dz, *words, **math) if needs[0] else None
+    dw = _OPS.conv2d_weight(x, weight.shape, dz, *words, **math) if needs[1] else None
+    db = _bias_gradient(dz, x.dtype) if len(needs) > 2 and needs[2] else None
+    added = dz if len(needs) > 7 and needs[7] else None
+    return (dx, dw, db, None, None, None, None, added)[: len(needs)]
+
+
+def _words(values: tuple[Any, ...], first: int) -> tuple[Any, ...]:
+    """(stride, padding, dilation, groups) from a place on, with what a call left out."""
+    given = values[first : first + 4]
+    return (*given, *((1, 1), (0, 0), (1, 1), 1)[len(given) :])
+
+
+def _two(first: int, second: int) -> Callable[[tuple[Any, ...], dict[str, Any], Any], Tensors]:
+    return lambda values, named, y: (values[first], values[second])
+
+
+def _input_gradient(
+    saved: Tensors, values: tuple[Any, ...], named: dict[str, Any], needs: Needs, g: torch.Tensor
+) -> Sequence[torch.Tensor | None]:
+    """conv2d_input is linear in the filters and in grad_output."""
+    weight, dy = saved
+    assert weight is not None and dy is not None
+    words, g = _words(values, 3), g.contiguous(memory_format=memory_format(dy))
+    dw = _OPS.conv2d_weight(g, weight.shape, dy, *words, **named) if needs[1] else None
+    ddy = _OPS.conv2d(g, weight, None, *words, **named) if needs[2] else None
+    return None, dw, ddy, *(None,) * (len(needs) - 3)
+
+
+def _weight_gradient(
+    saved: Tensors, values: tuple[Any, ...], named: dict[str, Any], needs: Needs, g: torch.Tensor
+) -> Sequence[torch.Tensor | None]:
+    """conv2d_weight is linear in x and in grad_output."""
+    x, dy = saved
+    assert x is not None and dy is not None
+    words = _words(values, 3)
+    dy = dy.contiguous(memory_format=memory_format(x))
+    dx = _OPS.conv2d_input(x.shape, g, dy, *words, **named) if needs[0] else None
+    ddy = _OPS.conv2d(x, g, None, *words, **named) if needs[2] else None
+    return dx, None, ddy, *(None,) * (len(needs) - 3)
+
+
+def _transpose_saved(values: tuple[Any, ...], named: dict[str, Any], y: torch.Tensor) -> Tensors:
+    activation = named.get("activation")
+    again = activation is not None and not _result_says(activation)
+    bias = values[2] if len(values) > 2 and again else None
+    return values[0], values[1], bias, None if activation is None or again else y
+
+
+def _transpose_gradient(
+    saved: Tensors, values: tuple[Any, ...], named: dict[str, Any], needs: Needs, dy: torch.Tensor
+) -> Sequence[torch.Tensor | None]:
+    x, weight, bias, y = saved
+    assert x is not None and weight is not None
+    activation, math = named.get("activation"), {"math": named.get("math", "ieee")}
+    given, defaults = values[3:8], ((1, 1), (0, 0), (0, 0), 1, (1, 1))
+    words: tuple[Any, ...] = (*given, *defaults[len(given) :])
+    stride, padding, more, groups, dilation = words
+    if activation is not None and y is None:
+        y = _OPS.conv_transpose2d(x, weight, bias, stride, padding, more, groups, dilation, **math)
+    dz = _through(activation, dy, y).contiguous(memory_format=memory_format(x))
+    words = stride, padding, dilation, groups
+    dx = _OPS.conv2d(dz, weight, None, *words, **math) if needs[0] else None
+    dw = _OPS.conv2d_weight(dz, weight.shape, x, *words, **math) if needs[1] else None
+    db = _bias_gradient(dz, x.dtype) if len(needs) > 2 and needs[2] else None
+    return (dx, dw, db, *(None,) * 5)[: len(needs)]
+
+
+def _pool_words(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Those of max_pool2d, with what a call left out."""
+    given = values[1:]
+    return (*given, *((), (0, 0), (1, 1), False)[len(given) - 1 :])
+
+
+def _max_gradient(
+    saved: Tensors, values: tuple[Any, ...], named: dict[str, Any], needs: Needs, dy: torch.Tensor, *_: Any
+) -> Sequence[torch.Tensor | None]:
+    x, places = saved
+    kernel, stride, padding, dilation, ceil = _pool_words(values)
+    if places is None:
+        places = _OPS.max_pool2d_with_indices(x.detach(), kernel, stride, padding, dilation, ceil)[1]  # type: ignore[union-attr]
+    dx: Any = _ATEN.max_pool2d_with_indices_backward(dy, x, kernel, stride, padding, dilation, ceil, places)
+    return dx, *(None,) * (len(needs) - 1)
+
+
+def _avg_gradient(
+    saved: Tensors, values: tuple[Any, ...], named: dict[str, Any], needs: Needs, dy: torch.Tensor
+) -> Sequence[torch.Tensor | None]:
+    given = values[1:]
+    words = (*given, *((), (0, 0), False, True, None)[len(given) - 1 :])
+    return _ATEN.avg_pool2d_backward(dy, saved[0], *words), *(None,) * (len(needs) - 1)
+
+
+def _global_gradient(
+    saved: Tensors, values: tuple[Any, ...], named: dict[str, Any], needs: Needs, dy: torch.Tensor
+) -> Sequence[torch.Tensor | None]:
+    (x,) = saved
+    assert x is not None
+    return ((dy / (x.shape[2] * x.shape[3])).expand(x.shape).contiguous(memory_format=memory_format(x)),)
+
+
+def _softmax_gradient(name: str) -> Callable[..., Sequence[torch.Tensor | None]]:
+    backward = getattr(_ATEN, f"_{name}_backward_data")
+
+    def gradient(
+        saved: Tensors, values: tuple[Any, ...], named: dict[str, Any], needs: Needs, dy: torch.Tensor
+    ) -> Sequence[torch.Tensor | None]:
+        (y,) = saved
+        assert y is not None
+        return backward(dy, y, values[1] if len(values) > 1 else -1, y.dtype), *(None,) * (len(needs) - 1)
+
+    return gradient
+
+
+def _im2col_gradient(
+    saved: Tensors, values: tuple[Any, ...], named: dict[str, Any], needs: Needs, dy: torch.Tensor
+) -> Sequence[torch.Tensor | None]:
+    (x,) = saved
+    assert x is not None
+    return _OPS.col2im(dy, x.shape[2:], *values[1:]), *(None,) * (len(needs) - 1)
+
+
+def _col2im_gradient(
+    saved: Tensors, values: tuple[Any, ...], named: dict[str, Any], needs: Needs, dy: torch.Tensor
+) -> Sequence[torch.Tensor | None]:
+    return _OPS.im2col(dy, *values[2:]), *(None,) * (len(needs) - 1)
+
+
+DERIVATIVES: Final = {
+    "conv2d": Derivative(_conv2d_saved, _conv2d_gradient),
+    "conv2d_input": Derivative(_two(1, 2), _input_gradient),
+    "conv2d_weight": Derivative(_two(0, 2), _weight_gradient),
+    "conv_transpose2d": Derivative(_transpose_saved, _transpose_gradient),
+    "max_pool2d": Derivative(lambda values, named, y: (values[0], None), _max_gradient),
+    "max_pool2d_with_indices": Derivative(lambda values, named, y: (values[0], y[1]), _max_gradient),
+    "avg_pool2d": Derivative(lambda values, named, y: (values[0],), _avg_gradient),
+    "global_avg_pool2d": Derivative(lambda values, named, y: (values[0],), _global_gradient),
+    "softmax": Derivative(lambda values, named, y: (y,), _softmax_gradient("softmax")),
+    "log_softmax": Derivative(lambda values, named, y: (y,), _softmax_gradient("log_softmax")),
+    "im2col": Derivative(lambda values, named, y: (values[0],), _im2col_gradient),
+    "col2im": Derivative(lambda values, named, y: (), _col2im_gradient),
+}
+
+
+def _recorded(name: str, derivative: Derivative, below: Callable[..., Any]) -> Any:
+    """The operator as a function that autograd records: apply(keys, named, *values)."""
+
+    def forward(keys: Any, named: dict[str, Any], *values: Any) -> Any:
+        # Autograd turns recording off here, which is the next transform's to decide.
+        on = torch._C._are_functorch_transforms_active()
+        with torch.set_grad_enabled(on), torch._C._AutoDispatchBelowAutograd():
+            return below(keys, *values, **named)
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], result: Any) -> None:
+        _, named, *values = inputs
+        ctx.save_for_backward(*derivative.saved(tuple(values), named, result))
+        ctx.named = named
+        ctx.values = tuple(None if isinstance(value, torch.Tensor) else value for value in values)
+        if isinstance(result, tuple):
+            ctx.mark_non_differentiable(*(one for one in result if not one.is_floating_point()))
+
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        needs = ctx.needs_input_grad[2:]
+        found = derivative.gradient(ctx.saved_tensors, ctx.values, ctx.named, needs, *gradients)
+        return None, None, *found
+
+    methods: dict[str, Any] = {
+        "forward": staticmethod(forward), "setup_context": staticmethod(setup_context),
+        "backward": staticmethod(backward),
+    }  # fmt: skip
+    base = torch.autograd.function._SingleLevelFunction
+    return type(f"Tapwise_{name}", (base,), methods)
+
+
+def _rule(name: str) -> Callable[..., Any]:
+    """What an operator does where gradients could be recorded: record them or refuse, or go on."""
+    operator, after = getattr(_OPS, name).default, torch._C._after_autograd_keyset
+
+    def below(keys: Any, *values: Any, **named: Any) -> Any:
+        return operator.redispatch(keys & after, *values, **named)
+
+    derivative = DERIVATIVES.get(name)
+    recorded = None if derivative is None else _recorded(name, derivative, below)
+
+    def rule(keys: Any, *values: Any, **named: Any) -> Any:
+        refuse_tangents(name, values)
+        if recorded is not None and records(values):
+            # A transform of torch.func has taken its own level off already: one of autograd's is left.
+            with enable_single_level_autograd_function():
+                return recorded.apply(keys, named, *values)
+        refuse_gradients(name, values)
+        return below(keys, *values, **named)
+
+    return rule
+
+
+def _register() -> None:
+    for name in OPERATORS:
+        LIBRARY.impl(name, _rule(name), "Autograd", with_keyset=True)
+
+
+_register()
