@@ -104,6 +104,13 @@ DEVICE void copy_box(unsigned to, const void *map, unsigned barrier, int c, int 
         "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "r"(g)
         : "memory");
 }
+DEVICE void copy_rows(unsigned to, const void *map, unsigned barrier, int column, int row) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
+        "[%2];" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(column), "r"(row)
+        : "memory");
+}
 DEVICE void copy_filters(unsigned to, const void *map, unsigned barrier, int c, int tap, int k) {
     asm volatile(
         "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5}], "

@@ -174,12 +174,13 @@ class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
         )  # fmt: skip
 
 
-def instruction(dtype: str, columns: int) -> str:
-    """The matrix instruction of so many columns, as include/hopper.cuh wants it: 64 rows by one step of 32 bytes."""
+def instruction(dtype: str, columns: int, transposed: bool = False) -> str:
+    """The matrix instruction of so many columns, as include/hopper.cuh wants it: 64 rows by one step of 32 bytes.
+    `transposed`: both operands are, which 16-bit elements alone can be."""
     sums = columns // 2
     registers = ", ".join(f"%{i}" for i in range(sums))
-    # For 16-bit elements the instruction says that neither operand is transposed.
-    orders = "" if dtype == "f32" else ", 0, 0"
+    # For 16-bit elements the instruction says whether operands are transposed.
+    orders = "" if dtype == "f32" else ", 1, 1" if transposed else ", 0, 0"
     outputs = ", ".join(f'"+f"(d[{i}])' for i in range(sums))
     return (
         f'#define WGMMA "{{ .reg .pred p; setp.ne.b32 p, %{sums + 2}, 0; wgmma.mma_async.sync.aligned.m64n{columns}'

@@ -1,0 +1,142 @@
+// Weight gradient as an implicit GEMM on Hopper's tensor cores: dw[k][tap, c] is the sum over pixels of dy[pixel][k] *
+// x[window of pixel][tap, c]. gemm_k is pixels, the slow axis of both operands in shared memory, so both are transposed
+// ones. One warp copies 64 pixels a step (producer), warpgroups multiply (consumers).
+#pragma once
+
+#include "cta_tile.cuh"
+#include "ops/conv/cuda/implicit_gemm_wgrad/tile.cuh"
+
+struct WeightGradient {
+    // Tensor maps of x and dy.
+    alignas(64) unsigned long long x[16], dy[16];
+    void *dw, *parts;
+    // Of a group: filters, channels, blocks of 64 channels; taps; tiles along columns, along filters, and all; steps of
+    // 64 pixels, parts of them.
+    long long filters, channels, channel_blocks, taps, taps_w, tiles_n, tiles_m, tiles, steps, split_k;
+    long long p, q, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+};
+
+// Pixels of a step, and bytes of a block of 64 channels or filters of them.
+constexpr int STEP_PIXELS = 64, BLOCK_BYTES = STEP_PIXELS * 128;
+
+// Shared memory: a ring of stages (blocks of dy, then of x), barriers.
+template <class Tile> struct WgradLayout {
+    static constexpr unsigned STAGE = (Tile::ROW_BLOCKS + Tile::COLUMN_BLOCKS) * BLOCK_BYTES;
+    unsigned ring, full, empty;
+    DEVICE WgradLayout(unsigned memory)
+        : ring((memory + 1023) & ~1023u), full(ring + Tile::STAGES * STAGE), empty(full + Tile::STAGES * 8) {}
+    DEVICE unsigned dy(int stage) const { return ring + stage * STAGE; }
+    DEVICE unsigned x(int stage) const { return dy(stage) + Tile::ROW_BLOCKS * BLOCK_BYTES; }
+};
+
+// One thread copies all steps, as far ahead as there are stages. Blocks that dw does not have are not copied: what lies
+// there instead goes to sums that nobody reads.
+template <class Tile>
+DEVICE void producer(const WeightGradient &p, const WgradLayout<Tile> &shared, const TilePlace<Tile> &at, int begin,
+                     int end) {
+    const int blocks = p.channel_blocks, taps_w = p.taps_w;
+    const int columns = min(Tile::COLUMN_BLOCKS, (int)p.taps * blocks - at.block);
+    const int rows = min(Tile::ROW_BLOCKS, ((int)p.filters - at.filter + 63) / 64);
+    const int plane = p.p * p.q, width = p.q, tap0 = at.block / blocks, block0 = at.block - tap0 * blocks,
+              r0 = tap0 / taps_w, s0 = tap0 - r0 * taps_w;
+    const int filter0 = at.group * (int)p.filters + at.filter, channel0 = at.group * (int)p.channels;
+    int stage = 0;
+    unsigned phase = 1;
+    for (int step = begin; step < end; ++step) {
+        const unsigned full = shared.full + stage * 8;
+        const int pixel = step * STEP_PIXELS;
+        barrier_wait(shared.empty + stage * 8, phase);
+        barrier_expect(full, (rows + columns) * BLOCK_BYTES);
+        for (int i = 0; i < rows; ++i)
+            copy_rows(shared.dy(stage) + i * BLOCK_BYTES, p.dy, full, filter0 + i * 64, pixel);
+        if constexpr (Tile::POINTWISE) {
+            for (int i = 0; i < columns; ++i)
+                copy_rows(shared.x(stage) + i * BLOCK_BYTES, p.x, full, channel0 + (block0 + i) * 64, pixel);
+        } else {
+            const int n = pixel / plane, rest = pixel - n * plane, row = rest / width, column = rest - row * width;
+            const int h = row * (int)p.stride_h - (int)p.pad_h, w = column * (int)p.stride_w - (int)p.pad_w;
+            int block = block0, r = r0, s = s0;
+            for (int i = 0; i < columns; ++i) {
+                copy_pixels(shared.x(stage) + i * BLOCK_BYTES, p.x, full, channel0 + block * 64, w, h, n,
+                            s * (int)p.dilation_w, r * (int)p.dilation_h);
+                if (++block == blocks) {
+                    block = 0;
+                    if (++s == taps_w) {
+                        s = 0;
+                        ++r;
+                    }
+                }
+            }
+        }
+        advance<Tile::STAGES>(stage, phase);
+    }
+}
+
+// A warpgroup's products of all steps.
+template <class Tile>
+DEVICE void multiply_steps(float (&d)[Tile::M_STEPS][Tile::SUMS], const WgradLayout<Tile> &shared, int warpgroup,
+                           int begin, int end) {
+    // Groups of matrix instructions under way: one where other warpgroups keep the tensor cores busy.
+    constexpr int IN_FLIGHT = Tile::WARPGROUPS == 1 ? 2 : 1;
+    static_assert(Tile::STAGES > IN_FLIGHT);
+    const unsigned rows = Tile::ACROSS == 1 ? warpgroup * Tile::M_STEPS * BLOCK_BYTES : 0,
+                   columns = Tile::ACROSS == 1 ? 0 : warpgroup * (Tile::N / 64) * BLOCK_BYTES;
+    int stage = 0;
+    unsigned phase = 0;
+    for (int step = begin; step < end; ++step) {
+        barrier_wait(shared.full + stage * 8, phase);
+        const unsigned long long a = transposed_descriptor(shared.dy(stage) + rows, BLOCK_BYTES),
+                                 b = transposed_descriptor(shared.x(stage) + columns, BLOCK_BYTES);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < STEP_PIXELS / 16; ++k)
+#pragma unroll
+            for (int m = 0; m < Tile::M_STEPS; ++m)
+                wgmma(d[m], a + m * (BLOCK_BYTES / 16) + k * 128, b + k * 128, step > begin || k > 0);
+        wgmma_commit();
+        wgmma_wait<IN_FLIGHT>();
+        if (step >= begin + IN_FLIGHT && threadIdx.x % 32 == 0)
+            barrier_arrive(shared.empty + before<Tile::STAGES>(stage, IN_FLIGHT) * 8);
+        advance<Tile::STAGES>(stage, phase);
+    }
+    wait_for_products(d);
+}
+
+template <class Traits> DEVICE void weight_gradient(const WeightGradient &p) {
+    using Tile = WgradTile<Traits>;
+    static_assert(Tile::N == WGMMA_N);
+    extern __shared__ unsigned char memory[];
+    const WgradLayout<Tile> shared(shared_address(memory));
+    // Blocks beside each other read the same pixels.
+    const int part = blockIdx.x / (unsigned)p.tiles, tile = blockIdx.x - part * (int)p.tiles;
+    const int begin = p.steps * part / p.split_k, end = p.steps * (part + 1) / p.split_k;
+    const TilePlace<Tile> at(p, tile);
+    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    if (threadIdx.x == Tile::CONSUMER_THREADS) {
+        prefetch_map(p.x);
+        prefetch_map(p.dy);
+        for (int stage = 0; stage < Tile::STAGES; ++stage) {
+            barrier_init(shared.full + stage * 8, 1);
+            barrier_init(shared.empty + stage * 8, 4 * Tile::WARPGROUPS);
+        }
+        publish_barriers();
+    }
+    __syncthreads();
+    begin_dependent();
+    if (warpgroup == Tile::WARPGROUPS) {
+        if (threadIdx.x == Tile::CONSUMER_THREADS) producer<Tile>(p, shared, at, begin, end);
+        return;
+    }
+    float d[Tile::M_STEPS][Tile::SUMS];
+    multiply_steps<Tile>(d, shared, warpgroup, begin, end);
+    const int thread = threadIdx.x % 128;
+    float4 *const parts = static_cast<float4 *>(p.parts) + (long long)blockIdx.x * Tile::QUADS;
+#pragma unroll
+    for (int m = 0; m < Tile::M_STEPS; ++m)
+#pragma unroll
+        for (int i = 0; i < Tile::N / 8; ++i) {
+            const float4 quad = make_float4(d[m][4 * i], d[m][4 * i + 1], d[m][4 * i + 2], d[m][4 * i + 3]);
+            if constexpr (Tile::SPLIT) parts[quad_of<Tile>(warpgroup, m, i, thread)] = quad;
+            else store_quad<Tile>(p, at, warpgroup, m, i, thread, quad);
+        }
+}

@@ -1,0 +1,275 @@
+"""cuda.implicit_gemm of wgrad: Hopper's tensor cores fed by TMA; no window is ever written to global memory.
+
+gemm_m is filters, gemm_n channels of taps, gemm_k pixels. Pixels are the slow axis of both operands in shared memory,
+[pixel][64 channels], which the matrix instruction takes as transposed. A CTA tile's columns are blocks of 64 channels,
+each of one tap: x comes by TMA's im2col mode at the tap's offset, dy as it lies. gemm_k is split so that all
+multiprocessors have work; parts go to the workspace and are added in a fixed order.
+
+Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014; PTX ISA on wgmma (canonical layouts of
+MN-major operands) and cp.async.bulk.tensor (im2col mode).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar, Final
+
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.algorithm import Device, Plan
+from tapwise.cuda.jit.compile import Source, struct_words, stub, traits
+from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.jit.tensor_map import TensorMap, legal
+from tapwise.cuda.plan import CudaPlan
+from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
+from tapwise.integers import ceil_div
+from tapwise.ops.conv.cuda import window
+from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import instruction
+from tapwise.ops.conv.cuda.implicit_gemm.view import corners_of, last_offsets
+from tapwise.ops.conv.problem import ConvProblem
+
+FOLDER: Final = "ops/conv/cuda/implicit_gemm_wgrad"
+# Channels of a block: a row of 128 bytes. Pixels of a step.
+BLOCK: Final = 64
+STEP_PIXELS: Final = 64
+BLOCK_BYTES: Final = STEP_PIXELS * BLOCK * 2
+# (filters, columns, warpgroups, CTAs a multiprocessor).
+TILES: Final = (
+    (128, 256, 2, 1), (256, 128, 2, 1), (128, 192, 2, 1), (192, 192, 3, 1), (64, 576, 3, 1), (128, 128, 2, 1),
+    (128, 128, 2, 2), (64, 256, 1, 1), (64, 256, 2, 2), (64, 192, 1, 2), (64, 128, 1, 2), (128, 64, 2, 2),
+    (64, 64, 1, 3),
+)  # fmt: skip
+MOST_STAGES: Final = 6
+# Bytes of shared memory that a block has beside its own, and that align its stages and hold barriers.
+BLOCK_SHARED: Final = 1 << 10
+MORE_BYTES: Final = 1024 + 16 * MOST_STAGES
+# Waves of CTAs that gemm_k is split for, in halves; steps that a part has at least.
+HALF_WAVES: Final = (1, 2, 4, 6)
+LEAST_STEPS: Final = 2
+# Threads of a block that adds parts; threads that share them, and parts that each of these adds at least.
+ADDERS: Final = 256
+SLICES: Final = (8, 4, 2)
+LEAST_PARTS: Final = 4
+
+# Not fitted yet. Cycles of a microsecond under load; of a step beside its products; of a pixel's copy, by im2col and as
+# it lies; of a launch's beginning and end; microseconds of the launch that adds parts; bytes a microsecond of L2.
+CYCLES_US: Final = 1700.0
+STEP_CYCLES: Final = 65.0
+IM2COL_CYCLES, ROW_CYCLES = 2.13, 1.2
+BEGIN_CYCLES: Final = 3000.0
+SECOND_US: Final = 3.0
+L2_BYTES: Final = 7.0e6
+# How many readers of one block at a time make its bytes count less: to that power.
+SHARING: Final = 0.36
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """A CTA tile of `tile_filters` x `tile_columns` (channels of taps) by so many `warpgroups`; `stages` of 64 pixels;
+    `split_k` parts of the pixels; `min_blocks_per_sm`: CTAs that a multiprocessor has room for."""
+
+    tile_filters: int
+    tile_columns: int
+    warpgroups: int
+    stages: int
+    min_blocks_per_sm: int
+    split_k: int
+
+    @property
+    def threads(self) -> int:
+        """Warpgroups and a warp that copies."""
+        return 128 * self.warpgroups + 32
+
+    @property
+    def instruction_n(self) -> int:
+        """Columns of a matrix instruction: warpgroups share the filters where each gets 64, or else the columns."""
+        across = 1 if self.tile_filters // BLOCK % self.warpgroups == 0 else self.warpgroups
+        return self.tile_columns // across
+
+    @property
+    def stage_bytes(self) -> int:
+        return (self.tile_filters + self.tile_columns) // BLOCK * BLOCK_BYTES
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.stages * self.stage_bytes + MORE_BYTES
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Tiles of dw: along the columns and the filters of a group, and all; blocks of a group's channels; steps."""
+
+    tiles_n: int
+    tiles_m: int
+    tiles: int
+    channel_blocks: int
+    steps: int
+
+    @classmethod
+    def of(cls, problem: ConvProblem, filters: int, columns: int) -> Grid:
+        blocks = ceil_div(problem.group_c, BLOCK)
+        across = ceil_div(prod(problem.kernel) * blocks, columns // BLOCK)
+        down = ceil_div(problem.group_k, filters)
+        steps = ceil_div(problem.n * prod(problem.output), STEP_PIXELS)
+        return cls(across, down, across * down * problem.groups, blocks, steps)
+
+
+class WeightGradientPlan(CudaPlan):
+    """The products, and where gemm_k is split the sum of its parts."""
+
+    def pack(self, w: Any) -> Any:
+        """dy is read as it lies."""
+        return w
+
+
+class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
+    """Channels and filters in multiples of 8, groups of multiples of 64, any stride up to 8, padding and dilation; NHWC;
+    float16 and bfloat16. Hopper."""
+
+    operator: ClassVar[str] = "wgrad"
+    id: ClassVar[str] = "cuda.implicit_gemm"
+    summary: ClassVar[str] = "tensor cores (wgmma) fed by TMA, transposed operands"
+    dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16")
+    layouts: ClassVar[tuple[str, ...]] = ("nhwc",)
+
+    def rejects(self, problem: ConvProblem, device: Device) -> str | None:
+        if device.architecture != "sm_90a":
+            return f"needs Hopper (sm_90a), not {device.architecture}"
+        if max(map(prod, (problem.x_shape, problem.y_shape, problem.w_shape))) >= INDEX_LIMIT:
+            return "takes fewer than 2^31 elements"
+        whole = 8 if problem.groups == 1 else BLOCK
+        if problem.group_c % whole or problem.group_k % whole:
+            of = "" if problem.groups == 1 else " of each group"
+            return f"takes channels and filters{of} in multiples of {whole}, not {problem.group_c} and {problem.group_k}"
+        seen = problem.replace(groups=1)
+        if not is_pointwise(problem) and not legal(corners_of(seen), last_offsets(seen), seen.stride):
+            return f"takes padding, dilation and strides that a tensor map can express, not those of '{problem}'"
+        return None
+
+    def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
+        found: list[Config] = []
+        for filters, columns, warpgroups, beside in TILES:
+            grid = Grid.of(problem, filters, columns)
+            # Twice as many filters or columns as there are: most products would be dropped.
+            wide = prod(problem.kernel) * grid.channel_blocks * BLOCK
+            if found and (filters >= 2 * max(problem.group_k, BLOCK) or columns >= 2 * max(wide, BLOCK)):
+                continue
+            room = (device.shared_bytes + BLOCK_SHARED) // beside - BLOCK_SHARED - MORE_BYTES
+            for split_k in splits(grid, device.multiprocessors * beside):
+                config = Config(filters, columns, warpgroups, 1, beside, split_k)
+                stages = min(MOST_STAGES, room // config.stage_bytes)
+                found.append(Config(filters, columns, warpgroups, stages, beside, split_k))
+        return sorted(found, key=lambda config: self.predict_us(problem, config, device))
+
+    def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+        """Waves of CTAs, each the larger of its products and its copies a step; L2 and memory; parts, which are written
+        and read, and their launch."""
+        grid = Grid.of(problem, config.tile_filters, config.tile_columns)
+        steps = ceil_div(grid.steps, config.split_k)
+        rows, columns = config.tile_filters // BLOCK, config.tile_columns // BLOCK
+        product = 4 * rows * config.tile_columns / 2
+        each = ROW_CYCLES if is_pointwise(problem) else IM2COL_CYCLES
+        copies = STEP_PIXELS * (rows * ROW_CYCLES + columns * each)
+        blocks, places = grid.tiles * config.split_k, device.multiprocessors * config.min_blocks_per_sm
+        waves, rest = divmod(blocks, places)
+        # CTAs beside each other on a multiprocessor share it, and hide what is between steps.
+        share = waves * config.min_blocks_per_sm + ceil_div(rest, device.multiprocessors)
+        step = max(product, copies) + STEP_CYCLES / config.min_blocks_per_sm
+        busy = (share * steps * step + (waves + (rest > 0)) * BEGIN_CYCLES) / CYCLES_US
+        readers = min(grid.tiles, places) ** SHARING
+        l2_us = blocks * steps * (rows + columns) * BLOCK_BYTES / readers / L2_BYTES
+        memory_us = problem.bytes / (device.gbps * 1e3)
+        parts_us = 0.0
+        if config.split_k > 1:
+            parts_us = SECOND_US + 2 * self.workspace_bytes(problem, config, device) / L2_BYTES
+        return float((busy**3 + l2_us**3 + memory_us**3) ** (1 / 3) + parts_us)
+
+    def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
+        if config.split_k == 1:
+            return 0
+        grid = Grid.of(problem, config.tile_filters, config.tile_columns)
+        return grid.tiles * config.split_k * config.tile_filters * config.tile_columns * 4
+
+    def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
+        needed = self.workspace_bytes(problem, config, device)
+        return WeightGradientPlan(problem, device, self.launches(problem, config, device), needed)
+
+    def _traits(self, problem: ConvProblem, config: Config) -> str:
+        words = ("tile_filters", "tile_columns", "warpgroups", "stages")
+        values = {word.upper(): getattr(config, word) for word in words}
+        values |= {"SPLIT": config.split_k > 1, "POINTWISE": is_pointwise(problem)}
+        return traits(tensor_core_type(problem.dtype), values)
+
+    def source(self, problem: ConvProblem, config: Config) -> Source:
+        return stub(
+            f"{FOLDER}/wgrad.cu", "weight_gradient", "Traits", "WeightGradient", config.threads,
+            config.min_blocks_per_sm, instruction(problem.dtype, config.instruction_n, transposed=True),
+            declarations=self._traits(problem, config),
+        )  # fmt: skip
+
+    def sum_source(self, problem: ConvProblem, config: Config) -> Source:
+        """The kernel that adds parts."""
+        words = f"Traits, {slices(config)}"
+        return stub(
+            f"{FOLDER}/parts.cu", "add_wgrad_parts", words, "WgradParts", ADDERS,
+            declarations=self._traits(problem, config),
+        )  # fmt: skip
+
+    def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
+        last = [self.sum_source(problem, config)] if config.split_k > 1 else []
+        return [self.source(problem, config), *last]
+
+    def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[Launch]:
+        source, grid = self.source(problem, config), Grid.of(problem, config.tile_filters, config.tile_columns)
+        fields = window.window_fields(problem, source) | {
+            "filters": problem.group_k, "channels": problem.group_c, "channel_blocks": grid.channel_blocks,
+            "taps": prod(problem.kernel), "taps_w": problem.kernel[1], "tiles_n": grid.tiles_n,
+            "tiles_m": grid.tiles_m, "tiles": grid.tiles, "steps": grid.steps, "split_k": config.split_k,
+        }  # fmt: skip
+        names, maps = {"dy": "w", "dw": "y", "parts": "workspace"}, {"x": map_x(problem), "dy": map_dy(problem)}
+        blocks = (grid.tiles * config.split_k, 1, 1)
+        product = Launch(source, fields, blocks, config.threads, config.shared_bytes, maps, True, names)
+        if config.split_k == 1:
+            return [product]
+        last = self.sum_source(problem, config)
+        words = struct_words(last)
+        quads = grid.tiles * config.tile_filters * config.tile_columns // 4
+        blocks = (quads // (ADDERS // slices(config)), 1, 1)
+        fields = {name: value for name, value in fields.items() if name in words}
+        return [product, Launch(last, fields, blocks, ADDERS, dependent=True, names_of=names)]
+
+
+def is_pointwise(problem: ConvProblem) -> bool:
+    """Whether each output pixel's window is the input's pixel of the same number."""
+    return problem.kernel == problem.stride == (1, 1) and not any(map(any, problem.padding))
+
+
+def splits(grid: Grid, places: int) -> Iterator[int]:
+    """Parts of gemm_k that fill whole waves of CTAs, or half of one; and one part alone."""
+    wanted = {max(1, halves * places // (2 * grid.tiles)) for halves in HALF_WAVES} | {1}
+    most = max(1, grid.steps // LEAST_STEPS)
+    yield from sorted({min(split_k, most) for split_k in wanted})
+
+
+def slices(config: Config) -> int:
+    """Threads that share the parts of a sum."""
+    return next((count for count in SLICES if config.split_k >= count * LEAST_PARTS), 1)
+
+
+def map_x(problem: ConvProblem) -> TensorMap:
+    """x as windows, or as rows of pixels; a copy is 64 channels of a step's pixels. Beyond the last image it is zeros,
+    as it is in padding and behind the last channel."""
+    size, (h, w) = problem.itemsize, problem.spatial
+    pixel = problem.c * size
+    if is_pointwise(problem):
+        return TensorMap(problem.dtype, (problem.c, problem.n * h * w), (pixel,), (BLOCK, STEP_PIXELS))
+    sizes, strides = (problem.c, w, h, problem.n), (pixel, pixel * w, pixel * w * h)
+    corners = corners_of(problem.replace(groups=1))
+    return TensorMap(problem.dtype, sizes, strides, (BLOCK, STEP_PIXELS), corners, problem.stride[::-1])
+
+
+def map_dy(problem: ConvProblem) -> TensorMap:
+    """dy as rows of pixels; a copy is 64 filters of a step's pixels, zeros beyond the last."""
+    sizes = (problem.k, problem.n * prod(problem.output))
+    return TensorMap(problem.dtype, sizes, (problem.k * problem.itemsize,), (BLOCK, STEP_PIXELS))
