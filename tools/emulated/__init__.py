@@ -3,8 +3,8 @@
     PYTHONPATH=tools python -m emulated "n2 c24 h9 w11 k24 r3 s3 pad1 groups24 f16 nhwc" cuda.depthwise
 
 verifies every config of an algorithm without a GPU. Needs g++ of version 12 or newer (_Float16). Takes kernels that
-copy by cp.async or TMA's boxes and multiply in registers or by mma.sync, and clusters whose blocks read each other's
-shared memory; no windows of TMA, no wgmma.
+copy by cp.async or TMA (boxes, windows of 4 axes) and multiply in registers, by mma.sync or by wgmma (transposed
+operands of 16 bits), and clusters whose blocks read each other's shared memory.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ import numpy as np
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.launch import FIRST, Launch
+from tapwise.cuda.jit.tensor_map import TensorMap
 from tapwise.cuda.types import DTYPES
 
 _HERE: Final = Path(__file__).parent
 # Headers that emulated.h stands for.
-_REPLACED: Final = {"float16.cuh", "shared_memory.cuh", "cp_async.cuh", "matrix.cuh", "grid.cuh", "tma.cuh"}
+_REPLACED: Final = {
+    "float16.cuh", "shared_memory.cuh", "cp_async.cuh", "matrix.cuh", "grid.cuh", "tma.cuh", "hopper.cuh",
+}  # fmt: skip
 _INCLUDE: Final = re.compile(r'^\s*#(?:include\s+["<]([^">]+)[">]|pragma (once|unroll.*))\s*$', re.MULTILINE)
 _PTX: Final = (
     (r'asm\("ex2\.approx[^;]*;" : "=f"\(r\) : "f"\(v\)\);', "r = exp2f(v);"),
@@ -56,19 +59,27 @@ def run(launch: Launch, arrays: Mapping[str, np.ndarray], backwards: bool = Fals
     for name, tensor in launch.maps.items():
         first = launch.names.index(f"{name}0")
         address = copies[launch.source_of(name)].address
-        known = (
-            address,
-            DTYPES[tensor.dtype].size_bytes,
-            tensor.swizzle_bytes,
-            *tensor.sizes,
-            *tensor.strides,
-            *tensor.box,
-        )
+        known = (address, DTYPES[tensor.dtype].size_bytes, *_shape_of(tensor))
         words[first : first + len(known)] = known
     run_words(launch, words, backwards)
     for name, array in arrays.items():
         if array.flags.writeable:
             array[...] = copies[name].array
+
+
+def _shape_of(tensor: TensorMap) -> tuple[int, ...]:
+    """The words of a map behind the bytes of an element, as emulated.h has them: four axes, or windows of them."""
+
+    def packed(values: Sequence[int]) -> int:
+        return int.from_bytes(np.array(values, "<i2").tobytes(), "little", signed=True)
+
+    missing = 4 - len(tensor.sizes)
+    sizes, strides = (*tensor.sizes, *[1] * missing), (*tensor.strides, *[16] * missing)
+    box = (*tensor.box, *[1] * missing)
+    if tensor.corners is not None:
+        lower, upper = tensor.corners
+        box = (*tensor.box, packed((*lower, *upper)), packed((*tensor.steps, 0, 0)))
+    return tensor.swizzle_bytes, *sizes, *strides, *box, int(tensor.corners is not None)
 
 
 def run_words(launch: Launch, words: Sequence[int], backwards: bool = False) -> None:
@@ -104,6 +115,7 @@ def _compiled(source: Source) -> ctypes.CDLL:
     text += (
         f"static void called(const void *p) {{ kernel(*static_cast<const {parameters} *>(p)); }}\n"
         'extern "C" void run(const void *p, const unsigned *grid, unsigned threads, unsigned shared, int backwards) {\n'
+        "#ifdef WGMMA\n    wgmma_text = WGMMA;\n#endif\n"
         f"    run_grid(called, p, grid, threads, shared, backwards, {clusters[1] if clusters else 1});\n}}\n"
     )
     folder = Path(tempfile.gettempdir()) / "tapwise-emulated"

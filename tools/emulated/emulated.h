@@ -63,11 +63,19 @@ struct AsyncCopy {
     // From where on there are zeros.
     int most = 16;
 };
+// A matrix instruction of a warpgroup, of which each thread has its own sums.
+struct Product {
+    float *d;
+    int sums;
+    unsigned long long a, b;
+    bool add;
+};
 struct Fiber {
     ucontext_t context;
     Three index;
     std::vector<char> stack;
     std::vector<std::vector<AsyncCopy>> groups{1};
+    std::vector<std::vector<Product>> products{1};
     enum { READY, IN_BLOCK, IN_WARP, IN_CLUSTER, ENDED } state = READY;
     unsigned given[32];
 };
@@ -211,7 +219,8 @@ template <int PENDING> inline void cp_async_wait() {
 }
 
 // tma.cuh: barriers, and boxes that arrive when they are waited for. A map is here its array's address, the bytes of an
-// element, and sizes, strides and box of four axes, as words (__init__.py).
+// element, and sizes, strides and box of four axes, as words (__init__.py). Of windows the box is channels and pixels,
+// corners (lower and upper, 16 bits each, innermost axis first) and steps (16 bits each).
 struct Barrier {
     short expected, missing;
     int bytes : 31;
@@ -220,12 +229,12 @@ struct Barrier {
 static_assert(sizeof(Barrier) == 8);
 struct Map {
     const unsigned char *address;
-    long long itemsize, swizzle, sizes[4], strides[3], box[4];
+    long long itemsize, swizzle, sizes[4], strides[3], box[4], windows;
 };
 struct Box {
     unsigned to, barrier;
     Map map;
-    int at[4];
+    int at[4], tap[2];
 };
 static std::vector<Box> boxes;
 inline Barrier &barrier_at(unsigned at) {
@@ -250,10 +259,46 @@ inline void barrier_expect(unsigned at, unsigned bytes) {
 }
 inline void copy_box(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n) {
     aligned_or_fail<128>(memory + to);
-    boxes.push_back({to, barrier, *(const Map *)map, {c, w, h, n}});
+    boxes.push_back({to, barrier, *(const Map *)map, {c, w, h, n}, {}});
+}
+inline void copy_rows(unsigned to, const void *map, unsigned barrier, int column, int row) {
+    copy_box(to, map, barrier, column, row, 0, 0);
+}
+inline void copy_pixels(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n, int tap_w,
+                        int tap_h) {
+    copy_box(to, map, barrier, c, w, h, n);
+    boxes.back().tap[0] = tap_w, boxes.back().tap[1] = tap_h;
+}
+// Pixels of windows, one behind the other; beyond a row's last window comes the next row's first.
+inline void deliver_windows(const Box &box) {
+    const Map &m = box.map;
+    auto of = [](long long word, int i) { return (int)(short)(word >> 16 * i); };
+    int w = box.at[1], h = box.at[2], n = box.at[3];
+    if (box.to % 1024 || m.swizzle != 128) fail("windows come in rows of 128 bytes here");
+    unsigned place = box.to;
+    for (int pixel = 0; pixel < m.box[1]; ++pixel) {
+        const long long x = w + box.tap[0], y = h + box.tap[1];
+        for (int c = 0; c < m.box[0]; ++c, place += m.itemsize) {
+            unsigned char *to = memory + (place ^ (place >> 7 & 7) << 4);
+            const bool there = x >= 0 && x < m.sizes[1] && y >= 0 && y < m.sizes[2] && n < m.sizes[3] &&
+                               box.at[0] + c < m.sizes[0];
+            const unsigned char *from = m.address + (box.at[0] + c) * m.itemsize + x * m.strides[0] +
+                                        y * m.strides[1] + n * m.strides[2];
+            if (there) memcpy(to, from, m.itemsize);
+            else memset(to, 0, m.itemsize);
+        }
+        if ((w += of(m.box[3], 0)) <= m.sizes[1] - 1 + of(m.box[2], 2)) continue;
+        w = of(m.box[2], 0);
+        if ((h += of(m.box[3], 1)) <= m.sizes[2] - 1 + of(m.box[2], 3)) continue;
+        h = of(m.box[2], 1), ++n;
+    }
+    Barrier &b = barrier_at(box.barrier);
+    b.bytes -= m.box[0] * m.box[1] * m.itemsize;
+    barrier_settle(b);
 }
 inline void deliver(const Box &box) {
     const Map &m = box.map;
+    if (m.windows) return deliver_windows(box);
     const int size = m.itemsize;
     if ((uintptr_t)m.address % 16 || m.box[0] * size % 16) fail("TMA takes pieces of 16 bytes");
     for (long long stride : m.strides)
@@ -288,6 +333,50 @@ inline void barrier_wait(unsigned at, unsigned phase) {
         if (barrier_at(at).phase == phase) wait_as(Fiber::READY);
     }
 }
+
+// hopper.cuh: matrix instructions of warpgroups, for transposed operands of 16 bits. They read shared memory when they
+// are waited for, so what writes there too early shows.
+static const char *wgmma_text = "";
+inline unsigned long long transposed_descriptor(unsigned address, unsigned distance) {
+    if (address >> 18 || distance >> 18 || address % 16 || distance % 16) fail("no descriptor of such an operand");
+    return (unsigned long long)(address >> 4) | (unsigned long long)(distance >> 4) << 16 | 64ull << 32 | 1ull << 62;
+}
+template <int SPAN> unsigned long long descriptor(unsigned address);
+inline float transposed_element(unsigned long long descriptor, int at, int k) {
+    const unsigned start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4,
+                   stride = (descriptor >> 32 & 0x3fff) << 4;
+    const unsigned place = start + at / 64 * leading + k / 8 * stride + k % 8 * 128 + at % 64 * 2;
+    unsigned short v;
+    memcpy(&v, memory + (place ^ (place >> 7 & 7) << 4), 2);
+    return strstr(wgmma_text, "bf16") ? widen(bf16{v}) : widen(f16{v});
+}
+inline void wgmma_fence() {}
+inline void wgmma_commit() { current->products.emplace_back(); }
+template <int SUMS> inline void wgmma(float (&d)[SUMS], unsigned long long a, unsigned long long b, int add) {
+    if (!strstr(wgmma_text, "p, 1, 1, 1, 1")) fail("both operands are transposed here");
+    current->products.back().push_back({d, SUMS, a, b, add != 0});
+}
+template <int PENDING> inline void wgmma_wait() {
+    const int lane = current->index.x % 32, warp = current->index.x / 32 % 4;
+    auto &groups = current->products;
+    while ((int)groups.size() - 1 > PENDING) {
+        for (const Product &product : groups.front())
+            for (int high = 0; high < 2; ++high) {
+                float row[16];
+                for (int k = 0; k < 16; ++k)
+                    row[k] = transposed_element(product.a, warp * 16 + high * 8 + lane / 4, k);
+                for (int i = 0; i < product.sums / 4; ++i)
+                    for (int e = 0; e < 2; ++e) {
+                        float &sum = product.d[4 * i + 2 * high + e];
+                        if (!product.add) sum = 0;
+                        for (int k = 0; k < 16; ++k)
+                            sum += row[k] * transposed_element(product.b, 8 * i + lane % 4 * 2 + e, k);
+                    }
+            }
+        groups.erase(groups.begin());
+    }
+}
+template <int STEPS, int N> inline void wait_for_products(float (&)[STEPS][N]) { wgmma_wait<0>(); }
 
 // grid.cuh.
 inline void begin_dependent() {}
@@ -422,6 +511,7 @@ static void run_grid(void (*kernel)(const void *), const void *p, const unsigned
                     for (unsigned t = 0; t < threads; ++t) {
                         Fiber &fiber = block.fibers[t];
                         fiber.index = {t, 0, 0}, fiber.state = Fiber::READY, fiber.groups.assign(1, {});
+                        fiber.products.assign(1, {});
                         fiber.stack.resize(128 << 10);
                         getcontext(&fiber.context);
                         fiber.context.uc_stack = {fiber.stack.data(), 0, fiber.stack.size()};

@@ -3,6 +3,7 @@
 
 #include "float16.cuh"
 #include "hopper.cuh"
+#include "ring.cuh"
 
 // Named barriers of parts of a CTA (sync_part, arrive_part).
 enum NamedBarrier {
@@ -115,13 +116,3 @@ DEVICE void copy_chunk(unsigned to, const void *map, unsigned barrier, int chunk
         copy_pixels(to, map, barrier, chunk * Tile::CHUNK_ELEMENTS, w, h, n, tap_w, tap_h);
     }
 }
-
-// The next of COUNT slots of a ring; `phase` turns over with it.
-template <int COUNT> DEVICE void advance(int &slot, unsigned &phase, int by = 1) {
-    slot += by;
-    if (by == 1 ? slot == COUNT : slot >= COUNT) {
-        phase ^= slot / COUNT & 1;
-        slot %= COUNT;
-    }
-}
-template <int COUNT> DEVICE int before(int slot, int by) { return slot < by ? slot - by + COUNT : slot - by; }

@@ -3,8 +3,9 @@
 // ones. One warp copies 64 pixels a step (producer), warpgroups multiply (consumers).
 #pragma once
 
-#include "cta_tile.cuh"
+#include "hopper.cuh"
 #include "ops/conv/cuda/implicit_gemm_wgrad/tile.cuh"
+#include "ring.cuh"
 
 struct WeightGradient {
     // Tensor maps of x and dy.

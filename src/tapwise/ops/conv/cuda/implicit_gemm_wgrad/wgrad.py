@@ -37,7 +37,7 @@ BLOCK_BYTES: Final = STEP_PIXELS * BLOCK * 2
 # (filters, columns, warpgroups, CTAs a multiprocessor).
 TILES: Final = (
     (128, 256, 2, 1), (256, 128, 2, 1), (128, 192, 2, 1), (192, 192, 3, 1), (64, 576, 3, 1), (128, 128, 2, 1),
-    (128, 128, 2, 2), (64, 256, 1, 1), (64, 256, 2, 2), (64, 192, 1, 2), (64, 128, 1, 2), (128, 64, 2, 2),
+    (128, 128, 2, 2), (64, 256, 1, 1), (64, 192, 1, 2), (64, 128, 1, 2), (128, 64, 2, 2),
     (64, 64, 1, 3),
 )  # fmt: skip
 MOST_STAGES: Final = 6
@@ -153,7 +153,7 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
             grid = Grid.of(problem, filters, columns)
             # Twice as many filters or columns as there are: most products would be dropped.
             wide = prod(problem.kernel) * grid.channel_blocks * BLOCK
-            if found and (filters >= 2 * max(problem.group_k, BLOCK) or columns >= 2 * max(wide, BLOCK)):
+            if filters >= 2 * max(problem.group_k, BLOCK) or columns >= 2 * max(wide, BLOCK):
                 continue
             room = (device.shared_bytes + BLOCK_SHARED) // beside - BLOCK_SHARED - MORE_BYTES
             for split_k in splits(grid, device.multiprocessors * beside):
