@@ -25,6 +25,8 @@ SMALL = [
     "n2 c128 h19 w12 k128 r3 s3 pad2 dilation2 groups2 f16 nhwc wgrad",
     "n4 c16 h33 w31 k520 r7 s7 pad3 stride2 f16 nhwc wgrad",
     "n1 c320 h10 w10 k8 r1 s1 stride2 f16 nhwc wgrad",
+    "n2 c64 h60 w70 k64 r3 s3 pad1 f16 nhwc wgrad", "n5 c64 h12 w19 k72 r3 s2 pad2:1x0:1 dilation2x3 bf16 nhwc wgrad",
+    "n3 c64 h9 w40 k64 r1 s3 f16 nhwc wgrad",
     "n9 c24 h5 w5 k64 r2 s2 f16 nhwc wgrad",
 ]
 LAYERS = [

@@ -115,7 +115,7 @@ def _compiled(source: Source) -> ctypes.CDLL:
     text += (
         f"static void called(const void *p) {{ kernel(*static_cast<const {parameters} *>(p)); }}\n"
         'extern "C" void run(const void *p, const unsigned *grid, unsigned threads, unsigned shared, int backwards) {\n'
-        "#ifdef WGMMA\n    wgmma_text = WGMMA;\n#endif\n"
+        '#ifdef WGMMA\n    wgmma_text = WGMMA, wgmma_bf16 = strstr(WGMMA, "bf16");\n#endif\n'
         f"    run_grid(called, p, grid, threads, shared, backwards, {clusters[1] if clusters else 1});\n}}\n"
     )
     folder = Path(tempfile.gettempdir()) / "tapwise-emulated"

@@ -280,10 +280,10 @@ inline void deliver_windows(const Box &box) {
         const long long x = w + box.tap[0], y = h + box.tap[1];
         for (int c = 0; c < m.box[0]; ++c, place += m.itemsize) {
             unsigned char *to = memory + (place ^ (place >> 7 & 7) << 4);
-            const bool there = x >= 0 && x < m.sizes[1] && y >= 0 && y < m.sizes[2] && n < m.sizes[3] &&
-                               box.at[0] + c < m.sizes[0];
-            const unsigned char *from = m.address + (box.at[0] + c) * m.itemsize + x * m.strides[0] +
-                                        y * m.strides[1] + n * m.strides[2];
+            const bool there =
+                x >= 0 && x < m.sizes[1] && y >= 0 && y < m.sizes[2] && n < m.sizes[3] && box.at[0] + c < m.sizes[0];
+            const unsigned char *from =
+                m.address + (box.at[0] + c) * m.itemsize + x * m.strides[0] + y * m.strides[1] + n * m.strides[2];
             if (there) memcpy(to, from, m.itemsize);
             else memset(to, 0, m.itemsize);
         }
@@ -337,6 +337,7 @@ inline void barrier_wait(unsigned at, unsigned phase) {
 // hopper.cuh: matrix instructions of warpgroups, for transposed operands of 16 bits. They read shared memory when they
 // are waited for, so what writes there too early shows.
 static const char *wgmma_text = "";
+static bool wgmma_bf16;
 inline unsigned long long transposed_descriptor(unsigned address, unsigned distance) {
     if (address >> 18 || distance >> 18 || address % 16 || distance % 16) fail("no descriptor of such an operand");
     return (unsigned long long)(address >> 4) | (unsigned long long)(distance >> 4) << 16 | 64ull << 32 | 1ull << 62;
@@ -348,7 +349,7 @@ inline float transposed_element(unsigned long long descriptor, int at, int k) {
     const unsigned place = start + at / 64 * leading + k / 8 * stride + k % 8 * 128 + at % 64 * 2;
     unsigned short v;
     memcpy(&v, memory + (place ^ (place >> 7 & 7) << 4), 2);
-    return strstr(wgmma_text, "bf16") ? widen(bf16{v}) : widen(f16{v});
+    return wgmma_bf16 ? widen(bf16{v}) : widen(f16{v});
 }
 inline void wgmma_fence() {}
 inline void wgmma_commit() { current->products.emplace_back(); }
@@ -363,8 +364,7 @@ template <int PENDING> inline void wgmma_wait() {
         for (const Product &product : groups.front())
             for (int high = 0; high < 2; ++high) {
                 float row[16];
-                for (int k = 0; k < 16; ++k)
-                    row[k] = transposed_element(product.a, warp * 16 + high * 8 + lane / 4, k);
+                for (int k = 0; k < 16; ++k) row[k] = transposed_element(product.a, warp * 16 + high * 8 + lane / 4, k);
                 for (int i = 0; i < product.sums / 4; ++i)
                     for (int e = 0; e < 2; ++e) {
                         float &sum = product.d[4 * i + 2 * high + e];

@@ -17,9 +17,6 @@ struct WeightGradient {
     long long p, q, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
 };
 
-// Pixels of a step, and bytes of a block of 64 channels or filters of them.
-constexpr int STEP_PIXELS = 64, BLOCK_BYTES = STEP_PIXELS * 128;
-
 // Shared memory: a ring of stages (blocks of dy, then of x), barriers.
 template <class Tile> struct WgradLayout {
     static constexpr unsigned STAGE = (Tile::ROW_BLOCKS + Tile::COLUMN_BLOCKS) * BLOCK_BYTES;
@@ -130,14 +127,5 @@ template <class Traits> DEVICE void weight_gradient(const WeightGradient &p) {
     }
     float d[Tile::M_STEPS][Tile::SUMS];
     multiply_steps<Tile>(d, shared, warpgroup, begin, end);
-    const int thread = threadIdx.x % 128;
-    float4 *const parts = static_cast<float4 *>(p.parts) + (long long)blockIdx.x * Tile::QUADS;
-#pragma unroll
-    for (int m = 0; m < Tile::M_STEPS; ++m)
-#pragma unroll
-        for (int i = 0; i < Tile::N / 8; ++i) {
-            const float4 quad = make_float4(d[m][4 * i], d[m][4 * i + 1], d[m][4 * i + 2], d[m][4 * i + 3]);
-            if constexpr (Tile::SPLIT) parts[quad_of<Tile>(warpgroup, m, i, thread)] = quad;
-            else store_quad<Tile>(p, at, warpgroup, m, i, thread, quad);
-        }
+    store_sums<Tile>(p, at, warpgroup, d);
 }

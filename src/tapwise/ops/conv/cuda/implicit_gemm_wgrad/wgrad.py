@@ -1,9 +1,10 @@
 """cuda.implicit_gemm of wgrad: Hopper's tensor cores fed by TMA; no window is ever written to global memory.
 
 gemm_m is filters, gemm_n channels of taps, gemm_k pixels. Pixels are the slow axis of both operands in shared memory,
-[pixel][64 channels], which the matrix instruction takes as transposed. A CTA tile's columns are blocks of 64 channels,
-each of one tap: x comes by TMA's im2col mode at the tap's offset, dy as it lies. gemm_k is split so that all
-multiprocessors have work; parts go to the workspace and are added in a fixed order.
+[pixel][64 channels], which the matrix instruction takes as transposed. Two kernels. wgrad.cu: a CTA tile's columns are
+blocks of 64 channels, each of one tap: x comes by TMA's im2col mode at the tap's offset, dy as it lies. wgrad_halo.cu
+(stride 1): x of one block of channels comes once for all taps, which are the same memory from a later pixel. gemm_k is
+split so that all multiprocessors have work; parts go to the workspace and are added in a fixed order.
 
 Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014; PTX ISA on wgmma (canonical layouts of
 MN-major operands) and cp.async.bulk.tensor (im2col mode).
@@ -12,7 +13,7 @@ MN-major operands) and cp.async.bulk.tensor (im2col mode).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, ClassVar, Final
 
@@ -26,7 +27,7 @@ from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import instruction
-from tapwise.ops.conv.cuda.implicit_gemm.view import corners_of, last_offsets
+from tapwise.ops.conv.cuda.implicit_gemm.view import corners_of, last_offsets, padded
 from tapwise.ops.conv.problem import ConvProblem
 
 FOLDER: Final = "ops/conv/cuda/implicit_gemm_wgrad"
@@ -44,6 +45,10 @@ MOST_STAGES: Final = 6
 # Bytes of shared memory that a block has beside its own, and that align its stages and hold barriers.
 BLOCK_SHARED: Final = 1 << 10
 MORE_BYTES: Final = 1024 + 16 * MOST_STAGES
+# Of the halo kernel: rows of taps, one a warpgroup, and taps of a row, as many as registers hold; pixels that the last
+# tap of a row may be ahead of the first: a copy of the ring's first pixels lies behind its last.
+MOST_TAPS: Final = (3, 3)
+MOST_APART: Final = STEP_PIXELS - 16
 # Waves of CTAs that gemm_k is split for, in halves; steps that a part has at least.
 HALF_WAVES: Final = (1, 2, 4, 6)
 LEAST_STEPS: Final = 2
@@ -67,8 +72,10 @@ SHARING: Final = 0.36
 @dataclass(frozen=True)
 class Config(BaseConfig):
     """A CTA tile of `tile_filters` x `tile_columns` (channels of taps) by so many `warpgroups`; `stages` of 64 pixels;
-    `split_k` parts of the pixels; `min_blocks_per_sm`: CTAs that a multiprocessor has room for."""
+    `split_k` parts of the pixels; `min_blocks_per_sm`: CTAs that a multiprocessor has room for. `halo`: columns are one
+    block of channels of all taps, copied once."""
 
+    halo: bool
     tile_filters: int
     tile_columns: int
     warpgroups: int
@@ -87,32 +94,34 @@ class Config(BaseConfig):
         across = 1 if self.tile_filters // BLOCK % self.warpgroups == 0 else self.warpgroups
         return self.tile_columns // across
 
-    @property
-    def stage_bytes(self) -> int:
-        return (self.tile_filters + self.tile_columns) // BLOCK * BLOCK_BYTES
-
-    @property
-    def shared_bytes(self) -> int:
-        return self.stages * self.stage_bytes + MORE_BYTES
-
 
 @dataclass(frozen=True)
 class Grid:
-    """Tiles of dw: along the columns and the filters of a group, and all; blocks of a group's channels; steps."""
+    """Tiles of dw: along the columns and the filters of a group, and all; blocks of a group's channels; steps, and how
+    many of them the last tap is ahead (halo)."""
 
     tiles_n: int
     tiles_m: int
     tiles: int
     channel_blocks: int
     steps: int
+    ahead: int
 
     @classmethod
-    def of(cls, problem: ConvProblem, filters: int, columns: int) -> Grid:
-        blocks = ceil_div(problem.group_c, BLOCK)
-        across = ceil_div(prod(problem.kernel) * blocks, columns // BLOCK)
-        down = ceil_div(problem.group_k, filters)
-        steps = ceil_div(problem.n * prod(problem.output), STEP_PIXELS)
-        return cls(across, down, across * down * problem.groups, blocks, steps)
+    def of(cls, problem: ConvProblem, config: Config) -> Grid:
+        blocks, ahead = ceil_div(problem.group_c, BLOCK), 0
+        down, pixels = ceil_div(problem.group_k, config.tile_filters), problem.n * prod(problem.output)
+        across = ceil_div(prod(problem.kernel) * blocks, config.tile_columns // BLOCK)
+        if config.halo:
+            (_, wide), (reach_h, reach_w) = padded(problem), problem.reach
+            across, pixels = blocks, problem.n * prod(padded(problem))
+            ahead = (STEP_PIXELS - 1 + (reach_h - 1) * wide + reach_w - 1) // STEP_PIXELS
+        return cls(across, down, across * down * problem.groups, blocks, ceil_div(pixels, STEP_PIXELS), ahead)
+
+    def shared_bytes(self, config: Config) -> int:
+        """Stages; in a ring of x the steps that the last tap is ahead, and the first pixels once more."""
+        stage = (config.tile_filters + (BLOCK if config.halo else config.tile_columns)) // BLOCK * BLOCK_BYTES
+        return config.stages * stage + (self.ahead + 1) * BLOCK_BYTES * config.halo + MORE_BYTES
 
 
 class WeightGradientPlan(CudaPlan):
@@ -124,7 +133,7 @@ class WeightGradientPlan(CudaPlan):
 
 
 class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
-    """Channels and filters in multiples of 8, groups of multiples of 64, any stride up to 8, padding and dilation; NHWC;
+    """Channels and filters in multiples of 8, those of groups of 64, any stride up to 8, padding and dilation; NHWC;
     float16 and bfloat16. Hopper."""
 
     operator: ClassVar[str] = "wgrad"
@@ -141,7 +150,9 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
         whole = 8 if problem.groups == 1 else BLOCK
         if problem.group_c % whole or problem.group_k % whole:
             of = "" if problem.groups == 1 else " of each group"
-            return f"takes channels and filters{of} in multiples of {whole}, not {problem.group_c} and {problem.group_k}"
+            return (
+                f"takes channels and filters{of} in multiples of {whole}, not {problem.group_c} and {problem.group_k}"
+            )
         seen = problem.replace(groups=1)
         if not is_pointwise(problem) and not legal(corners_of(seen), last_offsets(seen), seen.stride):
             return f"takes padding, dilation and strides that a tensor map can express, not those of '{problem}'"
@@ -149,28 +160,34 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         found: list[Config] = []
-        for filters, columns, warpgroups, beside in TILES:
-            grid = Grid.of(problem, filters, columns)
+        # All taps of a block of channels, and a copy of 64 filters.
+        taps = problem.kernel
+        halo = [(BLOCK, prod(taps) * BLOCK, taps[0], 1, True)] if has_halo(problem) else []
+        for filters, columns, warpgroups, beside, is_halo in [*halo, *((*tile, False) for tile in TILES)]:
             # Twice as many filters or columns as there are: most products would be dropped.
-            wide = prod(problem.kernel) * grid.channel_blocks * BLOCK
-            if filters >= 2 * max(problem.group_k, BLOCK) or columns >= 2 * max(wide, BLOCK):
+            wide = prod(problem.kernel) * ceil_div(problem.group_c, BLOCK) * BLOCK
+            if filters >= 2 * max(problem.group_k, BLOCK) or columns >= 2 * wide:
                 continue
-            room = (device.shared_bytes + BLOCK_SHARED) // beside - BLOCK_SHARED - MORE_BYTES
-            for split_k in splits(grid, device.multiprocessors * beside):
-                config = Config(filters, columns, warpgroups, 1, beside, split_k)
-                stages = min(MOST_STAGES, room // config.stage_bytes)
-                found.append(Config(filters, columns, warpgroups, stages, beside, split_k))
+            first = Config(is_halo, filters, columns, warpgroups, 1, beside, 1)
+            grid = Grid.of(problem, first)
+            room = (device.shared_bytes + BLOCK_SHARED) // beside - BLOCK_SHARED
+            staged = (replace(first, stages=stages) for stages in range(MOST_STAGES, 1, -1))
+            for config in staged:
+                if grid.shared_bytes(config) <= room:
+                    places = device.multiprocessors * beside
+                    found += [replace(config, split_k=split_k) for split_k in splits(grid, places)]
+                    break
         return sorted(found, key=lambda config: self.predict_us(problem, config, device))
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """Waves of CTAs, each the larger of its products and its copies a step; L2 and memory; parts, which are written
         and read, and their launch."""
-        grid = Grid.of(problem, config.tile_filters, config.tile_columns)
-        steps = ceil_div(grid.steps, config.split_k)
-        rows, columns = config.tile_filters // BLOCK, config.tile_columns // BLOCK
+        grid = Grid.of(problem, config)
+        steps = ceil_div(grid.steps, config.split_k) + grid.ahead / 2
+        rows, columns = config.tile_filters // BLOCK, 1 if config.halo else config.tile_columns // BLOCK
         product = 4 * rows * config.tile_columns / 2
         each = ROW_CYCLES if is_pointwise(problem) else IM2COL_CYCLES
-        copies = STEP_PIXELS * (rows * ROW_CYCLES + columns * each)
+        copies = STEP_PIXELS * (rows * (IM2COL_CYCLES if config.halo else ROW_CYCLES) + columns * each)
         blocks, places = grid.tiles * config.split_k, device.multiprocessors * config.min_blocks_per_sm
         waves, rest = divmod(blocks, places)
         # CTAs beside each other on a multiprocessor share it, and hide what is between steps.
@@ -188,7 +205,7 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         if config.split_k == 1:
             return 0
-        grid = Grid.of(problem, config.tile_filters, config.tile_columns)
+        grid = Grid.of(problem, config)
         return grid.tiles * config.split_k * config.tile_filters * config.tile_columns * 4
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
@@ -198,12 +215,16 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
     def _traits(self, problem: ConvProblem, config: Config) -> str:
         words = ("tile_filters", "tile_columns", "warpgroups", "stages")
         values = {word.upper(): getattr(config, word) for word in words}
-        values |= {"SPLIT": config.split_k > 1, "POINTWISE": is_pointwise(problem)}
+        values |= {"SPLIT": config.split_k > 1, "HALO": config.halo}
+        values["POINTWISE"] = is_pointwise(problem)
         return traits(tensor_core_type(problem.dtype), values)
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
+        file, name, words = ("wgrad", "weight_gradient", "WeightGradient")
+        if config.halo:
+            file, name, words = f"{file}_halo", f"{name}_halo", f"Halo{words}"
         return stub(
-            f"{FOLDER}/wgrad.cu", "weight_gradient", "Traits", "WeightGradient", config.threads,
+            f"{FOLDER}/{file}.cu", name, "Traits", words, config.threads,
             config.min_blocks_per_sm, instruction(problem.dtype, config.instruction_n, transposed=True),
             declarations=self._traits(problem, config),
         )  # fmt: skip
@@ -221,15 +242,21 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
         return [self.source(problem, config), *last]
 
     def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[Launch]:
-        source, grid = self.source(problem, config), Grid.of(problem, config.tile_filters, config.tile_columns)
+        source, grid = self.source(problem, config), Grid.of(problem, config)
         fields = window.window_fields(problem, source) | {
             "filters": problem.group_k, "channels": problem.group_c, "channel_blocks": grid.channel_blocks,
             "taps": prod(problem.kernel), "taps_w": problem.kernel[1], "tiles_n": grid.tiles_n,
             "tiles_m": grid.tiles_m, "tiles": grid.tiles, "steps": grid.steps, "split_k": config.split_k,
         }  # fmt: skip
-        names, maps = {"dy": "w", "dw": "y", "parts": "workspace"}, {"x": map_x(problem), "dy": map_dy(problem)}
-        blocks = (grid.tiles * config.split_k, 1, 1)
-        product = Launch(source, fields, blocks, config.threads, config.shared_bytes, maps, True, names)
+        if config.halo:
+            fields["high"], fields["wide"] = padded(problem)
+            fields["ahead"] = grid.ahead
+        words = struct_words(source)
+        fields = {name: value for name, value in fields.items() if name in words}
+        names = {"dy": "w", "dw": "y", "parts": "workspace"}
+        maps = {"x": map_x(problem, config.halo), "dy": map_dy(problem, config.halo)}
+        blocks, shared_bytes = (grid.tiles * config.split_k, 1, 1), grid.shared_bytes(config)
+        product = Launch(source, fields, blocks, config.threads, shared_bytes, maps, True, names)
         if config.split_k == 1:
             return [product]
         last = self.sum_source(problem, config)
@@ -257,19 +284,55 @@ def slices(config: Config) -> int:
     return next((count for count in SLICES if config.split_k >= count * LEAST_PARTS), 1)
 
 
-def map_x(problem: ConvProblem) -> TensorMap:
-    """x as windows, or as rows of pixels; a copy is 64 channels of a step's pixels. Beyond the last image it is zeros,
-    as it is in padding and behind the last channel."""
-    size, (h, w) = problem.itemsize, problem.spatial
-    pixel = problem.c * size
+def has_halo(problem: ConvProblem) -> bool:
+    """Whether the halo kernel takes it: stride 1, a few taps, windows that begin within an image's padded rows."""
+    (high, wide), (p, q), steps = padded(problem), problem.output, (1, 1)
+    few = all(taps <= most for taps, most in zip(problem.kernel, MOST_TAPS, strict=True))
+    if problem.stride != steps or prod(problem.kernel) == 1 or not few or p > high or q > wide:
+        return False
+    near = problem.reach[1] - 1 <= MOST_APART and problem.n * high * wide < INDEX_LIMIT - (1 << 20)
+    corners = (*_corners_x(problem), *_corners_dy(problem))
+    return near and legal(corners[:2], (0, 0), steps) and legal(corners[2:], (0, 0), steps)
+
+
+Corners = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def _corners_x(problem: ConvProblem) -> Corners:
+    """Where padded rows begin and end, innermost axis first: neighbours share their padding."""
+    sides = problem.padding[::-1]
+    return tuple(-before for before, _ in sides), tuple(max(0, after - before) for before, after in sides)
+
+
+def _corners_dy(problem: ConvProblem) -> Corners:
+    """Outputs are counted like the pixels where their windows begin."""
+    rows = zip(padded(problem)[::-1], problem.output[::-1], strict=True)
+    return (0, 0), tuple(size - count for size, count in rows)
+
+
+def map_x(problem: ConvProblem, halo: bool) -> TensorMap:
+    """x as windows, as padded rows (`halo`), or as rows of pixels; a copy is 64 channels of a step's pixels. Beyond the
+    last image it is zeros, as it is in padding and behind the last channel."""
     if is_pointwise(problem):
-        return TensorMap(problem.dtype, (problem.c, problem.n * h * w), (pixel,), (BLOCK, STEP_PIXELS))
-    sizes, strides = (problem.c, w, h, problem.n), (pixel, pixel * w, pixel * w * h)
-    corners = corners_of(problem.replace(groups=1))
-    return TensorMap(problem.dtype, sizes, strides, (BLOCK, STEP_PIXELS), corners, problem.stride[::-1])
+        return _rows(problem, problem.c, problem.n * prod(problem.spatial))
+    corners = _corners_x(problem) if halo else corners_of(problem.replace(groups=1))
+    return _windows(problem, problem.c, problem.spatial, corners, problem.stride[::-1])
 
 
-def map_dy(problem: ConvProblem) -> TensorMap:
-    """dy as rows of pixels; a copy is 64 filters of a step's pixels, zeros beyond the last."""
-    sizes = (problem.k, problem.n * prod(problem.output))
-    return TensorMap(problem.dtype, sizes, (problem.k * problem.itemsize,), (BLOCK, STEP_PIXELS))
+def map_dy(problem: ConvProblem, halo: bool) -> TensorMap:
+    """dy as rows of pixels, or as padded rows (`halo`); a copy is 64 filters of a step's pixels, or zeros."""
+    if halo:
+        return _windows(problem, problem.k, problem.output, _corners_dy(problem), (1, 1))
+    return _rows(problem, problem.k, problem.n * prod(problem.output))
+
+
+def _rows(problem: ConvProblem, channels: int, pixels: int) -> TensorMap:
+    return TensorMap(problem.dtype, (channels, pixels), (channels * problem.itemsize,), (BLOCK, STEP_PIXELS))
+
+
+def _windows(
+    problem: ConvProblem, channels: int, image: tuple[int, ...], corners: Corners, steps: tuple[int, ...]
+) -> TensorMap:
+    (h, w), pixel = image, channels * problem.itemsize
+    strides = (pixel, pixel * w, pixel * w * h)
+    return TensorMap(problem.dtype, (channels, w, h, problem.n), strides, (BLOCK, STEP_PIXELS), corners, steps)

@@ -1,0 +1,138 @@
+// Weight gradient as an implicit GEMM on Hopper's tensor cores, strides of 1: x is copied once for all taps. Pixels are
+// counted along padded rows, images one below the other, of x and of dy alike; so a tap's x is that of all others, some
+// pixels further on. A ring in shared memory holds as many pixels of one block of channels as the taps of a step reach.
+// A warpgroup takes a row of taps: its columns are the row's taps, operands that lie `dilation` pixels apart.
+#pragma once
+
+#include "hopper.cuh"
+#include "ops/conv/cuda/implicit_gemm_wgrad/tile.cuh"
+#include "ring.cuh"
+
+struct HaloWeightGradient {
+    // Tensor maps of x and dy.
+    alignas(64) unsigned long long x[16], dy[16];
+    void *dw, *parts;
+    // Of a group: filters, channels, blocks of 64 channels; taps; tiles along channels, along filters, and all; steps
+    // of 64 pixels, parts of them; steps that the last tap is ahead; rows of an image and pixels of a row, with
+    // padding.
+    long long filters, channels, channel_blocks, taps, tiles_n, tiles_m, tiles, steps, split_k, ahead, high, wide;
+    long long pad_h, pad_w, dilation_h, dilation_w;
+};
+
+// Shared memory: stages of dy; a ring of x, whose first pixels come once more behind its last, as operands do not turn
+// over; barriers. A step's dy and the x that it is the first to read come together and leave together.
+template <class Tile> struct HaloLayout {
+    int slots;
+    unsigned dy, x, full, empty, first;
+    DEVICE HaloLayout(unsigned memory, int ahead)
+        : slots(ahead + Tile::STAGES), dy((memory + 1023) & ~1023u), x(dy + Tile::STAGES * BLOCK_BYTES),
+          full(x + (slots + 1) * BLOCK_BYTES), empty(full + Tile::STAGES * 8), first(empty + Tile::STAGES * 8) {}
+};
+
+// A place among pixels along padded rows.
+struct PaddedPixel {
+    int n, row, column;
+    DEVICE PaddedPixel(const HaloWeightGradient &p, int step) {
+        const int plane = p.high * p.wide, pixel = step * STEP_PIXELS;
+        n = pixel / plane;
+        row = (pixel - n * plane) / (int)p.wide;
+        column = pixel - n * plane - row * (int)p.wide;
+    }
+};
+
+// The pixels of x of a step to slot `slot` of the ring.
+template <class Tile>
+DEVICE void copy_x(const HaloWeightGradient &p, const HaloLayout<Tile> &shared, unsigned barrier, int step, int slot,
+                   int channel) {
+    const PaddedPixel at(p, step);
+    const int w = at.column - (int)p.pad_w, h = at.row - (int)p.pad_h;
+    copy_pixels(shared.x + slot * BLOCK_BYTES, p.x, barrier, channel, w, h, at.n, 0, 0);
+    if (slot == 0) copy_pixels(shared.x + shared.slots * BLOCK_BYTES, p.x, barrier, channel, w, h, at.n, 0, 0);
+}
+
+// One thread copies all steps, as far ahead as there are stages.
+template <class Tile>
+DEVICE void producer(const HaloWeightGradient &p, const HaloLayout<Tile> &shared, const TilePlace<Tile> &at, int begin,
+                     int end) {
+    const int ahead = p.ahead, filter = at.group * (int)p.filters + at.filter,
+              channel = at.group * (int)p.channels + at.block * 64;
+    barrier_expect(shared.first, (ahead + 1) * BLOCK_BYTES);
+    for (int i = 0; i < ahead; ++i) copy_x<Tile>(p, shared, shared.first, begin + i, i, channel);
+    int stage = 0, slot = ahead;
+    unsigned phase = 1;
+    for (int step = begin; step < end; ++step) {
+        const unsigned full = shared.full + stage * 8;
+        barrier_wait(shared.empty + stage * 8, phase);
+        barrier_expect(full, (slot == 0 ? 3 : 2) * BLOCK_BYTES);
+        const PaddedPixel pixel(p, step);
+        copy_pixels(shared.dy + stage * BLOCK_BYTES, p.dy, full, filter, pixel.column, pixel.row, pixel.n, 0, 0);
+        copy_x<Tile>(p, shared, full, step + ahead, slot, channel);
+        if (++slot == shared.slots) slot = 0;
+        advance<Tile::STAGES>(stage, phase);
+    }
+}
+
+// A warpgroup's products of all steps.
+template <class Tile>
+DEVICE void multiply_steps(const HaloWeightGradient &p, float (&d)[1][Tile::SUMS], const HaloLayout<Tile> &shared,
+                           int warpgroup, int begin, int end) {
+    constexpr int IN_FLIGHT = Tile::WARPGROUPS == 1 ? 2 : 1;
+    static_assert(Tile::STAGES > IN_FLIGHT && Tile::M_STEPS == 1);
+    const unsigned apart = (int)p.dilation_w * 128;
+    const int around = shared.slots * STEP_PIXELS;
+    // Where the row of taps begins in the ring.
+    int first = warpgroup * (int)p.dilation_h * (int)p.wide, stage = 0;
+    unsigned phase = 0;
+    barrier_wait(shared.first, 0);
+    for (int step = begin; step < end; ++step) {
+        barrier_wait(shared.full + stage * 8, phase);
+        const unsigned long long a = transposed_descriptor(shared.dy + stage * BLOCK_BYTES, BLOCK_BYTES);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < STEP_PIXELS / 16; ++k) {
+            const int pixel = first + k * 16;
+            const unsigned long long b =
+                transposed_descriptor(shared.x + (pixel < around ? pixel : pixel - around) * 128, apart);
+            wgmma(d[0], a + k * 128, b, step > begin || k > 0);
+        }
+        wgmma_commit();
+        wgmma_wait<IN_FLIGHT>();
+        if (step >= begin + IN_FLIGHT && threadIdx.x % 32 == 0)
+            barrier_arrive(shared.empty + before<Tile::STAGES>(stage, IN_FLIGHT) * 8);
+        first += STEP_PIXELS;
+        if (first >= around) first -= around;
+        advance<Tile::STAGES>(stage, phase);
+    }
+    wait_for_products(d);
+}
+
+template <class Traits> DEVICE void weight_gradient_halo(const HaloWeightGradient &p) {
+    using Tile = WgradTile<Traits>;
+    static_assert(Tile::N == WGMMA_N && Tile::HALO);
+    extern __shared__ unsigned char memory[];
+    const HaloLayout<Tile> shared(shared_address(memory), p.ahead);
+    // Blocks beside each other read the same pixels.
+    const int part = blockIdx.x / (unsigned)p.tiles, tile = blockIdx.x - part * (int)p.tiles;
+    const int begin = p.steps * part / p.split_k, end = p.steps * (part + 1) / p.split_k;
+    const TilePlace<Tile> at(p, tile);
+    const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
+    if (threadIdx.x == Tile::CONSUMER_THREADS) {
+        prefetch_map(p.x);
+        prefetch_map(p.dy);
+        barrier_init(shared.first, 1);
+        for (int stage = 0; stage < Tile::STAGES; ++stage) {
+            barrier_init(shared.full + stage * 8, 1);
+            barrier_init(shared.empty + stage * 8, 4 * Tile::WARPGROUPS);
+        }
+        publish_barriers();
+    }
+    __syncthreads();
+    begin_dependent();
+    if (warpgroup == Tile::WARPGROUPS) {
+        if (threadIdx.x == Tile::CONSUMER_THREADS) producer<Tile>(p, shared, at, begin, end);
+        return;
+    }
+    float d[1][Tile::SUMS];
+    multiply_steps<Tile>(p, d, shared, warpgroup, begin, end);
+    store_sums<Tile>(p, at, warpgroup, d);
+}
