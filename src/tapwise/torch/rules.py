@@ -1,6 +1,6 @@
 """What autocast and vmap do with the operators.
 
-Autocast: convolution and squeeze_excitation compute in autocast's dtype, softmax and log_softmax in float32, as PyTorch's
+Autocast: convolution and squeeze_excitation compute in its dtype, softmax and log_softmax in float32, as PyTorch's
 own; others as they are called. vmap: a batch axis of x goes into its first axis; of other tensors each call is made by
 itself.
 """

@@ -12,7 +12,7 @@ from tapwise.algorithm import Config
 from tapwise.cpu.device import host
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
-from tapwise.ops.conv.cuda.fprop_phases import FpropPhases
+from tapwise.ops.conv.cuda.fprop_phases import FpropPhases, turn_launch, turn_source
 from tapwise.ops.conv.cuda.gradients import GridStrideDgrad, GridStrideWgrad
 from tapwise.ops.conv.phases import filters_of, phases_of
 from tapwise.ops.conv.problem import ConvProblem
@@ -98,13 +98,35 @@ def test_phases_are_put_together(text: str) -> None:
     assert (verdict := compare(found, *problem.reference(inputs), problem.y_dtype)), verdict.message
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1), (1, 0, 3, 2)])
+@pytest.mark.parametrize("text", [text for text in CASES if text.endswith("dgrad")])
+def test_filters_are_turned(text: str, order: tuple[int, ...]) -> None:
+    """Of every phase by one launch, w in any order."""
+    problem = ConvProblem.parse(text)
+    phases = phases_of(problem)
+    if phases is None:
+        return
+    w = np.arange(np.prod(problem.w_shape)).astype(problem.x_dtype).reshape(problem.w_shape)
+    memory = w.transpose(order).copy()
+    w = memory.transpose(np.argsort(order))
+    y = np.full(w.size, -1, w.dtype)
+    emulated.run(turn_launch(problem, tuple(step // w.itemsize for step in w.strides)), {"w": memory, "y": y})
+    at = 0
+    for phase in phases:
+        if phase.problem is not None:
+            expected = np.moveaxis(filters_of(problem, phase, w), 1, -1)
+            np.testing.assert_array_equal(y[at : at + expected.size], expected.ravel())
+            at += expected.size
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16"])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_kernels_compile_without_spills(dtype: str, layout: str) -> None:
     problem = ConvProblem.parse(f"n2 c16 h13 w13 k24 r3 s3 stride2 pad1 {dtype} {layout} gelu dgrad")
     wgrad = problem.bare().replace(direction="wgrad")
-    sources = [FpropPhases().join_source(problem), GridStrideDgrad().source(problem, Config())]
-    for source in [*sources, GridStrideWgrad().source(wgrad, Config())]:
+    sources = [FpropPhases().join_source(problem), turn_source(problem, layout == "nhwc")]
+    plain = GridStrideDgrad().source(problem, Config()), GridStrideWgrad().source(wgrad, Config())
+    for source in (*sources, *plain):
         for architecture in ("sm_80", "sm_90a", "sm_100a"):
             code, used = compiler.compile_now(source, architecture)
             assert code[:4] == b"\x7fELF"

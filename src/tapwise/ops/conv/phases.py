@@ -174,8 +174,8 @@ class Phases(Algorithm[Config]):
         return parts + (0.0 if self.joined_by_itself(problem) else self.join_us(problem, device))
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """A copy of each phase's filters, and what its algorithm packs."""
-        return sum(2.0 + one.pack_us(phase, part, device) for phase, one, part in self._pairs(problem, config))
+        """The filters turned, and what each phase's algorithm packs."""
+        return 2.0 + sum(one.pack_us(phase, part, device) for phase, one, part in self._pairs(problem, config))
 
     @staticmethod
     def joined_by_itself(problem: ConvProblem) -> bool:

@@ -39,3 +39,54 @@ __device__ __forceinline__ void join_phases(const Join &a) {
         *reinterpret_cast<Piece *>(static_cast<T *>(a.y) + (long long)at * V) = found;
     }
 }
+
+// Filters of all phases (c, taps of h, taps of w, k / groups), phase by phase, of w by strides.
+struct Filters {
+    const void *w;
+    void *y;
+    // `step_`: of w in elements. `first_`: the phase of tap 0; `turn_`: how much further that of the next one is.
+    // `apart_`: taps of a phase are so far from each other. `down` x `across` phases; small images lack some. `base`:
+    // where a phase's filters begin.
+    long long groups, group_k, group_c, taps_h, taps_w, step_k, step_c, step_r, step_s, stride_h, stride_w;
+    long long first_h, first_w, turn_h, turn_w, apart_h, apart_w, down, across, tiles_k, tiles_columns;
+    long long base[64];
+};
+
+// Where a tap lies in its phase, whose taps are in the opposite order.
+struct Tap {
+    int phase, at, count;
+
+    __device__ Tap(int tap, int taps, int stride, int first, int turn, int apart) {
+        const int last = tap + (taps - 1 - tap) / apart * apart;
+        phase = (first + tap * turn) % stride, at = (last - tap) / apart, count = last / apart + 1;
+    }
+};
+
+// A block turns a tile of filters by columns (c, r, s), which lie side by side in w: channels innermost (LAST), or
+// taps.
+template <typename T, bool LAST> __device__ __forceinline__ void turn_filters(const Filters &a) {
+    __shared__ T tile[32][33];
+    const int taps = a.taps_h * a.taps_w, columns = a.group_c * taps, group_k = a.group_k, group_c = a.group_c;
+    const int tile_k = blockIdx.x % (unsigned)a.tiles_k, rest = blockIdx.x / (unsigned)a.tiles_k;
+    const int column0 = rest % (int)a.tiles_columns * 32, group = rest / (int)a.tiles_columns, k0 = tile_k * 32;
+    const int across = threadIdx.x % 32, down = threadIdx.x / 32;
+    const auto place = [&](int column, int &c, int &r, int &s) {
+        const int tap = LAST ? column / group_c : column % taps;
+        c = LAST ? column % group_c : column / taps, r = tap / (int)a.taps_w, s = tap % (int)a.taps_w;
+    };
+    int c, r, s;
+    place(column0 + across, c, r, s);
+    const T *w = static_cast<const T *>(a.w) + group * group_k * a.step_k + c * a.step_c + r * a.step_r + s * a.step_s;
+    for (int k = down; k < 32; k += 8)
+        if (k0 + k < group_k && column0 + across < columns) tile[k][across] = w[(k0 + k) * a.step_k];
+    __syncthreads();
+    for (int i = down; i < 32 && column0 + i < columns; i += 8) {
+        place(column0 + i, c, r, s);
+        const Tap h(r, a.taps_h, a.stride_h, a.first_h, a.turn_h, a.apart_h);
+        const Tap v(s, a.taps_w, a.stride_w, a.first_w, a.turn_w, a.apart_w);
+        const long long row = ((group * group_c + c) * (long long)h.count + h.at) * v.count + v.at;
+        if (k0 + across < group_k && h.phase < a.down && v.phase < a.across)
+            static_cast<T *>(a.y)[a.base[h.phase * (int)a.across + v.phase] + row * group_k + k0 + across] =
+                tile[across][i];
+    }
+}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import prod
+from functools import lru_cache
+from math import gcd, prod
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -13,13 +14,17 @@ from tapwise.arrays.device import DeviceArray
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan, stream
-from tapwise.cuda.types import counter, neighbours, template_args, tensor_core_type
+from tapwise.cuda.types import INDEX_LIMIT, counter, neighbours, template_args, tensor_core_type
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import window
-from tapwise.ops.conv.phases import Config, Phase, Phases, phases_of
+from tapwise.ops.conv.phases import MOST_PHASES, Config, Phases, phases_of
 from tapwise.ops.conv.problem import ConvProblem
 
 THREADS: Final = 256
+# Filters and columns that a block turns.
+SQUARE: Final = 32
+# Strides of filters whose launch is kept.
+PLANS_KEPT: Final = 512
 BLOCKS_EACH: Final = 16
 # Microseconds of a launch, and the share of the bandwidth that putting dx together reaches. Not measured.
 START_US, BYTES_SHARE = 2.0, 0.7
@@ -32,11 +37,13 @@ class PhasesPlan(CudaPlan):
         joins = [] if algorithm.joined_by_itself(problem) else [algorithm.join_launch(problem, device)]
         super().__init__(problem, device, joins, algorithm.workspace_bytes(problem, config, device))
         self._phases = algorithm.plans(problem, config, device)
+        self._device = device
         self._slot, self._inner_at = algorithm.slot_bytes(problem), algorithm.inner_at(problem)
 
     def pack(self, w: DeviceArray) -> list[Any]:
         """Each phase's filters, as its plan takes them."""
-        return [plan.pack(filters_there(self.problem, phase, w)) for phase, plan in self._phases]
+        turned = turned_filters(self.problem, w, self._device)
+        return [plan.pack(one) for (_, plan), one in zip(self._phases, turned, strict=True)]
 
     def run(self, buffers: Buffers) -> None:
         dy, packed, dx, workspace, bias, *_ = buffers
@@ -59,15 +66,56 @@ class PhasesPlan(CudaPlan):
             launch({"parts": workspace.ptr, "y": dx.ptr, "bias": 0 if bias is None else bias.ptr}, on)
 
 
-def filters_there(problem: ConvProblem, phase: Phase, w: DeviceArray) -> DeviceArray:
-    """The phase's own filters (c, k / groups, ...), dense: a copy by strides, some of them negative."""
-    of_k, of_c, *of_taps = w.strides
-    address = w.ptr + sum(taps[0] * step for taps, step in zip(phase.taps, of_taps, strict=True))
-    shape = problem.groups, problem.group_c, problem.group_k, *map(len, phase.taps)
-    steps = (taps.step * step for taps, step in zip(phase.taps, of_taps, strict=True))
-    strides = (problem.group_k * of_k, of_c, of_k, *steps)
-    swapped = arrays.copy(DeviceArray(address, shape, strides, w.dtype, w.index, w.library, w.owner))
-    return _shaped(swapped, swapped.ptr, (problem.c, *shape[2:]), "nchw")
+def turned_filters(problem: ConvProblem, w: DeviceArray, device: Device) -> list[DeviceArray]:
+    """The filters (c, k / groups, ...) of each phase that has taps, filters of w innermost in memory: one launch."""
+    phases = [phase for phase in phases_of(problem) or () if phase.problem is not None]
+    memory = arrays.empty((prod(problem.w_shape),), w.dtype, "nchw", w)
+    launch = _turn(problem, tuple(step // w.dtype.itemsize for step in w.strides), device)
+    launch({"w": w.ptr, "y": memory.ptr}, w.stream)
+    found, at = [], 0
+    for phase in phases:
+        shape = problem.c, problem.group_k, *map(len, phase.taps)
+        found.append(_shaped(memory, memory.ptr + at, shape, "nhwc"))
+        at += prod(shape) * w.dtype.itemsize
+    return found
+
+
+def turn_source(problem: ConvProblem, last: bool) -> Source:
+    words = template_args({2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}[problem.itemsize], last)
+    return stub("ops/conv/cuda/fprop_phases.cu", "turn_filters", words, "Filters", THREADS)
+
+
+def turn_launch(problem: ConvProblem, steps: tuple[int, ...]) -> Launch:
+    """Of filters with such strides, in elements."""
+    last = abs(steps[1]) < abs(steps[3])
+    fields: dict[str, int] = {
+        "groups": problem.groups, "group_k": problem.group_k, "group_c": problem.group_c, "step_k": steps[0],
+        "step_c": steps[1], "step_r": steps[2], "step_s": steps[3],
+        "down": min(problem.stride[0], problem.spatial[0]),
+        "across": min(problem.stride[1], problem.spatial[1]), "tiles_k": ceil_div(problem.group_k, SQUARE),
+        "tiles_columns": ceil_div(problem.gemm_k, SQUARE),
+    }  # fmt: skip
+    for axis, name in enumerate("hw"):
+        stride, dilation = problem.stride[axis], problem.dilation[axis]
+        fields |= {
+            f"taps_{name}": problem.kernel[axis], f"stride_{name}": stride,
+            f"first_{name}": -problem.padding[axis][0] % stride, f"turn_{name}": dilation % stride,
+            f"apart_{name}": stride // gcd(stride, dilation),
+        }  # fmt: skip
+    at, bases = 0, [0] * MOST_PHASES
+    for number, phase in enumerate(phases_of(problem) or ()):
+        bases[number] = at
+        at += prod(map(len, phase.taps)) * problem.c * problem.group_k if phase.problem is not None else 0
+    fields |= {f"base{number}": base for number, base in enumerate(bases)}
+    grid = (fields["tiles_k"] * fields["tiles_columns"] * problem.groups, 1, 1)
+    return Launch(turn_source(problem, last), fields, grid, THREADS)
+
+
+@lru_cache(PLANS_KEPT)
+def _turn(problem: ConvProblem, steps: tuple[int, ...], device: Device) -> Launch:
+    launch = turn_launch(problem, steps)
+    launch.load(device.architecture, device.index)
+    return launch
 
 
 def _shaped(like: DeviceArray, address: int, shape: tuple[int, ...], layout: str) -> DeviceArray:
@@ -81,6 +129,11 @@ def _shaped(like: DeviceArray, address: int, shape: tuple[int, ...], layout: str
 
 
 class _CudaPhases(Phases, CudaAlgorithm[Config]):
+    def rejects(self, problem: ConvProblem, device: Device) -> str | None:
+        if prod(problem.w_shape) >= INDEX_LIMIT:
+            return "takes filters of fewer than 2^31 elements"
+        return super().rejects(problem, device)
+
     def join_us(self, problem: ConvProblem, device: Device) -> float:
         """The phases' results read, and dx written."""
         return START_US + 2 * prod(problem.x_shape) * problem.itemsize / (device.gbps * 1e3 * BYTES_SHARE)
@@ -110,7 +163,8 @@ class _CudaPhases(Phases, CudaAlgorithm[Config]):
         return Launch(self.join_source(problem), fields, grid, THREADS, dependent=True)
 
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
-        found = [] if self.joined_by_itself(problem) else [self.join_source(problem)]
+        found = [turn_source(problem, last) for last in (False, True)]
+        found += [] if self.joined_by_itself(problem) else [self.join_source(problem)]
         for phase, one, part in self._pairs(problem, config):
             found += one.sources(phase, part)  # type: ignore[attr-defined]
         return list(dict.fromkeys(found))
@@ -143,4 +197,5 @@ class WinogradDgrad(_CudaPhases):
         (phase,) = self._parts(problem)
         assert phase.problem is not None
         inner = registry.get(self.inexact)
-        return inner.magnitude_there(phase.problem, x, filters_there(problem, phase, w), device)
+        (turned,) = turned_filters(problem, w, device)
+        return inner.magnitude_there(phase.problem, x, turned, device)
