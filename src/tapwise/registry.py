@@ -45,6 +45,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
     "wgrad": {
         "cpu.im2col_gemm": "tapwise.ops.conv.cpu.wgrad_im2col_gemm:Im2colGemmWgrad",
         "cpu.serial": "tapwise.ops.conv.cpu.serial_gradients:SerialWgrad",
+        "cuda.depthwise": "tapwise.ops.conv.cuda.wgrad_depthwise:DepthwiseWgrad",
         "cuda.implicit_gemm": "tapwise.ops.conv.cuda.implicit_gemm_wgrad.wgrad:ImplicitGemmWgrad",
         "cuda.grid_stride": "tapwise.ops.conv.cuda.gradients:GridStrideWgrad",
     },

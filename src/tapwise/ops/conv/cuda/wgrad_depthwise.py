@@ -1,0 +1,162 @@
+"""cuda.depthwise of wgrad: the weight gradient of depthwise convolution, x and dy read once for all taps.
+
+All sums of a filter, or of a piece of a large one, are a thread's; it goes down columns of dy, whose rows under way are
+in registers too, while rows of x and dy come through shared memory. The sum over pixels is split among blocks: their
+parts go to the workspace and are added in a fixed order.
+
+The floor is the larger of the bytes of x and dy over the memory's bandwidth and n * k * p * q * r * s multiply-adds
+over 128 a cycle and multiprocessor. In float16 on an H200 they meet at 5 x 5: 3 x 3 is bound by memory, 7 x 7 by
+multiply-adds, of which all else that a thread does is 15 to 40 % more.
+
+Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014 (weight gradients as sums over pixels).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import ClassVar, Final
+
+from tapwise.algorithm import Device, Plan
+from tapwise.cuda.jit.compile import Source, stub, traits
+from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.jit.tensor_map import WORDS, TensorMap
+from tapwise.cuda.plan import CudaAlgorithm
+from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
+from tapwise.integers import ceil_div
+from tapwise.ops.conv.cuda import streamed_rows, window
+from tapwise.ops.conv.cuda import wgrad_depthwise_blocks as blocks
+from tapwise.ops.conv.cuda.costs import cycles_us, joint_us
+from tapwise.ops.conv.cuda.gradients import WgradPlan
+from tapwise.ops.conv.cuda.residue_classes import phases, steps
+from tapwise.ops.conv.cuda.wgrad_depthwise_blocks import LANES, MOST_STRIDE, Config
+from tapwise.ops.conv.problem import ConvProblem
+
+KERNEL: Final = "ops/conv/cuda/wgrad_depthwise.cu"
+# Warps of a block that adds parts.
+SUM_WARPS: Final = 16
+# Cycles of a multiprocessor: an instruction of a warp, a move from shared memory; of a warp alone: an instruction, a
+# row of x, a block's begin and end. Instructions of a copy. Not fitted yet.
+ISSUE, MOVE, LATENCY, ROW_LATENCY, BLOCK, COPY = 0.285, 0.5, 1.2, 100.0, 3000.0, 15
+# Of memory's time: what L2 has. Microseconds of a launch, of the second one.
+AGAIN, START_US, SECOND_US = 0.35, 1.3, 1.5
+
+
+class DepthwiseWgrad(CudaAlgorithm[Config]):
+    """One channel a group, any number of filters of it; both memory orders; any filter, padding and dilation."""
+
+    operator: ClassVar[str] = "wgrad"
+    id: ClassVar[str] = "cuda.depthwise"
+    summary: ClassVar[str] = "all taps' sums in registers, rows of x and dy streamed through shared memory"
+    axes: ClassVar[tuple[int, ...]] = (2,)
+
+    def rejects(self, problem: ConvProblem, device: Device) -> str | None:
+        if not problem.depthwise:
+            return "takes one channel a group, and several groups"
+        if not streamed_rows.is_small(problem) or blocks.rows_of(problem, 1)[1] >= INDEX_LIMIT:
+            return "takes sizes under 2^20, images of fewer than 2^29 elements, fewer than 2^31 rows of dy"
+        if max(steps(problem)) > MOST_STRIDE:
+            return f"takes strides of up to {MOST_STRIDE}, but for what they share with the dilation"
+        return None if any(blocks.tiles(problem, device)) else "has no block that fits into shared memory"
+
+    def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
+        return [one for tile in blocks.tiles(problem, device) for one in blocks.split(problem, tile, device)]
+
+    def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+        """Instructions of a multiprocessor's warps and what they move, or a warp's chain of latencies; memory; the
+        second launch."""
+        (stride_h, stride_w), halves, words = steps(problem), problem.itemsize == 2, 2 if problem.dtype == "f64" else 1
+        v, tx, taps = config.channels, config.columns, config.taps_h * config.taps_w
+        # Of a row of dy: what is loaded, and instructions.
+        seen = blocks.window_columns(problem, config) * stride_h + tx
+        instructions: float = taps * tx * v * words + seen * (1 + v * halves) + config.taps_h * 3 + stride_h * 6
+        if config.by == "copies":
+            instructions += COPY * blocks.copies_of(problem, config) / blocks.live_rows(problem, config)
+        strip, warps = config.groups * config.columns, config.threads // LANES
+        held = blocks.min_blocks_per_sm(problem, config)
+        rows = blocks.rows_of(problem, strip)[1] / config.parts
+        # Every run has some rows of x more.
+        rows += (config.taps_h - 1) / stride_h * max(1.0, rows / problem.output[0]) / 2
+        end = taps * v * (2 + config.groups * config.lanes / config.threads)
+        moved = seen * ceil_div(v * problem.itemsize, 4)
+        each = warps * (rows * (ISSUE * instructions + MOVE * moved) + end)
+        alone = rows * (LATENCY * instructions + ROW_LATENCY * stride_h) + BLOCK
+        share = ceil_div(blocks.count(problem, config), device.multiprocessors)
+        cycles = ceil_div(share, held) * joint_us(min(share, held) * each, alone, 3.0)
+        # Pieces of a filter and neighbouring strips read again what L2 has.
+        pieces = prod(blocks.piece_counts(problem, config))
+        again = pieces * max(1.0, blocks.columns_x(problem, config) / (strip * stride_w)) - 1
+        memory = (problem.bytes * (1 + AGAIN * again) + 2 * self.workspace_bytes(problem, config, device)) / device.gbps
+        return joint_us(cycles / cycles_us(device), memory / 1e3, 3.0) + START_US + SECOND_US * (config.parts > 1)
+
+    def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
+        """Parts in the accumulator's type."""
+        each = prod(problem.w_shape) * (8 if problem.dtype == "f64" else 4)
+        return config.parts * each if config.parts > 1 else 0
+
+    def source(self, problem: ConvProblem, config: Config) -> Source:
+        (stride_h, stride_w), last = steps(problem), problem.layout == "nhwc"
+        (copy_x, copy_dy), (pad_x, pad_dy) = blocks.copy_bytes(problem, config), blocks.pads(problem, config)
+        strip = phases(problem)[1] * config.groups * config.columns
+        words: dict[str, int | bool | str] = {
+            "LAST": last, "R": config.taps_h, "S": config.taps_w, "SH": stride_h, "SW": stride_w,
+            "V": config.channels, "TX": config.columns, "LANES": config.lanes, "GROUPS": config.groups,
+            "C_X": blocks.channels_x(problem, config), "SAME": problem.group_k == 1, "STAGES": config.stages,
+            "BY_TMA": config.by == "tma", "COPY_X": copy_x, "COPY_DY": copy_dy,
+            "PAD_X": pad_x, "PAD_DY": pad_dy,
+            "WHOLE": problem.output[1] % strip == 0, "SPLIT": config.parts > 1,
+        }  # fmt: skip
+        declarations, held = traits(tensor_core_type(problem.dtype), words), blocks.min_blocks_per_sm(problem, config)
+        name, parameters = "wgrad_depthwise", "DepthwiseWgrad"
+        return stub(KERNEL, name, "Traits", parameters, config.threads, held, declarations=declarations)
+
+    def sum_source(self, problem: ConvProblem) -> Source:
+        arguments = f"{tensor_core_type(problem.dtype)}, {SUM_WARPS}"
+        return stub(KERNEL, "add_wgrad_parts", arguments, "WgradParts", SUM_WARPS * LANES)
+
+    def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
+        return [self.source(problem, config)] + [self.sum_source(problem)] * (config.parts > 1)
+
+    def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[Launch]:
+        """The parts of the sums, and where there are several their sum."""
+        source, split = self.source(problem, config), config.parts > 1
+        class_rows, all_rows = blocks.rows_of(problem, config.groups * config.columns)
+        fields = window.window_fields(problem, source)
+        fields |= dict(zip(("phases_h", "phases_w"), phases(problem), strict=True))
+        fields |= dict(zip(("pieces_h", "pieces_w"), blocks.piece_counts(problem, config), strict=True))
+        fields |= {
+            "multiplier": problem.group_k, "parts": config.parts, "class_rows": class_rows, "all_rows": all_rows,
+            "channel_blocks": blocks.channel_blocks(problem, config),
+        }  # fmt: skip
+        maps: dict[str, TensorMap] = {}
+        if config.by == "tma":
+            maps = maps_of(problem, config)
+        else:
+            fields |= {f"{name}{word}": 0 for name in ("map_x", "map_dy") for word in range(WORDS)}
+        names = {"map_x": "x", "map_dy": "w", "sums": "workspace" if split else "y"}
+        grid, shared = (blocks.count(problem, config), 1, 1), blocks.shared_bytes(problem, config)
+        sums = Launch(source, fields, grid, config.threads, shared, maps, dependent=True, names_of=names)
+        if not split:
+            return [sums]
+        fields = {"k": problem.k, "taps": prod(problem.kernel), "count": config.parts}
+        grid = (ceil_div(prod(problem.w_shape), LANES), 1, 1)
+        second = self.sum_source(problem), fields, grid, SUM_WARPS * LANES
+        return [sums, Launch(*second, dependent=True, names_of={"parts": "workspace"})]
+
+    def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
+        launches = self.launches(problem, config, device)
+        return WgradPlan(problem, device, launches, self.workspace_bytes(problem, config, device))
+
+
+def maps_of(problem: ConvProblem, config: Config) -> dict[str, TensorMap]:
+    """Of x and dy: a stage's rows of a block's columns and channels."""
+
+    def one(channels: int, sizes: tuple[int, ...], box: tuple[int, int, int]) -> TensorMap:
+        (high, wide), pixel = sizes, channels * problem.itemsize
+        strides = pixel, pixel * wide, pixel * wide * high
+        return TensorMap(problem.dtype, (channels, wide, high, problem.n), strides, (*box, 1), swizzle_bytes=0)
+
+    live = blocks.live_rows(problem, config)
+    box_x = blocks.channels_x(problem, config), blocks.columns_x(problem, config), live * steps(problem)[0]
+    box_dy = config.channels * config.lanes, config.groups * config.columns, live
+    return {"map_x": one(problem.c, problem.spatial, box_x), "map_dy": one(problem.k, problem.output, box_dy)}

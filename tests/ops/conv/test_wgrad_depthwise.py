@@ -1,0 +1,135 @@
+"""cuda.depthwise of wgrad without a GPU: kernels compile without spills, and by emulation compute the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import emulated
+from emulated.verify import check
+from tapwise.cuda.jit import compile as compiler
+from tapwise.cuda.jit.device import H200
+from tapwise.ops.conv.cuda.wgrad_depthwise import DepthwiseWgrad
+from tapwise.ops.conv.cuda.wgrad_depthwise_blocks import Config
+from tapwise.ops.conv.problem import ConvProblem
+
+ALGORITHM = DepthwiseWgrad()
+COMPILED = [
+    "n32 c64 h112 w112 k64 r3 s3 stride2 pad1 groups64 f16 nhwc",
+    "n32 c144 h56 w56 k144 r3 s3 pad1 groups144 f16 nhwc",
+    "n32 c240 h28 w28 k240 r5 s5 pad2 groups240 bf16 nhwc",
+    "n32 c96 h56 w56 k96 r7 s7 pad3 groups96 f16 nhwc",
+    "n32 c165 h14 w14 k165 r5 s5 pad2 groups165 bf16 nhwc",
+    "n32 c64 h31 w31 k128 r3 s3 pad2 dilation2 groups64 f32 nhwc",
+    "n32 c144 h56 w56 k144 r3 s3 pad1 groups144 f32",
+    "n32 c384 h14 w14 k384 r7 s7 pad3 groups384 f16",
+    "n8 c64 h31 w31 k64 r11 s11 pad5 groups64 f64",
+]
+# With the parts that the sum is split into: they begin and end within images.
+EMULATED = [
+    ("n2 c64 h10 w11 k64 r3 s3 pad1 groups64 f16 nhwc", "tma", 2),
+    ("n2 c24 h9 w11 k24 r3 s3 pad1 groups24 f16 nhwc", "copies", 5),
+    ("n3 c16 h10 w13 k16 r5 s3 stride2 pad2:1x1:0 groups16 bf16 nhwc", "tma", 4),
+    ("n2 c8 h9 w8 k16 r3 s3 stride2x1 pad1 groups8 f16 nhwc", "tma", 1),
+    ("c40 h4 w5 k120 r2 s2 groups40 bf16 nhwc", "copies", 1),
+    ("n2 c9 h11 w12 k9 r3 s5 stride2 dilation3x2 pad2 groups9 f16 nhwc", "copies", 5),
+    ("n2 c12 h12 w13 k12 r7 s7 pad3 groups12 f32 nhwc", "tma", 7),
+    ("n2 c4 h5 w20 k4 r1 s13 pad0x6 stride3x1 groups4 f32 nhwc", "copies", 1),
+    ("c6 h13 w12 k6 r11 s11 pad5 groups6 f64", "copies", 2),
+    ("n3 c5 h8 w12 k10 r3 s3 pad1x0:2 groups5 f32", "copies", 5),
+    ("n2 c7 h7 w7 k7 r3 s3 pad1 groups7 f16", "copies", 1),
+    ("n2 c6 h9 w16 k6 r5 s4 stride2 pad2 groups6 bf16", "copies", 3),
+    ("n2 c4 h6 w70 k4 r3 s2 stride1x3 dilation2 pad1 groups4 f32", "copies", 4),
+    ("n3 c6 h5 w9 k6 r1 s1 pad2 groups6 f64 nhwc", "copies", 14),
+]
+
+
+def best(problem: ConvProblem, by: str) -> Config:
+    """The model's choice of those with rows that come in one way."""
+    found = [one for one in ALGORITHM.configs(problem, H200) if one.by == by]
+    return min(found, key=lambda one: ALGORITHM.predict_us(problem, one, H200))
+
+
+def kinds(problem: ConvProblem) -> Iterator[Config]:
+    """The model's best config of each way of copying, and one of other taps or channels."""
+    configs = sorted(ALGORITHM.configs(problem, H200), key=lambda one: ALGORITHM.predict_us(problem, one, H200))
+    for by in sorted({one.by for one in configs}):
+        mine = [one for one in configs if one.by == by]
+        yield mine[0]
+        taken = mine[0].taps_h, mine[0].channels
+        yield next((one for one in mine if (one.taps_h, one.channels) != taken), mine[-1])
+
+
+@pytest.mark.parametrize("text", COMPILED)
+def test_kernels_compile_without_spills(text: str) -> None:
+    problem = ConvProblem.parse(f"{text} wgrad")
+    for architecture in ("sm_90a", "sm_80", "sm_100a"):
+        found = [one for one in kinds(problem) if one.by == "copies" or architecture != "sm_80"]
+        for config in found if architecture == "sm_90a" else found[:1]:
+            for source in ALGORITHM.sources(problem, config):
+                _, used = compiler.compile_now(source, architecture)
+                assert used.spill_bytes == 0, (config, architecture, used)
+
+
+@pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
+@pytest.mark.parametrize(("text", "by", "parts"), EMULATED)
+def test_kernels_compute_the_gradient(text: str, by: str, parts: int) -> None:
+    problem = ConvProblem.parse(f"{text} wgrad")
+    config = replace(best(problem, by), parts=parts)
+    verdict = check(problem, ALGORITHM, config, backwards=parts % 2 == 1)
+    assert verdict, (config, verdict.message)
+
+
+@pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
+@pytest.mark.parametrize("number", [0, 2, 9, 11])
+def test_what_is_not_finite_stays_with_its_taps(number: int) -> None:
+    """Rows and columns of a block that are not dy's have no part in any sum."""
+    text, by, parts = EMULATED[number]
+    problem = ConvProblem.parse(f"{text} wgrad")
+    inputs, last = problem.sample(np.random.default_rng(0), False), problem.layout == "nhwc"
+    x, dy = inputs.x.copy(), inputs.w.copy()
+    x[0, 1, 0, 0], x[1, 2, -1, -1], x[0, 3, 4, -1] = np.inf, np.nan, -np.inf
+    dy[0, 4, 0, 0], dy[1, 0, 2, -1] = np.inf, np.nan
+    with np.errstate(all="ignore"):
+        expected = problem.convolve(x, dy)
+
+    def laid(array: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(np.moveaxis(array, 1, -1) if last else array)
+
+    config = replace(best(problem, by), parts=parts)
+    y, size = laid(np.zeros(problem.w_shape, problem.y_dtype)), ALGORITHM.workspace_bytes(problem, config, H200)
+    arrays = {"x": laid(x), "w": laid(dy), "y": y, "workspace": np.full(size, 0xFF, np.uint8)}
+    for launch in ALGORITHM.launches(problem, config, H200):
+        emulated.run(launch, arrays)
+    found = (np.moveaxis(y, -1, 1) if last else y).astype(np.float64)
+    np.testing.assert_allclose(found, expected, rtol=1e-2, atol=1e-1)
+
+
+def test_problems_without_a_small_part_are_taken_whole() -> None:
+    """No workspace and one launch where blocks of channels are enough."""
+    problem = ConvProblem.parse("c4096 h2 w2 k4096 r3 s3 pad1 groups4096 f32 nhwc wgrad")
+    config = ALGORITHM.configs(problem, H200)[0]
+    assert config.parts == 1 and ALGORITHM.workspace_bytes(problem, config, H200) == 0
+    assert len(ALGORITHM.launches(problem, config, H200)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("c16 h9 w9 k16 r3 s3 f16 nhwc wgrad", "one channel a group"),
+        ("c16 h9 w9 k16 r3 s3 groups8 f16 nhwc wgrad", "one channel a group"),
+        ("c1 h9 w9 k16 r3 s3 f16 nhwc wgrad", "several groups"),
+        ("c16 h9 w9 k16 r3 s3 groups16 f16 nhwc", "computes wgrad, not conv"),
+        ("c16 h90 w90 k16 r3 s3 stride9 groups16 f16 nhwc wgrad", "strides of up to 8"),
+        ("n40000 c16 h300 w300 k16 r3 s3 groups16 f16 nhwc wgrad", "rows of dy"),
+        ("n300 c2 h2000000 w2 k2 r1 s1 groups2 f16 nhwc wgrad", "sizes under 2^20"),
+        ("n2 c2 h20 w5 k4 r2 s2 stride1x3 pad2 dilation2x4 groups2 bf16 nhwc wgrad", None),
+        ("c16 h90 w90 k16 r3 s3 stride9 dilation9 pad9 groups16 f16 nhwc wgrad", None),
+    ],
+)
+def test_what_it_does_not_take(text: str, why: str | None) -> None:
+    refusal = ALGORITHM.refusal(ConvProblem.parse(text), H200)
+    assert refusal is None if why is None else why in str(refusal)
