@@ -94,7 +94,7 @@ def runs(problem: Problem, candidates: list[Candidate], device: Device) -> dict[
         return cuda.view(wide.contiguous(memory_format=torch.channels_last) if last else wide, "array")
 
     x, w, bias, residual = (there(one) for one in inputs[:4])
-    y, expected = there(np.zeros(problem.y_shape)), None
+    y, expected = there(np.zeros(problem.result_shape)), None
     found: dict[str, clock.Call] = {}
     for algorithm, config in candidates:
         plan = algorithm.plan(problem, config, device)

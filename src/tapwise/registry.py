@@ -47,6 +47,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.serial": "tapwise.ops.conv.cpu.serial_gradients:SerialWgrad",
         "cuda.depthwise": "tapwise.ops.conv.cuda.wgrad_depthwise:DepthwiseWgrad",
         "cuda.implicit_gemm": "tapwise.ops.conv.cuda.implicit_gemm_wgrad.wgrad:ImplicitGemmWgrad",
+        "cuda.implicit_gemm_mma": "tapwise.ops.conv.cuda.wgrad_mma:ImplicitGemmMmaWgrad",
         "cuda.grid_stride": "tapwise.ops.conv.cuda.gradients:GridStrideWgrad",
     },
     "im2col": {

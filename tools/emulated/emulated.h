@@ -200,6 +200,7 @@ template <int BYTES> inline void cp_async(void *to, const void *from, bool real)
 template <int BYTES> inline void cp_async(unsigned to, const void *from, bool real) {
     cp_async<BYTES>(memory + to, from, real);
 }
+inline void cp_async_through_l1(unsigned to, const void *from, bool real) { cp_async<16>(to, from, real); }
 template <int BYTES> inline void cp_async_part(unsigned to, const void *from, int bytes) {
     aligned_or_fail<BYTES>(memory + to);
     aligned_or_fail<BYTES>(from);
@@ -415,6 +416,8 @@ template <typename T> inline unsigned add_zeros(unsigned v, unsigned sum) {
         if (!std::isfinite(widen(T{(unsigned short)(v >> e * 16)}))) sum |= 0x7fffu << e * 16;
     return sum;
 }
+inline unsigned bits(f16 v) { return v.bits; }
+inline unsigned bits(bf16 v) { return v.bits; }
 // m16n8k16 and m16n8k8 of 16 bits: lanes have given words of A, and of B from the fifth on.
 template <typename T> inline void multiply(float (&d)[4], int depth) {
     __syncwarp();

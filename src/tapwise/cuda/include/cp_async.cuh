@@ -12,6 +12,11 @@ template <int BYTES> DEVICE void cp_async(unsigned to, const void *from, bool re
         asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(size)
                      : "memory");
 }
+// 16 bytes by way of L1, for what other threads of the multiprocessor read, too.
+DEVICE void cp_async_through_l1(unsigned to, const void *from, bool real) {
+    const int size = real ? 16 : 0;
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(size) : "memory");
+}
 // Of 16 bytes the first `bytes`, zeros behind them.
 template <int BYTES> DEVICE void cp_async_part(unsigned to, const void *from, int bytes) {
     static_assert(BYTES == 16);

@@ -1,0 +1,211 @@
+// Weight gradient as an implicit GEMM with warp-level tensor core instructions (sm_80 and newer): a CTA sums a tile of
+// dw, columns x filters, over a part of the pixels.
+#pragma once
+
+#include "ops/conv/cuda/wgrad_operands.cuh"
+
+template <class O> DEVICE void wgrad_mma(const Gradient &p) {
+    using T = typename O::T;
+    using X = Operand<O, true>;
+    using Dy = Operand<O, false>;
+    constexpr int STAGE = X::STAGE + Dy::STAGE, RING = O::STAGES * STAGE,
+                  SUMS = O::GROUPS_PER_TILE * O::FILTERS * O::SUMS_PITCH * 4;
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const unsigned ring = shared_address(memory), places = ring + (RING > SUMS ? RING : SUMS),
+                   tables = places + O::STAGES * BK * 16;
+    int tile = blockIdx.x;
+    const int column0 = tile % (int)p.tiles_c * O::COLUMNS;
+    tile /= (int)p.tiles_c;
+    const int filter0 = tile % (int)p.tiles_f * O::FILTERS, group0 = tile / (int)p.tiles_f * O::GROUPS_PER_TILE;
+    const int from = blockIdx.y * (int)p.part_steps, to = min(from + (int)p.part_steps, (int)p.steps);
+    const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    for (int i = thread; i < O::STAGES * BK; i += O::THREADS)
+        find_place<O>(p, (unsigned)from * BK + i, places + i * 16);
+    Loader<O, true, O::X_COPIES> x(p, tables, column0, group0);
+    Loader<O, false, O::DY_COPIES> dy(p, tables, filter0, group0);
+    begin_dependent();
+    __syncthreads();
+#pragma unroll
+    for (int ahead = 0; ahead < O::STAGES - 1; ++ahead) {
+        if (from + ahead < to) {
+            const unsigned stage = ring + ahead * STAGE, there = places + ahead * BK * 16;
+            x.copy(stage, there);
+            dy.copy(stage + X::STAGE, there);
+            x.fetch(there);
+            x.store(stage);
+            dy.fetch(there);
+            dy.store(stage + X::STAGE);
+        }
+        cp_async_commit();
+    }
+    // A warp's fragments: lanes give the rows of four matrices of 8 x 8.
+    const int group = warp / (O::WARPS_C * O::WARPS_F),
+              column = group * O::COLUMNS + warp / O::WARPS_F % O::WARPS_C * (O::MT * 16),
+              filter = group * O::FILTERS + warp % O::WARPS_F * (O::NT * 8);
+    constexpr int NP = (O::NT + 1) / 2;
+    // Of rows of columns the swizzle is the same in each sixteen of them.
+    unsigned x_at[X::TRANSPOSED ? O::MT : 1], dy_at[Dy::TRANSPOSED ? NP : 1];
+    if constexpr (X::TRANSPOSED) {
+#pragma unroll
+        for (int m = 0; m < O::MT; ++m)
+            x_at[m] = X::place(lane % 8 + lane / 16 * 8, column + m * 16 + lane / 8 % 2 * 8);
+    } else {
+        x_at[0] = X::place(lane / 16 * 8, column + lane % 16);
+    }
+    // Of an odd number of eights the last is read twice.
+    const int second = lane / 16 * 8;
+    if constexpr (Dy::TRANSPOSED) {
+#pragma unroll
+        for (int n = 0; n < NP; ++n)
+            dy_at[n] = Dy::place(lane % 16, filter + n * 16 + (O::NT % 2 && n == NP - 1 ? 0 : second));
+    } else {
+        dy_at[0] = Dy::place(lane / 8 % 2 * 8, filter + (O::NT == 1 ? 0 : second) + lane % 8);
+        static_assert(O::NT == 1 || O::NT % 2 == 0);
+    }
+    unsigned a[2][O::MT][4], b[2][NP][4];
+    const auto load = [&](int to_buffer, unsigned stage, int k) {
+#pragma unroll
+        for (int m = 0; m < O::MT; ++m) {
+            if constexpr (X::TRANSPOSED) ldmatrix_transposed(a[to_buffer][m], stage + x_at[m] + k * 16 * X::SPAN);
+            else ldmatrix<4>(a[to_buffer][m], stage + (x_at[0] ^ k * 32) + m * 16 * X::SPAN);
+        }
+        stage += X::STAGE;
+#pragma unroll
+        for (int n = 0; n < NP; ++n) {
+            if constexpr (Dy::TRANSPOSED) ldmatrix_transposed(b[to_buffer][n], stage + dy_at[n] + k * 16 * Dy::SPAN);
+            else ldmatrix<4>(b[to_buffer][n], stage + (dy_at[0] ^ k * 32) + n * 16 * Dy::SPAN);
+        }
+    };
+    float d[O::MT][O::NT][4] = {};
+    const auto multiply = [&](int buffer) {
+#pragma unroll
+        for (int m = 0; m < O::MT; ++m)
+#pragma unroll
+            for (int n = 0; n < O::NT; ++n) {
+                const unsigned (&four)[4] = b[buffer][n / 2];
+                const unsigned two[2] = {four[n % 2 * 2], four[n % 2 * 2 + 1]};
+                mma<T>(d[m][n], a[buffer][m], two);
+            }
+    };
+    cp_async_wait<O::STAGES - 2>();
+    __syncthreads();
+    load(0, ring, 0);
+    int slot = 0, free = O::STAGES - 1;
+    for (int step = from; step < to; ++step) {
+        load(1, ring + slot * STAGE, 1);
+        // The next copies go where the step before lay; then the place of a step is free, too.
+        const bool more = step + O::STAGES - 1 < to;
+        const unsigned stage = ring + free * STAGE, there = places + free * BK * 16;
+        if (more) {
+            x.copy(stage, there);
+            dy.copy(stage + X::STAGE, there);
+            x.fetch(there);
+            dy.fetch(there);
+        }
+        cp_async_commit();
+        if (warp == slot % O::WARPS)
+            find_place<O>(p, (unsigned)(step + O::STAGES) * BK + lane, places + (slot * BK + lane) * 16);
+        free = slot;
+        if (++slot == O::STAGES) slot = 0;
+        multiply(0);
+        cp_async_wait<O::STAGES - 2>();
+        __syncthreads();
+        load(0, ring + slot * STAGE, 0);
+        multiply(1);
+        if (more) {
+            x.store(stage);
+            dy.store(stage + X::STAGE);
+        }
+    }
+    cp_async_wait<0>();
+    __syncthreads();
+    // The sums, a row a filter, in the ring's memory.
+#pragma unroll
+    for (int m = 0; m < O::MT; ++m)
+#pragma unroll
+        for (int n = 0; n < O::NT; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int row = filter + n * 8 + lane % 4 * 2 + e % 2,
+                          at = column - group * O::COLUMNS + m * 16 + lane / 4 + e / 2 * 8;
+                store_word(ring + (row * O::SUMS_PITCH + at) * 4, __float_as_uint(d[m][n][e]));
+            }
+    __syncthreads();
+    constexpr int ACROSS = O::COLUMNS / O::WRITE, BYTES = O::WRITE * (O::PARTS ? 4 : 2);
+    for (int i = thread; i < O::GROUPS_PER_TILE * O::FILTERS * ACROSS; i += O::THREADS) {
+        const int row = i / ACROSS, at = i % ACROSS * O::WRITE, g = group0 + row / O::FILTERS,
+                  f = filter0 + row % O::FILTERS, j = column0 + at;
+        if (g >= (int)p.groups || f >= (int)p.group_k || j >= (int)p.columns) continue;
+        float v[O::WRITE];
+        constexpr int READ = O::WRITE < 4 ? O::WRITE : 4;
+#pragma unroll
+        for (int first = 0; first < O::WRITE; first += READ) {
+            const auto piece = load_shared<READ * 4>(ring + (row * O::SUMS_PITCH + at + first) * 4);
+#pragma unroll
+            for (int e = 0; e < READ; ++e) v[first + e] = __uint_as_float(piece.v[e]);
+        }
+        int in_row = j;
+        if constexpr (O::RUNS) {
+            const int r = j / (int)p.s, there = j - r * (int)p.s - (int)p.before;
+            if ((unsigned)there >= (unsigned)p.real) continue;
+            in_row = r * (int)p.real + there;
+        }
+        const long long place = (g * p.group_k + f) * p.row + in_row;
+        Piece<BYTES> out{};
+        if constexpr (O::PARTS) {
+#pragma unroll
+            for (int e = 0; e < O::WRITE; ++e) out.v[e] = __float_as_uint(v[e]);
+            store_global<BYTES>(p.parts + blockIdx.y * p.part_pitch + place, out);
+        } else {
+#pragma unroll
+            for (int e = 0; e < O::WRITE; ++e) out.v[e / 2] |= bits(Element<T>::from_float(v[e])) << e % 2 * 16;
+            store_global<BYTES>(static_cast<T *>(p.y) + place, out);
+        }
+    }
+}
+
+struct Parts {
+    const float *parts;
+    void *y;
+    // Elements of dw, distance of parts, parts.
+    long long count, part_pitch, split_k;
+};
+
+// dw from the sums of parts: SLICES warps share the parts of 128 elements, then their sums are added in order.
+template <typename T, int SLICES> DEVICE void add_parts(const Parts &p) {
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slice = warp % SLICES;
+    const long long at = (blockIdx.x * (8ll / SLICES) + warp / SLICES) * 128 + lane * 4;
+    const int count = at < p.count ? (int)p.split_k : 0;
+    const float *from = p.parts + at;
+    float sum[4] = {};
+    begin_dependent();
+#pragma unroll 4
+    for (int part = slice; part < count; part += SLICES) {
+        const Piece<16> v = load_global<16>(from + part * p.part_pitch);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) sum[e] += __uint_as_float(v.v[e]);
+    }
+    if constexpr (SLICES > 1) {
+        const unsigned sums = shared_address(memory) + lane * 16;
+        Piece<16> v;
+#pragma unroll
+        for (int e = 0; e < 4; ++e) v.v[e] = __float_as_uint(sum[e]);
+        store_shared<16>(sums + warp * 512, v);
+        __syncthreads();
+        if (slice > 0) return;
+#pragma unroll
+        for (int other = 1; other < SLICES; ++other) {
+            v = load_shared<16>(sums + (warp + other) * 512);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) sum[e] += __uint_as_float(v.v[e]);
+        }
+    }
+    T *const y = static_cast<T *>(p.y) + at;
+    if (at + 4 <= p.count)
+        store_global<8>(y, Piece<8>{{Element<T>::pack(sum[0], sum[1]), Element<T>::pack(sum[2], sum[3])}});
+    else
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            if (at + e < p.count) y[e] = Element<T>::from_float(sum[e]);
+}
