@@ -52,6 +52,9 @@ inline int __float_as_int(float v) { return same_bits<int>(v); }
 inline float __uint_as_float(unsigned v) { return same_bits<float>(v); }
 inline float __int_as_float(int v) { return same_bits<float>(v); }
 inline float __saturatef(float v) { return v > 1 ? 1 : v > 0 ? v : 0; }
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+    return (unsigned)(((unsigned long long)high << 32 | low) >> (shift & 31));
+}
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 
 // Fibers.

@@ -215,7 +215,7 @@ def test_where_windows_begin() -> None:
         ("c3 h9 w9 k64 r3 s3 dilation2 f16 nhwc", "gaps"),
         ("c3 h64 w64 k64 r16 s16 f16 nhwc", "pieces"),
         ("n0 c3 h9 w9 k64 r3 s3 f16 nhwc", "nothing"),
-        ("c3 h9 w9 k64 r3 s3 f16 nhwc dgrad", "fprop"),
+        ("c3 h9 w9 k64 r3 s3 f16 nhwc dgrad", "computes conv"),
         ("n40000 c3 h256 w256 k2 r1 s1 f16 nhwc", "2\\^31"),
         ("c8 h30 w30 k2000 r7 s8 f16 nhwc", "shared memory"),
     ],

@@ -102,7 +102,7 @@ def test_what_a_map_can_express() -> None:
     [
         ("c64 h9 w9 k64 r3 s3", "tensor cores"),
         ("c64 h9 w9 k64 r3 s3 f64", "tensor cores"),
-        ("c64 h9 w9 k64 r3 s3 f16 dgrad", "fprop"),
+        ("c64 h9 w9 k64 r3 s3 f16 dgrad", "computes conv"),
         ("c64 w9 k64 s3 f16", "spatial"),
         ("n0 c64 h9 w9 k64 r3 s3 f16", "nothing"),
         ("c64 h90 w90 k64 r3 s3 stride9 f16", "tensor map"),

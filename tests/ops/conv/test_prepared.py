@@ -94,10 +94,22 @@ class TestPrepared:
         ):
             with pytest.raises(InvalidProblem, match=words):
                 call()
-        for text in ("c6 d3 h9 w8 k4 t1 r3 s3", "c6 h9 w8 k4 r3 s3 dgrad"):
-            problem = ConvProblem.parse(text)
-            with pytest.raises(NotApplicable, match=r"cpu\.serial"):
-                tapwise.prepare(problem, normal(*problem.w_shape))
+        problem = ConvProblem.parse("c6 d3 h9 w8 k4 t1 r3 s3")
+        with pytest.raises(NotApplicable, match=r"cpu\.serial"):
+            tapwise.prepare(problem, normal(*problem.w_shape))
+        with pytest.raises(InvalidProblem, match="problem is of wgrad"):
+            tapwise.prepare("c6 h9 w8 k4 r3 s3 wgrad", normal(4, 6, 3, 3))
+
+    @pytest.mark.parametrize("words", ["", "nhwc bias relu"])
+    def test_dgrad(self, words: str) -> None:
+        problem = ConvProblem.parse(f"n2 c6 h9 w8 k4 r3 s3 stride2 pad1 dgrad {words}")
+        w, bias, dy = normal(*problem.w_shape), normal(6) if problem.bias else None, normal(*problem.y_shape)
+        made = tapwise.prepare(problem, w, bias)
+        expected = problem.convolve(dy, w, bias)
+        np.testing.assert_allclose(made(dy), expected, atol=1e-4)
+        np.testing.assert_allclose(made(dy[1]), expected[1], atol=1e-4)
+        with pytest.raises(InvalidProblem, match="x has shape"):
+            made(normal(*problem.x_shape))
 
     def test_out_may_not_overlap_the_input(self) -> None:
         x = normal(1, 4, 6, 6)

@@ -41,6 +41,8 @@ class PreparedConv:
         self, problem: ConvProblem, w: Any, bias: Any, *, algorithm: str, config: Config | str | None,
         threads: int | None, device: str | None,
     ) -> None:  # fmt: skip
+        if problem.direction == "wgrad":
+            raise InvalidProblem("problem is of wgrad: it has no filters that could be packed")
         index, self._upload = arrays.place(w, device)
         filters = arrays.anywhere(w, "w", index, self._upload)
         offset = None if bias is None else arrays.anywhere(bias, "bias", index, self._upload)
@@ -48,7 +50,7 @@ class PreparedConv:
             raise InvalidProblem("bias=None: the problem has a bias, of shape (k,)")
         check_like("w", filters, problem.w_shape, problem.dtype)
         if offset is not None:
-            check_like("bias", offset, (problem.k,), problem.dtype)
+            check_like("bias", offset, (problem.result_shape[1],), problem.dtype)
         self.problem = problem
         self.device = device_of(filters, threads)
         planar = problem.canonical()
@@ -67,14 +69,15 @@ class PreparedConv:
         self._run = self.plan.run
         # What a call without any conversion looks like: NumPy arrays of this dtype, shape and strides.
         self._dtype = problem.x_dtype
-        self._x_shape: tuple[int, ...] | None = planar.x_shape
+        self._x_shape: tuple[int, ...] | None = planar.given_shape
         if planar is not problem or index is not None:
             self._x_shape = None
-        self._y_shape = planar.y_shape
+        self._y_shape = planar.result_shape
+        shapes = planar.given_shape, planar.result_shape
         self._x_strides, self._y_strides = (
-            arrays.empty(shape, self._dtype, problem.layout).strides for shape in (planar.x_shape, planar.y_shape)
+            arrays.empty(shape, self._dtype, problem.layout).strides for shape in shapes
         )
-        n, k, *output = planar.y_shape
+        n, k, *output = planar.result_shape
         self._channels_last = problem.layout == "nhwc"
         self._y_memory = (n, *output, k) if self._channels_last else (n, k, *output)
         self._replays = None if index is None else Replays(constants=True)
@@ -83,6 +86,8 @@ class PreparedConv:
 
     def __call__(self, x: Any, residual: Any = None, out: Any = None) -> Any:
         """activation(conv(x, w) + bias + residual): arrays as for conv2d, of the problem's shape and dtype.
+
+        Of dgrad x is dy, and the result dx.
 
         The batch may be of any size; the first call of another prepares for it. One image may come without its batch
         axis. x that is not dense in the problem's layout is copied; the result has the problem's layout, whatever x
@@ -147,10 +152,10 @@ class PreparedConv:
         problem = self.problem
         index = self.device.index if self.device.kind == "cuda" else None
         source = arrays.anywhere(x, "x", index, self._upload)
-        single = source.ndim == len(problem.x_shape) - 1
+        single = source.ndim == len(problem.given_shape) - 1
         n = 1 if single else source.shape[0] if source.ndim else 0
-        if source.shape[not single :] != problem.x_shape[1:]:
-            images = ", ".join(map(str, ("n", *problem.x_shape[1:])))
+        if source.shape[not single :] != problem.given_shape[1:]:
+            images = ", ".join(map(str, ("n", *problem.given_shape[1:])))
             raise InvalidProblem(f"x has shape {source.shape}: ({images}) is allowed; prepare another for other images")
         if n != problem.n:
             # It has filters of its own, which are not kept for good.
@@ -158,7 +163,7 @@ class PreparedConv:
             with capture.aside():
                 other = self._for_batch(n)
             return other(x, residual, out)
-        check_like("x", source, problem.x_shape[single:], problem.dtype)
+        check_like("x", source, problem.given_shape[single:], problem.dtype)
         if problem.residual != (residual is not None):
             wanted = f"the problem has one, of shape {problem.y_shape}" if problem.residual else "the problem has none"
             raise InvalidProblem(f"residual={'None' if residual is None else 'an array'}: {wanted}")

@@ -125,6 +125,11 @@ class ConvProblem(WindowProblem):
         return {"fprop": self.y_shape, "dgrad": self.x_shape, "wgrad": self.w_shape}[self.direction]
 
     @property
+    def given_shape(self) -> tuple[int, ...]:
+        """Of the image that calls bring: x, or dy."""
+        return self.y_shape if self.direction == "dgrad" else self.x_shape
+
+    @property
     def group_c(self) -> int:
         """Input channels of one group."""
         return self.c // self.groups
@@ -194,7 +199,7 @@ class ConvProblem(WindowProblem):
 
     def inputs(self, array: Callable[[tuple[int, ...]], Any]) -> Inputs:
         """(x, w) for fprop, (dy, w) for dgrad, (x, dy) for wgrad; bias and residual where the problem has them."""
-        first = array(self.y_shape if self.direction == "dgrad" else self.x_shape)
+        first = array(self.given_shape)
         second = array(self.y_shape if self.direction == "wgrad" else self.w_shape)
         bias = array((self.result_shape[1],)) if self.bias else None
         return Inputs(first, second, bias, array(self.y_shape) if self.residual else None)

@@ -62,31 +62,57 @@ struct Tap {
     }
 };
 
-// A block turns a tile of filters by columns (c, r, s), which lie side by side in w: channels innermost (LAST), or
-// taps.
+// What a column (c, r, s) of w is, where columns lie side by side: channels innermost (LAST), or taps.
+template <bool LAST> struct Column {
+    int c, r, s;
+
+    __device__ Column(const Filters &a, int column) {
+        const int taps = a.taps_h * a.taps_w, tap = LAST ? column / (int)a.group_c : column % taps;
+        c = LAST ? column % (int)a.group_c : column / taps, r = tap / (int)a.taps_w, s = tap % (int)a.taps_w;
+    }
+
+    // Of w, from a group's first filter on.
+    __device__ long long from(const Filters &a) const { return c * a.step_c + r * a.step_r + s * a.step_s; }
+
+    // Of y, from the first of a group's filters on; -1 where a small image lacks the phase.
+    __device__ long long to(const Filters &a, int group) const {
+        const Tap h(r, a.taps_h, a.stride_h, a.first_h, a.turn_h, a.apart_h);
+        const Tap v(s, a.taps_w, a.stride_w, a.first_w, a.turn_w, a.apart_w);
+        if (h.phase >= a.down || v.phase >= a.across) return -1;
+        const long long row = ((group * a.group_c + c) * h.count + h.at) * v.count + v.at;
+        return a.base[h.phase * (int)a.across + v.phase] + row * a.group_k;
+    }
+};
+
+// A block turns a tile of filters by columns through shared memory.
 template <typename T, bool LAST> __device__ __forceinline__ void turn_filters(const Filters &a) {
     __shared__ T tile[32][33];
-    const int taps = a.taps_h * a.taps_w, columns = a.group_c * taps, group_k = a.group_k, group_c = a.group_c;
+    begin_dependent();
+    const int columns = a.group_c * a.taps_h * a.taps_w, group_k = a.group_k;
     const int tile_k = blockIdx.x % (unsigned)a.tiles_k, rest = blockIdx.x / (unsigned)a.tiles_k;
     const int column0 = rest % (int)a.tiles_columns * 32, group = rest / (int)a.tiles_columns, k0 = tile_k * 32;
     const int across = threadIdx.x % 32, down = threadIdx.x / 32;
-    const auto place = [&](int column, int &c, int &r, int &s) {
-        const int tap = LAST ? column / group_c : column % taps;
-        c = LAST ? column % group_c : column / taps, r = tap / (int)a.taps_w, s = tap % (int)a.taps_w;
-    };
-    int c, r, s;
-    place(column0 + across, c, r, s);
-    const T *w = static_cast<const T *>(a.w) + group * group_k * a.step_k + c * a.step_c + r * a.step_r + s * a.step_s;
+    const T *w = static_cast<const T *>(a.w) + group * group_k * a.step_k;
+    w += Column<LAST>(a, column0 + across).from(a);
     for (int k = down; k < 32; k += 8)
         if (k0 + k < group_k && column0 + across < columns) tile[k][across] = w[(k0 + k) * a.step_k];
     __syncthreads();
     for (int i = down; i < 32 && column0 + i < columns; i += 8) {
-        place(column0 + i, c, r, s);
-        const Tap h(r, a.taps_h, a.stride_h, a.first_h, a.turn_h, a.apart_h);
-        const Tap v(s, a.taps_w, a.stride_w, a.first_w, a.turn_w, a.apart_w);
-        const long long row = ((group * group_c + c) * (long long)h.count + h.at) * v.count + v.at;
-        if (k0 + across < group_k && h.phase < a.down && v.phase < a.across)
-            static_cast<T *>(a.y)[a.base[h.phase * (int)a.across + v.phase] + row * group_k + k0 + across] =
-                tile[across][i];
+        const long long to = Column<LAST>(a, column0 + i).to(a, group);
+        if (k0 + across < group_k && to >= 0) static_cast<T *>(a.y)[to + k0 + across] = tile[across][i];
+    }
+}
+
+// Of groups of a few filters: a thread an element, as they lie in w.
+template <typename T, bool LAST> __device__ __forceinline__ void turn_few(const Filters &a) {
+    begin_dependent();
+    const unsigned columns = a.group_c * a.taps_h * a.taps_w, group_k = a.group_k;
+    const unsigned count = columns * group_k * (unsigned)a.groups;
+    for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
+        const unsigned filter = i / columns, group = filter / group_k;
+        const Column<LAST> column(a, i - filter * columns);
+        const long long to = column.to(a, group);
+        const T *w = static_cast<const T *>(a.w) + filter * a.step_k + column.from(a);
+        if (to >= 0) static_cast<T *>(a.y)[to + filter - group * group_k] = *w;
     }
 }

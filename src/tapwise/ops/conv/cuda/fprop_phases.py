@@ -23,6 +23,8 @@ from tapwise.ops.conv.problem import ConvProblem
 THREADS: Final = 256
 # Filters and columns that a block turns.
 SQUARE: Final = 32
+# Filters of a group below which a tile would be mostly empty.
+FEW: Final = 8
 # Strides of filters whose launch is kept.
 PLANS_KEPT: Final = 512
 BLOCKS_EACH: Final = 16
@@ -82,7 +84,8 @@ def turned_filters(problem: ConvProblem, w: DeviceArray, device: Device) -> list
 
 def turn_source(problem: ConvProblem, last: bool) -> Source:
     words = template_args({2: "unsigned short", 4: "unsigned", 8: "unsigned long long"}[problem.itemsize], last)
-    return stub("ops/conv/cuda/fprop_phases.cu", "turn_filters", words, "Filters", THREADS)
+    entry = "turn_few" if problem.group_k < FEW else "turn_filters"
+    return stub("ops/conv/cuda/fprop_phases.cu", entry, words, "Filters", THREADS)
 
 
 def turn_launch(problem: ConvProblem, steps: tuple[int, ...]) -> Launch:
@@ -107,8 +110,10 @@ def turn_launch(problem: ConvProblem, steps: tuple[int, ...]) -> Launch:
         bases[number] = at
         at += prod(map(len, phase.taps)) * problem.c * problem.group_k if phase.problem is not None else 0
     fields |= {f"base{number}": base for number, base in enumerate(bases)}
-    grid = (fields["tiles_k"] * fields["tiles_columns"] * problem.groups, 1, 1)
-    return Launch(turn_source(problem, last), fields, grid, THREADS)
+    blocks = fields["tiles_k"] * fields["tiles_columns"] * problem.groups
+    if problem.group_k < FEW:
+        blocks = ceil_div(prod(problem.w_shape), THREADS)
+    return Launch(turn_source(problem, last), fields, (blocks, 1, 1), THREADS, dependent=True)
 
 
 @lru_cache(PLANS_KEPT)

@@ -186,23 +186,41 @@ struct Filters {
     long long k, taps, inner, channels, wide, pitch, step_k, step_c, step_r, step_s, taps_w, order, real;
 };
 
-// Parts of filters for 3xtf32: large, small, large.
-// PARTS 0: as they are.
-template <typename T, int PARTS> __device__ void pack_filters(const Filters &p) {
-    const long long row = PARTS == 2 ? 3 * p.wide : p.wide, count = p.k * p.pitch;
+// Parts of filters for 3xtf32: large, small, large. PARTS 0: as they are. A thread takes V neighbours of a tap, all of
+// them channels or all zeros; I counts elements of y.
+template <typename T, int PARTS, int V, typename I> __device__ void pack_pieces(const Filters &p) {
+    struct alignas(sizeof(T) * V) Piece { T v[V]; };
+    const I pitch = p.pitch, wide = p.wide, row = PARTS == 2 ? 3 * wide : wide, channels = p.channels;
+    const I order = p.order, taps = p.taps, inner = p.inner, taps_w = p.taps_w, count = (I)p.k * pitch;
     const T *w = static_cast<const T *>(p.w);
-    T *y = static_cast<T *>(p.y);
-    for (long long i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll) {
-        const long long k = i / p.pitch, rest = i - k * p.pitch, tap = rest / row, at = rest - tap * row;
-        const long long part = at / p.wide, within = (at - part * p.wide) / p.channels,
-                        real_tap = tap * p.inner + within;
-        const long long channel = at - part * p.wide - within * p.channels;
-        const long long permuted = k % p.order,
-                        filter = k - permuted + permuted % 8 / 2 * (p.order / 4) + permuted / 8 * 2 + permuted % 2;
-        T v{};
-        if (within < p.inner && tap < p.taps && filter < p.real)
-            v = w[filter * p.step_k + channel * p.step_c + real_tap / p.taps_w * p.step_r +
-                  real_tap % p.taps_w * p.step_s];
-        y[i] = part == 1 ? part_of<T, 1>(v) : part_of<T, PARTS == 0 ? 2 : 0>(v);
+    for (I i = (blockIdx.x * (I)256 + threadIdx.x) * V; i < count; i += gridDim.x * (I)256 * V) {
+        const I k = i / pitch, rest = i - k * pitch, tap = rest / row, at = rest - tap * row, part = at / wide;
+        const I within = (at - part * wide) / channels, channel = at - part * wide - within * channels;
+        const I real_tap = tap * inner + within, permuted = k % order;
+        const I filter = k - permuted + permuted % 8 / 2 * (order / 4) + permuted / 8 * 2 + permuted % 2;
+        Piece piece{};
+        if (within < inner && tap < taps && filter < p.real) {
+            const T *from = w + (long long)filter * p.step_k + (long long)channel * p.step_c +
+                            (long long)(real_tap / taps_w) * p.step_r + (long long)(real_tap % taps_w) * p.step_s;
+            if (V > 1 && p.step_c == 1 && reinterpret_cast<unsigned long long>(from) % sizeof(Piece) == 0) {
+                piece = *reinterpret_cast<const Piece *>(from);
+            } else {
+#pragma unroll
+                for (int e = 0; e < V; ++e) piece.v[e] = from[e * p.step_c];
+            }
+        }
+#pragma unroll
+        for (int e = 0; e < V; ++e)
+            piece.v[e] = part == 1 ? part_of<T, 1>(piece.v[e]) : part_of<T, PARTS == 0 ? 2 : 0>(piece.v[e]);
+        *reinterpret_cast<Piece *>(static_cast<T *>(p.y) + i) = piece;
     }
+}
+
+template <typename T, int PARTS> __device__ void pack_filters(const Filters &p) {
+    constexpr int V = 16 / sizeof(T);
+    begin_dependent();
+    // Divisions of 64 bits would take longer than all else.
+    if (p.k * p.pitch >= 1ll << 31) pack_pieces<T, PARTS, 1, long long>(p);
+    else if (p.channels % V || p.wide % V || p.pitch % V) pack_pieces<T, PARTS, 1, unsigned>(p);
+    else pack_pieces<T, PARTS, V, unsigned>(p);
 }

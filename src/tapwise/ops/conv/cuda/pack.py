@@ -164,11 +164,18 @@ def filters(
 
 
 @lru_cache(maxsize=512)
-def _filters(
+def _filters(*words: Any) -> Launch:
+    """The loaded launch of `filters_launch`, whose last word is the GPU."""
+    launch, device = filters_launch(*words), words[-1]
+    launch.load(device.architecture, device.index)
+    return launch
+
+
+def filters_launch(
     problem: ConvProblem, shape: tuple[int, ...], steps: tuple[int, ...], tap_channels: int, pitch: int, apart: bool,
     order: int, device: Device,
 ) -> Launch:  # fmt: skip
-    """The loaded launch that packs filters of such a shape (c, r, s) and strides."""
+    """Packs filters of such a shape (c, r, s) and strides, in elements."""
     channels, *kernel = shape
     rows = filter_rows(problem, order)
     taps = prod(problem.kernel)
@@ -177,7 +184,8 @@ def _filters(
         "pitch": pitch, "step_k": steps[0], "step_c": steps[1], "step_r": steps[2], "step_s": steps[3],
         "taps_w": kernel[1], "order": order or 8, "real": problem.k,
     }  # fmt: skip
-    blocks = max(1, min(ceil_div(rows * pitch, THREADS), BLOCKS_EACH * device.multiprocessors))
-    launch = Launch(filters_source(problem, apart), fields, (blocks, 1, 1), THREADS)
-    launch.load(device.architecture, device.index)
-    return launch
+    # As the kernel chooses.
+    pieces = 16 // problem.itemsize
+    each = 1 if channels % pieces or tap_channels % pieces or pitch % pieces else pieces
+    blocks = max(1, min(ceil_div(rows * pitch, THREADS * each), BLOCKS_EACH * device.multiprocessors))
+    return Launch(filters_source(problem, apart), fields, (blocks, 1, 1), THREADS, dependent=True)
