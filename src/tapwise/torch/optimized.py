@@ -19,6 +19,7 @@ from tapwise.torch.fused import FusedConv
 from tapwise.torch.graphs import Graphs
 from tapwise.torch.tensors import version
 from tapwise.torch.timing import medians
+from tapwise.torch.training import for_training
 
 # Orders of images by name; None: as they come.
 FORMATS: Final = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format, "preserve": None}
@@ -101,8 +102,8 @@ def _in_order(value: Any, order: torch.memory_format) -> Any:
 
 def optimize(
     model: torch.nn.Module, example_inputs: Any = None, *, memory_format: str = "auto", math: str = "ieee",
-    report: bool = False, graphs: bool | int = False,
-) -> Optimized:  # fmt: skip
+    report: bool = False, graphs: bool | int = False, training: bool = False,
+) -> Any:  # fmt: skip
     """A copy of a model for inference, with its convolutions by tapwise.
 
     Batch norm is folded into the filters, bias, activation and residual addition are computed behind the sums. What
@@ -115,13 +116,25 @@ def optimize(
 
     The result is an nn.Module with the model's state_dict: it may be compiled, exported, copied, saved, moved, and its
     parameters may change. Its parameters require no gradient; in training mode the model itself computes.
+
+    `training`: a copy to be trained instead, of the model's own class. Its convolutions are replaced, nothing is fused
+    or folded, and with example inputs (under autocast, where training is) each direction of each layer is computed by
+    the library that was faster. `memory_format` and `graphs` are left to the training loop.
     Raises InvalidProblem for a bad argument.
     """
     if not isinstance(model, torch.nn.Module):
         raise InvalidProblem(f"model is a {type(model).__name__}: a torch.nn.Module is allowed")
     one_of(memory_format, "memory_format", ("auto", *FORMATS))
-    one_of(math, "math", MATHS)
     several = example_inputs is None or isinstance(example_inputs, (tuple, list))
+    if flag(training, "training"):
+        if memory_format != "auto" or graphs:
+            raise InvalidProblem("training=True: goes without memory_format and graphs, which a training loop decides")
+        given = None if example_inputs is None else tuple(example_inputs) if several else (example_inputs,)
+        trained, said = for_training(model, given, math)
+        if flag(report, "report"):
+            print(said)
+        return trained
+    one_of(math, "math", MATHS)
     inputs = example_inputs if several else (example_inputs,)
     kept = 8 * graphs if isinstance(graphs, bool) else whole(graphs, "graphs")
     if kept < 0:
