@@ -78,7 +78,7 @@ def test_algorithm_class_has_a_registry_row() -> None:
 @pytest.mark.parametrize("page", ["README.md", "docs/torch.md"])
 def test_examples_of_a_page_run(page: str) -> None:
     blocks = code_blocks((ROOT / page).read_text(), "python")
-    assert len(blocks) == 2
+    assert len(blocks) >= 2
     for block in blocks:
         assert len([line for line in block.splitlines() if line.strip()]) <= 10
         exec(compile(block, page, "exec"), {})
