@@ -13,7 +13,13 @@ import emulated
 from emulated.verify import check
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
-from tapwise.ops.conv.cuda.implicit_gemm_wgrad.wgrad import Config, Grid, ImplicitGemmWgrad, WeightGradientPlan
+from tapwise.ops.conv.cuda.implicit_gemm_wgrad.wgrad import (
+    Config,
+    Grid,
+    ImplicitGemmWgrad,
+    WeightGradientPlan,
+    splits,
+)
 from tapwise.ops.conv.problem import ConvProblem
 
 ALGORITHM = ImplicitGemmWgrad()
@@ -82,6 +88,30 @@ def test_shared_memory_and_splits_are_within_their_limits() -> None:
             assert config.min_blocks_per_sm * (each + 1024) <= H200.shared_bytes + 1024
             assert config.split_k <= max(1, Grid.of(problem, config).steps // 2)
             assert (ALGORITHM.workspace_bytes(problem, config, H200) > 0) == (config.split_k > 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["n32 c64 h112 w112 k64 r1 s1", "n32 c512 h56 w56 k512 r3 s3 pad1", "c64 h9 w9 k64 r3 s3"]
+)
+def test_no_part_has_more_pixels_than_tensor_cores_add_well(text: str) -> None:
+    problem = ConvProblem.parse(f"{text} f16 nhwc wgrad")
+    for config in ALGORITHM.configs(problem, H200):
+        assert -(-Grid.of(problem, config).steps // config.split_k) * 64 <= 32768, config
+
+
+def test_splits_give_multiprocessors_whole_numbers_of_ctas() -> None:
+    grid = Grid(4, 3, 12, 4, 1000, 0)
+    assert list(splits(grid, 132, 3)) == [2, 5, 11, 22, 33, 66]
+    # 2000 steps of 64 pixels: no part of more than 512 of them, if tiles alone fill the device.
+    assert list(splits(Grid(40, 10, 400, 4, 2000, 0), 132, 1)) == [4]
+
+
+def test_a_copy_s_latency_is_shared_by_stages_under_way() -> None:
+    """Where a CTA has a multiprocessor alone, three stages of one warpgroup wait for every copy."""
+    problem = ConvProblem.parse("n32 c128 h32 w32 k128 r3 s3 pad1 f16 nhwc wgrad")
+    three, five = (Config(False, 64, 192, 1, stages, 2, 1) for stages in (3, 5))
+    assert three.stages_ahead == 1 and five.stages_ahead == 3
+    assert ALGORITHM.predict_us(problem, three, H200) > 1.2 * ALGORITHM.predict_us(problem, five, H200)
 
 
 def test_dy_is_not_packed() -> None:

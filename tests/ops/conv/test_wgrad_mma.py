@@ -102,6 +102,13 @@ def test_tiles_and_parts_cover_the_gradient(text: str) -> None:
         assert ALGORITHM.workspace_bytes(problem, config, H200) >= 4 * count * config.split_k * (config.split_k > 1)
 
 
+@pytest.mark.parametrize("text", ["n32 c64 h112 w112 k64 r1 s1 f16", "n32 c33 h56 w56 k37 r3 s3 pad1 bf16 nhwc"])
+def test_no_part_has_more_pixels_than_tensor_cores_add_well(text: str) -> None:
+    problem = ConvProblem.parse(f"{text} wgrad")
+    for config in ALGORITHM.configs(problem, H200):
+        assert -(-ALGORITHM.steps(problem) // config.split_k) * 32 <= 32768, config
+
+
 def test_tiles_are_whole_warps() -> None:
     for columns, filters, warps_c, warps_f in [*TILES, *((*tile, 1, 1) for tile in NARROW)]:
         assert columns % (16 * warps_c) == filters % (8 * warps_f) == 0

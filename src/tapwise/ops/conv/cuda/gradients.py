@@ -23,6 +23,8 @@ THREADS: Final = 256
 # Microseconds of a term that a thread waits for, and of a launch.
 TERM_US: Final = 0.05
 START_US: Final = 2.0
+# Pixels of a part of wgrad's sum at most, where tensor cores add: they cut off what does not fit into float32.
+MOST_PART_PIXELS: Final = 1 << 15
 # Of the arithmetic rate, and of the bandwidth.
 RATE_SHARE, BYTES_SHARE = 0.02, 0.3
 

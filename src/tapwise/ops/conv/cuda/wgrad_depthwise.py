@@ -35,11 +35,13 @@ from tapwise.ops.conv.problem import ConvProblem
 KERNEL: Final = "ops/conv/cuda/wgrad_depthwise.cu"
 # Warps of a block that adds parts.
 SUM_WARPS: Final = 16
-# Cycles of a multiprocessor: an instruction of a warp, a move from shared memory; of a warp alone: an instruction, a
-# row of x, a block's begin and end. Instructions of a copy. Not fitted yet.
-ISSUE, MOVE, LATENCY, ROW_LATENCY, BLOCK, COPY = 0.285, 0.5, 1.2, 100.0, 3000.0, 15
-# Of memory's time: what L2 has. Microseconds of a launch, of the second one.
-AGAIN, START_US, SECOND_US = 0.35, 1.3, 1.5
+# Fitted to times of 336 configs on 14 layers (H100). Cycles of a multiprocessor: an instruction of a warp, a block's
+# stage, a pixel's piece by TMA that is not whole sectors; of a warp alone: an instruction. Instructions of a copy.
+ISSUE, STAGE, UNALIGNED, LATENCY, COPY = 0.34, 139.0, 7.5, 2.25, 36
+# Times as many instructions where a strip's last columns are not there; bytes of a sector.
+PARTIAL, SECTOR = 1.22, 32
+# Microseconds of begin and end; of the second launch (assumed: the data tell its sum with the first's).
+START_US, SECOND_US = 5.6, 1.0
 
 
 class DepthwiseWgrad(CudaAlgorithm[Config]):
@@ -63,31 +65,37 @@ class DepthwiseWgrad(CudaAlgorithm[Config]):
         return [one for tile in blocks.tiles(problem, device) for one in blocks.split(problem, tile, device)]
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """Instructions of a multiprocessor's warps and what they move, or a warp's chain of latencies; memory; the
-        second launch."""
-        (stride_h, stride_w), halves, words = steps(problem), problem.itemsize == 2, 2 if problem.dtype == "f64" else 1
+        """Instructions of a multiprocessor's warps, or a warp's chain of them behind the block's copies; memory; parts,
+        which are written and read, and the second launch."""
+        stride_h, halves, words = steps(problem)[0], problem.itemsize == 2, 2 if problem.dtype == "f64" else 1
         v, tx, taps = config.channels, config.columns, config.taps_h * config.taps_w
+        live = blocks.live_rows(problem, config)
         # Of a row of dy: what is loaded, and instructions.
         seen = blocks.window_columns(problem, config) * stride_h + tx
         instructions: float = taps * tx * v * words + seen * (1 + v * halves) + config.taps_h * 3 + stride_h * 6
         if config.by == "copies":
-            instructions += COPY * blocks.copies_of(problem, config) / blocks.live_rows(problem, config)
-        strip, warps = config.groups * config.columns, config.threads // LANES
-        held = blocks.min_blocks_per_sm(problem, config)
-        rows = blocks.rows_of(problem, strip)[1] / config.parts
-        # Every run has some rows of x more.
-        rows += (config.taps_h - 1) / stride_h * max(1.0, rows / problem.output[0]) / 2
-        end = taps * v * (2 + config.groups * config.lanes / config.threads)
-        moved = seen * ceil_div(v * problem.itemsize, 4)
-        each = warps * (rows * (ISSUE * instructions + MOVE * moved) + end)
-        alone = rows * (LATENCY * instructions + ROW_LATENCY * stride_h) + BLOCK
+            instructions += COPY * blocks.copies_of(problem, config) / live
+        strip = config.groups * config.columns
+        if problem.output[1] % (phases(problem)[1] * strip):
+            instructions *= PARTIAL
+        class_rows, all_rows = blocks.rows_of(problem, strip)
+        rows = all_rows / config.parts
+        # Every run has some rows of x more, and a stage that is not full.
+        runs = 1 + max(0.0, rows - 1) / class_rows
+        rows_x = rows * stride_h + runs * max(0, config.taps_h - stride_h)
+        copied = STAGE * (rows_x / (live * stride_h) + runs / 2)
+        if config.by == "tma" and not blocks.whole_sectors(problem, config, SECTOR):
+            copied += UNALIGNED * (rows_x * blocks.columns_x(problem, config) + rows * strip)
+        chain = rows_x / stride_h * instructions
         share = ceil_div(blocks.count(problem, config), device.multiprocessors)
-        cycles = ceil_div(share, held) * joint_us(min(share, held) * each, alone, 3.0)
-        # Pieces of a filter and neighbouring strips read again what L2 has.
-        pieces = prod(blocks.piece_counts(problem, config))
-        again = pieces * max(1.0, blocks.columns_x(problem, config) / (strip * stride_w)) - 1
-        memory = (problem.bytes * (1 + AGAIN * again) + 2 * self.workspace_bytes(problem, config, device)) / device.gbps
-        return joint_us(cycles / cycles_us(device), memory / 1e3, 3.0) + START_US + SECOND_US * (config.parts > 1)
+        held = blocks.min_blocks_per_sm(problem, config)
+        together, warps = min(share, held), config.threads // LANES
+        wave = joint_us(together * warps * ISSUE * chain, LATENCY * chain + together * copied, 3.0)
+        busy = START_US + ceil_div(share, held) * wave / cycles_us(device)
+        parts_us = 0.0
+        if config.parts > 1:
+            parts_us = SECOND_US + 2 * self.workspace_bytes(problem, config, device) / (device.gbps * 1e3)
+        return joint_us(busy, problem.bytes / (device.gbps * 1e3), 3.0) + parts_us
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         """Parts in the accumulator's type."""

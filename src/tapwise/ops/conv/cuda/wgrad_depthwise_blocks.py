@@ -236,6 +236,12 @@ def by_tma(problem: ConvProblem, config: Config, device: Device) -> bool:
     return all(count * problem.itemsize % PIECE == 0 for count in multiples) and max(sizes) <= boxes.MOST
 
 
+def whole_sectors(problem: ConvProblem, config: Config, sector: int) -> bool:
+    """Whether pixels' pieces, and where they begin, are multiples of so many bytes."""
+    multiples = problem.c, problem.k, channels_x(problem, config), config.channels * config.lanes
+    return all(count * problem.itemsize % sector == 0 for count in multiples)
+
+
 def registers(problem: ConvProblem, config: Config) -> int:
     """Of a thread, that are certainly enough."""
     return values(problem, config) + (TMA_REGISTERS if config.by == "tma" else OTHER_REGISTERS)

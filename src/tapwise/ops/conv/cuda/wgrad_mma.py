@@ -25,6 +25,7 @@ from tapwise.cuda.plan import CudaPlan
 from tapwise.cuda.types import INDEX_LIMIT, reciprocal, template_args, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import costs, window
+from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS
 from tapwise.ops.conv.problem import ConvProblem
 
 KERNEL: Final = "ops/conv/cuda/wgrad_mma.cu"
@@ -187,7 +188,9 @@ class ImplicitGemmMmaWgrad(window.TensorCoreAlgorithm[Config]):
                 if together > before:
                     for split_k in self._splits(problem, config, device):
                         found[replace(config, split_k=split_k)] = None
-        return list(found)
+        steps = self.steps(problem)
+        short = [one for one in found if ceil_div(steps, one.split_k) * STEP <= MOST_PART_PIXELS]
+        return short or list(found)
 
     def _tiles(self, problem: ConvProblem) -> Iterator[tuple[int, int, int, int, int]]:
         """Tiles of which no half is empty: there is always one."""
@@ -202,11 +205,12 @@ class ImplicitGemmMmaWgrad(window.TensorCoreAlgorithm[Config]):
                         yield columns, filters, count, 1, 1
 
     def _splits(self, problem: ConvProblem, config: Config, device: Device) -> list[int]:
-        """Parts that fill half a wave of CTAs, one and two, and powers of two."""
+        """Parts that fill half a wave of CTAs, one and two, powers of two, and as few as are short enough."""
         steps, tiles = self.steps(problem), prod(self._grid(problem, config))
         slots = device.multiprocessors * self._together(problem, config, device)
         most = max(1, min(steps // PART_STEPS, 4 * slots // tiles, PARTS_BYTES // (4 * self._part_pitch(problem))))
-        wanted = {1, *(slots * part // (2 * tiles) for part in (1, 2, 4)), *(1 << power for power in range(6))}
+        least = ceil_div(steps, MOST_PART_PIXELS // STEP)
+        wanted = {1, least, *(slots * part // (2 * tiles) for part in (1, 2, 4)), *(1 << power for power in range(6))}
         # Whole parts : none is without a step.
         return sorted({ceil_div(steps, ceil_div(steps, count)) for count in wanted if 1 <= count <= most})
 

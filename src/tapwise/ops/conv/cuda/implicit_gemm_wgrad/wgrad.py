@@ -26,6 +26,8 @@ from tapwise.cuda.plan import CudaPlan
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import window
+from tapwise.ops.conv.cuda.costs import joint_us
+from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS
 from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import instruction
 from tapwise.ops.conv.cuda.implicit_gemm.view import corners_of, last_offsets, padded
 from tapwise.ops.conv.problem import ConvProblem
@@ -49,24 +51,25 @@ MORE_BYTES: Final = 1024 + 16 * MOST_STAGES
 # tap of a row may be ahead of the first: a copy of the ring's first pixels lies behind its last.
 MOST_TAPS: Final = (3, 3)
 MOST_APART: Final = STEP_PIXELS - 16
-# Waves of CTAs that gemm_k is split for, in halves; steps that a part has at least.
-HALF_WAVES: Final = (1, 2, 4, 6)
+# Steps that a part has at least.
 LEAST_STEPS: Final = 2
 # Threads of a block that adds parts; threads that share them, and parts that each of these adds at least.
 ADDERS: Final = 256
 SLICES: Final = (8, 4, 2)
 LEAST_PARTS: Final = 4
 
-# Not fitted yet. Cycles of a microsecond under load; of a step beside its products; of a pixel's copy, by im2col and as
-# it lies; of a launch's beginning and end; microseconds of the launch that adds parts; bytes a microsecond of L2.
+# Fitted to times of 430 configs on 20 layers (H100). Cycles of a microsecond under load. Of a step: cycles until a copy
+# is there, which stages under way share; of each block's copy, and of im2col's coordinates. How much longer copies take
+# of pixels that do not begin at a multiple of LINE_BYTES.
 CYCLES_US: Final = 1700.0
-STEP_CYCLES: Final = 65.0
-IM2COL_CYCLES, ROW_CYCLES = 2.13, 1.2
-BEGIN_CYCLES: Final = 3000.0
-SECOND_US: Final = 3.0
-L2_BYTES: Final = 7.0e6
-# How many readers of one block at a time make its bytes count less: to that power.
-SHARING: Final = 0.36
+COPY_LATENCY, COPY_CYCLES, IM2COL_CYCLES = 420.0, 142.5, 217.0
+STRADDLING: Final = 1.62
+LINE_BYTES: Final = 128
+# Cycles of a wave's begin and end; bytes a microsecond of parts that are written or read; microseconds of the launch
+# that adds them (assumed: the data tell its sum with the begin).
+BEGIN_CYCLES: Final = 1100.0
+PARTS_BYTES: Final = 3.1e6
+SECOND_US: Final = 0.5
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,11 @@ class Config(BaseConfig):
         """Columns of a matrix instruction: warpgroups share the filters where each gets 64, or else the columns."""
         across = 1 if self.tile_filters // BLOCK % self.warpgroups == 0 else self.warpgroups
         return self.tile_columns // across
+
+    @property
+    def stages_ahead(self) -> int:
+        """Stages that copies are under way to, while one warpgroup's products of two steps are, or several's of one."""
+        return max(1, self.stages - (2 if self.warpgroups == 1 else 1))
 
 
 @dataclass(frozen=True)
@@ -174,33 +182,35 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
             staged = (replace(first, stages=stages) for stages in range(MOST_STAGES, 1, -1))
             for config in staged:
                 if grid.shared_bytes(config) <= room:
-                    places = device.multiprocessors * beside
-                    found += [replace(config, split_k=split_k) for split_k in splits(grid, places)]
+                    parts = splits(grid, device.multiprocessors, beside)
+                    found += [replace(config, split_k=split_k) for split_k in parts]
                     break
         return sorted(found, key=lambda config: self.predict_us(problem, config, device))
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """Waves of CTAs, each the larger of its products and its copies a step; L2 and memory; parts, which are written
-        and read, and their launch."""
+        """Waves of CTAs, of steps that take the longest of products, copies, and what a CTA alone waits for its copies;
+        memory; parts, which are written and read, and their launch."""
         grid = Grid.of(problem, config)
         steps = ceil_div(grid.steps, config.split_k) + grid.ahead / 2
         rows, columns = config.tile_filters // BLOCK, 1 if config.halo else config.tile_columns // BLOCK
-        product = 4 * rows * config.tile_columns / 2
-        each = ROW_CYCLES if is_pointwise(problem) else IM2COL_CYCLES
-        copies = STEP_PIXELS * (rows * (IM2COL_CYCLES if config.halo else ROW_CYCLES) + columns * each)
-        blocks, places = grid.tiles * config.split_k, device.multiprocessors * config.min_blocks_per_sm
-        waves, rest = divmod(blocks, places)
-        # CTAs beside each other on a multiprocessor share it, and hide what is between steps.
-        share = waves * config.min_blocks_per_sm + ceil_div(rest, device.multiprocessors)
-        step = max(product, copies) + STEP_CYCLES / config.min_blocks_per_sm
-        busy = (share * steps * step + (waves + (rest > 0)) * BEGIN_CYCLES) / CYCLES_US
-        readers = min(grid.tiles, places) ** SHARING
-        l2_us = blocks * steps * (rows + columns) * BLOCK_BYTES / readers / L2_BYTES
-        memory_us = problem.bytes / (device.gbps * 1e3)
+        product = 2 * rows * config.tile_columns
+        straddling = [STRADDLING if count * problem.itemsize % LINE_BYTES else 1.0 for count in (problem.k, problem.c)]
+        copies = COPY_CYCLES * (rows * straddling[0] + columns * straddling[1])
+        alone = COPY_LATENCY / config.stages_ahead + COPY_CYCLES * (rows + columns)
+        if not is_pointwise(problem):
+            alone += IM2COL_CYCLES
+
+        def wave(beside: int) -> float:
+            """Cycles of so many CTAs beside each other on a multiprocessor, which they share."""
+            return BEGIN_CYCLES + steps * max(beside * max(product, copies), alone) if beside else 0.0
+
+        together = config.min_blocks_per_sm
+        waves, rest = divmod(grid.tiles * config.split_k, device.multiprocessors * together)
+        busy = (waves * wave(together) + wave(ceil_div(rest, device.multiprocessors))) / CYCLES_US
         parts_us = 0.0
         if config.split_k > 1:
-            parts_us = SECOND_US + 2 * self.workspace_bytes(problem, config, device) / L2_BYTES
-        return float((busy**3 + l2_us**3 + memory_us**3) ** (1 / 3) + parts_us)
+            parts_us = SECOND_US + 2 * self.workspace_bytes(problem, config, device) / PARTS_BYTES
+        return joint_us(busy, problem.bytes / (device.gbps * 1e3), 3.0) + parts_us
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         if config.split_k == 1:
@@ -272,10 +282,12 @@ def is_pointwise(problem: ConvProblem) -> bool:
     return problem.kernel == problem.stride == (1, 1) and not any(map(any, problem.padding))
 
 
-def splits(grid: Grid, places: int) -> Iterator[int]:
-    """Parts of gemm_k that fill whole waves of CTAs, or half of one; and one part alone."""
-    wanted = {max(1, halves * places // (2 * grid.tiles)) for halves in HALF_WAVES} | {1}
-    most = max(1, grid.steps // LEAST_STEPS)
+def splits(grid: Grid, multiprocessors: int, beside: int) -> Iterator[int]:
+    """Parts of gemm_k that give every other multiprocessor a CTA, each one to as many as it has room for, or two waves
+    of these; and as few parts as may be."""
+    least, most = ceil_div(grid.steps, MOST_PART_PIXELS // STEP_PIXELS), max(1, grid.steps // LEAST_STEPS)
+    halves = (1, *range(2, 2 * beside + 1, 2), 4 * beside)
+    wanted = {least, *(max(least, half * multiprocessors // (2 * grid.tiles)) for half in halves)}
     yield from sorted({min(split_k, most) for split_k in wanted})
 
 
