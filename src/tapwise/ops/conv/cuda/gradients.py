@@ -20,13 +20,17 @@ from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.problem import ConvProblem
 
 THREADS: Final = 256
-# Microseconds of a term that a thread waits for, and of a launch.
-TERM_US: Final = 0.05
+# Of a launch; taps that all threads of an H100 look at in a microsecond (divisions of 64 bits), and terms that they add
+# up: measured on one depthwise layer each, so orders of magnitude.
 START_US: Final = 2.0
+TAPS_US: Final = 2.2e5
+TERMS_US: Final = 1e5
+# Microseconds of a term that a thread waits for.
+TERM_US: Final = 0.5
 # Pixels of a part of wgrad's sum at most, where tensor cores add: they cut off what does not fit into float32.
 MOST_PART_PIXELS: Final = 1 << 15
-# Of the arithmetic rate, and of the bandwidth.
-RATE_SHARE, BYTES_SHARE = 0.02, 0.3
+# Multiprocessors that these are of.
+MULTIPROCESSORS: Final = 132
 
 
 class WgradPlan(CudaPlan):
@@ -44,10 +48,6 @@ class _GridStride(CudaAlgorithm[Config]):
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         return [Config()]
-
-    def _waves(self, problem: ConvProblem, threads: int, device: Device) -> int:
-        """Times that the GPU is filled with so many threads."""
-        return ceil_div(threads, 2048 * device.multiprocessors)
 
     def _words(self, problem: ConvProblem) -> tuple[object, ...]:
         raise NotImplementedError
@@ -75,12 +75,11 @@ class GridStrideDgrad(_GridStride):
         return (window.activation(problem.activation),)
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """A share of either roof, or every wave of threads waiting for each of its terms. Not measured."""
-        waves = self._waves(problem, prod(problem.x_shape), device)
-        terms = problem.terms / prod(problem.stride)
-        return max(
-            window.roof_us(problem, device, RATE_SHARE, BYTES_SHARE), waves * TERM_US * max(1.0, terms) + START_US
-        )
+        """Taps that are looked at for each element, and terms; at least a thread's own, one behind the other."""
+        share = device.multiprocessors / MULTIPROCESSORS
+        taps, terms = prod(problem.x_shape) * prod(problem.kernel), problem.flops / 2
+        alone = TERM_US * problem.terms / prod(problem.stride)
+        return START_US + max(alone, (taps / TAPS_US + terms / (4 * TERMS_US)) / share)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         return window.WindowPlan(problem, device, self.launches(problem, config, device))
@@ -102,10 +101,9 @@ class GridStrideWgrad(_GridStride):
         return (THREADS,)
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """A share of either roof, or every wave of blocks waiting for the terms of a thread. Not measured."""
-        waves = self._waves(problem, prod(problem.w_shape) * THREADS, device)
-        alone = waves * TERM_US * ceil_div(max(1, problem.terms), THREADS)
-        return max(window.roof_us(problem, device, RATE_SHARE, BYTES_SHARE), alone + START_US)
+        """All terms; at least a thread's own, one behind the other."""
+        alone = TERM_US * ceil_div(max(1, problem.terms), THREADS)
+        return START_US + max(alone, problem.flops / 2 / TERMS_US * MULTIPROCESSORS / device.multiprocessors)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         return WgradPlan(problem, device, self.launches(problem, config, device))
