@@ -58,11 +58,24 @@ def test_model_is_what_onnx_reads() -> None:
 
 
 def test_what_a_peer_does_not_take() -> None:
-    problem = ConvProblem.parse("c3 h6 w6 k2 r1 s1 wgrad")
-    x, w = np.zeros(problem.x_shape, np.float32), np.zeros(problem.w_shape, np.float32)
-    for peer in (one for one in PEERS.values() if "conv" in one.operators and one.device == "cpu"):
-        with pytest.raises(PeerUnavailable, match="fprop"):
-            peer.prepare(problem, Inputs(x, w), 1)
+    for name, text, why in (
+        ("mlas", "c3 h6 w6 k2 r1 s1 wgrad", "fprop"),
+        ("onednn", "c3 h6 w6 k2 r1 s1 dgrad relu", "gradients"),
+        ("onednn", "c3 d6 h6 w6 k2 t1 r1 s1", "two spatial axes"),
+        ("onednn-cl", "c3 h6 w6 k2 r2 s2 pad1:0 wgrad", "equal padding"),
+    ):
+        problem = ConvProblem.parse(text)
+        with pytest.raises(PeerUnavailable, match=why):
+            PEERS[name].prepare(problem, problem.sample(np.random.default_rng(0)), 1)
+
+
+@pytest.mark.parametrize("name", ["onednn", "onednn-cl"])
+@pytest.mark.parametrize("direction", ["dgrad", "wgrad"])
+def test_gradients(name: str, direction: str) -> None:
+    problem = ConvProblem.parse(f"n2 c4 h9 w8 k6 r3 s2 stride2x1 pad1x0 groups2 {direction}")
+    inputs = problem.sample(np.random.default_rng(0))
+    prepared = PEERS[name].prepare(problem, inputs, 2)
+    np.testing.assert_allclose(prepared.result(), problem.convolve(inputs.x, inputs.w), rtol=1e-4, atol=1e-4)
 
 
 def test_select() -> None:
