@@ -58,5 +58,9 @@ class CudaAlgorithm(Algorithm[C]):
         for source in self.sources(problem, config):
             compiler.cubin(source, device.architecture)
 
+    def writes_strided(self, problem: Any, config: C) -> bool:
+        """Whether `plan` and `sources` take `strides`, and then write y a stride apart (ops/conv/cuda/window.py)."""
+        return False
+
     def workspace_bytes(self, problem: Any, config: C, device: Device) -> int:
         return 0

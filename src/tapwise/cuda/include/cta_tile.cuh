@@ -19,7 +19,7 @@ enum NamedBarrier {
 
 // What follows from the stub's Traits: the words of implicit_gemm's config.py, view.py and epilogue.py in capitals, T
 // the type of x, w and y. The matrix instruction's M, 64 a step, is pixels or (SWAP_AB) filters. GROUP_AXIS: the tensor
-// map of x has a fifth axis, for groups or the parts of 3xtf32.
+// map of x has a fifth axis, for groups or the parts of 3xtf32. STRIDED: y's rows and columns lie a stride apart.
 template <class Traits> struct CtaTile : Traits {
     using typename Traits::T;
     using B = Traits;
@@ -67,6 +67,7 @@ template <class Traits> struct CtaTile : Traits {
                                        (ASYNC_RESIDUAL || B::TMA_RESIDUAL || (B::TMA_STORE && sizeof(T) == 2) ? 2 : 1));
     static_assert(B::PERMUTED_N == 0 ||
                   (B::TMA_STORE == 0 && B::SPLIT_K == 1 && !B::NCHW && !B::SWAP_AB && WGMMA_N % B::PERMUTED_N == 0));
+    static_assert(!B::STRIDED || (!B::NCHW && !B::RESIDUAL));
     static_assert(!B::TMA_STORE || (B::SPLIT_K == 1 && !B::NCHW && B::VECTOR * sizeof(T) == 16));
 };
 

@@ -155,8 +155,14 @@ template <class Tile> DEVICE void tma_store_round(const OutputTile &at, int pixe
     const int number = threadIdx.x % 128;
     if (number < pixels / Tile::STORE_PIXELS * EACH) {
         const int part = number % EACH, pixel = number / EACH * Tile::STORE_PIXELS;
-        store_box(at.map, at.buffer + (part * 64 + pixel) * 128, at.filter + filter0 + part * Tile::BUFFER_ROW,
-                  at.group, at.pixel + pixel0 + pixel);
+        const unsigned from = at.buffer + (part * 64 + pixel) * 128;
+        const int filter = at.filter + filter0 + part * Tile::BUFFER_ROW, first = at.pixel + pixel0 + pixel;
+        if constexpr (Tile::STRIDED) {
+            const int plane = at.step, n = first / plane, rest = first - n * plane, row = rest / at.width;
+            store_pixels(at.map, from, filter, rest - row * at.width, row, n);
+        } else {
+            store_box(at.map, from, filter, at.group, first);
+        }
     }
     // Of none, too: every round is a group.
     commit_stores();

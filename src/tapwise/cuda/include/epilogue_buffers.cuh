@@ -9,7 +9,7 @@
 // filters in y (NCHW), a table of its pixels' places in y, -1 where there is none, one of its filters' bias, its
 // epilogue buffers, its named barrier, the tensor map of y. TMA_RESIDUAL: barriers of the ring of buffers that say that
 // a residual is there, and behind them those that say that one may come; the slot of the ring that is next, and its
-// barriers' parity.
+// barriers' parity. STRIDED: pixels of a row.
 struct OutputTile {
     int filter, group, pixel, filters, step;
     unsigned table, bias, buffer;
@@ -18,9 +18,14 @@ struct OutputTile {
     unsigned residual_full;
     int residual_slot;
     unsigned residual_phase;
+    int width;
 };
 
 DEVICE int place_of(const OutputTile &at, int pixel) { return load_word(at.table + 4 * pixel); }
+// Of a pixel where y has strides.
+template <class Gemm> DEVICE int strided_place(const Gemm &p, int n, int row, int column) {
+    return n * (int)p.image_stride + row * (int)p.row_stride + column * (int)p.column_stride;
+}
 DEVICE void set_place(unsigned table, int pixel, int place) { store_word(table + 4 * pixel, place); }
 
 // Address of element `at` of a buffer's row: rows of 128 bytes, swizzled by pieces of 16 as TMA wants them; what is

@@ -164,14 +164,18 @@ class Phases(Algorithm[Config]):
         phases = [phase.problem for phase in self._parts(problem) if phase.problem is not None]
         return [(one, registry.get(name), part) for one, (name, part) in zip(phases, config.parts, strict=True)]
 
-    def join_us(self, problem: ConvProblem, device: Device) -> float:
+    def join_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """Of putting dx together from its phases."""
         raise NotImplementedError
+
+    def direct(self, problem: ConvProblem, config: Config) -> tuple[bool, ...]:
+        """Of each phase that has taps, whether its algorithm writes its result to where it lies in dx."""
+        return (self.joined_by_itself(problem),) * len(config.parts)
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """The times of all phases, one behind the other, and dx put together."""
         parts = sum(one.predict_us(phase, part, device) for phase, one, part in self._pairs(problem, config))
-        return parts + (0.0 if self.joined_by_itself(problem) else self.join_us(problem, device))
+        return parts + (0.0 if self.joined_by_itself(problem) else self.join_us(problem, config, device))
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """The filters turned, and what each phase's algorithm packs."""
@@ -183,19 +187,17 @@ class Phases(Algorithm[Config]):
         return prod(problem.stride) == 1
 
     def slot_bytes(self, problem: ConvProblem) -> int:
-        """Of one phase's result in the workspace."""
-        if self.joined_by_itself(problem):
-            return 0
+        """Of one phase's result in the workspace, where it does not go to dx itself."""
         pixels = prod(ceil_div(size, step) for size, step in zip(problem.spatial, problem.stride, strict=True))
         return round_up(problem.n * problem.c * pixels * problem.itemsize, ALIGNMENT)
 
-    def inner_at(self, problem: ConvProblem) -> int:
+    def inner_at(self, problem: ConvProblem, config: Config) -> int:
         """Where in the workspace that of the phases' algorithms begins."""
-        return self.slot_bytes(problem) * len(phases_of(problem) or ())
+        return self.slot_bytes(problem) * self.direct(problem, config).count(False)
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         inner = [one.workspace_bytes(phase, part, device) for phase, one, part in self._pairs(problem, config)]
-        return self.inner_at(problem) + max(inner, default=0)
+        return self.inner_at(problem, config) + max(inner, default=0)
 
     def compile(self, problem: ConvProblem, config: Config, device: Device) -> None:
         for phase, one, part in self._pairs(problem, config):

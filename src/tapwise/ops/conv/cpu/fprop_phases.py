@@ -26,7 +26,7 @@ class PhasesPlan(Plan):
         self.workspace_bytes = algorithm.workspace_bytes(problem, config, device)
         self._phases = algorithm.plans(problem, config, device)
         self._empty = [phase for phase in phases_of(problem) or () if phase.problem is None]
-        self._inner_at, self._direct = algorithm.inner_at(problem), algorithm.joined_by_itself(problem)
+        self._inner_at, self._direct = algorithm.inner_at(problem, config), algorithm.joined_by_itself(problem)
 
     def pack(self, w: np.ndarray) -> list[Any]:
         """Each phase's filters, as its plan takes them."""
@@ -64,13 +64,13 @@ class PhasesPlan(Plan):
 
 
 class _CpuPhases(Phases):
-    def join_us(self, problem: ConvProblem, device: Device) -> float:
+    def join_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """A copy of every element, on one thread."""
         return CALL_US * prod(problem.stride) + 1e-3 * prod(problem.x_shape) * COPY_NS
 
-    def inner_at(self, problem: ConvProblem) -> int:
+    def inner_at(self, problem: ConvProblem, config: Config) -> int:
         """Behind one slot."""
-        return self.slot_bytes(problem)
+        return 0 if self.joined_by_itself(problem) else self.slot_bytes(problem)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         return PhasesPlan(problem, self, config, device)

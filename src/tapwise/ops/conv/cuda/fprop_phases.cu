@@ -1,13 +1,14 @@
-// dx from the results of its phases: (n, c, height, width) of slots with every stride-th row and column, dense.
+// dx from the results of its phases: (n, c, height, width) of slots with every stride-th row and column, dense. What
+// phases have written to dx themselves stays.
 #include "activation.cuh"
 #include "grid.cuh"
 
 struct Join {
     const void *parts, *bias;
     void *y;
-    // `across`: phases of a row. Bit i of `empty`: no tap meets phase i. `slot`: elements from one's result to the
-    // next's.
-    long long n, c, height, width, stride_h, stride_w, across, slot, empty;
+    // `across`: phases of a row. Bit i of `empty`: no tap meets phase i; of `joined`: its result lies in a slot. `slot`:
+    // elements from one of them to the next.
+    long long n, c, height, width, stride_h, stride_w, across, slot, empty, joined;
 };
 
 // One thread a piece of V elements: neighbours in channels (LAST), or one in a row (V = 1).
@@ -31,9 +32,11 @@ __device__ __forceinline__ void join_phases(const Join &a) {
                     finish<T, ACTIVATION>(A(0), static_cast<const T *>(a.bias), static_cast<const T *>(nullptr),
                                           LAST ? piece * V + i : plane % channels, 0);
         } else {
+            if (!(a.joined >> phase & 1)) continue;
+            const int slot = __popcll(a.joined & (1ull << phase) - 1);
             const I rows = (height - a_h + stride_h - 1) / stride_h, columns = (width - a_w + stride_w - 1) / stride_w;
             const I place = ((plane * rows + h / stride_h) * columns + v / stride_w) * pieces + piece;
-            found = *reinterpret_cast<const Piece *>(static_cast<const T *>(a.parts) + phase * a.slot +
+            found = *reinterpret_cast<const Piece *>(static_cast<const T *>(a.parts) + slot * a.slot +
                                                      (long long)place * V);
         }
         *reinterpret_cast<Piece *>(static_cast<T *>(a.y) + (long long)at * V) = found;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from math import gcd, prod
 from typing import Any, ClassVar, Final
@@ -9,7 +10,8 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from tapwise import arrays, registry
-from tapwise.algorithm import Buffers, Device, Plan
+from tapwise.algorithm import Algorithm, Buffers, Device, Plan
+from tapwise.algorithm import Config as BaseConfig
 from tapwise.arrays.device import DeviceArray
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
@@ -17,7 +19,8 @@ from tapwise.cuda.plan import CudaAlgorithm, CudaPlan, stream
 from tapwise.cuda.types import INDEX_LIMIT, counter, neighbours, template_args, tensor_core_type
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import window
-from tapwise.ops.conv.phases import MOST_PHASES, Config, Phases, phases_of
+from tapwise.ops.conv.cuda.window import OutputStrides
+from tapwise.ops.conv.phases import MOST_PHASES, Config, Phase, Phases, phases_of
 from tapwise.ops.conv.problem import ConvProblem
 
 THREADS: Final = 256
@@ -28,19 +31,22 @@ FEW: Final = 8
 # Strides of filters whose launch is kept.
 PLANS_KEPT: Final = 512
 BLOCKS_EACH: Final = 16
+# What memory reads and writes at least.
+SECTOR_BYTES: Final = 32
 # Microseconds of a launch, and the share of the bandwidth that putting dx together reaches. Not measured.
 START_US, BYTES_SHARE = 2.0, 0.7
 
 
 class PhasesPlan(CudaPlan):
-    """The launches of each phase's plan, then one that puts their results together."""
+    """The launches of each phase's plan, then one for what they do not write to dx themselves."""
 
     def __init__(self, problem: ConvProblem, algorithm: _CudaPhases, config: Config, device: Device) -> None:
-        joins = [] if algorithm.joined_by_itself(problem) else [algorithm.join_launch(problem, device)]
+        direct = algorithm.direct(problem, config)
+        joins = [algorithm.join_launch(problem, direct, device)] if needs_join(problem, direct) else []
         super().__init__(problem, device, joins, algorithm.workspace_bytes(problem, config, device))
         self._phases = algorithm.plans(problem, config, device)
-        self._device = device
-        self._slot, self._inner_at = algorithm.slot_bytes(problem), algorithm.inner_at(problem)
+        self._direct, self._device = direct, device
+        self._slot, self._inner_at = algorithm.slot_bytes(problem), algorithm.inner_at(problem, config)
 
     def pack(self, w: DeviceArray) -> list[Any]:
         """Each phase's filters, as its plan takes them."""
@@ -53,19 +59,36 @@ class PhasesPlan(CudaPlan):
         inner = None
         if workspace is not None:
             inner = _shaped(workspace, workspace.ptr + self._inner_at, (self.workspace_bytes - self._inner_at,), "nchw")
-        for number, phase in enumerate(phases_of(self.problem) or ()):
-            found = next(((plan, w) for (one, plan), w in zip(self._phases, packed, strict=True) if one is phase), None)
-            if found is None:
-                continue
-            plan, w = found
+        slots = 0
+        for (phase, plan), w, direct in zip(self._phases, packed, self._direct, strict=True):
             assert phase.problem is not None
             result = dx
-            if self.launches:
-                address = workspace.ptr + number * self._slot
+            if not direct:
+                result = _shaped(dx, workspace.ptr + slots * self._slot, phase.problem.y_shape, phase.problem.layout)
+                slots += 1
+            elif place := place_of(self.problem, phase):
+                address = dx.ptr + place * self.problem.itemsize
                 result = _shaped(dx, address, phase.problem.y_shape, phase.problem.layout)
             plan.run(Buffers(dy, w, result, inner, bias, None, on))
         for launch in self.launches:
-            launch({"parts": workspace.ptr, "y": dx.ptr, "bias": 0 if bias is None else bias.ptr}, on)
+            parts = 0 if workspace is None else workspace.ptr
+            launch({"parts": parts, "y": dx.ptr, "bias": 0 if bias is None else bias.ptr}, on)
+
+
+def strides_of(problem: ConvProblem) -> OutputStrides:
+    """Of a phase's result in dx, channels last."""
+    pixel, row = problem.c, problem.c * problem.spatial[1]
+    return OutputStrides(row * problem.spatial[0], row * problem.stride[0], pixel * problem.stride[1])
+
+
+def place_of(problem: ConvProblem, phase: Phase) -> int:
+    """Where a phase's result begins in dx, channels last, in elements."""
+    return (phase.first[0] * problem.spatial[1] + phase.first[1]) * problem.c
+
+
+def needs_join(problem: ConvProblem, direct: Sequence[bool]) -> bool:
+    """Whether anything of dx is left when phases have run, of which those with taps may be `direct`."""
+    return not all(direct) or any(phase.problem is None for phase in phases_of(problem) or ())
 
 
 def turned_filters(problem: ConvProblem, w: DeviceArray, device: Device) -> list[DeviceArray]:
@@ -123,6 +146,16 @@ def _turn(problem: ConvProblem, steps: tuple[int, ...], device: Device) -> Launc
     return launch
 
 
+def _bits(flags: Iterable[bool]) -> int:
+    """A word of 64 bits, the first flag lowest."""
+    word = sum(1 << at for at, flag in enumerate(flags) if flag)
+    return word - (word >> 63 << 64)
+
+
+def _writes_strided(algorithm: Algorithm[Any], problem: ConvProblem, config: Any) -> bool:
+    return isinstance(algorithm, CudaAlgorithm) and algorithm.writes_strided(problem, config)
+
+
 def _shaped(like: DeviceArray, address: int, shape: tuple[int, ...], layout: str) -> DeviceArray:
     """Memory at an address, dense, of the dtype of an array that owns it."""
     order = range(len(shape)) if layout == "nchw" else (0, *range(2, len(shape)), 1)
@@ -139,9 +172,53 @@ class _CudaPhases(Phases, CudaAlgorithm[Config]):
             return "takes filters of fewer than 2^31 elements"
         return super().rejects(problem, device)
 
-    def join_us(self, problem: ConvProblem, device: Device) -> float:
-        """The phases' results read, and dx written."""
-        return START_US + 2 * prod(problem.x_shape) * problem.itemsize / (device.gbps * 1e3 * BYTES_SHARE)
+    def direct(self, problem: ConvProblem, config: Config) -> tuple[bool, ...]:
+        """Where algorithms can, channels last, in pieces of a sector at least."""
+        if not self._is_strided(problem):
+            return super().direct(problem, config)
+        return tuple(_writes_strided(one, phase, part) for phase, one, part in self._pairs(problem, config))
+
+    def _is_strided(self, problem: ConvProblem) -> bool:
+        """Whether phases may be direct, though dx has several."""
+        pieces = problem.layout == "nhwc" and problem.c * problem.itemsize >= SECTOR_BYTES
+        return pieces and not self.joined_by_itself(problem) and prod(problem.x_shape) < INDEX_LIMIT
+
+    def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
+        """Beside the others the fastest of each phase among those that write to dx themselves."""
+        found = list(super().configs(problem, device))
+        if not self._is_strided(problem):
+            return found
+        parts = [self._strided(phase.problem, device) for phase in self._parts(problem) if phase.problem is not None]
+        strided = Config(tuple(one for one in parts if one is not None))
+        return list(dict.fromkeys([*found, strided] if len(strided.parts) == len(parts) else found))
+
+    def _strided(self, phase: ConvProblem, device: Device) -> tuple[str, BaseConfig] | None:
+        for offer in self._offers(phase, device):
+            one: Any = registry.get(offer.algorithm)
+            if _writes_strided(one, phase, offer.config):
+                return offer.algorithm, offer.config or BaseConfig()
+            others = [
+                other
+                for other in one.configs(phase, device)
+                if other.automatic and _writes_strided(one, phase, other)
+            ]
+            if others:
+                return offer.algorithm, min(others, key=lambda other: one.predict_us(phase, other, device))
+        return None
+
+    def join_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+        """What lies in slots read, and written to dx with what no tap meets; pieces that end within a sector, of which
+        memory reads and writes the rest."""
+        direct = dict(zip(self._parts(problem), self.direct(problem, config), strict=True))
+        piece = problem.c * problem.itemsize
+        sectors = (piece + SECTOR_BYTES - gcd(piece, SECTOR_BYTES)) // SECTOR_BYTES
+        moved = 0
+        for phase in phases_of(problem) or ():
+            each = 2 * (sectors * SECTOR_BYTES - piece) if direct.get(phase) else piece * (1 + (phase in direct))
+            pixels = zip(problem.spatial, phase.first, problem.stride, strict=True)
+            moved += each * problem.n * prod(ceil_div(size - first, step) for size, first, step in pixels)
+        start = START_US if needs_join(problem, tuple(direct.values())) else 0.0
+        return start + moved / (device.gbps * 1e3 * BYTES_SHARE)
 
     def join_source(self, problem: ConvProblem) -> Source:
         last = problem.layout == "nhwc"
@@ -155,13 +232,17 @@ class _CudaPhases(Phases, CudaAlgorithm[Config]):
     def _vector(problem: ConvProblem) -> int:
         return neighbours(problem.c, problem.itemsize) if problem.layout == "nhwc" else 1
 
-    def join_launch(self, problem: ConvProblem, device: Device) -> Launch:
+    def join_launch(self, problem: ConvProblem, direct: Sequence[bool], device: Device) -> Launch:
+        """Of the phases with taps those are `direct` that have written to dx."""
         (height, width), (stride_h, stride_w) = problem.spatial, problem.stride
-        empty = sum(1 << at for at, phase in enumerate(phases_of(problem) or ()) if phase.problem is None)
+        phases = phases_of(problem) or ()
+        written = {phase for phase, one in zip(self._parts(problem), direct, strict=True) if one}
+        empty = _bits(phase.problem is None for phase in phases)
+        joined = _bits(phase.problem is not None and phase not in written for phase in phases)
         fields = {
             "n": problem.n, "c": problem.c, "height": height, "width": width, "stride_h": stride_h,
             "stride_w": stride_w, "across": min(stride_w, width), "empty": empty,
-            "slot": self.slot_bytes(problem) // problem.itemsize,
+            "joined": joined, "slot": self.slot_bytes(problem) // problem.itemsize,
         }  # fmt: skip
         blocks = ceil_div(prod(problem.x_shape), THREADS * self._vector(problem))
         grid = (min(blocks, BLOCKS_EACH * device.multiprocessors), 1, 1)
@@ -169,10 +250,23 @@ class _CudaPhases(Phases, CudaAlgorithm[Config]):
 
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
         found = [turn_source(problem, last) for last in (False, True)]
-        found += [] if self.joined_by_itself(problem) else [self.join_source(problem)]
-        for phase, one, part in self._pairs(problem, config):
-            found += one.sources(phase, part)  # type: ignore[attr-defined]
+        direct = self.direct(problem, config)
+        found += [self.join_source(problem)] if needs_join(problem, direct) else []
+        for (phase, one, part), strides in zip(self._pairs(problem, config), self._strides(problem, direct), strict=True):
+            found += one.sources(phase, part, *strides)  # type: ignore[attr-defined]
         return list(dict.fromkeys(found))
+
+    def _strides(self, problem: ConvProblem, direct: Sequence[bool]) -> list[tuple[OutputStrides, ...]]:
+        """What each phase's algorithm is given beside its problem and config."""
+        return [(strides_of(problem),) if one and self._is_strided(problem) else () for one in direct]
+
+    def plans(self, problem: ConvProblem, config: Config, device: Device) -> list[tuple[Phase, Plan]]:
+        strides = self._strides(problem, self.direct(problem, config))
+        pairs: list[Any] = self._pairs(problem, config)
+        return [
+            (phase, one.plan(inner, part, device, *given))
+            for phase, (inner, one, part), given in zip(self._parts(problem), pairs, strides, strict=True)
+        ]
 
     def compile(self, problem: ConvProblem, config: Config, device: Device) -> None:
         CudaAlgorithm.compile(self, problem, config, device)

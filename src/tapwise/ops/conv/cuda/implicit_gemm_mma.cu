@@ -21,19 +21,29 @@ struct Gather {
     long long tiles_k, tiles_g, steps, part_steps;
     // Distances in x, in elements.
     long long step_n, step_c, step_h, step_w;
+    // STRIDED: distances in y.
+    long long image_stride, row_stride, column_stride;
 };
+
+// Where a pixel's filters begin in y that has strides.
+template <class A> DEVICE long long strided_place(const A &a, int pixel, int plane, int width) {
+    const int n = pixel / plane, rest = pixel - n * plane, row = rest / width;
+    return n * a.image_stride + row * a.row_stride + (rest - row * width) * a.column_stride;
+}
 
 // A block: BM pixels x BN filters of each of GROUPS_PER_TILE groups; WM x WN warps a group. PIECE: bytes of an
 // asynchronous copy of x, or 0 where elements pass through registers (any strides), pixels side by side in a warp if
 // PIXELS_INNER. PARTS: gemm_k is split, sums go to `parts`. THREE: products of parts of fp32. V elements of y at once.
+// STRIDED: rows and columns of y lie a stride apart.
 template <typename T_, int PIECE_, bool PIXELS_INNER_, int BM_, int BN_, int GROUPS_PER_TILE_, int WM_, int WN_,
-          int STAGES_, bool PARTS_, bool THREE_, int V_, bool NCHW_, bool BIAS_, bool RESIDUAL_, int ACTIVATION_>
+          int STAGES_, bool PARTS_, bool THREE_, int V_, bool NCHW_, bool BIAS_, bool RESIDUAL_, int ACTIVATION_,
+          bool STRIDED_>
 struct Block {
     using T = T_;
     static constexpr int PIECE = PIECE_, BM = BM_, BN = BN_, GROUPS_PER_TILE = GROUPS_PER_TILE_, WM = WM_, WN = WN_,
                          STAGES = STAGES_, V = V_;
     static constexpr bool PIXELS_INNER = PIXELS_INNER_, PARTS = PARTS_, THREE = THREE_, NCHW = NCHW_, BIAS = BIAS_,
-                          RESIDUAL = RESIDUAL_;
+                          RESIDUAL = RESIDUAL_, STRIDED = STRIDED_;
     static constexpr int ACTIVATION = ACTIVATION_;
     static constexpr int THREADS = 32 * GROUPS_PER_TILE * WM * WN, SPAN = 64, ELEMENTS = SPAN / (int)sizeof(T);
     // Rows of 16 and columns of 8 of a warp.
@@ -290,6 +300,7 @@ template <class O> DEVICE void implicit_gemm_mma(const Gather &p) {
             const int n = pixel / plane;
             place = ((long long)n * p.k + k) * plane + (pixel - n * plane);
         }
+        if constexpr (O::STRIDED) place = strided_place(p, pixel, plane, width) + k;
         struct alignas(sizeof(T) * V) Vector { T v[V]; } out, added;
         if constexpr (O::RESIDUAL) added = *reinterpret_cast<const Vector *>(residual + place);
 #pragma unroll
@@ -308,16 +319,21 @@ struct Parts {
     const void *bias, *residual;
     // Outputs, filters, output pixels of an image, parts of gemm_k.
     long long count, k, plane, split_k;
+    // STRIDED: pixels of a row, and distances in y.
+    long long q, image_stride, row_stride, column_stride;
 };
 
 // y from the sums of parts [part][pixel][filter], added in the order of gemm_k.
-template <typename T, bool NCHW, bool BIAS, bool RESIDUAL, int ACTIVATION> DEVICE void add_parts(const Parts &p) {
+template <typename T, bool NCHW, bool BIAS, bool RESIDUAL, int ACTIVATION, bool STRIDED>
+DEVICE void add_parts(const Parts &p) {
     begin_dependent();
     for (long long i = blockIdx.x * 256ll + threadIdx.x; i < p.count; i += gridDim.x * 256ll) {
         const long long pixel = i / p.k, k = i - pixel * p.k;
         float sum = 0;
         for (int part = 0; part < (int)p.split_k; ++part) sum += p.parts[part * p.count + i];
-        const long long n = pixel / p.plane, place = NCHW ? (n * p.k + k) * p.plane + (pixel - n * p.plane) : i;
+        const long long n = pixel / p.plane;
+        long long place = NCHW ? (n * p.k + k) * p.plane + (pixel - n * p.plane) : i;
+        if constexpr (STRIDED) place = strided_place(p, pixel, p.plane, p.q) + k;
         if constexpr (BIAS) sum += Element<T>::to_float(static_cast<const T *>(p.bias)[k]);
         if constexpr (RESIDUAL) sum += Element<T>::to_float(static_cast<const T *>(p.residual)[place]);
         static_cast<T *>(p.y)[place] = Element<T>::from_float(activated<ACTIVATION>(sum));

@@ -26,6 +26,7 @@ from tapwise.cuda.plan import CudaPlan
 from tapwise.cuda.types import INDEX_LIMIT, template_args, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import pack, window
+from tapwise.ops.conv.cuda.window import OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
 # Bytes of a row of gemm_k in shared memory.
@@ -144,16 +145,21 @@ class ImplicitGemmMma(window.TensorCoreAlgorithm[Config]):
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         return config.split_k * prod(problem.y_shape) * 4 if config.split_k > 1 else 0
 
-    def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        launches = [self.launch(problem, config)]
+    def writes_strided(self, problem: ConvProblem, config: Config) -> bool:
+        return problem.layout == "nhwc"
+
+    def plan(
+        self, problem: ConvProblem, config: Config, device: Device, strides: OutputStrides | None = None
+    ) -> Plan:
+        launches = [self.launch(problem, config, strides)]
         if config.split_k > 1:
-            launches.append(self.sum_launch(problem, config, device))
+            launches.append(self.sum_launch(problem, config, device, strides))
         return MmaPlan(problem, device, launches, self._pitch(problem), self.workspace_bytes(problem, config, device))
 
     def _pitch(self, problem: ConvProblem) -> int:
         return round_up(problem.gemm_k, 16 // problem.itemsize)
 
-    def source(self, problem: ConvProblem, config: Config) -> Source:
+    def source(self, problem: ConvProblem, config: Config, strides: OutputStrides | None = None) -> Source:
         piece = self._piece(problem)
         size = problem.itemsize
         inner = problem.group_k
@@ -164,21 +170,22 @@ class ImplicitGemmMma(window.TensorCoreAlgorithm[Config]):
             config.groups_per_tile, config.warps_m, config.warps_n, config.stages, parts, problem.math == "3xtf32",
             written, problem.layout == "nchw" and not parts, problem.bias and not parts,
             problem.residual and not parts, "NONE" if parts else window.activation(problem.activation),
+            strides is not None and not parts,
         )  # fmt: skip
         template = f"Block<{template_args(*words)}>"
         return stub("ops/conv/cuda/implicit_gemm_mma.cu", "implicit_gemm_mma", template, "Gather", config.threads)
 
-    def sum_source(self, problem: ConvProblem) -> Source:
-        last = problem.bias, problem.residual, window.activation(problem.activation)
+    def sum_source(self, problem: ConvProblem, strides: OutputStrides | None = None) -> Source:
+        last = problem.bias, problem.residual, window.activation(problem.activation), strides is not None
         words = template_args(tensor_core_type(problem.dtype), problem.layout == "nchw", *last)
         return stub("ops/conv/cuda/implicit_gemm_mma.cu", "add_parts", words, "Parts", pack.THREADS)
 
-    def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
-        last = [self.sum_source(problem)] if config.split_k > 1 else []
-        return [pack.filters_source(problem, False), self.source(problem, config), *last]
+    def sources(self, problem: ConvProblem, config: Config, strides: OutputStrides | None = None) -> list[Source]:
+        last = [self.sum_source(problem, strides)] if config.split_k > 1 else []
+        return [pack.filters_source(problem, False), self.source(problem, config, strides), *last]
 
-    def launch(self, problem: ConvProblem, config: Config) -> Launch:
-        source, steps = self.source(problem, config), self.steps(problem)
+    def launch(self, problem: ConvProblem, config: Config, strides: OutputStrides | None = None) -> Launch:
+        source, steps = self.source(problem, config, strides), self.steps(problem)
         tiles_k, tiles_g, tiles_pixels = self._grid(problem, config)
         (height, width), c = problem.spatial, problem.c
         step_c, step_w = (1, c) if problem.layout == "nhwc" else (height * width, 1)
@@ -186,15 +193,20 @@ class ImplicitGemmMma(window.TensorCoreAlgorithm[Config]):
             "depth": problem.gemm_k, "pitch": self._pitch(problem), "pixels": problem.n * prod(problem.output),
             "tiles_k": tiles_k, "tiles_g": tiles_g, "steps": steps, "part_steps": ceil_div(steps, config.split_k),
             "step_n": c * height * width, "step_c": step_c, "step_h": width * step_w, "step_w": step_w,
-        }  # fmt: skip
+        } | window.stride_fields(strides)  # fmt: skip
         return Launch(
             source, fields, (tiles_k * tiles_g * tiles_pixels, config.split_k, 1), config.threads,
             self.shared_bytes(problem, config), dependent=True, names_of={"parts": "workspace"},
         )  # fmt: skip
 
-    def sum_launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
+    def sum_launch(
+        self, problem: ConvProblem, config: Config, device: Device, strides: OutputStrides | None = None
+    ) -> Launch:
         count = prod(problem.y_shape)
-        fields = {"count": count, "k": problem.k, "plane": prod(problem.output), "split_k": config.split_k}
+        fields = {
+            "count": count, "k": problem.k, "plane": prod(problem.output), "split_k": config.split_k,
+            "q": problem.output[1],
+        } | window.stride_fields(strides)  # fmt: skip
         grid = (max(1, min(ceil_div(count, pack.THREADS), 16 * device.multiprocessors)), 1, 1)
         names = {"parts": "workspace"}
-        return Launch(self.sum_source(problem), fields, grid, pack.THREADS, dependent=True, names_of=names)
+        return Launch(self.sum_source(problem, strides), fields, grid, pack.THREADS, dependent=True, names_of=names)

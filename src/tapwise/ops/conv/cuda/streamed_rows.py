@@ -8,6 +8,7 @@ from tapwise.cuda.jit.compile import Source
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.cuda.residue_classes import phases, steps
+from tapwise.ops.conv.cuda.window import OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
 # Of an axis, and elements of an image: places of 32 bits, outside the image too.
@@ -31,11 +32,13 @@ def period(problem: ConvProblem) -> int:
     return ceil_div(problem.kernel[0], stride_h) * stride_h
 
 
-def fields(problem: ConvProblem, source: Source, rows: int, parts: tuple[int, int, int]) -> dict[str, int]:
+def fields(
+    problem: ConvProblem, source: Source, rows: int, parts: tuple[int, int, int], strides: OutputStrides | None = None
+) -> dict[str, int]:
     """The struct's words but for the map, of blocks of so many rows."""
-    (height, width), (p, q), c = problem.spatial, problem.output, problem.c
+    (height, width), c, y = problem.spatial, problem.c, strides or OutputStrides.dense(problem)
     found = window.window_fields(problem, source)
     found |= dict(zip(("phases_h", "phases_w"), phases(problem), strict=True))
     found |= {"rows": rows} | dict(zip(("pieces", "strips_row", "channel_blocks"), parts, strict=True))
     found |= {"x_image": height * width * c, "x_row": width * c}
-    return found | {"y_image": p * q * problem.k, "y_channel": 1, "y_row": q * problem.k, "y_column": problem.k}
+    return found | {"y_image": y.image, "y_channel": 1, "y_row": y.row, "y_column": y.column}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import prod
 from typing import Any, ClassVar, Final
 
@@ -16,6 +17,27 @@ from tapwise.ops.conv.problem import ConvProblem
 # Activations that take more than a few instructions.
 FUNCTIONS: Final = ("silu", "gelu", "gelu_tanh", "sigmoid", "tanh")
 TOO_LARGE: Final = "takes planes of fewer than 2^31 elements"
+
+
+@dataclass(frozen=True)
+class OutputStrides:
+    """Where y lies in a larger array, channels last: the distances of its images, rows and columns, in elements. Its
+    address is that of its first element."""
+
+    image: int
+    row: int
+    column: int
+
+    @classmethod
+    def dense(cls, problem: ConvProblem) -> OutputStrides:
+        p, q = problem.output
+        return cls(p * q * problem.k, q * problem.k, problem.k)
+
+
+def stride_fields(strides: OutputStrides | None) -> dict[str, int]:
+    """Words of kernels that write y with strides; they read zeros where it has none."""
+    image, row, column = (strides.image, strides.row, strides.column) if strides else (0, 0, 0)
+    return {"image_stride": image, "row_stride": row, "column_stride": column}
 
 
 class TensorCoreAlgorithm(CudaAlgorithm[C]):

@@ -17,6 +17,7 @@ from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.cuda.costs import blocks_of, blocks_us, joint_us, memory_us
 from tapwise.ops.conv.cuda.residue_classes import phases, steps
+from tapwise.ops.conv.cuda.window import OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
 THREADS: Final = 128
@@ -203,8 +204,9 @@ def min_blocks_per_sm(problem: ConvProblem, config: Columns) -> int:
     return min(8, blocks_of(taken, config.threads))
 
 
-def source(problem: ConvProblem, config: Columns) -> Source:
+def source(problem: ConvProblem, config: Columns, strides: OutputStrides | None = None) -> Source:
     (r, s), (stride_h, stride_w) = problem.kernel, steps(problem)
+    y = strides or OutputStrides.dense(problem)
     # One column has no neighbour.
     across = stride_w if config.columns > 1 and problem.layout == "nhwc" else 1
     last, after = problem.layout == "nhwc", window.activation(problem.activation)
@@ -218,7 +220,7 @@ def source(problem: ConvProblem, config: Columns) -> Source:
     end = problem.bias, problem.residual, after, index
     # Elements from one to the next along a row in a class.
     x_step = problem.dilation[1] * (problem.c if last else 1)
-    y_step = phases(problem)[1] * problem.k if last else 0
+    y_step = phases(problem)[1] * y.column if last else 0
     whole = last and problem.output[1] % (phases(problem)[1] * config.columns) == 0
     held = (config.columns,) if config.kernel == "windows" else (config.columns, config.ahead)
     words = *sizes, *held, x_step, y_step, whole, *end
@@ -227,17 +229,20 @@ def source(problem: ConvProblem, config: Columns) -> Source:
     return stub(file, f"depthwise_{config.kernel}", arguments, "Columns", config.threads, blocks)
 
 
-def launch(problem: ConvProblem, config: Columns, device: Device) -> Launch:
-    made = source(problem, config)
+def launch(
+    problem: ConvProblem, config: Columns, device: Device, strides: OutputStrides | None = None
+) -> Launch:
+    made = source(problem, config, strides)
     (height, width), (p, q), (r, s) = problem.spatial, problem.output, problem.kernel
     pieces, groups = _parts(problem, config)
     fields = window.window_fields(problem, made)
     fields |= dict(zip(("phases_h", "phases_w"), phases(problem), strict=True))
     fields |= {"rows": config.rows, "pieces": pieces, "column_groups": groups, "multiplier": problem.group_k}
-    fields |= {"x_image": problem.c * height * width, "y_image": problem.k * p * q}
+    y = strides or OutputStrides.dense(problem)
+    fields |= {"x_image": problem.c * height * width, "y_image": y.image}
     if problem.layout == "nhwc":
         fields |= {"x_channel": 1, "x_row": width * problem.c, "x_column": problem.c, "w_channel": 1}
-        fields |= {"y_channel": 1, "y_row": q * problem.k, "y_column": problem.k, "w_tap": problem.k}
+        fields |= {"y_channel": 1, "y_row": y.row, "y_column": y.column, "w_tap": problem.k}
     else:
         fields |= {"x_channel": height * width, "x_row": width, "x_column": 1, "w_channel": r * s}
         fields |= {"y_channel": p * q, "y_row": q, "y_column": 1, "w_tap": 1}

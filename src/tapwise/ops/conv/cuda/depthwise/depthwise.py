@@ -27,6 +27,7 @@ from tapwise.ops.conv.cuda.depthwise.columns import Columns
 from tapwise.ops.conv.cuda.depthwise.rows import Rows
 from tapwise.ops.conv.cuda.depthwise.streamed import Streamed
 from tapwise.ops.conv.cuda.depthwise.toeplitz import Toeplitz
+from tapwise.ops.conv.cuda.window import OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
 Kind = Columns | Rows | Streamed | Banded | Toeplitz
@@ -69,15 +70,32 @@ class Depthwise(CudaAlgorithm[Kind]):
         """That of the config's own module."""
         return float(MODULES[type(config)].predict_us(problem, config, device))
 
-    def plan(self, problem: ConvProblem, config: Kind, device: Device) -> Plan:
-        return DepthwisePlan(problem, device, self.launches(problem, config, device), taps_first(problem, config))
+    def writes_strided(self, problem: ConvProblem, config: Kind) -> bool:
+        """Those that compute in registers."""
+        return taps_first(problem, config)
 
-    def source(self, problem: ConvProblem, config: Kind) -> Source:
-        made: Source = MODULES[type(config)].source(problem, config)
+    def plan(
+        self, problem: ConvProblem, config: Kind, device: Device, strides: OutputStrides | None = None
+    ) -> Plan:
+        launches = self.launches(problem, config, device, strides)
+        return DepthwisePlan(problem, device, launches, taps_first(problem, config))
+
+    def source(self, problem: ConvProblem, config: Kind, strides: OutputStrides | None = None) -> Source:
+        made: Source = MODULES[type(config)].source(problem, config, *_given(strides))
         return made
 
-    def launches(self, problem: ConvProblem, config: Kind, device: Device) -> list[Launch]:
-        return [MODULES[type(config)].launch(problem, config, device)]
+    def sources(self, problem: ConvProblem, config: Kind, strides: OutputStrides | None = None) -> list[Source]:
+        return [self.source(problem, config, strides)]
+
+    def launches(
+        self, problem: ConvProblem, config: Kind, device: Device, strides: OutputStrides | None = None
+    ) -> list[Launch]:
+        return [MODULES[type(config)].launch(problem, config, device, *_given(strides))]
+
+
+def _given(strides: OutputStrides | None) -> tuple[OutputStrides, ...]:
+    """What is given to modules: some know no strides."""
+    return () if strides is None else (strides,)
 
 
 def taps_first(problem: ConvProblem, config: Kind) -> bool:

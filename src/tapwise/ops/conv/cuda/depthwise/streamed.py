@@ -28,6 +28,7 @@ from tapwise.ops.conv.cuda.costs import (
     memory_us,
 )
 from tapwise.ops.conv.cuda.residue_classes import phases, steps
+from tapwise.ops.conv.cuda.window import OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
 # Products of a thread for a stage's rows, which are all unrolled: more do not fit into the instruction cache.
@@ -268,13 +269,14 @@ def _blocks(problem: ConvProblem, config: Streamed) -> int:
     return problem.n * prod(_parts(problem, config))
 
 
-def source(problem: ConvProblem, config: Streamed) -> Source:
+def source(problem: ConvProblem, config: Streamed, strides: OutputStrides | None = None) -> Source:
     (r, s), (stride_h, stride_w) = problem.kernel, steps(problem)
+    y = strides or OutputStrides.dense(problem)
     words: dict[str, int | bool | str] = {
         "R": r, "S": s, "SH": stride_h, "SW": stride_w, "V": config.channels, "TX": config.columns,
         "LANES": config.lanes, "GROUPS": config.groups, "STAGES": config.stages, "BY": config.by.upper(),
         "COPY": copy_bytes(problem, config), "MARGIN": _margin_bytes(problem, config),
-        "Y_STEP": phases(problem)[1] * problem.k, "WHOLE": _is_whole(problem, config), "BIAS": problem.bias,
+        "Y_STEP": phases(problem)[1] * y.column, "WHOLE": _is_whole(problem, config), "BIAS": problem.bias,
         "RESIDUAL": problem.residual, "ACTIVATION": window.activation(problem.activation),
     }  # fmt: skip
     declarations = traits(tensor_core_type(problem.dtype), words)
@@ -282,10 +284,13 @@ def source(problem: ConvProblem, config: Streamed) -> Source:
     return stub(file, "depthwise_streamed", "Traits", "Streamed", config.threads, blocks, declarations=declarations)
 
 
-def launch(problem: ConvProblem, config: Streamed, device: Device) -> Launch:
-    made = source(problem, config)
+def launch(
+    problem: ConvProblem, config: Streamed, device: Device, strides: OutputStrides | None = None
+) -> Launch:
+    made = source(problem, config, strides)
     # A stage's rows of a block's columns and channels.
     box = (config.channels * config.lanes, _columns(problem, config), streamed_rows.period(problem))
     map_x = boxes.map_x(problem, box) if config.by == "tma" else None
     shape = _blocks(problem, config), config.threads, shared_bytes(problem, config)
-    return boxes.launch(made, streamed_rows.fields(problem, made, config.rows, _parts(problem, config)), shape, map_x)
+    fields = streamed_rows.fields(problem, made, config.rows, _parts(problem, config), strides)
+    return boxes.launch(made, fields, shape, map_x)

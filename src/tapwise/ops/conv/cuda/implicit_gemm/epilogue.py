@@ -37,6 +37,11 @@ class Epilogue:
         return next(count for count in (most, most // 2, most // 4, 1) if count and inner % count == 0)
 
     @property
+    def strided(self) -> bool:
+        """Whether y has strides of its own."""
+        return self.view.strides is not None
+
+    @property
     def whole(self) -> bool:
         """Whether those are 16 bytes."""
         return self.aligned_vector * self.view.itemsize == 16
@@ -104,10 +109,13 @@ class Epilogue:
 
     @cached_property
     def tma_store(self) -> int:
-        """How TMA writes y: not (0), 64 filters at a time (1), or all of it (2): no tile has fewer."""
+        """How TMA writes y: not (0), 64 filters at a time (1), or all of it (2): no tile has fewer. With strides it walks
+        from the last image's pixels to the next group's, where no tile's box may end."""
         problem, config = self.view.seen, self.view.config
         im2col = isinstance(config, Im2colConfig)
         if not im2col or config.split_k > 1 or problem.layout == "nchw" or not self.whole or self.permuted_n:
+            return 0
+        if self.strided and problem.groups > 1:
             return 0
         if config.tile_filters % 64 == 0 or self.view.tiles_f == 1:
             return 2

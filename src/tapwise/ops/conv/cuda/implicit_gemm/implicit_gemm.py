@@ -28,6 +28,7 @@ from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, H
 from tapwise.ops.conv.cuda.implicit_gemm.cost import Cost, cost
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
 from tapwise.ops.conv.cuda.implicit_gemm.view import View, has_group_axis, is_exact, padded, unfoldings
+from tapwise.ops.conv.cuda.window import OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
 FOLDER: Final = "ops/conv/cuda/implicit_gemm"
@@ -37,7 +38,7 @@ CONFIG_WORDS: Final = (
     "filter_stationary",
 )  # fmt: skip
 VIEW_WORDS: Final = ("chunk_bytes", "last_chunk_steps")
-EPILOGUE_WORDS: Final = ("vector", "tma_store", "epilogue_buffers", "permuted_n", "tma_residual")
+EPILOGUE_WORDS: Final = ("vector", "tma_store", "epilogue_buffers", "permuted_n", "tma_residual", "strided")
 INSTRUCTIONS: Final = {"f16": "k16.f32.f16.f16", "bf16": "k16.f32.bf16.bf16", "f32": "k8.f32.tf32.tf32"}
 
 
@@ -99,20 +100,25 @@ class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
         view = View.of(problem, config)
         return pack.images_bytes(view.unfolded) if view.is_packed else 0
 
-    def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        view = View.of(problem, config)
+    def writes_strided(self, problem: ConvProblem, config: Config) -> bool:
+        return problem.layout == "nhwc" and not problem.residual
+
+    def plan(
+        self, problem: ConvProblem, config: Config, device: Device, strides: OutputStrides | None = None
+    ) -> Plan:
+        view = View.of(problem, config, strides)
         first = None
         if config.unfold:
             first = pack.windows(problem, view.unfolded, device)
         elif view.is_packed:
             first = pack.images(problem, device)
-        gemm = self.launch(problem, config, device)
+        gemm = self.launch(problem, config, device, strides)
         needed = self.workspace_bytes(problem, config, device)
         return ImplicitGemmPlan(view, device, first, gemm, Epilogue(view).permuted_n, needed)
 
-    def source(self, problem: ConvProblem, config: Config) -> Source:
+    def source(self, problem: ConvProblem, config: Config, strides: OutputStrides | None = None) -> Source:
         """The product's kernel."""
-        view = View.of(problem, config)
+        view = View.of(problem, config, strides)
         seen, epilogue = view.seen, Epilogue(view)
         halo = not isinstance(config, Im2colConfig)
         own = (*CONFIG_WORDS, *(("halo_buffers", "gather_bytes") if halo else ()))
@@ -130,24 +136,26 @@ class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
             traits(tensor_core_type(seen.dtype), values),
         )  # fmt: skip
 
-    def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
-        sources = [pack.filters_source(problem), self.source(problem, config)]
+    def sources(self, problem: ConvProblem, config: Config, strides: OutputStrides | None = None) -> list[Source]:
+        sources = [pack.filters_source(problem), self.source(problem, config, strides)]
         if config.unfold:
             sources.append(pack.windows_source(problem))
         elif View.of(problem, config).is_packed:
             sources.append(pack.images_source(problem))
         return sources
 
-    def launch(self, problem: ConvProblem, config: Config, device: Device) -> Launch:
+    def launch(
+        self, problem: ConvProblem, config: Config, device: Device, strides: OutputStrides | None = None
+    ) -> Launch:
         """The product's launch."""
-        view = View.of(problem, config)
+        view = View.of(problem, config, strides)
         seen, epilogue = view.seen, Epilogue(view)
-        source = self.source(problem, config)
+        source = self.source(problem, config, strides)
         fields = window.window_fields(seen, source) | {
             "pixels": seen.n * prod(seen.output), "filters": seen.group_k,
             "tiles_f": view.tiles_f, "tiles": view.tiles, "taps_w": seen.kernel[1],
             "chunks": view.chunks * view.parts, "part_chunks": view.chunks, "steps": view.steps,
-        }  # fmt: skip
+        } | window.stride_fields(strides)  # fmt: skip
         if isinstance(config, HaloRowsConfig):
             fields["high"], fields["wide"] = padded(seen)
             fields["halo_pixels"], fields["copy_pixels"] = view.halo_rows

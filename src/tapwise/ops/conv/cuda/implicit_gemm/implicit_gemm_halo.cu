@@ -26,6 +26,8 @@ struct HaloGemm {
     long long down, across, tiles_h, tiles_w;
     // The filters were packed before the launch before this one.
     long long weights_ready;
+    // STRIDED: distances in y.
+    long long image_stride, row_stride, column_stride;
 };
 
 // Threads that gather are three warps; the fourth brings filters.
@@ -234,8 +236,9 @@ DEVICE void fill_places(const HaloGemm &p, const HaloWork &work, unsigned table,
             output = n < p.n && h < p.p && w < p.q;
         }
         const int there = h * (int)p.q + w;
-        const int place = Tile::NCHW ? (n * k + at.group * filters) * outputs + there
-                                     : (n * outputs + there) * k + at.group * filters;
+        int place = Tile::NCHW ? (n * k + at.group * filters) * outputs + there
+                               : (n * outputs + there) * k + at.group * filters;
+        if constexpr (Tile::STRIDED) place = strided_place(p, n, h, w) + at.group * filters;
         set_place(table, i, output ? place : -1);
     }
 }

@@ -17,6 +17,8 @@ struct Im2colGemm {
     long long stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
     // The filters were packed before the launch before this one.
     long long weights_ready;
+    // STRIDED: distances in y.
+    long long image_stride, row_stride, column_stride;
 };
 
 // Shared memory: the filters that stay, a ring of stages, epilogue buffers or the split sums, tables, barriers.
@@ -120,9 +122,12 @@ DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
 template <class Tile> DEVICE void fill_places(const Im2colGemm &p, unsigned table, int pixel0, int group) {
     const int filters = p.filters, plane = p.p * p.q, k = (int)p.groups * filters;
     for (int i = threadIdx.x % 128; i < Tile::WARPGROUP_PIXELS; i += 128) {
-        const int pixel = pixel0 + i, n = Tile::NCHW ? pixel / plane : 0;
-        const int place =
-            Tile::NCHW ? (n * k + group * filters) * plane + (pixel - n * plane) : pixel * k + group * filters;
+        const int pixel = pixel0 + i, n = Tile::NCHW || Tile::STRIDED ? pixel / plane : 0, rest = pixel - n * plane;
+        int place = Tile::NCHW ? (n * k + group * filters) * plane + rest : pixel * k + group * filters;
+        if constexpr (Tile::STRIDED) {
+            const int width = p.q, row = rest / width;
+            place = strided_place(p, n, row, rest - row * width) + group * filters;
+        }
         set_place(table, i, pixel < p.pixels ? place : -1);
     }
 }
@@ -154,6 +159,7 @@ DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
         out.buffer = shared.buffers + group * Tile::EPILOGUE_BUFFERS * Tile::BUFFER_BYTES;
         out.barrier = WARPGROUP_BARRIER + group;
         out.map = p.out;
+        out.width = p.q;
         int fetched = 0;
         if (!LATE_RESIDUAL) begin_tile<Tile>(out, p.residual);
         Biases<Tile> bias;

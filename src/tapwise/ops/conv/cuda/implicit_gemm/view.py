@@ -13,6 +13,7 @@ from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.forks import cached_property
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, HaloTileConfig, Im2colConfig
+from tapwise.ops.conv.cuda.window import OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
 # Pixels that one copy takes.
@@ -134,15 +135,16 @@ class Rectangle:
 @dataclass(frozen=True)
 class View:
     """The problem as it is (`original`), with taps packed side by side (`unfolded`), and as the kernel sees it
-    (`seen`): unfolded or folded, or with several groups as one."""
+    (`seen`): unfolded or folded, or with several groups as one. `strides`: of y, None where it is dense."""
 
     original: ConvProblem
     unfolded: ConvProblem
     seen: ConvProblem
     config: Config
+    strides: OutputStrides | None = None
 
     @classmethod
-    def of(cls, problem: ConvProblem, config: Config) -> View:
+    def of(cls, problem: ConvProblem, config: Config, strides: OutputStrides | None = None) -> View:
         base = unfolded(problem, config.unfold)
         if config.unfold:
             seen = base
@@ -150,11 +152,11 @@ class View:
             seen = base.replace(groups=base.groups // config.groups_per_tile)
         else:
             seen = folded(base)
-        return cls(problem, base, seen, config)
+        return cls(problem, base, seen, config, strides)
 
     def configured(self, config: Config) -> View:
         """The same problems with another config, of as many groups a tile and axes unfolded."""
-        return View(self.original, self.unfolded, self.seen, config)
+        return View(self.original, self.unfolded, self.seen, config, self.strides)
 
     @property
     def itemsize(self) -> int:
