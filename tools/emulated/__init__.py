@@ -3,8 +3,8 @@
     PYTHONPATH=tools python -m emulated "n2 c24 h9 w11 k24 r3 s3 pad1 groups24 f16 nhwc" cuda.depthwise
 
 verifies every config of an algorithm without a GPU. Needs g++ of version 12 or newer (_Float16). Takes kernels that
-copy by cp.async or TMA (boxes, windows of 4 axes) and multiply in registers, by mma.sync or by wgmma (transposed
-operands of 16 bits), and clusters whose blocks read each other's shared memory.
+copy by cp.async or TMA (boxes, windows of 4 axes) and multiply in registers, by mma.sync or by wgmma (operands of 16
+bits), and clusters whose blocks read each other's shared memory.
 """
 
 from __future__ import annotations
@@ -37,6 +37,16 @@ _REPLACED: Final = {
 _INCLUDE: Final = re.compile(r'^\s*#(?:include\s+["<]([^">]+)[">]|pragma (once|unroll.*))\s*$', re.MULTILINE)
 _PTX: Final = (
     (r'asm\("ex2\.approx[^;]*;" : "=f"\(r\) : "f"\(v\)\);', "r = exp2f(v);"),
+    (r'asm\("cvt\.f32\.bf16[^;]*;" : "=f"\(wide\) : "h"\(v\.bits\)\);', "wide = widen(v);"),
+    (r'asm volatile\("cp\.async\.wait_all;" ::: "memory"\);', "cp_async_commit(), cp_async_wait<0>();"),
+    (
+        r'asm volatile\("ld\.shared\.v2\.b64[^"]*"\s*: "=l"\((.*?)\), "=l"\((.*?)\)\s*: "r"\((.*?)\)\s*: "memory"\);',
+        r"load_words(\3, \1, \2);",
+    ),
+    (
+        r'asm volatile\("st\.shared\.v2\.b64[^"]*" ::"r"\((.*?)\), "l"\((.*?)\),\s*"l"\((.*?)\)\s*: "memory"\);',
+        r"store_words(\1, \2, \3);",
+    ),
     (r'asm\("rcp\.approx[^;]*;" : "=f"\(r\) : "f"\(v\)\);', "r = 1.0f / v;"),
 )
 _PAGE: Final = mmap.PAGESIZE
@@ -53,18 +63,22 @@ def run(launch: Launch, arrays: Mapping[str, np.ndarray], backwards: bool = Fals
     Every array is followed by a page that may not be touched. `backwards`: threads take turns in the other order.
     """
     copies = {name: Guarded(array) for name, array in arrays.items()}
-    words = list(launch.words)
-    for place, name in launch.filled:
-        words[place - FIRST] = copies[name].address if name in copies else 0
-    for name, tensor in launch.maps.items():
-        first = launch.names.index(f"{name}0")
-        address = copies[launch.source_of(name)].address
-        known = (address, DTYPES[tensor.dtype].size_bytes, *_shape_of(tensor))
-        words[first : first + len(known)] = known
-    run_words(launch, words, backwards)
+    run_at(launch, {name: copy.address for name, copy in copies.items()}, backwards)
     for name, array in arrays.items():
         if array.flags.writeable:
             array[...] = copies[name].array
+
+
+def run_at(launch: Launch, addresses: Mapping[str, int], backwards: bool = False) -> None:
+    """A launch with addresses of this machine's memory, by their names."""
+    words = list(launch.words)
+    for place, name in launch.filled:
+        words[place - FIRST] = addresses.get(name, 0)
+    for name, tensor in launch.maps.items():
+        first = launch.names.index(f"{name}0")
+        known = (addresses[launch.source_of(name)], DTYPES[tensor.dtype].size_bytes, *_shape_of(tensor))
+        words[first : first + len(known)] = known
+    run_words(launch, words, backwards)
 
 
 def _shape_of(tensor: TensorMap) -> tuple[int, ...]:
@@ -109,7 +123,7 @@ def _compiled(source: Source) -> ctypes.CDLL:
     # Arrays of a known size are one block's, and blocks come one after the other.
     text = re.sub(r"(?<!extern )__shared__", "static", _flat(source.text, set()))
     for pattern, other in _PTX:
-        text = re.sub(pattern, other, text)
+        text = re.sub(pattern, other, text, flags=re.DOTALL)
     clusters = re.search(r"__cluster_dims__\((\d+)\)", text)
     (parameters,) = re.findall(r"__grid_constant__ (\w+) p\)", text)
     text += (
@@ -120,7 +134,7 @@ def _compiled(source: Source) -> ctypes.CDLL:
     )
     folder = Path(tempfile.gettempdir()) / "tapwise-emulated"
     folder.mkdir(exist_ok=True)
-    place = folder / sha256((text + (_HERE / "emulated.h").read_text()).encode()).hexdigest()[:24]
+    place = folder / sha256((text + _headers()).encode()).hexdigest()[:24]
     library = place.with_suffix(".so")
     if not library.exists():
         place.with_suffix(".cpp").write_text(f'#include "{_HERE / "emulated.h"}"\n{text}')
@@ -133,6 +147,10 @@ def _compiled(source: Source) -> ctypes.CDLL:
         if done.returncode:
             raise RuntimeError(f"{source.name}: {done.stderr[:4000]}")
     return ctypes.CDLL(str(library))
+
+
+def _headers() -> str:
+    return "".join((_HERE / name).read_text() for name in ("emulated.h", "hopper.h"))
 
 
 def _flat(text: str, seen: set[str]) -> str:

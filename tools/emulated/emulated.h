@@ -55,6 +55,7 @@ inline float __saturatef(float v) { return v > 1 ? 1 : v > 0 ? v : 0; }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
     return (unsigned)(((unsigned long long)high << 32 | low) >> (shift & 31));
 }
+inline int __popcll(long long v) { return __builtin_popcountll(v); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 
 // Fibers.
@@ -65,6 +66,19 @@ struct AsyncCopy {
     bool real;
     // From where on there are zeros.
     int most = 16;
+};
+// A tensor map: its array's address, the bytes of an element, and sizes, strides and box of four axes, as words
+// (__init__.py). Of windows the box is channels and pixels, corners (lower and upper, 16 bits each, innermost axis first)
+// and steps (16 bits each).
+struct Map {
+    const unsigned char *address;
+    long long itemsize, swizzle, sizes[4], strides[3], box[4], windows;
+};
+// A box on its way to global memory.
+struct Store {
+    unsigned from;
+    Map map;
+    int at[4];
 };
 // A matrix instruction of a warpgroup, of which each thread has its own sums.
 struct Product {
@@ -79,6 +93,8 @@ struct Fiber {
     std::vector<char> stack;
     std::vector<std::vector<AsyncCopy>> groups{1};
     std::vector<std::vector<Product>> products{1};
+    // Of boxes, by TMA.
+    std::vector<std::vector<Store>> stores;
     enum { READY, IN_BLOCK, IN_WARP, IN_CLUSTER, ENDED } state = READY;
     unsigned given[32];
 };
@@ -222,19 +238,13 @@ template <int PENDING> inline void cp_async_wait() {
     }
 }
 
-// tma.cuh: barriers, and boxes that arrive when they are waited for. A map is here its array's address, the bytes of an
-// element, and sizes, strides and box of four axes, as words (__init__.py). Of windows the box is channels and pixels,
-// corners (lower and upper, 16 bits each, innermost axis first) and steps (16 bits each).
+// tma.cuh: barriers, and boxes that arrive when they are waited for.
 struct Barrier {
     short expected, missing;
     int bytes : 31;
     unsigned phase : 1;
 };
 static_assert(sizeof(Barrier) == 8);
-struct Map {
-    const unsigned char *address;
-    long long itemsize, swizzle, sizes[4], strides[3], box[4], windows;
-};
 struct Box {
     unsigned to, barrier;
     Map map;
@@ -268,64 +278,71 @@ inline void copy_box(unsigned to, const void *map, unsigned barrier, int c, int 
 inline void copy_rows(unsigned to, const void *map, unsigned barrier, int column, int row) {
     copy_box(to, map, barrier, column, row, 0, 0);
 }
+inline void copy_filters(unsigned to, const void *map, unsigned barrier, int c, int tap, int k) {
+    copy_box(to, map, barrier, c, tap, k, 0);
+}
 inline void copy_pixels(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n, int tap_w,
                         int tap_h) {
     copy_box(to, map, barrier, c, w, h, n);
     boxes.back().tap[0] = tap_w, boxes.back().tap[1] = tap_h;
 }
-// Pixels of windows, one behind the other; beyond a row's last window comes the next row's first.
-inline void deliver_windows(const Box &box) {
-    const Map &m = box.map;
+// Pixels of windows, one behind the other; beyond a row's last window comes the next row's first. Each element's address
+// in shared memory and in the array, or null.
+template <class Each>
+inline void for_windows(const Map &m, unsigned place, const int (&at)[4], const int (&tap)[2], Each each) {
     auto of = [](long long word, int i) { return (int)(short)(word >> 16 * i); };
-    int w = box.at[1], h = box.at[2], n = box.at[3];
-    if (box.to % 1024 || m.swizzle != 128) fail("windows come in rows of 128 bytes here");
-    unsigned place = box.to;
+    int w = at[1], h = at[2], n = at[3];
+    const unsigned mask = m.swizzle / 16 - 1;
+    if (place % (8 * m.swizzle) || m.swizzle != m.box[0] * m.itemsize) fail("windows come in whole rows of a pattern");
     for (int pixel = 0; pixel < m.box[1]; ++pixel) {
-        const long long x = w + box.tap[0], y = h + box.tap[1];
+        const long long x = w + tap[0], y = h + tap[1];
         for (int c = 0; c < m.box[0]; ++c, place += m.itemsize) {
-            unsigned char *to = memory + (place ^ (place >> 7 & 7) << 4);
             const bool there =
-                x >= 0 && x < m.sizes[1] && y >= 0 && y < m.sizes[2] && n < m.sizes[3] && box.at[0] + c < m.sizes[0];
-            const unsigned char *from =
-                m.address + (box.at[0] + c) * m.itemsize + x * m.strides[0] + y * m.strides[1] + n * m.strides[2];
-            if (there) memcpy(to, from, m.itemsize);
-            else memset(to, 0, m.itemsize);
+                x >= 0 && x < m.sizes[1] && y >= 0 && y < m.sizes[2] && n < m.sizes[3] && at[0] + c < m.sizes[0];
+            const unsigned char *global =
+                m.address + (at[0] + c) * m.itemsize + x * m.strides[0] + y * m.strides[1] + n * m.strides[2];
+            each(memory + (place ^ (place >> 7 & mask) << 4), there ? const_cast<unsigned char *>(global) : nullptr);
         }
         if ((w += of(m.box[3], 0)) <= m.sizes[1] - 1 + of(m.box[2], 2)) continue;
         w = of(m.box[2], 0);
         if ((h += of(m.box[3], 1)) <= m.sizes[2] - 1 + of(m.box[2], 3)) continue;
         h = of(m.box[2], 1), ++n;
     }
-    Barrier &b = barrier_at(box.barrier);
-    b.bytes -= m.box[0] * m.box[1] * m.itemsize;
-    barrier_settle(b);
 }
-inline void deliver(const Box &box) {
-    const Map &m = box.map;
-    if (m.windows) return deliver_windows(box);
+// A box of tiled mode, the same.
+template <class Each> inline void for_box(const Map &m, unsigned place, const int (&first)[4], Each each) {
     const int size = m.itemsize;
     if ((uintptr_t)m.address % 16 || m.box[0] * size % 16) fail("TMA takes pieces of 16 bytes");
-    for (long long stride : m.strides)
-        if (stride % 16) fail("TMA takes strides of 16 bytes");
     // Pieces of 16 bytes are swizzled by the rows of 128 bytes that they lie in.
     const unsigned mask = m.swizzle ? m.swizzle / 16 - 1 : 0;
-    if (box.to % (8 * m.swizzle + 128 * !m.swizzle)) fail("a swizzled box begins where its pattern does");
-    unsigned place = box.to;
+    if (place % (8 * m.swizzle + 128 * !m.swizzle)) fail("a swizzled box begins where its pattern does");
     for (int n = 0; n < m.box[3]; ++n)
         for (int h = 0; h < m.box[2]; ++h)
             for (int w = 0; w < m.box[1]; ++w)
                 for (int c = 0; c < m.box[0]; ++c, place += size) {
-                    unsigned char *to = memory + (place ^ (place >> 7 & mask) << 4);
-                    const long long at[4] = {box.at[0] + c, box.at[1] + w, box.at[2] + h, box.at[3] + n};
+                    const long long at[4] = {first[0] + c, first[1] + w, first[2] + h, first[3] + n};
                     bool there = true;
                     for (int axis = 0; axis < 4; ++axis) there &= at[axis] >= 0 && at[axis] < m.sizes[axis];
-                    const unsigned char *from =
+                    const unsigned char *global =
                         m.address + at[0] * size + at[1] * m.strides[0] + at[2] * m.strides[1] + at[3] * m.strides[2];
-                    if (there) memcpy(to, from, size);
-                    else memset(to, 0, size);
+                    each(memory + (place ^ (place >> 7 & mask) << 4),
+                         there ? const_cast<unsigned char *>(global) : nullptr);
                 }
+}
+inline void deliver(const Box &box) {
+    const Map &m = box.map;
+    long long bytes = 0;
+    const auto each = [&](unsigned char *to, const unsigned char *from) {
+        if (from) memcpy(to, from, m.itemsize);
+        else memset(to, 0, m.itemsize);
+        bytes += m.itemsize;
+    };
+    for (long long stride : m.strides)
+        if (stride % 16) fail("TMA takes strides of 16 bytes");
+    if (m.windows) for_windows(m, box.to, box.at, box.tap, each);
+    else for_box(m, box.to, box.at, each);
     Barrier &b = barrier_at(box.barrier);
-    b.bytes -= m.box[0] * m.box[1] * m.box[2] * m.box[3] * size;
+    b.bytes -= bytes;
     barrier_settle(b);
 }
 inline void barrier_wait(unsigned at, unsigned phase) {
@@ -338,49 +355,7 @@ inline void barrier_wait(unsigned at, unsigned phase) {
     }
 }
 
-// hopper.cuh: matrix instructions of warpgroups, for transposed operands of 16 bits. They read shared memory when they
-// are waited for, so what writes there too early shows.
-static const char *wgmma_text = "";
-static bool wgmma_bf16;
-inline unsigned long long transposed_descriptor(unsigned address, unsigned distance) {
-    if (address >> 18 || distance >> 18 || address % 16 || distance % 16) fail("no descriptor of such an operand");
-    return (unsigned long long)(address >> 4) | (unsigned long long)(distance >> 4) << 16 | 64ull << 32 | 1ull << 62;
-}
-template <int SPAN> unsigned long long descriptor(unsigned address);
-inline float transposed_element(unsigned long long descriptor, int at, int k) {
-    const unsigned start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4,
-                   stride = (descriptor >> 32 & 0x3fff) << 4;
-    const unsigned place = start + at / 64 * leading + k / 8 * stride + k % 8 * 128 + at % 64 * 2;
-    unsigned short v;
-    memcpy(&v, memory + (place ^ (place >> 7 & 7) << 4), 2);
-    return wgmma_bf16 ? widen(bf16{v}) : widen(f16{v});
-}
-inline void wgmma_fence() {}
-inline void wgmma_commit() { current->products.emplace_back(); }
-template <int SUMS> inline void wgmma(float (&d)[SUMS], unsigned long long a, unsigned long long b, int add) {
-    if (!strstr(wgmma_text, "p, 1, 1, 1, 1")) fail("both operands are transposed here");
-    current->products.back().push_back({d, SUMS, a, b, add != 0});
-}
-template <int PENDING> inline void wgmma_wait() {
-    const int lane = current->index.x % 32, warp = current->index.x / 32 % 4;
-    auto &groups = current->products;
-    while ((int)groups.size() - 1 > PENDING) {
-        for (const Product &product : groups.front())
-            for (int high = 0; high < 2; ++high) {
-                float row[16];
-                for (int k = 0; k < 16; ++k) row[k] = transposed_element(product.a, warp * 16 + high * 8 + lane / 4, k);
-                for (int i = 0; i < product.sums / 4; ++i)
-                    for (int e = 0; e < 2; ++e) {
-                        float &sum = product.d[4 * i + 2 * high + e];
-                        if (!product.add) sum = 0;
-                        for (int k = 0; k < 16; ++k)
-                            sum += row[k] * transposed_element(product.b, 8 * i + lane % 4 * 2 + e, k);
-                    }
-            }
-        groups.erase(groups.begin());
-    }
-}
-template <int STEPS, int N> inline void wait_for_products(float (&)[STEPS][N]) { wgmma_wait<0>(); }
+#include "hopper.h"
 
 // grid.cuh.
 inline void begin_dependent() {}
@@ -396,6 +371,18 @@ template <typename T> inline const T *in_block_of_rank(const T *place, int rank)
 }
 
 // matrix.cuh.
+inline void store_pair(unsigned to, float a, float b) {
+    store_shared<8>(to, {{__float_as_uint(a), __float_as_uint(b)}});
+}
+inline void load_words(unsigned from, long long &a, long long &b) {
+    aligned_or_fail<16>(memory + from);
+    memcpy(&a, memory + from, 8), memcpy(&b, memory + from + 8, 8);
+}
+inline void store_words(unsigned to, long long a, long long b) {
+    aligned_or_fail<16>(memory + to);
+    memcpy(memory + to, &a, 8), memcpy(memory + to + 8, &b, 8);
+}
+inline float load_float(unsigned from) { return __uint_as_float(load_word(from)); }
 template <bool TRANSPOSED, int COUNT> inline void load_matrices(unsigned (&v)[COUNT], unsigned from) {
     aligned_or_fail<16>(memory + from);
     current->given[0] = from;
@@ -450,8 +437,8 @@ template <typename T> inline void mma_half(float (&d)[4], const unsigned (&a)[2]
 }
 
 // Blocks.
-// Runs a block until all of its threads wait for the cluster or have ended; returns how many have ended.
-static unsigned run_block(unsigned threads, bool backwards) {
+// Runs a block until all of its threads wait for the cluster or have ended; returns whether all have ended.
+static bool run_block(unsigned threads, bool backwards) {
     for (Fiber &fiber : fibers)
         if (fiber.state == Fiber::IN_CLUSTER) fiber.state = Fiber::READY;
     for (;;) {
@@ -474,7 +461,7 @@ static unsigned run_block(unsigned threads, bool backwards) {
         for (const Fiber &fiber : fibers)
             waiting += fiber.state == Fiber::IN_BLOCK, ended += fiber.state == Fiber::ENDED,
                 in_cluster += fiber.state == Fiber::IN_CLUSTER;
-        if (ended == threads || in_cluster == threads) return ended;
+        if (ended + in_cluster == threads) return !in_cluster;
         if (waiting && waiting + ended == threads) {
             for (Fiber &fiber : fibers)
                 if (fiber.state == Fiber::IN_BLOCK) fiber.state = Fiber::READY;
@@ -491,6 +478,10 @@ template <typename T> inline void send(unsigned to, unsigned barrier, T value) {
     Barrier &b = *(Barrier *)(there + (barrier & mask));
     b.bytes -= sizeof value;
     barrier_settle(b);
+}
+inline void send_two(unsigned to, unsigned barrier, float a, float b) {
+    send(to, barrier, a);
+    send(to + 4, barrier, b);
 }
 inline void barrier_wait_for_cluster(unsigned at, unsigned phase) {
     wait_as(Fiber::IN_CLUSTER);
@@ -517,7 +508,7 @@ static void run_grid(void (*kernel)(const void *), const void *p, const unsigned
                     for (unsigned t = 0; t < threads; ++t) {
                         Fiber &fiber = block.fibers[t];
                         fiber.index = {t, 0, 0}, fiber.state = Fiber::READY, fiber.groups.assign(1, {});
-                        fiber.products.assign(1, {});
+                        fiber.products.assign(1, {}), fiber.stores.assign(1, {});
                         fiber.stack.resize(128 << 10);
                         getcontext(&fiber.context);
                         fiber.context.uc_stack = {fiber.stack.data(), 0, fiber.stack.size()};
@@ -525,23 +516,25 @@ static void run_grid(void (*kernel)(const void *), const void *p, const unsigned
                     }
                 }
                 // All of a cluster come to each of its barriers, or all end.
-                for (unsigned ended = 0; ended < of_cluster * threads;) {
+                named.assign(NAMED, {});
+                for (unsigned ended = 0; ended < of_cluster;) {
                     ended = 0;
                     for (unsigned i = 0; i < of_cluster; ++i) {
                         own_rank = backwards ? of_cluster - 1 - i : i;
                         Other &block = cluster[own_rank];
                         std::swap(fibers, block.fibers), blockIdx = block.index;
                         memcpy(memory, block.memory.data(), shared + 1024);
-                        ended += run_block(threads, backwards);
+                        const bool all = run_block(threads, backwards);
+                        ended += all;
                         if (!boxes.empty()) fail("a box that nobody waits for");
                         for (int at = 0; at < 1024; ++at)
                             if (memory[shared + at] != beyond) fail("wrote beyond its shared memory");
                         memcpy(block.memory.data(), memory, shared + 1024);
                         // Shared memory of a block that has ended is another's.
-                        if (fibers[0].state == Fiber::ENDED) memset(block.memory.data(), 0xff, shared);
+                        if (all) memset(block.memory.data(), 0xff, shared);
                         std::swap(fibers, block.fibers);
                     }
-                    if (ended % (of_cluster * threads)) fail("some blocks of a cluster end, others wait for it");
+                    if (ended % of_cluster) fail("some blocks of a cluster end, others wait for it");
                 }
             }
 }

@@ -84,16 +84,17 @@ def test_phases_are_put_together(text: str) -> None:
         return
     inputs = problem.sample(np.random.default_rng(1))
     bias = None if inputs.bias is None else inputs.bias.astype(np.float64)
-    parts = np.full((len(phases), algorithm.slot_bytes(problem) // problem.itemsize), np.nan, problem.x_dtype)
+    joined = [phase.problem is not None for phase in phases]
+    parts = np.full((sum(joined), algorithm.slot_bytes(problem) // problem.itemsize), np.nan, problem.x_dtype)
     last = problem.layout == "nhwc"
-    for part, phase in zip(parts, phases, strict=True):
-        if phase.problem is not None:
-            result = phase.problem.convolve(inputs.x, filters_of(problem, phase, inputs.w), bias)
-            part[: result.size] = (np.moveaxis(result, 1, -1) if last else result).ravel()
+    for part, phase in zip(parts, [phase for phase in phases if phase.problem is not None], strict=True):
+        assert phase.problem is not None
+        result = phase.problem.convolve(inputs.x, filters_of(problem, phase, inputs.w), bias)
+        part[: result.size] = (np.moveaxis(result, 1, -1) if last else result).ravel()
     dx = np.full(problem.x_shape, np.nan, problem.x_dtype)
     memory = np.ascontiguousarray(np.moveaxis(dx, 1, -1) if last else dx)
     arrays = {"parts": parts, "y": memory} | ({} if inputs.bias is None else {"bias": inputs.bias})
-    emulated.run(algorithm.join_launch(problem, H200), arrays)
+    emulated.run(algorithm.join_launch(problem, [False] * sum(joined), H200), arrays)
     found = np.moveaxis(memory, -1, 1) if last else memory
     assert (verdict := compare(found, *problem.reference(inputs), problem.y_dtype)), verdict.message
 

@@ -1,0 +1,260 @@
+"""dgrad whose phases write to where their elements lie in dx: plans run by emulation, against float64."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import emulated
+from tapwise import arrays, registry
+from tapwise.algorithm import Buffers
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.arrays.device import DeviceArray
+from tapwise.cuda.jit import compile as compiler
+from tapwise.cuda.jit.device import H200
+from tapwise.cuda.jit.launch import Launch
+from tapwise.ops.conv.cuda import fprop_phases, pack
+from tapwise.ops.conv.cuda.fprop_phases import FpropPhases, needs_join, place_of, strides_of
+from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
+from tapwise.ops.conv.cuda.implicit_gemm.view import View
+from tapwise.ops.conv.phases import Config, phases_of
+from tapwise.ops.conv.problem import ConvProblem
+from tapwise.verify import compare
+
+ALGORITHM = FpropPhases()
+# Its CTAs have several tiles each.
+SMALL = replace(H200, multiprocessors=3)
+needs_compiler = pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
+
+
+@pytest.fixture
+def emulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A GPU whose memory is this machine's."""
+
+    def called(self: Launch, addresses: Any, stream: int) -> None:
+        emulated.run_at(self, addresses)
+
+    def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], index: int) -> DeviceArray:
+        return lent(np.full(shape, np.nan, dtype))
+
+    caches = fprop_phases._turn, pack._filters
+    monkeypatch.setattr(Launch, "load", lambda *_: None)
+    monkeypatch.setattr(Launch, "__call__", called)
+    monkeypatch.setattr(arrays.cuda, "allocate", allocate)
+    monkeypatch.setattr(arrays.cuda, "assign", lambda to, x: np.copyto(memory_of(to), memory_of(x)))
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+def lent(array: np.ndarray) -> DeviceArray:
+    """A copy that ends with its last page."""
+    copy = emulated.Guarded(array)
+    return DeviceArray(copy.address, array.shape, array.strides, array.dtype, 0, "other", copy)
+
+
+def memory_of(array: DeviceArray) -> np.ndarray:
+    size = sum((size - 1) * step for size, step in zip(array.shape, array.strides, strict=True)) + array.dtype.itemsize
+    raw = np.frombuffer((ctypes.c_byte * size).from_address(array.ptr), array.dtype)
+    return np.lib.stride_tricks.as_strided(raw, array.shape, array.strides)
+
+
+def verdict_of(problem: ConvProblem, config: Config) -> Any:
+    inputs = problem.sample(np.random.default_rng(0), False)
+
+    def laid(array: np.ndarray) -> DeviceArray:
+        if problem.layout == "nchw":
+            return lent(np.ascontiguousarray(array))
+        return lent(np.ascontiguousarray(np.moveaxis(array, 1, -1))).transpose(0, 3, 1, 2)
+
+    plan = ALGORITHM.plan(problem, config, SMALL)
+    dx = laid(np.full(problem.x_shape, np.nan, problem.x_dtype))
+    size = plan.workspace_bytes
+    workspace = lent(np.full(size, 0xFF, np.uint8)) if size else None
+    bias = None if inputs.bias is None else lent(inputs.bias)
+    plan.run(Buffers(laid(inputs.x), plan.pack(lent(inputs.w)), dx, workspace, bias, None, 0))
+    return compare(memory_of(dx), *problem.reference(inputs, ALGORITHM), problem.y_dtype)
+
+
+def way(problem: ConvProblem, config: Any) -> tuple[object, ...]:
+    """How outputs of cuda.implicit_gemm go to dx."""
+    epilogue = Epilogue(View.of(problem, config, strides_of(problem)))
+    stored = "tma" if epilogue.tma_store else "registers" if epilogue.permuted_n else "threads"
+    return config.kernel, bool(config.gather_bytes), stored, config.swap_ab, config.split_k > 1
+
+
+def chosen(problem: ConvProblem, identifier: str, key: Callable[[ConvProblem, Any], Any]) -> Config:
+    """Of each phase the config whose key is the least."""
+    algorithm, parts = registry.get(identifier), []
+    for phase in phases_of(problem) or ():
+        if (inner := phase.problem) is not None:
+            parts.append((identifier, min(algorithm.configs(inner, SMALL), key=lambda one: key(inner, one))))
+    return Config(tuple(parts))
+
+
+def smallest(problem: ConvProblem, wanted: tuple[object, ...]) -> Config:
+    """Of each phase the config of cuda.implicit_gemm that has the smallest tile and goes the way wanted, else any."""
+
+    def key(phase: ConvProblem, config: Any) -> Any:
+        return bool(config.unfold), way(phase, config) != wanted, config.tile_pixels * config.tile_filters, str(config)
+
+    return chosen(problem, "cuda.implicit_gemm", key)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("text", "kernel", "gathers", "stored", "swap_ab", "splits"),
+    [
+        ("n2 c72 h11 w13 k64 r3 s3 stride2 pad1 bias relu f16 nhwc dgrad", "im2col", False, "tma", True, False),
+        ("n3 c136 h15 w15 k40 r3 s2 stride3x2 bias bf16 nhwc dgrad", "im2col", False, "tma", False, False),
+        ("n2 c72 h11 w13 k64 r3 s3 stride2 pad1 bias relu f16 nhwc dgrad", "im2col", False, "registers", False, False),
+        ("n2 c37 h12 w15 k64 r2 s2 stride2 bias silu f16 nhwc dgrad", "im2col", False, "threads", False, False),
+        ("n2 c72 h11 w13 k64 r3 s3 stride2 pad1 bias relu f16 nhwc dgrad", "im2col", False, "threads", True, True),
+        ("n2 c72 h15 w16 k24 r5 s5 stride2 pad2 bias f16 nhwc dgrad", "halo_rows", False, "threads", True, False),
+        ("n2 c64 h17 w14 k32 r8 s6 stride3x2 pad2 relu bf16 nhwc dgrad", "halo_tile", False, "registers", False, False),
+        ("n2 c48 h15 w16 k40 r5 s5 stride2 pad2 groups2 f16 nhwc dgrad", "halo_rows", True, "registers", False, False),
+        ("n2 c64 h9 w12 k40 r1 s1 stride2 bias silu f16 nhwc dgrad", "im2col", False, "tma", False, False),
+    ],
+)
+def test_tensor_cores_write_strided(
+    emulation: None, text: str, kernel: str, gathers: bool, stored: str, swap_ab: bool, splits: bool
+) -> None:
+    problem, wanted = ConvProblem.parse(text), (kernel, gathers, stored, swap_ab, splits)
+    config = smallest(problem, wanted)
+    inner = [phase.problem for phase in phases_of(problem) or () if phase.problem is not None]
+    assert any(way(one, part) == wanted for one, (_, part) in zip(inner, config.parts, strict=True))
+    assert all(ALGORITHM.direct(problem, config)) and ALGORITHM.workspace_bytes(problem, config, SMALL) == 0
+    assert (verdict := verdict_of(problem, config)), verdict.message
+
+
+@needs_compiler
+@pytest.mark.parametrize("split_k", [1, 2])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n2 c20 h9 w13 k136 r4 s3 stride2x3 pad1x0 dilation1x2 groups2 bias relu bf16 nhwc dgrad",
+        "n2 c19 h9 w8 k136 r1 s1 stride2 bias silu f16 nhwc dgrad",
+    ],
+)
+def test_mma_writes_strided(emulation: None, text: str, split_k: int) -> None:
+    problem = ConvProblem.parse(text)
+
+    def key(phase: ConvProblem, config: Any) -> Any:
+        return config.split_k != split_k, config.split_k, config.pixels * config.filters, str(config)
+
+    config = chosen(problem, "cuda.implicit_gemm_mma", key)
+    assert {part.split_k for _, part in config.parts} == {split_k}  # type: ignore[attr-defined]
+    assert all(ALGORITHM.direct(problem, config))
+    assert (verdict := verdict_of(problem, config)), verdict.message
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", ["Streamed", "Rows", "Columns"])
+def test_depthwise_writes_strided(emulation: None, kind: str) -> None:
+    problem = ConvProblem.parse("n2 c24 h11 w9 k24 r2 s2 stride2 groups24 bias silu f16 nhwc dgrad")
+    config = chosen(problem, "cuda.depthwise", lambda _, one: (type(one).__name__ != kind, str(one)))
+    assert {type(part).__name__ for _, part in config.parts} == {kind}
+    assert all(ALGORITHM.direct(problem, config))
+    assert (verdict := verdict_of(problem, config)), verdict.message
+
+
+@needs_compiler
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_some_phases_are_joined(emulation: None, layout: str) -> None:
+    """Two of three that have taps go by way of the workspace, channels last; none is direct with channels outside."""
+    text = f"n2 c16 h9 w8 k24 r2 s1 stride2x3 bias silu bf16 {layout} dgrad"
+    problem = ConvProblem.parse(text)
+    names = "cuda.implicit_gemm_mma", "cuda.sliding_window"
+    taps = [phase for phase in phases_of(problem) or () if phase.problem is not None]
+    config = Config(
+        tuple((name, registry.get(name).configs(one.problem, SMALL)[0]) for name, one in zip(names, taps, strict=True))
+    )
+    direct = ALGORITHM.direct(problem, config)
+    assert direct == (layout == "nhwc", False) and needs_join(problem, direct)
+    slots = direct.count(False) * ALGORITHM.slot_bytes(problem)
+    assert ALGORITHM.workspace_bytes(problem, config, SMALL) == ALGORITHM.inner_at(problem, config) == slots
+    assert (verdict := verdict_of(problem, config)), verdict.message
+
+
+def test_phases_are_direct_in_pieces_of_a_sector() -> None:
+    def direct(text: str) -> set[bool]:
+        problem = ConvProblem.parse(f"n2 {text} dgrad")
+        configs = ALGORITHM.configs(problem, H200)
+        return set(ALGORITHM.direct(problem, min(configs, key=lambda one: ALGORITHM.predict_us(problem, one, H200))))
+
+    assert direct("c128 h56 w56 k256 r3 s3 stride2 pad1 f16 nhwc") == {True}
+    assert direct("c128 h56 w56 k256 r1 s1 stride2 tf32 nhwc") == {True}
+    assert direct("c128 h56 w56 k256 r3 s3 stride2 pad1 f16 nchw") == {False}
+    assert direct("c8 h56 w56 k256 r3 s3 stride2 pad1 f16 nhwc") == {False}
+    # Of one phase the result is dx.
+    assert direct("c8 h56 w56 k256 r3 s3 pad1 f16 nchw") == {True}
+
+
+def test_time_of_phases_has_no_copy_where_they_are_direct() -> None:
+    problem = ConvProblem.parse("n32 c128 h56 w56 k256 r3 s3 stride2 pad1 f16 nhwc dgrad")
+    config = ALGORITHM.configs(problem, H200)[0]
+    assert all(ALGORITHM.direct(problem, config)) and ALGORITHM.join_us(problem, config, H200) == 0
+    ragged = problem.replace(c=120)
+    assert 0 < ALGORITHM.join_us(ragged, ALGORITHM.configs(ragged, H200)[0], H200) < 10
+    empty = problem.replace(kernel=(1, 1), padding=((0, 0), (0, 0)))
+    nchw = empty.replace(layout="nchw")
+    times = [ALGORITHM.join_us(one, ALGORITHM.configs(one, H200)[0], H200) for one in (empty, nchw)]
+    assert 0 < times[0] < times[1]
+
+
+def test_groups_are_not_written_by_tma() -> None:
+    """Beyond the last pixel its walk goes on in the next group."""
+    problem = ConvProblem.parse("n2 c128 h16 w16 k128 r1 s1 stride2 groups2 f16 nhwc dgrad")
+    (phase,) = (one.problem for one in phases_of(problem) or () if one.problem is not None)
+    for config in registry.get("cuda.implicit_gemm").configs(phase, H200):
+        assert Epilogue(View.of(phase, config, strides_of(problem))).tma_store == 0
+
+
+def test_words_of_sixty_four_phases() -> None:
+    problem = ConvProblem.parse("n2 c16 h9 w9 k16 r1 s1 stride8 f16 nhwc dgrad")
+    launch = ALGORITHM.join_launch(problem, [True], H200)
+    words = dict(zip(launch.names, launch.words, strict=True))
+    assert (words["empty"], words["joined"]) == (-2, 0)
+    assert place_of(problem, (phases_of(problem) or ())[9]) == (9 + 1) * 16
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n32 c128 h56 w56 k256 r3 s3 stride2 pad1 f16 nhwc dgrad",
+        "n32 c256 h28 w28 k512 r5 s5 stride2 pad2 bf16 nhwc bias silu dgrad",
+        "n32 c128 h56 w56 k256 r1 s1 stride2 tf32 nhwc bias gelu dgrad",
+        "n32 c100 h28 w28 k64 r4 s4 stride2 pad1 f16 nhwc bias dgrad",
+        "n32 c128 h28 w28 k128 r3 s3 stride2 pad1 groups4 f16 nhwc dgrad",
+        "n32 c96 h28 w28 k96 r5 s5 stride2 pad2 groups96 f16 nhwc bias silu dgrad",
+    ],
+)
+def test_kernels_compile_without_spills_or_waits(text: str) -> None:
+    problem = ConvProblem.parse(text)
+    phase = max((one.problem for one in phases_of(problem) or () if one.problem), key=lambda one: one.gemm_k)
+    sources = {}
+    for identifier in ("cuda.implicit_gemm", "cuda.implicit_gemm_mma", "cuda.depthwise"):
+        algorithm: Any = registry.get(identifier)
+        if algorithm.refusal(phase, H200) is not None:
+            continue
+        times = {one: algorithm.predict_us(phase, one, H200) for one in algorithm.configs(phase, H200)}
+        kinds: dict[Any, BaseConfig] = {}
+        for config in sorted(times, key=lambda one: times[one]):
+            if algorithm.writes_strided(phase, config):
+                kind = type(config), identifier.endswith("gemm") and way(phase, config)
+                kinds.setdefault(kind, config)
+        for config in list(kinds.values())[:6]:
+            sources |= {source: config for source in algorithm.sources(phase, config, strides_of(problem))}
+    for source, config in sources.items():
+        _, log = compiler._compile(source, "sm_90a")
+        used = compiler._resources(log, source)
+        assert (used.stack_bytes, used.spill_bytes) == (0, 0), (config, used)
+        assert not re.search(r"C75\d\d", log), (config, log)
