@@ -68,8 +68,8 @@ struct AsyncCopy {
     int most = 16;
 };
 // A tensor map: its array's address, the bytes of an element, and sizes, strides and box of four axes, as words
-// (__init__.py). Of windows the box is channels and pixels, corners (lower and upper, 16 bits each, innermost axis first)
-// and steps (16 bits each).
+// (__init__.py). Of windows the box is channels and pixels, corners (lower and upper, 16 bits each, innermost axis
+// first) and steps (16 bits each).
 struct Map {
     const unsigned char *address;
     long long itemsize, swizzle, sizes[4], strides[3], box[4], windows;
@@ -286,8 +286,8 @@ inline void copy_pixels(unsigned to, const void *map, unsigned barrier, int c, i
     copy_box(to, map, barrier, c, w, h, n);
     boxes.back().tap[0] = tap_w, boxes.back().tap[1] = tap_h;
 }
-// Pixels of windows, one behind the other; beyond a row's last window comes the next row's first. Each element's address
-// in shared memory and in the array, or null.
+// Pixels of windows, one behind the other; beyond a row's last window comes the next row's first. Each element's
+// address in shared memory and in the array, or null.
 template <class Each>
 inline void for_windows(const Map &m, unsigned place, const int (&at)[4], const int (&tap)[2], Each each) {
     auto of = [](long long word, int i) { return (int)(short)(word >> 16 * i); };

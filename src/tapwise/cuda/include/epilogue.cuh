@@ -159,7 +159,7 @@ template <class Tile> DEVICE void tma_store_round(const OutputTile &at, int pixe
         const int filter = at.filter + filter0 + part * Tile::BUFFER_ROW, first = at.pixel + pixel0 + pixel;
         if constexpr (Tile::STRIDED) {
             const int plane = at.step, n = first / plane, rest = first - n * plane, row = rest / at.width;
-            store_pixels(at.map, from, filter, rest - row * at.width, row, n);
+            if (first < at.pixels) store_pixels(at.map, from, filter, rest - row * at.width, row, n);
         } else {
             store_box(at.map, from, filter, at.group, first);
         }

@@ -9,7 +9,7 @@
 // filters in y (NCHW), a table of its pixels' places in y, -1 where there is none, one of its filters' bias, its
 // epilogue buffers, its named barrier, the tensor map of y. TMA_RESIDUAL: barriers of the ring of buffers that say that
 // a residual is there, and behind them those that say that one may come; the slot of the ring that is next, and its
-// barriers' parity. STRIDED: pixels of a row.
+// barriers' parity. STRIDED: pixels of a row, and all.
 struct OutputTile {
     int filter, group, pixel, filters, step;
     unsigned table, bias, buffer;
@@ -18,7 +18,7 @@ struct OutputTile {
     unsigned residual_full;
     int residual_slot;
     unsigned residual_phase;
-    int width;
+    int width, pixels;
 };
 
 DEVICE int place_of(const OutputTile &at, int pixel) { return load_word(at.table + 4 * pixel); }

@@ -6,8 +6,8 @@
 struct Join {
     const void *parts, *bias;
     void *y;
-    // `across`: phases of a row. Bit i of `empty`: no tap meets phase i; of `joined`: its result lies in a slot. `slot`:
-    // elements from one of them to the next.
+    // `across`: phases of a row. Bit i of `empty`: no tap meets phase i; of `joined`: its result lies in a slot.
+    // `slot`: elements from one of them to the next.
     long long n, c, height, width, stride_h, stride_w, across, slot, empty, joined;
 };
 

@@ -198,9 +198,7 @@ class _CudaPhases(Phases, CudaAlgorithm[Config]):
             if _writes_strided(one, phase, offer.config):
                 return offer.algorithm, offer.config or BaseConfig()
             others = [
-                other
-                for other in one.configs(phase, device)
-                if other.automatic and _writes_strided(one, phase, other)
+                other for other in one.configs(phase, device) if other.automatic and _writes_strided(one, phase, other)
             ]
             if others:
                 return offer.algorithm, min(others, key=lambda other: one.predict_us(phase, other, device))
@@ -252,8 +250,9 @@ class _CudaPhases(Phases, CudaAlgorithm[Config]):
         found = [turn_source(problem, last) for last in (False, True)]
         direct = self.direct(problem, config)
         found += [self.join_source(problem)] if needs_join(problem, direct) else []
-        for (phase, one, part), strides in zip(self._pairs(problem, config), self._strides(problem, direct), strict=True):
-            found += one.sources(phase, part, *strides)  # type: ignore[attr-defined]
+        pairs: list[Any] = self._pairs(problem, config)
+        for (phase, one, part), given in zip(pairs, self._strides(problem, direct), strict=True):
+            found += one.sources(phase, part, *given)
         return list(dict.fromkeys(found))
 
     def _strides(self, problem: ConvProblem, direct: Sequence[bool]) -> list[tuple[OutputStrides, ...]]:

@@ -148,9 +148,7 @@ class ImplicitGemmMma(window.TensorCoreAlgorithm[Config]):
     def writes_strided(self, problem: ConvProblem, config: Config) -> bool:
         return problem.layout == "nhwc"
 
-    def plan(
-        self, problem: ConvProblem, config: Config, device: Device, strides: OutputStrides | None = None
-    ) -> Plan:
+    def plan(self, problem: ConvProblem, config: Config, device: Device, strides: OutputStrides | None = None) -> Plan:
         launches = [self.launch(problem, config, strides)]
         if config.split_k > 1:
             launches.append(self.sum_launch(problem, config, device, strides))

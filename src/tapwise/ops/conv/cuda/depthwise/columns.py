@@ -229,9 +229,7 @@ def source(problem: ConvProblem, config: Columns, strides: OutputStrides | None 
     return stub(file, f"depthwise_{config.kernel}", arguments, "Columns", config.threads, blocks)
 
 
-def launch(
-    problem: ConvProblem, config: Columns, device: Device, strides: OutputStrides | None = None
-) -> Launch:
+def launch(problem: ConvProblem, config: Columns, device: Device, strides: OutputStrides | None = None) -> Launch:
     made = source(problem, config, strides)
     (height, width), (p, q), (r, s) = problem.spatial, problem.output, problem.kernel
     pieces, groups = _parts(problem, config)

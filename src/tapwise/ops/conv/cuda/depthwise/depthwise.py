@@ -74,9 +74,7 @@ class Depthwise(CudaAlgorithm[Kind]):
         """Those that compute in registers."""
         return taps_first(problem, config)
 
-    def plan(
-        self, problem: ConvProblem, config: Kind, device: Device, strides: OutputStrides | None = None
-    ) -> Plan:
+    def plan(self, problem: ConvProblem, config: Kind, device: Device, strides: OutputStrides | None = None) -> Plan:
         launches = self.launches(problem, config, device, strides)
         return DepthwisePlan(problem, device, launches, taps_first(problem, config))
 

@@ -177,9 +177,7 @@ def source(problem: ConvProblem, config: Rows, strides: OutputStrides | None = N
     return stub(file, "depthwise_rows", "Traits", "Rows", config.threads, blocks, declarations=declarations)
 
 
-def launch(
-    problem: ConvProblem, config: Rows, device: Device, strides: OutputStrides | None = None
-) -> Launch:
+def launch(problem: ConvProblem, config: Rows, device: Device, strides: OutputStrides | None = None) -> Launch:
     made = source(problem, config, strides)
     (height, width), c, y = problem.spatial, problem.c, strides or OutputStrides.dense(problem)
     pieces, channels = _parts(problem, config)

@@ -284,9 +284,7 @@ def source(problem: ConvProblem, config: Streamed, strides: OutputStrides | None
     return stub(file, "depthwise_streamed", "Traits", "Streamed", config.threads, blocks, declarations=declarations)
 
 
-def launch(
-    problem: ConvProblem, config: Streamed, device: Device, strides: OutputStrides | None = None
-) -> Launch:
+def launch(problem: ConvProblem, config: Streamed, device: Device, strides: OutputStrides | None = None) -> Launch:
     made = source(problem, config, strides)
     # A stage's rows of a block's columns and channels.
     box = (config.channels * config.lanes, _columns(problem, config), streamed_rows.period(problem))

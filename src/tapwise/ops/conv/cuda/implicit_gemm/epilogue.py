@@ -109,8 +109,8 @@ class Epilogue:
 
     @cached_property
     def tma_store(self) -> int:
-        """How TMA writes y: not (0), 64 filters at a time (1), or all of it (2): no tile has fewer. With strides it walks
-        from the last image's pixels to the next group's, where no tile's box may end."""
+        """How TMA writes y: not (0), 64 filters at a time (1), or all of it (2): no tile has fewer. With strides it
+        walks from the last image's pixels to the next group's, which a tile of one group must not write."""
         problem, config = self.view.seen, self.view.config
         im2col = isinstance(config, Im2colConfig)
         if not im2col or config.split_k > 1 or problem.layout == "nchw" or not self.whole or self.permuted_n:

@@ -103,9 +103,7 @@ class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
     def writes_strided(self, problem: ConvProblem, config: Config) -> bool:
         return problem.layout == "nhwc" and not problem.residual
 
-    def plan(
-        self, problem: ConvProblem, config: Config, device: Device, strides: OutputStrides | None = None
-    ) -> Plan:
+    def plan(self, problem: ConvProblem, config: Config, device: Device, strides: OutputStrides | None = None) -> Plan:
         view = View.of(problem, config, strides)
         first = None
         if config.unfold:

@@ -160,6 +160,7 @@ DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
         out.barrier = WARPGROUP_BARRIER + group;
         out.map = p.out;
         out.width = p.q;
+        out.pixels = p.pixels;
         int fetched = 0;
         if (!LATE_RESIDUAL) begin_tile<Tile>(out, p.residual);
         Biases<Tile> bias;

@@ -63,12 +63,12 @@ def map_w(view: View, rows: int) -> TensorMap:
 def map_y(view: View) -> TensorMap:
     """y as pixels of groups of filters; a box is a row of 128 bytes of as many pixels as all tiles are made of. With
     strides these are windows of 1 x 1, whose pixels go on in the next row, and in the next image."""
-    problem, size, strides = view.seen, view.itemsize, view.strides
+    problem, size, y = view.seen, view.itemsize, view.strides
     pixels = gcd(view.config.tile_pixels, 64) if view.config.swap_ab else 64
-    if strides is not None:
+    if y is not None:
         return TensorMap(
             problem.dtype, (problem.k, *problem.output[::-1], problem.n),
-            tuple(step * size for step in (strides.column, strides.row, strides.image)),
+            tuple(step * size for step in (y.column, y.row, y.image)),
             (SWIZZLE_BYTES // size, pixels), ((0, 0), (0, 0)), (1, 1),
         )  # fmt: skip
     sizes = (problem.group_k, problem.groups, problem.n * prod(problem.output))
