@@ -5,7 +5,8 @@ Elements of dx whose places leave the same rest, divided by the stride, meet the
     dx[n, c, a + stride * j] = sum over k and its taps t of dy[n, k, j + t * distance - before] * w[k, c, tap(t)]
 
 So a phase is fprop of dy with some of w's taps, flipped, and its channels and filters swapped. At stride 1 there is one
-phase, and its result is dx. Phases that no tap meets are zeros; a 1x1 filter of stride 2 has three of them.
+phase, and its result is dx. Else an algorithm that can writes the result to where it lies in dx. Phases that no tap
+meets are zeros; a 1x1 filter of stride 2 has three of them.
 """
 
 from __future__ import annotations
