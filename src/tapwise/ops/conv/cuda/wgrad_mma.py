@@ -64,14 +64,20 @@ EXTENT_LIMIT: Final = 1 << 28
 OTHER_REGISTERS: Final = 76
 HELD_REGISTERS: Final = 2
 MOST_REGISTERS: Final = 252
-# Of the cost model, estimates until fitted.Multiply - adds of a multiprocessor in a cycle by mma.sync; bytes of shared
-# memory, and of L2.
-PRODUCTS, SHARED, L2 = 1270, 128, 26
-# Instructions of a copy of a piece, and of an element through registers; instructions of a multiprocessor in a cycle.
-PIECE_INSTRUCTIONS, ELEMENT_INSTRUCTIONS, ISSUED = 12, 8, 3
-# Cycles of a step 's latency, and of a CTA' s begin and end; elements of a tile that a cycle stores.
-STEP_CYCLES, BLOCK_CYCLES, STORED = 700, 2500, 8
-START_US, SECOND_US = 1.4, 1.2
+# Of the cost model: fitted together by least squares to the logarithms of 220 configs' times on 10 layers (H100, NHWC,
+# pieces of 4 to 16 bytes), but for those called assumed. Cycles of a step that a CTA waits at barriers and products,
+# and for each copy that a thread issues: one after another, they take most of a step.
+WAIT_CYCLES, COPY_CYCLES = 341.0, 69.0
+# Cycles of a multiprocessor for a warp's copy, and for each byte of its pieces beside.
+ISSUE_CYCLES, BYTE_CYCLES = 5.6, 0.66
+# Multiply-adds of a multiprocessor in a cycle by mma.sync (assumed: 62 % of its tensor cores; no layer tells).
+PRODUCTS: Final = 1270
+# Cycles of a wave's begin and end; microseconds of each part that a thread adds.
+WAVE_CYCLES, PART_US = 1800.0, 0.08
+# Microseconds of the launch, and of the one that adds parts (assumed: the times tell their sum with WAVE_CYCLES).
+START_US, SECOND_US = 2.0, 1.2
+# The power of what overlaps in part; 3 chooses worse.
+OVERLAP: Final = 2.0
 
 
 @dataclass(frozen=True)
@@ -272,30 +278,43 @@ class ImplicitGemmMmaWgrad(window.TensorCoreAlgorithm[Config]):
         return max(1, min(room, self._resident(problem, config)))
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """Waves of CTAs, each of steps that take the longest of products, shared memory, L2 and instructions, or a
-        step's latency shared by the CTAs that a multiprocessor holds; memory; what parts cost."""
+        """Waves of CTAs: their steps take what a CTA waits for its copies, and what all CTAs of a multiprocessor issue;
+        memory; parts, which are written, read and added."""
+        issued = config.groups_per_tile * config.columns * config.filters * STEP / PRODUCTS
+        waited = WAIT_CYCLES
+        for of_x in (True, False):
+            turns, piece = self._turns(problem, config, of_x)
+            waited += COPY_CYCLES * turns
+            issued += config.warps * turns * (ISSUE_CYCLES + BYTE_CYCLES * piece)
+        steps, together = ceil_div(self.steps(problem), config.split_k), self._together(problem, config, device)
+
+        def wave(beside: int) -> float:
+            """Cycles of so many CTAs beside each other on a multiprocessor."""
+            return WAVE_CYCLES + steps * costs.joint_us(waited, beside * issued, OVERLAP) if beside else 0.0
+
         blocks = prod(self._grid(problem, config)) * config.split_k
-        steps = ceil_div(self.steps(problem), config.split_k)
-        together = min(self._together(problem, config, device), ceil_div(blocks, device.multiprocessors))
-        outputs = config.groups_per_tile * config.columns * config.filters
-        taps = prod(problem.kernel)
-        read, issued, moved = 0.0, 0.0, 0.0
-        for of_x, width, others in ((True, config.columns, config.warps_f), (False, config.filters, config.warps_c)):
-            elements = config.groups_per_tile * width * STEP
-            name, piece = copies(problem, of_x)
-            moved += 2 * elements * (1 + others)
-            whole = "PIECES" in name
-            issued += elements * (PIECE_INSTRUCTIONS / piece * 2 if whole else ELEMENT_INSTRUCTIONS) / 32
-            # Taps of a tile share pixels in L1.
-            shared = min(taps, max(1, config.columns // problem.group_c), problem.kernel[1]) if of_x else 1
-            read += 2 * elements / shared
-        step = max(outputs * STEP / PRODUCTS, moved / SHARED, read / L2, issued / ISSUED)
-        share = ceil_div(blocks, device.multiprocessors)
-        cycles = share * (steps * max(step, STEP_CYCLES / together) + outputs / STORED)
-        cycles += BLOCK_CYCLES * ceil_div(share, together)
-        memory = problem.bytes / (device.gbps * 1e3)
-        split = SECOND_US + 2 * self.workspace_bytes(problem, config, device) / (device.gbps * 1e3)
-        return max(cycles / (costs.cycles_us(device)), memory) + START_US + (split if config.split_k > 1 else 0.0)
+        waves, rest = divmod(blocks, device.multiprocessors * together)
+        cycles = waves * wave(together) + wave(ceil_div(rest, device.multiprocessors))
+        bytes_us = device.gbps * 1e3
+        us = START_US + costs.joint_us(cycles / costs.cycles_us(device), problem.bytes / bytes_us, OVERLAP)
+        if config.split_k > 1:
+            us += SECOND_US + PART_US * ceil_div(config.split_k, self._slices(config))
+            us += 2 * self.workspace_bytes(problem, config, device) / bytes_us
+        return us
+
+    @staticmethod
+    def _turns(problem: ConvProblem, config: Config, of_x: bool) -> tuple[int, int]:
+        """Copies of an operand that a thread issues a step, and bytes of one. An element through registers counts as
+        one."""
+        name, piece = copies(problem, of_x)
+        width = config.groups_per_tile * (config.columns if of_x else config.filters)
+        if name == "PIXELS":
+            return 8 * ceil_div(width // 8, config.warps), piece
+        if name == "PIXEL_PIECES":
+            return ceil_div(width, config.threads * piece // (2 * STEP)), piece
+        across = width * 2 // piece
+        rows = max(1, config.threads // across)
+        return ceil_div(STEP, rows) * ceil_div(across, config.threads), piece
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         return config.split_k * self._part_pitch(problem) * 4 if config.split_k > 1 else 0
