@@ -138,6 +138,21 @@ def test_optimize_measures_every_direction(capsys: pytest.CaptureFixture[str]) -
         tapwise.torch.optimize(theirs, x, training=True, graphs=True)
 
 
+def test_under_torch_func() -> None:
+    theirs, ours = made()
+    x, labels = data()
+
+    def loss(model: nn.Module, parameters: dict[str, torch.Tensor]) -> torch.Tensor:
+        return functional.cross_entropy(torch.func.functional_call(model, parameters, (x,)), labels)
+
+    found, expected = (
+        torch.func.grad(lambda parameters, model=model: loss(model, parameters))(dict(model.named_parameters()))
+        for model in (ours.eval(), theirs.eval())
+    )
+    for name, one in expected.items():
+        torch.testing.assert_close(found[name], one, rtol=1e-3, atol=1e-5)
+
+
 def test_compiled() -> None:
     theirs, ours = made()
     x, labels = data()

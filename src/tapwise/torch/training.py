@@ -18,14 +18,23 @@ import torch
 from tapwise.arguments import one_of
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.problem import DIRECTIONS, MATHS, ConvProblem
+from tapwise.torch import operators
 from tapwise.torch.layers import Kind, Layer, table
 from tapwise.torch.nn import DEVICES, FLOATS
 from tapwise.torch.tensors import NAMES, memory_format
 from tapwise.torch.timing import medians
 
 _ATEN: Final = torch.ops.aten
-_OPS: Final = torch.ops.tapwise
 Window = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
+
+
+def _operator(name: str) -> Callable[..., torch.Tensor]:
+    """One of tapwise's: past PyTorch's dispatcher, which takes longer than a small layer, where nobody looks on."""
+    if torch.compiler.is_compiling() or torch.is_grad_enabled():
+        found: Callable[..., torch.Tensor] = getattr(torch.ops.tapwise, name)
+        return found
+    direct: Callable[..., torch.Tensor] = getattr(operators, name)
+    return direct
 
 
 def _fprop(
@@ -34,7 +43,7 @@ def _fprop(
     stride, padding, dilation, groups = window
     if by_torch:
         return _ATEN.convolution(x, weight, bias, stride, padding, dilation, False, (0, 0), groups)
-    return _OPS.conv2d(x, weight, bias, stride, padding, dilation, groups, math=math)
+    return _operator("conv2d")(x, weight, bias, stride, padding, dilation, groups, math=math)
 
 
 def _by_pytorch(
@@ -58,26 +67,24 @@ def _gradients(
     theirs = wanted[0] and "dgrad" in by_torch, wanted[1] and "wgrad" in by_torch
     dx, dw = _by_pytorch(dy, x, weight, window, theirs) if any(theirs) else (None, None)
     if wanted[0] and not theirs[0]:
-        dx = _OPS.conv2d_input(x.shape, weight, dy, *window, math=math)
+        dx = _operator("conv2d_input")(x.shape, weight, dy, *window, math=math)
     if wanted[1] and not theirs[1]:
-        dw = _OPS.conv2d_weight(x, weight.shape, dy, *window, math=math)
+        dw = _operator("conv2d_weight")(x, weight.shape, dy, *window, math=math)
     return dx, dw
 
 
 class _Convolution(torch.autograd.Function):
     """Convolution with the library of each direction; its gradients have gradients, by the operators' own."""
 
+    # With a setup_context of its own, PyTorch would look at this function's signature in each call.
     @staticmethod
     def forward(
-        x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: Window, math: str,
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: Window, math: str,
         by_torch: frozenset[str],
     ) -> torch.Tensor:  # fmt: skip
-        return _fprop(x, weight, bias, window, math, "fprop" in by_torch)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        x, weight, _, *ctx.words = inputs
         ctx.save_for_backward(x, weight)
+        ctx.words = window, math, by_torch
+        return _fprop(x, weight, bias, window, math, "fprop" in by_torch)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
@@ -116,6 +123,10 @@ class TrainedConv2d(torch.nn.Conv2d):
         if x.ndim != 4 or x.dtype not in FLOATS or x.dtype is not weight.dtype or x.device.type not in DEVICES:
             return super().forward(x)
         math = self.math if x.dtype is torch.float32 else "ieee"
+        if torch._C._are_functorch_transforms_active():
+            # The operator's own derivative knows of them.
+            made: torch.Tensor = torch.ops.tapwise.conv2d(x, weight, bias, *self.window, math=math)
+            return made
         return _Convolution.apply(x, weight, bias, self.window, math, self.by_torch)
 
     def problem(self, x: torch.Tensor, direction: str) -> ConvProblem:
