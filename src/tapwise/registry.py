@@ -48,6 +48,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cuda.depthwise": "tapwise.ops.conv.cuda.wgrad_depthwise:DepthwiseWgrad",
         "cuda.implicit_gemm": "tapwise.ops.conv.cuda.implicit_gemm_wgrad.wgrad:ImplicitGemmWgrad",
         "cuda.implicit_gemm_mma": "tapwise.ops.conv.cuda.wgrad_mma:ImplicitGemmMmaWgrad",
+        "cuda.implicit_gemm_simt": "tapwise.ops.conv.cuda.wgrad_simt:ImplicitGemmSimtWgrad",
         "cuda.grid_stride": "tapwise.ops.conv.cuda.gradients:GridStrideWgrad",
     },
     "im2col": {

@@ -155,57 +155,11 @@ template <class O> DEVICE void wgrad_mma(const Gradient &p) {
         if constexpr (O::PARTS) {
 #pragma unroll
             for (int e = 0; e < O::WRITE; ++e) out.v[e] = __float_as_uint(v[e]);
-            store_global<BYTES>(p.parts + blockIdx.y * p.part_pitch + place, out);
+            store_global<BYTES>(static_cast<float *>(p.parts) + blockIdx.y * p.part_pitch + place, out);
         } else {
 #pragma unroll
             for (int e = 0; e < O::WRITE; ++e) out.v[e / 2] |= bits(Element<T>::from_float(v[e])) << e % 2 * 16;
             store_global<BYTES>(static_cast<T *>(p.y) + place, out);
         }
     }
-}
-
-struct Parts {
-    const float *parts;
-    void *y;
-    // Elements of dw, distance of parts, parts.
-    long long count, part_pitch, split_k;
-};
-
-// dw from the sums of parts: SLICES warps share the parts of 128 elements, then their sums are added in order.
-template <typename T, int SLICES> DEVICE void add_parts(const Parts &p) {
-    extern __shared__ __align__(1024) unsigned char memory[];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slice = warp % SLICES;
-    const long long at = (blockIdx.x * (8ll / SLICES) + warp / SLICES) * 128 + lane * 4;
-    const int count = at < p.count ? (int)p.split_k : 0;
-    const float *from = p.parts + at;
-    float sum[4] = {};
-    begin_dependent();
-#pragma unroll 4
-    for (int part = slice; part < count; part += SLICES) {
-        const Piece<16> v = load_global<16>(from + part * p.part_pitch);
-#pragma unroll
-        for (int e = 0; e < 4; ++e) sum[e] += __uint_as_float(v.v[e]);
-    }
-    if constexpr (SLICES > 1) {
-        const unsigned sums = shared_address(memory) + lane * 16;
-        Piece<16> v;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) v.v[e] = __float_as_uint(sum[e]);
-        store_shared<16>(sums + warp * 512, v);
-        __syncthreads();
-        if (slice > 0) return;
-#pragma unroll
-        for (int other = 1; other < SLICES; ++other) {
-            v = load_shared<16>(sums + (warp + other) * 512);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) sum[e] += __uint_as_float(v.v[e]);
-        }
-    }
-    T *const y = static_cast<T *>(p.y) + at;
-    if (at + 4 <= p.count)
-        store_global<8>(y, Piece<8>{{Element<T>::pack(sum[0], sum[1]), Element<T>::pack(sum[2], sum[3])}});
-    else
-#pragma unroll
-        for (int e = 0; e < 4; ++e)
-            if (at + e < p.count) y[e] = Element<T>::from_float(sum[e]);
 }

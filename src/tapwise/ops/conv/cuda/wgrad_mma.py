@@ -21,11 +21,10 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
-from tapwise.cuda.plan import CudaPlan
-from tapwise.cuda.types import INDEX_LIMIT, reciprocal, template_args, tensor_core_type
+from tapwise.cuda.types import template_args, tensor_core_type
 from tapwise.integers import ceil_div, round_up
-from tapwise.ops.conv.cuda import costs, window
-from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS
+from tapwise.ops.conv.cuda import costs, wgrad_parts, window
+from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS, WgradPlan
 from tapwise.ops.conv.problem import ConvProblem
 
 KERNEL: Final = "ops/conv/cuda/wgrad_mma.cu"
@@ -48,18 +47,10 @@ NARROW: Final = (
 GROUPS: Final = (2, 4, 8)
 # Pixels of a step.
 STEP: Final = 32
-THREADS: Final = 256
-# Elements of dw that a warp adds up.
-ADDED: Final = 128
-# Parts that share a thread when they are added.
-SLICES: Final = (8, 4, 2, 1)
 # Bytes of the table entry of a pixel or a column.
 ENTRY: Final = 16
-# Least steps of a part, most bytes of all parts.
+# Least steps of a part.
 PART_STEPS: Final = 4
-PARTS_BYTES: Final = 1 << 29
-# Rows, columns and padding that places count.
-EXTENT_LIMIT: Final = 1 << 28
 # Registers of a thread beside sums and fragments; for each element on its way, with its address; most with such.
 OTHER_REGISTERS: Final = 76
 HELD_REGISTERS: Final = 2
@@ -127,7 +118,7 @@ def run_of(problem: ConvProblem) -> Run | None:
     c, width = problem.c, problem.spatial[1]
     each, padding = gcd(problem.stride[1] * c, width * c, 8), problem.padding[1][0] * c
     before, real = -padding % each, problem.kernel[1] * c
-    if c % each == 0 or (width + sum(problem.padding[1])) * c >= EXTENT_LIMIT:
+    if c % each == 0 or (width + sum(problem.padding[1])) * c >= wgrad_parts.EXTENT_LIMIT:
         return None
     return Run(each, round_up(before + real, each), before, real)
 
@@ -145,19 +136,10 @@ def copies(problem: ConvProblem, of_x: bool) -> Copies:
     last = problem.layout == "nhwc"
     along = (problem.group_c if of_x else problem.group_k) if last else prod(problem.output)
     pieces, elements = ("CHANNEL_PIECES", "CHANNELS") if last else ("PIXEL_PIECES", "PIXELS")
-    if not last and of_x and not pointwise(problem):
+    if not last and of_x and not wgrad_parts.pointwise(problem):
         return Copies(elements, 2)
     piece = next((count for count in (8, 4, 2) if along % count == 0), 0) * problem.itemsize
     return Copies(pieces, piece) if piece else Copies(elements, 2)
-
-
-def pointwise(problem: ConvProblem) -> bool:
-    """Whether dy's pixels are x's."""
-    return problem.kernel == problem.stride == (1, 1) and problem.output == problem.spatial and not padded(problem)
-
-
-def padded(problem: ConvProblem) -> bool:
-    return any(map(any, problem.padding))
 
 
 class ImplicitGemmMmaWgrad(window.TensorCoreAlgorithm[Config]):
@@ -170,13 +152,7 @@ class ImplicitGemmMmaWgrad(window.TensorCoreAlgorithm[Config]):
     dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16")
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        sizes = map(prod, (problem.x_shape, problem.y_shape, problem.w_shape))
-        if max(sizes) >= INDEX_LIMIT:
-            return "takes arrays of fewer than 2^31 elements"
-        extents = [n + sum(sides) for n, sides in zip(problem.spatial, problem.padding, strict=True)]
-        if max(extents) >= EXTENT_LIMIT:
-            return "takes fewer than 2^28 rows and columns, padding included"
-        return None
+        return wgrad_parts.rejects(problem)
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         found: dict[Config, None] = {}
@@ -214,7 +190,8 @@ class ImplicitGemmMmaWgrad(window.TensorCoreAlgorithm[Config]):
         """Parts that fill half a wave of CTAs, one and two, powers of two, and as few as are short enough."""
         steps, tiles = self.steps(problem), prod(self._grid(problem, config))
         slots = device.multiprocessors * self._together(problem, config, device)
-        most = max(1, min(steps // PART_STEPS, 4 * slots // tiles, PARTS_BYTES // (4 * self._part_pitch(problem))))
+        room = wgrad_parts.PARTS_BYTES // (4 * wgrad_parts.part_pitch(problem))
+        most = max(1, min(steps // PART_STEPS, 4 * slots // tiles, room))
         least = ceil_div(steps, MOST_PART_PIXELS // STEP)
         wanted = {1, least, *(slots * part // (2 * tiles) for part in (1, 2, 4)), *(1 << power for power in range(6))}
         # Whole parts : none is without a step.
@@ -243,11 +220,6 @@ class ImplicitGemmMmaWgrad(window.TensorCoreAlgorithm[Config]):
         row = 2 * config.groups_per_tile * (config.columns if of_x else config.filters)
         whole = copies(problem, of_x).name == "PIXEL_PIECES" or row in (16, 32, 64)
         return STEP * (row if whole else round_up(row, 128))
-
-    @staticmethod
-    def _part_pitch(problem: ConvProblem) -> int:
-        """Elements of a part: whole pieces of 16 bytes."""
-        return round_up(prod(problem.w_shape), 4)
 
     @staticmethod
     def _held(problem: ConvProblem, config: Config) -> int:
@@ -298,7 +270,7 @@ class ImplicitGemmMmaWgrad(window.TensorCoreAlgorithm[Config]):
         bytes_us = device.gbps * 1e3
         us = START_US + costs.joint_us(cycles / costs.cycles_us(device), problem.bytes / bytes_us, OVERLAP)
         if config.split_k > 1:
-            us += SECOND_US + PART_US * ceil_div(config.split_k, self._slices(config))
+            us += SECOND_US + PART_US * ceil_div(config.split_k, wgrad_parts.slices_of(config.split_k))
             us += 2 * self.workspace_bytes(problem, config, device) / bytes_us
         return us
 
@@ -317,11 +289,11 @@ class ImplicitGemmMmaWgrad(window.TensorCoreAlgorithm[Config]):
         return ceil_div(STEP, rows) * ceil_div(across, config.threads), piece
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
-        return config.split_k * self._part_pitch(problem) * 4 if config.split_k > 1 else 0
+        return wgrad_parts.workspace_bytes(problem, config.split_k)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         launches = self.launches(problem, config, device)
-        return GradientPlan(problem, device, launches, self.workspace_bytes(problem, config, device))
+        return WgradPlan(problem, device, launches, self.workspace_bytes(problem, config, device))
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
         parts, run = config.split_k > 1, run_of(problem)
@@ -334,28 +306,15 @@ class ImplicitGemmMmaWgrad(window.TensorCoreAlgorithm[Config]):
         template, resident = f"Block<{template_args(*words)}>", self._resident(problem, config)
         return stub(KERNEL, "wgrad_mma", template, "Gradient", config.threads, resident)
 
-    def sum_source(self, problem: ConvProblem, config: Config) -> Source:
-        words = template_args(tensor_core_type(problem.dtype), self._slices(config))
-        return stub(KERNEL, "add_parts", words, "Parts", THREADS)
-
-    @staticmethod
-    def _slices(config: Config) -> int:
-        return next(count for count in SLICES if count <= config.split_k)
-
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
-        return [self.source(problem, config), *([self.sum_source(problem, config)] if config.split_k > 1 else [])]
+        last = [wgrad_parts.sum_source(problem, config.split_k)] if config.split_k > 1 else []
+        return [self.source(problem, config), *last]
 
     def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[Launch]:
         """The sums, and where pixels are split those of the parts."""
-        source, steps = self.source(problem, config), self.steps(problem)
-        tiles_c, tiles_f, tiles_g = self._grid(problem, config)
-        pitch = self._part_pitch(problem)
-        fields = window.window_fields(problem, source) | {
-            "columns": columns_of(problem), "row": problem.gemm_k, "taps": prod(problem.kernel),
-            "pixels": problem.n * prod(problem.output), "tiles_c": tiles_c, "tiles_f": tiles_f, "steps": steps,
-            "part_steps": ceil_div(steps, config.split_k), "part_pitch": pitch,
-            "by_plane": reciprocal(prod(problem.output)), "by_q": reciprocal(problem.output[1]),
-        }  # fmt: skip
+        source, (tiles_c, tiles_f, tiles_g) = self.source(problem, config), self._grid(problem, config)
+        fields = wgrad_parts.fields(problem, source, STEP, config.split_k)
+        fields |= {"columns": columns_of(problem), "tiles_c": tiles_c, "tiles_f": tiles_f}
         if run := run_of(problem):
             c, width = problem.c, problem.spatial[1]
             fields |= {"c": 1, "group_c": 1, "width": width * c, "stride_w": problem.stride[1] * c, "s": run.whole}
@@ -364,17 +323,4 @@ class ImplicitGemmMmaWgrad(window.TensorCoreAlgorithm[Config]):
         grid = (tiles_c * tiles_f * tiles_g, config.split_k, 1)
         shared_bytes = self.shared_bytes(problem, config)
         sums = Launch(source, fields, grid, config.threads, shared_bytes, dependent=True, names_of=names)
-        if config.split_k == 1:
-            return [sums]
-        count, slices = prod(problem.w_shape), self._slices(config)
-        fields = {"count": count, "part_pitch": pitch, "split_k": config.split_k}
-        grid = (ceil_div(count, ADDED * THREADS // 32 // slices), 1, 1)
-        last, room = self.sum_source(problem, config), THREADS * ENTRY if slices > 1 else 0
-        return [sums, Launch(last, fields, grid, THREADS, room, dependent=True, names_of=names)]
-
-
-class GradientPlan(CudaPlan):
-    """Kernels that read dy as it is."""
-
-    def pack(self, w: object) -> object:
-        return w
+        return [sums] if config.split_k == 1 else [sums, wgrad_parts.sum_launch(problem, config.split_k)]

@@ -4,26 +4,8 @@
 #pragma once
 
 #include "float16.cuh"
-#include "grid.cuh"
 #include "matrix.cuh"
-
-struct Gradient {
-    // x, dy and dw.
-    const void *x, *w;
-    void *y;
-    // fp32 sums of parts of the pixels, where they are split, each in dw's order and `part_pitch` long.
-    float *parts;
-    long long c, height, width, k, s, p, q, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
-    long long groups, group_c, group_k;
-    // Columns of a group, elements of dw's rows, filter taps, pixels of dy; tiles along a group's columns and filters.
-    long long columns, row, taps, pixels, tiles_c, tiles_f;
-    // RUNS: of `s` columns of a filter's row those in front of its own, and these.
-    long long before, real;
-    // Steps of BK pixels, and of one part.
-    long long steps, part_steps, part_pitch;
-    // 2^32 over p * q and over q, rounded up, or 0 for 1.
-    long long by_plane, by_q;
-};
+#include "ops/conv/cuda/wgrad_places.cuh"
 
 // Pixels of a step: lanes of a warp.
 constexpr int BK = 32;
@@ -57,31 +39,6 @@ struct Block {
     static constexpr int SUMS_PITCH = COLUMNS + 4;
 };
 
-// What is known of a column or filter: how far it lies from a pixel's place, and its tap.
-struct Column {
-    unsigned shift;
-    int h, w;
-};
-// Rows of what is no pixel, and of what is no column: any sum with them is far below the first row.
-constexpr int NO_PIXEL = -(1 << 30), NO_COLUMN = -(1 << 29), FAR = -(1 << 28);
-
-// Where a pixel's window begins in x and in its image, and the pixel in dy.
-struct Place {
-    unsigned x;
-    int h, w;
-    unsigned dy;
-};
-DEVICE Place load_place(unsigned from) {
-    const Piece<16> v = load_shared<16>(from);
-    return {v.v[0], (int)v.v[1], (int)v.v[2], v.v[3]};
-}
-
-DEVICE unsigned divided(unsigned value, unsigned by, unsigned reciprocal) {
-    if (by == 1) return value;
-    const unsigned quotient = __umulhi(value, reciprocal);
-    return quotient - (quotient * by > value);
-}
-
 // x (or dy) as a CTA takes it: WIDTH columns, EACH of a group.
 template <class O, bool OF_X> struct Operand {
     static constexpr int EACH = OF_X ? O::COLUMNS : O::FILTERS, WIDTH = EACH * O::GROUPS_PER_TILE;
@@ -99,14 +56,7 @@ template <class O, bool OF_X> struct Operand {
     }
     static DEVICE Column column(const Gradient &p, int at, int first, int group0) {
         const int group = group0 + at / EACH, j = first + at % EACH;
-        const int plane = OF_X ? (int)p.height * (int)p.width : (int)p.p * (int)p.q;
-        const int step_c = O::NCHW ? plane : 1, step_w = O::NCHW ? 1 : (int)p.c;
-        if (group >= (int)p.groups || j >= (OF_X ? (int)p.columns : (int)p.group_k)) return {0, NO_COLUMN, 0};
-        if constexpr (!OF_X) return {(unsigned)(group * (int)p.group_k + j) * step_c, 0, 0};
-        const int inner = O::NCHW ? p.taps : p.group_c, outer = j / inner, rest = j - outer * inner;
-        const int tap = O::NCHW ? rest : outer, c = O::NCHW ? outer : rest, r = tap / (int)p.s;
-        const int h = r * (int)p.dilation_h, w = (tap - r * (int)p.s) * (int)p.dilation_w;
-        return {(unsigned)(h * (int)p.width + w) * step_w + (unsigned)(group * (int)p.group_c + c) * step_c, h, w};
+        return column_of<O::NCHW, OF_X>(p, group, j);
     }
     static DEVICE bool inside(const Gradient &p, const Place &place, const Column &column) {
         if constexpr (!OF_X) return place.h + column.h > FAR;
@@ -299,12 +249,5 @@ template <class O, bool OF_X> struct Loader<O, OF_X, PIXELS> {
 
 // Where the pixel `number` lies, to the table.
 template <class O> DEVICE void find_place(const Gradient &p, unsigned number, unsigned to) {
-    const unsigned plane = (unsigned)p.p * (unsigned)p.q, n = divided(number, plane, (unsigned)p.by_plane),
-                   rest = number - n * plane, row = divided(rest, p.q, (unsigned)p.by_q);
-    const int h = (int)row * (int)p.stride_h - (int)p.pad_h,
-              w = ((int)rest - (int)row * (int)p.q) * (int)p.stride_w - (int)p.pad_w;
-    const unsigned step_n = (unsigned)p.c * (unsigned)p.height * (unsigned)p.width, step_w = O::NCHW ? 1 : p.c,
-                   x = n * step_n + (unsigned)(h * (int)p.width + w) * step_w,
-                   dy = O::NCHW ? n * plane * (unsigned)p.k + rest : number * (unsigned)p.k;
-    store_shared<16>(to, {{x, (unsigned)(number < (unsigned)p.pixels ? h : NO_PIXEL), (unsigned)w, dy}});
+    store_place(to, place_of<O::NCHW>(p, number));
 }
