@@ -90,18 +90,22 @@ template <bool LAST> struct Column {
 // A block turns a tile of filters by columns through shared memory.
 template <typename T, bool LAST> __device__ __forceinline__ void turn_filters(const Filters &a) {
     __shared__ T tile[32][33];
+    __shared__ long long places[32];
     begin_dependent();
     const int columns = a.group_c * a.taps_h * a.taps_w, group_k = a.group_k;
     const int tile_k = blockIdx.x % (unsigned)a.tiles_k, rest = blockIdx.x / (unsigned)a.tiles_k;
     const int column0 = rest % (int)a.tiles_columns * 32, group = rest / (int)a.tiles_columns, k0 = tile_k * 32;
     const int across = threadIdx.x % 32, down = threadIdx.x / 32;
     const T *w = static_cast<const T *>(a.w) + group * group_k * a.step_k;
-    w += Column<LAST>(a, column0 + across).from(a);
+    const Column<LAST> mine(a, column0 + across);
+    w += mine.from(a);
+    // Its divisions take longer than the copy: once a column.
+    if (down == 0) places[across] = mine.to(a, group);
     for (int k = down; k < 32; k += 8)
         if (k0 + k < group_k && column0 + across < columns) tile[k][across] = w[(k0 + k) * a.step_k];
     __syncthreads();
     for (int i = down; i < 32 && column0 + i < columns; i += 8) {
-        const long long to = Column<LAST>(a, column0 + i).to(a, group);
+        const long long to = places[i];
         if (k0 + across < group_k && to >= 0) static_cast<T *>(a.y)[to + k0 + across] = tile[across][i];
     }
 }

@@ -57,8 +57,7 @@ TILES_F64: Final[tuple[Tile, ...]] = (
     (64, 32, 4, 4, 8, 8, 1), (32, 32, 4, 4, 8, 16, 2), (16, 64, 4, 4, 4, 16, 2), (8, 64, 4, 4, 2, 16, 4),
     (4, 32, 4, 4, 1, 32, 8), (4, 128, 4, 4, 1, 8, 2),
 )  # fmt: skip
-# Most stages, and those of steps of 32 pixels and more.
-STAGES, FEW_STAGES, LONG_STEP = 4, 3, 32
+STAGES: Final = (4, 3)
 # Blocks of a cluster on every GPU that has clusters.
 LARGEST_CLUSTER: Final = 8
 # Least steps of a part; most terms of a chain of float32 sums, where parts have room.
@@ -138,14 +137,17 @@ class ImplicitGemmSimtWgrad(CudaAlgorithm[Config]):
         found: dict[Config, None] = {}
         clusters = has_dependent_launches(device.architecture)
         for tile in self._tiles(problem):
-            config = Config(*tile, STAGES if tile[5] < LONG_STEP else FEW_STAGES, 1, False)
-            if self.shared_bytes(problem, config) <= device.shared_bytes:
-                most = device.multiprocessors * self._together(problem, config, device) // self._blocks(problem, config)
-                for split_k in self._splits(problem, config, device):
-                    found[replace(config, split_k=split_k)] = None
-                    # More than one wave of clusters leaves more idle than a second launch takes.
-                    if clusters and 1 < split_k <= min(most, LARGEST_CLUSTER):
-                        found[replace(config, split_k=split_k, cluster=True)] = None
+            several = [Config(*tile, stages, 1, False) for stages in STAGES]
+            # Fewer stages where more blocks have room then.
+            config = max(several, key=lambda one: self._together(problem, one, device))
+            if self.shared_bytes(problem, config) > device.shared_bytes:
+                continue
+            wave = device.multiprocessors * self._together(problem, config, device) // self._blocks(problem, config)
+            for split_k in self._splits(problem, config, device):
+                found[replace(config, split_k=split_k)] = None
+                # More than one wave of clusters leaves more idle than a second launch takes.
+                if clusters and 1 < split_k <= min(wave, LARGEST_CLUSTER):
+                    found[replace(config, split_k=split_k, cluster=True)] = None
         return list(found)
 
     @staticmethod
@@ -167,8 +169,8 @@ class ImplicitGemmSimtWgrad(CudaAlgorithm[Config]):
         most = max(1, min(steps // PART_STEPS, room))
         chain = CHAIN * config.slices // config.depth
         least = min(most, ceil_div(steps, chain)) if problem.dtype == "f32" else 1
-        wanted = {least, *(slots * part // (2 * tiles) for part in (1, 2, 4, 6)), *(1 << power for power in range(5))}
         most = max(least, min(most, 4 * slots // tiles))
+        wanted = {least, *(slots * part // (2 * tiles) for part in (1, 2, 4, 6)), *(1 << power for power in range(5))}
         # Whole parts: none is without a step.
         return sorted({ceil_div(steps, ceil_div(steps, count)) for count in wanted if least <= count <= most})
 
