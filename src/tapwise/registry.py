@@ -43,6 +43,8 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cuda.grid_stride": "tapwise.ops.conv.cuda.gradients:GridStrideDgrad",
     },
     "wgrad": {
+        "cpu.depthwise": "tapwise.ops.conv.cpu.wgrad_depthwise:DepthwiseWgrad",
+        "cpu.direct": "tapwise.ops.conv.cpu.wgrad_direct:DirectWgrad",
         "cpu.im2col_gemm": "tapwise.ops.conv.cpu.wgrad_im2col_gemm:Im2colGemmWgrad",
         "cpu.serial": "tapwise.ops.conv.cpu.serial_gradients:SerialWgrad",
         "cuda.depthwise": "tapwise.ops.conv.cuda.wgrad_depthwise:DepthwiseWgrad",
