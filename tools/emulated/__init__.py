@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import re
 import shutil
 import subprocess
@@ -141,11 +142,14 @@ def _compiled(source: Source) -> ctypes.CDLL:
         command = ["g++", "-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=fast"]
         # What is inline has the same name in every library.
         command += ["-shared", "-fPIC", "-fno-gnu-unique"]
+        # Other processes find it whole or not at all.
+        made = place.with_suffix(f".{os.getpid()}")
         done = subprocess.run(
-            [*command, "-o", str(library), str(place.with_suffix(".cpp"))], capture_output=True, text=True, check=False
+            [*command, "-o", str(made), str(place.with_suffix(".cpp"))], capture_output=True, text=True, check=False
         )
         if done.returncode:
             raise RuntimeError(f"{source.name}: {done.stderr[:4000]}")
+        made.replace(library)
     return ctypes.CDLL(str(library))
 
 

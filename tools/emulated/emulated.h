@@ -359,6 +359,8 @@ inline void barrier_wait(unsigned at, unsigned phase) {
 
 // grid.cuh.
 inline void begin_dependent() {}
+template <bool INDEPENDENT> inline void begin_beside() {}
+template <bool INDEPENDENT> inline void end_beside() {}
 inline void wait_for_previous() {}
 inline void let_next_begin() {}
 inline void cluster_arrive() {}

@@ -91,20 +91,22 @@ template <int SUMS> inline void wgmma(float (&d)[SUMS], unsigned long long a, un
 }
 template <int PENDING> inline void wgmma_wait() {
     const int lane = current->index.x % 32, warp = current->index.x / 32 % 4;
-    const bool transposed = strstr(wgmma_text, "p, 1, 1, 1, 1");
+    // "p, 1, 1, A, B": which operands are transposed.
+    const char *orders = strstr(wgmma_text, "p, 1, 1, ");
+    const bool transposed_a = orders && orders[9] == '1', transposed_b = orders && orders[12] == '1';
     auto &groups = current->products;
     while ((int)groups.size() - 1 > PENDING) {
         for (const Product &product : groups.front())
             for (int high = 0; high < 2; ++high) {
                 float row[16];
                 for (int k = 0; k < 16; ++k)
-                    row[k] = operand_element(product.a, warp * 16 + high * 8 + lane / 4, k, transposed);
+                    row[k] = operand_element(product.a, warp * 16 + high * 8 + lane / 4, k, transposed_a);
                 for (int i = 0; i < product.sums / 4; ++i)
                     for (int e = 0; e < 2; ++e) {
                         float &sum = product.d[4 * i + 2 * high + e];
                         if (!product.add) sum = 0;
                         for (int k = 0; k < 16; ++k)
-                            sum += row[k] * operand_element(product.b, 8 * i + lane % 4 * 2 + e, k, transposed);
+                            sum += row[k] * operand_element(product.b, 8 * i + lane % 4 * 2 + e, k, transposed_b);
                     }
             }
         groups.erase(groups.begin());

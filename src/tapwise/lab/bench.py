@@ -207,6 +207,9 @@ def _prepared(problem: Problem, inputs: Inputs, identifier: str, device: Device)
         y = y, arrays.empty(problem.y_shape, np.dtype(np.int64), problem.layout, x)
     others = {"w": inputs.w, "bias": inputs.bias}
     w, bias = (None if one is None else arrays.anywhere(one, name, index) for name, one in others.items())
+    if problem.direction == "dgrad":
+        # As the model keeps them.
+        w = arrays.dense(w, problem.layout)
     buffers = Buffers(x, plan.pack(w), y, scratch(plan.workspace_bytes, x), bias)
     again = problem.direction == "dgrad"
 

@@ -21,6 +21,7 @@ from tapwise.cuda.jit.device import H200
 from tapwise.cuda.jit.launch import Launch
 from tapwise.ops.conv.cuda import fprop_phases, pack
 from tapwise.ops.conv.cuda.fprop_phases import FpropPhases, needs_join, place_of, strides_of
+from tapwise.ops.conv.cuda.implicit_gemm.dgrad import ImplicitGemmDgrad
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
 from tapwise.ops.conv.cuda.implicit_gemm.view import View
 from tapwise.ops.conv.phases import Config, phases_of
@@ -67,7 +68,7 @@ def memory_of(array: DeviceArray) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(raw, array.shape, array.strides)
 
 
-def verdict_of(problem: ConvProblem, config: Config) -> Any:
+def verdict_of(problem: ConvProblem, config: Any, algorithm: Any = ALGORITHM) -> Any:
     inputs = problem.sample(np.random.default_rng(0), False)
 
     def laid(array: np.ndarray) -> DeviceArray:
@@ -75,13 +76,13 @@ def verdict_of(problem: ConvProblem, config: Config) -> Any:
             return lent(np.ascontiguousarray(array))
         return lent(np.ascontiguousarray(np.moveaxis(array, 1, -1))).transpose(0, 3, 1, 2)
 
-    plan = ALGORITHM.plan(problem, config, SMALL)
+    plan = algorithm.plan(problem, config, SMALL)
     dx = laid(np.full(problem.x_shape, np.nan, problem.x_dtype))
     size = plan.workspace_bytes
     workspace = lent(np.full(size, 0xFF, np.uint8)) if size else None
     bias = None if inputs.bias is None else lent(inputs.bias)
     plan.run(Buffers(laid(inputs.x), plan.pack(lent(inputs.w)), dx, workspace, bias, None, 0))
-    return compare(memory_of(dx), *problem.reference(inputs, ALGORITHM), problem.y_dtype)
+    return compare(memory_of(dx), *problem.reference(inputs, algorithm), problem.y_dtype)
 
 
 def way(problem: ConvProblem, config: Any) -> tuple[object, ...]:
@@ -133,6 +134,34 @@ def test_tensor_cores_write_strided(
     assert any(way(one, part) == wanted for one, (_, part) in zip(inner, config.parts, strict=True))
     assert all(ALGORITHM.direct(problem, config)) and ALGORITHM.workspace_bytes(problem, config, SMALL) == 0
     assert (verdict := verdict_of(problem, config)), verdict.message
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("number", "text"),
+    enumerate(
+        [
+            "n2 c72 h9 w10 k40 r3 s3 pad1 bias relu f16 nhwc dgrad",
+            "n2 c24 h7 w9 k24 r3 s2 stride2 pad1x0 bf16 nhwc dgrad",
+            "n2 c136 h8 w7 k72 r1 s3 stride1x2 dilation1x2 bias f16 nhwc dgrad",
+            "n2 c48 h9 w9 k80 r2 s2 stride2 f16 nhwc dgrad",
+            "n2 c64 h7 w8 k40 r1 s1 stride2 bias silu f16 nhwc dgrad",
+            "n2 c16 h12 w11 k136 r5 s5 pad2 bf16 nhwc dgrad",
+        ]
+    ),
+)
+def test_filters_are_read_as_they_lie(emulation: None, number: int, text: str) -> None:
+    """Of each schedule the smallest tile, in turns."""
+    problem, algorithm = ConvProblem.parse(text), ImplicitGemmDgrad()
+    kinds: dict[object, Any] = {}
+    for config in algorithm.configs(problem, SMALL):
+        one = config.parts[0]
+        kind = one.kernel, one.swap_ab, one.split_k > 1, one.filter_stationary
+        best = kinds.setdefault(kind, config)
+        if one.tile_pixels * one.tile_filters < best.parts[0].tile_pixels * best.parts[0].tile_filters:
+            kinds[kind] = config
+    for config in list(kinds.values())[number % 3 :: 3]:
+        assert (verdict := verdict_of(problem, config, algorithm)), f"{config}: {verdict.message}"
 
 
 @needs_compiler

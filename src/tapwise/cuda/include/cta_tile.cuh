@@ -20,6 +20,8 @@ enum NamedBarrier {
 // What follows from the stub's Traits: the words of implicit_gemm's config.py, view.py and epilogue.py in capitals, T
 // the type of x, w and y. The matrix instruction's M, 64 a step, is pixels or (SWAP_AB) filters. GROUP_AXIS: the tensor
 // map of x has a fifth axis, for groups or the parts of 3xtf32. STRIDED: y's rows and columns lie a stride apart.
+// TRANSPOSED_FILTERS: they are channels of fprop's (k, r, s, c), read as they lie, in blocks of 64 side by side.
+// INDEPENDENT of the launch before.
 template <class Traits> struct CtaTile : Traits {
     using typename Traits::T;
     using B = Traits;
@@ -34,6 +36,11 @@ template <class Traits> struct CtaTile : Traits {
     static constexpr int FILTER_ROW_BYTES = B::CHUNK_BYTES / B::GROUPS_PER_TILE,
                          A_ROW_BYTES = B::SWAP_AB ? FILTER_ROW_BYTES : B::CHUNK_BYTES,
                          B_ROW_BYTES = B::SWAP_AB ? B::CHUNK_BYTES : FILTER_ROW_BYTES;
+    // A chunk of 64 filters, and of all of a tile's; 64 rows of the instruction.
+    static constexpr int FILTER_BLOCK_BYTES = CHUNK_ELEMENTS * 128,
+                         FILTER_BYTES = B::TRANSPOSED_FILTERS ? (B::TILE_FILTERS + 63) / 64 * FILTER_BLOCK_BYTES
+                                                              : B::TILE_FILTERS * FILTER_ROW_BYTES,
+                         A_BLOCK_BYTES = B::TRANSPOSED_FILTERS && B::SWAP_AB ? FILTER_BLOCK_BYTES : 64 * A_ROW_BYTES;
     static constexpr int CONSUMER_THREADS = 128 * B::WARPGROUPS;
     // Beside two warpgroups a third one copies, and leaves them registers.
     static constexpr bool PRODUCER_WARPGROUP = B::WARPGROUPS == 2;
@@ -68,6 +75,7 @@ template <class Traits> struct CtaTile : Traits {
     static_assert(B::PERMUTED_N == 0 ||
                   (B::TMA_STORE == 0 && B::SPLIT_K == 1 && !B::NCHW && !B::SWAP_AB && WGMMA_N % B::PERMUTED_N == 0));
     static_assert(!B::STRIDED || (!B::NCHW && !B::RESIDUAL));
+    static_assert(!B::TRANSPOSED_FILTERS || (sizeof(T) == 2 && B::GROUPS_PER_TILE == 1 && B::PERMUTED_N == 0));
     static_assert(!B::TMA_STORE || (B::SPLIT_K == 1 && !B::NCHW && B::VECTOR * sizeof(T) == 16));
 };
 
@@ -85,7 +93,14 @@ template <class Tile> struct TileOrigin {
 // The products of K steps of 32 bytes; `add` to what the sums hold, or else they begin.
 template <class Tile, int K>
 DEVICE void multiply(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], unsigned rows, unsigned columns, bool add) {
-    const unsigned long long a = descriptor<Tile::A_ROW_BYTES>(rows), b = descriptor<Tile::B_ROW_BYTES>(columns);
+    // Distances in words of 16 bytes: of a step, and of 64 rows.
+    constexpr bool A_LIES = Tile::TRANSPOSED_FILTERS && Tile::SWAP_AB,
+                   B_LIES = Tile::TRANSPOSED_FILTERS && !Tile::SWAP_AB;
+    constexpr int A_STEP = A_LIES ? 128 : 2, B_STEP = B_LIES ? 128 : 2, A_ROWS = Tile::A_BLOCK_BYTES / 16;
+    const unsigned long long a = A_LIES ? transposed_descriptor(rows, Tile::FILTER_BLOCK_BYTES)
+                                        : descriptor<Tile::A_ROW_BYTES>(rows),
+                             b = B_LIES ? transposed_descriptor(columns, Tile::FILTER_BLOCK_BYTES)
+                                        : descriptor<Tile::B_ROW_BYTES>(columns);
     // Steps of a group; its products go to its own columns.
     constexpr int EACH = K / Tile::GROUPS_PER_TILE, SUMS = WGMMA_N / 2;
 #pragma unroll
@@ -94,8 +109,8 @@ DEVICE void multiply(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], unsigned rows,
         for (int m = 0; m < Tile::M_STEPS; ++m) {
             const int group = k / EACH, step = k % EACH;
             float (&sums)[SUMS] = reinterpret_cast<float (&)[SUMS]>(d[m][group * SUMS]);
-            wgmma(sums, a + m * 4 * Tile::A_ROW_BYTES + k * 2,
-                  b + group * (WGMMA_N * Tile::B_ROW_BYTES / 16) + step * 2, add || step > 0);
+            wgmma(sums, a + m * A_ROWS + k * A_STEP, b + group * (WGMMA_N * Tile::B_ROW_BYTES / 16) + step * B_STEP,
+                  add || step > 0);
         }
 }
 
@@ -115,5 +130,23 @@ DEVICE void copy_chunk(unsigned to, const void *map, unsigned barrier, int chunk
         copy_pixels(to, map, barrier, c, w, h, n, group + second_part(chunk, part) * groups, tap_w, tap_h);
     } else {
         copy_pixels(to, map, barrier, chunk * Tile::CHUNK_ELEMENTS, w, h, n, tap_w, tap_h);
+    }
+}
+
+// One chunk of the filters of a tile, of tap (r, s).
+template <class Tile, class Gemm>
+DEVICE void copy_tile_filters(const Gemm &p, unsigned to, unsigned barrier, int chunk, int r, int s, int taps_w,
+                              int group, int filter) {
+    const int at = chunk * Tile::CHUNK_ELEMENTS;
+    if constexpr (Tile::TRANSPOSED_FILTERS) {
+        const int w = (int)p.first_s + s * (int)p.step_s, h = (int)p.first_r + r * (int)p.step_r;
+#pragma unroll
+        for (int i = 0; i < Tile::FILTER_BYTES / Tile::FILTER_BLOCK_BYTES; ++i) {
+            const unsigned block = to + i * Tile::FILTER_BLOCK_BYTES;
+            if constexpr (Tile::GROUP_AXIS) copy_box(block, p.w, barrier, filter + i * 64, w, h, at, group);
+            else copy_box(block, p.w, barrier, filter + i * 64, w, h, at);
+        }
+    } else {
+        copy_filters(to, p.w, barrier, at, r * taps_w + s, group * (int)p.filters + filter);
     }
 }

@@ -18,6 +18,15 @@ DEVICE void begin_dependent() {
     wait_for_previous();
     let_next_begin();
 }
+// A launch that needs nothing of the one before it, which began behind all that both need: it begins at once, and ends
+// behind that one, so that what waits for the last of such launches waits for all.
+template <bool INDEPENDENT> DEVICE void begin_beside() {
+    if (!INDEPENDENT) wait_for_previous();
+    let_next_begin();
+}
+template <bool INDEPENDENT> DEVICE void end_beside() {
+    if (INDEPENDENT && blockIdx.x == 0) wait_for_previous();
+}
 
 // Clusters.
 DEVICE unsigned cluster_rank() {

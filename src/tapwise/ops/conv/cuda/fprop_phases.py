@@ -35,12 +35,14 @@ BLOCKS_EACH: Final = 16
 SECTOR_BYTES: Final = 32
 # Microseconds of a launch, and the share of the bandwidth that putting dx together reaches. Not measured.
 START_US, BYTES_SHARE = 2.0, 0.7
+# Microseconds of the launches that turn filters and pack those of a phase, and bytes a microsecond (H100).
+TURN_US, PACK_US, TURN_BYTES = 2.2, 2.0, 3.5e5
 
 
 class PhasesPlan(CudaPlan):
     """The launches of each phase's plan, then one for what they do not write to dx themselves."""
 
-    def __init__(self, problem: ConvProblem, algorithm: _CudaPhases, config: Config, device: Device) -> None:
+    def __init__(self, problem: ConvProblem, algorithm: CudaPhases, config: Config, device: Device) -> None:
         direct = algorithm.direct(problem, config)
         joins = [algorithm.join_launch(problem, direct, device)] if needs_join(problem, direct) else []
         super().__init__(problem, device, joins, algorithm.workspace_bytes(problem, config, device))
@@ -166,7 +168,9 @@ def _shaped(like: DeviceArray, address: int, shape: tuple[int, ...], layout: str
     return DeviceArray(address, shape, strides, like.dtype, like.index, like.library, like.owner)
 
 
-class _CudaPhases(Phases, CudaAlgorithm[Config]):
+class CudaPhases(Phases, CudaAlgorithm[Config]):
+    """Phases on a GPU, those written to dx themselves where their algorithms can, and a launch for the rest of dx."""
+
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
         if prod(problem.w_shape) >= INDEX_LIMIT:
             return "takes filters of fewer than 2^31 elements"
@@ -204,10 +208,18 @@ class _CudaPhases(Phases, CudaAlgorithm[Config]):
                 return offer.algorithm, min(others, key=lambda other: one.predict_us(phase, other, device))
         return None
 
+    def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+        """The launch that turns filters, those that pack each phase's, and what they move."""
+        moved = prod(problem.w_shape) * problem.itemsize / TURN_BYTES
+        return TURN_US + PACK_US * len(config.parts) + moved
+
     def join_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+        return self.joined_us(problem, self.direct(problem, config), device)
+
+    def joined_us(self, problem: ConvProblem, flags: Sequence[bool], device: Device) -> float:
         """What lies in slots read, and written to dx with what no tap meets; pieces that end within a sector, of which
         memory reads and writes the rest."""
-        direct = dict(zip(self._parts(problem), self.direct(problem, config), strict=True))
+        direct = dict(zip(self._parts(problem), flags, strict=True))
         piece = problem.c * problem.itemsize
         sectors = (piece + SECTOR_BYTES - gcd(piece, SECTOR_BYTES)) // SECTOR_BYTES
         moved = 0
@@ -277,13 +289,13 @@ class _CudaPhases(Phases, CudaAlgorithm[Config]):
         return PhasesPlan(problem, self, config, device)
 
 
-class FpropPhases(_CudaPhases):
+class FpropPhases(CudaPhases):
     """What an algorithm of fprop takes for each phase: every dtype, NCHW and NHWC."""
 
     id: ClassVar[str] = "cuda.fprop_phases"
 
 
-class WinogradDgrad(_CudaPhases):
+class WinogradDgrad(CudaPhases):
     """cuda.winograd of dy with flipped filters: stride 1, what that takes; float64 when asked for by name."""
 
     id: ClassVar[str] = "cuda.winograd"

@@ -34,10 +34,27 @@ class OutputStrides:
         return cls(p * q * problem.k, q * problem.k, problem.k)
 
 
+@dataclass(frozen=True)
+class FpropFilters:
+    """Filters (k, r, s, c) of the convolution whose gradient a product is, as they lie, dense: their channels are the
+    product's filters. `kernel`: their taps; `first`: the one along each axis that is the product's first, `step`: how
+    far its next one lies from it."""
+
+    kernel: tuple[int, ...]
+    first: tuple[int, ...]
+    step: tuple[int, ...]
+
+
 def stride_fields(strides: OutputStrides | None) -> dict[str, int]:
     """Words of kernels that write y with strides; they read zeros where it has none."""
     image, row, column = (strides.image, strides.row, strides.column) if strides else (0, 0, 0)
     return {"image_stride": image, "row_stride": row, "column_stride": column}
+
+
+def filter_fields(filters: FpropFilters | None) -> dict[str, int]:
+    """Words of kernels that read filters of fprop; they read zeros where filters are packed."""
+    first, step = (filters.first, filters.step) if filters else ((0, 0), (0, 0))
+    return {"first_r": first[0], "first_s": first[1], "step_r": step[0], "step_s": step[1]}
 
 
 class TensorCoreAlgorithm(CudaAlgorithm[C]):

@@ -16,6 +16,7 @@ from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, HaloTileConfig, Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
 from tapwise.ops.conv.cuda.implicit_gemm.view import COPY_PIXELS, PLACED, View, is_aligned, padded, unfoldings
+from tapwise.ops.conv.cuda.window import FpropFilters
 from tapwise.ops.conv.problem import ConvProblem
 
 # Taps for which a halo is kept: as many products are under way as there may be, and one.
@@ -75,16 +76,17 @@ SCHEDULES: Final = (
 )  # fmt: skip
 
 
-def all_configs(problem: ConvProblem, device: Device) -> Sequence[Config]:
-    """Every config that fits the device, in no order."""
+def all_configs(problem: ConvProblem, device: Device, filters: FpropFilters | None = None) -> Sequence[Config]:
+    """Every config that fits the device, in no order; with `filters` those that read them as they lie."""
     found: list[Config] = []
-    for unfold in unfoldings(problem):
-        view = View.of(problem, Im2colConfig(False, 64, 64, unfold=unfold))
+    for unfold in (0,) if filters else unfoldings(problem):
+        view = View.of(problem, Im2colConfig(False, 64, 64, unfold=unfold), None, filters)
         found += _im2col(view, device)
         if set(view.seen.stride) == {1} and prod(view.seen.kernel) >= LEAST_TAPS:
             found += _halo_rows(view, device)
             found += _halo_tiles(view, device)
-        found += _grouped(view, device)
+        if filters is None:
+            found += _grouped(view, device)
     return found
 
 

@@ -112,7 +112,7 @@ class Copied:
         problem, config = view.seen, view.config
         im2col = isinstance(config, Im2colConfig)
         pixels = config.tile_pixels if im2col else view.halo_pixels / prod(problem.kernel)
-        filters = config.tile_filters / config.groups_per_tile
+        filters: float = view.copied_filters
         if config.filter_stationary:
             # A CTA copies them once.
             filters = filters / ceil_div(view.tiles, view.blocks(device)) if im2col else 0

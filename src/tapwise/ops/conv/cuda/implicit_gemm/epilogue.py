@@ -77,7 +77,7 @@ class Epilogue:
         tile."""
         problem, config = self.view.seen, self.view.config
         size = problem.itemsize
-        if config.swap_ab or config.split_k > 1 or problem.layout == "nchw":
+        if config.swap_ab or config.split_k > 1 or problem.layout == "nchw" or self.view.transposed_filters:
             return 0
         whole = 64 // size
         shared = 4 if problem.groups == 1 else 1

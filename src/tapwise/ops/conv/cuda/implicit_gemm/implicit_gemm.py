@@ -13,33 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from tapwise.algorithm import Device, Plan
 from tapwise.arrays.device import DeviceArray
-from tapwise.cuda.jit.compile import Source, struct_words, stub, traits
+from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaPlan
-from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
-from tapwise.integers import ceil_div, round_up
+from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.ops.conv.cuda import pack, window
-from tapwise.ops.conv.cuda.implicit_gemm import configs, tensor_maps
-from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, HaloTileConfig, Im2colConfig
+from tapwise.ops.conv.cuda.implicit_gemm import configs, launches, tensor_maps
+from tapwise.ops.conv.cuda.implicit_gemm.config import Config
 from tapwise.ops.conv.cuda.implicit_gemm.cost import Cost, cost
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
-from tapwise.ops.conv.cuda.implicit_gemm.view import View, has_group_axis, is_exact, padded, unfoldings
+from tapwise.ops.conv.cuda.implicit_gemm.view import View, is_exact, unfoldings
 from tapwise.ops.conv.cuda.window import OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
-
-FOLDER: Final = "ops/conv/cuda/implicit_gemm"
-# What the kernels are compiled for, beside the problem's own words.
-CONFIG_WORDS: Final = (
-    "swap_ab", "tile_pixels", "tile_filters", "warpgroups", "ping_pong", "stages", "split_k", "groups_per_tile",
-    "filter_stationary",
-)  # fmt: skip
-VIEW_WORDS: Final = ("chunk_bytes", "last_chunk_steps")
-EPILOGUE_WORDS: Final = ("vector", "tma_store", "epilogue_buffers", "permuted_n", "tma_residual", "strided")
-INSTRUCTIONS: Final = {"f16": "k16.f32.f16.f16", "bf16": "k16.f32.bf16.bf16", "f32": "k8.f32.tf32.tf32"}
 
 
 class ImplicitGemmPlan(CudaPlan):
@@ -116,23 +105,7 @@ class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
 
     def source(self, problem: ConvProblem, config: Config, strides: OutputStrides | None = None) -> Source:
         """The product's kernel."""
-        view = View.of(problem, config, strides)
-        seen, epilogue = view.seen, Epilogue(view)
-        halo = not isinstance(config, Im2colConfig)
-        own = (*CONFIG_WORDS, *(("halo_buffers", "gather_bytes") if halo else ()))
-        owners = ((config, own), (view, VIEW_WORDS), (epilogue, EPILOGUE_WORDS), (seen, ("bias", "residual")))
-        values = {word.upper(): getattr(owner, word) for owner, words in owners for word in words} | {
-            "GROUP_AXIS": has_group_axis(seen), "NCHW": seen.layout == "nchw",
-            "ACTIVATION": window.activation(seen.activation),
-        }  # fmt: skip
-        if halo:
-            values["HALO_TILE"] = isinstance(config, HaloTileConfig)
-        name = f"implicit_gemm_{'halo' if halo else 'im2col'}"
-        return stub(
-            f"{FOLDER}/{name}.cu", name, "Traits", "HaloGemm" if halo else "Im2colGemm", view.threads,
-            config.min_blocks_per_sm, instruction(seen.dtype, config.instruction_n), config.split_k,
-            traits(tensor_core_type(seen.dtype), values),
-        )  # fmt: skip
+        return launches.source(View.of(problem, config, strides))
 
     def sources(self, problem: ConvProblem, config: Config, strides: OutputStrides | None = None) -> list[Source]:
         sources = [pack.filters_source(problem), self.source(problem, config, strides)]
@@ -146,50 +119,4 @@ class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
         self, problem: ConvProblem, config: Config, device: Device, strides: OutputStrides | None = None
     ) -> Launch:
         """The product's launch."""
-        view = View.of(problem, config, strides)
-        seen, epilogue = view.seen, Epilogue(view)
-        source = self.source(problem, config, strides)
-        fields = window.window_fields(seen, source) | {
-            "pixels": seen.n * prod(seen.output), "filters": seen.group_k,
-            "tiles_f": view.tiles_f, "tiles": view.tiles, "taps_w": seen.kernel[1],
-            "chunks": view.chunks * view.parts, "part_chunks": view.chunks, "steps": view.steps,
-        } | window.stride_fields(strides)  # fmt: skip
-        if isinstance(config, HaloRowsConfig):
-            fields["high"], fields["wide"] = padded(seen)
-            fields["halo_pixels"], fields["copy_pixels"] = view.halo_rows
-        elif isinstance(config, HaloTileConfig):
-            tile, pixels = view.rectangle, view.halo_pixels
-            fields |= {
-                "high": tile.high, "wide": tile.wide, "halo_pixels": pixels,
-                # A halo takes whole patterns of eight pixels.
-                "copy_pixels": round_up(pixels, 8) - pixels + tile.behind,
-                "down": tile.down, "across": config.across, "tiles_h": ceil_div(seen.output[0], tile.down),
-                "tiles_w": ceil_div(seen.output[1], config.across),
-            }  # fmt: skip
-        maps = {"w": tensor_maps.map_w(view, pack.filter_rows(view.unfolded, epilogue.permuted_n))}
-        if not config.gather_bytes:
-            maps["x"] = tensor_maps.map_x(view)
-        if epilogue.tma_store:
-            maps["out"] = tensor_maps.map_y(view)
-        if epilogue.tma_residual:
-            maps["res"] = tensor_maps.map_residual(view)
-        names = struct_words(source)
-        return Launch(
-            source, {name: value for name, value in fields.items() if name in names}, (view.blocks(device), 1, 1),
-            view.threads, epilogue.shared_bytes, maps, True, {"image": "x", "out": "y", "res": "residual"},
-        )  # fmt: skip
-
-
-def instruction(dtype: str, columns: int, transposed: bool = False) -> str:
-    """The matrix instruction of so many columns, as include/hopper.cuh wants it: 64 rows by one step of 32 bytes.
-    `transposed`: both operands are, which 16-bit elements alone can be."""
-    sums = columns // 2
-    registers = ", ".join(f"%{i}" for i in range(sums))
-    # For 16-bit elements the instruction says whether operands are transposed.
-    orders = "" if dtype == "f32" else ", 1, 1" if transposed else ", 0, 0"
-    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(sums))
-    return (
-        f'#define WGMMA "{{ .reg .pred p; setp.ne.b32 p, %{sums + 2}, 0; wgmma.mma_async.sync.aligned.m64n{columns}'
-        f'{INSTRUCTIONS[dtype]} {{{registers}}}, %{sums}, %{sums + 1}, p, 1, 1{orders}; }}"\n'
-        f"#define WGMMA_N {columns}\n#define WGMMA_SUMS {outputs}\n"
-    )
+        return launches.launch(View.of(problem, config, strides), device)

@@ -28,6 +28,8 @@ struct HaloGemm {
     long long weights_ready;
     // STRIDED: distances in y.
     long long image_stride, row_stride, column_stride;
+    // TRANSPOSED_FILTERS: the tap of w that is the first, and how far the next lies from it.
+    long long first_r, first_s, step_r, step_s;
 };
 
 // Threads that gather are three warps; the fourth brings filters.
@@ -35,7 +37,7 @@ constexpr int GATHERERS = 96, FIRST_PRODUCER = 256;
 
 // Shared memory: halo buffers, a ring of filters or all of them, epilogue buffers, tables, barriers.
 template <class Tile> struct HaloLayout {
-    static constexpr unsigned FILTERS = Tile::TILE_FILTERS * Tile::FILTER_ROW_BYTES;
+    static constexpr unsigned FILTERS = Tile::FILTER_BYTES;
     static constexpr int HALOS = Tile::HALO_BUFFERS;
     // Bytes that come, and with them those that operands shifted by the last tap read behind a halo tile, for positions
     // that are no outputs.
@@ -186,11 +188,15 @@ DEVICE void filter_producer(const HaloGemm &p, const HaloLayout<Tile> &shared, c
         if (Tile::FILTER_STATIONARY && tile != blockIdx.x) break;
         const TileOrigin<Tile> at(tile, p.tiles_f, p.groups);
         for (int chunk = 0; chunk < work.chunks; ++chunk)
-            for (int tap = 0; tap < work.taps; ++tap) {
+            for (int tap = 0, r = 0, s = 0; tap < work.taps; ++tap) {
                 barrier_wait(shared.empty + slot * 8, phase);
                 barrier_expect(shared.full + slot * 8, FILTERS);
-                copy_filters(shared.ring + slot * FILTERS, p.w, shared.full + slot * 8, chunk * Tile::CHUNK_ELEMENTS,
-                             tap, at.group * (int)p.filters + at.filter);
+                copy_tile_filters<Tile>(p, shared.ring + slot * FILTERS, shared.full + slot * 8, chunk, r, s, p.s,
+                                        at.group, at.filter);
+                if (++s == (int)p.s) {
+                    s = 0;
+                    ++r;
+                }
                 advance<Tile::STAGES>(slot, phase);
             }
     }
@@ -201,7 +207,7 @@ template <class Tile> DEVICE void producer(const HaloGemm &p, const HaloLayout<T
     constexpr bool GATHERS = Tile::GATHER_BYTES > 0;
     constexpr int FILTER_THREAD = FIRST_PRODUCER + (GATHERS ? GATHERERS : 32);
     const int thread = threadIdx.x;
-    if (thread != FILTER_THREAD || !p.weights_ready) wait_for_previous();
+    if (!Tile::INDEPENDENT && (thread != FILTER_THREAD || !p.weights_ready)) wait_for_previous();
     if (GATHERS ? thread >= FIRST_PRODUCER && thread < FIRST_PRODUCER + GATHERERS : thread == FIRST_PRODUCER)
         pixel_producer<Tile>(p, shared, work);
     if (thread == FILTER_THREAD) filter_producer<Tile>(p, shared, work);
@@ -211,6 +217,7 @@ template <class Tile> DEVICE void producer(const HaloGemm &p, const HaloLayout<T
                                     work.plane, work.wide);
     // A CTA's shared memory stays until its copies are there.
     if constexpr (GATHERS) asm volatile("cp.async.wait_all;" ::: "memory");
+    if (thread == FILTER_THREAD) end_beside<Tile::INDEPENDENT>();
 }
 
 // Where the pixels of a tile lie in y, -1 for those that are no outputs.
@@ -361,7 +368,6 @@ template <class Traits> DEVICE void implicit_gemm_halo(const HaloGemm &p) {
         return;
     }
     take_registers<(Tile::GATHER_BYTES ? 216 : 232)>();
-    wait_for_previous();
-    let_next_begin();
+    begin_beside<Tile::INDEPENDENT>();
     consumer<Tile>(p, shared, work, group);
 }

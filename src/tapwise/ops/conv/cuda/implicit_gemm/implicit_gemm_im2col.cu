@@ -19,13 +19,15 @@ struct Im2colGemm {
     long long weights_ready;
     // STRIDED: distances in y.
     long long image_stride, row_stride, column_stride;
+    // TRANSPOSED_FILTERS: the tap of w that is the first, and how far the next lies from it.
+    long long first_r, first_s, step_r, step_s;
 };
 
 // Shared memory: the filters that stay, a ring of stages, epilogue buffers or the split sums, tables, barriers.
 template <class Tile> struct Im2colLayout {
     static constexpr bool STATIONARY = Tile::FILTER_STATIONARY;
     static constexpr unsigned PIXELS = Tile::TILE_PIXELS * Tile::CHUNK_BYTES,
-                              FILTERS = Tile::TILE_FILTERS * Tile::FILTER_ROW_BYTES,
+                              FILTERS = Tile::FILTER_BYTES,
                               STAGE = PIXELS + (STATIONARY ? 0 : FILTERS);
     static constexpr unsigned SUMS =
         Tile::SPLIT_K > 1 ? Tile::TILE_M * Tile::TILE_N * 4 : Tile::BUFFERS * Tile::BUFFER_BYTES;
@@ -82,16 +84,17 @@ DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
     for (int step = work.begin; step < work.begin + ahead; ++step) {
         const int to = step - work.begin;
         barrier_expect(shared.full + to * 8, Layout::PIXELS + Layout::FILTERS);
-        copy_filters(shared.filters(to, step), p.w, shared.full + to * 8, step % chunks * Tile::CHUNK_ELEMENTS,
-                     step / chunks, start.group * (int)p.filters + start.filter);
+        const int tap = step / chunks, r = tap / taps_w;
+        copy_tile_filters<Tile>(p, shared.filters(to, step), shared.full + to * 8, step - tap * chunks, r,
+                                tap - r * taps_w, taps_w, start.group, start.filter);
     }
-    wait_for_previous();
-    let_next_begin();
+    begin_beside<Tile::INDEPENDENT>();
     for (int tile = work.first; tile < work.tiles; tile += work.stride) {
         const TileOrigin<Tile> at(tile, p.tiles_f, p.groups);
         const int n = at.pixel / plane, rest = at.pixel - n * plane, row = rest / width, column = rest - row * width;
         const int h = row * (int)p.stride_h - (int)p.pad_h, w = column * (int)p.stride_w - (int)p.pad_w;
-        int tap = work.begin / chunks, chunk = work.begin - tap * chunks, r = tap / taps_w, s = tap - r * taps_w;
+        const int tap = work.begin / chunks;
+        int chunk = work.begin - tap * chunks, r = tap / taps_w, s = tap - r * taps_w;
         for (int step = work.begin; step < work.end; ++step) {
             const bool expected = tile == work.first && step < work.begin + ahead;
             const bool filters = !expected && (!STATIONARY || tile == work.first);
@@ -103,11 +106,9 @@ DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
             copy_chunk<Tile>(shared.pixels(stage), p.x, full, chunk, part, p.groups, w, h, n, at.group,
                              s * (int)p.dilation_w, r * (int)p.dilation_h);
             if (filters)
-                copy_filters(shared.filters(stage, step), p.w, full, chunk * Tile::CHUNK_ELEMENTS, tap,
-                             at.group * (int)p.filters + at.filter);
+                copy_tile_filters<Tile>(p, shared.filters(stage, step), full, chunk, r, s, taps_w, at.group, at.filter);
             if (++chunk == chunks) {
                 chunk = 0;
-                ++tap;
                 if (++s == taps_w) {
                     s = 0;
                     ++r;
@@ -174,7 +175,7 @@ DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
         }
         if (PING_PONG) sync_part(MMA_TURN + group, 256);
         int chunk = work.begin % part;
-        const unsigned rows0 = PING_PONG ? 0 : group * Tile::M_STEPS * 64 * Tile::A_ROW_BYTES;
+        const unsigned rows0 = PING_PONG ? 0 : group * Tile::M_STEPS * Tile::A_BLOCK_BYTES;
         for (int step = work.begin; step < work.end; ++step) {
             barrier_wait(shared.full + stage * 8, phase);
             if (Tile::RESIDUAL_AS_C && PING_PONG && number == 0 && step == work.begin) arrive_part(FIRST_COPIES, 256);
@@ -236,15 +237,17 @@ template <class Traits> DEVICE void implicit_gemm_im2col(const Im2colGemm &p) {
     if constexpr (Tile::SPLIT_K > 1) cluster_arrive();
     if (group == Tile::WARPGROUPS) {
         if constexpr (Tile::PRODUCER_WARPGROUP) release_registers<40>();
-        if (threadIdx.x == Tile::CONSUMER_THREADS) producer<Tile>(p, shared, work);
+        if (threadIdx.x == Tile::CONSUMER_THREADS) {
+            producer<Tile>(p, shared, work);
+            end_beside<Tile::INDEPENDENT>();
+        }
         if constexpr (Tile::SPLIT_K > 1) {
             __syncwarp();
             cluster_wait();
         }
         return;
     }
-    wait_for_previous();
-    let_next_begin();
+    begin_beside<Tile::INDEPENDENT>();
     if constexpr (Tile::PRODUCER_WARPGROUP) take_registers<232>();
     consumer<Tile>(p, shared, work, group);
 }

@@ -9,7 +9,15 @@ from tapwise.cuda.jit.tensor_map import SWIZZLE_BYTES, TensorMap
 from tapwise.integers import round_up
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import HaloRowsConfig, HaloTileConfig
-from tapwise.ops.conv.cuda.implicit_gemm.view import View, chunk_bytes, corners_of, folded, has_group_axis, padded
+from tapwise.ops.conv.cuda.implicit_gemm.view import (
+    FILTER_BLOCK,
+    View,
+    chunk_bytes,
+    corners_of,
+    folded,
+    has_group_axis,
+    padded,
+)
 from tapwise.ops.conv.problem import ConvProblem
 
 # Pixels of a residual that TMA brings at once.
@@ -52,12 +60,26 @@ def filter_channels(problem: ConvProblem) -> int:
 
 
 def map_w(view: View, rows: int) -> TensorMap:
-    """The packed filters, of which a view of the problem may see fewer taps: `rows` of them, a tile's a copy."""
+    """The packed filters, of which a view of the problem may see fewer taps: `rows` of them, a tile's a copy. Those of
+    fprop as they lie, [group][k][r][s][c]: a copy is a block of channels, the product's filters, of a chunk of k."""
+    if view.filters is not None:
+        return _map_fprop_filters(view)
     base, seen, size = view.unfolded, folded(view.unfolded), view.itemsize
     along = filter_channels(base) * view.parts * base.kernel[1] // seen.kernel[1]
     chunk, taps = view.config.chunk_bytes or chunk_bytes(seen), prod(seen.kernel)
     sizes, box = (along, taps, rows), (chunk // size, 1, view.config.tile_filters)
     return TensorMap(seen.dtype, sizes, (along * size, along * taps * size), box, swizzle_bytes=chunk)
+
+
+def _map_fprop_filters(view: View) -> TensorMap:
+    assert view.filters is not None
+    problem, (r, s) = view.seen, view.filters.kernel
+    filters = problem.group_k * view.itemsize
+    axes = 5 if has_group_axis(problem) else 4
+    sizes = problem.group_k, s, r, problem.group_c, problem.groups
+    strides = filters, filters * s, filters * s * r, filters * s * r * problem.group_c
+    box = FILTER_BLOCK, 1, 1, view.chunk_bytes // view.itemsize, 1
+    return TensorMap(problem.dtype, sizes[:axes], strides[: axes - 1], box[:axes])
 
 
 def map_y(view: View) -> TensorMap:

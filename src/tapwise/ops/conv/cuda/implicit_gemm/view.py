@@ -13,13 +13,15 @@ from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.forks import cached_property
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, HaloTileConfig, Im2colConfig
-from tapwise.ops.conv.cuda.window import OutputStrides
+from tapwise.ops.conv.cuda.window import FpropFilters, OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
 # Pixels that one copy takes.
 COPY_PIXELS: Final = 256
 # Of 132 multiprocessors, clusters of four and eight find places on 120.
 PLACED: Final = 10 / 11
+# Filters side by side that one copy takes.
+FILTER_BLOCK: Final = 64
 # Bytes of the instruction's steps along gemm_k.
 STEP_BYTES: Final = 32
 
@@ -135,16 +137,21 @@ class Rectangle:
 @dataclass(frozen=True)
 class View:
     """The problem as it is (`original`), with taps packed side by side (`unfolded`), and as the kernel sees it
-    (`seen`): unfolded or folded, or with several groups as one. `strides`: of y, None where it is dense."""
+    (`seen`): unfolded or folded, or with several groups as one. `strides`: of y, None where it is dense. `filters`:
+    those of fprop, where they are not packed."""
 
     original: ConvProblem
     unfolded: ConvProblem
     seen: ConvProblem
     config: Config
     strides: OutputStrides | None = None
+    filters: FpropFilters | None = None
 
     @classmethod
-    def of(cls, problem: ConvProblem, config: Config, strides: OutputStrides | None = None) -> View:
+    def of(
+        cls, problem: ConvProblem, config: Config, strides: OutputStrides | None = None,
+        filters: FpropFilters | None = None,
+    ) -> View:  # fmt: skip
         base = unfolded(problem, config.unfold)
         if config.unfold:
             seen = base
@@ -152,11 +159,11 @@ class View:
             seen = base.replace(groups=base.groups // config.groups_per_tile)
         else:
             seen = folded(base)
-        return cls(problem, base, seen, config, strides)
+        return cls(problem, base, seen, config, strides, filters)
 
     def configured(self, config: Config) -> View:
         """The same problems with another config, of as many groups a tile and axes unfolded."""
-        return View(self.original, self.unfolded, self.seen, config, self.strides)
+        return View(self.original, self.unfolded, self.seen, config, self.strides, self.filters)
 
     @property
     def itemsize(self) -> int:
@@ -254,6 +261,17 @@ class View:
         return self.config.warpgroups * 128 + (128 if self.config.warpgroups == 2 else 32)
 
     @property
+    def transposed_filters(self) -> bool:
+        """Whether filters are read as fprop has them."""
+        return self.filters is not None
+
+    @property
+    def copied_filters(self) -> int:
+        """Filters of a tile that copies bring: whole blocks where they lie side by side."""
+        count = self.config.tile_filters // self.config.groups_per_tile
+        return round_up(count, FILTER_BLOCK) if self.transposed_filters else count
+
+    @property
     def cooperative(self) -> int:
         """Warpgroups that share a tile."""
         return 1 if self.config.ping_pong else self.config.warpgroups
@@ -262,7 +280,7 @@ class View:
     def pipeline_bytes(self) -> int:
         """Shared memory of x and filters, as SharedLayout of the kernels has it, with what aligns its parts."""
         config, row = self.config, self.chunk_bytes
-        filters = config.tile_filters * row // config.groups_per_tile
+        filters = self.copied_filters * row
         if isinstance(config, Im2colConfig):
             kept = self.steps if config.filter_stationary else config.stages
             aligned = 2048 if config.filter_stationary else 0

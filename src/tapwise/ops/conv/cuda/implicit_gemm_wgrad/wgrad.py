@@ -28,7 +28,7 @@ from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.cuda.costs import joint_us
 from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS
-from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import instruction
+from tapwise.ops.conv.cuda.implicit_gemm.launches import instruction
 from tapwise.ops.conv.cuda.implicit_gemm.view import corners_of, last_offsets, padded
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -235,7 +235,7 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
             file, name, words = f"{file}_halo", f"{name}_halo", f"Halo{words}"
         return stub(
             f"{FOLDER}/{file}.cu", name, "Traits", words, config.threads,
-            config.min_blocks_per_sm, instruction(problem.dtype, config.instruction_n, transposed=True),
+            config.min_blocks_per_sm, instruction(problem.dtype, config.instruction_n, True, True),
             declarations=self._traits(problem, config),
         )  # fmt: skip
 

@@ -1,0 +1,179 @@
+"""cuda.implicit_gemm of dgrad: the kernels of fprop, each phase of the stride a launch, filters read as they lie.
+
+A phase is a convolution of dy (ops/conv/phases.py) whose filters are w's channels: in w (k, r, s, c) these are side by
+side, and gemm_k, the filters k of fprop, is the slow axis. The matrix instruction takes such an operand as transposed,
+so nothing is turned or packed before. Phases do not wait for each other: each begins while the one before it runs, and
+fills the multiprocessors that this one leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar, Final
+
+from tapwise import arrays
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.algorithm import Device, Plan
+from tapwise.cuda.jit.compile import Source
+from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.plan import CudaPlan
+from tapwise.cuda.types import INDEX_LIMIT
+from tapwise.ops.conv.cuda import window
+from tapwise.ops.conv.cuda.fprop_phases import FpropPhases, needs_join, place_of, strides_of
+from tapwise.ops.conv.cuda.implicit_gemm import configs, launches
+from tapwise.ops.conv.cuda.implicit_gemm.config import Config as TileConfig
+from tapwise.ops.conv.cuda.implicit_gemm.cost import BEGIN, CYCLES_US, cost
+from tapwise.ops.conv.cuda.implicit_gemm.view import View, is_aligned, unfoldings
+from tapwise.ops.conv.cuda.window import FpropFilters
+from tapwise.ops.conv.phases import Phase, phases_of
+from tapwise.ops.conv.problem import ConvProblem
+
+# Launches that are worth their while.
+MOST_LAUNCHES: Final = 16
+# Writes what no tap meets.
+JOIN: Final = FpropPhases()
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """The config of each phase that has taps, in their order."""
+
+    parts: tuple[TileConfig, ...]
+
+    def __str__(self) -> str:
+        """Phases that are computed alike are named once."""
+        return "+".join(dict.fromkeys(f"({part})" for part in self.parts))
+
+
+class InPlacePlan(CudaPlan):
+    """A launch for what no tap meets, and one for each phase, at its place in dx."""
+
+    def __init__(
+        self, problem: ConvProblem, device: Device, parts: Sequence[tuple[int, Launch]], joins: list[Launch]
+    ) -> None:
+        super().__init__(problem, device, [*joins, *(launch for _, launch in parts)])
+        self._parts, self._joins = parts, joins
+
+    def pack(self, w: Any) -> Any:
+        """The filters as they lie, channels last."""
+        return arrays.dense(w, "nhwc")
+
+    def enqueue(self, addresses: Mapping[str, int], stream: int) -> None:
+        # Filters may come from the launch before.
+        addresses = {**addresses, "weights_ready": 0}
+        for launch in self._joins:
+            launch(addresses, stream)
+        for place, launch in self._parts:
+            launch({**addresses, "y": addresses["y"] + place}, stream)
+
+
+class ImplicitGemmDgrad(window.TensorCoreAlgorithm[Config]):
+    """Channels and filters of a group in multiples of 8; strides, padding and dilation whose phases a tensor map can
+    express; NHWC; float16 and bfloat16. Hopper."""
+
+    operator: ClassVar[str] = "dgrad"
+    id: ClassVar[str] = "cuda.implicit_gemm"
+    summary: ClassVar[str] = "tensor cores (wgmma) fed by TMA, filters as they lie"
+    dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16")
+    layouts: ClassVar[tuple[str, ...]] = ("nhwc",)
+
+    def rejects(self, problem: ConvProblem, device: Device) -> str | None:
+        if device.architecture != "sm_90a":
+            return f"needs Hopper (sm_90a), not {device.architecture}"
+        if max(map(prod, (problem.x_shape, problem.y_shape, problem.w_shape))) >= INDEX_LIMIT:
+            return "takes fewer than 2^31 elements"
+        if problem.group_c % 8 or not is_aligned(problem.replace(c=problem.k, k=problem.c, direction="fprop")):
+            counts = f"{problem.group_c} and {problem.group_k}"
+            return f"takes channels and filters of each group in multiples of 8, not {counts}"
+        if prod(problem.stride) > MOST_LAUNCHES:
+            return f"takes up to {MOST_LAUNCHES} phases, not {problem.stride}"
+        if phases_of(problem) is None:
+            return "takes no padding from which an element of dx sees less than all of dy"
+        for phase in _phases(problem):
+            assert phase.problem is not None
+            if 0 not in unfoldings(phase.problem):
+                return f"takes padding and dilation that a tensor map can express, not those of '{problem}'"
+        return None
+
+    def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
+        """Of one phase all; of several the fastest of each together, and the fastest of each schedule."""
+        found = []
+        for phase in _phases(problem):
+            assert phase.problem is not None
+            ones = configs.all_configs(phase.problem, device, _filters(problem, phase))
+            timed = {one: cost(_view(problem, phase, one), device, 0).us for one in ones}
+            found.append(sorted(ones, key=timed.__getitem__))
+        if len(found) == 1:
+            return [Config((one,)) for one in found[0]]
+        schedules: list[dict[object, TileConfig]] = [{} for _ in found]
+        for ordered, firsts in zip(found, schedules, strict=True):
+            for one in ordered:
+                firsts.setdefault(_schedule(one), one)
+        alike = [schedule for schedule in schedules[0] if all(schedule in firsts for firsts in schedules)]
+        together = [tuple(firsts[schedule] for firsts in schedules) for schedule in alike]
+        return [Config(parts) for parts in dict.fromkeys([tuple(ordered[0] for ordered in found), *together])]
+
+    def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+        """Of all phases, of which only the first one's beginning is not hidden; cost.py says what each takes."""
+        views = self._views(problem, config)
+        begins = max(0, len(views) - 1) * BEGIN / CYCLES_US
+        joined = JOIN.joined_us(problem, [True] * len(views), device) if self._joins(problem) else 0.0
+        return sum(cost(view, device, 0).us for view in views) - begins + joined
+
+    @staticmethod
+    def _views(problem: ConvProblem, config: Config) -> list[View]:
+        return [_view(problem, phase, part) for phase, part in zip(_phases(problem), config.parts, strict=True)]
+
+    @staticmethod
+    def _joins(problem: ConvProblem) -> bool:
+        return needs_join(problem, [True] * len(_phases(problem)))
+
+    def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
+        joins = self._joins(problem)
+        views = enumerate(_ordered(self._views(problem, config)), start=joins)
+        found = [launches.source(view, independent=before > 0) for before, view in views]
+        return list(dict.fromkeys([*found, *([JOIN.join_source(problem)] if joins else [])]))
+
+    def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
+        joins = [JOIN.join_launch(problem, [True] * len(config.parts), device)] if self._joins(problem) else []
+        return InPlacePlan(problem, device, self.launches(problem, config, device), joins)
+
+    def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[tuple[int, Launch]]:
+        """(bytes into dx, launch) of each phase, in order."""
+        views = self._views(problem, config)
+        places = {id(view): place_of(problem, phase) for view, phase in zip(views, _phases(problem), strict=True)}
+        return [
+            (places[id(view)] * problem.itemsize, launches.launch(view, device, independent=before > 0))
+            for before, view in enumerate(_ordered(views), start=self._joins(problem))
+        ]
+
+
+def _schedule(config: TileConfig) -> tuple[object, ...]:
+    """What says how a launch shares multiprocessors with the one before it."""
+    return (
+        config.kernel, config.swap_ab, config.warpgroups, config.ping_pong, config.split_k, config.min_blocks_per_sm,
+        config.filter_stationary,
+    )  # fmt: skip
+
+
+def _ordered(views: list[View]) -> list[View]:
+    """Those with most steps first: short ones fill what these leave."""
+    return sorted(views, key=lambda view: -view.steps)
+
+
+def _phases(problem: ConvProblem) -> list[Phase]:
+    """Those that have taps."""
+    return [phase for phase in phases_of(problem) or () if phase.problem is not None]
+
+
+def _filters(problem: ConvProblem, phase: Phase) -> FpropFilters:
+    first, step = tuple(taps[0] for taps in phase.taps), tuple(taps.step for taps in phase.taps)
+    return FpropFilters(problem.kernel, first, step)
+
+
+def _view(problem: ConvProblem, phase: Phase, config: TileConfig) -> View:
+    assert phase.problem is not None
+    strides = None if prod(problem.stride) == 1 else strides_of(problem)
+    return View.of(phase.problem, config, strides, _filters(problem, phase))

@@ -1,0 +1,99 @@
+"""The kernels and launches of cuda.implicit_gemm for a view of a problem."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Final
+
+from tapwise.algorithm import Device
+from tapwise.cuda.jit.compile import Source, struct_words, stub, traits
+from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.types import tensor_core_type
+from tapwise.integers import ceil_div, round_up
+from tapwise.ops.conv.cuda import pack, window
+from tapwise.ops.conv.cuda.implicit_gemm import tensor_maps
+from tapwise.ops.conv.cuda.implicit_gemm.config import HaloRowsConfig, HaloTileConfig, Im2colConfig
+from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
+from tapwise.ops.conv.cuda.implicit_gemm.view import View, has_group_axis, padded
+
+FOLDER: Final = "ops/conv/cuda/implicit_gemm"
+# What the kernels are compiled for, beside the problem's own words.
+CONFIG_WORDS: Final = (
+    "swap_ab", "tile_pixels", "tile_filters", "warpgroups", "ping_pong", "stages", "split_k", "groups_per_tile",
+    "filter_stationary",
+)  # fmt: skip
+VIEW_WORDS: Final = ("chunk_bytes", "last_chunk_steps", "transposed_filters")
+EPILOGUE_WORDS: Final = ("vector", "tma_store", "epilogue_buffers", "permuted_n", "tma_residual", "strided")
+INSTRUCTIONS: Final = {"f16": "k16.f32.f16.f16", "bf16": "k16.f32.bf16.bf16", "f32": "k8.f32.tf32.tf32"}
+
+
+def source(view: View, independent: bool = False) -> Source:
+    """The kernel; `independent` of the launch before (include/grid.cuh)."""
+    config, seen, epilogue = view.config, view.seen, Epilogue(view)
+    halo = not isinstance(config, Im2colConfig)
+    own = (*CONFIG_WORDS, *(("halo_buffers", "gather_bytes") if halo else ()))
+    owners = ((config, own), (view, VIEW_WORDS), (epilogue, EPILOGUE_WORDS), (seen, ("bias", "residual")))
+    values = {word.upper(): getattr(owner, word) for owner, words in owners for word in words} | {
+        "GROUP_AXIS": has_group_axis(seen), "NCHW": seen.layout == "nchw",
+        "ACTIVATION": window.activation(seen.activation), "INDEPENDENT": independent,
+    }  # fmt: skip
+    if halo:
+        values["HALO_TILE"] = isinstance(config, HaloTileConfig)
+    # The instruction's own operands, A and B.
+    transposed = view.transposed_filters and config.swap_ab, view.transposed_filters and not config.swap_ab
+    name = f"implicit_gemm_{'halo' if halo else 'im2col'}"
+    return stub(
+        f"{FOLDER}/{name}.cu", name, "Traits", "HaloGemm" if halo else "Im2colGemm", view.threads,
+        config.min_blocks_per_sm, instruction(seen.dtype, config.instruction_n, *transposed), config.split_k,
+        traits(tensor_core_type(seen.dtype), values),
+    )  # fmt: skip
+
+
+def launch(view: View, device: Device, independent: bool = False) -> Launch:
+    """The launch, `independent` of the one before."""
+    config, seen, epilogue = view.config, view.seen, Epilogue(view)
+    kernel = source(view, independent)
+    fields = window.window_fields(seen, kernel) | {
+        "pixels": seen.n * prod(seen.output), "filters": seen.group_k,
+        "tiles_f": view.tiles_f, "tiles": view.tiles, "taps_w": seen.kernel[1],
+        "chunks": view.chunks * view.parts, "part_chunks": view.chunks, "steps": view.steps,
+    } | window.stride_fields(view.strides) | window.filter_fields(view.filters)  # fmt: skip
+    if isinstance(config, HaloRowsConfig):
+        fields["high"], fields["wide"] = padded(seen)
+        fields["halo_pixels"], fields["copy_pixels"] = view.halo_rows
+    elif isinstance(config, HaloTileConfig):
+        tile, pixels = view.rectangle, view.halo_pixels
+        fields |= {
+            "high": tile.high, "wide": tile.wide, "halo_pixels": pixels,
+            # A halo takes whole patterns of eight pixels.
+            "copy_pixels": round_up(pixels, 8) - pixels + tile.behind,
+            "down": tile.down, "across": config.across, "tiles_h": ceil_div(seen.output[0], tile.down),
+            "tiles_w": ceil_div(seen.output[1], config.across),
+        }  # fmt: skip
+    maps = {"w": tensor_maps.map_w(view, pack.filter_rows(view.unfolded, epilogue.permuted_n))}
+    if not config.gather_bytes:
+        maps["x"] = tensor_maps.map_x(view)
+    if epilogue.tma_store:
+        maps["out"] = tensor_maps.map_y(view)
+    if epilogue.tma_residual:
+        maps["res"] = tensor_maps.map_residual(view)
+    names = struct_words(kernel)
+    return Launch(
+        kernel, {name: value for name, value in fields.items() if name in names}, (view.blocks(device), 1, 1),
+        view.threads, epilogue.shared_bytes, maps, True, {"image": "x", "out": "y", "res": "residual"},
+    )  # fmt: skip
+
+
+def instruction(dtype: str, columns: int, transposed_a: bool = False, transposed_b: bool = False) -> str:
+    """The matrix instruction of so many columns, as include/hopper.cuh wants it: 64 rows by one step of 32 bytes.
+    Operands of 16-bit elements may be transposed: what runs along gemm_k is the slow axis."""
+    sums = columns // 2
+    registers = ", ".join(f"%{i}" for i in range(sums))
+    # For 16-bit elements the instruction says whether operands are transposed.
+    orders = "" if dtype == "f32" else f", {int(transposed_a)}, {int(transposed_b)}"
+    outputs = ", ".join(f'"+f"(d[{i}])' for i in range(sums))
+    return (
+        f'#define WGMMA "{{ .reg .pred p; setp.ne.b32 p, %{sums + 2}, 0; wgmma.mma_async.sync.aligned.m64n{columns}'
+        f'{INSTRUCTIONS[dtype]} {{{registers}}}, %{sums}, %{sums + 1}, p, 1, 1{orders}; }}"\n'
+        f"#define WGMMA_N {columns}\n#define WGMMA_SUMS {outputs}\n"
+    )
