@@ -39,6 +39,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.winograd": "tapwise.ops.conv.cpu.fprop_phases:WinogradDgrad",
         "cpu.serial": "tapwise.ops.conv.cpu.serial_gradients:SerialDgrad",
         "cuda.implicit_gemm": "tapwise.ops.conv.cuda.implicit_gemm.dgrad:ImplicitGemmDgrad",
+        "cuda.pixel_shuffle": "tapwise.ops.conv.cuda.pixel_shuffle:PixelShuffle",
         "cuda.fprop_phases": "tapwise.ops.conv.cuda.fprop_phases:FpropPhases",
         "cuda.winograd": "tapwise.ops.conv.cuda.fprop_phases:WinogradDgrad",
         "cuda.grid_stride": "tapwise.ops.conv.cuda.gradients:GridStrideDgrad",

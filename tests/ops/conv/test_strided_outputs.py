@@ -2,87 +2,25 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
+from emulated_plans import SMALL, needs_compiler, verdict_of
 
-import emulated
-from tapwise import arrays, registry
-from tapwise.algorithm import Buffers
+from tapwise import registry
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.arrays.device import DeviceArray
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
-from tapwise.cuda.jit.launch import Launch
-from tapwise.ops.conv.cuda import fprop_phases, pack
 from tapwise.ops.conv.cuda.fprop_phases import FpropPhases, needs_join, place_of, strides_of
 from tapwise.ops.conv.cuda.implicit_gemm.dgrad import ImplicitGemmDgrad
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
 from tapwise.ops.conv.cuda.implicit_gemm.view import View
 from tapwise.ops.conv.phases import Config, phases_of
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.verify import compare
 
 ALGORITHM = FpropPhases()
-# Its CTAs have several tiles each.
-SMALL = replace(H200, multiprocessors=3)
-needs_compiler = pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
-
-
-@pytest.fixture
-def emulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A GPU whose memory is this machine's."""
-
-    def called(self: Launch, addresses: Any, stream: int) -> None:
-        emulated.run_at(self, addresses)
-
-    def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], index: int) -> DeviceArray:
-        return lent(np.full(shape, np.nan, dtype))
-
-    caches = fprop_phases._turn, pack._filters
-    monkeypatch.setattr(Launch, "load", lambda *_: None)
-    monkeypatch.setattr(Launch, "__call__", called)
-    monkeypatch.setattr(arrays.cuda, "allocate", allocate)
-    monkeypatch.setattr(arrays.cuda, "assign", lambda to, x: np.copyto(memory_of(to), memory_of(x)))
-    for cache in caches:
-        cache.cache_clear()
-    yield
-    for cache in caches:
-        cache.cache_clear()
-
-
-def lent(array: np.ndarray) -> DeviceArray:
-    """A copy that ends with its last page."""
-    copy = emulated.Guarded(array)
-    return DeviceArray(copy.address, array.shape, array.strides, array.dtype, 0, "other", copy)
-
-
-def memory_of(array: DeviceArray) -> np.ndarray:
-    size = sum((size - 1) * step for size, step in zip(array.shape, array.strides, strict=True)) + array.dtype.itemsize
-    raw = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(array.ptr)).view(array.dtype)
-    return np.lib.stride_tricks.as_strided(raw, array.shape, array.strides)
-
-
-def verdict_of(problem: ConvProblem, config: Any, algorithm: Any = ALGORITHM) -> Any:
-    inputs = problem.sample(np.random.default_rng(0), False)
-
-    def laid(array: np.ndarray) -> DeviceArray:
-        if problem.layout == "nchw":
-            return lent(np.ascontiguousarray(array))
-        return lent(np.ascontiguousarray(np.moveaxis(array, 1, -1))).transpose(0, 3, 1, 2)
-
-    plan = algorithm.plan(problem, config, SMALL)
-    dx = laid(np.full(problem.x_shape, np.nan, problem.x_dtype))
-    size = plan.workspace_bytes
-    workspace = lent(np.full(size, 0xFF, np.uint8)) if size else None
-    bias = None if inputs.bias is None else lent(inputs.bias)
-    plan.run(Buffers(laid(inputs.x), plan.pack(lent(inputs.w)), dx, workspace, bias, None, 0))
-    return compare(memory_of(dx), *problem.reference(inputs, algorithm), problem.y_dtype)
 
 
 def way(problem: ConvProblem, config: Any) -> tuple[object, ...]:
@@ -133,7 +71,7 @@ def test_tensor_cores_write_strided(
     inner = [phase.problem for phase in phases_of(problem) or () if phase.problem is not None]
     assert any(way(one, part) == wanted for one, (_, part) in zip(inner, config.parts, strict=True))
     assert all(ALGORITHM.direct(problem, config)) and ALGORITHM.workspace_bytes(problem, config, SMALL) == 0
-    assert (verdict := verdict_of(problem, config)), verdict.message
+    assert (verdict := verdict_of(ALGORITHM, problem, config)), verdict.message
 
 
 @needs_compiler
@@ -161,7 +99,7 @@ def test_filters_are_read_as_they_lie(emulation: None, number: int, text: str) -
         if one.tile_pixels * one.tile_filters < best.parts[0].tile_pixels * best.parts[0].tile_filters:
             kinds[kind] = config
     for config in list(kinds.values())[number % 3 :: 3]:
-        assert (verdict := verdict_of(problem, config, algorithm)), f"{config}: {verdict.message}"
+        assert (verdict := verdict_of(algorithm, problem, config)), f"{config}: {verdict.message}"
 
 
 @needs_compiler
@@ -182,7 +120,7 @@ def test_mma_writes_strided(emulation: None, text: str, split_k: int) -> None:
     config = chosen(problem, "cuda.implicit_gemm_mma", key)
     assert {part.split_k for _, part in config.parts} == {split_k}  # type: ignore[attr-defined]
     assert all(ALGORITHM.direct(problem, config))
-    assert (verdict := verdict_of(problem, config)), verdict.message
+    assert (verdict := verdict_of(ALGORITHM, problem, config)), verdict.message
 
 
 @needs_compiler
@@ -192,7 +130,7 @@ def test_depthwise_writes_strided(emulation: None, kind: str) -> None:
     config = chosen(problem, "cuda.depthwise", lambda _, one: (type(one).__name__ != kind, str(one)))
     assert {type(part).__name__ for _, part in config.parts} == {kind}
     assert all(ALGORITHM.direct(problem, config))
-    assert (verdict := verdict_of(problem, config)), verdict.message
+    assert (verdict := verdict_of(ALGORITHM, problem, config)), verdict.message
 
 
 @needs_compiler
@@ -210,7 +148,7 @@ def test_some_phases_are_joined(emulation: None, layout: str) -> None:
     assert direct == (layout == "nhwc", False) and needs_join(problem, direct)
     slots = direct.count(False) * ALGORITHM.slot_bytes(problem)
     assert ALGORITHM.workspace_bytes(problem, config, SMALL) == ALGORITHM.inner_at(problem, config) == slots
-    assert (verdict := verdict_of(problem, config)), verdict.message
+    assert (verdict := verdict_of(ALGORITHM, problem, config)), verdict.message
 
 
 def test_phases_are_direct_in_pieces_of_a_sector() -> None:

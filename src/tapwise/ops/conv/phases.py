@@ -140,7 +140,7 @@ class Phases(Algorithm[Config]):
 
     def _offers(self, problem: ConvProblem, device: Device) -> list[dispatch.Candidate]:
         """The algorithms of fprop that may compute a phase, the fastest first."""
-        return [one for one in _offers(problem, device) if self._may(one.algorithm)]
+        return [one for one in offers(problem, device) if self._may(one.algorithm)]
 
     def _may(self, identifier: str) -> bool:
         return identifier == self.inexact if self.inexact else registry.get(identifier).exact
@@ -232,7 +232,7 @@ class Phases(Algorithm[Config]):
 
 
 @lru_cache(PROBLEMS_KEPT)
-def _offers(problem: ConvProblem, device: Device) -> list[dispatch.Candidate]:
+def offers(problem: ConvProblem, device: Device) -> list[dispatch.Candidate]:
     """What applies to a problem of fprop, the fastest first."""
     found = [one for one in dispatch.explain(problem, device) if one.predicted_us is not None]
     return sorted(found, key=lambda one: one.predicted_us or 0.0)

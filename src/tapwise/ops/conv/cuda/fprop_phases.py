@@ -60,17 +60,17 @@ class PhasesPlan(CudaPlan):
         on = stream(buffers)
         inner = None
         if workspace is not None:
-            inner = _shaped(workspace, workspace.ptr + self._inner_at, (self.workspace_bytes - self._inner_at,), "nchw")
+            inner = shaped(workspace, workspace.ptr + self._inner_at, (self.workspace_bytes - self._inner_at,), "nchw")
         slots = 0
         for (phase, plan), w, direct in zip(self._phases, packed, self._direct, strict=True):
             assert phase.problem is not None
             result = dx
             if not direct:
-                result = _shaped(dx, workspace.ptr + slots * self._slot, phase.problem.y_shape, phase.problem.layout)
+                result = shaped(dx, workspace.ptr + slots * self._slot, phase.problem.y_shape, phase.problem.layout)
                 slots += 1
             elif place := place_of(self.problem, phase):
                 address = dx.ptr + place * self.problem.itemsize
-                result = _shaped(dx, address, phase.problem.y_shape, phase.problem.layout)
+                result = shaped(dx, address, phase.problem.y_shape, phase.problem.layout)
             plan.run(Buffers(dy, w, result, inner, bias, None, on))
         for launch in self.launches:
             parts = 0 if workspace is None else workspace.ptr
@@ -102,7 +102,7 @@ def turned_filters(problem: ConvProblem, w: DeviceArray, device: Device) -> list
     found, at = [], 0
     for phase in phases:
         shape = problem.c, problem.group_k, *map(len, phase.taps)
-        found.append(_shaped(memory, memory.ptr + at, shape, "nhwc"))
+        found.append(shaped(memory, memory.ptr + at, shape, "nhwc"))
         at += prod(shape) * w.dtype.itemsize
     return found
 
@@ -158,7 +158,7 @@ def _writes_strided(algorithm: Algorithm[Any], problem: ConvProblem, config: Any
     return isinstance(algorithm, CudaAlgorithm) and algorithm.writes_strided(problem, config)
 
 
-def _shaped(like: DeviceArray, address: int, shape: tuple[int, ...], layout: str) -> DeviceArray:
+def shaped(like: DeviceArray, address: int, shape: tuple[int, ...], layout: str) -> DeviceArray:
     """Memory at an address, dense, of the dtype of an array that owns it."""
     order = range(len(shape)) if layout == "nchw" else (0, *range(2, len(shape)), 1)
     steps, step = dict.fromkeys(order, 0), like.dtype.itemsize

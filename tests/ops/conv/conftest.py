@@ -1,0 +1,5 @@
+"""Fixtures of the tests beside it."""
+
+from emulated_plans import emulation
+
+__all__ = ["emulation"]

@@ -1,0 +1,77 @@
+"""Plans of dgrad run by emulation: a GPU whose memory is this machine's."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import emulated
+from tapwise import arrays
+from tapwise.algorithm import Buffers
+from tapwise.arrays.device import DeviceArray
+from tapwise.cuda.jit.device import H200
+from tapwise.cuda.jit.launch import Launch
+from tapwise.ops.conv.cuda import fprop_phases, pack, pixel_shuffle
+from tapwise.ops.conv.problem import ConvProblem
+from tapwise.verify import compare
+
+# Its CTAs have several tiles each.
+SMALL = replace(H200, multiprocessors=3)
+needs_compiler = pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
+
+
+@pytest.fixture
+def emulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A GPU whose memory is this machine's."""
+
+    def called(self: Launch, addresses: Any, stream: int) -> None:
+        emulated.run_at(self, addresses)
+
+    def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], index: int) -> DeviceArray:
+        return lent(np.full(shape, np.nan, dtype))
+
+    caches = fprop_phases._turn, pixel_shuffle._gather, pack._filters
+    monkeypatch.setattr(Launch, "load", lambda *_: None)
+    monkeypatch.setattr(Launch, "__call__", called)
+    monkeypatch.setattr(arrays.cuda, "allocate", allocate)
+    monkeypatch.setattr(arrays.cuda, "assign", lambda to, x: np.copyto(memory_of(to), memory_of(x)))
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+def lent(array: np.ndarray) -> DeviceArray:
+    """A copy that ends with its last page."""
+    copy = emulated.Guarded(array)
+    return DeviceArray(copy.address, array.shape, array.strides, array.dtype, 0, "other", copy)
+
+
+def memory_of(array: DeviceArray) -> np.ndarray:
+    size = sum((size - 1) * step for size, step in zip(array.shape, array.strides, strict=True)) + array.dtype.itemsize
+    raw = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(array.ptr)).view(array.dtype)
+    return np.lib.stride_tricks.as_strided(raw, array.shape, array.strides)
+
+
+def verdict_of(algorithm: Any, problem: ConvProblem, config: Any) -> Any:
+    """A plan's result against float64, on memory that is this machine's."""
+    inputs = problem.sample(np.random.default_rng(0), False)
+
+    def laid(array: np.ndarray) -> DeviceArray:
+        if problem.layout == "nchw":
+            return lent(np.ascontiguousarray(array))
+        return lent(np.ascontiguousarray(np.moveaxis(array, 1, -1))).transpose(0, 3, 1, 2)
+
+    plan = algorithm.plan(problem, config, SMALL)
+    dx = laid(np.full(problem.x_shape, np.nan, problem.x_dtype))
+    size = plan.workspace_bytes
+    workspace = lent(np.full(size, 0xFF, np.uint8)) if size else None
+    bias = None if inputs.bias is None else lent(inputs.bias)
+    plan.run(Buffers(laid(inputs.x), plan.pack(lent(inputs.w)), dx, workspace, bias, None, 0))
+    return compare(memory_of(dx), *problem.reference(inputs, algorithm), problem.y_dtype)
