@@ -5,10 +5,15 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import numpy as np
+import pytest
+from emulated_plans import SMALL, lent, memory_of, needs_compiler
+
 from tapwise import dispatch
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda.implicit_gemm import cost
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, Im2colConfig
+from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
 from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import ImplicitGemm
 from tapwise.ops.conv.cuda.implicit_gemm.view import PLACED, View
 from tapwise.ops.conv.problem import ConvProblem
@@ -126,3 +131,27 @@ def test_chunks_suffer_from_where_they_begin() -> None:
         (112, 224, 128, cost.HALF_RAGGED),
     ):
         assert cost.raggedness(pixel, apart, line) == wanted, (pixel, apart, line)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("text", "given"),
+    [
+        ("n2 c64 h9 w9 k24 r3 s3 pad1 f16 nhwc", True),
+        ("n2 c40 h9 w9 k24 r3 s3 pad1 f16 nhwc", False),
+        ("n2 c64 h9 w9 k24 r3 s3 pad1 tf32 nhwc", False),
+    ],
+)
+def test_filters_that_need_no_packing_are_taken_as_given(emulation: None, text: str, given: bool) -> None:
+    """Channels last, whole chunks of 16-bit channels; in another order of memory they are packed."""
+    problem, algorithm = ConvProblem.parse(text), ImplicitGemm()
+    config = next(one for one in algorithm.configs(problem, SMALL) if not Epilogue(View.of(problem, one)).permuted_n)
+    plan = algorithm.plan(problem, config, SMALL)
+    values = np.random.default_rng(0).standard_normal(problem.w_shape).astype(problem.x_dtype)
+    last, first = lent(np.ascontiguousarray(np.moveaxis(values, 1, -1))).transpose(0, 3, 1, 2), lent(values)
+    assert (plan.pack(last) is last) is given
+    packed = plan.pack(first)
+    assert packed is not first
+    assert (algorithm.pack_us(problem, config, SMALL) == 0) is given
+    if given:
+        assert np.array_equal(memory_of(packed), memory_of(last).transpose(0, 2, 3, 1).ravel())

@@ -16,6 +16,8 @@ from tapwise.ops.conv.problem import ConvProblem
 
 # Activations that take more than a few instructions.
 FUNCTIONS: Final = ("silu", "gelu", "gelu_tanh", "sigmoid", "tanh")
+# Microseconds of a launch that packs filters, and bytes that it moves in one (H100).
+PACK_US, PACK_BYTES = 2.2, 8e5
 TOO_LARGE: Final = "takes planes of fewer than 2^31 elements"
 
 
@@ -63,6 +65,11 @@ class TensorCoreAlgorithm(CudaAlgorithm[C]):
     tensor_cores: ClassVar[bool] = True
     dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16", "tf32", "3xtf32")
     axes: ClassVar[tuple[int, ...]] = (2,)
+
+    def pack_us(self, problem: ConvProblem, config: C, device: Device) -> float:
+        """Filters of fprop are read and written once."""
+        moved = 2 * prod(problem.w_shape) * problem.itemsize
+        return PACK_US + moved / PACK_BYTES if self.operator == "conv" else 0.0
 
     def error_factor(self, problem: ConvProblem) -> float:
         """tf32 keeps 11 bits of each factor, cut off at worst: 2^-9 of a product. 3xtf32 has the bound of fp32."""

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, ClassVar
 
+from tapwise import arrays
 from tapwise.algorithm import Device, Plan
 from tapwise.arrays.device import DeviceArray
 from tapwise.cuda.jit.compile import Source
@@ -34,15 +35,17 @@ from tapwise.ops.conv.problem import ConvProblem
 class ImplicitGemmPlan(CudaPlan):
     """Perhaps a launch that packs x, and the product."""
 
-    def __init__(
-        self, view: View, device: Device, first: Launch | None, gemm: Launch, permuted_n: int, workspace_bytes: int
-    ) -> None:
+    def __init__(self, view: View, device: Device, first: Launch | None, gemm: Launch, workspace_bytes: int) -> None:
         super().__init__(view.original, device, [gemm] if first is None else [first, gemm], workspace_bytes)
         self._first, self._gemm, self._base, self._device = first, gemm, view.unfolded, device
-        self._permuted_n = permuted_n
+        self._permuted_n, self._as_given = Epilogue(view).permuted_n, takes_filters_as_given(view)
 
     def pack(self, w: Any) -> DeviceArray:
-        """The filters as [k][tap][channel], each tap's channels of a group padded to whole pieces."""
+        """The filters as [k][tap][channel], each tap's channels of a group padded to whole pieces: perhaps as they
+        are."""
+        if self._as_given and arrays.is_dense(w, "nhwc"):
+            given: DeviceArray = w
+            return given
         channels = tensor_maps.filter_channels(self._base)
         return pack.filters(self._base, w, channels, self._device, order=self._permuted_n)
 
@@ -51,6 +54,13 @@ class ImplicitGemmPlan(CudaPlan):
             self._first({"x": addresses["x"], "y": addresses["workspace"]}, stream)
             addresses = {**addresses, "x": addresses["workspace"]}
         self._gemm(addresses, stream)
+
+
+def takes_filters_as_given(view: View) -> bool:
+    """Whether packed filters would be what channels-last ones are: nothing is padded, permuted or rounded."""
+    base = view.unfolded
+    same = not view.config.unfold and base.itemsize == 2 and tensor_maps.filter_channels(base) == base.group_c
+    return same and not Epilogue(view).permuted_n
 
 
 class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
@@ -78,6 +88,11 @@ class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
         """cost.py says how."""
         return self._cost(problem, config, device).us
 
+    def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+        """None where filters lie as kernels take them: channels last, as the problem does."""
+        given = problem.layout == "nhwc" and takes_filters_as_given(View.of(problem, config))
+        return 0.0 if given else super().pack_us(problem, config, device)
+
     def explain(self, problem: ConvProblem, config: Config, device: Device) -> str:
         """What the predicted time is made of."""
         return str(self._cost(problem, config, device))
@@ -101,7 +116,7 @@ class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
             first = pack.images(problem, device)
         gemm = self.launch(problem, config, device, strides)
         needed = self.workspace_bytes(problem, config, device)
-        return ImplicitGemmPlan(view, device, first, gemm, Epilogue(view).permuted_n, needed)
+        return ImplicitGemmPlan(view, device, first, gemm, needed)
 
     def source(self, problem: ConvProblem, config: Config, strides: OutputStrides | None = None) -> Source:
         """The product's kernel."""
