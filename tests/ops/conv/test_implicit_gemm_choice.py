@@ -139,11 +139,10 @@ def test_chunks_suffer_from_where_they_begin() -> None:
     [
         ("n2 c64 h9 w9 k24 r3 s3 pad1 f16 nhwc", True),
         ("n2 c40 h9 w9 k24 r3 s3 pad1 f16 nhwc", False),
-        ("n2 c64 h9 w9 k24 r3 s3 pad1 tf32 nhwc", False),
     ],
 )
 def test_filters_that_need_no_packing_are_taken_as_given(emulation: None, text: str, given: bool) -> None:
-    """Channels last, whole chunks of 16-bit channels; in another order of memory they are packed."""
+    """Channels last, whole chunks of channels; in another order of memory they are packed."""
     problem, algorithm = ConvProblem.parse(text), ImplicitGemm()
     config = next(one for one in algorithm.configs(problem, SMALL) if not Epilogue(View.of(problem, one)).permuted_n)
     plan = algorithm.plan(problem, config, SMALL)
