@@ -61,9 +61,10 @@ inline unsigned cluster_rank() { return own_rank; }
 // too early shows.
 static const char *wgmma_text = "";
 static bool wgmma_bf16;
-inline unsigned long long transposed_descriptor(unsigned address, unsigned distance) {
+template <int SPAN> inline unsigned long long transposed_descriptor(unsigned address, unsigned distance) {
     if (address >> 18 || distance >> 18 || address % 16 || distance % 16) fail("no descriptor of such an operand");
-    return (unsigned long long)(address >> 4) | (unsigned long long)(distance >> 4) << 16 | 64ull << 32 | 1ull << 62;
+    return (unsigned long long)(address >> 4) | (unsigned long long)(distance >> 4) << 16 |
+           (unsigned long long)(SPAN / 2) << 32 | (SPAN == 128 ? 1ull : 2ull) << 62;
 }
 template <int SPAN> inline unsigned long long descriptor(unsigned address) {
     if (address >> 18 || address % 16) fail("no descriptor of such an operand");
@@ -77,7 +78,8 @@ template <int SPAN> inline unsigned long long descriptor(unsigned address) {
 inline float operand_element(unsigned long long descriptor, int at, int k, bool transposed) {
     const unsigned start = (descriptor & 0x3fff) << 4, leading = (descriptor >> 16 & 0x3fff) << 4,
                    stride = (descriptor >> 32 & 0x3fff) << 4, span = 256u >> (descriptor >> 62);
-    const unsigned place = transposed ? start + at / 64 * leading + k / 8 * stride + k % 8 * 128 + at % 64 * 2
+    const unsigned wide = span / 2;
+    const unsigned place = transposed ? start + at / wide * leading + k / 8 * stride + k % 8 * span + at % wide * 2
                                       : start + at / 8 * stride + at % 8 * span + k * 2;
     unsigned short v;
     memcpy(&v, memory + (place ^ (place >> 7 & span / 16 - 1) << 4), 2);

@@ -16,6 +16,7 @@ from tapwise.ops.conv.cuda import winograd
 from tapwise.ops.conv.cuda.depthwise.depthwise import Depthwise, taps_first
 from tapwise.ops.conv.cuda.implicit_gemm_rows import ImplicitGemmRows
 from tapwise.ops.conv.cuda.implicit_gemm_simt import ImplicitGemmSimt
+from tapwise.ops.conv.cuda.implicit_gemm_wgrad.wgrad import ImplicitGemmWgrad
 from tapwise.ops.conv.cuda.winograd import Winograd
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.verify import Verdict, compare
@@ -33,7 +34,10 @@ def check(problem: ConvProblem, algorithm: Any, config: Config, seed: int = 0, b
     second = laid(inputs.w) if problem.direction == "wgrad" else packed(problem, algorithm, config, inputs.w)
     arrays = {"x": laid(inputs.x), "w": second, "y": y}
     if size := algorithm.workspace_bytes(problem, config, H200):
-        arrays["workspace"] = np.full(size, 0xFF, np.uint8)
+        memory = arrays["workspace"] = np.full(size, 0xFF, np.uint8)
+        if isinstance(algorithm, ImplicitGemmWgrad):
+            places = algorithm.workspace_arrays(problem, config)  # type: ignore[arg-type]
+            arrays |= {name: memory[begin:end] for name, (begin, end) in places.items()}
     if inputs.bias is not None:
         arrays["bias"] = np.ascontiguousarray(inputs.bias)
     if inputs.residual is not None:

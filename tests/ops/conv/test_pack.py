@@ -43,3 +43,18 @@ def test_filters(text: str, wide: int, more: int, order: int, axes: tuple[int, .
     flat = expected.reshape(rows, -1)
     np.testing.assert_array_equal(y[:, : flat.shape[1]], flat)
     assert not y[:, flat.shape[1] :].any()
+
+
+@pytest.mark.parametrize(("layout", "channels"), [("nhwc", (21, 12)), ("nchw", (70, 9))])
+def test_two_images_in_one_launch(layout: str, channels: tuple[int, int]) -> None:
+    problems = [ConvProblem.parse(f"n3 c{c} h{7 + c} w11 k4 r3 s3 bf16 {layout}") for c in channels]
+    arrays, expected = {}, []
+    for i, problem in enumerate(problems):
+        n, c, h, w = problem.x_shape
+        pixels = (np.arange(n * h * w * c) % 253 + 1).astype(problem.x_dtype).reshape(n, h, w, c)
+        arrays[f"x{i}"] = pixels if layout == "nhwc" else np.ascontiguousarray(np.moveaxis(pixels, -1, 1))
+        expected.append(np.pad(pixels, [(0, 0)] * 3 + [(0, -c % 8)]))
+        arrays[f"y{i}"] = np.full_like(expected[-1], -1)
+    emulated.run(pack.pair(problems[0], problems[1], H200, {}), arrays)
+    for i, wanted in enumerate(expected):
+        np.testing.assert_array_equal(arrays[f"y{i}"], wanted)

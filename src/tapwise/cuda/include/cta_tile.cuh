@@ -97,9 +97,9 @@ DEVICE void multiply(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], unsigned rows,
     constexpr bool A_LIES = Tile::TRANSPOSED_FILTERS && Tile::SWAP_AB,
                    B_LIES = Tile::TRANSPOSED_FILTERS && !Tile::SWAP_AB;
     constexpr int A_STEP = A_LIES ? 128 : 2, B_STEP = B_LIES ? 128 : 2, A_ROWS = Tile::A_BLOCK_BYTES / 16;
-    const unsigned long long a = A_LIES ? transposed_descriptor(rows, Tile::FILTER_BLOCK_BYTES)
+    const unsigned long long a = A_LIES ? transposed_descriptor<128>(rows, Tile::FILTER_BLOCK_BYTES)
                                         : descriptor<Tile::A_ROW_BYTES>(rows),
-                             b = B_LIES ? transposed_descriptor(columns, Tile::FILTER_BLOCK_BYTES)
+                             b = B_LIES ? transposed_descriptor<128>(columns, Tile::FILTER_BLOCK_BYTES)
                                         : descriptor<Tile::B_ROW_BYTES>(columns);
     // Steps of a group; its products go to its own columns.
     constexpr int EACH = K / Tile::GROUPS_PER_TILE, SUMS = WGMMA_N / 2;

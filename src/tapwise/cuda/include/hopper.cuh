@@ -26,14 +26,15 @@ template <int SPAN> DEVICE unsigned long long descriptor(unsigned address) {
     return (unsigned long long)((address & 0x3FFFF) >> 4) | 1ull << 16 | (unsigned long long)(SPAN / 2) << 32 |
            MODE << 62;
 }
-// A transposed operand: rows of 128 bytes are 64 elements of gemm_m or gemm_n at one place of gemm_k, swizzled as the
-// copies leave them. Groups of 8 rows follow one another (stride offset 1024 bytes); the next 64 elements of the same
+// A transposed operand: rows of SPAN bytes (128, 64) are 64 or 32 elements of gemm_m or gemm_n at one place of gemm_k,
+// swizzled as the copies leave them. Groups of 8 rows follow one another (stride offset); the next elements of the same
 // rows lie `distance` bytes on (leading offset). In elements: Swizzle<3,4,3> of ((8,8,m),(8,k)):((1,8,leading),(64,
-// stride)), the canonical layout of PTX for MN-major operands of 16 bits. One step of the instruction, 16 rows, is 2048
-// bytes further, so + 128.
-DEVICE unsigned long long transposed_descriptor(unsigned address, unsigned distance) {
+// stride)), and Swizzle<2,4,3> of ((8,4,m),(8,k)):((1,8,leading),(32,stride)), the canonical layouts of PTX for
+// MN-major operands of 16 bits. One step of the instruction, 16 rows, is 16 * SPAN bytes further, so + SPAN.
+template <int SPAN> DEVICE unsigned long long transposed_descriptor(unsigned address, unsigned distance) {
+    static_assert(SPAN == 128 || SPAN == 64);
     return (unsigned long long)((address & 0x3FFFF) >> 4) | (unsigned long long)(distance >> 4) << 16 |
-           (unsigned long long)(1024 >> 4) << 32 | 1ull << 62;
+           (unsigned long long)(SPAN / 2) << 32 | (SPAN == 128 ? 1ull : 2ull) << 62;
 }
 DEVICE void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }

@@ -41,15 +41,16 @@ __device__ __forceinline__ void put(T *y, long long parts_apart, T (&v)[16 / siz
     }
 }
 
-// y[part][group][n][pixel][wide] of channels-last x; a thread takes 16 bytes of y, from pieces of PIECE bytes.
-template <typename T, int PARTS, int PIECE> __device__ void pack_channels_last(const Images &p) {
+// y[part][group][n][pixel][wide] of channels-last x; a thread takes 16 bytes of y, from pieces of PIECE bytes. I counts
+// pieces of y.
+template <typename T, int PARTS, int PIECE, typename I>
+__device__ __forceinline__ void pack_pixels(const Images &p, unsigned block, unsigned blocks) {
     constexpr int V = 16 / sizeof(T), EACH = PIECE / sizeof(T);
     struct alignas(PIECE) Piece { T v[EACH]; };
-    begin_dependent();
-    const unsigned across = p.wide / V, groups = p.groups;
-    const long long pixels = p.n * p.pixels, plane = pixels * p.wide, count = pixels * groups * across;
-    for (long long i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll) {
-        const long long rest = i / across, pixel = rest / groups;
+    const I across = p.wide / V, groups = p.groups, pixels = p.n * p.pixels, count = pixels * groups * across;
+    const long long plane = pixels * p.wide;
+    for (I i = block * (I)256 + threadIdx.x; i < count; i += blocks * (I)256) {
+        const I rest = i / across, pixel = rest / groups;
         const int channel = (int)(i - rest * across) * V, group = (int)(rest - pixel * groups);
         const T *x = static_cast<const T *>(p.x) + pixel * p.step_pixel + group * p.channels + channel;
         Piece pieces[V / EACH];
@@ -62,13 +63,22 @@ template <typename T, int PARTS, int PIECE> __device__ void pack_channels_last(c
         put<T, PARTS>(static_cast<T *>(p.y) + group * plane + pixel * p.wide + channel, groups * plane, v);
     }
 }
+template <typename T, int PARTS, int PIECE>
+__device__ void pack_channels_last(const Images &p, unsigned block = blockIdx.x, unsigned blocks = gridDim.x) {
+    begin_dependent();
+    // Divisions of 64 bits would take longer than all else.
+    if (p.n * p.pixels * p.groups * p.wide * sizeof(T) / 16 < 1ull << 31)
+        pack_pixels<T, PARTS, PIECE, unsigned>(p, block, blocks);
+    else pack_pixels<T, PARTS, PIECE, long long>(p, block, blocks);
+}
 
 // The same of x with channels outside; blocks of 256 threads transpose 4096 elements, CHANNELS of them side by side.
-template <typename T, int PARTS, int CHANNELS> __device__ void pack_channels_first(const Images &p) {
+template <typename T, int PARTS, int CHANNELS>
+__device__ void pack_channels_first(const Images &p, unsigned block = blockIdx.x) {
     constexpr int PIXELS = 4096 / CHANNELS, V = 16 / sizeof(T), ACROSS = CHANNELS / V;
     __shared__ T tile[PIXELS][CHANNELS + 4 / sizeof(T)];
     begin_dependent();
-    long long rest = blockIdx.x;
+    long long rest = block;
     const int channel0 = rest % p.tiles_channels * CHANNELS;
     rest /= p.tiles_channels;
     const int pixel0 = rest % p.tiles_pixels * PIXELS;
@@ -93,6 +103,29 @@ template <typename T, int PARTS, int CHANNELS> __device__ void pack_channels_fir
         T *y = static_cast<T *>(p.y) + group * plane + (n * p.pixels + pixel0 + pixel) * p.wide + channel0 + channel;
         put<T, PARTS>(y, p.groups * plane, v);
     }
+}
+
+// Two arrays, the first by `blocks` blocks; words as those of Images.
+struct ImagePair {
+    const void *x[2];
+    void *y[2];
+    long long blocks, n[2], groups[2], channels[2], wide[2], pixels[2], step_n[2], step_c[2], step_pixel[2],
+        tiles_pixels[2], tiles_channels[2];
+};
+__device__ __forceinline__ Images images_of(const ImagePair &p, int i) {
+    return {p.x[i],      p.y[i],      p.n[i],      p.groups[i],     p.channels[i],     p.wide[i],
+            p.pixels[i], p.step_n[i], p.step_c[i], p.step_pixel[i], p.tiles_pixels[i], p.tiles_channels[i]};
+}
+
+template <typename T, int PIECE, int OTHER_PIECE> __device__ void pack_pair_channels_last(const ImagePair &p) {
+    const unsigned blocks = p.blocks;
+    if (blockIdx.x < blocks) pack_channels_last<T, 1, PIECE>(images_of(p, 0), blockIdx.x, blocks);
+    else pack_channels_last<T, 1, OTHER_PIECE>(images_of(p, 1), blockIdx.x - blocks, gridDim.x - blocks);
+}
+template <typename T, int CHANNELS, int OTHER_CHANNELS> __device__ void pack_pair_channels_first(const ImagePair &p) {
+    const unsigned blocks = p.blocks;
+    if (blockIdx.x < blocks) pack_channels_first<T, 1, CHANNELS>(images_of(p, 0), blockIdx.x);
+    else pack_channels_first<T, 1, OTHER_CHANNELS>(images_of(p, 1), blockIdx.x - blocks);
 }
 
 struct Windows {

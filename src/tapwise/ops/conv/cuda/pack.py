@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from typing import Any, Final
@@ -65,12 +65,22 @@ def wide(problem: ConvProblem) -> int:
 
 
 def images_source(problem: ConvProblem) -> Source:
-    words = tensor_core_type(problem.dtype), parts(problem)
+    words = template_args(tensor_core_type(problem.dtype), parts(problem), _width(problem))
+    name = f"pack_channels_{'first' if problem.layout == 'nchw' else 'last'}"
+    return stub("ops/conv/cuda/pack.cu", name, words, "Images", THREADS)
+
+
+def pair_source(first: ConvProblem, second: ConvProblem) -> Source:
+    words = template_args(tensor_core_type(first.dtype), _width(first), _width(second))
+    name = f"pack_pair_channels_{'first' if first.layout == 'nchw' else 'last'}"
+    return stub("ops/conv/cuda/pack.cu", name, words, "ImagePair", THREADS)
+
+
+def _width(problem: ConvProblem) -> int:
+    """Bytes of pieces of x, or channels that a block transposes."""
     if problem.layout == "nchw":
-        arguments = template_args(*words, _transposed(problem))
-        return stub("ops/conv/cuda/pack.cu", "pack_channels_first", arguments, "Images", THREADS)
-    piece = next(count for count in (16, 8, 4, 2) if problem.group_c * problem.itemsize % count == 0)
-    return stub("ops/conv/cuda/pack.cu", "pack_channels_last", template_args(*words, piece), "Images", THREADS)
+        return _transposed(problem)
+    return next(count for count in (16, 8, 4, 2) if problem.group_c * problem.itemsize % count == 0)
 
 
 def _transposed(problem: ConvProblem) -> int:
@@ -83,8 +93,22 @@ def images_bytes(problem: ConvProblem) -> int:
     return parts(problem) * problem.groups * problem.n * prod(problem.spatial) * wide(problem) * problem.itemsize
 
 
-def images(problem: ConvProblem, device: Device) -> Launch:
-    """x, dense in the problem's layout, to "workspace": [part][group][n][h][w][channel]."""
+def images(problem: ConvProblem, device: Device, names_of: Mapping[str, str] | None = None) -> Launch:
+    """x, dense in the problem's layout, to y: [part][group][n][h][w][channel]. `names_of`: of a launch."""
+    fields, blocks = _images(problem, device)
+    return Launch(images_source(problem), fields, (blocks, 1, 1), THREADS, dependent=True, names_of=names_of)
+
+
+def pair(first: ConvProblem, second: ConvProblem, device: Device, names_of: Mapping[str, str]) -> Launch:
+    """x of two problems of 16 bits, "x0" and "x1", of one layout, to "y0" and "y1", as `images` does."""
+    (fields, blocks), (others, more) = _images(first, device), _images(second, device)
+    words = {f"{name}{i}": value for i, some in enumerate((fields, others)) for name, value in some.items()}
+    grid, source = (blocks + more, 1, 1), pair_source(first, second)
+    return Launch(source, words | {"blocks": blocks}, grid, THREADS, dependent=True, names_of=names_of)
+
+
+def _images(problem: ConvProblem, device: Device) -> tuple[dict[str, int], int]:
+    """The words of `Images` and blocks."""
     pixels = prod(problem.spatial)
     last = problem.layout == "nhwc"
     channels = _transposed(problem)
@@ -94,11 +118,10 @@ def images(problem: ConvProblem, device: Device) -> Launch:
         "step_n": problem.c * pixels, "step_c": 1 if last else pixels, "step_pixel": problem.c if last else 1,
         "tiles_pixels": tiles[0], "tiles_channels": tiles[1],
     }  # fmt: skip
-    grid = tiles[0] * tiles[1] * problem.groups * problem.n
-    if last:
-        pieces = problem.n * pixels * problem.groups * wide(problem) * problem.itemsize // 16
-        grid = max(1, min(ceil_div(pieces, THREADS), BLOCKS_EACH * device.multiprocessors))
-    return Launch(images_source(problem), fields, (grid, 1, 1), THREADS, dependent=True)
+    if not last:
+        return fields, tiles[0] * tiles[1] * problem.groups * problem.n
+    pieces = problem.n * pixels * problem.groups * wide(problem) * problem.itemsize // 16
+    return fields, max(1, min(ceil_div(pieces, THREADS), BLOCKS_EACH * device.multiprocessors))
 
 
 def windows_source(problem: ConvProblem) -> Source:
@@ -106,8 +129,10 @@ def windows_source(problem: ConvProblem) -> Source:
     return stub("ops/conv/cuda/pack.cu", "pack_windows", words, "Windows", THREADS, WINDOW_BLOCKS)
 
 
-def windows(problem: ConvProblem, view: ConvProblem, device: Device) -> Launch:
-    """x, dense in the problem's layout, to "workspace" as its `view`: [part][n][h][w][tap][channel].
+def windows(
+    problem: ConvProblem, view: ConvProblem, device: Device, names_of: Mapping[str, str] | None = None
+) -> Launch:
+    """x, dense in the problem's layout, to y as its `view`: [part][n][h][w][tap][channel]. `names_of`: of a launch.
 
     Along an axis whose taps the view has no more, pixels lie as those of the output.
     """
@@ -125,7 +150,7 @@ def windows(problem: ConvProblem, view: ConvProblem, device: Device) -> Launch:
         fields[f"pad_{name}"] = problem.padding[axis][0] * along
     blocks = ceil_div(across * wide(view) * problem.itemsize, 16 * THREADS)
     high = min(problem.n * rows, ceil_div(BLOCKS_EACH * device.multiprocessors, blocks))
-    return Launch(windows_source(problem), fields, (blocks, high, 1), THREADS, dependent=True)
+    return Launch(windows_source(problem), fields, (blocks, high, 1), THREADS, dependent=True, names_of=names_of)
 
 
 def filter_rows(problem: ConvProblem, order: int) -> int:

@@ -1,4 +1,5 @@
-// dw from the parts of a split gemm_k, which lie in the workspace as the registers of wgrad.cu hold them.
+// dw from the parts of a split gemm_k, which lie in the workspace as the registers of wgrad.cu hold them; what dw has
+// not is not there.
 #pragma once
 
 #include "grid.cuh"
@@ -8,7 +9,9 @@ struct WgradParts {
     const void *parts;
     void *dw;
     // As those of WeightGradient.
-    long long filters, channels, channel_blocks, taps, tiles_n, tiles_m, tiles, split_k;
+    long long filters, channel_blocks, taps, tiles_n, tiles_m, tiles, split_k;
+    // Filters; of a group, filters and channels; of dw, channels and taps.
+    long long k, group_k, group_c, dw_c, dw_taps;
 };
 
 // Threads of a block share its quads' parts, SLICES of them one after the other; their sums are added in that order.
@@ -21,11 +24,15 @@ template <class Traits, int SLICES> DEVICE void add_wgrad_parts(const WgradParts
     const int all = blockIdx.x * EACH + mine, tile = all / Tile::QUADS, quad = all - tile * Tile::QUADS;
     const long long distance = p.tiles * Tile::QUADS;
     const int begin = (int)p.split_k * slice / SLICES, end = (int)p.split_k * (slice + 1) / SLICES;
+    const TilePlace<Tile> at(p, tile);
+    const int thread = quad % 128, step = quad / 128, i = step % (Tile::N / 8), rest = step / (Tile::N / 8);
+    const QuadPlace<Tile> place(p, at, rest / Tile::M_STEPS, rest % Tile::M_STEPS, i, thread);
+    const bool kept = place.has_any(p, at);
     begin_dependent();
     const float4 *from = static_cast<const float4 *>(p.parts) + begin * distance + all;
     float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll 8
-    for (int part = begin; part < end; ++part, from += distance) {
+    for (int part = kept ? begin : end; part < end; ++part, from += distance) {
         const float4 v = *from;
         sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
     }
@@ -39,6 +46,5 @@ template <class Traits, int SLICES> DEVICE void add_wgrad_parts(const WgradParts
             sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
         }
     }
-    const int thread = quad % 128, step = quad / 128, i = step % (Tile::N / 8), rest = step / (Tile::N / 8);
-    store_quad<Tile>(p, TilePlace<Tile>(p, tile), rest / Tile::M_STEPS, rest % Tile::M_STEPS, i, thread, sum);
+    store_quad<Tile>(p, at, place, sum);
 }

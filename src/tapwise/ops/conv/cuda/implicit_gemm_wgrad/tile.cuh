@@ -2,35 +2,47 @@
 #pragma once
 
 #include "float16.cuh"
-#include "shared_memory.cuh"
+#include "grid.cuh"
+#include "tma.cuh"
 
-// What follows from the stub's Traits: the words of wgrad.py's Config in capitals, T the type of x, dy and dw. A tile's
-// rows are filters, its columns blocks of 64 channels of a tap, blocks of a tap side by side; or (HALO) one block of
-// channels of all taps.
+// Threads that multiply: their operands are read.
+constexpr int CLUSTER_SUMS = 1;
+
+// Pixels of a step, and bytes of a block of 64 filters of them.
+constexpr int STEP_PIXELS = 64, BLOCK_BYTES = STEP_PIXELS * 128;
+
+// What follows from the stub's Traits: the words of config.py's Config in capitals, T the type of x, dy and dw. A
+// tile's rows are filters, its columns blocks of BLOCK_CHANNELS of a tap, blocks of a tap side by side; or (HALO) one
+// block of channels of all taps. SETS: of groups that share tiles; WHOLE: all sums of all tiles are dw's; NCHW: dw is
+// (k, c, tap), else (k, tap, c), and PAIRS: it has an even number of channels.
 template <class Traits> struct WgradTile : Traits {
     using B = Traits;
-    static constexpr int ROW_BLOCKS = B::TILE_FILTERS / 64, COLUMN_BLOCKS = B::TILE_COLUMNS / 64;
+    static constexpr int ROW_BLOCKS = B::TILE_FILTERS / 64, COLUMN_BLOCKS = B::TILE_COLUMNS / B::BLOCK_CHANNELS;
     // Warpgroups share the filters where there is a block for each, or else the columns.
     static constexpr int ACROSS = ROW_BLOCKS % B::WARPGROUPS == 0 ? 1 : B::WARPGROUPS,
                          M_STEPS = ROW_BLOCKS * ACROSS / B::WARPGROUPS, N = B::TILE_COLUMNS / ACROSS;
+    // Of a block of channels: bytes of a pixel, and of a step.
+    static constexpr int SPAN = B::BLOCK_CHANNELS * 2, X_BYTES = STEP_PIXELS * SPAN;
     static constexpr int SUMS = N / 2, CONSUMER_THREADS = 128 * B::WARPGROUPS;
     // A thread's sums of eight columns, two rows by two: quads of a tile.
     static constexpr int QUADS = B::TILE_FILTERS * B::TILE_COLUMNS / 4;
-    static_assert(B::TILE_FILTERS % 64 == 0 && B::TILE_COLUMNS % (64 * ACROSS) == 0 && N <= 256);
+    // Of a thread, and what each CTA of a cluster adds of them.
+    static constexpr int THREAD_QUADS = M_STEPS * N / 8, SHARE = THREAD_QUADS / B::CLUSTER;
+    static_assert(THREAD_QUADS % B::CLUSTER == 0);
+    // Where operands were, before barriers.
+    static constexpr unsigned SUM_BYTES = B::CLUSTER > 1 ? QUADS * 16 : 0;
+    static_assert(B::TILE_FILTERS % 64 == 0 && B::TILE_COLUMNS % (B::BLOCK_CHANNELS * ACROSS) == 0 && N <= 256);
 };
 
-// Pixels of a step, and bytes of a block of 64 channels or filters of them.
-constexpr int STEP_PIXELS = 64, BLOCK_BYTES = STEP_PIXELS * 128;
-
-// Where a tile lies: its group, first filter within the group, and first block of columns (HALO: its block of
+// Where a tile lies: its set of groups, first filter within the set, and first block of columns (HALO: its block of
 // channels).
 template <class Tile> struct TilePlace {
-    int group, filter, block;
+    int set, filter, block;
     template <class P> DEVICE TilePlace(const P &p, int tile) {
         const int tiles_n = p.tiles_n, tiles_m = p.tiles_m, rest = tile / tiles_n;
         block = (tile - rest * tiles_n) * (Tile::HALO ? 1 : Tile::COLUMN_BLOCKS);
-        group = rest / tiles_m;
-        filter = (rest - group * tiles_m) * Tile::TILE_FILTERS;
+        set = rest / tiles_m;
+        filter = (rest - set * tiles_m) * Tile::TILE_FILTERS;
     }
 };
 
@@ -39,40 +51,185 @@ template <class Tile> DEVICE int quad_of(int warpgroup, int m, int i, int thread
     return ((warpgroup * Tile::M_STEPS + m) * (Tile::N / 8) + i) * 128 + thread;
 }
 
-// A quad's sums to dw (k, r, s, c), where it has such filters and channels: `thread` of the warpgroup, columns of the
-// instruction from 8 * i.
-template <class Tile, class P>
-DEVICE void store_quad(const P &p, const TilePlace<Tile> &at, int warpgroup, int m, int i, int thread, float4 v) {
+// What a quad is of: `thread` of the warpgroup, columns of the instruction from 8 * i. Filters of its set, the second 8
+// on; tap; the first of two channels of the set.
+template <class Tile> struct QuadPlace {
+    int filter, tap, c;
+    template <class P>
+    DEVICE QuadPlace(const P &p, const TilePlace<Tile> &at, int warpgroup, int m, int i, int thread) {
+        const int row = (Tile::ACROSS == 1 ? warpgroup * Tile::M_STEPS * 64 : 0) + m * 64 + thread / 32 * 16 +
+                        thread % 32 / 4,
+                  column = (Tile::ACROSS == 1 ? 0 : warpgroup * Tile::N) + i * 8 + thread % 4 * 2;
+        constexpr int WIDE = Tile::BLOCK_CHANNELS;
+        const int block = at.block + (Tile::HALO ? 0 : column / WIDE), blocks = p.channel_blocks;
+        filter = at.filter + row;
+        tap = Tile::HALO ? column / WIDE : block / blocks;
+        c = (Tile::HALO ? block : block - tap * blocks) * WIDE + column % WIDE;
+    }
+    // The first channel within the group of filter `f`: of a set's channels only those of its own group are kept.
+    template <class P> DEVICE int channel(const P &p, int f) const {
+        return Tile::SETS ? c - f / (int)p.group_k * (int)p.group_c : c;
+    }
+    // Whether dw has the filter and one of the channels.
+    template <class P> DEVICE bool has(const P &p, const TilePlace<Tile> &at, int f) const {
+        if constexpr (Tile::WHOLE) return true;
+        const int first = channel(p, f), filters = p.filters;
+        const bool real = f < filters && (!Tile::SETS || at.set * filters + f < (int)p.k);
+        return real && tap < (int)p.taps && first < (int)p.group_c && (!Tile::SETS || first > -2);
+    }
+    template <class P> DEVICE bool has_any(const P &p, const TilePlace<Tile> &at) const {
+        return has(p, at, filter) || has(p, at, filter + 8);
+    }
+};
+
+// Two sums of neighbouring channels to dw: of filter k, from `channel` of its group on; what is no channel of that
+// group is dropped. dw is (k, tap, c) or (NCHW) (k, c, tap); taps that were packed as channels lie side by side in
+// both.
+template <class Tile, class P> DEVICE void store_two(const P &p, int k, int tap, int channel, float low, float high) {
     using T = typename Tile::T;
-    const int row = (Tile::ACROSS == 1 ? warpgroup * Tile::M_STEPS * 64 : 0) + m * 64 + thread / 32 * 16 +
-                    thread % 32 / 4,
-              column = (Tile::ACROSS == 1 ? 0 : warpgroup * Tile::N) + i * 8 + thread % 4 * 2;
-    const int block = at.block + (Tile::HALO ? 0 : column / 64), blocks = p.channel_blocks, channels = p.channels,
-              taps = p.taps, filters = p.filters, tap = Tile::HALO ? column / 64 : block / blocks,
-              c = (Tile::HALO ? block : block - tap * blocks) * 64 + column % 64;
-    if (tap >= taps || c >= channels) return;
+    const int channels = p.group_c, taps = p.taps;
+    T *const dw = static_cast<T *>(p.dw) + k * (taps * channels);
+    if constexpr (Tile::VECTOR > 1) {
+        if ((unsigned)channel < (unsigned)channels)
+            *reinterpret_cast<unsigned *>(dw + tap * channels + channel) = Element<T>::pack(low, high);
+    } else {
 #pragma unroll
-    for (int high = 0; high < 2; ++high) {
-        const int filter = at.filter + row + 8 * high;
-        if (filter >= filters) continue;
-        const int place = ((at.group * filters + filter) * taps + tap) * channels + c;
-        const unsigned pair = high ? Element<T>::pack(v.z, v.w) : Element<T>::pack(v.x, v.y);
-        *reinterpret_cast<unsigned *>(static_cast<T *>(p.dw) + place) = pair;
+        for (int e = 0; e < 2; ++e) {
+            const int at = channel + e;
+            if ((unsigned)at >= (unsigned)channels) continue;
+            int place = tap * channels + at;
+            if constexpr (Tile::NCHW) {
+                const int dw_c = p.dw_c, beside = at / dw_c;
+                place = (at - beside * dw_c) * (int)p.dw_taps + tap * (channels / dw_c) + beside;
+            }
+            dw[place] = Element<T>::from_float(e ? high : low);
+        }
     }
 }
 
-// A warpgroup's sums: to dw, or (SPLIT) to this CTA's parts as they lie in registers.
+// A quad's sums to dw, as far as it has such filters and channels.
 template <class Tile, class P>
-DEVICE void store_sums(const P &p, const TilePlace<Tile> &at, int warpgroup,
-                       const float (&d)[Tile::M_STEPS][Tile::SUMS]) {
+DEVICE void store_quad(const P &p, const TilePlace<Tile> &at, const QuadPlace<Tile> &place, float4 v) {
+#pragma unroll
+    for (int high = 0; high < 2; ++high) {
+        const int f = place.filter + 8 * high;
+        if (!place.has(p, at, f)) continue;
+        store_two<Tile>(p, at.set * (int)p.filters + f, place.tap, place.channel(p, f), high ? v.z : v.x,
+                        high ? v.w : v.y);
+    }
+}
+
+// Sums of four times eight columns to dw: lanes of a row exchange them, and each stores eight channels. Two at a time,
+// a row's sectors would be written by halves.
+template <class Tile, class P>
+DEVICE void store_eights(const P &p, const TilePlace<Tile> &at, int warpgroup, int m, int i, const float *d) {
+    using T = typename Tile::T;
+    const int thread = threadIdx.x % 128, lane = thread % 4, channels = p.group_c, taps = p.taps;
+    const QuadPlace<Tile> place(p, at, warpgroup, m, i + lane, thread - lane);
+#pragma unroll
+    for (int high = 0; high < 2; ++high) {
+        unsigned v[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) v[j] = Element<T>::pack(d[4 * j + 2 * high], d[4 * j + 2 * high + 1]);
+        // v[j] of lane l to v[l] of lane j.
+#pragma unroll
+        for (int bit = 1; bit < 4; bit *= 2)
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                if (j & bit) continue;
+                const unsigned other = __shfl_xor_sync(~0u, lane & bit ? v[j] : v[j + bit], bit);
+                (lane & bit ? v[j] : v[j + bit]) = other;
+            }
+        const int f = place.filter + 8 * high;
+        if (!place.has(p, at, f)) continue;
+        T *const dw = static_cast<T *>(p.dw) + (at.set * (int)p.filters + f) * (taps * channels);
+        *reinterpret_cast<uint4 *>(dw + place.tap * channels + place.c) = make_uint4(v[0], v[1], v[2], v[3]);
+    }
+}
+
+// Which tile a CTA computes, and which part of its pixels: CTAs of a cluster have parts of one tile, and clusters beside
+// each other read the same pixels. `first_quad` of the parts in the workspace.
+template <class Tile> struct WgradWork {
+    int tile, begin, end;
+    long long first_quad;
+    template <class P> DEVICE WgradWork(const P &p) {
+        const int rank = Tile::CLUSTER > 1 ? cluster_rank() : 0, unit = blockIdx.x / Tile::CLUSTER;
+        const int row = unit / (int)p.tiles, part = row * Tile::CLUSTER + rank;
+        tile = unit - row * (int)p.tiles;
+        begin = p.steps * part / p.split_k;
+        end = p.steps * (part + 1) / p.split_k;
+        first_quad = (long long)unit * Tile::QUADS;
+    }
+};
+
+// The sums of a cluster's CTAs, all of them in shared memory, where nothing else is needed any more: each CTA adds its
+// share of the quads, parts in the order of ranks, for dw or (SPLIT) the workspace.
+template <class Tile, class P>
+DEVICE void store_cluster_sums(const P &p, const TilePlace<Tile> &at, unsigned char *memory, long long first_quad,
+                               int warpgroup, const float (&d)[Tile::M_STEPS][Tile::SUMS]) {
+    constexpr int ONCE = !Tile::SPLIT && Tile::VECTOR == 8 && Tile::SHARE % 4 == 0 ? 4 : 1, ROW = Tile::N / 8;
     const int thread = threadIdx.x % 128;
-    float4 *const parts = static_cast<float4 *>(p.parts) + (long long)blockIdx.x * Tile::QUADS;
+    float4 *const sums = reinterpret_cast<float4 *>(memory) + threadIdx.x;
+    sync_part(CLUSTER_SUMS, Tile::CONSUMER_THREADS);
+#pragma unroll
+    for (int m = 0; m < Tile::M_STEPS; ++m)
+#pragma unroll
+        for (int i = 0; i < ROW; ++i)
+            sums[(m * ROW + i) * Tile::CONSUMER_THREADS] =
+                make_float4(d[m][4 * i], d[m][4 * i + 1], d[m][4 * i + 2], d[m][4 * i + 3]);
+    cluster_arrive();
+    cluster_wait();
+    const int begin = cluster_rank() * Tile::SHARE;
+#pragma unroll 1
+    for (int first = begin; first < begin + Tile::SHARE; first += ONCE) {
+        float v[4 * ONCE] = {};
+#pragma unroll
+        for (int rank = 0; rank < Tile::CLUSTER; ++rank)
+#pragma unroll
+            for (int i = 0; i < ONCE; ++i) {
+                const float4 quad = *in_block_of_rank(sums + (first + i) * Tile::CONSUMER_THREADS, rank);
+                v[4 * i] += quad.x, v[4 * i + 1] += quad.y, v[4 * i + 2] += quad.z, v[4 * i + 3] += quad.w;
+            }
+        const int m = first / ROW, i = first % ROW;
+        if constexpr (ONCE == 4) {
+            store_eights<Tile>(p, at, warpgroup, m, i, v);
+        } else {
+            const QuadPlace<Tile> place(p, at, warpgroup, m, i, thread);
+            const float4 quad = make_float4(v[0], v[1], v[2], v[3]);
+            if constexpr (!Tile::SPLIT) store_quad<Tile>(p, at, place, quad);
+            else if (place.has_any(p, at))
+                static_cast<float4 *>(p.parts)[first_quad + quad_of<Tile>(warpgroup, m, i, thread)] = quad;
+        }
+    }
+    // Others have read what is here.
+    cluster_arrive();
+    cluster_wait();
+}
+
+// A warpgroup's sums: to dw, or (SPLIT) to this CTA's parts as they lie in registers, those that dw has.
+template <class Tile, class P>
+DEVICE void store_sums(const P &p, const TilePlace<Tile> &at, unsigned char *memory, long long first_quad,
+                       int warpgroup, const float (&d)[Tile::M_STEPS][Tile::SUMS]) {
+    if constexpr (Tile::CLUSTER > 1) {
+        store_cluster_sums<Tile>(p, at, memory, first_quad, warpgroup, d);
+        return;
+    }
+    const int thread = threadIdx.x % 128;
+    if constexpr (!Tile::SPLIT && Tile::VECTOR == 8) {
+#pragma unroll
+        for (int m = 0; m < Tile::M_STEPS; ++m)
+#pragma unroll
+            for (int i = 0; i < Tile::N / 8; i += 4) store_eights<Tile>(p, at, warpgroup, m, i, &d[m][4 * i]);
+        return;
+    }
+    float4 *const parts = static_cast<float4 *>(p.parts) + first_quad;
 #pragma unroll
     for (int m = 0; m < Tile::M_STEPS; ++m)
 #pragma unroll
         for (int i = 0; i < Tile::N / 8; ++i) {
             const float4 quad = make_float4(d[m][4 * i], d[m][4 * i + 1], d[m][4 * i + 2], d[m][4 * i + 3]);
-            if constexpr (Tile::SPLIT) parts[quad_of<Tile>(warpgroup, m, i, thread)] = quad;
-            else store_quad<Tile>(p, at, warpgroup, m, i, thread, quad);
+            const QuadPlace<Tile> place(p, at, warpgroup, m, i, thread);
+            if constexpr (!Tile::SPLIT) store_quad<Tile>(p, at, place, quad);
+            else if (place.has_any(p, at)) parts[quad_of<Tile>(warpgroup, m, i, thread)] = quad;
         }
 }

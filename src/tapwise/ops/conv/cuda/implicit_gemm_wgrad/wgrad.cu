@@ -11,18 +11,20 @@ struct WeightGradient {
     // Tensor maps of x and dy.
     alignas(64) unsigned long long x[16], dy[16];
     void *dw, *parts;
-    // Of a group: filters, channels, blocks of 64 channels; taps; tiles along columns, along filters, and all; steps of
-    // 64 pixels, parts of them.
+    // Of a set of groups: filters, channels, blocks of channels; taps; tiles along columns, along filters, and all;
+    // steps of 64 pixels, parts of them.
     long long filters, channels, channel_blocks, taps, taps_w, tiles_n, tiles_m, tiles, steps, split_k;
+    // Filters; of a group, filters and channels; of dw, channels and taps.
+    long long k, group_k, group_c, dw_c, dw_taps;
     long long p, q, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
 };
 
 // Shared memory: a ring of stages (blocks of dy, then of x), barriers.
 template <class Tile> struct WgradLayout {
-    static constexpr unsigned STAGE = (Tile::ROW_BLOCKS + Tile::COLUMN_BLOCKS) * BLOCK_BYTES;
+    static constexpr unsigned STAGE = Tile::ROW_BLOCKS * BLOCK_BYTES + Tile::COLUMN_BLOCKS * Tile::X_BYTES;
     unsigned ring, full, empty;
     DEVICE WgradLayout(unsigned memory)
-        : ring((memory + 1023) & ~1023u), full(ring + Tile::STAGES * STAGE), empty(full + Tile::STAGES * 8) {}
+        : ring((memory + 1023) & ~1023u), full(ring + max(Tile::STAGES * STAGE, Tile::SUM_BYTES)), empty(full + Tile::STAGES * 8) {}
     DEVICE unsigned dy(int stage) const { return ring + stage * STAGE; }
     DEVICE unsigned x(int stage) const { return dy(stage) + Tile::ROW_BLOCKS * BLOCK_BYTES; }
 };
@@ -32,30 +34,31 @@ template <class Tile> struct WgradLayout {
 template <class Tile>
 DEVICE void producer(const WeightGradient &p, const WgradLayout<Tile> &shared, const TilePlace<Tile> &at, int begin,
                      int end) {
+    constexpr int WIDE = Tile::BLOCK_CHANNELS;
     const int blocks = p.channel_blocks, taps_w = p.taps_w;
     const int columns = min(Tile::COLUMN_BLOCKS, (int)p.taps * blocks - at.block);
     const int rows = min(Tile::ROW_BLOCKS, ((int)p.filters - at.filter + 63) / 64);
     const int plane = p.p * p.q, width = p.q, tap0 = at.block / blocks, block0 = at.block - tap0 * blocks,
               r0 = tap0 / taps_w, s0 = tap0 - r0 * taps_w;
-    const int filter0 = at.group * (int)p.filters + at.filter, channel0 = at.group * (int)p.channels;
+    const int filter0 = at.set * (int)p.filters + at.filter, channel0 = at.set * (int)p.channels;
     int stage = 0;
     unsigned phase = 1;
     for (int step = begin; step < end; ++step) {
         const unsigned full = shared.full + stage * 8;
         const int pixel = step * STEP_PIXELS;
         barrier_wait(shared.empty + stage * 8, phase);
-        barrier_expect(full, (rows + columns) * BLOCK_BYTES);
+        barrier_expect(full, rows * BLOCK_BYTES + columns * Tile::X_BYTES);
         for (int i = 0; i < rows; ++i)
             copy_rows(shared.dy(stage) + i * BLOCK_BYTES, p.dy, full, filter0 + i * 64, pixel);
         if constexpr (Tile::POINTWISE) {
             for (int i = 0; i < columns; ++i)
-                copy_rows(shared.x(stage) + i * BLOCK_BYTES, p.x, full, channel0 + (block0 + i) * 64, pixel);
+                copy_rows(shared.x(stage) + i * Tile::X_BYTES, p.x, full, channel0 + (block0 + i) * WIDE, pixel);
         } else {
             const int n = pixel / plane, rest = pixel - n * plane, row = rest / width, column = rest - row * width;
             const int h = row * (int)p.stride_h - (int)p.pad_h, w = column * (int)p.stride_w - (int)p.pad_w;
             int block = block0, r = r0, s = s0;
             for (int i = 0; i < columns; ++i) {
-                copy_pixels(shared.x(stage) + i * BLOCK_BYTES, p.x, full, channel0 + block * 64, w, h, n,
+                copy_pixels(shared.x(stage) + i * Tile::X_BYTES, p.x, full, channel0 + block * WIDE, w, h, n,
                             s * (int)p.dilation_w, r * (int)p.dilation_h);
                 if (++block == blocks) {
                     block = 0;
@@ -78,19 +81,19 @@ DEVICE void multiply_steps(float (&d)[Tile::M_STEPS][Tile::SUMS], const WgradLay
     constexpr int IN_FLIGHT = Tile::WARPGROUPS == 1 ? 2 : 1;
     static_assert(Tile::STAGES > IN_FLIGHT);
     const unsigned rows = Tile::ACROSS == 1 ? warpgroup * Tile::M_STEPS * BLOCK_BYTES : 0,
-                   columns = Tile::ACROSS == 1 ? 0 : warpgroup * (Tile::N / 64) * BLOCK_BYTES;
+                   columns = Tile::ACROSS == 1 ? 0 : warpgroup * (Tile::N / Tile::BLOCK_CHANNELS) * Tile::X_BYTES;
     int stage = 0;
     unsigned phase = 0;
     for (int step = begin; step < end; ++step) {
         barrier_wait(shared.full + stage * 8, phase);
-        const unsigned long long a = transposed_descriptor(shared.dy(stage) + rows, BLOCK_BYTES),
-                                 b = transposed_descriptor(shared.x(stage) + columns, BLOCK_BYTES);
+        const unsigned long long a = transposed_descriptor<128>(shared.dy(stage) + rows, BLOCK_BYTES),
+                                 b = transposed_descriptor<Tile::SPAN>(shared.x(stage) + columns, Tile::X_BYTES);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < STEP_PIXELS / 16; ++k)
 #pragma unroll
             for (int m = 0; m < Tile::M_STEPS; ++m)
-                wgmma(d[m], a + m * (BLOCK_BYTES / 16) + k * 128, b + k * 128, step > begin || k > 0);
+                wgmma(d[m], a + m * (BLOCK_BYTES / 16) + k * 128, b + k * Tile::SPAN, step > begin || k > 0);
         wgmma_commit();
         wgmma_wait<IN_FLIGHT>();
         if (step >= begin + IN_FLIGHT && threadIdx.x % 32 == 0)
@@ -105,10 +108,8 @@ template <class Traits> DEVICE void weight_gradient(const WeightGradient &p) {
     static_assert(Tile::N == WGMMA_N);
     extern __shared__ unsigned char memory[];
     const WgradLayout<Tile> shared(shared_address(memory));
-    // Blocks beside each other read the same pixels.
-    const int part = blockIdx.x / (unsigned)p.tiles, tile = blockIdx.x - part * (int)p.tiles;
-    const int begin = p.steps * part / p.split_k, end = p.steps * (part + 1) / p.split_k;
-    const TilePlace<Tile> at(p, tile);
+    const WgradWork<Tile> work(p);
+    const TilePlace<Tile> at(p, work.tile);
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == Tile::CONSUMER_THREADS) {
         prefetch_map(p.x);
@@ -122,10 +123,10 @@ template <class Traits> DEVICE void weight_gradient(const WeightGradient &p) {
     __syncthreads();
     begin_dependent();
     if (warpgroup == Tile::WARPGROUPS) {
-        if (threadIdx.x == Tile::CONSUMER_THREADS) producer<Tile>(p, shared, at, begin, end);
+        if (threadIdx.x == Tile::CONSUMER_THREADS) producer<Tile>(p, shared, at, work.begin, work.end);
         return;
     }
     float d[Tile::M_STEPS][Tile::SUMS];
-    multiply_steps<Tile>(d, shared, warpgroup, begin, end);
-    store_sums<Tile>(p, at, warpgroup, d);
+    multiply_steps<Tile>(d, shared, warpgroup, work.begin, work.end);
+    store_sums<Tile>(p, at, memory + (shared.ring - shared_address(memory)), work.first_quad, warpgroup, d);
 }

@@ -1,10 +1,13 @@
-"""cuda.implicit_gemm of wgrad: Hopper's tensor cores fed by TMA; no window is ever written to global memory.
+"""cuda.implicit_gemm of wgrad: Hopper's tensor cores fed by TMA.
 
 gemm_m is filters, gemm_n channels of taps, gemm_k pixels. Pixels are the slow axis of both operands in shared memory,
-[pixel][64 channels], which the matrix instruction takes as transposed. Two kernels. wgrad.cu: a CTA tile's columns are
-blocks of 64 channels, each of one tap: x comes by TMA's im2col mode at the tap's offset, dy as it lies. wgrad_halo.cu
-(stride 1): x of one block of channels comes once for all taps, which are the same memory from a later pixel. gemm_k is
-split so that all multiprocessors have work; parts go to the workspace and are added in a fixed order.
+[pixel][64 channels], which the matrix instruction takes as transposed. TMA takes pixels of whole pieces of 16 bytes: x
+and dy that do not lie so are packed by launches in front, and so may be a few channels with their taps.
+
+Two kernels. wgrad.cu: a CTA tile's columns are blocks of 64 channels, each of one tap: x comes by TMA's im2col mode at
+the tap's offset, dy as it lies. wgrad_halo.cu (stride 1): x of one block of channels comes once for all taps, which are
+the same memory from a later pixel. Of narrow groups several share a tile. gemm_k is split so that all multiprocessors
+have work; parts go to the workspace and are added in a fixed order.
 
 Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014; PTX ISA on wgmma (canonical layouts of
 MN-major operands) and cp.async.bulk.tensor (im2col mode).
@@ -12,45 +15,46 @@ MN-major operands) and cp.async.bulk.tensor (im2col mode).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any, ClassVar, Final
 
-from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, struct_words, stub, traits
 from tapwise.cuda.jit.launch import Launch
-from tapwise.cuda.jit.tensor_map import TensorMap, legal
 from tapwise.cuda.plan import CudaPlan
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div
-from tapwise.ops.conv.cuda import window
+from tapwise.ops.conv.cuda import pack, window
 from tapwise.ops.conv.cuda.costs import joint_us
 from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS
+from tapwise.ops.conv.cuda.implicit_gemm.cost import PACK_BYTES, PACK_US, WINDOW_BYTES
 from tapwise.ops.conv.cuda.implicit_gemm.launches import instruction
-from tapwise.ops.conv.cuda.implicit_gemm.view import corners_of, last_offsets, padded
+from tapwise.ops.conv.cuda.implicit_gemm.view import PLACED, padded
+from tapwise.ops.conv.cuda.implicit_gemm_wgrad.config import (
+    BLOCK,
+    FEW,
+    FEW_TILES,
+    MOST_STAGES,
+    STEP_PIXELS,
+    TILES,
+    Config,
+)
+from tapwise.ops.conv.cuda.implicit_gemm_wgrad.tensor_maps import has_halo, map_dy, map_x
+from tapwise.ops.conv.cuda.implicit_gemm_wgrad.view import (
+    View,
+    image_of_y,
+    is_pointwise,
+    sets_of_groups,
+    ways,
+    whole,
+)
 from tapwise.ops.conv.problem import ConvProblem
 
 FOLDER: Final = "ops/conv/cuda/implicit_gemm_wgrad"
-# Channels of a block: a row of 128 bytes. Pixels of a step.
-BLOCK: Final = 64
-STEP_PIXELS: Final = 64
-BLOCK_BYTES: Final = STEP_PIXELS * BLOCK * 2
-# (filters, columns, warpgroups, CTAs a multiprocessor).
-TILES: Final = (
-    (128, 256, 2, 1), (256, 128, 2, 1), (128, 192, 2, 1), (192, 192, 3, 1), (64, 576, 3, 1), (128, 128, 2, 1),
-    (128, 128, 2, 2), (64, 256, 1, 1), (64, 192, 1, 2), (64, 128, 1, 2), (128, 64, 2, 2),
-    (64, 64, 1, 3),
-)  # fmt: skip
-MOST_STAGES: Final = 6
-# Bytes of shared memory that a block has beside its own, and that align its stages and hold barriers.
+# Bytes of shared memory that a block has beside its own.
 BLOCK_SHARED: Final = 1 << 10
-MORE_BYTES: Final = 1024 + 16 * MOST_STAGES
-# Of the halo kernel: rows of taps, one a warpgroup, and taps of a row, as many as registers hold; pixels that the last
-# tap of a row may be ahead of the first: a copy of the ring's first pixels lies behind its last.
-MOST_TAPS: Final = (3, 3)
-MOST_APART: Final = STEP_PIXELS - 16
 # Steps that a part has at least.
 LEAST_STEPS: Final = 2
 # Threads of a block that adds parts; threads that share them, and parts that each of these adds at least.
@@ -64,169 +68,138 @@ LEAST_PARTS: Final = 4
 CYCLES_US: Final = 1700.0
 COPY_LATENCY, COPY_CYCLES, IM2COL_CYCLES = 420.0, 142.5, 217.0
 STRADDLING: Final = 1.62
+# How much of that a copy of a block of few channels takes (assumed: as halos of cuda.implicit_gemm do).
+FEW_COPY: Final = 0.6
 LINE_BYTES: Final = 128
 # Cycles of a wave's begin and end; bytes a microsecond of parts that are written or read; microseconds of the launch
 # that adds them (assumed: the data tell its sum with the begin).
 BEGIN_CYCLES: Final = 1100.0
 PARTS_BYTES: Final = 3.1e6
 SECOND_US: Final = 0.5
-
-
-@dataclass(frozen=True)
-class Config(BaseConfig):
-    """A CTA tile of `tile_filters` x `tile_columns` (channels of taps) by so many `warpgroups`; `stages` of 64 pixels;
-    `split_k` parts of the pixels; `min_blocks_per_sm`: CTAs that a multiprocessor has room for. `halo`: columns are one
-    block of channels of all taps, copied once."""
-
-    halo: bool
-    tile_filters: int
-    tile_columns: int
-    warpgroups: int
-    stages: int
-    min_blocks_per_sm: int
-    split_k: int
-
-    @property
-    def threads(self) -> int:
-        """Warpgroups and a warp that copies."""
-        return 128 * self.warpgroups + 32
-
-    @property
-    def instruction_n(self) -> int:
-        """Columns of a matrix instruction: warpgroups share the filters where each gets 64, or else the columns."""
-        across = 1 if self.tile_filters // BLOCK % self.warpgroups == 0 else self.warpgroups
-        return self.tile_columns // across
-
-    @property
-    def stages_ahead(self) -> int:
-        """Stages that copies are under way to, while one warpgroup's products of two steps are, or several's of one."""
-        return max(1, self.stages - (2 if self.warpgroups == 1 else 1))
-
-
-@dataclass(frozen=True)
-class Grid:
-    """Tiles of dw: along the columns and the filters of a group, and all; blocks of a group's channels; steps, and how
-    many of them the last tap is ahead (halo)."""
-
-    tiles_n: int
-    tiles_m: int
-    tiles: int
-    channel_blocks: int
-    steps: int
-    ahead: int
-
-    @classmethod
-    def of(cls, problem: ConvProblem, config: Config) -> Grid:
-        blocks, ahead = ceil_div(problem.group_c, BLOCK), 0
-        down, pixels = ceil_div(problem.group_k, config.tile_filters), problem.n * prod(problem.output)
-        across = ceil_div(prod(problem.kernel) * blocks, config.tile_columns // BLOCK)
-        if config.halo:
-            (_, wide), (reach_h, reach_w) = padded(problem), problem.reach
-            across, pixels = blocks, problem.n * prod(padded(problem))
-            ahead = (STEP_PIXELS - 1 + (reach_h - 1) * wide + reach_w - 1) // STEP_PIXELS
-        return cls(across, down, across * down * problem.groups, blocks, ceil_div(pixels, STEP_PIXELS), ahead)
-
-    def shared_bytes(self, config: Config) -> int:
-        """Stages; in a ring of x the steps that the last tap is ahead, and the first pixels once more."""
-        stage = (config.tile_filters + (BLOCK if config.halo else config.tile_columns)) // BLOCK * BLOCK_BYTES
-        return config.stages * stage + (self.ahead + 1) * BLOCK_BYTES * config.halo + MORE_BYTES
+# Of a cluster: CTAs; cycles of its barriers, and bytes of sums that a CTA exchanges in one (assumed).
+CLUSTERS: Final = (2, 4, 8)
+EXCHANGE_CYCLES, EXCHANGE_BYTES = 1200.0, 40.0
 
 
 class WeightGradientPlan(CudaPlan):
-    """The products, and where gemm_k is split the sum of its parts."""
+    """Perhaps launches that pack x and dy, the products, and where gemm_k is split the sum of its parts."""
+
+    def __init__(self, view: View, device: Device, launches: Sequence[Launch]) -> None:
+        self._places = {name: begin for name, (begin, _) in view.workspace.items()}
+        super().__init__(view.original, device, launches, view.workspace_bytes)
 
     def pack(self, w: Any) -> Any:
-        """dy is read as it lies."""
+        """dy as it lies: it is another one in each call."""
         return w
+
+    def enqueue(self, addresses: Mapping[str, int], stream: int) -> None:
+        if self._places:
+            first = addresses["workspace"]
+            addresses = {**addresses, **{name: first + begin for name, begin in self._places.items()}}
+        super().enqueue(addresses, stream)
 
 
 class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
-    """Channels and filters in multiples of 8, those of groups of 64, any stride up to 8, padding and dilation; NHWC;
-    float16 and bfloat16. Hopper."""
+    """Any channels, filters and groups, any stride up to 8 (any at all where a few channels are packed with their
+    taps), padding and dilation; NHWC and NCHW; float16 and bfloat16. Hopper."""
 
     operator: ClassVar[str] = "wgrad"
     id: ClassVar[str] = "cuda.implicit_gemm"
     summary: ClassVar[str] = "tensor cores (wgmma) fed by TMA, transposed operands"
     dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16")
-    layouts: ClassVar[tuple[str, ...]] = ("nhwc",)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
         if device.architecture != "sm_90a":
             return f"needs Hopper (sm_90a), not {device.architecture}"
         if max(map(prod, (problem.x_shape, problem.y_shape, problem.w_shape))) >= INDEX_LIMIT:
             return "takes fewer than 2^31 elements"
-        whole = 8 if problem.groups == 1 else BLOCK
-        if problem.group_c % whole or problem.group_k % whole:
-            of = "" if problem.groups == 1 else " of each group"
-            return (
-                f"takes channels and filters{of} in multiples of {whole}, not {problem.group_c} and {problem.group_k}"
-            )
-        seen = problem.replace(groups=1)
-        if not is_pointwise(problem) and not legal(corners_of(seen), last_offsets(seen), seen.stride):
+        if not ways(problem):
             return f"takes padding, dilation and strides that a tensor map can express, not those of '{problem}'"
         return None
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
-        found: list[Config] = []
-        # All taps of a block of channels, and a copy of 64 filters.
-        taps = problem.kernel
-        halo = [(BLOCK, prod(taps) * BLOCK, taps[0], 1, True)] if has_halo(problem) else []
-        for filters, columns, warpgroups, beside, is_halo in [*halo, *((*tile, False) for tile in TILES)]:
-            # Twice as many filters or columns as there are: most products would be dropped.
-            wide = prod(problem.kernel) * ceil_div(problem.group_c, BLOCK) * BLOCK
-            if filters >= 2 * max(problem.group_k, BLOCK) or columns >= 2 * wide:
-                continue
-            first = Config(is_halo, filters, columns, warpgroups, 1, beside, 1)
-            grid = Grid.of(problem, first)
-            room = (device.shared_bytes + BLOCK_SHARED) // beside - BLOCK_SHARED
-            staged = (replace(first, stages=stages) for stages in range(MOST_STAGES, 1, -1))
-            for config in staged:
-                if grid.shared_bytes(config) <= room:
-                    parts = splits(grid, device.multiprocessors, beside)
-                    found += [replace(config, split_k=split_k) for split_k in parts]
-                    break
+        found = [
+            config
+            for unfold in ways(problem)
+            for groups in sets_of_groups(problem)
+            for block in (BLOCK, FEW)
+            for config in self._configs(problem, groups, unfold, block, device)
+        ]
         return sorted(found, key=lambda config: self.predict_us(problem, config, device))
+
+    def _configs(self, problem: ConvProblem, groups: int, unfold: int, block: int, device: Device) -> Iterator[Config]:
+        """Those of so many groups a tile, axes unfolded, and channels of a block."""
+        plain = View.of(problem, Config(False, BLOCK, block, 1, 2, 1, 1, groups, unfold, block))
+        if block == FEW < plain.channels:
+            return
+        taps = plain.seen.kernel
+        # All taps of a block of channels, and a copy of 64 filters.
+        halo = [(BLOCK, prod(taps) * block, taps[0], 1, True)] if has_halo(plain.seen) else []
+        tiles = TILES if block == BLOCK else FEW_TILES
+        for filters, columns, warpgroups, beside, is_halo in [*halo, *((*tile, False) for tile in tiles)]:
+            # Twice as many filters or columns as there are: most products would be dropped.
+            if filters >= 2 * max(plain.filters, BLOCK) or columns >= 2 * prod(taps) * plain.channel_blocks * block:
+                continue
+            for stages in range(MOST_STAGES, 1, -1):
+                config = Config(is_halo, filters, columns, warpgroups, stages, beside, 1, groups, unfold, block)
+                view = View.of(problem, config)
+                if view.shared_bytes <= room_of(device, beside):
+                    for split_k in splits(view.tiles, view.steps, device.multiprocessors, beside):
+                        yield replace(config, split_k=split_k)
+                    yield from clustered(view, device)
+                    break
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """Waves of CTAs, of steps that take the longest of products, copies, and what a CTA alone waits for its copies;
-        memory; parts, which are written and read, and their launch."""
-        grid = Grid.of(problem, config)
-        steps = ceil_div(grid.steps, config.split_k) + grid.ahead / 2
-        rows, columns = config.tile_filters // BLOCK, 1 if config.halo else config.tile_columns // BLOCK
+        memory; parts, which are written and read, and their launch; launches that pack."""
+        view = View.of(problem, config)
+        steps = ceil_div(view.steps, config.split_k) + view.ahead / 2
+        rows, columns = config.tile_filters // BLOCK, 1 if config.halo else config.tile_columns // config.block_channels
         product = 2 * rows * config.tile_columns
-        straddling = [STRADDLING if count * problem.itemsize % LINE_BYTES else 1.0 for count in (problem.k, problem.c)]
-        copies = COPY_CYCLES * (rows * straddling[0] + columns * straddling[1])
-        alone = COPY_LATENCY / config.stages_ahead + COPY_CYCLES * (rows + columns)
-        if not is_pointwise(problem):
+        pixels = view.dy_channels, view.x_channels
+        straddling = [STRADDLING if count * problem.itemsize % LINE_BYTES else 1.0 for count in pixels]
+        each = COPY_CYCLES * (1.0 if config.block_channels == BLOCK else FEW_COPY)
+        copies = COPY_CYCLES * rows * straddling[0] + each * columns * straddling[1]
+        alone = COPY_LATENCY / config.stages_ahead + COPY_CYCLES * rows + each * columns
+        if not is_pointwise(view.seen):
             alone += IM2COL_CYCLES
+
+        exchanged = config.tile_filters * config.tile_columns * 4 / EXCHANGE_BYTES if config.cluster > 1 else 0.0
+        begin = BEGIN_CYCLES + (EXCHANGE_CYCLES if exchanged else 0.0)
 
         def wave(beside: int) -> float:
             """Cycles of so many CTAs beside each other on a multiprocessor, which they share."""
-            return BEGIN_CYCLES + steps * max(beside * max(product, copies), alone) if beside else 0.0
+            return begin + beside * exchanged + steps * max(beside * max(product, copies), alone) if beside else 0.0
 
         together = config.min_blocks_per_sm
-        waves, rest = divmod(grid.tiles * config.split_k, device.multiprocessors * together)
-        busy = (waves * wave(together) + wave(ceil_div(rest, device.multiprocessors))) / CYCLES_US
+        places = int(device.multiprocessors * (PLACED if config.cluster > 2 else 1))
+        waves, rest = divmod(view.tiles * config.split_k, places * together)
+        busy = (waves * wave(together) + wave(ceil_div(rest, places))) / CYCLES_US
         parts_us = 0.0
-        if config.split_k > 1:
-            parts_us = SECOND_US + 2 * self.workspace_bytes(problem, config, device) / PARTS_BYTES
-        return joint_us(busy, problem.bytes / (device.gbps * 1e3), 3.0) + parts_us
+        if "parts" in view.workspace:
+            begin, end = view.workspace["parts"]
+            parts_us = SECOND_US + 2 * view.kept * (end - begin) / PARTS_BYTES
+        return joint_us(busy, view.bytes / (device.gbps * 1e3), 3.0) + parts_us + packing_us(view)
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
-        if config.split_k == 1:
-            return 0
-        grid = Grid.of(problem, config)
-        return grid.tiles * config.split_k * config.tile_filters * config.tile_columns * 4
+        return View.of(problem, config).workspace_bytes
+
+    def workspace_arrays(self, problem: ConvProblem, config: Config) -> Mapping[str, tuple[int, int]]:
+        """Arrays within the workspace, (begin, end) in bytes by the names that launches have for them."""
+        return View.of(problem, config).workspace
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        needed = self.workspace_bytes(problem, config, device)
-        return WeightGradientPlan(problem, device, self.launches(problem, config, device), needed)
+        return WeightGradientPlan(View.of(problem, config), device, self.launches(problem, config, device))
 
-    def _traits(self, problem: ConvProblem, config: Config) -> str:
-        words = ("tile_filters", "tile_columns", "warpgroups", "stages")
+    def _traits(self, view: View) -> str:
+        config, problem = view.config, view.original
+        words = ("tile_filters", "tile_columns", "warpgroups", "stages", "block_channels", "cluster")
         values = {word.upper(): getattr(config, word) for word in words}
-        values |= {"SPLIT": config.split_k > 1, "HALO": config.halo}
-        values["POINTWISE"] = is_pointwise(problem)
+        values |= {"SPLIT": config.parts > 1, "HALO": config.halo, "POINTWISE": is_pointwise(view.seen)}
+        nchw = problem.layout == "nchw"
+        sets = config.groups_per_tile > 1
+        vector = 1 if nchw or view.group_c % 2 else 2 if sets or view.group_c % 8 else 8
+        values |= {"SETS": sets, "NCHW": nchw, "VECTOR": vector, "WHOLE": not sets and view.kept == 1.0}
         return traits(tensor_core_type(problem.dtype), values)
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
@@ -235,8 +208,8 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
             file, name, words = f"{file}_halo", f"{name}_halo", f"Halo{words}"
         return stub(
             f"{FOLDER}/{file}.cu", name, "Traits", words, config.threads,
-            config.min_blocks_per_sm, instruction(problem.dtype, config.instruction_n, True, True),
-            declarations=self._traits(problem, config),
+            config.min_blocks_per_sm, instruction(problem.dtype, config.instruction_n, True, True), config.cluster,
+            declarations=self._traits(View.of(problem, config)),
         )  # fmt: skip
 
     def sum_source(self, problem: ConvProblem, config: Config) -> Source:
@@ -244,107 +217,110 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
         words = f"Traits, {slices(config)}"
         return stub(
             f"{FOLDER}/parts.cu", "add_wgrad_parts", words, "WgradParts", ADDERS,
-            declarations=self._traits(problem, config),
+            declarations=self._traits(View.of(problem, config)),
         )  # fmt: skip
 
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
-        last = [self.sum_source(problem, config)] if config.split_k > 1 else []
-        return [self.source(problem, config), *last]
+        last = [self.sum_source(problem, config)] if config.parts > 1 else []
+        return [*packing_sources(View.of(problem, config)), self.source(problem, config), *last]
 
     def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[Launch]:
-        source, grid = self.source(problem, config), Grid.of(problem, config)
-        fields = window.window_fields(problem, source) | {
-            "filters": problem.group_k, "channels": problem.group_c, "channel_blocks": grid.channel_blocks,
-            "taps": prod(problem.kernel), "taps_w": problem.kernel[1], "tiles_n": grid.tiles_n,
-            "tiles_m": grid.tiles_m, "tiles": grid.tiles, "steps": grid.steps, "split_k": config.split_k,
+        view, source = View.of(problem, config), self.source(problem, config)
+        found = packing_launches(view, device)
+        names = {
+            "x": "packed_x" if view.packs_x else "x", "dy": "packed_dy" if view.packs_dy else "w", "dw": "y",
         }  # fmt: skip
-        if config.halo:
-            fields["high"], fields["wide"] = padded(problem)
-            fields["ahead"] = grid.ahead
+        fields = self._fields(view, source)
+        maps, blocks = {"x": map_x(view), "dy": map_dy(view)}, (view.tiles * config.split_k, 1, 1)
+        found.append(Launch(source, fields, blocks, config.threads, view.shared_bytes, maps, True, names))
+        if config.parts > 1:
+            last = self.sum_source(problem, config)
+            quads = view.tiles * config.tile_filters * config.tile_columns // 4
+            blocks = (quads // (ADDERS // slices(config)), 1, 1)
+            fields = self._fields(view, last) | {"split_k": config.parts}
+            found.append(Launch(last, fields, blocks, ADDERS, dependent=True, names_of=names))
+        return found
+
+    def _fields(self, view: View, source: Source) -> dict[str, int]:
+        """The words of a kernel's struct that are no addresses."""
+        problem, seen = view.original, view.seen
+        fields = window.window_fields(seen, source) | {
+            "filters": view.filters, "channels": view.channels, "channel_blocks": view.channel_blocks,
+            "taps": prod(seen.kernel), "taps_w": seen.kernel[1], "tiles_n": view.tiles_n, "tiles_m": view.tiles_m,
+            "tiles": view.tiles, "steps": view.steps, "split_k": view.config.split_k, "ahead": view.ahead,
+            "k": problem.k, "group_k": problem.group_k, "group_c": view.group_c, "dw_c": problem.group_c,
+            "dw_taps": prod(problem.kernel),
+        }  # fmt: skip
+        fields["high"], fields["wide"] = padded(seen)
         words = struct_words(source)
-        fields = {name: value for name, value in fields.items() if name in words}
-        names = {"dy": "w", "dw": "y", "parts": "workspace"}
-        maps = {"x": map_x(problem, config.halo), "dy": map_dy(problem, config.halo)}
-        blocks, shared_bytes = (grid.tiles * config.split_k, 1, 1), grid.shared_bytes(config)
-        product = Launch(source, fields, blocks, config.threads, shared_bytes, maps, True, names)
-        if config.split_k == 1:
-            return [product]
-        last = self.sum_source(problem, config)
-        words = struct_words(last)
-        quads = grid.tiles * config.tile_filters * config.tile_columns // 4
-        blocks = (quads // (ADDERS // slices(config)), 1, 1)
-        fields = {name: value for name, value in fields.items() if name in words}
-        return [product, Launch(last, fields, blocks, ADDERS, dependent=True, names_of=names)]
+        return {name: value for name, value in fields.items() if name in words}
 
 
-def is_pointwise(problem: ConvProblem) -> bool:
-    """Whether each output pixel's window is the input's pixel of the same number."""
-    return problem.kernel == problem.stride == (1, 1) and not any(map(any, problem.padding))
+def packing_sources(view: View) -> list[Source]:
+    """Of the launches that pack x and dy."""
+    problem, x, dy = view.original, whole(view.original), image_of_y(view.original)
+    if view.packs_as_pair:
+        return [pack.pair_source(x, dy)]
+    of_x = pack.windows_source(problem) if view.config.unfold else pack.images_source(x)
+    return [of_x] * view.packs_x + [pack.images_source(dy)] * view.packs_dy
 
 
-def splits(grid: Grid, multiprocessors: int, beside: int) -> Iterator[int]:
+def packing_launches(view: View, device: Device) -> list[Launch]:
+    """Those launches: from "x" and "w", which is dy, to "packed_x" and "packed_dy"."""
+    problem, x, dy = view.original, whole(view.original), image_of_y(view.original)
+    if view.packs_as_pair:
+        return [pack.pair(x, dy, device, {"x0": "x", "x1": "w", "y0": "packed_x", "y1": "packed_dy"})]
+    found, names = [], {"x": "x", "y": "packed_x"}
+    if view.packs_x:
+        unfolds = view.config.unfold > 0
+        found.append(pack.windows(problem, view.seen, device, names) if unfolds else pack.images(x, device, names))
+    if view.packs_dy:
+        found.append(pack.images(dy, device, {"x": "w", "y": "packed_dy"}))
+    return found
+
+
+def packing_us(view: View) -> float:
+    """Launches that read x or dy and write it packed."""
+    problem, (x_bytes, dy_bytes) = view.original, view.packed_bytes
+    us = PACK_US * (view.packs_x + view.packs_dy - view.packs_as_pair)
+    for packed, shape, rate in (
+        (x_bytes, problem.x_shape, WINDOW_BYTES if view.config.unfold else PACK_BYTES),
+        (dy_bytes, problem.y_shape, PACK_BYTES),
+    ):
+        if packed:
+            us += (packed + prod(shape) * problem.itemsize) / rate
+    return us
+
+
+def splits(tiles: int, steps: int, multiprocessors: int, beside: int) -> Iterator[int]:
     """Parts of gemm_k that give every other multiprocessor a CTA, each one to as many as it has room for, or two waves
     of these; and as few parts as may be."""
-    least, most = ceil_div(grid.steps, MOST_PART_PIXELS // STEP_PIXELS), max(1, grid.steps // LEAST_STEPS)
+    least, most = ceil_div(steps, MOST_PART_PIXELS // STEP_PIXELS), max(1, steps // LEAST_STEPS)
     halves = (1, *range(2, 2 * beside + 1, 2), 4 * beside)
-    wanted = {least, *(max(least, half * multiprocessors // (2 * grid.tiles)) for half in halves)}
+    wanted = {least, *(max(least, half * multiprocessors // (2 * tiles)) for half in halves)}
     yield from sorted({min(split_k, most) for split_k in wanted})
+
+
+def room_of(device: Device, beside: int) -> int:
+    """Bytes of shared memory of a CTA, of so many on a multiprocessor."""
+    return (device.shared_bytes + BLOCK_SHARED) // beside - BLOCK_SHARED
+
+
+def clustered(view: View, device: Device) -> Iterator[Config]:
+    """Clusters that give every multiprocessor CTAs, as many as it has room for or half of them, where a cluster's sums
+    have room in shared memory."""
+    config, beside = view.config, view.config.min_blocks_per_sm
+    room = device.multiprocessors * beside
+    if View.of(view.original, replace(config, cluster=2)).shared_bytes > room_of(device, beside):
+        return
+    quads = config.tile_filters * config.tile_columns // (512 * config.warpgroups)
+    for cluster in (count for count in CLUSTERS if quads % count == 0):
+        least = ceil_div(view.steps, MOST_PART_PIXELS // STEP_PIXELS * cluster)
+        for parts in sorted({max(least, count // (view.tiles * cluster)) for count in (room, room // 2, 0)}):
+            if LEAST_STEPS * parts * cluster <= view.steps:
+                yield replace(config, split_k=parts * cluster, cluster=cluster)
 
 
 def slices(config: Config) -> int:
     """Threads that share the parts of a sum."""
-    return next((count for count in SLICES if config.split_k >= count * LEAST_PARTS), 1)
-
-
-def has_halo(problem: ConvProblem) -> bool:
-    """Whether the halo kernel takes it: stride 1, a few taps, windows that begin within an image's padded rows."""
-    (high, wide), (p, q), steps = padded(problem), problem.output, (1, 1)
-    few = all(taps <= most for taps, most in zip(problem.kernel, MOST_TAPS, strict=True))
-    if problem.stride != steps or prod(problem.kernel) == 1 or not few or p > high or q > wide:
-        return False
-    near = problem.reach[1] - 1 <= MOST_APART and problem.n * high * wide < INDEX_LIMIT - (1 << 20)
-    corners = (*_corners_x(problem), *_corners_dy(problem))
-    return near and legal(corners[:2], (0, 0), steps) and legal(corners[2:], (0, 0), steps)
-
-
-Corners = tuple[tuple[int, ...], tuple[int, ...]]
-
-
-def _corners_x(problem: ConvProblem) -> Corners:
-    """Where padded rows begin and end, innermost axis first: neighbours share their padding."""
-    sides = problem.padding[::-1]
-    return tuple(-before for before, _ in sides), tuple(max(0, after - before) for before, after in sides)
-
-
-def _corners_dy(problem: ConvProblem) -> Corners:
-    """Outputs are counted like the pixels where their windows begin."""
-    rows = zip(padded(problem)[::-1], problem.output[::-1], strict=True)
-    return (0, 0), tuple(size - count for size, count in rows)
-
-
-def map_x(problem: ConvProblem, halo: bool) -> TensorMap:
-    """x as windows, as padded rows (`halo`), or as rows of pixels; a copy is 64 channels of a step's pixels. Beyond the
-    last image it is zeros, as it is in padding and behind the last channel."""
-    if is_pointwise(problem):
-        return _rows(problem, problem.c, problem.n * prod(problem.spatial))
-    corners = _corners_x(problem) if halo else corners_of(problem.replace(groups=1))
-    return _windows(problem, problem.c, problem.spatial, corners, problem.stride[::-1])
-
-
-def map_dy(problem: ConvProblem, halo: bool) -> TensorMap:
-    """dy as rows of pixels, or as padded rows (`halo`); a copy is 64 filters of a step's pixels, or zeros."""
-    if halo:
-        return _windows(problem, problem.k, problem.output, _corners_dy(problem), (1, 1))
-    return _rows(problem, problem.k, problem.n * prod(problem.output))
-
-
-def _rows(problem: ConvProblem, channels: int, pixels: int) -> TensorMap:
-    return TensorMap(problem.dtype, (channels, pixels), (channels * problem.itemsize,), (BLOCK, STEP_PIXELS))
-
-
-def _windows(
-    problem: ConvProblem, channels: int, image: tuple[int, ...], corners: Corners, steps: tuple[int, ...]
-) -> TensorMap:
-    (h, w), pixel = image, channels * problem.itemsize
-    strides = (pixel, pixel * w, pixel * w * h)
-    return TensorMap(problem.dtype, (channels, w, h, problem.n), strides, (BLOCK, STEP_PIXELS), corners, steps)
+    return next((count for count in SLICES if config.parts >= count * LEAST_PARTS), 1)

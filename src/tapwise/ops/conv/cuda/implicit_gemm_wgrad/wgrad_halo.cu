@@ -12,10 +12,12 @@ struct HaloWeightGradient {
     // Tensor maps of x and dy.
     alignas(64) unsigned long long x[16], dy[16];
     void *dw, *parts;
-    // Of a group: filters, channels, blocks of 64 channels; taps; tiles along channels, along filters, and all; steps
-    // of 64 pixels, parts of them; steps that the last tap is ahead; rows of an image and pixels of a row, with
+    // Of a set of groups: filters, channels, blocks of channels; taps; tiles along channels, along filters, and all;
+    // steps of 64 pixels, parts of them; steps that the last tap is ahead; rows of an image and pixels of a row, with
     // padding.
     long long filters, channels, channel_blocks, taps, tiles_n, tiles_m, tiles, steps, split_k, ahead, high, wide;
+    // Filters; of a group, filters and channels; of dw, channels and taps.
+    long long k, group_k, group_c, dw_c, dw_taps;
     long long pad_h, pad_w, dilation_h, dilation_w;
 };
 
@@ -26,7 +28,7 @@ template <class Tile> struct HaloLayout {
     unsigned dy, x, full, empty, first;
     DEVICE HaloLayout(unsigned memory, int ahead)
         : slots(ahead + Tile::STAGES), dy((memory + 1023) & ~1023u), x(dy + Tile::STAGES * BLOCK_BYTES),
-          full(x + (slots + 1) * BLOCK_BYTES), empty(full + Tile::STAGES * 8), first(empty + Tile::STAGES * 8) {}
+          full(max(x + (slots + 1) * Tile::X_BYTES, dy + Tile::SUM_BYTES)), empty(full + Tile::STAGES * 8), first(empty + Tile::STAGES * 8) {}
 };
 
 // A place among pixels along padded rows.
@@ -46,24 +48,24 @@ DEVICE void copy_x(const HaloWeightGradient &p, const HaloLayout<Tile> &shared, 
                    int channel) {
     const PaddedPixel at(p, step);
     const int w = at.column - (int)p.pad_w, h = at.row - (int)p.pad_h;
-    copy_pixels(shared.x + slot * BLOCK_BYTES, p.x, barrier, channel, w, h, at.n, 0, 0);
-    if (slot == 0) copy_pixels(shared.x + shared.slots * BLOCK_BYTES, p.x, barrier, channel, w, h, at.n, 0, 0);
+    copy_pixels(shared.x + slot * Tile::X_BYTES, p.x, barrier, channel, w, h, at.n, 0, 0);
+    if (slot == 0) copy_pixels(shared.x + shared.slots * Tile::X_BYTES, p.x, barrier, channel, w, h, at.n, 0, 0);
 }
 
 // One thread copies all steps, as far ahead as there are stages.
 template <class Tile>
 DEVICE void producer(const HaloWeightGradient &p, const HaloLayout<Tile> &shared, const TilePlace<Tile> &at, int begin,
                      int end) {
-    const int ahead = p.ahead, filter = at.group * (int)p.filters + at.filter,
-              channel = at.group * (int)p.channels + at.block * 64;
-    barrier_expect(shared.first, (ahead + 1) * BLOCK_BYTES);
+    const int ahead = p.ahead, filter = at.set * (int)p.filters + at.filter,
+              channel = at.set * (int)p.channels + at.block * Tile::BLOCK_CHANNELS;
+    barrier_expect(shared.first, (ahead + 1) * Tile::X_BYTES);
     for (int i = 0; i < ahead; ++i) copy_x<Tile>(p, shared, shared.first, begin + i, i, channel);
     int stage = 0, slot = ahead;
     unsigned phase = 1;
     for (int step = begin; step < end; ++step) {
         const unsigned full = shared.full + stage * 8;
         barrier_wait(shared.empty + stage * 8, phase);
-        barrier_expect(full, (slot == 0 ? 3 : 2) * BLOCK_BYTES);
+        barrier_expect(full, BLOCK_BYTES + (slot == 0 ? 2 : 1) * Tile::X_BYTES);
         const PaddedPixel pixel(p, step);
         copy_pixels(shared.dy + stage * BLOCK_BYTES, p.dy, full, filter, pixel.column, pixel.row, pixel.n, 0, 0);
         copy_x<Tile>(p, shared, full, step + ahead, slot, channel);
@@ -78,7 +80,7 @@ DEVICE void multiply_steps(const HaloWeightGradient &p, float (&d)[1][Tile::SUMS
                            int warpgroup, int begin, int end) {
     constexpr int IN_FLIGHT = Tile::WARPGROUPS == 1 ? 2 : 1;
     static_assert(Tile::STAGES > IN_FLIGHT && Tile::M_STEPS == 1);
-    const unsigned apart = (int)p.dilation_w * 128;
+    const unsigned apart = (int)p.dilation_w * Tile::SPAN;
     const int around = shared.slots * STEP_PIXELS;
     // Where the row of taps begins in the ring.
     int first = warpgroup * (int)p.dilation_h * (int)p.wide, stage = 0;
@@ -86,13 +88,13 @@ DEVICE void multiply_steps(const HaloWeightGradient &p, float (&d)[1][Tile::SUMS
     barrier_wait(shared.first, 0);
     for (int step = begin; step < end; ++step) {
         barrier_wait(shared.full + stage * 8, phase);
-        const unsigned long long a = transposed_descriptor(shared.dy + stage * BLOCK_BYTES, BLOCK_BYTES);
+        const unsigned long long a = transposed_descriptor<128>(shared.dy + stage * BLOCK_BYTES, BLOCK_BYTES);
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < STEP_PIXELS / 16; ++k) {
             const int pixel = first + k * 16;
-            const unsigned long long b =
-                transposed_descriptor(shared.x + (pixel < around ? pixel : pixel - around) * 128, apart);
+            const unsigned long long b = transposed_descriptor<Tile::SPAN>(
+                shared.x + (pixel < around ? pixel : pixel - around) * Tile::SPAN, apart);
             wgmma(d[0], a + k * 128, b, step > begin || k > 0);
         }
         wgmma_commit();
@@ -111,10 +113,8 @@ template <class Traits> DEVICE void weight_gradient_halo(const HaloWeightGradien
     static_assert(Tile::N == WGMMA_N && Tile::HALO);
     extern __shared__ unsigned char memory[];
     const HaloLayout<Tile> shared(shared_address(memory), p.ahead);
-    // Blocks beside each other read the same pixels.
-    const int part = blockIdx.x / (unsigned)p.tiles, tile = blockIdx.x - part * (int)p.tiles;
-    const int begin = p.steps * part / p.split_k, end = p.steps * (part + 1) / p.split_k;
-    const TilePlace<Tile> at(p, tile);
+    const WgradWork<Tile> work(p);
+    const TilePlace<Tile> at(p, work.tile);
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == Tile::CONSUMER_THREADS) {
         prefetch_map(p.x);
@@ -129,10 +129,10 @@ template <class Traits> DEVICE void weight_gradient_halo(const HaloWeightGradien
     __syncthreads();
     begin_dependent();
     if (warpgroup == Tile::WARPGROUPS) {
-        if (threadIdx.x == Tile::CONSUMER_THREADS) producer<Tile>(p, shared, at, begin, end);
+        if (threadIdx.x == Tile::CONSUMER_THREADS) producer<Tile>(p, shared, at, work.begin, work.end);
         return;
     }
     float d[1][Tile::SUMS];
-    multiply_steps<Tile>(p, d, shared, warpgroup, begin, end);
-    store_sums<Tile>(p, at, warpgroup, d);
+    multiply_steps<Tile>(p, d, shared, warpgroup, work.begin, work.end);
+    store_sums<Tile>(p, at, memory + (shared.dy - shared_address(memory)), work.first_quad, warpgroup, d);
 }

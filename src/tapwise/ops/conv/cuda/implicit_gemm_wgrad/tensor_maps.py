@@ -1,0 +1,75 @@
+"""The tensor maps of cuda.implicit_gemm of wgrad: of x and of dy, as they lie or packed."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Final
+
+from tapwise.cuda.jit.tensor_map import TensorMap, legal
+from tapwise.cuda.types import INDEX_LIMIT
+from tapwise.ops.conv.cuda.implicit_gemm.view import corners_of, padded
+from tapwise.ops.conv.cuda.implicit_gemm_wgrad.config import BLOCK, STEP_PIXELS
+from tapwise.ops.conv.cuda.implicit_gemm_wgrad.view import View, is_pointwise, whole
+from tapwise.ops.conv.problem import ConvProblem
+
+# Of the halo kernel: rows of taps, one a warpgroup, and taps of a row, as many as registers hold; pixels that the last
+# tap of a row may be ahead of the first: a copy of the ring's first pixels lies behind its last.
+MOST_TAPS: Final = (3, 3)
+MOST_APART: Final = STEP_PIXELS - 16
+
+Corners = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def has_halo(problem: ConvProblem) -> bool:
+    """Whether the halo kernel takes it: stride 1, a few taps, windows that begin within an image's padded rows."""
+    (high, wide), (p, q), steps = padded(problem), problem.output, (1, 1)
+    few = all(taps <= most for taps, most in zip(problem.kernel, MOST_TAPS, strict=True))
+    if problem.stride != steps or prod(problem.kernel) == 1 or not few or p > high or q > wide:
+        return False
+    near = problem.reach[1] - 1 <= MOST_APART and problem.n * high * wide < INDEX_LIMIT - (1 << 20)
+    corners = (*_corners_x(problem), *_corners_dy(problem))
+    return near and legal(corners[:2], (0, 0), steps) and legal(corners[2:], (0, 0), steps)
+
+
+def _corners_x(problem: ConvProblem) -> Corners:
+    """Where padded rows begin and end, innermost axis first: neighbours share their padding."""
+    sides = problem.padding[::-1]
+    return tuple(-before for before, _ in sides), tuple(max(0, after - before) for before, after in sides)
+
+
+def _corners_dy(problem: ConvProblem) -> Corners:
+    """Outputs are counted like the pixels where their windows begin."""
+    rows = zip(padded(problem)[::-1], problem.output[::-1], strict=True)
+    return (0, 0), tuple(size - count for size, count in rows)
+
+
+def map_x(view: View) -> TensorMap:
+    """x as windows, as padded rows (halo), or as rows of pixels; a copy is a block of channels of a step's pixels.
+    Beyond the last image it is zeros, as it is in padding and behind the last channel."""
+    problem, block = view.seen, view.config.block_channels
+    if is_pointwise(problem):
+        return _rows(problem, view.x_channels, problem.n * prod(problem.spatial), block)
+    corners = _corners_x(problem) if view.config.halo else corners_of(whole(problem))
+    return _windows(problem, view.x_channels, problem.spatial, corners, problem.stride[::-1], block)
+
+
+def map_dy(view: View) -> TensorMap:
+    """dy as rows of pixels, or as padded rows (halo); a copy is 64 filters of a step's pixels, or zeros."""
+    problem = view.seen
+    if view.config.halo:
+        return _windows(problem, view.dy_channels, problem.output, _corners_dy(problem), (1, 1), BLOCK)
+    return _rows(problem, view.dy_channels, problem.n * prod(problem.output), BLOCK)
+
+
+def _rows(problem: ConvProblem, channels: int, pixels: int, block: int) -> TensorMap:
+    size, box = problem.itemsize, (block, STEP_PIXELS)
+    return TensorMap(problem.dtype, (channels, pixels), (channels * size,), box, swizzle_bytes=block * size)
+
+
+def _windows(
+    problem: ConvProblem, channels: int, image: tuple[int, ...], corners: Corners, steps: tuple[int, ...], block: int
+) -> TensorMap:
+    (h, w), size = image, problem.itemsize
+    sizes, pixel = (channels, w, h, problem.n), channels * size
+    strides, box = (pixel, pixel * w, pixel * w * h), (block, STEP_PIXELS)
+    return TensorMap(problem.dtype, sizes, strides, box, corners, steps, block * size)
