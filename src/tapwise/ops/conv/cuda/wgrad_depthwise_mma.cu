@@ -1,0 +1,327 @@
+// Weight gradient of depthwise convolution on tensor cores: the diagonals of products of x and dy, a channel at a time.
+//
+// A row of dy is cut into groups of 8 columns. With its group, a group of x that begins where tap 0 meets it, and the
+// next one, are columns of a matrix, of which a row is such a place; 16 places make a product:
+//
+//     D (16 x 8) += A (16 columns of x x 16 places) * B (16 places x 8 columns of dy)
+//
+// so D[i][j] has the terms of tap s = i - j of one row of taps. Places of a product are runs of ROWS rows, somewhere in
+// the images of a chunk, which all taps' rows go down together: a row of x comes to registers once for all rows of dy
+// that meet it. A block has chunks in shared memory as planes [channel][row][column], zeros around them: a thread
+// brings V channels of 8 columns and turns them in registers. Strides: a plane's row has its columns class by class.
+//
+// Blocks' sums are added in a fixed order: by a cluster, or from the workspace by a second launch.
+#include "grid.cuh"
+#include "matrix.cuh"
+#include "ops/conv/cuda/wgrad_places.cuh"
+#include "types.cuh"
+
+struct DepthwiseWgradMma {
+    const void *x;
+    // dy.
+    const void *w;
+    void *y;
+    // Sums of parts, each (k, r, s).
+    void *parts;
+    long long n, c, height, width, r, s, p, q;
+    long long stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w;
+    // Parts of the sum, blocks of channels, pieces of a filter's rows.
+    long long split, channel_blocks, pieces;
+    // Chunks: of so many images, runs of ROWS rows of an image, bands of them, strips of columns; how many there are.
+    long long images, runs, bands, strips, chunks;
+    // Rows of x in a plane for each image; pieces of 16 bytes of a plane of x and of dy.
+    long long rows_x, plane_x, plane_dy;
+};
+
+// T; LAST: channels last; V channels that are loaded at once; CHANNELS of a block, EACH of a warp, SHARE warps of a
+// channel; R rows of taps of a block, S; SH, SW, DH, DW: strides and dilations; ROWS of a run; GROUPS of 8 columns of
+// dy in a strip, REAL_X groups of x that may have columns of the image; CLUSTER: blocks that add their sums; SPLIT:
+// sums go to the workspace.
+template <class Traits> struct DiagonalTile : Traits {
+    using B = Traits;
+    static constexpr int WARPS = B::CHANNELS / B::EACH * B::SHARE, THREADS = 32 * WARPS;
+    // Tiles of 16 columns that 8 columns of dy meet with one row of taps, of a class.
+    static constexpr int TILES = ((B::S - 1) * B::DW / B::SW + 8 + 15) / 16;
+    static constexpr int GROUPS_X = B::GROUPS + 2 * TILES - 1;
+    // Pieces of a row; odd, so that rows beside each other lie in other banks, and where runs are an even number of
+    // rows apart, one more every 8 rows.
+    static constexpr int PITCH_X = B::SW * GROUPS_X | 1, PITCH_DY = B::GROUPS | 1;
+    static constexpr bool SKEW_X = B::ROWS * B::SH % 2 == 0, SKEW_DY = B::ROWS % 2 == 0;
+    // Vectors of channels; pieces behind the planes of one, so that a warp's stores go to many banks.
+    static constexpr int VECTORS = B::CHANNELS / B::V, GAP = VECTORS < 8 ? 8 / VECTORS : 1;
+    // Rows of x that a run meets.
+    static constexpr int REACH = (B::ROWS - 1) * B::SH + (B::R - 1) * B::DH + 1;
+    static constexpr int TAPS = B::R * B::S, OUTPUTS = B::CHANNELS * TAPS;
+    static_assert(B::CHANNELS % B::V == 0 && B::CHANNELS % B::EACH == 0 && B::REAL_X <= GROUPS_X);
+};
+
+template <int PITCH, bool SKEW> DEVICE int row_at(int row) { return row * PITCH + (SKEW ? row >> 3 : 0); }
+
+// What comes of x or dy for a chunk: rows of images from a row and a column on.
+struct Window {
+    int images, rows, first, plane_rows, top, left, height, width, channels, plane;
+};
+
+// To planes: CLASSES of columns, GROUPS groups of 8 of each that are written, of ALL in a row.
+template <class P, int CLASSES, int GROUPS, int ALL, int PITCH, bool SKEW>
+DEVICE void bring(const typename P::T *from, const Window &in, int all_channels, unsigned planes) {
+    constexpr int V = P::V, TOGETHER = V == 8 ? 1 : V == 4 ? 2 : 4, WORDS = V > 1 ? V / 2 : 1;
+    // Elements from one to the next.
+    const int plane = in.height * in.width, column = P::LAST ? all_channels : 1, channel = P::LAST ? 1 : plane;
+    const int count = in.images * in.rows * (CLASSES * GROUPS * P::VECTORS);
+    const unsigned by_rows = 0xffffffffu / (unsigned)in.rows + 1;
+    for (int first = threadIdx.x; first < count; first += TOGETHER * P::THREADS) {
+        Piece<2 * V> pieces[TOGETHER][8];
+        unsigned to[TOGETHER];
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) {
+            const int item = first + i * P::THREADS;
+            const int inner = P::LAST ? item % P::VECTORS : item % (CLASSES * GROUPS),
+                      rest = item / (P::LAST ? P::VECTORS : CLASSES * GROUPS),
+                      other = rest % (P::LAST ? CLASSES * GROUPS : P::VECTORS),
+                      line = rest / (P::LAST ? CLASSES * GROUPS : P::VECTORS);
+            const int vector = P::LAST ? inner : other, along = P::LAST ? other : inner, group = along / CLASSES,
+                      of_class = along % CLASSES;
+            const int image = divided(line, in.rows, by_rows), row = line - image * in.rows, h = in.top + row,
+                      w = in.left + group * (8 * CLASSES) + of_class;
+            const bool real = item < count && (unsigned)h < (unsigned)in.height && vector * V < in.channels;
+            const typename P::T *const at =
+                from + ((image * all_channels * plane) + (h * in.width + w) * column + vector * V * channel);
+#pragma unroll
+            for (int t = 0; t < 8; ++t) {
+                pieces[i][t] = {};
+                if (real && (unsigned)(w + t * CLASSES) < (unsigned)in.width)
+                    pieces[i][t] = load_global<2 * V>(at + t * CLASSES * column);
+            }
+            const int there = row_at<PITCH, SKEW>(image * in.plane_rows + in.first + row) + of_class * ALL + group;
+            to[i] = planes + (vector * (V * in.plane + P::GAP) + there) * 16;
+        }
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) {
+            if (first + i * P::THREADS >= count) break;
+#pragma unroll
+            for (int e = 0; e < WORDS; ++e)
+#pragma unroll
+                for (int high = 0; high < (V > 1 ? 2 : 1); ++high) {
+                    Piece<16> columns;
+#pragma unroll
+                    for (int t = 0; t < 4; ++t) {
+                        const unsigned a = pieces[i][2 * t].v[e], b = pieces[i][2 * t + 1].v[e];
+                        columns.v[t] = high ? a >> 16 | (b & 0xffff0000u) : (a & 0xffff) | b << 16;
+                    }
+                    store_shared<16>(to[i] + (2 * e + high) * in.plane * 16, columns);
+                }
+        }
+    }
+}
+
+// A tap's sum by the definition, by a warp.
+template <typename T, bool LAST>
+__device__ __noinline__ float sum_by_definition(const DepthwiseWgradMma &a, int channel, int r, int s) {
+    const int p = a.p, q = a.q, height = a.height, width = a.width, c = a.c, pixels = (int)a.n * p * q;
+    const int column = LAST ? c : 1;
+    float sum = 0.0f;
+    for (int i = threadIdx.x % 32; i < pixels; i += 32) {
+        const int line = i / q, image = line / p, h = (line - image * p) * (int)a.stride_h - (int)a.pad_h +
+                                                      r * (int)a.dilation_h,
+                  w = (i - line * q) * (int)a.stride_w - (int)a.pad_w + s * (int)a.dilation_w;
+        if ((unsigned)h >= (unsigned)height || (unsigned)w >= (unsigned)width) continue;
+        const int plane_x = (LAST ? image * c * height * width + channel : (image * c + channel) * height * width),
+                  plane_dy = (LAST ? image * c * p * q + channel : (image * c + channel) * p * q);
+        sum += upcast(static_cast<const T *>(a.x)[plane_x + (h * width + w) * column]) *
+               upcast(static_cast<const T *>(a.w)[plane_dy + (i - image * p * q) * column]);
+    }
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
+    return sum;
+}
+
+// Element `at` of dw, of a lane that has one: zeros beside a row times what is not finite may have made NaN, so then
+// it is worked out again.
+template <typename T, bool LAST> DEVICE void store_sum(const DepthwiseWgradMma &a, bool mine, int at, float sum) {
+    const int finite = !mine || sum - sum == 0.0f;
+    if (!__all_sync(~0u, finite)) {
+        const int s = a.s, taps = (int)a.r * s;
+#pragma unroll 1
+        for (int lane = 0; lane < 32; ++lane) {
+            if (__shfl_sync(~0u, finite, lane)) continue;
+            const int there = __shfl_sync(~0u, at, lane), tap = there % taps;
+            const float again = sum_by_definition<T, LAST>(a, there / taps, tap / s, tap % s);
+            if (lane == (int)threadIdx.x % 32) sum = again;
+        }
+    }
+    if (mine) static_cast<T *>(a.y)[at] = downcast<T>(sum);
+}
+
+template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma &a) {
+    using P = DiagonalTile<Traits>;
+    using T = typename P::T;
+    constexpr int R = P::R, SH = P::SH, SW = P::SW, DH = P::DH, TILES = P::TILES, ROWS = P::ROWS, EACH = P::EACH;
+    extern __shared__ __align__(128) unsigned char memory[];
+    const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
+    const int of_block = blockIdx.x / (unsigned)a.split, part = blockIdx.x - of_block * (unsigned)a.split;
+    const int piece = of_block / (unsigned)a.channel_blocks,
+              channel0 = (of_block - piece * (int)a.channel_blocks) * P::CHANNELS, r0 = piece * R;
+    const int plane_x = a.plane_x, plane_dy = a.plane_dy;
+    const unsigned planes_x = shared_address(memory),
+                   planes_dy = planes_x + (P::CHANNELS * plane_x + P::VECTORS * P::GAP) * 16;
+    const int pieces = P::CHANNELS * (plane_x + plane_dy) + 2 * P::VECTORS * P::GAP;
+    for (int i = tid; i < pieces; i += P::THREADS) store_shared<16>(planes_x + i * 16, {});
+    // Of a lane: its place in a product, the group beside or the row below that it tells of.
+    const int place = lane % 16, beside = lane / 16;
+    const int share = warp % P::SHARE, own = warp / P::SHARE * EACH;
+    const int run_rows = a.rows_x, rows_dy = (int)a.runs * ROWS;
+    const unsigned by_runs = a.runs > 1 ? 0xffffffffu / (unsigned)a.runs + 1 : 0;
+    float sums[EACH][SW][TILES][R][4] = {};
+    wait_for_previous();
+    const int end = (int)(a.chunks * (part + 1) / a.split);
+    for (int chunk = (int)(a.chunks * part / a.split); chunk < end; ++chunk) {
+        const int line = chunk / (unsigned)a.strips, strip = chunk - line * (int)a.strips,
+                  behind = line / (unsigned)a.bands, band = line - behind * (int)a.bands;
+        const int n0 = behind * (int)a.images, images = min((int)a.images, (int)a.n - n0);
+        const int p0 = band * rows_dy, q0 = strip * (8 * P::GROUPS);
+        Window in{images, run_rows, 0, run_rows, p0 * SH - (int)a.pad_h + r0 * DH, q0 * SW - (int)a.pad_w,
+                  (int)a.height, (int)a.width, (int)a.c - channel0, plane_x};
+        Window of_dy{images, rows_dy, 0, rows_dy, p0, q0, (int)a.p, (int)a.q, in.channels, plane_dy};
+        if (a.bands == 1) {
+            // Rows beside the image are zeros from the beginning on.
+            in.first = min(max(0, -in.top), run_rows - 1), in.top += in.first;
+            in.rows = max(1, min(run_rows - in.first, in.height - in.top));
+            of_dy.rows = (int)a.p;
+        }
+        __syncthreads();
+        const long long image_x = (long long)n0 * a.c * in.height * in.width,
+                        image_dy = (long long)n0 * a.c * of_dy.height * of_dy.width;
+        const T *const x = static_cast<const T *>(a.x) + image_x +
+                           (P::LAST ? channel0 : (long long)channel0 * in.height * in.width),
+                       *const dy = static_cast<const T *>(a.w) + image_dy +
+                                   (P::LAST ? channel0 : (long long)channel0 * of_dy.height * of_dy.width);
+        bring<P, SW, P::REAL_X, P::GROUPS_X, P::PITCH_X, P::SKEW_X>(x, in, a.c, planes_x);
+        bring<P, 1, P::GROUPS, P::GROUPS, P::PITCH_DY, P::SKEW_DY>(dy, of_dy, a.c, planes_dy);
+        __syncthreads();
+        const int runs = images * (int)a.runs;
+        for (int run0 = share * 16; run0 < runs; run0 += P::SHARE * 16) {
+            const int run = run0 + place, image = divided(min(run, runs - 1), (int)a.runs, by_runs),
+                      of_image = min(run, runs - 1) - image * (int)a.runs;
+            // Places that are none have the zeros behind all images.
+            const int row_x = image * run_rows + of_image * (ROWS * SH),
+                      row_dy = run < runs ? image * rows_dy + of_image * ROWS : (int)a.images * rows_dy;
+#pragma unroll 1
+            for (int group = 0; group < P::GROUPS; ++group)
+#pragma unroll
+                for (int e = 0; e < EACH; ++e) {
+                    const int channel = own + e, vector = channel / P::V;
+                    const unsigned at_x = planes_x + (channel * plane_x + vector * P::GAP + group + beside) * 16,
+                                   at_dy = planes_dy + (channel * plane_dy + vector * P::GAP + group) * 16;
+                    unsigned of_rows[(ROWS + 1) / 2][4];
+#pragma unroll
+                    for (int i = 0; i < (ROWS + 1) / 2; ++i)
+                        ldmatrix_transposed(of_rows[i],
+                                            at_dy + row_at<P::PITCH_DY, P::SKEW_DY>(row_dy + 2 * i + beside) * 16);
+#pragma unroll
+                    for (int h = 0; h < P::REACH; ++h)
+#pragma unroll
+                        for (int b = 0; b < SW; ++b)
+#pragma unroll
+                            for (int t = 0; t < TILES; ++t) {
+                                bool needed = false;
+#pragma unroll
+                                for (int r = 0; r < R; ++r)
+                                    needed |= h >= r * DH && (h - r * DH) % SH == 0 && (h - r * DH) / SH < ROWS;
+                                if (!needed) continue;
+                                unsigned v[4];
+                                ldmatrix_transposed(v, at_x + (row_at<P::PITCH_X, P::SKEW_X>(row_x + h) +
+                                                               b * P::GROUPS_X + 2 * t) *
+                                                                  16);
+                                const unsigned columns[4] = {v[0], v[2], v[1], v[3]};
+#pragma unroll
+                                for (int r = 0; r < R; ++r) {
+                                    if (h < r * DH || (h - r * DH) % SH != 0) continue;
+                                    const int row = (h - r * DH) / SH;
+                                    if (row >= ROWS) continue;
+                                    const unsigned pixels[2] = {of_rows[row / 2][row % 2 * 2],
+                                                                of_rows[row / 2][row % 2 * 2 + 1]};
+                                    mma<T>(sums[e][b][t][r], columns, pixels);
+                                }
+                            }
+                }
+        }
+    }
+    let_next_begin();
+    __syncthreads();
+    // Terms of a tap: eight columns of dy, of each warp that shares the channel.
+    constexpr int TERMS = 8 * P::SHARE;
+    float *const terms = reinterpret_cast<float *>(memory);
+    float *const totals = terms + P::OUTPUTS * TERMS;
+#pragma unroll
+    for (int e = 0; e < EACH; ++e)
+#pragma unroll
+        for (int b = 0; b < SW; ++b)
+#pragma unroll
+            for (int t = 0; t < TILES; ++t)
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    const int column = lane % 4 * 2 + k % 2, distance = 16 * t + lane / 4 + k / 2 * 8 - column;
+                    const int s = (distance * SW + b) / P::DW;
+                    if (distance < 0 || s * P::DW != distance * SW + b || s >= P::S) continue;
+#pragma unroll
+                    for (int r = 0; r < R; ++r)
+                        terms[((own + e) * P::TAPS + r * P::S + s) * TERMS + share * 8 + column] = sums[e][b][t][r][k];
+                }
+    __syncthreads();
+    const int taps = (int)a.r * P::S;
+    // Whether there is an output, and where in dw.
+    const auto real = [&](int i) { return channel0 + i / P::TAPS < (int)a.c && r0 + i % P::TAPS / P::S < (int)a.r; };
+    const auto at = [&](int i) { return (channel0 + i / P::TAPS) * taps + r0 * P::S + i % P::TAPS; };
+    for (int begin = 0; begin < P::OUTPUTS; begin += P::THREADS) {
+        const int i = begin + tid;
+        const bool mine = i < P::OUTPUTS && real(i);
+        float sum = 0.0f;
+        if (mine)
+#pragma unroll
+            for (int j = 0; j < TERMS; j += 4) {
+                const Neighbours<float, 4> some = *reinterpret_cast<const Neighbours<float, 4> *>(terms + i * TERMS + j);
+                sum += (some.v[0] + some.v[1]) + (some.v[2] + some.v[3]);
+            }
+        if constexpr (P::CLUSTER > 1) {
+            if (i < P::OUTPUTS) totals[i] = sum;
+        } else if constexpr (P::SPLIT) {
+            if (mine) static_cast<float *>(a.parts)[(long long)part * a.c * taps + at(i)] = sum;
+        } else store_sum<T, P::LAST>(a, mine, at(i), sum);
+    }
+    if constexpr (P::CLUSTER > 1) {
+        cluster_arrive(), cluster_wait();
+        constexpr int SHARED = (P::OUTPUTS + P::CLUSTER - 1) / P::CLUSTER;
+        const int first = part * SHARED, last = min(P::OUTPUTS, first + SHARED);
+        for (int begin = first; begin < last; begin += P::THREADS) {
+            const int i = begin + tid;
+            const bool mine = i < last && real(i);
+            float sum = 0.0f;
+            if (mine)
+#pragma unroll
+                for (int rank = 0; rank < P::CLUSTER; ++rank) sum += *in_block_of_rank(totals + i, rank);
+            store_sum<T, P::LAST>(a, mine, at(i), sum);
+        }
+        // No block ends while others read its sums.
+        cluster_arrive(), cluster_wait();
+    }
+}
+
+// dw from the parts, in a fixed order: a warp adds every WARPS-th of them for a lane's element, and a warp those sums.
+template <typename T, bool LAST, int WARPS> DEVICE void add_depthwise_parts(const DepthwiseWgradMma &a) {
+    __shared__ float sums[WARPS][32];
+    const int count = a.split, each = (int)(a.c * a.r * a.s);
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = blockIdx.x * 32 + lane;
+    begin_dependent();
+    float sum = 0.0f;
+    if (i < each)
+#pragma unroll 8
+        for (int part = warp; part < count; part += WARPS)
+            sum += static_cast<const float *>(a.parts)[(long long)part * each + i];
+    sums[warp][lane] = sum;
+    __syncthreads();
+    if (warp > 0) return;
+#pragma unroll
+    for (int other = 1; other < WARPS; ++other) sum += sums[other][lane];
+    store_sum<T, LAST>(a, i < each, i, sum);
+}

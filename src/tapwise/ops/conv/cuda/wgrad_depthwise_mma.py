@@ -1,0 +1,309 @@
+"""cuda.depthwise_mma: the weight gradient of depthwise convolution on tensor cores.
+
+A product takes 8 columns of dy, 16 of x, and 16 places of an image that have them side by side; its diagonals are the
+sums of a row of taps. Blocks hold images, or bands of rows, as planes of a channel in shared memory, and every element
+of x and dy comes there once. The sum over pixels is split among blocks: a cluster adds their sums, or a second launch.
+
+The floor is the bytes of x and dy. Products take less, but for filters of more than 100 taps: 128 pixels of a channel
+take as many products of 16 x 8 x 16 as a filter has rows, up to 9 columns.
+
+Source: PTX ISA on mma.sync and ldmatrix; Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014 (weight
+gradients as sums over pixels).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import gcd, prod
+from typing import ClassVar, Final
+
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.algorithm import Device, Plan
+from tapwise.cuda.jit.compile import Source, stub, traits
+from tapwise.cuda.jit.launch import Launch, has_dependent_launches
+from tapwise.cuda.plan import CudaAlgorithm
+from tapwise.cuda.types import template_args, tensor_core_type
+from tapwise.integers import ceil_div, round_up
+from tapwise.ops.conv.cuda import wgrad_parts, window
+from tapwise.ops.conv.cuda.costs import blocks_of, cycles_us, joint_us
+from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS, WgradPlan
+from tapwise.ops.conv.problem import ConvProblem
+
+KERNEL: Final = "ops/conv/cuda/wgrad_depthwise_mma.cu"
+# Columns of a group, and places of a product; lanes of a warp; bytes of a piece.
+GROUP, PLACES, LANES, PIECE = 8, 16, 32, 16
+# Of a block: channels, channels of a warp, warps that share a channel, warps at least and at most.
+CHANNELS, EACH, SHARE, LEAST_WARPS, MOST_WARPS = (8, 16, 32), (1, 2, 4), (1, 2, 4), 4, 16
+# Rows of a run; groups of a strip at most; pieces that a column of an image is cut into at most.
+ROWS, MOST_GROUPS, MOST_BANDS = (7, 4, 2, 1, 3, 5), 10, 16
+# Sums of a thread at most, registers for the rest, least registers (of a thread that brings pixels); products of a
+# group that are unrolled.
+MOST_SUMS, OTHER_REGISTERS, LEAST_REGISTERS, MOST_PRODUCTS = 72, 48, 80, 256
+MOST_STRIDE: Final = 4
+# Blocks of a cluster on every GPU that has clusters; warps of a block that adds parts.
+LARGEST_CLUSTER, SUM_WARPS = 8, 8
+# Of the cost model, worked out from the instructions, not fitted. Cycles of a multiprocessor: an instruction of a warp,
+# a load of four matrices, a product; of a warp alone: a chunk's loads, a turn of its loop, a product, a load of
+# matrices, an end. Instructions of a turn by channels that are loaded at once.
+ISSUE, MATRICES, PRODUCT = 0.3, 4.0, 0.9
+WAIT, TURN, OWN_PRODUCT, OWN_MATRICES, END = 1300.0, 160.0, 8.0, 9.0, 900.0
+TURN_INSTRUCTIONS: Final = {8: 125, 4: 95, 2: 80, 1: 75}
+# Microseconds of begin and end, of a cluster's sum, of a second launch; by how much more pieces of pixels of less than
+# a sector take of memory; bytes of a sector.
+START_US, CLUSTER_US, SECOND_US, HALF_SECTOR, SECTOR = 2.2, 0.9, 1.7, 0.4, 32
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """A block has `channels`, a warp `each` of them, `share` warps the same; sums of taps_h rows of taps. A chunk is
+    `runs` runs of `rows` rows of dy of each of so many `images`, in strips of `groups` groups of 8 columns. `parts` of
+    the sum over chunks, which a `cluster` adds, or a second launch."""
+
+    channels: int
+    each: int
+    share: int
+    taps_h: int
+    rows: int
+    groups: int
+    images: int
+    runs: int
+    parts: int
+    cluster: bool
+
+    @property
+    def threads(self) -> int:
+        return LANES * self.channels // self.each * self.share
+
+
+def vector(problem: ConvProblem) -> int:
+    """Channels that a thread loads at once."""
+    return gcd(problem.c, GROUP) if problem.layout == "nhwc" else 1
+
+
+def tiles(problem: ConvProblem) -> int:
+    """Of 16 columns of x that 8 columns of dy meet, of a class of columns."""
+    return ceil_div((problem.kernel[1] - 1) * problem.dilation[1] // problem.stride[1] + GROUP, PLACES)
+
+
+def sums(problem: ConvProblem, config: Config) -> int:
+    """Registers of a thread."""
+    return 4 * config.each * problem.stride[1] * tiles(problem) * config.taps_h
+
+
+def groups_x(problem: ConvProblem, config: Config) -> int:
+    """Groups of a row of x in a plane, of a class."""
+    return config.groups + 2 * tiles(problem) - 1
+
+
+def rows_x(problem: ConvProblem, config: Config) -> int:
+    """Rows of x in a plane for each image."""
+    return (config.runs * config.rows - 1) * problem.stride[0] + (config.taps_h - 1) * problem.dilation[0] + 1
+
+
+def planes(problem: ConvProblem, config: Config) -> tuple[int, int]:
+    """Pieces of a plane of x and of dy; the latter has zeros behind all images."""
+    found = []
+    for lines, pitch, step in (
+        (config.images * rows_x(problem, config), problem.stride[1] * groups_x(problem, config), problem.stride[0]),
+        (config.images * config.runs * config.rows + config.rows + 1, config.groups, 1),
+    ):
+        skew = lines // 8 if config.rows * step % 2 == 0 else 0
+        found.append(round_up(lines * (pitch | 1) + skew, GROUP))
+    return found[0], found[1]
+
+
+def cut(problem: ConvProblem, config: Config) -> tuple[int, int, int]:
+    """Bands and strips of an image, and all chunks."""
+    (p, q), images = problem.output, ceil_div(problem.n, config.images)
+    bands, strips = ceil_div(p, config.runs * config.rows), ceil_div(q, GROUP * config.groups)
+    return bands, strips, images * bands * strips
+
+
+def blocks_of_part(problem: ConvProblem, config: Config) -> tuple[int, int]:
+    """Pieces of a filter, blocks of channels."""
+    return ceil_div(problem.kernel[0], config.taps_h), ceil_div(problem.c, config.channels)
+
+
+def shared_bytes(problem: ConvProblem, config: Config) -> int:
+    """Planes, and in their place at the end the sums' terms."""
+    vectors = config.channels // vector(problem)
+    pieces = config.channels * sum(planes(problem, config)) + 2 * vectors * max(1, GROUP // vectors)
+    taps = config.channels * config.taps_h * problem.kernel[1]
+    return max(pieces * PIECE, taps * (GROUP * config.share + config.cluster) * 4)
+
+
+def min_blocks_per_sm(problem: ConvProblem, config: Config) -> int:
+    """Blocks that certainly find room on a multiprocessor."""
+    registers = sums(problem, config) + 2 * round_up(config.rows, 2) + OTHER_REGISTERS
+    return blocks_of(max(LEAST_REGISTERS, registers), config.threads, shared_bytes(problem, config))
+
+
+def _blocks(problem: ConvProblem) -> Iterator[Config]:
+    """Channels, warps and taps."""
+    r, c = problem.kernel[0], problem.c
+    for channels, each, share in product(CHANNELS, EACH, SHARE):
+        if channels > round_up(c, GROUP) or not LEAST_WARPS <= channels // each * share <= MOST_WARPS:
+            continue
+        plain = Config(channels, each, share, 1, 1, 1, 1, 1, 1, False)
+        pieces = next((count for count in range(1, r + 1) if _few_sums(problem, plain, ceil_div(r, count))), None)
+        if pieces is not None:
+            yield replace(plain, taps_h=ceil_div(r, pieces))
+
+
+def _few_sums(problem: ConvProblem, config: Config, taps_h: int) -> bool:
+    return sums(problem, replace(config, taps_h=taps_h)) <= MOST_SUMS
+
+
+def _chunks(problem: ConvProblem, config: Config, device: Device) -> Iterator[Config]:
+    """What a chunk has: whole images, or a band of one."""
+    (p, q), most = problem.output, 4 * MOST_SUMS // sums(problem, replace(config, taps_h=1))
+    across = ceil_div(q, GROUP)
+    strips = ceil_div(across, MOST_GROUPS)
+    for rows in ROWS:
+        products = rows * sums(problem, config) // 4
+        if rows > max(1, p) or (rows > 1 and products > MOST_PRODUCTS) or rows > most:
+            continue
+        runs = ceil_div(p, rows)
+        plain = replace(config, rows=rows, groups=ceil_div(across, strips))
+        whole = [replace(plain, images=1 << power, runs=runs) for power in range(6) if 1 << power < 2 * problem.n]
+        bands = sorted({ceil_div(runs, count) for count in range(2, MOST_BANDS + 1)} - {runs})
+        found = whole + [replace(plain, runs=count) for count in bands]
+        fitting = [one for one in found if shared_bytes(problem, one) <= device.shared_bytes]
+        # Places of a product that are none are no use, but where there are no more.
+        full = [one for one in fitting if one.images * one.runs % PLACES in (0, *range(12, PLACES))]
+        yield from full[:3] or fitting[-1:]
+
+
+def _splits(problem: ConvProblem, config: Config, device: Device) -> Iterator[Config]:
+    """Parts that fill the device once or half, or that clusters add."""
+    blocks, (_, _, chunks) = prod(blocks_of_part(problem, config)), cut(problem, config)
+    room = device.multiprocessors * min_blocks_per_sm(problem, config) / blocks
+    least = ceil_div(problem.n * prod(problem.output), MOST_PART_PIXELS * GROUP)
+    clusters = range(2, LARGEST_CLUSTER + 1) if has_dependent_launches(device.architecture) else ()
+    for parts in clusters:
+        one = replace(config, parts=parts, cluster=True)
+        if least <= parts <= min(chunks, 2 * max(1.0, room)) and shared_bytes(problem, one) <= device.shared_bytes:
+            yield one
+    for parts in sorted({max(least, min(chunks, max(1, int(room * share)))) for share in (0.5, 1, 2)}):
+        one = replace(config, parts=parts)
+        if parts <= chunks and parts * wgrad_parts.part_pitch(problem) * 4 <= wgrad_parts.PARTS_BYTES:
+            yield one
+
+
+class DepthwiseMmaWgrad(CudaAlgorithm[Config]):
+    """float16 and bfloat16, one channel a group and one filter of it; both memory orders; strides of up to 4, any
+    filter, padding and dilation. Compute capability 8.0 and newer."""
+
+    operator: ClassVar[str] = "wgrad"
+    id: ClassVar[str] = "cuda.depthwise_mma"
+    summary: ClassVar[str] = "tensor cores (mma.sync), a filter's row as diagonals of x times dy"
+    dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16")
+    axes: ClassVar[tuple[int, ...]] = (2,)
+
+    def rejects(self, problem: ConvProblem, device: Device) -> str | None:
+        if not problem.depthwise or problem.group_k > 1:
+            return "takes one channel a group, and one filter of it"
+        if max(problem.stride) > MOST_STRIDE:
+            return f"takes strides of up to {MOST_STRIDE}"
+        if why := wgrad_parts.rejects(problem):
+            return why
+        return None if self.configs(problem, device) else "has no chunk that fits into shared memory"
+
+    def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
+        return [
+            one
+            for block in _blocks(problem)
+            for chunk in _chunks(problem, block, device)
+            for one in _splits(problem, chunk, device)
+        ]
+
+    def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+        """What a multiprocessor's warps issue, beside what a block waits; memory; the sum of parts."""
+        (stride_h, stride_w), (p, _), each = problem.stride, problem.output, vector(problem)
+        bands, _, chunks = cut(problem, config)
+        whole = bands == 1
+        high, wide = min(problem.spatial[0], rows_x(problem, config)) if whole else rows_x(problem, config), config.groups
+        pixels = config.images * (
+            high * stride_w * real_groups(problem, config) + min(p, config.runs * config.rows) * wide
+        )
+        turns = pixels * config.channels / each / LANES
+        taps, count = stride_w * tiles(problem), config.rows * config.taps_h
+        matrices = (config.rows + 1) // 2 + taps * min(count, rows_x(problem, replace(config, runs=1)))
+        products, warps = taps * count, config.threads // LANES
+        steps = ceil_div(ceil_div(config.images * config.runs, PLACES), config.share) * config.groups * config.each
+        issued = ISSUE * TURN_INSTRUCTIONS[each] * turns + 4 * each * turns
+        issued += warps * steps * (MATRICES * matrices + PRODUCT * products)
+        alone = WAIT + TURN * ceil_div(int(turns), warps) + steps * (OWN_MATRICES * matrices + OWN_PRODUCT * products)
+        of_block = ceil_div(chunks, config.parts)
+        blocks = prod(blocks_of_part(problem, config)) * config.parts
+        share, held = ceil_div(blocks, device.multiprocessors), min_blocks_per_sm(problem, config)
+        together = min(share, held)
+        wave = joint_us(of_block * together * issued, of_block * alone, 2.0) + END
+        busy = ceil_div(share, held) * wave / cycles_us(device)
+        memory = problem.bytes / (device.gbps * 1e3)
+        if problem.layout == "nhwc" and config.channels * problem.itemsize < SECTOR:
+            memory *= 1 + HALF_SECTOR
+        us = START_US + joint_us(busy, memory, 2.0)
+        if config.cluster:
+            return us + CLUSTER_US
+        if config.parts == 1:
+            return us
+        return us + SECOND_US + 2 * self.workspace_bytes(problem, config, device) / (device.gbps * 1e3)
+
+    def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
+        """Parts, where a second launch adds them."""
+        return config.parts * prod(problem.w_shape) * 4 if config.parts > 1 and not config.cluster else 0
+
+    def source(self, problem: ConvProblem, config: Config) -> Source:
+        (stride_h, stride_w), (dilation_h, dilation_w) = problem.stride, problem.dilation
+        words: dict[str, int | bool | str] = {
+            "LAST": problem.layout == "nhwc", "V": vector(problem), "CHANNELS": config.channels, "EACH": config.each,
+            "SHARE": config.share, "R": config.taps_h, "S": problem.kernel[1], "SH": stride_h, "SW": stride_w,
+            "DH": dilation_h, "DW": dilation_w, "ROWS": config.rows, "GROUPS": config.groups,
+            "REAL_X": real_groups(problem, config), "CLUSTER": config.parts if config.cluster else 1,
+            "SPLIT": config.parts > 1,
+        }  # fmt: skip
+        declarations, held = traits(tensor_core_type(problem.dtype), words), min_blocks_per_sm(problem, config)
+        name, parameters, cluster = "wgrad_depthwise_mma", "DepthwiseWgradMma", config.parts if config.cluster else 1
+        return stub(KERNEL, name, "Traits", parameters, config.threads, held, cluster=cluster, declarations=declarations)
+
+    def sum_source(self, problem: ConvProblem) -> Source:
+        words = template_args(tensor_core_type(problem.dtype), problem.layout == "nhwc", SUM_WARPS)
+        return stub(KERNEL, "add_depthwise_parts", words, "DepthwiseWgradMma", SUM_WARPS * LANES)
+
+    def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
+        second = config.parts > 1 and not config.cluster
+        return [self.source(problem, config)] + [self.sum_source(problem)] * second
+
+    def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[Launch]:
+        """The sums, and where parts are in the workspace their sum."""
+        source, (pieces, channel_blocks) = self.source(problem, config), blocks_of_part(problem, config)
+        bands, strips, chunks = cut(problem, config)
+        plane_x, plane_dy = planes(problem, config)
+        fields = window.window_fields(problem, source) | {
+            "split": config.parts, "channel_blocks": channel_blocks, "pieces": pieces, "images": config.images,
+            "runs": config.runs, "bands": bands, "strips": strips, "chunks": chunks,
+            "rows_x": rows_x(problem, config), "plane_x": plane_x, "plane_dy": plane_dy,
+        }  # fmt: skip
+        names = {"parts": "workspace"}
+        grid, shared = (pieces * channel_blocks * config.parts, 1, 1), shared_bytes(problem, config)
+        found = [Launch(source, fields, grid, config.threads, shared, dependent=True, names_of=names)]
+        if config.parts > 1 and not config.cluster:
+            grid = (ceil_div(prod(problem.w_shape), LANES), 1, 1)
+            second = self.sum_source(problem), fields, grid, SUM_WARPS * LANES
+            found.append(Launch(*second, dependent=True, names_of=names))
+        return found
+
+    def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
+        launches = self.launches(problem, config, device)
+        return WgradPlan(problem, device, launches, self.workspace_bytes(problem, config, device))
+
+
+def real_groups(problem: ConvProblem, config: Config) -> int:
+    """Groups of a row of x that may have columns of the image."""
+    most = groups_x(problem, config)
+    if cut(problem, config)[1] > 1:
+        return most
+    return min(most, ceil_div(problem.padding[1][0] + problem.spatial[1], GROUP * problem.stride[1]))
