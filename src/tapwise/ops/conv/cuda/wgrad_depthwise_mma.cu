@@ -49,86 +49,92 @@ template <class Traits> struct DiagonalTile : Traits {
     static constexpr bool SKEW_X = B::ROWS * B::SH % 2 == 0, SKEW_DY = B::ROWS % 2 == 0;
     // Vectors of channels; pieces behind the planes of one, so that a warp's stores go to many banks.
     static constexpr int VECTORS = B::CHANNELS / B::V, GAP = VECTORS < 8 ? 8 / VECTORS : 1;
+    // Threads that bring x; the others bring dy meanwhile.
+    static constexpr int SHARE_X = B::SH * B::SW * B::REAL_X, ALL = SHARE_X + B::GROUPS,
+                         WARPS_X = (2 * WARPS * SHARE_X + ALL) / (2 * ALL),
+                         THREADS_X = 32 * (WARPS_X < WARPS ? WARPS_X : WARPS - 1);
     // Rows of x that a run meets.
     static constexpr int REACH = (B::ROWS - 1) * B::SH + (B::R - 1) * B::DH + 1;
     static constexpr int TAPS = B::R * B::S, OUTPUTS = B::CHANNELS * TAPS;
-    static_assert(B::CHANNELS % B::V == 0 && B::CHANNELS % B::EACH == 0 && B::REAL_X <= GROUPS_X);
+    static_assert(B::CHANNELS % B::V == 0 && B::CHANNELS % B::EACH == 0 && B::REAL_X <= GROUPS_X && THREADS_X > 0);
 };
+
+// 2^32 over a number, rounded up (modulo 2^32).
+DEVICE unsigned reciprocal(unsigned by) { return 0xffffffffu / by + 1; }
 
 template <int PITCH, bool SKEW> DEVICE int row_at(int row) { return row * PITCH + (SKEW ? row >> 3 : 0); }
 
 // What comes of x or dy for a chunk: rows of images from a row and a column on.
-struct Window {
-    int images, rows, first, plane_rows, top, left, height, width, channels, plane;
-};
+struct Window { int images, rows, first, plane_rows, top, left, height, width, channels, plane; };
 
 // To planes: CLASSES of columns, GROUPS groups of 8 of each that are written, of ALL in a row.
-template <class P, int CLASSES, int GROUPS, int ALL, int PITCH, bool SKEW>
-DEVICE void bring(const typename P::T *from, const Window &in, int all_channels, unsigned planes) {
+template <class P, int THREADS, int CLASSES, int GROUPS, int ALL, int PITCH, bool SKEW>
+DEVICE void bring(const typename P::T *from, const Window &in, unsigned all_channels, unsigned planes, int thread) {
     constexpr int V = P::V, TOGETHER = V == 8 ? 1 : V == 4 ? 2 : 4, WORDS = V > 1 ? V / 2 : 1;
-    // Elements from one to the next.
-    const int plane = in.height * in.width, column = P::LAST ? all_channels : 1, channel = P::LAST ? 1 : plane;
-    const int count = in.images * in.rows * (CLASSES * GROUPS * P::VECTORS);
-    const unsigned by_rows = 0xffffffffu / (unsigned)in.rows + 1;
-    for (int first = threadIdx.x; first < count; first += TOGETHER * P::THREADS) {
+    constexpr unsigned ALONG = CLASSES * GROUPS, INNER = P::LAST ? P::VECTORS : ALONG,
+                       OUTER = P::LAST ? ALONG : P::VECTORS;
+    // Elements from one to the next, bytes from a column to the next of its class.
+    const unsigned plane = in.height * in.width, column = P::LAST ? all_channels : 1, channel = P::LAST ? 1 : plane,
+                   step = 2 * CLASSES * column;
+    const unsigned count = in.images * in.rows * (ALONG * P::VECTORS), by_rows = reciprocal(in.rows);
+#pragma unroll 1
+    for (unsigned first = thread; first < count; first += TOGETHER * THREADS) {
         Piece<2 * V> pieces[TOGETHER][8];
         unsigned to[TOGETHER];
 #pragma unroll
         for (int i = 0; i < TOGETHER; ++i) {
-            const int item = first + i * P::THREADS;
-            const int inner = P::LAST ? item % P::VECTORS : item % (CLASSES * GROUPS),
-                      rest = item / (P::LAST ? P::VECTORS : CLASSES * GROUPS),
-                      other = rest % (P::LAST ? CLASSES * GROUPS : P::VECTORS),
-                      line = rest / (P::LAST ? CLASSES * GROUPS : P::VECTORS);
-            const int vector = P::LAST ? inner : other, along = P::LAST ? other : inner, group = along / CLASSES,
-                      of_class = along % CLASSES;
-            const int image = divided(line, in.rows, by_rows), row = line - image * in.rows, h = in.top + row,
-                      w = in.left + group * (8 * CLASSES) + of_class;
-            const bool real = item < count && (unsigned)h < (unsigned)in.height && vector * V < in.channels;
-            const typename P::T *const at =
-                from + ((image * all_channels * plane) + (h * in.width + w) * column + vector * V * channel);
+            const unsigned item = first + i * THREADS, inner = item % INNER, outer = item / INNER % OUTER,
+                           line = item / (ALONG * P::VECTORS);
+            const unsigned vector = P::LAST ? inner : outer, along = P::LAST ? outer : inner, group = along / CLASSES,
+                           of_class = along % CLASSES;
+            const unsigned image = divided(line, in.rows, by_rows), row = line - image * in.rows;
+            const int h = in.top + (int)row, w = in.left + (int)(group * (8 * CLASSES) + of_class);
+            const bool real = item < count && (unsigned)h < (unsigned)in.height && (int)vector * V < in.channels;
+            const int place =
+                (int)(image * all_channels * plane) + (h * in.width + w) * (int)column + (int)(vector * V * channel);
+            const char *const at = reinterpret_cast<const char *>(from) + 2 * (long long)place;
+            const unsigned width = real ? in.width : 0;
 #pragma unroll
             for (int t = 0; t < 8; ++t) {
                 pieces[i][t] = {};
-                if (real && (unsigned)(w + t * CLASSES) < (unsigned)in.width)
-                    pieces[i][t] = load_global<2 * V>(at + t * CLASSES * column);
+                if ((unsigned)(w + t * CLASSES) < width) pieces[i][t] = load_global<2 * V>(at + t * step);
             }
             const int there = row_at<PITCH, SKEW>(image * in.plane_rows + in.first + row) + of_class * ALL + group;
             to[i] = planes + (vector * (V * in.plane + P::GAP) + there) * 16;
         }
 #pragma unroll
         for (int i = 0; i < TOGETHER; ++i) {
-            if (first + i * P::THREADS >= count) break;
+            if (first + i * THREADS >= count) break;
 #pragma unroll
             for (int e = 0; e < WORDS; ++e)
 #pragma unroll
                 for (int high = 0; high < (V > 1 ? 2 : 1); ++high) {
                     Piece<16> columns;
 #pragma unroll
-                    for (int t = 0; t < 4; ++t) {
-                        const unsigned a = pieces[i][2 * t].v[e], b = pieces[i][2 * t + 1].v[e];
-                        columns.v[t] = high ? a >> 16 | (b & 0xffff0000u) : (a & 0xffff) | b << 16;
-                    }
-                    store_shared<16>(to[i] + (2 * e + high) * in.plane * 16, columns);
+                    for (int t = 0; t < 4; ++t)
+                        columns.v[t] =
+                            __byte_perm(pieces[i][2 * t].v[e], pieces[i][2 * t + 1].v[e], high ? 0x7632 : 0x5410);
+                    store_shared<16>(to[i], columns);
+                    to[i] += in.plane * 16;
                 }
         }
     }
 }
 
-// A tap's sum by the definition, by a warp.
+// A tap's sum by the definition, by a warp; padding is zeros.
 template <typename T, bool LAST>
 __device__ __noinline__ float sum_by_definition(const DepthwiseWgradMma &a, int channel, int r, int s) {
     const int p = a.p, q = a.q, height = a.height, width = a.width, c = a.c, pixels = (int)a.n * p * q;
     const int column = LAST ? c : 1;
     float sum = 0.0f;
     for (int i = threadIdx.x % 32; i < pixels; i += 32) {
-        const int line = i / q, image = line / p, h = (line - image * p) * (int)a.stride_h - (int)a.pad_h +
-                                                      r * (int)a.dilation_h,
+        const int line = i / q, image = line / p,
+                  h = (line - image * p) * (int)a.stride_h - (int)a.pad_h + r * (int)a.dilation_h,
                   w = (i - line * q) * (int)a.stride_w - (int)a.pad_w + s * (int)a.dilation_w;
-        if ((unsigned)h >= (unsigned)height || (unsigned)w >= (unsigned)width) continue;
+        const bool real = (unsigned)h < (unsigned)height && (unsigned)w < (unsigned)width;
         const int plane_x = (LAST ? image * c * height * width + channel : (image * c + channel) * height * width),
                   plane_dy = (LAST ? image * c * p * q + channel : (image * c + channel) * p * q);
-        sum += upcast(static_cast<const T *>(a.x)[plane_x + (h * width + w) * column]) *
+        sum += (real ? upcast(static_cast<const T *>(a.x)[plane_x + (h * width + w) * column]) : 0.0f) *
                upcast(static_cast<const T *>(a.w)[plane_dy + (i - image * p * q) * column]);
     }
 #pragma unroll
@@ -171,17 +177,26 @@ template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma 
     const int place = lane % 16, beside = lane / 16;
     const int share = warp % P::SHARE, own = warp / P::SHARE * EACH;
     const int run_rows = a.rows_x, rows_dy = (int)a.runs * ROWS;
-    const unsigned by_runs = a.runs > 1 ? 0xffffffffu / (unsigned)a.runs + 1 : 0;
+    const unsigned by_runs = reciprocal(a.runs);
     float sums[EACH][SW][TILES][R][4] = {};
     wait_for_previous();
     const int end = (int)(a.chunks * (part + 1) / a.split);
+#pragma unroll 1
     for (int chunk = (int)(a.chunks * part / a.split); chunk < end; ++chunk) {
         const int line = chunk / (unsigned)a.strips, strip = chunk - line * (int)a.strips,
                   behind = line / (unsigned)a.bands, band = line - behind * (int)a.bands;
         const int n0 = behind * (int)a.images, images = min((int)a.images, (int)a.n - n0);
         const int p0 = band * rows_dy, q0 = strip * (8 * P::GROUPS);
-        Window in{images, run_rows, 0, run_rows, p0 * SH - (int)a.pad_h + r0 * DH, q0 * SW - (int)a.pad_w,
-                  (int)a.height, (int)a.width, (int)a.c - channel0, plane_x};
+        Window in{images,
+                  run_rows,
+                  0,
+                  run_rows,
+                  p0 * SH - (int)a.pad_h + r0 * DH,
+                  q0 * SW - (int)a.pad_w,
+                  (int)a.height,
+                  (int)a.width,
+                  (int)a.c - channel0,
+                  plane_x};
         Window of_dy{images, rows_dy, 0, rows_dy, p0, q0, (int)a.p, (int)a.q, in.channels, plane_dy};
         if (a.bands == 1) {
             // Rows beside the image are zeros from the beginning on.
@@ -196,10 +211,14 @@ template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma 
                            (P::LAST ? channel0 : (long long)channel0 * in.height * in.width),
                        *const dy = static_cast<const T *>(a.w) + image_dy +
                                    (P::LAST ? channel0 : (long long)channel0 * of_dy.height * of_dy.width);
-        bring<P, SW, P::REAL_X, P::GROUPS_X, P::PITCH_X, P::SKEW_X>(x, in, a.c, planes_x);
-        bring<P, 1, P::GROUPS, P::GROUPS, P::PITCH_DY, P::SKEW_DY>(dy, of_dy, a.c, planes_dy);
+        if (tid < P::THREADS_X)
+            bring<P, P::THREADS_X, SW, P::REAL_X, P::GROUPS_X, P::PITCH_X, P::SKEW_X>(x, in, a.c, planes_x, tid);
+        else
+            bring<P, P::THREADS - P::THREADS_X, 1, P::GROUPS, P::GROUPS, P::PITCH_DY, P::SKEW_DY>(
+                dy, of_dy, a.c, planes_dy, tid - P::THREADS_X);
         __syncthreads();
         const int runs = images * (int)a.runs;
+#pragma unroll 1
         for (int run0 = share * 16; run0 < runs; run0 += P::SHARE * 16) {
             const int run = run0 + place, image = divided(min(run, runs - 1), (int)a.runs, by_runs),
                       of_image = min(run, runs - 1) - image * (int)a.runs;
@@ -230,9 +249,9 @@ template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma 
                                     needed |= h >= r * DH && (h - r * DH) % SH == 0 && (h - r * DH) / SH < ROWS;
                                 if (!needed) continue;
                                 unsigned v[4];
-                                ldmatrix_transposed(v, at_x + (row_at<P::PITCH_X, P::SKEW_X>(row_x + h) +
-                                                               b * P::GROUPS_X + 2 * t) *
-                                                                  16);
+                                ldmatrix_transposed(
+                                    v,
+                                    at_x + (row_at<P::PITCH_X, P::SKEW_X>(row_x + h) + b * P::GROUPS_X + 2 * t) * 16);
                                 const unsigned columns[4] = {v[0], v[2], v[1], v[3]};
 #pragma unroll
                                 for (int r = 0; r < R; ++r) {
@@ -273,6 +292,7 @@ template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma 
     // Whether there is an output, and where in dw.
     const auto real = [&](int i) { return channel0 + i / P::TAPS < (int)a.c && r0 + i % P::TAPS / P::S < (int)a.r; };
     const auto at = [&](int i) { return (channel0 + i / P::TAPS) * taps + r0 * P::S + i % P::TAPS; };
+#pragma unroll 1
     for (int begin = 0; begin < P::OUTPUTS; begin += P::THREADS) {
         const int i = begin + tid;
         const bool mine = i < P::OUTPUTS && real(i);
@@ -280,7 +300,8 @@ template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma 
         if (mine)
 #pragma unroll
             for (int j = 0; j < TERMS; j += 4) {
-                const Neighbours<float, 4> some = *reinterpret_cast<const Neighbours<float, 4> *>(terms + i * TERMS + j);
+                const Neighbours<float, 4> some =
+                    *reinterpret_cast<const Neighbours<float, 4> *>(terms + i * TERMS + j);
                 sum += (some.v[0] + some.v[1]) + (some.v[2] + some.v[3]);
             }
         if constexpr (P::CLUSTER > 1) {
@@ -293,6 +314,7 @@ template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma 
         cluster_arrive(), cluster_wait();
         constexpr int SHARED = (P::OUTPUTS + P::CLUSTER - 1) / P::CLUSTER;
         const int first = part * SHARED, last = min(P::OUTPUTS, first + SHARED);
+#pragma unroll 1
         for (int begin = first; begin < last; begin += P::THREADS) {
             const int i = begin + tid;
             const bool mine = i < last && real(i);

@@ -35,24 +35,27 @@ KERNEL: Final = "ops/conv/cuda/wgrad_depthwise_mma.cu"
 # Columns of a group, and places of a product; lanes of a warp; bytes of a piece.
 GROUP, PLACES, LANES, PIECE = 8, 16, 32, 16
 # Of a block: channels, channels of a warp, warps that share a channel, warps at least and at most.
-CHANNELS, EACH, SHARE, LEAST_WARPS, MOST_WARPS = (8, 16, 32), (1, 2, 4), (1, 2, 4), 4, 16
+CHANNELS, EACH, SHARE, LEAST_WARPS, MOST_WARPS = (8, 16, 32), (1, 2), (1, 2), 8, 16
 # Rows of a run; groups of a strip at most; pieces that a column of an image is cut into at most.
 ROWS, MOST_GROUPS, MOST_BANDS = (7, 4, 2, 1, 3, 5), 10, 16
-# Sums of a thread at most, registers for the rest, least registers (of a thread that brings pixels); products of a
-# group that are unrolled.
-MOST_SUMS, OTHER_REGISTERS, LEAST_REGISTERS, MOST_PRODUCTS = 72, 48, 80, 256
+# Sums of a thread at most; its registers while pixels come, and for products; products of a group that are unrolled.
+MOST_SUMS, LOAD_REGISTERS, PRODUCT_REGISTERS, MOST_PRODUCTS = 72, 56, 40, 256
 MOST_STRIDE: Final = 4
+# Channels that a thread loads at once at most: eight take as many registers again while they are turned.
+MOST_VECTOR: Final = 4
 # Blocks of a cluster on every GPU that has clusters; warps of a block that adds parts.
 LARGEST_CLUSTER, SUM_WARPS = 8, 8
 # Of the cost model, worked out from the instructions, not fitted. Cycles of a multiprocessor: an instruction of a warp,
-# a load of four matrices, a product; of a warp alone: a chunk's loads, a turn of its loop, a product, a load of
-# matrices, an end. Instructions of a turn by channels that are loaded at once.
+# a load of four matrices, a product; of a warp alone: a chunk's first loads, a turn of its loop, a load of matrices, a
+# product, a block's end. Instructions of a turn by channels that are loaded at once.
 ISSUE, MATRICES, PRODUCT = 0.3, 4.0, 0.9
-WAIT, TURN, OWN_PRODUCT, OWN_MATRICES, END = 1300.0, 160.0, 8.0, 9.0, 900.0
-TURN_INSTRUCTIONS: Final = {8: 125, 4: 95, 2: 80, 1: 75}
-# Microseconds of begin and end, of a cluster's sum, of a second launch; by how much more pieces of pixels of less than
-# a sector take of memory; bytes of a sector.
-START_US, CLUSTER_US, SECOND_US, HALF_SECTOR, SECTOR = 2.2, 0.9, 1.7, 0.4, 32
+WAIT, TURN, OWN_MATRICES, OWN_PRODUCT, END = 1000.0, 120.0, 9.0, 8.0, 900.0
+TURN_INSTRUCTIONS: Final = {4: 85, 2: 80, 1: 75}
+# Bytes that lie in L2 from the launch before, and how much faster they come; how much of its time what lies beside a
+# pixel's piece in its sectors takes; bytes of a sector.
+IN_L2, L2_SPEED, BESIDE, SECTOR = 30e6, 1.6, 0.3, 32
+# Microseconds of begin and end, of a cluster's sum, of a second launch.
+START_US, CLUSTER_US, SECOND_US = 2.2, 0.9, 1.7
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Config(BaseConfig):
 
 def vector(problem: ConvProblem) -> int:
     """Channels that a thread loads at once."""
-    return gcd(problem.c, GROUP) if problem.layout == "nhwc" else 1
+    return gcd(problem.c, MOST_VECTOR) if problem.layout == "nhwc" else 1
 
 
 def tiles(problem: ConvProblem) -> int:
@@ -136,8 +139,13 @@ def shared_bytes(problem: ConvProblem, config: Config) -> int:
 
 def min_blocks_per_sm(problem: ConvProblem, config: Config) -> int:
     """Blocks that certainly find room on a multiprocessor."""
-    registers = sums(problem, config) + 2 * round_up(config.rows, 2) + OTHER_REGISTERS
-    return blocks_of(max(LEAST_REGISTERS, registers), config.threads, shared_bytes(problem, config))
+    return blocks_of(registers(problem, config), config.threads, shared_bytes(problem, config))
+
+
+def registers(problem: ConvProblem, config: Config) -> int:
+    """Of a thread, that are certainly enough: while pixels come, or for products, with places of a run's rows."""
+    reach = rows_x(problem, replace(config, runs=1))
+    return sums(problem, config) + max(LOAD_REGISTERS, PRODUCT_REGISTERS + reach + 3 * config.rows * config.each)
 
 
 def _blocks(problem: ConvProblem) -> Iterator[Config]:
@@ -181,10 +189,11 @@ def _splits(problem: ConvProblem, config: Config, device: Device) -> Iterator[Co
     blocks, (_, _, chunks) = prod(blocks_of_part(problem, config)), cut(problem, config)
     room = device.multiprocessors * min_blocks_per_sm(problem, config) / blocks
     least = ceil_div(problem.n * prod(problem.output), MOST_PART_PIXELS * GROUP)
-    clusters = range(2, LARGEST_CLUSTER + 1) if has_dependent_launches(device.architecture) else ()
-    for parts in clusters:
+    most = min(chunks, int(2 * room), LARGEST_CLUSTER) if has_dependent_launches(device.architecture) else 1
+    even = max((count for count in range(1, most + 1) if chunks % count == 0), default=1)
+    for parts in sorted({most, even, int(room), int(room / 2)}):
         one = replace(config, parts=parts, cluster=True)
-        if least <= parts <= min(chunks, 2 * max(1.0, room)) and shared_bytes(problem, one) <= device.shared_bytes:
+        if max(2, least) <= parts <= most and shared_bytes(problem, one) <= device.shared_bytes:
             yield one
     for parts in sorted({max(least, min(chunks, max(1, int(room * share)))) for share in (0.5, 1, 2)}):
         one = replace(config, parts=parts)
@@ -209,7 +218,8 @@ class DepthwiseMmaWgrad(CudaAlgorithm[Config]):
             return f"takes strides of up to {MOST_STRIDE}"
         if why := wgrad_parts.rejects(problem):
             return why
-        return None if self.configs(problem, device) else "has no chunk that fits into shared memory"
+        found = (one for block in _blocks(problem) for one in _chunks(problem, block, device))
+        return None if any(found) else "has no chunk that fits into shared memory"
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         return [
@@ -220,32 +230,37 @@ class DepthwiseMmaWgrad(CudaAlgorithm[Config]):
         ]
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """What a multiprocessor's warps issue, beside what a block waits; memory; the sum of parts."""
-        (stride_h, stride_w), (p, _), each = problem.stride, problem.output, vector(problem)
+        """Chunks: what comes from memory and what a multiprocessor's warps issue for it, or a block's chain of loads
+        and products; the sum of parts."""
+        stride_w, (p, _), each = problem.stride[1], problem.output, vector(problem)
         bands, _, chunks = cut(problem, config)
-        whole = bands == 1
-        high, wide = min(problem.spatial[0], rows_x(problem, config)) if whole else rows_x(problem, config), config.groups
-        pixels = config.images * (
-            high * stride_w * real_groups(problem, config) + min(p, config.runs * config.rows) * wide
-        )
-        turns = pixels * config.channels / each / LANES
-        taps, count = stride_w * tiles(problem), config.rows * config.taps_h
-        matrices = (config.rows + 1) // 2 + taps * min(count, rows_x(problem, replace(config, runs=1)))
-        products, warps = taps * count, config.threads // LANES
+        rows = min(problem.spatial[0], rows_x(problem, config)) if bands == 1 else rows_x(problem, config)
+        rows_dy, warps = min(p, config.runs * config.rows), config.threads // LANES
+        groups = rows * stride_w * real_groups(problem, config) + rows_dy * config.groups
+        turns = config.images * groups * config.channels / each / LANES
+        columns = min(problem.spatial[1], GROUP * stride_w * groups_x(problem, config))
+        pixels = config.images * (rows * columns + rows_dy * min(problem.output[1], GROUP * config.groups))
+        speed = device.gbps * 1e3 / device.multiprocessors / cycles_us(device)
+        loaded = pixels * min(config.channels, problem.c) * problem.itemsize / speed
+        if problem.bytes < IN_L2:
+            loaded /= L2_SPEED
+        if problem.layout == "nhwc":
+            size = config.channels * problem.itemsize
+            beside = SECTOR - gcd(problem.c * problem.itemsize, size, SECTOR)
+            loaded *= 1 + BESIDE * beside / size
+        tap_tiles, count = stride_w * tiles(problem), config.rows * config.taps_h
+        matrices = (config.rows + 1) // 2 + tap_tiles * min(count, rows_x(problem, replace(config, runs=1)))
+        products = tap_tiles * count
         steps = ceil_div(ceil_div(config.images * config.runs, PLACES), config.share) * config.groups * config.each
-        issued = ISSUE * TURN_INSTRUCTIONS[each] * turns + 4 * each * turns
-        issued += warps * steps * (MATRICES * matrices + PRODUCT * products)
-        alone = WAIT + TURN * ceil_div(int(turns), warps) + steps * (OWN_MATRICES * matrices + OWN_PRODUCT * products)
-        of_block = ceil_div(chunks, config.parts)
+        multiplied = warps * steps * (MATRICES * matrices + PRODUCT * products)
+        own = steps * (OWN_MATRICES * matrices + OWN_PRODUCT * products)
+        issued = (ISSUE * TURN_INSTRUCTIONS[each] + 4 * each) * turns + multiplied
+        alone = WAIT + loaded + TURN * ceil_div(int(turns), warps) + max(multiplied, own)
         blocks = prod(blocks_of_part(problem, config)) * config.parts
         share, held = ceil_div(blocks, device.multiprocessors), min_blocks_per_sm(problem, config)
-        together = min(share, held)
-        wave = joint_us(of_block * together * issued, of_block * alone, 2.0) + END
-        busy = ceil_div(share, held) * wave / cycles_us(device)
-        memory = problem.bytes / (device.gbps * 1e3)
-        if problem.layout == "nhwc" and config.channels * problem.itemsize < SECTOR:
-            memory *= 1 + HALF_SECTOR
-        us = START_US + joint_us(busy, memory, 2.0)
+        wave = joint_us(min(share, held) * max(loaded, issued), alone, 3.0)
+        cycles = ceil_div(share, held) * (ceil_div(chunks, config.parts) * wave + END)
+        us = START_US + cycles / cycles_us(device)
         if config.cluster:
             return us + CLUSTER_US
         if config.parts == 1:
@@ -267,7 +282,9 @@ class DepthwiseMmaWgrad(CudaAlgorithm[Config]):
         }  # fmt: skip
         declarations, held = traits(tensor_core_type(problem.dtype), words), min_blocks_per_sm(problem, config)
         name, parameters, cluster = "wgrad_depthwise_mma", "DepthwiseWgradMma", config.parts if config.cluster else 1
-        return stub(KERNEL, name, "Traits", parameters, config.threads, held, cluster=cluster, declarations=declarations)
+        return stub(
+            KERNEL, name, "Traits", parameters, config.threads, held, cluster=cluster, declarations=declarations
+        )
 
     def sum_source(self, problem: ConvProblem) -> Source:
         words = template_args(tensor_core_type(problem.dtype), problem.layout == "nhwc", SUM_WARPS)

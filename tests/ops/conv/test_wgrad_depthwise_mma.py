@@ -1,0 +1,108 @@
+"""cuda.depthwise_mma of wgrad without a GPU: kernels compile without spills, and by emulation compute the gradient."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import emulated
+from emulated.verify import check
+from tapwise import dispatch
+from tapwise.cuda.jit import compile as compiler
+from tapwise.cuda.jit.device import H200
+from tapwise.ops.conv.cuda.wgrad_depthwise_mma import Config, DepthwiseMmaWgrad, shared_bytes
+from tapwise.ops.conv.problem import ConvProblem
+
+ALGORITHM = DepthwiseMmaWgrad()
+COMPILED = [
+    ("n32 c256 h28 w28 k256 r7 s7 pad3 groups256 f16 nhwc", "sm_90a"),
+    ("n32 c49 h75 w75 k49 r3 s3 pad1 groups49 bf16 nhwc", "sm_90a"),
+    ("n32 c96 h120 w120 k96 r5 s5 stride2 pad2 groups96 f16 nhwc", "sm_80"),
+    ("n8 c64 h31 w31 k64 r31 s31 pad15 groups64 f16", "sm_100a"),
+]
+# Chunks of several images whose last has fewer, bands of rows, strips of columns, pieces of a filter, runs that end
+# behind an image, odd channels, classes of columns, more than one tile.
+EMULATED = [
+    (
+        "n3 c20 h10 w13 k20 r5 s3 stride2 pad2:1x1:0 groups20 bf16 nhwc",
+        Config(8, 1, 1, 5, 2, 1, 2, 3, parts=2, cluster=True),
+    ),
+    ("n2 c9 h12 w21 k9 r7 s7 pad3 groups9 f16 nhwc", Config(8, 1, 1, 4, 2, 2, 1, 3, parts=4, cluster=False)),
+    ("n5 c6 h7 w7 k6 r9 s9 pad4 groups6 f16 nhwc", Config(8, 2, 2, 9, 4, 1, 4, 2, parts=1, cluster=False)),
+    ("c10 h11 w12 k10 r3 s5 dilation3x2 pad2 groups10 f16 nhwc", Config(8, 1, 1, 3, 1, 1, 1, 3, 3, cluster=True)),
+    ("n2 c4 h9 w40 k4 r2 s13 pad0x6 stride3x1 groups4 bf16", Config(8, 1, 1, 2, 1, 5, 2, 3, parts=1, cluster=False)),
+    ("c7 h9 w30 k7 r3 s4 stride1x2 pad1 groups7 f16", Config(8, 2, 2, 3, 7, 1, 1, 1, parts=4, cluster=True)),
+]
+
+
+@pytest.mark.parametrize(("text", "architecture"), COMPILED)
+def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
+    problem = ConvProblem.parse(f"{text} wgrad")
+    device = replace(H200, architecture=architecture)
+    config = min(ALGORITHM.configs(problem, device), key=lambda one: ALGORITHM.predict_us(problem, one, device))
+    for source in ALGORITHM.sources(problem, config):
+        _, used = compiler.compile_now(source, architecture)
+        assert used.spill_bytes == 0, (config, used)
+
+
+@pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
+@pytest.mark.parametrize(("text", "config"), EMULATED)
+def test_kernels_compute_the_gradient(text: str, config: Config) -> None:
+    problem = ConvProblem.parse(f"{text} wgrad")
+    verdict = check(problem, ALGORITHM, config, backwards=config.cluster)
+    assert verdict, verdict.message
+
+
+@pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_what_is_not_finite_stays_with_its_taps(number: int) -> None:
+    """Zeros beside rows and columns have no part in any sum: of a cluster, of a second launch, of one block."""
+    text, config = EMULATED[number]
+    problem = ConvProblem.parse(f"{text} wgrad")
+    inputs = problem.sample(np.random.default_rng(0), False)
+    x, dy = inputs.x.copy(), inputs.w.copy()
+    x[0, 1, 0, 0], x[1, 2, -1, -1], x[0, 3, 4, -1] = np.inf, np.nan, -np.inf
+    dy[0, 4, 0, 0], dy[1, 0, 2, -1] = np.inf, np.nan
+    with np.errstate(all="ignore"):
+        expected = problem.convolve(x, dy)
+    y, size = np.zeros(problem.w_shape, np.uint16), ALGORITHM.workspace_bytes(problem, config, H200)
+    y = y.view(problem.y_dtype)
+    last = {"x": np.ascontiguousarray(np.moveaxis(x, 1, -1)), "w": np.ascontiguousarray(np.moveaxis(dy, 1, -1))}
+    arrays = {**last, "y": y, "workspace": np.full(size, 0xFF, np.uint8)}
+    for launch in ALGORITHM.launches(problem, config, H200):
+        emulated.run(launch, arrays)
+    np.testing.assert_allclose(y.astype(np.float64), expected, rtol=2e-2, atol=1e-1)
+
+
+@pytest.mark.parametrize("text", [text for text, _ in COMPILED + EMULATED])
+def test_configs_fit(text: str) -> None:
+    problem = ConvProblem.parse(f"{text} wgrad")
+    configs = ALGORITHM.configs(problem, H200)
+    assert 0 < len(configs) == len(set(configs))
+    assert max(shared_bytes(problem, one) for one in configs) <= H200.shared_bytes
+    assert all(one.parts <= 8 for one in configs if one.cluster)
+    assert not any(one.cluster for one in ALGORITHM.configs(problem, replace(H200, architecture="sm_80")))
+
+
+def test_the_model_chooses_it() -> None:
+    problem = ConvProblem.parse("n32 c300 h7 w7 k300 r7 s7 pad3 groups300 f16 nhwc wgrad")
+    assert dispatch.choose(problem, H200).algorithm == "cuda.depthwise_mma"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("c16 h9 w9 k16 r3 s3 f16 nhwc wgrad", "one channel a group"),
+        ("c16 h9 w9 k32 r3 s3 groups16 f16 nhwc wgrad", "one filter of it"),
+        ("c16 h9 w9 k16 r3 s3 groups16 f32 nhwc wgrad", "f16"),
+        ("c16 h90 w90 k16 r3 s3 stride5 groups16 f16 nhwc wgrad", "strides of up to 4"),
+        ("n40000 c16 h300 w300 k16 r3 s3 groups16 f16 nhwc wgrad", "2^31"),
+        ("c16 h20000 w3 k16 r10000 s3 groups16 f16 nhwc wgrad", "shared memory"),
+        ("c3 h2 w2 k3 r9 s9 pad6 groups3 bf16 wgrad", None),
+    ],
+)
+def test_what_it_does_not_take(text: str, why: str | None) -> None:
+    refusal = ALGORITHM.refusal(ConvProblem.parse(text), H200)
+    assert refusal is None if why is None else why in str(refusal)
