@@ -29,7 +29,7 @@ EMULATED = [
         "n3 c20 h10 w13 k20 r5 s3 stride2 pad2:1x1:0 groups20 bf16 nhwc",
         Config(8, 1, 1, 5, 2, 1, 2, 3, parts=2, cluster=True),
     ),
-    ("n2 c9 h12 w21 k9 r7 s7 pad3 groups9 f16 nhwc", Config(8, 1, 1, 4, 2, 2, 1, 3, parts=4, cluster=False)),
+    ("n2 c9 h10 w17 k9 r5 s7 pad2x3 groups9 f16 nhwc", Config(8, 1, 1, 3, 2, 2, 1, 3, parts=4, cluster=False)),
     ("n5 c6 h7 w7 k6 r9 s9 pad4 groups6 f16 nhwc", Config(8, 2, 2, 9, 4, 1, 4, 2, parts=1, cluster=False)),
     ("c10 h11 w12 k10 r3 s5 dilation3x2 pad2 groups10 f16 nhwc", Config(8, 1, 1, 3, 1, 1, 1, 3, 3, cluster=True)),
     ("n2 c4 h9 w40 k4 r2 s13 pad0x6 stride3x1 groups4 bf16", Config(8, 1, 1, 2, 1, 5, 2, 3, parts=1, cluster=False)),

@@ -29,8 +29,8 @@ struct DepthwiseWgradMma {
     long long split, channel_blocks, pieces;
     // Chunks: of so many images, runs of ROWS rows of an image, bands of them, strips of columns; how many there are.
     long long images, runs, bands, strips, chunks;
-    // Rows of x in a plane for each image; pieces of 16 bytes of a plane of x and of dy.
-    long long rows_x, plane_x, plane_dy;
+    // Rows of x of an image; pieces of 16 bytes of an image in a plane of x, of planes of x and of dy.
+    long long rows_x, image_x, plane_x, plane_dy;
 };
 
 // T; LAST: channels last; V channels that are loaded at once; CHANNELS of a block, EACH of a warp, SHARE warps of a
@@ -64,8 +64,12 @@ DEVICE unsigned reciprocal(unsigned by) { return 0xffffffffu / by + 1; }
 
 template <int PITCH, bool SKEW> DEVICE int row_at(int row) { return row * PITCH + (SKEW ? row >> 3 : 0); }
 
-// What comes of x or dy for a chunk: rows of images from a row and a column on.
-struct Window { int images, rows, first, plane_rows, top, left, height, width, channels, plane; };
+// What comes of x or dy for a chunk: rows of images from a row and a column on. In a plane: its pieces, the row of the
+// first, rows and pieces from an image to the next.
+struct Window {
+    int images, rows, top, left, height, width, channels;
+    int plane, first, image_rows, image_pieces;
+};
 
 // To planes: CLASSES of columns, GROUPS groups of 8 of each that are written, of ALL in a row.
 template <class P, int THREADS, int CLASSES, int GROUPS, int ALL, int PITCH, bool SKEW>
@@ -99,7 +103,8 @@ DEVICE void bring(const typename P::T *from, const Window &in, unsigned all_chan
                 pieces[i][t] = {};
                 if ((unsigned)(w + t * CLASSES) < width) pieces[i][t] = load_global<2 * V>(at + t * step);
             }
-            const int there = row_at<PITCH, SKEW>(image * in.plane_rows + in.first + row) + of_class * ALL + group;
+            const int there = (int)image * in.image_pieces +
+                              row_at<PITCH, SKEW>(image * in.image_rows + in.first + row) + of_class * ALL + group;
             to[i] = planes + (vector * (V * in.plane + P::GAP) + there) * 16;
         }
 #pragma unroll
@@ -176,7 +181,7 @@ template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma 
     // Of a lane: its place in a product, the group beside or the row below that it tells of.
     const int place = lane % 16, beside = lane / 16;
     const int share = warp % P::SHARE, own = warp / P::SHARE * EACH;
-    const int run_rows = a.rows_x, rows_dy = (int)a.runs * ROWS;
+    const int rows_x = a.rows_x, rows_dy = (int)a.runs * ROWS;
     const unsigned by_runs = reciprocal(a.runs);
     float sums[EACH][SW][TILES][R][4] = {};
     wait_for_previous();
@@ -187,21 +192,17 @@ template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma 
                   behind = line / (unsigned)a.bands, band = line - behind * (int)a.bands;
         const int n0 = behind * (int)a.images, images = min((int)a.images, (int)a.n - n0);
         const int p0 = band * rows_dy, q0 = strip * (8 * P::GROUPS);
-        Window in{images,
-                  run_rows,
-                  0,
-                  run_rows,
-                  p0 * SH - (int)a.pad_h + r0 * DH,
-                  q0 * SW - (int)a.pad_w,
-                  (int)a.height,
-                  (int)a.width,
-                  (int)a.c - channel0,
-                  plane_x};
-        Window of_dy{images, rows_dy, 0, rows_dy, p0, q0, (int)a.p, (int)a.q, in.channels, plane_dy};
+        Window in, of_dy;
+        in.images = of_dy.images = images, in.channels = of_dy.channels = (int)a.c - channel0;
+        in.rows = rows_x, in.top = p0 * SH - (int)a.pad_h + r0 * DH, in.left = q0 * SW - (int)a.pad_w;
+        in.height = a.height, in.width = a.width, in.plane = plane_x;
+        in.first = in.image_rows = 0, in.image_pieces = a.image_x;
+        of_dy.rows = of_dy.image_rows = rows_dy, of_dy.top = p0, of_dy.left = q0;
+        of_dy.height = a.p, of_dy.width = a.q, of_dy.plane = plane_dy, of_dy.first = of_dy.image_pieces = 0;
         if (a.bands == 1) {
             // Rows beside the image are zeros from the beginning on.
-            in.first = min(max(0, -in.top), run_rows - 1), in.top += in.first;
-            in.rows = max(1, min(run_rows - in.first, in.height - in.top));
+            in.first = min(max(0, -in.top), rows_x - 1), in.top += in.first;
+            in.rows = max(1, min(rows_x - in.first, in.height - in.top));
             of_dy.rows = (int)a.p;
         }
         __syncthreads();
@@ -223,14 +224,15 @@ template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma 
             const int run = run0 + place, image = divided(min(run, runs - 1), (int)a.runs, by_runs),
                       of_image = min(run, runs - 1) - image * (int)a.runs;
             // Places that are none have the zeros behind all images.
-            const int row_x = image * run_rows + of_image * (ROWS * SH),
+            const int row_x = of_image * (ROWS * SH), image_x = image * (int)a.image_x,
                       row_dy = run < runs ? image * rows_dy + of_image * ROWS : (int)a.images * rows_dy;
 #pragma unroll 1
             for (int group = 0; group < P::GROUPS; ++group)
 #pragma unroll
                 for (int e = 0; e < EACH; ++e) {
                     const int channel = own + e, vector = channel / P::V;
-                    const unsigned at_x = planes_x + (channel * plane_x + vector * P::GAP + group + beside) * 16,
+                    const unsigned at_x =
+                                       planes_x + (channel * plane_x + vector * P::GAP + image_x + group + beside) * 16,
                                    at_dy = planes_dy + (channel * plane_dy + vector * P::GAP + group) * 16;
                     unsigned of_rows[(ROWS + 1) / 2][4];
 #pragma unroll

@@ -105,16 +105,23 @@ def rows_x(problem: ConvProblem, config: Config) -> int:
     return (config.runs * config.rows - 1) * problem.stride[0] + (config.taps_h - 1) * problem.dilation[0] + 1
 
 
+def pieces_of(rows: int, pitch: int, step: int) -> int:
+    """Pieces in front of a row of a plane, where runs are `step` rows apart."""
+    return rows * (pitch | 1) + (rows // 8 if step % 2 == 0 else 0)
+
+
+def image_x(problem: ConvProblem, config: Config) -> int:
+    """Pieces of an image in a plane of x: its runs are read from the banks that follow those of the image before."""
+    pitch, step = problem.stride[1] * groups_x(problem, config), problem.stride[0] * config.rows
+    least = pieces_of(rows_x(problem, config) - 1, pitch, step) + (pitch | 1)
+    return least + (pieces_of(config.runs * step, pitch, step) - least) % GROUP
+
+
 def planes(problem: ConvProblem, config: Config) -> tuple[int, int]:
     """Pieces of a plane of x and of dy; the latter has zeros behind all images."""
-    found = []
-    for lines, pitch, step in (
-        (config.images * rows_x(problem, config), problem.stride[1] * groups_x(problem, config), problem.stride[0]),
-        (config.images * config.runs * config.rows + config.rows + 1, config.groups, 1),
-    ):
-        skew = lines // 8 if config.rows * step % 2 == 0 else 0
-        found.append(round_up(lines * (pitch | 1) + skew, GROUP))
-    return found[0], found[1]
+    rows = config.images * config.runs * config.rows + config.rows + 1
+    of_dy = pieces_of(rows, config.groups, config.rows)
+    return round_up(config.images * image_x(problem, config), GROUP), round_up(of_dy, GROUP)
 
 
 def cut(problem: ConvProblem, config: Config) -> tuple[int, int, int]:
@@ -302,7 +309,8 @@ class DepthwiseMmaWgrad(CudaAlgorithm[Config]):
         fields = window.window_fields(problem, source) | {
             "split": config.parts, "channel_blocks": channel_blocks, "pieces": pieces, "images": config.images,
             "runs": config.runs, "bands": bands, "strips": strips, "chunks": chunks,
-            "rows_x": rows_x(problem, config), "plane_x": plane_x, "plane_dy": plane_dy,
+            "rows_x": rows_x(problem, config), "image_x": image_x(problem, config), "plane_x": plane_x,
+            "plane_dy": plane_dy,
         }  # fmt: skip
         names = {"parts": "workspace"}
         grid, shared = (pieces * channel_blocks * config.parts, 1, 1), shared_bytes(problem, config)
