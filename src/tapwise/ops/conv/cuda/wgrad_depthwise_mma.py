@@ -37,9 +37,12 @@ GROUP, PLACES, LANES, PIECE = 8, 16, 32, 16
 # Of a block: channels, channels of a warp, warps that share a channel, warps at least and at most.
 CHANNELS, EACH, SHARE, LEAST_WARPS, MOST_WARPS = (8, 16, 32), (1, 2), (1, 2), 8, 16
 # Rows of a run; groups of a strip at most; pieces that a column of an image is cut into at most.
-ROWS, MOST_GROUPS, MOST_BANDS = (7, 4, 2, 1, 3, 5), 10, 16
-# Sums of a thread at most; its registers while pixels come, and for products; products of a group that are unrolled.
-MOST_SUMS, LOAD_REGISTERS, PRODUCT_REGISTERS, MOST_PRODUCTS = 72, 56, 40, 256
+ROWS, MOST_GROUPS, MOST_BANDS = (7, 4, 3, 2, 1), 10, 16
+# Least of the places of a chunk's products that are real, where there are such chunks.
+LEAST_FILLED: Final = 0.6
+# Sums of a thread at most; its registers at least, while pixels come, and for products; products of a group that are
+# unrolled.
+MOST_SUMS, LEAST_REGISTERS, LOAD_REGISTERS, PRODUCT_REGISTERS, MOST_PRODUCTS = 72, 66, 60, 40, 256
 MOST_STRIDE: Final = 4
 # Channels that a thread loads at once at most: eight take as many registers again while they are turned.
 MOST_VECTOR: Final = 4
@@ -145,14 +148,16 @@ def shared_bytes(problem: ConvProblem, config: Config) -> int:
 
 
 def min_blocks_per_sm(problem: ConvProblem, config: Config) -> int:
-    """Blocks that certainly find room on a multiprocessor."""
+    """Blocks that find room on a multiprocessor."""
     return blocks_of(registers(problem, config), config.threads, shared_bytes(problem, config))
 
 
 def registers(problem: ConvProblem, config: Config) -> int:
-    """Of a thread, that are certainly enough: while pixels come, or for products, with places of a run's rows."""
+    """Of a thread, about: while pixels come, or for products, with the places of rows that a run meets."""
     reach = rows_x(problem, replace(config, runs=1))
-    return sums(problem, config) + max(LOAD_REGISTERS, PRODUCT_REGISTERS + reach + 3 * config.rows * config.each)
+    loading = LOAD_REGISTERS + 4 * (vector(problem) == 1)
+    taken = sums(problem, config) + max(loading, PRODUCT_REGISTERS + reach + 3 * config.rows * config.each)
+    return max(LEAST_REGISTERS, taken)
 
 
 def _blocks(problem: ConvProblem) -> Iterator[Config]:
@@ -183,12 +188,19 @@ def _chunks(problem: ConvProblem, config: Config, device: Device) -> Iterator[Co
         runs = ceil_div(p, rows)
         plain = replace(config, rows=rows, groups=ceil_div(across, strips))
         whole = [replace(plain, images=1 << power, runs=runs) for power in range(6) if 1 << power < 2 * problem.n]
-        bands = sorted({ceil_div(runs, count) for count in range(2, MOST_BANDS + 1)} - {runs})
-        found = whole + [replace(plain, runs=count) for count in bands]
-        fitting = [one for one in found if shared_bytes(problem, one) <= device.shared_bytes]
-        # Places of a product that are none are no use, but where there are no more.
-        full = [one for one in fitting if one.images * one.runs % PLACES in (0, *range(12, PLACES))]
-        yield from full[:3] or fitting[-1:]
+        counts = sorted({ceil_div(runs, count) for count in range(2, MOST_BANDS + 1)} - {runs})
+        bands = [replace(plain, runs=count) for count in counts]
+        fitting = [one for one in whole + bands if shared_bytes(problem, one) <= device.shared_bytes]
+        full = [one for one in fitting if _filled(one) >= LEAST_FILLED]
+        yield from [*[one for one in full if one.runs == runs][:3], *[one for one in full if one.runs < runs][:2]] or (
+            sorted(fitting, key=_filled)[-1:]
+        )
+
+
+def _filled(config: Config) -> float:
+    """How many of the places of a chunk's products are real."""
+    places = config.images * config.runs
+    return places / round_up(places, PLACES)
 
 
 def _splits(problem: ConvProblem, config: Config, device: Device) -> Iterator[Config]:
