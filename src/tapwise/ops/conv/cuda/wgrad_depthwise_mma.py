@@ -54,9 +54,9 @@ LARGEST_CLUSTER, SUM_WARPS = 8, 8
 ISSUE, MATRICES, PRODUCT = 0.3, 4.0, 0.9
 WAIT, TURN, OWN_MATRICES, OWN_PRODUCT, END = 1000.0, 120.0, 9.0, 8.0, 900.0
 TURN_INSTRUCTIONS: Final = {4: 85, 2: 80, 1: 75}
-# Bytes that lie in L2 from the launch before, and how much faster they come; how much of its time what lies beside a
-# pixel's piece in its sectors takes; bytes of a sector.
-IN_L2, L2_SPEED, BESIDE, SECTOR = 30e6, 1.6, 0.3, 32
+# Bytes that lie in L2 from the launch before; bytes that come from there to a multiprocessor in a cycle, what lies
+# beside a pixel's piece in its sectors of so many bytes included.
+IN_L2, L2_BYTES, SECTOR = 30e6, 24.0, 32
 # Microseconds of begin and end, of a cluster's sum, of a second launch.
 START_US, CLUSTER_US, SECOND_US = 2.2, 0.9, 1.7
 
@@ -259,14 +259,13 @@ class DepthwiseMmaWgrad(CudaAlgorithm[Config]):
         turns = config.images * groups * config.channels / each / LANES
         columns = min(problem.spatial[1], GROUP * stride_w * groups_x(problem, config))
         pixels = config.images * (rows * columns + rows_dy * min(problem.output[1], GROUP * config.groups))
-        speed = device.gbps * 1e3 / device.multiprocessors / cycles_us(device)
-        loaded = pixels * min(config.channels, problem.c) * problem.itemsize / speed
-        if problem.bytes < IN_L2:
-            loaded /= L2_SPEED
+        loaded = float(pixels * min(config.channels, problem.c) * problem.itemsize)
+        from_l2 = loaded / L2_BYTES
         if problem.layout == "nhwc":
             size = config.channels * problem.itemsize
-            beside = SECTOR - gcd(problem.c * problem.itemsize, size, SECTOR)
-            loaded *= 1 + BESIDE * beside / size
+            from_l2 *= 1 + (SECTOR - gcd(problem.c * problem.itemsize, size, SECTOR)) / size
+        loaded *= device.multiprocessors * cycles_us(device) / (device.gbps * 1e3)
+        loaded = from_l2 if problem.bytes < IN_L2 else joint_us(from_l2, loaded, 3.0)
         tap_tiles, count = stride_w * tiles(problem), config.rows * config.taps_h
         matrices = (config.rows + 1) // 2 + tap_tiles * min(count, rows_x(problem, replace(config, runs=1)))
         products = tap_tiles * count
