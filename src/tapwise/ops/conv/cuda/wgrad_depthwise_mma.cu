@@ -35,8 +35,9 @@ struct DepthwiseWgradMma {
 
 // T; LAST: channels last; V channels that are loaded at once; CHANNELS of a block, EACH of a warp, SHARE warps of a
 // channel; R rows of taps of a block, S; SH, SW, DH, DW: strides and dilations; ROWS of a run; GROUPS of 8 columns of
-// dy in a strip, REAL_X groups of x that may have columns of the image; CLUSTER: blocks that add their sums; SPLIT:
-// sums go to the workspace.
+// dy in a strip, REAL_X groups of x that may have columns of the
+// image; SLIDES: half of each product's columns of x stay in registers for the next group; CLUSTER: blocks that add
+// their sums; SPLIT: sums go to the workspace.
 template <class Traits> struct DiagonalTile : Traits {
     using B = Traits;
     static constexpr int WARPS = B::CHANNELS / B::EACH * B::SHARE, THREADS = 32 * WARPS;
@@ -55,6 +56,13 @@ template <class Traits> struct DiagonalTile : Traits {
                          THREADS_X = 32 * (WARPS_X < WARPS ? WARPS_X : WARPS - 1);
     // Rows of x that a run meets.
     static constexpr int REACH = (B::ROWS - 1) * B::SH + (B::R - 1) * B::DH + 1;
+    static constexpr int PAIRS_X = (REACH + 1) / 2, PAIRS_DY = (B::ROWS + 1) / 2;
+    // Whether a row of x meets a row of dy of its run.
+    static constexpr bool meets(int h) {
+        for (int r = 0; r < B::R; ++r)
+            if (h >= r * B::DH && (h - r * B::DH) % B::SH == 0 && (h - r * B::DH) / B::SH < B::ROWS) return true;
+        return false;
+    }
     static constexpr int TAPS = B::R * B::S, OUTPUTS = B::CHANNELS * TAPS;
     static_assert(B::CHANNELS % B::V == 0 && B::CHANNELS % B::EACH == 0 && B::REAL_X <= GROUPS_X && THREADS_X > 0);
 };
@@ -164,10 +172,76 @@ template <typename T, bool LAST> DEVICE void store_sum(const DepthwiseWgradMma &
     if (mine) static_cast<T *>(a.y)[at] = downcast<T>(sum);
 }
 
+// Products of row h of x with the rows of dy that it meets.
+template <class P>
+DEVICE void multiply_row(float (&sums)[P::R][4], int h, const unsigned (&columns)[4],
+                         const unsigned (&of_rows)[P::PAIRS_DY][4]) {
+#pragma unroll
+    for (int r = 0; r < P::R; ++r) {
+        const int distance = h - r * P::DH, row = distance / P::SH;
+        if (distance < 0 || distance % P::SH != 0 || row >= P::ROWS) continue;
+        const unsigned pixels[2] = {of_rows[row / 2][row % 2 * 2], of_rows[row / 2][row % 2 * 2 + 1]};
+        mma<typename P::T>(sums[r], columns, pixels);
+    }
+}
+
+// Products of a channel, of 16 places whose runs begin in a lane's rows: of planes from `x` and `dy` on. A lane tells
+// of place lane % 16.
+template <class P>
+DEVICE void multiply(float (&sums)[P::SW][P::TILES][P::R][4], unsigned x, int row_x, unsigned dy, int row_dy) {
+    const int below = threadIdx.x % 32 / 16;
+    const auto place_x = [&](int row, int piece) {
+        return x + (row_at<P::PITCH_X, P::SKEW_X>(row_x + row) + piece) * 16;
+    };
+    // What 8 columns further were the right half of a product is the left one of the next.
+    unsigned left[P::SLIDES ? P::SW : 1][P::SLIDES ? P::PAIRS_X : 1][4];
+    if constexpr (P::SLIDES)
+#pragma unroll
+        for (int b = 0; b < P::SW; ++b)
+#pragma unroll
+            for (int i = 0; i < P::PAIRS_X; ++i)
+                ldmatrix_transposed(left[b][i], place_x(2 * i + below, b * P::GROUPS_X));
+#pragma unroll 1
+    for (int group = 0; group < P::GROUPS; ++group) {
+        unsigned of_rows[P::PAIRS_DY][4];
+#pragma unroll
+        for (int i = 0; i < P::PAIRS_DY; ++i)
+            ldmatrix_transposed(of_rows[i],
+                                dy + (row_at<P::PITCH_DY, P::SKEW_DY>(row_dy + 2 * i + below) + group) * 16);
+#pragma unroll
+        for (int b = 0; b < P::SW; ++b)
+            if constexpr (P::SLIDES)
+#pragma unroll
+                for (int i = 0; i < P::PAIRS_X; ++i) {
+                    unsigned right[4];
+                    ldmatrix_transposed(right, place_x(2 * i + below, b * P::GROUPS_X + group + 1));
+#pragma unroll
+                    for (int h = 0; h < 4; h += 2) {
+                        const unsigned columns[4] = {left[b][i][h], right[h], left[b][i][h + 1], right[h + 1]};
+                        multiply_row<P>(sums[b][0], 2 * i + h / 2, columns, of_rows);
+                    }
+#pragma unroll
+                    for (int k = 0; k < 4; ++k) left[b][i][k] = right[k];
+                }
+            else
+#pragma unroll
+                for (int h = 0; h < P::REACH; ++h) {
+                    if (!P::meets(h)) continue;
+#pragma unroll
+                    for (int t = 0; t < P::TILES; ++t) {
+                        unsigned v[4];
+                        ldmatrix_transposed(v, place_x(h, b * P::GROUPS_X + group + 2 * t + below));
+                        const unsigned columns[4] = {v[0], v[2], v[1], v[3]};
+                        multiply_row<P>(sums[b][t], h, columns, of_rows);
+                    }
+                }
+    }
+}
+
 template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma &a) {
     using P = DiagonalTile<Traits>;
     using T = typename P::T;
-    constexpr int R = P::R, SH = P::SH, SW = P::SW, DH = P::DH, TILES = P::TILES, ROWS = P::ROWS, EACH = P::EACH;
+    constexpr int R = P::R, SH = P::SH, SW = P::SW, TILES = P::TILES, ROWS = P::ROWS, EACH = P::EACH;
     extern __shared__ __align__(128) unsigned char memory[];
     const int tid = threadIdx.x, lane = tid % 32, warp = tid / 32;
     const int of_block = blockIdx.x / (unsigned)a.split, part = blockIdx.x - of_block * (unsigned)a.split;
@@ -178,8 +252,7 @@ template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma 
                    planes_dy = planes_x + (P::CHANNELS * plane_x + P::VECTORS * P::GAP) * 16;
     const int pieces = P::CHANNELS * (plane_x + plane_dy) + 2 * P::VECTORS * P::GAP;
     for (int i = tid; i < pieces; i += P::THREADS) store_shared<16>(planes_x + i * 16, {});
-    // Of a lane: its place in a product, the group beside or the row below that it tells of.
-    const int place = lane % 16, beside = lane / 16;
+    const int place = lane % 16;
     const int share = warp % P::SHARE, own = warp / P::SHARE * EACH;
     const int rows_x = a.rows_x, rows_dy = (int)a.runs * ROWS;
     const unsigned by_runs = reciprocal(a.runs);
@@ -194,7 +267,7 @@ template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma 
         const int p0 = band * rows_dy, q0 = strip * (8 * P::GROUPS);
         Window in, of_dy;
         in.images = of_dy.images = images, in.channels = of_dy.channels = (int)a.c - channel0;
-        in.rows = rows_x, in.top = p0 * SH - (int)a.pad_h + r0 * DH, in.left = q0 * SW - (int)a.pad_w;
+        in.rows = rows_x, in.top = p0 * SH - (int)a.pad_h + r0 * P::DH, in.left = q0 * SW - (int)a.pad_w;
         in.height = a.height, in.width = a.width, in.plane = plane_x;
         in.first = in.image_rows = 0, in.image_pieces = a.image_x;
         of_dy.rows = of_dy.image_rows = rows_dy, of_dy.top = p0, of_dy.left = q0;
@@ -226,46 +299,12 @@ template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma 
             // Places that are none have the zeros behind all images.
             const int row_x = of_image * (ROWS * SH), image_x = image * (int)a.image_x,
                       row_dy = run < runs ? image * rows_dy + of_image * ROWS : (int)a.images * rows_dy;
-#pragma unroll 1
-            for (int group = 0; group < P::GROUPS; ++group)
 #pragma unroll
-                for (int e = 0; e < EACH; ++e) {
-                    const int channel = own + e, vector = channel / P::V;
-                    const unsigned at_x =
-                                       planes_x + (channel * plane_x + vector * P::GAP + image_x + group + beside) * 16,
-                                   at_dy = planes_dy + (channel * plane_dy + vector * P::GAP + group) * 16;
-                    unsigned of_rows[(ROWS + 1) / 2][4];
-#pragma unroll
-                    for (int i = 0; i < (ROWS + 1) / 2; ++i)
-                        ldmatrix_transposed(of_rows[i],
-                                            at_dy + row_at<P::PITCH_DY, P::SKEW_DY>(row_dy + 2 * i + beside) * 16);
-#pragma unroll
-                    for (int h = 0; h < P::REACH; ++h)
-#pragma unroll
-                        for (int b = 0; b < SW; ++b)
-#pragma unroll
-                            for (int t = 0; t < TILES; ++t) {
-                                bool needed = false;
-#pragma unroll
-                                for (int r = 0; r < R; ++r)
-                                    needed |= h >= r * DH && (h - r * DH) % SH == 0 && (h - r * DH) / SH < ROWS;
-                                if (!needed) continue;
-                                unsigned v[4];
-                                ldmatrix_transposed(
-                                    v,
-                                    at_x + (row_at<P::PITCH_X, P::SKEW_X>(row_x + h) + b * P::GROUPS_X + 2 * t) * 16);
-                                const unsigned columns[4] = {v[0], v[2], v[1], v[3]};
-#pragma unroll
-                                for (int r = 0; r < R; ++r) {
-                                    if (h < r * DH || (h - r * DH) % SH != 0) continue;
-                                    const int row = (h - r * DH) / SH;
-                                    if (row >= ROWS) continue;
-                                    const unsigned pixels[2] = {of_rows[row / 2][row % 2 * 2],
-                                                                of_rows[row / 2][row % 2 * 2 + 1]};
-                                    mma<T>(sums[e][b][t][r], columns, pixels);
-                                }
-                            }
-                }
+            for (int e = 0; e < EACH; ++e) {
+                const int vector = (own + e) / P::V * P::GAP;
+                multiply<P>(sums[e], planes_x + ((own + e) * plane_x + vector + image_x) * 16, row_x,
+                            planes_dy + ((own + e) * plane_dy + vector) * 16, row_dy);
+            }
         }
     }
     let_next_begin();

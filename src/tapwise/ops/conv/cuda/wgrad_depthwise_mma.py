@@ -98,6 +98,11 @@ def sums(problem: ConvProblem, config: Config) -> int:
     return 4 * config.each * problem.stride[1] * tiles(problem) * config.taps_h
 
 
+def slides(problem: ConvProblem, config: Config) -> bool:
+    """Whether columns of x that two groups see stay in registers from one to the other."""
+    return config.groups > 1 and tiles(problem) == 1 and problem.stride == problem.dilation == (1, 1)
+
+
 def groups_x(problem: ConvProblem, config: Config) -> int:
     """Groups of a row of x in a plane, of a class."""
     return config.groups + 2 * tiles(problem) - 1
@@ -156,7 +161,8 @@ def registers(problem: ConvProblem, config: Config) -> int:
     """Of a thread, about: while pixels come, or for products, with the places of rows that a run meets."""
     reach = rows_x(problem, replace(config, runs=1))
     loading = LOAD_REGISTERS + 4 * (vector(problem) == 1)
-    taken = sums(problem, config) + max(loading, PRODUCT_REGISTERS + reach + 3 * config.rows * config.each)
+    rows = config.rows * (1 if slides(problem, config) else config.each)
+    taken = sums(problem, config) + max(loading, PRODUCT_REGISTERS + reach + 3 * rows)
     return max(LEAST_REGISTERS, taken)
 
 
@@ -267,7 +273,10 @@ class DepthwiseMmaWgrad(CudaAlgorithm[Config]):
         loaded *= device.multiprocessors * cycles_us(device) / (device.gbps * 1e3)
         loaded = from_l2 if problem.bytes < IN_L2 else joint_us(from_l2, loaded, 3.0)
         tap_tiles, count = stride_w * tiles(problem), config.rows * config.taps_h
-        matrices = (config.rows + 1) // 2 + tap_tiles * min(count, rows_x(problem, replace(config, runs=1)))
+        reach = rows_x(problem, replace(config, runs=1))
+        matrices: float = (config.rows + 1) // 2 + tap_tiles * min(count, reach)
+        if slides(problem, config):
+            matrices = (config.rows + 1) // 2 + ceil_div(reach, 2) * (1 + 1 / config.groups)
         products = tap_tiles * count
         steps = ceil_div(ceil_div(config.images * config.runs, PLACES), config.share) * config.groups * config.each
         multiplied = warps * steps * (MATRICES * matrices + PRODUCT * products)
@@ -295,7 +304,8 @@ class DepthwiseMmaWgrad(CudaAlgorithm[Config]):
             "LAST": problem.layout == "nhwc", "V": vector(problem), "CHANNELS": config.channels, "EACH": config.each,
             "SHARE": config.share, "R": config.taps_h, "S": problem.kernel[1], "SH": stride_h, "SW": stride_w,
             "DH": dilation_h, "DW": dilation_w, "ROWS": config.rows, "GROUPS": config.groups,
-            "REAL_X": real_groups(problem, config), "CLUSTER": config.parts if config.cluster else 1,
+            "REAL_X": real_groups(problem, config), "SLIDES": slides(problem, config),
+            "CLUSTER": config.parts if config.cluster else 1,
             "SPLIT": config.parts > 1,
         }  # fmt: skip
         declarations, held = traits(tensor_core_type(problem.dtype), words), min_blocks_per_sm(problem, config)
