@@ -66,19 +66,19 @@ LEAST_PARTS: Final = 4
 # is there, which stages under way share; of each block's copy, and of im2col's coordinates. How much longer copies take
 # of pixels that do not begin at a multiple of LINE_BYTES.
 CYCLES_US: Final = 1700.0
-COPY_LATENCY, COPY_CYCLES, IM2COL_CYCLES = 420.0, 142.5, 217.0
+COPY_LATENCY, COPY_CYCLES, IM2COL_CYCLES = 413.0, 170.0, 183.0
 STRADDLING: Final = 1.62
 # How much of that a copy of a block of few channels takes (assumed: as halos of cuda.implicit_gemm do).
-FEW_COPY: Final = 0.6
+FEW_COPY: Final = 0.72
 LINE_BYTES: Final = 128
 # Cycles of a wave's begin and end; bytes a microsecond of parts that are written or read; microseconds of the launch
 # that adds them (assumed: the data tell its sum with the begin).
-BEGIN_CYCLES: Final = 1100.0
-PARTS_BYTES: Final = 3.1e6
-SECOND_US: Final = 0.5
+BEGIN_CYCLES: Final = 4300.0
+PARTS_BYTES: Final = 4.0e6
+SECOND_US: Final = 1.4
 # Of a cluster: CTAs; cycles of its barriers, and bytes of sums that a CTA exchanges in one (assumed).
 CLUSTERS: Final = (2, 4, 8)
-EXCHANGE_CYCLES, EXCHANGE_BYTES = 1200.0, 40.0
+EXCHANGE_CYCLES, EXCHANGE_BYTES = 1380.0, 22.7
 
 
 class WeightGradientPlan(CudaPlan):
