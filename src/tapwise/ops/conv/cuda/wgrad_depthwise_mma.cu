@@ -82,7 +82,8 @@ struct Window {
 // To planes: CLASSES of columns, GROUPS groups of 8 of each that are written, of ALL in a row.
 template <class P, int THREADS, int CLASSES, int GROUPS, int ALL, int PITCH, bool SKEW>
 DEVICE void bring(const typename P::T *from, const Window &in, unsigned all_channels, unsigned planes, int thread) {
-    constexpr int V = P::V, TOGETHER = V == 8 ? 1 : V == 4 ? 2 : 4, WORDS = V > 1 ? V / 2 : 1;
+    // Together they take up to 32 registers.
+    constexpr int V = P::V, TOGETHER = V == 4 ? 2 : V == 2 ? 4 : 3, WORDS = V > 1 ? V / 2 : 1;
     constexpr unsigned ALONG = CLASSES * GROUPS, INNER = P::LAST ? P::VECTORS : ALONG,
                        OUTER = P::LAST ? ALONG : P::VECTORS;
     // Elements from one to the next, bytes from a column to the next of its class.

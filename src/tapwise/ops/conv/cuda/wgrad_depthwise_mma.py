@@ -160,9 +160,8 @@ def min_blocks_per_sm(problem: ConvProblem, config: Config) -> int:
 def registers(problem: ConvProblem, config: Config) -> int:
     """Of a thread, about: while pixels come, or for products, with the places of rows that a run meets."""
     reach = rows_x(problem, replace(config, runs=1))
-    loading = LOAD_REGISTERS + 4 * (vector(problem) == 1)
     rows = config.rows * (1 if slides(problem, config) else config.each)
-    taken = sums(problem, config) + max(loading, PRODUCT_REGISTERS + reach + 3 * rows)
+    taken = sums(problem, config) + max(LOAD_REGISTERS, PRODUCT_REGISTERS + reach + 3 * rows)
     return max(LEAST_REGISTERS, taken)
 
 
