@@ -147,8 +147,8 @@ DEVICE void store_eights(const P &p, const TilePlace<Tile> &at, int warpgroup, i
     }
 }
 
-// Which tile a CTA computes, and which part of its pixels: CTAs of a cluster have parts of one tile, and clusters beside
-// each other read the same pixels. `first_quad` of the parts in the workspace.
+// Which tile a CTA computes, and which part of its pixels: CTAs of a cluster have parts of one tile, and clusters
+// beside each other read the same pixels. `first_quad` of the parts in the workspace.
 template <class Tile> struct WgradWork {
     int tile, begin, end;
     long long first_quad;

@@ -24,7 +24,8 @@ template <class Tile> struct WgradLayout {
     static constexpr unsigned STAGE = Tile::ROW_BLOCKS * BLOCK_BYTES + Tile::COLUMN_BLOCKS * Tile::X_BYTES;
     unsigned ring, full, empty;
     DEVICE WgradLayout(unsigned memory)
-        : ring((memory + 1023) & ~1023u), full(ring + max(Tile::STAGES * STAGE, Tile::SUM_BYTES)), empty(full + Tile::STAGES * 8) {}
+        : ring((memory + 1023) & ~1023u), full(ring + max(Tile::STAGES * STAGE, Tile::SUM_BYTES)),
+          empty(full + Tile::STAGES * 8) {}
     DEVICE unsigned dy(int stage) const { return ring + stage * STAGE; }
     DEVICE unsigned x(int stage) const { return dy(stage) + Tile::ROW_BLOCKS * BLOCK_BYTES; }
 };

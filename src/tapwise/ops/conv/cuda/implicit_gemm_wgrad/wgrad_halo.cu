@@ -28,7 +28,8 @@ template <class Tile> struct HaloLayout {
     unsigned dy, x, full, empty, first;
     DEVICE HaloLayout(unsigned memory, int ahead)
         : slots(ahead + Tile::STAGES), dy((memory + 1023) & ~1023u), x(dy + Tile::STAGES * BLOCK_BYTES),
-          full(max(x + (slots + 1) * Tile::X_BYTES, dy + Tile::SUM_BYTES)), empty(full + Tile::STAGES * 8), first(empty + Tile::STAGES * 8) {}
+          full(max(x + (slots + 1) * Tile::X_BYTES, dy + Tile::SUM_BYTES)), empty(full + Tile::STAGES * 8),
+          first(empty + Tile::STAGES * 8) {}
 };
 
 // A place among pixels along padded rows.
