@@ -27,7 +27,7 @@ from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.device import H200
 from tapwise.errors import DeviceUnavailable
 from tapwise.ops.conv import api as conv
-from tapwise.ops.conv import prepared
+from tapwise.ops.conv import gradients, prepared
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.patches import api as patches
 from tapwise.ops.pool import api as pool
@@ -295,7 +295,7 @@ def launched(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch
     def forget() -> None:
         for kept in (copy.launch, pack._filters, dispatch._plan, _softmax_of, _reduction):
             kept.cache_clear()
-        for module in (conv, patches, pool, reduce, softmax):
+        for module in (conv, gradients, patches, pool, reduce, softmax):
             for one in vars(module).values():
                 if isinstance(one, Replays):
                     one._young, one._old = {}, {}
@@ -324,6 +324,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "one image": lambda x: tapwise.max_pool2d(x[0], 2),
     "conv1d": lambda x: tapwise.conv1d(x[0], tensor(4, 12, 5)),
     "pool1d": lambda x: tapwise.avg_pool1d(x[0], 2),
+    "transposed": lambda x: tapwise.conv_transpose2d(x, tensor(16, 4, 3, 3), dilation=3, output_padding=2),
 }
 
 
@@ -357,7 +358,7 @@ def test_what_is_made_again_is_right(launched: Launched, monkeypatch: pytest.Mon
     allocate, launched.computed = replay.allocator(torch, 0), True
     close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4)
     monkeypatch.setattr(replay, "allocator", lambda *_: lambda *given: allocate(*given).fill_(77))
-    w, bias = torch.randn(8, 6, 3, 3), torch.randn(8)
+    w, bias, turned = torch.randn(8, 6, 3, 3), torch.randn(8), torch.randn(6, 4, 2, 3)
     layer, packed = tapwise.prepare((2, 6, 9, 10), w, bias, padding=1), w.clone()
     for number in range(3):
         x = torch.randn(2, 6, 9, 10)
@@ -368,6 +369,8 @@ def test_what_is_made_again_is_right(launched: Launched, monkeypatch: pytest.Mon
                 y = tapwise.conv2d(image, w, bias, padding=1, algorithm=algorithm)
                 close(y, functional.conv2d(x, w, bias, padding=1))
             close(layer(image), functional.conv2d(x, packed, bias, padding=1))
+            larger = {"stride": (1, 2), "dilation": 3, "output_padding": (2, 1)}
+            close(tapwise.conv_transpose2d(image, turned, **larger), functional.conv_transpose2d(x, turned, **larger))
             places = tapwise.max_pool2d(image, 2, return_indices=True)
             close(places, functional.max_pool2d(image, 2, return_indices=True))
             close(tapwise.softmax(image, 1), torch.softmax(image, 1))

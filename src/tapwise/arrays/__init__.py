@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -149,6 +150,20 @@ def copy(array: Any) -> Any:
     result = empty(array.shape, array.dtype, "nchw", array)
     assign(result, array)
     return result
+
+
+def extended(array: Any, behind: tuple[int, ...]) -> Any:
+    """A copy in its memory order with so many zeros behind each spatial axis."""
+    n, c, *spatial = array.shape
+    sizes = (size + more for size, more in zip(spatial, behind, strict=True))
+    wide = empty((n, c, *sizes), array.dtype, layout_of(array), array)
+    if isinstance(wide, DeviceArray):
+        cuda.clear(wide)
+        assign(replace(wide, shape=array.shape), array)
+    else:
+        wide[...] = 0
+        wide[tuple(map(slice, array.shape))] = array
+    return wide
 
 
 def beside(array: Array, source: Array) -> Array:

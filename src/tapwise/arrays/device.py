@@ -247,6 +247,15 @@ def assign(target: DeviceArray, source: DeviceArray) -> None:
         copy({"x": source.ptr, "y": target.ptr}, source.stream)
 
 
+def clear(target: DeviceArray) -> None:
+    """target[...] = 0, on its library's stream."""
+    from tapwise.cuda.copy import launch
+
+    if target.size:
+        fill = launch(target.shape, (0,) * target.ndim, target.strides, target.dtype.itemsize, target.index)
+        fill({"x": 0, "y": target.ptr}, target.stream)
+
+
 def give(array: DeviceArray) -> Any:
     """The array as one of its library."""
     if array.library == "torch":

@@ -1,4 +1,4 @@
-// An array of up to five axes into another of its shape, both by strides in elements.
+// An array of up to five axes into another of its shape, both by strides in elements; zeros where x is null.
 struct Copy {
     const void *x;
     void *y;
@@ -16,6 +16,6 @@ template <typename T> __device__ __forceinline__ void copy(const Copy &a) {
             from += at * a.from[axis];
             to += at * a.to[axis];
         }
-        static_cast<T *>(a.y)[to] = static_cast<const T *>(a.x)[from];
+        static_cast<T *>(a.y)[to] = a.x ? static_cast<const T *>(a.x)[from] : T(0);
     }
 }

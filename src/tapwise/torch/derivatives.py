@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch.nn import functional
 
 from tapwise.activation import LEAKY_RELU, named_activation
 from tapwise.torch.operators import LIBRARY, NAMESPACE, OPERATORS
@@ -140,8 +141,14 @@ def _transpose_gradient(
         y = _OPS.conv_transpose2d(x, weight, bias, stride, padding, more, groups, dilation, **math)
     dz = _through(activation, dy, y).contiguous(memory_format=memory_format(x))
     words = stride, padding, dilation, groups
+    rows, columns = (size // step for size, step in zip(more, stride, strict=True))
+    if rows or columns:
+        # A convolution of the result's size gives so many more, which met zeros.
+        x = functional.pad(x, (0, columns, 0, rows))
     dx = _OPS.conv2d(dz, weight, None, *words, **math) if needs[0] else None
     dw = _OPS.conv2d_weight(dz, weight.shape, x, *words, **math) if needs[1] else None
+    if dx is not None and (rows or columns):
+        dx = dx[:, :, : dx.shape[2] - rows, : dx.shape[3] - columns].contiguous(memory_format=memory_format(dx))
     db = _bias_gradient(dz, x.dtype) if len(needs) > 2 and needs[2] else None
     return (dx, dw, db, *(None,) * 5)[: len(needs)]
 

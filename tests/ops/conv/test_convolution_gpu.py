@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from convolutions import CONVOLUTIONS
 
@@ -60,3 +62,29 @@ def test_implicit_gemm_simt_of_more_than_2_31_elements(layout: str) -> None:
     x[-1] = 2
     y = tapwise.conv2d(x, torch.ones(16, 16, 1, 1, device="cuda"), algorithm="cuda.implicit_gemm_simt")
     assert bool((y[:-1] == 16).all()) and bool((y[-1] == 32).all())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("layout", ["contiguous_format", "channels_last"])
+def test_transposed_convolution(layout: str, dtype: str) -> None:
+    """Against float64: bias and activation fused, phases that no tap meets, and more rows than the stride gives."""
+    import torch
+    from torch.nn import functional
+
+    cases: list[tuple[tuple[int, ...], dict[str, Any]]] = [
+        ((16, 24, 4, 4), {"stride": 2, "padding": 1}),
+        ((16, 8, 1, 2), {"stride": 3, "output_padding": (2, 1), "groups": 2}),
+        ((16, 8, 3, 2), {"stride": (1, 2), "dilation": (4, 3), "output_padding": (3, 2), "padding": 1}),
+    ]
+    for w_shape, words in cases:
+        x, w = torch.randn(3, 16, 9, 7, device="cuda"), torch.randn(w_shape, device="cuda")
+        bias = torch.randn(w_shape[1] * words.get("groups", 1), device="cuda")
+        x, w, bias = (one.to(getattr(torch, dtype)) for one in (x, w, bias))
+        expected = functional.silu(functional.conv_transpose2d(x.double(), w.double(), bias.double(), **words))
+        image = x.contiguous(memory_format=getattr(torch, layout))
+        # The second is made again from the first.
+        for _ in range(2):
+            y = tapwise.conv_transpose2d(image, w, bias, **words, activation="silu")
+            tolerance = 1e-4 if dtype == "float32" else 3e-2
+            torch.testing.assert_close(y.double(), expected, rtol=tolerance, atol=tolerance)
+            assert y.is_contiguous(memory_format=getattr(torch, layout))

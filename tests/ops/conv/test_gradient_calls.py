@@ -59,6 +59,8 @@ def test_gradients_are_those_of_torch(geometry: tuple[Any, ...], layout: torch.m
         ((2, 3, 6, 6), (3, 5, 3, 3), {"dilation": 2}),
         ((2, 8, 4, 4), (8, 1, 2, 2), {"stride": 2, "groups": 8}),
         ((2, 4, 9, 9), (4, 4, 1, 1), {"stride": 3, "output_padding": 2}),
+        ((2, 4, 5, 6), (4, 3, 3, 2), {"stride": (1, 2), "dilation": (3, 4), "output_padding": (2, 3)}),
+        ((1, 4, 5, 6), (4, 2, 2, 3), {"groups": 2, "dilation": 5, "output_padding": (4, 0), "padding": 1}),
     ],
 )
 def test_transposed_convolution_is_that_of_torch(
@@ -69,6 +71,9 @@ def test_transposed_convolution_is_that_of_torch(
     expected = functional.conv_transpose2d(x, w, bias, **words)
     found = tapwise.conv_transpose2d(x, w, bias, **words)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    out = torch.full(expected.shape, torch.nan)
+    assert tapwise.conv_transpose2d(x, w, bias, **words, out=out) is out
+    torch.testing.assert_close(out, found, rtol=0, atol=0)
     fused = tapwise.conv_transpose2d(x[0].numpy(), w.numpy(), bias.numpy(), **words, activation="silu")
     assert isinstance(fused, np.ndarray)
     torch.testing.assert_close(torch.from_numpy(fused), functional.silu(expected[0]), rtol=1e-4, atol=1e-4)

@@ -56,7 +56,7 @@ def conv_transpose2d(
     x (n, c, h, w) or (c, h, w), w (c, k / groups, r, s), bias (k,); the result has (h - 1) * stride - 2 * padding +
     dilation * (r - 1) + output_padding + 1 rows. It is dgrad of the convolution that goes from that to x. Arrays,
     dtypes and activations as for conv2d. `padding`: a number, or one for each axis. `output_padding`: less than the
-    stride. `algorithm`: "auto" or an id of dgrad. Raises InvalidProblem for a bad argument.
+    stride or the dilation. `algorithm`: "auto" or an id of dgrad. Raises InvalidProblem for a bad argument.
     """
     words = stride, padding, output_padding, groups, dilation, _word(activation), math, algorithm, device
     return _transpose2d.call(_conv_transpose2d, words, out, x, w, bias)
@@ -202,14 +202,20 @@ def _conv_transpose(words: tuple[Any, ...], out: Any, x: Any, w: Any, bias: Any,
     for step, pad, more, distance, size in zip(steps, around, behind, distances, inner, strict=True):
         if min(step, distance) < 1 or pad < 0:
             raise InvalidProblem(f"stride={steps}, dilation={distances}, padding={around}: at least 1, 1 and 0")
-        if not 0 <= more < step:
-            raise InvalidProblem(f"output_padding={behind}: at least 0 and less than stride={steps} is allowed")
+        if not 0 <= more < max(step, distance):
+            raise InvalidProblem(
+                f"output_padding={behind}: at least 0 and less than stride={steps} or dilation={distances} is allowed"
+            )
         if size < 1:
             raise InvalidProblem(f"x has shape {source.shape}: at least one element an axis is allowed")
     sizes = zip(inner, kernel, steps, around, behind, distances, strict=True)
     spatial = tuple((size - 1) * step - 2 * pad + d * (r - 1) + more + 1 for size, r, step, pad, more, d in sizes)
     if min(spatial) < 0:
         raise InvalidProblem(f"padding={around}: leaves {spatial} of the result, at least 0 are allowed")
+    if any(more >= step for more, step in zip(behind, steps, strict=True)):
+        # A convolution would give so many elements more of that size: zeros, which add nothing.
+        batched = arrays.extended(batched, tuple(more // step for more, step in zip(behind, steps, strict=True)))
+        source = batched[0] if single else batched
     problem = _problem(
         n=n, c=groups * group_k, spatial=spatial, k=c, kernel=tuple(kernel), stride=steps,
         padding=tuple((pad, pad) for pad in around), dilation=distances, groups=groups, dtype=dtype,
