@@ -63,6 +63,30 @@ def conv(a: dict[str, Any], x: np.ndarray, w: np.ndarray, bias: np.ndarray | Non
     return call(x, w, bias, groups=a.get("group", 1), **window(a, x.shape[2:], w.shape[2:]))
 
 
+def conv_transpose(a: dict[str, Any], x: np.ndarray, w: np.ndarray, bias: np.ndarray | None = None) -> Any:
+    rank_at_most(2, x)
+    call = tapwise.conv_transpose2d if x.ndim == 4 else tapwise.conv_transpose1d
+    spatial, kernel, axes = x.shape[2:], w.shape[2:], x.ndim - 2
+    options = window(a, spatial, kernel)
+    more = list(a.get("output_padding", (0,) * axes))
+    same = a.get("auto_pad", "NOTSET")
+    wanted = a.get("output_shape")
+    if wanted is None and same.startswith("SAME"):
+        wanted = [size * step for size, step in zip(spatial, options["stride"], strict=True)]
+    if wanted is not None:
+        sides = []
+        for axis, (size, step, taps, apart) in enumerate(
+            zip(spatial, options["stride"], kernel, options["dilation"], strict=True)
+        ):
+            total = (size - 1) * step + (taps - 1) * apart + 1 + more[axis] - wanted[axis]
+            # Less than the whole is cut, more is put behind.
+            more[axis] += max(0, -total)
+            half, rest = max(0, total) // 2, max(0, total) - max(0, total) // 2
+            sides.append((half, rest) if same == "SAME_UPPER" else (rest, half))
+        options["padding"] = tuple(sides)
+    return call(x, w, bias, output_padding=tuple(more), groups=a.get("group", 1), **options)
+
+
 def max_pool(a: dict[str, Any], x: np.ndarray) -> Any:
     rank_at_most(2, x)
     call = tapwise.max_pool2d if x.ndim == 4 else tapwise.max_pool1d
@@ -129,6 +153,7 @@ def position(op: str) -> Callable[..., Any]:
 # The operator, our call for it, and how many of its tests must have run: an adapter that refuses is no test.
 ADAPTERS: dict[str, tuple[Callable[..., Any], int]] = {
     "Conv": (conv, 6),
+    "ConvTranspose": (conv_transpose, 10),
     "MaxPool": (max_pool, 14),
     "AveragePool": (avg_pool, 14),
     "GlobalAveragePool": (global_pool("mean"), 2),
@@ -175,3 +200,37 @@ def test_node(operator: str) -> None:
                 np.testing.assert_allclose(mine, theirs, case.rtol, 1e-6, err_msg=case.name)
             ran.append(case.name)
     assert len(ran) >= least, f"only {len(ran)} ran; refused: {refused}"
+
+
+@pytest.mark.parametrize(
+    ("x_shape", "w_shape", "words"),
+    [
+        ((2, 4, 5, 4), (4, 3, 3, 4), {"auto_pad": "SAME_LOWER", "strides": [2, 3]}),
+        ((2, 4, 5, 4), (4, 3, 3, 4), {"auto_pad": "SAME_UPPER", "strides": [2, 1], "dilations": [1, 3]}),
+        ((1, 4, 5, 4), (4, 3, 3, 4), {"auto_pad": "VALID", "strides": [3, 2], "output_padding": [2, 1]}),
+        ((1, 4, 5, 4), (4, 3, 3, 3), {"pads": [0, 1, 2, 0], "strides": [2, 2]}),
+        ((1, 4, 5, 4), (4, 2, 3, 3), {"pads": [1, 0, 0, 2], "output_padding": [1, 0], "strides": [2, 1], "group": 2}),
+        ((1, 4, 5, 4), (4, 3, 3, 3), {"output_shape": [10, 7], "strides": [2, 2]}),
+        ((2, 4, 9), (4, 3, 4), {"pads": [0, 2], "strides": [3], "output_padding": [1]}),
+        ((2, 4, 9), (4, 3, 2), {"auto_pad": "SAME_UPPER", "strides": [2], "dilations": [2]}),
+    ],
+)
+def test_transposed_convolution(x_shape: tuple[int, ...], w_shape: tuple[int, ...], words: dict[str, Any]) -> None:
+    """Attributes that no node test has, against onnxruntime."""
+    onnxruntime = pytest.importorskip("onnxruntime")
+    rng = np.random.default_rng(5)
+    x, w = (rng.standard_normal(shape).astype(np.float32) for shape in (x_shape, w_shape))
+    bias = rng.standard_normal(w_shape[1] * words.get("group", 1)).astype(np.float32)
+    given = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, one.shape)
+        for name, one in (("x", x), ("w", w), ("b", bias))
+    ]
+    node = onnx.helper.make_node("ConvTranspose", ["x", "w", "b"], ["y"], **words)
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, None)
+    graph = onnx.helper.make_graph([node], "one", given, [y])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 22)], ir_version=10)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, {"x": x, "w": w, "b": bias})
+    found = conv_transpose(attributes(node), x, w, bias)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, 1e-4, 1e-5)

@@ -103,9 +103,9 @@ def test_derivatives(name: str, some: slice) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("conv_transpose1d", {"padding": "same"}),
-        ("conv_transpose2d", {"padding": "valid"}),
-        ("conv_transpose2d", {"padding": ((1, 1), (0, 1))}),
+        ("conv_transpose1d", {"padding": "same", "stride": 2}),
+        ("conv_transpose2d", {"padding": "full"}),
+        ("conv_transpose2d", {"padding": ((1, 1), (0, -1))}),
         ("conv_transpose2d", {"output_padding": 3, "stride": 2, "dilation": 3}),
         ("conv_transpose2d", {"output_padding": (1, 2), "stride": (1, 2), "dilation": (2, 1)}),
         ("conv_transpose1d", {"output_padding": -1}),

@@ -53,9 +53,9 @@ def conv_transpose2d(
 ) -> Any:  # fmt: skip
     """activation(conv_transpose(x, w) + bias), with the meaning of torch.nn.functional.conv_transpose2d.
 
-    x (n, c, h, w) or (c, h, w), w (c, k / groups, r, s), bias (k,); the result has (h - 1) * stride - 2 * padding +
+    x (n, c, h, w) or (c, h, w), w (c, k / groups, r, s), bias (k,); the result has (h - 1) * stride - top - bottom +
     dilation * (r - 1) + output_padding + 1 rows. It is dgrad of the convolution that goes from that to x. Arrays,
-    dtypes and activations as for conv2d. `padding`: a number, or one for each axis. `output_padding`: less than the
+    dtypes, activations and `padding`, which takes from the result, as for conv2d. `output_padding`: less than the
     stride or the dilation. `algorithm`: "auto" or an id of dgrad. Raises InvalidProblem for a bad argument.
     """
     words = stride, padding, output_padding, groups, dilation, _word(activation), math, algorithm, device
@@ -197,29 +197,29 @@ def _conv_transpose(words: tuple[Any, ...], out: Any, x: Any, w: Any, bias: Any,
         )
     if offset is not None:
         check_like("bias", offset, (groups * group_k,), dtype)
-    steps, around = numbers(stride, axes, "stride"), numbers(padding, axes, "padding")
-    behind, distances = numbers(output_padding, axes, "output_padding"), numbers(dilation, axes, "dilation")
-    for step, pad, more, distance, size in zip(steps, around, behind, distances, inner, strict=True):
-        if min(step, distance) < 1 or pad < 0:
+    steps, distances = numbers(stride, axes, "stride"), numbers(dilation, axes, "dilation")
+    around = sides_of(padding, tuple(inner), tuple(kernel), steps, distances, None)
+    behind = numbers(output_padding, axes, "output_padding")
+    for step, pair, more, distance, size in zip(steps, around, behind, distances, inner, strict=True):
+        if min(step, distance) < 1 or min(pair) < 0:
             raise InvalidProblem(f"stride={steps}, dilation={distances}, padding={around}: at least 1, 1 and 0")
         if not 0 <= more < max(step, distance):
             raise InvalidProblem(
                 f"output_padding={behind}: at least 0 and less than stride={steps} or dilation={distances} is allowed"
             )
         if size < 1:
-            raise InvalidProblem(f"x has shape {source.shape}: at least one element an axis is allowed")
+            raise InvalidProblem(f"x has shape {source.shape}: at least one element of each spatial axis is allowed")
     sizes = zip(inner, kernel, steps, around, behind, distances, strict=True)
-    spatial = tuple((size - 1) * step - 2 * pad + d * (r - 1) + more + 1 for size, r, step, pad, more, d in sizes)
+    spatial = tuple((size - 1) * step - sum(pair) + d * (r - 1) + more + 1 for size, r, step, pair, more, d in sizes)
     if min(spatial) < 0:
         raise InvalidProblem(f"padding={around}: leaves {spatial} of the result, at least 0 are allowed")
-    if any(more >= step for more, step in zip(behind, steps, strict=True)):
-        # A convolution would give so many elements more of that size: zeros, which add nothing.
-        batched = arrays.extended(batched, tuple(more // step for more, step in zip(behind, steps, strict=True)))
-        source = batched[0] if single else batched
     problem = _problem(
         n=n, c=groups * group_k, spatial=spatial, k=c, kernel=tuple(kernel), stride=steps,
-        padding=tuple((pad, pad) for pad in around), dilation=distances, groups=groups, dtype=dtype,
-        math=_math(math, dtype), layout=arrays.layout_of(batched), direction="dgrad", bias=offset is not None,
-        activation=activation,
+        padding=around, dilation=distances, groups=groups, dtype=dtype, math=_math(math, dtype),
+        layout=arrays.layout_of(batched), direction="dgrad", bias=offset is not None, activation=activation,
     )  # fmt: skip
+    missing = tuple(wanted - size for wanted, size in zip(problem.output, inner, strict=True))
+    if any(missing):
+        # A convolution of that result gives more than x where output_padding is a stride or more: zeros.
+        source = arrays.extended(batched, missing)[0 if single else slice(None)]
     return _dgrad(problem, single, filters, offset, x, source, algorithm, out)
