@@ -18,7 +18,7 @@ from campaign_cases import filters
 
 TOOLS = Path(__file__).parents[1] / "tools"
 # Seconds: half a minute in all.
-SHARES = {"problems": 7, "calls": 7, "filters": 6, "arguments": 4, "faults": 7}
+SHARES = {"problems": 6, "calls": 6, "gradients": 5, "filters": 5, "arguments": 4, "faults": 7}
 
 
 def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -36,7 +36,7 @@ def test_half_a_minute_of_it(family: str) -> None:
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize("family", ["problems", "calls"])
+@pytest.mark.parametrize("family", ["problems", "calls", "gradients"])
 def test_on_a_gpu(family: str) -> None:
     found = run("--minutes", "0.25", "--jobs", "1", "--only", family, "--seed", "1", "--device", "cuda")
     assert found.returncode == 0, found.stdout + found.stderr

@@ -29,11 +29,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from campaign_cases import Case, Family, Refused, arguments, calls, faults, filters, problems
+from campaign_cases import Case, Family, Refused, arguments, calls, faults, filters, gradients, problems
 
 FAMILIES: Final[dict[str, Family]] = {
     "problems": problems.FAMILY,
     "calls": calls.FAMILY,
+    "gradients": gradients.FAMILY,
     "filters": filters.FAMILY,
     "arguments": arguments.FAMILY,
     "faults": faults.FAMILY,

@@ -69,11 +69,11 @@ def run(case: Case) -> str | None:
     if type(y) is not type(again) or any(plain(a).tobytes() != plain(b).tobytes() for a, b in _pairs(y, again)):
         return "differs when it is repeated"
     if problem.operator == "conv" and not case["prepared"]:
-        problem = problem.replace(layout=_order(users[0], backend))
+        problem = problem.replace(layout=order_of(users[0], backend))
     return _judge(problem, Inputs(*arrays[:4]), y, case["algorithm"], device)
 
 
-def _order(x: Any, backend: str) -> str:
+def order_of(x: Any, backend: str) -> str:
     """The memory order that a call on the array has: a form may be dense in the other."""
     index = 0 if backend == "cuda" else None
     return str(tapwise_arrays.layout_of(tapwise_arrays.anywhere(x, "x", index)))
@@ -148,7 +148,7 @@ def _judge(problem: Any, inputs: Inputs, y: Any, algorithm: str, device: Any) ->
             return None  # Winograd spreads what is not finite over a tile: its page says so
         if problem.math == "3xtf32" and not finite:
             return None  # infinity less its high part is NaN: its page says so
-    arrays: list[Any] = [None if a is None else _lift(problem, number, a) for number, a in enumerate(inputs[:4])]
+    arrays: list[Any] = [None if a is None else lifted(problem, number, a) for number, a in enumerate(inputs[:4])]
     lifted = Inputs(*arrays)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -174,7 +174,7 @@ def _shaped(bound: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     return bound if bound.ndim == 0 else np.reshape(bound, shape)
 
 
-def _lift(problem: Any, number: int, array: np.ndarray) -> np.ndarray:
+def lifted(problem: Any, number: int, array: np.ndarray) -> np.ndarray:
     """An operand in the shape that the canonical problem has."""
     shapes = problem.canonical().inputs(lambda shape: shape) if number != 2 else None
     return array if shapes is None or shapes[number] is None else array.reshape(shapes[number])
