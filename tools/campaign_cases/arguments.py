@@ -84,6 +84,10 @@ _CONV: Final = (
     *("x", "w", "bias", *_STEPS, "groups", "activation", "residual", "output_size", "math", "algorithm", "device"),
     "out",
 )
+_TRANSPOSED: Final = (
+    *("x", "w", "bias", *_STEPS, "output_padding", "groups", "activation", "math", "algorithm", "device", "out"),
+)
+_GRADIENT: Final = ("dy", *_STEPS, "groups", "math", "algorithm", "device", "out")
 _POOL: Final = ("x", "kernel_size", *_STEPS, "ceil_mode", "return_indices", "algorithm", "device", "out")
 _AVERAGE: Final = (
     *("x", "kernel_size", *_STEPS, "ceil_mode", "count_include_pad", "divisor_override", "algorithm", "device", "out"),
@@ -93,6 +97,10 @@ _EDGES: Final = ("input", "output", "mode", "cval")
 ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "conv2d": _CONV,
     "conv1d": _CONV,
+    "conv_transpose2d": _TRANSPOSED,
+    "conv_transpose1d": _TRANSPOSED,
+    "conv2d_input": ("input_size", "w", *_GRADIENT),
+    "conv2d_weight": ("x", "weight_size", *_GRADIENT),
     "prepare": (
         *("problem", "w", "bias", *_STEPS, "groups", "activation", "residual", "output_size", "math", "layout"),
         *("algorithm", "config", "threads", "device"),
@@ -140,6 +148,10 @@ def _good(function: str) -> dict[str, Any]:
         return {"x": x, "op": "sum"}
     if function == "col2im":
         return {"cols": np.ones((1, 36, 49), np.float32), "output_size": (9, 9), "kernel_size": 3}
+    if function == "conv2d_input":
+        return {"dy": x[..., 2:, 2:], "input_size": x.shape, "w": np.ones((4, 4, 3, 3), np.float32)}
+    if function == "conv2d_weight":
+        return {"x": x, "weight_size": (4, 4, 3, 3), "dy": x[..., 2:, 2:]}
     x = x[:, :, 0] if function.endswith("1d") else x
     if function.startswith("conv"):
         return {"x": x, "w": np.ones((4, 4, *(3,) * (x.ndim - 2)), np.float32)}
@@ -160,8 +172,7 @@ def run(case: Case) -> str | None:
     if case["backend"] == "cuda" and not name.startswith(("prepare", "ConvProblem")):
         first = next(iter(arguments))
         arguments |= {first: _there(arguments[first])}
-        if "w" in arguments:
-            arguments["w"] = _there(arguments["w"])
+        arguments |= {name: _there(arguments[name]) for name in ("w", "dy") if name in arguments}
     arguments[argument] = _tensors()[value]() if value in TENSORS else VALUES[value]()
     try:
         _function(name)(**arguments)

@@ -105,18 +105,19 @@ def window(spatial: tuple[int, ...], kernel_size: Any, stride: Any, padding: Any
     return {"spatial": spatial, "kernel": kernel, "stride": steps, "padding": sides, "dilation": distances}
 
 
-def with_batch(x: Any, axes: int) -> tuple[bool, Any]:
+def with_batch(x: Any, axes: int, name: str = "x") -> tuple[bool, Any]:
     """(whether x lacks a batch axis, x with one); `axes` spatial ones."""
     if x.ndim not in (axes + 1, axes + 2):
-        raise InvalidProblem(f"x has shape {x.shape}: {axes + 2} axes are allowed, or {axes + 1} without a batch")
+        raise InvalidProblem(f"{name} has shape {x.shape}: {axes + 2} axes are allowed, or {axes + 1} without a batch")
     single = x.ndim == axes + 1
     return single, x[None] if single else x
 
 
-def result(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], source: Any, **inputs: Any) -> Any:
+def result(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], source: Any, name: str = "x", **inputs: Any) -> Any:
     """The user's `out` as an array to write to, where the source lies.
 
-    Raises InvalidProblem where it does not fit or overlaps an input: x, which is the source, or one of `inputs`.
+    Raises InvalidProblem where it does not fit or overlaps an input: the source, which the user calls `name`, or one of
+    `inputs`.
     """
     target = arrays.target(out, source)
     if target.shape != shape:
@@ -125,9 +126,9 @@ def result(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], source: Any, 
         raise InvalidProblem(f"out has dtype {target.dtype}: {dtype} is allowed")
     if not arrays.writeable(target):
         raise InvalidProblem("out is read-only: an array that can be written is allowed")
-    for name, array in {"x": source, **inputs}.items():
+    for one, array in {name: source, **inputs}.items():
         if array is not None and arrays.overlap(target, array):
-            raise InvalidProblem(f"out overlaps {name}: an array with memory of its own is allowed")
+            raise InvalidProblem(f"out overlaps {one}: an array with memory of its own is allowed")
     return target
 
 

@@ -117,5 +117,25 @@ def test_bad_arguments_are_named() -> None:
         tapwise.conv_transpose2d(x, w)
     with pytest.raises(InvalidProblem, match="out overlaps x"):
         tapwise.conv2d_weight(x, (2, 3, 8, 8), np.zeros((2, 2, 1, 1), np.float32), out=x)
+    with pytest.raises(InvalidProblem, match="out overlaps dy"):
+        tapwise.conv2d_input((2, 4, 6, 6), w[:, :1, :1, :1].repeat(4, 1), dy, out=dy)
+    with pytest.raises(InvalidProblem, match="out overlaps w"):
+        tapwise.conv_transpose2d(x[:, :1, :1, :1], w[:1], out=np.lib.stride_tricks.as_strided(w, (2, 3, 3, 3)))
+    with pytest.raises(InvalidProblem, match=r"dy has shape .* stride=.*, padding=.* dilation="):
+        tapwise.conv2d_input(x.shape, w, dy, dilation=2)
+    with pytest.raises(InvalidProblem, match=r"dy has shape \(6, 6\)"):
+        tapwise.conv2d_input(x.shape, w, dy[0, 0])
+    with pytest.raises(InvalidProblem, match="w has dtype float32: float16, as dy"):
+        tapwise.conv2d_input(x.shape, w, dy.astype(np.float16))
+    with pytest.raises(InvalidProblem, match=r"x of shape .*, weight_size=\(4, 2, 3, 3\), groups=1"):
+        tapwise.conv2d_weight(x, (4, 2, 3, 3), dy)
+    bad: Any
+    for bad in ([], {}, np.zeros(2), slice(1)):
+        with pytest.raises(InvalidProblem, match="math="):
+            tapwise.conv2d_weight(x, w.shape, dy, math=bad)
+        with pytest.raises(InvalidProblem, match="math="):
+            tapwise.conv2d_input(x.shape, w, dy, math=bad)
+        with pytest.raises(InvalidProblem, match="activation="):
+            tapwise.conv_transpose2d(dy, w, activation=bad)
     with pytest.raises(InvalidProblem, match=r"cuda\.grid_stride"):
         tapwise.conv2d_weight(x, w.shape, dy, algorithm="cpu.winograd")

@@ -145,7 +145,7 @@ def _convolve(words: tuple[Any, ...], out: Any, x: Any, w: Any, bias: Any, resid
     packed = plan.pack(lift(filters, problem, False))
     if offset is not None:
         offset = arrays.dense(offset, "nchw")
-    return execute(problem, single, plan, packed, offset, x, source, addend, out)
+    return execute(problem, single, plan, packed, offset, x, source, addend, out, w=filters)
 
 
 def _problem(

@@ -7,7 +7,7 @@ from typing import Any
 
 from tapwise import arrays, dispatch
 from tapwise.algorithm import Buffers
-from tapwise.arguments import shown, whole, wholes
+from tapwise.arguments import one_of, shown, whole, wholes
 from tapwise.arrays.replay import Replays
 from tapwise.arrays.workspaces import workspace
 from tapwise.errors import InvalidProblem
@@ -84,18 +84,19 @@ def _word(activation: Any) -> Any:
 
 def _math(math: Any, dtype: str) -> Any:
     """Arithmetic of float32 says nothing of other dtypes."""
-    return "ieee" if isinstance(math, str) and math in MATHS and dtype != "f32" else math
+    one_of(math, "math", MATHS)
+    return math if dtype == "f32" else "ieee"
 
 
 def _geometry(
-    x_shape: tuple[int, ...], w_shape: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: Any
+    x_shape: tuple[int, ...], w_shape: tuple[int, ...], stride: Any, padding: Any, dilation: Any, groups: Any, what: str
 ) -> dict[str, Any]:
-    """A problem's sizes, of an image's shape with its batch. Raises InvalidProblem where they do not fit."""
+    """A problem's sizes, of an image's shape with its batch. Raises InvalidProblem where they do not fit: `what`."""
     (n, c, *spatial), (k, group_c, *kernel), axes = x_shape, w_shape, len(x_shape) - 2
     groups = whole(groups, "groups")
     if groups < 1 or c % groups or k % groups or group_c * groups != c:
         raise InvalidProblem(
-            f"groups={groups}: must divide c={c} and k={k}, and w of shape {w_shape} must have c / groups channels"
+            f"{what}, groups={groups}: groups that divide c={c} and k={k}, and c / groups channels of w, are allowed"
         )
     steps, distances = numbers(stride, axes, "stride"), numbers(dilation, axes, "dilation")
     sides = sides_of(padding, tuple(spatial), tuple(kernel), steps, distances, None)
@@ -110,34 +111,39 @@ def _conv2d_input(words: tuple[Any, ...], out: Any, dy: Any, w: Any) -> Any:
     at, upload = arrays.place(dy, device)
     source, filters = arrays.anywhere(dy, "dy", at, upload), arrays.anywhere(w, "w", at, upload)
     dtype, shape = arrays.dtype_name(source, "dy"), wholes(size, "input_size")
-    single, batched = with_batch(source, 2)
+    single, batched = with_batch(source, 2, "dy")
     if filters.ndim != 4 or len(shape) != source.ndim:
         raise InvalidProblem(
             f"input_size={shown(size)}, w of shape {filters.shape}, dy of shape {source.shape}: "
             "(n, c, h, w), (k, c / groups, r, s) and (n, k, p, q) are allowed, n in both or in neither"
         )
-    check_like("w", filters, filters.shape, dtype)
-    sizes = _geometry((1, *shape) if single else shape, filters.shape, stride, padding, dilation, groups)
+    check_like("w", filters, filters.shape, dtype, "dy")
+    what = f"input_size={shown(size)}, w of shape {filters.shape}"
+    sizes = _geometry((1, *shape) if single else shape, filters.shape, stride, padding, dilation, groups, what)
     problem = _problem(
         **sizes, dtype=dtype, math=_math(math, dtype), layout=arrays.layout_of(batched), direction="dgrad"
     )
     _check_gradient(batched, problem)
-    return _dgrad(problem, single, filters, None, dy, source, algorithm, out)
+    return _dgrad(problem, single, filters, None, dy, source, algorithm, out, "dy")
 
 
 def _check_gradient(dy: Any, problem: ConvProblem) -> None:
     if dy.shape != problem.y_shape:
-        raise InvalidProblem(f"dy has shape {dy.shape}: {problem.y_shape}, as y, is allowed")
+        raise InvalidProblem(
+            f"dy has shape {dy.shape}: {problem.y_shape}, as y of stride={problem.stride}, padding={problem.padding} "
+            f"and dilation={problem.dilation}, is allowed"
+        )
 
 
 def _dgrad(
-    problem: ConvProblem, single: bool, filters: Any, bias: Any, given: Any, source: Any, algorithm: str, out: Any
-) -> Any:
-    """Run a problem on checked arrays; `source` is the view of `given`."""
+    problem: ConvProblem, single: bool, filters: Any, bias: Any, given: Any, source: Any, algorithm: str, out: Any,
+    name: str = "x",
+) -> Any:  # fmt: skip
+    """Run a problem on checked arrays; `source` is the view of `given`, which the user calls `name`."""
     _choice, plan = plan_of(problem.canonical(), device_of(source), algorithm, None, False)
     packed = plan.pack(lift(filters, problem, False))
     offset = None if bias is None else arrays.dense(bias, "nchw")
-    return execute(problem, single, plan, packed, offset, given, source, None, out)
+    return execute(problem, single, plan, packed, offset, given, source, None, out, name, filters)
 
 
 def _conv2d_weight(words: tuple[Any, ...], out: Any, x: Any, dy: Any) -> Any:
@@ -154,7 +160,8 @@ def _conv2d_weight(words: tuple[Any, ...], out: Any, x: Any, dy: Any) -> Any:
     gradient = gradient[None] if gradient.ndim == 3 else gradient
     check_like("dy", gradient, gradient.shape, dtype)
     layout = arrays.layout_of(batched)
-    sizes = _geometry(batched.shape, shape, stride, padding, dilation, groups)
+    what = f"x of shape {source.shape}, weight_size={shown(size)}"
+    sizes = _geometry(batched.shape, shape, stride, padding, dilation, groups, what)
     problem = _problem(**sizes, dtype=dtype, math=_math(math, dtype), layout=layout, direction="wgrad")
     _check_gradient(gradient, problem)
     target = None if out is None else result(out, problem.w_shape, problem.x_dtype, source, dy=gradient)
@@ -216,7 +223,8 @@ def _conv_transpose(words: tuple[Any, ...], out: Any, x: Any, w: Any, bias: Any,
     problem = _problem(
         n=n, c=groups * group_k, spatial=spatial, k=c, kernel=tuple(kernel), stride=steps,
         padding=around, dilation=distances, groups=groups, dtype=dtype, math=_math(math, dtype),
-        layout=arrays.layout_of(batched), direction="dgrad", bias=offset is not None, activation=activation,
+        layout=arrays.layout_of(batched), direction="dgrad", bias=offset is not None,
+        activation=activation_word(activation),
     )  # fmt: skip
     missing = tuple(wanted - size for wanted, size in zip(problem.output, inner, strict=True))
     if any(missing):

@@ -241,14 +241,15 @@ class NothingToSum(Plan):
 
 def execute(
     problem: ConvProblem, single: bool, plan: Plan, packed: Any, bias: np.ndarray | None,
-    x: Any, source: Any, added: Any, out: Any,
+    x: Any, source: Any, added: Any, out: Any, name: str = "x", w: Any = None,
 ) -> Any:  # fmt: skip
-    """Run a plan on checked `source`, the view of `x`; check residual and out; give back what the user expects."""
+    """Run a plan on checked `source`, the view of `x`, which the user calls `name`; check residual and out; give back
+    what the user expects. `w`: the user's own filters, where `packed` may share their memory."""
     shape = problem.result_shape[single:]
     layout, dtype = problem.layout, problem.x_dtype
     if added is not None:
         check_like("residual", added, shape, problem.dtype)
-    target = None if out is None else result(out, shape, dtype, source, bias=bias, residual=added)
+    target = None if out is None else result(out, shape, dtype, source, name, w=w, bias=bias, residual=added)
     images = arrays.dense(lift(source, problem, single), layout)
     addend = None if added is None else arrays.dense(lift(added, problem, single), layout)
     direct = None if target is None else lift(target, problem, single)
@@ -273,9 +274,9 @@ def lift(array: Any, problem: ConvProblem, single: bool) -> Any:
     return array[:, :, None] if len(problem.spatial) == 1 else array
 
 
-def check_like(name: str, array: arrays.Array, shape: tuple[int, ...], dtype: str) -> None:
+def check_like(name: str, array: arrays.Array, shape: tuple[int, ...], dtype: str, like: str = "x") -> None:
     if array.shape != shape:
         raise InvalidProblem(f"{name} has shape {array.shape}: {shape} is allowed")
     if array.dtype != DTYPES[dtype]:
         arrays.dtype_name(array, name)
-        raise InvalidProblem(f"{name} has dtype {array.dtype}: {DTYPES[dtype]}, as x, is allowed")
+        raise InvalidProblem(f"{name} has dtype {array.dtype}: {DTYPES[dtype]}, as {like}, is allowed")
