@@ -8,6 +8,7 @@ import pytest
 import emulated
 from emulated.verify import check as check_emulated
 from tapwise import registry, verify
+from tapwise.activation import ACTIVATIONS
 from tapwise.algorithm import Config
 from tapwise.cpu.device import host
 from tapwise.cuda.jit import compile as compiler
@@ -74,6 +75,30 @@ def test_plain_kernels(text: str, backwards: bool) -> None:
     problem = ConvProblem.parse(text)
     algorithm = GridStrideWgrad() if problem.direction == "wgrad" else GridStrideDgrad()
     assert (verdict := check_emulated(problem, algorithm, Config(), backwards=backwards)), verdict.message
+
+
+# Phases that no tap meets are the bias alone; in the last one no element of dx is met at all.
+EPILOGUES = [
+    "n2 c6 h8 w7 k4 r1 s1 stride3x2",
+    "n2 c6 h5 w9 k8 r3 s2 stride2 pad1 groups2 nhwc f16",
+    "n2 c6 h1 w1 k4 r1 s1 stride3 pad1",
+]
+
+
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, "leaky_relu-0.5"])
+def test_bias_and_activation_on_the_cpu(activation: str) -> None:
+    for text in EPILOGUES:
+        problem = ConvProblem.parse(f"{text} bias {activation} dgrad")
+        for identifier in ("cpu.serial", "cpu.fprop_phases"):
+            if registry.get(identifier, "dgrad").refusal(problem, DEVICE) is None:
+                verdict = verify.check(problem, identifier, device=DEVICE)
+                assert verdict, f"{identifier}, {text}: {verdict.message}"
+
+
+@pytest.mark.parametrize("text", [f"{EPILOGUES[0]} bias gelu dgrad", f"{EPILOGUES[1]} bias leaky_relu-0.5 dgrad"])
+def test_bias_and_activation_of_the_plain_kernel(text: str) -> None:
+    problem = ConvProblem.parse(text)
+    assert (verdict := check_emulated(problem, GridStrideDgrad(), Config())), verdict.message
 
 
 @pytest.mark.parametrize("text", [text for text in CASES if "dgrad" in text and "stride" in text])
