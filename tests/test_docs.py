@@ -75,7 +75,7 @@ def test_algorithm_class_has_a_registry_row() -> None:
     assert found == rows
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/torch.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/torch.md", "docs/directions.md"])
 def test_examples_of_a_page_run(page: str) -> None:
     blocks = code_blocks((ROOT / page).read_text(), "python")
     assert len(blocks) >= 2
@@ -188,3 +188,16 @@ def test_operator_table_is_what_the_registry_gives() -> None:
     assert "<!-- operators -->\n| operator" in README
     without = re.sub(r"<!-- results.*?<!-- /results -->", "", README, flags=re.DOTALL)
     assert rewrite(without, {}) == without
+
+
+def test_directions_are_what_the_registry_gives() -> None:
+    """Each algorithm of convolution and its gradients once, with its backends."""
+    from tapwise.lab.report import rewrite
+
+    text = (ROOT / "docs" / "directions.md").read_text()
+    assert len(text.splitlines()) <= MOST_LINES
+    assert rewrite(text, {}) == text
+    rows = re.findall(r"^\| \[(\w+)\]\(.*?\) \| (.*) \| (.*) \| (.*) \|$", text.split("<!-- directions -->")[1], re.M)
+    for number, operator in enumerate(("conv", "dgrad", "wgrad"), 1):
+        found = {f"{backend}.{row[0]}" for row in rows for backend in row[number].split(", ") if backend != "-"}
+        assert found == set(ALGORITHMS[operator])

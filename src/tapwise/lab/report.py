@@ -21,7 +21,9 @@ from tapwise.lab.study import show
 from tapwise.lab.study.findings import Findings
 from tapwise.lab.timing import UNSTABLE
 
-_MARKED = re.compile(r"(<!-- (results|study|operators)(?::([\w./-]+))? -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
+# Each direction's operator.
+_DIRECTIONS = {"fprop": "conv", "dgrad": "dgrad", "wgrad": "wgrad"}
+_MARKED = re.compile(r"(<!-- (results|study|operators|directions)(?::([\w./-]+))? -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
 
 
 def microseconds(value: float | None) -> str:
@@ -246,6 +248,7 @@ def rewrite(text: str, results: dict[str, list[dict[str, Any]]], findings: Mappi
     """A document with the text between its markers generated anew. Raises KeyError for results that are not there."""
 
     known = findings or {}
+    of_registry = {"operators": operators, "directions": directions}
 
     def section(match: re.Match[str]) -> str:
         kind, name = match[2], match[3]
@@ -254,7 +257,7 @@ def rewrite(text: str, results: dict[str, list[dict[str, Any]]], findings: Mappi
         if kind == "study":
             made = show.markdown(known[name]) + "\n"
         else:
-            made = operators() if kind == "operators" else markdown(name, results)
+            made = of_registry[kind]() if kind in of_registry else markdown(name, results)
         return match[1] + made + match[5]
 
     return _MARKED.sub(section, text)
@@ -268,4 +271,21 @@ def operators() -> str:
         rows = registry.ALGORITHMS[operator]
         algorithms = [f"`{identifier}`: {registry.get(identifier, operator).summary}" for identifier in rows]
         lines.append([f"[{called}](docs/operators/{operator}.md)", "<br>".join(algorithms)])
+    return _cells(lines)
+
+
+def directions() -> str:
+    """Algorithms of convolution by direction, with the backends that have them, from the registry, in Markdown; links
+    are those of docs."""
+    tables = {direction: registry.ALGORITHMS[operator] for direction, operator in _DIRECTIONS.items()}
+    names = dict.fromkeys(identifier.partition(".")[2] for rows in tables.values() for identifier in rows)
+    lines = [["algorithm", *tables], ["---"] * (1 + len(tables))]
+    for name in names:
+        backends = [
+            ", ".join(backend for backend in ("cpu", "cuda") if f"{backend}.{name}" in rows) for rows in tables.values()
+        ]
+        # Those of gradients alone are on their operator's page.
+        first = next(operator for operator, here in zip(_DIRECTIONS.values(), backends, strict=True) if here)
+        page = f"algorithms/{name}.md" if first == "conv" else f"operators/{first}.md"
+        lines.append([f"[{name}]({page})", *(here or "-" for here in backends)])
     return _cells(lines)

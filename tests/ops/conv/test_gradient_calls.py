@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -97,6 +98,77 @@ def test_any_strides() -> None:
     np.testing.assert_array_equal(tapwise.conv2d_weight(x, w.shape, turned, padding=(0, 1)), expected)
     swapped = x.astype(">f8")
     np.testing.assert_array_equal(tapwise.conv2d_weight(swapped, w.shape, turned, padding=(0, 1)), expected)
+
+
+def forms(array: np.ndarray) -> list[np.ndarray]:
+    """The same values reversed in memory, with gaps, in Fortran's order, read-only, and in the other byte order."""
+    every = (slice(None, None, -1),) * array.ndim
+    wide = np.full([2 * size for size in array.shape], 7, array.dtype)
+    seen = wide[(slice(None, None, 2),) * array.ndim]
+    seen[...] = array
+    fixed = array.copy()
+    fixed.flags.writeable = False
+    reversed_ = array[every].copy()[every]
+    return [reversed_, seen, np.asfortranarray(array), fixed, array.astype(array.dtype.newbyteorder())]
+
+
+def test_transposed_convolution_of_any_memory() -> None:
+    x, w, bias = (RNG.standard_normal(shape) for shape in ((2, 4, 5, 6), (4, 3, 3, 2), (3,)))
+    words: dict[str, Any] = {
+        "stride": (1, 2),
+        "dilation": (3, 1),
+        "output_padding": (2, 1),
+        "padding": ((1, 0), (0, 2)),
+    }
+    one: dict[str, Any] = {"stride": 2, "output_padding": 1}
+    wide = np.pad(
+        functional.conv_transpose2d(*map(torch.from_numpy, (x, w, bias)), (1, 2), 0, 0, 1, (3, 1)).numpy(),
+        ((0, 0), (0, 0), (0, 2), (0, 1)),
+    )
+    wide[:, :, -2:] = wide[:, :, :, -1:] = bias[:, None, None]
+    expected = tapwise.conv_transpose2d(x, w, bias, **words)
+    np.testing.assert_allclose(expected, wide[:, :, 1:, :-2], rtol=1e-9, atol=1e-9)
+    line = tapwise.conv_transpose1d(x[:, :, 0], w[:, :, 0], bias, **one)
+    for a, b, c in zip(forms(x), forms(w)[::-1], forms(bias), strict=True):
+        np.testing.assert_array_equal(tapwise.conv_transpose2d(a, b, c, **words), expected)
+        np.testing.assert_array_equal(tapwise.conv_transpose1d(a[:, :, 0], b[:, :, 0], c, **one), line)
+        out = np.full(expected.shape[::-1], np.nan).T[:, :, ::-1]
+        assert tapwise.conv_transpose2d(a, b, c, **words, out=out) is out
+        np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_nan_and_infinity_reach_what_they_meet(stride: int) -> None:
+    x, w = made((2, 3, 6, 7)), made((4, 3, 3, 3))
+    dy = made(tuple(functional.conv2d(x, w, None, stride, 1).shape))
+    wild = dy.clone()
+    wild[0, 1, 0, 0], wild[1, 2, -1, 1] = torch.nan, torch.inf
+    close = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-4, equal_nan=True)
+    close(tapwise.conv2d_input(x.shape, w, wild, stride, 1), grad.conv2d_input(x.shape, w, wild, stride, 1))
+    close(tapwise.conv_transpose2d(wild, w, None, stride), functional.conv_transpose2d(wild, w, None, stride))
+    x[0, 1, 0, 0], x[1, 2, 3, 3] = torch.nan, -torch.inf
+    close(tapwise.conv2d_weight(x, w.shape, dy, stride, 1), grad.conv2d_weight(x, w.shape, dy, stride, 1))
+    bias = torch.tensor([torch.nan, 1, -torch.inf])
+    close(tapwise.conv_transpose2d(dy, w, bias, 4), functional.conv_transpose2d(dy, w, bias, 4))
+
+
+def test_of_no_element() -> None:
+    bias = made((2,))
+    found = tapwise.conv_transpose2d(made((2, 0, 4, 5)), made((0, 2, 3, 3)), bias, activation="relu")
+    torch.testing.assert_close(found, functional.relu(bias)[None, :, None, None].expand(2, 2, 6, 7))
+    assert tapwise.conv_transpose2d(made((0, 3, 4, 4)), made((3, 2, 3, 3)), bias).shape == (0, 2, 6, 6)
+    assert tapwise.conv_transpose1d(made((2, 3, 4)), made((3, 0, 3))).shape == (2, 0, 6)
+    # Padding may take all of the result, and filters may be larger than x.
+    assert tapwise.conv_transpose2d(made((2, 3, 1, 4)), made((3, 2, 2, 3)), padding=(1, 0)).shape == (2, 2, 0, 6)
+    x, w = made((1, 2, 2, 2)), made((2, 3, 5, 7))
+    torch.testing.assert_close(tapwise.conv_transpose2d(x, w), functional.conv_transpose2d(x, w), rtol=1e-4, atol=1e-4)
+    # Sums of no terms are zeros.
+    assert not tapwise.conv2d_input((2, 3, 6, 6), made((0, 3, 3, 3)), made((2, 0, 4, 4))).any()
+    assert not tapwise.conv2d_weight(made((0, 3, 6, 6)), (4, 3, 3, 3), made((0, 4, 4, 4))).any()
+    with pytest.raises(InvalidProblem, match=r"kernel=\(3, 3\)"):
+        tapwise.conv2d_input((2, 3, 2, 2), made((4, 3, 3, 3)), made((2, 4, 0, 0)))
+    with pytest.raises(InvalidProblem, match="x has shape"):
+        tapwise.conv_transpose2d(made((2, 3, 0, 4)), made((3, 2, 3, 3)))
 
 
 def test_bad_arguments_are_named() -> None:
