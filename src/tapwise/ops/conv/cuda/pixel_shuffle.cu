@@ -27,9 +27,12 @@ template <typename T> DEVICE void gather_filters(const PixelShuffle &a) {
     for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += gridDim.x * blockDim.x) {
         const unsigned filter = i % k, tap = i / k % (taps_h * taps_w), row = i / k / (taps_h * taps_w);
         const unsigned channel = row % c, phase = row / c;
-        const int h = tap_of(phase / across, (int)(tap / taps_w) - (int)a.ahead_h, a.pad_h, a.stride_h, a.dilation_h, a.r);
-        const int v = tap_of(phase % across, (int)(tap % taps_w) - (int)a.ahead_w, a.pad_w, a.stride_w, a.dilation_w, a.s);
-        const T *from = static_cast<const T *>(a.w) + filter * a.step_k + channel * a.step_c + h * a.step_r + v * a.step_s;
+        const int h =
+            tap_of(phase / across, (int)(tap / taps_w) - (int)a.ahead_h, a.pad_h, a.stride_h, a.dilation_h, a.r);
+        const int v =
+            tap_of(phase % across, (int)(tap % taps_w) - (int)a.ahead_w, a.pad_w, a.stride_w, a.dilation_w, a.s);
+        const T *from =
+            static_cast<const T *>(a.w) + filter * a.step_k + channel * a.step_c + h * a.step_r + v * a.step_s;
         static_cast<T *>(a.y)[i] = h < 0 || v < 0 ? downcast<T>(typename Arithmetic<T>::type(0)) : *from;
     }
 }
@@ -47,7 +50,8 @@ template <typename T, bool LAST, int V, typename I> DEVICE void shuffle_pixels(c
     using Piece = Neighbours<T, V>;
     begin_dependent();
     const I c = a.c, across = a.across, down = a.down, height = a.height, p = a.p, q = a.q;
-    const I run = LAST ? across * c : across, row = (LAST ? a.width * c : (I)a.width) / V, planes = LAST ? a.n : a.n * c;
+    const I run = LAST ? across * c : across, row = (LAST ? a.width * c : (I)a.width) / V,
+            planes = LAST ? a.n : a.n * c;
     const I total = planes * height * row;
     for (I at = blockIdx.x * (I)blockDim.x + threadIdx.x; at < total; at += gridDim.x * (I)blockDim.x) {
         const I column = at % row * V, h = at / row % height, plane = at / row / height;

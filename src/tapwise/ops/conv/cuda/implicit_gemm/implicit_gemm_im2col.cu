@@ -26,8 +26,7 @@ struct Im2colGemm {
 // Shared memory: the filters that stay, a ring of stages, epilogue buffers or the split sums, tables, barriers.
 template <class Tile> struct Im2colLayout {
     static constexpr bool STATIONARY = Tile::FILTER_STATIONARY;
-    static constexpr unsigned PIXELS = Tile::TILE_PIXELS * Tile::CHUNK_BYTES,
-                              FILTERS = Tile::FILTER_BYTES,
+    static constexpr unsigned PIXELS = Tile::TILE_PIXELS * Tile::CHUNK_BYTES, FILTERS = Tile::FILTER_BYTES,
                               STAGE = PIXELS + (STATIONARY ? 0 : FILTERS);
     static constexpr unsigned SUMS =
         Tile::SPLIT_K > 1 ? Tile::TILE_M * Tile::TILE_N * 4 : Tile::BUFFERS * Tile::BUFFER_BYTES;
