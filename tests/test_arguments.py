@@ -135,6 +135,8 @@ MEAN = {
     "count_include_pad": FLAGS,
     "divisor_override": [*NUMBERS, 0],
 }
+DX = [*SHAPED, IMAGE[:1], IMAGE.astype(float)]
+BACKWARD = {**WINDOW, "stride": STEPS[:-2], "ceil_mode": FLAGS}
 ALONG = {"algorithm": NAMES, "device": DEVICES}
 COLUMNS = np.ones((2, 36, 16), F32)
 # Function -> good arguments, and bad ones by name.
@@ -175,6 +177,20 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, list[Any]]]
     "max_pool1d": (tapwise.max_pool1d, {"x": SERIES, "kernel_size": 3}, {"x": INPUTS, "out": OUTS, **MAXIMUM}),
     "avg_pool2d": (tapwise.avg_pool2d, {"x": IMAGE, "kernel_size": 3}, {"x": INPUTS, "out": OUTS, **MEAN}),
     "avg_pool1d": (tapwise.avg_pool1d, {"x": SERIES, "kernel_size": 3}, {"x": INPUTS, "out": OUTS, **MEAN}),
+    "max_pool2d_backward": (
+        tapwise.max_pool2d_backward,
+        {"dy": np.ones((2, 4, 2, 2), F32), "indices": np.zeros((2, 4, 2, 2), int), "input_size": IMAGE.shape,
+         "kernel_size": 3},
+        {"dy": INPUTS, "indices": INPUTS, "out": DX, "input_size": [*SIZES, None, ()], **BACKWARD},
+    ),
+    "avg_pool2d_backward": (
+        tapwise.avg_pool2d_backward,
+        {"dy": np.ones((2, 4, 2, 2), F32), "input_size": IMAGE.shape, "kernel_size": 3},
+        {
+            "dy": INPUTS, "out": DX, "input_size": [*SIZES, None, ()], "count_include_pad": FLAGS,
+            "divisor_override": MEAN["divisor_override"], **BACKWARD,
+        },
+    ),
     "softmax": (
         tapwise.softmax, {"x": PLANE},
         {"x": PLAIN, "axis": [*AXES, None, (0, 1)], "out": OUTS, **ALONG},
@@ -182,6 +198,13 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, list[Any]]]
     "log_softmax": (
         tapwise.log_softmax, {"x": PLANE},
         {"x": PLAIN, "axis": [*AXES, None], "out": OUTS, **ALONG},
+    ),
+    "softmax_backward": (
+        tapwise.softmax_backward, {"dy": PLANE, "y": PLANE},
+        {"dy": PLAIN, "y": [*SHAPED, None], "axis": [*AXES, None, (0, 1)], "out": [*SHAPED, PLANE[:1]], **ALONG},
+    ),
+    "log_softmax_backward": (
+        tapwise.log_softmax_backward, {"dy": PLANE, "y": PLANE}, {"y": [*SHAPED, None], "axis": [*AXES, None]},
     ),
     "reduce": (
         tapwise.reduce, {"x": PLANE, "op": "sum"},
@@ -218,7 +241,7 @@ PROBLEMS: dict[str, dict[str, list[Any]]] = {
         "math": NAMES, "bias": FLAGS, "activation": WORDS, "residual": FLAGS,
     },
     "maxpool c4 h6 w6 r3 s3": {
-        **FIELDS, "op": NAMES, "ceil_mode": FLAGS, "indices": FLAGS, "divisor": [*NUMBERS, 0],
+        **FIELDS, "op": NAMES, "ceil_mode": FLAGS, "indices": FLAGS, "divisor": [*NUMBERS, 0], "direction": NAMES,
     },
     "im2col c4 h6 w6 r3 s3": FIELDS,
     "col2im c4 h6 w6 r3 s3": {**FIELDS, "accumulate": FLAGS},
@@ -227,7 +250,7 @@ PROBLEMS: dict[str, dict[str, list[Any]]] = {
         "to": NAMES, "modes": [*NAMES, ("reflect",) * 2, (MATRIX,) * 3, (["wrap"],) * 3],
         "clip": FLAGS, "double": FLAGS,
     },
-    "softmax 5x7": {**AXES_FIELDS, "log": FLAGS},
+    "softmax 5x7": {**AXES_FIELDS, "log": FLAGS, "direction": NAMES},
     "squeeze_excitation c4 h6 w6 m3": {
         **dict.fromkeys("nchwm", FIELDS["n"]), "activation": NAMES, "gate": NAMES, "dtype": FIELDS["dtype"],
         "layout": FIELDS["layout"],

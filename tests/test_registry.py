@@ -44,12 +44,19 @@ PROBLEMS = {
         "avgpool c5 h19 w21 r17 s2 f64 nhwc",
         "maxpool c3 h9 w9 r2 s2 indices",
     ],
+    "pool_dgrad": [
+        "maxpool c3 h13 w19 r3 s3 stride2 pad1 dgrad",
+        "avgpool c5 h19 w21 r17 s2 f64 nhwc dgrad",
+        "maxpool c3 h9 w9 r2 s3 dilation2 f16 nhwc dgrad",
+        "avgpool c4 h9 w9 r2 s2 dilation3 f16 dgrad",
+    ],
     "filter": [
         "filter gaussian h64 w48 c3 sigma2 u8",
         "filter correlate d5 h32 w32 t3 r3 s3 f64",
         "filter maximum h40 w40 size5 f16",
     ],
     "softmax": ["softmax 7x77", "log_softmax 3x1003 f16", "softmax 3x5x19 axis1 f64"],
+    "softmax_dgrad": ["softmax 7x77 dgrad", "log_softmax 3x1003 f16 dgrad", "softmax 3x5x19 axis1 f64 dgrad"],
     "squeeze_excitation": [
         "squeeze_excitation n2 c37 h9 w11 m5 hardsigmoid",
         "squeeze_excitation n3 c36 h8 w11 m50 gelu f64 nhwc",

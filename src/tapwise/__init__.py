@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from tapwise.ops.conv.problem import ConvProblem
     from tapwise.ops.patches.api import col2im, im2col
     from tapwise.ops.pool.api import avg_pool1d, avg_pool2d, max_pool1d, max_pool2d
+    from tapwise.ops.pool.gradients import avg_pool2d_backward, max_pool2d_backward
     from tapwise.ops.reduce.api import reduce
     from tapwise.ops.softmax.api import log_softmax, softmax
+    from tapwise.ops.softmax.gradients import log_softmax_backward, softmax_backward
     from tapwise.ops.squeeze_excitation.api import squeeze_excitation
 
 __version__ = "0.1.0"
@@ -43,8 +45,10 @@ _NAMES = {
     "tapwise.ops.conv.problem": ("ConvProblem",),
     "tapwise.ops.patches.api": ("col2im", "im2col"),
     "tapwise.ops.pool.api": ("avg_pool1d", "avg_pool2d", "max_pool1d", "max_pool2d"),
+    "tapwise.ops.pool.gradients": ("avg_pool2d_backward", "max_pool2d_backward"),
     "tapwise.ops.reduce.api": ("reduce",),
     "tapwise.ops.softmax.api": ("log_softmax", "softmax"),
+    "tapwise.ops.softmax.gradients": ("log_softmax_backward", "softmax_backward"),
     "tapwise.ops.squeeze_excitation.api": ("squeeze_excitation",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
@@ -61,6 +65,7 @@ __all__ = [
     "TapwiseError",
     "avg_pool1d",
     "avg_pool2d",
+    "avg_pool2d_backward",
     "col2im",
     "conv1d",
     "conv2d",
@@ -71,11 +76,14 @@ __all__ = [
     "im2col",
     "image",
     "log_softmax",
+    "log_softmax_backward",
     "max_pool1d",
     "max_pool2d",
+    "max_pool2d_backward",
     "prepare",
     "reduce",
     "softmax",
+    "softmax_backward",
     "squeeze_excitation",
 ]
 

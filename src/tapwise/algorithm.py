@@ -75,7 +75,8 @@ class Buffers(NamedTuple):
     """The arrays of one run. A tuple, as it is made for each call.
 
     x (n, c, *spatial), y and residual (n, k, *output): dense in the problem's layout. `w`: what `pack` gave. bias (k,).
-    Of dgrad x is dy, y is dx and bias (c,); of wgrad w is dy, as it is, and y is dw, in the problem's layout.
+    Of dgrad x is dy, y is dx and bias (c,); of wgrad w is dy, as it is, and y is dw, in the problem's layout. Of other
+    operators' dgrad w is what it takes besides dy, as it is: positions of max, y of softmax.
     `workspace`: at least the plan's `workspace_bytes`, contents of no meaning before and after. `stream`: for CUDA, the
     one to launch on, by default that of x's library.
     """

@@ -187,6 +187,15 @@ class Problem:
         """Whether plans write (values, int64 positions) rather than values alone."""
         return False
 
+    @property
+    def w_is_image(self) -> bool:
+        """Whether w lies in the problem's memory order, as x does; plans take it as it is."""
+        return False
+
+    def random_positions(self, rng: np.random.Generator) -> np.ndarray | None:
+        """What w is where it is positions, and no array of x's dtype."""
+        return None
+
     def positions(self, x: np.ndarray) -> np.ndarray:
         """The positions of a problem that gives them."""
         raise NotImplementedError

@@ -71,6 +71,12 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.serial": "tapwise.ops.pool.cpu_serial:PoolSerial",
         "cuda.sliding_window": "tapwise.ops.pool.cuda:PoolSlidingWindow",
     },
+    "pool_dgrad": {
+        "cpu.simd": "tapwise.ops.pool.cpu_backward:PoolDgradSimd",
+        "cpu.serial": "tapwise.ops.pool.cpu_serial_backward:PoolDgradSerial",
+        "cuda.tiles": "tapwise.ops.pool.cuda_backward:PoolDgradTiles",
+        "cuda.grid_stride": "tapwise.ops.pool.cuda_backward:PoolDgradGridStride",
+    },
     "filter": {
         "cpu.tiles": "tapwise.ops.filter.cpu.tiles:Tiles",
         "cpu.serial": "tapwise.ops.filter.cpu_serial:FilterSerial",
@@ -80,6 +86,11 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.simd": "tapwise.ops.softmax.cpu:SoftmaxSimd",
         "cpu.serial": "tapwise.ops.softmax.cpu_serial:SoftmaxSerial",
         "cuda.block_reduction": "tapwise.ops.softmax.cuda:SoftmaxBlockReduction",
+    },
+    "softmax_dgrad": {
+        "cpu.simd": "tapwise.ops.softmax.cpu_backward:SoftmaxDgradSimd",
+        "cpu.serial": "tapwise.ops.softmax.cpu_serial_backward:SoftmaxDgradSerial",
+        "cuda.block_reduction": "tapwise.ops.softmax.cuda_backward:SoftmaxDgradBlockReduction",
     },
     "reduce": {
         "cpu.simd": "tapwise.ops.reduce.cpu:ReduceSimd",
@@ -124,8 +135,10 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "im2col": ("im2col",),
     "col2im": ("col2im",),
     "pool": ("max_pool2d", "avg_pool2d", "max_pool1d", "avg_pool1d"),
+    "pool_dgrad": ("max_pool2d_backward", "avg_pool2d_backward"),
     "filter": tuple(f"image.{name}" for name in PICTURE_FILTERS),
     "softmax": ("softmax", "log_softmax"),
+    "softmax_dgrad": ("softmax_backward", "log_softmax_backward"),
     "reduce": ("reduce",),
     "squeeze_excitation": ("squeeze_excitation",),
 }

@@ -119,8 +119,7 @@ def check(
     inputs = problem.sample(np.random.default_rng(seed), integers)
     if inputs.residual is not None:
         inputs = inputs._replace(residual=arrays.dense(inputs.residual, problem.layout))
-    if problem.direction == "wgrad":
-        # An image like x, and not filters.
+    if problem.w_is_image:
         inputs = inputs._replace(w=arrays.dense(inputs.w, problem.layout))
     x = _Guarded(inputs.x.shape, inputs.x.dtype, problem.layout, index, inputs.x)
     y = _Guarded(problem.result_shape, problem.y_dtype, problem.layout, index)

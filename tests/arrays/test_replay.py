@@ -31,10 +31,10 @@ from tapwise.ops.conv import gradients, prepared
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.patches import api as patches
 from tapwise.ops.pool import api as pool
+from tapwise.ops.pool import gradients as pool_gradients
 from tapwise.ops.reduce import api as reduce
-from tapwise.ops.reduce.api import _reduction
 from tapwise.ops.softmax import api as softmax
-from tapwise.ops.softmax.api import _softmax_of
+from tapwise.ops.softmax import gradients as softmax_gradients
 
 SOURCE = Source(
     "any", "struct Args { const void *x, *w; long long n; void *y; };\nvoid k(const __grid_constant__ Args p)"
@@ -293,9 +293,10 @@ def launched(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch
         monkeypatch.setattr(module, "gpu", lambda index=0: H200)
 
     def forget() -> None:
-        for kept in (copy.launch, pack._filters, dispatch._plan, _softmax_of, _reduction):
+        made = softmax._softmax_of, softmax_gradients._backward_of, reduce._reduction
+        for kept in (copy.launch, pack._filters, dispatch._plan, *made):
             kept.cache_clear()
-        for module in (conv, gradients, patches, pool, reduce, softmax):
+        for module in (conv, gradients, patches, pool, pool_gradients, reduce, softmax, softmax_gradients):
             for one in vars(module).values():
                 if isinstance(one, Replays):
                     one._young, one._old = {}, {}
@@ -317,6 +318,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "depthwise": lambda x: tapwise.conv2d(x, tensor(16, 1, 3, 3), groups=16, activation="relu"),
     "max_pool2d": lambda x: tapwise.max_pool2d(x, 3, 2, 1, return_indices=True),
     "avg_pool2d": lambda x: tapwise.avg_pool2d(x[:, ::2], 2),
+    "max_pool2d_backward": lambda x: tapwise.max_pool2d_backward(x, torch.zeros_like(x).long(), (2, 16, 24, 28), 2),
+    "softmax_backward": lambda x: tapwise.softmax_backward(x, x + 1, 1),
     "softmax": lambda x: tapwise.softmax(x, 1),
     "reduce": lambda x: tapwise.reduce(x, "sum", (1, 3)),
     "long": lambda x: tapwise.reduce(torch.zeros(3_000_000), "max"),

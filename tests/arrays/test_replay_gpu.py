@@ -28,6 +28,7 @@ def calls(torch: Any, dtype: Any) -> dict[str, tuple[Call, tuple[int, ...]]]:
     single, deep, first = normal(24, 16, 5), normal(16, 1, 3, 3), normal(24, 3, 7, 7)
     narrow = normal(32, 4, 3, 3)
     images = (2, 16, 12, 14)
+    places = (2 * torch.arange(12).reshape(12, 1) * 28 + 2 * torch.arange(14)).expand(images).contiguous().cuda()
     return {
         "conv2d": (lambda x: tapwise.conv2d(x, w, bias, padding=1, activation="relu"), images),
         "residual": (lambda x: tapwise.conv2d(x, w, padding=(1, 1), residual=added), images),
@@ -43,6 +44,9 @@ def calls(torch: Any, dtype: Any) -> dict[str, tuple[Call, tuple[int, ...]]]:
         "avg_pool2d": (lambda x: tapwise.avg_pool2d(x, 2, ceil_mode=True), images),
         "max_pool1d": (lambda x: tapwise.max_pool1d(x, 3), (4, 9, 31)),
         "avg_pool1d": (lambda x: tapwise.avg_pool1d(x, 3, 1, 1), (4, 9, 31)),
+        "max_pool2d_backward": (lambda x: tapwise.max_pool2d_backward(x, places, (2, 16, 24, 28), 2), images),
+        "avg_pool2d_backward": (lambda x: tapwise.avg_pool2d_backward(x, (2, 16, 12, 14), 3, 1, 1), images),
+        "softmax_backward": (lambda x: tapwise.softmax_backward(x, x, 1), (40, 200)),
         "softmax": (lambda x: tapwise.softmax(x, 1), (40, 200)),
         "log_softmax": (lambda x: tapwise.log_softmax(x, dim=1), (2, 21, 9, 10)),
         "long softmax": (lambda x: tapwise.softmax(x), (300_000,)),
@@ -63,7 +67,8 @@ def same(torch: Any, one: Any, other: Any) -> bool:
 
 NAMES = [
     "conv2d", "residual", "transposed filters", "large", "depthwise", "groups", "few channels", "one image", "conv1d",
-    "max_pool2d", "positions", "avg_pool2d", "max_pool1d", "avg_pool1d", "softmax", "log_softmax", "long softmax",
+    "max_pool2d", "positions", "avg_pool2d", "max_pool1d", "avg_pool1d",
+    "max_pool2d_backward", "avg_pool2d_backward", "softmax_backward", "softmax", "log_softmax", "long softmax",
     "sum", "argmax", "long mean", "im2col", "col2im",
 ]  # fmt: skip
 

@@ -6,7 +6,7 @@ import numpy as np
 import onnx
 import pytest
 
-from tapwise import arrays
+from tapwise import arrays, registry
 from tapwise.baselines import PEERS, mlas, select
 from tapwise.errors import InvalidProblem, PeerUnavailable
 from tapwise.ops.conv.problem import ConvProblem
@@ -103,6 +103,19 @@ def test_plain_peer_computes_gates(words: str) -> None:
     if not PEERS["torch"].installed:
         pytest.skip("torch is not installed")
     problem = SqueezeExcitationProblem.parse(f"squeeze_excitation n2 c7 h5 w6 m3 {words}")
+    inputs = problem.sample(np.random.default_rng(0))
+    wanted, _ = problem.reference(inputs)
+    np.testing.assert_allclose(PEERS["torch"].prepare(problem, inputs, 2).result(), wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["maxpool c3 h9 w8 r3 s2 pad1 stride1 nhwc", "avgpool c3 h9 w8 r2 s2 ceil divisor5", "log_softmax 5x7 axis0"],
+)
+def test_plain_peer_computes_gradients(text: str) -> None:
+    if not PEERS["torch"].installed:
+        pytest.skip("torch is not installed")
+    problem = registry.parse(f"{text} dgrad")
     inputs = problem.sample(np.random.default_rng(0))
     wanted, _ = problem.reference(inputs)
     np.testing.assert_allclose(PEERS["torch"].prepare(problem, inputs, 2).result(), wanted, rtol=1e-5, atol=1e-6)

@@ -99,6 +99,8 @@ def test_report_outside_of_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         ("filter box h20 w20 size3", "cpu.tiles"),
         ("c3 w40 k5 s3", "cpu.direct"),
         ("maxpool c3 h9 w9 r3 s3 indices", "cpu.serial"),
+        ("maxpool c3 h9 w9 r3 s3 dgrad", "cpu.simd"),
+        ("log_softmax 5x100 dgrad", "cpu.simd"),
     ],
 )
 def test_bench_of_every_operator_by_name(problem: str, algorithm: str) -> None:

@@ -53,7 +53,8 @@ def test_a_long_call_ends_early(tmp_path: Path, algorithm: str, images: int, thr
     [
         "c9 h9 w11 k8 r3 s3 pad1 n3 bias", "c3 h17 w9 k4 r3 s3 stride2 n2", "c4 h8 w8 k4 r3 s3 f16",
         "maxpool n2 c3 h11 w9 r3 s3 stride2 pad1 indices", "avgpool n2 c3 h11 w9 r3 s3 stride2 pad1",
-        "softmax 7x33", "reduce sum 7x33",
+        "maxpool n2 c3 h11 w9 r3 s3 stride2 pad1 dgrad", "avgpool n2 c3 h11 w9 r3 s3 stride2 pad1 dgrad",
+        "softmax 7x33", "softmax 7x33 dgrad", "reduce sum 7x33",
         "im2col n2 c3 h9 w8 r3 s3", "col2im n2 c3 h9 w8 r3 s3",
     ],
 )  # fmt: skip

@@ -17,8 +17,10 @@ GENERATORS = [
     "tapwise.ops.conv.cpu.depthwise.kernel",
     "tapwise.ops.filter.cpu.kernel",
     "tapwise.ops.pool.cpu_kernel",
+    "tapwise.ops.pool.cpu_backward_kernel",
     "tapwise.ops.patches.cpu_kernel",
     "tapwise.ops.softmax.cpu_kernel",
+    "tapwise.ops.softmax.cpu_backward_kernel",
     "tapwise.ops.reduce.cpu_kernel",
 ]
 

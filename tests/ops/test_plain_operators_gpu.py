@@ -66,8 +66,21 @@ RUNS = [
 ]
 
 
+GRADIENTS = [
+    *(f"{text} dgrad" for text in POOLS if "indices" not in text),
+    "maxpool n2 c24 h40 w33 r3 s3 stride2 pad1 dgrad",
+    "maxpool n2 c16 h21 w22 r5 s5 stride1 pad2 nhwc dgrad",
+    "softmax 1024x1000 dgrad",
+    "softmax 3x100000 dgrad",
+    "log_softmax 40x197 dgrad",
+    "log_softmax 600x8200 dgrad",
+    "softmax 8x21x37x5 axis1 dgrad",
+    "log_softmax 3x5000x129 axis1 dgrad",
+]
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16"])
-@pytest.mark.parametrize("text", [*POOLS, *RUNS])
+@pytest.mark.parametrize("text", [*POOLS, *RUNS, *GRADIENTS])
 def test_plain_operators(text: str, dtype: str) -> None:
     problem, device = registry.parse(f"{text} {dtype}"), gpu()
     for algorithm in registry.of_backend("cuda", problem.operator):

@@ -68,6 +68,44 @@ def test_operators_of_one_tensor(name: str) -> None:
     assert gradcheck(OF_X[name], (X,))
 
 
+@pytest.mark.parametrize("name", ["max_pool2d", "max_pool2d_with_indices", "avg_pool2d", "softmax", "log_softmax"])
+def test_second_derivatives_of_one_tensor(name: str) -> None:
+    assert gradgradcheck(OF_X[name], (X[:1, :2, :3, :4].detach().clone().requires_grad_(),))
+
+
+def test_windows_of_nothing_have_no_second_derivative() -> None:
+    """A dilated window that sees nothing but padding has the position -1."""
+    dy = made(1, 2, 2, 2)
+    places = torch.tensor([-1, 3, 0, 2]).reshape(1, 1, 2, 2).expand(1, 2, 2, 2)
+    assert gradcheck(lambda dy: OPS.max_pool2d_backward(dy, places, [1, 2, 3, 3], [2, 2], [1, 1]), (dy,))
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_gradients_of_pooling_and_softmax_are_ours(order: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    for name in ("max_pool2d_backward", "avg_pool2d_backward", "softmax_backward", "log_softmax_backward"):
+        plain = getattr(tapwise, name)
+
+        def told(*words: Any, plain: Any = plain, name: str = name, **named: Any) -> Any:
+            asked.append(name)
+            return plain(*words, **named)
+
+        monkeypatch.setattr(tapwise, name, told)
+    x = X.detach().float().contiguous(memory_format=order).requires_grad_()
+    theirs: dict[str, Callable[..., Any]] = {
+        "max_pool2d": lambda x: functional.max_pool2d(x, (2, 3), (1, 2), (1, 1)),
+        "avg_pool2d": lambda x: functional.avg_pool2d(x, 2, 1, 1, False, False),
+        "softmax": lambda x: torch.softmax(x, 1), "log_softmax": lambda x: torch.log_softmax(x, -1),
+    }  # fmt: skip
+    for name, function in theirs.items():
+        y = OF_X[name](x)
+        g = torch.randn(y.shape)
+        (found,), (expected,) = torch.autograd.grad(y, x, g), torch.autograd.grad(function(x), x, g)
+        torch.testing.assert_close(found, expected)
+        assert found.is_contiguous(memory_format=order)
+    assert asked == [f"{name}_backward" for name in theirs]
+
+
 def loss(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor | None = None) -> torch.Tensor:
     return OPS.max_pool2d(OPS.conv2d(x, w, b, [1, 1], [1, 1], [1, 1], 2, activation="silu"), [2, 2]).square().sum()
 

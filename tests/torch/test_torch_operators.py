@@ -46,6 +46,13 @@ CASES: dict[str, tuple[Any, Callable[..., Any], tuple[Any, ...]]] = {
     ),
 }  # fmt: skip
 FROZEN = "pad1 relu"
+Y, PLACES = functional.max_pool2d_with_indices(torch.randn(2, 6, 18, 22), 2)
+GRADIENTS: dict[str, tuple[Any, ...]] = {
+    "max_pool2d_backward": (PLACES, [2, 6, 18, 22], [2, 2]),
+    "avg_pool2d_backward": ([2, 6, 18, 22], [3, 3], [2, 2], [1, 1], False, False),
+    "softmax_backward": (Y.softmax(1), 1),
+    "log_softmax_backward": (Y.log_softmax(-1),),
+}
 
 
 def outputs(found: Any) -> tuple[Any, ...]:
@@ -72,6 +79,7 @@ def test_values_and_orders(name: str, order: str) -> None:
         ("conv_transpose2d", (torch.randn(6, 3, 3, 3), torch.randn(6), [2, 1], [1, 0], [1, 0], 2)),
         ("conv2d_weight", ([8, 3, 3, 3], torch.randn(2, 8, 9, 11), [1, 1], [1, 1], [1, 1], 2)),
         *((name, CASES[name][2]) for name in CASES if "conv" not in name),
+        *GRADIENTS.items(),
     ],
 )
 def test_opcheck(name: str, words: tuple[Any, ...], order: str) -> None:
@@ -107,6 +115,7 @@ def test_autocast() -> None:
         torch.testing.assert_close(frozen, expected, rtol=0.02, atol=0.2)
         assert OPS.softmax(X.bfloat16()).dtype is torch.float32
         assert OPS.max_pool2d(X, [2, 2]).dtype is torch.float32
+        assert OPS.softmax_backward(X.bfloat16(), X).dtype is torch.float32
 
 
 def test_vmap() -> None:
@@ -120,6 +129,22 @@ def test_vmap() -> None:
     same(added, vmap(lambda x: functional.conv2d(x, weight[0], B))(x) + residual)
     same(vmap(lambda x: OPS.softmax(x, 0), in_dims=1)(x), vmap(lambda x: x.softmax(0), in_dims=1)(x))
     same(vmap(lambda x: OPS.max_pool2d(x, [3, 3]))(x), functional.max_pool2d(x.flatten(0, 1), 3).unflatten(0, (3, 2)))
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_vmap_of_gradients(name: str) -> None:
+    """Of one tensor and of both, without a batch within too."""
+    operator, words = getattr(OPS, name), GRADIENTS[name]
+    dy = torch.randn(3, 2, 6, 9, 11)
+    expected = torch.stack([operator(one, *words) for one in dy])
+    torch.testing.assert_close(torch.vmap(lambda one: operator(one, *words), in_dims=2)(dy.movedim(0, 2)), expected)
+    if isinstance(words[0], torch.Tensor):
+        second = torch.stack([words[0]] * 3, 1)
+        both = torch.vmap(lambda one, other: operator(one, other, *words[1:]), in_dims=(0, 1))
+        torch.testing.assert_close(both(dy, second), expected)
+    if "softmax" in name:
+        flat = torch.vmap(lambda one: operator(one, one, 0))(dy[0, 0])
+        torch.testing.assert_close(flat, operator(dy[0, 0], dy[0, 0], 1))
 
 
 def both(x: Any) -> Any:

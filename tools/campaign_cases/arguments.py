@@ -112,8 +112,12 @@ ARGUMENTS: Final[dict[str, tuple[str, ...]]] = {
     "max_pool1d": _POOL,
     "avg_pool2d": _AVERAGE,
     "avg_pool1d": _AVERAGE,
+    "max_pool2d_backward": ("dy", "indices", "input_size", *_POOL[1:6], *_POOL[7:]),
+    "avg_pool2d_backward": ("dy", "input_size", *_AVERAGE[1:]),
     "softmax": ("x", "axis", "algorithm", "device", "out"),
     "log_softmax": ("x", "axis", "algorithm", "device", "out"),
+    "softmax_backward": ("dy", "y", "axis", "algorithm", "device", "out"),
+    "log_softmax_backward": ("dy", "y", "axis", "algorithm", "device", "out"),
     "reduce": ("x", "op", "axis", "keepdims", "algorithm", "device"),
     "image.gaussian_filter": (*_EDGES, "sigma", "order", "truncate", "radius", "axes", "channel_axis"),
     "image.uniform_filter": (*_EDGES, "size", "origin", "axes", "channel_axis"),
@@ -152,6 +156,11 @@ def _good(function: str) -> dict[str, Any]:
         return {"dy": x[..., 2:, 2:], "input_size": x.shape, "w": np.ones((4, 4, 3, 3), np.float32)}
     if function == "conv2d_weight":
         return {"x": x, "weight_size": (4, 4, 3, 3), "dy": x[..., 2:, 2:]}
+    if function.endswith("2d_backward"):
+        dy = {"dy": np.ones((1, 4, 3, 3), np.float32), "input_size": x.shape, "kernel_size": 3}
+        return dy if function.startswith("avg") else {**dy, "indices": np.zeros((1, 4, 3, 3), np.int64)}
+    if function.endswith("softmax_backward"):
+        return {"dy": x, "y": x.copy()}
     x = x[:, :, 0] if function.endswith("1d") else x
     if function.startswith("conv"):
         return {"x": x, "w": np.ones((4, 4, *(3,) * (x.ndim - 2)), np.float32)}
@@ -172,7 +181,8 @@ def run(case: Case) -> str | None:
     if case["backend"] == "cuda" and not name.startswith(("prepare", "ConvProblem")):
         first = next(iter(arguments))
         arguments |= {first: _there(arguments[first])}
-        arguments |= {name: _there(arguments[name]) for name in ("w", "dy") if name in arguments}
+        for other in {"w", "dy", "indices", "y"} & set(arguments):
+            arguments[other] = _there(arguments[other])
     arguments[argument] = _tensors()[value]() if value in TENSORS else VALUES[value]()
     try:
         _function(name)(**arguments)

@@ -22,7 +22,7 @@ from tapwise.verify import compare
 
 
 def draw(rng: np.random.Generator, backend: str) -> Case:
-    operator = pick(rng, *(one for one in OPERATORS if one not in ("dgrad", "wgrad")))
+    operator = pick(rng, *(one for one in OPERATORS if not one.endswith(("dgrad", "wgrad"))))
     rows = [identifier for identifier in registry.ALGORITHMS[operator] if identifier.startswith(backend)]
     return {
         "problem": str(draw_problem(rng, operator, backend)),

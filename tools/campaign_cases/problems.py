@@ -30,7 +30,9 @@ OPERATORS: Final = (
     "im2col",
     "col2im",
     "pool",
+    "pool_dgrad",
     "softmax",
+    "softmax_dgrad",
     "reduce",
     "squeeze_excitation",
 )
@@ -87,7 +89,9 @@ def draw_problem(rng: np.random.Generator, operator: str, backend: str) -> Probl
         if operator == "squeeze_excitation":
             text = _gate(rng)
         else:
-            text = _axes(rng, operator) if operator in ("softmax", "reduce") else _window(rng, operator, backend)
+            plain = operator.removesuffix("_dgrad")
+            text = _axes(rng, plain) if plain in ("softmax", "reduce") else _window(rng, plain, backend)
+            text += " dgrad" if plain != operator else ""
         try:
             problem = registry.parse(text)
         except InvalidProblem:

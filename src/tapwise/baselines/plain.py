@@ -66,6 +66,14 @@ def _torch_softmax(problem: SoftmaxProblem, given: Inputs) -> Call:
     return lambda: function(t, problem.axes[0])
 
 
+def _torch_softmax_gradient(problem: SoftmaxProblem, given: Inputs) -> Call:
+    import torch
+
+    aten, dy, y = torch.ops.aten, given.x, given.w
+    function = aten._log_softmax_backward_data if problem.log else aten._softmax_backward_data
+    return lambda: function(dy, y, problem.axes[0], dy.dtype)
+
+
 def _torch_patches(problem: PatchProblem, given: Inputs) -> Call:
     import torch.nn.functional as functional
 
@@ -95,21 +103,39 @@ def _torch_squeeze_excitation(problem: SqueezeExcitationProblem, given: Inputs) 
     return call
 
 
-def _torch_pool(problem: PoolProblem, given: Inputs) -> Call:
-    import torch.nn.functional as functional
-
-    t = given.x
+def _torch_window(problem: PoolProblem) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Kernel, stride and padding."""
     pairs = zip(problem.padding, problem.kernel, strict=True)
     if any(before != after or 2 * before > r for (before, after), r in pairs):
         raise PeerUnavailable("PyTorch takes equal padding of up to half the kernel")
-    padding = tuple(before for before, _ in problem.padding)
-    window = problem.kernel, problem.stride, padding
+    if problem.op == "avg" and set(problem.dilation) != {1}:
+        raise PeerUnavailable("PyTorch's avg_pool2d has no dilation")
+    return problem.kernel, problem.stride, tuple(before for before, _ in problem.padding)
+
+
+def _torch_pool(problem: PoolProblem, given: Inputs) -> Call:
+    import torch.nn.functional as functional
+
+    t, window = given.x, _torch_window(problem)
     if problem.op == "max":
         return lambda: functional.max_pool2d(t, *window, problem.dilation, problem.ceil_mode)
-    if set(problem.dilation) != {1}:
-        raise PeerUnavailable("PyTorch's avg_pool2d has no dilation")
     counted = problem.ceil_mode, problem.count_include_pad, problem.divisor
     return lambda: functional.avg_pool2d(t, *window, *counted)
+
+
+def _torch_pool_gradient(problem: PoolProblem, given: Inputs) -> Call:
+    import torch
+
+    aten, dy, places, window = torch.ops.aten, given.x, given.w, _torch_window(problem)
+    order = torch.channels_last if problem.layout == "nhwc" else torch.contiguous_format
+    x = torch.empty(problem.x_shape, dtype=dy.dtype, device=dy.device, memory_format=order)
+    if problem.op == "avg":
+        counted = problem.ceil_mode, problem.count_include_pad, problem.divisor
+        return lambda: aten.avg_pool2d_backward(dy, x, *window, *counted)
+    if (places < 0).any():
+        raise PeerUnavailable("PyTorch writes outside of the plane for a window that sees nothing")
+    words = problem.dilation, problem.ceil_mode
+    return lambda: aten.max_pool2d_with_indices_backward(dy, x, *window, *words, places)
 
 
 def _torch_reduction(problem: ReduceProblem, given: Inputs) -> Call:
@@ -182,8 +208,10 @@ def _onnxruntime_pool(problem: PoolProblem, x: np.ndarray, threads: int) -> Prep
 # operator -> how the library is called.
 _TORCH: Final[dict[str, Callable[[Any, Inputs], Call]]] = {
     "softmax": _torch_softmax,
+    "softmax_dgrad": _torch_softmax_gradient,
     "reduce": _torch_reduction,
     "pool": _torch_pool,
+    "pool_dgrad": _torch_pool_gradient,
     "im2col": _torch_patches,
     "col2im": _torch_patches,
     "squeeze_excitation": _torch_squeeze_excitation,

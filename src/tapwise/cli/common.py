@@ -28,7 +28,7 @@ Dtype = Annotated[
     str | None, typer.Option(help="f32, f64, f16, bf16, tf32 or 3xtf32 for every problem; float32, fp32, half too")
 ]
 Layout = Annotated[str | None, typer.Option(help="nchw or nhwc for every problem")]
-Direction = Annotated[str | None, typer.Option(help="of convolution: fprop, dgrad or wgrad for every problem")]
+Direction = Annotated[str | None, typer.Option(help="fprop, dgrad or wgrad for every problem: y, dx or dw")]
 Where = Annotated[str, typer.Option(help="cpu, cuda or cuda:<number>")]
 Classes = Annotated[list[str] | None, typer.Option("--class", help="only problems of this class; may be repeated")]
 

@@ -156,7 +156,7 @@ def _measure(problem: Problem, options: Options, device: Device, record: Record)
 def _inputs(problem: Problem) -> Inputs:
     inputs = problem.sample(np.random.default_rng(0))
     residual = None if inputs.residual is None else arrays.dense(inputs.residual, problem.layout)
-    w = arrays.dense(inputs.w, problem.layout) if problem.direction == "wgrad" else inputs.w
+    w = arrays.dense(inputs.w, problem.layout) if problem.w_is_image else inputs.w
     return inputs._replace(x=arrays.dense(inputs.x, problem.layout), w=w, residual=residual)
 
 
@@ -172,7 +172,14 @@ def _inputs_there(problem: Problem) -> Inputs:
         images = problem.layout == "nhwc" and shape in (problem.x_shape, problem.y_shape)
         return tensor.contiguous(memory_format=torch.channels_last) if images else tensor
 
-    return problem.inputs(random)
+    inputs = problem.inputs(random)
+    positions = problem.random_positions(rng)
+    return inputs if positions is None else inputs._replace(w=_positions_there(positions, problem.layout))
+
+
+def _positions_there(positions: np.ndarray, layout: str) -> Any:
+    tensor = gpu.torch().from_numpy(positions).cuda()
+    return tensor.contiguous(memory_format=gpu.torch().channels_last) if layout == "nhwc" else tensor
 
 
 def _verified(problem: Problem, choice: Choice, device: Device, record: Record, first: bool) -> bool:
@@ -211,7 +218,7 @@ def _prepared(problem: Problem, inputs: Inputs, identifier: str, device: Device)
         # As the model keeps them.
         w = arrays.dense(w, problem.layout)
     buffers = Buffers(x, plan.pack(w), y, scratch(plan.workspace_bytes, x), bias)
-    again = problem.direction == "dgrad"
+    again = problem.operator == "dgrad"
 
     def run() -> object:
         plan.run(buffers._replace(w=plan.pack(w)) if again else buffers)

@@ -106,7 +106,7 @@ def window(spatial: tuple[int, ...], kernel_size: Any, stride: Any, padding: Any
 
 
 def with_batch(x: Any, axes: int, name: str = "x") -> tuple[bool, Any]:
-    """(whether x lacks a batch axis, x with one); `axes` spatial ones."""
+    """(whether x, called `name`, lacks a batch axis, x with one); `axes` spatial ones."""
     if x.ndim not in (axes + 1, axes + 2):
         raise InvalidProblem(f"{name} has shape {x.shape}: {axes + 2} axes are allowed, or {axes + 1} without a batch")
     single = x.ndim == axes + 1

@@ -1,8 +1,8 @@
 """Derivatives of the operators, by operators: those of convolution are convolutions, so they may be derived again.
 
 An activation's derivative is taken from the result where that says enough (relu, relu6, tanh, sigmoid, leaky_relu with
-a positive slope); else the convolution is computed once more without it. Gradients of pooling and softmax are
-PyTorch's kernels.
+a positive slope); else the convolution is computed once more without it. So are those of pooling and softmax; what is
+left of their second derivatives is PyTorch's.
 """
 
 from __future__ import annotations
@@ -163,19 +163,38 @@ def _max_gradient(
     saved: Tensors, values: tuple[Any, ...], named: dict[str, Any], needs: Needs, dy: torch.Tensor, *_: Any
 ) -> Sequence[torch.Tensor | None]:
     x, places = saved
-    kernel, stride, padding, dilation, ceil = _pool_words(values)
+    assert x is not None
+    words = _pool_words(values)
     if places is None:
-        places = _OPS.max_pool2d_with_indices(x.detach(), kernel, stride, padding, dilation, ceil)[1]  # type: ignore[union-attr]
-    dx: Any = _ATEN.max_pool2d_with_indices_backward(dy, x, kernel, stride, padding, dilation, ceil, places)
-    return dx, *(None,) * (len(needs) - 1)
+        places = _OPS.max_pool2d_with_indices(x.detach(), *words)[1]
+    dy = dy.contiguous(memory_format=memory_format(x))
+    return _OPS.max_pool2d_backward(dy, places, x.shape, *words), *(None,) * (len(needs) - 1)
+
+
+def _max_second(
+    saved: Tensors, values: tuple[Any, ...], named: dict[str, Any], needs: Needs, g: torch.Tensor
+) -> Sequence[torch.Tensor | None]:
+    """max_pool2d_backward is linear in grad_output: each window takes what its position names."""
+    (places,) = saved
+    assert places is not None
+    chosen = g.flatten(-2).gather(-1, places.clamp(min=0).flatten(-2)).reshape(places.shape)
+    return torch.where(places >= 0, chosen, 0), *(None,) * (len(needs) - 1)
 
 
 def _avg_gradient(
     saved: Tensors, values: tuple[Any, ...], named: dict[str, Any], needs: Needs, dy: torch.Tensor
 ) -> Sequence[torch.Tensor | None]:
-    given = values[1:]
-    words = (*given, *((), (0, 0), False, True, None)[len(given) - 1 :])
-    return _ATEN.avg_pool2d_backward(dy, saved[0], *words), *(None,) * (len(needs) - 1)
+    (x,) = saved
+    assert x is not None
+    dy = dy.contiguous(memory_format=memory_format(x))
+    return _OPS.avg_pool2d_backward(dy, x.shape, *values[1:]), *(None,) * (len(needs) - 1)
+
+
+def _avg_second(
+    saved: Tensors, values: tuple[Any, ...], named: dict[str, Any], needs: Needs, g: torch.Tensor
+) -> Sequence[torch.Tensor | None]:
+    """avg_pool2d_backward is linear in grad_output."""
+    return _OPS.avg_pool2d(g, *values[2:]), *(None,) * (len(needs) - 1)
 
 
 def _global_gradient(
@@ -187,16 +206,41 @@ def _global_gradient(
 
 
 def _softmax_gradient(name: str) -> Callable[..., Sequence[torch.Tensor | None]]:
-    backward = getattr(_ATEN, f"_{name}_backward_data")
+    backward = getattr(_OPS, f"{name}_backward")
 
     def gradient(
         saved: Tensors, values: tuple[Any, ...], named: dict[str, Any], needs: Needs, dy: torch.Tensor
     ) -> Sequence[torch.Tensor | None]:
         (y,) = saved
         assert y is not None
-        return backward(dy, y, values[1] if len(values) > 1 else -1, y.dtype), *(None,) * (len(needs) - 1)
+        dy = dy.contiguous(memory_format=memory_format(y))
+        return backward(dy, y, *values[1:]), *(None,) * (len(needs) - 1)
 
     return gradient
+
+
+def _softmax_second(
+    saved: Tensors, values: tuple[Any, ...], named: dict[str, Any], needs: Needs, g: torch.Tensor
+) -> Sequence[torch.Tensor | None]:
+    """Softmax's gradient is its own adjoint in grad_output."""
+    dy, y = saved
+    assert dy is not None and y is not None
+    dim = values[2] if len(values) > 2 else -1
+    ddy = _OPS.softmax_backward(g.contiguous(memory_format=memory_format(y)), y, dim) if needs[0] else None
+    second = None
+    if needs[1]:
+        second = g * (dy - (dy * y).sum(dim, True)) - dy * (g * y).sum(dim, True)
+    return (ddy, second, None)[: len(needs)]
+
+
+def _log_softmax_second(
+    saved: Tensors, values: tuple[Any, ...], named: dict[str, Any], needs: Needs, g: torch.Tensor
+) -> Sequence[torch.Tensor | None]:
+    dy, y = saved
+    assert dy is not None and y is not None
+    dim, terms = values[2] if len(values) > 2 else -1, g * y.exp()
+    ddy = g - terms.sum(dim, True) if needs[0] else None
+    return (ddy, -terms * dy.sum(dim, True) if needs[1] else None, None)[: len(needs)]
 
 
 def _im2col_gradient(
@@ -224,6 +268,10 @@ DERIVATIVES: Final = {
     "global_avg_pool2d": Derivative(lambda values, named, y: (values[0],), _global_gradient),
     "softmax": Derivative(lambda values, named, y: (y,), _softmax_gradient("softmax")),
     "log_softmax": Derivative(lambda values, named, y: (y,), _softmax_gradient("log_softmax")),
+    "max_pool2d_backward": Derivative(lambda values, named, y: (values[1],), _max_second),
+    "avg_pool2d_backward": Derivative(lambda values, named, y: (), _avg_second),
+    "softmax_backward": Derivative(_two(0, 1), _softmax_second),
+    "log_softmax_backward": Derivative(_two(0, 1), _log_softmax_second),
     "im2col": Derivative(lambda values, named, y: (values[0],), _im2col_gradient),
     "col2im": Derivative(lambda values, named, y: (), _col2im_gradient),
 }

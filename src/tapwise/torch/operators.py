@@ -19,6 +19,7 @@ from torch.nn import functional
 
 import tapwise
 from tapwise.errors import InvalidProblem
+from tapwise.torch import gradients
 from tapwise.torch.frozen import conv_frozen, words_of
 from tapwise.torch.tensors import memory_format, ordered, widened
 
@@ -73,6 +74,7 @@ SCHEMAS: Final = {
         "(Tensor x, SymInt[2] output_size, SymInt[2] kernel_size, SymInt[2] dilation=1, SymInt[2] padding=0, "
         "SymInt[2] stride=1) -> Tensor"
     ),
+    **gradients.SCHEMAS,
 }  # fmt: skip
 
 Words = Sequence[int]
@@ -312,6 +314,7 @@ OPERATORS: Final[dict[str, tuple[Callable[..., Any], Callable[..., Any]]]] = {
     "log_softmax": (_computed(_log_softmax), _softmax_fake),
     "im2col": (_computed(_im2col), _like_torch(functional.unfold)),
     "col2im": (_computed(_col2im), _like_torch(functional.fold)),
+    **gradients.OPERATORS,
 }
 
 

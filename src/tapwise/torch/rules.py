@@ -1,13 +1,13 @@
 """What autocast and vmap do with the operators.
 
-Autocast: convolution and squeeze_excitation compute in its dtype, softmax and log_softmax in float32, as PyTorch's
-own; others as they are called. vmap: a batch axis of x goes into its first axis; of other tensors each call is made by
-itself.
+Autocast: convolution and squeeze_excitation compute in its dtype, softmax, log_softmax and their gradients in float32,
+as PyTorch's own; others as they are called. vmap: a batch axis of x goes into its first axis; of other tensors each
+call is made by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from tapwise.torch.operators import LIBRARY, NAMESPACE, SCHEMAS
 
 FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 CONVOLUTIONS: Final = ("conv2d", "conv2d_input", "conv2d_weight", "conv_transpose2d", "conv_frozen")
+SOFTMAX: Final = ("softmax", "log_softmax", "softmax_backward", "log_softmax_backward")
 # Operators whose result's first axis is that of x.
 BATCHED: Final = ("max_pool2d", "max_pool2d_with_indices", "avg_pool2d", "global_avg_pool2d", "im2col", "col2im")
 
@@ -88,15 +89,36 @@ def _each(name: str) -> Callable[..., Any]:
     return rule
 
 
+def _aligned(info: Any, in_dims: tuple[int | None, ...], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Each with the batch as its first axis, the same values all along it where there was none."""
+    dims = zip(tensors, in_dims, strict=False)
+    return [x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0) for x, dim in dims]
+
+
 def _softmax(name: str) -> Callable[..., Any]:
+    """vmap of softmax of x, or of its gradient of two tensors alike."""
+    operator, count = getattr(getattr(torch.ops, NAMESPACE), name), 2 if name.endswith("_backward") else 1
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *values: Any) -> Any:
+        tensors, dim = _aligned(info, in_dims, values[:count]), values[count] if len(values) > count else -1
+        axes = tensors[0].ndim - 1
+        if axes == 0:
+            return torch.stack([operator(*one, dim) for one in zip(*tensors, strict=True)]), 0
+        return operator(*tensors, dim % axes + 1), 0
+
+    return rule
+
+
+def _pool_gradient(name: str, count: int) -> Callable[..., Any]:
+    """vmap of a gradient of `count` tensors and the size of x: the axis becomes part of the first one."""
     operator = getattr(getattr(torch.ops, NAMESPACE), name)
 
-    def rule(info: Any, in_dims: tuple[int | None, ...], x: torch.Tensor, dim: int = -1) -> Any:
-        assert in_dims[0] is not None
-        axes = x.ndim - 1
-        if axes == 0:
-            return torch.stack([operator(one, dim) for one in x.unbind(in_dims[0])]), 0
-        return operator(x.movedim(in_dims[0], 0), dim % axes + 1), 0
+    def rule(info: Any, in_dims: tuple[int | None, ...], *values: Any, **named: Any) -> Any:
+        tensors = _aligned(info, in_dims, values[:count])
+        (first, *rest), words = values[count], values[count + 1 :]
+        size = (first * info.batch_size, *rest)
+        found = operator(*(x.flatten(0, 1) for x in tensors), size, *words, **named)
+        return found.unflatten(0, (info.batch_size, first)), 0
 
     return rule
 
@@ -106,12 +128,14 @@ def _register() -> None:
         for operator in (*CONVOLUTIONS, "squeeze_excitation"):
             rule = _autocast(operator, device, partial(torch.get_autocast_dtype, name))
             LIBRARY.impl(operator, rule, f"Autocast{device}")
-        for operator in ("softmax", "log_softmax"):
+        for operator in SOFTMAX:
             LIBRARY.impl(operator, _autocast(operator, device, lambda: torch.float32), f"Autocast{device}")
     assert set(BATCHED) < set(SCHEMAS)
     for name in BATCHED:
         torch.library.register_vmap(f"{NAMESPACE}::{name}", _folded(name), lib=LIBRARY)
-    for name in ("softmax", "log_softmax"):
+    for name, count in (("max_pool2d_backward", 2), ("avg_pool2d_backward", 1)):
+        torch.library.register_vmap(f"{NAMESPACE}::{name}", _pool_gradient(name, count), lib=LIBRARY)
+    for name in SOFTMAX:
         torch.library.register_vmap(f"{NAMESPACE}::{name}", _softmax(name), lib=LIBRARY)
     for name in ("conv2d_input", "conv2d_weight"):
         torch.library.register_vmap(f"{NAMESPACE}::{name}", _each(name), lib=LIBRARY)

@@ -5,8 +5,9 @@
 #include "types.cuh"
 
 // Runs of `length` elements of x (outer, length, inner), dense; a long one is cut in `parts`, each with an accumulator.
+// w: a second array like x, of those that have one.
 struct Runs {
-    const void *x;
+    const void *x, *w;
     void *y, *accumulators;
     long long outer, length, inner, parts;
 };

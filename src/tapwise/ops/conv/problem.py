@@ -140,6 +140,11 @@ class ConvProblem(WindowProblem):
         return self.k // self.groups
 
     @property
+    def w_is_image(self) -> bool:
+        """w of wgrad is dy."""
+        return self.direction == "wgrad"
+
+    @property
     def gemm_m(self) -> int:
         return self.group_k
 

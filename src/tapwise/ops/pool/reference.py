@@ -38,3 +38,26 @@ def indices(x: np.ndarray, output: Sizes, kernel: Sizes, stride: Sizes, padding:
     taps = np.arange(seen.shape[-1])
     best = np.lexsort((np.where(rank == 2, taps, -taps), order, rank), axis=-1)[..., -1]
     return np.take_along_axis(np.broadcast_to(places, seen.shape), best[..., None], -1)[..., 0].astype(np.int64)
+
+
+def scatter(dy: np.ndarray, places: np.ndarray, shape: Sizes) -> np.ndarray:
+    """dx (n, c, *spatial) of max: each element of dy (n, c, *output) added where its position says; -1 is nowhere."""
+    planes, size = shape[0] * shape[1], prod(shape[2:])
+    flat = places.reshape(planes, -1) + np.arange(planes)[:, None] * size
+    there = places.reshape(planes, -1) >= 0
+    return np.bincount(flat[there], dy.reshape(planes, -1)[there], planes * size).reshape(shape)
+
+
+def spread(dy: np.ndarray, shape: Sizes, kernel: Sizes, stride: Sizes, padding: Pairs, dilation: Sizes) -> np.ndarray:
+    """dx (n, c, *spatial): each element of dy (n, c, *output) added to all elements that its window sees."""
+    result = dy
+    for axis, size in enumerate(shape[2:]):
+        source = np.moveaxis(result, 2 + axis, 0)
+        total = np.zeros((size, *source.shape[1:]))
+        for number, values in enumerate(source):
+            start, step = number * stride[axis] - padding[axis][0], dilation[axis]
+            first, end = max(0, -(start // step)), min(kernel[axis], -((start - size) // step))
+            if first < end:
+                total[start + first * step : start + (end - 1) * step + 1 : step] += values
+        result = np.moveaxis(total, 0, 2 + axis)
+    return result

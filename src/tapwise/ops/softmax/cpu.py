@@ -43,19 +43,7 @@ class SoftmaxSimd(Algorithm[RowConfig]):
         return rejects_apart(problem)
 
     def configs(self, problem: SoftmaxProblem, device: Device) -> Sequence[RowConfig]:
-        outer, length, inner = problem.sizes
-        if inner == 1:
-            # Chunks do not depend on the number of threads: the same input gives the same bits.
-            whole = length <= CHUNK or (length <= WHOLE and outer >= ENOUGH)
-            chunks = 1 if whole else 4 * ceil_div(length, 4 * CHUNK)
-            rows = max(1, min(CHUNK // length, ceil_div(outer, 4 * device.threads)))
-            # One thread is done with so few before a team has started.
-            rows = outer if outer * length <= 4096 else rows
-            return [RowConfig(rows, 1, chunks)]
-        lanes = lanes_of(problem, device)
-        wanted = ceil_div(8 * device.threads, outer)
-        width = max(4 * lanes, ceil_div(ceil_div(inner, wanted), 4 * lanes) * 4 * lanes)
-        return [RowConfig(1, min(width, inner), 1)]
+        return row_configs(problem, device)
 
     def predict_us(self, problem: SoftmaxProblem, config: RowConfig, device: Device) -> float:
         """About 2.2 cycles an element of float32 for the exponential and the three passes, over the threads."""
@@ -75,3 +63,20 @@ class SoftmaxSimd(Algorithm[RowConfig]):
         fields = config.fields(outer, length, inner)
         workspace = config.workspace_bytes(outer, inner)
         return ChunkPlan(problem, device, library, FIELDS, fields, "scale", False, workspace)
+
+
+def row_configs(problem: SoftmaxProblem, device: Device) -> list[RowConfig]:
+    """How rows or columns are shared out. Chunks do not depend on the number of threads: the same input gives the same
+    bits."""
+    outer, length, inner = problem.sizes
+    if inner == 1:
+        whole = length <= CHUNK or (length <= WHOLE and outer >= ENOUGH)
+        chunks = 1 if whole else 4 * ceil_div(length, 4 * CHUNK)
+        rows = max(1, min(CHUNK // length, ceil_div(outer, 4 * device.threads)))
+        # One thread is done with so few before a team has started.
+        rows = outer if outer * length <= 4096 else rows
+        return [RowConfig(rows, 1, chunks)]
+    lanes = lanes_of(problem, device)
+    wanted = ceil_div(8 * device.threads, outer)
+    width = max(4 * lanes, ceil_div(ceil_div(inner, wanted), 4 * lanes) * 4 * lanes)
+    return [RowConfig(1, min(width, inner), 1)]
