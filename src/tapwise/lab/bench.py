@@ -95,7 +95,7 @@ def _ids(words: str, problem: Problem, device: Device) -> list[str]:
     ids = [name for name in words.split(",") if name in registry.ALGORITHMS[problem.operator]]
     if words not in ("auto", "all") and words == "".join(ids):
         return ids
-    choice = dispatch.choose(problem, device)
+    choice = _choice(problem, device)
     if words == "auto":
         return [choice.algorithm]
     offers = {one.algorithm: one.predicted_us or 0.0 for one in dispatch.explain(problem, device) if one.reason is None}
@@ -121,7 +121,7 @@ def _measure(problem: Problem, options: Options, device: Device, record: Record)
         if not _verified(problem, choice, device, record, identifier == ids[0]):
             return
     if options.algorithms in ("auto", "all"):
-        record.reason = dispatch.choose(problem, device).reason
+        record.reason = _choice(problem, device).reason
     bare, alone = problem.bare(), Inputs(inputs.x, inputs.w)
     fused = on_gpu and bare != problem
     if fused:
@@ -195,16 +195,18 @@ def _verified(problem: Problem, choice: Choice, device: Device, record: Record, 
     return verdict.verified
 
 
-def _prepared(problem: Problem, inputs: Inputs, identifier: str, device: Device) -> tuple[Choice, Call]:
-    """(choice, one call): of an operator that is prepared with its filters, or else into an array that is there.
+def _choice(problem: Problem, device: Device, algorithm: str = "auto") -> Choice:
+    """As it is timed: filters of a gradient are packed in each call, as training has others at each step."""
+    return dispatch.choose(problem, device, algorithm, prepared=problem.direction == "fprop")
 
-    Filters of a gradient are packed in each call: training has others at each step.
-    """
+
+def _prepared(problem: Problem, inputs: Inputs, identifier: str, device: Device) -> tuple[Choice, Call]:
+    """(choice, one call): of an operator that is prepared with its filters, or else into an array that is there."""
     if "prepare" in registry.FUNCTIONS[problem.operator]:
         threads = device.threads or None
         operator = tapwise.prepare(str(problem), inputs.w, inputs.bias, algorithm=identifier, threads=threads)
         return operator.choice, lambda: operator(inputs.x, inputs.residual)
-    choice = dispatch.choose(problem, device, identifier, prepared=problem.direction == "fprop")
+    choice = _choice(problem, device, identifier)
     plan = dispatch.plan_for(problem, choice, device)
     index = device.index if device.kind == "cuda" else None
     x = arrays.anywhere(inputs.x, "x", index)
