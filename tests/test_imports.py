@@ -45,7 +45,7 @@ OPERATOR_LAYERS = (
     ("cpu", "cuda"),
     ("parameters", "orders"),
     ("prepared",),
-    ("api", "gradients"),
+    ("api", "gradients", "repeated"),
 )
 
 

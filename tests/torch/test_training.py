@@ -18,7 +18,8 @@ from torch.nn import functional
 import tapwise.torch
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.problem import DIRECTIONS
-from tapwise.torch.training import TrainedConv2d, for_training
+from tapwise.torch.directions import chosen, host_us
+from tapwise.torch.training import TrainedConv2d, TrainedConvTranspose2d, for_training
 
 
 class Net(nn.Module):
@@ -135,7 +136,51 @@ def test_optimize_measures_every_direction(capsys: pytest.CaptureFixture[str]) -
     assert ours.training and all(one.requires_grad for one in ours.parameters())
     assert losses(ours, 3) == pytest.approx(losses(theirs, 3), rel=1e-3)
     with pytest.raises(InvalidProblem, match="training=True: goes without"):
-        tapwise.torch.optimize(theirs, x, training=True, graphs=True)
+        tapwise.torch.optimize(theirs, x, training=True, memory_format="contiguous")
+
+
+def test_the_hosts_time_counts_where_nothing_is_captured() -> None:
+    host = host_us(torch.device("cpu"), torch.float32)
+    assert len(host) == 7 and all(0 <= taken < 10_000 for taken in host.values())
+    for gains, taken, expected in (
+        ({"fprop": 30, "dgrad": -5, "wgrad": 10}, {}, {"dgrad"}),
+        ({"fprop": 30, "dgrad": 5, "wgrad": -float("inf")}, {frozenset(("wgrad",)): 50.0}, {"dgrad", "wgrad"}),
+        ({"fprop": 30, "dgrad": 5, "wgrad": 10}, dict.fromkeys(host, 40.0), set()),
+        ({"fprop": 30, "dgrad": 5, "wgrad": 10}, dict.fromkeys(host, 50.0), set(DIRECTIONS)),
+        ({"fprop": -1, "dgrad": -5, "wgrad": -9}, {}, set(DIRECTIONS)),
+    ):  # fmt: skip
+        assert chosen(gains, taken) == expected
+
+
+@pytest.mark.parametrize("by_torch", [(), ("dgrad", "wgrad"), ("fprop",), DIRECTIONS])
+def test_transposed(by_torch: tuple[str, ...]) -> None:
+    theirs = nn.Sequential(
+        nn.ConvTranspose2d(6, 4, 3, (2, 3), (1, 0), (1, 2), groups=2), nn.ConvTranspose2d(4, 5, 2, bias=False),
+        nn.ConvTranspose2d(5, 3, 3, dilation=2, output_padding=1),
+    ).double()  # fmt: skip
+    ours, report = for_training(theirs, (torch.randn(2, 6, 5, 7).double(),))
+    assert [type(one) for one in ours.children()] == [TrainedConvTranspose2d] * 3
+    assert len(report.layers) == 9 and "9 directions" in str(report)
+    for module in ours.children():
+        module.by_torch = frozenset(by_torch)  # type: ignore[assignment]
+    found = []
+    for model in (theirs, ours):
+        x = data(torch.float64)[0][:6].transpose(0, 1).reshape(2, 9, -1)[:, :6, :35].reshape(2, 6, 5, 7)
+        x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
+        middle = model[0](x, output_size=(10, 23))  # type: ignore[index, operator]
+        y = model[2](model[1](middle))  # type: ignore[index, operator]
+        y.square().sum().backward()
+        found.append([y, x.grad, *(one.grad for one in model.parameters())])
+    for mine, other in zip(*found, strict=True):
+        torch.testing.assert_close(mine, other)
+    with pytest.raises(ValueError, match="output size"):
+        ours[0](x, output_size=(20, 20))  # type: ignore[index, operator]
+
+
+def test_gradients_of_a_transposed_ones_gradients() -> None:
+    conv = TrainedConvTranspose2d.of(nn.ConvTranspose2d(2, 3, 2, 2, 0, 1).double())
+    x = torch.randn(1, 2, 2, 3).double().requires_grad_()
+    assert gradgradcheck(conv, (x,))
 
 
 def test_under_torch_func() -> None:

@@ -25,7 +25,7 @@ KEPT: Final = 1024
 # The least number of a GPU: what lies elsewhere has less.
 FIRST_GPU = 0
 # What a call has in place of results that cannot be made again.
-_CALL_IT: Final = object()
+CALL_IT: Final = object()
 
 # The results of a call from its words and the addresses of its tensors.
 Run = Callable[[tuple[Any, ...], list[int]], Any]
@@ -73,7 +73,7 @@ class Replays:
         if run is None:
             return self._first(key, function, words, x, *more)
         result = run(words, addresses)
-        return function(words, out, x, *more) if result is _CALL_IT else result
+        return function(words, out, x, *more) if result is CALL_IT else result
 
     def _first(self, key: Any, function: Callable[..., Any], words: tuple[Any, ...], *tensors: Any) -> Any:
         """A call that is not among the latest."""
@@ -83,14 +83,8 @@ class Replays:
             return self.call(function, words, None, *tensors)
         if not _is_plain(words):
             return function(words, None, *tensors)
-        # One tensor in two places is two inputs.
-        inputs: list[Any] = []
-        for tensor in tensors:
-            again = tensor is not None and any(tensor is one for one in inputs)
-            inputs.append(tensor.detach() if again else tensor)
-        with capturing([one for one in inputs if one is not None]) as seen:
-            result = function(words, None, *inputs)
-        self._keep(key, _run_of(seen, words, result, self._constants) or (lambda words, addresses: _CALL_IT))
+        result, run = captured(partial(function, words, None), *tensors, words=words, constants=self._constants)
+        self._keep(key, run or (lambda words, addresses: CALL_IT))
         return result
 
     def _keep(self, key: Any, run: Run) -> None:
@@ -98,6 +92,23 @@ class Replays:
             if len(self._young) >= KEPT:
                 self._young, self._old = {}, self._young
             self._young[key] = run
+
+
+def captured(
+    function: Callable[..., Any], *tensors: Any, words: tuple[Any, ...] = (), constants: bool = False
+) -> tuple[Any, Run | None]:
+    """(function(*tensors), what makes that call again for other tensors like these; None where that cannot be).
+
+    Tensors may be None. `words` are checked by the run, `constants` as of Replays.
+    """
+    # One tensor in two places is two inputs.
+    inputs: list[Any] = []
+    for tensor in tensors:
+        again = tensor is not None and any(tensor is one for one in inputs)
+        inputs.append(tensor.detach() if again else tensor)
+    with capturing([one for one in inputs if one is not None]) as seen:
+        result = function(*inputs)
+    return result, _run_of(seen, words, result, constants)
 
 
 def _run_of(seen: Capture, words: tuple[Any, ...], result: Any, constants: bool) -> Run | None:
@@ -140,7 +151,7 @@ def _written(
     import torch
 
     several = torch.cuda.device_count() > 1
-    names: dict[str, Any] = {"new": allocator(torch, index), "stream_of": torch_stream(), "call_it": _CALL_IT}
+    names: dict[str, Any] = {"new": allocator(torch, index), "stream_of": torch_stream(), "call_it": CALL_IT}
     names |= {"same": _same, "known": words} | {f"k{at}": word for at, word in enumerate(words)}
     lines = [f"{', '.join(f'a{number}' for number in range(inputs))}, = addresses"]
     if words:

@@ -80,7 +80,7 @@ SCHEMAS: Final = {
 Words = Sequence[int]
 
 
-def _sides(padding: Words) -> tuple[tuple[int, int], tuple[int, int]]:
+def sides(padding: Words) -> tuple[tuple[int, int], tuple[int, int]]:
     """((top, bottom), (left, right)) of (rows, columns) or of all four."""
     if len(padding) == 2:
         return (padding[0], padding[0]), (padding[1], padding[1])
@@ -101,7 +101,7 @@ def conv2d(
     if x.ndim != 4:
         raise InvalidProblem(f"x has shape {tuple(x.shape)}: 4 axes (n, c, h, w) are allowed")
     x32, w, b, added = map(widened, (x, weight, bias, residual))
-    words = tuple(stride), _sides(padding), tuple(dilation), groups
+    words = tuple(stride), sides(padding), tuple(dilation), groups
     y = tapwise.conv2d(x32, w, b, *words, activation=activation, residual=added, math=math, algorithm=algorithm)
     return ordered(y, x)
 
@@ -125,7 +125,7 @@ def _conv2d_fake(
     **_words: Any,
 ) -> torch.Tensor:  # fmt: skip
     torch._check(x.ndim == 4, lambda: f"x has {x.ndim} axes: 4 are allowed")
-    return _output(x, weight, stride, _sides(padding), dilation, groups)
+    return _output(x, weight, stride, sides(padding), dilation, groups)
 
 
 def conv2d_input(
@@ -133,7 +133,7 @@ def conv2d_input(
     padding: Words = (0, 0), dilation: Words = (1, 1), groups: int = 1, *, math: str = "ieee",
 ) -> torch.Tensor:  # fmt: skip
     """The gradient by x, of size `input_size`; padding as for conv2d. It lies in grad_output's order."""
-    words = tuple(stride), _sides(padding), tuple(dilation), groups
+    words = tuple(stride), sides(padding), tuple(dilation), groups
     w, dy = widened(weight), widened(grad_output)
     return ordered(tapwise.conv2d_input(tuple(input_size), w, dy, *words, math=math), grad_output)
 
@@ -149,7 +149,7 @@ def conv2d_weight(
     padding: Words = (0, 0), dilation: Words = (1, 1), groups: int = 1, *, math: str = "ieee",
 ) -> torch.Tensor:  # fmt: skip
     """The gradient by the filters, of size `weight_size`; padding as for conv2d. It lies in x's order."""
-    words = tuple(stride), _sides(padding), tuple(dilation), groups
+    words = tuple(stride), sides(padding), tuple(dilation), groups
     x32, dy = widened(x), widened(grad_output)
     return ordered(tapwise.conv2d_weight(x32, tuple(weight_size), dy, *words, math=math), x)
 

@@ -164,13 +164,21 @@ def _conv2d_weight(words: tuple[Any, ...], out: Any, x: Any, dy: Any) -> Any:
     sizes = _geometry(batched.shape, shape, stride, padding, dilation, groups, what)
     problem = _problem(**sizes, dtype=dtype, math=_math(math, dtype), layout=layout, direction="wgrad")
     _check_gradient(gradient, problem)
+    return weight_gradient(problem, x, source, gradient, algorithm, out)
+
+
+def weight_gradient(
+    problem: ConvProblem, x: Any, source: Any, gradient: Any, algorithm: str = "auto", out: Any = None
+) -> Any:
+    """Run a problem of wgrad on checked arrays; `source` is the view of `x`."""
+    layout, images = problem.layout, source[None] if source.ndim == 3 else source
     target = None if out is None else result(out, problem.w_shape, problem.x_dtype, source, dy=gradient)
     _choice, plan = plan_of(problem, device_of(source), algorithm, None, False)
     dw: Any = target
     if not arrays.takes(target, layout, source):
-        dw = arrays.empty(shape, problem.x_dtype, layout, source)
+        dw = arrays.empty(problem.w_shape, problem.x_dtype, layout, source)
     with workspace(plan.workspace_bytes, source) as memory:
-        plan.run(Buffers(arrays.dense(batched, layout), arrays.dense(gradient, layout), dw, memory))
+        plan.run(Buffers(arrays.dense(images, layout), arrays.dense(gradient, layout), dw, memory))
     if target is None:
         return arrays.like(dw, x)
     if dw is not target:

@@ -1,0 +1,180 @@
+"""Convolution and its gradients where they are computed over and over, as in training: what leads to a kernel is done
+once for a kind of tensors (shapes, strides, dtypes, devices).
+
+On a GPU a call takes new memory and launches, on a CPU it runs a plan that is kept; else, and where more is done with
+tensors than to compute (modes, transforms, traces, gradients of gradients), the operators of PyTorch's dispatcher do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+
+from tapwise import arrays
+from tapwise.arrays import device
+from tapwise.arrays.device import ALIGNMENT
+from tapwise.arrays.tensors import recorder
+from tapwise.ops.conv.problem import ConvProblem
+from tapwise.ops.conv.repeated import CALL_IT, DeviceCall, HostCall, on_gpu, on_host
+from tapwise.problem import Direction
+from tapwise.torch import operators
+from tapwise.torch.tensors import NAMES, narrow, ordered
+
+# (stride, padding, dilation, groups); padding (rows, columns) or (top, bottom, left, right).
+Window = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
+# The result for tensors (x, w, bias) of one kind, (dy, w, bias) for dgrad, (x, dy, None) for wgrad; None where these
+# are to go the whole way.
+Call = Callable[[torch.Tensor, torch.Tensor, "torch.Tensor | None"], "torch.Tensor | None"]
+
+# Kinds of calls that are kept.
+KEPT: Final = 4096
+_PLAIN: Final = frozenset((torch.Tensor, torch.nn.Parameter))
+_calls: Final[dict[Any, Call]] = {}
+_recording: Final = recorder(torch)
+_OPS: Final = torch.ops.tapwise
+
+
+def fprop(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: Window, math: str
+) -> torch.Tensor:  # fmt: skip
+    """conv(x, weight) + bias, as torch.ops.tapwise.conv2d."""
+    y = _quick("fprop", x, weight, bias, None, window, math)
+    return _operator("conv2d")(x, weight, bias, *window, math=math) if y is None else y
+
+
+def dgrad(
+    size: tuple[int, ...], weight: torch.Tensor, dy: torch.Tensor, window: Window, math: str,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """The gradient by x of that size, as torch.ops.tapwise.conv2d_input; with a bias a transposed convolution."""
+    dx = _quick("dgrad", dy, weight, bias, size, window, math)
+    if dx is not None:
+        return dx
+    if bias is None:
+        return _operator("conv2d_input")(size, weight, dy, *window, math=math)
+    stride, padding, dilation, groups = window
+    reach = [dilation[at] * (weight.shape[2 + at] - 1) + 1 for at in range(2)]
+    more = [size[2 + at] - (dy.shape[2 + at] - 1) * stride[at] + 2 * padding[at] - reach[at] for at in range(2)]
+    words = stride, padding, more, groups, dilation
+    return _operator("conv_transpose2d")(dy, weight, bias, *words, math=math)
+
+
+def wgrad(
+    x: torch.Tensor, size: tuple[int, ...], dy: torch.Tensor, window: Window, math: str
+) -> torch.Tensor:  # fmt: skip
+    """The gradient by filters of that size, as torch.ops.tapwise.conv2d_weight."""
+    dw = _quick("wgrad", x, dy, None, size, window, math)
+    return _operator("conv2d_weight")(x, size, dy, *window, math=math) if dw is None else dw
+
+
+def _operator(name: str) -> Callable[..., torch.Tensor]:
+    """One of tapwise's: past PyTorch's dispatcher where nobody looks on."""
+    looked_on = torch.compiler.is_compiling() or torch.is_grad_enabled() or _recording()
+    found: Callable[..., torch.Tensor] = getattr(_OPS if looked_on else operators, name)
+    return found
+
+
+def _quick(
+    direction: Direction, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, size: tuple[int, ...] | None,
+    window: Window, math: str,
+) -> torch.Tensor | None:  # fmt: skip
+    """The result, where such a call was made before and nobody looks on. `x` and `w` as of Call."""
+    if (
+        torch.compiler.is_compiling()
+        or torch.is_grad_enabled()
+        or _recording()
+        or type(x) not in _PLAIN
+        or type(w) not in _PLAIN
+        or x.is_neg()
+        or w.is_neg()
+    ):
+        return None
+    kind = None if bias is None else (type(bias), bias.shape, bias.stride(), bias.dtype, bias.device)
+    try:
+        key = (
+            direction, x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device, kind, size,
+            window, math,
+        )  # fmt: skip
+    except RuntimeError:
+        # Sparse tensors have no strides.
+        return None
+    call = _calls.get(key)
+    if call is not None:
+        return call(x, w, bias)
+    if len(_calls) >= KEPT:
+        _calls.clear()
+    # The operator says what is wrong with a call; the second of its kind is right.
+    _calls[key] = lambda x, w, bias: _second(key, x, w, bias)
+    return None
+
+
+def _second(key: Any, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
+    """The second call of a kind, which says how those after it are made."""
+    direction, (size, window, math) = key[0], key[-3:]
+    _calls[key] = lambda x, w, bias: None
+    if bias is not None and not bias.is_contiguous():
+        return None
+    shapes = {
+        "fprop": lambda: (x.shape, w.shape), "dgrad": lambda: (size, w.shape), "wgrad": lambda: (x.shape, size)
+    }[direction]()  # fmt: skip
+    problem = _problem(direction, *shapes, window, x, math, bias is not None)
+    if device.is_device(x):
+        result, run = on_gpu(problem, x, w, bias)
+        call = None if run is None else _launched(run)
+    elif x.device.type == "cpu":
+        host = on_host(problem, _numpy(x), _numpy(w))
+        if host is None:
+            return None
+        call = _on_host(host, narrow(x))
+        result = call(x, w, bias)
+    else:
+        return None
+    y = ordered(result, x)
+    if y is result and call is not None:
+        _calls[key] = call
+    return y
+
+
+def _problem(
+    direction: Direction, shape: tuple[int, ...], filters: tuple[int, ...], window: Window, given: torch.Tensor,
+    math: str, bias: bool,
+) -> ConvProblem:  # fmt: skip
+    """What a call computes; `shape` of x, `filters` of w."""
+    stride, padding, dilation, groups = window
+    (n, c, *spatial), (k, _, *kernel) = shape, filters
+    dtype = torch.float32 if narrow(given) else given.dtype
+    view = device.view(given, "x") if device.is_device(given) else _numpy(given)
+    return ConvProblem(
+        n=n, c=c, spatial=tuple(spatial), k=k, kernel=tuple(kernel), stride=tuple(stride),
+        padding=operators.sides(padding), dilation=tuple(dilation), groups=groups, dtype=NAMES[dtype],
+        math=math if dtype is torch.float32 else "ieee", layout=arrays.layout_of(view), direction=direction, bias=bias,
+    )  # fmt: skip
+
+
+def _numpy(x: torch.Tensor) -> Any:
+    return x.detach().float().numpy() if narrow(x) else x.detach().numpy()
+
+
+def _on_host(call: HostCall, wide: bool) -> Call:
+    if wide:
+        return lambda x, w, bias: torch.from_numpy(
+            call(_numpy(x), _numpy(w), None if bias is None else _numpy(bias))
+        ).to(torch.bfloat16)
+    return lambda x, w, bias: torch.from_numpy(
+        call(x.detach().numpy(), w.detach().numpy(), None if bias is None else bias.detach().numpy())
+    )
+
+
+def _launched(run: DeviceCall) -> Call:
+    def call(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
+        addresses = [x.data_ptr(), w.data_ptr()]
+        apart = addresses[0] | addresses[1]
+        if bias is not None:
+            addresses.append(bias.data_ptr())
+            apart |= addresses[2]
+        result = CALL_IT if apart % ALIGNMENT else run(addresses)
+        return None if result is CALL_IT else result
+
+    return call
