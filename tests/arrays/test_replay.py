@@ -2,73 +2,29 @@
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from threading import Lock
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.autograd.forward_ad as forward_ad
+from host_launches import Driver, Launched
 from torch.nn import functional
 
 import emulated
 import tapwise
-from tapwise import capture, dispatch
+from tapwise import capture
 from tapwise.arrays import device, replay
 from tapwise.arrays.replay import Replays
-from tapwise.cuda import copy
-from tapwise.cuda.jit import device as gpus
 from tapwise.cuda.jit import launch as launches
 from tapwise.cuda.jit.compile import Source
-from tapwise.cuda.jit.device import H200
 from tapwise.errors import DeviceUnavailable
-from tapwise.ops.conv import api as conv
-from tapwise.ops.conv import gradients, prepared
-from tapwise.ops.conv.cuda import pack
-from tapwise.ops.patches import api as patches
-from tapwise.ops.pool import api as pool
-from tapwise.ops.pool import gradients as pool_gradients
-from tapwise.ops.reduce import api as reduce
-from tapwise.ops.softmax import api as softmax
-from tapwise.ops.softmax import gradients as softmax_gradients
 
 SOURCE = Source(
     "any", "struct Args { const void *x, *w; long long n; void *y; };\nvoid k(const __grid_constant__ Args p)"
 )
-
-
-@dataclass
-class Driver:
-    """What was launched: (stream, grid, attributes, words of the struct)."""
-
-    seen: list[tuple[int, list[int], int, list[int]]] = field(default_factory=list)
-    status: int = 0
-
-    def launch(self, config: Any, function: Any, parameters: Any, extra: None) -> int:
-        head = launches._Head.from_address(config.value)
-        assert function.value == 77 and extra is None
-        start = ctypes.c_uint64.from_address(parameters.value).value
-        words = list((ctypes.c_int64 * 4).from_address(start))
-        self.seen.append((head.stream, [*head.grid, *head.block], head.attribute_count, words))
-        return self.status
-
-
-@pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
-    made = Driver()
-    monkeypatch.setattr(launches, "_entry", lambda: made.launch)
-    monkeypatch.setattr(launches, "_kernel", lambda *_: SimpleNamespace(function=77))
-    monkeypatch.setattr(launches, "count", lambda: 1)
-    monkeypatch.setattr(device, "_torch_words", lambda dtype, index: (getattr(torch, dtype.name), "cpu"))
-    monkeypatch.setattr(replay, "FIRST_GPU", -1)
-    monkeypatch.setattr(replay, "torch_stream", lambda: lambda index: 9)
-    allocate: Callable[..., Any] = torch._C._dynamo.guards._empty_strided_cpu  # type: ignore[attr-defined]
-    monkeypatch.setattr(replay, "allocator", lambda torch, index: allocate)
-    return made
 
 
 @dataclass
@@ -252,58 +208,6 @@ def test_calls_at_the_same_time_have_arguments_of_their_own(driver: Driver) -> N
     pairs = {(words[0] - 4, words[3]) for _, _, _, words in driver.seen[1:]}
     assert pairs == {(x.data_ptr(), y.data_ptr()) for x, y in zip(tensors, made, strict=True)}
     assert operator.called == 1
-
-
-class Launched(list[tuple[Source, list[int]]]):
-    """(source, all words) of each launch; `computed`: kernels run by emulation."""
-
-    computed = False
-
-
-@pytest.fixture
-def launched(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launched]:
-    """Launches of operators that take the host's tensors for a GPU's."""
-    seen = Launched()
-    places: dict[int, tuple[Any, Any]] = {}
-    lock = Lock()
-    arguments, of_torch = launches.Launch.arguments, device._of_torch
-
-    def noted(self: launches.Launch, values: Any = None) -> launches.Arguments:
-        made = arguments(self, values)
-        places[ctypes.addressof(made[0])] = self, made[0]
-        return made
-
-    def launch(config: Any, *_: Any) -> int:
-        one, words = places[config.value]
-        if seen.computed:
-            with lock:
-                emulated.run_words(one, words[launches.FIRST :][: len(one.words)])
-        own = {launches._Head.attributes.offset // 8, launches._Head.parameters.offset // 8}
-        seen.append((one.source, [word for place, word in enumerate(words) if place not in own]))
-        return 0
-
-    monkeypatch.setattr(launches.Launch, "arguments", noted)
-    monkeypatch.setattr(driver, "launch", launch)
-    monkeypatch.setattr(launches, "template", lambda spec: tuple(range(16)))
-    monkeypatch.setattr(device, "is_device", lambda value: isinstance(value, torch.Tensor))
-    monkeypatch.setattr(device, "_of_torch", lambda *given: replace(of_torch(*given), index=0))
-    monkeypatch.setattr(device, "torch_stream", lambda: lambda index: 9)
-    monkeypatch.setattr(prepared, "synchronize", lambda array: array)
-    for module in (gpus, copy):
-        monkeypatch.setattr(module, "gpu", lambda index=0: H200)
-
-    def forget() -> None:
-        made = softmax._softmax_of, softmax_gradients._backward_of, reduce._reduction
-        for kept in (copy.launch, pack._filters, dispatch._plan, *made):
-            kept.cache_clear()
-        for module in (conv, gradients, patches, pool, pool_gradients, reduce, softmax, softmax_gradients):
-            for one in vars(module).values():
-                if isinstance(one, Replays):
-                    one._young, one._old = {}, {}
-
-    forget()
-    yield seen
-    forget()
 
 
 def tensor(*shape: int, dtype: str = "float32", last: bool = False) -> torch.Tensor:

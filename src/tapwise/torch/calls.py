@@ -8,6 +8,7 @@ tensors than to compute (modes, transforms, traces, gradients of gradients), the
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -40,8 +41,11 @@ def fprop(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: Window, math: str
 ) -> torch.Tensor:  # fmt: skip
     """conv(x, weight) + bias, as torch.ops.tapwise.conv2d."""
-    y = _quick("fprop", x, weight, bias, None, window, math)
-    return _operator("conv2d")(x, weight, bias, *window, math=math) if y is None else y
+
+    def operator(space: Any) -> torch.Tensor:
+        return space.conv2d(x, weight, bias, *window, math=math)
+
+    return _called(operator, "fprop", x, weight, bias, None, window, math)
 
 
 def dgrad(
@@ -49,38 +53,34 @@ def dgrad(
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """The gradient by x of that size, as torch.ops.tapwise.conv2d_input; with a bias a transposed convolution."""
-    dx = _quick("dgrad", dy, weight, bias, size, window, math)
-    if dx is not None:
-        return dx
-    if bias is None:
-        return _operator("conv2d_input")(size, weight, dy, *window, math=math)
-    stride, padding, dilation, groups = window
-    reach = [dilation[at] * (weight.shape[2 + at] - 1) + 1 for at in range(2)]
-    more = [size[2 + at] - (dy.shape[2 + at] - 1) * stride[at] + 2 * padding[at] - reach[at] for at in range(2)]
-    words = stride, padding, more, groups, dilation
-    return _operator("conv_transpose2d")(dy, weight, bias, *words, math=math)
+
+    def operator(space: Any) -> torch.Tensor:
+        if bias is None:
+            return space.conv2d_input(size, weight, dy, *window, math=math)
+        stride, padding, dilation, groups = window
+        reach = [dilation[at] * (weight.shape[2 + at] - 1) + 1 for at in range(2)]
+        more = [size[2 + at] - (dy.shape[2 + at] - 1) * stride[at] + 2 * padding[at] - reach[at] for at in range(2)]
+        return space.conv_transpose2d(dy, weight, bias, stride, padding, more, groups, dilation, math=math)
+
+    return _called(operator, "dgrad", dy, weight, bias, size, window, math)
 
 
 def wgrad(
     x: torch.Tensor, size: tuple[int, ...], dy: torch.Tensor, window: Window, math: str
 ) -> torch.Tensor:  # fmt: skip
     """The gradient by filters of that size, as torch.ops.tapwise.conv2d_weight."""
-    dw = _quick("wgrad", x, dy, None, size, window, math)
-    return _operator("conv2d_weight")(x, size, dy, *window, math=math) if dw is None else dw
+
+    def operator(space: Any) -> torch.Tensor:
+        return space.conv2d_weight(x, size, dy, *window, math=math)
+
+    return _called(operator, "wgrad", x, dy, None, size, window, math)
 
 
-def _operator(name: str) -> Callable[..., torch.Tensor]:
-    """One of tapwise's: past PyTorch's dispatcher where nobody looks on."""
-    looked_on = torch.compiler.is_compiling() or torch.is_grad_enabled() or _recording()
-    found: Callable[..., torch.Tensor] = getattr(_OPS if looked_on else operators, name)
-    return found
-
-
-def _quick(
-    direction: Direction, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None, size: tuple[int, ...] | None,
-    window: Window, math: str,
-) -> torch.Tensor | None:  # fmt: skip
-    """The result, where such a call was made before and nobody looks on. `x` and `w` as of Call."""
+def _called(
+    operator: Callable[[Any], torch.Tensor], direction: Direction, x: torch.Tensor, w: torch.Tensor,
+    bias: torch.Tensor | None, size: tuple[int, ...] | None, window: Window, math: str,
+) -> torch.Tensor:  # fmt: skip
+    """A kept call's result, or that of an operator of PyTorch's dispatcher or past it. `x` and `w` as of Call."""
     if (
         torch.compiler.is_compiling()
         or torch.is_grad_enabled()
@@ -89,25 +89,25 @@ def _quick(
         or type(w) not in _PLAIN
         or x.is_neg()
         or w.is_neg()
+        or x.layout is not torch.strided
+        or w.layout is not torch.strided
     ):
-        return None
+        return operator(_OPS)
     kind = None if bias is None else (type(bias), bias.shape, bias.stride(), bias.dtype, bias.device)
-    try:
-        key = (
-            direction, x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device, kind, size,
-            window, math,
-        )  # fmt: skip
-    except RuntimeError:
-        # Sparse tensors have no strides.
-        return None
+    key = (
+        direction, x.shape, x.stride(), x.dtype, x.device, w.shape, w.stride(), w.dtype, w.device, kind, size, window,
+        math,
+    )  # fmt: skip
     call = _calls.get(key)
     if call is not None:
-        return call(x, w, bias)
+        found = call(x, w, bias)
+        return operator(operators) if found is None else found
+    y = operator(operators)
     if len(_calls) >= KEPT:
         _calls.clear()
-    # The operator says what is wrong with a call; the second of its kind is right.
-    _calls[key] = lambda x, w, bias: _second(key, x, w, bias)
-    return None
+    # Only after the operator has found nothing wrong.
+    _calls[key] = partial(_second, key)
+    return y
 
 
 def _second(key: Any, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor | None:
