@@ -11,17 +11,20 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.nn import functional
 
 import tapwise.torch
 from tapwise.torch.training import TrainedConv2d, TrainedConvTranspose2d, for_training
 
 
-def model() -> nn.Module:
+def model(by_torch: bool = False) -> nn.Module:
+    """`by_torch`: the reference, with the same parameters."""
     torch.manual_seed(0)
+    middle = nn.Conv2d(8, 8, 1)
     return nn.Sequential(
-        nn.Conv2d(4, 8, 3, 2, 1), nn.ReLU(), tapwise.torch.nn.Conv2d(8, 8, 1, activation="silu"),
+        nn.Conv2d(4, 8, 3, 2, 1), nn.ReLU(),
+        nn.Sequential(middle, nn.SiLU()) if by_torch else tapwise.torch.nn.Conv2d.of(middle, "silu"),
         nn.ConvTranspose2d(8, 4, 2, 2, bias=False),
     )  # fmt: skip
 
@@ -31,25 +34,33 @@ def images(number: int, device: str = "cpu") -> torch.Tensor:
     return torch.randn(4, 4, 6, 8, generator=generator).to(device)
 
 
-def _process(rank: int, folder: str) -> None:
+def process(rank: int, folder: str) -> list[torch.Tensor]:
     """One of two: gradients of half of the images."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     own = nn.parallel.DistributedDataParallel(for_training(model(), None)[0])
     for _ in range(2):
         own.zero_grad()
         own(images(0)[2 * rank : 2 * rank + 2]).square().mean().backward()
-    torch.save([one.grad for one in own.parameters()], f"{folder}/gradients{rank}")
-    torch.distributed.destroy_process_group()
+    distributed.destroy_process_group()
+    return [one.grad for one in own.parameters()]  # type: ignore[misc]
 
 
-@pytest.mark.skipif(not torch.distributed.is_available(), reason="PyTorch without processes")
+def other_process(_number: int, folder: str) -> None:
+    torch.save(process(1, folder), f"{folder}/gradients")
+
+
+@pytest.mark.skipif(not distributed.is_available(), reason="PyTorch without processes")
 def test_two_processes_have_the_gradients_of_one(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(_process, (str(tmp_path),), nprocs=2)
-    alone = model()
+    other = torch.multiprocessing.spawn(other_process, (str(tmp_path),), join=False)
+    found = process(0, str(tmp_path))
+    assert other is not None
+    while not other.join():
+        pass
+    alone = model(by_torch=True)
     alone(images(0)).square().mean().backward()
-    for rank in range(2):
-        for found, one in zip(torch.load(tmp_path / f"gradients{rank}"), alone.parameters(), strict=True):
-            torch.testing.assert_close(found, one.grad, rtol=1e-4, atol=1e-5)
+    for both in zip(found, torch.load(tmp_path / "gradients"), alone.parameters(), strict=True):
+        torch.testing.assert_close(both[0], both[2].grad, rtol=1e-4, atol=1e-5)
+        assert torch.equal(both[0], both[1])
 
 
 def step(own: nn.Module, optimizer: Any, scaler: Any, x: torch.Tensor, dtype: torch.dtype) -> float:
@@ -65,7 +76,7 @@ def step(own: nn.Module, optimizer: Any, scaler: Any, x: torch.Tensor, dtype: to
 def test_scaled_losses() -> None:
     """Steps are PyTorch's, and one with gradients that are not finite is left out."""
     found = []
-    for own in (for_training(model(), None)[0], model()):
+    for own in (for_training(model(), None)[0], model(by_torch=True)):
         optimizer = torch.optim.SGD(own.parameters(), 0.5)
         scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
         losses = [step(own, optimizer, scaler, images(number % 2), torch.bfloat16) for number in range(6)]
@@ -78,8 +89,7 @@ def test_scaled_losses() -> None:
 
 
 def test_accumulated_gradients_and_frozen_filters() -> None:
-    theirs = model()
-    ours = for_training(theirs, None)[0]
+    ours, theirs = for_training(model(), None)[0], model(by_torch=True)
     for own in (ours, theirs):
         own[0].requires_grad_(False)  # type: ignore[index]
         for number in range(3):
@@ -91,8 +101,9 @@ def test_accumulated_gradients_and_frozen_filters() -> None:
 
 
 def on_gpu() -> tuple[nn.Module, nn.Module]:
-    theirs = model().cuda().to(memory_format=torch.channels_last)
-    ours = for_training(theirs, (images(0, "cuda"),), captured=True)[0]
+    last = {"memory_format": torch.channels_last}
+    theirs, ours = (model(by_torch).cuda().to(**last) for by_torch in (True, False))
+    ours = for_training(ours, (images(0, "cuda"),), captured=True)[0]
     for module in ours.modules():
         if isinstance(module, (TrainedConv2d, TrainedConvTranspose2d)):
             module.by_torch = frozenset(("wgrad",)) if module.bias is None else frozenset()
