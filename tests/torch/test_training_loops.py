@@ -18,7 +18,7 @@ import tapwise.torch
 from tapwise.torch.training import TrainedConv2d, TrainedConvTranspose2d, for_training
 
 
-def model(by_torch: bool = False) -> nn.Module:
+def model(by_torch: bool = False) -> nn.Sequential:
     """`by_torch`: the reference, with the same parameters."""
     torch.manual_seed(0)
     middle = nn.Conv2d(8, 8, 1)
@@ -37,7 +37,7 @@ def images(number: int, device: str = "cpu") -> torch.Tensor:
 def process(rank: int, folder: str) -> list[torch.Tensor]:
     """One of two: gradients of half of the images."""
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
-    own = nn.parallel.DistributedDataParallel(for_training(model(), None)[0])
+    own = nn.parallel.DistributedDataParallel(for_training(model()[:2], None)[0])
     for _ in range(2):
         own.zero_grad()
         own(images(0)[2 * rank : 2 * rank + 2]).square().mean().backward()
@@ -56,7 +56,7 @@ def test_two_processes_have_the_gradients_of_one(tmp_path: Path) -> None:
     assert other is not None
     while not other.join():
         pass
-    alone = model(by_torch=True)
+    alone = model(by_torch=True)[:2]
     alone(images(0)).square().mean().backward()
     for both in zip(found, torch.load(tmp_path / "gradients"), alone.parameters(), strict=True):
         torch.testing.assert_close(both[0], both[2].grad, rtol=1e-4, atol=1e-5)
