@@ -17,6 +17,8 @@ from tapwise.torch import calls, operators
 
 WINDOW = (2, 1), (1, 0), (1, 1), 2
 SIZE, FILTERS = (2, 6, 7, 5), (4, 3, 3, 2)
+# Rows and columns of SIZE that no window reaches.
+MORE = (0, 0)
 OPERATORS = ("conv2d", "conv2d_input", "conv2d_weight", "conv_transpose2d")
 
 
@@ -29,7 +31,7 @@ def computed(x: Any, w: Any, bias: Any, dy: Any) -> list[torch.Tensor]:
     with torch.no_grad():
         return [
             calls.fprop(x, w, bias, WINDOW, "ieee"), calls.dgrad(SIZE, w, dy, WINDOW, "ieee"),
-            calls.wgrad(x, FILTERS, dy, WINDOW, "ieee"), calls.dgrad(SIZE, w, dy, WINDOW, "ieee", bias_of_x(bias)),
+            calls.wgrad(x, FILTERS, dy, WINDOW, "ieee"), calls.transposed(dy, w, bias_of_x(bias), WINDOW, MORE, "ieee"),
         ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 import torch
 from torch import distributed, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import tapwise.torch
 from tapwise.torch.training import TrainedConv2d, TrainedConvTranspose2d, for_training
@@ -98,6 +99,22 @@ def test_accumulated_gradients_and_frozen_filters() -> None:
         assert (mine.grad is None) == (other.grad is None) == (not mine.requires_grad)
         if mine.grad is not None:
             torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-5)
+
+
+WAYS: dict[str, Any] = {
+    "compiled": lambda own: torch.compile(own, backend="aot_eager", fullgraph=True),
+    "checkpoint": lambda own: lambda x: checkpoint(own, x, use_reentrant=False),
+    "saved elsewhere": lambda own: torch.autograd.graph.save_on_cpu()(own.forward),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_other_ways_to_call(way: str) -> None:
+    ours, theirs = for_training(model(), None)[0], model(by_torch=True)
+    WAYS[way](ours)(images(0)).square().mean().backward()
+    theirs(images(0)).square().mean().backward()
+    for mine, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, rtol=1e-4, atol=1e-5)
 
 
 def on_gpu() -> tuple[nn.Module, nn.Module]:

@@ -49,20 +49,39 @@ def fprop(
 
 
 def dgrad(
-    size: tuple[int, ...], weight: torch.Tensor, dy: torch.Tensor, window: Window, math: str,
-    bias: torch.Tensor | None = None,
+    size: tuple[int, ...], weight: torch.Tensor, dy: torch.Tensor, window: Window, math: str
 ) -> torch.Tensor:  # fmt: skip
-    """The gradient by x of that size, as torch.ops.tapwise.conv2d_input; with a bias a transposed convolution."""
+    """The gradient by x of that size, as torch.ops.tapwise.conv2d_input."""
 
     def operator(space: Any) -> torch.Tensor:
-        if bias is None:
-            return space.conv2d_input(size, weight, dy, *window, math=math)
-        stride, padding, dilation, groups = window
-        reach = [dilation[at] * (weight.shape[2 + at] - 1) + 1 for at in range(2)]
-        more = [size[2 + at] - (dy.shape[2 + at] - 1) * stride[at] + 2 * padding[at] - reach[at] for at in range(2)]
-        return space.conv_transpose2d(dy, weight, bias, stride, padding, more, groups, dilation, math=math)
+        return space.conv2d_input(size, weight, dy, *window, math=math)
 
-    return _called(operator, "dgrad", dy, weight, bias, size, window, math)
+    return _called(operator, "dgrad", dy, weight, None, size, window, math)
+
+
+def transposed(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: Window, more: tuple[int, ...], math: str
+) -> torch.Tensor:  # fmt: skip
+    """conv_transpose(x, weight) + bias, as torch.ops.tapwise.conv_transpose2d; `more`: its output_padding."""
+
+    def operator(space: Any) -> torch.Tensor:
+        stride, padding, dilation, groups = window
+        return space.conv_transpose2d(x, weight, bias, stride, padding, more, groups, dilation, math=math)
+
+    return _called(operator, "dgrad", x, weight, bias, more, window, math)
+
+
+def transposed_size(
+    x: tuple[int, ...], weight: tuple[int, ...], window: Window, more: tuple[int, ...]
+) -> tuple[int, ...]:  # fmt: skip
+    """The shape of a transposed convolution's result, of those of its input and filters."""
+    stride, padding, dilation, groups = window
+    (n, _, *image), (_, k, *kernel) = x, weight
+    rows, columns = (
+        (image[at] - 1) * stride[at] - 2 * padding[at] + dilation[at] * (kernel[at] - 1) + more[at] + 1
+        for at in range(2)
+    )
+    return n, k * groups, rows, columns
 
 
 def wgrad(
@@ -80,7 +99,8 @@ def _called(
     operator: Callable[[Any], torch.Tensor], direction: Direction, x: torch.Tensor, w: torch.Tensor,
     bias: torch.Tensor | None, size: tuple[int, ...] | None, window: Window, math: str,
 ) -> torch.Tensor:  # fmt: skip
-    """A kept call's result, or that of an operator of PyTorch's dispatcher or past it. `x` and `w` as of Call."""
+    """A kept call's result, or that of an operator of PyTorch's dispatcher or past it. `x` and `w` as of Call; `size`
+    of the result, or what a transposed convolution has more."""
     if (
         torch.compiler.is_compiling()
         or torch.is_grad_enabled()
@@ -116,6 +136,8 @@ def _second(key: Any, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | Non
     _calls[key] = lambda x, w, bias: None
     if bias is not None and not bias.is_contiguous():
         return None
+    if direction == "dgrad" and len(size) == 2:
+        size = transposed_size(x.shape, w.shape, window, size)
     shapes = {
         "fprop": lambda: (x.shape, w.shape), "dgrad": lambda: (size, w.shape), "wgrad": lambda: (x.shape, size)
     }[direction]()  # fmt: skip

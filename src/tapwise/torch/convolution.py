@@ -60,18 +60,7 @@ def forward(
     stride, padding, dilation, groups = window
     if "dgrad" in by_torch:
         return torch.conv_transpose2d(x, weight, bias, stride, padding, more, groups, dilation)
-    return calls.dgrad(transposed_size(x.shape, weight.shape, window, more), weight, x, window, math, bias)
-
-
-def transposed_size(x: torch.Size, weight: torch.Size, window: Window, more: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a transposed convolution's result."""
-    stride, padding, dilation, groups = window
-    (n, _, *image), (_, k, *kernel) = x, weight
-    rows, columns = (
-        (image[at] - 1) * stride[at] - 2 * padding[at] + dilation[at] * (kernel[at] - 1) + more[at] + 1
-        for at in range(2)
-    )
-    return n, k * groups, rows, columns
+    return calls.transposed(x, weight, bias, window, more, math)
 
 
 def gradients(

@@ -16,8 +16,8 @@ import torch
 from tapwise.arguments import one_of
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.problem import DIRECTIONS, MATHS, ConvProblem
-from tapwise.torch.calls import Window
-from tapwise.torch.convolution import More, are_taken, cast, convolution, fits, transposed_size
+from tapwise.torch.calls import Window, transposed_size
+from tapwise.torch.convolution import More, are_taken, cast, convolution, fits
 from tapwise.torch.directions import measured
 from tapwise.torch.layers import Layer, table
 from tapwise.torch.nn import transposed_more
