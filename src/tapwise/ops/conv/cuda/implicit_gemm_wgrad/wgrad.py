@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import prod
+from math import log2, prod
 from typing import Any, ClassVar, Final
 
 from tapwise.algorithm import Device, Plan
@@ -62,23 +62,20 @@ ADDERS: Final = 256
 SLICES: Final = (8, 4, 2)
 LEAST_PARTS: Final = 4
 
-# Fitted to times of 430 configs on 20 layers (H100). Cycles of a microsecond under load. Of a step: cycles until a copy
-# is there, which stages under way share; of each block's copy, and of im2col's coordinates. How much longer copies take
-# of pixels that do not begin at a multiple of LINE_BYTES.
+# Fitted to times of 1,100 configs on 47 layers (H100). Cycles of a microsecond under load. Of a step: cycles until a copy
+# is there, which stages under way share; of each block's copy, and of im2col's coordinates.
 CYCLES_US: Final = 1700.0
-COPY_LATENCY, COPY_CYCLES, IM2COL_CYCLES = 413.0, 170.0, 183.0
-STRADDLING: Final = 1.62
-# How much of that a copy of a block of few channels takes (assumed: as halos of cuda.implicit_gemm do).
-FEW_COPY: Final = 0.72
-LINE_BYTES: Final = 128
-# Cycles of a wave's begin and end; bytes a microsecond of parts that are written or read; microseconds of the launch
-# that adds them (assumed: the data tell its sum with the begin).
-BEGIN_CYCLES: Final = 4300.0
-PARTS_BYTES: Final = 4.0e6
-SECOND_US: Final = 1.4
-# Of a cluster: CTAs; cycles of its barriers, and bytes of sums that a CTA exchanges in one (assumed).
+COPY_LATENCY, COPY_CYCLES, IM2COL_CYCLES = 388.0, 141.0, 223.0
+# Cycles of a wave's begin and end, and bytes that a CTA stores in one; how much longer sets of groups take, most of
+# whose sums are dropped; bytes a microsecond of parts that are written or read; microseconds of the launch that adds
+# them.
+BEGIN_CYCLES, STORE_BYTES, SETS = 2980.0, 55.0, 1.2
+PARTS_BYTES: Final = 3.67e6
+SECOND_US: Final = 1.09
+# Of a cluster: CTAs; cycles of its barriers each time that their number doubles, and bytes of sums that a CTA exchanges
+# in one.
 CLUSTERS: Final = (2, 4, 8)
-EXCHANGE_CYCLES, EXCHANGE_BYTES = 1380.0, 22.7
+EXCHANGE_CYCLES, EXCHANGE_BYTES = 1450.0, 13.5
 
 
 class WeightGradientPlan(CudaPlan):
@@ -156,20 +153,20 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
         steps = ceil_div(view.steps, config.split_k) + view.ahead / 2
         rows, columns = config.tile_filters // BLOCK, 1 if config.halo else config.tile_columns // config.block_channels
         product = 2 * rows * config.tile_columns
-        pixels = view.dy_channels, view.x_channels
-        straddling = [STRADDLING if count * problem.itemsize % LINE_BYTES else 1.0 for count in pixels]
-        each = COPY_CYCLES * (1.0 if config.block_channels == BLOCK else FEW_COPY)
-        copies = COPY_CYCLES * rows * straddling[0] + each * columns * straddling[1]
-        alone = COPY_LATENCY / config.stages_ahead + COPY_CYCLES * rows + each * columns
+        copies = COPY_CYCLES * (rows + columns)
+        alone = COPY_LATENCY / config.stages_ahead + copies
         if not is_pointwise(view.seen):
             alone += IM2COL_CYCLES
 
-        exchanged = config.tile_filters * config.tile_columns * 4 / EXCHANGE_BYTES if config.cluster > 1 else 0.0
-        begin = BEGIN_CYCLES + (EXCHANGE_CYCLES if exchanged else 0.0)
+        sums = config.tile_filters * config.tile_columns
+        stored = sums * (4 if config.parts > 1 else 2) / config.cluster / STORE_BYTES
+        if config.cluster > 1:
+            stored += sums * 4 / EXCHANGE_BYTES
+        begin = BEGIN_CYCLES + EXCHANGE_CYCLES * log2(config.cluster)
 
         def wave(beside: int) -> float:
             """Cycles of so many CTAs beside each other on a multiprocessor, which they share."""
-            return begin + beside * exchanged + steps * max(beside * max(product, copies), alone) if beside else 0.0
+            return begin + beside * stored + steps * max(beside * max(product, copies), alone) if beside else 0.0
 
         together = config.min_blocks_per_sm
         places = int(device.multiprocessors * (PLACED if config.cluster > 2 else 1))
@@ -179,7 +176,10 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
         if "parts" in view.workspace:
             begin, end = view.workspace["parts"]
             parts_us = SECOND_US + 2 * view.kept * (end - begin) / PARTS_BYTES
-        return joint_us(busy, view.bytes / (device.gbps * 1e3), 3.0) + parts_us + packing_us(view)
+        us = joint_us(busy, view.bytes / (device.gbps * 1e3), 3.0)
+        if config.groups_per_tile > 1:
+            us *= SETS
+        return us + parts_us + packing_us(view)
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         return View.of(problem, config).workspace_bytes
