@@ -149,10 +149,10 @@ def _judge(problem: Any, inputs: Inputs, y: Any, algorithm: str, device: Any) ->
         if problem.math == "3xtf32" and not finite:
             return None  # infinity less its high part is NaN: its page says so
     arrays: list[Any] = [None if a is None else lifted(problem, number, a) for number, a in enumerate(inputs[:4])]
-    lifted = Inputs(*arrays)
+    given = Inputs(*arrays)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        expected, bound = problem.canonical().reference(lifted, chosen)
+        expected, bound = problem.canonical().reference(given, chosen)
         expected, bound = np.reshape(expected, problem.y_shape), _shaped(bound, problem.y_shape)
         # An activation that makes an infinity finite makes it exact.
         bound = np.where(np.isfinite(bound), bound, 16 * problem.roundoff)

@@ -131,6 +131,7 @@ class BlockReduction(CudaAlgorithm[Config]):
         """The kernels in order; the parts' accumulators lie in the workspace."""
         outer, length, inner = problem.collapsed
         fields = {"outer": outer, "length": length, "inner": inner, "parts": config.parts}
+        fields |= {} if problem.w_is_image else {"w": 0}
         names, found = {"accumulators": "workspace"}, []
         for source, block in self.kernels(problem, config):
             grid = (ceil_div(outer * inner, block.runs) * block.parts, 1, 1)
