@@ -178,10 +178,6 @@ class Phases(Algorithm[Config]):
         parts = sum(one.predict_us(phase, part, device) for phase, one, part in self._pairs(problem, config))
         return parts + (0.0 if self.joined_by_itself(problem) else self.join_us(problem, config, device))
 
-    def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """The filters turned, and what each phase's algorithm packs."""
-        return 2.0 + sum(one.pack_us(phase, part, device) for phase, one, part in self._pairs(problem, config))
-
     @staticmethod
     def joined_by_itself(problem: ConvProblem) -> bool:
         """Whether the only phase's result is dx."""

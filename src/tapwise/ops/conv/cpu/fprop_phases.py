@@ -9,7 +9,8 @@ import numpy as np
 
 from tapwise import arrays
 from tapwise.algorithm import Buffers, Device, Plan
-from tapwise.ops.conv.phases import Config, Phases, filters_of, phases_of
+from tapwise.ops.conv.cpu.turned_filters import turn_us, turned
+from tapwise.ops.conv.phases import Config, Phases, phases_of
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import activate
 
@@ -22,7 +23,7 @@ class PhasesPlan(Plan):
     """A plan for each phase; their results are copied to places a stride apart."""
 
     def __init__(self, problem: ConvProblem, algorithm: Phases, config: Config, device: Device) -> None:
-        self.problem = problem
+        self.problem, self._device = problem, device
         self.workspace_bytes = algorithm.workspace_bytes(problem, config, device)
         self._phases = algorithm.plans(problem, config, device)
         self._empty = [phase for phase in phases_of(problem) or () if phase.problem is None]
@@ -30,7 +31,7 @@ class PhasesPlan(Plan):
 
     def pack(self, w: np.ndarray) -> list[Any]:
         """Each phase's filters, as its plan takes them."""
-        return [plan.pack(filters_of(self.problem, phase, w)) for phase, plan in self._phases]
+        return [plan.pack(turned(self.problem, phase, w, self._device)) for phase, plan in self._phases]
 
     def run(self, buffers: Buffers) -> None:
         dy, packed, dx, workspace, bias, *_ = buffers
@@ -64,6 +65,10 @@ class PhasesPlan(Plan):
 
 
 class _CpuPhases(Phases):
+    def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+        turning = sum(turn_us(problem, phase, device) for phase in self._parts(problem))
+        return turning + sum(one.pack_us(phase, part, device) for phase, one, part in self._pairs(problem, config))
+
     def join_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """A copy of every element, on one thread."""
         return CALL_US * prod(problem.stride) + 1e-3 * prod(problem.x_shape) * COPY_NS

@@ -62,8 +62,8 @@ ADDERS: Final = 256
 SLICES: Final = (8, 4, 2)
 LEAST_PARTS: Final = 4
 
-# Fitted to 1,212 times on 47 layers (H100). Cycles of a microsecond under load. Of a step: cycles until a copy is there,
-# which stages under way share; of each block's copy, and of im2col's coordinates.
+# Fitted to 1,212 times on 47 layers (H100). Cycles of a microsecond under load. Of a step: cycles until a copy is
+# there, which stages under way share; of each block's copy, and of im2col's coordinates.
 CYCLES_US: Final = 1700.0
 COPY_LATENCY, COPY_CYCLES, IM2COL_CYCLES = 388.0, 141.0, 223.0
 # Cycles of a wave's begin and end, and bytes that a CTA stores in one; how much longer sets of groups take, most of

@@ -1,0 +1,34 @@
+"""Filters of the phases of dgrad on a CPU, against NumPy's slices of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tapwise.cpu.device import host
+from tapwise.ops.conv.cpu.turned_filters import turned
+from tapwise.ops.conv.phases import filters_of, phases_of
+from tapwise.ops.conv.problem import ConvProblem
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "c19 h9 w9 k6 r3 s3 pad1 dgrad", "c40 h9 w11 k36 r5 s4 stride2x3 pad2 dilation1x2 groups4 dgrad",
+        "c33 h8 w8 k130 r1 s1 dgrad", "c4 h9 w9 k6 r3 s2 stride2 groups2 f16 nhwc dgrad", "c7 h9 w9 k5 r2 s3 f64 dgrad",
+    ],
+)  # fmt: skip
+def test_are_those_of_numpy(text: str) -> None:
+    """Of filters in any order of memory, from their last element on, of another byte order, and not aligned."""
+    problem, rng = ConvProblem.parse(text), np.random.default_rng(0)
+    dense = rng.standard_normal(problem.w_shape).astype(problem.x_dtype)
+    last = np.ascontiguousarray(dense.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    backwards = np.ascontiguousarray(dense[::-1, :, ::-1])[::-1, :, ::-1]
+    shifted = np.zeros(dense.nbytes + 1, np.uint8)[1:].view(dense.dtype).reshape(dense.shape)
+    shifted[...] = dense
+    for w in (dense, last, backwards, dense.astype(dense.dtype.newbyteorder()), shifted):
+        for phase in phases_of(problem) or ():
+            if phase.problem is not None:
+                found = turned(problem, phase, w, host(2))
+                assert found.dtype == problem.x_dtype and found.flags.c_contiguous
+                np.testing.assert_array_equal(found, filters_of(problem, phase, dense))
