@@ -13,7 +13,7 @@ Blocking: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplicat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from tapwise.cpu.epilogue import Epilogue
@@ -261,24 +261,38 @@ def _terms_loop(k: Kernel, terms: Int, unroll: int, w: Ptr, width: int, step: Ca
 def emit_filter_packer(k: Kernel, lanes: str, storage: str, width: int) -> None:
     """Emit `pack_filters`: rows of filters into panels, as `block` reads them.
 
-    pack_filters(w, w_pitch, terms, out, count): `count` filters of `terms` neighbouring elements, each `w_pitch`
-    after the one before, into panels of `width` filters, [terms][width]. The last panel is as narrow as it is
-    (pixels), or filled up with zeros to whole vectors (channels).
+    pack_filters(w, w_pitch, w_step, terms, out, count): `count` filters of `terms` elements, each `w_step` after the
+    one before, filters `w_pitch`, into panels of `width` filters, [terms][width]. The last panel is as narrow as it is
+    (pixels), or filled up with zeros to whole vectors (channels). Filters side by side are copied as vectors.
     """
     with k.function(
-        "pack_filters", w=storage, w_pitch=INT, terms=INT, out=k.dtype, count=INT
-    ) as (w, w_pitch, terms, out, count):  # fmt: skip
+        "pack_filters", w=storage, w_pitch=INT, w_step=INT, terms=INT, out=k.dtype, count=INT
+    ) as (w, w_pitch, w_step, terms, out, count):  # fmt: skip
         padded = count if lanes == "pixels" else (count + (k.lanes - 1)) // k.lanes * k.lanes
         with k.loop(0, padded, width) as first:
             across = (padded - first).min(width)
             real = (count - first).min(across)
             source, panel = w + first * w_pitch, out + first * terms
             with k.if_else(real.eq(width)) as (whole, partial):
-                with whole, k.loop(0, terms) as kk:
-                    for step in range(width):
-                        k.store(panel + kk * width + step, k.load(source + kk + w_pitch * step, 1))
+                with whole, k.if_else(w_pitch.eq(1)) as (beside, apart):
+                    with beside, k.loop(0, terms) as kk:
+                        for step, lanes_there in _vectors(k, width):
+                            piece = k.load(source + kk * w_step + step, lanes_there)
+                            k.store(panel + kk * width + step, piece)
+                    with apart, k.loop(0, terms) as kk:
+                        for step in range(width):
+                            k.store(panel + kk * width + step, k.load(source + kk * w_step + w_pitch * step, 1))
                 with partial, k.loop(0, terms) as kk:
                     with k.loop(0, real) as m:
-                        k.store(panel + kk * across + m, k.load(source + kk + m * w_pitch, 1))
+                        k.store(panel + kk * across + m, k.load(source + kk * w_step + m * w_pitch, 1))
                     with k.loop(real, across) as m:
                         k.store(panel + kk * across + m, k.constant(0.0, 1))
+
+
+def _vectors(k: Kernel, width: int) -> Iterator[tuple[int, int]]:
+    """(first, lanes) of the vectors that make so many elements, wide ones first."""
+    first = 0
+    for lanes in k.widths():
+        while width - first >= lanes:
+            yield first, lanes
+            first += lanes

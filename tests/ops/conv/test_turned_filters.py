@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tapwise import registry
 from tapwise.cpu.device import host
 from tapwise.ops.conv.cpu.turned_filters import turned
 from tapwise.ops.conv.phases import filters_of, phases_of
@@ -32,3 +33,16 @@ def test_are_those_of_numpy(text: str) -> None:
                 found = turned(problem, phase, w, host(2))
                 assert found.dtype == problem.x_dtype and found.flags.c_contiguous
                 np.testing.assert_array_equal(found, filters_of(problem, phase, dense))
+
+
+@pytest.mark.parametrize("identifier", ["cpu.direct", "cpu.pointwise"])
+@pytest.mark.parametrize("words", ["", "nhwc", "f64", "f16 nhwc"])
+def test_a_matrix_is_packed_as_it_lies(identifier: str, words: str) -> None:
+    """The same panels as of the turned one, whole and partial ones, of every route."""
+    problem, algorithm = ConvProblem.parse(f"c19 h9 w11 k61 r1 s1 {words}"), registry.get(identifier)
+    w = np.random.default_rng(0).standard_normal(problem.w_shape).astype(problem.x_dtype)
+    across = np.ascontiguousarray(w.swapaxes(0, 1))
+    kinds = {(one.route, one.lanes, one.m, one.n): one for one in algorithm.configs(problem, host(2))}
+    for config in list(kinds.values())[::5]:
+        plan = algorithm.plan(problem, config, host(2))
+        np.testing.assert_array_equal(plan.pack_transposed(across), plan.pack(w))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from typing import Any, ClassVar, Final
 
@@ -9,8 +10,10 @@ import numpy as np
 
 from tapwise import arrays
 from tapwise.algorithm import Buffers, Device, Plan
+from tapwise.ops.conv.cpu.direct.direct import Direct, DirectPlan
+from tapwise.ops.conv.cpu.im2col_gemm import Im2colPlan
 from tapwise.ops.conv.cpu.turned_filters import turn_us, turned
-from tapwise.ops.conv.phases import Config, Phases, phases_of
+from tapwise.ops.conv.phases import Config, Phase, Phases, phases_of
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import activate
 
@@ -31,7 +34,14 @@ class PhasesPlan(Plan):
 
     def pack(self, w: np.ndarray) -> list[Any]:
         """Each phase's filters, as its plan takes them."""
-        return [plan.pack(turned(self.problem, phase, w, self._device)) for phase, plan in self._phases]
+        return [self._packed(phase, plan, w) for phase, plan in self._phases]
+
+    def _packed(self, phase: Phase, plan: Any, w: np.ndarray) -> Any:
+        if lies_transposed(self.problem) and isinstance(plan, DirectPlan) and arrays.is_dense(w, "nchw"):
+            return plan.pack_transposed(w)
+        # BLAS has threads of its own, which wait where others have just worked.
+        alone = isinstance(plan, Im2colPlan)
+        return plan.pack(turned(self.problem, phase, w, replace(self._device, threads=1) if alone else self._device))
 
     def run(self, buffers: Buffers) -> None:
         dy, packed, dx, workspace, bias, *_ = buffers
@@ -64,10 +74,21 @@ class PhasesPlan(Plan):
         return arrays.channels_first(flat.reshape(n, *spatial, c))
 
 
+def lies_transposed(problem: ConvProblem) -> bool:
+    """Whether w is a matrix that a phase's filters are the other way round."""
+    return problem.groups == 1 and problem.kernel == (1, 1)
+
+
 class _CpuPhases(Phases):
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        turning = sum(turn_us(problem, phase, device) for phase in self._parts(problem))
-        return turning + sum(one.pack_us(phase, part, device) for phase, one, part in self._pairs(problem, config))
+        """Filters turned, and packed; a matrix is packed as it lies."""
+        us = 0.0
+        for phase, (inner, one, part) in zip(self._parts(problem), self._pairs(problem, config), strict=True):
+            if lies_transposed(problem) and isinstance(one, Direct):
+                us += CALL_US + 1e-3 * COPY_NS / 4 * prod(problem.w_shape) / device.threads
+            else:
+                us += turn_us(problem, phase, device) + one.pack_us(inner, part, device)
+        return us
 
     def join_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """A copy of every element, on one thread."""

@@ -17,7 +17,7 @@ FIELDS: Final = (
     "row_phases", "col_phases",
     "rows", "cols", "image_block", "group_block", "filter_block", "channel_block",
     "row_blocks", "col_blocks", "image_blocks", "group_blocks", "filter_blocks",
-    "taps", "pitch", "plane", "row_shift", "step", "flat", "sums_pitch", "filter_pad",
+    "taps", "pitch", "plane", "row_shift", "step", "flat", "sums_pitch", "filter_pad", "w_pitch", "w_step",
 )  # fmt: skip
 
 
@@ -188,6 +188,6 @@ def _emit_filter_task(k: Kernel, storage: str) -> None:
             filters = (a.group_k - k0).min(a.filter_block)
             channel = block * a.channel_block
             terms = (a.group_c - channel).min(a.channel_block) * a.taps
-            source = w + (group * a.group_k + k0) * length + channel * a.taps
+            source = w + (group * a.group_k + k0) * a.w_pitch + channel * a.taps * a.w_step
             out = packed + group * length * a.filter_pad + channel * a.taps * a.filter_pad + k0 * terms
-            k.call("pack_filters", source, length, terms, out, filters)
+            k.call("pack_filters", source, a.w_pitch, a.w_step, terms, out, filters)
