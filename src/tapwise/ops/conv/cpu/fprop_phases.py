@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import groupby
 from math import prod
 from typing import Any, ClassVar, Final
 
@@ -10,15 +11,17 @@ import numpy as np
 
 from tapwise import arrays
 from tapwise.algorithm import Buffers, Device, Plan
+from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu.direct.direct import Direct, DirectPlan
 from tapwise.ops.conv.cpu.im2col_gemm import Im2colPlan
+from tapwise.ops.conv.cpu.joined_rows import join_rows
 from tapwise.ops.conv.cpu.turned_filters import turn_us, turned
 from tapwise.ops.conv.phases import Config, Phase, Phases, phases_of
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import activate
 
-# Measured: NumPy's copy to places a stride apart.
-COPY_NS: Final = 1.0
+# Measured: NumPy's copy to places a stride apart, and rows joined.
+COPY_NS, JOIN_NS = 1.0, 0.5
 CALL_US: Final = 10.0
 
 
@@ -29,8 +32,14 @@ class PhasesPlan(Plan):
         self.problem, self._device = problem, device
         self.workspace_bytes = algorithm.workspace_bytes(problem, config, device)
         self._phases = algorithm.plans(problem, config, device)
-        self._empty = [phase for phase in phases_of(problem) or () if phase.problem is None]
         self._inner_at, self._direct = algorithm.inner_at(problem, config), algorithm.joined_by_itself(problem)
+        self._slot_bytes, self._joins = algorithm.slot_bytes(problem), is_interleaved(problem)
+        plans = {phase.first: plan for phase, plan in self._phases}
+        # Phases of the same rows of dx, None for those without taps.
+        self._rows: list[list[tuple[Phase, Plan | None]]] = [
+            [(phase, plans.get(phase.first)) for phase in row]
+            for _, row in groupby(phases_of(problem) or (), lambda phase: phase.first[0])
+        ]
 
     def pack(self, w: np.ndarray) -> list[Any]:
         """Each phase's filters, as its plan takes them."""
@@ -46,32 +55,52 @@ class PhasesPlan(Plan):
     def run(self, buffers: Buffers) -> None:
         dy, packed, dx, workspace, bias, *_ = buffers
         inner = None if workspace is None else workspace[self._inner_at :]
-        for (phase, plan), w in zip(self._phases, packed, strict=True):
-            assert phase.problem is not None
-            result = dx if self._direct else self._part(workspace, phase.problem)
-            plan.run(Buffers(dy, w, result, inner, bias))
-            if not self._direct:
-                self._places(dx, phase.first)[...] = result
-        for phase in self._empty:
-            value = np.zeros((self.problem.c, 1, 1), dx.dtype)
-            if bias is not None:
-                value += bias[:, None, None]
-            wide = value.astype(np.float64)
-            self._places(dx, phase.first)[...] = activate(self.problem.activation, wide)
+        if self._direct:
+            self._phases[0][1].run(Buffers(dy, packed[0], dx, inner, bias))
+            return
+        filters = iter(packed)
+        for row in self._rows:
+            for number, (phase, plan) in enumerate(row):
+                part = self._part(workspace, number, phase)
+                if plan is None:
+                    part[...] = self._nothing(dx, bias)
+                else:
+                    plan.run(Buffers(dy, next(filters), part, inner, bias))
+                if not self._joins:
+                    self._places(dx, phase.first)[...] = part
+            if self._joins:
+                slot = self._slot_bytes // dx.itemsize
+                parts = workspace[: len(row) * self._slot_bytes].view(dx.dtype)
+                join_rows(self.problem, row[0][0].first[0], slot, parts, dx, self._device)
+
+    def _nothing(self, dx: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+        """What elements are that no tap meets."""
+        value = np.zeros((self.problem.c, 1, 1), dx.dtype)
+        if bias is not None:
+            value += bias[:, None, None]
+        return np.asarray(activate(self.problem.activation, value.astype(np.float64)), dx.dtype)
 
     def _places(self, dx: np.ndarray, first: tuple[int, ...]) -> np.ndarray:
         """The phase's elements of dx."""
         rows, columns = (slice(at, None, step) for at, step in zip(first, self.problem.stride, strict=True))
         return dx[:, :, rows, columns]
 
-    @staticmethod
-    def _part(workspace: np.ndarray, problem: ConvProblem) -> np.ndarray:
-        """A phase's result, in the first slot: it is copied before the next one."""
-        n, c, *spatial = problem.y_shape
-        flat = workspace[: prod(problem.y_shape) * problem.itemsize].view(problem.y_dtype)
-        if problem.layout == "nchw":
-            return flat.reshape(n, c, *spatial)
-        return arrays.channels_first(flat.reshape(n, *spatial, c))
+    def _part(self, workspace: np.ndarray, number: int, phase: Phase) -> np.ndarray:
+        """A phase's result: in a slot of its own among those of its row, or in the first one if copied at once."""
+        p = self.problem
+        rows, columns = (
+            ceil_div(size - at, step) for size, at, step in zip(p.spatial, phase.first, p.stride, strict=True)
+        )
+        begin = number * self._slot_bytes if self._joins else 0
+        flat = workspace[begin : begin + p.n * p.c * rows * columns * p.itemsize].view(p.x_dtype)
+        if p.layout == "nchw":
+            return flat.reshape(p.n, p.c, rows, columns)
+        return arrays.channels_first(flat.reshape(p.n, rows, columns, p.c))
+
+
+def is_interleaved(problem: ConvProblem) -> bool:
+    """Whether a row of dx is made of those of several phases, one element after the other."""
+    return problem.layout == "nchw" and 1 < problem.stride[1] <= problem.spatial[1]
 
 
 def lies_transposed(problem: ConvProblem) -> bool:
@@ -91,12 +120,15 @@ class _CpuPhases(Phases):
         return us
 
     def join_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """A copy of every element, on one thread."""
-        return CALL_US * prod(problem.stride) + 1e-3 * prod(problem.x_shape) * COPY_NS
+        """A copy of every element; of pixels on one thread."""
+        each = JOIN_NS / device.threads if is_interleaved(problem) else COPY_NS
+        return CALL_US * prod(problem.stride) + 1e-3 * prod(problem.x_shape) * each
 
     def inner_at(self, problem: ConvProblem, config: Config) -> int:
-        """Behind one slot."""
-        return 0 if self.joined_by_itself(problem) else self.slot_bytes(problem)
+        """Behind one slot, or those of a row."""
+        if self.joined_by_itself(problem):
+            return 0
+        return self.slot_bytes(problem) * (problem.stride[1] if is_interleaved(problem) else 1)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         return PhasesPlan(problem, self, config, device)
