@@ -13,7 +13,7 @@ import numpy as np
 
 from tapwise.algorithm import Buffers, Device, Plan
 from tapwise.cpu import driver, interrupts
-from tapwise.cpu.fields import COMMON
+from tapwise.cpu.fields import COMMON, FILTER_STEPS
 from tapwise.cpu.interrupts import LongPlan
 from tapwise.cpu.jit import Library
 from tapwise.problem import Problem
@@ -68,19 +68,25 @@ class KernelPlan(Plan):
         self._task, self._serial = library.address("task"), library.function("task")
         if pack_tasks:
             self._pack_task, self._pack_serial = library.address("pack_task"), library.function("pack_task")
+        # Where the kernel wants the filters' strides, if it takes any.
+        self._filter_steps = [names.index(name) for name in FILTER_STEPS] if FILTER_STEPS[0] in names else []
         self._library = library
 
     def pack(self, w: np.ndarray) -> np.ndarray | None:
         """The filters in the kernel's order, 64-byte aligned, in the arithmetic dtype."""
         if not self._pack_tasks:
             return None
-        w = np.ascontiguousarray(w)
+        strided = self._filter_steps and w.ndim == len(self._filter_steps) and w.dtype.isnative and w.flags.aligned
+        if not strided:
+            w = np.ascontiguousarray(w)
         dtype = np.dtype(f"f{self.problem.accumulator_bytes}")
         storage = np.zeros(self._packed_size + 32, dtype)
         start = -storage.ctypes.data % 64 // dtype.itemsize
         packed = storage[start : start + self._packed_size]
         args = self._copy(self._template)
         args[_X], args[_W], args[_TASKS] = address(w), address(packed), self._pack_tasks
+        for place, step in zip(self._filter_steps, w.strides, strict=False):
+            args[place] = step // w.itemsize
         workers = 1 if packed.nbytes < 1 << 17 else max(1, min(self._threads, self._pack_tasks))
         args[_WORKERS] = workers
         if workers == 1:

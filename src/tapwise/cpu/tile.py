@@ -259,34 +259,51 @@ def _terms_loop(k: Kernel, terms: Int, unroll: int, w: Ptr, width: int, step: Ca
 
 
 def emit_filter_packer(k: Kernel, lanes: str, storage: str, width: int) -> None:
-    """Emit `pack_filters`: rows of filters into panels, as `block` reads them.
+    """Emit `pack_filters`: filters of any strides into panels, as `block` reads them.
 
-    pack_filters(w, w_pitch, w_step, terms, out, count): `count` filters of `terms` elements, each `w_step` after the
-    one before, filters `w_pitch`, into panels of `width` filters, [terms][width]. The last panel is as narrow as it is
-    (pixels), or filled up with zeros to whole vectors (channels). Filters side by side are copied as vectors.
+    pack_filters(w, w_k, w_c, w_r, w_s, channels, taps_h, taps_w, out, count): `count` filters of such sizes and
+    distances into panels of `width` filters, [channel][tap][width]. The last panel is as narrow as it is (pixels), or
+    filled up with zeros to whole vectors (channels). Filters side by side are copied as vectors.
     """
     with k.function(
-        "pack_filters", w=storage, w_pitch=INT, w_step=INT, terms=INT, out=k.dtype, count=INT
-    ) as (w, w_pitch, w_step, terms, out, count):  # fmt: skip
+        "pack_filters", w=storage, w_k=INT, w_c=INT, w_r=INT, w_s=INT, channels=INT, taps_h=INT, taps_w=INT,
+        out=k.dtype, count=INT,
+    ) as (w, w_k, w_c, w_r, w_s, channels, taps_h, taps_w, out, count):  # fmt: skip
         padded = count if lanes == "pixels" else (count + (k.lanes - 1)) // k.lanes * k.lanes
+        terms = channels * taps_h * taps_w
+
+        def each_term(panel: Ptr, source: Ptr, across: Int | int, body: Callable[[Ptr, Ptr], None]) -> None:
+            with k.loop(0, channels) as c, k.loop(0, taps_h) as r, k.loop(0, taps_w) as s:
+                there = panel + ((c * taps_h + r) * taps_w + s) * across
+                body(there, source + (c * w_c + r * w_r + s * w_s))
+
+        def beside(there: Ptr, here: Ptr) -> None:
+            for step, length in _vectors(k, width):
+                k.store(there + step, k.load(here + step, length))
+
+        def apart(there: Ptr, here: Ptr) -> None:
+            for step in range(width):
+                k.store(there + step, k.load(here + w_k * step, 1))
+
         with k.loop(0, padded, width) as first:
             across = (padded - first).min(width)
             real = (count - first).min(across)
-            source, panel = w + first * w_pitch, out + first * terms
-            with k.if_else(real.eq(width)) as (whole, partial):
-                with whole, k.if_else(w_pitch.eq(1)) as (beside, apart):
-                    with beside, k.loop(0, terms) as kk:
-                        for step, lanes_there in _vectors(k, width):
-                            piece = k.load(source + kk * w_step + step, lanes_there)
-                            k.store(panel + kk * width + step, piece)
-                    with apart, k.loop(0, terms) as kk:
-                        for step in range(width):
-                            k.store(panel + kk * width + step, k.load(source + kk * w_step + w_pitch * step, 1))
-                with partial, k.loop(0, terms) as kk:
-                    with k.loop(0, real) as m:
-                        k.store(panel + kk * across + m, k.load(source + kk * w_step + m * w_pitch, 1))
-                    with k.loop(real, across) as m:
-                        k.store(panel + kk * across + m, k.constant(0.0, 1))
+            source, panel = w + first * w_k, out + first * terms
+
+            def partial(there: Ptr, here: Ptr) -> None:
+                with k.loop(0, real) as m:
+                    k.store(there + m, k.load(here + m * w_k, 1))
+                with k.loop(real, across) as m:
+                    k.store(there + m, k.constant(0.0, 1))
+
+            with k.if_else(real.eq(width)) as (whole, narrow):
+                with whole, k.if_else(w_k.eq(1)) as (together, lone):
+                    with together:
+                        each_term(panel, source, width, beside)
+                    with lone:
+                        each_term(panel, source, width, apart)
+                with narrow:
+                    each_term(panel, source, across, partial)
 
 
 def _vectors(k: Kernel, width: int) -> Iterator[tuple[int, int]]:

@@ -35,14 +35,19 @@ def test_are_those_of_numpy(text: str) -> None:
                 np.testing.assert_array_equal(found, filters_of(problem, phase, dense))
 
 
-@pytest.mark.parametrize("identifier", ["cpu.direct", "cpu.pointwise"])
+@pytest.mark.parametrize("identifier", ["cpu.direct", "cpu.pointwise", "cpu.winograd"])
 @pytest.mark.parametrize("words", ["", "nhwc", "f64", "f16 nhwc"])
-def test_a_matrix_is_packed_as_it_lies(identifier: str, words: str) -> None:
-    """The same panels as of the turned one, whole and partial ones, of every route."""
-    problem, algorithm = ConvProblem.parse(f"c19 h9 w11 k61 r1 s1 {words}"), registry.get(identifier)
+def test_filters_of_any_strides_are_packed_as_they_lie(identifier: str, words: str) -> None:
+    """The same panels as of a dense copy: channels and filters swapped, flipped, channels last."""
+    size = 1 if identifier == "cpu.pointwise" else 3
+    problem = ConvProblem.parse(f"c19 h9 w11 k61 r{size} s{size} {words}")
+    algorithm = registry.get(identifier)
     w = np.random.default_rng(0).standard_normal(problem.w_shape).astype(problem.x_dtype)
-    across = np.ascontiguousarray(w.swapaxes(0, 1))
-    kinds = {(one.route, one.lanes, one.m, one.n): one for one in algorithm.configs(problem, host(2))}
-    for config in list(kinds.values())[::5]:
+    swapped = np.ascontiguousarray(w.swapaxes(0, 1)).swapaxes(0, 1)
+    flipped = np.ascontiguousarray(w[:, :, ::-1, ::-1])[:, :, ::-1, ::-1]
+    last = np.ascontiguousarray(w.transpose(0, 2, 3, 1)).transpose(0, 3, 1, 2)
+    kinds = {(getattr(one, "route", ""), one.m, one.n): one for one in algorithm.configs(problem, host(2))}
+    for config in list(kinds.values())[::4]:
         plan = algorithm.plan(problem, config, host(2))
-        np.testing.assert_array_equal(plan.pack_transposed(across), plan.pack(w))
+        for other in (swapped, flipped, last):
+            np.testing.assert_array_equal(plan.pack(other), plan.pack(w))

@@ -12,7 +12,6 @@ import numpy as np
 from tapwise import arrays
 from tapwise.algorithm import Buffers, Device, Plan
 from tapwise.integers import ceil_div
-from tapwise.ops.conv.cpu.direct.direct import Direct, DirectPlan
 from tapwise.ops.conv.cpu.im2col_gemm import Im2colPlan
 from tapwise.ops.conv.cpu.joined_rows import join_rows
 from tapwise.ops.conv.cpu.turned_filters import turn_us, turned
@@ -46,11 +45,12 @@ class PhasesPlan(Plan):
         return [self._packed(phase, plan, w) for phase, plan in self._phases]
 
     def _packed(self, phase: Phase, plan: Any, w: np.ndarray) -> Any:
-        if lies_transposed(self.problem) and isinstance(plan, DirectPlan) and arrays.is_dense(w, "nchw"):
-            return plan.pack_transposed(w)
+        # Half of what two threads have turned lies in the other one's cache: better packed as it lies.
+        if self.problem.groups == 1 and not isinstance(plan, Im2colPlan):
+            rows, columns = map(_slice, phase.taps)
+            return plan.pack(w.swapaxes(0, 1)[:, :, rows, columns])
         # BLAS has threads of its own, which wait where others have just worked.
-        alone = isinstance(plan, Im2colPlan)
-        return plan.pack(turned(self.problem, phase, w, replace(self._device, threads=1) if alone else self._device))
+        return plan.pack(turned(self.problem, phase, w, replace(self._device, threads=1)))
 
     def run(self, buffers: Buffers) -> None:
         dy, packed, dx, workspace, bias, *_ = buffers
@@ -103,20 +103,19 @@ def is_interleaved(problem: ConvProblem) -> bool:
     return problem.layout == "nchw" and 1 < problem.stride[1] <= problem.spatial[1]
 
 
-def lies_transposed(problem: ConvProblem) -> bool:
-    """Whether w is a matrix that a phase's filters are the other way round."""
-    return problem.groups == 1 and problem.kernel == (1, 1)
+def _slice(taps: range) -> slice:
+    end = taps[-1] + (1 if taps.step > 0 else -1)
+    return slice(taps[0], None if end < 0 else end, taps.step)
 
 
 class _CpuPhases(Phases):
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """Filters turned, and packed; a matrix is packed as it lies."""
+        """Filters of groups are turned first."""
         us = 0.0
         for phase, (inner, one, part) in zip(self._parts(problem), self._pairs(problem, config), strict=True):
-            if lies_transposed(problem) and isinstance(one, Direct):
-                us += CALL_US + 1e-3 * COPY_NS / 4 * prod(problem.w_shape) / device.threads
-            else:
-                us += turn_us(problem, phase, device) + one.pack_us(inner, part, device)
+            us += one.pack_us(inner, part, device)
+            if problem.groups > 1 or one.id == "cpu.im2col_gemm":
+                us += turn_us(problem, phase, replace(device, threads=1))
         return us
 
     def join_us(self, problem: ConvProblem, config: Config, device: Device) -> float:

@@ -10,16 +10,12 @@ Lanes run over pixels (NCHW) or over output channels (NHWC, and images of a few 
 
 from __future__ import annotations
 
-from copy import copy
 from math import gcd
 from typing import ClassVar, Final
-
-import numpy as np
 
 from tapwise.algorithm import Device, Plan
 from tapwise.cpu.cost import CACHE_RATES, Breakdown
 from tapwise.cpu.plan import KernelPlan
-from tapwise.forks import cached_property
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu import generated
 from tapwise.ops.conv.cpu.direct.blocking import Config, Geometry, candidates
@@ -193,23 +189,6 @@ class TaskCost(generated.TaskCost):
         return STORE_EXPOSED * self.costs.stream(outputs * self.problem.itemsize, self.problem.bytes)
 
 
-class DirectPlan(KernelPlan):
-    """Filters may be those of 1x1 convolution with the other axis outside: then they lie as panels do."""
-
-    def pack_transposed(self, w: np.ndarray) -> np.ndarray | None:
-        """The filters of w (c, k, 1, 1), dense, of one group."""
-        return self._across.pack(w)
-
-    @cached_property
-    def _across(self) -> KernelPlan:
-        """A plan that packs filters that lie so."""
-        plan, places = copy(self), {name: FIELDS.index(name) for name in ("w_pitch", "w_step")}
-        words = np.frombuffer(self._template, np.int64).copy()
-        words[places["w_pitch"]], words[places["w_step"]] = 1, self.problem.k
-        plan._template = words.tobytes()
-        return plan
-
-
 class Direct(generated.GeneratedAlgorithm[Config]):
     """Register-blocked direct convolution; any filter, stride, dilation and groups.
 
@@ -231,8 +210,8 @@ class Direct(generated.GeneratedAlgorithm[Config]):
         geometry = Geometry(problem, config, device)
         fields = geometry.fields()
         blocks = ceil_div(problem.group_c, config.channels)
-        return DirectPlan(
-            problem, device, library, FIELDS, fields | {"w_pitch": problem.gemm_k, "w_step": 1},
+        return KernelPlan(
+            problem, device, library, FIELDS, fields | {"taps_h": problem.kernel[0], "taps_w": problem.kernel[1]},
             packed_size=problem.c * fields["taps"] * fields["filter_pad"],
             pack_tasks=problem.groups * blocks * fields["filter_blocks"],
         )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Final
 from tapwise.cpu import tile
 from tapwise.cpu.copies import emit_zeros
 from tapwise.cpu.epilogue import Epilogue, emit_finish_row
-from tapwise.cpu.fields import COMMON, Fields, entry, unravel
+from tapwise.cpu.fields import COMMON, FILTER_STEPS, Fields, entry, unravel
 from tapwise.cpu.simd import INT, Kernel, Target
 from tapwise.ops.conv.cpu.packing import Window, emit_pack_pixels, emit_pack_plane
 
@@ -17,7 +17,8 @@ FIELDS: Final = (
     "row_phases", "col_phases",
     "rows", "cols", "image_block", "group_block", "filter_block", "channel_block",
     "row_blocks", "col_blocks", "image_blocks", "group_blocks", "filter_blocks",
-    "taps", "pitch", "plane", "row_shift", "step", "flat", "sums_pitch", "filter_pad", "w_pitch", "w_step",
+    "taps", "pitch", "plane", "row_shift", "step", "flat", "sums_pitch", "filter_pad", "taps_h", "taps_w",
+    *FILTER_STEPS,
 )  # fmt: skip
 
 
@@ -188,6 +189,9 @@ def _emit_filter_task(k: Kernel, storage: str) -> None:
             filters = (a.group_k - k0).min(a.filter_block)
             channel = block * a.channel_block
             terms = (a.group_c - channel).min(a.channel_block) * a.taps
-            source = w + (group * a.group_k + k0) * a.w_pitch + channel * a.taps * a.w_step
+            source = w + (group * a.group_k + k0) * a.w_k + channel * a.w_c
             out = packed + group * length * a.filter_pad + channel * a.taps * a.filter_pad + k0 * terms
-            k.call("pack_filters", source, a.w_pitch, a.w_step, terms, out, filters)
+            k.call(
+                "pack_filters", source, a.w_k, a.w_c, a.w_r, a.w_s, (a.group_c - channel).min(a.channel_block),
+                a.taps_h, a.taps_w, out, filters,
+            )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any, Final
 from tapwise.cpu import tile
 from tapwise.cpu.copies import deinterleave, emit_strided_copy, emit_zeros, interleave
 from tapwise.cpu.epilogue import Epilogue, emit_finish_row
-from tapwise.cpu.fields import COMMON, Fields, entry, unravel
+from tapwise.cpu.fields import COMMON, FILTER_STEPS, Fields, entry, unravel
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
 from tapwise.ops.conv.winograd.transforms import Transform, transform
 
@@ -17,6 +17,7 @@ FIELDS: Final = (
     "stride_h", "stride_w", "dilation_h", "dilation_w", "row_phases", "col_phases",
     "tile_rows", "tile_cols", "block_rows", "row_blocks", "filter_block", "filter_blocks", "channel_block",
     "tiles", "row_size", "input_at", "product_at", "sums_at", "output_at", "offsets",
+    *FILTER_STEPS,
 )  # fmt: skip
 
 
@@ -226,10 +227,10 @@ def _emit_filters(k: Kernel, storage: str, high: Transform, wide: Transform, pan
                 base = packed + group * (high.products * wide.products) * matrix + channel * a.group_k + k0 * channels
 
                 def transform(c: Int, shift: Int, lanes: int, base: Ptr, k0: Int, channel: Int, width: Int) -> None:
-                    filter_ = (group * a.group_k + k0 + shift) * a.group_c + channel + c
-                    source = w + filter_ * (taps_h * taps_w)
-                    filters = [source + a.group_c * (taps_h * taps_w * lane) for lane in range(lanes)]
-                    taps = [[_across(k, filters, taps_w * r + s) for s in range(taps_w)] for r in range(taps_h)]
+                    source = w + (group * a.group_k + k0 + shift) * a.w_k + (channel + c) * a.w_c
+                    filters = [source + a.w_k * lane for lane in range(lanes)]
+                    places = [[a.w_r * r + a.w_s * s for s in range(taps_w)] for r in range(taps_h)]
+                    taps = [[_across(k, filters, place) for place in row] for row in places]
                     for i, down in enumerate(high.g):
                         row = [combine(k, [(down[r], taps[r][s]) for r in range(taps_h)]) for s in range(taps_w)]
                         for j, across in enumerate(wide.g):
@@ -243,6 +244,6 @@ def _emit_filters(k: Kernel, storage: str, high: Transform, wide: Transform, pan
                         transform(c, shift, 1, base, k0, channel, width)
 
 
-def _across(k: Kernel, filters: Sequence[Ptr], tap: int) -> Any:
+def _across(k: Kernel, filters: Sequence[Ptr], tap: Int) -> Any:
     """One tap of several filters."""
     return k.load(filters[0] + tap, 1) if len(filters) == 1 else k.gather([f + tap for f in filters])
