@@ -12,8 +12,8 @@ from tapwise.cpu.simd import INT, Int, Kernel, Ptr
 COMMON: Final = ("counter", "tasks", "workers", "x", "w", "y", "bias", "residual", "scratch", "scratch_step")
 
 
-# Of kernels that pack filters of any strides: the distances of w's axes, which a call gives.
-FILTER_STEPS: Final = ("w_k", "w_c", "w_r", "w_s")
+# Of kernels that pack filters of any strides: the distances of w's axes, which a call gives; w_g: of groups.
+FILTER_STEPS: Final = ("w_g", "w_k", "w_c", "w_r", "w_s")
 
 
 class Fields:

@@ -70,23 +70,26 @@ class KernelPlan(Plan):
             self._pack_task, self._pack_serial = library.address("pack_task"), library.function("pack_task")
         # Where the kernel wants the filters' strides, if it takes any.
         self._filter_steps = [names.index(name) for name in FILTER_STEPS] if FILTER_STEPS[0] in names else []
+        self._group_k = getattr(problem, "group_k", 0)
         self._library = library
 
     def pack(self, w: np.ndarray) -> np.ndarray | None:
-        """The filters in the kernel's order, 64-byte aligned, in the arithmetic dtype."""
+        """The filters (k, c / groups, ...), which may have an axis for groups in front, in the kernel's order: 64-byte
+        aligned, in the arithmetic dtype."""
         if not self._pack_tasks:
             return None
-        strided = self._filter_steps and w.ndim == len(self._filter_steps) and w.dtype.isnative and w.flags.aligned
-        if not strided:
-            w = np.ascontiguousarray(w)
+        if not (self._filter_steps and w.dtype.isnative and w.flags.aligned):
+            w = np.require(w, w.dtype.newbyteorder("="), ["C", "A"])
         dtype = np.dtype(f"f{self.problem.accumulator_bytes}")
         storage = np.zeros(self._packed_size + 32, dtype)
         start = -storage.ctypes.data % 64 // dtype.itemsize
         packed = storage[start : start + self._packed_size]
         args = self._copy(self._template)
         args[_X], args[_W], args[_TASKS] = address(w), address(packed), self._pack_tasks
-        for place, step in zip(self._filter_steps, w.strides, strict=False):
-            args[place] = step // w.itemsize
+        if self._filter_steps:
+            steps = w.strides if w.ndim == len(self._filter_steps) else (w.strides[0] * self._group_k, *w.strides)
+            for place, step in zip(self._filter_steps, steps, strict=True):
+                args[place] = step // w.itemsize
         workers = 1 if packed.nbytes < 1 << 17 else max(1, min(self._threads, self._pack_tasks))
         args[_WORKERS] = workers
         if workers == 1:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import groupby
 from math import prod
 from typing import Any, ClassVar, Final
@@ -12,15 +11,13 @@ import numpy as np
 from tapwise import arrays
 from tapwise.algorithm import Buffers, Device, Plan
 from tapwise.integers import ceil_div
-from tapwise.ops.conv.cpu.im2col_gemm import Im2colPlan
 from tapwise.ops.conv.cpu.joined_rows import join_rows
-from tapwise.ops.conv.cpu.turned_filters import turn_us, turned
 from tapwise.ops.conv.phases import Config, Phase, Phases, phases_of
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import activate
 
-# Measured: NumPy's copy to places a stride apart, and rows joined.
-COPY_NS, JOIN_NS = 1.0, 0.5
+# Measured: NumPy's copy to places a stride apart, and of filters from such; rows joined.
+COPY_NS, SCATTERED_NS, JOIN_NS = 1.0, 1.5, 0.5
 CALL_US: Final = 10.0
 
 
@@ -42,15 +39,7 @@ class PhasesPlan(Plan):
 
     def pack(self, w: np.ndarray) -> list[Any]:
         """Each phase's filters, as its plan takes them."""
-        return [self._packed(phase, plan, w) for phase, plan in self._phases]
-
-    def _packed(self, phase: Phase, plan: Any, w: np.ndarray) -> Any:
-        # Half of what two threads have turned lies in the other one's cache: better packed as it lies.
-        if self.problem.groups == 1 and not isinstance(plan, Im2colPlan):
-            rows, columns = map(_slice, phase.taps)
-            return plan.pack(w.swapaxes(0, 1)[:, :, rows, columns])
-        # BLAS has threads of its own, which wait where others have just worked.
-        return plan.pack(turned(self.problem, phase, w, replace(self._device, threads=1)))
+        return [plan.pack(own_filters(self.problem, phase, w)) for phase, plan in self._phases]
 
     def run(self, buffers: Buffers) -> None:
         dy, packed, dx, workspace, bias, *_ = buffers
@@ -103,6 +92,13 @@ def is_interleaved(problem: ConvProblem) -> bool:
     return problem.layout == "nchw" and 1 < problem.stride[1] <= problem.spatial[1]
 
 
+def own_filters(problem: ConvProblem, phase: Phase, w: np.ndarray) -> np.ndarray:
+    """A view of w: the phase's own filters (groups, c / groups, k / groups, ...)."""
+    grouped = w.reshape(problem.groups, problem.group_k, problem.group_c, *problem.kernel)
+    rows, columns = map(_slice, phase.taps)
+    return grouped.swapaxes(1, 2)[..., rows, columns]
+
+
 def _slice(taps: range) -> slice:
     end = taps[-1] + (1 if taps.step > 0 else -1)
     return slice(taps[0], None if end < 0 else end, taps.step)
@@ -110,12 +106,11 @@ def _slice(taps: range) -> slice:
 
 class _CpuPhases(Phases):
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """Filters of groups are turned first."""
+        """NumPy's copy for BLAS goes element by element."""
         us = 0.0
-        for phase, (inner, one, part) in zip(self._parts(problem), self._pairs(problem, config), strict=True):
+        for inner, one, part in self._pairs(problem, config):
             us += one.pack_us(inner, part, device)
-            if problem.groups > 1 or one.id == "cpu.im2col_gemm":
-                us += turn_us(problem, phase, replace(device, threads=1))
+            us += 1e-3 * SCATTERED_NS * inner.k * inner.gemm_k * (one.id == "cpu.im2col_gemm")
         return us
 
     def join_us(self, problem: ConvProblem, config: Config, device: Device) -> float:

@@ -189,7 +189,7 @@ def _emit_filter_task(k: Kernel, storage: str) -> None:
             filters = (a.group_k - k0).min(a.filter_block)
             channel = block * a.channel_block
             terms = (a.group_c - channel).min(a.channel_block) * a.taps
-            source = w + (group * a.group_k + k0) * a.w_k + channel * a.w_c
+            source = w + (group * a.w_g + k0 * a.w_k + channel * a.w_c)
             out = packed + group * length * a.filter_pad + channel * a.taps * a.filter_pad + k0 * terms
             k.call(
                 "pack_filters", source, a.w_k, a.w_c, a.w_r, a.w_s, (a.group_c - channel).min(a.channel_block),

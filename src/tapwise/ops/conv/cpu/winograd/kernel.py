@@ -227,7 +227,7 @@ def _emit_filters(k: Kernel, storage: str, high: Transform, wide: Transform, pan
                 base = packed + group * (high.products * wide.products) * matrix + channel * a.group_k + k0 * channels
 
                 def transform(c: Int, shift: Int, lanes: int, base: Ptr, k0: Int, channel: Int, width: Int) -> None:
-                    source = w + (group * a.group_k + k0 + shift) * a.w_k + (channel + c) * a.w_c
+                    source = w + (group * a.w_g + (k0 + shift) * a.w_k + (channel + c) * a.w_c)
                     filters = [source + a.w_k * lane for lane in range(lanes)]
                     places = [[a.w_r * r + a.w_s * s for s in range(taps_w)] for r in range(taps_h)]
                     taps = [[_across(k, filters, place) for place in row] for row in places]
