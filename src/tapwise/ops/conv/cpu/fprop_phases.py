@@ -10,9 +10,10 @@ import numpy as np
 
 from tapwise import arrays
 from tapwise.algorithm import Buffers, Device, Plan
+from tapwise.cpu.plan import KernelPlan
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu.joined_rows import join_rows
-from tapwise.ops.conv.phases import Config, Phase, Phases, phases_of
+from tapwise.ops.conv.phases import Config, Phase, Phases, filters_of, phases_of
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import activate
 
@@ -39,7 +40,10 @@ class PhasesPlan(Plan):
 
     def pack(self, w: np.ndarray) -> list[Any]:
         """Each phase's filters, as its plan takes them."""
-        return [plan.pack(own_filters(self.problem, phase, w)) for phase, plan in self._phases]
+        return [
+            plan.pack((own_filters if isinstance(plan, KernelPlan) else filters_of)(self.problem, phase, w))
+            for phase, plan in self._phases
+        ]
 
     def run(self, buffers: Buffers) -> None:
         dy, packed, dx, workspace, bias, *_ = buffers
