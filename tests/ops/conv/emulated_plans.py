@@ -54,9 +54,11 @@ def lent(array: np.ndarray) -> DeviceArray:
 
 
 def memory_of(array: DeviceArray) -> np.ndarray:
-    size = sum((size - 1) * step for size, step in zip(array.shape, array.strides, strict=True)) + array.dtype.itemsize
-    raw = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(array.ptr)).view(array.dtype)
-    return np.lib.stride_tricks.as_strided(raw, array.shape, array.strides)
+    reaches = [(size - 1) * step for size, step in zip(array.shape, array.strides, strict=True)]
+    before, behind = (sum(one for one in reaches if (one < 0) == back) for back in (True, False))
+    memory = (ctypes.c_uint8 * (behind - before + array.dtype.itemsize)).from_address(array.ptr + before)
+    first = np.ctypeslib.as_array(memory)[-before:].view(array.dtype)
+    return np.lib.stride_tricks.as_strided(first, array.shape, array.strides)
 
 
 def verdict_of(algorithm: Any, problem: ConvProblem, config: Any) -> Any:

@@ -77,15 +77,17 @@ def test_tensor_cores_write_strided(
 @needs_compiler
 @pytest.mark.parametrize(
     ("number", "text"),
-    enumerate(
-        [
-            "n2 c72 h9 w10 k40 r3 s3 pad1 bias relu f16 nhwc dgrad",
-            "n2 c24 h7 w9 k24 r3 s2 stride2 pad1x0 bf16 nhwc dgrad",
-            "n2 c136 h8 w7 k72 r1 s3 stride1x2 dilation1x2 bias f16 nhwc dgrad",
-            "n2 c48 h9 w9 k80 r2 s2 stride2 f16 nhwc dgrad",
-            "n2 c64 h7 w8 k40 r1 s1 stride2 bias silu f16 nhwc dgrad",
-            "n2 c16 h12 w11 k136 r5 s5 pad2 bf16 nhwc dgrad",
-        ]
+    list(
+        enumerate(
+            [
+                "n2 c72 h9 w10 k40 r3 s3 pad1 bias relu f16 nhwc dgrad",
+                "n2 c24 h7 w9 k24 r3 s2 stride2 pad1x0 bf16 nhwc dgrad",
+                "n2 c136 h8 w7 k72 r1 s3 stride1x2 dilation1x2 bias f16 nhwc dgrad",
+                "n2 c48 h9 w9 k80 r2 s2 stride2 f16 nhwc dgrad",
+                "n2 c64 h7 w8 k40 r1 s1 stride2 bias silu f16 nhwc dgrad",
+                "n2 c16 h12 w11 k136 r5 s5 pad2 bf16 nhwc dgrad",
+            ]
+        )
     ),
 )
 def test_filters_are_read_as_they_lie(emulation: None, number: int, text: str) -> None:
@@ -131,6 +133,27 @@ def test_depthwise_writes_strided(emulation: None, kind: str) -> None:
     assert {type(part).__name__ for _, part in config.parts} == {kind}
     assert all(ALGORITHM.direct(problem, config))
     assert (verdict := verdict_of(ALGORITHM, problem, config)), verdict.message
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n2 c24 h9 w7 k24 r5 s3 stride2 pad2x1 groups24 f16 nhwc dgrad", "n2 c5 h9 w9 k15 r3 s3 pad1 groups5 dgrad",
+        "n2 c19 h8 w9 k19 r3 s3 pad1 groups19 bf16 nhwc bias dgrad",
+    ],
+)  # fmt: skip
+def test_filters_of_lone_channels_are_views(emulation: None, text: str) -> None:
+    """Nothing is turned; by two algorithms that take each phase and are emulated."""
+    problem = ConvProblem.parse(text)
+    assert not any(
+        "turn" in source.entry for source in ALGORITHM.sources(problem, ALGORITHM.configs(problem, SMALL)[0])
+    )
+    for identifier in ("cuda.depthwise", "cuda.sliding_window") if problem.dtype == "f32" else ("cuda.depthwise",):
+        phases = [phase.problem for phase in phases_of(problem) or () if phase.problem is not None]
+        if not any(registry.get(identifier).refusal(one, SMALL) for one in phases):
+            config = chosen(problem, identifier, lambda _, one: str(one))
+            assert (verdict := verdict_of(ALGORITHM, problem, config)), verdict.message
 
 
 @needs_compiler

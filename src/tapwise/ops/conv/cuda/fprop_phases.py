@@ -52,6 +52,8 @@ class PhasesPlan(CudaPlan):
 
     def pack(self, w: DeviceArray) -> list[Any]:
         """Each phase's filters, as its plan takes them."""
+        if is_turned_in_place(self.problem):
+            return [plan.pack(filters_in_place(self.problem, phase, w)) for phase, plan in self._phases]
         turned = turned_filters(self.problem, w, self._device)
         return [plan.pack(one) for (_, plan), one in zip(self._phases, turned, strict=True)]
 
@@ -91,6 +93,20 @@ def place_of(problem: ConvProblem, phase: Phase) -> int:
 def needs_join(problem: ConvProblem, direct: Sequence[bool]) -> bool:
     """Whether anything of dx is left when phases have run, of which those with taps may be `direct`."""
     return not all(direct) or any(phase.problem is None for phase in phases_of(problem) or ())
+
+
+def is_turned_in_place(problem: ConvProblem) -> bool:
+    """Whether a phase's filters are a view of w: of one channel a group, few enough to be packed from any order."""
+    return problem.group_c == 1
+
+
+def filters_in_place(problem: ConvProblem, phase: Phase, w: DeviceArray) -> DeviceArray:
+    """A view of w (k, 1, ...): the phase's filters (c, k / groups, ...)."""
+    rows, columns = phase.taps
+    place = rows[0] * w.strides[2] + columns[0] * w.strides[3]
+    strides = problem.group_k * w.strides[0], w.strides[0], rows.step * w.strides[2], columns.step * w.strides[3]
+    shape = problem.c, problem.group_k, len(rows), len(columns)
+    return DeviceArray(w.ptr + place, shape, strides, w.dtype, w.index, w.library, w.owner)
 
 
 def turned_filters(problem: ConvProblem, w: DeviceArray, device: Device) -> list[DeviceArray]:
@@ -211,7 +227,8 @@ class CudaPhases(Phases, CudaAlgorithm[Config]):
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """The launch that turns filters, those that pack each phase's, and what they move."""
         moved = prod(problem.w_shape) * problem.itemsize / TURN_BYTES
-        return TURN_US + PACK_US * len(config.parts) + moved
+        turning = 0.0 if is_turned_in_place(problem) else TURN_US
+        return turning + PACK_US * len(config.parts) + moved
 
     def join_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         return self.joined_us(problem, self.direct(problem, config), device)
@@ -259,7 +276,7 @@ class CudaPhases(Phases, CudaAlgorithm[Config]):
         return Launch(self.join_source(problem), fields, grid, THREADS, dependent=True)
 
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
-        found = [turn_source(problem, last) for last in (False, True)]
+        found = [] if is_turned_in_place(problem) else [turn_source(problem, last) for last in (False, True)]
         direct = self.direct(problem, config)
         found += [self.join_source(problem)] if needs_join(problem, direct) else []
         pairs: list[Any] = self._pairs(problem, config)
