@@ -6,15 +6,13 @@ in order, and writes dx.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from tapwise.algorithm import Algorithm, Device, Plan
+from tapwise.algorithm import Device, Plan
 from tapwise.cpu.common import RowConfig, load
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.plan import ChunkPlan
-from tapwise.ops.axes import rejects_apart
-from tapwise.ops.softmax.cpu import row_configs
+from tapwise.ops.softmax.cpu import SoftmaxSimd
 from tapwise.ops.softmax.cpu_backward_kernel import generate
 from tapwise.ops.softmax.cpu_kernel import FIELDS
 from tapwise.ops.softmax.problem import SoftmaxProblem
@@ -28,18 +26,12 @@ class GradientPlan(ChunkPlan):
         return w
 
 
-class SoftmaxDgradSimd(Algorithm[RowConfig]):
+class SoftmaxDgradSimd(SoftmaxSimd):
     """Gradients of softmax and its logarithm along any axis; float32, float64, float16 (in float32)."""
 
     operator: ClassVar[str] = "softmax_dgrad"
     id: ClassVar[str] = "cpu.simd"
     summary: ClassVar[str] = "sums of rows or columns in vectors, then dx; rows in chunks where they are few"
-
-    def rejects(self, problem: SoftmaxProblem, device: Device) -> str | None:
-        return rejects_apart(problem)
-
-    def configs(self, problem: SoftmaxProblem, device: Device) -> Sequence[RowConfig]:
-        return row_configs(problem, device)
 
     def predict_us(self, problem: SoftmaxProblem, config: RowConfig, device: Device) -> float:
         """About a cycle an element of float32, and one more for the exponential; or the bytes over the bandwidth."""
@@ -49,10 +41,6 @@ class SoftmaxDgradSimd(Algorithm[RowConfig]):
         cycles = (2.0 if problem.log else 1.0) * outer * length * inner * (8 / costs.lanes)
         cycles = max(cycles, costs.stream(problem.bytes, problem.bytes)) / max(1, tasks) + 40
         return costs.wall_us(cycles, tasks, device.threads) + (6.0 if config.chunks > 1 else 0.0)
-
-    def workspace_bytes(self, problem: SoftmaxProblem, config: RowConfig, device: Device) -> int:
-        outer, _, inner = problem.sizes
-        return config.workspace_bytes(outer, inner)
 
     def plan(self, problem: SoftmaxProblem, config: RowConfig, device: Device) -> Plan:
         outer, length, inner = problem.sizes
