@@ -98,10 +98,10 @@ def algorithms(operator: str) -> list[CudaAlgorithm[Any]]:
 
 
 def chosen(algorithm: CudaAlgorithm[Any], text: str) -> list[Config]:
-    """What is compiled of an algorithm for a problem: the model's best configs, three of a convolution."""
+    """What is compiled of an algorithm for a problem: the model's best config, and the next one of a convolution."""
     problem = registry.parse(text)
     configs = algorithm.configs(problem, H200)
-    count = 3 if problem.operator == "conv" else 1 if "64x1000x7" in text else 2
+    count = 2 if problem.operator == "conv" else 1
     return sorted(configs, key=lambda config: algorithm.predict_us(problem, config, H200))[:count]
 
 
