@@ -17,7 +17,7 @@ from tapwise.ops.conv.cuda.fprop_phases import FpropPhases, needs_join, place_of
 from tapwise.ops.conv.cuda.implicit_gemm.dgrad import ImplicitGemmDgrad
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
 from tapwise.ops.conv.cuda.implicit_gemm.view import View
-from tapwise.ops.conv.phases import Config, phases_of
+from tapwise.ops.conv.phases import Config, phases_of, with_taps
 from tapwise.ops.conv.problem import ConvProblem
 
 ALGORITHM = FpropPhases()
@@ -102,6 +102,21 @@ def test_filters_are_read_as_they_lie(emulation: None, number: int, text: str) -
             kinds[kind] = config
     for config in list(kinds.values())[number % 3 :: 3]:
         assert (verdict := verdict_of(algorithm, problem, config)), f"{config}: {verdict.message}"
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "text", ["n2 c8 h1 w1 k8 r1 s1 stride2 pad1", "n2 c16 h1 w9 k8 r1 s1 stride2 pad1x0 bias silu"]
+)
+def test_a_small_image_that_no_tap_meets(emulation: None, text: str) -> None:
+    """Its only rows lie between those that taps meet: a launch writes what nothing is added to."""
+    problem = ConvProblem.parse(f"{text} f16 nhwc dgrad")
+    assert not with_taps(problem)
+    for algorithm in (ImplicitGemmDgrad(), ALGORITHM):
+        assert algorithm.rejects(problem, SMALL) is None
+        (config,) = algorithm.configs(problem, SMALL)
+        assert algorithm.predict_us(problem, config, SMALL) > 0
+        assert (verdict := verdict_of(algorithm, problem, config)), verdict.message
 
 
 @needs_compiler

@@ -77,6 +77,11 @@ def phases_of(problem: ConvProblem) -> tuple[Phase, ...] | None:
     return tuple(found)
 
 
+def with_taps(problem: ConvProblem) -> list[Phase]:
+    """The phases that have taps: none where no tap meets a small image."""
+    return [phase for phase in phases_of(problem) or () if phase.problem is not None]
+
+
 def _phases(problem: ConvProblem, axis: int) -> list[_Axis]:
     size, taps, outputs = problem.spatial[axis], problem.kernel[axis], problem.output[axis]
     stride, dilation, before = problem.stride[axis], problem.dilation[axis], problem.padding[axis][0]
@@ -145,14 +150,9 @@ class Phases(Algorithm[Config]):
     def _may(self, identifier: str) -> bool:
         return identifier == self.inexact if self.inexact else registry.get(identifier).exact
 
-    @staticmethod
-    def _parts(problem: ConvProblem) -> list[Phase]:
-        """The phases that have taps."""
-        return [phase for phase in phases_of(problem) or () if phase.problem is not None]
-
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         """The fastest algorithm of each phase; and each one that takes all of them."""
-        phases = [phase.problem for phase in self._parts(problem) if phase.problem is not None]
+        phases = [phase.problem for phase in with_taps(problem) if phase.problem is not None]
         offers = [{one.algorithm: one.config or BaseConfig() for one in self._offers(one, device)} for one in phases]
         found = [Config(tuple(next(iter(offer.items())) for offer in offers))]
         for identifier in offers[0] if offers else ():
@@ -162,7 +162,7 @@ class Phases(Algorithm[Config]):
 
     def _pairs(self, problem: ConvProblem, config: Config) -> list[tuple[ConvProblem, Algorithm[Any], Any]]:
         """(problem, algorithm, config) of each phase that has taps."""
-        phases = [phase.problem for phase in self._parts(problem) if phase.problem is not None]
+        phases = [phase.problem for phase in with_taps(problem) if phase.problem is not None]
         return [(one, registry.get(name), part) for one, (name, part) in zip(phases, config.parts, strict=True)]
 
     def join_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
@@ -205,13 +205,13 @@ class Phases(Algorithm[Config]):
         pairs = self._pairs(problem, config)
         return [
             (phase, one.plan(inner, part, device))
-            for phase, (inner, one, part) in zip(self._parts(problem), pairs, strict=True)
+            for phase, (inner, one, part) in zip(with_taps(problem), pairs, strict=True)
         ]
 
     def error_factor(self, problem: ConvProblem) -> float:
         """Of the phases' algorithms: products rounded to tf32 have one that counts for all."""
         factors = [super().error_factor(problem)]
-        for phase in self._parts(problem):
+        for phase in with_taps(problem):
             assert phase.problem is not None
             if self.inexact:
                 factors.append(registry.get(self.inexact).error_factor(phase.problem))
@@ -222,7 +222,7 @@ class Phases(Algorithm[Config]):
     def magnitude(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
         if not self.inexact:
             return super().magnitude(problem, x, w)
-        (phase,) = self._parts(problem)
+        (phase,) = with_taps(problem)
         assert phase.problem is not None
         return registry.get(self.inexact).magnitude(phase.problem, x, filters_of(problem, phase, w))
 

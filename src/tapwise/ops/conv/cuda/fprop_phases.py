@@ -20,7 +20,7 @@ from tapwise.cuda.types import INDEX_LIMIT, counter, neighbours, template_args, 
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.cuda.window import OutputStrides
-from tapwise.ops.conv.phases import MOST_PHASES, Config, Phase, Phases, phases_of
+from tapwise.ops.conv.phases import MOST_PHASES, Config, Phase, Phases, phases_of, with_taps
 from tapwise.ops.conv.problem import ConvProblem
 
 THREADS: Final = 256
@@ -111,7 +111,7 @@ def filters_in_place(problem: ConvProblem, phase: Phase, w: DeviceArray) -> Devi
 
 def turned_filters(problem: ConvProblem, w: DeviceArray, device: Device) -> list[DeviceArray]:
     """The filters (c, k / groups, ...) of each phase that has taps, filters of w innermost in memory: one launch."""
-    phases = [phase for phase in phases_of(problem) or () if phase.problem is not None]
+    phases = with_taps(problem)
     memory = arrays.empty((prod(problem.w_shape),), w.dtype, "nchw", w)
     launch = _turn(problem, tuple(step // w.dtype.itemsize for step in w.strides), device)
     launch({"w": w.ptr, "y": memory.ptr}, w.stream)
@@ -208,7 +208,7 @@ class CudaPhases(Phases, CudaAlgorithm[Config]):
         found = list(super().configs(problem, device))
         if not self._is_strided(problem):
             return found
-        parts = [self._strided(phase.problem, device) for phase in self._parts(problem) if phase.problem is not None]
+        parts = [self._strided(phase.problem, device) for phase in with_taps(problem) if phase.problem is not None]
         strided = Config(tuple(one for one in parts if one is not None))
         return list(dict.fromkeys([*found, strided] if len(strided.parts) == len(parts) else found))
 
@@ -233,10 +233,10 @@ class CudaPhases(Phases, CudaAlgorithm[Config]):
     def join_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         return self.joined_us(problem, self.direct(problem, config), device)
 
-    def joined_us(self, problem: ConvProblem, flags: Sequence[bool], device: Device) -> float:
+    def joined_us(self, problem: ConvProblem, written: Sequence[bool], device: Device) -> float:
         """What lies in slots read, and written to dx with what no tap meets; pieces that end within a sector, of which
         memory reads and writes the rest."""
-        direct = dict(zip(self._parts(problem), flags, strict=True))
+        direct = dict(zip(with_taps(problem), written, strict=True))
         piece = problem.c * problem.itemsize
         sectors = (piece + SECTOR_BYTES - gcd(piece, SECTOR_BYTES)) // SECTOR_BYTES
         moved = 0
@@ -263,7 +263,7 @@ class CudaPhases(Phases, CudaAlgorithm[Config]):
         """Of the phases with taps those are `direct` that have written to dx."""
         (height, width), (stride_h, stride_w) = problem.spatial, problem.stride
         phases = phases_of(problem) or ()
-        written = {phase for phase, one in zip(self._parts(problem), direct, strict=True) if one}
+        written = {phase for phase, one in zip(with_taps(problem), direct, strict=True) if one}
         empty = _bits(phase.problem is None for phase in phases)
         joined = _bits(phase.problem is not None and phase not in written for phase in phases)
         fields = {
@@ -293,7 +293,7 @@ class CudaPhases(Phases, CudaAlgorithm[Config]):
         pairs: list[Any] = self._pairs(problem, config)
         return [
             (phase, one.plan(inner, part, device, *given))
-            for phase, (inner, one, part), given in zip(self._parts(problem), pairs, strides, strict=True)
+            for phase, (inner, one, part), given in zip(with_taps(problem), pairs, strides, strict=True)
         ]
 
     def compile(self, problem: ConvProblem, config: Config, device: Device) -> None:
@@ -321,7 +321,7 @@ class WinogradDgrad(CudaPhases):
     inexact: ClassVar[str] = "cuda.winograd"
 
     def magnitude_there(self, problem: ConvProblem, x: Any, w: Any, device: Device) -> np.ndarray:
-        (phase,) = self._parts(problem)
+        (phase,) = with_taps(problem)
         assert phase.problem is not None
         inner = registry.get(self.inexact)
         (turned,) = turned_filters(problem, w, device)

@@ -27,7 +27,7 @@ from tapwise.ops.conv.cuda.implicit_gemm.config import Config as TileConfig
 from tapwise.ops.conv.cuda.implicit_gemm.cost import BEGIN, CYCLES_US, cost
 from tapwise.ops.conv.cuda.implicit_gemm.view import View, is_aligned, unfoldings
 from tapwise.ops.conv.cuda.window import FpropFilters
-from tapwise.ops.conv.phases import Phase, phases_of
+from tapwise.ops.conv.phases import Phase, phases_of, with_taps
 from tapwise.ops.conv.problem import ConvProblem
 
 # Launches that are worth their while.
@@ -91,7 +91,7 @@ class ImplicitGemmDgrad(window.TensorCoreAlgorithm[Config]):
             return f"takes up to {MOST_LAUNCHES} phases, not {problem.stride}"
         if phases_of(problem) is None:
             return "takes no padding from which an element of dx sees less than all of dy"
-        for phase in _phases(problem):
+        for phase in with_taps(problem):
             assert phase.problem is not None
             if 0 not in unfoldings(phase.problem):
                 return f"takes padding and dilation that a tensor map can express, not those of '{problem}'"
@@ -100,13 +100,15 @@ class ImplicitGemmDgrad(window.TensorCoreAlgorithm[Config]):
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         """Of one phase all; of several the fastest of each together, and the fastest of each schedule."""
         found = []
-        for phase in _phases(problem):
+        for phase in with_taps(problem):
             assert phase.problem is not None
             ones = configs.all_configs(phase.problem, device, _filters(problem, phase))
             timed = {one: cost(_view(problem, phase, one), device, 0).us for one in ones}
             found.append(sorted(ones, key=timed.__getitem__))
         if len(found) == 1:
             return [Config((one,)) for one in found[0]]
+        if not found:
+            return [Config(())]
         schedules: list[dict[object, TileConfig]] = [{} for _ in found]
         for ordered, firsts in zip(found, schedules, strict=True):
             for one in ordered:
@@ -120,20 +122,25 @@ class ImplicitGemmDgrad(window.TensorCoreAlgorithm[Config]):
         views = self._views(problem, config)
         begins = max(0, len(views) - 1) * BEGIN / CYCLES_US
         joined = JOIN.joined_us(problem, [True] * len(views), device) if self._joins(problem) else 0.0
-        return sum(cost(view, device, 0).us for view in views) - begins + joined
+        return sum(cost(view, device, 0).us for _, view in views) - begins + joined
 
     @staticmethod
-    def _views(problem: ConvProblem, config: Config) -> list[View]:
-        return [_view(problem, phase, part) for phase, part in zip(_phases(problem), config.parts, strict=True)]
+    def _views(problem: ConvProblem, config: Config) -> list[tuple[int, View]]:
+        """(bytes into dx, view) of each phase, those with most steps first: short ones fill what these leave."""
+        found = [
+            (place_of(problem, phase) * problem.itemsize, _view(problem, phase, part))
+            for phase, part in zip(with_taps(problem), config.parts, strict=True)
+        ]
+        return sorted(found, key=lambda one: -one[1].steps)
 
     @staticmethod
     def _joins(problem: ConvProblem) -> bool:
-        return needs_join(problem, [True] * len(_phases(problem)))
+        return needs_join(problem, [True] * len(with_taps(problem)))
 
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
         joins = self._joins(problem)
-        views = enumerate(_ordered(self._views(problem, config)), start=joins)
-        found = [launches.source(view, independent=before > 0) for before, view in views]
+        views = enumerate(self._views(problem, config), start=joins)
+        found = [launches.source(view, independent=before > 0) for before, (_, view) in views]
         return list(dict.fromkeys([*found, *([JOIN.join_source(problem)] if joins else [])]))
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
@@ -142,11 +149,9 @@ class ImplicitGemmDgrad(window.TensorCoreAlgorithm[Config]):
 
     def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[tuple[int, Launch]]:
         """(bytes into dx, launch) of each phase, in order."""
-        views = self._views(problem, config)
-        places = {id(view): place_of(problem, phase) for view, phase in zip(views, _phases(problem), strict=True)}
         return [
-            (places[id(view)] * problem.itemsize, launches.launch(view, device, independent=before > 0))
-            for before, view in enumerate(_ordered(views), start=self._joins(problem))
+            (place, launches.launch(view, device, independent=before > 0))
+            for before, (place, view) in enumerate(self._views(problem, config), start=self._joins(problem))
         ]
 
 
@@ -156,16 +161,6 @@ def _schedule(config: TileConfig) -> tuple[object, ...]:
         config.kernel, config.swap_ab, config.warpgroups, config.ping_pong, config.split_k, config.min_blocks_per_sm,
         config.filter_stationary,
     )  # fmt: skip
-
-
-def _ordered(views: list[View]) -> list[View]:
-    """Those with most steps first: short ones fill what these leave."""
-    return sorted(views, key=lambda view: -view.steps)
-
-
-def _phases(problem: ConvProblem) -> list[Phase]:
-    """Those that have taps."""
-    return [phase for phase in phases_of(problem) or () if phase.problem is not None]
 
 
 def _filters(problem: ConvProblem, phase: Phase) -> FpropFilters:
