@@ -97,7 +97,9 @@ class Plan(ABC):
     workspace_bytes: int = 0
 
     def pack(self, w: Any) -> Any:
-        """The filters in the kernel's own order. `w` is (k, c/groups, *kernel), any strides. The result is a copy.
+        """The filters in the kernel's own order. `w` is (k, c/groups, *kernel), any strides.
+
+        The result is a copy, or a view of `w` where the kernel takes it as it is.
 
         None where an operator has no filters: then there is nothing to pack.
         """

@@ -151,6 +151,36 @@ class KernelPlan(Plan):
         return args
 
 
+class InPlacePlan(KernelPlan):
+    """Of a kernel that reads the filters where they lie, in the arithmetic dtype.
+
+    `side_by_side`: it loads vectors of filters, which have to be neighbours.
+    """
+
+    def __init__(
+        self, problem: Problem, device: Device, library: Library, names: Sequence[str],
+        fields: Mapping[str, int | np.ndarray], side_by_side: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(problem, device, library, names, fields)
+        self._side_by_side = side_by_side
+
+    def pack(self, w: np.ndarray) -> np.ndarray:
+        """A view of the filters, or a copy where the kernel cannot read them as they are."""
+        w = np.require(w, np.dtype(f"f{self.problem.accumulator_bytes}"), ["A"])
+        if w.ndim < len(self._filter_steps):
+            w = w.reshape(-1, self._group_k, *w.shape[1:])
+        if self._side_by_side and w.strides[1] != w.itemsize:
+            w = np.moveaxis(np.ascontiguousarray(np.moveaxis(w, 1, -1)), -1, 1)
+        return w
+
+    def _arguments(self, buffers: Buffers) -> Any:
+        args = super()._arguments(buffers)
+        w = buffers.w
+        for place, step in zip(self._filter_steps, w.strides, strict=True):
+            args[place] = step // w.itemsize
+        return args
+
+
 class ChunkPlan(KernelPlan):
     """Launches `task`, and a kernel `behind` it where rows or columns are cut into chunks.
 

@@ -105,6 +105,10 @@ class Kernel:
         """Keep LLVM from moving memory accesses across this point."""
         self.b.asm(ir.FunctionType(ir.VoidType(), []), "", "~{memory}", [], True)
 
+    def opaque(self, value: Int) -> Int:
+        """The same number, which LLVM cannot put together with others."""
+        return Int(self, self.b.asm(ir.FunctionType(INT, [INT]), "", "=r,0", [value.ir], False))
+
     # Integers, pointers, variables
 
     def integer(self, value: Any) -> Int:
@@ -125,6 +129,9 @@ class Kernel:
 
     def load_int(self, pointer: Ptr) -> Int:
         return Int(self, self.b.load(pointer.value, align=8, typ=INT))
+
+    def store_int(self, pointer: Ptr, value: Int) -> None:
+        self.b.store(value.ir, pointer.value, align=8)
 
     def pointer(self, address: Int, dtype: str) -> Ptr:
         """An address held in an integer, as a pointer."""

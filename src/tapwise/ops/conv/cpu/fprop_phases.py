@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from itertools import groupby
 from math import prod
 from typing import Any, ClassVar, Final
 
 import numpy as np
 
-from tapwise import arrays
+from tapwise import arrays, registry
 from tapwise.algorithm import Buffers, Device, Plan
+from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu.plan import KernelPlan
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu.joined_rows import join_rows
-from tapwise.ops.conv.phases import Config, Phase, Phases, filters_of, phases_of
+from tapwise.ops.conv.phases import PROBLEMS_KEPT, Config, Phase, Phases, filters_of, phases_of, with_taps
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import activate
 
@@ -53,18 +56,21 @@ class PhasesPlan(Plan):
             return
         filters = iter(packed)
         for row in self._rows:
+            # Zeros need not be written before they are put into their places.
+            filled = bias is not None or self.problem.activation is not None
+            present = tuple(plan is not None or filled for _, plan in row)
             for number, (phase, plan) in enumerate(row):
                 part = self._part(workspace, number, phase)
-                if plan is None:
-                    part[...] = self._nothing(dx, bias)
-                else:
+                if plan is not None:
                     plan.run(Buffers(dy, next(filters), part, inner, bias))
+                elif present[number] or not self._joins:
+                    part[...] = self._nothing(dx, bias)
                 if not self._joins:
                     self._places(dx, phase.first)[...] = part
             if self._joins:
                 slot = self._slot_bytes // dx.itemsize
                 parts = workspace[: len(row) * self._slot_bytes].view(dx.dtype)
-                join_rows(self.problem, row[0][0].first[0], slot, parts, dx, self._device)
+                join_rows(self.problem, row[0][0].first[0], present, slot, parts, dx, self._device)
 
     def _nothing(self, dx: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         """What elements are that no tap meets."""
@@ -108,6 +114,20 @@ def _slice(taps: range) -> slice:
     return slice(taps[0], None if end < 0 else end, taps.step)
 
 
+@lru_cache(PROBLEMS_KEPT)
+def in_place(problem: ConvProblem, device: Device, beside: bool) -> tuple[str, BaseConfig] | None:
+    """The fastest algorithm and config that reads filters where they lie, `beside`: the first axis' side by side."""
+    best: tuple[float, str, BaseConfig] | None = None
+    for one in registry.of_backend(device.kind):
+        if not hasattr(one, "in_place") or one.refusal(problem, device) is not None:
+            continue
+        for config in one.in_place(problem, device, beside):
+            us = one.predict_us(problem, config, device)
+            if best is None or us < best[0]:
+                best = us, one.id, config
+    return None if best is None else best[1:]
+
+
 class _CpuPhases(Phases):
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """NumPy's copy for BLAS goes element by element."""
@@ -136,6 +156,15 @@ class FpropPhases(_CpuPhases):
     """What an algorithm of fprop takes for each phase. float32, float64, float16 (in float32); NCHW and NHWC."""
 
     id: ClassVar[str] = "cpu.fprop_phases"
+
+    def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
+        """Each phase by what is fastest; and by what reads its filters where they lie, which no call has to pack."""
+        phases = [phase.problem for phase in with_taps(problem) if phase.problem is not None]
+        beside = problem.layout == "nhwc" or set(problem.kernel) == {1}
+        found = (in_place(phase, device, beside) for phase in phases)
+        parts = tuple(part for part in found if part is not None)
+        own = [Config(parts)] if phases and len(parts) == len(phases) else []
+        return [*super().configs(problem, device), *own]
 
 
 class WinogradDgrad(_CpuPhases):

@@ -13,12 +13,16 @@ next.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
 
 import numpy as np
 
 from tapwise.forks import cached_property
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.problem import ConvProblem
+
+TILES_KEPT: Final = 256
 
 
 @dataclass(frozen=True)
@@ -120,3 +124,9 @@ class PackedTile:
                 index = self.row_phases.index(phase_h) * len(self.col_phases) + self.col_phases.index(phase_w)
                 shifts[r, s] = index * self.plane + shift_h * self.pitch + shift_w
         return shifts
+
+
+@lru_cache(TILES_KEPT)
+def packed_tile(problem: ConvProblem, rows: int, cols: int, lanes: int) -> PackedTile:
+    """The same for the same task: many configs differ in other things."""
+    return PackedTile(problem, rows, cols, lanes)

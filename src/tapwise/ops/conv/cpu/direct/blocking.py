@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from typing import Any, Final
@@ -16,9 +16,9 @@ from tapwise.algorithm import Device
 from tapwise.cpu import tile
 from tapwise.cpu.common import lanes_of, splits
 from tapwise.cpu.simd import target
-from tapwise.integers import ceil_div
+from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cpu import generated
-from tapwise.ops.conv.cpu.packed_tile import PackedTile
+from tapwise.ops.conv.cpu.packed_tile import packed_tile
 from tapwise.ops.conv.problem import ConvProblem
 
 # Terms of gemm_k in one block: a panel of filters and the input that it meets stay in L1.
@@ -26,13 +26,15 @@ BLOCK_TERMS: Final = 320
 # Activations cheap enough to stand in every tile.
 STRAIGHT_ACTIVATIONS: Final = (None, "relu", "relu6")
 SCRATCH_BYTES: Final = 4 << 20
+# Filters of a tile that are read where they lie: more addresses leave LLVM too few registers. Two tiles are enough.
+IN_PLACE_M: Final = 8
 
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
     """route "sums", "straight" or "in place"; lanes "pixels" or "channels"; the register tile m x n; a task: rows x
     cols outputs of `images` images, `filters` output channels of `groups` groups; `channels` of the input a
-    block of gemm_k."""
+    block of gemm_k; whether filters are packed into panels, or read where they lie."""
 
     route: str
     lanes: str
@@ -44,6 +46,12 @@ class Config(BaseConfig):
     groups: int
     filters: int
     channels: int
+    panels: bool = True
+
+    @property
+    def automatic(self) -> bool:
+        """Vectors of filters are there to be read only where neighbouring filters lie side by side."""
+        return self.panels or self.lanes == "pixels"
 
 
 class Geometry(generated.Geometry):
@@ -52,7 +60,7 @@ class Geometry(generated.Geometry):
     def __init__(self, problem: ConvProblem, config: Config, device: Device) -> None:
         super().__init__(problem, config, device)
         lanes = self.lanes
-        self.packed = PackedTile(problem, config.rows, config.cols, lanes)
+        self.packed = packed_tile(problem, config.rows, config.cols, lanes)
         # Pixel-major packing keeps the channels of a pixel together.
         self.step = 1 if problem.layout == "nchw" else config.channels
         pad = lanes if config.lanes == "channels" else 1
@@ -67,7 +75,10 @@ class Geometry(generated.Geometry):
         if config.route != "sums":
             sums = 0
         # What the last vector of a pixel-major or narrow tile reads beyond the packed input.
-        self.scratch_bytes = 0 if self.in_place else ceil_div((self.sums_at + sums + 64) * itemsize, 64) * 64
+        self.steps_at = 0 if self.in_place else round_up((self.sums_at + sums + 64) * itemsize, 64)
+        # The distances of a block's terms, int64.
+        steps = 0 if config.panels else config.channels * problem.kernel[0] * problem.kernel[1]
+        self.scratch_bytes = self.steps_at + round_up(8 * steps, 64)
 
     @property
     def shortest_run(self) -> int:
@@ -101,7 +112,8 @@ class Geometry(generated.Geometry):
             "row_blocks": row_blocks, "col_blocks": col_blocks, "image_blocks": image_blocks,
             "group_blocks": group_blocks, "filter_blocks": filter_blocks,
             "pitch": self.pitch, "step": self.step, "flat": s.flat, "sums_pitch": self.sums_pitch,
-            "filter_pad": self.filter_pad, "offsets": self.offsets(),
+            "filter_pad": self.filter_pad, "offsets": self.offsets(), "steps_at": self.steps_at,
+            "taps_h": p.kernel[0], "taps_w": p.kernel[1],
         }  # fmt: skip
 
     def offsets(self) -> np.ndarray:
@@ -119,6 +131,18 @@ class Geometry(generated.Geometry):
 
 
 def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
+    """With filters in panels, and in place where tiles can read them so."""
+    lanes = lanes_of(problem, device)
+    converted = problem.itemsize != problem.accumulator_bytes
+    first, second, *_ = (m for m, _ in tile.shapes(target(settings.cpu_target())) if m <= IN_PLACE_M)
+    for config in in_panels(problem, device):
+        yield config
+        over_pixels = config.lanes == "pixels"
+        if not converted and (config.m in (first, second) if over_pixels else problem.group_k % lanes == 0):
+            yield replace(config, panels=False)
+
+
+def in_panels(problem: ConvProblem, device: Device) -> Iterator[Config]:
     lanes = lanes_of(problem, device)
     p, q = problem.output
     image_blocks = {1, min(problem.n, max(1, 256 // max(1, p * q)))}

@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 
 from tapwise.algorithm import Device, Plan
 from tapwise.cpu.cost import CACHE_RATES, Breakdown
-from tapwise.cpu.plan import KernelPlan
+from tapwise.cpu.plan import InPlacePlan, KernelPlan
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu import generated
 from tapwise.ops.conv.cpu.direct.blocking import Config, Geometry, candidates
@@ -53,6 +53,8 @@ FINISH_VECTOR: Final = 3.0
 FINISH_ELEMENT: Final = 2.0
 # Stores wait in buffers for half of the time that their memory takes.
 STORE_EXPOSED: Final = 0.5
+# Filters in place: addresses are put together, and lines are read in part.
+FILTERS_IN_PLACE: Final = 1.02
 # Drawing a task and working out its place.
 TASK: Final = 60.0
 
@@ -122,7 +124,7 @@ class TaskCost(generated.TaskCost):
             plane = p.spatial[0] * p.spatial[1] * costs.itemsize
             tiles *= 1.0 + SPLIT_LOADS * max(0, self.device.vector_bytes - gcd(plane, 64)) / 64
             tiles *= PAGES if plane > PAGE_BYTES and self.terms > PAGES_HELD else 1.0
-        return tiles
+        return tiles if c.panels else tiles * FILTERS_IN_PLACE
 
     def refetching(self) -> float:
         """The factor on tiles whose input and panel of filters leave L1: reached at one and a half times its size."""
@@ -200,18 +202,25 @@ class Direct(generated.GeneratedAlgorithm[Config]):
     candidates = staticmethod(candidates)
     cost: ClassVar = TaskCost
 
+    def in_place(self, problem: ConvProblem, device: Device, beside: bool) -> list[Config]:
+        """Configs that read filters where they lie; vectors of them where neighbours lie `beside` each other."""
+        found = [config for config in self.configs(problem, device) if not config.panels]
+        return [config for config in found if beside or config.automatic]
+
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """About a nanosecond an element: each is loaded and stored alone."""
+        if not config.panels:
+            return 0.0
         return 8.0 + problem.k * problem.gemm_k * 1.2e-3 / device.threads
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        parameters = {"route": config.route, "lanes": config.lanes, "m": config.m, "n": config.n}
+        parameters = {name: getattr(config, name) for name in ("route", "lanes", "panels", "m", "n")}
         library = self.load("direct", generate, problem, layout=problem.layout, **parameters)
-        geometry = Geometry(problem, config, device)
-        fields = geometry.fields()
-        blocks = ceil_div(problem.group_c, config.channels)
+        fields = Geometry(problem, config, device).fields()
+        if not config.panels:
+            return InPlacePlan(problem, device, library, FIELDS, fields, config.lanes == "channels")
         return KernelPlan(
-            problem, device, library, FIELDS, fields | {"taps_h": problem.kernel[0], "taps_w": problem.kernel[1]},
+            problem, device, library, FIELDS, fields,
             packed_size=problem.c * fields["taps"] * fields["filter_pad"],
-            pack_tasks=problem.groups * blocks * fields["filter_blocks"],
+            pack_tasks=problem.groups * ceil_div(problem.group_c, config.channels) * fields["filter_blocks"],
         )  # fmt: skip

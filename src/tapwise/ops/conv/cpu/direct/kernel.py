@@ -8,7 +8,8 @@ from tapwise.cpu import tile
 from tapwise.cpu.copies import emit_zeros
 from tapwise.cpu.epilogue import Epilogue, emit_finish_row
 from tapwise.cpu.fields import COMMON, FILTER_STEPS, Fields, entry, unravel
-from tapwise.cpu.simd import INT, Kernel, Target
+from tapwise.cpu.filters import Filters, emit_filter_packer, emit_term_steps
+from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
 from tapwise.ops.conv.cpu.packing import Window, emit_pack_pixels, emit_pack_plane
 
 FIELDS: Final = (
@@ -17,31 +18,35 @@ FIELDS: Final = (
     "row_phases", "col_phases",
     "rows", "cols", "image_block", "group_block", "filter_block", "channel_block",
     "row_blocks", "col_blocks", "image_blocks", "group_blocks", "filter_blocks",
-    "taps", "pitch", "plane", "row_shift", "step", "flat", "sums_pitch", "filter_pad", "taps_h", "taps_w",
+    "taps", "pitch", "plane", "row_shift", "step", "flat", "sums_pitch", "filter_pad", "taps_h", "taps_w", "steps_at",
     *FILTER_STEPS,
 )  # fmt: skip
 
 
 def generate(
-    target: Target, *, dtype: str, storage: str, layout: str, route: str, lanes: str, m: int, n: int, bias: bool,
-    residual: bool, activation: str | None,
+    target: Target, *, dtype: str, storage: str, layout: str, route: str, lanes: str, panels: bool, m: int, n: int,
+    bias: bool, residual: bool, activation: str | None,
 ) -> Kernel:  # fmt: skip
-    """The kernels of one instance: `task` and `pack_task`."""
+    """The kernels of one instance: `task`, and `pack_task` where filters are packed into panels."""
     k = Kernel(target, dtype)
     planar = layout == "nchw"
     epilogue = Epilogue(k, storage, planar, bias, residual, activation)
-    tile.emit_filter_packer(k, lanes, storage, m if lanes == "pixels" else n * k.lanes)
+    filters = Filters(k, lanes, m if lanes == "pixels" else n * k.lanes, in_place=not panels)
+    if panels:
+        emit_filter_packer(filters, storage)
+        _emit_filter_task(k, storage)
+    else:
+        emit_term_steps(k)
     if route != "in place":
         _emit_pack_input(k, storage, planar)
     if route == "sums":
-        tile.emit(k, m, n, lanes)
+        tile.emit(k, m, n, filters)
         emit_finish_row(epilogue)
         _emit_finish_output(k, storage, planar, lanes)
-        _emit_task(k, storage, lanes)
+        _emit_task(k, storage, filters)
     else:
-        tile.emit_straight(k, m, n, epilogue, route == "in place")
-        _emit_straight_task(k, storage, route == "in place")
-    _emit_filter_task(k, storage)
+        tile.emit_straight(k, m, n, filters, epilogue, route == "in place")
+        _emit_straight_task(k, storage, filters, route == "in place")
     return k
 
 
@@ -90,11 +95,31 @@ def _emit_finish_output(k: Kernel, storage: str, planar: bool, lanes: str) -> No
                 k.call("finish_row", here, by_filter, bias + k0, residual + at, y + at, filters)
 
 
-def _emit_task(k: Kernel, storage: str, lanes: str) -> None:
+class _Source:
+    """Where a task finds its filters."""
+
+    def __init__(self, k: Kernel, a: Fields, worker: Int, filters: Filters) -> None:
+        self._a, self._in_place, self._w, self.own = a, filters.in_place, a.pointer("w", k.dtype), []
+        if filters.in_place:
+            # The same for all tasks, blocks and groups.
+            steps = k.pointer(a.scratch + worker * a.scratch_step + a.steps_at, "i64")
+            k.call("term_steps", steps, a.w_c, a.w_r, a.w_s, a.channel_block, a.taps_h, a.taps_w)
+            self.own = [steps, a.w_k]
+
+    def block(self, group: Int, channel: Int, k0: Int, terms: Int) -> Ptr:
+        """A group's filters from k0 on, for the block of gemm_k that begins with `channel`."""
+        a = self._a
+        if self._in_place:
+            return self._w + (group * a.w_g + k0 * a.w_k + channel * a.w_c)
+        return self._w + ((group * a.group_c + channel) * a.taps * a.filter_pad + k0 * terms)
+
+
+def _emit_task(k: Kernel, storage: str, filters: Filters) -> None:
+    lanes = filters.lanes
     with entry(k, FIELDS) as (a, worker):
         packed = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
         sums = packed + a.sums_at
-        w, offsets = a.pointer("w", k.dtype), a.pointer("offsets", "i64")
+        source, offsets = _Source(k, a, worker, filters), a.pointer("offsets", "i64")
         planes = a.plane * a.row_phases * a.col_phases
         with a.draws(worker) as number:
             row_block, col_block, image_block, filter_block, group_block = unravel(
@@ -105,14 +130,13 @@ def _emit_task(k: Kernel, storage: str, lanes: str) -> None:
             image0, group0 = image_block * a.image_block, group_block * a.group_block
             images = (a.images - image0).min(a.image_block)
             k0 = filter_block * a.filter_block
-            filters = (a.group_k - k0).min(a.filter_block)
+            count = (a.group_k - k0).min(a.filter_block)
             pixels = (rows - 1) * a.pitch + cols
-            vectors = ((pixels if lanes == "pixels" else filters) + (k.lanes - 1)) // k.lanes
+            vectors = ((pixels if lanes == "pixels" else count) + (k.lanes - 1)) // k.lanes
             size = a.channel_block * planes
             # All blocks of channels and groups of a task have their borders at the same places.
             emit_zeros(k, packed, images * size)
             with k.loop(group0, (group0 + a.group_block).min(a.groups)) as group:
-                panels = w + group * a.group_c * a.taps * a.filter_pad
                 with k.loop(0, a.group_c, a.channel_block) as channel:
                     channels = (a.group_c - channel).min(a.channel_block)
                     with k.loop(0, images) as image:
@@ -121,24 +145,24 @@ def _emit_task(k: Kernel, storage: str, lanes: str) -> None:
                             channels, p0, q0, rows,
                         )  # fmt: skip
                     terms = channels * a.taps
-                    panel = panels + channel * a.taps * a.filter_pad + k0 * terms
                     with k.loop(0, images) as image:
                         k.call(
-                            "block", packed + image * size, a.step, offsets, terms, panel,
+                            "block", packed + image * size, a.step, offsets, terms,
+                            source.block(group, channel, k0, terms),
                             sums + image * a.flat * (1 if lanes == "pixels" else a.sums_pitch), a.sums_pitch,
-                            filters if lanes == "pixels" else pixels, vectors, channel > 0,
+                            count if lanes == "pixels" else pixels, vectors, channel > 0, *source.own,
                         )  # fmt: skip
                 with k.loop(0, images) as image:
                     k.call(
                         "finish_output", a.args, sums + image * a.flat * (1 if lanes == "pixels" else a.sums_pitch),
-                        image0 + image, group * a.group_k + k0, filters, p0, q0, rows, cols,
+                        image0 + image, group * a.group_k + k0, count, p0, q0, rows, cols,
                     )  # fmt: skip
 
 
-def _emit_straight_task(k: Kernel, storage: str, in_place: bool) -> None:
+def _emit_straight_task(k: Kernel, storage: str, filters: Filters, in_place: bool) -> None:
     with entry(k, FIELDS) as (a, worker):
         packed = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
-        x, y, w = a.pointer("x", storage), a.pointer("y", storage), a.pointer("w", k.dtype)
+        x, y, source = a.pointer("x", storage), a.pointer("y", storage), _Source(k, a, worker, filters)
         bias, residual = a.pointer("bias", storage), a.pointer("residual", storage)
         offsets = a.pointer("offsets", "i64")
         with a.draws(worker) as number:
@@ -149,7 +173,7 @@ def _emit_straight_task(k: Kernel, storage: str, in_place: bool) -> None:
             rows, cols = (a.p - p0).min(a.rows), (a.q - q0).min(a.cols)
             group0 = group_block * a.group_block
             k0 = filter_block * a.filter_block
-            filters = (a.group_k - k0).min(a.filter_block)
+            count = (a.group_k - k0).min(a.filter_block)
             # Rows that follow each other in the input and in y are one run.
             whole = k.both(a.pitch.eq(a.q), a.cols.eq(a.q))
             runs, length = k.select(whole, k.integer(1), rows), k.select(whole, rows * a.q, cols)
@@ -157,23 +181,22 @@ def _emit_straight_task(k: Kernel, storage: str, in_place: bool) -> None:
                 emit_zeros(k, packed, a.channel_block * a.plane * a.row_phases * a.col_phases)
             with k.loop(group0, (group0 + a.group_block).min(a.groups)) as group:
                 filter_ = group * a.group_k + k0
-                panels = w + group * a.group_c * a.taps * a.filter_pad
                 at = ((image * a.groups * a.group_k + filter_) * a.p + p0) * a.q + q0
                 with k.loop(0, a.group_c, a.channel_block) as channel:
                     channels = (a.group_c - channel).min(a.channel_block)
                     terms = channels * a.taps
                     plane = group * a.group_c + channel
                     if in_place:
-                        source = x.to(k.dtype) + ((image * a.groups * a.group_c + plane) * a.h + p0) * a.w_in + q0
+                        there = x.to(k.dtype) + ((image * a.groups * a.group_c + plane) * a.h + p0) * a.w_in + q0
                     else:
                         k.call("pack_input", a.args, packed, image, plane, channels, p0, q0, rows)
-                        source = packed
-                    panel = panels + channel * a.taps * a.filter_pad + k0 * terms
+                        there = packed
                     with k.loop(0, runs) as run:
                         here = at + run * a.q
                         k.call(
-                            "run", source + run * a.pitch, offsets, terms, panel, bias + filter_, residual + here,
-                            y + here, a.p * a.q, channel > 0, channel + channels >= a.group_c, filters, length,
+                            "run", there + run * a.pitch, offsets, terms, source.block(group, channel, k0, terms),
+                            bias + filter_, residual + here, y + here, a.p * a.q, channel > 0,
+                            channel + channels >= a.group_c, count, length, *source.own,
                         )  # fmt: skip
 
 

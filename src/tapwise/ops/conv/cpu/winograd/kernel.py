@@ -9,6 +9,7 @@ from tapwise.cpu import tile
 from tapwise.cpu.copies import deinterleave, emit_strided_copy, emit_zeros, interleave
 from tapwise.cpu.epilogue import Epilogue, emit_finish_row
 from tapwise.cpu.fields import COMMON, FILTER_STEPS, Fields, entry, unravel
+from tapwise.cpu.filters import Filters
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
 from tapwise.ops.conv.winograd.transforms import Transform, transform
 
@@ -28,7 +29,7 @@ def generate(
     """The kernels of one instance: `task` and `pack_task`. Strides are those of the axes' transforms."""
     k = Kernel(target, dtype)
     high, wide = transform(tile_h, taps_h, stride_h), transform(tile_w, taps_w, stride_w)
-    tile.emit(k, m, n, "pixels")
+    tile.emit(k, m, n, Filters(k, "pixels", m))
     emit_finish_row(Epilogue(k, storage, True, bias, residual, activation))
     _emit_columns(k, wide)
     for i in range(high.products):

@@ -135,7 +135,7 @@ OUTPUT_VECTOR: Final = 3.0
 OUTPUT_ROW: Final = 20.0
 INTERLEAVED: Final = 3.0
 # Filters: cycles of a product's transform for the filters of one panel and channel.
-FILTER: Final = 2.7
+FILTER: Final = 7.0
 
 
 class TaskCost(generated.TaskCost):
