@@ -32,7 +32,11 @@ CONVOLUTIONS = [
 ]
 PROBLEMS = {
     "conv": CONVOLUTIONS,
-    "dgrad": [f"{text} dgrad" for text in (*CONVOLUTIONS, "c3 h9 w8 k16 r3 s3 stride2") if "residual" not in text],
+    "dgrad": [
+        *[f"{text} dgrad" for text in CONVOLUTIONS if "residual" not in text],
+        "c3 h9 w8 k16 r3 s3 stride2 dgrad",
+        "c3 h8 w6 k16 r2 s2 stride2 dgrad",
+    ],
     "wgrad": [
         *[f"{text} wgrad" for text in CONVOLUTIONS if not {"residual", "relu"} & set(text.split())],
         "n2 c12 h14 w14 k12 r3 s3 pad1 groups12 f16 nhwc wgrad",

@@ -35,6 +35,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cuda.sliding_window": "tapwise.ops.conv.cuda.sliding_window:SlidingWindow",
     },
     "dgrad": {
+        "cpu.direct": "tapwise.ops.conv.cpu.dgrad_direct:DgradDirect",
         "cpu.pixel_shuffle": "tapwise.ops.conv.cpu.pixel_shuffle:PixelShuffle",
         "cpu.fprop_phases": "tapwise.ops.conv.cpu.fprop_phases:FpropPhases",
         "cpu.winograd": "tapwise.ops.conv.cpu.fprop_phases:WinogradDgrad",

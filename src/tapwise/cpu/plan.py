@@ -81,7 +81,9 @@ class KernelPlan(Plan):
         if not (self._filter_steps and w.dtype.isnative and w.flags.aligned):
             w = np.require(w, w.dtype.newbyteorder("="), ["C", "A"])
         dtype = np.dtype(f"f{self.problem.accumulator_bytes}")
-        storage = np.zeros(self._packed_size + 32, dtype)
+        # Packing writes all that kernels read but what lies behind the end. Zeros would be written twice.
+        storage = np.empty(self._packed_size + 32, dtype)
+        storage[-48:] = 0
         start = -storage.ctypes.data % 64 // dtype.itemsize
         packed = storage[start : start + self._packed_size]
         args = self._copy(self._template)

@@ -7,7 +7,8 @@ from emulated_plans import SMALL, needs_compiler, verdict_of
 
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
-from tapwise.ops.conv.cuda.pixel_shuffle import Config, PixelShuffle, joint
+from tapwise.ops.conv.cuda.pixel_shuffle import Config, PixelShuffle
+from tapwise.ops.conv.phases import joint
 from tapwise.ops.conv.problem import ConvProblem
 
 ALGORITHM = PixelShuffle()

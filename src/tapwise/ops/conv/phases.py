@@ -111,6 +111,41 @@ def filters_of(problem: ConvProblem, phase: Phase, w: np.ndarray) -> np.ndarray:
 
 
 @dataclass(frozen=True)
+class Joint:
+    """The convolution of all phases (`fprop`): `phases` along each axis; how far `ahead` of an element's own place, a
+    stride apart, its window begins."""
+
+    fprop: ConvProblem
+    phases: tuple[int, ...]
+    ahead: tuple[int, ...]
+
+
+@lru_cache(PROBLEMS_KEPT)
+def joint(problem: ConvProblem) -> Joint:
+    """Windows reach from the first place of dy that any phase sees to the last."""
+    taps, padding, ahead, phases = [], [], [], []
+    for axis in range(2):
+        (before, _), stride, dilation = problem.padding[axis], problem.stride[axis], problem.dilation[axis]
+        size, outputs = problem.spatial[axis], problem.output[axis]
+        count, places = min(stride, size), ceil_div(size, stride)
+        # An element sees dy from the last tap's place to the first's.
+        first = -(((problem.kernel[axis] - 1) * dilation - before) // stride)
+        last = (count - 1 + before) // stride
+        start = min(0, first)
+        # As many windows as places: all of dy and its padding.
+        reach = max(last - start + 1, outputs - start - places + 1)
+        taps.append(reach)
+        padding.append((-start, places - outputs + start + reach - 1))
+        ahead.append(-start)
+        phases.append(count)
+    fprop = problem.replace(
+        c=problem.k, k=problem.c * prod(phases), spatial=problem.output, kernel=tuple(taps), stride=(1, 1),
+        padding=tuple(padding), dilation=(1, 1), direction="fprop",
+    )  # fmt: skip
+    return Joint(fprop, tuple(phases), tuple(ahead))
+
+
+@dataclass(frozen=True)
 class Config(BaseConfig):
     """The algorithm and config of each phase that has taps, in their order."""
 

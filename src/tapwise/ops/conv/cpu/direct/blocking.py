@@ -133,12 +133,13 @@ class Geometry(generated.Geometry):
 def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
     """With filters in panels, and in place where tiles can read them so."""
     lanes = lanes_of(problem, device)
-    converted = problem.itemsize != problem.accumulator_bytes
+    # Of such tiles LLVM spills sums on NEON.
+    in_place = problem.itemsize == problem.accumulator_bytes and device.vector_bytes > 16
     first, second, *_ = (m for m, _ in tile.shapes(target(settings.cpu_target())) if m <= IN_PLACE_M)
     for config in in_panels(problem, device):
         yield config
         over_pixels = config.lanes == "pixels"
-        if not converted and (config.m in (first, second) if over_pixels else problem.group_k % lanes == 0):
+        if in_place and (config.m in (first, second) if over_pixels else problem.group_k % lanes == 0):
             yield replace(config, panels=False)
 
 
