@@ -1,4 +1,5 @@
-"""Calls on PyTorch's tensors of a GPU that are made again: memory and launches, without what leads to them.
+"""Calls on PyTorch's tensors of a GPU that are made again: memory and launches, without what leads to them; those on
+arrays in this machine's memory likewise (host_calls.py).
 
 The first call of its kind goes the whole way and is captured (capture.py). Calls with tensors of the same shapes,
 strides, dtypes, GPU and alignment, and with the same other words, then only check that nobody records what is done with
@@ -13,7 +14,10 @@ from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
+
 from tapwise.arrays.device import ALIGNMENT, torch_stream
+from tapwise.arrays.host_calls import HostCalls
 from tapwise.arrays.tensors import is_torch, recorder
 from tapwise.capture import Address, Capture, capturing
 
@@ -43,12 +47,17 @@ class Replays:
         self._young: dict[Any, Run] = {}
         self._old: dict[Any, Run] = {}
         self._lock = Lock()
+        self._on_host = HostCalls()
 
     def call(self, function: Callable[..., Any], words: tuple[Any, ...], out: Any, x: Any, *more: Any) -> Any:
         """function(words, out, x, *more), or what it does without calling it. All tensors but x may be None."""
+        if type(x) is np.ndarray and out is None:
+            return self._on_host.call(function, words, _same, None, x, *more)
         torch = _pytorch or _looked_up(x)
         if torch is None or out is not None or torch.recording():
             return function(words, out, x, *more)
+        if type(x) in torch.kinds and x.is_cpu and x.get_device() < FIRST_GPU:
+            return self._on_host.call(function, words, _same, torch, x, *more)
         key: Any = words
         addresses = []
         try:
@@ -197,6 +206,17 @@ class _PyTorch:
     def __init__(self, torch: Any) -> None:
         self.kinds = frozenset((torch.Tensor, torch.nn.Parameter))
         self.recording, self.grad_enabled = recorder(torch), torch.is_grad_enabled
+        self.from_numpy, self._strided = torch.from_numpy, torch.strided
+
+    def plain(self, tensor: Any) -> bool:
+        """Whether a tensor in this machine's memory is memory and nothing more."""
+        return (
+            type(tensor) in self.kinds
+            and tensor.is_cpu
+            and tensor.layout is self._strided
+            and not tensor.is_neg()
+            and not (tensor.requires_grad and self.grad_enabled())
+        )
 
 
 _pytorch: _PyTorch | None = None

@@ -75,11 +75,17 @@ def in_order(source: Any, order: tuple[int, ...] | None) -> Any:
     return np.array(source, order="C")
 
 
-def compute(problem: Problem, algorithm: str, x: Any, y: Any) -> None:
-    """Fill y, an array or what else the operator's plans take, where x lies; nothing where there is no element."""
-    if not problem.empty:
-        device = device_of(x)
-        run(dispatch.plan_for(problem, dispatch.choose(problem, device, algorithm), device), x, y)
+def compute(problem: Problem, algorithm: str, x: Any, y: Any) -> Plan | None:
+    """Fill y, an array or what else the operator's plans take, where x lies; nothing where there is no element.
+
+    The plan that did it.
+    """
+    if problem.empty:
+        return None
+    device = device_of(x)
+    plan = dispatch.plan_for(problem, dispatch.choose(problem, device, algorithm), device)
+    run(plan, x, y)
+    return plan
 
 
 def run(plan: Plan, x: Any, y: Any) -> None:

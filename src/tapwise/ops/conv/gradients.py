@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
+
 from tapwise import arrays, dispatch
-from tapwise.algorithm import Buffers
+from tapwise.algorithm import Buffers, Plan
 from tapwise.arguments import one_of, shown, whole, wholes
+from tapwise.arrays.host_calls import note
 from tapwise.arrays.replay import Replays
 from tapwise.arrays.workspaces import workspace
 from tapwise.errors import InvalidProblem
@@ -167,6 +171,18 @@ def _conv2d_weight(words: tuple[Any, ...], out: Any, x: Any, dy: Any) -> Any:
     return weight_gradient(problem, x, source, gradient, algorithm, out)
 
 
+def weight_gradient_again(problem: ConvProblem, plan: Plan) -> Callable[..., np.ndarray]:
+    """What `weight_gradient` gives for other arrays (x, dy) like those of a call."""
+
+    def compute(x: np.ndarray, dy: np.ndarray, _bias: None = None) -> np.ndarray:
+        dw: np.ndarray = arrays.empty(problem.w_shape, problem.x_dtype, problem.layout)
+        with workspace(plan.workspace_bytes, x) as memory:
+            plan.run(Buffers(x, dy, dw, memory))
+        return dw
+
+    return compute
+
+
 def weight_gradient(
     problem: ConvProblem, x: Any, source: Any, gradient: Any, algorithm: str = "auto", out: Any = None
 ) -> Any:
@@ -179,6 +195,10 @@ def weight_gradient(
         dw = arrays.empty(problem.w_shape, problem.x_dtype, layout, source)
     with workspace(plan.workspace_bytes, source) as memory:
         plan.run(Buffers(arrays.dense(images, layout), arrays.dense(gradient, layout), dw, memory))
+    as_given = source.ndim == 4 and arrays.is_dense(images, layout) and arrays.is_dense(gradient, layout)
+    if target is None and as_given and isinstance(source, np.ndarray):
+        again = weight_gradient_again(problem, plan)
+        note(again, (source, gradient), device_of(source), partial(device_of, source))
     if target is None:
         return arrays.like(dw, x)
     if dw is not target:

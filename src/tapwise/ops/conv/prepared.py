@@ -14,6 +14,7 @@ from tapwise import arrays, capture, dispatch, registry
 from tapwise.algorithm import Buffers, Choice, Config, Device, Plan
 from tapwise.arguments import word
 from tapwise.arrays.device import synchronize
+from tapwise.arrays.host_calls import note
 from tapwise.arrays.replay import Replays
 from tapwise.arrays.workspaces import pool, workspace
 from tapwise.errors import InvalidProblem
@@ -250,7 +251,8 @@ def execute(
     if added is not None:
         check_like("residual", added, shape, problem.dtype)
     target = None if out is None else result(out, shape, dtype, source, name, w=w, bias=bias, residual=added)
-    images = arrays.dense(lift(source, problem, single), layout)
+    lifted = lift(source, problem, single)
+    images = arrays.dense(lifted, layout)
     addend = None if added is None else arrays.dense(lift(added, problem, single), layout)
     direct = None if target is None else lift(target, problem, single)
     y: Any = direct
@@ -259,12 +261,50 @@ def execute(
     with workspace(plan.workspace_bytes, source) as memory:
         plan.run(Buffers(images, packed, y, memory, bias, addend))
     if direct is None:
+        if w is not None and images is lifted and isinstance(source, np.ndarray):
+            arguments = source, w, bias, added
+            note(again(problem, single, plan), arguments, device_of(source), partial(device_of, source))
         if len(problem.spatial) == 1:
             y = y[:, :, 0]
         return arrays.like(y[0] if single else y, x)
     if y is not direct:
         arrays.assign(direct, y)
     return out
+
+
+def again(problem: ConvProblem, single: bool, plan: Plan) -> Callable[..., np.ndarray]:
+    """What `execute` gives for other arrays (x, w, bias, residual) like those of a call; bias and residual may be left
+    out. Filters are packed by each call."""
+    canonical = problem.canonical()
+    n, k, *output = canonical.result_shape
+    last, dtype = canonical.layout == "nhwc", canonical.x_dtype
+    shape = (n, *output, k) if last else (n, k, *output)
+    kept = pool(plan.workspace_bytes, dtype) if plan.workspace_bytes else None
+    pack, run = plan.pack, plan.run
+
+    def compute(x: np.ndarray, w: np.ndarray, bias: Any = None, residual: Any = None) -> np.ndarray:
+        y = _empty(shape, dtype)
+        if last:
+            y = y.transpose(0, 3, 1, 2)
+        if kept is None:
+            run(_new(Buffers, (x, pack(w), y, None, bias, residual, None)))
+            return y
+        memory = kept.take()
+        try:
+            run(_new(Buffers, (x, pack(w), y, memory, bias, residual, None)))
+        finally:
+            kept.free.append(memory)
+        return y
+
+    def lifted(x: np.ndarray, w: np.ndarray, bias: Any = None, residual: Any = None) -> np.ndarray:
+        if residual is not None:
+            residual = lift(residual, problem, single)
+        y = compute(lift(x, problem, single), lift(w, problem, False), bias, residual)
+        if len(problem.spatial) == 1:
+            y = y[:, :, 0]
+        return y[0] if single else y
+
+    return lifted if single or len(problem.spatial) == 1 else compute
 
 
 def lift(array: Any, problem: ConvProblem, single: bool) -> Any:

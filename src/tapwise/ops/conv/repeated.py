@@ -7,23 +7,20 @@ each call. A caller that holds such a call checks nothing but that its arrays ar
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from tapwise import arrays
-from tapwise.algorithm import Buffers
 from tapwise.arrays.replay import CALL_IT as CALL_IT
 from tapwise.arrays.replay import captured
-from tapwise.arrays.workspaces import workspace
-from tapwise.ops.conv.gradients import weight_gradient
-from tapwise.ops.conv.prepared import execute, plan_of
+from tapwise.ops.conv.gradients import weight_gradient, weight_gradient_again
+from tapwise.ops.conv.prepared import again, execute, plan_of
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.parameters import device_of
 
-_new: Final = tuple.__new__
 # The result of (x, w, bias); for dgrad of (dy, w, bias), for wgrad of (x, dy, None).
-HostCall = Callable[[np.ndarray, np.ndarray, "np.ndarray | None"], np.ndarray]
+HostCall = Callable[..., np.ndarray]
 # The result for addresses of those that there are, CALL_IT where this thread's GPU is another.
 DeviceCall = Callable[[list[int]], Any]
 
@@ -33,24 +30,11 @@ def on_host(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> HostCall | No
 
     Arrays are of x's, w's and the problem's shapes, strides and dtype; bias (c,) or (k,) is contiguous.
     """
-    layout, dtype, is_weight = problem.layout, problem.x_dtype, problem.direction == "wgrad"
+    layout, is_weight = problem.layout, problem.direction == "wgrad"
     if not arrays.is_dense(x, layout) or (is_weight and not arrays.is_dense(w, layout)):
         return None
     _choice, plan = plan_of(problem, device_of(x), "auto", None, False)
-    n, k, *output = problem.result_shape
-    last = layout == "nhwc"
-    memory = (n, *output, k) if last else (n, k, *output)
-    pack, run, size = plan.pack, plan.run, plan.workspace_bytes
-
-    def call(x: np.ndarray, w: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-        y = np.empty(memory, dtype)
-        if last:
-            y = y.transpose(0, 3, 1, 2)
-        with workspace(size, x) as scratch:
-            run(_new(Buffers, (x, w if is_weight else pack(w), y, scratch, bias, None, None)))
-        return y
-
-    return call
+    return weight_gradient_again(problem, plan) if is_weight else again(problem, False, plan)
 
 
 def on_gpu(problem: ConvProblem, x: Any, w: Any, bias: Any = None) -> tuple[Any, DeviceCall | None]:

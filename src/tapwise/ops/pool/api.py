@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from tapwise import arrays, dispatch
+from tapwise.algorithm import Plan
 from tapwise.arguments import flag, whole
+from tapwise.arrays.host_calls import note
 from tapwise.arrays.replay import Replays
-from tapwise.ops.orders import compute
-from tapwise.ops.parameters import result, window, with_batch
+from tapwise.ops.orders import compute, run
+from tapwise.ops.parameters import device_of, result, window, with_batch
 from tapwise.ops.pool.problem import PoolProblem
 
 
@@ -91,8 +93,11 @@ def _pool(op: str, axes: int, words: tuple[Any, ...], out: Any, x: Any) -> Any:
     target = None if out is None else result(out, problem.y_shape[single:], problem.y_dtype, source)
     y = arrays.empty(images.y_shape, problem.y_dtype, problem.layout, source)
     places = arrays.empty(images.y_shape, np.dtype(np.int64), problem.layout, source) if problem.indices else None
-    lifted = arrays.dense(batched[:, :, None] if axes == 1 else batched, problem.layout)
-    compute(images, algorithm, lifted, y if places is None else (y, places))
+    given = batched[:, :, None] if axes == 1 else batched
+    lifted = arrays.dense(given, problem.layout)
+    plan = compute(images, algorithm, lifted, y if places is None else (y, places))
+    if plan is not None and target is None and lifted is given and isinstance(source, np.ndarray):
+        note(partial(_again, problem, plan, single), (source,), device_of(source), partial(device_of, source))
 
     def shaped(array: Any) -> Any:
         array = array[:, :, 0] if axes == 1 else array
@@ -102,6 +107,18 @@ def _pool(op: str, axes: int, words: tuple[Any, ...], out: Any, x: Any) -> Any:
         arrays.assign(target, shaped(y))
     values = arrays.like(shaped(y), x) if target is None else out
     return values if places is None else (values, arrays.like(shaped(places), x))
+
+
+def _again(problem: PoolProblem, plan: Plan, single: bool, x: np.ndarray) -> Any:
+    """What `_pool` gives for other arrays of the same kind."""
+    images, line = problem.canonical(), len(problem.spatial) == 1
+    kinds = [problem.y_dtype, *([np.dtype(np.int64)] if problem.indices else [])]
+    made = [arrays.empty(images.y_shape, dtype, problem.layout) for dtype in kinds]
+    batched = x[None] if single else x
+    run(plan, batched[:, :, None] if line else batched, made[0] if len(made) == 1 else tuple(made))
+    results = [array[:, :, 0] if line else array for array in made]
+    results = [array[0] for array in results] if single else results
+    return results[0] if len(made) == 1 else tuple(results)
 
 
 _max_pool2d, _max_pool1d, _avg_pool2d, _avg_pool1d = (
