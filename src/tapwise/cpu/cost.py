@@ -3,6 +3,7 @@ cpu.winograd.
 
 Everything is counted in cycles of one core, from few numbers that hold for cores with two vector FMA units and two
 vector loads a cycle: so the model ranks configs and algorithms well and predicts times within some tens of percent.
+Where units are half as wide as vectors (Zen 4's 512-bit ones), what goes by vectors takes `vector_cycles` times as long.
 
 - A register tile takes per term the larger of its arithmetic (m * n / 2) and its loads ((m + n) / 2), and per call the
   loading and storing of its sums.
@@ -47,7 +48,7 @@ class Costs:
     @property
     def cycles_per_us(self) -> float:
         """Clock in MHz, from the peak: two FMA units of four-byte lanes."""
-        return self.device.gflops * 1e3 / (self.device.vector_bytes // 4 * 4)
+        return self.device.gflops * 1e3 * self.device.vector_cycles / (self.device.vector_bytes // 4 * 4)
 
     def stream(self, size: float, resident: float) -> float:
         """Cycles to read `size` bytes of an operand of `resident` bytes that is read over and over."""
@@ -64,9 +65,11 @@ class Costs:
 
     def tile(self, m: int, n: int, terms: int) -> float:
         """One register tile over `terms` terms."""
-        per_term = max(m * n / 2, (m + n) / 2 + 0.5, 4 if m * n < 8 else 0)  # fewer sums than the FMA's latency hides
+        slow = self.device.vector_cycles
+        # Fewer sums than the FMA's latency hides.
+        per_term = max(slow * m * n / 2, (m + slow * n) / 2 + 0.5, 4 if m * n < 8 else 0)
         # Few sums leave less room to hide a late load.
-        return terms * per_term * (1.08 if m * n > 9 else 1.2) + m * n + TILE_CALL
+        return terms * per_term * (1.08 if m * n > 9 else 1.2) + slow * m * n + TILE_CALL
 
     def block(self, m: int, n: int, rows: int, vectors: int, terms: int) -> float:
         """tile.block: rows x vectors in tiles of m x n, with its narrower edges."""
@@ -85,7 +88,7 @@ class Costs:
         """A row of elements moved in vectors; rows shorter than four elements go one by one."""
         if length < 4:
             return ROW_CALL + short * length
-        return ROW_CALL + per_vector * ceil_div(length, min(self.lanes, length))
+        return ROW_CALL + self.device.vector_cycles * per_vector * ceil_div(length, min(self.lanes, length))
 
     def wall_us(self, task_cycles: float, tasks: int, threads: int) -> float:
         """Wall time of `tasks` equal tasks."""

@@ -61,6 +61,16 @@ def host(threads: int | None = None) -> Device:
     return _host(int(threads), settings.cpu_target())
 
 
+def _speed(vector_bytes: int) -> tuple[float, float]:
+    """(GHz, cycles of an operation on vectors, two FMAs at once): good enough to weigh arithmetic against memory.
+
+    Units of Zen 4 are half as wide as its longest vectors.
+    """
+    import llvmlite.binding as llvm
+
+    return (3.6, 2.0) if llvm.get_host_cpu_name() == "znver4" and vector_bytes == 64 else (2.7, 1.0)
+
+
 @cache
 def _host(threads: int, target_name: str) -> Device:
     with making:
@@ -70,7 +80,8 @@ def _host(threads: int, target_name: str) -> Device:
         allowed = f"on this processor {', '.join(here)} is allowed"
         raise InvalidProblem(f"{settings.CPU_TARGET}={shown(target_name)}: {allowed}")
     vector = target(target_name)
-    # Two fused multiply-adds a cycle at 2.7 GHz: good enough to weigh arithmetic against memory.
-    gflops = 2 * 2 * vector.lanes("f32") * 2.7
+    ghz, cycles = _speed(vector.vector_bytes)
+    gflops = 2 * 2 * vector.lanes("f32") * ghz / cycles
     caches = _cache_bytes(1) or 32 << 10, _cache_bytes(2) or 512 << 10, _cache_bytes(3) or 16 << 20
-    return Device("cpu", name(), threads, vector.vector_bytes, vector.registers, *caches, gflops, 25.0)  # GB/s
+    gbps, width = 25.0, vector.vector_bytes
+    return Device("cpu", name(), threads, width, vector.registers, *caches, gflops, gbps, vector_cycles=cycles)
