@@ -24,8 +24,8 @@ class Device:
 
     kind "cpu" or "cuda"; name as its maker gives it; `threads`: a CPU's workers; `vector_bytes` and `registers` of its
     vector unit; caches in bytes (L1 and L2 of one core, L3 shared); `gflops` fp32 peak of one worker or multiprocessor
-    and `gbps` memory bandwidth, for cost models: estimates until measured; `vector_cycles` that a CPU's vector operation
-    takes, two for vectors twice as wide as its units. A GPU's `multiprocessors`, its `architecture` to compile for
+    and `gbps` memory bandwidth, for cost models: estimates until measured; `vector_cycles`: 2 where a CPU's vectors are
+    twice as wide as its units. A GPU's `multiprocessors`, its `architecture` to compile for
     ("sm_90a"), its `index`, and `shared_bytes` that a block may have.
     """
 

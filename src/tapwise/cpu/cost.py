@@ -3,7 +3,7 @@ cpu.winograd.
 
 Everything is counted in cycles of one core, from few numbers that hold for cores with two vector FMA units and two
 vector loads a cycle: so the model ranks configs and algorithms well and predicts times within some tens of percent.
-Where units are half as wide as vectors (Zen 4's 512-bit ones), what goes by vectors takes `vector_cycles` times as long.
+Where units are half as wide as vectors (Zen 4's 512-bit ones), what goes by vectors takes twice as long.
 
 - A register tile takes per term the larger of its arithmetic (m * n / 2) and its loads ((m + n) / 2), and per call the
   loading and storing of its sums.

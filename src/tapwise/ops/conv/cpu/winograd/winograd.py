@@ -136,6 +136,9 @@ OUTPUT_ROW: Final = 20.0
 INTERLEAVED: Final = 3.0
 # Filters: cycles of a product's transform for the filters of one panel and channel.
 FILTER: Final = 7.0
+# Transformed filters that were just written, microseconds a MB to write and to read them once more: 10 to 700 were
+# measured, as the caches' other users allow.
+FRESH_US: Final = 150.0
 
 
 class TaskCost(generated.TaskCost):
@@ -230,9 +233,11 @@ class Winograd(WinogradSums, generated.GeneratedAlgorithm[Config]):
         return None
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """Transforming all filters: FILTER cycles a product, panel and channel, at 2.7 GHz."""
-        cycles = FILTER * Geometry(problem, config, device).products * (1 + config.m / 8)
-        return 10.0 + problem.k * problem.group_c / config.m * cycles / 2700 / device.threads
+        """Transforming all filters, FILTER cycles a product, panel and channel at 2.7 GHz; what the run then waits."""
+        products = Geometry(problem, config, device).products
+        panels = problem.k * problem.group_c / config.m
+        transform = panels * FILTER * products * (1 + config.m / 8) / 2700 / device.threads
+        return 10.0 + transform + 1e-6 * FRESH_US * problem.k * problem.group_c * products * problem.accumulator_bytes
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         g = Geometry(problem, config, device)
