@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tapwise.cpu.copies import interleave
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr
 
 # Filters read where they lie that share a register: an address is a register and up to twice (x86) another. Twelve
@@ -75,7 +76,8 @@ def emit_filter_packer(filters: Filters, storage: str) -> None:
 
     pack_filters(w, w_k, w_c, w_r, w_s, channels, taps_h, taps_w, out, count): `count` filters of such sizes and
     distances into panels of `width` filters, [channel][tap][width]. The last panel is as narrow as it is (pixels), or
-    filled up with zeros to whole vectors (channels). Filters side by side are copied as vectors.
+    filled up with zeros to whole vectors (channels). Filters side by side are copied as vectors; of lanes over channels
+    whole vectors of filters whose terms, or whose channels, follow each other are transposed in registers.
     """
     k, lanes, width = filters.k, filters.lanes, filters.width
     with k.function(
@@ -98,6 +100,20 @@ def emit_filter_packer(filters: Filters, storage: str) -> None:
             for step in range(width):
                 k.store(there + step, k.load(here + w_k * step, 1))
 
+        def transposed(panel: Ptr, source: Ptr, length: Int, step: Int) -> None:
+            """`length` elements that follow each other in each filter, to places `step` apart in the panel."""
+            whole = length - length % k.lanes
+            with k.loop(0, width, k.lanes) as shift:
+                rows = [source + (shift + m) * w_k for m in range(k.lanes)]
+                with k.loop(0, whole, k.lanes) as t:
+                    for at, vector in enumerate(interleave(k, [k.load(row + t) for row in rows])):
+                        k.store(panel + ((t + at) * step + shift), vector)
+                with k.loop(whole, length) as t:
+                    k.store(panel + (t * step + shift), k.gather([row + t for row in rows]))
+
+        taps = taps_h * taps_w
+        # Terms follow each other as they are packed; else channels may, for each tap.
+        in_order = k.both(k.both(w_s.eq(1), w_r.eq(taps_w)), w_c.eq(taps))
         with k.loop(0, padded, width) as first:
             across = (padded - first).min(width)
             real = (count - first).min(across)
@@ -114,7 +130,18 @@ def emit_filter_packer(filters: Filters, storage: str) -> None:
                     with together:
                         each_term(panel, source, width, beside)
                     with lone:
-                        each_term(panel, source, width, apart)
+                        if lanes == "pixels":
+                            each_term(panel, source, width, apart)
+                        else:
+                            with k.if_else(in_order) as (ordered, other):
+                                with ordered:
+                                    transposed(panel, source, terms, k.integer(width))
+                                with other, k.if_else(w_c.eq(1)) as (last, scattered):
+                                    with last, k.loop(0, taps_h) as r, k.loop(0, taps_w) as s:
+                                        here = source + (r * w_r + s * w_s)
+                                        transposed(panel + (r * taps_w + s) * width, here, channels, taps * width)
+                                    with scattered:
+                                        each_term(panel, source, width, apart)
                 with narrow:
                     each_term(panel, source, across, partial)
 
