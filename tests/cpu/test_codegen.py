@@ -16,8 +16,8 @@ from tapwise.cpu import jit, tile
 from tapwise.cpu.device import features
 from tapwise.cpu.simd import Kernel, Target, target
 from tapwise.ops.conv.cpu import dgrad_direct_kernel as dgrad
+from tapwise.ops.conv.cpu.depthwise import in_place, planes
 from tapwise.ops.conv.cpu.depthwise import kernel as depthwise
-from tapwise.ops.conv.cpu.depthwise import planes
 from tapwise.ops.conv.cpu.dgrad_direct import tiles as dgrad_tiles
 from tapwise.ops.conv.cpu.direct import kernel as direct
 from tapwise.ops.conv.cpu.direct.blocking import IN_PLACE_M
@@ -95,6 +95,16 @@ def test_vector_fma_and_no_spills_in_tiles(kernel: str, name: str, dtype: str) -
         assert not SPILL.search(widest)
     largest = max(tiles.values(), key=len)
     assert re.search(FMA[name, dtype], largest) and not SPILL.search(largest)
+
+
+@pytest.mark.parametrize(("name", "planes", "weights"), [("avx512", 2, 7), ("avx2", 1, 4)])
+def test_masked_loads_and_no_spills_in_place(name: str, planes: int, weights: int) -> None:
+    place = in_place.Rows(h=7, p=7, rows=7, pad=3, taps=7, stride=1, dilation=1)
+    shape = in_place.Tile(place, (8,), exact=False, planes=planes, weights=weights, ways=1, columns=1, odd=False)
+    kernel = in_place.generate(target(name), dtype="f32", tile=shape, **PLAIN)
+    (tile,) = [text for label, text in functions(jit.assembly(kernel)).items() if label.startswith("tile_")]
+    assert re.search(r"vmovups\s.*%ymm\d+ \{%k\d\} \{z\}|vmaskmovps\s.*, %ymm", tile)
+    assert re.search(r"vfn?madd\w+ps\s.*%ymm", tile) and not SPILL.search(tile)
 
 
 def test_spill_pattern_finds_spills() -> None:

@@ -9,12 +9,10 @@ import pytest
 from tapwise import dispatch, registry
 from tapwise.cpu.cost import Breakdown, Costs
 from tapwise.cpu.device import host
-from tapwise.ops.conv.cpu.depthwise.depthwise import TaskCost as DepthwiseCost
 from tapwise.ops.conv.cpu.direct.direct import TaskCost as DirectCost
-from tapwise.ops.conv.cpu.winograd.winograd import TaskCost as WinogradCost
+from tapwise.ops.conv.cpu.generated import GeneratedAlgorithm
 from tapwise.ops.conv.problem import ConvProblem
 
-COSTS = {"cpu.direct": DirectCost, "cpu.winograd": WinogradCost, "cpu.depthwise": DepthwiseCost}
 DENSE, DEEP = "c64 h56 w56 k64 r3 s3 pad1", "c512 h7 w7 k512 r3 s3 pad1"
 DEPTHWISE = "c32 h28 w28 k32 r5 s5 pad2 groups32"
 TAKEN = [
@@ -27,8 +25,9 @@ TAKEN = [
 def test_parts_add_up_to_the_prediction(identifier: str, text: str) -> None:
     problem, device = ConvProblem.parse(text), host(2)
     algorithm = registry.get(identifier)
+    assert isinstance(algorithm, GeneratedAlgorithm)
     choice = dispatch.choose(problem, device, identifier)
-    breakdown = COSTS[identifier](problem, choice.config, device).breakdown()
+    breakdown = algorithm.task(problem, choice.config, device).breakdown()
     assert breakdown.us == choice.predicted_us
     assert all(part >= 0 for part in breakdown.cycles.values()) and breakdown.cycles["products"] > 0
     explained = algorithm.explain(problem, choice.config, device)

@@ -27,13 +27,14 @@ class Epilogue:
         """Whether y is the sum itself."""
         return not (self.bias or self.residual or self.activation)
 
-    def finish(self, value: Any, bias: Ptr, residual: Ptr) -> Any:
+    def finish(self, value: Any, bias: Ptr, residual: Ptr, mask: Any = None) -> Any:
+        """With a mask, the residual's lanes that are off are not read."""
         k = self.k
         lanes = k.lanes_of(value)
         if self.bias:
             value = k.add(value, k.broadcast(bias, lanes) if self.planar else k.load(bias, lanes))
         if self.residual:
-            value = k.add(value, k.load(residual, lanes))
+            value = k.add(value, k.load(residual, lanes, mask))
         return activate(k, self.activation, value)
 
     def store_some(self, value: Any, bias: Ptr, residual: Ptr, y: Ptr, first: int, count: Int) -> None:

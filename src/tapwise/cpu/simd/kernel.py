@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from llvmlite import ir
 
 from tapwise.cpu.simd.target import Target
-from tapwise.cpu.simd.values import BYTES, I32, INT, INTEGERS, PTR, TYPES, Int, Ptr, Var
+from tapwise.cpu.simd.values import BYTES, I1, I32, INT, INTEGERS, PTR, TYPES, Int, Ptr, Var
+
+# LLVM's types in the names of its intrinsics.
+_SHORT: Final = {"half": "f16", "float": "f32", "double": "f64"}
 
 
 class Kernel:
@@ -160,10 +163,18 @@ class Kernel:
     def vector(self, dtype: str, lanes: int) -> Any:
         return TYPES[dtype] if lanes == 1 else ir.VectorType(TYPES[dtype], lanes)
 
-    def load(self, pointer: Ptr, lanes: int | None = None) -> Any:
-        """`lanes` elements (default: a full vector) from any address, widened to the arithmetic dtype."""
+    def load(self, pointer: Ptr, lanes: int | None = None, mask: Any = None) -> Any:
+        """`lanes` elements (default: a full vector) from any address, widened to the arithmetic dtype.
+
+        With a mask, the lanes that are off are 0, and their memory is not touched.
+        """
         lanes = self.lanes if lanes is None else lanes
-        value = self.b.load(pointer.value, align=BYTES[pointer.dtype], typ=self.vector(pointer.dtype, lanes))
+        kind, align = self.vector(pointer.dtype, lanes), BYTES[pointer.dtype]
+        if mask is None:
+            value = self.b.load(pointer.value, align=align, typ=kind)
+        else:
+            function = self._masked("load", kind, kind, [PTR, I32, mask.type, kind])
+            value = self.b.call(function, [pointer.value, ir.Constant(I32, align), mask, ir.Constant(kind, None)])
         if pointer.dtype == self.dtype:
             return value
         if pointer.dtype in INTEGERS:
@@ -178,8 +189,8 @@ class Kernel:
             unsigned = False
         return self.b.uitofp(value, kind) if unsigned else self.b.sitofp(value, kind)
 
-    def store(self, pointer: Ptr, value: Any) -> None:
-        """Store a vector or scalar to any address, narrowed to the pointer's dtype.
+    def store(self, pointer: Ptr, value: Any, mask: Any = None) -> None:
+        """Store a vector or scalar to any address, narrowed to the pointer's dtype; with a mask, its lanes that are on.
 
         Integers are cut off towards zero and to their low bits; the value must fit 32 bits of float32, 64 of float64.
         """
@@ -193,7 +204,22 @@ class Kernel:
                     value = self.b.trunc(value, kind)
             else:
                 value = self.b.fptrunc(value, kind)
-        self.b.store(value, pointer.value, align=BYTES[pointer.dtype])
+        align = BYTES[pointer.dtype]
+        if mask is None:
+            self.b.store(value, pointer.value, align=align)
+            return
+        function = self._masked("store", value.type, ir.VoidType(), [value.type, PTR, I32, mask.type])
+        self.b.call(function, [value, pointer.value, ir.Constant(I32, align), mask])
+
+    def _masked(self, name: str, kind: Any, result: Any, types: Sequence[Any]) -> Any:
+        """LLVM's masked load or store of vectors of a type."""
+        full = f"llvm.masked.{name}.v{kind.count}{_SHORT[str(kind.element)]}.p0"
+        function = self.module.globals.get(full)
+        return ir.Function(self.module, ir.FunctionType(result, types), full) if function is None else function
+
+    def mask(self, bits: Int, lanes: int) -> Any:
+        """Lanes that are on, from the low bits of an integer."""
+        return self.b.bitcast(self.b.trunc(bits.ir, ir.IntType(lanes)), ir.VectorType(I1, lanes))
 
     def splat(self, scalar: Any, lanes: int | None = None) -> Any:
         """A scalar in every lane."""
@@ -239,8 +265,7 @@ class Kernel:
     def intrinsic(self, name: str, *operands: Any) -> Any:
         """An LLVM intrinsic of one type, e.g. llvm.fma."""
         kind = operands[0].type
-        bits = {"half": "f16", "float": "f32", "double": "f64"}
-        suffix = f"v{kind.count}{bits[str(kind.element)]}" if isinstance(kind, ir.VectorType) else bits[str(kind)]
+        suffix = f"v{kind.count}{_SHORT[str(kind.element)]}" if isinstance(kind, ir.VectorType) else _SHORT[str(kind)]
         full = f"{name}.{suffix}"
         function = self.module.globals.get(full)
         if function is None:
@@ -267,6 +292,10 @@ class Kernel:
         """Lanes of a followed by b, picked by index."""
         mask = ir.Constant(ir.VectorType(I32, len(picks)), list(picks))
         return self.b.shuffle_vector(a, b, mask)
+
+    def narrow(self, value: Any, lanes: int) -> Any:
+        """The first lanes of a vector."""
+        return value if self.lanes_of(value) == lanes else self.shuffle(value, value, range(lanes))
 
     def gather(self, pointers: Sequence[Ptr]) -> Any:
         """A vector from elements at separate addresses."""

@@ -1,9 +1,10 @@
 """cpu.depthwise: one input channel a group, filters of any size.
 
 There is no sum over channels, so nothing is worth blocking but the picture: a tile of outputs stays in registers over
-all taps and goes straight to y with bias, residual and activation. NCHW (`planes`): lanes over the pixels of a row;
-planes are packed (`packed_tile`) into two buffers in turn, so that a plane has left the store buffer before it is read.
-NHWC: lanes over channels, a tile is a run of pixels, and each tap one load a vector of them.
+all taps and goes straight to y with bias, residual and activation. NCHW: lanes over the pixels of a row. Where masked
+loads can do that, x is read where it lies (`in_place`); else planes are packed (`planes`, `packed_tile`) into two
+buffers in turn, so that a plane has left the store buffer before it is read. NHWC: lanes over channels, a tile is a run
+of pixels, and each tap one load a vector of them.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from tapwise.cpu.plan import KernelPlan
 from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu import generated
+from tapwise.ops.conv.cpu.depthwise import in_place, in_place_cost
+from tapwise.ops.conv.cpu.depthwise.in_place_cost import InPlaceConfig
 from tapwise.ops.conv.cpu.depthwise.kernel import FIELDS, generate
 from tapwise.ops.conv.cpu.depthwise.planes import WEIGHTS, groups, tiles
 from tapwise.ops.conv.cpu.packed_tile import PackedTile
@@ -38,8 +41,8 @@ _RUNS: Final = {
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """Register tile: `rows` x `vectors` (NCHW), or a run of `rows` pixels x `vectors` of channels (NHWC); a task is a
-    block of `task_rows` output rows of `channels` channels."""
+    """Of packed input. Register tile: `rows` x `vectors` (NCHW), or a run of `rows` pixels x `vectors` of channels
+    (NHWC); a task is a block of `task_rows` output rows of `channels` channels."""
 
     rows: int
     vectors: int
@@ -77,6 +80,7 @@ class Geometry(generated.Geometry):
             "images": p.n, "channels": p.c, "multiplier": p.group_k, "row_blocks": ceil_div(p.output[0], c.task_rows),
             "channel_block": c.channels, "channel_blocks": ceil_div(p.c, c.channels),
             "taps_h": p.kernel[0], "taps_w": p.kernel[1], "plane": self.plane, "buffer": self.buffer,
+            "pad_h": p.padding[0][0], "dilation_h": p.dilation[0],
             "offsets": np.ascontiguousarray(offsets.reshape(-1).astype(np.int64)),
         }  # fmt: skip
 
@@ -168,7 +172,8 @@ class TaskCost(generated.TaskCost):
         for _, column in groups(p.kernel[0], p.stride[0], p.dilation[0], WEIGHTS):
             reach = min(column[-1][1] - column[0][1] + c.rows, len(column) * c.rows)
             loads += len(column) + reach * c.vectors
-        tile = max(PRODUCT * self.taps * max(self.sums, SUMS), LOAD * p.kernel[1] * loads)
+        product = PRODUCT * self.device.vector_cycles
+        tile = max(product * self.taps * max(self.sums, SUMS), LOAD * p.kernel[1] * loads)
         tile += COLUMN * p.kernel[1] + STORE * self.sums + TILE
         if p.output[1] < c.vectors * lanes:
             tile += NARROW_ROW * c.rows
@@ -183,9 +188,13 @@ class TaskCost(generated.TaskCost):
 
     def runs(self) -> float:
         """NHWC: the runs of pixels of one run of channels."""
-        c = self.config
-        run = self.taps * max(RUN_PRODUCT * self.sums + RUN_TAP, LATENCY) + RUN_STORE * self.sums + RUN
-        return c.task_rows * ceil_div(self.problem.output[1], c.rows) * run
+        p, c = self.problem, self.config
+        # Rows of taps outside the image are left out; what is left of them, in the mean.
+        tops = np.arange(p.output[0]) * p.stride[0] - p.padding[0][0]
+        rows = np.add.outer(tops, np.arange(p.kernel[0]) * p.dilation[0])
+        taps = self.taps * float(np.mean((rows >= 0) & (rows < p.spatial[0])))
+        run = taps * max(RUN_PRODUCT * self.sums + RUN_TAP, LATENCY) + RUN_STORE * self.sums + RUN
+        return c.task_rows * ceil_div(p.output[1], c.rows) * run
 
     def pack_pixels(self) -> float:
         """NHWC: the input of one run of channels."""
@@ -201,7 +210,12 @@ class TaskCost(generated.TaskCost):
         return costs.stream(moved * share, p.bytes) + costs.stream(buffers, buffers)
 
 
-class Depthwise(generated.GeneratedAlgorithm[Config]):
+def all_candidates(problem: ConvProblem, device: Device) -> Iterator[Config | InPlaceConfig]:
+    yield from candidates(problem, device)
+    yield from in_place_cost.candidates(problem, device)
+
+
+class Depthwise(generated.GeneratedAlgorithm[Config | InPlaceConfig]):
     """Depthwise convolution, filters of any size and stride, any number of outputs a channel (NCHW).
 
     float32, float64, float16 (computed in float32); exact on integers that float32 holds.
@@ -209,8 +223,12 @@ class Depthwise(generated.GeneratedAlgorithm[Config]):
 
     id: ClassVar[str] = "cpu.depthwise"
     summary: ClassVar[str] = "one channel a group; register tiles of rows straight to y"
-    candidates = staticmethod(candidates)
-    cost: ClassVar = TaskCost
+    candidates = staticmethod(all_candidates)
+
+    def task(self, problem: ConvProblem, config: Config | InPlaceConfig, device: Device) -> generated.TaskCost:
+        if isinstance(config, InPlaceConfig):
+            return in_place_cost.TaskCost(problem, config, device)
+        return TaskCost(problem, config, device)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
         if not problem.depthwise:
@@ -219,10 +237,15 @@ class Depthwise(generated.GeneratedAlgorithm[Config]):
             return f"takes one output a channel in nhwc, not {problem.group_k}"
         return None
 
-    def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+    def pack_us(self, problem: ConvProblem, config: Config | InPlaceConfig, device: Device) -> float:
         return 5.0 + problem.k * problem.gemm_k * 1e-3
 
-    def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
+    def plan(self, problem: ConvProblem, config: Config | InPlaceConfig, device: Device) -> Plan:
+        if isinstance(config, InPlaceConfig):
+            there = in_place_cost.Geometry(problem, config, device)
+            library = self.load("depthwise_in_place", in_place.generate, problem, tile=there.tile)
+            size = problem.k * problem.gemm_k
+            return KernelPlan(problem, device, library, in_place.FIELDS, there.fields(), packed_size=size, pack_tasks=1)
         names = ("taps_h", "stride_h", "dilation_h")
         sizes = (problem.kernel[0], problem.stride[0], problem.dilation[0]) if problem.layout == "nchw" else (0, 0, 0)
         shape = dict(zip(names, sizes, strict=True))

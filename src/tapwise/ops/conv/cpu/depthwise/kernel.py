@@ -15,7 +15,7 @@ FIELDS: Final = (
     *COMMON, "offsets", "columns", "row_starts",
     "images", "channels", "multiplier", "h", "w_in", "p", "q", "stride_h", "stride_w",
     "row_phases", "col_phases", "row_blocks", "channel_block", "channel_blocks",
-    "taps", "taps_h", "taps_w", "pitch", "plane", "row_shift", "buffer",
+    "taps", "taps_h", "taps_w", "pitch", "plane", "row_shift", "buffer", "pad_h", "dilation_h",
 )  # fmt: skip
 
 
@@ -35,7 +35,7 @@ def generate(
             _emit_run(k, epilogue, count, vectors)
         _emit_pixels(k, storage, rows, vectors)
     _emit_task(k, storage, planar, vectors)
-    _emit_filters(k, storage, planar, vectors)
+    emit_filters(k, FIELDS, storage, planar, vectors)
     return k
 
 
@@ -87,22 +87,33 @@ def _emit_pack(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
 
 
 def _emit_pixels(k: Kernel, storage: str, pixels: int, vectors: int) -> None:
-    """outputs(args, packed, w, bias, residual, y, height, channels): all runs of one packed tile of `channels`."""
+    """outputs(args, packed, w, bias, residual, y, p0, height, channels): all runs of one packed tile of `channels`.
+
+    The tile begins with output row p0. Rows of taps that lie outside the image are left out.
+    """
     with k.function(
-        "outputs", args="i64", packed=k.dtype, w=k.dtype, bias=storage, residual=storage, y=storage, height=INT,
-        channels=INT,
-    ) as (args, packed, w, bias, residual, y, height, channels):  # fmt: skip
+        "outputs", args="i64", packed=k.dtype, w=k.dtype, bias=storage, residual=storage, y=storage, p0=INT,
+        height=INT, channels=INT,
+    ) as (args, packed, w, bias, residual, y, p0, height, channels):  # fmt: skip
         a = Fields(k, args, FIELDS)
         offsets = a.pointer("offsets", "i64")
         width = vectors * k.lanes
         last = k.select(channels.eq(width), k.integer(0), channels)
         with k.loop(0, height) as p:
+            top = (p0 + p) * a.stride_h
 
-            def run(q: Int, count: int, p: Int = p) -> None:
+            def rows_above(row: Int, top: Int = top) -> Int:
+                """Rows of taps that read above a row of x."""
+                return ((row + a.pad_h - top).max(0) + (a.dilation_h - 1)) // a.dilation_h
+
+            low = rows_above(k.integer(0)).min(a.taps_h) * a.taps_w
+            taps = rows_above(a.h).min(a.taps_h) * a.taps_w - low
+
+            def run(q: Int, count: int, p: Int = p, low: Int = low, taps: Int = taps) -> None:
                 at = (p * a.q + q) * a.channels
                 k.call(
-                    f"tile_{count}", packed + (p * a.pitch + q) * width, offsets, a.taps, w, bias, residual + at,
-                    y + at, a.channels, last,
+                    f"tile_{count}", packed + (p * a.pitch + q) * width, offsets + low, taps, w + low * width, bias,
+                    residual + at, y + at, a.channels, last,
                 )  # fmt: skip
 
             # The last run overlaps the one before; rows shorter than a run go pixel by pixel.
@@ -158,14 +169,15 @@ def _emit_task(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
                 else:
                     at = (image * a.p + p0) * a.q * a.channels + c
                     k.call(
-                        "outputs", a.args, packed(c), w + c * a.taps, bias + c, residual + at, y + at, rows, across(c),
+                        "outputs", a.args, packed(c), w + c * a.taps, bias + c, residual + at, y + at, p0, rows,
+                        across(c),
                     )  # fmt: skip
 
 
-def _emit_filters(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
+def emit_filters(k: Kernel, names: tuple[str, ...], storage: str, planar: bool, vectors: int) -> None:
     """`pack_task`: NCHW (k, S, R); NHWC (k / width, taps, width), the last run filled up with zeros."""
     width = 1 if planar else vectors * k.lanes
-    with entry(k, FIELDS, "pack_task") as (a, worker):
+    with entry(k, names, "pack_task") as (a, worker):
         w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
         with a.draws(worker):
             if planar:

@@ -1,0 +1,180 @@
+"""cpu.depthwise where x is read in place: configs, sizes and cost of a task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import ClassVar, Final
+
+import numpy as np
+
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.algorithm import Device
+from tapwise.cpu.common import lanes_of
+from tapwise.cpu.cost import Breakdown
+from tapwise.integers import ceil_div
+from tapwise.ops.conv.cpu import generated
+from tapwise.ops.conv.cpu.depthwise.in_place import Rows, Tile, vectors_of
+from tapwise.ops.conv.problem import ConvProblem
+
+PLANES: Final = (1, 2, 4)
+# Most vectors of a tile, and of a row, by a vector's bytes: without registers for masks, wide rows are packed.
+MOST_VECTORS: Final = {32: 1, 64: 4}
+MOST_IN_ROW: Final = {32: 2}
+# Vector registers besides sums and weights.
+OTHERS: Final = 4
+# In how many groups a column of taps may be taken, each with the rows of x loaded anew.
+MOST_GROUPS: Final = 3
+
+
+@dataclass(frozen=True)
+class InPlaceConfig(BaseConfig):
+    """A tile is `rows` rows of outputs by `vectors`, of `planes` channels; an image's channels are `blocks` tasks."""
+
+    rows: int
+    vectors: int
+    planes: int
+    blocks: int
+
+
+class Geometry(generated.Geometry):
+    """Sizes and tables of one problem and config. Lengths are in elements."""
+
+    scratch_bytes = 0
+
+    def __init__(self, problem: ConvProblem, config: InPlaceConfig, device: Device) -> None:
+        super().__init__(problem, config, device)
+        q, ways = problem.output[1], problem.stride[1]
+        vectors = vectors_of(min(q, config.vectors * self.lanes), self.lanes)
+        # Both halves of what two loads bring are used where taps lie side by side.
+        columns = 2 if ways == 2 and problem.dilation[1] == 1 and problem.kernel[1] > 1 else 1
+        # Without registers for masks they lie in those of vectors.
+        masks = 0 if device.vector_bytes == 64 else ways * len(vectors)
+        room = device.registers - config.rows * config.planes * len(vectors) - OTHERS - masks
+        weights = max(0, min(room // (config.planes * columns), problem.kernel[0]))
+        place = Rows(
+            problem.spatial[0], problem.output[0], config.rows, problem.padding[0][0], problem.kernel[0],
+            problem.stride[0], problem.dilation[0],
+        )  # fmt: skip
+        width = sum(vectors)
+        odd = problem.kernel[1] % columns > 0
+        self.tile = Tile(place, vectors, width <= q, config.planes, weights, ways, columns, odd)
+        self.col_blocks, self.width = ceil_div(q, width), width
+        self.tasks = config.blocks * problem.n
+
+    def fields(self) -> dict[str, int | np.ndarray]:
+        p = self.problem
+        (h, w_in), (height, q), vectors = p.spatial, p.output, self.tile.vectors
+        last = min(q - sum(vectors[:-1]), vectors[-1])
+        return {
+            "tasks": self.tasks, "scratch_step": 0, "channels": p.c, "multiplier": 1, "blocks": self.config.blocks,
+            "w_in": w_in, "plane_in": h * w_in, "q": q, "plane_out": height * q, "taps": p.kernel[0] * p.kernel[1],
+            "taps_h": p.kernel[0], "taps_w": p.kernel[1], "table": self.table(),
+            "col_blocks": self.col_blocks, "last": (1 << last) - 1,
+        }  # fmt: skip
+
+    def table(self) -> np.ndarray:
+        """int64 (column blocks, S, 1 + vectors loaded): the shift of a column of taps, then which lanes of each vector
+        it reads lie inside the image, as bits."""
+        p = self.problem
+        ways, width = p.stride[1], p.spatial[1]
+        lines = []
+        for block in range(self.col_blocks):
+            first = max(0, min(block * self.width, p.output[1] - self.width))
+            for s in range(p.kernel[1]):
+                at = first * ways + s * p.dilation[1] - p.padding[1][0]
+                lines.append([at])
+                for lanes in (n for n in self.tile.vectors for _ in range(ways)):
+                    lines[-1].append(sum(1 << lane for lane in range(lanes) if 0 <= at + lane < width))
+                    at += lanes
+        return np.array(lines, np.int64)
+
+
+def candidates(problem: ConvProblem, device: Device) -> Iterator[InPlaceConfig]:
+    """For planes of stride 1 or 2, one filter a channel, on machines that load vectors by masks."""
+    (p, q), lanes = problem.output, lanes_of(problem, device)
+    masks = device.vector_bytes == 64 or (device.vector_bytes == 32 and problem.itemsize >= 4)
+    # Of an only column, several rows would lie in a vector of y.
+    if not masks or problem.layout != "nchw" or problem.group_k > 1 or problem.stride[1] > 2 or q < 2:
+        return
+    in_row = ceil_div(q, lanes)
+    if in_row > MOST_IN_ROW.get(device.vector_bytes, in_row):
+        return
+    for planes, vectors in product(PLANES, range(1, min(MOST_VECTORS[device.vector_bytes], in_row) + 1)):
+        most = (device.registers - OTHERS) // (planes * vectors)
+        for rows in sorted({ceil_div(p, count) for count in range(1, p + 1) if ceil_div(p, count) <= most}):
+            for blocks in (1, *(count * device.threads for count in (1, 2, 4))):
+                config = InPlaceConfig(rows, vectors, planes, blocks)
+                if (
+                    problem.c // blocks >= planes
+                    and MOST_GROUPS * Geometry(problem, config, device).tile.weights >= problem.kernel[0]
+                ):
+                    yield config
+
+
+# What a task costs; measured, not derived. A product of a vector, and a load of x, for what the machine's units take at
+# once: where vectors are twice as wide as units, narrow ones take half of the time.
+PRODUCT: Final = 0.44
+LOAD: Final = 0.27
+# A product waits for the one before it of the same sum; the next tile's fill some of the time.
+LATENCY: Final = 1.2
+# A column of taps, each of its weights, an output vector's store, a tile.
+COLUMN: Final = 1.3
+WEIGHT: Final = 0.27
+STORE: Final = 1.3
+TILE: Final = 16.0
+# Of the time that memory takes, what is not hidden, for each row of x that a tile reads beside the others: the
+# machine's prefetcher follows few of them.
+MEMORY_EXPOSED: Final = 0.009
+# Drawing a task and working out its place.
+TASK: Final = 80.0
+
+
+class TaskCost(generated.TaskCost):
+    """Cycles of one task of a config, on one device."""
+
+    sizes: ClassVar = Geometry
+
+    def breakdown(self) -> Breakdown:
+        """All parts of a task."""
+        p, g, c = self.problem, self.geometry, self.config
+        channels = ceil_div(p.c, c.blocks)
+        runs = list(g.tile.place.runs())
+        tiles = ceil_div(channels, c.planes) * g.col_blocks
+        cycles = {
+            "products": tiles * sum(count * self.products(*inside) for inside, _, count in runs),
+            "tiles": tiles * sum(count for _, _, count in runs) * self.tile(),
+            "memory": MEMORY_EXPOSED * c.planes * g.tile.place.reach * self.memory(channels),
+            "start": TASK,
+        }
+        return Breakdown(self.costs, cycles, g.tasks)
+
+    def products(self, low: int, high: int) -> float:
+        """The products of a tile, and the loads of x for them."""
+        p, t = self.problem, self.geometry.tile
+        slow = self.device.vector_cycles / self.costs.lanes
+        operations = t.planes * sum(max(1.0, n * slow) for n in t.vectors)
+        products = sum(len(t.place.users(row, range(p.kernel[0]))) for row in range(low, high))
+        # Of what two loads bring, each column is picked by a shuffle.
+        moves = self.columns * t.ways + (p.kernel[1] if t.ways > 1 else 0)
+        loads = (high - low) * len(t.groups) * moves * operations
+        return p.kernel[1] * max(PRODUCT * products * operations, LATENCY * p.kernel[0]) + LOAD * loads
+
+    @property
+    def columns(self) -> int:
+        """Of taps, as often as x is loaded for them."""
+        return ceil_div(self.problem.kernel[1], self.geometry.tile.columns)
+
+    def tile(self) -> float:
+        """What else a tile costs."""
+        p, g, c = self.problem, self.geometry, self.config
+        columns = self.columns * COLUMN * len(g.tile.groups) + p.kernel[1] * WEIGHT * p.kernel[0] * c.planes
+        return columns + STORE * c.rows * c.planes * len(g.tile.vectors) + TILE
+
+    def memory(self, channels: int) -> float:
+        """x and y of so many channels, where they do not stay in the worker's own caches."""
+        p = self.problem
+        moved = channels * (p.spatial[0] * p.spatial[1] + p.output[0] * p.output[1]) * p.itemsize
+        resident = p.bytes // self.device.threads
+        return 0.0 if resident <= self.device.l2_bytes * 0.75 else self.costs.stream(moved, p.bytes)

@@ -1,0 +1,211 @@
+"""cpu.depthwise: every shape of tile that reads x in place against float64, and nothing beside the arrays counts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import tapwise
+from tapwise import registry, verify
+from tapwise.algorithm import Buffers, Device
+from tapwise.cpu.device import host
+from tapwise.ops.conv.cpu.depthwise import in_place_cost
+from tapwise.ops.conv.cpu.depthwise.in_place import Rows, vectors_of
+from tapwise.ops.conv.cpu.depthwise.in_place_cost import InPlaceConfig
+from tapwise.ops.conv.problem import ConvProblem
+
+DEPTHWISE = registry.get("cpu.depthwise")
+needs_masks = pytest.mark.skipif(host().vector_bytes < 32, reason="no masked loads on this CPU")
+
+# (problem, (rows, vectors, planes, blocks) of a tile); a config that a narrower machine does not have is the nearest.
+CASES = [
+    ("c5 h7 w7 k5 r7 s7 pad3 groups5", (7, 1, 2, 1)),
+    ("n3 c11 h7 w7 k11 r3 s3 pad1 groups11 bias relu", (3, 1, 4, 2)),
+    ("c9 h14 w13 k9 r5 s5 pad2 groups9", (5, 1, 1, 4)),
+    ("c3 h19 w19 k3 r3 s3 pad1 groups3 residual", (7, 2, 1, 1)),
+    ("c3 h19 w20 k3 r3 s3 pad1 groups3", (10, 1, 2, 1)),
+    ("c4 h11 w45 k4 r3 s3 pad1 groups4 bias residual silu", (4, 3, 1, 2)),
+    ("c4 h11 w45 k4 r3 s3 pad1 groups4 residual", (6, 2, 1, 2)),
+    ("c5 h14 w14 k5 r3 s3 stride2 pad1 groups5", (4, 1, 2, 1)),
+    ("c5 h15 w27 k5 r5 s5 stride2 pad2 groups5", (8, 1, 1, 1)),
+    ("c2 h13 w75 k2 r5 s5 stride2 pad2 groups2 bias", (4, 2, 1, 1)),
+    ("c6 h7 w7 k6 r1 s5 pad0x2 groups6", (7, 1, 2, 2)),
+    ("c6 h13 w7 k6 r11 s1 pad5x0 groups6", (13, 1, 1, 1)),
+    ("c6 h9 w7 k6 r9 s9 pad4 groups6", (9, 1, 2, 1)),
+    ("c4 h15 w15 k4 r19 s3 pad9x1 groups4", (5, 1, 2, 1)),
+    ("c4 h9 w11 k4 r3 s4 pad0:2x3:0 groups4", (5, 1, 2, 1)),
+    ("c4 h10 w12 k4 r3 s3 pad2x3 dilation2x3 groups4", (4, 1, 2, 1)),
+    ("c4 h10 w12 k4 r3 s3 stride3x2 pad2 dilation1x2 groups4", (4, 1, 2, 1)),
+    ("c4 h9 w11 k4 r2 s3 stride2x1 pad1 groups4", (5, 1, 2, 1)),
+    # Whole rows of outputs that only padding meets, and an image narrower than any vector.
+    ("c3 h2 w3 k3 r3 s3 pad4 groups3", (4, 1, 1, 1)),
+    ("c3 h5 w2 k3 r3 s3 pad1 groups3 residual", (5, 1, 2, 1)),
+    ("c5 h7 w9 k5 r3 s3 pad1 groups5 bias residual gelu f64", (4, 1, 2, 1)),
+    ("c5 h9 w21 k5 r5 s5 stride2 pad2 groups5 f64", (5, 2, 1, 1)),
+    ("c5 h7 w9 k5 r3 s3 pad1 groups5 bias residual f16", (4, 1, 2, 1)),
+    ("c5 h9 w21 k5 r5 s5 stride2 pad2 groups5 f16", (5, 1, 2, 1)),
+]
+
+
+def in_place(problem: ConvProblem, device: Device) -> list[InPlaceConfig]:
+    return [one for one in DEPTHWISE.configs(problem, device) if isinstance(one, InPlaceConfig)]
+
+
+def nearest(problem: ConvProblem, wanted: tuple[int, int, int, int]) -> InPlaceConfig:
+    def distance(one: InPlaceConfig) -> int:
+        given = one.rows, one.vectors, one.planes, one.blocks
+        return sum(abs(mine - other) for mine, other in zip(given, wanted, strict=True))
+
+    return min(in_place(problem, host(2)), key=distance)
+
+
+@needs_masks
+@pytest.mark.parametrize(("text", "wanted"), CASES)
+def test_tiles(text: str, wanted: tuple[int, int, int, int]) -> None:
+    problem = ConvProblem.parse(text)
+    if host().vector_bytes < 64 and not in_place(problem, host(2)):
+        pytest.skip("packed on this CPU")
+    config = nearest(problem, wanted)
+    if host().vector_bytes == 64:
+        assert config == InPlaceConfig(*wanted)
+    verdict = verify.check(problem, "cpu.depthwise", config, device=host(2))
+    assert verdict, verdict.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n2 c19 h14 w13 k19 r5 s5 stride2 pad2 groups19 nhwc",
+        "c3 h2 w3 k3 r3 s3 pad4 groups3 nhwc",
+        "c40 h11 w9 k40 r3 s3 pad4:1x2 dilation3x2 groups40 residual nhwc",
+        "c20 h4 w9 k20 r3 s3 pad6 dilation5 stride3x1 groups20 nhwc",
+    ],
+)
+def test_rows_of_taps_outside_the_image_are_left_out_in_nhwc(text: str) -> None:
+    """In tasks of all rows and of some."""
+    problem = ConvProblem.parse(text)
+    configs = {one.task_rows: one for one in DEPTHWISE.configs(problem, host(2))}
+    for config in (configs[max(configs)], configs[min(configs)]):
+        verdict = verify.check(problem, "cpu.depthwise", config, device=host(2))
+        assert verdict, verdict.message
+
+
+@pytest.mark.parametrize(
+    ("text", "rows", "vectors"),
+    [
+        ("c5 h7 w7 k5 r7 s7 pad3 groups5", 7, 1),
+        ("c4 h20 w45 k4 r3 s3 pad1 groups4 bias residual silu", 5, 2),
+        ("n2 c7 h15 w27 k7 r5 s5 stride2 pad2 groups7", 4, 1),
+        ("c4 h9 w11 k4 r3 s4 pad0:2x3:0 groups4 f16", 5, 1),
+        ("c4 h10 w40 k4 r3 s3 pad2x3 dilation2x3 groups4 f64", 3, 3),
+    ],
+)
+def test_packed_planes(text: str, rows: int, vectors: int) -> None:
+    """What other processors take for these problems."""
+    problem = ConvProblem.parse(text)
+    packed = [one for one in DEPTHWISE.configs(problem, host(2)) if not isinstance(one, InPlaceConfig)]
+    config = min(packed, key=lambda one: abs(one.rows - rows) + abs(one.vectors - vectors))
+    verdict = verify.check(problem, "cpu.depthwise", config, device=host(2))
+    assert verdict, verdict.message
+
+
+@needs_masks
+@pytest.mark.parametrize("stride", [1, 2])
+def test_nothing_beside_the_arrays_counts_or_changes(stride: int) -> None:
+    """x, residual and y in the middle of larger arrays of NaN."""
+    problem = ConvProblem.parse(f"c3 h6 w7 k3 r5 s5 stride{stride} pad3 groups3 residual")
+    rng = np.random.default_rng(0)
+
+    def middle(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        size = int(np.prod(shape))
+        around = np.full(size + 128, np.nan, np.float32)
+        around[64:-64] = rng.standard_normal(size, dtype=np.float32)
+        return around, around[64:-64].reshape(shape)
+
+    _, x = middle(problem.x_shape)
+    _, residual = middle(problem.y_shape)
+    w = rng.standard_normal(problem.w_shape, dtype=np.float32)
+    expected = problem.convolve(x.astype(np.float64), w.astype(np.float64), None, residual.astype(np.float64))
+    for config in in_place(problem, host(2))[::3]:
+        around, y = middle(problem.y_shape)
+        plan = DEPTHWISE.plan(problem, config, host(2))
+        plan.run(Buffers(x, plan.pack(w), y, None, None, residual))
+        np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
+        assert np.isnan(around[:64]).all() and np.isnan(around[-64:]).all()
+
+
+@needs_masks
+def test_chosen_for_small_images() -> None:
+    """Through the public function, with channels and images that no number of tasks divides."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((2, 31, 7, 7), dtype=np.float32)
+    w = rng.standard_normal((31, 1, 3, 3), dtype=np.float32)
+    problem = ConvProblem.parse("n2 c31 h7 w7 k31 r3 s3 pad1 groups31")
+    y = tapwise.conv2d(x, w, padding=1, groups=31)
+    np.testing.assert_allclose(y, problem.convolve(x.astype(np.float64), w.astype(np.float64)), rtol=1e-4, atol=1e-4)
+    assert isinstance(tapwise.dispatch.choose(problem, host(2)).config, InPlaceConfig)
+    assert tapwise.conv2d(x[:0], w, padding=1, groups=31).shape == (0, 31, 7, 7)
+    empty = tapwise.conv2d(x[:, :0], w[:0, :0], padding=1, groups=31)
+    assert empty.shape == (2, 0, 7, 7)
+
+
+@pytest.mark.parametrize("change", ["stride3", "nhwc", "two outputs", "one column", "no masks", "f16 on AVX2"])
+def test_other_problems_are_packed(change: str) -> None:
+    base, device = ConvProblem.parse("c6 h9 w9 k6 r3 s3 pad1 groups6"), replace(host(2), vector_bytes=64, registers=32)
+    changes = {
+        "stride3": {"stride": (3, 3)}, "nhwc": {"layout": "nhwc"}, "two outputs": {"k": 12},
+        "one column": {"spatial": (9, 1)}, "f16 on AVX2": {"dtype": "f16"},
+    }  # fmt: skip
+    there = {"no masks": replace(device, vector_bytes=16), "f16 on AVX2": replace(device, vector_bytes=32)}
+    assert in_place(base, device)
+    assert not in_place(base.replace(**changes.get(change, {})), there.get(change, device))
+
+
+def test_vectors_cover_a_row_with_less_than_a_half_too_much() -> None:
+    assert [vectors_of(q, 16) for q in (3, 5, 8, 9, 16, 19, 23, 25, 36)] == [
+        (4,), (8,), (8,), (16,), (16,), (16, 4), (16, 8), (16, 16), (16, 16, 4)
+    ]  # fmt: skip
+    for lanes in (4, 8, 16):
+        for q in range(1, 70):
+            assert 0 <= sum(vectors_of(q, lanes)) - q < max(4, lanes // 2)
+
+
+@pytest.mark.parametrize(
+    ("h", "pad", "taps", "stride", "dilation"), [(7, 3, 7, 1, 1), (14, 1, 3, 2, 1), (9, 4, 3, 3, 4)]
+)
+def test_rows_of_tiles(h: int, pad: int, taps: int, stride: int, dilation: int) -> None:
+    """Each output meets each tap inside the image once, and no other."""
+    p = (h + 2 * pad - (taps - 1) * dilation - 1) // stride + 1
+    for rows in range(1, p + 1):
+        place, met = Rows(h, p, rows, pad, taps, stride, dilation), set()
+        for inside, first, count in place.runs():
+            for start in range(first, first + count * rows, rows):
+                assert place.inside(start) == inside and start + rows <= p
+                for row in range(*inside):
+                    met |= {
+                        (start + output, tap, start * stride - pad + row)
+                        for tap, output in place.users(row, range(taps))
+                    }
+        every = {(output, tap, output * stride - pad + tap * dilation) for output in range(p) for tap in range(taps)}
+        assert met == {one for one in every if 0 <= one[2] < h}
+
+
+def test_tall_images_take_tiles_in_a_loop() -> None:
+    place = Rows(200, 200, 4, 1, 3, 1, 1)
+    assert [(first, count) for _, first, count in place.runs()] == [(0, 1), (4, 48), (196, 1)]
+
+
+def test_costs_of_what_a_tile_does() -> None:
+    """Padding costs no products; memory counts where nothing stays in the caches."""
+    device = replace(host(2), vector_bytes=64, registers=32)
+
+    def cycles(text: str, config: InPlaceConfig) -> dict[str, float]:
+        return dict(in_place_cost.TaskCost(ConvProblem.parse(text), config, device).breakdown().cycles)
+
+    config = InPlaceConfig(7, 1, 1, 2)
+    padded, wide = "c64 h7 w7 k64 r7 s7 pad3 groups64", "c64 h13 w7 k64 r7 s7 pad0x3 groups64"
+    assert cycles(padded, config)["products"] < cycles(wide, config)["products"]
+    assert cycles(padded, config)["memory"] == 0
+    assert cycles("c960 h56 w56 k960 r3 s3 pad1 groups960", config)["memory"] > 0
