@@ -51,8 +51,9 @@ def child(does):
 """
 
 
-def run(folder: Path, program: str, **variables: str) -> str:
-    environment = {**os.environ, "TAPWISE_CACHE_DIR": str(folder), "TAPWISE_NUM_THREADS": "2", **variables}
+def run(program: str, **variables: str) -> str:
+    """What it prints. Its kernels are those of this session, unless TAPWISE_CACHE_DIR is another folder."""
+    environment = {**os.environ, "TAPWISE_NUM_THREADS": "2", **variables}
     result = subprocess.run(
         [sys.executable, "-c", PROGRAM + program], env=environment, capture_output=True, text=True, timeout=60
     )
@@ -62,29 +63,29 @@ def run(folder: Path, program: str, **variables: str) -> str:
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_child_of_a_process_with_threads(tmp_path: Path, layer: str) -> None:
+def test_child_of_a_process_with_threads(layer: str) -> None:
     """And the child's own child; the parent goes on as before."""
     program = (
         "work()\nbefore = driver.layer()\n"
         "def nested():\n    work(); small(); assert driver.layer() == 'threads'; assert child(work) == 0\n"
         "print(child(nested), child(nested), before)\nwork()\nassert driver.layer() == before\n"
     )
-    assert run(tmp_path, program, NUMBA_THREADING_LAYER=layer) == f"0 0 {layer}"
+    assert run(program, NUMBA_THREADING_LAYER=layer) == f"0 0 {layer}"
 
 
 def test_child_of_a_process_without_threads_starts_its_own(tmp_path: Path) -> None:
     program = (
         "small()\ndef first():\n    work(); assert driver.layer() != 'threads'\nprint(child(first), child(first))\n"
     )
-    assert run(tmp_path, program) == "0 0"
+    assert run(program, TAPWISE_CACHE_DIR=str(tmp_path)) == "0 0"
 
 
-def test_child_of_a_process_whose_own_functions_started_threads(tmp_path: Path) -> None:
+def test_child_of_a_process_whose_own_functions_started_threads() -> None:
     program = (
         "import numba\n@numba.njit(parallel=True)\ndef f(a):\n    for i in numba.prange(len(a)): a[i] = i\n"
         "f(np.zeros(1000))\nprint(child(work))\n"
     )
-    assert run(tmp_path, program) == "0"
+    assert run(program) == "0"
 
 
 def test_child_forked_while_another_thread_compiles(tmp_path: Path) -> None:
@@ -99,7 +100,7 @@ def test_child_forked_while_another_thread_compiles(tmp_path: Path) -> None:
         "    found.append(child(lambda: (work(3), work(15), tapwise.max_pool2d(x[:, :15], 2)))); time.sleep(0.05)\n"
         "busy.join()\nprint(set(found))\n"
     )
-    assert run(tmp_path, program) == "{0}"
+    assert run(program, TAPWISE_CACHE_DIR=str(tmp_path)) == "{0}"
 
 
 def test_a_fork_waits_no_longer_than_a_kernel_takes(tmp_path: Path) -> None:
@@ -112,10 +113,10 @@ def test_a_fork_waits_no_longer_than_a_kernel_takes(tmp_path: Path) -> None:
         "busy = threading.Thread(target=toil)\nbusy.start()\ninside.wait()\n"
         "began = time.perf_counter()\nassert child(small) == 0\nprint(time.perf_counter() - began < 15)\n"
     )
-    assert run(tmp_path, program) == "True"
+    assert run(program, TAPWISE_CACHE_DIR=str(tmp_path)) == "True"
 
 
-def test_child_forked_while_another_thread_runs_a_kernel(tmp_path: Path) -> None:
+def test_child_forked_while_another_thread_runs_a_kernel() -> None:
     program = (
         "work()\nstop = []\n"
         "def toil():\n    while not stop: work()\n"
@@ -123,18 +124,18 @@ def test_child_forked_while_another_thread_runs_a_kernel(tmp_path: Path) -> None
         "print({child(work) for _ in range(5)})\nstop.append(1)\nbusy.join()\n"
     )
     for layer in LAYERS:
-        assert run(tmp_path, program, NUMBA_THREADING_LAYER=layer) == "{0}"
+        assert run(program, NUMBA_THREADING_LAYER=layer) == "{0}"
 
 
-def test_pool_of_processes(tmp_path: Path) -> None:
+def test_pool_of_processes() -> None:
     program = (
         "import multiprocessing\nwork()\n"
         "with multiprocessing.get_context('fork').Pool(2) as pool:\n    print(pool.map(work, [16, 5, 7, 16]))\n"
     )
-    assert run(tmp_path, program) == "[None, None, None, None]"
+    assert run(program) == "[None, None, None, None]"
 
 
-def test_data_loader_of_pytorch(tmp_path: Path) -> None:
+def test_data_loader_of_pytorch() -> None:
     """Its workers are forked; filters and convolutions in __getitem__, of arrays and of tensors."""
     pytest.importorskip("torch")
     program = (
@@ -150,16 +151,16 @@ def test_data_loader_of_pytorch(tmp_path: Path) -> None:
         "loader = torch.utils.data.DataLoader(pictures, num_workers=2, timeout=60, multiprocessing_context='fork')\n"
         "found = [float(one) for one in loader]\nprint('right' if found == wanted else (found, wanted))\n"
     )
-    assert run(tmp_path, program) == "right"
+    assert run(program) == "right"
 
 
-def test_without_numbas_compiler(tmp_path: Path) -> None:
+def test_without_numbas_compiler() -> None:
     program = "work(); small()\nprint(driver.layer())\n"
-    assert run(tmp_path, program, NUMBA_DISABLE_JIT="1") == "threads"
+    assert run(program, NUMBA_DISABLE_JIT="1") == "threads"
 
 
-def test_one_thread_of_numba(tmp_path: Path) -> None:
-    assert run(tmp_path, "work(); print('right')\n", NUMBA_NUM_THREADS="1") == "right"
+def test_one_thread_of_numba() -> None:
+    assert run("work(); print('right')\n", NUMBA_NUM_THREADS="1") == "right"
 
 
 def test_fork_while_another_thread_has_the_lock_of_the_cache(tmp_path: Path) -> None:

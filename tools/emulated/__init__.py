@@ -1,5 +1,7 @@
 """CUDA kernels on the CPU, for their correctness alone: a block after the other, its threads in turns (emulated.h).
 
+What kernels share, scheduler, copies and matrix instructions, is one library, compiled once; a kernel is another.
+
     PYTHONPATH=tools python -m emulated "n2 c24 h9 w11 k24 r3 s3 pad1 groups24 f16 nhwc" cuda.depthwise
 
 verifies every config of an algorithm without a GPU. Needs g++ of version 12 or newer (_Float16). Takes kernels that
@@ -31,7 +33,6 @@ from tapwise.cuda.jit.tensor_map import TensorMap
 from tapwise.cuda.types import DTYPES
 
 _HERE: Final = Path(__file__).parent
-_HEADERS: Final = ("emulated.h", "hopper.h")
 # Headers that emulated.h stands for.
 _REPLACED: Final = {
     "float16.cuh", "shared_memory.cuh", "cp_async.cuh", "matrix.cuh", "grid.cuh", "tma.cuh", "hopper.cuh",
@@ -131,52 +132,49 @@ def _compiled(source: Source) -> ctypes.CDLL:
     text += (
         f"static void called(const void *p) {{ kernel(*static_cast<const {parameters} *>(p)); }}\n"
         'extern "C" void run(const void *p, const unsigned *grid, unsigned threads, unsigned shared, int backwards) {\n'
-        '#ifdef WGMMA\n    wgmma_text = WGMMA, wgmma_bf16 = strstr(WGMMA, "bf16");\n#endif\n'
-        f"    run_grid(called, p, grid, threads, shared, backwards, {clusters[1] if clusters else 1});\n}}\n"
+        '#ifndef WGMMA\n#define WGMMA ""\n#endif\n'
+        f"    run_grid(called, p, grid, threads, shared, backwards, {clusters[1] if clusters else 1}, WGMMA);\n}}\n"
     )
-    folder = Path(tempfile.gettempdir()) / "tapwise-emulated"
-    folder.mkdir(exist_ok=True)
-    place = folder / sha256((text + _headers()).encode()).hexdigest()[:24]
-    library = place.with_suffix(".so")
+    shared = _shared()
+    library = shared / f"{sha256(text.encode()).hexdigest()[:24]}.so"
     if not library.exists():
-        program, draft = place.with_suffix(".cpp"), place.with_suffix(f".{os.getpid()}")
+        program, draft = library.with_suffix(".cpp"), library.with_suffix(f".{os.getpid()}")
         draft.write_text(text)
         draft.replace(program)
-        _build(library, program, "-shared", "-include", str(_compiled_header(folder)))
+        _build(library, program, "-include", shared / "emulated.h", "-shared", shared / "shared.so")
     return ctypes.CDLL(str(library))
 
 
 @cache
-def _compiled_header(folder: Path) -> Path:
-    """A copy of emulated.h with its precompiled header beside it, which spares each kernel a quarter of its compile."""
-    place = folder / f"headers-{sha256(_headers().encode()).hexdigest()[:24]}"
-    if not place.exists():
-        own = Path(tempfile.mkdtemp(dir=folder))
-        for name in _HEADERS:
-            shutil.copy(_HERE / name, own)
-        _build(own / "emulated.h.gch", own / "emulated.h", "-x", "c++-header")
+def _shared() -> Path:
+    """The folder with what kernels share: the header, precompiled, and the library of all the rest."""
+    texts = {path: path.read_bytes() for path in sorted(_HERE.iterdir()) if path.suffix in (".h", ".cpp")}
+    folder = Path(tempfile.gettempdir()) / "tapwise-emulated" / sha256(b"".join(texts.values())).hexdigest()[:24]
+    if not folder.exists():
+        folder.parent.mkdir(exist_ok=True)
+        own = Path(tempfile.mkdtemp(dir=folder.parent))
+        for path, text in texts.items():
+            (own / path.name).write_bytes(text)
+        _build(own / "emulated.h.gch", "-x", "c++-header", own / "emulated.h")
+        _build(own / "shared.so", "-shared", *(own / path.name for path in texts if path.suffix == ".cpp"))
         try:
-            own.rename(place)
+            own.rename(folder)
         except OSError:
             # Another process was faster.
             shutil.rmtree(own)
-    return place / "emulated.h"
+    return folder
 
 
-def _build(target: Path, program: Path, *options: str) -> None:
+def _build(target: Path, *options: str | Path) -> None:
     """Compile beside the target, then rename: other processes see all of it or nothing."""
     unfinished = target.with_name(f"{target.name}.{os.getpid()}")
     command = ["g++", "-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=fast", "-fPIC"]
     # What is inline has the same name in every library.
-    command += ["-fno-gnu-unique", *options, str(program), "-o", str(unfinished)]
+    command += ["-fno-gnu-unique", *map(str, options), "-o", str(unfinished)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"{program}: {done.stderr[:4000]}")
+        raise RuntimeError(f"{target.name}: {done.stderr[:4000]}")
     unfinished.replace(target)
-
-
-def _headers() -> str:
-    return "".join((_HERE / name).read_text() for name in _HEADERS)
 
 
 def _flat(text: str, seen: set[str]) -> str:

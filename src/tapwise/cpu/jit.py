@@ -1,7 +1,7 @@
 """Compile generated kernels to objects, keep the objects on disk, and load them.
 
 An object's key holds everything that it depends on: the generator's name and parameters, the text of its module and of
-all modules of tapwise that this imports (`sources`), the versions of llvmlite and LLVM, and the target.
+all modules of tapwise that this imports (`sources`), the versions of llvmlite and LLVM, its passes, and the target.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import itertools
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -24,6 +24,12 @@ from tapwise.forks import making
 
 llvm.initialize_all_targets()
 llvm.initialize_all_asmprinters()
+
+# The generators vectorise, unroll and inline by hand: of LLVM's passes these few give code as fast as all of -O2 do, in
+# a fifth of their time.
+PASSES: Final = (
+    "global_dead_code_eliminate", "sroa", "simplify_cfg", "new_gvn", "instruction_combine", "simplify_cfg",
+)  # fmt: skip
 
 _libraries: dict[str, Library] = {}
 _numbers = itertools.count()
@@ -75,13 +81,10 @@ def lower(kernel: Kernel) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
     except RuntimeError as error:
         raise CompileError(f"generated kernel is not valid LLVM IR: {error}") from error
     module.data_layout = str(machine.target_data)
-    # The generators vectorise and unroll by hand; LLVM's own attempts only grow the code.
-    options = llvm.create_pipeline_tuning_options(speed_level=2)
-    options.loop_vectorization = False
-    options.slp_vectorization = False
-    options.loop_unrolling = False
-    builder = llvm.create_pass_builder(machine, options)
-    builder.getModulePassManager().run(module, builder)
+    passes = llvm.create_new_module_pass_manager()
+    for name in PASSES:
+        getattr(passes, f"add_{name}_pass")()
+    passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
     return module, machine
 
 
@@ -94,7 +97,7 @@ def assembly(kernel: Kernel) -> str:
 def load(name: str, generate: Callable[..., Kernel], target: Target, **parameters: Any) -> Library:
     """The kernels that generate(target, **parameters) emits: from memory, from disk, or compiled now."""
     words = [name, repr(sorted(parameters.items())), repr(target), sources.checksum(generate), llvmlite.__version__]
-    words.append(repr(llvm.llvm_version_info))
+    words += [repr(llvm.llvm_version_info), repr(PASSES)]
     key = f"{name}-{hashlib.sha256(chr(0).join(words).encode()).hexdigest()[:32]}"
     with making:
         library = _libraries.get(key)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from compiled_kernels import compiled
+
 from tapwise.algorithm import Algorithm, Device
-from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config
 from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import ImplicitGemm
@@ -68,7 +69,7 @@ def assert_no_spills(algorithm: Any, problem: ConvProblem, architecture: str, *n
     device = replace(H200, architecture=architecture)
     for config in best_of(algorithm, problem, device, *names)[: 2 if architecture == "sm_90a" else 1]:
         for source in algorithm.sources(problem, config):
-            _, used = compiler.compile_now(source, architecture)
+            used = compiled(source, architecture).resources
             assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{config}: {used}"
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from compiled_kernels import compiled
 
 import emulated
 from emulated.verify import check, finite_elsewhere, packed, run_once
 from tapwise import dispatch
 from tapwise.algorithm import Device
-from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda.depthwise.banded import Banded
 from tapwise.ops.conv.cuda.depthwise.depthwise import Depthwise
@@ -78,7 +78,7 @@ def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
     # The best of the first kernel and of the last one.
     some = found if architecture == "sm_90a" else (found[0], found[-2])
     for source in {ALGORITHM.source(problem, config) for config in some}:
-        _, used = compiler.compile_now(source, architecture)
+        used = compiled(source, architecture).resources
         assert used.spill_bytes == 0, (source.text, used)
 
 

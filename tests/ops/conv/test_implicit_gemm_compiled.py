@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from compiled_kernels import compiled
 from tensor_core_cases import COMPILED, some
 
 from tapwise.cuda.jit import compile as compiler
@@ -35,8 +36,7 @@ def test_wgmma_kernels_compile_without_spills_or_waits(text: str) -> None:
 
 def assert_compiles(source: Source, config: Config) -> None:
     """Without spills, and without what ptxas says of products that wait for each other."""
-    code, log = compiler._compile(source, "sm_90a")
-    used = compiler._resources(log, source)
+    code, used, log = compiled(source, "sm_90a")
     assert code[:4] == b"\x7fELF"
     assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{config}: {used}"
     # C7510 and its kin: products that do not run beside others, or registers that are not handed over.
@@ -102,7 +102,7 @@ def test_mma_kernels_compile_without_spills(architecture: str) -> None:
         configs = sorted(algorithm.configs(problem, H200), key=lambda one: algorithm.predict_us(problem, one, H200))
         for config in (configs[0], next(one for one in configs if one.split_k > 1))[: 2 if "bias" in text else 1]:
             for source in algorithm.sources(problem, config):
-                _, used = compiler.compile_now(source, architecture)
+                used = compiled(source, architecture).resources
                 assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{text}, {config}: {used}"
 
 

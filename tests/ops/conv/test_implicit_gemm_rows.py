@@ -7,10 +7,10 @@ from dataclasses import replace
 from itertools import cycle
 
 import pytest
+from compiled_kernels import compiled
 
 import emulated
 from emulated.verify import check, finite_elsewhere, run_once
-from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda.implicit_gemm_rows import Config, ImplicitGemmRows
 from tapwise.ops.conv.problem import ConvProblem
@@ -63,7 +63,7 @@ def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
     for config in found if architecture == "sm_90a" else found[:1]:
         if architecture == "sm_80" and config.by == "tma":
             config = replace(config, by="pixels")
-        _, used = compiler.compile_now(ALGORITHM.source(problem, config), architecture)
+        used = compiled(ALGORITHM.source(problem, config), architecture).resources
         assert used.spill_bytes == 0, (config, used)
 
 

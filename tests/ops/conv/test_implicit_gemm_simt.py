@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from compiled_kernels import compiled
 
 import emulated
 from emulated.verify import check
 from tapwise import dispatch
-from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda.implicit_gemm_simt import TILES, TILES_F64, Config, ImplicitGemmSimt
 from tapwise.ops.conv.problem import ConvProblem
@@ -102,7 +102,7 @@ def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
     for source in {source for config in kinds.values() for source in ALGORITHM.sources(problem, config)}:
         if architecture == "sm_80" and "__cluster_dims__" in source.text:
             continue
-        _, used = compiler.compile_now(source, architecture)
+        used = compiled(source, architecture).resources
         assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{source.text}: {used}"
 
 

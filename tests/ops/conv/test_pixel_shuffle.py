@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from compiled_kernels import compiled
 from emulated_plans import SMALL, needs_compiler, verdict_of
 
-from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda.pixel_shuffle import Config, PixelShuffle
 from tapwise.ops.conv.phases import joint
@@ -49,7 +49,7 @@ def test_kernels_compile_without_spills(architecture: str) -> None:
         own = [one for one in ALGORITHM.sources(problem, Config(*_first(problem))) if "pixel_shuffle" in one.name]
         assert len(own) == 3
         for source in own:
-            _, used = compiler.compile_now(source, architecture)
+            used = compiled(source, architecture).resources
             assert (used.stack_bytes, used.spill_bytes) == (0, 0)
 
 

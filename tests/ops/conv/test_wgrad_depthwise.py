@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from compiled_kernels import compiled
 
 import emulated
 from emulated.verify import check
-from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda.wgrad_depthwise import DepthwiseWgrad
 from tapwise.ops.conv.cuda.wgrad_depthwise_blocks import Config
@@ -70,7 +70,7 @@ def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
     found = [one for one in kinds(problem) if one.by == "copies" or architecture != "sm_80"]
     some = found if architecture == "sm_90a" else found[:1]
     for source in {source for config in some for source in ALGORITHM.sources(problem, config)}:
-        _, used = compiler.compile_now(source, architecture)
+        used = compiled(source, architecture).resources
         assert used.spill_bytes == 0, (source.text, used)
 
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from compiled_kernels import compiled
 
 import emulated
 from emulated.verify import check
 from tapwise import dispatch
-from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda.wgrad_depthwise_mma import Config, DepthwiseMmaWgrad, shared_bytes
 from tapwise.ops.conv.problem import ConvProblem
@@ -43,7 +43,7 @@ def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
     device = replace(H200, architecture=architecture)
     config = min(ALGORITHM.configs(problem, device), key=lambda one: ALGORITHM.predict_us(problem, one, device))
     for source in ALGORITHM.sources(problem, config):
-        _, used = compiler.compile_now(source, architecture)
+        used = compiled(source, architecture).resources
         assert used.spill_bytes == 0, (config, used)
 
 

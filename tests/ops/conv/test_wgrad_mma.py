@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from compiled_kernels import compiled
 
 import emulated
 from emulated.verify import check
-from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda.wgrad_mma import NARROW, TILES, Config, ImplicitGemmMmaWgrad
 from tapwise.ops.conv.problem import ConvProblem
@@ -79,7 +79,7 @@ def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
     # The tile that takes most registers, and the one that is predicted to be the fastest.
     largest = max(configs, key=lambda one: ALGORITHM._registers(problem, one))
     for source in {source for config in (configs[0], largest) for source in ALGORITHM.sources(problem, config)}:
-        _, used = compiler.compile_now(source, architecture)
+        used = compiled(source, architecture).resources
         assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{source.text}: {used}"
 
 

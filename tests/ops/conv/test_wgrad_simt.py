@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from compiled_kernels import compiled
 
 import emulated
 from emulated.verify import check
-from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda.wgrad_simt import (
     CHAIN,
@@ -95,7 +95,7 @@ def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
     for choose in (min, max):
         chosen[choose(configs, key=lambda one: ALGORITHM._registers(problem, one))] = None
     for source in {source for config in chosen for source in ALGORITHM.sources(problem, config)}:
-        _, used = compiler.compile_now(source, architecture)
+        used = compiled(source, architecture).resources
         assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{source.text}: {used}"
 
 

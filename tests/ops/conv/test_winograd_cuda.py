@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from compiled_kernels import compiled
 
 import emulated
 from emulated.verify import check
@@ -86,7 +87,7 @@ def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
     config = ALGORITHM.configs(problem, H200)[0]
     own = [winograd.images_source, winograd.outputs_source, winograd.pack_source]
     for source in [make(problem, config) for make in own]:
-        _, used = compiler.compile_now(source, architecture)
+        used = compiled(source, architecture).resources
         assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{source.text}: {used}"
 
 

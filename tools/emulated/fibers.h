@@ -1,0 +1,60 @@
+// What the parts of the emulator share: a block's threads, and copies, boxes and products that are still to come.
+#include <ucontext.h>
+
+#include <vector>
+
+#include "emulated.h"
+
+struct AsyncCopy {
+    void *to;
+    const void *from;
+    // What is copied, and zeros behind it.
+    int bytes, real;
+};
+// A tensor map: its array's address, the bytes of an element, and sizes, strides and box of four axes, as words
+// (__init__.py). Of windows the box is channels and pixels, corners (lower and upper, 16 bits each, innermost axis
+// first) and steps (16 bits each).
+struct Map {
+    const unsigned char *address;
+    long long itemsize, swizzle, sizes[4], strides[3], box[4], windows;
+};
+// A box on its way to global memory.
+struct Store {
+    unsigned from;
+    Map map;
+    int at[4];
+};
+// A matrix instruction of a warpgroup, of which each thread has its own sums.
+struct Product {
+    float *d;
+    int sums;
+    unsigned long long a, b;
+    bool add;
+};
+struct Fiber : Thread {
+    ucontext_t context;
+    std::vector<char> stack;
+    std::vector<std::vector<AsyncCopy>> groups{1};
+    std::vector<std::vector<Product>> products{1};
+    // Of boxes, by TMA.
+    std::vector<std::vector<Store>> stores;
+    enum State { READY, IN_BLOCK, IN_WARP, IN_CLUSTER, ENDED } state = READY;
+};
+// Blocks of a cluster run one after the other, each until all of its threads wait for the cluster or have ended; a
+// block's threads and shared memory lie here while others run.
+struct Block {
+    std::vector<Fiber> fibers;
+    std::vector<unsigned char> memory;
+    Three index;
+};
+// Of the block that runs.
+extern std::vector<Fiber> fibers;
+extern std::vector<Block> cluster;
+extern unsigned own_rank;
+
+inline Fiber &fiber() { return static_cast<Fiber &>(*current); }
+void wait_as(Fiber::State state);
+// Between kernels: boxes and barriers of the one before are gone, matrix instructions have this text.
+bool boxes_on_their_way();
+void forget_boxes();
+void set_wgmma(const char *text);

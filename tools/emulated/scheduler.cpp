@@ -1,0 +1,142 @@
+// A grid: its blocks one after the other, a block's threads in turns.
+#include <cstdio>
+#include <cstdlib>
+
+#include "fibers.h"
+
+Three blockIdx, blockDim, gridDim;
+unsigned char memory[MOST_SHARED];
+Thread *current;
+std::vector<Fiber> fibers;
+std::vector<Block> cluster;
+unsigned own_rank;
+static ucontext_t scheduler;
+static void (*entry)(const void *);
+static const void *parameters;
+
+void fail(const char *why) {
+    fprintf(stderr, "block %u %u %u, thread %u: %s\n", blockIdx.x, blockIdx.y, blockIdx.z, current->index.x, why);
+    abort();
+}
+void wait_as(Fiber::State state) {
+    fiber().state = state;
+    swapcontext(&fiber().context, &scheduler);
+}
+void __syncthreads() { wait_as(Fiber::IN_BLOCK); }
+void __syncwarp(unsigned) { wait_as(Fiber::IN_WARP); }
+void cluster_wait() { wait_as(Fiber::IN_CLUSTER); }
+unsigned cluster_rank() { return own_rank; }
+Thread *lane_of(int lane) { return &fibers[current->index.x / 32 * 32 + lane]; }
+
+int __syncthreads_and(int value) {
+    current->given[0] = value;
+    __syncthreads();
+    int all = 1;
+    for (Fiber &fiber : fibers) all &= fiber.given[0] != 0;
+    __syncthreads();
+    return all;
+}
+
+// Named barriers of some of a block's threads.
+struct Named { int arrived = 0, turn = 0; };
+constexpr int NAMED = 16;
+static std::vector<Named> named(NAMED);
+void arrive_part(int id, int threads) {
+    if (++named.at(id).arrived == threads) named[id].arrived = 0, ++named[id].turn;
+}
+void sync_part(int id, int threads) {
+    const int turn = named.at(id).turn;
+    arrive_part(id, threads);
+    for (int turns = 0; named[id].turn == turn; wait_as(Fiber::READY))
+        if (++turns > 100000) fail("a part of a block that nobody completes");
+}
+
+static void fiber_main() {
+    entry(parameters);
+    fiber().state = Fiber::ENDED;
+    swapcontext(&fiber().context, &scheduler);
+}
+
+// Runs a block until all of its threads wait for the cluster or have ended; returns whether all have ended.
+static bool run_block(unsigned threads, bool backwards) {
+    for (Fiber &fiber : fibers)
+        if (fiber.state == Fiber::IN_CLUSTER) fiber.state = Fiber::READY;
+    for (;;) {
+        bool ran = false;
+        for (unsigned i = 0; i < threads; ++i) {
+            Fiber &next = fibers[backwards ? threads - 1 - i : i];
+            if (next.state != Fiber::READY) continue;
+            current = &next, ran = true;
+            swapcontext(&scheduler, &next.context);
+        }
+        // Who waits for a warp goes on when all of the warp's threads wait for it, and so with a block.
+        for (unsigned first = 0; first < threads; first += 32) {
+            unsigned waiting = 0, done = 0, of = threads - first < 32 ? threads - first : 32;
+            for (unsigned t = first; t < first + of; ++t)
+                waiting += fibers[t].state == Fiber::IN_WARP, done += fibers[t].state == Fiber::ENDED;
+            if (waiting && waiting + done == of)
+                for (unsigned t = first; t < first + of; ++t)
+                    if (fibers[t].state == Fiber::IN_WARP) fibers[t].state = Fiber::READY, ran = true;
+        }
+        unsigned waiting = 0, ended = 0, in_cluster = 0;
+        for (const Fiber &fiber : fibers)
+            waiting += fiber.state == Fiber::IN_BLOCK, ended += fiber.state == Fiber::ENDED,
+                in_cluster += fiber.state == Fiber::IN_CLUSTER;
+        if (ended + in_cluster == threads) return !in_cluster;
+        if (waiting && waiting + ended == threads) {
+            for (Fiber &fiber : fibers)
+                if (fiber.state == Fiber::IN_BLOCK) fiber.state = Fiber::READY;
+        } else if (!ran) fail("threads wait for each other at different places");
+    }
+}
+
+void run_grid(void (*kernel)(const void *), const void *p, const unsigned *grid, unsigned threads, unsigned shared,
+              bool backwards, unsigned of_cluster, const char *wgmma) {
+    entry = kernel, parameters = p;
+    forget_boxes(), set_wgmma(wgmma);
+    gridDim = {grid[0], grid[1], grid[2]}, blockDim = {threads, 1, 1};
+    const unsigned char beyond = 0xa5;
+    if (grid[0] % of_cluster) fail("a grid of no whole clusters");
+    cluster.resize(of_cluster);
+    for (unsigned z = 0; z < grid[2]; ++z)
+        for (unsigned y = 0; y < grid[1]; ++y)
+            for (unsigned x = 0; x < grid[0]; x += of_cluster) {
+                for (unsigned rank = 0; rank < of_cluster; ++rank) {
+                    Block &block = cluster[rank];
+                    block.index = {x + rank, y, z};
+                    block.memory.assign(shared + 1024, 0xff);
+                    memset(block.memory.data() + shared, beyond, 1024);
+                    block.fibers.resize(threads);
+                    for (unsigned t = 0; t < threads; ++t) {
+                        Fiber &fiber = block.fibers[t];
+                        fiber.index = {t, 0, 0}, fiber.state = Fiber::READY, fiber.groups.assign(1, {});
+                        fiber.products.assign(1, {}), fiber.stores.assign(1, {});
+                        fiber.stack.resize(128 << 10);
+                        getcontext(&fiber.context);
+                        fiber.context.uc_stack = {fiber.stack.data(), 0, fiber.stack.size()};
+                        makecontext(&fiber.context, fiber_main, 0);
+                    }
+                }
+                // All of a cluster come to each of its barriers, or all end.
+                named.assign(NAMED, {});
+                for (unsigned ended = 0; ended < of_cluster;) {
+                    ended = 0;
+                    for (unsigned i = 0; i < of_cluster; ++i) {
+                        own_rank = backwards ? of_cluster - 1 - i : i;
+                        Block &block = cluster[own_rank];
+                        std::swap(fibers, block.fibers), blockIdx = block.index;
+                        memcpy(memory, block.memory.data(), shared + 1024);
+                        const bool all = run_block(threads, backwards);
+                        ended += all;
+                        if (boxes_on_their_way()) fail("a box that nobody waits for");
+                        for (int at = 0; at < 1024; ++at)
+                            if (memory[shared + at] != beyond) fail("wrote beyond its shared memory");
+                        memcpy(block.memory.data(), memory, shared + 1024);
+                        // Shared memory of a block that has ended is another's.
+                        if (all) memset(block.memory.data(), 0xff, shared);
+                        std::swap(fibers, block.fibers);
+                    }
+                    if (ended % of_cluster) fail("some blocks of a cluster end, others wait for it");
+                }
+            }
+}
