@@ -15,6 +15,7 @@ from tapwise.algorithm import Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu.plan import KernelPlan
 from tapwise.integers import ceil_div
+from tapwise.ops.conv.cpu.direct.direct import PACK_FILTER_NS
 from tapwise.ops.conv.cpu.joined_rows import join_rows
 from tapwise.ops.conv.phases import PROBLEMS_KEPT, Config, Phase, Phases, filters_of, phases_of, with_taps
 from tapwise.ops.conv.problem import ConvProblem
@@ -97,6 +98,11 @@ class PhasesPlan(Plan):
         return arrays.channels_first(flat.reshape(p.n, rows, columns, p.c))
 
 
+def lies_beside(problem: ConvProblem) -> bool:
+    """Whether channels, which are a phase's filters, lie side by side in w."""
+    return problem.layout == "nhwc" or set(problem.kernel) == {1}
+
+
 def is_interleaved(problem: ConvProblem) -> bool:
     """Whether a row of dx is made of those of several phases, one element after the other."""
     return problem.layout == "nchw" and 1 < problem.stride[1] <= problem.spatial[1]
@@ -130,11 +136,16 @@ def in_place(problem: ConvProblem, device: Device, beside: bool) -> tuple[str, B
 
 class _CpuPhases(Phases):
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """NumPy's copy for BLAS goes element by element."""
+        """NumPy's copy for BLAS goes element by element, and panels for lanes over channels where these do not lie side
+        by side."""
+        beside = lies_beside(problem)
         us = 0.0
         for inner, one, part in self._pairs(problem, config):
             us += one.pack_us(inner, part, device)
-            us += 1e-3 * SCATTERED_NS * inner.k * inner.gemm_k * (one.id == "cpu.im2col_gemm")
+            scattered = SCATTERED_NS * (one.id == "cpu.im2col_gemm")
+            if not beside and getattr(part, "panels", False) and getattr(part, "lanes", "") == "channels":
+                scattered += PACK_FILTER_NS / device.threads
+            us += 1e-3 * scattered * inner.k * inner.gemm_k
         return us
 
     def join_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
@@ -160,7 +171,7 @@ class FpropPhases(_CpuPhases):
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         """Each phase by what is fastest; and by what reads its filters where they lie, which no call has to pack."""
         phases = [phase.problem for phase in with_taps(problem) if phase.problem is not None]
-        beside = problem.layout == "nhwc" or set(problem.kernel) == {1}
+        beside = lies_beside(problem)
         found = (in_place(phase, device, beside) for phase in phases)
         parts = tuple(part for part in found if part is not None)
         own = [Config(parts)] if phases and len(parts) == len(phases) else []
