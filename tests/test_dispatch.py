@@ -178,7 +178,7 @@ def test_workspace_limit_within_one_algorithm(monkeypatch: pytest.MonkeyPatch) -
         dispatch.choose(PROBLEM, DEVICE, workspace_limit=9)
 
 
-@pytest.mark.parametrize("text", ["c4 h5 w5 k4 r3 s3 bf16", "c4 d5 h5 w5 k4 t3 r3 s3"])
+@pytest.mark.parametrize("text", ["c4 d5 h5 w5 k4 t3 r3 s3", "c4 d5 h5 w5 k4 t3 r3 s3 bf16 nhwc"])
 def test_no_algorithm_applies_gives_every_reason(text: str) -> None:
     with pytest.raises(NotApplicable) as error:
         dispatch.choose(ConvProblem.parse(text), host())

@@ -25,8 +25,9 @@ class Device:
     kind "cpu" or "cuda"; name as its maker gives it; `threads`: a CPU's workers; `vector_bytes` and `registers` of its
     vector unit; caches in bytes (L1 and L2 of one core, L3 shared); `gflops` fp32 peak of one worker or multiprocessor
     and `gbps` memory bandwidth, for cost models: estimates until measured; `vector_cycles`: 2 where a CPU's vectors are
-    twice as wide as its units. A GPU's `multiprocessors`, its `architecture` to compile for
-    ("sm_90a"), its `index`, and `shared_bytes` that a block may have.
+    twice as wide as its units; `bf16_pairs`: whether these multiply pairs of bfloat16 at once. A GPU's
+    `multiprocessors`, its `architecture` to compile for ("sm_90a"), its `index`, and `shared_bytes` that a block may
+    have.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class Device:
     index: int = 0
     shared_bytes: int = 0
     vector_cycles: float = 1.0
+    bf16_pairs: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,7 @@ class Algorithm(ABC, Generic[C]):
     tensor_cores: ClassVar[bool] = False
     # What it takes: dtypes ("tf32" and "3xtf32" among them), memory orders, numbers of spatial axes. None stands for
     # all that the operator has.
-    dtypes: ClassVar[tuple[str, ...] | None] = ("f32", "f64", "f16")
+    dtypes: ClassVar[tuple[str, ...] | None] = ("f32", "f64", "f16", "bf16")
     layouts: ClassVar[tuple[str, ...]] = LAYOUTS
     axes: ClassVar[tuple[int, ...] | None] = None
     # Problems without an output, or with nothing that goes into one.

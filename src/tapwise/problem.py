@@ -145,6 +145,11 @@ class Problem:
         return "f64" if self.dtype == "f64" else "f32"
 
     @property
+    def widened(self) -> bool:
+        """Whether sums are computed in a wider dtype than that of the arrays."""
+        return self.dtype != self.accumulator
+
+    @property
     def accumulator_bytes(self) -> int:
         return 8 if self.accumulator == "f64" else 4
 
@@ -237,7 +242,9 @@ class Problem:
     def rounding(self, y: np.ndarray) -> np.ndarray:
         """What rounding exact values to the output's dtype may be off by."""
         kind = ml_dtypes.finfo(self.y_dtype)  # type: ignore[no-untyped-call]
-        return np.asarray(float(kind.eps) / 2 * np.abs(y) + float(kind.smallest_subnormal))
+        # The instruction of AVX-512 that rounds to bfloat16 makes zeros of subnormal numbers.
+        least = kind.smallest_normal if self.dtype == "bf16" else kind.smallest_subnormal
+        return np.asarray(float(kind.eps) / 2 * np.abs(y) + float(least))
 
     def _check_extent(self) -> None:
         """Raises InvalidProblem where an array is larger than any memory."""

@@ -16,7 +16,9 @@ MOST_THREADS: Final = 1024
 VARIABLES = {
     "TAPWISE_NUM_THREADS": "worker threads of the CPU kernels (default: the cores this process may use)",
     "TAPWISE_CACHE_DIR": "folder of compiled kernels and measured ceilings (default: the user's cache folder)",
-    "TAPWISE_CPU_TARGET": "host, avx512, avx2, avx2-128 or neon: the instruction set to generate for (default: host)",
+    "TAPWISE_CPU_TARGET": (
+        "host, avx512-bf16, avx512, avx2, avx2-128 or neon: the instruction set to generate for (default: host)"
+    ),
 }
 CPU_TARGET = "TAPWISE_CPU_TARGET"
 CACHE_DIR = "TAPWISE_CACHE_DIR"

@@ -35,8 +35,8 @@ def quick_ceilings(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "said"),
     [
-        (["verify", "c64 h14 w14 k64 r3 s3 bf16"], 1, "does not apply: it takes f32, f64 and f16, not bf16"),
-        (["verify", "maxpool n2 c8 w100 s3 bf16"], 1, "no algorithm takes 1 of 1 problems"),
+        (["verify", "c4 d5 h5 w5 k4 t3 r3 s3"], 1, "does not apply: it takes 2 spatial axes, not 3"),
+        (["verify", "c4 d5 h5 w5 k4 t3 r3 s3 bf16"], 1, "no algorithm takes 1 of 1 problems"),
         (["verify", "c8 h9 w9 k8 r3 s3 groups8", "--algorithms", "cpu.winograd"], 1, "does not apply"),
         (["verify", TINY, "--algorithms", "cpu.simd"], 2, "algorithms='cpu.simd': auto, all or of cpu.winograd"),
         (["verify", TINY, "--dtype", "tf32"], 2, "dtype='tf32': arithmetic of a GPU's tensor cores"),

@@ -107,6 +107,21 @@ def test_masked_loads_and_no_spills_in_place(name: str, planes: int, weights: in
     assert re.search(r"vfn?madd\w+ps\s.*%ymm", tile) and not SPILL.search(tile)
 
 
+@pytest.mark.parametrize("kernel", ["direct-pixels", "direct-channels", "direct-straight"])
+def test_pairs_of_bfloat16(kernel: str) -> None:
+    """Tiles multiply pairs, without spills; the rest of AVX-512 has neither that nor the rounding."""
+    for name, pairs in (("avx512-bf16", True), ("avx512", False)):
+        vector = target(name)
+        options = PLAIN | {"storage": "bf16", "pairs": pairs}
+        assembly = jit.assembly(generators(vector)[kernel](vector, dtype="f32", **options))
+        tiles = [text for label, text in functions(assembly).items() if re.fullmatch(r"tile_\d+_\d+", label)]
+        largest = max(tiles, key=len)
+        assert not SPILL.search(largest)
+        assert bool(re.search(r"vdpbf16ps\s.*%zmm", largest)) == pairs == vector.bf16_pairs
+        assert bool(re.search(FMA["avx512", "f32"], largest)) != pairs
+        assert bool(re.search(r"vcvtneps2bf16\s.*%zmm", assembly)) == pairs == vector.rounds_bf16
+
+
 def test_spill_pattern_finds_spills() -> None:
     assert SPILL.search("\tvmovups\t%ymm11, -40(%rsp)")
     assert SPILL.search("\tstr\tq8, [sp, #16]")

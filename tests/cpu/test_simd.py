@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from tapwise.activation import ACTIVATIONS
 from tapwise.cpu import activations, jit
 from tapwise.cpu.copies import deinterleave, emit_strided_copy, interleave
-from tapwise.cpu.simd import INT, Int, Kernel, Ptr, target
+from tapwise.cpu.simd import INT, Int, Kernel, Ptr, runnable, target
 from tapwise.errors import InvalidProblem
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.problem import ConvProblem
@@ -22,14 +23,16 @@ from tapwise.ops.conv.winograd.transforms import POINTS, transform
 KIND: dict[str, Any] = {"f32": np.float32, "f64": np.float64}
 
 
-def build(dtype: str, body: Callable[[Kernel, Ptr, Ptr, Int], None]) -> Callable[[np.ndarray, np.ndarray, int], None]:
-    """A kernel body(k, x, y, n) as a function of arrays x and y."""
-    k = Kernel(target(), dtype)
+def build(
+    dtype: str, body: Callable[[Kernel, Ptr, Ptr, Int], None], name: str = "host"
+) -> Callable[[np.ndarray, np.ndarray, int], None]:
+    """A kernel body(k, x, y, n) as a function of arrays x and y, for a target."""
+    k = Kernel(target(name), dtype)
     with k.function("task", public=True, args="i64", worker=INT) as (args, _):
         x, y = (k.pointer(k.load_int(args + i), dtype) for i in (0, 1))
         body(k, x, y, k.load_int(args + 2))
     module, machine = jit.lower(k)
-    library = jit.Library(bytes(machine.emit_object(module)), target())
+    library = jit.Library(bytes(machine.emit_object(module)), target(name))
     function = library.function("task")
 
     def call(x: np.ndarray, y: np.ndarray, n: int, keep: Any = library) -> None:
@@ -59,6 +62,46 @@ def test_rows_touch_every_element_and_no_other(dtype: str) -> None:
         x, y = np.arange(60, dtype=KIND[dtype]), np.full(60, -1, KIND[dtype])
         call(x, y, n)
         assert np.array_equal(y[:n], x[:n]) and (y[n:] == -1).all()
+
+
+def narrowed(name: str, exact: bool, x: np.ndarray) -> np.ndarray:
+    """float32 stored as bfloat16, in whole vectors and one by one."""
+    found = []
+    for widths in (None, [1]):
+
+        def body(k: Kernel, x: Ptr, y: Ptr, n: Int, widths: Any = widths) -> None:
+            k.rows(n, lambda i, lanes: k.store(y.to("bf16") + i, k.load(x + i, lanes), exact=exact), widths)
+
+        y = np.zeros(len(x), ml_dtypes.bfloat16)
+        build("f32", body, name)(x, y, len(x))
+        found.append(y)
+    assert np.array_equal(*(y.view(np.uint16) for y in found))
+    return found[0]
+
+
+@pytest.mark.parametrize("name", runnable())
+def test_bfloat16_in_memory(name: str) -> None:
+    """Every bfloat16 widened and back; float32 rounded to nearest even."""
+    every = np.arange(1 << 16, dtype=np.uint16)
+
+    def widen(k: Kernel, x: Ptr, y: Ptr, n: Int) -> None:
+        k.rows(n, lambda i, lanes: k.store(y + i, k.load(x.to("bf16") + i, lanes)))
+
+    wide = np.zeros(len(every), np.float32)
+    build("f32", widen, name)(every, wide, len(every))
+    assert np.array_equal(wide.view(np.uint32), every.astype(np.uint32) << 16)
+    assert np.array_equal(narrowed(name, True, wide).view(np.uint16), every)
+    # Ties, what is beside them, what becomes infinite; NaN of the lower half alone.
+    rest = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    x = (every.astype(np.uint32)[::3, None] << 16 | rest).ravel().view(np.float32)
+    with np.errstate(all="ignore"):
+        expected, tiny = x.astype(ml_dtypes.bfloat16), np.abs(x) < np.finfo(np.float32).smallest_normal
+    y = narrowed(name, False, x)
+    assert np.array_equal(np.isnan(y), np.isnan(x)) and np.isnan(x).any()
+    same = (y == expected) | np.isnan(x)
+    assert same[~tiny].all()
+    # The instruction of AVX-512 makes zeros of subnormal numbers.
+    assert (same | (y == 0))[tiny].all() if target(name).rounds_bf16 else same.all()
 
 
 @pytest.mark.parametrize("ways", [2, 4])

@@ -171,7 +171,7 @@ def test_gates(words: tuple[str, str], order: Any) -> None:
             return self.conv(y[:, :3])
 
     theirs = Gate().eval().requires_grad_(False)
-    for dtype, steps in ((torch.float32, 1), (torch.float64, 1), (torch.bfloat16, 0)):
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
         model = copy.deepcopy(theirs).to(dtype)
         made = tapwise.torch.optimize(model, graphs=True)
         for module in made.__dict__["graph"].modules():
@@ -186,7 +186,7 @@ def test_gates(words: tuple[str, str], order: Any) -> None:
                     one.get_submodule("reduce").weight.mul_(1.5)
         recorded: list[Any] = [one[1] for one in graph_of(made)._graphs.values()]
         names = [getattr(step.func, "__qualname__", "") for step in recorded[-1].graph._steps]
-        assert names.count("GatePlan.run") == steps, (graph_of(made).refused, names)
+        assert names.count("GatePlan.run") == 1, (graph_of(made).refused, names)
 
 
 def test_results_share_memory() -> None:

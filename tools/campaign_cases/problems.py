@@ -121,7 +121,7 @@ def _window(rng: np.random.Generator, operator: str, backend: str) -> str:
     words += [f"{letter}{value}" for letter, value in zip({1: "s", 2: "rs", 3: "trs"}[axes], kernel, strict=True)]
     words += ["stride" + join(tuple(stride)), "pad" + join([f"{a}:{b}" for a, b in pads])]
     words += ["dilation" + join(tuple(dilation))]
-    dtype = pick(rng, "f32", "f32", "f16", "f64") if backend == "cpu" else pick(rng, "f32", "f16", "f16", "f64")
+    dtype = pick(rng, "f32", "f16", "bf16", "f64")
     if operator in CONVOLUTION:
         fused = {"conv": _fused(rng), "dgrad": [one for one in _fused(rng) if one != "residual"], "wgrad": []}
         words += [f"groups{groups}", *fused[operator], *([operator] if operator != "conv" else [])]
@@ -160,7 +160,7 @@ def _axes(rng: np.random.Generator, operator: str) -> str:
     shape = [size(rng, {1: 30000, 2: 500, 3: 60, 4: 20}[rank]) for _ in range(rank)]
     if rng.random() < 0.1:
         shape[int(rng.integers(rank))] = int(rng.integers(2))
-    dtype = pick(rng, "f32", "f32", "f16", "f64")
+    dtype = pick(rng, "f32", "f16", "bf16", "f64")
     if operator == "softmax":
         words = [pick(rng, "softmax", "log_softmax"), "x".join(map(str, shape)), f"axis{int(rng.integers(rank))}"]
         return " ".join([*words, dtype])
@@ -172,7 +172,7 @@ def _axes(rng: np.random.Generator, operator: str) -> str:
 def _gate(rng: np.random.Generator) -> str:
     most = {"n": 5, "c": 300, "h": 30, "w": 30, "m": 60}
     sizes = [f"{name}{size(rng, largest)}" for name, largest in most.items()]
-    words = [pick(rng, *BETWEEN), pick(rng, *GATES), pick(rng, "f32", "f32", "f16", "f64"), pick(rng, "nchw", "nhwc")]
+    words = [pick(rng, *BETWEEN), pick(rng, *GATES), pick(rng, "f32", "f16", "bf16", "f64"), pick(rng, "nchw", "nhwc")]
     return " ".join(["squeeze_excitation", *sizes, *words])
 
 

@@ -7,7 +7,6 @@ memory with what the user gave. Its memory order is the problem's layout: "nchw"
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import replace
 from typing import Any, Final
 
@@ -20,7 +19,7 @@ from tapwise.arrays.host import channels_first as channels_first
 from tapwise.arrays.host import channels_last as channels_last
 from tapwise.arrays.host import dtype_name as dtype_name
 from tapwise.arrays.host import native as native
-from tapwise.arrays.host import native_dtype
+from tapwise.arrays.host import native_dtype, tensor_of
 from tapwise.arrays.host import view as view
 from tapwise.arrays.tensors import is_torch
 from tapwise.errors import InvalidProblem
@@ -96,7 +95,7 @@ def like(array: Array, value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return array
     if is_torch(value):
-        return sys.modules["torch"].from_numpy(array)
+        return tensor_of(array)
     import array_api_compat
 
     try:

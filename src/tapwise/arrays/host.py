@@ -14,6 +14,7 @@ from tapwise.arrays.tensors import ALLOWED, check_unrecorded, is_proxy, is_torch
 from tapwise.errors import InvalidProblem
 from tapwise.problem import DTYPES
 
+_BF16: Final = DTYPES["bf16"]
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 _KINDS: Final = "a NumPy array, a PyTorch tensor, a CuPy array, or an array that speaks DLPack"
 
@@ -48,10 +49,27 @@ def _view_of_tensor(tensor: Any, name: str) -> np.ndarray:
     if tensor.requires_grad:
         tensor = tensor.detach()
     try:
-        array: np.ndarray = tensor.numpy()
+        return numpy_of(tensor)
     except (RuntimeError, TypeError) as error:
         raise InvalidProblem(f"{name} {why_not(torch, tensor)}") from error
+
+
+def numpy_of(tensor: Any) -> np.ndarray:
+    """A tensor's memory. Of bfloat16 PyTorch and NumPy share the bits alone. Raises PyTorch's errors."""
+    torch: Any = sys.modules["torch"]
+    if tensor.dtype is torch.bfloat16:
+        bits: np.ndarray = tensor.view(torch.int16).numpy()
+        return bits.view(_BF16)
+    array: np.ndarray = tensor.numpy()
     return array
+
+
+def tensor_of(array: np.ndarray) -> Any:
+    """An array's memory as a tensor of PyTorch, which must be loaded."""
+    torch: Any = sys.modules["torch"]
+    if array.dtype == _BF16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array)
 
 
 def dtype_name(array: Any, name: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from tapwise.arrays.host import view
+from tapwise.arrays.host import numpy_of, tensor_of, view
 
 # Kinds of calls that a function keeps.
 KEPT: Final = 1024
@@ -92,9 +92,9 @@ class HostCalls:
         if torch is None:
             return again(*arrays)
         result = again(
-            *[None if one is None else (one.detach() if one.requires_grad else one).numpy() for one in arrays]
+            *[None if one is None else numpy_of(one.detach() if one.requires_grad else one) for one in arrays]
         )
-        return tuple(map(torch.from_numpy, result)) if type(result) is tuple else torch.from_numpy(result)
+        return tuple(map(tensor_of, result)) if type(result) is tuple else tensor_of(result)
 
     def _first(
         self, key: Any, function: Callable[..., Any], words: tuple[Any, ...], torch: Any, arrays: Sequence[Any]

@@ -206,7 +206,7 @@ class _PyTorch:
     def __init__(self, torch: Any) -> None:
         self.kinds = frozenset((torch.Tensor, torch.nn.Parameter))
         self.recording, self.grad_enabled = recorder(torch), torch.is_grad_enabled
-        self.from_numpy, self._strided = torch.from_numpy, torch.strided
+        self._strided = torch.strided
 
     def plain(self, tensor: Any) -> bool:
         """Whether a tensor in this machine's memory is memory and nothing more."""

@@ -95,8 +95,6 @@ def why_not(torch: Any, tensor: Any) -> str:
         return "has its negative bit set, so its memory holds -x: use resolve_neg()"
     if tensor.is_conj():
         return "has its conjugate bit set, so its memory holds the conjugate: use resolve_conj()"
-    if tensor.dtype is torch.bfloat16 and not tensor.is_cuda:
-        return "has dtype bfloat16, which is taken on a GPU: on a CPU float32, float64 or float16 is allowed"
     if tensor.dtype not in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         allowed = f"{ALLOWED}, and integers of pictures, are" if tensor.is_cuda else f"{ALLOWED} is"
         return f"has dtype {str(tensor.dtype).removeprefix('torch.')}: {allowed} allowed"

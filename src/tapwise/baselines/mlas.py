@@ -21,6 +21,7 @@ Attributes = Mapping[str, int | Sequence[int]]
 
 # TensorProto.DataType
 _TYPES = {"f32": 1, "f16": 10, "f64": 11}
+_KINDS = "f32, f64 and f16"
 # activation -> nodes from t to y.
 _NODES: dict[str | None, list[tuple[str, list[str], str]]] = {
     None: [],
@@ -106,7 +107,9 @@ def model(problem: ConvProblem, w: np.ndarray, bias: np.ndarray | None) -> bytes
 
 
 def node_model(kind: str, attributes: Attributes, x_shape: Sequence[int], y_shape: Sequence[int], dtype: str) -> bytes:
-    """ModelProto of y = kind(x)."""
+    """ModelProto of y = kind(x). Raises PeerUnavailable."""
+    if dtype not in _TYPES:
+        raise PeerUnavailable(f"onnxruntime is measured in {_KINDS}, not {dtype}")
     number = _TYPES[dtype]
     graph = _bytes(1, _node(kind, ["x"], "y", attributes))
     graph += _bytes(2, "tapwise") + _bytes(11, _value("x", x_shape, number)) + _bytes(12, _value("y", y_shape, number))
@@ -117,7 +120,7 @@ def prepare(name: str, problem: ConvProblem, inputs: Inputs, threads: int) -> Pr
     """A session over one convolution."""
     x, w, bias, residual, _ = inputs
     if problem.direction != "fprop" or problem.dtype not in _TYPES:
-        raise PeerUnavailable(f"onnxruntime is measured for fprop in f32, f64 and f16, not {problem.dtype}")
+        raise PeerUnavailable(f"onnxruntime is measured for fprop in {_KINDS}, not {problem.dtype}")
     feeds = {"x": x} | ({"residual": residual} if residual is not None else {})
     return session_of(model(problem, w, bias), feeds, threads)
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from tapwise.arrays.host import numpy_of, tensor_of
 from tapwise.baselines import Prepared, mlas
 from tapwise.baselines.torch_conv import activation
 from tapwise.errors import PeerUnavailable
@@ -44,18 +45,18 @@ def _torch(problem: Problem, inputs: Inputs, threads: int) -> Prepared:
     here = isinstance(inputs.x, np.ndarray)
     if here:
         if problem.dtype == "f16":
-            raise PeerUnavailable("PyTorch is measured in f32 and f64")
+            raise PeerUnavailable("PyTorch is measured in f32, f64 and bf16")
         torch.set_num_threads(threads)
     if problem.operator not in _TORCH:
         raise PeerUnavailable(f"PyTorch is not measured for {problem.operator}")
-    tensors = (torch.from_numpy(one) if isinstance(one, np.ndarray) else one for one in inputs[:4])
+    tensors = (tensor_of(one) if isinstance(one, np.ndarray) else one for one in inputs[:4])
     call = _TORCH[problem.operator](problem, Inputs(*tensors))
 
     def run() -> Any:
         with torch.inference_mode():
             return call()
 
-    return Prepared(run, lambda: np.asarray(run().numpy()) if here else run())
+    return Prepared(run, lambda: numpy_of(run()) if here else run())
 
 
 def _torch_softmax(problem: SoftmaxProblem, given: Inputs) -> Call:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tapwise.activation import LEAKY_RELU, named_activation
+from tapwise.arrays.host import numpy_of, tensor_of
 from tapwise.baselines import Prepared
 from tapwise.errors import PeerUnavailable
 from tapwise.ops.conv.problem import ConvProblem
@@ -62,8 +63,8 @@ def prepare(name: str, problem: ConvProblem, inputs: Inputs, threads: int) -> Pr
 
     def tensor(array: Any) -> Any:
         if array is None or array.ndim == 1:
-            return array if gpu or array is None else torch.from_numpy(array)
-        return (array if gpu else torch.from_numpy(np.ascontiguousarray(array))).contiguous(memory_format=order)
+            return array if gpu or array is None else tensor_of(array)
+        return (array if gpu else tensor_of(np.ascontiguousarray(array))).contiguous(memory_format=order)
 
     source, filters, offset, added = map(tensor, inputs[:4])
     padding = tuple(before for before, _ in problem.padding) if even else (0, 0)
@@ -99,7 +100,7 @@ def prepare(name: str, problem: ConvProblem, inputs: Inputs, threads: int) -> Pr
         run = gradient
 
     def result() -> Any:
-        return run() if gpu else np.asarray(run().contiguous().numpy())
+        return run() if gpu else numpy_of(run().contiguous())
 
     if not gpu:
         try:

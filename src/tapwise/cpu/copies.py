@@ -23,12 +23,12 @@ def emit_copy_rows(k: Kernel, source: Ptr, source_pitch: Int, out: Ptr, out_pitc
         with k.loop(0, rows) as row:
             there, here = source + row * source_pitch, out + row * out_pitch
             for at, value in [(at, k.load(there + at, lanes)) for at in starts]:
-                k.store(here + at, value)
+                k.store(here + at, value, exact=True)
 
     def many(lanes: int) -> None:
         with k.loop(0, rows) as row, k.loop(0, count, lanes) as i:
             at = i.min(count - lanes)
-            k.store(out + row * out_pitch + at, k.load(source + row * source_pitch + at, lanes))
+            k.store(out + row * out_pitch + at, k.load(source + row * source_pitch + at, lanes), exact=True)
 
     def pick(ways: list[tuple[int, Any]]) -> None:
         """ways: (shortest row, what copies it), the longest first."""
@@ -57,10 +57,10 @@ def emit_strided_copy(k: Kernel, source: Ptr, out: Ptr, count: Int, stride: Int)
             # The vectors may not read past the last element, source[(count - 1) * stride].
             whole = (count - 1).max(0) // k.lanes * k.lanes
             with k.loop(0, whole, k.lanes) as i:
-                k.store(out + i, deinterleave(k, source + i * ways, ways, 1, k.lanes)[0])
+                k.store(out + i, deinterleave(k, source + i * ways, ways, 1, k.lanes)[0], exact=True)
             done.set(whole)
     with k.loop(done.get(), count) as i:
-        k.store(out + i, k.load(source + i * stride, 1))
+        k.store(out + i, k.load(source + i * stride, 1), exact=True)
 
 
 def deinterleave(k: Kernel, source: Ptr, ways: int, wanted: int, lanes: int) -> list[Any]:

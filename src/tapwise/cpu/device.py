@@ -83,5 +83,6 @@ def _host(threads: int, target_name: str) -> Device:
     ghz, cycles = _speed(vector.vector_bytes)
     gflops = 2 * 2 * vector.lanes("f32") * ghz / cycles
     caches = _cache_bytes(1) or 32 << 10, _cache_bytes(2) or 512 << 10, _cache_bytes(3) or 16 << 20
-    gbps, width = 25.0, vector.vector_bytes
-    return Device("cpu", name(), threads, width, vector.registers, *caches, gflops, gbps, vector_cycles=cycles)
+    sizes = vector.vector_bytes, vector.registers, *caches
+    speed = gflops, 25.0  # GB/s
+    return Device("cpu", name(), threads, *sizes, *speed, vector_cycles=cycles, bf16_pairs=vector.bf16_pairs)

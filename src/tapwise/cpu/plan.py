@@ -79,7 +79,7 @@ class KernelPlan(Plan):
         if not self._pack_tasks:
             return None
         if not (self._filter_steps and w.dtype.isnative and w.flags.aligned):
-            w = np.require(w, w.dtype.newbyteorder("="), ["C", "A"])
+            w = np.require(w, w.dtype if w.dtype.isnative else w.dtype.newbyteorder("="), ["C", "A"])
         dtype = np.dtype(f"f{self.problem.accumulator_bytes}")
         # Packing writes all that kernels read but what lies behind the end. Zeros would be written twice.
         storage = np.empty(self._packed_size + 32, dtype)

@@ -117,7 +117,7 @@ def _tile(k: Kernel, m_count: int, n_count: int, panel: int, filters: Filters, u
             for m in range(m_count):
                 scalar = k.broadcast(scalars[m])
                 for n in range(n_count):
-                    sums[m][n].set(k.fma(scalar, loaded[n], sums[m][n].get()))
+                    sums[m][n].set(k.multiply_add(scalar, loaded[n], sums[m][n].get()))
 
         width = panel if filters.lanes == "pixels" else n_count * vector
         _terms_loop(k, terms, unroll, None if filters.in_place else w, width, step)
@@ -224,7 +224,7 @@ def _straight_tile(
             for m, factor in enumerate(filters.factors(w, kk, terms, m_count, panel, own)):
                 scalar = k.broadcast(factor)
                 for n in range(n_count):
-                    sums[m][n].set(k.fma(scalar, loaded[n], sums[m][n].get()))
+                    sums[m][n].set(k.multiply_add(scalar, loaded[n], sums[m][n].get()))
 
         _terms_loop(k, terms, unroll, None if filters.in_place else w, panel, step)
 

@@ -27,8 +27,9 @@ class Ceilings:
 def ceilings(threads: int, dtype: str = "f32", *, fresh: bool = False) -> Ceilings:
     """This machine's ceilings: kept ones, else measured now (about a second) and kept in the cache folder.
 
-    float16 and bfloat16 are computed in float32 and get its ceiling. `fresh` measures again. A damaged file gets a
-    warning and is written anew; a folder that cannot be written only means that the next process measures again.
+    float16 and bfloat16 get that of float32, which products of pairs of bfloat16 can exceed. `fresh` measures again. A
+    damaged file gets a warning and is written anew; a folder that cannot be written only means that the next process
+    measures again.
     """
     arithmetic = "f64" if dtype == "f64" else "f32"
     kept = None if fresh else known(threads, dtype)

@@ -16,12 +16,13 @@ import torch
 from tapwise import arrays
 from tapwise.arrays import device
 from tapwise.arrays.device import ALIGNMENT
+from tapwise.arrays.host import numpy_of, tensor_of
 from tapwise.arrays.tensors import recorder
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.repeated import CALL_IT, DeviceCall, HostCall, on_gpu, on_host
 from tapwise.problem import Direction
 from tapwise.torch import operators
-from tapwise.torch.tensors import NAMES, narrow, ordered
+from tapwise.torch.tensors import NAMES, ordered
 
 # (stride, padding, dilation, groups); padding (rows, columns) or (top, bottom, left, right).
 Window = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
@@ -146,10 +147,10 @@ def _second(key: Any, x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | Non
         result, run = on_gpu(problem, x, w, bias)
         call = None if run is None else _launched(run)
     elif x.device.type == "cpu":
-        host = on_host(problem, _numpy(x), _numpy(w))
+        host = on_host(problem, numpy_of(x.detach()), numpy_of(w.detach()))
         if host is None:
             return None
-        call = _on_host(host, narrow(x))
+        call = _on_host(host)
         result = call(x, w, bias)
     else:
         return None
@@ -166,26 +167,18 @@ def _problem(
     """What a call computes; `shape` of x, `filters` of w."""
     stride, padding, dilation, groups = window
     (n, c, *spatial), (k, _, *kernel) = shape, filters
-    dtype = torch.float32 if narrow(given) else given.dtype
-    view = device.view(given, "x") if device.is_device(given) else _numpy(given)
+    view = device.view(given, "x") if device.is_device(given) else numpy_of(given.detach())
     return ConvProblem(
         n=n, c=c, spatial=tuple(spatial), k=k, kernel=tuple(kernel), stride=tuple(stride),
-        padding=operators.sides(padding), dilation=tuple(dilation), groups=groups, dtype=NAMES[dtype],
-        math=math if dtype is torch.float32 else "ieee", layout=arrays.layout_of(view), direction=direction, bias=bias,
+        padding=operators.sides(padding), dilation=tuple(dilation), groups=groups, dtype=NAMES[given.dtype],
+        math=math if given.dtype is torch.float32 else "ieee",
+        layout=arrays.layout_of(view), direction=direction, bias=bias,
     )  # fmt: skip
 
 
-def _numpy(x: torch.Tensor) -> Any:
-    return x.detach().float().numpy() if narrow(x) else x.detach().numpy()
-
-
-def _on_host(call: HostCall, wide: bool) -> Call:
-    if wide:
-        return lambda x, w, bias: torch.from_numpy(
-            call(_numpy(x), _numpy(w), None if bias is None else _numpy(bias))
-        ).to(torch.bfloat16)
-    return lambda x, w, bias: torch.from_numpy(
-        call(x.detach().numpy(), w.detach().numpy(), None if bias is None else bias.detach().numpy())
+def _on_host(call: HostCall) -> Call:
+    return lambda x, w, bias: tensor_of(
+        call(numpy_of(x.detach()), numpy_of(w.detach()), None if bias is None else numpy_of(bias.detach()))
     )
 
 

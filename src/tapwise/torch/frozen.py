@@ -14,10 +14,11 @@ from weakref import ref
 
 import torch
 
+from tapwise.arrays.host import numpy_of, tensor_of
 from tapwise.ops.conv.api import prepare
 from tapwise.ops.conv.prepared import PreparedConv
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.torch.tensors import layout_of, narrow, ordered, version
+from tapwise.torch.tensors import layout_of, ordered, version
 
 # Calls of a weight that are kept: shapes, strides and dtypes of x, and words. Each has filters of its own.
 KEPT: Final = 8
@@ -96,18 +97,17 @@ def _first(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor | None, words: str
 ) -> torch.Tensor:
     window, named = words_of(words, x.ndim - 2)
-    dtype = torch.float32 if narrow(x) else x.dtype
-    w = weight.detach().to(dtype)
-    b = None if bias is None else bias.detach().flatten().to(dtype)
+    w = weight.detach().to(x.dtype)
+    b = None if bias is None else bias.detach().flatten().to(x.dtype)
     layout = layout_of(x, weight)
     made = prepare(tuple(x.shape), w, b, *window, **named, residual=residual is not None, layout=layout)
-    y = made(x.to(dtype), None if residual is None else residual.to(dtype))
+    y = made(x, None if residual is None else residual.to(x.dtype))
     result = ordered(y, x)
 
     def converted(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        return ordered(made(x.to(dtype), None if residual is None else residual.to(dtype)), x)
+        return ordered(made(x, None if residual is None else residual.to(x.dtype)), x)
 
-    direct = (_on_host(made) if not x.is_cuda else made) if result is y and dtype is x.dtype else converted
+    direct = (_on_host(made) if not x.is_cuda else made) if result is y else converted
     keep(weight, bias, (words, x.shape, x.stride(), x.dtype, residual is None), direct)
     return result
 
@@ -117,12 +117,13 @@ def _on_host(made: PreparedConv) -> Callable[..., torch.Tensor]:
 
     def call(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         try:
-            image, added = x.numpy(), None if residual is None else residual.numpy()
+            image, added = numpy_of(x), None if residual is None else numpy_of(residual)
         except RuntimeError:
             # Of some tensors NumPy is given no view: of those that require a gradient, or are negated lazily.
             y: torch.Tensor = made(x, residual)
-            return y
-        return torch.from_numpy(made(image, added))
+        else:
+            y = tensor_of(made(image, added))
+        return y
 
     call.made = made  # type: ignore[attr-defined]
     return call
@@ -139,7 +140,9 @@ def steady(
     made = getattr(call, "made", None)
     if made is None:
         return None
-    steps: Callable[[], None] | None = made.steady(x.numpy(), y.numpy(), None if residual is None else residual.numpy())
+    steps: Callable[[], None] | None = made.steady(
+        numpy_of(x), numpy_of(y), None if residual is None else numpy_of(residual)
+    )
     return steps
 
 

@@ -10,6 +10,7 @@ import torch
 
 from tapwise import dispatch
 from tapwise.algorithm import Buffers, Plan
+from tapwise.arrays.host import numpy_of
 from tapwise.arrays.workspaces import aligned, workspace
 from tapwise.cpu.device import host
 from tapwise.ops.squeeze_excitation.problem import SqueezeExcitationProblem
@@ -32,8 +33,8 @@ class Gate:
     def __init__(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, words: tuple[str, str]) -> None:
         problem, there = problem_of(x, weight.shape[1], words), host()
         self._plan: Plan = dispatch.plan_for(problem, dispatch.choose(problem, there), there)
-        self._filters = self._plan.pack(weight.detach().to(x.dtype).numpy())
-        self._bias = bias.detach().flatten().to(x.dtype).numpy()
+        self._filters = self._plan.pack(numpy_of(weight.detach().to(x.dtype)))
+        self._bias = numpy_of(bias.detach().flatten().to(x.dtype))
 
     def step(self, x: np.ndarray, y: np.ndarray) -> Callable[[], None]:
         """Computes y; arrays are to stay where they are."""
@@ -41,16 +42,16 @@ class Gate:
         return partial(self._plan.run, Buffers(x, self._filters, y, memory, self._bias))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        y, image = torch.empty_like(x), x.numpy()
+        y, image = torch.empty_like(x), numpy_of(x)
         with workspace(self._plan.workspace_bytes, image) as memory:
-            self._plan.run(Buffers(image, self._filters, y.numpy(), memory, self._bias))
+            self._plan.run(Buffers(image, self._filters, numpy_of(y), memory, self._bias))
         return y
 
 
 def is_taken(x: torch.Tensor) -> bool:
-    """Whether a kernel reads a CPU's tensor as it lies, and in its own dtype."""
+    """Whether a kernel reads a CPU's tensor as it lies."""
     dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
-    return x.is_cpu and x.dtype in (torch.float32, torch.float64) and x.numel() > 0 and dense
+    return x.is_cpu and x.dtype in NAMES and x.numel() > 0 and dense
 
 
 def gate_frozen(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, activation: str, gate: str) -> torch.Tensor:
@@ -73,4 +74,4 @@ def steady(
     its kernels are to run. Defaults are the operator's: PyTorch leaves them out."""
     if not is_taken(x) or y.stride() != x.stride():
         return None
-    return Gate(x, weight, bias, (activation, gate)).step(x.numpy(), y.numpy())
+    return Gate(x, weight, bias, (activation, gate)).step(numpy_of(x), numpy_of(y))

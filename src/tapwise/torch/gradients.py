@@ -1,7 +1,6 @@
 """torch.ops.tapwise of pooling's and softmax's gradients: what operators.py registers besides its own.
 
-dx lies in grad_output's order: channels last where that is so and not contiguous, else contiguous. On a CPU bfloat16
-is computed in float32.
+dx lies in grad_output's order: channels last where that is so and not contiguous, else contiguous.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, Final
 import torch
 
 import tapwise
-from tapwise.torch.tensors import memory_format, ordered, widened
+from tapwise.torch.tensors import memory_format, ordered
 
 SCHEMAS: Final = {
     "max_pool2d_backward": (
@@ -36,7 +35,7 @@ def _max(
     padding: Words = (0, 0), dilation: Words = (1, 1), ceil_mode: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     words = tuple(kernel_size), tuple(stride) or None, tuple(padding), tuple(dilation), ceil_mode
-    dx = tapwise.max_pool2d_backward(widened(grad_output), indices, tuple(input_size), *words)
+    dx = tapwise.max_pool2d_backward(grad_output, indices, tuple(input_size), *words)
     return ordered(dx, grad_output)
 
 
@@ -45,7 +44,7 @@ def _avg(
     ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
 ) -> torch.Tensor:  # fmt: skip
     words = tuple(kernel_size), tuple(stride) or None, tuple(padding), ceil_mode, count_include_pad, divisor_override
-    return ordered(tapwise.avg_pool2d_backward(widened(grad_output), tuple(input_size), *words), grad_output)
+    return ordered(tapwise.avg_pool2d_backward(grad_output, tuple(input_size), *words), grad_output)
 
 
 def _sized(grad_output: torch.Tensor, input_size: Words) -> torch.Tensor:
@@ -68,7 +67,7 @@ def _avg_fake(grad_output: torch.Tensor, input_size: Words, *_: Any, **_named: A
 
 
 def _softmax(name: str, grad_output: torch.Tensor, output: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    return ordered(getattr(tapwise, name)(widened(grad_output), widened(output), dim), grad_output)
+    return ordered(getattr(tapwise, name)(grad_output, output, dim), grad_output)
 
 
 def _softmax_fake(grad_output: torch.Tensor, output: torch.Tensor, dim: int = -1) -> torch.Tensor:

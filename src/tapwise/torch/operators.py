@@ -2,9 +2,8 @@
 
 Each has a schema, an implementation on CPU and CUDA, a fake (for torch.compile and torch.export), a rule of autocast,
 and one of vmap. Results are dense: channels last where x, or what it is a slice of, is so and not contiguous, else
-contiguous. On a CPU bfloat16 is computed in float32. Derivatives are in derivatives.py; what has none refuses a call
-whose gradient would be recorded. conv_frozen is convolution of one or two axes with filters that are packed once
-(frozen.py).
+contiguous. Derivatives are in derivatives.py; what has none refuses a call whose gradient would be recorded.
+conv_frozen is convolution of one or two axes with filters that are packed once (frozen.py).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import tapwise
 from tapwise.errors import InvalidProblem
 from tapwise.torch import gradients
 from tapwise.torch.frozen import conv_frozen, words_of
-from tapwise.torch.tensors import memory_format, ordered, widened
+from tapwise.torch.tensors import memory_format, ordered
 
 NAMESPACE: Final = "tapwise"
 # Kept for as long as the process lives: an operator goes with its library.
@@ -100,9 +99,10 @@ def conv2d(
     """
     if x.ndim != 4:
         raise InvalidProblem(f"x has shape {tuple(x.shape)}: 4 axes (n, c, h, w) are allowed")
-    x32, w, b, added = map(widened, (x, weight, bias, residual))
     words = tuple(stride), sides(padding), tuple(dilation), groups
-    y = tapwise.conv2d(x32, w, b, *words, activation=activation, residual=added, math=math, algorithm=algorithm)
+    y = tapwise.conv2d(
+        x, weight, bias, *words, activation=activation, residual=residual, math=math, algorithm=algorithm
+    )
     return ordered(y, x)
 
 
@@ -134,8 +134,7 @@ def conv2d_input(
 ) -> torch.Tensor:  # fmt: skip
     """The gradient by x, of size `input_size`; padding as for conv2d. It lies in grad_output's order."""
     words = tuple(stride), sides(padding), tuple(dilation), groups
-    w, dy = widened(weight), widened(grad_output)
-    return ordered(tapwise.conv2d_input(tuple(input_size), w, dy, *words, math=math), grad_output)
+    return ordered(tapwise.conv2d_input(tuple(input_size), weight, grad_output, *words, math=math), grad_output)
 
 
 def _input_fake(input_size: Words, weight: torch.Tensor, grad_output: torch.Tensor, *_: Any, **_n: Any) -> torch.Tensor:
@@ -150,8 +149,7 @@ def conv2d_weight(
 ) -> torch.Tensor:  # fmt: skip
     """The gradient by the filters, of size `weight_size`; padding as for conv2d. It lies in x's order."""
     words = tuple(stride), sides(padding), tuple(dilation), groups
-    x32, dy = widened(x), widened(grad_output)
-    return ordered(tapwise.conv2d_weight(x32, tuple(weight_size), dy, *words, math=math), x)
+    return ordered(tapwise.conv2d_weight(x, tuple(weight_size), grad_output, *words, math=math), x)
 
 
 def _weight_fake(x: torch.Tensor, weight_size: Words, *_: Any, **_n: Any) -> torch.Tensor:
@@ -167,9 +165,8 @@ def conv_transpose2d(
     """activation(conv_transpose(x, weight) + bias); shapes as of tapwise.conv_transpose2d, x with a batch."""
     if x.ndim != 4:
         raise InvalidProblem(f"x has shape {tuple(x.shape)}: 4 axes (n, c, h, w) are allowed")
-    x32, w, b = map(widened, (x, weight, bias))
     words = tuple(stride), tuple(padding), tuple(output_padding), groups, tuple(dilation)
-    return ordered(tapwise.conv_transpose2d(x32, w, b, *words, activation=activation, math=math), x)
+    return ordered(tapwise.conv_transpose2d(x, weight, bias, *words, activation=activation, math=math), x)
 
 
 def _transpose_fake(
@@ -209,7 +206,7 @@ def _computed(function: Callable[..., Any]) -> Callable[..., Any]:
     """An operator on x from tapwise's function."""
 
     def compute(x: torch.Tensor, *words: Any, **named: Any) -> Any:
-        found = function(widened(x), *words, **named)
+        found = function(x, *words, **named)
         return tuple(ordered(one, x) for one in found) if isinstance(found, tuple) else ordered(found, x)
 
     return compute
@@ -279,8 +276,7 @@ def _squeeze_excitation(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, activation: str = "relu", gate: str = "sigmoid"
 ) -> torch.Tensor:
     """x * gate(expand @ activation(reduce @ mean(x))), as tapwise.squeeze_excitation."""
-    x32, w, b = map(widened, (x, weight, bias))
-    return ordered(tapwise.squeeze_excitation(x32, w, b, activation, gate), x)
+    return ordered(tapwise.squeeze_excitation(x, weight, bias, activation, gate), x)
 
 
 def _squeeze_excitation_fake(x: torch.Tensor, weight: torch.Tensor, *_words: Any, **_named: Any) -> torch.Tensor:

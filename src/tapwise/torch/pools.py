@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch.nn import functional
 
+from tapwise.arrays.host import numpy_of
 from tapwise.ops.parameters import window
 from tapwise.ops.pool.problem import PoolProblem
 from tapwise.problem import Problem
@@ -89,10 +90,10 @@ def steady(
 ) -> Callable[[], Any] | None:  # fmt: skip
     """What computes y again by tapwise's function, the result of the operator of its name for tensors of a CPU that
     stay where they are; None for those that it would copy."""
-    if x.dtype not in (torch.float32, torch.float64) or not x.is_cpu or memory_format(x) is not memory_format(y):
+    if x.dtype not in NAMES or not x.is_cpu or memory_format(x) is not memory_format(y):
         return None
     more = (tuple(word) if isinstance(word, list) else word for word in words)
-    return partial(function, x.numpy(), tuple(kernel_size), tuple(stride) or None, *more, out=y.numpy())
+    return partial(function, numpy_of(x), tuple(kernel_size), tuple(stride) or None, *more, out=numpy_of(y))
 
 
 def _ours(theirs: Any) -> torch.nn.Module | None:

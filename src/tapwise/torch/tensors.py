@@ -69,16 +69,6 @@ def alone(x: torch.Tensor) -> bool:
     )
 
 
-def narrow(x: torch.Tensor) -> bool:
-    """Whether it is computed in float32: bfloat16 on a CPU."""
-    return x.dtype is torch.bfloat16 and not x.is_cuda
-
-
-def widened(x: torch.Tensor | None) -> torch.Tensor | None:
-    """What it is computed in."""
-    return x.float() if x is not None and narrow(x) else x
-
-
 def ordered(y: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     """A result in the order that the fakes promise, of x's dtype where it is floating."""
     y = y.to(x.dtype) if y.is_floating_point() else y

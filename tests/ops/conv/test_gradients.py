@@ -30,7 +30,7 @@ GEOMETRIES = [
     "n2 c32 h12 w14 k32 r3 s3 pad1 nhwc f64",
     "c8 h9 w9 k8 r3 s3 stride4 pad2 dilation2 nhwc",
     "n2 c12 h14 w14 k24 r5 s3 groups12 stride2 pad2x1 nhwc",
-    "c3 h9 w17 k8 r7 s7 stride2 pad3 f16",
+    "c3 h9 w17 k8 r7 s7 stride2 pad3 bf16",
     "n2 c4 h1 w1 k4 r3 s3 stride4 pad1",
 ]
 CASES = [f"{text} {words}" for text in GEOMETRIES for words in ("dgrad", "dgrad bias silu", "wgrad")]

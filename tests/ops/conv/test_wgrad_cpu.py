@@ -39,8 +39,8 @@ DEPTHWISE = [
 WORDS = (
     ("f32", "f32 nhwc", "f64"),
     ("f32", "f32 nhwc", "f16 nhwc"),
-    ("f32 nhwc", "f32", "f64 nhwc"),
-    ("f16", "f32 nhwc"),
+    ("f32 nhwc", "bf16", "f64 nhwc"),
+    ("f16", "bf16 nhwc"),
 )
 CASES = [
     (f"{text} {words} wgrad", identifier, 1 + (number + place) % 3)

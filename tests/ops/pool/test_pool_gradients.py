@@ -53,7 +53,8 @@ def taking() -> list[tuple[str, str]]:
     for algorithm in registry.of_backend("cpu", OPERATOR):
         for number, text in enumerate(PROBLEMS):
             for layout in ("nchw", "nhwc"):
-                name = f"{text} {('f32', 'f64', 'f16')[(number + (layout == 'nhwc')) % 3]} {layout} dgrad"
+                dtype = ("f32", "bf16", "f64", "f16")[(number + 2 * (layout == "nhwc")) % 4]
+                name = f"{text} {dtype} {layout} dgrad"
                 if algorithm.refusal(PoolProblem.parse(name), host()) is None:
                     found.append((algorithm.id, name))
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -17,8 +18,10 @@ from tapwise.ops.softmax import cpu_kernel as softmax_kernel
 from tapwise.ops.softmax.problem import SoftmaxProblem
 from tapwise.problem import Inputs
 
-KINDS = {"f32": np.float32, "f64": np.float64, "f16": np.float16}
+KINDS = {"f32": np.float32, "f64": np.float64, "f16": np.float16, "bf16": ml_dtypes.bfloat16}
 SHAPES = [(7,), (1,), (33, 19), (3, 5, 7, 11), (2, 40_000), (1500, 3), (4, 1, 1), (70_001,), (6, 600, 37)]
+# 16 bits in turn.
+CASES = [(shape, dtype) for number, shape in enumerate(SHAPES) for dtype in ("f32", "f64", ("f16", "bf16")[number % 2])]
 SOFTMAX = [name for name in registry.ALGORITHMS["softmax"] if name.startswith("cpu.")]
 
 
@@ -31,8 +34,7 @@ def compare(y: Any, expected: tuple[np.ndarray, np.ndarray], dtype: Any) -> None
     assert verdict, verdict.message
 
 
-@pytest.mark.parametrize("dtype", KINDS)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "dtype"), CASES)
 @pytest.mark.parametrize("identifier", SOFTMAX)
 def test_softmax(identifier: str, shape: tuple[int, ...], dtype: str) -> None:
     x = data(shape, dtype) * KINDS[dtype](4)

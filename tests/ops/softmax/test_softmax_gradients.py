@@ -28,7 +28,7 @@ EMULATED = [
 CPU = [name for name in registry.ALGORITHMS[OPERATOR] if name.startswith("cpu.")]
 
 
-@pytest.mark.parametrize("dtype", ["f32", "f64", "f16"])
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
 @pytest.mark.parametrize("text", PROBLEMS)
 @pytest.mark.parametrize("identifier", CPU)
 def test_against_float64(identifier: str, text: str, dtype: str) -> None:

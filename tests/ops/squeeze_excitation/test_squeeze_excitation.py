@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -61,7 +62,7 @@ def test_activations(activation: str, gate: str) -> None:
         np.testing.assert_allclose(y, layers(x, weight, bias, activation, gate), rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize(("kind", "tolerance"), [(np.float64, 1e-13), (np.float16, 2e-3)])
+@pytest.mark.parametrize(("kind", "tolerance"), [(np.float64, 1e-13), (np.float16, 2e-3), (ml_dtypes.bfloat16, 2e-2)])
 def test_dtypes(kind: Any, tolerance: float) -> None:
     arrays = drawn(2, 20, 6, 5, 3, kind)
     y = tapwise.squeeze_excitation(*arrays)

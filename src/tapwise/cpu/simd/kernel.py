@@ -9,10 +9,10 @@ from typing import Any, Final
 from llvmlite import ir
 
 from tapwise.cpu.simd.target import Target
-from tapwise.cpu.simd.values import BYTES, I1, I32, INT, INTEGERS, PTR, TYPES, Int, Ptr, Var
+from tapwise.cpu.simd.values import BFLOAT, BYTES, I1, I32, INT, INTEGERS, PTR, TYPES, Int, Ptr, Var
 
 # LLVM's types in the names of its intrinsics.
-_SHORT: Final = {"half": "f16", "float": "f32", "double": "f64"}
+_SHORT: Final = {"half": "f16", "bfloat": "bf16", "i16": "i16", "float": "f32", "double": "f64"}
 
 
 class Kernel:
@@ -179,6 +179,8 @@ class Kernel:
             return value
         if pointer.dtype in INTEGERS:
             return self._from_integers(value, pointer.dtype, lanes)
+        if pointer.dtype == "bf16":
+            return self._from_bf16(value, lanes)
         return self.b.fpext(value, self.vector(self.dtype, lanes))
 
     def _from_integers(self, value: Any, dtype: str, lanes: int) -> Any:
@@ -189,10 +191,37 @@ class Kernel:
             unsigned = False
         return self.b.uitofp(value, kind) if unsigned else self.b.sitofp(value, kind)
 
-    def store(self, pointer: Ptr, value: Any, mask: Any = None) -> None:
+    def _from_bf16(self, value: Any, lanes: int) -> Any:
+        """The bits of bfloat16 as float32: its upper half."""
+        wide = self.b.zext(value, self.vector("i32", lanes))
+        return self.b.bitcast(self.b.shl(wide, self._bits(16, wide)), self.vector("f32", lanes))
+
+    def _to_bf16(self, value: Any, exact: bool) -> Any:
+        """float32 rounded to nearest even as bits of bfloat16 (or LLVM's bfloat); NaN stays NaN."""
+        lanes, b = self.lanes_of(value), self.b
+        if self.target.rounds_bf16 and not exact:
+            return b.fptrunc(value, BFLOAT if lanes == 1 else ir.VectorType(BFLOAT, lanes))
+        bits = b.bitcast(value, self.vector("i32", lanes))
+        upper = b.lshr(bits, self._bits(16, bits))
+        if not exact:
+            even = b.and_(upper, self._bits(1, bits))
+            nearest = b.lshr(b.add(bits, b.add(even, self._bits(0x7FFF, bits))), self._bits(16, bits))
+            # A NaN whose lower half alone says so.
+            quiet = b.or_(upper, self._bits(0x40, bits))
+            upper = b.select(b.fcmp_unordered("uno", value, value), quiet, nearest)
+        return b.trunc(upper, self.vector("bf16", lanes))
+
+    def _bits(self, number: int, like: Any) -> Any:
+        """A 32-bit integer in every lane."""
+        lanes = self.lanes_of(like)
+        return ir.Constant(like.type, number if lanes == 1 else [number] * lanes)
+
+    def store(self, pointer: Ptr, value: Any, mask: Any = None, exact: bool = False) -> None:
         """Store a vector or scalar to any address, narrowed to the pointer's dtype; with a mask, its lanes that are on.
 
-        Integers are cut off towards zero and to their low bits; the value must fit 32 bits of float32, 64 of float64.
+        `exact`: that dtype holds the value as it is. The instruction of AVX-512 that rounds to bfloat16 makes zeros of
+        subnormal numbers. Integers are cut off towards zero and to their low bits; the value must fit 32 bits of
+        float32, 64 of float64.
         """
         if pointer.dtype != self.dtype:
             lanes = self.lanes_of(value)
@@ -202,6 +231,8 @@ class Kernel:
                 value = self.b.fptosi(value, self.vector(whole, lanes))
                 if INTEGERS[pointer.dtype] < INTEGERS[whole]:
                     value = self.b.trunc(value, kind)
+            elif pointer.dtype == "bf16":
+                value = self._to_bf16(value, exact)
             else:
                 value = self.b.fptrunc(value, kind)
         align = BYTES[pointer.dtype]
@@ -275,6 +306,10 @@ class Kernel:
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         """a * b + c, rounded once."""
         return self.intrinsic("llvm.fma", a, b, c)
+
+    def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
+        """What a register tile does with elements a and b and a sum c."""
+        return self.fma(a, b, c)
 
     def add(self, a: Any, b: Any) -> Any:
         return self.b.fadd(a, b)

@@ -26,10 +26,22 @@ class Target:
     def lanes(self, dtype: str) -> int:
         return self.vector_bytes // BYTES[dtype]
 
+    @property
+    def bf16_pairs(self) -> bool:
+        """Whether it has AVX-512's instruction that multiplies pairs of bfloat16 (cpu/pairs.py)."""
+        return self.vector_bytes == 64 and "+avx512bf16" in self.features.split(",")
+
+    @property
+    def rounds_bf16(self) -> bool:
+        """Whether it has instructions that round float32 to bfloat16: AVX-512's or those of Arm."""
+        return not {"+avx512bf16", "+bf16"}.isdisjoint(self.features.split(","))
+
 
 _X86: Final = "x86_64-unknown-linux-gnu"
+_AVX512: Final = "+avx512f,+avx512vl,+avx512dq,+avx512bw,+fma,+f16c"
 _NAMED: Final = {
-    "avx512": Target("avx512", _X86, "skylake-avx512", "+avx512f,+avx512vl,+avx512dq,+avx512bw,+fma,+f16c", 64, 32),
+    "avx512-bf16": Target("avx512-bf16", _X86, "cooperlake", f"{_AVX512},+avx512bf16", 64, 32),
+    "avx512": Target("avx512", _X86, "skylake-avx512", _AVX512, 64, 32),
     "avx2": Target("avx2", _X86, "haswell", "+avx2,+fma,+f16c", 32, 16),
     # Half of AVX2's width: what a study of vector widths compares with.
     "avx2-128": Target("avx2-128", _X86, "haswell", "+avx2,+fma,+f16c", 16, 16),
@@ -39,7 +51,7 @@ _NAMED: Final = {
 
 @cache
 def target(name: str = "host") -> Target:
-    """The target of that name: host, avx512, avx2, avx2-128 or neon. Raises InvalidProblem for another."""
+    """The target of that name: host, avx512-bf16, avx512, avx2, avx2-128 or neon. Raises InvalidProblem for another."""
     if name in _NAMED:
         return _NAMED[name]
     if name != "host":

@@ -14,11 +14,29 @@ PTR: Final = ir.PointerType()
 INTEGERS: Final = {f"{sign}{bits}": bits for bits in (8, 16, 32, 64) for sign in "iu"}
 TYPES: Final = {
     "f16": ir.HalfType(),
+    # The bits: what is done with them is arithmetic of integers, but for one instruction that rounds to BFLOAT.
+    "bf16": ir.IntType(16),
     "f32": ir.FloatType(),
     "f64": ir.DoubleType(),
     **{name: ir.IntType(bits) for name, bits in INTEGERS.items()},
 }
-BYTES: Final = {"f16": 2, "f32": 4, "f64": 8, **{name: bits // 8 for name, bits in INTEGERS.items()}}
+BYTES: Final = {"f16": 2, "bf16": 2, "f32": 4, "f64": 8, **{name: bits // 8 for name, bits in INTEGERS.items()}}
+
+
+class _BFloat(ir.Type):
+    """LLVM's bfloat, which llvmlite has no type for."""
+
+    def _to_string(self) -> str:
+        return "bfloat"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _BFloat)
+
+    def __hash__(self) -> int:
+        return hash(_BFloat)
+
+
+BFLOAT: Final = _BFloat()
 
 
 class Int:

@@ -30,7 +30,7 @@ def conv2d(
     """y = activation(conv(x, w) + bias + residual), with the meaning of torch.nn.functional.conv2d.
 
     x (n, c, h, w) or (c, h, w), w (k, c / groups, r, s), bias (k,), residual and out as y. All float32, all float64, or
-    all float16 or (on a GPU) bfloat16 (summed in float32); NumPy arrays, PyTorch tensors, CuPy arrays, or arrays that
+    all float16 or all bfloat16 (summed in float32); NumPy arrays, PyTorch tensors, CuPy arrays, or arrays that
     speak DLPack, with any strides. The result is of x's kind and memory order (NCHW, or channels-last where x is
     dense that way). What lies on a GPU is computed there, on its library's current stream; `device="cuda"` copies
     NumPy arrays there and back.

@@ -23,7 +23,7 @@ def im2col(
 
     x (n, c, *spatial) of 1 to 3 spatial axes, or (c, *spatial); the result (n, c * prod(kernel_size), windows). An
     array of three axes is (c, h, w) where kernel_size is a number or two, as in PyTorch, and (n, c, w) where it is one
-    of one. float32, float64 or float16; arrays and `device` as for conv2d.
+    of one. float32, float64, float16 or bfloat16; arrays and `device` as for conv2d.
     `padding` in conv2d's forms. `out` is filled and returned. Raises InvalidProblem for a bad argument.
     """
     return _columns.call(_im2col, (kernel_size, dilation, padding, stride, algorithm, device), out, x)

@@ -24,7 +24,7 @@ LARGEST_ROW: Final = 2**22
 
 
 class Im2colSimd(Algorithm[PlaneConfig]):
-    """Vector copies, any stride, padding and dilation, 1 to 3 spatial axes; float32, float64, float16."""
+    """Vector copies, any stride, padding and dilation, 1 to 3 spatial axes; float32, float64, 16 bits."""
 
     operator: ClassVar[str] = "im2col"
     id: ClassVar[str] = "cpu.simd"

@@ -58,7 +58,7 @@ def _zeros(k: Kernel, y: Ptr, count: Int) -> None:
 
 def _copy(k: Kernel, x: Ptr, y: Ptr, count: Int) -> None:
     with k.if_(count > 0):
-        k.rows(count, lambda i, lanes: k.store(y + i, k.load(x + i, lanes)))
+        k.rows(count, lambda i, lanes: k.store(y + i, k.load(x + i, lanes), exact=True))
 
 
 def _once(k: Kernel, count: Int, body: Callable[[Int, int], None]) -> None:

@@ -55,7 +55,7 @@ def gather(
 
 
 class Im2colSerial(LoopAlgorithm):
-    """Plain loops on one thread. float32, float64, float16; 1 to 3 spatial axes."""
+    """Plain loops on one thread. float32, float64, float16, bfloat16; 1 to 3 spatial axes."""
 
     operator: ClassVar[str] = "im2col"
     id: ClassVar[str] = "cpu.serial"
@@ -84,7 +84,7 @@ class Im2colSerial(LoopAlgorithm):
 
 
 class Col2imSerial(Im2colSerial):
-    """Plain loops on one thread, gathering. float32, float64, float16 (summed in float32); 1 to 3 spatial axes."""
+    """Plain loops on one thread, gathering. float32, float64, 16 bits (summed in float32); 1 to 3 spatial axes."""
 
     operator: ClassVar[str] = "col2im"
     id: ClassVar[str] = "cpu.serial"

@@ -23,8 +23,8 @@ def max_pool2d(
 ) -> Any:  # fmt: skip
     """The largest element of each window, with the meaning of torch.nn.functional.max_pool2d.
 
-    x (n, c, h, w) or (c, h, w); float32, float64 or float16; arrays and `device` as for conv2d, any strides. The result
-    is of x's kind and memory order. The stride is the kernel's size by default.
+    x (n, c, h, w) or (c, h, w); float32, float64, float16 or bfloat16; arrays and `device` as for conv2d, any strides.
+    The result is of x's kind and memory order. The stride is the kernel's size by default.
     `padding`: a number, one for each axis, ((top, bottom), (left, right)), "same" or "valid"; each side smaller than
     the dilated kernel, and never chosen. NaN propagates. `return_indices`: also int64 positions h * width + w in the
     plane, the first of equals. `out` is filled and returned. Raises InvalidProblem for a bad argument.

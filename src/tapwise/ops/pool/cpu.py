@@ -31,7 +31,7 @@ LARGEST_PIXELS: Final = 49
 
 
 class PoolSimd(Algorithm[PlaneConfig]):
-    """Windows of up to 16 taps an axis (NHWC: 49 in all), any stride, padding and dilation; f32, f64, f16."""
+    """Windows of up to 16 taps an axis (NHWC: 49 in all), any stride, padding and dilation; f32, f64, f16, bf16."""
 
     operator: ClassVar[str] = "pool"
     id: ClassVar[str] = "cpu.simd"

@@ -38,7 +38,7 @@ class GradientPlan(KernelPlan):
 
 
 class PoolDgradSimd(Algorithm[PlaneConfig]):
-    """max: any window. avg: dilation 1, in NCHW windows of up to 16 columns. float32, float64, float16 (in float32)."""
+    """max: any window. avg: dilation 1, in NCHW windows of up to 16 columns. float32, float64, 16 bits (in float32)."""
 
     operator: ClassVar[str] = "pool_dgrad"
     id: ClassVar[str] = "cpu.simd"
@@ -84,7 +84,7 @@ class PoolDgradSimd(Algorithm[PlaneConfig]):
         return problem.kernel[1] + max(width + before, (q - 1) * problem.stride[1] + 1) + 64
 
     def _scratch(self, problem: PoolProblem, config: PlaneConfig) -> int:
-        """Elements of one worker's: sums of a band in float16, or of a row of windows and that row padded."""
+        """Elements of one worker's: sums of a band of 16 bits, or of a row of windows and that row padded."""
         channels = problem.c if problem.layout == "nhwc" else 1
         if problem.op == "max":
             rows = ceil_div(problem.spatial[0], config.row_blocks)

@@ -50,7 +50,7 @@ def _emit_scatter(
     """Each window that may have chosen one of the rows adds to the element that it did choose, in order."""
     low, size = h0 * a.w_in, (h1 - h0) * a.w_in
     dx = a.pointer("y", storage) + (plane * a.h * a.w_in + low) * a.channels
-    # Sums of float16 are kept in float32.
+    # Sums of 16 bits are kept in float32.
     sums = dx if storage == k.dtype else scratch
     _zero(k, sums, size * a.channels)
     first, _ = _seeing(h0 + a.pad_top, a.p, a.r, a.stride_h)
@@ -99,7 +99,7 @@ def _emit_spread(
         with k.if_else(same) as (copied, added):
             with copied:
                 above = dx + (h - 1) * width
-                k.rows(width, lambda i, lanes: k.store(here + i, k.load(above + i, lanes)))
+                k.rows(width, lambda i, lanes: k.store(here + i, k.load(above + i, lanes), exact=True))
             with added:
                 _zero(k, sums, output)
                 with k.loop(first, end) as p:

@@ -90,7 +90,7 @@ def _emit_planes(k: Kernel, storage: str, op: str, r: int, s: int, stride: int, 
                         vertical = k.broadcast(row_counts + _counted(p, a.row_edge, a.row_skip), lanes)
                         count = k.mul(vertical, k.load(col_counts + _counted(i, a.col_edge, a.col_skip), lanes))
                         value = k.div(value, count)
-                    k.store(y + i, value)
+                    k.store(y + i, value, exact=op == "max")
 
                 k.rows(a.w_in, down)
                 k.rows(a.q, across)
@@ -121,6 +121,6 @@ def _emit_pixels(k: Kernel, storage: str, op: str, r: int, s: int) -> None:
                         vertical = k.broadcast(row_counts + _counted(p, a.row_edge, a.row_skip), lanes)
                         count = k.mul(vertical, k.broadcast(col_counts + _counted(q, a.col_edge, a.col_skip), lanes))
                         value = k.div(value, count)
-                    k.store(y + c, value)
+                    k.store(y + c, value, exact=op == "max")
 
                 k.rows(a.channels, body)

@@ -68,7 +68,7 @@ def mean(
 
 
 class PoolSerial(LoopAlgorithm):
-    """Plain loops on one thread. float32, float64, float16 (in float32); both memory orders; positions."""
+    """Plain loops on one thread. float32, float64, float16, bfloat16 (in float32); both memory orders; positions."""
 
     operator: ClassVar[str] = "pool"
     id: ClassVar[str] = "cpu.serial"

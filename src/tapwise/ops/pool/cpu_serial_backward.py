@@ -44,7 +44,7 @@ def spread(
 
 
 class PoolDgradSerial(LoopAlgorithm):
-    """Plain loops on one thread: each window adds to what it saw. float32, float64, float16 (in float32)."""
+    """Plain loops on one thread: each window adds to what it saw. float32, float64, float16, bfloat16 (in float32)."""
 
     operator: ClassVar[str] = "pool_dgrad"
     id: ClassVar[str] = "cpu.serial"

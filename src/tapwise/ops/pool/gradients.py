@@ -27,9 +27,9 @@ def max_pool2d_backward(
     dy (n, c, p, q) or (c, p, q), the gradient by the values; `indices`: the int64 positions that max_pool2d gave, of
     dy's shape. `input_size`: the shape of x, (n, c, h, w) or (c, h, w). The other arguments are those that max_pool2d
     had. Each element of x gets the sum, in a fixed order, of dy of the windows that chose it: a position that its
-    window does not see has no meaning, and is never written to outside of dx. float32, float64 or float16; arrays and
-    `device` as for conv2d, any strides; dx has dy's kind and memory order. `out` is filled and returned. Raises
-    InvalidProblem for a bad argument.
+    window does not see has no meaning, and is never written to outside of dx. float32, float64, float16 or bfloat16;
+    arrays and `device` as for conv2d, any strides; dx has dy's kind and memory order. `out` is filled and returned.
+    Raises InvalidProblem for a bad argument.
     """
     words = _plain(input_size), kernel_size, stride, padding, dilation, ceil_mode, algorithm, device
     return _max.call(_max_backward, words, out, dy, indices)

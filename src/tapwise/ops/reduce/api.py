@@ -32,8 +32,8 @@ def reduce(
     are the first of equals. Of no element: sum, norm1, norm2, sumsquare 0, prod 1, mean NaN, logsumexp -infinity.
     `dim` and `keepdim`: PyTorch's names of `axis` and `keepdims`.
 
-    x: any shape, float32, float64 or float16 (in float32); arrays as for softmax. The result is of x's kind and dtype.
-    Raises InvalidProblem for an unknown op, a bad axis, and the largest or smallest of nothing.
+    x: any shape, float32, float64, float16 or bfloat16 (in float32); arrays as for softmax. The result is of x's kind
+    and dtype. Raises InvalidProblem for an unknown op, a bad axis, and the largest or smallest of nothing.
     """
     return _replays.call(_reduce, (op, axis, keepdims, dim, keepdim, algorithm, device), None, x)
 

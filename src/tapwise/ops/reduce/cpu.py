@@ -28,7 +28,7 @@ ALONE: Final = 16384
 
 
 class ReduceSimd(Algorithm[RowConfig]):
-    """Every op along neighbouring axes; float32, float64, float16 (in float32)."""
+    """Every op along neighbouring axes; float32, float64, float16, bfloat16 (in float32)."""
 
     operator: ClassVar[str] = "reduce"
     id: ClassVar[str] = "cpu.simd"

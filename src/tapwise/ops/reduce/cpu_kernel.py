@@ -106,7 +106,7 @@ def _emit_rows(k: Kernel, storage: str, op: _Op) -> None:
         with a.draws(worker) as number:
             with k.if_else(a.chunks.eq(1)) as (whole, cut):
                 with whole, k.loop(number * a.rows, ((number + 1) * a.rows).min(a.outer)) as row:
-                    k.store(y + row, op.finish(fold(x + row * a.length, a.length), a.length))
+                    k.store(y + row, op.finish(fold(x + row * a.length, a.length), a.length), exact=op.chooses)
                 with cut:
                     start = number % a.chunks * a.chunk
                     here = x + number // a.chunks * a.length + start
@@ -164,7 +164,7 @@ def _emit_columns(k: Kernel, storage: str, op: _Op) -> None:
             with k.if_else(a.chunks.eq(1)) as (whole, cut):
                 with whole:
                     for total, (spot, _) in zip(sums, spots, strict=True):
-                        k.store(y + spot, op.finish(total.get(), a.length))
+                        k.store(y + spot, op.finish(total.get(), a.length), exact=op.chooses)
                 with cut:
                     for total, (spot, _) in zip(sums, spots, strict=True):
                         k.store(parts + spot, total.get())
@@ -185,4 +185,4 @@ def _emit_join(k: Kernel, storage: str, op: _Op) -> None:
                 with k.loop(block, (block + JOIN_BLOCK).min(a.chunks)) as c:
                     part.set(op.combine(part.get(), k.load(here + c * a.inner, 1)))
                 total.set(op.combine(total.get(), part.get()))
-            k.store(y + outer * a.inner + b, op.finish(total.get(), a.length))
+            k.store(y + outer * a.inner + b, op.finish(total.get(), a.length), exact=op.chooses)

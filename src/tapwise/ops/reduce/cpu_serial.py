@@ -73,7 +73,7 @@ def reduce(x: Any, y: Any, op: int) -> None:
 
 
 class ReduceSerial(LoopAlgorithm):
-    """Plain loops on one thread, sums in blocks of 256. float32, float64, float16 (in float32)."""
+    """Plain loops on one thread, sums in blocks of 256. float32, float64, float16, bfloat16 (in float32)."""
 
     operator: ClassVar[str] = "reduce"
     id: ClassVar[str] = "cpu.serial"

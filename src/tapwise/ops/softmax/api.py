@@ -29,11 +29,11 @@ def softmax(
 ) -> Any:
     """e^x over the sum of e^x along one axis, shifted by the largest element.
 
-    x: any shape; float32, float64 or float16 (computed in float32); arrays and `device` as for conv2d, any strides. The
-    result is of x's kind, shape and dtype. A row with NaN or +infinity, or of nothing but -infinity, is NaN.
-    `dim`: PyTorch's name of `axis`. `algorithm`: "auto" or an id such as "cpu.simd". `out`, which may not overlap x, is
-    filled and returned: for large arrays, new memory takes as long as the softmax. Raises InvalidProblem for a bad
-    argument.
+    x: any shape; float32, float64, float16 or bfloat16 (computed in float32); arrays and `device` as for conv2d, any
+    strides. The result is of x's kind, shape and dtype. A row with NaN or +infinity, or of nothing but -infinity, is
+    NaN. `dim`: PyTorch's name of `axis`. `algorithm`: "auto" or an id such as "cpu.simd". `out`, which may not overlap
+    x, is filled and returned: for large arrays, new memory takes as long as the softmax. Raises InvalidProblem for a
+    bad argument.
     """
     return _replays.call(_softmax, (axis, dim, False, algorithm, device), out, x)
 

@@ -5,7 +5,7 @@ Rows longer than CHUNK are cut into chunks that go through the first two steps b
 element of its own; a second launch brings the chunks to the scale of the row. Along other axes lanes run over what
 lies inside, and a vector of columns goes through the three steps.
 
-float16 is computed in float32, and its exponentials twice rather than rounded in between.
+float16 and bfloat16 are computed in float32, and their exponentials twice rather than rounded in between.
 
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, for sums of chunks with their own
 largest elements.
@@ -33,7 +33,7 @@ ENOUGH: Final = 16
 
 
 class SoftmaxSimd(Algorithm[RowConfig]):
-    """Softmax and its logarithm along any axis of a dense array; float32, float64, float16 (in float32)."""
+    """Softmax and its logarithm along any axis of a dense array; float32, float64, float16, bfloat16 (in float32)."""
 
     operator: ClassVar[str] = "softmax"
     id: ClassVar[str] = "cpu.simd"

@@ -27,7 +27,7 @@ class GradientPlan(ChunkPlan):
 
 
 class SoftmaxDgradSimd(SoftmaxSimd):
-    """Gradients of softmax and its logarithm along any axis; float32, float64, float16 (in float32)."""
+    """Gradients of softmax and its logarithm along any axis; float32, float64, float16, bfloat16 (in float32)."""
 
     operator: ClassVar[str] = "softmax_dgrad"
     id: ClassVar[str] = "cpu.simd"

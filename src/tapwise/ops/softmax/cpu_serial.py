@@ -41,7 +41,7 @@ def softmax(x: Any, y: Any, log: bool) -> None:
 
 
 class SoftmaxSerial(LoopAlgorithm):
-    """Plain loops on one thread: largest element, sum of exponentials, quotient. float32, float64, float16."""
+    """Plain loops on one thread: largest element, sum of exponentials, quotient. float32, float64, 16 bits."""
 
     operator: ClassVar[str] = "softmax"
     id: ClassVar[str] = "cpu.serial"

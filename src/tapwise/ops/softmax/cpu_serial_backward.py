@@ -35,7 +35,7 @@ def gradient(dy: Any, y: Any, dx: Any, log: bool) -> None:
 
 
 class SoftmaxDgradSerial(LoopAlgorithm):
-    """Plain loops on one thread: the sum, then dx. float32, float64, float16 (in float32)."""
+    """Plain loops on one thread: the sum, then dx. float32, float64, float16, bfloat16 (in float32)."""
 
     operator: ClassVar[str] = "softmax_dgrad"
     id: ClassVar[str] = "cpu.serial"

@@ -25,10 +25,10 @@ def softmax_backward(
 ) -> Any:  # fmt: skip
     """dx = (dy - sum(dy * y)) * y, the gradient of softmax by its input, with the meaning of PyTorch's.
 
-    dy, the gradient by y, and y, what softmax gave: any one shape; float32, float64 or float16 (computed in float32),
-    of one dtype; arrays and `device` as for conv2d, any strides. dx is of dy's kind, shape and dtype. `axis`: the one
-    that softmax went along; `dim`: PyTorch's name of it. `algorithm`: "auto" or an id such as "cpu.simd". `out`, which
-    may not overlap dy or y, is filled and returned. Raises InvalidProblem for a bad argument.
+    dy, the gradient by y, and y, what softmax gave: any one shape; float32, float64, float16 or bfloat16 (computed in
+    float32), of one dtype; arrays and `device` as for conv2d, any strides. dx is of dy's kind, shape and dtype. `axis`:
+    the one that softmax went along; `dim`: PyTorch's name of it. `algorithm`: "auto" or an id such as "cpu.simd".
+    `out`, which may not overlap dy or y, is filled and returned. Raises InvalidProblem for a bad argument.
     """
     return _replays.call(_backward, (axis, dim, False, algorithm, device), out, dy, y)
 

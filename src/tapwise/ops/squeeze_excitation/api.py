@@ -21,7 +21,7 @@ def squeeze_excitation(
 ) -> Any:  # fmt: skip
     """x * gate(expand @ activation(reduce @ mean(x) + reduce_bias) + expand_bias), a number a channel.
 
-    x (n, c, h, w): float32, float64, float16 or (on a GPU) bfloat16, computed in float32, float64 in float64; arrays
+    x (n, c, h, w): float32, float64, float16 or bfloat16, computed in float32, float64 in float64; arrays
     and `device` as for conv2d. weight (2, m, c): the filters `reduce` (m, c) of the first of the two convolutions of
     one tap, and `expand` (c, m) of the second, transposed; bias (m + c,): theirs, one behind the other. All of x's
     dtype. `activation`: relu, relu6, silu, gelu, gelu_tanh, tanh or hardswish; `gate`: sigmoid or hardsigmoid. The

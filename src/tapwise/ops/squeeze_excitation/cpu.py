@@ -57,7 +57,7 @@ def workspace_bytes(problem: SqueezeExcitationProblem) -> int:
 
 
 class SqueezeExcitationSimd(Algorithm[Config]):
-    """Any sizes, both memory orders; float32, float64, float16 (in float32)."""
+    """Any sizes, both memory orders; float32, float64, float16, bfloat16 (in float32)."""
 
     operator: ClassVar[str] = "squeeze_excitation"
     id: ClassVar[str] = "cpu.simd"

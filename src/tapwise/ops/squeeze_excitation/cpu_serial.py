@@ -14,7 +14,7 @@ from tapwise.problem import DTYPES
 
 
 class SqueezeExcitationSerial(LoopAlgorithm):
-    """NumPy's sums and products, one thread; float32, float64, float16 (in float32); both memory orders."""
+    """NumPy's sums and products, one thread; float32, float64, float16, bfloat16 (in float32); both memory orders."""
 
     operator: ClassVar[str] = "squeeze_excitation"
     id: ClassVar[str] = "cpu.serial"

@@ -164,7 +164,7 @@ class _CpuPhases(Phases):
 
 
 class FpropPhases(_CpuPhases):
-    """What an algorithm of fprop takes for each phase. float32, float64, float16 (in float32); NCHW and NHWC."""
+    """What an algorithm of fprop takes for each phase. float32, float64, 16 bits (in float32); NCHW and NHWC."""
 
     id: ClassVar[str] = "cpu.fprop_phases"
 

@@ -48,17 +48,17 @@ class Config(BaseConfig):
 def expands(problem: ConvProblem) -> bool:
     """Whether a matrix must be built at all: not where the image already is the matrix."""
     same = set(problem.kernel) == {1} == set(problem.stride) and not any(map(any, problem.padding))
-    return problem.dtype == "f16" or not same
+    return problem.widened or not same
 
 
 class Geometry:
-    """Bytes of the two parts of the workspace: the matrix, and float32 sums of what is stored as float16."""
+    """Bytes of the two parts of the workspace: the matrix, and float32 sums of what is stored in 16 bits."""
 
     def __init__(self, problem: ConvProblem, config: Config) -> None:
         pixels = config.rows * config.cols
         size = problem.accumulator_bytes
         self.matrix = round_up(problem.c * prod(problem.kernel) * pixels * size, ALIGNMENT) if expands(problem) else 0
-        self.sums = round_up(problem.k * pixels * size, ALIGNMENT) if problem.dtype == "f16" else 0
+        self.sums = round_up(problem.k * pixels * size, ALIGNMENT) if problem.widened else 0
 
     @property
     def workspace_bytes(self) -> int:
@@ -94,7 +94,7 @@ class Im2colPlan(Plan):
                 pixels = self._pixels(*chunk)
                 # Outputs of the chunk: (k, rows, cols), or (rows, cols, k) for NHWC.
                 out = self._in_order(y[image])[pixels]
-                sums = self._temporary(workspace, out.shape) if self.problem.dtype == "f16" else out
+                sums = self._temporary(workspace, out.shape) if self.problem.widened else out
                 self._multiply(packed, self._matrix(x[image], workspace, *chunk), sums)
                 if bias is not None:
                     sums += bias
@@ -176,10 +176,10 @@ class Im2colPlan(Plan):
 
 
 class Im2colGemm(Algorithm[Config]):
-    """Expansion and BLAS. float32, float64, float16 (computed in float32); NCHW and NHWC; any groups.
+    """Expansion and BLAS. float32, float64, float16, bfloat16 (computed in float32); NCHW and NHWC; any groups.
 
-    NumPy's BLAS decides on its own threads. Rejects other directions, bf16, anything but two spatial axes, and
-    problems with no output or no channel.
+    NumPy's BLAS decides on its own threads. Rejects other directions, anything but two spatial axes, and problems
+    with no output or no channel.
     """
 
     id: ClassVar[str] = "cpu.im2col_gemm"
@@ -213,7 +213,7 @@ class Im2colGemm(Algorithm[Config]):
         if expands(problem):
             copied = problem.n * problem.c * taps * pixels
             run = problem.group_c if problem.layout == "nhwc" else min(config.cols, width)
-            element = CONVERTED_NS if problem.dtype == "f16" else ELEMENT_NS
+            element = CONVERTED_NS if problem.widened else ELEMENT_NS
             expansion = chunks * taps * COPY_US + 1e-3 * copied * (element + ROW_NS / max(1, run))
             if Geometry(problem, config).workspace_bytes > device.l3_bytes // 2:
                 expansion += 1e-3 * copied * problem.accumulator_bytes / device.gbps
@@ -225,13 +225,13 @@ class Im2colGemm(Algorithm[Config]):
         if filters > device.l3_bytes // 2:
             product = max(product, 1e-3 * filters / device.gbps)
         passes = EPILOGUE_NS[problem.activation_name] + 0.4 * (problem.bias + problem.residual)
-        if problem.dtype == "f16":
+        if problem.widened:
             passes += CONVERTED_NS
         return RUN_US + expansion + product + 1e-3 * outputs * passes
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """A copy of the filters; converted for float16, transposed for NHWC."""
-        each = CONVERTED_NS if problem.dtype == "f16" else ELEMENT_NS
+        """A copy of the filters; converted from 16 bits, transposed for NHWC."""
+        each = CONVERTED_NS if problem.widened else ELEMENT_NS
         return 3.0 + 1e-3 * problem.k * problem.gemm_k * (each + (0.0 if problem.layout == "nchw" else 1.0))
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:

@@ -65,13 +65,13 @@ def _interleave_row(k: Kernel, parts: Sequence[Ptr | None], out: Ptr, count: Int
     if ways in INTERLEAVED:
         with k.loop(0, start, k.lanes) as i:
             for at, vector in enumerate(interleave(k, [load(part, i, k.lanes) for part in parts])):
-                k.store(out + (i * ways + at * k.lanes), vector)
+                k.store(out + (i * ways + at * k.lanes), vector, exact=True)
     with k.loop(start, count) as i:
         for way, part in enumerate(parts):
-            k.store(out + (i * ways + way), load(part, i, 1))
+            k.store(out + (i * ways + way), load(part, i, 1), exact=True)
     for way, part in enumerate(parts[:-1]):
         with k.if_(count * ways + way < width):
-            k.store(out + (count * ways + way), load(part, count, 1))
+            k.store(out + (count * ways + way), load(part, count, 1), exact=True)
 
 
 def generate_pixels(target: Target, *, dtype: str, storage: str) -> Kernel:

@@ -72,7 +72,7 @@ def result_bytes(problem: ConvProblem) -> int:
 
 
 class PixelShuffle(Algorithm[Config]):
-    """float32, float64, float16 (in float32); NCHW, and NHWC of one group."""
+    """float32, float64, 16 bits (in float32); NCHW, and NHWC of one group."""
 
     operator: ClassVar[str] = "dgrad"
     id: ClassVar[str] = "cpu.pixel_shuffle"

@@ -127,9 +127,9 @@ def _compiled(dtype: np.dtype[Any]) -> Any:
 
 
 class Serial(LoopAlgorithm):
-    """The plain loop nest on one thread. float32, float64, float16 (computed in float32); NCHW and NHWC; no workspace.
+    """The plain loop nest on one thread. float32, float64, float16, bfloat16 (computed in float32); NCHW and NHWC.
 
-    Rejects other directions, bf16, and anything but two spatial axes. Taps in the padding are skipped.
+    No workspace. Rejects other directions, and anything but two spatial axes. Taps in the padding are skipped.
     """
 
     id: ClassVar[str] = "cpu.serial"
@@ -151,7 +151,7 @@ class Serial(LoopAlgorithm):
         return np.array(w, DTYPES[problem.accumulator], order="C")
 
     def run(self, problem: ConvProblem, buffers: Buffers, us: float) -> None:
-        """float16 goes through float32 copies of one image at a time."""
+        """16 bits go through float32 copies of one image at a time."""
         x, packed, y, _, bias, residual, _ = buffers
         dtype = DTYPES[problem.accumulator]
         zero = dtype.type(0)
@@ -171,7 +171,7 @@ class Serial(LoopAlgorithm):
                 part = residual[:, :, first:end], y[:, :, first:end]
                 loops(x, packed, bias, *part, problem.groups, problem.stride, padding, *rest)
 
-        if problem.dtype != "f16":
+        if not problem.widened:
             for first, end in pieces(len(y), us):
                 convolve_part(x[first:end], residual[first:end], y[first:end])
             return

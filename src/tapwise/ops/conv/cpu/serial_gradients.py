@@ -74,9 +74,9 @@ def correlate(x: Any, dy: Any, dw: Any, stride: Any, padding: Any, dilation: Any
 
 
 class SerialDgrad(LoopAlgorithm):
-    """The plain loop nest on one thread. float32, float64, float16 (computed in float32); NCHW and NHWC; no workspace.
+    """The plain loop nest on one thread. float32, float64, float16, bfloat16 (computed in float32); NCHW and NHWC.
 
-    Rejects bf16, and anything but two spatial axes.
+    No workspace. Rejects anything but two spatial axes.
     """
 
     operator: ClassVar[str] = "dgrad"
@@ -95,7 +95,7 @@ class SerialDgrad(LoopAlgorithm):
         return np.array(w, DTYPES[problem.accumulator], order="C")
 
     def run(self, problem: ConvProblem, buffers: Buffers, us: float) -> None:
-        """Image by image; float16 goes through float32 copies."""
+        """Image by image; 16 bits go through float32 copies."""
         dy, packed, dx, _, bias, _, _ = buffers
         dtype = DTYPES[problem.accumulator]
         steps = problem.stride, tuple(before for before, _ in problem.padding), problem.dilation
@@ -112,9 +112,9 @@ class SerialDgrad(LoopAlgorithm):
 
 
 class SerialWgrad(LoopAlgorithm):
-    """The plain loop nest on one thread. float32, float64, float16 (computed in float32); NCHW and NHWC; no workspace.
+    """The plain loop nest on one thread. float32, float64, float16, bfloat16 (computed in float32); NCHW and NHWC.
 
-    Rejects bf16, and anything but two spatial axes.
+    No workspace. Rejects anything but two spatial axes.
     """
 
     operator: ClassVar[str] = "wgrad"
@@ -132,7 +132,7 @@ class SerialWgrad(LoopAlgorithm):
         return w
 
     def run(self, problem: ConvProblem, buffers: Buffers, us: float) -> None:
-        """Image by image; float16 goes through float32 copies."""
+        """Image by image; 16 bits go through float32 copies."""
         x, dy, dw, *_ = buffers
         dtype = DTYPES[problem.accumulator]
         steps = problem.stride, tuple(before for before, _ in problem.padding), problem.dilation

@@ -168,7 +168,7 @@ class DepthwiseWgrad(Algorithm[Config]):
     """Depthwise weight gradient; any stride and dilation, filters up to 11 columns, in NCHW any number of outputs a
     channel.
 
-    float32, float64, float16 (computed in float32). Exact on integers that float32 holds.
+    float32, float64, float16, bfloat16 (computed in float32). Exact on integers that float32 holds.
     """
 
     operator: ClassVar[str] = "wgrad"

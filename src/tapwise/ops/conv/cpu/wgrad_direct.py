@@ -2,7 +2,7 @@
 
 A tile holds `m` rows by `n` vectors of sums of one tap: each pixel brings n vectors of one operand and m broadcast
 elements of the other. Channels last are read where they lie; NCHW is transposed band by band into panels that stay in
-the cache, as is float16, which is widened there. Each tap goes over the rows and columns where it meets the input, so
+the cache, as are 16 bits, which are widened there. Each tap goes over the rows and columns where it meets the input, so
 there are no masks and no zeros, but for few channels: those lie side by side with the taps of a row.
 """
 
@@ -62,7 +62,7 @@ class Geometry:
         self.x_more = x_units - self.x_panels * (x_width - 1)
         self.dy_more = dy_units - self.dy_panels * (dy_width - 1)
         self.x_blocks, self.dy_blocks = ceil_div(self.x_panels, c.x_block), ceil_div(self.dy_panels, c.dy_block)
-        here = p.layout == "nhwc" and p.dtype == p.accumulator
+        here = p.layout == "nhwc" and not p.widened
         self.pack_x = self.flat or not here or not (c.swap or p.group_c % lanes == 0)
         self.pack_dy = not here or (c.swap and p.group_k % lanes != 0)
         self.row_blocks = ceil_div(p.output[0], c.rows)
@@ -108,7 +108,7 @@ class Geometry:
         if self.parts > 1:
             return "parts"
         as_lies = p.layout == "nhwc" or prod(p.kernel) == 1
-        whole = self.x_length % self.lanes == 0 and p.dtype == p.accumulator
+        whole = self.x_length % self.lanes == 0 and not p.widened
         return "direct" if as_lies and whole and not c.swap else "scratch"
 
     @property
@@ -292,8 +292,8 @@ class PartsPlan(KernelPlan):
 class DirectWgrad(Algorithm[Config]):
     """Register-blocked outer products; any filter, stride, dilation and groups.
 
-    float32, float64, float16 (computed in float32); NCHW and NHWC. Exact on integers that float32 holds. Rejects bf16,
-    anything but two spatial axes, and problems with nothing to sum.
+    float32, float64, float16, bfloat16 (computed in float32); NCHW and NHWC. Exact on integers that float32 holds.
+    Rejects anything but two spatial axes, and problems with nothing to sum.
     """
 
     operator: ClassVar[str] = "wgrad"

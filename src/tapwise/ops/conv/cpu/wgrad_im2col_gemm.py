@@ -69,10 +69,9 @@ class WgradPlan(Im2colPlan):
 
 
 class Im2colGemmWgrad(Algorithm[Config]):
-    """Expansion and BLAS. float32, float64, float16 (computed in float32); NCHW and NHWC; any groups.
+    """Expansion and BLAS. float32, float64, float16, bfloat16 (computed in float32); NCHW and NHWC; any groups.
 
-    NumPy's BLAS decides on its own threads. Rejects bf16, anything but two spatial axes, and problems with nothing to
-    sum.
+    NumPy's BLAS decides on its own threads. Rejects anything but two spatial axes, and problems with nothing to sum.
     """
 
     operator: ClassVar[str] = "wgrad"

@@ -218,7 +218,7 @@ def all_candidates(problem: ConvProblem, device: Device) -> Iterator[Config | In
 class Depthwise(generated.GeneratedAlgorithm[Config | InPlaceConfig]):
     """Depthwise convolution, filters of any size and stride, any number of outputs a channel (NCHW).
 
-    float32, float64, float16 (computed in float32); exact on integers that float32 holds.
+    float32, float64, float16, bfloat16 (computed in float32); exact on integers that float32 holds.
     """
 
     id: ClassVar[str] = "cpu.depthwise"

@@ -18,6 +18,7 @@ from tapwise.cpu.common import lanes_of, splits
 from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cpu import generated
+from tapwise.ops.conv.cpu.direct.pairs import paired, takes_pairs
 from tapwise.ops.conv.cpu.packed_tile import packed_tile
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -34,7 +35,8 @@ IN_PLACE_M: Final = 8
 class Config(BaseConfig):
     """route "sums", "straight" or "in place"; lanes "pixels" or "channels"; the register tile m x n; a task: rows x
     cols outputs of `images` images, `filters` output channels of `groups` groups; `channels` of the input a
-    block of gemm_k; whether filters are packed into panels, or read where they lie."""
+    block of gemm_k; whether filters are packed into panels, or read where they lie; whether
+    channels are pairs of bfloat16 (pairs.py)."""
 
     route: str
     lanes: str
@@ -47,6 +49,7 @@ class Config(BaseConfig):
     filters: int
     channels: int
     panels: bool = True
+    pairs: bool = False
 
     @property
     def automatic(self) -> bool:
@@ -131,7 +134,11 @@ class Geometry(generated.Geometry):
 
 
 def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
-    """With filters in panels, and in place where tiles can read them so."""
+    """With filters in panels, and in place where tiles can read them so; on pairs of channels where they are taken."""
+    if takes_pairs(problem, device):
+        for config in in_panels(paired(problem), device):
+            yield replace(config, pairs=True)
+        return
     lanes = lanes_of(problem, device)
     # Of such tiles LLVM spills sums on NEON.
     in_place = problem.itemsize == problem.accumulator_bytes and device.vector_bytes > 16
@@ -185,8 +192,8 @@ def straight_routes(problem: ConvProblem, way: str) -> list[str]:
     """The routes besides "sums" that a problem can take."""
     if problem.layout != "nchw" or way != "pixels" or problem.activation not in STRAIGHT_ACTIVATIONS:
         return []
-    # Sums do not wait in a y of float16.
-    if problem.dtype == "f16":
+    # Sums do not wait in a y of 16 bits.
+    if problem.widened:
         return ["straight"] if channel_blocks(problem) == [problem.group_c] else []
     as_it_lies = set(problem.stride) == {1} and not any(map(any, problem.padding))
     return ["straight", "in place"] if as_it_lies else ["straight"]

@@ -20,6 +20,7 @@ from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu import generated
 from tapwise.ops.conv.cpu.direct.blocking import Config, Geometry, candidates
 from tapwise.ops.conv.cpu.direct.kernel import FIELDS, generate
+from tapwise.ops.conv.cpu.direct.pairs import PAIR_NS, PairPlan, paired
 from tapwise.ops.conv.problem import ConvProblem
 
 # What a task costs; measured, not derived.
@@ -197,7 +198,7 @@ class TaskCost(generated.TaskCost):
 class Direct(generated.GeneratedAlgorithm[Config]):
     """Register-blocked direct convolution; any filter, stride, dilation and groups.
 
-    float32, float64, float16 (computed in float32); NCHW and NHWC. Exact on integers that float32 holds.
+    float32, float64, float16, bfloat16 (computed in float32); NCHW and NHWC. Exact on integers that float32 holds.
     """
 
     id: ClassVar[str] = "cpu.direct"
@@ -215,15 +216,23 @@ class Direct(generated.GeneratedAlgorithm[Config]):
         if not config.panels:
             return 0.0
         each = PACK_FILTER_NS if config.lanes == "pixels" else TRANSPOSE_FILTER_NS
-        return 8.0 + 1e-3 * each * problem.k * problem.gemm_k / device.threads
+        # Of pairs there are half as many elements.
+        elements = problem.k * problem.gemm_k * (0.5 if config.pairs else 1.0)
+        together = PAIR_NS if config.pairs else 0.0
+        return 8.0 + 1e-3 * elements * (each / device.threads + together)
+
+    def task(self, problem: ConvProblem, config: Config, device: Device) -> generated.TaskCost:
+        return super().task(paired(problem) if config.pairs else problem, config, device)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        parameters = {name: getattr(config, name) for name in ("route", "lanes", "panels", "m", "n")}
+        parameters = {name: getattr(config, name) for name in ("route", "lanes", "panels", "pairs", "m", "n")}
         library = self.load("direct", generate, problem, layout=problem.layout, **parameters)
-        fields = Geometry(problem, config, device).fields()
+        odd = problem.group_c % 2
+        problem = paired(problem) if config.pairs else problem
+        fields = Geometry(problem, config, device).fields() | {"odd": odd}
         if not config.panels:
             return InPlacePlan(problem, device, library, FIELDS, fields, config.lanes == "channels")
-        return KernelPlan(
+        return (PairPlan if config.pairs else KernelPlan)(
             problem, device, library, FIELDS, fields,
             packed_size=problem.c * fields["taps"] * fields["filter_pad"],
             pack_tasks=problem.groups * ceil_div(problem.group_c, config.channels) * fields["filter_blocks"],

@@ -9,7 +9,9 @@ from tapwise.cpu.copies import emit_zeros
 from tapwise.cpu.epilogue import Epilogue, emit_finish_row
 from tapwise.cpu.fields import COMMON, FILTER_STEPS, Fields, entry, unravel
 from tapwise.cpu.filters import Filters, emit_filter_packer, emit_term_steps
+from tapwise.cpu.pairs import PairKernel
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
+from tapwise.ops.conv.cpu.direct.pairs_kernel import emit_pack_planes
 from tapwise.ops.conv.cpu.packing import Window, emit_pack_pixels, emit_pack_plane
 
 FIELDS: Final = (
@@ -19,26 +21,31 @@ FIELDS: Final = (
     "rows", "cols", "image_block", "group_block", "filter_block", "channel_block",
     "row_blocks", "col_blocks", "image_blocks", "group_blocks", "filter_blocks",
     "taps", "pitch", "plane", "row_shift", "step", "flat", "sums_pitch", "filter_pad", "taps_h", "taps_w", "steps_at",
+    "odd",
     *FILTER_STEPS,
 )  # fmt: skip
 
 
 def generate(
     target: Target, *, dtype: str, storage: str, layout: str, route: str, lanes: str, panels: bool, m: int, n: int,
-    bias: bool, residual: bool, activation: str | None,
+    bias: bool, residual: bool, activation: str | None, pairs: bool = False,
 ) -> Kernel:  # fmt: skip
-    """The kernels of one instance: `task`, and `pack_task` where filters are packed into panels."""
-    k = Kernel(target, dtype)
+    """The kernels of one instance: `task`, and `pack_task` where filters are packed into panels. `pairs`: channels are
+    pairs of bfloat16."""
+    k = PairKernel(target, dtype) if pairs else Kernel(target, dtype)
     planar = layout == "nchw"
     epilogue = Epilogue(k, storage, planar, bias, residual, activation)
     filters = Filters(k, lanes, m if lanes == "pixels" else n * k.lanes, in_place=not panels)
     if panels:
-        emit_filter_packer(filters, storage)
-        _emit_filter_task(k, storage)
+        given = k.dtype if pairs else storage
+        emit_filter_packer(filters, given)
+        _emit_filter_task(k, given)
     else:
         emit_term_steps(k)
-    if route != "in place":
-        _emit_pack_input(k, storage, planar)
+    if isinstance(k, PairKernel) and planar:
+        emit_pack_planes(k, FIELDS)
+    elif route != "in place":
+        _emit_pack_input(k, k.dtype if pairs else storage, planar)
     if route == "sums":
         tile.emit(k, m, n, filters)
         emit_finish_row(epilogue)

@@ -210,7 +210,7 @@ class TaskCost(generated.TaskCost):
 
 class Winograd(WinogradSums, generated.GeneratedAlgorithm[Config]):
     """Filters of 2 to 7 taps an axis where a tile saves products: 3x3 of stride 1 and 2, 5x5, 1x7 and 7x1 among them;
-    any padding, dilation and groups; float32, float64, float16 (in float32); NCHW.
+    any padding, dilation and groups; float32, float64, float16, bfloat16 (in float32); NCHW.
 
     Rounding errors are larger than those of a direct sum, so `auto` never takes it for float64, and its bound is in
     terms of |A^T| [ (|G| |w| |G^T|) * (|B^T| |x| |B|) ] |A|, the size of what it sums.
