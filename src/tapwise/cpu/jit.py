@@ -26,9 +26,10 @@ llvm.initialize_all_targets()
 llvm.initialize_all_asmprinters()
 
 # The generators vectorise, unroll and inline by hand: of LLVM's passes these few give code as fast as all of -O2 do, in
-# a fifth of their time.
+# a quarter of their time. Loops that are not rotated cost gradients of depthwise filters 2 %.
 PASSES: Final = (
     "global_dead_code_eliminate", "sroa", "simplify_cfg", "new_gvn", "instruction_combine", "simplify_cfg",
+    "loop_simplify", "lcssa", "loop_rotate", "instruction_combine", "simplify_cfg",
 )  # fmt: skip
 
 _libraries: dict[str, Library] = {}
