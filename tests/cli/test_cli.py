@@ -44,6 +44,19 @@ def test_bench_writes_a_table_and_json(tmp_path: Path) -> None:
     assert row["problem"] == TINY and row["verified"] and row["peers"] == {}
 
 
+def test_bench_of_calls_that_are_not_prepared(tmp_path: Path) -> None:
+    """Into a file of their own, with the algorithm that such a call takes; of a residual and an activation too."""
+    words = ["--unprepared", "--peers", "none", "--seconds", "0.01", "--repeats", "2", "--json", str(tmp_path)]
+    problems = ["c8 h9 w9 k16 r1 s1 residual relu", "c8 h7 w7 k8 r3 s3 pad1:0x0:2 bias"]
+    result = runner.invoke(app, ["bench", *problems, *words])
+    assert result.exit_code == 0, result.output
+    (path,) = tmp_path.glob("**/*.json")
+    assert path.name == "problems-fprop-f32-unprepared-n1.json"
+    rows = json.loads(path.read_text())
+    assert [row["prepared"] for row in rows] == [False, False]
+    assert all(row["verified"] and row["time_us"] > 0 for row in rows)
+
+
 def test_bench_exits_1_when_something_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(cases: object, options: object, done: object) -> None:
         row = Record(

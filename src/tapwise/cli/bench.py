@@ -44,6 +44,9 @@ def bench(
         str | None,
         typer.Option(help="a whole model, not problems: torchvision's name, file.py:function or MODEL.onnx"),
     ] = None,
+    unprepared: Annotated[
+        bool, typer.Option("--unprepared", help="conv2d as a function, which packs the filters in each call")
+    ] = False,
     size: Annotated[int | None, typer.Option(help="height and width of a model's images (224)", min=1)] = None,
     layers: Annotated[bool, typer.Option("--layers", help="of a model: what optimize measured, by layer")] = False,
     max_autotune: Annotated[
@@ -60,8 +63,9 @@ def bench(
 
     console = common.make_console()
     if model is not None:
-        if targets or layout or direction or classes or threads or algorithms != "auto" or peers != "auto":
-            why = "problems, layout, direction, class, algorithms, peers and threads (TAPWISE_NUM_THREADS)"
+        given = targets or layout or direction or classes or threads or unprepared
+        if given or algorithms != "auto" or peers != "auto":
+            why = "problems, layout, direction, class, algorithms, peers, unprepared and threads (TAPWISE_NUM_THREADS)"
             guarded(lambda: common.mistake(f"model={model!r}: goes without {why}"))
         words = {
             "name": model, "n": 1 if batch is None else batch, "dtype": dtype or "f32", "device": device,
@@ -82,7 +86,8 @@ def bench(
     # Read before anything is measured: --json may write to the same file.
     before = None if compare is None else guarded(lambda: records.read(compare))
     budget = 2.0 if seconds is None else seconds
-    options = bench_.Options(algorithms, chosen, threads, budget, repeats, common.typed_command(), device)
+    command = common.typed_command()
+    options = bench_.Options(algorithms, chosen, threads, budget, repeats, command, device, not unprepared)
     if device == "cpu":
         common.warn_of_load()
     rows, stopped = _measure(cases, options)

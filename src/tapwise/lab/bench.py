@@ -31,7 +31,8 @@ PLAIN = "plain "
 
 @dataclass(frozen=True)
 class Options:
-    """`algorithms`: "auto", "all", or ids with commas. `seconds` and `repeats`: budget of one problem."""
+    """`algorithms`: "auto", "all", or ids with commas. `seconds`, `repeats`: budget of one problem. `prepared`: whether
+    convolutions are, or called as a function, as PyTorch's are."""
 
     algorithms: str = "auto"
     peers: tuple[Peer, ...] = ()
@@ -40,6 +41,7 @@ class Options:
     repeats: int = 15
     command: str = ""
     device: str = "cpu"
+    prepared: bool = True
 
 
 def run(cases: Sequence[Case], options: Options, done: Callable[[Record], None]) -> None:
@@ -60,6 +62,7 @@ def run(cases: Sequence[Case], options: Options, done: Callable[[Record], None])
             layout=problem.layout,
             device=device.name,
             threads=device.threads or device.multiprocessors,
+            prepared=options.prepared,
             **shared,  # type: ignore[arg-type]
         )
         try:
@@ -90,12 +93,12 @@ def device_of(word: str, threads: int | None = None) -> Device:
     return gpu(number or 0)
 
 
-def _ids(words: str, problem: Problem, device: Device) -> list[str]:
+def _ids(words: str, problem: Problem, device: Device, prepared: bool) -> list[str]:
     """The algorithms to time: the chosen one first."""
     ids = [name for name in words.split(",") if name in registry.ALGORITHMS[problem.operator]]
     if words not in ("auto", "all") and words == "".join(ids):
         return ids
-    choice = _choice(problem, device)
+    choice = _choice(problem, device, prepared)
     if words == "auto":
         return [choice.algorithm]
     offers = {one.algorithm: one.predicted_us or 0.0 for one in dispatch.explain(problem, device) if one.reason is None}
@@ -111,21 +114,22 @@ def _ids(words: str, problem: Problem, device: Device) -> list[str]:
 def _measure(problem: Problem, options: Options, device: Device, record: Record) -> None:
     """Verified by float64, then timed: on a GPU in CUDA graphs, warm and cold, and eagerly."""
     on_gpu = device.kind == "cuda"
-    ids = _ids(options.algorithms, problem, device)
+    ready = options.prepared
+    ids = _ids(options.algorithms, problem, device, ready)
     inputs = _inputs_there(problem) if on_gpu else _inputs(problem)
     runs: dict[str, Call] = {}
     plains: dict[str, Call] = {}
     pauses: dict[str, float] = {}
     for identifier in ids:
-        choice, runs[identifier] = _prepared(problem, inputs, identifier, device)
+        choice, runs[identifier] = _ours(problem, inputs, identifier, device, ready)
         if not _verified(problem, choice, device, record, identifier == ids[0]):
             return
     if options.algorithms in ("auto", "all"):
-        record.reason = _choice(problem, device).reason
+        record.reason = _choice(problem, device, ready).reason
     bare, alone = problem.bare(), Inputs(inputs.x, inputs.w)
     fused = on_gpu and bare != problem
     if fused:
-        choice, plains[PLAIN + ids[0]] = _prepared(bare, alone, ids[0], device)
+        choice, plains[PLAIN + ids[0]] = _ours(bare, alone, ids[0], device, ready)
         if not _verified(bare, choice, device, record, False):
             return
     expected = runs[ids[0]]()
@@ -195,18 +199,23 @@ def _verified(problem: Problem, choice: Choice, device: Device, record: Record, 
     return verdict.verified
 
 
-def _choice(problem: Problem, device: Device, algorithm: str = "auto") -> Choice:
+def _choice(problem: Problem, device: Device, prepared: bool, algorithm: str = "auto") -> Choice:
     """As it is timed: filters of a gradient are packed in each call, as training has others at each step."""
-    return dispatch.choose(problem, device, algorithm, prepared=problem.direction == "fprop")
+    return dispatch.choose(problem, device, algorithm, prepared=prepared and problem.direction == "fprop")
 
 
-def _prepared(problem: Problem, inputs: Inputs, identifier: str, device: Device) -> tuple[Choice, Call]:
-    """(choice, one call): of an operator that is prepared with its filters, or else into an array that is there."""
+def _ours(
+    problem: Problem, inputs: Inputs, identifier: str, device: Device, prepared: bool
+) -> tuple[Choice, Call]:  # fmt: skip
+    """(choice, one call): of an operator that is prepared with its filters, or else into an array that is there; of
+    conv2d as a function."""
     if "prepare" in registry.FUNCTIONS[problem.operator]:
+        if not prepared:
+            return _choice(problem, device, False, identifier), _plain_call(problem, inputs, identifier)
         threads = device.threads or None
         operator = tapwise.prepare(str(problem), inputs.w, inputs.bias, algorithm=identifier, threads=threads)
         return operator.choice, lambda: operator(inputs.x, inputs.residual)
-    choice = _choice(problem, device, identifier)
+    choice = _choice(problem, device, prepared, identifier)
     plan = dispatch.plan_for(problem, choice, device)
     index = device.index if device.kind == "cuda" else None
     x = arrays.anywhere(inputs.x, "x", index)
@@ -227,6 +236,13 @@ def _prepared(problem: Problem, inputs: Inputs, identifier: str, device: Device)
         return result
 
     return choice, run
+
+
+def _plain_call(problem: Any, inputs: Inputs, identifier: str) -> Call:
+    """conv2d of a problem that has two spatial axes."""
+    words = {name: getattr(problem, name) for name in ("stride", "padding", "dilation", "groups", "activation", "math")}
+    w = arrays.dense(inputs.w, problem.layout)
+    return lambda: tapwise.conv2d(inputs.x, w, inputs.bias, residual=inputs.residual, algorithm=identifier, **words)
 
 
 def _fill(

@@ -42,7 +42,7 @@ class Record:
     over rounds. `reason` is why there is no time, or why this algorithm. On a GPU times are its own; `cold_us` with
     nothing in L2, `wall_us` what an eager call takes of the host; `over_plain`: the time over that of the same
     convolution without bias, activation and residual, by whoever computes it, measured in turns. `threads` of a CPU, or
-    multiprocessors of a GPU."""
+    multiprocessors of a GPU; `prepared`: not a plain call of conv2d, which packs the filters."""
 
     problem: str
     suite: str
@@ -77,6 +77,7 @@ class Record:
     versions: dict[str, str] = field(default_factory=dict)
     commit: str = ""
     command: str = ""
+    prepared: bool = True
 
     def as_json(self) -> dict[str, object]:
         """A plain dictionary; `category` under its suite name `class`, floats to six digits."""
@@ -179,7 +180,8 @@ def _kind(record: Record) -> str:
         return record.file_name
     dtype = record.math if record.math != "ieee" else record.dtype
     layout = "" if record.layout == "nchw" else f"-{record.layout}"
-    return f"{record.suite}-{record.direction}-{dtype}{layout}"
+    unprepared = "" if record.prepared else "-unprepared"
+    return f"{record.suite}-{record.direction}-{dtype}{layout}{unprepared}"
 
 
 def file_name(records: Sequence[Record], batch: int | None) -> str:
