@@ -116,6 +116,17 @@ def test_ceilings_are_measured_once_and_kept(ceilings: list[int], tmp_path: Path
     assert ceilings == [4]
 
 
+def test_the_highest_ceilings_are_kept(ceilings: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of processes, which measure anew: one that was disturbed neither stays nor takes away."""
+    monkeypatch.setattr("tapwise.cpu.ceilings.copy_gbps", lambda threads: 3.0)
+    assert roofline.ceilings(2) == roofline.Ceilings(100.0, 3.0)
+    for memory, highest in ((12.0, 12.0), (4.0, 12.0)):
+        monkeypatch.setattr(roofline, "_measured_here", set())
+        monkeypatch.setattr("tapwise.cpu.ceilings.copy_gbps", lambda threads, memory=memory: memory)
+        assert roofline.ceilings(2) == roofline.known(2) == roofline.Ceilings(100.0, highest)
+    assert ceilings == [3]
+
+
 def measure(options: bench.Options, *problems: str) -> list[Record]:
     rows: list[Record] = []
     bench.run([Case(ConvProblem.parse(text)) for text in problems], options, rows.append)

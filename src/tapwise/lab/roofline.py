@@ -1,4 +1,4 @@
-"""The roof: the time that a machine needs at least for a problem, from two ceilings that are measured once and kept."""
+"""The roof: the time that a machine needs at least for a problem, from two ceilings that are measured and kept."""
 
 from __future__ import annotations
 
@@ -24,22 +24,25 @@ class Ceilings:
     gbps: float
 
 
-def ceilings(threads: int, dtype: str = "f32", *, fresh: bool = False) -> Ceilings:
-    """This machine's ceilings: kept ones, else measured now (about a second) and kept in the cache folder.
+def ceilings(threads: int, dtype: str = "f32") -> Ceilings:
+    """This machine's ceilings: measured once by each process (about a second), the highest kept in the cache folder, as
+    a process that others disturbed has measured too little.
 
-    float16 and bfloat16 get that of float32, which products of pairs of bfloat16 can exceed. `fresh` measures again. A
-    damaged file gets a warning and is written anew; a folder that cannot be written only means that the next process
-    measures again.
+    float16 and bfloat16 get that of float32, which products of pairs of bfloat16 can exceed. A damaged file gets a
+    warning and is written anew.
     """
     arithmetic = "f64" if dtype == "f64" else "f32"
-    kept = None if fresh else known(threads, dtype)
-    if kept is not None:
+    key, kept = _key(threads, arithmetic), known(threads, dtype)
+    if kept is not None and (_path(), key) in _measured_here:
         return kept
     from tapwise.cpu.ceilings import copy_gbps, fma_gflops
 
-    measured = Ceilings(fma_gflops(threads, arithmetic), copy_gbps(threads))
-    _keep(_key(threads, arithmetic), measured)
-    return measured
+    found = Ceilings(fma_gflops(threads, arithmetic), copy_gbps(threads))
+    if kept is not None:
+        found = Ceilings(max(found.gflops, kept.gflops), max(found.gbps, kept.gbps))
+    _keep(key, found)
+    _measured_here.add((_path(), key))
+    return found
 
 
 def known(threads: int, dtype: str = "f32") -> Ceilings | None:
@@ -54,6 +57,10 @@ def roof_us(problem: Problem, ceilings: Ceilings) -> float:
     Arithmetic is counted by the definition, so an algorithm that multiplies less (Winograd) can be faster than this.
     """
     return max(problem.flops / (ceilings.gflops * 1e3), problem.bytes / (ceilings.gbps * 1e3))
+
+
+# Cache files and keys.
+_measured_here: set[tuple[Path, str]] = set()
 
 
 def _path() -> Path:
