@@ -141,6 +141,9 @@ def _convolve(words: tuple[Any, ...], out: Any, x: Any, w: Any, bias: Any, resid
     problem = problem_of(
         batched.shape, filters.shape, dtype, arrays.layout_of(batched), offset is not None, residual is not None, asked
     )
+    if addend is not None:
+        # Before a kernel is compiled for it.
+        check_like("residual", addend, problem.result_shape[single:], dtype)
     _choice, plan = plan_of(problem.canonical(), device_of(source), algorithm, None, False)
     packed = plan.pack(lift(filters, problem, False))
     if offset is not None:
