@@ -27,9 +27,8 @@ from tapwise.ops.conv.problem import ConvProblem
 # Straight routes: a row of outputs is a call of its own, and one of each panel of filters.
 RUN_CALL: Final = 20.0
 # An input that leaves L1 is fetched again for each panel of filters. The share of that which arithmetic does not hide:
-# little where packed rows follow each other, more where a prefetcher sees no rows.
+# little.
 REFETCHED: Final = 0.12
-REFETCHED_APART: Final = 0.25
 # Lanes over channels of an NCHW input: broadcasts from neighbouring pixels, sums that lie across the planes of y.
 ACROSS_PLANES: Final = 1.03
 # In place: loads that pass the end of a cache line, and a page for each channel, more than the first level of address
@@ -142,8 +141,7 @@ class TaskCost(generated.TaskCost):
         held = (footprint + panel) / self.device.l1_bytes
         if held <= 1.0:
             return 1.0
-        share = REFETCHED if self.over_pixels and not in_place else REFETCHED_APART
-        share *= min(1.0, 2.0 * (held - 1.0))
+        share = REFETCHED * min(1.0, 2.0 * (held - 1.0))
         return 1.0 + share * footprint / CACHE_RATES[1] / costs.tile(c.m, c.n, self.terms)
 
     def streamed(self) -> float:
