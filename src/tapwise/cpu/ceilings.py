@@ -20,7 +20,8 @@ def generate(target: Target, *, dtype: str) -> Kernel:
     with k.function("fma", public=True, args="i64", worker=INT) as (args, worker):
         data = k.pointer(k.load_int(args), dtype) + worker * 64
         factor = k.load(data)
-        sums = [k.var(k.load(data)) for _ in range(12 if target.registers == 16 else 24)]
+        # From different places: chains that begin alike are one to LLVM.
+        sums = [k.var(k.load(data + place)) for place in range(12 if target.registers == 16 else 24)]
         with k.loop(0, k.load_int(args + 1)):
             for total in sums:
                 total.set(k.fma(total.get(), factor, factor))

@@ -16,6 +16,7 @@ import numpy as np
 
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
+from tapwise.cpu.cost import APART
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import activate
@@ -31,6 +32,8 @@ ELEMENT_NS: Final = 0.45
 CONVERTED_NS: Final = 1.3
 GEMM_US: Final = 1.0
 BLAS_SHARE: Final = 0.62
+# Of the memory's, where it streams filters once.
+STREAM_SHARE: Final = 0.85
 EPILOGUE_NS: Final = {
     None: 0.0, "relu": 0.3, "relu6": 0.5, "sigmoid": 6.0, "silu": 6.0, "tanh": 8.0, "gelu": 100.0, "gelu_tanh": 7.5,
     "hardswish": 1.5, "hardsigmoid": 1.5, "leaky_relu": 1.0,
@@ -223,7 +226,8 @@ class Im2colGemm(Algorithm[Config]):
         # Filters that no cache holds come from memory once a run.
         filters = problem.k * problem.gemm_k * problem.accumulator_bytes
         if filters > device.l3_bytes // 2:
-            product = max(product, 1e-3 * filters / device.gbps)
+            memory = 1e-3 * filters / (device.gbps * STREAM_SHARE)
+            product = max(product, memory) + APART * min(product, memory)
         passes = EPILOGUE_NS[problem.activation_name] + 0.4 * (problem.bias + problem.residual)
         if problem.widened:
             passes += CONVERTED_NS

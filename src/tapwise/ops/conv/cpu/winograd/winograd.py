@@ -134,6 +134,8 @@ ADDED_VECTOR: Final = 1.6
 OUTPUT_VECTOR: Final = 3.0
 OUTPUT_ROW: Final = 20.0
 INTERLEAVED: Final = 3.0
+# Of a transform's cycles, the share that goes by vectors.
+BY_VECTORS: Final = 0.67
 # Filters: cycles of a product's transform for the filters of one panel and channel.
 FILTER: Final = 7.0
 # Transformed filters that were just written, microseconds a MB to write and to read them once more: 10 to 700 were
@@ -149,6 +151,8 @@ class TaskCost(generated.TaskCost):
     def __init__(self, problem: ConvProblem, config: Config, device: Device) -> None:
         super().__init__(problem, config, device)
         self.vectors = self.geometry.tiles // self.costs.lanes
+        # Where vectors take two cycles, the instructions of a transform that are none do not.
+        self.slow = 1.0 + BY_VECTORS * (device.vector_cycles - 1.0)
 
     def breakdown(self) -> Breakdown:
         """All parts of a task: a matrix product for each product of the transforms, and the transforms."""
@@ -188,7 +192,7 @@ class TaskCost(generated.TaskCost):
         """The input of all slices: its rows combined, then the columns of the combined rows."""
         g = self.geometry
         rows = self.problem.group_c * self.config.rows
-        row = self.row_vectors * COMBINE_COLUMNS * g.wide.products
+        row = self.slow * self.row_vectors * COMBINE_COLUMNS * g.wide.products
         row += self.costs.row(self.problem.spatial[1], COMBINE_ROWS) + COMBINED_ROW
         return g.high.products * rows * row
 
@@ -196,7 +200,8 @@ class TaskCost(generated.TaskCost):
         """Each slice's products: columns combined, added to the sums of the output tiles, which lie in a cache."""
         g, c = self.geometry, self.config
         added = sum(1 for row in g.high.a_t for value in row if value)
-        cycles = c.filters * self.vectors * (g.products * PRODUCT_VECTOR + added * c.tile_w * ADDED_VECTOR)
+        cycles = g.products * PRODUCT_VECTOR + added * c.tile_w * ADDED_VECTOR
+        cycles *= self.slow * c.filters * self.vectors
         sums = c.filters * c.tile_h * c.tile_w * g.tiles * self.costs.itemsize
         return cycles + self.costs.stream(2 * g.high.products * sums, sums)
 
@@ -205,7 +210,7 @@ class TaskCost(generated.TaskCost):
         c = self.config
         rows = c.filters * c.rows * c.tile_h
         row = self.costs.row(self.problem.output[1], OUTPUT_VECTOR) + OUTPUT_ROW
-        return rows * (row + INTERLEAVED * c.tile_w * self.row_vectors)
+        return rows * (row + self.slow * INTERLEAVED * c.tile_w * self.row_vectors)
 
 
 class Winograd(WinogradSums, generated.GeneratedAlgorithm[Config]):
