@@ -31,6 +31,10 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]] = {
         lambda x, w, b, r: tapwise.conv2d(x, w, b, 2, 1, residual=r, activation="relu", groups=2),
         lambda: (last(normal(1, 4, 9, 9)), normal(6, 2, 3, 3)[:, :, ::-1], normal(6), last(normal(1, 6, 5, 5))),
     ),
+    "conv2d with a residual in another order": (
+        lambda x, w, r: tapwise.conv2d(x, w, residual=r),
+        lambda: (normal(1, 4, 6, 7), normal(5, 4, 2, 2), last(normal(1, 5, 5, 6))),
+    ),
     "conv1d of one": (lambda x, w: tapwise.conv1d(x, w, dilation=2), lambda: (normal(3, 30), normal(4, 3, 5))),
     "transposed": (
         lambda x, w, b: tapwise.conv_transpose2d(x, w, b, 2),

@@ -253,7 +253,8 @@ def execute(
     target = None if out is None else result(out, shape, dtype, source, name, w=w, bias=bias, residual=added)
     lifted = lift(source, problem, single)
     images = arrays.dense(lifted, layout)
-    addend = None if added is None else arrays.dense(lift(added, problem, single), layout)
+    lifted_addend = None if added is None else lift(added, problem, single)
+    addend = None if lifted_addend is None else arrays.dense(lifted_addend, layout)
     direct = None if target is None else lift(target, problem, single)
     y: Any = direct
     if not arrays.takes(direct, layout, source):
@@ -261,7 +262,8 @@ def execute(
     with workspace(plan.workspace_bytes, source) as memory:
         plan.run(Buffers(images, packed, y, memory, bias, addend))
     if direct is None:
-        if w is not None and images is lifted and isinstance(source, np.ndarray):
+        as_given = images is lifted and addend is lifted_addend
+        if w is not None and as_given and isinstance(source, np.ndarray):
             arguments = source, w, bias, added
             note(again(problem, single, plan), arguments, device_of(source), partial(device_of, source))
         if len(problem.spatial) == 1:
