@@ -190,6 +190,14 @@ class Algorithm(ABC, Generic[C]):
         """Predicted time of bringing the filters into the kernel's order, paid on each call that is not prepared."""
         return 0.0
 
+    def in_place(self, problem: Any, device: Device, beside: bool) -> Sequence[C]:
+        """Configs that read filters where they lie, so that no call packs them; `beside`: neighbours lie side by side."""
+        return ()
+
+    def pack_turned_us(self, problem: Any, config: C, device: Device, beside: bool) -> float:
+        """What packing takes longer for filters whose channels and filters are swapped, as dgrad has them."""
+        return 0.0
+
     @abstractmethod
     def workspace_bytes(self, problem: Any, config: C, device: Device) -> int:
         """Scratch of one run, all threads together."""

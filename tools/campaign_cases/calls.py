@@ -47,8 +47,9 @@ def run(case: Case) -> str | None:
     given = problem.inputs(lambda shape: shape)
     arrays: list[Any] = [None if shape is None else data(rng, shape, problem.x_dtype, "normal") for shape in given[:4]]
     arrays[0] = data(rng, problem.x_shape, problem.x_dtype, special)
-    if special == "nan" and arrays[1] is not None and arrays[1].size and case["seed"] % 2:
-        # Padding is multiplied: a filter's NaN is seen beside the edges too.
+    filters = arrays[1] is not None and arrays[1].size and not (problem.operator == "conv" and problem.depthwise)
+    if special == "nan" and filters and case["seed"] % 2:
+        # Padding is multiplied: a filter's NaN is seen beside the edges too, but for depthwise kernels.
         arrays[1].reshape(-1)[rng.integers(arrays[1].size)] = np.nan
     if problem.layout == "nhwc":
         arrays[0] = np.moveaxis(np.ascontiguousarray(np.moveaxis(arrays[0], 1, -1)), -1, 1)

@@ -58,15 +58,9 @@ class Filters:
 
 def emit_term_steps(k: Kernel) -> None:
     """Emit term_steps(out, w_c, w_r, w_s, channels, taps_h, taps_w): each term's distance, channel by channel."""
-    with k.function("term_steps", out="i64", w_c=INT, w_r=INT, w_s=INT, channels=INT, taps_h=INT, taps_w=INT) as (
-        out,
-        w_c,
-        w_r,
-        w_s,
-        channels,
-        taps_h,
-        taps_w,
-    ):
+    with k.function(
+        "term_steps", out="i64", w_c=INT, w_r=INT, w_s=INT, channels=INT, taps_h=INT, taps_w=INT
+    ) as (out, w_c, w_r, w_s, channels, taps_h, taps_w):  # fmt: skip
         with k.loop(0, channels) as c, k.loop(0, taps_h) as r, k.loop(0, taps_w) as s:
             k.store_int(out + ((c * taps_h + r) * taps_w + s), c * w_c + r * w_r + s * w_s)
 

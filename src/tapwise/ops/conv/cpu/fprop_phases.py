@@ -15,14 +15,13 @@ from tapwise.algorithm import Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu.plan import KernelPlan
 from tapwise.integers import ceil_div
-from tapwise.ops.conv.cpu.direct.direct import PACK_FILTER_NS
 from tapwise.ops.conv.cpu.joined_rows import join_rows
 from tapwise.ops.conv.phases import PROBLEMS_KEPT, Config, Phase, Phases, filters_of, phases_of, with_taps
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import activate
 
-# Measured: NumPy's copy to places a stride apart, and of filters from such; rows joined.
-COPY_NS, SCATTERED_NS, JOIN_NS = 1.0, 1.5, 0.5
+# Measured: NumPy's copy to places a stride apart; rows joined.
+COPY_NS, JOIN_NS = 1.0, 0.5
 CALL_US: Final = 10.0
 
 
@@ -125,9 +124,7 @@ def in_place(problem: ConvProblem, device: Device, beside: bool) -> tuple[str, B
     """The fastest algorithm and config that reads filters where they lie, `beside`: the first axis' side by side."""
     best: tuple[float, str, BaseConfig] | None = None
     for one in registry.of_backend(device.kind):
-        if not hasattr(one, "in_place") or one.refusal(problem, device) is not None:
-            continue
-        for config in one.in_place(problem, device, beside):
+        for config in one.in_place(problem, device, beside) if one.refusal(problem, device) is None else ():
             us = one.predict_us(problem, config, device)
             if best is None or us < best[0]:
                 best = us, one.id, config
@@ -136,16 +133,10 @@ def in_place(problem: ConvProblem, device: Device, beside: bool) -> tuple[str, B
 
 class _CpuPhases(Phases):
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """NumPy's copy for BLAS goes element by element, and panels for lanes over channels where these do not lie side
-        by side."""
-        beside = lies_beside(problem)
-        us = 0.0
+        """Of all phases, their channels and filters swapped."""
+        beside, us = lies_beside(problem), 0.0
         for inner, one, part in self._pairs(problem, config):
-            us += one.pack_us(inner, part, device)
-            scattered = SCATTERED_NS * (one.id == "cpu.im2col_gemm")
-            if not beside and getattr(part, "panels", False) and getattr(part, "lanes", "") == "channels":
-                scattered += PACK_FILTER_NS / device.threads
-            us += 1e-3 * scattered * inner.k * inner.gemm_k
+            us += one.pack_us(inner, part, device) + one.pack_turned_us(inner, part, device, beside)
         return us
 
     def join_us(self, problem: ConvProblem, config: Config, device: Device) -> float:

@@ -32,6 +32,8 @@ ELEMENT_NS: Final = 0.45
 CONVERTED_NS: Final = 1.3
 GEMM_US: Final = 1.0
 BLAS_SHARE: Final = 0.62
+# NumPy's copy of filters whose channels and filters are swapped.
+SCATTERED_NS: Final = 1.5
 # Of the memory's, where it streams filters once.
 STREAM_SHARE: Final = 0.85
 EPILOGUE_NS: Final = {
@@ -237,6 +239,10 @@ class Im2colGemm(Algorithm[Config]):
         """A copy of the filters; converted from 16 bits, transposed for NHWC."""
         each = CONVERTED_NS if problem.widened else ELEMENT_NS
         return 3.0 + 1e-3 * problem.k * problem.gemm_k * (each + (0.0 if problem.layout == "nchw" else 1.0))
+
+    def pack_turned_us(self, problem: ConvProblem, config: Config, device: Device, beside: bool) -> float:
+        """NumPy's copy goes element by element."""
+        return 1e-3 * SCATTERED_NS * problem.k * problem.gemm_k
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         return Geometry(problem, config).workspace_bytes

@@ -26,8 +26,7 @@ from tapwise.ops.conv.problem import ConvProblem
 # What a task costs; measured, not derived.
 # Straight routes: a row of outputs is a call of its own, and one of each panel of filters.
 RUN_CALL: Final = 20.0
-# An input that leaves L1 is fetched again for each panel of filters. The share of that which arithmetic does not hide:
-# little.
+# An input that leaves L1 is fetched again for each panel of filters. The share of that which arithmetic does not hide.
 REFETCHED: Final = 0.12
 # Lanes over channels of an NCHW input: broadcasts from neighbouring pixels, sums that lie across the planes of y.
 ACROSS_PLANES: Final = 1.03
@@ -218,6 +217,12 @@ class Direct(generated.GeneratedAlgorithm[Config]):
         elements = problem.k * problem.gemm_k * (0.5 if config.pairs else 1.0)
         together = PAIR_NS if config.pairs else 0.0
         return 8.0 + 1e-3 * elements * (each / device.threads + together)
+
+    def pack_turned_us(self, problem: ConvProblem, config: Config, device: Device, beside: bool) -> float:
+        """Nothing of lanes over channels can be transposed where filters do not lie side by side."""
+        if beside or not config.panels or config.lanes == "pixels":
+            return 0.0
+        return 1e-3 * PACK_FILTER_NS / device.threads * problem.k * problem.gemm_k
 
     def task(self, problem: ConvProblem, config: Config, device: Device) -> generated.TaskCost:
         return super().task(paired(problem) if config.pairs else problem, config, device)
