@@ -191,7 +191,7 @@ class Algorithm(ABC, Generic[C]):
         return 0.0
 
     def in_place(self, problem: Any, device: Device, beside: bool) -> Sequence[C]:
-        """Configs that read filters where they lie, so that no call packs them; `beside`: neighbours lie side by side."""
+        """Configs that read filters where they lie, which no call packs; `beside`: neighbours lie side by side."""
         return ()
 
     def pack_turned_us(self, problem: Any, config: C, device: Device, beside: bool) -> float:
