@@ -106,6 +106,34 @@ def test_filters_are_read_as_they_lie(emulation: None, number: int, text: str) -
 
 @needs_compiler
 @pytest.mark.parametrize(
+    ("text", "swap_ab", "ping_pong", "beside", "order"),
+    [
+        ("n2 c72 h13 w14 k64 r3 s3 stride2 pad1 bias relu", True, True, 1, "place"),
+        ("n3 c64 h11 w13 k72 r3 s3 stride2 pad1 bias silu", True, False, 1, "phase"),
+        ("n3 c48 h18 w13 k40 r4 s4 stride2 pad1", False, True, 1, "phase"),
+        ("n2 c136 h9 w16 k24 r3 s5 stride2x3 pad1x2 dilation2x1", False, False, 2, "place"),
+        ("n2 c48 h12 w13 k80 r3 s3 stride2 pad1 bias", False, False, 2, "phase"),
+        ("n2 c64 h1 w37 k16 r1 s16 stride1x8 pad0x4", True, True, 1, "phase"),
+    ],
+)
+def test_phases_in_one_launch(
+    emulation: None, text: str, swap_ab: bool, ping_pong: bool, beside: int, order: str
+) -> None:
+    problem, algorithm = ConvProblem.parse(f"{text} f16 nhwc dgrad"), ImplicitGemmDgrad()
+    ones = {config: config.parts[0] for config in algorithm.configs(problem, SMALL) if config.order == order}
+    wanted = [
+        config for config, one in ones.items()
+        if (one.swap_ab, one.ping_pong, one.min_blocks_per_sm) == (swap_ab, ping_pong, beside)
+    ]  # fmt: skip
+    config = min(wanted, key=lambda config: (ones[config].tile_pixels * ones[config].tile_filters, str(config)))
+    launches = algorithm.launches(problem, config, SMALL)
+    assert len(launches) == -(-len(config.parts) // 4)
+    assert launches[0][1].grid[0] <= SMALL.multiprocessors * beside
+    assert (verdict := verdict_of(algorithm, problem, config)), verdict.message
+
+
+@needs_compiler
+@pytest.mark.parametrize(
     "text", ["n2 c8 h1 w1 k8 r1 s1 stride2 pad1", "n2 c16 h1 w9 k8 r1 s1 stride2 pad1x0 bias silu"]
 )
 def test_a_small_image_that_no_tap_meets(emulation: None, text: str) -> None:

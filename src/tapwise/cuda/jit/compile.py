@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from hashlib import sha256
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +32,7 @@ HALF: Final = "#define WITH_HALF\n"
 _SLOPE = re.compile(r"LEAKY_RELU\((.+?)\)")
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 _PARAMETERS = re.compile(r"__grid_constant__ (\w+) p\)")
-_WORD = re.compile(r"(\w+)(?:\[(\d+)\])?\s*[,;]")
+_WORD = re.compile(r"(\w+)((?:\[\d+\])*)\s*[,;]")
 
 
 @dataclass(frozen=True)
@@ -86,14 +86,20 @@ def traits(element: str, values: Mapping[str, int | bool | str]) -> str:
 
 @lru_cache(512)
 def struct_words(source: Source) -> tuple[str, ...]:
-    """The 8-byte words of the struct that a kernel takes, by their names in order: of an array x[2], x0 and x1."""
+    """The 8-byte words of the struct that a kernel takes, by their names in order: of an array x[2], x0 and x1, of
+    x[2][1], x0_0 and x1_0."""
     (struct,) = _PARAMETERS.findall(source.text)
     text = re.sub("//.*", "", "".join([source.text, *_texts(source.text)]))
     body = text.split(f"struct {struct} {{")[1].split("};")[0]
     if wrong := re.findall(r"\b(?:int|unsigned|float|double|bool|char|short)\s+\w+\s*[,;\[]", body):
         raise CompileError(f"{source.name}: not words of 8 bytes: {wrong}")
-    names = [[f"{name}{i}" for i in range(int(count))] if count else [name] for name, count in _WORD.findall(body)]
-    return tuple(chain.from_iterable(names))
+    return tuple(chain.from_iterable(_elements(name, counts) for name, counts in _WORD.findall(body)))
+
+
+def _elements(name: str, counts: str) -> list[str]:
+    """The elements of an array: `counts` as in its declaration, "" where it is none."""
+    indices = product(*(range(int(count)) for count in re.findall(r"\d+", counts)))
+    return [name + "_".join(map(str, index)) for index in indices]
 
 
 def cubin(source: Source, architecture: str, unusable: bool = False) -> bytes:

@@ -90,6 +90,15 @@ def all_configs(problem: ConvProblem, device: Device, filters: FpropFilters | No
     return found
 
 
+def phased_configs(problem: ConvProblem, count: int, device: Device, filters: FpropFilters) -> list[Im2colConfig]:
+    """Configs for `count` phases of dgrad in one launch, the one with most steps as a problem of fprop."""
+    view = View.of(problem.replace(n=problem.n * count), Im2colConfig(False, 64, 64), None, filters)
+    return [
+        one for one in _im2col(view, device)
+        if isinstance(one, Im2colConfig) and one.split_k == 1 and not one.filter_stationary
+    ]  # fmt: skip
+
+
 def _im2col(view: View, device: Device) -> Iterator[Config]:
     tiles = dict.fromkeys((*_tiles(view.seen), *_whole_waves(view.seen, device)))
     for tile, schedule in product(tiles, SCHEDULES):

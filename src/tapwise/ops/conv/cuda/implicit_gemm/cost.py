@@ -8,7 +8,10 @@ docs/study/implicit_gemm_modes.md says what that cost, and which terms went.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import ceil, gcd, log2, prod
 from typing import Final
 
@@ -17,7 +20,7 @@ from tapwise.cuda.jit.tensor_map import SWIZZLE_BYTES
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import Im2colConfig
-from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
+from tapwise.ops.conv.cuda.implicit_gemm.epilogue import KEPT_BYTES, Epilogue
 from tapwise.ops.conv.cuda.implicit_gemm.view import PLACED, STEP_BYTES, View
 
 CYCLES_US: Final = 1700.0
@@ -152,19 +155,7 @@ def cost(view: View, device: Device, packed_bytes: int) -> Cost:
     # CTAs beside each other on a multiprocessor share it.
     share = max(1.0, blocks / places) if config.split_k > 1 and room > 1 else float(ceil(blocks / places))
 
-    product = _product(view)
-    copies = _copies(view, copied)
-    if im2col and steps * (share if config.split_k == 1 else 1) > config.stages:
-        in_flight = 1 if view.cooperative == 2 else 2
-        free = FREE_STAGES - (PING_PONG_STAGES if config.ping_pong else 0.0)
-        copies = max(copies, (LATENCY + OWN_COPY * copies) / max(config.stages - in_flight + free, 0.3))
-    step = STEP if im2col else STATIONARY_STEP if config.filter_stationary else HALO_STEP
-    main = steps * (max(product, copies) + step)
-    if not (im2col or config.gather_bytes):
-        # A halo comes while those before it are multiplied.
-        alone = HALO_LATENCY + taps * (copies + product + step)
-        main = max(main, steps / taps * alone / config.halo_buffers)
-
+    product, copies, main = _main(view, copied, steps, share if config.split_k == 1 else 1)
     outputs = config.tile_pixels * config.tile_filters
     finish = _epilogue(view, epilogue)
     as_c = problem.residual and epilogue.permuted_n > 0
@@ -193,6 +184,57 @@ def cost(view: View, device: Device, packed_bytes: int) -> Cost:
     if problem.groups > 1:
         us *= max(1.0, 32 / pixel_bytes(view, packed_bytes)) ** SECTORS
     return Cost(us + packing_us, product, copies, main + finish, share, l2_us, memory_us, packing_us)
+
+
+def phases_us(views: Sequence[View], by_place: bool, device: Device) -> float:
+    """The predicted time of phases of dgrad in one launch, the tiles of all of them in a CTA's turn: `by_place` all
+    phases of a place, which read dy once; else a phase behind the other."""
+    first = views[0]
+    config, epilogue = first.config, Epilogue(first)
+    places, finish = device.multiprocessors, _epilogue(first, epilogue)
+    each, l2_us = [], 0.0
+    for view in views:
+        copied = Copied.of(view, device, 0)
+        _, _, main = _main(view, copied, view.steps, len(views))
+        if config.ping_pong:
+            each.append(max(main + TURN, (main + TURN + finish) / 2))
+        elif config.min_blocks_per_sm > 1:
+            each.append(max(main, (main + finish + CHAIN) / 2))
+        else:
+            each.append(main + finish)
+        l2_us += _l2_us(view, copied, device, view.tiles * view.steps)
+    if by_place:
+        cycles = sum(ceil_div(view.tiles, places) * one for view, one in zip(views, each, strict=True))
+    else:
+        # The first multiprocessor has the first tile of each round.
+        ends = list(accumulate(view.tiles for view in views))
+        cycles = sum(each[bisect_right(ends, number)] for number in range(0, ends[-1], places))
+    cycles += BEGIN + (BEGIN_PING_PONG + finish / 2 if config.ping_pong else finish * (config.min_blocks_per_sm > 1))
+    if config.warpgroups == 2 or 2 * epilogue.shared_bytes > device.shared_bytes:
+        cycles += ALONE
+    dy = prod(first.original.x_shape)
+    again = 1 if by_place or dy * first.itemsize <= KEPT_BYTES else len(views)
+    moved = again * dy + sum(prod(one.original.w_shape) + prod(one.original.y_shape) for one in views)
+    memory_us = moved * first.itemsize / (device.gbps * 1e3)
+    return float(((cycles / CYCLES_US) ** NORM + memory_us**NORM + l2_us**NORM) ** (1 / NORM))
+
+
+def _main(view: View, copied: Copied, steps: int, rounds: float) -> tuple[float, float, float]:
+    """Cycles of a step's products, of its copies, and of all `steps` of a tile; `rounds` of tiles that a CTA takes."""
+    config, taps = view.config, prod(view.seen.kernel)
+    im2col = isinstance(config, Im2colConfig)
+    product, copies = _product(view), _copies(view, copied)
+    if im2col and steps * rounds > config.stages:
+        in_flight = 1 if view.cooperative == 2 else 2
+        free = FREE_STAGES - (PING_PONG_STAGES if config.ping_pong else 0.0)
+        copies = max(copies, (LATENCY + OWN_COPY * copies) / max(config.stages - in_flight + free, 0.3))
+    step = STEP if im2col else STATIONARY_STEP if config.filter_stationary else HALO_STEP
+    main = steps * (max(product, copies) + step)
+    if not (im2col or config.gather_bytes):
+        # A halo comes while those before it are multiplied.
+        alone = HALO_LATENCY + taps * (copies + product + step)
+        main = max(main, steps / taps * alone / config.halo_buffers)
+    return product, copies, main
 
 
 def _product(view: View) -> float:

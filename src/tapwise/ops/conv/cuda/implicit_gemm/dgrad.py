@@ -1,9 +1,10 @@
-"""cuda.implicit_gemm of dgrad: the kernels of fprop, each phase of the stride a launch, filters read as they lie.
+"""cuda.implicit_gemm of dgrad: the kernels of fprop, filters read as they lie.
 
 A phase is a convolution of dy (ops/conv/phases.py) whose filters are w's channels: in w (k, r, s, c) these are side by
 side, and gemm_k, the filters k of fprop, is the slow axis. The matrix instruction takes such an operand as transposed,
-so nothing is turned or packed before. Phases do not wait for each other: each begins while the one before it runs, and
-fills the multiprocessors that this one leaves.
+so nothing is turned or packed before. Phases of a stride are one launch, whose CTAs take tiles of all of them
+(implicit_gemm_phases.cu); or a launch each, which does not wait for the one before it: it begins while that runs, and
+fills the multiprocessors that it leaves.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 from tapwise import arrays
 from tapwise.algorithm import Config as BaseConfig
@@ -24,34 +25,42 @@ from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.cuda.fprop_phases import FpropPhases, needs_join, place_of, strides_of
 from tapwise.ops.conv.cuda.implicit_gemm import configs, launches
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config as TileConfig
-from tapwise.ops.conv.cuda.implicit_gemm.cost import BEGIN, CYCLES_US, cost
+from tapwise.ops.conv.cuda.implicit_gemm.cost import BEGIN, CYCLES_US, cost, phases_us
 from tapwise.ops.conv.cuda.implicit_gemm.view import View, is_aligned, unfoldings
 from tapwise.ops.conv.cuda.window import FpropFilters
 from tapwise.ops.conv.phases import Phase, phases_of, with_taps
 from tapwise.ops.conv.problem import ConvProblem
 
+T = TypeVar("T")
 # Launches that are worth their while.
 MOST_LAUNCHES: Final = 16
 # Writes what no tap meets.
 JOIN: Final = FpropPhases()
 
 
+# Phases of one launch.
+PHASES: Final = 4
+
+
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """The config of each phase that has taps, in their order."""
+    """The config of each phase that has taps, in their order. `order`: of the tiles where phases are one launch, by
+    "place" or by "phase"; else "", a launch each."""
 
     parts: tuple[TileConfig, ...]
+    order: str = ""
 
     def __str__(self) -> str:
         """Phases that are computed alike are named once."""
-        return "+".join(dict.fromkeys(f"({part})" for part in self.parts))
+        parts = "+".join(dict.fromkeys(f"({part})" for part in self.parts))
+        return f"{parts} order={self.order}" if self.order else parts
 
 
 class InPlacePlan(CudaPlan):
-    """A launch for what no tap meets, and one for each phase, at its place in dx."""
+    """A launch for what no tap meets, and those of phases, at their places in dx."""
 
     def __init__(
-        self, problem: ConvProblem, device: Device, parts: Sequence[tuple[int, Launch]], joins: list[Launch]
+        self, problem: ConvProblem, device: Device, parts: Sequence[tuple[Sequence[int], Launch]], joins: list[Launch]
     ) -> None:
         super().__init__(problem, device, [*joins, *(launch for _, launch in parts)])
         self._parts, self._joins = parts, joins
@@ -65,8 +74,10 @@ class InPlacePlan(CudaPlan):
         addresses = {**addresses, "weights_ready": 0}
         for launch in self._joins:
             launch(addresses, stream)
-        for place, launch in self._parts:
-            launch({**addresses, "y": addresses["y"] + place}, stream)
+        y = addresses["y"]
+        for places, launch in self._parts:
+            phases = {f"y{number}": y + place for number, place in enumerate(places)}
+            launch({**addresses, "y": y + places[0], **phases}, stream)
 
 
 class ImplicitGemmDgrad(window.TensorCoreAlgorithm[Config]):
@@ -115,14 +126,27 @@ class ImplicitGemmDgrad(window.TensorCoreAlgorithm[Config]):
                 firsts.setdefault(_schedule(one), one)
         alike = [schedule for schedule in schedules[0] if all(schedule in firsts for firsts in schedules)]
         together = [tuple(firsts[schedule] for firsts in schedules) for schedule in alike]
-        return [Config(parts) for parts in dict.fromkeys([tuple(ordered[0] for ordered in found), *together])]
+        apart = [Config(parts) for parts in dict.fromkeys([tuple(ordered[0] for ordered in found), *together])]
+        return [*self._one_launch(problem, device), *apart]
+
+    @staticmethod
+    def _one_launch(problem: ConvProblem, device: Device) -> list[Config]:
+        """Those whose phases, up to four of them, are one launch."""
+        phases = with_taps(problem)
+        most = max(phases, key=lambda phase: prod(map(len, phase.taps)))
+        assert most.problem is not None
+        ones = configs.phased_configs(most.problem, min(len(phases), PHASES), device, _filters(problem, most))
+        return [Config((one,) * len(phases), order) for one in ones for order in ("place", "phase")]
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """Of all phases, of which only the first one's beginning is not hidden; cost.py says what each takes."""
-        views = self._views(problem, config)
-        begins = max(0, len(views) - 1) * BEGIN / CYCLES_US
+        """Of all phases, of which only the first launch's beginning is not hidden; cost.py says what each takes."""
+        views = [view for _, view in self._views(problem, config)]
         joined = JOIN.joined_us(problem, [True] * len(views), device) if self._joins(problem) else 0.0
-        return sum(cost(view, device, 0).us for _, view in views) - begins + joined
+        if config.order:
+            times = [phases_us(some, config.order == "place", device) for some in _launched(views, PHASES)]
+        else:
+            times = [cost(view, device, 0).us for view in views]
+        return sum(times) - max(0, len(times) - 1) * BEGIN / CYCLES_US + joined
 
     @staticmethod
     def _views(problem: ConvProblem, config: Config) -> list[tuple[int, View]]:
@@ -139,20 +163,35 @@ class ImplicitGemmDgrad(window.TensorCoreAlgorithm[Config]):
 
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
         joins = self._joins(problem)
-        views = enumerate(self._views(problem, config), start=joins)
-        found = [launches.source(view, independent=before > 0) for before, (_, view) in views]
+        views = [view for _, view in self._views(problem, config)]
+        if config.order:
+            views = views[::PHASES]
+        found = [
+            launches.source(view, before > 0, config.order != "") for before, view in enumerate(views, start=joins)
+        ]
         return list(dict.fromkeys([*found, *([JOIN.join_source(problem)] if joins else [])]))
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         joins = [JOIN.join_launch(problem, [True] * len(config.parts), device)] if self._joins(problem) else []
         return InPlacePlan(problem, device, self.launches(problem, config, device), joins)
 
-    def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[tuple[int, Launch]]:
-        """(bytes into dx, launch) of each phase, in order."""
-        return [
-            (place, launches.launch(view, device, independent=before > 0))
-            for before, (place, view) in enumerate(self._views(problem, config), start=self._joins(problem))
-        ]
+    def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[tuple[tuple[int, ...], Launch]]:
+        """(bytes into dx of its phases, launch) of each launch, in order."""
+        views, joins = self._views(problem, config), self._joins(problem)
+        found = []
+        for before, some in enumerate(_launched(views, PHASES if config.order else 1), start=joins):
+            places, these = zip(*some, strict=True)
+            if config.order:
+                launch = launches.phases_launch(these, config.order == "place", device, before > 0)
+            else:
+                launch = launches.launch(these[0], device, before > 0)
+            found.append((places, launch))
+        return found
+
+
+def _launched(views: Sequence[T], most: int) -> list[Sequence[T]]:
+    """Those of each launch, at `most` so many."""
+    return [views[first : first + most] for first in range(0, len(views), most)]
 
 
 def _schedule(config: TileConfig) -> tuple[object, ...]:

@@ -33,13 +33,17 @@ template <class Tile> struct Im2colLayout {
     unsigned stationary, ring, buffers, places, biases, full, empty;
     // All parts of this CTA's share of the split sums are there.
     unsigned complete;
-    DEVICE Im2colLayout(unsigned memory, const Im2colGemm &p)
-        : stationary((memory + 1023) & ~1023u),
-          ring(STATIONARY ? stationary + p.steps * FILTERS + 1023 & ~1023u : stationary),
+    template <class Gemm>
+    DEVICE Im2colLayout(unsigned memory, const Gemm &p)
+        : stationary((memory + 1023) & ~1023u), ring(stationary + stationary_bytes(p)),
           buffers(ring + Tile::STAGES * STAGE + 1023 & ~1023u), places(buffers + SUMS),
           biases(places + Tile::WARPGROUPS * Tile::WARPGROUP_PIXELS * 4),
           full((biases + (Tile::BIAS ? Tile::WARPGROUPS * Tile::WARPGROUP_FILTERS * 4 : 0) + 7) & ~7u),
           empty(full + Tile::STAGES * 8), complete(empty + Tile::STAGES * 8) {}
+    template <class Gemm> DEVICE static unsigned stationary_bytes(const Gemm &p) {
+        if constexpr (STATIONARY) return p.steps * FILTERS + 1023 & ~1023u;
+        return 0;
+    }
     DEVICE unsigned pixels(int stage) const { return ring + stage * STAGE; }
     DEVICE unsigned filters(int stage, int step) const {
         return STATIONARY ? stationary + step * FILTERS : ring + stage * STAGE + PIXELS;
@@ -55,7 +59,7 @@ template <class Tile> struct Im2colWork {
           end(steps * (rank + 1) / Tile::SPLIT_K) {}
 };
 
-template <class Tile> DEVICE void init_barriers(const Im2colGemm &p, const Im2colLayout<Tile> &shared) {
+template <class Tile, class Gemm> DEVICE void init_barriers(const Gemm &p, const Im2colLayout<Tile> &shared) {
     prefetch_map(p.x);
     prefetch_map(p.w);
     for (int stage = 0; stage < Tile::STAGES; ++stage) {
@@ -119,7 +123,7 @@ DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
 }
 
 // Where the pixels of a warpgroup's tile lie in y, for the epilogue.
-template <class Tile> DEVICE void fill_places(const Im2colGemm &p, unsigned table, int pixel0, int group) {
+template <class Tile, class Gemm> DEVICE void fill_places(const Gemm &p, unsigned table, int pixel0, int group) {
     const int filters = p.filters, plane = p.p * p.q, k = (int)p.groups * filters;
     for (int i = threadIdx.x % 128; i < Tile::WARPGROUP_PIXELS; i += 128) {
         const int pixel = pixel0 + i, n = Tile::NCHW || Tile::STRIDED ? pixel / plane : 0, rest = pixel - n * plane;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Final
 
@@ -27,8 +28,8 @@ EPILOGUE_WORDS: Final = ("vector", "tma_store", "epilogue_buffers", "permuted_n"
 INSTRUCTIONS: Final = {"f16": "k16.f32.f16.f16", "bf16": "k16.f32.bf16.bf16", "f32": "k8.f32.tf32.tf32"}
 
 
-def source(view: View, independent: bool = False) -> Source:
-    """The kernel; `independent` of the launch before (include/grid.cuh)."""
+def source(view: View, independent: bool = False, phases: bool = False) -> Source:
+    """The kernel; `independent` of the launch before (include/grid.cuh); of several `phases` of dgrad."""
     config, seen, epilogue = view.config, view.seen, Epilogue(view)
     halo = not isinstance(config, Im2colConfig)
     own = (*CONFIG_WORDS, *(("halo_buffers", "gather_bytes") if halo else ()))
@@ -41,9 +42,10 @@ def source(view: View, independent: bool = False) -> Source:
         values["HALO_TILE"] = isinstance(config, HaloTileConfig)
     # The instruction's own operands, A and B.
     transposed = view.transposed_filters and config.swap_ab, view.transposed_filters and not config.swap_ab
-    name = f"implicit_gemm_{'halo' if halo else 'im2col'}"
+    name = f"implicit_gemm_{'phases' if phases else 'halo' if halo else 'im2col'}"
+    struct = "PhasedGemm" if phases else "HaloGemm" if halo else "Im2colGemm"
     return stub(
-        f"{FOLDER}/{name}.cu", name, "Traits", "HaloGemm" if halo else "Im2colGemm", view.threads,
+        f"{FOLDER}/{name}.cu", name, "Traits", struct, view.threads,
         config.min_blocks_per_sm, instruction(seen.dtype, config.instruction_n, *transposed), config.split_k,
         traits(tensor_core_type(seen.dtype), values),
     )  # fmt: skip
@@ -82,6 +84,39 @@ def launch(view: View, device: Device, independent: bool = False) -> Launch:
         kernel, {name: value for name, value in fields.items() if name in names}, (view.blocks(device), 1, 1),
         view.threads, epilogue.shared_bytes, maps, True, {"image": "x", "out": "y", "res": "residual"},
     )  # fmt: skip
+
+
+def phases_launch(views: Sequence[View], by_place: bool, device: Device, independent: bool = False) -> Launch:
+    """The launch of up to four phases of one config, whose places in dx are "y0" to "y3"; `by_place`: the order of
+    their tiles (implicit_gemm_phases.cu)."""
+    first = views[0]
+    config, seen, epilogue = first.config, first.seen, Epilogue(first)
+    kernel = source(first, independent, phases=True)
+    tiles = [view.tiles for view in views]
+    fields = {
+        "filters": seen.group_k, "groups": seen.groups, "tiles_f": first.tiles_f, "chunks": first.chunks,
+        "phases": len(views), "places": by_place * max(tiles), "dilation_h": seen.dilation[0],
+        "dilation_w": seen.dilation[1],
+    } | window.stride_fields(first.strides)  # fmt: skip
+    maps = {"w": tensor_maps.map_w(first, 0)}
+    names_of = {}
+    for number, view in enumerate(views):
+        (p, q), one = view.seen.output, window.filter_fields(view.filters)
+        own = {
+            "tiles": view.tiles, "pixels": view.seen.n * p * q, "p": p, "q": q, "steps": view.steps,
+            "taps_w": view.seen.kernel[1], "pad_h": view.seen.padding[0][0], "pad_w": view.seen.padding[1][0],
+            "first_r": one["first_r"], "first_s": one["first_s"],
+        }  # fmt: skip
+        fields |= {f"{name}{number}": value for name, value in own.items()} | {
+            name: one[name] for name in ("step_r", "step_s")
+        }
+        maps[f"x{number}_"] = tensor_maps.map_x(view)
+        names_of[f"x{number}_"] = "x"
+        if epilogue.tma_store:
+            maps[f"out{number}_"] = tensor_maps.map_y(view)
+            names_of[f"out{number}_"] = f"y{number}"
+    blocks = min(max(tiles) if by_place else sum(tiles), device.multiprocessors * config.min_blocks_per_sm)
+    return Launch(kernel, fields, (blocks, 1, 1), first.threads, epilogue.shared_bytes, maps, True, names_of)
 
 
 def instruction(dtype: str, columns: int, transposed_a: bool = False, transposed_b: bool = False) -> str:
