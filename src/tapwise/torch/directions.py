@@ -14,7 +14,7 @@ import torch
 
 from tapwise.ops.conv.problem import DIRECTIONS
 from tapwise.torch.convolution import More, convolution, forward, gradients
-from tapwise.torch.layers import Kind, Layer
+from tapwise.torch.layers import Kind, Layer, by_threads
 from tapwise.torch.tensors import memory_format
 from tapwise.torch.timing import CALLS, SECONDS, in_turns, medians
 
@@ -83,9 +83,18 @@ def measured(
             hook.remove()
     times: dict[str, Times] = {}
     found = []
+    problems_of = {
+        name: {one: str(modules[name].problem(use.kind.meta, use.more, one)) for one in DIRECTIONS}
+        for name, use in uses.items()
+    }
+    firsts = {
+        problem: partial(_first, modules[name], uses[name], direction)
+        for name, problems in problems_of.items()
+        for direction, problem in problems.items()
+    }
+    by_threads(list(firsts.values()))
     for name, use in uses.items():
-        module, here = modules[name], {}
-        problems = {one: str(module.problem(use.kind.meta, use.more, one)) for one in DIRECTIONS}
+        module, here, problems = modules[name], {}, problems_of[name]
         for direction, problem in problems.items():
             if problem not in times:
                 times[problem] = _times(module, use, direction)
@@ -179,18 +188,29 @@ def _walls(runs: Mapping[Any, Callable[[], object]], device: torch.device) -> di
     return {name: median(values) for name, values in rounds.items()}
 
 
-def _times(module: Trained, use: Use, direction: str) -> Times:
+def _first(module: Trained, use: Use, direction: str) -> None:
+    _calls(module, use, direction)[0]()
+
+
+def _calls(module: Trained, use: Use, direction: str) -> tuple[Callable[[], object], Callable[[], object]]:
+    """A direction of a layer on random data, here and in PyTorch."""
     with torch.no_grad():
         x, more, window = use.kind.random(), use.more, module.window
         weight, math = module.weight.detach().to(x.dtype), module.math_of(x.dtype)
         dy = torch.randn_like(forward(x, weight, None, window, more, math, ALL))
         dy = dy.contiguous(memory_format=memory_format(x))
-        runs, refused = {"PyTorch": partial(_one, x, weight, dy, window, more, direction, ALL, math)}, ""
-        ours = partial(_one, x, weight, dy, window, more, direction, frozenset(), math)
+    ours, theirs = (partial(_one, x, weight, dy, window, more, direction, by, math) for by in (frozenset(), ALL))
+    return ours, theirs
+
+
+def _times(module: Trained, use: Use, direction: str) -> Times:
+    with torch.no_grad():
+        ours, theirs = _calls(module, use, direction)
+        runs, refused = {"PyTorch": theirs}, ""
         try:
             ours()
             runs["tapwise"] = ours
         except Exception as error:
             refused = f"refused: {error}"
-        taken, _ = medians(runs, x.device)
+        taken, _ = medians(runs, use.kind.device)
     return Times(taken.get("tapwise", inf), taken["PyTorch"], refused)

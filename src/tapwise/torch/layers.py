@@ -6,7 +6,7 @@ import math
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -87,7 +87,8 @@ def measured(model: torch.nn.Module, inputs: tuple[Any, ...]) -> list[Layer]:
             hook.remove()
     problems = {name: str(modules[name].problem(*_metas(kind))) for name, kind in kinds.items()}
     with torch.no_grad():
-        _prepare({problem: (modules[name], kinds[name]) for name, problem in problems.items()})
+        firsts = {problem: partial(_by_tapwise, modules[name], kinds[name]) for name, problem in problems.items()}
+        by_threads(list(firsts.values()))
         times: dict[str, tuple[float, float, str, str]] = {}
         # The parts of a layer before it.
         for name, problem in sorted(problems.items(), key=lambda one: -one[0].count(".")):
@@ -122,19 +123,22 @@ def _tensors(arguments: Arguments) -> Arguments:
     return tuple(one.random() if isinstance(one, Kind) else one for one in arguments)
 
 
-def _prepare(layers: dict[str, tuple[Either, Arguments]]) -> None:
-    """A first call of each problem, many at once; where a person looks on, with its progress."""
+def by_threads(calls: Sequence[Callable[[], object]]) -> None:
+    """First calls, which compile kernels, many at once; where a person looks on, with their progress."""
 
-    def first(layer: tuple[Either, Arguments]) -> None:
-        module, arguments = layer
+    def first(call: Callable[[], object]) -> None:
         # What is refused is so again where it is timed.
         with torch.no_grad(), suppress(Exception):
-            module.by_tapwise(*_tensors(arguments))
+            call()
 
     shown = {"console": Console(stderr=True), "transient": True, "disable": not sys.stderr.isatty()}
     with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        for _ in track(pool.map(first, layers.values()), "compiling", len(layers), **shown):  # type: ignore[arg-type]
+        for _ in track(pool.map(first, calls), "compiling", len(calls), **shown):  # type: ignore[arg-type]
             pass
+
+
+def _by_tapwise(module: Either, arguments: Arguments) -> object:
+    return module.by_tapwise(*_tensors(arguments))
 
 
 def _times(module: Either, problem: str, tensors: Arguments) -> tuple[float, float, str, str]:
