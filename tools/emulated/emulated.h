@@ -230,10 +230,12 @@ template <typename T> inline unsigned add_zeros(unsigned v, unsigned sum) {
         if (!std::isfinite(widen(T{(unsigned short)(v >> e * 16)}))) sum |= 0x7fffu << e * 16;
     return sum;
 }
+inline unsigned bits(float v) { return __float_as_uint(v); }
 inline unsigned bits(f16 v) { return v.bits; }
 inline unsigned bits(bf16 v) { return v.bits; }
-// m16n8k16 and m16n8k8 of 16 bits: lanes have given words of A, and of B from the fifth on. In emulated.cpp for both T.
+// m16n8k16 and m16n8k8 of 16 bits, m16n8k8 of tf32: lanes have given words of A, and of B from the fifth on. In emulated.cpp for both T.
 template <typename T> void multiply(float (&d)[4], int depth);
+template <> void multiply<float>(float (&d)[4], int depth);
 template <typename T> inline void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     memcpy(current->given, a, 16);
     memcpy(current->given + 4, b, 8);

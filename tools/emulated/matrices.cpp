@@ -48,6 +48,19 @@ template <typename T> void multiply(float (&d)[4], int depth) {
     }
     __syncwarp();
 }
+// m16n8k8 of tf32: the last 13 bits of a number do not count.
+template <> void multiply<float>(float (&d)[4], int) {
+    __syncwarp();
+    const int lane = current->index.x % 32;
+    auto element = [](unsigned word) { return __uint_as_float(word & ~0x1fffu); };
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        for (int k = 0; k < 8; ++k)
+            d[i] += element(lane_of(row % 8 * 4 + k % 4)->given[row / 8 + k / 4 * 2]) *
+                    element(lane_of(column * 4 + k % 4)->given[4 + k / 4]);
+    }
+    __syncwarp();
+}
 template void multiply<f16>(float (&d)[4], int depth);
 template void multiply<bf16>(float (&d)[4], int depth);
 

@@ -31,6 +31,15 @@ EMULATED = [
     ("n2 c3 h13 w14 k20 r7 s7 stride2 pad3 f16 nhwc", "columns=160 filters=32 split_k=1"),
     ("n3 c3 h9 w12 k20 r4 s5 stride1x4 pad0:1x2:1 bf16 nhwc", "columns=64 filters=32 split_k=1"),
     ("n51 c5 h5 w5 k3 r3 s3 pad1 f16 nhwc", "columns=32 filters=8 split_k=8"),
+    ("n3 c3 h15 w13 k20 r7 s7 stride2 pad3 tf32", "columns=160 filters=32 split_k=1"),
+    ("n4 c33 h7 w19 k37 r3 s3 pad1:0x0:2 stride1x2 tf32 nhwc", "columns=64 filters=64 split_k=2"),
+    ("n2 c44 h8 w9 k36 r3 s3 pad1:0x0:2 stride1x2 tf32 nhwc", "columns=96 filters=64 split_k=1"),
+    ("n6 c40 h6 w8 k36 r1 s1 tf32", "columns=64 filters=64 split_k=2"),
+    ("n2 c20 h9 w8 k15 r3 s3 pad1 groups5 tf32 nhwc", "columns=48 filters=8 groups_per_tile=2 split_k=1"),
+    ("n5 c32 h9 w8 k64 r3 s3 pad1 groups8 tf32 nhwc", "columns=48 filters=8 groups_per_tile=4 split_k=2"),
+    ("n80 c130 h1 w1 k150 r1 s1 tf32 nhwc", "columns=128 filters=128 split_k=1"),
+    ("n3 c3 h9 w12 k20 r4 s5 stride1x4 pad0:1x2:1 tf32 nhwc", "columns=64 filters=32 split_k=1"),
+    ("n5 c16 h9 w8 k16 r1 s3 pad0x1 tf32 nhwc", "columns=80 filters=16 split_k=1"),
 ]  # fmt: skip
 COMPILED = [
     "n32 c64 h56 w56 k64 r3 s3 pad1 f16 nhwc",
@@ -39,6 +48,8 @@ COMPILED = [
     "n32 c63 h7 w7 k63 r3 s3 pad1 f16",
     "n32 c256 h56 w56 k256 r3 s3 pad1 groups32 f16 nhwc",
     "n32 c33 h28 w28 k37 r3 s3 pad1 bf16 nhwc",
+    "n32 c256 h14 w14 k1024 r1 s1 tf32 nhwc",
+    "n32 c63 h7 w7 k63 r3 s3 pad1 tf32",
 ]
 
 
@@ -142,8 +153,8 @@ def test_tiles_are_whole_warps() -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("c16 h9 w9 k16 r3 s3 wgrad", "f16 and bf16, not f32"),
-        ("c16 h9 w9 k16 r3 s3 tf32 wgrad", "f16 and bf16, not tf32"),
+        ("c16 h9 w9 k16 r3 s3 wgrad", "f16, bf16 and tf32, not f32"),
+        ("c16 h9 w9 k16 r3 s3 3xtf32 wgrad", "f16, bf16 and tf32, not 3xtf32"),
         ("c16 h9 w9 k16 r3 s3 f16", "computes wgrad, not conv"),
         ("n0 c16 h9 w9 k16 r3 s3 f16 wgrad", "nothing to compute"),
         ("n32 c256 h512 w512 k16 r1 s1 f16 wgrad", "2^31 elements"),

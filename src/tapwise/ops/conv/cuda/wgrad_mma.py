@@ -47,6 +47,8 @@ NARROW: Final = (
 GROUPS: Final = (2, 4, 8)
 # Pixels of a step.
 STEP: Final = 32
+# Bytes of a copy at most.
+PIECE: Final = 16
 # Bytes of the table entry of a pixel or a column.
 ENTRY: Final = 16
 # Least steps of a part.
@@ -116,7 +118,7 @@ def run_of(problem: ConvProblem) -> Run | None:
     if problem.layout == "nchw" or problem.groups > 1 or problem.dilation[1] > 1:
         return None
     c, width = problem.c, problem.spatial[1]
-    each, padding = gcd(problem.stride[1] * c, width * c, 8), problem.padding[1][0] * c
+    each, padding = gcd(problem.stride[1] * c, width * c, PIECE // problem.itemsize), problem.padding[1][0] * c
     before, real = -padding % each, problem.kernel[1] * c
     if c % each == 0 or (width + sum(problem.padding[1])) * c >= wgrad_parts.EXTENT_LIMIT:
         return None
@@ -137,19 +139,20 @@ def copies(problem: ConvProblem, of_x: bool) -> Copies:
     along = (problem.group_c if of_x else problem.group_k) if last else prod(problem.output)
     pieces, elements = ("CHANNEL_PIECES", "CHANNELS") if last else ("PIXEL_PIECES", "PIXELS")
     if not last and of_x and not wgrad_parts.pointwise(problem):
-        return Copies(elements, 2)
-    piece = next((count for count in (8, 4, 2) if along % count == 0), 0) * problem.itemsize
-    return Copies(pieces, piece) if piece else Copies(elements, 2)
+        return Copies(elements, problem.itemsize)
+    sizes = (size for size in (PIECE, 8, 4) if along * problem.itemsize % size == 0)
+    piece = next(sizes, 0)
+    return Copies(pieces, piece) if piece else Copies(elements, problem.itemsize)
 
 
 class ImplicitGemmMmaWgrad(window.TensorCoreAlgorithm[Config]):
-    """Any stride, padding, dilation, groups and channels; NHWC and NCHW; float16 and bfloat16. Compute capability 8.0
-    and newer."""
+    """Any stride, padding, dilation, groups and channels; NHWC and NCHW; float16, bfloat16, and float32 with
+    math="tf32". Compute capability 8.0 and newer."""
 
     operator: ClassVar[str] = "wgrad"
     id: ClassVar[str] = "cuda.implicit_gemm_mma"
     summary: ClassVar[str] = "tensor cores (mma.sync), windows gathered by threads"
-    dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16")
+    dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16", "tf32")
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
         return wgrad_parts.rejects(problem)
@@ -217,7 +220,7 @@ class ImplicitGemmMmaWgrad(window.TensorCoreAlgorithm[Config]):
     @staticmethod
     def _stage(problem: ConvProblem, config: Config, of_x: bool) -> int:
         """Bytes of an operand's step."""
-        row = 2 * config.groups_per_tile * (config.columns if of_x else config.filters)
+        row = problem.itemsize * config.groups_per_tile * (config.columns if of_x else config.filters)
         whole = copies(problem, of_x).name == "PIXEL_PIECES" or row in (16, 32, 64)
         return STEP * (row if whole else round_up(row, 128))
 
@@ -252,7 +255,7 @@ class ImplicitGemmMmaWgrad(window.TensorCoreAlgorithm[Config]):
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """Waves of CTAs: their steps take what a CTA waits for its copies, and what all CTAs of a multiprocessor issue;
         memory; parts, which are written, read and added."""
-        issued = config.groups_per_tile * config.columns * config.filters * STEP / PRODUCTS
+        issued = config.groups_per_tile * config.columns * config.filters * STEP * problem.itemsize / (2 * PRODUCTS)
         waited = WAIT_CYCLES
         for of_x in (True, False):
             turns, piece = self._turns(problem, config, of_x)
@@ -283,8 +286,8 @@ class ImplicitGemmMmaWgrad(window.TensorCoreAlgorithm[Config]):
         if name == "PIXELS":
             return 8 * ceil_div(width // 8, config.warps), piece
         if name == "PIXEL_PIECES":
-            return ceil_div(width, config.threads * piece // (2 * STEP)), piece
-        across = width * 2 // piece
+            return ceil_div(width, config.threads * piece // (problem.itemsize * STEP)), piece
+        across = width * problem.itemsize // piece
         rows = max(1, config.threads // across)
         return ceil_div(STEP, rows) * ceil_div(across, config.threads), piece
 
@@ -297,7 +300,7 @@ class ImplicitGemmMmaWgrad(window.TensorCoreAlgorithm[Config]):
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
         parts, run = config.split_k > 1, run_of(problem)
-        written = gcd(problem.gemm_k, 4 if parts else 8) if run is None else 1
+        written = gcd(problem.gemm_k, 4 if parts else PIECE // problem.itemsize) if run is None else 1
         words = (
             tensor_core_type(problem.dtype), problem.layout == "nchw", *copies(problem, True), *copies(problem, False),
             prod(problem.kernel) > 1, run is not None, config.columns, config.filters, config.groups_per_tile,

@@ -28,6 +28,8 @@ template <typename T_, bool NCHW_, int X_COPIES_, int X_BYTES_, int DY_COPIES_, 
           int WRITE_>
 struct Block {
     using T = T_;
+    // Bytes of an element, pixels of the instruction.
+    static constexpr int SIZE = sizeof(T), K = 32 / SIZE, K_STEPS = BK / K;
     static constexpr bool NCHW = NCHW_, L1 = L1_, RUNS = RUNS_, PARTS = PARTS_;
     static constexpr int X_COPIES = X_COPIES_, X_BYTES = X_BYTES_, DY_COPIES = DY_COPIES_, DY_BYTES = DY_BYTES_;
     static constexpr int COLUMNS = COLUMNS_, FILTERS = FILTERS_, GROUPS_PER_TILE = GROUPS_PER_TILE_, WARPS_C = WARPS_C_,
@@ -45,14 +47,18 @@ template <class O, bool OF_X> struct Operand {
     static constexpr int COPIES = OF_X ? O::X_COPIES : O::DY_COPIES, BYTES = OF_X ? O::X_BYTES : O::DY_BYTES;
     static constexpr bool TRANSPOSED = COPIES != PIXEL_PIECES;
     // Rows lie in panels of at most 128 bytes.
-    static constexpr int ROW = WIDTH * 2, SPAN = !TRANSPOSED ? BK * 2 : ROW == 16 || ROW == 32 || ROW == 64 ? ROW : 128;
+    static constexpr int SIZE = O::SIZE, ROW = WIDTH * SIZE,
+                         SPAN = !TRANSPOSED ? BK * SIZE : ROW == 16 || ROW == 32 || ROW == 64 ? ROW : 128;
     static constexpr int PANELS = TRANSPOSED ? (ROW + SPAN - 1) / SPAN : 1,
                          STAGE = TRANSPOSED ? PANELS * BK * SPAN : WIDTH * SPAN;
-    // Where a column's element of a pixel lies.
+    // Where a column's element of a pixel lies. Of 32 bits a warp reads eight of each of four pixels one by one, and
+    // these pairs of pieces are what lies in other banks.
     static DEVICE unsigned place(int pixel, int column) {
-        if constexpr (!TRANSPOSED) return swizzled<SPAN>(column, pixel * 2);
-        if constexpr (SPAN == 16) return pixel * 16 + column * 2;
-        return column * 2 / SPAN * (BK * SPAN) + swizzled<SPAN>(pixel, column * 2 % SPAN);
+        if constexpr (!TRANSPOSED) return swizzled<SPAN>(column, pixel * SIZE);
+        if constexpr (SPAN == 16) return pixel * 16 + column * SIZE;
+        const int panel = column * SIZE / SPAN * (BK * SPAN), at = column * SIZE % SPAN;
+        if constexpr (SIZE == 2) return panel + swizzled<SPAN>(pixel, at);
+        return panel + pixel * SPAN + (at ^ pixel * SPAN / 128 % (SPAN / 32) * 32);
     }
     static DEVICE Column column(const Gradient &p, int at, int first, int group0) {
         const int group = group0 + at / EACH, j = first + at % EACH;
@@ -77,7 +83,7 @@ template <class O, bool OF_X, int COPIES> struct Loader;
 
 template <class O, bool OF_X> struct Loader<O, OF_X, CHANNEL_PIECES> {
     using In = Operand<O, OF_X>;
-    static constexpr int V = In::BYTES / 2, ACROSS = In::WIDTH / V, TURNS = (ACROSS + O::THREADS - 1) / O::THREADS,
+    static constexpr int V = In::BYTES / O::SIZE, ACROSS = In::WIDTH / V, TURNS = (ACROSS + O::THREADS - 1) / O::THREADS,
                          ROWS = TURNS > 1 ? 1 : O::THREADS / ACROSS;
     // Addresses of many copies at once would take the registers of the sums.
     static constexpr int COUNT = (BK + ROWS - 1) / ROWS, UNROLLED = COUNT * TURNS > 8 ? 4 / TURNS + 1 : COUNT;
@@ -124,7 +130,7 @@ template <class O, bool OF_X> struct Loader<O, OF_X, CHANNEL_PIECES> {
 // Neighbours along pixels are so in the array: an image's plane is whole pieces.
 template <class O, bool OF_X> struct Loader<O, OF_X, PIXEL_PIECES> {
     using In = Operand<O, OF_X>;
-    static constexpr int V = In::BYTES / 2, ACROSS = BK / V, ROWS = O::THREADS / ACROSS;
+    static constexpr int V = In::BYTES / O::SIZE, ACROSS = BK / V, ROWS = O::THREADS / ACROSS;
     const Gradient &p;
     int column0, group0;
 
@@ -198,8 +204,10 @@ template <class O, bool OF_X> struct Loader<O, OF_X, CHANNELS> {
             const int row = first + n * ROWS;
 #pragma unroll
             for (int i = 0; i < TURNS; ++i)
-                if (at[i] >= 0 && row < BK)
+                if (at[i] >= 0 && row < BK) {
+                    static_assert(O::SIZE == 2);
                     store_word(stage + In::place(row, at[i]), bits(held[n][i][0]) | bits(held[n][i][1]) << 16);
+                }
         }
     }
 };
@@ -239,10 +247,14 @@ template <class O, bool OF_X> struct Loader<O, OF_X, PIXELS> {
         for (int i = 0; i < COUNT; ++i) {
             const int piece = (int)threadIdx.x / 32 + i * O::WARPS;
             if (PIECES % O::WARPS && piece >= PIECES) break;
-            Piece<16> v;
+            constexpr int EACH = 16 / O::SIZE;
 #pragma unroll
-            for (int e = 0; e < 4; ++e) v.v[e] = bits(held[i][e * 2]) | bits(held[i][e * 2 + 1]) << 16;
-            store_shared<16>(stage + In::place(threadIdx.x % 32, piece * 8), v);
+            for (int first = 0; first < 8; first += EACH) {
+                Piece<16> v{};
+#pragma unroll
+                for (int e = 0; e < EACH; ++e) v.v[e * O::SIZE / 4] |= bits(held[i][first + e]) << e * O::SIZE % 4 * 8;
+                store_shared<16>(stage + In::place(threadIdx.x % 32, piece * 8 + first), v);
+            }
         }
     }
 };
