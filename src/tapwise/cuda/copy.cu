@@ -1,18 +1,25 @@
 // An array of up to five axes into another of its shape, both by strides in elements; zeros where x is null.
+#include "grid.cuh"
+
 struct Copy {
     const void *x;
     void *y;
     long long total, shape[5], from[5], to[5];
 };
 
-template <typename T> __device__ __forceinline__ void copy(const Copy &a) {
+// I counts the elements.
+template <typename T, typename I> DEVICE void copy(const Copy &a) {
+    begin_dependent();
     const long long step = (long long)gridDim.x * blockDim.x;
     for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < a.total; i += step) {
-        long long rest = i, from = 0, to = 0;
+        I rest = (I)i;
+        long long from = 0, to = 0;
 #pragma unroll
         for (int axis = 4; axis >= 0; --axis) {
-            const long long at = rest % a.shape[axis];
-            rest /= a.shape[axis];
+            const I size = (I)a.shape[axis];
+            if (size == 1) continue;
+            const I next = rest / size, at = rest - next * size;
+            rest = next;
             from += at * a.from[axis];
             to += at * a.to[axis];
         }

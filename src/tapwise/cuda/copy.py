@@ -8,7 +8,7 @@ from typing import Final
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.device import gpu
 from tapwise.cuda.jit.launch import Launch
-from tapwise.cuda.types import DTYPES, template_args
+from tapwise.cuda.types import DTYPES, counter, template_args
 from tapwise.errors import InvalidProblem
 from tapwise.integers import ceil_div
 
@@ -17,9 +17,9 @@ THREADS: Final = 256
 _TYPES: Final = {DTYPES[name].size_bytes: DTYPES[name].cpp for name in ("u8", "u16", "u32", "u64")}
 
 
-def source(size_bytes: int) -> Source:
-    """The kernel for elements of that size."""
-    return stub("cuda/copy.cu", "copy", template_args(_TYPES[size_bytes]), "Copy", THREADS)
+def source(size_bytes: int, total: int = 0) -> Source:
+    """The kernel for so many elements of that size."""
+    return stub("cuda/copy.cu", "copy", template_args(_TYPES[size_bytes], counter(total)), "Copy", THREADS)
 
 
 @lru_cache(256)
@@ -40,6 +40,6 @@ def launch(
         fields |= {f"shape{axis}": 1, f"from{axis}": 0, f"to{axis}": 0}
     device = gpu(index)
     blocks = min(ceil_div(fields["total"], THREADS), 32 * device.multiprocessors)
-    made = Launch(source(size), fields, (blocks, 1, 1), THREADS)
+    made = Launch(source(size, fields["total"]), fields, (blocks, 1, 1), THREADS, dependent=True)
     made.load(device.architecture, index)
     return made
