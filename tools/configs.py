@@ -39,7 +39,10 @@ from tapwise.problem import Problem
 # Threads that compile ahead.
 COMPILERS = 14
 # rtol and atol between two configs' results.
-TOLERANCES = {"f32": (1e-3, 1e-3), "f64": (1e-9, 1e-9), "f16": (1e-2, 2e-2), "bf16": (5e-2, 5e-2)}
+TOLERANCES = {
+    "ieee": {"f32": (1e-3, 1e-3), "f64": (1e-9, 1e-9), "f16": (1e-2, 2e-2), "bf16": (5e-2, 5e-2)},
+    "3xtf32": {"f32": (1e-3, 1e-3)}, "tf32": {"f32": (1e-2, 1.0)},
+}  # fmt: skip
 
 
 def problems(path: Path, words: str) -> Iterator[Problem]:
@@ -108,7 +111,10 @@ def runs(problem: Problem, candidates: list[Candidate], device: Device) -> dict[
             verdict = verify.check(problem, algorithm.id, config, device=device)
             right, why, expected = bool(verdict), verdict.message, y.owner.clone()
         else:
-            right, why = torch.allclose(y.owner, expected, *TOLERANCES[problem.dtype]), "not as the model's choice"
+            right, why = (
+                torch.allclose(y.owner, expected, *TOLERANCES[problem.math][problem.dtype]),
+                "not as the model's choice",
+            )
         if right:
             found[f"{algorithm.id} {config}"] = run
         else:

@@ -33,7 +33,8 @@ PROBLEMS = (
     "n2 c72 h9 w11 k80 r3 s3 pad1 f16 nhwc wgrad", "n2 c128 h9 w9 k64 r3 s3 stride2 pad1 groups2 bf16 nhwc wgrad",
     "n2 c33 h5 w7 k34 r3 s3 pad1:0x0:2 nhwc wgrad", "n2 c20 h9 w19 k20 r3 s3 pad1 groups20 f16 nhwc wgrad",
     "n2 c9 h9 w9 k9 r7 s7 pad3 groups9 bf16 nhwc wgrad", "n2 c31 h9 w5 k24 r3 s3 pad1 f64 wgrad",
-    "n2 c44 h9 w9 k44 r3 s3 pad1 f16 wgrad",
+    "n2 c44 h9 w9 k44 r3 s3 pad1 f16 wgrad", "n3 c24 h9 w11 k40 r3 s3 pad1 tf32 nhwc wgrad",
+    "n2 c20 h9 w8 k15 r3 s3 pad1 groups5 tf32 wgrad", "n2 c48 h12 w13 k80 r3 s3 stride2 pad1 groups2 bf16 nhwc dgrad",
     "maxpool n2 c3 h13 w17 r3 s3 stride2 pad1 bf16",
     "avgpool c4 h9 w11 r3 s2 stride1 pad1:0x1:1 exclude_pad nhwc", "reduce sum 5x1000x7 axis1",
     "reduce argmax 9x41 axis1", "reduce logsumexp 41113", "reduce max 300x33 axis0 f64", "softmax 7x33",
@@ -58,7 +59,7 @@ def main() -> None:
             parts = [config for config in configs if getattr(config, "partition", "run") != "run"][::5]
             kernels: dict[tuple[Any, ...], list[Any]] = {}
             for config in plain:
-                kind = type(config), *(getattr(config, name, "") for name in ("kernel", "by", "tma", "images"))
+                kind = type(config), *(getattr(config, name, "") for name in ("kernel", "by", "tma", "images", "order"))
                 kernels.setdefault(kind, []).append(config)
             most = max(1, 8 // max(1, len(kernels)))
             some = [config for found in kernels.values() for config in found[:: max(1, len(found) // most)]]
