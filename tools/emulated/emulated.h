@@ -233,7 +233,8 @@ template <typename T> inline unsigned add_zeros(unsigned v, unsigned sum) {
 inline unsigned bits(float v) { return __float_as_uint(v); }
 inline unsigned bits(f16 v) { return v.bits; }
 inline unsigned bits(bf16 v) { return v.bits; }
-// m16n8k16 and m16n8k8 of 16 bits, m16n8k8 of tf32: lanes have given words of A, and of B from the fifth on. In emulated.cpp for both T.
+// m16n8k16 and m16n8k8 of 16 bits, m16n8k8 of tf32: lanes have given words of A, and of B from the fifth on. In
+// emulated.cpp for both T.
 template <typename T> void multiply(float (&d)[4], int depth);
 template <> void multiply<float>(float (&d)[4], int depth);
 template <typename T> inline void mma(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {

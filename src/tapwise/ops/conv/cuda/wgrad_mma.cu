@@ -82,10 +82,8 @@ template <class O> DEVICE void wgrad_mma(const Gradient &p) {
     const auto load = [&](int to_buffer, unsigned stage, int k) {
 #pragma unroll
         for (int m = 0; m < O::MT; ++m) {
-            if constexpr (!X::TRANSPOSED)
-                ldmatrix<4>(a[to_buffer][m], stage + (x_at[0] ^ k * 32) + m * 16 * X::SPAN);
-            else if constexpr (OWN)
-                load_own<X::SPAN, true>(a[to_buffer][m], stage + x_at[m] + k * 8 * X::SPAN);
+            if constexpr (!X::TRANSPOSED) ldmatrix<4>(a[to_buffer][m], stage + (x_at[0] ^ k * 32) + m * 16 * X::SPAN);
+            else if constexpr (OWN) load_own<X::SPAN, true>(a[to_buffer][m], stage + x_at[m] + k * 8 * X::SPAN);
             else ldmatrix_transposed(a[to_buffer][m], stage + x_at[m] + k * 16 * X::SPAN);
         }
         stage += X::STAGE;
@@ -183,8 +181,8 @@ template <class O> DEVICE void wgrad_mma(const Gradient &p) {
         if constexpr (O::PARTS || O::SIZE == 4) {
 #pragma unroll
             for (int e = 0; e < O::WRITE; ++e) out.v[e] = __float_as_uint(v[e]);
-            float *const sums = O::PARTS ? static_cast<float *>(p.parts) + blockIdx.y * p.part_pitch
-                                         : static_cast<float *>(p.y);
+            float *const sums =
+                O::PARTS ? static_cast<float *>(p.parts) + blockIdx.y * p.part_pitch : static_cast<float *>(p.y);
             store_global<BYTES>(sums + place, out);
         } else {
 #pragma unroll

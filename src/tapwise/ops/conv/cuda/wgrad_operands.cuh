@@ -48,7 +48,9 @@ template <class O, bool OF_X> struct Operand {
     static constexpr bool TRANSPOSED = COPIES != PIXEL_PIECES;
     // Rows lie in panels of at most 128 bytes.
     static constexpr int SIZE = O::SIZE, ROW = WIDTH * SIZE,
-                         SPAN = !TRANSPOSED ? BK * SIZE : ROW == 16 || ROW == 32 || ROW == 64 ? ROW : 128;
+                         SPAN = !TRANSPOSED                           ? BK * SIZE
+                                : ROW == 16 || ROW == 32 || ROW == 64 ? ROW
+                                                                      : 128;
     static constexpr int PANELS = TRANSPOSED ? (ROW + SPAN - 1) / SPAN : 1,
                          STAGE = TRANSPOSED ? PANELS * BK * SPAN : WIDTH * SPAN;
     // Where a column's element of a pixel lies. Of 32 bits a warp reads eight of each of four pixels one by one, and
@@ -83,8 +85,8 @@ template <class O, bool OF_X, int COPIES> struct Loader;
 
 template <class O, bool OF_X> struct Loader<O, OF_X, CHANNEL_PIECES> {
     using In = Operand<O, OF_X>;
-    static constexpr int V = In::BYTES / O::SIZE, ACROSS = In::WIDTH / V, TURNS = (ACROSS + O::THREADS - 1) / O::THREADS,
-                         ROWS = TURNS > 1 ? 1 : O::THREADS / ACROSS;
+    static constexpr int V = In::BYTES / O::SIZE, ACROSS = In::WIDTH / V,
+                         TURNS = (ACROSS + O::THREADS - 1) / O::THREADS, ROWS = TURNS > 1 ? 1 : O::THREADS / ACROSS;
     // Addresses of many copies at once would take the registers of the sums.
     static constexpr int COUNT = (BK + ROWS - 1) / ROWS, UNROLLED = COUNT * TURNS > 8 ? 4 / TURNS + 1 : COUNT;
     // Whether every thread has something to copy.

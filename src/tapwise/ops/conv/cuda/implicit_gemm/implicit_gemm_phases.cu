@@ -44,7 +44,7 @@ struct PhasedTiles {
         settle();
     }
 
-  private:
+private:
     DEVICE void step() {
         if (++phase < (int)p.phases) return;
         phase = 0;
@@ -91,8 +91,7 @@ template <class Tile> DEVICE void phased_producer(const PhasedGemm &p, const Im2
 }
 
 // A warpgroup's products and outputs, of all tiles or (PING_PONG) of every other one.
-template <class Tile>
-DEVICE void phased_consumer(const PhasedGemm &p, const Im2colLayout<Tile> &shared, int group) {
+template <class Tile> DEVICE void phased_consumer(const PhasedGemm &p, const Im2colLayout<Tile> &shared, int group) {
     constexpr bool PING_PONG = Tile::PING_PONG;
     const int lane = threadIdx.x % 32, chunks = p.chunks;
     const unsigned table = shared.places + group * Tile::WARPGROUP_PIXELS * 4;
