@@ -52,6 +52,9 @@ def generators(vector: Target) -> dict[str, Callable[..., Kernel]]:
         "direct-channels": partial(
             direct.generate, layout="nhwc", route="sums", lanes="channels", panels=True, m=pixels, n=channels
         ),
+        "direct-pieces": partial(
+            direct.generate, route="sums", lanes="channels", m=pixels, n=channels, pieces=True, **packed
+        ),
         "direct-straight": partial(direct.generate, route="straight", lanes="pixels", m=m, n=n, **packed),
         "direct-in-place": partial(direct.generate, route="in place", lanes="pixels", m=m, n=n, **packed),
         "filters-in-place": partial(direct.generate, route="sums", lanes="pixels", m=fewer, n=wider, **given),
@@ -64,8 +67,9 @@ def generators(vector: Target) -> dict[str, Callable[..., Kernel]]:
         "dgrad-direct": partial(dgrad.generate, m=dgrad_m, n=dgrad_n, ways=2),
         "depthwise-nchw": partial(depthwise.generate, layout="nchw", rows=rows, vectors=vectors, **plane),
         "depthwise-nhwc": partial(depthwise.generate, layout="nhwc", rows=4, vectors=2, **plane),
-        "winograd-4": partial(winograd.generate, tile_h=4, tile_w=4, **three, m=m, n=n),
-        "winograd-1x2": partial(winograd.generate, tile_h=1, tile_w=2, **one_by_seven, m=m, n=n),
+        "winograd-4": partial(winograd.generate, layout="nchw", tile_h=4, tile_w=4, **three, m=m, n=n),
+        "winograd-nhwc": partial(winograd.generate, layout="nhwc", tile_h=4, tile_w=4, **three, m=pixels, n=channels),
+        "winograd-1x2": partial(winograd.generate, layout="nchw", tile_h=1, tile_w=2, **one_by_seven, m=m, n=n),
     }
 
 

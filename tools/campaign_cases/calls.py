@@ -47,9 +47,11 @@ def run(case: Case) -> str | None:
     given = problem.inputs(lambda shape: shape)
     arrays: list[Any] = [None if shape is None else data(rng, shape, problem.x_dtype, "normal") for shape in given[:4]]
     arrays[0] = data(rng, problem.x_shape, problem.x_dtype, special)
-    filters = arrays[1] is not None and arrays[1].size and not (problem.operator == "conv" and problem.depthwise)
+    filters = (
+        arrays[1] is not None and arrays[1].size and not (problem.operator == "conv" and any(map(any, problem.padding)))
+    )
     if special == "nan" and filters and case["seed"] % 2:
-        # Padding is multiplied: a filter's NaN is seen beside the edges too, but for depthwise kernels.
+        # Without padding, which may be multiplied or not.
         arrays[1].reshape(-1)[rng.integers(arrays[1].size)] = np.nan
     if problem.layout == "nhwc":
         arrays[0] = np.moveaxis(np.ascontiguousarray(np.moveaxis(arrays[0], 1, -1)), -1, 1)

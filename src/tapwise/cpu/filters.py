@@ -71,7 +71,7 @@ def emit_filter_packer(filters: Filters, storage: str) -> None:
     pack_filters(w, w_k, w_c, w_r, w_s, channels, taps_h, taps_w, out, count): `count` filters of such sizes and
     distances into panels of `width` filters, [channel][tap][width]. The last panel is as narrow as it is (pixels), or
     filled up with zeros to whole vectors (channels). Filters side by side are copied as vectors; of lanes over channels
-    whole vectors of filters whose terms, or whose channels, follow each other are transposed in registers.
+    whole vectors of filters whose terms, rows of terms or channels follow each other are transposed in registers.
     """
     k, lanes, width = filters.k, filters.lanes, filters.width
     with k.function(
@@ -134,8 +134,13 @@ def emit_filter_packer(filters: Filters, storage: str) -> None:
                                     with last, k.loop(0, taps_h) as r, k.loop(0, taps_w) as s:
                                         here = source + (r * w_r + s * w_s)
                                         transposed(panel + (r * taps_w + s) * width, here, channels, taps * width)
-                                    with scattered:
-                                        each_term(panel, source, width, apart)
+                                    with scattered, k.if_else(w_s.eq(1)) as (rows, lone_terms):
+                                        with rows, k.loop(0, channels) as c, k.loop(0, taps_h) as r:
+                                            there = panel + (c * taps + r * taps_w) * width
+                                            here = source + (c * w_c + r * w_r)
+                                            transposed(there, here, taps_w, k.integer(width))
+                                        with lone_terms:
+                                            each_term(panel, source, width, apart)
                 with narrow:
                     each_term(panel, source, across, partial)
 

@@ -41,27 +41,36 @@ def shapes(target: Target, lanes: str = "pixels") -> tuple[tuple[int, int], ...]
     return (_TILES if lanes == "pixels" else _CHANNEL_TILES)[target.registers]
 
 
-def emit(k: Kernel, m_most: int, n_most: int, filters: Filters) -> None:
+# Of the terms, those that a tile sums: [first + i * apart, last + i * apart) for each i below `parts`.
+RANGES: Final = ("first", "last", "parts", "apart")
+
+
+def emit(k: Kernel, m_most: int, n_most: int, filters: Filters, pieces: bool = False) -> None:
     """Emit `block`: a product over one packed block of gemm_k, for any number of rows and vectors.
 
     block(x, step, offsets, terms, w, out, pitch, rows, vectors, accumulate, *filters' own) computes
       pixels:   out[row * pitch + lane] (+)= sum over kk of w[row, kk] * x[offsets[kk] + lane]
       channels: out[row * pitch + lane] (+)= sum over kk of x[offsets[kk] + row * step] * w[kk, lane]
-    over `rows` rows and `vectors` vectors of lanes.
+    over `rows` rows and `vectors` vectors of lanes. With `pieces` (lanes over channels) rows come in `rows` pieces, and
+    three arguments more stand at the end: pieces, channels and taps_w. Five int64 describe a piece: its first row, how
+    many rows, the first of its taps, how many follow each other, and of how many rows of the filter. Terms are in the
+    order (tap, channel), and only those of a piece's taps are summed.
     """
     lanes = filters.lanes
+    ranges = dict.fromkeys(RANGES, INT) if pieces else {}
     for m in range(1, m_most + 1):
         for n in range(1, n_most + 1):
             # The narrow tiles of the last rows do little of the work, and would take most of the time to compile.
-            _tile(k, m, n, m, filters, UNROLL if m == m_most else 1)
+            _tile(k, m, n, m, filters, UNROLL if m == m_most else 1, pieces)
     if lanes == "pixels":
         # One vector of pixels: the sums of one panel alone would not hide the multiply-add's latency.
-        _tile(k, 2 * m_most, 1, m_most, filters, 1)
+        _tile(k, 2 * m_most, 1, m_most, filters, 1, False)
     parameters = {"x": k.dtype, "step": INT, "offsets": "i64", "terms": INT, "w": k.dtype, "out": k.dtype, "pitch": INT}
     vector = k.lanes
 
     for n in range(1, n_most + 1):
-        with k.function(f"rows_{n}", **parameters, rows=INT, accumulate=I1, **filters.parameters) as arguments:
+        own_parameters = filters.parameters | ranges
+        with k.function(f"rows_{n}", **parameters, rows=INT, accumulate=I1, **own_parameters) as arguments:
             rows = arguments[7]
 
             def tile(m: int, row: Int, n: int = n, arguments: list = arguments) -> None:  # type: ignore[type-arg]
@@ -71,7 +80,8 @@ def emit(k: Kernel, m_most: int, n_most: int, filters: Filters) -> None:
 
             _all_rows(k, rows, m_most, n == 1 and lanes == "pixels", tile)
 
-    with k.function("block", **parameters, rows=INT, vectors=INT, accumulate=I1, **filters.parameters) as arguments:
+    own_parameters = {"pieces": "i64", "channels": INT, "taps_w": INT} if pieces else filters.parameters
+    with k.function("block", **parameters, rows=INT, vectors=INT, accumulate=I1, **own_parameters) as arguments:
         x, step, offsets, terms, w, out, pitch, rows, vectors, accumulate, *own = arguments
 
         def columns(n: int, first: Int) -> None:
@@ -79,6 +89,15 @@ def emit(k: Kernel, m_most: int, n_most: int, filters: Filters) -> None:
             shift = first * vector
             there = x + shift if lanes == "pixels" else x
             here = w if lanes == "pixels" else filters.at(w, shift, terms, own)
+            if pieces:
+                table, channels, taps_w = own
+                with k.loop(0, rows) as i:
+                    row, count, tap, taps, parts = (k.load_int(table + (i * 5 + field)) for field in range(5))
+                    k.call(
+                        f"rows_{n}", x + row * step, step, offsets, terms, here, out + row * pitch + shift, pitch,
+                        count, accumulate, tap * channels, (tap + taps) * channels, parts, taps_w * channels,
+                    )  # fmt: skip
+                return
             k.call(f"rows_{n}", there, step, offsets, terms, here, out + shift, pitch, rows, accumulate, *own)
 
         whole = vectors - vectors % n_most
@@ -89,12 +108,12 @@ def emit(k: Kernel, m_most: int, n_most: int, filters: Filters) -> None:
                 columns(n, whole)
 
 
-def _tile(k: Kernel, m_count: int, n_count: int, panel: int, filters: Filters, unroll: int) -> None:
-    """One register tile over all terms: tile_M_N."""
+def _tile(k: Kernel, m_count: int, n_count: int, panel: int, filters: Filters, unroll: int, ranged: bool) -> None:
+    """One register tile over all terms, or some ranges of them: tile_M_N."""
     with k.function(
         f"tile_{m_count}_{n_count}",
         x=k.dtype, step=INT, offsets="i64", terms=INT, w=k.dtype, out=k.dtype, pitch=INT, accumulate=I1,
-        **filters.parameters,
+        **filters.parameters, **(dict.fromkeys(RANGES, INT) if ranged else {}),
     ) as (x, step_length, offsets, terms, w, out, pitch, accumulate, *own):  # fmt: skip
         vector = k.lanes
         cells = [[out + pitch * m + n * vector for n in range(n_count)] for m in range(m_count)]
@@ -104,6 +123,7 @@ def _tile(k: Kernel, m_count: int, n_count: int, panel: int, filters: Filters, u
                 for n in range(n_count):
                     sums[m][n].set(k.load(cells[m][n]))
 
+        first, last, parts, apart = own if ranged else (k.integer(0), terms, None, None)
         own = filters.reach(own, m_count)
 
         def step(kk: Int) -> None:
@@ -120,7 +140,12 @@ def _tile(k: Kernel, m_count: int, n_count: int, panel: int, filters: Filters, u
                     sums[m][n].set(k.multiply_add(scalar, loaded[n], sums[m][n].get()))
 
         width = panel if filters.lanes == "pixels" else n_count * vector
-        _terms_loop(k, terms, unroll, None if filters.in_place else w, width, step)
+        panel_at = None if filters.in_place else w
+        if ranged:
+            with k.loop(0, parts) as part:
+                _terms_loop(k, first + part * apart, last + part * apart, unroll, panel_at, width, step)
+        else:
+            _terms_loop(k, first, last, unroll, panel_at, width, step)
         for m in range(m_count):
             for n in range(n_count):
                 k.store(cells[m][n], sums[m][n].get())
@@ -226,7 +251,7 @@ def _straight_tile(
                 for n in range(n_count):
                     sums[m][n].set(k.multiply_add(scalar, loaded[n], sums[m][n].get()))
 
-        _terms_loop(k, terms, unroll, None if filters.in_place else w, panel, step)
+        _terms_loop(k, k.integer(0), terms, unroll, None if filters.in_place else w, panel, step)
 
         def store(last: bool) -> None:
             at = k.integer(0)
@@ -246,10 +271,13 @@ def _straight_tile(
                     store(False)
 
 
-def _terms_loop(k: Kernel, terms: Int, unroll: int, w: Ptr | None, width: int, step: Callable[[Int], None]) -> None:
-    """step(kk) for all terms, `unroll` an iteration, each reading `width` elements of the panel w, if there is one."""
-    whole = terms - terms % unroll
-    with k.loop(0, whole, unroll) as first:
+def _terms_loop(
+    k: Kernel, begin: Int, end: Int, unroll: int, w: Ptr | None, width: int, step: Callable[[Int], None]
+) -> None:
+    """step(kk) for terms [begin, end), `unroll` an iteration, each reading `width` elements of the panel w, if there is
+    one."""
+    whole = end - (end - begin) % unroll
+    with k.loop(begin, whole, unroll) as first:
         if unroll > 1 and w is not None:
             # The panels stream from L2: L1's own prefetcher starts anew with each.
             for ahead in range(0, unroll * width, 64 // BYTES[k.dtype]):
@@ -260,5 +288,5 @@ def _terms_loop(k: Kernel, terms: Int, unroll: int, w: Ptr | None, width: int, s
                 # LLVM would load ahead, beyond the registers there are.
                 k.fence()
     if unroll > 1:
-        with k.loop(whole, terms) as kk:
+        with k.loop(whole, end) as kk:
             step(kk)

@@ -15,10 +15,13 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device
 from tapwise.cpu import tile
 from tapwise.cpu.common import lanes_of, splits
+from tapwise.cpu.cost import Costs
 from tapwise.cpu.simd import target
+from tapwise.forks import cached_property
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cpu import generated
 from tapwise.ops.conv.cpu.direct.pairs import paired, takes_pairs
+from tapwise.ops.conv.cpu.direct.pieces import Pieces, cut, share_seen
 from tapwise.ops.conv.cpu.packed_tile import packed_tile
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -26,6 +29,9 @@ from tapwise.ops.conv.problem import ConvProblem
 BLOCK_TERMS: Final = 320
 # Activations cheap enough to stand in every tile.
 STRAIGHT_ACTIVATIONS: Final = (None, "relu", "relu6")
+# Shares of the products: where more are with padding, they are left out (pieces.py); where fewer are left, in NCHW too.
+WORTH_LEAVING_OUT: Final = 0.98
+MUCH_PADDING: Final = 0.85
 SCRATCH_BYTES: Final = 4 << 20
 # Filters of a tile that are read where they lie: more addresses leave LLVM too few registers. Two tiles are enough.
 IN_PLACE_M: Final = 8
@@ -36,7 +42,7 @@ class Config(BaseConfig):
     """route "sums", "straight" or "in place"; lanes "pixels" or "channels"; the register tile m x n; a task: rows x
     cols outputs of `images` images, `filters` output channels of `groups` groups; `channels` of the input a
     block of gemm_k; whether filters are packed into panels, or read where they lie; whether
-    channels are pairs of bfloat16 (pairs.py)."""
+    channels are pairs of bfloat16 (pairs.py); whether taps that see padding alone are left out (pieces.py)."""
 
     route: str
     lanes: str
@@ -50,6 +56,7 @@ class Config(BaseConfig):
     channels: int
     panels: bool = True
     pairs: bool = False
+    pieces: bool = False
 
     @property
     def automatic(self) -> bool:
@@ -62,6 +69,7 @@ class Geometry(generated.Geometry):
 
     def __init__(self, problem: ConvProblem, config: Config, device: Device) -> None:
         super().__init__(problem, config, device)
+        self.device = device
         lanes = self.lanes
         self.packed = packed_tile(problem, config.rows, config.cols, lanes)
         # Pixel-major packing keeps the channels of a pixel together.
@@ -82,6 +90,12 @@ class Geometry(generated.Geometry):
         # The distances of a block's terms, int64.
         steps = 0 if config.panels else config.channels * problem.kernel[0] * problem.kernel[1]
         self.scratch_bytes = self.steps_at + round_up(8 * steps, 64)
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """The pieces of all tasks."""
+        c, costs = self.config, Costs(self.device, self.problem.accumulator_bytes)
+        return cut(self.problem, c.rows, c.cols, self.pitch, (c.m, c.n), c.channels, costs)
 
     @property
     def shortest_run(self) -> int:
@@ -107,7 +121,11 @@ class Geometry(generated.Geometry):
     def fields(self) -> dict[str, Any]:
         p, c, s = self.problem, self.config, self.packed
         row_blocks, col_blocks, image_blocks, group_blocks, filter_blocks = self.blocks
-        return s.fields() | {
+        fields = {}
+        if c.pieces:
+            table = self.pieces.table(p.kernel[1])
+            fields = {"pieces": table, "piece_step": table.shape[1], "block_terms": c.channels * prod(p.kernel)}
+        return s.fields() | fields | {
             "tasks": self.tasks, "scratch_step": self.scratch_bytes, "sums_at": self.sums_at,
             "images": p.n, "groups": p.groups, "group_c": p.group_c, "group_k": p.group_k,
             "rows": c.rows, "cols": c.cols, "image_block": c.images, "group_block": c.groups,
@@ -130,7 +148,12 @@ class Geometry(generated.Geometry):
         else:
             taps = self.packed.tap_shifts[None] * self.step
             distance = 1 if p.layout == "nhwc" else self.packed.planes * self.packed.plane
-        return np.ascontiguousarray((taps + channel * distance).reshape(-1).astype(np.int64))
+        terms = (taps + channel * distance).astype(np.int64)
+        if self.config.pieces:
+            # In the order (R, S, channels), and those of a last block with fewer channels.
+            blocks = (terms, terms[: p.group_c % self.config.channels])
+            return np.concatenate([np.moveaxis(block, 0, -1).reshape(-1) for block in blocks])
+        return np.ascontiguousarray(terms.reshape(-1))
 
 
 def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
@@ -145,6 +168,8 @@ def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
     first, second, *_ = (m for m, _ in tile.shapes(target(settings.cpu_target())) if m <= IN_PLACE_M)
     for config in in_panels(problem, device):
         yield config
+        if config.pieces:
+            continue
         over_pixels = config.lanes == "pixels"
         if in_place and (config.m in (first, second) if over_pixels else problem.group_k % lanes == 0):
             yield replace(config, panels=False)
@@ -153,6 +178,7 @@ def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
 def in_panels(problem: ConvProblem, device: Device) -> Iterator[Config]:
     lanes = lanes_of(problem, device)
     p, q = problem.output
+    leaves_out = share_seen(problem) < WORTH_LEAVING_OUT
     image_blocks = {1, min(problem.n, max(1, 256 // max(1, p * q)))}
     for way in lanes_ways(problem, lanes):
         tiles = tile.shapes(target(settings.cpu_target()), way)
@@ -179,13 +205,17 @@ def in_panels(problem: ConvProblem, device: Device) -> Iterator[Config]:
                                 continue
                             if g.scratch_bytes <= SCRATCH_BYTES or (rows, cols) == (1, min(q, n * lanes)):
                                 yield config
+                                if route == "sums" and way == "channels" and (leaves_out or g.pitch > cols):
+                                    yield replace(config, pieces=True)
 
 
 def lanes_ways(problem: ConvProblem, lanes: int) -> list[str]:
-    """Lanes over pixels for NCHW, over channels for NHWC and for small images, whose rows leave lanes empty."""
+    """Lanes over pixels for NCHW; over channels for NHWC, for small images, whose rows leave lanes empty, and where
+    many taps see padding: only they leave them out."""
     if problem.layout == "nhwc":
         return ["channels"]
-    return ["pixels", "channels"] if problem.output[0] * problem.output[1] <= 40 * lanes else ["pixels"]
+    small = problem.output[0] * problem.output[1] <= 40 * lanes
+    return ["pixels", "channels"] if small or share_seen(problem) < MUCH_PADDING else ["pixels"]
 
 
 def straight_routes(problem: ConvProblem, way: str) -> list[str]:

@@ -118,7 +118,10 @@ class TaskCost(generated.TaskCost):
         """The register tiles of one image and block of gemm_k."""
         c, p, costs = self.config, self.problem, self.costs
         rows = c.filters if self.over_pixels else self.pixels
-        tiles = costs.block(c.m, c.n, rows, self.vectors(), self.terms)
+        if c.pieces:
+            tiles = self.geometry.pieces.cycles * ceil_div(self.vectors(), c.n) * c.channels
+        else:
+            tiles = costs.block(c.m, c.n, rows, self.vectors(), self.terms)
         tiles *= self.refetching()
         if not self.over_pixels and p.layout == "nchw":
             tiles *= ACROSS_PLANES
@@ -192,6 +195,11 @@ class TaskCost(generated.TaskCost):
         return STORE_EXPOSED * self.costs.stream(outputs * self.problem.itemsize, self.problem.bytes)
 
 
+def _transposes(problem: ConvProblem, config: Config) -> bool:
+    """Whether vectors of dense filters are transposed as they are packed: their terms are in the panels' order."""
+    return config.lanes == "channels" and not (config.pieces and problem.layout == "nchw")
+
+
 class Direct(generated.GeneratedAlgorithm[Config]):
     """Register-blocked direct convolution; any filter, stride, dilation and groups.
 
@@ -212,7 +220,7 @@ class Direct(generated.GeneratedAlgorithm[Config]):
         """A nanosecond an element, which is loaded and stored alone; less where vectors of filters are transposed."""
         if not config.panels:
             return 0.0
-        each = PACK_FILTER_NS if config.lanes == "pixels" else TRANSPOSE_FILTER_NS
+        each = TRANSPOSE_FILTER_NS if _transposes(problem, config) else PACK_FILTER_NS
         # Of pairs there are half as many elements.
         elements = problem.k * problem.gemm_k * (0.5 if config.pairs else 1.0)
         together = PAIR_NS if config.pairs else 0.0
@@ -220,7 +228,7 @@ class Direct(generated.GeneratedAlgorithm[Config]):
 
     def pack_turned_us(self, problem: ConvProblem, config: Config, device: Device, beside: bool) -> float:
         """Nothing of lanes over channels can be transposed where filters do not lie side by side."""
-        if beside or not config.panels or config.lanes == "pixels":
+        if beside or not config.panels or not _transposes(problem, config):
             return 0.0
         return 1e-3 * PACK_FILTER_NS / device.threads * problem.k * problem.gemm_k
 
@@ -228,7 +236,7 @@ class Direct(generated.GeneratedAlgorithm[Config]):
         return super().task(paired(problem) if config.pairs else problem, config, device)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        parameters = {name: getattr(config, name) for name in ("route", "lanes", "panels", "pairs", "m", "n")}
+        parameters = {name: getattr(config, name) for name in ("route", "lanes", "panels", "pairs", "pieces", "m", "n")}
         library = self.load("direct", generate, problem, layout=problem.layout, **parameters)
         odd = problem.group_c % 2
         problem = paired(problem) if config.pairs else problem

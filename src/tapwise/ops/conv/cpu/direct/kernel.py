@@ -21,17 +21,17 @@ FIELDS: Final = (
     "rows", "cols", "image_block", "group_block", "filter_block", "channel_block",
     "row_blocks", "col_blocks", "image_blocks", "group_blocks", "filter_blocks",
     "taps", "pitch", "plane", "row_shift", "step", "flat", "sums_pitch", "filter_pad", "taps_h", "taps_w", "steps_at",
-    "odd",
+    "odd", "pieces", "piece_step", "block_terms",
     *FILTER_STEPS,
 )  # fmt: skip
 
 
 def generate(
     target: Target, *, dtype: str, storage: str, layout: str, route: str, lanes: str, panels: bool, m: int, n: int,
-    bias: bool, residual: bool, activation: str | None, pairs: bool = False,
+    bias: bool, residual: bool, activation: str | None, pairs: bool = False, pieces: bool = False,
 ) -> Kernel:  # fmt: skip
     """The kernels of one instance: `task`, and `pack_task` where filters are packed into panels. `pairs`: channels are
-    pairs of bfloat16."""
+    pairs of bfloat16. `pieces`: of rows that meet padding, some terms are left out (pieces.py)."""
     k = PairKernel(target, dtype) if pairs else Kernel(target, dtype)
     planar = layout == "nchw"
     epilogue = Epilogue(k, storage, planar, bias, residual, activation)
@@ -39,7 +39,7 @@ def generate(
     if panels:
         given = k.dtype if pairs else storage
         emit_filter_packer(filters, given)
-        _emit_filter_task(k, given)
+        _emit_filter_task(k, given, pieces)
     else:
         emit_term_steps(k)
     if isinstance(k, PairKernel) and planar:
@@ -47,10 +47,10 @@ def generate(
     elif route != "in place":
         _emit_pack_input(k, k.dtype if pairs else storage, planar)
     if route == "sums":
-        tile.emit(k, m, n, filters)
+        tile.emit(k, m, n, filters, pieces)
         emit_finish_row(epilogue)
         _emit_finish_output(k, storage, planar, lanes)
-        _emit_task(k, storage, filters)
+        _emit_task(k, storage, filters, pieces)
     else:
         tile.emit_straight(k, m, n, filters, epilogue, route == "in place")
         _emit_straight_task(k, storage, filters, route == "in place")
@@ -121,7 +121,7 @@ class _Source:
         return self._w + ((group * a.group_c + channel) * a.taps * a.filter_pad + k0 * terms)
 
 
-def _emit_task(k: Kernel, storage: str, filters: Filters) -> None:
+def _emit_task(k: Kernel, storage: str, filters: Filters, pieces: bool) -> None:
     lanes = filters.lanes
     with entry(k, FIELDS) as (a, worker):
         packed = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
@@ -152,12 +152,18 @@ def _emit_task(k: Kernel, storage: str, filters: Filters) -> None:
                             channels, p0, q0, rows,
                         )  # fmt: skip
                     terms = channels * a.taps
+                    here, rows_of, own = offsets, count if lanes == "pixels" else pixels, source.own
+                    if pieces:
+                        # The last block's channels may be fewer, and its terms lie elsewhere.
+                        here = offsets + k.select(channels < a.channel_block, a.block_terms, k.integer(0))
+                        table = a.pointer("pieces", "i64") + (col_block * a.row_blocks + row_block) * a.piece_step
+                        rows_of, own = k.load_int(table), [table + 1, channels, a.taps_w]
                     with k.loop(0, images) as image:
                         k.call(
-                            "block", packed + image * size, a.step, offsets, terms,
+                            "block", packed + image * size, a.step, here, terms,
                             source.block(group, channel, k0, terms),
                             sums + image * a.flat * (1 if lanes == "pixels" else a.sums_pitch), a.sums_pitch,
-                            count if lanes == "pixels" else pixels, vectors, channel > 0, *source.own,
+                            rows_of, vectors, channel > 0, *own,
                         )  # fmt: skip
                 with k.loop(0, images) as image:
                     k.call(
@@ -207,8 +213,9 @@ def _emit_straight_task(k: Kernel, storage: str, filters: Filters, in_place: boo
                         )  # fmt: skip
 
 
-def _emit_filter_task(k: Kernel, storage: str) -> None:
-    """`pack_task`: all filters into panels; a task is one block of channels of one group."""
+def _emit_filter_task(k: Kernel, storage: str, pieces: bool) -> None:
+    """`pack_task`: all filters into panels; a task is one block of channels of one group. Terms are in the order
+    (channel, tap), or (tap, channel) for `pieces`."""
     with entry(k, FIELDS, "pack_task") as (a, worker):
         w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
         blocks = (a.group_c + (a.channel_block - 1)) // a.channel_block
@@ -221,7 +228,7 @@ def _emit_filter_task(k: Kernel, storage: str) -> None:
             terms = (a.group_c - channel).min(a.channel_block) * a.taps
             source = w + (group * a.w_g + k0 * a.w_k + channel * a.w_c)
             out = packed + group * length * a.filter_pad + channel * a.taps * a.filter_pad + k0 * terms
-            k.call(
-                "pack_filters", source, a.w_k, a.w_c, a.w_r, a.w_s, (a.group_c - channel).min(a.channel_block),
-                a.taps_h, a.taps_w, out, filters,
-            )  # fmt: skip
+            steps, sizes = (a.w_c, a.w_r, a.w_s), ((a.group_c - channel).min(a.channel_block), a.taps_h, a.taps_w)
+            if pieces:
+                steps, sizes = (*steps[1:], steps[0]), (*sizes[1:], sizes[0])
+            k.call("pack_filters", source, a.w_k, *steps, *sizes, out, filters)

@@ -1,58 +1,47 @@
-"""The kernels of cpu.winograd: slices of the transformed input, products, sums of output tiles; filters transformed."""
+"""The kernels of cpu.winograd, and its steps in NCHW: slices of the transformed input, products, output tiles."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 from tapwise.cpu import tile
 from tapwise.cpu.copies import deinterleave, emit_strided_copy, emit_zeros, interleave
 from tapwise.cpu.epilogue import Epilogue, emit_finish_row
-from tapwise.cpu.fields import COMMON, FILTER_STEPS, Fields, entry, unravel
+from tapwise.cpu.fields import Fields, entry, unravel
 from tapwise.cpu.filters import Filters
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
+from tapwise.ops.conv.cpu.winograd import channels_last
+from tapwise.ops.conv.cpu.winograd.steps import FIELDS, combine, emit_accumulate, emit_filters
 from tapwise.ops.conv.winograd.transforms import Transform, transform
-
-FIELDS: Final = (
-    *COMMON, "zeros", "factors", "adds", "groups", "group_c", "group_k", "h", "w_in", "p", "q", "pad_top", "pad_left",
-    "stride_h", "stride_w", "dilation_h", "dilation_w", "row_phases", "col_phases",
-    "tile_rows", "tile_cols", "block_rows", "row_blocks", "filter_block", "filter_blocks", "channel_block",
-    "tiles", "row_size", "input_at", "product_at", "sums_at", "output_at", "offsets",
-    *FILTER_STEPS,
-)  # fmt: skip
 
 
 def generate(
-    target: Target, *, dtype: str, storage: str, tile_h: int, tile_w: int, taps_h: int, taps_w: int, stride_h: int,
-    stride_w: int, m: int, n: int, bias: bool, residual: bool, activation: str | None,
+    target: Target, *, dtype: str, storage: str, layout: str, tile_h: int, tile_w: int, taps_h: int, taps_w: int,
+    stride_h: int, stride_w: int, m: int, n: int, bias: bool, residual: bool, activation: str | None,
 ) -> Kernel:  # fmt: skip
     """The kernels of one instance: `task` and `pack_task`. Strides are those of the axes' transforms."""
     k = Kernel(target, dtype)
     high, wide = transform(tile_h, taps_h, stride_h), transform(tile_w, taps_w, stride_w)
-    tile.emit(k, m, n, Filters(k, "pixels", m))
-    emit_finish_row(Epilogue(k, storage, True, bias, residual, activation))
-    _emit_columns(k, wide)
+    planar = layout == "nchw"
+    filters = Filters(k, "pixels", m) if planar else Filters(k, "channels", n * k.lanes)
+    tile.emit(k, m, n, filters)
+    emit_finish_row(Epilogue(k, storage, planar, bias, residual, activation))
+    if planar:
+        _emit_columns(k, wide)
     for i in range(high.products):
-        _emit_input(k, storage, high, i)
-    _emit_accumulate(k, high, wide)
-    _emit_output(k, storage, high, wide)
-    _emit_task(k, storage, high, wide)
-    _emit_filters(k, storage, high, wide, m)
-    return k
-
-
-def combine(k: Kernel, terms: Sequence[tuple[float, Any]]) -> Any:
-    """The sum of coefficient * value; terms with coefficient 0 left out."""
-    terms = [(c, v) for c, v in terms if c != 0]
-    first, value = terms[0]
-    lanes = k.lanes_of(value)
-    total = value if first == 1 else k.mul(k.constant(first, lanes), value)
-    for coefficient, value in terms[1:]:
-        if coefficient in (1, -1):
-            total = k.add(total, value) if coefficient == 1 else k.sub(total, value)
+        if planar:
+            _emit_input(k, storage, high, i)
         else:
-            total = k.fma(k.constant(coefficient, lanes), value, total)
-    return total
+            channels_last.emit_input(k, storage, high, wide, i)
+    emit_accumulate(k, high, wide)
+    if planar:
+        _emit_output(k, storage, high, wide)
+        _emit_task(k, storage, high, wide)
+    else:
+        channels_last.emit_output(k, storage, high, wide)
+        channels_last.emit_task(k, storage, high, wide)
+    emit_filters(k, storage, high, wide, filters.width, m if planar else k.lanes)
+    return k
 
 
 def _emit_columns(k: Kernel, wide: Transform) -> None:
@@ -109,30 +98,6 @@ def _emit_input(k: Kernel, storage: str, high: Transform, i: int) -> None:
             k.rows(a.w_in, combine_rows)
             out = scratch + a.input_at + c * a.tiles + row * a.tile_cols * a.col_phases
             k.call("columns", args, scratch, out, a.group_c * a.tiles)
-
-
-def _emit_accumulate(k: Kernel, high: Transform, wide: Transform) -> None:
-    """accumulate(args, scratch, filters, i): add slice i's products, column-combined, to the output tiles' sums.
-
-    Sum (p, q) of a filter: scratch[sums_at + ((filter * tile_h + p) * tile_w + q) * tiles + tile].
-    """
-    rows, cols = high.outputs, wide.outputs
-    with k.function("accumulate", args="i64", scratch=k.dtype, filters=INT, i=INT) as (args, scratch, filters, i):
-        a = Fields(k, args, FIELDS)
-        factors, adds = a.pointer("factors", k.dtype) + i * rows, a.pointer("adds", "i64") + i * rows
-        with k.loop(0, filters) as f:
-            products = scratch + a.product_at + f * a.tiles
-            sums = scratch + a.sums_at + f * (a.tiles * (rows * cols))
-            step = a.filter_block * a.tiles
-            with k.loop(0, a.tiles, k.lanes) as t:
-                columns = [k.load(products + step * j + t) for j in range(wide.products)]
-                z = [combine(k, list(zip(wide.a_t[q], columns, strict=True))) for q in range(cols)]
-                for p in range(rows):
-                    with k.if_(k.load_int(adds + p).eq(1)):
-                        factor = k.broadcast(factors + p)
-                        for q in range(cols):
-                            cell = sums + a.tiles * (p * cols + q) + t
-                            k.store(cell, k.fma(factor, z[q], k.load(cell)))
 
 
 def _emit_output(k: Kernel, storage: str, high: Transform, wide: Transform) -> None:
@@ -192,7 +157,7 @@ def _emit_task(k: Kernel, storage: str, high: Transform, wide: Transform) -> Non
             filters = (a.group_k - k0).min(a.filter_block)
             # (image * groups + group) * channels of a group is the first plane of x and of y.
             planes = x + image_group * a.group_c * (a.h * a.w_in)
-            matrix = a.group_c * a.group_k
+            matrix = a.group_c * a.filter_pad
             emit_zeros(k, scratch + a.sums_at, filters * a.tiles * (high.outputs * wide.outputs))
             for i in range(high.products):
                 k.call(f"input_{i}", a.args, scratch, planes, row0, rows)
@@ -201,50 +166,9 @@ def _emit_task(k: Kernel, storage: str, high: Transform, wide: Transform) -> Non
                     channels = (a.group_c - channel).min(a.channel_block)
                     k.call(
                         "block", scratch + a.input_at + (a.group_c * j + channel) * a.tiles, 1, offsets, channels,
-                        panels + channel * a.group_k + k0 * channels,
-                        scratch + a.product_at + a.filter_block * a.tiles * j, a.tiles, filters,
+                        panels + channel * a.filter_pad + k0 * channels,
+                        scratch + a.product_at + a.product_step * j, a.tiles, filters,
                         a.tiles // k.lanes, channel > 0,
                     )  # fmt: skip
                 k.call("accumulate", a.args, scratch, filters, i)
             k.call("output", a.args, scratch, row0, rows, group * a.group_k + k0, filters, image_group * a.group_k + k0)
-
-
-def _emit_filters(k: Kernel, storage: str, high: Transform, wide: Transform, panel: int) -> None:
-    """`pack_task`: G_h w G_w^T of all filters, each product's matrix in the panels that tile.block reads.
-
-    Lanes run over the filters of a panel; the narrower last panel goes one filter at a time.
-    """
-    taps_h, taps_w = len(high.g[0]), len(wide.g[0])
-    with entry(k, FIELDS, "pack_task") as (a, worker):
-        w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
-        matrix = a.group_c * a.group_k
-        with a.draws(worker) as number:
-            filter_block, group = number % a.filter_blocks, number // a.filter_blocks
-            first = filter_block * a.filter_block
-            end = (first + a.filter_block).min(a.group_k)
-            with k.loop(0, a.group_c, a.channel_block) as channel, k.loop(first, end, panel) as k0:
-                channels = (a.group_c - channel).min(a.channel_block)
-                width = (a.group_k - k0).min(panel)
-                base = packed + group * (high.products * wide.products) * matrix + channel * a.group_k + k0 * channels
-
-                def transform(c: Int, shift: Int, lanes: int, base: Ptr, k0: Int, channel: Int, width: Int) -> None:
-                    source = w + (group * a.w_g + (k0 + shift) * a.w_k + (channel + c) * a.w_c)
-                    filters = [source + a.w_k * lane for lane in range(lanes)]
-                    places = [[a.w_r * r + a.w_s * s for s in range(taps_w)] for r in range(taps_h)]
-                    taps = [[_across(k, filters, place) for place in row] for row in places]
-                    for i, down in enumerate(high.g):
-                        row = [combine(k, [(down[r], taps[r][s]) for r in range(taps_h)]) for s in range(taps_w)]
-                        for j, across in enumerate(wide.g):
-                            value = combine(k, list(zip(across, row, strict=True)))
-                            k.store(base + matrix * (i * wide.products + j) + c * width + shift, value)
-
-                with k.if_else(width.eq(panel)) as (whole, partial):
-                    with whole, k.loop(0, channels) as c:
-                        transform(c, k.integer(0), panel, base, k0, channel, width)
-                    with partial, k.loop(0, channels) as c, k.loop(0, width) as shift:
-                        transform(c, shift, 1, base, k0, channel, width)
-
-
-def _across(k: Kernel, filters: Sequence[Ptr], tap: Int) -> Any:
-    """One tap of several filters."""
-    return k.load(filters[0] + tap, 1) if len(filters) == 1 else k.gather([f + tap for f in filters])

@@ -20,13 +20,14 @@ from tapwise import settings
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device, Plan
 from tapwise.cpu import tile
-from tapwise.cpu.common import splits
-from tapwise.cpu.cost import Breakdown
+from tapwise.cpu.common import lanes_of, splits
+from tapwise.cpu.cost import ROW_CALL, Breakdown
 from tapwise.cpu.plan import KernelPlan
 from tapwise.cpu.simd import target
-from tapwise.integers import ceil_div
+from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cpu import generated
-from tapwise.ops.conv.cpu.winograd.kernel import FIELDS, generate
+from tapwise.ops.conv.cpu.winograd.kernel import generate
+from tapwise.ops.conv.cpu.winograd.steps import FIELDS
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.winograd.tiles import Axis, WinogradSums, tilings
 
@@ -58,25 +59,35 @@ class Geometry(generated.Geometry):
         self.tile_cols = ceil_div(problem.output[1], config.tile_w * wide.phases)
         # Rows of tiles of all phases, and tiles in one of them.
         self.phase_rows, self.row_tiles = self.tile_rows * high.phases, self.tile_cols * wide.phases
-        self.tiles = ceil_div(config.rows * self.row_tiles, lanes) * lanes
+        # Lanes run over tiles, or channels last over channels and filters: runs of them fill whole vectors.
+        self.planar = problem.layout == "nchw"
+        tiles = config.rows * self.row_tiles
+        self.tiles = round_up(tiles, lanes) if self.planar else tiles
+        self.filters = config.filters if self.planar else round_up(config.filters, lanes)
         inputs = (self.tile_cols - 1) * self.wide.step + self.wide.span
         reach = (inputs - 1) * wide.dilation + (wide.phases - 1) * problem.stride[1] + 1
         outputs = self.row_tiles * config.tile_w
         row = max(problem.padding[1][0] + problem.spatial[1], reach, outputs)
         # Rounded up, and what the widest vectors read and write beyond.
-        self.row_size = ceil_div(row + 2 * self.wide.step * lanes, 16) * 16
+        self.row_size = round_up(row + 2 * self.wide.step * lanes if self.planar else row * problem.group_c, 16)
         self.channels = ceil_div(problem.group_c, ceil_div(problem.group_c, BLOCK_CHANNELS))
-        self.input_at = 2 * self.row_size
-        self.product_at = self.input_at + self.wide.products * problem.group_c * self.tiles
-        self.sums_at = self.product_at + self.wide.products * config.filters * self.tiles
-        self.output_at = self.sums_at + config.tile_h * config.tile_w * config.filters * self.tiles
-        total = self.output_at + 3 * self.row_size
+        self.input_at = (2 if self.planar else 1) * self.row_size
+        # Channels last, a tile's vectors of filters start at cache lines.
+        self.product_at = self.input_at + round_up(self.wide.products * problem.group_c * self.tiles, 16)
+        self.sums_at = self.product_at + self.wide.products * self.filters * self.tiles
+        self.output_at = self.sums_at + config.tile_h * config.tile_w * self.filters * self.tiles
+        total = self.output_at + 3 * self.row_size if self.planar else self.output_at
         self.scratch_bytes = ceil_div(total * problem.accumulator_bytes, 64) * 64
 
     @property
     def tasks(self) -> int:  # type: ignore[override]
         p, c = self.problem, self.config
         return ceil_div(self.phase_rows, c.rows) * ceil_div(p.group_k, c.filters) * p.groups * p.n
+
+    @property
+    def filter_pad(self) -> int:
+        """Filters of a group, up to whole vectors where lanes run over them."""
+        return self.problem.group_k if self.planar else round_up(self.problem.group_k, self.lanes)
 
     def fields(self) -> dict[str, int | np.ndarray]:
         p, c = self.problem, self.config
@@ -91,10 +102,11 @@ class Geometry(generated.Geometry):
             "tile_rows": self.tile_rows, "tile_cols": self.tile_cols, "block_rows": c.rows,
             "row_blocks": ceil_div(self.phase_rows, c.rows),
             "filter_block": c.filters, "filter_blocks": ceil_div(p.group_k, c.filters), "channel_block": self.channels,
-            "tiles": self.tiles, "row_size": self.row_size, "input_at": self.input_at,
+            "run": self.tiles if self.planar else self.filters, "product_step": self.filters * self.tiles,
+            "filter_pad": self.filter_pad, "tiles": self.tiles, "row_size": self.row_size, "input_at": self.input_at,
             "product_at": self.product_at, "sums_at": self.sums_at, "output_at": self.output_at,
-            "offsets": np.arange(self.channels, dtype=np.int64) * self.tiles,
-            "zeros": np.zeros(p.spatial[1] + 16, np.float64),
+            "offsets": np.arange(self.channels, dtype=np.int64) * (self.tiles if self.planar else 1),
+            "zeros": np.zeros(p.spatial[1] * (1 if self.planar else p.group_c) + 16, np.float64),
             "factors": np.ascontiguousarray(a_t.T), "adds": np.ascontiguousarray((a_t.T != 0).astype(np.int64)),
         }  # fmt: skip
 
@@ -103,15 +115,18 @@ def candidates(problem: ConvProblem, device: Device) -> list[Config]:
     """Tile sizes, blocks of rows and of filters whose scratch stays within twice the input; or the smallest."""
     limit = 2 * problem.n * problem.c * problem.spatial[0] * problem.spatial[1] * max(4, problem.itemsize)
     needed: dict[Config, int] = {}
+    lanes, way = lanes_of(problem, device), "pixels" if problem.layout == "nchw" else "channels"
     for tile_h, tile_w in tilings(problem):
         phases = Axis.of(problem, 0).phases
         tile_rows = ceil_div(problem.output[0], tile_h * phases) * phases
         rows_choices = sorted({ceil_div(tile_rows, count) for count in (1, 2, 4, 6, 8, 14, 16, tile_rows)})
-        for m, n in tile.shapes(target(settings.cpu_target())):
-            if m < 3 or m >= 2 * problem.group_k:
+        tiles = tile.shapes(target(settings.cpu_target()), way)
+        for m, n in tiles:
+            panel = m if way == "pixels" else n * lanes
+            if m < 3 or (panel >= 2 * problem.group_k and (way == "pixels" or (m, n) != tiles[0])):
                 continue
             for rows in rows_choices:
-                for filters in splits(problem.group_k, m, device.threads):
+                for filters in splits(problem.group_k, panel, device.threads):
                     config = Config(tile_h, tile_w, m, n, rows, filters)
                     needed[config] = Geometry(problem, config, device).workspace_bytes(device.threads)
     fitting = [config for config, size in needed.items() if size <= limit]
@@ -126,6 +141,8 @@ OVERLAP: Final = 0.6
 COMBINE_ROWS: Final = 7.0
 COMBINE_COLUMNS: Final = 9.0
 COMBINED_ROW: Final = 12.0
+# Channels last, what is done for a tile: cycles besides those of its vectors.
+TILE_RUN: Final = 60.0
 # Sums of the output tiles: cycles a vector of products for their column combination, and a vector of sums that a slice
 # is added to.
 PRODUCT_VECTOR: Final = 2.5
@@ -150,7 +167,10 @@ class TaskCost(generated.TaskCost):
 
     def __init__(self, problem: ConvProblem, config: Config, device: Device) -> None:
         super().__init__(problem, config, device)
-        self.vectors = self.geometry.tiles // self.costs.lanes
+        g = self.geometry
+        # Of a run that lanes go along; how many runs there are.
+        self.vectors = (g.tiles if g.planar else g.filters) // self.costs.lanes
+        self.runs = config.filters if g.planar else g.tiles
         # Where vectors take two cycles, the instructions of a transform that are none do not.
         self.slow = 1.0 + BY_VECTORS * (device.vector_cycles - 1.0)
 
@@ -171,15 +191,17 @@ class TaskCost(generated.TaskCost):
         """The register tiles of one product of the transforms."""
         g, c = self.geometry, self.config
         blocks = ceil_div(self.problem.group_c, g.channels)
-        return blocks * self.costs.block(c.m, c.n, c.filters, self.vectors, g.channels)
+        return blocks * self.costs.block(c.m, c.n, self.runs, self.vectors, g.channels)
 
     def streamed(self) -> float:
         """Filters and transformed input of one product, read by the tiles from the caches that hold them."""
         g, c, costs = self.geometry, self.config, self.costs
         panel = c.filters * self.problem.group_c * costs.itemsize
-        columns = ceil_div(self.vectors, c.n)
+        passes = ceil_div(self.vectors, c.n)
         inputs = self.problem.group_c * g.tiles * costs.itemsize
-        return costs.stream(columns * panel, panel * g.products) + costs.stream(inputs, inputs * g.wide.products)
+        if g.planar:
+            return costs.stream(passes * panel, panel * g.products) + costs.stream(inputs, inputs * g.wide.products)
+        return costs.stream(panel, panel * g.products) + costs.stream(passes * inputs, inputs)
 
     @property
     def row_vectors(self) -> int:
@@ -190,7 +212,14 @@ class TaskCost(generated.TaskCost):
 
     def input_transform(self) -> float:
         """The input of all slices: its rows combined, then the columns of the combined rows."""
-        g = self.geometry
+        g, costs = self.geometry, self.costs
+        if not g.planar:
+            vectors = self.slow * ceil_div(self.problem.group_c, costs.lanes)
+            columns = self.problem.spatial[1]
+            # Without groups a row of pixels is one run.
+            row = columns * vectors * COMBINE_ROWS + ROW_CALL * (columns if self.problem.groups > 1 else 1)
+            row += g.row_tiles * (vectors * COMBINE_COLUMNS * g.wide.products + TILE_RUN)
+            return g.high.products * self.config.rows * row
         rows = self.problem.group_c * self.config.rows
         row = self.slow * self.row_vectors * COMBINE_COLUMNS * g.wide.products
         row += self.costs.row(self.problem.spatial[1], COMBINE_ROWS) + COMBINED_ROW
@@ -201,13 +230,16 @@ class TaskCost(generated.TaskCost):
         g, c = self.geometry, self.config
         added = sum(1 for row in g.high.a_t for value in row if value)
         cycles = g.products * PRODUCT_VECTOR + added * c.tile_w * ADDED_VECTOR
-        cycles *= self.slow * c.filters * self.vectors
-        sums = c.filters * c.tile_h * c.tile_w * g.tiles * self.costs.itemsize
+        cycles *= self.slow * self.runs * self.vectors
+        cycles += 0.0 if g.planar else g.high.products * self.runs * TILE_RUN
+        sums = g.filters * c.tile_h * c.tile_w * g.tiles * self.costs.itemsize
         return cycles + self.costs.stream(2 * g.high.products * sums, sums)
 
     def output_transform(self) -> float:
         """Sums to rows of y, with bias, residual and activation."""
-        c = self.config
+        c, g = self.config, self.geometry
+        if not g.planar:
+            return g.tiles * c.tile_h * c.tile_w * (self.costs.row(c.filters, OUTPUT_VECTOR) + OUTPUT_ROW)
         rows = c.filters * c.rows * c.tile_h
         row = self.costs.row(self.problem.output[1], OUTPUT_VECTOR) + OUTPUT_ROW
         return rows * (row + self.slow * INTERLEAVED * c.tile_w * self.row_vectors)
@@ -215,15 +247,14 @@ class TaskCost(generated.TaskCost):
 
 class Winograd(WinogradSums, generated.GeneratedAlgorithm[Config]):
     """Filters of 2 to 7 taps an axis where a tile saves products: 3x3 of stride 1 and 2, 5x5, 1x7 and 7x1 among them;
-    any padding, dilation and groups; float32, float64, float16, bfloat16 (in float32); NCHW.
+    any padding, dilation and groups; float32, float64, float16, bfloat16 (in float32); NCHW and NHWC.
 
     Rounding errors are larger than those of a direct sum, so `auto` never takes it for float64, and its bound is in
     terms of |A^T| [ (|G| |w| |G^T|) * (|B^T| |x| |B|) ] |A|, the size of what it sums.
     """
 
     id: ClassVar[str] = "cpu.winograd"
-    summary: ClassVar[str] = "F(4x4, 3x3) and its kin, sliced by transform row; lanes over tiles"
-    layouts: ClassVar[tuple[str, ...]] = ("nchw",)
+    summary: ClassVar[str] = "F(4x4, 3x3) and its kin, sliced by transform row; lanes over tiles or channels"
     candidates = staticmethod(candidates)
     cost: ClassVar = TaskCost
 
@@ -239,9 +270,10 @@ class Winograd(WinogradSums, generated.GeneratedAlgorithm[Config]):
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """Transforming all filters, FILTER cycles a product, panel and channel at 2.7 GHz; what the run then waits."""
-        products = Geometry(problem, config, device).products
-        panels = problem.k * problem.group_c / config.m
-        transform = panels * FILTER * products * (1 + config.m / 8) / 2700 / device.threads
+        g = Geometry(problem, config, device)
+        products, width = g.products, config.m if g.planar else g.lanes
+        panels = problem.k * problem.group_c / width
+        transform = panels * FILTER * products * (1 + width / 8) / 2700 / device.threads
         return 10.0 + transform + 1e-6 * FRESH_US * problem.k * problem.group_c * products * problem.accumulator_bytes
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
@@ -249,8 +281,9 @@ class Winograd(WinogradSums, generated.GeneratedAlgorithm[Config]):
         tile = {"tile_h": config.tile_h, "tile_w": config.tile_w, "m": config.m, "n": config.n}
         for suffix, axis in zip("hw", g.axes, strict=True):
             tile |= {f"taps_{suffix}": axis.taps, f"stride_{suffix}": axis.stride}
-        library = self.load("winograd", generate, problem, **tile)
+        library = self.load("winograd", generate, problem, layout=problem.layout, **tile)
         return KernelPlan(
-            problem, device, library, FIELDS, g.fields(), packed_size=g.products * problem.k * problem.group_c,
+            problem, device, library, FIELDS, g.fields(),
+            packed_size=g.products * problem.c * g.filter_pad,
             pack_tasks=problem.groups * ceil_div(problem.group_k, config.filters),
         )  # fmt: skip

@@ -1,0 +1,105 @@
+"""cpu.winograd, channels last: lanes over channels. What a transform combines are vectors of channels."""
+
+from __future__ import annotations
+
+from tapwise.cpu.copies import emit_zeros
+from tapwise.cpu.fields import Fields, entry, unravel
+from tapwise.cpu.simd import INT, Int, Kernel, Ptr
+from tapwise.ops.conv.cpu.winograd.steps import FIELDS, combine
+from tapwise.ops.conv.winograd.transforms import Transform
+
+
+def emit_input(k: Kernel, storage: str, high: Transform, wide: Transform, i: int) -> None:
+    """input_i(args, scratch, x, row0, rows): slice i of the transformed input of a task's rows, all channels.
+
+    Result j of a tile: scratch[input_at + (j * tiles + tile) * group_c + channel].
+    """
+    with k.function(
+        f"input_{i}", args="i64", scratch=k.dtype, x=storage, row0=INT, rows=INT
+    ) as (args, scratch, x, row0, rows):  # fmt: skip
+        a = Fields(k, args, FIELDS)
+        zeros, channels, pixel = a.pointer("zeros", storage), a.group_c, a.group_c * a.groups
+        # Without groups a row of pixels is one run.
+        one = a.groups.eq(1)
+        runs, length = k.select(one, k.integer(1), a.w_in), k.select(one, a.w_in * channels, channels)
+        combined = scratch + a.pad_left * channels
+        step = a.tiles * channels
+        with k.loop(0, rows) as row:
+            tile_row, phase = (row0 + row) // a.row_phases, (row0 + row) % a.row_phases
+            top = tile_row * a.dilation_h * high.step + phase * a.stride_h - a.pad_top
+            sources = []
+            for r, factor in enumerate(high.b_t[i]):
+                if factor:
+                    h = top + a.dilation_h * r
+                    inside = k.both(h >= 0, h < a.h)
+                    there = k.select(inside, x + h * (a.w_in * pixel), zeros)
+                    sources.append((factor, there, k.select(inside, pixel, k.integer(0))))
+            with k.loop(0, runs) as run:
+                here = combined + run * channels
+                starts = [(factor, source + run * distance) for factor, source, distance in sources]
+
+                def combine_rows(at: Int, lanes: int, here: Ptr = here, starts: list = starts) -> None:  # type: ignore[type-arg]
+                    k.store(here + at, combine(k, [(f, k.load(source + at, lanes)) for f, source in starts]))
+
+                k.rows(length, combine_rows)
+            with k.loop(0, a.col_phases) as col_phase, k.loop(0, a.tile_cols) as t:
+                first = scratch + (col_phase * a.stride_w + t * a.dilation_w * wide.step) * channels
+                out = scratch + a.input_at + ((row * a.col_phases + col_phase) * a.tile_cols + t) * channels
+
+                def combine_columns(c: Int, lanes: int, first: Ptr = first, out: Ptr = out) -> None:
+                    columns = [k.load(first + a.dilation_w * s * channels + c, lanes) for s in range(wide.span)]
+                    for j, factors in enumerate(wide.b_t):
+                        k.store(out + step * j + c, combine(k, list(zip(factors, columns, strict=True))))
+
+                k.rows(channels, combine_columns)
+
+
+def emit_output(k: Kernel, storage: str, high: Transform, wide: Transform) -> None:
+    """output(args, scratch, row0, rows, k0, filters, image): a task's sums to pixels of y; k0 is a filter of all."""
+    with k.function(
+        "output", args="i64", scratch=k.dtype, row0=INT, rows=INT, k0=INT, filters=INT, image=INT
+    ) as (args, scratch, row0, rows, k0, filters, image):  # fmt: skip
+        a = Fields(k, args, FIELDS)
+        y, bias, residual = (a.pointer(name, storage) for name in ("y", "bias", "residual"))
+        with k.loop(0, rows) as row, k.loop(0, a.col_phases) as col_phase, k.loop(0, a.tile_cols) as t:
+            tile_row, row_phase = (row0 + row) // a.row_phases, (row0 + row) % a.row_phases
+            number = (row * a.col_phases + col_phase) * a.tile_cols + t
+            sums = scratch + a.sums_at + number * a.run * (high.outputs * wide.outputs)
+            with k.loop(0, high.outputs) as p, k.loop(0, wide.outputs) as q:
+                height = (tile_row * high.outputs + p) * a.row_phases + row_phase
+                width = (t * wide.outputs + q) * a.col_phases + col_phase
+                with k.if_(k.both(height < a.p, width < a.q)):
+                    at = ((image * a.p + height) * a.q + width) * (a.group_k * a.groups) + k0
+                    here = sums + (p * wide.outputs + q) * a.run
+                    k.call("finish_row", here, 1, bias + k0, residual + at, y + at, filters)
+
+
+def emit_task(k: Kernel, storage: str, high: Transform, wide: Transform) -> None:
+    """`task`: some rows of tiles of one image, and a block of filters of one group."""
+    with entry(k, FIELDS) as (a, worker):
+        scratch = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
+        w, x, offsets = a.pointer("w", k.dtype), a.pointer("x", storage), a.pointer("offsets", "i64")
+        matrix = a.group_c * a.filter_pad
+        emit_zeros(k, scratch, a.row_size)
+        with a.draws(worker) as number:
+            row_block, filter_block, group, image = unravel(number, a.row_blocks, a.filter_blocks, a.groups)
+            row0 = row_block * a.block_rows
+            rows = (a.tile_rows * a.row_phases - row0).min(a.block_rows)
+            tiles = rows * a.tile_cols * a.col_phases
+            k0 = filter_block * a.filter_block
+            filters = (a.group_k - k0).min(a.filter_block)
+            source = x + (image * (a.h * a.w_in) * a.groups + group) * a.group_c
+            emit_zeros(k, scratch + a.sums_at, tiles * a.run * (high.outputs * wide.outputs))
+            for i in range(high.products):
+                k.call(f"input_{i}", a.args, scratch, source, row0, rows)
+                with k.loop(0, wide.products) as j, k.loop(0, a.group_c, a.channel_block) as channel:
+                    panels = w + (group * (high.products * wide.products) + (j + i * wide.products)) * matrix
+                    channels = (a.group_c - channel).min(a.channel_block)
+                    k.call(
+                        "block", scratch + a.input_at + j * a.tiles * a.group_c + channel, a.group_c, offsets, channels,
+                        panels + channel * a.filter_pad + k0 * channels,
+                        scratch + a.product_at + a.product_step * j, a.run, tiles,
+                        (filters + (k.lanes - 1)) // k.lanes, channel > 0,
+                    )  # fmt: skip
+                k.call("accumulate", a.args, scratch, tiles, i)
+            k.call("output", a.args, scratch, row0, rows, group * a.group_k + k0, filters, image)

@@ -1,0 +1,103 @@
+"""What the kernels of cpu.winograd share in both memory orders: filters transformed, products added to the sums."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from tapwise.cpu.fields import COMMON, FILTER_STEPS, Fields, entry
+from tapwise.cpu.simd import INT, Int, Kernel, Ptr
+from tapwise.ops.conv.winograd.transforms import Transform
+
+FIELDS: Final = (
+    *COMMON, "zeros", "factors", "adds", "groups", "group_c", "group_k", "h", "w_in", "p", "q", "pad_top", "pad_left",
+    "stride_h", "stride_w", "dilation_h", "dilation_w", "row_phases", "col_phases",
+    "tile_rows", "tile_cols", "block_rows", "row_blocks", "filter_block", "filter_blocks", "channel_block",
+    "tiles", "row_size", "run", "product_step", "filter_pad",
+    "input_at", "product_at", "sums_at", "output_at", "offsets",
+    *FILTER_STEPS,
+)  # fmt: skip
+
+
+def combine(k: Kernel, terms: Sequence[tuple[float, Any]]) -> Any:
+    """The sum of coefficient * value; terms with coefficient 0 left out."""
+    terms = [(c, v) for c, v in terms if c != 0]
+    first, value = terms[0]
+    lanes = k.lanes_of(value)
+    total = value if first == 1 else k.mul(k.constant(first, lanes), value)
+    for coefficient, value in terms[1:]:
+        if coefficient in (1, -1):
+            total = k.add(total, value) if coefficient == 1 else k.sub(total, value)
+        else:
+            total = k.fma(k.constant(coefficient, lanes), value, total)
+    return total
+
+
+def emit_accumulate(k: Kernel, high: Transform, wide: Transform) -> None:
+    """accumulate(args, scratch, count, i): add slice i's products, column-combined, to the output tiles' sums.
+
+    Of `count` filters, each a run of tiles; channels last, of `count` tiles, each a run of filters. Sum (p, q) of run f
+    begins at scratch[sums_at + ((f * tile_h + p) * tile_w + q) * run].
+    """
+    rows, cols = high.outputs, wide.outputs
+    with k.function("accumulate", args="i64", scratch=k.dtype, count=INT, i=INT) as (args, scratch, count, i):
+        a = Fields(k, args, FIELDS)
+        factors, adds = a.pointer("factors", k.dtype) + i * rows, a.pointer("adds", "i64") + i * rows
+        with k.loop(0, count) as f:
+            products = scratch + a.product_at + f * a.run
+            sums = scratch + a.sums_at + f * (a.run * (rows * cols))
+            with k.loop(0, a.run, k.lanes) as t:
+                columns = [k.load(products + a.product_step * j + t) for j in range(wide.products)]
+                z = [combine(k, list(zip(wide.a_t[q], columns, strict=True))) for q in range(cols)]
+                for p in range(rows):
+                    with k.if_(k.load_int(adds + p).eq(1)):
+                        factor = k.broadcast(factors + p)
+                        for q in range(cols):
+                            cell = sums + a.run * (p * cols + q) + t
+                            k.store(cell, k.fma(factor, z[q], k.load(cell)))
+
+
+def emit_filters(k: Kernel, storage: str, high: Transform, wide: Transform, panel: int, lanes: int) -> None:
+    """`pack_task`: G_h w G_w^T of all filters, each product's matrix in the panels that tile.block reads.
+
+    `lanes` filters of a panel at once; the narrower last panel goes one filter at a time, with zeros up to filter_pad.
+    """
+    taps_h, taps_w = len(high.g[0]), len(wide.g[0])
+    with entry(k, FIELDS, "pack_task") as (a, worker):
+        w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
+        matrix = a.group_c * a.filter_pad
+        with a.draws(worker) as number:
+            filter_block, group = number % a.filter_blocks, number // a.filter_blocks
+            first = filter_block * a.filter_block
+            end = (first + a.filter_block).min(a.group_k)
+            with k.loop(0, a.group_c, a.channel_block) as channel, k.loop(first, end, panel) as k0:
+                channels = (a.group_c - channel).min(a.channel_block)
+                width, real = (a.filter_pad - k0).min(panel), (a.group_k - k0).min(panel)
+                base = (
+                    packed + group * (high.products * wide.products) * matrix + channel * a.filter_pad + k0 * channels
+                )
+
+                def transform(c: Int, shift: Int, lanes: int, base: Ptr, k0: Int, channel: Int, width: Int) -> None:
+                    source = w + (group * a.w_g + (k0 + shift) * a.w_k + (channel + c) * a.w_c)
+                    filters = [source + a.w_k * lane for lane in range(lanes)]
+                    places = [[a.w_r * r + a.w_s * s for s in range(taps_w)] for r in range(taps_h)]
+                    taps = [[_across(k, filters, place) for place in row] for row in places]
+                    for i, down in enumerate(high.g):
+                        row = [combine(k, [(down[r], taps[r][s]) for r in range(taps_h)]) for s in range(taps_w)]
+                        for j, across in enumerate(wide.g):
+                            value = combine(k, list(zip(across, row, strict=True)))
+                            k.store(base + matrix * (i * wide.products + j) + c * width + shift, value)
+
+                with k.if_else(real.eq(panel)) as (whole, partial):
+                    with whole, k.loop(0, channels) as c, k.loop(0, panel, lanes) as shift:
+                        transform(c, shift, lanes, base, k0, channel, width)
+                    with partial, k.loop(0, channels) as c:
+                        with k.loop(0, real) as shift:
+                            transform(c, shift, 1, base, k0, channel, width)
+                        with k.loop(0, high.products * wide.products) as product, k.loop(real, width) as shift:
+                            k.store(base + matrix * product + c * width + shift, k.constant(0.0, 1))
+
+
+def _across(k: Kernel, filters: Sequence[Ptr], tap: Int) -> Any:
+    """One tap of several filters."""
+    return k.load(filters[0] + tap, 1) if len(filters) == 1 else k.gather([f + tap for f in filters])
