@@ -118,6 +118,17 @@ class Plan(ABC):
         return self
 
 
+@dataclass(frozen=True)
+class Steady:
+    """A run of a plan on arrays that stay where they are, to be called again and again."""
+
+    plan: Plan
+    buffers: Buffers
+
+    def __call__(self) -> None:
+        self.plan.run(self.buffers)
+
+
 _ORDERS: Final = {"nchw": "NCHW", "nhwc": "channels-last"}
 
 

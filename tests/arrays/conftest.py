@@ -82,7 +82,7 @@ def launched(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch
         monkeypatch.setattr(module, "gpu", lambda index=0: H200)
 
     def forget() -> None:
-        made = softmax._softmax_of, softmax_gradients._backward_of, reduce._reduction
+        made = softmax._softmax_of, softmax_gradients._backward_of, reduce.reduction
         for kept in (copy.launch, pack._filters, dispatch._plan, *made):
             kept.cache_clear()
         for module in (conv, gradients, patches, pool, pool_gradients, reduce, softmax, softmax_gradients):

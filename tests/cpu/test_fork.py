@@ -135,6 +135,16 @@ def test_pool_of_processes() -> None:
     assert run(program) == "[None, None, None, None]"
 
 
+def test_child_of_a_process_whose_pytorch_had_a_team() -> None:
+    """Of the libgomp that kernels would take."""
+    pytest.importorskip("torch")
+    program = (
+        "import torch\ntorch.set_num_threads(2)\ntorch.rand(1 << 20) + 1\n"
+        "before = child(work)\nwork()\nprint(before, child(work))\n"
+    )
+    assert run(program) == "0 0"
+
+
 def test_data_loader_of_pytorch() -> None:
     """Its workers are forked; filters and convolutions in __getitem__, of arrays and of tensors."""
     pytest.importorskip("torch")
@@ -156,7 +166,7 @@ def test_data_loader_of_pytorch() -> None:
 
 def test_without_numbas_compiler() -> None:
     program = "work(); small()\nprint(driver.layer())\n"
-    assert run(program, NUMBA_DISABLE_JIT="1") == "threads"
+    assert run(program, NUMBA_DISABLE_JIT="1", NUMBA_THREADING_LAYER="workqueue") == "threads"
 
 
 def test_one_thread_of_numba() -> None:

@@ -2,11 +2,12 @@
 
 A kernel is `void task(int64 *args, int64 worker)`. Its first task has its own number; further ones it draws from
 the counter args[0] until they run out, so a slow thread holds nobody up. It finds its own scratch by `worker`, so two
-calls at once never share any. One Numba function calls it from all threads; Numba is imported on the first parallel
-call only.
+calls at once never share any.
 
-No threads of Numba's layers survive a fork, and OpenMP ends a child that starts a team after its parent had one. Such
-a child calls kernels from threads of Python's own.
+Threads are those of OpenMP where there is a libgomp (team.py), else of Numba's layers, or of the one that
+NUMBA_THREADING_LAYER asks for; Numba is imported on the first parallel call only. None of them survive a fork, and
+OpenMP ends a child that starts a team after its parent had one. Such a child calls kernels from threads of Python's
+own, as does one whose parent had PyTorch: that may have had a team of the same libgomp.
 """
 
 from __future__ import annotations
@@ -15,21 +16,34 @@ import ctypes
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tapwise.forks import making
 from tapwise.settings import MOST_THREADS
 
+if TYPE_CHECKING:
+    from tapwise.cpu.team import Team
+
 _run: Callable[[int, int, int], None] | None = None
 _layer: str | None = None
+_team: Team | None = None
+
+
+class Launch(NamedTuple):
+    """A kernel's address, its argument array (of ctypes) and its workers."""
+
+    task: int
+    args: Any
+    workers: int
 
 
 def layer() -> str | None:
-    """The Numba threading layer in use, "threads" for Python's own, or None before the first parallel call."""
+    """The threading layer in use by Numba's names, "threads" for Python's own, or None before the first parallel
+    call."""
     return _layer
 
 
@@ -39,12 +53,44 @@ def run(address: int, args: int, workers: int) -> None:
 
 
 def start_threads() -> Callable[[int, int, int], None]:
-    """Import Numba and start its threads now rather than in the first parallel call."""
-    global _run, _layer
+    """Load or start what runs kernels now rather than in the first parallel call."""
+    global _run, _layer, _team
     with making:
         if _run is None:
-            _run, _layer = _make()
+            _team = _of_openmp()
+            _run, _layer = (_team.run, "omp") if _team is not None else _make()
         return _run
+
+
+def sequence(launches: Sequence[Launch]) -> Callable[[], None]:
+    """What launches kernels one behind the other, each when the one before has ended: one start of the team for all
+    of them, where threads are OpenMP's. Their argument arrays are nobody else's; not for two threads at once."""
+    start_threads()
+    team = _team
+    fast = None if team is None else team.sequence([(task, ctypes.addressof(args), n) for task, args, n in launches])
+
+    def call() -> None:
+        # Not in a forked child.
+        if fast is not None and _team is team:
+            fast()
+            return
+        for task, args, workers in launches:
+            args[0] = 0
+            run(task, ctypes.addressof(args), workers)
+
+    return call
+
+
+def _of_openmp() -> Team | None:
+    """None where there is no libgomp, or Numba's words ask for something else."""
+    if any(name in os.environ for name in ("NUMBA_THREADING_LAYER", "NUMBA_THREADING_LAYER_PRIORITY")):
+        return None
+    from tapwise.cpu.team import Team
+
+    try:
+        return Team()
+    except OSError:
+        return None
 
 
 def _offer_tbb() -> None:
@@ -63,7 +109,7 @@ def _make() -> tuple[Callable[[int, int, int], None], str]:
     if numba.config.DISABLE_JIT:
         return _python_team(), "threads"
     if "NUMBA_THREADING_LAYER" not in os.environ and "NUMBA_THREADING_LAYER_PRIORITY" not in os.environ:
-        # OpenMP starts a team in 2 us, TBB and workqueue in 20 to 30; without a libgomp Numba goes on to the next.
+        # OpenMP starts a team in 2 us, TBB and workqueue in 20 to 30; without OpenMP Numba goes on to the next.
         numba.config.THREADING_LAYER_PRIORITY = ["omp", "tbb", "workqueue"]
     _offer_tbb()
     from tapwise.cpu import parallel
@@ -129,9 +175,10 @@ def finish(futures: Iterable[Future[Any]]) -> None:
 
 
 def _in_child() -> None:
-    global _run, _layer
+    global _run, _layer, _team
+    _team = None
     numba = sys.modules.get("numba.np.ufunc.parallel")
-    if _run is not None or getattr(numba, "_is_initialized", False):
+    if _run is not None or getattr(numba, "_is_initialized", False) or "torch" in sys.modules:
         _run, _layer = _python_team(), "threads"
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from tapwise.algorithm import Buffers, Device, Plan
 from tapwise.cpu import driver, interrupts
+from tapwise.cpu.driver import Launch
 from tapwise.cpu.fields import COMMON, FILTER_STEPS
 from tapwise.cpu.interrupts import LongPlan
 from tapwise.cpu.jit import Library
@@ -44,7 +45,7 @@ _addressof = ctypes.addressof
 
 
 class KernelPlan(Plan):
-    """Launches `task` for a run and `pack_task` for the filters.
+    """Launches `task` for a run, and what subclasses put behind it (`then`); `pack_task` for the filters.
 
     `fields` gives the kernel's own arguments and "tasks", "scratch_step"; tables among them are passed by address and
     kept alive here. A call changes only its own copy of the argument array. Without `pack_tasks` there are no filters.
@@ -55,6 +56,7 @@ class KernelPlan(Plan):
         fields: Mapping[str, int | np.ndarray], packed_size: int = 0, pack_tasks: int = 0,
     ) -> None:  # fmt: skip
         self.problem = problem
+        self._library = library
         self._tables = [value for value in fields.values() if isinstance(value, np.ndarray)]
         numbers = {n: address(v) if isinstance(v, np.ndarray) else int(v) for n, v in fields.items()}
         unknown = set(numbers) - set(names)
@@ -65,13 +67,13 @@ class KernelPlan(Plan):
         self._template = np.array([numbers.get(name, 0) for name in names], np.int64).tobytes()
         self.workspace_bytes = numbers.get("scratch_step", 0) * self._workers
         self._packed_size, self._pack_tasks, self._threads = packed_size, pack_tasks, device.threads
-        self._task, self._serial = library.address("task"), library.function("task")
+        # What a run launches, one behind the other: (the kernel, the same where there is but one worker, workers).
+        self._kernels = [(library.address("task"), library.function("task"), self._workers)]
         if pack_tasks:
             self._pack_task, self._pack_serial = library.address("pack_task"), library.function("pack_task")
         # Where the kernel wants the filters' strides, if it takes any.
         self._filter_steps = [names.index(name) for name in FILTER_STEPS] if FILTER_STEPS[0] in names else []
         self._group_k = getattr(problem, "group_k", 0)
-        self._library = library
 
     def pack(self, w: np.ndarray) -> np.ndarray | None:
         """The filters (k, c / groups, ...), which may have an axis for groups in front, in the kernel's order: 64-byte
@@ -100,21 +102,22 @@ class KernelPlan(Plan):
             driver.run(self._pack_task, _addressof(args), workers)
         return packed
 
-    def run(self, buffers: Buffers) -> None:
-        # As launch, without a call more: small layers take no longer than a few of these.
-        args = self._arguments(buffers)
-        if self._workers == 1:
-            self._serial(_addressof(args), 0)
-        else:
-            driver.run(self._task, _addressof(args), self._workers)
+    def then(self, name: str, workers: int | None = None) -> None:
+        """Another kernel of the library behind those that a run launches, on all workers or so many."""
+        workers = self._workers if workers is None else workers
+        self._kernels.append((self._library.address(name), self._library.function(name), workers))
 
-    def launch(self, task: int, serial: Callable[[int, int], None], buffers: Buffers) -> None:
-        """Call a kernel of the plan's library: on all workers, or `serial` by itself where there is but one."""
-        args = self._arguments(buffers)
-        if self._workers == 1:
-            serial(_addressof(args), 0)
-        else:
-            driver.run(task, _addressof(args), self._workers)
+    def run(self, buffers: Buffers) -> None:
+        for task, serial, workers in self._kernels:
+            args = self._arguments(buffers)
+            if workers == 1:
+                serial(_addressof(args), 0)
+            else:
+                driver.run(task, _addressof(args), workers)
+
+    def launches(self, buffers: Buffers) -> list[Launch]:
+        """What run launches, for driver.Sequence."""
+        return [Launch(task, self._arguments(buffers), workers) for task, _, workers in self._kernels]
 
     def for_time(self, us: float) -> Plan:
         return LongPlan(self) if us > interrupts.LONG_US else self
@@ -194,13 +197,6 @@ class ChunkPlan(KernelPlan):
         behind: str, alone: bool, workspace_bytes: int,
     ) -> None:  # fmt: skip
         super().__init__(problem, device, library, names, fields)
-        self.workspace_bytes, self._cut, self._alone = workspace_bytes, fields["chunks"] > 1, alone
-        if self._cut:
-            self._behind, self._behind_serial = library.address(behind), library.function(behind)
-
-    def run(self, buffers: Buffers) -> None:
-        super().run(buffers)
-        if self._cut and self._alone:
-            self._behind_serial(_addressof(self._arguments(buffers)), 0)
-        elif self._cut:
-            self.launch(self._behind, self._behind_serial, buffers)
+        self.workspace_bytes = workspace_bytes
+        if fields["chunks"] > 1:
+            self.then(behind, 1 if alone else None)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-
 import numpy as np
 import torch
 
 from tapwise import dispatch
-from tapwise.algorithm import Buffers, Plan
+from tapwise.algorithm import Buffers, Plan, Steady
 from tapwise.arrays.host import numpy_of
 from tapwise.arrays.workspaces import aligned, workspace
 from tapwise.cpu.device import host
@@ -36,10 +33,10 @@ class Gate:
         self._filters = self._plan.pack(numpy_of(weight.detach().to(x.dtype)))
         self._bias = numpy_of(bias.detach().flatten().to(x.dtype))
 
-    def step(self, x: np.ndarray, y: np.ndarray) -> Callable[[], None]:
+    def step(self, x: np.ndarray, y: np.ndarray) -> Steady:
         """Computes y; arrays are to stay where they are."""
         memory = aligned(self._plan.workspace_bytes)
-        return partial(self._plan.run, Buffers(x, self._filters, y, memory, self._bias))
+        return Steady(self._plan, Buffers(x, self._filters, y, memory, self._bias))
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         y, image = torch.empty_like(x), numpy_of(x)
@@ -69,7 +66,7 @@ def gate_frozen(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, activ
 def steady(
     y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, activation: str = "relu",
     gate: str = "sigmoid",
-) -> Callable[[], None] | None:  # fmt: skip
+) -> Steady | None:  # fmt: skip
     """What computes y again, the operator's result for tensors of a CPU that stay where they are; None where more than
     its kernels are to run. Defaults are the operator's: PyTorch leaves them out."""
     if not is_taken(x) or y.stride() != x.stride():

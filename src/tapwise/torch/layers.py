@@ -17,12 +17,11 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from tapwise import dispatch, registry
-from tapwise.cpu.device import host
 from tapwise.torch.fused import FusedConv
 from tapwise.torch.gated import Gated
 from tapwise.torch.linear import FusedLinear
 from tapwise.torch.pools import Pooled
+from tapwise.torch.recorded import record
 from tapwise.torch.timing import medians
 
 
@@ -63,8 +62,10 @@ Arguments = tuple[Any, ...]
 Either = FusedConv | FusedLinear | Pooled | Gated
 
 
-def measured(model: torch.nn.Module, inputs: tuple[Any, ...]) -> list[Layer]:
+def measured(model: torch.nn.Module, inputs: tuple[Any, ...], recorded: bool = False) -> list[Layer]:
     """A model's convolutions, linear layers and pooling on its inputs, each set to compute by whichever was faster.
+
+    `recorded`: on a CPU calls are played back, of layers as they will be of the model.
 
     Kernels are compiled by many threads first. Layers of one problem are timed once.
     """
@@ -93,7 +94,7 @@ def measured(model: torch.nn.Module, inputs: tuple[Any, ...]) -> list[Layer]:
         # The parts of a layer before it.
         for name, problem in sorted(problems.items(), key=lambda one: -one[0].count(".")):
             if problem not in times:
-                times[problem] = _times(modules[name], problem, _tensors(kinds[name]))
+                times[problem] = _times(modules[name], _tensors(kinds[name]), recorded)
             modules[name].by_torch = bool(times[problem][2])
     return [Layer(name, problem, uses[name], *times[problem]) for name, problem in problems.items()]
 
@@ -141,28 +142,20 @@ def _by_tapwise(module: Either, arguments: Arguments) -> object:
     return module.by_tapwise(*_tensors(arguments))
 
 
-def _times(module: Either, problem: str, tensors: Arguments) -> tuple[float, float, str, str]:
+def _times(module: Either, tensors: Arguments, recorded: bool) -> tuple[float, float, str, str]:
     """Microseconds here and in PyTorch, why it is PyTorch's, and why no CUDA graph was captured."""
     runs: dict[str, Callable[[], object]] = {"PyTorch": lambda: module.by_pytorch(*tensors)}
     refused = ""
     try:
-        if tensors[0].device.type == "cpu" and _by_blas(problem):
-            refused = "by NumPy's BLAS: its threads would go on and slow what follows"
-        else:
-            module.by_tapwise(*tensors)
-            runs["tapwise"] = lambda: module.by_tapwise(*tensors)
+        module.by_tapwise(*tensors)
+        runs["tapwise"] = lambda: module.by_tapwise(*tensors)
     except Exception as error:
         refused = f"refused: {error}"
+    if recorded and tensors[0].is_cpu:
+        runs = {name: record(run)[0].replay for name, run in runs.items()}
     times, uncaptured = medians(runs, tensors[0].device)
     ours, theirs = times.get("tapwise", math.inf), times["PyTorch"]
     return ours, theirs, refused or ("PyTorch is faster" if ours > theirs else ""), uncaptured
-
-
-def _by_blas(problem: str) -> bool:
-    """Whether NumPy's BLAS would compute it. Its threads spin for some 20 ms after a product: with one such layer
-    ResNet-50 took 85 ms instead of 30 on two cores."""
-    parsed = registry.parse(problem)
-    return parsed.operator == "conv" and dispatch.choose(parsed, host()).algorithm == "cpu.im2col_gemm"
 
 
 def table(layers: list[Layer]) -> str:
@@ -179,7 +172,7 @@ def table(layers: list[Layer]) -> str:
         by = "PyTorch" if layer.by_torch else "tapwise"
         times = f"{layer.time_us:6.0f} us {layer.torch_us:6.0f} us"
         rows.append(f"{taken[problem] / total:6.1%} {layer.uses:4} {times}  {by:8} {problem}")
-        if layer.reason.startswith(("refused", "by NumPy")):
+        if layer.reason.startswith("refused"):
             rows.append(f"{'':41}{layer.reason}")
         if layer.uncaptured:
             rows.append(f"{'':41}times of eager calls, no CUDA graph: {layer.uncaptured}")

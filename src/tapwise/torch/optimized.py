@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -17,6 +18,7 @@ from tapwise.torch import fusion, gated, layers, shuffle
 from tapwise.torch.folded import Folded
 from tapwise.torch.fused import FusedConv
 from tapwise.torch.graphs import Graphs
+from tapwise.torch.recorded import record
 from tapwise.torch.tensors import version
 from tapwise.torch.timing import medians
 from tapwise.torch.training import for_training
@@ -57,7 +59,8 @@ class Optimized(torch.nn.Module):
         # The model's own children under their own names; the rest of it is not registered.
         self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
         self.__dict__["model"], self.__dict__["graph"], self.report = model, graph, report
-        self.__dict__["parts"] = list(self.modules())
+        # Most modules have no parameters and no buffers.
+        self.__dict__["parts"] = [part for part in self.modules() if part._parameters or part._buffers]
         self.__dict__["captured"] = (
             Graphs(self._compute, self._version, graphs, not report.untraced) if graphs else None
         )
@@ -73,7 +76,7 @@ class Optimized(torch.nn.Module):
         """What changes with a write to a parameter or a buffer. It is asked for at each call: with the modules' own
         iterators it would take four times as long."""
         parts = self.__dict__["parts"]
-        return version(one for part in parts for one in (*part._parameters.values(), *part._buffers.values()))
+        return version([one for part in parts for one in (*part._parameters.values(), *part._buffers.values())])
 
     def _compute(self, *inputs: Any, **named: Any) -> Any:
         if (order := FORMATS[self.report.memory_format]) is not None:
@@ -152,13 +155,13 @@ def optimize(
         done.memory_format = "channels_last" if half else "preserve"
     if inputs is not None:
         formats = ("contiguous", "channels_last") if memory_format == "auto" else (memory_format,)
-        _measure(result, tuple(inputs), formats)
+        _measure(result, tuple(inputs), formats, bool(kept) and not done.untraced)
     if flag(report, "report"):
         print(done)
     return result
 
 
-def _measure(result: Optimized, inputs: tuple[Any, ...], formats: tuple[str, ...]) -> None:
+def _measure(result: Optimized, inputs: tuple[Any, ...], formats: tuple[str, ...], recorded: bool) -> None:
     """Each layer by the faster library, in the order of images in which the model is."""
     done, graph = result.report, result.__dict__["graph"]
     best: tuple[float, str, list[layers.Layer]] | None = None
@@ -167,10 +170,13 @@ def _measure(result: Optimized, inputs: tuple[Any, ...], formats: tuple[str, ...
     for done.memory_format in formats:
         order = FORMATS[done.memory_format]
         given = inputs if order is None else tuple(_in_order(one, order) for one in inputs)
-        found = layers.measured(graph, given)
+        found = layers.measured(graph, given, recorded)
         with torch.no_grad():
             # Not from graphs that are kept: those of another order would do as well.
-            times, _ = medians({"model": lambda: result._compute(*inputs)}, device)
+            run: Callable[[], object] = partial(result._compute, *inputs)
+            if recorded and device.type == "cpu":
+                run = record(run)[0].replay
+            times, _ = medians({"model": run}, device)
         taken = times["model"]
         if best is None or taken < best[0]:
             best = taken, done.memory_format, found

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import fx
 from torch.nn import functional
 
+from tapwise import dispatch
+from tapwise.algorithm import Buffers, Steady
 from tapwise.arrays.host import numpy_of
+from tapwise.arrays.workspaces import aligned
+from tapwise.cpu.device import host
+from tapwise.ops.orders import in_order
 from tapwise.ops.parameters import window
+from tapwise.ops.pool.api import problem_of
 from tapwise.ops.pool.problem import PoolProblem
+from tapwise.ops.reduce.api import reduction
 from tapwise.problem import Problem
 from tapwise.torch import nn as modules
+from tapwise.torch.gates import is_taken
 from tapwise.torch.tensors import NAMES, memory_format
 
 OURS: Final[dict[type[torch.nn.Module], type[torch.nn.Module]]] = {
@@ -85,15 +92,48 @@ class Pooled(torch.nn.Module):
         return PoolProblem(n=n, c=c, dtype=NAMES[x.dtype], layout=layout, **words, **windows)
 
 
-def steady(
-    function: Callable[..., Any], y: torch.Tensor, x: torch.Tensor, kernel_size: Any, stride: Any = (), *words: Any
-) -> Callable[[], Any] | None:  # fmt: skip
-    """What computes y again by tapwise's function, the result of the operator of its name for tensors of a CPU that
-    stay where they are; None for those that it would copy."""
-    if x.dtype not in NAMES or not x.is_cpu or memory_format(x) is not memory_format(y):
+def steady_max(
+    y: torch.Tensor, x: torch.Tensor, kernel_size: Any, stride: Any = (), padding: Any = (0, 0),
+    dilation: Any = (1, 1), ceil_mode: bool = False,
+) -> Steady | None:  # fmt: skip
+    """What computes y again, the result of the operator max_pool2d for tensors of a CPU that stay where they are; None
+    for those that it would copy. Defaults are the operator's: PyTorch leaves them out."""
+    return _steady("max", y, x, kernel_size, stride, padding, dilation, ceil_mode, False)
+
+
+def steady_avg(
+    y: torch.Tensor, x: torch.Tensor, kernel_size: Any, stride: Any = (), padding: Any = (0, 0),
+    ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
+) -> Steady | None:  # fmt: skip
+    """The same of avg_pool2d."""
+    return _steady("avg", y, x, kernel_size, stride, padding, 1, ceil_mode, count_include_pad, divisor_override)
+
+
+def _steady(op: str, y: torch.Tensor, x: torch.Tensor, *words: Any) -> Steady | None:
+    order = memory_format(x)
+    if not (is_taken(x) and y.is_contiguous(memory_format=order)):
         return None
-    more = (tuple(word) if isinstance(word, list) else word for word in words)
-    return partial(function, numpy_of(x), tuple(kernel_size), tuple(stride) or None, *more, out=numpy_of(y))
+    layout = "nhwc" if order is torch.channels_last else "nchw"
+    plain = tuple(tuple(word) if isinstance(word, list) else word for word in words)
+    return _on(problem_of(op, tuple(x.shape), NAMES[x.dtype], layout, plain), numpy_of(x), numpy_of(y))
+
+
+def steady_mean(y: torch.Tensor, x: torch.Tensor) -> Steady | None:
+    """The same of global_avg_pool2d."""
+    if not is_taken(x):
+        return None
+    image, means = numpy_of(x), numpy_of(y)
+    call = reduction("mean", image.shape, image.strides, image.dtype, (2, 3), True, "auto", host())
+    ordered, flat = in_order(image, call.order), means.reshape(call.result)
+    # Of both a view.
+    if call.plan is None or call.back or not all(map(np.may_share_memory, (ordered, flat), (image, means))):
+        return None
+    return Steady(call.plan, Buffers(ordered, None, flat, aligned(call.plan.workspace_bytes)))
+
+
+def _on(problem: Problem, x: np.ndarray, y: np.ndarray) -> Steady:
+    plan = dispatch.plan_for(problem, dispatch.choose(problem, host()), host())
+    return Steady(plan, Buffers(x, None, y, aligned(plan.workspace_bytes)))
 
 
 def _ours(theirs: Any) -> torch.nn.Module | None:

@@ -8,26 +8,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Container, Iterator
 from functools import partial
+from itertools import groupby
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import tapwise
+from tapwise.algorithm import Steady
+from tapwise.cpu import driver
+from tapwise.cpu.plan import KernelPlan
 from tapwise.torch import frozen, gates, pools
 
 # Results whose shape or value the next call may not have.
 UNSTEADY: Final = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
-# Our operators on memory that stays: what runs their kernels alone; pooling, which our functions do in place.
-STEADY: Final[dict[str, Callable[..., Callable[[], None] | None]]] = {
+# Our operators on memory that stays: what runs their kernels alone, of those with filters and of others.
+STEADY: Final[dict[str, Callable[..., Steady | None]]] = {
     "tapwise.conv_frozen.default": frozen.steady,
     "tapwise.squeeze_excitation.default": gates.steady,
 }
-POOLS: Final[dict[str, Callable[..., Any]]] = {
-    "tapwise.max_pool2d.default": tapwise.max_pool2d,
-    "tapwise.avg_pool2d.default": tapwise.avg_pool2d,
+POOLS: Final[dict[str, Callable[..., Steady | None]]] = {
+    "tapwise.max_pool2d.default": pools.steady_max,
+    "tapwise.avg_pool2d.default": pools.steady_avg,
+    "tapwise.global_avg_pool2d.default": pools.steady_mean,
 }
 # What gives a copy of its first argument, which other words but lay out and type.
 COPIES: Final = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
@@ -83,7 +87,27 @@ def record(function: Callable[[], Any]) -> tuple[Recorded, Any]:
         outputs = [one for one in pytree.tree_leaves(result) if isinstance(one, torch.Tensor)]
         moved = _share(recorder.events, outputs)
         steps = [_step(event, moved) for event in recorder.events if event.function.overloadpacket not in EMPTY]
-        return Recorded(steps), result
+        return Recorded(_joined(steps)), result
+
+
+class Joined:
+    """Kernels that follow each other, with one start of the threads for all: steps of KernelPlans."""
+
+    def __init__(self, steps: list[Any]) -> None:
+        # They have the arrays that the kernels read and write.
+        self.steps = steps
+        self._call = driver.sequence([launch for step in steps for launch in step.plan.launches(step.buffers)])
+
+    def __call__(self) -> None:
+        self._call()
+
+
+def _joined(steps: list[Callable[[], Any]]) -> list[Callable[[], Any]]:
+    joined: list[Callable[[], Any]] = []
+    for kernels, some in groupby(steps, lambda step: isinstance(step, Steady) and isinstance(step.plan, KernelPlan)):
+        group: list[Any] = list(some)
+        joined += [Joined(group)] if kernels else group
+    return joined
 
 
 class _Recorder(TorchDispatchMode):
@@ -152,7 +176,7 @@ def _step(event: Event, moved: Container[int]) -> Callable[[], Any]:
                 return step
     function, args, kwargs, results, fresh = event[1:]
     if (pooled := POOLS.get(str(function))) is not None and not kwargs:
-        step = pools.steady(pooled, results[0], *args)
+        step = pooled(results[0], *args)
         if step is not None:
             return step
     if function in COPIES:

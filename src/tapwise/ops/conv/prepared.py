@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from tapwise import arrays, capture, dispatch, registry
-from tapwise.algorithm import Buffers, Choice, Config, Device, Plan
+from tapwise.algorithm import Buffers, Choice, Config, Device, Plan, Steady
 from tapwise.arguments import word
 from tapwise.arrays.device import synchronize
 from tapwise.arrays.host_calls import note
@@ -130,7 +130,7 @@ class PreparedConv:
         same = all(size == 1 or mine == plain for size, mine, plain in pairs)
         return np.lib.stride_tricks.as_strided(x, strides=self._x_strides) if same else None
 
-    def steady(self, x: Any, y: Any, residual: Any = None) -> Callable[[], None] | None:
+    def steady(self, x: Any, y: Any, residual: Any = None) -> Steady | None:
         """A call that computes y, for arrays that stay where they are; None for those that a call would copy."""
         same = self._dense(x)
         x = x if same is None else same
@@ -138,7 +138,7 @@ class PreparedConv:
             return None
         # Scratch of its own: what is in the pool may be another thread's.
         memory = None if self._pool is None else self._pool.take()
-        return partial(self._run, _new(Buffers, (x, self._packed, y, memory, self._bias, residual, None)))
+        return Steady(self.plan, Buffers(x, self._packed, y, memory, self._bias, residual))
 
     def _is_as_y(self, residual: Any) -> bool:
         return (

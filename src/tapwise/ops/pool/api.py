@@ -71,24 +71,30 @@ _problem = lru_cache(dispatch.CHOICES_KEPT)(PoolProblem)
 _max2d, _max1d, _avg2d, _avg1d = Replays(), Replays(), Replays(), Replays()
 
 
-def _pool(op: str, axes: int, words: tuple[Any, ...], out: Any, x: Any) -> Any:
-    kernel_size, stride, padding, dilation, ceil, *options, algorithm, device = words
+def problem_of(op: str, shape: tuple[int, ...], dtype: str, layout: Any, words: tuple[Any, ...]) -> PoolProblem:
+    """Of x with a batch. `words`: kernel_size, stride, padding, dilation, ceil_mode, then of max return_indices, of avg
+    count_include_pad and divisor_override. Raises InvalidProblem where they do not fit."""
+    kernel_size, stride, padding, dilation, ceil, *options = words
     (indices,), (include, divisor) = (options, (True, None)) if op == "max" else ((False,), options)
-    source = arrays.anywhere(x, "x", *arrays.place(x, device))
-    dtype = arrays.dtype_name(source, "x")
-    single, batched = with_batch(source, axes)
-    n, c, *spatial = batched.shape
+    n, c, *spatial = shape
     stride = kernel_size if stride is None or (isinstance(stride, (tuple, list)) and not stride) else stride
     ceil, indices, include = (
         flag(ceil, "ceil_mode"), flag(indices, "return_indices"), flag(include, "count_include_pad"),
     )  # fmt: skip
     windows = window(tuple(spatial), kernel_size, stride, padding, dilation)
     divisor = None if divisor is None else whole(divisor, "divisor_override")
-    layout = arrays.layout_of(batched)
-    problem = _problem(
+    return _problem(
         op=op, n=n, c=c, dtype=dtype, layout=layout, divisor=divisor, ceil_mode=ceil, indices=indices,
         count_include_pad=include, **windows,
     )  # fmt: skip
+
+
+def _pool(op: str, axes: int, words: tuple[Any, ...], out: Any, x: Any) -> Any:
+    *words_of_problem, algorithm, device = words
+    source = arrays.anywhere(x, "x", *arrays.place(x, device))
+    dtype = arrays.dtype_name(source, "x")
+    single, batched = with_batch(source, axes)
+    problem = problem_of(op, batched.shape, dtype, arrays.layout_of(batched), tuple(words_of_problem))
     images = problem.canonical()
     target = None if out is None else result(out, problem.y_shape[single:], problem.y_dtype, source)
     y = arrays.empty(images.y_shape, problem.y_dtype, problem.layout, source)

@@ -47,7 +47,7 @@ def _reduce(words: tuple[Any, ...], out: None, x: Any) -> Any:
     axis, there = plain_axis(synonym(axis, "axis", None, dim, "dim")), device_of(source)
     op, algorithm = word(op, "op", OPS), word(algorithm, "algorithm", dispatch.ALGORITHM)
     keepdims = flag(synonym(keepdims, "keepdims", False, keepdim, "keepdim"), "keepdims")
-    done = _reduction(op, source.shape, source.strides, source.dtype, axis, keepdims, algorithm, there)
+    done = reduction(op, source.shape, source.strides, source.dtype, axis, keepdims, algorithm, there)
     if done.plan is None:
         nothing = arrays.empty(done.shape, done.dtype, "nchw", source)
         arrays.assign(nothing, np.full(done.shape, done.value, done.dtype))
@@ -60,10 +60,11 @@ def _reduce(words: tuple[Any, ...], out: None, x: Any) -> Any:
 
 
 @lru_cache(KEPT)
-def _reduction(
+def reduction(
     op: str, shape: tuple[int, ...], strides: tuple[int, ...], kind: np.dtype[Any], axis: Any, keepdims: bool,
     algorithm: str, device: Device,
 ) -> PreparedCall:  # fmt: skip
+    """How an array of this kind is reduced."""
     dtype = arrays.dtype_name(np.empty(0, kind), "x")
     axes = normal_axes(axis, len(shape))
     wanted = ReduceProblem(shape, axes, op=op, keepdims=keepdims, dtype=dtype)

@@ -9,7 +9,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from tapwise.algorithm import Algorithm, Buffers, Device, Plan
+from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu.common import lanes_of, load
 from tapwise.cpu.cost import Costs
@@ -39,17 +39,12 @@ class GatePlan(KernelPlan):
     ) -> None:
         super().__init__(problem, device, library, FIELDS, fields)
         self.workspace_bytes = workspace_bytes(problem)
-        names = ("reduce", "scale") if problem.layout == "nchw" else ("reduce", "expand", "scale")
-        self._steps = [(library.address(name), library.function(name)) for name in names]
+        for name in ("reduce", "scale") if problem.layout == "nchw" else ("reduce", "expand", "scale"):
+            self.then(name)
 
     def pack(self, w: np.ndarray) -> np.ndarray:
         """In the arithmetic dtype; themselves where they are so: they are nobody's for longer than a call."""
         return np.ascontiguousarray(w, DTYPES[self.problem.accumulator])
-
-    def run(self, buffers: Buffers) -> None:
-        super().run(buffers)
-        for step, serial in self._steps:
-            self.launch(step, serial, buffers)
 
 
 def workspace_bytes(problem: SqueezeExcitationProblem) -> int:

@@ -15,7 +15,7 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from tapwise.algorithm import Algorithm, Buffers, Device, Plan
+from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu.common import lanes_of, load
 from tapwise.cpu.cost import START_US, Breakdown, Costs
@@ -277,16 +277,12 @@ class PartsPlan(KernelPlan):
     ) -> None:  # fmt: skip
         super().__init__(problem, device, library, names, fields)
         self.workspace_bytes = workspace_bytes
-        self._behind = (library.address("finish_task"), library.function("finish_task")) if parts else None
+        if parts:
+            self.then("finish_task")
 
     def pack(self, w: np.ndarray) -> np.ndarray:
         """dy itself."""
         return w
-
-    def run(self, buffers: Buffers) -> None:
-        super().run(buffers)
-        if self._behind is not None:
-            self.launch(*self._behind, buffers)
 
 
 class DirectWgrad(Algorithm[Config]):

@@ -1,0 +1,96 @@
+"""Kernels on a team of OpenMP's threads, without Numba: the library (libgomp) that the process has already.
+
+That is PyTorch's own where PyTorch was loaded before, so that both have the same threads: others would spin beside them
+on the same cores. A table of kernels is run in one parallel region, with a barrier between two of them: a start of the
+team through Numba takes 3 to 5 us, and the host's way to it as long.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+from llvmlite import ir
+
+from tapwise import settings
+from tapwise.cpu import jit
+from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target, target
+
+NAME: Final = "libgomp.so.1"
+FUNCTIONS: Final = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
+# Words of a table: the address of the functions' addresses, the number of rows, then (kernel, arguments, workers).
+HEAD: Final = 2
+ROW: Final = 3
+_I32: Final = ir.IntType(32)
+_PTR: Final = ir.PointerType()
+
+
+def generate(target: Target) -> Kernel:
+    """`enter(table, workers)` calls the kernels of a table one behind the other in one parallel region; `run(functions,
+    kernel, args, workers)` makes a table of one."""
+    k = Kernel(target, "f32")
+
+    def call(functions: Ptr, name: str, kind: Any, *arguments: Any) -> Any:
+        address = k.load_int(functions + FUNCTIONS.index(name))
+        return k.b.call(k.b.inttoptr(address.ir, kind.as_pointer()), arguments)
+
+    def number(functions: Ptr, name: str) -> Int:
+        return Int(k, k.b.zext(call(functions, name, ir.FunctionType(_I32, [])), INT))
+
+    task = ir.FunctionType(ir.VoidType(), [INT, INT])
+    with k.function("region", table="i64") as (table,):
+        functions = k.pointer(k.load_int(table), "i64")
+        me, team = number(functions, "omp_get_thread_num"), number(functions, "omp_get_num_threads")
+        with k.loop(0, k.load_int(table + 1)) as row:
+            kernel, args, workers = (k.load_int(table + (row * ROW + (HEAD + word))) for word in range(ROW))
+            # A team may be smaller than asked for.
+            with k.loop(me, workers, team) as worker:
+                k.b.call(k.b.inttoptr(kernel.ir, task.as_pointer()), [args.ir, worker.ir])
+            call(functions, "GOMP_barrier", ir.FunctionType(ir.VoidType(), []))
+            with k.if_(me.eq(0)):
+                # The counter of its tasks, for the next time.
+                k.store_int(k.pointer(args, "i64"), k.integer(0))
+
+    def enter(table: Ptr, workers: Int) -> None:
+        kind = ir.FunctionType(ir.VoidType(), [_PTR, _PTR, _I32, _I32])
+        threads = k.b.trunc(workers.ir, _I32)
+        region = k.module.get_global("region")
+        call(k.pointer(k.load_int(table), "i64"), "GOMP_parallel", kind, region, table.value, threads, _I32(0))
+
+    with k.function("enter", public=True, table="i64", workers=INT) as (table, workers):
+        enter(table, workers)
+    with k.function("run", public=True, functions=INT, kernel=INT, args=INT, workers=INT) as (functions, *rest):
+        table = Ptr(k, k.b.alloca(INT, HEAD + ROW), "i64")
+        for place, value in enumerate((functions, k.integer(1), *rest)):
+            k.store_int(table + place, value)
+        enter(table, rest[-1])
+    return k
+
+
+class Team:
+    """Raises OSError where there is no libgomp."""
+
+    def __init__(self) -> None:
+        library = ctypes.CDLL(NAME)
+        addresses = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in FUNCTIONS]
+        self._functions = np.array(addresses, np.int64)
+        kernels = jit.load("team", generate, target(settings.cpu_target()))
+        word = ctypes.c_int64
+        self._enter = ctypes.CFUNCTYPE(None, word, word)(kernels.address("enter"))
+        self._run = ctypes.CFUNCTYPE(None, word, word, word, word)(kernels.address("run"))
+
+    @property
+    def run(self) -> Callable[[int, int, int], None]:
+        """As driver.run."""
+        run, functions = self._run, self._functions.ctypes.data
+        return lambda address, args, workers: run(functions, address, args, workers)
+
+    def sequence(self, rows: Sequence[tuple[int, int, int]]) -> Callable[[], None]:
+        """What calls kernels one behind the other: (kernel, arguments, workers) of each. Arguments are to stay where
+        they are, their counters 0."""
+        head = (self._functions.ctypes.data, len(rows))
+        table, enter = np.array([*head, *(word for row in rows for word in row)], np.int64), self._enter
+        workers = max(workers for _, _, workers in rows)
+        return lambda: enter(table.ctypes.data, workers)
