@@ -54,6 +54,14 @@ def test_each_sees_what_the_one_before_wrote(workers: int, openmp: bool, monkeyp
         assert np.array_equal(x, np.arange(257) + 40 * times)
 
 
+def test_a_launch_alone_leaves_its_arguments() -> None:
+    """Not every kernel's begin with a counter."""
+    x, y = np.arange(65, dtype=np.float32), np.zeros(65, np.float32)
+    (one,) = launches(x, y, 1, 2)
+    driver.run(one.task, ctypes.addressof(one.args), one.workers)
+    assert np.array_equal(y, x[::-1] + 1) and one.args[0] > 0
+
+
 def test_a_child_goes_on_with_a_sequence_of_its_parent() -> None:
     if not hasattr(os, "fork"):
         pytest.skip("no fork here")

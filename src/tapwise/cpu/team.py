@@ -20,8 +20,9 @@ from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target, target
 
 NAME: Final = "libgomp.so.1"
 FUNCTIONS: Final = ("GOMP_parallel", "GOMP_barrier", "omp_get_thread_num", "omp_get_num_threads")
-# Words of a table: the address of the functions' addresses, the number of rows, then (kernel, arguments, workers).
-HEAD: Final = 2
+# Words of a table: the address of the functions' addresses, the number of rows, whether arguments begin with a counter
+# that is set to 0 for the next time, then (kernel, arguments, workers).
+HEAD: Final = 3
 ROW: Final = 3
 _I32: Final = ir.IntType(32)
 _PTR: Final = ir.PointerType()
@@ -49,8 +50,7 @@ def generate(target: Target) -> Kernel:
             with k.loop(me, workers, team) as worker:
                 k.b.call(k.b.inttoptr(kernel.ir, task.as_pointer()), [args.ir, worker.ir])
             call(functions, "GOMP_barrier", ir.FunctionType(ir.VoidType(), []))
-            with k.if_(me.eq(0)):
-                # The counter of its tasks, for the next time.
+            with k.if_(me < k.load_int(table + 2)):
                 k.store_int(k.pointer(args, "i64"), k.integer(0))
 
     def enter(table: Ptr, workers: Int) -> None:
@@ -63,7 +63,7 @@ def generate(target: Target) -> Kernel:
         enter(table, workers)
     with k.function("run", public=True, functions=INT, kernel=INT, args=INT, workers=INT) as (functions, *rest):
         table = Ptr(k, k.b.alloca(INT, HEAD + ROW), "i64")
-        for place, value in enumerate((functions, k.integer(1), *rest)):
+        for place, value in enumerate((functions, k.integer(1), k.integer(0), *rest)):
             k.store_int(table + place, value)
         enter(table, rest[-1])
     return k
@@ -90,7 +90,7 @@ class Team:
     def sequence(self, rows: Sequence[tuple[int, int, int]]) -> Callable[[], None]:
         """What calls kernels one behind the other: (kernel, arguments, workers) of each. Arguments are to stay where
         they are, their counters 0."""
-        head = (self._functions.ctypes.data, len(rows))
+        head = (self._functions.ctypes.data, len(rows), 1)
         table, enter = np.array([*head, *(word for row in rows for word in row)], np.int64), self._enter
         workers = max(workers for _, _, workers in rows)
         return lambda: enter(table.ctypes.data, workers)
