@@ -25,6 +25,7 @@ PROBLEMS = (
     "n3 c8 h7 w7 k8 r7 s7 pad3 groups8 bf16 nhwc residual", "c8 h14 w14 k8 r13 s13 pad6 groups8 f16 nhwc",
     "n2 c5 h9 w9 k10 r3 s3 pad1 groups5 nhwc", "n3 c24 h9 w19 k24 r3 s3 stride2 pad1 groups6 f16 nhwc bias",
     "n3 c48 h9 w7 k48 r3 s3 pad1 groups3 bf16 nhwc residual relu",
+    "n2 c9 h9 w13 k9 r3 s3 stride2 pad1 groups9 f16 bias residual", "n2 c7 h40 w19 k7 r5 s5 pad2 groups7",
     "c4 h12 w12 k4 r9 s9 stride2 pad4 groups4", "n1 c256 h7 w7 k64 r1 s1 3xtf32",
     "n2 c24 h9 w11 k40 r3 s3 stride2 pad1 f16 nhwc bias relu dgrad",
     "n2 c3 h13 w15 k8 r3 s3 stride2 pad1 bias f16 nhwc dgrad",

@@ -33,6 +33,8 @@ COMPILED = [
     "n32 c640 h8 w8 k640 r7 s7 pad3 groups640 f16 nhwc bias silu",
     "n8 c63 h28 w28 k63 r5 s5 pad2 groups63 bf16 nhwc residual gelu",
     "n8 c64 h14 w14 k64 r13 s13 pad6 groups64 f64 nhwc",
+    "n32 c288 h28 w28 k288 r5 s5 pad2 groups288 bf16 bias silu residual",
+    "n8 c96 h112 w112 k96 r3 s3 stride2 pad1 groups96 f64 gelu",
 ]
 EMULATED = [
     "n2 c48 h11 w26 k48 r3 s3 pad1:0x2:1 groups48 bf16 nhwc residual silu",
@@ -54,6 +56,11 @@ EMULATED = [
     "n2 c8 h20 w18 k8 r4 s9 pad0:3x4:1 groups8 f16 nhwc residual",
     "n3 c8 h14 w13 k8 r27 s27 pad13 groups8 bf16 nhwc bias",
     "c2 h9 w20 k2 r2 s31 pad1x15 groups2 bf16 gelu_tanh",
+    "n3 c7 h9 w13 k7 r3 s3 stride2 pad1:0x2:1 groups7 f16 bias residual silu",
+    "n2 c9 h7 w7 k9 r7 s7 pad3 groups9 bf16 residual",
+    "c3 h71 w9 k3 r3 s5 stride1x2 pad1x2 groups3 f64 bias relu",
+    "c3 h4 w5 k3 r2 s2 pad9 groups3 f16",
+    "c5 h47 w61 k5 r5 s5 stride3x1 pad2 groups5 leaky_relu0.2",
 ]
 
 
@@ -127,10 +134,10 @@ def test_kernels_compute_the_convolution(turn: int, text: str) -> None:
 
 
 @pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
-@pytest.mark.parametrize("kernel", ["r3 s3 pad1", "r9 s9 pad4"])
-def test_what_is_not_finite_stays_in_its_channel(kernel: str) -> None:
-    """Where the operands' zeros would spread it."""
-    problem = ConvProblem.parse(f"c16 h9 w11 k16 {kernel} groups16 f16 nhwc")
+@pytest.mark.parametrize("words", ["r3 s3 pad1 f16 nhwc", "r9 s9 pad4 f16 nhwc", "r3 s3 pad1 f16", "r5 s5 pad2"])
+def test_what_is_not_finite_stays_in_its_channel(words: str) -> None:
+    """Where the operands' zeros, or the planes beside it, would spread it."""
+    problem = ConvProblem.parse(f"c16 h9 w11 k16 groups16 {words}")
     for config in kinds(problem):
         assert not (why := finite_elsewhere(problem, ALGORITHM, config)), (config, why)
 

@@ -51,6 +51,28 @@ template <int V, typename A> DEVICE void multiply_add(A (&sums)[V], const A (&x)
     for (int c = 0; c < V; ++c) sums[c] = begins ? x[c] * w[c] : sums[c] + x[c] * w[c];
 }
 
+// Row i of a period goes into all outputs under way that see it: into `first` + back with tap r, in slot back modulo
+// LIVE of the sums; its first product begins a sum, behind its last one it is `done`. Those before the first output are
+// left out, what sums of those behind the last one are matters to nobody. P: R, S; SH, SW; TX columns; LIVE.
+template <class P, typename A, int V, int WINDOW, class Done>
+DEVICE void multiply_row(int i, int first, A (&sums)[P::LIVE][P::TX][V], const A (&now)[WINDOW][V],
+                         const A (&w)[P::R * P::S][V], Done done) {
+    const auto multiply = [&](int r, int back) {
+        const int slot = (back + P::LIVE) % P::LIVE;
+#pragma unroll
+        for (int s = 0; s < P::S; ++s)
+#pragma unroll
+            for (int j = 0; j < P::TX; ++j)
+                multiply_add<V, A>(sums[slot][j], now[j * P::SW + s], w[r * P::S + s], r == 0 && s == 0);
+        if (r == P::R - 1) done(slot, back);
+    };
+#pragma unroll
+    for (int r = i % P::SH; r <= i && r < P::R; r += P::SH) multiply(r, (i - r) / P::SH);
+    if (first == 0) return;
+#pragma unroll
+    for (int r = i + P::SH; r < P::R; r += P::SH) multiply(r, -((r - i) / P::SH));
+}
+
 // What is added to a thread's sums, and how they go to y, a row at a time. STEP: elements of y from a column to the
 // next, 0 where that is not known here; WHOLE: a thread has all its columns, or none.
 template <typename T, int V, int TX, int STEP, bool WHOLE, bool BIAS, bool RESIDUAL, int ACTIVATION> struct Epilogue {

@@ -78,22 +78,9 @@ template <class Traits> DEVICE void depthwise_streamed(const Streamed &a) {
                 if constexpr (P::BY == ROWS) item.mask(masks[m]);
                 item.to(now[m]);
             }
-            // Output first + back sees this row with tap r; its first product begins the sum. Those before the first
-            // output are left out, what sums of those behind the last one are matters to nobody.
-            const auto multiply = [&](int r, int back) {
-                const int slot = (back + LIVE) % LIVE;
-#pragma unroll
-                for (int s = 0; s < S; ++s)
-#pragma unroll
-                    for (int j = 0; j < TX; ++j)
-                        multiply_add<V, A>(sums[slot][j], now[j * P::SW + s], w[r * S + s], r == 0 && s == 0);
-                if (r == R - 1 && first + back < part.count) epilogue.store(sums[slot]);
-            };
-#pragma unroll
-            for (int r = i % SH; r <= i && r < R; r += SH) multiply(r, (i - r) / SH);
-            if (first == 0) continue;
-#pragma unroll
-            for (int r = i + SH; r < R; r += SH) multiply(r, -((r - i) / SH));
+            multiply_row<P>(i, first, sums, now, w, [&](int slot, int back) {
+                if (first + back < part.count) epilogue.store(sums[slot]);
+            });
         }
         loads.done();
     }
