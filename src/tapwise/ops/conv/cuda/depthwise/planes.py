@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from math import prod
+from math import hypot, prod
 from typing import Final
 
 from tapwise.algorithm import Config as BaseConfig
@@ -27,9 +27,9 @@ MOST_THREADS, MOST_SHARED = 320, 64 << 10
 PIECE: Final = 16
 # Cycles of a multiprocessor for a warp's instruction, and for its words in shared memory that lie in one bank; of a
 # block: its start, its latency, that of an instruction.
-ISSUE, BANK, BLOCK, BEGIN, LATENCY = 0.202, 0.449, 72.0, 600.0, 2.17
+ISSUE, BANK, BLOCK, BEGIN, LATENCY = 0.252, 0.737, 67.0, 585.0, 2.05
 # Of the memory's bandwidth; microseconds of a launch.
-MEMORY, START_US = 1.27, 0.72
+MEMORY, START_US = 1.25, 0.75
 BANKS: Final = 32
 
 
@@ -152,7 +152,7 @@ def _words_in_a_bank(problem: ConvProblem, config: Planes, of_x: bool) -> float:
 
 def predict_us(problem: ConvProblem, config: Planes, device: Device) -> float:
     """What a multiprocessor's warps issue and read of shared memory, a block's latency, and memory. Constants are
-    fitted to 780 times on 30 layers, N=1 and N=32 (H200), within 12 %."""
+    fitted to 780 times on 30 layers, N=1 and N=32 (H200), within 11 %."""
     (r, s), step, half = problem.kernel, problem.stride[0], problem.itemsize == 2
     words = 2 if problem.dtype == "f64" else 1
     seen, outputs = (config.rows - 1) * step + r, config.rows * config.columns
@@ -162,7 +162,7 @@ def predict_us(problem: ConvProblem, config: Planes, device: Device) -> float:
     warps, copies = threads(problem, config) // 32, shared_bytes(problem, config) / PIECE / threads(problem, config)
     instructions = products + outputs * (4 + half) + read * (3 + half) + 8 * seen + 3 * r * s + 60 + 10 * copies
     banks = read * _words_in_a_bank(problem, config, True) + outputs * _words_in_a_bank(problem, config, False)
-    each, alone = warps * (ISSUE * instructions + BANK * banks) + BLOCK, BEGIN + LATENCY * instructions
+    each, alone = warps * hypot(ISSUE * instructions, BANK * banks) + BLOCK, BEGIN + LATENCY * instructions
     blocks = blocks_us(_blocks(problem, config), min_blocks_per_sm(problem, config), each, alone, device)
     return joint_us(blocks, memory_us(problem, device, PIECE, 0) * MEMORY, 4.0) + START_US
 
