@@ -72,11 +72,17 @@ __device__ void pack_channels_last(const Images &p, unsigned block = blockIdx.x,
     else pack_pixels<T, PARTS, PIECE, long long>(p, block, blocks);
 }
 
-// The same of x with channels outside; blocks of 256 threads transpose 4096 elements, CHANNELS of them side by side.
-template <typename T, int PARTS, int CHANNELS>
+// The same of x with channels outside; blocks of 256 threads transpose 4096 elements, CHANNELS of them side by side. A
+// thread loads EACH pixels of one word's channels at once: planes are multiples of them.
+template <typename T, int PARTS, int CHANNELS, int EACH>
 __device__ void pack_channels_first(const Images &p, unsigned block = blockIdx.x) {
-    constexpr int PIXELS = 4096 / CHANNELS, V = 16 / sizeof(T), ACROSS = CHANNELS / V;
-    __shared__ T tile[PIXELS][CHANNELS + 4 / sizeof(T)];
+    constexpr int PIXELS = 4096 / CHANNELS, V = 16 / sizeof(T), ACROSS = CHANNELS / V, GROUPS = PIXELS / EACH;
+    // Channels of a word, words of a pixel.
+    constexpr int PAIR = 4 / sizeof(T), WORDS = CHANNELS / PAIR, ITEMS = WORDS * GROUPS / 256;
+    // Pixel e of each group lies EACH_APART words further: neither stores nor loads meet in a bank.
+    constexpr int PITCH = WORDS + 1, EACH_APART = GROUPS * PITCH + 4 / EACH % 4;
+    struct alignas(EACH * sizeof(T)) Piece { T v[EACH]; };
+    __shared__ unsigned tile[EACH * EACH_APART];
     begin_dependent();
     long long rest = block;
     const int channel0 = rest % p.tiles_channels * CHANNELS;
@@ -85,23 +91,39 @@ __device__ void pack_channels_first(const Images &p, unsigned block = blockIdx.x
     rest /= p.tiles_pixels;
     const int group = rest % p.groups;
     const long long n = rest / p.groups;
-    const T *x = static_cast<const T *>(p.x) + n * p.step_n + group * p.channels * p.step_c;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < 4096; i += 256) {
-        const int pixel = i % PIXELS, channel = i / PIXELS;
-        const bool real = pixel0 + pixel < p.pixels && channel0 + channel < p.channels;
-        tile[pixel][channel] = real ? x[(channel0 + channel) * p.step_c + pixel0 + pixel] : T{};
+    const T *x = static_cast<const T *>(p.x) + n * p.step_n + (group * p.channels + channel0) * p.step_c + pixel0;
+    const int pixels = min((long long)PIXELS, p.pixels - pixel0), channels = p.channels - channel0;
+    Piece found[ITEMS][PAIR];
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+        const int item = threadIdx.x + i * 256, pixel = item % GROUPS * EACH, channel = item / GROUPS * PAIR;
+#pragma unroll
+        for (int c = 0; c < PAIR; ++c) {
+            found[i][c] = {};
+            if (pixel < pixels && channel + c < channels)
+                found[i][c] = *reinterpret_cast<const Piece *>(x + (channel + c) * p.step_c + pixel);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < ITEMS; ++i) {
+        const int item = threadIdx.x + i * 256, at = item % GROUPS * PITCH + item / GROUPS;
+#pragma unroll
+        for (int e = 0; e < EACH; ++e) {
+            alignas(4) T word[PAIR];
+#pragma unroll
+            for (int c = 0; c < PAIR; ++c) word[c] = found[i][c].v[e];
+            tile[e * EACH_APART + at] = *reinterpret_cast<unsigned *>(word);
+        }
     }
     __syncthreads();
     const long long plane = p.n * p.pixels * p.wide;
+    T *const y = static_cast<T *>(p.y) + group * plane + (n * p.pixels + pixel0) * p.wide + channel0;
     for (int i = threadIdx.x; i < PIXELS * ACROSS; i += 256) {
         const int pixel = i / ACROSS, channel = i % ACROSS * V;
-        if (pixel0 + pixel >= p.pixels || channel0 + channel >= p.wide) continue;
-        T v[V];
-#pragma unroll
-        for (int e = 0; e < V; ++e) v[e] = tile[pixel][channel + e];
-        T *y = static_cast<T *>(p.y) + group * plane + (n * p.pixels + pixel0 + pixel) * p.wide + channel0 + channel;
-        put<T, PARTS>(y, p.groups * plane, v);
+        if (pixel >= pixels || channel0 + channel >= p.wide) continue;
+        const unsigned *const from = tile + pixel % EACH * EACH_APART + pixel / EACH * PITCH + channel / PAIR;
+        alignas(16) unsigned words[4] = {from[0], from[1], from[2], from[3]};
+        put<T, PARTS>(y + (long long)pixel * p.wide + channel, p.groups * plane, *reinterpret_cast<T(*)[V]>(words));
     }
 }
 
@@ -122,10 +144,11 @@ template <typename T, int PIECE, int OTHER_PIECE> __device__ void pack_pair_chan
     if (blockIdx.x < blocks) pack_channels_last<T, 1, PIECE>(images_of(p, 0), blockIdx.x, blocks);
     else pack_channels_last<T, 1, OTHER_PIECE>(images_of(p, 1), blockIdx.x - blocks, gridDim.x - blocks);
 }
-template <typename T, int CHANNELS, int OTHER_CHANNELS> __device__ void pack_pair_channels_first(const ImagePair &p) {
+template <typename T, int CHANNELS, int EACH, int OTHER_CHANNELS, int OTHER_EACH>
+__device__ void pack_pair_channels_first(const ImagePair &p) {
     const unsigned blocks = p.blocks;
-    if (blockIdx.x < blocks) pack_channels_first<T, 1, CHANNELS>(images_of(p, 0), blockIdx.x);
-    else pack_channels_first<T, 1, OTHER_CHANNELS>(images_of(p, 1), blockIdx.x - blocks);
+    if (blockIdx.x < blocks) pack_channels_first<T, 1, CHANNELS, EACH>(images_of(p, 0), blockIdx.x);
+    else pack_channels_first<T, 1, OTHER_CHANNELS, OTHER_EACH>(images_of(p, 1), blockIdx.x - blocks);
 }
 
 struct Windows {

@@ -65,22 +65,22 @@ def wide(problem: ConvProblem) -> int:
 
 
 def images_source(problem: ConvProblem) -> Source:
-    words = template_args(tensor_core_type(problem.dtype), parts(problem), _width(problem))
+    words = template_args(tensor_core_type(problem.dtype), parts(problem), *_widths(problem))
     name = f"pack_channels_{'first' if problem.layout == 'nchw' else 'last'}"
     return stub("ops/conv/cuda/pack.cu", name, words, "Images", THREADS)
 
 
 def pair_source(first: ConvProblem, second: ConvProblem) -> Source:
-    words = template_args(tensor_core_type(first.dtype), _width(first), _width(second))
+    words = template_args(tensor_core_type(first.dtype), *_widths(first), *_widths(second))
     name = f"pack_pair_channels_{'first' if first.layout == 'nchw' else 'last'}"
     return stub("ops/conv/cuda/pack.cu", name, words, "ImagePair", THREADS)
 
 
-def _width(problem: ConvProblem) -> int:
-    """Bytes of pieces of x, or channels that a block transposes."""
+def _widths(problem: ConvProblem) -> tuple[int, ...]:
+    """Bytes of pieces of x; or channels that a block transposes, and pixels that a thread loads at once."""
     if problem.layout == "nchw":
-        return _transposed(problem)
-    return next(count for count in (16, 8, 4, 2) if problem.group_c * problem.itemsize % count == 0)
+        return _transposed(problem), next(count for count in (4, 2, 1) if prod(problem.spatial) % count == 0)
+    return (next(count for count in (16, 8, 4, 2) if problem.group_c * problem.itemsize % count == 0),)
 
 
 def _transposed(problem: ConvProblem) -> int:
