@@ -35,6 +35,7 @@ COMPILED = [
     "n8 c64 h14 w14 k64 r13 s13 pad6 groups64 f64 nhwc",
     "n32 c288 h28 w28 k288 r5 s5 pad2 groups288 bf16 bias silu residual",
     "n8 c96 h112 w112 k96 r3 s3 stride2 pad1 groups96 f64 gelu",
+    "n32 c256 h56 w56 k256 r31 s31 pad15 groups256 bf16 bias silu residual",
 ]
 EMULATED = [
     "n2 c48 h11 w26 k48 r3 s3 pad1:0x2:1 groups48 bf16 nhwc residual silu",
@@ -61,6 +62,9 @@ EMULATED = [
     "c3 h71 w9 k3 r3 s5 stride1x2 pad1x2 groups3 f64 bias relu",
     "c3 h4 w5 k3 r2 s2 pad9 groups3 f16",
     "c5 h47 w61 k5 r5 s5 stride3x1 pad2 groups5 leaky_relu0.2",
+    "n3 c5 h7 w7 k5 r9 s9 pad4 groups5 bias relu",
+    "c3 h40 w37 k3 r13 s11 pad6x5 groups3 bf16 bias residual silu",
+    "c2 h20 w19 k2 r9 s7 stride2 pad4:0x3:1 groups2 f64",
 ]
 
 
@@ -134,7 +138,9 @@ def test_kernels_compute_the_convolution(turn: int, text: str) -> None:
 
 
 @pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
-@pytest.mark.parametrize("words", ["r3 s3 pad1 f16 nhwc", "r9 s9 pad4 f16 nhwc", "r3 s3 pad1 f16", "r5 s5 pad2"])
+@pytest.mark.parametrize(
+    "words", ["r3 s3 pad1 f16 nhwc", "r9 s9 pad4 f16 nhwc", "r3 s3 pad1 f16", "r5 s5 pad2", "r9 s9 pad4"]
+)
 def test_what_is_not_finite_stays_in_its_channel(words: str) -> None:
     """Where the operands' zeros, or the planes beside it, would spread it."""
     problem = ConvProblem.parse(f"c16 h9 w11 k16 groups16 {words}")

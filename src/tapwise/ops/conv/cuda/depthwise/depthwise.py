@@ -3,6 +3,7 @@
     rolling     a thread goes down the rows of a few columns: weights in registers, every row of x read once
     rows        a thread computes whole rows of outputs, channels last: images of few columns
     planes      as rolling, NCHW: planes come to shared memory as they lie
+    planes_large    large filters, NCHW: planes and filters in shared memory
     streamed    as rolling, channels last: rows of x come to shared memory first, where neighbouring columns find them
     blocked     the same for large filters: a block of rows at a time, weights read where they are used
     windows     few outputs: a thread asks for all of a window at once
@@ -22,21 +23,23 @@ from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
-from tapwise.ops.conv.cuda.depthwise import banded, columns, planes, rows, streamed, toeplitz
+from tapwise.ops.conv.cuda.depthwise import banded, columns, planes, planes_large, rows, streamed, toeplitz
 from tapwise.ops.conv.cuda.depthwise.banded import Banded
 from tapwise.ops.conv.cuda.depthwise.columns import Columns
 from tapwise.ops.conv.cuda.depthwise.planes import Planes
+from tapwise.ops.conv.cuda.depthwise.planes_large import LargePlanes
 from tapwise.ops.conv.cuda.depthwise.rows import Rows
 from tapwise.ops.conv.cuda.depthwise.streamed import Streamed
 from tapwise.ops.conv.cuda.depthwise.toeplitz import Toeplitz
 from tapwise.ops.conv.cuda.window import OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
-Kind = Columns | Planes | Rows | Streamed | Banded | Toeplitz
+Kind = Columns | Planes | LargePlanes | Rows | Streamed | Banded | Toeplitz
 # The module of each kind of config.
 MODULES: Final[dict[type, Any]] = {
     Columns: columns,
     Planes: planes,
+    LargePlanes: planes_large,
     Rows: rows,
     Streamed: streamed,
     Banded: banded,
@@ -71,7 +74,8 @@ class Depthwise(CudaAlgorithm[Kind]):
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Kind]:
         """Columns straight from global memory where no shared memory helps: measured, they were hardly ever faster."""
-        shared: list[Kind] = list(streamed.configs(problem, device)) or list(planes.configs(problem, device))
+        shared: list[Kind] = [*streamed.configs(problem, device), *planes.configs(problem, device)]
+        shared += planes_large.configs(problem, device)
         tensor_cores: list[Kind] = [*banded.configs(problem, device), *toeplitz.configs(problem, device)]
         others = shared or columns.configs(problem)
         return [*tensor_cores, *rows.configs(problem, device), *columns.windows(problem), *others]

@@ -27,9 +27,9 @@ MOST_THREADS, MOST_SHARED = 320, 64 << 10
 PIECE: Final = 16
 # Cycles of a multiprocessor for a warp's instruction, and for its words in shared memory that lie in one bank; of a
 # block: its start, its latency, that of an instruction.
-ISSUE, BANK, BLOCK, BEGIN, LATENCY = 0.252, 0.737, 67.0, 585.0, 2.05
+ISSUE, BANK, BLOCK, BEGIN, LATENCY = 0.272, 0.731, 68.0, 210.0, 1.93
 # Of the memory's bandwidth; microseconds of a launch.
-MEMORY, START_US = 1.25, 0.75
+MEMORY, START_US = 1.3, 1.0
 BANKS: Final = 32
 
 
@@ -43,17 +43,20 @@ class Planes(BaseConfig):
     planes: int
 
 
-def suits(problem: ConvProblem) -> bool:
-    """NCHW, one filter each, no dilation, filters and strides that are unrolled, planes under 2^26 elements."""
-    words = 2 if problem.dtype == "f64" else 1
+def is_plain(problem: ConvProblem) -> bool:
+    """One filter each, no dilation, strides that are unrolled, planes under 2^26 elements."""
     return (
-        problem.layout == "nchw"
-        and problem.group_k == 1
+        problem.group_k == 1
         and max(problem.dilation) == 1
-        and prod(problem.kernel) * words <= MOST_TAPS
         and max(problem.stride) <= MOST_STRIDE
         and max(prod(problem.spatial), prod(problem.output)) < 1 << 26
     )
+
+
+def suits(problem: ConvProblem) -> bool:
+    """NCHW, plain, and filters that are unrolled."""
+    words = 2 if problem.dtype == "f64" else 1
+    return problem.layout == "nchw" and is_plain(problem) and prod(problem.kernel) * words <= MOST_TAPS
 
 
 def threads(problem: ConvProblem, config: Planes) -> int:
@@ -152,7 +155,7 @@ def _words_in_a_bank(problem: ConvProblem, config: Planes, of_x: bool) -> float:
 
 def predict_us(problem: ConvProblem, config: Planes, device: Device) -> float:
     """What a multiprocessor's warps issue and read of shared memory, a block's latency, and memory. Constants are
-    fitted to 780 times on 30 layers, N=1 and N=32 (H200), within 11 %."""
+    fitted to 1,320 times on 60 layers, N=1 and N=32 (H200), within 12 %."""
     (r, s), step, half = problem.kernel, problem.stride[0], problem.itemsize == 2
     words = 2 if problem.dtype == "f64" else 1
     seen, outputs = (config.rows - 1) * step + r, config.rows * config.columns
@@ -167,13 +170,19 @@ def predict_us(problem: ConvProblem, config: Planes, device: Device) -> float:
     return joint_us(blocks, memory_us(problem, device, PIECE, 0) * MEMORY, 4.0) + START_US
 
 
-def source(problem: ConvProblem, config: Planes) -> Source:
-    words: dict[str, int | bool | str] = {
+def sizes(problem: ConvProblem) -> dict[str, int | bool | str]:
+    """Words of a kernel that is compiled for one problem."""
+    return {
         "R": problem.kernel[0], "S": problem.kernel[1], "SH": problem.stride[0], "SW": problem.stride[1],
         "H": problem.spatial[0], "W": problem.spatial[1], "OUT_H": problem.output[0], "OUT_W": problem.output[1],
-        "PAD_H": problem.padding[0][0], "PAD_W": problem.padding[1][0], "TX": config.columns, "ROWS": config.rows,
-        "SEGMENTS": config.segments, "PLANES": config.planes, "BIAS": problem.bias, "RESIDUAL": problem.residual,
-        "ACTIVATION": window.activation(problem.activation),
+        "PAD_H": problem.padding[0][0], "PAD_W": problem.padding[1][0], "BIAS": problem.bias,
+        "RESIDUAL": problem.residual, "ACTIVATION": window.activation(problem.activation),
+    }  # fmt: skip
+
+
+def source(problem: ConvProblem, config: Planes) -> Source:
+    words = sizes(problem) | {
+        "TX": config.columns, "ROWS": config.rows, "SEGMENTS": config.segments, "PLANES": config.planes,
     }  # fmt: skip
     declarations = traits(tensor_core_type(problem.dtype), words)
     file, blocks = "ops/conv/cuda/depthwise/planes.cu", min_blocks_per_sm(problem, config)
