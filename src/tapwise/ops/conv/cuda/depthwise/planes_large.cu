@@ -1,18 +1,17 @@
 // Depthwise convolution, NCHW, large filters: a block has planes of x, or a band of one, and their filters in shared
 // memory, as they are computed with.
 //
-// A thread computes TX columns of a row. It reads a row of x for all taps of the filter's row; threads beside each other
-// have rows beside each other. They go through the filter's rows together, which they read as one, each with another
-// row of x; or through rows of x (BY_X), each with another row of its filter, where images have fewer rows than that.
-// Where a thread has whole rows, products with padding are left out: of 27x27 on 14x14 pixels three in four.
+// A thread computes TX columns of a row. It reads a row of x for all taps of the filter's row; threads beside each
+// other have rows beside each other. They go through the filter's rows together, which they read as one, each with
+// another row of x; or through rows of x (BY_X), each with another row of its filter, where images have fewer rows than
+// that. Where a thread has whole rows, products with padding are left out: of 27x27 on 14x14 pixels three in four.
 #include "ops/conv/cuda/depthwise/columns.cuh"
 
 struct LargePlanes {
     const void *x, *w;
     void *y;
     const void *bias, *residual;
-    long long n, c, p, q;
-    long long y_image, y_channel, y_row, y_column, phases_h;
+    long long n, c;
     // Bands of a plane.
     long long pieces;
     // The filters were written before all that is still to run.
@@ -33,12 +32,8 @@ template <class Traits> struct LargeOf : Traits {
     static constexpr int SEEN = (B::BAND - 1) * B::SH + B::R, ROWS_X = B::PLANES == 1 && SEEN < B::H ? SEEN : B::H;
     // Rows of odd numbers of elements lie in banks of their own.
     static constexpr int PITCH = COLUMNS | 1, TAP_PITCH = B::S | 1, PLANE = ROWS_X * PITCH, FILTER = B::R * TAP_PITCH;
-};
-
-// A thread's outputs, for Epilogue.
-struct LargePart {
-    long long n;
-    int k, residue, first, q0, q_step;
+    static constexpr int OUT_PITCH = B::OUT_W | 1, OUTPUTS = B::BAND * OUT_PITCH;
+    static constexpr int FILTERS_AT = B::PLANES * (PLANE > OUTPUTS ? PLANE : OUTPUTS);
 };
 
 template <class Traits> DEVICE void depthwise_planes_large(const LargePlanes &a) {
@@ -47,18 +42,21 @@ template <class Traits> DEVICE void depthwise_planes_large(const LargePlanes &a)
     using A = typename P::A;
     constexpr int TX = P::TX, R = P::R, S = P::S, H = P::H, W = P::W, SW = P::SW;
     extern __shared__ __align__(128) unsigned char memory[];
-    A *const planes_x = reinterpret_cast<A *>(memory), *const filters = planes_x + P::PLANES * P::PLANE;
+    A *const planes_x = reinterpret_cast<A *>(memory), *const filters = planes_x + P::FILTERS_AT;
     const long long all = a.n * a.c, begin = (long long)(blockIdx.x / (unsigned)a.pieces) * P::PLANES;
-    const int planes = (int)min((long long)P::PLANES, all - begin), tid = threadIdx.x;
+    const int planes = (int)min((long long)P::PLANES, all - begin), tid = threadIdx.x, first_channel = begin % a.c;
     const int band = blockIdx.x % (unsigned)a.pieces * P::BAND;
     const int from_row = P::PLANES == 1 ? max(0, band * P::SH - P::PAD_H) : 0;
     if (!a.weights_ready) begin_dependent();
     bool finite = true;
-    const T *const w = static_cast<const T *>(a.w);
-    for (int i = tid; i < planes * R * S; i += P::THREADS) {
-        const A tap = upcast(w[(begin + i / (R * S)) % a.c * (R * S) + i % (R * S)]);
-        finite &= tap - tap == A(0);
-        filters[i / S * P::TAP_PITCH + i % S] = tap;
+    for (int plane = 0; plane < planes; ++plane) {
+        const T *const w = static_cast<const T *>(a.w) + (begin + plane) % a.c * (R * S);
+#pragma unroll 4
+        for (int i = tid; i < R * S; i += P::THREADS) {
+            const A tap = upcast(w[i]);
+            finite &= tap - tap == A(0);
+            filters[plane * P::FILTER + i / S * P::TAP_PITCH + i % S] = tap;
+        }
     }
     if (a.weights_ready) begin_dependent();
     const T *const x = static_cast<const T *>(a.x) + begin * (H * W);
@@ -70,15 +68,12 @@ template <class Traits> DEVICE void depthwise_planes_large(const LargePlanes &a)
     }
     finite = __syncthreads_and(finite);
     const int out = band + tid % P::BAND, group = tid / P::BAND % P::GROUPS, mine = tid / P::BAND / P::GROUPS;
-    if (mine >= planes || out >= P::OUT_H) return;
-    const long long plane = begin + mine;
-    const LargePart part{plane / a.c, (int)(plane % a.c), 0, out, group * TX, 1};
-    Epilogue<T, 1, TX, 1, P::OUT_W % TX == 0, P::BIAS, P::RESIDUAL, P::ACTIVATION> epilogue(a, part);
-    const int top = out * P::SH - P::PAD_H;
-    const A *const from = planes_x + mine * P::PLANE + group * (TX * SW), *const taps = filters + mine * P::FILTER;
-    A sums[TX][1] = {};
+    const bool exists = mine < planes && out < P::OUT_H;
+    const int top = out * P::SH - P::PAD_H, q0 = group * TX;
+    const A *const from = planes_x + mine * P::PLANE + q0 * SW, *const taps = filters + mine * P::FILTER;
+    A sums[TX] = {};
 #pragma unroll 1
-    for (int i = 0; i < (P::BY_X ? H : R); ++i) {
+    for (int i = 0; exists && i < (P::BY_X ? H : R); ++i) {
         const int row = P::BY_X ? i : top + i, r = P::BY_X ? i - top : i;
         if ((unsigned)row >= (unsigned)H || (unsigned)r >= (unsigned)R) continue;
         A now[P::WINDOW];
@@ -90,19 +85,39 @@ template <class Traits> DEVICE void depthwise_planes_large(const LargePlanes &a)
 #pragma unroll
             for (int j = 0; j < TX; ++j) {
                 const int m = j * SW + s - (P::WHOLE ? P::PAD_W : 0);
-                if (m >= 0 && m < P::WINDOW) sums[j][0] += now[m] * tap;
+                if (m >= 0 && m < P::WINDOW) sums[j] += now[m] * tap;
             }
         }
     }
     // Padding times an infinity or NaN is NaN.
-    if (!finite)
+    if (!finite && exists)
         for (int tap = 0; tap < R * S; ++tap) {
-            const int row = top + tap / S, column = part.q0 * SW - P::PAD_W + tap % S;
+            const int row = top + tap / S, column = q0 * SW - P::PAD_W + tap % S;
             const A weight = taps[tap / S * P::TAP_PITCH + tap % S];
 #pragma unroll
             for (int j = 0; j < TX; ++j)
                 if ((unsigned)row >= (unsigned)H || (unsigned)(column + j * SW) >= (unsigned)W)
-                    sums[j][0] += weight * A(0);
+                    sums[j] += weight * A(0);
         }
-    epilogue.store(sums);
+    __syncthreads();
+    if (exists)
+#pragma unroll
+        for (int j = 0; j < TX; ++j)
+            if (P::OUT_W % TX == 0 || q0 + j < P::OUT_W)
+                planes_x[(mine * P::BAND + out - band) * P::OUT_PITCH + q0 + j] = sums[j];
+    __syncthreads();
+    const int last = min(P::BAND, P::OUT_H - band);
+#pragma unroll 4
+    for (int i = tid; i < planes * (P::BAND * P::OUT_W); i += P::THREADS) {
+        const int line = i / P::OUT_W, column = i % P::OUT_W, plane = line / P::BAND, row = line % P::BAND;
+        if (row >= last) continue;
+        const long long place = (begin + plane) * (P::OUT_H * P::OUT_W) + (band + row) * P::OUT_W + column;
+        A v = planes_x[line * P::OUT_PITCH + column];
+        if constexpr (P::BIAS)
+            v += upcast(static_cast<const T *>(a.bias)[(unsigned)(first_channel + plane) % (unsigned)a.c]);
+        if constexpr (P::RESIDUAL) v += upcast(static_cast<const T *>(a.residual)[place]);
+        if constexpr (sizeof(A) == 4) v = activated<P::ACTIVATION>(v);
+        else v = activate<P::ACTIVATION>(v);
+        static_cast<T *>(a.y)[place] = downcast<T>(v);
+    }
 }

@@ -73,7 +73,8 @@ def shared_bytes(problem: ConvProblem, config: LargePlanes) -> int:
     (height, width), (r, s), groups = problem.spatial, problem.kernel, _groups(problem, config)
     columns = width if groups == 1 else (groups * config.columns - 1) * problem.stride[1] + s
     rows = min(height, (config.band - 1) * problem.stride[0] + r) if config.planes == 1 else height
-    elements = config.planes * (rows * (columns | 1) + r * (s | 1))
+    held = max(rows * (columns | 1), config.band * (problem.output[1] | 1))
+    elements = config.planes * (held + r * (s | 1))
     return elements * (8 if problem.dtype == "f64" else 4)
 
 
@@ -146,8 +147,7 @@ def source(problem: ConvProblem, config: LargePlanes) -> Source:
 
 
 def launch(problem: ConvProblem, config: LargePlanes, device: Device) -> Launch:
-    made, (p, q) = source(problem, config), problem.output
-    fields = {"n": problem.n, "c": problem.c, "p": p, "q": q, "pieces": _pieces(problem, config), "phases_h": 1}
-    fields |= {"y_image": problem.k * p * q, "y_channel": p * q, "y_row": q, "y_column": 1}
+    made = source(problem, config)
+    fields = {"n": problem.n, "c": problem.c, "pieces": _pieces(problem, config)}
     grid = _blocks(problem, config), 1, 1
     return Launch(made, fields, grid, threads(problem, config), shared_bytes(problem, config), dependent=True)
