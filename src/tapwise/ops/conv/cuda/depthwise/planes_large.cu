@@ -49,18 +49,22 @@ template <class Traits> DEVICE void depthwise_planes_large(const LargePlanes &a)
     const int from_row = P::PLANES == 1 ? max(0, band * P::SH - P::PAD_H) : 0;
     if (!a.weights_ready) begin_dependent();
     bool finite = true;
-    for (int plane = 0; plane < planes; ++plane) {
-        const T *const w = static_cast<const T *>(a.w) + (begin + plane) % a.c * (R * S);
-#pragma unroll 4
-        for (int i = tid; i < R * S; i += P::THREADS) {
-            const A tap = upcast(w[i]);
-            finite &= tap - tap == A(0);
-            filters[plane * P::FILTER + i / S * P::TAP_PITCH + i % S] = tap;
-        }
+    const T *const w = static_cast<const T *>(a.w);
+    // A block has no more planes than an image.
+    const auto channel_of = [&](int plane) {
+        const int channel = first_channel + plane;
+        return channel < (int)a.c ? channel : channel - (int)a.c;
+    };
+#pragma unroll 8
+    for (int i = tid; i < planes * (R * S); i += P::THREADS) {
+        const int line = i / S, plane = line / R;
+        const A tap = upcast(w[(long long)channel_of(plane) * (R * S) + (line - plane * R) * S + i % S]);
+        finite &= tap - tap == A(0);
+        filters[line * P::TAP_PITCH + i % S] = tap;
     }
     if (a.weights_ready) begin_dependent();
     const T *const x = static_cast<const T *>(a.x) + begin * (H * W);
-#pragma unroll 4
+#pragma unroll 8
     for (int i = tid; i < planes * P::PLANE; i += P::THREADS) {
         const int line = i / P::PITCH, row = from_row + line % P::ROWS_X, column = i % P::PITCH - P::LEFT;
         const bool real = row < H && (unsigned)column < (unsigned)W;
@@ -113,8 +117,7 @@ template <class Traits> DEVICE void depthwise_planes_large(const LargePlanes &a)
         if (row >= last) continue;
         const long long place = (begin + plane) * (P::OUT_H * P::OUT_W) + (band + row) * P::OUT_W + column;
         A v = planes_x[line * P::OUT_PITCH + column];
-        if constexpr (P::BIAS)
-            v += upcast(static_cast<const T *>(a.bias)[(unsigned)(first_channel + plane) % (unsigned)a.c]);
+        if constexpr (P::BIAS) v += upcast(static_cast<const T *>(a.bias)[channel_of(plane)]);
         if constexpr (P::RESIDUAL) v += upcast(static_cast<const T *>(a.residual)[place]);
         if constexpr (sizeof(A) == 4) v = activated<P::ACTIVATION>(v);
         else v = activate<P::ACTIVATION>(v);

@@ -94,7 +94,7 @@ def configs(problem: ConvProblem, device: Device) -> Iterator[LargePlanes]:
     for columns in dict.fromkeys(ceil_div(q, ceil_div(q, most)) for most in MOST_COLUMNS):
         groups = ceil_div(q, columns)
         for some in SOME_THREADS:
-            several = max(1, some // (groups * p))
+            several = max(1, min(problem.c, some // (groups * p)))
             bands = dict.fromkeys([p, *(ceil_div(p, count) for count in (2, 4)), max(1, some // groups)])
             for band, count in ((p, several), *((band, 1) for band in bands if band < p)):
                 one = LargePlanes(columns, band, count, "taps" if band < p else by)
@@ -109,7 +109,7 @@ def _fits(problem: ConvProblem, config: LargePlanes, device: Device) -> bool:
         and _products(problem, config) <= MOST_PRODUCTS
         and threads(problem, config) <= MOST_THREADS
         and shared_bytes(problem, config) <= min(MOST_SHARED, device.shared_bytes)
-        and config.planes <= problem.n * problem.c
+        and config.planes <= problem.c
         and _blocks(problem, config) < INDEX_LIMIT
     )
 
