@@ -67,3 +67,48 @@ def emit_finish_row(epilogue: Epilogue) -> None:
                 k.rows(count, lambda i, lanes: finish(k.load(sums + i, lanes), i))
             with otherwise, k.loop(0, count) as i:
                 finish(k.load(sums + i * step, 1), i)
+
+
+def emit_finish_pixels(epilogue: Epilogue) -> None:
+    """Emit `finish_pixels`: finish_row for `pixels` pixels, channels last; which vectors, is decided once for all.
+
+    finish_pixels(sums, step, bias, residual, y, distance, pixels, count): `count` sums of each pixel lie side by side,
+    those of pixels `step` elements apart, results `distance`.
+    """
+    k, storage = epilogue.k, epilogue.storage
+    with k.function(
+        "finish_pixels", sums=k.dtype, step=INT, bias=storage, residual=storage, y=storage, distance=INT, pixels=INT,
+        count=INT,
+    ) as (sums, step, bias, residual, y, distance, pixels, count):  # fmt: skip
+
+        def finish(pixel: Int, at: Int, lanes: int) -> None:
+            out = pixel * distance + at
+            value = k.load(sums + pixel * step + at, lanes)
+            k.store(y + out, epilogue.finish(value, bias + at, residual + out))
+
+        def two(lanes: int) -> None:
+            with k.loop(0, pixels) as pixel:
+                for at in (k.integer(0), count - lanes):
+                    finish(pixel, at, lanes)
+
+        def many() -> None:
+            with k.loop(0, pixels) as pixel, k.loop(0, count, k.lanes) as at:
+                finish(pixel, at.min(count - k.lanes), k.lanes)
+
+        def few() -> None:
+            with k.loop(0, pixels) as pixel:
+                out = pixel * distance
+                k.call("finish_row", sums + pixel * step, 1, bias, residual + out, y + out, count)
+
+        half = k.lanes // 2
+        with k.if_else(count >= k.lanes) as (wide, narrow):
+            with wide, k.if_else(k.both(count > k.lanes, count <= 2 * k.lanes)) as (pair, other):
+                with pair:
+                    two(k.lanes)
+                with other:
+                    many()
+            with narrow, k.if_else(count >= half) as (halves, thin):
+                with halves:
+                    two(half)
+                with thin:
+                    few()

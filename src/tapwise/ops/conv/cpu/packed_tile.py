@@ -113,6 +113,13 @@ class PackedTile:
         }  # fmt: skip
 
     @cached_property
+    def row_shifts(self) -> np.ndarray:
+        """(R,) int64: as tap_shifts, of rows of taps in planes that hold all column phases."""
+        p = self.problem
+        shifts = [divmod(r * p.dilation[0], p.stride[0]) for r in range(p.kernel[0])]
+        return np.array([self.row_phases.index(phase) * self.plane + shift * self.pitch for shift, phase in shifts])
+
+    @cached_property
     def tap_shifts(self) -> np.ndarray:
         """(R, S) int64: where tap (r, s) reads, from the flat index, within one channel's planes."""
         p = self.problem

@@ -81,6 +81,21 @@ def emit_pack_pixels(
             emit_copy_rows(k, there + first * pixels, pixels, here + first * step, step, end - first, channels)
 
 
+def emit_pack_pixel_rows(k: Kernel, window: Window, source: Ptr, out: Ptr, pixel: Int, step: Int) -> None:
+    """Pack rows of whole pixels of NHWC, of `pixel` elements each: copies. A flat index is `step` elements, the pixels
+    of one stride; taps of all column phases lie in it."""
+    v, a = window, window.a
+    left = v.q0 * a.stride_w + k.load_int(v.columns + 2)
+    first = (0 - left).max(0)
+    count = (a.w_in - left).min(a.pitch * a.stride_w) - first
+    with k.loop(0, a.row_phases) as row_phase:
+        first_row, end_row, top = v.row_range(k, row_phase)
+        there = source + ((top + first_row * a.stride_h) * a.w_in + left + first) * pixel
+        here = out + (row_phase * a.plane + first_row * a.pitch) * step + first * pixel
+        distance = a.stride_h * a.w_in * pixel
+        emit_copy_rows(k, there, distance, here, a.pitch * step, end_row - first_row, count.max(0) * pixel)
+
+
 def _split_rows(k: Kernel, v: Window, ways: int, source: Ptr, source_pitch: Int, out: Ptr, rows: Int) -> None:
     """All phases of stride `ways` at once; the at most one column that some phases have and others do not, alone."""
     a = v.a

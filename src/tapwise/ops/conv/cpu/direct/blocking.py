@@ -29,8 +29,8 @@ from tapwise.ops.conv.problem import ConvProblem
 BLOCK_TERMS: Final = 320
 # Activations cheap enough to stand in every tile.
 STRAIGHT_ACTIVATIONS: Final = (None, "relu", "relu6")
-# Shares of the products: where more are with padding, they are left out (pieces.py); where fewer are left, in NCHW too.
-WORTH_LEAVING_OUT: Final = 0.98
+# Shares of products that are not with padding or in gaps: below, the others may be left out (pieces.py), in NCHW too.
+WORTH_LEAVING_OUT: Final = 0.97
 MUCH_PADDING: Final = 0.85
 SCRATCH_BYTES: Final = 4 << 20
 # Filters of a tile that are read where they lie: more addresses leave LLVM too few registers. Two tiles are enough.
@@ -72,8 +72,12 @@ class Geometry(generated.Geometry):
         self.device = device
         lanes = self.lanes
         self.packed = packed_tile(problem, config.rows, config.cols, lanes)
-        # Pixel-major packing keeps the channels of a pixel together.
-        self.step = 1 if problem.layout == "nchw" else config.channels
+        # Pixel-major packing keeps the channels of a pixel together; all channels, the pixels of a stride.
+        self.whole_pixels = (
+            problem.layout == "nhwc" and config.channels == problem.c
+            and problem.stride[1] == len(self.packed.col_phases)
+        )  # fmt: skip
+        self.step = 1 if problem.layout == "nchw" else config.channels * (problem.stride[1] if self.whole_pixels else 1)
         pad = lanes if config.lanes == "channels" else 1
         self.filter_pad = ceil_div(problem.group_k, pad) * pad
         filters = ceil_div(config.filters, pad) * pad
@@ -121,10 +125,10 @@ class Geometry(generated.Geometry):
     def fields(self) -> dict[str, Any]:
         p, c, s = self.problem, self.config, self.packed
         row_blocks, col_blocks, image_blocks, group_blocks, filter_blocks = self.blocks
-        fields = {}
+        fields: dict[str, Any] = {"whole_pixels": int(self.whole_pixels)}
         if c.pieces:
             table = self.pieces.table(p.kernel[1])
-            fields = {"pieces": table, "piece_step": table.shape[1], "block_terms": c.channels * prod(p.kernel)}
+            fields |= {"pieces": table, "piece_step": table.shape[1], "block_terms": c.channels * prod(p.kernel)}
         return s.fields() | fields | {
             "tasks": self.tasks, "scratch_step": self.scratch_bytes, "sums_at": self.sums_at,
             "images": p.n, "groups": p.groups, "group_c": p.group_c, "group_k": p.group_k,
@@ -145,6 +149,10 @@ class Geometry(generated.Geometry):
             r, s = np.ogrid[: p.kernel[0], : p.kernel[1]]
             taps = (r * p.dilation[0] * p.spatial[1] + s * p.dilation[1])[None]
             distance = p.spatial[0] * p.spatial[1]
+        elif self.whole_pixels:
+            taps = self.packed.row_shifts[None, :, None] * self.step
+            taps = taps + np.arange(p.kernel[1]) * (p.dilation[1] * p.c)
+            distance = 1
         else:
             taps = self.packed.tap_shifts[None] * self.step
             distance = 1 if p.layout == "nhwc" else self.packed.planes * self.packed.plane
@@ -178,7 +186,7 @@ def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
 def in_panels(problem: ConvProblem, device: Device) -> Iterator[Config]:
     lanes = lanes_of(problem, device)
     p, q = problem.output
-    leaves_out = share_seen(problem) < WORTH_LEAVING_OUT
+    share = share_seen(problem)
     image_blocks = {1, min(problem.n, max(1, 256 // max(1, p * q)))}
     for way in lanes_ways(problem, lanes):
         tiles = tile.shapes(target(settings.cpu_target()), way)
@@ -205,7 +213,7 @@ def in_panels(problem: ConvProblem, device: Device) -> Iterator[Config]:
                                 continue
                             if g.scratch_bytes <= SCRATCH_BYTES or (rows, cols) == (1, min(q, n * lanes)):
                                 yield config
-                                if route == "sums" and way == "channels" and (leaves_out or g.pitch > cols):
+                                if route == "sums" and way == "channels" and share * cols / g.pitch < WORTH_LEAVING_OUT:
                                     yield replace(config, pieces=True)
 
 

@@ -167,6 +167,10 @@ class TaskCost(generated.TaskCost):
         if self.problem.layout == "nchw":
             vector = PACK_VECTOR.get(self.problem.stride[1], PACK_ELEMENT * costs.lanes)
             return c.channels * (PACK_PLANE + self.packed_rows * (costs.row(pitch, vector) - PACK_ROW_LESS))
+        if self.geometry.whole_pixels:
+            # Rows of all column phases.
+            ways = self.problem.stride[1]
+            return self.packed_rows / ways * costs.row(pitch * ways * c.channels, PACK_CHANNELS)
         return self.packed_rows * pitch * costs.row(c.channels, PACK_CHANNELS)
 
     def reading(self) -> float:

@@ -6,13 +6,13 @@ from typing import Final
 
 from tapwise.cpu import tile
 from tapwise.cpu.copies import emit_zeros
-from tapwise.cpu.epilogue import Epilogue, emit_finish_row
+from tapwise.cpu.epilogue import Epilogue, emit_finish_pixels, emit_finish_row
 from tapwise.cpu.fields import COMMON, FILTER_STEPS, Fields, entry, unravel
 from tapwise.cpu.filters import Filters, emit_filter_packer, emit_term_steps
 from tapwise.cpu.pairs import PairKernel
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
 from tapwise.ops.conv.cpu.direct.pairs_kernel import emit_pack_planes
-from tapwise.ops.conv.cpu.packing import Window, emit_pack_pixels, emit_pack_plane
+from tapwise.ops.conv.cpu.packing import Window, emit_pack_pixel_rows, emit_pack_pixels, emit_pack_plane
 
 FIELDS: Final = (
     *COMMON, "sums_at", "offsets", "columns", "row_starts",
@@ -21,7 +21,7 @@ FIELDS: Final = (
     "rows", "cols", "image_block", "group_block", "filter_block", "channel_block",
     "row_blocks", "col_blocks", "image_blocks", "group_blocks", "filter_blocks",
     "taps", "pitch", "plane", "row_shift", "step", "flat", "sums_pitch", "filter_pad", "taps_h", "taps_w", "steps_at",
-    "odd", "pieces", "piece_step", "block_terms",
+    "odd", "pieces", "piece_step", "block_terms", "whole_pixels",
     *FILTER_STEPS,
 )  # fmt: skip
 
@@ -49,6 +49,8 @@ def generate(
     if route == "sums":
         tile.emit(k, m, n, filters, pieces)
         emit_finish_row(epilogue)
+        if not planar:
+            emit_finish_pixels(epilogue)
         _emit_finish_output(k, storage, planar, lanes)
         _emit_task(k, storage, filters, pieces)
     else:
@@ -76,7 +78,11 @@ def _emit_pack_input(k: Kernel, storage: str, planar: bool) -> None:
                 emit_pack_plane(k, window, source, packed + c * size)
         else:
             source = x + image * (a.h * a.w_in) * total_c + channel
-            emit_pack_pixels(k, window, source, packed, channels, a.step, total_c)
+            with k.if_else(a.whole_pixels.eq(1)) as (whole, parts):
+                with whole:
+                    emit_pack_pixel_rows(k, window, source, packed, total_c, a.step)
+                with parts:
+                    emit_pack_pixels(k, window, source, packed, channels, a.step, total_c)
 
 
 def _emit_finish_output(k: Kernel, storage: str, planar: bool, lanes: str) -> None:
@@ -96,10 +102,10 @@ def _emit_finish_output(k: Kernel, storage: str, planar: bool, lanes: str) -> No
                 here = sums + f * by_filter + row * pitch * by_pixel
                 k.call("finish_row", here, by_pixel, bias + k0 + f, residual + at, y + at, cols)
         else:
-            with k.loop(0, rows) as row, k.loop(0, cols) as col:
-                at = ((image * p + p0 + row) * q + q0 + col) * total_k + k0
-                here = sums + (row * pitch + col) * by_pixel
-                k.call("finish_row", here, by_filter, bias + k0, residual + at, y + at, filters)
+            with k.loop(0, rows) as row:
+                at = ((image * p + p0 + row) * q + q0) * total_k + k0
+                here = sums + row * pitch * by_pixel
+                k.call("finish_pixels", here, by_pixel, bias + k0, residual + at, y + at, total_k, cols, filters)
 
 
 class _Source:

@@ -65,13 +65,19 @@ def emit_output(k: Kernel, storage: str, high: Transform, wide: Transform) -> No
             tile_row, row_phase = (row0 + row) // a.row_phases, (row0 + row) % a.row_phases
             number = (row * a.col_phases + col_phase) * a.tile_cols + t
             sums = scratch + a.sums_at + number * a.run * (high.outputs * wide.outputs)
-            with k.loop(0, high.outputs) as p, k.loop(0, wide.outputs) as q:
+            # The row's first pixel, and how many lie inside y.
+            width = t * wide.outputs * a.col_phases + col_phase
+            pixels = ((a.q - width + (a.col_phases - 1)) // a.col_phases).min(wide.outputs)
+            total_k = a.group_k * a.groups
+            with k.loop(0, high.outputs) as p:
                 height = (tile_row * high.outputs + p) * a.row_phases + row_phase
-                width = (t * wide.outputs + q) * a.col_phases + col_phase
                 with k.if_(k.both(height < a.p, width < a.q)):
-                    at = ((image * a.p + height) * a.q + width) * (a.group_k * a.groups) + k0
-                    here = sums + (p * wide.outputs + q) * a.run
-                    k.call("finish_row", here, 1, bias + k0, residual + at, y + at, filters)
+                    at = ((image * a.p + height) * a.q + width) * total_k + k0
+                    here = sums + p * a.run * wide.outputs
+                    distance = a.col_phases * total_k
+                    k.call(
+                        "finish_pixels", here, a.run, bias + k0, residual + at, y + at, distance, pixels, filters
+                    )  # fmt: skip
 
 
 def emit_task(k: Kernel, storage: str, high: Transform, wide: Transform) -> None:

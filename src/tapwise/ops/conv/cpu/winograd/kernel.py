@@ -6,7 +6,7 @@ from typing import Any
 
 from tapwise.cpu import tile
 from tapwise.cpu.copies import deinterleave, emit_strided_copy, emit_zeros, interleave
-from tapwise.cpu.epilogue import Epilogue, emit_finish_row
+from tapwise.cpu.epilogue import Epilogue, emit_finish_pixels, emit_finish_row
 from tapwise.cpu.fields import Fields, entry, unravel
 from tapwise.cpu.filters import Filters
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
@@ -25,9 +25,12 @@ def generate(
     planar = layout == "nchw"
     filters = Filters(k, "pixels", m) if planar else Filters(k, "channels", n * k.lanes)
     tile.emit(k, m, n, filters)
-    emit_finish_row(Epilogue(k, storage, planar, bias, residual, activation))
+    epilogue = Epilogue(k, storage, planar, bias, residual, activation)
+    emit_finish_row(epilogue)
     if planar:
         _emit_columns(k, wide)
+    else:
+        emit_finish_pixels(epilogue)
     for i in range(high.products):
         if planar:
             _emit_input(k, storage, high, i)
