@@ -205,8 +205,9 @@ class Algorithm(ABC, Generic[C]):
         """Configs that read filters where they lie, which no call packs; `beside`: neighbours lie side by side."""
         return ()
 
-    def pack_turned_us(self, problem: Any, config: C, device: Device, beside: bool) -> float:
-        """What packing takes longer for filters whose channels and filters are swapped, as dgrad has them."""
+    def turned_us(self, problem: Any, config: C, device: Device, apart: int) -> float:
+        """What a call takes longer, to pack or to read in place, for filters whose channels and filters are swapped, as
+        dgrad has them: neighbours lie `apart` elements apart, channels further."""
         return 0.0
 
     @abstractmethod

@@ -23,6 +23,8 @@ _X, _W, _Y, _BIAS, _RESIDUAL, _SCRATCH = (COMMON.index(n) for n in ("x", "w", "y
 _COUNTER, _TASKS, _WORKERS = (COMMON.index(name) for name in ("counter", "tasks", "workers"))
 # Beyond any number of tasks, with room for what workers still add.
 NO_MORE: Final = 1 << 62
+# Filters below are packed by one thread.
+ALONE_BYTES: Final = 1 << 17
 
 
 def _plain_address(array: np.ndarray) -> int:
@@ -94,7 +96,7 @@ class KernelPlan(Plan):
             steps = w.strides if w.ndim == len(self._filter_steps) else (w.strides[0] * self._group_k, *w.strides)
             for place, step in zip(self._filter_steps, steps, strict=True):
                 args[place] = step // w.itemsize
-        workers = 1 if packed.nbytes < 1 << 17 else max(1, min(self._threads, self._pack_tasks))
+        workers = 1 if packed.nbytes < ALONE_BYTES else max(1, min(self._threads, self._pack_tasks))
         args[_WORKERS] = workers
         if workers == 1:
             self._pack_serial(_addressof(args), 0)

@@ -81,11 +81,24 @@ def test_dgrad_reads_filters_where_they_lie(words: str) -> None:
     problem, device = ConvProblem.parse(words), host(2)
     algorithm = registry.get("cpu.fprop_phases", "dgrad")
     config = algorithm.configs(problem, device)[-1]
-    assert all(not part.panels for _, part in config.parts) and algorithm.pack_us(problem, config, device) == 0
+    assert all(not part.panels for _, part in config.parts)
     w = arrays.dense(problem.sample(np.random.default_rng(0)).w, problem.layout)
     packed = algorithm.plan(problem, config, device).pack(w)
     assert all(np.shares_memory(one, w) for one in packed)
     assert check(problem, "cpu.fprop_phases", config, device=device)
+
+
+@pytest.mark.parametrize("lanes", ["pixels", "channels"])
+def test_turned_filters_in_place_cost_a_run_more(lanes: str) -> None:
+    """The more the further they lie apart, if tiles take them one by one; panels are read as ever."""
+    problem, device = ConvProblem.parse("c64 h7 w7 k64 r2 s2 pad1"), host(2)
+    algorithm = registry.get("cpu.direct")
+    for config in algorithm.configs(problem, device):
+        if config.lanes == lanes and not config.panels:
+            near, far = (algorithm.turned_us(problem, config, device, apart) for apart in (1, 9))
+            assert far > near > 0 if lanes == "pixels" else far == near > 0
+        elif config.lanes == lanes:
+            assert algorithm.turned_us(problem, config, device, 1) == 0
 
 
 def test_vectors_of_filters_need_neighbours() -> None:
@@ -94,7 +107,7 @@ def test_vectors_of_filters_need_neighbours() -> None:
     assert phases is not None
     fprop = phases[0].problem
     assert fprop is not None
-    for beside, lanes in ((True, "channels"), (False, "pixels")):
-        found = in_place(fprop, host(2), beside)
+    for apart, lanes in ((1, "channels"), (9, "pixels")):
+        found = in_place(fprop, host(2), apart)
         assert found is not None
         assert f"lanes={lanes}" in str(found[1])

@@ -97,9 +97,9 @@ class PhasesPlan(Plan):
         return arrays.channels_first(flat.reshape(p.n, rows, columns, p.c))
 
 
-def lies_beside(problem: ConvProblem) -> bool:
-    """Whether channels, which are a phase's filters, lie side by side in w."""
-    return problem.layout == "nhwc" or set(problem.kernel) == {1}
+def apart(problem: ConvProblem) -> int:
+    """How many elements apart channels, which are a phase's filters, lie in w."""
+    return 1 if problem.layout == "nhwc" else prod(problem.kernel)
 
 
 def is_interleaved(problem: ConvProblem) -> bool:
@@ -120,12 +120,12 @@ def _slice(taps: range) -> slice:
 
 
 @lru_cache(PROBLEMS_KEPT)
-def in_place(problem: ConvProblem, device: Device, beside: bool) -> tuple[str, BaseConfig] | None:
-    """The fastest algorithm and config that reads filters where they lie, `beside`: the first axis' side by side."""
+def in_place(problem: ConvProblem, device: Device, apart: int) -> tuple[str, BaseConfig] | None:
+    """The fastest algorithm and config that reads filters where they lie, the first axis' `apart` elements apart."""
     best: tuple[float, str, BaseConfig] | None = None
     for one in registry.of_backend(device.kind):
-        for config in one.in_place(problem, device, beside) if one.refusal(problem, device) is None else ():
-            us = one.predict_us(problem, config, device)
+        for config in one.in_place(problem, device, apart == 1) if one.refusal(problem, device) is None else ():
+            us = one.predict_us(problem, config, device) + one.turned_us(problem, config, device, apart)
             if best is None or us < best[0]:
                 best = us, one.id, config
     return None if best is None else best[1:]
@@ -134,10 +134,10 @@ def in_place(problem: ConvProblem, device: Device, beside: bool) -> tuple[str, B
 class _CpuPhases(Phases):
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """Of all phases, their channels and filters swapped."""
-        beside, us = lies_beside(problem), 0.0
-        for inner, one, part in self._pairs(problem, config):
-            us += one.pack_us(inner, part, device) + one.pack_turned_us(inner, part, device, beside)
-        return us
+        return sum(
+            one.pack_us(inner, part, device) + one.turned_us(inner, part, device, apart(problem))
+            for inner, one, part in self._pairs(problem, config)
+        )
 
     def join_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """A copy of every element; of pixels on one thread."""
@@ -162,8 +162,7 @@ class FpropPhases(_CpuPhases):
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         """Each phase by what is fastest; and by what reads its filters where they lie, which no call has to pack."""
         phases = [phase.problem for phase in with_taps(problem) if phase.problem is not None]
-        beside = lies_beside(problem)
-        found = (in_place(phase, device, beside) for phase in phases)
+        found = (in_place(phase, device, apart(problem)) for phase in phases)
         parts = tuple(part for part in found if part is not None)
         own = [Config(parts)] if phases and len(parts) == len(phases) else []
         return [*super().configs(problem, device), *own]

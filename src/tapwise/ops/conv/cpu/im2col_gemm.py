@@ -240,7 +240,7 @@ class Im2colGemm(Algorithm[Config]):
         each = CONVERTED_NS if problem.widened else ELEMENT_NS
         return 3.0 + 1e-3 * problem.k * problem.gemm_k * (each + (0.0 if problem.layout == "nchw" else 1.0))
 
-    def pack_turned_us(self, problem: ConvProblem, config: Config, device: Device, beside: bool) -> float:
+    def turned_us(self, problem: ConvProblem, config: Config, device: Device, apart: int) -> float:
         """NumPy's copy goes element by element."""
         return 1e-3 * SCATTERED_NS * problem.k * problem.gemm_k
 

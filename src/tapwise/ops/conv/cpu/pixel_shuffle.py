@@ -94,7 +94,7 @@ class PixelShuffle(Algorithm[Config]):
         fprop = pointwise(problem)
         exact = (one for one in offers(fprop, device) if registry.get(one.algorithm).exact)
         fastest = next((one.algorithm, one.config) for one in exact if one.config is not None)
-        found = [fastest, in_place(fprop, device, True) or fastest]
+        found = [fastest, in_place(fprop, device, 1) or fastest]
         return [Config((part,)) for part in dict.fromkeys(found)]
 
     def _part(self, config: Config) -> tuple[Algorithm[Any], Any]:
@@ -109,7 +109,8 @@ class PixelShuffle(Algorithm[Config]):
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         one, part = self._part(config)
-        return one.pack_us(pointwise(problem), part, device)
+        inner = pointwise(problem)
+        return one.pack_us(inner, part, device) + one.turned_us(inner, part, device, 1)
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         one, part = self._part(config)

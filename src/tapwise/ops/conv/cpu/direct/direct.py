@@ -14,8 +14,8 @@ from math import gcd
 from typing import ClassVar, Final
 
 from tapwise.algorithm import Device, Plan
-from tapwise.cpu.cost import CACHE_RATES, Breakdown
-from tapwise.cpu.plan import InPlacePlan, KernelPlan
+from tapwise.cpu.cost import CACHE_RATES, EXPOSED, Breakdown
+from tapwise.cpu.plan import ALONE_BYTES, InPlacePlan, KernelPlan
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu import generated
 from tapwise.ops.conv.cpu.direct.blocking import Config, Geometry, candidates
@@ -57,6 +57,8 @@ PACK_FILTER_NS: Final = 1.2
 TRANSPOSE_FILTER_NS: Final = 0.5
 # Filters in place: addresses are put together, and lines are read in part.
 FILTERS_IN_PLACE: Final = 1.02
+# Cycles for each line of them that a tile meets, where dgrad's lie so that no line's filters follow each other.
+SCATTERED_LINE: Final = 1.5
 # Drawing a task and working out its place.
 TASK: Final = 60.0
 
@@ -106,6 +108,23 @@ class TaskCost(generated.TaskCost):
         # Filters come from memory once a run when they do not fit the caches.
         filters = c.groups * c.filters * self.problem.gemm_k * costs.itemsize
         return Breakdown(costs, cycles, self.geometry.tasks, costs.stream(filters, self.problem.bytes))
+
+    def scattered_us(self, apart: int) -> float:
+        """What a run waits longer for filters in place, neighbours `apart` elements apart and channels further."""
+        c, costs, size = self.config, self.costs, self.costs.itemsize
+        across = ceil_div(self.vectors(), c.n)
+        # Lines and elements of one channel. A tile's neighbours begin anywhere in a line, vectors mostly with one.
+        if self.over_pixels:
+            tiles, passes, elements = ceil_div(c.filters, c.m) * across, across, c.filters * apart
+            lines = ((c.m - 1) * apart + 1) * size / 64 + 1.0
+        else:
+            passes, taps = ceil_div(self.pixels, c.m), self.terms / c.channels
+            tiles, elements, lines = passes * across, c.filters * taps, taps * max(1.0, c.n * costs.lanes * size / 64)
+        read = self.problem.group_c * elements * size
+        cycles = self.problem.group_c * tiles * lines * SCATTERED_LINE + EXPOSED * costs.stream(passes * read, read)
+        cycles *= c.groups * c.images
+        tasks = ceil_div(self.geometry.tasks, max(1, min(self.device.threads, self.geometry.tasks)))
+        return tasks * cycles / costs.cycles_per_us
 
     def vectors(self) -> int:
         """Vectors of lanes beside each other in a block of sums."""
@@ -228,11 +247,17 @@ class Direct(generated.GeneratedAlgorithm[Config]):
         # Of pairs there are half as many elements.
         elements = problem.k * problem.gemm_k * (0.5 if config.pairs else 1.0)
         together = PAIR_NS if config.pairs else 0.0
-        return 8.0 + 1e-3 * elements * (each / device.threads + together)
+        alone = elements * problem.accumulator_bytes < ALONE_BYTES
+        return 8.0 + 1e-3 * elements * (each / (1 if alone else device.threads) + together)
 
-    def pack_turned_us(self, problem: ConvProblem, config: Config, device: Device, beside: bool) -> float:
-        """Nothing of lanes over channels can be transposed where filters do not lie side by side."""
-        if beside or not config.panels or not _transposes(problem, config):
+    def turned_us(self, problem: ConvProblem, config: Config, device: Device, apart: int) -> float:
+        """Tiles that read filters in place meet lines with few that they need. Nothing of lanes over channels can be
+        transposed where filters do not lie side by side."""
+        if not config.panels:
+            task = self.task(problem, config, device)
+            assert isinstance(task, TaskCost)
+            return task.scattered_us(apart)
+        if apart == 1 or not _transposes(problem, config):
             return 0.0
         return 1e-3 * PACK_FILTER_NS / device.threads * problem.k * problem.gemm_k
 
