@@ -88,6 +88,18 @@ def test_dgrad_reads_filters_where_they_lie(words: str) -> None:
     assert check(problem, "cpu.fprop_phases", config, device=device)
 
 
+def test_planes_of_whole_pages_are_dear_to_read_in_place() -> None:
+    """All their channels want the same sets of a cache."""
+    device, algorithm = host(2), registry.get("cpu.direct")
+
+    def ns_a_pixel(height: int) -> float:
+        problem = ConvProblem.parse(f"c96 h{height} w32 k96 r1 s1")
+        found = [one for one in algorithm.configs(problem, device) if one.route == "in place"]
+        return min(algorithm.predict_us(problem, one, device) for one in found) / height
+
+    assert ns_a_pixel(64) > 1.3 * ns_a_pixel(62)
+
+
 @pytest.mark.parametrize("lanes", ["pixels", "channels"])
 def test_turned_filters_in_place_cost_a_run_more(lanes: str) -> None:
     """The more the further they lie apart, if tiles take them one by one; panels are read as ever."""
