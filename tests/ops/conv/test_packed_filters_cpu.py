@@ -53,3 +53,16 @@ def test_filters_of_any_strides_are_packed_as_they_lie(identifier: str, words: s
         plan = algorithm.plan(problem, config, host(2))
         for other in (swapped, flipped, last):
             np.testing.assert_array_equal(plan.pack(other), plan.pack(w))
+
+
+@pytest.mark.parametrize("words", ["", "nhwc", "groups2"])
+def test_threads_share_the_panels_of_a_block(words: str) -> None:
+    """As many tasks as threads, and the panels that one thread packs."""
+    problem, algorithm = ConvProblem.parse(f"c20 h9 w11 k126 r3 s3 {words}"), registry.get("cpu.direct")
+    w = np.random.default_rng(0).standard_normal(problem.w_shape).astype(problem.x_dtype)
+    configs = [one for one in algorithm.configs(problem, host(1)) if one.panels and one.filters == problem.group_k]
+    for config in list({(one.lanes, one.m, one.n, one.pieces): one for one in configs}.values()):
+        plans = [algorithm.plan(problem, config, host(threads)) for threads in (1, 2, 5)]
+        expected, *others = [plan.pack(w) for plan in plans]
+        for panels in others:
+            np.testing.assert_array_equal(panels, expected)

@@ -122,6 +122,13 @@ class Geometry(generated.Geometry):
     def tasks(self) -> int:  # type: ignore[override]
         return prod(self.blocks)
 
+    @property
+    def pack_block(self) -> int:
+        """Filters that are packed as one task: whole panels, for every thread some."""
+        c = self.config
+        panel = c.m if c.lanes == "pixels" else c.n * self.lanes
+        return round_up(ceil_div(self.problem.group_k, self.device.threads), panel)
+
     def fields(self) -> dict[str, Any]:
         p, c, s = self.problem, self.config, self.packed
         row_blocks, col_blocks, image_blocks, group_blocks, filter_blocks = self.blocks
@@ -139,6 +146,7 @@ class Geometry(generated.Geometry):
             "pitch": self.pitch, "step": self.step, "flat": s.flat, "sums_pitch": self.sums_pitch,
             "filter_pad": self.filter_pad, "offsets": self.offsets(), "steps_at": self.steps_at,
             "taps_h": p.kernel[0], "taps_w": p.kernel[1],
+            "pack_block": self.pack_block, "pack_blocks": ceil_div(p.group_k, self.pack_block),
         }  # fmt: skip
 
     def offsets(self) -> np.ndarray:

@@ -281,5 +281,5 @@ class Direct(generated.GeneratedAlgorithm[Config]):
         return (PairPlan if config.pairs else KernelPlan)(
             problem, device, library, FIELDS, fields,
             packed_size=problem.c * fields["taps"] * fields["filter_pad"],
-            pack_tasks=problem.groups * ceil_div(problem.group_c, config.channels) * fields["filter_blocks"],
+            pack_tasks=problem.groups * ceil_div(problem.group_c, config.channels) * fields["pack_blocks"],
         )  # fmt: skip

@@ -21,7 +21,7 @@ FIELDS: Final = (
     "rows", "cols", "image_block", "group_block", "filter_block", "channel_block",
     "row_blocks", "col_blocks", "image_blocks", "group_blocks", "filter_blocks",
     "taps", "pitch", "plane", "row_shift", "step", "flat", "sums_pitch", "filter_pad", "taps_h", "taps_w", "steps_at",
-    "odd", "pieces", "piece_step", "block_terms", "whole_pixels",
+    "odd", "pieces", "piece_step", "block_terms", "whole_pixels", "pack_block", "pack_blocks",
     *FILTER_STEPS,
 )  # fmt: skip
 
@@ -220,16 +220,16 @@ def _emit_straight_task(k: Kernel, storage: str, filters: Filters, in_place: boo
 
 
 def _emit_filter_task(k: Kernel, storage: str, pieces: bool) -> None:
-    """`pack_task`: all filters into panels; a task is one block of channels of one group. Terms are in the order
-    (channel, tap), or (tap, channel) for `pieces`."""
+    """`pack_task`: all filters into panels; a task is some panels of one block of channels of one group. Terms are in
+    the order (channel, tap), or (tap, channel) for `pieces`."""
     with entry(k, FIELDS, "pack_task") as (a, worker):
         w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
         blocks = (a.group_c + (a.channel_block - 1)) // a.channel_block
         length = a.group_c * a.taps
         with a.draws(worker) as number:
-            filter_block, block, group = unravel(number, a.filter_blocks, blocks)
-            k0 = filter_block * a.filter_block
-            filters = (a.group_k - k0).min(a.filter_block)
+            pack_block, block, group = unravel(number, a.pack_blocks, blocks)
+            k0 = pack_block * a.pack_block
+            filters = (a.group_k - k0).min(a.pack_block)
             channel = block * a.channel_block
             terms = (a.group_c - channel).min(a.channel_block) * a.taps
             source = w + (group * a.w_g + k0 * a.w_k + channel * a.w_c)
