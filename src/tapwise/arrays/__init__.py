@@ -31,25 +31,29 @@ _GPU: Final = re.compile(r"cuda(?::([0-9]{1,4}))?")
 _MOST_OVERLAP_WORK: Final = 10_000
 
 
-def anywhere(value: Any, name: str, index: int | None, upload: bool = False) -> Array:
+def anywhere(value: Any, name: str, index: int | None, upload: bool = False, first: str = "x") -> Array:
     """The same memory as an array that operators work on, in native byte order.
 
-    `index`: the GPU that it has to lie on, None for this machine's memory. `upload`: NumPy arrays are copied there.
-    Raises InvalidProblem for what lies elsewhere.
+    `index`: the GPU that it has to lie on, None for this machine's memory: where the function's `first` argument lies.
+    `upload`: NumPy arrays are copied there. Raises InvalidProblem for what lies elsewhere.
     """
     if not cuda.is_device(value):
         array = native(view(value, name))
         if index is None:
             return array
         if not upload:
-            raise InvalidProblem(f"{name} lies in this machine's memory and x on GPU {index}: one place is allowed")
+            raise InvalidProblem(
+                f"{name} lies in this machine's memory and {first} on GPU {index}: one place is allowed"
+            )
         dtype_name(array, name)
         return cuda.upload(array, index)
     there = cuda.view(value, name)
     if index is None:
-        raise InvalidProblem(f"{name} lies on GPU {there.index} and x in this machine's memory: one place is allowed")
+        raise InvalidProblem(
+            f"{name} lies on GPU {there.index} and {first} in this machine's memory: one place is allowed"
+        )
     if there.index != index:
-        raise InvalidProblem(f"{name} lies on GPU {there.index} and x on GPU {index}: one place is allowed")
+        raise InvalidProblem(f"{name} lies on GPU {there.index} and {first} on GPU {index}: one place is allowed")
     return there
 
 

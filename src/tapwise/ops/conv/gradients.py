@@ -113,7 +113,7 @@ def _geometry(
 def _conv2d_input(words: tuple[Any, ...], out: Any, dy: Any, w: Any) -> Any:
     size, stride, padding, dilation, groups, math, algorithm, device = words
     at, upload = arrays.place(dy, device)
-    source, filters = arrays.anywhere(dy, "dy", at, upload), arrays.anywhere(w, "w", at, upload)
+    source, filters = arrays.anywhere(dy, "dy", at, upload), arrays.anywhere(w, "w", at, upload, "dy")
     dtype, shape = arrays.dtype_name(source, "dy"), wholes(size, "input_size")
     single, batched = with_batch(source, 2, "dy")
     if filters.ndim != 4 or len(shape) != source.ndim:

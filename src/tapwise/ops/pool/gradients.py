@@ -62,7 +62,7 @@ def _plain(size: Any) -> Any:
 def _max_backward(words: tuple[Any, ...], out: Any, dy: Any, indices: Any) -> Any:
     size, *steps, ceil, algorithm, device = words
     index, upload = arrays.place(dy, device)
-    places = arrays.anywhere(indices, "indices", index if not upload else None)
+    places = arrays.anywhere(indices, "indices", index if not upload else None, first="dy")
     if places.dtype != np.int64:
         raise InvalidProblem(f"indices has dtype {places.dtype}: int64 is allowed")
     own = {"op": "max", "ceil_mode": flag(ceil, "ceil_mode")}

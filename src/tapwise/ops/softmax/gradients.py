@@ -48,7 +48,7 @@ def _backward(words: tuple[Any, ...], out: Any, dy: Any, y: Any) -> Any:
     axis, dim, log, algorithm, device = words
     axis = synonym(axis, "axis", -1, dim, "dim")
     index, upload = arrays.place(dy, device)
-    source, other = arrays.anywhere(dy, "dy", index, upload), arrays.anywhere(y, "y", index, upload)
+    source, other = arrays.anywhere(dy, "dy", index, upload), arrays.anywhere(y, "y", index, upload, "dy")
     if isinstance(axis, (tuple, list)) or axis is None:
         raise InvalidProblem(f"axis={shown(axis)}: one whole number is allowed")
     axis, algorithm = plain_axis(axis), word(algorithm, "algorithm", dispatch.ALGORITHM)
