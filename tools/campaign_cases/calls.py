@@ -142,14 +142,15 @@ def _judge(problem: Any, inputs: Inputs, y: Any, algorithm: str, device: Any) ->
     if problem.empty:
         same = plain(values).shape == problem.y_shape and plain(values).dtype == problem.y_dtype
         return None if same else f"wrong: {plain(values).dtype} {plain(values).shape} of no element"
-    chosen = None
+    chosen: list[Any] = [None]
     if problem.operator == "conv" and not problem.canonical().trivial:
         planar, more = problem.canonical(), problem.replace(n=problem.n + 1).canonical()
         # A layer that is prepared, or was for another batch, may be of another algorithm, with a wider bound.
-        choices = [dispatch.choose(one, device, algorithm, prepared=ready) for one, ready in _ways(planar, more)]
-        chosen = max((registry.get(one.algorithm) for one in choices), key=lambda one: one.error_factor(planar))
+        ways = ((planar, False), (planar, True), (more, True))
+        choices = [dispatch.choose(one, device, algorithm, prepared=ready).algorithm for one, ready in ways]
+        chosen = [registry.get(identifier) for identifier in dict.fromkeys(choices)]
         finite = all(np.isfinite(a.astype(np.float64)).all() for a in (inputs.x, inputs.w))
-        if not chosen.exact and not finite:
+        if not all(one.exact for one in chosen) and not finite:
             return None  # Winograd spreads what is not finite over a tile: its page says so
         if problem.math == "3xtf32" and not finite:
             return None  # infinity less its high part is NaN: its page says so
@@ -157,8 +158,9 @@ def _judge(problem: Any, inputs: Inputs, y: Any, algorithm: str, device: Any) ->
     given = Inputs(*arrays)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        expected, bound = problem.canonical().reference(given, chosen)
-        expected, bound = np.reshape(expected, problem.y_shape), _shaped(bound, problem.y_shape)
+        references = [problem.canonical().reference(given, one) for one in chosen]
+        expected = np.reshape(references[0][0], problem.y_shape)
+        bound = _shaped(np.maximum.reduce([one[1] for one in references]), problem.y_shape)
         # An activation that makes an infinity finite makes it exact.
         bound = np.where(np.isfinite(bound), bound, 16 * problem.roundoff)
         independent = _peer(problem, inputs)
@@ -173,11 +175,6 @@ def _judge(problem: Any, inputs: Inputs, y: Any, algorithm: str, device: Any) ->
                 return f"wrong index at {np.argwhere(apart)[0].tolist()}"
     verdict = compare(plain(values), expected, bound, problem.y_dtype)
     return None if verdict else f"wrong: {verdict.message}"
-
-
-def _ways(planar: Any, more: Any) -> Iterator[tuple[Any, bool]]:
-    """Problems that an algorithm may have been chosen for, and whether prepared."""
-    yield from ((planar, False), (planar, True), (more, True))
 
 
 def _shaped(bound: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
