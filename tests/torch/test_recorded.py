@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 import tapwise.torch
+from tapwise.cpu.pieces import Pieces
 from tapwise.torch.gated import Gated
 from tapwise.torch.graphs import Graphs
 from tapwise.torch.recorded import Recorded, record
@@ -51,7 +52,8 @@ def called(recorded: Recorded) -> tuple[list[str], list[str]]:
     ours = [one for step in recorded._steps for one in getattr(step, "steps", [])]
     theirs: list[Any] = [step for step in recorded._steps if isinstance(step, partial)]
     again = [step.args[0] if getattr(step.func, "__name__", "") == "_again" else step.func for step in theirs]
-    return [one.plan.problem.operator for one in ours], [str(getattr(one, "__name__", one)) for one in again]
+    operators = ["pieces" if isinstance(one, Pieces) else one.plan.problem.operator for one in ours]
+    return operators, [str(getattr(one, "__name__", one)) for one in again]
 
 
 def check(made: Any, theirs: Any, x: torch.Tensor) -> None:
@@ -256,3 +258,74 @@ def test_gradients_are_pytorchs() -> None:
     x.requires_grad_()
     made(x)[0].sum().backward()
     assert x.grad is not None
+
+
+class Dense(nn.Module):
+    """Normalisation of what lies side by side, as in DenseNet, and next to it what is not to be fused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(channels) for channels in (13, 13, 18, 5, 13, 5))
+        for norm in self.norms:
+            for one in (norm.weight, norm.bias, norm.running_mean):
+                nn.init.normal_(one)
+            nn.init.uniform_(norm.running_var, 0.5, 2)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = x * 2 + 1
+        fused = functional.relu(self.norms[0](torch.cat([x, y, x[:, :3]], 1)), inplace=True)
+        read_twice = torch.cat([y, x, y[:, 1:4]], 1)
+        normed = self.norms[1](read_twice)
+        both = normed.relu() + normed + read_twice
+        plain = self.norms[2](torch.cat([fused, y], 1)).relu()
+        changed = torch.cat([x, y, x[:, 2:]], 1)
+        changed.add_(1)
+        signed = functional.relu(self.norms[4](changed))
+        # What a call works out, no parameter.
+        own = functional.batch_norm(y, y.mean((0, 2, 3)), y.var((0, 2, 3)))
+        return fused, both, plain, signed, own, self.norms[5](y).sigmoid()
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_normalisation_of_what_lies_side_by_side(order: Any) -> None:
+    theirs = Dense().eval().requires_grad_(False)
+    made = tapwise.torch.optimize(theirs, graphs=True)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        x = torch.randn(2, 5, 9, 11, dtype=dtype).contiguous(memory_format=order)
+        x[1, 2, 3, 4] = torch.nan
+        made, theirs = made.to(dtype), theirs.to(dtype)
+        for found, wanted in zip(made(x), theirs(x), strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5, equal_nan=True)
+            assert found.stride() == wanted.stride()
+    theirs.norms[0].bias.add_(3)
+    made.get_submodule("norms.0").bias.add_(3)
+    torch.testing.assert_close(made(x)[0], theirs(x)[0], rtol=1e-4, atol=1e-5, equal_nan=True)
+    assert graph_of(made).refused == ""
+    recorded: Any = [one[1] for one in graph_of(made)._graphs.values()][-1]
+    operators, names = called(recorded.graph)
+    # Five channels are too short a row where they lie side by side, and no row of pieces of one.
+    planes = order is torch.contiguous_format
+    assert sum("native_batch_norm" in name for name in names) == (1 if planes else 2), names
+    assert sum("cat" in name for name in names) == (0 if planes else 4), names
+    # Concatenation is by itself where somebody else reads or writes it.
+    assert operators.count("pieces") == (7 if planes else 4), operators
+
+
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("sizes", [(8, 8), (6, 10), (16,)])
+def test_shuffles_of_parts(order: Any, sizes: tuple[int, ...]) -> None:
+    class Parts(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.cat([x[:, : sizes[0]] * 2, *([x[:, sizes[0] :] * 2] * (len(sizes) > 1))], dim=1)
+            n, c, h, w = y.size()
+            return y.view(n, 2, c // 2, h, w).transpose(1, 2).contiguous().view(n, c, h, w) + 1
+
+    made = tapwise.torch.optimize(Parts(), graphs=True)
+    for n in (1, 3, 1):
+        x = torch.randn(n, 16, 5, 7)
+        assert torch.equal(made(x.contiguous(memory_format=order)), Parts()(x))
+    if len(sizes) == 2 and order is torch.contiguous_format:
+        recorded: Any = [one[1] for one in graph_of(made)._graphs.values()][-1]
+        operators, _ = called(recorded.graph)
+        assert operators.count("pieces") == (1 if sizes[0] == sizes[1] else 2), operators

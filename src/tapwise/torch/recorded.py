@@ -6,10 +6,10 @@ Python and PyTorch's dispatcher take 50 us a layer in a model; a prepared operat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from functools import partial
 from itertools import groupby
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch.utils import _pytree as pytree
@@ -17,8 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tapwise.algorithm import Steady
 from tapwise.cpu import driver
+from tapwise.cpu.pieces import Pieces
 from tapwise.cpu.plan import KernelPlan
 from tapwise.torch import frozen, gates, pools
+from tapwise.torch.events import COPIES, Event, kernel, memory_of, normed
 
 # Results whose shape or value the next call may not have.
 UNSTEADY: Final = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
@@ -33,8 +35,6 @@ POOLS: Final[dict[str, Callable[..., Steady | None]]] = {
     "tapwise.avg_pool2d.default": pools.steady_avg,
     "tapwise.global_avg_pool2d.default": pools.steady_mean,
 }
-# What gives a copy of its first argument, which other words but lay out and type.
-COPIES: Final = (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default)
 # What gives memory whose elements are anything.
 EMPTY: Final = (
     torch.ops.aten.empty, torch.ops.aten.empty_like, torch.ops.aten.empty_strided, torch.ops.aten.new_empty,
@@ -56,22 +56,6 @@ class Recorded:
             step()
 
 
-class Event(NamedTuple):
-    """An operator that wrote results; which of them are `fresh`, in memory that was not given to it. `given`: its
-    arguments themselves; the others are tensors of the event's own."""
-
-    given: Any
-    function: Any
-    args: Any
-    kwargs: Any
-    results: list[Any]
-    fresh: list[bool]
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        leaves = pytree.tree_leaves((self.args, self.kwargs, self.results))
-        return (one for one in leaves if isinstance(one, torch.Tensor))
-
-
 def record(function: Callable[[], Any]) -> tuple[Recorded, Any]:
     """(a call of a function, its result, to be replayed first). The function works on the same tensors each time, and
     all that it does to their elements it does by PyTorch's operators.
@@ -85,26 +69,37 @@ def record(function: Callable[[], Any]) -> tuple[Recorded, Any]:
         # A tensor of its own: its memory is to be another.
         result = pytree.tree_map_only(torch.Tensor, torch.Tensor.detach, result)
         outputs = [one for one in pytree.tree_leaves(result) if isinstance(one, torch.Tensor)]
-        moved = _share(recorder.events, outputs)
-        steps = [_step(event, moved) for event in recorder.events if event.function.overloadpacket not in EMPTY]
+        events = normed(recorder.events, outputs)
+        moved = _share(events, outputs)
+        steps = [
+            _step(event, moved) for event in events if getattr(event.function, "overloadpacket", None) not in EMPTY
+        ]
         return Recorded(_joined(steps)), result
 
 
 class Joined:
-    """Kernels that follow each other, with one start of the threads for all: steps of KernelPlans."""
+    """Kernels that follow each other, with one start of the threads for all: steps of KernelPlans, copied pieces."""
 
     def __init__(self, steps: list[Any]) -> None:
         # They have the arrays that the kernels read and write.
         self.steps = steps
-        self._call = driver.sequence([launch for step in steps for launch in step.plan.launches(step.buffers)])
+        self._call = driver.sequence([launch for step in steps for launch in _launches(step)])
 
     def __call__(self) -> None:
         self._call()
 
 
-def _joined(steps: list[Callable[[], Any]]) -> list[Callable[[], Any]]:
+def _launches(step: Any) -> list[driver.Launch]:
+    return step.launches() if isinstance(step, Pieces) else step.plan.launches(step.buffers)
+
+
+def _is_kernel(step: Any) -> bool:
+    return isinstance(step, Pieces) or (isinstance(step, Steady) and isinstance(step.plan, KernelPlan))
+
+
+def _joined(steps: list[Any]) -> list[Callable[[], Any]]:
     joined: list[Callable[[], Any]] = []
-    for kernels, some in groupby(steps, lambda step: isinstance(step, Steady) and isinstance(step.plan, KernelPlan)):
+    for kernels, some in groupby(steps, _is_kernel):
         group: list[Any] = list(some)
         joined += [Joined(group)] if kernels else group
     return joined
@@ -123,8 +118,8 @@ class _Recorder(TorchDispatchMode):
         results = pytree.tree_leaves(result)
         if not all(one is None or isinstance(one, torch.Tensor) for one in results):
             raise RuntimeError(f"{function}: a result is no tensor, which cannot be recorded")
-        given = {_memory(one) for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)}
-        fresh = [one is not None and _memory(one) not in given for one in results]
+        given = {memory_of(one) for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)}
+        fresh = [one is not None and memory_of(one) not in given for one in results]
         # Views see what is written to the memory that they share. What changes a tensor's shape in place does not do so
         # again, and events have tensors of their own, which keep their shapes.
         if any(fresh) or (function._schema.is_mutable and torch.Tag.inplace_view not in function.tags):
@@ -142,11 +137,11 @@ def _share(events: list[Event], outputs: list[torch.Tensor]) -> Container[int]:
     for number, event in enumerate(events):
         for one, own in zip(event.results, event.fresh, strict=True):
             if own and one is not None and one.untyped_storage().nbytes():
-                begins.setdefault(_memory(one), number)
+                begins.setdefault(memory_of(one), number)
         for one in event.tensors():
-            if (memory := _memory(one)) in begins:
+            if (memory := memory_of(one)) in begins:
                 ends[memory], sizes[memory] = number, one.untyped_storage().nbytes()
-    ends |= {memory: math.inf for memory in map(_memory, outputs) if memory in begins}
+    ends |= {memory: math.inf for memory in map(memory_of, outputs) if memory in begins}
     places: dict[int, int] = {}
     for memory, begin in begins.items():
         taken = sorted((places[one], places[one] + sizes[one]) for one in places if ends[one] >= begin)
@@ -159,18 +154,21 @@ def _share(events: list[Event], outputs: list[torch.Tensor]) -> Container[int]:
     whole = torch.empty(max((places[one] + sizes[one] for one in places), default=0), dtype=torch.uint8)
     everything = [*outputs, *(one for event in events for one in event.tensors())]
     for one in {id(one): one for one in everything}.values():
-        if (memory := _memory(one)) in places:
+        if (memory := memory_of(one)) in places:
             at = places[memory] // one.itemsize + one.storage_offset()
             one.set_(whole.untyped_storage(), at, one.shape, one.stride())
     return places
 
 
-def _step(event: Event, moved: Container[int]) -> Callable[[], Any]:
+def _step(event: Event, moved: Container[int]) -> Any:
+    """What computes an event again: a call, or pieces to be joined."""
+    if (copied := kernel(event)) is not None:
+        return copied
     steady = STEADY.get(str(event.function))
     if steady is not None and not event.kwargs:
         # What is kept is kept by the filters and offsets themselves.
         x, fixed = event.args[0], event.given[1:3]
-        if all(one is None or _memory(one) not in moved for one in fixed):
+        if all(one is None or memory_of(one) not in moved for one in fixed):
             step = steady(event.results[0], x, *fixed, *event.args[3:])
             if step is not None:
                 return step
@@ -196,10 +194,6 @@ def _into(function: Any, results: list[Any]) -> Callable[..., Any] | None:
         if given == wanted and len(places) == len(results) and torch.Tag.generated not in other.tags:
             return partial(other, **dict(zip(places, results, strict=True)))
     return None
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _again(function: Any, args: Any, kwargs: Any, results: list[torch.Tensor], fresh: list[bool]) -> None:

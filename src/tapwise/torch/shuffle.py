@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import fx
 
+from tapwise.torch.fusion import written
 from tapwise.torch.tensors import memory_format
 
 VIEWS: Final = ("view", "reshape")
@@ -16,13 +17,20 @@ SIZES: Final = ("size", operator.getitem, operator.floordiv)
 
 
 class Shuffle(torch.nn.Module):
-    """Channel i * groups + j of the result is channel j * (c / groups) + i of x (n, c, h, w)."""
+    """Channel i * groups + j of the result is channel j * (c / groups) + i of x (n, c, h, w), which may come in parts,
+    side by side in their channels: where each is a group, nobody puts them together first."""
 
     def __init__(self, groups: int) -> None:
         super().__init__()
         self.groups = groups
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, *parts: torch.Tensor) -> torch.Tensor:
+        first = parts[0]
+        if len(parts) > 1 and len(parts) == self.groups and all(one.shape == first.shape for one in parts):
+            if first.ndim != 4 or memory_format(first) is torch.contiguous_format:
+                return torch.stack(parts, 2).flatten(1, 2)
+            return torch.stack([one.permute(0, 2, 3, 1) for one in parts], 4).flatten(3).permute(0, 3, 1, 2)
+        x = first if len(parts) == 1 else torch.cat(parts, 1)
         if x.ndim != 4 or memory_format(x) is torch.contiguous_format:
             return x.unflatten(1, (self.groups, -1)).transpose(1, 2).flatten(1, 2)
         rows = x.permute(0, 2, 3, 1).unflatten(3, (self.groups, -1))
@@ -34,7 +42,7 @@ class Shuffle(torch.nn.Module):
 
 def replace(traced: fx.GraphModule) -> None:
     """A Shuffle in the place of view, transpose, contiguous and view, in place."""
-    graph = traced.graph
+    graph, made = traced.graph, []
     for node in list(graph.nodes):
         chain, groups = _chain(node)
         # What comes next may rely on contiguous memory.
@@ -45,15 +53,32 @@ def replace(traced: fx.GraphModule) -> None:
             name += "_"
         traced.add_module(name, Shuffle(groups))
         with graph.inserting_before(node):
-            made = graph.call_module(name, (chain[-1].args[0],))
-        node.replace_all_uses_with(made)
+            shuffled = graph.call_module(name, (chain[-1].args[0],))
+        node.replace_all_uses_with(shuffled)
+        made.append(shuffled)
         for one in chain:
             graph.erase_node(one)
     for node in reversed(list(graph.nodes)):
         if node.target in SIZES and node.op != "call_module" and not node.users:
             graph.erase_node(node)
+    _take_parts(traced, made)
     graph.lint()
     traced.recompile()
+
+
+def _take_parts(traced: fx.GraphModule, made: list[fx.Node]) -> None:
+    """Shuffles of a concatenation of channels that nobody else reads are given its parts."""
+    named = dict(traced.named_modules())
+    for shuffled in made:
+        whole: Any = shuffled.args[0]
+        if whole.op != "call_function" or whole.target not in (torch.cat, torch.concat) or len(whole.users) != 1:
+            continue
+        tensors, *rest = whole.args or [()]
+        dim = rest[0] if rest else whole.kwargs.get("dim", 0)
+        plain = isinstance(tensors, (tuple, list)) and set(whole.kwargs) <= {"dim"} and dim == 1
+        if plain and not written(whole, shuffled, tuple(tensors), named):
+            shuffled.args = tuple(tensors)
+            traced.graph.erase_node(whole)
 
 
 def _chain(node: fx.Node) -> tuple[list[fx.Node], int]:
