@@ -96,10 +96,7 @@ def test_tensor_cores_under_streams_graphs_and_dependent_launches(identifier: st
     channels, last = narrow.get(identifier, (96, 96)), 3 if identifier == "cuda.implicit_gemm_rows" else 1
     for n, (c, each), size in ((1, channels, 14), (8, channels, 28)):
         groups = c // each
-        first, second = (
-            random(c, each, 3, 3) / (9 * each) ** 0.5,
-            random(c, each, last, last) / (last * last * each) ** 0.5,
-        )
+        first, second = (random(c, each, r, r) / (r * r * each) ** 0.5 for r in (3, last))
         x = random(n, c, size, size).contiguous(memory_format=torch.channels_last)
         layers = [
             tapwise.prepare(

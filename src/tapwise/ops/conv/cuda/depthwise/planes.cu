@@ -116,6 +116,7 @@ template <class Traits> DEVICE void depthwise_planes(const Planes &a) {
             store_global<16>(y + i, load_shared<16>(staged + i * (int)sizeof(T)));
             continue;
         }
-        for (int j = max(i, lead_y); j < min(i + GRAIN, lead_y + outputs); ++j) y[j] = reinterpret_cast<const T *>(memory + P::OUTPUTS_AT)[j];
+        for (int j = max(i, lead_y); j < min(i + GRAIN, lead_y + outputs); ++j)
+            y[j] = reinterpret_cast<const T *>(memory + P::OUTPUTS_AT)[j];
     }
 }
