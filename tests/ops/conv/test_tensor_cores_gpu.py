@@ -95,12 +95,13 @@ def test_tensor_cores_under_streams_graphs_and_dependent_launches(identifier: st
     narrow = {"cuda.few_channels": (8, 8), "cuda.narrow_groups": (64, 8), "cuda.implicit_gemm_rows": (64, 8)}
     channels, last = narrow.get(identifier, (96, 96)), 3 if identifier == "cuda.implicit_gemm_rows" else 1
     for n, (c, each), size in ((1, channels, 14), (8, channels, 28)):
-        groups = c // each
         first, second = (random(c, each, r, r) / (r * r * each) ** 0.5 for r in (3, last))
         x = random(n, c, size, size).contiguous(memory_format=torch.channels_last)
         layers = [
             tapwise.prepare(
-                f"n{n} c{c} h{size} w{size} k{c} r{r} s{r} pad{r // 2} groups{groups} f16 nhwc", w, algorithm=identifier
+                f"n{n} c{c} h{size} w{size} k{c} r{r} s{r} pad{r // 2} groups{c // each} f16 nhwc",
+                w,
+                algorithm=identifier,
             )
             for r, w in ((3, first), (last, second))
         ]
