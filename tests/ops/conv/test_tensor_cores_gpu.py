@@ -97,12 +97,9 @@ def test_tensor_cores_under_streams_graphs_and_dependent_launches(identifier: st
     for n, (c, each), size in ((1, channels, 14), (8, channels, 28)):
         first, second = (random(c, each, r, r) / (r * r * each) ** 0.5 for r in (3, last))
         x = random(n, c, size, size).contiguous(memory_format=torch.channels_last)
+        words = f"n{n} c{c} h{size} w{size} k{c} groups{c // each} f16 nhwc"
         layers = [
-            tapwise.prepare(
-                f"n{n} c{c} h{size} w{size} k{c} r{r} s{r} pad{r // 2} groups{c // each} f16 nhwc",
-                w,
-                algorithm=identifier,
-            )
+            tapwise.prepare(f"{words} r{r} s{r} pad{r // 2}", w, algorithm=identifier)
             for r, w in ((3, first), (last, second))
         ]
         expected = exact(x, first, second)
