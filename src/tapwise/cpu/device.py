@@ -19,12 +19,15 @@ _UNITS = {"K": 1 << 10, "M": 1 << 20, "": 1}
 
 @cache
 def name() -> str:
-    """The CPU's model name."""
+    """The CPU's model name; a virtual machine's often says no number, and gets LLVM's name of the cores."""
+    import llvmlite.binding as llvm
+
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     except OSError:
         match = None
-    return match[1].strip() if match else platform.processor() or platform.machine()
+    found = match[1].strip() if match else platform.processor() or platform.machine()
+    return found if re.search(r"\d", found) else f"{found} {llvm.get_host_cpu_name()}"
 
 
 @cache
