@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tapwise.cpu import device
 def test_a_name_without_a_number_gets_that_of_its_cores(
     line: str, plain: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(device.platform, "processor", lambda: "arm")
+    monkeypatch.setattr(platform, "processor", lambda: "arm")
     (tmp_path / "cpuinfo").write_text(f"processor : 0\n{line}\n")
     monkeypatch.setattr(device, "Path", lambda _: tmp_path / "cpuinfo")
     found = device.name.__wrapped__()
