@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from math import hypot
 from typing import Final
 
@@ -89,19 +90,21 @@ def min_blocks_per_sm(problem: ConvProblem, config: LargePlanes) -> int:
 
 
 def configs(problem: ConvProblem, device: Device) -> Iterator[LargePlanes]:
+    """Whole planes, as many as make a block, or bands of one."""
     if not suits(problem):
         return
+    yield from (one for one in dict.fromkeys(_shapes(problem)) if _fits(problem, one, device))
+
+
+def _shapes(problem: ConvProblem) -> Iterator[LargePlanes]:
     p, q = problem.output
     by = "x" if problem.spatial[0] < problem.kernel[0] else "taps"
-    for columns in dict.fromkeys(ceil_div(q, ceil_div(q, most)) for most in MOST_COLUMNS):
+    for columns, some in product((ceil_div(q, ceil_div(q, most)) for most in MOST_COLUMNS), SOME_THREADS):
         groups = ceil_div(q, columns)
-        for some in SOME_THREADS:
-            several = max(1, min(problem.c, some // (groups * p)))
-            bands = dict.fromkeys([p, *(ceil_div(p, count) for count in (2, 4)), max(1, some // groups)])
-            for band, count in ((p, several), *((band, 1) for band in bands if band < p)):
-                one = LargePlanes(columns, band, count, "taps" if band < p else by)
-                if _fits(problem, one, device):
-                    yield one
+        yield LargePlanes(columns, p, max(1, min(problem.c, some // (groups * p))), by)
+        for band in (*(ceil_div(p, count) for count in (2, 4)), max(1, some // groups)):
+            if band < p:
+                yield LargePlanes(columns, band, 1, "taps")
 
 
 def _fits(problem: ConvProblem, config: LargePlanes, device: Device) -> bool:
