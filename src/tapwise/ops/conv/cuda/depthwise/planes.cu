@@ -5,17 +5,7 @@
 // the rows of sums under way in registers as in columns.cu. Outputs go through shared memory, too, so that they are
 // written in pieces of 16 bytes: rows of few columns are no whole sectors.
 #include "ops/conv/cuda/depthwise/columns.cuh"
-
-struct Planes {
-    const void *x, *w;
-    void *y;
-    const void *bias, *residual;
-    long long n, c;
-    // Bands of a plane.
-    long long pieces;
-    // The filters were written before all that is still to run.
-    long long weights_ready;
-};
+#include "ops/conv/cuda/depthwise/planes.cuh"
 
 // T; R, S; SH, SW: strides; H, W, OUT_H, OUT_W: rows and columns of x and y; PAD_H, PAD_W; TX columns and ROWS rows a
 // thread; SEGMENTS of rows and PLANES a block; BIAS, RESIDUAL, ACTIVATION.

@@ -6,17 +6,7 @@
 // another row of x; or through rows of x (BY_X), each with another row of its filter, where images have fewer rows than
 // that. Where a thread has whole rows, products with padding are left out: of 27x27 on 14x14 pixels three in four.
 #include "ops/conv/cuda/depthwise/columns.cuh"
-
-struct LargePlanes {
-    const void *x, *w;
-    void *y;
-    const void *bias, *residual;
-    long long n, c;
-    // Bands of a plane.
-    long long pieces;
-    // The filters were written before all that is still to run.
-    long long weights_ready;
-};
+#include "ops/conv/cuda/depthwise/planes.cuh"
 
 // T; R, S; SH, SW: strides; H, W, OUT_H, OUT_W: rows and columns of x and y; PAD_H, PAD_W; TX columns a thread; BAND
 // rows and PLANES a block; BY_X; BIAS, RESIDUAL, ACTIVATION.
@@ -36,7 +26,7 @@ template <class Traits> struct LargeOf : Traits {
     static constexpr int FILTERS_AT = B::PLANES * (PLANE > OUTPUTS ? PLANE : OUTPUTS);
 };
 
-template <class Traits> DEVICE void depthwise_planes_large(const LargePlanes &a) {
+template <class Traits> DEVICE void depthwise_planes_large(const Planes &a) {
     using P = LargeOf<Traits>;
     using T = typename P::T;
     using A = typename P::A;

@@ -152,7 +152,7 @@ def source(problem: ConvProblem, config: LargePlanes) -> Source:
     declarations = traits(tensor_core_type(problem.dtype), words)
     file, blocks = "ops/conv/cuda/depthwise/planes_large.cu", min_blocks_per_sm(problem, config)
     name, count = "depthwise_planes_large", threads(problem, config)
-    return stub(file, name, "Traits", "LargePlanes", count, blocks, declarations=declarations)
+    return stub(file, name, "Traits", "Planes", count, blocks, declarations=declarations)
 
 
 def launch(problem: ConvProblem, config: LargePlanes, device: Device) -> Launch:
