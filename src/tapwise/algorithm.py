@@ -147,6 +147,8 @@ class Algorithm(ABC, Generic[C]):
     summary: ClassVar[str]
     # It sums the definition's own terms: integers that the accumulator can hold come out exact.
     exact: ClassVar[bool] = True
+    # An infinity or NaN of x reaches the outputs whose definition has it, and no others.
+    keeps_infinities: ClassVar[bool] = True
     # It multiplies on tensor cores, which round the factors of float32 and float64.
     tensor_cores: ClassVar[bool] = False
     # What it takes: dtypes ("tf32" and "3xtf32" among them), memory orders, numbers of spatial axes. None stands for

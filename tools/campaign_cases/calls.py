@@ -73,7 +73,7 @@ def run(case: Case) -> str | None:
         return "differs when it is repeated"
     if problem.operator == "conv" and not case["prepared"]:
         problem = problem.replace(layout=order_of(users[0], backend))
-    return _judge(problem, Inputs(*arrays[:4]), y, case["algorithm"], device)
+    return _judge(problem, Inputs(*arrays[:4]), y, case, device)
 
 
 def order_of(x: Any, backend: str) -> str:
@@ -136,7 +136,7 @@ def _prepared(problem: Any, w: Any, bias: Any, case: Case) -> Any:
     return pickle.loads(pickle.dumps(prepared)) if way == "pickled" else prepared
 
 
-def _judge(problem: Any, inputs: Inputs, y: Any, algorithm: str, device: Any) -> str | None:
+def _judge(problem: Any, inputs: Inputs, y: Any, case: Case, device: Any) -> str | None:
     """The result against an independent one where there is one, within the bound that tapwise states."""
     values, places = (y[0], y[1]) if isinstance(y, tuple) else (y, None)
     if problem.empty:
@@ -145,9 +145,10 @@ def _judge(problem: Any, inputs: Inputs, y: Any, algorithm: str, device: Any) ->
     chosen: list[Any] = [None]
     if problem.operator == "conv" and not problem.canonical().trivial:
         planar, more = problem.canonical(), problem.replace(n=problem.n + 1).canonical()
-        # A layer that is prepared, or was for another batch, may be of another algorithm, with a wider bound.
-        ways = ((planar, False), (planar, True), (more, True))
-        choices = [dispatch.choose(one, device, algorithm, prepared=ready).algorithm for one, ready in ways]
+        # A prepared layer may be of another algorithm than a plain call, also where it was prepared for another batch.
+        way = case["prepared"]
+        asked = (planar, more) if way == "other batch" else (planar,)
+        choices = [dispatch.choose(one, device, case["algorithm"], prepared=way != "").algorithm for one in asked]
         chosen = [registry.get(identifier) for identifier in dict.fromkeys(choices)]
         finite = all(np.isfinite(a.astype(np.float64)).all() for a in (inputs.x, inputs.w))
         if not all(one.exact for one in chosen) and not finite:

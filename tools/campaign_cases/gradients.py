@@ -146,7 +146,7 @@ def _judge(problem: ConvProblem, inputs: Inputs, values: np.ndarray, case: Case,
         identifier = dispatch.choose(planar, device, case["algorithm"], prepared=False).algorithm
         chosen = registry.get(identifier, problem.operator)
         # What these do to other numbers is on their pages.
-        if not all(finite) and (not chosen.exact or identifier == "cuda.pixel_shuffle" or problem.math == "3xtf32"):
+        if not all(finite) and (not chosen.exact or problem.math == "3xtf32"):
             return None
     arrays: list[Any] = [None if a is None else lifted(problem, number, a) for number, a in enumerate(inputs[:3])]
     with warnings.catch_warnings():
@@ -157,6 +157,8 @@ def _judge(problem: ConvProblem, inputs: Inputs, values: np.ndarray, case: Case,
         # An activation that makes an infinity finite makes it exact.
         bound = np.where(np.isfinite(bound), bound, 16 * problem.roundoff)
         peer = expected if planar.trivial else _peer(problem, inputs)
+    if not all(finite) and chosen is not None and not chosen.keeps_infinities:
+        values, peer = (np.where(np.isnan(values), expected, one) for one in (values, peer))
     if not finite[1]:
         values = np.where(_beside(problem, inputs), expected, values).astype(values.dtype)
         peer = np.where(_beside(problem, inputs), expected, peer)

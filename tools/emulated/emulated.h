@@ -113,6 +113,10 @@ template <> struct Element<float> {
     static float to_float(float v) { return v; }
     static float from_float(float v) { return v; }
 };
+inline float to_tf32(float v) {
+    const unsigned bits = __float_as_uint(v), finite = (bits & 0x7f800000) != 0x7f800000;
+    return __uint_as_float((bits + (finite ? 0x1000 : 0)) & 0xffffe000);
+}
 inline float __half2float(f16 v) { return widen(v); }
 inline f16 __float2half_rn(float v) { return narrow(v, (f16 *)nullptr); }
 

@@ -58,3 +58,18 @@ def test_two_images_in_one_launch(layout: str, channels: tuple[int, int]) -> Non
     emulated.run(pack.pair(problems[0], problems[1], H200, {}), arrays)
     for i, wanted in enumerate(expected):
         np.testing.assert_array_equal(arrays[f"y{i}"], wanted)
+
+
+@pytest.mark.parametrize("size", ["h7 w9", "h6 w9", "h12 w11", "h23 w3"])
+@pytest.mark.parametrize(("channels", "dtype"), [(5, "f16"), (70, "bf16"), (12, "tf32"), (37, "tf32"), (6, "3xtf32")])
+def test_images_from_channels_first(channels: int, dtype: str, size: str) -> None:
+    """Planes of odd and even pixels, and of fours; several tiles, whose last ones are not full; numbers of 8 bits, so
+    that tf32 holds them and the second part of 3xtf32 is zeros."""
+    problem = ConvProblem.parse(f"n2 c{channels} {size} k4 r1 s1 {dtype}")
+    n, c, h, w = problem.x_shape
+    x = (np.arange(n * c * h * w) % 253 + 1).astype(problem.x_dtype).reshape(n, c, h, w)
+    wanted = np.pad(np.moveaxis(x, 1, -1), [(0, 0)] * 3 + [(0, pack.wide(problem) - c)])
+    y = np.full((pack.parts(problem), *wanted.shape), -1, x.dtype)
+    emulated.run(pack.images(problem, H200), {"x": x, "y": y})
+    np.testing.assert_array_equal(y[0], wanted)
+    assert not y[1:].any()

@@ -146,6 +146,8 @@ class PixelShuffle(CudaAlgorithm[Config]):
     operator: ClassVar[str] = "dgrad"
     id: ClassVar[str] = "cuda.pixel_shuffle"
     summary: ClassVar[str] = "one convolution of dy with the filters of all phases, then their results side by side"
+    # Taps that a phase does not have are zeros.
+    keeps_infinities: ClassVar[bool] = False
     dtypes: ClassVar[tuple[str, ...] | None] = None
     axes: ClassVar[tuple[int, ...]] = (2,)
 

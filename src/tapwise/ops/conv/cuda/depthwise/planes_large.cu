@@ -5,6 +5,7 @@
 // other have rows beside each other. They go through the filter's rows together, which they read as one, each with
 // another row of x; or through rows of x (BY_X), each with another row of its filter, where images have fewer rows than
 // that. Where a thread has whole rows, products with padding are left out: of 27x27 on 14x14 pixels three in four.
+// Outputs go through the memory of the planes, so that neighbours in memory are written together.
 #include "ops/conv/cuda/depthwise/columns.cuh"
 #include "ops/conv/cuda/depthwise/planes.cuh"
 

@@ -17,14 +17,14 @@ from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.cuda.costs import blocks_of, blocks_us, joint_us, memory_us
 from tapwise.ops.conv.cuda.depthwise import planes
+from tapwise.ops.conv.cuda.depthwise.planes import FUNCTION_REGISTERS, MOST_THREADS, OTHER_REGISTERS, SOME_THREADS
 from tapwise.ops.conv.problem import ConvProblem
 
-# Products of a thread for a row of x, which are unrolled; its sums and elements of a row; other registers.
-MOST_PRODUCTS, MOST_VALUES, OTHER_REGISTERS, FUNCTION_REGISTERS = 1200, 100, 28, 24
-# Columns of a thread; threads and bytes of shared memory of a block.
+# Products of a thread for a row of x, which are unrolled; its sums and elements of a row.
+MOST_PRODUCTS, MOST_VALUES = 1200, 100
+# Columns of a thread; bytes of shared memory of a block.
 MOST_COLUMNS: Final = (8, 16, 32)
-SOME_THREADS: Final = (64, 128, 256)
-MOST_THREADS, MOST_SHARED = 320, 96 << 10
+MOST_SHARED: Final = 96 << 10
 # Cycles of a multiprocessor for a warp's instruction, and for a word that it reads of shared memory; of a block: its
 # start, the latency of an instruction, and of an element that a thread brings.
 ISSUE, BANK, BEGIN, LATENCY, BRING = 0.247, 0.72, 300.0, 0.665, 64.0
