@@ -229,6 +229,10 @@ inline float load_float(unsigned from) { return __uint_as_float(load_word(from))
 void load_matrices(unsigned *v, int count, unsigned from, bool transposed);
 template <int COUNT> inline void ldmatrix(unsigned (&v)[COUNT], unsigned from) { load_matrices(v, COUNT, from, false); }
 inline void ldmatrix_transposed(unsigned (&v)[4], unsigned from) { load_matrices(v, 4, from, true); }
+// hopper.cuh's: four of them, as they are or transposed.
+template <bool TRANSPOSED> inline void ldmatrix(unsigned (&v)[4], unsigned from) {
+    load_matrices(v, 4, from, TRANSPOSED);
+}
 template <typename T> inline unsigned add_zeros(unsigned v, unsigned sum) {
     for (int e = 0; e < 2; ++e)
         if (!std::isfinite(widen(T{(unsigned short)(v >> e * 16)}))) sum |= 0x7fffu << e * 16;

@@ -21,6 +21,7 @@ enum NamedBarrier {
 // the type of x, w and y. The matrix instruction's M, 64 a step, is pixels or (SWAP_AB) filters. GROUP_AXIS: the tensor
 // map of x has a fifth axis, for groups or the parts of 3xtf32. STRIDED: y's rows and columns lie a stride apart.
 // TRANSPOSED_FILTERS: they are channels of fprop's (k, r, s, c), read as they lie, in blocks of 64 side by side.
+// TRANSPOSED_PIXELS: x in NCHW is read as it lies, 64 pixels of a plane side by side.
 // INDEPENDENT of the launch before.
 template <class Traits> struct CtaTile : Traits {
     using typename Traits::T;
@@ -36,11 +37,16 @@ template <class Traits> struct CtaTile : Traits {
     static constexpr int FILTER_ROW_BYTES = B::CHUNK_BYTES / B::GROUPS_PER_TILE,
                          A_ROW_BYTES = B::SWAP_AB ? FILTER_ROW_BYTES : B::CHUNK_BYTES,
                          B_ROW_BYTES = B::SWAP_AB ? B::CHUNK_BYTES : FILTER_ROW_BYTES;
-    // A chunk of 64 filters, and of all of a tile's; 64 rows of the instruction.
-    static constexpr int FILTER_BLOCK_BYTES = CHUNK_ELEMENTS * 128,
-                         FILTER_BYTES = B::TRANSPOSED_FILTERS ? (B::TILE_FILTERS + 63) / 64 * FILTER_BLOCK_BYTES
+    // Operands that lie across gemm_k.
+    static constexpr bool A_LIES = B::SWAP_AB ? B::TRANSPOSED_FILTERS : B::TRANSPOSED_PIXELS,
+                          B_LIES = B::SWAP_AB ? B::TRANSPOSED_PIXELS : B::TRANSPOSED_FILTERS;
+    // A chunk of 64 filters or pixels side by side; of all of a tile's; 64 rows of the instruction.
+    static constexpr int BLOCK_BYTES = CHUNK_ELEMENTS * 128, PIXEL_BLOCKS = (B::TILE_PIXELS + 63) / 64,
+                         PIXEL_BYTES =
+                             B::TRANSPOSED_PIXELS ? PIXEL_BLOCKS * BLOCK_BYTES : B::TILE_PIXELS * B::CHUNK_BYTES,
+                         FILTER_BYTES = B::TRANSPOSED_FILTERS ? (B::TILE_FILTERS + 63) / 64 * BLOCK_BYTES
                                                               : B::TILE_FILTERS * FILTER_ROW_BYTES,
-                         A_BLOCK_BYTES = B::TRANSPOSED_FILTERS && B::SWAP_AB ? FILTER_BLOCK_BYTES : 64 * A_ROW_BYTES;
+                         A_BLOCK_BYTES = A_LIES ? BLOCK_BYTES : 64 * A_ROW_BYTES;
     static constexpr int CONSUMER_THREADS = 128 * B::WARPGROUPS;
     // Beside two warpgroups a third one copies, and leaves them registers.
     static constexpr bool PRODUCER_WARPGROUP = B::WARPGROUPS == 2;
@@ -48,9 +54,12 @@ template <class Traits> struct CtaTile : Traits {
     static constexpr int IN_FLIGHT = B::PING_PONG || B::WARPGROUPS == 1 ? 2 : 1;
     // Epilogue buffers have rows of 128 bytes along y's inner axis, which is the instruction's M or its N (TRANSPOSED).
     static constexpr bool TRANSPOSED = B::SWAP_AB != B::NCHW;
+    // The table of the pixels' places in y, and what output_runs.cuh has behind it.
+    static constexpr int RUN_WORDS = WARPGROUP_PIXELS + B::RUNS * B::RUN_VECTOR + (WARPGROUP_PIXELS + 63) / 64 + 2,
+                         PLACE_WORDS = WARPGROUP_PIXELS + (B::RUN_VECTOR ? (RUN_WORDS + 1) / 2 * 2 : 0);
     // Threads bring the residual to the epilogue buffers, in pieces that can be copied asynchronously.
-    static constexpr bool ASYNC_RESIDUAL =
-        B::RESIDUAL && !B::TMA_RESIDUAL && B::SPLIT_K == 1 && B::PERMUTED_N == 0 && B::VECTOR * sizeof(T) >= 4;
+    static constexpr bool ASYNC_RESIDUAL = B::RESIDUAL && !B::TMA_RESIDUAL && B::SPLIT_K == 1 && B::PERMUTED_N == 0 &&
+                                           B::VECTOR * sizeof(T) >= 4 && B::RUN_VECTOR == 0;
     // The accumulator starts from the residual.
     static constexpr bool RESIDUAL_AS_C = B::RESIDUAL && B::PERMUTED_N > 0;
     static constexpr int BUFFER_ROW = 128 / (int)sizeof(T), BUFFER_BYTES = 64 * 64 * (int)sizeof(T);
@@ -74,8 +83,10 @@ template <class Traits> struct CtaTile : Traits {
                                        (ASYNC_RESIDUAL || B::TMA_RESIDUAL || (B::TMA_STORE && sizeof(T) == 2) ? 2 : 1));
     static_assert(B::PERMUTED_N == 0 ||
                   (B::TMA_STORE == 0 && B::SPLIT_K == 1 && !B::NCHW && !B::SWAP_AB && WGMMA_N % B::PERMUTED_N == 0));
+    static_assert(!B::RUN_VECTOR || (B::NCHW && B::SPLIT_K == 1));
     static_assert(!B::STRIDED || (!B::NCHW && !B::RESIDUAL));
     static_assert(!B::TRANSPOSED_FILTERS || (sizeof(T) == 2 && B::GROUPS_PER_TILE == 1 && B::PERMUTED_N == 0));
+    static_assert(!B::TRANSPOSED_PIXELS || (B::NCHW && sizeof(T) == 2 && B::GROUPS_PER_TILE == 1));
     static_assert(!B::TMA_STORE || (B::SPLIT_K == 1 && !B::NCHW && B::VECTOR * sizeof(T) == 16));
 };
 
@@ -94,13 +105,11 @@ template <class Tile> struct TileOrigin {
 template <class Tile, int K>
 DEVICE void multiply(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], unsigned rows, unsigned columns, bool add) {
     // Distances in words of 16 bytes: of a step, and of 64 rows.
-    constexpr bool A_LIES = Tile::TRANSPOSED_FILTERS && Tile::SWAP_AB,
-                   B_LIES = Tile::TRANSPOSED_FILTERS && !Tile::SWAP_AB;
-    constexpr int A_STEP = A_LIES ? 128 : 2, B_STEP = B_LIES ? 128 : 2, A_ROWS = Tile::A_BLOCK_BYTES / 16;
-    const unsigned long long a = A_LIES ? transposed_descriptor<128>(rows, Tile::FILTER_BLOCK_BYTES)
-                                        : descriptor<Tile::A_ROW_BYTES>(rows),
-                             b = B_LIES ? transposed_descriptor<128>(columns, Tile::FILTER_BLOCK_BYTES)
-                                        : descriptor<Tile::B_ROW_BYTES>(columns);
+    constexpr int A_STEP = Tile::A_LIES ? 128 : 2, B_STEP = Tile::B_LIES ? 128 : 2, A_ROWS = Tile::A_BLOCK_BYTES / 16;
+    const unsigned long long a = Tile::A_LIES ? transposed_descriptor<128>(rows, Tile::BLOCK_BYTES)
+                                              : descriptor<Tile::A_ROW_BYTES>(rows),
+                             b = Tile::B_LIES ? transposed_descriptor<128>(columns, Tile::BLOCK_BYTES)
+                                              : descriptor<Tile::B_ROW_BYTES>(columns);
     // Steps of a group; its products go to its own columns.
     constexpr int EACH = K / Tile::GROUPS_PER_TILE, SUMS = WGMMA_N / 2;
 #pragma unroll
@@ -141,8 +150,8 @@ DEVICE void copy_tile_filters(const Gemm &p, unsigned to, unsigned barrier, int 
     if constexpr (Tile::TRANSPOSED_FILTERS) {
         const int w = (int)p.first_s + s * (int)p.step_s, h = (int)p.first_r + r * (int)p.step_r;
 #pragma unroll
-        for (int i = 0; i < Tile::FILTER_BYTES / Tile::FILTER_BLOCK_BYTES; ++i) {
-            const unsigned block = to + i * Tile::FILTER_BLOCK_BYTES;
+        for (int i = 0; i < Tile::FILTER_BYTES / Tile::BLOCK_BYTES; ++i) {
+            const unsigned block = to + i * Tile::BLOCK_BYTES;
             if constexpr (Tile::GROUP_AXIS) copy_box(block, p.w, barrier, filter + i * 64, w, h, at, group);
             else copy_box(block, p.w, barrier, filter + i * 64, w, h, at);
         }

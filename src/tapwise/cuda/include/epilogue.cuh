@@ -3,7 +3,7 @@
 #pragma once
 
 #include "activation.cuh"
-#include "epilogue_buffers.cuh"
+#include "output_runs.cuh"
 
 // The bias of a warpgroup's filters on its way: in registers while products run, then in shared memory, scaled as the
 // activation needs it.
@@ -50,6 +50,13 @@ template <class Tile> struct Round {
     // Whether it has any of its columns from this one on.
     DEVICE bool reaches(int column) const { return group * 64 + column < Tile::TILE_N; }
 };
+
+// A round's outputs between its buffer and y or residual (IN).
+template <class Tile, bool IN>
+DEVICE void move_outputs(const OutputTile &at, typename Tile::T *global, const Round<Tile> &now) {
+    if constexpr (Tile::RUN_VECTOR > 0) move_runs<Tile, IN>(at, global, now.pixel0, now.filter0, now.filters);
+    else move_rows<Tile, IN>(at, global, now.pixel0, now.pixels, now.filter0, now.filters);
+}
 
 // Columns that a warp writes to a buffer at once, as four 8 x 8 matrices of its 16 rows.
 constexpr int MATRICES = 16, ROUND_MATRICES = 64 / MATRICES;
@@ -226,8 +233,8 @@ template <class Tile> struct LoadedResidual {
         sync_part(at.barrier, 128);
         if constexpr (Tile::RESIDUAL) {
             using T = typename Tile::T;
-            move_rows<Tile, true>(at, const_cast<T *>(static_cast<const T *>(residual)), now.pixel0, now.pixels,
-                                  now.filter0, now.filters);
+            T *const from = const_cast<T *>(static_cast<const T *>(residual));
+            move_outputs<Tile, true>(at, from, now);
             sync_part(at.barrier, 128);
         }
     }
@@ -340,9 +347,7 @@ DEVICE void store_through_buffers(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], O
         if constexpr (Policy::EARLY) policy.load_next(words[(round + 1) % 2], at, buffers, round);
         sync_part(at.barrier, 128);
         if constexpr (Tile::TMA_STORE > 0) tma_store_round<Tile>(at, now.pixel0, by_tma ? now.pixels : 0, now.filter0);
-        if (!by_tma)
-            move_rows<Tile, false>(at, static_cast<typename Tile::T *>(y), now.pixel0, now.pixels, now.filter0,
-                                   now.filters);
+        if (!by_tma) move_outputs<Tile, false>(at, static_cast<typename Tile::T *>(y), now);
         policy.release(at, round, by_tma);
     }
     if (Tile::TMA_STORE != 2) sync_part(at.barrier, 128);

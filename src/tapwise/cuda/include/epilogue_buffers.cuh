@@ -6,10 +6,10 @@
 #include "cta_tile.cuh"
 
 // Where a warpgroup's outputs go: its tile's first filter, group and pixel, filters in a group, the distance of two
-// filters in y (NCHW), a table of its pixels' places in y, -1 where there is none, one of its filters' bias, its
-// epilogue buffers, its named barrier, the tensor map of y. TMA_RESIDUAL: barriers of the ring of buffers that say that
-// a residual is there, and behind them those that say that one may come; the slot of the ring that is next, and its
-// barriers' parity. STRIDED: pixels of a row, and all.
+// filters in y (NCHW), a table of its pixels' places in y, -1 where there is none (output_runs.cuh has more behind it),
+// one of its filters' bias, its epilogue buffers, its named barrier, the tensor map of y. TMA_RESIDUAL: barriers of the
+// ring of buffers that say that a residual is there, and behind them those that say that one may come; the slot of the
+// ring that is next, and its barriers' parity. STRIDED: pixels of a row, and all.
 struct OutputTile {
     int filter, group, pixel, filters, step;
     unsigned table, bias, buffer;

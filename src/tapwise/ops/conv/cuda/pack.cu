@@ -12,6 +12,8 @@ struct Images {
     void *y;
     // Of x in elements: distances of images, channels and pixels. `wide` channels of a group in y, `channels` in x.
     long long n, groups, channels, wide, pixels, step_n, step_c, step_pixel, tiles_pixels, tiles_channels;
+    // THINNED: pixels of a row of y, and how far they and rows lie apart in x.
+    long long width, step_w, step_h;
 };
 
 template <typename T, int PART> __device__ __forceinline__ T part_of(T v) {
@@ -73,8 +75,8 @@ __device__ void pack_channels_last(const Images &p, unsigned block = blockIdx.x,
 }
 
 // The same of x with channels outside; blocks of 256 threads transpose 4096 elements, CHANNELS of them side by side. A
-// thread loads EACH pixels of one word's channels at once: planes are multiples of them.
-template <typename T, int PARTS, int CHANNELS, int EACH>
+// thread loads EACH pixels of one word's channels at once: planes are multiples of them. THINNED: one, a stride apart.
+template <typename T, int PARTS, int CHANNELS, int EACH, bool THINNED = false>
 __device__ void pack_channels_first(const Images &p, unsigned block = blockIdx.x) {
     constexpr int PIXELS = 4096 / CHANNELS, V = 16 / sizeof(T), ACROSS = CHANNELS / V, GROUPS = PIXELS / EACH;
     // Channels of a word, words of a pixel.
@@ -91,7 +93,13 @@ __device__ void pack_channels_first(const Images &p, unsigned block = blockIdx.x
     rest /= p.tiles_pixels;
     const int group = rest % p.groups;
     const long long n = rest / p.groups;
-    const T *x = static_cast<const T *>(p.x) + n * p.step_n + (group * p.channels + channel0) * p.step_c + pixel0;
+    const T *x = static_cast<const T *>(p.x) + n * p.step_n + (group * p.channels + channel0) * p.step_c;
+    const int width = p.width, step_h = p.step_h, step_w = p.step_w;
+    const auto place = [&](int pixel) {
+        if constexpr (!THINNED) return pixel0 + pixel;
+        const int row = (pixel0 + pixel) / width;
+        return row * step_h + (pixel0 + pixel - row * width) * step_w;
+    };
     const int pixels = min((long long)PIXELS, p.pixels - pixel0), channels = p.channels - channel0;
     Piece found[ITEMS][PAIR];
 #pragma unroll
@@ -101,7 +109,7 @@ __device__ void pack_channels_first(const Images &p, unsigned block = blockIdx.x
         for (int c = 0; c < PAIR; ++c) {
             found[i][c] = {};
             if (pixel < pixels && channel + c < channels)
-                found[i][c] = *reinterpret_cast<const Piece *>(x + (channel + c) * p.step_c + pixel);
+                found[i][c] = *reinterpret_cast<const Piece *>(x + (channel + c) * p.step_c + place(pixel));
         }
     }
 #pragma unroll

@@ -64,8 +64,14 @@ def wide(problem: ConvProblem) -> int:
     return round_up(problem.group_c, 16 // problem.itemsize)
 
 
-def images_source(problem: ConvProblem) -> Source:
-    words = template_args(tensor_core_type(problem.dtype), parts(problem), *_widths(problem))
+def is_thinned(problem: ConvProblem) -> bool:
+    """Whether windows of one tap leave pixels out: x in NCHW may be packed without them."""
+    return problem.padding == ((0, 0), (0, 0)) and prod(problem.kernel) == 1 and prod(problem.stride) > 1
+
+
+def images_source(problem: ConvProblem, thinned: bool = False) -> Source:
+    widths = (_transposed(problem), 1, True) if thinned else _widths(problem)
+    words = template_args(tensor_core_type(problem.dtype), parts(problem), *widths)
     name = f"pack_channels_{'first' if problem.layout == 'nchw' else 'last'}"
     return stub("ops/conv/cuda/pack.cu", name, words, "Images", THREADS)
 
@@ -93,10 +99,19 @@ def images_bytes(problem: ConvProblem) -> int:
     return parts(problem) * problem.groups * problem.n * prod(problem.spatial) * wide(problem) * problem.itemsize
 
 
-def images(problem: ConvProblem, device: Device, names_of: Mapping[str, str] | None = None) -> Launch:
-    """x, dense in the problem's layout, to y: [part][group][n][h][w][channel]. `names_of`: of a launch."""
+def images(
+    problem: ConvProblem, device: Device, names_of: Mapping[str, str] | None = None, thinned: bool = False
+) -> Launch:
+    """x, dense in the problem's layout, to y: [part][group][n][h][w][channel]; `thinned`: pixels that windows begin at,
+    of NCHW. `names_of`: of a launch."""
     fields, blocks = _images(problem, device)
-    return Launch(images_source(problem), fields, (blocks, 1, 1), THREADS, dependent=True, names_of=names_of)
+    if thinned:
+        fields, blocks = _images(problem.replace(spatial=problem.output, stride=(1, 1)), device)
+        plane, (stride_h, stride_w) = prod(problem.spatial), problem.stride
+        fields |= {"step_n": problem.c * plane, "step_c": plane, "width": problem.output[1], "step_w": stride_w}
+        fields["step_h"] = stride_h * problem.spatial[1]
+    source = images_source(problem, thinned)
+    return Launch(source, fields, (blocks, 1, 1), THREADS, dependent=True, names_of=names_of)
 
 
 def pair(first: ConvProblem, second: ConvProblem, device: Device, names_of: Mapping[str, str]) -> Launch:

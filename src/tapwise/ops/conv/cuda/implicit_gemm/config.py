@@ -51,7 +51,8 @@ class Im2colConfig(TileConfig):
     """x by TMA's im2col mode, a chunk of one tap a step.
 
     `warpgroups` share a tile, or (`ping_pong`) take whole tiles in turns. `split_k` CTAs of a cluster share gemm_k.
-    `min_blocks_per_sm`: CTAs that a multiprocessor has room for.
+    `min_blocks_per_sm`: CTAs that a multiprocessor has room for. `transposed_pixels`: x in NCHW is read as it lies, by
+    boxes of channels and pixels, of filters of 1x1.
     """
 
     kernel: ClassVar[str] = "im2col"
@@ -63,6 +64,7 @@ class Im2colConfig(TileConfig):
     ping_pong: bool = False
     split_k: int = 1
     min_blocks_per_sm: int = 1
+    transposed_pixels: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class HaloConfig(TileConfig):
     ping_pong: ClassVar[bool] = True
     split_k: ClassVar[int] = 1
     min_blocks_per_sm: ClassVar[int] = 1
+    transposed_pixels: ClassVar[bool] = False
 
     halo_buffers: int = 2
     chunk_bytes: int = 0

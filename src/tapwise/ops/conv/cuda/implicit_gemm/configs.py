@@ -15,7 +15,16 @@ from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, HaloTileConfig, Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
-from tapwise.ops.conv.cuda.implicit_gemm.view import COPY_PIXELS, PLACED, View, is_aligned, padded, unfoldings
+from tapwise.ops.conv.cuda.implicit_gemm.view import (
+    BLOCK,
+    COPY_PIXELS,
+    PLACED,
+    View,
+    is_aligned,
+    lies_ready,
+    padded,
+    unfoldings,
+)
 from tapwise.ops.conv.cuda.window import FpropFilters
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -87,6 +96,8 @@ def all_configs(problem: ConvProblem, device: Device, filters: FpropFilters | No
             found += _halo_tiles(view, device)
         if filters is None:
             found += _grouped(view, device)
+            if lies_ready(view.original):
+                found += _planes(view, device)
     return found
 
 
@@ -102,18 +113,36 @@ def phased_configs(problem: ConvProblem, count: int, device: Device, filters: Fp
 def _im2col(view: View, device: Device) -> Iterator[Config]:
     tiles = dict.fromkeys((*_tiles(view.seen), *_whole_waves(view.seen, device)))
     for tile, schedule in product(tiles, SCHEDULES):
-        if schedule.split_k > 1 and tile.pixels * tile.filters > MOST_EXCHANGED:
-            continue
-        one = view.configured(_im2col_config(tile, schedule, unfold=view.config.unfold))
-        # Two CTAs of a multiprocessor are of use where there are more CTAs than multiprocessors.
-        staged = _staged(one, device)
-        if staged is not None and (schedule.min_blocks_per_sm == 1 or one.tiles > PLACED * device.multiprocessors):
+        if schedule.split_k == 1 or tile.pixels * tile.filters <= MOST_EXCHANGED:
+            config = _im2col_config(tile, schedule, unfold=view.config.unfold)
+            yield from _scheduled(view.configured(config), device)
+
+
+def _scheduled(view: View, device: Device) -> Iterator[Config]:
+    """A config of im2col with the stages that it has room for, and with filters that stay."""
+    config = view.config
+    # Two CTAs of a multiprocessor are of use where there are more CTAs than multiprocessors.
+    staged = _staged(view, device)
+    if staged is not None and (config.min_blocks_per_sm == 1 or view.tiles > PLACED * device.multiprocessors):
+        yield staged
+    # Filters stay where a CTA has several tiles of the same.
+    if config.split_k == config.min_blocks_per_sm == 1 and 2 * view.blocks(device) <= view.tiles:
+        staged = _staged(view.configured(replace(config, filter_stationary=True)), device)
+        if staged is not None and view.configured(staged).blocks(device):
             yield staged
-        # Filters stay where a CTA has several tiles of the same.
-        if schedule.split_k == schedule.min_blocks_per_sm == 1 and 2 * one.blocks(device) <= one.tiles:
-            staged = _staged(one.configured(replace(one.config, filter_stationary=True)), device)
-            if staged is not None and view.configured(staged).blocks(device):
-                yield staged
+
+
+def _planes(view: View, device: Device) -> Iterator[Config]:
+    """Those that read planes of x as they lie: tiles that divide one evenly, too."""
+    plane = prod(view.seen.output)
+    widths = sorted({round_up(ceil_div(plane, count), 8) for count in range(1, 9)} - set(range(LEAST_PIXELS)))
+    fitting = [Tile(True, pixels, filters) for pixels in widths if pixels <= MOST_N for filters in (64, 128)]
+    most = round_up(plane, BLOCK)
+    tiles = [tile for tile in dict.fromkeys((*_tiles(view.seen), *fitting)) if tile.pixels <= most]
+    for tile, schedule in product(tiles, SCHEDULES):
+        if schedule.split_k == 1 or tile.pixels * tile.filters <= MOST_EXCHANGED:
+            config = replace(_im2col_config(tile, schedule), transposed_pixels=True)
+            yield from _scheduled(view.configured(config), device)
 
 
 def _im2col_config(tile: Tile, schedule: Schedule, groups_per_tile: int = 1, unfold: int = 0) -> Im2colConfig:

@@ -21,7 +21,7 @@ from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import KEPT_BYTES, Epilogue
-from tapwise.ops.conv.cuda.implicit_gemm.view import PLACED, STEP_BYTES, View
+from tapwise.ops.conv.cuda.implicit_gemm.view import PLACED, STEP_BYTES, View, thinned
 
 CYCLES_US: Final = 1700.0
 
@@ -114,14 +114,18 @@ class Copied:
     def of(cls, view: View, device: Device, packed_bytes: int) -> Copied:
         problem, config = view.seen, view.config
         im2col = isinstance(config, Im2colConfig)
-        pixels = config.tile_pixels if im2col else view.halo_pixels / prod(problem.kernel)
+        pixels = view.copied_pixels if im2col else view.halo_pixels / prod(problem.kernel)
         filters: float = view.copied_filters
         if config.filter_stationary:
             # A CTA copies them once.
             filters = filters / ceil_div(view.tiles, view.blocks(device)) if im2col else 0
         pixel = pixel_bytes(view, packed_bytes)
         apart = pixel if packed_bytes else problem.c * view.itemsize
-        moved = packed_bytes + prod(view.original.x_shape) * view.itemsize if packed_bytes else 0
+        moved = 0
+        if packed_bytes:
+            # Rows are read whole.
+            rows = view.original.stride[0] if thinned(view.original) != view.original else 1
+            moved = packed_bytes + prod(view.original.x_shape) * view.itemsize // rows
         return cls(pixels, filters, raggedness(pixel, apart, view.chunk_bytes), moved)
 
 

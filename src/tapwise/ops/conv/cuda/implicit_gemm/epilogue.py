@@ -8,9 +8,9 @@ from math import prod
 from typing import Final
 
 from tapwise.forks import cached_property
-from tapwise.integers import ceil_div
-from tapwise.ops.conv.cuda.implicit_gemm.config import HaloRowsConfig, Im2colConfig
-from tapwise.ops.conv.cuda.implicit_gemm.view import View
+from tapwise.integers import ceil_div, round_up
+from tapwise.ops.conv.cuda.implicit_gemm.config import HaloRowsConfig, HaloTileConfig, Im2colConfig
+from tapwise.ops.conv.cuda.implicit_gemm.view import View, padded
 
 # Filters of a tile that threads write 4 bytes at a time, or 2, and bytes of y that L2 keeps beside other things.
 FEW_FILTERS, ODD_FILTERS = 64, 48
@@ -18,6 +18,8 @@ KEPT_BYTES: Final = 24 << 20
 # Sums of a thread that may start from the residual; of im2col that load 16 bytes of two-byte outputs at once, from few
 # pixels.
 MOST_C_SUMS, MOST_C_SUMS_IM2COL, FEW_PIXELS = 128, 160, 128
+# What a thread picks from an epilogue buffer and writes at once, in NCHW.
+PICKED_BYTES: Final = 8
 # Epilogue buffers of a warpgroup, or of a ring that two share.
 MOST_BUFFERS: Final = 4
 
@@ -51,6 +53,35 @@ class Epilogue:
         """Elements of y that a kernel writes at once: halos in NCHW count pixels otherwise than y does."""
         halo = not isinstance(self.view.config, Im2colConfig)
         return 1 if halo and self.view.seen.layout == "nchw" else self.aligned_vector
+
+    @cached_property
+    def run_vector(self) -> int:
+        """Elements of y in NCHW that a thread picks from an epilogue buffer and writes at once, of halos, whose pixels
+        do not lie as they do in y (include/output_runs.cuh); else 0. Planes of odd sizes took longer so in im2col."""
+        problem, config = self.view.seen, self.view.config
+        most = PICKED_BYTES // problem.itemsize
+        if problem.layout == "nhwc" or isinstance(config, Im2colConfig):
+            return 0
+        # All images' planes of a filter begin with the same remainder; of a halo tile all rows.
+        sizes = [problem.k * prod(problem.output)]
+        if isinstance(config, HaloTileConfig):
+            sizes = [problem.output[1], config.across]
+        return next((count for count in (most, most // 2) if count > 1 and all(size % count == 0 for size in sizes)), 0)
+
+    @cached_property
+    def runs(self) -> int:
+        """Planes that a warpgroup's tile has a part of at most."""
+        problem, config = self.view.seen, self.view.config
+        if isinstance(config, HaloTileConfig):
+            return 1
+        return ceil_div(self._share - 1, prod(padded(problem))) + 1
+
+    @property
+    def _share(self) -> int:
+        """Pixels of a warpgroup's tile."""
+        config = self.view.config
+        whole = config.swap_ab or config.ping_pong
+        return config.tile_pixels if whole else config.tile_pixels // config.warpgroups
 
     @cached_property
     def rounds(self) -> int:
@@ -131,7 +162,7 @@ class Epilogue:
         if self.tma_residual:
             return max(2, min(self.rounds, MOST_BUFFERS))
         size = problem.itemsize
-        fetched = problem.residual and config.split_k == 1 and self.vector * size >= 4
+        fetched = problem.residual and config.split_k == 1 and self.vector * size >= 4 and not self.run_vector
         if fetched and size == 2 and not config.ping_pong and 2 < self.rounds <= MOST_BUFFERS:
             return self.rounds
         return 2 if fetched or (self.tma_store and size == 2) else 1
@@ -151,8 +182,9 @@ class Epilogue:
         sums = rings * self.epilogue_buffers * 64 * 64 * problem.itemsize
         if config.split_k > 1:
             sums = config.tile_pixels * config.tile_filters * 4
-        whole = config.swap_ab or config.ping_pong
-        share = config.tile_pixels if whole else config.tile_pixels // config.warpgroups
-        tables = config.warpgroups * (share + config.tile_filters * problem.bias) * 4
+        places = self._share
+        if self.run_vector:
+            places += round_up(self._share + self.runs * self.run_vector + ceil_div(self._share, 64) + 2, 2)
+        tables = config.warpgroups * (places + config.tile_filters * problem.bias) * 4
         barriers = 16 * (config.stages + self.tma_residual * self.epilogue_buffers)
         return self.view.pipeline_bytes + sums + tables + barriers + 2048

@@ -48,7 +48,7 @@ template <class Tile> struct HaloLayout {
           halo_bytes((p.halo_pixels + (Tile::HALO_TILE ? p.copy_pixels : 0)) * Tile::CHUNK_BYTES),
           halos((memory + 1023) & ~1023u), ring((halos + HALOS * halo_bytes + 1023) & ~1023u),
           buffers((ring + Tile::STAGES * FILTERS + 1023) & ~1023u),
-          places(buffers + Tile::BUFFERS * Tile::BUFFER_BYTES), biases(places + 2 * Tile::WARPGROUP_PIXELS * 4),
+          places(buffers + Tile::BUFFERS * Tile::BUFFER_BYTES), biases(places + 2 * Tile::PLACE_WORDS * 4),
           halo_full((biases + (Tile::BIAS ? 2 * Tile::WARPGROUP_FILTERS * 4 : 0) + 7) & ~7u),
           halo_empty(halo_full + HALOS * 8), full(halo_empty + HALOS * 8), empty(full + Tile::STAGES * 8),
           residual(empty + Tile::STAGES * 8) {}
@@ -220,11 +220,38 @@ template <class Tile> DEVICE void producer(const HaloGemm &p, const HaloLayout<T
     if (thread == FILTER_THREAD) end_beside<Tile::INDEPENDENT>();
 }
 
+// The numbers of a tile's outputs (output_runs.cuh). Of a halo tile they are counted row by row, whose sizes are
+// multiples of RUN_VECTOR.
+template <class Tile>
+DEVICE void fill_runs(const HaloGemm &p, const HaloWork &work, unsigned table, const TileOrigin<Tile> &at) {
+    const OutputRuns<Tile> runs(table);
+    const int width = work.wide, plane = work.plane, q = p.q, outputs = p.p * p.q, pitch = runs.pitch(outputs);
+    // A pixel's output, or the next one, as many behind the first image's.
+    const auto place = [&](int pixel) {
+        const int n = min(pixel / plane, (int)p.n), rest = pixel - n * plane, h = rest / width, w = rest - h * width;
+        return n * pitch + (n == p.n ? 0 : h < p.p ? h * q + min(w, q) : pitch);
+    };
+    const int first = Tile::HALO_TILE ? 0 : at.pixel / plane * pitch,
+              origin = Tile::HALO_TILE ? 0 : (place(at.pixel) - first) / Tile::RUN_VECTOR * Tile::RUN_VECTOR;
+    for (int i = threadIdx.x % 128; i <= Tile::WARPGROUP_PIXELS; i += 128) {
+        if constexpr (Tile::HALO_TILE) {
+            const int row = i / width, column = i - row * width;
+            runs.set(i, min(row, (int)p.down) * (int)p.across + (row < p.down ? min(column, (int)p.across) : 0),
+                     row < p.down && column < p.across);
+        } else {
+            const int pixel = at.pixel + i, rest = pixel % plane, h = rest / width;
+            runs.set(i, place(pixel) - first - origin, pixel / plane < p.n && h < p.p && rest - h * width < q);
+        }
+    }
+    if (threadIdx.x % 128 == 0) runs.set_origin(origin);
+}
+
 // Where the pixels of a tile lie in y, -1 for those that are no outputs.
 template <class Tile>
 DEVICE void fill_places(const HaloGemm &p, const HaloWork &work, unsigned table, const TileOrigin<Tile> &at) {
     const int filters = p.filters, k = (int)p.groups * filters, outputs = p.p * p.q;
     const int width = work.wide, plane = work.plane;
+    if constexpr (Tile::RUN_VECTOR > 0) fill_runs<Tile>(p, work, table, at);
     for (int i = threadIdx.x % 128; i < Tile::WARPGROUP_PIXELS; i += 128) {
         int n, h, w;
         bool output;
@@ -255,7 +282,7 @@ template <class Tile>
 DEVICE void consumer(const HaloGemm &p, const HaloLayout<Tile> &shared, const HaloWork &work, int group) {
     constexpr bool STATIONARY = Tile::FILTER_STATIONARY;
     const int lane = threadIdx.x % 32, chunks = work.chunks, part = work.part, taps = work.taps, width = work.wide;
-    const unsigned table = shared.places + group * Tile::WARPGROUP_PIXELS * 4;
+    const unsigned table = shared.places + group * Tile::PLACE_WORDS * 4;
     int halo = 0, slot = 0;
     unsigned halo_phase = 0, phase = 0;
     // The next residual's buffer, and its parity.

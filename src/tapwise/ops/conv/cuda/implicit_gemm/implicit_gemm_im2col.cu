@@ -11,9 +11,9 @@ struct Im2colGemm {
     alignas(64) unsigned long long x[16], w[16], out[16];
     void *y;
     const void *bias, *residual;
-    // Output pixels, filters and groups; tiles along the filters, and all; steps of gemm_k: chunks of channels of a
-    // tap, chunks that share a part of x (all, or one of three).
-    long long pixels, filters, groups, tiles_f, tiles, p, q, taps_w, chunks, part_chunks, steps;
+    // Output pixels, filters and groups; tiles along the filters, of a plane (TRANSPOSED_PIXELS), and all; steps of
+    // gemm_k: chunks of channels of a tap, chunks that share a part of x (all, or one of three).
+    long long pixels, filters, groups, tiles_f, tiles_p, tiles, p, q, taps_w, chunks, part_chunks, steps;
     long long stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
     // The filters were packed before the launch before this one.
     long long weights_ready;
@@ -26,7 +26,7 @@ struct Im2colGemm {
 // Shared memory: the filters that stay, a ring of stages, epilogue buffers or the split sums, tables, barriers.
 template <class Tile> struct Im2colLayout {
     static constexpr bool STATIONARY = Tile::FILTER_STATIONARY;
-    static constexpr unsigned PIXELS = Tile::TILE_PIXELS * Tile::CHUNK_BYTES, FILTERS = Tile::FILTER_BYTES,
+    static constexpr unsigned PIXELS = Tile::PIXEL_BYTES, FILTERS = Tile::FILTER_BYTES,
                               STAGE = PIXELS + (STATIONARY ? 0 : FILTERS);
     static constexpr unsigned SUMS =
         Tile::SPLIT_K > 1 ? Tile::TILE_M * Tile::TILE_N * 4 : Tile::BUFFERS * Tile::BUFFER_BYTES;
@@ -37,7 +37,7 @@ template <class Tile> struct Im2colLayout {
     DEVICE Im2colLayout(unsigned memory, const Gemm &p)
         : stationary((memory + 1023) & ~1023u), ring(stationary + stationary_bytes(p)),
           buffers(ring + Tile::STAGES * STAGE + 1023 & ~1023u), places(buffers + SUMS),
-          biases(places + Tile::WARPGROUPS * Tile::WARPGROUP_PIXELS * 4),
+          biases(places + Tile::WARPGROUPS * Tile::PLACE_WORDS * 4),
           full((biases + (Tile::BIAS ? Tile::WARPGROUPS * Tile::WARPGROUP_FILTERS * 4 : 0) + 7) & ~7u),
           empty(full + Tile::STAGES * 8), complete(empty + Tile::STAGES * 8) {}
     template <class Gemm> DEVICE static unsigned stationary_bytes(const Gemm &p) {
@@ -73,6 +73,24 @@ template <class Tile, class Gemm> DEVICE void init_barriers(const Gemm &p, const
     publish_barriers();
 }
 
+// A tile's first outputs. Of TRANSPOSED_PIXELS a tile has pixels of one plane.
+template <class Tile> DEVICE TileOrigin<Tile> origin(const Im2colGemm &p, int tile) {
+    TileOrigin<Tile> at(tile, p.tiles_f, p.groups);
+    if constexpr (Tile::TRANSPOSED_PIXELS) {
+        const int number = at.pixel / Tile::TILE_PIXELS, n = number / (int)p.tiles_p;
+        at.pixel += n * ((int)(p.p * p.q) - (int)p.tiles_p * Tile::TILE_PIXELS);
+    }
+    return at;
+}
+
+// A chunk of channels of x as it lies, in rows of 64 pixels.
+template <class Tile>
+DEVICE void copy_planes(const Im2colGemm &p, unsigned to, unsigned full, int chunk, int group, int n, int pixel) {
+#pragma unroll
+    for (int block = 0; block < Tile::PIXEL_BLOCKS; ++block)
+        copy_box(to + block * Tile::BLOCK_BYTES, p.x, full, pixel + block * 64, chunk * Tile::CHUNK_ELEMENTS, group, n);
+}
+
 // One thread copies the pixels and filters of all steps of all tiles, as far ahead as there are stages.
 template <class Tile>
 DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, const Im2colWork<Tile> &work) {
@@ -83,7 +101,7 @@ DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
     const int plane = p.p * p.q, width = p.q, chunks = p.chunks, part = p.part_chunks, taps_w = p.taps_w;
     // Filters do not wait for what ran before, as far as there is room.
     const int ahead = p.weights_ready ? min(Tile::STAGES, work.end - work.begin) : 0;
-    const TileOrigin<Tile> start(work.first, p.tiles_f, p.groups);
+    const TileOrigin<Tile> start = origin<Tile>(p, work.first);
     for (int step = work.begin; step < work.begin + ahead; ++step) {
         const int to = step - work.begin;
         barrier_expect(shared.full + to * 8, Layout::PIXELS + Layout::FILTERS);
@@ -93,7 +111,7 @@ DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
     }
     begin_beside<Tile::INDEPENDENT>();
     for (int tile = work.first; tile < work.tiles; tile += work.stride) {
-        const TileOrigin<Tile> at(tile, p.tiles_f, p.groups);
+        const TileOrigin<Tile> at = origin<Tile>(p, tile);
         const int n = at.pixel / plane, rest = at.pixel - n * plane, row = rest / width, column = rest - row * width;
         const int h = row * (int)p.stride_h - (int)p.pad_h, w = column * (int)p.stride_w - (int)p.pad_w;
         const int tap = work.begin / chunks;
@@ -106,8 +124,11 @@ DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
                 barrier_wait(shared.empty + stage * 8, phase);
                 barrier_expect(full, filters ? Layout::PIXELS + Layout::FILTERS : Layout::STAGE);
             }
-            copy_chunk<Tile>(shared.pixels(stage), p.x, full, chunk, part, p.groups, w, h, n, at.group,
-                             s * (int)p.dilation_w, r * (int)p.dilation_h);
+            if constexpr (Tile::TRANSPOSED_PIXELS)
+                copy_planes<Tile>(p, shared.pixels(stage), full, chunk, at.group, n, rest);
+            else
+                copy_chunk<Tile>(shared.pixels(stage), p.x, full, chunk, part, p.groups, w, h, n, at.group,
+                                 s * (int)p.dilation_w, r * (int)p.dilation_h);
             if (filters)
                 copy_tile_filters<Tile>(p, shared.filters(stage, step), full, chunk, r, s, taps_w, at.group, at.filter);
             if (++chunk == chunks) {
@@ -122,8 +143,9 @@ DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
     }
 }
 
-// Where the pixels of a warpgroup's tile lie in y, for the epilogue.
-template <class Tile, class Gemm> DEVICE void fill_places(const Gemm &p, unsigned table, int pixel0, int group) {
+// Where the pixels of a warpgroup's tile lie in y, for the epilogue: those in front of `end`.
+template <class Tile, class Gemm>
+DEVICE void fill_places(const Gemm &p, unsigned table, int pixel0, int end, int group) {
     const int filters = p.filters, plane = p.p * p.q, k = (int)p.groups * filters;
     for (int i = threadIdx.x % 128; i < Tile::WARPGROUP_PIXELS; i += 128) {
         const int pixel = pixel0 + i, n = Tile::NCHW || Tile::STRIDED ? pixel / plane : 0, rest = pixel - n * plane;
@@ -132,7 +154,7 @@ template <class Tile, class Gemm> DEVICE void fill_places(const Gemm &p, unsigne
             const int width = p.q, row = rest / width;
             place = strided_place(p, n, row, rest - row * width) + group * filters;
         }
-        set_place(table, i, pixel < p.pixels ? place : -1);
+        set_place(table, i, pixel < end ? place : -1);
     }
 }
 
@@ -144,7 +166,7 @@ DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
     // one after each step, so that the next step's products are not late.
     constexpr bool LATE_RESIDUAL = Tile::ASYNC_RESIDUAL && !PING_PONG;
     const int lane = threadIdx.x % 32, part = p.part_chunks, middle = (work.begin + work.end) / 2;
-    const unsigned table = shared.places + group * Tile::WARPGROUP_PIXELS * 4;
+    const unsigned table = shared.places + group * Tile::PLACE_WORDS * 4;
     int stage = 0;
     unsigned phase = 0;
     float d[Tile::M_STEPS][Tile::TILE_N / 2];
@@ -154,10 +176,14 @@ DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
             advance<Tile::STAGES>(stage, phase, work.steps);
             continue;
         }
-        const TileOrigin<Tile> at(tile, p.tiles_f, p.groups);
+        const TileOrigin<Tile> at = origin<Tile>(p, tile);
         const int pixel0 = at.pixel + (Tile::SWAP_AB || PING_PONG ? 0 : group * Tile::WARPGROUP_PIXELS);
         const int filter0 = at.filter + (Tile::SWAP_AB && !PING_PONG ? group * Tile::WARPGROUP_FILTERS : 0);
-        if (Tile::TMA_STORE != 2 || Tile::RESIDUAL) fill_places<Tile>(p, table, pixel0, at.group);
+        if (Tile::TMA_STORE != 2 || Tile::RESIDUAL) {
+            const int plane = p.p * p.q;
+            fill_places<Tile>(p, table, pixel0,
+                              Tile::TRANSPOSED_PIXELS ? (at.pixel / plane + 1) * plane : (int)p.pixels, at.group);
+        }
         OutputTile out{filter0, at.group, pixel0, (int)p.filters, (int)(p.p * p.q), table};
         out.bias = shared.biases + group * Tile::WARPGROUP_FILTERS * 4;
         out.buffer = shared.buffers + group * Tile::EPILOGUE_BUFFERS * Tile::BUFFER_BYTES;

@@ -94,7 +94,7 @@ template <class Tile> DEVICE void phased_producer(const PhasedGemm &p, const Im2
 template <class Tile> DEVICE void phased_consumer(const PhasedGemm &p, const Im2colLayout<Tile> &shared, int group) {
     constexpr bool PING_PONG = Tile::PING_PONG;
     const int lane = threadIdx.x % 32, chunks = p.chunks;
-    const unsigned table = shared.places + group * Tile::WARPGROUP_PIXELS * 4;
+    const unsigned table = shared.places + group * Tile::PLACE_WORDS * 4;
     const unsigned rows0 = PING_PONG ? 0 : group * Tile::M_STEPS * Tile::A_BLOCK_BYTES;
     int stage = 0, number = 0;
     unsigned parity = 0;
@@ -110,7 +110,7 @@ template <class Tile> DEVICE void phased_consumer(const PhasedGemm &p, const Im2
         const TileOrigin<Tile> origin(at.tile, p.tiles_f, p.groups);
         const int pixel0 = origin.pixel + (Tile::SWAP_AB || PING_PONG ? 0 : group * Tile::WARPGROUP_PIXELS);
         const int filter0 = origin.filter + (Tile::SWAP_AB && !PING_PONG ? group * Tile::WARPGROUP_FILTERS : 0);
-        if (Tile::TMA_STORE != 2) fill_places<Tile>(gemm, table, pixel0, origin.group);
+        if (Tile::TMA_STORE != 2) fill_places<Tile>(gemm, table, pixel0, gemm.pixels, origin.group);
         OutputTile out{filter0, origin.group, pixel0, (int)p.filters, (int)(gemm.p * gemm.q), table};
         out.bias = shared.biases + group * Tile::WARPGROUP_FILTERS * 4;
         out.buffer = shared.buffers + group * Tile::EPILOGUE_BUFFERS * Tile::BUFFER_BYTES;

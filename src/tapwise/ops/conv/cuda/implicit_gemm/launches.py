@@ -21,10 +21,12 @@ FOLDER: Final = "ops/conv/cuda/implicit_gemm"
 # What the kernels are compiled for, beside the problem's own words.
 CONFIG_WORDS: Final = (
     "swap_ab", "tile_pixels", "tile_filters", "warpgroups", "ping_pong", "stages", "split_k", "groups_per_tile",
-    "filter_stationary",
+    "filter_stationary", "transposed_pixels",
 )  # fmt: skip
 VIEW_WORDS: Final = ("chunk_bytes", "last_chunk_steps", "transposed_filters")
-EPILOGUE_WORDS: Final = ("vector", "tma_store", "epilogue_buffers", "permuted_n", "tma_residual", "strided")
+EPILOGUE_WORDS: Final = (
+    "vector", "run_vector", "runs", "tma_store", "epilogue_buffers", "permuted_n", "tma_residual", "strided",
+)  # fmt: skip
 INSTRUCTIONS: Final = {"f16": "k16.f32.f16.f16", "bf16": "k16.f32.bf16.bf16", "f32": "k8.f32.tf32.tf32"}
 
 
@@ -41,7 +43,8 @@ def source(view: View, independent: bool = False, phases: bool = False) -> Sourc
     if halo:
         values["HALO_TILE"] = isinstance(config, HaloTileConfig)
     # The instruction's own operands, A and B.
-    transposed = view.transposed_filters and config.swap_ab, view.transposed_filters and not config.swap_ab
+    pixels, filters = config.transposed_pixels, view.transposed_filters
+    transposed = (filters, pixels) if config.swap_ab else (pixels, filters)
     name = f"implicit_gemm_{'phases' if phases else 'halo' if halo else 'im2col'}"
     struct = "PhasedGemm" if phases else "HaloGemm" if halo else "Im2colGemm"
     return stub(
@@ -57,7 +60,7 @@ def launch(view: View, device: Device, independent: bool = False) -> Launch:
     kernel = source(view, independent)
     fields = window.window_fields(seen, kernel) | {
         "pixels": seen.n * prod(seen.output), "filters": seen.group_k,
-        "tiles_f": view.tiles_f, "tiles": view.tiles, "taps_w": seen.kernel[1],
+        "tiles_f": view.tiles_f, "tiles_p": view.tiles_p, "tiles": view.tiles, "taps_w": seen.kernel[1],
         "chunks": view.chunks * view.parts, "part_chunks": view.chunks, "steps": view.steps,
     } | window.stride_fields(view.strides) | window.filter_fields(view.filters)  # fmt: skip
     if isinstance(config, HaloRowsConfig):

@@ -10,7 +10,7 @@ from tapwise.integers import round_up
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import HaloRowsConfig, HaloTileConfig
 from tapwise.ops.conv.cuda.implicit_gemm.view import (
-    FILTER_BLOCK,
+    BLOCK,
     View,
     chunk_bytes,
     corners_of,
@@ -27,6 +27,8 @@ LEAST_RESIDUAL_PIXELS: Final = 32
 def map_x(view: View) -> TensorMap:
     """x as packed, or as it lies; a copy is a chunk of the pixels of all windows, of padded rows, or of a rectangle."""
     problem, config, size = view.seen, view.config, view.itemsize
+    if config.transposed_pixels:
+        return _map_planes(view)
     h, w = problem.spatial
     group_axis = has_group_axis(problem)
     channels = pack.wide(problem) if view.is_packed else problem.group_c
@@ -51,10 +53,19 @@ def map_x(view: View) -> TensorMap:
     return TensorMap(kind, sizes, strides, (chunk, pixels), corners, steps, view.chunk_bytes)
 
 
+def _map_planes(view: View) -> TensorMap:
+    """x in NCHW; a copy is a chunk of channels of 64 pixels."""
+    problem, size = view.seen, view.itemsize
+    plane, channels = prod(problem.spatial), problem.group_c
+    strides = (plane * size, plane * size * channels, plane * size * channels * problem.groups)
+    box = (BLOCK, view.chunk_bytes // size, 1, 1)
+    return TensorMap(problem.dtype, (plane, channels, problem.groups, problem.n), strides, box)
+
+
 def filter_channels(problem: ConvProblem) -> int:
     """Channels of a tap's part of the packed filters: whole chunks, which TMA takes faster; where taps side by side are
     seen as channels, no more than there are. All configs have the same packed filters."""
-    if folded(problem) is not problem:
+    if folded(problem) != problem:
         return problem.group_c
     return round_up(problem.group_c, chunk_bytes(problem) // problem.itemsize)
 
@@ -78,7 +89,7 @@ def _map_fprop_filters(view: View) -> TensorMap:
     axes = 5 if has_group_axis(problem) else 4
     sizes = problem.group_k, s, r, problem.group_c, problem.groups
     strides = filters, filters * s, filters * s * r, filters * s * r * problem.group_c
-    box = FILTER_BLOCK, 1, 1, view.chunk_bytes // view.itemsize, 1
+    box = BLOCK, 1, 1, view.chunk_bytes // view.itemsize, 1
     return TensorMap(problem.dtype, sizes[:axes], strides[: axes - 1], box[:axes])
 
 

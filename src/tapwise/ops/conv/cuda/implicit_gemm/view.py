@@ -12,6 +12,7 @@ from tapwise.cuda.jit.tensor_map import SWIZZLE_BYTES, legal
 from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.forks import cached_property
 from tapwise.integers import ceil_div, round_up
+from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, HaloTileConfig, Im2colConfig
 from tapwise.ops.conv.cuda.window import FpropFilters, OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
@@ -20,8 +21,8 @@ from tapwise.ops.conv.problem import ConvProblem
 COPY_PIXELS: Final = 256
 # Of 132 multiprocessors, clusters of four and eight find places on 120.
 PLACED: Final = 10 / 11
-# Filters side by side that one copy takes.
-FILTER_BLOCK: Final = 64
+# Filters, or pixels, side by side that one copy takes where operands lie across gemm_k.
+BLOCK: Final = 64
 # Bytes of the instruction's steps along gemm_k.
 STEP_BYTES: Final = 32
 
@@ -40,6 +41,14 @@ def folded(problem: ConvProblem) -> ConvProblem:
     high, step, above = problem.kernel[0], problem.stride[0], problem.padding[0]
     sizes = {"spatial": (height, width // s), "kernel": (high, 1), "stride": (step, 1), "padding": (above, (0, 0))}
     return problem.replace(c=problem.c * s, **sizes)
+
+
+@lru_cache(256)
+def thinned(problem: ConvProblem) -> ConvProblem:
+    """The same sums over fewer pixels: of x in NCHW those that filters of 1x1 with a stride meet."""
+    if problem.layout == "nhwc" or not pack.is_thinned(problem):
+        return problem
+    return problem.replace(spatial=problem.output, stride=(1, 1))
 
 
 @lru_cache(256)
@@ -94,6 +103,14 @@ def chunk_bytes(problem: ConvProblem) -> int:
     """Bytes of a pixel's chunk of channels in shared memory: as few as hold a group's, 128 at most."""
     size = problem.group_c * problem.itemsize
     return next((count for count in (32, 64) if size <= count), SWIZZLE_BYTES)
+
+
+def lies_ready(problem: ConvProblem) -> bool:
+    """Whether planes of x in NCHW can be read as they lie: filters of 1x1, stride 1, 16 bits, planes that are whole
+    pieces of 16 bytes (TMA refuses a box that begins elsewhere)."""
+    plain = prod(problem.kernel) == prod(problem.stride) == 1 and problem.output == problem.spatial
+    whole = prod(problem.spatial) * problem.itemsize % 16 == 0
+    return plain and problem.layout == "nchw" and problem.itemsize == 2 and whole
 
 
 def has_group_axis(problem: ConvProblem) -> bool:
@@ -152,7 +169,7 @@ class View:
         cls, problem: ConvProblem, config: Config, strides: OutputStrides | None = None,
         filters: FpropFilters | None = None,
     ) -> View:  # fmt: skip
-        base = unfolded(problem, config.unfold)
+        base = thinned(unfolded(problem, config.unfold))
         if config.unfold:
             seen = base
         elif config.groups_per_tile > 1:
@@ -176,7 +193,12 @@ class View:
         if self.config.unfold:
             return True
         direct = problem.layout == "nhwc" and problem.math != "3xtf32" and is_aligned(problem)
-        return not (self.config.gather_bytes or direct)
+        return not (self.config.gather_bytes or self.config.transposed_pixels or direct)
+
+    @cached_property
+    def tiles_p(self) -> int:
+        """Tiles of a plane."""
+        return ceil_div(prod(self.seen.output), self.config.tile_pixels)
 
     @cached_property
     def chunk_bytes(self) -> int:
@@ -241,6 +263,8 @@ class View:
         if isinstance(config, HaloTileConfig):
             p, q = problem.output
             pixel_tiles = problem.n * ceil_div(p, self.rectangle.down) * ceil_div(q, config.across)
+        elif config.transposed_pixels:
+            pixel_tiles = problem.n * self.tiles_p
         else:
             rows = isinstance(config, HaloRowsConfig)
             pixel_tiles = ceil_div(problem.n * prod(padded(problem) if rows else problem.output), config.tile_pixels)
@@ -269,7 +293,13 @@ class View:
     def copied_filters(self) -> int:
         """Filters of a tile that copies bring: whole blocks where they lie side by side."""
         count = self.config.tile_filters // self.config.groups_per_tile
-        return round_up(count, FILTER_BLOCK) if self.transposed_filters else count
+        return round_up(count, BLOCK) if self.transposed_filters else count
+
+    @property
+    def copied_pixels(self) -> int:
+        """Pixels of a tile of im2col that copies bring, likewise."""
+        count = self.config.tile_pixels
+        return round_up(count, BLOCK) if self.config.transposed_pixels else count
 
     @property
     def cooperative(self) -> int:
@@ -284,7 +314,7 @@ class View:
         if isinstance(config, Im2colConfig):
             kept = self.steps if config.filter_stationary else config.stages
             aligned = 2048 if config.filter_stationary else 0
-            return config.stages * config.tile_pixels * row + kept * filters + aligned
+            return config.stages * self.copied_pixels * row + kept * filters + aligned
         pixels = self.halo_pixels
         if isinstance(config, HaloTileConfig):
             pixels = round_up(pixels, 8) + self.rectangle.behind
