@@ -73,9 +73,11 @@ class Graphs:
         self.refused = ""
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        leaves, form = pytree.tree_flatten((inputs, named))
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        others = [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
+        # A tree walk takes 0.1 ms behind a model, which leaves nothing of it in the caches.
+        plain = not named and all(type(one) is torch.Tensor for one in inputs)
+        leaves, form = ([*inputs], None) if plain else pytree.tree_flatten((inputs, named))
+        tensors = leaves if plain else [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        others = [] if plain else [leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)]
         # What else there is must be told apart by its repr.
         if not self._suited(tensors) or not all(type(leaf) in PLAIN for leaf in others):
             return self._function(*inputs, **named)
@@ -94,6 +96,8 @@ class Graphs:
                 for static, given in zip(captured.inputs, tensors, strict=True):
                     static.copy_(given)
                 captured.graph.replay()
+                if type(captured.outputs) is torch.Tensor:
+                    return captured.outputs.clone()
                 return pytree.tree_map_only(torch.Tensor, torch.clone, captured.outputs)
         return self._function(*inputs, **named)
 
@@ -131,14 +135,15 @@ class Graphs:
             (leaf.shape, leaf.stride(), leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else repr(leaf)
             for leaf in leaves
         )
-        stream = torch.cuda.current_stream().cuda_stream if torch.cuda.is_available() else 0
+        on_gpu = any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves)
+        stream = torch.cuda.current_stream().cuda_stream if on_gpu else 0
         return kinds, form, stream
 
     def _capture(self, leaves: list[Any], form: Any) -> _Captured | None:
         # Ordinary tensors in inference mode too: they are written to.
         with torch.inference_mode(False), torch.no_grad():
             static = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        inputs, named = pytree.tree_unflatten(static, form)
+        inputs, named = (static, {}) if form is None else pytree.tree_unflatten(static, form)
         on_cpu = any(isinstance(leaf, torch.Tensor) and leaf.is_cpu for leaf in leaves)
         try:
             graph, outputs = (record if on_cpu else capture)(lambda: self._function(*inputs, **named))
