@@ -1,9 +1,11 @@
-"""The operators of a call that is recorded; concatenation, batch norm and relu as one of them, by a kernel."""
+"""The operators of a call that is recorded; what of them a kernel computes: concatenation, batch norm and relu as one
+of them, layer norm."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import prod
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -13,6 +15,7 @@ from torch.utils import _pytree as pytree
 from tapwise.arrays.host import numpy_of
 from tapwise.cpu import pieces
 from tapwise.cpu.pieces import Piece, Pieces, Scale
+from tapwise.cpu.row_norms import RowNorms
 
 _ATEN: Final = torch.ops.aten
 # What gives a copy of its first argument, which other words but lay out and type.
@@ -21,6 +24,8 @@ RELUS: Final = (_ATEN.relu_.default, _ATEN.relu.default)
 # In the place of an operator: relu, or nothing, of batch norm in evaluation, of tensors side by side. Its arguments:
 # the tensors, factors, offsets, the activation.
 NORMED: Final = "batch norm of pieces"
+# Of layer norm whose mean and deviation nobody reads. Its arguments: x and the result as rows, factors, offsets, eps.
+ROWS_NORMED: Final = "layer norm of rows"
 
 
 class Event(NamedTuple):
@@ -55,7 +60,9 @@ def normed(events: list[Event], outputs: Sequence[torch.Tensor]) -> list[Event]:
         if not any(one is not None and one.numel() for one in event.results):
             continue
         last = kept[-1] if kept else None
-        if (made := _norm(event, last, users, written)) is not None:
+        if (rows := _layer_norm(event, users)) is not None:
+            kept.append(rows)
+        elif (made := _norm(event, last, users, written)) is not None:
             if len(made.args[0]) > 1:
                 kept.pop()
             kept.append(made)
@@ -90,6 +97,20 @@ def _norm(event: Event, before: Event | None, users: Counter[int], written: set[
     return Event(event.given, NORMED, args, {}, event.results[:1], event.fresh[:1])
 
 
+def _layer_norm(event: Event, users: Counter[int]) -> Event | None:
+    if event.function is not _ATEN.native_layer_norm.default or event.kwargs or not all(event.fresh):
+        return None
+    (x, shape, weight, bias, eps), (y, *others) = event.args, event.results
+    tensors = [one for one in (x, y, weight, bias) if one is not None]
+    if not all(one.dtype == torch.float32 and one.is_contiguous() and not one.is_neg() for one in tensors):
+        return None
+    if not (x.is_cpu and x.numel()) or any(users[memory_of(one)] != 1 for one in others):
+        return None
+    factors = (None if one is None else one.view(-1) for one in (weight, bias))
+    args = x.view(-1, prod(shape)), y.view(-1, prod(shape)), *factors, eps
+    return Event(event.given, ROWS_NORMED, args, {}, event.results[:1], event.fresh[:1])
+
+
 def _is_relu_of(event: Event, before: Event, users: Counter[int]) -> bool:
     if before.function != NORMED or before.args[3] is not None or event.function not in RELUS:
         return False
@@ -100,8 +121,11 @@ def _is_relu_of(event: Event, before: Event, users: Counter[int]) -> bool:
     return same and (event.function is RELUS[0] or users[memory_of(y)] == 2)
 
 
-def kernel(event: Event) -> Pieces | None:
-    """What computes an event again without PyTorch, where that is to copy pieces and no more."""
+def kernel(event: Event) -> Pieces | RowNorms | None:
+    """What computes an event again without PyTorch: copied pieces, normed rows."""
+    if event.function == ROWS_NORMED:
+        *arrays, eps = event.args
+        return RowNorms(*(None if one is None else numpy_of(one) for one in arrays), eps)
     if event.function == NORMED:
         tensors, factors, offsets, activation = event.args
         scale = Scale(numpy_of(factors), numpy_of(offsets), activation)

@@ -19,6 +19,7 @@ from tapwise.algorithm import Steady
 from tapwise.cpu import driver
 from tapwise.cpu.pieces import Pieces
 from tapwise.cpu.plan import KernelPlan
+from tapwise.cpu.row_norms import RowNorms
 from tapwise.torch import frozen, gates, pools
 from tapwise.torch.events import COPIES, Event, kernel, memory_of, normed
 
@@ -78,7 +79,8 @@ def record(function: Callable[[], Any]) -> tuple[Recorded, Any]:
 
 
 class Joined:
-    """Kernels that follow each other, with one start of the threads for all: steps of KernelPlans, copied pieces."""
+    """Kernels that follow each other, with one start of the threads for all: of KernelPlans, copied pieces, normed
+    rows."""
 
     def __init__(self, steps: list[Any]) -> None:
         # They have the arrays that the kernels read and write.
@@ -90,11 +92,11 @@ class Joined:
 
 
 def _launches(step: Any) -> list[driver.Launch]:
-    return step.launches() if isinstance(step, Pieces) else step.plan.launches(step.buffers)
+    return step.launches() if isinstance(step, Pieces | RowNorms) else step.plan.launches(step.buffers)
 
 
 def _is_kernel(step: Any) -> bool:
-    return isinstance(step, Pieces) or (isinstance(step, Steady) and isinstance(step.plan, KernelPlan))
+    return isinstance(step, Pieces | RowNorms) or (isinstance(step, Steady) and isinstance(step.plan, KernelPlan))
 
 
 def _joined(steps: list[Any]) -> list[Callable[[], Any]]:
