@@ -33,8 +33,8 @@ def test_against_float64(shape: tuple[int, ...], affine: str) -> None:
     weight, bias = (torch.randn(length) if word in affine else None for word in ("factors", "offsets"))
     found, ours = replayed(lambda: functional.layer_norm(x, length, weight, bias, 1e-3))
     assert len(ours) == 1
-    wide = [None if one is None else one.double() for one in (weight, bias)]
-    wanted = functional.layer_norm(x.double(), length, *wide, 1e-3)
+    factors, offsets = (None if one is None else one.double() for one in (weight, bias))
+    wanted = functional.layer_norm(x.double(), length, factors, offsets, 1e-3)
     # The mean is 30 times the deviation: its rounding shows as much.
     np.testing.assert_allclose(found, wanted, rtol=0, atol=2e-4)
 

@@ -124,8 +124,9 @@ def _is_relu_of(event: Event, before: Event, users: Counter[int]) -> bool:
 def kernel(event: Event) -> Pieces | RowNorms | None:
     """What computes an event again without PyTorch: copied pieces, normed rows."""
     if event.function == ROWS_NORMED:
-        *arrays, eps = event.args
-        return RowNorms(*(None if one is None else numpy_of(one) for one in arrays), eps)
+        x, y, *vectors, eps = event.args
+        factors, offsets = (None if one is None else numpy_of(one) for one in vectors)
+        return RowNorms(numpy_of(x), numpy_of(y), factors, offsets, eps)
     if event.function == NORMED:
         tensors, factors, offsets, activation = event.args
         scale = Scale(numpy_of(factors), numpy_of(offsets), activation)
