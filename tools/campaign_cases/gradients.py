@@ -158,7 +158,8 @@ def _judge(problem: ConvProblem, inputs: Inputs, values: np.ndarray, case: Case,
         bound = np.where(np.isfinite(bound), bound, 16 * problem.roundoff)
         peer = expected if planar.trivial else _peer(problem, inputs)
     if not all(finite) and chosen is not None and not chosen.keeps_infinities:
-        values, peer = (np.where(np.isnan(values), expected, one) for one in (values, peer))
+        unknown = np.isnan(values)
+        values, peer = (np.where(unknown, expected, one).astype(one.dtype) for one in (values, peer))
     if not finite[1]:
         values = np.where(_beside(problem, inputs), expected, values).astype(values.dtype)
         peer = np.where(_beside(problem, inputs), expected, peer)

@@ -63,7 +63,8 @@ def available() -> bool:
 def run(launch: Launch, arrays: Mapping[str, np.ndarray], backwards: bool = False) -> None:
     """A launch on arrays by the names of its addresses. Raises RuntimeError with what a kernel did wrong.
 
-    Every array is followed by a page that may not be touched. `backwards`: threads take turns in the other order.
+    Every array is followed by a page that may not be touched. `backwards`: blocks and threads take turns in the other
+    order.
     """
     copies = {name: Guarded(array) for name, array in arrays.items()}
     run_at(launch, {name: copy.address for name, copy in copies.items()}, backwards)

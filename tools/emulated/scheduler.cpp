@@ -100,7 +100,8 @@ void run_grid(void (*kernel)(const void *), const void *p, const unsigned *grid,
     cluster.resize(of_cluster);
     for (unsigned z = 0; z < grid[2]; ++z)
         for (unsigned y = 0; y < grid[1]; ++y)
-            for (unsigned x = 0; x < grid[0]; x += of_cluster) {
+            for (unsigned number = 0; number < grid[0]; number += of_cluster) {
+                const unsigned x = backwards ? grid[0] - of_cluster - number : number;
                 for (unsigned rank = 0; rank < of_cluster; ++rank) {
                     Block &block = cluster[rank];
                     block.index = {x + rank, y, z};

@@ -1,8 +1,8 @@
 """Activations and the functions they need, on vectors of any width, in the arithmetic dtype.
 
 exp: x = n ln2 + r with |r| <= ln2 / 2 (Cody and Waite's two-part ln2), a Taylor polynomial for e^r - 1, and 2^n put
-into the exponent in two halves so that subnormal results come out right. erf: Taylor series and, for its tail, a
-Chebyshev series of e^(z^2) erfc(z).
+into the exponent in two halves so that subnormal results come out right. erf: of float32 a rational function; else a
+Taylor series and, for its tail, a Chebyshev series of e^(z^2) erfc(z).
 """
 
 from __future__ import annotations

@@ -64,13 +64,22 @@ def wide(problem: ConvProblem) -> int:
     return round_up(problem.group_c, 16 // problem.itemsize)
 
 
+@lru_cache(256)
+def thinned(problem: ConvProblem) -> ConvProblem:
+    """The same sums over fewer pixels of x in NCHW: those that filters of 1x1 with a stride meet. The problem itself
+    where there are no others."""
+    if problem.layout == "nhwc" or problem.padding != ((0, 0), (0, 0)) or prod(problem.kernel) > 1:
+        return problem
+    return problem.replace(spatial=problem.output, stride=(1, 1))
+
+
 def is_thinned(problem: ConvProblem) -> bool:
-    """Whether windows of one tap leave pixels out: x in NCHW may be packed without them."""
-    return problem.padding == ((0, 0), (0, 0)) and prod(problem.kernel) == 1 and prod(problem.stride) > 1
+    """Whether it has fewer pixels."""
+    return thinned(problem).spatial != problem.spatial
 
 
-def images_source(problem: ConvProblem, thinned: bool = False) -> Source:
-    widths = (_transposed(problem), 1, True) if thinned else _widths(problem)
+def images_source(problem: ConvProblem, thin: bool = False) -> Source:
+    widths = (_transposed(problem), 1, True) if thin else _widths(problem)
     words = template_args(tensor_core_type(problem.dtype), parts(problem), *widths)
     name = f"pack_channels_{'first' if problem.layout == 'nchw' else 'last'}"
     return stub("ops/conv/cuda/pack.cu", name, words, "Images", THREADS)
@@ -100,17 +109,18 @@ def images_bytes(problem: ConvProblem) -> int:
 
 
 def images(
-    problem: ConvProblem, device: Device, names_of: Mapping[str, str] | None = None, thinned: bool = False
+    problem: ConvProblem, device: Device, names_of: Mapping[str, str] | None = None, thin: bool = False
 ) -> Launch:
-    """x, dense in the problem's layout, to y: [part][group][n][h][w][channel]; `thinned`: pixels that windows begin at,
-    of NCHW. `names_of`: of a launch."""
-    fields, blocks = _images(problem, device)
-    if thinned:
-        fields, blocks = _images(problem.replace(spatial=problem.output, stride=(1, 1)), device)
+    """x, dense in the problem's layout, to y: [part][group][n][h][w][channel]; `thin`: as `thinned` has it.
+    `names_of`: of a launch."""
+    fields, blocks = _images(thinned(problem) if thin else problem, device)
+    if thin:
         plane, (stride_h, stride_w) = prod(problem.spatial), problem.stride
-        fields |= {"step_n": problem.c * plane, "step_c": plane, "width": problem.output[1], "step_w": stride_w}
-        fields["step_h"] = stride_h * problem.spatial[1]
-    source = images_source(problem, thinned)
+        fields |= {
+            "step_n": problem.c * plane, "step_c": plane, "width": problem.output[1], "step_w": stride_w,
+            "step_h": stride_h * problem.spatial[1],
+        }  # fmt: skip
+    source = images_source(problem, thin)
     return Launch(source, fields, (blocks, 1, 1), THREADS, dependent=True, names_of=names_of)
 
 

@@ -21,7 +21,7 @@ from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import KEPT_BYTES, Epilogue
-from tapwise.ops.conv.cuda.implicit_gemm.view import PLACED, STEP_BYTES, View, thinned
+from tapwise.ops.conv.cuda.implicit_gemm.view import PLACED, STEP_BYTES, View
 
 CYCLES_US: Final = 1700.0
 
@@ -124,7 +124,7 @@ class Copied:
         moved = 0
         if packed_bytes:
             # Rows are read whole.
-            rows = view.original.stride[0] if thinned(view.original) != view.original else 1
+            rows = view.original.stride[0] if pack.is_thinned(view.original) else 1
             moved = packed_bytes + prod(view.original.x_shape) * view.itemsize // rows
         return cls(pixels, filters, raggedness(pixel, apart, view.chunk_bytes), moved)
 

@@ -70,11 +70,11 @@ class Epilogue:
 
     @cached_property
     def runs(self) -> int:
-        """Planes that a warpgroup's tile has a part of at most."""
-        problem, config = self.view.seen, self.view.config
-        if isinstance(config, HaloTileConfig):
-            return 1
-        return ceil_div(self._share - 1, prod(padded(problem))) + 1
+        """Planes that a tile of such outputs has a part of at most."""
+        if not self.run_vector:
+            return 0
+        rows = isinstance(self.view.config, HaloRowsConfig)
+        return ceil_div(self._share - 1, prod(padded(self.view.seen))) + 1 if rows else 1
 
     @property
     def _share(self) -> int:

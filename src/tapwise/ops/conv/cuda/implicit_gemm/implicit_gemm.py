@@ -27,7 +27,7 @@ from tapwise.ops.conv.cuda.implicit_gemm import configs, launches, tensor_maps
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config
 from tapwise.ops.conv.cuda.implicit_gemm.cost import Cost, cost
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
-from tapwise.ops.conv.cuda.implicit_gemm.view import View, is_exact, thinned, unfoldings
+from tapwise.ops.conv.cuda.implicit_gemm.view import View, is_exact, unfoldings
 from tapwise.ops.conv.cuda.window import OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -113,7 +113,7 @@ class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
         if config.unfold:
             first = pack.windows(problem, view.unfolded, device)
         elif view.is_packed:
-            first = pack.images(problem, device, thinned=thinned(problem) != problem)
+            first = pack.images(problem, device, thin=pack.is_thinned(problem))
         gemm = self.launch(problem, config, device, strides)
         needed = self.workspace_bytes(problem, config, device)
         return ImplicitGemmPlan(view, device, first, gemm, needed)
@@ -127,7 +127,7 @@ class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
         if config.unfold:
             sources.append(pack.windows_source(problem))
         elif View.of(problem, config).is_packed:
-            sources.append(pack.images_source(problem, thinned(problem) != problem))
+            sources.append(pack.images_source(problem, pack.is_thinned(problem)))
         return sources
 
     def launch(

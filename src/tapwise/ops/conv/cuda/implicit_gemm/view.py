@@ -44,14 +44,6 @@ def folded(problem: ConvProblem) -> ConvProblem:
 
 
 @lru_cache(256)
-def thinned(problem: ConvProblem) -> ConvProblem:
-    """The same sums over fewer pixels: of x in NCHW those that filters of 1x1 with a stride meet."""
-    if problem.layout == "nhwc" or not pack.is_thinned(problem):
-        return problem
-    return problem.replace(spatial=problem.output, stride=(1, 1))
-
-
-@lru_cache(256)
 def unfolded(problem: ConvProblem, unfold: int) -> ConvProblem:
     """The same sums where a few channels of all taps along the last axes were packed side by side, for each output, and
     fill whole chunks, which TMA takes faster."""
@@ -169,7 +161,7 @@ class View:
         cls, problem: ConvProblem, config: Config, strides: OutputStrides | None = None,
         filters: FpropFilters | None = None,
     ) -> View:  # fmt: skip
-        base = thinned(unfolded(problem, config.unfold))
+        base = pack.thinned(unfolded(problem, config.unfold))
         if config.unfold:
             seen = base
         elif config.groups_per_tile > 1:
