@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -60,9 +59,8 @@ class Optimized(torch.nn.Module):
         # The model's own children under their own names; the rest of it is not registered.
         self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
         self.__dict__["model"], self.__dict__["graph"], self.report = model, graph, report
-        # Where parameters and buffers are; most modules have none.
-        places = [place for part in self.modules() for place in (part._parameters, part._buffers) if place]
-        self.__dict__["places"] = places
+        # Most modules have no parameters and no buffers.
+        self.__dict__["parts"] = [part for part in self.modules() if part._parameters or part._buffers]
         self.__dict__["captured"] = (
             Graphs(self._compute, self._version, graphs, not report.untraced) if graphs else None
         )
@@ -75,9 +73,10 @@ class Optimized(torch.nn.Module):
         return self._compute(*inputs, **named) if captured is None else captured(*inputs, **named)
 
     def _version(self) -> tuple[int, ...]:
-        """What changes with a write to a parameter or a buffer. It is asked for at each call, when a model has driven
-        all of this out of the caches: modules are not looked at, nor empty places."""
-        return version(chain.from_iterable(map(dict.values, self.__dict__["places"])))
+        """What changes with a write to a parameter or a buffer. It is asked for at each call: with the modules' own
+        iterators it would take four times as long."""
+        parts = self.__dict__["parts"]
+        return version([one for part in parts for one in (*part._parameters.values(), *part._buffers.values())])
 
     def _compute(self, *inputs: Any, **named: Any) -> Any:
         if (order := FORMATS[self.report.memory_format]) is not None:
