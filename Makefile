@@ -1,7 +1,8 @@
 # make bench [TORCH=1]   measure this machine: verified results, time, share of the roof, ratio to other libraries;
 #                        with an NVIDIA GPU, that too, against cuDNN
-# make test              check, then every test; kernels that are only compiled are compiled for one architecture
-# make test-all          the same with every architecture
+# make test              check, then every test; of CUDA kernels that are only compiled, a quarter for one architecture
+# make test-kernels      the tests that compile those, with each of them, for every architecture
+# make test-all          check, then every test with each of them
 # make campaign MINUTES=20 [DEVICE=cuda] [SEED=7]   random and hostile calls for so long; exit status 1 where one fails
 # make check             lint, format, types, generated tables
 # make format            rewrite in the house format
@@ -22,7 +23,7 @@ TORCH ?= $(GPU)
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 CUDA_SOURCES = $(shell find src -name '*.cu' -or -name '*.cuh')
 
-.PHONY: bench test test-all campaign check format docs clean
+.PHONY: bench test test-kernels test-all campaign check format docs clean
 # Two installations into one .venv must not run at once.
 .NOTPARALLEL:
 
@@ -33,8 +34,11 @@ bench: .venv/.bench $(if $(TORCH),.venv/.torch)
 test: check .venv/.test
 	$(PYTEST)
 
+test-kernels: .venv/.test
+	$(PYTEST) -m kernels --all-kernels
+
 test-all: check .venv/.test
-	$(PYTEST) --all-architectures
+	$(PYTEST) --all-kernels
 
 campaign: .venv/.test
 	$(BIN)/python tools/campaign.py --minutes $(or $(MINUTES),20) $(if $(DEVICE),--device $(DEVICE)) $(if $(SEED),--seed $(SEED))

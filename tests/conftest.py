@@ -1,10 +1,13 @@
-"""Shared by all tests: a cache folder of their own, the `cuda` marker, and which architectures kernels are for."""
+"""Shared by all tests: a cache folder of their own, the `cuda` marker, and which kernels are compiled for what."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+from zlib import crc32
 
 import hypothesis
 import pytest
@@ -16,12 +19,20 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 hypothesis.settings.register_profile("tapwise", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("tapwise")
 
-# Kernels that a test only compiles are compiled for the first of these, and with --all-architectures for each.
+# Of the kernels that a test only compiles, one in so many is compiled, for the first architecture; with --all-kernels
+# each is, for each architecture.
+SHARE = 4
 ARCHITECTURES = ("sm_90a", "sm_80", "sm_100a")
+TESTS = Path(__file__).parent
+# Folders and files of tests that take kernels as they are.
+ABOVE_KERNELS = {
+    "arrays", "baselines", "cli", "image", "lab", "torch", "ops/conv/test_operators.py", "ops/conv/test_prepared.py",
+    "ops/conv/test_gradient_calls.py", "test_docs.py", "test_registry.py",
+}  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all-architectures", action="store_true", help="compile CUDA kernels for every architecture")
+    parser.addoption("--all-kernels", action="store_true", help="compile every CUDA kernel for every architecture")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,6 +53,48 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         os.environ["TAPWISE_CACHE_DIR"] = before
 
 
+@pytest.fixture
+def share(request: pytest.FixtureRequest) -> Callable[[Iterable[Any]], list[Any]]:
+    """Of all that a test only compiles what it compiles now: one in SHARE, and with --all-kernels each.
+
+    The test's name says which, so that tests with like kernels take different ones.
+    """
+
+    def taken(kernels: Iterable[Any]) -> list[Any]:
+        each = list(dict.fromkeys(kernels))
+        assert each
+        if request.config.getoption("--all-kernels"):
+            return each
+        first = crc32(request.node.nodeid.encode())
+        return each[first % min(SHARE, len(each)) :: SHARE]
+
+    return taken
+
+
+@pytest.fixture(autouse=True)
+def quick_where_tests_take_kernels_as_they_are(request: pytest.FixtureRequest) -> None:
+    """Other tests of each algorithm against float64 have them as users do."""
+    place = request.path.relative_to(TESTS).as_posix()
+    if place in ABOVE_KERNELS or place.partition("/")[0] in ABOVE_KERNELS:
+        request.getfixturevalue("quick_code")
+
+
+@pytest.fixture
+def quick_code() -> Iterator[None]:
+    """Kernels of the CPU are compiled without optimisation, in half of the time.
+
+    Code that is kept has what it was compiled with in its key.
+    """
+    from tapwise import dispatch
+    from tapwise.cpu import jit
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(jit, "PASSES", ())
+        patched.setattr(jit, "LEVEL", 0)
+        yield
+    dispatch._plan.cache_clear()
+
+
 def gpu_count() -> int:
     """NVIDIA GPUs that the driver reports, 0 where there is no driver."""
     try:
@@ -55,7 +108,8 @@ def gpu_count() -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests marked `cuda` where there is no GPU, and further architectures unless all are wanted."""
+    """Deselect tests marked `cuda` where there is no GPU, and further architectures unless all are wanted. Tests that
+    take a share of kernels are marked `kernels`."""
 
     def is_wanted(item: pytest.Item) -> bool:
         if item.get_closest_marker("cuda"):
@@ -63,7 +117,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         return every or parameters.get("architecture") not in ARCHITECTURES[1:]
 
-    has_gpu, every = gpu_count() > 0, config.getoption("--all-architectures")
+    has_gpu, every = gpu_count() > 0, config.getoption("--all-kernels")
+    for item in items:
+        if "share" in getattr(item, "fixturenames", ()):
+            item.add_marker("kernels")
     wanted = [item for item in items if is_wanted(item)]
     if len(wanted) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if not is_wanted(item)])

@@ -17,6 +17,7 @@ from tapwise import dispatch
 from tapwise.arrays import device, replay
 from tapwise.arrays.replay import Replays
 from tapwise.cuda import copy
+from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit import device as gpus
 from tapwise.cuda.jit import launch as launches
 from tapwise.cuda.jit.device import H200
@@ -38,6 +39,8 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
     monkeypatch.setattr(launches, "_entry", lambda: made.launch)
     monkeypatch.setattr(launches, "_kernel", lambda *_: SimpleNamespace(function=77))
+    # Nothing is loaded, so plans need not compile what they will load.
+    monkeypatch.setattr(compiler, "cubin", lambda *_: b"")
     monkeypatch.setattr(launches, "count", lambda: 1)
     monkeypatch.setattr(device, "_torch_words", lambda dtype, index: (getattr(torch, dtype.name), "cpu"))
     monkeypatch.setattr(replay, "FIRST_GPU", -1)

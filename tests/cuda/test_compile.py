@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -148,11 +148,14 @@ def sources() -> dict[str, Source]:
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("part", range(4))
-def test_every_kernel_compiles_without_spills(part: int, architecture: str) -> None:
+def test_every_kernel_compiles_without_spills(
+    part: int, architecture: str, share: Callable[[Iterable[Source]], list[Source]]
+) -> None:
     """In parts, which processes share."""
     assert len(sources()) > 70
     distinct = {source: name for name, source in sources().items()}
-    for source, name in list(distinct.items())[part::4]:
+    for source in share(list(distinct)[part::4]):
+        name = distinct[source]
         if architecture == "sm_80" and "__cluster_dims__" in source.text:
             continue
         code, used = compiler.compile_now(source, architecture)
@@ -162,17 +165,20 @@ def test_every_kernel_compiles_without_spills(part: int, architecture: str) -> N
 
 
 @pytest.mark.parametrize("text", IN_EACH_DTYPE)
-def test_every_dtype_compiles(text: str) -> None:
+def test_every_dtype_compiles(text: str, share: Callable[[Iterable[Source]], list[Source]]) -> None:
     operator, elsewhere = registry.parse(text).operator, set(sources().values())
+    found: dict[Source, str] = {}
     for algorithm in algorithms(operator):
         for dtype in algorithm.dtypes or ():
             problem = registry.parse(f"{text} {dtype}")
             if algorithm.refusal(problem, H200):
                 continue
             configs = chosen(algorithm, f"{text} {dtype}")
-            for source in {source for config in configs for source in algorithm.sources(problem, config)} - elsewhere:
-                code, _ = compiler.compile_now(source, "sm_90a")
-                assert code[:4] == b"\x7fELF", f"{text} {dtype}, {algorithm.id}"
+            each = (source for config in configs for source in algorithm.sources(problem, config))
+            found |= {source: f"{text} {dtype}, {algorithm.id}" for source in each if source not in elsewhere}
+    for source in share(found):
+        code, _ = compiler.compile_now(source, "sm_90a")
+        assert code[:4] == b"\x7fELF", found[source]
 
 
 def test_a_spill_is_seen() -> None:

@@ -25,7 +25,7 @@ def made(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_()
 
 
-X, W, B, R = made(2, 4, 6, 5), made(6, 2, 3, 3), made(6), made(2, 6, 3, 5)
+X, W, B, R = made(2, 4, 4, 3), made(6, 2, 3, 3), made(6), made(2, 6, 2, 3)
 # Operators on x alone.
 OF_X: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "max_pool2d": lambda x: OPS.max_pool2d(x, [2, 3], [1, 2], [1, 1]),

@@ -169,7 +169,7 @@ def _shared() -> Path:
 def _build(target: Path, *options: str | Path) -> None:
     """Compile beside the target, then rename: other processes see all of it or nothing."""
     unfinished = target.with_name(f"{target.name}.{os.getpid()}")
-    command = ["g++", "-std=c++20", "-O1", "-w", "-fno-strict-aliasing", "-ffp-contract=fast", "-fPIC"]
+    command = ["g++", "-std=c++20", "-Og", "-w", "-fno-strict-aliasing", "-ffp-contract=fast", "-fPIC"]
     # What is inline has the same name in every library.
     command += ["-fno-gnu-unique", *map(str, options), "-o", str(unfinished)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,7 +1,8 @@
 """Compile generated kernels to objects, keep the objects on disk, and load them.
 
 An object's key holds everything that it depends on: the generator's name and parameters, the text of its module and of
-all modules of tapwise that this imports (`sources`), the versions of llvmlite and LLVM, its passes, and the target.
+all modules of tapwise that this imports (`sources`), the versions of llvmlite and LLVM, its passes and level, and the
+target.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ PASSES: Final = (
     "global_dead_code_eliminate", "sroa", "simplify_cfg", "new_gvn", "instruction_combine", "simplify_cfg",
     "loop_simplify", "lcssa", "loop_rotate", "instruction_combine", "simplify_cfg",
 )  # fmt: skip
+# How hard LLVM works on machine code, 0 to 3.
+LEVEL: Final = 2
 
 _libraries: dict[str, Library] = {}
 _numbers = itertools.count()
@@ -70,7 +73,7 @@ def _engine(target: Target) -> llvm.LLJIT:
 def _machine(target: Target) -> llvm.TargetMachine:
     triple = llvm.Target.from_triple(target.triple)
     model = "default" if "x86" in target.triple else "small"
-    return triple.create_target_machine(target.cpu, target.features, opt=2, reloc="pic", codemodel=model)
+    return triple.create_target_machine(target.cpu, target.features, opt=LEVEL, reloc="pic", codemodel=model)
 
 
 def lower(kernel: Kernel) -> tuple[llvm.ModuleRef, llvm.TargetMachine]:
@@ -98,7 +101,7 @@ def assembly(kernel: Kernel) -> str:
 def load(name: str, generate: Callable[..., Kernel], target: Target, **parameters: Any) -> Library:
     """The kernels that generate(target, **parameters) emits: from memory, from disk, or compiled now."""
     words = [name, repr(sorted(parameters.items())), repr(target), sources.checksum(generate), llvmlite.__version__]
-    words += [repr(llvm.llvm_version_info), repr(PASSES)]
+    words += [repr(llvm.llvm_version_info), repr((PASSES, LEVEL))]
     key = f"{name}-{hashlib.sha256(chr(0).join(words).encode()).hexdigest()[:32]}"
     with making:
         library = _libraries.get(key)

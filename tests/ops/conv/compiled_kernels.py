@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable, Iterable
 from functools import cache
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tapwise import disk_cache, settings
 from tapwise.cuda.jit import compile as compiler
+
+# The fixture of tests/conftest.py.
+Share = Callable[[Iterable[Any]], list[Any]]
 
 
 class Compiled(NamedTuple):

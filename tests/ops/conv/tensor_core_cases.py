@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from compiled_kernels import compiled
+from compiled_kernels import Share, compiled
 
 from tapwise.algorithm import Algorithm, Device
 from tapwise.cuda.jit.device import H200
@@ -65,12 +65,12 @@ def some(problem: ConvProblem, device: Device = H200) -> list[Config]:
     return list(kinds.values())
 
 
-def assert_no_spills(algorithm: Any, problem: ConvProblem, architecture: str, *names: str) -> None:
+def assert_no_spills(share: Share, algorithm: Any, problem: ConvProblem, architecture: str, *names: str) -> None:
     device = replace(H200, architecture=architecture)
-    for config in best_of(algorithm, problem, device, *names)[: 2 if architecture == "sm_90a" else 1]:
-        for source in algorithm.sources(problem, config):
-            used = compiled(source, architecture).resources
-            assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{config}: {used}"
+    configs = best_of(algorithm, problem, device, *names)[: 2 if architecture == "sm_90a" else 1]
+    for source in share(source for config in configs for source in algorithm.sources(problem, config)):
+        used = compiled(source, architecture).resources
+        assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{source.text}: {used}"
 
 
 def best_of(algorithm: Algorithm[Any], problem: ConvProblem, device: Device, *names: str) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compiled_kernels import compiled
+from compiled_kernels import Share, compiled
 
 import emulated
 from emulated.verify import check, finite_elsewhere, packed, run_once
@@ -83,12 +83,12 @@ def kinds(problem: ConvProblem, device: Device = H200) -> Iterator[Any]:
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("text", COMPILED)
-def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
+def test_kernels_compile_without_spills(text: str, architecture: str, share: Share) -> None:
     problem = ConvProblem.parse(text)
     found = list(kinds(problem, replace(H200, architecture=architecture)))
     # The best of the first kernel and of the last one.
     some = found if architecture == "sm_90a" else (found[0], found[-2])
-    for source in {ALGORITHM.source(problem, config) for config in some}:
+    for source in share(ALGORITHM.source(problem, config) for config in some):
         used = compiled(source, architecture).resources
         assert used.spill_bytes == 0, (source.text, used)
 
@@ -144,7 +144,7 @@ def test_kernels_compute_the_convolution(turn: int, text: str) -> None:
 def test_what_is_not_finite_stays_in_its_channel(words: str) -> None:
     """Where the operands' zeros, or the planes beside it, would spread it."""
     problem = ConvProblem.parse(f"c16 h9 w11 k16 groups16 {words}")
-    for config in kinds(problem):
+    for config in list(kinds(problem))[::2]:
         assert not (why := finite_elsewhere(problem, ALGORITHM, config)), (config, why)
 
 
@@ -156,7 +156,7 @@ def test_nothing_is_computed_again_where_all_is_finite(text: str) -> None:
     """Shared memory that nobody wrote, behind the last rows, is NaN here: it has no part in any output."""
     problem = ConvProblem.parse(text)
     found = [one for one in ALGORITHM.configs(problem, H200) if isinstance(one, Banded)]
-    for config in found[:: len(found) // 6]:
+    for config in found[:: len(found) // 3]:
         run_once(problem, ALGORITHM, config)
 
 

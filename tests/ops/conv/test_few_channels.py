@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from compiled_kernels import Share
 from tensor_core_cases import A100, assert_no_spills, best_of, filter_of
 
 from tapwise import dispatch
@@ -45,8 +46,8 @@ def best(problem: ConvProblem) -> list[Config]:
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("text", COMPILED)
-def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
-    assert_no_spills(FewChannels(), ConvProblem.parse(text), architecture, "rows", "filters", "order")
+def test_kernels_compile_without_spills(text: str, architecture: str, share: Share) -> None:
+    assert_no_spills(share, FewChannels(), ConvProblem.parse(text), architecture, "rows", "filters", "order")
 
 
 def operands(problem: ConvProblem, config: Config, w: np.ndarray) -> np.ndarray:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import numpy as np
 import pytest
+from compiled_kernels import Share, compiled
 
 import emulated
 from emulated.verify import check as check_emulated
@@ -11,7 +14,6 @@ from tapwise import registry, verify
 from tapwise.activation import ACTIVATIONS
 from tapwise.algorithm import Config
 from tapwise.cpu.device import host
-from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda.fprop_phases import FpropPhases, turn_launch, turn_source
 from tapwise.ops.conv.cuda.gradients import GridStrideDgrad, GridStrideWgrad
@@ -69,9 +71,9 @@ def test_every_case_has_more_than_the_plain_loops() -> None:
 SMALL = [text for text in CASES if "f64" not in text and " bias" not in text and ConvProblem.parse(text).flops < 4e5]
 
 
-@pytest.mark.parametrize("text", SMALL)
-@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize(("backwards", "text"), list(zip(cycle([False, False, True, True]), SMALL, strict=False)))
 def test_plain_kernels(text: str, backwards: bool) -> None:
+    """Threads take turns in either order, for two problems each, which are a dgrad and a wgrad."""
     problem = ConvProblem.parse(text)
     algorithm = GridStrideWgrad() if problem.direction == "wgrad" else GridStrideDgrad()
     assert (verdict := check_emulated(problem, algorithm, Config(), backwards=backwards)), verdict.message
@@ -85,6 +87,7 @@ EPILOGUES = [
 ]
 
 
+@pytest.mark.usefixtures("quick_code")
 @pytest.mark.parametrize("activation", [*ACTIVATIONS, "leaky_relu-0.5"])
 def test_bias_and_activation_on_the_cpu(activation: str) -> None:
     for text in EPILOGUES:
@@ -148,12 +151,12 @@ def test_filters_are_turned(text: str, order: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("dtype", ["f32", "f64", "f16", "bf16"])
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
-def test_kernels_compile_without_spills(dtype: str, layout: str, architecture: str) -> None:
+def test_kernels_compile_without_spills(dtype: str, layout: str, architecture: str, share: Share) -> None:
     problem = ConvProblem.parse(f"n2 c16 h13 w13 k24 r3 s3 stride2 pad1 {dtype} {layout} gelu dgrad")
     wgrad = problem.bare().replace(direction="wgrad")
     sources = [FpropPhases().join_source(problem), turn_source(problem, layout == "nhwc")]
     plain = GridStrideDgrad().source(problem, Config()), GridStrideWgrad().source(wgrad, Config())
-    for source in (*sources, *plain):
-        code, used = compiler.compile_now(source, architecture)
+    for source in share((*sources, *plain)):
+        code, used, _ = compiled(source, architecture)
         assert code[:4] == b"\x7fELF"
         assert (used.stack_bytes, used.spill_bytes) == (0, 0), used

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from compiled_kernels import Share
 from tensor_core_cases import A100, COMPILED, some
 
 from tapwise import dispatch, registry
@@ -30,12 +31,12 @@ from tapwise.problem import Inputs
 
 
 @pytest.mark.parametrize("text", COMPILED)
-def test_geometry(text: str) -> None:
+def test_geometry(text: str, share: Share) -> None:
     """Shared memory and boxes within what the hardware allows; every stage and slab begins on a swizzled pattern."""
     algorithm, problem = ImplicitGemm(), ConvProblem.parse(text)
     configs = algorithm.configs(problem, H200)
     assert len(configs) == len(set(configs)) == len({str(config) for config in configs})
-    for config in configs:
+    for config in share(configs):
         launch = algorithm.launch(problem, config, H200)
         assert launch.shared_bytes * config.min_blocks_per_sm <= H200.shared_bytes + 1024
         assert launch.grid[0] % config.split_k == 0

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from compiled_kernels import compiled
+from compiled_kernels import Share, compiled
 from tensor_core_cases import COMPILED, some
 
 from tapwise.cuda.jit import compile as compiler
@@ -24,14 +24,15 @@ from tapwise.ops.conv.problem import ConvProblem
 
 
 @pytest.mark.parametrize("text", COMPILED)
-def test_wgmma_kernels_compile_without_spills_or_waits(text: str) -> None:
+def test_wgmma_kernels_compile_without_spills_or_waits(text: str, share: Share) -> None:
     algorithm, problem = ImplicitGemm(), ConvProblem.parse(text)
     kinds = some(problem)
     # The best ones, one that writes from registers and one whose gemm_k is split.
     ordered = [one for one in kinds[3:] if Epilogue(View.of(problem, one)).permuted_n][:1]
-    for config in kinds[:3] + ordered + [one for one in kinds[3:] if one.split_k > 1][:1]:
-        for source in algorithm.sources(problem, config):
-            assert_compiles(source, config)
+    chosen = kinds[:3] + ordered + [one for one in kinds[3:] if one.split_k > 1][:1]
+    pairs = [(source, config) for config in chosen for source in algorithm.sources(problem, config)]
+    for source, config in share(pairs):
+        assert_compiles(source, config)
 
 
 def assert_compiles(source: Source, config: Config) -> None:
@@ -57,7 +58,7 @@ def assert_compiles(source: Source, config: Config) -> None:
         "n8 c64 h40 w40 k96 r3 s3 pad1 f16 nhwc leaky_relu0.2",
     ],
 )
-def test_activations_of_many_sums_compile_without_spills_or_waits(text: str) -> None:
+def test_activations_of_many_sums_compile_without_spills_or_waits(text: str, share: Share) -> None:
     """Of each kernel the tiles with the most sums a thread: ptxas likes to begin with more activations than fit."""
     algorithm, problem = ImplicitGemm(), ConvProblem.parse(text)
 
@@ -67,7 +68,7 @@ def test_activations_of_many_sums_compile_without_spills_or_waits(text: str) -> 
     kinds: dict[tuple[object, ...], Config] = {}
     for config in sorted(algorithm.configs(problem, H200), key=sums, reverse=True):
         kinds.setdefault((config.kernel, config.swap_ab, config.ping_pong, config.tile_pixels > 256), config)
-    for config in sorted(kinds.values(), key=sums, reverse=True)[:5]:
+    for config in share(sorted(kinds.values(), key=sums, reverse=True)[:5]):
         assert_compiles(algorithm.source(problem, config), config)
 
 
@@ -80,7 +81,7 @@ def test_activations_of_many_sums_compile_without_spills_or_waits(text: str) -> 
         "n16 c320 h32 w32 k320 r3 s3 pad1 bf16 nhwc bias gelu_tanh residual",
     ],
 )
-def test_residuals_compile_without_spills_or_waits(text: str) -> None:
+def test_residuals_compile_without_spills_or_waits(text: str, share: Share) -> None:
     """Brought by TMA, of each kind the largest tile; and where many sums begin with them."""
     algorithm, problem = ImplicitGemm(), ConvProblem.parse(text)
     kinds: dict[tuple[object, ...], Config] = {}
@@ -90,20 +91,22 @@ def test_residuals_compile_without_spills_or_waits(text: str) -> None:
         if Epilogue(View.of(problem, config)).tma_residual:
             kinds[config.kernel, config.swap_ab, config.ping_pong] = config
     assert {kind[1] for kind in kinds if len(kind) == 3} == {False, True}
-    for config in kinds.values():
+    for config in share(kinds.values()):
         assert_compiles(algorithm.source(problem, config), config)
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
-def test_mma_kernels_compile_without_spills(architecture: str) -> None:
+def test_mma_kernels_compile_without_spills(architecture: str, share: Share) -> None:
     algorithm = ImplicitGemmMma()
+    sources: dict[Source, str] = {}
     for text in (COMPILED[1], COMPILED[4], COMPILED[5], COMPILED[6], COMPILED[8]):
         problem = ConvProblem.parse(text)
         configs = sorted(algorithm.configs(problem, H200), key=lambda one: algorithm.predict_us(problem, one, H200))
         for config in (configs[0], next(one for one in configs if one.split_k > 1))[: 2 if "bias" in text else 1]:
-            for source in algorithm.sources(problem, config):
-                used = compiled(source, architecture).resources
-                assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{text}, {config}: {used}"
+            sources |= dict.fromkeys(algorithm.sources(problem, config), f"{text}, {config}")
+    for source in share(sources):
+        used = compiled(source, architecture).resources
+        assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{sources[source]}: {used}"
 
 
 def instructions(source: compiler.Source, architecture: str, folder: Path) -> Counter[str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import cycle
 
 import pytest
-from compiled_kernels import compiled
+from compiled_kernels import Share, compiled
 
 import emulated
 from emulated.verify import check, finite_elsewhere, run_once
@@ -56,11 +56,11 @@ def kinds(problem: ConvProblem) -> Iterator[Config]:
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("text", COMPILED)
-def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
+def test_kernels_compile_without_spills(text: str, architecture: str, share: Share) -> None:
     problem = ConvProblem.parse(text)
     found = list(kinds(problem))
     assert found
-    for config in found if architecture == "sm_90a" else found[:1]:
+    for config in share(found if architecture == "sm_90a" else found[:1]):
         if architecture == "sm_80" and config.by == "tma":
             config = replace(config, by="pixels")
         used = compiled(ALGORITHM.source(problem, config), architecture).resources

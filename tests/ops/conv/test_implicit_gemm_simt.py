@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from compiled_kernels import compiled
+from compiled_kernels import Share, compiled
 
 import emulated
 from emulated.verify import check
@@ -92,14 +92,14 @@ def test_filters_are_packed_from_any_strides(text: str, order: tuple[int, ...]) 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("text", COMPILED)
-def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
+def test_kernels_compile_without_spills(text: str, architecture: str, share: Share) -> None:
     problem = ConvProblem.parse(text)
     configs = ALGORITHM.configs(problem, H200)
     kinds = {(config.threads * config.thread_m * config.thread_n, config.cluster): config for config in configs}
     if architecture != "sm_90a":
         # The smallest and the largest tile.
         kinds = {kind: kinds[kind] for kind in (min(kinds), max(kinds))}
-    for source in {source for config in kinds.values() for source in ALGORITHM.sources(problem, config)}:
+    for source in share(source for config in kinds.values() for source in ALGORITHM.sources(problem, config)):
         if architecture == "sm_80" and "__cluster_dims__" in source.text:
             continue
         used = compiled(source, architecture).resources

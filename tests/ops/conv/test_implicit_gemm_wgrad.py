@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from compiled_kernels import Share, compiled
 
 import emulated
 from emulated.verify import check
-from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit.device import H200
 from tapwise.cuda.plan import CudaPlan
 from tapwise.ops.conv.cuda.implicit_gemm_wgrad.config import Config
@@ -98,16 +98,14 @@ def most_registers(problem: ConvProblem) -> list[Config]:
 
 
 @pytest.mark.parametrize("text", COMPILED + COMPILED_STORES)
-def test_kernels_compile_without_spills_or_waits(text: str) -> None:
+def test_kernels_compile_without_spills_or_waits(text: str, share: Share) -> None:
     problem = ConvProblem.parse(text)
     configs = list(kinds(problem)) if text in COMPILED else most_registers(problem)
-    for config in configs:
-        for source in ALGORITHM.sources(problem, config):
-            _, log = compiler._compile(source, "sm_90a")
-            used = compiler._resources(log, source)
-            assert (used.stack_bytes, used.spill_bytes) == (0, 0), (config, used)
-            # Products that do not run beside others, or registers that are not handed over.
-            assert not re.search(r"C75\d\d", log), (config, log)
+    for source in share(source for config in configs for source in ALGORITHM.sources(problem, config)):
+        _, used, log = compiled(source, "sm_90a")
+        assert (used.stack_bytes, used.spill_bytes) == (0, 0), (source.text, used)
+        # Products that do not run beside others, or registers that are not handed over.
+        assert not re.search(r"C75\d\d", log), (source.text, log)
 
 
 @pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")

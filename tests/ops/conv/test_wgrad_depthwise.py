@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from compiled_kernels import compiled
+from compiled_kernels import Share, compiled
 
 import emulated
 from emulated.verify import check
@@ -65,11 +65,11 @@ def kinds(problem: ConvProblem) -> Iterator[Config]:
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("text", COMPILED)
-def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
+def test_kernels_compile_without_spills(text: str, architecture: str, share: Share) -> None:
     problem = ConvProblem.parse(f"{text} wgrad")
     found = [one for one in kinds(problem) if one.by == "copies" or architecture != "sm_80"]
     some = found if architecture == "sm_90a" else found[:1]
-    for source in {source for config in some for source in ALGORITHM.sources(problem, config)}:
+    for source in share(source for config in some for source in ALGORITHM.sources(problem, config)):
         used = compiled(source, architecture).resources
         assert used.spill_bytes == 0, (source.text, used)
 

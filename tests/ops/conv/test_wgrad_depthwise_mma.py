@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from compiled_kernels import compiled
+from compiled_kernels import Share, compiled
 
 import emulated
 from emulated.verify import check
@@ -38,11 +38,11 @@ EMULATED = [
 
 
 @pytest.mark.parametrize(("text", "architecture"), COMPILED)
-def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
+def test_kernels_compile_without_spills(text: str, architecture: str, share: Share) -> None:
     problem = ConvProblem.parse(f"{text} wgrad")
     device = replace(H200, architecture=architecture)
     config = min(ALGORITHM.configs(problem, device), key=lambda one: ALGORITHM.predict_us(problem, one, device))
-    for source in ALGORITHM.sources(problem, config):
+    for source in share(ALGORITHM.sources(problem, config)):
         used = compiled(source, architecture).resources
         assert used.spill_bytes == 0, (config, used)
 

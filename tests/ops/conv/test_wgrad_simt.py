@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from compiled_kernels import compiled
+from compiled_kernels import Share, compiled
 
 import emulated
 from emulated.verify import check
@@ -86,7 +86,7 @@ def test_large_images_and_many_parts() -> None:
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("text", COMPILED)
-def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
+def test_kernels_compile_without_spills(text: str, architecture: str, share: Share) -> None:
     problem = ConvProblem.parse(f"{text} wgrad")
     device = replace(H200, architecture=architecture)
     configs = sorted(ALGORITHM.configs(problem, device), key=lambda one: ALGORITHM.predict_us(problem, one, device))
@@ -94,7 +94,7 @@ def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
     chosen = {configs[0]: None}
     for choose in (min, max):
         chosen[choose(configs, key=lambda one: ALGORITHM._registers(problem, one))] = None
-    for source in {source for config in chosen for source in ALGORITHM.sources(problem, config)}:
+    for source in share(source for config in chosen for source in ALGORITHM.sources(problem, config)):
         used = compiled(source, architecture).resources
         assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{source.text}: {used}"
 

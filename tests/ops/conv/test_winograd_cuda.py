@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from compiled_kernels import compiled
+from compiled_kernels import Share, compiled
 
 import emulated
 from emulated.verify import check
@@ -82,11 +82,11 @@ def test_absolute_sums_by_emulation() -> None:
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("text", COMPILED)
-def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
+def test_kernels_compile_without_spills(text: str, architecture: str, share: Share) -> None:
     problem = ConvProblem.parse(text)
     config = ALGORITHM.configs(problem, H200)[0]
     own = [winograd.images_source, winograd.outputs_source, winograd.pack_source]
-    for source in [make(problem, config) for make in own]:
+    for source in share(make(problem, config) for make in own):
         used = compiled(source, architecture).resources
         assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{source.text}: {used}"
 
