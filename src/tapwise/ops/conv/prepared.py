@@ -109,6 +109,9 @@ class PreparedConv:
         if self._replays is None:
             same = self._dense(x) if out is None else None
             return self._call((), out, x, residual) if same is None else self(same, residual)
+        if residual is None:
+            # Calls with one tensor are kept without a loop over them.
+            return self._replays.call(self._call, (), out, x)
         return self._replays.call(self._call, (), out, x, residual)
 
     def _is_plain(self, x: Any, residual: Any) -> bool:
@@ -149,7 +152,7 @@ class PreparedConv:
             and residual.flags.aligned
         )
 
-    def _call(self, words: tuple[()], out: Any, x: Any, residual: Any) -> Any:
+    def _call(self, words: tuple[()], out: Any, x: Any, residual: Any = None) -> Any:
         problem = self.problem
         index = self.device.index if self.device.kind == "cuda" else None
         source = arrays.anywhere(x, "x", index, self._upload)
