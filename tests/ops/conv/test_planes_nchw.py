@@ -16,7 +16,7 @@ from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config, Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
 from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import ImplicitGemm
-from tapwise.ops.conv.cuda.implicit_gemm.view import View, lies_ready
+from tapwise.ops.conv.cuda.implicit_gemm.view import View, plane_pieces
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.verify import Verdict, compare
 
@@ -49,8 +49,13 @@ def some_of(problem: ConvProblem, wanted: Callable[[Config], bool]) -> set[Confi
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize(
     "text",
-    ["n2 c24 h8 w9 k40 r1 s1 f16 bias relu", "n3 c72 h8 w10 k37 r1 s1 bf16 residual", "n1 c80 h19 w8 k16 r1 s1 f16"],
-)
+    [
+        "n2 c24 h8 w9 k40 r1 s1 f16 bias relu", "n3 c72 h8 w10 k37 r1 s1 bf16 residual", "n1 c80 h19 w8 k16 r1 s1 f16",
+        # In pieces of 8 bytes, by a warpgroup.
+        "n5 c88 h6 w6 k40 r1 s1 f16 bias relu", "n3 c72 h5 w12 k36 r1 s1 groups2 bf16 residual",
+        "n3 c41 h7 w12 k40 r1 s1 f16 bias",
+    ],
+)  # fmt: skip
 def test_planes_are_read_as_they_lie(
     emulation: None, monkeypatch: pytest.MonkeyPatch, text: str, backwards: bool
 ) -> None:
@@ -113,12 +118,13 @@ def test_which_pixels_are_left_out(text: str, left_out: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "ready"),
+    ("text", "pieces"),
     [
-        ("n2 c24 h8 w9 k40 r1 s1 f16", True), ("n2 c24 h7 w9 k40 r1 s1 f16", False),
-        ("n2 c24 h8 w9 k40 r1 s1 tf32", False), ("n2 c24 h8 w8 k40 r1 s1 stride2 f16", False),
-        ("n2 c24 h8 w9 k40 r1 s1 f16 nhwc", False), ("n2 c24 h8 w9 k40 r1 s1 pad1 f16", False),
+        ("n2 c24 h8 w9 k40 r1 s1 f16", 0), ("n2 c24 h6 w10 k40 r1 s1 bf16", 8), ("n2 c24 h6 w9 k40 r1 s1 f16", None),
+        ("n2 c24 h7 w9 k40 r1 s1 f16", None), ("n2 c24 h8 w8 k40 r1 s1 stride2 f16", None),
+        ("n2 c24 h8 w9 k40 r1 s1 tf32", None), ("n2 c24 h8 w9 k40 r1 s1 f16 nhwc", None),
+        ("n2 c24 h8 w9 k40 r1 s1 pad1 f16", None), ("n2 c24 h8 w9 k40 r1 s3 f16", None),
     ],
 )  # fmt: skip
-def test_which_planes_are_read_as_they_lie(text: str, ready: bool) -> None:
-    assert lies_ready(ConvProblem.parse(text)) is ready
+def test_which_planes_are_read_as_they_lie(text: str, pieces: int | None) -> None:
+    assert plane_pieces(ConvProblem.parse(text)) == pieces

@@ -21,7 +21,8 @@ enum NamedBarrier {
 // the type of x, w and y. The matrix instruction's M, 64 a step, is pixels or (SWAP_AB) filters. GROUP_AXIS: the tensor
 // map of x has a fifth axis, for groups or the parts of 3xtf32. STRIDED: y's rows and columns lie a stride apart.
 // TRANSPOSED_FILTERS: they are channels of fprop's (k, r, s, c), read as they lie, in blocks of 64 side by side.
-// TRANSPOSED_PIXELS: x in NCHW is read as it lies, 64 pixels of a plane side by side.
+// TRANSPOSED_PIXELS: x in NCHW is read as it lies, 64 pixels side by side; a warpgroup copies them in pieces of
+// GATHER_BYTES, or else (PLANES) TMA does, and a tile has pixels of one plane.
 // INDEPENDENT of the launch before.
 template <class Traits> struct CtaTile : Traits {
     using typename Traits::T;
@@ -47,6 +48,7 @@ template <class Traits> struct CtaTile : Traits {
                          FILTER_BYTES = B::TRANSPOSED_FILTERS ? (B::TILE_FILTERS + 63) / 64 * BLOCK_BYTES
                                                               : B::TILE_FILTERS * FILTER_ROW_BYTES,
                          A_BLOCK_BYTES = A_LIES ? BLOCK_BYTES : 64 * A_ROW_BYTES;
+    static constexpr bool PLANES = B::TRANSPOSED_PIXELS && B::GATHER_BYTES == 0;
     static constexpr int CONSUMER_THREADS = 128 * B::WARPGROUPS;
     // Beside two warpgroups a third one copies, and leaves them registers.
     static constexpr bool PRODUCER_WARPGROUP = B::WARPGROUPS == 2;

@@ -51,20 +51,21 @@ class Im2colConfig(TileConfig):
     """x by TMA's im2col mode, a chunk of one tap a step.
 
     `warpgroups` share a tile, or (`ping_pong`) take whole tiles in turns. `split_k` CTAs of a cluster share gemm_k.
-    `min_blocks_per_sm`: CTAs that a multiprocessor has room for. `transposed_pixels`: x in NCHW is read as it lies, by
-    boxes of channels and pixels, of filters of 1x1.
+    `min_blocks_per_sm`: CTAs that a multiprocessor has room for. `transposed_pixels`: x in NCHW is read as it lies, of
+    filters of 1x1, by TMA (`gather_bytes` 0) in boxes of channels and pixels of a plane, or by a warpgroup in pieces of
+    so many bytes.
     """
 
     kernel: ClassVar[str] = "im2col"
     halo_buffers: ClassVar[int] = 0
     chunk_bytes: ClassVar[int] = 0
-    gather_bytes: ClassVar[int] = 0
 
     warpgroups: int = 1
     ping_pong: bool = False
     split_k: int = 1
     min_blocks_per_sm: int = 1
     transposed_pixels: bool = False
+    gather_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from tapwise.ops.conv.cuda.implicit_gemm.view import (
     PLACED,
     View,
     is_aligned,
-    lies_ready,
     padded,
+    plane_pieces,
     unfoldings,
 )
 from tapwise.ops.conv.cuda.window import FpropFilters
@@ -96,7 +96,7 @@ def all_configs(problem: ConvProblem, device: Device, filters: FpropFilters | No
             found += _halo_tiles(view, device)
         if filters is None:
             found += _grouped(view, device)
-            if lies_ready(view.original):
+            if plane_pieces(view.original) is not None:
                 found += _planes(view, device)
     return found
 
@@ -133,15 +133,17 @@ def _scheduled(view: View, device: Device) -> Iterator[Config]:
 
 
 def _planes(view: View, device: Device) -> Iterator[Config]:
-    """Those that read planes of x as they lie: tiles that divide one evenly, too."""
-    plane = prod(view.seen.output)
-    widths = sorted({round_up(ceil_div(plane, count), 8) for count in range(1, 9)} - set(range(LEAST_PIXELS)))
-    fitting = [Tile(True, pixels, filters) for pixels in widths if pixels <= MOST_N for filters in (64, 128)]
-    most = round_up(plane, BLOCK)
-    tiles = [tile for tile in dict.fromkeys((*_tiles(view.seen), *fitting)) if tile.pixels <= most]
+    """Those that read planes of x as they lie; by TMA a tile has pixels of one, so some tiles divide one evenly."""
+    plane, pieces = prod(view.seen.output), plane_pieces(view.original) or 0
+    tiles = dict.fromkeys((*_tiles(view.seen), *_whole_waves(view.seen, device)))
+    if not pieces:
+        widths = sorted({round_up(ceil_div(plane, count), 8) for count in range(1, 9)} - set(range(LEAST_PIXELS)))
+        fitting = [Tile(True, pixels, filters) for pixels in widths if pixels <= MOST_N for filters in (64, 128)]
+        most = round_up(plane, BLOCK)
+        tiles = dict.fromkeys(tile for tile in (*_tiles(view.seen), *fitting) if tile.pixels <= most)
     for tile, schedule in product(tiles, SCHEDULES):
         if schedule.split_k == 1 or tile.pixels * tile.filters <= MOST_EXCHANGED:
-            config = replace(_im2col_config(tile, schedule), transposed_pixels=True)
+            config = replace(_im2col_config(tile, schedule), transposed_pixels=True, gather_bytes=pieces)
             yield from _scheduled(view.configured(config), device)
 
 
@@ -261,7 +263,7 @@ def is_legal(view: View, device: Device) -> bool:
     if epilogue.shared_bytes > (device.shared_bytes + 1024) // per_sm - 1024:
         return False
     # Two warpgroups get registers of the one that copies, which needs them itself where it gathers.
-    pair = 216 if config.gather_bytes else 232
+    pair = 232 if not config.gather_bytes else 208 if isinstance(config, Im2colConfig) else 216
     registers = pair if config.warpgroups == 2 else 255 if per_sm == 1 else 128
     function, short = (problem.activation == name and per_sm == 1 for name in ("tanh", "gelu"))
     direct = epilogue.permuted_n > 0

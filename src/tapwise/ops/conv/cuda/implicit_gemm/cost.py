@@ -34,7 +34,7 @@ STEP, HALO_STEP, STATIONARY_STEP = 65.2, 67.1, 41.7
 # half the length the same times so much (halo); bytes that arrive in a cycle; a piece that warps gather.
 IM2COL_CHUNK, HALO_CHUNK, FILTER_CHUNK, RAGGED_CHUNK = 2.13, 6.04, 1.2, 1.66
 HALF_HALO_CHUNK: Final = 0.603
-FEED_BYTES, PIECE = 84.6, 1.58
+FEED_BYTES, PIECE, PLANE_PIECE = 84.6, 1.58, 0.6
 # How much of that chunks cost whose distance is a multiple of 32 bytes, but of no more.
 HALF_RAGGED: Final = 0.48
 
@@ -253,7 +253,8 @@ def _copies(view: View, copied: Copied) -> float:
     """Cycles of a step's copies, nothing else being in their way."""
     config = view.config
     if config.gather_bytes:
-        issued = copied.pixels * view.chunk_bytes / config.gather_bytes * PIECE
+        each = PLANE_PIECE if isinstance(config, Im2colConfig) else PIECE
+        issued = copied.pixels * view.chunk_bytes / config.gather_bytes * each
     else:
         each = IM2COL_CHUNK
         if not isinstance(config, Im2colConfig):

@@ -4,14 +4,18 @@
 #pragma once
 
 #include "direct_store.cuh"
+#include "ops/conv/cuda/implicit_gemm/gathered_planes.cuh"
 #include "split_k.cuh"
 
 struct Im2colGemm {
     // Tensor maps of x, of the packed filters and of y.
     alignas(64) unsigned long long x[16], w[16], out[16];
     void *y;
-    const void *bias, *residual;
-    // Output pixels, filters and groups; tiles along the filters, of a plane (TRANSPOSED_PIXELS), and all; steps of
+    // x again, where it is gathered.
+    const void *image, *bias, *residual;
+    // Channels, and of a group.
+    long long c, group_c;
+    // Output pixels, filters and groups; tiles along the filters, of a plane (PLANES), and all; steps of
     // gemm_k: chunks of channels of a tap, chunks that share a part of x (all, or one of three).
     long long pixels, filters, groups, tiles_f, tiles_p, tiles, p, q, taps_w, chunks, part_chunks, steps;
     long long stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
@@ -63,7 +67,7 @@ template <class Tile, class Gemm> DEVICE void init_barriers(const Gemm &p, const
     prefetch_map(p.x);
     prefetch_map(p.w);
     for (int stage = 0; stage < Tile::STAGES; ++stage) {
-        barrier_init(shared.full + stage * 8, 1);
+        barrier_init(shared.full + stage * 8, 1 + Gathered<Tile>::THREADS);
         barrier_init(shared.empty + stage * 8, Tile::PING_PONG ? 4 : 4 * Tile::WARPGROUPS);
     }
     if constexpr (Tile::SPLIT_K > 1) {
@@ -73,10 +77,10 @@ template <class Tile, class Gemm> DEVICE void init_barriers(const Gemm &p, const
     publish_barriers();
 }
 
-// A tile's first outputs. Of TRANSPOSED_PIXELS a tile has pixels of one plane.
+// A tile's first outputs. Of PLANES a tile has pixels of one.
 template <class Tile> DEVICE TileOrigin<Tile> origin(const Im2colGemm &p, int tile) {
     TileOrigin<Tile> at(tile, p.tiles_f, p.groups);
-    if constexpr (Tile::TRANSPOSED_PIXELS) {
+    if constexpr (Tile::PLANES) {
         const int number = at.pixel / Tile::TILE_PIXELS, n = number / (int)p.tiles_p;
         at.pixel += n * ((int)(p.p * p.q) - (int)p.tiles_p * Tile::TILE_PIXELS);
     }
@@ -91,20 +95,23 @@ DEVICE void copy_planes(const Im2colGemm &p, unsigned to, unsigned full, int chu
         copy_box(to + block * Tile::BLOCK_BYTES, p.x, full, pixel + block * 64, chunk * Tile::CHUNK_ELEMENTS, group, n);
 }
 
-// One thread copies the pixels and filters of all steps of all tiles, as far ahead as there are stages.
+// One thread copies the pixels and filters of all steps of all tiles, as far ahead as there are stages; or a warpgroup
+// gathers the pixels.
 template <class Tile>
 DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, const Im2colWork<Tile> &work) {
     using Layout = Im2colLayout<Tile>;
-    constexpr bool STATIONARY = Layout::STATIONARY;
+    constexpr bool STATIONARY = Layout::STATIONARY, GATHERS = Gathered<Tile>::THREADS > 0;
+    constexpr unsigned PIXELS = GATHERS ? 0 : Layout::PIXELS;
+    const bool first_thread = !GATHERS || threadIdx.x == Tile::CONSUMER_THREADS;
     int stage = 0;
     unsigned phase = 1;
     const int plane = p.p * p.q, width = p.q, chunks = p.chunks, part = p.part_chunks, taps_w = p.taps_w;
     // Filters do not wait for what ran before, as far as there is room.
     const int ahead = p.weights_ready ? min(Tile::STAGES, work.end - work.begin) : 0;
     const TileOrigin<Tile> start = origin<Tile>(p, work.first);
-    for (int step = work.begin; step < work.begin + ahead; ++step) {
+    for (int step = work.begin; step < work.begin + ahead && first_thread; ++step) {
         const int to = step - work.begin;
-        barrier_expect(shared.full + to * 8, Layout::PIXELS + Layout::FILTERS);
+        barrier_expect(shared.full + to * 8, PIXELS + Layout::FILTERS);
         const int tap = step / chunks, r = tap / taps_w;
         copy_tile_filters<Tile>(p, shared.filters(to, step), shared.full + to * 8, step - tap * chunks, r,
                                 tap - r * taps_w, taps_w, start.group, start.filter);
@@ -114,23 +121,26 @@ DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
         const TileOrigin<Tile> at = origin<Tile>(p, tile);
         const int n = at.pixel / plane, rest = at.pixel - n * plane, row = rest / width, column = rest - row * width;
         const int h = row * (int)p.stride_h - (int)p.pad_h, w = column * (int)p.stride_w - (int)p.pad_w;
+        const Gathered<Tile> gathered(p, at.pixel, at.group);
         const int tap = work.begin / chunks;
         int chunk = work.begin - tap * chunks, r = tap / taps_w, s = tap - r * taps_w;
         for (int step = work.begin; step < work.end; ++step) {
             const bool expected = tile == work.first && step < work.begin + ahead;
-            const bool filters = !expected && (!STATIONARY || tile == work.first);
+            const bool filters = first_thread && !expected && (!STATIONARY || tile == work.first);
             const unsigned full = shared.full + stage * 8;
             if (!expected) {
                 barrier_wait(shared.empty + stage * 8, phase);
-                barrier_expect(full, filters ? Layout::PIXELS + Layout::FILTERS : Layout::STAGE);
+                if (first_thread) barrier_expect(full, PIXELS + (filters ? Layout::FILTERS : 0));
             }
-            if constexpr (Tile::TRANSPOSED_PIXELS)
+            if (filters)
+                copy_tile_filters<Tile>(p, shared.filters(stage, step), full, chunk, r, s, taps_w, at.group, at.filter);
+            if constexpr (GATHERS)
+                gathered.copy(shared.pixels(stage), full, chunk, chunk + 1 == chunks);
+            else if constexpr (Tile::PLANES)
                 copy_planes<Tile>(p, shared.pixels(stage), full, chunk, at.group, n, rest);
             else
                 copy_chunk<Tile>(shared.pixels(stage), p.x, full, chunk, part, p.groups, w, h, n, at.group,
                                  s * (int)p.dilation_w, r * (int)p.dilation_h);
-            if (filters)
-                copy_tile_filters<Tile>(p, shared.filters(stage, step), full, chunk, r, s, taps_w, at.group, at.filter);
             if (++chunk == chunks) {
                 chunk = 0;
                 if (++s == taps_w) {
@@ -182,7 +192,7 @@ DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
         if (Tile::TMA_STORE != 2 || Tile::RESIDUAL) {
             const int plane = p.p * p.q;
             fill_places<Tile>(p, table, pixel0,
-                              Tile::TRANSPOSED_PIXELS ? (at.pixel / plane + 1) * plane : (int)p.pixels, at.group);
+                              Tile::PLANES ? (at.pixel / plane + 1) * plane : (int)p.pixels, at.group);
         }
         OutputTile out{filter0, at.group, pixel0, (int)p.filters, (int)(p.p * p.q), table};
         out.bias = shared.biases + group * Tile::WARPGROUP_FILTERS * 4;
@@ -207,6 +217,7 @@ DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
         const unsigned rows0 = PING_PONG ? 0 : group * Tile::M_STEPS * Tile::A_BLOCK_BYTES;
         for (int step = work.begin; step < work.end; ++step) {
             barrier_wait(shared.full + stage * 8, phase);
+            if constexpr (Gathered<Tile>::THREADS > 0) publish_shared();
             if (Tile::RESIDUAL_AS_C && PING_PONG && number == 0 && step == work.begin) arrive_part(FIRST_COPIES, 256);
             const unsigned pixels = shared.pixels(stage), filters = shared.filters(stage, step);
             const unsigned a = (Tile::SWAP_AB ? filters : pixels) + rows0, b = Tile::SWAP_AB ? pixels : filters;
@@ -257,6 +268,7 @@ DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
 
 template <class Traits> DEVICE void implicit_gemm_im2col(const Im2colGemm &p) {
     using Tile = CtaTile<Traits>;
+    constexpr bool GATHERS = Gathered<Tile>::THREADS > 0;
     extern __shared__ unsigned char memory[];
     const Im2colLayout<Tile> shared(shared_address(memory), p);
     const Im2colWork<Tile> work(p);
@@ -265,8 +277,8 @@ template <class Traits> DEVICE void implicit_gemm_im2col(const Im2colGemm &p) {
     __syncthreads();
     if constexpr (Tile::SPLIT_K > 1) cluster_arrive();
     if (group == Tile::WARPGROUPS) {
-        if constexpr (Tile::PRODUCER_WARPGROUP) release_registers<40>();
-        if (threadIdx.x == Tile::CONSUMER_THREADS) {
+        if constexpr (Tile::PRODUCER_WARPGROUP) release_registers<(GATHERS ? 88 : 40)>();
+        if (GATHERS || threadIdx.x == Tile::CONSUMER_THREADS) {
             producer<Tile>(p, shared, work);
             end_beside<Tile::INDEPENDENT>();
         }
@@ -277,6 +289,6 @@ template <class Traits> DEVICE void implicit_gemm_im2col(const Im2colGemm &p) {
         return;
     }
     begin_beside<Tile::INDEPENDENT>();
-    if constexpr (Tile::PRODUCER_WARPGROUP) take_registers<232>();
+    if constexpr (Tile::PRODUCER_WARPGROUP) take_registers<(GATHERS ? 208 : 232)>();
     consumer<Tile>(p, shared, work, group);
 }

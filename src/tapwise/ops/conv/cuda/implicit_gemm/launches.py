@@ -21,7 +21,7 @@ FOLDER: Final = "ops/conv/cuda/implicit_gemm"
 # What the kernels are compiled for, beside the problem's own words.
 CONFIG_WORDS: Final = (
     "swap_ab", "tile_pixels", "tile_filters", "warpgroups", "ping_pong", "stages", "split_k", "groups_per_tile",
-    "filter_stationary", "transposed_pixels",
+    "filter_stationary", "transposed_pixels", "gather_bytes",
 )  # fmt: skip
 VIEW_WORDS: Final = ("chunk_bytes", "last_chunk_steps", "transposed_filters")
 EPILOGUE_WORDS: Final = (
@@ -34,7 +34,7 @@ def source(view: View, independent: bool = False, phases: bool = False) -> Sourc
     """The kernel; `independent` of the launch before (include/grid.cuh); of several `phases` of dgrad."""
     config, seen, epilogue = view.config, view.seen, Epilogue(view)
     halo = not isinstance(config, Im2colConfig)
-    own = (*CONFIG_WORDS, *(("halo_buffers", "gather_bytes") if halo else ()))
+    own = (*CONFIG_WORDS, *(("halo_buffers",) if halo else ()))
     owners = ((config, own), (view, VIEW_WORDS), (epilogue, EPILOGUE_WORDS), (seen, ("bias", "residual")))
     values = {word.upper(): getattr(owner, word) for owner, words in owners for word in words} | {
         "GROUP_AXIS": has_group_axis(seen), "NCHW": seen.layout == "nchw",

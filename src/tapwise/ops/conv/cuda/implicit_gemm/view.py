@@ -97,12 +97,15 @@ def chunk_bytes(problem: ConvProblem) -> int:
     return next((count for count in (32, 64) if size <= count), SWIZZLE_BYTES)
 
 
-def lies_ready(problem: ConvProblem) -> bool:
-    """Whether planes of x in NCHW can be read as they lie: filters of 1x1, stride 1, 16 bits, planes that are whole
-    pieces of 16 bytes (TMA refuses a box that begins elsewhere)."""
+def plane_pieces(problem: ConvProblem) -> int | None:
+    """In which pieces planes of x in NCHW are read as they lie, of filters of 1x1 and 16 bits: 0 by TMA, which takes
+    planes of whole pieces of 16 bytes, or by a warpgroup in pieces of 8. None where x is packed: single elements took
+    longer."""
     plain = prod(problem.kernel) == prod(problem.stride) == 1 and problem.output == problem.spatial
-    whole = prod(problem.spatial) * problem.itemsize % 16 == 0
-    return plain and problem.layout == "nchw" and problem.itemsize == 2 and whole
+    if not plain or problem.layout != "nchw" or problem.itemsize != 2:
+        return None
+    plane = prod(problem.spatial) * problem.itemsize
+    return 0 if plane % 16 == 0 else 8 if plane % 8 == 0 else None
 
 
 def has_group_axis(problem: ConvProblem) -> bool:
@@ -255,7 +258,7 @@ class View:
         if isinstance(config, HaloTileConfig):
             p, q = problem.output
             pixel_tiles = problem.n * ceil_div(p, self.rectangle.down) * ceil_div(q, config.across)
-        elif config.transposed_pixels:
+        elif config.transposed_pixels and not config.gather_bytes:
             pixel_tiles = problem.n * self.tiles_p
         else:
             rows = isinstance(config, HaloRowsConfig)
@@ -273,8 +276,9 @@ class View:
 
     @property
     def threads(self) -> int:
-        """Of a CTA: warpgroups, and a warp that copies, or beside two a warpgroup."""
-        return self.config.warpgroups * 128 + (128 if self.config.warpgroups == 2 else 32)
+        """Of a CTA: warpgroups, and a warp that copies; beside two, or where it gathers, a warpgroup."""
+        several = self.config.warpgroups == 2 or self.config.gather_bytes
+        return self.config.warpgroups * 128 + (128 if several else 32)
 
     @property
     def transposed_filters(self) -> bool:
