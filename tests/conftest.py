@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ import pytest
 
 # Idle threads of OpenMP sleep: the cores are other processes'. Set before anything loads a runtime.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Inductor compiles a model or two: headers made ready and processes that wait take longer than they save.
+os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 
 # A first call compiles, and other processes have the cores: how long an example takes says nothing.
 hypothesis.settings.register_profile("tapwise", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
@@ -21,18 +25,20 @@ hypothesis.settings.load_profile("tapwise")
 
 # Of the kernels that a test only compiles, one in so many is compiled, for the first architecture; with --all-kernels
 # each is, for each architecture.
-SHARE = 4
+SHARE = 12
 ARCHITECTURES = ("sm_90a", "sm_80", "sm_100a")
 TESTS = Path(__file__).parent
-# Folders and files of tests that take kernels as they are.
-ABOVE_KERNELS = {
-    "arrays", "baselines", "cli", "image", "lab", "torch", "ops/conv/test_operators.py", "ops/conv/test_prepared.py",
-    "ops/conv/test_gradient_calls.py", "test_docs.py", "test_registry.py",
+# Folders and files of tests that have the kernels of the CPU as users have them: what LLVM makes of each algorithm,
+# against float64. All other tests take kernels as they are.
+OPTIMISED = {
+    "cpu", "ops/conv/test_depthwise_cpu.py", "ops/conv/test_filters_in_place.py", "ops/conv/test_gradients.py",
+    "ops/conv/test_wgrad_cpu.py", "ops/filter", "ops/patches", "ops/pool", "ops/reduce", "ops/softmax",
+    "ops/squeeze_excitation", "test_algorithms.py",
 }  # fmt: skip
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all-kernels", action="store_true", help="compile every CUDA kernel for every architecture")
+    parser.addoption("--all-kernels", action="store_true", help="compile every kernel for every architecture")
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -73,9 +79,8 @@ def share(request: pytest.FixtureRequest) -> Callable[[Iterable[Any]], list[Any]
 
 @pytest.fixture(autouse=True)
 def quick_where_tests_take_kernels_as_they_are(request: pytest.FixtureRequest) -> None:
-    """Other tests of each algorithm against float64 have them as users do."""
-    place = request.path.relative_to(TESTS).as_posix()
-    if place in ABOVE_KERNELS or place.partition("/")[0] in ABOVE_KERNELS:
+    place = request.path.relative_to(TESTS)
+    if OPTIMISED.isdisjoint(one.as_posix() for one in (place, *place.parents)):
         request.getfixturevalue("quick_code")
 
 
@@ -93,6 +98,14 @@ def quick_code() -> Iterator[None]:
         patched.setattr(jit, "LEVEL", 0)
         yield
     dispatch._plan.cache_clear()
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: Python need not go through it for cycles, each time that a kernel's
+    generator has made some thousand objects. A fifth of the time of tests."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 50)
 
 
 def gpu_count() -> int:

@@ -73,7 +73,10 @@ OWN = ["cpu.pointwise", "cpu.depthwise"]
 
 
 @pytest.mark.parametrize(("identifier", "text"), applying(IN_BOTH_ORDERS))
-def test_best_and_other_configs(identifier: str, text: str) -> None:
+def test_best_and_other_configs(identifier: str, text: str, request: pytest.FixtureRequest) -> None:
+    # Kernels as users have them in one memory order of each problem, in the other as they are generated.
+    if IN_BOTH_ORDERS.index(text) % 4 in (1, 2):
+        request.getfixturevalue("quick_code")
     problem = ConvProblem.parse(text)
     configs = list(registry.get(identifier).configs(problem, host()))
     best = dispatch.choose(problem, host(), identifier).config
@@ -98,6 +101,7 @@ ROUTES = [
 ]
 
 
+@pytest.mark.usefixtures("quick_code")
 @pytest.mark.parametrize(
     ("number", "identifier", "text"),
     [(number, *pair) for number, pair in enumerate(applying(ROUTES, ["cpu.direct", "cpu.pointwise"]))],
