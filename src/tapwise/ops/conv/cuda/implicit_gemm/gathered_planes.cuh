@@ -1,5 +1,5 @@
-// Planes of x in NCHW that TMA does not take as they lie: whole pieces of 8 bytes, but not of 16. A warpgroup copies them
-// to rows of 64 pixels of a channel, swizzled as TMA would.
+// Planes of x in NCHW that TMA does not take as they lie: whole pieces of 8 bytes, but not of 16. A warpgroup copies
+// them to rows of 64 pixels of a channel, swizzled as TMA would.
 #pragma once
 
 #include "cp_async.cuh"

@@ -134,10 +134,8 @@ DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
             }
             if (filters)
                 copy_tile_filters<Tile>(p, shared.filters(stage, step), full, chunk, r, s, taps_w, at.group, at.filter);
-            if constexpr (GATHERS)
-                gathered.copy(shared.pixels(stage), full, chunk, chunk + 1 == chunks);
-            else if constexpr (Tile::PLANES)
-                copy_planes<Tile>(p, shared.pixels(stage), full, chunk, at.group, n, rest);
+            if constexpr (GATHERS) gathered.copy(shared.pixels(stage), full, chunk, chunk + 1 == chunks);
+            else if constexpr (Tile::PLANES) copy_planes<Tile>(p, shared.pixels(stage), full, chunk, at.group, n, rest);
             else
                 copy_chunk<Tile>(shared.pixels(stage), p.x, full, chunk, part, p.groups, w, h, n, at.group,
                                  s * (int)p.dilation_w, r * (int)p.dilation_h);
@@ -191,8 +189,8 @@ DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
         const int filter0 = at.filter + (Tile::SWAP_AB && !PING_PONG ? group * Tile::WARPGROUP_FILTERS : 0);
         if (Tile::TMA_STORE != 2 || Tile::RESIDUAL) {
             const int plane = p.p * p.q;
-            fill_places<Tile>(p, table, pixel0,
-                              Tile::PLANES ? (at.pixel / plane + 1) * plane : (int)p.pixels, at.group);
+            fill_places<Tile>(p, table, pixel0, Tile::PLANES ? (at.pixel / plane + 1) * plane : (int)p.pixels,
+                              at.group);
         }
         OutputTile out{filter0, at.group, pixel0, (int)p.filters, (int)(p.p * p.q), table};
         out.bias = shared.biases + group * Tile::WARPGROUP_FILTERS * 4;
