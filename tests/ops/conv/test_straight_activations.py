@@ -1,0 +1,30 @@
+"""cpu.direct and cpu.pointwise, straight from registers to y: each activation that stands in a tile."""
+
+from __future__ import annotations
+
+import pytest
+
+from tapwise import registry
+from tapwise.cpu.device import host
+from tapwise.ops.conv.cpu.direct.blocking import STRAIGHT_ACTIVATIONS
+from tapwise.ops.conv.problem import ConvProblem
+from tapwise.verify import check
+
+PROBLEMS = ["cpu.direct: c5 h9 w37 k13 r3 s2 pad1 stride2x1 bias residual", "cpu.pointwise: c33 h5 w13 k20 r1 s1 bias"]
+
+
+@pytest.mark.parametrize("activation", [*filter(None, STRAIGHT_ACTIVATIONS), "leaky_relu-1.5"])
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_results(text: str, activation: str) -> None:
+    name, words = text.split(": ")
+    problem, algorithm, device = ConvProblem.parse(f"{words} {activation}"), registry.get(name), host(2)
+    configs = {(one.route, one.m): one for one in algorithm.configs(problem, device) if one.route != "sums"}
+    assert configs
+    for config in configs.values():
+        assert (verdict := check(problem, name, config, device=device)), (config, verdict.message)
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu", "tanh"])
+def test_costly_ones_are_computed_behind_the_sums(activation: str) -> None:
+    problem = ConvProblem.parse(f"c33 h5 w13 k20 r1 s1 {activation}")
+    assert {one.route for one in registry.get("cpu.pointwise").configs(problem, host(2))} == {"sums"}
