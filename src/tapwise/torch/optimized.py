@@ -25,6 +25,8 @@ from tapwise.torch.training import for_training
 
 # Orders of images by name; None: as they come.
 FORMATS: Final = {"channels_last": torch.channels_last, "contiguous": torch.contiguous_format, "preserve": None}
+# Of the choice between orders, for each: a call of a model takes as long as all that a layer is timed for.
+MODEL_SECONDS: Final = 0.5
 # Modules without a forward of their own.
 CONTAINERS: Final = (torch.nn.ModuleList, torch.nn.ModuleDict)
 
@@ -164,24 +166,27 @@ def optimize(
 def _measure(result: Optimized, inputs: tuple[Any, ...], formats: tuple[str, ...], recorded: bool) -> None:
     """Each layer by the faster library, in the order of images in which the model is."""
     done, graph = result.report, result.__dict__["graph"]
-    best: tuple[float, str, list[layers.Layer]] | None = None
     tensors = [one for one in (*result.parameters(), *inputs) if isinstance(one, torch.Tensor)]
     device = tensors[-1].device if tensors else torch.device("cpu")
+    measured: dict[str, list[layers.Layer]] = {}
+    times: dict[str, float] = {}
+    replays: dict[str, Callable[[], object]] = {}
     for done.memory_format in formats:
         order = FORMATS[done.memory_format]
         given = inputs if order is None else tuple(_in_order(one, order) for one in inputs)
-        found = layers.measured(graph, given, recorded)
+        measured[done.memory_format] = layers.measured(graph, given, recorded)
         with torch.no_grad():
             # Not from graphs that are kept: those of another order would do as well.
             run: Callable[[], object] = partial(result._compute, *inputs)
             if recorded and device.type == "cpu":
-                run = record(run)[0].replay
-            times, _ = medians({"model": run}, device)
-        taken = times["model"]
-        if best is None or taken < best[0]:
-            best = taken, done.memory_format, found
-    assert best is not None
-    _, done.memory_format, found = best
+                replays[done.memory_format] = record(run)[0].replay
+            else:
+                times[done.memory_format] = medians({"model": run}, device)[0]["model"]
+    if len(replays) > 1:
+        # In turns: what else the machine does from one second to the next decides nothing.
+        times, _ = medians(replays, device, MODEL_SECONDS)
+    done.memory_format = min(formats, key=lambda one: times.get(one, 0.0))
+    found = measured[done.memory_format]
     for layer in found:
         graph.get_submodule(layer.name).by_torch = layer.by_torch
     done.layers = layers.called(graph, found)

@@ -123,17 +123,17 @@ def calls_in(block_us: float, call_us: float) -> int:
     return max(1, min(MOST_CALLS, round(block_us / max(1.0, call_us))))
 
 
-def medians(runs: Mapping[str, Call], device: torch.device) -> tuple[dict[str, float], str]:
+def medians(runs: Mapping[str, Call], device: torch.device, seconds: float = SECONDS) -> tuple[dict[str, float], str]:
     """(microseconds of a call by name, why no CUDA graph was captured) where a choice is to be made.
 
     On a GPU in CUDA graphs, which have no host in the way; where one cannot be captured, all by eager calls between
-    events. On a CPU wall times, in turns, and no reason.
+    events. On a CPU wall times, in turns, for so many `seconds` each, and no reason.
     """
     if device.type != "cuda":
         for run in runs.values():
             run()
         walls = {name: partial(_once_us, run) for name, run in runs.items()}
-        taken = in_turns(walls, CALLS, SECONDS * len(runs))
+        taken = in_turns(walls, CALLS, seconds * len(runs))
         return {name: median(values) for name, values in taken.items()}, ""
     reason = ""
     with torch.cuda.device(device):
