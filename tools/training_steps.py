@@ -91,7 +91,9 @@ def main() -> None:
                 part.p = 0.0
         x = torch.randn(given.images, 3, 224, 224, device="cuda").contiguous(memory_format=torch.channels_last)
         wanted = torch.randint(0, 1000, (given.images,), device="cuda")
-        graphs = {variant: captured(step_of(model, variant, x, wanted)) for variant in VARIANTS}
+        # What a graph reads and writes is the step's.
+        steps = {variant: step_of(model, variant, x, wanted) for variant in VARIANTS}
+        graphs = {variant: captured(step) for variant, step in steps.items()}
         times: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
         for _ in range(1 + ROUNDS):
             for variant, (graph, _loss) in graphs.items():
