@@ -169,6 +169,9 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         """Blocks that a multiprocessor is to hold: it bounds the registers."""
         sums = config.thread_m * config.thread_n * problem.itemsize // 4
         registers = 255 if sums > 64 else 128 if sums == 64 else 96 if sums >= 32 else 80
+        if sums == 64 and config.threads == 32:
+            # A lane copies 8 pixels: 128 registers spill on sm_80, and shared memory has room for fewer blocks.
+            registers = 160
         return max(1, REGISTERS // registers * SCHEDULERS // (config.threads // 32))
 
     def _together(self, problem: ConvProblem, config: Config, device: Device) -> int:

@@ -20,7 +20,7 @@ from typing import ClassVar, Final, NamedTuple
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, stub
-from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.jit.launch import Launch, has_dependent_launches
 from tapwise.cuda.types import template_args, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import costs, wgrad_parts, window
@@ -53,10 +53,11 @@ PIECE: Final = 16
 ENTRY: Final = 16
 # Least steps of a part.
 PART_STEPS: Final = 4
-# Registers of a thread beside sums and fragments; for each element on its way, with its address; most with such.
+# Registers of a thread beside sums and fragments; for each element on its way, with its address; most with such, and
+# before sm_90, where the same code takes more.
 OTHER_REGISTERS: Final = 76
 HELD_REGISTERS: Final = 2
-MOST_REGISTERS: Final = 252
+MOST_REGISTERS, MOST_BEFORE_SM_90 = 252, 240
 # Of the cost model: fitted together by least squares to the logarithms of 220 configs' times on 10 layers (H100, NHWC,
 # pieces of 4 to 16 bytes), but for those called assumed. Cycles of a step that a CTA waits at barriers and products,
 # and for each copy that a thread issues: one after another, they take most of a step.
@@ -159,12 +160,13 @@ class ImplicitGemmMmaWgrad(window.TensorCoreAlgorithm[Config]):
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         found: dict[Config, None] = {}
+        most = MOST_REGISTERS if has_dependent_launches(device.architecture) else MOST_BEFORE_SM_90
         for columns, filters, groups_per_tile, warps_c, warps_f in self._tiles(problem):
             together = 0
             for stages in (4, 3):
                 config = Config(columns, filters, groups_per_tile, warps_c, warps_f, stages, 1)
                 # Elements on their way take the registers that a large tile would need.
-                if self._held(problem, config) and self._registers(problem, config) > MOST_REGISTERS:
+                if self._held(problem, config) and self._registers(problem, config) > most:
                     continue
                 # Fewer stages where more CTAs have room then.
                 if self.shared_bytes(problem, config) > device.shared_bytes:
