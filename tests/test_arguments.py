@@ -210,6 +210,17 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, list[Any]]]
         tapwise.reduce, {"x": PLANE, "op": "sum"},
         {"x": PLAIN, "op": NAMES, "axis": AXES, "keepdims": FLAGS, **ALONG},
     ),
+    "batch_norm_stats": (
+        tapwise.batch_norm_stats, {"x": IMAGE},
+        {"x": INPUTS, "out": [*SHAPED, IMAGE[:1]], "algorithm": NAMES, "device": DEVICES},
+    ),
+    "batch_norm_reduce": (
+        tapwise.batch_norm_reduce, {"grad_output": IMAGE, "x": IMAGE, "parameters": np.ones((4, 4), F32)},
+        {
+            "grad_output": INPUTS, "x": INPUTS, "parameters": INPUTS, "activation": WORDS,
+            "out": [*SHAPED, IMAGE[:1]], "algorithm": NAMES, "device": DEVICES,
+        },
+    ),
     "squeeze_excitation": (
         tapwise.squeeze_excitation,
         {"x": IMAGE, "weight": np.ones((2, 3, 4), F32), "bias": np.ones(7, F32)},
@@ -251,6 +262,10 @@ PROBLEMS: dict[str, dict[str, list[Any]]] = {
         "clip": FLAGS, "double": FLAGS,
     },
     "softmax 5x7": {**AXES_FIELDS, "log": FLAGS, "direction": NAMES},
+    "batch_norm c4 h6 w6 dgrad": {
+        **dict.fromkeys("nchw", FIELDS["n"]), "activation": WORDS, "dtype": FIELDS["dtype"],
+        "layout": FIELDS["layout"], "direction": NAMES,
+    },
     "squeeze_excitation c4 h6 w6 m3": {
         **dict.fromkeys("nchwm", FIELDS["n"]), "activation": NAMES, "gate": NAMES, "dtype": FIELDS["dtype"],
         "layout": FIELDS["layout"],

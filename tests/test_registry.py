@@ -61,6 +61,12 @@ PROBLEMS = {
     ],
     "softmax": ["softmax 7x77", "log_softmax 3x1003 bf16", "softmax 3x5x19 axis1 f64"],
     "softmax_dgrad": ["softmax 7x77 dgrad", "log_softmax 3x1003 f16 dgrad", "softmax 3x5x19 axis1 f64 dgrad"],
+    "batch_norm": ["batch_norm n2 c37 h9 w11", "batch_norm n3 c36 h8 w11 f16 nhwc", "batch_norm c72 h7 w7 f64 nhwc"],
+    "batch_norm_dgrad": [
+        "batch_norm n2 c37 h9 w11 dgrad hardswish",
+        "batch_norm n3 c36 h8 w11 dgrad gelu f64 nhwc",
+        "batch_norm c72 h7 w7 dgrad silu bf16 nhwc",
+    ],
     "squeeze_excitation": [
         "squeeze_excitation n2 c37 h9 w11 m5 hardsigmoid",
         "squeeze_excitation n3 c36 h8 w11 m50 gelu f64 nhwc",

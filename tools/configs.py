@@ -92,12 +92,12 @@ def runs(problem: Problem, candidates: list[Candidate], device: Device) -> dict[
     def there(array: np.ndarray | None) -> Any:
         if array is None:
             return None
-        wide = torch.from_numpy(array.astype(np.float32)).cuda().to(getattr(torch, problem.x_dtype.name))
+        wide = torch.from_numpy(array.astype(np.float32)).cuda().to(getattr(torch, array.dtype.name))
         last = problem.layout == "nhwc" and wide.ndim == 4
         return cuda.view(wide.contiguous(memory_format=torch.channels_last) if last else wide, "array")
 
     x, w, bias, residual = (there(one) for one in inputs[:4])
-    y, expected = there(np.zeros(problem.result_shape)), None
+    y, expected = there(np.zeros(problem.result_shape, problem.y_dtype)), None
     found: dict[str, clock.Call] = {}
     for algorithm, config in candidates:
         plan = algorithm.plan(problem, config, device)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         PeerUnavailable,
         TapwiseError,
     )
+    from tapwise.ops.batch_norm.api import batch_norm_reduce, batch_norm_stats
     from tapwise.ops.conv.api import conv1d, conv2d, prepare
     from tapwise.ops.conv.gradients import conv2d_input, conv2d_weight, conv_transpose1d, conv_transpose2d
     from tapwise.ops.conv.prepared import PreparedConv
@@ -39,6 +40,7 @@ _NAMES = {
         *("CompileError", "DeviceUnavailable", "InvalidPicture", "InvalidProblem"),
         *("NotApplicable", "PeerUnavailable", "TapwiseError"),
     ),
+    "tapwise.ops.batch_norm.api": ("batch_norm_reduce", "batch_norm_stats"),
     "tapwise.ops.conv.api": ("conv1d", "conv2d", "prepare"),
     "tapwise.ops.conv.gradients": ("conv2d_input", "conv2d_weight", "conv_transpose1d", "conv_transpose2d"),
     "tapwise.ops.conv.prepared": ("PreparedConv",),
@@ -66,6 +68,8 @@ __all__ = [
     "avg_pool1d",
     "avg_pool2d",
     "avg_pool2d_backward",
+    "batch_norm_reduce",
+    "batch_norm_stats",
     "col2im",
     "conv1d",
     "conv2d",

@@ -99,6 +99,14 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.serial": "tapwise.ops.reduce.cpu_serial:ReduceSerial",
         "cuda.block_reduction": "tapwise.ops.reduce.cuda:ReduceBlockReduction",
     },
+    "batch_norm": {
+        "cpu.serial": "tapwise.ops.batch_norm.cpu_serial:BatchNormSerial",
+        "cuda.block_reduction": "tapwise.ops.batch_norm.cuda:BatchNormBlockReduction",
+    },
+    "batch_norm_dgrad": {
+        "cpu.serial": "tapwise.ops.batch_norm.cpu_serial:BatchNormDgradSerial",
+        "cuda.block_reduction": "tapwise.ops.batch_norm.cuda:BatchNormDgradBlockReduction",
+    },
     "squeeze_excitation": {
         "cpu.simd": "tapwise.ops.squeeze_excitation.cpu:SqueezeExcitationSimd",
         "cpu.serial": "tapwise.ops.squeeze_excitation.cpu_serial:SqueezeExcitationSerial",
@@ -117,6 +125,7 @@ PROBLEMS: dict[str, str] = {
     "reduce": "tapwise.ops.reduce.problem:ReduceProblem",
     "softmax": "tapwise.ops.softmax.problem:SoftmaxProblem",
     "log_softmax": "tapwise.ops.softmax.problem:SoftmaxProblem",
+    "batch_norm": "tapwise.ops.batch_norm.problem:BatchNormProblem",
     "squeeze_excitation": "tapwise.ops.squeeze_excitation.problem:SqueezeExcitationProblem",
 }
 CONVOLUTION = "tapwise.ops.conv.problem:ConvProblem"
@@ -142,6 +151,8 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "softmax": ("softmax", "log_softmax"),
     "softmax_dgrad": ("softmax_backward", "log_softmax_backward"),
     "reduce": ("reduce",),
+    "batch_norm": ("batch_norm_stats",),
+    "batch_norm_dgrad": ("batch_norm_reduce",),
     "squeeze_excitation": ("squeeze_excitation",),
 }
 

@@ -70,6 +70,12 @@ PLAIN = [
     "squeeze_excitation n32 c32 h112 w112 m8 hardswish hardsigmoid bf16 nhwc",
     "squeeze_excitation n3 c37 h9 w11 m5 gelu",
     "squeeze_excitation c40000 h1 w3 m2 f64 nhwc",
+    "batch_norm n64 c64 h56 w56 f16 nhwc",
+    "batch_norm n64 c64 h56 w56 dgrad gelu f16 nhwc",
+    "batch_norm n64 c240 h28 w28 dgrad silu bf16 nhwc",
+    "batch_norm n64 c240 h28 w28 dgrad gelu_tanh f16",
+    "batch_norm n2 c37 h9 w11 dgrad tanh f64",
+    "batch_norm n2 c37 h9 w11",
 ]
 
 

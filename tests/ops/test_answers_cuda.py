@@ -75,7 +75,14 @@ def gate(draw: Draw) -> str:
     return f"squeeze_excitation {words} {draw.choice(['', 'silu'])} {draw.choice(['', 'nhwc'])} {draw.choice(DTYPES)}"
 
 
-@pytest.mark.parametrize("drawn", [convolution, pooling, run, patches, filtering, gate])
+def norm(draw: Draw) -> str:
+    sizes = {name: draw.choice([1, 7, 64, 5_000, 100_000]) for name in "nchw"}
+    words = " ".join(f"{name}{size}" for name, size in sizes.items())
+    rest = draw.choice(["", "dgrad", "dgrad silu"]), draw.choice(["", "nhwc"]), draw.choice(DTYPES)
+    return " ".join(["batch_norm", words, *rest])
+
+
+@pytest.mark.parametrize("drawn", [convolution, pooling, run, patches, filtering, gate, norm])
 def test_some_algorithm_takes_every_problem(drawn: Callable[[Draw], str]) -> None:
     draw, answered = random.Random(0), 0
     for text in [drawn(draw) for _ in range(COUNT)]:

@@ -52,6 +52,7 @@ GRADIENTS: dict[str, tuple[Any, ...]] = {
     "avg_pool2d_backward": ([2, 6, 18, 22], [3, 3], [2, 2], [1, 1], False, False),
     "softmax_backward": (Y.softmax(1), 1),
     "log_softmax_backward": (Y.log_softmax(-1),),
+    "batch_norm_reduce": (Y.tanh(), torch.rand(4, 6), "silu"),
 }
 
 

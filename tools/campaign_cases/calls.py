@@ -103,6 +103,8 @@ def _call(problem: Any, users: list[Any], case: Case) -> Any:
         if problem.operator == "reduce":
             return tapwise.reduce(x, problem.op, axes, problem.keepdims, **options)
         return (tapwise.log_softmax if problem.log else tapwise.softmax)(x, problem.axes[0], **options)
+    if problem.operator == "batch_norm":
+        return tapwise.batch_norm_stats(x, **options)
     if problem.operator == "squeeze_excitation":
         return tapwise.squeeze_excitation(x, w, bias, problem.activation, problem.gate, **options)
     steps = {"stride": problem.stride, "padding": problem.padding, "dilation": problem.dilation}
@@ -201,6 +203,9 @@ def _peer(problem: Any, inputs: Inputs) -> tuple[np.ndarray, Any] | None:
         if problem.operator == "reduce":
             return _numpy_reduction(problem, inputs.x)
         return (functional.log_softmax if problem.log else functional.softmax)(x, problem.axes[0]).numpy(), None
+    if problem.operator == "batch_norm":
+        variance, mean = torch.var_mean(x, (0, 2, 3), correction=0)
+        return torch.stack((mean, variance)).numpy(), None
     if problem.operator == "squeeze_excitation":
         assert w is not None and bias is not None
         squeezed = activation(problem.activation)(x.mean((2, 3)) @ w[0].T + bias[: problem.m])

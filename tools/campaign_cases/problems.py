@@ -35,6 +35,8 @@ OPERATORS: Final = (
     "softmax_dgrad",
     "reduce",
     "squeeze_excitation",
+    "batch_norm",
+    "batch_norm_dgrad",
 )
 REDUCTIONS: Final = (
     *("sum", "mean", "max", "min", "prod", "argmax", "argmin", "norm1", "norm2", "sumsquare", "logsumexp"),
@@ -90,7 +92,10 @@ def draw_problem(rng: np.random.Generator, operator: str, backend: str) -> Probl
             text = _gate(rng)
         else:
             plain = operator.removesuffix("_dgrad")
-            text = _axes(rng, plain) if plain in ("softmax", "reduce") else _window(rng, plain, backend)
+            if plain == "batch_norm":
+                text = _norm(rng)
+            else:
+                text = _axes(rng, plain) if plain in ("softmax", "reduce") else _window(rng, plain, backend)
             text += " dgrad" if plain != operator else ""
         try:
             problem = registry.parse(text)
@@ -99,6 +104,11 @@ def draw_problem(rng: np.random.Generator, operator: str, backend: str) -> Probl
         work = problem.flops / 2 if operator == "conv" else prod(problem.x_shape) + prod(problem.y_shape)
         if work <= (_MOST_TERMS if operator == "conv" else _MOST_ELEMENTS):
             return problem
+
+
+def _norm(rng: np.random.Generator) -> str:
+    sizes = [f"{name}{size(rng, most)}" for name, most in zip("nchw", (5, 90, 40, 40), strict=True)]
+    return " ".join(["batch_norm", *sizes, pick(rng, "nchw", "nhwc"), pick(rng, "f32", "f64", "f16", "bf16")])
 
 
 def _window(rng: np.random.Generator, operator: str, backend: str) -> str:

@@ -11,6 +11,7 @@ from tapwise.arrays.host import numpy_of, tensor_of
 from tapwise.baselines import Prepared, mlas
 from tapwise.baselines.torch_conv import activation
 from tapwise.errors import PeerUnavailable
+from tapwise.ops.batch_norm.problem import BatchNormProblem
 from tapwise.ops.patches.problem import PatchProblem
 from tapwise.ops.pool.problem import PoolProblem
 from tapwise.ops.reduce.problem import ReduceProblem
@@ -102,6 +103,19 @@ def _torch_squeeze_excitation(problem: SqueezeExcitationProblem, given: Inputs) 
         return x * gate(functional.conv2d(squeezed, expand, excite))
 
     return call
+
+
+def _torch_batch_norm(problem: BatchNormProblem, given: Inputs) -> Call:
+    """PyTorch's own kernels where it has them, on a GPU."""
+    import torch
+
+    x, axes, cuda = given.x, (0, 2, 3), given.x.is_cuda
+    if problem.direction == "fprop":
+        return lambda: torch.batch_norm_stats(x, 0.0) if cuda else torch.var_mean(x, axes, correction=0)
+    if problem.activation is not None or not cuda:
+        raise PeerUnavailable("PyTorch adds up what the gradient of batch norm alone needs, on a GPU")
+    mean, invstd, weight, _ = given.bias
+    return lambda: torch.batch_norm_backward_reduce(x, given.w, mean, invstd, weight, True, True, True)
 
 
 def _torch_window(problem: PoolProblem) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -216,6 +230,8 @@ _TORCH: Final[dict[str, Callable[[Any, Inputs], Call]]] = {
     "im2col": _torch_patches,
     "col2im": _torch_patches,
     "squeeze_excitation": _torch_squeeze_excitation,
+    "batch_norm": _torch_batch_norm,
+    "batch_norm_dgrad": _torch_batch_norm,
 }
 _ONNXRUNTIME: Final[dict[str, Callable[[Any, np.ndarray, int], Prepared]]] = {
     "softmax": _onnxruntime_softmax,

@@ -1,4 +1,5 @@
-"""torch.ops.tapwise of pooling's and softmax's gradients: what operators.py registers besides its own.
+"""torch.ops.tapwise of pooling's and softmax's gradients, and of batch normalisation in training: what operators.py
+registers besides its own.
 
 dx lies in grad_output's order: channels last where that is so and not contiguous, else contiguous.
 """
@@ -25,6 +26,8 @@ SCHEMAS: Final = {
     ),
     "softmax_backward": "(Tensor grad_output, Tensor output, int dim=-1) -> Tensor",
     "log_softmax_backward": "(Tensor grad_output, Tensor output, int dim=-1) -> Tensor",
+    "batch_norm_stats": "(Tensor x) -> Tensor",
+    "batch_norm_reduce": "(Tensor grad_output, Tensor x, Tensor parameters, str? activation=None) -> Tensor",
 }
 
 Words = Sequence[int]
@@ -79,9 +82,24 @@ def _softmax_fake(grad_output: torch.Tensor, output: torch.Tensor, dim: int = -1
     )
 
 
+def _stats_fake(x: torch.Tensor) -> torch.Tensor:
+    torch._check(x.ndim == 4, lambda: f"x has {x.ndim} axes: 4 are allowed")
+    dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
+    return torch.empty((2, x.shape[1]), dtype=dtype, device=x.device)
+
+
+def _reduce_fake(
+    grad_output: torch.Tensor, x: torch.Tensor, parameters: torch.Tensor, activation: str | None = None
+) -> torch.Tensor:
+    torch._check(x.shape == grad_output.shape, lambda: f"x has shape {tuple(x.shape)}")
+    return _stats_fake(grad_output)
+
+
 # (implementation, fake)
 OPERATORS: Final[dict[str, tuple[Callable[..., Any], Callable[..., Any]]]] = {
     "max_pool2d_backward": (_max, _max_fake),
     "avg_pool2d_backward": (_avg, _avg_fake),
     **{name: (partial(_softmax, name), _softmax_fake) for name in ("softmax_backward", "log_softmax_backward")},
+    "batch_norm_stats": (tapwise.batch_norm_stats, _stats_fake),
+    "batch_norm_reduce": (tapwise.batch_norm_reduce, _reduce_fake),
 }

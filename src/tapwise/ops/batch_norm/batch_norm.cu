@@ -1,0 +1,148 @@
+// What batch normalisation adds up for each channel: mean and variance of x, or of its gradient the sums of g = dy *
+// activation'(u) and of g * xhat, where xhat = (x - mean) * invstd and u = xhat * weight + bias.
+//
+// x (rows, c) channels last, a row a pixel (LAST), or (images, c, pixels), where a row is V neighbours of a plane. A
+// block of THREADS adds up a part of the rows for ACROSS vectors of channels, or for one channel: a row's neighbours in
+// memory are loaded by neighbouring threads, WAYS rows at once. Its sums go to the workspace (c, 2, parts), and a
+// second launch, a warp a channel, puts the parts together in order; where all rows are one part, it is not needed
+// (ALONE).
+//
+// Moments are those of x less the channel's first element: large means would leave nothing of a small variance. Of the
+// gradient x is dy, w is x, and bias is (4, c): mean, invstd, weight, bias.
+#include "derivative.cuh"
+#include "grid.cuh"
+#include "types.cuh"
+
+struct Channels {
+    const void *x, *w, *bias;
+    void *y, *workspace;
+    long long rows, c, pixels, parts;
+};
+
+constexpr int THREADS = 256, WARPS = THREADS / 32;
+
+// A channel's results from its two sums.
+template <typename T, bool LAST, bool GRADIENT, typename A>
+__device__ __forceinline__ void finish(const Channels &a, long long channel, A count, A first, A second) {
+    A *y = static_cast<A *>(a.y);
+    if constexpr (GRADIENT) {
+        y[channel] = first;
+        y[a.c + channel] = second * static_cast<const A *>(a.bias)[a.c + channel];
+    } else {
+        A base = upcast(static_cast<const T *>(a.x)[LAST ? channel : channel * a.pixels]);
+        // Infinities and NaN are in the sums.
+        base = base - base == A(0) ? base : A(0);
+        const A variance = (second - first * (first / count)) / count;
+        y[channel] = base + first / count;
+        y[a.c + channel] = variance < A(0) ? A(0) : variance;
+    }
+}
+
+template <typename T, int V, int ACROSS, int WAYS, bool LAST, bool GRADIENT, int ACTIVATION, bool ALONE>
+__device__ __forceinline__ void batch_norm(const Channels &a) {
+    using A = typename Arithmetic<T>::type;
+    constexpr int DOWN = THREADS / ACROSS, CHANNELS = LAST ? V : 1;
+    static_assert(LAST || ACROSS == 1, "a block has one channel of planes");
+    begin_dependent();
+    __shared__ A shared[WARPS * ACROSS * CHANNELS * 2];
+    const int tid = threadIdx.x, across = tid % ACROSS, down = tid / ACROSS;
+    const long long slab = static_cast<long long>(blockIdx.x) * ACROSS * CHANNELS, channel = slab + across * CHANNELS;
+    const bool real = channel < a.c;
+    const UnsignedCoordinate pixels = a.pixels / (LAST ? 1 : V);
+    const long long share = (a.rows + a.parts - 1) / a.parts, first = blockIdx.y * share;
+    const long long end = real ? min(first + share, a.rows) : first;
+
+    A base[CHANNELS], scale[CHANNELS], shift[CHANNELS], sum[CHANNELS], product[CHANNELS];
+#pragma unroll
+    for (int v = 0; v < CHANNELS; ++v) {
+        base[v] = scale[v] = shift[v] = sum[v] = product[v] = A(0);
+        if (!real) continue;
+        if constexpr (GRADIENT) {
+            const A *parameters = static_cast<const A *>(a.bias) + channel + v;
+            base[v] = parameters[0], scale[v] = parameters[a.c] * parameters[2 * a.c], shift[v] = parameters[3 * a.c];
+        } else {
+            const A one = upcast(static_cast<const T *>(a.x)[LAST ? channel + v : channel * a.pixels]);
+            base[v] = one - one == A(0) ? one : A(0);
+        }
+    }
+
+    // Of a row, in vectors.
+    auto place = [&](long long row) {
+        if constexpr (LAST) return (row * a.c + channel) / V;
+        const UnsignedCoordinate image = static_cast<UnsignedCoordinate>(row) / pixels;
+        return (image * a.c + channel) * pixels + (static_cast<UnsignedCoordinate>(row) - image * pixels);
+    };
+    const Neighbours<T, V> *x = static_cast<const Neighbours<T, V> *>(GRADIENT ? a.w : a.x);
+    const Neighbours<T, V> *dy = static_cast<const Neighbours<T, V> *>(a.x);
+    for (long long row = first + down; row < end; row += WAYS * DOWN) {
+        Neighbours<T, V> values[WAYS], gradients[GRADIENT ? WAYS : 1];
+#pragma unroll
+        for (int i = 0; i < WAYS; ++i)
+            if (row + i * DOWN < end) {
+                const long long at = place(row + i * DOWN);
+                values[i] = x[at];
+                if constexpr (GRADIENT) gradients[i] = dy[at];
+            }
+#pragma unroll
+        for (int i = 0; i < WAYS; ++i)
+            if (row + i * DOWN < end)
+#pragma unroll
+                for (int v = 0; v < V; ++v) {
+                    const int k = LAST ? v : 0;
+                    const A apart = upcast(values[i].v[v]) - base[k];
+                    A g = apart;
+                    if constexpr (GRADIENT)
+                        g = upcast(gradients[i].v[v]) * derivative<ACTIVATION>(apart * scale[k] + shift[k]);
+                    sum[k] += g;
+                    product[k] = fma(g, apart, product[k]);
+                }
+    }
+
+    // Lanes of the same channels, then warps.
+#pragma unroll
+    for (int v = 0; v < CHANNELS; ++v)
+#pragma unroll
+        for (int half = 16; half >= ACROSS; half /= 2) {
+            sum[v] += __shfl_xor_sync(0xffffffffu, sum[v], half);
+            product[v] += __shfl_xor_sync(0xffffffffu, product[v], half);
+        }
+    if (tid % 32 < ACROSS)
+#pragma unroll
+        for (int v = 0; v < CHANNELS; ++v) {
+            A *mine = shared + ((tid / 32 * ACROSS + across) * CHANNELS + v) * 2;
+            mine[0] = sum[v], mine[1] = product[v];
+        }
+    __syncthreads();
+    for (int i = tid; i < ACROSS * CHANNELS && slab + i < a.c; i += THREADS) {
+        A one = A(0), other = A(0);
+#pragma unroll
+        for (int warp = 0; warp < WARPS; ++warp) {
+            one += shared[(warp * ACROSS * CHANNELS + i) * 2];
+            other += shared[(warp * ACROSS * CHANNELS + i) * 2 + 1];
+        }
+        if constexpr (ALONE) {
+            finish<T, LAST, GRADIENT>(a, slab + i, A(a.rows * (LAST ? 1 : V)), one, other);
+        } else {
+            A *parts = static_cast<A *>(a.workspace) + (slab + i) * 2 * a.parts + blockIdx.y;
+            parts[0] = one, parts[a.parts] = other;
+        }
+    }
+}
+
+template <typename T, int V, bool LAST, bool GRADIENT>
+__device__ __forceinline__ void batch_norm_parts(const Channels &a) {
+    using A = typename Arithmetic<T>::type;
+    begin_dependent();
+    const long long channel = static_cast<long long>(blockIdx.x) * WARPS + threadIdx.x / 32;
+    if (channel >= a.c) return;
+    const A *parts = static_cast<const A *>(a.workspace) + channel * 2 * a.parts;
+    A sum = A(0), product = A(0);
+#pragma unroll 4
+    for (long long i = threadIdx.x % 32; i < a.parts; i += 32) sum += parts[i], product += parts[a.parts + i];
+#pragma unroll
+    for (int half = 16; half > 0; half /= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, half);
+        product += __shfl_xor_sync(0xffffffffu, product, half);
+    }
+    if (threadIdx.x % 32 == 0) finish<T, LAST, GRADIENT>(a, channel, A(a.rows * (LAST ? 1 : V)), sum, product);
+}
