@@ -2,6 +2,8 @@
 
     training_steps.py resnet50 convnext_tiny --images 64 --json benchmarks/results/h200/study/times/training-steps.json
 
+Other models' times that the file has are kept.
+
 Forward in float16 autocast, backward, and SGD with momentum, of images of 224 x 224 in channels-last order, each
 variant captured in a CUDA graph. Dropout and drop path are off. Milliseconds: medians over rounds, least and most.
 """
@@ -80,9 +82,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
     torch.backends.cudnn.benchmark = True
-    kept: list[dict[str, Any]] = [
-        {"study": "training-steps", "device": gpu().name, "versions": records.versions(), "commit": records.commit()}
-    ]
+    header = {"study": "training-steps", "device": gpu().name, "versions": records.versions()}
+    before = json.loads(given.json.read_text())[1:] if given.json and given.json.exists() else []
+    kept: list[dict[str, Any]] = [header, *(one for one in before if one["model"] not in given.models)]
     for name in given.models:
         torch.manual_seed(0)
         model = torchvision.models.get_model(name).cuda().to(memory_format=torch.channels_last).train()
@@ -107,7 +109,7 @@ def main() -> None:
                 flush=True,
             )
         measured = {variant: records.rounded(values[1:]) for variant, values in times.items()}
-        kept.append({"model": name, "images": given.images, "milliseconds": measured})
+        kept.append({"model": name, "images": given.images, "commit": records.commit(), "milliseconds": measured})
         if given.json:
             given.json.write_text(json.dumps(kept, indent=1) + "\n")
 

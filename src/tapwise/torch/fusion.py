@@ -103,7 +103,7 @@ def _followed(
     end, residual = _added(last)
     activation = None
     follower = only_user(end)
-    if follower is not None and (activation := _activation(follower, named)) is not None:
+    if follower is not None and (activation := activation_of(follower, named)) is not None:
         end = follower
     if not written(start, end, (start.args[0], *residual), named):
         return end, residual, activation
@@ -158,7 +158,7 @@ def _scaled(node: fx.Node, traced: fx.GraphModule, shape: tuple[int, ...]) -> tu
 
 def alone(module: torch.nn.Module, math: str) -> torch.nn.Module:
     """What computes one of torch.nn's modules by itself: a fused convolution, a layer of pooling, or the module."""
-    if _hooked(module):
+    if hooked(module):
         return module
     if type(module) in NORMS and module.padding_mode == "zeros":
         return FusedConv(module, None, None, math)
@@ -167,16 +167,16 @@ def alone(module: torch.nn.Module, math: str) -> torch.nn.Module:
 
 def replace_pools(traced: fx.GraphModule) -> None:
     """Pooling by either library in the place of torch.nn's, in place."""
-    pools.replace(traced, {name: one for name, one in traced.named_modules() if not _hooked(one)})
+    pools.replace(traced, {name: one for name, one in traced.named_modules() if not hooked(one)})
 
 
 def _module(node: fx.Node, named: dict[str, torch.nn.Module]) -> Any:
     """The module that a node calls, if it does no more than its kind: hooks are to be called."""
     module = named.get(str(node.target)) if node.op == "call_module" else None
-    return None if module is None or _hooked(module) else module
+    return None if module is None or hooked(module) else module
 
 
-def _hooked(module: torch.nn.Module) -> bool:
+def hooked(module: torch.nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
@@ -221,7 +221,7 @@ def _added(node: fx.Node) -> tuple[fx.Node, tuple[fx.Node, ...]]:
     return sum_, (other,)
 
 
-def _activation(node: fx.Node, named: dict[str, torch.nn.Module]) -> str | None:
+def activation_of(node: fx.Node, named: dict[str, torch.nn.Module]) -> str | None:
     """The word of the activation that a node is."""
     module = _module(node, named)
     if type(module) is torch.nn.GELU:

@@ -16,11 +16,13 @@ import torch
 from tapwise.arguments import one_of
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.problem import DIRECTIONS, MATHS, ConvProblem
+from tapwise.torch.activated import absorb
 from tapwise.torch.calls import Window, transposed_size
 from tapwise.torch.convolution import More, are_taken, cast, convolution, fits
 from tapwise.torch.directions import measured
 from tapwise.torch.layers import Layer, table
 from tapwise.torch.nn import transposed_more
+from tapwise.torch.norms import TrainedBatchNorm2d
 from tapwise.torch.tensors import NAMES, memory_format
 
 
@@ -112,14 +114,18 @@ KINDS: dict[type[torch.nn.Module], type[TrainedConv2d | TrainedConvTranspose2d]]
 
 @dataclass
 class TrainingReport:
-    """What became of a model: its convolutions, and where they were measured each direction's times."""
+    """What became of a model: its convolutions, its batch norms and how many took the activation behind them, and where
+    directions were measured their times."""
 
     convolutions: int = 0
+    norms: int = 0
+    activations: int = 0
     layers: list[Layer] = field(default_factory=list)
 
     def __str__(self) -> str:
         kept = sum(not layer.by_torch for layer in self.layers)
-        lines = [f"{self.convolutions} convolutions replaced"]
+        lines = [f"{self.convolutions} convolutions replaced, {self.norms} batch norms"]
+        lines += [f"{self.activations} activations given to the norm before them"] if self.activations else []
         return "\n".join([*lines, f"{kept} of {len(self.layers)} directions by tapwise:", table(self.layers)])
 
 
@@ -132,21 +138,34 @@ def for_training(
         raise InvalidProblem(f"model is a {type(model).__name__}: a torch.nn.Module is allowed")
     one_of(math, "math", MATHS)
     own, done = copy.deepcopy(model), TrainingReport()
-    own = _replaced(own, math)
+    own = _replaced(own, math, {})
     modules = {name: one for name, one in own.named_modules() if isinstance(one, Trained)}
     done.convolutions = len(modules)
+    done.norms = sum(type(one) is TrainedBatchNorm2d for one in own.modules())
+    done.activations = absorb(own, inputs)
     if inputs is not None:
         done.layers = measured(own, modules, inputs, captured)
     return own, done
 
 
-def _replaced(module: torch.nn.Module, math: str) -> torch.nn.Module:
-    """A module with its convolutions replaced, in place."""
+Seen = dict[int, tuple[torch.nn.Module, torch.nn.Module]]
+
+
+def _replaced(module: torch.nn.Module, math: str, seen: Seen) -> torch.nn.Module:
+    """A module with its convolutions and batch norms replaced, in place. `seen`: those that were, by their ids, with
+    what has come of them: what has two places is one module."""
+    if id(module) not in seen:
+        seen[id(module)] = module, _replacement(module, math)
+        for name, child in module._modules.items():
+            if child is not None:
+                module._modules[name] = _replaced(child, math, seen)
+    return seen[id(module)][1]
+
+
+def _replacement(module: torch.nn.Module, math: str) -> torch.nn.Module:
+    if type(module) is torch.nn.BatchNorm2d:
+        return TrainedBatchNorm2d.of(module)
     made: Any = KINDS.get(type(module))
-    if made is not None:
-        plain = module.padding_mode == "zeros" and not isinstance(module.padding, str)
-        return made.of(module, math) if plain else module
-    for name, child in module._modules.items():
-        if child is not None:
-            module._modules[name] = _replaced(child, math)
-    return module
+    if made is None or module.padding_mode != "zeros" or isinstance(module.padding, str):
+        return module
+    return made.of(module, math)

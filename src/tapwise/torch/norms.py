@@ -1,0 +1,142 @@
+"""Batch normalisation in training under torch.compile: what it adds up by kernels of ours, the rest by Inductor's.
+
+Inductor reads x for mean and variance at a third of a GPU's bandwidth, and x and the gradient for the gradient's sums;
+batch_norm_stats and batch_norm_reduce at four fifths. What works on each element by itself stays PyTorch's operators,
+which Inductor fuses with what comes before and behind.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, Self, cast
+
+import torch
+from torch.nn import functional
+
+from tapwise.activation import LEAKY_RELU, named_activation
+from tapwise.torch.operators import NAMESPACE
+from tapwise.torch.tensors import memory_format
+
+_ATEN: Final = torch.ops.aten
+_OPS: Final = getattr(torch.ops, NAMESPACE)
+TAKEN: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def activated(u: torch.Tensor, activation: str | None) -> torch.Tensor:
+    """The activation of that word."""
+    name, slope = named_activation(activation)
+    if name is None:
+        return u
+    if name == LEAKY_RELU:
+        return functional.leaky_relu(u, slope)
+    if name in ("gelu", "gelu_tanh"):
+        return functional.gelu(u, approximate="tanh" if name == "gelu_tanh" else "none")
+    return cast(torch.Tensor, getattr(functional, name)(u))
+
+
+def through(activation: str | None, dz: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    """dz times the activation's derivative at u."""
+    name, slope = named_activation(activation)
+    if name is None:
+        return dz
+    if name == "relu":
+        return cast(torch.Tensor, _ATEN.threshold_backward(dz, u, 0))
+    if name == "relu6":
+        return cast(torch.Tensor, _ATEN.hardtanh_backward(dz, u, 0, 6))
+    if name == LEAKY_RELU:
+        return cast(torch.Tensor, _ATEN.leaky_relu_backward(dz, u, slope, False))
+    if name in ("gelu", "gelu_tanh"):
+        return cast(torch.Tensor, _ATEN.gelu_backward(dz, u, approximate="tanh" if name == "gelu_tanh" else "none"))
+    # Those that PyTorch takes from the result.
+    at = torch.sigmoid(u) if name == "sigmoid" else torch.tanh(u) if name == "tanh" else u
+    return cast(torch.Tensor, getattr(_ATEN, f"{name}_backward")(dz, at))
+
+
+def _along(vectors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Vectors (v, c), each to go along an image's channels."""
+    return vectors[:, None, :, None, None].unbind()
+
+
+class _Norm(torch.autograd.Function):
+    """(activation(batch_norm(x)), mean, biased variance): of x (n, c, h, w), and vectors in float32. Keeps x and four
+    vectors for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, eps: float, activation: str | None) -> Any:
+        mean, variance = _OPS.batch_norm_stats(x).unbind()
+        invstd = torch.rsqrt(variance + eps)
+        scale = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
+        shift = torch.zeros_like(mean) if bias is None else bias.to(mean.dtype)
+        parameters = torch.stack((mean, invstd, scale, shift))
+        mean_c, invstd_c, scale_c, shift_c = _along(parameters)
+        u = (x.to(mean.dtype) - mean_c) * invstd_c * scale_c + shift_c
+        ctx.save_for_backward(x, parameters)
+        ctx.activation = activation
+        ctx.dtypes = None if weight is None else weight.dtype, None if bias is None else bias.dtype
+        ctx.mark_non_differentiable(mean, variance)
+        return activated(u, activation).to(x.dtype), mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, dz: Any, *_: Any) -> Any:
+        x, parameters = ctx.saved_tensors
+        dz = dz.contiguous(memory_format=memory_format(x))
+        sums = _OPS.batch_norm_reduce(dz, x, parameters, ctx.activation)
+        weight_dtype, bias_dtype = ctx.dtypes
+        of_bias = None if bias_dtype is None else sums[0].to(bias_dtype)
+        of_weight = None if weight_dtype is None else sums[1].to(weight_dtype)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            mean, invstd, weight, bias = _along(parameters)
+            mean_g, mean_gx = _along(sums * (parameters.shape[1] / x.numel()))
+            xhat = (x.to(parameters.dtype) - mean) * invstd
+            g = through(ctx.activation, dz.to(parameters.dtype), xhat * weight + bias)
+            dx = ((g - mean_g - xhat * mean_gx) * (invstd * weight)).to(x.dtype)
+        return dx, of_weight, of_bias, None, None
+
+
+def by_kernels(x: torch.Tensor) -> bool:
+    """Whether batch normalisation of x is to be ours, and not PyTorch's own: where Inductor fuses the rest of it."""
+    return torch.compiler.is_compiling() and x.is_cuda
+
+
+def _fits(x: torch.Tensor) -> bool:
+    dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
+    # PyTorch says what is wrong with one element a channel.
+    return x.ndim == 4 and x.dtype in TAKEN and dense and x.numel() > x.shape[1]
+
+
+class TrainedBatchNorm2d(torch.nn.BatchNorm2d):
+    """torch.nn.BatchNorm2d, with an activation behind it where `activation` names one."""
+
+    activation: str | None
+
+    @classmethod
+    def of(cls, module: torch.nn.BatchNorm2d, activation: str | None = None) -> Self:
+        """A module with the parameters, statistics and hooks of torch.nn's own."""
+        made = cls.__new__(cls)
+        made.__dict__.update(module.__dict__)
+        made.activation = activation
+        return made
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        of_batch = self.training or (self.running_mean is None and self.running_var is None)
+        if not of_batch or not by_kernels(input) or not _fits(input):
+            return activated(super().forward(input), self.activation)
+        y, mean, variance = _Norm.apply(input, self.weight, self.bias, self.eps, self.activation)
+        if self.training and self.track_running_stats:
+            self._keep(mean, variance, input.numel() // input.shape[1])
+        return cast(torch.Tensor, y)
+
+    @torch.no_grad()
+    def _keep(self, mean: torch.Tensor, variance: torch.Tensor, count: int) -> None:
+        """The running statistics with those of a batch of so many elements a channel."""
+        factor: Any = self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if factor is None:
+                factor = 1.0 / self.num_batches_tracked.to(torch.float32)
+        for running, found in ((self.running_mean, mean), (self.running_var, variance * (count / (count - 1)))):
+            if running is not None:
+                running.mul_(1.0 - factor).add_(found * factor)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (f", activation={self.activation}" if self.activation else "")
