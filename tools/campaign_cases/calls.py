@@ -204,8 +204,8 @@ def _peer(problem: Any, inputs: Inputs) -> tuple[np.ndarray, Any] | None:
             return _numpy_reduction(problem, inputs.x)
         return (functional.log_softmax if problem.log else functional.softmax)(x, problem.axes[0]).numpy(), None
     if problem.operator == "batch_norm":
-        variance, mean = torch.var_mean(x, (0, 2, 3), correction=0)
-        return torch.stack((mean, variance)).numpy(), None
+        # Both from var_mean, an infinity would leave no mean.
+        return torch.stack((x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0))).numpy(), None
     if problem.operator == "squeeze_excitation":
         assert w is not None and bias is not None
         squeezed = activation(problem.activation)(x.mean((2, 3)) @ w[0].T + bias[: problem.m])

@@ -47,6 +47,7 @@ class BatchNormDgradSerial(BatchNormSerial):
     """The same of the gradient's sums."""
 
     operator: ClassVar[str] = "batch_norm_dgrad"
+    id: ClassVar[str] = "cpu.serial"
 
     def pack(self, problem: BatchNormProblem, w: Any) -> Any:
         """x itself."""

@@ -130,4 +130,8 @@ class BatchNormBlockReduction(CudaAlgorithm[Config]):
 
 
 class BatchNormDgradBlockReduction(BatchNormBlockReduction):
+    """The same of the gradient's sums."""
+
     operator: ClassVar[str] = "batch_norm_dgrad"
+    id: ClassVar[str] = "cuda.block_reduction"
+    summary: ClassVar[str] = "the activation's argument worked out again, sums as forward"
