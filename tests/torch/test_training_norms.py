@@ -84,12 +84,57 @@ def test_words_of_batch_norm(words: dict[str, Any], ours: bool) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parameters and statistics in float32 and in the same 16 bits."""
+    monkeypatch.setattr(norms, "by_kernels", lambda x: True)
+    for theirs in (norm().float(), norm().to(dtype)):
+        compared(theirs, TrainedBatchNorm2d.of(copy.deepcopy(theirs)), image(3, 5, 7, 9, dtype=dtype), None, 2e-2)
+
+
+@pytest.mark.parametrize("activation", [None, "silu"])
+@pytest.mark.parametrize("shape", [(3, 5, 7, 9), (1, 1, 1, 2), (2, 5, 1, 1), (17, 3, 13, 11)], ids=str)
+def test_single_precision(shape: tuple[int, ...], activation: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norms, "by_kernels", lambda x: True)
+    for last in (False, True):
+        theirs = norm(shape[1]).float()
+        mine = TrainedBatchNorm2d.of(copy.deepcopy(theirs), activation)
+        compared(theirs, mine, image(*shape, dtype=torch.float32, last=last), activation, 2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_under_autocast(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(norms, "by_kernels", lambda x: True)
     theirs = norm().float()
-    compared(theirs, TrainedBatchNorm2d.of(copy.deepcopy(theirs)), image(3, 5, 7, 9, dtype=dtype), None, 2e-2)
+    with torch.autocast("cpu", torch.bfloat16):
+        mine = TrainedBatchNorm2d.of(copy.deepcopy(theirs), "silu")
+        compared(theirs, mine, image(3, 5, 7, 9, dtype=dtype), "silu", 1e-5 if dtype is torch.float32 else 2e-2)
 
 
-def test_gradients_of_gradients_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_statistics_of_many_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean over all batches, of which the factor is no power of two; and without a count, which leaves them."""
+    monkeypatch.setattr(norms, "by_kernels", lambda x: True)
+    for counted in (True, False):
+        theirs = norm(momentum=None)
+        theirs.num_batches_tracked = theirs.num_batches_tracked if counted else None
+        mine = TrainedBatchNorm2d.of(copy.deepcopy(theirs))
+        for number in range(5):
+            theirs(image(3, 5, 4, 6) + number), mine(image(3, 5, 4, 6) + number)
+        for one, other in zip(theirs.buffers(), mine.buffers(), strict=True):
+            torch.testing.assert_close(other, one, rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_under_torch_func(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norms, "by_kernels", lambda x: not compiled or torch.compiler.is_compiling())
+    theirs = norm(track_running_stats=False)
+    mine = TrainedBatchNorm2d.of(copy.deepcopy(theirs), "relu")
+    x = torch.stack([image(3, 5, 4, 6), image(3, 5, 4, 6) * 2 + 1])
+    wrap: Any = (lambda one: torch.compile(one, backend="aot_eager")) if compiled else (lambda one: one)
+    torch.testing.assert_close(wrap(torch.vmap(mine))(x), torch.vmap(theirs)(x).relu())
+    found = wrap(torch.func.grad(lambda x: mine(x).square().sum()))(x[0])
+    torch.testing.assert_close(found, torch.func.grad(lambda x: theirs(x).relu().square().sum())(x[0]))
+
+
+def test_gradients_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(norms, "by_kernels", lambda x: True)
     mine = TrainedBatchNorm2d.of(norm(3), "silu")
     x = image(2, 3, 4, 3).requires_grad_()
@@ -104,6 +149,10 @@ def test_what_stays_pytorchs(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="more than 1 value"):
         mine(image(1, 5, 1, 1))
     compared(norm(), TrainedBatchNorm2d.of(norm()), image(3, 5, 7, 18)[..., ::2])
+    with pytest.raises(RuntimeError, match="mixed dtype"):
+        mine(image(3, 5, 4, 6, dtype=torch.float32))
+    with pytest.raises(ValueError, match="expected 4D"):
+        mine(image(3, 5, 4))
     assert "activation=relu" in repr(TrainedBatchNorm2d.of(norm(), "relu"))
 
 

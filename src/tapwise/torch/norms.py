@@ -98,10 +98,14 @@ def by_kernels(x: torch.Tensor) -> bool:
     return torch.compiler.is_compiling() and x.is_cuda
 
 
-def _fits(x: torch.Tensor) -> bool:
+def _fits(x: torch.Tensor, vectors: tuple[torch.Tensor | None, ...]) -> bool:
+    """Whether x, beside a norm's parameters and statistics, is ours to take. PyTorch says what is wrong with others."""
+    if x.ndim != 4 or x.dtype not in TAKEN or torch._C._are_functorch_transforms_active():
+        return False
+    dtypes = (x.dtype,) if x.dtype in (torch.float32, torch.float64) else (x.dtype, torch.float32)
     dense = x.is_contiguous() or x.is_contiguous(memory_format=torch.channels_last)
-    # PyTorch says what is wrong with one element a channel.
-    return x.ndim == 4 and x.dtype in TAKEN and dense and x.numel() > x.shape[1]
+    # PyTorch refuses one element a channel.
+    return dense and x.numel() > x.shape[1] and all(one is None or one.dtype in dtypes for one in vectors)
 
 
 class TrainedBatchNorm2d(torch.nn.BatchNorm2d):
@@ -119,7 +123,8 @@ class TrainedBatchNorm2d(torch.nn.BatchNorm2d):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         of_batch = self.training or (self.running_mean is None and self.running_var is None)
-        if not of_batch or not by_kernels(input) or not _fits(input):
+        vectors = self.weight, self.bias, self.running_mean, self.running_var
+        if not of_batch or not by_kernels(input) or not _fits(input, vectors):
             return activated(super().forward(input), self.activation)
         y, mean, variance = _Norm.apply(input, self.weight, self.bias, self.eps, self.activation)
         if self.training and self.track_running_stats:
@@ -129,14 +134,15 @@ class TrainedBatchNorm2d(torch.nn.BatchNorm2d):
     @torch.no_grad()
     def _keep(self, mean: torch.Tensor, variance: torch.Tensor, count: int) -> None:
         """The running statistics with those of a batch of so many elements a channel."""
-        factor: Any = self.momentum
+        factor: Any = 0.0 if self.momentum is None else self.momentum
         if self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
-            if factor is None:
-                factor = 1.0 / self.num_batches_tracked.to(torch.float32)
+            if self.momentum is None:
+                factor = 1.0 / self.num_batches_tracked.to(torch.float64)
         for running, found in ((self.running_mean, mean), (self.running_var, variance * (count / (count - 1)))):
             if running is not None:
-                running.mul_(1.0 - factor).add_(found * factor)
+                # In the wider dtype of both.
+                running.copy_(found * factor + running * (1.0 - factor))
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (f", activation={self.activation}" if self.activation else "")
