@@ -205,8 +205,8 @@ def test_what_a_graph_says() -> None:
 
     class Moded(Part):
         def forward(self, x: Any) -> Any:
-            mode = self.training
-            return self.core(x) if mode or True else x
+            assert self.training in (True, False)
+            return self.core(x)
 
     with torch.no_grad():
         assert graph_of(Part()) is not None
@@ -232,6 +232,8 @@ class Taps(nn.Module):
             return self.parts(x)
         if self.way == "both":
             return self.parts(x) + self.parts[1](x)
+        if self.way == "unseen" and x.sum() > 1e9:
+            return x
         found = []
         for part in self.parts:
             x = part(x)
@@ -240,7 +242,7 @@ class Taps(nn.Module):
 
 
 @pytest.mark.parametrize("inputs", [True, False])
-@pytest.mark.parametrize("way", ["whole", "both", "each"])
+@pytest.mark.parametrize("way", ["whole", "both", "each", "unseen"])
 def test_sequences_that_are_called_as_a_whole(way: str, inputs: bool) -> None:
     torch.manual_seed(1)
     model = nn.Sequential(Taps(way))
@@ -267,12 +269,14 @@ def test_whoever_looks_at_gradients_sees_them() -> None:
             torch.testing.assert_close(seen[number], seen[number + 2], rtol=1e-3, atol=1e-4)
 
 
-def test_forward_put_in_by_others_stays() -> None:
-    part, sequence = Part(), nn.Sequential(nn.BatchNorm2d(3), nn.ReLU())
-    for one in (part, sequence, part.bn):
+def test_forward_put_in_by_others_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tapwise.torch.activated._gives", lambda *_: True)
+    for place in ("0", "1", "0.bn", "1.0", "0.act", "1.1"):
+        model = nn.Sequential(Part(), nn.Sequential(nn.BatchNorm2d(3), nn.ReLU()))
+        one = model.get_submodule(place)
         one.forward = type(one).forward.__get__(one)  # type: ignore[method-assign]
-    own, report = for_training(nn.Sequential(part, sequence), (image(),))
-    assert report.activations == 0 and type(own[0]) is Part
+        _, report = for_training(model, (image(),))
+        assert report.activations == 1
 
 
 class Hooked(Part):

@@ -123,9 +123,10 @@ def optimize(
     parameters may change. Its parameters require no gradient; in training mode the model itself computes.
 
     `training`: a copy to be trained instead, of the model's own class. Its convolutions and batch norms are replaced,
-    nothing is folded, and with example inputs (under autocast, where training is) each direction of each layer is
-    computed by the library that was faster, the host's time counted. `graphs`: the training step will be captured in
-    CUDA graphs or compiled, so that the host's time does not count. `memory_format` is left to the training loop.
+    norms take the activations behind them, nothing is folded, and with example inputs (under autocast, where training
+    is) each direction of each layer is computed by the library that was faster, the host's time counted. `graphs`: the
+    training step will be captured in CUDA graphs or compiled, so that the host's time does not count. `memory_format`
+    is left to the training loop.
     Raises InvalidProblem for a bad argument.
     """
     if not isinstance(model, torch.nn.Module):
