@@ -67,6 +67,11 @@ PROBLEMS = {
         "batch_norm n3 c36 h8 w11 dgrad gelu f64 nhwc",
         "batch_norm c72 h7 w7 dgrad silu bf16 nhwc",
     ],
+    "bias_activation_dgrad": [
+        "bias_activation n2 c37 h9 w11 dgrad tanh",
+        "bias_activation n3 c36 h8 w11 dgrad relu f16 nhwc",
+        "bias_activation c72 h7 w7 dgrad f64 nhwc",
+    ],
     "squeeze_excitation": [
         "squeeze_excitation n2 c37 h9 w11 m5 hardsigmoid",
         "squeeze_excitation n3 c36 h8 w11 m50 gelu f64 nhwc",

@@ -324,14 +324,14 @@ def test_images_are_compared_one_by_one_where_sums_are_given() -> None:
 def test_positions_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = registry.parse("maxpool n2 c3 h9 w11 r3 s3 stride2 indices")
     assert verify.check(problem, "cpu.serial")
-    right = type(problem).positions
+    right = type(problem).second_reference
 
-    def wrong(self: Any, x: np.ndarray) -> np.ndarray:
-        places = right(self, x)
+    def wrong(self: Any, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
+        places, bound = right(self, inputs)
         places[1, 2, 3, 3] += 1
-        return places
+        return places, bound
 
-    monkeypatch.setattr(type(problem), "positions", wrong)
+    monkeypatch.setattr(type(problem), "second_reference", wrong)
     verdict = verify.check(problem, "cpu.serial")
     assert not verdict
     assert "positions: 1 of" in verdict.message

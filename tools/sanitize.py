@@ -47,6 +47,7 @@ PROBLEMS = (
     "squeeze_excitation n2 c37 h9 w11 m40 hardsigmoid bf16", "squeeze_excitation n2 c20 h6 w6 m3 gelu f64",
     "batch_norm n2 c24 h9 w11 f16 nhwc", "batch_norm n20 c264 h13 w12 dgrad gelu f16 nhwc",
     "batch_norm n3 c5 h4 w6 dgrad hardswish bf16",
+    "bias_activation n20 c264 h13 w12 dgrad silu f16 nhwc", "bias_activation n3 c5 h4 w6 dgrad bf16",
     "filter gaussian sigma1 h19 w27 c3 u8", "filter correlate h19 w27 r3 s4 constant", "filter maximum size5 h19 w27",
 )  # fmt: skip
 

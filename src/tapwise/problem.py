@@ -81,6 +81,14 @@ class Inputs(NamedTuple):
     integers: bool = False
 
 
+class Second(NamedTuple):
+    """A second result; dense in the problem's layout."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
 class Accuracy(Protocol):
     """What a bound depends on besides the problem: see `Algorithm`."""
 
@@ -188,9 +196,9 @@ class Problem:
         return False
 
     @property
-    def gives_positions(self) -> bool:
-        """Whether plans write (values, int64 positions) rather than values alone."""
-        return False
+    def second(self) -> Second | None:
+        """What plans write besides, as a pair (result, second); None where they write one array."""
+        return None
 
     @property
     def w_is_image(self) -> bool:
@@ -201,8 +209,8 @@ class Problem:
         """What w is where it is positions, and no array of x's dtype."""
         return None
 
-    def positions(self, x: np.ndarray) -> np.ndarray:
-        """The positions of a problem that gives them."""
+    def second_reference(self, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
+        """As `reference`, of the second result."""
         raise NotImplementedError
 
     def canonical(self, axes: int = 2) -> Self:

@@ -107,6 +107,10 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.serial": "tapwise.ops.batch_norm.cpu_serial:BatchNormDgradSerial",
         "cuda.block_reduction": "tapwise.ops.batch_norm.cuda:BatchNormDgradBlockReduction",
     },
+    "bias_activation_dgrad": {
+        "cpu.serial": "tapwise.ops.bias_activation.cpu_serial:BiasActivationDgradSerial",
+        "cuda.block_reduction": "tapwise.ops.bias_activation.cuda:BiasActivationDgradBlockReduction",
+    },
     "squeeze_excitation": {
         "cpu.simd": "tapwise.ops.squeeze_excitation.cpu:SqueezeExcitationSimd",
         "cpu.serial": "tapwise.ops.squeeze_excitation.cpu_serial:SqueezeExcitationSerial",
@@ -126,6 +130,7 @@ PROBLEMS: dict[str, str] = {
     "softmax": "tapwise.ops.softmax.problem:SoftmaxProblem",
     "log_softmax": "tapwise.ops.softmax.problem:SoftmaxProblem",
     "batch_norm": "tapwise.ops.batch_norm.problem:BatchNormProblem",
+    "bias_activation": "tapwise.ops.bias_activation.problem:BiasActivationProblem",
     "squeeze_excitation": "tapwise.ops.squeeze_excitation.problem:SqueezeExcitationProblem",
 }
 CONVOLUTION = "tapwise.ops.conv.problem:ConvProblem"
@@ -153,6 +158,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "reduce": ("reduce",),
     "batch_norm": ("batch_norm_stats",),
     "batch_norm_dgrad": ("batch_norm_reduce",),
+    "bias_activation_dgrad": ("bias_backward", "bias_activation_backward"),
     "squeeze_excitation": ("squeeze_excitation",),
 }
 

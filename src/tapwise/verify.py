@@ -123,11 +123,12 @@ def check(
         inputs = inputs._replace(w=arrays.dense(inputs.w, problem.layout))
     x = _Guarded(inputs.x.shape, inputs.x.dtype, problem.layout, index, inputs.x)
     y = _Guarded(problem.result_shape, problem.y_dtype, problem.layout, index)
-    places = _Guarded(problem.y_shape, np.dtype(np.int64), problem.layout, index) if problem.gives_positions else None
+    more = problem.second
+    other = None if more is None else _Guarded(more.shape, more.dtype, problem.layout, index)
     workspace = _Guarded((plan.workspace_bytes,), np.dtype(np.uint8), index=index)
     scratch = workspace.array if plan.workspace_bytes else None
     w, bias, residual = (None if one is None else _beside(one, index, problem.layout) for one in inputs[1:4])
-    results = y.array if places is None else (y.array, places.array)
+    results = y.array if other is None else (y.array, other.array)
     plan.run(Buffers(x.array, plan.pack(w), results, scratch, bias, residual))
     sums = None
     if index is not None and not (integers and algorithm.exact and problem.exact_on_integers):
@@ -135,11 +136,13 @@ def check(
         sums = None if there is None else there(problem, x.array, w, device)
         if sums is not None and not algorithm.exact:
             sums = sums[0], algorithm.magnitude_there(problem, x.array, arrays.dense(w, "nchw"), device)
-    for name, memory in (("input", x), ("output", y), ("positions", places), ("workspace", workspace)):
+    for name, memory in (("input", x), ("output", y), ("second output", other), ("workspace", workspace)):
         if memory is not None and not memory.guards_hold():
             return _failed(f"{choice.algorithm} wrote outside its {name}")
-    if places is not None and not (found := compare(places.result(), problem.positions(inputs.x), np.zeros(()))):
-        return replace(found, message=f"positions: {found.message}")
+    if more is not None and other is not None:
+        found = compare(other.result(), *problem.second_reference(inputs))
+        if not found:
+            return replace(found, message=f"{more.name}: {found.message}")
     return _verdict(problem, algorithm, inputs, y.result(), sums)
 
 
@@ -213,7 +216,7 @@ class _Guarded:
         storage.fill(0xFF)
         self._guards = storage[:_GUARD_BYTES], storage[_GUARD_BYTES + size :]
         inside = storage[_GUARD_BYTES : _GUARD_BYTES + size].view(dtype)
-        if layout == "nhwc":
+        if layout == "nhwc" and len(shape) > 1:
             n, c, *spatial = shape
             self._host: np.ndarray = arrays.channels_first(inside.reshape(n, *spatial, c))
         else:

@@ -76,6 +76,9 @@ PLAIN = [
     "batch_norm n64 c240 h28 w28 dgrad gelu_tanh f16",
     "batch_norm n2 c37 h9 w11 dgrad tanh f64",
     "batch_norm n2 c37 h9 w11",
+    "bias_activation n64 c256 h56 w56 dgrad relu f16 nhwc",
+    "bias_activation n64 c240 h28 w28 dgrad gelu bf16",
+    "bias_activation n2 c37 h9 w11 dgrad f64",
 ]
 
 

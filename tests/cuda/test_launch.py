@@ -39,6 +39,7 @@ PLANNED = [
     "softmax 1000000",
     "squeeze_excitation n2 c40 h9 w11 m5 f16 nhwc",
     "batch_norm n2 c40 h9 w11 f16 nhwc",
+    "bias_activation n2 c40 h9 w11 dgrad f16 nhwc",
 ]
 
 

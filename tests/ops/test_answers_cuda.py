@@ -79,7 +79,7 @@ def norm(draw: Draw) -> str:
     sizes = {name: draw.choice([1, 7, 64, 5_000, 100_000]) for name in "nchw"}
     words = " ".join(f"{name}{size}" for name, size in sizes.items())
     rest = draw.choice(["", "dgrad", "dgrad silu"]), draw.choice(["", "nhwc"]), draw.choice(DTYPES)
-    return " ".join(["batch_norm", words, *rest])
+    return " ".join([draw.choice(["batch_norm", "bias_activation"]), words, *rest])
 
 
 @pytest.mark.parametrize("drawn", [convolution, pooling, run, patches, filtering, gate, norm])
@@ -145,8 +145,8 @@ def test_the_family_by_emulation(text: str, large: bool) -> None:
         emulated.run(launch, {"x": laid(problem, inputs.x), "y": y, "places": places, "workspace": workspace})
     verdict = compare(back(problem, y), *problem.reference(inputs, algorithm), problem.y_dtype)
     assert verdict, verdict.message
-    if problem.gives_positions:
-        assert np.array_equal(back(problem, places), problem.positions(inputs.x))
+    if problem.second is not None:
+        assert np.array_equal(back(problem, places), problem.second_reference(inputs)[0])
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from torch.nn import functional
 import tapwise.torch
 from tapwise.torch import activated as activations
 from tapwise.torch import norms
+from tapwise.torch.activations import activated
 from tapwise.torch.norms import TrainedBatchNorm2d
 from tapwise.torch.training import for_training
 
@@ -50,7 +51,7 @@ def compared(theirs: Any, mine: Any, x: Any, activation: str | None = None, rtol
     """Two calls of each: results, gradients, statistics."""
     for number in range(2):
         first, second = (x.clone().detach().requires_grad_() for _ in range(2))
-        y, z = norms.activated(theirs(first), activation), mine(second)
+        y, z = activated(theirs(first), activation), mine(second)
         assert z.dtype is y.dtype and z.stride() == y.stride()
         dy = image(*y.shape).to(y.dtype) + number
         y.backward(dy), z.backward(dy)

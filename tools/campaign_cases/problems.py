@@ -37,6 +37,7 @@ OPERATORS: Final = (
     "squeeze_excitation",
     "batch_norm",
     "batch_norm_dgrad",
+    "bias_activation_dgrad",
 )
 REDUCTIONS: Final = (
     *("sum", "mean", "max", "min", "prod", "argmax", "argmin", "norm1", "norm2", "sumsquare", "logsumexp"),
@@ -92,8 +93,9 @@ def draw_problem(rng: np.random.Generator, operator: str, backend: str) -> Probl
             text = _gate(rng)
         else:
             plain = operator.removesuffix("_dgrad")
-            if plain == "batch_norm":
-                text = _norm(rng)
+            if plain in ("batch_norm", "bias_activation"):
+                text = _sums(rng, plain)
+                text += pick(rng, "", "", *(f" {word}" for word in ACTIVATIONS)) if plain != operator else ""
             else:
                 text = _axes(rng, plain) if plain in ("softmax", "reduce") else _window(rng, plain, backend)
             text += " dgrad" if plain != operator else ""
@@ -106,9 +108,9 @@ def draw_problem(rng: np.random.Generator, operator: str, backend: str) -> Probl
             return problem
 
 
-def _norm(rng: np.random.Generator) -> str:
+def _sums(rng: np.random.Generator, operator: str) -> str:
     sizes = [f"{name}{size(rng, most)}" for name, most in zip("nchw", (5, 90, 40, 40), strict=True)]
-    return " ".join(["batch_norm", *sizes, pick(rng, "nchw", "nhwc"), pick(rng, "f32", "f64", "f16", "bf16")])
+    return " ".join([operator, *sizes, pick(rng, "nchw", "nhwc"), pick(rng, "f32", "f64", "f16", "bf16")])
 
 
 def _window(rng: np.random.Generator, operator: str, backend: str) -> str:

@@ -196,7 +196,9 @@ def layout_of(array: Array) -> str:
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype[Any], layout: str, beside: Any = None) -> Any:
-    """A new array of logical shape (n, c, *spatial), dense in that memory order, in the memory of `beside`."""
+    """A new array of logical shape (n, c, *spatial), dense in that memory order, in the memory of `beside`. Of vectors
+    there is one order."""
+    layout = "nchw" if len(shape) == 1 else layout
     if isinstance(beside, DeviceArray):
         order = _order(len(shape), layout)
         memory = cuda.empty(tuple(shape[axis] for axis in order), dtype, beside)

@@ -57,7 +57,10 @@ class Peer:
 # Operators that have one input and no filters.
 PLAIN: Final = ("softmax", "reduce", "pool", "im2col", "col2im")
 # And those that PyTorch has besides convolution.
-PYTORCH: Final = (*PLAIN, "pool_dgrad", "softmax_dgrad", "squeeze_excitation", "batch_norm", "batch_norm_dgrad")
+PYTORCH: Final = (
+    *(*PLAIN, "pool_dgrad", "softmax_dgrad", "squeeze_excitation"),
+    *("batch_norm", "batch_norm_dgrad", "bias_activation_dgrad"),
+)
 
 PEERS: Final = {
     peer.name: peer

@@ -12,6 +12,7 @@ from tapwise.baselines import Prepared, mlas
 from tapwise.baselines.torch_conv import activation
 from tapwise.errors import PeerUnavailable
 from tapwise.ops.batch_norm.problem import BatchNormProblem
+from tapwise.ops.bias_activation.problem import BiasActivationProblem
 from tapwise.ops.patches.problem import PatchProblem
 from tapwise.ops.pool.problem import PoolProblem
 from tapwise.ops.reduce.problem import ReduceProblem
@@ -116,6 +117,22 @@ def _torch_batch_norm(problem: BatchNormProblem, given: Inputs) -> Call:
         raise PeerUnavailable("PyTorch adds up what the gradient of batch norm alone needs, on a GPU")
     mean, invstd, weight, _ = given.bias
     return lambda: torch.batch_norm_backward_reduce(x, given.w, mean, invstd, weight, True, True, True)
+
+
+def _torch_bias_activation(problem: BiasActivationProblem, given: Inputs) -> Call:
+    """PyTorch's two kernels; the second one's sums are dropped, as the first one's result is what is compared."""
+    from tapwise.torch.activations import through
+
+    dy, w, axes = given.x, given.w, (0, 2, 3)
+    if problem.activation is None:
+        return lambda: dy.sum(axes)
+
+    def call() -> Any:
+        dz = through(problem.activation, dy, w)
+        dz.sum(axes)
+        return dz
+
+    return call
 
 
 def _torch_window(problem: PoolProblem) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -232,6 +249,7 @@ _TORCH: Final[dict[str, Callable[[Any, Inputs], Call]]] = {
     "squeeze_excitation": _torch_squeeze_excitation,
     "batch_norm": _torch_batch_norm,
     "batch_norm_dgrad": _torch_batch_norm,
+    "bias_activation_dgrad": _torch_bias_activation,
 }
 _ONNXRUNTIME: Final[dict[str, Callable[[Any, np.ndarray, int], Prepared]]] = {
     "softmax": _onnxruntime_softmax,

@@ -221,8 +221,8 @@ def _ours(
     x = arrays.anywhere(inputs.x, "x", index)
     y = arrays.empty(problem.result_shape, problem.y_dtype, problem.layout, x)
     result = arrays.like(y, inputs.x)
-    if problem.gives_positions:
-        y = y, arrays.empty(problem.y_shape, np.dtype(np.int64), problem.layout, x)
+    if (more := problem.second) is not None:
+        y = y, arrays.empty(more.shape, more.dtype, problem.layout, x)
     others = {"w": inputs.w, "bias": inputs.bias}
     w, bias = (None if one is None else arrays.anywhere(one, name, index) for name, one in others.items())
     if problem.direction == "dgrad":

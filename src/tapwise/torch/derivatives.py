@@ -14,7 +14,7 @@ import torch
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.nn import functional
 
-from tapwise.activation import LEAKY_RELU, named_activation
+from tapwise.torch.activations import result_says, through
 from tapwise.torch.operators import LIBRARY, NAMESPACE, OPERATORS
 from tapwise.torch.tensors import memory_format, records, refuse_gradients, refuse_tangents
 
@@ -32,40 +32,31 @@ class Derivative(NamedTuple):
     gradient: Callable[..., Sequence[torch.Tensor | None]]
 
 
-def _result_says(activation: str | None) -> bool:
-    name, slope = named_activation(activation)
-    return name in ("relu", "relu6", "tanh", "sigmoid") or (name == LEAKY_RELU and slope > 0)
+def _in_one_pass(dy: torch.Tensor) -> bool:
+    """Whether a bias's gradient and that before its activation are: on a GPU, unless they are to be derived again or
+    belong to a transform of torch.func."""
+    return dy.is_cuda and not torch.is_grad_enabled() and not torch._C._are_functorch_transforms_active()
 
 
-def _through(activation: str | None, dy: torch.Tensor, y: Any) -> torch.Tensor:
-    """The gradient before an activation; y: its result where that says enough, else its argument."""
-    name, slope = named_activation(activation)
-    if name is None:
-        return dy
-    if name == "relu":
-        return _ATEN.threshold_backward(dy, y, 0)
-    if name == "relu6":
-        return _ATEN.hardtanh_backward(dy, y, 0, 6)
-    if name == LEAKY_RELU:
-        return _ATEN.leaky_relu_backward(dy, y, slope, slope > 0)
-    if name in ("gelu", "gelu_tanh"):
-        return _ATEN.gelu_backward(dy, y, approximate="tanh" if name == "gelu_tanh" else "none")
-    if name == "silu" and torch.is_grad_enabled():
-        # PyTorch's kernel has no derivative.
-        s = torch.sigmoid(y)
-        return dy * s * (1 + y * (1 - s))
-    return getattr(_ATEN, f"{name}_backward")(dy, y)
-
-
-def _bias_gradient(dy: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return dy.sum((0, 2, 3)).to(dtype)
+def _before(
+    activation: str | None, dy: torch.Tensor, y: Any, x: torch.Tensor, needs: Needs
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(the gradient before activation and bias, in x's memory order; the bias's, if it is needed)."""
+    order, bias = memory_format(x), len(needs) > 2 and needs[2]
+    if bias and _in_one_pass(dy):
+        dy = dy.contiguous(memory_format=order)
+        if activation is None:
+            return dy, _OPS.bias_backward(dy)
+        return _OPS.bias_activation_backward(dy, y, activation)
+    dz = through(activation, dy, y).contiguous(memory_format=order)
+    return dz, dz.sum((0, 2, 3)).to(x.dtype) if bias else None
 
 
 def _conv2d_saved(values: tuple[Any, ...], named: dict[str, Any], y: torch.Tensor) -> Tensors:
     x, weight, bias = (*values, None)[:3]
     residual = values[7] if len(values) > 7 else None
     activation = named.get("activation")
-    again = activation is not None and not _result_says(activation)
+    again = activation is not None and not result_says(activation)
     return x, weight, bias if again else None, residual if again else None, None if activation is None or again else y
 
 
@@ -78,10 +69,9 @@ def _conv2d_gradient(
     words = _words(values, 3)
     if activation is not None and y is None:
         y = _OPS.conv2d(x, weight, bias, *words, residual, **math)
-    dz = _through(activation, dy, y).contiguous(memory_format=memory_format(x))
+    dz, db = _before(activation, dy, y, x, needs)
     dx = _OPS.conv2d_input(x.shape, weight, dz, *words, **math) if needs[0] else None
     dw = _OPS.conv2d_weight(x, weight.shape, dz, *words, **math) if needs[1] else None
-    db = _bias_gradient(dz, x.dtype) if len(needs) > 2 and needs[2] else None
     added = dz if len(needs) > 7 and needs[7] else None
     return (dx, dw, db, None, None, None, None, added)[: len(needs)]
 
@@ -123,7 +113,7 @@ def _weight_gradient(
 
 def _transpose_saved(values: tuple[Any, ...], named: dict[str, Any], y: torch.Tensor) -> Tensors:
     activation = named.get("activation")
-    again = activation is not None and not _result_says(activation)
+    again = activation is not None and not result_says(activation)
     bias = values[2] if len(values) > 2 and again else None
     return values[0], values[1], bias, None if activation is None or again else y
 
@@ -139,7 +129,7 @@ def _transpose_gradient(
     stride, padding, more, groups, dilation = words
     if activation is not None and y is None:
         y = _OPS.conv_transpose2d(x, weight, bias, stride, padding, more, groups, dilation, **math)
-    dz = _through(activation, dy, y).contiguous(memory_format=memory_format(x))
+    dz, db = _before(activation, dy, y, x, needs)
     words = stride, padding, dilation, groups
     rows, columns = (size // step for size, step in zip(more, stride, strict=True))
     if rows or columns:
@@ -149,7 +139,6 @@ def _transpose_gradient(
     dw = _OPS.conv2d_weight(dz, weight.shape, x, *words, **math) if needs[1] else None
     if dx is not None and (rows or columns):
         dx = dx[:, :, : dx.shape[2] - rows, : dx.shape[3] - columns].contiguous(memory_format=memory_format(dx))
-    db = _bias_gradient(dz, x.dtype) if len(needs) > 2 and needs[2] else None
     return (dx, dw, db, *(None,) * 5)[: len(needs)]
 
 

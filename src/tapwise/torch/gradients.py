@@ -1,5 +1,5 @@
-"""torch.ops.tapwise of pooling's and softmax's gradients, and of batch normalisation in training: what operators.py
-registers besides its own.
+"""torch.ops.tapwise of pooling's, softmax's and biases' gradients, and of batch normalisation in training: what
+operators.py registers besides its own.
 
 dx lies in grad_output's order: channels last where that is so and not contiguous, else contiguous.
 """
@@ -26,6 +26,8 @@ SCHEMAS: Final = {
     ),
     "softmax_backward": "(Tensor grad_output, Tensor output, int dim=-1) -> Tensor",
     "log_softmax_backward": "(Tensor grad_output, Tensor output, int dim=-1) -> Tensor",
+    "bias_backward": "(Tensor grad_output) -> Tensor",
+    "bias_activation_backward": "(Tensor grad_output, Tensor y, str activation) -> (Tensor, Tensor)",
     "batch_norm_stats": "(Tensor x) -> Tensor",
     "batch_norm_reduce": "(Tensor grad_output, Tensor x, Tensor parameters, str? activation=None) -> Tensor",
 }
@@ -82,6 +84,23 @@ def _softmax_fake(grad_output: torch.Tensor, output: torch.Tensor, dim: int = -1
     )
 
 
+def _bias_fake(grad_output: torch.Tensor) -> torch.Tensor:
+    torch._check(grad_output.ndim == 4, lambda: f"grad_output has {grad_output.ndim} axes: 4 are allowed")
+    return grad_output.new_empty(grad_output.shape[1])
+
+
+def _bias_activation(grad_output: torch.Tensor, y: torch.Tensor, activation: str) -> tuple[torch.Tensor, torch.Tensor]:
+    dz, db = tapwise.bias_activation_backward(grad_output, y, activation)
+    return ordered(dz, grad_output), db
+
+
+def _bias_activation_fake(
+    grad_output: torch.Tensor, y: torch.Tensor, activation: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    torch._check(y.shape == grad_output.shape, lambda: f"y has shape {tuple(y.shape)}")
+    return _sized(grad_output, grad_output.shape), _bias_fake(grad_output)
+
+
 def _stats_fake(x: torch.Tensor) -> torch.Tensor:
     torch._check(x.ndim == 4, lambda: f"x has {x.ndim} axes: 4 are allowed")
     dtype = torch.float64 if x.dtype is torch.float64 else torch.float32
@@ -100,6 +119,8 @@ OPERATORS: Final[dict[str, tuple[Callable[..., Any], Callable[..., Any]]]] = {
     "max_pool2d_backward": (_max, _max_fake),
     "avg_pool2d_backward": (_avg, _avg_fake),
     **{name: (partial(_softmax, name), _softmax_fake) for name in ("softmax_backward", "log_softmax_backward")},
+    "bias_backward": (tapwise.bias_backward, _bias_fake),
+    "bias_activation_backward": (_bias_activation, _bias_activation_fake),
     "batch_norm_stats": (tapwise.batch_norm_stats, _stats_fake),
     "batch_norm_reduce": (tapwise.batch_norm_reduce, _reduce_fake),
 }

@@ -10,45 +10,13 @@ from __future__ import annotations
 from typing import Any, Final, Self, cast
 
 import torch
-from torch.nn import functional
 
-from tapwise.activation import LEAKY_RELU, named_activation
+from tapwise.torch.activations import activated, through_argument
 from tapwise.torch.operators import NAMESPACE
 from tapwise.torch.tensors import memory_format
 
-_ATEN: Final = torch.ops.aten
 _OPS: Final = getattr(torch.ops, NAMESPACE)
 TAKEN: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-
-
-def activated(u: torch.Tensor, activation: str | None) -> torch.Tensor:
-    """The activation of that word."""
-    name, slope = named_activation(activation)
-    if name is None:
-        return u
-    if name == LEAKY_RELU:
-        return functional.leaky_relu(u, slope)
-    if name in ("gelu", "gelu_tanh"):
-        return functional.gelu(u, approximate="tanh" if name == "gelu_tanh" else "none")
-    return cast(torch.Tensor, getattr(functional, name)(u))
-
-
-def through(activation: str | None, dz: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """dz times the activation's derivative at u."""
-    name, slope = named_activation(activation)
-    if name is None:
-        return dz
-    if name == "relu":
-        return cast(torch.Tensor, _ATEN.threshold_backward(dz, u, 0))
-    if name == "relu6":
-        return cast(torch.Tensor, _ATEN.hardtanh_backward(dz, u, 0, 6))
-    if name == LEAKY_RELU:
-        return cast(torch.Tensor, _ATEN.leaky_relu_backward(dz, u, slope, False))
-    if name in ("gelu", "gelu_tanh"):
-        return cast(torch.Tensor, _ATEN.gelu_backward(dz, u, approximate="tanh" if name == "gelu_tanh" else "none"))
-    # Those that PyTorch takes from the result.
-    at = torch.sigmoid(u) if name == "sigmoid" else torch.tanh(u) if name == "tanh" else u
-    return cast(torch.Tensor, getattr(_ATEN, f"{name}_backward")(dz, at))
 
 
 def _along(vectors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -88,7 +56,7 @@ class _Norm(torch.autograd.Function):
             mean, invstd, weight, bias = _along(parameters)
             mean_g, mean_gx = _along(sums * (parameters.shape[1] / x.numel()))
             xhat = (x.to(parameters.dtype) - mean) * invstd
-            g = through(ctx.activation, dz.to(parameters.dtype), xhat * weight + bias)
+            g = through_argument(ctx.activation, dz.to(parameters.dtype), xhat * weight + bias)
             dx = ((g - mean_g - xhat * mean_gx) * (invstd * weight)).to(x.dtype)
         return dx, of_weight, of_bias, None, None
 

@@ -84,6 +84,8 @@ def _each(name: str) -> Callable[..., Any]:
             operator(*(row[i] if of else row for row, of in zip(rows, batched, strict=True)), **named)
             for i in range(info.batch_size)
         ]
+        if isinstance(found[0], tuple):
+            return tuple(map(torch.stack, zip(*found, strict=True))), (0,) * len(found[0])
         return torch.stack(found), 0
 
     return rule
@@ -137,7 +139,8 @@ def _register() -> None:
         torch.library.register_vmap(f"{NAMESPACE}::{name}", _pool_gradient(name, count), lib=LIBRARY)
     for name in SOFTMAX:
         torch.library.register_vmap(f"{NAMESPACE}::{name}", _softmax(name), lib=LIBRARY)
-    for name in ("conv2d_input", "conv2d_weight", "batch_norm_stats", "batch_norm_reduce"):
+    biases = "bias_backward", "bias_activation_backward"
+    for name in ("conv2d_input", "conv2d_weight", "batch_norm_stats", "batch_norm_reduce", *biases):
         torch.library.register_vmap(f"{NAMESPACE}::{name}", _each(name), lib=LIBRARY)
     # Those without a residual have no value in that place.
     for name, residual in (("conv2d", 7), ("conv_frozen", 3), ("squeeze_excitation", 5), ("conv_transpose2d", 8)):

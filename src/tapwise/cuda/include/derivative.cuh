@@ -31,3 +31,11 @@ template <int ACTIVATION, typename A> __device__ __forceinline__ A derivative(A 
     }
     return A(1);
 }
+
+// The same from the activation's result for those whose result says it; others are given the argument. Of relu and
+// relu6, and leaky_relu with a positive slope, either does.
+template <int ACTIVATION, typename A> __device__ __forceinline__ A derivative_by_result(A v) {
+    if constexpr (ACTIVATION == SIGMOID) return v * (A(1) - v);
+    if constexpr (ACTIVATION == TANH) return A(1) - v * v;
+    return derivative<ACTIVATION>(v);
+}

@@ -14,7 +14,7 @@ from tapwise.errors import InvalidProblem
 from tapwise.forks import cached_property
 from tapwise.integers import ceil_div
 from tapwise.ops.pool import reference
-from tapwise.problem import LARGEST_INTEGER, LAYOUTS, Direction, Inputs, sum_factor
+from tapwise.problem import LARGEST_INTEGER, LAYOUTS, Direction, Inputs, Second, sum_factor
 from tapwise.window_problem import DTYPE_WORDS, WindowProblem, Words, choices, flag
 
 OPS: Final = ("max", "avg")
@@ -126,11 +126,11 @@ class PoolProblem(WindowProblem):
         return self.w_is_image and LARGEST_INTEGER * self.windows < 1 / self.roundoff
 
     @property
-    def gives_positions(self) -> bool:
-        return self.indices
+    def second(self) -> Second | None:
+        return Second("positions", self.y_shape, np.dtype(np.int64)) if self.indices else None
 
-    def positions(self, x: np.ndarray) -> np.ndarray:
-        return reference.indices(x, self.output, *self.window)
+    def second_reference(self, inputs: Inputs) -> tuple[np.ndarray, np.ndarray]:
+        return reference.indices(inputs.x, self.output, *self.window), np.zeros(())
 
     def counted(self, axis: int) -> tuple[int, int]:
         """From where to where an average counts what a window sees on one axis; the input is from 0 to its size."""
