@@ -19,7 +19,7 @@ PACKAGE = Path(tapwise.__file__).parent
 LAYERS: dict[str, tuple[str, ...]] = {
     "words": ("errors", "settings", "integers", "arguments", "forks", "activation"),
     "files": ("disk_cache",),
-    "problems": ("problem", "window_problem"),
+    "problems": ("problem", "window_problem", "channels_problem"),
     "contract": ("algorithm", "capture"),
     "toolkits": ("cpu", "cuda"),
     "arrays": ("arrays",),

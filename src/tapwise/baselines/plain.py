@@ -58,7 +58,11 @@ def _torch(problem: Problem, inputs: Inputs, threads: int) -> Prepared:
         with torch.inference_mode():
             return call()
 
-    return Prepared(run, lambda: numpy_of(run()) if here else run())
+    def read() -> Any:
+        found = _READ.get(problem.operator, lambda found: found)(run())
+        return numpy_of(found) if here else found
+
+    return Prepared(run, read)
 
 
 def _torch_softmax(problem: SoftmaxProblem, given: Inputs) -> Call:
@@ -107,7 +111,7 @@ def _torch_squeeze_excitation(problem: SqueezeExcitationProblem, given: Inputs) 
 
 
 def _torch_batch_norm(problem: BatchNormProblem, given: Inputs) -> Call:
-    """PyTorch's own kernels where it has them, on a GPU."""
+    """PyTorch's own kernels where it has them, on a GPU; `_moments` and `_norm_sums` say what their results are."""
     import torch
 
     x, axes, cuda = given.x, (0, 2, 3), given.x.is_cuda
@@ -117,6 +121,21 @@ def _torch_batch_norm(problem: BatchNormProblem, given: Inputs) -> Call:
         raise PeerUnavailable("PyTorch adds up what the gradient of batch norm alone needs, on a GPU")
     mean, invstd, weight, _ = given.bias
     return lambda: torch.batch_norm_backward_reduce(x, given.w, mean, invstd, weight, True, True, True)
+
+
+def _moments(found: Any) -> Any:
+    """Mean and variance: of batch_norm_stats, which gives 1 / sqrt(variance), or var_mean."""
+    import torch
+
+    first, second = found
+    return torch.stack((first, second**-2) if first.is_cuda else (second, first))
+
+
+def _norm_sums(found: Any) -> Any:
+    import torch
+
+    _, _, of_weight, of_bias = found
+    return torch.stack((of_bias, of_weight))
 
 
 def _torch_bias_activation(problem: BiasActivationProblem, given: Inputs) -> Call:
@@ -251,6 +270,8 @@ _TORCH: Final[dict[str, Callable[[Any, Inputs], Call]]] = {
     "batch_norm_dgrad": _torch_batch_norm,
     "bias_activation_dgrad": _torch_bias_activation,
 }
+# operator -> its result, of what the call gives; of others that is the result.
+_READ: Final[dict[str, Callable[[Any], Any]]] = {"batch_norm": _moments, "batch_norm_dgrad": _norm_sums}
 _ONNXRUNTIME: Final[dict[str, Callable[[Any, np.ndarray, int], Prepared]]] = {
     "softmax": _onnxruntime_softmax,
     "pool": _onnxruntime_pool,

@@ -227,7 +227,7 @@ def _ours(
     w, bias = (None if one is None else arrays.anywhere(one, name, index) for name, one in others.items())
     if problem.direction == "dgrad":
         # As the model keeps them.
-        w = arrays.dense(w, problem.layout)
+        w = None if w is None else arrays.dense(w, problem.layout)
     buffers = Buffers(x, plan.pack(w), y, scratch(plan.workspace_bytes, x), bias)
     again = problem.operator == "dgrad"
 

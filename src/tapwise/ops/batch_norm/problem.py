@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tapwise.activation import named_activation
+from tapwise.channels_problem import DERIVATIVE_ROUNDINGS, ChannelsProblem
 from tapwise.ops.batch_norm import reference
-from tapwise.ops.channels import DERIVATIVE_ROUNDINGS, ChannelsProblem
 from tapwise.problem import DTYPES, Direction, Inputs, sum_factor
 
 

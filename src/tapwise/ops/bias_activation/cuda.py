@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from tapwise.cuda.channel_sums import ChannelSums
+from tapwise.ops.batch_norm.cuda_sums import ChannelSums
 
 
 class BiasActivationDgradBlockReduction(ChannelSums):

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from tapwise.channels_problem import DERIVATIVE_ROUNDINGS, ChannelsProblem
 from tapwise.ops.bias_activation import reference
-from tapwise.ops.channels import DERIVATIVE_ROUNDINGS, ChannelsProblem
 from tapwise.problem import Direction, Inputs, Second, sum_factor
 
 

@@ -11,16 +11,16 @@ from typing import Any, ClassVar, Final
 
 from tapwise.algorithm import Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
+from tapwise.channels_problem import ChannelsProblem
 from tapwise.cuda.block_reduction import power_of_two
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan, stream
 from tapwise.cuda.types import INDEX_LIMIT, coordinates, neighbours, template_args, tensor_core_type
 from tapwise.integers import ceil_div
-from tapwise.ops.channels import ChannelsProblem
 from tapwise.ops.conv.cuda.window import activation
 
-FILE: Final = "cuda/channel_sums.cu"
+FILE: Final = "ops/batch_norm/channel_sums.cu"
 THREADS: Final = 256
 # Threads side by side: of 2 to 32 on an H200 8 took least, or as much (lines of 128 bytes).
 ACROSS: Final = 8
@@ -60,7 +60,6 @@ class SumsPlan(CudaPlan):
 class ChannelSums(CudaAlgorithm[Config]):
     """Any sizes, both memory orders; float32, float64, float16 and bfloat16 (in float32)."""
 
-    id: ClassVar[str] = "cuda.block_reduction"
     # One of the enum in channel_sums.cu.
     sums: ClassVar[str]
     # Of rows in channels-last order and in NCHW: how many a thread loads at once, and how many blocks a multiprocessor
