@@ -62,7 +62,12 @@ class BatchNormProblem(ChannelsProblem):
     def inputs(self, array: Callable[[tuple[int, ...]], Any]) -> Inputs:
         if not self.w_is_image:
             return Inputs(array(self.x_shape))
-        return Inputs(array(self.x_shape), array(self.x_shape), array(self.bias_shape).astype(self.y_dtype))
+        vectors = array(self.bias_shape)
+        if isinstance(vectors, np.ndarray):
+            vectors = vectors.astype(self.y_dtype)
+        else:
+            vectors = vectors.double() if self.dtype == "f64" else vectors.float()
+        return Inputs(array(self.x_shape), array(self.x_shape), vectors)
 
     def reference(self, inputs: Inputs, /, *_: object) -> tuple[np.ndarray, np.ndarray]:
         with np.errstate(all="ignore"):
