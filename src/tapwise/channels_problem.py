@@ -19,7 +19,7 @@ DERIVATIVE_ROUNDINGS: Final = 32.0
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelsProblem(Problem):
-    """x (n, c, h, w), in directions that `directions` names, of which the first goes without its word."""
+    """x (n, c, h, w). `directions`: the known ones, the first of which is meant where a string names none."""
 
     name: ClassVar[str]
     directions: ClassVar[tuple[Direction, ...]]
