@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from argument_cases import CALLS, FILTERS, IMAGE, MATRIX, NAMES, PLANE, PROBLEMS, Hostile, Shapeless
 
 import tapwise
+from argument_cases import CALLS, FILTERS, IMAGE, MATRIX, NAMES, PLANE, PROBLEMS, Hostile, Shapeless
 from tapwise import arguments
 from tapwise.cpu.device import host
 from tapwise.errors import InvalidProblem, TapwiseError
