@@ -29,15 +29,18 @@ FILTERS = [
     "filter maximum size5 h99 w77 u8",
     "filter maximum size4 h31 w50 c2 i64 constant",
     "filter minimum size15 h9 w7 nearest",
+    "filter gaussian sigma2 h300 w501 u8",
+    "filter correlate h200 w400 c3 r9 s3 f16",
 ]
 
 
 @pytest.mark.parametrize("text", FILTERS)
 def test_filters(text: str) -> None:
     problem, device = registry.parse(text), gpu()
-    for config in registry.get("cuda.sliding_window", "filter").configs(problem, device):
-        verdict = verify.check(problem, "cuda.sliding_window", config, device=device)
-        assert verdict, f"{config}: {verdict.message}"
+    for algorithm in registry.of_backend("cuda", "filter"):
+        for config in algorithm.configs(problem, device) if algorithm.refusal(problem, device) is None else ():
+            verdict = verify.check(problem, algorithm.id, config, device=device)
+            assert verdict, f"{algorithm.id} {config}: {verdict.message}"
 
 
 def test_pictures_on_the_gpu_are_those_of_the_cpu() -> None:

@@ -36,24 +36,32 @@ class Config(BaseConfig):
     threads: int
 
 
-class FilterPlan(CudaPlan):
-    """One launch, or two with the column's sums in the workspace between them."""
+class ListPlan(CudaPlan):
+    """Launches that read a list of taps."""
 
     def __init__(
-        self, problem: FilterProblem, device: Device, launches: Sequence[Launch], workspace_bytes: int
+        self, problem: FilterProblem, device: Device, launches: Sequence[Launch], workspace_bytes: int = 0
     ) -> None:
         super().__init__(problem, device, launches, workspace_bytes)
-        self._index, self._lists = device.index, dict[bytes, tuple[Any, int]]()
+        self._index, self._lists = device.index, dict[bytes, Any]()
 
-    def pack(self, w: Any) -> tuple[Any, int]:
-        """(the lists of taps on the GPU, bytes to the second one)."""
-        host, second = pack(self.problem, None if w is None else arrays.on_host(w))
+    def uploaded(self, host: np.ndarray) -> Any:
+        """A list on the GPU, where the last ones stay."""
         key = host.tobytes()
         if key not in self._lists:
             if len(self._lists) >= _LISTS_KEPT:
                 self._lists.clear()
-            self._lists[key] = cuda.upload(host, self._index), second * 8
+            self._lists[key] = cuda.upload(host, self._index)
         return self._lists[key]
+
+
+class FilterPlan(ListPlan):
+    """One launch, or two with the column's sums in the workspace between them."""
+
+    def pack(self, w: Any) -> tuple[Any, int]:
+        """(the lists of taps on the GPU, bytes to the second one)."""
+        host, second = pack(self.problem, None if w is None else arrays.on_host(w))
+        return self.uploaded(host), second * 8
 
     def run(self, buffers: Buffers) -> None:
         x, (lists, second), y, workspace, *_ = buffers

@@ -3,7 +3,7 @@
 // x, y (depth, height, width * channels), dense. A tap is its place in the window, 20 bits an axis, and its weight.
 // Where the whole window lies inside, places are distances in memory; else each tap finds its element by the picture's
 // modes.
-#include "types.cuh"
+#include "ops/filter/filter.cuh"
 
 struct Filter {
     const void *x, *list;
@@ -15,35 +15,6 @@ template <typename A, typename X> __device__ __forceinline__ A widened(X value) 
 #ifdef WITH_HALF
 template <typename A> __device__ __forceinline__ A widened(__half value) { return A(upcast(value)); }
 #endif
-
-enum Mode { REFLECT, CONSTANT, NEAREST, MIRROR, WRAP };
-enum Op { SUM, LARGEST, SMALLEST };
-
-// The element that stands for one beyond an edge, or -1 for the constant.
-__device__ __forceinline__ Coordinate source_index(Coordinate index, Coordinate length, int mode) {
-    if ((UnsignedCoordinate)index < (UnsignedCoordinate)length) return index;
-    if (mode == CONSTANT) return -1;
-    if (mode == NEAREST) return index < 0 ? 0 : length - 1;
-    const Coordinate period = mode == WRAP ? length : mode == MIRROR ? max(Coordinate(1), 2 * length - 2) : 2 * length;
-    const Coordinate rest = index % period, reflected = rest < 0 ? rest + period : rest;
-    return reflected < length ? reflected : period - reflected - (mode == MIRROR ? 0 : 1);
-}
-
-// A sum in the result's type. Integers are truncated towards zero, after what makes up for the sum's roundings, and
-// keep their low bits.
-template <typename T, bool INTEGRAL, bool LARGE, typename A>
-__device__ __forceinline__ T store(A value, A low, A high, A epsilon) {
-    if constexpr (!INTEGRAL) {
-        return Arithmetic<T>::narrow(value);
-    } else {
-        value += copysign(epsilon, value);
-        value = value > low ? value : low;
-        value = value < high ? value : high;
-        // By way of the signed number with the same bits.
-        if (LARGE && value >= A(9223372036854775808.0)) value -= A(18446744073709551616.0);
-        return T((long long)value);
-    }
-}
 
 // X, Y: element types; A: the sums'; INTEGRAL: Y holds integers, LARGE of 64 bits without a sign; TRUNCATE: Y is A, and
 // what it gets is truncated to integers. I counts elements.
@@ -89,7 +60,7 @@ __device__ __forceinline__ void filter(const Filter &a) {
         if constexpr (TRUNCATE) {
             y[i] = trunc(sum + copysign(epsilon, sum));
         } else {
-            y[i] = store<Y, INTEGRAL, LARGE>(sum, low, high, epsilon);
+            y[i] = store<Y, INTEGRAL, LARGE, true>(sum, low, high, epsilon);
         }
     }
 }

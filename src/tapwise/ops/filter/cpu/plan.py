@@ -16,13 +16,12 @@ from tapwise.ops.filter.cpu import taps
 from tapwise.ops.filter.cpu.kernel import CONSTANTS, FIELDS, ROWS, generate
 from tapwise.ops.filter.cpu.layout import Config, Layout, arithmetic
 from tapwise.ops.filter.problem import DTYPES, FilterProblem, limits, ordered_terms
+from tapwise.ops.filter.weights import rounded
 
 # What a sweep costs beside its taps, in taps.
 SWEEP: Final = 3
 # Equal weights in a row, from so many on, are added in groups first.
 GROUPED: Final = 8
-# Units in the last place that a weight may be changed by to keep the sum of all.
-MOST_ROUNDINGS: Final = 4
 # (places, weights) of a sweep.
 Listed = tuple[np.ndarray, np.ndarray]
 
@@ -138,24 +137,6 @@ class TilesPlan(KernelPlan):
         groups, step = len(row) // size, int(row[1] - row[0])
         sums = self._layout.group_sums + np.arange(groups) * size * step
         return np.concatenate([sums, row[size * groups :]]), row[:size]
-
-
-def rounded(weights: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """Weights in a dtype, with the sum that they have in float64: what the larger ones lose, the smaller ones get.
-
-    But for weights so much smaller that it would be more than a few roundings of their own.
-    """
-    if dtype != np.float32:
-        return weights.astype(dtype)
-    result, rest = np.empty(len(weights), dtype), 0.0
-    for number in np.argsort(-np.abs(weights), kind="stable"):
-        wanted = float(weights[number])
-        wanted += rest if abs(rest) <= MOST_ROUNDINGS * 2.0**-24 * abs(wanted) else 0.0
-        result[number] = wanted
-        rest = wanted - float(result[number])
-        # Infinity has no rest.
-        rest = rest if np.isfinite(rest) else 0.0
-    return result
 
 
 @lru_cache(maxsize=256)

@@ -1,0 +1,266 @@
+"""cuda.tiles: filters on pictures, a tile of the result a block, with all that its windows see in shared memory.
+
+The tile is float32, channels side by side as they lie. Windows of a column and a row take a column's sums to shared
+memory and a row's from there, in one launch. Sizes and weights are words of the launch and of a list in memory, not of
+the kernel: it is compiled for how many taps of a row go at once, and for the tile.
+
+Source: tiles with halos are those of direct convolution; rows that stay in registers while their outputs' windows go
+over them are those of cuda.direct.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any, ClassVar, Final, NamedTuple
+
+import numpy as np
+
+from tapwise import arrays
+from tapwise.algorithm import Buffers, Device, Plan
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.cuda.jit.compile import Source, stub, traits
+from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.plan import CudaAlgorithm, stream
+from tapwise.cuda.types import DTYPES, INDEX_LIMIT, tensor_core_type
+from tapwise.integers import ceil_div, round_up
+from tapwise.ops.conv.cuda.costs import blocks_of, cycles_us, joint_us
+from tapwise.ops.filter.cuda import ListPlan
+from tapwise.ops.filter.edges import MODES
+from tapwise.ops.filter.problem import FilterProblem, limits
+from tapwise.ops.filter.weights import rounded
+
+# Elements of a piece, which a thread loads at once; words that a list begins with; threads of a warp.
+PIECE, CONSTANTS, LANES = 4, 8, 32
+# Taps of a row that go at once where there are more.
+CHUNKS: Final = (8, 4)
+# By channels, of which there are no more: row sums of a thread, of few registers and of many.
+OF_ROW: Final = {1: (8, 16), 2: (8, 16), 3: (12, 12), 4: (16, 16)}
+MOST_CHANNELS: Final = 4
+# Of a grid's second and third axes.
+MOST_BLOCKS: Final = (1 << 16) - 1
+# (rows, elements of a row, threads) of a tile; rows of outputs of a thread.
+TILES: Final = ((32, 128, 256), (32, 128, 128), (16, 128, 128), (32, 64, 128))
+DEEP: Final = (4, 2)
+# Threads of a multiprocessor that have registers for columns and rows, or windows at once, by `deep`; and for windows
+# of few taps.
+BLOCKS_THREADS: Final = {(True, 4): 640, (True, 2): 1024, (False, 4): 512, (False, 2): 640}
+# The same for columns and rows where a thread has more outputs of a row.
+WIDE, WIDE_THREADS = 12, 512
+FEW, FEW_THREADS = 9, {4: 896, 2: 1152}
+# Of the cost model, fitted to times of 8 configs of 31 filters (H200). Instructions of a warp: a piece on its way to
+# the tile, an element that is truncated or stored. Cycles: of an instruction of all warps of a multiprocessor, of one
+# of a block's own, of a tile's begin and end. How much longer than its bytes take memory takes; begin and end.
+LOAD, TRUNCATE, STORE, ISSUE, OWN, TILE, MEMORY, START_US = 53.0, 4.0, 17.5, 0.32, 2.3, 2900.0, 1.23, 2.0
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """A tile of `rows` rows of `columns` elements or nearly as many, and its block's threads. `deep`: rows of outputs
+    of a thread, twice as many of a column."""
+
+    rows: int
+    columns: int
+    threads: int
+    deep: int
+
+
+class View(NamedTuple):
+    """A picture as the kernel sees it: windows of (r, s) taps over (height, width) pixels of c channels."""
+
+    depth: int
+    height: int
+    width: int
+    c: int
+    taps: tuple[int, int]
+    before: tuple[int, int]
+    modes: tuple[str, str]
+
+
+@lru_cache(256)
+def view_of(problem: FilterProblem) -> View:
+    """A window of one column takes all channels as pixels; one of one row, of many channels, as a column."""
+    (depth, height, width), (_, r, s), (_, above, left) = problem.spatial, problem.size, problem.before
+    c, (_, mode_h, mode_w) = problem.c, problem.modes
+    if s == 1 and c > 1:
+        return View(depth, height, width * c, 1, (r, 1), (above, 0), (mode_h, mode_w))
+    if r == 1 and c > MOST_CHANNELS and problem.op == "dense":
+        return View(depth * height, width, c, 1, (s, 1), (left, 0), (mode_w, mode_w))
+    return View(depth, height, width, c, (r, s), (above, left), (mode_h, mode_w))
+
+
+def chunk_of(taps: int, c: int) -> int:
+    """Taps of a row that go at once: all of a few, else what leaves the fewest over. Of several channels four: eight
+    see too many elements."""
+    chunks = CHUNKS if c == 1 else CHUNKS[1:]
+    return taps if taps <= chunks[0] else min(chunks, key=lambda size: (round_up(taps, size), -size))
+
+
+class Layout:
+    """A tile's rows, pieces and words of shared memory. `separable`: a column and a row."""
+
+    def __init__(self, view: View, config: Config, separable: bool) -> None:
+        (r, s), c = view.taps, view.c
+        self.chunk = chunk_of(s, c)
+        self.chunks = ceil_div(s, self.chunk)
+        self.row_weights = self.chunks * round_up(self.chunk, PIECE)
+        self.skip = -view.before[1] * c % PIECE
+        self.along = OF_ROW[c][config.deep == DEEP[0]] if separable else PIECE
+        self.columns = config.columns // self.along * self.along
+        self.seen = ceil_div(self.skip + self.along + (self.chunk - 1) * c, PIECE)
+        self.rows = config.rows + r - 1
+        self.pieces = (self.columns - self.along) // PIECE + self.seen + (self.chunks - 1) * self.chunk * c // PIECE
+        self.deep = config.deep * (1 + separable)
+        self.row_at = CONSTANTS + (round_up(r, self.deep) if separable else 0)
+        self.words = self.row_at + (1 if separable else r) * self.row_weights
+        beside = self.along // PIECE
+        sums = config.rows * round_up(self.pieces, beside if beside % 2 == 0 else 1) * separable
+        self.shared_bytes = 4 * (self.words + PIECE * (self.rows * self.pieces + sums))
+        self.tiles = ceil_div(view.height, config.rows), ceil_div(view.width * c, self.columns)
+
+
+def most_threads(layout: Layout, config: Config, separable: bool) -> int:
+    """Of a multiprocessor, for which the compiler leaves registers."""
+    return WIDE_THREADS if layout.along >= WIDE else BLOCKS_THREADS[separable, config.deep]
+
+
+class TilesPlan(ListPlan):
+    """A launch for windows of a column and a row, or at once; of the largest and the smallest both, by whether there is
+    a footprint."""
+
+    def __init__(self, problem: FilterProblem, device: Device, launches: dict[bool, tuple[Layout, Launch]]) -> None:
+        super().__init__(problem, device, [launch for _, launch in launches.values()])
+        self._by_kind = launches
+
+    def pack(self, w: Any) -> tuple[Any, Launch]:
+        """(the list on the GPU, the launch that takes it)."""
+        host = None if w is None else np.asarray(arrays.on_host(w), np.float64)
+        separable = self.problem.op == "separable" or (self.problem.op != "dense" and host is None)
+        layout, launch = self._by_kind[separable]
+        return self.uploaded(pack(self.problem, host, layout, separable)), launch
+
+    def run(self, buffers: Buffers) -> None:
+        x, (words, launch), y, *_ = buffers
+        launch({"x": x.ptr, "y": y.ptr, "list": words.ptr}, stream(buffers))
+
+
+def pack(problem: FilterProblem, w: np.ndarray | None, layout: Layout, separable: bool) -> np.ndarray:
+    """The list: cval, low, high, start, the epsilons of column and result; weights of the column and of the row, or of
+    the window's rows, each row in chunks, with zeros behind them, behind whether none of the weights is 0."""
+    view = view_of(problem)
+    r, s = view.taps
+    if w is None:
+        w = np.ones(r + s if separable else (r, s))
+    epsilons = problem.rounding_epsilons(w.ravel()) if problem.op in ("dense", "separable") else (0.0, 0.0)
+    host = np.zeros(layout.words, np.float32)
+    host[:6] = (problem.cval, *limits(problem), *epsilons)
+    w = rounded(w.ravel(), np.dtype(np.float32))
+    host[6] = np.all(w != 0)
+    column, rows = (w[:r], w[r:].reshape(1, s)) if separable else (w[:0], w.reshape(r, s))
+    host[CONSTANTS : CONSTANTS + len(column)] = column
+    padded = np.zeros((len(rows), layout.chunks * layout.chunk), np.float32)
+    padded[:, :s] = rows
+    chunks = padded.reshape(len(rows), layout.chunks, layout.chunk)
+    host[layout.row_at :].reshape(len(rows), layout.chunks, -1)[:, :, : layout.chunk] = chunks
+    return host
+
+
+class FilterTiles(CudaAlgorithm[Config]):
+    """Windows over two axes, up to four channels, of up to 16 bits or float32, as large as shared memory takes."""
+
+    operator: ClassVar[str] = "filter"
+    id: ClassVar[str] = "cuda.tiles"
+    summary: ClassVar[str] = "tiles in shared memory, rows in registers; a column and a row in one launch"
+    dtypes: ClassVar[None] = None
+
+    def rejects(self, problem: FilterProblem, device: Device) -> str | None:
+        view = view_of(problem)
+        if not problem.single:
+            return "adds up in float32, and takes what is exact enough there"
+        if problem.size[0] > 1:
+            return "takes windows over two axes"
+        if view.c > MOST_CHANNELS:
+            return f"takes up to {MOST_CHANNELS} channels"
+        ends = (size + taps for size, taps in zip((view.height, view.width), view.taps, strict=True))
+        if 2 * max(ends) * view.c >= INDEX_LIMIT:
+            return "takes axes of fewer than 2^30 elements"
+        if max(view.height // TILES[2][0], view.depth) >= MOST_BLOCKS:
+            return "takes fewer than 2^20 rows, and pictures of fewer than 2^16 on top of each other"
+        if not self.configs(problem, device):
+            return "has no tile that fits into shared memory"
+        return None
+
+    def configs(self, problem: FilterProblem, device: Device) -> Sequence[Config]:
+        view, kinds = view_of(problem), kinds_of(problem)
+        return [
+            config
+            for config in (Config(*tile, deep) for tile in TILES for deep in DEEP)
+            if all(Layout(view, config, kind).shared_bytes <= device.shared_bytes for kind in kinds)
+        ]
+
+    def predict_us(self, problem: FilterProblem, config: Config, device: Device) -> float:
+        """Memory, and tiles: what all warps of a multiprocessor issue, or a block's own chain of loads and sums."""
+        view, separable = view_of(problem), kinds_of(problem)[0]
+        layout, (r, s), threads = Layout(view, config, separable), view.taps, config.threads
+        words, sums = layout.row_weights // PIECE, 4 * layout.deep
+        # (items, instructions of each).
+        parts = [(layout.rows * layout.pieces, LOAD)]
+        if separable:
+            column: float = r + layout.deep + ceil_div(r, PIECE) + r * sums + layout.deep * 2 + 20
+            column += sums * TRUNCATE * problem.truncates_columns
+            steps = (layout.chunks - 1) * layout.chunk * view.c / PIECE
+            row = layout.seen + steps + words + s * layout.along + layout.along * STORE + 30
+            parts += [(config.rows * layout.pieces // layout.deep, column)]
+            parts += [(config.rows * layout.columns // layout.along, row)]
+        else:
+            at_once = layout.chunks * (layout.deep - 1 + r) * layout.seen + r * (words + s * sums)
+            parts += [(config.rows * layout.columns // sums, at_once + sums * STORE + layout.deep * 12 + 25)]
+        issued = ISSUE * sum(ceil_div(items, LANES) * each for items, each in parts)
+        own = TILE + OWN * sum(ceil_div(items, threads) * each for items, each in parts)
+        most = FEW_THREADS[config.deep] if not separable and r * s <= FEW else most_threads(layout, config, separable)
+        share = view.depth * prod(layout.tiles) / device.multiprocessors
+        beside = min(blocks_of((1 << 16) // most, threads, layout.shared_bytes), max(1, share))
+        cycles = max(1, share / beside) * joint_us(beside * issued, own, 3.0)
+        memory = MEMORY * problem.bytes / (device.gbps * 1e3)
+        return START_US + joint_us(cycles / cycles_us(device), memory, 3.0)
+
+    def plan(self, problem: FilterProblem, config: Config, device: Device) -> Plan:
+        view = view_of(problem)
+        kinds = {kind: (Layout(view, config, kind), self.launch(problem, config, kind)) for kind in kinds_of(problem)}
+        return TilesPlan(problem, device, kinds)
+
+    def sources(self, problem: FilterProblem, config: Config) -> list[Source]:
+        return [self.source(problem, config, kind) for kind in kinds_of(problem)]
+
+    def source(self, problem: FilterProblem, config: Config, separable: bool = False) -> Source:
+        view = view_of(problem)
+        layout = Layout(view, config, separable)
+        words: dict[str, int | bool | str] = {
+            "OP": {"max": "LARGEST", "min": "SMALLEST"}.get(problem.op, "SUM"), "C": view.c, "SEPARABLE": separable,
+            "TAPS_H": view.taps[0], "TAPS_W": view.taps[1], "PIECES": layout.pieces, "CHUNK": layout.chunk,
+            "SKIP": layout.skip, "ROWS": config.rows, "COLUMNS": layout.columns, "ALONG": layout.along,
+            "DEEP": layout.deep, "THREADS": config.threads, "INTEGRAL": problem.integral, "CLIP": problem.clip,
+            "TRUNCATE": separable and problem.op == "separable" and problem.truncates_columns,
+        }  # fmt: skip
+        of_x, of_y = (tensor_core_type(one) if one == "f16" else DTYPES[one].cpp for one in (problem.dtype, problem.to))
+        return stub(
+            "ops/filter/tiles.cu", "filter_tiles", f"Traits, {of_y}", "FilterTiles", config.threads,
+            most_threads(layout, config, separable) // config.threads, declarations=traits(of_x, words),
+        )  # fmt: skip
+
+    def launch(self, problem: FilterProblem, config: Config, separable: bool) -> Launch:
+        view = view_of(problem)
+        layout = Layout(view, config, separable)
+        befores = view.before[0], view.before[1] * view.c
+        fields = {"height": view.height, "width": view.width * view.c}
+        for axis, before, mode in zip("hw", befores, view.modes, strict=True):
+            fields |= {f"before_{axis}": before, f"mode_{axis}": MODES.index(mode)}
+        grid, source = (*layout.tiles[::-1], view.depth), self.source(problem, config, separable)
+        return Launch(source, fields, grid, config.threads, layout.shared_bytes, dependent=True)
+
+
+def kinds_of(problem: FilterProblem) -> tuple[bool, ...]:
+    """Whether kernels are of a column and a row: those that a plan may need, the one without a footprint first."""
+    return {"separable": (True,), "dense": (False,)}.get(problem.op, (True, False))
