@@ -19,7 +19,7 @@ from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
-from tapwise.cuda.types import INDEX_LIMIT, template_args, tensor_core_type
+from tapwise.cuda.types import INDEX_LIMIT, coordinates, template_args, tensor_core_type
 from tapwise.integers import ceil_div
 
 THREADS: Final = 256
@@ -36,13 +36,14 @@ LEAST_ACROSS: Final = 4
 @dataclass(frozen=True)
 class Config(BaseConfig):
     """A block: `groups` times `across` neighbouring runs with `down` threads each; a run in `parts`. `neighbours` runs
-    are one, whose elements a thread loads at once."""
+    are one, whose elements a thread loads at once; or it loads `vector` elements of one run at once."""
 
     across: int
     down: int
     groups: int
     parts: int
     neighbours: int = 1
+    vector: int = 1
 
     @property
     def threads(self) -> int:
@@ -108,18 +109,23 @@ class BlockReduction(CudaAlgorithm[Config]):
     def predict_us(self, problem: Any, config: Config, device: Device) -> float:
         """Bytes at seven tenths of the bandwidth, or what a run's own thread takes: 0.1 us an element."""
         outer, length, inner = problem.collapsed
-        alone = length / (config.down * config.parts) / 4 * 0.4
+        alone = length / (config.down * config.parts * config.vector) * 0.1
         blocks = ceil_div(outer * inner, config.runs) * config.parts
         # Threads of a warp that read neighbours: with few, a sector is read for each.
         spread = max(1.0, 8.0 * problem.itemsize / 4 if config.down == 1 and inner == 1 and length > 1 else 1.0)
-        busy = min(1.0, blocks * THREADS * config.neighbours / (512 * device.multiprocessors))
+        at_once = config.neighbours * config.vector
+        busy = min(1.0, blocks * THREADS * at_once / (512 * device.multiprocessors))
         memory = problem.bytes * spread / (device.gbps * 1e3 * 0.7 * max(busy, 0.02))
-        return float(max(memory, alone) * self.passes + 2.0 * (1 + (config.parts > 1)))
+        return float(max(memory, alone) * self.passes + 2.0 * (1 + (config.parts > 1)) + 0.1 * (at_once == 1))
 
     def workspace_bytes(self, problem: Any, config: Config, device: Device) -> int:
         """One accumulator (value, sum, place) a part."""
         outer, _, inner = problem.collapsed
         return outer * inner * config.parts * (24 if problem.dtype == "f64" else 16) if config.parts > 1 else 0
+
+    def shared_bytes(self, problem: Any, config: Config) -> int:
+        """Of a block, beside what the kernel declares."""
+        return 0
 
     def sources(self, problem: Any, config: Config) -> list[Source]:
         return [source for source, _ in self.kernels(problem, config)]
@@ -135,16 +141,21 @@ class BlockReduction(CudaAlgorithm[Config]):
         names, found = {"accumulators": "workspace"}, []
         for source, block in self.kernels(problem, config):
             grid = (ceil_div(outer * inner, block.runs) * block.parts, 1, 1)
-            found.append(Launch(source, fields, grid, block.threads, dependent=True, names_of=names))
+            shared = self.shared_bytes(problem, block)
+            found.append(Launch(source, fields, grid, block.threads, shared, dependent=True, names_of=names))
         return found
 
 
-def kernel(problem: Any, file: str, config: Config, first: object, *rest: object) -> Source:
-    """The template of a .cu file's name, with the `first` of its words before the geometry, and the rest behind it."""
+def kernel(
+    problem: Any, file: str, config: Config, first: object, *rest: object, cluster: int = 1, blocks: int = 1
+) -> Source:
+    """The template of a .cu file's name, with the `first` of its words before the geometry, and the rest behind it;
+    of a `cluster` of so many blocks, and at least `blocks` a multiprocessor. Places of 2^32 are wide ones."""
     geometry = config.across, config.down, config.groups, problem.collapsed[2] == 1
     words = template_args(tensor_core_type(problem.dtype), first, *geometry, *rest)
     name = file.rpartition("/")[2].removesuffix(".cu")
-    return stub(file, name, words, "Runs", config.threads)
+    header = coordinates(problem.collapsed[1] >> 1)
+    return stub(file, name, words, "Runs", config.threads, blocks, header, cluster)
 
 
 def power_of_two(count: int) -> int:

@@ -10,9 +10,9 @@ import pytest
 import emulated
 import tapwise
 from tapwise import registry, verify
+from tapwise.cuda.block_reduction import Config
 from tapwise.cuda.jit.device import H200
 from tapwise.errors import InvalidProblem
-from tapwise.ops.softmax.cuda_backward import Config
 from tapwise.ops.softmax.problem import SoftmaxProblem
 
 OPERATOR = "softmax_dgrad"

@@ -12,7 +12,8 @@ struct Runs {
     long long outer, length, inner, parts;
 };
 
-enum Op { SUM, MEAN, MAX, MIN, PROD, ARGMAX, ARGMIN, NORM1, NORM2, SUMSQUARE, LOGSUMEXP };
+// KEY: the largest place, which is a key_of.
+enum Op { SUM, MEAN, MAX, MIN, PROD, ARGMAX, ARGMIN, NORM1, NORM2, SUMSQUARE, LOGSUMEXP, KEY };
 
 // `value`: the sum, product or chosen element, or the largest one; `exp_sum`: the sum of e^(x - value); `place`: where
 // a chosen element stands.
@@ -34,6 +35,7 @@ template <int OP, typename A> __device__ __forceinline__ Accumulator<A> identity
 template <int OP, typename A>
 __device__ __forceinline__ Accumulator<A> combine(const Accumulator<A> &a, const Accumulator<A> &b) {
     if constexpr (OP == PROD) return {a.value * b.value, A(0), 0};
+    if constexpr (OP == KEY) return (unsigned long long)b.place > (unsigned long long)a.place ? b : a;
     if constexpr (OP == LOGSUMEXP) {
         // A NaN is in `exp_sum`, so the largest of a run is never one.
         if (a.value == b.value) return {a.value, a.exp_sum + b.exp_sum, 0};
@@ -95,14 +97,35 @@ __device__ __forceinline__ void accumulate(Accumulator<A> &accumulator, A x, lon
     if constexpr (OP == LOGSUMEXP) accumulate_exponentials(accumulator, &x, 1);
 }
 
+// Chosen float32 elements with their places as numbers: the better of two has the larger one. Places have 32 bits.
+#ifdef WIDE_COORDINATES
+constexpr bool HAS_KEYS = false;
+#else
+constexpr bool HAS_KEYS = true;
+#endif
+template <int OP> __device__ __forceinline__ long long key_of(const Accumulator<float> &chosen) {
+    if (chosen.place < 0) return 0;
+    // Both zeros are one; floats in order as unsigned numbers, a NaN above all.
+    const unsigned bits = __float_as_uint((is_minimum(OP) ? -chosen.value : chosen.value) + 0.0f);
+    const unsigned ordered =
+        chosen.value != chosen.value ? 0xffffffffu : bits ^ ((unsigned)((int)bits >> 31) | 0x80000000u);
+    return (long long)((unsigned long long)ordered << 32 | ~(unsigned)chosen.place);
+}
+template <int OP> __device__ __forceinline__ Accumulator<float> chosen_of(long long key) {
+    const unsigned ordered = (unsigned long long)key >> 32;
+    const float value = __uint_as_float(
+        ordered == 0xffffffffu ? 0x7fffffffu : ordered ^ ((int)ordered < 0 ? 0x80000000u : 0xffffffffu));
+    return {is_minimum(OP) ? -value : value, 0.0f, key == 0 ? -1 : (long long)~(unsigned)key};
+}
+
 template <typename A> __device__ __forceinline__ A from_lane(A value, int lane) {
     return __shfl_sync(0xffffffffu, value, lane);
 }
 
 template <int OP, typename A> __device__ __forceinline__ Accumulator<A> of_lane(const Accumulator<A> &mine, int lane) {
-    Accumulator<A> other{from_lane(mine.value, lane), A(0), 0};
+    Accumulator<A> other{OP == KEY ? mine.value : from_lane(mine.value, lane), A(0), 0};
     if constexpr (OP == LOGSUMEXP) other.exp_sum = from_lane(mine.exp_sum, lane);
-    if constexpr (has_place(OP)) other.place = from_lane(mine.place, lane);
+    if constexpr (has_place(OP) || OP == KEY) other.place = from_lane(mine.place, lane);
     return other;
 }
 

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import log2
 from typing import ClassVar, Final
 
 from tapwise.algorithm import Device
-from tapwise.cuda.block_reduction import THREADS, BlockReduction, Config, kernel
+from tapwise.cuda.block_reduction import BUSY, THREADS, BlockReduction, Config, kernel, power_of_two
 from tapwise.cuda.jit.compile import Source
-from tapwise.cuda.types import neighbours
+from tapwise.cuda.types import INDEX_LIMIT, neighbours
+from tapwise.integers import ceil_div
 from tapwise.ops.axes import rejects_apart
 from tapwise.ops.reduce.problem import ReduceProblem
 
 FILE: Final = "ops/reduce/reduce.cu"
+# Loads of a thread to choose from; the best number, and what twice or half as many cost (15 problems, H200).
+LOADS: Final = (16, 8, 4)
+BEST_LOADS, UNEVEN = 10, 0.2
 # What a thread reduces by itself: its accumulators are large.
 ALONE: Final = ("argmax", "argmin", "logsumexp")
 
@@ -29,18 +35,34 @@ class ReduceBlockReduction(BlockReduction):
         return rejects_apart(problem) or super().rejects(problem, device)
 
     def configs(self, problem: ReduceProblem, device: Device) -> Sequence[Config]:
-        """Before the others what loads up to 16 bytes of neighbouring runs at once."""
-        *_, inner = problem.collapsed or (1,)
+        """Before the others what loads up to 16 bytes of neighbouring runs, or of one run, at once."""
+        outer, length, inner = problem.collapsed or (1, 1, 1)
         width = 1 if problem.op in ALONE else neighbours(inner, problem.itemsize)
         wide = self.wide(problem, width, device) if width > 1 else []
-        return [*wide, *super().configs(problem, device)]
+        plain = list(super().configs(problem, device))
+        if inner == 1 and length > 1:
+            vector, first = neighbours(length, problem.itemsize), plain[0]
+            downs = (min(THREADS, power_of_two(ceil_div(length // vector, each))) for each in LOADS)
+            wide = [Config(1, down, THREADS // down, 1, vector=vector) for down in downs]
+            wide += [replace(first, vector=vector)] * (first.parts > 1)
+            wide = [one for one in wide if ceil_div(outer, one.runs) * one.parts < INDEX_LIMIT]
+        return list(dict.fromkeys([*wide, *plain]))
+
+    def predict_us(self, problem: ReduceProblem, config: Config, device: Device) -> float:
+        """As of every block reduction; along the last axis more where a thread has few loads or many."""
+        us, (outer, length, inner) = super().predict_us(problem, config, device), problem.collapsed or (1, 1, 1)
+        if inner == 1 and config.down > 1:
+            loads = max(1.0, length / (config.down * config.parts * config.vector))
+            return us * (1 + UNEVEN * abs(log2(loads / BEST_LOADS)))
+        # No threads' sums to put together.
+        return us * (0.9 if config.down == 1 and outer * inner >= BUSY * device.multiprocessors else 1.0)
 
     def kernels(self, problem: ReduceProblem, config: Config) -> list[tuple[Source, Config]]:
         op = problem.op.upper()
         if config.parts == 1:
-            return [(kernel(problem, FILE, config, op, config.neighbours, False, True), config)]
+            return [(kernel(problem, FILE, config, op, config.neighbours, config.vector, False, True), config)]
         last = Config(1, 32, THREADS // 32, 1)
         return [
-            (kernel(problem, FILE, config, op, config.neighbours, False, False), config),
-            (kernel(problem, FILE, last, op, 1, True, True), last),
+            (kernel(problem, FILE, config, op, config.neighbours, config.vector, False, False), config),
+            (kernel(problem, FILE, last, op, 1, 1, True, True), last),
         ]

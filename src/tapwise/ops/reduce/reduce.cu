@@ -1,15 +1,19 @@
 // A run of elements to one value: threads reduce strided pieces, their block puts them together.
 //
 // x (outer, length, inner), y (outer, inner), dense. A block has GROUPS x ACROSS columns with DOWN threads on each;
-// with one thread a column it is the plain method. A column is an element of y, or V neighbours; V divides inner. The
+// with one thread a column it is the plain method. A column is an element of y, or V neighbours; V divides inner. Or a
+// thread reads W neighbours of its column at once, where inner is 1 and W divides the length. The
 // parts of a long run go to `accumulators`, and a second launch (AGAIN) puts those together. Sums begin anew every
 // PIECE elements of a thread, so that errors do not grow with the length. UNIT: inner is 1.
 #include "block_reduction.cuh"
 
-template <typename T, int OP, int ACROSS, int DOWN, int GROUPS, bool UNIT, int V, bool AGAIN, bool LAST>
+template <typename T, int OP, int ACROSS, int DOWN, int GROUPS, bool UNIT, int V, int W, bool AGAIN, bool LAST>
 __device__ __forceinline__ void reduce(const Runs &a) {
     using A = typename Arithmetic<T>::type;
-    constexpr int THREADS = ACROSS * DOWN * GROUPS, WAYS = 4, PIECE = 64;
+    // Loads under way: more where a thread has a column of its own, and there are few threads.
+    constexpr int WAYS = DOWN == 1 && !UNIT && V == 1 && !has_place(OP) && OP != LOGSUMEXP ? 8 : 4;
+    constexpr int THREADS = ACROSS * DOWN * GROUPS, PIECE = 64 / W;
+    static_assert(W == 1 || (UNIT && V == 1));
     begin_dependent();
     const int tid = threadIdx.x, across = tid % ACROSS, down = tid / ACROSS % DOWN, group = tid / (ACROSS * DOWN);
     const long long parts = LAST ? 1 : a.parts, part = blockIdx.x % parts;
@@ -17,10 +21,10 @@ __device__ __forceinline__ void reduce(const Runs &a) {
     const long long column = (blockIdx.x / parts * GROUPS + group) * ACROSS + across, columns = a.outer * inner;
     const bool real = column < columns;
     // What is reduced: elements of a part of a column, or the accumulators of its parts.
-    const long long length = AGAIN ? a.parts : a.length, share = (length + parts - 1) / parts;
+    const long long length = AGAIN ? a.parts : a.length / W, share = (length + parts - 1) / parts;
     const long long first = part * share, end = real ? min(first + share, length) : first;
-    const long long base = AGAIN ? column * a.parts : column / inner * a.length * inner + column % inner;
-    const Neighbours<T, V> *x = static_cast<const Neighbours<T, V> *>(a.x) + base;
+    const long long base = AGAIN ? column * a.parts : column / inner * length * inner + column % inner;
+    const Neighbours<T, V * W> *x = static_cast<const Neighbours<T, V * W> *>(a.x) + base;
     const Accumulator<A> *accumulators = static_cast<const Accumulator<A> *>(a.accumulators) + base;
 
     Accumulator<A> total[V];
@@ -34,27 +38,28 @@ __device__ __forceinline__ void reduce(const Runs &a) {
         long long r = start;
         if constexpr (!AGAIN)
             for (; r + (WAYS - 1) * DOWN < stop; r += WAYS * DOWN) {
-                Neighbours<T, V> read[WAYS];
+                Neighbours<T, V * W> read[WAYS];
 #pragma unroll
                 for (int i = 0; i < WAYS; ++i) read[i] = x[(r + i * DOWN) * step];
                 if constexpr (OP == LOGSUMEXP) {
-                    A value[WAYS];
+                    A value[WAYS * W];
 #pragma unroll
-                    for (int i = 0; i < WAYS; ++i) value[i] = upcast(read[i].v[0]);
-                    accumulate_exponentials(ways[0][0], value, WAYS);
+                    for (int i = 0; i < WAYS * W; ++i) value[i] = upcast(read[i / W].v[i % W]);
+                    accumulate_exponentials(ways[0][0], value, WAYS * W);
                 } else {
 #pragma unroll
-                    for (int i = 0; i < WAYS * V; ++i)
-                        accumulate<OP>(ways[i / V][i % V], upcast(read[i / V].v[i % V]), r + i / V * DOWN);
+                    for (int i = 0; i < WAYS * V * W; ++i)
+                        accumulate<OP>(ways[i / (V * W)][i % V], upcast(read[i / (V * W)].v[i % (V * W)]),
+                                       (r + i / (V * W) * DOWN) * W + i % W);
                 }
             }
         for (; r < stop; r += DOWN) {
             if constexpr (AGAIN) {
                 ways[0][0] = combine<OP>(ways[0][0], accumulators[r]);
             } else {
-                const Neighbours<T, V> read = x[r * step];
+                const Neighbours<T, V * W> read = x[r * step];
 #pragma unroll
-                for (int v = 0; v < V; ++v) accumulate<OP>(ways[0][v], upcast(read.v[v]), r);
+                for (int i = 0; i < V * W; ++i) accumulate<OP>(ways[0][i % V], upcast(read.v[i]), r * W + i % W);
             }
         }
 #pragma unroll
@@ -71,7 +76,10 @@ __device__ __forceinline__ void reduce(const Runs &a) {
         block_reduce_neighbours<OP, ACROSS, DOWN>(total, values);
     } else {
         __shared__ Accumulator<A> shared[ACROSS * DOWN > 32 && DOWN > 1 ? THREADS : 1];
-        total[0] = block_reduce<OP, ACROSS, DOWN>(total[0], shared);
+        if constexpr (HAS_KEYS && has_place(OP) && sizeof(A) == 4) {
+            total[0].place = key_of<OP>(total[0]);
+            total[0] = chosen_of<OP>(block_reduce<KEY, ACROSS, DOWN>(total[0], shared).place);
+        } else total[0] = block_reduce<OP, ACROSS, DOWN>(total[0], shared);
     }
     if (!real || down > 0) return;
     Neighbours<T, V> written;

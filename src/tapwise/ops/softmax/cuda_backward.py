@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from tapwise.algorithm import Device, Plan
-from tapwise.cuda import block_reduction
-from tapwise.cuda.block_reduction import BUSY, THREADS, BlockReduction, kernel, power_of_two
+from tapwise.cuda.block_reduction import BUSY, THREADS, BlockReduction, Config, kernel, power_of_two
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.plan import CudaPlan
 from tapwise.cuda.types import INDEX_LIMIT, neighbours
@@ -17,13 +16,6 @@ from tapwise.ops.softmax.problem import SoftmaxProblem
 
 # Elements of dy, and as many of y, that a thread holds in registers.
 MOST_KEPT: Final = 32
-
-
-@dataclass(frozen=True)
-class Config(block_reduction.Config):
-    """As of every block reduction. `vector`: elements of a run that a thread loads at once."""
-
-    vector: int = 1
 
 
 class GradientPlan(CudaPlan):
@@ -45,7 +37,7 @@ class SoftmaxDgradBlockReduction(BlockReduction):
     def configs(self, problem: SoftmaxProblem, device: Device) -> Sequence[Config]:
         """Along the last axis 16 bytes a thread and load; else as of every block reduction."""
         outer, length, inner = problem.sizes
-        plain = [Config(one.across, one.down, one.groups, one.parts) for one in super().configs(problem, device)]
+        plain = list(super().configs(problem, device))
         width = neighbours(length, problem.itemsize) if inner == 1 else 1
         if width == 1:
             return plain
@@ -61,7 +53,7 @@ class SoftmaxDgradBlockReduction(BlockReduction):
         ]
         return [*(one for one in wide if ceil_div(outer, one.runs) < INDEX_LIMIT), *plain]
 
-    def predict_us(self, problem: SoftmaxProblem, config: Config, device: Device) -> float:  # type: ignore[override]
+    def predict_us(self, problem: SoftmaxProblem, config: Config, device: Device) -> float:
         """Bytes at seven tenths of the bandwidth, dy and y twice where registers do not hold them; or what a run's own
         thread takes: 0.1 us a load."""
         outer, length, inner = problem.sizes
@@ -79,11 +71,11 @@ class SoftmaxDgradBlockReduction(BlockReduction):
         each = power_of_two(ceil_div(problem.length // config.vector, config.down))
         return each if config.parts == 1 and each * config.vector <= MOST_KEPT else 0
 
-    def kernels(self, problem: SoftmaxProblem, config: Config) -> list[tuple[Source, Config]]:  # type: ignore[override]
+    def kernels(self, problem: SoftmaxProblem, config: Config) -> list[tuple[Source, Config]]:
         stages = ("BOTH",) if config.parts == 1 else ("MEASURE", "SCALE")
         file, kept = "ops/softmax/softmax_backward.cu", self._kept(problem, config)
         return [(kernel(problem, file, config, problem.log, config.vector, kept, stage), config) for stage in stages]
 
-    def plan(self, problem: SoftmaxProblem, config: Config, device: Device) -> Plan:  # type: ignore[override]
+    def plan(self, problem: SoftmaxProblem, config: Config, device: Device) -> Plan:
         workspace = self.workspace_bytes(problem, config, device)
         return GradientPlan(problem, device, self.launches(problem, config), workspace)

@@ -1,56 +1,100 @@
-// Softmax and its logarithm. Runs of up to KEPT elements a thread are read once and held in registers. Longer ones
-// (KEPT 0) are read for their largest element and the sum of their exponentials at once, and once more to be written.
+// Softmax and its logarithm. Runs of up to KEPT times V elements a thread are read once and held in registers. Longer
+// ones (KEPT 0) are read for their largest element and the sum of their exponentials at once, and once more to be
+// written.
 //
-// x and y (outer, length, inner), dense; blocks as in reduce.cu. Of long runs in parts, MEASURE writes the
-// accumulators, SCALE puts them together and writes y; BOTH does it in one launch.
+// x and y (outer, length, inner), dense; blocks as in reduce.cu. A thread reads V neighbours of a run at once. Of long
+// runs in parts, MEASURE writes the accumulators, SCALE puts them together and writes y; BOTH does it in one launch:
+// the parts are a block or, kept in registers, CLUSTER blocks.
 //
 // Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 #include "block_reduction.cuh"
 
 enum Stage { BOTH, MEASURE, SCALE };
 
-template <typename T, bool LOG, int ACROSS, int DOWN, int GROUPS, bool UNIT, int KEPT, int STAGE>
+template <typename T, bool LOG, int ACROSS, int DOWN, int GROUPS, bool UNIT, int V, int KEPT, int STAGE, int CLUSTER>
 __device__ __forceinline__ void softmax(const Runs &a) {
     using A = typename Arithmetic<T>::type;
     constexpr int THREADS = ACROSS * DOWN * GROUPS, WAYS = 4, PIECE = 64;
+    static_assert(V == 1 || UNIT);
     begin_dependent();
-    __shared__ Accumulator<A> shared[ACROSS * DOWN > 32 && DOWN > 1 ? THREADS : 1];
+    __shared__ Accumulator<A> of_block[CLUSTER == 1 && ACROSS * DOWN > 32 && DOWN > 1 ? THREADS : 1];
+    extern __shared__ __align__(16) unsigned char memory[];
+    Accumulator<A> *const shared = CLUSTER > 1 ? reinterpret_cast<Accumulator<A> *>(memory) : of_block;
     const int tid = threadIdx.x, across = tid % ACROSS, down = tid / ACROSS % DOWN, group = tid / (ACROSS * DOWN);
-    const long long parts = a.parts, part = blockIdx.x % parts;
-    const long long column = (blockIdx.x / parts * GROUPS + group) * ACROSS + across;
+    const unsigned parts = STAGE == BOTH ? CLUSTER : a.parts, part = blockIdx.x % parts;
+    const long long column = ((long long)(blockIdx.x / parts) * GROUPS + group) * ACROSS + across;
     const bool real = column < a.outer * a.inner;
-    const long long share = (a.length + parts - 1) / parts;
+    const long long share = (a.length + parts * V - 1) / (parts * V) * V;
     const long long first = part * share, end = real ? min(first + share, a.length) : first, step = UNIT ? 1 : a.inner;
-    const long long base = column / step * a.length * step + column % step;
+    const long long base = UNIT ? column * a.length : column / step * a.length * step + column % step;
     const T *x = static_cast<const T *>(a.x) + base;
     Accumulator<A> *accumulators = static_cast<Accumulator<A> *>(a.accumulators) + column * parts;
 
     if constexpr (KEPT > 0) {
         static_assert(STAGE == BOTH, "a whole run");
-        A kept[KEPT];
+        // Of a run that registers hold: few elements.
+        const int begin = first, stop = end;
+        A kept[KEPT * V];
         Accumulator<A> top = identity<MAX, A>(), sum = identity<SUM, A>();
+        // All loads from memory first, with none left out: behind a run's end its last ones are read again.
+        Neighbours<T, V> read[KEPT];
+        const T *const within = real ? x : static_cast<const T *>(a.x);
+        const int last_read = real ? stop - V : 0;
 #pragma unroll
         for (int i = 0; i < KEPT; ++i) {
-            const long long r = first + down + i * DOWN;
-            kept[i] = r < end ? upcast(x[r * step]) : A(-POSITIVE_INFINITY);
-            // A NaN is lost here, and shows in the sum.
-            top.value = kept[i] > top.value ? kept[i] : top.value;
+            const int r = begin + (down + i * DOWN) * V;
+            const T *const from = within + (UNIT ? min(r, last_read) : min(r, last_read) * step);
+            read[i] = *reinterpret_cast<const Neighbours<T, V> *>(from);
         }
-        top = block_reduce<MAX, ACROSS, DOWN>(top, shared);
 #pragma unroll
-        for (int i = 0; i < KEPT; ++i) {
-            const A shifted = kept[i] - top.value, term = exp(shifted);
+        for (int i = 0; i < KEPT; ++i)
+#pragma unroll
+            for (int v = 0; v < V; ++v) {
+                A &value = kept[i * V + v];
+                const int r = begin + (down + i * DOWN) * V;
+                value = r < stop ? upcast(read[i].v[v]) : A(-POSITIVE_INFINITY);
+                // A NaN is lost here, and shows in the sum.
+                top.value = value > top.value ? value : top.value;
+            }
+        top = block_reduce<MAX, ACROSS, DOWN>(top, shared);
+        // A part of nothing but -infinity has no exponentials.
+        const A level = CLUSTER > 1 && top.value == A(-POSITIVE_INFINITY) ? A(0) : top.value;
+#pragma unroll
+        for (int i = 0; i < KEPT * V; ++i) {
+            const A shifted = kept[i] - level, term = exp(shifted);
             kept[i] = LOG ? shifted : term;
             sum.value += term;
         }
         if constexpr (ACROSS * DOWN > 32) __syncthreads();
         sum = block_reduce<SUM, ACROSS, DOWN>(sum, shared);
-        const A last = LOG ? log(sum.value) : A(1) / sum.value;
+        A last = LOG ? log(sum.value) : A(1) / sum.value;
+        if constexpr (CLUSTER > 1) {
+            A *const of_part = reinterpret_cast<A *>(shared + THREADS);
+            if (tid == 0) of_part[0] = level, of_part[1] = sum.value;
+            cluster_arrive(), cluster_wait();
+            A levels[CLUSTER], most = A(-POSITIVE_INFINITY), all = A(0);
+#pragma unroll
+            for (int i = 0; i < CLUSTER; ++i) {
+                const A *const there = in_block_of_rank(of_part, i);
+                levels[i] = there[1] == A(0) ? A(-POSITIVE_INFINITY) : there[0];
+                most = levels[i] > most ? levels[i] : most;
+            }
+            most = most == A(-POSITIVE_INFINITY) ? A(0) : most;
+#pragma unroll
+            for (int i = 0; i < CLUSTER; ++i) all += in_block_of_rank(of_part, i)[1] * exp(levels[i] - most);
+            // No block ends while others read its sums.
+            cluster_arrive(), cluster_wait();
+            last = LOG ? log(all) - (level - most) : exp(level - most) / all;
+        }
         T *y = static_cast<T *>(a.y) + base;
 #pragma unroll
         for (int i = 0; i < KEPT; ++i) {
-            const long long r = first + down + i * DOWN;
-            if (r < end) y[r * step] = downcast<T>(LOG ? kept[i] - last : kept[i] * last);
+            const int r = begin + (down + i * DOWN) * V;
+            Neighbours<T, V> results;
+#pragma unroll
+            for (int v = 0; v < V; ++v)
+                results.v[v] = downcast<T>(LOG ? kept[i * V + v] - last : kept[i * V + v] * last);
+            if (r < stop) *reinterpret_cast<Neighbours<T, V> *>(y + (UNIT ? r : r * step)) = results;
         }
         return;
     }
