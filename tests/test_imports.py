@@ -39,7 +39,7 @@ ALONE = ("cpu", "cuda")
 SHARED = ("axes", "orders", "parameters")
 # Within an operator: its modules, cpu and cuda with all that begins so; and what operators share.
 OPERATOR_LAYERS = (
-    ("reference", "reference_backward", "edges", "axes"),
+    ("reference", "reference_backward", "edges", "axes", "weights"),
     ("problem",),
     ("winograd", "phases"),
     ("cpu", "cuda"),
