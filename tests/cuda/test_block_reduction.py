@@ -30,7 +30,7 @@ def test_every_element_is_reduced_once(text: str) -> None:
         assert first.block[0] * config.neighbours == config.runs * config.down  # type: ignore[attr-defined]
         assert 32 <= first.block[0] <= 256
         parts, runs = config.parts, config.runs  # type: ignore[attr-defined]
-        vector = getattr(config, "vector", 1)
+        vector = config.vector  # type: ignore[attr-defined]
         share = -(-length // (parts * vector)) * vector
         count = np.zeros((outer * inner, length), int)
         for block in range(first.grid[0]):

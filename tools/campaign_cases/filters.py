@@ -122,7 +122,8 @@ def run(case: Case) -> str | None:
         return None  # a unit after one axis is as many as the derivative's weights after the next: the page says so
     if case["backend"] == "cuda" and y.dtype.kind == "u" and len(shape) > 1 and np.any(x < 0):
         return None  # -1 and nearly -1 after one axis are 255 and 0 before the next: the page says so
-    if case["backend"] == "cuda" and y.dtype.kind == "i" and len(shape) > 1 and np.any(x > np.iinfo(y.dtype).max):
+    sums = len(shape) > 1 and name.startswith(("gaussian", "uniform")) and y.dtype.kind == "i"
+    if case["backend"] == "cuda" and sums and np.any(x > np.iinfo(y.dtype).max):
         return None  # so are 127 and 128, cut to 127 and -128
     # What is in float32, on a GPU, or a sum over axes, counts sums that are nearly whole as whole, after each axis.
     nearly = x.itemsize == 1 or case["backend"] == "cuda" or name == "gaussian_laplace"

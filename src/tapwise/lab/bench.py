@@ -224,9 +224,9 @@ def _ours(
     if (more := problem.second) is not None:
         y = y, arrays.empty(more.shape, more.dtype, problem.layout, x)
     others = {"w": inputs.w, "bias": inputs.bias}
-    # The weights of filters on pictures stay on the host, which packs them.
-    stay = (type(None), np.ndarray) if index is not None else type(None)
-    w, bias = (one if isinstance(one, stay) else arrays.anywhere(one, name, index) for name, one in others.items())
+    # On a GPU the weights of filters on pictures stay on the host, which packs them.
+    stay = {name for name, one in others.items() if one is None or (index is not None and isinstance(one, np.ndarray))}
+    w, bias = (one if name in stay else arrays.anywhere(one, name, index) for name, one in others.items())
     if problem.direction == "dgrad":
         # As the model keeps them.
         w = None if w is None else arrays.dense(w, problem.layout)

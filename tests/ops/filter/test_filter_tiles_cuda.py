@@ -151,6 +151,18 @@ def test_windows_along_one_axis_are_seen_as_columns() -> None:
     assert (view.depth, view.height, view.width, view.c, view.taps, view.before) == (18, 50, 7, 1, (5, 1), (2, 0))
 
 
+@emulation
+@pytest.mark.parametrize("modes", [("nearest", "mirror", "wrap"), ("wrap", "wrap", "constant")])
+def test_the_largest_of_a_row_of_many_channels(modes: tuple[str, str, str]) -> None:
+    """A row's mode is that of the column that it is seen as."""
+    problem = FilterProblem("max", (2, 9, 40), (1, 1, 5), (0, 0, 3), 7, modes, cval=1.5)
+    x = problem.random(np.random.default_rng(0), problem.x_shape)
+    for w in (None, np.array([1.0, 0, 1, 1, 0]).reshape(1, 1, 5)):
+        expected = problem.reference(Inputs(x, w))[0]
+        for config in ALGORITHM.configs(problem, H200)[::3]:
+            np.testing.assert_array_equal(filtered(problem, config, x, w), expected)
+
+
 @pytest.mark.kernels
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("text", PROBLEMS)

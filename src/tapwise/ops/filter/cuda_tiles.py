@@ -1,8 +1,8 @@
 """cuda.tiles: filters on pictures, a tile of the result a block, with all that its windows see in shared memory.
 
 The tile is float32, channels side by side as they lie. Windows of a column and a row take a column's sums to shared
-memory and a row's from there, in one launch. Sizes and weights are words of the launch and of a list in memory, not of
-the kernel: it is compiled for how many taps of a row go at once, and for the tile.
+memory and a row's from there, in one launch. A kernel is compiled for the numbers of taps and the tile; weights are a
+list in memory, and the picture's size are words of the launch.
 
 Source: tiles with halos are those of direct convolution; rows that stay in registers while their outputs' windows go
 over them are those of cuda.direct.
@@ -81,12 +81,12 @@ class View(NamedTuple):
 
 @lru_cache(256)
 def view_of(problem: FilterProblem) -> View:
-    """A window of one column takes all channels as pixels; one of one row, of many channels, as a column."""
+    """A window of one column takes all channels as pixels; one of one row, of many channels, is a column."""
     (depth, height, width), (_, r, s), (_, above, left) = problem.spatial, problem.size, problem.before
     c, (_, mode_h, mode_w) = problem.c, problem.modes
     if s == 1 and c > 1:
         return View(depth, height, width * c, 1, (r, 1), (above, 0), (mode_h, mode_w))
-    if r == 1 and c > MOST_CHANNELS and problem.op == "dense":
+    if r == 1 and c > MOST_CHANNELS and problem.op != "separable":
         return View(depth * height, width, c, 1, (s, 1), (left, 0), (mode_w, mode_w))
     return View(depth, height, width, c, (r, s), (above, left), (mode_h, mode_w))
 

@@ -2,10 +2,10 @@
 // each thread goes over it with several outputs in registers. Channels lie side by side, so a tap of a row is as many
 // elements from the next as there are channels.
 //
-// At once: a thread has 4 rows of 4 outputs. It goes down the window's rows, with four rows of the tile in registers, a
-// chunk of CHUNK taps of a row at a time. A column and a row: a thread makes the column's sums of 8 rows of 4, which go
-// to shared memory, and then the row's of ALONG neighbours. Weights lie in shared memory, with a word for each chunk
-// that says whether all count: a weight of 0 is skipped, as what it sees, infinity perhaps, does not count.
+// At once: a thread has DEEP rows of 4 outputs. It goes down the window's rows, with as many of the tile in registers,
+// a chunk of CHUNK taps of a row at a time. A column and a row: a thread makes the column's sums of DEEP rows of 4,
+// which go to shared memory, and then the row's of ALONG neighbours. Weights lie in shared memory. Where one is 0, it
+// is skipped by loops of their own: what it sees, infinity perhaps, does not count.
 #include "cp_async.cuh"
 #include "grid.cuh"
 #include "ops/filter/filter.cuh"
@@ -17,8 +17,7 @@ struct FilterTiles {
     long long height, width, before_h, before_w, mode_h, mode_w;
 };
 
-// What a list begins with.
-// WHOLE: whether all weights count.
+// What a list begins with. WHOLE: whether no weight is 0.
 enum Constant { CVAL, LOW, HIGH, START, COLUMN_EPSILON, EPSILON, WHOLE, CONSTANTS = 8 };
 
 // T: of x; OP, C channels; SEPARABLE; TAPS_H, TAPS_W of a window, CHUNK of a row at a time, SKIP elements of the tile
@@ -67,8 +66,8 @@ template <typename T, int WORDS> DEVICE float element(const unsigned (&words)[WO
         return widened(reinterpret_cast<const T &>(bits));
     }
 }
-// The bits of four elements of 1 or 2 bytes. ALIGNED: their address is a multiple of 16 bytes, as far as four elements
-// have so many.
+
+// The bits of four elements of 1 or 2 bytes. ALIGNED: their address is a multiple of the four's size.
 template <bool ALIGNED, typename T> DEVICE void load_elements(const T *from, unsigned (&words)[sizeof(T)]) {
     const unsigned beside = ALIGNED ? 0 : reinterpret_cast<unsigned long long>(from) & 3;
     const unsigned *const at = reinterpret_cast<const unsigned *>(reinterpret_cast<const char *>(from) - beside);
@@ -154,9 +153,10 @@ template <class P> DEVICE void add_term(float &sum, float weight, float value) {
 }
 template <class P> DEVICE float first_sum(float start) { return P::OP == SUM ? start : NOT_A_NUMBER; }
 
+// Where a piece of a row of column sums lies in it.
 template <class P> DEVICE int swapped(int piece) { return piece ^ (piece >> 3 & P::SWAPPED); }
 
-// COUNT results of a row from pixel w on, those of the picture.
+// COUNT results of a row from element w on, those of the picture.
 template <class P, typename Y, int COUNT>
 DEVICE void store_results(Y *line, int w, int width, const float (&sums)[COUNT], const float *constants) {
     constexpr int BYTES = COUNT * sizeof(Y), MOST = BYTES & -BYTES, EACH = (MOST < 16 ? MOST : 16) / sizeof(Y);

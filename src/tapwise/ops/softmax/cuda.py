@@ -34,11 +34,12 @@ class Config(block_reduction.Config):
 
 
 class SoftmaxBlockReduction(BlockReduction):
-    """softmax and its logarithm along any axis of a dense array; float32, float64, float16 (in float32)."""
+    """softmax and its logarithm along any axis of a dense array; float32, float64, float16 and bfloat16 (in
+    float32)."""
 
     operator: ClassVar[str] = "softmax"
     id: ClassVar[str] = "cuda.block_reduction"
-    summary: ClassVar[str] = "maximum and sum in one reading, then the quotients; or one thread a run"
+    summary: ClassVar[str] = "runs in registers of a block or a cluster; longer ones read twice; or one thread a run"
 
     def configs(self, problem: SoftmaxProblem, device: Device) -> Sequence[Config]:
         """Along the last axis first those whose threads hold a run in registers."""
@@ -72,7 +73,7 @@ class SoftmaxBlockReduction(BlockReduction):
         memory = problem.bytes * spread / (device.gbps * 1e3 * 0.7 * max(busy, 0.02))
         again = 1.5
         if self._kept(problem, config):
-            held = length / (config.down * config.parts)
+            held = max(length, 1) / (config.down * config.parts)
             one_by_one = config.vector == 1
             best = FEW_HELD if one_by_one else HELD
             again = 1 + UNEVEN * abs(log2(held / best)) + ONE_BY_ONE * one_by_one
@@ -95,13 +96,9 @@ class SoftmaxBlockReduction(BlockReduction):
 
     def kernels(self, problem: SoftmaxProblem, config: Config) -> list[tuple[Source, Config]]:  # type: ignore[override]
         stages = ("BOTH",) if config.parts == 1 or config.cluster else ("MEASURE", "SCALE")
-        file, kept, cluster = (
-            "ops/softmax/softmax.cu",
-            self._kept(problem, config),
-            config.parts if config.cluster else 1,
-        )
-        words = (problem.log, config.vector, kept)
+        kept, cluster = self._kept(problem, config), config.parts if config.cluster else 1
+        file, words = "ops/softmax/softmax.cu", (problem.log, config.vector, kept)
         # Few elements leave room for many threads, whose loads hide each other's wait.
-        few = 0 < config.vector * words[2] <= FEW and problem.dtype != "f64"
+        few = 0 < config.vector * kept <= FEW and problem.dtype != "f64"
         more = {"cluster": cluster, "blocks": MOST_BLOCKS if few else 1}
         return [(kernel(problem, file, config, *words, stage, cluster, **more), config) for stage in stages]
