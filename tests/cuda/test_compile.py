@@ -122,7 +122,7 @@ def sources() -> dict[str, Source]:
     for text in (*PROBLEMS, *PLAIN):
         problem = registry.parse(text)
         for algorithm in algorithms(problem.operator):
-            if problem.operator == "conv" and algorithm.refusal(problem, H200):
+            if algorithm.refusal(problem, H200):
                 continue
             for config in chosen(algorithm, text):
                 for number, source in enumerate(algorithm.sources(problem, config)):
