@@ -42,7 +42,8 @@ def generators(vector: Target) -> dict[str, Callable[..., Kernel]]:
     pixels, channels = tile.shapes(vector, "channels")[0]
     plane = {"taps_h": 3, "stride_h": 1, "dilation_h": 1}
     three: dict[str, Any] = {"taps_h": 3, "taps_w": 3, "stride_h": 1, "stride_w": 1}
-    one_by_seven = three | {"taps_h": 1, "taps_w": 7}
+    four = three | {"tile_h": 4, "tile_w": 4}
+    one_by_seven = three | {"taps_h": 1, "taps_w": 7, "tile_h": 1, "tile_w": 2}
     packed: dict[str, Any] = {"layout": "nchw", "panels": True}
     given: dict[str, Any] = {"layout": "nchw", "panels": False}
     fewer, wider = next(one for one in tile.shapes(vector) if one[0] <= IN_PLACE_M)
@@ -68,9 +69,10 @@ def generators(vector: Target) -> dict[str, Callable[..., Kernel]]:
         "dgrad-direct": partial(dgrad.generate, m=dgrad_m, n=dgrad_n, ways=2),
         "depthwise-nchw": partial(depthwise.generate, layout="nchw", rows=rows, vectors=vectors, **plane),
         "depthwise-nhwc": partial(depthwise.generate, layout="nhwc", rows=4, vectors=2, **plane),
-        "winograd-4": partial(winograd.generate, layout="nchw", tile_h=4, tile_w=4, **three, m=m, n=n),
-        "winograd-nhwc": partial(winograd.generate, layout="nhwc", tile_h=4, tile_w=4, **three, m=pixels, n=channels),
-        "winograd-1x2": partial(winograd.generate, layout="nchw", tile_h=1, tile_w=2, **one_by_seven, m=m, n=n),
+        "winograd-4": partial(winograd.generate, layout="nchw", lanes="tiles", **four, m=m, n=n),
+        "winograd-planes": partial(winograd.generate, layout="nchw", lanes="channels", **four, m=pixels, n=channels),
+        "winograd-nhwc": partial(winograd.generate, layout="nhwc", lanes="channels", **four, m=pixels, n=channels),
+        "winograd-1x2": partial(winograd.generate, layout="nchw", lanes="tiles", **one_by_seven, m=m, n=n),
     }
 
 

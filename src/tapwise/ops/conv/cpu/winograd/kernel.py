@@ -1,4 +1,4 @@
-"""The kernels of cpu.winograd, and its steps in NCHW: slices of the transformed input, products, output tiles."""
+"""The kernels of cpu.winograd, and its steps with lanes over tiles."""
 
 from __future__ import annotations
 
@@ -10,40 +10,45 @@ from tapwise.cpu.epilogue import Epilogue, emit_finish_pixels, emit_finish_row
 from tapwise.cpu.fields import Fields, entry, unravel
 from tapwise.cpu.filters import Filters
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
-from tapwise.ops.conv.cpu.winograd import channels_last
+from tapwise.cpu.transposes import emit_to_pixels, emit_to_planes
+from tapwise.ops.conv.cpu.winograd import over_channels
 from tapwise.ops.conv.cpu.winograd.steps import FIELDS, combine, emit_accumulate, emit_filters
 from tapwise.ops.conv.winograd.transforms import Transform, transform
 
 
 def generate(
-    target: Target, *, dtype: str, storage: str, layout: str, tile_h: int, tile_w: int, taps_h: int, taps_w: int,
-    stride_h: int, stride_w: int, m: int, n: int, bias: bool, residual: bool, activation: str | None,
+    target: Target, *, dtype: str, storage: str, layout: str, lanes: str, tile_h: int, tile_w: int, taps_h: int,
+    taps_w: int, stride_h: int, stride_w: int, m: int, n: int, bias: bool, residual: bool, activation: str | None,
 ) -> Kernel:  # fmt: skip
     """The kernels of one instance: `task` and `pack_task`. Strides are those of the axes' transforms."""
     k = Kernel(target, dtype)
     high, wide = transform(tile_h, taps_h, stride_h), transform(tile_w, taps_w, stride_w)
-    planar = layout == "nchw"
-    filters = Filters(k, "pixels", m) if planar else Filters(k, "channels", n * k.lanes)
+    planar, over_tiles = layout == "nchw", lanes == "tiles"
+    filters = Filters(k, "pixels", m) if over_tiles else Filters(k, "channels", n * k.lanes)
     tile.emit(k, m, n, filters)
     epilogue = Epilogue(k, storage, planar, bias, residual, activation)
-    emit_finish_row(epilogue)
-    if planar:
+    if over_tiles:
+        emit_finish_row(epilogue)
         _emit_columns(k, wide)
+    elif planar:
+        emit_to_pixels(k, storage)
+        emit_to_planes(epilogue)
     else:
+        emit_finish_row(epilogue)
         emit_finish_pixels(epilogue)
     for i in range(high.products):
-        if planar:
+        if over_tiles:
             _emit_input(k, storage, high, i)
         else:
-            channels_last.emit_input(k, storage, high, wide, i)
-    emit_accumulate(k, high, wide)
-    if planar:
+            over_channels.emit_input(k, k.dtype if planar else storage, high, wide, i, planar)
+    emit_accumulate(k, high, wide, lanes)
+    if over_tiles:
         _emit_output(k, storage, high, wide)
         _emit_task(k, storage, high, wide)
     else:
-        channels_last.emit_output(k, storage, high, wide)
-        channels_last.emit_task(k, storage, high, wide)
-    emit_filters(k, storage, high, wide, filters.width, m if planar else k.lanes)
+        over_channels.emit_output(k, storage, high, planar)
+        over_channels.emit_task(k, storage, high, wide, planar)
+    emit_filters(k, storage, high, wide, filters.width, m if over_tiles else k.lanes)
     return k
 
 

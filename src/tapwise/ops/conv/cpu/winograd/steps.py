@@ -13,7 +13,7 @@ FIELDS: Final = (
     *COMMON, "zeros", "factors", "adds", "groups", "group_c", "group_k", "h", "w_in", "p", "q", "pad_top", "pad_left",
     "stride_h", "stride_w", "dilation_h", "dilation_w", "row_phases", "col_phases",
     "tile_rows", "tile_cols", "block_rows", "row_blocks", "filter_block", "filter_blocks", "channel_block",
-    "tiles", "row_size", "run", "product_step", "filter_pad",
+    "tiles", "row_size", "sums_w", "transposed_at", "run", "product_step", "filter_pad",
     "input_at", "product_at", "sums_at", "output_at", "offsets",
     *FILTER_STEPS,
 )  # fmt: skip
@@ -33,19 +33,22 @@ def combine(k: Kernel, terms: Sequence[tuple[float, Any]]) -> Any:
     return total
 
 
-def emit_accumulate(k: Kernel, high: Transform, wide: Transform) -> None:
+def emit_accumulate(k: Kernel, high: Transform, wide: Transform, lanes: str) -> None:
     """accumulate(args, scratch, count, i): add slice i's products, column-combined, to the output tiles' sums.
 
-    Of `count` filters, each a run of tiles; channels last, of `count` tiles, each a run of filters. Sum (p, q) of run f
-    begins at scratch[sums_at + ((f * tile_h + p) * tile_w + q) * run].
+    Lanes over tiles: of `count` filters, each a run of tiles. Sum (p, q) of run f begins at
+    scratch[sums_at + ((f * tile_h + p) * tile_w + q) * run].
+    Lanes over channels: of `count` rows of tiles, each tile a run of filters. The sums of all rows and columns of
+    pixels, a run each, lie as an image of `sums_w` columns.
     """
     rows, cols = high.outputs, wide.outputs
     with k.function("accumulate", args="i64", scratch=k.dtype, count=INT, i=INT) as (args, scratch, count, i):
         a = Fields(k, args, FIELDS)
         factors, adds = a.pointer("factors", k.dtype) + i * rows, a.pointer("adds", "i64") + i * rows
-        with k.loop(0, count) as f:
-            products = scratch + a.product_at + f * a.run
-            sums = scratch + a.sums_at + f * (a.run * (rows * cols))
+
+        def add(number: Int, sums: Ptr, down: Int, across: Int) -> None:
+            """The products of a run, to sums `down` and `across` apart."""
+            products = scratch + a.product_at + number * a.run
             with k.loop(0, a.run, k.lanes) as t:
                 columns = [k.load(products + a.product_step * j + t) for j in range(wide.products)]
                 z = [combine(k, list(zip(wide.a_t[q], columns, strict=True))) for q in range(cols)]
@@ -53,8 +56,18 @@ def emit_accumulate(k: Kernel, high: Transform, wide: Transform) -> None:
                     with k.if_(k.load_int(adds + p).eq(1)):
                         factor = k.broadcast(factors + p)
                         for q in range(cols):
-                            cell = sums + a.run * (p * cols + q) + t
+                            cell = sums + down * p + across * q + t
                             k.store(cell, k.fma(factor, z[q], k.load(cell)))
+
+        first = scratch + a.sums_at
+        if lanes == "tiles":
+            with k.loop(0, count) as f:
+                add(f, first + f * (a.run * (rows * cols)), a.run * cols, a.run)
+            return
+        down, across = a.sums_w * a.run, a.col_phases * a.run
+        with k.loop(0, count) as row, k.loop(0, a.col_phases) as phase, k.loop(0, a.tile_cols) as t:
+            number = (row * a.col_phases + phase) * a.tile_cols + t
+            add(number, first + row * rows * down + t * cols * across + phase * a.run, down, across)
 
 
 def emit_filters(k: Kernel, storage: str, high: Transform, wide: Transform, panel: int, lanes: int) -> None:

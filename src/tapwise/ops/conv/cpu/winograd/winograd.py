@@ -12,6 +12,7 @@ Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 201
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from typing import ClassVar, Final
 
 import numpy as np
@@ -32,14 +33,18 @@ from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.winograd.tiles import Axis, WinogradSums, tilings
 
 BLOCK_CHANNELS: Final = 384
+# Of a thread, what is always allowed; more, up to twice the input.
+SCRATCH_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
 class Config(BaseConfig):
-    """Output tile tile_h x tile_w; register tile m x n; `rows` rows of tiles and `filters` output channels a task."""
+    """Output tile tile_h x tile_w; lanes over "tiles" or "channels"; register tile m x n; `rows` rows of tiles and
+    `filters` output channels a task."""
 
     tile_h: int
     tile_w: int
+    lanes: str
     m: int
     n: int
     rows: int
@@ -59,25 +64,36 @@ class Geometry(generated.Geometry):
         self.tile_cols = ceil_div(problem.output[1], config.tile_w * wide.phases)
         # Rows of tiles of all phases, and tiles in one of them.
         self.phase_rows, self.row_tiles = self.tile_rows * high.phases, self.tile_cols * wide.phases
-        # Lanes run over tiles, or channels last over channels and filters: runs of them fill whole vectors.
-        self.planar = problem.layout == "nchw"
+        # Runs of tiles, or of channels and filters, fill whole vectors.
+        self.over_tiles = config.lanes == "tiles"
         tiles = config.rows * self.row_tiles
-        self.tiles = round_up(tiles, lanes) if self.planar else tiles
-        self.filters = config.filters if self.planar else round_up(config.filters, lanes)
+        self.tiles = round_up(tiles, lanes) if self.over_tiles else tiles
+        self.filters = config.filters if self.over_tiles else round_up(config.filters, lanes)
         inputs = (self.tile_cols - 1) * self.wide.step + self.wide.span
         reach = (inputs - 1) * wide.dilation + (wide.phases - 1) * problem.stride[1] + 1
         outputs = self.row_tiles * config.tile_w
         row = max(problem.padding[1][0] + problem.spatial[1], reach, outputs)
         # Rounded up, and what the widest vectors read and write beyond.
-        self.row_size = round_up(row + 2 * self.wide.step * lanes if self.planar else row * problem.group_c, 16)
+        self.row_size = round_up(row + 2 * self.wide.step * lanes if self.over_tiles else row * problem.group_c, 16)
         self.channels = ceil_div(problem.group_c, ceil_div(problem.group_c, BLOCK_CHANNELS))
-        self.input_at = (2 if self.planar else 1) * self.row_size
-        # Channels last, a tile's vectors of filters start at cache lines.
+        self.transposed_at = (2 if self.over_tiles else 1) * self.row_size
+        self.input_at = self.transposed_at + round_up(self.transposed_rows * problem.spatial[1] * problem.group_c, 16)
+        # A tile's vectors of filters start at cache lines.
         self.product_at = self.input_at + round_up(self.wide.products * problem.group_c * self.tiles, 16)
         self.sums_at = self.product_at + self.wide.products * self.filters * self.tiles
         self.output_at = self.sums_at + config.tile_h * config.tile_w * self.filters * self.tiles
-        total = self.output_at + 3 * self.row_size if self.planar else self.output_at
+        total = self.output_at + (3 * self.row_size if self.over_tiles else 0)
         self.scratch_bytes = ceil_div(total * problem.accumulator_bytes, 64) * 64
+
+    @property
+    def transposed_rows(self) -> int:
+        """Rows of x that a task transposes, at most: those that its rows of tiles see."""
+        if self.over_tiles or self.problem.layout == "nhwc":
+            return 0
+        high, phases = self.axes[0], self.axes[0].phases
+        tile_rows = (self.config.rows + phases - 2) // phases + 1
+        seen = ((tile_rows - 1) * self.high.step + self.high.span - 1) * high.dilation + 1
+        return min(self.problem.spatial[0], seen + (phases - 1) * self.problem.stride[0])
 
     @property
     def tasks(self) -> int:  # type: ignore[override]
@@ -87,7 +103,7 @@ class Geometry(generated.Geometry):
     @property
     def filter_pad(self) -> int:
         """Filters of a group, up to whole vectors where lanes run over them."""
-        return self.problem.group_k if self.planar else round_up(self.problem.group_k, self.lanes)
+        return self.problem.group_k if self.over_tiles else round_up(self.problem.group_k, self.lanes)
 
     def fields(self) -> dict[str, int | np.ndarray]:
         p, c = self.problem, self.config
@@ -102,35 +118,43 @@ class Geometry(generated.Geometry):
             "tile_rows": self.tile_rows, "tile_cols": self.tile_cols, "block_rows": c.rows,
             "row_blocks": ceil_div(self.phase_rows, c.rows),
             "filter_block": c.filters, "filter_blocks": ceil_div(p.group_k, c.filters), "channel_block": self.channels,
-            "run": self.tiles if self.planar else self.filters, "product_step": self.filters * self.tiles,
+            "sums_w": self.row_tiles * c.tile_w, "transposed_at": self.transposed_at,
+            "run": self.tiles if self.over_tiles else self.filters, "product_step": self.filters * self.tiles,
             "filter_pad": self.filter_pad, "tiles": self.tiles, "row_size": self.row_size, "input_at": self.input_at,
             "product_at": self.product_at, "sums_at": self.sums_at, "output_at": self.output_at,
-            "offsets": np.arange(self.channels, dtype=np.int64) * (self.tiles if self.planar else 1),
-            "zeros": np.zeros(p.spatial[1] * (1 if self.planar else p.group_c) + 16, np.float64),
+            "offsets": np.arange(self.channels, dtype=np.int64) * (self.tiles if self.over_tiles else 1),
+            "zeros": np.zeros(p.spatial[1] * (1 if self.over_tiles else p.group_c) + 16, np.float64),
             "factors": np.ascontiguousarray(a_t.T), "adds": np.ascontiguousarray((a_t.T != 0).astype(np.int64)),
         }  # fmt: skip
 
 
 def candidates(problem: ConvProblem, device: Device) -> list[Config]:
-    """Tile sizes, blocks of rows and of filters whose scratch stays within twice the input; or the smallest."""
-    limit = 2 * problem.n * problem.c * problem.spatial[0] * problem.spatial[1] * max(4, problem.itemsize)
+    """Tile sizes, blocks of rows and of filters whose scratch stays within the limit; or the smallest."""
+    in_bytes = problem.n * problem.c * problem.spatial[0] * problem.spatial[1] * max(4, problem.itemsize)
+    limit = max(2 * in_bytes, SCRATCH_BYTES * device.threads)
     needed: dict[Config, int] = {}
-    lanes, way = lanes_of(problem, device), "pixels" if problem.layout == "nchw" else "channels"
-    for tile_h, tile_w in tilings(problem):
+    for (tile_h, tile_w), way in product(tilings(problem), lanes_ways(problem, device)):
         phases = Axis.of(problem, 0).phases
         tile_rows = ceil_div(problem.output[0], tile_h * phases) * phases
         rows_choices = sorted({ceil_div(tile_rows, count) for count in (1, 2, 4, 6, 8, 14, 16, tile_rows)})
-        tiles = tile.shapes(target(settings.cpu_target()), way)
+        tiles = tile.shapes(target(settings.cpu_target()), "pixels" if way == "tiles" else way)
         for m, n in tiles:
-            panel = m if way == "pixels" else n * lanes
-            if m < 3 or (panel >= 2 * problem.group_k and (way == "pixels" or (m, n) != tiles[0])):
+            panel = m if way == "tiles" else n * lanes_of(problem, device)
+            if m < 3 or (panel >= 2 * problem.group_k and (way == "tiles" or (m, n) != tiles[0])):
                 continue
             for rows in rows_choices:
                 for filters in splits(problem.group_k, panel, device.threads):
-                    config = Config(tile_h, tile_w, m, n, rows, filters)
+                    config = Config(tile_h, tile_w, way, m, n, rows, filters)
                     needed[config] = Geometry(problem, config, device).workspace_bytes(device.threads)
     fitting = [config for config, size in needed.items() if size <= limit]
     return fitting or sorted(needed, key=needed.__getitem__)[:1]
+
+
+def lanes_ways(problem: ConvProblem, device: Device) -> list[str]:
+    """Channels last over channels; in NCHW over tiles, or over vectors of channels, which are transposed."""
+    if problem.layout == "nhwc":
+        return ["channels"]
+    return ["tiles", "channels"] if problem.group_c >= lanes_of(problem, device) else ["tiles"]
 
 
 # What a task costs; measured, not derived.
@@ -151,6 +175,9 @@ ADDED_VECTOR: Final = 1.6
 OUTPUT_VECTOR: Final = 3.0
 OUTPUT_ROW: Final = 20.0
 INTERLEAVED: Final = 3.0
+# Transposing: cycles a vector, and a row of y for a vector of filters.
+TRANSPOSED_VECTOR: Final = 8.0
+TRANSPOSED_ROW: Final = 40.0
 # Of a transform's cycles, the share that goes by vectors.
 BY_VECTORS: Final = 0.67
 # Filters: cycles of a product's transform for the filters of one panel and channel.
@@ -169,8 +196,8 @@ class TaskCost(generated.TaskCost):
         super().__init__(problem, config, device)
         g = self.geometry
         # Of a run that lanes go along; how many runs there are.
-        self.vectors = (g.tiles if g.planar else g.filters) // self.costs.lanes
-        self.runs = config.filters if g.planar else g.tiles
+        self.vectors = (g.tiles if g.over_tiles else g.filters) // self.costs.lanes
+        self.runs = config.filters if g.over_tiles else g.tiles
         # Where vectors take two cycles, the instructions of a transform that are none do not.
         self.slow = 1.0 + BY_VECTORS * (device.vector_cycles - 1.0)
 
@@ -181,6 +208,7 @@ class TaskCost(generated.TaskCost):
         cycles = {
             "products": g.products * tiles,
             "waiting for operands": g.products * self.costs.waiting(tiles, self.streamed()),
+            "transposing": self.transposing(),
             "input transform": OVERLAP * self.input_transform(),
             "sums": OVERLAP * self.accumulation(),
             "output transform": OVERLAP * self.output_transform(),
@@ -199,7 +227,7 @@ class TaskCost(generated.TaskCost):
         panel = c.filters * self.problem.group_c * costs.itemsize
         passes = ceil_div(self.vectors, c.n)
         inputs = self.problem.group_c * g.tiles * costs.itemsize
-        if g.planar:
+        if g.over_tiles:
             return costs.stream(passes * panel, panel * g.products) + costs.stream(inputs, inputs * g.wide.products)
         return costs.stream(panel, panel * g.products) + costs.stream(passes * inputs, inputs)
 
@@ -213,11 +241,12 @@ class TaskCost(generated.TaskCost):
     def input_transform(self) -> float:
         """The input of all slices: its rows combined, then the columns of the combined rows."""
         g, costs = self.geometry, self.costs
-        if not g.planar:
+        if not g.over_tiles:
             vectors = self.slow * ceil_div(self.problem.group_c, costs.lanes)
             columns = self.problem.spatial[1]
             # Without groups a row of pixels is one run.
-            row = columns * vectors * COMBINE_ROWS + ROW_CALL * (columns if self.problem.groups > 1 else 1)
+            grouped = self.problem.groups > 1 and self.problem.layout == "nhwc"
+            row = columns * vectors * COMBINE_ROWS + ROW_CALL * (columns if grouped else 1)
             row += g.row_tiles * (vectors * COMBINE_COLUMNS * g.wide.products + TILE_RUN)
             return g.high.products * self.config.rows * row
         rows = self.problem.group_c * self.config.rows
@@ -225,20 +254,30 @@ class TaskCost(generated.TaskCost):
         row += self.costs.row(self.problem.spatial[1], COMBINE_ROWS) + COMBINED_ROW
         return g.high.products * rows * row
 
+    def transposing(self) -> float:
+        """Rows of x and of y, of NCHW and lanes over channels."""
+        g, c, p = self.geometry, self.config, self.problem
+        if g.over_tiles or p.layout == "nhwc":
+            return 0.0
+        rows, lanes = c.rows * c.tile_h, self.costs.lanes
+        vectors = ceil_div(p.group_c, lanes) * g.transposed_rows * p.spatial[1] / lanes
+        vectors += ceil_div(c.filters, lanes) * rows * p.output[1] / lanes
+        return vectors * lanes * TRANSPOSED_VECTOR + ceil_div(c.filters, lanes) * rows * TRANSPOSED_ROW
+
     def accumulation(self) -> float:
         """Each slice's products: columns combined, added to the sums of the output tiles, which lie in a cache."""
         g, c = self.geometry, self.config
         added = sum(1 for row in g.high.a_t for value in row if value)
         cycles = g.products * PRODUCT_VECTOR + added * c.tile_w * ADDED_VECTOR
         cycles *= self.slow * self.runs * self.vectors
-        cycles += 0.0 if g.planar else g.high.products * self.runs * TILE_RUN
+        cycles += 0.0 if g.over_tiles else g.high.products * self.runs * TILE_RUN
         sums = g.filters * c.tile_h * c.tile_w * g.tiles * self.costs.itemsize
         return cycles + self.costs.stream(2 * g.high.products * sums, sums)
 
     def output_transform(self) -> float:
         """Sums to rows of y, with bias, residual and activation."""
         c, g = self.config, self.geometry
-        if not g.planar:
+        if not g.over_tiles:
             return g.tiles * c.tile_h * c.tile_w * (self.costs.row(c.filters, OUTPUT_VECTOR) + OUTPUT_ROW)
         rows = c.filters * c.rows * c.tile_h
         row = self.costs.row(self.problem.output[1], OUTPUT_VECTOR) + OUTPUT_ROW
@@ -271,14 +310,14 @@ class Winograd(WinogradSums, generated.GeneratedAlgorithm[Config]):
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """Transforming all filters, FILTER cycles a product, panel and channel at 2.7 GHz; what the run then waits."""
         g = Geometry(problem, config, device)
-        products, width = g.products, config.m if g.planar else g.lanes
+        products, width = g.products, config.m if g.over_tiles else g.lanes
         panels = problem.k * problem.group_c / width
         transform = panels * FILTER * products * (1 + width / 8) / 2700 / device.threads
         return 10.0 + transform + 1e-6 * FRESH_US * problem.k * problem.group_c * products * problem.accumulator_bytes
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         g = Geometry(problem, config, device)
-        tile = {"tile_h": config.tile_h, "tile_w": config.tile_w, "m": config.m, "n": config.n}
+        tile = {name: getattr(config, name) for name in ("tile_h", "tile_w", "lanes", "m", "n")}
         for suffix, axis in zip("hw", g.axes, strict=True):
             tile |= {f"taps_{suffix}": axis.taps, f"stride_{suffix}": axis.stride}
         library = self.load("winograd", generate, problem, layout=problem.layout, **tile)
