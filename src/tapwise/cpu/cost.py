@@ -26,14 +26,17 @@ from tapwise.integers import ceil_div
 CALL_US: Final = 3.0
 START_US: Final = 3.0
 # Cycles to enter and leave a register tile, and to begin a row of elements.
-TILE_CALL: Final = 18.0
-ROW_CALL: Final = 14.0
-# Bytes a cycle and core from L1, L2, L3.
-CACHE_RATES: Final = (40.0, 18.0, 7.0)
+TILE_CALL: Final = 40.0
+ROW_CALL: Final = 20.0
 # Of what memory and the units do at once, the share that one of them waits for the other.
-APART: Final = 0.1
+APART: Final = 0.3
+# Transposing (transposes.py): cycles a pixel's vector of channels, and a run of pixels for each of these vectors.
+TRANSPOSED: Final = 1.2
+TRANSPOSED_RUN: Final = 30.0
+# Workers are never equally fast: the others wait for this share of a last task.
+UNEVEN: Final = 0.04
 # Of the cycles of register tiles, what operands that stream from a cache are not hidden behind.
-EXPOSED: Final = 0.3
+EXPOSED: Final = 0.2
 
 
 @dataclass(frozen=True)
@@ -52,18 +55,24 @@ class Costs:
         """Clock in MHz, from the peak: two FMA units of four-byte lanes."""
         return self.device.gflops * 1e3 * self.device.vector_cycles / (self.device.vector_bytes // 4 * 4)
 
-    def stream(self, size: float, resident: float) -> float:
-        """Cycles to read `size` bytes of an operand of `resident` bytes that is read over and over."""
-        d = self.device
-        if resident <= d.l1_bytes / 2:
-            rate = CACHE_RATES[0]
-        elif resident <= d.l2_bytes * 0.75:
-            rate = CACHE_RATES[1]
-        elif resident <= d.l3_bytes * 0.75:
-            rate = CACHE_RATES[2]
+    def stream(self, size: float, own: float, shared: float | None = None) -> float:
+        """Cycles to read `size` bytes of an operand that is read over and over: `own` bytes of it by a worker, whose
+        caches may hold them, and `shared` (the same, if not given) by all."""
+        d, shared = self.device, own if shared is None else shared
+        if own <= d.l1_bytes / 2:
+            rate = d.cache_rates[0]
+        elif own <= d.l2_bytes * 0.75:
+            rate = d.cache_rates[1]
+        elif shared <= d.l3_bytes * 0.75:
+            rate = d.cache_rates[2]
         else:
             rate = d.gbps * 1e3 / self.cycles_per_us / d.threads
         return size / rate
+
+    def filters(self, panel: float, passes: float, again: float, own: float, shared: float) -> float:
+        """Cycles to read filters of `panel` bytes for so many passes: the first time of the `own` bytes of a worker's
+        filters and the `shared` ones of all workers, then of `again` bytes that stay between two passes."""
+        return self.stream(panel, own, shared) + self.stream((passes - 1) * panel, again)
 
     def tile(self, m: int, n: int, terms: int) -> float:
         """One register tile over `terms` terms."""
@@ -92,10 +101,16 @@ class Costs:
             return ROW_CALL + short * length
         return ROW_CALL + self.device.vector_cycles * per_vector * ceil_div(length, min(self.lanes, length))
 
+    def transposing(self, channels: int, pixels: int, runs: int) -> float:
+        """`runs` runs of so many pixels in all, of so many channels."""
+        vectors = ceil_div(channels, self.lanes)
+        return vectors * (self.device.vector_cycles * TRANSPOSED * pixels + TRANSPOSED_RUN * runs)
+
     def wall_us(self, task_cycles: float, tasks: int, threads: int) -> float:
         """Wall time of `tasks` equal tasks."""
         workers = max(1, min(threads, tasks))
-        return CALL_US + (START_US if workers > 1 else 0) + ceil_div(tasks, workers) * task_cycles / self.cycles_per_us
+        start, waited = (START_US, UNEVEN) if workers > 1 else (0.0, 0.0)
+        return CALL_US + start + (ceil_div(tasks, workers) + waited) * task_cycles / self.cycles_per_us
 
     def waiting(self, tiles: float, streamed: float) -> float:
         """Cycles that register tiles wait for operands which take `streamed` cycles from their caches."""

@@ -96,6 +96,24 @@ def emit_pack_pixel_rows(k: Kernel, window: Window, source: Ptr, out: Ptr, pixel
         emit_copy_rows(k, there, distance, here, a.pitch * step, end_row - first_row, count.max(0) * pixel)
 
 
+def emit_pack_transposed_rows(k: Kernel, window: Window, source: Ptr, out: Ptr, channels: Int) -> None:
+    """The same of `channels` planes of NCHW, transposed; a pixel has room for the channels of a block."""
+    v, a = window, window.a
+    left = v.q0 * a.stride_w + k.load_int(v.columns + 2)
+    first = (0 - left).max(0)
+    count = ((a.w_in - left).min(a.pitch * a.stride_w) - first).max(0)
+    with k.loop(0, a.row_phases) as row_phase:
+        first_row, end_row, top = v.row_range(k, row_phase)
+        # Rows that follow each other in both are one run.
+        one = k.both(a.stride_h.eq(1), k.both(count.eq(a.w_in), (a.pitch * a.stride_w).eq(a.w_in)))
+        end = k.select(one, first_row + (end_row - first_row).min(1), end_row)
+        length = k.select(one, (end_row - first_row) * count, count)
+        with k.loop(first_row, end) as row:
+            there = source + ((top + row * a.stride_h) * a.w_in + left + first)
+            here = out + (row_phase * a.plane + row * a.pitch) * a.step + first * a.channel_block
+            k.call("to_pixels", there, a.h * a.w_in, here, a.channel_block, length, channels)
+
+
 def _split_rows(k: Kernel, v: Window, ways: int, source: Ptr, source_pitch: Int, out: Ptr, rows: Int) -> None:
     """All phases of stride `ways` at once; the at most one column that some phases have and others do not, alone."""
     a = v.a

@@ -94,7 +94,7 @@ def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
     for rows, vectors in tiles(registers, *shape) if planar else _RUNS[registers]:
         if planar and (rows > p or (vectors > 1 and vectors * lanes > q)):
             continue
-        if not planar and (rows > q or (vectors > 1 and (vectors - 1) * lanes >= problem.c)):
+        if not planar and (rows > q or (vectors > 1 and vectors * lanes > problem.c)):
             continue
         width = 1 if planar else vectors * lanes
         for task_rows in sorted({p, *(max(rows, ceil_div(p, count)) for count in (2, 4, 8, 16, 32))}):
@@ -110,34 +110,36 @@ def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
 
 # What a task costs; measured, not derived.
 # NCHW. Two products a cycle need SUMS sums in flight; half of the loads pass the end of a cache line.
-PRODUCT: Final = 0.55
+PRODUCT: Final = 0.5
 SUMS: Final = 8
 LOAD: Final = 0.7
 # A column of taps, an output vector's store, a tile; a row of outputs narrower than a tile.
-COLUMN: Final = 4.0
-STORE: Final = 2.0
-TILE: Final = 12.0
+COLUMN: Final = 3.0
+STORE: Final = 1.8
+TILE: Final = 5.0
 NARROW_ROW: Final = 2.0
 # Packing: a plane, a row, and the share of a vector's cycles (by column stride; others go element by element) that the
 # tiles before it do not hide.
-PACK_PLANE: Final = 30.0
-PACK_ROW: Final = 2.0
-PACK_EXPOSED: Final = 0.7
+PACK_PLANE: Final = 50.0
+PACK_ROW: Final = 1.0
+PACK_EXPOSED: Final = 0.3
 PACK_VECTOR: Final = {1: 2.0, 2: 2.5, 4: 4.0}
 PACK_ELEMENT: Final = 1.5
 # NHWC. A tap of a run of pixels: cycles an output vector, and besides; at least what a multiply-add takes to end.
-RUN_PRODUCT: Final = 0.7
-RUN_TAP: Final = 0.8
+RUN_PRODUCT: Final = 0.4
+RUN_TAP: Final = 1.0
 LATENCY: Final = 4.0
-RUN_STORE: Final = 3.0
-RUN: Final = 22.0
+RUN_STORE: Final = 2.0
+RUN: Final = 8.0
 # Packing: a pixel, and a vector of its channels.
-PACK_PIXEL: Final = 4.0
-PACK_PIXEL_VECTOR: Final = 2.0
+PACK_PIXEL: Final = 2.0
+PACK_PIXEL_VECTOR: Final = 3.0
 # Memory is read ahead: half of its time is hidden.
-MEMORY_EXPOSED: Final = 0.5
+MEMORY_EXPOSED: Final = 0.4
+# Channels last, a task with some of the channels reads a part of each pixel.
+SPLIT_PIXELS: Final = 2.0
 # Drawing a task and working out its place.
-TASK: Final = 80.0
+TASK: Final = 600.0
 
 
 class TaskCost(generated.TaskCost):
@@ -153,13 +155,13 @@ class TaskCost(generated.TaskCost):
 
     def breakdown(self) -> Breakdown:
         """All parts of a task; a task goes through its channels, or runs of neighbouring channels, one by one."""
-        g, c = self.geometry, self.config
+        p, g, c = self.problem, self.geometry, self.config
         planar = g.planar
         times = c.channels if planar else ceil_div(c.channels, g.width)
         cycles = {
             "products": times * (self.planes() if planar else self.runs()),
             "packing": times * (self.pack_planes() if planar else self.pack_pixels()),
-            "memory": times * (MEMORY_EXPOSED * self.memory()),
+            "memory": times * (MEMORY_EXPOSED * self.memory() * (1.0 if planar or c.channels >= p.c else SPLIT_PIXELS)),
             "zeros": 2 * g.buffer / self.costs.lanes,
             "start": TASK,
         }

@@ -116,19 +116,19 @@ def candidates(problem: ConvProblem, device: Device) -> Iterator[InPlaceConfig]:
 # What a task costs; measured, not derived. A product of a vector, and a load of x, for what the machine's units take at
 # once: where vectors are twice as wide as units, narrow ones take half of the time.
 PRODUCT: Final = 0.44
-LOAD: Final = 0.27
+LOAD: Final = 0.22
 # A product waits for the one before it of the same sum; the next tile's fill some of the time.
-LATENCY: Final = 1.2
+LATENCY: Final = 2.4
 # A column of taps, each of its weights, an output vector's store, a tile.
-COLUMN: Final = 1.3
-WEIGHT: Final = 0.27
+COLUMN: Final = 1.6
+WEIGHT: Final = 0.8
 STORE: Final = 1.3
-TILE: Final = 16.0
+TILE: Final = 10.0
 # Of the time that memory takes, what is not hidden, for each row of x that a tile reads beside the others: the
 # machine's prefetcher follows few of them.
-MEMORY_EXPOSED: Final = 0.009
+MEMORY_EXPOSED: Final = 0.018
 # Drawing a task and working out its place.
-TASK: Final = 80.0
+TASK: Final = 40.0
 
 
 class TaskCost(generated.TaskCost):

@@ -146,18 +146,21 @@ def _emit_task(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
             def packed(c: Int) -> Ptr:
                 return scratch + ((c - first) // width % 2) * a.buffer
 
-            def across(c: Int) -> Int:
-                return (end - c).min(width)
-
             def window(c: Int) -> Ptr:
                 """Where the task's rows of a channel start; only a hint, so borders do not matter."""
                 return source(c.min(end - 1)) + p0 * a.stride_h * a.w_in
 
-            k.call("pack", a.args, packed(first), source(first), p0, rows, across(first))
+            # Channels last: the last run of channels overlaps the one before, or is the only one.
+            across = a.channels.min(width)
+
+            def place(c: Int) -> Int:
+                return c if planar else c.min(a.channels - across)
+
+            k.call("pack", a.args, packed(first), source(place(first)), p0, rows, across)
             with k.loop(first, end, width) as c:
                 following = c + width
                 with k.if_(following < end):
-                    k.call("pack", a.args, packed(following), source(following), p0, rows, across(following))
+                    k.call("pack", a.args, packed(following), source(place(following)), p0, rows, across)
                 if planar:
                     with k.loop(0, a.multiplier) as index:
                         filter_ = c * a.multiplier + index
@@ -167,15 +170,16 @@ def _emit_task(k: Kernel, storage: str, planar: bool, vectors: int) -> None:
                             rows, window(c + 2),
                         )  # fmt: skip
                 else:
-                    at = (image * a.p + p0) * a.q * a.channels + c
+                    at = (image * a.p + p0) * a.q * a.channels + place(c)
                     k.call(
-                        "outputs", a.args, packed(c), w + c * a.taps, bias + c, residual + at, y + at, p0, rows,
-                        across(c),
+                        "outputs", a.args, packed(c), w + c * a.taps, bias + place(c), residual + at, y + at, p0, rows,
+                        across,
                     )  # fmt: skip
 
 
 def emit_filters(k: Kernel, names: tuple[str, ...], storage: str, planar: bool, vectors: int) -> None:
-    """`pack_task`: NCHW (k, S, R); NHWC (k / width, taps, width), the last run filled up with zeros."""
+    """`pack_task`: NCHW (k, S, R); NHWC (k / width, taps, width), the last run those of the last
+    channels; of fewer than a run, filled up with zeros."""
     width = 1 if planar else vectors * k.lanes
     with entry(k, names, "pack_task") as (a, worker):
         w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
@@ -187,6 +191,8 @@ def emit_filters(k: Kernel, names: tuple[str, ...], storage: str, planar: bool, 
             else:
                 with k.loop(0, a.channels, width) as c, k.loop(0, a.taps) as kk:
                     here = packed + c * a.taps + kk * width
+                    across = a.channels.min(width)
+                    first = c.min(a.channels - across)
                     emit_zeros(k, here, k.integer(width))
-                    with k.loop(0, (a.channels - c).min(width)) as i:
-                        k.store(here + i, k.load(w + (c + i) * a.taps + kk, 1))
+                    with k.loop(0, across) as i:
+                        k.store(here + i, k.load(w + (first + i) * a.taps + kk, 1))

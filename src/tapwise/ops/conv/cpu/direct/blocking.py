@@ -73,12 +73,18 @@ class Geometry(generated.Geometry):
         self.device = device
         lanes = self.lanes
         self.packed = packed_tile(problem, config.rows, config.cols, lanes)
-        # Pixel-major packing keeps the channels of a pixel together; all channels, the pixels of a stride.
-        self.whole_pixels = (
+        # Channels of a pixel lie together, in NCHW if they can be transposed. In whole rows, those of a stride, too.
+        last = problem.group_c % config.channels or config.channels
+        self.transposed = (
+            problem.layout == "nchw" and config.lanes == "channels" and not config.pairs and last >= lanes
+            and problem.stride[1] == len(self.packed.col_phases)
+        )  # fmt: skip
+        self.whole_pixels = self.transposed or (
             problem.layout == "nhwc" and config.channels == problem.c
             and problem.stride[1] == len(self.packed.col_phases)
         )  # fmt: skip
-        self.step = 1 if problem.layout == "nchw" else config.channels * (problem.stride[1] if self.whole_pixels else 1)
+        pixel = 1 if problem.layout == "nchw" and not self.transposed else config.channels
+        self.step = pixel * (problem.stride[1] if self.whole_pixels else 1)
         pad = lanes if config.lanes == "channels" else 1
         self.filter_pad = ceil_div(problem.group_k, pad) * pad
         filters = ceil_div(config.filters, pad) * pad
@@ -160,7 +166,7 @@ class Geometry(generated.Geometry):
             distance = p.spatial[0] * p.spatial[1]
         elif self.whole_pixels:
             taps = self.packed.row_shifts[None, :, None] * self.step
-            taps = taps + np.arange(p.kernel[1]) * (p.dilation[1] * p.c)
+            taps = taps + np.arange(p.kernel[1]) * (p.dilation[1] * self.config.channels)
             distance = 1
         else:
             taps = self.packed.tap_shifts[None] * self.step

@@ -14,7 +14,7 @@ from math import gcd
 from typing import ClassVar, Final
 
 from tapwise.algorithm import Device, Plan
-from tapwise.cpu.cost import CACHE_RATES, EXPOSED, Breakdown
+from tapwise.cpu.cost import EXPOSED, Breakdown
 from tapwise.cpu.plan import ALONE_BYTES, InPlacePlan, KernelPlan
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu import generated
@@ -25,38 +25,37 @@ from tapwise.ops.conv.problem import ConvProblem
 
 # What a task costs; measured, not derived.
 # Straight routes: a row of outputs is a call of its own, and one of each panel of filters.
-RUN_CALL: Final = 20.0
+RUN_CALL: Final = 40.0
 # An input that leaves L1 is fetched again for each panel of filters. The share of that which arithmetic does not hide.
-REFETCHED: Final = 0.12
+REFETCHED: Final = 0.03
 # Lanes over channels of an NCHW input: broadcasts from neighbouring pixels, sums that lie across the planes of y.
-ACROSS_PLANES: Final = 1.03
+ACROSS_PLANES: Final = 1.0
 # In place: each channel's next pixels are a walk of their own; loads pass the end of a cache line; a page for each
 # channel, more than the first level of address translation holds; where planes are whole pages, all channels of a tile
 # want the same cache sets (32x32 pixels take 1.9 times as long, 64x64 1.5 times).
-WALKS: Final = 1.06
-SPLIT_LOADS: Final = 0.1
+WALKS: Final = 1.02
+SPLIT_LOADS: Final = 0.025
 SETS_ALIKE: Final = 1.6
-PAGES: Final = 1.06
+PAGES: Final = 1.0
 PAGE_BYTES: Final = 4096
 PAGES_HELD: Final = 64
 # Ways of a set of L1.
 CHANNELS_HELD: Final = 8
 # Packing: cycles a plane, and a vector of a row by column stride (other strides go element by element); what a row
 # takes less than `Costs.row` says, as its number of vectors is decided once for all rows of a plane.
-PACK_PLANE: Final = 20.0
-PACK_VECTOR: Final = {1: 1.5, 2: 2.5, 4: 4.0}
+PACK_PLANE: Final = 40.0
+PACK_VECTOR: Final = {1: 2.0, 2: 2.5, 4: 4.0}
 PACK_ELEMENT: Final = 1.5
-PACK_ROW_LESS: Final = 11.0
+PACK_ROW_LESS: Final = 13.0
 # Packing: cycles a vector of channels.
 PACK_CHANNELS: Final = 2.0
 # The packed copy misses more than it streams: borders, phases. Read in place, the products hide most of it.
-PACK_READ: Final = 1.3
-READ_IN_PLACE: Final = 0.3
-# Finishing: cycles a vector of sums, or an element of them where y's order is not that of the lanes.
-FINISH_VECTOR: Final = 3.0
-FINISH_ELEMENT: Final = 2.0
+PACK_READ: Final = 2.0
+READ_IN_PLACE: Final = 0.5
+# Finishing: cycles a vector of sums.
+FINISH_VECTOR: Final = 1.5
 # Stores wait in buffers for half of the time that their memory takes.
-STORE_EXPOSED: Final = 0.5
+STORE_EXPOSED: Final = 0.4
 # Packing an element of the filters, alone, and in vectors that are transposed.
 PACK_FILTER_NS: Final = 1.2
 TRANSPOSE_FILTER_NS: Final = 0.5
@@ -65,7 +64,7 @@ FILTERS_IN_PLACE: Final = 1.02
 # Cycles for each line of them that a tile meets, where dgrad's lie so that no line's filters follow each other.
 SCATTERED_LINE: Final = 1.5
 # Drawing a task and working out its place.
-TASK: Final = 60.0
+TASK: Final = 200.0
 
 
 class TaskCost(generated.TaskCost):
@@ -86,6 +85,9 @@ class TaskCost(generated.TaskCost):
         size = self.costs.itemsize
         self.input_bytes = config.channels * self.packed.planes * self.packed.plane * size
         self.panel_bytes = config.filters * self.terms * size
+        # A worker's own filters: with rows or images in several tasks all of them.
+        tasks = max(1, self.geometry.tasks // device.threads)
+        self.own_filter_bytes = config.filters * config.groups * tasks * problem.gemm_k * size
         self.packed_rows = self.packed.planes * (config.rows + self.packed.row_shift)
         self.source_bytes = config.channels * self.packed_rows * self.packed.pitch * problem.itemsize
 
@@ -147,7 +149,7 @@ class TaskCost(generated.TaskCost):
         else:
             tiles = costs.block(c.m, c.n, rows, self.vectors(), self.terms)
         tiles *= self.refetching()
-        if not self.over_pixels and p.layout == "nchw":
+        if not self.over_pixels and p.layout == "nchw" and not self.geometry.transposed:
             tiles *= ACROSS_PLANES
         if c.route == "in place":
             plane = p.spatial[0] * p.spatial[1] * costs.itemsize
@@ -169,16 +171,20 @@ class TaskCost(generated.TaskCost):
         if held <= 1.0:
             return 1.0
         share = REFETCHED * min(1.0, 2.0 * (held - 1.0))
-        return 1.0 + share * footprint / CACHE_RATES[1] / costs.tile(c.m, c.n, self.terms)
+        return 1.0 + share * footprint / self.device.cache_rates[1] / costs.tile(c.m, c.n, self.terms)
 
     def streamed(self) -> float:
         """Filters and input of one image and block of gemm_k, read by the tiles from the caches that hold them."""
-        costs, panel, x = self.costs, self.panel_bytes, self.input_bytes
+        c, costs, panel, x = self.config, self.costs, self.panel_bytes, self.input_bytes
+        all_filters = self.problem.k * self.problem.gemm_k * costs.itemsize
+        own = min(all_filters, self.own_filter_bytes)
         if self.over_pixels:
-            columns = ceil_div(self.vectors(), self.config.n)
-            return costs.stream(columns * panel, panel) + costs.stream(x, x)
-        passes = ceil_div(self.config.filters, self.config.n * costs.lanes)
-        return costs.stream(panel, panel) + costs.stream(passes * x, x)
+            passes = ceil_div(self.vectors(), c.n)
+            return costs.filters(panel, passes, panel, own, all_filters) + costs.stream(x, x)
+        # Each tile of pixels reads the panel of its filters, which L1 may hold for the next.
+        columns = ceil_div(c.filters, c.n * costs.lanes)
+        passes = ceil_div(self.pixels, c.m)
+        return costs.filters(panel, passes, 2 * panel / columns, own, all_filters) + costs.stream(columns * x, x)
 
     def calls(self) -> float:
         """Rows of the straight routes that are runs of their own."""
@@ -188,13 +194,15 @@ class TaskCost(generated.TaskCost):
 
     def packing(self) -> float:
         """One image's input of a block, from cache into the packed tile."""
-        c, costs, pitch = self.config, self.costs, self.packed.pitch
+        c, costs, pitch, ways = self.config, self.costs, self.packed.pitch, self.problem.stride[1]
+        if self.geometry.transposed:
+            rows = self.packed_rows / ways
+            return costs.transposing(c.channels, round(rows * min(pitch * ways, self.problem.spatial[1])), round(rows))
         if self.problem.layout == "nchw":
             vector = PACK_VECTOR.get(self.problem.stride[1], PACK_ELEMENT * costs.lanes)
             return c.channels * (PACK_PLANE + self.packed_rows * (costs.row(pitch, vector) - PACK_ROW_LESS))
         if self.geometry.whole_pixels:
             # Rows of all column phases.
-            ways = self.problem.stride[1]
             return self.packed_rows / ways * costs.row(pitch * ways * c.channels, PACK_CHANNELS)
         return self.packed_rows * pitch * costs.row(c.channels, PACK_CHANNELS)
 
@@ -206,11 +214,11 @@ class TaskCost(generated.TaskCost):
     def finishing(self) -> float:
         """Bias, residual and activation of one image's sums."""
         c, costs = self.config, self.costs
-        matched = self.over_pixels == (self.problem.layout == "nchw")
-        vector = FINISH_VECTOR if matched else FINISH_ELEMENT * costs.lanes
         if self.over_pixels:
-            return c.filters * c.rows * costs.row(c.cols, vector)
-        return c.rows * c.cols * costs.row(c.filters, vector)
+            return c.filters * c.rows * costs.row(c.cols, FINISH_VECTOR)
+        if self.problem.layout == "nchw":
+            return costs.transposing(c.filters, c.rows * c.cols, c.rows)
+        return c.rows * c.cols * costs.row(c.filters, FINISH_VECTOR)
 
     def sums(self) -> float:
         """Sums of one image that go through the caches: each block of gemm_k reads and writes them, finishing reads."""

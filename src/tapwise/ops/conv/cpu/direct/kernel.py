@@ -11,8 +11,15 @@ from tapwise.cpu.fields import COMMON, FILTER_STEPS, Fields, entry, unravel
 from tapwise.cpu.filters import Filters, emit_filter_packer, emit_term_steps
 from tapwise.cpu.pairs import PairKernel
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
+from tapwise.cpu.transposes import emit_to_pixels, emit_to_planes
 from tapwise.ops.conv.cpu.direct.pairs_kernel import emit_pack_planes
-from tapwise.ops.conv.cpu.packing import Window, emit_pack_pixel_rows, emit_pack_pixels, emit_pack_plane
+from tapwise.ops.conv.cpu.packing import (
+    Window,
+    emit_pack_pixel_rows,
+    emit_pack_pixels,
+    emit_pack_plane,
+    emit_pack_transposed_rows,
+)  # fmt: skip
 
 FIELDS: Final = (
     *COMMON, "sums_at", "offsets", "columns", "row_starts",
@@ -45,10 +52,15 @@ def generate(
     if isinstance(k, PairKernel) and planar:
         emit_pack_planes(k, FIELDS)
     elif route != "in place":
-        _emit_pack_input(k, k.dtype if pairs else storage, planar)
+        if planar and lanes == "channels":
+            emit_to_pixels(k, storage)
+        _emit_pack_input(k, k.dtype if pairs else storage, planar, lanes)
     if route == "sums":
         tile.emit(k, m, n, filters, pieces)
-        emit_finish_row(epilogue)
+        if planar and lanes == "channels":
+            emit_to_planes(epilogue)
+        else:
+            emit_finish_row(epilogue)
         if not planar:
             emit_finish_pixels(epilogue)
         _emit_finish_output(k, storage, planar, lanes)
@@ -59,7 +71,7 @@ def generate(
     return k
 
 
-def _emit_pack_input(k: Kernel, storage: str, planar: bool) -> None:
+def _emit_pack_input(k: Kernel, storage: str, planar: bool, lanes: str) -> None:
     """pack_input(args, packed, image, channel, channels, p0, q0, rows): one image's planes of a block of channels.
 
     Only what lies inside the input is written: the rest of `packed` is zero already.
@@ -72,10 +84,21 @@ def _emit_pack_input(k: Kernel, storage: str, planar: bool) -> None:
         total_c = a.group_c * a.groups
         x = a.pointer("x", storage)
         if planar:
-            size = a.row_phases * a.col_phases * a.plane
-            with k.loop(0, channels) as c:
-                source = x + (image * total_c + channel + c) * (a.h * a.w_in)
-                emit_pack_plane(k, window, source, packed + c * size)
+            size, plane = a.row_phases * a.col_phases * a.plane, a.h * a.w_in
+            first = x + (image * total_c + channel) * plane
+
+            def planes() -> None:
+                with k.loop(0, channels) as c:
+                    emit_pack_plane(k, window, first + c * plane, packed + c * size)
+
+            if lanes == "pixels":
+                planes()
+                return
+            with k.if_else(a.whole_pixels.eq(1)) as (whole, parts):
+                with whole:
+                    emit_pack_transposed_rows(k, window, first, packed, channels)
+                with parts:
+                    planes()
         else:
             source = x + image * (a.h * a.w_in) * total_c + channel
             with k.if_else(a.whole_pixels.eq(1)) as (whole, parts):
@@ -94,18 +117,27 @@ def _emit_finish_output(k: Kernel, storage: str, planar: bool, lanes: str) -> No
         y, bias, residual = (a.pointer(name, storage) for name in ("y", "bias", "residual"))
         total_k = a.group_k * a.groups
         p, q, pitch, sums_pitch = a.p, a.q, a.pitch, a.sums_pitch
-        # Distances of neighbouring filters and pixels in the sums.
-        by_filter, by_pixel = (sums_pitch, k.integer(1)) if lanes == "pixels" else (k.integer(1), sums_pitch)
         if planar:
-            with k.loop(0, filters) as f, k.loop(0, rows) as row:
-                at = ((image * total_k + k0 + f) * p + p0 + row) * q + q0
-                here = sums + f * by_filter + row * pitch * by_pixel
-                k.call("finish_row", here, by_pixel, bias + k0 + f, residual + at, y + at, cols)
+            at = ((image * total_k + k0) * p + p0) * q + q0
+            if lanes == "pixels":
+                with k.loop(0, filters) as f, k.loop(0, rows) as row:
+                    there = at + (f * p + row) * q
+                    here = sums + f * sums_pitch + row * pitch
+                    k.call("finish_row", here, 1, bias + k0 + f, residual + there, y + there, cols)
+                return
+            # Rows that follow each other in y and in the sums are one run.
+            one = k.both(pitch.eq(q), cols.eq(q))
+            runs, length = k.select(one, k.integer(1), rows), k.select(one, rows * q, cols)
+            with k.loop(0, runs) as row:
+                there, here = at + row * q, sums + row * pitch * sums_pitch
+                k.call(
+                    "to_planes", here, sums_pitch, bias + k0, residual + there, y + there, p * q, length, filters
+                )  # fmt: skip
         else:
             with k.loop(0, rows) as row:
                 at = ((image * p + p0 + row) * q + q0) * total_k + k0
-                here = sums + row * pitch * by_pixel
-                k.call("finish_pixels", here, by_pixel, bias + k0, residual + at, y + at, total_k, cols, filters)
+                here = sums + row * pitch * sums_pitch
+                k.call("finish_pixels", here, sums_pitch, bias + k0, residual + at, y + at, total_k, cols, filters)
 
 
 class _Source:

@@ -159,25 +159,22 @@ def lanes_ways(problem: ConvProblem, device: Device) -> list[str]:
 
 # What a task costs; measured, not derived.
 # Share of the transforms' cycles that is not hidden behind the products around them.
-OVERLAP: Final = 0.6
+OVERLAP: Final = 0.75
 # Transform of the input: cycles a vector of an image row for the combination of rows, a vector of tiles and product for
 # that of columns, and a row of one channel for the choice of its sources.
-COMBINE_ROWS: Final = 7.0
-COMBINE_COLUMNS: Final = 9.0
-COMBINED_ROW: Final = 12.0
+COMBINE_ROWS: Final = 14.0
+COMBINE_COLUMNS: Final = 6.0
+COMBINED_ROW: Final = 16.0
 # Channels last, what is done for a tile: cycles besides those of its vectors.
-TILE_RUN: Final = 60.0
+TILE_RUN: Final = 25.0
 # Sums of the output tiles: cycles a vector of products for their column combination, and a vector of sums that a slice
 # is added to.
-PRODUCT_VECTOR: Final = 2.5
-ADDED_VECTOR: Final = 1.6
+PRODUCT_VECTOR: Final = 1.25
+ADDED_VECTOR: Final = 0.6
 # Output: cycles a vector of y, a row besides, and a vector of tiles for the interleaving of its columns.
-OUTPUT_VECTOR: Final = 3.0
-OUTPUT_ROW: Final = 20.0
-INTERLEAVED: Final = 3.0
-# Transposing: cycles a vector, and a row of y for a vector of filters.
-TRANSPOSED_VECTOR: Final = 8.0
-TRANSPOSED_ROW: Final = 40.0
+OUTPUT_VECTOR: Final = 1.5
+OUTPUT_ROW: Final = 40.0
+INTERLEAVED: Final = 7.0
 # Of a transform's cycles, the share that goes by vectors.
 BY_VECTORS: Final = 0.67
 # Filters: cycles of a product's transform for the filters of one panel and channel.
@@ -223,13 +220,18 @@ class TaskCost(generated.TaskCost):
 
     def streamed(self) -> float:
         """Filters and transformed input of one product, read by the tiles from the caches that hold them."""
-        g, c, costs = self.geometry, self.config, self.costs
-        panel = c.filters * self.problem.group_c * costs.itemsize
-        passes = ceil_div(self.vectors, c.n)
-        inputs = self.problem.group_c * g.tiles * costs.itemsize
+        g, c, p, costs = self.geometry, self.config, self.problem, self.costs
+        panel, inputs = (count * p.group_c * costs.itemsize for count in (c.filters, g.tiles))
+        all_filters = p.k * p.group_c * costs.itemsize * g.products
+        own = min(all_filters, panel * g.products * max(1, g.tasks // self.device.threads))
         if g.over_tiles:
-            return costs.stream(passes * panel, panel * g.products) + costs.stream(inputs, inputs * g.wide.products)
-        return costs.stream(panel, panel * g.products) + costs.stream(passes * inputs, inputs)
+            passes = ceil_div(self.vectors, c.n)
+            return costs.filters(panel, passes, panel, own, all_filters) + costs.stream(
+                inputs, inputs * g.wide.products
+            )
+        columns, passes = ceil_div(self.vectors, c.n), ceil_div(self.runs, c.m)
+        again = 2 * panel / columns
+        return costs.filters(panel, passes, again, own, all_filters) + costs.stream(columns * inputs, inputs)
 
     @property
     def row_vectors(self) -> int:
@@ -259,10 +261,9 @@ class TaskCost(generated.TaskCost):
         g, c, p = self.geometry, self.config, self.problem
         if g.over_tiles or p.layout == "nhwc":
             return 0.0
-        rows, lanes = c.rows * c.tile_h, self.costs.lanes
-        vectors = ceil_div(p.group_c, lanes) * g.transposed_rows * p.spatial[1] / lanes
-        vectors += ceil_div(c.filters, lanes) * rows * p.output[1] / lanes
-        return vectors * lanes * TRANSPOSED_VECTOR + ceil_div(c.filters, lanes) * rows * TRANSPOSED_ROW
+        height, (_, q) = c.rows * c.tile_h, p.output
+        reading = self.costs.transposing(p.group_c, g.transposed_rows * p.spatial[1], 1)
+        return reading + self.costs.transposing(c.filters, height * q, height)
 
     def accumulation(self) -> float:
         """Each slice's products: columns combined, added to the sums of the output tiles, which lie in a cache."""
