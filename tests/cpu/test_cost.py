@@ -78,9 +78,3 @@ def test_same_costs_tie_whatever_their_order() -> None:
     turned = dict(reversed(parts.items()))
     assert sum(parts.values()) != sum(turned.values())
     assert Breakdown(Costs(host(2), 4), parts, 3).us == Breakdown(Costs(host(2), 4), turned, 3).us
-
-
-def test_least_time_of_a_task_counts() -> None:
-    costs = Costs(host(2), 4)
-    bound = Breakdown(costs, {"products": 1e6}, 2, least=3e6)
-    assert bound.us > Breakdown(costs, {"products": 1e6}, 2).us and "us for memory" in str(bound)

@@ -28,8 +28,6 @@ START_US: Final = 3.0
 # Cycles to enter and leave a register tile, and to begin a row of elements.
 TILE_CALL: Final = 40.0
 ROW_CALL: Final = 20.0
-# Of what memory and the units do at once, the share that one of them waits for the other.
-APART: Final = 0.3
 # Transposing (transposes.py): cycles a pixel's vector of channels, and a run of pixels for each of these vectors.
 TRANSPOSED: Final = 1.2
 TRANSPOSED_RUN: Final = 30.0
@@ -119,32 +117,24 @@ class Costs:
 
 @dataclass(frozen=True)
 class Breakdown:
-    """A predicted run: `cycles` of one task by what they go to, `tasks` shared by the threads.
-
-    `least` is what a task takes at least, whatever its parts add up to: bytes that must come from memory.
-    """
+    """A predicted run: `cycles` of one task by what they go to, `tasks` shared by the threads."""
 
     costs: Costs
     cycles: Mapping[str, float]
     tasks: int
-    least: float = 0.0
 
     @property
     def us(self) -> float:
         """Microseconds of a run; rounded, so that configs that cost the same tie and the first of them is taken."""
-        total = sum(self.cycles.values())
-        task = max(total, self.least) + APART * min(total, self.least)
-        return round(self.costs.wall_us(task, self.tasks, self.costs.device.threads), 6)
+        return round(self.costs.wall_us(sum(self.cycles.values()), self.tasks, self.costs.device.threads), 6)
 
     def __str__(self) -> str:
         """The parts of a task, the largest first; those below half a percent left out."""
         total = sum(self.cycles.values())
-        us, least_us = (_short(cycles / self.costs.cycles_per_us) for cycles in (total, self.least))
         parts = [f"{name} {part / total:.0%}" for name, part in sorted(self.cycles.items(), key=lambda item: -item[1])]
         shown = ", ".join(part for part in parts if not part.endswith(" 0%"))
-        bound = "" if self.least <= total else f", {least_us} us for memory"
         workers = max(1, min(self.costs.device.threads, self.tasks))
-        return f"{self.tasks} tasks on {workers} threads, each {us} us{bound}: {shown}"
+        return f"{self.tasks} tasks on {workers} threads, each {_short(total / self.costs.cycles_per_us)} us: {shown}"
 
 
 def _short(us: float) -> str:

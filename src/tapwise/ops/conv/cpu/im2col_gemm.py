@@ -16,7 +16,6 @@ import numpy as np
 
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.cpu.cost import APART
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import activate
@@ -229,7 +228,7 @@ class Im2colGemm(Algorithm[Config]):
         filters = problem.k * problem.gemm_k * problem.accumulator_bytes
         if filters > device.l3_bytes // 2:
             memory = 1e-3 * filters / (device.gbps * STREAM_SHARE)
-            product = max(product, memory) + APART * min(product, memory)
+            product = max(product, memory)
         passes = EPILOGUE_NS[problem.activation_name] + 0.4 * (problem.bias + problem.residual)
         if problem.widened:
             passes += CONVERTED_NS

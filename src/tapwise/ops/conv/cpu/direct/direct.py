@@ -112,9 +112,7 @@ class TaskCost(generated.TaskCost):
         cycles |= {name: c.groups * (c.images * part) for name, part in image.items()}
         zeros = c.images * c.channels * self.packed.planes * self.packed.plane / costs.lanes
         cycles |= {"zeros": 0.0 if in_place else zeros, "start": TASK}
-        # Filters come from memory once a run when they do not fit the caches.
-        filters = c.groups * c.filters * self.problem.gemm_k * costs.itemsize
-        return Breakdown(costs, cycles, self.geometry.tasks, costs.stream(filters, self.problem.bytes))
+        return Breakdown(costs, cycles, self.geometry.tasks)
 
     def scattered_us(self, apart: int) -> float:
         """What a run waits longer for filters in place, neighbours `apart` elements apart and channels further."""
