@@ -165,12 +165,11 @@ def _emit_task(k: Kernel, storage: str, high: Transform, wide: Transform) -> Non
             filters = (a.group_k - k0).min(a.filter_block)
             # (image * groups + group) * channels of a group is the first plane of x and of y.
             planes = x + image_group * a.group_c * (a.h * a.w_in)
-            matrix = a.group_c * a.filter_pad
             emit_zeros(k, scratch + a.sums_at, filters * a.tiles * (high.outputs * wide.outputs))
             for i in range(high.products):
                 k.call(f"input_{i}", a.args, scratch, planes, row0, rows)
                 with k.loop(0, wide.products) as j, k.loop(0, a.group_c, a.channel_block) as channel:
-                    panels = w + (group * (high.products * wide.products) + (j + i * wide.products)) * matrix
+                    panels = w + (group * (high.products * wide.products) + (j + i * wide.products)) * a.matrix
                     channels = (a.group_c - channel).min(a.channel_block)
                     k.call(
                         "block", scratch + a.input_at + (a.group_c * j + channel) * a.tiles, 1, offsets, channels,

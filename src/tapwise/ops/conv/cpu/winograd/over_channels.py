@@ -84,7 +84,6 @@ def emit_task(k: Kernel, storage: str, high: Transform, wide: Transform, planar:
     with entry(k, FIELDS) as (a, worker):
         scratch = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
         w, x, offsets = a.pointer("w", k.dtype), a.pointer("x", storage), a.pointer("offsets", "i64")
-        matrix = a.group_c * a.filter_pad
         emit_zeros(k, scratch, a.row_size)
         with a.draws(worker) as number:
             row_block, filter_block, group, image = unravel(number, a.row_blocks, a.filter_blocks, a.groups)
@@ -104,7 +103,7 @@ def emit_task(k: Kernel, storage: str, high: Transform, wide: Transform, planar:
             for i in range(high.products):
                 k.call(f"input_{i}", a.args, scratch, source, row0, rows)
                 with k.loop(0, wide.products) as j, k.loop(0, a.group_c, a.channel_block) as channel:
-                    panels = w + (group * (high.products * wide.products) + (j + i * wide.products)) * matrix
+                    panels = w + (group * (high.products * wide.products) + (j + i * wide.products)) * a.matrix
                     channels = (a.group_c - channel).min(a.channel_block)
                     k.call(
                         "block", scratch + a.input_at + j * a.tiles * a.group_c + channel, a.group_c, offsets, channels,

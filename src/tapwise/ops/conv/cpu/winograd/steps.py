@@ -13,7 +13,7 @@ FIELDS: Final = (
     *COMMON, "zeros", "factors", "adds", "groups", "group_c", "group_k", "h", "w_in", "p", "q", "pad_top", "pad_left",
     "stride_h", "stride_w", "dilation_h", "dilation_w", "row_phases", "col_phases",
     "tile_rows", "tile_cols", "block_rows", "row_blocks", "filter_block", "filter_blocks", "channel_block",
-    "tiles", "row_size", "sums_w", "transposed_at", "run", "product_step", "filter_pad",
+    "tiles", "row_size", "sums_w", "transposed_at", "run", "product_step", "filter_pad", "matrix",
     "input_at", "product_at", "sums_at", "output_at", "offsets",
     *FILTER_STEPS,
 )  # fmt: skip
@@ -78,7 +78,6 @@ def emit_filters(k: Kernel, storage: str, high: Transform, wide: Transform, pane
     taps_h, taps_w = len(high.g[0]), len(wide.g[0])
     with entry(k, FIELDS, "pack_task") as (a, worker):
         w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
-        matrix = a.group_c * a.filter_pad
         with a.draws(worker) as number:
             filter_block, group = number % a.filter_blocks, number // a.filter_blocks
             first = filter_block * a.filter_block
@@ -87,7 +86,7 @@ def emit_filters(k: Kernel, storage: str, high: Transform, wide: Transform, pane
                 channels = (a.group_c - channel).min(a.channel_block)
                 width, real = (a.filter_pad - k0).min(panel), (a.group_k - k0).min(panel)
                 base = (
-                    packed + group * (high.products * wide.products) * matrix + channel * a.filter_pad + k0 * channels
+                    packed + group * (high.products * wide.products) * a.matrix + channel * a.filter_pad + k0 * channels
                 )
 
                 def transform(c: Int, shift: Int, lanes: int, base: Ptr, k0: Int, channel: Int, width: Int) -> None:
@@ -99,7 +98,7 @@ def emit_filters(k: Kernel, storage: str, high: Transform, wide: Transform, pane
                         row = [combine(k, [(down[r], taps[r][s]) for r in range(taps_h)]) for s in range(taps_w)]
                         for j, across in enumerate(wide.g):
                             value = combine(k, list(zip(across, row, strict=True)))
-                            k.store(base + matrix * (i * wide.products + j) + c * width + shift, value)
+                            k.store(base + a.matrix * (i * wide.products + j) + c * width + shift, value)
 
                 with k.if_else(real.eq(panel)) as (whole, partial):
                     with whole, k.loop(0, channels) as c, k.loop(0, panel, lanes) as shift:
@@ -108,7 +107,7 @@ def emit_filters(k: Kernel, storage: str, high: Transform, wide: Transform, pane
                         with k.loop(0, real) as shift:
                             transform(c, shift, 1, base, k0, channel, width)
                         with k.loop(0, high.products * wide.products) as product, k.loop(real, width) as shift:
-                            k.store(base + matrix * product + c * width + shift, k.constant(0.0, 1))
+                            k.store(base + a.matrix * product + c * width + shift, k.constant(0.0, 1))
 
 
 def _across(k: Kernel, filters: Sequence[Ptr], tap: Int) -> Any:

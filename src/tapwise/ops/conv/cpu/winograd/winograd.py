@@ -105,6 +105,14 @@ class Geometry(generated.Geometry):
         """Filters of a group, up to whole vectors where lanes run over them."""
         return self.problem.group_k if self.over_tiles else round_up(self.problem.group_k, self.lanes)
 
+    @property
+    def matrix(self) -> int:
+        """A group's transformed filters of one product: an odd number of cache lines, so that those of all products,
+        which are written side by side, lie in different sets of a cache."""
+        itemsize = self.problem.accumulator_bytes
+        lines = ceil_div(self.problem.group_c * self.filter_pad * itemsize, 64) | 1
+        return lines * 64 // itemsize
+
     def fields(self) -> dict[str, int | np.ndarray]:
         p, c = self.problem, self.config
         a_t = np.array(self.high.a_t, f"f{p.accumulator_bytes}")
@@ -120,7 +128,8 @@ class Geometry(generated.Geometry):
             "filter_block": c.filters, "filter_blocks": ceil_div(p.group_k, c.filters), "channel_block": self.channels,
             "sums_w": self.row_tiles * c.tile_w, "transposed_at": self.transposed_at,
             "run": self.tiles if self.over_tiles else self.filters, "product_step": self.filters * self.tiles,
-            "filter_pad": self.filter_pad, "tiles": self.tiles, "row_size": self.row_size, "input_at": self.input_at,
+            "filter_pad": self.filter_pad, "matrix": self.matrix,
+            "tiles": self.tiles, "row_size": self.row_size, "input_at": self.input_at,
             "product_at": self.product_at, "sums_at": self.sums_at, "output_at": self.output_at,
             "offsets": np.arange(self.channels, dtype=np.int64) * (self.tiles if self.over_tiles else 1),
             "zeros": np.zeros(p.spatial[1] * (1 if self.over_tiles else p.group_c) + 16, np.float64),
@@ -179,9 +188,10 @@ INTERLEAVED: Final = 7.0
 BY_VECTORS: Final = 0.67
 # Filters: cycles of a product's transform for the filters of one panel and channel.
 FILTER: Final = 7.0
-# Transformed filters that were just written, microseconds a MB to write and to read them once more: 10 to 700 were
-# measured, as the caches' other users allow.
-FRESH_US: Final = 150.0
+# Transformed filters that were just written, microseconds a MB to write and to read them once more; and how often they
+# go to memory and back where L3 does not hold them.
+FRESH_US: Final = 40.0
+FRESH_PASSES: Final = 3.0
 
 
 class TaskCost(generated.TaskCost):
@@ -314,7 +324,9 @@ class Winograd(WinogradSums, generated.GeneratedAlgorithm[Config]):
         products, width = g.products, config.m if g.over_tiles else g.lanes
         panels = problem.k * problem.group_c / width
         transform = panels * FILTER * products * (1 + width / 8) / 2700 / device.threads
-        return 10.0 + transform + 1e-6 * FRESH_US * problem.k * problem.group_c * products * problem.accumulator_bytes
+        size = problem.k * problem.group_c * products * problem.accumulator_bytes
+        memory = FRESH_PASSES * 1e-3 * size / device.gbps if size > device.l3_bytes * 0.75 else 0.0
+        return 10.0 + transform + 1e-6 * FRESH_US * size + memory
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         g = Geometry(problem, config, device)
@@ -324,6 +336,6 @@ class Winograd(WinogradSums, generated.GeneratedAlgorithm[Config]):
         library = self.load("winograd", generate, problem, layout=problem.layout, **tile)
         return KernelPlan(
             problem, device, library, FIELDS, g.fields(),
-            packed_size=g.products * problem.c * g.filter_pad,
+            packed_size=g.products * problem.groups * g.matrix,
             pack_tasks=problem.groups * ceil_div(problem.group_k, config.filters),
         )  # fmt: skip
