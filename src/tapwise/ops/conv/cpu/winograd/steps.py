@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from tapwise.cpu.copies import emit_zeros
 from tapwise.cpu.fields import COMMON, FILTER_STEPS, Fields, entry
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr
 from tapwise.ops.conv.winograd.transforms import Transform
@@ -82,12 +83,14 @@ def emit_filters(k: Kernel, storage: str, high: Transform, wide: Transform, pane
             filter_block, group = number % a.filter_blocks, number // a.filter_blocks
             first = filter_block * a.filter_block
             end = (first + a.filter_block).min(a.group_k)
+            products = high.products * wide.products
+            with k.if_(first.eq(0)), k.loop(0, products) as product:
+                used = a.group_c * a.filter_pad
+                emit_zeros(k, packed + (group * products + product) * a.matrix + used, a.matrix - used)
             with k.loop(0, a.group_c, a.channel_block) as channel, k.loop(first, end, panel) as k0:
                 channels = (a.group_c - channel).min(a.channel_block)
                 width, real = (a.filter_pad - k0).min(panel), (a.group_k - k0).min(panel)
-                base = (
-                    packed + group * (high.products * wide.products) * a.matrix + channel * a.filter_pad + k0 * channels
-                )
+                base = packed + group * products * a.matrix + channel * a.filter_pad + k0 * channels
 
                 def transform(c: Int, shift: Int, lanes: int, base: Ptr, k0: Int, channel: Int, width: Int) -> None:
                     source = w + (group * a.w_g + (k0 + shift) * a.w_k + (channel + c) * a.w_c)
@@ -106,7 +109,7 @@ def emit_filters(k: Kernel, storage: str, high: Transform, wide: Transform, pane
                     with partial, k.loop(0, channels) as c:
                         with k.loop(0, real) as shift:
                             transform(c, shift, 1, base, k0, channel, width)
-                        with k.loop(0, high.products * wide.products) as product, k.loop(real, width) as shift:
+                        with k.loop(0, products) as product, k.loop(real, width) as shift:
                             k.store(base + a.matrix * product + c * width + shift, k.constant(0.0, 1))
 
 
