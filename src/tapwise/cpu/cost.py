@@ -31,10 +31,12 @@ ROW_CALL: Final = 20.0
 # Transposing (transposes.py): cycles a pixel's vector of channels, and a run of pixels for each of these vectors.
 TRANSPOSED: Final = 1.2
 TRANSPOSED_RUN: Final = 30.0
-# Workers are never equally fast: the others wait for this share of a last task.
-UNEVEN: Final = 0.04
+# Of a panel of filters, what has to fit half of L1 for the next tile to find it there.
+IN_L1: Final = 0.5
+# Of L3, what filters that are read over and over may fill: others have their part of it.
+L3_SHARE: Final = 0.6
 # Of the cycles of register tiles, what operands that stream from a cache are not hidden behind.
-EXPOSED: Final = 0.2
+EXPOSED: Final = 0.32
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Costs:
             rate = d.cache_rates[0]
         elif own <= d.l2_bytes * 0.75:
             rate = d.cache_rates[1]
-        elif shared <= d.l3_bytes * 0.75:
+        elif shared <= d.l3_bytes * L3_SHARE:
             rate = d.cache_rates[2]
         else:
             rate = d.gbps * 1e3 / self.cycles_per_us / d.threads
@@ -107,8 +109,7 @@ class Costs:
     def wall_us(self, task_cycles: float, tasks: int, threads: int) -> float:
         """Wall time of `tasks` equal tasks."""
         workers = max(1, min(threads, tasks))
-        start, waited = (START_US, UNEVEN) if workers > 1 else (0.0, 0.0)
-        return CALL_US + start + (ceil_div(tasks, workers) + waited) * task_cycles / self.cycles_per_us
+        return CALL_US + (START_US if workers > 1 else 0) + ceil_div(tasks, workers) * task_cycles / self.cycles_per_us
 
     def waiting(self, tiles: float, streamed: float) -> float:
         """Cycles that register tiles wait for operands which take `streamed` cycles from their caches."""

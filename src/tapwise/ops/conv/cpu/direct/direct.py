@@ -10,11 +10,10 @@ Lanes run over pixels (NCHW) or over output channels (NHWC, and images of a few 
 
 from __future__ import annotations
 
-from math import gcd
 from typing import ClassVar, Final
 
 from tapwise.algorithm import Device, Plan
-from tapwise.cpu.cost import EXPOSED, Breakdown
+from tapwise.cpu.cost import EXPOSED, IN_L1, Breakdown
 from tapwise.cpu.plan import ALONE_BYTES, InPlacePlan, KernelPlan
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu import generated
@@ -26,19 +25,10 @@ from tapwise.ops.conv.problem import ConvProblem
 # What a task costs; measured, not derived.
 # Straight routes: a row of outputs is a call of its own, and one of each panel of filters.
 RUN_CALL: Final = 40.0
-# An input that leaves L1 is fetched again for each panel of filters. The share of that which arithmetic does not hide.
-REFETCHED: Final = 0.03
-# Lanes over channels of an NCHW input: broadcasts from neighbouring pixels, sums that lie across the planes of y.
-ACROSS_PLANES: Final = 1.0
-# In place: each channel's next pixels are a walk of their own; loads pass the end of a cache line; a page for each
-# channel, more than the first level of address translation holds; where planes are whole pages, all channels of a tile
-# want the same cache sets (32x32 pixels take 1.9 times as long, 64x64 1.5 times).
-WALKS: Final = 1.02
-SPLIT_LOADS: Final = 0.025
+# In place: where planes are whole pages, all channels of a tile want the same cache sets (32x32 pixels take 1.9 times
+# as long, 64x64 1.5 times).
 SETS_ALIKE: Final = 1.6
-PAGES: Final = 1.0
 PAGE_BYTES: Final = 4096
-PAGES_HELD: Final = 64
 # Ways of a set of L1.
 CHANNELS_HELD: Final = 8
 # Packing: cycles a plane, and a vector of a row by column stride (other strides go element by element); what a row
@@ -50,12 +40,12 @@ PACK_ROW_LESS: Final = 13.0
 # Packing: cycles a vector of channels.
 PACK_CHANNELS: Final = 2.0
 # The packed copy misses more than it streams: borders, phases. Read in place, the products hide most of it.
-PACK_READ: Final = 2.0
-READ_IN_PLACE: Final = 0.5
+PACK_READ: Final = 1.8
+READ_IN_PLACE: Final = 0.3
 # Finishing: cycles a vector of sums.
 FINISH_VECTOR: Final = 1.5
 # Stores wait in buffers for half of the time that their memory takes.
-STORE_EXPOSED: Final = 0.4
+STORE_EXPOSED: Final = 0.2
 # Packing an element of the filters: some of a panel, one of a vector alone, and in vectors that are transposed.
 PACK_FILTER_NS: Final = {"pixels": 0.7, "channels": 1.2}
 TRANSPOSE_FILTER_NS: Final = 0.5
@@ -64,7 +54,7 @@ FILTERS_IN_PLACE: Final = 1.02
 # Cycles for each line of them that a tile meets, where dgrad's lie so that no line's filters follow each other.
 SCATTERED_LINE: Final = 1.5
 # Drawing a task and working out its place.
-TASK: Final = 200.0
+TASK: Final = 500.0
 
 
 class TaskCost(generated.TaskCost):
@@ -146,30 +136,10 @@ class TaskCost(generated.TaskCost):
             tiles = self.geometry.pieces.cycles * ceil_div(self.vectors(), c.n) * c.channels
         else:
             tiles = costs.block(c.m, c.n, rows, self.vectors(), self.terms)
-        tiles *= self.refetching()
-        if not self.over_pixels and p.layout == "nchw" and not self.geometry.transposed:
-            tiles *= ACROSS_PLANES
-        if c.route == "in place":
-            plane = p.spatial[0] * p.spatial[1] * costs.itemsize
-            tiles *= WALKS + SPLIT_LOADS * max(0, self.device.vector_bytes - gcd(plane, 64)) / 64
-            tiles *= PAGES if plane > PAGE_BYTES and self.terms > PAGES_HELD else 1.0
-            tiles *= SETS_ALIKE if plane % PAGE_BYTES == 0 and c.channels > CHANNELS_HELD else 1.0
+        plane = p.spatial[0] * p.spatial[1] * costs.itemsize
+        if c.route == "in place" and plane % PAGE_BYTES == 0 and c.channels > CHANNELS_HELD:
+            tiles *= SETS_ALIKE
         return tiles if c.panels else tiles * FILTERS_IN_PLACE
-
-    def refetching(self) -> float:
-        """The factor on tiles whose input and panel of filters leave L1: reached at one and a half times its size."""
-        c, costs = self.config, self.costs
-        in_place = c.route == "in place"
-        # What one tile reads of the input, in whole cache lines. Packed planes start with one; taps and images do not.
-        cache_lines = (c.n * costs.lanes * costs.itemsize if self.over_pixels else c.m * 8) / 64
-        cache_lines += 0.0 if self.over_pixels and self.problem.kernel[1] == 1 and not in_place else 1.0
-        footprint = c.channels * self.problem.kernel[0] * len(self.packed.col_phases) * cache_lines * 64
-        panel = (c.m if self.over_pixels else c.n * costs.lanes) * self.terms * costs.itemsize
-        held = (footprint + panel) / self.device.l1_bytes
-        if held <= 1.0:
-            return 1.0
-        share = REFETCHED * min(1.0, 2.0 * (held - 1.0))
-        return 1.0 + share * footprint / self.device.cache_rates[1] / costs.tile(c.m, c.n, self.terms)
 
     def streamed(self) -> float:
         """Filters and input of one image and block of gemm_k, read by the tiles from the caches that hold them."""
@@ -182,7 +152,7 @@ class TaskCost(generated.TaskCost):
         # Each tile of pixels reads the panel of its filters, which L1 may hold for the next.
         columns = ceil_div(c.filters, c.n * costs.lanes)
         passes = ceil_div(self.pixels, c.m)
-        return costs.filters(panel, passes, 2 * panel / columns, own, all_filters) + costs.stream(columns * x, x)
+        return costs.filters(panel, passes, IN_L1 * panel / columns, own, all_filters) + costs.stream(columns * x, x)
 
     def calls(self) -> float:
         """Rows of the straight routes that are runs of their own."""

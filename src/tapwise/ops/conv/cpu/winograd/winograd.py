@@ -22,7 +22,7 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device, Plan
 from tapwise.cpu import tile
 from tapwise.cpu.common import lanes_of, splits
-from tapwise.cpu.cost import ROW_CALL, Breakdown
+from tapwise.cpu.cost import IN_L1, ROW_CALL, Breakdown
 from tapwise.cpu.plan import KernelPlan
 from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div, round_up
@@ -240,7 +240,7 @@ class TaskCost(generated.TaskCost):
                 inputs, inputs * g.wide.products
             )
         columns, passes = ceil_div(self.vectors, c.n), ceil_div(self.runs, c.m)
-        again = 2 * panel / columns
+        again = IN_L1 * panel / columns
         return costs.filters(panel, passes, again, own, all_filters) + costs.stream(columns * inputs, inputs)
 
     @property
