@@ -18,6 +18,7 @@ from tapwise.cpu.simd import Kernel, Target, target
 from tapwise.ops.conv.cpu import dgrad_direct_kernel as dgrad
 from tapwise.ops.conv.cpu.depthwise import in_place, planes
 from tapwise.ops.conv.cpu.depthwise import kernel as depthwise
+from tapwise.ops.conv.cpu.depthwise import pixels as pixels_in_place
 from tapwise.ops.conv.cpu.dgrad_direct import tiles as dgrad_tiles
 from tapwise.ops.conv.cpu.direct import kernel as direct
 from tapwise.ops.conv.cpu.direct.blocking import IN_PLACE_M
@@ -42,6 +43,7 @@ def generators(vector: Target) -> dict[str, Callable[..., Kernel]]:
     pixels, channels = tile.shapes(vector, "channels")[0]
     plane = {"taps_h": 3, "stride_h": 1, "dilation_h": 1}
     three: dict[str, Any] = {"taps_h": 3, "taps_w": 3, "stride_h": 1, "stride_w": 1}
+    run = pixels_in_place.RUNS[vector.registers][0]
     four = three | {"tile_h": 4, "tile_w": 4}
     one_by_seven = three | {"taps_h": 1, "taps_w": 7, "tile_h": 1, "tile_w": 2}
     packed: dict[str, Any] = {"layout": "nchw", "panels": True}
@@ -69,6 +71,7 @@ def generators(vector: Target) -> dict[str, Callable[..., Kernel]]:
         "dgrad-direct": partial(dgrad.generate, m=dgrad_m, n=dgrad_n, ways=2),
         "depthwise-nchw": partial(depthwise.generate, layout="nchw", rows=rows, vectors=vectors, **plane),
         "depthwise-nhwc": partial(depthwise.generate, layout="nhwc", rows=4, vectors=2, **plane),
+        "depthwise-pixels": partial(pixels_in_place.generate, pixels=run[0], vectors=run[1]),
         "winograd-4": partial(winograd.generate, layout="nchw", lanes="tiles", **four, m=m, n=n),
         "winograd-planes": partial(winograd.generate, layout="nchw", lanes="channels", **four, m=pixels, n=channels),
         "winograd-nhwc": partial(winograd.generate, layout="nhwc", lanes="channels", **four, m=pixels, n=channels),

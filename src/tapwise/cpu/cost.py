@@ -69,10 +69,12 @@ class Costs:
             rate = d.gbps * 1e3 / self.cycles_per_us / d.threads
         return size / rate
 
-    def filters(self, panel: float, passes: float, again: float, own: float, shared: float) -> float:
-        """Cycles to read filters of `panel` bytes for so many passes: the first time of the `own` bytes of a worker's
-        filters and the `shared` ones of all workers, then of `again` bytes that stay between two passes."""
-        return self.stream(panel, own, shared) + self.stream((passes - 1) * panel, again)
+    def filters(self, panel: float, passes: float, again: float, own: float, shared: float, images: int = 1) -> float:
+        """Cycles to read filters of `panel` bytes for so many passes over each of some images: the first time of the
+        `own` bytes of a worker's filters and the `shared` ones of all workers, for the next image of the panel, and
+        between two passes of `again` bytes that stay."""
+        first = self.stream(panel, own, shared) + (images - 1) * self.stream(panel, panel)
+        return first + images * self.stream((passes - 1) * panel, again)
 
     def tile(self, m: int, n: int, terms: int) -> float:
         """One register tile over `terms` terms."""

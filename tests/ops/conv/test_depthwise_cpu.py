@@ -14,6 +14,8 @@ from tapwise.cpu.device import host
 from tapwise.ops.conv.cpu.depthwise import in_place_cost
 from tapwise.ops.conv.cpu.depthwise.in_place import Rows, vectors_of
 from tapwise.ops.conv.cpu.depthwise.in_place_cost import InPlaceConfig
+from tapwise.ops.conv.cpu.depthwise.pixels import Geometry as PixelsGeometry
+from tapwise.ops.conv.cpu.depthwise.pixels import PixelsConfig
 from tapwise.ops.conv.problem import ConvProblem
 
 DEPTHWISE = registry.get("cpu.depthwise")
@@ -86,10 +88,70 @@ def test_tiles(text: str, wanted: tuple[int, int, int, int]) -> None:
 def test_rows_of_taps_outside_the_image_are_left_out_in_nhwc(text: str) -> None:
     """In tasks of all rows and of some."""
     problem = ConvProblem.parse(text)
-    configs = {one.task_rows: one for one in DEPTHWISE.configs(problem, host(2))}
+    packed = [one for one in DEPTHWISE.configs(problem, host(2)) if not isinstance(one, PixelsConfig)]
+    configs = {one.task_rows: one for one in packed}
     for config in (configs[max(configs)], configs[min(configs)]):
         verdict = verify.check(problem, "cpu.depthwise", config, device=host(2))
         assert verdict, verdict.message
+
+
+PIXELS = [
+    "n2 c67 h14 w23 k67 r5 s5 stride2 pad2 groups67",
+    "c64 h2 w15 k64 r3 s3 pad4 groups64 bias",
+    "c40 h11 w19 k40 r3 s3 pad4:1x2 dilation3x2 groups40 bias residual silu",
+    "c34 h4 w19 k34 r3 s3 pad6 dilation5 stride3x1 groups34 residual",
+    "c33 h9 w17 k33 r2 s4 pad1:0x3:0 groups33",
+    "c50 h7 w14 k50 r7 s7 pad3 groups50 relu",
+    "c48 h3 w33 k48 r1 s11 pad0x5 groups48",
+    "c19 h9 w18 k19 r3 s3 pad1 groups19 f64",
+    "c35 h8 w5 k35 r3 s7 pad1x9 groups35",
+]
+
+
+def pixel_configs(problem: ConvProblem) -> list[PixelsConfig]:
+    return [one for one in DEPTHWISE.configs(problem, host(2)) if isinstance(one, PixelsConfig)]
+
+
+@pytest.mark.parametrize("text", PIXELS)
+def test_pixels_where_they_lie(text: str) -> None:
+    """Each tile, tasks of some rows and channels, and of all."""
+    problem = ConvProblem.parse(f"{text} nhwc")
+    configs = pixel_configs(problem)
+    tiles = {(one.pixels, one.vectors): one for one in configs}
+    few = min(configs, key=lambda one: (one.rows, one.channels)) if configs else None
+    if host().vector_bytes == 64:
+        assert configs or problem.output[1] < 5
+    for config in dict.fromkeys([*tiles.values(), *([few] if few else [])]):
+        verdict = verify.check(problem, "cpu.depthwise", config, device=host(2))
+        assert verdict, f"{config}: {verdict.message}"
+
+
+@pytest.mark.parametrize("text", PIXELS)
+def test_inner_columns_see_no_padding(text: str) -> None:
+    problem = ConvProblem.parse(f"{text} nhwc")
+    q, width, (left, _) = problem.output[1], problem.spatial[1], problem.padding[1]
+    reach = (problem.kernel[1] - 1) * problem.dilation[1]
+    starts = [column * problem.stride[1] - left for column in range(q)]
+    inside = [column for column, start in enumerate(starts) if start >= 0 and start + reach < width]
+    for config in pixel_configs(problem)[:1]:
+        g = PixelsGeometry(problem, config, host(2))
+        assert list(range(g.inner, g.inner_end)) == inside
+
+
+def test_pixels_are_read_alone() -> None:
+    """x in the middle of NaN, y in the middle of what must stay."""
+    problem = ConvProblem.parse("c37 h6 w17 k37 r5 s3 pad2x1 groups37 nhwc")
+    rng = np.random.default_rng(0)
+    around = np.full(6 * 17 * 37 + 64, np.nan, np.float32)
+    x = around[32:-32].reshape(1, 6, 17, 37)
+    x[:] = rng.standard_normal(x.shape, dtype=np.float32)
+    w = rng.standard_normal((37, 1, 5, 3), dtype=np.float32)
+    for config in pixel_configs(problem)[::5]:
+        whole = np.full(around.size, np.float32(7))
+        plan = DEPTHWISE.plan(problem, config, host(2))
+        plan.run(Buffers(x, plan.pack(w), whole[32:-32]))
+        assert np.all(whole[:32] == 7) and np.all(whole[-32:] == 7)
+        assert not np.isnan(whole).any() and np.all(whole[32:-32] != 7)
 
 
 @pytest.mark.parametrize(

@@ -224,10 +224,10 @@ class Im2colGemm(Algorithm[Config]):
         peak = device.gflops * device.threads * (0.5 if problem.dtype == "f64" else 1.0)
         narrow = min(1.0, min(problem.group_k, problem.gemm_k) / 16) * problem.gemm_k / (problem.gemm_k + 20)
         product = chunks * problem.groups * GEMM_US + 1e-3 * problem.flops / (peak * BLAS_SHARE * narrow)
-        # Filters that no cache holds come from memory once a run.
+        # Filters that no cache holds come from memory for each product.
         filters = problem.k * problem.gemm_k * problem.accumulator_bytes
         if filters > device.l3_bytes // 2:
-            memory = 1e-3 * filters / (device.gbps * STREAM_SHARE)
+            memory = 1e-3 * chunks * filters / (device.gbps * STREAM_SHARE)
             product = max(product, memory)
         passes = EPILOGUE_NS[problem.activation_name] + 0.4 * (problem.bias + problem.residual)
         if problem.widened:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeAlias
 
 import numpy as np
 
@@ -24,9 +24,10 @@ from tapwise.cpu.plan import KernelPlan
 from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu import generated
-from tapwise.ops.conv.cpu.depthwise import in_place, in_place_cost
+from tapwise.ops.conv.cpu.depthwise import in_place, in_place_cost, pixels
 from tapwise.ops.conv.cpu.depthwise.in_place_cost import InPlaceConfig
 from tapwise.ops.conv.cpu.depthwise.kernel import FIELDS, generate
+from tapwise.ops.conv.cpu.depthwise.pixels import PixelsConfig
 from tapwise.ops.conv.cpu.depthwise.planes import WEIGHTS, groups, tiles
 from tapwise.ops.conv.cpu.packed_tile import PackedTile
 from tapwise.ops.conv.problem import ConvProblem
@@ -48,6 +49,9 @@ class Config(BaseConfig):
     vectors: int
     task_rows: int
     channels: int
+
+
+AnyConfig: TypeAlias = Config | InPlaceConfig | PixelsConfig
 
 
 class Geometry(generated.Geometry):
@@ -126,20 +130,20 @@ PACK_EXPOSED: Final = 0.3
 PACK_VECTOR: Final = {1: 2.0, 2: 2.5, 4: 4.0}
 PACK_ELEMENT: Final = 1.5
 # NHWC. A tap of a run of pixels: cycles an output vector, and besides; at least what a multiply-add takes to end.
-RUN_PRODUCT: Final = 0.4
-RUN_TAP: Final = 1.0
-LATENCY: Final = 4.0
-RUN_STORE: Final = 2.0
-RUN: Final = 8.0
+RUN_PRODUCT: Final = 0.75
+RUN_TAP: Final = 1.8
+LATENCY: Final = 2.0
+RUN_STORE: Final = 4.0
+RUN: Final = 4.0
 # Packing: a pixel, and a vector of its channels.
-PACK_PIXEL: Final = 2.0
-PACK_PIXEL_VECTOR: Final = 3.0
+PACK_PIXEL: Final = 0.2
+PACK_PIXEL_VECTOR: Final = 3.5
 # Memory is read ahead: half of its time is hidden.
 MEMORY_EXPOSED: Final = 0.4
 # Channels last, a task with some of the channels reads a part of each pixel.
-SPLIT_PIXELS: Final = 2.0
+SPLIT_PIXELS: Final = 1.5
 # Drawing a task and working out its place.
-TASK: Final = 600.0
+TASK: Final = 1000.0
 
 
 class TaskCost(generated.TaskCost):
@@ -212,12 +216,13 @@ class TaskCost(generated.TaskCost):
         return costs.stream(moved * share, p.bytes) + costs.stream(buffers, buffers)
 
 
-def all_candidates(problem: ConvProblem, device: Device) -> Iterator[Config | InPlaceConfig]:
+def all_candidates(problem: ConvProblem, device: Device) -> Iterator[AnyConfig]:
     yield from candidates(problem, device)
     yield from in_place_cost.candidates(problem, device)
+    yield from pixels.candidates(problem, device)
 
 
-class Depthwise(generated.GeneratedAlgorithm[Config | InPlaceConfig]):
+class Depthwise(generated.GeneratedAlgorithm[AnyConfig]):
     """Depthwise convolution, filters of any size and stride, any number of outputs a channel (NCHW).
 
     float32, float64, float16, bfloat16 (computed in float32); exact on integers that float32 holds.
@@ -227,9 +232,11 @@ class Depthwise(generated.GeneratedAlgorithm[Config | InPlaceConfig]):
     summary: ClassVar[str] = "one channel a group; register tiles of rows straight to y"
     candidates = staticmethod(all_candidates)
 
-    def task(self, problem: ConvProblem, config: Config | InPlaceConfig, device: Device) -> generated.TaskCost:
+    def task(self, problem: ConvProblem, config: AnyConfig, device: Device) -> generated.TaskCost:
         if isinstance(config, InPlaceConfig):
             return in_place_cost.TaskCost(problem, config, device)
+        if isinstance(config, PixelsConfig):
+            return pixels.TaskCost(problem, config, device)
         return TaskCost(problem, config, device)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
@@ -239,15 +246,21 @@ class Depthwise(generated.GeneratedAlgorithm[Config | InPlaceConfig]):
             return f"takes one output a channel in nhwc, not {problem.group_k}"
         return None
 
-    def pack_us(self, problem: ConvProblem, config: Config | InPlaceConfig, device: Device) -> float:
+    def pack_us(self, problem: ConvProblem, config: AnyConfig, device: Device) -> float:
         return 5.0 + problem.k * problem.gemm_k * 1e-3
 
-    def plan(self, problem: ConvProblem, config: Config | InPlaceConfig, device: Device) -> Plan:
+    def plan(self, problem: ConvProblem, config: AnyConfig, device: Device) -> Plan:
         if isinstance(config, InPlaceConfig):
             there = in_place_cost.Geometry(problem, config, device)
             library = self.load("depthwise_in_place", in_place.generate, problem, tile=there.tile)
             size = problem.k * problem.gemm_k
             return KernelPlan(problem, device, library, in_place.FIELDS, there.fields(), packed_size=size, pack_tasks=1)
+        if isinstance(config, PixelsConfig):
+            run = pixels.Geometry(problem, config, device)
+            shape = {"pixels": config.pixels, "vectors": config.vectors}
+            library = self.load("depthwise_pixels", pixels.generate, problem, **shape)
+            size = ceil_div(problem.k, run.width) * run.width * problem.gemm_k
+            return KernelPlan(problem, device, library, pixels.FIELDS, run.fields(), packed_size=size, pack_tasks=1)
         names = ("taps_h", "stride_h", "dilation_h")
         sizes = (problem.kernel[0], problem.stride[0], problem.dilation[0]) if problem.layout == "nchw" else (0, 0, 0)
         shape = dict(zip(names, sizes, strict=True))

@@ -88,7 +88,7 @@ class TaskCost(generated.TaskCost):
         in_place = c.route == "in place"
         block = {
             "products": c.images * tiles,
-            "waiting for operands": c.images * costs.waiting(tiles, self.streamed()),
+            "waiting for operands": costs.waiting(c.images * tiles, self.streamed()),
             "calls": self.calls(),
             "packing": 0.0 if in_place else c.images * self.packing(),
             "reading x": c.images * self.reading(),
@@ -142,17 +142,19 @@ class TaskCost(generated.TaskCost):
         return tiles if c.panels else tiles * FILTERS_IN_PLACE
 
     def streamed(self) -> float:
-        """Filters and input of one image and block of gemm_k, read by the tiles from the caches that hold them."""
+        """Filters and input of one block of gemm_k, read by the tiles of all images from the caches that hold them."""
         c, costs, panel, x = self.config, self.costs, self.panel_bytes, self.input_bytes
         all_filters = self.problem.k * self.problem.gemm_k * costs.itemsize
         own = min(all_filters, self.own_filter_bytes)
         if self.over_pixels:
             passes = ceil_div(self.vectors(), c.n)
-            return costs.filters(panel, passes, panel, own, all_filters) + costs.stream(x, x)
+            return costs.filters(panel, passes, panel, own, all_filters, c.images) + c.images * costs.stream(x, x)
         # Each tile of pixels reads the panel of its filters, which L1 may hold for the next.
         columns = ceil_div(c.filters, c.n * costs.lanes)
         passes = ceil_div(self.pixels, c.m)
-        return costs.filters(panel, passes, IN_L1 * panel / columns, own, all_filters) + costs.stream(columns * x, x)
+        again = IN_L1 * panel / columns
+        read = c.images * costs.stream(columns * x, x)
+        return costs.filters(panel, passes, again, own, all_filters, c.images) + read
 
     def calls(self) -> float:
         """Rows of the straight routes that are runs of their own."""
