@@ -100,6 +100,8 @@ class Plan(ABC):
 
     problem: Any
     workspace_bytes: int = 0
+    # Of packed filters that may lie in memory which is given, for one call.
+    packed_bytes: int = 0
 
     def pack(self, w: Any) -> Any:
         """The filters in the kernel's own order. `w` is (k, c/groups, *kernel), any strides.
@@ -109,6 +111,10 @@ class Plan(ABC):
         None where an operator has no filters: then there is nothing to pack.
         """
         return None
+
+    def pack_into(self, w: Any, memory: Any) -> Any:
+        """The same, in memory of at least `packed_bytes`, if there are any."""
+        return self.pack(w)
 
     @abstractmethod
     def run(self, buffers: Buffers) -> None:

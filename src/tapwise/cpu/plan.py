@@ -69,6 +69,7 @@ class KernelPlan(Plan):
         self._template = np.array([numbers.get(name, 0) for name in names], np.int64).tobytes()
         self.workspace_bytes = numbers.get("scratch_step", 0) * self._workers
         self._packed_size, self._pack_tasks, self._threads = packed_size, pack_tasks, device.threads
+        self.packed_bytes = (packed_size + 32) * problem.accumulator_bytes if pack_tasks else 0
         # What a run launches, one behind the other: (the kernel, the same where there is but one worker, workers).
         self._kernels = [(library.address("task"), library.function("task"), self._workers)]
         if pack_tasks:
@@ -80,13 +81,18 @@ class KernelPlan(Plan):
     def pack(self, w: np.ndarray) -> np.ndarray | None:
         """The filters (k, c / groups, ...), which may have an axis for groups in front, in the kernel's order: 64-byte
         aligned, in the arithmetic dtype."""
+        return self.pack_into(w, None)
+
+    def pack_into(self, w: np.ndarray, memory: np.ndarray | None) -> np.ndarray | None:
+        """The same; `memory` is of bytes, 64-byte aligned too, or new."""
         if not self._pack_tasks:
             return None
         if not (self._filter_steps and w.dtype.isnative and w.flags.aligned):
             w = np.require(w, w.dtype if w.dtype.isnative else w.dtype.newbyteorder("="), ["C", "A"])
         dtype = np.dtype(f"f{self.problem.accumulator_bytes}")
         # Packing writes all that kernels read but what lies behind the end. Zeros would be written twice.
-        storage = np.empty(self._packed_size + 32, dtype)
+        size = self._packed_size + 32
+        storage = np.empty(size, dtype) if memory is None else memory[: size * dtype.itemsize].view(dtype)
         storage[-48:] = 0
         start = -storage.ctypes.data % 64 // dtype.itemsize
         packed = storage[start : start + self._packed_size]
@@ -171,7 +177,7 @@ class InPlacePlan(KernelPlan):
         super().__init__(problem, device, library, names, fields)
         self._side_by_side = side_by_side
 
-    def pack(self, w: np.ndarray) -> np.ndarray:
+    def pack_into(self, w: np.ndarray, memory: np.ndarray | None) -> np.ndarray:
         """A view of the filters, or a copy where the kernel cannot read them as they are."""
         w = np.require(w, np.dtype(f"f{self.problem.accumulator_bytes}"), ["A"])
         if w.ndim < len(self._filter_steps):

@@ -15,6 +15,7 @@ from tapwise.algorithm import Config
 from tapwise.arguments import flag, one_of, shown, whole, wholes
 from tapwise.arrays import device as cuda
 from tapwise.arrays.replay import Replays
+from tapwise.arrays.workspaces import workspace
 from tapwise.errors import InvalidProblem
 from tapwise.ops.conv.prepared import PreparedConv, check_like, execute, lift, plan_of
 from tapwise.ops.conv.problem import MATHS, ConvProblem
@@ -145,10 +146,12 @@ def _convolve(words: tuple[Any, ...], out: Any, x: Any, w: Any, bias: Any, resid
         # Before a kernel is compiled for it.
         check_like("residual", addend, problem.result_shape[single:], dtype)
     _choice, plan = plan_of(problem.canonical(), device_of(source), algorithm, None, False)
-    packed = plan.pack(lift(filters, problem, False))
     if offset is not None:
         offset = arrays.dense(offset, "nchw")
-    return execute(problem, single, plan, packed, offset, x, source, addend, out, w=filters)
+    # Memory that was used before: its pages are there.
+    with workspace(plan.packed_bytes, source) as memory:
+        packed = plan.pack_into(lift(filters, problem, False), memory)
+        return execute(problem, single, plan, packed, offset, x, source, addend, out, w=filters)
 
 
 def _problem(

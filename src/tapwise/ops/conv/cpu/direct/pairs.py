@@ -36,11 +36,11 @@ def paired(problem: ConvProblem) -> ConvProblem:
 class PairPlan(KernelPlan):
     """Filters are put together in pairs before they are packed into panels."""
 
-    def pack(self, w: np.ndarray) -> np.ndarray | None:
+    def pack_into(self, w: np.ndarray, memory: np.ndarray | None) -> np.ndarray | None:
         axis = w.ndim - 3
         group_c, *window = w.shape[axis:]
         pairs = np.zeros((*w.shape[:axis], ceil_div(group_c, 2), *window, 2), w.dtype)
         for half in range(2):
             source = w[..., half::2, :, :]
             pairs[..., : source.shape[axis], :, :, half] = source
-        return super().pack(pairs.view(np.float32)[..., 0])
+        return super().pack_into(pairs.view(np.float32)[..., 0], memory)
