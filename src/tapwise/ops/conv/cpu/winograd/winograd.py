@@ -190,7 +190,7 @@ BY_VECTORS: Final = 0.67
 FILTER: Final = 7.0
 # Transformed filters that were just written, microseconds a MB to write and to read them once more; and how often they
 # go to memory and back where L3 does not hold them.
-FRESH_US: Final = 120.0
+FRESH_US: Final = 200.0
 FRESH_PASSES: Final = 3.0
 
 
