@@ -60,6 +60,9 @@ def generators(vector: Target) -> dict[str, Callable[..., Kernel]]:
             direct.generate, route="sums", lanes="channels", m=pixels, n=channels, pieces=True, **packed
         ),
         "direct-straight": partial(direct.generate, route="straight", lanes="pixels", m=m, n=n, **packed),
+        "direct-fetches-y": partial(
+            direct.generate, route="straight", lanes="pixels", m=m, n=n, fetch_y=True, **packed
+        ),
         "direct-in-place": partial(direct.generate, route="in place", lanes="pixels", m=m, n=n, **packed),
         "filters-in-place": partial(direct.generate, route="sums", lanes="pixels", m=fewer, n=wider, **given),
         "filters-in-place-straight": partial(
@@ -120,6 +123,15 @@ def test_masked_loads_and_no_spills_in_place(name: str, planes: int, weights: in
     (tile,) = [text for label, text in functions(jit.assembly(kernel)).items() if label.startswith("tile_")]
     assert re.search(r"vmovups\s.*%ymm\d+ \{%k\d\} \{z\}|vmaskmovps\s.*, %ymm", tile)
     assert re.search(r"vfn?madd\w+ps\s.*%ymm", tile) and not SPILL.search(tile)
+
+
+@pytest.mark.parametrize(("name", "asks"), [("avx512", r"prefetchw\s"), ("neon", r"prfm\s+pst")])
+def test_tiles_ask_for_the_output_that_they_write(name: str, asks: str) -> None:
+    vector = target(name)
+    m, n = tile.shapes(vector)[0]
+    for kernel, times in (("direct-fetches-y", m * n), ("direct-straight", 0)):
+        assembly = jit.assembly(generators(vector)[kernel](vector, dtype="f32", **PLAIN))
+        assert len(re.findall(asks, functions(assembly)[f"tile_{m}_{n}"])) == times
 
 
 @pytest.mark.parametrize("kernel", ["direct-pixels", "direct-channels", "direct-straight"])

@@ -166,21 +166,24 @@ def _all_rows(k: Kernel, rows: Int, m_most: int, pairs: bool, tile: Callable[[in
             tile(m, whole)
 
 
-def emit_straight(k: Kernel, m_most: int, n_most: int, filters: Filters, epilogue: Epilogue, prefetch: bool) -> None:
+def emit_straight(
+    k: Kernel, m_most: int, n_most: int, filters: Filters, epilogue: Epilogue, fetch_x: bool, fetch_y: bool
+) -> None:
     """Emit `run`: a product over one block of gemm_k, whose sums live in registers and in y.
 
     run(x, offsets, terms, w, bias, residual, y, pitch, accumulate, finish, count, length, *filters' own) computes for
     `count` filters f and pixels i of a run of at least one vector: y[f * pitch + i] (+)= sum over kk of
     w[f, kk] * x[offsets[kk] + i], with bias, residual and activation when `finish`. The run's last vector overlaps the
-    one before where that does no harm: within a tile. `prefetch` asks for the next pixels of each term ahead of time:
-    for an x that is read where it lies.
+    one before where that does no harm: within a tile. `fetch_x` asks for the next pixels of each term ahead of time:
+    for an x that is read where it lies. `fetch_y` asks for a tile's lines of y and of the residual as it begins: where
+    no cache holds them, and rows lie too far apart for the machine's own prefetcher.
     """
     storage, vector = epilogue.storage, k.lanes
     for m in range(1, m_most + 1):
         for n in range(1, n_most + 1):
-            _straight_tile(k, m, n, m, filters, epilogue, prefetch, UNROLL if m == m_most else 1)
+            _straight_tile(k, m, n, m, filters, epilogue, fetch_x, fetch_y, UNROLL if m == m_most else 1)
     # One vector of pixels: the sums of one panel alone would not hide the multiply-add's latency.
-    _straight_tile(k, 2 * m_most, 1, m_most, filters, epilogue, prefetch, 1)
+    _straight_tile(k, 2 * m_most, 1, m_most, filters, epilogue, fetch_x, fetch_y, 1)
     parameters = {
         "offsets": "i64", "terms": INT, "w": k.dtype, "bias": storage, "residual": storage, "y": storage, "pitch": INT,
         "accumulate": I1, "finish": I1, "count": INT,
@@ -224,8 +227,9 @@ def emit_straight(k: Kernel, m_most: int, n_most: int, filters: Filters, epilogu
 
 
 def _straight_tile(
-    k: Kernel, m_count: int, n_count: int, panel: int, filters: Filters, epilogue: Epilogue, prefetch: bool, unroll: int
-) -> None:
+    k: Kernel, m_count: int, n_count: int, panel: int, filters: Filters, epilogue: Epilogue, fetch_x: bool,
+    fetch_y: bool, unroll: int,
+) -> None:  # fmt: skip
     storage = epilogue.storage
     with k.function(
         f"tile_{m_count}_{n_count}",
@@ -238,12 +242,20 @@ def _straight_tile(
             for m in range(m_count):
                 for n, place in enumerate(places):
                     sums[m][n].set(k.load(y + pitch * m + place))
+        if fetch_y:
+            at = k.integer(0)
+            for _ in range(m_count):
+                for place in places:
+                    k.prefetch(y + at + place, near=True, write=True)
+                    if epilogue.residual:
+                        k.prefetch(residual + at + place, near=True)
+                at = at + pitch
 
         own = filters.reach(own, m_count)
 
         def step(kk: Int) -> None:
             term = x + k.load_int(offsets + kk)
-            if prefetch:
+            if fetch_x:
                 k.prefetch(term + n_count * k.lanes)
             loaded = [k.load(term + place) for place in places]
             for m, factor in enumerate(filters.factors(w, kk, terms, m_count, panel, own)):

@@ -140,13 +140,13 @@ class Kernel:
         """An address held in an integer, as a pointer."""
         return Ptr(self, self.b.inttoptr(address.ir, PTR), dtype)
 
-    def prefetch(self, pointer: Ptr, near: bool = False) -> None:
-        """Ask for a cache line that is read soon, into L2 or, when `near`, into L1; any address is allowed."""
+    def prefetch(self, pointer: Ptr, near: bool = False, write: bool = False) -> None:
+        """Ask for a cache line that is used soon, into L2 or, when `near`, into L1; any address is allowed."""
         name = "llvm.prefetch.p0"
         function = self.module.globals.get(name)
         if function is None:
             function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [PTR, I32, I32, I32]), name)
-        self.b.call(function, [pointer.value, *(ir.Constant(I32, flag) for flag in (0, 3 if near else 2, 1))])
+        self.b.call(function, [pointer.value, *(ir.Constant(I32, flag) for flag in (int(write), 3 if near else 2, 1))])
 
     def prefetch_rows(self, arrays: Sequence[Ptr], at: Int, count: int) -> None:
         """Ask for `count` elements of each array, into L2.

@@ -36,9 +36,11 @@ FIELDS: Final = (
 def generate(
     target: Target, *, dtype: str, storage: str, layout: str, route: str, lanes: str, panels: bool, m: int, n: int,
     bias: bool, residual: bool, activation: str | None, pairs: bool = False, pieces: bool = False,
+    fetch_y: bool = False,
 ) -> Kernel:  # fmt: skip
     """The kernels of one instance: `task`, and `pack_task` where filters are packed into panels. `pairs`: channels are
-    pairs of bfloat16. `pieces`: of rows that meet padding, some terms are left out (pieces.py)."""
+    pairs of bfloat16. `pieces`: of rows that meet padding, some terms are left out (pieces.py). `fetch_y`: straight
+    routes ask for y before they write it."""
     k = PairKernel(target, dtype) if pairs else Kernel(target, dtype)
     planar = layout == "nchw"
     epilogue = Epilogue(k, storage, planar, bias, residual, activation)
@@ -66,7 +68,7 @@ def generate(
         _emit_finish_output(k, storage, planar, lanes)
         _emit_task(k, storage, filters, pieces)
     else:
-        tile.emit_straight(k, m, n, filters, epilogue, route == "in place")
+        tile.emit_straight(k, m, n, filters, epilogue, route == "in place", fetch_y)
         _emit_straight_task(k, storage, filters, route == "in place")
     return k
 
