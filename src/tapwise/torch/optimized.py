@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import torch
@@ -62,7 +63,8 @@ class Optimized(torch.nn.Module):
         self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
         self.__dict__["model"], self.__dict__["graph"], self.report = model, graph, report
         # Most modules have no parameters and no buffers.
-        self.__dict__["parts"] = [part for part in self.modules() if part._parameters or part._buffers]
+        own = [part for module in self.modules() for part in (module._parameters, module._buffers)]
+        self.__dict__["tensors"] = [part for part in own if part]
         self.__dict__["captured"] = (
             Graphs(self._compute, self._version, graphs, not report.untraced) if graphs else None
         )
@@ -77,8 +79,7 @@ class Optimized(torch.nn.Module):
     def _version(self) -> tuple[int, ...]:
         """What changes with a write to a parameter or a buffer. It is asked for at each call: with the modules' own
         iterators it would take four times as long."""
-        parts = self.__dict__["parts"]
-        return version([one for part in parts for one in (*part._parameters.values(), *part._buffers.values())])
+        return version(chain.from_iterable(map(dict.values, self.__dict__["tensors"])))
 
     def _compute(self, *inputs: Any, **named: Any) -> Any:
         if (order := FORMATS[self.report.memory_format]) is not None:
