@@ -55,11 +55,15 @@ def elementwise(dtype: str, function: Callable[[Kernel, Any], Any]) -> Callable[
     return apply
 
 
+@pytest.mark.parametrize("together", [1, 4])
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
-def test_rows_touch_every_element_and_no_other(dtype: str) -> None:
-    call = build(dtype, lambda k, x, y, n: k.rows(n, lambda i, lanes: k.store(y + i, k.load(x + i, lanes))))
-    for n in range(45):
-        x, y = np.arange(60, dtype=KIND[dtype]), np.full(60, -1, KIND[dtype])
+def test_rows_touch_every_element_and_no_other(dtype: str, together: int) -> None:
+    def copied(k: Kernel, x: Ptr, y: Ptr, n: Int) -> None:
+        k.rows(n, lambda i, lanes: k.store(y + i, k.load(x + i, lanes)), together=together)
+
+    call = build(dtype, copied)
+    for n in range(150):
+        x, y = np.arange(160, dtype=KIND[dtype]), np.full(160, -1, KIND[dtype])
         call(x, y, n)
         assert np.array_equal(y[:n], x[:n]) and (y[n:] == -1).all()
 
@@ -191,6 +195,19 @@ def test_activations_keep_nan(name: str) -> None:
     x = np.array([np.nan, 1.0] * 20, np.float32)
     y = elementwise("f32", lambda k, v: activations.activate(k, name, v))(x)
     assert np.isnan(y[::2]).all() and np.isfinite(y[1::2]).all()
+
+
+@pytest.mark.parametrize("name", ["sigmoid", "silu", "gelu_tanh"])
+def test_vectors_activated_together_are_as_each_alone(name: str) -> None:
+    x = np.linspace(-20, 20, 40).astype(np.float32)
+    alone = elementwise("f32", lambda k, v: activations.activate(k, name, k.add(v, v)))(x)
+    for place in range(4):
+
+        def one_of_four(k: Kernel, v: Any, place: int = place) -> Any:
+            vectors = [k.add(v, v) if number == place else v for number in range(4)]
+            return activations.activate_all(k, name, vectors)[place]
+
+        assert np.array_equal(elementwise("f32", one_of_four)(x), alone)
 
 
 @pytest.mark.parametrize("stride", [1, 2, 3])

@@ -40,6 +40,30 @@ _BIAS: Final = {"f32": 127, "f64": 1023}
 _INTEGER: Final = {"f32": "i32", "f64": "i64"}
 
 
+# Of a chain of steps, each of which waits for the one before, a processor's queues hold too little of one vector's: so
+# many take each step together (measured: 15 cycles a vector of silu in place of 20). gelu and tanh gain nothing.
+_TOGETHER: Final = 4
+_CHAINS: Final = frozenset({"sigmoid", "silu", "gelu_tanh"})
+
+
+def together(activation: str | None) -> int:
+    """Vectors that are best activated at once."""
+    return _TOGETHER if named_activation(activation)[0] in _CHAINS else 1
+
+
+def activate_all(k: Kernel, activation: str | None, vectors: Sequence[Any]) -> list[Any]:
+    """The activation of vectors of the same length, step by step of all of them."""
+    count, lanes = len(vectors), k.lanes_of(vectors[0])
+    if count == 1 or lanes == 1:
+        return [activate(k, activation, one) for one in vectors]
+    joined = list(vectors)
+    while len(joined) > 1:
+        pairs = zip(joined[::2], joined[1::2], strict=True)
+        joined = [k.shuffle(a, b, range(2 * k.lanes_of(a))) for a, b in pairs]
+    done = activate(k, activation, joined[0])
+    return [k.shuffle(done, done, range(first, first + lanes)) for first in range(0, count * lanes, lanes)]
+
+
 def activate(k: Kernel, activation: str | None, x: Any) -> Any:
     """The activation of that word (None: x itself)."""
     name, slope = named_activation(activation)

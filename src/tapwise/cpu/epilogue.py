@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from tapwise.cpu.activations import activate
+from tapwise.cpu.activations import activate, activate_all, together
 from tapwise.cpu.simd import I32, INT, Int, Kernel, Ptr
+
+
+class Sums(NamedTuple):
+    """A vector of sums: where its bias and residual begin, and its place in y. Lanes that a mask has off are neither
+    read nor written."""
+
+    value: Any
+    bias: Ptr
+    residual: Ptr
+    y: Ptr
+    mask: Any = None
 
 
 @dataclass
@@ -27,15 +40,34 @@ class Epilogue:
         """Whether y is the sum itself."""
         return not (self.bias or self.residual or self.activation)
 
-    def finish(self, value: Any, bias: Ptr, residual: Ptr, mask: Any = None) -> Any:
-        """With a mask, the residual's lanes that are off are not read."""
+    @property
+    def together(self) -> int:
+        """Vectors that are best finished at once."""
+        return together(self.activation)
+
+    def finish(self, value: Any, bias: Ptr, residual: Ptr) -> Any:
+        return activate(self.k, self.activation, self._added(Sums(value, bias, residual, residual)))
+
+    def store(self, all_sums: Iterable[Sums]) -> None:
+        """Finish vectors of sums and store them, in their order."""
         k = self.k
+        for _, alike in groupby(all_sums, lambda sums: k.lanes_of(sums.value)):
+            left = list(alike)
+            while left:
+                count = min(self.together, 1 << (len(left).bit_length() - 1))
+                some, left = left[:count], left[count:]
+                values = activate_all(k, self.activation, [self._added(sums) for sums in some])
+                for sums, value in zip(some, values, strict=True):
+                    k.store(sums.y, value, sums.mask)
+
+    def _added(self, sums: Sums) -> Any:
+        k, value = self.k, sums.value
         lanes = k.lanes_of(value)
         if self.bias:
-            value = k.add(value, k.broadcast(bias, lanes) if self.planar else k.load(bias, lanes))
+            value = k.add(value, k.broadcast(sums.bias, lanes) if self.planar else k.load(sums.bias, lanes))
         if self.residual:
-            value = k.add(value, k.load(residual, lanes, mask))
-        return activate(k, self.activation, value)
+            value = k.add(value, k.load(sums.residual, lanes, sums.mask))
+        return value
 
     def store_some(self, value: Any, bias: Ptr, residual: Ptr, y: Ptr, first: int, count: Int) -> None:
         """Store the lanes of a vector whose number, from `first`, lies below `count`, one by one."""
@@ -64,7 +96,7 @@ def emit_finish_row(epilogue: Epilogue) -> None:
 
         with k.if_else(step.eq(1)) as (then, otherwise):
             with then:
-                k.rows(count, lambda i, lanes: finish(k.load(sums + i, lanes), i))
+                k.rows(count, lambda i, lanes: finish(k.load(sums + i, lanes), i), together=epilogue.together)
             with otherwise, k.loop(0, count) as i:
                 finish(k.load(sums + i * step, 1), i)
 
@@ -81,19 +113,25 @@ def emit_finish_pixels(epilogue: Epilogue) -> None:
         count=INT,
     ) as (sums, step, bias, residual, y, distance, pixels, count):  # fmt: skip
 
-        def finish(pixel: Int, at: Int, lanes: int) -> None:
-            out = pixel * distance + at
-            value = k.load(sums + pixel * step + at, lanes)
-            k.store(y + out, epilogue.finish(value, bias + at, residual + out))
+        def finish(pixel: Int, places: list[Int], lanes: int) -> None:
+            out, here = pixel * distance, sums + pixel * step
+            epilogue.store(
+                Sums(k.load(here + at, lanes), bias + at, residual + (out + at), y + (out + at)) for at in places
+            )
 
         def two(lanes: int) -> None:
             with k.loop(0, pixels) as pixel:
-                for at in (k.integer(0), count - lanes):
-                    finish(pixel, at, lanes)
+                finish(pixel, [k.integer(0), count - lanes], lanes)
 
         def many() -> None:
-            with k.loop(0, pixels) as pixel, k.loop(0, count, k.lanes) as at:
-                finish(pixel, at.min(count - k.lanes), k.lanes)
+            width = epilogue.together * k.lanes
+            whole = count - count % width
+            with k.loop(0, pixels) as pixel:
+                if width > k.lanes:
+                    with k.loop(0, whole, width) as at:
+                        finish(pixel, [at + first for first in range(0, width, k.lanes)], k.lanes)
+                with k.loop(whole if width > k.lanes else 0, count, k.lanes) as at:
+                    finish(pixel, [at.min(count - k.lanes)], k.lanes)
 
         def few() -> None:
             with k.loop(0, pixels) as pixel:

@@ -13,10 +13,10 @@ Blocking: Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplicat
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from tapwise.cpu.epilogue import Epilogue
+from tapwise.cpu.epilogue import Epilogue, Sums
 from tapwise.cpu.filters import Filters
 from tapwise.cpu.simd import BYTES, I1, INT, Int, Kernel, Ptr, Target
 
@@ -265,22 +265,25 @@ def _straight_tile(
 
         _terms_loop(k, k.integer(0), terms, unroll, None if filters.in_place else w, panel, step)
 
-        def store(last: bool) -> None:
+        def found() -> Iterator[Sums]:
             at = k.integer(0)
             for m in range(m_count):
                 for n, place in enumerate(places):
-                    value = sums[m][n].get()
-                    k.store(y + at + place, epilogue.finish(value, bias + m, residual + at + place) if last else value)
+                    yield Sums(sums[m][n].get(), bias + m, residual + at + place, y + at + place)
                 at = at + pitch
 
+        def store() -> None:
+            for one in found():
+                k.store(one.y, one.value)
+
         if epilogue.plain:
-            store(False)
+            store()
         else:
             with k.if_else(finish.value) as (then, otherwise):
                 with then:
-                    store(True)
+                    epilogue.store(found())
                 with otherwise:
-                    store(False)
+                    store()
 
 
 def _terms_loop(

@@ -349,11 +349,14 @@ class Kernel:
             lanes //= 2
         return [*widths, 1]
 
-    def rows(self, n: Int, body: Callable[[Int, int], None], widths: Sequence[int] | None = None) -> None:
+    def rows(
+        self, n: Int, body: Callable[[Int, int], None], widths: Sequence[int] | None = None, together: int = 1
+    ) -> None:
         """Call body(i, lanes) over 0 <= i < n in vectors, without reading or writing outside.
 
         The last vector overlaps the one before it, so body must give the same result when an element is done
-        twice. Rows shorter than a vector take the next narrower one.
+        twice. Rows shorter than a vector take the next narrower one. `together`: body takes so many vectors as one
+        where there are as many.
         """
         lanes, *narrower = self.widths() if widths is None else widths
         if lanes == 1:
@@ -362,8 +365,12 @@ class Kernel:
             return
         with self.if_else(n >= lanes) as (then, otherwise):
             with then:
+                whole = n - n % (together * lanes) if together > 1 else self.integer(0)
+                if together > 1:
+                    with self.loop(0, whole, together * lanes) as i:
+                        body(i, together * lanes)
                 # The last start is n - lanes, whatever the step leaves over.
-                with self.loop(0, n, lanes) as i:
+                with self.loop(whole, n, lanes) as i:
                     body(i.min(n - lanes), lanes)
             with otherwise:
                 self.rows(n, body, narrower)

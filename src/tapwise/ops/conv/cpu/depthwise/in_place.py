@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
 
-from tapwise.cpu.epilogue import Epilogue
+from tapwise.cpu.epilogue import Epilogue, Sums
 from tapwise.cpu.fields import COMMON, Fields, entry, unravel
 from tapwise.cpu.simd import Int, Kernel, Ptr, Target
 from tapwise.integers import ceil_div
@@ -160,6 +160,7 @@ def _emit_tile(k: Kernel, epilogue: Epilogue, tile: Tile, low: int, high: int) -
         if tile.odd:
             products(whole, 1)
         last = k.mask(a.last, tile.vectors[-1])
+        found = []
         for plane in planes:
             there = a.plane_out * plane
             for output in range(place.rows):
@@ -169,9 +170,10 @@ def _emit_tile(k: Kernel, epilogue: Epilogue, tile: Tile, low: int, high: int) -
                     ends = (v, output) == (len(firsts) - 1, place.rows - 1)
                     mask = last if ends and not tile.exact else None
                     spot = there + first
-                    value = epilogue.finish(sums[plane][output][v].get(), bias + plane, residual + spot, mask)
-                    k.store(y + spot, value, mask)
+                    found.append(Sums(sums[plane][output][v].get(), bias + plane, residual + spot, y + spot, mask))
                 there = there + a.q
+        # Those of the same length together, where none passes the end of a row.
+        epilogue.store(sorted(found, key=lambda one: -k.lanes_of(one.value)) if tile.exact else found)
 
 
 def _columns(k: Kernel, at: Ptr, lanes: int, masks: list[Any], columns: int) -> list[Any]:

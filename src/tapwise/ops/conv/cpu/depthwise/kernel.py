@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from tapwise.cpu.copies import emit_zeros
-from tapwise.cpu.epilogue import Epilogue
+from tapwise.cpu.epilogue import Epilogue, Sums
 from tapwise.cpu.fields import COMMON, Fields, entry, unravel
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
 from tapwise.ops.conv.cpu.depthwise.planes import emit_outputs
@@ -59,14 +59,18 @@ def _emit_run(k: Kernel, epilogue: Epilogue, pixels: int, vectors: int) -> None:
                 for row in range(pixels):
                     value = k.load(there + (width * row + v * k.lanes))
                     sums[row][v].set(k.fma(factor, value, sums[row][v].get()))
-        for row in range(pixels):
-            for v in range(vectors):
-                value, at, bias_at = sums[row][v].get(), y_step * row + v * k.lanes, bias + v * k.lanes
-                with k.if_else(last.eq(0)) as (full, part):
-                    with full:
-                        k.store(y + at, epilogue.finish(value, bias_at, residual + at))
-                    with part:
-                        epilogue.store_some(value, bias, residual + at, y + at, v * k.lanes, last)
+        places = [(row, v) for row in range(pixels) for v in range(vectors)]
+        with k.if_else(last.eq(0)) as (full, part):
+            with full:
+                epilogue.store(
+                    Sums(sums[row][v].get(), bias + v * k.lanes, residual + at, y + at)
+                    for row, v in places
+                    for at in [y_step * row + v * k.lanes]
+                )
+            with part:
+                for row, v in places:
+                    at = y_step * row + v * k.lanes
+                    epilogue.store_some(sums[row][v].get(), bias, residual + at, y + at, v * k.lanes, last)
 
 
 def _emit_pack(k: Kernel, storage: str, planar: bool, vectors: int) -> None:

@@ -16,7 +16,7 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device
 from tapwise.cpu.common import lanes_of
 from tapwise.cpu.cost import Breakdown
-from tapwise.cpu.epilogue import Epilogue
+from tapwise.cpu.epilogue import Epilogue, Sums
 from tapwise.cpu.fields import COMMON, Fields, entry, unravel
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target, target
 from tapwise.integers import ceil_div
@@ -75,12 +75,13 @@ def _emit_tile(k: Kernel, epilogue: Epilogue, pixels: int, vectors: int) -> None
                     value = k.load(there + v * k.lanes)
                     sums[pixel][v].set(k.fma(loaded[v], value, sums[pixel][v].get()))
                 there = there + step
-        at = k.integer(0)
+        at, found = k.integer(0), []
         for pixel in range(pixels):
             for v in range(vectors):
                 spot = at + v * k.lanes
-                k.store(y + spot, epilogue.finish(sums[pixel][v].get(), bias + v * k.lanes, residual + spot))
+                found.append(Sums(sums[pixel][v].get(), bias + v * k.lanes, residual + spot, y + spot))
             at = at + a.channels
+        epilogue.store(found)
 
 
 def _emit_runs(k: Kernel, storage: str, pixels: int, vectors: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any, Final
 
-from tapwise.cpu.epilogue import Epilogue
+from tapwise.cpu.epilogue import Epilogue, Sums
 from tapwise.cpu.fields import Fields
 from tapwise.cpu.simd import BYTES, INT, Int, Kernel
 from tapwise.integers import ceil_div
@@ -85,8 +85,8 @@ def emit_outputs(
                         row_at = row_at + a.pitch
             return [[cell.get() for cell in row] for row in sums]
 
-        def store(value: Any, at: Int) -> None:
-            k.store(y + at, epilogue.finish(value, bias, residual + at))
+        def sums_at(value: Any, at: Int) -> Sums:
+            return Sums(value, bias, residual + at, y + at)
 
         def wide() -> None:
             length = a.stride_h * a.w_in
@@ -99,11 +99,11 @@ def emit_outputs(
                     near = ahead + (p * length + across // width * share)
                     with k.loop(0, share, 64 // BYTES[storage]) as i:
                         k.prefetch(near + i)
-                    at = p * a.q + q
+                    at, found = p * a.q + q, []
                     for cells in sums_of(p, q):
-                        for v, value in enumerate(cells):
-                            store(value, at + v * k.lanes)
+                        found += [sums_at(value, at + v * k.lanes) for v, value in enumerate(cells)]
                         at = at + a.q
+                    epilogue.store(found)
 
         def narrow() -> None:
             end = height * a.q
@@ -113,7 +113,7 @@ def emit_outputs(
                     at = (p + row) * a.q
                     with k.if_else(at + k.lanes <= end) as (inside, outside):
                         with inside:
-                            store(value, at)
+                            epilogue.store([sums_at(value, at)])
                         with outside:
                             epilogue.store_some(value, bias, residual + at, y + at, 0, a.q)
 
