@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -51,6 +51,17 @@ class Report:
         return "\n".join(lines)
 
 
+class _Named:
+    """Tensors by name, of each module. An object: torch.export copies the lists and dicts that it finds in a module."""
+
+    def __init__(self, parts: list[dict[str, torch.Tensor | None]]) -> None:
+        # Most modules have no parameters and no buffers.
+        self._parts = [part for part in parts if part]
+
+    def tensors(self) -> Iterator[torch.Tensor | None]:
+        return chain.from_iterable(map(dict.values, self._parts))
+
+
 class Optimized(torch.nn.Module):
     """A model as `optimize` left it: its own modules, parameters and state_dict, and a graph that computes them.
 
@@ -62,9 +73,7 @@ class Optimized(torch.nn.Module):
         # The model's own children under their own names; the rest of it is not registered.
         self._parameters, self._buffers, self._modules = model._parameters, model._buffers, model._modules
         self.__dict__["model"], self.__dict__["graph"], self.report = model, graph, report
-        # Most modules have no parameters and no buffers.
-        own = [part for module in self.modules() for part in (module._parameters, module._buffers)]
-        self.__dict__["tensors"] = [part for part in own if part]
+        self.__dict__["named"] = _Named([part for one in self.modules() for part in (one._parameters, one._buffers)])
         self.__dict__["captured"] = (
             Graphs(self._compute, self._version, graphs, not report.untraced) if graphs else None
         )
@@ -79,7 +88,7 @@ class Optimized(torch.nn.Module):
     def _version(self) -> tuple[int, ...]:
         """What changes with a write to a parameter or a buffer. It is asked for at each call: with the modules' own
         iterators it would take four times as long."""
-        return version(chain.from_iterable(map(dict.values, self.__dict__["tensors"])))
+        return version(self.__dict__["named"].tensors())
 
     def _compute(self, *inputs: Any, **named: Any) -> Any:
         if (order := FORMATS[self.report.memory_format]) is not None:
