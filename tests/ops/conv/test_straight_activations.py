@@ -13,14 +13,19 @@ from tapwise.verify import check
 PROBLEMS = ["cpu.direct: c5 h9 w37 k13 r3 s2 pad1 stride2x1 bias residual", "cpu.pointwise: c33 h5 w13 k20 r1 s1 bias"]
 
 
-@pytest.mark.parametrize("activation", [*filter(None, STRAIGHT_ACTIVATIONS), "leaky_relu-1.5"])
+ACTIVATIONS = [*filter(None, STRAIGHT_ACTIVATIONS), "leaky_relu-1.5"]
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_results(text: str, activation: str) -> None:
+    """Each in some tiles, and each tile with some."""
     name, words = text.split(": ")
     problem, algorithm, device = ConvProblem.parse(f"{words} {activation}"), registry.get(name), host(2)
     configs = {(one.route, one.m): one for one in algorithm.configs(problem, device) if one.route != "sums"}
-    assert configs
-    for config in configs.values():
+    some = list(configs.values())[ACTIVATIONS.index(activation) % 3 :: 3]
+    assert some
+    for config in some:
         assert (verdict := check(problem, name, config, device=device)), (config, verdict.message)
 
 
