@@ -28,8 +28,12 @@ PLAIN: dict[str, Any] = {"storage": "f32", "bias": False, "residual": False, "ac
 ROWS, VECTORS = max(planes.tiles(NEON.registers, 3, 1, 1), key=lambda shape: shape[0] * shape[1])
 THREE: dict[str, Any] = {"taps_h": 3, "taps_w": 3, "stride_h": 1, "stride_w": 1}
 KERNELS: dict[str, Callable[..., Kernel]] = {
-    "conv2d direct": partial(direct.generate, layout="nchw", route="sums", lanes="pixels", m=M, n=N, **PLAIN),
-    "conv2d winograd": partial(winograd.generate, tile_h=4, tile_w=4, m=M, n=N, **THREE, **PLAIN),
+    "conv2d direct": partial(
+        direct.generate, layout="nchw", route="sums", lanes="pixels", panels=True, m=M, n=N, **PLAIN
+    ),
+    "conv2d winograd": partial(
+        winograd.generate, layout="nchw", lanes="tiles", tile_h=4, tile_w=4, m=M, n=N, **THREE, **PLAIN
+    ),
     "conv2d depthwise": partial(
         depthwise.generate, layout="nchw", rows=ROWS, vectors=VECTORS, taps_h=3, stride_h=1, dilation_h=1, **PLAIN
     ),

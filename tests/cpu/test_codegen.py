@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import neon_instructions
 from tapwise.cpu import jit, tile
 from tapwise.cpu.device import features
 from tapwise.cpu.simd import Kernel, Target, target
@@ -174,3 +175,10 @@ def test_avx2_code_runs_here() -> None:
     environment = os.environ | {"TAPWISE_CPU_TARGET": "avx2"}
     result = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
     assert result.stdout.strip() == "ran", result.stderr
+
+
+def test_instructions_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    neon_instructions.main()
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert len(rows) == len(neon_instructions.KERNELS)
+    assert all("`fmla`" in row for row in rows if row.startswith("| conv2d"))
