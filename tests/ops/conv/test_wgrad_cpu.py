@@ -61,7 +61,10 @@ def taken(text: str, identifier: str) -> bool:
 
 
 @pytest.mark.parametrize(("text", "identifier", "threads"), [case for case in CASES if taken(*case[:2])])
-def test_against_float64(text: str, identifier: str, threads: int) -> None:
+def test_against_float64(text: str, identifier: str, threads: int, request: pytest.FixtureRequest) -> None:
+    """Kernels as users have them with one thread."""
+    if threads > 1:
+        request.getfixturevalue("quick_code")
     problem, device = ConvProblem.parse(text), host(threads)
     configs = list(registry.get(identifier, "wgrad").configs(problem, device))
     for integers, config in enumerate(some(configs, len(text))):
