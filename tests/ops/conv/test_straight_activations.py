@@ -5,31 +5,23 @@ from __future__ import annotations
 import pytest
 
 from tapwise import registry
+from tapwise.activation import ACTIVATIONS
 from tapwise.cpu.device import host
-from tapwise.ops.conv.cpu.direct.blocking import STRAIGHT_ACTIVATIONS
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.verify import check
 
 PROBLEMS = ["cpu.direct: c5 h9 w37 k13 r3 s2 pad1 stride2x1 bias residual", "cpu.pointwise: c33 h5 w13 k20 r1 s1 bias"]
+EACH = [*ACTIVATIONS, "leaky_relu-1.5"]
 
 
-ACTIVATIONS = [*filter(None, STRAIGHT_ACTIVATIONS), "leaky_relu-1.5"]
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("activation", EACH)
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_results(text: str, activation: str) -> None:
     """Each in some tiles, and each tile with some."""
     name, words = text.split(": ")
     problem, algorithm, device = ConvProblem.parse(f"{words} {activation}"), registry.get(name), host(2)
     configs = {(one.route, one.m): one for one in algorithm.configs(problem, device) if one.route != "sums"}
-    some = list(configs.values())[ACTIVATIONS.index(activation) % 3 :: 3]
+    some = list(configs.values())[EACH.index(activation) % 3 :: 3]
     assert some
     for config in some:
         assert (verdict := check(problem, name, config, device=device)), (config, verdict.message)
-
-
-@pytest.mark.parametrize("activation", ["silu", "gelu", "tanh"])
-def test_costly_ones_are_computed_behind_the_sums(activation: str) -> None:
-    problem = ConvProblem.parse(f"c33 h5 w13 k20 r1 s1 {activation}")
-    assert {one.route for one in registry.get("cpu.pointwise").configs(problem, host(2))} == {"sums"}

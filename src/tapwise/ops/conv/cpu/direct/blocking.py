@@ -11,7 +11,6 @@ from typing import Any, Final
 import numpy as np
 
 from tapwise import settings
-from tapwise.activation import named_activation
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device
 from tapwise.cpu import tile
@@ -28,8 +27,6 @@ from tapwise.ops.conv.problem import ConvProblem
 
 # Terms of gemm_k in one block: a panel of filters and the input that it meets stay in L1.
 BLOCK_TERMS: Final = 320
-# Activations cheap enough to stand in every tile.
-STRAIGHT_ACTIVATIONS: Final = (None, "relu", "relu6", "leaky_relu", "hardsigmoid", "hardswish")
 # Shares of products that are not with padding or in gaps: below, the others may be left out (pieces.py), in NCHW too.
 WORTH_LEAVING_OUT: Final = 0.97
 MUCH_PADDING: Final = 0.85
@@ -243,11 +240,7 @@ def lanes_ways(problem: ConvProblem, lanes: int) -> list[str]:
 
 def straight_routes(problem: ConvProblem, way: str) -> list[str]:
     """The routes besides "sums" that a problem can take."""
-    if (
-        problem.layout != "nchw"
-        or way != "pixels"
-        or named_activation(problem.activation)[0] not in STRAIGHT_ACTIVATIONS
-    ):
+    if problem.layout != "nchw" or way != "pixels":
         return []
     # Sums do not wait in a y of 16 bits.
     if problem.widened:
