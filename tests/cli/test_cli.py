@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,10 +12,12 @@ from typer.testing import CliRunner
 
 from tapwise import registry
 from tapwise.cli import app
+from tapwise.cli.common import typed_command
 from tapwise.lab import bench, records
 from tapwise.lab.records import Record
 
 runner = CliRunner()
+RECORDS = Path(__file__).parents[2] / "benchmarks" / "results"
 TINY = "c3 h9 w7 k5 r3 s3 pad1"
 
 
@@ -163,3 +167,11 @@ def test_two_runs_are_compared(
 def test_a_missing_run_to_compare_with_is_said_before_anything_is_measured() -> None:
     result = runner.invoke(app, ["bench", TINY, "--compare", "no_such.json"])
     assert result.exit_code == 2 and "no_such.json" in result.output and "verified" not in result.output
+
+
+def test_a_record_names_no_path_of_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["bench", "c5 h7 w7 k3 r3 s3", "/home/me/layers.txt", "--json=/home/me/results", "results/here"]
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/tapwise", *words])
+    assert typed_command() == "tapwise bench 'c5 h7 w7 k3 r3 s3' layers.txt --json=results results/here"
+    for record in RECORDS.rglob("*.json"):
+        assert not re.search(r'"command": "[^"]*[ =]/', record.read_text()), record

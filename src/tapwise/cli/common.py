@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -116,5 +117,11 @@ def progress_bar(console: Console) -> Progress:
 
 
 def typed_command() -> str:
-    """The command as it was typed, to repeat a measurement."""
-    return " ".join(["tapwise", *(f"'{word}'" if " " in word else word for word in sys.argv[1:])])
+    """The command as it was typed, to repeat a measurement; of absolute paths, which are a machine's, the last name."""
+
+    def shown(word: str) -> str:
+        option, equals, value = word.rpartition("=")
+        return f"{option}{equals}{Path(value).name}" if Path(value).is_absolute() else word
+
+    words = map(shown, sys.argv[1:])
+    return " ".join(["tapwise", *(f"'{word}'" if " " in word else word for word in words)])

@@ -46,7 +46,8 @@ class Epilogue:
         return together(self.activation)
 
     def finish(self, value: Any, bias: Ptr, residual: Ptr) -> Any:
-        return activate(self.k, self.activation, self._added(Sums(value, bias, residual, residual)))
+        """What is stored for one vector, or one scalar, of sums."""
+        return activate(self.k, self.activation, self._added(value, bias, residual))
 
     def store(self, all_sums: Iterable[Sums]) -> None:
         """Finish vectors of sums and store them, in their order."""
@@ -56,17 +57,22 @@ class Epilogue:
             while left:
                 count = min(self.together, 1 << (len(left).bit_length() - 1))
                 some, left = left[:count], left[count:]
-                values = activate_all(k, self.activation, [self._added(sums) for sums in some])
+                values = activate_all(
+                    k,
+                    self.activation,
+                    [self._added(value, bias, residual, mask) for value, bias, residual, _, mask in some],
+                )
                 for sums, value in zip(some, values, strict=True):
                     k.store(sums.y, value, sums.mask)
 
-    def _added(self, sums: Sums) -> Any:
-        k, value = self.k, sums.value
+    def _added(self, value: Any, bias: Ptr, residual: Ptr, mask: Any = None) -> Any:
+        """With bias and residual. With a mask, the residual's lanes that are off are not read."""
+        k = self.k
         lanes = k.lanes_of(value)
         if self.bias:
-            value = k.add(value, k.broadcast(sums.bias, lanes) if self.planar else k.load(sums.bias, lanes))
+            value = k.add(value, k.broadcast(bias, lanes) if self.planar else k.load(bias, lanes))
         if self.residual:
-            value = k.add(value, k.load(sums.residual, lanes, sums.mask))
+            value = k.add(value, k.load(residual, lanes, mask))
         return value
 
     def store_some(self, value: Any, bias: Ptr, residual: Ptr, y: Ptr, first: int, count: Int) -> None:

@@ -173,4 +173,4 @@ def test_kernels_compile_without_spills(
     configs = ALGORITHM.configs(problem, H200)[::3]
     for source in share(source for config in configs for source in ALGORITHM.sources(problem, config)):
         _, used = compile_now(source, architecture)
-        assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{source.text}: {used}"
+        assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{source.name}: {used}"

@@ -47,9 +47,6 @@ READ_IN_PLACE: Final = 0.3
 FINISH_VECTOR: Final = 1.5
 # Stores wait in buffers for half of the time that their memory takes.
 STORE_EXPOSED: Final = 0.2
-# Straight routes ask for lines of y early where a worker's share of it is larger than its L2, and sums have at least
-# so many terms: takes 5 to 30 % off where y lies in L3 or memory; adds 4 to 8 % where sums are shorter or L2 holds y.
-FETCH_TERMS: Final = 20
 # Packing an element of the filters: some of a panel, one of a vector alone, and in vectors that are transposed.
 PACK_FILTER_NS: Final = {"pixels": 0.7, "channels": 1.2}
 TRANSPOSE_FILTER_NS: Final = 0.5
@@ -59,6 +56,10 @@ FILTERS_IN_PLACE: Final = 1.02
 SCATTERED_LINE: Final = 1.5
 # Drawing a task and working out its place.
 TASK: Final = 500.0
+
+# Straight routes ask for lines of y early where a worker's share of it is larger than its L2, and sums have at least
+# so many terms: takes 5 to 30 % off where y lies in L3 or memory; adds 4 to 8 % where sums are shorter or L2 holds y.
+FETCH_TERMS: Final = 20
 
 
 class TaskCost(generated.TaskCost):
