@@ -12,9 +12,14 @@ BLOCK: Final = 64
 STEP_PIXELS: Final = 64
 # Pieces of channels that TMA takes: 16 bytes.
 PIECE: Final = 8
+# Of the halo kernel: rows of taps that a tile has at most, all of a filter, and then taps of a row; and else, of one
+# row of taps, (filters, CTAs a multiprocessor).
+MOST_TAPS: Final = (3, 3)
+ROW_TILES: Final = ((64, 1), (64, 2), (128, 1), (192, 1))
+MOST_COLUMNS: Final = 256
 # (filters, columns, warpgroups, CTAs a multiprocessor).
 TILES: Final = (
-    (128, 256, 2, 1), (256, 128, 2, 1), (128, 192, 2, 1), (192, 192, 3, 1), (64, 576, 3, 1), (128, 128, 2, 1),
+    (128, 256, 2, 1), (256, 128, 2, 1), (128, 192, 2, 1), (192, 192, 3, 1), (128, 128, 2, 1),
     (128, 128, 2, 2), (64, 256, 1, 1), (64, 192, 1, 2), (64, 128, 1, 2), (128, 64, 2, 2),
     (64, 64, 1, 3),
 )  # fmt: skip
@@ -31,9 +36,9 @@ MOST_STAGES: Final = 6
 class Config(BaseConfig):
     """A CTA tile of `tile_filters` x `tile_columns` (channels of taps) by so many `warpgroups`; `stages` of 64 pixels;
     `split_k` parts of the pixels; `min_blocks_per_sm`: CTAs that a multiprocessor has room for. `halo`: columns are one
-    block of channels of all taps, copied once. `groups_per_tile`: groups whose filters and channels lie side by side in
+    block of channels of a row of taps, or of all, copied once. `groups_per_tile`: groups whose filters and channels lie side by side in
     tiles, of which each filter's own group is kept. `unfold`: last axes whose taps are packed as channels.
-    `block_channels`: of a block, 64 or 32. `cluster`: CTAs whose parts of a tile are added in shared memory."""
+    `block_channels`: of a block, 64 or 32. `cluster`: CTAs that add their parts of a tile without another launch."""
 
     halo: bool
     tile_filters: int
@@ -56,6 +61,13 @@ class Config(BaseConfig):
     def threads(self) -> int:
         """Warpgroups and a warp that copies."""
         return 128 * self.warpgroups + 32
+
+    @property
+    def persistent(self) -> bool:
+        """Whether a CTA takes one tile after the other, the next one's copies under way while it stores: three
+        warpgroups have no registers for it."""
+        sums = self.tile_filters * self.tile_columns // (128 * self.warpgroups)
+        return not self.halo and self.cluster == 1 and self.warpgroups < 3 and sums < 128
 
     @property
     def instruction_n(self) -> int:

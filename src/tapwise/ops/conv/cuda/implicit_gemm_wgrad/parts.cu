@@ -15,34 +15,43 @@ struct WgradParts {
 };
 
 // Threads of a block share its quads' parts, SLICES of them one after the other; their sums are added in that order.
+// Lanes have four quads of a row each, of the same threads of the products, so that they store rows of 64 bytes. Blocks
+// are small and wait beside those that multiply, so registers are few.
 template <class Traits, int SLICES> DEVICE void add_wgrad_parts(const WgradParts &p) {
     using Tile = WgradTile<Traits>;
-    constexpr int THREADS = 256, EACH = THREADS / SLICES;
-    static_assert(Tile::QUADS % EACH == 0);
-    __shared__ float4 sums[SLICES][EACH];
-    const int mine = threadIdx.x % EACH, slice = threadIdx.x / EACH;
-    const int all = blockIdx.x * EACH + mine, tile = all / Tile::QUADS, quad = all - tile * Tile::QUADS;
-    const long long distance = p.tiles * Tile::QUADS;
-    const int begin = (int)p.split_k * slice / SLICES, end = (int)p.split_k * (slice + 1) / SLICES;
+    // Quads that one thread has of four neighbours of a row; loads that are under way at once.
+    constexpr int THREADS = 128, EACH = THREADS / SLICES, ROW = Tile::N / 32, ONCE = 8;
+    static_assert(Tile::N % 32 == 0 && Tile::QUADS % EACH == 0 && EACH >= 8);
+    __shared__ float4 sums[SLICES > 1 ? SLICES - 1 : 1][EACH];
+    const int mine = threadIdx.x % EACH, slice = threadIdx.x / EACH, all = blockIdx.x * EACH + mine,
+              tile = all / Tile::QUADS, quad = all - tile * Tile::QUADS;
+    const int step = quad / 512, i = step % ROW * 4 + quad / 8 % 4, rest = step / ROW,
+              thread = quad / 32 % 16 * 8 + quad % 8, warpgroup = rest / Tile::M_STEPS, m = rest % Tile::M_STEPS;
     const TilePlace<Tile> at(p, tile);
-    const int thread = quad % 128, step = quad / 128, i = step % (Tile::N / 8), rest = step / (Tile::N / 8);
-    const QuadPlace<Tile> place(p, at, rest / Tile::M_STEPS, rest % Tile::M_STEPS, i, thread);
-    const bool kept = place.has_any(p, at);
-    begin_dependent();
-    const float4 *from = static_cast<const float4 *>(p.parts) + begin * distance + all;
+    const QuadPlace<Tile> place(p, at, warpgroup, m, i, thread);
+    const long long distance = p.tiles * Tile::QUADS;
+    const int begin = (int)p.split_k * slice / SLICES,
+              end = place.has_any(p, at) ? (int)p.split_k * (slice + 1) / SLICES : begin;
+    const float4 *from = static_cast<const float4 *>(p.parts) + begin * distance + (long long)tile * Tile::QUADS +
+                         quad_of<Tile>(warpgroup, m, i, thread);
     float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll 8
-    for (int part = kept ? begin : end; part < end; ++part, from += distance) {
-        const float4 v = *from;
-        sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
+    begin_dependent();
+#pragma unroll 1
+    for (int part = begin; part < end; part += ONCE, from += ONCE * distance) {
+        float4 v[ONCE];
+#pragma unroll
+        for (int e = 0; e < ONCE; ++e) v[e] = part + e < end ? from[e * distance] : make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int e = 0; e < ONCE; ++e)
+            sum = make_float4(sum.x + v[e].x, sum.y + v[e].y, sum.z + v[e].z, sum.w + v[e].w);
     }
     if constexpr (SLICES > 1) {
-        sums[slice][mine] = sum;
+        if (slice > 0) sums[slice - 1][mine] = sum;
         __syncthreads();
         if (slice > 0) return;
 #pragma unroll
-        for (int i = 1; i < SLICES; ++i) {
-            const float4 v = sums[i][mine];
+        for (int other = 0; other < SLICES - 1; ++other) {
+            const float4 v = sums[other][mine];
             sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
         }
     }

@@ -12,34 +12,33 @@ from tapwise.ops.conv.cuda.implicit_gemm_wgrad.config import BLOCK, STEP_PIXELS
 from tapwise.ops.conv.cuda.implicit_gemm_wgrad.view import View, is_pointwise, whole
 from tapwise.ops.conv.problem import ConvProblem
 
-# Of the halo kernel: rows of taps, one a warpgroup, and taps of a row, as many as registers hold; pixels that the last
-# tap of a row may be ahead of the first: a copy of the ring's first pixels lies behind its last.
-MOST_TAPS: Final = (3, 3)
+# Pixels that the last tap of a row may be ahead of the first: a copy of the ring's first pixels lies behind its last.
 MOST_APART: Final = STEP_PIXELS - 16
 
 Corners = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def has_halo(problem: ConvProblem) -> bool:
-    """Whether the halo kernel takes it: stride 1, a few taps, windows that begin within an image's padded rows."""
-    (high, wide), (p, q), steps = padded(problem), problem.output, (1, 1)
-    few = all(taps <= most for taps, most in zip(problem.kernel, MOST_TAPS, strict=True))
-    if problem.stride != steps or prod(problem.kernel) == 1 or not few or p > high or q > wide:
+def has_halo(view: View) -> bool:
+    """Whether the halo kernel takes it: stride 1, windows that begin within an image's padded rows."""
+    problem, (high, wide), (p, q), steps = view.seen, padded(view.seen), view.seen.output, (1, 1)
+    if problem.stride != steps or prod(problem.kernel) == 1 or p > high or q > wide:
         return False
     near = problem.reach[1] - 1 <= MOST_APART and problem.n * high * wide < INDEX_LIMIT - (1 << 20)
-    corners = (*_corners_x(problem), *_corners_dy(problem))
-    return near and legal(corners[:2], (0, 0), steps) and legal(corners[2:], (0, 0), steps)
+    down = 0 if view.tap_rows > 1 else problem.reach[0] - 1
+    return near and legal(_corners_x(view), (0, down), steps) and legal(_corners_dy(view), (0, 0), steps)
 
 
-def _corners_x(problem: ConvProblem) -> Corners:
-    """Where padded rows begin and end, innermost axis first: neighbours share their padding."""
-    sides = problem.padding[::-1]
-    return tuple(-before for before, _ in sides), tuple(max(0, after - before) for before, after in sides)
+def _corners_x(view: View) -> Corners:
+    """Where the rows of x begin and end that a tile's first tap sees, innermost axis first: neighbours share their
+    padding."""
+    sides, (high, wide), (h, w) = view.seen.padding, view.image, view.seen.spatial
+    (top, _), (left, _) = sides
+    return (-left, -top), (wide - left - w, high - top - h)
 
 
-def _corners_dy(problem: ConvProblem) -> Corners:
+def _corners_dy(view: View) -> Corners:
     """Outputs are counted like the pixels where their windows begin."""
-    rows = zip(padded(problem)[::-1], problem.output[::-1], strict=True)
+    rows = zip(view.image[::-1], view.seen.output[::-1], strict=True)
     return (0, 0), tuple(size - count for size, count in rows)
 
 
@@ -49,7 +48,7 @@ def map_x(view: View) -> TensorMap:
     problem, block = view.seen, view.config.block_channels
     if is_pointwise(problem):
         return _rows(problem, view.x_channels, problem.n * prod(problem.spatial), block)
-    corners = _corners_x(problem) if view.config.halo else corners_of(whole(problem))
+    corners = _corners_x(view) if view.config.halo else corners_of(whole(problem))
     return _windows(problem, view.x_channels, problem.spatial, corners, problem.stride[::-1], block)
 
 
@@ -57,7 +56,7 @@ def map_dy(view: View) -> TensorMap:
     """dy as rows of pixels, or as padded rows (halo); a copy is 64 filters of a step's pixels, or zeros."""
     problem = view.seen
     if view.config.halo:
-        return _windows(problem, view.dy_channels, problem.output, _corners_dy(problem), (1, 1), BLOCK)
+        return _windows(problem, view.dy_channels, problem.output, _corners_dy(view), (1, 1), BLOCK)
     return _rows(problem, view.dy_channels, problem.n * prod(problem.output), BLOCK)
 
 

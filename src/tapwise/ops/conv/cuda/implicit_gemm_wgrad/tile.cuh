@@ -5,15 +5,12 @@
 #include "grid.cuh"
 #include "tma.cuh"
 
-// Threads that multiply: their operands are read.
-constexpr int CLUSTER_SUMS = 1;
-
 // Pixels of a step, and bytes of a block of 64 filters of them.
 constexpr int STEP_PIXELS = 64, BLOCK_BYTES = STEP_PIXELS * 128;
 
 // What follows from the stub's Traits: the words of config.py's Config in capitals, T the type of x, dy and dw. A
 // tile's rows are filters, its columns blocks of BLOCK_CHANNELS of a tap, blocks of a tap side by side; or (HALO) one
-// block of channels of all taps. SETS: of groups that share tiles; WHOLE: all sums of all tiles are dw's; NCHW: dw is
+// block of channels of a row of taps or of all. SETS: of groups that share tiles; WHOLE: all sums of all tiles are dw's; NCHW: dw is
 // (k, c, tap), else (k, tap, c), and PAIRS: it has an even number of channels.
 template <class Traits> struct WgradTile : Traits {
     using B = Traits;
@@ -29,18 +26,48 @@ template <class Traits> struct WgradTile : Traits {
     // Of a thread, and what each CTA of a cluster adds of them.
     static constexpr int THREAD_QUADS = M_STEPS * N / 8, SHARE = THREAD_QUADS / B::CLUSTER;
     static_assert(THREAD_QUADS % B::CLUSTER == 0);
-    // Where operands were, before barriers.
-    static constexpr unsigned SUM_BYTES = B::CLUSTER > 1 ? QUADS * 16 : 0;
     static_assert(B::TILE_FILTERS % 64 == 0 && B::TILE_COLUMNS % (B::BLOCK_CHANNELS * ACROSS) == 0 && N <= 256);
 };
 
+// Where a step's first pixel lies among rows of images, and how far it is to the next step's: no step divides.
+struct PixelWalk {
+    int n, row, column;
+    DEVICE PixelWalk(int pixel, int high, int wide) : high(high), wide(wide) {
+        const Place at(pixel, high, wide), step(STEP_PIXELS, high, wide);
+        n = at.n, row = at.row, column = at.column;
+        images = step.n, rows = step.row, columns = step.column;
+    }
+    DEVICE void advance() {
+        column += columns;
+        row += rows;
+        n += images;
+        if (column >= wide) column -= wide, ++row;
+        if (row >= high) row -= high, ++n;
+    }
+
+  private:
+    struct Place {
+        int n, row, column;
+        DEVICE Place(int pixel, int high, int wide) {
+            const int plane = high * wide, rest = pixel % plane;
+            n = pixel / plane, row = rest / wide, column = rest % wide;
+        }
+    };
+    int high, wide, images, rows, columns;
+};
+
 // Where a tile lies: its set of groups, first filter within the set, and first block of columns (HALO: its block of
-// channels).
+// channels, and first tap).
 template <class Tile> struct TilePlace {
-    int set, filter, block;
+    int set, filter, block, tap = 0;
     template <class P> DEVICE TilePlace(const P &p, int tile) {
         const int tiles_n = p.tiles_n, tiles_m = p.tiles_m, rest = tile / tiles_n;
         block = (tile - rest * tiles_n) * (Tile::HALO ? 1 : Tile::COLUMN_BLOCKS);
+        if constexpr (Tile::HALO) {
+            const int row = block / (int)p.channel_blocks;
+            block -= row * (int)p.channel_blocks;
+            tap = row * Tile::COLUMN_BLOCKS;
+        }
         set = rest / tiles_m;
         filter = (rest - set * tiles_m) * Tile::TILE_FILTERS;
     }
@@ -63,7 +90,7 @@ template <class Tile> struct QuadPlace {
         constexpr int WIDE = Tile::BLOCK_CHANNELS;
         const int block = at.block + (Tile::HALO ? 0 : column / WIDE), blocks = p.channel_blocks;
         filter = at.filter + row;
-        tap = Tile::HALO ? column / WIDE : block / blocks;
+        tap = Tile::HALO ? at.tap + column / WIDE : block / blocks;
         c = (Tile::HALO ? block : block - tap * blocks) * WIDE + column % WIDE;
     }
     // The first channel within the group of filter `f`: of a set's channels only those of its own group are kept.
@@ -122,9 +149,10 @@ DEVICE void store_quad(const P &p, const TilePlace<Tile> &at, const QuadPlace<Ti
 // Sums of four times eight columns to dw: lanes of a row exchange them, and each stores eight channels. Two at a time,
 // a row's sectors would be written by halves.
 template <class Tile, class P>
-DEVICE void store_eights(const P &p, const TilePlace<Tile> &at, int warpgroup, int m, int i, const float *d) {
+DEVICE void store_eights(const P &p, const TilePlace<Tile> &at, int warpgroup, int m, int i, int thread,
+                         const float *d) {
     using T = typename Tile::T;
-    const int thread = threadIdx.x % 128, lane = thread % 4, channels = p.group_c, taps = p.taps;
+    const int lane = thread % 4, channels = p.group_c, taps = p.taps;
     const QuadPlace<Tile> place(p, at, warpgroup, m, i + lane, thread - lane);
 #pragma unroll
     for (int high = 0; high < 2; ++high) {
@@ -147,89 +175,88 @@ DEVICE void store_eights(const P &p, const TilePlace<Tile> &at, int warpgroup, i
     }
 }
 
-// Which tile a CTA computes, and which part of its pixels: CTAs of a cluster have parts of one tile, and clusters
-// beside each other read the same pixels. `first_quad` of the parts in the workspace.
+// Which tile a CTA computes, and which part of its pixels: CTAs of a cluster have parts of one tile, and `unit`s beside
+// each other read the same pixels.
 template <class Tile> struct WgradWork {
-    int tile, begin, end;
-    long long first_quad;
-    template <class P> DEVICE WgradWork(const P &p) {
-        const int rank = Tile::CLUSTER > 1 ? cluster_rank() : 0, unit = blockIdx.x / Tile::CLUSTER;
+    int unit, tile, begin, end;
+    template <class P> DEVICE WgradWork(const P &p, int unit) : unit(unit) {
+        const int rank = Tile::CLUSTER > 1 ? cluster_rank() : 0;
         const int row = unit / (int)p.tiles, part = row * Tile::CLUSTER + rank;
         tile = unit - row * (int)p.tiles;
         begin = p.steps * part / p.split_k;
         end = p.steps * (part + 1) / p.split_k;
-        first_quad = (long long)unit * Tile::QUADS;
     }
 };
 
-// The sums of a cluster's CTAs, all of them in shared memory, where nothing else is needed any more: each CTA adds its
-// share of the quads, parts in the order of ranks, for dw or (SPLIT) the workspace.
+// A warpgroup's sums to a tile's quads, those that dw has.
 template <class Tile, class P>
-DEVICE void store_cluster_sums(const P &p, const TilePlace<Tile> &at, unsigned char *memory, long long first_quad,
-                               int warpgroup, const float (&d)[Tile::M_STEPS][Tile::SUMS]) {
-    constexpr int ONCE = !Tile::SPLIT && Tile::VECTOR == 8 && Tile::SHARE % 4 == 0 ? 4 : 1, ROW = Tile::N / 8;
+DEVICE void store_quads(const P &p, const TilePlace<Tile> &at, float4 *quads, int warpgroup,
+                        const float (&d)[Tile::M_STEPS][Tile::SUMS]) {
     const int thread = threadIdx.x % 128;
-    float4 *const sums = reinterpret_cast<float4 *>(memory) + threadIdx.x;
-    sync_part(CLUSTER_SUMS, Tile::CONSUMER_THREADS);
 #pragma unroll
     for (int m = 0; m < Tile::M_STEPS; ++m)
 #pragma unroll
-        for (int i = 0; i < ROW; ++i)
-            sums[(m * ROW + i) * Tile::CONSUMER_THREADS] =
-                make_float4(d[m][4 * i], d[m][4 * i + 1], d[m][4 * i + 2], d[m][4 * i + 3]);
+        for (int i = 0; i < Tile::N / 8; ++i)
+            if (Tile::CLUSTER > 1 || QuadPlace<Tile>(p, at, warpgroup, m, i, thread).has_any(p, at))
+                quads[quad_of<Tile>(warpgroup, m, i, thread)] =
+                    make_float4(d[m][4 * i], d[m][4 * i + 1], d[m][4 * i + 2], d[m][4 * i + 3]);
+}
+
+// The sums of a cluster's CTAs, by way of L2 (which is faster than the others' shared memory): each CTA adds its share
+// of the quads, parts in the order of ranks, for dw or (SPLIT) the workspace.
+template <class Tile, class P>
+DEVICE void store_cluster_sums(const P &p, const TilePlace<Tile> &at, int unit, int warpgroup,
+                               const float (&d)[Tile::M_STEPS][Tile::SUMS]) {
+    constexpr int ONCE = !Tile::SPLIT && Tile::VECTOR == 8 && Tile::SHARE % 4 == 0 ? 4 : 1, ROW = Tile::N / 8;
+    const int thread = threadIdx.x % 128, rank = cluster_rank(), begin = rank * Tile::SHARE;
+    float4 *const sums = static_cast<float4 *>(p.sums) + (long long)unit * Tile::CLUSTER * Tile::QUADS;
+    store_quads<Tile>(p, at, sums + rank * Tile::QUADS, warpgroup, d);
     cluster_arrive();
     cluster_wait();
-    const int begin = cluster_rank() * Tile::SHARE;
 #pragma unroll 1
     for (int first = begin; first < begin + Tile::SHARE; first += ONCE) {
+        const int m = first / ROW, i = first % ROW;
         float v[4 * ONCE] = {};
 #pragma unroll
-        for (int rank = 0; rank < Tile::CLUSTER; ++rank)
+        for (int from = 0; from < Tile::CLUSTER; ++from)
 #pragma unroll
-            for (int i = 0; i < ONCE; ++i) {
-                const float4 quad = *in_block_of_rank(sums + (first + i) * Tile::CONSUMER_THREADS, rank);
-                v[4 * i] += quad.x, v[4 * i + 1] += quad.y, v[4 * i + 2] += quad.z, v[4 * i + 3] += quad.w;
+            for (int j = 0; j < ONCE; ++j) {
+                const float4 quad = sums[from * Tile::QUADS + quad_of<Tile>(warpgroup, m, i + j, thread)];
+                v[4 * j] += quad.x, v[4 * j + 1] += quad.y, v[4 * j + 2] += quad.z, v[4 * j + 3] += quad.w;
             }
-        const int m = first / ROW, i = first % ROW;
         if constexpr (ONCE == 4) {
-            store_eights<Tile>(p, at, warpgroup, m, i, v);
+            store_eights<Tile>(p, at, warpgroup, m, i, thread, v);
         } else {
             const QuadPlace<Tile> place(p, at, warpgroup, m, i, thread);
             const float4 quad = make_float4(v[0], v[1], v[2], v[3]);
             if constexpr (!Tile::SPLIT) store_quad<Tile>(p, at, place, quad);
             else if (place.has_any(p, at))
-                static_cast<float4 *>(p.parts)[first_quad + quad_of<Tile>(warpgroup, m, i, thread)] = quad;
+                static_cast<float4 *>(
+                    p.parts)[(long long)unit * Tile::QUADS + quad_of<Tile>(warpgroup, m, i, thread)] = quad;
         }
     }
-    // Others have read what is here.
-    cluster_arrive();
-    cluster_wait();
 }
 
 // A warpgroup's sums: to dw, or (SPLIT) to this CTA's parts as they lie in registers, those that dw has.
 template <class Tile, class P>
-DEVICE void store_sums(const P &p, const TilePlace<Tile> &at, unsigned char *memory, long long first_quad,
-                       int warpgroup, const float (&d)[Tile::M_STEPS][Tile::SUMS]) {
-    if constexpr (Tile::CLUSTER > 1) {
-        store_cluster_sums<Tile>(p, at, memory, first_quad, warpgroup, d);
-        return;
-    }
+DEVICE void store_sums(const P &p, const TilePlace<Tile> &at, int unit, int warpgroup,
+                       const float (&d)[Tile::M_STEPS][Tile::SUMS]) {
     const int thread = threadIdx.x % 128;
-    if constexpr (!Tile::SPLIT && Tile::VECTOR == 8) {
+    if constexpr (Tile::CLUSTER > 1) {
+        store_cluster_sums<Tile>(p, at, unit, warpgroup, d);
+    } else if constexpr (Tile::SPLIT) {
+        store_quads<Tile>(p, at, static_cast<float4 *>(p.parts) + (long long)unit * Tile::QUADS, warpgroup, d);
+    } else if constexpr (Tile::VECTOR == 8) {
 #pragma unroll
         for (int m = 0; m < Tile::M_STEPS; ++m)
 #pragma unroll
-            for (int i = 0; i < Tile::N / 8; i += 4) store_eights<Tile>(p, at, warpgroup, m, i, &d[m][4 * i]);
-        return;
+            for (int i = 0; i < Tile::N / 8; i += 4) store_eights<Tile>(p, at, warpgroup, m, i, thread, &d[m][4 * i]);
+    } else {
+#pragma unroll
+        for (int m = 0; m < Tile::M_STEPS; ++m)
+#pragma unroll
+            for (int i = 0; i < Tile::N / 8; ++i)
+                store_quad<Tile>(p, at, QuadPlace<Tile>(p, at, warpgroup, m, i, thread),
+                                 make_float4(d[m][4 * i], d[m][4 * i + 1], d[m][4 * i + 2], d[m][4 * i + 3]));
     }
-    float4 *const parts = static_cast<float4 *>(p.parts) + first_quad;
-#pragma unroll
-    for (int m = 0; m < Tile::M_STEPS; ++m)
-#pragma unroll
-        for (int i = 0; i < Tile::N / 8; ++i) {
-            const float4 quad = make_float4(d[m][4 * i], d[m][4 * i + 1], d[m][4 * i + 2], d[m][4 * i + 3]);
-            const QuadPlace<Tile> place(p, at, warpgroup, m, i, thread);
-            if constexpr (!Tile::SPLIT) store_quad<Tile>(p, at, place, quad);
-            else if (place.has_any(p, at)) parts[quad_of<Tile>(warpgroup, m, i, thread)] = quad;
-        }
 }

@@ -100,7 +100,7 @@ class View:
     def tiles_n(self) -> int:
         """Tiles of a set along its columns."""
         if self.config.halo:
-            return self.channel_blocks
+            return self.channel_blocks * self.seen.kernel[0] // self.tap_rows
         blocks = prod(self.seen.kernel) * self.channel_blocks
         return ceil_div(blocks, self.config.tile_columns // self.config.block_channels)
 
@@ -121,41 +121,53 @@ class View:
         along = self.channels
         if config.groups_per_tile > 1:
             along = min(along, round_up(max(self.group_c, 16 * self.group_c // problem.group_k), 8))
-        columns = taps * config.block_channels if config.halo else config.tile_columns
-        return problem.k * taps * along / (self.tiles * config.tile_filters * columns)
+        return problem.k * taps * along / (self.tiles * config.tile_filters * config.tile_columns)
+
+    @property
+    def tap_rows(self) -> int:
+        """Of a tile (halo)."""
+        return self.config.tile_columns // (self.seen.kernel[1] * self.config.block_channels)
+
+    @cached_property
+    def image(self) -> tuple[int, int]:
+        """Rows and pixels of a row that steps go through: of dy; or padded rows (halo), and where a tile has several
+        rows of taps, which are the same memory from a later row, all rows of the padded image."""
+        if not self.config.halo:
+            return self.seen.output[0], self.seen.output[1]
+        (high, wide), rows = padded(self.seen), self.seen.output[0]
+        return rows if self.tap_rows == 1 else high, wide
 
     @cached_property
     def steps(self) -> int:
-        image = padded(self.seen) if self.config.halo else self.seen.output
-        return ceil_div(self.seen.n * prod(image), STEP_PIXELS)
+        return ceil_div(self.seen.n * prod(self.image), STEP_PIXELS)
 
     @cached_property
     def ahead(self) -> int:
         """Steps that the last tap is ahead (halo)."""
         if not self.config.halo:
             return 0
-        (_, wide), (reach_h, reach_w) = padded(self.seen), self.seen.reach
-        return (STEP_PIXELS - 1 + (reach_h - 1) * wide + reach_w - 1) // STEP_PIXELS
+        (reach_h, reach_w), wide = self.seen.reach, self.image[1]
+        down = reach_h - 1 if self.tap_rows > 1 else 0
+        return (STEP_PIXELS - 1 + down * wide + reach_w - 1) // STEP_PIXELS
 
     @cached_property
     def shared_bytes(self) -> int:
-        """Stages; in a ring of x the steps that the last tap is ahead, and the first pixels once more; afterwards the
-        sums that a cluster adds."""
+        """Stages; in a ring of x the steps that the last tap is ahead, and the first pixels once more."""
         config = self.config
         row = STEP_PIXELS * self.original.itemsize
         stage = (config.tile_filters + (config.block_channels if config.halo else config.tile_columns)) * row
         operands = config.stages * stage + (self.ahead + 1) * config.block_channels * row * config.halo
-        sums = config.tile_filters * config.tile_columns * 4 if config.cluster > 1 else 0
-        return max(operands, sums) + MORE_BYTES
+        return operands + MORE_BYTES
 
     @cached_property
     def workspace(self) -> dict[str, tuple[int, int]]:
-        """Where arrays lie in the workspace, (begin, end) in bytes by their names in launches: packed x and dy, and
-        parts of a split gemm_k."""
+        """Where arrays lie in the workspace, (begin, end) in bytes by their names in launches: packed x and dy, parts
+        of a split gemm_k, and sums that clusters add."""
         config, (x, dy) = self.config, self.packed_bytes
-        parts = self.tiles * config.parts * config.tile_filters * config.tile_columns * 4 if config.parts > 1 else 0
+        tiles = self.tiles * config.tile_filters * config.tile_columns * 4
+        parts, sums = tiles * config.parts * (config.parts > 1), tiles * config.split_k * (config.cluster > 1)
         places, end = {}, 0
-        for name, size in (("packed_x", x), ("packed_dy", dy), ("parts", parts)):
+        for name, size in (("packed_x", x), ("packed_dy", dy), ("parts", parts), ("sums", sums)):
             if size:
                 begin = round_up(end, WORKSPACE_ALIGNMENT)
                 end = begin + size

@@ -10,10 +10,11 @@
 struct WeightGradient {
     // Tensor maps of x and dy.
     alignas(64) unsigned long long x[16], dy[16];
-    void *dw, *parts;
+    // Parts of dw, and a cluster's, in the workspace.
+    void *dw, *parts, *sums;
     // Of a set of groups: filters, channels, blocks of channels; taps; tiles along columns, along filters, and all;
-    // steps of 64 pixels, parts of them.
-    long long filters, channels, channel_blocks, taps, taps_w, tiles_n, tiles_m, tiles, steps, split_k;
+    // steps of 64 pixels, parts of them; tiles' parts, of which CTAs take one after the other.
+    long long filters, channels, channel_blocks, taps, taps_w, tiles_n, tiles_m, tiles, steps, split_k, units;
     // Filters; of a group, filters and channels; of dw, channels and taps.
     long long k, group_k, group_c, dw_c, dw_taps;
     long long p, q, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
@@ -24,67 +25,60 @@ template <class Tile> struct WgradLayout {
     static constexpr unsigned STAGE = Tile::ROW_BLOCKS * BLOCK_BYTES + Tile::COLUMN_BLOCKS * Tile::X_BYTES;
     unsigned ring, full, empty;
     DEVICE WgradLayout(unsigned memory)
-        : ring((memory + 1023) & ~1023u), full(ring + max(Tile::STAGES * STAGE, Tile::SUM_BYTES)),
+        : ring((memory + 1023) & ~1023u), full(ring + Tile::STAGES * STAGE),
           empty(full + Tile::STAGES * 8) {}
     DEVICE unsigned dy(int stage) const { return ring + stage * STAGE; }
     DEVICE unsigned x(int stage) const { return dy(stage) + Tile::ROW_BLOCKS * BLOCK_BYTES; }
 };
 
-// One thread copies all steps, as far ahead as there are stages. Blocks that dw does not have are not copied: what lies
+// One thread copies all steps, as far ahead as there are stages, `stage` and its `phase` first. Blocks that dw does not have are not copied: what lies
 // there instead goes to sums that nobody reads.
 template <class Tile>
 DEVICE void producer(const WeightGradient &p, const WgradLayout<Tile> &shared, const TilePlace<Tile> &at, int begin,
-                     int end) {
+                     int end, int &stage, unsigned &phase) {
     constexpr int WIDE = Tile::BLOCK_CHANNELS;
     const int blocks = p.channel_blocks, taps_w = p.taps_w;
     const int columns = min(Tile::COLUMN_BLOCKS, (int)p.taps * blocks - at.block);
     const int rows = min(Tile::ROW_BLOCKS, ((int)p.filters - at.filter + 63) / 64);
-    const int plane = p.p * p.q, width = p.q, tap0 = at.block / blocks, block0 = at.block - tap0 * blocks,
-              r0 = tap0 / taps_w, s0 = tap0 - r0 * taps_w;
-    const int filter0 = at.set * (int)p.filters + at.filter, channel0 = at.set * (int)p.channels;
-    int stage = 0;
-    unsigned phase = 1;
+    const int filter0 = at.set * (int)p.filters + at.filter, channel0 = at.set * (int)p.channels,
+              tap0 = at.block / blocks, block0 = at.block - tap0 * blocks, r0 = tap0 / taps_w, s0 = tap0 - r0 * taps_w;
+    PixelWalk pixel(begin * STEP_PIXELS, p.p, p.q);
     for (int step = begin; step < end; ++step) {
         const unsigned full = shared.full + stage * 8;
-        const int pixel = step * STEP_PIXELS;
+        const int h = pixel.row * (int)p.stride_h - (int)p.pad_h, w = pixel.column * (int)p.stride_w - (int)p.pad_w;
         barrier_wait(shared.empty + stage * 8, phase);
         barrier_expect(full, rows * BLOCK_BYTES + columns * Tile::X_BYTES);
-        for (int i = 0; i < rows; ++i)
-            copy_rows(shared.dy(stage) + i * BLOCK_BYTES, p.dy, full, filter0 + i * 64, pixel);
-        if constexpr (Tile::POINTWISE) {
-            for (int i = 0; i < columns; ++i)
-                copy_rows(shared.x(stage) + i * Tile::X_BYTES, p.x, full, channel0 + (block0 + i) * WIDE, pixel);
-        } else {
-            const int n = pixel / plane, rest = pixel - n * plane, row = rest / width, column = rest - row * width;
-            const int h = row * (int)p.stride_h - (int)p.pad_h, w = column * (int)p.stride_w - (int)p.pad_w;
-            int block = block0, r = r0, s = s0;
-            for (int i = 0; i < columns; ++i) {
-                copy_pixels(shared.x(stage) + i * Tile::X_BYTES, p.x, full, channel0 + block * WIDE, w, h, n,
-                            s * (int)p.dilation_w, r * (int)p.dilation_h);
-                if (++block == blocks) {
-                    block = 0;
-                    if (++s == taps_w) {
-                        s = 0;
-                        ++r;
-                    }
-                }
+#pragma unroll
+        for (int i = 0; i < Tile::ROW_BLOCKS; ++i)
+            if (i < rows)
+                copy_rows(shared.dy(stage) + i * BLOCK_BYTES, p.dy, full, filter0 + i * 64, step * STEP_PIXELS);
+        int block = block0, r = r0, s = s0;
+#pragma unroll
+        for (int i = 0; i < Tile::COLUMN_BLOCKS; ++i) {
+            if (i >= columns) break;
+            const unsigned to = shared.x(stage) + i * Tile::X_BYTES;
+            const int channel = channel0 + block++ * WIDE;
+            if constexpr (Tile::POINTWISE) copy_rows(to, p.x, full, channel, step * STEP_PIXELS);
+            else copy_pixels(to, p.x, full, channel, w, h, pixel.n, s * (int)p.dilation_w, r * (int)p.dilation_h);
+            if (block == blocks) {
+                block = 0;
+                if (++s == taps_w) s = 0, ++r;
             }
         }
+        if constexpr (!Tile::POINTWISE) pixel.advance();
         advance<Tile::STAGES>(stage, phase);
     }
 }
 
-// A warpgroup's products of all steps.
+// A warpgroup's products of all steps, from `stage` in its `phase` on.
 template <class Tile>
 DEVICE void multiply_steps(float (&d)[Tile::M_STEPS][Tile::SUMS], const WgradLayout<Tile> &shared, int warpgroup,
-                           int begin, int end) {
+                           int begin, int end, int &stage, unsigned &phase) {
     // Groups of matrix instructions under way: one where other warpgroups keep the tensor cores busy.
-    constexpr int IN_FLIGHT = Tile::WARPGROUPS == 1 ? 2 : 1;
+    constexpr int IN_FLIGHT = Tile::WARPGROUPS == 1 && Tile::STAGES > 2 ? 2 : 1;
     static_assert(Tile::STAGES > IN_FLIGHT);
     const unsigned rows = Tile::ACROSS == 1 ? warpgroup * Tile::M_STEPS * BLOCK_BYTES : 0,
                    columns = Tile::ACROSS == 1 ? 0 : warpgroup * (Tile::N / Tile::BLOCK_CHANNELS) * Tile::X_BYTES;
-    int stage = 0;
-    unsigned phase = 0;
     for (int step = begin; step < end; ++step) {
         barrier_wait(shared.full + stage * 8, phase);
         const unsigned long long a = transposed_descriptor<128>(shared.dy(stage) + rows, BLOCK_BYTES),
@@ -102,6 +96,10 @@ DEVICE void multiply_steps(float (&d)[Tile::M_STEPS][Tile::SUMS], const WgradLay
         advance<Tile::STAGES>(stage, phase);
     }
     wait_for_products(d);
+    // The next tile may have the last stages.
+    if (Tile::PERSISTENT && threadIdx.x % 32 == 0)
+        for (int left = min(IN_FLIGHT, end - begin); left > 0; --left)
+            barrier_arrive(shared.empty + before<Tile::STAGES>(stage, left) * 8);
 }
 
 template <class Traits> DEVICE void weight_gradient(const WeightGradient &p) {
@@ -109,8 +107,6 @@ template <class Traits> DEVICE void weight_gradient(const WeightGradient &p) {
     static_assert(Tile::N == WGMMA_N);
     extern __shared__ unsigned char memory[];
     const WgradLayout<Tile> shared(shared_address(memory));
-    const WgradWork<Tile> work(p);
-    const TilePlace<Tile> at(p, work.tile);
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == Tile::CONSUMER_THREADS) {
         prefetch_map(p.x);
@@ -123,11 +119,23 @@ template <class Traits> DEVICE void weight_gradient(const WeightGradient &p) {
     }
     __syncthreads();
     begin_dependent();
+    const int first = blockIdx.x / Tile::CLUSTER, units = p.units;
+    int stage = 0;
+    unsigned phase = warpgroup == Tile::WARPGROUPS;
     if (warpgroup == Tile::WARPGROUPS) {
-        if (threadIdx.x == Tile::CONSUMER_THREADS) producer<Tile>(p, shared, at, work.begin, work.end);
+        if (threadIdx.x == Tile::CONSUMER_THREADS)
+            for (int unit = first; unit < units; unit += gridDim.x) {
+                const WgradWork<Tile> work(p, unit);
+                producer<Tile>(p, shared, TilePlace<Tile>(p, work.tile), work.begin, work.end, stage, phase);
+                if (!Tile::PERSISTENT) break;
+            }
         return;
     }
-    float d[Tile::M_STEPS][Tile::SUMS];
-    multiply_steps<Tile>(d, shared, warpgroup, work.begin, work.end);
-    store_sums<Tile>(p, at, memory + (shared.ring - shared_address(memory)), work.first_quad, warpgroup, d);
+    for (int unit = first; unit < units; unit += gridDim.x) {
+        const WgradWork<Tile> work(p, unit);
+        float d[Tile::M_STEPS][Tile::SUMS];
+        multiply_steps<Tile>(d, shared, warpgroup, work.begin, work.end, stage, phase);
+        store_sums<Tile>(p, TilePlace<Tile>(p, work.tile), work.unit, warpgroup, d);
+        if (!Tile::PERSISTENT) break;
+    }
 }

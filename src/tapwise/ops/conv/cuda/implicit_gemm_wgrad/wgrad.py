@@ -5,8 +5,8 @@ gemm_m is filters, gemm_n channels of taps, gemm_k pixels. Pixels are the slow a
 and dy that do not lie so are packed by launches in front, and so may be a few channels with their taps.
 
 Two kernels. wgrad.cu: a CTA tile's columns are blocks of 64 channels, each of one tap: x comes by TMA's im2col mode at
-the tap's offset, dy as it lies. wgrad_halo.cu (stride 1): x of one block of channels comes once for all taps, which are
-the same memory from a later pixel. Of narrow groups several share a tile. gemm_k is split so that all multiprocessors
+the tap's offset, dy as it lies. wgrad_halo.cu (stride 1): x of one block of channels comes once for all taps, or for a row of
+them, which are the same memory from a later pixel. Of narrow groups several share a tile. gemm_k is split so that all multiprocessors
 have work; parts go to the workspace and are added in a fixed order.
 
 Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014; PTX ISA on wgmma (canonical layouts of
@@ -31,12 +31,15 @@ from tapwise.ops.conv.cuda.costs import joint_us
 from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS
 from tapwise.ops.conv.cuda.implicit_gemm.cost import PACK_BYTES, PACK_US, WINDOW_BYTES
 from tapwise.ops.conv.cuda.implicit_gemm.launches import instruction
-from tapwise.ops.conv.cuda.implicit_gemm.view import PLACED, padded
+from tapwise.ops.conv.cuda.implicit_gemm.view import PLACED
 from tapwise.ops.conv.cuda.implicit_gemm_wgrad.config import (
     BLOCK,
     FEW,
     FEW_TILES,
+    MOST_COLUMNS,
     MOST_STAGES,
+    MOST_TAPS,
+    ROW_TILES,
     STEP_PIXELS,
     TILES,
     Config,
@@ -57,10 +60,12 @@ FOLDER: Final = "ops/conv/cuda/implicit_gemm_wgrad"
 BLOCK_SHARED: Final = 1 << 10
 # Steps that a part has at least.
 LEAST_STEPS: Final = 2
-# Threads of a block that adds parts; threads that share them, and parts that each of these adds at least.
-ADDERS: Final = 256
-SLICES: Final = (8, 4, 2)
-LEAST_PARTS: Final = 4
+# Threads of a block that adds parts, and loads of each that are under way at once; threads that share a sum's parts:
+# so many that there is enough to do for all, with two parts each at least.
+ADDERS: Final = 128
+ADDED_AT_ONCE: Final = 8
+SLICES: Final = (1, 2, 4, 8, 16)
+ENOUGH_ADDERS: Final = 1 << 16
 
 # Fitted to 1,212 times on 47 layers (H100). Cycles of a microsecond under load. Of a step: cycles until a copy is
 # there, which stages under way share; of each block's copy, and of im2col's coordinates.
@@ -127,19 +132,22 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
     def _configs(self, problem: ConvProblem, groups: int, unfold: int, block: int, device: Device) -> Iterator[Config]:
         """Those of so many groups a tile, axes unfolded, and channels of a block."""
         plain = View.of(problem, Config(False, BLOCK, block, 1, 2, 1, 1, groups, unfold, block))
-        if block == FEW < plain.channels:
-            return
         taps = plain.seen.kernel
-        # All taps of a block of channels, and a copy of 64 filters.
-        halo = [(BLOCK, prod(taps) * block, taps[0], 1, True)] if has_halo(plain.seen) else []
-        tiles = TILES if block == BLOCK else FEW_TILES
-        for filters, columns, warpgroups, beside, is_halo in [*halo, *((*tile, False) for tile in tiles)]:
+        tiles = [(*tile, False) for tile in (TILES if block == BLOCK else FEW_TILES)]
+        if block == FEW < plain.channels:
+            # Rows of taps that 64 channels are too many for.
+            if taps[1] * BLOCK <= MOST_COLUMNS:
+                return
+            tiles = []
+        for filters, columns, warpgroups, beside, is_halo in [*halo_tiles(taps, block), *tiles]:
             # Twice as many filters or columns as there are: most products would be dropped.
             if filters >= 2 * max(plain.filters, BLOCK) or columns >= 2 * prod(taps) * plain.channel_blocks * block:
                 continue
             for stages in range(MOST_STAGES, 1, -1):
                 config = Config(is_halo, filters, columns, warpgroups, stages, beside, 1, groups, unfold, block)
                 view = View.of(problem, config)
+                if is_halo and not has_halo(view):
+                    break
                 if view.shared_bytes <= room_of(device, beside):
                     for split_k in splits(view.tiles, view.steps, device.multiprocessors, beside):
                         yield replace(config, split_k=split_k)
@@ -193,13 +201,12 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
 
     def _traits(self, view: View) -> str:
         config, problem = view.config, view.original
-        words = ("tile_filters", "tile_columns", "warpgroups", "stages", "block_channels", "cluster")
+        words = ("tile_filters", "tile_columns", "warpgroups", "stages", "block_channels", "cluster", "persistent")
         values = {word.upper(): getattr(config, word) for word in words}
         values |= {"SPLIT": config.parts > 1, "HALO": config.halo, "POINTWISE": is_pointwise(view.seen)}
-        nchw = problem.layout == "nchw"
         sets = config.groups_per_tile > 1
-        vector = 1 if nchw or view.group_c % 2 else 2 if sets or view.group_c % 8 else 8
-        values |= {"SETS": sets, "NCHW": nchw, "VECTOR": vector, "WHOLE": not sets and view.kept == 1.0}
+        values |= {"SETS": sets, "NCHW": problem.layout == "nchw", "VECTOR": vector(view)}
+        values["WHOLE"] = not sets and view.kept == 1.0
         return traits(tensor_core_type(problem.dtype), values)
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
@@ -214,7 +221,7 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
 
     def sum_source(self, problem: ConvProblem, config: Config) -> Source:
         """The kernel that adds parts."""
-        words = f"Traits, {slices(config)}"
+        words = f"Traits, {slices(View.of(problem, config))}"
         return stub(
             f"{FOLDER}/parts.cu", "add_wgrad_parts", words, "WgradParts", ADDERS,
             declarations=self._traits(View.of(problem, config)),
@@ -231,12 +238,16 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
             "x": "packed_x" if view.packs_x else "x", "dy": "packed_dy" if view.packs_dy else "w", "dw": "y",
         }  # fmt: skip
         fields = self._fields(view, source)
-        maps, blocks = {"x": map_x(view), "dy": map_dy(view)}, (view.tiles * config.split_k, 1, 1)
+        maps = {"x": map_x(view), "dy": map_dy(view)}
+        count = view.tiles * config.split_k
+        if config.persistent:
+            count = min(count, device.multiprocessors * config.min_blocks_per_sm)
+        blocks = (count, 1, 1)
         found.append(Launch(source, fields, blocks, config.threads, view.shared_bytes, maps, True, names))
         if config.parts > 1:
             last = self.sum_source(problem, config)
             quads = view.tiles * config.tile_filters * config.tile_columns // 4
-            blocks = (quads // (ADDERS // slices(config)), 1, 1)
+            blocks = (quads * slices(view) // ADDERS, 1, 1)
             fields = self._fields(view, last) | {"split_k": config.parts}
             found.append(Launch(last, fields, blocks, ADDERS, dependent=True, names_of=names))
         return found
@@ -248,12 +259,25 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
             "filters": view.filters, "channels": view.channels, "channel_blocks": view.channel_blocks,
             "taps": prod(seen.kernel), "taps_w": seen.kernel[1], "tiles_n": view.tiles_n, "tiles_m": view.tiles_m,
             "tiles": view.tiles, "steps": view.steps, "split_k": view.config.split_k, "ahead": view.ahead,
+            "units": view.tiles * view.config.parts,
             "k": problem.k, "group_k": problem.group_k, "group_c": view.group_c, "dw_c": problem.group_c,
             "dw_taps": prod(problem.kernel),
         }  # fmt: skip
-        fields["high"], fields["wide"] = padded(seen)
+        fields["high"], fields["wide"] = view.image
         words = struct_words(source)
         return {name: value for name, value in fields.items() if name in words}
+
+
+def halo_tiles(taps: tuple[int, ...], block: int) -> Iterator[tuple[int, int, int, int, bool]]:
+    """(filters, columns, warpgroups, CTAs a multiprocessor, halo) of a block of channels of all taps, or of a row."""
+    rows, across = taps
+    if rows > 1 and rows <= MOST_TAPS[0] and across <= MOST_TAPS[1]:
+        yield BLOCK, rows * across * block, rows, 1, True
+    if 1 < across and across * block <= MOST_COLUMNS:
+        for filters, beside in ROW_TILES:
+            # Three warpgroups have 128 registers a thread, 96 of them for sums.
+            if filters <= 2 * BLOCK or across * block <= 3 * BLOCK:
+                yield filters, across * block, filters // BLOCK, beside, True
 
 
 def packing_sources(view: View) -> list[Source]:
@@ -307,12 +331,9 @@ def room_of(device: Device, beside: int) -> int:
 
 
 def clustered(view: View, device: Device) -> Iterator[Config]:
-    """Clusters that give every multiprocessor CTAs, as many as it has room for or half of them, where a cluster's sums
-    have room in shared memory."""
+    """Clusters that give every multiprocessor CTAs, as many as it has room for or half of them."""
     config, beside = view.config, view.config.min_blocks_per_sm
     room = device.multiprocessors * beside
-    if View.of(view.original, replace(config, cluster=2)).shared_bytes > room_of(device, beside):
-        return
     quads = config.tile_filters * config.tile_columns // (512 * config.warpgroups)
     for cluster in (count for count in CLUSTERS if quads % count == 0):
         least = ceil_div(view.steps, MOST_PART_PIXELS // STEP_PIXELS * cluster)
@@ -321,6 +342,18 @@ def clustered(view: View, device: Device) -> Iterator[Config]:
                 yield replace(config, split_k=parts * cluster, cluster=cluster)
 
 
-def slices(config: Config) -> int:
+def slices(view: View) -> int:
     """Threads that share the parts of a sum."""
-    return next((count for count in SLICES if config.parts >= count * LEAST_PARTS), 1)
+    parts, quads = view.config.parts, view.tiles * view.config.tile_filters * view.config.tile_columns // 4
+    enough = (
+        count for count in SLICES
+        if 4 * count > parts or (quads * count >= ENOUGH_ADDERS and ADDED_AT_ONCE * count >= parts)
+    )  # fmt: skip
+    return next(enough, SLICES[-1])
+
+
+def vector(view: View) -> int:
+    """Channels of dw that are stored at once."""
+    if view.original.layout == "nchw" or view.group_c % 2:
+        return 1
+    return 2 if view.config.groups_per_tile > 1 or view.group_c % 8 else 8
