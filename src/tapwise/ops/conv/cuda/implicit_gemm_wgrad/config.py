@@ -38,7 +38,7 @@ class Config(BaseConfig):
     `split_k` parts of the pixels; `min_blocks_per_sm`: CTAs that a multiprocessor has room for. `halo`: columns are one
     block of channels of a row of taps, or of all, copied once. `groups_per_tile`: groups whose filters and channels lie side by side in
     tiles, of which each filter's own group is kept. `unfold`: last axes whose taps are packed as channels.
-    `block_channels`: of a block, 64 or 32. `cluster`: CTAs that add their parts of a tile without another launch."""
+    `block_channels`: of a block, 64 or 32. `cluster`: CTAs whose parts of a tile are added in shared memory."""
 
     halo: bool
     tile_filters: int
@@ -64,10 +64,10 @@ class Config(BaseConfig):
 
     @property
     def persistent(self) -> bool:
-        """Whether a CTA takes one tile after the other, the next one's copies under way while it stores: three
-        warpgroups have no registers for it."""
-        sums = self.tile_filters * self.tile_columns // (128 * self.warpgroups)
-        return not self.halo and self.cluster == 1 and self.warpgroups < 3 and sums < 128
+        """Whether a CTA takes one tile after the other, the next one's copies under way while it stores: sums of
+        clusters take the stages' memory, and of three warpgroups, or of most sums with parts, registers do not do."""
+        few = self.tile_filters * self.tile_columns // self.warpgroups < 128 * 128 or self.split_k == 1
+        return not self.halo and self.cluster == 1 and self.warpgroups < 3 and few
 
     @property
     def instruction_n(self) -> int:

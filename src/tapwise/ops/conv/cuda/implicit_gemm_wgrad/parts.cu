@@ -14,46 +14,63 @@ struct WgradParts {
     long long k, group_k, group_c, dw_c, dw_taps;
 };
 
+DEVICE float4 added(float4 a, float4 b) { return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w); }
+
+// Quads that a thread adds, of every fourth quad of a row: what they need to know of their place is worked out once.
+template <class Tile> constexpr int quads_of_adder() {
+    constexpr int FOURS = Tile::N / 32;
+    return FOURS % 4 == 0 ? 4 : FOURS % 3 == 0 ? 3 : FOURS % 2 == 0 ? 2 : 1;
+}
+
 // Threads of a block share its quads' parts, SLICES of them one after the other; their sums are added in that order.
-// Lanes have four quads of a row each, of the same threads of the products, so that they store rows of 64 bytes. Blocks
-// are small and wait beside those that multiply, so registers are few.
+// Lanes have four quads of a row beside each other, of the same threads of the products, so that they store rows of 64
+// bytes. Blocks are small and wait beside those that multiply, so registers are few.
 template <class Traits, int SLICES> DEVICE void add_wgrad_parts(const WgradParts &p) {
     using Tile = WgradTile<Traits>;
-    // Quads that one thread has of four neighbours of a row; loads that are under way at once.
-    constexpr int THREADS = 128, EACH = THREADS / SLICES, ROW = Tile::N / 32, ONCE = 8;
-    static_assert(Tile::N % 32 == 0 && Tile::QUADS % EACH == 0 && EACH >= 8);
-    __shared__ float4 sums[SLICES > 1 ? SLICES - 1 : 1][EACH];
-    const int mine = threadIdx.x % EACH, slice = threadIdx.x / EACH, all = blockIdx.x * EACH + mine,
-              tile = all / Tile::QUADS, quad = all - tile * Tile::QUADS;
-    const int step = quad / 512, i = step % ROW * 4 + quad / 8 % 4, rest = step / ROW,
-              thread = quad / 32 % 16 * 8 + quad % 8, warpgroup = rest / Tile::M_STEPS, m = rest % Tile::M_STEPS;
+    // ONCE: parts whose loads are under way at once.
+    constexpr int QUADS = quads_of_adder<Tile>(), ONCE = QUADS == 3 ? 3 : 8 / QUADS, THREADS = 128,
+                  EACH = THREADS / SLICES, ROW = Tile::N / 32 / QUADS, UNITS = Tile::QUADS / QUADS;
+    static_assert(Tile::N % 32 == 0 && UNITS % EACH == 0 && EACH >= 8);
+    __shared__ float4 sums[SLICES > 1 ? SLICES - 1 : 1][QUADS][EACH];
+    const int mine = threadIdx.x % EACH, slice = threadIdx.x / EACH, tile = blockIdx.x / (UNITS / EACH),
+              unit = blockIdx.x % (UNITS / EACH) * EACH + mine;
+    const int step = unit / 512, i = step % ROW * (4 * QUADS) + unit / 8 % 4, rest = step / ROW,
+              thread = unit / 32 % 16 * 8 + unit % 8, warpgroup = rest / Tile::M_STEPS, m = rest % Tile::M_STEPS;
     const TilePlace<Tile> at(p, tile);
-    const QuadPlace<Tile> place(p, at, warpgroup, m, i, thread);
+    bool kept = false;
+#pragma unroll
+    for (int j = 0; j < QUADS; ++j)
+        kept |= QuadPlace<Tile>(p, at, warpgroup, m, i + 4 * j, thread).has_any(p, at);
     const long long distance = p.tiles * Tile::QUADS;
-    const int begin = (int)p.split_k * slice / SLICES,
-              end = place.has_any(p, at) ? (int)p.split_k * (slice + 1) / SLICES : begin;
+    const int begin = (int)p.split_k * slice / SLICES, end = kept ? (int)p.split_k * (slice + 1) / SLICES : begin;
     const float4 *from = static_cast<const float4 *>(p.parts) + begin * distance + (long long)tile * Tile::QUADS +
                          quad_of<Tile>(warpgroup, m, i, thread);
-    float4 sum = make_float4(0, 0, 0, 0);
+    float4 sum[QUADS] = {};
     begin_dependent();
 #pragma unroll 1
-    for (int part = begin; part < end; part += ONCE, from += ONCE * distance) {
-        float4 v[ONCE];
+    for (int part = begin; part < end; part += ONCE) {
+        float4 v[ONCE][QUADS];
 #pragma unroll
-        for (int e = 0; e < ONCE; ++e) v[e] = part + e < end ? from[e * distance] : make_float4(0, 0, 0, 0);
+        for (int e = 0; e < ONCE; ++e, from += distance)
+#pragma unroll
+            for (int j = 0; j < QUADS; ++j) v[e][j] = part + e < end ? from[j * 512] : make_float4(0, 0, 0, 0);
 #pragma unroll
         for (int e = 0; e < ONCE; ++e)
-            sum = make_float4(sum.x + v[e].x, sum.y + v[e].y, sum.z + v[e].z, sum.w + v[e].w);
+#pragma unroll
+            for (int j = 0; j < QUADS; ++j) sum[j] = added(sum[j], v[e][j]);
     }
     if constexpr (SLICES > 1) {
-        if (slice > 0) sums[slice - 1][mine] = sum;
+#pragma unroll
+        for (int j = 0; j < QUADS; ++j)
+            if (slice > 0) sums[slice - 1][j][mine] = sum[j];
         __syncthreads();
         if (slice > 0) return;
 #pragma unroll
-        for (int other = 0; other < SLICES - 1; ++other) {
-            const float4 v = sums[other][mine];
-            sum = make_float4(sum.x + v.x, sum.y + v.y, sum.z + v.z, sum.w + v.w);
-        }
+        for (int other = 0; other < SLICES - 1; ++other)
+#pragma unroll
+            for (int j = 0; j < QUADS; ++j) sum[j] = added(sum[j], sums[other][j][mine]);
     }
-    store_quad<Tile>(p, at, place, sum);
+#pragma unroll
+    for (int j = 0; j < QUADS; ++j)
+        store_quad<Tile>(p, at, QuadPlace<Tile>(p, at, warpgroup, m, i + 4 * j, thread), sum[j]);
 }

@@ -5,6 +5,9 @@
 #include "grid.cuh"
 #include "tma.cuh"
 
+// Threads that multiply: their operands are read.
+constexpr int CLUSTER_SUMS = 1;
+
 // Pixels of a step, and bytes of a block of 64 filters of them.
 constexpr int STEP_PIXELS = 64, BLOCK_BYTES = STEP_PIXELS * 128;
 
@@ -26,6 +29,8 @@ template <class Traits> struct WgradTile : Traits {
     // Of a thread, and what each CTA of a cluster adds of them.
     static constexpr int THREAD_QUADS = M_STEPS * N / 8, SHARE = THREAD_QUADS / B::CLUSTER;
     static_assert(THREAD_QUADS % B::CLUSTER == 0);
+    // Where operands were, before barriers.
+    static constexpr unsigned SUM_BYTES = B::CLUSTER > 1 ? QUADS * 16 : 0;
     static_assert(B::TILE_FILTERS % 64 == 0 && B::TILE_COLUMNS % (B::BLOCK_CHANNELS * ACROSS) == 0 && N <= 256);
 };
 
@@ -178,8 +183,8 @@ DEVICE void store_eights(const P &p, const TilePlace<Tile> &at, int warpgroup, i
 // Which tile a CTA computes, and which part of its pixels: CTAs of a cluster have parts of one tile, and `unit`s beside
 // each other read the same pixels.
 template <class Tile> struct WgradWork {
-    int unit, tile, begin, end;
-    template <class P> DEVICE WgradWork(const P &p, int unit) : unit(unit) {
+    int tile, begin, end;
+    template <class P> DEVICE WgradWork(const P &p, int unit) {
         const int rank = Tile::CLUSTER > 1 ? cluster_rank() : 0;
         const int row = unit / (int)p.tiles, part = row * Tile::CLUSTER + rank;
         tile = unit - row * (int)p.tiles;
@@ -197,33 +202,40 @@ DEVICE void store_quads(const P &p, const TilePlace<Tile> &at, float4 *quads, in
     for (int m = 0; m < Tile::M_STEPS; ++m)
 #pragma unroll
         for (int i = 0; i < Tile::N / 8; ++i)
-            if (Tile::CLUSTER > 1 || QuadPlace<Tile>(p, at, warpgroup, m, i, thread).has_any(p, at))
+            if (QuadPlace<Tile>(p, at, warpgroup, m, i, thread).has_any(p, at))
                 quads[quad_of<Tile>(warpgroup, m, i, thread)] =
                     make_float4(d[m][4 * i], d[m][4 * i + 1], d[m][4 * i + 2], d[m][4 * i + 3]);
 }
 
-// The sums of a cluster's CTAs, by way of L2 (which is faster than the others' shared memory): each CTA adds its share
-// of the quads, parts in the order of ranks, for dw or (SPLIT) the workspace.
+// The sums of a cluster's CTAs, all of them in shared memory, where nothing else is needed any more: each CTA adds its
+// share of the quads, parts in the order of ranks, for dw or (SPLIT) the workspace.
 template <class Tile, class P>
-DEVICE void store_cluster_sums(const P &p, const TilePlace<Tile> &at, int unit, int warpgroup,
+DEVICE void store_cluster_sums(const P &p, const TilePlace<Tile> &at, unsigned char *memory, int unit, int warpgroup,
                                const float (&d)[Tile::M_STEPS][Tile::SUMS]) {
     constexpr int ONCE = !Tile::SPLIT && Tile::VECTOR == 8 && Tile::SHARE % 4 == 0 ? 4 : 1, ROW = Tile::N / 8;
-    const int thread = threadIdx.x % 128, rank = cluster_rank(), begin = rank * Tile::SHARE;
-    float4 *const sums = static_cast<float4 *>(p.sums) + (long long)unit * Tile::CLUSTER * Tile::QUADS;
-    store_quads<Tile>(p, at, sums + rank * Tile::QUADS, warpgroup, d);
+    const int thread = threadIdx.x % 128;
+    float4 *const sums = reinterpret_cast<float4 *>(memory) + threadIdx.x;
+    sync_part(CLUSTER_SUMS, Tile::CONSUMER_THREADS);
+#pragma unroll
+    for (int m = 0; m < Tile::M_STEPS; ++m)
+#pragma unroll
+        for (int i = 0; i < ROW; ++i)
+            sums[(m * ROW + i) * Tile::CONSUMER_THREADS] =
+                make_float4(d[m][4 * i], d[m][4 * i + 1], d[m][4 * i + 2], d[m][4 * i + 3]);
     cluster_arrive();
     cluster_wait();
+    const int begin = cluster_rank() * Tile::SHARE;
 #pragma unroll 1
     for (int first = begin; first < begin + Tile::SHARE; first += ONCE) {
-        const int m = first / ROW, i = first % ROW;
         float v[4 * ONCE] = {};
 #pragma unroll
-        for (int from = 0; from < Tile::CLUSTER; ++from)
+        for (int rank = 0; rank < Tile::CLUSTER; ++rank)
 #pragma unroll
-            for (int j = 0; j < ONCE; ++j) {
-                const float4 quad = sums[from * Tile::QUADS + quad_of<Tile>(warpgroup, m, i + j, thread)];
-                v[4 * j] += quad.x, v[4 * j + 1] += quad.y, v[4 * j + 2] += quad.z, v[4 * j + 3] += quad.w;
+            for (int i = 0; i < ONCE; ++i) {
+                const float4 quad = *in_block_of_rank(sums + (first + i) * Tile::CONSUMER_THREADS, rank);
+                v[4 * i] += quad.x, v[4 * i + 1] += quad.y, v[4 * i + 2] += quad.z, v[4 * i + 3] += quad.w;
             }
+        const int m = first / ROW, i = first % ROW;
         if constexpr (ONCE == 4) {
             store_eights<Tile>(p, at, warpgroup, m, i, thread, v);
         } else {
@@ -235,15 +247,18 @@ DEVICE void store_cluster_sums(const P &p, const TilePlace<Tile> &at, int unit, 
                     p.parts)[(long long)unit * Tile::QUADS + quad_of<Tile>(warpgroup, m, i, thread)] = quad;
         }
     }
+    // Others have read what is here.
+    cluster_arrive();
+    cluster_wait();
 }
 
 // A warpgroup's sums: to dw, or (SPLIT) to this CTA's parts as they lie in registers, those that dw has.
 template <class Tile, class P>
-DEVICE void store_sums(const P &p, const TilePlace<Tile> &at, int unit, int warpgroup,
+DEVICE void store_sums(const P &p, const TilePlace<Tile> &at, unsigned char *memory, int unit, int warpgroup,
                        const float (&d)[Tile::M_STEPS][Tile::SUMS]) {
     const int thread = threadIdx.x % 128;
     if constexpr (Tile::CLUSTER > 1) {
-        store_cluster_sums<Tile>(p, at, unit, warpgroup, d);
+        store_cluster_sums<Tile>(p, at, memory, unit, warpgroup, d);
     } else if constexpr (Tile::SPLIT) {
         store_quads<Tile>(p, at, static_cast<float4 *>(p.parts) + (long long)unit * Tile::QUADS, warpgroup, d);
     } else if constexpr (Tile::VECTOR == 8) {

@@ -152,22 +152,23 @@ class View:
 
     @cached_property
     def shared_bytes(self) -> int:
-        """Stages; in a ring of x the steps that the last tap is ahead, and the first pixels once more."""
+        """Stages; in a ring of x the steps that the last tap is ahead, and the first pixels once more; afterwards the
+        sums that a cluster adds."""
         config = self.config
         row = STEP_PIXELS * self.original.itemsize
         stage = (config.tile_filters + (config.block_channels if config.halo else config.tile_columns)) * row
         operands = config.stages * stage + (self.ahead + 1) * config.block_channels * row * config.halo
-        return operands + MORE_BYTES
+        sums = config.tile_filters * config.tile_columns * 4 if config.cluster > 1 else 0
+        return max(operands, sums) + MORE_BYTES
 
     @cached_property
     def workspace(self) -> dict[str, tuple[int, int]]:
-        """Where arrays lie in the workspace, (begin, end) in bytes by their names in launches: packed x and dy, parts
-        of a split gemm_k, and sums that clusters add."""
+        """Where arrays lie in the workspace, (begin, end) in bytes by their names in launches: packed x and dy, and
+        parts of a split gemm_k."""
         config, (x, dy) = self.config, self.packed_bytes
-        tiles = self.tiles * config.tile_filters * config.tile_columns * 4
-        parts, sums = tiles * config.parts * (config.parts > 1), tiles * config.split_k * (config.cluster > 1)
+        parts = self.tiles * config.parts * config.tile_filters * config.tile_columns * 4 if config.parts > 1 else 0
         places, end = {}, 0
-        for name, size in (("packed_x", x), ("packed_dy", dy), ("parts", parts), ("sums", sums)):
+        for name, size in (("packed_x", x), ("packed_dy", dy), ("parts", parts)):
             if size:
                 begin = round_up(end, WORKSPACE_ALIGNMENT)
                 end = begin + size

@@ -10,8 +10,7 @@
 struct WeightGradient {
     // Tensor maps of x and dy.
     alignas(64) unsigned long long x[16], dy[16];
-    // Parts of dw, and a cluster's, in the workspace.
-    void *dw, *parts, *sums;
+    void *dw, *parts;
     // Of a set of groups: filters, channels, blocks of channels; taps; tiles along columns, along filters, and all;
     // steps of 64 pixels, parts of them; tiles' parts, of which CTAs take one after the other.
     long long filters, channels, channel_blocks, taps, taps_w, tiles_n, tiles_m, tiles, steps, split_k, units;
@@ -25,7 +24,7 @@ template <class Tile> struct WgradLayout {
     static constexpr unsigned STAGE = Tile::ROW_BLOCKS * BLOCK_BYTES + Tile::COLUMN_BLOCKS * Tile::X_BYTES;
     unsigned ring, full, empty;
     DEVICE WgradLayout(unsigned memory)
-        : ring((memory + 1023) & ~1023u), full(ring + Tile::STAGES * STAGE),
+        : ring((memory + 1023) & ~1023u), full(ring + max(Tile::STAGES * STAGE, Tile::SUM_BYTES)),
           empty(full + Tile::STAGES * 8) {}
     DEVICE unsigned dy(int stage) const { return ring + stage * STAGE; }
     DEVICE unsigned x(int stage) const { return dy(stage) + Tile::ROW_BLOCKS * BLOCK_BYTES; }
@@ -135,7 +134,8 @@ template <class Traits> DEVICE void weight_gradient(const WeightGradient &p) {
         const WgradWork<Tile> work(p, unit);
         float d[Tile::M_STEPS][Tile::SUMS];
         multiply_steps<Tile>(d, shared, warpgroup, work.begin, work.end, stage, phase);
-        store_sums<Tile>(p, TilePlace<Tile>(p, work.tile), work.unit, warpgroup, d);
+        store_sums<Tile>(p, TilePlace<Tile>(p, work.tile), memory + (shared.ring - shared_address(memory)), unit,
+                         warpgroup, d);
         if (!Tile::PERSISTENT) break;
     }
 }

@@ -60,27 +60,26 @@ FOLDER: Final = "ops/conv/cuda/implicit_gemm_wgrad"
 BLOCK_SHARED: Final = 1 << 10
 # Steps that a part has at least.
 LEAST_STEPS: Final = 2
-# Threads of a block that adds parts, and loads of each that are under way at once; threads that share a sum's parts:
-# so many that there is enough to do for all, with two parts each at least.
+# Threads of a block that adds parts; threads that share a sum's: so many that there is enough to do for all, with two
+# parts each at least.
 ADDERS: Final = 128
-ADDED_AT_ONCE: Final = 8
 SLICES: Final = (1, 2, 4, 8, 16)
-ENOUGH_ADDERS: Final = 1 << 16
+ENOUGH_ADDERS: Final = 1 << 15
 
-# Fitted to 1,212 times on 47 layers (H100). Cycles of a microsecond under load. Of a step: cycles until a copy is
-# there, which stages under way share; of each block's copy, and of im2col's coordinates.
+# Fitted to 1,223 times on 55 layers (H200), those near a layer's best above all; the choice takes 1.04 of the best (at
+# worst 1.33). Cycles of a microsecond under load. Of a step: cycles until a copy is there, which stages under way share;
+# of each block's copy, and of im2col's coordinates.
 CYCLES_US: Final = 1700.0
-COPY_LATENCY, COPY_CYCLES, IM2COL_CYCLES = 388.0, 141.0, 223.0
-# Cycles of a wave's begin and end, and bytes that a CTA stores in one; how much longer sets of groups take, most of
-# whose sums are dropped; bytes a microsecond of parts that are written or read; microseconds of the launch that adds
-# them.
-BEGIN_CYCLES, STORE_BYTES, SETS = 2980.0, 55.0, 1.2
-PARTS_BYTES: Final = 3.67e6
-SECOND_US: Final = 1.09
+COPY_LATENCY, COPY_CYCLES, IM2COL_CYCLES = 156.0, 136.0, 78.0
+# Cycles of a wave's begin and end, and bytes of dw that a CTA stores in one; the share of the bandwidth that storing dw
+# reaches; how much longer sets of groups take, most of whose sums are dropped; microseconds of the launch that adds
+# parts, and bytes of parts in one, written and read.
+BEGIN_CYCLES, STORE_BYTES, STORED, SETS = 2430.0, 30.4, 0.77, 1.26
+SECOND_US, PARTS_BYTES = 2.44, 3.05e6
 # Of a cluster: CTAs; cycles of its barriers each time that their number doubles, and bytes of sums that a CTA exchanges
 # in one.
 CLUSTERS: Final = (2, 4, 8)
-EXCHANGE_CYCLES, EXCHANGE_BYTES = 1450.0, 13.5
+EXCHANGE_CYCLES, EXCHANGE_BYTES = 1390.0, 22.8
 
 
 class WeightGradientPlan(CudaPlan):
@@ -167,27 +166,27 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
             alone += IM2COL_CYCLES
 
         sums = config.tile_filters * config.tile_columns
-        stored = sums * (4 if config.parts > 1 else 2) / config.cluster / STORE_BYTES
+        stored = sums * 2 / config.cluster / STORE_BYTES if config.parts == 1 else 0.0
         if config.cluster > 1:
             stored += sums * 4 / EXCHANGE_BYTES
         begin = BEGIN_CYCLES + EXCHANGE_CYCLES * log2(config.cluster)
 
         def wave(beside: int) -> float:
-            """Cycles of so many CTAs beside each other on a multiprocessor, which they share."""
-            return begin + beside * stored + steps * max(beside * max(product, copies), alone) if beside else 0.0
+            """Cycles of so many CTAs beside each other on a multiprocessor, which they share, without the begin."""
+            return beside * stored + steps * max(beside * max(product, copies), alone) if beside else 0.0
 
         together = config.min_blocks_per_sm
         places = int(device.multiprocessors * (PLACED if config.cluster > 2 else 1))
         waves, rest = divmod(view.tiles * config.split_k, places * together)
-        busy = (waves * wave(together) + wave(ceil_div(rest, places))) / CYCLES_US
-        parts_us = 0.0
+        begins = 1 if config.persistent else waves + (rest > 0)
+        busy = (begins * begin + waves * wave(together) + wave(ceil_div(rest, places))) / CYCLES_US
+        dw_bytes = prod(problem.w_shape) * problem.itemsize
+        memory = (sum(view.read_bytes) + dw_bytes / STORED) / (device.gbps * 1e3)
+        us = joint_us(busy, memory, 2.0) * (SETS if config.groups_per_tile > 1 else 1.0)
         if "parts" in view.workspace:
-            begin, end = view.workspace["parts"]
-            parts_us = SECOND_US + 2 * view.kept * (end - begin) / PARTS_BYTES
-        us = joint_us(busy, view.bytes / (device.gbps * 1e3), 3.0)
-        if config.groups_per_tile > 1:
-            us *= SETS
-        return us + parts_us + packing_us(view)
+            first, end = view.workspace["parts"]
+            us += SECOND_US + view.kept * (end - first) / PARTS_BYTES
+        return us + packing_us(view)
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         return View.of(problem, config).workspace_bytes
@@ -221,7 +220,7 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
 
     def sum_source(self, problem: ConvProblem, config: Config) -> Source:
         """The kernel that adds parts."""
-        words = f"Traits, {slices(View.of(problem, config))}"
+        words = f"Traits, {adders(View.of(problem, config))[1]}"
         return stub(
             f"{FOLDER}/parts.cu", "add_wgrad_parts", words, "WgradParts", ADDERS,
             declarations=self._traits(View.of(problem, config)),
@@ -246,8 +245,8 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
         found.append(Launch(source, fields, blocks, config.threads, view.shared_bytes, maps, True, names))
         if config.parts > 1:
             last = self.sum_source(problem, config)
-            quads = view.tiles * config.tile_filters * config.tile_columns // 4
-            blocks = (quads * slices(view) // ADDERS, 1, 1)
+            units, slices = adders(view)
+            blocks = (units * slices // ADDERS, 1, 1)
             fields = self._fields(view, last) | {"split_k": config.parts}
             found.append(Launch(last, fields, blocks, ADDERS, dependent=True, names_of=names))
         return found
@@ -331,9 +330,12 @@ def room_of(device: Device, beside: int) -> int:
 
 
 def clustered(view: View, device: Device) -> Iterator[Config]:
-    """Clusters that give every multiprocessor CTAs, as many as it has room for or half of them."""
+    """Clusters that give every multiprocessor CTAs, as many as it has room for or half of them, where a cluster's sums
+    have room in shared memory."""
     config, beside = view.config, view.config.min_blocks_per_sm
     room = device.multiprocessors * beside
+    if View.of(view.original, replace(config, cluster=2)).shared_bytes > room_of(device, beside):
+        return
     quads = config.tile_filters * config.tile_columns // (512 * config.warpgroups)
     for cluster in (count for count in CLUSTERS if quads % count == 0):
         least = ceil_div(view.steps, MOST_PART_PIXELS // STEP_PIXELS * cluster)
@@ -342,14 +344,13 @@ def clustered(view: View, device: Device) -> Iterator[Config]:
                 yield replace(config, split_k=parts * cluster, cluster=cluster)
 
 
-def slices(view: View) -> int:
-    """Threads that share the parts of a sum."""
-    parts, quads = view.config.parts, view.tiles * view.config.tile_filters * view.config.tile_columns // 4
-    enough = (
-        count for count in SLICES
-        if 4 * count > parts or (quads * count >= ENOUGH_ADDERS and ADDED_AT_ONCE * count >= parts)
-    )  # fmt: skip
-    return next(enough, SLICES[-1])
+def adders(view: View) -> tuple[int, int]:
+    """Threads that store sums, each of up to four quads of a row; threads that share the parts of each."""
+    config, fours = view.config, view.config.instruction_n // 32
+    together = next(count for count in (4, 3, 2, 1) if fours % count == 0)
+    units = view.tiles * config.tile_filters * config.tile_columns // (4 * together)
+    enough = (count for count in SLICES if 4 * count > config.parts or units * count >= ENOUGH_ADDERS)
+    return units, next(enough, SLICES[-1])
 
 
 def vector(view: View) -> int:

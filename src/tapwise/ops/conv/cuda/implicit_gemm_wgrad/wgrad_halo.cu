@@ -12,8 +12,7 @@
 struct HaloWeightGradient {
     // Tensor maps of x and dy.
     alignas(64) unsigned long long x[16], dy[16];
-    // Parts of dw, and a cluster's, in the workspace.
-    void *dw, *parts, *sums;
+    void *dw, *parts;
     // Of a set of groups: filters, channels, blocks of channels; taps; tiles along columns, along filters, and all;
     // steps of 64 pixels, parts of them; steps that a tile's last tap is ahead; rows of an image and pixels of a row,
     // with padding (rows: where a tile has several of taps).
@@ -32,7 +31,7 @@ template <class Tile> struct HaloLayout {
     unsigned dy, x, full, empty, first;
     DEVICE HaloLayout(unsigned memory, int ahead)
         : slots(ahead + Tile::STAGES), dy((memory + 1023) & ~1023u), x(dy + Tile::STAGES * DY_BYTES),
-          full(x + (slots + 1) * Tile::X_BYTES), empty(full + Tile::STAGES * 8),
+          full(max(x + (slots + 1) * Tile::X_BYTES, dy + Tile::SUM_BYTES)), empty(full + Tile::STAGES * 8),
           first(empty + Tile::STAGES * 8) {}
 };
 
@@ -115,7 +114,8 @@ template <class Traits> DEVICE void weight_gradient_halo(const HaloWeightGradien
     static_assert(Tile::N == WGMMA_N && Tile::HALO);
     extern __shared__ unsigned char memory[];
     const HaloLayout<Tile> shared(shared_address(memory), p.ahead);
-    const WgradWork<Tile> work(p, blockIdx.x / Tile::CLUSTER);
+    const int unit = blockIdx.x / Tile::CLUSTER;
+    const WgradWork<Tile> work(p, unit);
     const TilePlace<Tile> at(p, work.tile);
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == Tile::CONSUMER_THREADS) {
@@ -136,5 +136,5 @@ template <class Traits> DEVICE void weight_gradient_halo(const HaloWeightGradien
     }
     float d[1][Tile::SUMS];
     multiply_steps<Tile>(p, d, shared, warpgroup, work.begin, work.end);
-    store_sums<Tile>(p, at, work.unit, warpgroup, d);
+    store_sums<Tile>(p, at, memory + (shared.dy - shared_address(memory)), unit, warpgroup, d);
 }
