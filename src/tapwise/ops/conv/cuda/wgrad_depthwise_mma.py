@@ -27,7 +27,7 @@ from tapwise.cuda.plan import CudaAlgorithm
 from tapwise.cuda.types import template_args, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import wgrad_parts, window
-from tapwise.ops.conv.cuda.costs import blocks_of, cycles_us, joint_us
+from tapwise.ops.conv.cuda.costs import blocks_of, cluster_places, cycles_us, joint_us
 from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS, WgradPlan
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -48,17 +48,18 @@ MOST_STRIDE: Final = 4
 MOST_VECTOR: Final = 4
 # Blocks of a cluster on every GPU that has clusters; warps of a block that adds parts.
 LARGEST_CLUSTER, SUM_WARPS = 8, 8
-# Of the cost model, fitted to times of 140 configs on 14 layers (H100). Cycles of a multiprocessor: an instruction of a
+# Of the cost model, fitted to times of 140 configs on 14 layers (H100), and what does not depend on pixels anew to 192
+# on 10 layers (H200). Cycles of a multiprocessor: an instruction of a
 # warp, a load of four matrices, a product; of a warp alone: a chunk's first loads, a turn of its loop, a load of
 # matrices, a product, a block's end. Instructions of a turn by channels that are loaded at once.
 ISSUE, MATRICES, PRODUCT = 0.41, 4.75, 1.14
-WAIT, TURN, OWN_MATRICES, OWN_PRODUCT, END = 1460.0, 49.0, 9.0, 8.0, 2370.0
+WAIT, TURN, OWN_MATRICES, OWN_PRODUCT, END = 1280.0, 49.0, 9.0, 8.0, 2670.0
 TURN_INSTRUCTIONS: Final = {4: 85, 2: 80, 1: 75}
 # Bytes that lie in L2 from the launch before; bytes that come from there to a multiprocessor in a cycle, what lies
 # beside a pixel's piece in its sectors of so many bytes included.
 IN_L2, L2_BYTES, SECTOR = 30e6, 14.9, 32
 # Microseconds of begin and end, of a cluster's sum, of a second launch.
-START_US, CLUSTER_US, SECOND_US = 3.6, 1.36, 0.95
+START_US, CLUSTER_US, SECOND_US = 0.73, 1.84, 2.52
 
 
 @dataclass(frozen=True)
@@ -283,7 +284,8 @@ class DepthwiseMmaWgrad(CudaAlgorithm[Config]):
         issued = (ISSUE * TURN_INSTRUCTIONS[each] + 4 * each) * turns + multiplied
         alone = WAIT + loaded + TURN * ceil_div(int(turns), warps) + max(multiplied, own)
         blocks = prod(blocks_of_part(problem, config)) * config.parts
-        share, held = ceil_div(blocks, device.multiprocessors), min_blocks_per_sm(problem, config)
+        places = cluster_places(device, config.parts) if config.cluster else device.multiprocessors
+        share, held = ceil_div(blocks, places), min_blocks_per_sm(problem, config)
         wave = joint_us(min(share, held) * max(loaded, issued), alone, 3.0)
         cycles = ceil_div(share, held) * (ceil_div(chunks, config.parts) * wave + END)
         us = START_US + cycles / cycles_us(device)

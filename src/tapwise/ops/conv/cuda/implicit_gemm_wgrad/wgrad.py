@@ -27,11 +27,10 @@ from tapwise.cuda.plan import CudaPlan
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import pack, window
-from tapwise.ops.conv.cuda.costs import joint_us
+from tapwise.ops.conv.cuda.costs import cluster_places, joint_us
 from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS
 from tapwise.ops.conv.cuda.implicit_gemm.cost import PACK_BYTES, PACK_US, WINDOW_BYTES
 from tapwise.ops.conv.cuda.implicit_gemm.launches import instruction
-from tapwise.ops.conv.cuda.implicit_gemm.view import PLACED
 from tapwise.ops.conv.cuda.implicit_gemm_wgrad.config import (
     BLOCK,
     FEW,
@@ -39,6 +38,7 @@ from tapwise.ops.conv.cuda.implicit_gemm_wgrad.config import (
     MOST_COLUMNS,
     MOST_STAGES,
     MOST_TAPS,
+    PIECE,
     ROW_TILES,
     STEP_PIXELS,
     TILES,
@@ -72,9 +72,10 @@ ENOUGH_ADDERS: Final = 1 << 15
 CYCLES_US: Final = 1700.0
 COPY_LATENCY, COPY_CYCLES, IM2COL_CYCLES = 156.0, 136.0, 78.0
 # Cycles of a wave's begin and end, and bytes of dw that a CTA stores in one; the share of the bandwidth that storing dw
-# reaches; how much longer sets of groups take, most of whose sums are dropped; microseconds of the launch that adds
+# reaches; how much longer sets of groups take, most of whose sums are dropped, and of groups that are no whole pieces;
+# microseconds of the launch that adds
 # parts, and bytes of parts in one, written and read.
-BEGIN_CYCLES, STORE_BYTES, STORED, SETS = 2430.0, 30.4, 0.77, 1.26
+BEGIN_CYCLES, STORE_BYTES, STORED, SETS, NARROW_SETS = 2430.0, 30.4, 0.77, 1.26, 2.1
 SECOND_US, PARTS_BYTES = 2.44, 3.05e6
 # Of a cluster: CTAs; cycles of its barriers each time that their number doubles, and bytes of sums that a CTA exchanges
 # in one.
@@ -176,13 +177,15 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
             return beside * stored + steps * max(beside * max(product, copies), alone) if beside else 0.0
 
         together = config.min_blocks_per_sm
-        places = int(device.multiprocessors * (PLACED if config.cluster > 2 else 1))
+        places = cluster_places(device, config.cluster)
         waves, rest = divmod(view.tiles * config.split_k, places * together)
         begins = 1 if config.persistent else waves + (rest > 0)
         busy = (begins * begin + waves * wave(together) + wave(ceil_div(rest, places))) / CYCLES_US
         dw_bytes = prod(problem.w_shape) * problem.itemsize
         memory = (sum(view.read_bytes) + dw_bytes / STORED) / (device.gbps * 1e3)
-        us = joint_us(busy, memory, 2.0) * (SETS if config.groups_per_tile > 1 else 1.0)
+        us = joint_us(busy, memory, 2.0)
+        if config.groups_per_tile > 1:
+            us *= SETS if view.group_c % PIECE == 0 else NARROW_SETS
         if "parts" in view.workspace:
             first, end = view.workspace["parts"]
             us += SECOND_US + view.kept * (end - first) / PARTS_BYTES
@@ -241,8 +244,10 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
         count = view.tiles * config.split_k
         if config.persistent:
             count = min(count, device.multiprocessors * config.min_blocks_per_sm)
-        blocks = (count, 1, 1)
-        found.append(Launch(source, fields, blocks, config.threads, view.shared_bytes, maps, True, names))
+        # As few CTAs on each multiprocessor as do: other kernels that end could leave room for more on some of them.
+        beside = ceil_div(count, device.multiprocessors)
+        shared, blocks = max(view.shared_bytes, room_of(device, beside + 1) + 1), (count, 1, 1)
+        found.append(Launch(source, fields, blocks, config.threads, shared, maps, True, names))
         if config.parts > 1:
             last = self.sum_source(problem, config)
             units, slices = adders(view)
