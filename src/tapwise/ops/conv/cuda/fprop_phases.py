@@ -19,7 +19,7 @@ from tapwise.cuda.plan import CudaAlgorithm, CudaPlan, stream
 from tapwise.cuda.types import INDEX_LIMIT, counter, neighbours, template_args, tensor_core_type
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import window
-from tapwise.ops.conv.cuda.window import OutputStrides
+from tapwise.ops.conv.cuda.window import FpropFilters, OutputStrides
 from tapwise.ops.conv.phases import MOST_PHASES, Config, Phase, Phases, phases_of, with_taps
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -37,6 +37,8 @@ SECTOR_BYTES: Final = 32
 START_US, BYTES_SHARE = 2.0, 0.7
 # Microseconds of the launches that turn filters and pack those of a phase, and bytes a microsecond (H100).
 TURN_US, PACK_US, TURN_BYTES = 2.2, 2.0, 3.5e5
+# Microseconds that a kernel takes longer that reads filters as they lie. Not measured.
+IN_PLACE_US: Final = 0.4
 
 
 class PhasesPlan(CudaPlan):
@@ -47,13 +49,14 @@ class PhasesPlan(CudaPlan):
         joins = [algorithm.join_launch(problem, direct, device)] if needs_join(problem, direct) else []
         super().__init__(problem, device, joins, algorithm.workspace_bytes(problem, config, device))
         self._phases = algorithm.plans(problem, config, device)
-        self._direct, self._device = direct, device
+        self._direct, self._device, self._read = direct, device, algorithm.read_in_place(problem, config)
         self._slot, self._inner_at = algorithm.slot_bytes(problem), algorithm.inner_at(problem, config)
 
     def pack(self, w: DeviceArray) -> list[Any]:
         """Each phase's filters, as its plan takes them."""
         if is_turned_in_place(self.problem):
-            return [plan.pack(filters_in_place(self.problem, phase, w)) for phase, plan in self._phases]
+            pairs = zip(self._phases, self._read, strict=True)
+            return [plan.pack(w if read else filters_in_place(self.problem, phase, w)) for (phase, plan), read in pairs]
         turned = turned_filters(self.problem, w, self._device)
         return [plan.pack(one) for (_, plan), one in zip(self._phases, turned, strict=True)]
 
@@ -107,6 +110,12 @@ def filters_in_place(problem: ConvProblem, phase: Phase, w: DeviceArray) -> Devi
     strides = problem.group_k * w.strides[0], w.strides[0], rows.step * w.strides[2], columns.step * w.strides[3]
     shape = problem.c, problem.group_k, len(rows), len(columns)
     return DeviceArray(w.ptr + place, shape, strides, w.dtype, w.index, w.library, w.owner)
+
+
+def fprop_filters(problem: ConvProblem, phase: Phase) -> FpropFilters:
+    """The filters of a dgrad problem, as a product of a phase reads them."""
+    first, step = tuple(taps[0] for taps in phase.taps), tuple(taps.step for taps in phase.taps)
+    return FpropFilters(problem.kernel, first, step)
 
 
 def turned_filters(problem: ConvProblem, w: DeviceArray, device: Device) -> list[DeviceArray]:
@@ -227,8 +236,11 @@ class CudaPhases(Phases, CudaAlgorithm[Config]):
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """The launch that turns filters, those that pack each phase's, and what they move."""
         moved = prod(problem.w_shape) * problem.itemsize / TURN_BYTES
+        read = self.read_in_place(problem, config)
+        if all(read):
+            return IN_PLACE_US * len(read)
         turning = 0.0 if is_turned_in_place(problem) else TURN_US
-        return turning + PACK_US * len(config.parts) + moved
+        return turning + IN_PLACE_US * sum(read) + PACK_US * read.count(False) + moved
 
     def join_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         return self.joined_us(problem, self.direct(problem, config), device)
@@ -280,20 +292,34 @@ class CudaPhases(Phases, CudaAlgorithm[Config]):
         direct = self.direct(problem, config)
         found += [self.join_source(problem)] if needs_join(problem, direct) else []
         pairs: list[Any] = self._pairs(problem, config)
-        for (phase, one, part), given in zip(pairs, self._strides(problem, direct), strict=True):
-            found += one.sources(phase, part, *given)
+        for (phase, one, part), given in zip(pairs, self._given(problem, config), strict=True):
+            found += one.sources(phase, part, **given)
         return list(dict.fromkeys(found))
 
-    def _strides(self, problem: ConvProblem, direct: Sequence[bool]) -> list[tuple[OutputStrides, ...]]:
+    def read_in_place(self, problem: ConvProblem, config: Config) -> list[bool]:
+        """Of each phase that has taps, whether its algorithm reads w as it lies."""
+        turned = is_turned_in_place(problem) and problem.group_k == 1
+        return [
+            turned and isinstance(one, CudaAlgorithm) and one.reads_in_place(phase, part)
+            for phase, one, part in self._pairs(problem, config)
+        ]
+
+    def _given(self, problem: ConvProblem, config: Config) -> list[dict[str, Any]]:
         """What each phase's algorithm is given beside its problem and config."""
-        return [(strides_of(problem),) if one and self._is_strided(problem) else () for one in direct]
+        direct, read = self.direct(problem, config), self.read_in_place(problem, config)
+        strides = {"strides": strides_of(problem)} if self._is_strided(problem) else {}
+        return [
+            (strides if written else {}) | ({"filters": fprop_filters(problem, phase)} if in_place else {})
+            for phase, written, in_place in zip(with_taps(problem), direct, read, strict=True)
+        ]
 
     def plans(self, problem: ConvProblem, config: Config, device: Device) -> list[tuple[Phase, Plan]]:
-        strides = self._strides(problem, self.direct(problem, config))
         pairs: list[Any] = self._pairs(problem, config)
         return [
-            (phase, one.plan(inner, part, device, *given))
-            for phase, (inner, one, part), given in zip(with_taps(problem), pairs, strides, strict=True)
+            (phase, one.plan(inner, part, device, **given))
+            for phase, (inner, one, part), given in zip(
+                with_taps(problem), pairs, self._given(problem, config), strict=True
+            )
         ]
 
     def compile(self, problem: ConvProblem, config: Config, device: Device) -> None:

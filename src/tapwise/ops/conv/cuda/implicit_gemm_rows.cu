@@ -152,7 +152,8 @@ template <class P> struct Outputs {
     }
 };
 
-// A lane's words of B, two rows beside each other of column lane / 4, from [tap][filter][channel of the group].
+// A lane's words of B, two rows beside each other of column lane / 4, from [tap][filter][channel of the group], or of
+// filters of one channel as they lie.
 template <class P, int KS> DEVICE void load_weights(unsigned (&w)[KS][P::R][P::SLICES], const Streamed &a, int filter) {
     const int lane = threadIdx.x % 32, column = lane / 4, row = lane % 4 * 2;
     const int depth = P::GROUP_C ? P::GROUP_C : (int)a.c;
@@ -164,8 +165,9 @@ template <class P, int KS> DEVICE void load_weights(unsigned (&w)[KS][P::R][P::S
             const int c = P::MASKED ? row % P::GROUP_C : i % P::DEPTH * 8 + row;
             bool real = own < (int)a.k && c < depth;
             if (P::MASKED) real &= P::GROUP_C == 1 ? row / 2 == column / 2 : row / P::GROUP_C == column / P::GROUP_C;
-            const unsigned short *const from =
-                static_cast<const unsigned short *>(a.w) + ((tap * (int)a.k + own) * depth + c);
+            const int at = P::FILTER_TAPS ? own * P::FILTER_TAPS + place_in_filter<P>(tap / P::S, tap % P::S)
+                                          : (tap * (int)a.k + own) * depth + c;
+            const unsigned short *const from = static_cast<const unsigned short *>(a.w) + at;
             unsigned &to = w[k][tap / P::S][i % P::SLICES];
             if (P::GROUP_C == 1) to = real ? from[0] : 0u;
             else to = real ? load_global<4>(from).v[0] : 0u;

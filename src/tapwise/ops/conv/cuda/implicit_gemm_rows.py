@@ -27,6 +27,7 @@ from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import boxes, streamed_rows, window
 from tapwise.ops.conv.cuda.costs import REGISTERS, blocks_of, cycles_us, joint_us, memory_us
 from tapwise.ops.conv.cuda.residue_classes import phases, steps
+from tapwise.ops.conv.cuda.window import FpropFilters
 from tapwise.ops.conv.problem import ConvProblem
 
 # Channels of an octet, pixels of a tile; bytes of an octet, and what a stage begins at; stages.
@@ -71,9 +72,14 @@ class Config(BaseConfig):
 
 
 class RowsPlan(CudaPlan):
+    """`in_place`: filters as they are, else as [tap][filter][channel]."""
+
+    def __init__(self, problem: ConvProblem, device: Device, launches: Sequence[Launch], in_place: bool) -> None:
+        super().__init__(problem, device, launches)
+        self._in_place = in_place
+
     def pack(self, w: Any) -> Any:
-        """The filters as [tap][filter][channel]."""
-        return arrays.dense(w.transpose(2, 3, 0, 1), "nchw")
+        return arrays.dense(w if self._in_place else w.transpose(2, 3, 0, 1), "nchw")
 
 
 def pitch(octets: int) -> int:
@@ -193,10 +199,13 @@ class ImplicitGemmRows(window.TensorCoreAlgorithm[Config]):
         memory += FEW_X * few * (problem.groups > 1) + FEW_Y * few * (config.out * CHANNELS < problem.k)
         return START_US + joint_us(blocks, memory_us(problem, device, 32, 0) * memory, 2.03)
 
-    def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        return RowsPlan(problem, device, self.launches(problem, config, device))
+    def reads_in_place(self, problem: ConvProblem, config: Config) -> bool:
+        return problem.depthwise and problem.group_k == 1
 
-    def source(self, problem: ConvProblem, config: Config) -> Source:
+    def plan(self, problem: ConvProblem, config: Config, device: Device, filters: FpropFilters | None = None) -> Plan:
+        return RowsPlan(problem, device, self.launches(problem, config, device, filters), filters is not None)
+
+    def source(self, problem: ConvProblem, config: Config, filters: FpropFilters | None = None) -> Source:
         (r, s), (stride_h, stride_w) = problem.kernel, steps(problem)
         words: dict[str, int | bool | str] = {
             "R": r, "S": s, "SH": stride_h, "SW": stride_w, "GROUP_C": problem.group_c if problem.groups > 1 else 0,
@@ -204,13 +213,20 @@ class ImplicitGemmRows(window.TensorCoreAlgorithm[Config]):
             "IMAGES": config.images, "TILES": config.tiles, "GROUPS": config.groups, "STAGES": STAGES,
             "BY": config.by.upper(), "COPY": copy_bytes(problem.c), "Y_COPY": copy_bytes(problem.k),
             "BIAS": problem.bias, "RESIDUAL": problem.residual, "ACTIVATION": window.activation(problem.activation),
+            **window.in_place_words(filters),
         }  # fmt: skip
         declarations = traits(tensor_core_type(problem.dtype), words)
         file, blocks = "ops/conv/cuda/implicit_gemm_rows.cu", min_blocks_per_sm(problem, config)
         return stub(file, "implicit_gemm_rows", "Traits", "Streamed", config.threads, blocks, declarations=declarations)
 
-    def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[Launch]:
-        made, octets, (rows, columns) = self.source(problem, config), _octets(problem, config), _stage(problem, config)
+    def sources(self, problem: ConvProblem, config: Config, filters: FpropFilters | None = None) -> list[Source]:
+        return [self.source(problem, config, filters)]
+
+    def launches(
+        self, problem: ConvProblem, config: Config, device: Device, filters: FpropFilters | None = None
+    ) -> list[Launch]:
+        octets, (rows, columns) = _octets(problem, config), _stage(problem, config)
+        made = self.source(problem, config, filters)
         # Pieces of 16 bytes are swizzled where a pixel's are a power of two.
         span, box = octets * OCTET_BYTES if pitch(octets) % 2 == 0 else 0, (octets * CHANNELS, columns, rows)
         map_x = boxes.map_x(problem, box, span, config.images) if config.by == "tma" else None

@@ -53,6 +53,18 @@ def stride_fields(strides: OutputStrides | None) -> dict[str, int]:
     return {"image_stride": image, "row_stride": row, "column_stride": column}
 
 
+def in_place_words(filters: FpropFilters | None) -> dict[str, int | bool | str]:
+    """Words of kernels of one channel a group that may read filters of fprop: taps of such a filter, 0 where filters
+    are packed; where the product's first tap lies among them, and how far it is to the next row's and column's."""
+    if filters is None:
+        return {"FILTER_TAPS": 0, "FILTER_FIRST": 0, "FILTER_ROW": 0, "FILTER_COLUMN": 0}
+    (_, across), (first_r, first_s), (step_r, step_s) = filters.kernel, filters.first, filters.step
+    return {
+        "FILTER_TAPS": prod(filters.kernel), "FILTER_FIRST": first_r * across + first_s,
+        "FILTER_ROW": step_r * across, "FILTER_COLUMN": step_s,
+    }  # fmt: skip
+
+
 def filter_fields(filters: FpropFilters | None) -> dict[str, int]:
     """Words of kernels that read filters of fprop; they read zeros where filters are packed."""
     first, step = (filters.first, filters.step) if filters else ((0, 0), (0, 0))

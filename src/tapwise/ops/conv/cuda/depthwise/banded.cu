@@ -26,13 +26,16 @@ template <class Traits> DEVICE void depthwise_banded(const Banded &a) {
     unsigned short taps[EACH][P::KSTEPS * 4][P::R];
 #pragma unroll
     for (int c = 0; c < EACH; ++c) {
-        const int from = min(block.channel0 + channel + c, (int)a.c - 1) * P::R * P::S;
+        const int own = min(block.channel0 + channel + c, (int)a.c - 1);
 #pragma unroll
         for (int i = 0; i < P::KSTEPS * 4; ++i)
 #pragma unroll
-            for (int r = 0; r < P::R; ++r)
-                taps[c][i][r] = static_cast<const unsigned short *>(
-                    a.w)[from + r * P::S + max(0, tap_of<P>(i / 2 * 8 + lane % 4 * 2 + i % 2, lane / 4))];
+            for (int r = 0; r < P::R; ++r) {
+                const int s = max(0, tap_of<P>(i / 2 * 8 + lane % 4 * 2 + i % 2, lane / 4));
+                const int at = P::FILTER_TAPS ? own * P::FILTER_TAPS + place_in_filter<P>(r, s)
+                                              : (own * P::R + r) * P::S + s;
+                taps[c][i][r] = static_cast<const unsigned short *>(a.w)[at];
+            }
     }
     if (a.weights_ready) begin_dependent();
     // The first row of a part, counted from a period's first part, and its rows.

@@ -16,6 +16,7 @@ from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import boxes, window
 from tapwise.ops.conv.cuda.costs import REGISTERS, blocks_of, blocks_us, joint_us, memory_us
 from tapwise.ops.conv.cuda.residue_classes import phases, steps
+from tapwise.ops.conv.cuda.window import FpropFilters
 from tapwise.ops.conv.problem import ConvProblem
 
 # Positions of a tile, outputs of a position, and columns of a step.
@@ -269,7 +270,7 @@ def _blocks(problem: ConvProblem, config: Banded) -> int:
     return ceil_div(problem.n * pieces * along, config.strips) * channels
 
 
-def source(problem: ConvProblem, config: Banded) -> Source:
+def source(problem: ConvProblem, config: Banded, filters: FpropFilters | None = None) -> Source:
     (r, s), large = problem.kernel, config.kernel == "large"
     words: dict[str, int | bool | str] = {
         "R": r, "S": s, "SH": steps(problem)[0], "SW": problem.stride[1], "DW": problem.dilation[1],
@@ -277,7 +278,7 @@ def source(problem: ConvProblem, config: Banded) -> Source:
         "WIDE": config.wide, "STRIP": strip_pieces(problem, config), "ROWS": config.depth, "STAGES": config.stages,
         "SUMS": config.sums, "PHASES": phases(problem)[0], "STRIPS_ROW": _parts(problem, config)[1],
         "COPY": copy_bytes(problem), "TMA": config.tma, "BIAS": problem.bias, "RESIDUAL": problem.residual,
-        "ACTIVATION": window.activation(problem.activation),
+        "ACTIVATION": window.activation(problem.activation), **window.in_place_words(filters),
     }  # fmt: skip
     file, blocks = f"ops/conv/cuda/depthwise/banded{'_large' * large}.cu", min_blocks_per_sm(problem, config)
     declarations = traits(tensor_core_type(problem.dtype), words)
@@ -285,8 +286,8 @@ def source(problem: ConvProblem, config: Banded) -> Source:
     return stub(file, name, "Traits", "Banded", config.threads, blocks, declarations=declarations)
 
 
-def launch(problem: ConvProblem, config: Banded, device: Device) -> Launch:
-    made = source(problem, config)
+def launch(problem: ConvProblem, config: Banded, device: Device, filters: FpropFilters | None = None) -> Launch:
+    made = source(problem, config, filters)
     pieces, along, channels = _parts(problem, config)
     fields = window.window_fields(problem, made)
     fields |= {"rows": config.rows, "strips": problem.n * pieces * along, "channel_blocks": channels}

@@ -3,11 +3,19 @@
 
 #include "activation.cuh"
 #include "cp_async.cuh"
+#include "ops/conv/cuda/place_in_filter.cuh"
 #include "shared_memory.cuh"
 
 // V elements beside each other; of 16 bits in words, whose halves are converted without being taken apart.
 template <typename T, int V, bool WORDS = sizeof(T) == 2 && V % 2 == 0> struct __align__(sizeof(T) * V) Channels {
     T item[V];
+    // Of elements that lie `apart` from each other.
+    DEVICE static Channels gather(const T *from, int apart) {
+        Channels found;
+#pragma unroll
+        for (int c = 0; c < V; ++c) found.item[c] = from[c * apart];
+        return found;
+    }
     template <typename A> DEVICE void to(A (&v)[V]) const {
 #pragma unroll
         for (int c = 0; c < V; ++c) v[c] = upcast(item[c]);
@@ -27,6 +35,14 @@ template <typename T, int V, bool WORDS = sizeof(T) == 2 && V % 2 == 0> struct _
 };
 template <typename T, int V> struct __align__(sizeof(T) * V) Channels<T, V, true> {
     unsigned word[V / 2];
+    DEVICE static Channels gather(const T *from, int apart) {
+        const unsigned short *const halves = reinterpret_cast<const unsigned short *>(from);
+        Channels found;
+#pragma unroll
+        for (int c = 0; c < V; c += 2)
+            found.word[c / 2] = halves[c * apart] | (unsigned)halves[(c + 1) * apart] << 16;
+        return found;
+    }
     DEVICE void to(float (&v)[V]) const {
 #pragma unroll
         for (int c = 0; c < V; ++c) v[c] = upcast(T{(unsigned short)(word[c / 2] >> c % 2 * 16)});

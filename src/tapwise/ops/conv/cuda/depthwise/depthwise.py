@@ -31,10 +31,12 @@ from tapwise.ops.conv.cuda.depthwise.planes_large import LargePlanes
 from tapwise.ops.conv.cuda.depthwise.rows import Rows
 from tapwise.ops.conv.cuda.depthwise.streamed import Streamed
 from tapwise.ops.conv.cuda.depthwise.toeplitz import Toeplitz
-from tapwise.ops.conv.cuda.window import OutputStrides
+from tapwise.ops.conv.cuda.window import FpropFilters, OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
 Kind = Columns | Planes | LargePlanes | Rows | Streamed | Banded | Toeplitz
+# Bytes of a filter's tap for a block's channels up to which these come to shared memory as they lie.
+MOST_FILTERS: Final = 1 << 10
 # The module of each kind of config.
 MODULES: Final[dict[type, Any]] = {
     Columns: columns,
@@ -88,26 +90,45 @@ class Depthwise(CudaAlgorithm[Kind]):
         """Those that compute in registers."""
         return taps_first(problem, config)
 
-    def plan(self, problem: ConvProblem, config: Kind, device: Device, strides: OutputStrides | None = None) -> Plan:
-        launches = self.launches(problem, config, device, strides)
-        return DepthwisePlan(problem, device, launches, taps_first(problem, config))
+    def reads_in_place(self, problem: ConvProblem, config: Kind) -> bool:
+        """Those that bring a filter's taps one by one anyway, or by way of shared memory."""
+        if problem.group_k > 1:
+            return False
+        if isinstance(config, Streamed):
+            return streamed.filter_bytes(problem, config, 1) <= MOST_FILTERS
+        return isinstance(config, Rows) or (isinstance(config, Banded) and config.kernel == "rolling")
 
-    def source(self, problem: ConvProblem, config: Kind, strides: OutputStrides | None = None) -> Source:
-        made: Source = MODULES[type(config)].source(problem, config, *_given(strides))
+    def plan(
+        self, problem: ConvProblem, config: Kind, device: Device, strides: OutputStrides | None = None,
+        filters: FpropFilters | None = None,
+    ) -> Plan:  # fmt: skip
+        launches = self.launches(problem, config, device, strides, filters)
+        return DepthwisePlan(problem, device, launches, filters is None and taps_first(problem, config))
+
+    def source(
+        self, problem: ConvProblem, config: Kind, strides: OutputStrides | None = None,
+        filters: FpropFilters | None = None,
+    ) -> Source:  # fmt: skip
+        made: Source = MODULES[type(config)].source(problem, config, **_given(strides, filters))
         return made
 
-    def sources(self, problem: ConvProblem, config: Kind, strides: OutputStrides | None = None) -> list[Source]:
-        return [self.source(problem, config, strides)]
+    def sources(
+        self, problem: ConvProblem, config: Kind, strides: OutputStrides | None = None,
+        filters: FpropFilters | None = None,
+    ) -> list[Source]:  # fmt: skip
+        return [self.source(problem, config, strides, filters)]
 
     def launches(
-        self, problem: ConvProblem, config: Kind, device: Device, strides: OutputStrides | None = None
-    ) -> list[Launch]:
-        return [MODULES[type(config)].launch(problem, config, device, *_given(strides))]
+        self, problem: ConvProblem, config: Kind, device: Device, strides: OutputStrides | None = None,
+        filters: FpropFilters | None = None,
+    ) -> list[Launch]:  # fmt: skip
+        return [MODULES[type(config)].launch(problem, config, device, **_given(strides, filters))]
 
 
-def _given(strides: OutputStrides | None) -> tuple[OutputStrides, ...]:
-    """What is given to modules: some know no strides."""
-    return () if strides is None else (strides,)
+def _given(strides: OutputStrides | None, filters: FpropFilters | None) -> dict[str, Any]:
+    """What is given to modules: some know no strides, or no filters of fprop."""
+    given: dict[str, Any] = {"strides": strides, "filters": filters}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def taps_first(problem: ConvProblem, config: Kind) -> bool:

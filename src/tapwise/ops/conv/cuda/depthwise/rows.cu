@@ -19,7 +19,8 @@ struct Rows {
 };
 
 // T; R, S; W, Q: columns of x and y; STEP, PAD, DILATION along a row; V channels and ROWS rows a thread; LANES of
-// channels and GROUPS of rows a block; X_STEP, Y_STEP: elements from a column to the next; BIAS, RESIDUAL, ACTIVATION.
+// channels and GROUPS of rows a block; X_STEP, Y_STEP: elements from a column to the next; FILTER_TAPS (columns.cuh) of filters
+// that are read as they lie; BIAS, RESIDUAL, ACTIVATION.
 template <class Traits> struct RowOf : Traits {
     using B = Traits;
     using Item = Channels<typename B::T, B::V>;
@@ -57,13 +58,17 @@ template <class Traits> DEVICE void depthwise_rows(const Rows &a) {
     A *const mine = reinterpret_cast<A *>(memory) + lane * V;
     bool finite = true;
     if (known) {
-        const T *const w = static_cast<const T *>(a.w) + part.k;
+        const T *const w = static_cast<const T *>(a.w) + part.k * max(1, P::FILTER_TAPS);
 #pragma unroll 1
         for (int first = group; first < R * S; first += AT_ONCE * P::GROUPS) {
             Item taps[AT_ONCE];
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; ++i)
-                taps[i] = *reinterpret_cast<const Item *>(w + min(first + i * P::GROUPS, R * S - 1) * c);
+            for (int i = 0; i < AT_ONCE; ++i) {
+                const int tap = min(first + i * P::GROUPS, R * S - 1);
+                if constexpr (P::FILTER_TAPS > 0)
+                    taps[i] = Item::gather(w + place_in_filter<P>(tap / S, tap % S), P::FILTER_TAPS);
+                else taps[i] = *reinterpret_cast<const Item *>(w + tap * c);
+            }
 #pragma unroll
             for (int i = 0; i < AT_ONCE; ++i) {
                 Weights weight;

@@ -15,7 +15,7 @@ from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.cuda.costs import blocks_of, blocks_us, joint_us, memory_us
-from tapwise.ops.conv.cuda.window import OutputStrides
+from tapwise.ops.conv.cuda.window import FpropFilters, OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
 # Columns of x, and of y; sizes, strides and elements of an image that are counted in 32 bits.
@@ -163,22 +163,27 @@ def _parts(problem: ConvProblem, config: Rows) -> tuple[int, int]:
     return ceil_div(problem.output[0], config.groups * config.rows), ceil_div(problem.c, config.channels * config.lanes)
 
 
-def source(problem: ConvProblem, config: Rows, strides: OutputStrides | None = None) -> Source:
+def source(
+    problem: ConvProblem, config: Rows, strides: OutputStrides | None = None, filters: FpropFilters | None = None
+) -> Source:
     y = strides or OutputStrides.dense(problem)
     words: dict[str, int | bool | str] = {
         "R": problem.kernel[0], "S": problem.kernel[1], "W": problem.spatial[1], "Q": problem.output[1],
         "STEP": problem.stride[1], "PAD": problem.padding[1][0], "DILATION": problem.dilation[1],
         "V": config.channels, "ROWS": config.rows, "LANES": config.lanes, "GROUPS": config.groups,
         "X_STEP": problem.c, "Y_STEP": y.column, "BIAS": problem.bias, "RESIDUAL": problem.residual,
-        "ACTIVATION": window.activation(problem.activation),
+        "ACTIVATION": window.activation(problem.activation), **window.in_place_words(filters),
     }  # fmt: skip
     declarations = traits(tensor_core_type(problem.dtype), words)
     file, blocks = "ops/conv/cuda/depthwise/rows.cu", min_blocks_per_sm(problem, config)
     return stub(file, "depthwise_rows", "Traits", "Rows", config.threads, blocks, declarations=declarations)
 
 
-def launch(problem: ConvProblem, config: Rows, device: Device, strides: OutputStrides | None = None) -> Launch:
-    made = source(problem, config, strides)
+def launch(
+    problem: ConvProblem, config: Rows, device: Device, strides: OutputStrides | None = None,
+    filters: FpropFilters | None = None,
+) -> Launch:  # fmt: skip
+    made = source(problem, config, strides, filters)
     (height, width), c, y = problem.spatial, problem.c, strides or OutputStrides.dense(problem)
     pieces, channels = _parts(problem, config)
     fields = window.window_fields(problem, made) | {"phases_h": 1, "pieces": pieces, "channel_blocks": channels}

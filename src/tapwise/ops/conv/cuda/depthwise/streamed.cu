@@ -9,7 +9,8 @@
 
 // T; R, S; SH, SW: strides in a class (columns.cu); V channels and TX columns a thread; LANES of channels and GROUPS of
 // columns a block; STAGES; BY, and COPY bytes; MARGIN: bytes in front of each of ROWS; Y_STEP: elements of y
-// from a column to the next; WHOLE: all strips have all their columns; BIAS, RESIDUAL, ACTIVATION.
+// from a column to the next; WHOLE: all strips have all their columns; FILTER_TAPS (columns.cuh) of filters that are
+// read as they lie, in shared memory from FILTERS_AT on; BIAS, RESIDUAL, ACTIVATION.
 template <class Traits> struct Stream : Traits {
     using B = Traits;
     using Item = Channels<typename B::T, B::V>;
@@ -49,17 +50,34 @@ template <class Traits> DEVICE void depthwise_streamed(const Streamed &a) {
         for (int m = 0; m < P::WINDOW; ++m) masks[m] = (unsigned)(column + m) < (unsigned)a.width ? ~0u : 0;
     const unsigned char *const mine =
         memory + lane * sizeof(Item) + (column - (P::BY == ROWS ? max(0, part.left) : part.left)) * P::PIXEL;
+    const int k0 = part.k;
     part.k += lane * V;
     const bool exists = tid < P::USED && part.k < (int)a.c;
     part.k = min(part.k, (int)a.c - V);
     part.q0 = exists ? part.q0 + group * (TX * part.q_step) : (int)a.q;
     if (!a.weights_ready) begin_dependent();
     Item taps[R * S];
+    if constexpr (P::FILTER_TAPS > 0) {
+        // A block's lie side by side: they are brought as they are, and picked in shared memory.
+        T *const filters = reinterpret_cast<T *>(memory + P::FILTERS_AT);
+        const T *const from = static_cast<const T *>(a.w) + k0 * P::FILTER_TAPS;
+        const int count = min(P::C, (int)a.c - k0) * P::FILTER_TAPS;
+#pragma unroll 8
+        for (int i = tid; i < count; i += P::THREADS) filters[i] = from[i];
+        if (a.weights_ready) begin_dependent();
+        loads.begin();
+        __syncthreads();
 #pragma unroll
-    for (int tap = 0; tap < R * S; ++tap)
-        taps[tap] = *reinterpret_cast<const Item *>(static_cast<const T *>(a.w) + tap * (int)a.c + part.k);
-    if (a.weights_ready) begin_dependent();
-    loads.begin();
+        for (int tap = 0; tap < R * S; ++tap)
+            taps[tap] = Item::gather(filters + (part.k - k0) * P::FILTER_TAPS + place_in_filter<P>(tap / S, tap % S),
+                                     P::FILTER_TAPS);
+    } else {
+#pragma unroll
+        for (int tap = 0; tap < R * S; ++tap)
+            taps[tap] = *reinterpret_cast<const Item *>(static_cast<const T *>(a.w) + tap * (int)a.c + part.k);
+        if (a.weights_ready) begin_dependent();
+        loads.begin();
+    }
     Epilogue<T, V, TX, P::Y_STEP, P::WHOLE, P::BIAS, P::RESIDUAL, P::ACTIVATION> epilogue(a, part);
     A w[R * S][V];
 #pragma unroll

@@ -28,7 +28,7 @@ from tapwise.ops.conv.cuda.costs import (
     memory_us,
 )
 from tapwise.ops.conv.cuda.residue_classes import phases, steps
-from tapwise.ops.conv.cuda.window import OutputStrides
+from tapwise.ops.conv.cuda.window import FpropFilters, OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
 # Products of a thread for a stage's rows, which are all unrolled: more do not fit into the instruction cache.
@@ -120,6 +120,16 @@ def _margin_bytes(problem: ConvProblem, config: Streamed) -> int:
 def shared_bytes(problem: ConvProblem, config: Streamed) -> int:
     barriers = 16 if config.by == "tma" else 0
     return config.stages * (_stage_bytes(problem, config) + barriers)
+
+
+def filters_at(problem: ConvProblem, config: Streamed) -> int:
+    """Where in shared memory filters that are read as they lie begin."""
+    return round_up(shared_bytes(problem, config), PIECE)
+
+
+def filter_bytes(problem: ConvProblem, config: Streamed, taps: int) -> int:
+    """What filters of so many taps take there."""
+    return config.channels * config.lanes * taps * problem.itemsize
 
 
 def _items(problem: ConvProblem, config: Streamed) -> int:
@@ -269,7 +279,9 @@ def _blocks(problem: ConvProblem, config: Streamed) -> int:
     return problem.n * prod(_parts(problem, config))
 
 
-def source(problem: ConvProblem, config: Streamed, strides: OutputStrides | None = None) -> Source:
+def source(
+    problem: ConvProblem, config: Streamed, strides: OutputStrides | None = None, filters: FpropFilters | None = None
+) -> Source:
     (r, s), (stride_h, stride_w) = problem.kernel, steps(problem)
     y = strides or OutputStrides.dense(problem)
     words: dict[str, int | bool | str] = {
@@ -278,17 +290,24 @@ def source(problem: ConvProblem, config: Streamed, strides: OutputStrides | None
         "COPY": copy_bytes(problem, config), "MARGIN": _margin_bytes(problem, config),
         "Y_STEP": phases(problem)[1] * y.column, "WHOLE": _is_whole(problem, config), "BIAS": problem.bias,
         "RESIDUAL": problem.residual, "ACTIVATION": window.activation(problem.activation),
+        "FILTERS_AT": filters_at(problem, config), **window.in_place_words(filters),
     }  # fmt: skip
     declarations = traits(tensor_core_type(problem.dtype), words)
     file, blocks = "ops/conv/cuda/depthwise/streamed.cu", min_blocks_per_sm(problem, config)
     return stub(file, "depthwise_streamed", "Traits", "Streamed", config.threads, blocks, declarations=declarations)
 
 
-def launch(problem: ConvProblem, config: Streamed, device: Device, strides: OutputStrides | None = None) -> Launch:
-    made = source(problem, config, strides)
+def launch(
+    problem: ConvProblem, config: Streamed, device: Device, strides: OutputStrides | None = None,
+    filters: FpropFilters | None = None,
+) -> Launch:  # fmt: skip
+    made = source(problem, config, strides, filters)
     # A stage's rows of a block's columns and channels.
     box = (config.channels * config.lanes, _columns(problem, config), streamed_rows.period(problem))
     map_x = boxes.map_x(problem, box) if config.by == "tma" else None
-    shape = _blocks(problem, config), config.threads, shared_bytes(problem, config)
+    room = shared_bytes(problem, config)
+    if filters is not None:
+        room = filters_at(problem, config) + filter_bytes(problem, config, prod(filters.kernel))
+    shape = _blocks(problem, config), config.threads, room
     fields = streamed_rows.fields(problem, made, config.rows, _parts(problem, config), strides)
     return boxes.launch(made, fields, shape, map_x)

@@ -108,7 +108,7 @@ def source(problem: ConvProblem, config: Toeplitz) -> Source:
         "R": problem.kernel[0], "S": problem.kernel[1], "PAD_H": problem.padding[0][0], "PAD_W": problem.padding[1][0],
         "H": problem.spatial[0], "W": problem.spatial[1], "P": problem.output[0], "Q": problem.output[1],
         "TILES": config.tiles, "BIAS": problem.bias, "RESIDUAL": problem.residual,
-        "ACTIVATION": window.activation(problem.activation),
+        "ACTIVATION": window.activation(problem.activation), **window.in_place_words(None),
     }  # fmt: skip
     file, blocks = "ops/conv/cuda/depthwise/toeplitz.cu", min_blocks_per_sm(problem, config)
     declarations = traits(tensor_core_type(problem.dtype), words)

@@ -22,12 +22,11 @@ from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaPlan
 from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.ops.conv.cuda import window
-from tapwise.ops.conv.cuda.fprop_phases import FpropPhases, needs_join, place_of, strides_of
+from tapwise.ops.conv.cuda.fprop_phases import FpropPhases, fprop_filters, needs_join, place_of, strides_of
 from tapwise.ops.conv.cuda.implicit_gemm import configs, launches
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config as TileConfig
 from tapwise.ops.conv.cuda.implicit_gemm.cost import BEGIN, CYCLES_US, cost, phases_us
 from tapwise.ops.conv.cuda.implicit_gemm.view import View, is_aligned, unfoldings
-from tapwise.ops.conv.cuda.window import FpropFilters
 from tapwise.ops.conv.phases import Phase, phases_of, with_taps
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -113,7 +112,7 @@ class ImplicitGemmDgrad(window.TensorCoreAlgorithm[Config]):
         found = []
         for phase in with_taps(problem):
             assert phase.problem is not None
-            ones = configs.all_configs(phase.problem, device, _filters(problem, phase))
+            ones = configs.all_configs(phase.problem, device, fprop_filters(problem, phase))
             timed = {one: cost(_view(problem, phase, one), device, 0).us for one in ones}
             found.append(sorted(ones, key=timed.__getitem__))
         if len(found) == 1:
@@ -135,7 +134,7 @@ class ImplicitGemmDgrad(window.TensorCoreAlgorithm[Config]):
         phases = with_taps(problem)
         most = max(phases, key=lambda phase: prod(map(len, phase.taps)))
         assert most.problem is not None
-        ones = configs.phased_configs(most.problem, min(len(phases), PHASES), device, _filters(problem, most))
+        ones = configs.phased_configs(most.problem, min(len(phases), PHASES), device, fprop_filters(problem, most))
         return [Config((one,) * len(phases), order) for one in ones for order in ("place", "phase")]
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
@@ -202,12 +201,7 @@ def _schedule(config: TileConfig) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _filters(problem: ConvProblem, phase: Phase) -> FpropFilters:
-    first, step = tuple(taps[0] for taps in phase.taps), tuple(taps.step for taps in phase.taps)
-    return FpropFilters(problem.kernel, first, step)
-
-
 def _view(problem: ConvProblem, phase: Phase, config: TileConfig) -> View:
     assert phase.problem is not None
     strides = None if prod(problem.stride) == 1 else strides_of(problem)
-    return View.of(phase.problem, config, strides, _filters(problem, phase))
+    return View.of(phase.problem, config, strides, fprop_filters(problem, phase))

@@ -12,10 +12,10 @@ BLOCK: Final = 64
 STEP_PIXELS: Final = 64
 # Pieces of channels that TMA takes: 16 bytes.
 PIECE: Final = 8
-# Of the halo kernel: rows of taps that a tile has at most, all of a filter, and then taps of a row; and else, of one
-# row of taps, (filters, CTAs a multiprocessor).
+# Of the halo kernel: rows of taps that a tile has at most, all of a filter, and then taps of a row; else, of one row of
+# taps, filters, and columns at most.
 MOST_TAPS: Final = (3, 3)
-ROW_TILES: Final = ((64, 1), (64, 2), (128, 1), (192, 1))
+ROW_FILTERS: Final = (64, 128, 192)
 MOST_COLUMNS: Final = 256
 # (filters, columns, warpgroups, CTAs a multiprocessor).
 TILES: Final = (
@@ -36,9 +36,10 @@ MOST_STAGES: Final = 6
 class Config(BaseConfig):
     """A CTA tile of `tile_filters` x `tile_columns` (channels of taps) by so many `warpgroups`; `stages` of 64 pixels;
     `split_k` parts of the pixels; `min_blocks_per_sm`: CTAs that a multiprocessor has room for. `halo`: columns are one
-    block of channels of a row of taps, or of all, copied once. `groups_per_tile`: groups whose filters and channels lie side by side in
-    tiles, of which each filter's own group is kept. `unfold`: last axes whose taps are packed as channels.
-    `block_channels`: of a block, 64 or 32. `cluster`: CTAs whose parts of a tile are added in shared memory."""
+    block of channels of a row of taps, or of all, copied once. `groups_per_tile`: groups whose filters and channels lie
+    side by side in tiles, of which each filter's own group is kept. `unfold`: last axes whose taps are packed as
+    channels. `block_channels`: of a block, 64 or 32. `cluster`: CTAs whose parts of a tile are added in shared
+    memory."""
 
     halo: bool
     tile_filters: int

@@ -5,9 +5,9 @@ gemm_m is filters, gemm_n channels of taps, gemm_k pixels. Pixels are the slow a
 and dy that do not lie so are packed by launches in front, and so may be a few channels with their taps.
 
 Two kernels. wgrad.cu: a CTA tile's columns are blocks of 64 channels, each of one tap: x comes by TMA's im2col mode at
-the tap's offset, dy as it lies. wgrad_halo.cu (stride 1): x of one block of channels comes once for all taps, or for a row of
-them, which are the same memory from a later pixel. Of narrow groups several share a tile. gemm_k is split so that all multiprocessors
-have work; parts go to the workspace and are added in a fixed order.
+the tap's offset, dy as it lies. wgrad_halo.cu (stride 1): x of one block of channels comes once for all taps, or for a
+row of them, which are the same memory from a later pixel. Of narrow groups several share a tile. gemm_k is split so
+that all multiprocessors have work; parts go to the workspace and are added in a fixed order.
 
 Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014; PTX ISA on wgmma (canonical layouts of
 MN-major operands) and cp.async.bulk.tensor (im2col mode).
@@ -39,7 +39,7 @@ from tapwise.ops.conv.cuda.implicit_gemm_wgrad.config import (
     MOST_STAGES,
     MOST_TAPS,
     PIECE,
-    ROW_TILES,
+    ROW_FILTERS,
     STEP_PIXELS,
     TILES,
     Config,
@@ -66,21 +66,20 @@ ADDERS: Final = 128
 SLICES: Final = (1, 2, 4, 8, 16)
 ENOUGH_ADDERS: Final = 1 << 15
 
-# Fitted to 1,223 times on 55 layers (H200), those near a layer's best above all; the choice takes 1.04 of the best (at
-# worst 1.33). Cycles of a microsecond under load. Of a step: cycles until a copy is there, which stages under way share;
-# of each block's copy, and of im2col's coordinates.
+# Fitted to 1,177 times on 55 layers (H200), those near a layer's best above all; the choice takes 1.04 of the best (at
+# worst 1.28). Cycles of a microsecond under load. Of a step: cycles until a copy is there, which stages under way
+# share, and of each block's copy.
 CYCLES_US: Final = 1700.0
-COPY_LATENCY, COPY_CYCLES, IM2COL_CYCLES = 156.0, 136.0, 78.0
-# Cycles of a wave's begin and end, and bytes of dw that a CTA stores in one; the share of the bandwidth that storing dw
-# reaches; how much longer sets of groups take, most of whose sums are dropped, and of groups that are no whole pieces;
-# microseconds of the launch that adds
-# parts, and bytes of parts in one, written and read.
-BEGIN_CYCLES, STORE_BYTES, STORED, SETS, NARROW_SETS = 2430.0, 30.4, 0.77, 1.26, 2.1
-SECOND_US, PARTS_BYTES = 2.44, 3.05e6
+COPY_LATENCY, COPY_CYCLES = 174.0, 141.0
+# Cycles of a wave's begin and end, and bytes of dw that a CTA stores in one; how much longer sets of groups take, most
+# of whose sums are dropped, and of groups that are no whole pieces; microseconds of the launch that adds parts, and
+# bytes of parts in one, written and read.
+BEGIN_CYCLES, STORE_BYTES, SETS, NARROW_SETS = 1800.0, 21.1, 1.2, 2.1
+SECOND_US, PARTS_BYTES = 2.61, 2.33e6
 # Of a cluster: CTAs; cycles of its barriers each time that their number doubles, and bytes of sums that a CTA exchanges
 # in one.
 CLUSTERS: Final = (2, 4, 8)
-EXCHANGE_CYCLES, EXCHANGE_BYTES = 1390.0, 22.8
+EXCHANGE_CYCLES, EXCHANGE_BYTES = 1520.0, 20.9
 
 
 class WeightGradientPlan(CudaPlan):
@@ -163,8 +162,6 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
         product = 2 * rows * config.tile_columns
         copies = COPY_CYCLES * (rows + columns)
         alone = COPY_LATENCY / config.stages_ahead + copies
-        if not is_pointwise(view.seen):
-            alone += IM2COL_CYCLES
 
         sums = config.tile_filters * config.tile_columns
         stored = sums * 2 / config.cluster / STORE_BYTES if config.parts == 1 else 0.0
@@ -181,9 +178,7 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
         waves, rest = divmod(view.tiles * config.split_k, places * together)
         begins = 1 if config.persistent else waves + (rest > 0)
         busy = (begins * begin + waves * wave(together) + wave(ceil_div(rest, places))) / CYCLES_US
-        dw_bytes = prod(problem.w_shape) * problem.itemsize
-        memory = (sum(view.read_bytes) + dw_bytes / STORED) / (device.gbps * 1e3)
-        us = joint_us(busy, memory, 2.0)
+        us = joint_us(busy, view.bytes / (device.gbps * 1e3), 2.0)
         if config.groups_per_tile > 1:
             us *= SETS if view.group_c % PIECE == 0 else NARROW_SETS
         if "parts" in view.workspace:
@@ -277,11 +272,11 @@ def halo_tiles(taps: tuple[int, ...], block: int) -> Iterator[tuple[int, int, in
     rows, across = taps
     if rows > 1 and rows <= MOST_TAPS[0] and across <= MOST_TAPS[1]:
         yield BLOCK, rows * across * block, rows, 1, True
-    if 1 < across and across * block <= MOST_COLUMNS:
-        for filters, beside in ROW_TILES:
-            # Three warpgroups have 128 registers a thread, 96 of them for sums.
-            if filters <= 2 * BLOCK or across * block <= 3 * BLOCK:
-                yield filters, across * block, filters // BLOCK, beside, True
+    columns = across * block
+    for filters in ROW_FILTERS:
+        # Three warpgroups have 128 registers a thread, 96 of them for sums.
+        if across > 1 and columns <= (MOST_COLUMNS if filters <= 2 * BLOCK else 3 * BLOCK):
+            yield filters, columns, filters // BLOCK, 1, True
 
 
 def packing_sources(view: View) -> list[Source]:
