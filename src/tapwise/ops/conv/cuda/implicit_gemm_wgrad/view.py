@@ -21,6 +21,9 @@ from tapwise.ops.conv.problem import ConvProblem
 
 # Bytes of shared memory that align the stages and hold barriers.
 MORE_BYTES: Final = 1024 + 16 * MOST_STAGES
+# Bytes of a line of memory; sets of groups whose places in lines are looked at.
+LINE: Final = 128
+SETS_SEEN: Final = 8
 # Where arrays of the workspace begin.
 WORKSPACE_ALIGNMENT: Final = 256
 
@@ -114,14 +117,12 @@ class View:
         """All tiles of dw."""
         return self.tiles_n * self.tiles_m * ceil_div(self.original.groups, self.config.groups_per_tile)
 
-    @cached_property
-    def kept(self) -> float:
-        """How many of the tiles' sums are dw's, or stand beside such in blocks of 16 filters and 8 channels."""
-        config, problem, taps = self.config, self.original, prod(self.seen.kernel)
-        along = self.channels
-        if config.groups_per_tile > 1:
-            along = min(along, round_up(max(self.group_c, 16 * self.group_c // problem.group_k), 8))
-        return problem.k * taps * along / (self.tiles * config.tile_filters * config.tile_columns)
+    @property
+    def is_whole(self) -> bool:
+        """Whether all sums of all tiles are dw's."""
+        config = self.config
+        sums = self.tiles * config.tile_filters * config.tile_columns
+        return config.groups_per_tile == 1 and prod(self.original.w_shape) == sums
 
     @property
     def tap_rows(self) -> int:
@@ -149,6 +150,22 @@ class View:
         (reach_h, reach_w), wide = self.seen.reach, self.image[1]
         down = reach_h - 1 if self.tap_rows > 1 else 0
         return (STEP_PIXELS - 1 + down * wide + reach_w - 1) // STEP_PIXELS
+
+    @cached_property
+    def lines(self) -> tuple[float, float]:
+        """Lines of memory that a row of a copied box of x, and of dy, lies in: pixels, groups and blocks of channels
+        may begin anywhere in one."""
+        sets = range(min(SETS_SEEN, ceil_div(self.original.groups, self.config.groups_per_tile)))
+        size, found = self.original.itemsize, []
+        for pixel, channels, block in (
+            (self.x_channels, self.channels, self.config.block_channels),
+            (self.dy_channels, self.filters, BLOCK),
+        ):
+            firsts = [number * channels + first for number in sets for first in range(0, channels, block)]
+            boxes = [(first % pixel, min(block, pixel - first % pixel)) for first in firsts]
+            each = [lines_of(pixel * size, first * size % LINE, count * size) for first, count in boxes]
+            found.append(sum(each) / len(each))
+        return found[0], found[1]
 
     @cached_property
     def shared_bytes(self) -> int:
@@ -183,6 +200,13 @@ class View:
     def bytes(self) -> int:
         """What the products read and write when every operand moves once."""
         return sum(self.read_bytes) + prod(self.original.w_shape) * self.original.itemsize
+
+
+@lru_cache(1024)
+def lines_of(pitch: int, first: int, count: int) -> float:
+    """Lines that `count` bytes from `first` of a line on lie in, on average over rows so many bytes apart."""
+    rows = LINE // gcd(pitch, LINE)
+    return sum(((first + row * pitch) % LINE + count - 1) // LINE + 1 for row in range(rows)) / rows
 
 
 def image_of_y(problem: ConvProblem) -> ConvProblem:

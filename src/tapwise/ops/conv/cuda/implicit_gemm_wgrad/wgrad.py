@@ -66,20 +66,20 @@ ADDERS: Final = 128
 SLICES: Final = (1, 2, 4, 8, 16)
 ENOUGH_ADDERS: Final = 1 << 15
 
-# Fitted to 1,177 times on 55 layers (H200), those near a layer's best above all; the choice takes 1.04 of the best (at
-# worst 1.28). Cycles of a microsecond under load. Of a step: cycles until a copy is there, which stages under way
-# share, and of each block's copy.
+# Fitted to 1,177 times on 55 layers (H200), those near a layer's best above all; the choice takes 1.03 of the best (at
+# worst 1.19). Cycles of a microsecond under load. Of a step: cycles until a copy is there, which stages under way
+# share, and of each block's copy, where a row of it lies in one line.
 CYCLES_US: Final = 1700.0
-COPY_LATENCY, COPY_CYCLES = 174.0, 141.0
-# Cycles of a wave's begin and end, and bytes of dw that a CTA stores in one; how much longer sets of groups take, most
-# of whose sums are dropped, and of groups that are no whole pieces; microseconds of the launch that adds parts, and
-# bytes of parts in one, written and read.
-BEGIN_CYCLES, STORE_BYTES, SETS, NARROW_SETS = 1800.0, 21.1, 1.2, 2.1
-SECOND_US, PARTS_BYTES = 2.61, 2.33e6
+COPY_LATENCY, COPY_CYCLES = 206.0, 136.0
+# Cycles of a wave's begin and end, and bytes of dw that a CTA stores in one; how much longer sets of groups take that
+# are no whole pieces; microseconds of the launch that adds parts, and bytes of parts in one, written and read, also
+# where dw has fewer.
+BEGIN_CYCLES, STORE_BYTES, NARROW_SETS = 1420.0, 20.1, 2.1
+SECOND_US, PARTS_BYTES = 1.99, 2.21e6
 # Of a cluster: CTAs; cycles of its barriers each time that their number doubles, and bytes of sums that a CTA exchanges
 # in one.
 CLUSTERS: Final = (2, 4, 8)
-EXCHANGE_CYCLES, EXCHANGE_BYTES = 1520.0, 20.9
+EXCHANGE_CYCLES, EXCHANGE_BYTES = 1590.0, 19.3
 
 
 class WeightGradientPlan(CudaPlan):
@@ -160,7 +160,8 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
         steps = ceil_div(view.steps, config.split_k) + view.ahead / 2
         rows, columns = config.tile_filters // BLOCK, 1 if config.halo else config.tile_columns // config.block_channels
         product = 2 * rows * config.tile_columns
-        copies = COPY_CYCLES * (rows + columns)
+        of_x, of_dy = view.lines
+        copies = COPY_CYCLES * (rows * of_dy + columns * of_x)
         alone = COPY_LATENCY / config.stages_ahead + copies
 
         sums = config.tile_filters * config.tile_columns
@@ -179,11 +180,11 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
         begins = 1 if config.persistent else waves + (rest > 0)
         busy = (begins * begin + waves * wave(together) + wave(ceil_div(rest, places))) / CYCLES_US
         us = joint_us(busy, view.bytes / (device.gbps * 1e3), 2.0)
-        if config.groups_per_tile > 1:
-            us *= SETS if view.group_c % PIECE == 0 else NARROW_SETS
+        if config.groups_per_tile > 1 and view.group_c % PIECE:
+            us *= NARROW_SETS
         if "parts" in view.workspace:
             first, end = view.workspace["parts"]
-            us += SECOND_US + view.kept * (end - first) / PARTS_BYTES
+            us += SECOND_US + (end - first) / PARTS_BYTES
         return us + packing_us(view)
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
@@ -203,7 +204,7 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
         values |= {"SPLIT": config.parts > 1, "HALO": config.halo, "POINTWISE": is_pointwise(view.seen)}
         sets = config.groups_per_tile > 1
         values |= {"SETS": sets, "NCHW": problem.layout == "nchw", "VECTOR": vector(view)}
-        values["WHOLE"] = not sets and view.kept == 1.0
+        values["WHOLE"] = view.is_whole
         return traits(tensor_core_type(problem.dtype), values)
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
