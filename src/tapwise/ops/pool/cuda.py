@@ -19,6 +19,8 @@ from tapwise.ops.pool.problem import PoolProblem
 # Kernels of up to so many taps are unrolled.
 MOST_TAPS: Final = 25
 BLOCKS_EACH: Final = 64
+# Microseconds of a tap of a kernel that is not unrolled, of so many threads on each multiprocessor at once (H200).
+TAP_US, AT_ONCE = 0.2, 1024
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,17 @@ class PoolSlidingWindow(CudaAlgorithm[Config]):
         return [Config(threads, channels) for channels in dict.fromkeys((widest, 1)) for threads in (256, 128, 64)]
 
     def predict_us(self, problem: PoolProblem, config: Config, device: Device) -> float:
-        """The larger of the bytes at eight tenths of the bandwidth and the taps: four loads a cycle of a
-        multiprocessor, and 32 elements. With few blocks a part of the multiprocessors works."""
+        """The largest of the bytes at eight tenths of the bandwidth, the taps: four loads a cycle of a multiprocessor,
+        and 13 elements, with few blocks of a part of the multiprocessors; and what a thread waits for many taps."""
         gigahertz = device.gflops / 256
-        cycles = problem.flops * max(1 / (4 * config.channels), 1 / 32)
+        cycles = problem.flops * max(1 / (4 * config.channels), 1 / 13)
         taps = cycles / (min(device.multiprocessors, self.blocks(problem, config)) * gigahertz * 1e3)
-        return max(problem.bytes / (device.gbps * 1e3 * 0.8), taps) * (1 + (256 - config.threads) / 1e4) + 2.0
+        waited = 0.0
+        if prod(problem.kernel) > MOST_TAPS:
+            threads = prod(problem.y_shape) / config.channels
+            waited = prod(problem.kernel) * TAP_US * max(1.0, threads / (device.multiprocessors * AT_ONCE))
+        us = max(problem.bytes / (device.gbps * 1e3 * 0.8), taps, waited)
+        return us * (1 + (256 - config.threads) / 1e4) + 2.0
 
     def blocks(self, problem: PoolProblem, config: Config) -> int:
         return ceil_div(prod(problem.y_shape), config.threads * config.channels)

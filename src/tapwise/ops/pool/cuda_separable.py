@@ -14,19 +14,42 @@ from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div
+from tapwise.ops.conv.cuda.costs import blocks_of, joint_us
 from tapwise.ops.pool.cuda import PoolPlan
 from tapwise.ops.pool.problem import PoolProblem
 
 # Rows and columns of a window at most, and strides down: all are unrolled. Values of a thread's window.
 MOST_TAPS, MOST_STRIDE, MOST_VALUES = 15, 8, 64
+# Of a block; rows of y of a thread at most, NCHW, and to choose from, channels last, also of windows of many rows: with
+# more, threads beside each other read other pages of memory, and there are fewer.
 THREADS: Final = 256
+MOST_ROWS, ROWS_LAST = 20, (1, 2, 3, 5, 8)
+LARGE, LARGE_ROWS = 6, (16, 32)
 # Bytes of x of a block in shared memory to choose from, NCHW.
 BLOCK_BYTES: Final = (24 << 10, 12 << 10, 48 << 10)
 PIECE: Final = 16
-# Roughly as measured on an H200: microseconds of a launch, the share of the bandwidth; cycles of a multiprocessor for a
-# warp's element that is combined, for its load, and for an output.
-START_US, BYTES_SHARE = 2.0, 0.85
-COMBINE, LOAD, OUTPUT = 0.75, 1.0, 6.0
+# Cycles of a microsecond under load.
+CYCLES_US: Final = 1700.0
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Cycles of a warp for a load, an element that is combined, and an output; of a block's begin, and that a thread
+    waits for each output; the share of the bandwidth, microseconds of a launch."""
+
+    load: float
+    combine: float
+    output: float
+    begin: float
+    row: float
+    bytes_share: float
+    start_us: float
+
+
+# Fitted to 445 times on 39 layers (H200), N=32, NCHW and channels last: the choice takes 1.06 and 1.08 of the best.
+COSTS: Final = {
+    "nchw": Costs(3.8, 5.8, 38.0, 404.0, 175.0, 1.33, 4.3), "nhwc": Costs(16.4, 6.6, 5.4, 2525.0, 323.0, 1.29, 1.3),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,6 +78,8 @@ class PoolSeparableWindow(CudaAlgorithm[Config]):
         if max(problem.kernel) > MOST_TAPS or problem.stride[0] > MOST_STRIDE or max(problem.dilation) > 1:
             most = f"{MOST_TAPS} x {MOST_TAPS}"
             return f"takes windows of up to {most} without dilation, strides down of up to {MOST_STRIDE}"
+        if problem.kernel == problem.spatial and not any(map(any, problem.padding)):
+            return "takes no window that is the whole image, which is a reduction"
         sizes = (prod(problem.x_shape), prod(problem.y_shape), *problem.spatial, *problem.ends)
         if max(sizes) >= INDEX_LIMIT // 2:
             return "takes fewer than 2^30 elements"
@@ -69,7 +94,9 @@ class PoolSeparableWindow(CudaAlgorithm[Config]):
             widths = (16 // problem.itemsize, 8 // problem.itemsize, 4 // problem.itemsize, 1)
             for channels in (width for width in dict.fromkeys(widths) if width and problem.c % width == 0):
                 if channels == 1 or r * channels <= MOST_VALUES:
-                    yield from (Config(channels, ceil_div(p, pieces)) for pieces in (1, 2, 4, 8, 16, p) if pieces <= p)
+                    many = LARGE_ROWS if r >= LARGE else ()
+                    rows = sorted({min(p, one) for one in (*ROWS_LAST, *many)})
+                    yield from (Config(channels, one) for one in rows)
             return
         (height, width), most = problem.spatial, device.shared_bytes - PIECE
         row = width * problem.itemsize
@@ -80,8 +107,8 @@ class PoolSeparableWindow(CudaAlgorithm[Config]):
                 band, planes = min(p, max(1, (room // row - r) // problem.stride[0] + 1)), 1
             if self._block_bytes(problem, planes, band) > most:
                 continue
-            for pieces in (1, 2, 4, 8):
-                if pieces <= band:
+            for pieces in (1, 2, 4, 8, ceil_div(band, MOST_ROWS)):
+                if pieces <= band and ceil_div(band, pieces) <= MOST_ROWS:
                     yield Config(1, ceil_div(band, pieces), planes, band)
 
     @staticmethod
@@ -92,22 +119,24 @@ class PoolSeparableWindow(CudaAlgorithm[Config]):
         return planes * rows * width * problem.itemsize + PIECE
 
     def predict_us(self, problem: PoolProblem, config: Config, device: Device) -> float:
-        """Memory, windows' rows that two bands or two pieces of a column read included; what warps issue, where few
-        threads leave multiprocessors idle."""
-        (r, s), step, (p, q) = problem.kernel, problem.stride[0], problem.output
-        pieces = ceil_div(p, config.rows)
-        rows = (p + pieces * max(0, r - step) / step) * min(step, r)
-        columns = problem.n * problem.c * q
-        warps = columns * (rows * s * (LOAD / config.channels + COMBINE) + p * (r * COMBINE + OUTPUT / config.channels))
-        threads = columns // config.channels * pieces
-        busy = min(1.0, threads / (device.multiprocessors * 512))
-        issued = warps / 32 / (device.multiprocessors * device.gflops / 256 * 1e3) / max(busy, 1e-3)
-        again = 1.0
+        """What a multiprocessor's warps issue, or its waves of blocks, each with a thread's chain of rows; memory, rows
+        that two bands read included."""
+        costs, (r, s), (p, q), size = COSTS[problem.layout], problem.kernel, problem.output, problem.itemsize
+        new, blocks, items, room, again = min(problem.stride[0], r), self.blocks(problem, config), 1.0, 0, 1.0
         if config.band:
-            again = self._block_bytes(problem, config.planes, config.band) * self.blocks(problem, config)
-            again = max(1.0, again / max(1, prod(problem.x_shape) * problem.itemsize))
-        memory = problem.bytes * (again if config.band < p else 1.0) / (device.gbps * 1e3 * BYTES_SHARE)
-        return float(max(issued, memory / max(0.05, min(1.0, 2 * busy)))) + START_US
+            items = config.planes * ceil_div(config.band, config.rows) * q / THREADS
+            room = self._block_bytes(problem, config.planes, config.band)
+            again = max(1.0, room * blocks / max(1, prod(problem.x_shape) * size)) if config.band < p else 1.0
+        rows = config.rows * new + r - new
+        issued = rows * s * (costs.load + config.channels * costs.combine)
+        issued += config.rows * (r * config.channels * costs.combine + costs.output)
+        alone = costs.begin + ceil_div(int(items * THREADS), THREADS) * (config.rows * costs.row + issued)
+        registers = 30 + r * config.channels + new * s * ceil_div(config.channels * size, 4) + s
+        held, share = blocks_of(min(255, registers), THREADS, room), blocks / device.multiprocessors
+        cycles = max(share * THREADS / 128 * issued * items, max(1.0, share / held) * alone)
+        memory = prod(problem.x_shape) * again + prod(problem.y_shape)
+        us = joint_us(cycles / CYCLES_US, memory * size / (device.gbps * 1e3 * costs.bytes_share), 3.0)
+        return us + costs.start_us
 
     def blocks(self, problem: PoolProblem, config: Config) -> int:
         p, q = problem.output
