@@ -22,8 +22,8 @@ __device__ __noinline__ void by_definition(const Arguments &a, int n, int k, int
                 const long long h = p * a.stride_h - a.pad_h + r * a.dilation_h;
                 const long long v = q * a.stride_w - a.pad_w + s * a.dilation_w;
                 const bool real = h >= 0 && h < a.height && v >= 0 && v < a.width;
-                const long long tap = P::FILTER_TAPS ? place_in_filter<P>(r, s)
-                                                     : (r * P::S + s) * (TAPS_FIRST ? a.c * P::GROUP_C : 1);
+                const long long tap =
+                    P::FILTER_TAPS ? place_in_filter<P>(r, s) : (r * P::S + s) * (TAPS_FIRST ? a.c * P::GROUP_C : 1);
                 sum += (real ? Element<T>::to_float(x[(h * a.width + v) * a.c + c]) : 0.0f) *
                        Element<T>::to_float(w[tap + c]);
             }

@@ -32,8 +32,8 @@ template <class Traits> DEVICE void depthwise_banded(const Banded &a) {
 #pragma unroll
             for (int r = 0; r < P::R; ++r) {
                 const int s = max(0, tap_of<P>(i / 2 * 8 + lane % 4 * 2 + i % 2, lane / 4));
-                const int at = P::FILTER_TAPS ? own * P::FILTER_TAPS + place_in_filter<P>(r, s)
-                                              : (own * P::R + r) * P::S + s;
+                const int at =
+                    P::FILTER_TAPS ? own * P::FILTER_TAPS + place_in_filter<P>(r, s) : (own * P::R + r) * P::S + s;
                 taps[c][i][r] = static_cast<const unsigned short *>(a.w)[at];
             }
     }

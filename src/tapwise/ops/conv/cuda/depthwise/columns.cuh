@@ -39,8 +39,7 @@ template <typename T, int V> struct __align__(sizeof(T) * V) Channels<T, V, true
         const unsigned short *const halves = reinterpret_cast<const unsigned short *>(from);
         Channels found;
 #pragma unroll
-        for (int c = 0; c < V; c += 2)
-            found.word[c / 2] = halves[c * apart] | (unsigned)halves[(c + 1) * apart] << 16;
+        for (int c = 0; c < V; c += 2) found.word[c / 2] = halves[c * apart] | (unsigned)halves[(c + 1) * apart] << 16;
         return found;
     }
     DEVICE void to(float (&v)[V]) const {

@@ -19,8 +19,8 @@ struct Rows {
 };
 
 // T; R, S; W, Q: columns of x and y; STEP, PAD, DILATION along a row; V channels and ROWS rows a thread; LANES of
-// channels and GROUPS of rows a block; X_STEP, Y_STEP: elements from a column to the next; FILTER_TAPS (columns.cuh) of filters
-// that are read as they lie; BIAS, RESIDUAL, ACTIVATION.
+// channels and GROUPS of rows a block; X_STEP, Y_STEP: elements from a column to the next; FILTER_TAPS (columns.cuh) of
+// filters that are read as they lie; BIAS, RESIDUAL, ACTIVATION.
 template <class Traits> struct RowOf : Traits {
     using B = Traits;
     using Item = Channels<typename B::T, B::V>;

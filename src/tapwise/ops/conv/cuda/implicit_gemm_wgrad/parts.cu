@@ -39,8 +39,7 @@ template <class Traits, int SLICES> DEVICE void add_wgrad_parts(const WgradParts
     const TilePlace<Tile> at(p, tile);
     bool kept = false;
 #pragma unroll
-    for (int j = 0; j < QUADS; ++j)
-        kept |= QuadPlace<Tile>(p, at, warpgroup, m, i + 4 * j, thread).has_any(p, at);
+    for (int j = 0; j < QUADS; ++j) kept |= QuadPlace<Tile>(p, at, warpgroup, m, i + 4 * j, thread).has_any(p, at);
     const long long distance = p.tiles * Tile::QUADS;
     const int begin = (int)p.split_k * slice / SLICES, end = kept ? (int)p.split_k * (slice + 1) / SLICES : begin;
     const float4 *from = static_cast<const float4 *>(p.parts) + begin * distance + (long long)tile * Tile::QUADS +

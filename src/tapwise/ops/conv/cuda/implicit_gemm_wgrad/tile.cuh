@@ -13,8 +13,8 @@ constexpr int STEP_PIXELS = 64, BLOCK_BYTES = STEP_PIXELS * 128;
 
 // What follows from the stub's Traits: the words of config.py's Config in capitals, T the type of x, dy and dw. A
 // tile's rows are filters, its columns blocks of BLOCK_CHANNELS of a tap, blocks of a tap side by side; or (HALO) one
-// block of channels of a row of taps or of all. SETS: of groups that share tiles; WHOLE: all sums of all tiles are dw's; NCHW: dw is
-// (k, c, tap), else (k, tap, c), and PAIRS: it has an even number of channels.
+// block of channels of a row of taps or of all. SETS: of groups that share tiles; WHOLE: all sums of all tiles are
+// dw's; NCHW: dw is (k, c, tap), else (k, tap, c), and PAIRS: it has an even number of channels.
 template <class Traits> struct WgradTile : Traits {
     using B = Traits;
     static constexpr int ROW_BLOCKS = B::TILE_FILTERS / 64, COLUMN_BLOCKS = B::TILE_COLUMNS / B::BLOCK_CHANNELS;
@@ -50,7 +50,7 @@ struct PixelWalk {
         if (row >= high) row -= high, ++n;
     }
 
-  private:
+private:
     struct Place {
         int n, row, column;
         DEVICE Place(int pixel, int high, int wide) {
@@ -243,8 +243,8 @@ DEVICE void store_cluster_sums(const P &p, const TilePlace<Tile> &at, unsigned c
             const float4 quad = make_float4(v[0], v[1], v[2], v[3]);
             if constexpr (!Tile::SPLIT) store_quad<Tile>(p, at, place, quad);
             else if (place.has_any(p, at))
-                static_cast<float4 *>(
-                    p.parts)[(long long)unit * Tile::QUADS + quad_of<Tile>(warpgroup, m, i, thread)] = quad;
+                static_cast<float4 *>(p.parts)[(long long)unit * Tile::QUADS + quad_of<Tile>(warpgroup, m, i, thread)] =
+                    quad;
         }
     }
     // Others have read what is here.

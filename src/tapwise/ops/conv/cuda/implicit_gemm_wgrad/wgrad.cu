@@ -30,8 +30,8 @@ template <class Tile> struct WgradLayout {
     DEVICE unsigned x(int stage) const { return dy(stage) + Tile::ROW_BLOCKS * BLOCK_BYTES; }
 };
 
-// One thread copies all steps, as far ahead as there are stages, `stage` and its `phase` first. Blocks that dw does not have are not copied: what lies
-// there instead goes to sums that nobody reads.
+// One thread copies all steps, as far ahead as there are stages, `stage` and its `phase` first. Blocks that dw does not
+// have are not copied: what lies there instead goes to sums that nobody reads.
 template <class Tile>
 DEVICE void producer(const WeightGradient &p, const WgradLayout<Tile> &shared, const TilePlace<Tile> &at, int begin,
                      int end, int &stage, unsigned &phase) {
