@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -161,6 +162,8 @@ def test_files_are_named_by_the_batch_of_most_problems(tmp_path: Path) -> None:
     names = [path.name for path in records.write(rows, tmp_path, "cpu-x", None)]
     assert names == ["problems-fprop-f32-n4.json", "problems-fprop-f64-n4.json"]
     assert records.write(rows[:1], tmp_path, "cpu-x", 7)[0].name == "problems-fprop-f32-n7.json"
+    alone = replace(rows[0], threads=1)
+    assert records.write([alone], tmp_path, "cpu-x", None)[0].name == "problems-fprop-f32-threads1-n4.json"
 
 
 def test_failures_are_rows_and_others_go_on(ceilings: list[int]) -> None:

@@ -175,17 +175,19 @@ def geometric_mean(values: Iterable[float]) -> float | None:
 
 
 def _kind(record: Record) -> str:
-    """What the records of a file share: suite, direction, arithmetic and layout."""
+    """What the records of a file share: suite, direction, arithmetic and layout; one thread is said."""
     if isinstance(record, ModelRecord):
         return record.file_name
     dtype = record.math if record.math != "ieee" else record.dtype
     layout = "" if record.layout == "nchw" else f"-{record.layout}"
     unprepared = "" if record.prepared else "-unprepared"
-    return f"{record.suite}-{record.direction}-{dtype}{layout}{unprepared}"
+    threads = "-threads1" if record.threads == 1 else ""
+    return f"{record.suite}-{record.direction}-{dtype}{layout}{unprepared}{threads}"
 
 
 def file_name(records: Sequence[Record], batch: int | None) -> str:
-    """<suite>-<direction>-<dtype>-n<batch>.json of records of one kind; the batch is that of most problems."""
+    """<suite>-<direction>-<dtype>-n<batch>.json of records of one kind, with more words between where they are of another
+    layout, not prepared, or of one thread; the batch is that of most problems."""
     if isinstance(records[0], ModelRecord):
         return records[0].file_name
     sizes = Counter(int(getattr(registry.parse(record.problem), "n", 1)) for record in records)

@@ -221,7 +221,7 @@ def _summary(results: dict[str, list[dict[str, Any]]]) -> str:
     names = ", ".join(peers)
     note = (
         f"Time of the fastest of {names} over ours, in one run, prepared operators; above 1 ours is faster. "
-        "A CPU's row is from two threads, a GPU's in CUDA graphs.\n"
+        "A CPU's row is from two threads, or from one (threads1), a GPU's in CUDA graphs.\n"
     )
     return _cells(lines) + "\n" + note if len(lines) > 2 else ""
 
