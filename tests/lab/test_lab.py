@@ -143,7 +143,7 @@ def test_record_of_a_tiny_problem(ceilings: list[int], tmp_path: Path) -> None:
     assert row.roof_us == pytest.approx(roofline.roof_us(PROBLEM, roofline.Ceilings(100.0, 10.0)))
     assert row.error is not None and row.bound is not None and row.error <= row.bound
     (path,) = records.write([row], tmp_path / "out", "cpu-x", None)
-    assert path == tmp_path / "out" / "cpu-x" / "problems-fprop-f32-n1.json"
+    assert path == tmp_path / "out" / "cpu-x" / "problems-fprop-f32-threads1-n1.json"
     (stored,) = json.loads(path.read_text())
     wanted = (
         "problem class uses direction dtype math layout device algorithm config time_us spread_us roof_us peers ratio "

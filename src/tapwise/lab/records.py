@@ -186,8 +186,8 @@ def _kind(record: Record) -> str:
 
 
 def file_name(records: Sequence[Record], batch: int | None) -> str:
-    """<suite>-<direction>-<dtype>-n<batch>.json of records of one kind, with more words between where they are of another
-    layout, not prepared, or of one thread; the batch is that of most problems."""
+    """<suite>-<direction>-<dtype>-n<batch>.json of records of one kind, with more words between where they are of
+    another layout, not prepared, or of one thread; the batch is that of most problems."""
     if isinstance(records[0], ModelRecord):
         return records[0].file_name
     sizes = Counter(int(getattr(registry.parse(record.problem), "n", 1)) for record in records)
