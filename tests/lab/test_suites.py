@@ -16,7 +16,7 @@ def test_shipped_suite(name: str) -> None:
     cases = suites.load(name)
     assert cases
     assert all(case.suite == name and case.uses >= 1 and case.category != "other" and case.source for case in cases)
-    assert len({case.problem for case in cases}) == len(cases)
+    assert len({(case.problem, case.category) for case in cases}) == len(cases)
 
 
 def test_quick_has_every_class_of_real_layers() -> None:
