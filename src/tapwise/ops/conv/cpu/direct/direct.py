@@ -138,7 +138,9 @@ class TaskCost(generated.TaskCost):
         c, p, costs = self.config, self.problem, self.costs
         rows = c.filters if self.over_pixels else self.pixels
         if c.pieces:
-            tiles = self.geometry.pieces.cycles * ceil_div(self.vectors(), c.n) * c.channels
+            whole, rest = divmod(self.vectors(), c.n)
+            narrow = costs.tile(c.m, rest, self.terms) / costs.tile(c.m, c.n, self.terms) if rest else 0.0
+            tiles = self.geometry.pieces.cycles * (whole + narrow) * c.channels
         else:
             tiles = costs.block(c.m, c.n, rows, self.vectors(), self.terms)
         plane = p.spatial[0] * p.spatial[1] * costs.itemsize
