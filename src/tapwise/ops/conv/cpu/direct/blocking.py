@@ -103,7 +103,8 @@ class Geometry(generated.Geometry):
     def pieces(self) -> Pieces:
         """The pieces of all tasks."""
         c, costs = self.config, Costs(self.device, self.problem.accumulator_bytes)
-        return cut(self.problem, c.rows, c.cols, self.pitch, (c.m, c.n), c.channels, costs)
+        tile = c.m, min(c.n, ceil_div(c.filters, costs.lanes))
+        return cut(self.problem, c.rows, c.cols, self.pitch, tile, c.channels, costs)
 
     @property
     def shortest_run(self) -> int:

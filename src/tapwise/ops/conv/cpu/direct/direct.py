@@ -138,8 +138,8 @@ class TaskCost(generated.TaskCost):
         c, p, costs = self.config, self.problem, self.costs
         rows = c.filters if self.over_pixels else self.pixels
         if c.pieces:
-            whole, rest = divmod(self.vectors(), c.n)
-            narrow = costs.tile(c.m, rest, self.terms) / costs.tile(c.m, c.n, self.terms) if rest else 0.0
+            whole, rest = divmod(self.vectors(), n := min(c.n, self.vectors()))
+            narrow = costs.tile(c.m, rest, self.terms) / costs.tile(c.m, n, self.terms) if rest else 0.0
             tiles = self.geometry.pieces.cycles * (whole + narrow) * c.channels
         else:
             tiles = costs.block(c.m, c.n, rows, self.vectors(), self.terms)
