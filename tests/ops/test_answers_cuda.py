@@ -128,7 +128,7 @@ NEIGHBOURS = {
 @pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("text", [*(f"{text} bf16" for text in FAMILY), *NEIGHBOURS])
 def test_the_family_by_emulation(text: str, large: bool) -> None:
-    """`large`: places are counted in 64 bits."""
+    """`large`: places are counted in 64 bits. The algorithm that takes all stands last."""
     problem = registry.parse(text)
     algorithm = registry.of_backend("cuda", problem.operator)[-1]
     config = algorithm.configs(problem, H200)[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -82,14 +83,12 @@ def test_nan_and_infinity(layout: str) -> None:
     )
 
 
-def test_kernels_compile_without_spills() -> None:
-    sources: dict[Any, None] = {}
-    for text in PROBLEMS:
-        problem = registry.parse(text)
-        for config in WINDOW.configs(problem, H200):
-            sources |= dict.fromkeys(WINDOW.sources(problem, config))
-    for source in sources:
-        _, used = compile_now(source, "sm_90a")
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
+def test_kernels_compile_without_spills(architecture: str, share: Callable[[Iterable[Any]], list[Any]]) -> None:
+    problems = [registry.parse(text) for text in PROBLEMS]
+    pairs = [(problem, config) for problem in problems for config in WINDOW.configs(problem, H200)]
+    for source in share(source for problem, config in pairs for source in WINDOW.sources(problem, config)):
+        _, used = compile_now(source, architecture)
         assert (used.stack_bytes, used.spill_bytes) == (0, 0), (source.text, used)
 
 

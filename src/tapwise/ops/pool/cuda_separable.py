@@ -65,7 +65,7 @@ class Config(BaseConfig):
 
 class PoolSeparableWindow(CudaAlgorithm[Config]):
     """Windows of up to 15 x 15 without dilation, strides down of up to 8, no positions; both memory orders, fewer than
-    2^31 elements; float32, float64, float16 and bfloat16 (means in float32)."""
+    2^30 elements; float32, float64, float16 and bfloat16 (means in float32)."""
 
     operator: ClassVar[str] = "pool"
     id: ClassVar[str] = "cuda.separable_window"

@@ -49,9 +49,9 @@ MOST_VECTOR: Final = 4
 # Blocks of a cluster on every GPU that has clusters; warps of a block that adds parts.
 LARGEST_CLUSTER, SUM_WARPS = 8, 8
 # Of the cost model, fitted to times of 140 configs on 14 layers (H100), and what does not depend on pixels anew to 192
-# on 10 layers (H200). Cycles of a multiprocessor: an instruction of a
-# warp, a load of four matrices, a product; of a warp alone: a chunk's first loads, a turn of its loop, a load of
-# matrices, a product, a block's end. Instructions of a turn by channels that are loaded at once.
+# on 10 layers (H200). Cycles of a multiprocessor: an instruction of a warp, a load of four matrices, a product; of a
+# warp alone: a chunk's first loads, a turn of its loop, a load of matrices, a product, a block's end. Instructions of a
+# turn by channels that are loaded at once.
 ISSUE, MATRICES, PRODUCT = 0.41, 4.75, 1.14
 WAIT, TURN, OWN_MATRICES, OWN_PRODUCT, END = 1280.0, 49.0, 9.0, 8.0, 2670.0
 TURN_INSTRUCTIONS: Final = {4: 85, 2: 80, 1: 75}
