@@ -81,11 +81,14 @@ DEVICE void multiply_row(int i, int first, A (&sums)[P::LIVE][P::TX][V], const A
                 multiply_add<V, A>(sums[slot][j], now[j * P::SW + s], w[r * P::S + s], r == 0 && s == 0);
         if (r == P::R - 1) done(slot, back);
     };
+    // Both loops over all rows: bounds that hang on i may be met before i is known, and then they stay loops.
 #pragma unroll
-    for (int r = i % P::SH; r <= i && r < P::R; r += P::SH) multiply(r, (i - r) / P::SH);
+    for (int r = 0; r < P::R; ++r)
+        if (r <= i && (i - r) % P::SH == 0) multiply(r, (i - r) / P::SH);
     if (first == 0) return;
 #pragma unroll
-    for (int r = i + P::SH; r < P::R; r += P::SH) multiply(r, -((r - i) / P::SH));
+    for (int r = 0; r < P::R; ++r)
+        if (r > i && (r - i) % P::SH == 0) multiply(r, -((r - i) / P::SH));
 }
 
 // What is added to a thread's sums, and how they go to y, a row at a time. STEP: elements of y from a column to the
