@@ -240,6 +240,27 @@ def test_what_fused_layers_cost_over_plain_ones(tmp_path: Path) -> None:
     assert "plain" not in console.export_text()
 
 
+def test_16_bits_are_held_against_float32_of_ours(tmp_path: Path) -> None:
+    """In turns with it on a CPU, in the record and its tables; other dtypes have no such figure."""
+    rows: list[records.Record] = []
+    cases = [Case(ConvProblem.parse(f"c5 h6 w7 k4 r3 s3 {dtype}"), "s", "c", 1) for dtype in ("bf16", "f16", "f32")]
+    bench.run(cases, bench.Options(seconds=0.01, repeats=3), rows.append)
+    narrow, half, wide = rows
+    assert all(row.verified and row.time_us for row in rows)
+    assert narrow.f32_ratio and half.f32_ratio and wide.f32_ratio is None
+    assert not (narrow.ratios or narrow.over_plain or narrow.algorithms)
+    narrow.f32_ratio = 1.37
+    records.write(rows, tmp_path, "cpu-x", None)
+    lines = report.markdown("cpu-x/s-fprop-bf16-n1", report.load(tmp_path)).splitlines()
+    assert lines[0].endswith("| fastest peer / ours | our float32 / ours |") and lines[2].endswith("| - | 1.37 |")
+    assert report.markdown("cpu-x/s-fprop-f32-n1", report.load(tmp_path)).count("float32") == 0
+    for width in (80, 120):
+        console = Console(width=width, record=True, file=io.StringIO())
+        report.print_bench(console, [narrow])
+        text = console.export_text()
+        assert text.count("1.37") == 3 and "geometric mean 1.37, least 1.37, 1 layers" in text
+
+
 def test_a_gpu_table_of_fused_layers_fits_a_terminal() -> None:
     """Nothing of a row with two peers and large figures is cut off at 100 columns."""
     row = record(123456.0)

@@ -27,6 +27,8 @@ PEER_TOLERANCE = {"f32": 1e-2, "f64": 1e-8, "f16": 5e-2, "bf16": 5e-2, "u8": 4e-
 HOPELESS = 8.0
 # Before the name of whoever computes the convolution alone, without what is fused to it.
 PLAIN = "plain "
+# The same problem in float32 by ours, beside one in 16 bits on a CPU.
+IN_FLOAT32 = "in float32"
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,11 @@ def _measure(problem: Problem, options: Options, device: Device, record: Record)
         choice, plains[PLAIN + ids[0]] = _ours(bare, alone, ids[0], device, ready)
         if not _verified(bare, choice, device, record, False):
             return
+    if not on_gpu and problem.dtype in ("f16", "bf16"):
+        wide = problem.replace(dtype="f32")
+        choice, plains[IN_FLOAT32] = _ours(wide, _inputs(wide), "auto", device, ready)
+        if not _verified(wide, choice, device, record, False):
+            return
     expected = runs[ids[0]]()
     for peer in options.peers:
         if problem.operator not in peer.operators or peer.device != device.kind:
@@ -146,7 +153,8 @@ def _measure(problem: Problem, options: Options, device: Device, record: Record)
             continue
         runs[peer.name], pauses[peer.name] = prepared.run, prepared.pause_s
     if not on_gpu:
-        contestants = [timing.Contestant(name, run, pauses.get(name, timing.PAUSE_S)) for name, run in runs.items()]
+        calls = {**runs, **plains}.items()
+        contestants = [timing.Contestant(name, run, pauses.get(name, timing.PAUSE_S)) for name, run in calls]
         times = timing.measure(contestants, seconds=options.seconds, repeats=options.repeats)
         _fill(record, times, ids, options, problem, roofline.ceilings(device.threads, problem.dtype))
         return
@@ -268,6 +276,8 @@ def _fill(
     for name, time in times.items():
         if PLAIN + name in times:
             record.over_plain[name] = time.over(times[PLAIN + name])[0]
+    if IN_FLOAT32 in times:
+        record.f32_ratio = times[IN_FLOAT32].over(ours)[0]
     if record.ratios:
         record.ratio = min(record.ratios.values())
 

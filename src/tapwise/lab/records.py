@@ -41,8 +41,10 @@ class Record:
     """Times in microseconds: medians, and as spread half the interquartile range. ratio: best peer / ours, the median
     over rounds. `reason` is why there is no time, or why this algorithm. On a GPU times are its own; `cold_us` with
     nothing in L2, `wall_us` what an eager call takes of the host; `over_plain`: the time over that of the same
-    convolution without bias, activation and residual, by whoever computes it, measured in turns. `threads` of a CPU, or
-    multiprocessors of a GPU; `prepared`: not a plain call of conv2d, which packs the filters."""
+    convolution without bias, activation and residual, by whoever computes it, measured in turns; `f32_ratio`: of 16
+    bits on a CPU, the time of the same problem in float32, by the algorithm chosen for that, over this one, in turns
+    too. `threads` of a CPU, or multiprocessors of a GPU; `prepared`: not a plain call of conv2d, which packs the
+    filters."""
 
     problem: str
     suite: str
@@ -66,6 +68,7 @@ class Record:
     peers_missing: dict[str, str] = field(default_factory=dict)
     ratios: dict[str, float] = field(default_factory=dict)
     ratio: float | None = None
+    f32_ratio: float | None = None
     algorithms: dict[str, float] = field(default_factory=dict)
     cold_us: dict[str, float] = field(default_factory=dict)
     wall_us: dict[str, float] = field(default_factory=dict)

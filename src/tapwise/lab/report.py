@@ -59,10 +59,11 @@ def print_bench(console: Console, rows: Sequence[Record]) -> None:
 def _table(rows: Sequence[Record], title: str, peers: Sequence[str], width: int) -> Table:
     """A line a problem where all its figures fit into `width`; else the figures that matter, the rest in words."""
     fused = ["over\nplain"] if any(row.over_plain for row in rows) else []
+    narrow = ["f32\n/ ours"] if any(row.f32_ratio for row in rows) else []
     table = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
     table.padding = (0, 1, 0, 0)
     table.add_column("problem", overflow="fold", ratio=1, min_width=20)
-    figures = ("time", "fastest\n/ ours", "GFLOP/s", "%roof", *peers, *fused, "scratch")
+    figures = ("time", "fastest\n/ ours", "GFLOP/s", "%roof", *peers, *narrow, *fused, "scratch")
     wide = 20 + 14 + 4 + sum(max(map(len, name.split("\n"))) + 2 for name in figures) + 7
     columns = ("ok", *figures) if wide <= width else ("ok", *figures[:2])
     table.add_column("algorithm", overflow="fold", min_width=13)
@@ -80,6 +81,7 @@ def _table(rows: Sequence[Record], title: str, peers: Sequence[str], width: int)
         speed = f"{row.gflops:.{1 if (row.gflops or 0.0) < 1000 else 0}f}"
         roof = f"{100 * row.roof_us / row.time_us:.0f}" if row.roof_us else "-"
         ratios = [_ratio(row.ratios.get(peer)) for peer in peers]
+        ratios += [_ratio(row.f32_ratio) for _ in narrow]
         over = [percent(row.over_plain.get(row.algorithm or "")) for _ in fused]
         cells: list[str | Text] = [time, _ratio(row.ratio), speed, roof, *ratios, *over, size(row.workspace_bytes)]
         if len(cells) == len(columns) - 1:
@@ -90,6 +92,7 @@ def _table(rows: Sequence[Record], title: str, peers: Sequence[str], width: int)
             f"{roof} % of the roof",
             *(f"{name} {row.ratios[name]:.2f}" for name in row.ratios),
         ]
+        words += [f"our float32 {row.f32_ratio:.2f}"] if row.f32_ratio else []
         words += [f"{one} over plain" for one in over] + [f"scratch {size(row.workspace_bytes)}"]
         table.add_row(f"{row.problem}\n  {', '.join(words)}", algorithm, mark, *cells[:2])
     return table
@@ -116,6 +119,12 @@ def _print_means(console: Console, rows: Sequence[Record], peers: Sequence[str])
             mean, under = f"{geometric_mean(ratios) or 0.0:.2f}", str(sum(ratio < 0.9 for ratio in ratios))
             table.add_row(name, str(len(ratios)), mean, f"{min(ratios):.2f}", under, end_section=name != "all")
         console.print(table)
+    over = [row.f32_ratio for row in timed if row.f32_ratio]
+    if over:
+        average = geometric_mean(over) or 0.0
+        console.print(
+            f"float32 of ours / ours: geometric mean {average:.2f}, least {min(over):.2f}, {len(over)} layers."
+        )
     close, choices = select_best(rows)
     if choices:
         console.print(f"auto within 15 % of the best of ours on {close} of {choices} layers.")
@@ -229,18 +238,20 @@ def _summary(results: dict[str, list[dict[str, Any]]]) -> str:
 def _problems(rows: list[dict[str, Any]]) -> str:
     head = ["class", "problem", "algorithm", "time", "GFLOP/s", "% roof", "fastest peer / ours"]
     fused = ["over the plain layer", "the peer's"] if any(row.get("over_plain") for row in rows) else []
+    head += ["our float32 / ours"] if any(row.get("f32_ratio") for row in rows) else []
     lines = [[*head, *fused], ["---"] * (len(head) + len(fused))]
     for row in rows:
         if row["time_us"] is None:
-            empty = [""] * (3 + len(fused))
+            empty = [""] * (len(head) - 4 + len(fused))
             lines.append([row["class"], row["problem"], row["algorithm"] or "-", row["reason"], *empty])
             continue
-        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
+        ratios = [row["ratio"], row.get("f32_ratio")][: len(head) - 6]
         roof = f"{100 * row['roof_us'] / row['time_us']:.0f}"
         time = microseconds(row["time_us"])
         over, fastest = row.get("over_plain", {}), min(row["peers"], key=row["peers"].get, default="")
         more = [percent(over.get(name)) for name in (row["algorithm"], fastest)] if fused else []
-        lines.append([row["class"], row["problem"], row["algorithm"], time, f"{row['gflops']:.1f}", roof, ratio, *more])
+        more = [*("-" if one is None else f"{one:.2f}" for one in ratios), *more]
+        lines.append([row["class"], row["problem"], row["algorithm"], time, f"{row['gflops']:.1f}", roof, *more])
     return _cells(lines)
 
 
