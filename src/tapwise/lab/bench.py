@@ -120,7 +120,8 @@ def _measure(problem: Problem, options: Options, device: Device, record: Record)
     ids = _ids(options.algorithms, problem, device, ready)
     inputs = _inputs_there(problem) if on_gpu else _inputs(problem)
     runs: dict[str, Call] = {}
-    plains: dict[str, Call] = {}
+    # What ours and the peers' calls are held against.
+    beside: dict[str, Call] = {}
     pauses: dict[str, float] = {}
     for identifier in ids:
         choice, runs[identifier] = _ours(problem, inputs, identifier, device, ready)
@@ -131,12 +132,12 @@ def _measure(problem: Problem, options: Options, device: Device, record: Record)
     bare, alone = problem.bare(), Inputs(inputs.x, inputs.w)
     fused = on_gpu and bare != problem
     if fused:
-        choice, plains[PLAIN + ids[0]] = _ours(bare, alone, ids[0], device, ready)
+        choice, beside[PLAIN + ids[0]] = _ours(bare, alone, ids[0], device, ready)
         if not _verified(bare, choice, device, record, False):
             return
     if not on_gpu and problem.dtype in ("f16", "bf16"):
         wide = problem.replace(dtype="f32")
-        choice, plains[IN_FLOAT32] = _ours(wide, _inputs(wide), "auto", device, ready)
+        choice, beside[IN_FLOAT32] = _ours(wide, _inputs(wide), "auto", device, ready)
         if not _verified(wide, choice, device, record, False):
             return
     expected = runs[ids[0]]()
@@ -147,18 +148,18 @@ def _measure(problem: Problem, options: Options, device: Device, record: Record)
             prepared = peer.prepare(problem, inputs, device.threads)
             _check_peer(prepared, expected, problem.dtype)
             if fused:
-                plains[PLAIN + peer.name] = peer.prepare(bare, alone, device.threads).run
+                beside[PLAIN + peer.name] = peer.prepare(bare, alone, device.threads).run
         except (PeerUnavailable, RuntimeError) as error:
             record.peers_missing[peer.name] = str(error).splitlines()[0]
             continue
         runs[peer.name], pauses[peer.name] = prepared.run, prepared.pause_s
     if not on_gpu:
-        calls = {**runs, **plains}.items()
+        calls = {**runs, **beside}.items()
         contestants = [timing.Contestant(name, run, pauses.get(name, timing.PAUSE_S)) for name, run in calls]
         times = timing.measure(contestants, seconds=options.seconds, repeats=options.repeats)
         _fill(record, times, ids, options, problem, roofline.ceilings(device.threads, problem.dtype))
         return
-    times = gpu.measure({**runs, **plains}, repeats=options.repeats)
+    times = gpu.measure({**runs, **beside}, repeats=options.repeats)
     arithmetic = problem.dtype if problem.dtype in gpu.DTYPES else "f32"
     _fill(record, times, ids, options, problem, gpu.ceilings(device, arithmetic, problem.math))
     record.cold_us = {name: one.time_us for name, one in gpu.measure(runs, repeats=5, cold=True).items()}

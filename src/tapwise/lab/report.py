@@ -238,14 +238,15 @@ def _summary(results: dict[str, list[dict[str, Any]]]) -> str:
 def _problems(rows: list[dict[str, Any]]) -> str:
     head = ["class", "problem", "algorithm", "time", "GFLOP/s", "% roof", "fastest peer / ours"]
     fused = ["over the plain layer", "the peer's"] if any(row.get("over_plain") for row in rows) else []
-    head += ["our float32 / ours"] if any(row.get("f32_ratio") for row in rows) else []
+    narrow = ["our float32 / ours"] if any(row.get("f32_ratio") for row in rows) else []
+    head += narrow
     lines = [[*head, *fused], ["---"] * (len(head) + len(fused))]
     for row in rows:
         if row["time_us"] is None:
-            empty = [""] * (len(head) - 4 + len(fused))
+            empty = [""] * (3 + len(narrow) + len(fused))
             lines.append([row["class"], row["problem"], row["algorithm"] or "-", row["reason"], *empty])
             continue
-        ratios = [row["ratio"], row.get("f32_ratio")][: len(head) - 6]
+        ratios = [row["ratio"], *(row.get("f32_ratio") for _ in narrow)]
         roof = f"{100 * row['roof_us'] / row['time_us']:.0f}"
         time = microseconds(row["time_us"])
         over, fastest = row.get("over_plain", {}), min(row["peers"], key=row["peers"].get, default="")
