@@ -13,7 +13,7 @@ import torch
 
 from tapwise.torch import calls
 from tapwise.torch.calls import Window
-from tapwise.torch.tensors import NAMES, memory_format
+from tapwise.torch.tensors import NAMES, axes_as_named, axes_as_they_lie, memory_format
 
 _OPS: Final = torch.ops.tapwise
 _BACKWARD: Final = torch.ops.aten.convolution_backward.default
@@ -45,7 +45,8 @@ def convolution(
     if not torch.is_grad_enabled():
         return forward(x, weight, bias, window, more, math, by_torch)
     if torch.compiler.is_compiling():
-        return _Convolution.apply(x, weight, bias, window, more, math, by_torch)
+        last = memory_format(x) is torch.channels_last
+        return axes_as_named(_Traced.apply(x, weight, bias, window, more, math, by_torch, last), last)
     return _recorded(x, weight, bias, window, more, math, by_torch)
 
 
@@ -110,6 +111,28 @@ class _Convolution(torch.autograd.Function):
         window, more, math, by_torch = ctx.words
         found = gradients(dy, x, weight, window, more, math, by_torch, ctx.needs_input_grad)
         return *found, None, None, None, None
+
+
+class _Traced(torch.autograd.Function):
+    """The same for torch.compile, of which y and its gradient have their axes as they lie: `axes_as_they_lie`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: Window, more: More,
+        math: str, by_torch: frozenset[str], last: bool,
+    ) -> torch.Tensor:  # fmt: skip
+        ctx.save_for_backward(x, weight)
+        ctx.words = window, more, math, by_torch
+        ctx.last = last
+        return axes_as_they_lie(forward(x, weight, bias, window, more, math, by_torch), last)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        window, more, math, by_torch = ctx.words
+        wanted = ctx.needs_input_grad
+        found = gradients(axes_as_named(dy, ctx.last), x, weight, window, more, math, by_torch, wanted)
+        return *found, None, None, None, None, None
 
 
 # PyTorch's own in C++, without what prepares a call for transforms of torch.func: a third of what both take.

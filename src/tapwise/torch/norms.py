@@ -7,13 +7,13 @@ which Inductor fuses with what comes before and behind.
 
 from __future__ import annotations
 
-from typing import Any, Final, Self, cast
+from typing import Any, Final, Self
 
 import torch
 
 from tapwise.torch.activations import activated, through_argument
 from tapwise.torch.operators import NAMESPACE
-from tapwise.torch.tensors import memory_format
+from tapwise.torch.tensors import axes_as_named, axes_as_they_lie, memory_format
 
 _OPS: Final = getattr(torch.ops, NAMESPACE)
 TAKEN: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -26,10 +26,10 @@ def _along(vectors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 class _Norm(torch.autograd.Function):
     """(activation(batch_norm(x)), mean, biased variance): of x (n, c, h, w), and vectors in float32. Keeps x and four
-    vectors for the gradient."""
+    vectors for the gradient. The first as `axes_as_they_lie` makes it, channels `last` or not."""
 
     @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any, bias: Any, eps: float, activation: str | None) -> Any:
+    def forward(ctx: Any, x: Any, weight: Any, bias: Any, eps: float, activation: str | None, last: bool) -> Any:
         mean, variance = _OPS.batch_norm_stats(x).unbind()
         invstd = torch.rsqrt(variance + eps)
         scale = torch.ones_like(mean) if weight is None else weight.to(mean.dtype)
@@ -38,15 +38,15 @@ class _Norm(torch.autograd.Function):
         mean_c, invstd_c, scale_c, shift_c = _along(parameters)
         u = (x.to(mean.dtype) - mean_c) * invstd_c * scale_c + shift_c
         ctx.save_for_backward(x, parameters)
-        ctx.activation = activation
+        ctx.activation, ctx.last = activation, last
         ctx.dtypes = None if weight is None else weight.dtype, None if bias is None else bias.dtype
         ctx.mark_non_differentiable(mean, variance)
-        return activated(u, activation).to(x.dtype), mean, variance
+        return axes_as_they_lie(activated(u, activation).to(x.dtype), last), mean, variance
 
     @staticmethod
     def backward(ctx: Any, dz: Any, *_: Any) -> Any:
         x, parameters = ctx.saved_tensors
-        dz = dz.contiguous(memory_format=memory_format(x))
+        dz = axes_as_named(dz, ctx.last).contiguous(memory_format=memory_format(x))
         sums = _OPS.batch_norm_reduce(dz, x, parameters, ctx.activation)
         weight_dtype, bias_dtype = ctx.dtypes
         of_bias = None if bias_dtype is None else sums[0].to(bias_dtype)
@@ -58,7 +58,7 @@ class _Norm(torch.autograd.Function):
             xhat = (x.to(parameters.dtype) - mean) * invstd
             g = through_argument(ctx.activation, dz.to(parameters.dtype), xhat * weight + bias)
             dx = ((g - mean_g - xhat * mean_gx) * (invstd * weight)).to(x.dtype)
-        return dx, of_weight, of_bias, None, None
+        return dx, of_weight, of_bias, None, None, None
 
 
 def by_kernels(x: torch.Tensor) -> bool:
@@ -94,10 +94,11 @@ class TrainedBatchNorm2d(torch.nn.BatchNorm2d):
         vectors = self.weight, self.bias, self.running_mean, self.running_var
         if not of_batch or not by_kernels(input) or not _fits(input, vectors):
             return activated(super().forward(input), self.activation)
-        y, mean, variance = _Norm.apply(input, self.weight, self.bias, self.eps, self.activation)
+        last = memory_format(input) is torch.channels_last
+        y, mean, variance = _Norm.apply(input, self.weight, self.bias, self.eps, self.activation, last)
         if self.training and self.track_running_stats:
             self._keep(mean, variance, input.numel() // input.shape[1])
-        return cast(torch.Tensor, y)
+        return axes_as_named(y, last)
 
     @torch.no_grad()
     def _keep(self, mean: torch.Tensor, variance: torch.Tensor, count: int) -> None:

@@ -34,6 +34,27 @@ def _last(x: torch.Tensor) -> bool:
     return x.shape[1] != 1 and x.stride(1) == 1
 
 
+def axes_as_they_lie(y: torch.Tensor, last: bool) -> torch.Tensor:
+    """y (n, c, h, w), where it is to lie channels `last` as (n, h, w, c), in the same memory.
+
+    torch.compile makes the gradients of an autograd.Function contiguous: of channels last it would write each once
+    more. Of axes as they lie it writes none.
+    """
+    return _moved(y, (0, 2, 3, 1)) if last else y
+
+
+def axes_as_named(y: torch.Tensor, last: bool) -> torch.Tensor:
+    """What axes_as_they_lie made of y, as (n, c, h, w) again."""
+    return _moved(y, (0, 3, 1, 2)) if last else y
+
+
+def _moved(y: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
+    """No view to autograd: what is done to it in place would be done by way of all of it."""
+    moved = y.permute(axes)
+    made: torch.Tensor = torch.ops.aten._unsafe_view(moved, moved.shape)
+    return made
+
+
 def layout_of(x: torch.Tensor, weight: torch.Tensor) -> str:
     """A convolution's memory order. One pixel lies alike in both, and channels last has the faster kernels."""
     pixel = x.ndim == 4 and all(size == 1 for size in (*x.shape[2:], *weight.shape[2:]))

@@ -21,8 +21,8 @@ from tapwise.torch.calls import Window, transposed_size
 from tapwise.torch.convolution import More, are_taken, cast, convolution, fits
 from tapwise.torch.directions import measured
 from tapwise.torch.layers import Layer, table
-from tapwise.torch.nn import transposed_more
-from tapwise.torch.norms import TrainedBatchNorm2d
+from tapwise.torch.nn import MaxPool2d, transposed_more
+from tapwise.torch.norms import TrainedBatchNorm2d, by_kernels
 from tapwise.torch.tensors import NAMES, memory_format
 
 
@@ -107,6 +107,14 @@ class TrainedConvTranspose2d(Trained, torch.nn.ConvTranspose2d):
         return transposed_size(x.shape, self.weight.shape, self.window, more), x.shape[1]
 
 
+class TrainedMaxPool2d(MaxPool2d):
+    """torch.nn.MaxPool2d, by our kernels under torch.compile: Inductor gathers the gradient at a third of a GPU's
+    bandwidth."""
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x) if by_kernels(x) else torch.nn.MaxPool2d.forward(self, x)
+
+
 KINDS: dict[type[torch.nn.Module], type[TrainedConv2d | TrainedConvTranspose2d]] = {
     torch.nn.Conv2d: TrainedConv2d, torch.nn.ConvTranspose2d: TrainedConvTranspose2d
 }  # fmt: skip
@@ -114,17 +122,18 @@ KINDS: dict[type[torch.nn.Module], type[TrainedConv2d | TrainedConvTranspose2d]]
 
 @dataclass
 class TrainingReport:
-    """What became of a model: its convolutions, its batch norms and how many took the activation behind them, and where
-    directions were measured their times."""
+    """What became of a model: its convolutions, its batch norms and how many took the activation behind them, its max
+    pools, and where directions were measured their times."""
 
     convolutions: int = 0
     norms: int = 0
+    pools: int = 0
     activations: int = 0
     layers: list[Layer] = field(default_factory=list)
 
     def __str__(self) -> str:
         kept = sum(not layer.by_torch for layer in self.layers)
-        lines = [f"{self.convolutions} convolutions replaced, {self.norms} batch norms"]
+        lines = [f"{self.convolutions} convolutions replaced, {self.norms} batch norms, {self.pools} max pools"]
         lines += [f"{self.activations} activations given to the norm before them"] if self.activations else []
         return "\n".join([*lines, f"{kept} of {len(self.layers)} directions by tapwise:", table(self.layers)])
 
@@ -142,6 +151,7 @@ def for_training(
     modules = {name: one for name, one in own.named_modules() if isinstance(one, Trained)}
     done.convolutions = len(modules)
     done.norms = sum(type(one) is TrainedBatchNorm2d for one in own.modules())
+    done.pools = sum(type(one) is TrainedMaxPool2d for one in own.modules())
     done.activations = absorb(own, inputs)
     if inputs is not None:
         done.layers = measured(own, modules, inputs, captured)
@@ -152,7 +162,7 @@ Seen = dict[int, tuple[torch.nn.Module, torch.nn.Module]]
 
 
 def _replaced(module: torch.nn.Module, math: str, seen: Seen) -> torch.nn.Module:
-    """A module with its convolutions and batch norms replaced, in place. `seen`: those that were, by their ids, with
+    """A module with its convolutions, batch norms and max pools replaced, in place. `seen`: those that were, by their ids, with
     what has come of them: what has two places is one module."""
     if id(module) not in seen:
         seen[id(module)] = module, _replacement(module, math)
@@ -165,6 +175,10 @@ def _replaced(module: torch.nn.Module, math: str, seen: Seen) -> torch.nn.Module
 def _replacement(module: torch.nn.Module, math: str) -> torch.nn.Module:
     if type(module) is torch.nn.BatchNorm2d:
         return TrainedBatchNorm2d.of(module)
+    if type(module) is torch.nn.MaxPool2d:
+        pool = TrainedMaxPool2d.__new__(TrainedMaxPool2d)
+        pool.__dict__.update(module.__dict__)
+        return pool
     made: Any = KINDS.get(type(module))
     if made is None or module.padding_mode != "zeros" or isinstance(module.padding, str):
         return module
