@@ -205,8 +205,8 @@ CALLS: dict[str, tuple[Callable[..., Any], dict[str, Any], dict[str, list[Any]]]
         tapwise.batch_norm_stats, {"x": IMAGE},
         {"x": INPUTS, "out": [*SHAPED, IMAGE[:1]], "algorithm": NAMES, "device": DEVICES},
     ),
-    "batch_norm_reduce": (
-        tapwise.batch_norm_reduce, {"grad_output": IMAGE, "x": IMAGE, "parameters": np.ones((4, 4), F32)},
+    "batch_norm_backward": (
+        tapwise.batch_norm_backward, {"grad_output": IMAGE, "x": IMAGE, "parameters": np.ones((4, 4), F32)},
         {
             "grad_output": INPUTS, "x": INPUTS, "parameters": INPUTS, "activation": WORDS,
             "out": [*SHAPED, IMAGE[:1]], "algorithm": NAMES, "device": DEVICES,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         PeerUnavailable,
         TapwiseError,
     )
-    from tapwise.ops.batch_norm.api import batch_norm_reduce, batch_norm_stats
+    from tapwise.ops.batch_norm.api import batch_norm_backward, batch_norm_stats
     from tapwise.ops.bias_activation.api import bias_activation_backward, bias_backward
     from tapwise.ops.conv.api import conv1d, conv2d, prepare
     from tapwise.ops.conv.gradients import conv2d_input, conv2d_weight, conv_transpose1d, conv_transpose2d
@@ -41,7 +41,7 @@ _NAMES = {
         *("CompileError", "DeviceUnavailable", "InvalidPicture", "InvalidProblem"),
         *("NotApplicable", "PeerUnavailable", "TapwiseError"),
     ),
-    "tapwise.ops.batch_norm.api": ("batch_norm_reduce", "batch_norm_stats"),
+    "tapwise.ops.batch_norm.api": ("batch_norm_backward", "batch_norm_stats"),
     "tapwise.ops.bias_activation.api": ("bias_activation_backward", "bias_backward"),
     "tapwise.ops.conv.api": ("conv1d", "conv2d", "prepare"),
     "tapwise.ops.conv.gradients": ("conv2d_input", "conv2d_weight", "conv_transpose1d", "conv_transpose2d"),
@@ -70,7 +70,7 @@ __all__ = [
     "avg_pool1d",
     "avg_pool2d",
     "avg_pool2d_backward",
-    "batch_norm_reduce",
+    "batch_norm_backward",
     "batch_norm_stats",
     "bias_activation_backward",
     "bias_backward",

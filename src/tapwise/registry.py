@@ -160,7 +160,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "softmax_dgrad": ("softmax_backward", "log_softmax_backward"),
     "reduce": ("reduce",),
     "batch_norm": ("batch_norm_stats",),
-    "batch_norm_dgrad": ("batch_norm_reduce",),
+    "batch_norm_dgrad": ("batch_norm_backward",),
     "bias_activation_dgrad": ("bias_backward", "bias_activation_backward"),
     "squeeze_excitation": ("squeeze_excitation",),
 }

@@ -54,7 +54,7 @@ GRADIENTS: dict[str, tuple[Any, ...]] = {
     "log_softmax_backward": (Y.log_softmax(-1),),
     "bias_backward": (),
     "bias_activation_backward": (Y.tanh(), "tanh"),
-    "batch_norm_reduce": (Y.tanh(), torch.rand(4, 6), "silu"),
+    "batch_norm_backward": (Y.tanh(), torch.rand(4, 6), "silu"),
 }
 
 

@@ -111,16 +111,22 @@ def _torch_squeeze_excitation(problem: SqueezeExcitationProblem, given: Inputs) 
 
 
 def _torch_batch_norm(problem: BatchNormProblem, given: Inputs) -> Call:
-    """PyTorch's own kernels where it has them, on a GPU; `_moments` and `_norm_sums` say what their results are."""
+    """PyTorch's own kernels where it has them, on a GPU; `_moments` says what the forward ones' results are."""
     import torch
 
     x, axes, cuda = given.x, (0, 2, 3), given.x.is_cuda
     if problem.direction == "fprop":
         return lambda: torch.batch_norm_stats(x, 0.0) if cuda else torch.var_mean(x, axes, correction=0)
     if problem.activation is not None or not cuda:
-        raise PeerUnavailable("PyTorch adds up what the gradient of batch norm alone needs, on a GPU")
+        raise PeerUnavailable("PyTorch computes the gradient of batch norm alone, on a GPU")
     mean, invstd, weight, _ = given.bias
-    return lambda: torch.batch_norm_backward_reduce(x, given.w, mean, invstd, weight, True, True, True)
+    count = torch.tensor([problem.n * problem.pixels], dtype=torch.int32, device=x.device)
+
+    def call() -> Any:
+        of_g, of_gx, _, _ = torch.batch_norm_backward_reduce(x, given.w, mean, invstd, weight, True, True, True)
+        return torch.batch_norm_backward_elemt(x, given.w, mean, invstd, weight, of_g, of_gx, count)
+
+    return call
 
 
 def _moments(found: Any) -> Any:
@@ -129,13 +135,6 @@ def _moments(found: Any) -> Any:
 
     first, second = found
     return torch.stack((first, second**-2) if first.is_cuda else (second, first))
-
-
-def _norm_sums(found: Any) -> Any:
-    import torch
-
-    _, _, of_weight, of_bias = found
-    return torch.stack((of_bias, of_weight))
 
 
 def _torch_bias_activation(problem: BiasActivationProblem, given: Inputs) -> Call:
@@ -271,7 +270,7 @@ _TORCH: Final[dict[str, Callable[[Any, Inputs], Call]]] = {
     "bias_activation_dgrad": _torch_bias_activation,
 }
 # operator -> its result, of what the call gives; of others that is the result.
-_READ: Final[dict[str, Callable[[Any], Any]]] = {"batch_norm": _moments, "batch_norm_dgrad": _norm_sums}
+_READ: Final[dict[str, Callable[[Any], Any]]] = {"batch_norm": _moments}
 _ONNXRUNTIME: Final[dict[str, Callable[[Any, np.ndarray, int], Prepared]]] = {
     "softmax": _onnxruntime_softmax,
     "pool": _onnxruntime_pool,

@@ -51,9 +51,3 @@ def through(activation: str | None, dy: torch.Tensor, y: Any) -> torch.Tensor:
     else:
         found = getattr(_ATEN, f"{name}_backward")(dy, y)
     return cast(torch.Tensor, found)
-
-
-def through_argument(activation: str | None, dy: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
-    """The same, u being the argument of any."""
-    known = {"sigmoid": torch.sigmoid, "tanh": torch.tanh}.get(named_activation(activation)[0] or "")
-    return through(activation, dy, u if known is None else known(u))

@@ -29,7 +29,9 @@ SCHEMAS: Final = {
     "bias_backward": "(Tensor grad_output) -> Tensor",
     "bias_activation_backward": "(Tensor grad_output, Tensor y, str activation) -> (Tensor, Tensor)",
     "batch_norm_stats": "(Tensor x) -> Tensor",
-    "batch_norm_reduce": "(Tensor grad_output, Tensor x, Tensor parameters, str? activation=None) -> Tensor",
+    "batch_norm_backward": (
+        "(Tensor grad_output, Tensor x, Tensor parameters, str? activation=None) -> (Tensor, Tensor)"
+    ),
 }
 
 Words = Sequence[int]
@@ -107,11 +109,18 @@ def _stats_fake(x: torch.Tensor) -> torch.Tensor:
     return torch.empty((2, x.shape[1]), dtype=dtype, device=x.device)
 
 
-def _reduce_fake(
+def _norm(
     grad_output: torch.Tensor, x: torch.Tensor, parameters: torch.Tensor, activation: str | None = None
-) -> torch.Tensor:
+) -> tuple[torch.Tensor, torch.Tensor]:
+    dx, sums = tapwise.batch_norm_backward(grad_output, x, parameters, activation)
+    return ordered(dx, grad_output), sums
+
+
+def _norm_fake(
+    grad_output: torch.Tensor, x: torch.Tensor, parameters: torch.Tensor, activation: str | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
     torch._check(x.shape == grad_output.shape, lambda: f"x has shape {tuple(x.shape)}")
-    return _stats_fake(grad_output)
+    return _sized(grad_output, grad_output.shape), _stats_fake(grad_output)
 
 
 # (implementation, fake)
@@ -122,5 +131,5 @@ OPERATORS: Final[dict[str, tuple[Callable[..., Any], Callable[..., Any]]]] = {
     "bias_backward": (tapwise.bias_backward, _bias_fake),
     "bias_activation_backward": (_bias_activation, _bias_activation_fake),
     "batch_norm_stats": (tapwise.batch_norm_stats, _stats_fake),
-    "batch_norm_reduce": (tapwise.batch_norm_reduce, _reduce_fake),
+    "batch_norm_backward": (_norm, _norm_fake),
 }

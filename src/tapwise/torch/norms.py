@@ -1,8 +1,9 @@
 """Batch normalisation in training under torch.compile: what it adds up by kernels of ours, the rest by Inductor's.
 
 Inductor reads x for mean and variance at a third of a GPU's bandwidth, and x and the gradient for the gradient's sums;
-batch_norm_stats and batch_norm_reduce at four fifths. What works on each element by itself stays PyTorch's operators,
-which Inductor fuses with what comes before and behind.
+batch_norm_stats and batch_norm_backward at four fifths. What works on each element by itself stays PyTorch's operators
+forward, which Inductor fuses with what comes before and behind; backward two convolutions read the result, for which
+Inductor wrote it twice.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, Final, Self
 
 import torch
 
-from tapwise.torch.activations import activated, through_argument
+from tapwise.torch.activations import activated
 from tapwise.torch.operators import NAMESPACE
 from tapwise.torch.tensors import axes_as_named, axes_as_they_lie, memory_format
 
@@ -47,18 +48,11 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, dz: Any, *_: Any) -> Any:
         x, parameters = ctx.saved_tensors
         dz = axes_as_named(dz, ctx.last).contiguous(memory_format=memory_format(x))
-        sums = _OPS.batch_norm_reduce(dz, x, parameters, ctx.activation)
+        dx, sums = _OPS.batch_norm_backward(dz, x, parameters, ctx.activation)
         weight_dtype, bias_dtype = ctx.dtypes
         of_bias = None if bias_dtype is None else sums[0].to(bias_dtype)
         of_weight = None if weight_dtype is None else sums[1].to(weight_dtype)
-        dx = None
-        if ctx.needs_input_grad[0]:
-            mean, invstd, weight, bias = _along(parameters)
-            mean_g, mean_gx = _along(sums * (parameters.shape[1] / x.numel()))
-            xhat = (x.to(parameters.dtype) - mean) * invstd
-            g = through_argument(ctx.activation, dz.to(parameters.dtype), xhat * weight + bias)
-            dx = ((g - mean_g - xhat * mean_gx) * (invstd * weight)).to(x.dtype)
-        return dx, of_weight, of_bias, None, None, None
+        return dx if ctx.needs_input_grad[0] else None, of_weight, of_bias, None, None, None
 
 
 def by_kernels(x: torch.Tensor) -> bool:

@@ -140,7 +140,7 @@ def _register() -> None:
     for name in SOFTMAX:
         torch.library.register_vmap(f"{NAMESPACE}::{name}", _softmax(name), lib=LIBRARY)
     biases = "bias_backward", "bias_activation_backward"
-    for name in ("conv2d_input", "conv2d_weight", "batch_norm_stats", "batch_norm_reduce", *biases):
+    for name in ("conv2d_input", "conv2d_weight", "batch_norm_stats", "batch_norm_backward", *biases):
         torch.library.register_vmap(f"{NAMESPACE}::{name}", _each(name), lib=LIBRARY)
     # Those without a residual have no value in that place.
     for name, residual in (("conv2d", 7), ("conv_frozen", 3), ("squeeze_excitation", 5), ("conv_transpose2d", 8)):

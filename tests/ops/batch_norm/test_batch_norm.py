@@ -1,4 +1,4 @@
-"""batch_norm_stats and batch_norm_reduce: against PyTorch's autograd, and what they make of hostile arrays."""
+"""batch_norm_stats and batch_norm_backward: against PyTorch's autograd, and what they make of hostile arrays."""
 
 from __future__ import annotations
 
@@ -40,13 +40,25 @@ def activated(u: Any, activation: str | None) -> Any:
     return functional.gelu(u, approximate="tanh") if activation == "gelu_tanh" else getattr(functional, activation)(u)
 
 
-def wanted(dy: Any, x: Any, parameters: Any, activation: str | None = None) -> np.ndarray:
-    """PyTorch's gradients by bias and weight, in float64."""
+def wanted(dy: Any, x: Any, parameters: Any, activation: str | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """PyTorch's gradients, in float64: by x, and by bias and weight. mean and invstd are any numbers, not x's own, with
+    the derivatives that x's own have."""
     dy, x = (torch.from_numpy(np.array(one, np.float64)) for one in (dy, x))
     mean, invstd, weight, bias = torch.from_numpy(np.array(parameters, np.float64))[:, :, None, None].unbind()
     weight, bias = weight.clone().requires_grad_(), bias.clone().requires_grad_()
-    activated((x - mean) * invstd * weight + bias, activation).backward(dy)
-    return torch.stack((bias.grad.flatten(), weight.grad.flatten())).numpy()
+    x.requires_grad_()
+    count = x.numel() // x.shape[1]
+    # (mean, 1 / invstd^2) and their differentials.
+    by_mean = mean + (x - x.detach()).mean((0, 2, 3), keepdim=True)
+    by_variance = invstd**-2 + (2 * (x.detach() - mean) * (x - x.detach())).sum((0, 2, 3), keepdim=True) / count
+    activated((x - by_mean) * by_variance.rsqrt() * weight + bias, activation).backward(dy)
+    return x.grad.numpy(), torch.stack((bias.grad.flatten(), weight.grad.flatten())).numpy()
+
+
+def check(found: tuple[Any, Any], expected: tuple[np.ndarray, np.ndarray], rtol: float, atol: float) -> None:
+    """(by x, sums)."""
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(np.asarray(one, np.float64), other, rtol=rtol, atol=atol)
 
 
 def moments(x: Any) -> np.ndarray:
@@ -65,17 +77,18 @@ def test_as_pytorch(sizes: tuple[int, ...]) -> None:
         y = tapwise.batch_norm_stats(other)
         assert y.dtype == np.float32 and y.shape == (2, sizes[1])
         np.testing.assert_allclose(y, moments(x), rtol=1e-5, atol=1e-6)
-        sums = tapwise.batch_norm_reduce(one, other, parameters, "silu")
-        np.testing.assert_allclose(sums, wanted(dy, x, parameters, "silu"), rtol=1e-4, atol=1e-3)
+        found = tapwise.batch_norm_backward(one, other, parameters, "silu")
+        assert found[0].dtype == np.float32 and found[0].shape == sizes and found[1].shape == (2, sizes[1])
+        check(found, wanted(dy, x, parameters, "silu"), 1e-4, 1e-3)
 
 
 @pytest.mark.parametrize("activation", ACTIVATED)
 def test_activations(activation: str | None) -> None:
     arrays = drawn(2, 12, 5, 5, np.float64)
-    sums = tapwise.batch_norm_reduce(*arrays, activation)
+    found = tapwise.batch_norm_backward(*arrays, activation)
     # PyTorch takes a sixth from float32.
     tolerance = 1e-7 if activation == "hardsigmoid" else 1e-12
-    np.testing.assert_allclose(sums, wanted(*arrays, activation), rtol=tolerance, atol=tolerance * 10)
+    check(found, wanted(*arrays, activation), tolerance, tolerance * 10)
 
 
 @pytest.mark.parametrize(("kind", "tolerance"), [(np.float64, 1e-12), (np.float16, 1e-4), (ml_dtypes.bfloat16, 1e-4)])
@@ -84,8 +97,12 @@ def test_dtypes(kind: Any, tolerance: float) -> None:
     y = tapwise.batch_norm_stats(x)
     assert y.dtype == parameters.dtype
     np.testing.assert_allclose(y, moments(x), rtol=tolerance, atol=tolerance)
-    sums = tapwise.batch_norm_reduce(dy, x, parameters)
-    np.testing.assert_allclose(sums, wanted(dy, x, parameters), rtol=tolerance, atol=10 * tolerance)
+    dx, sums = tapwise.batch_norm_backward(dy, x, parameters)
+    expected = wanted(dy, x, parameters)
+    assert dx.dtype == kind and sums.dtype == parameters.dtype
+    np.testing.assert_allclose(sums, expected[1], rtol=tolerance, atol=10 * tolerance)
+    rounding = float(ml_dtypes.finfo(kind).eps)  # type: ignore[no-untyped-call]
+    np.testing.assert_allclose(dx.astype(np.float64), expected[0], rtol=rounding, atol=tolerance)
 
 
 def test_a_large_mean_leaves_the_variance() -> None:
@@ -97,8 +114,8 @@ def test_arrays_as_they_come() -> None:
     dy, x, parameters = drawn(2, 6, 8, 10)
 
     def same(dy: Any, x: Any, parameters: Any, **words: Any) -> None:
-        sums = tapwise.batch_norm_reduce(dy, x, parameters, "relu", **words)
-        np.testing.assert_allclose(sums, wanted(dy, x, parameters, "relu"), rtol=1e-5, atol=1e-4)
+        found = tapwise.batch_norm_backward(dy, x, parameters, "relu", **words)
+        check(found, wanted(dy, x, parameters, "relu"), 1e-5, 1e-4)
         np.testing.assert_allclose(tapwise.batch_norm_stats(x), moments(x), rtol=1e-5, atol=1e-6)
 
     wide = np.zeros((2, 6, 16, 20), np.float32)
@@ -108,9 +125,16 @@ def test_arrays_as_they_come() -> None:
     for one in (dy, x, parameters):
         one.flags.writeable = False
     same(dy, x, parameters)
-    found = tapwise.batch_norm_reduce(torch.tensor(dy), torch.tensor(x), torch.tensor(parameters), "relu")
-    assert isinstance(found, torch.Tensor)
-    np.testing.assert_array_equal(found, tapwise.batch_norm_reduce(dy, x, parameters, "relu"))
+    found = tapwise.batch_norm_backward(torch.tensor(dy), torch.tensor(x), torch.tensor(parameters), "relu")
+    again = tapwise.batch_norm_backward(dy, x, parameters, "relu")
+    for tensor, array in zip(found, again, strict=True):
+        assert isinstance(tensor, torch.Tensor)
+        np.testing.assert_array_equal(tensor, array)
+    into = np.zeros_like(x)
+    first, sums = tapwise.batch_norm_backward(dy, x, parameters, "relu", out=into)
+    assert first is into
+    np.testing.assert_array_equal(into, again[0])
+    np.testing.assert_array_equal(sums, again[1])
     out = np.zeros((2, 6), np.float32)
     assert tapwise.batch_norm_stats(x, out=out) is out
     np.testing.assert_allclose(out, moments(x), rtol=1e-5, atol=1e-6)
@@ -135,10 +159,10 @@ def test_bad_arguments_are_named() -> None:
         "at least one element": (dy[:0], x[:0], parameters),
     }.items():  # fmt: skip
         with pytest.raises(InvalidProblem, match=name):
-            tapwise.batch_norm_reduce(*arrays)
+            tapwise.batch_norm_backward(*arrays)
     for words in ({"activation": "softplus"}, {"out": parameters[:2]}, {"algorithm": "cpu.none"}):
         with pytest.raises(InvalidProblem, match=next(iter(words))):
-            tapwise.batch_norm_reduce(dy, x, parameters, **words)
+            tapwise.batch_norm_backward(dy, x, parameters, **words)
     for text in ("c4 h2", "c4 h2 w2 c5", "c0 h2 w2", "c4 h2 w2 relu", "c4 h2 w2 dgrad relu silu", "c4 h2 w2 wgrad"):
         with pytest.raises(InvalidProblem):
             BatchNormProblem.parse(f"batch_norm {text}")
@@ -152,7 +176,9 @@ def test_parts_cover_the_rows() -> None:
             assert any(one.parts == 1 for one in configs)
             for config in configs:
                 first, *rest = algorithm.launches(problem, config)
-                assert len(rest) == (config.parts > 1) and first.grid[1] == config.parts
+                gradient = problem.direction == "dgrad"
+                assert len(rest) == (config.parts > 1) + gradient and first.grid[1] == config.parts
+                assert not gradient or rest[-1].grid == first.grid
                 rows = algorithm.rows(problem)
                 # No part is without a row.
                 assert (config.parts - 1) * -(-rows // config.parts) < rows
@@ -175,16 +201,12 @@ def test_kernels_by_emulation(text: str) -> None:
     algorithm: Any = registry.get("cuda.block_reduction", problem.operator)
     configs = algorithm.configs(problem, H200)
     few = configs[0]
-    expected, bound = problem.reference(inputs)
+    gradient = problem.second is not None
+    of_sums = problem.second_reference(inputs) if gradient else problem.reference(inputs)
     for number, config in enumerate((replace(few, parts=3), replace(configs[-1], parts=1))):
-        y = np.full((2, problem.c), np.nan, problem.y_dtype)
-        arrays = {
-            "x": inputs.x,
-            "w": inputs.w,
-            "bias": inputs.bias,
-            "y": y,
-            "workspace": np.full(1 << 15, 0xFF, np.uint8),
-        }
+        sums, dx = np.full((2, problem.c), np.nan, problem.sums_dtype), np.full_like(inputs.x, np.nan)
+        arrays = {"x": inputs.x, "w": inputs.w, "bias": inputs.bias, "workspace": np.full(1 << 15, 0xFF, np.uint8)}
+        arrays |= {"y": dx, "second": sums} if gradient else {"y": sums}
         arrays = {
             name: np.ascontiguousarray(np.moveaxis(one, 1, -1)) if one.ndim == 4 and problem.layout == "nhwc" else one
             for name, one in arrays.items()
@@ -193,7 +215,10 @@ def test_kernels_by_emulation(text: str) -> None:
         for launch in algorithm.launches(problem, config):
             named = {name: arrays[launch.source_of(name)] for name in launch.names if launch.source_of(name) in arrays}
             emulated.run(launch, named, backwards=number % 2 == 1)
-        assert (np.abs(y.astype(np.float64) - expected) <= bound).all(), config
+        dx = np.moveaxis(arrays["y"], -1, 1) if gradient and problem.layout == "nhwc" else arrays["y"]
+        pairs = [(sums, of_sums), (dx, problem.reference(inputs))] if gradient else [(sums, of_sums)]
+        for found, (expected, bound) in pairs:
+            assert (np.abs(found.astype(np.float64) - expected) <= bound).all(), config
 
 
 def test_what_a_gpu_computes_it_by() -> None:
@@ -214,8 +239,9 @@ def test_on_a_gpu(sizes: tuple[int, ...], dtype: str) -> None:
     expected, stats = wanted(wide_dy, wide_x, wide_parameters, "silu"), moments(wide_x)
     for order in (torch.contiguous_format, torch.channels_last):
         one, other = (image.contiguous(memory_format=order) for image in (dy, x))
-        found = tapwise.batch_norm_stats(other), tapwise.batch_norm_reduce(one, other, parameters, "silu")
-        again = tapwise.batch_norm_stats(other), tapwise.batch_norm_reduce(one, other, parameters, "silu")
+        found = tapwise.batch_norm_stats(other), *tapwise.batch_norm_backward(one, other, parameters, "silu")
+        again = tapwise.batch_norm_stats(other), *tapwise.batch_norm_backward(one, other, parameters, "silu")
         assert all(map(torch.equal, found, again))
         np.testing.assert_allclose(found[0].cpu(), stats, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(found[1].cpu(), expected, rtol=1e-3, atol=1e-2)
+        np.testing.assert_allclose(found[1].double().cpu(), expected[0], rtol=1e-2, atol=1e-2)
+        np.testing.assert_allclose(found[2].cpu(), expected[1], rtol=1e-3, atol=1e-2)

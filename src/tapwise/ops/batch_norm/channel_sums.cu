@@ -3,32 +3,22 @@
 // weight + bias (NORM_GRADIENT); the gradient by a bias, g alone, with g written, the gradient before an activation
 // (BIAS_GRADIENT).
 //
-// x (rows, c) channels last, a row a pixel (LAST), or (images, c, pixels), where a row is V neighbours of a plane. A
-// block of THREADS adds up a part of the rows for ACROSS vectors of channels, or for one channel: a row's neighbours in
-// memory are loaded by neighbouring threads, WAYS rows at once. Its sums go to the workspace (c, 2, parts), and a
-// second launch, a warp a channel, puts the parts together in order; where all rows are one part, it is not needed
-// (ALONE).
+// A block adds up its part (channels.cuh), WAYS rows at once. Its sums go to the workspace (c, 2, parts), and a second
+// launch, a warp a channel, puts the parts together in order; where all rows are one part, it is not needed (ALONE).
 //
 // Moments are those of x less the channel's first element: large means would leave nothing of a small variance. Of
 // gradients x is dy, w is x, and bias is (4, c): mean, invstd, weight, bias; of BIAS_GRADIENT w is what the derivative
 // is taken at, by the result where that is enough, and there is none without an activation.
 #include "derivative.cuh"
-#include "grid.cuh"
-#include "types.cuh"
+#include "ops/batch_norm/channels.cuh"
 
-struct Channels {
-    const void *x, *w, *bias;
-    void *y, *second, *workspace;
-    long long rows, c, pixels, parts;
-};
-
-constexpr int THREADS = 256, WARPS = THREADS / 32;
+constexpr int WARPS = THREADS / 32;
 enum Sums { MOMENTS, NORM_GRADIENT, BIAS_GRADIENT };
 
 // A channel's results from its sums. WRITES: y is g, the sum is a second result.
 template <typename T, bool LAST, int SUMS, bool WRITES, typename A>
 __device__ __forceinline__ void finish(const Channels &a, long long channel, A count, A first, A second) {
-    A *y = static_cast<A *>(a.y);
+    A *y = static_cast<A *>(SUMS == NORM_GRADIENT ? a.second : a.y);
     if constexpr (SUMS == BIAS_GRADIENT) {
         static_cast<T *>(WRITES ? a.second : a.y)[channel] = downcast<T>(first);
     } else if constexpr (SUMS == NORM_GRADIENT) {
@@ -47,23 +37,20 @@ __device__ __forceinline__ void finish(const Channels &a, long long channel, A c
 template <typename T, int V, int ACROSS, int WAYS, bool LAST, int SUMS, int ACTIVATION, bool ALONE>
 __device__ __forceinline__ void channel_sums(const Channels &a) {
     using A = typename Arithmetic<T>::type;
-    constexpr int DOWN = THREADS / ACROSS, CHANNELS = LAST ? V : 1;
+    using Mine = Part<V, ACROSS, LAST>;
+    constexpr int DOWN = Mine::DOWN, CHANNELS = Mine::CHANNELS;
     constexpr bool GRADIENT = SUMS != MOMENTS, TWO = SUMS != BIAS_GRADIENT, WRITES = !TWO && ACTIVATION != NONE;
-    static_assert(LAST || ACROSS == 1, "a block has one channel of planes");
     begin_dependent();
     __shared__ A shared[WARPS * ACROSS * CHANNELS * 2];
-    const int tid = threadIdx.x, across = tid % ACROSS, down = tid / ACROSS;
-    const long long slab = static_cast<long long>(blockIdx.x) * ACROSS * CHANNELS, channel = slab + across * CHANNELS;
-    const bool real = channel < a.c;
-    const UnsignedCoordinate pixels = a.pixels / (LAST ? 1 : V);
-    const long long share = (a.rows + a.parts - 1) / a.parts, first = blockIdx.y * share;
-    const long long end = real ? min(first + share, a.rows) : first;
+    const Mine part(a);
+    const int tid = threadIdx.x;
+    const long long slab = part.slab, channel = part.channel, end = part.end;
 
     A base[CHANNELS], scale[CHANNELS], shift[CHANNELS], sum[CHANNELS], product[CHANNELS];
 #pragma unroll
     for (int v = 0; v < CHANNELS; ++v) {
         base[v] = scale[v] = shift[v] = sum[v] = product[v] = A(0);
-        if (!real) continue;
+        if (!part.real) continue;
         if constexpr (SUMS == NORM_GRADIENT) {
             const A *parameters = static_cast<const A *>(a.bias) + channel + v;
             base[v] = parameters[0], scale[v] = parameters[a.c] * parameters[2 * a.c], shift[v] = parameters[3 * a.c];
@@ -73,20 +60,14 @@ __device__ __forceinline__ void channel_sums(const Channels &a) {
         }
     }
 
-    // Of a row, in vectors.
-    auto place = [&](long long row) {
-        if constexpr (LAST) return (row * a.c + channel) / V;
-        const UnsignedCoordinate image = static_cast<UnsignedCoordinate>(row) / pixels;
-        return (image * a.c + channel) * pixels + (static_cast<UnsignedCoordinate>(row) - image * pixels);
-    };
     const Neighbours<T, V> *x = static_cast<const Neighbours<T, V> *>(GRADIENT ? a.w : a.x);
     const Neighbours<T, V> *dy = static_cast<const Neighbours<T, V> *>(a.x);
-    for (long long row = first + down; row < end; row += WAYS * DOWN) {
+    for (long long row = part.first + part.down; row < end; row += WAYS * DOWN) {
         Neighbours<T, V> values[WAYS], gradients[GRADIENT ? WAYS : 1];
 #pragma unroll
         for (int i = 0; i < WAYS; ++i)
             if (row + i * DOWN < end) {
-                const long long at = place(row + i * DOWN);
+                const long long at = part.place(row + i * DOWN);
                 if constexpr (TWO || WRITES) values[i] = x[at];
                 if constexpr (GRADIENT) gradients[i] = dy[at];
             }
@@ -110,7 +91,7 @@ __device__ __forceinline__ void channel_sums(const Channels &a) {
                     sum[k] += g;
                     if constexpr (TWO) product[k] = fma(g, apart, product[k]);
                 }
-                if constexpr (WRITES) static_cast<Neighbours<T, V> *>(a.y)[place(row + i * DOWN)] = written;
+                if constexpr (WRITES) static_cast<Neighbours<T, V> *>(a.y)[part.place(row + i * DOWN)] = written;
             }
     }
 
@@ -125,7 +106,7 @@ __device__ __forceinline__ void channel_sums(const Channels &a) {
     if (tid % 32 < ACROSS)
 #pragma unroll
         for (int v = 0; v < CHANNELS; ++v) {
-            A *mine = shared + ((tid / 32 * ACROSS + across) * CHANNELS + v) * 2;
+            A *mine = shared + ((tid / 32 * ACROSS + part.across) * CHANNELS + v) * 2;
             mine[0] = sum[v], mine[1] = product[v];
         }
     __syncthreads();

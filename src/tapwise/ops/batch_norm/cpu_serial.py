@@ -44,7 +44,7 @@ class BatchNormSerial(LoopAlgorithm):
 
 
 class BatchNormDgradSerial(BatchNormSerial):
-    """The same of the gradient's sums."""
+    """The gradient's sums likewise, then the gradient by x."""
 
     operator: ClassVar[str] = "batch_norm_dgrad"
     id: ClassVar[str] = "cpu.serial"
@@ -54,12 +54,20 @@ class BatchNormDgradSerial(BatchNormSerial):
         return w
 
     def run(self, problem: BatchNormProblem, buffers: Buffers, us: float) -> None:
-        dtype = DTYPES[problem.accumulator]
+        dtype, (dx, sums) = DTYPES[problem.accumulator], buffers.y
         mean, invstd, weight, bias = buffers.bias[:, :, None, None]
-        sums = np.zeros((2, problem.c), dtype)
+
+        def terms(dy: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            """(g, xhat) of an image."""
+            xhat = (x.astype(dtype) - mean) * invstd
+            return dy.astype(dtype) * derivative(problem.activation, xhat * weight + bias).astype(dtype), xhat
+
+        sums[...] = 0
         with np.errstate(all="ignore"):
             for dy, x in zip(buffers.x, buffers.w, strict=True):
-                xhat = (x.astype(dtype) - mean) * invstd
-                g = dy.astype(dtype) * derivative(problem.activation, xhat * weight + bias).astype(dtype)
+                g, xhat = terms(dy, x)
                 sums += _summed(g), _summed(g * xhat)
-        buffers.y[...] = sums
+            mean_g, mean_gx = sums[:, :, None, None] / (problem.n * problem.pixels)
+            for dy, x, result in zip(buffers.x, buffers.w, dx, strict=True):
+                g, xhat = terms(dy, x)
+                result[...] = (g - mean_g - xhat * mean_gx) * (invstd * weight)

@@ -52,7 +52,8 @@ class SumsPlan(CudaPlan):
             super().run(buffers)
             return
         first, second = buffers.y
-        named = {"x": buffers.x, "w": buffers.w, "y": first, "second": second, "workspace": buffers.workspace}
+        named = {"x": buffers.x, "w": buffers.w, "bias": buffers.bias, "workspace": buffers.workspace}
+        named |= {"y": first, "second": second}
         addresses = {name: array.ptr for name, array in named.items() if array is not None}
         self.enqueue(addresses, stream(buffers))
 
@@ -102,10 +103,14 @@ class ChannelSums(CudaAlgorithm[Config]):
         ways, resident = self._ways(problem)
         blocks = self._slabs(problem, config.across) * config.parts
         busy: float = min(1.0, blocks / (resident * device.multiprocessors)) ** 0.4
-        memory = problem.bytes / (device.gbps * 1e3 * SHARE * busy)
+        memory = self.moved(problem) / (device.gbps * 1e3 * SHARE * busy)
         loads = ceil_div(ceil_div(self.rows(problem), config.parts), ways * THREADS // config.across)
         waves = ceil_div(blocks, device.multiprocessors * resident)
-        return max(memory, waves * loads * LOADS_US) + LAUNCH_US + (SECOND_US if config.parts > 1 else 0.0)
+        return max(memory, waves * loads * LOADS_US) + LAUNCH_US + SECOND_US * (len(self.sources(problem, config)) - 1)
+
+    def moved(self, problem: ChannelsProblem) -> int:
+        """Bytes that are read and written."""
+        return problem.bytes
 
     def workspace_bytes(self, problem: ChannelsProblem, config: Config, device: Device) -> int:
         """Two sums a channel and part."""
@@ -127,7 +132,11 @@ class ChannelSums(CudaAlgorithm[Config]):
         fields |= {} if problem.w_is_image else {"w": 0}
         fields |= {} if self.sums == "NORM_GRADIENT" else {"bias": 0}
         fields |= {} if problem.second is not None else {"second": 0}
-        grids = (self._slabs(problem, config.across), config.parts, 1), (ceil_div(problem.c, THREADS // 32), 1, 1)
+        of_parts, of_channels = (
+            (self._slabs(problem, config.across), config.parts, 1),
+            ceil_div(problem.c, THREADS // 32),
+        )
+        grids = [of_parts, *[(of_channels, 1, 1)] * (config.parts > 1), of_parts]
         return [
             Launch(source, fields, grid, THREADS, dependent=True)
             for source, grid in zip(self.sources(problem, config), grids, strict=False)
