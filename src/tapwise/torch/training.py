@@ -162,8 +162,8 @@ Seen = dict[int, tuple[torch.nn.Module, torch.nn.Module]]
 
 
 def _replaced(module: torch.nn.Module, math: str, seen: Seen) -> torch.nn.Module:
-    """A module with its convolutions, batch norms and max pools replaced, in place. `seen`: those that were, by their ids, with
-    what has come of them: what has two places is one module."""
+    """A module with its convolutions, batch norms and max pools replaced, in place. `seen`: those that were, by their
+    ids, with what has come of them: what has two places is one module."""
     if id(module) not in seen:
         seen[id(module)] = module, _replacement(module, math)
         for name, child in module._modules.items():

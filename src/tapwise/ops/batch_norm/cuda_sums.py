@@ -22,6 +22,7 @@ from tapwise.ops.conv.cuda.window import activation
 
 FILE: Final = "ops/batch_norm/channel_sums.cu"
 THREADS: Final = 256
+WARPS: Final = THREADS // 32
 # Threads side by side: of 2 to 32 on an H200 8 took least, or as much (lines of 128 bytes).
 ACROSS: Final = 8
 MOST_PARTS: Final = 65535
@@ -132,10 +133,7 @@ class ChannelSums(CudaAlgorithm[Config]):
         fields |= {} if problem.w_is_image else {"w": 0}
         fields |= {} if self.sums == "NORM_GRADIENT" else {"bias": 0}
         fields |= {} if problem.second is not None else {"second": 0}
-        of_parts, of_channels = (
-            (self._slabs(problem, config.across), config.parts, 1),
-            ceil_div(problem.c, THREADS // 32),
-        )
+        of_parts, of_channels = (self._slabs(problem, config.across), config.parts, 1), ceil_div(problem.c, WARPS)
         grids = [of_parts, *[(of_channels, 1, 1)] * (config.parts > 1), of_parts]
         return [
             Launch(source, fields, grid, THREADS, dependent=True)
