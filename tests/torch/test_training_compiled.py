@@ -26,8 +26,8 @@ def by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compiled(model: Any) -> tuple[Any, list[str]]:
     """(the model, the code of its graphs: forward, backward)."""
-    from torch._functorch._aot_autograd.utils import make_boxed_func
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch._aot_autograd.utils import make_boxed_func
 
     torch._dynamo.reset()
     code: list[str] = []
