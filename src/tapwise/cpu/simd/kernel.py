@@ -169,12 +169,7 @@ class Kernel:
         With a mask, the lanes that are off are 0, and their memory is not touched.
         """
         lanes = self.lanes if lanes is None else lanes
-        kind, align = self.vector(pointer.dtype, lanes), BYTES[pointer.dtype]
-        if mask is None:
-            value = self.b.load(pointer.value, align=align, typ=kind)
-        else:
-            function = self._masked("load", kind, kind, [PTR, I32, mask.type, kind])
-            value = self.b.call(function, [pointer.value, ir.Constant(I32, align), mask, ir.Constant(kind, None)])
+        value = self.load_bits(pointer, lanes, mask)
         if pointer.dtype == self.dtype:
             return value
         if pointer.dtype in INTEGERS:
@@ -182,6 +177,14 @@ class Kernel:
         if pointer.dtype == "bf16":
             return self._from_bf16(value, lanes)
         return self.b.fpext(value, self.vector(self.dtype, lanes))
+
+    def load_bits(self, pointer: Ptr, lanes: int, mask: Any = None) -> Any:
+        """The same as they are stored: bfloat16 as integers of 16 bits."""
+        kind, align = self.vector(pointer.dtype, lanes), BYTES[pointer.dtype]
+        if mask is None:
+            return self.b.load(pointer.value, align=align, typ=kind)
+        function = self._masked("load", kind, kind, [PTR, I32, mask.type, kind])
+        return self.b.call(function, [pointer.value, ir.Constant(I32, align), mask, ir.Constant(kind, None)])
 
     def _from_integers(self, value: Any, dtype: str, lanes: int) -> Any:
         """Integers as floating point; narrow ones by way of 32 bits, which machines convert from."""

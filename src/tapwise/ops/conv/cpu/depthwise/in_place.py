@@ -16,7 +16,8 @@ from typing import Any, Final
 
 from tapwise.cpu.epilogue import Epilogue, Sums
 from tapwise.cpu.fields import COMMON, Fields, entry, unravel
-from tapwise.cpu.simd import Int, Kernel, Ptr, Target
+from tapwise.cpu.pairs import PairKernel, PairPtr
+from tapwise.cpu.simd import I32, Int, Kernel, Ptr, Target
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu.depthwise.kernel import emit_filters
 
@@ -77,7 +78,8 @@ class Tile:
 
     `vectors`: their lanes; `exact`: they do not pass the end of a row. `planes` of neighbouring channels go together,
     at most `weights` of a column of each stay in registers at once. Vectors of x come from `ways` loads, as many as the
-    stride, and serve `columns` columns of taps that are neighbours; `odd`: an only one is left.
+    stride, and serve `columns` columns of taps that are neighbours; `odd`: an only one is left. `pairs`: those are of
+    bfloat16 and take one product, an only one with zeros beside it.
     """
 
     place: Rows
@@ -88,11 +90,17 @@ class Tile:
     ways: int
     columns: int
     odd: bool
+    pairs: bool = False
+
+    @property
+    def loads(self) -> int:
+        """Of x, for each vector and a column of taps, or neighbouring ones."""
+        return 1 if self.pairs else self.ways
 
     @property
     def line(self) -> int:
         """Numbers in `table` of a column of taps: where it reads, and a mask for each load of a vector."""
-        return 1 + self.ways * len(self.vectors)
+        return 1 + self.loads * len(self.vectors)
 
     @property
     def groups(self) -> list[range]:
@@ -106,12 +114,15 @@ def generate(
     target: Target, *, dtype: str, storage: str, tile: Tile, bias: bool, residual: bool, activation: str | None
 ) -> Kernel:
     """The kernels of one instance: `task` and `pack_task`."""
-    k = Kernel(target, dtype)
+    k = PairKernel(target, dtype) if tile.pairs else Kernel(target, dtype)
     epilogue = Epilogue(k, storage, True, bias, residual, activation)
     for inside in dict.fromkeys(inside for inside, _, _ in tile.place.runs()):
         _emit_tile(k, epilogue, tile, *inside)
     _emit_task(k, storage, tile)
-    emit_filters(k, FIELDS, storage, True, 1)
+    if isinstance(k, PairKernel):
+        _emit_pair_filters(k, tile)
+    else:
+        emit_filters(k, FIELDS, storage, True, 1)
     return k
 
 
@@ -129,10 +140,11 @@ def _emit_tile(k: Kernel, epilogue: Epilogue, tile: Tile, low: int, high: int) -
         a = Fields(k, args, FIELDS)
         sums = [[[k.var(k.constant(0.0, n)) for n in tile.vectors] for _ in range(place.rows)] for _ in planes]
 
-        def products(s: Int, columns: int) -> None:
-            """Of neighbouring columns of taps from s on."""
+        def products(s: Int, columns: int, half: bool = False) -> None:
+            """Of neighbouring columns of taps from s on; of a pair of them, or the half one, in bfloat16."""
             entries = [k.load_int(table + s * tile.line + i) for i in range(tile.line)]
-            masks = [k.mask(entry, tile.vectors[i // tile.ways]) for i, entry in enumerate(entries[1:])]
+            wide = 2 if tile.pairs and not (half and tile.ways == 1) else 1
+            masks = [k.mask(entry, wide * tile.vectors[i // tile.loads]) for i, entry in enumerate(entries[1:])]
             for taps in tile.groups:
                 factors = {
                     (plane, i, r): k.broadcast(w + (a.taps * plane + (s + i) * a.taps_h + r))
@@ -145,12 +157,12 @@ def _emit_tile(k: Kernel, epilogue: Epilogue, tile: Tile, low: int, high: int) -
                     users = place.users(row, taps)
                     for plane in planes if users else ():
                         for v, n in enumerate(tile.vectors):
-                            loads = masks[v * tile.ways : (v + 1) * tile.ways]
-                            values = _columns(k, at[plane] + firsts[v] * tile.ways, n, loads, columns)
+                            there, loads = at[plane] + firsts[v] * tile.ways, masks[v * tile.loads :][: tile.loads]
+                            values = [_pairs(k, there, n, loads[0], tile.ways, half)] if isinstance(k, PairKernel) else _columns(k, there, n, loads, columns)
                             for i, value in enumerate(values):
                                 for r, output in users:
                                     cell = sums[plane][output][v]
-                                    cell.set(k.fma(k.narrow(factors[plane, i, r], n), value, cell.get()))
+                                    cell.set(k.multiply_add(k.narrow(factors[plane, i, r], n), value, cell.get()))
                     # From row to row rather than by multiples: those would fill the integer registers.
                     at = [one + a.w_in for one in at]
 
@@ -158,7 +170,7 @@ def _emit_tile(k: Kernel, epilogue: Epilogue, tile: Tile, low: int, high: int) -
         with k.loop(0, whole, tile.columns) as s:
             products(s, tile.columns)
         if tile.odd:
-            products(whole, 1)
+            products(whole, 1, tile.pairs)
         last = k.mask(a.last, tile.vectors[-1])
         found = []
         for plane in planes:
@@ -182,6 +194,26 @@ def _columns(k: Kernel, at: Ptr, lanes: int, masks: list[Any], columns: int) -> 
     if len(loaded) == 1:
         return loaded
     return [k.shuffle(loaded[0], loaded[1], range(first, 2 * lanes, 2)) for first in range(columns)]
+
+
+def _pairs(k: PairKernel, at: Ptr, lanes: int, mask: Any, stride: int, half: bool) -> Any:
+    """What a pair of neighbouring columns of taps reads; of a half one, zeros beside each element.
+
+    The mask has the elements that lie inside the image; of a half pair and stride 2 only every other one.
+    """
+    return k.lower_halves(at, lanes, mask) if half and stride == 1 else k.neighbours(at, lanes, mask, stride)
+
+
+def _emit_pair_filters(k: PairKernel, tile: Tile) -> None:
+    """`pack_task`: (c, S / 2, R) pairs of neighbouring columns of taps; of an odd number, the last with a zero."""
+    with entry(k, FIELDS, "pack_task") as (a, worker):
+        w, packed, taps_w = a.pointer("x", "bf16"), a.pointer("w", k.dtype), a.taps_w * 2 - int(tile.odd)
+        with a.draws(worker), k.loop(0, a.channels) as c:
+            with k.loop(0, a.taps_h) as r, k.loop(0, a.taps_w) as s:
+                first = w + ((c * a.taps_h + r) * taps_w + s * 2)
+                whole = s * 2 + 1 < taps_w
+                pair = PairPtr(first, first + k.select(whole, k.integer(1), k.integer(0)), k.b.sext(whole, I32))
+                k.store(packed + (c * a.taps + s * a.taps_h + r), k.load(pair, 1))
 
 
 def _emit_task(k: Kernel, storage: str, tile: Tile) -> None:

@@ -30,12 +30,16 @@ MOST_GROUPS: Final = 3
 
 @dataclass(frozen=True)
 class InPlaceConfig(BaseConfig):
-    """A tile is `rows` rows of outputs by `vectors`, of `planes` channels; an image's channels are `blocks` tasks."""
+    """A tile is `rows` rows of outputs by `vectors`, of `planes` channels; an image's channels are `blocks` tasks.
+
+    `pairs`: neighbouring taps of bfloat16 are multiplied together.
+    """
 
     rows: int
     vectors: int
     planes: int
     blocks: int
+    pairs: bool = False
 
 
 class Geometry(generated.Geometry):
@@ -48,7 +52,11 @@ class Geometry(generated.Geometry):
         q, ways = problem.output[1], problem.stride[1]
         vectors = vectors_of(min(q, config.vectors * self.lanes), self.lanes)
         # Both halves of what two loads bring are used where taps lie side by side.
-        columns = 2 if ways == 2 and problem.dilation[1] == 1 and problem.kernel[1] > 1 else 1
+        together = 2 if config.pairs or (ways == 2 and problem.dilation[1] == 1 and problem.kernel[1] > 1) else 1
+        odd = problem.kernel[1] % together > 0
+        # A pair is one product.
+        columns = 1 if config.pairs else together
+        self.taps_w = ceil_div(problem.kernel[1], together // columns)
         # Without registers for masks they lie in those of vectors.
         masks = 0 if device.vector_bytes == 64 else ways * len(vectors)
         room = device.registers - config.rows * config.planes * len(vectors) - OTHERS - masks
@@ -58,8 +66,7 @@ class Geometry(generated.Geometry):
             problem.stride[0], problem.dilation[0],
         )  # fmt: skip
         width = sum(vectors)
-        odd = problem.kernel[1] % columns > 0
-        self.tile = Tile(place, vectors, width <= q, config.planes, weights, ways, columns, odd)
+        self.tile = Tile(place, vectors, width <= q, config.planes, weights, ways, columns, odd, config.pairs)
         self.col_blocks, self.width = ceil_div(q, width), width
         self.tasks = config.blocks * problem.n
 
@@ -69,8 +76,8 @@ class Geometry(generated.Geometry):
         last = min(q - sum(vectors[:-1]), vectors[-1])
         return {
             "tasks": self.tasks, "scratch_step": 0, "channels": p.c, "multiplier": 1, "blocks": self.config.blocks,
-            "w_in": w_in, "plane_in": h * w_in, "q": q, "plane_out": height * q, "taps": p.kernel[0] * p.kernel[1],
-            "taps_h": p.kernel[0], "taps_w": p.kernel[1], "table": self.table(),
+            "w_in": w_in, "plane_in": h * w_in, "q": q, "plane_out": height * q, "taps": p.kernel[0] * self.taps_w,
+            "taps_h": p.kernel[0], "taps_w": self.taps_w, "table": self.pair_table() if self.tile.pairs else self.table(),
             "col_blocks": self.col_blocks, "last": (1 << last) - 1,
         }  # fmt: skip
 
@@ -90,6 +97,29 @@ class Geometry(generated.Geometry):
                     at += lanes
         return np.array(lines, np.int64)
 
+    def pair_table(self) -> np.ndarray:
+        """The same of pairs of columns of taps, (column blocks, S / 2, 1 + vectors). Lanes are of single elements."""
+        p, tile = self.problem, self.tile
+        ways, width, taps = p.stride[1], p.spatial[1], p.kernel[1]
+        lines = []
+        for block in range(self.col_blocks):
+            first = max(0, min(block * self.width, p.output[1] - self.width))
+            for s in range(0, taps, 2):
+                at = first * ways + s - p.padding[1][0]
+                lines.append([at])
+                for lanes in tile.vectors:
+                    # Of a half pair, what its outputs read; else the neighbours of that too.
+                    wanted = {lane * ways + half for lane in range(lanes) for half in range(min(2, taps - s))}
+                    lines[-1].append(sum(1 << lane for lane in wanted if 0 <= at + lane < width))
+                    at += lanes * ways
+        return np.array(lines, np.int64)
+
+
+def takes_pairs(problem: ConvProblem, device: Device) -> bool:
+    """Whether neighbouring taps are multiplied together."""
+    bf16 = problem.dtype == "bf16" and device.bf16_pairs
+    return bf16 and problem.kernel[1] > 1 and problem.dilation[1] == 1
+
 
 def candidates(problem: ConvProblem, device: Device) -> Iterator[InPlaceConfig]:
     """For planes of stride 1 or 2, one filter a channel, on machines that load vectors by masks."""
@@ -99,13 +129,14 @@ def candidates(problem: ConvProblem, device: Device) -> Iterator[InPlaceConfig]:
     if not masks or problem.layout != "nchw" or problem.group_k > 1 or problem.stride[1] > 2 or q < 2:
         return
     in_row = ceil_div(q, lanes)
+    pairs = takes_pairs(problem, device)
     if in_row > MOST_IN_ROW.get(device.vector_bytes, in_row):
         return
     for planes, vectors in product(PLANES, range(1, min(MOST_VECTORS[device.vector_bytes], in_row) + 1)):
         most = (device.registers - OTHERS) // (planes * vectors)
         for rows in sorted({ceil_div(p, count) for count in range(1, p + 1) if ceil_div(p, count) <= most}):
             for blocks in (1, *(count * device.threads for count in (1, 2, 4))):
-                config = InPlaceConfig(rows, vectors, planes, blocks)
+                config = InPlaceConfig(rows, vectors, planes, blocks, pairs)
                 if (
                     problem.c // blocks >= planes
                     and MOST_GROUPS * Geometry(problem, config, device).tile.weights >= problem.kernel[0]
