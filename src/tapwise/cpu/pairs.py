@@ -54,10 +54,25 @@ class PairKernel(Kernel):
             loaded = self.shuffle(loaded, loaded, [lane // 2 + lane % 2 for lane in range(2 * lanes)])
         return self.b.bitcast(loaded, self.vector("f32", lanes))
 
-    def lower_halves(self, pointer: Ptr, lanes: int, mask: Any) -> Any:
-        """Pairs of an element and a zero; lanes that are off are 0, and their memory is not touched."""
-        wide = self.b.zext(self.load_bits(pointer, lanes, mask), self.vector("i32", lanes))
-        return self.b.bitcast(wide, self.vector("f32", lanes))
+    def lower_halves(self, pointer: Ptr, lanes: int, mask: Any, step: int) -> Any:
+        """Pairs of an element and a zero, of lane l that at l * `step`; step 1 or 2.
+
+        The mask is of `step` * `lanes` elements, of those in between off.
+        """
+        loaded = self.load_bits(pointer, step * lanes, mask)
+        if step == 1:
+            loaded = self.b.zext(loaded, self.vector("i32", lanes))
+        return self.b.bitcast(loaded, self.vector("f32", lanes))
+
+    def paired(self, lower: Any, upper: Any) -> Any:
+        """Pairs of two of lower_halves, either of which may be None for zeros."""
+        if upper is None:
+            return lower
+        bits = self.b.bitcast(upper, self.vector("i32", self.lanes_of(upper)))
+        bits = self.b.shl(bits, self._bits(16, bits))
+        if lower is not None:
+            bits = self.b.or_(bits, self.b.bitcast(lower, bits.type))
+        return self.b.bitcast(bits, upper.type)
 
     def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
         """c and the two products of each lane's pairs; vectors of 128 bits or more."""

@@ -253,7 +253,7 @@ class Depthwise(generated.GeneratedAlgorithm[AnyConfig]):
         if isinstance(config, InPlaceConfig):
             there = in_place_cost.Geometry(problem, config, device)
             library = self.load("depthwise_in_place", in_place.generate, problem, tile=there.tile)
-            size = problem.k * problem.kernel[0] * there.taps_w
+            size = problem.k * there.weights
             return KernelPlan(problem, device, library, in_place.FIELDS, there.fields(), packed_size=size, pack_tasks=1)
         if isinstance(config, PixelsConfig):
             run = pixels.Geometry(problem, config, device)

@@ -15,7 +15,7 @@ from tapwise.cpu.common import lanes_of
 from tapwise.cpu.cost import Breakdown
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu import generated
-from tapwise.ops.conv.cpu.depthwise.in_place import Rows, Tile, vectors_of
+from tapwise.ops.conv.cpu.depthwise.tile import SINGLE_ROWS, Rows, Tile, vectors_of
 from tapwise.ops.conv.problem import ConvProblem
 
 PLANES: Final = (1, 2, 4)
@@ -67,6 +67,8 @@ class Geometry(generated.Geometry):
         )  # fmt: skip
         width = sum(vectors)
         self.tile = Tile(place, vectors, width <= q, config.planes, weights, ways, columns, odd, config.pairs)
+        # Of a channel, pairs counted once.
+        self.weights = place.taps * (self.taps_w - odd) + (self.tile.odd_weights if odd else 0)
         self.col_blocks, self.width = ceil_div(q, width), width
         self.tasks = config.blocks * problem.n
 
@@ -76,7 +78,7 @@ class Geometry(generated.Geometry):
         last = min(q - sum(vectors[:-1]), vectors[-1])
         return {
             "tasks": self.tasks, "scratch_step": 0, "channels": p.c, "multiplier": 1, "blocks": self.config.blocks,
-            "w_in": w_in, "plane_in": h * w_in, "q": q, "plane_out": height * q, "taps": p.kernel[0] * self.taps_w,
+            "w_in": w_in, "plane_in": h * w_in, "q": q, "plane_out": height * q, "taps": self.weights,
             "taps_h": p.kernel[0], "taps_w": self.taps_w, "table": self.pair_table() if self.tile.pairs else self.table(),
             "col_blocks": self.col_blocks, "last": (1 << last) - 1,
         }  # fmt: skip
@@ -108,8 +110,8 @@ class Geometry(generated.Geometry):
                 at = first * ways + s - p.padding[1][0]
                 lines.append([at])
                 for lanes in tile.vectors:
-                    # Of a half pair, what its outputs read; else the neighbours of that too.
-                    wanted = {lane * ways + half for lane in range(lanes) for half in range(min(2, taps - s))}
+                    # Of an only column, what its outputs read; else the neighbours of that too.
+                    wanted = {lane * ways + second for lane in range(lanes) for second in range(min(2, taps - s))}
                     lines[-1].append(sum(1 << lane for lane in wanted if 0 <= at + lane < width))
                     at += lanes * ways
         return np.array(lines, np.int64)
@@ -117,8 +119,9 @@ class Geometry(generated.Geometry):
 
 def takes_pairs(problem: ConvProblem, device: Device) -> bool:
     """Whether neighbouring taps are multiplied together."""
-    bf16 = problem.dtype == "bf16" and device.bf16_pairs
-    return bf16 and problem.kernel[1] > 1 and problem.dilation[1] == 1
+    if problem.dtype != "bf16" or not device.bf16_pairs:
+        return False
+    return problem.dilation[1] == 1 if problem.kernel[1] > 1 else problem.kernel[0] > SINGLE_ROWS
 
 
 def candidates(problem: ConvProblem, device: Device) -> Iterator[InPlaceConfig]:
@@ -189,7 +192,7 @@ class TaskCost(generated.TaskCost):
         products = sum(len(t.place.users(row, range(p.kernel[0]))) for row in range(low, high))
         # Of what two loads bring, each column is picked by a shuffle.
         moves = self.columns * t.ways + (p.kernel[1] if t.ways > 1 else 0)
-        loads = (high - low) * len(t.groups) * moves * operations
+        loads = (high - low) * len(t.groups(p.kernel[0])) * moves * operations
         return p.kernel[1] * max(PRODUCT * products * operations, LATENCY * p.kernel[0]) + LOAD * loads
 
     @property
@@ -200,7 +203,7 @@ class TaskCost(generated.TaskCost):
     def tile(self) -> float:
         """What else a tile costs."""
         p, g, c = self.problem, self.geometry, self.config
-        columns = self.columns * COLUMN * len(g.tile.groups) + p.kernel[1] * WEIGHT * p.kernel[0] * c.planes
+        columns = self.columns * COLUMN * len(g.tile.groups(p.kernel[0])) + p.kernel[1] * WEIGHT * p.kernel[0] * c.planes
         return columns + STORE * c.rows * c.planes * len(g.tile.vectors) + TILE
 
     def memory(self, channels: int) -> float:
