@@ -29,14 +29,22 @@ class Kernel:
     # Functions, control flow
 
     @contextmanager
-    def function(self, name: str, public: bool = False, **parameters: Any) -> Iterator[list[Any]]:
-        """Emit a function. A parameter is given as INT, or as a dtype string for a pointer to that dtype."""
+    def function(
+        self, name: str, public: bool = False, spills: bool = False, **parameters: Any
+    ) -> Iterator[list[Any]]:  # fmt: skip
+        """Emit a function. A parameter is given as INT, or as a dtype string for a pointer to that dtype.
+
+        `spills`: it may have more vectors than registers. Its stack is aligned to vectors: LLVM notices too late to do
+        so, and what crosses cache lines takes up to twice as long, in some processes and not in others.
+        """
         types = [PTR if isinstance(kind, str) else kind for kind in parameters.values()]
         function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), types), name)
         function.attributes.add("nounwind")
         if not public:
             function.linkage = "internal"
             function.attributes.add("noinline")
+        if spills:
+            function.attributes.alignstack = self.target.vector_bytes
         outer = self.b
         self.b = ir.IRBuilder(function.append_basic_block("entry"))
         arguments: list[Any] = []

@@ -234,7 +234,8 @@ class Depthwise(generated.GeneratedAlgorithm[AnyConfig]):
 
     def task(self, problem: ConvProblem, config: AnyConfig, device: Device) -> generated.TaskCost:
         if isinstance(config, InPlaceConfig):
-            return in_place_cost.TaskCost(problem, config, device)
+            cost = in_place_cost.PairsCost if config.pairs else in_place_cost.TaskCost
+            return cost(problem, config, device)
         if isinstance(config, PixelsConfig):
             return pixels.TaskCost(problem, config, device)
         return TaskCost(problem, config, device)

@@ -51,7 +51,8 @@ def _emit_tile(k: Kernel, epilogue: Epilogue, tile: Tile, low: int, high: int) -
     storage, place, planes = epilogue.storage, tile.place, range(tile.planes)
     firsts = [sum(tile.vectors[:v]) for v in range(len(tile.vectors))]
     with k.function(
-        f"tile_{low}_{high}", args="i64", table="i64", x=storage, w=k.dtype, bias=storage, residual=storage, y=storage
+        f"tile_{low}_{high}", spills=tile.pairs, args="i64", table="i64", x=storage, w=k.dtype, bias=storage,
+        residual=storage, y=storage,
     ) as (args, table, x, w, bias, residual, y):  # fmt: skip
         a = Fields(k, args, FIELDS)
         sums = [[[k.var(k.constant(0.0, n)) for n in tile.vectors] for _ in range(place.rows)] for _ in planes]
