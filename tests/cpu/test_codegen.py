@@ -20,6 +20,7 @@ from tapwise.ops.conv.cpu import dgrad_direct_kernel as dgrad
 from tapwise.ops.conv.cpu.depthwise import in_place, planes
 from tapwise.ops.conv.cpu.depthwise import kernel as depthwise
 from tapwise.ops.conv.cpu.depthwise import pixels as pixels_in_place
+from tapwise.ops.conv.cpu.depthwise.tile import Rows, Tile
 from tapwise.ops.conv.cpu.dgrad_direct import tiles as dgrad_tiles
 from tapwise.ops.conv.cpu.direct import kernel as direct
 from tapwise.ops.conv.cpu.direct.blocking import IN_PLACE_M
@@ -118,8 +119,8 @@ def test_vector_fma_and_no_spills_in_tiles(number: int, kernel: str, share: Shar
 
 @pytest.mark.parametrize(("name", "planes", "weights"), [("avx512", 2, 7), ("avx2", 1, 4)])
 def test_masked_loads_and_no_spills_in_place(name: str, planes: int, weights: int) -> None:
-    place = in_place.Rows(h=7, p=7, rows=7, pad=3, taps=7, stride=1, dilation=1)
-    shape = in_place.Tile(place, (8,), exact=False, planes=planes, weights=weights, ways=1, columns=1, odd=False)
+    place = Rows(h=7, p=7, rows=7, pad=3, taps=7, stride=1, dilation=1)
+    shape = Tile(place, (8,), exact=False, planes=planes, weights=weights, ways=1, columns=1, odd=False)
     kernel = in_place.generate(target(name), dtype="f32", tile=shape, **PLAIN)
     (tile,) = [text for label, text in functions(jit.assembly(kernel)).items() if label.startswith("tile_")]
     assert re.search(r"vmovups\s.*%ymm\d+ \{%k\d\} \{z\}|vmaskmovps\s.*, %ymm", tile)
@@ -148,6 +149,18 @@ def test_pairs_of_bfloat16(kernel: str, share: Share) -> None:
         assert bool(re.search(r"vdpbf16ps\s.*%zmm", largest)) == pairs == vector.bf16_pairs
         assert bool(re.search(FMA["avx512", "f32"], largest)) != pairs
         assert bool(re.search(r"vcvtneps2bf16\s.*%zmm", assembly)) == pairs == vector.rounds_bf16
+
+
+def test_pairs_of_bfloat16_in_place() -> None:
+    """Tiles multiply pairs as they lie in memory, without spills, on an aligned stack: longer filters do spill."""
+    place = Rows(h=14, p=14, rows=14, pad=1, taps=3, stride=1, dilation=1)
+    shape = Tile(place, (16,), exact=False, planes=1, weights=3, ways=1, columns=1, odd=True, pairs=True)
+    kernel = in_place.generate(target("avx512-bf16"), dtype="f32", tile=shape, **PLAIN | {"storage": "bf16"})
+    (tile,) = [text for label, text in functions(jit.assembly(kernel)).items() if label.startswith("tile_")]
+    # Of 14 rows the first and the last meet two of three rows of taps.
+    assert len(re.findall(r"vdpbf16ps\s.*%zmm", tile)) == 2 * (3 * 14 - 2) and not re.search(r"vfn?madd", tile)
+    assert re.search(r"vpermw\s.*%zmm", tile) and not re.search(r"vpslld", tile)
+    assert re.search(r"andq\s+\$-64, %rsp", tile) and not SPILL.search(tile)
 
 
 def test_spill_pattern_finds_spills() -> None:

@@ -1,8 +1,8 @@
 """Products of pairs: AVX-512's vdpbf16ps adds two products of bfloat16 to each float32.
 
-An element of 32 bits holds the bfloat16 of two channels, the first in its lower half. Such pairs are packed, moved and
-broadcast like float32, whose type they have: only the multiply-add of a register tile knows what they are. It rounds
-after each of the two sums, and takes and gives zeros for subnormal numbers.
+An element of 32 bits holds two bfloat16, the first in its lower half: of two channels, or of neighbouring columns. Such
+pairs are packed, moved and broadcast like float32, whose type they have: only the multiply-add of a register tile knows
+what they are. It rounds after each of the two sums, and takes and gives zeros for subnormal numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llvmlite import ir
 from tapwise.cpu.simd import I32, Int, Kernel, Ptr
 from tapwise.cpu.simd.values import BFLOAT
 
-_INSTRUCTION: Final = "llvm.x86.avx512bf16.dpbf16ps.512"
+_INSTRUCTION: Final = "llvm.x86.avx512bf16.dpbf16ps"
 
 
 class PairPtr(Ptr):
@@ -44,12 +44,43 @@ class PairKernel(Kernel):
         both = self.b.or_(lower, self.b.and_(upper, self.splat(pointer.upper_bits, lanes)))
         return self.b.bitcast(both, self.vector("f32", lanes))
 
+    def neighbours(self, pointer: Ptr, lanes: int, mask: Any, step: int) -> Any:
+        """Pairs of elements side by side in memory, of lane l those from l * `step` on; step 1 or 2.
+
+        The mask is of the 2 * `lanes` elements from the pointer on: those that are off are 0, and not touched.
+        """
+        loaded = self.load_bits(pointer, 2 * lanes, mask)
+        if step == 1:
+            loaded = self.shuffle(loaded, loaded, [lane // 2 + lane % 2 for lane in range(2 * lanes)])
+        return self.b.bitcast(loaded, self.vector("f32", lanes))
+
+    def lower_halves(self, pointer: Ptr, lanes: int, mask: Any, step: int) -> Any:
+        """Pairs of an element and a zero, of lane l that at l * `step`; step 1 or 2.
+
+        The mask is of `step` * `lanes` elements, of those in between off.
+        """
+        loaded = self.load_bits(pointer, step * lanes, mask)
+        if step == 1:
+            loaded = self.b.zext(loaded, self.vector("i32", lanes))
+        return self.b.bitcast(loaded, self.vector("f32", lanes))
+
+    def paired(self, lower: Any, upper: Any) -> Any:
+        """Pairs of two of lower_halves, either of which may be None for zeros."""
+        if upper is None:
+            return lower
+        bits = self.b.bitcast(upper, self.vector("i32", self.lanes_of(upper)))
+        bits = self.b.shl(bits, self._bits(16, bits))
+        if lower is not None:
+            bits = self.b.or_(bits, self.b.bitcast(lower, bits.type))
+        return self.b.bitcast(bits, upper.type)
+
     def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
-        """c and the two products of each lane's pairs."""
-        pairs = ir.VectorType(BFLOAT, 2 * self.lanes)
-        function = self.module.globals.get(_INSTRUCTION)
+        """c and the two products of each lane's pairs; vectors of 128 bits or more."""
+        lanes = self.lanes_of(c)
+        pairs, name = ir.VectorType(BFLOAT, 2 * lanes), f"{_INSTRUCTION}.{32 * lanes}"
+        function = self.module.globals.get(name)
         if function is None:
-            function = ir.Function(self.module, ir.FunctionType(c.type, [c.type, pairs, pairs]), _INSTRUCTION)
+            function = ir.Function(self.module, ir.FunctionType(c.type, [c.type, pairs, pairs]), name)
         return self.b.call(function, [c, self.b.bitcast(a, pairs), self.b.bitcast(b, pairs)])
 
 

@@ -12,10 +12,10 @@ from tapwise import registry, verify
 from tapwise.algorithm import Buffers, Device
 from tapwise.cpu.device import host
 from tapwise.ops.conv.cpu.depthwise import in_place_cost
-from tapwise.ops.conv.cpu.depthwise.in_place import Rows, vectors_of
 from tapwise.ops.conv.cpu.depthwise.in_place_cost import InPlaceConfig
 from tapwise.ops.conv.cpu.depthwise.pixels import Geometry as PixelsGeometry
 from tapwise.ops.conv.cpu.depthwise.pixels import PixelsConfig
+from tapwise.ops.conv.cpu.depthwise.tile import Rows, vectors_of
 from tapwise.ops.conv.problem import ConvProblem
 
 DEPTHWISE = registry.get("cpu.depthwise")

@@ -29,14 +29,22 @@ class Kernel:
     # Functions, control flow
 
     @contextmanager
-    def function(self, name: str, public: bool = False, **parameters: Any) -> Iterator[list[Any]]:
-        """Emit a function. A parameter is given as INT, or as a dtype string for a pointer to that dtype."""
+    def function(
+        self, name: str, public: bool = False, spills: bool = False, **parameters: Any
+    ) -> Iterator[list[Any]]:  # fmt: skip
+        """Emit a function. A parameter is given as INT, or as a dtype string for a pointer to that dtype.
+
+        `spills`: it may have more vectors than registers. Its stack is aligned to vectors: LLVM notices too late to do
+        so, and what crosses cache lines takes up to twice as long, in some processes and not in others.
+        """
         types = [PTR if isinstance(kind, str) else kind for kind in parameters.values()]
         function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), types), name)
         function.attributes.add("nounwind")
         if not public:
             function.linkage = "internal"
             function.attributes.add("noinline")
+        if spills:
+            function.attributes.alignstack = self.target.vector_bytes
         outer = self.b
         self.b = ir.IRBuilder(function.append_basic_block("entry"))
         arguments: list[Any] = []
@@ -169,12 +177,7 @@ class Kernel:
         With a mask, the lanes that are off are 0, and their memory is not touched.
         """
         lanes = self.lanes if lanes is None else lanes
-        kind, align = self.vector(pointer.dtype, lanes), BYTES[pointer.dtype]
-        if mask is None:
-            value = self.b.load(pointer.value, align=align, typ=kind)
-        else:
-            function = self._masked("load", kind, kind, [PTR, I32, mask.type, kind])
-            value = self.b.call(function, [pointer.value, ir.Constant(I32, align), mask, ir.Constant(kind, None)])
+        value = self.load_bits(pointer, lanes, mask)
         if pointer.dtype == self.dtype:
             return value
         if pointer.dtype in INTEGERS:
@@ -182,6 +185,14 @@ class Kernel:
         if pointer.dtype == "bf16":
             return self._from_bf16(value, lanes)
         return self.b.fpext(value, self.vector(self.dtype, lanes))
+
+    def load_bits(self, pointer: Ptr, lanes: int, mask: Any = None) -> Any:
+        """The same as they are stored: bfloat16 as integers of 16 bits."""
+        kind, align = self.vector(pointer.dtype, lanes), BYTES[pointer.dtype]
+        if mask is None:
+            return self.b.load(pointer.value, align=align, typ=kind)
+        function = self._masked("load", kind, kind, [PTR, I32, mask.type, kind])
+        return self.b.call(function, [pointer.value, ir.Constant(I32, align), mask, ir.Constant(kind, None)])
 
     def _from_integers(self, value: Any, dtype: str, lanes: int) -> Any:
         """Integers as floating point; narrow ones by way of 32 bits, which machines convert from."""

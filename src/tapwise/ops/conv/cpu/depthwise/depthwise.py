@@ -2,9 +2,9 @@
 
 There is no sum over channels, so nothing is worth blocking but the picture: a tile of outputs stays in registers over
 all taps and goes straight to y with bias, residual and activation. NCHW: lanes over the pixels of a row. Where masked
-loads can do that, x is read where it lies (`in_place`); else planes are packed (`planes`, `packed_tile`) into two
-buffers in turn, so that a plane has left the store buffer before it is read. NHWC: lanes over channels, a tile is a run
-of pixels, and each tap one load a vector of them.
+loads can do that, x is read where it lies (`in_place`; bfloat16 in `pairs` of taps); else planes are packed (`planes`,
+`packed_tile`) into two buffers in turn, so that a plane has left the store buffer before it is read. NHWC: lanes over
+channels, a tile is a run of pixels, and each tap one load a vector of them.
 """
 
 from __future__ import annotations
@@ -225,7 +225,8 @@ def all_candidates(problem: ConvProblem, device: Device) -> Iterator[AnyConfig]:
 class Depthwise(generated.GeneratedAlgorithm[AnyConfig]):
     """Depthwise convolution, filters of any size and stride, any number of outputs a channel (NCHW).
 
-    float32, float64, float16, bfloat16 (computed in float32); exact on integers that float32 holds.
+    float32, float64, float16, bfloat16 (computed in float32; in place by products of pairs, where the processor has
+    them); exact on integers that float32 holds.
     """
 
     id: ClassVar[str] = "cpu.depthwise"
@@ -234,7 +235,8 @@ class Depthwise(generated.GeneratedAlgorithm[AnyConfig]):
 
     def task(self, problem: ConvProblem, config: AnyConfig, device: Device) -> generated.TaskCost:
         if isinstance(config, InPlaceConfig):
-            return in_place_cost.TaskCost(problem, config, device)
+            cost = in_place_cost.PairsCost if config.pairs else in_place_cost.TaskCost
+            return cost(problem, config, device)
         if isinstance(config, PixelsConfig):
             return pixels.TaskCost(problem, config, device)
         return TaskCost(problem, config, device)
@@ -253,7 +255,7 @@ class Depthwise(generated.GeneratedAlgorithm[AnyConfig]):
         if isinstance(config, InPlaceConfig):
             there = in_place_cost.Geometry(problem, config, device)
             library = self.load("depthwise_in_place", in_place.generate, problem, tile=there.tile)
-            size = problem.k * problem.gemm_k
+            size = problem.k * there.weights
             return KernelPlan(problem, device, library, in_place.FIELDS, there.fields(), packed_size=size, pack_tasks=1)
         if isinstance(config, PixelsConfig):
             run = pixels.Geometry(problem, config, device)

@@ -9,16 +9,16 @@ the image is known when the kernel is compiled, so their products are left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, Final
 
 from tapwise.cpu.epilogue import Epilogue, Sums
 from tapwise.cpu.fields import COMMON, Fields, entry, unravel
+from tapwise.cpu.pairs import PairKernel
 from tapwise.cpu.simd import Int, Kernel, Ptr, Target
-from tapwise.integers import ceil_div
+from tapwise.ops.conv.cpu.depthwise import pairs
 from tapwise.ops.conv.cpu.depthwise.kernel import emit_filters
+from tapwise.ops.conv.cpu.depthwise.pairs import Cells
+from tapwise.ops.conv.cpu.depthwise.tile import Tile
 
 FIELDS: Final = (
     *COMMON, "channels", "multiplier", "blocks", "w_in", "plane_in", "q", "plane_out", "taps", "taps_h", "taps_w",
@@ -26,92 +26,19 @@ FIELDS: Final = (
 )  # fmt: skip
 
 
-def vectors_of(columns: int, lanes: int) -> tuple[int, ...]:
-    """Lanes of the vectors that cover so many columns."""
-    rest, narrow = columns % lanes, lanes
-    while narrow // 2 >= max(rest, min(4, lanes)):
-        narrow //= 2
-    return (lanes,) * (columns // lanes) + ((narrow,) if rest else ())
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows of a plane: `p` of outputs, `rows` of them a tile, of `h` of x; the filter's and what they are moved by."""
-
-    h: int
-    p: int
-    rows: int
-    pad: int
-    taps: int
-    stride: int
-    dilation: int
-
-    @property
-    def reach(self) -> int:
-        """Rows of x from the first output's first tap to the last one's last."""
-        return (self.rows - 1) * self.stride + (self.taps - 1) * self.dilation + 1
-
-    def inside(self, first: int) -> tuple[int, int]:
-        """[low, high): the rows of x, from that of the first output's first tap, that lie inside the image."""
-        top = first * self.stride - self.pad
-        low = min(max(0, -top), self.reach)
-        return low, max(low, min(self.reach, self.h - top))
-
-    def runs(self) -> Iterator[tuple[tuple[int, int], int, int]]:
-        """(inside, first, count): tiles that follow each other, alike. The last one overlaps the one before."""
-        starts = [*range(0, self.p - self.rows, self.rows), self.p - self.rows]
-        for inside, run in groupby(starts[:-1], self.inside):
-            alike = list(run)
-            yield inside, alike[0], len(alike)
-        yield self.inside(starts[-1]), starts[-1], 1
-
-    def users(self, row: int, taps: range) -> list[tuple[int, int]]:
-        """(tap of the filter, output row of the tile) that row `row` meets."""
-        pairs = [(r, *divmod(row - r * self.dilation, self.stride)) for r in taps]
-        return [(r, output) for r, output, rest in pairs if rest == 0 and 0 <= output < self.rows]
-
-
-@dataclass(frozen=True)
-class Tile:
-    """What a kernel is compiled for.
-
-    `vectors`: their lanes; `exact`: they do not pass the end of a row. `planes` of neighbouring channels go together,
-    at most `weights` of a column of each stay in registers at once. Vectors of x come from `ways` loads, as many as the
-    stride, and serve `columns` columns of taps that are neighbours; `odd`: an only one is left.
-    """
-
-    place: Rows
-    vectors: tuple[int, ...]
-    exact: bool
-    planes: int
-    weights: int
-    ways: int
-    columns: int
-    odd: bool
-
-    @property
-    def line(self) -> int:
-        """Numbers in `table` of a column of taps: where it reads, and a mask for each load of a vector."""
-        return 1 + self.ways * len(self.vectors)
-
-    @property
-    def groups(self) -> list[range]:
-        """The rows of a column of taps that go together, as evenly as can be."""
-        count = ceil_div(self.place.taps, self.weights)
-        size = ceil_div(self.place.taps, count)
-        return [range(at, min(at + size, self.place.taps)) for at in range(0, self.place.taps, size)]
-
-
 def generate(
     target: Target, *, dtype: str, storage: str, tile: Tile, bias: bool, residual: bool, activation: str | None
 ) -> Kernel:
     """The kernels of one instance: `task` and `pack_task`."""
-    k = Kernel(target, dtype)
+    k = PairKernel(target, dtype) if tile.pairs else Kernel(target, dtype)
     epilogue = Epilogue(k, storage, True, bias, residual, activation)
     for inside in dict.fromkeys(inside for inside, _, _ in tile.place.runs()):
         _emit_tile(k, epilogue, tile, *inside)
     _emit_task(k, storage, tile)
-    emit_filters(k, FIELDS, storage, True, 1)
+    if isinstance(k, PairKernel):
+        pairs.emit_filters(k, FIELDS, tile)
+    else:
+        emit_filters(k, FIELDS, storage, True, 1)
     return k
 
 
@@ -124,41 +51,16 @@ def _emit_tile(k: Kernel, epilogue: Epilogue, tile: Tile, low: int, high: int) -
     storage, place, planes = epilogue.storage, tile.place, range(tile.planes)
     firsts = [sum(tile.vectors[:v]) for v in range(len(tile.vectors))]
     with k.function(
-        f"tile_{low}_{high}", args="i64", table="i64", x=storage, w=k.dtype, bias=storage, residual=storage, y=storage
+        f"tile_{low}_{high}", spills=tile.pairs, args="i64", table="i64", x=storage, w=k.dtype, bias=storage,
+        residual=storage, y=storage,
     ) as (args, table, x, w, bias, residual, y):  # fmt: skip
         a = Fields(k, args, FIELDS)
         sums = [[[k.var(k.constant(0.0, n)) for n in tile.vectors] for _ in range(place.rows)] for _ in planes]
 
-        def products(s: Int, columns: int) -> None:
-            """Of neighbouring columns of taps from s on."""
-            entries = [k.load_int(table + s * tile.line + i) for i in range(tile.line)]
-            masks = [k.mask(entry, tile.vectors[i // tile.ways]) for i, entry in enumerate(entries[1:])]
-            for taps in tile.groups:
-                factors = {
-                    (plane, i, r): k.broadcast(w + (a.taps * plane + (s + i) * a.taps_h + r))
-                    for plane in planes
-                    for i in range(columns)
-                    for r in taps
-                }
-                at = [x + (entries[0] + a.w_in * low + a.plane_in * plane) for plane in planes]
-                for row in range(low, high):
-                    users = place.users(row, taps)
-                    for plane in planes if users else ():
-                        for v, n in enumerate(tile.vectors):
-                            loads = masks[v * tile.ways : (v + 1) * tile.ways]
-                            values = _columns(k, at[plane] + firsts[v] * tile.ways, n, loads, columns)
-                            for i, value in enumerate(values):
-                                for r, output in users:
-                                    cell = sums[plane][output][v]
-                                    cell.set(k.fma(k.narrow(factors[plane, i, r], n), value, cell.get()))
-                    # From row to row rather than by multiples: those would fill the integer registers.
-                    at = [one + a.w_in for one in at]
-
-        whole = a.taps_w - int(tile.odd)
-        with k.loop(0, whole, tile.columns) as s:
-            products(s, tile.columns)
-        if tile.odd:
-            products(whole, 1)
+        if isinstance(k, PairKernel):
+            pairs.emit_products(k, a, tile, range(low, high), table, x, w, sums)
+        else:
+            _emit_products(k, a, tile, range(low, high), table, x, w, sums)
         last = k.mask(a.last, tile.vectors[-1])
         found = []
         for plane in planes:
@@ -174,6 +76,43 @@ def _emit_tile(k: Kernel, epilogue: Epilogue, tile: Tile, low: int, high: int) -
                 there = there + a.q
         # Those of the same length together, where none passes the end of a row.
         epilogue.store(sorted(found, key=lambda one: -k.lanes_of(one.value)) if tile.exact else found)
+
+
+def _emit_products(k: Kernel, a: Fields, tile: Tile, rows: range, table: Ptr, x: Ptr, w: Ptr, sums: Cells) -> None:
+    """All products of a tile with those rows of x."""
+    place, planes = tile.place, range(tile.planes)
+    firsts = [sum(tile.vectors[:v]) for v in range(len(tile.vectors))]
+
+    def products(s: Int, columns: int) -> None:
+        """Of neighbouring columns of taps from s on."""
+        entries = [k.load_int(table + s * tile.line + i) for i in range(tile.line)]
+        masks = [k.mask(entry, tile.vectors[i // tile.ways]) for i, entry in enumerate(entries[1:])]
+        for taps in tile.groups(place.taps):
+            factors = {
+                (plane, i, r): k.broadcast(w + (a.taps * plane + (s + i) * a.taps_h + r))
+                for plane in planes
+                for i in range(columns)
+                for r in taps
+            }
+            at = [x + (entries[0] + a.w_in * rows.start + a.plane_in * plane) for plane in planes]
+            for row in rows:
+                users = place.users(row, taps)
+                for plane in planes if users else ():
+                    for v, n in enumerate(tile.vectors):
+                        loads = masks[v * tile.ways : (v + 1) * tile.ways]
+                        values = _columns(k, at[plane] + firsts[v] * tile.ways, n, loads, columns)
+                        for i, value in enumerate(values):
+                            for r, output in users:
+                                cell = sums[plane][output][v]
+                                cell.set(k.fma(k.narrow(factors[plane, i, r], n), value, cell.get()))
+                # From row to row rather than by multiples: those would fill the integer registers.
+                at = [one + a.w_in for one in at]
+
+    whole = a.taps_w - int(tile.odd)
+    with k.loop(0, whole, tile.columns) as s:
+        products(s, tile.columns)
+    if tile.odd:
+        products(whole, 1)
 
 
 def _columns(k: Kernel, at: Ptr, lanes: int, masks: list[Any], columns: int) -> list[Any]:

@@ -15,7 +15,7 @@ from tapwise.cpu.common import lanes_of
 from tapwise.cpu.cost import Breakdown
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu import generated
-from tapwise.ops.conv.cpu.depthwise.in_place import Rows, Tile, vectors_of
+from tapwise.ops.conv.cpu.depthwise.tile import SINGLE_ROWS, Rows, Tile, vectors_of
 from tapwise.ops.conv.problem import ConvProblem
 
 PLANES: Final = (1, 2, 4)
@@ -30,12 +30,16 @@ MOST_GROUPS: Final = 3
 
 @dataclass(frozen=True)
 class InPlaceConfig(BaseConfig):
-    """A tile is `rows` rows of outputs by `vectors`, of `planes` channels; an image's channels are `blocks` tasks."""
+    """A tile is `rows` rows of outputs by `vectors`, of `planes` channels; an image's channels are `blocks` tasks.
+
+    `pairs`: neighbouring taps of bfloat16 are multiplied together.
+    """
 
     rows: int
     vectors: int
     planes: int
     blocks: int
+    pairs: bool = False
 
 
 class Geometry(generated.Geometry):
@@ -47,8 +51,11 @@ class Geometry(generated.Geometry):
         super().__init__(problem, config, device)
         q, ways = problem.output[1], problem.stride[1]
         vectors = vectors_of(min(q, config.vectors * self.lanes), self.lanes)
-        # Both halves of what two loads bring are used where taps lie side by side.
-        columns = 2 if ways == 2 and problem.dilation[1] == 1 and problem.kernel[1] > 1 else 1
+        # Both halves of what two loads bring are used where taps lie side by side; a pair is one product.
+        together = 2 if config.pairs or (ways == 2 and problem.dilation[1] == 1 and problem.kernel[1] > 1) else 1
+        columns = 1 if config.pairs else together
+        odd = problem.kernel[1] % together > 0
+        self.taps_w = ceil_div(problem.kernel[1], together // columns)
         # Without registers for masks they lie in those of vectors.
         masks = 0 if device.vector_bytes == 64 else ways * len(vectors)
         room = device.registers - config.rows * config.planes * len(vectors) - OTHERS - masks
@@ -58,8 +65,9 @@ class Geometry(generated.Geometry):
             problem.stride[0], problem.dilation[0],
         )  # fmt: skip
         width = sum(vectors)
-        odd = problem.kernel[1] % columns > 0
-        self.tile = Tile(place, vectors, width <= q, config.planes, weights, ways, columns, odd)
+        self.tile = Tile(place, vectors, width <= q, config.planes, weights, ways, columns, odd, config.pairs)
+        # Of a channel, pairs counted once.
+        self.weights = place.taps * (self.taps_w - odd) + (self.tile.odd_weights if odd else 0)
         self.col_blocks, self.width = ceil_div(q, width), width
         self.tasks = config.blocks * problem.n
 
@@ -69,26 +77,37 @@ class Geometry(generated.Geometry):
         last = min(q - sum(vectors[:-1]), vectors[-1])
         return {
             "tasks": self.tasks, "scratch_step": 0, "channels": p.c, "multiplier": 1, "blocks": self.config.blocks,
-            "w_in": w_in, "plane_in": h * w_in, "q": q, "plane_out": height * q, "taps": p.kernel[0] * p.kernel[1],
-            "taps_h": p.kernel[0], "taps_w": p.kernel[1], "table": self.table(),
+            "w_in": w_in, "plane_in": h * w_in, "q": q, "plane_out": height * q, "taps": self.weights,
+            "taps_h": p.kernel[0], "taps_w": self.taps_w, "table": self.table(),
             "col_blocks": self.col_blocks, "last": (1 << last) - 1,
         }  # fmt: skip
 
     def table(self) -> np.ndarray:
-        """int64 (column blocks, S, 1 + vectors loaded): the shift of a column of taps, then which lanes of each vector
-        it reads lie inside the image, as bits."""
-        p = self.problem
-        ways, width = p.stride[1], p.spatial[1]
+        """int64 (column blocks, columns of taps or pairs of them, 1 + vectors loaded): the shift of a column of taps,
+        then which elements of each vector it reads lie inside the image, as bits."""
+        p, tile = self.problem, self.tile
+        ways, width, taps = p.stride[1], p.spatial[1], p.kernel[1]
         lines = []
         for block in range(self.col_blocks):
             first = max(0, min(block * self.width, p.output[1] - self.width))
-            for s in range(p.kernel[1]):
+            for s in range(0, taps, 2 if tile.pairs else 1):
                 at = first * ways + s * p.dilation[1] - p.padding[1][0]
                 lines.append([at])
-                for lanes in (n for n in self.tile.vectors for _ in range(ways)):
-                    lines[-1].append(sum(1 << lane for lane in range(lanes) if 0 <= at + lane < width))
-                    at += lanes
+                for lanes in (n for n in tile.vectors for _ in range(tile.loads)):
+                    reads = set(range(lanes))
+                    if tile.pairs:
+                        # Of an only column every other element at stride 2; else their neighbours, too.
+                        reads = {lane * ways + second for lane in reads for second in range(min(2, taps - s))}
+                    lines[-1].append(sum(1 << lane for lane in reads if 0 <= at + lane < width))
+                    at += lanes * ways // tile.loads
         return np.array(lines, np.int64)
+
+
+def takes_pairs(problem: ConvProblem, device: Device) -> bool:
+    """Whether neighbouring taps are multiplied together."""
+    if problem.dtype != "bf16" or not device.bf16_pairs:
+        return False
+    return problem.dilation[1] == 1 if problem.kernel[1] > 1 else problem.kernel[0] > SINGLE_ROWS
 
 
 def candidates(problem: ConvProblem, device: Device) -> Iterator[InPlaceConfig]:
@@ -99,13 +118,14 @@ def candidates(problem: ConvProblem, device: Device) -> Iterator[InPlaceConfig]:
     if not masks or problem.layout != "nchw" or problem.group_k > 1 or problem.stride[1] > 2 or q < 2:
         return
     in_row = ceil_div(q, lanes)
+    pairs = takes_pairs(problem, device)
     if in_row > MOST_IN_ROW.get(device.vector_bytes, in_row):
         return
     for planes, vectors in product(PLANES, range(1, min(MOST_VECTORS[device.vector_bytes], in_row) + 1)):
         most = (device.registers - OTHERS) // (planes * vectors)
         for rows in sorted({ceil_div(p, count) for count in range(1, p + 1) if ceil_div(p, count) <= most}):
             for blocks in (1, *(count * device.threads for count in (1, 2, 4))):
-                config = InPlaceConfig(rows, vectors, planes, blocks)
+                config = InPlaceConfig(rows, vectors, planes, blocks, pairs)
                 if (
                     problem.c // blocks >= planes
                     and MOST_GROUPS * Geometry(problem, config, device).tile.weights >= problem.kernel[0]
@@ -119,10 +139,16 @@ PRODUCT: Final = 0.44
 LOAD: Final = 0.22
 # A product waits for the one before it of the same sum; the next tile's fill some of the time.
 LATENCY: Final = 2.4
-# A column of taps, each of its weights, an output vector's store, a tile.
+# In pairs of bfloat16 (pairs.py), beside a load: columns that are neighbours are permuted, elements of an odd column
+# widened, and put together with those of the next row.
+PERMUTE: Final = 0.2
+WIDEN: Final = 0.4
+PAIR_ROWS: Final = 0.6
+# A column of taps, each of its weights, an output vector's store (rounded to bfloat16), a tile.
 COLUMN: Final = 1.6
 WEIGHT: Final = 0.8
 STORE: Final = 1.3
+PAIRS_STORE: Final = 2.4
 TILE: Final = 10.0
 # Of the time that memory takes, what is not hidden, for each row of x that a tile reads beside the others: the
 # machine's prefetcher follows few of them.
@@ -153,24 +179,34 @@ class TaskCost(generated.TaskCost):
     def products(self, low: int, high: int) -> float:
         """The products of a tile, and the loads of x for them."""
         p, t = self.problem, self.geometry.tile
-        slow = self.device.vector_cycles / self.costs.lanes
-        operations = t.planes * sum(max(1.0, n * slow) for n in t.vectors)
-        products = sum(len(t.place.users(row, range(p.kernel[0]))) for row in range(low, high))
+        products = p.kernel[1] * sum(len(t.place.users(row, range(p.kernel[0]))) for row in range(low, high))
         # Of what two loads bring, each column is picked by a shuffle.
         moves = self.columns * t.ways + (p.kernel[1] if t.ways > 1 else 0)
-        loads = (high - low) * len(t.groups) * moves * operations
-        return p.kernel[1] * max(PRODUCT * products * operations, LATENCY * p.kernel[0]) + LOAD * loads
+        return self.together(products, LOAD * (high - low) * len(t.groups(p.kernel[0])) * moves)
+
+    def together(self, products: int, loads: float) -> float:
+        """So many products of each vector of a tile, and loads of as many cycles."""
+        t = self.geometry.tile
+        slow = self.device.vector_cycles / self.costs.lanes
+        operations = t.planes * sum(max(1.0, n * slow) for n in t.vectors)
+        return max(PRODUCT * products * operations, LATENCY * self.geometry.weights) + loads * operations
 
     @property
     def columns(self) -> int:
         """Of taps, as often as x is loaded for them."""
         return ceil_div(self.problem.kernel[1], self.geometry.tile.columns)
 
+    @property
+    def passes(self) -> int:
+        """Over the rows of x of a tile."""
+        return self.columns * len(self.geometry.tile.groups(self.problem.kernel[0]))
+
     def tile(self) -> float:
         """What else a tile costs."""
-        p, g, c = self.problem, self.geometry, self.config
-        columns = self.columns * COLUMN * len(g.tile.groups) + p.kernel[1] * WEIGHT * p.kernel[0] * c.planes
-        return columns + STORE * c.rows * c.planes * len(g.tile.vectors) + TILE
+        g, c = self.geometry, self.config
+        store = PAIRS_STORE if c.pairs else STORE
+        cycles = COLUMN * self.passes + WEIGHT * g.weights * c.planes
+        return cycles + store * c.rows * c.planes * len(g.tile.vectors) + TILE
 
     def memory(self, channels: int) -> float:
         """x and y of so many channels, where they do not stay in the worker's own caches."""
@@ -178,3 +214,29 @@ class TaskCost(generated.TaskCost):
         moved = channels * (p.spatial[0] * p.spatial[1] + p.output[0] * p.output[1]) * p.itemsize
         resident = p.bytes // self.device.threads
         return 0.0 if resident <= self.device.l2_bytes * 0.75 else self.costs.stream(moved, p.bytes)
+
+
+class PairsCost(TaskCost):
+    """The same of a config with `pairs`."""
+
+    def products(self, low: int, high: int) -> float:
+        """The products of a tile, and the loads of x for them."""
+        t, stride = self.geometry.tile, self.problem.stride[1]
+        place, whole = t.place, self.problem.kernel[1] // 2
+        column = sum(len(place.users(row, range(place.taps))) for row in range(low, high))
+        products, load = whole * column, LOAD + PERMUTE if stride == 1 else LOAD
+        loads = whole * len(t.groups(place.taps)) * load
+        if t.odd:
+            # Pairs of rows begin above the image, too.
+            first, step = (low - place.dilation, 2) if t.rows_paired else (low, 1)
+            products += sum(len(place.users(row, range(0, place.taps, step))) for row in range(first, high))
+            beside = PAIR_ROWS if t.rows_paired else WIDEN if stride == 1 else LOAD
+            loads += len(t.groups(t.odd_weights)) * beside
+        return self.together(products, (high - low) * loads)
+
+    @property
+    def passes(self) -> int:
+        """Over the rows of x of a tile."""
+        t = self.geometry.tile
+        odd = len(t.groups(t.odd_weights)) if t.odd else 0
+        return self.problem.kernel[1] // 2 * len(t.groups(t.place.taps)) + odd
