@@ -17,7 +17,8 @@ VARIABLES = {
     "TAPWISE_NUM_THREADS": "worker threads of the CPU kernels (default: the cores this process may use)",
     "TAPWISE_CACHE_DIR": "folder of compiled kernels and measured ceilings (default: the user's cache folder)",
     "TAPWISE_CPU_TARGET": (
-        "host, avx512-bf16, avx512, avx2, avx2-128 or neon: the instruction set to generate for (default: host)"
+        "host, avx512-bf16, avx512, avx2, avx2-128, neon-bf16 or neon: the instruction set to generate for "
+        "(default: host)"
     ),
 }
 CPU_TARGET = "TAPWISE_CPU_TARGET"

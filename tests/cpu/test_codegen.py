@@ -138,17 +138,21 @@ def test_tiles_ask_for_the_output_that_they_write(name: str, asks: str) -> None:
 
 @pytest.mark.parametrize("kernel", ["direct-pixels", "direct-channels", "direct-straight"])
 def test_pairs_of_bfloat16(kernel: str, share: Share) -> None:
-    """Tiles multiply pairs, without spills; the rest of AVX-512 has neither that nor the rounding."""
-    for name, pairs in share((("avx512-bf16", True), ("avx512", False))):
+    """Tiles multiply pairs, without spills; the rest of AVX-512 and NEON has neither that nor the rounding."""
+    product = {"avx512": r"vdpbf16ps\s.*%zmm", "neon": r"bfdot\s+v\d+\.4s"}
+    rounding = {"avx512": r"vcvtneps2bf16\s.*%zmm", "neon": r"bfcvtn2?\s+v\d+"}
+    choices = ("avx512-bf16", True), ("neon-bf16", True), ("avx512", False), ("neon", False)
+    for name, pairs in share(choices):
         vector = target(name)
         options = PLAIN | {"storage": "bf16", "pairs": pairs}
         assembly = jit.assembly(generators(vector)[kernel](vector, dtype="f32", **options))
         tiles = [text for label, text in functions(assembly).items() if re.fullmatch(r"tile_\d+_\d+", label)]
         largest = max(tiles, key=len)
         assert not SPILL.search(largest)
-        assert bool(re.search(r"vdpbf16ps\s.*%zmm", largest)) == pairs == vector.bf16_pairs
-        assert bool(re.search(FMA["avx512", "f32"], largest)) != pairs
-        assert bool(re.search(r"vcvtneps2bf16\s.*%zmm", assembly)) == pairs == vector.rounds_bf16
+        kind = name.removesuffix("-bf16")
+        assert bool(re.search(product[kind], largest)) == pairs == vector.bf16_pairs
+        assert bool(re.search(FMA[kind, "f32"], largest)) != pairs
+        assert bool(re.search(rounding[kind], assembly)) == pairs == vector.rounds_bf16
 
 
 def test_pairs_of_bfloat16_in_place() -> None:

@@ -1,8 +1,8 @@
-"""Products of pairs: AVX-512's vdpbf16ps adds two products of bfloat16 to each float32.
+"""Products of pairs: AVX-512's vdpbf16ps, and Arm's bfdot, add two products of bfloat16 to each float32.
 
 An element of 32 bits holds two bfloat16, the first in its lower half: of two channels, or of neighbouring columns. Such
 pairs are packed, moved and broadcast like float32, whose type they have: only the multiply-add of a register tile knows
-what they are. It rounds after each of the two sums, and takes and gives zeros for subnormal numbers.
+what they are. It rounds after each of the two sums (Arm's to odd), and takes and gives zeros for subnormal numbers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from llvmlite import ir
 from tapwise.cpu.simd import I32, Int, Kernel, Ptr
 from tapwise.cpu.simd.values import BFLOAT
 
-_INSTRUCTION: Final = "llvm.x86.avx512bf16.dpbf16ps"
+_AVX512: Final = "llvm.x86.avx512bf16.dpbf16ps"
+_ARM: Final = "llvm.aarch64.neon.bfdot.v4f32.v8bf16"
 
 
 class PairPtr(Ptr):
@@ -77,7 +78,7 @@ class PairKernel(Kernel):
     def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
         """c and the two products of each lane's pairs; vectors of 128 bits or more."""
         lanes = self.lanes_of(c)
-        pairs, name = ir.VectorType(BFLOAT, 2 * lanes), f"{_INSTRUCTION}.{32 * lanes}"
+        pairs, name = ir.VectorType(BFLOAT, 2 * lanes), _ARM if self.target.arm else f"{_AVX512}.{32 * lanes}"
         function = self.module.globals.get(name)
         if function is None:
             function = ir.Function(self.module, ir.FunctionType(c.type, [c.type, pairs, pairs]), name)

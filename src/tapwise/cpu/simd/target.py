@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from dataclasses import dataclass
 from functools import cache
 from typing import Final
@@ -28,13 +30,22 @@ class Target:
 
     @property
     def bf16_pairs(self) -> bool:
-        """Whether it has AVX-512's instruction that multiplies pairs of bfloat16 (cpu/pairs.py)."""
-        return self.vector_bytes == 64 and "+avx512bf16" in self.features.split(",")
+        """Whether it has an instruction that multiplies pairs of bfloat16 (cpu/pairs.py): AVX-512's or Arm's."""
+        return self.rounds_bf16 and (self.arm or self.vector_bytes == 64)
+
+    @property
+    def arm(self) -> bool:
+        """Whether it is a 64-bit Arm processor's."""
+        return _is_arm(self.triple)
 
     @property
     def rounds_bf16(self) -> bool:
         """Whether it has instructions that round float32 to bfloat16: AVX-512's or those of Arm."""
         return not {"+avx512bf16", "+bf16"}.isdisjoint(self.features.split(","))
+
+
+def _is_arm(triple: str) -> bool:
+    return triple.startswith(("aarch64", "arm64"))
 
 
 _X86: Final = "x86_64-unknown-linux-gnu"
@@ -45,20 +56,27 @@ _NAMED: Final = {
     "avx2": Target("avx2", _X86, "haswell", "+avx2,+fma,+f16c", 32, 16),
     # Half of AVX2's width: what a study of vector widths compares with.
     "avx2-128": Target("avx2-128", _X86, "haswell", "+avx2,+fma,+f16c", 16, 16),
+    "neon-bf16": Target("neon-bf16", "aarch64-unknown-linux-gnu", "neoverse-n2", "+neon,+bf16", 16, 32),
     "neon": Target("neon", "aarch64-unknown-linux-gnu", "cortex-a72", "+neon", 16, 32),
 }
 
 
+# Linux's words on a processor's instructions: <elf.h>, <asm/hwcap.h> of arm64.
+_HWCAP2: Final = 26
+_HWCAP2_BF16: Final = 1 << 14
+
+
 @cache
 def target(name: str = "host") -> Target:
-    """The target of that name: host, avx512-bf16, avx512, avx2, avx2-128 or neon. Raises InvalidProblem for another."""
+    """The target of that name: host, avx512-bf16, avx512, avx2, avx2-128, neon-bf16 or neon. Raises InvalidProblem for
+    another."""
     if name in _NAMED:
         return _NAMED[name]
     if name != "host":
         raise InvalidProblem(f"cpu target {name!r:.60}: host, {', '.join(_NAMED)}")
-    features = llvm.get_host_cpu_features()
+    features = _features()
     triple = llvm.get_process_triple()
-    if triple.startswith(("aarch64", "arm64")):
+    if _is_arm(triple):
         width, registers = 16, 32
     elif features.get("avx512f") and features.get("avx512vl"):
         width, registers = 64, 32
@@ -72,7 +90,15 @@ def target(name: str = "host") -> Target:
     return Target("host", triple, llvm.get_host_cpu_name(), flags, width, registers)
 
 
+def _features() -> llvm.FeatureMap:
+    """What LLVM knows of this processor, and bfloat16 of Arm's, of which it does not ask."""
+    features = llvm.get_host_cpu_features()
+    if _is_arm(llvm.get_process_triple()) and sys.platform == "linux":
+        features["bf16"] = bool(ctypes.CDLL(None).getauxval(_HWCAP2) & _HWCAP2_BF16)
+    return features
+
+
 def runnable() -> list[str]:
     """Names of the targets that this processor has the instructions of; "host" is one everywhere."""
-    has = llvm.get_host_cpu_features()
+    has = _features()
     return ["host", *(n for n, t in _NAMED.items() if all(has.get(word[1:]) for word in t.features.split(",")))]
