@@ -37,8 +37,8 @@ TRANSPOSED: Final = 1.2
 TRANSPOSED_RUN: Final = 30.0
 # Of a panel of filters, what has to fit half of L1 for the next tile to find it there.
 IN_L1: Final = 0.5
-# Of L3, what filters that are read over and over may fill: others have their part of it.
-L3_SHARE: Final = 0.6
+# Of L3, what may be filled by what is read over and over: other machines of the same processor have their part of it.
+L3_SHARE: Final = 0.3
 # Of the cycles of register tiles, what operands that stream from a cache are not hidden behind.
 EXPOSED: Final = 0.32
 

@@ -40,11 +40,9 @@ PACK_ELEMENT: Final = 1.5
 PACK_ROW_LESS: Final = 13.0
 # Packing: cycles a vector of channels.
 PACK_CHANNELS: Final = 2.0
-# The packed copy misses more than it streams: borders, phases. Read in place it is not hidden at all, as a channel's
-# pixels of a tile are few lines, and the next channel's far away: which also takes cycles for each run of them.
+# The packed copy misses more than it streams: borders, phases. Read in place, the products hide most of it.
 PACK_READ: Final = 1.8
-READ_IN_PLACE: Final = 1.0
-RUN_IN_PLACE: Final = 40.0
+READ_IN_PLACE: Final = 0.3
 # Finishing: cycles a vector of sums.
 FINISH_VECTOR: Final = 1.5
 # Stores wait in buffers for half of the time that their memory takes.
@@ -186,11 +184,9 @@ class TaskCost(generated.TaskCost):
         return self.packed_rows * pitch * costs.row(c.channels, PACK_CHANNELS)
 
     def reading(self) -> float:
-        """The same from where x lies; in place each run of pixels of a channel begins in a page of its own."""
-        c, read = self.config, self.costs.stream(self.source_bytes, self.problem.bytes)
-        if c.route != "in place":
-            return PACK_READ * read
-        return READ_IN_PLACE * read + RUN_IN_PLACE * c.channels * (1 if self.one_run else c.rows)
+        """The same from where x lies."""
+        exposed = READ_IN_PLACE if self.config.route == "in place" else PACK_READ
+        return exposed * self.costs.stream(self.source_bytes, self.problem.bytes)
 
     def finishing(self) -> float:
         """Bias, residual and activation of one image's sums."""
