@@ -38,7 +38,7 @@ TRANSPOSED_RUN: Final = 30.0
 # Of a panel of filters, what has to fit half of L1 for the next tile to find it there.
 IN_L1: Final = 0.5
 # Of L3, what may be filled by what is read over and over: other machines of the same processor have their part of it.
-L3_SHARE: Final = 0.3
+L3_SHARE: Final = 0.4
 # Of the cycles of register tiles, what operands that stream from a cache are not hidden behind.
 EXPOSED: Final = 0.32
 
