@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
+from types import SimpleNamespace
+
 import llvmlite.binding as llvm
 import numpy as np
 import pytest
@@ -59,3 +63,21 @@ def test_avx512_needs_a_processor_that_has_it(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("TAPWISE_CPU_TARGET", "avx512")
     with pytest.raises(InvalidProblem, match="avx512': on this processor host, avx2, avx2-128 is allowed"):
         device.host(1)
+
+
+@pytest.mark.parametrize("bits", [0, 1 << 14, ~(1 << 14)])
+def test_bfloat16_of_an_arm_processor_is_what_linux_says(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+    asked = []
+
+    def getauxval(word: int) -> int:
+        asked.append(word)
+        return bits
+
+    monkeypatch.setattr(llvm, "get_process_triple", lambda: "aarch64-unknown-linux-gnu")
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: llvm.FeatureMap({"neon": True}))
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(getauxval=getauxval))
+    has = bits == 1 << 14
+    # Past what is kept of this processor.
+    assert target.__wrapped__().bf16_pairs == has
+    assert runnable() == ["host", *["neon-bf16"] * has, "neon"] and set(asked) == {26}

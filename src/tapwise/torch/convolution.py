@@ -46,8 +46,8 @@ def convolution(
         return forward(x, weight, bias, window, more, math, by_torch)
     if torch.compiler.is_compiling():
         last = memory_format(x) is torch.channels_last
-        return axes_as_named(_Traced.apply(x, weight, bias, window, more, math, by_torch, last), last)
-    return _recorded(x, weight, bias, window, more, math, by_torch)
+        return axes_as_named(_Convolution.apply(x, weight, bias, window, more, math, by_torch, last), last)
+    return _recorded(x, weight, bias, window, more, math, by_torch, False)
 
 
 def forward(
@@ -93,45 +93,25 @@ def gradients(
 
 
 class _Convolution(torch.autograd.Function):
-    """Its gradients have gradients by the operators' own."""
+    """Its gradients have gradients by the operators' own. y and its gradient are as `axes_as_they_lie` makes them, of
+    channels `last` or not: where torch.compile would copy others."""
 
     # With a setup_context of its own, PyTorch would look at this function's signature in each call.
-    @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: Window, more: More,
-        math: str, by_torch: frozenset[str],
-    ) -> torch.Tensor:  # fmt: skip
-        ctx.save_for_backward(x, weight)
-        ctx.words = window, more, math, by_torch
-        return forward(x, weight, bias, window, more, math, by_torch)
-
-    @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> Any:
-        x, weight = ctx.saved_tensors
-        window, more, math, by_torch = ctx.words
-        found = gradients(dy, x, weight, window, more, math, by_torch, ctx.needs_input_grad)
-        return *found, None, None, None, None
-
-
-class _Traced(torch.autograd.Function):
-    """The same for torch.compile, of which y and its gradient have their axes as they lie: `axes_as_they_lie`."""
-
     @staticmethod
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, window: Window, more: More,
         math: str, by_torch: frozenset[str], last: bool,
     ) -> torch.Tensor:  # fmt: skip
         ctx.save_for_backward(x, weight)
-        ctx.words = window, more, math, by_torch
-        ctx.last = last
+        ctx.words, ctx.last = (window, more, math, by_torch), last
         return axes_as_they_lie(forward(x, weight, bias, window, more, math, by_torch), last)
 
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> Any:
         x, weight = ctx.saved_tensors
         window, more, math, by_torch = ctx.words
-        wanted = ctx.needs_input_grad
-        found = gradients(axes_as_named(dy, ctx.last), x, weight, window, more, math, by_torch, wanted)
+        dy = axes_as_named(dy, ctx.last)
+        found = gradients(dy, x, weight, window, more, math, by_torch, ctx.needs_input_grad)
         return *found, None, None, None, None, None
 
 

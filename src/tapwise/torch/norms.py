@@ -14,7 +14,7 @@ import torch
 
 from tapwise.torch.activations import activated
 from tapwise.torch.operators import NAMESPACE
-from tapwise.torch.tensors import axes_as_named, axes_as_they_lie, memory_format
+from tapwise.torch.tensors import axes_as_named, axes_as_they_lie, memory_format, recast
 
 _OPS: Final = getattr(torch.ops, NAMESPACE)
 TAKEN: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -78,8 +78,7 @@ class TrainedBatchNorm2d(torch.nn.BatchNorm2d):
     @classmethod
     def of(cls, module: torch.nn.BatchNorm2d, activation: str | None = None) -> Self:
         """A module with the parameters, statistics and hooks of torch.nn's own."""
-        made = cls.__new__(cls)
-        made.__dict__.update(module.__dict__)
+        made = recast(module, cls)
         made.activation = activation
         return made
 

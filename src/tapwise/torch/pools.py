@@ -22,7 +22,7 @@ from tapwise.ops.reduce.api import reduction
 from tapwise.problem import Problem
 from tapwise.torch import nn as modules
 from tapwise.torch.gates import is_taken
-from tapwise.torch.tensors import NAMES, memory_format
+from tapwise.torch.tensors import NAMES, memory_format, recast
 
 OURS: Final[dict[type[torch.nn.Module], type[torch.nn.Module]]] = {
     torch.nn.MaxPool2d: modules.MaxPool2d, torch.nn.AvgPool2d: modules.AvgPool2d
@@ -140,9 +140,7 @@ def _ours(theirs: Any) -> torch.nn.Module | None:
     """tapwise's own module in the place of torch.nn's; None for averages of whole images."""
     if type(theirs) not in OURS:
         return None
-    made = object.__new__(OURS[type(theirs)])
-    made.__dict__.update(theirs.__dict__)
-    return made
+    return recast(theirs, OURS[type(theirs)])
 
 
 def pooled(module: Any) -> Pooled | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch.autograd import forward_ad
@@ -32,6 +32,16 @@ def _last(x: torch.Tensor) -> bool:
                 return False
             reach = x.stride(axis) * x.shape[axis]
     return x.shape[1] != 1 and x.stride(1) == 1
+
+
+Kind = TypeVar("Kind", bound=torch.nn.Module)
+
+
+def recast(module: torch.nn.Module, kind: type[Kind]) -> Kind:
+    """A module of that class with the parameters, buffers, hooks and words of another."""
+    made: Kind = object.__new__(kind)
+    made.__dict__.update(module.__dict__)
+    return made
 
 
 def axes_as_they_lie(y: torch.Tensor, last: bool) -> torch.Tensor:

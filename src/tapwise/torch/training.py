@@ -23,7 +23,7 @@ from tapwise.torch.directions import measured
 from tapwise.torch.layers import Layer, table
 from tapwise.torch.nn import MaxPool2d, transposed_more
 from tapwise.torch.norms import TrainedBatchNorm2d, by_kernels
-from tapwise.torch.tensors import NAMES, memory_format
+from tapwise.torch.tensors import NAMES, memory_format, recast
 
 
 class Trained:
@@ -44,8 +44,7 @@ class Trained:
     @classmethod
     def of(cls, module: torch.nn.Module, math: str = "ieee") -> Self:
         """A module with the parameters and hooks of torch.nn's own."""
-        made = cls.__new__(cls)
-        made.__dict__.update(module.__dict__)
+        made: Any = recast(module, cls)
         made.math, made.by_torch = math, frozenset()
         return made
 
@@ -176,9 +175,7 @@ def _replacement(module: torch.nn.Module, math: str) -> torch.nn.Module:
     if type(module) is torch.nn.BatchNorm2d:
         return TrainedBatchNorm2d.of(module)
     if type(module) is torch.nn.MaxPool2d:
-        pool = TrainedMaxPool2d.__new__(TrainedMaxPool2d)
-        pool.__dict__.update(module.__dict__)
-        return pool
+        return recast(module, TrainedMaxPool2d)
     made: Any = KINDS.get(type(module))
     if made is None or module.padding_mode != "zeros" or isinstance(module.padding, str):
         return module
