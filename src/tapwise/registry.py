@@ -71,6 +71,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
     "pool": {
         "cpu.simd": "tapwise.ops.pool.cpu:PoolSimd",
         "cpu.serial": "tapwise.ops.pool.cpu_serial:PoolSerial",
+        "cuda.register_tile": "tapwise.ops.pool.cuda_register_tile:PoolRegisterTile",
         "cuda.separable_window": "tapwise.ops.pool.cuda_separable:PoolSeparableWindow",
         "cuda.block_reduction": "tapwise.ops.pool.cuda_whole:PoolBlockReduction",
         "cuda.sliding_window": "tapwise.ops.pool.cuda:PoolSlidingWindow",

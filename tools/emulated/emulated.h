@@ -45,6 +45,8 @@ inline unsigned __float_as_uint(float v) { return same_bits<unsigned>(v); }
 inline int __float_as_int(float v) { return same_bits<int>(v); }
 inline float __uint_as_float(unsigned v) { return same_bits<float>(v); }
 inline float __int_as_float(int v) { return same_bits<float>(v); }
+inline double __longlong_as_double(long long v) { return same_bits<double>(v); }
+inline long long __double_as_longlong(double v) { return same_bits<long long>(v); }
 inline float __saturatef(float v) { return v > 1 ? 1 : v > 0 ? v : 0; }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
     return (unsigned)(((unsigned long long)high << 32 | low) >> (shift & 31));
@@ -105,6 +107,15 @@ template <typename T> struct Element {
     static float to_float(T v) { return widen(v); }
     static T from_float(float v) { return narrow(v, (T *)nullptr); }
     static unsigned pack(float low, float high) { return from_float(low).bits | (unsigned)from_float(high).bits << 16; }
+    static T larger_one(T a, T b) {
+        const float first = widen(a), second = widen(b);
+        return second > first || second != second ? b : a;
+    }
+    static unsigned larger(unsigned a, unsigned b) {
+        const T low = larger_one({(unsigned short)a}, {(unsigned short)b}),
+                high = larger_one({(unsigned short)(a >> 16)}, {(unsigned short)(b >> 16)});
+        return low.bits | (unsigned)high.bits << 16;
+    }
     static unsigned pack_relu(float low, float high) { return pack(low < 0 ? 0 : low, high < 0 ? 0 : high); }
     static unsigned pack_relu6(float low, float high) { return pack_relu(low > 6 ? 6 : low, high > 6 ? 6 : high); }
     static unsigned pack_relu1(float low, float high) { return pack_relu(low > 1 ? 1 : low, high > 1 ? 1 : high); }
@@ -112,6 +123,7 @@ template <typename T> struct Element {
 template <> struct Element<float> {
     static float to_float(float v) { return v; }
     static float from_float(float v) { return v; }
+    static float larger(float a, float b) { return b > a || b != b ? b : a; }
 };
 inline float to_tf32(float v) {
     const unsigned bits = __float_as_uint(v), finite = (bits & 0x7f800000) != 0x7f800000;

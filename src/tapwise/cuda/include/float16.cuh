@@ -8,6 +8,11 @@ template <typename T> struct Element;
 template <> struct Element<float> {
     static __device__ __forceinline__ float to_float(float v) { return v; }
     static __device__ __forceinline__ float from_float(float v) { return v; }
+    static __device__ __forceinline__ float larger(float a, float b) {
+        float r;
+        asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
+        return r;
+    }
 };
 __device__ __forceinline__ float widen(f16 v) {
     float wide;
@@ -17,7 +22,8 @@ __device__ __forceinline__ float widen(f16 v) {
 __device__ __forceinline__ float widen(bf16 v) { return __uint_as_float((unsigned)v.bits << 16); }
 
 // Two in a word, the first in its lower half; pack_relu: zero for what is below it, NaN stays; pack_relu6: and six
-// (SIX) for what is above it; pack_relu1: and one (ONE).
+// (SIX) for what is above it; pack_relu1: and one (ONE). larger: of each
+// half the larger one, NaN above all; of a float too.
 #define ELEMENT(TYPE, SIX, ONE)                                                                     \
     template <> struct Element<TYPE> {                                                              \
         static __device__ __forceinline__ float to_float(TYPE v) { return widen(v); }               \
@@ -29,6 +35,11 @@ __device__ __forceinline__ float widen(bf16 v) { return __uint_as_float((unsigne
         static __device__ __forceinline__ unsigned pack(float low, float high) {                    \
             unsigned r;                                                                             \
             asm("cvt.rn." #TYPE "x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));              \
+            return r;                                                                               \
+        }                                                                                           \
+        static __device__ __forceinline__ unsigned larger(unsigned a, unsigned b) {                 \
+            unsigned r;                                                                             \
+            asm("max.NaN." #TYPE "x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));                      \
             return r;                                                                               \
         }                                                                                           \
         static __device__ __forceinline__ unsigned pack_relu(float low, float high) {               \
