@@ -48,6 +48,7 @@ PROBLEMS = {
         "avgpool c5 h19 w21 r17 s2 f64 nhwc",
         "maxpool c3 h9 w9 r2 s2 indices bf16",
         "avgpool n2 c6 h7 w5 r7 s5 f16",
+        "avgpool n2 c8 h9 w11 r3 s3 pad1 nhwc",
     ],
     "pool_dgrad": [
         "maxpool c3 h13 w19 r3 s3 stride2 pad1 dgrad",

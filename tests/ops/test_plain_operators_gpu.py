@@ -45,6 +45,9 @@ POOLS = [
     "maxpool n2 c24 h13 w17 r3 s3 stride2 pad1 nhwc",
     "maxpool n2 c12 h9 w7 r3 s2 stride1 pad1:0x1:1 nhwc indices",
     "avgpool n2 c6 h9 w8 r3 s3 pad1 exclude_pad nhwc",
+    "maxpool n2 c12 h12 w14 r3 s3 stride2 pad1 indices",
+    "maxpool n2 c9 h35 w35 r5 s5 stride1 pad2",
+    "avgpool n3 c8 h40 w64 r2 s2",
     "avgpool c8 h9 w9 r7 s6 stride1 nhwc",
 ]
 RUNS = [

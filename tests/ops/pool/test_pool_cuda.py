@@ -14,6 +14,7 @@ from tapwise.cuda.jit.compile import compile_now
 from tapwise.cuda.jit.device import H200
 from tapwise.verify import Verdict, compare
 
+TILE: Any = registry.get("cuda.register_tile", "pool")
 WINDOW: Any = registry.get("cuda.separable_window", "pool")
 WHOLE: Any = registry.get("cuda.block_reduction", "pool")
 PROBLEMS = [
@@ -29,12 +30,24 @@ PROBLEMS = [
     "maxpool c2 h150 w200 r3 s3 stride1 pad1 bf16",
     "maxpool n2 c7 h30 w31 r13 s13 stride1 pad6 f16",
     "maxpool c3 h20 w20 r2 s4 stride5x1 ceil nhwc",
+    "maxpool n2 c3 h12 w14 r3 s3 stride2 pad1 indices f16",
+    "maxpool n2 c3 h13 w17 r3 s2 stride1x2 pad1 ceil indices",
+    "maxpool n2 c5 h3 w3 r3 s3 stride2 pad1 f16",
+    "maxpool n2 c5 h12 w16 r2 s2 indices bf16",
+    "maxpool n3 c2 h9 w10 r3 s3 stride1 pad1 f64",
+    "avgpool n3 c1 h1 w5 r1 s2 bf16",
+    "avgpool c2 h200 w16 r3 s3 stride3 f16",
 ]
 GLOBAL = [
     "avgpool n2 c3 h7 w7 r7 s7 f16", "maxpool n2 c16 h7 w7 r7 s7 nhwc f16", "avgpool c5 h9 w3 r9 s3 bf16 nhwc",
     "maxpool n3 c2 h40 w40 r40 s40", "avgpool c3 h5 w6 r5 s6 divisor30 exclude_pad",
 ]  # fmt: skip
 needs_compiler = pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
+
+
+def of(problem: Any) -> Any:
+    """The algorithm of windows in its memory order."""
+    return WINDOW if problem.layout == "nhwc" else TILE
 
 
 def verdict_of(text: str, algorithm: Any, config: Any, backwards: bool, x: np.ndarray | None = None) -> Verdict:
@@ -50,8 +63,12 @@ def verdict_of(text: str, algorithm: Any, config: Any, backwards: bool, x: np.nd
     arrays = {"x": laid(inputs.x), "y": laid(np.full(problem.y_shape, np.nan, problem.y_dtype))}
     if size := algorithm.workspace_bytes(problem, config, H200):
         arrays["workspace"] = np.full(size, 0xFF, np.uint8)
+    if problem.indices:
+        arrays["places"] = np.full(problem.y_shape, -2, np.int64)
     for launch in algorithm.launches(problem, config, H200):
         emulated.run(launch, arrays, backwards)
+    if problem.indices:
+        np.testing.assert_array_equal(arrays["places"], problem.second_reference(inputs)[0])
     y = np.moveaxis(arrays["y"], -1, 1) if last else arrays["y"]
     return compare(y, *problem.reference(inputs, algorithm), problem.y_dtype)
 
@@ -59,9 +76,10 @@ def verdict_of(text: str, algorithm: Any, config: Any, backwards: bool, x: np.nd
 @needs_compiler
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_windows(text: str) -> None:
-    configs = WINDOW.configs(registry.parse(text), H200)
+    algorithm = of(registry.parse(text))
+    configs = algorithm.configs(registry.parse(text), H200)
     for number, config in enumerate(configs[:: max(1, len(configs) // 4)]):
-        verdict = verdict_of(text, WINDOW, config, backwards=number % 2 == 1)
+        verdict = verdict_of(text, algorithm, config, backwards=number % 2 == 1)
         assert verdict, (config, verdict.message)
 
 
@@ -73,21 +91,22 @@ def test_global_pooling(text: str) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize("layout", ["", " nhwc"])
-def test_nan_and_infinity(layout: str) -> None:
-    text = f"maxpool n2 c8 h9 w11 r3 s3 stride1 pad1{layout}"
-    x = np.random.default_rng(1).standard_normal((2, 8, 9, 11)).astype(np.float32)
+@pytest.mark.parametrize("words", ["", "f16", "bf16", "indices", "indices f16", "nhwc"])
+def test_nan_and_infinity(words: str) -> None:
+    problem = registry.parse(f"maxpool n2 c8 h9 w11 r3 s3 stride1 pad1 {words}")
+    x = np.random.default_rng(1).standard_normal((2, 8, 9, 11)).astype(problem.x_dtype)
     x[0, 1, 4, 5], x[1, 2], x[0, 3, 0, 0], x[1, 7, 8, 10] = np.nan, -np.inf, np.inf, np.nan
-    assert (verdict := verdict_of(text, WINDOW, WINDOW.configs(registry.parse(text), H200)[0], False, x)), (
-        verdict.message
-    )
+    # Of several NaN the last one, of equals the first one has the position.
+    x[0, 2, 3, 3:6], x[1, 5] = np.nan, 2.0
+    for config in of(problem).configs(problem, H200)[:2]:
+        assert (verdict := verdict_of(str(problem), of(problem), config, False, x)), verdict.message
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 def test_kernels_compile_without_spills(architecture: str, share: Callable[[Iterable[Any]], list[Any]]) -> None:
     problems = [registry.parse(text) for text in PROBLEMS]
-    pairs = [(problem, config) for problem in problems for config in WINDOW.configs(problem, H200)]
-    for source in share(source for problem, config in pairs for source in WINDOW.sources(problem, config)):
+    pairs = [(problem, config) for problem in problems for config in of(problem).configs(problem, H200)]
+    for source in share(source for problem, config in pairs for source in of(problem).sources(problem, config)):
         _, used = compile_now(source, architecture)
         assert (used.stack_bytes, used.spill_bytes) == (0, 0), (source.text, used)
 
@@ -95,13 +114,23 @@ def test_kernels_compile_without_spills(architecture: str, share: Callable[[Iter
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("maxpool c3 h9 w9 r2 s2 indices", "positions"), ("maxpool c3 h9 w9 r3 s3 dilation2", "without dilation"),
-        ("maxpool c3 h40 w40 r16 s3", "up to 15 x 15"), ("avgpool c3 h40 w40 r3 s3 stride9", "strides down of up to 8"),
+        ("maxpool c3 h9 w9 r2 s2 indices nhwc", "positions"), ("maxpool c3 h9 w9 r3 s3 dilation2", "without dilation"),
+        ("maxpool c3 h9 w9 r3 s3 dilation2 nhwc", "without dilation"), ("maxpool c3 h40 w40 r16 s3", "up to 15 x 15"),
+        ("avgpool c3 h40 w40 r3 s3 stride9 nhwc", "strides down of up to 8"),
+        ("avgpool c3 h40 w40 r3 s3 stride1x9", "strides of up to 8"),
         ("maxpool n32 c64 h1024 w512 r3 s3", "fewer than 2^30"), ("maxpool c1 h3 w200000 r3 s3", "no room"),
     ],
 )  # fmt: skip
 def test_what_windows_do_not_take(text: str, why: str) -> None:
-    assert why in str(WINDOW.refusal(registry.parse(text), H200))
+    problem = registry.parse(text)
+    assert why in str(of(problem).refusal(problem, H200))
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_memory_order_decides(text: str) -> None:
+    problem = registry.parse(text)
+    (other,) = {TILE, WINDOW} - {of(problem)}
+    assert "takes" in str(other.refusal(problem, H200))
 
 
 @pytest.mark.parametrize("words", ["r7 s6", "r7 s7 divisor3", "r7 s7 indices", "r7 s7 pad1"])
@@ -113,7 +142,8 @@ def test_what_is_no_global_pooling(words: str) -> None:
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 def test_choice(layout: str) -> None:
     for text, chosen in (
-        ("maxpool n32 c64 h112 w112 r3 s3 stride2 pad1", WINDOW), ("avgpool n32 c1024 h7 w7 r7 s7", WHOLE),
-    ):  # fmt: skip
+        ("maxpool n32 c64 h112 w112 r3 s3 stride2 pad1", WINDOW if layout == "nhwc" else TILE),
+        ("avgpool n32 c1024 h7 w7 r7 s7", WHOLE),
+    ):
         problem = registry.parse(f"{text} {layout} f16")
         assert dispatch.choose(problem, H200).algorithm == chosen.id

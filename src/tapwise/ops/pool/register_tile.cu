@@ -27,13 +27,18 @@ DEVICE float reciprocal(float v) {
     return r;
 }
 
+// Elements between the line of memory (128 bytes) that an element lies in, and the element.
+template <typename T> DEVICE int past_line(const T *at) {
+    return (int)(reinterpret_cast<unsigned long long>(at) % 128 / sizeof(T));
+}
+
 template <bool FIRST, typename A, typename B> struct Choose { using type = A; };
 template <typename A, typename B> struct Choose<false, A, B> { using type = B; };
 
 // T; LARGEST, else the mean; PLACES; COUNTED: taps of a mean are counted, COUNT_PADDING: in the padding too; MASKED:
 // strips see columns outside of the image; R, S, SH, SW: the window and its strides; V; ALIGN: what a strip's first
-// bytes are a multiple of; LEAD: elements in front of its first window; OUT: bytes of y at once; STAGED; INFINITE: the first 16 bits of
-// -infinity; THREADS.
+// bytes are a multiple of; LEAD: elements in front of its first window; OUT: bytes of y at once; STAGED; INFINITE: the
+// first 16 bits of -infinity; THREADS.
 template <class Traits> struct Strip : Traits {
     using B = Traits;
     using T = typename B::T;
@@ -69,7 +74,8 @@ template <class P> struct StripValues {
     int place[P::PLACES ? P::V : 1];
 };
 
-template <class P> DEVICE void load_strip(unsigned from, const unsigned (&masks)[P::WORDS], unsigned (&words)[P::WORDS]) {
+template <class P>
+DEVICE void load_strip(unsigned from, const unsigned (&masks)[P::WORDS], unsigned (&words)[P::WORDS]) {
     unsigned loaded[P::LOADED];
     constexpr int EACH = P::VECTOR / 4;
     const unsigned begin = P::ALIGN < 4 ? from & ~3u : from;
@@ -83,8 +89,7 @@ template <class P> DEVICE void load_strip(unsigned from, const unsigned (&masks)
 #pragma unroll
     for (int i = 0; i < P::WORDS; ++i) {
         words[i] = loaded[i];
-        if constexpr (P::ALIGN < 4)
-            words[i] = __funnelshift_r(loaded[i], loaded[i + 1 < P::LOADED ? i + 1 : i], shift);
+        if constexpr (P::ALIGN < 4) words[i] = __funnelshift_r(loaded[i], loaded[i + 1 < P::LOADED ? i + 1 : i], shift);
         if constexpr (P::MASKED) words[i] = words[i] & masks[i] | P::identity(i) & ~masks[i];
     }
 }
@@ -188,7 +193,8 @@ DEVICE void pool_strip(const RegisterTilePooling &a, const StripPlace &at, unsig
         if constexpr (!P::LARGEST) {
             A count = a.divisor;
             if constexpr (P::COUNTED)
-                count = max(min(top + R, P::COUNT_PADDING ? (int)a.end_h : height) - (P::COUNT_PADDING ? top : max(top, 0)), 1);
+                count = max(
+                    min(top + R, P::COUNT_PADDING ? (int)a.end_h : height) - (P::COUNT_PADDING ? top : max(top, 0)), 1);
             if constexpr (SIZE == 2) count = reciprocal(count);
 #pragma unroll
             for (int v = 0; v < V; ++v) {
@@ -259,21 +265,24 @@ template <class Traits> DEVICE void pool_register_tile(const RegisterTilePooling
     const int plane0 = blockIdx.x / (unsigned)a.bands * (int)a.planes,
               p0 = blockIdx.x % (unsigned)a.bands * (int)a.band, p1 = min(p, p0 + (int)a.band);
     const int here = min((int)a.planes, (int)a.all_planes - plane0);
-    // Elements of x that the block reads, in whole pieces of 16 bytes: others of x lie around them.
+    // Elements of x that the block reads, in whole pieces of 16 bytes: others of x lie around them. A warp's pieces are
+    // whole lines of memory.
     const int h0 = max(0, p0 * P::SH - (int)a.pad_h), h1 = min(height, (p1 - 1) * P::SH - (int)a.pad_h + P::R);
     const long long first = (long long)plane0 * plane + (long long)h0 * width;
-    const int ahead = first % EACH, count = (here - 1) * plane + (h1 - h0) * width + ahead;
+    const int ahead = past_line<T>(static_cast<const T *>(a.x) + first),
+              count = (here - 1) * plane + (h1 - h0) * width + ahead;
     const long long behind = (long long)(int)a.all_planes * plane - (first - ahead);
     const T *const from = static_cast<const T *>(a.x) + first - ahead;
     T *const elements = reinterpret_cast<T *>(memory + a.front);
     begin_dependent();
     for (int i = threadIdx.x * EACH; i < count; i += P::THREADS * EACH)
-        cp_async_part<16>(shared_address(elements + i), from + i, (int)min(behind - i, (long long)EACH) * P::SIZE);
+        if (i + EACH > ahead)
+            cp_async_part<16>(shared_address(elements + i), from + i, (int)min(behind - i, (long long)EACH) * P::SIZE);
     cp_async_commit();
     cp_async_wait<0>();
     __syncthreads();
     const long long y0 = ((long long)plane0 * p + p0) * q;
-    const int ahead_y = y0 % EACH, items = here * (int)a.pieces * (int)a.strips;
+    const int ahead_y = past_line<T>(static_cast<T *>(a.y) + y0), items = here * (int)a.pieces * (int)a.strips;
     for (unsigned item = threadIdx.x; item < (unsigned)items; item += P::THREADS) {
         const unsigned rest = quotient(item, a.per_strips), number = quotient(rest, a.per_pieces);
         const int column = (item - rest * (unsigned)a.strips) * P::V, piece = rest - number * (unsigned)a.pieces;
@@ -281,8 +290,8 @@ template <class Traits> DEVICE void pool_register_tile(const RegisterTilePooling
         at.first = p0 + piece * (int)a.rows, at.end = min(p1, at.first + (int)a.rows);
         if (at.first >= at.end) continue;
         at.left = column * P::SW - (int)a.pad_w;
-        at.row = (int)shared_address(elements) +
-                 (ahead + (int)number * plane - h0 * width + at.left - P::LEAD) * P::SIZE;
+        at.row =
+            (int)shared_address(elements) + (ahead + (int)number * plane - h0 * width + at.left - P::LEAD) * P::SIZE;
         const int place = ((int)number * p + at.first - p0) * q + column;
         pool_strip<P>(a, at, shared_address(memory) + (unsigned)a.staged_at + (ahead_y + place) * P::SIZE, y0 + place,
                       q - column);
@@ -292,12 +301,14 @@ template <class Traits> DEVICE void pool_register_tile(const RegisterTilePooling
         const int all = ((here - 1) * p + p1 - p0) * q + ahead_y;
         T *const y = static_cast<T *>(a.y) + y0 - ahead_y;
         const T *const staged = reinterpret_cast<const T *>(memory + a.staged_at);
-        const int begin = ahead_y ? EACH : 0, end = all / EACH * EACH;
-        for (int i = begin + threadIdx.x * EACH; i < end; i += P::THREADS * EACH)
-            store_global<16>(y + i, load_shared<16>(shared_address(staged + i)));
-        // A thread for each element in front of the pieces of 16 bytes and behind them.
-        const int edge = (int)threadIdx.x < EACH ? threadIdx.x : max(begin, end) + threadIdx.x - EACH;
-        if (threadIdx.x < 2 * EACH && edge >= ahead_y && edge < all && (edge < begin || edge >= end))
-            y[edge] = staged[edge];
+        const int begin = (ahead_y + EACH - 1) / EACH * EACH, end = all / EACH * EACH;
+        for (int i = threadIdx.x * EACH; i < end; i += P::THREADS * EACH)
+            if (i >= begin) store_global<16>(y + i, load_shared<16>(shared_address(staged + i)));
+        // A thread for each element in front of the pieces of 16 bytes, and behind them.
+        if (threadIdx.x < 2 * EACH) {
+            const bool front = threadIdx.x < EACH;
+            const int edge = front ? ahead_y + threadIdx.x : max(begin, end) + threadIdx.x - EACH;
+            if (edge < all && (!front || edge < begin)) y[edge] = staged[edge];
+        }
     }
 }

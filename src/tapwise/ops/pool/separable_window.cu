@@ -1,10 +1,9 @@
-// Max and average pooling, rows of a window first: what S elements beside each other give is worked out once for all
-// outputs of a column, whose R rows then go down a thread's registers.
+// Max and average pooling, channels last, rows of a window first: what S elements beside each other give is worked out
+// once for all outputs of a column, whose R rows then go down a thread's registers.
 //
-// x (n, c, h, w), y (n, c, p, q), dense. LAST: channels last; a thread has V neighbouring channels of a column, and the
-// next rows of x are on their way while it combines. Else a block brings some planes, or a band of rows of one, to
-// shared memory as they lie, and its threads share their columns.
-#include "cp_async.cuh"
+// x (n, h, w, c), y (n, p, q, c), dense. A thread has V neighbouring channels of a column, and the next rows of x are
+// on their way while it combines.
+#include "grid.cuh"
 #include "types.cuh"
 
 struct SeparablePooling {
@@ -13,12 +12,11 @@ struct SeparablePooling {
     long long n, c, height, width, p, q, stride_w, pad_h, pad_w;
     // Where padding that an average counts ends, behind the image; what sums are divided by, 0 for the count.
     long long end_h, end_w, divisor;
-    // Rows of y of a thread, and pieces of a column of a band's (LAST: of y's) rows; planes and rows of y of a block,
-    // bands of a plane.
-    long long rows, pieces, planes, band, bands;
+    // Rows of y of a thread, and pieces of a column.
+    long long rows, pieces;
 };
 
-// T; LAST, V; LARGEST, else the mean; COUNT_PADDING; R, S; SH: stride down; THREADS.
+// T; V; LARGEST, else the mean; COUNT_PADDING; R, S; SH: stride down; THREADS.
 template <class Traits> struct Columns : Traits {
     using B = Traits;
     using A = typename Arithmetic<typename B::T>::type;
@@ -30,8 +28,8 @@ template <class Traits> struct Columns : Traits {
     static DEVICE A identity() { return B::LARGEST ? A(-POSITIVE_INFINITY) : A(0); }
 };
 
-// A column of outputs: rows first to end of y, at `y` and `y_step` from each other; x from its plane's element (0, 0)
-// on, in which rows from `first_row` on are there.
+// A column of outputs: rows first to end of y, at `y` and `y_step` from each other; x from its image's element (0, 0)
+// on.
 template <class P> struct Column {
     const typename P::T *x;
     typename P::T *y;
@@ -118,60 +116,19 @@ template <class Traits> DEVICE void pool_separable(const SeparablePooling &a) {
     using T = typename P::T;
     const int height = a.height, width = a.width, p = a.p, q = a.q, c = a.c;
     Column<P> at;
-    if constexpr (P::LAST) {
-        const unsigned vectors = c / P::V;
-        unsigned rest = blockIdx.x * P::THREADS + threadIdx.x;
-        const int channel = rest % vectors * P::V;
-        rest /= vectors;
-        const int column = rest % (unsigned)q;
-        rest /= (unsigned)q;
-        const int piece = rest % (unsigned)a.pieces, image = rest / (unsigned)a.pieces;
-        begin_dependent();
-        if (image >= (int)a.n) return;
-        at.x = static_cast<const T *>(a.x) + (long long)image * height * width * c + channel;
-        at.first = piece * (int)a.rows, at.end = min(p, at.first + (int)a.rows);
-        at.y = static_cast<T *>(a.y) + (((long long)image * p + at.first) * q + column) * c + channel;
-        at.left = column * (int)a.stride_w - (int)a.pad_w;
-        at.row_step = width * c, at.column_step = c, at.y_step = q * c;
-        pool_column(a, at);
-    } else {
-        extern __shared__ __align__(16) unsigned char memory[];
-        constexpr int EACH = 16 / (int)sizeof(T);
-        const int planes = a.n * a.c, plane = height * width;
-        const int plane0 = blockIdx.x / (unsigned)a.bands * (int)a.planes,
-                  p0 = blockIdx.x % (unsigned)a.bands * (int)a.band, p1 = min(p, p0 + (int)a.band);
-        const int here = min((int)a.planes, planes - plane0);
-        // Elements of x that the block reads, whole pieces of 16 bytes but at the array's ends.
-        const int h0 = max(0, p0 * P::SH - (int)a.pad_h), h1 = min(height, (p1 - 1) * P::SH - (int)a.pad_h + P::R);
-        const long long first = (long long)plane0 * plane + (long long)h0 * width,
-                        end = (long long)(plane0 + here - 1) * plane + (long long)max(h0, h1) * width;
-        const T *const x = static_cast<const T *>(a.x);
-        const int ahead = (int)(reinterpret_cast<unsigned long long>(x + first) % 16 / sizeof(T));
-        const T *const from = x + first - ahead;
-        const int count = (int)(end - first) + ahead;
-        T *const elements = reinterpret_cast<T *>(memory);
-        begin_dependent();
-        for (int i = threadIdx.x * EACH; i < count; i += P::THREADS * EACH) {
-            if (i >= ahead && i + EACH <= count) {
-                cp_async<16>(elements + i, from + i, true);
-                continue;
-            }
-            for (int e = max(i, ahead); e < min(i + EACH, count); ++e) elements[e] = from[e];
-        }
-        cp_async_commit();
-        cp_async_wait<0>();
-        __syncthreads();
-        const int items = here * (int)a.pieces * q;
-        for (unsigned item = threadIdx.x; item < (unsigned)items; item += P::THREADS) {
-            unsigned rest = item / (unsigned)q;
-            const int column = item - rest * q, piece = rest % (unsigned)a.pieces, number = rest / (unsigned)a.pieces;
-            at.first = p0 + piece * (int)a.rows, at.end = min(p1, at.first + (int)a.rows);
-            if (at.first >= at.end) continue;
-            at.x = elements + ahead + number * plane - h0 * width;
-            at.y = static_cast<T *>(a.y) + ((long long)(plane0 + number) * p + at.first) * q + column;
-            at.left = column * (int)a.stride_w - (int)a.pad_w;
-            at.row_step = width, at.column_step = 1, at.y_step = q;
-            pool_column(a, at);
-        }
-    }
+    const unsigned vectors = c / P::V;
+    unsigned rest = blockIdx.x * P::THREADS + threadIdx.x;
+    const int channel = rest % vectors * P::V;
+    rest /= vectors;
+    const int column = rest % (unsigned)q;
+    rest /= (unsigned)q;
+    const int piece = rest % (unsigned)a.pieces, image = rest / (unsigned)a.pieces;
+    begin_dependent();
+    if (image >= (int)a.n) return;
+    at.x = static_cast<const T *>(a.x) + (long long)image * height * width * c + channel;
+    at.first = piece * (int)a.rows, at.end = min(p, at.first + (int)a.rows);
+    at.y = static_cast<T *>(a.y) + (((long long)image * p + at.first) * q + column) * c + channel;
+    at.left = column * (int)a.stride_w - (int)a.pad_w;
+    at.row_step = width * c, at.column_step = c, at.y_step = q * c;
+    pool_column(a, at);
 }
