@@ -37,6 +37,9 @@ PROBLEMS = [
     "maxpool n3 c2 h9 w10 r3 s3 stride1 pad1 f64",
     "avgpool n3 c1 h1 w5 r1 s2 bf16",
     "avgpool c2 h200 w16 r3 s3 stride3 f16",
+    "maxpool c2 h20 w21 r15 s15 stride1 pad7 indices f64",
+    "avgpool c2 h30 w33 r15 s15 stride8 pad7 exclude_pad bf16",
+    "avgpool c1 h4 w4500 r3 s3 stride1",
 ]
 GLOBAL = [
     "avgpool n2 c3 h7 w7 r7 s7 f16", "maxpool n2 c16 h7 w7 r7 s7 nhwc f16", "avgpool c5 h9 w3 r9 s3 bf16 nhwc",
@@ -51,7 +54,7 @@ def of(problem: Any) -> Any:
 
 
 def verdict_of(text: str, algorithm: Any, config: Any, backwards: bool, x: np.ndarray | None = None) -> Verdict:
-    problem = registry.parse(text)
+    problem: Any = registry.parse(text)
     inputs = problem.sample(np.random.default_rng(0), False)
     if x is not None:
         inputs = inputs._replace(x=x)

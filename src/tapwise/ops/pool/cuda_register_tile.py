@@ -99,7 +99,7 @@ class PoolRegisterTile(CudaAlgorithm[Config]):
     def _outputs(self, problem: PoolProblem) -> list[int]:
         """Of a thread, side by side."""
         if problem.indices:
-            return [2, 1]
+            return [2, 1] if 2 * problem.kernel[0] * (problem.itemsize // 4 + 1) <= MOST_VALUES else [1]
         paired, found = self._paired(problem), []
         for outputs in (16 // problem.itemsize, 8 // problem.itemsize, 4 // problem.itemsize):
             registers = outputs if paired or problem.itemsize < 8 else outputs * 2
