@@ -73,7 +73,8 @@ def verdict_of(text: str, algorithm: Any, config: Any, backwards: bool, x: np.nd
     if problem.indices:
         np.testing.assert_array_equal(arrays["places"], problem.second_reference(inputs)[0])
     y = np.moveaxis(arrays["y"], -1, 1) if last else arrays["y"]
-    return compare(y, *problem.reference(inputs, algorithm), problem.y_dtype)
+    expected, bound = problem.reference(inputs, algorithm)
+    return compare(y, expected, bound, problem.y_dtype)
 
 
 @needs_compiler

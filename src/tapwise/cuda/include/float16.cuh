@@ -22,8 +22,8 @@ __device__ __forceinline__ float widen(f16 v) {
 __device__ __forceinline__ float widen(bf16 v) { return __uint_as_float((unsigned)v.bits << 16); }
 
 // Two in a word, the first in its lower half; pack_relu: zero for what is below it, NaN stays; pack_relu6: and six
-// (SIX) for what is above it; pack_relu1: and one (ONE). larger: of each
-// half the larger one, NaN above all; of a float too.
+// (SIX) for what is above it; pack_relu1: and one (ONE). larger: of each half, or of floats, the larger one, NaN above
+// all.
 #define ELEMENT(TYPE, SIX, ONE)                                                                     \
     template <> struct Element<TYPE> {                                                              \
         static __device__ __forceinline__ float to_float(TYPE v) { return widen(v); }               \
