@@ -46,7 +46,7 @@ class Device:
     shared_bytes: int = 0
     vector_cycles: float = 1.0
     bf16_pairs: bool = False
-    cache_rates: tuple[float, float, float] = (40.0, 18.0, 7.0)
+    cache_rates: tuple[float, float, float] = (40.0, 28.0, 14.0)
 
 
 @dataclass(frozen=True)
