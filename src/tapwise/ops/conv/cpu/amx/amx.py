@@ -68,9 +68,8 @@ class Geometry(generated.Geometry):
         self.width = (c.cols - 1) * p.stride[1] + self.reach[1]
         self.high = (c.rows - 1) * self.down + self.reach[0]
         self.packed = self.high * self.width * self.pixel
-        self.panel = round_up(c.filters, PANEL)
         self.sums_at = round_up(self.packed, 16)
-        self.scratch_bytes = round_up(4 * (self.sums_at + c.rows * c.cols * self.panel) + 64, 64)
+        self.scratch_bytes = round_up(4 * (self.sums_at + c.rows * c.cols * PANEL) + 64, 64)
         self.blocks = (
             ceil_div(p.output[0], c.rows), ceil_div(p.output[1], c.cols), ceil_div(p.group_k, c.filters),
         )  # fmt: skip
@@ -96,7 +95,7 @@ class Geometry(generated.Geometry):
             "filter_blocks": filter_blocks, "pixel": self.pixel, "width": self.width,
             "pixel_step": self.pixel * p.stride[1], "down": self.down, "reach_h": self.reach[0],
             "reach_w": self.reach[1], "steps": self.steps, "step_pairs": self.step_pairs, "offsets": self.offsets(),
-            "configs": configs(self.step_pairs), "sums_at": self.sums_at, "panel": self.panel,
+            "configs": configs(self.step_pairs), "sums_at": self.sums_at,
         }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from tapwise.cpu.epilogue import Epilogue, emit_finish_pixels, emit_finish_row
 from tapwise.cpu.fields import COMMON, Fields, entry, unravel
 from tapwise.cpu.pairs import pair_of_planes
 from tapwise.cpu.simd import I1, INT, Int, Ptr, Target
-from tapwise.cpu.transposes import emit_to_planes
+from tapwise.cpu.transposes import rows_of
 from tapwise.integers import ceil_div
 
 FIELDS: Final = (
@@ -20,7 +20,6 @@ FIELDS: Final = (
     "h", "w_in", "p", "q", "pad_h", "pad_w", "row_take", "row_step", "col_take", "images", "groups", "group_c", "group_k",
     "rows", "cols", "filter_block", "row_blocks", "col_blocks", "filter_blocks",
     "pixel", "width", "pixel_step", "down", "reach_h", "reach_w", "steps", "step_pairs", "offsets", "configs", "sums_at",
-    "panel",
 )  # fmt: skip
 # Filters of two tiles.
 PANEL: Final = 32
@@ -36,7 +35,7 @@ def generate(
     epilogue = Epilogue(k, storage, planar, bias, residual, activation)
     if planar:
         _emit_pairs_to_pixels(k, channels)
-        emit_to_planes(epilogue)
+        _emit_panel_to_planes(epilogue)
     else:
         emit_finish_row(epilogue)
         emit_finish_pixels(epilogue)
@@ -57,8 +56,13 @@ def generate(
             across = (cols + (ROWS - 1)) // ROWS
             tile = (cols + (across - 1)) // across
             k.configure(configs + (tile - 1) * (CONFIG_BYTES // 8))
-            k.call("products", a.args, packed, sums, group, k0, count, rows, cols, across, tile)
-            _finish(k, a, storage, planar, sums, image, group, k0, count, p0, q0, rows, cols)
+            panels = (a.group_k + (PANEL - 1)) // PANEL
+            filters = k.pointer(a.w, k.dtype) + (group * panels + k0 // PANEL) * a.steps * a.step_pairs * PANEL
+            with k.loop(0, count, PANEL) as first:
+                panel = filters + first * a.steps * a.step_pairs
+                k.call("products", a.args, packed, sums, panel, rows, cols, across, tile)
+                some = (count - first).min(PANEL)
+                _finish(k, a, storage, planar, sums, image, group, k0 + first, some, p0, q0, rows, cols)
         k.release()
     return k
 
@@ -78,25 +82,28 @@ def _emit_pairs_to_pixels(k: TileKernel, channels: int) -> None:
         def pair(here: Ptr, first: Int, lane: int, lanes: int) -> Any:
             if channels and 2 * lane >= channels:
                 return k.constant(0.0, lanes)
-            whole = ir.Constant(I1, 2 * lane + 1 < channels) if channels else first * 2 + (2 * lane + 1) < count
+            # Of many channels only the last pair may be of one.
+            whole = ir.Constant(I1, 2 * lane + 1 < channels if channels else 1)
+            if not channels and lane == width - 1:
+                whole = first * 2 + (2 * lane + 1) < count
             return k.load(pair_of_planes(k, here + plane * (2 * lane), plane, whole), lanes)
 
-        def body(at: Int, lanes: int) -> None:
-            with k.loop(0, pairs, width) as c:
-                first = k.integer(0) if channels else c.min(pairs - width)
-                here, there = source + (first * 2 * plane + at), out + (at * step + first)
-                planes = [pair(here, first, lane, lanes) for lane in range(width)]
-                if lanes == 1:
-                    for lane, value in enumerate(planes):
-                        k.store(there + lane, value)
-                    return
-                for index, vector in enumerate(interleave(k, planes)):
-                    for begin in range(0, lanes, part := min(lanes, width)):
-                        pixel, inside = divmod(index * lanes + begin, width)
-                        some = vector if part == lanes else k.shuffle(vector, vector, range(begin, begin + part))
-                        k.store(there + step * pixel + inside, some)
+        def body(first: Int, at: Int, lanes: int) -> None:
+            here, there = source + (first * 2 * plane + at), out + (at * step + first)
+            planes = [pair(here, first, lane, lanes) for lane in range(width)]
+            if lanes == 1:
+                for lane, value in enumerate(planes):
+                    k.store(there + lane, value)
+                return
+            for index, vector in enumerate(interleave(k, planes)):
+                for begin in range(0, lanes, part := min(lanes, width)):
+                    pixel, inside = divmod(index * lanes + begin, width)
+                    some = vector if part == lanes else k.shuffle(vector, vector, range(begin, begin + part))
+                    k.store(there + step * pixel + inside, some)
 
-        k.rows(pixels, body)
+        with k.loop(0, pairs, width) as c:
+            first = k.integer(0) if channels else c.min(pairs - width)
+            k.rows(pixels, lambda at, lanes: body(first, at, lanes))
 
 
 def narrow_pairs(channels: int) -> int:
@@ -151,43 +158,69 @@ def _copy_pixels(k: TileKernel, source: Ptr, total_c: Int, out: Ptr, a: Fields, 
 
 
 def _emit_products(k: TileKernel) -> None:
-    """products(args, packed, sums, group, k0, count, rows, cols, across, tile): two tiles of pixels by two of filters.
+    """products(args, packed, sums, panel, rows, cols, across, tile): two tiles of pixels by two of filters at a time.
 
-    sums[(row * cols + col) * panel + filter]; the last tile of a row overlaps the one before it.
+    sums[(row * cols + col) * PANEL + filter]; the last tile of a row overlaps the one before it.
     """
     with k.function(
-        "products", args="i64", packed=k.dtype, sums=k.dtype, group=INT, k0=INT, count=INT, rows=INT, cols=INT,
-        across=INT, tile=INT,
-    ) as (args, packed, sums, group, k0, count, rows, cols, across, tile):  # fmt: skip
+        "products", args="i64", packed=k.dtype, sums=k.dtype, panel=k.dtype, rows=INT, cols=INT, across=INT, tile=INT
+    ) as (args, packed, sums, panel, rows, cols, across, tile):  # fmt: skip
         a = Fields(k, args, FIELDS)
-        offsets, filters = a.pointer("offsets", "i64"), a.pointer("w", k.dtype)
-        panels = (a.group_k + (PANEL - 1)) // PANEL
-        step_panel = a.step_pairs * PANEL
-        tiles, row_bytes, sum_bytes = rows * across, a.pixel_step * 4, a.panel * 4
+        offsets, tiles, pixel_bytes = a.pointer("offsets", "i64"), rows * across, a.pixel_step * 4
 
         def place(number: Int) -> tuple[Ptr, Ptr]:
             """Where a tile's first pixel is read, and its sums go."""
             row, start = number // across, (number % across * tile).min(cols - tile)
             there = packed + (row * a.down * a.width * a.pixel + start * a.pixel_step)
-            return there, sums + (row * cols + start) * a.panel
+            return there, sums + (row * cols + start) * PANEL
 
-        with k.loop(0, count, PANEL) as block:
-            panel = filters + (group * panels + (k0 + block) // PANEL) * a.steps * step_panel
-            with k.loop(0, tiles, 2) as pair:
-                (one, sums_one), (two, sums_two) = place(pair), place((pair + 1).min(tiles - 1))
+        with k.loop(0, tiles, 2) as pair:
+            (one, sums_one), (two, sums_two) = place(pair), place((pair + 1).min(tiles - 1))
+            for number in range(4):
+                k.zero(number)
+            with k.loop(0, a.steps) as step:
+                at, here = k.load_int(offsets + step), panel + step * a.step_pairs * PANEL
+                k.load_tile(4, one + at, pixel_bytes)
+                k.load_tile(6, here, 4 * PANEL)
+                k.load_tile(5, two + at, pixel_bytes)
+                k.load_tile(7, here + PANEL // 2, 4 * PANEL)
                 for number in range(4):
-                    k.zero(number)
-                with k.loop(0, a.steps) as step:
-                    at, here = k.load_int(offsets + step), panel + step * step_panel
-                    k.load_tile(4, one + at, row_bytes)
-                    k.load_tile(6, here, 4 * PANEL)
-                    k.load_tile(5, two + at, row_bytes)
-                    k.load_tile(7, here + PANEL // 2, 4 * PANEL)
-                    for number in range(4):
-                        k.add_products(number, 4 + number // 2, 6 + number % 2)
-                for number in range(4):
-                    there = (sums_one, sums_two)[number // 2] + block + number % 2 * (PANEL // 2)
-                    k.store_tile(there, sum_bytes, number)
+                    k.add_products(number, 4 + number // 2, 6 + number % 2)
+            for number in range(4):
+                there = (sums_one, sums_two)[number // 2] + number % 2 * (PANEL // 2)
+                k.store_tile(there, 4 * PANEL, number)
+
+
+def _emit_panel_to_planes(epilogue: Epilogue) -> None:
+    """panel_to_planes(sums, bias, residual, y, pitch, pixels, count): sums of pixels PANEL apart, finished, to `count`
+    planes of y `pitch` apart. Plane after plane, or a vector of them: their lines lie far from each other."""
+    k, storage = epilogue.k, epilogue.storage
+    with k.function(
+        "panel_to_planes", sums=k.dtype, bias=storage, residual=storage, y=storage, pitch=INT, pixels=INT, count=INT
+    ) as (sums, bias, residual, y, pitch, pixels, count):  # fmt: skip
+
+        def planes(f: Int, at: Int, lanes: int, here: Int | None) -> None:
+            vectors = [k.load(sums + (at + pixel) * PANEL + f) for pixel in range(lanes)]
+            spot = f * pitch + at
+            for lane, value in enumerate(rows_of(k, interleave(k, vectors), lanes)):
+
+                def store(lane: int = lane, value: Any = value, spot: Int = spot) -> None:
+                    k.store(y + spot, epilogue.finish(value, bias + f + lane, residual + spot))
+
+                if here is None:
+                    store()
+                else:
+                    with k.if_(here > lane):
+                        store()
+                spot = spot + pitch
+
+        with k.loop(0, count, k.lanes) as f:
+            here = count - f
+            with k.if_else(here >= k.lanes) as (then, otherwise):
+                with then:
+                    k.rows(pixels, lambda at, lanes: planes(f, at, lanes, None))
+                with otherwise:
+                    k.rows(pixels, lambda at, lanes: planes(f, at, lanes, here))
 
 
 def _finish(
@@ -202,11 +235,11 @@ def _finish(
         with k.loop(0, runs) as row:
             at = ((image * total_k + filter_) * a.p + p0 + row) * a.q + q0
             k.call(
-                "to_planes", sums + row * cols * a.panel, a.panel, bias + filter_, residual + at, y + at, a.p * a.q,
-                length, count,
+                "panel_to_planes", sums + row * cols * PANEL, bias + filter_, residual + at, y + at, a.p * a.q, length,
+                count,
             )  # fmt: skip
         return
     with k.loop(0, rows) as row:
         at = ((image * a.p + p0 + row) * a.q + q0) * total_k + filter_
-        here = sums + row * cols * a.panel
-        k.call("finish_pixels", here, a.panel, bias + filter_, residual + at, y + at, total_k, cols, count)
+        here = sums + row * cols * PANEL
+        k.call("finish_pixels", here, PANEL, bias + filter_, residual + at, y + at, total_k, cols, count)
