@@ -109,12 +109,12 @@ class Geometry(generated.Geometry):
 
 def pixel_of(problem: ConvProblem) -> tuple[int, int]:
     """Pairs that a packed pixel has room for, and pairs of a step: the fewest steps, which must not leave the pairs
-    that lie beside each other, those of a tap or of a row of taps."""
+    that lie beside each other, those of a tap or of a row of taps; of as many, pixels that begin with a cache line."""
     pairs = ceil_div(problem.group_c, 2)
     beside = problem.kernel[1] if problem.dilation[1] == 1 else 1
     rooms = [narrow_pairs(problem.group_c)] if pairs < PAIRS else range(pairs, pairs + PAIRS)
     found = ((room, max(n for n in range(1, PAIRS + 1) if beside * room % n == 0)) for room in rooms)
-    return min(found, key=lambda one: (one[0] / one[1], one[0]))
+    return min(found, key=lambda one: (one[0] / one[1], one[0] % PAIRS > 0, one[0]))
 
 
 class TaskCost(generated.TaskCost):

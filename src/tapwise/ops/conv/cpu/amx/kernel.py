@@ -184,6 +184,9 @@ def _emit_products(k: TileKernel) -> None:
                 k.load_tile(6, here, 4 * PANEL)
                 k.load_tile(5, two + at, pixel_bytes)
                 k.load_tile(7, here + PANEL // 2, 4 * PANEL)
+                # The next step's filters: a panel streams from L2.
+                for line in range(2 * ROWS):
+                    k.prefetch(here + a.step_pairs * PANEL + line * 16, near=True)
                 for number in range(4):
                     k.add_products(number, 4 + number // 2, 6 + number % 2)
             for number in range(4):
