@@ -21,7 +21,7 @@ from tapwise.algorithm import Device, Plan
 from tapwise.cpu.amx import PAIRS, ROWS, configs
 from tapwise.cpu.common import splits
 from tapwise.cpu.cost import Breakdown
-from tapwise.cpu.plan import KernelPlan
+from tapwise.cpu.plan import ALONE_BYTES, KernelPlan
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cpu import generated
 from tapwise.ops.conv.cpu.amx.kernel import FIELDS, PANEL, generate, narrow_pairs
@@ -49,8 +49,8 @@ WRITE: Final = 0.17
 TASK: Final = 440.0
 # Of a task, what one worker waits for another.
 UNEVEN: Final = 0.24
-# Packing filters, by NumPy.
-PACK_FILTER_NS: Final = 4.0
+# Packing an element of the filters, which is loaded alone.
+PACK_FILTER_NS: Final = 1.0
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,7 @@ class Geometry(generated.Geometry):
             "pixel_step": self.pixel * p.stride[1], "down": self.down, "reach_h": self.reach[0],
             "reach_w": self.reach[1], "steps": self.steps, "step_pairs": self.step_pairs, "offsets": self.offsets(),
             "configs": configs(self.step_pairs), "sums_at": self.sums_at,
+            "taps_h": p.kernel[0], "taps_w": p.kernel[1],
         }  # fmt: skip
 
 
@@ -134,7 +135,7 @@ class TaskCost(generated.TaskCost):
         products = panels * tiles * (g.steps * step + PAIR_OF_TILES)
         runs = c.rows if c.cols < p.output[1] else 1
         run, planar = c.rows * c.cols // runs, p.layout == "nchw"
-        vectors = g.high * g.width * ceil_div(g.pixel, costs.lanes)
+        vectors = g.high * g.width * g.pixel / costs.lanes
         if planar:
             lanes = ceil_div(c.filters, costs.lanes)
             finishing = lanes * runs * (ceil_div(run, costs.lanes) * BLOCK_TO_PLANES + RUN_TO_PLANES)
@@ -154,30 +155,6 @@ class TaskCost(generated.TaskCost):
         rounds = ceil_div(g.tasks, max(1, min(self.device.threads, g.tasks)))
         cycles["uneven workers"] = UNEVEN * sum(cycles.values()) / rounds
         return Breakdown(costs, cycles, g.tasks)
-
-
-class AmxPlan(KernelPlan):
-    """Filters are packed by NumPy."""
-
-    def __init__(self, geometry: Geometry, device: Device, library: Any) -> None:
-        super().__init__(geometry.problem, device, library, FIELDS, geometry.fields())
-        self._pixel = geometry.pixel
-
-    def pack_into(self, w: np.ndarray, memory: np.ndarray | None) -> np.ndarray:
-        """float32 whose bits are pairs, 64-byte aligned: [group][panel of 32 filters][tap][pair][filter]."""
-        p = self.problem
-        w = np.asarray(w, w.dtype.newbyteorder("=")).reshape(p.groups, p.group_k, p.group_c, *p.kernel)
-        panels = ceil_div(p.group_k, PANEL)
-        pairs = np.zeros((p.groups, panels * PANEL, *p.kernel, self._pixel, 2), w.dtype)
-        for half in range(2):
-            source = np.moveaxis(w[:, :, half::2], 2, -1)
-            pairs[:, : p.group_k, :, :, : source.shape[-1], half] = source
-        ordered = pairs.view(np.float32).reshape(p.groups, panels, PANEL, -1).swapaxes(2, 3)
-        storage = np.empty(ordered.size + 16, np.float32)
-        start = -storage.ctypes.data % 64 // 4
-        packed = storage[start : start + ordered.size]
-        packed.view(np.int32).reshape(ordered.shape)[:] = ordered.view(np.int32)
-        return packed
 
 
 class Amx(generated.GeneratedAlgorithm[Config]):
@@ -213,10 +190,17 @@ class Amx(generated.GeneratedAlgorithm[Config]):
         return super().task(flatten(problem), config, device)
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        return 20.0 + 1e-3 * PACK_FILTER_NS * problem.k * problem.gemm_k
+        elements = problem.k * problem.gemm_k
+        alone = 2 * elements < ALONE_BYTES
+        return 8.0 + 1e-3 * PACK_FILTER_NS * elements / (1 if alone else device.threads)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         problem = flatten(problem)
         few = problem.group_c if ceil_div(problem.group_c, 2) < PAIRS else 0
         library = self.load("amx", generate, problem, layout=problem.layout, channels=few)
-        return AmxPlan(Geometry(problem, config, device), device, library)
+        geometry = Geometry(problem, config, device)
+        panels = problem.groups * ceil_div(problem.group_k, PANEL)
+        return KernelPlan(
+            problem, device, library, FIELDS, geometry.fields(),
+            packed_size=panels * PANEL * geometry.steps * geometry.step_pairs, pack_tasks=panels,
+        )  # fmt: skip

@@ -9,7 +9,7 @@ from llvmlite import ir
 from tapwise.cpu.amx import CONFIG_BYTES, ROWS, TileKernel
 from tapwise.cpu.copies import emit_zeros, interleave
 from tapwise.cpu.epilogue import Epilogue, emit_finish_pixels, emit_finish_row
-from tapwise.cpu.fields import COMMON, Fields, entry, unravel
+from tapwise.cpu.fields import COMMON, FILTER_STEPS, Fields, entry, unravel
 from tapwise.cpu.pairs import pair_of_planes
 from tapwise.cpu.simd import I1, INT, Int, Ptr, Target
 from tapwise.cpu.transposes import rows_of
@@ -20,6 +20,7 @@ FIELDS: Final = (
     "h", "w_in", "p", "q", "pad_h", "pad_w", "row_take", "row_step", "col_take", "images", "groups", "group_c", "group_k",
     "rows", "cols", "filter_block", "row_blocks", "col_blocks", "filter_blocks",
     "pixel", "width", "pixel_step", "down", "reach_h", "reach_w", "steps", "step_pairs", "offsets", "configs", "sums_at",
+    "taps_h", "taps_w", *FILTER_STEPS,
 )  # fmt: skip
 # Filters of two tiles.
 PANEL: Final = 32
@@ -29,7 +30,7 @@ def generate(
     target: Target, *, dtype: str, storage: str, layout: str, channels: int, bias: bool, residual: bool,
     activation: str | None,
 ) -> TileKernel:  # fmt: skip
-    """`task`. `channels`: of a group, where their pairs are fewer than a vector; else 0."""
+    """`task`, and `pack_task` for the filters. `channels`: of a group, where their pairs are fewer than a vector; else 0."""
     k = TileKernel(target, dtype)
     planar = layout == "nchw"
     epilogue = Epilogue(k, storage, planar, bias, residual, activation)
@@ -41,6 +42,7 @@ def generate(
         emit_finish_pixels(epilogue)
     _emit_pack(k, planar)
     _emit_products(k)
+    _emit_filter_task(k)
     with entry(k, FIELDS) as (a, worker):
         packed = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
         sums, configs = packed + a.sums_at, a.pointer("configs", "i64")
@@ -224,6 +226,29 @@ def _emit_panel_to_planes(epilogue: Epilogue) -> None:
                     k.rows(pixels, lambda at, lanes: planes(f, at, lanes, None))
                 with otherwise:
                     k.rows(pixels, lambda at, lanes: planes(f, at, lanes, here))
+
+
+def _emit_filter_task(k: TileKernel) -> None:
+    """`pack_task`: filters of any strides to panels [tap][pair][filter]; a task is a panel."""
+    with entry(k, FIELDS, "pack_task") as (a, worker):
+        w, packed = a.pointer("x", "bf16"), a.pointer("w", k.dtype)
+        panels, size = (a.group_k + (PANEL - 1)) // PANEL, a.taps_h * a.taps_w * a.pixel * PANEL
+        with a.draws(worker) as number:
+            group, first, panel = number // panels, number % panels * PANEL, packed + number * size
+            emit_zeros(k, panel, size)
+            with (
+                k.loop(0, (a.group_k - first).min(PANEL)) as lane,
+                k.loop(0, a.taps_h) as r,
+                k.loop(0, a.taps_w) as s,
+            ):
+                source = w + (group * a.w_g + (first + lane) * a.w_k + r * a.w_r + s * a.w_s)
+                out = panel + (r * a.taps_w + s) * a.pixel * PANEL + lane
+                with k.loop(0, a.group_c // 2) as pair:
+                    here = source + pair * 2 * a.w_c
+                    k.store(out + pair * PANEL, k.paired(k.lower_half(here), k.lower_half(here + a.w_c)))
+                with k.if_((a.group_c % 2).eq(1)):
+                    last = a.group_c // 2
+                    k.store(out + last * PANEL, k.lower_half(source + last * 2 * a.w_c))
 
 
 def _finish(
