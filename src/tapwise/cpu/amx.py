@@ -81,4 +81,3 @@ class TileKernel(PairKernel):
             for argument in (one for one in function.args if one.type == _I8):
                 argument.add_attribute("immarg")
         self.b.call(function, operands)
-

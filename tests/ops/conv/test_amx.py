@@ -121,6 +121,18 @@ def test_filters_of_any_strides() -> None:
     np.testing.assert_array_equal(found, expected)
 
 
+@needs_amx
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("words", ["r3 s3 pad1", "r3 s3 stride2 pad1", "r5 s5 stride2 pad2 groups2"])
+def test_gradients_by_x_are_convolutions_of_it(words: str, layout: str) -> None:
+    """Filters turned around, channels and filters swapped, in views of w with negative strides."""
+    problem = ConvProblem.parse(f"c64 h14 w15 k40 {words} bf16 dgrad" + " nhwc" * (layout == "nhwc"))
+    phases = registry.get("cpu.fprop_phases", problem.operator)
+    config = min(phases.configs(problem, host(2)), key=lambda one: phases.predict_us(problem, one, host(2)))
+    assert "cpu.amx" in str(config)
+    assert verify.check(problem, "cpu.fprop_phases", config, device=host(2))
+
+
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("channels", [0, 3, 31])
 def test_its_code(layout: str, channels: int) -> None:

@@ -56,9 +56,7 @@ def _is_arm(triple: str) -> bool:
 _X86: Final = "x86_64-unknown-linux-gnu"
 _AVX512: Final = "+avx512f,+avx512vl,+avx512dq,+avx512bw,+fma,+f16c"
 _NAMED: Final = {
-    "avx512-amx": Target(
-        "avx512-amx", _X86, "sapphirerapids", f"{_AVX512},+avx512bf16,+amx-tile,+amx-bf16", 64, 32
-    ),
+    "avx512-amx": Target("avx512-amx", _X86, "sapphirerapids", f"{_AVX512},+avx512bf16,+amx-tile,+amx-bf16", 64, 32),
     "avx512-bf16": Target("avx512-bf16", _X86, "cooperlake", f"{_AVX512},+avx512bf16", 64, 32),
     "avx512": Target("avx512", _X86, "skylake-avx512", _AVX512, 64, 32),
     "avx2": Target("avx2", _X86, "haswell", "+avx2,+fma,+f16c", 32, 16),

@@ -177,7 +177,8 @@ class Amx(generated.GeneratedAlgorithm[Config]):
         p, q = problem.output
         sizes = {(ceil_div(p, count), q) for count in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128) if count <= p}
         if p == 1 or q > 1024:
-            sizes |= {(1, cols) for count in (2, 4, 6, 8, 16, 32, 64) if (cols := round_up(ceil_div(q, count), ROWS)) < q}
+            widths = (round_up(ceil_div(q, count), ROWS) for count in (2, 4, 6, 8, 16, 32, 64))
+            sizes |= {(1, cols) for cols in widths if cols < q}
         sizes.add((1, min(q, 2 * ROWS)))
         for rows, cols in sorted(sizes):
             for filters in splits(problem.group_k, PANEL, device.threads):

@@ -17,10 +17,11 @@ from tapwise.integers import ceil_div
 
 FIELDS: Final = (
     *COMMON,
-    "h", "w_in", "p", "q", "pad_h", "pad_w", "row_take", "row_step", "col_take", "images", "groups", "group_c", "group_k",
+    "h", "w_in", "p", "q", "pad_h", "pad_w", "row_take", "row_step", "col_take",
+    "images", "groups", "group_c", "group_k",
     "rows", "cols", "filter_block", "row_blocks", "col_blocks", "filter_blocks",
-    "pixel", "width", "pixel_step", "down", "reach_h", "reach_w", "steps", "step_pairs", "offsets", "configs", "sums_at",
-    "taps_h", "taps_w", *FILTER_STEPS,
+    "pixel", "width", "pixel_step", "down", "reach_h", "reach_w",
+    "steps", "step_pairs", "offsets", "configs", "sums_at", "taps_h", "taps_w", *FILTER_STEPS,
 )  # fmt: skip
 # Filters of two tiles.
 PANEL: Final = 32
@@ -30,7 +31,8 @@ def generate(
     target: Target, *, dtype: str, storage: str, layout: str, channels: int, bias: bool, residual: bool,
     activation: str | None,
 ) -> TileKernel:  # fmt: skip
-    """`task`, and `pack_task` for the filters. `channels`: of a group, where their pairs are fewer than a vector; else 0."""
+    """`task`, and `pack_task` for the filters. `channels`: of a group, where their pairs do not fill a
+    vector; else 0."""
     k = TileKernel(target, dtype)
     planar = layout == "nchw"
     epilogue = Epilogue(k, storage, planar, bias, residual, activation)
