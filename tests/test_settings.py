@@ -42,7 +42,7 @@ def test_unknown_instruction_set(monkeypatch: pytest.MonkeyPatch, value: str) ->
 
 
 def test_instruction_set_that_this_processor_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    lacking = {"avx512-bf16", "avx512", "avx2", "avx2-128", "neon-bf16", "neon"} - set(runnable())
+    lacking = {"avx512-amx", "avx512-bf16", "avx512", "avx2", "avx2-128", "neon-bf16", "neon"} - set(runnable())
     assert lacking, "no processor has them all"
     for name in lacking:
         monkeypatch.setenv("TAPWISE_CPU_TARGET", name)

@@ -18,6 +18,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
     "conv": {
         "cpu.winograd": "tapwise.ops.conv.cpu.winograd.winograd:Winograd",
         "cpu.depthwise": "tapwise.ops.conv.cpu.depthwise.depthwise:Depthwise",
+        "cpu.amx": "tapwise.ops.conv.cpu.amx.amx:Amx",
         "cpu.pointwise": "tapwise.ops.conv.cpu.pointwise:Pointwise",
         "cpu.direct": "tapwise.ops.conv.cpu.direct.direct:Direct",
         "cpu.im2col_gemm": "tapwise.ops.conv.cpu.im2col_gemm:Im2colGemm",

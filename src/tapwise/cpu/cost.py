@@ -26,9 +26,12 @@ from tapwise.integers import ceil_div
 # From Python to the kernel: the argument array, the call. And the start of a team of threads.
 CALL_US: Final = 3.0
 START_US: Final = 3.0
-# Cycles of a term for each number and each vector that it loads, where a vector goes by halves (Zen 4; 8 x 3 sums took
-# 3 to 30 % less than 12 x 2 on six 1x1 layers, and of 66 layers the choice took 1.037 of the best, 1.044 without).
-LOADED_NUMBER, LOADED_VECTOR = 0.12, 0.3
+# Cycles of a term for each number and each vector that it loads, where vectors are 64 bytes. Where they go by halves
+# (Zen 4) 8 x 3 sums took 3 to 30 % less than 12 x 2 on six 1x1 layers, and of 66 layers the choice took 1.037 of the
+# best, 1.044 without. Where they are loaded at once (Emerald Rapids) most lie in two cache lines: 8 x 3 takes 13.8
+# cycles from L1 and 16.2 not aligned, 3 x 7 14.8 and up to 20; of 109 layers 1.034, 1.13 without this and PAGE_CYCLES.
+LOADED_HALVES: Final = 0.12, 0.3
+LOADED_WHOLE: Final = 0.12, 0.2
 # Cycles to enter and leave a register tile, and to begin a row of elements.
 TILE_CALL: Final = 40.0
 ROW_CALL: Final = 20.0
@@ -53,6 +56,18 @@ class Costs:
     @property
     def lanes(self) -> int:
         return self.device.vector_bytes // self.itemsize
+
+    @property
+    def whole(self) -> bool:
+        """Whether vectors are as long as cache lines, and loaded at once."""
+        return self.device.vector_bytes == 64 and self.device.vector_cycles == 1
+
+    @property
+    def loads(self) -> tuple[float, float]:
+        """Cycles of a term for each number and each vector that it loads, beside what hides behind products."""
+        if self.device.vector_cycles > 1:
+            return LOADED_HALVES
+        return LOADED_WHOLE if self.whole else (0.0, 0.0)
 
     @property
     def cycles_per_us(self) -> float:
@@ -86,7 +101,7 @@ class Costs:
         # Fewer sums than the FMA's latency hides.
         per_term = max(slow * m * n / 2, (m + slow * n) / 2 + 0.5, 4 if m * n < 8 else 0)
         if m * n > 9:
-            per_term += (slow - 1) * (LOADED_NUMBER * m + LOADED_VECTOR * n)
+            per_term += self.loads[0] * m + self.loads[1] * n
         # Few sums leave less room to hide a late load.
         return terms * per_term * (1.08 if m * n > 9 else 1.2) + slow * m * n + TILE_CALL
 

@@ -79,6 +79,7 @@ def _host(threads: int, target_name: str) -> Device:
     import llvmlite.binding as llvm
 
     with making:
+        from tapwise.cpu.amx import granted
         from tapwise.cpu.simd import runnable, target
 
     if target_name not in (here := runnable()):
@@ -90,8 +91,7 @@ def _host(threads: int, target_name: str) -> Device:
     caches = _cache_bytes(1) or 32 << 10, _cache_bytes(2) or 512 << 10, _cache_bytes(3) or 16 << 20
     sizes = vector.vector_bytes, vector.registers, *caches
     speed = gflops, 25.0  # GB/s
-    # Caches of AMD's cores give more in a cycle than what Device supposes, which was measured on one of Intel's.
-    rates = (40.0, 28.0, 14.0) if llvm.get_host_cpu_name().startswith("znver") else Device.cache_rates
-    return Device(
-        "cpu", name(), threads, *sizes, *speed, vector_cycles=cycles, bf16_pairs=vector.bf16_pairs, cache_rates=rates
-    )
+    # Intel's multiply pairs at half the speed of float32, where they have no tile registers for it.
+    pairs = vector.bf16_pairs and (vector.arm or llvm.get_host_cpu_name().startswith("znver"))
+    tiles = vector.amx and granted()
+    return Device("cpu", name(), threads, *sizes, *speed, vector_cycles=cycles, bf16_pairs=pairs, amx=tiles)

@@ -65,6 +65,10 @@ class PairKernel(Kernel):
             loaded = self.b.zext(loaded, self.vector("i32", lanes))
         return self.b.bitcast(loaded, self.vector("f32", lanes))
 
+    def lower_half(self, pointer: Ptr) -> Any:
+        """A pair of one element and a zero."""
+        return self.b.bitcast(self.b.zext(self.load_bits(pointer, 1), I32), self.scalar)
+
     def paired(self, lower: Any, upper: Any) -> Any:
         """Pairs of two of lower_halves, either of which may be None for zeros."""
         if upper is None:

@@ -54,7 +54,7 @@ def emit_to_planes(epilogue: Epilogue) -> None:
                     vectors.append(k.load(here))
                     here = here + step
                 spot = f * pitch + at
-                for lane, value in enumerate(_rows(k, interleave(k, vectors), pixel_count)):
+                for lane, value in enumerate(rows_of(k, interleave(k, vectors), pixel_count)):
                     with k.if_(count > f + lane):
                         k.store(y + spot, epilogue.finish(value, bias + f + lane, residual + spot))
                     spot = spot + pitch
@@ -74,7 +74,7 @@ def _transposed(k: Kernel, planes: Sequence[Any], count: int) -> list[list[Any]]
     return [vectors[pixel * each : (pixel + 1) * each] for pixel in range(count)]
 
 
-def _rows(k: Kernel, vectors: Sequence[Any], count: int) -> list[Any]:
+def rows_of(k: Kernel, vectors: Sequence[Any], count: int) -> list[Any]:
     """Parts of `count` lanes of vectors that follow each other."""
     parts = []
     for vector in vectors:

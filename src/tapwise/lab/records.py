@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tapwise import registry
 from tapwise.errors import InvalidProblem
@@ -161,14 +161,18 @@ def commit() -> str:
         return ""
 
 
+# Words of a processor's name that do not tell it from another.
+_LEGAL: Final = re.compile(r"\((R|TM)\)| Processor\b| CPU\b")
+
+
 def slug(text: str) -> str:
     """A device's name as a folder's name."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def folder(kind: str, name: str) -> str:
-    """The folder of a device's results: "cpu-amd-epyc", "h200"."""
-    return slug(f"cpu {name}") if kind == "cpu" else slug(name.removeprefix("NVIDIA"))
+    """The folder of a device's results: "cpu-amd-epyc", "cpu-intel-xeon-emeraldrapids", "h200"."""
+    return slug(f"cpu {_LEGAL.sub('', name)}") if kind == "cpu" else slug(name.removeprefix("NVIDIA"))
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:

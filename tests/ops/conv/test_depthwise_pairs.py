@@ -12,6 +12,7 @@ import tapwise
 from tapwise import registry, verify
 from tapwise.algorithm import Buffers, Device
 from tapwise.cpu.device import host
+from tapwise.cpu.simd import target
 from tapwise.ops.conv.cpu.depthwise import in_place_cost
 from tapwise.ops.conv.cpu.depthwise.in_place_cost import InPlaceConfig
 from tapwise.ops.conv.problem import ConvProblem
@@ -19,7 +20,9 @@ from tapwise.ops.conv.problem import ConvProblem
 DEPTHWISE = registry.get("cpu.depthwise")
 BF16 = ml_dtypes.bfloat16
 WITH_PAIRS = replace(host(2), vector_bytes=64, registers=32, vector_cycles=2.0, bf16_pairs=True)
-needs_pairs = pytest.mark.skipif(not host().bf16_pairs, reason="no products of pairs on this CPU")
+# Also where the processor multiplies pairs no faster than float32.
+HERE = replace(host(2), bf16_pairs=True)
+needs_pairs = pytest.mark.skipif(not target().bf16_pairs, reason="no products of pairs on this CPU")
 
 CASES = [
     # Even and odd numbers of columns and rows, one of them too; both strides.
@@ -59,7 +62,7 @@ CASES = [
 def pair_configs(text: str) -> tuple[ConvProblem, list[InPlaceConfig]]:
     """Every shape of tile, with channels in one task or several."""
     problem = ConvProblem.parse(f"{text} bf16")
-    configs = [one for one in DEPTHWISE.configs(problem, host(2)) if isinstance(one, InPlaceConfig)]
+    configs = [one for one in DEPTHWISE.configs(problem, HERE) if isinstance(one, InPlaceConfig)]
     assert configs and all(one.pairs for one in configs)
     return problem, list({(one.rows, one.vectors, one.planes): one for one in configs}.values())
 
@@ -69,7 +72,7 @@ def pair_configs(text: str) -> tuple[ConvProblem, list[InPlaceConfig]]:
 def test_tiles_of_pairs(text: str) -> None:
     problem, configs = pair_configs(text)
     for number, config in enumerate(configs[:: max(1, len(configs) // 4)]):
-        verdict = verify.check(problem, "cpu.depthwise", config, device=host(2), integers=number % 2 > 0)
+        verdict = verify.check(problem, "cpu.depthwise", config, device=HERE, integers=number % 2 > 0)
         assert verdict, f"{config}: {verdict.message}"
 
 
@@ -114,7 +117,7 @@ def test_what_is_not_finite_counts_where_a_tap_meets_it(text: str, value: float)
     assert not np.isfinite(expected).all() and np.isfinite(expected).any()
     for config in configs[::3]:
         y = np.zeros(problem.y_shape, BF16)
-        plan = DEPTHWISE.plan(problem, config, host(2))
+        plan = DEPTHWISE.plan(problem, config, HERE)
         plan.run(Buffers(x, plan.pack(w), y))
         np.testing.assert_allclose(y.astype(np.float64), expected, rtol=1e-2, atol=2e-2)
 
@@ -137,7 +140,7 @@ def test_nothing_beside_the_arrays_counts_or_changes(stride: int) -> None:
     expected = by_definition(problem, x, w) + residual.astype(np.float64)
     for config in configs[::3]:
         around, y = middle(problem.y_shape)
-        plan = DEPTHWISE.plan(problem, config, host(2))
+        plan = DEPTHWISE.plan(problem, config, HERE)
         plan.run(Buffers(x, plan.pack(w), y, None, None, residual))
         np.testing.assert_allclose(y.astype(np.float64), expected, rtol=1e-2, atol=2e-2)
         assert np.isnan(around[:64]).all() and np.isnan(around[-64:]).all()
@@ -158,7 +161,7 @@ def test_filters_in_pairs(taps_h: int, taps_w: int) -> None:
         else:
             pairs += [(one, 0) for one in last]
         expected += [lower | upper << 16 for lower, upper in pairs]
-    packed = DEPTHWISE.plan(problem, configs[0], host(2)).pack(w)
+    packed = DEPTHWISE.plan(problem, configs[0], HERE).pack(w)
     assert packed is not None and packed.view(np.uint32).tolist() == expected
 
 

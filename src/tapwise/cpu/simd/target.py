@@ -34,6 +34,11 @@ class Target:
         return self.rounds_bf16 and (self.arm or self.vector_bytes == 64)
 
     @property
+    def amx(self) -> bool:
+        """Whether it has tile registers that multiply bfloat16 (cpu/amx.py)."""
+        return {"+amx-tile", "+amx-bf16"} <= set(self.features.split(","))
+
+    @property
     def arm(self) -> bool:
         """Whether it is a 64-bit Arm processor's."""
         return _is_arm(self.triple)
@@ -51,6 +56,7 @@ def _is_arm(triple: str) -> bool:
 _X86: Final = "x86_64-unknown-linux-gnu"
 _AVX512: Final = "+avx512f,+avx512vl,+avx512dq,+avx512bw,+fma,+f16c"
 _NAMED: Final = {
+    "avx512-amx": Target("avx512-amx", _X86, "sapphirerapids", f"{_AVX512},+avx512bf16,+amx-tile,+amx-bf16", 64, 32),
     "avx512-bf16": Target("avx512-bf16", _X86, "cooperlake", f"{_AVX512},+avx512bf16", 64, 32),
     "avx512": Target("avx512", _X86, "skylake-avx512", _AVX512, 64, 32),
     "avx2": Target("avx2", _X86, "haswell", "+avx2,+fma,+f16c", 32, 16),
@@ -68,8 +74,8 @@ _HWCAP2_BF16: Final = 1 << 14
 
 @cache
 def target(name: str = "host") -> Target:
-    """The target of that name: host, avx512-bf16, avx512, avx2, avx2-128, neon-bf16 or neon. Raises InvalidProblem for
-    another."""
+    """The target of that name: host, avx512-amx, avx512-bf16, avx512, avx2, avx2-128, neon-bf16 or neon. Raises
+    InvalidProblem for another."""
     if name in _NAMED:
         return _NAMED[name]
     if name != "host":

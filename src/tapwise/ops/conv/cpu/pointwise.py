@@ -18,7 +18,7 @@ from tapwise.ops.conv.problem import ConvProblem
 
 def flatten(problem: ConvProblem) -> ConvProblem:
     """The same problem on images of one row, where that is the same thing."""
-    if set(problem.stride) == {1} and not any(map(any, problem.padding)):
+    if set(problem.kernel) == set(problem.stride) == {1} and not any(map(any, problem.padding)):
         return problem.replace(spatial=(1, problem.spatial[0] * problem.spatial[1]))
     return problem
 

@@ -30,6 +30,8 @@ RUN_CALL: Final = 40.0
 # as long, 64x64 1.5 times).
 SETS_ALIKE: Final = 1.6
 PAGE_BYTES: Final = 4096
+# In place, too: cycles of each page that a register tile meets (Emerald Rapids; choices on Zen 4 are right without).
+PAGE_CYCLES: Final = 8.0
 # Ways of a set of L1.
 CHANNELS_HELD: Final = 8
 # Packing: cycles a plane, and a vector of a row by column stride (other strides go element by element); what a row
@@ -146,6 +148,9 @@ class TaskCost(generated.TaskCost):
         plane = p.spatial[0] * p.spatial[1] * costs.itemsize
         if c.route == "in place" and plane % PAGE_BYTES == 0 and c.channels > CHANNELS_HELD:
             tiles *= SETS_ALIKE
+        if c.route == "in place" and costs.whole:
+            pages = c.channels * min(1.0, plane / PAGE_BYTES)
+            tiles += PAGE_CYCLES * pages * ceil_div(c.filters, c.m) * ceil_div(self.vectors(), c.n)
         return tiles if c.panels else tiles * FILTERS_IN_PLACE
 
     def streamed(self) -> float:
