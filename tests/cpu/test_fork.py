@@ -39,7 +39,7 @@ def small():
 def child(does):
     pid = os.fork()
     if not pid:
-        signal.alarm(20)
+        signal.alarm(60)
         try:
             does()
             os._exit(0)
