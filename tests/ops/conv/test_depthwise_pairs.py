@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tapwise
-from tapwise import registry, verify
+from tapwise import registry, settings, verify
 from tapwise.algorithm import Buffers, Device
 from tapwise.cpu.device import host
 from tapwise.cpu.simd import target
@@ -22,7 +22,9 @@ BF16 = ml_dtypes.bfloat16
 WITH_PAIRS = replace(host(2), vector_bytes=64, registers=32, vector_cycles=2.0, bf16_pairs=True)
 # Also where the processor multiplies pairs no faster than float32.
 HERE = replace(host(2), bf16_pairs=True)
-needs_pairs = pytest.mark.skipif(not target().bf16_pairs, reason="no products of pairs on this CPU")
+needs_pairs = pytest.mark.skipif(
+    not target(settings.cpu_target()).bf16_pairs, reason="no products of pairs on this CPU"
+)
 
 CASES = [
     # Even and odd numbers of columns and rows, one of them too; both strides.
