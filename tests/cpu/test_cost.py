@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from tapwise import dispatch, registry
+from tapwise.algorithm import Device
 from tapwise.cpu.cost import EXPOSED, L3_SHARE, Breakdown, Costs
 from tapwise.cpu.device import host
 from tapwise.ops.conv.cpu.direct.direct import TaskCost as DirectCost
@@ -71,3 +73,36 @@ def test_same_costs_tie_whatever_their_order() -> None:
     turned = dict(reversed(parts.items()))
     assert sum(parts.values()) != sum(turned.values())
     assert Breakdown(Costs(host(2), 4), parts, 3).us == Breakdown(Costs(host(2), 4), turned, 3).us
+
+
+@pytest.mark.parametrize("cycles", [1.0, 2.0])
+def test_vectors_of_a_cache_line_cost_their_loads(cycles: float) -> None:
+    """A product of 3 x 7 sums costs more than one of 8 x 3, whose vectors are fewer; of shorter vectors, the same."""
+    wide = replace(host(2), vector_bytes=64, registers=32, vector_cycles=cycles)
+
+    def product(device: Device, m: int, n: int) -> float:
+        # Without what a tile costs once.
+        costs = Costs(device, 4)
+        return (costs.tile(m, n, 2000) - costs.tile(m, n, 1000)) / (1000 * m * n)
+
+    assert product(wide, 3, 7) > 1.02 * product(wide, 8, 3)
+    narrow = replace(wide, vector_bytes=32, vector_cycles=1.0)
+    assert product(narrow, 3, 7) == pytest.approx(product(narrow, 8, 3))
+
+
+def test_pages_of_an_input_in_place_cost_where_vectors_are_whole() -> None:
+    """Each channel of large planes lies in a page of its own."""
+    problem = ConvProblem.parse("c512 h1 w6400 k120 r1 s1")
+    direct = registry.get("cpu.direct")
+    config = next(c for c in direct.configs(problem, host(2)) if c.route == "in place")
+    whole = replace(host(2), vector_bytes=64, vector_cycles=1.0)
+    halves = replace(whole, vector_bytes=32)
+
+    def products(device: Device) -> float:
+        return DirectCost(problem, config, device).tiles()
+
+    cost = DirectCost(problem, config, whole)
+    without = cost.costs.block(config.m, config.n, config.filters, cost.vectors(), cost.terms)
+    assert products(whole) > without
+    cost = DirectCost(problem, config, halves)
+    assert products(halves) == cost.costs.block(config.m, config.n, config.filters, cost.vectors(), cost.terms)

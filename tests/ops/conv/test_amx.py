@@ -38,6 +38,8 @@ CASES = [
     "c33 h12 w11 k70 r3 s3 pad2 dilation2",
     "c50 h17 w19 k33 r1 s1",
     "c97 h5 w6 k20 r1 s7 pad0x3",
+    # Neither padding nor stride, and more than one tap.
+    "c20 h7 w7 k40 r7 s7",
     # Strides: of one row and one column of taps, and of more.
     "c64 h15 w15 k70 r1 s1 stride2",
     "c34 h16 w9 k32 r1 s3 stride3x2 pad0x1",

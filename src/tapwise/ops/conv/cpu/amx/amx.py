@@ -40,12 +40,14 @@ PAIR_OF_TILES: Final = 136.0
 FROM_PLANES: Final = 4.5
 FROM_PIXELS: Final = 3.0
 PACK_ROW: Final = 20.0
+# Of the time that x and y take from and to their caches or memory.
 READ: Final = 4.0
+WRITE: Final = 0.17
 # Finishing: cycles of 16 pixels of 16 planes; of a run of pixels of these, whose lines lie far apart.
 BLOCK_TO_PLANES: Final = 66.0
 RUN_TO_PLANES: Final = 1570.0
 FINISH_VECTOR: Final = 1.5
-WRITE: Final = 0.17
+# Drawing a task and working out its place.
 TASK: Final = 440.0
 # Of a task, what one worker waits for another.
 UNEVEN: Final = 0.24
