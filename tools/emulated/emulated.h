@@ -240,7 +240,9 @@ inline float load_float(unsigned from) { return __uint_as_float(load_word(from))
 // 8 x 8 matrices of 16 bits; each lane has a row's address.
 void load_matrices(unsigned *v, int count, unsigned from, bool transposed);
 template <int COUNT> inline void ldmatrix(unsigned (&v)[COUNT], unsigned from) { load_matrices(v, COUNT, from, false); }
-inline void ldmatrix_transposed(unsigned (&v)[4], unsigned from) { load_matrices(v, 4, from, true); }
+template <int COUNT> inline void ldmatrix_transposed(unsigned (&v)[COUNT], unsigned from) {
+    load_matrices(v, COUNT, from, true);
+}
 // hopper.cuh's: four of them, as they are or transposed.
 template <bool TRANSPOSED> inline void ldmatrix(unsigned (&v)[4], unsigned from) {
     load_matrices(v, 4, from, TRANSPOSED);

@@ -32,10 +32,17 @@ template <int COUNT> DEVICE void ldmatrix(unsigned (&v)[COUNT], unsigned from) {
                      : "r"(from)
                      : "memory");
 }
-// Four of them, each transposed.
+// Four of them, or two, each transposed.
 DEVICE void ldmatrix_transposed(unsigned (&v)[4], unsigned from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+DEVICE void ldmatrix_transposed(unsigned (&v)[2], unsigned from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(v[0]), "=r"(v[1])
                  : "r"(from)
                  : "memory");
 }

@@ -13,6 +13,7 @@
 // Blocks' sums are added in a fixed order: by a cluster, or from the workspace by a second launch.
 #include "grid.cuh"
 #include "matrix.cuh"
+#include "ops/conv/cuda/wgrad_by_definition.cuh"
 #include "ops/conv/cuda/wgrad_places.cuh"
 #include "types.cuh"
 
@@ -23,7 +24,7 @@ struct DepthwiseWgradMma {
     void *y;
     // Sums of parts, each (k, r, s).
     void *parts;
-    long long n, c, height, width, r, s, p, q;
+    long long n, c, height, width, k, r, s, p, q;
     long long stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w;
     // Parts of the sum, blocks of channels, pieces of a filter's rows.
     long long split, channel_blocks, pieces;
@@ -133,44 +134,6 @@ DEVICE void bring(const typename P::T *from, const Window &in, unsigned all_chan
                 }
         }
     }
-}
-
-// A tap's sum by the definition, by a warp; padding is zeros.
-template <typename T, bool LAST>
-__device__ __noinline__ float sum_by_definition(const DepthwiseWgradMma &a, int channel, int r, int s) {
-    const int p = a.p, q = a.q, height = a.height, width = a.width, c = a.c, pixels = (int)a.n * p * q;
-    const int column = LAST ? c : 1;
-    float sum = 0.0f;
-    for (int i = threadIdx.x % 32; i < pixels; i += 32) {
-        const int line = i / q, image = line / p,
-                  h = (line - image * p) * (int)a.stride_h - (int)a.pad_h + r * (int)a.dilation_h,
-                  w = (i - line * q) * (int)a.stride_w - (int)a.pad_w + s * (int)a.dilation_w;
-        const bool real = (unsigned)h < (unsigned)height && (unsigned)w < (unsigned)width;
-        const int plane_x = (LAST ? image * c * height * width + channel : (image * c + channel) * height * width),
-                  plane_dy = (LAST ? image * c * p * q + channel : (image * c + channel) * p * q);
-        sum += (real ? upcast(static_cast<const T *>(a.x)[plane_x + (h * width + w) * column]) : 0.0f) *
-               upcast(static_cast<const T *>(a.w)[plane_dy + (i - image * p * q) * column]);
-    }
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) sum += __shfl_xor_sync(~0u, sum, lanes);
-    return sum;
-}
-
-// Element `at` of dw, of a lane that has one: zeros beside a row times what is not finite may have made NaN, so then
-// it is worked out again.
-template <typename T, bool LAST> DEVICE void store_sum(const DepthwiseWgradMma &a, bool mine, int at, float sum) {
-    const int finite = !mine || sum - sum == 0.0f;
-    if (!__all_sync(~0u, finite)) {
-        const int s = a.s, taps = (int)a.r * s;
-#pragma unroll 1
-        for (int lane = 0; lane < 32; ++lane) {
-            if (__shfl_sync(~0u, finite, lane)) continue;
-            const int there = __shfl_sync(~0u, at, lane), tap = there % taps;
-            const float again = sum_by_definition<T, LAST>(a, there / taps, tap / s, tap % s);
-            if (lane == (int)threadIdx.x % 32) sum = again;
-        }
-    }
-    if (mine) static_cast<T *>(a.y)[at] = downcast<T>(sum);
 }
 
 // Products of row h of x with the rows of dy that it meets.
@@ -350,7 +313,7 @@ template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma 
             if (i < P::OUTPUTS) totals[i] = sum;
         } else if constexpr (P::SPLIT) {
             if (mine) static_cast<float *>(a.parts)[(long long)part * a.c * taps + at(i)] = sum;
-        } else store_sum<T, P::LAST>(a, mine, at(i), sum);
+        } else store_sum<T, P::LAST, 1>(a, mine, at(i), sum);
     }
     if constexpr (P::CLUSTER > 1) {
         cluster_arrive(), cluster_wait();
@@ -364,28 +327,13 @@ template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma 
             if (mine)
 #pragma unroll
                 for (int rank = 0; rank < P::CLUSTER; ++rank) sum += *in_block_of_rank(totals + i, rank);
-            store_sum<T, P::LAST>(a, mine, at(i), sum);
+            store_sum<T, P::LAST, 1>(a, mine, at(i), sum);
         }
         // No block ends while others read its sums.
         cluster_arrive(), cluster_wait();
     }
 }
 
-// dw from the parts, in a fixed order: a warp adds every WARPS-th of them for a lane's element, and a warp those sums.
 template <typename T, bool LAST, int WARPS> DEVICE void add_depthwise_parts(const DepthwiseWgradMma &a) {
-    __shared__ float sums[WARPS][32];
-    const int count = a.split, each = (int)(a.c * a.r * a.s);
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = blockIdx.x * 32 + lane;
-    begin_dependent();
-    float sum = 0.0f;
-    if (i < each)
-#pragma unroll 8
-        for (int part = warp; part < count; part += WARPS)
-            sum += static_cast<const float *>(a.parts)[(long long)part * each + i];
-    sums[warp][lane] = sum;
-    __syncthreads();
-    if (warp > 0) return;
-#pragma unroll
-    for (int other = 1; other < WARPS; ++other) sum += sums[other][lane];
-    store_sum<T, LAST>(a, i < each, i, sum);
+    add_parts_of_sums<T, LAST, 1, WARPS>(a);
 }

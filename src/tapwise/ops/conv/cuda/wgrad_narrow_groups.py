@@ -1,0 +1,315 @@
+"""cuda.narrow_groups of wgrad: groups of few channels, of one too, on tensor cores, pixels read as they lie.
+
+Eight channels of eight pixels are a matrix as it lies in shared memory, and two of them, a tap apart, are half of a
+product's operand; dy's are the other one. Rows of x and dy come by TMA, each once for all taps, and go to registers
+once. The sum over pixels is split among warps and blocks, whose sums are added in a fixed order.
+
+The floor is the bytes of x and dy. A product of 2 x 8 x 8 x 16 is two taps of 16 pixels and 8 channels, whatever the
+groups: 7x7 takes 28 of them for 128 elements of dy, which is as long as memory takes for these.
+
+Source: PTX ISA on mma.sync and ldmatrix; Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014 (weight
+gradients as sums over pixels).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import ClassVar, Final
+
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.algorithm import Device, Plan
+from tapwise.cuda.jit.compile import Source, stub, traits
+from tapwise.cuda.jit.launch import Launch, has_dependent_launches
+from tapwise.cuda.jit.tensor_map import TensorMap
+from tapwise.cuda.plan import CudaAlgorithm
+from tapwise.cuda.types import template_args, tensor_core_type
+from tapwise.integers import ceil_div, round_up
+from tapwise.ops.conv.cuda import boxes, wgrad_parts, window
+from tapwise.ops.conv.cuda.costs import MORE_BYTES, REGISTERS, SHARED_BYTES, blocks_of, cycles_us, joint_us
+from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS, WgradPlan
+from tapwise.ops.conv.problem import ConvProblem
+
+KERNEL: Final = "ops/conv/cuda/wgrad_narrow_groups.cu"
+GROUPS: Final = (1, 2, 4, 8, 16, 32)
+# Channels of a matrix, columns of a unit, lanes of a warp; bytes that a stage's boxes begin at multiples of.
+OCTET, UNIT, LANES, ALIGNED = 8, 8, 32, 1024
+# Of a block: channels, warps at least and at most; images of a set; rows of a stage, stages.
+CHANNELS, LEAST_WARPS, MOST_WARPS = (64, 32, 16), 2, 16
+IMAGES, ROWS, MOST_STAGES = (1, 2, 4, 8), (8, 4, 2, 1), 8
+# Units of a strip; pairs of units of a warp; products that are unrolled; bytes of a stage.
+MOST_UNITS, MOST_PAIRS, MOST_PRODUCTS, MOST_STAGE = 16, 8, 420, 48 << 10
+# Registers of a thread: sums at most, what it has beside sums and rows of dy, all at most.
+MOST_SUMS, OTHER_REGISTERS, MOST_REGISTERS = 128, 42, 248
+# Rows of dy of a part at least; warps of a block that adds parts.
+LEAST_ROWS, SUM_WARPS = 2, 8
+# Of the cost model. Cycles of a multiprocessor: an instruction's operand, a product; of a warp alone: a stage, an
+# operand and a product; a block's begin and end. Microseconds of begin and end, of the second launch.
+OPERAND, PRODUCT = 4.0, 1.14
+STAGE, OWN_OPERAND, OWN_PRODUCT, END = 100.0, 12.0, 8.0, 2000.0
+L2_BYTES, SECTOR, IN_L2 = 20.0, 32, 30e6
+START_US, SECOND_US = 1.5, 2.5
+
+
+@dataclass(frozen=True)
+class Config(BaseConfig):
+    """A block has `channels`, `share` warps the same; strips of `units` of 8 columns, sets of so many `images`, stages
+    of so many `rows` of dy; sums of taps_h rows of taps. `parts` of the sum, which a second launch adds."""
+
+    channels: int
+    share: int
+    units: int
+    images: int
+    rows: int
+    taps_h: int
+    stages: int
+    parts: int
+
+    @property
+    def consumers(self) -> int:
+        return LANES * self.channels // OCTET * self.share
+
+    @property
+    def threads(self) -> int:
+        """Those that multiply, and a warp that copies."""
+        return self.consumers + LANES
+
+
+def across(problem: ConvProblem) -> int:
+    """Pairs of taps of a row."""
+    return ceil_div(problem.kernel[1], 2)
+
+
+def wide(problem: ConvProblem) -> int:
+    """Eights of filters that eight channels meet."""
+    return max(1, problem.group_c // OCTET)
+
+
+def pairs(config: Config) -> int:
+    """Of units of a warp."""
+    return config.units * config.images // (2 * config.share)
+
+
+def live_rows(problem: ConvProblem, config: Config) -> int:
+    """Rows of dy that a row of x meets."""
+    return (config.taps_h - 1) * problem.dilation[0] // problem.stride[0] + 1
+
+
+def sums(problem: ConvProblem, taps_h: int) -> int:
+    """Registers of a thread."""
+    return 4 * wide(problem) * taps_h * across(problem)
+
+
+def registers(problem: ConvProblem, config: Config) -> int:
+    """Of a thread, about: sums, rows of dy, what else it has."""
+    live = 2 * live_rows(problem, config) * pairs(config) * wide(problem)
+    return sums(problem, config.taps_h) + live + OTHER_REGISTERS
+
+
+def columns_x(problem: ConvProblem, config: Config) -> int:
+    """Of a stage: those that its units meet, in eights."""
+    reach = (UNIT * config.units - 1) * problem.stride[1] + (problem.kernel[1] - 1) * problem.dilation[1] + 1
+    return round_up(reach, 8)
+
+
+def box_bytes(problem: ConvProblem, config: Config) -> tuple[int, int]:
+    """Of a stage, of x and of dy."""
+    pixel = config.channels * problem.itemsize * config.images * config.rows
+    return pixel * problem.stride[0] * columns_x(problem, config), pixel * UNIT * config.units
+
+
+def stage_bytes(problem: ConvProblem, config: Config) -> int:
+    return sum(round_up(size, ALIGNED) for size in box_bytes(problem, config))
+
+
+def shared_bytes(problem: ConvProblem, config: Config) -> int:
+    """Stages, and in their place at the end the sums."""
+    kept = config.share * config.channels * problem.group_c * config.taps_h * problem.kernel[1] * 4
+    return max(config.stages * stage_bytes(problem, config), kept) + 16 * config.stages
+
+
+def min_blocks_per_sm(problem: ConvProblem, config: Config) -> int:
+    """Blocks that find room on a multiprocessor."""
+    return blocks_of(registers(problem, config), config.threads, shared_bytes(problem, config))
+
+
+def strips_of(problem: ConvProblem, config: Config) -> int:
+    return ceil_div(problem.output[1], UNIT * config.units)
+
+
+def all_rows(problem: ConvProblem, config: Config) -> int:
+    """Of dy, of all sets of images and strips."""
+    return problem.output[0] * ceil_div(problem.n, config.images) * strips_of(problem, config)
+
+
+def blocks_of_part(problem: ConvProblem, config: Config) -> tuple[int, int]:
+    """Pieces of a filter, blocks of channels."""
+    return ceil_div(problem.kernel[0], config.taps_h), ceil_div(problem.c, config.channels)
+
+
+def _shapes(problem: ConvProblem) -> Iterator[Config]:
+    """Channels, warps, units, images: all but rows, stages and parts."""
+    r, q = problem.kernel[0], ceil_div(problem.output[1], UNIT)
+    taps = [one for one in dict.fromkeys(ceil_div(r, count) for count in range(1, r + 1))]
+    taps_h = next((one for one in taps if sums(problem, one) <= MOST_SUMS), None)
+    if taps_h is None:
+        return
+    counts = sorted({ceil_div(q, strips) for strips in range(1, q + 1)} | {2 * ceil_div(q, 2)})
+    for channels in CHANNELS:
+        if channels % problem.group_c or (channels > CHANNELS[-1] and channels >= 2 * problem.c):
+            continue
+        for share in (1, 2, 4):
+            if not LEAST_WARPS <= channels // OCTET * share <= MOST_WARPS:
+                continue
+            for units in counts:
+                for images in IMAGES:
+                    one = Config(channels, share, units, images, 1, taps_h, 2, 1)
+                    if units <= MOST_UNITS and _is_even(one) and images < 2 * problem.n + (units % 2) * 2:
+                        yield one
+
+
+def _is_even(config: Config) -> bool:
+    """Whether warps have as many pairs of units each, of whole images or of the same part of one."""
+    if config.units * config.images % (2 * config.share):
+        return False
+    own, in_row = pairs(config), config.units if config.units % 2 else config.units // 2
+    return own <= MOST_PAIRS and (own % in_row == 0 or in_row % own == 0)
+
+
+def _tiles(problem: ConvProblem, device: Device) -> Iterator[Config]:
+    """All but the parts: stages of as many rows as are unrolled, for one block a multiprocessor and for two."""
+    for shape in _shapes(problem):
+        most = min(MOST_REGISTERS, REGISTERS // round_up(shape.threads, 4 * LANES) // 8 * 8)
+        if registers(problem, shape) > most or columns_x(problem, shape) > boxes.MOST:
+            continue
+        products = pairs(shape) * shape.taps_h * across(problem) * wide(problem)
+        for rows in ROWS:
+            one = replace(shape, rows=rows)
+            large = stage_bytes(problem, one) > MOST_STAGE or rows * problem.stride[0] > boxes.MOST
+            if rows > 1 and (rows * products > MOST_PRODUCTS or large or rows > problem.output[0]):
+                continue
+            for beside in (1, 2, 3):
+                room = min(device.shared_bytes, SHARED_BYTES // beside - MORE_BYTES)
+                stages = min(MOST_STAGES, room // (stage_bytes(problem, one) + 16))
+                deep = replace(one, stages=stages)
+                held = blocks_of(registers(problem, one), one.threads)
+                if stages > 1 and beside <= held and shared_bytes(problem, deep) <= room:
+                    yield deep
+
+
+class NarrowGroupsWgrad(CudaAlgorithm[Config]):
+    """float16 and bfloat16, channels last, groups of 1, 2, 4, 8, 16 or 32 channels and as many filters, channels in
+    eights; any filter, stride, padding and dilation of which a block's rows find room. Compute capability 9.0 and
+    newer."""
+
+    operator: ClassVar[str] = "wgrad"
+    id: ClassVar[str] = "cuda.narrow_groups"
+    summary: ClassVar[str] = "tensor cores (mma.sync) on pixels as they lie, eights of channels, by TMA"
+    dtypes: ClassVar[tuple[str, ...]] = ("f16", "bf16")
+    axes: ClassVar[tuple[int, ...]] = (2,)
+
+    def rejects(self, problem: ConvProblem, device: Device) -> str | None:
+        if problem.layout != "nhwc":
+            return "takes channels last"
+        if problem.groups == 1 or problem.group_c not in GROUPS or problem.group_k != problem.group_c:
+            return "takes groups of 1, 2, 4, 8, 16 or 32 channels and as many filters, several of them"
+        if problem.c % OCTET:
+            return "takes channels in eights"
+        if not has_dependent_launches(device.architecture):
+            return "takes GPUs of compute capability 9.0 and newer"
+        if why := wgrad_parts.rejects(problem):
+            return why
+        return None if any(_tiles(problem, device)) else "has no block that fits into registers and shared memory"
+
+    def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
+        return list(dict.fromkeys(one for tile in _tiles(problem, device) for one in _splits(problem, tile, device)))
+
+    def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+        """Blocks' stages: what comes from memory, what a multiprocessor's warps multiply, or a warp's chain; parts."""
+        (stride_h, stride_w), tap_pairs, eights = problem.stride, across(problem), wide(problem)
+        runs = 1 + all_rows(problem, config) / config.parts / problem.output[0]
+        rows = all_rows(problem, config) / config.parts
+        more = (config.taps_h - 1) * problem.dilation[0] / stride_h
+        stages = (rows + runs * (more + config.rows / 2)) / config.rows
+        real = min(1.0, problem.spatial[0] / (problem.output[0] * stride_h))
+        operands = config.rows * pairs(config) * (stride_h * real * (tap_pairs - 0.5 * (problem.kernel[1] % 2)) + 0.5)
+        products = config.rows * pairs(config) * config.taps_h * tap_pairs * eights
+        warps = config.consumers // LANES
+        own = STAGE + OWN_OPERAND * operands + OWN_PRODUCT * products
+        issued = warps * max(OPERAND * operands, PRODUCT * products)
+        columns = min(problem.spatial[1] + 0.0, columns_x(problem, config)) * stride_h
+        loaded = config.images * config.rows * (columns + min(problem.output[1], UNIT * config.units))
+        loaded *= config.channels * problem.itemsize / L2_BYTES
+        blocks = prod(blocks_of_part(problem, config)) * config.parts
+        share, held = ceil_div(blocks, device.multiprocessors), min_blocks_per_sm(problem, config)
+        wave = stages * joint_us(min(share, held) * max(issued, loaded), own, 3.0) + END
+        us = joint_us(ceil_div(share, held) * wave / cycles_us(device), problem.bytes / (device.gbps * 1e3), 3.0)
+        if config.parts > 1:
+            us += SECOND_US + 2 * self.workspace_bytes(problem, config, device) / (device.gbps * 1e3)
+        return START_US + us
+
+    def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
+        return config.parts * prod(problem.w_shape) * 4 if config.parts > 1 else 0
+
+    def source(self, problem: ConvProblem, config: Config) -> Source:
+        (stride_h, stride_w), (dilation_h, dilation_w) = problem.stride, problem.dilation
+        words: dict[str, int | bool | str] = {
+            "CHANNELS": config.channels, "GROUP": problem.group_c, "SHARE": config.share, "UNITS": config.units,
+            "IMAGES": config.images, "ROWS": config.rows, "STAGES": config.stages, "R": config.taps_h,
+            "S": problem.kernel[1], "SH": stride_h, "SW": stride_w, "DH": dilation_h, "DW": dilation_w,
+            "SPLIT": config.parts > 1,
+        }  # fmt: skip
+        declarations, held = traits(tensor_core_type(problem.dtype), words), min_blocks_per_sm(problem, config)
+        name, parameters = "wgrad_narrow_groups", "NarrowGroupsWgrad"
+        return stub(KERNEL, name, "Traits", parameters, config.threads, held, declarations=declarations)
+
+    def sum_source(self, problem: ConvProblem) -> Source:
+        words = template_args(tensor_core_type(problem.dtype), problem.group_c, SUM_WARPS)
+        return stub(KERNEL, "add_narrow_groups_parts", words, "NarrowGroupsWgrad", SUM_WARPS * LANES)
+
+    def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
+        return [self.source(problem, config)] + [self.sum_source(problem)] * (config.parts > 1)
+
+    def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[Launch]:
+        """The sums, and where there are parts their sum."""
+        source, (pieces, channel_blocks) = self.source(problem, config), blocks_of_part(problem, config)
+        fields = window.window_fields(problem, source) | {
+            "split": config.parts, "channel_blocks": channel_blocks, "pieces": pieces,
+            "sets": ceil_div(problem.n, config.images), "all_rows": all_rows(problem, config),
+        }  # fmt: skip
+        maps, names = maps_of(problem, config), {"map_x": "x", "map_dy": "w", "parts": "workspace"}
+        grid, shared = (pieces * channel_blocks * config.parts, 1, 1), shared_bytes(problem, config)
+        found = [Launch(source, fields, grid, config.threads, shared, maps, dependent=True, names_of=names)]
+        if config.parts > 1:
+            grid, second = (ceil_div(prod(problem.w_shape), LANES), 1, 1), self.sum_source(problem)
+            found.append(Launch(second, fields, grid, SUM_WARPS * LANES, 0, maps, dependent=True, names_of=names))
+        return found
+
+    def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
+        launches = self.launches(problem, config, device)
+        return WgradPlan(problem, device, launches, self.workspace_bytes(problem, config, device))
+
+
+def maps_of(problem: ConvProblem, config: Config) -> dict[str, TensorMap]:
+    """Of x and dy: a stage's rows of a strip of a set of images."""
+
+    def one(sizes: tuple[int, ...], columns: int, rows: int) -> TensorMap:
+        (high, wide), pixel = sizes, problem.c * problem.itemsize
+        strides, box = (pixel, pixel * wide, pixel * wide * high), (config.channels, columns, rows, config.images)
+        swizzle = config.channels * problem.itemsize
+        return TensorMap(problem.dtype, (problem.c, wide, high, problem.n), strides, box, swizzle_bytes=swizzle)
+
+    map_x = one(problem.spatial, columns_x(problem, config), config.rows * problem.stride[0])
+    return {"map_x": map_x, "map_dy": one(problem.output, UNIT * config.units, config.rows)}
+
+
+def _splits(problem: ConvProblem, config: Config, device: Device) -> Iterator[Config]:
+    """Parts that fill the device once, twice or half."""
+    room = device.multiprocessors * min_blocks_per_sm(problem, config) / prod(blocks_of_part(problem, config))
+    least = ceil_div(problem.n * prod(problem.output), MOST_PART_PIXELS * config.share)
+    most = max(least, all_rows(problem, config) // LEAST_ROWS)
+    for parts in dict.fromkeys(min(max(least, int(room * share)), most) for share in (1, 0.5, 2)):
+        one = replace(config, parts=parts)
+        if parts * wgrad_parts.part_pitch(problem) * 4 <= wgrad_parts.PARTS_BYTES:
+            yield one
