@@ -36,8 +36,11 @@ struct NarrowGroupsWgrad {
 template <class Traits> struct NarrowTile : Traits {
     using B = Traits;
     static constexpr int OCTETS = B::CHANNELS / 8, CONSUMERS = 32 * OCTETS * B::SHARE;
-    // Eights of filters that a warp's channels meet; pairs of columns of taps.
-    static constexpr int WIDE = B::GROUP > 8 ? B::GROUP / 8 : 1, ACROSS = (B::S + 1) / 2;
+    // Eights of filters that a warp's channels meet; pairs of columns of taps. An odd column is left over: its taps come
+    // by twos as well, of neighbouring rows, where a row's next tap meets x a row further.
+    static constexpr int WIDE = B::GROUP > 8 ? B::GROUP / 8 : 1, ACROSS = B::S / 2;
+    static constexpr bool LEFT = B::S % 2 == 1, JOINED = LEFT && B::DH == 1;
+    static constexpr int DOWN = LEFT ? JOINED ? (B::R + 1) / 2 : B::R : 0;
     // Sums of a group that are kept for a filter of a block.
     static constexpr int TAPS = B::R * B::S, SUMS = B::CHANNELS * B::GROUP * TAPS;
     // Two units are 16 pixels: neighbours, or the same of two images. Pairs of an image (or of two), and of a warp.
@@ -58,6 +61,14 @@ template <class Traits> struct NarrowTile : Traits {
         return i / IN_ROW * (BESIDE ? 1 : 2) * image + i % IN_ROW * (BESIDE ? 2 : 1) * unit;
     }
     static DEVICE constexpr int second(int image, int unit) { return BESIDE ? unit : image; }
+    // Of a tap: its pair's sums, and which half of their rows.
+    static DEVICE constexpr int sums_of(int r, int s) {
+        return s < 2 * ACROSS ? r * ACROSS + s / 2 : B::R * ACROSS + (JOINED ? r / 2 : r);
+    }
+    static DEVICE constexpr int half_of(int r, int s) {
+        // A row of taps beside the one before it has the lower half, one alone has both.
+        return s < 2 * ACROSS ? s % 2 : JOINED && r % 2 == 0 && r + 1 < B::R;
+    }
     // Bytes of 8 channels of a pixel, where TMA has them.
     static DEVICE unsigned place(int pixel, int octet) {
         constexpr int MASK = OCTETS - 1, LINE = 8 / OCTETS;
@@ -128,25 +139,24 @@ template <class Traits> DEVICE void wgrad_narrow_groups(const NarrowGroupsWgrad 
         return;
     }
     const int octet = warp % P::OCTETS, share = warp / P::OCTETS, first = octet / WIDE * WIDE;
-    // Where a lane's row of a matrix of the first pair lies: of x, taps 2 * j and 2 * j + 1 of both units (of the last
-    // tap alone, both units); of dy, both units.
+    // Where a lane's row of a matrix of the first pair lies: of x, of taps 2 * j and 2 * j + 1, both units each, and of
+    // the last tap, both units; of dy, both units.
     const int row = lane % 8, matrix = lane / 8;
     const int pair_x = P::pair(share * PAIRS, P::IMAGE_X, 8 * P::SW), pair_dy = P::pair(share * PAIRS, P::IMAGE_DY, 8);
-    unsigned x[ACROSS], dy[WIDE];
+    constexpr int SECOND_X = P::second(P::IMAGE_X, 8 * P::SW);
+    unsigned x[ACROSS + 1], dy[WIDE];
 #pragma unroll
-    for (int j = 0; j < ACROSS; ++j) {
-        const bool alone = 2 * j + 1 == S;
-        const int unit = alone ? matrix % 2 : matrix / 2, tap = 2 * j + (alone ? 0 : matrix % 2);
-        x[j] = P::place(pair_x + unit * P::second(P::IMAGE_X, 8 * P::SW) + row * P::SW + tap * P::DW, octet);
-    }
+    for (int j = 0; j < ACROSS; ++j)
+        x[j] = P::place(pair_x + matrix / 2 * SECOND_X + row * P::SW + (2 * j + matrix % 2) * P::DW, octet);
+    x[ACROSS] = P::place(pair_x + matrix % 2 * SECOND_X + row * P::SW + (S - 1) * P::DW, octet);
 #pragma unroll
     for (int o = 0; o < WIDE; ++o)
         dy[o] = P::DY_AT + P::place(pair_dy + matrix % 2 * P::second(P::IMAGE_DY, 8) + row, first + o);
-    float sums[WIDE][R][ACROSS][4] = {};
+    float sums[WIDE][R * ACROSS + P::DOWN][4] = {};
     unsigned stage = 0, phase = 0;
     while (runs.next()) {
         const int count = runs.count, rows = runs.rows, top = runs.top, height = a.height;
-        unsigned live[LIVE][PAIRS][WIDE][2] = {};
+        unsigned live[LIVE][PAIRS][WIDE][2] = {}, before[PAIRS][2] = {};
         for (int base = 0; base < rows; base += P::ROWS_X) {
             const unsigned here = ring + stage * P::STAGE;
             barrier_wait(full + stage * 8, phase);
@@ -166,26 +176,34 @@ template <class Traits> DEVICE void wgrad_narrow_groups(const NarrowGroupsWgrad 
                     }
 #pragma unroll
                 for (int b = 0; b < SH; ++b) {
-                    const int of_x = t * SH + b;
-                    if ((unsigned)(top + base + of_x) >= (unsigned)height || base + of_x >= rows) continue;
+                    const int of_x = t * SH + b, h = top + base + of_x;
+                    if (h < 0 || h > height - !P::JOINED || base + of_x >= rows) continue;
 #pragma unroll
                     for (int i = 0; i < PAIRS; ++i) {
                         const int at = of_x * P::COLUMNS_X + P::pair(i, P::IMAGE_X, 8 * P::SW);
+                        const auto multiply = [&](int r, int of, const unsigned(&v)[4]) {
+                            const int back = r * P::DH - b;
+                            if (back < 0 || back % SH) return;
 #pragma unroll
-                        for (int j = 0; j < ACROSS; ++j) {
-                            unsigned v[4];
-                            if (2 * j + 1 == S) {
-                                unsigned alone[2];
-                                ldmatrix_transposed(alone, here + x[j] + at * P::PIXEL);
-                                v[0] = v[1] = alone[0], v[2] = v[3] = alone[1];
-                            } else ldmatrix_transposed(v, here + x[j] + at * P::PIXEL);
+                            for (int o = 0; o < WIDE; ++o) mma<T>(sums[o][of], v, live[back / SH][i][o]);
+                        };
+                        if (h < height)
 #pragma unroll
-                            for (int r = 0; r < R; ++r) {
-                                const int back = r * P::DH - b;
-                                if (back < 0 || back % SH) continue;
+                            for (int j = 0; j < ACROSS; ++j) {
+                                unsigned v[4];
+                                ldmatrix_transposed(v, here + x[j] + at * P::PIXEL);
 #pragma unroll
-                                for (int o = 0; o < WIDE; ++o) mma<T>(sums[o][r][j], v, live[back / SH][i][o]);
+                                for (int r = 0; r < R; ++r) multiply(r, P::sums_of(r, 2 * j), v);
                             }
+                        if constexpr (P::LEFT) {
+                            // The row behind the last is of zeros.
+                            unsigned last[2] = {};
+                            if (h < height) ldmatrix_transposed(last, here + x[ACROSS] + at * P::PIXEL);
+                            const unsigned v[4] = {last[0], before[i][0], last[1], before[i][1]};
+#pragma unroll
+                            for (int r = P::JOINED; r < R; r += 1 + P::JOINED) multiply(r, P::sums_of(r, S - 1), v);
+                            if (P::JOINED && R % 2 == 1) multiply(R - 1, P::sums_of(R - 1, S - 1), v);
+                            before[i][0] = last[0], before[i][1] = last[1];
                         }
                     }
                 }
@@ -210,7 +228,8 @@ template <class Traits> DEVICE void wgrad_narrow_groups(const NarrowGroupsWgrad 
 #pragma unroll
             for (int r = 0; r < R; ++r)
 #pragma unroll
-                for (int s = 0; s < S; ++s) filter[(r * S + s) * P::GROUP] = sums[o][r][s / 2][s % 2 * 2 + e];
+                for (int s = 0; s < S; ++s)
+                    filter[(r * S + s) * P::GROUP] = sums[o][P::sums_of(r, s)][P::half_of(r, s) * 2 + e];
         }
     sync_part(1, P::CONSUMERS);
     const int taps = (int)a.r * S;

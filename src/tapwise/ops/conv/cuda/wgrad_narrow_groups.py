@@ -32,13 +32,13 @@ from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS, WgradPlan
 from tapwise.ops.conv.problem import ConvProblem
 
 KERNEL: Final = "ops/conv/cuda/wgrad_narrow_groups.cu"
-GROUPS: Final = (1, 2, 4, 8, 16, 32)
+GROUPS: Final = (1, 2, 4, 8, 16)
 # Channels of a matrix, columns of a unit, lanes of a warp; bytes that a stage's boxes begin at multiples of.
 OCTET, UNIT, LANES, ALIGNED = 8, 8, 32, 1024
 # Of a block: channels, warps at least and at most; images of a set; rows of a stage, stages.
 CHANNELS, LEAST_WARPS, MOST_WARPS = (64, 32, 16), 2, 16
 IMAGES, ROWS, MOST_STAGES = (1, 2, 4, 8), (8, 4, 2, 1), 8
-# Units of a strip; pairs of units of a warp; products that are unrolled; bytes of a stage.
+# Units of a stage; pairs of units of a warp; products that are unrolled; bytes of a stage.
 MOST_UNITS, MOST_PAIRS, MOST_PRODUCTS, MOST_STAGE = 16, 8, 420, 48 << 10
 # Registers of a thread: sums at most, what it has beside sums and rows of dy, all at most.
 MOST_SUMS, OTHER_REGISTERS, MOST_REGISTERS = 128, 42, 248
@@ -76,9 +76,10 @@ class Config(BaseConfig):
         return self.consumers + LANES
 
 
-def across(problem: ConvProblem) -> int:
-    """Pairs of taps of a row."""
-    return ceil_div(problem.kernel[1], 2)
+def tap_pairs(problem: ConvProblem, taps_h: int) -> int:
+    """Of so many rows of taps: neighbours of a row, and of the column that is left over, where rows are neighbours."""
+    across, odd = divmod(problem.kernel[1], 2)
+    return taps_h * across + odd * (ceil_div(taps_h, 2) if problem.dilation[0] == 1 else taps_h)
 
 
 def wide(problem: ConvProblem) -> int:
@@ -98,12 +99,12 @@ def live_rows(problem: ConvProblem, config: Config) -> int:
 
 def sums(problem: ConvProblem, taps_h: int) -> int:
     """Registers of a thread."""
-    return 4 * wide(problem) * taps_h * across(problem)
+    return 4 * wide(problem) * tap_pairs(problem, taps_h)
 
 
 def registers(problem: ConvProblem, config: Config) -> int:
     """Of a thread, about: sums, rows of dy, what else it has."""
-    live = 2 * live_rows(problem, config) * pairs(config) * wide(problem)
+    live = 2 * pairs(config) * (live_rows(problem, config) * wide(problem) + problem.kernel[1] % 2)
     return sums(problem, config.taps_h) + live + OTHER_REGISTERS
 
 
@@ -165,7 +166,7 @@ def _shapes(problem: ConvProblem) -> Iterator[Config]:
             for units in counts:
                 for images in IMAGES:
                     one = Config(channels, share, units, images, 1, taps_h, 2, 1)
-                    if units <= MOST_UNITS and _is_even(one) and images < 2 * problem.n + (units % 2) * 2:
+                    if _is_even(one) and images < 2 * problem.n + (units % 2) * 2:
                         yield one
 
 
@@ -174,7 +175,7 @@ def _is_even(config: Config) -> bool:
     if config.units * config.images % (2 * config.share):
         return False
     own, in_row = pairs(config), config.units if config.units % 2 else config.units // 2
-    return own <= MOST_PAIRS and (own % in_row == 0 or in_row % own == 0)
+    return own <= MOST_PAIRS and config.units * config.images <= MOST_UNITS and (own % in_row == 0 or in_row % own == 0)
 
 
 def _tiles(problem: ConvProblem, device: Device) -> Iterator[Config]:
@@ -183,7 +184,7 @@ def _tiles(problem: ConvProblem, device: Device) -> Iterator[Config]:
         most = min(MOST_REGISTERS, REGISTERS // round_up(shape.threads, 4 * LANES) // 8 * 8)
         if registers(problem, shape) > most or columns_x(problem, shape) > boxes.MOST:
             continue
-        products = pairs(shape) * shape.taps_h * across(problem) * wide(problem)
+        products = pairs(shape) * tap_pairs(problem, shape.taps_h) * wide(problem)
         for rows in ROWS:
             one = replace(shape, rows=rows)
             large = stage_bytes(problem, one) > MOST_STAGE or rows * problem.stride[0] > boxes.MOST
@@ -199,7 +200,7 @@ def _tiles(problem: ConvProblem, device: Device) -> Iterator[Config]:
 
 
 class NarrowGroupsWgrad(CudaAlgorithm[Config]):
-    """float16 and bfloat16, channels last, groups of 1, 2, 4, 8, 16 or 32 channels and as many filters, channels in
+    """float16 and bfloat16, channels last, groups of 1, 2, 4, 8 or 16 channels and as many filters, channels in
     eights; any filter, stride, padding and dilation of which a block's rows find room. Compute capability 9.0 and
     newer."""
 
@@ -213,7 +214,7 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
         if problem.layout != "nhwc":
             return "takes channels last"
         if problem.groups == 1 or problem.group_c not in GROUPS or problem.group_k != problem.group_c:
-            return "takes groups of 1, 2, 4, 8, 16 or 32 channels and as many filters, several of them"
+            return "takes groups of 1, 2, 4, 8 or 16 channels and as many filters, several of them"
         if problem.c % OCTET:
             return "takes channels in eights"
         if not has_dependent_launches(device.architecture):
@@ -227,14 +228,14 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """Blocks' stages: what comes from memory, what a multiprocessor's warps multiply, or a warp's chain; parts."""
-        (stride_h, stride_w), tap_pairs, eights = problem.stride, across(problem), wide(problem)
+        (stride_h, stride_w), eights = problem.stride, wide(problem)
         runs = 1 + all_rows(problem, config) / config.parts / problem.output[0]
         rows = all_rows(problem, config) / config.parts
         more = (config.taps_h - 1) * problem.dilation[0] / stride_h
         stages = (rows + runs * (more + config.rows / 2)) / config.rows
         real = min(1.0, problem.spatial[0] / (problem.output[0] * stride_h))
-        operands = config.rows * pairs(config) * (stride_h * real * (tap_pairs - 0.5 * (problem.kernel[1] % 2)) + 0.5)
-        products = config.rows * pairs(config) * config.taps_h * tap_pairs * eights
+        operands = config.rows * pairs(config) * (stride_h * real * problem.kernel[1] + 1) / 2
+        products = config.rows * pairs(config) * tap_pairs(problem, config.taps_h) * eights
         warps = config.consumers // LANES
         own = STAGE + OWN_OPERAND * operands + OWN_PRODUCT * products
         issued = warps * max(OPERAND * operands, PRODUCT * products)
