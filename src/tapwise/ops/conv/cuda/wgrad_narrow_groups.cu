@@ -13,6 +13,9 @@
 #include "matrix.cuh"
 #include "ops/conv/cuda/wgrad_by_definition.cuh"
 #include "tma.cuh"
+#ifndef EARLY
+#define EARLY 0
+#endif
 
 struct NarrowGroupsWgrad {
     // Tensor maps of x and dy.
@@ -35,12 +38,9 @@ struct NarrowGroupsWgrad {
 // and dilations; SPLIT: sums go to the workspace.
 template <class Traits> struct NarrowTile : Traits {
     using B = Traits;
-    static constexpr int OCTETS = B::CHANNELS / 8, CONSUMERS = 32 * OCTETS * B::SHARE;
-    // Eights of filters that a warp's channels meet; pairs of columns of taps. An odd column is left over: its taps come
-    // by twos as well, of neighbouring rows, where a row's next tap meets x a row further.
-    static constexpr int WIDE = B::GROUP > 8 ? B::GROUP / 8 : 1, ACROSS = B::S / 2;
-    static constexpr bool LEFT = B::S % 2 == 1, JOINED = LEFT && B::DH == 1;
-    static constexpr int DOWN = LEFT ? JOINED ? (B::R + 1) / 2 : B::R : 0;
+    static constexpr int OCTETS = B::CHANNELS / 8, THREADS = 32 * OCTETS * B::SHARE;
+    // Eights of filters that a warp's channels meet; pairs of columns of taps.
+    static constexpr int WIDE = B::GROUP > 8 ? B::GROUP / 8 : 1, ACROSS = (B::S + 1) / 2;
     // Sums of a group that are kept for a filter of a block.
     static constexpr int TAPS = B::R * B::S, SUMS = B::CHANNELS * B::GROUP * TAPS;
     // Two units are 16 pixels: neighbours, or the same of two images. Pairs of an image (or of two), and of a warp.
@@ -61,14 +61,6 @@ template <class Traits> struct NarrowTile : Traits {
         return i / IN_ROW * (BESIDE ? 1 : 2) * image + i % IN_ROW * (BESIDE ? 2 : 1) * unit;
     }
     static DEVICE constexpr int second(int image, int unit) { return BESIDE ? unit : image; }
-    // Of a tap: its pair's sums, and which half of their rows.
-    static DEVICE constexpr int sums_of(int r, int s) {
-        return s < 2 * ACROSS ? r * ACROSS + s / 2 : B::R * ACROSS + (JOINED ? r / 2 : r);
-    }
-    static DEVICE constexpr int half_of(int r, int s) {
-        // A row of taps beside the one before it has the lower half, one alone has both.
-        return s < 2 * ACROSS ? s % 2 : JOINED && r % 2 == 0 && r + 1 < B::R;
-    }
     // Bytes of 8 channels of a pixel, where TMA has them.
     static DEVICE unsigned place(int pixel, int octet) {
         constexpr int MASK = OCTETS - 1, LINE = 8 / OCTETS;
@@ -76,11 +68,12 @@ template <class Traits> struct NarrowTile : Traits {
     }
 };
 
-// Rows of dy that a block goes down: `count` of a strip of a set of images, and where their windows begin in x.
+// Rows of dy that a block goes down: `count` of a strip of a set of images from `row` on, and where their windows begin
+// in x. Stages begin so that one begins with an image's first row, `ahead` rows of dy before the run's.
 template <class P> struct NarrowRuns {
     const NarrowGroupsWgrad &a;
     unsigned at, end;
-    int r0, n, row, q0, top, left, count, rows;
+    int r0, n, row, q0, top, left, count, ahead, rows;
 
     DEVICE NarrowRuns(const NarrowGroupsWgrad &a, int part, int r0)
         : a(a), at(a.all_rows * part / a.split), end(a.all_rows * (part + 1) / a.split), r0(r0) {}
@@ -91,28 +84,91 @@ template <class P> struct NarrowRuns {
         count = min((unsigned)a.p - row, end - at);
         at += count;
         top = row * P::SH - (int)a.pad_h + r0 * P::DH, left = q0 * P::SW - (int)a.pad_w;
-        rows = (count - 1) * P::SH + (P::R - 1) * P::DH + 1;
+        ahead = top < 0 ? (P::ROWS - -top / P::SH % P::ROWS) % P::ROWS : 0;
+        top -= ahead * P::SH, row -= ahead;
+        rows = (ahead + count - 1) * P::SH + (P::R - 1) * P::DH + 1;
         return true;
+    }
+    // Whether rows of the stage that begins `base` rows of x behind the first are in x; whether rows of dy are the run's.
+    DEVICE bool of_x(int base) const { return top + base + P::ROWS_X > 0 && top + base < (int)a.height; }
+    DEVICE bool of_dy(int base) const { return base / P::SH < ahead + count; }
+};
+
+// Stages on their way: a thread copies them as others become empty. What is beside the images, or behind the run's rows
+// of dy, does not come.
+template <class P> struct NarrowLoads {
+    NarrowRuns<P> runs;
+    const unsigned ring, full, empty;
+    const int channel0;
+    int base = 0;
+    bool more;
+
+    DEVICE void copy(unsigned stage) {
+        const bool x = runs.of_x(base), dy = runs.of_dy(base);
+        const unsigned to = ring + stage * P::STAGE, barrier = full + stage * 8;
+        barrier_expect(barrier, (x ? P::BOX_X : 0) + (dy ? P::BOX_DY : 0));
+        if (x) copy_box(to, runs.a.map_x, barrier, channel0, runs.left, runs.top + base, runs.n);
+        if (dy) copy_box(to + P::DY_AT, runs.a.map_dy, barrier, channel0, runs.q0, runs.row + base / P::SH, runs.n);
+        base += P::ROWS_X;
+        if (base >= runs.rows) base = 0, more = runs.next();
+    }
+    DEVICE void begin() {
+        more = runs.next();
+        for (int i = 0; i < P::STAGES && more; ++i) copy(i);
+    }
+    // The stage before this one becomes the last; `phase` is this one's.
+    DEVICE void next(unsigned stage, unsigned phase) {
+        if (!more) return;
+        const unsigned before = stage ? stage - 1 : P::STAGES - 1;
+        barrier_wait(empty + before * 8, stage ? phase : phase ^ 1);
+        copy(before);
     }
 };
 
-// One thread copies all stages. What is beside the images, or behind the run's rows of dy, does not come.
-template <class P>
-DEVICE void copy_stages(const NarrowGroupsWgrad &a, NarrowRuns<P> runs, int channel0, unsigned ring, unsigned full,
-                        unsigned empty) {
-    unsigned stage = 0, phase = 1;
-    while (runs.next())
-        for (int base = 0; base < runs.rows; base += P::ROWS_X) {
-            const int h = runs.top + base, row = base / P::SH;
-            const bool of_x = h + P::ROWS_X > 0 && h < (int)a.height, of_dy = row < runs.count;
-            const unsigned to = ring + stage * P::STAGE, barrier = full + stage * 8;
-            barrier_wait(empty + stage * 8, phase);
-            barrier_expect(barrier, (of_x ? P::BOX_X : 0) + (of_dy ? P::BOX_DY : 0));
-            if (of_x) copy_box(to, a.map_x, barrier, channel0, runs.left, h, runs.n);
-            if (of_dy) copy_box(to + P::DY_AT, a.map_dy, barrier, channel0, runs.q0, runs.row + row, runs.n);
-            if (++stage == P::STAGES) stage = 0, phase ^= 1;
+// Where a lane's row of a matrix of a warp's first pair lies: of x, of taps 2 * j and 2 * j + 1, both units each (of the
+// last tap alone, both units); of dy, both units.
+template <class P> struct NarrowPlaces {
+    unsigned x[P::ACROSS], dy[P::WIDE];
+
+    DEVICE NarrowPlaces(int octet, int share) {
+        const int row = threadIdx.x % 8, matrix = threadIdx.x % 32 / 8;
+        const int pair_x = P::pair(share * P::PAIRS, P::IMAGE_X, 8 * P::SW),
+                  pair_dy = P::pair(share * P::PAIRS, P::IMAGE_DY, 8);
+#pragma unroll
+        for (int j = 0; j < P::ACROSS; ++j) {
+            const bool alone = 2 * j + 1 == P::S;
+            const int unit = alone ? matrix % 2 : matrix / 2, tap = 2 * j + (alone ? 0 : matrix % 2);
+            x[j] = P::place(pair_x + unit * P::second(P::IMAGE_X, 8 * P::SW) + row * P::SW + tap * P::DW, octet);
         }
-}
+#pragma unroll
+        for (int o = 0; o < P::WIDE; ++o)
+            dy[o] = P::DY_AT + P::place(pair_dy + matrix % 2 * P::second(P::IMAGE_DY, 8) + row,
+                                        octet / P::WIDE * P::WIDE + o);
+    }
+};
+
+// Operands of a pair of units, of a row of x, and of dy where a row of it begins there.
+template <class P> struct NarrowOperands {
+    unsigned x[P::ACROSS][4], dy[P::WIDE][2];
+
+    DEVICE void load(const NarrowPlaces<P> &places, unsigned stage, int row, int pair) {
+        const int at_x = row * P::COLUMNS_X + P::pair(pair, P::IMAGE_X, 8 * P::SW),
+                  at_dy = row / P::SH * P::COLUMNS_DY + P::pair(pair, P::IMAGE_DY, 8);
+        if (row % P::SH == 0)
+#pragma unroll
+            for (int o = 0; o < P::WIDE; ++o) ldmatrix_transposed(dy[o], stage + places.dy[o] + at_dy * P::PIXEL);
+#pragma unroll
+        for (int j = 0; j < P::ACROSS; ++j) {
+            if (2 * j + 1 < P::S) {
+                ldmatrix_transposed(x[j], stage + places.x[j] + at_x * P::PIXEL);
+                continue;
+            }
+            unsigned alone[2];
+            ldmatrix_transposed(alone, stage + places.x[j] + at_x * P::PIXEL);
+            x[j][0] = x[j][1] = alone[0], x[j][2] = x[j][3] = alone[1];
+        }
+    }
+};
 
 template <class Traits> DEVICE void wgrad_narrow_groups(const NarrowGroupsWgrad &a) {
     using P = NarrowTile<Traits>;
@@ -125,97 +181,71 @@ template <class Traits> DEVICE void wgrad_narrow_groups(const NarrowGroupsWgrad 
     block /= (unsigned)a.pieces;
     const int channel0 = block % (unsigned)a.channel_blocks * P::CHANNELS, part = block / (unsigned)a.channel_blocks;
     const int tid = threadIdx.x, lane = tid % 32, warp = __shfl_sync(~0u, tid / 32, 0);
-    if (tid == P::CONSUMERS) {
+    NarrowRuns<P> runs(a, part, r0);
+    NarrowLoads<P> loads{runs, ring, full, empty, channel0};
+    if (tid == 0) {
         prefetch_map(a.map_x), prefetch_map(a.map_dy);
-        for (int i = 0; i < P::STAGES; ++i)
-            barrier_init(full + i * 8, 1), barrier_init(empty + i * 8, P::OCTETS * P::SHARE);
+        for (int i = 0; i < P::STAGES; ++i) barrier_init(full + i * 8, 1), barrier_init(empty + i * 8, P::THREADS / 32);
         publish_barriers();
     }
     __syncthreads();
     wait_for_previous();
-    NarrowRuns<P> runs(a, part, r0);
-    if (tid >= P::CONSUMERS) {
-        if (tid == P::CONSUMERS) copy_stages<P>(a, runs, channel0, ring, full, empty);
-        return;
-    }
+    if (EARLY) let_next_begin();
+    if (tid == 0) loads.begin();
+    __syncwarp();
     const int octet = warp % P::OCTETS, share = warp / P::OCTETS, first = octet / WIDE * WIDE;
-    // Where a lane's row of a matrix of the first pair lies: of x, of taps 2 * j and 2 * j + 1, both units each, and of
-    // the last tap, both units; of dy, both units.
-    const int row = lane % 8, matrix = lane / 8;
-    const int pair_x = P::pair(share * PAIRS, P::IMAGE_X, 8 * P::SW), pair_dy = P::pair(share * PAIRS, P::IMAGE_DY, 8);
-    constexpr int SECOND_X = P::second(P::IMAGE_X, 8 * P::SW);
-    unsigned x[ACROSS + 1], dy[WIDE];
-#pragma unroll
-    for (int j = 0; j < ACROSS; ++j)
-        x[j] = P::place(pair_x + matrix / 2 * SECOND_X + row * P::SW + (2 * j + matrix % 2) * P::DW, octet);
-    x[ACROSS] = P::place(pair_x + matrix % 2 * SECOND_X + row * P::SW + (S - 1) * P::DW, octet);
-#pragma unroll
-    for (int o = 0; o < WIDE; ++o)
-        dy[o] = P::DY_AT + P::place(pair_dy + matrix % 2 * P::second(P::IMAGE_DY, 8) + row, first + o);
-    float sums[WIDE][R * ACROSS + P::DOWN][4] = {};
+    const NarrowPlaces<P> places(octet, share);
+    float sums[WIDE][R][ACROSS][4] = {};
     unsigned stage = 0, phase = 0;
+    bool begun = false;
     while (runs.next()) {
-        const int count = runs.count, rows = runs.rows, top = runs.top, height = a.height;
-        unsigned live[LIVE][PAIRS][WIDE][2] = {}, before[PAIRS][2] = {};
-        for (int base = 0; base < rows; base += P::ROWS_X) {
+        unsigned live[LIVE][PAIRS][WIDE][2] = {};
+        for (int base = 0; base < runs.rows; base += P::ROWS_X) {
+            if (tid == 0 && begun) loads.next(stage, phase);
+            __syncwarp();
+            begun = true;
             const unsigned here = ring + stage * P::STAGE;
+            const bool of_x = runs.of_x(base);
             barrier_wait(full + stage * 8, phase);
+            // Operands of a step come during the products of the step before.
+            NarrowOperands<P> operands[2];
+            operands[0].load(places, here, 0, 0);
 #pragma unroll
-            for (int t = 0; t < P::ROWS; ++t) {
-                const bool comes = base / SH + t < count;
-#pragma unroll
-                for (int i = 0; i < PAIRS; ++i)
+            for (int step = 0; step < P::ROWS_X * PAIRS; ++step) {
+                const int row = step / PAIRS, pair = step % PAIRS;
+                const NarrowOperands<P> &now = operands[step % 2];
+                if (step + 1 < P::ROWS_X * PAIRS)
+                    operands[(step + 1) % 2].load(places, here, (step + 1) / PAIRS, (step + 1) % PAIRS);
+                if (row % SH == 0) {
+                    const int of_run = base / SH + row / SH - runs.ahead;
+                    const bool comes = of_run >= 0 && of_run < runs.count;
 #pragma unroll
                     for (int o = 0; o < WIDE; ++o) {
 #pragma unroll
                         for (int l = LIVE - 1; l > 0; --l)
-                            live[l][i][o][0] = live[l - 1][i][o][0], live[l][i][o][1] = live[l - 1][i][o][1];
-                        live[0][i][o][0] = live[0][i][o][1] = 0;
-                        const int at = t * P::COLUMNS_DY + P::pair(i, P::IMAGE_DY, 8);
-                        if (comes) ldmatrix_transposed(live[0][i][o], here + dy[o] + at * P::PIXEL);
-                    }
-#pragma unroll
-                for (int b = 0; b < SH; ++b) {
-                    const int of_x = t * SH + b, h = top + base + of_x;
-                    if (h < 0 || h > height - !P::JOINED || base + of_x >= rows) continue;
-#pragma unroll
-                    for (int i = 0; i < PAIRS; ++i) {
-                        const int at = of_x * P::COLUMNS_X + P::pair(i, P::IMAGE_X, 8 * P::SW);
-                        const auto multiply = [&](int r, int of, const unsigned(&v)[4]) {
-                            const int back = r * P::DH - b;
-                            if (back < 0 || back % SH) return;
-#pragma unroll
-                            for (int o = 0; o < WIDE; ++o) mma<T>(sums[o][of], v, live[back / SH][i][o]);
-                        };
-                        if (h < height)
-#pragma unroll
-                            for (int j = 0; j < ACROSS; ++j) {
-                                unsigned v[4];
-                                ldmatrix_transposed(v, here + x[j] + at * P::PIXEL);
-#pragma unroll
-                                for (int r = 0; r < R; ++r) multiply(r, P::sums_of(r, 2 * j), v);
-                            }
-                        if constexpr (P::LEFT) {
-                            // The row behind the last is of zeros.
-                            unsigned last[2] = {};
-                            if (h < height) ldmatrix_transposed(last, here + x[ACROSS] + at * P::PIXEL);
-                            const unsigned v[4] = {last[0], before[i][0], last[1], before[i][1]};
-#pragma unroll
-                            for (int r = P::JOINED; r < R; r += 1 + P::JOINED) multiply(r, P::sums_of(r, S - 1), v);
-                            if (P::JOINED && R % 2 == 1) multiply(R - 1, P::sums_of(R - 1, S - 1), v);
-                            before[i][0] = last[0], before[i][1] = last[1];
-                        }
+                            live[l][pair][o][0] = live[l - 1][pair][o][0], live[l][pair][o][1] = live[l - 1][pair][o][1];
+                        live[0][pair][o][0] = comes ? now.dy[o][0] : 0, live[0][pair][o][1] = comes ? now.dy[o][1] : 0;
                     }
                 }
+                if (!of_x) continue;
+#pragma unroll
+                for (int j = 0; j < ACROSS; ++j)
+#pragma unroll
+                    for (int r = 0; r < R; ++r) {
+                        const int back = r * P::DH - row % SH;
+                        if (back < 0 || back % SH) continue;
+#pragma unroll
+                        for (int o = 0; o < WIDE; ++o) mma<T>(sums[o][r][j], now.x[j], live[back / SH][pair][o]);
+                    }
             }
             __syncwarp();
             if (lane == 0) barrier_arrive(empty + stage * 8);
             if (++stage == P::STAGES) stage = 0, phase ^= 1;
         }
     }
-    let_next_begin();
+    if (!EARLY) let_next_begin();
     // What is kept of the sums, of each warp that shares the channels, in dw's order.
-    sync_part(1, P::CONSUMERS);
+    __syncthreads();
     float *const terms = reinterpret_cast<float *>(memory) + share * P::SUMS;
     const int c = octet * 8 + lane / 4;
 #pragma unroll
@@ -229,12 +259,12 @@ template <class Traits> DEVICE void wgrad_narrow_groups(const NarrowGroupsWgrad 
             for (int r = 0; r < R; ++r)
 #pragma unroll
                 for (int s = 0; s < S; ++s)
-                    filter[(r * S + s) * P::GROUP] = sums[o][P::sums_of(r, s)][P::half_of(r, s) * 2 + e];
+                    filter[(r * S + s) * P::GROUP] = sums[o][r][s / 2][s % 2 * 2 + e];
         }
-    sync_part(1, P::CONSUMERS);
+    __syncthreads();
     const int taps = (int)a.r * S;
 #pragma unroll 1
-    for (int begin = 0; begin < P::SUMS; begin += P::CONSUMERS) {
+    for (int begin = 0; begin < P::SUMS; begin += P::THREADS) {
         const int i = begin + tid, k = i / (P::TAPS * P::GROUP), within = i - k * (P::TAPS * P::GROUP);
         const bool mine = i < P::SUMS && channel0 + k < (int)a.k && r0 * S + within / P::GROUP < taps;
         const int at = ((channel0 + k) * taps + r0 * S) * P::GROUP + within;

@@ -37,7 +37,7 @@ GROUPS: Final = (1, 2, 4, 8, 16)
 OCTET, UNIT, LANES, ALIGNED = 8, 8, 32, 1024
 # Of a block: channels, warps at least and at most; images of a set; rows of a stage, stages.
 CHANNELS, LEAST_WARPS, MOST_WARPS = (64, 32, 16), 2, 16
-IMAGES, ROWS, MOST_STAGES = (1, 2, 4, 8), (8, 4, 2, 1), 8
+IMAGES, ROWS, MOST_STAGES = (1, 2, 4, 8), (8, 7, 4, 2, 1), 8
 # Units of a stage; pairs of units of a warp; products that are unrolled; bytes of a stage.
 MOST_UNITS, MOST_PAIRS, MOST_PRODUCTS, MOST_STAGE = 16, 8, 420, 48 << 10
 # Registers of a thread: sums at most, what it has beside sums and rows of dy, all at most.
@@ -67,19 +67,13 @@ class Config(BaseConfig):
     parts: int
 
     @property
-    def consumers(self) -> int:
-        return LANES * self.channels // OCTET * self.share
-
-    @property
     def threads(self) -> int:
-        """Those that multiply, and a warp that copies."""
-        return self.consumers + LANES
+        return LANES * self.channels // OCTET * self.share
 
 
 def tap_pairs(problem: ConvProblem, taps_h: int) -> int:
-    """Of so many rows of taps: neighbours of a row, and of the column that is left over, where rows are neighbours."""
-    across, odd = divmod(problem.kernel[1], 2)
-    return taps_h * across + odd * (ceil_div(taps_h, 2) if problem.dilation[0] == 1 else taps_h)
+    """Of so many rows of taps."""
+    return taps_h * ceil_div(problem.kernel[1], 2)
 
 
 def wide(problem: ConvProblem) -> int:
@@ -104,7 +98,8 @@ def sums(problem: ConvProblem, taps_h: int) -> int:
 
 def registers(problem: ConvProblem, config: Config) -> int:
     """Of a thread, about: sums, rows of dy, what else it has."""
-    live = 2 * pairs(config) * (live_rows(problem, config) * wide(problem) + problem.kernel[1] % 2)
+    live = 2 * live_rows(problem, config) * pairs(config) * wide(problem)
+    live += 8 * ceil_div(problem.kernel[1], 2) + 4 * wide(problem)
     return sums(problem, config.taps_h) + live + OTHER_REGISTERS
 
 
@@ -236,7 +231,7 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
         real = min(1.0, problem.spatial[0] / (problem.output[0] * stride_h))
         operands = config.rows * pairs(config) * (stride_h * real * problem.kernel[1] + 1) / 2
         products = config.rows * pairs(config) * tap_pairs(problem, config.taps_h) * eights
-        warps = config.consumers // LANES
+        warps = config.threads // LANES
         own = STAGE + OWN_OPERAND * operands + OWN_PRODUCT * products
         issued = warps * max(OPERAND * operands, PRODUCT * products)
         columns = min(problem.spatial[1] + 0.0, columns_x(problem, config)) * stride_h
@@ -263,7 +258,8 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
         }  # fmt: skip
         declarations, held = traits(tensor_core_type(problem.dtype), words), min_blocks_per_sm(problem, config)
         name, parameters = "wgrad_narrow_groups", "NarrowGroupsWgrad"
-        return stub(KERNEL, name, "Traits", parameters, config.threads, held, declarations=declarations)
+        import os
+        return stub(KERNEL, name, "Traits", parameters, config.threads, held, header=os.environ.get("XH",""), declarations=declarations)
 
     def sum_source(self, problem: ConvProblem) -> Source:
         words = template_args(tensor_core_type(problem.dtype), problem.group_c, SUM_WARPS)
