@@ -275,7 +275,7 @@ template <class Traits> DEVICE void wgrad_depthwise(const DepthwiseWgrad &a) {
               group = min(P::LAST ? tid / P::LANES : tid % P::GROUPS, P::GROUPS - 1);
     Runs<P> runs(a, part, r0, s0);
     WgradLoads<P, P::BY_TMA> loads(a, runs, shared_address(memory), k0);
-    wait_for_previous();
+    begin_dependent();
     loads.begin();
     int lane_x = lane * V;
     if (!P::SAME) lane_x = min((k0 + lane) / (int)a.multiplier - k0 / (int)a.multiplier, P::C_X - 1);
@@ -323,7 +323,6 @@ template <class Traits> DEVICE void wgrad_depthwise(const DepthwiseWgrad &a) {
             loads.done();
         }
     }
-    let_next_begin();
     // As many taps at a time as there is room for, of all columns.
     constexpr int TAPS = R * S, ROOM = P::STAGES * P::STAGE / (P::GROUPS * C * (int)sizeof(A)),
                   EACH = ROOM < TAPS ? ROOM : TAPS;

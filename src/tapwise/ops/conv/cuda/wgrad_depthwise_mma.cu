@@ -221,7 +221,7 @@ template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma 
     const int rows_x = a.rows_x, rows_dy = (int)a.runs * ROWS;
     const unsigned by_runs = reciprocal(a.runs);
     float sums[EACH][SW][TILES][R][4] = {};
-    wait_for_previous();
+    begin_dependent();
     const int end = (int)(a.chunks * (part + 1) / a.split);
 #pragma unroll 1
     for (int chunk = (int)(a.chunks * part / a.split); chunk < end; ++chunk) {
@@ -271,7 +271,6 @@ template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma 
             }
         }
     }
-    let_next_begin();
     __syncthreads();
     // Terms of a tap: eight columns of dy, of each warp that shares the channel.
     constexpr int TERMS = 8 * P::SHARE;

@@ -13,9 +13,6 @@
 #include "matrix.cuh"
 #include "ops/conv/cuda/wgrad_by_definition.cuh"
 #include "tma.cuh"
-#ifndef EARLY
-#define EARLY 0
-#endif
 
 struct NarrowGroupsWgrad {
     // Tensor maps of x and dy.
@@ -28,9 +25,9 @@ struct NarrowGroupsWgrad {
     void *parts;
     long long n, c, height, width, k, r, s, p, q;
     long long stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w;
-    // Parts of the sum, blocks of channels, pieces of a filter's rows; sets of images that come together, rows of dy of
-    // all of them and of all strips of columns.
-    long long split, channel_blocks, pieces, sets, all_rows;
+    // Parts of the sum, blocks of channels, pieces of a filter's rows; sets of images that come together; rows of dy of a
+    // part, of sets and strips of columns one behind the other, and parts with one more.
+    long long split, channel_blocks, pieces, sets, part_rows, more_parts;
 };
 
 // T; CHANNELS of a block, GROUP channels and filters of a group; SHARE warps of the same channels; UNITS of 8 columns of
@@ -38,7 +35,7 @@ struct NarrowGroupsWgrad {
 // and dilations; SPLIT: sums go to the workspace.
 template <class Traits> struct NarrowTile : Traits {
     using B = Traits;
-    static constexpr int OCTETS = B::CHANNELS / 8, THREADS = 32 * OCTETS * B::SHARE;
+    static constexpr int OCTETS = B::CHANNELS / 8, CONSUMERS = 32 * OCTETS * B::SHARE;
     // Eights of filters that a warp's channels meet; pairs of columns of taps.
     static constexpr int WIDE = B::GROUP > 8 ? B::GROUP / 8 : 1, ACROSS = (B::S + 1) / 2;
     // Sums of a group that are kept for a filter of a block.
@@ -76,7 +73,8 @@ template <class P> struct NarrowRuns {
     int r0, n, row, q0, top, left, count, ahead, rows;
 
     DEVICE NarrowRuns(const NarrowGroupsWgrad &a, int part, int r0)
-        : a(a), at(a.all_rows * part / a.split), end(a.all_rows * (part + 1) / a.split), r0(r0) {}
+        : a(a), at(part * (unsigned)a.part_rows + min(part, (int)a.more_parts)),
+          end(at + (unsigned)a.part_rows + (part < (int)a.more_parts)), r0(r0) {}
     DEVICE bool next() {
         if (at >= end) return false;
         const unsigned line = at / (unsigned)a.p, strip = line / (unsigned)a.sets;
@@ -94,36 +92,21 @@ template <class P> struct NarrowRuns {
     DEVICE bool of_dy(int base) const { return base / P::SH < ahead + count; }
 };
 
-// Stages on their way: a thread copies them as others become empty. What is beside the images, or behind the run's rows
-// of dy, does not come.
-template <class P> struct NarrowLoads {
-    NarrowRuns<P> runs;
-    const unsigned ring, full, empty;
-    const int channel0;
-    int base = 0;
-    bool more;
-
-    DEVICE void copy(unsigned stage) {
-        const bool x = runs.of_x(base), dy = runs.of_dy(base);
-        const unsigned to = ring + stage * P::STAGE, barrier = full + stage * 8;
-        barrier_expect(barrier, (x ? P::BOX_X : 0) + (dy ? P::BOX_DY : 0));
-        if (x) copy_box(to, runs.a.map_x, barrier, channel0, runs.left, runs.top + base, runs.n);
-        if (dy) copy_box(to + P::DY_AT, runs.a.map_dy, barrier, channel0, runs.q0, runs.row + base / P::SH, runs.n);
-        base += P::ROWS_X;
-        if (base >= runs.rows) base = 0, more = runs.next();
-    }
-    DEVICE void begin() {
-        more = runs.next();
-        for (int i = 0; i < P::STAGES && more; ++i) copy(i);
-    }
-    // The stage before this one becomes the last; `phase` is this one's.
-    DEVICE void next(unsigned stage, unsigned phase) {
-        if (!more) return;
-        const unsigned before = stage ? stage - 1 : P::STAGES - 1;
-        barrier_wait(empty + before * 8, stage ? phase : phase ^ 1);
-        copy(before);
-    }
-};
+// A thread copies all stages. What is beside the images, or behind the run's rows of dy, does not come.
+template <class P>
+DEVICE void copy_stages(NarrowRuns<P> runs, int channel0, unsigned ring, unsigned full, unsigned empty) {
+    unsigned stage = 0, phase = 1;
+    while (runs.next())
+        for (int base = 0; base < runs.rows; base += P::ROWS_X) {
+            const bool x = runs.of_x(base), dy = runs.of_dy(base);
+            const unsigned to = ring + stage * P::STAGE, barrier = full + stage * 8;
+            barrier_wait(empty + stage * 8, phase);
+            barrier_expect(barrier, (x ? P::BOX_X : 0) + (dy ? P::BOX_DY : 0));
+            if (x) copy_box(to, runs.a.map_x, barrier, channel0, runs.left, runs.top + base, runs.n);
+            if (dy) copy_box(to + P::DY_AT, runs.a.map_dy, barrier, channel0, runs.q0, runs.row + base / P::SH, runs.n);
+            if (++stage == P::STAGES) stage = 0, phase ^= 1;
+        }
+}
 
 // Where a lane's row of a matrix of a warp's first pair lies: of x, of taps 2 * j and 2 * j + 1, both units each (of the
 // last tap alone, both units); of dy, both units.
@@ -147,33 +130,63 @@ template <class P> struct NarrowPlaces {
     }
 };
 
-// Operands of a pair of units, of a row of x, and of dy where a row of it begins there.
-template <class P> struct NarrowOperands {
-    unsigned x[P::ACROSS][4], dy[P::WIDE][2];
+// Rows of dy that a row of x meets, the newest first.
+template <class P> struct LiveRows {
+    unsigned v[P::LIVE][P::PAIRS][P::WIDE][2] = {};
 
-    DEVICE void load(const NarrowPlaces<P> &places, unsigned stage, int row, int pair) {
-        const int at_x = row * P::COLUMNS_X + P::pair(pair, P::IMAGE_X, 8 * P::SW),
-                  at_dy = row / P::SH * P::COLUMNS_DY + P::pair(pair, P::IMAGE_DY, 8);
-        if (row % P::SH == 0)
+    // Another one, of zeros where it is not of the run.
+    DEVICE void next(const NarrowPlaces<P> &places, unsigned stage, int row, int pair, bool of_run) {
+        const int at = row * P::COLUMNS_DY + P::pair(pair, P::IMAGE_DY, 8);
 #pragma unroll
-            for (int o = 0; o < P::WIDE; ++o) ldmatrix_transposed(dy[o], stage + places.dy[o] + at_dy * P::PIXEL);
+        for (int o = 0; o < P::WIDE; ++o) {
+            unsigned newest[2];
+            ldmatrix_transposed(newest, stage + places.dy[o] + at * P::PIXEL);
 #pragma unroll
-        for (int j = 0; j < P::ACROSS; ++j) {
-            if (2 * j + 1 < P::S) {
-                ldmatrix_transposed(x[j], stage + places.x[j] + at_x * P::PIXEL);
-                continue;
+            for (int k = 0; k < 2; ++k) {
+#pragma unroll
+                for (int l = P::LIVE - 1; l > 0; --l) v[l][pair][o][k] = v[l - 1][pair][o][k];
+                v[0][pair][o][k] = of_run ? newest[k] : 0;
             }
-            unsigned alone[2];
-            ldmatrix_transposed(alone, stage + places.x[j] + at_x * P::PIXEL);
-            x[j][0] = x[j][1] = alone[0], x[j][2] = x[j][3] = alone[1];
         }
     }
 };
 
+// A warp's products of a stage; OF_X: it has rows of x.
+template <class P, bool OF_X>
+DEVICE void multiply_stage(float (&sums)[P::WIDE][P::R][P::ACROSS][4], LiveRows<P> &live,
+                           const NarrowPlaces<P> &places, unsigned stage, int of_run, int count) {
+#pragma unroll
+    for (int row = 0; row < P::ROWS_X; ++row)
+#pragma unroll
+        for (int pair = 0; pair < P::PAIRS; ++pair) {
+            const int of_dy = row / P::SH, at = row * P::COLUMNS_X + P::pair(pair, P::IMAGE_X, 8 * P::SW);
+            if (row % P::SH == 0)
+                live.next(places, stage, of_dy, pair, of_run + of_dy >= 0 && of_run + of_dy < count);
+            if (!OF_X) continue;
+#pragma unroll
+            for (int j = 0; j < P::ACROSS; ++j) {
+                unsigned v[4];
+                if (2 * j + 1 == P::S) {
+                    unsigned alone[2];
+                    ldmatrix_transposed(alone, stage + places.x[j] + at * P::PIXEL);
+                    v[0] = v[1] = alone[0], v[2] = v[3] = alone[1];
+                } else ldmatrix_transposed(v, stage + places.x[j] + at * P::PIXEL);
+#pragma unroll
+                for (int r = 0; r < P::R; ++r) {
+                    const int back = r * P::DH - row % P::SH;
+                    if (back < 0 || back % P::SH) continue;
+#pragma unroll
+                    for (int o = 0; o < P::WIDE; ++o)
+                        mma<typename P::T>(sums[o][r][j], v, live.v[back / P::SH][pair][o]);
+                }
+            }
+        }
+}
+
 template <class Traits> DEVICE void wgrad_narrow_groups(const NarrowGroupsWgrad &a) {
     using P = NarrowTile<Traits>;
     using T = typename P::T;
-    constexpr int R = P::R, S = P::S, SH = P::SH, LIVE = P::LIVE, WIDE = P::WIDE, PAIRS = P::PAIRS, ACROSS = P::ACROSS;
+    constexpr int R = P::R, S = P::S, WIDE = P::WIDE;
     extern __shared__ __align__(1024) unsigned char memory[];
     const unsigned ring = shared_address(memory), full = ring + P::STAGES * P::STAGE, empty = full + P::STAGES * 8;
     unsigned block = blockIdx.x;
@@ -181,71 +194,39 @@ template <class Traits> DEVICE void wgrad_narrow_groups(const NarrowGroupsWgrad 
     block /= (unsigned)a.pieces;
     const int channel0 = block % (unsigned)a.channel_blocks * P::CHANNELS, part = block / (unsigned)a.channel_blocks;
     const int tid = threadIdx.x, lane = tid % 32, warp = __shfl_sync(~0u, tid / 32, 0);
-    NarrowRuns<P> runs(a, part, r0);
-    NarrowLoads<P> loads{runs, ring, full, empty, channel0};
-    if (tid == 0) {
+    if (tid == P::CONSUMERS) {
         prefetch_map(a.map_x), prefetch_map(a.map_dy);
-        for (int i = 0; i < P::STAGES; ++i) barrier_init(full + i * 8, 1), barrier_init(empty + i * 8, P::THREADS / 32);
+        for (int i = 0; i < P::STAGES; ++i)
+            barrier_init(full + i * 8, 1), barrier_init(empty + i * 8, P::CONSUMERS / 32);
         publish_barriers();
     }
     __syncthreads();
-    wait_for_previous();
-    if (EARLY) let_next_begin();
-    if (tid == 0) loads.begin();
-    __syncwarp();
+    // What comes next is placed early: it waits for all of this launch.
+    begin_dependent();
+    NarrowRuns<P> runs(a, part, r0);
+    if (tid >= P::CONSUMERS) {
+        if (tid == P::CONSUMERS) copy_stages<P>(runs, channel0, ring, full, empty);
+        return;
+    }
     const int octet = warp % P::OCTETS, share = warp / P::OCTETS, first = octet / WIDE * WIDE;
     const NarrowPlaces<P> places(octet, share);
-    float sums[WIDE][R][ACROSS][4] = {};
+    float sums[WIDE][R][P::ACROSS][4] = {};
     unsigned stage = 0, phase = 0;
-    bool begun = false;
     while (runs.next()) {
-        unsigned live[LIVE][PAIRS][WIDE][2] = {};
+        LiveRows<P> live;
         for (int base = 0; base < runs.rows; base += P::ROWS_X) {
-            if (tid == 0 && begun) loads.next(stage, phase);
-            __syncwarp();
-            begun = true;
             const unsigned here = ring + stage * P::STAGE;
-            const bool of_x = runs.of_x(base);
+            const int of_run = base / P::SH - runs.ahead;
             barrier_wait(full + stage * 8, phase);
-            // Operands of a step come during the products of the step before.
-            NarrowOperands<P> operands[2];
-            operands[0].load(places, here, 0, 0);
-#pragma unroll
-            for (int step = 0; step < P::ROWS_X * PAIRS; ++step) {
-                const int row = step / PAIRS, pair = step % PAIRS;
-                const NarrowOperands<P> &now = operands[step % 2];
-                if (step + 1 < P::ROWS_X * PAIRS)
-                    operands[(step + 1) % 2].load(places, here, (step + 1) / PAIRS, (step + 1) % PAIRS);
-                if (row % SH == 0) {
-                    const int of_run = base / SH + row / SH - runs.ahead;
-                    const bool comes = of_run >= 0 && of_run < runs.count;
-#pragma unroll
-                    for (int o = 0; o < WIDE; ++o) {
-#pragma unroll
-                        for (int l = LIVE - 1; l > 0; --l)
-                            live[l][pair][o][0] = live[l - 1][pair][o][0], live[l][pair][o][1] = live[l - 1][pair][o][1];
-                        live[0][pair][o][0] = comes ? now.dy[o][0] : 0, live[0][pair][o][1] = comes ? now.dy[o][1] : 0;
-                    }
-                }
-                if (!of_x) continue;
-#pragma unroll
-                for (int j = 0; j < ACROSS; ++j)
-#pragma unroll
-                    for (int r = 0; r < R; ++r) {
-                        const int back = r * P::DH - row % SH;
-                        if (back < 0 || back % SH) continue;
-#pragma unroll
-                        for (int o = 0; o < WIDE; ++o) mma<T>(sums[o][r][j], now.x[j], live[back / SH][pair][o]);
-                    }
-            }
+            if (runs.of_x(base)) multiply_stage<P, true>(sums, live, places, here, of_run, runs.count);
+            else multiply_stage<P, false>(sums, live, places, here, of_run, runs.count);
             __syncwarp();
             if (lane == 0) barrier_arrive(empty + stage * 8);
             if (++stage == P::STAGES) stage = 0, phase ^= 1;
         }
     }
-    if (!EARLY) let_next_begin();
     // What is kept of the sums, of each warp that shares the channels, in dw's order.
-    __syncthreads();
+    sync_part(1, P::CONSUMERS);
     float *const terms = reinterpret_cast<float *>(memory) + share * P::SUMS;
     const int c = octet * 8 + lane / 4;
 #pragma unroll
@@ -261,10 +242,10 @@ template <class Traits> DEVICE void wgrad_narrow_groups(const NarrowGroupsWgrad 
                 for (int s = 0; s < S; ++s)
                     filter[(r * S + s) * P::GROUP] = sums[o][r][s / 2][s % 2 * 2 + e];
         }
-    __syncthreads();
+    sync_part(1, P::CONSUMERS);
     const int taps = (int)a.r * S;
 #pragma unroll 1
-    for (int begin = 0; begin < P::SUMS; begin += P::THREADS) {
+    for (int begin = 0; begin < P::SUMS; begin += P::CONSUMERS) {
         const int i = begin + tid, k = i / (P::TAPS * P::GROUP), within = i - k * (P::TAPS * P::GROUP);
         const bool mine = i < P::SUMS && channel0 + k < (int)a.k && r0 * S + within / P::GROUP < taps;
         const int at = ((channel0 + k) * taps + r0 * S) * P::GROUP + within;

@@ -67,8 +67,13 @@ class Config(BaseConfig):
     parts: int
 
     @property
-    def threads(self) -> int:
+    def consumers(self) -> int:
         return LANES * self.channels // OCTET * self.share
+
+    @property
+    def threads(self) -> int:
+        """Those that multiply, and a warp that copies."""
+        return self.consumers + LANES
 
 
 def tap_pairs(problem: ConvProblem, taps_h: int) -> int:
@@ -99,7 +104,6 @@ def sums(problem: ConvProblem, taps_h: int) -> int:
 def registers(problem: ConvProblem, config: Config) -> int:
     """Of a thread, about: sums, rows of dy, what else it has."""
     live = 2 * live_rows(problem, config) * pairs(config) * wide(problem)
-    live += 8 * ceil_div(problem.kernel[1], 2) + 4 * wide(problem)
     return sums(problem, config.taps_h) + live + OTHER_REGISTERS
 
 
@@ -231,7 +235,7 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
         real = min(1.0, problem.spatial[0] / (problem.output[0] * stride_h))
         operands = config.rows * pairs(config) * (stride_h * real * problem.kernel[1] + 1) / 2
         products = config.rows * pairs(config) * tap_pairs(problem, config.taps_h) * eights
-        warps = config.threads // LANES
+        warps = config.consumers // LANES
         own = STAGE + OWN_OPERAND * operands + OWN_PRODUCT * products
         issued = warps * max(OPERAND * operands, PRODUCT * products)
         columns = min(problem.spatial[1] + 0.0, columns_x(problem, config)) * stride_h
@@ -258,8 +262,7 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
         }  # fmt: skip
         declarations, held = traits(tensor_core_type(problem.dtype), words), min_blocks_per_sm(problem, config)
         name, parameters = "wgrad_narrow_groups", "NarrowGroupsWgrad"
-        import os
-        return stub(KERNEL, name, "Traits", parameters, config.threads, held, header=os.environ.get("XH",""), declarations=declarations)
+        return stub(KERNEL, name, "Traits", parameters, config.threads, held, declarations=declarations)
 
     def sum_source(self, problem: ConvProblem) -> Source:
         words = template_args(tensor_core_type(problem.dtype), problem.group_c, SUM_WARPS)
@@ -271,9 +274,10 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
     def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[Launch]:
         """The sums, and where there are parts their sum."""
         source, (pieces, channel_blocks) = self.source(problem, config), blocks_of_part(problem, config)
+        rows, more = divmod(all_rows(problem, config), config.parts)
         fields = window.window_fields(problem, source) | {
             "split": config.parts, "channel_blocks": channel_blocks, "pieces": pieces,
-            "sets": ceil_div(problem.n, config.images), "all_rows": all_rows(problem, config),
+            "sets": ceil_div(problem.n, config.images), "part_rows": rows, "more_parts": more,
         }  # fmt: skip
         maps, names = maps_of(problem, config), {"map_x": "x", "map_dy": "w", "parts": "workspace"}
         grid, shared = (pieces * channel_blocks * config.parts, 1, 1), shared_bytes(problem, config)
