@@ -44,22 +44,26 @@ DEVICE void store_sum(const Arguments &a, bool mine, int at, float sum) {
     if (mine) static_cast<T *>(a.y)[at] = downcast<T>(sum);
 }
 
-// dw from the parts, in a fixed order: a warp adds every WARPS-th of them for a lane's element, and a warp those sums.
-template <typename T, bool LAST, int GROUP, int WARPS, class Arguments>
+// dw from the parts, in a fixed order: of WARPS, SLICES share 32 elements, each adds every SLICES-th of their parts, and
+// the first one adds those sums.
+template <typename T, bool LAST, int GROUP, int WARPS, int SLICES, class Arguments>
 DEVICE void add_parts_of_sums(const Arguments &a) {
     __shared__ float sums[WARPS][32];
     const int count = a.split, each = (int)(a.k * a.r * a.s) * GROUP;
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = blockIdx.x * 32 + lane;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slice = warp % SLICES;
+    const int i = (blockIdx.x * (WARPS / SLICES) + warp / SLICES) * 32 + lane;
     begin_dependent();
     float sum = 0.0f;
     if (i < each)
 #pragma unroll 8
-        for (int part = warp; part < count; part += WARPS)
+        for (int part = slice; part < count; part += SLICES)
             sum += static_cast<const float *>(a.parts)[(long long)part * each + i];
-    sums[warp][lane] = sum;
-    __syncthreads();
-    if (warp > 0) return;
+    if constexpr (SLICES > 1) {
+        sums[warp][lane] = sum;
+        __syncthreads();
+        if (slice > 0) return;
 #pragma unroll
-    for (int other = 1; other < WARPS; ++other) sum += sums[other][lane];
+        for (int other = 1; other < SLICES; ++other) sum += sums[warp + other][lane];
+    }
     store_sum<T, LAST, GROUP>(a, i < each, i, sum);
 }

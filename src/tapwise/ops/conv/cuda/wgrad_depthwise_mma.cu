@@ -334,5 +334,5 @@ template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma 
 }
 
 template <typename T, bool LAST, int WARPS> DEVICE void add_depthwise_parts(const DepthwiseWgradMma &a) {
-    add_parts_of_sums<T, LAST, 1, WARPS>(a);
+    add_parts_of_sums<T, LAST, 1, WARPS, WARPS>(a);
 }

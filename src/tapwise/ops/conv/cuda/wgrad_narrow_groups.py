@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import gcd, prod
 from typing import ClassVar, Final
 
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, stub, traits
 from tapwise.cuda.jit.launch import Launch, has_dependent_launches
-from tapwise.cuda.jit.tensor_map import TensorMap
+from tapwise.cuda.jit.tensor_map import WORDS, TensorMap
 from tapwise.cuda.plan import CudaAlgorithm
 from tapwise.cuda.types import template_args, tensor_core_type
 from tapwise.integers import ceil_div, round_up
@@ -42,14 +42,17 @@ IMAGES, ROWS, MOST_STAGES = (1, 2, 4, 8), (8, 7, 4, 2, 1), 8
 MOST_UNITS, MOST_PAIRS, MOST_PRODUCTS, MOST_STAGE = 16, 8, 420, 48 << 10
 # Registers of a thread: sums at most, what it has beside sums and rows of dy, all at most.
 MOST_SUMS, OTHER_REGISTERS, MOST_REGISTERS = 128, 42, 248
-# Rows of dy of a part at least; warps of a block that adds parts.
-LEAST_ROWS, SUM_WARPS = 2, 8
-# Of the cost model. Cycles of a multiprocessor: an instruction's operand, a product; of a warp alone: a stage, an
-# operand and a product; a block's begin and end. Microseconds of begin and end, of the second launch.
-OPERAND, PRODUCT = 4.0, 1.14
-STAGE, OWN_OPERAND, OWN_PRODUCT, END = 100.0, 12.0, 8.0, 2000.0
-L2_BYTES, SECTOR, IN_L2 = 20.0, 32, 30e6
-START_US, SECOND_US = 1.5, 2.5
+# Rows of dy of a part at least; warps of a block that adds parts, and threads of all of them that share elements.
+LEAST_ROWS, SUM_WARPS, MOST_ADDERS = 2, 8, 1 << 18
+# Of the cost model, fitted to times of 2,000 configs on 80 layers (H200). Cycles of a multiprocessor: four matrices of an
+# operand, a product, a pixel by TMA and 32 bytes of it, a copy of a warp; bytes of a cycle from L2, and of a sector; of a
+# warp alone: a stage, four matrices, a product, a copy; a block's begin and end.
+MATRICES, PRODUCT, PIXEL, PIXEL_BYTES, COPY, L2_BYTES, SECTOR = 3.5, 0.91, 1.78, 0.147, 1.05, 17.0, 32
+STAGE, OWN_MATRICES, OWN_PRODUCT, OWN_COPY, END = 81.0, 9.2, 5.3, 5.0, 1780.0
+# Microseconds of begin and end, of the second launch; gigabytes of parts a second.
+START_US, SECOND_US, PARTS_GBPS = 1.22, 1.34, 1460.0
+# How sharply the larger of what overlaps decides.
+POWER: Final = 1.74
 
 
 @dataclass(frozen=True)
@@ -70,10 +73,21 @@ class Config(BaseConfig):
     def consumers(self) -> int:
         return LANES * self.channels // OCTET * self.share
 
-    @property
-    def threads(self) -> int:
-        """Those that multiply, and a warp that copies."""
-        return self.consumers + LANES
+
+
+def vector(problem: ConvProblem) -> int:
+    """Channels that are copied at once: eight by TMA."""
+    return gcd(problem.c, OCTET)
+
+
+def copying(problem: ConvProblem) -> int:
+    """Threads that copy: more of single channels, of which each has few on their way."""
+    return LANES * {8: 1, 4: 4, 2: 4, 1: 8}[vector(problem)]
+
+
+def threads(problem: ConvProblem, config: Config) -> int:
+    """Those that multiply, and those that copy."""
+    return config.consumers + copying(problem)
 
 
 def tap_pairs(problem: ConvProblem, taps_h: int) -> int:
@@ -131,7 +145,7 @@ def shared_bytes(problem: ConvProblem, config: Config) -> int:
 
 def min_blocks_per_sm(problem: ConvProblem, config: Config) -> int:
     """Blocks that find room on a multiprocessor."""
-    return blocks_of(registers(problem, config), config.threads, shared_bytes(problem, config))
+    return blocks_of(registers(problem, config), threads(problem, config), shared_bytes(problem, config))
 
 
 def strips_of(problem: ConvProblem, config: Config) -> int:
@@ -180,7 +194,7 @@ def _is_even(config: Config) -> bool:
 def _tiles(problem: ConvProblem, device: Device) -> Iterator[Config]:
     """All but the parts: stages of as many rows as are unrolled, for one block a multiprocessor and for two."""
     for shape in _shapes(problem):
-        most = min(MOST_REGISTERS, REGISTERS // round_up(shape.threads, 4 * LANES) // 8 * 8)
+        most = min(MOST_REGISTERS, REGISTERS // round_up(threads(problem, shape), 4 * LANES) // 8 * 8)
         if registers(problem, shape) > most or columns_x(problem, shape) > boxes.MOST:
             continue
         products = pairs(shape) * tap_pairs(problem, shape.taps_h) * wide(problem)
@@ -193,7 +207,7 @@ def _tiles(problem: ConvProblem, device: Device) -> Iterator[Config]:
                 room = min(device.shared_bytes, SHARED_BYTES // beside - MORE_BYTES)
                 stages = min(MOST_STAGES, room // (stage_bytes(problem, one) + 16))
                 deep = replace(one, stages=stages)
-                held = blocks_of(registers(problem, one), one.threads)
+                held = blocks_of(registers(problem, one), threads(problem, one))
                 if stages > 1 and beside <= held and shared_bytes(problem, deep) <= room:
                     yield deep
 
@@ -214,8 +228,6 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
             return "takes channels last"
         if problem.groups == 1 or problem.group_c not in GROUPS or problem.group_k != problem.group_c:
             return "takes groups of 1, 2, 4, 8 or 16 channels and as many filters, several of them"
-        if problem.c % OCTET:
-            return "takes channels in eights"
         if not has_dependent_launches(device.architecture):
             return "takes GPUs of compute capability 9.0 and newer"
         if why := wgrad_parts.rejects(problem):
@@ -226,28 +238,25 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
         return list(dict.fromkeys(one for tile in _tiles(problem, device) for one in _splits(problem, tile, device)))
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """Blocks' stages: what comes from memory, what a multiprocessor's warps multiply, or a warp's chain; parts."""
-        (stride_h, stride_w), eights = problem.stride, wide(problem)
-        runs = 1 + all_rows(problem, config) / config.parts / problem.output[0]
-        rows = all_rows(problem, config) / config.parts
-        more = (config.taps_h - 1) * problem.dilation[0] / stride_h
-        stages = (rows + runs * (more + config.rows / 2)) / config.rows
-        real = min(1.0, problem.spatial[0] / (problem.output[0] * stride_h))
-        operands = config.rows * pairs(config) * (stride_h * real * problem.kernel[1] + 1) / 2
-        products = config.rows * pairs(config) * tap_pairs(problem, config.taps_h) * eights
-        warps = config.consumers // LANES
-        own = STAGE + OWN_OPERAND * operands + OWN_PRODUCT * products
-        issued = warps * max(OPERAND * operands, PRODUCT * products)
-        columns = min(problem.spatial[1] + 0.0, columns_x(problem, config)) * stride_h
-        loaded = config.images * config.rows * (columns + min(problem.output[1], UNIT * config.units))
-        loaded *= config.channels * problem.itemsize / L2_BYTES
+        """Blocks' stages: what warps multiply and copy, what comes from L2, a warp's chain; parts and their launch."""
+        work = _Work.of(problem, config)
+        warps, size = config.consumers // LANES, config.channels * problem.itemsize
+        issued = warps * (MATRICES * work.matrices + PRODUCT * work.products) + COPY * work.copies
+        sectors = 1 + (SECTOR - gcd(problem.c * problem.itemsize, size, SECTOR)) / size
+        loaded = work.bytes * sectors / L2_BYTES
+        if vector(problem) == OCTET:
+            loaded = max(loaded, work.box_pixels * (PIXEL + PIXEL_BYTES * size / 32))
+        own = STAGE * work.stages + OWN_MATRICES * work.matrices + OWN_PRODUCT * work.products + OWN_COPY * work.copies
+
+        def wave(blocks: int) -> float:
+            return joint_us(joint_us(blocks * issued, blocks * loaded, POWER), own, POWER) + END if blocks else 0.0
+
         blocks = prod(blocks_of_part(problem, config)) * config.parts
         share, held = ceil_div(blocks, device.multiprocessors), min_blocks_per_sm(problem, config)
-        wave = stages * joint_us(min(share, held) * max(issued, loaded), own, 3.0) + END
-        us = joint_us(ceil_div(share, held) * wave / cycles_us(device), problem.bytes / (device.gbps * 1e3), 3.0)
-        if config.parts > 1:
-            us += SECOND_US + 2 * self.workspace_bytes(problem, config, device) / (device.gbps * 1e3)
-        return START_US + us
+        us = START_US + (share // held * wave(held) + wave(share % held)) / cycles_us(device)
+        if config.parts == 1:
+            return us
+        return us + SECOND_US + 2 * self.workspace_bytes(problem, config, device) / (PARTS_GBPS * 1e3)
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         return config.parts * prod(problem.w_shape) * 4 if config.parts > 1 else 0
@@ -255,21 +264,22 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
     def source(self, problem: ConvProblem, config: Config) -> Source:
         (stride_h, stride_w), (dilation_h, dilation_w) = problem.stride, problem.dilation
         words: dict[str, int | bool | str] = {
-            "CHANNELS": config.channels, "GROUP": problem.group_c, "SHARE": config.share, "UNITS": config.units,
+            "VECTOR": vector(problem), "COPYING": copying(problem), "CHANNELS": config.channels, "GROUP": problem.group_c, "SHARE": config.share, "UNITS": config.units,
             "IMAGES": config.images, "ROWS": config.rows, "STAGES": config.stages, "R": config.taps_h,
             "S": problem.kernel[1], "SH": stride_h, "SW": stride_w, "DH": dilation_h, "DW": dilation_w,
             "SPLIT": config.parts > 1,
         }  # fmt: skip
         declarations, held = traits(tensor_core_type(problem.dtype), words), min_blocks_per_sm(problem, config)
         name, parameters = "wgrad_narrow_groups", "NarrowGroupsWgrad"
-        return stub(KERNEL, name, "Traits", parameters, config.threads, held, declarations=declarations)
+        return stub(KERNEL, name, "Traits", parameters, threads(problem, config), held, declarations=declarations)
 
-    def sum_source(self, problem: ConvProblem) -> Source:
-        words = template_args(tensor_core_type(problem.dtype), problem.group_c, SUM_WARPS)
+    def sum_source(self, problem: ConvProblem, config: Config) -> Source:
+        slices = slices_of(problem, config)
+        words = template_args(tensor_core_type(problem.dtype), problem.group_c, SUM_WARPS, slices)
         return stub(KERNEL, "add_narrow_groups_parts", words, "NarrowGroupsWgrad", SUM_WARPS * LANES)
 
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
-        return [self.source(problem, config)] + [self.sum_source(problem)] * (config.parts > 1)
+        return [self.source(problem, config)] + [self.sum_source(problem, config)] * (config.parts > 1)
 
     def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[Launch]:
         """The sums, and where there are parts their sum."""
@@ -279,11 +289,15 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
             "split": config.parts, "channel_blocks": channel_blocks, "pieces": pieces,
             "sets": ceil_div(problem.n, config.images), "part_rows": rows, "more_parts": more,
         }  # fmt: skip
-        maps, names = maps_of(problem, config), {"map_x": "x", "map_dy": "w", "parts": "workspace"}
+        maps = maps_of(problem, config) if vector(problem) == OCTET else {}
+        if not maps:
+            fields |= {f"{name}{word}": 0 for name in ("map_x", "map_dy") for word in range(WORDS)}
+        names = {"map_x": "x", "map_dy": "w", "parts": "workspace"}
         grid, shared = (pieces * channel_blocks * config.parts, 1, 1), shared_bytes(problem, config)
-        found = [Launch(source, fields, grid, config.threads, shared, maps, dependent=True, names_of=names)]
+        found = [Launch(source, fields, grid, threads(problem, config), shared, maps, dependent=True, names_of=names)]
         if config.parts > 1:
-            grid, second = (ceil_div(prod(problem.w_shape), LANES), 1, 1), self.sum_source(problem)
+            each = LANES * SUM_WARPS // slices_of(problem, config)
+            grid, second = (ceil_div(prod(problem.w_shape), each), 1, 1), self.sum_source(problem, config)
             found.append(Launch(second, fields, grid, SUM_WARPS * LANES, 0, maps, dependent=True, names_of=names))
         return found
 
@@ -303,6 +317,47 @@ def maps_of(problem: ConvProblem, config: Config) -> dict[str, TensorMap]:
 
     map_x = one(problem.spatial, columns_x(problem, config), config.rows * problem.stride[0])
     return {"map_x": map_x, "map_dy": one(problem.output, UNIT * config.units, config.rows)}
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Of a block, in the mean: stages; of a warp, matrices by fours and products; bytes and pixels that are copied, and
+    copies of a warp, if not by TMA."""
+
+    stages: float
+    matrices: float
+    products: float
+    bytes: float
+    box_pixels: float
+    copies: float
+
+    @classmethod
+    def of(cls, problem: ConvProblem, config: Config) -> _Work:
+        (stride_h, stride_w), (p, q), (h, w), s = problem.stride, problem.output, problem.spatial, problem.kernel[1]
+        rows = all_rows(problem, config) / config.parts
+        # Runs of rows of an image: parts may begin and end within one.
+        runs = max(1.0, rows / p) if rows % p == 0 or p % rows == 0 else (rows + p - 1) / p
+        each, stage = rows / runs, config.rows * stride_h
+        more = max(0, (config.taps_h - 1) * problem.dilation[0] + 1 - stride_h)
+        real = min(h, each * stride_h + more)
+        multiplied = runs * (round_up(h, stage) if each >= p else real + stage / 2)
+        stages = runs * ((each * stride_h + more) / stage + 0.5)
+        own, strips, channels = pairs(config), strips_of(problem, config), config.channels
+        matrices = own * (multiplied * s * gcd(stride_w, 2) + stages * config.rows * wide(problem)) / 2
+        products = multiplied / stride_h * own * tap_pairs(problem, config.taps_h) * wide(problem)
+        across = min(w / strips + (s - 1 if strips > 1 else 0), columns_x(problem, config))
+        pixels = min(config.images, problem.n) * runs * (real * across + each * min(q / strips, UNIT * config.units))
+        box_pixels = config.images * runs * (real * columns_x(problem, config) + each * UNIT * config.units)
+        there = problem.c / round_up(problem.c, channels) * channels
+        by_threads = vector(problem) < OCTET
+        copies = box_pixels * there / vector(problem) / LANES if by_threads else 0.0
+        return cls(stages, matrices, products, pixels * there * problem.itemsize, box_pixels, copies)
+
+
+def slices_of(problem: ConvProblem, config: Config) -> int:
+    """Warps that share the parts of an element: as many as leave each two parts, of many elements fewer."""
+    most = max(1, min(SUM_WARPS, config.parts // 2, MOST_ADDERS // prod(problem.w_shape)))
+    return int(1 << (most.bit_length() - 1))
 
 
 def _splits(problem: ConvProblem, config: Config, device: Device) -> Iterator[Config]:
