@@ -58,6 +58,8 @@ TURN_INSTRUCTIONS: Final = {4: 85, 2: 80, 1: 75}
 # Bytes that lie in L2 from the launch before; bytes that come from there to a multiprocessor in a cycle, what lies
 # beside a pixel's piece in its sectors of so many bytes included.
 IN_L2, L2_BYTES, SECTOR = 30e6, 14.9, 32
+# More than L2 holds: what lies beside a pixel's piece comes from memory again for other blocks.
+ALL_L2, READ_AGAIN = 60e6, 2.0
 # Microseconds of begin and end, of a cluster's sum, of a second launch.
 START_US, CLUSTER_US, SECOND_US = 0.73, 1.84, 2.52
 
@@ -271,6 +273,8 @@ class DepthwiseMmaWgrad(CudaAlgorithm[Config]):
             size = config.channels * problem.itemsize
             from_l2 *= 1 + (SECTOR - gcd(problem.c * problem.itemsize, size, SECTOR)) / size
         loaded *= device.multiprocessors * cycles_us(device) / (device.gbps * 1e3)
+        if problem.bytes > ALL_L2:
+            loaded *= READ_AGAIN
         loaded = from_l2 if problem.bytes < IN_L2 else joint_us(from_l2, loaded, 3.0)
         tap_tiles, count = stride_w * tiles(problem), config.rows * config.taps_h
         reach = rows_x(problem, replace(config, runs=1))
