@@ -30,12 +30,11 @@ struct NarrowGroupsWgrad {
     long long split, channel_blocks, pieces, sets, part_rows, more_parts;
 };
 
-// T; VECTOR: channels that are copied at once, 8 by TMA, COPYING threads that do; CHANNELS of a block, GROUP channels and filters of a group; SHARE warps of the same channels; UNITS of 8 columns of
+// T; CHANNELS of a block, GROUP channels and filters of a group; SHARE warps of the same channels; UNITS of 8 columns of
 // dy in a strip, IMAGES of a set, ROWS of dy of a stage; STAGES; R rows of taps of a block, S; SH, SW, DH, DW: strides
 // and dilations; SPLIT: sums go to the workspace.
 template <class Traits> struct NarrowTile : Traits {
     using B = Traits;
-    static constexpr bool BY_TMA = B::VECTOR == 8;
     static constexpr int OCTETS = B::CHANNELS / 8, CONSUMERS = 32 * OCTETS * B::SHARE;
     // Eights of filters that a warp's channels meet; pairs of columns of taps.
     static constexpr int WIDE = B::GROUP > 8 ? B::GROUP / 8 : 1, ACROSS = (B::S + 1) / 2;
@@ -93,47 +92,7 @@ template <class P> struct NarrowRuns {
     DEVICE bool of_dy(int base) const { return base / P::SH < ahead + count; }
 };
 
-// Rows of so many IMAGES to where TMA would bring them, by all threads that copy: each has V channels of every STEP-th
-// column. Channels that are not there are left as they are: their sums are not kept.
-template <class P, int ROWS, int COLUMNS>
-DEVICE void copy_rows_of(const void *from, int images, int height, int width, int channels, int n, int row0, int left,
-                         int channel0, unsigned to) {
-    using T = typename P::T;
-    constexpr int V = P::VECTOR, ACROSS = P::CHANNELS / V, STEP = P::COPYING / ACROSS, COPIES = (COLUMNS + STEP - 1) / STEP;
-    const int thread = threadIdx.x - P::CONSUMERS, channel = thread % ACROSS * V, first = thread / ACROSS;
-    if (channel0 + channel >= channels) return;
-#pragma unroll 1
-    for (int line = 0; line < P::IMAGES * ROWS; ++line) {
-        const int image = n + line / ROWS, row = row0 + line % ROWS;
-        const bool there = image < images && (unsigned)row < (unsigned)height;
-        const T *const at = static_cast<const T *>(from) +
-                            (((long long)image * height + row) * width + left + first) * channels + channel0 + channel;
-        Piece<2 * V> pieces[V == 1 ? COPIES : 1];
-#pragma unroll
-        for (int i = 0; i < COPIES; ++i) {
-            const int column = first + i * STEP;
-            const bool real = there && (unsigned)(left + column) < (unsigned)width;
-            const T *const piece = real ? at + i * STEP * channels : static_cast<const T *>(from);
-            const unsigned place = to + P::place(line * COLUMNS + column, channel / 8) + channel % 8 * 2;
-            if (COLUMNS % STEP && column >= COLUMNS) continue;
-            if constexpr (V > 1) cp_async<2 * V>(place, piece, real);
-            else {
-                pieces[i] = {};
-                if (real) pieces[i] = load_global<2>(piece);
-            }
-        }
-        if constexpr (V == 1)
-#pragma unroll
-            for (int i = 0; i < COPIES; ++i) {
-                const int column = first + i * STEP;
-                if (COLUMNS % STEP && column >= COLUMNS) continue;
-                store_shared<2>(to + P::place(line * COLUMNS + column, channel / 8) + channel % 8 * 2, pieces[i]);
-            }
-    }
-}
-
-// Copies of all stages, by a thread with TMA or by all threads of the warps that copy. What is beside the images, or
-// behind the run's rows of dy, does not come.
+// A thread copies all stages. What is beside the images, or behind the run's rows of dy, does not come.
 template <class P>
 DEVICE void copy_stages(NarrowRuns<P> runs, int channel0, unsigned ring, unsigned full, unsigned empty) {
     const NarrowGroupsWgrad &a = runs.a;
@@ -141,23 +100,11 @@ DEVICE void copy_stages(NarrowRuns<P> runs, int channel0, unsigned ring, unsigne
     while (runs.next())
         for (int base = 0; base < runs.rows; base += P::ROWS_X) {
             const bool x = runs.of_x(base), dy = runs.of_dy(base);
-            const int h = runs.top + base, p = runs.row + base / P::SH;
             const unsigned to = ring + stage * P::STAGE, barrier = full + stage * 8;
             barrier_wait(empty + stage * 8, phase);
-            if constexpr (P::BY_TMA) {
-                barrier_expect(barrier, (x ? P::BOX_X : 0) + (dy ? P::BOX_DY : 0));
-                if (x) copy_box(to, a.map_x, barrier, channel0, runs.left, h, runs.n);
-                if (dy) copy_box(to + P::DY_AT, a.map_dy, barrier, channel0, runs.q0, p, runs.n);
-            } else {
-                if (x)
-                    copy_rows_of<P, P::ROWS_X, P::COLUMNS_X>(a.x, a.n, a.height, a.width, a.c, runs.n, h, runs.left,
-                                                             channel0, to);
-                if (dy)
-                    copy_rows_of<P, P::ROWS, P::COLUMNS_DY>(a.w, a.n, a.p, a.q, a.k, runs.n, p, runs.q0, channel0,
-                                                            to + P::DY_AT);
-                if constexpr (P::VECTOR > 1) arrive_with_copies(barrier);
-                else barrier_arrive(barrier);
-            }
+            barrier_expect(barrier, (x ? P::BOX_X : 0) + (dy ? P::BOX_DY : 0));
+            if (x) copy_box(to, a.map_x, barrier, channel0, runs.left, runs.top + base, runs.n);
+            if (dy) copy_box(to + P::DY_AT, a.map_dy, barrier, channel0, runs.q0, runs.row + base / P::SH, runs.n);
             if (++stage == P::STAGES) stage = 0, phase ^= 1;
         }
 }
@@ -249,11 +196,9 @@ template <class Traits> DEVICE void wgrad_narrow_groups(const NarrowGroupsWgrad 
     const int channel0 = block % (unsigned)a.channel_blocks * P::CHANNELS, part = block / (unsigned)a.channel_blocks;
     const int tid = threadIdx.x, lane = tid % 32, warp = __shfl_sync(~0u, tid / 32, 0);
     if (tid == P::CONSUMERS) {
-        if (P::BY_TMA) prefetch_map(a.map_x), prefetch_map(a.map_dy);
-        for (int i = 0; i < P::STAGES; ++i) {
-            barrier_init(full + i * 8, P::BY_TMA ? 1 : P::COPYING);
-            barrier_init(empty + i * 8, P::CONSUMERS / 32);
-        }
+        prefetch_map(a.map_x), prefetch_map(a.map_dy);
+        for (int i = 0; i < P::STAGES; ++i)
+            barrier_init(full + i * 8, 1), barrier_init(empty + i * 8, P::CONSUMERS / 32);
         publish_barriers();
     }
     __syncthreads();
@@ -261,7 +206,7 @@ template <class Traits> DEVICE void wgrad_narrow_groups(const NarrowGroupsWgrad 
     begin_dependent();
     NarrowRuns<P> runs(a, part, r0);
     if (tid >= P::CONSUMERS) {
-        if (!P::BY_TMA || tid == P::CONSUMERS) copy_stages<P>(runs, channel0, ring, full, empty);
+        if (tid == P::CONSUMERS) copy_stages<P>(runs, channel0, ring, full, empty);
         return;
     }
     const int octet = warp % P::OCTETS, share = warp / P::OCTETS, first = octet / WIDE * WIDE;

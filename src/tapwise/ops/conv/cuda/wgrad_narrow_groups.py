@@ -22,7 +22,7 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, stub, traits
 from tapwise.cuda.jit.launch import Launch, has_dependent_launches
-from tapwise.cuda.jit.tensor_map import WORDS, TensorMap
+from tapwise.cuda.jit.tensor_map import TensorMap
 from tapwise.cuda.plan import CudaAlgorithm
 from tapwise.cuda.types import template_args, tensor_core_type
 from tapwise.integers import ceil_div, round_up
@@ -44,11 +44,11 @@ MOST_UNITS, MOST_PAIRS, MOST_PRODUCTS, MOST_STAGE = 16, 8, 420, 48 << 10
 MOST_SUMS, OTHER_REGISTERS, MOST_REGISTERS = 128, 42, 248
 # Rows of dy of a part at least; warps of a block that adds parts, and threads of all of them that share elements.
 LEAST_ROWS, SUM_WARPS, MOST_ADDERS = 2, 8, 1 << 18
-# Of the cost model, fitted to times of 2,000 configs on 80 layers (H200). Cycles of a multiprocessor: four matrices of an
-# operand, a product, a pixel by TMA and 32 bytes of it, a copy of a warp; bytes of a cycle from L2, and of a sector; of a
-# warp alone: a stage, four matrices, a product, a copy; a block's begin and end.
-MATRICES, PRODUCT, PIXEL, PIXEL_BYTES, COPY, L2_BYTES, SECTOR = 3.5, 0.91, 1.78, 0.147, 1.05, 17.0, 32
-STAGE, OWN_MATRICES, OWN_PRODUCT, OWN_COPY, END = 81.0, 9.2, 5.3, 5.0, 1780.0
+# Of the cost model, fitted to times of 2,000 configs on 80 layers (H200). Cycles of a multiprocessor: four matrices of
+# an operand, a product, a pixel of a box and 32 bytes of it; bytes of a cycle from L2, and of a sector; of a warp
+# alone: a stage, four matrices, a product; a block's begin and end.
+MATRICES, PRODUCT, PIXEL, PIXEL_BYTES, L2_BYTES, SECTOR = 3.5, 0.91, 1.78, 0.147, 17.0, 32
+STAGE, OWN_MATRICES, OWN_PRODUCT, END = 81.0, 9.2, 5.3, 1780.0
 # Microseconds of begin and end, of the second launch; gigabytes of parts a second.
 START_US, SECOND_US, PARTS_GBPS = 1.22, 1.34, 1460.0
 # How sharply the larger of what overlaps decides.
@@ -73,21 +73,10 @@ class Config(BaseConfig):
     def consumers(self) -> int:
         return LANES * self.channels // OCTET * self.share
 
-
-
-def vector(problem: ConvProblem) -> int:
-    """Channels that are copied at once: eight by TMA."""
-    return gcd(problem.c, OCTET)
-
-
-def copying(problem: ConvProblem) -> int:
-    """Threads that copy: more of single channels, of which each has few on their way."""
-    return LANES * {8: 1, 4: 4, 2: 4, 1: 8}[vector(problem)]
-
-
-def threads(problem: ConvProblem, config: Config) -> int:
-    """Those that multiply, and those that copy."""
-    return config.consumers + copying(problem)
+    @property
+    def threads(self) -> int:
+        """Those that multiply, and a warp that copies."""
+        return self.consumers + LANES
 
 
 def tap_pairs(problem: ConvProblem, taps_h: int) -> int:
@@ -145,7 +134,7 @@ def shared_bytes(problem: ConvProblem, config: Config) -> int:
 
 def min_blocks_per_sm(problem: ConvProblem, config: Config) -> int:
     """Blocks that find room on a multiprocessor."""
-    return blocks_of(registers(problem, config), threads(problem, config), shared_bytes(problem, config))
+    return blocks_of(registers(problem, config), config.threads, shared_bytes(problem, config))
 
 
 def strips_of(problem: ConvProblem, config: Config) -> int:
@@ -165,11 +154,12 @@ def blocks_of_part(problem: ConvProblem, config: Config) -> tuple[int, int]:
 def _shapes(problem: ConvProblem) -> Iterator[Config]:
     """Channels, warps, units, images: all but rows, stages and parts."""
     r, q = problem.kernel[0], ceil_div(problem.output[1], UNIT)
-    taps = [one for one in dict.fromkeys(ceil_div(r, count) for count in range(1, r + 1))]
+    taps = (ceil_div(r, count) for count in range(1, r + 1))
     taps_h = next((one for one in taps if sums(problem, one) <= MOST_SUMS), None)
     if taps_h is None:
         return
-    counts = sorted({ceil_div(q, strips) for strips in range(1, q + 1)} | {2 * ceil_div(q, 2)})
+    even = {ceil_div(q, ceil_div(q, most)) for most in range(1, MOST_UNITS + 1)} if q else {1}
+    counts = sorted(even | {2 * ceil_div(q, 2)})
     for channels in CHANNELS:
         if channels % problem.group_c or (channels > CHANNELS[-1] and channels >= 2 * problem.c):
             continue
@@ -194,8 +184,8 @@ def _is_even(config: Config) -> bool:
 def _tiles(problem: ConvProblem, device: Device) -> Iterator[Config]:
     """All but the parts: stages of as many rows as are unrolled, for one block a multiprocessor and for two."""
     for shape in _shapes(problem):
-        most = min(MOST_REGISTERS, REGISTERS // round_up(threads(problem, shape), 4 * LANES) // 8 * 8)
-        if registers(problem, shape) > most or columns_x(problem, shape) > boxes.MOST:
+        most = min(MOST_REGISTERS, REGISTERS // round_up(shape.threads, 4 * LANES) // 8 * 8)
+        if registers(problem, shape) > most or max(columns_x(problem, shape), problem.stride[0]) > boxes.MOST:
             continue
         products = pairs(shape) * tap_pairs(problem, shape.taps_h) * wide(problem)
         for rows in ROWS:
@@ -207,7 +197,7 @@ def _tiles(problem: ConvProblem, device: Device) -> Iterator[Config]:
                 room = min(device.shared_bytes, SHARED_BYTES // beside - MORE_BYTES)
                 stages = min(MOST_STAGES, room // (stage_bytes(problem, one) + 16))
                 deep = replace(one, stages=stages)
-                held = blocks_of(registers(problem, one), threads(problem, one))
+                held = blocks_of(registers(problem, one), one.threads)
                 if stages > 1 and beside <= held and shared_bytes(problem, deep) <= room:
                     yield deep
 
@@ -228,6 +218,8 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
             return "takes channels last"
         if problem.groups == 1 or problem.group_c not in GROUPS or problem.group_k != problem.group_c:
             return "takes groups of 1, 2, 4, 8 or 16 channels and as many filters, several of them"
+        if problem.c % OCTET:
+            return "takes channels in eights"
         if not has_dependent_launches(device.architecture):
             return "takes GPUs of compute capability 9.0 and newer"
         if why := wgrad_parts.rejects(problem):
@@ -241,12 +233,10 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
         """Blocks' stages: what warps multiply and copy, what comes from L2, a warp's chain; parts and their launch."""
         work = _Work.of(problem, config)
         warps, size = config.consumers // LANES, config.channels * problem.itemsize
-        issued = warps * (MATRICES * work.matrices + PRODUCT * work.products) + COPY * work.copies
+        issued = warps * (MATRICES * work.matrices + PRODUCT * work.products)
         sectors = 1 + (SECTOR - gcd(problem.c * problem.itemsize, size, SECTOR)) / size
-        loaded = work.bytes * sectors / L2_BYTES
-        if vector(problem) == OCTET:
-            loaded = max(loaded, work.box_pixels * (PIXEL + PIXEL_BYTES * size / 32))
-        own = STAGE * work.stages + OWN_MATRICES * work.matrices + OWN_PRODUCT * work.products + OWN_COPY * work.copies
+        loaded = max(work.bytes * sectors / L2_BYTES, work.box_pixels * (PIXEL + PIXEL_BYTES * size / 32))
+        own = STAGE * work.stages + OWN_MATRICES * work.matrices + OWN_PRODUCT * work.products
 
         def wave(blocks: int) -> float:
             return joint_us(joint_us(blocks * issued, blocks * loaded, POWER), own, POWER) + END if blocks else 0.0
@@ -264,14 +254,14 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
     def source(self, problem: ConvProblem, config: Config) -> Source:
         (stride_h, stride_w), (dilation_h, dilation_w) = problem.stride, problem.dilation
         words: dict[str, int | bool | str] = {
-            "VECTOR": vector(problem), "COPYING": copying(problem), "CHANNELS": config.channels, "GROUP": problem.group_c, "SHARE": config.share, "UNITS": config.units,
+            "CHANNELS": config.channels, "GROUP": problem.group_c, "SHARE": config.share, "UNITS": config.units,
             "IMAGES": config.images, "ROWS": config.rows, "STAGES": config.stages, "R": config.taps_h,
             "S": problem.kernel[1], "SH": stride_h, "SW": stride_w, "DH": dilation_h, "DW": dilation_w,
             "SPLIT": config.parts > 1,
         }  # fmt: skip
         declarations, held = traits(tensor_core_type(problem.dtype), words), min_blocks_per_sm(problem, config)
         name, parameters = "wgrad_narrow_groups", "NarrowGroupsWgrad"
-        return stub(KERNEL, name, "Traits", parameters, threads(problem, config), held, declarations=declarations)
+        return stub(KERNEL, name, "Traits", parameters, config.threads, held, declarations=declarations)
 
     def sum_source(self, problem: ConvProblem, config: Config) -> Source:
         slices = slices_of(problem, config)
@@ -289,12 +279,9 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
             "split": config.parts, "channel_blocks": channel_blocks, "pieces": pieces,
             "sets": ceil_div(problem.n, config.images), "part_rows": rows, "more_parts": more,
         }  # fmt: skip
-        maps = maps_of(problem, config) if vector(problem) == OCTET else {}
-        if not maps:
-            fields |= {f"{name}{word}": 0 for name in ("map_x", "map_dy") for word in range(WORDS)}
-        names = {"map_x": "x", "map_dy": "w", "parts": "workspace"}
+        maps, names = maps_of(problem, config), {"map_x": "x", "map_dy": "w", "parts": "workspace"}
         grid, shared = (pieces * channel_blocks * config.parts, 1, 1), shared_bytes(problem, config)
-        found = [Launch(source, fields, grid, threads(problem, config), shared, maps, dependent=True, names_of=names)]
+        found = [Launch(source, fields, grid, config.threads, shared, maps, dependent=True, names_of=names)]
         if config.parts > 1:
             each = LANES * SUM_WARPS // slices_of(problem, config)
             grid, second = (ceil_div(prod(problem.w_shape), each), 1, 1), self.sum_source(problem, config)
@@ -321,15 +308,14 @@ def maps_of(problem: ConvProblem, config: Config) -> dict[str, TensorMap]:
 
 @dataclass(frozen=True)
 class _Work:
-    """Of a block, in the mean: stages; of a warp, matrices by fours and products; bytes and pixels that are copied, and
-    copies of a warp, if not by TMA."""
+    """Of a block, in the mean: stages; of a warp, matrices by fours and products; bytes that come, and pixels of
+    their boxes."""
 
     stages: float
     matrices: float
     products: float
     bytes: float
     box_pixels: float
-    copies: float
 
     @classmethod
     def of(cls, problem: ConvProblem, config: Config) -> _Work:
@@ -349,9 +335,7 @@ class _Work:
         pixels = min(config.images, problem.n) * runs * (real * across + each * min(q / strips, UNIT * config.units))
         box_pixels = config.images * runs * (real * columns_x(problem, config) + each * UNIT * config.units)
         there = problem.c / round_up(problem.c, channels) * channels
-        by_threads = vector(problem) < OCTET
-        copies = box_pixels * there / vector(problem) / LANES if by_threads else 0.0
-        return cls(stages, matrices, products, pixels * there * problem.itemsize, box_pixels, copies)
+        return cls(stages, matrices, products, pixels * there * problem.itemsize, box_pixels)
 
 
 def slices_of(problem: ConvProblem, config: Config) -> int:

@@ -1,0 +1,126 @@
+"""cuda.narrow_groups of wgrad without a GPU: kernels compile without spills, and by emulation compute the gradient."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from compiled_kernels import Share, compiled
+
+import emulated
+from emulated.verify import check
+from tapwise import dispatch
+from tapwise.cuda.jit.device import H200
+from tapwise.ops.conv.cuda.wgrad_narrow_groups import Config, NarrowGroupsWgrad, min_blocks_per_sm, shared_bytes
+from tapwise.ops.conv.problem import ConvProblem
+
+ALGORITHM = NarrowGroupsWgrad()
+COMPILED = [
+    ("n32 c256 h28 w28 k256 r7 s7 pad3 groups256 f16 nhwc", "sm_90a"),
+    ("n32 c728 h19 w19 k728 r3 s3 pad1 groups728 bf16 nhwc", "sm_90a"),
+    ("n32 c512 h32 w32 k512 r3 s3 stride2 pad1 groups32 f16 nhwc", "sm_100a"),
+    ("n32 c96 h120 w120 k96 r5 s5 stride2 pad2 groups96 f16 nhwc", "sm_90a"),
+]
+# Units beside each other and of two images, images that are not there, channels that are not there, runs that begin
+# within an image, parts with one row more, strips of columns, pieces of a filter, all strides and dilations, one part.
+EMULATED = [
+    ("n3 c24 h13 w19 k24 r5 s5 pad2 stride2 groups24 bf16 nhwc", Config(32, 2, 1, 4, 2, 5, 3, parts=7)),
+    ("n2 c40 h9 w20 k40 r3 s3 pad1 groups20 f16 nhwc", Config(16, 1, 4, 1, 4, 3, 2, parts=5)),
+    ("n5 c72 h7 w7 k72 r7 s7 pad3 groups72 f16 nhwc", Config(64, 1, 1, 2, 7, 7, 2, parts=3)),
+    ("n2 c16 h13 w40 k16 r5 s3 pad2x1 dilation1x2 groups4 f16 nhwc", Config(16, 2, 2, 2, 1, 3, 8, parts=4)),
+    ("n2 c64 h12 w12 k64 r3 s3 pad1 groups4 f16 nhwc", Config(32, 2, 2, 2, 2, 3, 4, parts=2)),
+    ("c16 h11 w30 k16 r3 s4 dilation2 pad2:1x3:0 groups2 bf16 nhwc", Config(16, 1, 4, 1, 2, 3, 2, parts=1)),
+    ("n3 c48 h12 w5 k48 r11 s1 stride3 pad5x0 groups48 f16 nhwc", Config(32, 1, 1, 2, 2, 11, 2, parts=3)),
+]
+
+
+@pytest.mark.parametrize(("text", "architecture"), COMPILED)
+def test_kernels_compile_without_spills(text: str, architecture: str, share: Share) -> None:
+    problem = ConvProblem.parse(f"{text} wgrad")
+    device = replace(H200, architecture=architecture)
+    configs = ALGORITHM.configs(problem, device)
+    # The chosen one, and the one with most registers.
+    chosen = min(configs, key=lambda one: ALGORITHM.predict_us(problem, one, device))
+    fullest = max(configs, key=lambda one: one.threads * min_blocks_per_sm(problem, one))
+    sources = [source for config in (chosen, fullest) for source in ALGORITHM.sources(problem, config)]
+    for source in share(dict.fromkeys(sources)):
+        used = compiled(source, architecture).resources
+        assert used.spill_bytes == 0, (chosen, fullest, used)
+
+
+@pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
+@pytest.mark.parametrize(("text", "config"), EMULATED)
+def test_kernels_compute_the_gradient(text: str, config: Config) -> None:
+    verdict = check(ConvProblem.parse(f"{text} wgrad"), ALGORITHM, config)
+    assert verdict, verdict.message
+
+
+@pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
+@pytest.mark.parametrize("number", [1, 4, 5])
+def test_what_is_not_finite_stays_with_its_taps_and_group(number: int) -> None:
+    """Zeros beside rows and columns and other groups have no part in any sum: of parts, of one block."""
+    text, config = EMULATED[number]
+    problem = ConvProblem.parse(f"{text} wgrad")
+    inputs = problem.sample(np.random.default_rng(0), False)
+    x, dy = inputs.x.copy(), inputs.w.copy()
+    x[0, 1, 0, 0], x[-1, 2, -1, -1], x[0, 3, 4, -1] = np.inf, np.nan, -np.inf
+    # Not where padding is met: whether its zeros are multiplied is left open.
+    dy[0, 4, 3, 3], dy[-1, 0, 2, 4] = np.inf, np.nan
+    with np.errstate(all="ignore"):
+        expected = problem.convolve(x, dy)
+    y = np.zeros(problem.w_shape, np.uint16).view(problem.y_dtype)
+    y = np.ascontiguousarray(np.moveaxis(y, 1, -1))
+    last = {"x": np.ascontiguousarray(np.moveaxis(x, 1, -1)), "w": np.ascontiguousarray(np.moveaxis(dy, 1, -1))}
+    size = ALGORITHM.workspace_bytes(problem, config, H200)
+    arrays = {**last, "y": y, "workspace": np.full(max(size, 16), 0xFF, np.uint8)}
+    for launch in ALGORITHM.launches(problem, config, H200):
+        emulated.run(launch, arrays)
+    result = np.moveaxis(y, -1, 1).astype(np.float64)
+    assert not np.isfinite(expected).all()
+    np.testing.assert_allclose(result, expected, rtol=2e-2, atol=1e-1)
+
+
+@pytest.mark.parametrize("text", [text for text, _ in COMPILED + EMULATED])
+def test_configs_fit(text: str) -> None:
+    problem = ConvProblem.parse(f"{text} wgrad")
+    configs = ALGORITHM.configs(problem, H200)
+    assert 0 < len(configs) == len(set(configs))
+    assert max(shared_bytes(problem, one) for one in configs) <= H200.shared_bytes
+    assert all(one.channels % problem.group_c == 0 and one.parts > 0 for one in configs)
+    assert all(
+        map_.box[1] <= 256 for one in configs for map_ in ALGORITHM.launches(problem, one, H200)[0].maps.values()
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["n32 c384 h28 w28 k384 r3 s3 pad1 groups384 f16 nhwc", "n32 c256 h56 w56 k256 r3 s3 pad1 groups32 bf16 nhwc"],
+)
+def test_the_model_chooses_it(text: str) -> None:
+    assert dispatch.choose(ConvProblem.parse(f"{text} wgrad"), H200).algorithm == "cuda.narrow_groups"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("c16 h9 w9 k16 r3 s3 groups16 f16 wgrad", "channels last"),
+        ("c16 h9 w9 k16 r3 s3 f16 nhwc wgrad", "several of them"),
+        ("c16 h9 w9 k32 r3 s3 groups16 f16 nhwc wgrad", "as many filters"),
+        ("c48 h9 w9 k48 r3 s3 groups2 f16 nhwc wgrad", "groups of 1, 2, 4, 8 or 16"),
+        ("c20 h9 w9 k20 r3 s3 groups20 f16 nhwc wgrad", "in eights"),
+        ("c16 h9 w9 k16 r3 s3 groups16 f32 nhwc wgrad", "f16"),
+        ("n40000 c16 h300 w300 k16 r3 s3 groups16 f16 nhwc wgrad", "2^31"),
+        ("c16 h9 w700 k16 r3 s300 groups16 f16 nhwc wgrad", "registers"),
+        ("c16 h9 w9000 k16 r3 s3 stride1x300 groups16 f16 nhwc wgrad", "registers"),
+        ("c8 h2 w2 k8 r9 s9 pad6 groups8 bf16 nhwc wgrad", None),
+    ],
+)
+def test_what_it_does_not_take(text: str, why: str | None) -> None:
+    refusal = ALGORITHM.refusal(ConvProblem.parse(text), H200)
+    assert refusal is None if why is None else why in str(refusal)
+
+
+def test_it_needs_hopper() -> None:
+    problem = ConvProblem.parse("c16 h9 w9 k16 r3 s3 groups16 f16 nhwc wgrad")
+    assert "9.0" in str(ALGORITHM.refusal(problem, replace(H200, architecture="sm_80")))
