@@ -53,9 +53,10 @@ STORE_EXPOSED: Final = 0.2
 PACK_FILTER_NS: Final = {"pixels": 0.7, "channels": 1.2}
 TRANSPOSE_FILTER_NS: Final = 0.5
 # Filters in place: addresses are put together, and lines are read in part; where vectors are lines (99 drawn layers on
-# an Emerald Rapids, 1.05 to 1.18 by route and tile). There, too, what straight routes take more than the model says.
+# an Emerald Rapids, 1.05 to 1.18 by route and tile). There, too, what straight routes and lanes over channels take
+# more than the model says.
 FILTERS_IN_PLACE: Final = 1.02
-FILTERS_IN_PLACE_WHOLE, STRAIGHT_WHOLE = 1.09, 1.05
+FILTERS_IN_PLACE_WHOLE, STRAIGHT_WHOLE, CHANNELS_WHOLE = 1.09, 1.05, 1.1
 # Cycles for each line of them that a tile meets, where dgrad's lie so that no line's filters follow each other.
 SCATTERED_LINE: Final = 1.5
 # Drawing a task and working out its place.
@@ -155,8 +156,8 @@ class TaskCost(generated.TaskCost):
             pages = c.channels * min(1.0, plane / PAGE_BYTES)
             tiles += PAGE_CYCLES * pages * ceil_div(c.filters, c.m) * ceil_div(self.vectors(), c.n)
         tiles *= self.runs
-        if costs.whole and self.straight:
-            tiles *= STRAIGHT_WHOLE
+        if costs.whole:
+            tiles *= (STRAIGHT_WHOLE if self.straight else 1.0) * (1.0 if self.over_pixels else CHANNELS_WHOLE)
         if c.panels:
             return tiles
         return tiles * (FILTERS_IN_PLACE_WHOLE if costs.whole else FILTERS_IN_PLACE)
