@@ -39,7 +39,7 @@ PROBLEMS = {
     ],
     "wgrad": [
         *[f"{text} wgrad" for text in CONVOLUTIONS if not {"residual", "relu"} & set(text.split())],
-        "n2 c12 h14 w14 k12 r3 s3 pad1 groups12 f16 nhwc wgrad",
+        "n2 c24 h14 w14 k24 r3 s3 pad1 groups24 f16 nhwc wgrad",
     ],
     "im2col": ["im2col c3 h11 w13 r3 s2 pad1", "im2col c2 d4 h7 w9 t2 r3 s3 stride2 f64", "im2col n2 c3 w40 s5 bf16"],
     "col2im": ["col2im c3 h11 w13 r3 s2 pad1", "col2im c2 d4 h7 w9 t2 r3 s3 stride2 f64", "col2im n2 c3 w40 s5 f16"],

@@ -40,8 +40,9 @@ SUM_WARPS: Final = 16
 ISSUE, STAGE, UNALIGNED, LATENCY, COPY = 0.34, 139.0, 7.5, 2.25, 36
 # Times as many instructions where a strip's last columns are not there; bytes of a sector.
 PARTIAL, SECTOR = 1.22, 32
-# Microseconds of begin and end; of the second launch (assumed: the data tell its sum with the first's).
-START_US, SECOND_US = 5.6, 1.0
+# Microseconds of begin and end, anew on 50 layers (H200); of the second launch (assumed: the data tell its sum with the
+# first's).
+START_US, SECOND_US = 4.0, 1.0
 
 
 class DepthwiseWgrad(CudaAlgorithm[Config]):
@@ -95,7 +96,7 @@ class DepthwiseWgrad(CudaAlgorithm[Config]):
         parts_us = 0.0
         if config.parts > 1:
             parts_us = SECOND_US + 2 * self.workspace_bytes(problem, config, device) / (device.gbps * 1e3)
-        return joint_us(busy, problem.bytes / (device.gbps * 1e3), 3.0) + parts_us
+        return joint_us(busy, problem.bytes / (device.gbps * 1e3), 2.0) + parts_us
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         """Parts in the accumulator's type."""
