@@ -57,6 +57,8 @@ TRANSPOSE_FILTER_NS: Final = 0.5
 # more than the model says.
 FILTERS_IN_PLACE: Final = 1.02
 FILTERS_IN_PLACE_WHOLE, STRAIGHT_WHOLE, CHANNELS_WHOLE = 1.09, 1.05, 1.1
+# Where straight rows are runs of their own there: with a stride; of so few sums a tile that no load hides.
+STRIDED_RUNS, FEW_SUMS, FEW = 1.12, 10, 1.3
 # Cycles for each line of them that a tile meets, where dgrad's lie so that no line's filters follow each other.
 SCATTERED_LINE: Final = 1.5
 # Drawing a task and working out its place.
@@ -158,6 +160,9 @@ class TaskCost(generated.TaskCost):
         tiles *= self.runs
         if costs.whole:
             tiles *= (STRAIGHT_WHOLE if self.straight else 1.0) * (1.0 if self.over_pixels else CHANNELS_WHOLE)
+        if costs.whole and self.runs > 1:
+            tiles *= STRIDED_RUNS if p.stride[0] > 1 else 1.0
+            tiles *= FEW if c.m * min(c.n, self.vectors()) < FEW_SUMS else 1.0
         if c.panels:
             return tiles
         return tiles * (FILTERS_IN_PLACE_WHOLE if costs.whole else FILTERS_IN_PLACE)
