@@ -11,6 +11,7 @@ from tapwise import dispatch, registry
 from tapwise.algorithm import Device
 from tapwise.cpu.cost import EXPOSED, L3_SHARE, Breakdown, Costs
 from tapwise.cpu.device import host
+from tapwise.ops.conv.cpu.direct.direct import CHANNELS_WHOLE, FEW, FILTERS_IN_PLACE, STRAIGHT_WHOLE, STRIDED_RUNS
 from tapwise.ops.conv.cpu.direct.direct import TaskCost as DirectCost
 from tapwise.ops.conv.cpu.generated import GeneratedAlgorithm
 from tapwise.ops.conv.problem import ConvProblem
@@ -103,6 +104,43 @@ def test_pages_of_an_input_in_place_cost_where_vectors_are_whole() -> None:
 
     cost = DirectCost(problem, config, whole)
     without = cost.costs.block(config.m, config.n, config.filters, cost.vectors(), cost.terms)
-    assert products(whole) > without
+    assert products(whole) > 1.001 * STRAIGHT_WHOLE * without
     cost = DirectCost(problem, config, halves)
     assert products(halves) == cost.costs.block(config.m, config.n, config.filters, cost.vectors(), cost.terms)
+
+
+def _products(text: str, device: Device, **wanted: object) -> float:
+    """Cycles of a task's tiles, for the multiply-adds of one, of a config that has all that is wanted."""
+    problem = ConvProblem.parse(text)
+    configs = registry.get("cpu.direct").configs(problem, host(2))
+    config = next(one for one in configs if all(getattr(one, name) == value for name, value in wanted.items()))
+    config = replace(config, rows=4, cols=problem.output[1], filters=24, channels=16, m=6, n=2)
+    return DirectCost(problem, config, device).tiles()
+
+
+def test_rows_of_straight_routes_are_tiles_of_their_own() -> None:
+    """Rows whose neighbours lie apart are no part of a tile: one of a vector costs as much as one of two."""
+    halves = replace(host(2), vector_bytes=64, vector_cycles=2.0)
+    wide = replace(host(2), vector_bytes=64, vector_cycles=1.0)
+    one, two = (
+        _products(f"c16 h16 w{width} k24 r3 s3 pad1", wide, route="straight", lanes="pixels", panels=True)
+        for width in (16, 32)
+    )
+    assert one > 1.3 * two / 2
+    one, two = (
+        _products(f"c16 h16 w{width} k24 r3 s3 pad1", halves, route="straight", lanes="pixels", panels=True)
+        for width in (16, 32)
+    )
+    assert one < 0.6 * two
+
+
+def test_what_costs_more_where_vectors_are_whole() -> None:
+    """Filters in place, lanes over channels, rows with a stride: by their factors, beside other machines."""
+    whole = replace(host(2), vector_bytes=64, vector_cycles=1.0)
+    text = "c16 h16 w64 k24 r3 s3 pad1"
+    straight = {"route": "straight", "lanes": "pixels"}
+    packed, in_place = (_products(text, whole, **straight, panels=panels) for panels in (True, False))
+    assert in_place > 1.03 * FILTERS_IN_PLACE * packed
+    strided = _products("c16 h16 w128 k24 r3 s3 pad1 stride2", whole, **straight, panels=True)
+    assert strided == pytest.approx(STRIDED_RUNS * packed)
+    assert min(STRAIGHT_WHOLE, CHANNELS_WHOLE, FEW) > 1

@@ -44,8 +44,8 @@ DEVICE void store_sum(const Arguments &a, bool mine, int at, float sum) {
     if (mine) static_cast<T *>(a.y)[at] = downcast<T>(sum);
 }
 
-// dw from the parts, in a fixed order: of WARPS, SLICES share 32 elements, each adds every SLICES-th of their parts, and
-// the first one adds those sums.
+// dw from the parts, in a fixed order: of WARPS, SLICES share 32 elements, each adds every SLICES-th of their parts,
+// and the first one adds those sums.
 template <typename T, bool LAST, int GROUP, int WARPS, int SLICES, class Arguments>
 DEVICE void add_parts_of_sums(const Arguments &a) {
     __shared__ float sums[WARPS][32];

@@ -1,7 +1,7 @@
 // Weight gradient of groups of few channels, of one too, on tensor cores: pixels are read as they lie, channels last.
 //
-// Eight channels of eight pixels beside each other are a matrix of eight rows of 16 bytes. Transposed, two of them of x,
-// a tap apart, are 16 rows of a product, and one of dy its 8 columns, with 16 pixels summed:
+// Eight channels of eight pixels beside each other are a matrix of eight rows of 16 bytes. Transposed, two of them of
+// x, a tap apart, are 16 rows of a product, and one of dy its 8 columns, with 16 pixels summed:
 //
 //     D (2 taps x 8 channels of x) x (8 filters) += A (2 taps x 8 channels x 16 pixels) * B (16 pixels x 8 filters)
 //
@@ -25,14 +25,14 @@ struct NarrowGroupsWgrad {
     void *parts;
     long long n, c, height, width, k, r, s, p, q;
     long long stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w;
-    // Parts of the sum, blocks of channels, pieces of a filter's rows; sets of images that come together; rows of dy of a
-    // part, of sets and strips of columns one behind the other, and parts with one more.
+    // Parts of the sum, blocks of channels, pieces of a filter's rows; sets of images that come together; rows of dy of
+    // a part, of sets and strips of columns one behind the other, and parts with one more.
     long long split, channel_blocks, pieces, sets, part_rows, more_parts;
 };
 
-// T; CHANNELS of a block, GROUP channels and filters of a group; SHARE warps of the same channels; UNITS of 8 columns of
-// dy in a strip, IMAGES of a set, ROWS of dy of a stage; STAGES; R rows of taps of a block, S; SH, SW, DH, DW: strides
-// and dilations; SPLIT: sums go to the workspace.
+// T; CHANNELS of a block, GROUP channels and filters of a group; SHARE warps of the same channels; UNITS of 8 columns
+// of dy in a strip, IMAGES of a set, ROWS of dy of a stage; STAGES; R rows of taps of a block, S; SH, SW, DH, DW:
+// strides and dilations; SPLIT: sums go to the workspace.
 template <class Traits> struct NarrowTile : Traits {
     using B = Traits;
     static constexpr int OCTETS = B::CHANNELS / 8, CONSUMERS = 32 * OCTETS * B::SHARE;
@@ -87,7 +87,8 @@ template <class P> struct NarrowRuns {
         rows = (ahead + count - 1) * P::SH + (P::R - 1) * P::DH + 1;
         return true;
     }
-    // Whether rows of the stage that begins `base` rows of x behind the first are in x; whether rows of dy are the run's.
+    // Whether rows of the stage that begins `base` rows of x behind the first are in x; whether rows of dy are the
+    // run's.
     DEVICE bool of_x(int base) const { return top + base + P::ROWS_X > 0 && top + base < (int)a.height; }
     DEVICE bool of_dy(int base) const { return base / P::SH < ahead + count; }
 };
@@ -109,8 +110,8 @@ DEVICE void copy_stages(NarrowRuns<P> runs, int channel0, unsigned ring, unsigne
         }
 }
 
-// Where a lane's row of a matrix of a warp's first pair lies: of x, of taps 2 * j and 2 * j + 1, both units each (of the
-// last tap alone, both units); of dy, both units.
+// Where a lane's row of a matrix of a warp's first pair lies: of x, of taps 2 * j and 2 * j + 1, both units each (of
+// the last tap alone, both units); of dy, both units.
 template <class P> struct NarrowPlaces {
     unsigned x[P::ACROSS], dy[P::WIDE];
 
@@ -126,8 +127,8 @@ template <class P> struct NarrowPlaces {
         }
 #pragma unroll
         for (int o = 0; o < P::WIDE; ++o)
-            dy[o] = P::DY_AT + P::place(pair_dy + matrix % 2 * P::second(P::IMAGE_DY, 8) + row,
-                                        octet / P::WIDE * P::WIDE + o);
+            dy[o] = P::DY_AT +
+                    P::place(pair_dy + matrix % 2 * P::second(P::IMAGE_DY, 8) + row, octet / P::WIDE * P::WIDE + o);
     }
 };
 
@@ -154,15 +155,14 @@ template <class P> struct LiveRows {
 
 // A warp's products of a stage; OF_X: it has rows of x.
 template <class P, bool OF_X>
-DEVICE void multiply_stage(float (&sums)[P::WIDE][P::R][P::ACROSS][4], LiveRows<P> &live,
-                           const NarrowPlaces<P> &places, unsigned stage, int of_run, int count) {
+DEVICE void multiply_stage(float (&sums)[P::WIDE][P::R][P::ACROSS][4], LiveRows<P> &live, const NarrowPlaces<P> &places,
+                           unsigned stage, int of_run, int count) {
 #pragma unroll
     for (int row = 0; row < P::ROWS_X; ++row)
 #pragma unroll
         for (int pair = 0; pair < P::PAIRS; ++pair) {
             const int of_dy = row / P::SH, at = row * P::COLUMNS_X + P::pair(pair, P::IMAGE_X, 8 * P::SW);
-            if (row % P::SH == 0)
-                live.next(places, stage, of_dy, pair, of_run + of_dy >= 0 && of_run + of_dy < count);
+            if (row % P::SH == 0) live.next(places, stage, of_dy, pair, of_run + of_dy >= 0 && of_run + of_dy < count);
             if (!OF_X) continue;
 #pragma unroll
             for (int j = 0; j < P::ACROSS; ++j) {
@@ -240,8 +240,7 @@ template <class Traits> DEVICE void wgrad_narrow_groups(const NarrowGroupsWgrad 
 #pragma unroll
             for (int r = 0; r < R; ++r)
 #pragma unroll
-                for (int s = 0; s < S; ++s)
-                    filter[(r * S + s) * P::GROUP] = sums[o][r][s / 2][s % 2 * 2 + e];
+                for (int s = 0; s < S; ++s) filter[(r * S + s) * P::GROUP] = sums[o][r][s / 2][s % 2 * 2 + e];
         }
     sync_part(1, P::CONSUMERS);
     const int taps = (int)a.r * S;
