@@ -40,8 +40,9 @@ CHANNELS, LEAST_WARPS, MOST_WARPS = (64, 32, 16), 2, 16
 IMAGES, ROWS, MOST_STAGES = (1, 2, 4, 8), (8, 7, 4, 2, 1), 8
 # Units of a stage; pairs of units of a warp; products that are unrolled; bytes of a stage.
 MOST_UNITS, MOST_PAIRS, MOST_PRODUCTS, MOST_STAGE = 16, 8, 420, 48 << 10
-# Registers of a thread: sums at most, what it has beside sums and rows of dy, all at most.
-MOST_SUMS, OTHER_REGISTERS, MOST_REGISTERS = 128, 42, 248
+# Registers of a thread: sums at most, what it has beside sums and rows of dy, more where several blocks find room, all
+# at most.
+MOST_SUMS, OTHER_REGISTERS, SPARE, MOST_REGISTERS = 128, 42, 4, 248
 # Rows of dy of a part at least; warps of a block that adds parts, and threads of all of them that share elements.
 LEAST_ROWS, SUM_WARPS, MOST_ADDERS = 2, 8, 1 << 18
 # Of the cost model, fitted to times of 2,000 configs on 80 layers (H200). Cycles of a multiprocessor: four matrices of
@@ -107,7 +108,9 @@ def sums(problem: ConvProblem, taps_h: int) -> int:
 def registers(problem: ConvProblem, config: Config) -> int:
     """Of a thread, about: sums, rows of dy, what else it has."""
     live = 2 * live_rows(problem, config) * pairs(config) * wide(problem)
-    return sums(problem, config.taps_h) + live + OTHER_REGISTERS
+    # Places of a row's taps.
+    more = 8 * max(0, ceil_div(problem.kernel[1], 2) - 4)
+    return sums(problem, config.taps_h) + live + more + OTHER_REGISTERS
 
 
 def columns_x(problem: ConvProblem, config: Config) -> int:
@@ -134,7 +137,7 @@ def shared_bytes(problem: ConvProblem, config: Config) -> int:
 
 def min_blocks_per_sm(problem: ConvProblem, config: Config) -> int:
     """Blocks that find room on a multiprocessor."""
-    return blocks_of(registers(problem, config), config.threads, shared_bytes(problem, config))
+    return blocks_of(registers(problem, config) + SPARE, config.threads, shared_bytes(problem, config))
 
 
 def strips_of(problem: ConvProblem, config: Config) -> int:
@@ -197,7 +200,7 @@ def _tiles(problem: ConvProblem, device: Device) -> Iterator[Config]:
                 room = min(device.shared_bytes, SHARED_BYTES // beside - MORE_BYTES)
                 stages = min(MOST_STAGES, room // (stage_bytes(problem, one) + 16))
                 deep = replace(one, stages=stages)
-                held = blocks_of(registers(problem, one), one.threads)
+                held = blocks_of(registers(problem, one) + SPARE, one.threads)
                 if stages > 1 and beside <= held and shared_bytes(problem, deep) <= room:
                     yield deep
 
