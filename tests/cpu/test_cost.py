@@ -11,7 +11,7 @@ from tapwise import dispatch, registry
 from tapwise.algorithm import Device
 from tapwise.cpu.cost import EXPOSED, L3_SHARE, Breakdown, Costs
 from tapwise.cpu.device import host
-from tapwise.ops.conv.cpu.direct.direct import CHANNELS_WHOLE, FEW, FILTERS_IN_PLACE, STRAIGHT_WHOLE, STRIDED_RUNS
+from tapwise.ops.conv.cpu.direct.direct import CHANNELS_WHOLE, FILTERS_IN_PLACE, STRAIGHT_WHOLE, STRIDED_RUNS
 from tapwise.ops.conv.cpu.direct.direct import TaskCost as DirectCost
 from tapwise.ops.conv.cpu.generated import GeneratedAlgorithm
 from tapwise.ops.conv.problem import ConvProblem
@@ -143,4 +143,9 @@ def test_what_costs_more_where_vectors_are_whole() -> None:
     assert in_place > 1.03 * FILTERS_IN_PLACE * packed
     strided = _products("c16 h16 w128 k24 r3 s3 pad1 stride2", whole, **straight, panels=True)
     assert strided == pytest.approx(STRIDED_RUNS * packed)
-    assert min(STRAIGHT_WHOLE, CHANNELS_WHOLE, FEW) > 1
+
+    problem = ConvProblem.parse(text)
+    config = next(c for c in registry.get("cpu.direct").configs(problem, host(2)) if c.route == "sums" and not c.pieces)
+    cost = DirectCost(problem, replace(config, lanes="channels", panels=True), whole)
+    rows = cost.costs.block(config.m, config.n, cost.pixels, cost.vectors(), cost.terms)
+    assert cost.tiles() == pytest.approx(CHANNELS_WHOLE * rows)

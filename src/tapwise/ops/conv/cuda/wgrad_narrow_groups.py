@@ -5,7 +5,7 @@ product's operand; dy's are the other one. Rows of x and dy come by TMA, each on
 once. The sum over pixels is split among warps and blocks, whose sums are added in a fixed order.
 
 The floor is the bytes of x and dy. A product of 2 x 8 x 8 x 16 is two taps of 16 pixels and 8 channels, whatever the
-groups: 7x7 takes 28 of them for 128 elements of dy, which is as long as memory takes for these.
+groups: 7x7 takes 28 of them for 128 elements of dy, which takes longer than memory does.
 
 Source: PTX ISA on mma.sync and ldmatrix; Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014 (weight
 gradients as sums over pixels).
@@ -114,7 +114,7 @@ def registers(problem: ConvProblem, config: Config) -> int:
 
 
 def columns_x(problem: ConvProblem, config: Config) -> int:
-    """Of a stage: those that its units meet, in eights."""
+    """Of x in a stage: those that its units meet, in eights."""
     reach = (UNIT * config.units - 1) * problem.stride[1] + (problem.kernel[1] - 1) * problem.dilation[1] + 1
     return round_up(reach, 8)
 
@@ -185,7 +185,7 @@ def _is_even(config: Config) -> bool:
 
 
 def _tiles(problem: ConvProblem, device: Device) -> Iterator[Config]:
-    """All but the parts: stages of as many rows as are unrolled, for one block a multiprocessor and for two."""
+    """All but the parts: stages of as many rows as are unrolled, for one block a multiprocessor, two and three."""
     for shape in _shapes(problem):
         most = min(MOST_REGISTERS, REGISTERS // round_up(shape.threads, 4 * LANES) // 8 * 8)
         if registers(problem, shape) > most or max(columns_x(problem, shape), problem.stride[0]) > boxes.MOST:
@@ -233,7 +233,7 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
         return list(dict.fromkeys(one for tile in _tiles(problem, device) for one in _splits(problem, tile, device)))
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """Blocks' stages: what warps multiply and copy, what comes from L2, a warp's chain; parts and their launch."""
+        """Blocks' stages: what warps load and multiply, what comes from L2, a warp's chain; parts and their launch."""
         work = _Work.of(problem, config)
         warps, size = config.consumers // LANES, config.channels * problem.itemsize
         issued = warps * (MATRICES * work.matrices + PRODUCT * work.products)
