@@ -22,12 +22,9 @@ struct Barrier {
     unsigned phase : 1;
 };
 static_assert(sizeof(Barrier) == 8);
-struct Box {
-    unsigned to, barrier;
-    Map map;
-    int at[4], tap[2];
-};
 static std::vector<Box> boxes;
+// Of an address with a rank above it.
+constexpr unsigned RANKLESS = (1 << 24) - 1;
 inline Barrier &barrier_at(unsigned at) {
     aligned_or_fail<8>(memory + at);
     return *(Barrier *)(memory + at);
@@ -44,6 +41,11 @@ void barrier_arrive(unsigned at) {
 void barrier_expect(unsigned at, unsigned bytes) {
     barrier_at(at).bytes += bytes;
     barrier_arrive(at);
+}
+void barrier_arrive_in_cluster(unsigned at) {
+    Barrier &b = *(Barrier *)place_in_block(memory + (at & RANKLESS), at >> 24);
+    if (--b.missing < 0) fail("too many arrive at a barrier");
+    barrier_settle(b);
 }
 void copy_box(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n) {
     aligned_or_fail<128>(memory + to);
@@ -96,10 +98,11 @@ template <class Each> inline void for_box(const Map &m, unsigned place, const in
                          there ? const_cast<unsigned char *>(global) : nullptr);
                 }
 }
-static void deliver(const Box &box) {
+static void deliver(const Box &box, unsigned rank) {
     const Map &m = box.map;
     long long bytes = 0;
-    const auto each = [&](unsigned char *to, const unsigned char *from) {
+    const auto each = [&](unsigned char *place, const unsigned char *from) {
+        unsigned char *const to = place_in_block(place, rank);
         if (from) memcpy(to, from, m.itemsize);
         else memset(to, 0, m.itemsize);
         bytes += m.itemsize;
@@ -108,17 +111,25 @@ static void deliver(const Box &box) {
         if (stride % 16) fail("TMA takes strides of 16 bytes");
     if (m.windows) for_windows(m, box.to, box.at, box.tap, each);
     else for_box(m, box.to, box.at, each);
-    Barrier &b = barrier_at(box.barrier);
+    Barrier &b = *(Barrier *)place_in_block(memory + box.barrier, rank);
     b.bytes -= bytes;
     barrier_settle(b);
 }
+// The last copy to other blocks of the cluster, too: there at once, so what they have yet to read is lost.
+void multicast(unsigned short mask) {
+    const Box box = boxes.back();
+    if (!(mask >> own_rank & 1)) fail("a copy to others alone");
+    for (unsigned rank = 0; mask >> rank; ++rank)
+        if (rank != own_rank && mask >> rank & 1) deliver(box, rank);
+}
 void barrier_wait(unsigned at, unsigned phase) {
     for (long long turns = 0; barrier_at(at).phase == phase; ++turns) {
-        if (turns > 100000) fail("a barrier that nobody comes to");
+        if (turns > 100000 && cluster.size() == 1) fail("a barrier that nobody comes to");
         for (size_t i = 0; i < boxes.size();)
-            if (boxes[i].barrier == at) deliver(boxes[i]), boxes.erase(boxes.begin() + i);
+            if (boxes[i].barrier == at) deliver(boxes[i], own_rank), boxes.erase(boxes.begin() + i);
             else ++i;
-        if (barrier_at(at).phase == phase) wait_as(Fiber::READY);
+        // Others of the cluster may be waited for.
+        if (barrier_at(at).phase == phase) wait_as(cluster.size() > 1 && turns > 8 ? Fiber::PAUSED : Fiber::READY);
     }
 }
 
@@ -149,6 +160,7 @@ void wait_for_boxes(int pending) {
 
 bool boxes_on_their_way() { return !boxes.empty(); }
 void forget_boxes() { boxes.clear(); }
+void swap_boxes(std::vector<Box> &others) { boxes.swap(others); }
 
 // Shared memory of a cluster.
 unsigned char *place_in_block(const void *place, unsigned rank) {
@@ -157,10 +169,10 @@ unsigned char *place_in_block(const void *place, unsigned rank) {
     return cluster[rank].memory.data() + ((const unsigned char *)place - memory);
 }
 void send_bytes(unsigned to, unsigned barrier, const void *value, int bytes) {
-    const unsigned rank = to >> 24, mask = (1 << 24) - 1;
+    const unsigned rank = to >> 24;
     if (rank != barrier >> 24) fail("a block outside its cluster");
-    memcpy(place_in_block(memory + (to & mask), rank), value, bytes);
-    Barrier &b = *(Barrier *)place_in_block(memory + (barrier & mask), rank);
+    memcpy(place_in_block(memory + (to & RANKLESS), rank), value, bytes);
+    Barrier &b = *(Barrier *)place_in_block(memory + (barrier & RANKLESS), rank);
     b.bytes -= bytes;
     barrier_settle(b);
 }

@@ -185,12 +185,26 @@ inline void publish_barriers() {}
 inline void publish_shared() {}
 void barrier_init(unsigned at, int arrivals);
 void barrier_arrive(unsigned at);
+void barrier_arrive_in_cluster(unsigned at);
 void barrier_expect(unsigned at, unsigned bytes);
 void barrier_wait(unsigned at, unsigned phase);
 void copy_box(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n);
 void copy_pixels(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n, int tap_w, int tap_h);
 inline void copy_rows(unsigned to, const void *map, unsigned barrier, int column, int row) {
     copy_box(to, map, barrier, column, row, 0, 0);
+}
+// To other blocks of the cluster, too.
+void multicast(unsigned short mask);
+template <int COUNT>
+inline void copy_shared_rows(unsigned to, const void *map, unsigned barrier, int column, int row, unsigned short mask) {
+    copy_rows(to, map, barrier, column, row);
+    if (COUNT > 1) multicast(mask);
+}
+template <int COUNT>
+inline void copy_shared_pixels(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n, int tap_w,
+                               int tap_h, unsigned short mask) {
+    copy_pixels(to, map, barrier, c, w, h, n, tap_w, tap_h);
+    if (COUNT > 1) multicast(mask);
 }
 inline void copy_filters(unsigned to, const void *map, unsigned barrier, int c, int tap, int k) {
     copy_box(to, map, barrier, c, tap, k, 0);
@@ -221,6 +235,10 @@ template <typename T> inline void send(unsigned to, unsigned barrier, T value) {
 inline void send_two(unsigned to, unsigned barrier, float a, float b) {
     send(to, barrier, a);
     send(to + 4, barrier, b);
+}
+inline void send_four(unsigned to, unsigned barrier, float a, float b, float c, float d) {
+    const float v[] = {a, b, c, d};
+    send_bytes(to, barrier, v, 16);
 }
 void barrier_wait_for_cluster(unsigned at, unsigned phase);
 

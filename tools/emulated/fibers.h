@@ -18,6 +18,12 @@ struct Map {
     const unsigned char *address;
     long long itemsize, swizzle, sizes[4], strides[3], box[4], windows;
 };
+// A box on its way to shared memory.
+struct Box {
+    unsigned to, barrier;
+    Map map;
+    int at[4], tap[2];
+};
 // A box on its way to global memory.
 struct Store {
     unsigned from;
@@ -31,6 +37,8 @@ struct Product {
     unsigned long long a, b;
     bool add;
 };
+// A barrier of some of a block's threads.
+struct Named { int arrived = 0, turn = 0; };
 struct Fiber : Thread {
     ucontext_t context;
     std::vector<char> stack;
@@ -38,13 +46,16 @@ struct Fiber : Thread {
     std::vector<std::vector<Product>> products{1};
     // Of boxes, by TMA.
     std::vector<std::vector<Store>> stores;
-    enum State { READY, IN_BLOCK, IN_WARP, IN_CLUSTER, ENDED } state = READY;
+    // PAUSED: until other blocks of the cluster have run.
+    enum State { READY, IN_BLOCK, IN_WARP, IN_CLUSTER, PAUSED, ENDED } state = READY;
 };
-// Blocks of a cluster run one after the other, each until all of its threads wait for the cluster or have ended; a
-// block's threads and shared memory lie here while others run.
+// Blocks of a cluster run in turns, each until all of its threads wait for others of the cluster or have ended; a
+// block's threads, shared memory and copies under way lie here while others run.
 struct Block {
     std::vector<Fiber> fibers;
     std::vector<unsigned char> memory;
+    std::vector<Box> boxes;
+    std::vector<Named> named;
     Three index;
 };
 // Of the block that runs.
@@ -57,4 +68,5 @@ void wait_as(Fiber::State state);
 // Between kernels: boxes and barriers of the one before are gone, matrix instructions have this text.
 bool boxes_on_their_way();
 void forget_boxes();
+void swap_boxes(std::vector<Box> &others);
 void set_wgmma(const char *text);

@@ -38,7 +38,6 @@ int __syncthreads_and(int value) {
 }
 
 // Named barriers of some of a block's threads.
-struct Named { int arrived = 0, turn = 0; };
 constexpr int NAMED = 16;
 static std::vector<Named> named(NAMED);
 void arrive_part(int id, int threads) {
@@ -57,10 +56,11 @@ static void fiber_main() {
     swapcontext(&fiber().context, &scheduler);
 }
 
-// Runs a block until all of its threads wait for the cluster or have ended; returns whether all have ended.
-static bool run_block(unsigned threads, bool backwards) {
+// Runs a block until all of its threads wait for others of the cluster or have ended. `together`: all blocks have come
+// to their cluster's barrier. Returns whether all of this one's have (IN_CLUSTER), or ended, or else PAUSED.
+static Fiber::State run_block(unsigned threads, bool backwards, bool together) {
     for (Fiber &fiber : fibers)
-        if (fiber.state == Fiber::IN_CLUSTER) fiber.state = Fiber::READY;
+        if (fiber.state == Fiber::PAUSED || (together && fiber.state == Fiber::IN_CLUSTER)) fiber.state = Fiber::READY;
     for (;;) {
         bool ran = false;
         for (unsigned i = 0; i < threads; ++i) {
@@ -78,11 +78,12 @@ static bool run_block(unsigned threads, bool backwards) {
                 for (unsigned t = first; t < first + of; ++t)
                     if (fibers[t].state == Fiber::IN_WARP) fibers[t].state = Fiber::READY, ran = true;
         }
-        unsigned waiting = 0, ended = 0, in_cluster = 0;
+        unsigned waiting = 0, ended = 0, in_cluster = 0, paused = 0;
         for (const Fiber &fiber : fibers)
             waiting += fiber.state == Fiber::IN_BLOCK, ended += fiber.state == Fiber::ENDED,
-                in_cluster += fiber.state == Fiber::IN_CLUSTER;
-        if (ended + in_cluster == threads) return !in_cluster;
+                in_cluster += fiber.state == Fiber::IN_CLUSTER, paused += fiber.state == Fiber::PAUSED;
+        if (ended + in_cluster == threads) return in_cluster ? Fiber::IN_CLUSTER : Fiber::ENDED;
+        if (!ran && paused) return Fiber::PAUSED;
         if (waiting && waiting + ended == threads) {
             for (Fiber &fiber : fibers)
                 if (fiber.state == Fiber::IN_BLOCK) fiber.state = Fiber::READY;
@@ -108,6 +109,7 @@ void run_grid(void (*kernel)(const void *), const void *p, const unsigned *grid,
                     block.memory.assign(shared + 1024, 0xff);
                     memset(block.memory.data() + shared, beyond, 1024);
                     block.fibers.resize(threads);
+                    block.named.assign(NAMED, {});
                     for (unsigned t = 0; t < threads; ++t) {
                         Fiber &fiber = block.fibers[t];
                         fiber.index = {t, 0, 0}, fiber.state = Fiber::READY, fiber.groups.assign(1, {});
@@ -119,25 +121,29 @@ void run_grid(void (*kernel)(const void *), const void *p, const unsigned *grid,
                     }
                 }
                 // All of a cluster come to each of its barriers, or all end.
-                named.assign(NAMED, {});
-                for (unsigned ended = 0; ended < of_cluster;) {
-                    ended = 0;
+                unsigned ended = 0, together = of_cluster;
+                for (int turns = 0; ended < of_cluster; ++turns) {
+                    if (turns > 1000) fail("a barrier that nobody of the cluster comes to");
+                    const bool all_came = together == of_cluster;
+                    ended = together = 0;
                     for (unsigned i = 0; i < of_cluster; ++i) {
                         own_rank = backwards ? of_cluster - 1 - i : i;
                         Block &block = cluster[own_rank];
-                        std::swap(fibers, block.fibers), blockIdx = block.index;
+                        std::swap(fibers, block.fibers), std::swap(named, block.named), swap_boxes(block.boxes);
+                        blockIdx = block.index;
                         memcpy(memory, block.memory.data(), shared + 1024);
-                        const bool all = run_block(threads, backwards);
-                        ended += all;
-                        if (boxes_on_their_way()) fail("a box that nobody waits for");
+                        const Fiber::State state = run_block(threads, backwards, all_came);
+                        const bool all = state == Fiber::ENDED;
+                        ended += all, together += state == Fiber::IN_CLUSTER;
+                        if (state != Fiber::PAUSED && boxes_on_their_way()) fail("a box that nobody waits for");
                         for (int at = 0; at < 1024; ++at)
                             if (memory[shared + at] != beyond) fail("wrote beyond its shared memory");
                         memcpy(block.memory.data(), memory, shared + 1024);
                         // Shared memory of a block that has ended is another's.
                         if (all) memset(block.memory.data(), 0xff, shared);
-                        std::swap(fibers, block.fibers);
+                        std::swap(fibers, block.fibers), std::swap(named, block.named), swap_boxes(block.boxes);
                     }
-                    if (ended % of_cluster) fail("some blocks of a cluster end, others wait for it");
+                    if (ended && together) fail("some blocks of a cluster end, others wait for it");
                 }
             }
 }

@@ -63,10 +63,19 @@ PACKED = [
 
 # Parts added within clusters: of all tiles, and some of them by way of the workspace.
 CLUSTERED = [
-    ("n2 c72 h9 w13 k40 r3 s3 pad1 f16 nhwc wgrad", "halo=True cluster=2 split_k=2"),
-    ("n9 c72 h7 w8 k72 r1 s1 bf16 nhwc wgrad", "tile_filters=128 tile_columns=64 cluster=4 split_k=4"),
-    ("n9 c20 h9 w11 k72 r1 s1 bf16 nhwc wgrad", "tile_filters=64 tile_columns=64 cluster=2"),
-    ("n9 c72 h9 w9 k36 r3 s1 groups12 f16 nhwc wgrad", "halo=False groups_per_tile=8 cluster=2"),
+    ("n2 c72 h9 w13 k40 r3 s3 pad1 f16 nhwc wgrad", "halo=True cluster_k=2 split_k=2"),
+    ("n9 c72 h7 w8 k72 r1 s1 bf16 nhwc wgrad", "tile_filters=128 tile_columns=64 cluster_k=4 split_k=4"),
+    ("n9 c20 h9 w11 k72 r1 s1 bf16 nhwc wgrad", "tile_filters=64 tile_columns=64 cluster_k=2"),
+    ("n9 c72 h9 w9 k36 r3 s1 groups12 f16 nhwc wgrad", "halo=False groups_per_tile=8 cluster_k=2"),
+    # Tiles that share copies: of pixels and of windows, some of them of nothing.
+    ("n9 c116 h7 w8 k72 r1 s1 f16 nhwc wgrad", "tile_filters=64 tile_columns=64 cluster_k=2 cluster_m=2 cluster_n=2"),
+    ("n9 c56 h9 w11 k64 r3 s3 pad1 stride2 bf16 nhwc wgrad", "tile_columns=64 halo=False cluster_k=2 cluster_n=2"),
+    (
+        "n5 c40 h9 w7 k200 r3 s1 pad1x0 f16 nhwc wgrad",
+        "tile_filters=64 tile_columns=64 halo=False cluster_k=2 cluster_m=4",
+    ),
+    ("n13 c436 h6 w7 k24 r1 s1 f16 nhwc wgrad", "tile_filters=64 tile_columns=64 cluster_k=4 cluster_n=2"),
+    ("n7 c256 h6 w7 k496 r1 s1 groups2 f16 nhwc wgrad", "tile_columns=64 groups_per_tile=1 cluster_k=2 cluster_m=2"),
 ]
 
 
@@ -75,7 +84,7 @@ def kinds(problem: ConvProblem) -> Iterator[Config]:
     seen = set()
     for config in ALGORITHM.configs(problem, H200):
         kind = (config.halo, config.tile_filters, config.tile_columns, config.min_blocks_per_sm, config.split_k > 1)
-        if kind not in seen and config.cluster == 1:
+        if kind not in seen and config.cluster_k == 1:
             seen.add(kind)
             yield config
 
@@ -138,7 +147,11 @@ def test_clusters_add_parts(text: str, words: str) -> None:
     config = config_of(problem, words)
     verdict = check(problem, ALGORITHM, config, backwards=len(text) % 2 == 0)
     assert verdict, verdict.message
-    split = replace(config, split_k=2 * config.cluster)
+    if config.ctas > config.cluster_k:
+        # Stages that are copied to once more, when all have read them.
+        config = replace(config, stages=3)
+        assert (verdict := check(problem, ALGORITHM, config)), verdict.message
+    split = replace(config, split_k=2 * config.cluster_k)
     if View.of(problem, split).steps >= split.split_k:
         assert (verdict := check(problem, ALGORITHM, split)), verdict.message
 
@@ -158,7 +171,7 @@ def test_shared_memory_and_splits_are_within_their_limits() -> None:
                 assert place % 256 == 0 and end <= place < after
                 end = after
             assert ALGORITHM.workspace_bytes(problem, config, H200) == end
-            assert ("parts" in view.workspace) == (config.split_k > config.cluster)
+            assert ("parts" in view.workspace) == (config.split_k > config.cluster_k)
             packed = problem.layout == "nchw" or problem.k % 8 > 0
             assert ("packed_dy" in view.workspace) == packed
 

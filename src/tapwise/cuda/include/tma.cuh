@@ -16,6 +16,10 @@ DEVICE void barrier_arrive(unsigned barrier) {
 DEVICE void barrier_arrive(unsigned barrier, int arrivals) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
+// At a barrier of a CTA of the cluster.
+DEVICE void barrier_arrive_in_cluster(unsigned barrier) {
+    asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
 DEVICE void barrier_wait(unsigned barrier, unsigned phase) {
     unsigned done = 0;
     do
@@ -54,6 +58,11 @@ DEVICE void send(unsigned to, unsigned barrier, float value) {
 DEVICE void send(unsigned to, unsigned barrier, double value) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.f64 [%0], %2, [%1];" ::"r"(to), "r"(barrier),
                  "d"(value)
+                 : "memory");
+}
+DEVICE void send_four(unsigned to, unsigned barrier, float a, float b, float c, float d) {
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(to),
+                 "r"(barrier), "f"(a), "f"(b), "f"(c), "f"(d)
                  : "memory");
 }
 
@@ -109,6 +118,26 @@ DEVICE void copy_rows(unsigned to, const void *map, unsigned barrier, int column
         "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
         "[%2];" ::"r"(to),
         "l"(map), "r"(barrier), "r"(column), "r"(row)
+        : "memory");
+}
+// The same to the same place of COUNT CTAs of the cluster, those of the mask, whose barriers there count the bytes.
+template <int COUNT>
+DEVICE void copy_shared_rows(unsigned to, const void *map, unsigned barrier, int column, int row, unsigned short mask) {
+    if constexpr (COUNT == 1) return copy_rows(to, map, barrier, column, row);
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+        "[%1, {%3, %4}], [%2], %5;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(column), "r"(row), "h"(mask)
+        : "memory");
+}
+template <int COUNT>
+DEVICE void copy_shared_pixels(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n, int tap_w,
+                               int tap_h, unsigned short mask) {
+    if constexpr (COUNT == 1) return copy_pixels(to, map, barrier, c, w, h, n, tap_w, tap_h);
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+        "[%1, {%3, %4, %5, %6}], [%2], {%7, %8}, %9;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"((short)tap_w), "h"((short)tap_h), "h"(mask)
         : "memory");
 }
 DEVICE void copy_filters(unsigned to, const void *map, unsigned barrier, int c, int tap, int k) {

@@ -21,7 +21,7 @@ MOST_COLUMNS: Final = 256
 TILES: Final = (
     (128, 256, 2, 1), (256, 128, 2, 1), (128, 192, 2, 1), (192, 192, 3, 1), (128, 128, 2, 1),
     (128, 128, 2, 2), (64, 256, 1, 1), (64, 192, 1, 2), (64, 128, 1, 2), (128, 64, 2, 2),
-    (64, 64, 1, 3),
+    (64, 64, 1, 3), (64, 64, 1, 1), (128, 64, 2, 1), (64, 128, 1, 1), (64, 192, 1, 1),
 )  # fmt: skip
 # The same for blocks of fewer channels, of which as many hold all of a set.
 FEW: Final = 32
@@ -29,7 +29,7 @@ FEW_TILES: Final = (
     (64, 288, 3, 1), (64, 256, 1, 1), (64, 192, 1, 2), (64, 96, 1, 3), (64, 64, 1, 3), (64, 32, 1, 3),
     (128, 128, 2, 2), (128, 96, 2, 2),
 )  # fmt: skip
-MOST_STAGES: Final = 6
+MOST_STAGES, MOST_HALO_STAGES = 12, 6
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,9 @@ class Config(BaseConfig):
     `split_k` parts of the pixels; `min_blocks_per_sm`: CTAs that a multiprocessor has room for. `halo`: columns are one
     block of channels of a row of taps, or of all, copied once. `groups_per_tile`: groups whose filters and channels lie
     side by side in tiles, of which each filter's own group is kept. `unfold`: last axes whose taps are packed as
-    channels. `block_channels`: of a block, 64 or 32. `cluster`: CTAs whose parts of a tile are added in shared
-    memory."""
+    channels. `block_channels`: of a block, 64 or 32. `cluster_k`: CTAs whose parts of a tile are added in shared
+    memory; `cluster_m`, `cluster_n`: of their cluster, tiles along the filters and along the columns that share what
+    is copied."""
 
     halo: bool
     tile_filters: int
@@ -51,12 +52,19 @@ class Config(BaseConfig):
     groups_per_tile: int = 1
     unfold: int = 0
     block_channels: int = BLOCK
-    cluster: int = 1
+    cluster_k: int = 1
+    cluster_m: int = 1
+    cluster_n: int = 1
+
+    @property
+    def ctas(self) -> int:
+        """Of a cluster."""
+        return self.cluster_k * self.cluster_m * self.cluster_n
 
     @property
     def parts(self) -> int:
         """Those that go to the workspace, where there are several."""
-        return self.split_k // self.cluster
+        return self.split_k // self.cluster_k
 
     @property
     def threads(self) -> int:
@@ -68,7 +76,7 @@ class Config(BaseConfig):
         """Whether a CTA takes one tile after the other, the next one's copies under way while it stores: sums of
         clusters take the stages' memory, and of three warpgroups, or of most sums with parts, registers do not do."""
         few = self.tile_filters * self.tile_columns // self.warpgroups < 128 * 128 or self.split_k == 1
-        return not self.halo and self.cluster == 1 and self.warpgroups < 3 and few
+        return not self.halo and self.cluster_k == 1 and self.warpgroups < 3 and few
 
     @property
     def instruction_n(self) -> int:

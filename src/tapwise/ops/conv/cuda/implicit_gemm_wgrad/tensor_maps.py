@@ -45,30 +45,38 @@ def _corners_dy(view: View) -> Corners:
 def map_x(view: View) -> TensorMap:
     """x as windows, as padded rows (halo), or as rows of pixels; a copy is a block of channels of a step's pixels.
     Beyond the last image it is zeros, as it is in padding and behind the last channel."""
-    problem, block = view.seen, view.config.block_channels
+    problem, block, copied = view.seen, view.config.block_channels, STEP_PIXELS // view.config.cluster_m
     if is_pointwise(problem):
-        return _rows(problem, view.x_channels, problem.n * prod(problem.spatial), block)
+        return _rows(problem, view.x_channels, problem.n * prod(problem.spatial), block, copied)
     corners = _corners_x(view) if view.config.halo else corners_of(whole(problem))
-    return _windows(problem, view.x_channels, problem.spatial, corners, problem.stride[::-1], block)
+    return _windows(problem, view.x_channels, problem.spatial, corners, problem.stride[::-1], block, copied)
 
 
 def map_dy(view: View) -> TensorMap:
     """dy as rows of pixels, or as padded rows (halo); a copy is 64 filters of a step's pixels, or zeros."""
     problem = view.seen
     if view.config.halo:
-        return _windows(problem, view.dy_channels, problem.output, _corners_dy(view), (1, 1), BLOCK)
-    return _rows(problem, view.dy_channels, problem.n * prod(problem.output), BLOCK)
+        return _windows(problem, view.dy_channels, problem.output, _corners_dy(view), (1, 1), BLOCK, STEP_PIXELS)
+    return _rows(
+        problem, view.dy_channels, problem.n * prod(problem.output), BLOCK, STEP_PIXELS // view.config.cluster_n
+    )
 
 
-def _rows(problem: ConvProblem, channels: int, pixels: int, block: int) -> TensorMap:
-    size, box = problem.itemsize, (block, STEP_PIXELS)
+def _rows(problem: ConvProblem, channels: int, pixels: int, block: int, copied: int) -> TensorMap:
+    size, box = problem.itemsize, (block, copied)
     return TensorMap(problem.dtype, (channels, pixels), (channels * size,), box, swizzle_bytes=block * size)
 
 
 def _windows(
-    problem: ConvProblem, channels: int, image: tuple[int, ...], corners: Corners, steps: tuple[int, ...], block: int
+    problem: ConvProblem,
+    channels: int,
+    image: tuple[int, ...],
+    corners: Corners,
+    steps: tuple[int, ...],
+    block: int,
+    copied: int,
 ) -> TensorMap:
     (h, w), size = image, problem.itemsize
     sizes, pixel = (channels, w, h, problem.n), channels * size
-    strides, box = (pixel, pixel * w, pixel * w * h), (block, STEP_PIXELS)
+    strides, box = (pixel, pixel * w, pixel * w * h), (block, copied)
     return TensorMap(problem.dtype, sizes, strides, box, corners, steps, block * size)

@@ -5,9 +5,6 @@
 #include "grid.cuh"
 #include "tma.cuh"
 
-// Threads that multiply: their operands are read.
-constexpr int CLUSTER_SUMS = 1;
-
 // Pixels of a step, and bytes of a block of 64 filters of them.
 constexpr int STEP_PIXELS = 64, BLOCK_BYTES = STEP_PIXELS * 128;
 
@@ -27,10 +24,13 @@ template <class Traits> struct WgradTile : Traits {
     // A thread's sums of eight columns, two rows by two: quads of a tile.
     static constexpr int QUADS = B::TILE_FILTERS * B::TILE_COLUMNS / 4;
     // Of a thread, and what each CTA of a cluster adds of them.
-    static constexpr int THREAD_QUADS = M_STEPS * N / 8, SHARE = THREAD_QUADS / B::CLUSTER;
-    static_assert(THREAD_QUADS % B::CLUSTER == 0);
+    static constexpr int THREAD_QUADS = M_STEPS * N / 8, SHARE = THREAD_QUADS / B::CLUSTER_K;
+    static_assert(THREAD_QUADS % B::CLUSTER_K == 0);
     // Where operands were, before barriers.
-    static constexpr unsigned SUM_BYTES = B::CLUSTER > 1 ? QUADS * 16 : 0;
+    // Of a cluster: CTAs, and those of them that copy to a CTA's stages.
+    static constexpr int CTAS = B::CLUSTER_K * B::CLUSTER_M * B::CLUSTER_N, COPYING = B::CLUSTER_M + B::CLUSTER_N - 1;
+    static_assert(COPYING == 1 || (B::CLUSTER_K > 1 && !B::HALO));
+    static constexpr unsigned SUM_BYTES = B::CLUSTER_K > 1 ? QUADS * 16 : 0;
     static_assert(B::TILE_FILTERS % 64 == 0 && B::TILE_COLUMNS % (B::BLOCK_CHANNELS * ACROSS) == 0 && N <= 256);
 };
 
@@ -180,14 +180,44 @@ DEVICE void store_eights(const P &p, const TilePlace<Tile> &at, int warpgroup, i
     }
 }
 
-// Which tile a CTA computes, and which part of its pixels: CTAs of a cluster have parts of one tile, and `unit`s beside
-// each other read the same pixels.
+// A CTA's place in its cluster, whose CTAs have parts of one tile (the innermost axis), or tiles beside each other
+// along the columns (n) and the filters (m), and share what is copied for them.
+template <class Tile> struct ClusterPlace {
+    int part = 0, m = 0, n = 0;
+    DEVICE ClusterPlace() {
+        if constexpr (Tile::CTAS > 1) {
+            const int rank = cluster_rank(), rest = rank / Tile::CLUSTER_K;
+            part = rank % Tile::CLUSTER_K, n = rest % Tile::CLUSTER_N, m = rest / Tile::CLUSTER_N;
+        }
+    }
+    DEVICE int rank_of(int m_, int n_) const { return part + Tile::CLUSTER_K * (n_ + Tile::CLUSTER_N * m_); }
+    // The CTAs that dy, and x, of this one are copied to.
+    DEVICE unsigned short with_dy() const {
+        unsigned mask = 0;
+#pragma unroll
+        for (int i = 0; i < Tile::CLUSTER_N; ++i) mask |= 1u << rank_of(m, i);
+        return mask;
+    }
+    DEVICE unsigned short with_x() const {
+        unsigned mask = 0;
+#pragma unroll
+        for (int i = 0; i < Tile::CLUSTER_M; ++i) mask |= 1u << rank_of(i, n);
+        return mask;
+    }
+};
+
+// Which tile a CTA computes, and which part of its pixels; `unit`s are clusters, and those beside each other read the
+// same pixels. `place`: of a tile's part in the workspace.
 template <class Tile> struct WgradWork {
-    int tile, begin, end;
+    int tile, place, begin, end;
     template <class P> DEVICE WgradWork(const P &p, int unit) {
-        const int rank = Tile::CLUSTER > 1 ? cluster_rank() : 0;
-        const int row = unit / (int)p.tiles, part = row * Tile::CLUSTER + rank;
-        tile = unit - row * (int)p.tiles;
+        const ClusterPlace<Tile> own;
+        const int tiles = (int)p.tiles / (Tile::CLUSTER_M * Tile::CLUSTER_N),
+                  tiles_n = (int)p.tiles_n / Tile::CLUSTER_N;
+        const int row = unit / tiles, part = row * Tile::CLUSTER_K + own.part, first = unit - row * tiles,
+                  down = first / tiles_n;
+        tile = (down * Tile::CLUSTER_M + own.m) * (int)p.tiles_n + (first - down * tiles_n) * Tile::CLUSTER_N + own.n;
+        place = row * (int)p.tiles + tile;
         begin = p.steps * part / p.split_k;
         end = p.steps * (part + 1) / p.split_k;
     }
@@ -207,35 +237,64 @@ DEVICE void store_quads(const P &p, const TilePlace<Tile> &at, float4 *quads, in
                     make_float4(d[m][4 * i], d[m][4 * i + 1], d[m][4 * i + 2], d[m][4 * i + 3]);
 }
 
-// The sums of a cluster's CTAs, all of them in shared memory, where nothing else is needed any more: each CTA adds its
-// share of the quads, parts in the order of ranks, for dw or (SPLIT) the workspace.
+// The sums of a cluster's CTAs: each CTA adds its share of the quads, parts in the order of ranks, for dw or (SPLIT)
+// the workspace. Every CTA sends the others their shares, beginning with its next neighbour's, so that nobody is sent
+// to by all at once. They lie where stages were, which all CTAs need no more by then.
+template <class Tile> DEVICE void prepare_exchange(unsigned complete) {
+    if constexpr (Tile::CLUSTER_K > 1) {
+        barrier_init(complete, 1);
+        barrier_expect(complete, Tile::SUM_BYTES / Tile::CLUSTER_K * (Tile::CLUSTER_K - 1));
+    }
+}
+template <class Tile>
+DEVICE void send_shares(const float (&d)[Tile::M_STEPS][Tile::SUMS], unsigned sums, unsigned complete) {
+    constexpr int ROW = Tile::N / 8, QUAD = Tile::CONSUMER_THREADS * 16;
+    const ClusterPlace<Tile> own;
+    const int rank = own.part;
+    const unsigned mine = sums + rank * Tile::SHARE * QUAD + threadIdx.x * 16;
+#pragma unroll
+    for (int from = 0; from < Tile::CLUSTER_K; ++from) {
+        if (rank != from) continue;
+#pragma unroll
+        for (int turn = 1; turn <= Tile::CLUSTER_K; ++turn) {
+            const int to = (from + turn) % Tile::CLUSTER_K;
+            const int other = own.rank_of(own.m, own.n) - from + to;
+            const unsigned there = address_of_rank(mine, other), barrier = address_of_rank(complete, other);
+#pragma unroll
+            for (int i = 0; i < Tile::SHARE; ++i) {
+                const int quad = to * Tile::SHARE + i;
+                const float *v = &d[quad / ROW][quad % ROW * 4];
+                if (to != from) send_four(there + i * QUAD, barrier, v[0], v[1], v[2], v[3]);
+                else
+                    store_shared<16>(mine + i * QUAD, {{__float_as_uint(v[0]), __float_as_uint(v[1]),
+                                                        __float_as_uint(v[2]), __float_as_uint(v[3])}});
+            }
+        }
+    }
+}
 template <class Tile, class P>
-DEVICE void store_cluster_sums(const P &p, const TilePlace<Tile> &at, unsigned char *memory, int unit, int warpgroup,
-                               const float (&d)[Tile::M_STEPS][Tile::SUMS]) {
+DEVICE void store_cluster_sums(const P &p, const TilePlace<Tile> &at, unsigned char *memory, unsigned complete,
+                               int unit, int warpgroup, const float (&d)[Tile::M_STEPS][Tile::SUMS]) {
     constexpr int ONCE = !Tile::SPLIT && Tile::VECTOR == 8 && Tile::SHARE % 4 == 0 ? 4 : 1, ROW = Tile::N / 8;
-    const int thread = threadIdx.x % 128;
-    float4 *const sums = reinterpret_cast<float4 *>(memory) + threadIdx.x;
-    sync_part(CLUSTER_SUMS, Tile::CONSUMER_THREADS);
-#pragma unroll
-    for (int m = 0; m < Tile::M_STEPS; ++m)
-#pragma unroll
-        for (int i = 0; i < ROW; ++i)
-            sums[(m * ROW + i) * Tile::CONSUMER_THREADS] =
-                make_float4(d[m][4 * i], d[m][4 * i + 1], d[m][4 * i + 2], d[m][4 * i + 3]);
-    cluster_arrive();
+    const int thread = threadIdx.x % 128, begin = ClusterPlace<Tile>().part * Tile::SHARE;
+    // Where others were told that stages are read, they have to hear it while they are there.
+    if constexpr (Tile::COPYING > 1) cluster_arrive();
+    else cluster_arrive_relaxed();
     cluster_wait();
-    const int begin = cluster_rank() * Tile::SHARE;
+    send_shares<Tile>(d, shared_address(memory), complete);
+    barrier_wait_for_cluster(complete, 0);
+    const float4 *const sums = reinterpret_cast<const float4 *>(memory) + threadIdx.x;
 #pragma unroll 1
-    for (int first = begin; first < begin + Tile::SHARE; first += ONCE) {
+    for (int i0 = 0; i0 < Tile::SHARE; i0 += ONCE) {
         float v[4 * ONCE] = {};
 #pragma unroll
-        for (int rank = 0; rank < Tile::CLUSTER; ++rank)
+        for (int rank = 0; rank < Tile::CLUSTER_K; ++rank)
 #pragma unroll
             for (int i = 0; i < ONCE; ++i) {
-                const float4 quad = *in_block_of_rank(sums + (first + i) * Tile::CONSUMER_THREADS, rank);
+                const float4 quad = sums[(rank * Tile::SHARE + i0 + i) * Tile::CONSUMER_THREADS];
                 v[4 * i] += quad.x, v[4 * i + 1] += quad.y, v[4 * i + 2] += quad.z, v[4 * i + 3] += quad.w;
             }
-        const int m = first / ROW, i = first % ROW;
+        const int m = (begin + i0) / ROW, i = (begin + i0) % ROW;
         if constexpr (ONCE == 4) {
             store_eights<Tile>(p, at, warpgroup, m, i, thread, v);
         } else {
@@ -247,18 +306,15 @@ DEVICE void store_cluster_sums(const P &p, const TilePlace<Tile> &at, unsigned c
                     quad;
         }
     }
-    // Others have read what is here.
-    cluster_arrive();
-    cluster_wait();
 }
 
 // A warpgroup's sums: to dw, or (SPLIT) to this CTA's parts as they lie in registers, those that dw has.
 template <class Tile, class P>
-DEVICE void store_sums(const P &p, const TilePlace<Tile> &at, unsigned char *memory, int unit, int warpgroup,
-                       const float (&d)[Tile::M_STEPS][Tile::SUMS]) {
+DEVICE void store_sums(const P &p, const TilePlace<Tile> &at, unsigned char *memory, unsigned complete, int unit,
+                       int warpgroup, const float (&d)[Tile::M_STEPS][Tile::SUMS]) {
     const int thread = threadIdx.x % 128;
-    if constexpr (Tile::CLUSTER > 1) {
-        store_cluster_sums<Tile>(p, at, memory, unit, warpgroup, d);
+    if constexpr (Tile::CLUSTER_K > 1) {
+        store_cluster_sums<Tile>(p, at, memory, complete, unit, warpgroup, d);
     } else if constexpr (Tile::SPLIT) {
         store_quads<Tile>(p, at, static_cast<float4 *>(p.parts) + (long long)unit * Tile::QUADS, warpgroup, d);
     } else if constexpr (Tile::VECTOR == 8) {

@@ -20,7 +20,7 @@ from tapwise.ops.conv.cuda.implicit_gemm_wgrad.config import (
 from tapwise.ops.conv.problem import ConvProblem
 
 # Bytes of shared memory that align the stages and hold barriers.
-MORE_BYTES: Final = 1024 + 16 * MOST_STAGES
+MORE_BYTES: Final = 1024 + 16 * (MOST_STAGES + 1)
 # Bytes of a line of memory; sets of groups whose places in lines are looked at.
 LINE: Final = 128
 SETS_SEEN: Final = 8
@@ -105,12 +105,13 @@ class View:
         if self.config.halo:
             return self.channel_blocks * self.seen.kernel[0] // self.tap_rows
         blocks = prod(self.seen.kernel) * self.channel_blocks
-        return ceil_div(blocks, self.config.tile_columns // self.config.block_channels)
+        tiles = ceil_div(blocks, self.config.tile_columns // self.config.block_channels)
+        return round_up(tiles, self.config.cluster_n)
 
     @cached_property
     def tiles_m(self) -> int:
         """Tiles of a set along its filters."""
-        return ceil_div(self.filters, self.config.tile_filters)
+        return round_up(ceil_div(self.filters, self.config.tile_filters), self.config.cluster_m)
 
     @cached_property
     def tiles(self) -> int:
@@ -175,7 +176,7 @@ class View:
         row = STEP_PIXELS * self.original.itemsize
         stage = (config.tile_filters + (config.block_channels if config.halo else config.tile_columns)) * row
         operands = config.stages * stage + (self.ahead + 1) * config.block_channels * row * config.halo
-        sums = config.tile_filters * config.tile_columns * 4 if config.cluster > 1 else 0
+        sums = config.tile_filters * config.tile_columns * 4 if config.cluster_k > 1 else 0
         return max(operands, sums) + MORE_BYTES
 
     @cached_property

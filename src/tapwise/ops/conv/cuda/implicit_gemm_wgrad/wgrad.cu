@@ -22,44 +22,57 @@ struct WeightGradient {
 // Shared memory: a ring of stages (blocks of dy, then of x), barriers.
 template <class Tile> struct WgradLayout {
     static constexpr unsigned STAGE = Tile::ROW_BLOCKS * BLOCK_BYTES + Tile::COLUMN_BLOCKS * Tile::X_BYTES;
-    unsigned ring, full, empty;
+    unsigned ring, full, empty, complete;
     DEVICE WgradLayout(unsigned memory)
         : ring((memory + 1023) & ~1023u), full(ring + max(Tile::STAGES * STAGE, Tile::SUM_BYTES)),
-          empty(full + Tile::STAGES * 8) {}
+          empty(full + Tile::STAGES * 8), complete(empty + Tile::STAGES * 8) {}
     DEVICE unsigned dy(int stage) const { return ring + stage * STAGE; }
     DEVICE unsigned x(int stage) const { return dy(stage) + Tile::ROW_BLOCKS * BLOCK_BYTES; }
 };
 
-// One thread copies all steps, as far ahead as there are stages, `stage` and its `phase` first. Blocks that dw does not
-// have are not copied: what lies there instead goes to sums that nobody reads.
+// One thread copies all steps, as far ahead as there are stages, `stage` and its `phase` first. Of what CTAs of a
+// cluster share each copies some pixels to all of them. Blocks that dw does not have are not copied, or others in their
+// place: what lies there goes to sums that nobody reads.
 template <class Tile>
 DEVICE void producer(const WeightGradient &p, const WgradLayout<Tile> &shared, const TilePlace<Tile> &at, int begin,
                      int end, int &stage, unsigned &phase) {
     constexpr int WIDE = Tile::BLOCK_CHANNELS;
     const int blocks = p.channel_blocks, taps_w = p.taps_w;
-    const int columns = min(Tile::COLUMN_BLOCKS, (int)p.taps * blocks - at.block);
-    const int rows = min(Tile::ROW_BLOCKS, ((int)p.filters - at.filter + 63) / 64);
+    // CTAs that share copies keep step as each waits for all copies, so none has fewer.
+    constexpr bool ALL = Tile::COPYING > 1;
+    const int all_blocks = (int)p.taps * blocks, begin_block = ALL ? min(at.block, all_blocks - 1) : at.block;
+    const int columns = min(Tile::COLUMN_BLOCKS, all_blocks - begin_block);
+    const int rows = ALL ? Tile::ROW_BLOCKS : min(Tile::ROW_BLOCKS, ((int)p.filters - at.filter + 63) / 64);
+    const ClusterPlace<Tile> own;
+    constexpr int OF_DY = STEP_PIXELS / Tile::CLUSTER_N, OF_X = STEP_PIXELS / Tile::CLUSTER_M;
+    const int first_dy = own.n * OF_DY, first_x = own.m * OF_X;
+    const unsigned short with_dy = own.with_dy(), with_x = own.with_x();
     const int filter0 = at.set * (int)p.filters + at.filter, channel0 = at.set * (int)p.channels,
-              tap0 = at.block / blocks, block0 = at.block - tap0 * blocks, r0 = tap0 / taps_w, s0 = tap0 - r0 * taps_w;
-    PixelWalk pixel(begin * STEP_PIXELS, p.p, p.q);
+              tap0 = begin_block / blocks, block0 = begin_block - tap0 * blocks, r0 = tap0 / taps_w,
+              s0 = tap0 - r0 * taps_w;
+    PixelWalk pixel(begin * STEP_PIXELS + first_x, p.p, p.q);
     for (int step = begin; step < end; ++step) {
         const unsigned full = shared.full + stage * 8;
         const int h = pixel.row * (int)p.stride_h - (int)p.pad_h, w = pixel.column * (int)p.stride_w - (int)p.pad_w;
         barrier_wait(shared.empty + stage * 8, phase);
-        barrier_expect(full, rows * BLOCK_BYTES + columns * Tile::X_BYTES);
+        barrier_expect(full, rows * BLOCK_BYTES + (ALL ? Tile::COLUMN_BLOCKS : columns) * Tile::X_BYTES);
 #pragma unroll
         for (int i = 0; i < Tile::ROW_BLOCKS; ++i)
             if (i < rows)
-                copy_rows(shared.dy(stage) + i * BLOCK_BYTES, p.dy, full, filter0 + i * 64, step * STEP_PIXELS);
+                copy_shared_rows<Tile::CLUSTER_N>(shared.dy(stage) + i * BLOCK_BYTES + first_dy * 128, p.dy, full,
+                                                  filter0 + i * 64, step * STEP_PIXELS + first_dy, with_dy);
         int block = block0, r = r0, s = s0;
 #pragma unroll
         for (int i = 0; i < Tile::COLUMN_BLOCKS; ++i) {
-            if (i >= columns) break;
-            const unsigned to = shared.x(stage) + i * Tile::X_BYTES;
-            const int channel = channel0 + block++ * WIDE;
-            if constexpr (Tile::POINTWISE) copy_rows(to, p.x, full, channel, step * STEP_PIXELS);
-            else copy_pixels(to, p.x, full, channel, w, h, pixel.n, s * (int)p.dilation_w, r * (int)p.dilation_h);
-            if (block == blocks) {
+            if (!ALL && i >= columns) break;
+            const unsigned to = shared.x(stage) + i * Tile::X_BYTES + first_x * Tile::SPAN;
+            const int channel = channel0 + block * WIDE;
+            if constexpr (Tile::POINTWISE)
+                copy_shared_rows<Tile::CLUSTER_M>(to, p.x, full, channel, step * STEP_PIXELS + first_x, with_x);
+            else
+                copy_shared_pixels<Tile::CLUSTER_M>(to, p.x, full, channel, w, h, pixel.n, s * (int)p.dilation_w,
+                                                    r * (int)p.dilation_h, with_x);
+            if (i + 1 < columns && ++block == blocks) {
                 block = 0;
                 if (++s == taps_w) s = 0, ++r;
             }
@@ -67,6 +80,20 @@ DEVICE void producer(const WeightGradient &p, const WgradLayout<Tile> &shared, c
         if constexpr (!Tile::POINTWISE) pixel.advance();
         advance<Tile::STAGES>(stage, phase);
     }
+}
+
+// Where lanes of a warp say that a stage was read: one to each CTA that copies to it.
+template <class Tile> DEVICE unsigned empty_of_lane(unsigned empty) {
+    if constexpr (Tile::COPYING == 1) return empty;
+    const ClusterPlace<Tile> own;
+    const int lane = threadIdx.x % 32, other = lane - Tile::CLUSTER_N;
+    const int rank = other < 0 ? own.rank_of(own.m, lane) : own.rank_of(other + (other >= own.m), own.n);
+    return lane < Tile::COPYING ? address_of_rank(empty, rank) : 0;
+}
+template <class Tile> DEVICE void release(unsigned empty, int stage) {
+    if (threadIdx.x % 32 >= Tile::COPYING) return;
+    if constexpr (Tile::COPYING == 1) barrier_arrive(empty + stage * 8);
+    else barrier_arrive_in_cluster(empty + stage * 8);
 }
 
 // A warpgroup's products of all steps, from `stage` in its `phase` on.
@@ -78,6 +105,7 @@ DEVICE void multiply_steps(float (&d)[Tile::M_STEPS][Tile::SUMS], const WgradLay
     static_assert(Tile::STAGES > IN_FLIGHT);
     const unsigned rows = Tile::ACROSS == 1 ? warpgroup * Tile::M_STEPS * BLOCK_BYTES : 0,
                    columns = Tile::ACROSS == 1 ? 0 : warpgroup * (Tile::N / Tile::BLOCK_CHANNELS) * Tile::X_BYTES;
+    const unsigned empty = empty_of_lane<Tile>(shared.empty);
     for (int step = begin; step < end; ++step) {
         barrier_wait(shared.full + stage * 8, phase);
         const unsigned long long a = transposed_descriptor<128>(shared.dy(stage) + rows, BLOCK_BYTES),
@@ -90,15 +118,14 @@ DEVICE void multiply_steps(float (&d)[Tile::M_STEPS][Tile::SUMS], const WgradLay
                 wgmma(d[m], a + m * (BLOCK_BYTES / 16) + k * 128, b + k * Tile::SPAN, step > begin || k > 0);
         wgmma_commit();
         wgmma_wait<IN_FLIGHT>();
-        if (step >= begin + IN_FLIGHT && threadIdx.x % 32 == 0)
-            barrier_arrive(shared.empty + before<Tile::STAGES>(stage, IN_FLIGHT) * 8);
+        if (step >= begin + IN_FLIGHT) release<Tile>(empty, before<Tile::STAGES>(stage, IN_FLIGHT));
         advance<Tile::STAGES>(stage, phase);
     }
     wait_for_products(d);
     // The next tile may have the last stages.
-    if (Tile::PERSISTENT && threadIdx.x % 32 == 0)
+    if (Tile::PERSISTENT)
         for (int left = min(IN_FLIGHT, end - begin); left > 0; --left)
-            barrier_arrive(shared.empty + before<Tile::STAGES>(stage, left) * 8);
+            release<Tile>(empty, before<Tile::STAGES>(stage, left));
 }
 
 template <class Traits> DEVICE void weight_gradient(const WeightGradient &p) {
@@ -112,13 +139,18 @@ template <class Traits> DEVICE void weight_gradient(const WeightGradient &p) {
         prefetch_map(p.dy);
         for (int stage = 0; stage < Tile::STAGES; ++stage) {
             barrier_init(shared.full + stage * 8, 1);
-            barrier_init(shared.empty + stage * 8, 4 * Tile::WARPGROUPS);
+            barrier_init(shared.empty + stage * 8, 4 * Tile::WARPGROUPS * Tile::COPYING);
         }
+        prepare_exchange<Tile>(shared.complete);
         publish_barriers();
     }
     __syncthreads();
+    if constexpr (Tile::COPYING > 1) {
+        cluster_arrive_relaxed();
+        cluster_wait();
+    }
     begin_dependent();
-    const int first = blockIdx.x / Tile::CLUSTER, units = p.units;
+    const int first = blockIdx.x / Tile::CTAS, units = p.units;
     int stage = 0;
     unsigned phase = warpgroup == Tile::WARPGROUPS;
     if (warpgroup == Tile::WARPGROUPS) {
@@ -134,8 +166,8 @@ template <class Traits> DEVICE void weight_gradient(const WeightGradient &p) {
         const WgradWork<Tile> work(p, unit);
         float d[Tile::M_STEPS][Tile::SUMS];
         multiply_steps<Tile>(d, shared, warpgroup, work.begin, work.end, stage, phase);
-        store_sums<Tile>(p, TilePlace<Tile>(p, work.tile), memory + (shared.ring - shared_address(memory)), unit,
-                         warpgroup, d);
+        store_sums<Tile>(p, TilePlace<Tile>(p, work.tile), memory + (shared.ring - shared_address(memory)),
+                         shared.complete, work.place, warpgroup, d);
         if (!Tile::PERSISTENT) break;
     }
 }

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import log2, prod
+from math import prod
 from typing import Any, ClassVar, Final
 
 from tapwise.algorithm import Device, Plan
@@ -36,6 +36,7 @@ from tapwise.ops.conv.cuda.implicit_gemm_wgrad.config import (
     FEW,
     FEW_TILES,
     MOST_COLUMNS,
+    MOST_HALO_STAGES,
     MOST_STAGES,
     MOST_TAPS,
     PIECE,
@@ -66,20 +67,26 @@ ADDERS: Final = 128
 SLICES: Final = (1, 2, 4, 8, 16)
 ENOUGH_ADDERS: Final = 1 << 15
 
-# Fitted to 1,177 times on 55 layers (H200), those near a layer's best above all; the choice takes 1.03 of the best (at
-# worst 1.19). Cycles of a microsecond under load. Of a step: cycles until a copy is there, which stages under way
-# share, and of each block's copy, where a row of it lies in one line.
-CYCLES_US: Final = 1700.0
-COPY_LATENCY, COPY_CYCLES = 206.0, 136.0
-# Cycles of a wave's begin and end, and bytes of dw that a CTA stores in one; how much longer sets of groups take that
-# are no whole pieces; microseconds of the launch that adds parts, and bytes of parts in one, written and read, also
-# where dw has fewer.
-BEGIN_CYCLES, STORE_BYTES, NARROW_SETS = 1420.0, 20.1, 2.1
-SECOND_US, PARTS_BYTES = 1.99, 2.21e6
-# Of a cluster: CTAs; cycles of its barriers each time that their number doubles, and bytes of sums that a CTA exchanges
-# in one.
+# Fitted to 4,867 times on 62 layers (H200), those near a layer's best above all; the choice takes 1.065 of the best of
+# some 80 configs measured (at worst 1.34). Cycles of a microsecond under load. Of a step: cycles until a copy is there,
+# which stages under way share, and of each block's copy, of dy and of x, where a row of it lies in one line; how much
+# longer copies of windows take; how many CTAs that share a copy are worth, as a power of their number; and how much
+# longer copies take where parts lie in a cluster and share none: those beside each other read other pixels.
+CYCLES_US: Final = 1661.0
+COPY_LATENCY, COPY_DY_CYCLES, COPY_X_CYCLES, WINDOWS = 217.0, 79.6, 106.5, 1.22
+SHARING, APART = 0.39, 1.125
+# Cycles of a wave's begin and end, and of sharing copies; bytes of dw that a CTA stores in one; how much longer sets of
+# groups take that are no whole pieces; microseconds of the launch that adds parts, and bytes of parts in one, written
+# and read, also where dw has fewer.
+BEGIN_CYCLES, SHARE_CYCLES, STORE_BYTES, NARROW_SETS = 3300.0, 1370.0, 20.5, 2.1
+SECOND_US, PARTS_BYTES = 1.24, 2.12e6
+# Parts that a cluster adds; bytes of sums that a CTA sends in a cycle.
 CLUSTERS: Final = (2, 4, 8)
-EXCHANGE_CYCLES, EXCHANGE_BYTES = 1590.0, 19.3
+EXCHANGE_BYTES: Final = 12.0
+# Tiles of a cluster that share copies, along the filters and the columns; how many tiles there may be then, of nothing
+# at the edges, for one without.
+MULTICAST: Final = ((1, 2), (2, 1), (2, 2), (1, 4), (4, 1))
+MOST_TILES: Final = 1.15
 
 
 class WeightGradientPlan(CudaPlan):
@@ -142,7 +149,7 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
             # Twice as many filters or columns as there are: most products would be dropped.
             if filters >= 2 * max(plain.filters, BLOCK) or columns >= 2 * prod(taps) * plain.channel_blocks * block:
                 continue
-            for stages in range(MOST_STAGES, 1, -1):
+            for stages in range(MOST_HALO_STAGES if is_halo else MOST_STAGES, 1, -1):
                 config = Config(is_halo, filters, columns, warpgroups, stages, beside, 1, groups, unfold, block)
                 view = View.of(problem, config)
                 if is_halo and not has_halo(view):
@@ -151,6 +158,9 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
                     for split_k in splits(view.tiles, view.steps, device.multiprocessors, beside):
                         yield replace(config, split_k=split_k)
                     yield from clustered(view, device)
+                    if not is_halo:
+                        for shape in MULTICAST:
+                            yield from multicast(view, shape, device)
                     break
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
@@ -161,21 +171,27 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
         rows, columns = config.tile_filters // BLOCK, 1 if config.halo else config.tile_columns // config.block_channels
         product = 2 * rows * config.tile_columns
         of_x, of_dy = view.lines
-        copies = COPY_CYCLES * (rows * of_dy + columns * of_x)
+        windows = 1.0 if is_pointwise(view.seen) else WINDOWS
+        copies = (
+            COPY_DY_CYCLES * rows * of_dy / config.cluster_n**SHARING
+            + COPY_X_CYCLES * columns * of_x * windows / config.cluster_m**SHARING
+        )
+        shares = config.ctas > config.cluster_k
+        if config.cluster_k > 1 and not shares:
+            copies *= APART
         alone = COPY_LATENCY / config.stages_ahead + copies
 
         sums = config.tile_filters * config.tile_columns
-        stored = sums * 2 / config.cluster / STORE_BYTES if config.parts == 1 else 0.0
-        if config.cluster > 1:
-            stored += sums * 4 / EXCHANGE_BYTES
-        begin = BEGIN_CYCLES + EXCHANGE_CYCLES * log2(config.cluster)
+        stored = sums * 2 / config.cluster_k / STORE_BYTES if config.parts == 1 else 0.0
+        stored += sums * 4 * (1 - 1 / config.cluster_k) / EXCHANGE_BYTES
+        begin = BEGIN_CYCLES + SHARE_CYCLES * shares
 
         def wave(beside: int) -> float:
             """Cycles of so many CTAs beside each other on a multiprocessor, which they share, without the begin."""
             return beside * stored + steps * max(beside * max(product, copies), alone) if beside else 0.0
 
         together = config.min_blocks_per_sm
-        places = cluster_places(device, config.cluster)
+        places = cluster_places(device, config.ctas)
         waves, rest = divmod(view.tiles * config.split_k, places * together)
         begins = 1 if config.persistent else waves + (rest > 0)
         busy = (begins * begin + waves * wave(together) + wave(ceil_div(rest, places))) / CYCLES_US
@@ -199,7 +215,10 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
 
     def _traits(self, view: View) -> str:
         config, problem = view.config, view.original
-        words = ("tile_filters", "tile_columns", "warpgroups", "stages", "block_channels", "cluster", "persistent")
+        words = [
+            *("tile_filters", "tile_columns", "warpgroups", "stages", "block_channels", "persistent"),
+            *("cluster_m", "cluster_n", "cluster_k"),
+        ]
         values = {word.upper(): getattr(config, word) for word in words}
         values |= {"SPLIT": config.parts > 1, "HALO": config.halo, "POINTWISE": is_pointwise(view.seen)}
         sets = config.groups_per_tile > 1
@@ -213,7 +232,7 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
             file, name, words = f"{file}_halo", f"{name}_halo", f"Halo{words}"
         return stub(
             f"{FOLDER}/{file}.cu", name, "Traits", words, config.threads,
-            config.min_blocks_per_sm, instruction(problem.dtype, config.instruction_n, True, True), config.cluster,
+            config.min_blocks_per_sm, instruction(problem.dtype, config.instruction_n, True, True), config.ctas,
             declarations=self._traits(View.of(problem, config)),
         )  # fmt: skip
 
@@ -334,15 +353,23 @@ def clustered(view: View, device: Device) -> Iterator[Config]:
     """Clusters that give every multiprocessor CTAs, as many as it has room for or half of them, where a cluster's sums
     have room in shared memory."""
     config, beside = view.config, view.config.min_blocks_per_sm
-    room = device.multiprocessors * beside
-    if View.of(view.original, replace(config, cluster=2)).shared_bytes > room_of(device, beside):
+    tiles = config.cluster_m * config.cluster_n
+    if View.of(view.original, replace(config, cluster_k=2)).shared_bytes > room_of(device, beside):
         return
     quads = config.tile_filters * config.tile_columns // (512 * config.warpgroups)
-    for cluster in (count for count in CLUSTERS if quads % count == 0):
+    for cluster in (count for count in CLUSTERS if quads % count == 0 and count * tiles <= CLUSTERS[-1]):
+        room = cluster_places(device, cluster * tiles) * beside
         least = ceil_div(view.steps, MOST_PART_PIXELS // STEP_PIXELS * cluster)
         for parts in sorted({max(least, count // (view.tiles * cluster)) for count in (room, room // 2, 0)}):
             if LEAST_STEPS * parts * cluster <= view.steps:
-                yield replace(config, split_k=parts * cluster, cluster=cluster)
+                yield replace(config, split_k=parts * cluster, cluster_k=cluster)
+
+
+def multicast(view: View, shape: tuple[int, int], device: Device) -> Iterator[Config]:
+    """Clusters whose tiles, so many along the filters and the columns, share copies, where few tiles are of nothing."""
+    wide = View.of(view.original, replace(view.config, cluster_m=shape[0], cluster_n=shape[1]))
+    if wide.tiles <= MOST_TILES * view.tiles:
+        yield from clustered(wide, device)
 
 
 def adders(view: View) -> tuple[int, int]:

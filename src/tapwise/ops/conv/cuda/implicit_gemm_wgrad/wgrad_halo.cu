@@ -28,11 +28,11 @@ struct HaloWeightGradient {
 template <class Tile> struct HaloLayout {
     static constexpr int DY_BYTES = Tile::ROW_BLOCKS * BLOCK_BYTES;
     int slots;
-    unsigned dy, x, full, empty, first;
+    unsigned dy, x, full, empty, first, complete;
     DEVICE HaloLayout(unsigned memory, int ahead)
         : slots(ahead + Tile::STAGES), dy((memory + 1023) & ~1023u), x(dy + Tile::STAGES * DY_BYTES),
           full(max(x + (slots + 1) * Tile::X_BYTES, dy + Tile::SUM_BYTES)), empty(full + Tile::STAGES * 8),
-          first(empty + Tile::STAGES * 8) {}
+          first(empty + Tile::STAGES * 8), complete(first + 8) {}
 };
 
 // A step's pixels of x to slot `slot` of the ring, as a tap sees them that lies so far down.
@@ -114,8 +114,7 @@ template <class Traits> DEVICE void weight_gradient_halo(const HaloWeightGradien
     static_assert(Tile::N == WGMMA_N && Tile::HALO);
     extern __shared__ unsigned char memory[];
     const HaloLayout<Tile> shared(shared_address(memory), p.ahead);
-    const int unit = blockIdx.x / Tile::CLUSTER;
-    const WgradWork<Tile> work(p, unit);
+    const WgradWork<Tile> work(p, blockIdx.x / Tile::CLUSTER_K);
     const TilePlace<Tile> at(p, work.tile);
     const int warpgroup = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == Tile::CONSUMER_THREADS) {
@@ -126,6 +125,7 @@ template <class Traits> DEVICE void weight_gradient_halo(const HaloWeightGradien
             barrier_init(shared.full + stage * 8, 1);
             barrier_init(shared.empty + stage * 8, 4 * Tile::WARPGROUPS);
         }
+        prepare_exchange<Tile>(shared.complete);
         publish_barriers();
     }
     __syncthreads();
@@ -136,5 +136,5 @@ template <class Traits> DEVICE void weight_gradient_halo(const HaloWeightGradien
     }
     float d[1][Tile::SUMS];
     multiply_steps<Tile>(p, d, shared, warpgroup, work.begin, work.end);
-    store_sums<Tile>(p, at, memory + (shared.dy - shared_address(memory)), unit, warpgroup, d);
+    store_sums<Tile>(p, at, memory + (shared.dy - shared_address(memory)), shared.complete, work.place, warpgroup, d);
 }
