@@ -69,7 +69,7 @@ CLUSTERED = [
     ("n9 c72 h9 w9 k36 r3 s1 groups12 f16 nhwc wgrad", "halo=False groups_per_tile=8 cluster_k=2"),
     # Tiles that share copies: of pixels and of windows, some of them of nothing.
     ("n9 c116 h7 w8 k72 r1 s1 f16 nhwc wgrad", "tile_filters=64 tile_columns=64 cluster_k=2 cluster_m=2 cluster_n=2"),
-    ("n9 c56 h9 w11 k64 r3 s3 pad1 stride2 bf16 nhwc wgrad", "tile_columns=64 halo=False cluster_k=2 cluster_n=2"),
+    ("n9 c56 h9 w11 k64 r2 s4 pad1 stride2 bf16 nhwc wgrad", "tile_columns=64 halo=False cluster_k=2 cluster_n=4"),
     (
         "n5 c40 h9 w7 k200 r3 s1 pad1x0 f16 nhwc wgrad",
         "tile_filters=64 tile_columns=64 halo=False cluster_k=2 cluster_m=4",

@@ -168,14 +168,19 @@ class View:
             found.append(sum(each) / len(each))
         return found[0], found[1]
 
+    @property
+    def stage_bytes(self) -> int:
+        config = self.config
+        columns = config.block_channels if config.halo else config.tile_columns
+        return (config.tile_filters + columns) * STEP_PIXELS * self.original.itemsize
+
     @cached_property
     def shared_bytes(self) -> int:
         """Stages; in a ring of x the steps that the last tap is ahead, and the first pixels once more; afterwards the
         sums that a cluster adds."""
         config = self.config
-        row = STEP_PIXELS * self.original.itemsize
-        stage = (config.tile_filters + (config.block_channels if config.halo else config.tile_columns)) * row
-        operands = config.stages * stage + (self.ahead + 1) * config.block_channels * row * config.halo
+        ring = (self.ahead + 1) * config.block_channels * STEP_PIXELS * self.original.itemsize * config.halo
+        operands = config.stages * self.stage_bytes + ring
         sums = config.tile_filters * config.tile_columns * 4 if config.cluster_k > 1 else 0
         return max(operands, sums) + MORE_BYTES
 

@@ -67,25 +67,27 @@ ADDERS: Final = 128
 SLICES: Final = (1, 2, 4, 8, 16)
 ENOUGH_ADDERS: Final = 1 << 15
 
-# Fitted to 4,867 times on 62 layers (H200), those near a layer's best above all; the choice takes 1.065 of the best of
-# some 80 configs measured (at worst 1.34). Cycles of a microsecond under load. Of a step: cycles until a copy is there,
-# which stages under way share, and of each block's copy, of dy and of x, where a row of it lies in one line; how much
-# longer copies of windows take; how many CTAs that share a copy are worth, as a power of their number; and how much
-# longer copies take where parts lie in a cluster and share none: those beside each other read other pixels.
-CYCLES_US: Final = 1661.0
-COPY_LATENCY, COPY_DY_CYCLES, COPY_X_CYCLES, WINDOWS = 217.0, 79.6, 106.5, 1.22
-SHARING, APART = 0.39, 1.125
-# Cycles of a wave's begin and end, and of sharing copies; bytes of dw that a CTA stores in one; how much longer sets of
-# groups take that are no whole pieces; microseconds of the launch that adds parts, and bytes of parts in one, written
-# and read, also where dw has fewer.
-BEGIN_CYCLES, SHARE_CYCLES, STORE_BYTES, NARROW_SETS = 3300.0, 1370.0, 20.5, 2.1
-SECOND_US, PARTS_BYTES = 1.24, 2.12e6
+# Fitted to 5,503 times on 118 layers (H200), those near a layer's best above all; the choice takes 1.05 of the best of
+# some 50 configs measured (at worst 1.34). Cycles of a microsecond under load. Of a step: cycles until a copy is there,
+# which stages under way share, and of each block's copy, where a row of it lies in one line; how much longer copies of
+# windows take; how many CTAs that share a copy are worth, as a power of their number; and how much longer copies take
+# where a cluster's parts share none: those beside each other read other pixels. Bytes of all copies in a microsecond.
+CYCLES_US: Final = 1850.0
+COPY_LATENCY, COPY_CYCLES, WINDOWS = 220.0, 82.8, 1.77
+SHARING, APART, COPIED_BYTES = 0.464, 1.107, 4.64e7
+# How far a step's products and copies overlap: the larger, or some of both (a power mean).
+OVERLAP: Final = 4.9
+# Cycles of a wave's begin and end, and of sharing copies; how much longer sets of groups take that are no whole pieces;
+# microseconds of the launch that adds parts, and bytes of parts in one, written and read, also where dw has fewer.
+BEGIN_CYCLES, SHARE_CYCLES, NARROW_SETS = 4760.0, 1074.0, 2.1
+SECOND_US, PARTS_BYTES = 1.33, 2.6e6
 # Parts that a cluster adds; bytes of sums that a CTA sends in a cycle.
 CLUSTERS: Final = (2, 4, 8)
-EXCHANGE_BYTES: Final = 12.0
-# Tiles of a cluster that share copies, along the filters and the columns; how many tiles there may be then, of nothing
-# at the edges, for one without.
+EXCHANGE_BYTES: Final = 10.9
+# Tiles of a cluster that share copies, along the filters and the columns, where they and their parts are so many CTAs;
+# how many tiles there may be then, of nothing at the edges, for one without.
 MULTICAST: Final = ((1, 2), (2, 1), (2, 2), (1, 4), (4, 1))
+SHARING_CTAS: Final = 8
 MOST_TILES: Final = 1.15
 
 
@@ -172,30 +174,28 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
         product = 2 * rows * config.tile_columns
         of_x, of_dy = view.lines
         windows = 1.0 if is_pointwise(view.seen) else WINDOWS
-        copies = (
-            COPY_DY_CYCLES * rows * of_dy / config.cluster_n**SHARING
-            + COPY_X_CYCLES * columns * of_x * windows / config.cluster_m**SHARING
+        copies = COPY_CYCLES * (
+            rows * of_dy / config.cluster_n**SHARING + columns * of_x * windows / config.cluster_m**SHARING
         )
         shares = config.ctas > config.cluster_k
         if config.cluster_k > 1 and not shares:
             copies *= APART
         alone = COPY_LATENCY / config.stages_ahead + copies
-
-        sums = config.tile_filters * config.tile_columns
-        stored = sums * 2 / config.cluster_k / STORE_BYTES if config.parts == 1 else 0.0
-        stored += sums * 4 * (1 - 1 / config.cluster_k) / EXCHANGE_BYTES
+        exchanged = config.tile_filters * config.tile_columns * 4 * (1 - 1 / config.cluster_k) / EXCHANGE_BYTES
         begin = BEGIN_CYCLES + SHARE_CYCLES * shares
 
         def wave(beside: int) -> float:
             """Cycles of so many CTAs beside each other on a multiprocessor, which they share, without the begin."""
-            return beside * stored + steps * max(beside * max(product, copies), alone) if beside else 0.0
+            step = joint_us(beside * product, max(beside * copies, alone), OVERLAP)
+            return beside * exchanged + steps * step if beside else 0.0
 
         together = config.min_blocks_per_sm
         places = cluster_places(device, config.ctas)
         waves, rest = divmod(view.tiles * config.split_k, places * together)
         begins = 1 if config.persistent else waves + (rest > 0)
         busy = (begins * begin + waves * wave(together) + wave(ceil_div(rest, places))) / CYCLES_US
-        us = joint_us(busy, view.bytes / (device.gbps * 1e3), 2.0)
+        copied = view.tiles * view.steps * view.stage_bytes / COPIED_BYTES
+        us = joint_us(busy, view.bytes / (device.gbps * 1e3) + copied, 2.0)
         if config.groups_per_tile > 1 and view.group_c % PIECE:
             us *= NARROW_SETS
         if "parts" in view.workspace:
@@ -357,7 +357,7 @@ def clustered(view: View, device: Device) -> Iterator[Config]:
     if View.of(view.original, replace(config, cluster_k=2)).shared_bytes > room_of(device, beside):
         return
     quads = config.tile_filters * config.tile_columns // (512 * config.warpgroups)
-    for cluster in (count for count in CLUSTERS if quads % count == 0 and count * tiles <= CLUSTERS[-1]):
+    for cluster in (count for count in CLUSTERS if quads % count == 0 and tiles in (1, SHARING_CTAS / count)):
         room = cluster_places(device, cluster * tiles) * beside
         least = ceil_div(view.steps, MOST_PART_PIXELS // STEP_PIXELS * cluster)
         for parts in sorted({max(least, count // (view.tiles * cluster)) for count in (room, room // 2, 0)}):
