@@ -38,6 +38,9 @@ _TILES: Final = {
 }
 # Tiles whose part of dy leaves L1 fetch it again for each tile of channels: what they take longer, by its share of L1.
 REFETCHED: Final = 0.1
+# What products take longer where a vector is loaded at once: by halves, vectors across lines cost nothing more (fitted to
+# 25 layers; the choice takes 1.07 of the best then, and 1.16 without).
+WHOLE_VECTORS: Final = 1.6
 # Cycles of a tile, a finished row and a vector of it; of packing a plane, a row and a vector.
 TILE: Final = 20.0
 ROW: Final = 14.0
@@ -153,6 +156,8 @@ class TaskCost(generated.TaskCost):
         footprint = 1.5 * 64 * p.group_k * reach
         held = footprint / self.device.l1_bytes
         products *= 1.0 + REFETCHED * held if held > 1.0 else 1.0
+        if costs.whole:
+            products *= WHOLE_VECTORS
         rows = phases * c.rows * p.group_c
         source = p.group_k * (c.rows + g.packed.row_shift) * g.packed.pitch
         group = {
