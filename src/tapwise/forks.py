@@ -53,9 +53,11 @@ class cached_property(Generic[T]):
 
 def _before() -> None:
     _held.locks = []
-    # Loops compile when they are called first, other people's too, under Numba's own lock.
+    # Loops compile when they are called first, other people's too, under Numba's own lock. llvmlite's is held for each
+    # call of LLVM, also where the garbage collector ends what was compiled.
     numba = getattr(sys.modules.get("numba.core.compiler_lock"), "global_compiler_lock", None)
-    for lock in (making, *([numba._lock] if numba else [])):
+    llvm = getattr(getattr(sys.modules.get("llvmlite.binding.ffi"), "lib", None), "_lock", None)
+    for lock in (making, *(other._lock for other in (numba, llvm) if other)):
         if lock.acquire(timeout=MOST_SECONDS):
             _held.locks.append(lock)
 

@@ -39,7 +39,7 @@ def small():
 def child(does):
     pid = os.fork()
     if not pid:
-        signal.alarm(60)
+        signal.alarm(40)
         try:
             does()
             os._exit(0)
@@ -101,6 +101,17 @@ def test_child_forked_while_another_thread_compiles(tmp_path: Path) -> None:
         "busy.join()\nprint(set(found))\n"
     )
     assert run(program, TAPWISE_CACHE_DIR=str(tmp_path)) == "{0}"
+
+
+def test_child_forked_while_another_thread_calls_llvm() -> None:
+    """The garbage collector does, too, in whatever thread it runs."""
+    program = (
+        "from llvmlite.binding import ffi\nheld = threading.Event()\n"
+        "def call():\n    with ffi.lib._lock: held.set(); time.sleep(0.5)\n"
+        "busy = threading.Thread(target=call)\nbusy.start(); held.wait()\n"
+        "print(child(lambda: work(5)))\nbusy.join()\n"
+    )
+    assert run(program) == "0"
 
 
 def test_a_fork_waits_no_longer_than_a_kernel_takes(tmp_path: Path) -> None:
