@@ -38,8 +38,8 @@ _TILES: Final = {
 }
 # Tiles whose part of dy leaves L1 fetch it again for each tile of channels: what they take longer, by its share of L1.
 REFETCHED: Final = 0.1
-# What products take longer where a vector is loaded at once: by halves, vectors across lines cost nothing more. Fitted to
-# 25 layers; the choice takes 1.07 of the best then, and 1.16 without.
+# What products take longer where a vector is loaded at once: by halves, vectors across lines cost nothing more. Of 25
+# drawn layers the choice takes 1.07 of the best then, and 1.16 without.
 WHOLE_VECTORS: Final = 1.6
 # Cycles of a tile, a finished row and a vector of it; of packing a plane, a row and a vector.
 TILE: Final = 20.0
