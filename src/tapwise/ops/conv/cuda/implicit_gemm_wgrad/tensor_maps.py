@@ -68,14 +68,9 @@ def _rows(problem: ConvProblem, channels: int, pixels: int, block: int, copied: 
 
 
 def _windows(
-    problem: ConvProblem,
-    channels: int,
-    image: tuple[int, ...],
-    corners: Corners,
-    steps: tuple[int, ...],
-    block: int,
+    problem: ConvProblem, channels: int, image: tuple[int, ...], corners: Corners, steps: tuple[int, ...], block: int,
     copied: int,
-) -> TensorMap:
+) -> TensorMap:  # fmt: skip
     (h, w), size = image, problem.itemsize
     sizes, pixel = (channels, w, h, problem.n), channels * size
     strides, box = (pixel, pixel * w, pixel * w * h), (block, copied)

@@ -26,10 +26,10 @@ template <class Traits> struct WgradTile : Traits {
     // Of a thread, and what each CTA of a cluster adds of them.
     static constexpr int THREAD_QUADS = M_STEPS * N / 8, SHARE = THREAD_QUADS / B::CLUSTER_K;
     static_assert(THREAD_QUADS % B::CLUSTER_K == 0);
-    // Where operands were, before barriers.
     // Of a cluster: CTAs, and those of them that copy to a CTA's stages.
     static constexpr int CTAS = B::CLUSTER_K * B::CLUSTER_M * B::CLUSTER_N, COPYING = B::CLUSTER_M + B::CLUSTER_N - 1;
     static_assert(COPYING == 1 || (B::CLUSTER_K > 1 && !B::HALO));
+    // Where operands were, before barriers.
     static constexpr unsigned SUM_BYTES = B::CLUSTER_K > 1 ? QUADS * 16 : 0;
     static_assert(B::TILE_FILTERS % 64 == 0 && B::TILE_COLUMNS % (B::BLOCK_CHANNELS * ACROSS) == 0 && N <= 256);
 };
@@ -237,15 +237,15 @@ DEVICE void store_quads(const P &p, const TilePlace<Tile> &at, float4 *quads, in
                     make_float4(d[m][4 * i], d[m][4 * i + 1], d[m][4 * i + 2], d[m][4 * i + 3]);
 }
 
-// The sums of a cluster's CTAs: each CTA adds its share of the quads, parts in the order of ranks, for dw or (SPLIT)
-// the workspace. Every CTA sends the others their shares, beginning with its next neighbour's, so that nobody is sent
-// to by all at once. They lie where stages were, which all CTAs need no more by then.
+// What other CTAs of a cluster send is waited for at one barrier.
 template <class Tile> DEVICE void prepare_exchange(unsigned complete) {
     if constexpr (Tile::CLUSTER_K > 1) {
         barrier_init(complete, 1);
         barrier_expect(complete, Tile::SUM_BYTES / Tile::CLUSTER_K * (Tile::CLUSTER_K - 1));
     }
 }
+// A thread's sums to the CTAs that add them, beginning with the next neighbour's share, so that nobody is sent to by
+// all at once. They lie where stages were, which no CTA needs by then.
 template <class Tile>
 DEVICE void send_shares(const float (&d)[Tile::M_STEPS][Tile::SUMS], unsigned sums, unsigned complete) {
     constexpr int ROW = Tile::N / 8, QUAD = Tile::CONSUMER_THREADS * 16;
@@ -272,6 +272,8 @@ DEVICE void send_shares(const float (&d)[Tile::M_STEPS][Tile::SUMS], unsigned su
         }
     }
 }
+// The sums of a cluster's CTAs: each CTA adds its share of the quads, parts in the order of ranks, for dw or (SPLIT)
+// the workspace.
 template <class Tile, class P>
 DEVICE void store_cluster_sums(const P &p, const TilePlace<Tile> &at, unsigned char *memory, unsigned complete,
                                int unit, int warpgroup, const float (&d)[Tile::M_STEPS][Tile::SUMS]) {
