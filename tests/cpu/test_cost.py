@@ -11,6 +11,7 @@ from tapwise import dispatch, registry
 from tapwise.algorithm import Device
 from tapwise.cpu.cost import EXPOSED, L3_SHARE, Breakdown, Costs
 from tapwise.cpu.device import host
+from tapwise.ops.conv.cpu.dgrad_direct import TaskCost as DgradCost
 from tapwise.ops.conv.cpu.direct.direct import CHANNELS_WHOLE, FILTERS_IN_PLACE, STRAIGHT_WHOLE, STRIDED_RUNS
 from tapwise.ops.conv.cpu.direct.direct import TaskCost as DirectCost
 from tapwise.ops.conv.cpu.generated import GeneratedAlgorithm
@@ -149,3 +150,15 @@ def test_what_costs_more_where_vectors_are_whole() -> None:
     cost = DirectCost(problem, replace(config, lanes="channels", panels=True), whole)
     rows = cost.costs.block(config.m, config.n, cost.pixels, cost.vectors(), cost.terms)
     assert cost.tiles() == pytest.approx(CHANNELS_WHOLE * rows)
+
+
+def test_tiles_of_all_phases_cost_more_where_vectors_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = replace(host(2), vector_bytes=64, registers=32, vector_cycles=1.0)
+    problem = ConvProblem.parse("c32 h28 w28 k32 r3 s3 stride2 pad1 dgrad")
+    config = next(iter(registry.get("cpu.direct", "dgrad").configs(problem, host(2))))
+    halves = replace(whole, vector_cycles=2.0)
+    products, beside = (DgradCost(problem, config, one).breakdown().cycles["products"] for one in (whole, halves))
+    monkeypatch.setattr("tapwise.ops.conv.cpu.dgrad_direct.WHOLE_VECTORS", 1.0)
+    without, same = (DgradCost(problem, config, one).breakdown().cycles["products"] for one in (whole, halves))
+    assert products > 1.5 * without
+    assert beside == same

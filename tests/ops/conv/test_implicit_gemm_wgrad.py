@@ -117,6 +117,35 @@ def test_kernels_compile_without_spills_or_waits(text: str, share: Share) -> Non
         assert not re.search(r"C75\d\d", log), (source.text, log)
 
 
+@pytest.mark.parametrize(("text", "words"), CLUSTERED)
+def test_kernels_of_clusters_compile_without_spills_or_waits(text: str, words: str, share: Share) -> None:
+    problem = ConvProblem.parse(text)
+    config = config_of(problem, words)
+    for source in share([ALGORITHM.source(problem, config)]):
+        _, used, log = compiled(source, "sm_90a")
+        assert (used.stack_bytes, used.spill_bytes) == (0, 0), (source.text, used)
+        assert not re.search(r"C75\d\d", log), (source.text, log)
+
+
+def test_clusters_that_share_copies() -> None:
+    """Of eight CTAs, in grids of whole clusters, few of their tiles of nothing; shared copies cost less."""
+    problem = ConvProblem.parse("n32 c1184 h14 w14 k640 r1 s1 f16 nhwc wgrad")
+    found = [one for one in ALGORITHM.configs(problem, H200) if one.ctas > one.cluster_k]
+    assert {(one.cluster_m, one.cluster_n) for one in found} >= {(2, 2), (1, 4), (1, 2), (2, 1)}
+    for config in found:
+        alone = replace(config, cluster_m=1, cluster_n=1)
+        tiles, before = View.of(problem, config).tiles, View.of(problem, alone).tiles
+        assert config.ctas == 8 and before <= tiles <= 1.15 * before
+        assert ALGORITHM.launches(problem, config, H200)[0].grid[0] == tiles * config.split_k
+        assert tiles * config.split_k % config.ctas == 0
+    config = replace(found[0], cluster_k=2, cluster_m=1, cluster_n=1, split_k=2, tile_filters=128, tile_columns=64)
+    wide = replace(config, cluster_n=2)
+    assert View.of(problem, wide).tiles > View.of(problem, config).tiles
+    same = ConvProblem.parse("n32 c1024 h14 w14 k640 r1 s1 f16 nhwc wgrad")
+    four, two, none = (ALGORITHM.predict_us(same, replace(config, cluster_n=count), H200) for count in (4, 2, 1))
+    assert four < two < none
+
+
 @pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
 @pytest.mark.parametrize("text", EMULATED)
 def test_kernels_compute_the_gradient(text: str) -> None:

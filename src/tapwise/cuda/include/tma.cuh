@@ -16,7 +16,8 @@ DEVICE void barrier_arrive(unsigned barrier) {
 DEVICE void barrier_arrive(unsigned barrier, int arrivals) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-// At a barrier of a CTA of the cluster.
+// At a barrier of a CTA of the cluster, to say that this one has read, not written: a release at the cluster's scope
+// would wait for the whole GPU's memory.
 DEVICE void barrier_arrive_in_cluster(unsigned barrier) {
     asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
@@ -60,6 +61,7 @@ DEVICE void send(unsigned to, unsigned barrier, double value) {
                  "d"(value)
                  : "memory");
 }
+// Four of them, 16 bytes that lie side by side.
 DEVICE void send_four(unsigned to, unsigned barrier, float a, float b, float c, float d) {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%2, %3, %4, %5}, [%1];" ::"r"(to),
                  "r"(barrier), "f"(a), "f"(b), "f"(c), "f"(d)

@@ -101,7 +101,7 @@ class View:
 
     @cached_property
     def tiles_n(self) -> int:
-        """Tiles of a set along its columns."""
+        """Tiles of a set along its columns; of nothing, too, where tiles of a cluster share copies."""
         if self.config.halo:
             return self.channel_blocks * self.seen.kernel[0] // self.tap_rows
         blocks = prod(self.seen.kernel) * self.channel_blocks
@@ -110,7 +110,7 @@ class View:
 
     @cached_property
     def tiles_m(self) -> int:
-        """Tiles of a set along its filters."""
+        """Tiles of a set along its filters, likewise."""
         return round_up(ceil_div(self.filters, self.config.tile_filters), self.config.cluster_m)
 
     @cached_property
@@ -170,6 +170,7 @@ class View:
 
     @property
     def stage_bytes(self) -> int:
+        """What a step copies of dy and of x."""
         config = self.config
         columns = config.block_channels if config.halo else config.tile_columns
         return (config.tile_filters + columns) * STEP_PIXELS * self.original.itemsize

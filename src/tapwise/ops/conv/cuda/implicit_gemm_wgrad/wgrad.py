@@ -69,10 +69,10 @@ ENOUGH_ADDERS: Final = 1 << 15
 
 # Fitted to 5,503 times on 118 layers (H200; nine are of real_layers.txt, without which these are the same within 6 %),
 # those near a layer's best above all; the choice takes 1.05 of the best of some 50 configs measured (at worst 1.34).
-# Cycles of a microsecond under load. Of a step: cycles until a copy is there,
-# which stages under way share, and of each block's copy, where a row of it lies in one line; how much longer copies of
-# windows take; how many CTAs that share a copy are worth, as a power of their number; and how much longer copies take
-# where a cluster's parts share none: those beside each other read other pixels. Bytes of all copies in a microsecond.
+# Cycles of a microsecond under load. Of a step: cycles until a copy is there, which stages under way share, and of each
+# block's copy, where a row of it lies in one line; how much longer copies of windows take; how many CTAs that share a
+# copy are worth, as a power of their number; and how much longer copies take where a cluster's parts share none: those
+# beside each other read other pixels. Bytes of all copies in a microsecond.
 CYCLES_US: Final = 1850.0
 COPY_LATENCY, COPY_CYCLES, WINDOWS = 220.0, 82.8, 1.77
 SHARING, APART, COPIED_BYTES = 0.464, 1.107, 4.64e7
@@ -167,8 +167,9 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
                     break
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """Waves of CTAs, of steps that take the longest of products, copies, and what a CTA alone waits for its copies;
-        memory; parts, which are written and read, and their launch; launches that pack."""
+        """Waves of CTAs, of steps that take products and copies, partly beside each other, or what a CTA alone waits
+        for its copies, and of the sums that a cluster exchanges; memory; parts, which are written and read, and their
+        launch; launches that pack."""
         view = View.of(problem, config)
         steps = ceil_div(view.steps, config.split_k) + view.ahead / 2
         rows, columns = config.tile_filters // BLOCK, 1 if config.halo else config.tile_columns // config.block_channels
@@ -358,7 +359,7 @@ def clustered(view: View, device: Device) -> Iterator[Config]:
     if View.of(view.original, replace(config, cluster_k=2)).shared_bytes > room_of(device, beside):
         return
     quads = config.tile_filters * config.tile_columns // (512 * config.warpgroups)
-    for cluster in (count for count in CLUSTERS if quads % count == 0 and tiles in (1, SHARING_CTAS / count)):
+    for cluster in (count for count in CLUSTERS if quads % count == 0 and tiles in (1, SHARING_CTAS // count)):
         room = cluster_places(device, cluster * tiles) * beside
         least = ceil_div(view.steps, MOST_PART_PIXELS // STEP_PIXELS * cluster)
         for parts in sorted({max(least, count // (view.tiles * cluster)) for count in (room, room // 2, 0)}):
