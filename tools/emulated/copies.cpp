@@ -128,8 +128,7 @@ void barrier_wait(unsigned at, unsigned phase) {
         for (size_t i = 0; i < boxes.size();)
             if (boxes[i].barrier == at) deliver(boxes[i], own_rank), boxes.erase(boxes.begin() + i);
             else ++i;
-        // Others of the cluster may be waited for.
-        if (barrier_at(at).phase == phase) wait_as(cluster.size() > 1 && turns > 8 ? Fiber::PAUSED : Fiber::READY);
+        if (barrier_at(at).phase == phase) wait_in_turns(turns);
     }
 }
 

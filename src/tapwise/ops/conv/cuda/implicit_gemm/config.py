@@ -38,6 +38,11 @@ class TileConfig(BaseConfig):
         return self.tile_pixels if self.swap_ab else self.tile_filters
 
     @property
+    def cluster(self) -> int:
+        """CTAs of a cluster."""
+        return self.split_k * self.share_filters
+
+    @property
     def instruction_n(self) -> int:
         """Columns of one instruction: those of one group."""
         return self.tile_n // self.groups_per_tile
@@ -53,7 +58,8 @@ class Im2colConfig(TileConfig):
     `warpgroups` share a tile, or (`ping_pong`) take whole tiles in turns. `split_k` CTAs of a cluster share gemm_k.
     `min_blocks_per_sm`: CTAs that a multiprocessor has room for. `transposed_pixels`: x in NCHW is read as it lies, of
     filters of 1x1, by TMA (`gather_bytes` 0) in boxes of channels and pixels of a plane, or by a warpgroup in pieces of
-    so many bytes.
+    so many bytes. `share_filters`: CTAs of a cluster whose tiles lie beside each other along pixels, and for which
+    filters are copied together.
     """
 
     kernel: ClassVar[str] = "im2col"
@@ -66,6 +72,7 @@ class Im2colConfig(TileConfig):
     min_blocks_per_sm: int = 1
     transposed_pixels: bool = False
     gather_bytes: int = 0
+    share_filters: int = 1
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,7 @@ class HaloConfig(TileConfig):
     split_k: ClassVar[int] = 1
     min_blocks_per_sm: ClassVar[int] = 1
     transposed_pixels: ClassVar[bool] = False
+    share_filters: ClassVar[int] = 1
 
     halo_buffers: int = 2
     chunk_bytes: int = 0

@@ -20,6 +20,7 @@ from tapwise.ops.conv.cuda.implicit_gemm.view import (
     COPY_PIXELS,
     PLACED,
     View,
+    has_group_axis,
     is_aligned,
     padded,
     plane_pieces,
@@ -44,6 +45,9 @@ MORE_REGISTERS: Final = {
 }  # fmt: skip
 # Outputs of a tile whose sums CTAs of a cluster exchange.
 MOST_EXCHANGED: Final = 8192
+# CTAs of a cluster that share filters, and outputs of a tile from which on they may.
+SHARING: Final = (2, 4)
+LEAST_SHARING: Final = 128 * 112
 # Columns of the matrix instruction at most, and pixels of a tile that is made to fit.
 MOST_N: Final = 256
 LEAST_PIXELS: Final = 32
@@ -106,7 +110,7 @@ def phased_configs(problem: ConvProblem, count: int, device: Device, filters: Fp
     view = View.of(problem.replace(n=problem.n * count), Im2colConfig(False, 64, 64), None, filters)
     return [
         one for one in _im2col(view, device)
-        if isinstance(one, Im2colConfig) and one.split_k == 1 and not one.filter_stationary
+        if isinstance(one, Im2colConfig) and one.cluster == 1 and not one.filter_stationary
     ]  # fmt: skip
 
 
@@ -127,9 +131,19 @@ def _scheduled(view: View, device: Device) -> Iterator[Config]:
         yield staged
     # Filters stay where a CTA has several tiles of the same.
     if config.split_k == config.min_blocks_per_sm == 1 and 2 * view.blocks(device) <= view.tiles:
-        staged = _staged(view.configured(replace(config, filter_stationary=True)), device)
-        if staged is not None and view.configured(staged).blocks(device):
-            yield staged
+        stationary = _staged(view.configured(replace(config, filter_stationary=True)), device)
+        if stationary is not None and view.configured(stationary).blocks(device):
+            yield stationary
+    if staged is not None and _may_share(view, device):
+        yield from (replace(staged, share_filters=count) for count in SHARING)
+
+
+def _may_share(view: View, device: Device) -> bool:
+    """Whether CTAs of a cluster may share filters: of large tiles, more than multiprocessors."""
+    config, problem = view.config, view.seen
+    large = config.tile_pixels * config.tile_filters >= LEAST_SHARING and view.tiles >= device.multiprocessors
+    plain = problem.layout == "nhwc" and not has_group_axis(problem) and not config.transposed_pixels
+    return large and plain and config.split_k == config.min_blocks_per_sm == config.groups_per_tile == 1
 
 
 def _planes(view: View, device: Device) -> Iterator[Config]:

@@ -28,7 +28,7 @@ CYCLES_US: Final = 1700.0
 # Compute. A matrix instruction of 64 rows takes columns / 2 cycles, or what it reads of shared memory.
 LEAST_PRODUCT, LEAST_COLUMN = 16.2, 0.324
 # What a step costs besides: im2col, halo, halo with all filters beside it.
-STEP, HALO_STEP, STATIONARY_STEP = 65.2, 67.1, 41.7
+STEP, HALO_STEP, STATIONARY_STEP, SHARING_STEP = 65.2, 67.1, 41.7, 110.0
 
 # Copies: a chunk of a pixel (im2col, halo) and of a filter; more for chunks that begin and end within sectors of L2; of
 # half the length the same times so much (halo); bytes that arrive in a cycle; a piece that warps gather,
@@ -38,6 +38,8 @@ HALF_HALO_CHUNK: Final = 0.603
 FEED_BYTES, PIECE, PLANE_PIECE = 84.6, 1.58, 0.6
 # How much of that chunks cost whose distance is a multiple of 32 bytes, but of no more.
 HALF_RAGGED: Final = 0.48
+# Filters of fprop as they lie, of channels that are no multiple of 128 bytes: so much more for each halving of that.
+RAGGED_FILTERS: Final = 0.3
 
 # Latency: from a copy's begin to its bytes, and how much of its own time is added. Stages are there to hide it, short
 # of those that are multiplied, and of more in ping-pong.
@@ -117,6 +119,9 @@ class Copied:
         im2col = isinstance(config, Im2colConfig)
         pixels = view.copied_pixels if im2col else view.halo_pixels / prod(problem.kernel)
         filters: float = view.copied_filters
+        if view.transposed_filters:
+            apart = problem.group_k * problem.groups * view.itemsize
+            filters *= 1 + RAGGED_FILTERS * log2(SWIZZLE_BYTES / gcd(apart, SWIZZLE_BYTES))
         if config.filter_stationary:
             # A CTA copies them once.
             filters = filters / ceil_div(view.tiles, view.blocks(device)) if im2col else 0
@@ -154,9 +159,9 @@ def cost(view: View, device: Device, packed_bytes: int) -> Cost:
     places = float(device.multiprocessors)
     if config.filter_stationary:
         places = min(device.multiprocessors, view.blocks(device))
-    if config.split_k > 2:
+    if config.cluster > 2:
         places *= PLACED
-    blocks = view.tiles * config.split_k
+    blocks = view.units * config.cluster
     # CTAs beside each other on a multiprocessor share it.
     share = max(1.0, blocks / places) if config.split_k > 1 and room > 1 else float(ceil(blocks / places))
 
@@ -233,7 +238,7 @@ def _main(view: View, copied: Copied, steps: int, rounds: float) -> tuple[float,
         in_flight = 1 if view.cooperative == 2 else 2
         free = FREE_STAGES - (PING_PONG_STAGES if config.ping_pong else 0.0)
         copies = max(copies, (LATENCY + OWN_COPY * copies) / max(config.stages - in_flight + free, 0.3))
-    step = STEP if im2col else STATIONARY_STEP if config.filter_stationary else HALO_STEP
+    step = SHARING_STEP if config.share_filters > 1 else STEP if im2col else STATIONARY_STEP if config.filter_stationary else HALO_STEP
     main = steps * (max(product, copies) + step)
     if not (im2col or config.gather_bytes):
         # A halo comes while those before it are multiplied.
@@ -261,7 +266,7 @@ def _copies(view: View, copied: Copied) -> float:
         if not isinstance(config, Im2colConfig):
             each = HALO_CHUNK * HALF_HALO_CHUNK ** log2(SWIZZLE_BYTES / view.chunk_bytes)
         issued = copied.pixels * (each + RAGGED_CHUNK * copied.ragged)
-    issued += copied.filters * FILTER_CHUNK
+    issued += copied.filters / config.share_filters * FILTER_CHUNK
     return max(issued, (copied.pixels + copied.filters) * view.chunk_bytes / FEED_BYTES)
 
 
@@ -288,7 +293,7 @@ def _l2_us(view: View, copied: Copied, device: Device, steps: int) -> float:
     pixel_readers = min(across, multiprocessors)
     filter_readers = max(1.0, min(multiprocessors / across / view.seen.groups, high))
     pixels = copied.pixels * (1 + RAGGED_L2 * copied.ragged) / pixel_readers**SHARING
-    filters = copied.filters / filter_readers**SHARING
+    filters = copied.filters / view.config.share_filters / filter_readers**SHARING
     return steps * (pixels + filters) * view.chunk_bytes / L2_BYTES
 
 

@@ -105,7 +105,7 @@ class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
         return pack.images_bytes(view.unfolded) if view.is_packed else 0
 
     def writes_strided(self, problem: ConvProblem, config: Config) -> bool:
-        return problem.layout == "nhwc" and not problem.residual
+        return problem.layout == "nhwc" and not problem.residual and config.share_filters == 1
 
     def plan(self, problem: ConvProblem, config: Config, device: Device, strides: OutputStrides | None = None) -> Plan:
         view = View.of(problem, config, strides)

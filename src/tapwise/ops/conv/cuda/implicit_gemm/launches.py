@@ -21,7 +21,7 @@ FOLDER: Final = "ops/conv/cuda/implicit_gemm"
 # What the kernels are compiled for, beside the problem's own words.
 CONFIG_WORDS: Final = (
     "swap_ab", "tile_pixels", "tile_filters", "warpgroups", "ping_pong", "stages", "split_k", "groups_per_tile",
-    "filter_stationary", "transposed_pixels", "gather_bytes",
+    "filter_stationary", "transposed_pixels", "gather_bytes", "share_filters",
 )  # fmt: skip
 VIEW_WORDS: Final = ("chunk_bytes", "last_chunk_steps", "transposed_filters")
 EPILOGUE_WORDS: Final = (
@@ -49,7 +49,7 @@ def source(view: View, independent: bool = False, phases: bool = False) -> Sourc
     struct = "PhasedGemm" if phases else "HaloGemm" if halo else "Im2colGemm"
     return stub(
         f"{FOLDER}/{name}.cu", name, "Traits", struct, view.threads,
-        config.min_blocks_per_sm, instruction(seen.dtype, config.instruction_n, *transposed), config.split_k,
+        config.min_blocks_per_sm, instruction(seen.dtype, config.instruction_n, *transposed), config.cluster,
         traits(tensor_core_type(seen.dtype), values),
     )  # fmt: skip
 
@@ -60,8 +60,8 @@ def launch(view: View, device: Device, independent: bool = False) -> Launch:
     kernel = source(view, independent)
     fields = window.window_fields(seen, kernel) | {
         "pixels": seen.n * prod(seen.output), "filters": seen.group_k,
-        "tiles_f": view.tiles_f, "tiles_p": view.tiles_p, "tiles": view.tiles, "taps_w": seen.kernel[1],
-        "chunks": view.chunks * view.parts, "part_chunks": view.chunks, "steps": view.steps,
+        "tiles_f": view.tiles_f, "tiles_p": view.tiles_p, "tiles": view.tiles, "units": view.units,
+        "taps_w": seen.kernel[1], "chunks": view.chunks * view.parts, "part_chunks": view.chunks, "steps": view.steps,
     } | window.stride_fields(view.strides) | window.filter_fields(view.filters)  # fmt: skip
     if isinstance(config, HaloRowsConfig):
         fields["high"], fields["wide"] = padded(seen)

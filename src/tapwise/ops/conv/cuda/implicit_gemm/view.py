@@ -265,11 +265,20 @@ class View:
             pixel_tiles = ceil_div(problem.n * prod(padded(problem) if rows else problem.output), config.tile_pixels)
         return self.tiles_f * pixel_tiles * problem.groups
 
+    @cached_property
+    def units(self) -> int:
+        """Tiles, or as many as CTAs that share filters take together: the last of them may have no pixels."""
+        return ceil_div(self.tiles // self.tiles_f, self.config.share_filters) * self.tiles_f
+
     def blocks(self, device: Device) -> int:
         """CTAs of the launch; where filters stay, so many that each of them keeps its filters."""
-        if self.config.split_k > 1:
-            return self.tiles * self.config.split_k
-        most = min(self.tiles, device.multiprocessors * self.config.min_blocks_per_sm)
+        config = self.config
+        if config.split_k > 1:
+            return self.tiles * config.split_k
+        if config.share_filters > 1:
+            placed = device.multiprocessors if config.share_filters == 2 else int(device.multiprocessors * PLACED)
+            return max(1, min(self.units, placed // config.share_filters)) * config.share_filters
+        most = min(self.tiles, device.multiprocessors * config.min_blocks_per_sm)
         if self.config.filter_stationary:
             most -= most % (self.tiles_f * self.seen.groups)
         return most
