@@ -17,6 +17,8 @@ struct HaloGemm {
     long long height, width, c, group_c;
     // HALO_TILE: outputs of a tile along both axes, and tiles of an image; `copy_pixels` are those kept behind a tile.
     long long down, across, tiles_h, tiles_w;
+    // STAGED_STRIPS: those of a halo; rows of one, pixels from one to the next, and pieces of eight pixels in one.
+    long long strips, strip_rows, strip_pitch, strip_pieces;
     // The filters were packed before the launch before this one.
     long long weights_ready;
     // STRIDED: distances in y.
@@ -25,26 +27,29 @@ struct HaloGemm {
     long long first_r, first_s, step_r, step_s;
 };
 
-// Threads that gather are three warps; the fourth brings filters.
-constexpr int GATHERERS = 96, FIRST_PRODUCER = 256;
+// Threads that gather are three warps, and so are those that transpose; the fourth brings filters.
+constexpr int TRANSPOSERS = 3, GATHERERS = 96, FIRST_PRODUCER = 256;
 
-// Shared memory: halo buffers, a ring of filters or all of them, epilogue buffers, tables, barriers.
+// Shared memory: halo buffers, a ring of filters or all of them, staging buffers of strips and a line for each lane of
+// what nobody reads, epilogue buffers, tables, barriers.
 template <class Tile> struct HaloLayout {
     static constexpr unsigned FILTERS = Tile::FILTER_BYTES;
-    static constexpr int HALOS = Tile::HALO_BUFFERS;
+    static constexpr int HALOS = Tile::HALO_BUFFERS, STRIPS = Tile::STAGED_STRIPS;
     // Bytes that come, and with them those that operands shifted by the last tap read behind a halo tile, for positions
     // that are no outputs.
-    unsigned copied_bytes, halo_bytes;
-    unsigned halos, ring, buffers, places, biases, halo_full, halo_empty, full, empty, residual;
+    unsigned copied_bytes, halo_bytes, strip_bytes;
+    unsigned halos, ring, staged, spare, buffers, places, biases, halo_full, halo_empty, full, empty, staged_full;
+    unsigned residual;
     DEVICE HaloLayout(unsigned memory, const HaloGemm &p)
         : copied_bytes(p.halo_pixels * Tile::CHUNK_BYTES),
           halo_bytes((p.halo_pixels + (Tile::HALO_TILE ? p.copy_pixels : 0)) * Tile::CHUNK_BYTES),
-          halos((memory + 1023) & ~1023u), ring((halos + HALOS * halo_bytes + 1023) & ~1023u),
-          buffers((ring + Tile::STAGES * FILTERS + 1023) & ~1023u),
+          strip_bytes(STRIPS ? p.strip_rows * p.strip_pitch * Tile::CHUNK_BYTES : 0), halos((memory + 1023) & ~1023u),
+          ring((halos + HALOS * halo_bytes + 1023) & ~1023u), staged((ring + Tile::STAGES * FILTERS + 127) & ~127u),
+          spare(staged + STRIPS * strip_bytes), buffers((spare + (STRIPS ? 512 : 0) + 1023) & ~1023u),
           places(buffers + Tile::BUFFERS * Tile::BUFFER_BYTES), biases(places + 2 * Tile::PLACE_WORDS * 4),
           halo_full((biases + (Tile::BIAS ? 2 * Tile::WARPGROUP_FILTERS * 4 : 0) + 7) & ~7u),
           halo_empty(halo_full + HALOS * 8), full(halo_empty + HALOS * 8), empty(full + Tile::STAGES * 8),
-          residual(empty + Tile::STAGES * 8) {}
+          staged_full(empty + Tile::STAGES * 8), residual(staged_full + STRIPS * 8) {}
 };
 
 // What all roles count with. Worked out before they part: in a loop of short steps ptxas would do it again in each of

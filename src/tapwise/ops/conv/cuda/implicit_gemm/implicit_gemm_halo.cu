@@ -4,24 +4,29 @@
 //
 // Halo rows: pixels are counted along padded rows, images one below the other; a tile is so many of them in a row.
 // HALO_TILE: a tile is a rectangle of an image, which has less around it where images are large. TMA brings the pixels,
-// or (GATHER_BYTES) three warps do, in pieces as small as the channels ask.
+// or (GATHER_BYTES) three warps do, in pieces as small as the channels ask; or (STAGED_STRIPS) they transpose planes of
+// NCHW that TMA brings.
 #pragma once
 
 #include "direct_store.cuh"
 #include "ops/conv/cuda/implicit_gemm/gathered_halo.cuh"
+#include "ops/conv/cuda/implicit_gemm/transposed_halo.cuh"
 #include "tma_residual.cuh"
 
 template <class Tile> DEVICE void init_barriers(const HaloGemm &p, const HaloLayout<Tile> &shared) {
     prefetch_map(p.x);
     prefetch_map(p.w);
     for (int slot = 0; slot < Tile::HALO_BUFFERS; ++slot) {
-        barrier_init(shared.halo_full + slot * 8, Tile::GATHER_BYTES ? GATHERERS : 1);
+        barrier_init(shared.halo_full + slot * 8, Tile::STAGED_STRIPS  ? TRANSPOSERS
+                                                  : Tile::GATHER_BYTES ? GATHERERS
+                                                                       : 1);
         barrier_init(shared.halo_empty + slot * 8, 4);
     }
     for (int slot = 0; slot < Tile::STAGES; ++slot) {
         barrier_init(shared.full + slot * 8, 1);
         barrier_init(shared.empty + slot * 8, 4);
     }
+    for (int strip = 0; strip < Tile::STAGED_STRIPS; ++strip) barrier_init(shared.staged_full + strip * 8, 1);
     init_residual_barriers<Tile>(shared.residual);
     publish_barriers();
 }
@@ -104,12 +109,15 @@ DEVICE void filter_producer(const HaloGemm &p, const HaloLayout<Tile> &shared, c
 
 // The third warpgroup: pixels, filters, and the residual where TMA brings it.
 template <class Tile> DEVICE void producer(const HaloGemm &p, const HaloLayout<Tile> &shared, const HaloWork &work) {
-    constexpr bool GATHERS = Tile::GATHER_BYTES > 0;
-    constexpr int FILTER_THREAD = FIRST_PRODUCER + (GATHERS ? GATHERERS : 32);
+    constexpr bool GATHERS = Tile::GATHER_BYTES > 0, TRANSPOSES = Tile::STAGED_STRIPS > 0;
+    constexpr int FILTER_THREAD = FIRST_PRODUCER + (GATHERS || TRANSPOSES ? GATHERERS : 32);
     const int thread = threadIdx.x;
     if (!Tile::INDEPENDENT && (thread != FILTER_THREAD || !p.weights_ready)) wait_for_previous();
-    if (GATHERS ? thread >= FIRST_PRODUCER && thread < FIRST_PRODUCER + GATHERERS : thread == FIRST_PRODUCER)
+    if constexpr (TRANSPOSES) {
+        if (thread < FIRST_PRODUCER + TRANSPOSERS * 32) transposing_producer<Tile>(p, shared);
+    } else if (GATHERS ? thread < FIRST_PRODUCER + GATHERERS : thread == FIRST_PRODUCER) {
         pixel_producer<Tile>(p, shared, work);
+    }
     if (thread == FILTER_THREAD) filter_producer<Tile>(p, shared, work);
     if constexpr (Tile::TMA_RESIDUAL)
         if (thread / 32 == FIRST_PRODUCER / 32 + 2)
@@ -283,6 +291,7 @@ DEVICE void consumer(const HaloGemm &p, const HaloLayout<Tile> &shared, const Ha
 template <class Traits> DEVICE void implicit_gemm_halo(const HaloGemm &p) {
     using Tile = CtaTile<Traits>;
     static_assert(Tile::PING_PONG && (!Tile::HALO_TILE || Tile::GATHER_BYTES == 0));
+    static_assert(!Tile::STAGED_STRIPS || (Tile::HALO_TILE && Tile::NCHW && sizeof(typename Tile::T) == 2));
     extern __shared__ unsigned char memory[];
     const HaloLayout<Tile> shared(shared_address(memory), p);
     const HaloWork work(p);
@@ -290,11 +299,11 @@ template <class Traits> DEVICE void implicit_gemm_halo(const HaloGemm &p) {
     if (threadIdx.x == FIRST_PRODUCER) init_barriers<Tile>(p, shared);
     __syncthreads();
     if (group == 2) {
-        release_registers<(Tile::GATHER_BYTES ? 72 : 40)>();
+        release_registers<(Tile::GATHER_BYTES || Tile::STAGED_STRIPS ? 72 : 40)>();
         producer<Tile>(p, shared, work);
         return;
     }
-    take_registers<(Tile::GATHER_BYTES ? 216 : 232)>();
+    take_registers<(Tile::GATHER_BYTES || Tile::STAGED_STRIPS ? 216 : 232)>();
     begin_beside<Tile::INDEPENDENT>();
     consumer<Tile>(p, shared, work, group);
 }
