@@ -246,8 +246,10 @@ struct Filters {
     void *y;
     // y[k][tap][part][wide], filters `pitch` elements apart; a tap of y is `inner` taps of w side by side. Of w in
     // elements: distances of filters, channels and taps. Of each `order` filters of y, the (8 j + 2 t + e)-th is the
-    // (order / 4 t + 2 j + e)-th of w; as they are with 8. Behind the `real` ones come zeros.
-    long long k, taps, inner, channels, wide, pitch, step_k, step_c, step_r, step_s, taps_w, order, real;
+    // (order / 4 t + 2 j + e)-th of w; as they are with 8. Behind the `real` ones come zeros. Of each `chunk` channels
+    // every `classes`-th come together, a whole number of pieces.
+    long long k, taps, inner, channels, wide, pitch, step_k, step_c, step_r, step_s, taps_w, order, real, classes,
+        chunk;
 };
 
 // Parts of filters for 3xtf32: large, small, large. PARTS 0: as they are. A thread takes V neighbours of a tap, all of
@@ -256,21 +258,25 @@ template <typename T, int PARTS, int V, typename I> __device__ void pack_pieces(
     struct alignas(sizeof(T) * V) Piece { T v[V]; };
     const I pitch = p.pitch, wide = p.wide, row = PARTS == 2 ? 3 * wide : wide, channels = p.channels;
     const I order = p.order, taps = p.taps, inner = p.inner, taps_w = p.taps_w, count = (I)p.k * pitch;
+    const I classes = p.classes, each = p.chunk / classes;
+    const long long step = p.step_c * p.classes;
     const T *w = static_cast<const T *>(p.w);
     for (I i = (blockIdx.x * (I)256 + threadIdx.x) * V; i < count; i += gridDim.x * (I)256 * V) {
         const I k = i / pitch, rest = i - k * pitch, tap = rest / row, at = rest - tap * row, part = at / wide;
-        const I within = (at - part * wide) / channels, channel = at - part * wide - within * channels;
+        const I within = (at - part * wide) / channels, place = at - part * wide - within * channels;
+        const I number = place / each,
+                channel = number / classes * p.chunk + (place - number * each) * classes + number % classes;
         const I real_tap = tap * inner + within, permuted = k % order;
         const I filter = k - permuted + permuted % 8 / 2 * (order / 4) + permuted / 8 * 2 + permuted % 2;
         Piece piece{};
         if (within < inner && tap < taps && filter < p.real) {
             const T *from = w + (long long)filter * p.step_k + (long long)channel * p.step_c +
                             (long long)(real_tap / taps_w) * p.step_r + (long long)(real_tap % taps_w) * p.step_s;
-            if (V > 1 && p.step_c == 1 && reinterpret_cast<unsigned long long>(from) % sizeof(Piece) == 0) {
+            if (V > 1 && step == 1 && reinterpret_cast<unsigned long long>(from) % sizeof(Piece) == 0) {
                 piece = *reinterpret_cast<const Piece *>(from);
             } else {
 #pragma unroll
-                for (int e = 0; e < V; ++e) piece.v[e] = from[e * p.step_c];
+                for (int e = 0; e < V; ++e) piece.v[e] = from[e * step];
             }
         }
 #pragma unroll

@@ -197,18 +197,21 @@ def filters(
     pitch: int = 0,
     apart: bool = True,
     order: int = 0,
+    classes: tuple[int, int] = (1, 1),
 ) -> DeviceArray:
     """w (k, c / groups, r, s) of any strides as [k][tap][channel]; a tap has `tap_channels` in each part.
 
     The problem may be a view of w's with fewer taps, of as many times the channels. `pitch`: elements from one filter
     to the next, at least its own. `apart`: rounded to tf32, and 3xtf32 in parts. `order`: of so many filters
     each, those come together that threads of tensor cores hold (include/direct_store.cuh); 0 leaves them as they are.
+    `classes`: (how many, of so many channels each): those come together that leave one remainder by their number; in
+    whole pieces of 16 bytes.
     """
     size = w.dtype.itemsize
     pitch = pitch or prod(problem.kernel) * tap_channels * (3 if apart and parts(problem) == 2 else 1)
     packed = empty((filter_rows(problem, order) * pitch,), w.dtype, w)
     steps = tuple(step // size for step in w.strides)
-    launch = _filters(problem, tuple(w.shape[1:]), steps, tap_channels, pitch, apart, order, device)
+    launch = _filters(problem, tuple(w.shape[1:]), steps, tap_channels, pitch, apart, order, classes, device)
     launch({"w": w.ptr, "y": packed.ptr}, w.stream)
     return packed
 
@@ -223,7 +226,7 @@ def _filters(*words: Any) -> Launch:
 
 def filters_launch(
     problem: ConvProblem, shape: tuple[int, ...], steps: tuple[int, ...], tap_channels: int, pitch: int, apart: bool,
-    order: int, device: Device,
+    order: int, classes: tuple[int, int], device: Device,
 ) -> Launch:  # fmt: skip
     """Packs filters of such a shape (c, r, s) and strides, in elements."""
     channels, *kernel = shape
@@ -232,7 +235,8 @@ def filters_launch(
     fields = {
         "k": rows, "taps": taps, "inner": prod(kernel) // taps, "channels": channels, "wide": tap_channels,
         "pitch": pitch, "step_k": steps[0], "step_c": steps[1], "step_r": steps[2], "step_s": steps[3],
-        "taps_w": kernel[1], "order": order or 8, "real": problem.k,
+        "taps_w": kernel[1], "order": order or 8, "real": problem.k, "classes": classes[0],
+        "chunk": classes[1],
     }  # fmt: skip
     # As the kernel chooses.
     pieces = 16 // problem.itemsize

@@ -64,6 +64,7 @@ class Im2colConfig(TileConfig):
 
     kernel: ClassVar[str] = "im2col"
     halo_buffers: ClassVar[int] = 0
+    staged_strips: ClassVar[int] = 0
     chunk_bytes: ClassVar[int] = 0
 
     warpgroups: int = 1
@@ -101,18 +102,24 @@ class HaloRowsConfig(HaloConfig):
     """
 
     kernel: ClassVar[str] = "halo_rows"
+    staged_strips: ClassVar[int] = 0
 
     gather_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class HaloTileConfig(HaloConfig):
-    """A tile is a rectangle of an image, `across` outputs wide."""
+    """A tile is a rectangle of an image, `across` outputs wide.
+
+    `staged_strips`: x in NCHW, 16 bits, is read as it lies, by way of so many staging buffers (strips.py); 0 for x that
+    is channels last, or packed.
+    """
 
     kernel: ClassVar[str] = "halo_tile"
     gather_bytes: ClassVar[int] = 0
 
     across: int = 0
+    staged_strips: int = 0
 
 
 Config = Im2colConfig | HaloRowsConfig | HaloTileConfig

@@ -21,6 +21,7 @@ from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import KEPT_BYTES, Epilogue
+from tapwise.ops.conv.cuda.implicit_gemm.strips import PIECE, WARPS, Strips
 from tapwise.ops.conv.cuda.implicit_gemm.view import PLACED, STEP_BYTES, View
 
 CYCLES_US: Final = 1700.0
@@ -46,6 +47,13 @@ RAGGED_FILTERS: Final = 0.3
 LATENCY, OWN_COPY, FREE_STAGES, PING_PONG_STAGES = 572.0, 0.816, 0.292, 1.54
 # From a halo buffer's being free to the next one's bytes.
 HALO_LATENCY: Final = 1255.0
+
+# Planes of NCHW, not fitted yet. From a strip's copy to its bytes; four matrices of a strip from staging buffer to halo
+# by one warp, a latency of shared memory and some 15 instructions; from a halo buffer's being free to its first strip,
+# which is there already. Each byte passes shared memory three times, so much of which products wait for.
+STRIP_LATENCY, TRANSPOSED, TRANSPOSED_LATENCY, STRIP_SHARED = 900.0, 35.0, 300.0, 0.5
+# Bytes of shared memory a cycle, and of four matrices.
+SHARED_BYTES, MATRICES_BYTES = 128, 512
 
 # Launch: its beginning, more of it in ping-pong (im2col, halo), and of a CTA that is alone on its multiprocessor, which
 # is not placed before the launch before has left. How much of the first halo's copy a launch waits for.
@@ -117,7 +125,8 @@ class Copied:
     def of(cls, view: View, device: Device, packed_bytes: int) -> Copied:
         problem, config = view.seen, view.config
         im2col = isinstance(config, Im2colConfig)
-        pixels = view.copied_pixels if im2col else view.halo_pixels / prod(problem.kernel)
+        halo = view.strips.pixels if view.strips else view.halo_pixels
+        pixels = view.copied_pixels if im2col else halo / prod(problem.kernel)
         filters: float = view.copied_filters
         if view.transposed_filters:
             apart = problem.group_k * problem.groups * view.itemsize
@@ -132,7 +141,8 @@ class Copied:
             # Rows are read whole.
             rows = view.original.stride[0] if pack.is_thinned(view.original) else 1
             moved = packed_bytes + prod(view.original.x_shape) * view.itemsize // rows
-        return cls(pixels, filters, raggedness(pixel, apart, view.chunk_bytes), moved)
+        ragged = 0.0 if view.strips else raggedness(pixel, apart, view.chunk_bytes)
+        return cls(pixels, filters, ragged, moved)
 
 
 def pixel_bytes(view: View, packed_bytes: int) -> int:
@@ -234,6 +244,8 @@ def _main(view: View, copied: Copied, steps: int, rounds: float) -> tuple[float,
     config, taps = view.config, prod(view.seen.kernel)
     im2col = isinstance(config, Im2colConfig)
     product, copies = _product(view), _copies(view, copied)
+    if view.strips:
+        product += STRIP_SHARED * 3 * copied.pixels * view.chunk_bytes / SHARED_BYTES
     if im2col and steps * rounds > config.stages:
         in_flight = 1 if view.cooperative == 2 else 2
         free = FREE_STAGES - (PING_PONG_STAGES if config.ping_pong else 0.0)
@@ -242,7 +254,7 @@ def _main(view: View, copied: Copied, steps: int, rounds: float) -> tuple[float,
     main = steps * (max(product, copies) + step)
     if not (im2col or config.gather_bytes):
         # A halo comes while those before it are multiplied.
-        alone = HALO_LATENCY + taps * (copies + product + step)
+        alone = (TRANSPOSED_LATENCY if view.strips else HALO_LATENCY) + taps * (copies + product + step)
         main = max(main, steps / taps * alone / config.halo_buffers)
     return product, copies, main
 
@@ -261,6 +273,8 @@ def _copies(view: View, copied: Copied) -> float:
     if config.gather_bytes:
         each = PLANE_PIECE if isinstance(config, Im2colConfig) else PIECE
         issued = copied.pixels * view.chunk_bytes / config.gather_bytes * each
+    elif view.strips:
+        issued = _strips(view, view.strips) / prod(view.seen.kernel)
     else:
         each = IM2COL_CHUNK
         if not isinstance(config, Im2colConfig):
@@ -268,6 +282,13 @@ def _copies(view: View, copied: Copied) -> float:
         issued = copied.pixels * (each + RAGGED_CHUNK * copied.ragged)
     issued += copied.filters / config.share_filters * FILTER_CHUNK
     return max(issued, (copied.pixels + copied.filters) * view.chunk_bytes / FEED_BYTES)
+
+
+def _strips(view: View, strips: Strips) -> float:
+    """Cycles in which warps transpose the strips of a halo, each by way of its own part of the staging buffers."""
+    each = TRANSPOSED * strips.rows * strips.pieces * PIECE * view.chunk_bytes / MATRICES_BYTES
+    ring = view.config.staged_strips / WARPS
+    return ceil_div(strips.count, WARPS) * max(each, (STRIP_LATENCY + each) / ring)
 
 
 def _epilogue(view: View, epilogue: Epilogue) -> float:

@@ -34,14 +34,17 @@ def source(view: View, independent: bool = False, phases: bool = False) -> Sourc
     """The kernel; `independent` of the launch before (include/grid.cuh); of several `phases` of dgrad."""
     config, seen, epilogue = view.config, view.seen, Epilogue(view)
     halo = not isinstance(config, Im2colConfig)
-    own = (*CONFIG_WORDS, *(("halo_buffers",) if halo else ()))
+    own = (*CONFIG_WORDS, *(("halo_buffers", "staged_strips") if halo else ()))
     owners = ((config, own), (view, VIEW_WORDS), (epilogue, EPILOGUE_WORDS), (seen, ("bias", "residual")))
     values = {word.upper(): getattr(owner, word) for owner, words in owners for word in words} | {
         "GROUP_AXIS": has_group_axis(seen), "NCHW": seen.layout == "nchw",
         "ACTIVATION": window.activation(seen.activation), "INDEPENDENT": independent,
     }  # fmt: skip
     if halo:
-        values["HALO_TILE"] = isinstance(config, HaloTileConfig)
+        values |= {
+            "HALO_TILE": isinstance(config, HaloTileConfig), "FLAT_PLANES": view.flat_planes,
+            "PLANE_CLASSES": view.plane_classes,
+        }  # fmt: skip
     # The instruction's own operands, A and B.
     pixels, filters = config.transposed_pixels, view.transposed_filters
     transposed = (filters, pixels) if config.swap_ab else (pixels, filters)
@@ -75,6 +78,11 @@ def launch(view: View, device: Device, independent: bool = False) -> Launch:
             "down": tile.down, "across": config.across, "tiles_h": ceil_div(seen.output[0], tile.down),
             "tiles_w": ceil_div(seen.output[1], config.across),
         }  # fmt: skip
+        if strips := view.strips:
+            fields |= {
+                "strips": strips.count, "strip_rows": strips.rows, "strip_pitch": strips.pitch,
+                "strip_pieces": strips.pieces,
+            }  # fmt: skip
     maps = {"w": tensor_maps.map_w(view, pack.filter_rows(view.unfolded, epilogue.permuted_n))}
     if not config.gather_bytes:
         maps["x"] = tensor_maps.map_x(view)

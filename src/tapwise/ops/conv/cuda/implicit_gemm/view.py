@@ -14,6 +14,7 @@ from tapwise.forks import cached_property
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, HaloTileConfig, Im2colConfig
+from tapwise.ops.conv.cuda.implicit_gemm.strips import Strips, strips_of
 from tapwise.ops.conv.cuda.window import FpropFilters, OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -188,7 +189,9 @@ class View:
         if self.config.unfold:
             return True
         direct = problem.layout == "nhwc" and problem.math != "3xtf32" and is_aligned(problem)
-        return not (self.config.gather_bytes or self.config.transposed_pixels or direct)
+        return not (
+            self.config.gather_bytes or self.config.transposed_pixels or self.config.staged_strips or direct
+        )
 
     @cached_property
     def tiles_p(self) -> int:
@@ -229,6 +232,27 @@ class View:
         wide = self.config.across + reach_w - 1
         down = pixels // wide
         return Rectangle(down, wide, down + reach_h - 1, round_up(reach_w - 1 + pixels - down * wide, 8))
+
+    @cached_property
+    def strips(self) -> Strips | None:
+        """Of a halo tile's planes, where they are read as they lie."""
+        config = self.config
+        if not isinstance(config, HaloTileConfig) or not config.staged_strips:
+            return None
+        tile, channels = self.rectangle, self.chunk_bytes // self.itemsize
+        found = strips_of(self.seen, config.across, tile.down, tile.wide, tile.high, channels)
+        assert found is not None
+        return found
+
+    @property
+    def flat_planes(self) -> bool:
+        """Whether such strips are runs of whole rows."""
+        return self.strips is not None and self.strips.flat
+
+    @property
+    def plane_classes(self) -> int:
+        """Copies of such a strip."""
+        return self.strips.classes if self.strips else 1
 
     @cached_property
     def halo_rows(self) -> tuple[int, int]:
@@ -323,4 +347,7 @@ class View:
         pixels = self.halo_pixels
         if isinstance(config, HaloTileConfig):
             pixels = round_up(pixels, 8) + self.rectangle.behind
-        return config.halo_buffers * (pixels * row + 16) + config.stages * filters + 2048
+        # Beside staging buffers is a line of 16 bytes for each lane; theirs begin with 128.
+        strips = self.strips
+        staged = config.staged_strips * strips.rows * strips.pitch * row + 1024 if strips else 0
+        return config.halo_buffers * (pixels * row + 16) + config.stages * filters + staged + 2048
