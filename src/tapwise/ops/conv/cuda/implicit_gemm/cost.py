@@ -21,7 +21,8 @@ from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import KEPT_BYTES, Epilogue
-from tapwise.ops.conv.cuda.implicit_gemm.strips import PIECE, WARPS, Strips
+from tapwise.ops.conv.cuda.implicit_gemm.strips import PIECE as STRIP_PIECE
+from tapwise.ops.conv.cuda.implicit_gemm.strips import WARPS, Strips
 from tapwise.ops.conv.cuda.implicit_gemm.view import PLACED, STEP_BYTES, View
 
 CYCLES_US: Final = 1700.0
@@ -67,6 +68,7 @@ TURN, CHAIN = 175.0, 500.0
 # bytes at a time, and where split sums are exchanged.
 THREADS, HALO_THREADS, TMA, DIRECT = (1124.0, 0.0653), (170.0, 0.181), (1479.0, 0.0885), (543.0, 0.0852)
 EXCHANGE: Final = (2130.0, 0.29)
+HALO_PLANES: Final = (591.0, 0.318)
 # More for each output: activation (from hardswish on by their instructions); residual, which competes with the products
 # for shared memory and is not hidden by them, and the same where all of a tile is fetched ahead; an accumulator that
 # starts from the residual, where its warpgroup is alone, and in ping-pong.
@@ -250,7 +252,9 @@ def _main(view: View, copied: Copied, steps: int, rounds: float) -> tuple[float,
         in_flight = 1 if view.cooperative == 2 else 2
         free = FREE_STAGES - (PING_PONG_STAGES if config.ping_pong else 0.0)
         copies = max(copies, (LATENCY + OWN_COPY * copies) / max(config.stages - in_flight + free, 0.3))
-    step = SHARING_STEP if config.share_filters > 1 else STEP if im2col else STATIONARY_STEP if config.filter_stationary else HALO_STEP
+    step = STEP if im2col else STATIONARY_STEP if config.filter_stationary else HALO_STEP
+    if config.share_filters > 1:
+        step = SHARING_STEP
     main = steps * (max(product, copies) + step)
     if not (im2col or config.gather_bytes):
         # A halo comes while those before it are multiplied.
@@ -286,7 +290,7 @@ def _copies(view: View, copied: Copied) -> float:
 
 def _strips(view: View, strips: Strips) -> float:
     """Cycles in which warps transpose the strips of a halo, each by way of its own part of the staging buffers."""
-    each = TRANSPOSED * strips.rows * strips.pieces * PIECE * view.chunk_bytes / MATRICES_BYTES
+    each = TRANSPOSED * strips.rows * strips.pieces * STRIP_PIECE * view.chunk_bytes / MATRICES_BYTES
     ring = view.config.staged_strips / WARPS
     return ceil_div(strips.count, WARPS) * max(each, (STRIP_LATENCY + each) / ring)
 
@@ -302,7 +306,8 @@ def _epilogue(view: View, epilogue: Epilogue) -> float:
     elif epilogue.tma_store:
         fixed, each = TMA
     else:
-        fixed, each = THREADS if isinstance(config, Im2colConfig) else HALO_THREADS
+        of_halo = HALO_PLANES if problem.layout == "nchw" else HALO_THREADS
+        fixed, each = THREADS if isinstance(config, Im2colConfig) else of_halo
         each *= (8 / epilogue.vector) ** 0.5
     return fixed + outputs * (each + (ACTIVATIONS[problem.activation_name] if problem.activation_name else 0.0))
 
