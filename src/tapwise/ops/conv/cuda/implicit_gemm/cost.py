@@ -21,7 +21,6 @@ from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import KEPT_BYTES, Epilogue
-from tapwise.ops.conv.cuda.implicit_gemm.strips import PIECE as STRIP_PIECE
 from tapwise.ops.conv.cuda.implicit_gemm.strips import WARPS, Strips
 from tapwise.ops.conv.cuda.implicit_gemm.view import PLACED, STEP_BYTES, View
 
@@ -49,12 +48,9 @@ LATENCY, OWN_COPY, FREE_STAGES, PING_PONG_STAGES = 572.0, 0.816, 0.292, 1.54
 # From a halo buffer's being free to the next one's bytes.
 HALO_LATENCY: Final = 1255.0
 
-# Planes of NCHW, not fitted yet. From a strip's copy to its bytes; four matrices of a strip from staging buffer to halo
-# by one warp, a latency of shared memory and some 15 instructions; from a halo buffer's being free to its first strip,
-# which is there already. Each byte passes shared memory three times, so much of which products wait for.
-STRIP_LATENCY, TRANSPOSED, TRANSPOSED_LATENCY, STRIP_SHARED = 900.0, 35.0, 300.0, 0.5
-# Bytes of shared memory a cycle, and of four matrices.
-SHARED_BYTES, MATRICES_BYTES = 128, 512
+# Planes of NCHW. From a strip's copy to its being transposed; from a halo buffer's being free to its first strip, which
+# is there already. Bytes of strips a cycle that products lose to transposing.
+STRIP_LATENCY, TRANSPOSED_LATENCY, STRIP_BYTES = 1576.0, 2024.0, 19.3
 
 # Launch: its beginning, more of it in ping-pong (im2col, halo), and of a CTA that is alone on its multiprocessor, which
 # is not placed before the launch before has left. How much of the first halo's copy a launch waits for.
@@ -247,7 +243,7 @@ def _main(view: View, copied: Copied, steps: int, rounds: float) -> tuple[float,
     im2col = isinstance(config, Im2colConfig)
     product, copies = _product(view), _copies(view, copied)
     if view.strips:
-        product += STRIP_SHARED * 3 * copied.pixels * view.chunk_bytes / SHARED_BYTES
+        product += copied.pixels * view.chunk_bytes / STRIP_BYTES
     if im2col and steps * rounds > config.stages:
         in_flight = 1 if view.cooperative == 2 else 2
         free = FREE_STAGES - (PING_PONG_STAGES if config.ping_pong else 0.0)
@@ -289,10 +285,8 @@ def _copies(view: View, copied: Copied) -> float:
 
 
 def _strips(view: View, strips: Strips) -> float:
-    """Cycles in which warps transpose the strips of a halo, each by way of its own part of the staging buffers."""
-    each = TRANSPOSED * strips.rows * strips.pieces * STRIP_PIECE * view.chunk_bytes / MATRICES_BYTES
-    ring = view.config.staged_strips / WARPS
-    return ceil_div(strips.count, WARPS) * max(each, (STRIP_LATENCY + each) / ring)
+    """Cycles in which warps bring the strips of a halo, each by way of its own part of the staging buffers."""
+    return ceil_div(strips.count, WARPS) * STRIP_LATENCY / (view.config.staged_strips / WARPS)
 
 
 def _epilogue(view: View, epilogue: Epilogue) -> float:

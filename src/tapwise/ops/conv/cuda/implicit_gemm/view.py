@@ -110,8 +110,8 @@ def plane_pieces(problem: ConvProblem) -> int | None:
 
 
 def row_vector(problem: ConvProblem) -> int:
-    """Elements at whose multiples rows of y in NCHW begin and end, 16 bytes at most: a halo tile's rows do, too, so that
-    threads write that many at once. 1 where there are no such, or in NHWC."""
+    """Elements at whose multiples rows of y in NCHW begin and end, 16 bytes at most; a halo tile's rows do, too, so that
+    threads write that many at once. 1 where there are none, and in NHWC."""
     counts = (count // problem.itemsize for count in (16, 8, 4))
     fitting = (count for count in counts if count > 1 and problem.output[1] % count == 0)
     return next(fitting, 1) if problem.layout == "nchw" else 1
@@ -197,9 +197,7 @@ class View:
         if self.config.unfold:
             return True
         direct = problem.layout == "nhwc" and problem.math != "3xtf32" and is_aligned(problem)
-        return not (
-            self.config.gather_bytes or self.config.transposed_pixels or self.config.staged_strips or direct
-        )
+        return not (self.config.gather_bytes or self.config.transposed_pixels or self.config.staged_strips or direct)
 
     @cached_property
     def tiles_p(self) -> int:
