@@ -32,6 +32,10 @@ EMULATED = [
     ("n2 c64 h12 w12 k64 r3 s3 pad1 groups4 f16 nhwc", Config(32, 2, 2, 2, 2, 3, 4, parts=2)),
     ("c16 h11 w30 k16 r3 s4 dilation2 pad2:1x3:0 groups2 bf16 nhwc", Config(16, 1, 4, 1, 2, 3, 2, parts=1)),
     ("n3 c48 h12 w5 k48 r11 s1 stride3 pad5x0 groups48 f16 nhwc", Config(32, 1, 1, 2, 2, 11, 2, parts=3)),
+    # Clusters, of which not all blocks have as many sums to add.
+    ("n3 c40 h13 w19 k40 r5 s5 pad2 stride2 groups40 bf16 nhwc", Config(32, 2, 1, 4, 2, 5, 3, 8, cluster=True)),
+    ("n2 c40 h9 w20 k40 r3 s3 pad1 groups20 f16 nhwc", Config(16, 1, 4, 1, 4, 3, 2, 4, cluster=True)),
+    ("n5 c72 h7 w7 k72 r7 s7 pad3 groups72 f16 nhwc", Config(64, 1, 1, 2, 7, 7, 2, 2, cluster=True)),
 ]
 
 
@@ -43,7 +47,8 @@ def test_kernels_compile_without_spills(text: str, architecture: str, share: Sha
     # The chosen one, and the one with most registers.
     chosen = min(configs, key=lambda one: ALGORITHM.predict_us(problem, one, device))
     fullest = max(configs, key=lambda one: one.threads * min_blocks_per_sm(problem, one))
-    sources = [source for config in (chosen, fullest) for source in ALGORITHM.sources(problem, config)]
+    cluster = min((one for one in configs if one.cluster), key=lambda one: ALGORITHM.predict_us(problem, one, device))
+    sources = [source for config in (chosen, fullest, cluster) for source in ALGORITHM.sources(problem, config)]
     for source in share(dict.fromkeys(sources)):
         used = compiled(source, architecture).resources
         assert used.spill_bytes == 0, (chosen, fullest, used)
@@ -57,7 +62,7 @@ def test_kernels_compute_the_gradient(text: str, config: Config) -> None:
 
 
 @pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
-@pytest.mark.parametrize("number", [1, 4, 5])
+@pytest.mark.parametrize("number", [1, 4, 5, 8])
 def test_what_is_not_finite_stays_with_its_taps_and_group(number: int) -> None:
     """Zeros beside rows and columns and other groups have no part in any sum: of parts, of one block."""
     text, config = EMULATED[number]

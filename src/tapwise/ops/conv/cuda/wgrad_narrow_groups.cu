@@ -9,7 +9,8 @@
 // has 8 channels of x and goes down the rows: a row of x is in registers once for all rows of dy that meet it, which
 // stay in registers too. TMA brings rows of x and dy, some stages ahead, zeros beside the images with them.
 //
-// The sum over pixels is split among warps and blocks, whose sums are added in a fixed order.
+// The sum over pixels is split among warps and blocks, whose sums are added in a fixed order: by a second launch, or by
+// the blocks themselves, which then are a cluster and send them to each other.
 #include "matrix.cuh"
 #include "ops/conv/cuda/wgrad_by_definition.cuh"
 #include "tma.cuh"
@@ -26,13 +27,14 @@ struct NarrowGroupsWgrad {
     long long n, c, height, width, k, r, s, p, q;
     long long stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w;
     // Parts of the sum, blocks of channels, pieces of a filter's rows; sets of images that come together; rows of dy of
-    // a part, of sets and strips of columns one behind the other, and parts with one more.
-    long long split, channel_blocks, pieces, sets, part_rows, more_parts;
+    // a part, of sets and strips of columns one behind the other, and parts with one more; bytes of shared memory in
+    // front of barriers.
+    long long split, channel_blocks, pieces, sets, part_rows, more_parts, barriers_at;
 };
 
 // T; CHANNELS of a block, GROUP channels and filters of a group; SHARE warps of the same channels; UNITS of 8 columns
 // of dy in a strip, IMAGES of a set, ROWS of dy of a stage; STAGES; R rows of taps of a block, S; SH, SW, DH, DW:
-// strides and dilations; SPLIT: sums go to the workspace.
+// strides and dilations; SPLIT: sums go to the workspace; or CLUSTER parts are blocks of one.
 template <class Traits> struct NarrowTile : Traits {
     using B = Traits;
     static constexpr int OCTETS = B::CHANNELS / 8, CONSUMERS = 32 * OCTETS * B::SHARE;
@@ -40,6 +42,9 @@ template <class Traits> struct NarrowTile : Traits {
     static constexpr int WIDE = B::GROUP > 8 ? B::GROUP / 8 : 1, ACROSS = (B::S + 1) / 2;
     // Sums of a group that are kept for a filter of a block.
     static constexpr int TAPS = B::R * B::S, SUMS = B::CHANNELS * B::GROUP * TAPS;
+    // Those that a block of a cluster adds.
+    static constexpr int OWN_SUMS = (SUMS + B::CLUSTER - 1) / B::CLUSTER;
+    static_assert(B::CLUSTER == 1 || !B::SPLIT);
     // Two units are 16 pixels: neighbours, or the same of two images. Pairs of an image (or of two), and of a warp.
     static constexpr bool BESIDE = B::UNITS % 2 == 0;
     static constexpr int IN_ROW = BESIDE ? B::UNITS / 2 : B::UNITS, PAIRS = B::UNITS * B::IMAGES / 2 / B::SHARE;
@@ -184,21 +189,60 @@ DEVICE void multiply_stage(float (&sums)[P::WIDE][P::R][P::ACROSS][4], LiveRows<
         }
 }
 
+// A block's sums of a part to those of its cluster that add them, and its own, of all parts in the order of ranks, to
+// dw. They lie behind the terms of its warps, where stages were.
+template <class P, class Store>
+DEVICE void add_in_cluster(const float *terms, unsigned complete, int part, const Store &store) {
+    const int tid = threadIdx.x;
+    float *const received = const_cast<float *>(terms) + P::SHARE * P::SUMS;
+    // No block has stages any more.
+    cluster_arrive_relaxed();
+    cluster_wait();
+#pragma unroll 4
+    for (int i = tid; i < P::SUMS; i += P::CONSUMERS) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int other = 0; other < P::SHARE; ++other) sum += terms[other * P::SUMS + i];
+        const int owner = i / P::OWN_SUMS;
+        float *const to = received + part * P::OWN_SUMS + i - owner * P::OWN_SUMS;
+        if (owner == part) *to = sum;
+        else send(address_of_rank(shared_address(to), owner), address_of_rank(complete, owner), sum);
+    }
+    sync_part(1, P::CONSUMERS);
+    barrier_wait_for_cluster(complete, 0);
+#pragma unroll 1
+    for (int begin = 0; begin < P::OWN_SUMS; begin += P::CONSUMERS) {
+        const int own = begin + tid;
+        float sum = 0.0f;
+        if (own < P::OWN_SUMS)
+#pragma unroll
+            for (int other = 0; other < P::CLUSTER; ++other) sum += received[other * P::OWN_SUMS + own];
+        store(part * P::OWN_SUMS + own, own < P::OWN_SUMS, sum);
+    }
+}
+
 template <class Traits> DEVICE void wgrad_narrow_groups(const NarrowGroupsWgrad &a) {
     using P = NarrowTile<Traits>;
     using T = typename P::T;
     constexpr int R = P::R, S = P::S, WIDE = P::WIDE;
     extern __shared__ __align__(1024) unsigned char memory[];
-    const unsigned ring = shared_address(memory), full = ring + P::STAGES * P::STAGE, empty = full + P::STAGES * 8;
-    unsigned block = blockIdx.x;
+    const unsigned ring = shared_address(memory), full = ring + (unsigned)a.barriers_at, empty = full + P::STAGES * 8,
+                   complete = empty + P::STAGES * 8;
+    unsigned block = blockIdx.x / P::CLUSTER;
     const int r0 = block % (unsigned)a.pieces * R;
     block /= (unsigned)a.pieces;
-    const int channel0 = block % (unsigned)a.channel_blocks * P::CHANNELS, part = block / (unsigned)a.channel_blocks;
+    const int channel0 = block % (unsigned)a.channel_blocks * P::CHANNELS;
+    const int part = P::CLUSTER > 1 ? blockIdx.x % P::CLUSTER : block / (unsigned)a.channel_blocks;
     const int tid = threadIdx.x, lane = tid % 32, warp = __shfl_sync(~0u, tid / 32, 0);
     if (tid == P::CONSUMERS) {
         prefetch_map(a.map_x), prefetch_map(a.map_dy);
         for (int i = 0; i < P::STAGES; ++i)
             barrier_init(full + i * 8, 1), barrier_init(empty + i * 8, P::CONSUMERS / 32);
+        if constexpr (P::CLUSTER > 1) {
+            const int own = min(P::OWN_SUMS, max(0, P::SUMS - part * P::OWN_SUMS));
+            barrier_init(complete, 1);
+            barrier_expect(complete, own * (P::CLUSTER - 1) * 4);
+        }
         publish_barriers();
     }
     __syncthreads();
@@ -244,19 +288,24 @@ template <class Traits> DEVICE void wgrad_narrow_groups(const NarrowGroupsWgrad 
         }
     sync_part(1, P::CONSUMERS);
     const int taps = (int)a.r * S;
-#pragma unroll 1
-    for (int begin = 0; begin < P::SUMS; begin += P::CONSUMERS) {
-        const int i = begin + tid, k = i / (P::TAPS * P::GROUP), within = i - k * (P::TAPS * P::GROUP);
-        const bool mine = i < P::SUMS && channel0 + k < (int)a.k && r0 * S + within / P::GROUP < taps;
+    // Sum `i` of the block, which is dw's where it has such a filter and tap.
+    const auto store = [&](int i, bool real, float sum) {
+        const int k = i / (P::TAPS * P::GROUP), within = i - k * (P::TAPS * P::GROUP);
+        const bool mine = real && i < P::SUMS && channel0 + k < (int)a.k && r0 * S + within / P::GROUP < taps;
         const int at = ((channel0 + k) * taps + r0 * S) * P::GROUP + within;
-        float sum = 0.0f;
-        if (mine)
-#pragma unroll
-            for (int other = 0; other < P::SHARE; ++other)
-                sum += reinterpret_cast<const float *>(memory)[other * P::SUMS + i];
         if constexpr (P::SPLIT) {
             if (mine) static_cast<float *>(a.parts)[(long long)part * a.k * taps * P::GROUP + at] = sum;
         } else store_sum<T, true, P::GROUP>(a, mine, at, sum);
+    };
+    const float *const all = reinterpret_cast<const float *>(memory);
+    if constexpr (P::CLUSTER > 1) return add_in_cluster<P>(all, complete, part, store);
+#pragma unroll 1
+    for (int i = tid; i - tid < P::SUMS; i += P::CONSUMERS) {
+        float sum = 0.0f;
+        if (i < P::SUMS)
+#pragma unroll
+            for (int other = 0; other < P::SHARE; ++other) sum += all[other * P::SUMS + i];
+        store(i, true, sum);
     }
 }
 

@@ -2,7 +2,8 @@
 
 Eight channels of eight pixels are a matrix as it lies in shared memory, and two of them, a tap apart, are half of a
 product's operand; dy's are the other one. Rows of x and dy come by TMA, each once for all taps, and go to registers
-once. The sum over pixels is split among warps and blocks, whose sums are added in a fixed order.
+once. The sum over pixels is split among warps and blocks, whose sums are added in a fixed order: by a second launch, or
+by the blocks, which then are a cluster and send them to each other.
 
 The floor is the bytes of x and dy. A product of 2 x 8 x 8 x 16 is two taps of 16 pixels and 8 channels, whatever the
 groups: 7x7 takes 28 of them for 128 elements of dy, which takes longer than memory does.
@@ -27,7 +28,15 @@ from tapwise.cuda.plan import CudaAlgorithm
 from tapwise.cuda.types import template_args, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import boxes, wgrad_parts, window
-from tapwise.ops.conv.cuda.costs import MORE_BYTES, REGISTERS, SHARED_BYTES, blocks_of, cycles_us, joint_us
+from tapwise.ops.conv.cuda.costs import (
+    MORE_BYTES,
+    REGISTERS,
+    SHARED_BYTES,
+    blocks_of,
+    cluster_places,
+    cycles_us,
+    joint_us,
+)
 from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS, WgradPlan
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -52,6 +61,9 @@ MATRICES, PRODUCT, PIXEL, PIXEL_BYTES, L2_BYTES, SECTOR = 3.5, 0.91, 1.78, 0.147
 STAGE, OWN_MATRICES, OWN_PRODUCT, END = 81.0, 9.2, 5.3, 1780.0
 # Microseconds of begin and end, of the second launch; gigabytes of parts a second.
 START_US, SECOND_US, PARTS_GBPS = 1.22, 1.34, 1460.0
+# Blocks of a cluster that add parts, and microseconds of it.
+CLUSTERS: Final = (2, 4, 8)
+EXCHANGE_US: Final = 0.5
 # How sharply the larger of what overlaps decides.
 POWER: Final = 1.74
 
@@ -59,7 +71,8 @@ POWER: Final = 1.74
 @dataclass(frozen=True)
 class Config(BaseConfig):
     """A block has `channels`, `share` warps the same; strips of `units` of 8 columns, sets of so many `images`, stages
-    of so many `rows` of dy; sums of taps_h rows of taps. `parts` of the sum, which a second launch adds."""
+    of so many `rows` of dy; sums of taps_h rows of taps. `parts` of the sum, which a second launch adds, or, where they
+    are a `cluster`, its blocks."""
 
     channels: int
     share: int
@@ -69,6 +82,16 @@ class Config(BaseConfig):
     taps_h: int
     stages: int
     parts: int
+    cluster: bool = False
+
+    @property
+    def blocks_of_cluster(self) -> int:
+        return self.parts if self.cluster else 1
+
+    @property
+    def has_second(self) -> bool:
+        """Whether a second launch adds parts."""
+        return self.parts > 1 and not self.cluster
 
     @property
     def consumers(self) -> int:
@@ -129,10 +152,17 @@ def stage_bytes(problem: ConvProblem, config: Config) -> int:
     return sum(round_up(size, ALIGNED) for size in box_bytes(problem, config))
 
 
+def barriers_at(problem: ConvProblem, config: Config) -> int:
+    """Bytes of stages, or of the sums that take their place at the end: those of warps, and those that a block of a
+    cluster adds."""
+    kept = config.channels * problem.group_c * config.taps_h * problem.kernel[1]
+    received = config.parts * ceil_div(kept, config.parts) if config.cluster else 0
+    return round_up(max(config.stages * stage_bytes(problem, config), 4 * (config.share * kept + received)), 8)
+
+
 def shared_bytes(problem: ConvProblem, config: Config) -> int:
-    """Stages, and in their place at the end the sums."""
-    kept = config.share * config.channels * problem.group_c * config.taps_h * problem.kernel[1] * 4
-    return max(config.stages * stage_bytes(problem, config), kept) + 16 * config.stages
+    """Those, and barriers."""
+    return barriers_at(problem, config) + 16 * config.stages + 8 * config.cluster
 
 
 def min_blocks_per_sm(problem: ConvProblem, config: Config) -> int:
@@ -245,14 +275,15 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
             return joint_us(joint_us(blocks * issued, blocks * loaded, POWER), own, POWER) + END if blocks else 0.0
 
         blocks = prod(blocks_of_part(problem, config)) * config.parts
-        share, held = ceil_div(blocks, device.multiprocessors), min_blocks_per_sm(problem, config)
+        places = cluster_places(device, config.blocks_of_cluster)
+        share, held = ceil_div(blocks, places), min_blocks_per_sm(problem, config)
         us = START_US + (share // held * wave(held) + wave(share % held)) / cycles_us(device)
-        if config.parts == 1:
-            return us
+        if not config.has_second:
+            return us + EXCHANGE_US * config.cluster
         return us + SECOND_US + 2 * self.workspace_bytes(problem, config, device) / (PARTS_GBPS * 1e3)
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
-        return config.parts * prod(problem.w_shape) * 4 if config.parts > 1 else 0
+        return config.parts * prod(problem.w_shape) * 4 if config.has_second else 0
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
         (stride_h, stride_w), (dilation_h, dilation_w) = problem.stride, problem.dilation
@@ -260,11 +291,14 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
             "CHANNELS": config.channels, "GROUP": problem.group_c, "SHARE": config.share, "UNITS": config.units,
             "IMAGES": config.images, "ROWS": config.rows, "STAGES": config.stages, "R": config.taps_h,
             "S": problem.kernel[1], "SH": stride_h, "SW": stride_w, "DH": dilation_h, "DW": dilation_w,
-            "SPLIT": config.parts > 1,
+            "SPLIT": config.has_second, "CLUSTER": config.blocks_of_cluster,
         }  # fmt: skip
         declarations, held = traits(tensor_core_type(problem.dtype), words), min_blocks_per_sm(problem, config)
         name, parameters = "wgrad_narrow_groups", "NarrowGroupsWgrad"
-        return stub(KERNEL, name, "Traits", parameters, config.threads, held, declarations=declarations)
+        return stub(
+            KERNEL, name, "Traits", parameters, config.threads, held, cluster=config.blocks_of_cluster,
+            declarations=declarations,
+        )  # fmt: skip
 
     def sum_source(self, problem: ConvProblem, config: Config) -> Source:
         slices = slices_of(problem, config)
@@ -272,7 +306,7 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
         return stub(KERNEL, "add_narrow_groups_parts", words, "NarrowGroupsWgrad", SUM_WARPS * LANES)
 
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
-        return [self.source(problem, config)] + [self.sum_source(problem, config)] * (config.parts > 1)
+        return [self.source(problem, config)] + [self.sum_source(problem, config)] * config.has_second
 
     def launches(self, problem: ConvProblem, config: Config, device: Device) -> list[Launch]:
         """The sums, and where there are parts their sum."""
@@ -281,11 +315,12 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
         fields = window.window_fields(problem, source) | {
             "split": config.parts, "channel_blocks": channel_blocks, "pieces": pieces,
             "sets": ceil_div(problem.n, config.images), "part_rows": rows, "more_parts": more,
+            "barriers_at": barriers_at(problem, config),
         }  # fmt: skip
         maps, names = maps_of(problem, config), {"map_x": "x", "map_dy": "w", "parts": "workspace"}
         grid, shared = (pieces * channel_blocks * config.parts, 1, 1), shared_bytes(problem, config)
         found = [Launch(source, fields, grid, config.threads, shared, maps, dependent=True, names_of=names)]
-        if config.parts > 1:
+        if config.has_second:
             each = LANES * SUM_WARPS // slices_of(problem, config)
             grid, second = (ceil_div(prod(problem.w_shape), each), 1, 1), self.sum_source(problem, config)
             found.append(Launch(second, fields, grid, SUM_WARPS * LANES, 0, maps, dependent=True, names_of=names))
@@ -355,4 +390,8 @@ def _splits(problem: ConvProblem, config: Config, device: Device) -> Iterator[Co
     for parts in dict.fromkeys(min(max(least, int(room * share)), most) for share in (1, 0.5, 2)):
         one = replace(config, parts=parts)
         if parts * wgrad_parts.part_pitch(problem) * 4 <= wgrad_parts.PARTS_BYTES:
+            yield one
+    for parts in CLUSTERS:
+        one = replace(config, parts=parts, cluster=True)
+        if least <= parts <= most and shared_bytes(problem, one) <= device.shared_bytes:
             yield one
