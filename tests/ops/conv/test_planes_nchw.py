@@ -71,6 +71,18 @@ def test_planes_are_read_as_they_lie(
 
 
 @needs_compiler
+@pytest.mark.parametrize("text", ["n2 c24 h6 w6 k40 r1 s1 f16", "n2 c8 h8 w5 k40 r1 s1 f16"])
+def test_stages_begin_where_swizzled_patterns_do(emulation: None, text: str) -> None:
+    """Whatever bytes the filters of a stage have, beside chunks of fewer than 128."""
+    problem = ConvProblem.parse(text)
+    for config in ALGORITHM.configs(problem, SMALL):
+        wide = isinstance(config, Im2colConfig) and config.transposed_pixels and not config.ping_pong
+        if wide and (config.tile_pixels, config.tile_filters) == (64, 24):
+            verdict = verdict_of(problem, config)
+            assert verdict, f"{config}: {verdict.message}"
+
+
+@needs_compiler
 @pytest.mark.parametrize(
     "text",
     [

@@ -31,7 +31,9 @@ struct Im2colGemm {
 template <class Tile> struct Im2colLayout {
     static constexpr bool STATIONARY = Tile::FILTER_STATIONARY;
     static constexpr unsigned PIXELS = Tile::PIXEL_BYTES, FILTERS = Tile::FILTER_BYTES,
-                              STAGE = PIXELS + (STATIONARY ? 0 : FILTERS);
+                              BOTH = PIXELS + (STATIONARY ? 0 : FILTERS);
+    // What threads swizzle begins where a pattern does.
+    static constexpr unsigned STAGE = Tile::TRANSPOSED_PIXELS ? BOTH + 1023 & ~1023u : BOTH;
     static constexpr unsigned SUMS =
         Tile::SPLIT_K > 1 ? Tile::TILE_M * Tile::TILE_N * 4 : Tile::BUFFERS * Tile::BUFFER_BYTES;
     unsigned stationary, ring, buffers, places, biases, full, empty;

@@ -308,9 +308,9 @@ class View:
         config, row = self.config, self.chunk_bytes
         filters = self.copied_filters * row
         if isinstance(config, Im2colConfig):
-            kept = self.steps if config.filter_stationary else config.stages
-            aligned = 2048 if config.filter_stationary else 0
-            return config.stages * self.copied_pixels * row + kept * filters + aligned
+            stage = self.copied_pixels * row + (0 if config.filter_stationary else filters)
+            kept = self.steps * filters + 2048 if config.filter_stationary else 0
+            return config.stages * (round_up(stage, 1024) if config.transposed_pixels else stage) + kept
         pixels = self.halo_pixels
         if isinstance(config, HaloTileConfig):
             pixels = round_up(pixels, 8) + self.rectangle.behind
