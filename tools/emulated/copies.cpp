@@ -81,7 +81,8 @@ inline void for_windows(const Map &m, unsigned place, const int (&at)[4], const 
 // A box of tiled mode, the same.
 template <class Each> inline void for_box(const Map &m, unsigned place, const int (&first)[4], Each each) {
     const int size = m.itemsize;
-    if ((uintptr_t)m.address % 16 || m.box[0] * size % 16) fail("TMA takes pieces of 16 bytes");
+    if ((uintptr_t)m.address % 16 || m.box[0] * size % 16 || first[0] * size % 16)
+        fail("TMA takes pieces of 16 bytes");
     // Pieces of 16 bytes are swizzled by the rows of 128 bytes that they lie in.
     const unsigned mask = m.swizzle ? m.swizzle / 16 - 1 : 0;
     if (place % (8 * m.swizzle + 128 * !m.swizzle)) fail("a swizzled box begins where its pattern does");
