@@ -22,6 +22,7 @@ from tapwise.ops.conv.cuda.implicit_gemm.view import (
     View,
     is_aligned,
     padded,
+    plane_classes,
     plane_pieces,
     unfoldings,
 )
@@ -47,6 +48,8 @@ MOST_EXCHANGED: Final = 8192
 # Columns of the matrix instruction at most, and pixels of a tile that is made to fit.
 MOST_N: Final = 256
 LEAST_PIXELS: Final = 32
+# Pixels of a tile whose planes are shifted: TMA's boxes have 256 at most, of which some come early.
+MOST_EARLY: Final = 240
 
 
 class Tile(NamedTuple):
@@ -96,8 +99,8 @@ def all_configs(problem: ConvProblem, device: Device, filters: FpropFilters | No
             found += _halo_tiles(view, device)
         if filters is None:
             found += _grouped(view, device)
-            if plane_pieces(view.original) is not None:
-                found += _planes(view, device)
+            for pieces in plane_pieces(view.original):
+                found += _planes(view, pieces, device)
     return found
 
 
@@ -132,18 +135,24 @@ def _scheduled(view: View, device: Device) -> Iterator[Config]:
             yield staged
 
 
-def _planes(view: View, device: Device) -> Iterator[Config]:
-    """Those that read planes of x as they lie; by TMA a tile has pixels of one, so some tiles divide one evenly."""
-    plane, pieces = prod(view.seen.output), plane_pieces(view.original) or 0
-    tiles = dict.fromkeys((*_tiles(view.seen), *_whole_waves(view.seen, device)))
+def _planes(view: View, pieces: int, device: Device) -> Iterator[Config]:
+    """Those that read planes of x as they lie, in such pieces. By TMA (0) a tile has pixels of one, so some tiles
+    divide one evenly, or several small ones.
+    """
+    plane, problem = prod(view.seen.output), view.seen
+    tiles = {(tile, 1): None for tile in (*_tiles(problem), *_whole_waves(problem, device))}
     if not pieces:
         widths = sorted({round_up(ceil_div(plane, count), 8) for count in range(1, 9)} - set(range(LEAST_PIXELS)))
         fitting = [Tile(True, pixels, filters) for pixels in widths if pixels <= MOST_N for filters in (64, 128)]
-        most = round_up(plane, BLOCK)
-        tiles = dict.fromkeys(tile for tile in (*_tiles(view.seen), *fitting) if tile.pixels <= most)
-    for tile, schedule in product(tiles, SCHEDULES):
+        most = min(round_up(plane, BLOCK), MOST_EARLY if plane_classes(problem) > 1 else MOST_N)
+        tiles = {(tile, 1): None for tile in (*_tiles(problem), *fitting) if tile.pixels <= most}
+        if plane <= BLOCK:
+            for images in range(2, min(problem.n, MOST_N // BLOCK) + 1):
+                tiles |= {(tile, images): None for tile in _tiles(problem) if tile.pixels == images * BLOCK}
+    for (tile, images), schedule in product(tiles, SCHEDULES):
         if schedule.split_k == 1 or tile.pixels * tile.filters <= MOST_EXCHANGED:
-            config = replace(_im2col_config(tile, schedule), transposed_pixels=True, gather_bytes=pieces)
+            config = _im2col_config(tile, schedule)
+            config = replace(config, transposed_pixels=True, gather_bytes=pieces, images=images)
             yield from _scheduled(view.configured(config), device)
 
 
@@ -249,7 +258,9 @@ def _staged(view: View, device: Device) -> Config | None:
     steps = ceil_div(view.steps, config.split_k)
     if config.split_k == 1:
         steps *= ceil_div(view.tiles, device.multiprocessors * config.min_blocks_per_sm)
-    candidates = (replace(config, stages=stages) for stages in range(min(8, max(3, steps)), 2, -1))
+    # Teams that shift planes wait for a stage's last use alone, not for the one before it.
+    least = max(3, view.shift_teams)
+    candidates = (replace(config, stages=stages) for stages in range(min(8, max(least, steps)), least - 1, -1))
     return next((one for one in candidates if is_legal(view.configured(one), device)), None)
 
 
@@ -263,7 +274,7 @@ def is_legal(view: View, device: Device) -> bool:
     if epilogue.shared_bytes > (device.shared_bytes + 1024) // per_sm - 1024:
         return False
     # Two warpgroups get registers of the one that copies, which needs them itself where it gathers.
-    pair = 232 if not config.gather_bytes else 208 if isinstance(config, Im2colConfig) else 216
+    pair = 232 if not view.warps_bring else 208 if isinstance(config, Im2colConfig) else 216
     registers = pair if config.warpgroups == 2 else 255 if per_sm == 1 else 128
     function, short = (problem.activation == name and per_sm == 1 for name in ("tanh", "gelu"))
     direct = epilogue.permuted_n > 0

@@ -36,6 +36,9 @@ STEP, HALO_STEP, STATIONARY_STEP = 65.2, 67.1, 41.7
 IM2COL_CHUNK, HALO_CHUNK, FILTER_CHUNK, RAGGED_CHUNK = 2.13, 6.04, 1.2, 1.66
 HALF_HALO_CHUNK: Final = 0.603
 FEED_BYTES, PIECE, PLANE_PIECE = 84.6, 1.58, 0.6
+# A chunk of planes that are shifted, not yet fitted: a warp's waits and fences, each of the copies that its thread
+# issues, and a piece of 16 bytes that a thread loads, shifts and stores, in some 16 instructions.
+SHIFT_CHUNK, SHIFT_COPY, SHIFT_PIECE = 250.0, 60.0, 40.0
 # How much of that chunks cost whose distance is a multiple of 32 bytes, but of no more.
 HALF_RAGGED: Final = 0.48
 
@@ -127,7 +130,9 @@ class Copied:
             # Rows are read whole.
             rows = view.original.stride[0] if pack.is_thinned(view.original) else 1
             moved = packed_bytes + prod(view.original.x_shape) * view.itemsize // rows
-        return cls(pixels, filters, raggedness(pixel, apart, view.chunk_bytes), moved)
+        # Rows of planes that come early have 144 bytes for 128, anywhere in sectors.
+        ragged = HALF_RAGGED if view.shifts else raggedness(pixel, apart, view.chunk_bytes)
+        return cls(pixels, filters, ragged, moved)
 
 
 def pixel_bytes(view: View, packed_bytes: int) -> int:
@@ -168,7 +173,7 @@ def cost(view: View, device: Device, packed_bytes: int) -> Cost:
         finish += outputs * RESIDUAL_AS_C_PING_PONG
     elif as_c:
         main += outputs * RESIDUAL_AS_C
-    cycles = BEGIN + (ALONE if room == 1 else 0.0)
+    cycles = BEGIN + (ALONE if room == 1 else 0.0) + (_shifting(view) if view.shifts else 0.0)
     beside = config.min_blocks_per_sm > 1 and blocks > device.multiprocessors
     if beside:
         cycles += share * max(main, (main + finish + CHAIN) / 2) + finish
@@ -256,6 +261,8 @@ def _copies(view: View, copied: Copied) -> float:
     if config.gather_bytes:
         each = PLANE_PIECE if isinstance(config, Im2colConfig) else PIECE
         issued = copied.pixels * view.chunk_bytes / config.gather_bytes * each
+    elif view.shifts:
+        issued = _shifting(view) / view.shift_teams
     else:
         each = IM2COL_CHUNK
         if not isinstance(config, Im2colConfig):
@@ -263,6 +270,13 @@ def _copies(view: View, copied: Copied) -> float:
         issued = copied.pixels * (each + RAGGED_CHUNK * copied.ragged)
     issued += copied.filters * FILTER_CHUNK
     return max(issued, (copied.pixels + copied.filters) * view.chunk_bytes / FEED_BYTES)
+
+
+def _shifting(view: View) -> float:
+    """Cycles of a team that shifts a chunk."""
+    copies = 1 if view.whole_planes else view.plane_classes
+    pieces = view.config.tile_pixels * view.chunk_bytes / 16 / 32
+    return SHIFT_CHUNK + (copies * SHIFT_COPY + pieces * SHIFT_PIECE) / view.shift_warps
 
 
 def _epilogue(view: View, epilogue: Epilogue) -> float:

@@ -21,9 +21,11 @@ FOLDER: Final = "ops/conv/cuda/implicit_gemm"
 # What the kernels are compiled for, beside the problem's own words.
 CONFIG_WORDS: Final = (
     "swap_ab", "tile_pixels", "tile_filters", "warpgroups", "ping_pong", "stages", "split_k", "groups_per_tile",
-    "filter_stationary", "transposed_pixels", "gather_bytes",
+    "filter_stationary", "transposed_pixels", "gather_bytes", "images",
 )  # fmt: skip
-VIEW_WORDS: Final = ("chunk_bytes", "last_chunk_steps", "transposed_filters")
+VIEW_WORDS: Final = (
+    "chunk_bytes", "last_chunk_steps", "transposed_filters", "plane_classes", "whole_planes", "shift_warps",
+)  # fmt: skip
 EPILOGUE_WORDS: Final = (
     "vector", "run_vector", "runs", "tma_store", "epilogue_buffers", "permuted_n", "tma_residual", "strided",
 )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod, sqrt
+from math import gcd, prod, sqrt
 from typing import Any, Final
 
 from tapwise.algorithm import Device
@@ -23,6 +23,11 @@ COPY_PIXELS: Final = 256
 PLACED: Final = 10 / 11
 # Filters, or pixels, side by side that one copy takes where operands lie across gemm_k.
 BLOCK: Final = 64
+# Elements along an axis of a copy's box.
+MOST_BOX: Final = 256
+# Chunks of planes that a team has in shared memory: one is shifted while the other comes. Those that a warp shifts
+# alone.
+SHIFT_BUFFERS, ONE_WARP_BYTES = 2, 10 << 10
 # Bytes of the instruction's steps along gemm_k.
 STEP_BYTES: Final = 32
 
@@ -97,15 +102,19 @@ def chunk_bytes(problem: ConvProblem) -> int:
     return next((count for count in (32, 64) if size <= count), SWIZZLE_BYTES)
 
 
-def plane_pieces(problem: ConvProblem) -> int | None:
-    """In which pieces planes of x in NCHW are read as they lie, of filters of 1x1 and 16 bits: 0 by TMA, which takes
-    planes of whole pieces of 16 bytes, or by a warpgroup in pieces of 8. None where x is packed: single elements took
-    longer."""
+def plane_classes(problem: ConvProblem) -> int:
+    """Planes of x in NCHW that together are whole pieces of 16 bytes, which TMA takes."""
+    return 16 // gcd(prod(problem.spatial) * problem.itemsize, 16)
+
+
+def plane_pieces(problem: ConvProblem) -> list[int]:
+    """In which pieces planes of x in NCHW may be read as they lie, of filters of 1x1 and 16 bits: 0 by TMA, or by a
+    warpgroup in pieces of 8 bytes. None where x is packed."""
     plain = prod(problem.kernel) == prod(problem.stride) == 1 and problem.output == problem.spatial
     if not plain or problem.layout != "nchw" or problem.itemsize != 2:
-        return None
-    plane = prod(problem.spatial) * problem.itemsize
-    return 0 if plane % 16 == 0 else 8 if plane % 8 == 0 else None
+        return []
+    classes = plane_classes(problem)
+    return [0] * (problem.group_c % classes == 0) + [8] * (classes == 2)
 
 
 def has_group_axis(problem: ConvProblem) -> bool:
@@ -190,6 +199,53 @@ class View:
         direct = problem.layout == "nhwc" and problem.math != "3xtf32" and is_aligned(problem)
         return not (self.config.gather_bytes or self.config.transposed_pixels or direct)
 
+    @property
+    def plane_classes(self) -> int:
+        """Channels whose planes TMA sees as one."""
+        config = self.config
+        return plane_classes(self.seen) if config.transposed_pixels and not config.gather_bytes else 1
+
+    @property
+    def shifts(self) -> bool:
+        """Whether planes begin within pieces of 16 bytes: they come from the piece before on, and are shifted."""
+        return self.plane_classes > 1
+
+    @property
+    def warps_bring(self) -> bool:
+        """Whether a warpgroup brings x to shared memory."""
+        return self.config.gather_bytes > 0 or self.shifts
+
+    @property
+    def whole_planes(self) -> bool:
+        """Whether these are whole ones that come in one copy, of elements of eight bytes, which has 256 at most."""
+        plane, config = prod(self.seen.spatial), self.config
+        fits = plane <= config.tile_pixels // config.images and plane * self.plane_classes // 4 <= MOST_BOX
+        return self.shifts and fits
+
+    @property
+    def early_row_bytes(self) -> int:
+        """Of a channel's row of pixels that come early: a piece more than a tile has of a plane, an odd count of
+        them."""
+        return (self.config.tile_pixels // 8 // self.config.images + 1 | 1) * 16
+
+    @property
+    def early_bytes(self) -> int:
+        """A chunk's bytes before it is shifted, as ShiftedPlanes of shifted_planes.cuh has them."""
+        channels, images = self.chunk_bytes // self.itemsize, self.config.images
+        if self.whole_planes:
+            return channels * self.config.tile_pixels * 2 + 128
+        return self.plane_classes * round_up(channels // self.plane_classes * images * self.early_row_bytes, 128)
+
+    @property
+    def shift_warps(self) -> int:
+        """Warps of a team that shifts a chunk; a warpgroup's teams take turns."""
+        return 1 if self.early_bytes <= ONE_WARP_BYTES else 2
+
+    @property
+    def shift_teams(self) -> int:
+        """Teams of a warpgroup, 0 where nothing is shifted."""
+        return 4 // self.shift_warps if self.shifts else 0
+
     @cached_property
     def tiles_p(self) -> int:
         """Tiles of a plane."""
@@ -259,7 +315,7 @@ class View:
             p, q = problem.output
             pixel_tiles = problem.n * ceil_div(p, self.rectangle.down) * ceil_div(q, config.across)
         elif config.transposed_pixels and not config.gather_bytes:
-            pixel_tiles = problem.n * self.tiles_p
+            pixel_tiles = ceil_div(problem.n, config.images) * self.tiles_p
         else:
             rows = isinstance(config, HaloRowsConfig)
             pixel_tiles = ceil_div(problem.n * prod(padded(problem) if rows else problem.output), config.tile_pixels)
@@ -277,7 +333,7 @@ class View:
     @property
     def threads(self) -> int:
         """Of a CTA: warpgroups, and a warp that copies; beside two, or where it gathers, a warpgroup."""
-        several = self.config.warpgroups == 2 or self.config.gather_bytes
+        several = self.config.warpgroups == 2 or self.warps_bring
         return self.config.warpgroups * 128 + (128 if several else 32)
 
     @property
@@ -310,7 +366,8 @@ class View:
         if isinstance(config, Im2colConfig):
             stage = self.copied_pixels * row + (0 if config.filter_stationary else filters)
             kept = self.steps * filters + 2048 if config.filter_stationary else 0
-            return config.stages * (round_up(stage, 1024) if config.transposed_pixels else stage) + kept
+            early = SHIFT_BUFFERS * self.shift_teams * (self.early_bytes + 8)
+            return config.stages * (round_up(stage, 1024) if config.transposed_pixels else stage) + kept + early
         pixels = self.halo_pixels
         if isinstance(config, HaloTileConfig):
             pixels = round_up(pixels, 8) + self.rectangle.behind
