@@ -81,8 +81,8 @@ inline void for_windows(const Map &m, unsigned place, const int (&at)[4], const 
 // A box of tiled mode, the same.
 template <class Each> inline void for_box(const Map &m, unsigned place, const int (&first)[4], Each each) {
     const int size = m.itemsize;
-    if ((uintptr_t)m.address % 16 || m.box[0] * size % 16 || first[0] * size % 16)
-        fail("TMA takes pieces of 16 bytes");
+    // Hardware says of a box that begins within a piece that it is an illegal instruction.
+    if ((uintptr_t)m.address % 16 || m.box[0] * size % 16 || first[0] * size % 16) fail("TMA takes pieces of 16 bytes");
     // Pieces of 16 bytes are swizzled by the rows of 128 bytes that they lie in.
     const unsigned mask = m.swizzle ? m.swizzle / 16 - 1 : 0;
     if (place % (8 * m.swizzle + 128 * !m.swizzle)) fail("a swizzled box begins where its pattern does");
@@ -129,8 +129,7 @@ void barrier_wait(unsigned at, unsigned phase) {
         for (size_t i = 0; i < boxes.size();)
             if (boxes[i].barrier == at) deliver(boxes[i], own_rank), boxes.erase(boxes.begin() + i);
             else ++i;
-        // Others of the cluster may be waited for.
-        if (barrier_at(at).phase == phase) wait_as(cluster.size() > 1 && turns > 8 ? Fiber::PAUSED : Fiber::READY);
+        if (barrier_at(at).phase == phase) wait_in_turns(turns);
     }
 }
 

@@ -206,8 +206,19 @@ inline void copy_shared_pixels(unsigned to, const void *map, unsigned barrier, i
     copy_pixels(to, map, barrier, c, w, h, n, tap_w, tap_h);
     if (COUNT > 1) multicast(mask);
 }
+template <int COUNT>
+inline void copy_shared_box(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n,
+                            unsigned short mask) {
+    copy_box(to, map, barrier, c, w, h, n);
+    if (COUNT > 1) multicast(mask);
+}
 inline void copy_filters(unsigned to, const void *map, unsigned barrier, int c, int tap, int k) {
     copy_box(to, map, barrier, c, tap, k, 0);
+}
+template <int COUNT>
+inline void copy_shared_filters(unsigned to, const void *map, unsigned barrier, int c, int tap, int k,
+                                unsigned short mask) {
+    copy_shared_box<COUNT>(to, map, barrier, c, tap, k, 0, mask);
 }
 
 #include "hopper.h"

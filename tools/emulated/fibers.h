@@ -65,6 +65,8 @@ extern unsigned own_rank;
 
 inline Fiber &fiber() { return static_cast<Fiber &>(*current); }
 void wait_as(Fiber::State state);
+// For what another thread does, asked for so often before: one of the block, or of its cluster.
+void wait_in_turns(long long turns);
 // Between kernels: boxes and barriers of the one before are gone, matrix instructions have this text.
 bool boxes_on_their_way();
 void forget_boxes();

@@ -22,6 +22,7 @@ void wait_as(Fiber::State state) {
     fiber().state = state;
     swapcontext(&fiber().context, &scheduler);
 }
+void wait_in_turns(long long turns) { wait_as(cluster.size() > 1 && turns > 8 ? Fiber::PAUSED : Fiber::READY); }
 void __syncthreads() { wait_as(Fiber::IN_BLOCK); }
 void __syncwarp(unsigned) { wait_as(Fiber::IN_WARP); }
 void cluster_wait() { wait_as(Fiber::IN_CLUSTER); }
@@ -46,8 +47,10 @@ void arrive_part(int id, int threads) {
 void sync_part(int id, int threads) {
     const int turn = named.at(id).turn;
     arrive_part(id, threads);
-    for (int turns = 0; named[id].turn == turn; wait_as(Fiber::READY))
-        if (++turns > 100000) fail("a part of a block that nobody completes");
+    for (int turns = 0; named[id].turn == turn; ++turns) {
+        if (turns > 100000) fail("a part of a block that nobody completes");
+        wait_in_turns(turns);
+    }
 }
 
 static void fiber_main() {

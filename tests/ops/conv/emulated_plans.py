@@ -1,4 +1,4 @@
-"""Plans of dgrad run by emulation: a GPU whose memory is this machine's."""
+"""Plans run by emulation: a GPU whose memory is this machine's."""
 
 from __future__ import annotations
 
@@ -71,9 +71,10 @@ def verdict_of(algorithm: Any, problem: ConvProblem, config: Any) -> Any:
         return lent(np.ascontiguousarray(np.moveaxis(array, 1, -1))).transpose(0, 3, 1, 2)
 
     plan = algorithm.plan(problem, config, SMALL)
-    dx = laid(np.full(problem.x_shape, np.nan, problem.x_dtype))
+    y = laid(np.full(problem.result_shape, np.nan, problem.y_dtype))
     size = plan.workspace_bytes
     workspace = lent(np.full(size, 0xFF, np.uint8)) if size else None
     bias = None if inputs.bias is None else lent(inputs.bias)
-    plan.run(Buffers(laid(inputs.x), plan.pack(lent(inputs.w)), dx, workspace, bias, None, 0))
-    return compare(memory_of(dx), *problem.reference(inputs, algorithm), problem.y_dtype)
+    residual = None if inputs.residual is None else laid(inputs.residual)
+    plan.run(Buffers(laid(inputs.x), plan.pack(lent(inputs.w)), y, workspace, bias, residual, 0))
+    return compare(memory_of(y), *problem.reference(inputs, algorithm), problem.y_dtype)

@@ -17,7 +17,8 @@ from tapwise.cuda.jit.launch import Launch
 from tapwise.ops.conv.cuda.implicit_gemm import tensor_maps
 from tapwise.ops.conv.cuda.implicit_gemm.config import Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import ImplicitGemm
-from tapwise.ops.conv.cuda.implicit_gemm.view import View, plane_classes
+from tapwise.ops.conv.cuda.implicit_gemm.strips import plane_classes
+from tapwise.ops.conv.cuda.implicit_gemm.view import View
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.verify import compare
 
@@ -30,8 +31,9 @@ def some_of(problem: ConvProblem) -> list[Im2colConfig]:
     found: dict[tuple[object, ...], list[Im2colConfig]] = {}
     for one in sorted(ALGORITHM.configs(problem, SMALL), key=lambda one: one.tile_pixels * one.tile_filters):
         if isinstance(one, Im2colConfig) and one.transposed_pixels and not one.gather_bytes:
-            view = View.of(problem, one)
-            kind = one.swap_ab, one.warpgroups, one.split_k, one.images, view.whole_planes, view.shift_warps
+            shifted = View.of(problem, one).shifted
+            how = shifted and (shifted.whole, shifted.warps)
+            kind = one.swap_ab, one.warpgroups, one.split_k, one.images, how
             found.setdefault(kind, []).append(one)
     return [one for ones in found.values() for one in dict.fromkeys((ones[0], ones[-1]))]
 
@@ -103,9 +105,10 @@ def test_maps_are_what_tma_takes_and_end_with_x(text: str) -> None:
     found = set()
     for config in ALGORITHM.configs(problem, H200):
         view = View.of(problem, config)
-        if not view.shifts:
+        shifted = view.shifted
+        if not shifted:
             continue
-        found.add((view.whole_planes, config.images))
+        found.add((shifted.whole, config.images))
         made = tensor_maps.map_x(view)
         size = 8 if made.dtype == "f64" else 2
         assert all(stride % 16 == 0 for stride in made.strides)
@@ -113,9 +116,9 @@ def test_maps_are_what_tma_takes_and_end_with_x(text: str) -> None:
         reaches = [(count - 1) * stride for count, stride in zip(made.sizes[1:], made.strides, strict=True)]
         assert sum(reaches) + made.sizes[0] * size == 2 * prod(problem.x_shape)
         # Bytes of all copies of a chunk have room in a buffer, and a row's last piece behind them.
-        copies = 1 if view.whole_planes else view.plane_classes
-        assert copies * prod(made.box) * size <= view.early_bytes
-        assert view.early_bytes % 128 == 0
+        copies = 1 if shifted.whole else shifted.classes
+        assert copies * prod(made.box) * size <= shifted.chunk_bytes
+        assert shifted.chunk_bytes % 128 == 0
     assert len(found) >= (4 if prod(problem.spatial) <= 64 and problem.n >= 4 else 1)
 
 
@@ -143,6 +146,6 @@ def test_small_planes_of_several_images_make_a_tile() -> None:
     assert {(one.images, one.tile_pixels) for one in ones} == {(2, 128), (3, 192)}
     for one in ones:
         view = View.of(problem, one)
-        assert view.whole_planes
+        assert view.shifted and view.shifted.whole
         assert view.tiles == view.tiles_f * 6 // one.images
     assert all(one.images == 1 for one in ALGORITHM.configs(problem.replace(spatial=(5, 13)), H200))

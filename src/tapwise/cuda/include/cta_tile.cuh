@@ -51,6 +51,8 @@ template <class Traits> struct CtaTile : Traits {
                                                               : B::TILE_FILTERS * FILTER_ROW_BYTES,
                          A_BLOCK_BYTES = A_LIES ? BLOCK_BYTES : 64 * A_ROW_BYTES;
     static constexpr bool PLANES = B::TRANSPOSED_PIXELS && B::GATHER_BYTES == 0;
+    // A cluster's CTAs, which share gemm_k or filters; of these (shared_copies.cuh) pixels are rows.
+    static constexpr int CLUSTER_K = 1, CLUSTER_M = B::SHARE_FILTERS, CLUSTER_N = 1, CTAS = B::SPLIT_K * CLUSTER_M;
     static constexpr int CONSUMER_THREADS = 128 * B::WARPGROUPS;
     // Beside two warpgroups a third one copies, and leaves them registers.
     static constexpr bool PRODUCER_WARPGROUP = B::WARPGROUPS == 2;
@@ -81,6 +83,8 @@ template <class Traits> struct CtaTile : Traits {
     static_assert(TILE_N == WGMMA_N * B::GROUPS_PER_TILE);
     static_assert(B::GROUPS_PER_TILE == 1 || (!B::SWAP_AB && B::LAST_CHUNK_STEPS == CHUNK_STEPS));
     static_assert(!B::PING_PONG || (B::WARPGROUPS == 2 && B::SPLIT_K == 1));
+    static_assert(CLUSTER_M == 1 || (B::SPLIT_K == 1 && !B::FILTER_STATIONARY && !B::GROUP_AXIS &&
+                                                 !B::TRANSPOSED_PIXELS && !B::STRIDED));
     static_assert(B::SPLIT_K == 1 || (SPLIT_M % 8 == 0 && B::WARPGROUPS == 1));
     static_assert(!B::TMA_RESIDUAL || (B::RESIDUAL && B::PING_PONG && B::PERMUTED_N == 0 && !B::NCHW));
     static_assert(B::PERMUTED_N || B::EPILOGUE_BUFFERS >=
@@ -146,10 +150,10 @@ DEVICE void copy_chunk(unsigned to, const void *map, unsigned barrier, int chunk
     }
 }
 
-// One chunk of the filters of a tile, of tap (r, s).
+// One chunk of the filters of a tile, of tap (r, s), to the CTAs `with` that share them.
 template <class Tile, class Gemm>
 DEVICE void copy_tile_filters(const Gemm &p, unsigned to, unsigned barrier, int chunk, int r, int s, int taps_w,
-                              int group, int filter) {
+                              int group, int filter, unsigned short with = 1) {
     const int at = chunk * Tile::CHUNK_ELEMENTS;
     if constexpr (Tile::TRANSPOSED_FILTERS) {
         const int w = (int)p.first_s + s * (int)p.step_s, h = (int)p.first_r + r * (int)p.step_r;
@@ -157,9 +161,10 @@ DEVICE void copy_tile_filters(const Gemm &p, unsigned to, unsigned barrier, int 
         for (int i = 0; i < Tile::FILTER_BYTES / Tile::BLOCK_BYTES; ++i) {
             const unsigned block = to + i * Tile::BLOCK_BYTES;
             if constexpr (Tile::GROUP_AXIS) copy_box(block, p.w, barrier, filter + i * 64, w, h, at, group);
-            else copy_box(block, p.w, barrier, filter + i * 64, w, h, at);
+            else copy_shared_box<Tile::CLUSTER_M>(block, p.w, barrier, filter + i * 64, w, h, at, with);
         }
     } else {
-        copy_filters(to, p.w, barrier, at, r * taps_w + s, group * (int)p.filters + filter);
+        copy_shared_filters<Tile::CLUSTER_M>(to, p.w, barrier, at, r * taps_w + s, group * (int)p.filters + filter,
+                                             with);
     }
 }

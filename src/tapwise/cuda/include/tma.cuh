@@ -149,6 +149,26 @@ DEVICE void copy_filters(unsigned to, const void *map, unsigned barrier, int c, 
         "l"(map), "r"(barrier), "r"(c), "r"(tap), "r"(k)
         : "memory");
 }
+template <int COUNT>
+DEVICE void copy_shared_box(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n,
+                            unsigned short mask) {
+    if constexpr (COUNT == 1) return copy_box(to, map, barrier, c, w, h, n);
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+        "[%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(c), "r"(w), "r"(h), "r"(n), "h"(mask)
+        : "memory");
+}
+template <int COUNT>
+DEVICE void copy_shared_filters(unsigned to, const void *map, unsigned barrier, int c, int tap, int k,
+                                unsigned short mask) {
+    if constexpr (COUNT == 1) return copy_filters(to, map, barrier, c, tap, k);
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+        "[%1, {%3, %4, %5}], [%2], %6;" ::"r"(to),
+        "l"(map), "r"(barrier), "r"(c), "r"(tap), "r"(k), "h"(mask)
+        : "memory");
+}
 
 // A box from shared memory to global memory; what leaves the tensor is not written. Stores of a thread go in groups.
 DEVICE void store_box(const void *map, unsigned from, int filter, int group, int pixel) {

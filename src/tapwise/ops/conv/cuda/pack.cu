@@ -75,9 +75,9 @@ __device__ void pack_channels_last(const Images &p, unsigned block = blockIdx.x,
 }
 
 // The same of x with channels outside; blocks of 256 threads transpose 4096 elements, CHANNELS of them side by side. A
-// thread loads EACH pixels of one word's channels at once: planes are multiples of them. THINNED: one, a stride apart.
-template <typename T, int PARTS, int CHANNELS, int EACH, bool THINNED = false>
-__device__ void pack_channels_first(const Images &p, unsigned block = blockIdx.x) {
+// thread loads EACH pixels of one word's channels at once: planes are multiples of them.
+template <typename T, int PARTS, int CHANNELS, int EACH>
+DEVICE void transpose_tile(const Images &p, unsigned block) {
     constexpr int PIXELS = 4096 / CHANNELS, V = 16 / sizeof(T), ACROSS = CHANNELS / V, GROUPS = PIXELS / EACH;
     // Channels of a word, words of a pixel.
     constexpr int PAIR = 4 / sizeof(T), WORDS = CHANNELS / PAIR, ITEMS = WORDS * GROUPS / 256;
@@ -85,21 +85,13 @@ __device__ void pack_channels_first(const Images &p, unsigned block = blockIdx.x
     constexpr int PITCH = WORDS + 1, EACH_APART = GROUPS * PITCH + 4 / EACH % 4;
     struct alignas(EACH * sizeof(T)) Piece { T v[EACH]; };
     __shared__ unsigned tile[EACH * EACH_APART];
-    begin_dependent();
-    long long rest = block;
-    const int channel0 = rest % p.tiles_channels * CHANNELS;
-    rest /= p.tiles_channels;
-    const int pixel0 = rest % p.tiles_pixels * PIXELS;
-    rest /= p.tiles_pixels;
-    const int group = rest % p.groups;
-    const long long n = rest / p.groups;
+    // Divisions of 64 bits would take longer than all else.
+    const unsigned tiles_channels = p.tiles_channels, tiles_pixels = p.tiles_pixels, groups = p.groups;
+    const unsigned tile_pixel = block / tiles_channels, image = tile_pixel / tiles_pixels;
+    const int channel0 = (block - tile_pixel * tiles_channels) * CHANNELS,
+              pixel0 = (tile_pixel - image * tiles_pixels) * PIXELS, group = image % groups;
+    const long long n = image / groups;
     const T *x = static_cast<const T *>(p.x) + n * p.step_n + (group * p.channels + channel0) * p.step_c;
-    const int width = p.width, step_h = p.step_h, step_w = p.step_w;
-    const auto place = [&](int pixel) {
-        if constexpr (!THINNED) return pixel0 + pixel;
-        const int row = (pixel0 + pixel) / width;
-        return row * step_h + (pixel0 + pixel - row * width) * step_w;
-    };
     const int pixels = min((long long)PIXELS, p.pixels - pixel0), channels = p.channels - channel0;
     Piece found[ITEMS][PAIR];
 #pragma unroll
@@ -109,7 +101,7 @@ __device__ void pack_channels_first(const Images &p, unsigned block = blockIdx.x
         for (int c = 0; c < PAIR; ++c) {
             found[i][c] = {};
             if (pixel < pixels && channel + c < channels)
-                found[i][c] = *reinterpret_cast<const Piece *>(x + (channel + c) * p.step_c + place(pixel));
+                found[i][c] = *reinterpret_cast<const Piece *>(x + (channel + c) * p.step_c + pixel0 + pixel);
         }
     }
 #pragma unroll
@@ -133,6 +125,45 @@ __device__ void pack_channels_first(const Images &p, unsigned block = blockIdx.x
         alignas(16) unsigned words[4] = {from[0], from[1], from[2], from[3]};
         put<T, PARTS>(y + (long long)pixel * p.wide + channel, p.groups * plane, *reinterpret_cast<T(*)[V]>(words));
     }
+}
+
+// The same of planes that are no multiples of two, or (THINNED) of pixels a stride apart: a thread loads TIMES pixels of
+// each channel of a piece of y, and stores the pieces. Pixels of all images are counted together. A warp has pieces of
+// CHANNELS side by side, as few as leave it 16 pixels or so of each channel.
+template <typename T, int PARTS, int CHANNELS, bool THINNED> DEVICE void turn_pixels(const Images &p, unsigned block) {
+    constexpr int V = 16 / sizeof(T), ACROSS = CHANNELS / V, STEP = 32 / ACROSS, TIMES = 4;
+    const unsigned tiles_channels = p.tiles_channels, groups = p.groups, plane = p.pixels, lane = threadIdx.x % 32;
+    const unsigned outer = block / tiles_channels, tile = outer / groups, group = outer - tile * groups;
+    const int channel = (block - outer * tiles_channels) * CHANNELS + lane % ACROSS * V,
+              channels = min((int)p.channels - channel, V);
+    if (channel >= (int)p.wide) return;
+    const long long all = p.n * p.pixels,
+                    pixel0 = (tile * 8ll + threadIdx.x / 32) * (STEP * TIMES) + lane / ACROSS;
+    const T *const x = static_cast<const T *>(p.x) + (group * p.channels + channel) * p.step_c;
+    T found[TIMES][V];
+#pragma unroll
+    for (int i = 0; i < TIMES; ++i) {
+        const unsigned pixel = pixel0 + i * STEP, n = pixel / plane;
+        int at = pixel - n * plane;
+        if constexpr (THINNED) {
+            const int width = p.width, row = at / width;
+            at = row * (int)p.step_h + (at - row * width) * (int)p.step_w;
+        }
+        const T *const from = x + n * p.step_n + at;
+#pragma unroll
+        for (int c = 0; c < V; ++c) found[i][c] = pixel0 + i * STEP < all && c < channels ? from[c * p.step_c] : T{};
+    }
+    T *const y = static_cast<T *>(p.y) + (group * all + pixel0) * p.wide + channel;
+#pragma unroll
+    for (int i = 0; i < TIMES; ++i)
+        if (pixel0 + i * STEP < all) put<T, PARTS>(y + i * STEP * p.wide, groups * all * p.wide, found[i]);
+}
+
+template <typename T, int PARTS, int CHANNELS, int EACH, bool THINNED = false>
+__device__ void pack_channels_first(const Images &p, unsigned block = blockIdx.x) {
+    begin_dependent();
+    if constexpr (EACH == 1) turn_pixels<T, PARTS, CHANNELS, THINNED>(p, block);
+    else transpose_tile<T, PARTS, CHANNELS, EACH>(p, block);
 }
 
 // Two arrays, the first by `blocks` blocks; words as those of Images.
@@ -246,8 +277,10 @@ struct Filters {
     void *y;
     // y[k][tap][part][wide], filters `pitch` elements apart; a tap of y is `inner` taps of w side by side. Of w in
     // elements: distances of filters, channels and taps. Of each `order` filters of y, the (8 j + 2 t + e)-th is the
-    // (order / 4 t + 2 j + e)-th of w; as they are with 8. Behind the `real` ones come zeros.
-    long long k, taps, inner, channels, wide, pitch, step_k, step_c, step_r, step_s, taps_w, order, real;
+    // (order / 4 t + 2 j + e)-th of w; as they are with 8. Behind the `real` ones come zeros. Of each `chunk` channels
+    // every `classes`-th come together, a whole number of pieces.
+    long long k, taps, inner, channels, wide, pitch, step_k, step_c, step_r, step_s, taps_w, order, real, classes,
+        chunk;
 };
 
 // Parts of filters for 3xtf32: large, small, large. PARTS 0: as they are. A thread takes V neighbours of a tap, all of
@@ -256,21 +289,25 @@ template <typename T, int PARTS, int V, typename I> __device__ void pack_pieces(
     struct alignas(sizeof(T) * V) Piece { T v[V]; };
     const I pitch = p.pitch, wide = p.wide, row = PARTS == 2 ? 3 * wide : wide, channels = p.channels;
     const I order = p.order, taps = p.taps, inner = p.inner, taps_w = p.taps_w, count = (I)p.k * pitch;
+    const I classes = p.classes, each = p.chunk / classes;
+    const long long step = p.step_c * p.classes;
     const T *w = static_cast<const T *>(p.w);
     for (I i = (blockIdx.x * (I)256 + threadIdx.x) * V; i < count; i += gridDim.x * (I)256 * V) {
         const I k = i / pitch, rest = i - k * pitch, tap = rest / row, at = rest - tap * row, part = at / wide;
-        const I within = (at - part * wide) / channels, channel = at - part * wide - within * channels;
+        const I within = (at - part * wide) / channels, place = at - part * wide - within * channels;
+        const I number = place / each,
+                channel = number / classes * p.chunk + (place - number * each) * classes + number % classes;
         const I real_tap = tap * inner + within, permuted = k % order;
         const I filter = k - permuted + permuted % 8 / 2 * (order / 4) + permuted / 8 * 2 + permuted % 2;
         Piece piece{};
         if (within < inner && tap < taps && filter < p.real) {
             const T *from = w + (long long)filter * p.step_k + (long long)channel * p.step_c +
                             (long long)(real_tap / taps_w) * p.step_r + (long long)(real_tap % taps_w) * p.step_s;
-            if (V > 1 && p.step_c == 1 && reinterpret_cast<unsigned long long>(from) % sizeof(Piece) == 0) {
+            if (V > 1 && step == 1 && reinterpret_cast<unsigned long long>(from) % sizeof(Piece) == 0) {
                 piece = *reinterpret_cast<const Piece *>(from);
             } else {
 #pragma unroll
-                for (int e = 0; e < V; ++e) piece.v[e] = from[e * p.step_c];
+                for (int e = 0; e < V; ++e) piece.v[e] = from[e * step];
             }
         }
 #pragma unroll

@@ -17,8 +17,9 @@ from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.problem import ConvProblem
 
 THREADS: Final = 256
-# Elements that a block transposes.
+# Elements that a block transposes; and where a thread loads single pixels, those of one channel.
 TILE: Final = 4096
+TIMES: Final = 4
 # Blocks of windows that have room on a multiprocessor: as many as its registers allow without spills.
 WINDOW_BLOCKS: Final = 6
 # Blocks a multiprocessor, of kernels that loop over what is beyond.
@@ -79,7 +80,7 @@ def is_thinned(problem: ConvProblem) -> bool:
 
 
 def images_source(problem: ConvProblem, thin: bool = False) -> Source:
-    widths = (_transposed(problem), 1, True) if thin else _widths(problem)
+    widths = (_transposed(problem, 1), 1, True) if thin else _widths(problem)
     words = template_args(tensor_core_type(problem.dtype), parts(problem), *widths)
     name = f"pack_channels_{'first' if problem.layout == 'nchw' else 'last'}"
     return stub("ops/conv/cuda/pack.cu", name, words, "Images", THREADS)
@@ -92,15 +93,21 @@ def pair_source(first: ConvProblem, second: ConvProblem) -> Source:
 
 
 def _widths(problem: ConvProblem) -> tuple[int, ...]:
-    """Bytes of pieces of x; or channels that a block transposes, and pixels that a thread loads at once."""
+    """Bytes of pieces of x; or channels of a warp, and pixels that a thread loads at once."""
     if problem.layout == "nchw":
-        return _transposed(problem), next(count for count in (4, 2, 1) if prod(problem.spatial) % count == 0)
+        return _transposed(problem, beside := _beside(problem)), beside
     return (next(count for count in (16, 8, 4, 2) if problem.group_c * problem.itemsize % count == 0),)
 
 
-def _transposed(problem: ConvProblem) -> int:
-    """Channels that a block transposes."""
-    return next((count for count in (8, 16, 32) if wide(problem) <= count), 64)
+def _beside(problem: ConvProblem) -> int:
+    """Pixels that a thread loads at once: planes are multiples of them."""
+    return next(count for count in (4, 2, 1) if prod(problem.spatial) % count == 0)
+
+
+def _transposed(problem: ConvProblem, beside: int) -> int:
+    """Channels that a block transposes; of single pixels those of a warp, which leave it 32 bytes of each."""
+    most = 64 if beside > 1 else 16
+    return next((count for count in (8, 16, 32) if wide(problem) <= count and count < most), most)
 
 
 def images_bytes(problem: ConvProblem) -> int:
@@ -113,7 +120,7 @@ def images(
 ) -> Launch:
     """x, dense in the problem's layout, to y: [part][group][n][h][w][channel]; `thin`: as `thinned` has it.
     `names_of`: of a launch."""
-    fields, blocks = _images(thinned(problem) if thin else problem, device)
+    fields, blocks = _images(thinned(problem) if thin else problem, device, thin)
     if thin:
         plane, (stride_h, stride_w) = prod(problem.spatial), problem.stride
         fields |= {
@@ -132,17 +139,21 @@ def pair(first: ConvProblem, second: ConvProblem, device: Device, names_of: Mapp
     return Launch(source, words | {"blocks": blocks}, grid, THREADS, dependent=True, names_of=names_of)
 
 
-def _images(problem: ConvProblem, device: Device) -> tuple[dict[str, int], int]:
+def _images(problem: ConvProblem, device: Device, thin: bool = False) -> tuple[dict[str, int], int]:
     """The words of `Images` and blocks."""
     pixels = prod(problem.spatial)
     last = problem.layout == "nhwc"
-    channels = _transposed(problem)
+    beside = 1 if thin else _beside(problem)
+    channels = _transposed(problem, beside)
     tiles = ceil_div(pixels * channels, TILE), ceil_div(wide(problem), channels)
     fields = {
         "n": problem.n, "groups": problem.groups, "channels": problem.group_c, "wide": wide(problem), "pixels": pixels,
         "step_n": problem.c * pixels, "step_c": 1 if last else pixels, "step_pixel": problem.c if last else 1,
         "tiles_pixels": tiles[0], "tiles_channels": tiles[1],
     }  # fmt: skip
+    if not last and beside == 1:
+        each = THREADS * (16 // problem.itemsize) // channels * TIMES
+        return fields, ceil_div(problem.n * pixels, each) * tiles[1] * problem.groups
     if not last:
         return fields, tiles[0] * tiles[1] * problem.groups * problem.n
     pieces = problem.n * pixels * problem.groups * wide(problem) * problem.itemsize // 16
@@ -197,18 +208,21 @@ def filters(
     pitch: int = 0,
     apart: bool = True,
     order: int = 0,
+    classes: tuple[int, int] = (1, 1),
 ) -> DeviceArray:
     """w (k, c / groups, r, s) of any strides as [k][tap][channel]; a tap has `tap_channels` in each part.
 
     The problem may be a view of w's with fewer taps, of as many times the channels. `pitch`: elements from one filter
     to the next, at least its own. `apart`: rounded to tf32, and 3xtf32 in parts. `order`: of so many filters
     each, those come together that threads of tensor cores hold (include/direct_store.cuh); 0 leaves them as they are.
+    `classes`: (how many, of so many channels each): those come together that leave one remainder by their number; in
+    whole pieces of 16 bytes.
     """
     size = w.dtype.itemsize
     pitch = pitch or prod(problem.kernel) * tap_channels * (3 if apart and parts(problem) == 2 else 1)
     packed = empty((filter_rows(problem, order) * pitch,), w.dtype, w)
     steps = tuple(step // size for step in w.strides)
-    launch = _filters(problem, tuple(w.shape[1:]), steps, tap_channels, pitch, apart, order, device)
+    launch = _filters(problem, tuple(w.shape[1:]), steps, tap_channels, pitch, apart, order, classes, device)
     launch({"w": w.ptr, "y": packed.ptr}, w.stream)
     return packed
 
@@ -223,7 +237,7 @@ def _filters(*words: Any) -> Launch:
 
 def filters_launch(
     problem: ConvProblem, shape: tuple[int, ...], steps: tuple[int, ...], tap_channels: int, pitch: int, apart: bool,
-    order: int, device: Device,
+    order: int, classes: tuple[int, int], device: Device,
 ) -> Launch:  # fmt: skip
     """Packs filters of such a shape (c, r, s) and strides, in elements."""
     channels, *kernel = shape
@@ -232,7 +246,8 @@ def filters_launch(
     fields = {
         "k": rows, "taps": taps, "inner": prod(kernel) // taps, "channels": channels, "wide": tap_channels,
         "pitch": pitch, "step_k": steps[0], "step_c": steps[1], "step_r": steps[2], "step_s": steps[3],
-        "taps_w": kernel[1], "order": order or 8, "real": problem.k,
+        "taps_w": kernel[1], "order": order or 8, "real": problem.k, "classes": classes[0],
+        "chunk": classes[1],
     }  # fmt: skip
     # As the kernel chooses.
     pieces = 16 // problem.itemsize

@@ -38,6 +38,11 @@ class TileConfig(BaseConfig):
         return self.tile_pixels if self.swap_ab else self.tile_filters
 
     @property
+    def cluster(self) -> int:
+        """CTAs of a cluster."""
+        return self.split_k * self.share_filters
+
+    @property
     def instruction_n(self) -> int:
         """Columns of one instruction: those of one group."""
         return self.tile_n // self.groups_per_tile
@@ -53,11 +58,13 @@ class Im2colConfig(TileConfig):
     `warpgroups` share a tile, or (`ping_pong`) take whole tiles in turns. `split_k` CTAs of a cluster share gemm_k.
     `min_blocks_per_sm`: CTAs that a multiprocessor has room for. `transposed_pixels`: x in NCHW is read as it lies, of
     filters of 1x1, by TMA (`gather_bytes` 0) in boxes of channels and pixels of a plane, or by a warpgroup in pieces of
-    so many bytes. `images`: whose whole planes, of up to 64 pixels, are a tile's blocks of 64 (TMA).
+    so many bytes. `images`: whose whole planes, of up to 64 pixels, are a tile's blocks of 64 (TMA). `share_filters`:
+    CTAs of a cluster whose tiles lie beside each other along pixels, and for which filters are copied together.
     """
 
     kernel: ClassVar[str] = "im2col"
     halo_buffers: ClassVar[int] = 0
+    staged_strips: ClassVar[int] = 0
     chunk_bytes: ClassVar[int] = 0
 
     warpgroups: int = 1
@@ -67,6 +74,7 @@ class Im2colConfig(TileConfig):
     transposed_pixels: bool = False
     gather_bytes: int = 0
     images: int = 1
+    share_filters: int = 1
 
 
 @dataclass(frozen=True)
@@ -82,6 +90,7 @@ class HaloConfig(TileConfig):
     min_blocks_per_sm: ClassVar[int] = 1
     transposed_pixels: ClassVar[bool] = False
     images: ClassVar[int] = 1
+    share_filters: ClassVar[int] = 1
 
     halo_buffers: int = 2
     chunk_bytes: int = 0
@@ -95,18 +104,24 @@ class HaloRowsConfig(HaloConfig):
     """
 
     kernel: ClassVar[str] = "halo_rows"
+    staged_strips: ClassVar[int] = 0
 
     gather_bytes: int = 0
 
 
 @dataclass(frozen=True)
 class HaloTileConfig(HaloConfig):
-    """A tile is a rectangle of an image, `across` outputs wide."""
+    """A tile is a rectangle of an image, `across` outputs wide.
+
+    `staged_strips`: x in NCHW, 16 bits, is read as it lies, by way of so many staging buffers (strips.py); 0 for x that
+    is channels last, or packed.
+    """
 
     kernel: ClassVar[str] = "halo_tile"
     gather_bytes: ClassVar[int] = 0
 
     across: int = 0
+    staged_strips: int = 0
 
 
 Config = Im2colConfig | HaloRowsConfig | HaloTileConfig

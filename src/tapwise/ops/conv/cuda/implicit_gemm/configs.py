@@ -15,14 +15,16 @@ from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, HaloTileConfig, Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
+from tapwise.ops.conv.cuda.implicit_gemm.shifted_planes import MOST_PIXELS
+from tapwise.ops.conv.cuda.implicit_gemm.strips import plane_classes, strips_of
 from tapwise.ops.conv.cuda.implicit_gemm.view import (
     BLOCK,
     COPY_PIXELS,
     PLACED,
     View,
+    has_group_axis,
     is_aligned,
     padded,
-    plane_classes,
     plane_pieces,
     unfoldings,
 )
@@ -35,6 +37,8 @@ LEAST_TAPS: Final = 3
 MANY_TAPS: Final = 7
 # Outputs of a halo tile's row: with fewer it is mostly halo.
 LEAST_ACROSS: Final = 4
+# Staging buffers of planes: one or two for each warp that transposes.
+STAGED_STRIPS: Final = (6, 3)
 # Sets of filters that stay beside halo rows, each with its own CTAs.
 MOST_SETS: Final = 32
 # Registers of a thread beside its sums: in the plain kernel, and for what else it does.
@@ -43,13 +47,16 @@ MORE_REGISTERS: Final = {
     "bias": 8, "function": 56, "short function": 53, "direct store": 36, "residual": 4, "more residual": 17,
     "f32 residual as C": 24, "odd": 48, "f32": 16, "nchw": 44,
 }  # fmt: skip
+# Sums of a thread beside which every epilogue that stores runs was seen to fit 216 registers.
+RUN_SUMS: Final = 128
 # Outputs of a tile whose sums CTAs of a cluster exchange.
 MOST_EXCHANGED: Final = 8192
+# CTAs of a cluster that share filters, and outputs of a tile from which on they may.
+SHARING: Final = (2, 4)
+LEAST_SHARING: Final = 128 * 112
 # Columns of the matrix instruction at most, and pixels of a tile that is made to fit.
 MOST_N: Final = 256
 LEAST_PIXELS: Final = 32
-# Pixels of a tile whose planes are shifted: TMA's boxes have 256 at most, of which some come early.
-MOST_EARLY: Final = 240
 
 
 class Tile(NamedTuple):
@@ -109,7 +116,7 @@ def phased_configs(problem: ConvProblem, count: int, device: Device, filters: Fp
     view = View.of(problem.replace(n=problem.n * count), Im2colConfig(False, 64, 64), None, filters)
     return [
         one for one in _im2col(view, device)
-        if isinstance(one, Im2colConfig) and one.split_k == 1 and not one.filter_stationary
+        if isinstance(one, Im2colConfig) and one.cluster == 1 and not one.filter_stationary
     ]  # fmt: skip
 
 
@@ -130,9 +137,19 @@ def _scheduled(view: View, device: Device) -> Iterator[Config]:
         yield staged
     # Filters stay where a CTA has several tiles of the same.
     if config.split_k == config.min_blocks_per_sm == 1 and 2 * view.blocks(device) <= view.tiles:
-        staged = _staged(view.configured(replace(config, filter_stationary=True)), device)
-        if staged is not None and view.configured(staged).blocks(device):
-            yield staged
+        stationary = _staged(view.configured(replace(config, filter_stationary=True)), device)
+        if stationary is not None and view.configured(stationary).blocks(device):
+            yield stationary
+    if staged is not None and _may_share(view, device):
+        yield from (replace(staged, share_filters=count) for count in SHARING)
+
+
+def _may_share(view: View, device: Device) -> bool:
+    """Whether CTAs of a cluster may share filters: of large tiles, more than multiprocessors."""
+    config, problem = view.config, view.seen
+    large = config.tile_pixels * config.tile_filters >= LEAST_SHARING and view.tiles >= device.multiprocessors
+    plain = problem.layout == "nhwc" and not has_group_axis(problem) and not config.transposed_pixels
+    return large and plain and config.split_k == config.min_blocks_per_sm == config.groups_per_tile == 1
 
 
 def _planes(view: View, pieces: int, device: Device) -> Iterator[Config]:
@@ -144,7 +161,7 @@ def _planes(view: View, pieces: int, device: Device) -> Iterator[Config]:
     if not pieces:
         widths = sorted({round_up(ceil_div(plane, count), 8) for count in range(1, 9)} - set(range(LEAST_PIXELS)))
         fitting = [Tile(True, pixels, filters) for pixels in widths if pixels <= MOST_N for filters in (64, 128)]
-        most = min(round_up(plane, BLOCK), MOST_EARLY if plane_classes(problem) > 1 else MOST_N)
+        most = min(round_up(plane, BLOCK), MOST_PIXELS if plane_classes(problem) > 1 else MOST_N)
         tiles = {(tile, 1): None for tile in (*_tiles(problem), *fitting) if tile.pixels <= most}
         if plane <= BLOCK:
             for images in range(2, min(problem.n, MOST_N // BLOCK) + 1):
@@ -183,31 +200,48 @@ def _halo_rows(view: View, device: Device) -> Iterator[Config]:
 
 
 def _halo_tiles(view: View, device: Device) -> Iterator[Config]:
-    """Those whose rectangles fit the image best: a few widths for each tile."""
+    """Those whose rectangles fit the image best: a few widths for each tile, of pixels that TMA brings as they lie or
+    were packed, and of planes that are transposed."""
     problem = view.seen
     if not is_aligned(problem) and problem.layout == "nhwc" and problem.math != "3xtf32":
         return
-    p, q = problem.output
-    for tile in _tiles(problem) + LONG_TILES:
+    planes = problem.layout == "nchw" and problem.itemsize == 2 and not view.config.unfold
+    for tile, staged, chunk in product(
+        _tiles(problem) + LONG_TILES, (0, *STAGED_STRIPS) if planes else (0,), _chunks(problem)
+    ):
         if tile.filters > (64 if tile.swap_ab else MOST_N) or tile.pixels < 64:
             continue
-        widths = {}
-        for count in range(1, q + 1):
-            across = ceil_div(q, count)
-            wide = across + problem.reach[1] - 1
-            if across < LEAST_ACROSS:
-                break
-            if wide > tile.pixels:
+        config = HaloTileConfig(
+            tile.swap_ab, tile.pixels, tile.filters, unfold=view.config.unfold, chunk_bytes=chunk, staged_strips=staged
+        )
+        for across in _widths(view.configured(config), config):
+            one = replace(config, across=across)
+            yield from _buffered(view.configured(one), one, device)
+
+
+def _widths(view: View, config: HaloTileConfig) -> list[int]:
+    """The two widths of rectangles with which fewest pixels are multiplied and brought, if there are."""
+    problem, tile = view.seen, config.tile_pixels
+    p, q = problem.output
+    found = {}
+    for count in range(1, q + 1):
+        across = ceil_div(q, count)
+        wide = across + problem.reach[1] - 1
+        if across < LEAST_ACROSS:
+            break
+        if wide > tile:
+            continue
+        down = tile // wide
+        high = down + problem.reach[0] - 1
+        pixels = high * wide
+        if config.staged_strips:
+            strips = strips_of(problem, across, down, wide, high, view.chunk_bytes // view.itemsize)
+            if strips is None:
                 continue
-            down = tile.pixels // wide
-            high = down + problem.reach[0] - 1
-            if wide <= COPY_PIXELS and high <= COPY_PIXELS:
-                widths[across] = ceil_div(p, down) * count * (tile.pixels + high * wide)
-        for across, chunk in product(sorted(widths, key=lambda one: widths[one])[:2], _chunks(problem)):
-            config = HaloTileConfig(
-                tile.swap_ab, tile.pixels, tile.filters, unfold=view.config.unfold, chunk_bytes=chunk, across=across
-            )
-            yield from _buffered(view.configured(config), config, device)
+            pixels = strips.pixels
+        if wide <= COPY_PIXELS and high <= COPY_PIXELS:
+            found[across] = ceil_div(p, down) * count * (tile + pixels)
+    return sorted(found, key=lambda one: found[one])[:2]
 
 
 def _grouped(view: View, device: Device) -> Iterator[Config]:
@@ -259,7 +293,7 @@ def _staged(view: View, device: Device) -> Config | None:
     if config.split_k == 1:
         steps *= ceil_div(view.tiles, device.multiprocessors * config.min_blocks_per_sm)
     # Teams that shift planes wait for a stage's last use alone, not for the one before it.
-    least = max(3, view.shift_teams)
+    least = max(3, view.shifted.teams if view.shifted else 0)
     candidates = (replace(config, stages=stages) for stages in range(min(8, max(least, steps)), least - 1, -1))
     return next((one for one in candidates if is_legal(view.configured(one), device)), None)
 
@@ -273,8 +307,9 @@ def is_legal(view: View, device: Device) -> bool:
         return False
     if epilogue.shared_bytes > (device.shared_bytes + 1024) // per_sm - 1024:
         return False
-    # Two warpgroups get registers of the one that copies, which needs them itself where it gathers.
-    pair = 232 if not view.warps_bring else 208 if isinstance(config, Im2colConfig) else 216
+    # Two warpgroups get registers of the one that copies, which needs them itself where it gathers or transposes.
+    threads_copy = view.warps_bring or config.staged_strips
+    pair = 232 if not threads_copy else 208 if isinstance(config, Im2colConfig) else 216
     registers = pair if config.warpgroups == 2 else 255 if per_sm == 1 else 128
     function, short = (problem.activation == name and per_sm == 1 for name in ("tanh", "gelu"))
     direct = epilogue.permuted_n > 0
@@ -293,7 +328,8 @@ def is_legal(view: View, device: Device) -> bool:
         "nchw": problem.layout == "nchw",
     }
     others = PLAIN_REGISTERS + sum(MORE_REGISTERS[name] for name, needed in used.items() if needed)
-    return share * config.tile_n // 2 + others <= registers
+    sums = share * config.tile_n // 2
+    return sums + others <= registers or (config.staged_strips > 0 and epilogue.run_vector > 0 and sums <= RUN_SUMS)
 
 
 def _tiles(problem: ConvProblem) -> tuple[Tile, ...]:

@@ -21,6 +21,8 @@ from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import KEPT_BYTES, Epilogue
+from tapwise.ops.conv.cuda.implicit_gemm.shifted_planes import ShiftedPlanes
+from tapwise.ops.conv.cuda.implicit_gemm.strips import PIECE, WARPS, Strips
 from tapwise.ops.conv.cuda.implicit_gemm.view import PLACED, STEP_BYTES, View
 
 CYCLES_US: Final = 1700.0
@@ -28,7 +30,7 @@ CYCLES_US: Final = 1700.0
 # Compute. A matrix instruction of 64 rows takes columns / 2 cycles, or what it reads of shared memory.
 LEAST_PRODUCT, LEAST_COLUMN = 16.2, 0.324
 # What a step costs besides: im2col, halo, halo with all filters beside it.
-STEP, HALO_STEP, STATIONARY_STEP = 65.2, 67.1, 41.7
+STEP, HALO_STEP, STATIONARY_STEP, SHARING_STEP = 65.2, 67.1, 41.7, 110.0
 
 # Copies: a chunk of a pixel (im2col, halo) and of a filter; more for chunks that begin and end within sectors of L2; of
 # half the length the same times so much (halo); bytes that arrive in a cycle; a piece that warps gather,
@@ -41,12 +43,21 @@ FEED_BYTES, PIECE, PLANE_PIECE = 84.6, 1.58, 0.6
 SHIFT_CHUNK, SHIFT_COPY, SHIFT_PIECE = 250.0, 60.0, 40.0
 # How much of that chunks cost whose distance is a multiple of 32 bytes, but of no more.
 HALF_RAGGED: Final = 0.48
+# Filters of fprop as they lie, of channels that are no multiple of 128 bytes: so much more for each halving of that.
+RAGGED_FILTERS: Final = 0.3
 
 # Latency: from a copy's begin to its bytes, and how much of its own time is added. Stages are there to hide it, short
 # of those that are multiplied, and of more in ping-pong.
 LATENCY, OWN_COPY, FREE_STAGES, PING_PONG_STAGES = 572.0, 0.816, 0.292, 1.54
 # From a halo buffer's being free to the next one's bytes.
 HALO_LATENCY: Final = 1255.0
+
+# Planes of NCHW, not fitted yet. From a strip's copy to its bytes; four matrices of a strip from staging buffer to halo
+# by one warp, a latency of shared memory and some 15 instructions; from a halo buffer's being free to its first strip,
+# which is there already. Each byte passes shared memory three times, so much of which products wait for.
+STRIP_LATENCY, TRANSPOSED, TRANSPOSED_LATENCY, STRIP_SHARED = 900.0, 35.0, 300.0, 0.5
+# Bytes of shared memory a cycle, and of four matrices.
+SHARED_BYTES, MATRICES_BYTES = 128, 512
 
 # Launch: its beginning, more of it in ping-pong (im2col, halo), and of a CTA that is alone on its multiprocessor, which
 # is not placed before the launch before has left. How much of the first halo's copy a launch waits for.
@@ -118,8 +129,12 @@ class Copied:
     def of(cls, view: View, device: Device, packed_bytes: int) -> Copied:
         problem, config = view.seen, view.config
         im2col = isinstance(config, Im2colConfig)
-        pixels = view.copied_pixels if im2col else view.halo_pixels / prod(problem.kernel)
+        halo = view.strips.pixels if view.strips else view.halo_pixels
+        pixels = view.copied_pixels if im2col else halo / prod(problem.kernel)
         filters: float = view.copied_filters
+        if view.transposed_filters:
+            apart = problem.group_k * problem.groups * view.itemsize
+            filters *= 1 + RAGGED_FILTERS * log2(SWIZZLE_BYTES / gcd(apart, SWIZZLE_BYTES))
         if config.filter_stationary:
             # A CTA copies them once.
             filters = filters / ceil_div(view.tiles, view.blocks(device)) if im2col else 0
@@ -130,8 +145,10 @@ class Copied:
             # Rows are read whole.
             rows = view.original.stride[0] if pack.is_thinned(view.original) else 1
             moved = packed_bytes + prod(view.original.x_shape) * view.itemsize // rows
-        # Rows of planes that come early have 144 bytes for 128, anywhere in sectors.
-        ragged = HALF_RAGGED if view.shifts else raggedness(pixel, apart, view.chunk_bytes)
+        ragged = 0.0 if view.strips else raggedness(pixel, apart, view.chunk_bytes)
+        if view.shifted:
+            # Rows of planes that come early have 144 bytes for 128, anywhere in sectors.
+            ragged = HALF_RAGGED
         return cls(pixels, filters, ragged, moved)
 
 
@@ -159,9 +176,9 @@ def cost(view: View, device: Device, packed_bytes: int) -> Cost:
     places = float(device.multiprocessors)
     if config.filter_stationary:
         places = min(device.multiprocessors, view.blocks(device))
-    if config.split_k > 2:
+    if config.cluster > 2:
         places *= PLACED
-    blocks = view.tiles * config.split_k
+    blocks = view.units * config.cluster
     # CTAs beside each other on a multiprocessor share it.
     share = max(1.0, blocks / places) if config.split_k > 1 and room > 1 else float(ceil(blocks / places))
 
@@ -173,7 +190,7 @@ def cost(view: View, device: Device, packed_bytes: int) -> Cost:
         finish += outputs * RESIDUAL_AS_C_PING_PONG
     elif as_c:
         main += outputs * RESIDUAL_AS_C
-    cycles = BEGIN + (ALONE if room == 1 else 0.0) + (_shifting(view) if view.shifts else 0.0)
+    cycles = BEGIN + (ALONE if room == 1 else 0.0) + (_shifting(view, view.shifted) if view.shifted else 0.0)
     beside = config.min_blocks_per_sm > 1 and blocks > device.multiprocessors
     if beside:
         cycles += share * max(main, (main + finish + CHAIN) / 2) + finish
@@ -234,15 +251,25 @@ def _main(view: View, copied: Copied, steps: int, rounds: float) -> tuple[float,
     config, taps = view.config, prod(view.seen.kernel)
     im2col = isinstance(config, Im2colConfig)
     product, copies = _product(view), _copies(view, copied)
+    if view.strips:
+        product += STRIP_SHARED * 3 * copied.pixels * view.chunk_bytes / SHARED_BYTES
     if im2col and steps * rounds > config.stages:
         in_flight = 1 if view.cooperative == 2 else 2
         free = FREE_STAGES - (PING_PONG_STAGES if config.ping_pong else 0.0)
         copies = max(copies, (LATENCY + OWN_COPY * copies) / max(config.stages - in_flight + free, 0.3))
-    step = STEP if im2col else STATIONARY_STEP if config.filter_stationary else HALO_STEP
+    step = (
+        SHARING_STEP
+        if config.share_filters > 1
+        else STEP
+        if im2col
+        else STATIONARY_STEP
+        if config.filter_stationary
+        else HALO_STEP
+    )
     main = steps * (max(product, copies) + step)
     if not (im2col or config.gather_bytes):
         # A halo comes while those before it are multiplied.
-        alone = HALO_LATENCY + taps * (copies + product + step)
+        alone = (TRANSPOSED_LATENCY if view.strips else HALO_LATENCY) + taps * (copies + product + step)
         main = max(main, steps / taps * alone / config.halo_buffers)
     return product, copies, main
 
@@ -261,22 +288,31 @@ def _copies(view: View, copied: Copied) -> float:
     if config.gather_bytes:
         each = PLANE_PIECE if isinstance(config, Im2colConfig) else PIECE
         issued = copied.pixels * view.chunk_bytes / config.gather_bytes * each
-    elif view.shifts:
-        issued = _shifting(view) / view.shift_teams
+    elif view.shifted:
+        issued = _shifting(view, view.shifted) / view.shifted.teams
+    elif view.strips:
+        issued = _strips(view, view.strips) / prod(view.seen.kernel)
     else:
         each = IM2COL_CHUNK
         if not isinstance(config, Im2colConfig):
             each = HALO_CHUNK * HALF_HALO_CHUNK ** log2(SWIZZLE_BYTES / view.chunk_bytes)
         issued = copied.pixels * (each + RAGGED_CHUNK * copied.ragged)
-    issued += copied.filters * FILTER_CHUNK
+    issued += copied.filters / config.share_filters * FILTER_CHUNK
     return max(issued, (copied.pixels + copied.filters) * view.chunk_bytes / FEED_BYTES)
 
 
-def _shifting(view: View) -> float:
+def _shifting(view: View, shifted: ShiftedPlanes) -> float:
     """Cycles of a team that shifts a chunk."""
-    copies = 1 if view.whole_planes else view.plane_classes
+    copies = 1 if shifted.whole else shifted.classes
     pieces = view.config.tile_pixels * view.chunk_bytes / 16 / 32
-    return SHIFT_CHUNK + (copies * SHIFT_COPY + pieces * SHIFT_PIECE) / view.shift_warps
+    return SHIFT_CHUNK + (copies * SHIFT_COPY + pieces * SHIFT_PIECE) / shifted.warps
+
+
+def _strips(view: View, strips: Strips) -> float:
+    """Cycles in which warps transpose the strips of a halo, each by way of its own part of the staging buffers."""
+    each = TRANSPOSED * strips.rows * strips.pieces * PIECE * view.chunk_bytes / MATRICES_BYTES
+    ring = view.config.staged_strips / WARPS
+    return ceil_div(strips.count, WARPS) * max(each, (STRIP_LATENCY + each) / ring)
 
 
 def _epilogue(view: View, epilogue: Epilogue) -> float:
@@ -302,7 +338,7 @@ def _l2_us(view: View, copied: Copied, device: Device, steps: int) -> float:
     pixel_readers = min(across, multiprocessors)
     filter_readers = max(1.0, min(multiprocessors / across / view.seen.groups, high))
     pixels = copied.pixels * (1 + RAGGED_L2 * copied.ragged) / pixel_readers**SHARING
-    filters = copied.filters / filter_readers**SHARING
+    filters = copied.filters / view.config.share_filters / filter_readers**SHARING
     return steps * (pixels + filters) * view.chunk_bytes / L2_BYTES
 
 

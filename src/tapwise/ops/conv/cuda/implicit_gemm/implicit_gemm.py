@@ -39,6 +39,7 @@ class ImplicitGemmPlan(CudaPlan):
         super().__init__(view.original, device, [gemm] if first is None else [first, gemm], workspace_bytes)
         self._first, self._gemm, self._base, self._device = first, gemm, view.unfolded, device
         self._permuted_n, self._as_given = Epilogue(view).permuted_n, takes_filters_as_given(view)
+        self._classes = view.plane_classes, view.chunk_bytes // view.itemsize
 
     def pack(self, w: Any) -> DeviceArray:
         """The filters as [k][tap][channel], each tap's channels of a group padded to whole pieces: perhaps as they
@@ -47,7 +48,7 @@ class ImplicitGemmPlan(CudaPlan):
             given: DeviceArray = w
             return given
         channels = tensor_maps.filter_channels(self._base)
-        return pack.filters(self._base, w, channels, self._device, order=self._permuted_n)
+        return pack.filters(self._base, w, channels, self._device, order=self._permuted_n, classes=self._classes)
 
     def enqueue(self, addresses: Mapping[str, int], stream: int) -> None:
         if self._first is not None:
@@ -60,7 +61,7 @@ def takes_filters_as_given(view: View) -> bool:
     """Whether packed filters would be what channels-last ones are: nothing is padded, permuted or rounded."""
     base = view.unfolded
     same = not view.config.unfold and base.itemsize == 2 and tensor_maps.filter_channels(base) == base.group_c
-    return same and not Epilogue(view).permuted_n
+    return same and not Epilogue(view).permuted_n and view.plane_classes == 1
 
 
 class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
@@ -105,7 +106,7 @@ class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
         return pack.images_bytes(view.unfolded) if view.is_packed else 0
 
     def writes_strided(self, problem: ConvProblem, config: Config) -> bool:
-        return problem.layout == "nhwc" and not problem.residual
+        return problem.layout == "nhwc" and not problem.residual and config.share_filters == 1
 
     def plan(self, problem: ConvProblem, config: Config, device: Device, strides: OutputStrides | None = None) -> Plan:
         view = View.of(problem, config, strides)

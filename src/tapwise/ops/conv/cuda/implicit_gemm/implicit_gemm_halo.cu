@@ -4,126 +4,31 @@
 //
 // Halo rows: pixels are counted along padded rows, images one below the other; a tile is so many of them in a row.
 // HALO_TILE: a tile is a rectangle of an image, which has less around it where images are large. TMA brings the pixels,
-// or (GATHER_BYTES) three warps do, in pieces as small as the channels ask.
+// or (GATHER_BYTES) three warps do, in pieces as small as the channels ask; or (STAGED_STRIPS) they transpose planes of
+// NCHW that TMA brings.
 #pragma once
 
 #include "direct_store.cuh"
+#include "ops/conv/cuda/implicit_gemm/gathered_halo.cuh"
+#include "ops/conv/cuda/implicit_gemm/transposed_halo.cuh"
 #include "tma_residual.cuh"
-
-struct HaloGemm {
-    // Tensor maps of x, of the packed filters and of the residual.
-    alignas(64) unsigned long long x[16], w[16], res[16];
-    void *y;
-    const void *bias, *residual, *image;
-    // Images, filters and groups; tiles along the filters, and all; chunks of channels, and those that share a part of
-    // x; taps.
-    long long n, filters, groups, tiles_f, tiles, p, q, r, s, chunks, part_chunks;
-    // The padded image, or the halo tile; pixels with their halo, which come `copy_pixels` at a time.
-    long long wide, high, halo_pixels, copy_pixels, pad_h, pad_w, dilation_h, dilation_w;
-    // The image itself: its size, channels, and those of a group.
-    long long height, width, c, group_c;
-    // HALO_TILE: outputs of a tile along both axes, and tiles of an image; `copy_pixels` are those kept behind a tile.
-    long long down, across, tiles_h, tiles_w;
-    // The filters were packed before the launch before this one.
-    long long weights_ready;
-    // STRIDED: distances in y.
-    long long image_stride, row_stride, column_stride;
-    // TRANSPOSED_FILTERS: the tap of w that is the first, and how far the next lies from it.
-    long long first_r, first_s, step_r, step_s;
-};
-
-// Threads that gather are three warps; the fourth brings filters.
-constexpr int GATHERERS = 96, FIRST_PRODUCER = 256;
-
-// Shared memory: halo buffers, a ring of filters or all of them, epilogue buffers, tables, barriers.
-template <class Tile> struct HaloLayout {
-    static constexpr unsigned FILTERS = Tile::FILTER_BYTES;
-    static constexpr int HALOS = Tile::HALO_BUFFERS;
-    // Bytes that come, and with them those that operands shifted by the last tap read behind a halo tile, for positions
-    // that are no outputs.
-    unsigned copied_bytes, halo_bytes;
-    unsigned halos, ring, buffers, places, biases, halo_full, halo_empty, full, empty, residual;
-    DEVICE HaloLayout(unsigned memory, const HaloGemm &p)
-        : copied_bytes(p.halo_pixels * Tile::CHUNK_BYTES),
-          halo_bytes((p.halo_pixels + (Tile::HALO_TILE ? p.copy_pixels : 0)) * Tile::CHUNK_BYTES),
-          halos((memory + 1023) & ~1023u), ring((halos + HALOS * halo_bytes + 1023) & ~1023u),
-          buffers((ring + Tile::STAGES * FILTERS + 1023) & ~1023u),
-          places(buffers + Tile::BUFFERS * Tile::BUFFER_BYTES), biases(places + 2 * Tile::PLACE_WORDS * 4),
-          halo_full((biases + (Tile::BIAS ? 2 * Tile::WARPGROUP_FILTERS * 4 : 0) + 7) & ~7u),
-          halo_empty(halo_full + HALOS * 8), full(halo_empty + HALOS * 8), empty(full + Tile::STAGES * 8),
-          residual(empty + Tile::STAGES * 8) {}
-};
-
-// What all roles count with. Worked out before they part: in a loop of short steps ptxas would do it again in each of
-// them.
-struct HaloWork {
-    int tiles, chunks, part, taps, wide, plane;
-    DEVICE HaloWork(const HaloGemm &p)
-        : tiles(p.tiles), chunks(p.chunks), part(p.part_chunks), taps(p.r * p.s), wide(p.wide), plane(p.wide * p.high) {
-    }
-};
 
 template <class Tile> DEVICE void init_barriers(const HaloGemm &p, const HaloLayout<Tile> &shared) {
     prefetch_map(p.x);
     prefetch_map(p.w);
     for (int slot = 0; slot < Tile::HALO_BUFFERS; ++slot) {
-        barrier_init(shared.halo_full + slot * 8, Tile::GATHER_BYTES ? GATHERERS : 1);
+        barrier_init(shared.halo_full + slot * 8, Tile::STAGED_STRIPS  ? TRANSPOSERS
+                                                  : Tile::GATHER_BYTES ? GATHERERS
+                                                                       : 1);
         barrier_init(shared.halo_empty + slot * 8, 4);
     }
     for (int slot = 0; slot < Tile::STAGES; ++slot) {
         barrier_init(shared.full + slot * 8, 1);
         barrier_init(shared.empty + slot * 8, 4);
     }
+    for (int strip = 0; strip < Tile::STAGED_STRIPS; ++strip) barrier_init(shared.staged_full + strip * 8, 1);
     init_residual_barriers<Tile>(shared.residual);
     publish_barriers();
-}
-
-// Image, row and column of a halo tile's first output.
-struct Corner {
-    int n, h, w;
-    DEVICE Corner(const HaloGemm &p, int tile) {
-        const int tiles_w = p.tiles_w, tiles = p.tiles_h * tiles_w, rest = tile % tiles;
-        n = tile / tiles;
-        h = rest / tiles_w * (int)p.down;
-        w = rest % tiles_w * (int)p.across;
-    }
-};
-
-// The pixels of one chunk in pieces of GATHER_BYTES, zeros where there is no pixel or channel.
-template <class Tile> DEVICE void gather(const HaloGemm &p, unsigned to, int pixel, int group, int chunk) {
-    using T = typename Tile::T;
-    constexpr int PIECES = Tile::CHUNK_BYTES / Tile::GATHER_BYTES, STRIDE = GATHERERS / PIECES,
-                  ELEMENTS = Tile::GATHER_BYTES / (int)sizeof(T);
-    const int thread = threadIdx.x - FIRST_PRODUCER, at = thread % PIECES * Tile::GATHER_BYTES, first = thread / PIECES;
-    const int wide = p.wide, high = p.high, plane = wide * high, height = p.height, width = p.width, c = p.c;
-    const int pixels = p.halo_pixels, channel = chunk * Tile::CHUNK_ELEMENTS + thread % PIECES * ELEMENTS;
-    // Bytes behind the last step's are never read.
-    if (at >= (chunk + 1 == (int)p.chunks ? Tile::LAST_CHUNK_STEPS * 32 : Tile::CHUNK_BYTES)) return;
-    const bool real = channel < p.group_c;
-    int n = (pixel + first) / plane, rest = pixel + first - n * plane, y = rest / wide - (int)p.pad_h;
-    int v = rest % wide - (int)p.pad_w;
-    const T *image = static_cast<const T *>(p.image);
-    const T *from = image + group * p.group_c + channel + (((long long)n * height + y) * width + v) * c;
-    const int end = wide - (int)p.pad_w, bottom = high - (int)p.pad_h, step = STRIDE * c;
-    const long long next_row = (long long)(width - wide) * c, next_image = (long long)(height - high) * width * c;
-    bool inside = real && n < (int)p.n && (unsigned)y < (unsigned)height;
-#pragma unroll 4
-    for (int i = first; i < pixels; i += STRIDE) {
-        const bool there = inside && (unsigned)v < (unsigned)width;
-        cp_async<Tile::GATHER_BYTES>(to + swizzled<Tile::CHUNK_BYTES>(i, at), there ? from : image, there);
-        v += STRIDE;
-        from += step;
-        while (v >= end) {
-            v -= wide;
-            from += next_row;
-            if (++y == bottom) {
-                y -= high;
-                from += next_image;
-                ++n;
-            }
-            inside = real && n < (int)p.n && (unsigned)y < (unsigned)height;
-        }
-    }
 }
 
 // A halo tile's pixels of one chunk, one copy.
@@ -204,12 +109,15 @@ DEVICE void filter_producer(const HaloGemm &p, const HaloLayout<Tile> &shared, c
 
 // The third warpgroup: pixels, filters, and the residual where TMA brings it.
 template <class Tile> DEVICE void producer(const HaloGemm &p, const HaloLayout<Tile> &shared, const HaloWork &work) {
-    constexpr bool GATHERS = Tile::GATHER_BYTES > 0;
-    constexpr int FILTER_THREAD = FIRST_PRODUCER + (GATHERS ? GATHERERS : 32);
+    constexpr bool GATHERS = Tile::GATHER_BYTES > 0, TRANSPOSES = Tile::STAGED_STRIPS > 0;
+    constexpr int FILTER_THREAD = FIRST_PRODUCER + (GATHERS || TRANSPOSES ? GATHERERS : 32);
     const int thread = threadIdx.x;
     if (!Tile::INDEPENDENT && (thread != FILTER_THREAD || !p.weights_ready)) wait_for_previous();
-    if (GATHERS ? thread >= FIRST_PRODUCER && thread < FIRST_PRODUCER + GATHERERS : thread == FIRST_PRODUCER)
+    if constexpr (TRANSPOSES) {
+        if (thread < FIRST_PRODUCER + TRANSPOSERS * 32) transposing_producer<Tile>(p, shared);
+    } else if (GATHERS ? thread < FIRST_PRODUCER + GATHERERS : thread == FIRST_PRODUCER) {
         pixel_producer<Tile>(p, shared, work);
+    }
     if (thread == FILTER_THREAD) filter_producer<Tile>(p, shared, work);
     if constexpr (Tile::TMA_RESIDUAL)
         if (thread / 32 == FIRST_PRODUCER / 32 + 2)
@@ -383,6 +291,7 @@ DEVICE void consumer(const HaloGemm &p, const HaloLayout<Tile> &shared, const Ha
 template <class Traits> DEVICE void implicit_gemm_halo(const HaloGemm &p) {
     using Tile = CtaTile<Traits>;
     static_assert(Tile::PING_PONG && (!Tile::HALO_TILE || Tile::GATHER_BYTES == 0));
+    static_assert(!Tile::STAGED_STRIPS || (Tile::HALO_TILE && Tile::NCHW && sizeof(typename Tile::T) == 2));
     extern __shared__ unsigned char memory[];
     const HaloLayout<Tile> shared(shared_address(memory), p);
     const HaloWork work(p);
@@ -390,11 +299,11 @@ template <class Traits> DEVICE void implicit_gemm_halo(const HaloGemm &p) {
     if (threadIdx.x == FIRST_PRODUCER) init_barriers<Tile>(p, shared);
     __syncthreads();
     if (group == 2) {
-        release_registers<(Tile::GATHER_BYTES ? 72 : 40)>();
+        release_registers<(Tile::GATHER_BYTES || Tile::STAGED_STRIPS ? 72 : 40)>();
         producer<Tile>(p, shared, work);
         return;
     }
-    take_registers<(Tile::GATHER_BYTES ? 216 : 232)>();
+    take_registers<(Tile::GATHER_BYTES || Tile::STAGED_STRIPS ? 216 : 232)>();
     begin_beside<Tile::INDEPENDENT>();
     consumer<Tile>(p, shared, work, group);
 }

@@ -7,6 +7,7 @@
 #include "ops/conv/cuda/implicit_gemm/gathered_planes.cuh"
 #include "ops/conv/cuda/implicit_gemm/planes.cuh"
 #include "ops/conv/cuda/implicit_gemm/shifted_planes.cuh"
+#include "shared_copies.cuh"
 #include "split_k.cuh"
 
 struct Im2colGemm {
@@ -17,9 +18,10 @@ struct Im2colGemm {
     const void *image, *bias, *residual;
     // Channels, and of a group.
     long long c, group_c;
-    // Output pixels, filters and groups; tiles along the filters, of a plane (PLANES), and all; steps of
-    // gemm_k: chunks of channels of a tap, chunks that share a part of x (all, or one of three).
-    long long pixels, filters, groups, tiles_f, tiles_p, tiles, p, q, taps_w, chunks, part_chunks, steps;
+    // Output pixels, filters and groups; tiles along the filters, of a plane (PLANES), and all, or as many as clusters
+    // take at a time (`units`); steps of gemm_k: chunks of channels of a tap, chunks that share a part of x (all, or
+    // one of three).
+    long long pixels, filters, groups, tiles_f, tiles_p, units, p, q, taps_w, chunks, part_chunks, steps;
     long long stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
     // The filters were packed before the launch before this one.
     long long weights_ready;
@@ -64,13 +66,21 @@ template <class Tile> struct Im2colLayout {
     }
 };
 
-// The tiles and the steps of gemm_k of a CTA, or of a cluster and of this CTA in it.
+// The tiles of a CTA, and its steps of gemm_k. A unit is the tile of a CTA, or of a cluster that splits gemm_k; or the
+// tiles beside each other of one whose CTAs share filters.
 template <class Tile> struct Im2colWork {
-    int rank, first, stride, tiles, steps, begin, end;
+    static constexpr bool SHARES = COPYING<Tile> > 1;
+    ClusterPlace<Tile> own;
+    int rank, first, stride, units, tiles_f, steps, begin, end;
     DEVICE Im2colWork(const Im2colGemm &p)
-        : rank(Tile::SPLIT_K > 1 ? cluster_rank() : 0), first(blockIdx.x / Tile::SPLIT_K),
-          stride(gridDim.x / Tile::SPLIT_K), tiles(p.tiles), steps(p.steps), begin(steps * rank / Tile::SPLIT_K),
+        : rank(Tile::SPLIT_K > 1 ? cluster_rank() : 0), first(blockIdx.x / Tile::CTAS), stride(gridDim.x / Tile::CTAS),
+          units(p.units), tiles_f(p.tiles_f), steps(p.steps), begin(steps * rank / Tile::SPLIT_K),
           end(steps * (rank + 1) / Tile::SPLIT_K) {}
+    DEVICE int tile(int unit) const {
+        if constexpr (!SHARES) return unit;
+        const int row = unit / tiles_f;
+        return (row * Tile::CLUSTER_M + own.m) * tiles_f + unit - row * tiles_f;
+    }
 };
 
 template <class Tile, class Gemm> DEVICE void init_barriers(const Gemm &p, const Im2colLayout<Tile> &shared) {
@@ -78,7 +88,7 @@ template <class Tile, class Gemm> DEVICE void init_barriers(const Gemm &p, const
     prefetch_map(p.w);
     for (int stage = 0; stage < Tile::STAGES; ++stage) {
         barrier_init(shared.full + stage * 8, 1 + Gathered<Tile>::THREADS + ShiftedPlanes<Tile>::USED);
-        barrier_init(shared.empty + stage * 8, Tile::PING_PONG ? 4 : 4 * Tile::WARPGROUPS);
+        barrier_init(shared.empty + stage * 8, (Tile::PING_PONG ? 4 : 4 * Tile::WARPGROUPS) * COPYING<Tile>);
     }
     for (int i = 0; i < ShiftedPlanes<Tile>::ALL_BUFFERS; ++i) barrier_init(shared.arrived + i * 8, 1);
     if constexpr (Tile::SPLIT_K > 1) {
@@ -103,40 +113,48 @@ template <class Tile> DEVICE TileOrigin<Tile> origin(const Im2colGemm &p, int ti
 template <class Tile>
 DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, const Im2colWork<Tile> &work) {
     using Layout = Im2colLayout<Tile>;
+    using Work = Im2colWork<Tile>;
     constexpr bool STATIONARY = Layout::STATIONARY, GATHERS = Gathered<Tile>::THREADS > 0;
     constexpr unsigned PIXELS = GATHERS ? 0 : Layout::PIXELS;
     const bool first_thread = !GATHERS || threadIdx.x == Tile::CONSUMER_THREADS;
     int stage = 0;
     unsigned phase = 1;
     const int plane = p.p * p.q, width = p.q, chunks = p.chunks, part = p.part_chunks, taps_w = p.taps_w;
+    // CTAs that share filters take turns to copy a step's.
+    const unsigned short with = work.own.with_columns();
+    const auto copy_filters_of = [&](const TileOrigin<Tile> &at, int to, int step, int chunk, int r, int s) {
+        if (!Work::SHARES || step % Tile::CLUSTER_M == work.own.m)
+            copy_tile_filters<Tile>(p, shared.filters(to, step), shared.full + to * 8, chunk, r, s, taps_w, at.group,
+                                    at.filter, with);
+    };
     // Filters do not wait for what ran before, as far as there is room.
     const int ahead = p.weights_ready ? min(Tile::STAGES, work.end - work.begin) : 0;
-    const TileOrigin<Tile> start = origin<Tile>(p, work.first);
+    const TileOrigin<Tile> start = origin<Tile>(p, work.tile(work.first));
     for (int step = work.begin; step < work.begin + ahead && first_thread; ++step) {
         const int to = step - work.begin;
         barrier_expect(shared.full + to * 8, PIXELS + Layout::FILTERS);
         const int tap = step / chunks, r = tap / taps_w;
-        copy_tile_filters<Tile>(p, shared.filters(to, step), shared.full + to * 8, step - tap * chunks, r,
-                                tap - r * taps_w, taps_w, start.group, start.filter);
+        copy_filters_of(start, to, step, step - tap * chunks, r, tap - r * taps_w);
     }
     begin_beside<Tile::INDEPENDENT>();
-    for (int tile = work.first; tile < work.tiles; tile += work.stride) {
-        const TileOrigin<Tile> at = origin<Tile>(p, tile);
-        const int n = at.pixel / plane, rest = at.pixel - n * plane, row = rest / width, column = rest - row * width;
+    for (int unit = work.first; unit < work.units; unit += work.stride) {
+        const TileOrigin<Tile> at = origin<Tile>(p, work.tile(unit));
+        // The last CTAs of a cluster may have no pixels, but copy for others.
+        const int pixel = Work::SHARES ? min(at.pixel, (int)p.pixels - 1) : at.pixel;
+        const int n = pixel / plane, rest = pixel - n * plane, row = rest / width, column = rest - row * width;
         const int h = row * (int)p.stride_h - (int)p.pad_h, w = column * (int)p.stride_w - (int)p.pad_w;
         const Gathered<Tile> gathered(p, at.pixel, at.group);
         const int tap = work.begin / chunks;
         int chunk = work.begin - tap * chunks, r = tap / taps_w, s = tap - r * taps_w;
         for (int step = work.begin; step < work.end; ++step) {
-            const bool expected = tile == work.first && step < work.begin + ahead;
-            const bool filters = first_thread && !expected && (!STATIONARY || tile == work.first);
+            const bool expected = unit == work.first && step < work.begin + ahead;
+            const bool filters = first_thread && !expected && (!STATIONARY || unit == work.first);
             const unsigned full = shared.full + stage * 8;
             if (!expected) {
                 barrier_wait(shared.empty + stage * 8, phase);
                 if (first_thread) barrier_expect(full, PIXELS + (filters ? Layout::FILTERS : 0));
             }
-            if (filters)
-                copy_tile_filters<Tile>(p, shared.filters(stage, step), full, chunk, r, s, taps_w, at.group, at.filter);
+            if (filters) copy_filters_of(at, stage, step, chunk, r, s);
             if constexpr (GATHERS) gathered.copy(shared.pixels(stage), full, chunk, chunk + 1 == chunks);
             else if constexpr (Tile::PLANES) copy_planes<Tile>(p, shared.pixels(stage), full, chunk, at.group, n, rest);
             else
@@ -176,18 +194,19 @@ DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
     // Where nothing else hides it, the residual is fetched when the first copies are through: of more than two rounds
     // one after each step, so that the next step's products are not late.
     constexpr bool LATE_RESIDUAL = Tile::ASYNC_RESIDUAL && !PING_PONG;
-    const int lane = threadIdx.x % 32, part = p.part_chunks, middle = (work.begin + work.end) / 2;
+    const int part = p.part_chunks, middle = (work.begin + work.end) / 2;
     const unsigned table = shared.places + group * Tile::PLACE_WORDS * 4;
     int stage = 0;
     unsigned phase = 0;
     float d[Tile::M_STEPS][Tile::TILE_N / 2];
     if (PING_PONG && group == 1) arrive_part(MMA_TURN, 256);
-    for (int tile = work.first, number = 0; tile < work.tiles; tile += work.stride, ++number) {
+    const unsigned empty = empty_of_lane<Tile>(shared.empty);
+    for (int unit = work.first, number = 0; unit < work.units; unit += work.stride, ++number) {
         if (PING_PONG && number % 2 != group) {
             advance<Tile::STAGES>(stage, phase, work.steps);
             continue;
         }
-        const TileOrigin<Tile> at = origin<Tile>(p, tile);
+        const TileOrigin<Tile> at = origin<Tile>(p, work.tile(unit));
         const int pixel0 = at.pixel + (Tile::SWAP_AB || PING_PONG ? 0 : group * Tile::WARPGROUP_PIXELS);
         const int filter0 = at.filter + (Tile::SWAP_AB && !PING_PONG ? group * Tile::WARPGROUP_FILTERS : 0);
         if (Tile::TMA_STORE != 2 || Tile::RESIDUAL) {
@@ -232,8 +251,8 @@ DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
             }
             wgmma_commit();
             wgmma_wait<Tile::IN_FLIGHT>();
-            if (step >= work.begin + Tile::IN_FLIGHT && lane == 0)
-                barrier_arrive(shared.empty + before<Tile::STAGES>(stage, Tile::IN_FLIGHT) * 8);
+            if (step >= work.begin + Tile::IN_FLIGHT)
+                release<Tile>(empty, before<Tile::STAGES>(stage, Tile::IN_FLIGHT));
             if constexpr (LATE_RESIDUAL)
                 while (step >= middle && fetched < AHEAD<Tile>) {
                     fetch_next<Tile>(out, p.residual, fetched++);
@@ -243,9 +262,8 @@ DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
         }
         if (PING_PONG) arrive_part(MMA_TURN + (group ^ 1), 256);
         wait_for_products(d);
-        if (lane == 0)
-            for (int back = min(Tile::IN_FLIGHT, work.end - work.begin); back > 0; --back)
-                barrier_arrive(shared.empty + before<Tile::STAGES>(stage, back) * 8);
+        for (int back = min(Tile::IN_FLIGHT, work.end - work.begin); back > 0; --back)
+            release<Tile>(empty, before<Tile::STAGES>(stage, back));
         if constexpr (LATE_RESIDUAL)
             while (fetched < AHEAD<Tile>) fetch_next<Tile>(out, p.residual, fetched++);
         if constexpr (Tile::PERMUTED_N > 0) {
@@ -275,6 +293,10 @@ template <class Traits> DEVICE void implicit_gemm_im2col(const Im2colGemm &p) {
     if (threadIdx.x == Tile::CONSUMER_THREADS) init_barriers<Tile>(p, shared);
     __syncthreads();
     if constexpr (Tile::SPLIT_K > 1) cluster_arrive();
+    if constexpr (COPYING<Tile> > 1) {
+        cluster_arrive_relaxed();
+        cluster_wait();
+    }
     if (group == Tile::WARPGROUPS) {
         if constexpr (Tile::PRODUCER_WARPGROUP) release_registers<(WARPS_BRING<Tile> ? 88 : 40)>();
         if (WARPS_BRING<Tile> || threadIdx.x == Tile::CONSUMER_THREADS) {
@@ -291,4 +313,9 @@ template <class Traits> DEVICE void implicit_gemm_im2col(const Im2colGemm &p) {
     begin_beside<Tile::INDEPENDENT>();
     if constexpr (Tile::PRODUCER_WARPGROUP) take_registers<(WARPS_BRING<Tile> ? 208 : 232)>();
     consumer<Tile>(p, shared, work, group);
+    // Others may have yet to say that stages of theirs were read.
+    if constexpr (COPYING<Tile> > 1) {
+        cluster_arrive();
+        cluster_wait();
+    }
 }

@@ -21,11 +21,9 @@ FOLDER: Final = "ops/conv/cuda/implicit_gemm"
 # What the kernels are compiled for, beside the problem's own words.
 CONFIG_WORDS: Final = (
     "swap_ab", "tile_pixels", "tile_filters", "warpgroups", "ping_pong", "stages", "split_k", "groups_per_tile",
-    "filter_stationary", "transposed_pixels", "gather_bytes", "images",
+    "filter_stationary", "transposed_pixels", "gather_bytes", "share_filters", "images",
 )  # fmt: skip
-VIEW_WORDS: Final = (
-    "chunk_bytes", "last_chunk_steps", "transposed_filters", "plane_classes", "whole_planes", "shift_warps",
-)  # fmt: skip
+VIEW_WORDS: Final = ("chunk_bytes", "last_chunk_steps", "transposed_filters")
 EPILOGUE_WORDS: Final = (
     "vector", "run_vector", "runs", "tma_store", "epilogue_buffers", "permuted_n", "tma_residual", "strided",
 )  # fmt: skip
@@ -36,14 +34,23 @@ def source(view: View, independent: bool = False, phases: bool = False) -> Sourc
     """The kernel; `independent` of the launch before (include/grid.cuh); of several `phases` of dgrad."""
     config, seen, epilogue = view.config, view.seen, Epilogue(view)
     halo = not isinstance(config, Im2colConfig)
-    own = (*CONFIG_WORDS, *(("halo_buffers",) if halo else ()))
+    own = (*CONFIG_WORDS, *(("halo_buffers", "staged_strips") if halo else ()))
     owners = ((config, own), (view, VIEW_WORDS), (epilogue, EPILOGUE_WORDS), (seen, ("bias", "residual")))
     values = {word.upper(): getattr(owner, word) for owner, words in owners for word in words} | {
         "GROUP_AXIS": has_group_axis(seen), "NCHW": seen.layout == "nchw",
         "ACTIVATION": window.activation(seen.activation), "INDEPENDENT": independent,
     }  # fmt: skip
     if halo:
-        values["HALO_TILE"] = isinstance(config, HaloTileConfig)
+        values |= {
+            "HALO_TILE": isinstance(config, HaloTileConfig), "FLAT_PLANES": view.flat_planes,
+            "PLANE_CLASSES": view.plane_classes,
+        }  # fmt: skip
+    else:
+        shifted = view.shifted
+        values |= {
+            "SHIFT_CLASSES": shifted.classes if shifted else 1, "SHIFT_WARPS": shifted.warps if shifted else 1,
+            "WHOLE_PLANES": shifted is not None and shifted.whole,
+        }  # fmt: skip
     # The instruction's own operands, A and B.
     pixels, filters = config.transposed_pixels, view.transposed_filters
     transposed = (filters, pixels) if config.swap_ab else (pixels, filters)
@@ -51,7 +58,7 @@ def source(view: View, independent: bool = False, phases: bool = False) -> Sourc
     struct = "PhasedGemm" if phases else "HaloGemm" if halo else "Im2colGemm"
     return stub(
         f"{FOLDER}/{name}.cu", name, "Traits", struct, view.threads,
-        config.min_blocks_per_sm, instruction(seen.dtype, config.instruction_n, *transposed), config.split_k,
+        config.min_blocks_per_sm, instruction(seen.dtype, config.instruction_n, *transposed), config.cluster,
         traits(tensor_core_type(seen.dtype), values),
     )  # fmt: skip
 
@@ -62,8 +69,8 @@ def launch(view: View, device: Device, independent: bool = False) -> Launch:
     kernel = source(view, independent)
     fields = window.window_fields(seen, kernel) | {
         "pixels": seen.n * prod(seen.output), "filters": seen.group_k,
-        "tiles_f": view.tiles_f, "tiles_p": view.tiles_p, "tiles": view.tiles, "taps_w": seen.kernel[1],
-        "chunks": view.chunks * view.parts, "part_chunks": view.chunks, "steps": view.steps,
+        "tiles_f": view.tiles_f, "tiles_p": view.tiles_p, "tiles": view.tiles, "units": view.units,
+        "taps_w": seen.kernel[1], "chunks": view.chunks * view.parts, "part_chunks": view.chunks, "steps": view.steps,
     } | window.stride_fields(view.strides) | window.filter_fields(view.filters)  # fmt: skip
     if isinstance(config, HaloRowsConfig):
         fields["high"], fields["wide"] = padded(seen)
@@ -77,6 +84,11 @@ def launch(view: View, device: Device, independent: bool = False) -> Launch:
             "down": tile.down, "across": config.across, "tiles_h": ceil_div(seen.output[0], tile.down),
             "tiles_w": ceil_div(seen.output[1], config.across),
         }  # fmt: skip
+        if strips := view.strips:
+            fields |= {
+                "strips": strips.count, "strip_rows": strips.rows, "strip_pitch": strips.pitch,
+                "strip_pieces": strips.pieces,
+            }  # fmt: skip
     maps = {"w": tensor_maps.map_w(view, pack.filter_rows(view.unfolded, epilogue.permuted_n))}
     if not config.gather_bytes:
         maps["x"] = tensor_maps.map_x(view)

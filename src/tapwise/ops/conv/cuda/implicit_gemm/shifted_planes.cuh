@@ -1,8 +1,8 @@
 // Planes of x in NCHW that begin within pieces of 16 bytes, where no copy of TMA may begin, nor may its axes lie so
 // apart.
 //
-// Planes of PLANE_CLASSES channels, one behind the other, are whole pieces: they are a row of the tensor map, and every
-// PLANE_CLASSES-th channel is of one class. A copy brings pixels of a class from the piece on in which the first of
+// Planes of SHIFT_CLASSES channels, one behind the other, are whole pieces: they are a row of the tensor map, and every
+// SHIFT_CLASSES-th channel is of one class. A copy brings pixels of a class from the piece on in which the first of
 // them lies: each channel comes up to seven pixels early. Or (WHOLE_PLANES) one copy brings all classes, planes one
 // behind the other. Warps then move each channel's row to where wgmma takes it, shifted by as many pixels.
 #pragma once
@@ -12,8 +12,8 @@
 
 // Teams of SHIFT_WARPS warps take turns at the chunks; each has buffers of its own, so that none waits for another.
 template <class Tile> struct ShiftedPlanes {
-    static constexpr bool USED = Tile::PLANES && Tile::PLANE_CLASSES > 1;
-    static constexpr int CLASSES = Tile::PLANE_CLASSES, IMAGES = Tile::IMAGES,
+    static constexpr bool USED = Tile::PLANES && Tile::SHIFT_CLASSES > 1;
+    static constexpr int CLASSES = Tile::SHIFT_CLASSES, IMAGES = Tile::IMAGES,
                          CHANNELS = Tile::CHUNK_ELEMENTS / CLASSES;
     static constexpr int WARPS = Tile::SHIFT_WARPS, TEAMS = 4 / WARPS, BUFFERS = 2,
                          ALL_BUFFERS = USED ? TEAMS * BUFFERS : 0;
@@ -47,7 +47,7 @@ template <class Tile> struct ShiftedPlanes {
         : team(__shfl_sync(~0u, threadIdx.x % 128 / 32, 0) / WARPS),
           warp(__shfl_sync(~0u, threadIdx.x % 128 / 32, 0) % WARPS), plane((int)p.p * (int)p.q),
           shift(threadIdx.x % 8 * plane % 8), ring(ring_ + team * BUFFERS * CHUNK),
-          arrived(arrived_ + team * BUFFERS * 8), tile(work.first), stride(work.stride), tiles(work.tiles),
+          arrived(arrived_ + team * BUFFERS * 8), tile(work.first), stride(work.stride), tiles(work.units),
           chunk(work.begin), begin(work.begin), end(work.end) {
         place(p);
         skip(p, team);
@@ -176,7 +176,7 @@ DEVICE void shifting_producer(const Gemm &p, const Layout &shared, const Work &w
     Planes planes(p, shared.planes, shared.arrived, work);
     int stage = 0, turn = 0;
     unsigned phase = 1;
-    for (int tile = work.first; tile < work.tiles; tile += work.stride)
+    for (int tile = work.first; tile < work.units; tile += work.stride)
         for (int chunk = work.begin; chunk < work.end; ++chunk) {
             if (turn == planes.team) {
                 const unsigned full = shared.full + stage * 8;

@@ -9,6 +9,7 @@ from tapwise.cuda.jit.tensor_map import SWIZZLE_BYTES, TensorMap
 from tapwise.integers import round_up
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import HaloRowsConfig, HaloTileConfig
+from tapwise.ops.conv.cuda.implicit_gemm.strips import Strips
 from tapwise.ops.conv.cuda.implicit_gemm.view import (
     BLOCK,
     View,
@@ -29,6 +30,8 @@ def map_x(view: View) -> TensorMap:
     problem, config, size = view.seen, view.config, view.itemsize
     if config.transposed_pixels:
         return _map_planes(view)
+    if view.strips:
+        return _map_strips(view, view.strips)
     h, w = problem.spatial
     group_axis = has_group_axis(problem)
     channels = pack.wide(problem) if view.is_packed else problem.group_c
@@ -56,17 +59,31 @@ def map_x(view: View) -> TensorMap:
 def _map_planes(view: View) -> TensorMap:
     """x in NCHW; a copy is a chunk of channels of 64 pixels. Planes that are no whole pieces of 16 bytes: planes of so
     many channels as make some are seen as one, and a copy is a tile's pixels of one of these in a chunk, or all."""
-    problem, size, together = view.seen, view.itemsize, view.plane_classes
+    problem, size, shifted = view.seen, view.itemsize, view.shifted
+    together = shifted.classes if shifted else 1
     plane, channels = prod(problem.spatial) * together, problem.group_c // together
     strides = (plane * size, plane * size * channels, plane * size * channels * problem.groups)
     sizes = (plane, channels, problem.groups, problem.n)
-    if not view.shifts:
+    if not shifted:
         return TensorMap(problem.dtype, sizes, strides, (BLOCK, view.chunk_bytes // size, 1, 1))
     behind = (view.chunk_bytes // size // together, 1, view.config.images)
-    if view.whole_planes:
+    if shifted.whole:
         pieces = plane * size // 8
         return TensorMap("f64", (pieces, *sizes[1:]), strides, (pieces, *behind), swizzle_bytes=0)
-    return TensorMap(problem.dtype, sizes, strides, (view.early_row_bytes // size, *behind), swizzle_bytes=0)
+    return TensorMap(problem.dtype, sizes, strides, (shifted.row_bytes // size, *behind), swizzle_bytes=0)
+
+
+def _map_strips(view: View, strips: Strips) -> TensorMap:
+    """x in NCHW; a copy is a strip of a chunk of channels, or of those of one class, whose first planes together are
+    what its first axis runs along."""
+    problem, size = view.seen, view.itemsize
+    (h, w), channels, classes = problem.spatial, problem.group_c, strips.classes
+    plane, images = h * w * size, problem.n * problem.groups
+    sizes = (w * h * classes, 1, channels // classes, images) if strips.flat else (w, h, channels, images)
+    row = plane * classes if strips.flat else w * size
+    box = (strips.pitch, strips.rows, view.chunk_bytes // size // classes, 1)
+    strides = (row, plane * classes, plane * channels)
+    return TensorMap(problem.dtype, sizes, strides, box, swizzle_bytes=0)
 
 
 def filter_channels(problem: ConvProblem) -> int:

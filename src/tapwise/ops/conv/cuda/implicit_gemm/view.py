@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import gcd, prod, sqrt
+from math import prod, sqrt
 from typing import Any, Final
 
 from tapwise.algorithm import Device
@@ -14,6 +14,8 @@ from tapwise.forks import cached_property
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, HaloTileConfig, Im2colConfig
+from tapwise.ops.conv.cuda.implicit_gemm.shifted_planes import ShiftedPlanes, shifted_planes_of
+from tapwise.ops.conv.cuda.implicit_gemm.strips import Strips, plane_classes, strips_of
 from tapwise.ops.conv.cuda.window import FpropFilters, OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -23,11 +25,6 @@ COPY_PIXELS: Final = 256
 PLACED: Final = 10 / 11
 # Filters, or pixels, side by side that one copy takes where operands lie across gemm_k.
 BLOCK: Final = 64
-# Elements along an axis of a copy's box.
-MOST_BOX: Final = 256
-# Chunks of planes that a team has in shared memory: one is shifted while the other comes. Those that a warp shifts
-# alone.
-SHIFT_BUFFERS, ONE_WARP_BYTES = 2, 10 << 10
 # Bytes of the instruction's steps along gemm_k.
 STEP_BYTES: Final = 32
 
@@ -100,11 +97,6 @@ def chunk_bytes(problem: ConvProblem) -> int:
     """Bytes of a pixel's chunk of channels in shared memory: as few as hold a group's, 128 at most."""
     size = problem.group_c * problem.itemsize
     return next((count for count in (32, 64) if size <= count), SWIZZLE_BYTES)
-
-
-def plane_classes(problem: ConvProblem) -> int:
-    """Planes of x in NCHW that together are whole pieces of 16 bytes, which TMA takes."""
-    return 16 // gcd(prod(problem.spatial) * problem.itemsize, 16)
 
 
 def plane_pieces(problem: ConvProblem) -> list[int]:
@@ -197,54 +189,20 @@ class View:
         if self.config.unfold:
             return True
         direct = problem.layout == "nhwc" and problem.math != "3xtf32" and is_aligned(problem)
-        return not (self.config.gather_bytes or self.config.transposed_pixels or direct)
+        return not (self.config.gather_bytes or self.config.transposed_pixels or self.config.staged_strips or direct)
 
-    @property
-    def plane_classes(self) -> int:
-        """Channels whose planes TMA sees as one."""
+    @cached_property
+    def shifted(self) -> ShiftedPlanes | None:
+        """How planes that begin within pieces of 16 bytes come to a tile of im2col."""
         config = self.config
-        return plane_classes(self.seen) if config.transposed_pixels and not config.gather_bytes else 1
-
-    @property
-    def shifts(self) -> bool:
-        """Whether planes begin within pieces of 16 bytes: they come from the piece before on, and are shifted."""
-        return self.plane_classes > 1
+        if not config.transposed_pixels or config.gather_bytes:
+            return None
+        return shifted_planes_of(self.seen, config.tile_pixels, config.images, self.chunk_bytes // self.itemsize)
 
     @property
     def warps_bring(self) -> bool:
-        """Whether a warpgroup brings x to shared memory."""
-        return self.config.gather_bytes > 0 or self.shifts
-
-    @property
-    def whole_planes(self) -> bool:
-        """Whether these are whole ones that come in one copy, of elements of eight bytes, which has 256 at most."""
-        plane, config = prod(self.seen.spatial), self.config
-        fits = plane <= config.tile_pixels // config.images and plane * self.plane_classes // 4 <= MOST_BOX
-        return self.shifts and fits
-
-    @property
-    def early_row_bytes(self) -> int:
-        """Of a channel's row of pixels that come early: a piece more than a tile has of a plane, an odd count of
-        them."""
-        return (self.config.tile_pixels // 8 // self.config.images + 1 | 1) * 16
-
-    @property
-    def early_bytes(self) -> int:
-        """A chunk's bytes before it is shifted, as ShiftedPlanes of shifted_planes.cuh has them."""
-        channels, images = self.chunk_bytes // self.itemsize, self.config.images
-        if self.whole_planes:
-            return channels * self.config.tile_pixels * 2 + 128
-        return self.plane_classes * round_up(channels // self.plane_classes * images * self.early_row_bytes, 128)
-
-    @property
-    def shift_warps(self) -> int:
-        """Warps of a team that shifts a chunk; a warpgroup's teams take turns."""
-        return 1 if self.early_bytes <= ONE_WARP_BYTES else 2
-
-    @property
-    def shift_teams(self) -> int:
-        """Teams of a warpgroup, 0 where nothing is shifted."""
-        return 4 // self.shift_warps if self.shifts else 0
+        """Whether warps bring x to its places in shared memory."""
+        return self.config.gather_bytes > 0 or self.shifted is not None
 
     @cached_property
     def tiles_p(self) -> int:
@@ -287,6 +245,27 @@ class View:
         return Rectangle(down, wide, down + reach_h - 1, round_up(reach_w - 1 + pixels - down * wide, 8))
 
     @cached_property
+    def strips(self) -> Strips | None:
+        """Of a halo tile's planes, where they are read as they lie."""
+        config = self.config
+        if not isinstance(config, HaloTileConfig) or not config.staged_strips:
+            return None
+        tile, channels = self.rectangle, self.chunk_bytes // self.itemsize
+        found = strips_of(self.seen, config.across, tile.down, tile.wide, tile.high, channels)
+        assert found is not None
+        return found
+
+    @property
+    def flat_planes(self) -> bool:
+        """Whether such strips are runs of whole rows."""
+        return self.strips is not None and self.strips.flat
+
+    @property
+    def plane_classes(self) -> int:
+        """Copies of such a strip."""
+        return self.strips.classes if self.strips else 1
+
+    @cached_property
     def halo_rows(self) -> tuple[int, int]:
         """(pixels of a tile with their halo along padded rows, pixels of one of their copies)."""
         (reach_h, reach_w), (_, wide) = self.seen.reach, padded(self.seen)
@@ -321,11 +300,20 @@ class View:
             pixel_tiles = ceil_div(problem.n * prod(padded(problem) if rows else problem.output), config.tile_pixels)
         return self.tiles_f * pixel_tiles * problem.groups
 
+    @cached_property
+    def units(self) -> int:
+        """Tiles, or as many as CTAs that share filters take together: the last of them may have no pixels."""
+        return ceil_div(self.tiles // self.tiles_f, self.config.share_filters) * self.tiles_f
+
     def blocks(self, device: Device) -> int:
         """CTAs of the launch; where filters stay, so many that each of them keeps its filters."""
-        if self.config.split_k > 1:
-            return self.tiles * self.config.split_k
-        most = min(self.tiles, device.multiprocessors * self.config.min_blocks_per_sm)
+        config = self.config
+        if config.split_k > 1:
+            return self.tiles * config.split_k
+        if config.share_filters > 1:
+            placed = device.multiprocessors if config.share_filters == 2 else int(device.multiprocessors * PLACED)
+            return max(1, min(self.units, placed // config.share_filters)) * config.share_filters
+        most = min(self.tiles, device.multiprocessors * config.min_blocks_per_sm)
         if self.config.filter_stationary:
             most -= most % (self.tiles_f * self.seen.groups)
         return most
@@ -366,9 +354,12 @@ class View:
         if isinstance(config, Im2colConfig):
             stage = self.copied_pixels * row + (0 if config.filter_stationary else filters)
             kept = self.steps * filters + 2048 if config.filter_stationary else 0
-            early = SHIFT_BUFFERS * self.shift_teams * (self.early_bytes + 8)
+            early = self.shifted.shared_bytes if self.shifted else 0
             return config.stages * (round_up(stage, 1024) if config.transposed_pixels else stage) + kept + early
         pixels = self.halo_pixels
         if isinstance(config, HaloTileConfig):
             pixels = round_up(pixels, 8) + self.rectangle.behind
-        return config.halo_buffers * (pixels * row + 16) + config.stages * filters + 2048
+        # Beside staging buffers is a line of 16 bytes for each lane; theirs begin with 128.
+        strips = self.strips
+        staged = config.staged_strips * strips.rows * strips.pitch * row + 1024 if strips else 0
+        return config.halo_buffers * (pixels * row + 16) + config.stages * filters + staged + 2048

@@ -3,7 +3,7 @@
 
 #include "float16.cuh"
 #include "grid.cuh"
-#include "tma.cuh"
+#include "shared_copies.cuh"
 
 // Pixels of a step, and bytes of a block of 64 filters of them.
 constexpr int STEP_PIXELS = 64, BLOCK_BYTES = STEP_PIXELS * 128;
@@ -26,9 +26,9 @@ template <class Traits> struct WgradTile : Traits {
     // Of a thread, and what each CTA of a cluster adds of them.
     static constexpr int THREAD_QUADS = M_STEPS * N / 8, SHARE = THREAD_QUADS / B::CLUSTER_K;
     static_assert(THREAD_QUADS % B::CLUSTER_K == 0);
-    // Of a cluster: CTAs, and those of them that copy to a CTA's stages.
-    static constexpr int CTAS = B::CLUSTER_K * B::CLUSTER_M * B::CLUSTER_N, COPYING = B::CLUSTER_M + B::CLUSTER_N - 1;
-    static_assert(COPYING == 1 || (B::CLUSTER_K > 1 && !B::HALO));
+    // CTAs of a cluster.
+    static constexpr int CTAS = B::CLUSTER_K * B::CLUSTER_M * B::CLUSTER_N;
+    static_assert(B::CLUSTER_M * B::CLUSTER_N == 1 || (B::CLUSTER_K > 1 && !B::HALO));
     // Where operands were, before barriers.
     static constexpr unsigned SUM_BYTES = B::CLUSTER_K > 1 ? QUADS * 16 : 0;
     static_assert(B::TILE_FILTERS % 64 == 0 && B::TILE_COLUMNS % (B::BLOCK_CHANNELS * ACROSS) == 0 && N <= 256);
@@ -180,32 +180,6 @@ DEVICE void store_eights(const P &p, const TilePlace<Tile> &at, int warpgroup, i
     }
 }
 
-// A CTA's place in its cluster, whose CTAs have parts of one tile (the innermost axis), or tiles beside each other
-// along the columns (n) and the filters (m), and share what is copied for them.
-template <class Tile> struct ClusterPlace {
-    int part = 0, m = 0, n = 0;
-    DEVICE ClusterPlace() {
-        if constexpr (Tile::CTAS > 1) {
-            const int rank = cluster_rank(), rest = rank / Tile::CLUSTER_K;
-            part = rank % Tile::CLUSTER_K, n = rest % Tile::CLUSTER_N, m = rest / Tile::CLUSTER_N;
-        }
-    }
-    DEVICE int rank_of(int m_, int n_) const { return part + Tile::CLUSTER_K * (n_ + Tile::CLUSTER_N * m_); }
-    // The CTAs that dy, and x, of this one are copied to.
-    DEVICE unsigned short with_dy() const {
-        unsigned mask = 0;
-#pragma unroll
-        for (int i = 0; i < Tile::CLUSTER_N; ++i) mask |= 1u << rank_of(m, i);
-        return mask;
-    }
-    DEVICE unsigned short with_x() const {
-        unsigned mask = 0;
-#pragma unroll
-        for (int i = 0; i < Tile::CLUSTER_M; ++i) mask |= 1u << rank_of(i, n);
-        return mask;
-    }
-};
-
 // Which tile a CTA computes, and which part of its pixels; `unit`s are clusters, and those beside each other read the
 // same pixels. `place`: of a tile's part in the workspace.
 template <class Tile> struct WgradWork {
@@ -280,7 +254,7 @@ DEVICE void store_cluster_sums(const P &p, const TilePlace<Tile> &at, unsigned c
     constexpr int ONCE = !Tile::SPLIT && Tile::VECTOR == 8 && Tile::SHARE % 4 == 0 ? 4 : 1, ROW = Tile::N / 8;
     const int thread = threadIdx.x % 128, begin = ClusterPlace<Tile>().part * Tile::SHARE;
     // Where others were told that stages are read, they have to hear it while they are there.
-    if constexpr (Tile::COPYING > 1) cluster_arrive();
+    if constexpr (COPYING<Tile> > 1) cluster_arrive();
     else cluster_arrive_relaxed();
     cluster_wait();
     send_shares<Tile>(d, shared_address(memory), complete);

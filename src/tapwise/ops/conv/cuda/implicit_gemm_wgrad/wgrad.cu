@@ -39,14 +39,14 @@ DEVICE void producer(const WeightGradient &p, const WgradLayout<Tile> &shared, c
     constexpr int WIDE = Tile::BLOCK_CHANNELS;
     const int blocks = p.channel_blocks, taps_w = p.taps_w;
     // CTAs that share copies keep step as each waits for all copies, so none has fewer.
-    constexpr bool ALL = Tile::COPYING > 1;
+    constexpr bool ALL = COPYING<Tile> > 1;
     const int all_blocks = (int)p.taps * blocks, begin_block = ALL ? min(at.block, all_blocks - 1) : at.block;
     const int columns = min(Tile::COLUMN_BLOCKS, all_blocks - begin_block);
     const int rows = ALL ? Tile::ROW_BLOCKS : min(Tile::ROW_BLOCKS, ((int)p.filters - at.filter + 63) / 64);
     const ClusterPlace<Tile> own;
     constexpr int OF_DY = STEP_PIXELS / Tile::CLUSTER_N, OF_X = STEP_PIXELS / Tile::CLUSTER_M;
     const int first_dy = own.n * OF_DY, first_x = own.m * OF_X;
-    const unsigned short with_dy = own.with_dy(), with_x = own.with_x();
+    const unsigned short with_dy = own.with_rows(), with_x = own.with_columns();
     const int filter0 = at.set * (int)p.filters + at.filter, channel0 = at.set * (int)p.channels,
               tap0 = begin_block / blocks, block0 = begin_block - tap0 * blocks, r0 = tap0 / taps_w,
               s0 = tap0 - r0 * taps_w;
@@ -80,20 +80,6 @@ DEVICE void producer(const WeightGradient &p, const WgradLayout<Tile> &shared, c
         if constexpr (!Tile::POINTWISE) pixel.advance();
         advance<Tile::STAGES>(stage, phase);
     }
-}
-
-// Where lanes of a warp say that a stage was read: one to each CTA that copies to it.
-template <class Tile> DEVICE unsigned empty_of_lane(unsigned empty) {
-    if constexpr (Tile::COPYING == 1) return empty;
-    const ClusterPlace<Tile> own;
-    const int lane = threadIdx.x % 32, other = lane - Tile::CLUSTER_N;
-    const int rank = other < 0 ? own.rank_of(own.m, lane) : own.rank_of(other + (other >= own.m), own.n);
-    return lane < Tile::COPYING ? address_of_rank(empty, rank) : 0;
-}
-template <class Tile> DEVICE void release(unsigned empty, int stage) {
-    if (threadIdx.x % 32 >= Tile::COPYING) return;
-    if constexpr (Tile::COPYING == 1) barrier_arrive(empty + stage * 8);
-    else barrier_arrive_in_cluster(empty + stage * 8);
 }
 
 // A warpgroup's products of all steps, from `stage` in its `phase` on.
@@ -139,13 +125,13 @@ template <class Traits> DEVICE void weight_gradient(const WeightGradient &p) {
         prefetch_map(p.dy);
         for (int stage = 0; stage < Tile::STAGES; ++stage) {
             barrier_init(shared.full + stage * 8, 1);
-            barrier_init(shared.empty + stage * 8, 4 * Tile::WARPGROUPS * Tile::COPYING);
+            barrier_init(shared.empty + stage * 8, 4 * Tile::WARPGROUPS * COPYING<Tile>);
         }
         prepare_exchange<Tile>(shared.complete);
         publish_barriers();
     }
     __syncthreads();
-    if constexpr (Tile::COPYING > 1) {
+    if constexpr (COPYING<Tile> > 1) {
         cluster_arrive_relaxed();
         cluster_wait();
     }

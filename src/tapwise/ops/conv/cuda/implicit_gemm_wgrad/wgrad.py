@@ -71,17 +71,17 @@ ENOUGH_ADDERS: Final = 1 << 15
 # those near a layer's best above all; the choice takes 1.05 of the best of some 50 configs measured (at worst 1.34).
 # Cycles of a microsecond under load. Of a step: cycles until a copy is there, which stages under way share, and of each
 # block's copy, where a row of it lies in one line; how much longer copies of windows take; how many CTAs that share a
-# copy are worth, as a power of their number; and how much longer copies take where a cluster's parts share none: those
-# beside each other read other pixels. Bytes of all copies in a microsecond.
-CYCLES_US: Final = 1850.0
-COPY_LATENCY, COPY_CYCLES, WINDOWS = 220.0, 82.8, 1.77
-SHARING, APART, COPIED_BYTES = 0.464, 1.107, 4.64e7
+# copy are worth, as a power of their number. Bytes of all copies in a microsecond; how much longer they take where a
+# cluster's parts share none: those beside each other read other pixels.
+CYCLES_US: Final = 1864.0
+COPY_LATENCY, COPY_CYCLES, WINDOWS = 217.0, 84.8, 1.79
+SHARING, COPIED_BYTES, APART = 0.455, 5.52e7, 1.825
 # How far a step's products and copies overlap: the larger, or some of both (a power mean).
 OVERLAP: Final = 4.9
 # Cycles of a wave's begin and end, and of sharing copies; how much longer sets of groups take that are no whole pieces;
 # microseconds of the launch that adds parts, and bytes of parts in one, written and read, also where dw has fewer.
-BEGIN_CYCLES, SHARE_CYCLES, NARROW_SETS = 4760.0, 1074.0, 2.1
-SECOND_US, PARTS_BYTES = 1.33, 2.6e6
+BEGIN_CYCLES, SHARE_CYCLES, NARROW_SETS = 4875.0, 1065.0, 2.1
+SECOND_US, PARTS_BYTES = 1.28, 2.55e6
 # Parts that a cluster adds; bytes of sums that a CTA sends in a cycle.
 CLUSTERS: Final = (2, 4, 8)
 EXCHANGE_BYTES: Final = 10.9
@@ -180,8 +180,6 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
             rows * of_dy / config.cluster_n**SHARING + columns * of_x * windows / config.cluster_m**SHARING
         )
         shares = config.ctas > config.cluster_k
-        if config.cluster_k > 1 and not shares:
-            copies *= APART
         alone = COPY_LATENCY / config.stages_ahead + copies
         exchanged = config.tile_filters * config.tile_columns * 4 * (1 - 1 / config.cluster_k) / EXCHANGE_BYTES
         begin = BEGIN_CYCLES + SHARE_CYCLES * shares
@@ -197,6 +195,8 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
         begins = 1 if config.persistent else waves + (rest > 0)
         busy = (begins * begin + waves * wave(together) + wave(ceil_div(rest, places))) / CYCLES_US
         copied = view.tiles * view.steps * view.stage_bytes / COPIED_BYTES
+        if config.cluster_k > 1 and not shares:
+            copied *= APART
         us = joint_us(busy, view.bytes / (device.gbps * 1e3) + copied, 2.0)
         if config.groups_per_tile > 1 and view.group_c % PIECE:
             us *= NARROW_SETS
