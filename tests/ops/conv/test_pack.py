@@ -24,9 +24,7 @@ from tapwise.ops.conv.problem import ConvProblem
         ("c128 h9 w9 k5 r1 s3 f16 nhwc", 128, 3, 16, (8, 64)),
     ],
 )
-def test_filters(
-    text: str, wide: int, more: int, order: int, classes: tuple[int, int], axes: tuple[int, ...]
-) -> None:
+def test_filters(text: str, wide: int, more: int, order: int, classes: tuple[int, int], axes: tuple[int, ...]) -> None:
     problem = ConvProblem.parse(text)
     k, c, r, s = problem.w_shape
     memory = (np.arange(k * c * r * s) % 251).astype(problem.x_dtype).reshape([problem.w_shape[a] for a in axes])

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
-from emulated_plans import SMALL, emulation, lent, memory_of, needs_compiler
+from emulated_plans import SMALL, emulation, needs_compiler, verdict_of
 
 import emulated
-from tapwise.algorithm import Buffers
 from tapwise.cuda.jit.launch import Launch
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config, Im2colConfig
@@ -18,21 +16,9 @@ from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
 from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import ImplicitGemm
 from tapwise.ops.conv.cuda.implicit_gemm.view import View, plane_pieces
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.verify import Verdict, compare
 
 __all__ = ["emulation"]
 ALGORITHM = ImplicitGemm()
-
-
-def verdict_of(problem: ConvProblem, config: Config) -> Verdict:
-    inputs = problem.sample(np.random.default_rng(0), False)
-    plan = ALGORITHM.plan(problem, config, SMALL)
-    y = lent(np.full(problem.y_shape, np.nan, problem.y_dtype))
-    size = plan.workspace_bytes
-    workspace = lent(np.full(size, 0xFF, np.uint8)) if size else None
-    bias, residual = (None if one is None else lent(one) for one in (inputs.bias, inputs.residual))
-    plan.run(Buffers(lent(inputs.x), plan.pack(lent(inputs.w)), y, workspace, bias, residual, 0))
-    return compare(memory_of(y), *problem.reference(inputs, ALGORITHM), problem.y_dtype)
 
 
 def some_of(problem: ConvProblem, wanted: Callable[[Config], bool]) -> set[Config]:
@@ -66,7 +52,7 @@ def test_planes_are_read_as_they_lie(
     assert some
     for config in some:
         assert ALGORITHM.workspace_bytes(problem, config, SMALL) == 0
-        verdict = verdict_of(problem, config)
+        verdict = verdict_of(ALGORITHM, problem, config)
         assert verdict, f"{config}: {verdict.message}"
 
 
@@ -78,7 +64,7 @@ def test_stages_begin_where_swizzled_patterns_do(emulation: None, text: str) -> 
     for config in ALGORITHM.configs(problem, SMALL):
         wide = isinstance(config, Im2colConfig) and config.transposed_pixels and not config.ping_pong
         if wide and (config.tile_pixels, config.tile_filters) == (64, 24):
-            verdict = verdict_of(problem, config)
+            verdict = verdict_of(ALGORITHM, problem, config)
             assert verdict, f"{config}: {verdict.message}"
 
 
@@ -95,7 +81,7 @@ def test_outputs_of_halos_are_runs(emulation: None, text: str) -> None:
     some = some_of(problem, lambda one: Epilogue(View.of(problem, one)).run_vector > 0)
     assert some and not any(isinstance(one, Im2colConfig) for one in some)
     for config in some:
-        verdict = verdict_of(problem, config)
+        verdict = verdict_of(ALGORITHM, problem, config)
         assert verdict, f"{config}: {verdict.message}"
 
 
@@ -106,7 +92,7 @@ def test_pixels_that_no_window_meets_are_left_out(emulation: None, text: str) ->
     config = Im2colConfig(True, 64, 64, stages=3)
     whole = problem.replace(stride=(1, 1))
     assert ALGORITHM.workspace_bytes(problem, config, SMALL) < ALGORITHM.workspace_bytes(whole, config, SMALL)
-    verdict = verdict_of(problem, config)
+    verdict = verdict_of(ALGORITHM, problem, config)
     assert verdict, verdict.message
 
 

@@ -26,6 +26,7 @@ from tapwise.ops.conv.cuda.implicit_gemm.view import (
     is_aligned,
     padded,
     plane_pieces,
+    row_vector,
     unfoldings,
 )
 from tapwise.ops.conv.cuda.window import FpropFilters
@@ -47,8 +48,8 @@ MORE_REGISTERS: Final = {
     "bias": 8, "function": 56, "short function": 53, "direct store": 36, "residual": 4, "more residual": 17,
     "f32 residual as C": 24, "odd": 48, "f32": 16, "nchw": 44,
 }  # fmt: skip
-# Sums of a thread beside which every epilogue that stores runs was seen to fit 216 registers.
-RUN_SUMS: Final = 128
+# Sums of a thread beside which epilogues that store rows of planes were seen to fit 216 registers.
+ROW_SUMS: Final = 128
 # Outputs of a tile whose sums CTAs of a cluster exchange.
 MOST_EXCHANGED: Final = 8192
 # CTAs of a cluster that share filters, and outputs of a tile from which on they may.
@@ -206,9 +207,8 @@ def _halo_tiles(view: View, device: Device) -> Iterator[Config]:
     if not is_aligned(problem) and problem.layout == "nhwc" and problem.math != "3xtf32":
         return
     planes = problem.layout == "nchw" and problem.itemsize == 2 and not view.config.unfold
-    for tile, staged, chunk in product(
-        _tiles(problem) + LONG_TILES, (0, *STAGED_STRIPS) if planes else (0,), _chunks(problem)
-    ):
+    staging = (0, *STAGED_STRIPS) if planes else (0,)
+    for tile, staged, chunk in product(_tiles(problem) + LONG_TILES, staging, _chunks(problem)):
         if tile.filters > (64 if tile.swap_ab else MOST_N) or tile.pixels < 64:
             continue
         config = HaloTileConfig(
@@ -223,10 +223,10 @@ def _widths(view: View, config: HaloTileConfig) -> list[int]:
     """The two widths of rectangles with which fewest pixels are multiplied and brought, if there are."""
     problem, tile = view.seen, config.tile_pixels
     p, q = problem.output
-    found = {}
+    found, grain = {}, row_vector(problem)
     for count in range(1, q + 1):
-        across = ceil_div(q, count)
-        wide = across + problem.reach[1] - 1
+        across = round_up(ceil_div(q, count), grain)
+        wide = round_up(across + problem.reach[1] - 1, grain)
         if across < LEAST_ACROSS:
             break
         if wide > tile:
@@ -240,7 +240,7 @@ def _widths(view: View, config: HaloTileConfig) -> list[int]:
                 continue
             pixels = strips.pixels
         if wide <= COPY_PIXELS and high <= COPY_PIXELS:
-            found[across] = ceil_div(p, down) * count * (tile + pixels)
+            found[across] = ceil_div(p, down) * ceil_div(q, across) * (tile + pixels)
     return sorted(found, key=lambda one: found[one])[:2]
 
 
@@ -329,7 +329,8 @@ def is_legal(view: View, device: Device) -> bool:
     }
     others = PLAIN_REGISTERS + sum(MORE_REGISTERS[name] for name, needed in used.items() if needed)
     sums = share * config.tile_n // 2
-    return sums + others <= registers or (config.staged_strips > 0 and epilogue.run_vector > 0 and sums <= RUN_SUMS)
+    rows = config.staged_strips > 0 and epilogue.vector > 1 and not function
+    return sums + others <= registers or (rows and sums <= ROW_SUMS)
 
 
 def _tiles(problem: ConvProblem) -> tuple[Tile, ...]:

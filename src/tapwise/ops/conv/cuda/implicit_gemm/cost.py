@@ -22,7 +22,7 @@ from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import KEPT_BYTES, Epilogue
 from tapwise.ops.conv.cuda.implicit_gemm.shifted_planes import ShiftedPlanes
-from tapwise.ops.conv.cuda.implicit_gemm.strips import PIECE, WARPS, Strips
+from tapwise.ops.conv.cuda.implicit_gemm.strips import WARPS, Strips
 from tapwise.ops.conv.cuda.implicit_gemm.view import PLACED, STEP_BYTES, View
 
 CYCLES_US: Final = 1700.0
@@ -52,12 +52,9 @@ LATENCY, OWN_COPY, FREE_STAGES, PING_PONG_STAGES = 572.0, 0.816, 0.292, 1.54
 # From a halo buffer's being free to the next one's bytes.
 HALO_LATENCY: Final = 1255.0
 
-# Planes of NCHW, not fitted yet. From a strip's copy to its bytes; four matrices of a strip from staging buffer to halo
-# by one warp, a latency of shared memory and some 15 instructions; from a halo buffer's being free to its first strip,
-# which is there already. Each byte passes shared memory three times, so much of which products wait for.
-STRIP_LATENCY, TRANSPOSED, TRANSPOSED_LATENCY, STRIP_SHARED = 900.0, 35.0, 300.0, 0.5
-# Bytes of shared memory a cycle, and of four matrices.
-SHARED_BYTES, MATRICES_BYTES = 128, 512
+# Planes of NCHW. From a strip's copy to its being transposed; from a halo buffer's being free to its first strip, which
+# is there already. Bytes of strips a cycle that products lose to transposing.
+STRIP_LATENCY, TRANSPOSED_LATENCY, STRIP_BYTES = 1576.0, 2024.0, 19.3
 
 # Launch: its beginning, more of it in ping-pong (im2col, halo), and of a CTA that is alone on its multiprocessor, which
 # is not placed before the launch before has left. How much of the first halo's copy a launch waits for.
@@ -71,6 +68,7 @@ TURN, CHAIN = 175.0, 500.0
 # bytes at a time, and where split sums are exchanged.
 THREADS, HALO_THREADS, TMA, DIRECT = (1124.0, 0.0653), (170.0, 0.181), (1479.0, 0.0885), (543.0, 0.0852)
 EXCHANGE: Final = (2130.0, 0.29)
+HALO_PLANES: Final = (591.0, 0.318)
 # More for each output: activation (from hardswish on by their instructions); residual, which competes with the products
 # for shared memory and is not hidden by them, and the same where all of a tile is fetched ahead; an accumulator that
 # starts from the residual, where its warpgroup is alone, and in ping-pong.
@@ -252,20 +250,14 @@ def _main(view: View, copied: Copied, steps: int, rounds: float) -> tuple[float,
     im2col = isinstance(config, Im2colConfig)
     product, copies = _product(view), _copies(view, copied)
     if view.strips:
-        product += STRIP_SHARED * 3 * copied.pixels * view.chunk_bytes / SHARED_BYTES
+        product += copied.pixels * view.chunk_bytes / STRIP_BYTES
     if im2col and steps * rounds > config.stages:
         in_flight = 1 if view.cooperative == 2 else 2
         free = FREE_STAGES - (PING_PONG_STAGES if config.ping_pong else 0.0)
         copies = max(copies, (LATENCY + OWN_COPY * copies) / max(config.stages - in_flight + free, 0.3))
-    step = (
-        SHARING_STEP
-        if config.share_filters > 1
-        else STEP
-        if im2col
-        else STATIONARY_STEP
-        if config.filter_stationary
-        else HALO_STEP
-    )
+    step = STEP if im2col else STATIONARY_STEP if config.filter_stationary else HALO_STEP
+    if config.share_filters > 1:
+        step = SHARING_STEP
     main = steps * (max(product, copies) + step)
     if not (im2col or config.gather_bytes):
         # A halo comes while those before it are multiplied.
@@ -309,10 +301,8 @@ def _shifting(view: View, shifted: ShiftedPlanes) -> float:
 
 
 def _strips(view: View, strips: Strips) -> float:
-    """Cycles in which warps transpose the strips of a halo, each by way of its own part of the staging buffers."""
-    each = TRANSPOSED * strips.rows * strips.pieces * PIECE * view.chunk_bytes / MATRICES_BYTES
-    ring = view.config.staged_strips / WARPS
-    return ceil_div(strips.count, WARPS) * max(each, (STRIP_LATENCY + each) / ring)
+    """Cycles in which warps bring the strips of a halo, each by way of its own part of the staging buffers."""
+    return ceil_div(strips.count, WARPS) * STRIP_LATENCY / (view.config.staged_strips / WARPS)
 
 
 def _epilogue(view: View, epilogue: Epilogue) -> float:
@@ -326,7 +316,8 @@ def _epilogue(view: View, epilogue: Epilogue) -> float:
     elif epilogue.tma_store:
         fixed, each = TMA
     else:
-        fixed, each = THREADS if isinstance(config, Im2colConfig) else HALO_THREADS
+        of_halo = HALO_PLANES if problem.layout == "nchw" else HALO_THREADS
+        fixed, each = THREADS if isinstance(config, Im2colConfig) else of_halo
         each *= (8 / epilogue.vector) ** 0.5
     return fixed + outputs * (each + (ACTIVATIONS[problem.activation_name] if problem.activation_name else 0.0))
 

@@ -10,7 +10,7 @@ from typing import Final
 from tapwise.forks import cached_property
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda.implicit_gemm.config import HaloRowsConfig, HaloTileConfig, Im2colConfig
-from tapwise.ops.conv.cuda.implicit_gemm.view import View, padded
+from tapwise.ops.conv.cuda.implicit_gemm.view import View, padded, row_vector
 
 # Filters of a tile that threads write 4 bytes at a time, or 2, and bytes of y that L2 keeps beside other things.
 FEW_FILTERS, ODD_FILTERS = 64, 48
@@ -51,30 +51,30 @@ class Epilogue:
     @property
     def vector(self) -> int:
         """Elements of y that a kernel writes at once: halos in NCHW count pixels otherwise than y does."""
-        halo = not isinstance(self.view.config, Im2colConfig)
-        return 1 if halo and self.view.seen.layout == "nchw" else self.aligned_vector
+        config, problem = self.view.config, self.view.seen
+        if isinstance(config, Im2colConfig) or problem.layout == "nhwc":
+            return self.aligned_vector
+        return row_vector(problem) if isinstance(config, HaloTileConfig) else 1
 
     @cached_property
     def run_vector(self) -> int:
-        """Elements of y in NCHW that a thread picks from an epilogue buffer and writes at once, of halos, whose pixels
-        do not lie as they do in y (include/output_runs.cuh); else 0. Planes of odd sizes took longer so in im2col."""
-        problem, config = self.view.seen, self.view.config
+        """Elements of y in NCHW that a thread picks from an epilogue buffer and writes at once, of halo rows, whose
+        pixels do not lie as they do in y (include/output_runs.cuh); else 0. Planes of odd sizes took longer so in
+        im2col."""
+        problem = self.view.seen
         most = PICKED_BYTES // problem.itemsize
-        if problem.layout == "nhwc" or isinstance(config, Im2colConfig):
+        if problem.layout == "nhwc" or not isinstance(self.view.config, HaloRowsConfig):
             return 0
-        # All images' planes of a filter begin with the same remainder; of a halo tile all rows.
-        sizes = [problem.k * prod(problem.output)]
-        if isinstance(config, HaloTileConfig):
-            sizes = [problem.output[1], config.across]
-        return next((count for count in (most, most // 2) if count > 1 and all(size % count == 0 for size in sizes)), 0)
+        # All images' planes of a filter begin with the same remainder.
+        size = problem.k * prod(problem.output)
+        return next((count for count in (most, most // 2) if count > 1 and size % count == 0), 0)
 
     @cached_property
     def runs(self) -> int:
         """Planes that a tile of such outputs has a part of at most."""
         if not self.run_vector:
             return 0
-        rows = isinstance(self.view.config, HaloRowsConfig)
-        return ceil_div(self._share - 1, prod(padded(self.view.seen))) + 1 if rows else 1
+        return ceil_div(self._share - 1, prod(padded(self.view.seen))) + 1
 
     @property
     def _share(self) -> int:

@@ -3,7 +3,8 @@
 Two kernels. implicit_gemm_im2col.cu copies the part of the window that each step of gemm_k needs, one tap's chunk of
 channels for all pixels of a tile. implicit_gemm_halo.cu (stride 1) keeps a tile's pixels with their halo in shared
 memory while all taps pass: a tap is the same memory, read from a later pixel. view.py counts chunks, tiles and CTAs,
-configs.py lists what fits, epilogue.py says how outputs go to y, cost.py what all of it takes.
+strips.py how planes of NCHW come to a halo, configs.py lists what fits, epilogue.py says how outputs go to y, cost.py
+what all of it takes.
 
 Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014 (the product whose matrix is
 never built); PTX ISA on cp.async.bulk.tensor (im2col mode) and wgmma.
@@ -66,7 +67,7 @@ def takes_filters_as_given(view: View) -> bool:
 
 class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
     """Any stride up to 8 (any at all where a few channels are packed with their taps), padding, dilation and groups;
-    NHWC, and NCHW by packing x first; float16, bfloat16, and float32 with math="tf32" or "3xtf32". Hopper."""
+    NHWC, and NCHW as it lies or packed first; float16, bfloat16, and float32 with math="tf32" or "3xtf32". Hopper."""
 
     id: ClassVar[str] = "cuda.implicit_gemm"
     summary: ClassVar[str] = "tensor cores (wgmma) fed by TMA"

@@ -128,10 +128,10 @@ template <class Tile> DEVICE void producer(const HaloGemm &p, const HaloLayout<T
     if (thread == FILTER_THREAD) end_beside<Tile::INDEPENDENT>();
 }
 
-// The numbers of a tile's outputs (output_runs.cuh). Of a halo tile they are counted row by row, whose sizes are
-// multiples of RUN_VECTOR.
+// The numbers of the outputs of halo rows (output_runs.cuh).
 template <class Tile>
 DEVICE void fill_runs(const HaloGemm &p, const HaloWork &work, unsigned table, const TileOrigin<Tile> &at) {
+    static_assert(!Tile::HALO_TILE);
     const OutputRuns<Tile> runs(table);
     const int width = work.wide, plane = work.plane, q = p.q, outputs = p.p * p.q, pitch = runs.pitch(outputs);
     // A pixel's output, or the next one, as many behind the first image's.
@@ -139,17 +139,11 @@ DEVICE void fill_runs(const HaloGemm &p, const HaloWork &work, unsigned table, c
         const int n = min(pixel / plane, (int)p.n), rest = pixel - n * plane, h = rest / width, w = rest - h * width;
         return n * pitch + (n == p.n ? 0 : h < p.p ? h * q + min(w, q) : pitch);
     };
-    const int first = Tile::HALO_TILE ? 0 : at.pixel / plane * pitch,
-              origin = Tile::HALO_TILE ? 0 : (place(at.pixel) - first) / Tile::RUN_VECTOR * Tile::RUN_VECTOR;
+    const int first = at.pixel / plane * pitch,
+              origin = (place(at.pixel) - first) / Tile::RUN_VECTOR * Tile::RUN_VECTOR;
     for (int i = threadIdx.x % 128; i <= Tile::WARPGROUP_PIXELS; i += 128) {
-        if constexpr (Tile::HALO_TILE) {
-            const int row = i / width, column = i - row * width;
-            runs.set(i, min(row, (int)p.down) * (int)p.across + (row < p.down ? min(column, (int)p.across) : 0),
-                     row < p.down && column < p.across);
-        } else {
-            const int pixel = at.pixel + i, rest = pixel % plane, h = rest / width;
-            runs.set(i, place(pixel) - first - origin, pixel / plane < p.n && h < p.p && rest - h * width < q);
-        }
+        const int pixel = at.pixel + i, rest = pixel % plane, h = rest / width;
+        runs.set(i, place(pixel) - first - origin, pixel / plane < p.n && h < p.p && rest - h * width < q);
     }
     if (threadIdx.x % 128 == 0) runs.set_origin(origin);
 }

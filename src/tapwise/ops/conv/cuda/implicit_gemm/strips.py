@@ -39,12 +39,12 @@ class Strips:
 
 
 @lru_cache(4096)
-def strips_of(
-    problem: ConvProblem, across: int, down: int, wide: int, high: int, channels: int
-) -> Strips | None:
-    """For a halo of `high` rows of `wide` pixels, of `down` rows of `across` outputs, `channels` a chunk. None where TMA
-    cannot bring it: rows are no whole pieces and a tile has a part of them, or the planes of too few channels, or of
-    chunks that are not full, begin with several remainders."""
+def strips_of(problem: ConvProblem, across: int, down: int, wide: int, high: int, channels: int) -> Strips | None:
+    """For a halo of `high` rows of `wide` pixels, of `down` rows of `across` outputs, `channels` a chunk.
+
+    None where TMA cannot bring it: rows are no whole pieces and a tile has a part of them; or planes begin with several
+    remainders and are of too few channels, or of chunks that are not full.
+    """
     (height, width), (p, q) = problem.spatial, problem.output
     if problem.layout != "nchw" or problem.itemsize != 2:
         return None
@@ -73,7 +73,7 @@ def plane_classes(problem: ConvProblem) -> int:
 
 
 def _evenly(total: int, most: int) -> tuple[int, int]:
-    """(an odd size of at most `most`, or 1; how many of it make up `total`): as many for each warp where that may be."""
+    """(an odd size of at most `most`, or 1; how many make up `total`): as many for each warp where that may be."""
     largest = max(1, most - (most % 2 == 0))
     count = round_up(ceil_div(total, largest), WARPS)
     each = min(ceil_div(total, count) | 1, largest)

@@ -55,16 +55,18 @@ template <class Tile> struct HaloPlaces {
     PlaneOrigin at;
     // Of a strip: its first pixel, or row.
     int wide, pixels, width, height, pad, first;
+    // Exact for as many pixels as shared memory holds.
+    float rows_a_pixel;
     DEVICE HaloPlaces(const HaloGemm &p, const PlaneOrigin &at, int strip)
         : at(at), wide(p.wide), pixels(p.high * p.width), width(p.width), height(p.height), pad(p.pad_w),
-          first(strip * (int)(Tile::FLAT_PLANES ? p.strip_pitch : p.strip_rows)) {}
+          first(strip * (int)(Tile::FLAT_PLANES ? p.strip_pitch : p.strip_rows)), rows_a_pixel(1.0f / p.width) {}
     // Of a strip's pixel, -1 where it is none of the halo. `outside`: before or behind its plane lie others of its
     // class.
     DEVICE int place(int row, int pixel, int octet, bool &outside) const {
         outside = false;
         if constexpr (Tile::FLAT_PLANES) {
-            const int plane = octet * CLASSES / OCTETS * height * width;
-            const int number = first + pixel - (plane + at.y * width & 7), y = number / width;
+            const int plane = CLASSES > 1 ? octet * CLASSES / OCTETS * height * width : 0;
+            const int number = first + pixel - (plane + at.y * width & 7), y = (number + 0.5f) * rows_a_pixel;
             if constexpr (CLASSES > 1) outside = (unsigned)(at.y + y) >= (unsigned)height;
             return (unsigned)number < (unsigned)pixels ? y * wide + number - y * width + pad : -1;
         } else {

@@ -109,6 +109,14 @@ def plane_pieces(problem: ConvProblem) -> list[int]:
     return [0] * (problem.group_c % classes == 0) + [8] * (classes == 2)
 
 
+def row_vector(problem: ConvProblem) -> int:
+    """Elements at whose multiples rows of y in NCHW begin and end, 16 bytes at most; a halo tile's rows do, too, so that
+    threads write that many at once. 1 where there are none, and in NHWC."""
+    counts = (count // problem.itemsize for count in (16, 8, 4))
+    fitting = (count for count in counts if count > 1 and problem.output[1] % count == 0)
+    return next(fitting, 1) if problem.layout == "nchw" else 1
+
+
 def has_group_axis(problem: ConvProblem) -> bool:
     """Whether the map of x has an axis for groups and parts."""
     return problem.groups > 1 or problem.math == "3xtf32"
@@ -240,7 +248,7 @@ class View:
         """Of a halo tile."""
         assert isinstance(self.config, HaloTileConfig)
         (reach_h, reach_w), pixels = self.seen.reach, self.config.tile_pixels
-        wide = self.config.across + reach_w - 1
+        wide = round_up(self.config.across + reach_w - 1, row_vector(self.seen))
         down = pixels // wide
         return Rectangle(down, wide, down + reach_h - 1, round_up(reach_w - 1 + pixels - down * wide, 8))
 
