@@ -21,7 +21,7 @@ PROBLEMS = (
     "n3 c33 h5 w7 k34 r3 s3 pad1:0x0:2 dilation2 nhwc bias silu", "n2 c48 h6 w6 k40 r1 s1 leaky_relu0.2",
     "n2 c31 h9 w5 k24 r3 s3 pad1 f64 nhwc", "n2 c72 h9 w11 k80 r3 s3 pad1 f16 nhwc bias",
     "n2 c72 h9 w11 k84 r3 s3 pad1 f16 residual", "n3 c72 h8 w10 k40 r1 s1 bf16 bias",
-    "n3 c88 h6 w6 k48 r1 s1 f16 residual",
+    "n3 c88 h6 w6 k48 r1 s1 f16 residual", "n5 c136 h7 w7 k72 r1 s1 f16 bias", "n2 c72 h9 w15 k40 r1 s1 bf16",
     "n2 c64 h9 w10 k36 r1 s1 stride2 f16", "n2 c64 h9 w11 k20 r3 s3 pad1 groups4 f16",
     "n2 c44 h9 w9 k44 r3 s3 pad1 bf16 nhwc residual relu", "n2 c64 h8 w9 k64 r3 s3 pad1 groups4 tf32 nhwc",
     "n2 c20 h9 w19 k20 r3 s3 pad1 groups20 f16 nhwc bias", "n2 c9 h9 w9 k9 r7 s7 pad3 groups9 bf16 nhwc",

@@ -38,6 +38,10 @@ COMPILED = [
     "n32 c3 h224 w224 k64 r7 s7 stride2 pad3 f16 bias relu",
     "n32 c96 h28 w28 k96 r3 s3 pad1 f16 nhwc bias silu residual",
     "n32 c80 h1 w3000 k512 r1 s3 pad0x1 bf16 nhwc bias gelu",
+    "n32 c320 h75 w75 k40 r1 s1 f16",
+    "n32 c768 h7 w7 k384 r1 s1 bf16 bias silu residual",
+    "n32 c1024 h14 w14 k256 r1 s1 f16 bias relu",
+    "n8 c256 h8 w8 k512 r1 s1 f16 residual",
 ]
 
 
@@ -55,6 +59,8 @@ def some(problem: ConvProblem, device: Device = H200) -> list[Config]:
             config.ping_pong,
             config.split_k > 1,
             config.gather_bytes,
+            config.transposed_pixels,
+            config.images > 1,
             config.groups_per_tile,
             config.filter_stationary,
             config.unfold,

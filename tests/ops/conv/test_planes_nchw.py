@@ -57,6 +57,18 @@ def test_planes_are_read_as_they_lie(
 
 
 @needs_compiler
+@pytest.mark.parametrize("text", ["n2 c24 h6 w6 k40 r1 s1 f16", "n2 c8 h8 w5 k40 r1 s1 f16"])
+def test_stages_begin_where_swizzled_patterns_do(emulation: None, text: str) -> None:
+    """Whatever bytes the filters of a stage have, beside chunks of fewer than 128."""
+    problem = ConvProblem.parse(text)
+    for config in ALGORITHM.configs(problem, SMALL):
+        wide = isinstance(config, Im2colConfig) and config.transposed_pixels and not config.ping_pong
+        if wide and (config.tile_pixels, config.tile_filters) == (64, 24):
+            verdict = verdict_of(ALGORITHM, problem, config)
+            assert verdict, f"{config}: {verdict.message}"
+
+
+@needs_compiler
 @pytest.mark.parametrize(
     "text",
     [
@@ -106,11 +118,12 @@ def test_which_pixels_are_left_out(text: str, left_out: bool) -> None:
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
-        ("n2 c24 h8 w9 k40 r1 s1 f16", 0), ("n2 c24 h6 w10 k40 r1 s1 bf16", 8), ("n2 c24 h6 w9 k40 r1 s1 f16", None),
-        ("n2 c24 h7 w9 k40 r1 s1 f16", None), ("n2 c24 h8 w8 k40 r1 s1 stride2 f16", None),
-        ("n2 c24 h8 w9 k40 r1 s1 tf32", None), ("n2 c24 h8 w9 k40 r1 s1 f16 nhwc", None),
-        ("n2 c24 h8 w9 k40 r1 s1 pad1 f16", None), ("n2 c24 h8 w9 k40 r1 s3 f16", None),
+        ("n2 c24 h8 w9 k40 r1 s1 f16", [0]), ("n2 c24 h6 w10 k40 r1 s1 bf16", [0, 8]),
+        ("n2 c25 h6 w10 k40 r1 s1 bf16", [8]), ("n2 c24 h6 w9 k40 r1 s1 f16", [0]), ("n2 c24 h7 w9 k40 r1 s1 f16", [0]),
+        ("n2 c20 h7 w9 k40 r1 s1 f16", []), ("n2 c24 h8 w8 k40 r1 s1 stride2 f16", []),
+        ("n2 c24 h8 w9 k40 r1 s1 tf32", []), ("n2 c24 h8 w9 k40 r1 s1 f16 nhwc", []),
+        ("n2 c24 h8 w9 k40 r1 s1 pad1 f16", []), ("n2 c24 h8 w9 k40 r1 s3 f16", []),
     ],
 )  # fmt: skip
-def test_which_planes_are_read_as_they_lie(text: str, pieces: int | None) -> None:
+def test_which_planes_are_read_as_they_lie(text: str, pieces: list[int]) -> None:
     assert plane_pieces(ConvProblem.parse(text)) == pieces

@@ -15,7 +15,8 @@ from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, HaloTileConfig, Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
-from tapwise.ops.conv.cuda.implicit_gemm.strips import strips_of
+from tapwise.ops.conv.cuda.implicit_gemm.shifted_planes import MOST_PIXELS
+from tapwise.ops.conv.cuda.implicit_gemm.strips import plane_classes, strips_of
 from tapwise.ops.conv.cuda.implicit_gemm.view import (
     BLOCK,
     COPY_PIXELS,
@@ -106,8 +107,8 @@ def all_configs(problem: ConvProblem, device: Device, filters: FpropFilters | No
             found += _halo_tiles(view, device)
         if filters is None:
             found += _grouped(view, device)
-            if plane_pieces(view.original) is not None:
-                found += _planes(view, device)
+            for pieces in plane_pieces(view.original):
+                found += _planes(view, pieces, device)
     return found
 
 
@@ -152,18 +153,24 @@ def _may_share(view: View, device: Device) -> bool:
     return large and plain and config.split_k == config.min_blocks_per_sm == config.groups_per_tile == 1
 
 
-def _planes(view: View, device: Device) -> Iterator[Config]:
-    """Those that read planes of x as they lie; by TMA a tile has pixels of one, so some tiles divide one evenly."""
-    plane, pieces = prod(view.seen.output), plane_pieces(view.original) or 0
-    tiles = dict.fromkeys((*_tiles(view.seen), *_whole_waves(view.seen, device)))
+def _planes(view: View, pieces: int, device: Device) -> Iterator[Config]:
+    """Those that read planes of x as they lie, in such pieces. By TMA (0) a tile has pixels of one, so some tiles
+    divide one evenly, or several small ones.
+    """
+    plane, problem = prod(view.seen.output), view.seen
+    tiles = {(tile, 1): None for tile in (*_tiles(problem), *_whole_waves(problem, device))}
     if not pieces:
         widths = sorted({round_up(ceil_div(plane, count), 8) for count in range(1, 9)} - set(range(LEAST_PIXELS)))
         fitting = [Tile(True, pixels, filters) for pixels in widths if pixels <= MOST_N for filters in (64, 128)]
-        most = round_up(plane, BLOCK)
-        tiles = dict.fromkeys(tile for tile in (*_tiles(view.seen), *fitting) if tile.pixels <= most)
-    for tile, schedule in product(tiles, SCHEDULES):
+        most = min(round_up(plane, BLOCK), MOST_PIXELS if plane_classes(problem) > 1 else MOST_N)
+        tiles = {(tile, 1): None for tile in (*_tiles(problem), *fitting) if tile.pixels <= most}
+        if plane <= BLOCK:
+            for images in range(2, min(problem.n, MOST_N // BLOCK) + 1):
+                tiles |= {(tile, images): None for tile in _tiles(problem) if tile.pixels == images * BLOCK}
+    for (tile, images), schedule in product(tiles, SCHEDULES):
         if schedule.split_k == 1 or tile.pixels * tile.filters <= MOST_EXCHANGED:
-            config = replace(_im2col_config(tile, schedule), transposed_pixels=True, gather_bytes=pieces)
+            config = _im2col_config(tile, schedule)
+            config = replace(config, transposed_pixels=True, gather_bytes=pieces, images=images)
             yield from _scheduled(view.configured(config), device)
 
 
@@ -285,7 +292,9 @@ def _staged(view: View, device: Device) -> Config | None:
     steps = ceil_div(view.steps, config.split_k)
     if config.split_k == 1:
         steps *= ceil_div(view.tiles, device.multiprocessors * config.min_blocks_per_sm)
-    candidates = (replace(config, stages=stages) for stages in range(min(8, max(3, steps)), 2, -1))
+    # Teams that shift planes wait for a stage's last use alone, not for the one before it.
+    least = max(3, view.shifted.teams if view.shifted else 0)
+    candidates = (replace(config, stages=stages) for stages in range(min(8, max(least, steps)), least - 1, -1))
     return next((one for one in candidates if is_legal(view.configured(one), device)), None)
 
 
@@ -299,7 +308,7 @@ def is_legal(view: View, device: Device) -> bool:
     if epilogue.shared_bytes > (device.shared_bytes + 1024) // per_sm - 1024:
         return False
     # Two warpgroups get registers of the one that copies, which needs them itself where it gathers or transposes.
-    threads_copy = config.gather_bytes or config.staged_strips
+    threads_copy = view.warps_bring or config.staged_strips
     pair = 232 if not threads_copy else 208 if isinstance(config, Im2colConfig) else 216
     registers = pair if config.warpgroups == 2 else 255 if per_sm == 1 else 128
     function, short = (problem.activation == name and per_sm == 1 for name in ("tanh", "gelu"))

@@ -21,6 +21,7 @@ from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import KEPT_BYTES, Epilogue
+from tapwise.ops.conv.cuda.implicit_gemm.shifted_planes import ShiftedPlanes
 from tapwise.ops.conv.cuda.implicit_gemm.strips import WARPS, Strips
 from tapwise.ops.conv.cuda.implicit_gemm.view import PLACED, STEP_BYTES, View
 
@@ -37,6 +38,9 @@ STEP, HALO_STEP, STATIONARY_STEP, SHARING_STEP = 65.2, 67.1, 41.7, 110.0
 IM2COL_CHUNK, HALO_CHUNK, FILTER_CHUNK, RAGGED_CHUNK = 2.13, 6.04, 1.2, 1.66
 HALF_HALO_CHUNK: Final = 0.603
 FEED_BYTES, PIECE, PLANE_PIECE = 84.6, 1.58, 0.6
+# A chunk of planes that are shifted, not yet fitted: a warp's waits and fences, each of the copies that its thread
+# issues, and a piece of 16 bytes that a thread loads, shifts and stores, in some 16 instructions.
+SHIFT_CHUNK, SHIFT_COPY, SHIFT_PIECE = 250.0, 60.0, 40.0
 # How much of that chunks cost whose distance is a multiple of 32 bytes, but of no more.
 HALF_RAGGED: Final = 0.48
 # Filters of fprop as they lie, of channels that are no multiple of 128 bytes: so much more for each halving of that.
@@ -140,6 +144,9 @@ class Copied:
             rows = view.original.stride[0] if pack.is_thinned(view.original) else 1
             moved = packed_bytes + prod(view.original.x_shape) * view.itemsize // rows
         ragged = 0.0 if view.strips else raggedness(pixel, apart, view.chunk_bytes)
+        if view.shifted:
+            # Rows of planes that come early have 144 bytes for 128, anywhere in sectors.
+            ragged = HALF_RAGGED
         return cls(pixels, filters, ragged, moved)
 
 
@@ -181,7 +188,7 @@ def cost(view: View, device: Device, packed_bytes: int) -> Cost:
         finish += outputs * RESIDUAL_AS_C_PING_PONG
     elif as_c:
         main += outputs * RESIDUAL_AS_C
-    cycles = BEGIN + (ALONE if room == 1 else 0.0)
+    cycles = BEGIN + (ALONE if room == 1 else 0.0) + (_shifting(view, view.shifted) if view.shifted else 0.0)
     beside = config.min_blocks_per_sm > 1 and blocks > device.multiprocessors
     if beside:
         cycles += share * max(main, (main + finish + CHAIN) / 2) + finish
@@ -273,6 +280,8 @@ def _copies(view: View, copied: Copied) -> float:
     if config.gather_bytes:
         each = PLANE_PIECE if isinstance(config, Im2colConfig) else PIECE
         issued = copied.pixels * view.chunk_bytes / config.gather_bytes * each
+    elif view.shifted:
+        issued = _shifting(view, view.shifted) / view.shifted.teams
     elif view.strips:
         issued = _strips(view, view.strips) / prod(view.seen.kernel)
     else:
@@ -282,6 +291,13 @@ def _copies(view: View, copied: Copied) -> float:
         issued = copied.pixels * (each + RAGGED_CHUNK * copied.ragged)
     issued += copied.filters / config.share_filters * FILTER_CHUNK
     return max(issued, (copied.pixels + copied.filters) * view.chunk_bytes / FEED_BYTES)
+
+
+def _shifting(view: View, shifted: ShiftedPlanes) -> float:
+    """Cycles of a team that shifts a chunk."""
+    copies = 1 if shifted.whole else shifted.classes
+    pieces = view.config.tile_pixels * view.chunk_bytes / 16 / 32
+    return SHIFT_CHUNK + (copies * SHIFT_COPY + pieces * SHIFT_PIECE) / shifted.warps
 
 
 def _strips(view: View, strips: Strips) -> float:

@@ -5,6 +5,8 @@
 
 #include "direct_store.cuh"
 #include "ops/conv/cuda/implicit_gemm/gathered_planes.cuh"
+#include "ops/conv/cuda/implicit_gemm/planes.cuh"
+#include "ops/conv/cuda/implicit_gemm/shifted_planes.cuh"
 #include "shared_copies.cuh"
 #include "split_k.cuh"
 
@@ -29,23 +31,31 @@ struct Im2colGemm {
     long long first_r, first_s, step_r, step_s;
 };
 
-// Shared memory: the filters that stay, a ring of stages, epilogue buffers or the split sums, tables, barriers.
+// A warpgroup brings x to shared memory.
+template <class Tile> constexpr bool WARPS_BRING = Gathered<Tile>::THREADS > 0 || ShiftedPlanes<Tile>::USED;
+
+// Shared memory: the filters that stay, a ring of stages, planes as they came, epilogue buffers or the split sums,
+// tables, barriers.
 template <class Tile> struct Im2colLayout {
     static constexpr bool STATIONARY = Tile::FILTER_STATIONARY;
     static constexpr unsigned PIXELS = Tile::PIXEL_BYTES, FILTERS = Tile::FILTER_BYTES,
-                              STAGE = PIXELS + (STATIONARY ? 0 : FILTERS);
+                              BOTH = PIXELS + (STATIONARY ? 0 : FILTERS);
+    // What threads swizzle begins where a pattern does.
+    static constexpr unsigned STAGE = Tile::TRANSPOSED_PIXELS ? BOTH + 1023 & ~1023u : BOTH;
     static constexpr unsigned SUMS =
         Tile::SPLIT_K > 1 ? Tile::TILE_M * Tile::TILE_N * 4 : Tile::BUFFERS * Tile::BUFFER_BYTES;
-    unsigned stationary, ring, buffers, places, biases, full, empty;
+    unsigned stationary, ring, planes, buffers, places, biases, full, empty;
     // All parts of this CTA's share of the split sums are there.
     unsigned complete;
+    // Planes came.
+    unsigned arrived;
     template <class Gemm>
     DEVICE Im2colLayout(unsigned memory, const Gemm &p)
         : stationary((memory + 1023) & ~1023u), ring(stationary + stationary_bytes(p)),
-          buffers(ring + Tile::STAGES * STAGE + 1023 & ~1023u), places(buffers + SUMS),
-          biases(places + Tile::WARPGROUPS * Tile::PLACE_WORDS * 4),
+          planes(ring + Tile::STAGES * STAGE), buffers(planes + ShiftedPlanes<Tile>::BYTES + 1023 & ~1023u),
+          places(buffers + SUMS), biases(places + Tile::WARPGROUPS * Tile::PLACE_WORDS * 4),
           full((biases + (Tile::BIAS ? Tile::WARPGROUPS * Tile::WARPGROUP_FILTERS * 4 : 0) + 7) & ~7u),
-          empty(full + Tile::STAGES * 8), complete(empty + Tile::STAGES * 8) {}
+          empty(full + Tile::STAGES * 8), complete(empty + Tile::STAGES * 8), arrived(complete + 8) {}
     template <class Gemm> DEVICE static unsigned stationary_bytes(const Gemm &p) {
         if constexpr (STATIONARY) return p.steps * FILTERS + 1023 & ~1023u;
         return 0;
@@ -63,9 +73,9 @@ template <class Tile> struct Im2colWork {
     ClusterPlace<Tile> own;
     int rank, first, stride, units, tiles_f, steps, begin, end;
     DEVICE Im2colWork(const Im2colGemm &p)
-        : rank(Tile::SPLIT_K > 1 ? cluster_rank() : 0), first(blockIdx.x / Tile::CTAS),
-          stride(gridDim.x / Tile::CTAS), units(p.units), tiles_f(p.tiles_f), steps(p.steps),
-          begin(steps * rank / Tile::SPLIT_K), end(steps * (rank + 1) / Tile::SPLIT_K) {}
+        : rank(Tile::SPLIT_K > 1 ? cluster_rank() : 0), first(blockIdx.x / Tile::CTAS), stride(gridDim.x / Tile::CTAS),
+          units(p.units), tiles_f(p.tiles_f), steps(p.steps), begin(steps * rank / Tile::SPLIT_K),
+          end(steps * (rank + 1) / Tile::SPLIT_K) {}
     DEVICE int tile(int unit) const {
         if constexpr (!SHARES) return unit;
         const int row = unit / tiles_f;
@@ -77,9 +87,10 @@ template <class Tile, class Gemm> DEVICE void init_barriers(const Gemm &p, const
     prefetch_map(p.x);
     prefetch_map(p.w);
     for (int stage = 0; stage < Tile::STAGES; ++stage) {
-        barrier_init(shared.full + stage * 8, 1 + Gathered<Tile>::THREADS);
+        barrier_init(shared.full + stage * 8, 1 + Gathered<Tile>::THREADS + ShiftedPlanes<Tile>::USED);
         barrier_init(shared.empty + stage * 8, (Tile::PING_PONG ? 4 : 4 * Tile::WARPGROUPS) * COPYING<Tile>);
     }
+    for (int i = 0; i < ShiftedPlanes<Tile>::ALL_BUFFERS; ++i) barrier_init(shared.arrived + i * 8, 1);
     if constexpr (Tile::SPLIT_K > 1) {
         barrier_init(shared.complete, 1);
         barrier_expect(shared.complete, (Tile::SPLIT_K - 1) * Tile::SPLIT_M * Tile::TILE_N * 4);
@@ -87,22 +98,14 @@ template <class Tile, class Gemm> DEVICE void init_barriers(const Gemm &p, const
     publish_barriers();
 }
 
-// A tile's first outputs. Of PLANES a tile has pixels of one.
+// A tile's first outputs. Of PLANES a tile has pixels of one, or whole ones.
 template <class Tile> DEVICE TileOrigin<Tile> origin(const Im2colGemm &p, int tile) {
     TileOrigin<Tile> at(tile, p.tiles_f, p.groups);
     if constexpr (Tile::PLANES) {
         const int number = at.pixel / Tile::TILE_PIXELS, n = number / (int)p.tiles_p;
-        at.pixel += n * ((int)(p.p * p.q) - (int)p.tiles_p * Tile::TILE_PIXELS);
+        at.pixel += n * (Tile::IMAGES * (int)(p.p * p.q) - (int)p.tiles_p * Tile::TILE_PIXELS);
     }
     return at;
-}
-
-// A chunk of channels of x as it lies, in rows of 64 pixels.
-template <class Tile>
-DEVICE void copy_planes(const Im2colGemm &p, unsigned to, unsigned full, int chunk, int group, int n, int pixel) {
-#pragma unroll
-    for (int block = 0; block < Tile::PIXEL_BLOCKS; ++block)
-        copy_box(to + block * Tile::BLOCK_BYTES, p.x, full, pixel + block * 64, chunk * Tile::CHUNK_ELEMENTS, group, n);
 }
 
 // One thread copies the pixels and filters of all steps of all tiles, as far ahead as there are stages; or a warpgroup
@@ -207,9 +210,8 @@ DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
         const int pixel0 = at.pixel + (Tile::SWAP_AB || PING_PONG ? 0 : group * Tile::WARPGROUP_PIXELS);
         const int filter0 = at.filter + (Tile::SWAP_AB && !PING_PONG ? group * Tile::WARPGROUP_FILTERS : 0);
         if (Tile::TMA_STORE != 2 || Tile::RESIDUAL) {
-            const int plane = p.p * p.q;
-            fill_places<Tile>(p, table, pixel0, Tile::PLANES ? (at.pixel / plane + 1) * plane : (int)p.pixels,
-                              at.group);
+            if constexpr (Tile::PLANES) fill_plane_places<Tile>(p, table, at.pixel, pixel0 - at.pixel, at.group);
+            else fill_places<Tile>(p, table, pixel0, p.pixels, at.group);
         }
         OutputTile out{filter0, at.group, pixel0, (int)p.filters, (int)(p.p * p.q), table};
         out.bias = shared.biases + group * Tile::WARPGROUP_FILTERS * 4;
@@ -284,7 +286,6 @@ DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
 
 template <class Traits> DEVICE void implicit_gemm_im2col(const Im2colGemm &p) {
     using Tile = CtaTile<Traits>;
-    constexpr bool GATHERS = Gathered<Tile>::THREADS > 0;
     extern __shared__ unsigned char memory[];
     const Im2colLayout<Tile> shared(shared_address(memory), p);
     const Im2colWork<Tile> work(p);
@@ -297,9 +298,10 @@ template <class Traits> DEVICE void implicit_gemm_im2col(const Im2colGemm &p) {
         cluster_wait();
     }
     if (group == Tile::WARPGROUPS) {
-        if constexpr (Tile::PRODUCER_WARPGROUP) release_registers<(GATHERS ? 88 : 40)>();
-        if (GATHERS || threadIdx.x == Tile::CONSUMER_THREADS) {
-            producer<Tile>(p, shared, work);
+        if constexpr (Tile::PRODUCER_WARPGROUP) release_registers<(WARPS_BRING<Tile> ? 88 : 40)>();
+        if (WARPS_BRING<Tile> || threadIdx.x == Tile::CONSUMER_THREADS) {
+            if constexpr (ShiftedPlanes<Tile>::USED) shifting_producer<Tile>(p, shared, work);
+            else producer<Tile>(p, shared, work);
             end_beside<Tile::INDEPENDENT>();
         }
         if constexpr (Tile::SPLIT_K > 1) {
@@ -309,7 +311,7 @@ template <class Traits> DEVICE void implicit_gemm_im2col(const Im2colGemm &p) {
         return;
     }
     begin_beside<Tile::INDEPENDENT>();
-    if constexpr (Tile::PRODUCER_WARPGROUP) take_registers<(GATHERS ? 208 : 232)>();
+    if constexpr (Tile::PRODUCER_WARPGROUP) take_registers<(WARPS_BRING<Tile> ? 208 : 232)>();
     consumer<Tile>(p, shared, work, group);
     // Others may have yet to say that stages of theirs were read.
     if constexpr (COPYING<Tile> > 1) {

@@ -21,7 +21,7 @@ FOLDER: Final = "ops/conv/cuda/implicit_gemm"
 # What the kernels are compiled for, beside the problem's own words.
 CONFIG_WORDS: Final = (
     "swap_ab", "tile_pixels", "tile_filters", "warpgroups", "ping_pong", "stages", "split_k", "groups_per_tile",
-    "filter_stationary", "transposed_pixels", "gather_bytes", "share_filters",
+    "filter_stationary", "transposed_pixels", "gather_bytes", "share_filters", "images",
 )  # fmt: skip
 VIEW_WORDS: Final = ("chunk_bytes", "last_chunk_steps", "transposed_filters")
 EPILOGUE_WORDS: Final = (
@@ -44,6 +44,12 @@ def source(view: View, independent: bool = False, phases: bool = False) -> Sourc
         values |= {
             "HALO_TILE": isinstance(config, HaloTileConfig), "FLAT_PLANES": view.flat_planes,
             "PLANE_CLASSES": view.plane_classes,
+        }  # fmt: skip
+    else:
+        shifted = view.shifted
+        values |= {
+            "SHIFT_CLASSES": shifted.classes if shifted else 1, "SHIFT_WARPS": shifted.warps if shifted else 1,
+            "WHOLE_PLANES": shifted is not None and shifted.whole,
         }  # fmt: skip
     # The instruction's own operands, A and B.
     pixels, filters = config.transposed_pixels, view.transposed_filters

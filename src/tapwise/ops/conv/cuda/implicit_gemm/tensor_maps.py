@@ -57,12 +57,20 @@ def map_x(view: View) -> TensorMap:
 
 
 def _map_planes(view: View) -> TensorMap:
-    """x in NCHW; a copy is a chunk of channels of 64 pixels."""
-    problem, size = view.seen, view.itemsize
-    plane, channels = prod(problem.spatial), problem.group_c
+    """x in NCHW; a copy is a chunk of channels of 64 pixels. Planes that are no whole pieces of 16 bytes: planes of so
+    many channels as make some are seen as one, and a copy is a tile's pixels of one of these in a chunk, or all."""
+    problem, size, shifted = view.seen, view.itemsize, view.shifted
+    together = shifted.classes if shifted else 1
+    plane, channels = prod(problem.spatial) * together, problem.group_c // together
     strides = (plane * size, plane * size * channels, plane * size * channels * problem.groups)
-    box = (BLOCK, view.chunk_bytes // size, 1, 1)
-    return TensorMap(problem.dtype, (plane, channels, problem.groups, problem.n), strides, box)
+    sizes = (plane, channels, problem.groups, problem.n)
+    if not shifted:
+        return TensorMap(problem.dtype, sizes, strides, (BLOCK, view.chunk_bytes // size, 1, 1))
+    behind = (view.chunk_bytes // size // together, 1, view.config.images)
+    if shifted.whole:
+        pieces = plane * size // 8
+        return TensorMap("f64", (pieces, *sizes[1:]), strides, (pieces, *behind), swizzle_bytes=0)
+    return TensorMap(problem.dtype, sizes, strides, (shifted.row_bytes // size, *behind), swizzle_bytes=0)
 
 
 def _map_strips(view: View, strips: Strips) -> TensorMap:

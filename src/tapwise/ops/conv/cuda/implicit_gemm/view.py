@@ -14,7 +14,8 @@ from tapwise.forks import cached_property
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, HaloTileConfig, Im2colConfig
-from tapwise.ops.conv.cuda.implicit_gemm.strips import Strips, strips_of
+from tapwise.ops.conv.cuda.implicit_gemm.shifted_planes import ShiftedPlanes, shifted_planes_of
+from tapwise.ops.conv.cuda.implicit_gemm.strips import Strips, plane_classes, strips_of
 from tapwise.ops.conv.cuda.window import FpropFilters, OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -98,15 +99,14 @@ def chunk_bytes(problem: ConvProblem) -> int:
     return next((count for count in (32, 64) if size <= count), SWIZZLE_BYTES)
 
 
-def plane_pieces(problem: ConvProblem) -> int | None:
-    """In which pieces planes of x in NCHW are read as they lie, of filters of 1x1 and 16 bits: 0 by TMA, which takes
-    planes of whole pieces of 16 bytes, or by a warpgroup in pieces of 8. None where x is packed: single elements took
-    longer."""
+def plane_pieces(problem: ConvProblem) -> list[int]:
+    """In which pieces planes of x in NCHW may be read as they lie, of filters of 1x1 and 16 bits: 0 by TMA, or by a
+    warpgroup in pieces of 8 bytes. None where x is packed."""
     plain = prod(problem.kernel) == prod(problem.stride) == 1 and problem.output == problem.spatial
     if not plain or problem.layout != "nchw" or problem.itemsize != 2:
-        return None
-    plane = prod(problem.spatial) * problem.itemsize
-    return 0 if plane % 16 == 0 else 8 if plane % 8 == 0 else None
+        return []
+    classes = plane_classes(problem)
+    return [0] * (problem.group_c % classes == 0) + [8] * (classes == 2)
 
 
 def row_vector(problem: ConvProblem) -> int:
@@ -200,6 +200,19 @@ class View:
         return not (self.config.gather_bytes or self.config.transposed_pixels or self.config.staged_strips or direct)
 
     @cached_property
+    def shifted(self) -> ShiftedPlanes | None:
+        """How planes that begin within pieces of 16 bytes come to a tile of im2col."""
+        config = self.config
+        if not config.transposed_pixels or config.gather_bytes:
+            return None
+        return shifted_planes_of(self.seen, config.tile_pixels, config.images, self.chunk_bytes // self.itemsize)
+
+    @property
+    def warps_bring(self) -> bool:
+        """Whether warps bring x to its places in shared memory."""
+        return self.config.gather_bytes > 0 or self.shifted is not None
+
+    @cached_property
     def tiles_p(self) -> int:
         """Tiles of a plane."""
         return ceil_div(prod(self.seen.output), self.config.tile_pixels)
@@ -289,7 +302,7 @@ class View:
             p, q = problem.output
             pixel_tiles = problem.n * ceil_div(p, self.rectangle.down) * ceil_div(q, config.across)
         elif config.transposed_pixels and not config.gather_bytes:
-            pixel_tiles = problem.n * self.tiles_p
+            pixel_tiles = ceil_div(problem.n, config.images) * self.tiles_p
         else:
             rows = isinstance(config, HaloRowsConfig)
             pixel_tiles = ceil_div(problem.n * prod(padded(problem) if rows else problem.output), config.tile_pixels)
@@ -316,7 +329,7 @@ class View:
     @property
     def threads(self) -> int:
         """Of a CTA: warpgroups, and a warp that copies; beside two, or where it gathers, a warpgroup."""
-        several = self.config.warpgroups == 2 or self.config.gather_bytes
+        several = self.config.warpgroups == 2 or self.warps_bring
         return self.config.warpgroups * 128 + (128 if several else 32)
 
     @property
@@ -347,9 +360,10 @@ class View:
         config, row = self.config, self.chunk_bytes
         filters = self.copied_filters * row
         if isinstance(config, Im2colConfig):
-            kept = self.steps if config.filter_stationary else config.stages
-            aligned = 2048 if config.filter_stationary else 0
-            return config.stages * self.copied_pixels * row + kept * filters + aligned
+            stage = self.copied_pixels * row + (0 if config.filter_stationary else filters)
+            kept = self.steps * filters + 2048 if config.filter_stationary else 0
+            early = self.shifted.shared_bytes if self.shifted else 0
+            return config.stages * (round_up(stage, 1024) if config.transposed_pixels else stage) + kept + early
         pixels = self.halo_pixels
         if isinstance(config, HaloTileConfig):
             pixels = round_up(pixels, 8) + self.rectangle.behind
