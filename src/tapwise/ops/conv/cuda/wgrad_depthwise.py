@@ -38,8 +38,9 @@ SUM_WARPS: Final = 16
 # Fitted to times of 336 configs on 14 layers (H100). Cycles of a multiprocessor: an instruction of a warp, a block's
 # stage, a pixel's piece by TMA that is not whole sectors; of a warp alone: an instruction. Instructions of a copy.
 ISSUE, STAGE, UNALIGNED, LATENCY, COPY = 0.34, 139.0, 7.5, 2.25, 36
-# Times as many instructions where a strip's last columns are not there; bytes of a sector.
-PARTIAL, SECTOR = 1.22, 32
+# Times as many instructions where a strip's last columns are not there, and with a stride (10 layers, H200); bytes of a
+# sector.
+PARTIAL, STRIDED, SECTOR = 1.22, 1.12, 32
 # Microseconds of begin and end, anew on 50 layers (H200); of the second launch (assumed: the data tell its sum with the
 # first's).
 START_US, SECOND_US = 4.0, 1.0
@@ -79,6 +80,8 @@ class DepthwiseWgrad(CudaAlgorithm[Config]):
         strip = config.groups * config.columns
         if problem.output[1] % (phases(problem)[1] * strip):
             instructions *= PARTIAL
+        if stride_h > 1:
+            instructions *= STRIDED
         class_rows, all_rows = blocks.rows_of(problem, strip)
         rows = all_rows / config.parts
         # Every run has some rows of x more, and a stage that is not full.
