@@ -299,7 +299,7 @@ template <typename T> inline void mma_half(float (&d)[4], const unsigned (&a)[2]
     multiply<T>(d, 8);
 }
 
-// Runs a grid; `backwards`: blocks along x, and threads, in the other order. `shared`: bytes of a block. Blocks of a cluster lie along x.
-// `wgmma`: the text of the kernel's matrix instruction.
+// Runs a grid; `backwards`: blocks along x, and threads, in the other order. `shared`: bytes of a block. Blocks of a
+// cluster lie along x. `wgmma`: the text of the kernel's matrix instruction.
 void run_grid(void (*kernel)(const void *), const void *p, const unsigned *grid, unsigned threads, unsigned shared,
               bool backwards, unsigned of_cluster, const char *wgmma);

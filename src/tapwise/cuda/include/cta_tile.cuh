@@ -83,8 +83,8 @@ template <class Traits> struct CtaTile : Traits {
     static_assert(TILE_N == WGMMA_N * B::GROUPS_PER_TILE);
     static_assert(B::GROUPS_PER_TILE == 1 || (!B::SWAP_AB && B::LAST_CHUNK_STEPS == CHUNK_STEPS));
     static_assert(!B::PING_PONG || (B::WARPGROUPS == 2 && B::SPLIT_K == 1));
-    static_assert(CLUSTER_M == 1 || (B::SPLIT_K == 1 && !B::FILTER_STATIONARY && !B::GROUP_AXIS &&
-                                                 !B::TRANSPOSED_PIXELS && !B::STRIDED));
+    static_assert(CLUSTER_M == 1 ||
+                  (B::SPLIT_K == 1 && !B::FILTER_STATIONARY && !B::GROUP_AXIS && !B::TRANSPOSED_PIXELS && !B::STRIDED));
     static_assert(B::SPLIT_K == 1 || (SPLIT_M % 8 == 0 && B::WARPGROUPS == 1));
     static_assert(!B::TMA_RESIDUAL || (B::RESIDUAL && B::PING_PONG && B::PERMUTED_N == 0 && !B::NCHW));
     static_assert(B::PERMUTED_N || B::EPILOGUE_BUFFERS >=

@@ -76,8 +76,7 @@ __device__ void pack_channels_last(const Images &p, unsigned block = blockIdx.x,
 
 // The same of x with channels outside; blocks of 256 threads transpose 4096 elements, CHANNELS of them side by side. A
 // thread loads EACH pixels of one word's channels at once: planes are multiples of them.
-template <typename T, int PARTS, int CHANNELS, int EACH>
-DEVICE void transpose_tile(const Images &p, unsigned block) {
+template <typename T, int PARTS, int CHANNELS, int EACH> DEVICE void transpose_tile(const Images &p, unsigned block) {
     constexpr int PIXELS = 4096 / CHANNELS, V = 16 / sizeof(T), ACROSS = CHANNELS / V, GROUPS = PIXELS / EACH;
     // Channels of a word, words of a pixel.
     constexpr int PAIR = 4 / sizeof(T), WORDS = CHANNELS / PAIR, ITEMS = WORDS * GROUPS / 256;
@@ -127,9 +126,9 @@ DEVICE void transpose_tile(const Images &p, unsigned block) {
     }
 }
 
-// The same of planes that are no multiples of two, or (THINNED) of pixels a stride apart: a thread loads TIMES pixels of
-// each channel of a piece of y, and stores the pieces. Pixels of all images are counted together. A warp has pieces of
-// CHANNELS side by side, as few as leave it 16 pixels or so of each channel.
+// The same of planes that are no multiples of two, or (THINNED) of pixels a stride apart: a thread loads TIMES pixels
+// of each channel of a piece of y, and stores the pieces. Pixels of all images are counted together. A warp has pieces
+// of CHANNELS side by side, as few as leave it 16 pixels or so of each channel.
 template <typename T, int PARTS, int CHANNELS, bool THINNED> DEVICE void turn_pixels(const Images &p, unsigned block) {
     constexpr int V = 16 / sizeof(T), ACROSS = CHANNELS / V, STEP = 32 / ACROSS, TIMES = 4;
     const unsigned tiles_channels = p.tiles_channels, groups = p.groups, plane = p.pixels, lane = threadIdx.x % 32;
@@ -137,8 +136,7 @@ template <typename T, int PARTS, int CHANNELS, bool THINNED> DEVICE void turn_pi
     const int channel = (block - outer * tiles_channels) * CHANNELS + lane % ACROSS * V,
               channels = min((int)p.channels - channel, V);
     if (channel >= (int)p.wide) return;
-    const long long all = p.n * p.pixels,
-                    pixel0 = (tile * 8ll + threadIdx.x / 32) * (STEP * TIMES) + lane / ACROSS;
+    const long long all = p.n * p.pixels, pixel0 = (tile * 8ll + threadIdx.x / 32) * (STEP * TIMES) + lane / ACROSS;
     const T *const x = static_cast<const T *>(p.x) + (group * p.channels + channel) * p.step_c;
     T found[TIMES][V];
 #pragma unroll

@@ -38,11 +38,6 @@ class TileConfig(BaseConfig):
         return self.tile_pixels if self.swap_ab else self.tile_filters
 
     @property
-    def cluster(self) -> int:
-        """CTAs of a cluster."""
-        return self.split_k * self.share_filters
-
-    @property
     def instruction_n(self) -> int:
         """Columns of one instruction: those of one group."""
         return self.tile_n // self.groups_per_tile
@@ -76,6 +71,11 @@ class Im2colConfig(TileConfig):
     images: int = 1
     share_filters: int = 1
 
+    @property
+    def cluster(self) -> int:
+        """CTAs of a cluster."""
+        return self.split_k * self.share_filters
+
 
 @dataclass(frozen=True)
 class HaloConfig(TileConfig):
@@ -91,6 +91,7 @@ class HaloConfig(TileConfig):
     transposed_pixels: ClassVar[bool] = False
     images: ClassVar[int] = 1
     share_filters: ClassVar[int] = 1
+    cluster: ClassVar[int] = 1
 
     halo_buffers: int = 2
     chunk_bytes: int = 0

@@ -141,7 +141,7 @@ def _scheduled(view: View, device: Device) -> Iterator[Config]:
         stationary = _staged(view.configured(replace(config, filter_stationary=True)), device)
         if stationary is not None and view.configured(stationary).blocks(device):
             yield stationary
-    if staged is not None and _may_share(view, device):
+    if isinstance(staged, Im2colConfig) and _may_share(view, device):
         yield from (replace(staged, share_filters=count) for count in SHARING)
 
 

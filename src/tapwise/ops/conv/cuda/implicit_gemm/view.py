@@ -110,8 +110,8 @@ def plane_pieces(problem: ConvProblem) -> list[int]:
 
 
 def row_vector(problem: ConvProblem) -> int:
-    """Elements at whose multiples rows of y in NCHW begin and end, 16 bytes at most; a halo tile's rows do, too, so that
-    threads write that many at once. 1 where there are none, and in NHWC."""
+    """Elements at whose multiples rows of y in NCHW begin and end, 16 bytes at most; a halo tile's rows do, too, so
+    that threads write that many at once. 1 where there are none, and in NHWC."""
     counts = (count // problem.itemsize for count in (16, 8, 4))
     fitting = (count for count in counts if count > 1 and problem.output[1] % count == 0)
     return next(fitting, 1) if problem.layout == "nchw" else 1
