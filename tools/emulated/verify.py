@@ -12,11 +12,13 @@ from tapwise import registry
 from tapwise.algorithm import Config
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.device import H200
+from tapwise.cuda.jit.launch import Launch
 from tapwise.ops.conv.cuda import winograd
 from tapwise.ops.conv.cuda.depthwise.depthwise import Depthwise, taps_first
 from tapwise.ops.conv.cuda.implicit_gemm_rows import ImplicitGemmRows
 from tapwise.ops.conv.cuda.implicit_gemm_simt import ImplicitGemmSimt
 from tapwise.ops.conv.cuda.implicit_gemm_wgrad.wgrad import ImplicitGemmWgrad
+from tapwise.ops.conv.cuda.row_tiles import RowTiles
 from tapwise.ops.conv.cuda.winograd import Winograd
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.verify import Verdict, compare
@@ -45,10 +47,16 @@ def check(problem: ConvProblem, algorithm: Any, config: Config, seed: int = 0, b
     if isinstance(algorithm, Winograd):
         _run_winograd(problem, config, arrays, backwards)  # type: ignore[arg-type]
     else:
-        for launch in algorithm.launches(problem, config, H200):
+        for launch in launches(problem, algorithm, config):
             run(launch, arrays, backwards)
     result = np.moveaxis(y, -1, 1) if last else y
     return compare(result, *problem.reference(inputs, algorithm), problem.y_dtype)
+
+
+def launches(problem: ConvProblem, algorithm: Any, config: Any) -> list[Launch]:
+    """An algorithm's kernels in order, on an H200."""
+    one = isinstance(algorithm, RowTiles)
+    return [algorithm.launch(problem, config, H200)] if one else algorithm.launches(problem, config, H200)
 
 
 def _run_winograd(
@@ -76,7 +84,7 @@ def finite_elsewhere(problem: ConvProblem, algorithm: Any, config: Config) -> st
     y = np.zeros((1, *problem.output, problem.k) if last else problem.y_shape, problem.y_dtype)
     laid = np.ascontiguousarray(np.moveaxis(x, 1, -1) if last else x)
     arrays = {"x": laid, "w": packed(problem, algorithm, config, w), "y": y}
-    for launch in algorithm.launches(problem, config, H200):
+    for launch in launches(problem, algorithm, config):
         run(launch, arrays)
     found, finite = (np.moveaxis(y, -1, 1) if last else y).astype(np.float64), np.isfinite(expected)
     if not np.array_equal(finite, np.isfinite(found)):
@@ -104,6 +112,13 @@ def packed(problem: ConvProblem, algorithm: Any, config: Config, w: np.ndarray) 
         launch = algorithm.pack_launch(problem, config, tuple(step // w.itemsize for step in w.strides))  # type: ignore[arg-type]
         words = dict(zip(launch.names, launch.words, strict=True))
         y = np.full((problem.groups, words["rows"], words["pitch"]), np.nan, w.dtype)
+        run(launch, {"w": w, "y": y})
+        return y
+    if isinstance(algorithm, RowTiles):
+        steps = tuple(step // w.itemsize for step in w.strides)
+        launch = algorithm.pack_launch(problem, config, steps)
+        words = dict(zip(launch.names, launch.words, strict=True))
+        y = np.full(words["words"], -1, np.int32)
         run(launch, {"w": w, "y": y})
         return y
     if isinstance(algorithm, Winograd):

@@ -12,8 +12,10 @@ from tensor_core_cases import A100, assert_no_spills, best_of, filter_of
 from tapwise import dispatch
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda import few_channels as few
+from tapwise.ops.conv.cuda import few_channels_rows as rows_of_x
 from tapwise.ops.conv.cuda import row_tiles
-from tapwise.ops.conv.cuda.few_channels import Config, FewChannels
+from tapwise.ops.conv.cuda.few_channels import FewChannels
+from tapwise.ops.conv.cuda.few_channels_rows import Config
 from tapwise.ops.conv.problem import ConvProblem
 
 FOLLOWED = [
@@ -56,7 +58,7 @@ def operands(problem: ConvProblem, config: Config, w: np.ndarray) -> np.ndarray:
     p = dict(zip(launch.names, launch.words, strict=True))
     each = 4 // problem.itemsize
     (r_, s_), c_ = problem.kernel, problem.c
-    blocks, parity = config.filters // 8, few.parity_of(problem)
+    blocks, parity = config.filters // 8, rows_of_x.parity_of(problem)
     pieces, steps = few._pieces(problem), few._steps(problem)
     kinds = 2 if parity == "BOTH" else 1
     out = np.zeros((kinds, p["chunks"], steps, blocks, 32, 2, each))
@@ -80,7 +82,7 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
     launch = FewChannels().launch(problem, config, H200)
     p = dict(zip(launch.names, launch.words, strict=True))
     size, c = problem.itemsize, problem.c
-    each, copy, parity = 4 // size, few.copy_bytes(problem), few.parity_of(problem)
+    each, copy, parity = 4 // size, rows_of_x.copy_bytes(problem), rows_of_x.parity_of(problem)
     grain, kinds = (copy or 4) // size, 2 if parity == "BOTH" else 1
     pieces, steps, run = few._pieces(problem), few._steps(problem), c * problem.kernel[1]
     right = operands(problem, config, w)
@@ -114,7 +116,7 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
                 element = lead + column * p["stride_w"] * c - odd
                 assert element % each == 0
                 # A run and its last piece end within the line.
-                assert element * size + pieces * few.PIECE_BYTES <= p["pitch"]
+                assert element * size + pieces * rows_of_x.PIECE_BYTES <= p["pitch"]
                 window = row * p["stride_h"] * p["pitch"] // size + element
                 sums = np.zeros((p["k"] + 256,))
                 for step in range(steps):
@@ -169,11 +171,11 @@ def test_geometry() -> None:
             launch = FewChannels().launch(problem, config, H200)
             p = dict(zip(launch.names, launch.words, strict=True))
             assert launch.shared_bytes <= H200.shared_bytes
-            assert p["pitch"] % few.PIECE_BYTES == 0
+            assert p["pitch"] % rows_of_x.PIECE_BYTES == 0
             assert p["tiles_w"] * p["across"] >= p["q"]
             assert p["tiles_h"] * p["down"] >= p["p"]
             assert config.filters % config.order == 0
-            assert few.parity_of(problem) != "BOTH" or config.across % 2 == 0
+            assert rows_of_x.parity_of(problem) != "BOTH" or config.across % 2 == 0
 
 
 def test_tiles_cut_rows_evenly() -> None:
@@ -200,9 +202,13 @@ def test_where_windows_begin() -> None:
         ("c4 h30 w31 k64 r3 s3 pad1 bf16 nhwc", "EVEN", 8),
         ("c3 h299 w299 k64 r3 s3 pad1 tf32 nhwc", "EVEN", 4),
         ("c3 h299 w299 k64 r3 s3 stride2 f16 nhwc", "EVEN", 0),
+        ("c3 h224 w224 k64 r7 s7 stride2 pad3 f16", "ODD", 16),
+        ("c2 h300 w300 k64 r3 s3 pad1 f16", "BOTH", 8),
+        ("c4 h30 w30 k64 r3 s3 stride2 pad2 bf16", "EVEN", 4),
+        ("c8 h9 w9 k64 r3 s3 stride2 f16", "EVEN", 0),
     ):
         problem = ConvProblem.parse(text)
-        assert (few.parity_of(problem), few.copy_bytes(problem)) == (parity, copy), text
+        assert (rows_of_x.parity_of(problem), rows_of_x.copy_bytes(problem)) == (parity, copy), text
 
 
 @pytest.mark.parametrize(
@@ -210,7 +216,6 @@ def test_where_windows_begin() -> None:
     [
         ("c3 h9 w9 k64 r3 s3 nhwc", "tensor cores"),
         ("c3 h9 w9 k64 r3 s3 3xtf32 nhwc", "3xtf32"),
-        ("c3 h9 w9 k64 r3 s3 f16", "NCHW"),
         ("c9 h9 w9 k64 r3 s3 f16 nhwc", "8 channels"),
         ("c4 h9 w9 k64 r3 s3 groups2 f16 nhwc", "one group"),
         ("c3 h9 w9 k64 r3 s3 dilation2 f16 nhwc", "gaps"),

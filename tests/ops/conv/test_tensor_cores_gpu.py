@@ -39,6 +39,8 @@ LINES = [
     "n1 c8 h9 w300 k64 r7 s3 pad3 residual",
     "n2 c7 h21 w18 k48 r3 s3 stride1x3 pad1 bias gelu",
     "n2 c2 h5 w4 k96 r3 s3 pad4 stride5",
+    "n2 c3 h30 w64 k40 r7 s7 stride2 pad3 bias relu",
+    "n3 c4 h32 w160 k130 r4 s4 stride4 residual",
     "n3 c32 h9 w11 k32 r3 s3 pad1 groups8",
     "n2 c48 h9 w11 k96 r3 s3 stride2x1 pad1:0x0:2 groups12 bias relu residual",
     "n2 c64 h13 w9 k64 r3 s2 pad1 dilation2x1 groups8 gelu",

@@ -8,20 +8,7 @@
 // its last piece, is masked: an infinity there is not the window's.
 #pragma once
 
-#include "row_loads.cuh"
-
-struct Tiles {
-    const void *x, *w;
-    void *y;
-    const void *bias, *residual;
-    long long n, height, width, k, p, q, stride_h, stride_w, pad_h, pad_w, dilation_h;
-    // Outputs of a tile along both axes, tiles of an image and all; rows of x of a tile, and the bytes of each.
-    long long down, across, tiles_h, tiles_w, tiles, image_rows, pitch;
-    // Columns of one kind of a tile's row, pieces that are copied of a row; 2^32 over both for divisions, 0 for 1.
-    long long columns, pieces, per_column, per_piece;
-};
-
-enum Parity { EVEN, ODD, BOTH };
+#include "ops/conv/cuda/few_channels.cuh"
 
 // C channels, filters of R x S. FILTERS at a time, 8 a step of the instruction; a warp takes ROWS x 16 pixels at a
 // time. ORDER filters were permuted so that a thread's sums lie side by side in y (include/direct_store.cuh has the
@@ -36,6 +23,8 @@ struct Few {
                          PARITY = PARITY_, ACTIVATION = ACTIVATION_;
     static constexpr bool BIAS = BIAS_, RESIDUAL = RESIDUAL_;
     static constexpr int SIZE = sizeof(T), EACH = 4 / SIZE, RUN = S * C, BLOCKS = FILTERS / 8;
+    // Rows of x in each row of the image; elements from a pixel to its neighbour.
+    static constexpr int PLANES = 1, PIXEL = C;
     // Kinds of columns; how far a run may begin within a word; elements of x whose place in shared memory is that in
     // memory.
     static constexpr int KINDS = PARITY == BOTH ? 2 : 1, SHIFT = PARITY != EVEN, GRAIN = (COPY ? COPY : 4) / SIZE;
@@ -47,32 +36,6 @@ struct Few {
     static_assert(FILTERS % ORDER == 0 && ORDER % 8 == 0 && BESIDE % V == 0);
     static_assert(SIZE == 2 || (PARITY == EVEN && COPY >= 4));
 };
-
-// The rows of x that a tile reaches, from `begin` elements of a row on, zeros outside x.
-template <class O> DEVICE void load_rows(const Tiles &p, unsigned to, int n, int h0, int begin) {
-    using T = typename O::T;
-    const int pieces = p.pieces, count = (int)p.image_rows * pieces, height = p.height, width = (int)p.width * O::C;
-    const T *const image = static_cast<const T *>(p.x) + (long long)n * height * width;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < count; i += O::THREADS) {
-        const int image_row = divide(i, p.per_piece), piece = i - image_row * pieces, h = h0 + image_row;
-        const int at = begin + piece * O::GRAIN;
-        const bool inside = (unsigned)h < (unsigned)height;
-        const T *const from = image + ((long long)h * width + at);
-        const unsigned place = to + image_row * (unsigned)p.pitch + piece * (O::GRAIN * O::SIZE);
-        if constexpr (O::COPY > 0) {
-            const bool there = inside && (unsigned)at < (unsigned)width;
-            cp_async<O::COPY>(place, there ? from : image, there);
-        } else {
-            unsigned v = 0;
-#pragma unroll
-            for (int e = 0; e < 2; ++e)
-                if (inside && (unsigned)(at + e) < (unsigned)width) v |= bits(from[e]) << 16 * e;
-            store_word(place, v);
-        }
-    }
-    cp_async_commit();
-}
 
 // All windows so many bytes further. The compiler would else work out the places of all rows before, and spill them.
 template <int ROWS> DEVICE void move(unsigned (&window)[ROWS][2], int by) {
@@ -211,13 +174,6 @@ template <class O> DEVICE void few_channels(const Tiles &p) {
     }
     cp_async_wait<0>();
 }
-
-struct Fragments {
-    const void *w;
-    void *y;
-    // Filters, words and chunks of y, and of w in elements: distances of filters, channels and taps.
-    long long k, words, chunks, step_k, step_c, step_r, step_s;
-};
 
 // Filters as the instruction's right operands: y[kind][chunk][step][8 filters][thread][2 words], zeros before and
 // behind runs, and behind the last filter.

@@ -25,10 +25,15 @@ NARROWER: Final = 0.95
 
 
 class RowTiles(window.TensorCoreAlgorithm[C]):
-    """A block takes tiles of outputs; filters are packed as operands. `kernel`: the .cu file and its template."""
+    """A block takes tiles of outputs; filters are packed as operands. `kernel`: the .cu file and its template, where
+    all problems have the same."""
 
     kernel: ClassVar[str]
     layouts: ClassVar[tuple[str, ...]] = ("nhwc",)
+
+    def kernel_of(self, problem: ConvProblem) -> str:
+        """The .cu file and its template."""
+        return self.kernel
 
     @abstractmethod
     def unsuited(self, problem: ConvProblem) -> str | None:
@@ -78,12 +83,13 @@ class RowTiles(window.TensorCoreAlgorithm[C]):
         return pack.PackedPlan(problem, device, [launch], packer, self.fragment_fields(problem, config)["words"] * 4)
 
     def source(self, problem: ConvProblem, config: Any) -> Source:
-        words = self.template(problem, config)
-        return stub(f"ops/conv/cuda/{self.kernel}.cu", self.kernel, words, "Tiles", THREADS, config.min_blocks_per_sm)
+        words, kernel = self.template(problem, config), self.kernel_of(problem)
+        return stub(f"ops/conv/cuda/{kernel}.cu", kernel, words, "Tiles", THREADS, config.min_blocks_per_sm)
 
     def pack_source(self, problem: ConvProblem, config: Any) -> Source:
         plain = self.template(problem.replace(bias=False, residual=False, activation=None), config)
-        return stub(f"ops/conv/cuda/{self.kernel}.cu", "pack_fragments", plain, "Fragments", pack.THREADS)
+        file = f"ops/conv/cuda/{self.kernel_of(problem)}.cu"
+        return stub(file, "pack_fragments", plain, "Fragments", pack.THREADS)
 
     def sources(self, problem: ConvProblem, config: Any) -> list[Source]:
         return [self.pack_source(problem, config), self.source(problem, config)]
