@@ -1,5 +1,5 @@
-"""cuda.implicit_gemm in NCHW of planes that begin within pieces of 16 bytes, which warps shift; and of several images a
-tile. Plans run by emulation, against float64."""
+"""cuda.implicit_gemm in NCHW of planes that begin within pieces of 16 bytes, which warps shift. Plans run by emulation,
+against float64."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def some_of(problem: ConvProblem) -> list[Im2colConfig]:
         if isinstance(one, Im2colConfig) and one.transposed_pixels and not one.gather_bytes:
             shifted = View.of(problem, one).shifted
             how = shifted and (shifted.whole, shifted.warps)
-            kind = one.swap_ab, one.warpgroups, one.split_k, one.images, how
+            kind = one.swap_ab, one.warpgroups, one.split_k, how
             found.setdefault(kind, []).append(one)
     return [one for ones in found.values() for one in dict.fromkeys((ones[0], ones[-1]))]
 
@@ -51,13 +51,13 @@ def outputs_of(problem: ConvProblem, config: Im2colConfig, inputs: Any) -> np.nd
 @pytest.mark.parametrize(
     ("text", "backwards"),
     [
-        # Eight planes are whole pieces; four; two.
+        # Eight planes are whole pieces; four.
         ("n2 c64 h7 w7 k40 r1 s1 f16", True), ("n3 c72 h9 w15 k37 r1 s1 bf16 bias relu", False),
         ("n2 c8 h9 w11 k20 r1 s1 f16", True), ("n2 c24 h13 w13 k24 r1 s1 f16 residual", False),
         ("n5 c128 h3 w5 k16 r1 s1 f16", False), ("n1 c200 h21 w17 k8 r1 s1 f16", True),
-        ("n3 c48 h7 w6 k40 r1 s1 bf16", True), ("n2 c88 h6 w6 k40 r1 s1 f16 bias relu", False),
-        ("n2 c34 h14 w14 k16 r1 s1 f16", True), ("n3 c144 h5 w7 k48 r1 s1 groups2 f16 bias silu residual", False),
-        # Whole pieces, of several images.
+        ("n3 c48 h7 w6 k40 r1 s1 bf16", True), ("n2 c88 h6 w7 k40 r1 s1 f16 bias relu", False),
+        ("n2 c36 h14 w15 k16 r1 s1 f16", True), ("n3 c144 h5 w7 k48 r1 s1 groups2 f16 bias silu residual", False),
+        # Whole pieces.
         ("n5 c72 h8 w8 k40 r1 s1 f16 bias", True), ("n3 c64 h5 w8 k48 r1 s1 groups2 bf16 residual", False),
     ],
 )  # fmt: skip
@@ -96,7 +96,7 @@ def test_what_lies_beside_a_plane_reaches_no_output_of_it(emulation: None, text:
 @pytest.mark.parametrize(
     "text",
     [
-        "n32 c320 h75 w75 k40 r1 s1 f16", "n32 c768 h7 w7 k384 r1 s1 f16", "n4 c1024 h14 w14 k256 r1 s1 bf16",
+        "n32 c320 h75 w75 k40 r1 s1 f16", "n32 c768 h7 w7 k384 r1 s1 f16", "n4 c1024 h14 w13 k256 r1 s1 bf16",
         "n4 c96 h11 w11 k66 r1 s1 groups3 f16", "n3 c48 h7 w6 k40 r1 s1 bf16", "n2 c24 h25 w25 k24 r1 s1 f16",
     ],
 )  # fmt: skip
@@ -108,7 +108,7 @@ def test_maps_are_what_tma_takes_and_end_with_x(text: str) -> None:
         shifted = view.shifted
         if not shifted:
             continue
-        found.add((shifted.whole, config.images))
+        found.add(shifted.whole)
         made = tensor_maps.map_x(view)
         size = 8 if made.dtype == "f64" else 2
         assert all(stride % 16 == 0 for stride in made.strides)
@@ -119,7 +119,7 @@ def test_maps_are_what_tma_takes_and_end_with_x(text: str) -> None:
         copies = 1 if shifted.whole else shifted.classes
         assert copies * prod(made.box) * size <= shifted.chunk_bytes
         assert shifted.chunk_bytes % 128 == 0
-    assert len(found) >= (4 if prod(problem.spatial) <= 64 and problem.n >= 4 else 1)
+    assert found
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_maps_are_what_tma_takes_and_end_with_x(text: str) -> None:
     [
         ("n2 c24 h7 w7 k8 r1 s1 f16", 8, True), ("n2 c20 h7 w7 k8 r1 s1 f16", 8, False),
         ("n2 c24 h7 w6 k8 r1 s1 f16", 4, True), ("n2 c22 h7 w6 k8 r1 s1 f16", 4, False),
-        ("n2 c22 h6 w6 k8 r1 s1 f16", 2, True), ("n2 c21 h6 w6 k8 r1 s1 f16", 2, False),
+        ("n2 c22 h6 w6 k8 r1 s1 f16", 2, False), ("n2 c22 h6 w8 k8 r1 s1 f16", 1, True),
         ("n2 c24 h7 w7 k8 r1 s1 groups2 f16", 8, False), ("n2 c21 h8 w6 k8 r1 s1 f16", 1, True),
     ],
 )  # fmt: skip
@@ -138,14 +138,3 @@ def test_groups_have_whole_classes_of_channels(text: str, classes: int, taken: b
     assert any(one.transposed_pixels and not one.gather_bytes for one in configs) is taken
     # Else x is packed or gathered as before.
     assert any(not one.transposed_pixels or one.gather_bytes for one in configs)
-
-
-def test_small_planes_of_several_images_make_a_tile() -> None:
-    problem = ConvProblem.parse("n6 c64 h7 w7 k64 r1 s1 f16")
-    ones = [one for one in ALGORITHM.configs(problem, H200) if one.images > 1]
-    assert {(one.images, one.tile_pixels) for one in ones} == {(2, 128), (3, 192)}
-    for one in ones:
-        view = View.of(problem, one)
-        assert view.shifted and view.shifted.whole
-        assert view.tiles == view.tiles_f * 6 // one.images
-    assert all(one.images == 1 for one in ALGORITHM.configs(problem.replace(spatial=(5, 13)), H200))

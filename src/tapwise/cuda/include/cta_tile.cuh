@@ -24,7 +24,7 @@ enum NamedBarrier {
 // map of x has a fifth axis, for groups or the parts of 3xtf32. STRIDED: y's rows and columns lie a stride apart.
 // TRANSPOSED_FILTERS: they are channels of fprop's (k, r, s, c), read as they lie, in blocks of 64 side by side.
 // TRANSPOSED_PIXELS: x in NCHW is read as it lies, 64 pixels side by side; a warpgroup copies them in pieces of
-// GATHER_BYTES, or else (PLANES) TMA does, and a tile has pixels of one plane, or IMAGES planes.
+// GATHER_BYTES, or else (PLANES) TMA does, and a tile has pixels of one plane.
 // INDEPENDENT of the launch before.
 template <class Traits> struct CtaTile : Traits {
     using typename Traits::T;

@@ -53,7 +53,7 @@ class Im2colConfig(TileConfig):
     `warpgroups` share a tile, or (`ping_pong`) take whole tiles in turns. `split_k` CTAs of a cluster share gemm_k.
     `min_blocks_per_sm`: CTAs that a multiprocessor has room for. `transposed_pixels`: x in NCHW is read as it lies, of
     filters of 1x1, by TMA (`gather_bytes` 0) in boxes of channels and pixels of a plane, or by a warpgroup in pieces of
-    so many bytes. `images`: whose whole planes, of up to 64 pixels, are a tile's blocks of 64 (TMA). `share_filters`:
+    so many bytes. `share_filters`:
     CTAs of a cluster whose tiles lie beside each other along pixels, and for which filters are copied together.
     """
 
@@ -68,7 +68,6 @@ class Im2colConfig(TileConfig):
     min_blocks_per_sm: int = 1
     transposed_pixels: bool = False
     gather_bytes: int = 0
-    images: int = 1
     share_filters: int = 1
 
     @property
@@ -89,7 +88,6 @@ class HaloConfig(TileConfig):
     split_k: ClassVar[int] = 1
     min_blocks_per_sm: ClassVar[int] = 1
     transposed_pixels: ClassVar[bool] = False
-    images: ClassVar[int] = 1
     share_filters: ClassVar[int] = 1
     cluster: ClassVar[int] = 1
 

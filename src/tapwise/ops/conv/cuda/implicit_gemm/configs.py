@@ -107,7 +107,8 @@ def all_configs(problem: ConvProblem, device: Device, filters: FpropFilters | No
             found += _halo_tiles(view, device)
         if filters is None:
             found += _grouped(view, device)
-            for pieces in plane_pieces(view.original):
+            pieces = plane_pieces(view.original)
+            if pieces is not None:
                 found += _planes(view, pieces, device)
     return found
 
@@ -155,22 +156,17 @@ def _may_share(view: View, device: Device) -> bool:
 
 def _planes(view: View, pieces: int, device: Device) -> Iterator[Config]:
     """Those that read planes of x as they lie, in such pieces. By TMA (0) a tile has pixels of one, so some tiles
-    divide one evenly, or several small ones.
-    """
+    divide one evenly."""
     plane, problem = prod(view.seen.output), view.seen
-    tiles = {(tile, 1): None for tile in (*_tiles(problem), *_whole_waves(problem, device))}
+    tiles = dict.fromkeys((*_tiles(problem), *_whole_waves(problem, device)))
     if not pieces:
         widths = sorted({round_up(ceil_div(plane, count), 8) for count in range(1, 9)} - set(range(LEAST_PIXELS)))
         fitting = [Tile(True, pixels, filters) for pixels in widths if pixels <= MOST_N for filters in (64, 128)]
         most = min(round_up(plane, BLOCK), MOST_PIXELS if plane_classes(problem) > 1 else MOST_N)
-        tiles = {(tile, 1): None for tile in (*_tiles(problem), *fitting) if tile.pixels <= most}
-        if plane <= BLOCK:
-            for images in range(2, min(problem.n, MOST_N // BLOCK) + 1):
-                tiles |= {(tile, images): None for tile in _tiles(problem) if tile.pixels == images * BLOCK}
-    for (tile, images), schedule in product(tiles, SCHEDULES):
+        tiles = dict.fromkeys(tile for tile in (*_tiles(problem), *fitting) if tile.pixels <= most)
+    for tile, schedule in product(tiles, SCHEDULES):
         if schedule.split_k == 1 or tile.pixels * tile.filters <= MOST_EXCHANGED:
-            config = _im2col_config(tile, schedule)
-            config = replace(config, transposed_pixels=True, gather_bytes=pieces, images=images)
+            config = replace(_im2col_config(tile, schedule), transposed_pixels=True, gather_bytes=pieces)
             yield from _scheduled(view.configured(config), device)
 
 

@@ -103,7 +103,7 @@ template <class Tile> DEVICE TileOrigin<Tile> origin(const Im2colGemm &p, int ti
     TileOrigin<Tile> at(tile, p.tiles_f, p.groups);
     if constexpr (Tile::PLANES) {
         const int number = at.pixel / Tile::TILE_PIXELS, n = number / (int)p.tiles_p;
-        at.pixel += n * (Tile::IMAGES * (int)(p.p * p.q) - (int)p.tiles_p * Tile::TILE_PIXELS);
+        at.pixel += n * ((int)(p.p * p.q) - (int)p.tiles_p * Tile::TILE_PIXELS);
     }
     return at;
 }

@@ -21,7 +21,7 @@ FOLDER: Final = "ops/conv/cuda/implicit_gemm"
 # What the kernels are compiled for, beside the problem's own words.
 CONFIG_WORDS: Final = (
     "swap_ab", "tile_pixels", "tile_filters", "warpgroups", "ping_pong", "stages", "split_k", "groups_per_tile",
-    "filter_stationary", "transposed_pixels", "gather_bytes", "share_filters", "images",
+    "filter_stationary", "transposed_pixels", "gather_bytes", "share_filters",
 )  # fmt: skip
 VIEW_WORDS: Final = ("chunk_bytes", "last_chunk_steps", "transposed_filters")
 EPILOGUE_WORDS: Final = (

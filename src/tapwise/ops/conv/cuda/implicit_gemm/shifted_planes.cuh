@@ -13,26 +13,25 @@
 // Teams of SHIFT_WARPS warps take turns at the chunks; each has buffers of its own, so that none waits for another.
 template <class Tile> struct ShiftedPlanes {
     static constexpr bool USED = Tile::PLANES && Tile::SHIFT_CLASSES > 1;
-    static constexpr int CLASSES = Tile::SHIFT_CLASSES, IMAGES = Tile::IMAGES,
-                         CHANNELS = Tile::CHUNK_ELEMENTS / CLASSES;
+    static constexpr int CLASSES = Tile::SHIFT_CLASSES, CHANNELS = Tile::CHUNK_ELEMENTS / CLASSES;
     static constexpr int WARPS = Tile::SHIFT_WARPS, TEAMS = 4 / WARPS, BUFFERS = 2,
                          ALL_BUFFERS = USED ? TEAMS * BUFFERS : 0;
     // Pieces of 16 bytes that a tile has of a plane; bytes of a row of a class: a piece more, and an odd count of them,
     // so that eight rows lie in eight groups of banks.
-    static constexpr int PIECES = Tile::TILE_PIXELS / 8 / IMAGES, ROW = (PIECES + 1 | 1) * 16;
-    // Of a class and an image; of a class, where a copy may begin; of a chunk, behind whose last row a piece is read.
-    static constexpr int ROWS = CHANNELS * ROW, CLASS = (IMAGES * ROWS + 127) / 128 * 128,
+    static constexpr int PIECES = Tile::TILE_PIXELS / 8, ROW = (PIECES + 1 | 1) * 16;
+    // Of a class; of one where a copy may begin; of a chunk, behind whose last row a piece is read.
+    static constexpr int ROWS = CHANNELS * ROW, CLASS = (ROWS + 127) / 128 * 128,
                          CHUNK =
                              Tile::WHOLE_PLANES ? Tile::CHUNK_ELEMENTS * Tile::TILE_PIXELS * 2 + 128 : CLASSES * CLASS,
                          BYTES = ALL_BUFFERS * CHUNK;
-    static_assert(!USED || (8 % CLASSES == 0 && ROW <= 512 && (IMAGES == 1 || Tile::TILE_PIXELS == 64 * IMAGES)));
+    static_assert(!USED || (8 % CLASSES == 0 && ROW <= 512));
     // A team that comes to a stage has seen what others wait for there.
     static_assert(!USED || Tile::STAGES >= TEAMS);
     // Eight threads have eight channels, one of each bank group where they go, and where they come from as far as rows
     // are ROW apart. GROUPS of them share a chunk's OCTETS of channels, or SEGMENTS of their pieces.
     static constexpr int OCTETS = Tile::CHUNK_ELEMENTS / 8, GROUPS = 4 * WARPS,
                          SEGMENTS = GROUPS > OCTETS ? GROUPS / OCTETS : 1;
-    static constexpr int EACH = IMAGES > 1 ? PIECES : (PIECES + SEGMENTS - 1) / SEGMENTS, ONCE = EACH < 4 ? EACH : 4;
+    static constexpr int EACH = (PIECES + SEGMENTS - 1) / SEGMENTS, ONCE = EACH < 4 ? EACH : 4;
 
     int team, warp, plane, shift;
     // This team's buffers and their barriers.
@@ -56,12 +55,12 @@ template <class Tile> struct ShiftedPlanes {
     DEVICE static bool first_lane() { return threadIdx.x % 32 == 0; }
     DEVICE bool first_thread() const { return warp == 0 && first_lane(); }
 
-    // The first image, pixel of a plane, and group of the tile.
+    // The image, first pixel of its plane, and group of the tile.
     template <class Gemm> DEVICE void place(const Gemm &p) {
-        const int rest = tile / (int)p.tiles_f, number = rest / (int)p.groups, images = number / (int)p.tiles_p;
+        const int rest = tile / (int)p.tiles_f, number = rest / (int)p.groups;
         group = rest - number * (int)p.groups;
-        n = images * IMAGES;
-        pixel = (number - images * (int)p.tiles_p) * Tile::TILE_PIXELS;
+        n = number / (int)p.tiles_p;
+        pixel = (number - n * (int)p.tiles_p) * Tile::TILE_PIXELS;
     }
     template <class Gemm> DEVICE void skip(const Gemm &p, int chunks) {
         chunk += chunks;
@@ -80,11 +79,11 @@ template <class Tile> struct ShiftedPlanes {
             const unsigned barrier = arrived + to * 8, at = ring + to * CHUNK;
             if constexpr (Tile::WHOLE_PLANES) {
                 if (warp == 0) {
-                    barrier_expect(barrier, IMAGES * Tile::CHUNK_ELEMENTS * 2 * plane);
+                    barrier_expect(barrier, Tile::CHUNK_ELEMENTS * 2 * plane);
                     copy_box(at, p.x, barrier, 0, chunk * CHANNELS, group, n);
                 }
             } else {
-                if (warp == 0) barrier_expect(barrier, CLASSES * IMAGES * ROWS);
+                if (warp == 0) barrier_expect(barrier, CLASSES * ROWS);
 #pragma unroll
                 for (int i = 0; i < CLASSES; ++i)
                     if (i % WARPS == warp)
@@ -94,7 +93,7 @@ template <class Tile> struct ShiftedPlanes {
         skip(p, TEAMS);
     }
 
-    // A channel's pieces of an image from the `first` on, of a row that begins early, to rows of 64 pixels.
+    // A channel's pieces from the `first` on, of a row that begins early, to rows of 64 pixels.
     DEVICE void move(unsigned row, unsigned to, int channel, int first) const {
         const bool by_four = shift & 4, by_two = shift & 2;
         const int bits = shift % 2 * 16;
@@ -139,14 +138,7 @@ template <class Tile> struct ShiftedPlanes {
             const int channel = (eighth + mine + octet0) % OCTETS * 8 + eighth;
             const unsigned row = from + (Tile::WHOLE_PLANES ? channel * plane / 8 * 16
                                                             : channel % CLASSES * CLASS + channel / CLASSES * ROW);
-            if constexpr (IMAGES == 1) {
-                move(row, to, channel, segment * EACH);
-            } else {
-                const int image_bytes = Tile::WHOLE_PLANES ? Tile::CHUNK_ELEMENTS * 2 * plane : ROWS;
-#pragma unroll 1
-                for (int image = segment; image < IMAGES; image += SEGMENTS)
-                    move(row + image * image_bytes, to + image * Tile::BLOCK_BYTES, channel, 0);
-            }
+            move(row, to, channel, segment * EACH);
         }
         publish_shared();
         if constexpr (WARPS == 1) __syncwarp();

@@ -49,13 +49,12 @@ class ShiftedPlanes:
 
 
 @lru_cache(4096)
-def shifted_planes_of(problem: ConvProblem, pixels: int, images: int, channels: int) -> ShiftedPlanes | None:
-    """For a tile of so many pixels, those of several images or of one, and chunks of `channels`. None where planes are
-    whole pieces."""
+def shifted_planes_of(problem: ConvProblem, pixels: int, channels: int) -> ShiftedPlanes | None:
+    """For a tile of so many pixels and chunks of `channels`. None where planes are whole pieces."""
     classes, plane = plane_classes(problem), prod(problem.spatial)
     if classes == 1:
         return None
-    row = (pixels // PIECE // images + 1 | 1) * 16
-    if plane <= pixels // images and plane * classes // 4 <= MOST_BOX:
+    row = (pixels // PIECE + 1 | 1) * 16
+    if plane <= pixels and plane * classes // 4 <= MOST_BOX:
         return ShiftedPlanes(classes, True, row, channels * pixels * 2 + 128)
-    return ShiftedPlanes(classes, False, row, classes * round_up(channels // classes * images * row, 128))
+    return ShiftedPlanes(classes, False, row, classes * round_up(channels // classes * row, 128))

@@ -66,7 +66,7 @@ def _map_planes(view: View) -> TensorMap:
     sizes = (plane, channels, problem.groups, problem.n)
     if not shifted:
         return TensorMap(problem.dtype, sizes, strides, (BLOCK, view.chunk_bytes // size, 1, 1))
-    behind = (view.chunk_bytes // size // together, 1, view.config.images)
+    behind = (view.chunk_bytes // size // together, 1, 1)
     if shifted.whole:
         pieces = plane * size // 8
         return TensorMap("f64", (pieces, *sizes[1:]), strides, (pieces, *behind), swizzle_bytes=0)

@@ -99,14 +99,17 @@ def chunk_bytes(problem: ConvProblem) -> int:
     return next((count for count in (32, 64) if size <= count), SWIZZLE_BYTES)
 
 
-def plane_pieces(problem: ConvProblem) -> list[int]:
-    """In which pieces planes of x in NCHW may be read as they lie, of filters of 1x1 and 16 bits: 0 by TMA, or by a
-    warpgroup in pieces of 8 bytes. None where x is packed."""
+def plane_pieces(problem: ConvProblem) -> int | None:
+    """In which pieces planes of x in NCHW are read as they lie, of filters of 1x1 and 16 bits: 0 by TMA, or planes of
+    pieces of 8 bytes, but not of 16, by a warpgroup, which takes less than shifting what TMA brings. None where x is
+    packed."""
     plain = prod(problem.kernel) == prod(problem.stride) == 1 and problem.output == problem.spatial
     if not plain or problem.layout != "nchw" or problem.itemsize != 2:
-        return []
+        return None
     classes = plane_classes(problem)
-    return [0] * (problem.group_c % classes == 0) + [8] * (classes == 2)
+    if classes == 2:
+        return 8
+    return 0 if problem.group_c % classes == 0 else None
 
 
 def row_vector(problem: ConvProblem) -> int:
@@ -205,7 +208,7 @@ class View:
         config = self.config
         if not config.transposed_pixels or config.gather_bytes:
             return None
-        return shifted_planes_of(self.seen, config.tile_pixels, config.images, self.chunk_bytes // self.itemsize)
+        return shifted_planes_of(self.seen, config.tile_pixels, self.chunk_bytes // self.itemsize)
 
     @property
     def warps_bring(self) -> bool:
@@ -302,7 +305,7 @@ class View:
             p, q = problem.output
             pixel_tiles = problem.n * ceil_div(p, self.rectangle.down) * ceil_div(q, config.across)
         elif config.transposed_pixels and not config.gather_bytes:
-            pixel_tiles = ceil_div(problem.n, config.images) * self.tiles_p
+            pixel_tiles = problem.n * self.tiles_p
         else:
             rows = isinstance(config, HaloRowsConfig)
             pixel_tiles = ceil_div(problem.n * prod(padded(problem) if rows else problem.output), config.tile_pixels)
