@@ -41,6 +41,9 @@ OTHER_REGISTERS, MORE_REGISTERS, MANY_STEPS = 24, 12, 12
 # Cycles: an operand's word, a row's places, a store, an output (so many times more with a function, with a residual), a
 # piece of x.
 OPERAND, PLACE, STORE, OUTPUT, FUNCTION, RESIDUAL, COPY = 0.85, 1.9, 6.3, 0.43, 7.5, 10.0, 0.2
+# A store of one element in NCHW, eight filters a warp (fitted to 168 times on 12 layers): of V it takes less than each,
+# as they fill more of their sectors.
+STORE_PLANES: Final = 24.0
 # Of warps without a tile left; code beyond so many products is too long for the instruction cache.
 WAITING, LONG_CODE, MOST_PRODUCTS = 0.31, 0.0085, 800
 # A block alone: a warp tile, a step, a product, and until its rows are there; blocks that hide nothing; a launch.
@@ -87,19 +90,19 @@ class FewChannels(row_tiles.RowTiles[Config]):
         high, pitch = rows_of(problem, config)
         steps, chunks, eights = _steps(problem), ceil_div(problem.k, config.filters), config.filters // 8
         kinds, conflicts, filter_kinds, copied_bytes = kinds_of(problem), 1, 1, pitch
+        store = STORE / _beside(problem, config)
         if _is_planes(problem):
             # A warp has both kinds of pixels, and reads both kinds of filters.
             conflicts = planes.wavefronts(problem, config.order, pitch)
             kinds, filter_kinds, copied_bytes = 1, kinds, planes.row_bytes(problem, config)
+            store = STORE_PLANES / _beside(problem, config) ** 1.5
         warp_tiles = kinds * ceil_div((config.across // kinds) * config.down, 16 * config.rows)
         longest = ceil_div(warp_tiles, row_tiles.WARPS)
         # Of a warp tile: operands from shared memory, places of pixels, outputs and stores.
         operands = steps * (4 * config.rows * conflicts + 2 * eights * filter_kinds)
         outputs = config.rows * config.filters // 2
         more = 1 + FUNCTION * (problem.activation in window.FUNCTIONS) + RESIDUAL * problem.residual
-        warp_tile = PLACE * config.rows + chunks * (
-            OPERAND * operands + STORE * outputs / _beside(problem, config) + OUTPUT * outputs * more
-        )
+        warp_tile = PLACE * config.rows + chunks * (OPERAND * operands + store * outputs + OUTPUT * outputs * more)
         products = steps * config.rows * eights
         copied = high * copied_bytes / (copy_bytes(problem) or 2) * COPY
         # Warps that have no tile left wait for the others.

@@ -38,9 +38,9 @@ STEP, HALO_STEP, STATIONARY_STEP, SHARING_STEP = 65.2, 67.1, 41.7, 110.0
 IM2COL_CHUNK, HALO_CHUNK, FILTER_CHUNK, RAGGED_CHUNK = 2.13, 6.04, 1.2, 1.66
 HALF_HALO_CHUNK: Final = 0.603
 FEED_BYTES, PIECE, PLANE_PIECE = 84.6, 1.58, 0.6
-# A chunk of planes that are shifted, not yet fitted: a warp's waits and fences, each of the copies that its thread
-# issues, and a piece of 16 bytes that a thread loads, shifts and stores, in some 16 instructions.
-SHIFT_CHUNK, SHIFT_COPY, SHIFT_PIECE = 250.0, 60.0, 40.0
+# A chunk of planes that are shifted: each of the copies that a warp's thread issues, and a piece of 16 bytes that each
+# thread loads, shifts and stores (fitted to 65 times on 8 layers).
+SHIFT_COPY, SHIFT_PIECE = 150.0, 85.0
 # How much of that chunks cost whose distance is a multiple of 32 bytes, but of no more.
 HALF_RAGGED: Final = 0.48
 # Filters of fprop as they lie, of channels that are no multiple of 128 bytes: so much more for each halving of that.
@@ -52,8 +52,9 @@ LATENCY, OWN_COPY, FREE_STAGES, PING_PONG_STAGES = 572.0, 0.816, 0.292, 1.54
 # From a halo buffer's being free to the next one's bytes.
 HALO_LATENCY: Final = 1255.0
 
-# Planes of NCHW. From a strip's copy to its being transposed; from a halo buffer's being free to its first strip, which
-# is there already. Bytes of strips a cycle that products lose to transposing.
+# Planes of NCHW (fitted to some 700 times on 22 layers). From a strip's copy to its being transposed; from a halo
+# buffer's being free to its first strip, which is there already. Bytes of strips a cycle that products lose to
+# transposing.
 STRIP_LATENCY, TRANSPOSED_LATENCY, STRIP_BYTES = 1576.0, 2024.0, 19.3
 
 # Launch: its beginning, more of it in ping-pong (im2col, halo), and of a CTA that is alone on its multiprocessor, which
@@ -297,7 +298,7 @@ def _shifting(view: View, shifted: ShiftedPlanes) -> float:
     """Cycles of a team that shifts a chunk."""
     copies = 1 if shifted.whole else shifted.classes
     pieces = view.config.tile_pixels * view.chunk_bytes / 16 / 32
-    return SHIFT_CHUNK + (copies * SHIFT_COPY + pieces * SHIFT_PIECE) / shifted.warps
+    return (copies * SHIFT_COPY + pieces * SHIFT_PIECE) / shifted.warps
 
 
 def _strips(view: View, strips: Strips) -> float:
