@@ -21,6 +21,8 @@ PROBLEMS = (
     "n3 c33 h5 w7 k34 r3 s3 pad1:0x0:2 dilation2 nhwc bias silu", "n2 c48 h6 w6 k40 r1 s1 leaky_relu0.2",
     "n2 c31 h9 w5 k24 r3 s3 pad1 f64 nhwc", "n2 c72 h9 w11 k80 r3 s3 pad1 f16 nhwc bias",
     "n2 c72 h9 w11 k84 r3 s3 pad1 f16 residual", "n3 c72 h8 w10 k40 r1 s1 bf16 bias",
+    "n2 c64 h8 w16 k40 r3 s3 pad1 f16 bias", "n2 c64 h7 w9 k24 r3 s3 pad1 bf16 relu",
+    "n2 c3 h21 w33 k24 r3 s3 stride2 pad1 f16 bias relu", "n3 c40 h9 w20 k40 r3 s3 pad1 groups40 f16 nhwc wgrad",
     "n3 c88 h6 w6 k48 r1 s1 f16 residual", "n5 c136 h7 w7 k72 r1 s1 f16 bias", "n2 c72 h9 w15 k40 r1 s1 bf16",
     "n2 c64 h9 w10 k36 r1 s1 stride2 f16", "n2 c64 h9 w11 k20 r3 s3 pad1 groups4 f16",
     "n2 c44 h9 w9 k44 r3 s3 pad1 bf16 nhwc residual relu", "n2 c64 h8 w9 k64 r3 s3 pad1 groups4 tf32 nhwc",
@@ -61,7 +63,7 @@ PROBLEMS = (
 def main() -> None:
     """Raises SystemExit where a result is wrong."""
     device, count, word = gpu(), 0, "".join(sys.argv[1:2])
-    kinds = "kernel", "by", "tma", "images", "order", "transposed_pixels"
+    kinds = "kernel", "by", "tma", "images", "order", "transposed_pixels", "staged_strips", "cluster"
     for text in PROBLEMS:
         problem = registry.parse(text)
         for algorithm in registry.of_backend("cuda", problem.operator):

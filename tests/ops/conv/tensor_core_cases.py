@@ -60,7 +60,6 @@ def some(problem: ConvProblem, device: Device = H200) -> list[Config]:
             config.split_k > 1,
             config.gather_bytes,
             config.transposed_pixels,
-            config.images > 1,
             config.groups_per_tile,
             config.filter_stationary,
             config.unfold,
