@@ -179,4 +179,5 @@ void send_bytes(unsigned to, unsigned barrier, const void *value, int bytes) {
 void barrier_wait_for_cluster(unsigned at, unsigned phase) {
     wait_as(Fiber::IN_CLUSTER);
     if (barrier_at(at).phase == phase) fail("less was sent than a barrier waits for");
+    if (barrier_at(at).bytes) fail("more was sent than a barrier waits for");
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -23,9 +23,18 @@ from tapwise.ops.conv.cuda.winograd import Winograd
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.verify import Verdict, compare
 
+# Kernels whose outputs are not finite compute them again by the definition, and so hide what is missing.
+_ONCE: Final = (
+    '#define __syncthreads_and(all) (__syncthreads_and(all) || (fail("computed again"), 0))\n'
+    '#define __all_sync(lanes, all) (__all_sync(lanes, all) || (fail("computed again"), 0))\n'
+)
 
-def check(problem: ConvProblem, algorithm: Any, config: Config, seed: int = 0, backwards: bool = False) -> Verdict:
-    """One config on random data. The algorithm's `launches(problem, config, device)` are its kernels in order."""
+
+def check(
+    problem: ConvProblem, algorithm: Any, config: Config, seed: int = 0, backwards: bool = False, once: bool = False
+) -> Verdict:
+    """One config on random data. The algorithm's `launches(problem, config, device)` are its kernels in order. `once`:
+    an error where one computes outputs again by the definition."""
     inputs = problem.sample(np.random.default_rng(seed), False)
     last = problem.layout == "nhwc"
 
@@ -48,7 +57,7 @@ def check(problem: ConvProblem, algorithm: Any, config: Config, seed: int = 0, b
         _run_winograd(problem, config, arrays, backwards)  # type: ignore[arg-type]
     else:
         for launch in launches(problem, algorithm, config):
-            run(launch, arrays, backwards)
+            run(refusing(launch) if once else launch, arrays, backwards)
     result = np.moveaxis(y, -1, 1) if last else y
     return compare(result, *problem.reference(inputs, algorithm), problem.y_dtype)
 
@@ -100,9 +109,13 @@ def run_once(problem: ConvProblem, algorithm: Any, config: Config) -> None:
     x = np.ascontiguousarray(np.moveaxis(inputs.x, 1, -1))
     y = np.zeros((problem.n, *problem.output, problem.k), x.dtype)
     (launch,) = algorithm.launches(problem, config, H200)
-    refused = '#define __syncthreads_and(all) (__syncthreads_and(all) || (fail("computed again"), 0))\n'
-    launch.source = Source(launch.source.name, refused + launch.source.text)
-    run(launch, {"x": x, "w": packed(problem, algorithm, config, inputs.w), "y": y})
+    run(refusing(launch), {"x": x, "w": packed(problem, algorithm, config, inputs.w), "y": y})
+
+
+def refusing(launch: Launch) -> Launch:
+    """A launch whose kernel fails where it computes outputs again."""
+    launch.source = Source(launch.source.name, _ONCE + launch.source.text)
+    return launch
 
 
 def packed(problem: ConvProblem, algorithm: Any, config: Config, w: np.ndarray) -> np.ndarray:

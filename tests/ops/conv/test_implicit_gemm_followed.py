@@ -163,7 +163,7 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
         second = chunk >= 2 * part
         return (chunk - 2 * part if second else chunk % part) * line, group + second * groups
 
-    for tile in range(p["tiles"]):
+    for tile in range(p["units" if config.kernel == "im2col" else "tiles"]):
         rest, tile_f = divmod(tile, p["tiles_f"])
         filter0, group, pixel0 = tile_f * config.tile_filters, rest % groups, rest // groups * config.tile_pixels
         sums = np.zeros((config.tile_pixels, config.tile_filters))

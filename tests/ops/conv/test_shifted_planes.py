@@ -27,7 +27,7 @@ ALGORITHM = ImplicitGemm()
 
 
 def some_of(problem: ConvProblem) -> list[Im2colConfig]:
-    """The smallest tile and the largest of each kind."""
+    """The smallest tile of one kind, the largest of the next."""
     found: dict[tuple[object, ...], list[Im2colConfig]] = {}
     for one in sorted(ALGORITHM.configs(problem, SMALL), key=lambda one: one.tile_pixels * one.tile_filters):
         if isinstance(one, Im2colConfig) and one.transposed_pixels and not one.gather_bytes:
@@ -35,7 +35,7 @@ def some_of(problem: ConvProblem) -> list[Im2colConfig]:
             how = shifted and (shifted.whole, shifted.warps)
             kind = one.swap_ab, one.warpgroups, one.split_k, how
             found.setdefault(kind, []).append(one)
-    return [one for ones in found.values() for one in dict.fromkeys((ones[0], ones[-1]))]
+    return [ones[-(number % 2)] for number, ones in enumerate(found.values())]
 
 
 def outputs_of(problem: ConvProblem, config: Im2colConfig, inputs: Any) -> np.ndarray:
