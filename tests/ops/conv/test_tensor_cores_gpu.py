@@ -71,9 +71,8 @@ def test_tensor_cores(identifier: str, text: str, dtype: str, layout: str) -> No
 def tensor_core_configs(algorithm: Any, problem: Any, device: Any) -> list[Any]:
     """The chosen config, and for float16 some others."""
     configs = sorted(algorithm.configs(problem, device), key=lambda one: algorithm.predict_us(problem, one, device))
-    rest = [one for one in configs if getattr(one, "split", 1) > 1][:1] + configs[
-        len(configs) // 2 :: len(configs) // 2 or 1
-    ]
+    rest = [one for one in configs if getattr(one, "split", 1) > 1][:1]
+    rest += configs[len(configs) // 2 :: len(configs) // 2 or 1]
     return configs[:1] + (rest if problem.dtype == "f16" else [])
 
 

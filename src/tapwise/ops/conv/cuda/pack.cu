@@ -287,14 +287,17 @@ template <typename T, int PARTS, int V, typename I> __device__ void pack_pieces(
     struct alignas(sizeof(T) * V) Piece { T v[V]; };
     const I pitch = p.pitch, wide = p.wide, row = PARTS == 2 ? 3 * wide : wide, channels = p.channels;
     const I order = p.order, taps = p.taps, inner = p.inner, taps_w = p.taps_w, count = (I)p.k * pitch;
-    const I classes = p.classes, each = p.chunk / classes;
+    const I classes = p.classes;
     const long long step = p.step_c * p.classes;
     const T *w = static_cast<const T *>(p.w);
     for (I i = (blockIdx.x * (I)256 + threadIdx.x) * V; i < count; i += gridDim.x * (I)256 * V) {
         const I k = i / pitch, rest = i - k * pitch, tap = rest / row, at = rest - tap * row, part = at / wide;
-        const I within = (at - part * wide) / channels, place = at - part * wide - within * channels;
-        const I number = place / each,
-                channel = number / classes * p.chunk + (place - number * each) * classes + number % classes;
+        const I within = (at - part * wide) / channels;
+        I channel = at - part * wide - within * channels;
+        if (classes > 1) {
+            const I each = p.chunk / classes, number = channel / each;
+            channel = number / classes * p.chunk + (channel - number * each) * classes + number % classes;
+        }
         const I real_tap = tap * inner + within, permuted = k % order;
         const I filter = k - permuted + permuted % 8 / 2 * (order / 4) + permuted / 8 * 2 + permuted % 2;
         Piece piece{};

@@ -61,7 +61,7 @@ MATRICES, PRODUCT, PIXEL, PIXEL_BYTES, L2_BYTES, SECTOR = 3.5, 0.91, 1.78, 0.147
 STAGE, OWN_MATRICES, OWN_PRODUCT, END = 81.0, 9.2, 5.3, 1780.0
 # Microseconds of begin and end, of the second launch; gigabytes of parts a second.
 START_US, SECOND_US, PARTS_GBPS = 1.22, 1.34, 1460.0
-# Blocks of a cluster that add parts, and microseconds of it.
+# Blocks of a cluster that add parts, and microseconds of it (of 0.3 to 1.7 the one that chooses best on 14 layers).
 CLUSTERS: Final = (2, 4, 8)
 EXCHANGE_US: Final = 0.5
 # How sharply the larger of what overlaps decides.

@@ -53,8 +53,8 @@ class Im2colConfig(TileConfig):
     `warpgroups` share a tile, or (`ping_pong`) take whole tiles in turns. `split_k` CTAs of a cluster share gemm_k.
     `min_blocks_per_sm`: CTAs that a multiprocessor has room for. `transposed_pixels`: x in NCHW is read as it lies, of
     filters of 1x1, by TMA (`gather_bytes` 0) in boxes of channels and pixels of a plane, or by a warpgroup in pieces of
-    so many bytes. `share_filters`:
-    CTAs of a cluster whose tiles lie beside each other along pixels, and for which filters are copied together.
+    so many bytes. `share_filters`: CTAs of a cluster whose tiles lie beside each other along pixels, and for which
+    filters are copied together.
     """
 
     kernel: ClassVar[str] = "im2col"

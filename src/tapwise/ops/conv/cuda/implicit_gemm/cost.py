@@ -29,7 +29,7 @@ CYCLES_US: Final = 1700.0
 
 # Compute. A matrix instruction of 64 rows takes columns / 2 cycles, or what it reads of shared memory.
 LEAST_PRODUCT, LEAST_COLUMN = 16.2, 0.324
-# What a step costs besides: im2col, halo, halo with all filters beside it.
+# What a step costs besides: im2col, halo, halo with all filters beside it, im2col where CTAs share filters.
 STEP, HALO_STEP, STATIONARY_STEP, SHARING_STEP = 65.2, 67.1, 41.7, 110.0
 
 # Copies: a chunk of a pixel (im2col, halo) and of a filter; more for chunks that begin and end within sectors of L2; of
@@ -43,7 +43,8 @@ FEED_BYTES, PIECE, PLANE_PIECE = 84.6, 1.58, 0.6
 SHIFT_COPY, SHIFT_PIECE = 150.0, 85.0
 # How much of that chunks cost whose distance is a multiple of 32 bytes, but of no more.
 HALF_RAGGED: Final = 0.48
-# Filters of fprop as they lie, of channels that are no multiple of 128 bytes: so much more for each halving of that.
+# Filters of fprop as they lie, of channels that are no multiple of 128 bytes: so much more for each halving of that
+# (with SHARING_STEP fitted to 960 times on 27 layers).
 RAGGED_FILTERS: Final = 0.3
 
 # Latency: from a copy's begin to its bytes, and how much of its own time is added. Stages are there to hide it, short
@@ -55,7 +56,7 @@ HALO_LATENCY: Final = 1255.0
 # Planes of NCHW (fitted to some 700 times on 22 layers). From a strip's copy to its being transposed; from a halo
 # buffer's being free to its first strip, which is there already. Bytes of strips a cycle that products lose to
 # transposing.
-STRIP_LATENCY, TRANSPOSED_LATENCY, STRIP_BYTES = 1576.0, 2024.0, 19.3
+STRIP_LATENCY, TRANSPOSED_LATENCY, TRANSPOSED_BYTES = 1576.0, 2024.0, 19.3
 
 # Launch: its beginning, more of it in ping-pong (im2col, halo), and of a CTA that is alone on its multiprocessor, which
 # is not placed before the launch before has left. How much of the first halo's copy a launch waits for.
@@ -69,6 +70,7 @@ TURN, CHAIN = 175.0, 500.0
 # bytes at a time, and where split sums are exchanged.
 THREADS, HALO_THREADS, TMA, DIRECT = (1124.0, 0.0653), (170.0, 0.181), (1479.0, 0.0885), (543.0, 0.0852)
 EXCHANGE: Final = (2130.0, 0.29)
+# By threads from halos to planes of NCHW.
 HALO_PLANES: Final = (591.0, 0.318)
 # More for each output: activation (from hardswish on by their instructions); residual, which competes with the products
 # for shared memory and is not hidden by them, and the same where all of a tile is fetched ahead; an accumulator that
@@ -251,7 +253,7 @@ def _main(view: View, copied: Copied, steps: int, rounds: float) -> tuple[float,
     im2col = isinstance(config, Im2colConfig)
     product, copies = _product(view), _copies(view, copied)
     if view.strips:
-        product += copied.pixels * view.chunk_bytes / STRIP_BYTES
+        product += copied.pixels * view.chunk_bytes / TRANSPOSED_BYTES
     if im2col and steps * rounds > config.stages:
         in_flight = 1 if view.cooperative == 2 else 2
         free = FREE_STAGES - (PING_PONG_STAGES if config.ping_pong else 0.0)

@@ -113,6 +113,7 @@ class ImplicitGemmDgrad(window.TensorCoreAlgorithm[Config]):
         for phase in with_taps(problem):
             assert phase.problem is not None
             ones = configs.all_configs(phase.problem, device, fprop_filters(problem, phase))
+            # Tiles that share filters are not made for y with strides.
             if prod(problem.stride) > 1:
                 ones = [one for one in ones if one.share_filters == 1]
             timed = {one: cost(_view(problem, phase, one), device, 0).us for one in ones}

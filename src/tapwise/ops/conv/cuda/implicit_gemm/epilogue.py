@@ -54,7 +54,7 @@ class Epilogue:
         config, problem = self.view.config, self.view.seen
         if isinstance(config, Im2colConfig) or problem.layout == "nhwc":
             return self.aligned_vector
-        return row_vector(problem) if isinstance(config, HaloTileConfig) else 1
+        return row_vector(problem, config.across) if isinstance(config, HaloTileConfig) else 1
 
     @cached_property
     def run_vector(self) -> int:

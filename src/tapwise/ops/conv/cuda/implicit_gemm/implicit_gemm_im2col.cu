@@ -5,7 +5,6 @@
 
 #include "direct_store.cuh"
 #include "ops/conv/cuda/implicit_gemm/gathered_planes.cuh"
-#include "ops/conv/cuda/implicit_gemm/planes.cuh"
 #include "ops/conv/cuda/implicit_gemm/shifted_planes.cuh"
 #include "shared_copies.cuh"
 #include "split_k.cuh"
@@ -98,7 +97,7 @@ template <class Tile, class Gemm> DEVICE void init_barriers(const Gemm &p, const
     publish_barriers();
 }
 
-// A tile's first outputs. Of PLANES a tile has pixels of one, or whole ones.
+// A tile's first outputs. Of PLANES a tile has pixels of one.
 template <class Tile> DEVICE TileOrigin<Tile> origin(const Im2colGemm &p, int tile) {
     TileOrigin<Tile> at(tile, p.tiles_f, p.groups);
     if constexpr (Tile::PLANES) {
@@ -106,6 +105,14 @@ template <class Tile> DEVICE TileOrigin<Tile> origin(const Im2colGemm &p, int ti
         at.pixel += n * ((int)(p.p * p.q) - (int)p.tiles_p * Tile::TILE_PIXELS);
     }
     return at;
+}
+
+// A chunk of channels of planes in whole pieces of 16 bytes, in rows of 64 pixels.
+template <class Tile>
+DEVICE void copy_planes(const Im2colGemm &p, unsigned to, unsigned full, int chunk, int group, int n, int pixel) {
+#pragma unroll
+    for (int block = 0; block < Tile::PIXEL_BLOCKS; ++block)
+        copy_box(to + block * Tile::BLOCK_BYTES, p.x, full, pixel + block * 64, chunk * Tile::CHUNK_ELEMENTS, group, n);
 }
 
 // One thread copies the pixels and filters of all steps of all tiles, as far ahead as there are stages; or a warpgroup
@@ -210,8 +217,9 @@ DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
         const int pixel0 = at.pixel + (Tile::SWAP_AB || PING_PONG ? 0 : group * Tile::WARPGROUP_PIXELS);
         const int filter0 = at.filter + (Tile::SWAP_AB && !PING_PONG ? group * Tile::WARPGROUP_FILTERS : 0);
         if (Tile::TMA_STORE != 2 || Tile::RESIDUAL) {
-            if constexpr (Tile::PLANES) fill_plane_places<Tile>(p, table, at.pixel, pixel0 - at.pixel, at.group);
-            else fill_places<Tile>(p, table, pixel0, p.pixels, at.group);
+            const int plane = p.p * p.q;
+            fill_places<Tile>(p, table, pixel0, Tile::PLANES ? (at.pixel / plane + 1) * plane : (int)p.pixels,
+                              at.group);
         }
         OutputTile out{filter0, at.group, pixel0, (int)p.filters, (int)(p.p * p.q), table};
         out.bias = shared.biases + group * Tile::WARPGROUP_FILTERS * 4;

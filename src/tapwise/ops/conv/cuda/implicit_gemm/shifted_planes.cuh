@@ -7,8 +7,8 @@
 // behind the other. Warps then move each channel's row to where wgmma takes it, shifted by as many pixels.
 #pragma once
 
+#include "cta_tile.cuh"
 #include "grid.cuh"
-#include "ops/conv/cuda/implicit_gemm/planes.cuh"
 
 // Teams of SHIFT_WARPS warps take turns at the chunks; each has buffers of its own, so that none waits for another.
 template <class Tile> struct ShiftedPlanes {

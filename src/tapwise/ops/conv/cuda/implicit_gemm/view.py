@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod, sqrt
+from math import gcd, prod, sqrt
 from typing import Any, Final
 
 from tapwise.algorithm import Device
@@ -112,11 +112,11 @@ def plane_pieces(problem: ConvProblem) -> int | None:
     return 0 if problem.group_c % classes == 0 else None
 
 
-def row_vector(problem: ConvProblem) -> int:
-    """Elements at whose multiples rows of y in NCHW begin and end, 16 bytes at most; a halo tile's rows do, too, so
-    that threads write that many at once. 1 where there are none, and in NHWC."""
+def row_vector(problem: ConvProblem, across: int = 0) -> int:
+    """Elements at whose multiples rows of y in NCHW begin and end, 16 bytes at most, and so those of halo tiles
+    `across` outputs wide: threads write that many at once. 1 where there are none, and in NHWC."""
     counts = (count // problem.itemsize for count in (16, 8, 4))
-    fitting = (count for count in counts if count > 1 and problem.output[1] % count == 0)
+    fitting = (count for count in counts if count > 1 and gcd(problem.output[1], across) % count == 0)
     return next(fitting, 1) if problem.layout == "nchw" else 1
 
 
@@ -251,7 +251,8 @@ class View:
         """Of a halo tile."""
         assert isinstance(self.config, HaloTileConfig)
         (reach_h, reach_w), pixels = self.seen.reach, self.config.tile_pixels
-        wide = round_up(self.config.across + reach_w - 1, row_vector(self.seen))
+        across = self.config.across
+        wide = round_up(across + reach_w - 1, row_vector(self.seen, across))
         down = pixels // wide
         return Rectangle(down, wide, down + reach_h - 1, round_up(reach_w - 1 + pixels - down * wide, 8))
 
@@ -325,7 +326,7 @@ class View:
             placed = device.multiprocessors if config.share_filters == 2 else int(device.multiprocessors * PLACED)
             return max(1, min(self.units, placed // config.share_filters)) * config.share_filters
         most = min(self.tiles, device.multiprocessors * config.min_blocks_per_sm)
-        if self.config.filter_stationary:
+        if config.filter_stationary:
             most -= most % (self.tiles_f * self.seen.groups)
         return most
 
