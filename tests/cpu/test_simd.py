@@ -18,7 +18,7 @@ from tapwise.errors import InvalidProblem
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.winograd.tiles import Axis, tilings
-from tapwise.ops.conv.winograd.transforms import POINTS, transform
+from tapwise.ops.conv.winograd.transforms import POINTS, transform, transposed, transposed_phases
 
 KIND: dict[str, Any] = {"f32": np.float32, "f64": np.float64}
 
@@ -225,8 +225,31 @@ def test_transforms_compute_a_correlation(outputs: int, taps: int, stride: int) 
     np.testing.assert_allclose(np.array(part.a_t) @ products, wanted, rtol=1e-11)
 
 
+@pytest.mark.parametrize(("taps", "stride"), [(3, 2), (2, 2), (4, 2), (5, 2), (3, 3), (5, 3), (5, 4)])
+@pytest.mark.parametrize("places", [1, 2, 4])
+def test_transforms_compute_a_transposed_convolution(places: int, taps: int, stride: int) -> None:
+    """Of any padding: all elements of dx beside each other, those of a tile from their own piece of dy."""
+    rng = np.random.default_rng(0)
+    dy, weights = rng.standard_normal(3 * places + taps), rng.standard_normal(taps)
+    dx = np.zeros((len(dy) - 1) * stride + taps)
+    for place, value in enumerate(dy):
+        dx[place * stride : place * stride + taps] += value * weights
+    for padding in range(stride + 1):
+        part = transposed(places * stride, taps, stride, padding % stride)
+        starts = [start for _, start in transposed_phases(taps, stride, padding % stride)]
+        ahead = min(starts) + padding // stride
+        tile = next(t for t in range(3) if t * part.step + ahead >= 0)
+        data = dy[tile * part.step + ahead :][: part.span]
+        products = (np.array(part.g) @ weights) * (np.array(part.b_t) @ data)
+        wanted = dx[padding + tile * places * stride :][: places * stride]
+        assert (part.outputs, part.step) == (places * stride, places)
+        np.testing.assert_allclose(np.array(part.a_t) @ products, wanted, rtol=1e-11, atol=1e-13)
+
+
 def test_transforms_save_what_they_are_known_for() -> None:
     assert [transform(m, 3, 1).products for m in (2, 4)] == [4, 6]
+    assert [transposed(m, 3, 2, 1).products for m in (4, 8)] == [5, 9]
+    assert tilings(ConvProblem.parse("c8 h9 w9 k8 r4 s4 stride2 pad1 dgrad")) == [(4, 4)]
     assert transform(4, 3, 2).products == 9 and transform(2, 7, 1).products == 8
     assert tilings(ConvProblem.parse("c8 h9 w9 k8 r3 s3")) == [(4, 4), (2, 2)]
     assert tilings(ConvProblem.parse("c8 h9 w9 k8 r1 s7")) == [(1, 2)]

@@ -20,10 +20,10 @@ def emit_to_pixels(k: Kernel, storage: str) -> None:
     with k.function(
         "to_pixels", source=storage, pitch=INT, out=k.dtype, step=INT, pixels=INT, channels=INT
     ) as (source, pitch, out, step, pixels, channels):  # fmt: skip
+        with k.loop(0, channels, k.lanes) as c:
+            first = c.min(channels - k.lanes)
 
-        def body(at: Int, count: int) -> None:
-            with k.loop(0, channels, k.lanes) as c:
-                first = c.min(channels - k.lanes)
+            def body(at: Int, count: int, first: Int = first) -> None:
                 here, planes = source + first * pitch + at, []
                 for _ in range(k.lanes):
                     planes.append(k.load(here, count))
@@ -36,7 +36,7 @@ def emit_to_pixels(k: Kernel, storage: str) -> None:
                         shift += k.lanes_of(vector)
                     there = there + step
 
-        k.rows(pixels, body)
+            k.rows(pixels, body)
 
 
 def emit_to_planes(epilogue: Epilogue) -> None:
@@ -46,9 +46,9 @@ def emit_to_planes(epilogue: Epilogue) -> None:
     with k.function(
         "to_planes", sums=k.dtype, step=INT, bias=storage, residual=storage, y=storage, pitch=INT, pixels=INT, count=INT
     ) as (sums, step, bias, residual, y, pitch, pixels, count):  # fmt: skip
+        with k.loop(0, count, k.lanes) as f:
 
-        def body(at: Int, pixel_count: int) -> None:
-            with k.loop(0, count, k.lanes) as f:
+            def body(at: Int, pixel_count: int, f: Int = f) -> None:
                 here, vectors = sums + at * step + f, []
                 for _ in range(pixel_count):
                     vectors.append(k.load(here))
@@ -59,7 +59,7 @@ def emit_to_planes(epilogue: Epilogue) -> None:
                         k.store(y + spot, epilogue.finish(value, bias + f + lane, residual + spot))
                     spot = spot + pitch
 
-        k.rows(pixels, body)
+            k.rows(pixels, body)
 
 
 def _transposed(k: Kernel, planes: Sequence[Any], count: int) -> list[list[Any]]:

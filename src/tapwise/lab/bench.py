@@ -239,11 +239,12 @@ def _ours(
     if problem.direction == "dgrad":
         # As the model keeps them.
         w = None if w is None else arrays.dense(w, problem.layout)
-    buffers = Buffers(x, plan.pack(w), y, scratch(plan.workspace_bytes, x), bias)
+    memory = scratch(plan.packed_bytes, x)
+    buffers = Buffers(x, plan.pack_into(w, memory), y, scratch(plan.workspace_bytes, x), bias)
     again = problem.operator == "dgrad"
 
     def run() -> object:
-        plan.run(buffers._replace(w=plan.pack(w)) if again else buffers)
+        plan.run(buffers._replace(w=plan.pack_into(w, memory)) if again else buffers)
         return result
 
     return choice, run

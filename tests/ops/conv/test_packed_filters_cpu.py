@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,7 @@ from tapwise import registry
 from tapwise.cpu.device import host
 from tapwise.ops.conv.cpu.fprop_phases import own_filters
 from tapwise.ops.conv.phases import filters_of, phases_of
+from tapwise.ops.conv.prepared import again
 from tapwise.ops.conv.problem import ConvProblem
 
 
@@ -35,6 +38,55 @@ def test_a_phase_s_filters_are_packed_as_they_lie(text: str) -> None:
             expected = plan.pack(filters_of(problem, phase, dense))
             for w in (dense, last, backwards, dense.astype(dense.dtype.newbyteorder()), shifted):
                 np.testing.assert_array_equal(plan.pack(own_filters(problem, phase, w)), expected)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "c40 h9 w12 k36 r3 s3 stride2 pad1 dgrad", "c33 h8 w8 k30 r1 s1 dgrad", "c24 h8 w8 k48 r2 s2 stride2 dgrad",
+        "c20 h9 w11 k36 r3 s3 pad1 groups2 nhwc dgrad", "c33 h10 w12 k40 r3 s3",
+    ],
+)  # fmt: skip
+def test_filters_are_packed_into_memory_that_is_given(text: str) -> None:
+    """The same filters, nothing behind their end; where algorithms of dgrad are made of others, too."""
+    problem = ConvProblem.parse(text)
+    w = np.random.default_rng(0).standard_normal(problem.w_shape).astype(problem.x_dtype)
+    packing = set()
+    for algorithm in registry.of_backend("cpu", problem.operator):
+        if algorithm.refusal(problem, host(2)):
+            continue
+        for config in algorithm.configs(problem, host(2))[::9]:
+            plan = algorithm.plan(problem, config, host(2))
+            memory = np.full(plan.packed_bytes + 64, 7, np.uint8)
+            packed, alone = plan.pack_into(w, memory), plan.pack(w)
+            pairs = zip(packed, alone, strict=True) if isinstance(alone, list) else [(packed, alone)]
+            for here, there in pairs:
+                np.testing.assert_array_equal(here, there)
+                if plan.packed_bytes and not np.shares_memory(here, w):
+                    assert np.shares_memory(here, memory)
+                    packing.add(algorithm.id)
+            assert (memory[plan.packed_bytes :] == 7).all()
+    assert len(packing) > ("stride" in text)
+
+
+def test_repeated_calls_pack_into_the_same_memory() -> None:
+    """Of conv2d and its gradient by x: where pages are there, from the second call on."""
+    problem = ConvProblem.parse("c32 h12 w12 k40 r3 s3 stride2 pad1 dgrad")
+    algorithm, rng = registry.get("cpu.winograd", "dgrad"), np.random.default_rng(0)
+    plan = algorithm.plan(problem, algorithm.configs(problem, host(2))[0], host(2))
+    places, pack = [], plan.pack_into
+
+    def noted(w: np.ndarray, memory: np.ndarray | None) -> Any:
+        places.append(None if memory is None else memory.ctypes.data)
+        return pack(w, memory)
+
+    plan.pack_into = noted  # type: ignore[method-assign]
+    call = again(problem, False, plan)
+    dy = rng.standard_normal(problem.y_shape, dtype=np.float32)
+    for _ in range(3):
+        w = rng.standard_normal(problem.w_shape, dtype=np.float32)
+        np.testing.assert_allclose(call(dy, w), problem.convolve(dy, w), rtol=1e-3, atol=1e-3)
+    assert places[0] is not None and len(set(places)) == 1
 
 
 @pytest.mark.parametrize("identifier", ["cpu.direct", "cpu.pointwise", "cpu.winograd"])

@@ -51,6 +51,40 @@ def test_few_channels_make_no_vector() -> None:
     assert lanes_ways(ConvProblem.parse(f"{few} nhwc"), host()) == ["channels"]
 
 
+@pytest.mark.usefixtures("quick_code")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n2 c20 h11 w14 k36 r3 s3 stride2 pad1 dgrad", "c40 h13 w20 k33 r4 s4 stride2 pad1 nhwc bias relu dgrad",
+        "c33 h9 w8 k20 r5 s5 stride2 pad2 dgrad", "c32 h9 w12 k40 r3 s3 stride2x1 pad0x1 groups2 bias gelu dgrad",
+        "c19 h21 w30 k18 r5 s5 stride4x2 pad3 f16 dgrad", "c32 h9 w12 k40 r3 s5 pad2 dilation2 dgrad",
+        "n2 c16 h6 w7 k20 r2 s3 stride2 pad1:0x0:1 f64 dgrad", "c16 h17 w2 k17 r7 s1 stride2x1 pad3x0 nhwc dgrad",
+    ],
+)  # fmt: skip
+def test_tiles_of_dx_have_all_phases(text: str) -> None:
+    """Every kind of tile, a row of tiles a task and all of them; paddings and rests of any kind."""
+    problem, algorithm = ConvProblem.parse(text), registry.get("cpu.winograd", "dgrad")
+    assert algorithm.refusal(problem, host()) is None
+    kinds = {}
+    for config in algorithm.configs(problem, host()):
+        kinds.setdefault((config.tile_h, config.tile_w, config.lanes), []).append(config)
+    for configs in kinds.values():
+        for config in {configs[0], configs[-1]}:
+            verdict = verify.check(problem, "cpu.winograd", config)
+            assert verdict, f"{config}: {verdict.message}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "c8 h12 w12 k8 r3 s3 stride3 pad1 dgrad", "c8 h12 w12 k8 r1 s1 stride2 dgrad", "c8 h9 w9 k1 r3 s3 pad1 dgrad",
+        "c8 h12 w12 k8 r3 s3 stride2 pad1 dilation2 dgrad", "c8 h12 w12 k8 r3 s3 pad3 dgrad",
+    ],
+)  # fmt: skip
+def test_dgrad_that_has_no_tile(text: str) -> None:
+    assert registry.get("cpu.winograd", "dgrad").refusal(ConvProblem.parse(text), host())
+
+
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_rows_that_a_task_sees(text: str) -> None:
     """As many of x as any block of rows of tiles reads, counted tap by tap."""

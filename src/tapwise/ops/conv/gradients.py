@@ -145,9 +145,10 @@ def _dgrad(
 ) -> Any:  # fmt: skip
     """Run a problem on checked arrays; `source` is the view of `given`, which the user calls `name`."""
     _choice, plan = plan_of(problem.canonical(), device_of(source), algorithm, None, False)
-    packed = plan.pack(lift(filters, problem, False))
     offset = None if bias is None else arrays.dense(bias, "nchw")
-    return execute(problem, single, plan, packed, offset, given, source, None, out, name, filters)
+    with workspace(plan.packed_bytes, source) as memory:
+        packed = plan.pack_into(lift(filters, problem, False), memory)
+        return execute(problem, single, plan, packed, offset, given, source, None, out, name, filters)
 
 
 def _conv2d_weight(words: tuple[Any, ...], out: Any, x: Any, dy: Any) -> Any:

@@ -16,8 +16,9 @@ from tapwise.arguments import word
 from tapwise.arrays.device import synchronize
 from tapwise.arrays.host_calls import note
 from tapwise.arrays.replay import Replays
-from tapwise.arrays.workspaces import pool, workspace
+from tapwise.arrays.workspaces import ALIGNMENT, pool, workspace
 from tapwise.errors import InvalidProblem
+from tapwise.integers import round_up
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import activate
 from tapwise.ops.parameters import device_of, result
@@ -284,19 +285,23 @@ def again(problem: ConvProblem, single: bool, plan: Plan) -> Callable[..., np.nd
     n, k, *output = canonical.result_shape
     last, dtype = canonical.layout == "nhwc", canonical.x_dtype
     shape = (n, *output, k) if last else (n, k, *output)
-    kept = pool(plan.workspace_bytes, dtype) if plan.workspace_bytes else None
-    pack, run = plan.pack, plan.run
+    # Packed filters lie behind the workspace, where pages are there since the call before.
+    behind = round_up(plan.workspace_bytes, ALIGNMENT) if plan.packed_bytes else None
+    needed = plan.workspace_bytes if behind is None else behind + plan.packed_bytes
+    kept = pool(needed, dtype) if needed else None
+    pack, run = plan.pack_into, plan.run
 
     def compute(x: np.ndarray, w: np.ndarray, bias: Any = None, residual: Any = None) -> np.ndarray:
         y = _empty(shape, dtype)
         if last:
             y = y.transpose(0, 3, 1, 2)
         if kept is None:
-            run(_new(Buffers, (x, pack(w), y, None, bias, residual, None)))
+            run(_new(Buffers, (x, pack(w, None), y, None, bias, residual, None)))
             return y
         memory = kept.take()
         try:
-            run(_new(Buffers, (x, pack(w), y, memory, bias, residual, None)))
+            packed = pack(w, None if behind is None else memory[behind:])
+            run(_new(Buffers, (x, packed, y, memory, bias, residual, None)))
         finally:
             kept.free.append(memory)
         return y

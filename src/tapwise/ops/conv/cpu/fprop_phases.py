@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import accumulate, groupby
 from math import prod
 from typing import Any, ClassVar, Final
 
@@ -14,15 +14,17 @@ from tapwise import arrays, registry
 from tapwise.algorithm import Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu.plan import KernelPlan
-from tapwise.integers import ceil_div
+from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cpu.joined_rows import join_rows
-from tapwise.ops.conv.phases import PROBLEMS_KEPT, Config, Phase, Phases, filters_of, phases_of, with_taps
+from tapwise.ops.conv.phases import ALIGNMENT, PROBLEMS_KEPT, Config, Phase, Phases, filters_of, phases_of, with_taps
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import activate
 
 # Measured: NumPy's copy to places a stride apart; rows joined.
 COPY_NS, JOIN_NS = 1.0, 0.5
 CALL_US: Final = 10.0
+# What packing filters takes longer where a phase has taps that lie some apart: each phase brings all lines of w.
+APART: Final = 3.0
 
 
 class PhasesPlan(Plan):
@@ -35,6 +37,11 @@ class PhasesPlan(Plan):
         self._inner_at, self._direct = algorithm.inner_at(problem, config), algorithm.joined_by_itself(problem)
         self._slot_bytes, self._joins = algorithm.slot_bytes(problem), is_interleaved(problem)
         plans = {phase.first: plan for phase, plan in self._phases}
+        # Where each phase's filters begin among those of all.
+        self._packed_at = list(
+            accumulate((round_up(plan.packed_bytes, ALIGNMENT) for plan in plans.values()), initial=0)
+        )
+        self.packed_bytes = self._packed_at[-1]
         # Phases of the same rows of dx, None for those without taps.
         self._rows: list[list[tuple[Phase, Plan | None]]] = [
             [(phase, plans.get(phase.first)) for phase in row]
@@ -42,11 +49,16 @@ class PhasesPlan(Plan):
         ]
 
     def pack(self, w: np.ndarray) -> list[Any]:
+        return self.pack_into(w, None)
+
+    def pack_into(self, w: np.ndarray, memory: np.ndarray | None) -> list[Any]:
         """Each phase's filters, as its plan takes them."""
-        return [
-            plan.pack((own_filters if isinstance(plan, KernelPlan) else filters_of)(self.problem, phase, w))
-            for phase, plan in self._phases
-        ]
+        result = []
+        for (phase, plan), begin in zip(self._phases, self._packed_at, strict=False):
+            filters = (own_filters if isinstance(plan, KernelPlan) else filters_of)(self.problem, phase, w)
+            own = memory[begin : begin + plan.packed_bytes] if memory is not None and plan.packed_bytes else None
+            result.append(plan.pack_into(filters, own))
+        return result
 
     def run(self, buffers: Buffers) -> None:
         dy, packed, dx, workspace, bias, *_ = buffers
@@ -134,8 +146,9 @@ def in_place(problem: ConvProblem, device: Device, apart: int) -> tuple[str, Bas
 class _CpuPhases(Phases):
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """Of all phases, their channels and filters swapped."""
+        longer = APART if problem.stride[1] > 1 and apart(problem) > 1 else 1.0
         return sum(
-            one.pack_us(inner, part, device) + one.turned_us(inner, part, device, apart(problem))
+            longer * one.pack_us(inner, part, device) + one.turned_us(inner, part, device, apart(problem))
             for inner, one, part in self._pairs(problem, config)
         )
 
@@ -166,12 +179,3 @@ class FpropPhases(_CpuPhases):
         parts = tuple(part for part in found if part is not None)
         own = [Config(parts)] if phases and len(parts) == len(phases) else []
         return [*super().configs(problem, device), *own]
-
-
-class WinogradDgrad(_CpuPhases):
-    """cpu.winograd of dy with flipped filters: stride 1, what that takes; float64 when asked for by name."""
-
-    id: ClassVar[str] = "cpu.winograd"
-    summary: ClassVar[str] = "Winograd's fprop of dy with flipped filters"
-    exact: ClassVar[bool] = False
-    inexact: ClassVar[str] = "cpu.winograd"

@@ -34,14 +34,18 @@ class ShufflePlan(Plan):
         ((identifier, part),) = config.parts
         one: Any = registry.get(identifier)
         self._plan, self._shuffle = one.plan(self._fprop, part, device), shuffle_plan(problem, device)
+        self.packed_bytes = self._plan.packed_bytes
 
     def pack(self, w: np.ndarray) -> Any:
+        return self.pack_into(w, None)
+
+    def pack_into(self, w: np.ndarray, memory: np.ndarray | None) -> Any:
         """The filters (groups, c / groups * taps, k / groups, 1, 1), in the order of dx's channels and phases."""
         p = self.problem
         if p.layout == "nhwc":
-            return self._plan.pack(w.transpose(2, 3, 1, 0).reshape(1, -1, p.k, 1, 1))
+            return self._plan.pack_into(w.transpose(2, 3, 1, 0).reshape(1, -1, p.k, 1, 1), memory)
         grouped = w.reshape(p.groups, p.group_k, -1)
-        return self._plan.pack(grouped.swapaxes(1, 2)[..., None, None])
+        return self._plan.pack_into(grouped.swapaxes(1, 2)[..., None, None], memory)
 
     def run(self, buffers: Buffers) -> None:
         dy, packed, dx, workspace, bias, *_ = buffers

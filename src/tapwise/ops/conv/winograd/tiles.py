@@ -6,6 +6,7 @@ Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 201
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd, sqrt
 from typing import ClassVar, Final
 
@@ -13,12 +14,14 @@ import numpy as np
 
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.ops.conv.winograd.transforms import Transform, transform
+from tapwise.ops.conv.winograd.transforms import Transform, transform, transposed, transposed_phases
 
 # Products of the largest F on an axis when both axes have one, and when one has: their errors multiply.
 MOST_PRODUCTS: Final = {2: 6, 1: 8}
-# Tiles of a vector of lanes are taken apart by shuffles for these; more rows of products take too long to compile.
-STEPS: Final = (1, 2, 4, 8)
+VIEWS_KEPT: Final = 512
+# Tiles of a vector of lanes are taken apart, and put together, by shuffles for these; more rows of products take too
+# long to compile.
+STEPS: Final = {1, 2, 4, 8}
 MOST_ROWS: Final = 9
 
 
@@ -28,12 +31,16 @@ class Axis:
     the dilation makes `phases` interleaved convolutions, output `phases * i + a` being number a's. Input u of tile t is
 
         (t * step + u) * dilation + a * (the problem's stride) - padding
+
+    `first` is of dgrad with a stride, whose outputs are a stride as many as the inputs: the padding in front, modulo
+    the stride.
     """
 
     taps: int
     stride: int
     dilation: int
     phases: int
+    first: int | None = None
 
     @staticmethod
     def of(problem: ConvProblem, axis: int) -> Axis:
@@ -44,23 +51,76 @@ class Axis:
         return Axis(taps, stride // common, dilation, dilation // common)
 
     def transform(self, outputs: int) -> Transform:
+        if self.first is not None:
+            return transposed(outputs, self.taps, self.stride, self.first)
         return transform(outputs, self.taps, self.stride)
+
+    def outputs(self, size: int) -> int:
+        """Of a tile of `size` outputs of each of its convolutions of stride 1."""
+        return size if self.first is None else size * self.stride
+
+
+@dataclass(frozen=True)
+class View:
+    """A problem as a convolution: `fprop`, whose taps and steps are `axes`', of filters that are flipped along some."""
+
+    fprop: ConvProblem
+    axes: tuple[Axis, Axis]
+    flipped: tuple[bool, bool] = (False, False)
+
+    def filters(self, w: np.ndarray) -> np.ndarray:
+        """w of dgrad (k, c / groups, r, s), as a view (groups, c / groups, k / groups, r, s)."""
+        p = self.fprop
+        grouped = w.reshape(p.groups, p.group_c, p.group_k, *w.shape[2:]).swapaxes(1, 2)
+        rows, columns = (slice(None, None, -1 if flip else 1) for flip in self.flipped)
+        return grouped[..., rows, columns]
+
+
+@lru_cache(VIEWS_KEPT)
+def view(problem: ConvProblem) -> View | None:
+    """A problem of fprop is its own. Of dgrad, fprop of dy with the channels and filters of w swapped; None where an
+    element of dx meets no tap, or sees less of dy than there is, and with a stride and a dilation."""
+    if problem.direction == "fprop":
+        return View(problem, (Axis.of(problem, 0), Axis.of(problem, 1)))
+    axes, padding = [], []
+    for i, (taps, stride, dilation) in enumerate(zip(problem.kernel, problem.stride, problem.dilation, strict=True)):
+        before = problem.padding[i][0]
+        front = (taps - 1) * dilation - before
+        if stride > 1:
+            if dilation > 1 or taps < stride:
+                return None
+            front = -(before // stride) - min(start for _, start in transposed_phases(taps, stride, before % stride))
+        reach = 0 if stride > 1 else (taps - 1) * dilation
+        padding.append((front, problem.spatial[i] + reach - problem.output[i] - front))
+        if min(padding[i]) < 0:
+            return None
+        axes.append(Axis(taps, stride, 1, 1, before % stride) if stride > 1 else None)
+    fprop = problem.replace(
+        c=problem.k, k=problem.c, spatial=problem.output, stride=(1, 1), padding=tuple(padding), direction="fprop",
+        kernel=tuple(taps if axis is None else 1 for taps, axis in zip(problem.kernel, axes, strict=True)),
+    )  # fmt: skip
+    high, wide = (Axis.of(fprop, i) if axis is None else axis for i, axis in enumerate(axes))
+    return View(fprop, (high, wide), (axes[0] is None, axes[1] is None))
 
 
 def tilings(problem: ConvProblem) -> list[tuple[int, int]]:
     """(tile_h, tile_w) that save products and keep the error small; none where no tile does."""
-    axes = [Axis.of(problem, axis) for axis in range(2)]
+    seen = view(problem)
+    if seen is None:
+        return []
+    axes = seen.axes
     long = sum(axis.taps > axis.stride for axis in axes)
     result = []
     for size in (4, 2):
         sizes = [size if axis.taps > axis.stride else 1 for axis in axes]
-        parts = [axis.transform(outputs) for axis, outputs in zip(axes, sizes, strict=True)] if long else []
-        if not parts or any(part.step not in STEPS or part.products > MOST_ROWS for part in parts):
+        both = [axis.outputs(size) for axis, size in zip(axes, sizes, strict=True)]
+        parts = [axis.transform(outputs) for axis, outputs in zip(axes, both, strict=True)] if long else []
+        if not parts or any({part.step, part.outputs} - STEPS or part.products > MOST_ROWS for part in parts):
             continue
         largest = max(outputs + ceil_div(axis.taps, axis.stride) - 1 for axis, outputs in zip(axes, sizes, strict=True))
         products = parts[0].products * parts[1].products
         if largest <= MOST_PRODUCTS[long] and products < sizes[0] * sizes[1] * axes[0].taps * axes[1].taps:
-            result.append((sizes[0], sizes[1]))
+            result.append((both[0], both[1]))
     return result
 
 
@@ -70,13 +130,18 @@ class WinogradSums:
     exact: ClassVar[bool] = False
 
     def error_factor(self, problem: ConvProblem) -> float:
-        """A few roundings in each transform, and a random walk over the channels."""
-        return 4.0 + 0.25 * sqrt(problem.group_c)
+        """A few roundings in each transform, and a random walk over the channels that are summed."""
+        return 4.0 + 0.25 * sqrt(problem.group_k if problem.direction == "dgrad" else problem.group_c)
 
     def magnitude(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
-        """|A^T| [ (|G| |w| |G^T|) * (|B^T| |x| |B|) ] |A| of the largest tile, in float64; smaller ones stay below."""
-        axes = [Axis.of(problem, axis) for axis in range(2)]
-        sizes = tilings(problem)[0]
+        """|A^T| [ (|G| |w| |G^T|) * (|B^T| |x| |B|) ] |A| of the largest tile, in float64; smaller ones stay below.
+        x is dy in dgrad."""
+        seen, sizes = view(problem), tilings(problem)[0]
+        assert seen is not None
+        if problem.direction == "dgrad":
+            w = seen.filters(w)
+            w = w.reshape(-1, *w.shape[2:])
+        problem, axes = seen.fprop, seen.axes
         high, wide = (axis.transform(size) for axis, size in zip(axes, sizes, strict=True))
         v = np.abs(np.asarray(x, np.float64))
         for axis, part, transformed in zip(axes, (high, wide), (2, 3), strict=True):

@@ -6,6 +6,8 @@ taps makes of a span of inputs d. Two axes nest: A_h^T [(G_h g G_w^T) * (B_h^T d
 - Stride 1: F(m, taps) by Toom and Cook's construction, m + taps - 1 products.
 - Stride s: tap r meets inputs of phase r mod s alone, so the axis falls into s convolutions of stride 1 whose products
   stand side by side. F(4, 3) of stride 2 is F(4, 2) on the even inputs and 4 plain products on the odd: 9 for 12.
+- dgrad of stride s: outputs of a phase meet the taps of one rest by s alone, so the axis falls into s convolutions of
+  stride 1 of the same inputs, whose outputs are interleaved: 5 products for 4 outputs of 3 taps, not 6.
 - One tap: nothing to save; m plain products.
 
 Source: Winograd, "Arithmetic Complexity of Computations", 1980; points in the order of Barabasz et al., "Error Analysis
@@ -23,6 +25,7 @@ from typing import Final
 from tapwise.integers import ceil_div
 
 Matrix = tuple[tuple[float, ...], ...]
+Rows = Sequence[Sequence[Fraction]]
 
 # Evaluation points besides infinity: small powers of two and their reciprocals lose least.
 POINTS: Final = tuple(Fraction(text) for text in ("0", "1", "-1", "1/2", "-2", "-1/2", "2"))
@@ -99,10 +102,43 @@ def transform(outputs: int, taps: int, stride: int) -> Transform:
         g += [_spread(row, phase, stride, taps) for row in part_g]
         b_t += [_spread(row, phase, stride, span) for row in part_b]
 
-    def freeze(rows: Sequence[Sequence[Fraction]]) -> Matrix:
+    return _frozen(a_t, g, b_t, outputs * stride)
+
+
+def transposed_phases(taps: int, stride: int, first: int) -> list[tuple[range, int]]:
+    """Of the outputs of each phase of dgrad, that at place j: the taps that it meets, in the order of the inputs, and
+    the first of these, counted from j. `first`: the padding in front, modulo the stride."""
+    found = []
+    for phase in range(stride):
+        last = taps - 1 - (taps - 1 - phase - first) % stride
+        found.append((range(last, -1, -stride), (phase + first - last) // stride))
+    return found
+
+
+@cache
+def transposed(outputs: int, taps: int, stride: int, first: int) -> Transform:
+    """Of dgrad with a stride of up to `taps`: `outputs` elements of dx, from a multiple of the stride on."""
+    phases, places = transposed_phases(taps, stride, first), outputs // stride
+    ahead = min(start for _, start in phases)
+    span = places + max(start + len(own) - 1 for own, start in phases) - ahead
+    parts = [_toom_cook(places, len(own)) for own, _ in phases]
+    a_t, g, b_t = [], [], []
+    for place in range(places):
+        for phase in range(stride):
+            # Products of the other phases count nothing.
+            rows = [a[place] if index == phase else [Fraction(0)] * len(b) for index, (a, _, b) in enumerate(parts)]
+            a_t.append([value for row in rows for value in row])
+    for (own, start), (_, part_g, part_b) in zip(phases, parts, strict=True):
+        g += [_spread(row[::-1], own[-1], stride, taps) for row in part_g]
+        b_t += [_spread(row, start - ahead, 1, span) for row in part_b]
+    return _frozen(a_t, g, b_t, places)
+
+
+def _frozen(a_t: Rows, g: Rows, b_t: Rows, step: int) -> Transform:
+    def freeze(rows: Rows) -> Matrix:
         return tuple(tuple(float(value) for value in row) for row in rows)
 
-    return Transform(freeze(a_t), freeze(g), freeze(b_t), outputs * stride)
+    return Transform(freeze(a_t), freeze(g), freeze(b_t), step)
 
 
 def _spread(row: Sequence[Fraction], phase: int, stride: int, length: int) -> list[Fraction]:

@@ -13,16 +13,17 @@ from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
 from tapwise.cpu.transposes import emit_to_pixels, emit_to_planes
 from tapwise.ops.conv.cpu.winograd import over_channels
 from tapwise.ops.conv.cpu.winograd.steps import FIELDS, combine, emit_accumulate, emit_filters
-from tapwise.ops.conv.winograd.transforms import Transform, transform
+from tapwise.ops.conv.winograd.tiles import Axis
+from tapwise.ops.conv.winograd.transforms import Transform
 
 
 def generate(
-    target: Target, *, dtype: str, storage: str, layout: str, lanes: str, tile_h: int, tile_w: int, taps_h: int,
-    taps_w: int, stride_h: int, stride_w: int, m: int, n: int, bias: bool, residual: bool, activation: str | None,
+    target: Target, *, dtype: str, storage: str, layout: str, lanes: str, tile_h: int, tile_w: int, rows: Axis,
+    columns: Axis, m: int, n: int, bias: bool, residual: bool, activation: str | None,
 ) -> Kernel:  # fmt: skip
-    """The kernels of one instance: `task` and `pack_task`. Strides are those of the axes' transforms."""
+    """The kernels of one instance: `task` and `pack_task`."""
     k = Kernel(target, dtype)
-    high, wide = transform(tile_h, taps_h, stride_h), transform(tile_w, taps_w, stride_w)
+    high, wide = rows.transform(tile_h), columns.transform(tile_w)
     planar, over_tiles = layout == "nchw", lanes == "tiles"
     filters = Filters(k, "pixels", m) if over_tiles else Filters(k, "channels", n * k.lanes)
     tile.emit(k, m, n, filters)

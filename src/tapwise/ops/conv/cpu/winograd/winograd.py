@@ -22,7 +22,7 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device, Plan
 from tapwise.cpu import tile
 from tapwise.cpu.common import lanes_of, splits
-from tapwise.cpu.cost import IN_L1, ROW_CALL, Breakdown
+from tapwise.cpu.cost import IN_L1, ROW_CALL, Breakdown, Costs
 from tapwise.cpu.plan import KernelPlan
 from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div, round_up
@@ -30,7 +30,7 @@ from tapwise.ops.conv.cpu import generated
 from tapwise.ops.conv.cpu.winograd.kernel import generate
 from tapwise.ops.conv.cpu.winograd.steps import FIELDS
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.ops.conv.winograd.tiles import Axis, WinogradSums, tilings
+from tapwise.ops.conv.winograd.tiles import WinogradSums, tilings, view
 
 BLOCK_CHANNELS: Final = 384
 # Of a thread, what is always allowed; more, up to twice the input.
@@ -55,9 +55,11 @@ class Geometry(generated.Geometry):
     """Sizes of one problem and config. Lengths are in elements unless named otherwise."""
 
     def __init__(self, problem: ConvProblem, config: Config, device: Device) -> None:
-        super().__init__(problem, config, device)
-        lanes = self.lanes
-        self.axes = high, wide = Axis.of(problem, 0), Axis.of(problem, 1)
+        seen = view(problem)
+        assert seen is not None
+        super().__init__(seen.fprop, config, device)
+        problem, lanes = seen.fprop, self.lanes
+        self.axes = high, wide = seen.axes
         self.high, self.wide = high.transform(config.tile_h), wide.transform(config.tile_w)
         self.products = self.high.products * self.wide.products
         self.tile_rows = ceil_div(problem.output[0], config.tile_h * high.phases)
@@ -139,11 +141,14 @@ class Geometry(generated.Geometry):
 
 def candidates(problem: ConvProblem, device: Device) -> list[Config]:
     """Tile sizes, blocks of rows and of filters whose scratch stays within the limit; or the smallest."""
+    seen, asked = view(problem), problem
+    assert seen is not None
+    problem = seen.fprop
     in_bytes = problem.n * problem.c * problem.spatial[0] * problem.spatial[1] * max(4, problem.itemsize)
     limit = max(2 * in_bytes, SCRATCH_BYTES * device.threads)
     needed: dict[Config, int] = {}
-    for (tile_h, tile_w), way in product(tilings(problem), lanes_ways(problem, device)):
-        phases = Axis.of(problem, 0).phases
+    for (tile_h, tile_w), way in product(tilings(asked), lanes_ways(problem, device)):
+        phases = seen.axes[0].phases
         tile_rows = ceil_div(problem.output[0], tile_h * phases) * phases
         rows_choices = sorted({ceil_div(tile_rows, count) for count in (1, 2, 4, 6, 8, 14, 16, tile_rows)})
         tiles = tile.shapes(target(settings.cpu_target()), "pixels" if way == "tiles" else way)
@@ -154,7 +159,7 @@ def candidates(problem: ConvProblem, device: Device) -> list[Config]:
             for rows in rows_choices:
                 for filters in splits(problem.group_k, panel, device.threads):
                     config = Config(tile_h, tile_w, way, m, n, rows, filters)
-                    needed[config] = Geometry(problem, config, device).workspace_bytes(device.threads)
+                    needed[config] = Geometry(asked, config, device).workspace_bytes(device.threads)
     fitting = [config for config, size in needed.items() if size <= limit]
     return fitting or sorted(needed, key=needed.__getitem__)[:1]
 
@@ -188,9 +193,11 @@ INTERLEAVED: Final = 7.0
 BY_VECTORS: Final = 0.67
 # Filters: cycles of a product's transform for the filters of one panel and channel.
 FILTER: Final = 7.0
-# Transformed filters that were just written, microseconds a MB to write and to read them once more; and how often they
-# go to memory and back where L3 does not hold them.
+# Transformed filters that were just written, microseconds a MB to write and to read them once more, where vectors are
+# loaded at once less (Emerald Rapids: choices of 30 layers' calls were 1.24 of the best with the other's); and how
+# often they go to memory and back where L3 does not hold them.
 FRESH_US: Final = 200.0
+FRESH_WHOLE_US: Final = 110.0
 FRESH_PASSES: Final = 3.0
 
 
@@ -202,6 +209,7 @@ class TaskCost(generated.TaskCost):
     def __init__(self, problem: ConvProblem, config: Config, device: Device) -> None:
         super().__init__(problem, config, device)
         g = self.geometry
+        self.problem = g.problem
         # Of a run that lanes go along; how many runs there are.
         self.vectors = (g.tiles if g.over_tiles else g.filters) // self.costs.lanes
         self.runs = config.filters if g.over_tiles else g.tiles
@@ -295,24 +303,19 @@ class TaskCost(generated.TaskCost):
         return rows * (row + self.slow * INTERLEAVED * c.tile_w * self.row_vectors)
 
 
-class Winograd(WinogradSums, generated.GeneratedAlgorithm[Config]):
-    """Filters of 2 to 7 taps an axis where a tile saves products: 3x3 of stride 1 and 2, 5x5, 1x7 and 7x1 among them;
-    any padding, dilation and groups; float32, float64, float16, bfloat16 (in float32); NCHW and NHWC.
+class _Winograd(WinogradSums, generated.GeneratedAlgorithm[Config]):
+    """Of both directions: tiles of the problem's view."""
 
-    Rounding errors are larger than those of a direct sum, so `auto` never takes it for float64, and its bound is in
-    terms of |A^T| [ (|G| |w| |G^T|) * (|B^T| |x| |B|) ] |A|, the size of what it sums.
-    """
-
-    id: ClassVar[str] = "cpu.winograd"
     summary: ClassVar[str] = "F(4x4, 3x3) and its kin, sliced by transform row; lanes over tiles or channels"
     candidates = staticmethod(candidates)
     cost: ClassVar = TaskCost
+    kernel_plan: ClassVar[type[KernelPlan]] = KernelPlan
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
         if problem.depthwise:
             return "has no product over channels to save when each group has one"
-        if problem.group_k == 1:
-            return "takes two filters a group or more, not one"
+        if problem.group_k == 1 or problem.group_c == 1:
+            return "takes two channels and filters a group or more, not one"
         if not tilings(problem):
             size, stride = ("x".join(map(str, pair)) for pair in (problem.kernel, problem.stride))
             return f"takes filters whose tiles save products within its error bound, not {size} of stride {stride}"
@@ -321,21 +324,52 @@ class Winograd(WinogradSums, generated.GeneratedAlgorithm[Config]):
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """Transforming all filters, FILTER cycles a product, panel and channel at 2.7 GHz; what the run then waits."""
         g = Geometry(problem, config, device)
-        products, width = g.products, config.m if g.over_tiles else g.lanes
-        panels = problem.k * problem.group_c / width
+        p, products, width = g.problem, g.products, config.m if g.over_tiles else g.lanes
+        panels = p.k * p.group_c / width
         transform = panels * FILTER * products * (1 + width / 8) / 2700 / device.threads
-        size = problem.k * problem.group_c * products * problem.accumulator_bytes
+        size = p.k * p.group_c * products * p.accumulator_bytes
         memory = FRESH_PASSES * 1e-3 * size / device.gbps if size > device.l3_bytes * 0.75 else 0.0
-        return 10.0 + transform + 1e-6 * FRESH_US * size + memory
+        fresh = FRESH_WHOLE_US if Costs(device, p.accumulator_bytes).whole else FRESH_US
+        return 10.0 + transform + 1e-6 * fresh * size + memory
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         g = Geometry(problem, config, device)
         tile = {name: getattr(config, name) for name in ("tile_h", "tile_w", "lanes", "m", "n")}
-        for suffix, axis in zip("hw", g.axes, strict=True):
-            tile |= {f"taps_{suffix}": axis.taps, f"stride_{suffix}": axis.stride}
-        library = self.load("winograd", generate, problem, layout=problem.layout, **tile)
-        return KernelPlan(
+        rows, columns = g.axes
+        library = self.load("winograd", generate, problem, layout=problem.layout, rows=rows, columns=columns, **tile)
+        return self.kernel_plan(
             problem, device, library, FIELDS, g.fields(),
             packed_size=g.products * problem.groups * g.matrix,
-            pack_tasks=problem.groups * ceil_div(problem.group_k, config.filters),
+            pack_tasks=problem.groups * ceil_div(g.problem.group_k, config.filters),
         )  # fmt: skip
+
+
+class Winograd(_Winograd):
+    """Filters of 2 to 7 taps an axis where a tile saves products: 3x3 of stride 1 and 2, 5x5, 1x7 and 7x1 among them;
+    any padding, dilation and groups; float32, float64, float16, bfloat16 (in float32); NCHW and NHWC.
+
+    Rounding errors are larger than those of a direct sum, so `auto` never takes it for float64, and its bound is in
+    terms of |A^T| [ (|G| |w| |G^T|) * (|B^T| |x| |B|) ] |A|, the size of what it sums.
+    """
+
+    id: ClassVar[str] = "cpu.winograd"
+
+
+class DgradPlan(KernelPlan):
+    """Filters are packed from where they lie, channels and filters swapped."""
+
+    def pack_into(self, w: np.ndarray, memory: np.ndarray | None) -> np.ndarray | None:
+        assert isinstance(self.problem, ConvProblem)
+        seen = view(self.problem)
+        assert seen is not None
+        return super().pack_into(seen.filters(w), memory)
+
+
+class WinogradDgrad(_Winograd):
+    """The same of dgrad: with a stride of 2 or 4, tiles of dx have all its phases, interleaved. No dilation beside a
+    stride, and no padding from which an element of dx sees less than all of dy."""
+
+    operator: ClassVar[str] = "dgrad"
+    id: ClassVar[str] = "cpu.winograd"
+    summary: ClassVar[str] = "Winograd's fprop of dy, all phases of a stride in one tile"
+    kernel_plan: ClassVar[type[KernelPlan]] = DgradPlan
