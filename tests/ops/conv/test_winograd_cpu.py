@@ -65,7 +65,7 @@ def test_tiles_of_dx_have_all_phases(text: str) -> None:
     """Every kind of tile, a row of tiles a task and all of them; paddings and rests of any kind."""
     problem, algorithm = ConvProblem.parse(text), registry.get("cpu.winograd", "dgrad")
     assert algorithm.refusal(problem, host()) is None
-    kinds = {}
+    kinds: dict[tuple[int, int, str], list[Config]] = {}
     for config in algorithm.configs(problem, host()):
         kinds.setdefault((config.tile_h, config.tile_w, config.lanes), []).append(config)
     for configs in kinds.values():
