@@ -27,6 +27,8 @@ COMPILED = [
     ("n32 c728 h19 w19 k728 r3 s3 pad1 groups728 bf16 nhwc", "sm_90a"),
     ("n32 c512 h32 w32 k512 r3 s3 stride2 pad1 groups32 f16 nhwc", "sm_100a"),
     ("n32 c96 h120 w120 k96 r5 s5 stride2 pad2 groups96 f16 nhwc", "sm_90a"),
+    ("n32 c300 h7 w7 k300 r7 s7 pad3 groups300 f16 nhwc", "sm_90a"),
+    ("n32 c58 h28 w28 k58 r3 s3 pad1 groups58 bf16 nhwc", "sm_100a"),
 ]
 # Units beside each other and of two images, images that are not there, channels that are not there, runs that begin
 # within an image, parts with one row more, strips of columns, pieces of a filter, all strides and dilations, one part.
@@ -38,6 +40,12 @@ EMULATED = [
     ("n2 c64 h12 w12 k64 r3 s3 pad1 groups4 f16 nhwc", Config(32, 2, 2, 2, 2, 3, 4, parts=2)),
     ("c16 h11 w30 k16 r3 s4 dilation2 pad2:1x3:0 groups2 bf16 nhwc", Config(16, 1, 4, 1, 2, 3, 2, parts=1)),
     ("n3 c48 h12 w5 k48 r11 s1 stride3 pad5x0 groups48 f16 nhwc", Config(32, 1, 1, 2, 2, 11, 2, parts=3)),
+    # Channels that warps copy, by 8 and by 4 bytes: pixels of one, two and four octets, of which some are not there.
+    ("n3 c20 h13 w19 k20 r5 s5 pad2 stride2 groups20 bf16 nhwc", Config(32, 2, 1, 4, 2, 5, 3, 7, copiers=4)),
+    ("n2 c10 h9 w20 k10 r3 s3 pad1 groups5 f16 nhwc", Config(16, 1, 4, 1, 4, 3, 2, 5, copiers=8)),
+    ("n5 c68 h7 w7 k68 r7 s7 pad3 groups68 f16 nhwc", Config(64, 1, 1, 2, 7, 7, 2, 3, copiers=4)),
+    ("n2 c12 h13 w40 k12 r5 s3 pad2x1 dilation1x2 groups3 f16 nhwc", Config(16, 2, 2, 2, 1, 3, 8, 4, copiers=8)),
+    ("n3 c38 h9 w60 k38 r3 s3 pad1 groups38 f16 nhwc", Config(64, 1, 8, 1, 2, 3, 2, 2, True, copiers=4)),
     # Clusters, of which not all blocks have as many sums to add.
     ("n3 c40 h13 w19 k40 r5 s5 pad2 stride2 groups40 bf16 nhwc", Config(32, 2, 1, 4, 2, 5, 3, 8, cluster=True)),
     ("n2 c40 h9 w20 k40 r3 s3 pad1 groups20 f16 nhwc", Config(16, 1, 4, 1, 4, 3, 2, 4, cluster=True)),
@@ -117,7 +125,7 @@ def test_the_model_chooses_it(text: str) -> None:
         ("c16 h9 w9 k16 r3 s3 f16 nhwc wgrad", "several of them"),
         ("c16 h9 w9 k32 r3 s3 groups16 f16 nhwc wgrad", "as many filters"),
         ("c48 h9 w9 k48 r3 s3 groups2 f16 nhwc wgrad", "groups of 1, 2, 4, 8 or 16"),
-        ("c20 h9 w9 k20 r3 s3 groups20 f16 nhwc wgrad", "in eights"),
+        ("c21 h9 w9 k21 r3 s3 groups21 f16 nhwc wgrad", "in twos"),
         ("c16 h9 w9 k16 r3 s3 groups16 f32 nhwc wgrad", "f16"),
         ("n40000 c16 h300 w300 k16 r3 s3 groups16 f16 nhwc wgrad", "2^31"),
         ("c16 h9 w700 k16 r3 s300 groups16 f16 nhwc wgrad", "registers"),

@@ -7,11 +7,13 @@
 //
 // of which the sums within a group are kept: all of groups of 8 channels, the two diagonals of groups of one. A warp
 // has 8 channels of x and goes down the rows: a row of x is in registers once for all rows of dy that meet it, which
-// stay in registers too. TMA brings rows of x and dy, some stages ahead, zeros beside the images with them.
+// stay in registers too. TMA brings rows of x and dy, some stages ahead, zeros beside the images with them; of channels
+// that are no multiple of 8, warps of their own.
 //
 // The sum over pixels is split among warps and blocks, whose sums are added in a fixed order: by a second launch, or by
 // the blocks themselves, which then are a cluster and send them to each other.
 #include "matrix.cuh"
+#include "ops/conv/cuda/unaligned_pixels.cuh"
 #include "ops/conv/cuda/wgrad_by_definition.cuh"
 #include "tma.cuh"
 
@@ -34,7 +36,8 @@ struct NarrowGroupsWgrad {
 
 // T; CHANNELS of a block, GROUP channels and filters of a group; SHARE warps of the same channels; UNITS of 8 columns
 // of dy in a strip, IMAGES of a set, ROWS of dy of a stage; STAGES; R rows of taps of a block, S; SH, SW, DH, DW:
-// strides and dilations; SPLIT: sums go to the workspace; or CLUSTER parts are blocks of one.
+// strides and dilations; SPLIT: sums go to the workspace; or CLUSTER parts are blocks of one; COPIERS: warps that bring
+// rows, one of them by TMA, more where pixels begin at multiples of ALIGNED bytes.
 template <class Traits> struct NarrowTile : Traits {
     using B = Traits;
     static constexpr int OCTETS = B::CHANNELS / 8, CONSUMERS = 32 * OCTETS * B::SHARE;
@@ -111,6 +114,37 @@ DEVICE void copy_stages(NarrowRuns<P> runs, int channel0, unsigned ring, unsigne
             barrier_expect(barrier, (x ? P::BOX_X : 0) + (dy ? P::BOX_DY : 0));
             if (x) copy_box(to, a.map_x, barrier, channel0, runs.left, runs.top + base, runs.n);
             if (dy) copy_box(to + P::DY_AT, a.map_dy, barrier, channel0, runs.q0, runs.row + base / P::SH, runs.n);
+            if (++stage == P::STAGES) stage = 0, phase ^= 1;
+        }
+}
+
+// The same by the copying warps, a row each.
+template <class P>
+DEVICE void bring_stages(NarrowRuns<P> runs, int channel0, unsigned ring, unsigned full, unsigned empty, int warp) {
+    constexpr int ROWS_X = P::IMAGES * P::ROWS_X, ROWS_DY = P::IMAGES * P::ROWS;
+    const NarrowGroupsWgrad &a = runs.a;
+    const Pixels x{a.x, (int)a.n, (int)a.height, (int)a.width, (int)a.c};
+    const Pixels dy{a.w, (int)a.n, (int)a.p, (int)a.q, (int)a.c};
+    unsigned stage = 0, phase = 1;
+    while (runs.next())
+        for (int base = 0; base < runs.rows; base += P::ROWS_X) {
+            const unsigned to = ring + stage * P::STAGE, barrier = full + stage * 8;
+            const int end = runs.of_dy(base) ? ROWS_X + ROWS_DY : ROWS_X;
+            barrier_wait(empty + stage * 8, phase);
+#pragma unroll 1
+            for (int row = runs.of_x(base) ? warp : ROWS_X + warp; row < end; row += P::COPIERS) {
+                const bool of_x = row < ROWS_X;
+                const int line = of_x ? row : row - ROWS_X;
+                if (of_x)
+                    bring_row<P::ALIGNED, P::COLUMNS_X, P::OCTETS>(x, runs.n + line / P::ROWS_X,
+                                                                   runs.top + base + line % P::ROWS_X, runs.left,
+                                                                   channel0, to + line * P::COLUMNS_X * P::PIXEL);
+                else
+                    bring_row<P::ALIGNED, P::COLUMNS_DY, P::OCTETS>(
+                        dy, runs.n + line / P::ROWS, runs.row + base / P::SH + line % P::ROWS, runs.q0, channel0,
+                        to + P::DY_AT + line * P::COLUMNS_DY * P::PIXEL);
+            }
+            arrive_with_copies(barrier);
             if (++stage == P::STAGES) stage = 0, phase ^= 1;
         }
 }
@@ -235,9 +269,10 @@ template <class Traits> DEVICE void wgrad_narrow_groups(const NarrowGroupsWgrad 
     const int part = P::CLUSTER > 1 ? blockIdx.x % P::CLUSTER : block / (unsigned)a.channel_blocks;
     const int tid = threadIdx.x, lane = tid % 32, warp = __shfl_sync(~0u, tid / 32, 0);
     if (tid == P::CONSUMERS) {
-        prefetch_map(a.map_x), prefetch_map(a.map_dy);
+        if constexpr (P::COPIERS == 1) prefetch_map(a.map_x), prefetch_map(a.map_dy);
         for (int i = 0; i < P::STAGES; ++i)
-            barrier_init(full + i * 8, 1), barrier_init(empty + i * 8, P::CONSUMERS / 32);
+            barrier_init(full + i * 8, P::COPIERS > 1 ? 32 * P::COPIERS : 1),
+                barrier_init(empty + i * 8, P::CONSUMERS / 32);
         if constexpr (P::CLUSTER > 1) {
             const int own = min(P::OWN_SUMS, max(0, P::SUMS - part * P::OWN_SUMS));
             barrier_init(complete, 1);
@@ -250,7 +285,8 @@ template <class Traits> DEVICE void wgrad_narrow_groups(const NarrowGroupsWgrad 
     begin_dependent();
     NarrowRuns<P> runs(a, part, r0);
     if (tid >= P::CONSUMERS) {
-        if (tid == P::CONSUMERS) copy_stages<P>(runs, channel0, ring, full, empty);
+        if constexpr (P::COPIERS > 1) bring_stages<P>(runs, channel0, ring, full, empty, warp - P::CONSUMERS / 32);
+        else if (tid == P::CONSUMERS) copy_stages<P>(runs, channel0, ring, full, empty);
         return;
     }
     const int octet = warp % P::OCTETS, share = warp / P::OCTETS, first = octet / WIDE * WIDE;

@@ -2,7 +2,7 @@
 
 Eight channels of eight pixels are a matrix as it lies in shared memory, and two of them, a tap apart, are half of a
 product's operand; dy's are the other one. Rows of x and dy come by TMA, each once for all taps, and go to registers
-once. The sum over pixels is split among warps and blocks, whose sums are added in a fixed order: by a second launch, or
+once; of channels that are no multiple of 8, warps copy them. The sum over pixels is split among warps and blocks, whose sums are added in a fixed order: by a second launch, or
 by the blocks, which then are a cluster and send them to each other.
 
 The floor is the bytes of x and dy. A product of 2 x 8 x 8 x 16 is two taps of 16 pixels and 8 channels, whatever the
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from math import gcd, prod
 from typing import ClassVar, Final
 
@@ -52,6 +53,9 @@ MOST_UNITS, MOST_PAIRS, MOST_PRODUCTS, MOST_STAGE = 16, 8, 420, 48 << 10
 # Registers of a thread: sums at most, what it has beside sums and rows of dy, more where several blocks find room, all
 # at most.
 MOST_SUMS, OTHER_REGISTERS, SPARE, MOST_REGISTERS = 128, 42, 4, 248
+# Warps that copy, by the bytes that pixels begin at multiples of, and the registers of their threads.
+COPIERS: Final = {16: (1,), 8: (4, 8), 4: (4, 8)}
+COPIER_REGISTERS: Final = 64
 # Rows of dy of a part at least; warps of a block that adds parts, and threads of all of them that share elements.
 LEAST_ROWS, SUM_WARPS, MOST_ADDERS = 2, 8, 1 << 18
 # Of the cost model, fitted to times of 2,000 configs on 80 layers (H200). Cycles of a multiprocessor: four matrices of
@@ -59,6 +63,8 @@ LEAST_ROWS, SUM_WARPS, MOST_ADDERS = 2, 8, 1 << 18
 # alone: a stage, four matrices, a product; a block's begin and end.
 MATRICES, PRODUCT, PIXEL, PIXEL_BYTES, L2_BYTES, SECTOR = 3.5, 0.91, 1.78, 0.147, 17.0, 32
 STAGE, OWN_MATRICES, OWN_PRODUCT, END = 81.0, 9.2, 5.3, 1780.0
+# Where warps copy (fitted to 640 configs on 14 layers): cycles of a request of a warp, of one and of a stage for a warp alone.
+REQUEST, OWN_REQUEST, COPIED_STAGE = 17.0, 40.0, 400.0
 # Microseconds of begin and end, of the second launch; gigabytes of parts a second.
 START_US, SECOND_US, PARTS_GBPS = 1.22, 1.34, 1460.0
 # Blocks of a cluster that add parts, and microseconds of it (of 0.3 to 1.7 the one that chooses best on 14 layers).
@@ -72,7 +78,7 @@ POWER: Final = 1.74
 class Config(BaseConfig):
     """A block has `channels`, `share` warps the same; strips of `units` of 8 columns, sets of so many `images`, stages
     of so many `rows` of dy; sums of taps_h rows of taps. `parts` of the sum, which a second launch adds, or, where they
-    are a `cluster`, its blocks."""
+    are a `cluster`, its blocks. `copiers` warps bring rows: one by TMA, more where pixels begin within 16 bytes."""
 
     channels: int
     share: int
@@ -83,6 +89,7 @@ class Config(BaseConfig):
     stages: int
     parts: int
     cluster: bool = False
+    copiers: int = 1
 
     @property
     def blocks_of_cluster(self) -> int:
@@ -99,8 +106,8 @@ class Config(BaseConfig):
 
     @property
     def threads(self) -> int:
-        """Those that multiply, and a warp that copies."""
-        return self.consumers + LANES
+        """Those that multiply, and those that copy."""
+        return self.consumers + LANES * self.copiers
 
 
 def tap_pairs(problem: ConvProblem, taps_h: int) -> int:
@@ -133,7 +140,13 @@ def registers(problem: ConvProblem, config: Config) -> int:
     live = 2 * live_rows(problem, config) * pairs(config) * wide(problem)
     # Places of a row's taps.
     more = 8 * max(0, ceil_div(problem.kernel[1], 2) - 4)
-    return sums(problem, config.taps_h) + live + more + OTHER_REGISTERS
+    multiplying = sums(problem, config.taps_h) + live + more + OTHER_REGISTERS
+    return max(multiplying, COPIER_REGISTERS) if config.copiers > 1 else multiplying
+
+
+def aligned(problem: ConvProblem) -> int:
+    """Bytes that pixels begin at multiples of, up to 16."""
+    return gcd(problem.c * problem.itemsize, 16)
 
 
 def columns_x(problem: ConvProblem, config: Config) -> int:
@@ -200,8 +213,8 @@ def _shapes(problem: ConvProblem) -> Iterator[Config]:
             if not LEAST_WARPS <= channels // OCTET * share <= MOST_WARPS:
                 continue
             for units in counts:
-                for images in IMAGES:
-                    one = Config(channels, share, units, images, 1, taps_h, 2, 1)
+                for images, copiers in product(IMAGES, COPIERS[aligned(problem)]):
+                    one = Config(channels, share, units, images, 1, taps_h, 2, 1, copiers=copiers)
                     if _is_even(one) and images < 2 * problem.n + (units % 2) * 2:
                         yield one
 
@@ -236,8 +249,8 @@ def _tiles(problem: ConvProblem, device: Device) -> Iterator[Config]:
 
 
 class NarrowGroupsWgrad(CudaAlgorithm[Config]):
-    """float16 and bfloat16, channels last, groups of 1, 2, 4, 8 or 16 channels and as many filters, channels in
-    eights; any filter, stride, padding and dilation of which a block's rows find room. Compute capability 9.0 and
+    """float16 and bfloat16, channels last, groups of 1, 2, 4, 8 or 16 channels and as many filters, channels
+    in twos; any filter, stride, padding and dilation of which a block's rows find room. Compute capability 9.0 and
     newer."""
 
     operator: ClassVar[str] = "wgrad"
@@ -251,8 +264,8 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
             return "takes channels last"
         if problem.groups == 1 or problem.group_c not in GROUPS or problem.group_k != problem.group_c:
             return "takes groups of 1, 2, 4, 8 or 16 channels and as many filters, several of them"
-        if problem.c % OCTET:
-            return "takes channels in eights"
+        if problem.c % 2:
+            return "takes channels in twos"
         if not has_dependent_launches(device.architecture):
             return "takes GPUs of compute capability 9.0 and newer"
         if why := wgrad_parts.rejects(problem):
@@ -270,6 +283,10 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
         sectors = 1 + (SECTOR - gcd(problem.c * problem.itemsize, size, SECTOR)) / size
         loaded = max(work.bytes * sectors / L2_BYTES, work.box_pixels * (PIXEL + PIXEL_BYTES * size / 32))
         own = STAGE * work.stages + OWN_MATRICES * work.matrices + OWN_PRODUCT * work.products
+        if config.copiers > 1:
+            requests = work.box_pixels * size / (aligned(problem) * LANES)
+            loaded = REQUEST * requests
+            own = max(own, OWN_REQUEST * requests / config.copiers + COPIED_STAGE * work.stages)
 
         def wave(blocks: int) -> float:
             return joint_us(joint_us(blocks * issued, blocks * loaded, POWER), own, POWER) + END if blocks else 0.0
@@ -291,7 +308,8 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
             "CHANNELS": config.channels, "GROUP": problem.group_c, "SHARE": config.share, "UNITS": config.units,
             "IMAGES": config.images, "ROWS": config.rows, "STAGES": config.stages, "R": config.taps_h,
             "S": problem.kernel[1], "SH": stride_h, "SW": stride_w, "DH": dilation_h, "DW": dilation_w,
-            "SPLIT": config.has_second, "CLUSTER": config.blocks_of_cluster,
+            "SPLIT": config.has_second, "CLUSTER": config.blocks_of_cluster, "COPIERS": config.copiers,
+            "ALIGNED": aligned(problem),
         }  # fmt: skip
         declarations, held = traits(tensor_core_type(problem.dtype), words), min_blocks_per_sm(problem, config)
         name, parameters = "wgrad_narrow_groups", "NarrowGroupsWgrad"
@@ -317,7 +335,8 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
             "sets": ceil_div(problem.n, config.images), "part_rows": rows, "more_parts": more,
             "barriers_at": barriers_at(problem, config),
         }  # fmt: skip
-        maps, names = maps_of(problem, config), {"map_x": "x", "map_dy": "w", "parts": "workspace"}
+        maps = maps_of(problem, config) if config.copiers == 1 else {}
+        names = {"map_x": "x", "map_dy": "w", "parts": "workspace"}
         grid, shared = (pieces * channel_blocks * config.parts, 1, 1), shared_bytes(problem, config)
         found = [Launch(source, fields, grid, config.threads, shared, maps, dependent=True, names_of=names)]
         if config.has_second:
