@@ -2,8 +2,9 @@
 
 Eight channels of eight pixels are a matrix as it lies in shared memory, and two of them, a tap apart, are half of a
 product's operand; dy's are the other one. Rows of x and dy come by TMA, each once for all taps, and go to registers
-once; of channels that are no multiple of 8, warps copy them. The sum over pixels is split among warps and blocks, whose sums are added in a fixed order: by a second launch, or
-by the blocks, which then are a cluster and send them to each other.
+once; where channels are no multiple of 8, warps copy them. The sum over pixels is split among warps and blocks, whose
+sums are added in a fixed order: by a second launch, or by the blocks, which then are a cluster and send them to each
+other.
 
 The floor is the bytes of x and dy. A product of 2 x 8 x 8 x 16 is two taps of 16 pixels and 8 channels, whatever the
 groups: 7x7 takes 28 of them for 128 elements of dy, which takes longer than memory does.
@@ -63,7 +64,8 @@ LEAST_ROWS, SUM_WARPS, MOST_ADDERS = 2, 8, 1 << 18
 # alone: a stage, four matrices, a product; a block's begin and end.
 MATRICES, PRODUCT, PIXEL, PIXEL_BYTES, L2_BYTES, SECTOR = 3.5, 0.91, 1.78, 0.147, 17.0, 32
 STAGE, OWN_MATRICES, OWN_PRODUCT, END = 81.0, 9.2, 5.3, 1780.0
-# Where warps copy (fitted to 640 configs on 14 layers): cycles of a request of a warp, of one and of a stage for a warp alone.
+# Where warps copy (fitted to 640 configs on 14 layers): cycles of a request of a warp, of one and of a stage for a warp
+# alone.
 REQUEST, OWN_REQUEST, COPIED_STAGE = 17.0, 40.0, 400.0
 # Microseconds of begin and end, of the second launch; gigabytes of parts a second.
 START_US, SECOND_US, PARTS_GBPS = 1.22, 1.34, 1460.0
