@@ -65,8 +65,8 @@ LEAST_ROWS, SUM_WARPS, MOST_ADDERS = 2, 8, 1 << 18
 MATRICES, PRODUCT, PIXEL, PIXEL_BYTES, L2_BYTES, SECTOR = 3.5, 0.91, 1.78, 0.147, 17.0, 32
 STAGE, OWN_MATRICES, OWN_PRODUCT, END = 81.0, 9.2, 5.3, 1780.0
 # Where warps copy (fitted to 640 configs on 14 layers): cycles of a request of a warp, of one and of a stage for a warp
-# alone.
-REQUEST, OWN_REQUEST, COPIED_STAGE = 17.0, 40.0, 400.0
+# alone, and from a stage's copies to their arrival.
+REQUEST, OWN_REQUEST, COPIED_STAGE, ARRIVAL = 17.0, 60.0, 600.0, 3000.0
 # Microseconds of begin and end, of the second launch; gigabytes of parts a second.
 START_US, SECOND_US, PARTS_GBPS = 1.22, 1.34, 1460.0
 # Blocks of a cluster that add parts, and microseconds of it (of 0.3 to 1.7 the one that chooses best on 14 layers).
@@ -288,7 +288,8 @@ class NarrowGroupsWgrad(CudaAlgorithm[Config]):
         if config.copiers > 1:
             requests = work.box_pixels * size / (aligned(problem) * LANES)
             loaded = REQUEST * requests
-            own = max(own, OWN_REQUEST * requests / config.copiers + COPIED_STAGE * work.stages)
+            copied = OWN_REQUEST * requests / config.copiers + COPIED_STAGE * work.stages
+            own = max(own, copied, ARRIVAL * work.stages / (config.stages - 1))
 
         def wave(blocks: int) -> float:
             return joint_us(joint_us(blocks * issued, blocks * loaded, POWER), own, POWER) + END if blocks else 0.0
