@@ -17,6 +17,7 @@ from tapwise.ops.conv.cpu.depthwise import kernel as depthwise
 from tapwise.ops.conv.cpu.depthwise import planes
 from tapwise.ops.conv.cpu.direct import kernel as direct
 from tapwise.ops.conv.cpu.winograd import kernel as winograd
+from tapwise.ops.conv.winograd.transforms import Axis
 from tapwise.ops.patches import cpu_kernel as patches
 from tapwise.ops.pool import cpu_kernel as pool
 from tapwise.ops.reduce import cpu_kernel as reduce
@@ -26,13 +27,22 @@ NEON = target("neon")
 M, N = tile.shapes(NEON)[0]
 PLAIN: dict[str, Any] = {"storage": "f32", "bias": False, "residual": False, "activation": None}
 ROWS, VECTORS = max(planes.tiles(NEON.registers, 3, 1, 1), key=lambda shape: shape[0] * shape[1])
-THREE: dict[str, Any] = {"taps_h": 3, "taps_w": 3, "stride_h": 1, "stride_w": 1}
+THREE = Axis(taps=3, stride=1, dilation=1, phases=1)
 KERNELS: dict[str, Callable[..., Kernel]] = {
     "conv2d direct": partial(
         direct.generate, layout="nchw", route="sums", lanes="pixels", panels=True, m=M, n=N, **PLAIN
     ),
     "conv2d winograd": partial(
-        winograd.generate, layout="nchw", lanes="tiles", tile_h=4, tile_w=4, m=M, n=N, **THREE, **PLAIN
+        winograd.generate,
+        layout="nchw",
+        lanes="tiles",
+        tile_h=4,
+        tile_w=4,
+        m=M,
+        n=N,
+        rows=THREE,
+        columns=THREE,
+        **PLAIN,
     ),
     "conv2d depthwise": partial(
         depthwise.generate, layout="nchw", rows=ROWS, vectors=VECTORS, taps_h=3, stride_h=1, dilation_h=1, **PLAIN

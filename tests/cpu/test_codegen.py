@@ -25,6 +25,7 @@ from tapwise.ops.conv.cpu.dgrad_direct import tiles as dgrad_tiles
 from tapwise.ops.conv.cpu.direct import kernel as direct
 from tapwise.ops.conv.cpu.direct.blocking import IN_PLACE_M
 from tapwise.ops.conv.cpu.winograd import kernel as winograd
+from tapwise.ops.conv.winograd.transforms import Axis
 
 Share = Callable[[Iterable[Any]], list[Any]]
 FMA = {
@@ -44,10 +45,12 @@ def generators(vector: Target) -> dict[str, Callable[..., Kernel]]:
     m, n = tile.shapes(vector)[0]
     pixels, channels = tile.shapes(vector, "channels")[0]
     plane = {"taps_h": 3, "stride_h": 1, "dilation_h": 1}
-    three: dict[str, Any] = {"taps_h": 3, "taps_w": 3, "stride_h": 1, "stride_w": 1}
+    three, one, seven = (Axis(taps, 1, 1, 1) for taps in (3, 1, 7))
     run = pixels_in_place.RUNS[vector.registers][0]
-    four = three | {"tile_h": 4, "tile_w": 4}
-    one_by_seven = three | {"taps_h": 1, "taps_w": 7, "tile_h": 1, "tile_w": 2}
+    four: dict[str, Any] = {"rows": three, "columns": three, "tile_h": 4, "tile_w": 4}
+    one_by_seven: dict[str, Any] = {"rows": one, "columns": seven, "tile_h": 1, "tile_w": 2}
+    transposed = Axis(3, 2, 1, 1, first=1)
+    strided: dict[str, Any] = {"rows": transposed, "columns": transposed, "tile_h": 4, "tile_w": 4}
     packed: dict[str, Any] = {"layout": "nchw", "panels": True}
     given: dict[str, Any] = {"layout": "nchw", "panels": False}
     fewer, wider = next(one for one in tile.shapes(vector) if one[0] <= IN_PLACE_M)
@@ -80,6 +83,7 @@ def generators(vector: Target) -> dict[str, Callable[..., Kernel]]:
         "winograd-4": partial(winograd.generate, layout="nchw", lanes="tiles", **four, m=m, n=n),
         "winograd-planes": partial(winograd.generate, layout="nchw", lanes="channels", **four, m=pixels, n=channels),
         "winograd-nhwc": partial(winograd.generate, layout="nhwc", lanes="channels", **four, m=pixels, n=channels),
+        "winograd-dgrad": partial(winograd.generate, layout="nchw", lanes="channels", **strided, m=pixels, n=channels),
         "winograd-1x2": partial(winograd.generate, layout="nchw", lanes="tiles", **one_by_seven, m=m, n=n),
     }
 

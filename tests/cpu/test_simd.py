@@ -17,8 +17,8 @@ from tapwise.cpu.simd import INT, Int, Kernel, Ptr, runnable, target
 from tapwise.errors import InvalidProblem
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.ops.conv.winograd.tiles import Axis, tilings
-from tapwise.ops.conv.winograd.transforms import POINTS, transform, transposed, transposed_phases
+from tapwise.ops.conv.winograd.tiles import axis_of, tilings
+from tapwise.ops.conv.winograd.transforms import POINTS, Axis, transform, transposed, transposed_phases
 
 KIND: dict[str, Any] = {"f32": np.float32, "f64": np.float64}
 
@@ -254,7 +254,7 @@ def test_transforms_save_what_they_are_known_for() -> None:
     assert tilings(ConvProblem.parse("c8 h9 w9 k8 r3 s3")) == [(4, 4), (2, 2)]
     assert tilings(ConvProblem.parse("c8 h9 w9 k8 r1 s7")) == [(1, 2)]
     # The stride leaves every second input out, and with it the dilation.
-    assert Axis.of(ConvProblem.parse("c8 h9 w9 k8 r3 s3 stride2 dilation2"), 0) == Axis(3, 1, 2, 1)
+    assert axis_of(ConvProblem.parse("c8 h9 w9 k8 r3 s3 stride2 dilation2"), 0) == Axis(3, 1, 2, 1)
     for text in ("c8 h9 w9 k8 r1 s1", "c8 h9 w9 k8 r2 s2 stride2", "c8 h19 w19 k8 r7 s7"):
         assert tilings(ConvProblem.parse(text)) == []
 

@@ -239,9 +239,8 @@ def _ours(
     if problem.direction == "dgrad":
         # As the model keeps them.
         w = None if w is None else arrays.dense(w, problem.layout)
-    memory = scratch(plan.packed_bytes, x)
-    buffers = Buffers(x, plan.pack_into(w, memory), y, scratch(plan.workspace_bytes, x), bias)
-    again = problem.operator == "dgrad"
+    buffers = Buffers(x, plan.pack(w), y, scratch(plan.workspace_bytes, x), bias)
+    again, memory = problem.operator == "dgrad", scratch(plan.packed_bytes, x)
 
     def run() -> object:
         plan.run(buffers._replace(w=plan.pack_into(w, memory)) if again else buffers)

@@ -87,7 +87,7 @@ def test_configs_fit(text: str) -> None:
 
 
 def test_the_model_chooses_it() -> None:
-    problem = ConvProblem.parse("n32 c300 h7 w7 k300 r7 s7 pad3 groups300 f16 nhwc wgrad")
+    problem = ConvProblem.parse("n32 c300 h7 w7 k300 r9 s9 pad4 groups300 f16 nhwc wgrad")
     assert dispatch.choose(problem, H200).algorithm == "cuda.depthwise_mma"
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.problem import ConvProblem
-from tapwise.ops.conv.winograd.transforms import Transform, transform, transposed, transposed_phases
+from tapwise.ops.conv.winograd.transforms import Axis, Transform, transposed_phases
 
 # Products of the largest F on an axis when both axes have one, and when one has: their errors multiply.
 MOST_PRODUCTS: Final = {2: 6, 1: 8}
@@ -25,39 +25,13 @@ STEPS: Final = {1, 2, 4, 8}
 MOST_ROWS: Final = 9
 
 
-@dataclass(frozen=True)
-class Axis:
-    """One spatial axis of a problem. A common factor of stride and dilation only thins the input out; what is left of
-    the dilation makes `phases` interleaved convolutions, output `phases * i + a` being number a's. Input u of tile t is
-
-        (t * step + u) * dilation + a * (the problem's stride) - padding
-
-    `first` is of dgrad with a stride, whose outputs are a stride as many as the inputs: the padding in front, modulo
-    the stride.
-    """
-
-    taps: int
-    stride: int
-    dilation: int
-    phases: int
-    first: int | None = None
-
-    @staticmethod
-    def of(problem: ConvProblem, axis: int) -> Axis:
-        taps, stride, dilation = problem.kernel[axis], problem.stride[axis], problem.dilation[axis]
-        if taps == 1:
-            return Axis(1, stride, 1, 1)
-        common = gcd(stride, dilation)
-        return Axis(taps, stride // common, dilation, dilation // common)
-
-    def transform(self, outputs: int) -> Transform:
-        if self.first is not None:
-            return transposed(outputs, self.taps, self.stride, self.first)
-        return transform(outputs, self.taps, self.stride)
-
-    def outputs(self, size: int) -> int:
-        """Of a tile of `size` outputs of each of its convolutions of stride 1."""
-        return size if self.first is None else size * self.stride
+def axis_of(problem: ConvProblem, axis: int) -> Axis:
+    """Of a problem of fprop."""
+    taps, stride, dilation = problem.kernel[axis], problem.stride[axis], problem.dilation[axis]
+    if taps == 1:
+        return Axis(1, stride, 1, 1)
+    common = gcd(stride, dilation)
+    return Axis(taps, stride // common, dilation, dilation // common)
 
 
 @dataclass(frozen=True)
@@ -81,7 +55,7 @@ def view(problem: ConvProblem) -> View | None:
     """A problem of fprop is its own. Of dgrad, fprop of dy with the channels and filters of w swapped; None where an
     element of dx meets no tap, or sees less of dy than there is, and with a stride and a dilation."""
     if problem.direction == "fprop":
-        return View(problem, (Axis.of(problem, 0), Axis.of(problem, 1)))
+        return View(problem, (axis_of(problem, 0), axis_of(problem, 1)))
     axes, padding = [], []
     for i, (taps, stride, dilation) in enumerate(zip(problem.kernel, problem.stride, problem.dilation, strict=True)):
         before = problem.padding[i][0]
@@ -99,7 +73,7 @@ def view(problem: ConvProblem) -> View | None:
         c=problem.k, k=problem.c, spatial=problem.output, stride=(1, 1), padding=tuple(padding), direction="fprop",
         kernel=tuple(taps if axis is None else 1 for taps, axis in zip(problem.kernel, axes, strict=True)),
     )  # fmt: skip
-    high, wide = (Axis.of(fprop, i) if axis is None else axis for i, axis in enumerate(axes))
+    high, wide = (axis_of(fprop, i) if axis is None else axis for i, axis in enumerate(axes))
     return View(fprop, (high, wide), (axes[0] is None, axes[1] is None))
 
 

@@ -147,3 +147,30 @@ def _spread(row: Sequence[Fraction], phase: int, stride: int, length: int) -> li
     for i, value in enumerate(row):
         result[phase + i * stride] = value
     return result
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One spatial axis of a problem. A common factor of stride and dilation only thins the input out; what is left of
+    the dilation makes `phases` interleaved convolutions, output `phases * i + a` being number a's. Input u of tile t is
+
+        (t * step + u) * dilation + a * (the problem's stride) - padding
+
+    `first` is of dgrad with a stride, whose outputs are a stride as many as the inputs: the padding in front, modulo
+    the stride.
+    """
+
+    taps: int
+    stride: int
+    dilation: int
+    phases: int
+    first: int | None = None
+
+    def transform(self, outputs: int) -> Transform:
+        if self.first is not None:
+            return transposed(outputs, self.taps, self.stride, self.first)
+        return transform(outputs, self.taps, self.stride)
+
+    def outputs(self, size: int) -> int:
+        """Of a tile of `size` outputs of each of its convolutions of stride 1."""
+        return size if self.first is None else size * self.stride

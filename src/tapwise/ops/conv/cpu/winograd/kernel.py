@@ -13,8 +13,7 @@ from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target
 from tapwise.cpu.transposes import emit_to_pixels, emit_to_planes
 from tapwise.ops.conv.cpu.winograd import over_channels
 from tapwise.ops.conv.cpu.winograd.steps import FIELDS, combine, emit_accumulate, emit_filters
-from tapwise.ops.conv.winograd.tiles import Axis
-from tapwise.ops.conv.winograd.transforms import Transform
+from tapwise.ops.conv.winograd.transforms import Axis, Transform
 
 
 def generate(

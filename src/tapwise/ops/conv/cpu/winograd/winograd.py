@@ -11,7 +11,7 @@ Source: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", 201
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import ClassVar, Final
 
@@ -335,7 +335,8 @@ class _Winograd(WinogradSums, generated.GeneratedAlgorithm[Config]):
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         g = Geometry(problem, config, device)
         tile = {name: getattr(config, name) for name in ("tile_h", "tile_w", "lanes", "m", "n")}
-        rows, columns = g.axes
+        # Kernels do not know of the dilation.
+        rows, columns = (replace(axis, dilation=1, phases=1) for axis in g.axes)
         library = self.load("winograd", generate, problem, layout=problem.layout, rows=rows, columns=columns, **tile)
         return self.kernel_plan(
             problem, device, library, FIELDS, g.fields(),
