@@ -27,23 +27,13 @@ NEON = target("neon")
 M, N = tile.shapes(NEON)[0]
 PLAIN: dict[str, Any] = {"storage": "f32", "bias": False, "residual": False, "activation": None}
 ROWS, VECTORS = max(planes.tiles(NEON.registers, 3, 1, 1), key=lambda shape: shape[0] * shape[1])
-THREE = Axis(taps=3, stride=1, dilation=1, phases=1)
+AXIS = Axis(taps=3, stride=1, dilation=1, phases=1)
+FOUR: dict[str, Any] = {"rows": AXIS, "columns": AXIS, "tile_h": 4, "tile_w": 4}
 KERNELS: dict[str, Callable[..., Kernel]] = {
     "conv2d direct": partial(
         direct.generate, layout="nchw", route="sums", lanes="pixels", panels=True, m=M, n=N, **PLAIN
     ),
-    "conv2d winograd": partial(
-        winograd.generate,
-        layout="nchw",
-        lanes="tiles",
-        tile_h=4,
-        tile_w=4,
-        m=M,
-        n=N,
-        rows=THREE,
-        columns=THREE,
-        **PLAIN,
-    ),
+    "conv2d winograd": partial(winograd.generate, layout="nchw", lanes="tiles", m=M, n=N, **FOUR, **PLAIN),
     "conv2d depthwise": partial(
         depthwise.generate, layout="nchw", rows=ROWS, vectors=VECTORS, taps_h=3, stride_h=1, dilation_h=1, **PLAIN
     ),
