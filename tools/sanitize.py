@@ -23,6 +23,7 @@ PROBLEMS = (
     "n2 c72 h9 w11 k84 r3 s3 pad1 f16 residual", "n3 c72 h8 w10 k40 r1 s1 bf16 bias",
     "n2 c64 h8 w16 k40 r3 s3 pad1 f16 bias", "n2 c64 h7 w9 k24 r3 s3 pad1 bf16 relu",
     "n2 c3 h21 w33 k24 r3 s3 stride2 pad1 f16 bias relu", "n3 c40 h9 w20 k40 r3 s3 pad1 groups40 f16 nhwc wgrad",
+    "n3 c38 h13 w17 k38 r5 s5 stride2 pad2 groups38 bf16 nhwc wgrad",
     "n3 c88 h6 w6 k48 r1 s1 f16 residual", "n5 c136 h7 w7 k72 r1 s1 f16 bias", "n2 c72 h9 w15 k40 r1 s1 bf16",
     "n2 c64 h9 w10 k36 r1 s1 stride2 f16", "n2 c64 h9 w11 k20 r3 s3 pad1 groups4 f16",
     "n2 c44 h9 w9 k44 r3 s3 pad1 bf16 nhwc residual relu", "n2 c64 h8 w9 k64 r3 s3 pad1 groups4 tf32 nhwc",
