@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -15,6 +16,7 @@ from tapwise import dispatch, registry
 from tapwise.activation import ACTIVATIONS
 from tapwise.cuda.jit.device import H200
 from tapwise.errors import InvalidProblem
+from tapwise.ops.batch_norm import reference
 from tapwise.ops.batch_norm.problem import BatchNormProblem
 
 torch = pytest.importorskip("torch")
@@ -245,3 +247,12 @@ def test_on_a_gpu(sizes: tuple[int, ...], dtype: str) -> None:
         np.testing.assert_allclose(found[0].cpu(), stats, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(found[1].double().cpu(), expected[0], rtol=1e-2, atol=1e-2)
         np.testing.assert_allclose(found[2].cpu(), expected[1], rtol=1e-3, atol=1e-2)
+
+
+def test_the_reference_is_as_exact_as_doubles_are() -> None:
+    """Of channels-last images too, whose elements NumPy would add one after the other."""
+    x = np.random.default_rng(0).integers(-3, 4, (2, 127, 15, 5)).astype(np.float64).transpose(0, 3, 1, 2)
+    rows = x.swapaxes(0, 1).reshape(5, -1)
+    count, first, second = rows.shape[1], rows.sum(axis=1), (rows * rows).sum(axis=1)
+    exact = [float(Fraction(int(s), count) - Fraction(int(f), count) ** 2) for f, s in zip(first, second, strict=True)]
+    np.testing.assert_allclose(reference.moments(x)[1], exact, rtol=2e-15)

@@ -77,3 +77,21 @@ def test_much_padding_is_left_out() -> None:
     configs = algorithm.configs(problem, device)
     assert min(configs, key=lambda one: algorithm.predict_us(problem, one, device)).pieces
     assert share_seen(ConvProblem.parse("c8 h200 w200 k8 r3 s3 pad1")) > 0.99
+    # As counted one by one, and of a row of 2^31 outputs at once.
+    p = ConvProblem.parse("c8 h9 w30 k8 r4 s5 stride2 pad2:5x4 dilation2x3")
+    counted = [
+        0 <= i * 2 - 2 + r * 2 < p.spatial[0] and 0 <= j * 2 - 4 + s * 3 < p.spatial[1]
+        for i, j, r, s in product(*map(range, (*p.output, *p.kernel)))
+    ]
+    assert share_seen(p) == pytest.approx(sum(counted) / len(counted))
+    assert share_seen(ConvProblem.parse(f"c8 h1 w20 k8 r1 s3 pad0x0:{2**31 - 30}")) < 1e-7
+
+
+def test_long_rows_are_not_cut() -> None:
+    """Which would go output by output."""
+    problem = ConvProblem.parse("c8 h1 w20 k32 r1 s3 pad0x0:2000000 nhwc")
+    configs = registry.get("cpu.direct").configs(problem, host(2))
+    assert configs and not any(one.pieces for one in configs)
+    assert any(
+        one.pieces for one in registry.get("cpu.direct").configs(problem.replace(padding=((0, 0), (0, 99))), host(2))
+    )

@@ -30,6 +30,8 @@ BLOCK_TERMS: Final = 320
 # Shares of products that are not with padding or in gaps: below, the others may be left out (pieces.py), in NCHW too.
 WORTH_LEAVING_OUT: Final = 0.97
 MUCH_PADDING: Final = 0.85
+# Outputs of an axis that are cut into pieces, which goes one by one.
+MOST_CUT: Final = 1 << 16
 SCRATCH_BYTES: Final = 4 << 20
 # Filters of a tile that are read where they lie: more addresses leave LLVM too few registers. Two tiles are enough.
 IN_PLACE_M: Final = 8
@@ -199,7 +201,7 @@ def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
 def in_panels(problem: ConvProblem, device: Device) -> Iterator[Config]:
     lanes = lanes_of(problem, device)
     p, q = problem.output
-    share = share_seen(problem)
+    share, worth = share_seen(problem), WORTH_LEAVING_OUT if max(p, q) <= MOST_CUT else 0.0
     image_blocks = {1, min(problem.n, max(1, 256 // max(1, p * q)))}
     for way in lanes_ways(problem, lanes):
         tiles = tile.shapes(target(settings.cpu_target()), way)
@@ -226,7 +228,7 @@ def in_panels(problem: ConvProblem, device: Device) -> Iterator[Config]:
                                 continue
                             if g.scratch_bytes <= SCRATCH_BYTES or (rows, cols) == (1, min(q, n * lanes)):
                                 yield config
-                                if route == "sums" and way == "channels" and share * cols / g.pitch < WORTH_LEAVING_OUT:
+                                if route == "sums" and way == "channels" and share * cols / g.pitch < worth:
                                     yield replace(config, pieces=True)
 
 

@@ -54,11 +54,14 @@ def seen(problem: ConvProblem, axis: int, first: int, count: int) -> Range:
 
 @lru_cache(CUTS_KEPT)
 def share_seen(problem: ConvProblem) -> float:
-    """Of all products, those that are not with padding; about."""
+    """Of all products, those that are not with padding."""
     share = 1.0
     for axis, (outputs, taps) in enumerate(zip(problem.output, problem.kernel, strict=True)):
-        ranges = [seen(problem, axis, one, 1) for one in range(outputs)]
-        share *= sum(high - low for low, high in ranges) / (outputs * taps)
+        stride, dilation, pad = problem.stride[axis], problem.dilation[axis], problem.padding[axis][0]
+        # Of each tap: the first output whose window has it inside, and the first behind them.
+        firsts = (max(0, ceil_div(pad - tap * dilation, stride)) for tap in range(taps))
+        ends = (min(outputs, (problem.spatial[axis] - 1 + pad - tap * dilation) // stride + 1) for tap in range(taps))
+        share *= sum(max(0, end - first) for first, end in zip(firsts, ends, strict=True)) / (outputs * taps)
     return share
 
 
