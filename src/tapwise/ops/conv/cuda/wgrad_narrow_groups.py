@@ -54,9 +54,10 @@ MOST_UNITS, MOST_PAIRS, MOST_PRODUCTS, MOST_STAGE = 16, 8, 420, 48 << 10
 # Registers of a thread: sums at most, what it has beside sums and rows of dy, more where several blocks find room, all
 # at most.
 MOST_SUMS, OTHER_REGISTERS, SPARE, MOST_REGISTERS = 128, 42, 4, 248
-# Warps that copy, by the bytes that pixels begin at multiples of, and the registers of their threads.
+# Warps that copy, by the bytes that pixels begin at multiples of; the registers of their threads, and what threads that
+# multiply take more beside them (without it some configs spill).
 COPIERS: Final = {16: (1,), 8: (4, 8), 4: (4, 8)}
-COPIER_REGISTERS: Final = 64
+COPIER_REGISTERS, BESIDE_COPIERS = 64, 24
 # Rows of dy of a part at least; warps of a block that adds parts, and threads of all of them that share elements.
 LEAST_ROWS, SUM_WARPS, MOST_ADDERS = 2, 8, 1 << 18
 # Of the cost model, fitted to times of 2,000 configs on 80 layers (H200). Cycles of a multiprocessor: four matrices of
@@ -143,7 +144,7 @@ def registers(problem: ConvProblem, config: Config) -> int:
     # Places of a row's taps.
     more = 8 * max(0, ceil_div(problem.kernel[1], 2) - 4)
     multiplying = sums(problem, config.taps_h) + live + more + OTHER_REGISTERS
-    return max(multiplying, COPIER_REGISTERS) if config.copiers > 1 else multiplying
+    return max(multiplying + BESIDE_COPIERS, COPIER_REGISTERS) if config.copiers > 1 else multiplying
 
 
 def aligned(problem: ConvProblem) -> int:
