@@ -12,7 +12,7 @@ from compiled_kernels import Share, compiled
 import emulated
 from emulated.verify import check, refusing
 from tapwise.cuda.jit.device import H200
-from tapwise.ops.conv.cuda import wgrad_narrow_groups as blocks
+from tapwise.ops.conv.cuda import wgrad_narrow_groups_blocks as blocks
 from tapwise.ops.conv.cuda.wgrad_narrow_groups import NarrowGroupsWgrad
 from tapwise.ops.conv.problem import ConvProblem
 

@@ -12,13 +12,8 @@ import emulated
 from emulated.verify import check
 from tapwise import dispatch
 from tapwise.cuda.jit.device import H200
-from tapwise.ops.conv.cuda.wgrad_narrow_groups import (
-    Config,
-    NarrowGroupsWgrad,
-    maps_of,
-    min_blocks_per_sm,
-    shared_bytes,
-)
+from tapwise.ops.conv.cuda.wgrad_narrow_groups import NarrowGroupsWgrad, maps_of
+from tapwise.ops.conv.cuda.wgrad_narrow_groups_blocks import Config, min_blocks_per_sm, shared_bytes
 from tapwise.ops.conv.problem import ConvProblem
 
 ALGORITHM = NarrowGroupsWgrad()
