@@ -97,7 +97,9 @@ def _shape_of(tensor: TensorMap) -> tuple[int, ...]:
     if tensor.corners is not None:
         lower, upper = tensor.corners
         box = (*tensor.box, packed((*lower, *upper)), packed((*tensor.steps, 0, 0)))
-    return tensor.swizzle_bytes, *sizes, *strides, *box, int(tensor.corners is not None)
+    windows = tensor.corners is not None
+    steps = packed((1,) * 4 if windows or not tensor.steps else (*tensor.steps, *[1] * missing))
+    return tensor.swizzle_bytes, *sizes, *strides, *box, int(windows), steps
 
 
 def run_words(launch: Launch, words: Sequence[int], backwards: bool = False) -> None:

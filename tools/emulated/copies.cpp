@@ -55,11 +55,11 @@ void copy_pixels(unsigned to, const void *map, unsigned barrier, int c, int w, i
     copy_box(to, map, barrier, c, w, h, n);
     boxes.back().tap[0] = tap_w, boxes.back().tap[1] = tap_h;
 }
+static int of(long long word, int i) { return (short)(word >> 16 * i); }
 // Pixels of windows, one behind the other; beyond a row's last window comes the next row's first. Each element's
 // address in shared memory and in the array, or null.
 template <class Each>
 inline void for_windows(const Map &m, unsigned place, const int (&at)[4], const int (&tap)[2], Each each) {
-    auto of = [](long long word, int i) { return (int)(short)(word >> 16 * i); };
     int w = at[1], h = at[2], n = at[3];
     const unsigned mask = m.swizzle / 16 - 1;
     if (place % (8 * m.swizzle) || m.swizzle != m.box[0] * m.itemsize) fail("windows come in whole rows of a pattern");
@@ -86,9 +86,10 @@ template <class Each> inline void for_box(const Map &m, unsigned place, const in
     // Pieces of 16 bytes are swizzled by the rows of 128 bytes that they lie in.
     const unsigned mask = m.swizzle ? m.swizzle / 16 - 1 : 0;
     if (place % (8 * m.swizzle + 128 * !m.swizzle)) fail("a swizzled box begins where its pattern does");
-    for (int n = 0; n < m.box[3]; ++n)
-        for (int h = 0; h < m.box[2]; ++h)
-            for (int w = 0; w < m.box[1]; ++w)
+    if (of(m.steps, 0) != 1) fail("TMA takes every element of the innermost axis");
+    for (int n = 0; n < m.box[3]; n += of(m.steps, 3))
+        for (int h = 0; h < m.box[2]; h += of(m.steps, 2))
+            for (int w = 0; w < m.box[1]; w += of(m.steps, 1))
                 for (int c = 0; c < m.box[0]; ++c, place += size) {
                     const long long at[4] = {first[0] + c, first[1] + w, first[2] + h, first[3] + n};
                     bool there = true;

@@ -13,10 +13,10 @@ struct AsyncCopy {
 };
 // A tensor map: its array's address, the bytes of an element, and sizes, strides and box of four axes, as words
 // (__init__.py). Of windows the box is channels and pixels, corners (lower and upper, 16 bits each, innermost axis
-// first) and steps (16 bits each).
+// first) and steps (16 bits each); of tiled boxes the steps are the last word.
 struct Map {
     const unsigned char *address;
-    long long itemsize, swizzle, sizes[4], strides[3], box[4], windows;
+    long long itemsize, swizzle, sizes[4], strides[3], box[4], windows, steps;
 };
 // A box on its way to shared memory.
 struct Box {

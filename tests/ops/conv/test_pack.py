@@ -77,3 +77,32 @@ def test_images_from_channels_first(channels: int, dtype: str, size: str) -> Non
     emulated.run(pack.images(problem, H200), {"x": x, "y": y})
     np.testing.assert_array_equal(y[0], wanted)
     assert not y[1:].any()
+
+
+@pytest.mark.parametrize("size", ["h8 w16", "h7 w12", "h9 w8", "h9 w9", "h6 w10"])
+@pytest.mark.parametrize(("channels", "dtype"), [(5, "f16"), (70, "bf16"), (37, "tf32"), (6, "3xtf32")])
+@pytest.mark.parametrize("stride", ["stride2", "stride1x2", "stride3x2"])
+def test_pixels_that_filters_with_a_stride_meet(channels: int, dtype: str, stride: str, size: str) -> None:
+    """Rows of twice as many pixels as a thread loads at once, and others; several tiles."""
+    problem = ConvProblem.parse(f"n2 c{channels} {size} k4 r1 s1 {stride} {dtype}")
+    n, c, h, w = problem.x_shape
+    x = (np.arange(n * c * h * w) % 253 + 1).astype(problem.x_dtype).reshape(n, c, h, w)
+    met = np.moveaxis(x[:, :, :: problem.stride[0], :: problem.stride[1]], 1, -1)
+    wanted = np.pad(met, [(0, 0)] * 3 + [(0, pack.wide(problem) - c)])
+    y = np.full((pack.parts(problem), *wanted.shape), -1, x.dtype)
+    emulated.run(pack.images(problem, H200, thin=True), {"x": x, "y": y})
+    np.testing.assert_array_equal(y[0], wanted)
+    assert not y[1:].any()
+
+
+@pytest.mark.parametrize(
+    ("text", "each"),
+    [
+        ("c8 h8 w16 k4 r1 s1 stride2 f16", 4), ("c8 h9 w8 k4 r1 s1 stride2 f16", 4),
+        ("c8 h7 w12 k4 r1 s1 stride2 f16", 2), ("c8 h8 w16 k4 r1 s1 stride2 tf32", 2),
+        ("c8 h8 w16 k4 r1 s1 stride3 f16", 1), ("c8 h8 w15 k4 r1 s1 stride2 f16", 1),
+        ("c8 h7 w10 k4 r1 s1 stride3x2 f16", 1),
+    ],
+)  # fmt: skip
+def test_how_many_of_them_are_loaded_at_once(text: str, each: int) -> None:
+    assert pack._beside(ConvProblem.parse(text), True) == each

@@ -57,6 +57,18 @@ def staged(problem: ConvProblem) -> list[Config]:
         ("n1 c192 h13 w11 k16 r1 s7 pad0x3 f16 residual", {(True, 8)}),
         ("n3 c32 h11 w10 k16 r5 s5 pad2x1 f16", {(True, 4)}), ("n2 c64 h3 w6 k72 r3 s3 pad2 f16 relu", {(True, 4)}),
         ("n2 c16 h5 w12 k16 r3 s3 bf16", {(True, 2)}), ("n2 c96 h14 w6 k40 r3 s1 pad1x0 f16", {(True, 2)}),
+        # Strides: all residues, some, one; rows that no tap meets; one tap of several chunks, a last one not full.
+        ("n2 c40 h18 w32 k24 r3 s3 stride2 pad1 f16 bias", {(False, 1), (True, 1)}),
+        ("n1 c24 h11 w24 k16 r5 s2 stride3x2 pad2x1 bf16", {(False, 1), (True, 1)}),
+        ("n2 c16 h16 w32 k20 r4 s4 stride4 f16 residual", {(True, 1)}),
+        ("n1 c72 h13 w24 k16 r1 s1 stride2 f16", {(False, 1)}), ("n2 c200 h9 w16 k8 r1 s1 stride2 f16", {(False, 1)}),
+        ("n3 c24 h9 w16 k8 r1 s1 stride2 f16", {(False, 1)}), ("n2 c32 h11 w10 k8 r1 s2 stride3x2 bf16", {(True, 4)}),
+        ("n1 c32 h15 w32 k16 r3 s3 stride2 dilation2 pad2 f16", {(False, 1)}),
+        ("n1 c16 h12 w16 k16 r2 s2 stride4x3 dilation2x1 pad1 f16", {(False, 1)}),
+        ("n1 c16 h14 w32 k16 r3 s3 stride2x1 dilation3x1 pad3x1 groups2 f16", {(False, 1), (True, 1)}),
+        ("n2 c64 h9 w7 k24 r3 s3 stride2 pad1 f16", {(True, 8)}),
+        ("n1 c64 h10 w14 k16 r2 s2 stride2 bf16", {(True, 2)}), ("n1 c128 h7 w9 k16 r1 s1 stride2 f16", {(True, 8)}),
+        ("n2 c32 h14 w14 k16 r7 s7 stride2 pad3 f16", {(True, 2)}),
     ],
 )  # fmt: skip
 def test_planes_are_transposed(
@@ -98,20 +110,20 @@ def test_values_that_are_not_finite_stay_where_windows_meet_them(emulation: None
     ("text", "tile", "expected"),
     [
         # 7 and 56 pixels are eight pieces; a row and not to meet the same banks, one more.
-        ("c64 h160 w160 k64 r3 s3 pad1 f16", (54, 4, 56, 6, 64), Strips(False, 1, 6, 1, 72, 8)),
-        ("c16 h160 w160 k64 r3 s3 pad1 f16", (40, 6, 42, 8, 16), Strips(False, 1, 3, 3, 56, 7)),
-        ("c64 h56 w56 k64 r3 s3 pad1 bf16", (56, 4, 58, 6, 64), Strips(True, 1, 6, 1, 56, 7)),
-        ("c64 h14 w14 k64 r3 s3 pad1 f16", (14, 14, 16, 16, 64), Strips(True, 2, 6, 1, 40, 5)),
-        ("c64 h7 w7 k64 r3 s3 pad1 f16", (7, 7, 9, 9, 64), Strips(True, 8, 3, 1, 24, 3)),
-        ("c40 h14 w14 k64 r3 s3 pad1 f16", (14, 14, 16, 16, 32), None),
-        ("c32 h7 w7 k64 r3 s3 pad1 f16", (7, 7, 9, 9, 32), None),
-        ("c64 h28 w28 k64 r3 s3 pad1 f16", (14, 14, 16, 16, 64), None),
-        ("c64 h4 w512 k64 r3 s3 pad1 f16", (254, 1, 256, 3, 64), None),
-        ("c64 h56 w56 k64 r3 s3 pad1 f16 nhwc", (56, 4, 58, 6, 64), None),
-        ("c64 h56 w56 k64 r3 s3 pad1 tf32", (56, 4, 58, 6, 32), None),
+        ("c64 h160 w160 k64 r3 s3 pad1 f16", (54, 4, 64), Strips(False, 1, 6, 6, 1, 72, 8)),
+        ("c16 h160 w160 k64 r3 s3 pad1 f16", (40, 6, 16), Strips(False, 1, 3, 8, 3, 56, 7)),
+        ("c64 h56 w56 k64 r3 s3 pad1 bf16", (56, 4, 64), Strips(True, 1, 6, 6, 1, 56, 7)),
+        ("c64 h14 w14 k64 r3 s3 pad1 f16", (14, 14, 64), Strips(True, 2, 6, 16, 1, 40, 5)),
+        ("c64 h7 w7 k64 r3 s3 pad1 f16", (7, 7, 64), Strips(True, 8, 3, 9, 1, 24, 3)),
+        ("c40 h14 w14 k64 r3 s3 pad1 f16", (14, 14, 32), None),
+        ("c32 h7 w7 k64 r3 s3 pad1 f16", (7, 7, 32), None),
+        ("c64 h28 w28 k64 r3 s3 pad1 f16", (14, 14, 64), None),
+        ("c64 h4 w512 k64 r3 s3 pad1 f16", (254, 1, 64), None),
+        ("c64 h56 w56 k64 r3 s3 pad1 f16 nhwc", (56, 4, 64), None),
+        ("c64 h56 w56 k64 r3 s3 pad1 tf32", (56, 4, 32), None),
     ],
 )
-def test_strips(text: str, tile: tuple[int, int, int, int, int], expected: Strips | None) -> None:
+def test_strips(text: str, tile: tuple[int, int, int], expected: Strips | None) -> None:
     assert strips_of(ConvProblem.parse(text), *tile) == expected
 
 
@@ -120,6 +132,8 @@ def test_strips(text: str, tile: tuple[int, int, int, int, int], expected: Strip
     [
         "n32 c64 h160 w160 k64 r3 s3 pad1 f16", "n32 c72 h56 w56 k128 r3 s3 pad1 f16 bias",
         "n32 c768 h15 w15 k768 r3 s3 pad1 groups6 bf16", "n32 c16 h96 w96 k16 r3 s3 pad1 f16",
+        "n32 c64 h112 w112 k96 r3 s3 stride2 pad1 f16 bias", "n32 c96 h56 w56 k64 r1 s1 stride2 f16",
+        "n32 c32 h112 w112 k192 r4 s4 stride4 f16", "n32 c512 h32 w32 k512 r3 s3 stride2 pad1 groups32 f16",
     ],
 )  # fmt: skip
 def test_geometry(text: str) -> None:
@@ -134,21 +148,29 @@ def test_geometry(text: str) -> None:
         assert strips.pitch // 8 % 2 == 1
         assert strips.pieces * 8 <= strips.pitch <= 256
         if strips.flat:
-            assert strips.count * strips.pieces * 8 >= tile.high * problem.spatial[1]
+            assert strips.count * strips.pieces * 8 >= strips.high * problem.spatial[1]
+            assert strips.high == (tile.down - 1) * problem.stride[0] + problem.reach[0]
         else:
-            assert strips.count * strips.rows >= tile.high
-            assert strips.pieces * 8 >= tile.wide
+            assert strips.count * strips.rows >= strips.high
+            assert (strips.high - 1) * strips.grain == (tile.down - 1) * problem.stride[0] + problem.reach[0] - 1
+            assert strips.pieces * 8 >= (config.across - 1) * problem.stride[1] + problem.reach[1]
+        # Each output's windows lie within a residue's part.
+        assert (tile.high - tile.down + 1) * problem.stride[0] >= problem.reach[0]
+        assert (tile.wide - config.across + 1) * problem.stride[1] >= problem.reach[1]
+        assert tile.apart >= tile.high * tile.wide
         assert all(stride % 16 == 0 for stride in launch.maps["x"].strides)
         assert max(box) <= 256
         assert launch.maps["x"].swizzle_bytes == 0
-        assert np.prod(box) * strips.classes == strips.rows * strips.pitch * view.chunk_bytes // 2
+        rows = (box[1] - 1) // strips.grain + 1
+        assert (rows, box[1] % strips.grain) == (strips.rows, 1 % strips.grain)
+        assert box[0] * rows * box[2] * strips.classes == strips.rows * strips.pitch * view.chunk_bytes // 2
         # As HaloLayout, behind at most 1023 bytes that align it.
         words = dict(zip(launch.names, launch.words, strict=True))
         row, way = view.chunk_bytes, Epilogue(view)
         halos = config.halo_buffers * (words["halo_pixels"] + words["copy_pixels"]) * row
         ring = -(-halos // 1024) * 1024 + config.stages * view.copied_filters * row
         spare = -(-ring // 128) * 128 + config.staged_strips * strips.rows * strips.pitch * row
-        buffers = -(-(spare + 512) // 1024) * 1024 + 2 * way.epilogue_buffers * 64 * 64 * 2
+        buffers = -(-(spare + 512 + 4 * words["table_words"]) // 1024) * 1024 + 2 * way.epilogue_buffers * 64 * 64 * 2
         runs = config.tile_pixels + way.runs * way.run_vector + -(-config.tile_pixels // 64) + 2
         tables = buffers + 2 * 4 * (config.tile_pixels + (runs + 1) // 2 * 2 * (way.run_vector > 0))
         biases = tables + 2 * 4 * config.tile_filters * problem.bias
@@ -172,8 +194,8 @@ def test_what_reads_planes_packs_nothing() -> None:
         assert (ALGORITHM.workspace_bytes(problem, config, H200) > 0) is packs
         assert len(ALGORITHM.sources(problem, config)) == 2 + packs
     for changed in (
-        {"layout": "nhwc"}, {"dtype": "f32", "math": "tf32"}, {"stride": (2, 2)},
-        {"kernel": (1, 1), "padding": ((0, 0), (0, 0))},
+        {"layout": "nhwc"}, {"dtype": "f32", "math": "tf32"}, {"kernel": (1, 1), "padding": ((0, 0), (0, 0))},
+        {"stride": (4, 4), "dilation": (3, 3)},
     ):  # fmt: skip
         other = problem.replace(**changed)
         assert not any(one.staged_strips for one in ALGORITHM.configs(other, H200)), str(other)
@@ -197,6 +219,9 @@ def test_what_strips_take() -> None:
         "n32 c16 h96 w96 k16 r3 s3 pad1 f16 bias tanh", "n32 c32 h28 w28 k72 r3 s3 pad1 f16 gelu",
         "n32 c512 h7 w7 k512 r3 s3 pad1 f16 bias silu", "n32 c64 h15 w15 k63 r3 s3 pad1 f16 bias residual tanh",
         "n32 c256 h14 w14 k256 r3 s3 pad1 f16 bias relu residual", "n32 c32 h30 w30 k36 r3 s3 pad1 bf16 tanh",
+        "n32 c128 h64 w64 k256 r3 s3 stride2 pad1 f16 bias relu", "n32 c64 h28 w28 k128 r3 s3 stride2 pad1 bf16",
+        "n32 c128 h14 w14 k256 r2 s2 stride2 f16 bias", "n32 c96 h56 w56 k192 r1 s1 stride2 f16 bias residual",
+        "n32 c32 h112 w112 k192 r4 s4 stride4 f16", "n32 c512 h32 w32 k512 r3 s3 stride2 pad1 groups32 f16 bias relu",
     ],
 )  # fmt: skip
 def test_kernels_compile_without_spills_or_waits(text: str, share: Share) -> None:

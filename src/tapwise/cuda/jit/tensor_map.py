@@ -25,9 +25,10 @@ class TensorMap:
     """A tensor of up to five axes, innermost first, and the box that one copy takes of it.
 
     `dtype`: f16, bf16, f32, f64 or tf32; `sizes` in elements, `strides` in bytes of all axes but the innermost. A tiled
-    box has a size on each axis. With `corners`, a copy takes windows (im2col): `box` is (channels, pixels), the
-    pixels walk within the corners (lower, upper) of each spatial axis, innermost first, in `steps` of elements; the
-    last axis is the batch. `swizzle_bytes`: of rows in shared memory, whose 16-byte pieces are swizzled; 0 for none.
+    box has a size on each axis, of which it takes every element, or with `steps` one at each step, from the first on.
+    With `corners`, a copy takes windows (im2col): `box` is (channels, pixels), the pixels walk within the corners
+    (lower, upper) of each spatial axis, innermost first, in `steps` of elements; the last axis is the batch.
+    `swizzle_bytes`: of rows in shared memory, whose 16-byte pieces are swizzled; 0 for none.
     """
 
     dtype: str
@@ -66,9 +67,9 @@ def encode(spec: TensorMap, address: int) -> tuple[int, ...]:
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     if spec.corners is None:
-        ones = [driver.cuuint32_t(1)] * rank
+        steps = [driver.cuuint32_t(step) for step in spec.steps or (1,) * rank]
         box = [driver.cuuint32_t(size) for size in spec.box]
-        made = check(driver.cuTensorMapEncodeTiled(kind, rank, address, sizes, strides, box, ones, *how))
+        made = check(driver.cuTensorMapEncodeTiled(kind, rank, address, sizes, strides, box, steps, *how))
     else:
         channels, pixels = spec.box
         steps = [driver.cuuint32_t(step) for step in (1, *spec.steps, 1)]

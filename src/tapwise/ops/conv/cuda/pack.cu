@@ -75,14 +75,17 @@ __device__ void pack_channels_last(const Images &p, unsigned block = blockIdx.x,
 }
 
 // The same of x with channels outside; blocks of 256 threads transpose 4096 elements, CHANNELS of them side by side. A
-// thread loads EACH pixels of one word's channels at once: planes are multiples of them.
-template <typename T, int PARTS, int CHANNELS, int EACH> DEVICE void transpose_tile(const Images &p, unsigned block) {
+// thread loads EACH pixels of one word's channels at once: planes are multiples of them. THINNED: every second of twice
+// as many, of rows that are multiples of them.
+template <typename T, int PARTS, int CHANNELS, int EACH, bool THINNED>
+DEVICE void transpose_tile(const Images &p, unsigned block) {
     constexpr int PIXELS = 4096 / CHANNELS, V = 16 / sizeof(T), ACROSS = CHANNELS / V, GROUPS = PIXELS / EACH;
     // Channels of a word, words of a pixel.
     constexpr int PAIR = 4 / sizeof(T), WORDS = CHANNELS / PAIR, ITEMS = WORDS * GROUPS / 256;
     // Pixel e of each group lies EACH_APART words further: neither stores nor loads meet in a bank.
     constexpr int PITCH = WORDS + 1, EACH_APART = GROUPS * PITCH + 4 / EACH % 4;
-    struct alignas(EACH * sizeof(T)) Piece { T v[EACH]; };
+    constexpr int APART = THINNED ? 2 : 1;
+    struct alignas(EACH * APART * sizeof(T)) Piece { T v[EACH * APART]; };
     __shared__ unsigned tile[EACH * EACH_APART];
     // Divisions of 64 bits would take longer than all else.
     const unsigned tiles_channels = p.tiles_channels, tiles_pixels = p.tiles_pixels, groups = p.groups;
@@ -96,11 +99,16 @@ template <typename T, int PARTS, int CHANNELS, int EACH> DEVICE void transpose_t
 #pragma unroll
     for (int i = 0; i < ITEMS; ++i) {
         const int item = threadIdx.x + i * 256, pixel = item % GROUPS * EACH, channel = item / GROUPS * PAIR;
+        int at = pixel0 + pixel;
+        if constexpr (THINNED) {
+            const int width = p.width, row = at / width;
+            at = row * (int)p.step_h + (at - row * width) * APART;
+        }
 #pragma unroll
         for (int c = 0; c < PAIR; ++c) {
             found[i][c] = {};
             if (pixel < pixels && channel + c < channels)
-                found[i][c] = *reinterpret_cast<const Piece *>(x + (channel + c) * p.step_c + pixel0 + pixel);
+                found[i][c] = *reinterpret_cast<const Piece *>(x + (channel + c) * p.step_c + at);
         }
     }
 #pragma unroll
@@ -110,7 +118,7 @@ template <typename T, int PARTS, int CHANNELS, int EACH> DEVICE void transpose_t
         for (int e = 0; e < EACH; ++e) {
             alignas(4) T word[PAIR];
 #pragma unroll
-            for (int c = 0; c < PAIR; ++c) word[c] = found[i][c].v[e];
+            for (int c = 0; c < PAIR; ++c) word[c] = found[i][c].v[e * APART];
             tile[e * EACH_APART + at] = *reinterpret_cast<unsigned *>(word);
         }
     }
@@ -161,7 +169,7 @@ template <typename T, int PARTS, int CHANNELS, int EACH, bool THINNED = false>
 __device__ void pack_channels_first(const Images &p, unsigned block = blockIdx.x) {
     begin_dependent();
     if constexpr (EACH == 1) turn_pixels<T, PARTS, CHANNELS, THINNED>(p, block);
-    else transpose_tile<T, PARTS, CHANNELS, EACH>(p, block);
+    else transpose_tile<T, PARTS, CHANNELS, EACH, THINNED>(p, block);
 }
 
 // Two arrays, the first by `blocks` blocks; words as those of Images.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from math import prod
+from math import gcd, prod
 from typing import Any, Final
 
 from tapwise.algorithm import Device
@@ -80,7 +80,7 @@ def is_thinned(problem: ConvProblem) -> bool:
 
 
 def images_source(problem: ConvProblem, thin: bool = False) -> Source:
-    widths = (_transposed(problem, 1), 1, True) if thin else _widths(problem)
+    widths = (*_widths(problem, thin), *([True] if thin else ()))
     words = template_args(tensor_core_type(problem.dtype), parts(problem), *widths)
     name = f"pack_channels_{'first' if problem.layout == 'nchw' else 'last'}"
     return stub("ops/conv/cuda/pack.cu", name, words, "Images", THREADS)
@@ -92,16 +92,26 @@ def pair_source(first: ConvProblem, second: ConvProblem) -> Source:
     return stub("ops/conv/cuda/pack.cu", name, words, "ImagePair", THREADS)
 
 
-def _widths(problem: ConvProblem) -> tuple[int, ...]:
+def _widths(problem: ConvProblem, thin: bool = False) -> tuple[int, ...]:
     """Bytes of pieces of x; or channels of a warp, and pixels that a thread loads at once."""
     if problem.layout == "nchw":
-        return _transposed(problem, beside := _beside(problem)), beside
+        return _transposed(problem, beside := _beside(problem, thin)), beside
     return (next(count for count in (16, 8, 4, 2) if problem.group_c * problem.itemsize % count == 0),)
 
 
-def _beside(problem: ConvProblem) -> int:
-    """Pixels that a thread loads at once: planes are multiples of them."""
-    return next(count for count in (4, 2, 1) if prod(problem.spatial) % count == 0)
+def _beside(problem: ConvProblem, thin: bool = False) -> int:
+    """Pixels that a thread loads at once: planes are multiples of them; `thin`: every second of twice as many, of which
+    rows are."""
+    plane, counts = prod(problem.spatial), (4, 2, 1)
+    if not thin:
+        return next(count for count in counts if plane % count == 0)
+    (_, width), (step, apart), (_, q) = problem.spatial, problem.stride, problem.output
+    fitting = (
+        count for count in counts
+        if apart == 2 and width >= 2 * q and gcd(2 * q, step * width, plane) % (2 * count) == 0
+        and 2 * count * problem.itemsize <= 16
+    )  # fmt: skip
+    return next(fitting, 1)
 
 
 def _transposed(problem: ConvProblem, beside: int) -> int:
@@ -120,7 +130,8 @@ def images(
 ) -> Launch:
     """x, dense in the problem's layout, to y: [part][group][n][h][w][channel]; `thin`: as `thinned` has it.
     `names_of`: of a launch."""
-    fields, blocks = _images(thinned(problem) if thin else problem, device, thin)
+    seen = thinned(problem) if thin else problem
+    fields, blocks = _images(seen, device, _beside(problem, thin))
     if thin:
         plane, (stride_h, stride_w) = prod(problem.spatial), problem.stride
         fields |= {
@@ -133,17 +144,16 @@ def images(
 
 def pair(first: ConvProblem, second: ConvProblem, device: Device, names_of: Mapping[str, str]) -> Launch:
     """x of two problems of 16 bits, "x0" and "x1", of one layout, to "y0" and "y1", as `images` does."""
-    (fields, blocks), (others, more) = _images(first, device), _images(second, device)
+    (fields, blocks), (others, more) = (_images(one, device, _beside(one)) for one in (first, second))
     words = {f"{name}{i}": value for i, some in enumerate((fields, others)) for name, value in some.items()}
     grid, source = (blocks + more, 1, 1), pair_source(first, second)
     return Launch(source, words | {"blocks": blocks}, grid, THREADS, dependent=True, names_of=names_of)
 
 
-def _images(problem: ConvProblem, device: Device, thin: bool = False) -> tuple[dict[str, int], int]:
-    """The words of `Images` and blocks."""
+def _images(problem: ConvProblem, device: Device, beside: int) -> tuple[dict[str, int], int]:
+    """The words of `Images` and blocks, of threads that load so many pixels at once."""
     pixels = prod(problem.spatial)
     last = problem.layout == "nhwc"
-    beside = 1 if thin else _beside(problem)
     channels = _transposed(problem, beside)
     tiles = ceil_div(pixels * channels, TILE), ceil_div(wide(problem), channels)
     fields = {

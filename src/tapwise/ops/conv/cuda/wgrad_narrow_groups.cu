@@ -272,7 +272,7 @@ template <class Traits> DEVICE void wgrad_narrow_groups(const NarrowGroupsWgrad 
         if constexpr (P::COPIERS == 1) prefetch_map(a.map_x), prefetch_map(a.map_dy);
         for (int i = 0; i < P::STAGES; ++i)
             barrier_init(full + i * 8, P::COPIERS > 1 ? 32 * P::COPIERS : 1),
-                barrier_init(empty + i * 8, P::CONSUMERS / 32);
+                barrier_init(empty + i * 8, P::COPIERS > 1 ? P::CONSUMERS : P::CONSUMERS / 32);
         if constexpr (P::CLUSTER > 1) {
             const int own = min(P::OWN_SUMS, max(0, P::SUMS - part * P::OWN_SUMS));
             barrier_init(complete, 1);
@@ -302,7 +302,8 @@ template <class Traits> DEVICE void wgrad_narrow_groups(const NarrowGroupsWgrad 
             if (runs.of_x(base)) multiply_stage<P, true>(sums, live, places, here, of_run, runs.count);
             else multiply_stage<P, false>(sums, live, places, here, of_run, runs.count);
             __syncwarp();
-            if (lane == 0) barrier_arrive(empty + stage * 8);
+            // Of what cp.async writes tools see each lane's own reads alone.
+            if (P::COPIERS > 1 || lane == 0) barrier_arrive(empty + stage * 8);
             if (++stage == P::STAGES) stage = 0, phase ^= 1;
         }
     }

@@ -15,6 +15,7 @@ from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, HaloTileConfig, Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
+from tapwise.ops.conv.cuda.implicit_gemm.rectangle import halo_beside, row_vector
 from tapwise.ops.conv.cuda.implicit_gemm.shifted_planes import MOST_PIXELS
 from tapwise.ops.conv.cuda.implicit_gemm.strips import plane_classes, strips_of
 from tapwise.ops.conv.cuda.implicit_gemm.view import (
@@ -26,7 +27,6 @@ from tapwise.ops.conv.cuda.implicit_gemm.view import (
     is_aligned,
     padded,
     plane_pieces,
-    row_vector,
     unfoldings,
 )
 from tapwise.ops.conv.cuda.window import FpropFilters
@@ -105,6 +105,9 @@ def all_configs(problem: ConvProblem, device: Device, filters: FpropFilters | No
         if set(view.seen.stride) == {1} and prod(view.seen.kernel) >= LEAST_TAPS:
             found += _halo_rows(view, device)
             found += _halo_tiles(view, device)
+        if max(problem.stride) > 1 and not filters and not unfold and problem.layout == "nchw":
+            strided = View.of(problem, HaloTileConfig(False, 64, 64, staged_strips=STAGED_STRIPS[0]))
+            found += _halo_tiles(strided, device)
         if filters is None:
             found += _grouped(view, device)
             pieces = plane_pieces(view.original)
@@ -203,9 +206,11 @@ def _halo_tiles(view: View, device: Device) -> Iterator[Config]:
     if not is_aligned(problem) and problem.layout == "nhwc" and problem.math != "3xtf32":
         return
     planes = problem.layout == "nchw" and problem.itemsize == 2 and not view.config.unfold
-    staging = (0, *STAGED_STRIPS) if planes else (0,)
-    for tile, staged, chunk in product(_tiles(problem) + LONG_TILES, staging, _chunks(problem)):
-        if tile.filters > (64 if tile.swap_ab else MOST_N) or tile.pixels < 64:
+    strided = max(problem.stride) > 1
+    staging = (*(() if strided else (0,)), *(STAGED_STRIPS if planes else ()))
+    chunks = _chunks(problem, strided)
+    for tile, staged, chunk in product(_tiles(problem) + LONG_TILES, staging, chunks):
+        if tile.filters > ((128 if strided else 64) if tile.swap_ab else MOST_N) or tile.pixels < 64:
             continue
         config = HaloTileConfig(
             tile.swap_ab, tile.pixels, tile.filters, unfold=view.config.unfold, chunk_bytes=chunk, staged_strips=staged
@@ -219,19 +224,20 @@ def _widths(view: View, config: HaloTileConfig) -> list[int]:
     """The two widths of rectangles with which fewest pixels are multiplied and brought, if there are."""
     problem, tile = view.seen, config.tile_pixels
     p, q = problem.output
+    more_h, more_w = halo_beside(problem)
     found, grain = {}, row_vector(problem)
     for count in range(1, q + 1):
         across = round_up(ceil_div(q, count), grain)
-        wide = round_up(across + problem.reach[1] - 1, grain)
+        wide = round_up(across + more_w, grain)
         if across < LEAST_ACROSS:
             break
         if wide > tile:
             continue
         down = tile // wide
-        high = down + problem.reach[0] - 1
+        high = down + more_h
         pixels = high * wide
         if config.staged_strips:
-            strips = strips_of(problem, across, down, wide, high, view.chunk_bytes // view.itemsize)
+            strips = strips_of(problem, across, down, view.chunk_bytes // view.itemsize)
             if strips is None:
                 continue
             pixels = strips.pixels
@@ -265,9 +271,15 @@ def _grouped(view: View, device: Device) -> Iterator[Config]:
 def _buffered(view: View, config: HaloRowsConfig | HaloTileConfig, device: Device) -> list[Config]:
     """A halo with all filters of its tiles beside it, where a CTA has several of the same, and with as long a ring of
     them as there is room for."""
-    most = 2 if prod(view.seen.kernel) >= MANY_TAPS else 4 if config.chunk_bytes else 3
+    taps = prod(view.seen.kernel)
+    most = 2 if taps >= MANY_TAPS else 4 if config.chunk_bytes else 3
+    if taps < LEAST_TAPS:
+        most = 6
+    # Of one tap the products of two halos are under way.
+    least = 2 if taps > 1 else 3
     stationary: list[Config] = [
-        replace(config, filter_stationary=True, stages=view.steps, halo_buffers=count) for count in range(most, 1, -1)
+        replace(config, filter_stationary=True, stages=view.steps, halo_buffers=count)
+        for count in range(most, least - 1, -1)
     ]
     sets, blocks = view.tiles_f * view.seen.groups, view.configured(stationary[0]).blocks(device)
     # Warps that gather take longer than the products of the short tiles that several sets leave room for.
@@ -277,7 +289,10 @@ def _buffered(view: View, config: HaloRowsConfig | HaloTileConfig, device: Devic
     if found and sets == 1:
         return found
     # A third buffer is not worth a ring of fewer than eight stages.
-    lengths = [(count, stages) for count in range(most, 1, -1) for stages in (12, 8, 6, 4) if count == 2 or stages >= 8]
+    lengths = [
+        (count, stages) for count in range(most, least - 1, -1) for stages in (12, 8, 6, 4)
+        if count == least or stages >= 8 or taps < LEAST_TAPS
+    ]  # fmt: skip
     rings: Iterator[Config] = (replace(config, halo_buffers=count, stages=stages) for count, stages in lengths)
     return found + [one for one in rings if is_legal(view.configured(one), device)][:1]
 
@@ -346,11 +361,12 @@ def _whole_waves(problem: ConvProblem, device: Device) -> Iterator[Tile]:
             yield Tile(True, fewest, filters)
 
 
-def _chunks(problem: ConvProblem) -> list[int]:
-    """Bytes of a halo's chunks of channels: as view.py has them (0), and half where the last would be half empty. Parts
-    of 3xtf32 begin with a whole chunk."""
+def _chunks(problem: ConvProblem, strided: bool = False) -> list[int]:
+    """Bytes of a halo's chunks of channels: as view.py has them (0), and half where the last would be half empty, or
+    where a halo has many pixels. Parts of 3xtf32 begin with a whole chunk."""
     whole, rest = divmod(problem.group_c * problem.itemsize, SWIZZLE_BYTES)
-    return [0, SWIZZLE_BYTES // 2] if whole and 0 < rest <= SWIZZLE_BYTES // 2 and problem.math != "3xtf32" else [0]
+    half = whole and (strided or 0 < rest <= SWIZZLE_BYTES // 2) and problem.math != "3xtf32"
+    return [0, SWIZZLE_BYTES // 2] if half else [0]
 
 
 def _gathers(view: View) -> list[int]:

@@ -53,10 +53,10 @@ LATENCY, OWN_COPY, FREE_STAGES, PING_PONG_STAGES = 572.0, 0.816, 0.292, 1.54
 # From a halo buffer's being free to the next one's bytes.
 HALO_LATENCY: Final = 1255.0
 
-# Planes of NCHW (fitted to some 700 times on 22 layers). From a strip's copy to its being transposed; from a halo
-# buffer's being free to its first strip, which is there already. Bytes of strips a cycle that products lose to
-# transposing.
-STRIP_LATENCY, TRANSPOSED_LATENCY, TRANSPOSED_BYTES = 1576.0, 2024.0, 19.3
+# Planes of NCHW (fitted to some 700 times on 22 layers, the last to 500 on 36). From a strip's copy to its being
+# transposed; from a halo buffer's being free to its first strip, which is there already. Bytes of strips a cycle that
+# products lose to transposing. The table of places, and the first strips, which nothing hides.
+STRIP_LATENCY, TRANSPOSED_LATENCY, TRANSPOSED_BYTES, BEGIN_STRIPS = 1576.0, 2024.0, 19.3, 2000.0
 
 # Launch: its beginning, more of it in ping-pong (im2col, halo), and of a CTA that is alone on its multiprocessor, which
 # is not placed before the launch before has left. How much of the first halo's copy a launch waits for.
@@ -198,6 +198,7 @@ def cost(view: View, device: Device, packed_bytes: int) -> Cost:
     elif config.ping_pong:
         cycles += share * max(main + TURN, (main + TURN + finish) / 2) + finish / 2
         cycles += BEGIN_PING_PONG if im2col else BEGIN_HALO + FIRST_HALO * taps * copies
+        cycles += BEGIN_STRIPS if view.strips else 0.0
     else:
         cycles += share * main + (share if config.split_k == 1 else ceil(share)) * finish
     if problem.residual and not as_c:

@@ -10,7 +10,8 @@ from typing import Final
 from tapwise.forks import cached_property
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda.implicit_gemm.config import HaloRowsConfig, HaloTileConfig, Im2colConfig
-from tapwise.ops.conv.cuda.implicit_gemm.view import View, padded, row_vector
+from tapwise.ops.conv.cuda.implicit_gemm.rectangle import row_vector
+from tapwise.ops.conv.cuda.implicit_gemm.view import View, padded
 
 # Filters of a tile that threads write 4 bytes at a time, or 2, and bytes of y that L2 keeps beside other things.
 FEW_FILTERS, ODD_FILTERS = 64, 48

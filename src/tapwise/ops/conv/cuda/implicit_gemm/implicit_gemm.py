@@ -1,10 +1,10 @@
 """cuda.implicit_gemm: Hopper's tensor cores fed by TMA; no window is ever written to global memory.
 
 Two kernels. implicit_gemm_im2col.cu copies the part of the window that each step of gemm_k needs, one tap's chunk of
-channels for all pixels of a tile. implicit_gemm_halo.cu (stride 1) keeps a tile's pixels with their halo in shared
-memory while all taps pass: a tap is the same memory, read from a later pixel. view.py counts chunks, tiles and CTAs,
-strips.py how planes of NCHW come to a halo, configs.py lists what fits, epilogue.py says how outputs go to y, cost.py
-what all of it takes.
+channels for all pixels of a tile. implicit_gemm_halo.cu (stride 1, or planes of NCHW) keeps a tile's pixels with their
+halo in shared memory while all taps pass: a tap is the same memory, read from a later pixel. view.py counts chunks,
+tiles and CTAs, strips.py how planes of NCHW come to a halo, configs.py lists what fits, epilogue.py says how outputs go
+to y, cost.py what all of it takes.
 
 Source: Chetlur et al., "cuDNN: efficient primitives for deep learning", 2014 (the product whose matrix is
 never built); PTX ISA on cp.async.bulk.tensor (im2col mode) and wgmma.

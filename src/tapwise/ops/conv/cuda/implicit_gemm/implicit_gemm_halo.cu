@@ -1,6 +1,6 @@
-// Implicit GEMM on Hopper's tensor cores, stride 1: a tile's pixels with their halo, all that its windows reach, stay
-// in shared memory while the taps pass. A tap is the same memory some pixels further on. Two warpgroups take tiles in
-// turns (ping-pong).
+// Implicit GEMM on Hopper's tensor cores: a tile's pixels with their halo, all that its windows reach, stay in shared
+// memory while the taps pass. A tap is the same memory some pixels further on, with strides (of planes of NCHW alone)
+// in the part of their residue. Two warpgroups take tiles in turns (ping-pong).
 //
 // Halo rows: pixels are counted along padded rows, images one below the other; a tile is so many of them in a row.
 // HALO_TILE: a tile is a rectangle of an image, which has less around it where images are large. TMA brings the pixels,
@@ -184,6 +184,8 @@ template <class Tile>
 DEVICE void consumer(const HaloGemm &p, const HaloLayout<Tile> &shared, const HaloWork &work, int group) {
     constexpr bool STATIONARY = Tile::FILTER_STATIONARY;
     const int lane = threadIdx.x % 32, chunks = work.chunks, part = work.part, taps = work.taps, width = work.wide;
+    // Halos whose products may be under way beside the last.
+    const int behind = Tile::STAGED_STRIPS && taps == 1 ? Tile::IN_FLIGHT : 1;
     const unsigned table = shared.places + group * Tile::PLACE_WORDS * 4;
     int halo = 0, slot = 0;
     unsigned halo_phase = 0, phase = 0;
@@ -236,8 +238,7 @@ DEVICE void consumer(const HaloGemm &p, const HaloLayout<Tile> &shared, const Ha
                 barrier_wait(shared.full + slot * 8, phase);
                 if ((Tile::RESIDUAL_AS_C || Tile::TMA_RESIDUAL) && number == 0 && chunk + tap == 0)
                     arrive_part(FIRST_COPIES, Tile::RESIDUAL_AS_C ? 256 : 160);
-                const unsigned shifted =
-                    pixels + (r * (int)p.dilation_h * width + s * (int)p.dilation_w) * Tile::CHUNK_BYTES;
+                const unsigned shifted = pixels + tap_place<Tile>(p, r, s, width) * Tile::CHUNK_BYTES;
                 const unsigned filters = shared.ring + slot * HaloLayout<Tile>::FILTERS;
                 if (++s == (int)p.s) {
                     s = 0;
@@ -254,8 +255,8 @@ DEVICE void consumer(const HaloGemm &p, const HaloLayout<Tile> &shared, const Ha
                 if (lane == 0) {
                     if (!STATIONARY && chunk * taps + tap >= Tile::IN_FLIGHT)
                         barrier_arrive(shared.empty + before<Tile::STAGES>(slot, Tile::IN_FLIGHT) * 8);
-                    if (chunk > 0 && tap == Tile::IN_FLIGHT - 1)
-                        barrier_arrive(shared.halo_empty + before<Tile::HALO_BUFFERS>(halo, 1) * 8);
+                    if (chunk >= behind && tap == min(Tile::IN_FLIGHT, taps) - 1)
+                        barrier_arrive(shared.halo_empty + before<Tile::HALO_BUFFERS>(halo, behind) * 8);
                 }
                 if (STATIONARY) {
                     if (++slot == Tile::STAGES) slot = 0;
@@ -269,9 +270,10 @@ DEVICE void consumer(const HaloGemm &p, const HaloLayout<Tile> &shared, const Ha
         wait_for_products(d);
         if (lane == 0) {
             if (!STATIONARY)
-                for (int back = Tile::IN_FLIGHT; back > 0; --back)
+                for (int back = min(Tile::IN_FLIGHT, chunks * taps); back > 0; --back)
                     barrier_arrive(shared.empty + before<Tile::STAGES>(slot, back) * 8);
-            barrier_arrive(shared.halo_empty + before<Tile::HALO_BUFFERS>(halo, 1) * 8);
+            for (int back = min(behind, chunks); back > 0; --back)
+                barrier_arrive(shared.halo_empty + before<Tile::HALO_BUFFERS>(halo, back) * 8);
         }
         if constexpr (Tile::PERMUTED_N > 0) {
             if (Tile::RESIDUAL_AS_C && !starts_from_residual) add_residual<Tile, true>(d, out, p.residual, true);
@@ -291,6 +293,11 @@ template <class Traits> DEVICE void implicit_gemm_halo(const HaloGemm &p) {
     const HaloWork work(p);
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == FIRST_PRODUCER) init_barriers<Tile>(p, shared);
+    if constexpr (Tile::STAGED_STRIPS > 0) fill_halo_places<Tile>(p, shared.table);
+    if constexpr (Tile::FLAT_PLANES) {
+        zero_columns<Tile>(p, shared);
+        publish_shared();
+    }
     __syncthreads();
     if (group == 2) {
         release_registers<(Tile::GATHER_BYTES || Tile::STAGED_STRIPS ? 72 : 40)>();

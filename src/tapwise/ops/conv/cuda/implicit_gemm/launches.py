@@ -15,6 +15,7 @@ from tapwise.ops.conv.cuda import pack, window
 from tapwise.ops.conv.cuda.implicit_gemm import tensor_maps
 from tapwise.ops.conv.cuda.implicit_gemm.config import HaloRowsConfig, HaloTileConfig, Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
+from tapwise.ops.conv.cuda.implicit_gemm.rectangle import residues_of
 from tapwise.ops.conv.cuda.implicit_gemm.view import View, has_group_axis, padded
 
 FOLDER: Final = "ops/conv/cuda/implicit_gemm"
@@ -45,6 +46,10 @@ def source(view: View, independent: bool = False, phases: bool = False) -> Sourc
             "HALO_TILE": isinstance(config, HaloTileConfig), "FLAT_PLANES": view.flat_planes,
             "PLANE_CLASSES": view.plane_classes,
         }  # fmt: skip
+        residues = residues_of(seen)
+        assert residues is not None
+        for side, stride, met in zip("HW", seen.stride, residues, strict=True):
+            values |= {f"STRIDE_{side}": stride, f"RESIDUES_{side}": met.count, f"GRAIN_{side}": met.grain}
     else:
         shifted = view.shifted
         values |= {
@@ -80,14 +85,14 @@ def launch(view: View, device: Device, independent: bool = False) -> Launch:
         fields |= {
             "high": tile.high, "wide": tile.wide, "halo_pixels": pixels,
             # A halo takes whole patterns of eight pixels.
-            "copy_pixels": round_up(pixels, 8) - pixels + tile.behind,
+            "copy_pixels": round_up(pixels, 8) - pixels + tile.behind, "residue_pixels": tile.apart,
             "down": tile.down, "across": config.across, "tiles_h": ceil_div(seen.output[0], tile.down),
             "tiles_w": ceil_div(seen.output[1], config.across),
         }  # fmt: skip
         if strips := view.strips:
             fields |= {
                 "strips": strips.count, "strip_rows": strips.rows, "strip_pitch": strips.pitch,
-                "strip_pieces": strips.pieces,
+                "strip_pieces": strips.pieces, "rows_x": strips.high, "table_words": strips.table_words,
             }  # fmt: skip
     maps = {"w": tensor_maps.map_w(view, pack.filter_rows(view.unfolded, epilogue.permuted_n))}
     if not config.gather_bytes:

@@ -81,9 +81,9 @@ def _map_strips(view: View, strips: Strips) -> TensorMap:
     plane, images = h * w * size, problem.n * problem.groups
     sizes = (w * h * classes, 1, channels // classes, images) if strips.flat else (w, h, channels, images)
     row = plane * classes if strips.flat else w * size
-    box = (strips.pitch, strips.rows, view.chunk_bytes // size // classes, 1)
+    box = (strips.pitch, (strips.rows - 1) * strips.grain + 1, view.chunk_bytes // size // classes, 1)
     strides = (row, plane * classes, plane * channels)
-    return TensorMap(problem.dtype, sizes, strides, box, swizzle_bytes=0)
+    return TensorMap(problem.dtype, sizes, strides, box, steps=(1, strips.grain, 1, 1), swizzle_bytes=0)
 
 
 def filter_channels(problem: ConvProblem) -> int:

@@ -6,6 +6,9 @@
 // are no such multiples come in PLANE_CLASSES: planes that begin with the same remainder, each class with a copy of its
 // own; channels in shared memory are then sorted by class, as the packed filters are. `strip_pitch` is odd in pieces
 // of 8 pixels, so that eight channels' pieces lie in eight groups of banks.
+//
+// With strides each of their residues has a part of the halo, in which windows have a stride of one: RESIDUES rows and
+// columns, multiples of GRAIN. Of other rows a rectangle has none.
 #pragma once
 
 #include "ops/conv/cuda/implicit_gemm/halo.cuh"
@@ -15,27 +18,38 @@ struct PlaneOrigin { int x, y, planes; };
 template <class Tile> DEVICE PlaneOrigin plane_origin(const HaloGemm &p, int tile) {
     const TileOrigin<Tile> at(tile, p.tiles_f, p.groups);
     const Corner corner(p, at.pixel / Tile::TILE_PIXELS);
-    return {corner.w - (int)p.pad_w, corner.h - (int)p.pad_h, corner.n * (int)p.groups + at.group};
+    return {corner.w * Tile::STRIDE_W - (int)p.pad_w, corner.h * Tile::STRIDE_H - (int)p.pad_h,
+            corner.n * (int)p.groups + at.group};
 }
 
-// The strips that a warp copies: every third one of each chunk of each tile.
-template <class Tile> struct StripCopies {
+// A warp's strips: every third one of all chunks of all tiles; it copies them ahead of where it transposes them.
+template <class Tile> struct WarpStrips {
     int tile, chunk, strip;
     PlaneOrigin at;
-    DEVICE StripCopies(const HaloGemm &p, int warp)
-        : tile(warp < (int)p.strips ? (int)blockIdx.x : (int)p.tiles), chunk(0), strip(warp),
-          at(plane_origin<Tile>(p, tile)) {}
-    DEVICE void advance(const HaloGemm &p, int warp) {
-        if ((strip += TRANSPOSERS) < (int)p.strips) return;
-        strip = warp;
-        if (++chunk < (int)p.chunks) return;
-        chunk = 0;
-        tile += gridDim.x;
+    // Chunks before this one.
+    int chunks_before;
+    DEVICE WarpStrips(const HaloGemm &p, int warp) : tile(blockIdx.x), chunk(0), strip(warp), chunks_before(0) {
         at = plane_origin<Tile>(p, tile);
+        settle(p);
+    }
+    DEVICE bool any(const HaloGemm &p) const { return tile < (int)p.tiles; }
+    DEVICE void advance(const HaloGemm &p) {
+        strip += TRANSPOSERS;
+        settle(p);
+    }
+    DEVICE void settle(const HaloGemm &p) {
+        while (strip >= (int)p.strips) {
+            strip -= (int)p.strips;
+            ++chunks_before;
+            if (++chunk < (int)p.chunks) continue;
+            chunk = 0;
+            tile += gridDim.x;
+            at = plane_origin<Tile>(p, tile);
+        }
     }
     DEVICE void copy(const HaloGemm &p, unsigned to, unsigned full, unsigned bytes) const {
         constexpr int CLASSES = Tile::PLANE_CLASSES, CHANNELS = Tile::CHUNK_ELEMENTS / CLASSES;
-        if (tile >= (int)p.tiles) return;
+        if (!any(p)) return;
         barrier_expect(full, bytes);
         if constexpr (Tile::FLAT_PLANES) {
             const int first = at.y * (int)p.width, plane = p.height * p.width;
@@ -44,67 +58,78 @@ template <class Tile> struct StripCopies {
                 copy_box(to + i * (bytes / CLASSES), p.x, full, ((i * plane + first) & ~7) + strip * (int)p.strip_pitch,
                          0, chunk * CHANNELS, at.planes);
         } else {
-            copy_box(to, p.x, full, at.x & ~7, at.y + strip * (int)p.strip_rows, chunk * CHANNELS, at.planes);
+            copy_box(to, p.x, full, at.x & ~7, at.y + strip * (int)p.strip_rows * Tile::GRAIN_H, chunk * CHANNELS,
+                     at.planes);
         }
     }
 };
 
-// Where the pixels of a halo lie in its buffer, for a lane that writes those of eight channels.
-template <class Tile> struct HaloPlaces {
-    static constexpr int CLASSES = Tile::PLANE_CLASSES, OCTETS = Tile::CHUNK_BYTES / 16;
-    PlaneOrigin at;
-    // Of a strip: its first pixel, or row.
-    int wide, pixels, width, height, pad, first;
-    // Exact for as many pixels as shared memory holds.
-    float rows_a_pixel;
-    DEVICE HaloPlaces(const HaloGemm &p, const PlaneOrigin &at, int strip)
-        : at(at), wide(p.wide), pixels(p.high * p.width), width(p.width), height(p.height), pad(p.pad_w),
-          first(strip * (int)(Tile::FLAT_PLANES ? p.strip_pitch : p.strip_rows)), rows_a_pixel(1.0f / p.width) {}
-    // Of a strip's pixel, -1 where it is none of the halo. `outside`: before or behind its plane lie others of its
-    // class.
-    DEVICE int place(int row, int pixel, int octet, bool &outside) const {
-        outside = false;
-        if constexpr (Tile::FLAT_PLANES) {
-            const int plane = CLASSES > 1 ? octet * CLASSES / OCTETS * height * width : 0;
-            const int number = first + pixel - (plane + at.y * width & 7), y = (number + 0.5f) * rows_a_pixel;
-            if constexpr (CLASSES > 1) outside = (unsigned)(at.y + y) >= (unsigned)height;
-            return (unsigned)number < (unsigned)pixels ? y * wide + number - y * width + pad : -1;
-        } else {
-            const int column = pixel - (at.x & 7);
-            return (unsigned)column < (unsigned)wide ? (first + row) * wide + column : -1;
-        }
+// Where pixels of a halo's first channels lie in its buffer, NOWHERE for those that are none of it: a table of words in
+// shared memory, by their number along rows of strips, from the 7th before the first on.
+constexpr unsigned NOWHERE = ~0u;
+template <class Tile> DEVICE int table_row(const HaloGemm &p) {
+    return Tile::FLAT_PLANES ? p.width : p.strip_pitch + 8;
+}
+template <class Tile> DEVICE unsigned halo_place(const HaloGemm &p, unsigned y, unsigned x) {
+    const unsigned row = y / Tile::STRIDE_H, column = x / Tile::STRIDE_W, down = y % Tile::STRIDE_H,
+                   across = x % Tile::STRIDE_W;
+    const int residue = down / Tile::GRAIN_H * Tile::RESIDUES_W + across / Tile::GRAIN_W;
+    const bool met = down % Tile::GRAIN_H + across % Tile::GRAIN_W == 0 && down / Tile::GRAIN_H < Tile::RESIDUES_H &&
+                     across / Tile::GRAIN_W < Tile::RESIDUES_W;
+    const int place = residue * (int)p.residue_pixels + row * (int)p.wide + column;
+    return met && row < p.high && column < p.wide ? swizzled<Tile::CHUNK_BYTES>(place, 0) : NOWHERE;
+}
+template <class Tile> DEVICE void fill_halo_places(const HaloGemm &p, unsigned table) {
+    constexpr bool FLAT = Tile::FLAT_PLANES;
+    const unsigned width = table_row<Tile>(p);
+    for (int i = threadIdx.x; i < (int)p.table_words; i += blockDim.x) {
+        const unsigned number = FLAT ? i - 7 : i, y = number / width, x = number - y * width;
+        store_shared<4>(table + i * 4, {FLAT ? halo_place<Tile>(p, y, x + (int)p.pad_w)
+                                             : halo_place<Tile>(p, y * Tile::GRAIN_H, x - 7)});
     }
-};
+}
 
 // A strip's pixels to their places in a halo; those that have none go to `spare`, a line for each lane.
 template <class Tile>
-DEVICE void transpose_strip(const HaloGemm &p, unsigned from, unsigned to, unsigned spare, const PlaneOrigin &at,
-                            int strip) {
+DEVICE void transpose_strip(const HaloGemm &p, unsigned from, unsigned to, const HaloLayout<Tile> &shared,
+                            const PlaneOrigin &at, int strip) {
     // Eight channels of eight pixels are a matrix, four of which an instruction moves: four times eight channels, or
-    // twice eight of 16 pixels.
+    // twice eight of 16 pixels. TABLES: octets that begin with remainders of their own.
+    constexpr bool FLAT = Tile::FLAT_PLANES;
     constexpr int OCTETS = Tile::CHUNK_BYTES / 16, ACROSS = OCTETS < 4 ? OCTETS : 4, BESIDE = 4 / ACROSS,
-                  PARTS = OCTETS / ACROSS, BATCH = 4 / PARTS;
+                  PARTS = OCTETS / ACROSS, BATCH = 4 / PARTS, CLASSES = Tile::PLANE_CLASSES,
+                  TABLES = CLASSES > 1 ? PARTS : 1;
     const int lane = threadIdx.x % 32, octet = lane / 8 % ACROSS, beside = lane / 8 / ACROSS;
     const int pitch = p.strip_pitch, pieces = p.strip_pieces, channel = (int)p.strip_rows * pitch * 2;
-    const int rows = Tile::FLAT_PLANES ? 1 : min((int)p.strip_rows, (int)p.high - strip * (int)p.strip_rows);
-    const HaloPlaces<Tile> halo(p, at, strip);
-    const bool edge = at.y < 0 || at.y + (int)p.high > (int)p.height;
+    const int rows = FLAT ? 1 : min((int)p.strip_rows, (int)p.rows_x - strip * (int)p.strip_rows);
+    const int width = p.width, plane = (int)p.height * width, line = table_row<Tile>(p);
+    // Numbers of this lane's pixel in the first piece; those of the rows that are in the image.
+    int first[TABLES];
+#pragma unroll
+    for (int part = 0; part < TABLES; ++part) {
+        const int before = FLAT ? (octet + part * 4) * CLASSES / OCTETS * plane + at.y * width : at.x;
+        first[part] = strip * (FLAT ? pitch : (int)p.strip_rows * line) + beside * 8 + lane % 8 + 7 - (before & 7);
+    }
+    const bool edge = CLASSES > 1 && (at.y < 0 || at.y + (int)p.rows_x > (int)p.height);
+    const int inside = 7 - at.y * width;
+    const unsigned spare = shared.spare + lane * 16;
     from += (octet * 8 + lane % 8) * channel + beside * 16;
-    spare += lane * 16;
     for (int row = 0, piece = 0; row < rows;) {
-        unsigned v[BATCH][PARTS][4], places[BATCH][PARTS];
-        bool zeros[BATCH][PARTS];
+        unsigned v[BATCH][PARTS][4], places[BATCH][TABLES];
+        bool zeros[BATCH][TABLES];
 #pragma unroll
         for (int i = 0; i < BATCH; ++i) {
-            const unsigned offset = row < rows ? row * pitch * 2 + piece * 16 : 0;
-            const bool real = row < rows && piece + beside < pieces;
+            const bool real = row < rows;
 #pragma unroll
-            for (int part = 0; part < PARTS; ++part) {
-                ldmatrix<true>(v[i][part], from + part * 32 * channel + offset);
-                const int mine = octet + part * 4;
-                const int place = halo.place(row, (piece + beside) * 8 + lane % 8, mine, zeros[i][part]);
-                places[i][part] = real && place >= 0 ? to + swizzled<Tile::CHUNK_BYTES>(place, mine * 16) : spare;
+            for (int part = 0; part < TABLES; ++part) {
+                const int number = first[part] + row * line + piece * 8;
+                places[i][part] =
+                    load_shared<4>(shared.table + (real && piece + beside < pieces ? number * 4 : 0)).v[0];
+                zeros[i][part] = edge && places[i][part] != NOWHERE && (unsigned)(number - inside) >= (unsigned)plane;
             }
+#pragma unroll
+            for (int part = 0; part < PARTS; ++part)
+                ldmatrix<true>(v[i][part], from + part * 32 * channel + (real ? row * pitch * 2 + piece * 16 : 0));
             if ((piece += BESIDE) >= pieces) {
                 piece = 0;
                 ++row;
@@ -114,25 +139,29 @@ DEVICE void transpose_strip(const HaloGemm &p, unsigned from, unsigned to, unsig
         for (int i = 0; i < BATCH; ++i)
 #pragma unroll
             for (int part = 0; part < PARTS; ++part) {
-                if (Tile::PLANE_CLASSES > 1 && edge) {
-                    store_shared<16>(zeros[i][part] ? places[i][part] : spare, {});
-                    if (zeros[i][part]) places[i][part] = spare;
-                }
-                store_matrices<false>(places[i][part], v[i][part]);
+                const unsigned place = places[i][part % TABLES];
+                const unsigned there = place == NOWHERE ? spare : to + (place ^ (octet + part * 4) * 16);
+                const bool zero = zeros[i][part % TABLES];
+                if (CLASSES > 1 && edge) store_shared<16>(zero ? there : spare, {});
+                store_matrices<false>(zero ? spare : there, v[i][part]);
             }
     }
 }
 
-// Columns of padding beside whole rows, which no strip has.
+// Columns of padding beside whole rows, which no strip has: by all threads.
 template <class Tile> DEVICE void zero_columns(const HaloGemm &p, const HaloLayout<Tile> &shared) {
-    constexpr int OCTETS = Tile::CHUNK_BYTES / 16;
-    const int width = p.width, wide = p.wide, pad = p.pad_w, columns = wide - width;
-    const int each = (int)p.high * columns * OCTETS, all = Tile::HALO_BUFFERS * each;
-    for (int i = threadIdx.x - FIRST_PRODUCER; i < all; i += TRANSPOSERS * 32) {
-        const int number = i / OCTETS, row = number / columns, column = number - row * columns, high = p.high;
-        const int place = row % high * wide + column + (column < pad ? 0 : width);
-        store_shared<16>(
-            shared.halos + row / high * shared.halo_bytes + swizzled<Tile::CHUNK_BYTES>(place, i % OCTETS * 16), {});
+    constexpr int OCTETS = Tile::CHUNK_BYTES / 16, RESIDUES = Tile::RESIDUES_H * Tile::RESIDUES_W;
+    const int wide = p.wide, high = p.high, all = Tile::HALO_BUFFERS * RESIDUES * high * wide;
+    for (int i = threadIdx.x; i < all; i += blockDim.x) {
+        const int line = i / wide, column = i - line * wide, part = line / high, residue = part % RESIDUES;
+        const int x = column * Tile::STRIDE_W + residue % Tile::RESIDUES_W * Tile::GRAIN_W - (int)p.pad_w;
+        if ((unsigned)x < (unsigned)p.width) continue;
+        const int place = residue * (int)p.residue_pixels + (line - part * high) * wide + column;
+#pragma unroll
+        for (int octet = 0; octet < OCTETS; ++octet)
+            store_shared<16>(shared.halos + part / RESIDUES * shared.halo_bytes +
+                                 swizzled<Tile::CHUNK_BYTES>(place, octet * 16),
+                             {});
     }
 }
 
@@ -140,34 +169,35 @@ template <class Tile> DEVICE void zero_columns(const HaloGemm &p, const HaloLayo
 template <class Tile> DEVICE void transposing_producer(const HaloGemm &p, const HaloLayout<Tile> &shared) {
     constexpr int RING = Tile::STAGED_STRIPS / TRANSPOSERS;
     const int warp = (threadIdx.x - FIRST_PRODUCER) / 32, lane = threadIdx.x % 32;
-    const int tiles = p.tiles, chunks = p.chunks, strips = p.strips;
     const unsigned bytes = shared.strip_bytes, staged = shared.staged + warp * RING * bytes,
                    staged_full = shared.staged_full + warp * RING * 8;
-    StripCopies<Tile> copies(p, warp);
+    WarpStrips<Tile> copies(p, warp), strips(p, warp);
     for (int slot = 0; slot < RING; ++slot) {
         if (lane == 0) copies.copy(p, staged + slot * bytes, staged_full + slot * 8, bytes);
-        copies.advance(p, warp);
+        copies.advance(p);
     }
-    if constexpr (Tile::FLAT_PLANES) zero_columns<Tile>(p, shared);
-    int halo = 0, slot = 0;
+    const int all = ((int)p.tiles - (int)blockIdx.x + (int)gridDim.x - 1) / (int)gridDim.x * (int)p.chunks;
+    int halo = 0, slot = 0, chunk = 0;
     unsigned halo_phase = 1, phase = 0;
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const PlaneOrigin at = plane_origin<Tile>(p, tile);
-        for (int chunk = 0; chunk < chunks; ++chunk) {
-            barrier_wait(shared.halo_empty + halo * 8, halo_phase);
-            for (int strip = warp; strip < strips; strip += TRANSPOSERS) {
-                const unsigned from = staged + slot * bytes, full = staged_full + slot * 8;
-                barrier_wait(full, phase);
-                transpose_strip<Tile>(p, from, shared.halos + halo * shared.halo_bytes, shared.spare, at, strip);
-                __syncwarp();
-                if (lane == 0) copies.copy(p, from, full, bytes);
-                copies.advance(p, warp);
-                advance<RING>(slot, phase);
-            }
+    barrier_wait(shared.halo_empty, halo_phase);
+    while (true) {
+        // A warp says of each chunk that its strips are there, also of one of which it has none: so none falls a phase
+        // behind.
+        for (; chunk < min(strips.chunks_before, all); ++chunk) {
             publish_shared();
             __syncwarp();
             if (lane == 0) barrier_arrive(shared.halo_full + halo * 8);
             advance<Tile::HALO_BUFFERS>(halo, halo_phase);
+            if (chunk + 1 < all) barrier_wait(shared.halo_empty + halo * 8, halo_phase);
         }
+        if (!strips.any(p)) return;
+        const unsigned from = staged + slot * bytes, full = staged_full + slot * 8;
+        barrier_wait(full, phase);
+        transpose_strip<Tile>(p, from, shared.halos + halo * shared.halo_bytes, shared, strips.at, strips.strip);
+        strips.advance(p);
+        __syncwarp();
+        if (lane == 0) copies.copy(p, from, full, bytes);
+        copies.advance(p);
+        advance<RING>(slot, phase);
     }
 }

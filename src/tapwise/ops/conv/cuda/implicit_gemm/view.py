@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import gcd, prod, sqrt
+from math import prod, sqrt
 from typing import Any, Final
 
 from tapwise.algorithm import Device
@@ -14,6 +14,7 @@ from tapwise.forks import cached_property
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, HaloTileConfig, Im2colConfig
+from tapwise.ops.conv.cuda.implicit_gemm.rectangle import Rectangle
 from tapwise.ops.conv.cuda.implicit_gemm.shifted_planes import ShiftedPlanes, shifted_planes_of
 from tapwise.ops.conv.cuda.implicit_gemm.strips import Strips, plane_classes, strips_of
 from tapwise.ops.conv.cuda.window import FpropFilters, OutputStrides
@@ -112,14 +113,6 @@ def plane_pieces(problem: ConvProblem) -> int | None:
     return 0 if problem.group_c % classes == 0 else None
 
 
-def row_vector(problem: ConvProblem, across: int = 0) -> int:
-    """Elements at whose multiples rows of y in NCHW begin and end, 16 bytes at most, and so those of halo tiles
-    `across` outputs wide: threads write that many at once. 1 where there are none, and in NHWC."""
-    counts = (count // problem.itemsize for count in (16, 8, 4))
-    fitting = (count for count in counts if count > 1 and gcd(problem.output[1], across) % count == 0)
-    return next(fitting, 1) if problem.layout == "nchw" else 1
-
-
 def has_group_axis(problem: ConvProblem) -> bool:
     """Whether the map of x has an axis for groups and parts."""
     return problem.groups > 1 or problem.math == "3xtf32"
@@ -148,17 +141,6 @@ def padded(problem: ConvProblem) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Rectangle:
-    """A halo tile: `down` outputs, in shared memory `high` rows of `wide` pixels, and the pixels `behind` them that
-    operands shifted by the last tap read."""
-
-    down: int
-    wide: int
-    high: int
-    behind: int
-
-
-@dataclass(frozen=True)
 class View:
     """The problem as it is (`original`), with taps packed side by side (`unfolded`), and as the kernel sees it
     (`seen`): unfolded or folded, or with several groups as one. `strides`: of y, None where it is dense. `filters`:
@@ -176,7 +158,9 @@ class View:
         cls, problem: ConvProblem, config: Config, strides: OutputStrides | None = None,
         filters: FpropFilters | None = None,
     ) -> View:  # fmt: skip
-        base = pack.thinned(unfolded(problem, config.unfold))
+        base = unfolded(problem, config.unfold)
+        if not config.staged_strips:
+            base = pack.thinned(base)
         if config.unfold:
             seen = base
         elif config.groups_per_tile > 1:
@@ -250,11 +234,7 @@ class View:
     def rectangle(self) -> Rectangle:
         """Of a halo tile."""
         assert isinstance(self.config, HaloTileConfig)
-        (reach_h, reach_w), pixels = self.seen.reach, self.config.tile_pixels
-        across = self.config.across
-        wide = round_up(across + reach_w - 1, row_vector(self.seen, across))
-        down = pixels // wide
-        return Rectangle(down, wide, down + reach_h - 1, round_up(reach_w - 1 + pixels - down * wide, 8))
+        return Rectangle.of(self.seen, self.config.across, self.config.tile_pixels)
 
     @cached_property
     def strips(self) -> Strips | None:
@@ -262,8 +242,7 @@ class View:
         config = self.config
         if not isinstance(config, HaloTileConfig) or not config.staged_strips:
             return None
-        tile, channels = self.rectangle, self.chunk_bytes // self.itemsize
-        found = strips_of(self.seen, config.across, tile.down, tile.wide, tile.high, channels)
+        found = strips_of(self.seen, config.across, self.rectangle.down, self.chunk_bytes // self.itemsize)
         assert found is not None
         return found
 
@@ -290,7 +269,7 @@ class View:
     def halo_pixels(self) -> int:
         """Pixels that come with a tile: itself and its halo."""
         if isinstance(self.config, HaloTileConfig):
-            return self.rectangle.wide * self.rectangle.high
+            return self.rectangle.residues * self.rectangle.apart
         return self.halo_rows[0]
 
     @cached_property
@@ -373,5 +352,7 @@ class View:
             pixels = round_up(pixels, 8) + self.rectangle.behind
         # Beside staging buffers is a line of 16 bytes for each lane; theirs begin with 128.
         strips = self.strips
-        staged = config.staged_strips * strips.rows * strips.pitch * row + 1024 if strips else 0
+        staged = 0
+        if strips:
+            staged = config.staged_strips * strips.rows * strips.pitch * row + 4 * strips.table_words + 1024
         return config.halo_buffers * (pixels * row + 16) + config.stages * filters + staged + 2048
