@@ -38,6 +38,7 @@ PROBLEMS = [
     "filter correlate h40 w300 r35 s2",
     "filter correlate h9 w50 c7 s5",
     "filter correlate h30 w20 c5 r5",
+    "filter gaussian sigma3 h150 w500 c3 to:i16 nearest",
     "filter maximum size5 h99 w177 u8",
     "filter maximum size9 h40 w130 c3 f16 mirror",
     "filter minimum size15 h9 w7 nearest",
@@ -52,7 +53,8 @@ def filtered(
     separable = problem.op == "separable" or (problem.op != "dense" and w is None)
     layout = tiles.Layout(tiles.view_of(problem), config, separable)
     words, y = tiles.pack(problem, w, layout, separable), np.zeros(problem.y_shape, problem.y_dtype)
-    launch = ALGORITHM.launch(problem, config, separable)
+    # Of few multiprocessors, so that blocks go down their strips in several steps.
+    launch = ALGORITHM.launch(problem, config, separable, replace(H200, multiprocessors=1))
     emulated.run(launch, {"x": x, "list": words, "y": y}, backwards)
     return y
 
@@ -128,6 +130,23 @@ def test_list_of_weights() -> None:
     layout = tiles.Layout(tiles.view_of(problem), config, True)
     words = tiles.pack(problem, problem.weights(), layout, True)
     assert words[8:16].tolist() == [1, 2, 1, 0, 0, 0, 0, 0] and words[layout.row_at :].tolist() == [-1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+@pytest.mark.parametrize("multiprocessors", [1, 132])
+def test_blocks_of_a_strip_cover_its_rows(text: str, multiprocessors: int) -> None:
+    problem, device = FilterProblem.parse(text), replace(H200, multiprocessors=multiprocessors)
+    for height in (1, 99, 4096, 70_000):
+        view = tiles.view_of(replace(problem, spatial=(1, height, 9000), recipe=""))
+        for config in ALGORITHM.configs(problem, H200):
+            for separable in tiles.kinds_of(problem):
+                layout = tiles.Layout(view, config, separable)
+                found = tiles.segments_of(view, layout, config, separable, device)
+                last = found.blocks - found.number
+                rest = layout.tiles[0] - found.number * found.steps
+                assert found.number >= 0 <= last and found.last_steps <= found.steps
+                assert (last - 1) * found.last_steps < rest <= last * found.last_steps or rest == last == 0
+                assert max(found.steps, found.last_steps) * config.rows <= 64 + view.taps[0] + config.rows
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
-"""cuda.tiles: filters on pictures, a tile of the result a block, with all that its windows see in shared memory.
+"""cuda.tiles: filters on pictures, a strip of tiles of the result a block, with all that a tile's windows see in shared
+memory.
 
-The tile is float32, channels side by side as they lie. Windows of a column and a row take a column's sums to shared
-memory and a row's from there, in one launch. A kernel is compiled for the numbers of taps and the tile; weights are a
-list in memory, and the picture's size are words of the launch.
+A block goes down its strip; rows that the next tile sees, too, stay. The tile is float32, channels side by side as they
+lie. Windows of a column and a row take a column's sums to shared memory and a row's from there, in one launch. A kernel
+is compiled for the numbers of taps and the tile; weights are a list in memory, and the picture's size are words of the
+launch.
 
 Source: tiles with halos are those of direct convolution; rows that stay in registers while their outputs' windows go
 over them are those of cuda.direct.
@@ -13,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from math import ceil, prod
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -26,7 +28,7 @@ from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, stream
 from tapwise.cuda.types import DTYPES, INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
-from tapwise.ops.conv.cuda.costs import blocks_of, cycles_us, joint_us
+from tapwise.ops.conv.cuda.costs import MORE_BYTES, SHARED_BYTES, blocks_of, cycles_us, joint_us
 from tapwise.ops.filter.cuda import ListPlan
 from tapwise.ops.filter.edges import MODES
 from tapwise.ops.filter.problem import FilterProblem, limits
@@ -34,26 +36,43 @@ from tapwise.ops.filter.weights import rounded
 
 # Elements of a piece, which a thread loads at once; words that a list begins with; threads of a warp.
 PIECE, CONSTANTS, LANES = 4, 8, 32
+# Rows of a block's part of a strip, beyond those that it sees besides; of the last blocks'.
+SEGMENT, LAST_SEGMENT = 64, 32
 # Taps of a row that go at once where there are more.
 CHUNKS: Final = (8, 4)
-# By channels, of which there are no more: row sums of a thread, of few registers and of many.
-OF_ROW: Final = {1: (8, 16), 2: (8, 16), 3: (12, 12), 4: (16, 16)}
+# By channels, of which there are no more: row sums of a thread.
+ALONG: Final = {1: 8, 2: 8, 3: 12, 4: 16}
 MOST_CHANNELS: Final = 4
 # Of a grid's second and third axes.
 MOST_BLOCKS: Final = (1 << 16) - 1
 # (rows, elements of a row, threads) of a tile; rows of outputs of a thread.
 TILES: Final = ((32, 128, 256), (32, 128, 128), (16, 128, 128), (32, 64, 128))
+# The same of columns and rows besides, whose row sees more beside a tile the more channels there are.
+WIDE_TILES: Final = {
+    1: ((32, 192, 384),), 2: ((32, 192, 384),),
+    3: ((16, 256, 192), (16, 256, 256), (8, 384, 256)), 4: ((16, 256, 192), (16, 256, 256), (8, 384, 256)),
+}  # fmt: skip
 DEEP: Final = (4, 2)
 # Threads of a multiprocessor that have registers for columns and rows, or windows at once, by `deep`; and for windows
 # of few taps.
-BLOCKS_THREADS: Final = {(True, 4): 640, (True, 2): 1024, (False, 4): 512, (False, 2): 640}
-# The same for columns and rows where a thread has more outputs of a row.
-WIDE, WIDE_THREADS = 12, 512
+BLOCKS_THREADS: Final = {(True, 4): 640, (True, 2): 1024, (False, 4): 512, (False, 2): 512}
 FEW, FEW_THREADS = 9, {4: 896, 2: 1152}
-# Of the cost model, fitted to times of 8 configs of 31 filters (H200). Instructions of a warp: a piece on its way to
-# the tile, an element that is truncated or stored. Cycles: of an instruction of all warps of a multiprocessor, of one
-# of a block's own, of a tile's begin and end. How much longer than its bytes take memory takes; begin and end.
-LOAD, TRUNCATE, STORE, ISSUE, OWN, TILE, MEMORY, START_US = 53.0, 4.0, 17.5, 0.32, 2.3, 2900.0, 1.23, 2.0
+# Of the cost model, fitted to times of 8 to 15 configs of 31 filters (H200). Instructions of a warp: a piece on its way
+# to the ring, and where it is not float32; an element that is truncated or stored. Cycles: of an instruction of all
+# warps of a multiprocessor, of one of a block's own, of a step's begin and end. How much longer than its bytes take
+# memory takes; begin and end. How much longer a column of so many products takes, whose loop is not unrolled.
+LOAD, CONVERT, TRUNCATE, STORE, ISSUE, OWN, TILE, MEMORY, START_US = (
+    15.0,
+    36.0,
+    1.1,
+    13.4,
+    0.367,
+    1.95,
+    2600.0,
+    1.09,
+    2.5,
+)
+ROLLED, UNROLLED = 1.06, 800
 
 
 @dataclass(frozen=True)
@@ -107,23 +126,24 @@ class Layout:
         self.chunks = ceil_div(s, self.chunk)
         self.row_weights = self.chunks * round_up(self.chunk, PIECE)
         self.skip = -view.before[1] * c % PIECE
-        self.along = OF_ROW[c][config.deep == DEEP[0]] if separable else PIECE
+        self.along = ALONG[c] if separable else PIECE
         self.columns = config.columns // self.along * self.along
         self.seen = ceil_div(self.skip + self.along + (self.chunk - 1) * c, PIECE)
-        self.rows = config.rows + r - 1
         self.pieces = (self.columns - self.along) // PIECE + self.seen + (self.chunks - 1) * self.chunk * c // PIECE
         self.deep = config.deep * (1 + separable)
+        # Rows of the ring: those of a step and, of windows at once, of the next one.
+        self.ring = round_up(config.rows * (2 - separable) + r - 1, self.deep)
         self.row_at = CONSTANTS + (round_up(r, self.deep) if separable else 0)
         self.words = self.row_at + (1 if separable else r) * self.row_weights
-        beside = self.along // PIECE
-        sums = config.rows * round_up(self.pieces, beside if beside % 2 == 0 else 1) * separable
-        self.shared_bytes = 4 * (self.words + PIECE * (self.rows * self.pieces + sums))
+        sums = config.rows * (self.pieces | 1) * separable
+        self.shared_bytes = 4 * (self.words + PIECE * (self.ring * self.pieces + sums))
         self.tiles = ceil_div(view.height, config.rows), ceil_div(view.width * c, self.columns)
 
 
 def most_threads(layout: Layout, config: Config, separable: bool) -> int:
-    """Of a multiprocessor, for which the compiler leaves registers."""
-    return WIDE_THREADS if layout.along >= WIDE else BLOCKS_THREADS[separable, config.deep]
+    """Of a multiprocessor, for which the compiler leaves registers: of blocks that find shared memory."""
+    held = SHARED_BYTES // (layout.shared_bytes + MORE_BYTES)
+    return max(config.threads, min(BLOCKS_THREADS[separable, config.deep], held * config.threads))
 
 
 class TilesPlan(ListPlan):
@@ -194,41 +214,49 @@ class FilterTiles(CudaAlgorithm[Config]):
 
     def configs(self, problem: FilterProblem, device: Device) -> Sequence[Config]:
         view, kinds = view_of(problem), kinds_of(problem)
+        tiles = TILES + (WIDE_TILES[view.c] if kinds[0] else ())
         return [
             config
-            for config in (Config(*tile, deep) for tile in TILES for deep in DEEP)
-            if all(Layout(view, config, kind).shared_bytes <= device.shared_bytes for kind in kinds)
+            for config in (Config(*tile, deep) for tile in tiles for deep in DEEP)
+            if config.rows % (config.deep * (1 + kinds[0])) == 0
+            and all(Layout(view, config, kind).shared_bytes <= device.shared_bytes for kind in kinds)
         ]
 
     def predict_us(self, problem: FilterProblem, config: Config, device: Device) -> float:
-        """Memory, and tiles: what all warps of a multiprocessor issue, or a block's own chain of loads and sums."""
+        """Memory, and steps: what all warps of a multiprocessor issue, or a block's own chain of loads and sums."""
         view, separable = view_of(problem), kinds_of(problem)[0]
         layout, (r, s), threads = Layout(view, config, separable), view.taps, config.threads
         words, sums = layout.row_weights // PIECE, 4 * layout.deep
-        # (items, instructions of each).
-        parts = [(layout.rows * layout.pieces, LOAD)]
+        segments = segments_of(view, layout, config, separable, device)
+        steps = max(1, layout.tiles[0] / segments.blocks)
+        # (items of a step, instructions of each).
+        parts = [((config.rows + (r - 1) / steps) * layout.pieces, LOAD + CONVERT * (problem.x_dtype.itemsize < 4))]
         if separable:
             column: float = r + layout.deep + ceil_div(r, PIECE) + r * sums + layout.deep * 2 + 20
             column += sums * TRUNCATE * problem.truncates_columns
-            steps = (layout.chunks - 1) * layout.chunk * view.c / PIECE
-            row = layout.seen + steps + words + s * layout.along + layout.along * STORE + 30
+            column *= ROLLED if r * sums > UNROLLED else 1.0
+            moved = (layout.chunks - 1) * layout.chunk * view.c / PIECE
+            row = layout.seen + moved + words + s * layout.along + layout.along * STORE + 30
             parts += [(config.rows * layout.pieces // layout.deep, column)]
             parts += [(config.rows * layout.columns // layout.along, row)]
         else:
             at_once = layout.chunks * (layout.deep - 1 + r) * layout.seen + r * (words + s * sums)
             parts += [(config.rows * layout.columns // sums, at_once + sums * STORE + layout.deep * 12 + 25)]
-        issued = ISSUE * sum(ceil_div(items, LANES) * each for items, each in parts)
-        own = TILE + OWN * sum(ceil_div(items, threads) * each for items, each in parts)
+        issued = ISSUE * sum(items / LANES * each for items, each in parts)
+        own = TILE + OWN * sum(ceil_div(ceil(items), threads) * each for items, each in parts)
         most = FEW_THREADS[config.deep] if not separable and r * s <= FEW else most_threads(layout, config, separable)
         share = view.depth * prod(layout.tiles) / device.multiprocessors
-        beside = min(blocks_of((1 << 16) // most, threads, layout.shared_bytes), max(1, share))
+        held = blocks_of((1 << 16) // most, threads, layout.shared_bytes)
+        beside = min(held, max(1, share / steps))
         cycles = max(1, share / beside) * joint_us(beside * issued, own, 3.0)
         memory = MEMORY * problem.bytes / (device.gbps * 1e3)
         return START_US + joint_us(cycles / cycles_us(device), memory, 3.0)
 
     def plan(self, problem: FilterProblem, config: Config, device: Device) -> Plan:
         view = view_of(problem)
-        kinds = {kind: (Layout(view, config, kind), self.launch(problem, config, kind)) for kind in kinds_of(problem)}
+        kinds = {
+            kind: (Layout(view, config, kind), self.launch(problem, config, kind, device)) for kind in kinds_of(problem)
+        }
         return TilesPlan(problem, device, kinds)
 
     def sources(self, problem: FilterProblem, config: Config) -> list[Source]:
@@ -240,8 +268,9 @@ class FilterTiles(CudaAlgorithm[Config]):
         words: dict[str, int | bool | str] = {
             "OP": {"max": "LARGEST", "min": "SMALLEST"}.get(problem.op, "SUM"), "C": view.c, "SEPARABLE": separable,
             "TAPS_H": view.taps[0], "TAPS_W": view.taps[1], "PIECES": layout.pieces, "CHUNK": layout.chunk,
-            "SKIP": layout.skip, "ROWS": config.rows, "COLUMNS": layout.columns, "ALONG": layout.along,
-            "DEEP": layout.deep, "THREADS": config.threads, "INTEGRAL": problem.integral, "CLIP": problem.clip,
+            "SKIP": layout.skip, "ROWS": config.rows, "RING": layout.ring,
+            "COLUMNS": layout.columns, "ALONG": layout.along, "DEEP": layout.deep, "THREADS": config.threads,
+            "INTEGRAL": problem.integral, "CLIP": problem.clip,
             "TRUNCATE": separable and problem.op == "separable" and problem.truncates_columns,
         }  # fmt: skip
         of_x, of_y = (tensor_core_type(one) if one == "f16" else DTYPES[one].cpp for one in (problem.dtype, problem.to))
@@ -250,15 +279,41 @@ class FilterTiles(CudaAlgorithm[Config]):
             most_threads(layout, config, separable) // config.threads, declarations=traits(of_x, words),
         )  # fmt: skip
 
-    def launch(self, problem: FilterProblem, config: Config, separable: bool) -> Launch:
+    def launch(self, problem: FilterProblem, config: Config, separable: bool, device: Device) -> Launch:
         view = view_of(problem)
         layout = Layout(view, config, separable)
         befores = view.before[0], view.before[1] * view.c
-        fields = {"height": view.height, "width": view.width * view.c}
+        segments = segments_of(view, layout, config, separable, device)
+        fields = {
+            "height": view.height, "width": view.width * view.c, "steps": segments.steps, "segments": segments.number,
+            "last_steps": segments.last_steps,
+        }  # fmt: skip
         for axis, before, mode in zip("hw", befores, view.modes, strict=True):
             fields |= {f"before_{axis}": before, f"mode_{axis}": MODES.index(mode)}
-        grid, source = (*layout.tiles[::-1], view.depth), self.source(problem, config, separable)
+        grid, source = (layout.tiles[1], segments.blocks, view.depth), self.source(problem, config, separable)
         return Launch(source, fields, grid, config.threads, layout.shared_bytes, dependent=True)
+
+
+class Segments(NamedTuple):
+    """Steps of a block down its strip, and how many such blocks a strip has; of those behind them; blocks in all."""
+
+    steps: int
+    number: int
+    last_steps: int
+    blocks: int
+
+
+def segments_of(view: View, layout: Layout, config: Config, separable: bool, device: Device) -> Segments:
+    """Of about SEGMENT rows beyond what a block sees besides its own; the last, about as many as run at once, of few
+    rows, so that all multiprocessors end together."""
+    down, across = layout.tiles
+    strips = max(1, across * view.depth)
+    held = blocks_of((1 << 16) // most_threads(layout, config, separable), config.threads, layout.shared_bytes)
+    places = held * device.multiprocessors
+    steps = max(1, (SEGMENT + view.taps[0] - 1) // config.rows)
+    few = min(steps, ceil_div(LAST_SEGMENT, config.rows)) if strips * down > places else 1
+    number = max(0, down - few * places // strips) // steps
+    return Segments(steps, number, few, number + ceil_div(down - number * steps, few))
 
 
 def kinds_of(problem: FilterProblem) -> tuple[bool, ...]:

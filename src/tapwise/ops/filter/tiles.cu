@@ -1,29 +1,21 @@
-// Filters on pictures, a tile of the result a block: what its windows see comes to shared memory once, as float32, and
-// each thread goes over it with several outputs in registers. Channels lie side by side, so a tap of a row is as many
-// elements from the next as there are channels.
+// Filters on pictures, a strip of the result a block, from top to bottom in steps of a tile: what its windows see comes
+// to shared memory once, as float32, where the newest rows take the oldest ones' places. Each thread goes over a tile
+// with several outputs in registers. Channels lie side by side, so a tap of a row is as many elements from the next as
+// there are channels.
 //
 // At once: a thread has DEEP rows of 4 outputs. It goes down the window's rows, with as many of the tile in registers,
 // a chunk of CHUNK taps of a row at a time. A column and a row: a thread makes the column's sums of DEEP rows of 4,
 // which go to shared memory, and then the row's of ALONG neighbours. Weights lie in shared memory. Where one is 0, it
 // is skipped by loops of their own: what it sees, infinity perhaps, does not count.
-#include "cp_async.cuh"
-#include "grid.cuh"
-#include "ops/filter/filter.cuh"
-
-struct FilterTiles {
-    const void *x, *list;
-    void *y;
-    // Of the picture: rows, elements of a row; rows and elements in front of a window's own, what is beyond the edges.
-    long long height, width, before_h, before_w, mode_h, mode_w;
-};
+#include "ops/filter/rows.cuh"
 
 // What a list begins with. WHOLE: whether no weight is 0.
 enum Constant { CVAL, LOW, HIGH, START, COLUMN_EPSILON, EPSILON, WHOLE, CONSTANTS = 8 };
 
 // T: of x; OP, C channels; SEPARABLE; TAPS_H, TAPS_W of a window, CHUNK of a row at a time, SKIP elements of the tile
 // in front of the first; ROWS, COLUMNS (elements) of a tile; THREADS; of a thread, DEEP rows of outputs, or of column
-// sums, and ALONG outputs of a row; PIECES of 4 elements of a row of the tile with what it sees; INTEGRAL: y holds
-// integers, CLIP: within their range; TRUNCATE: so do the column's sums.
+// sums, and ALONG outputs of a row; PIECES of 4 elements of a row of the tile with what it sees; RING: rows in shared
+// memory; INTEGRAL: y holds integers, CLIP: within their range; TRUNCATE: so do the column's sums.
 template <class Traits> struct FilterTile : Traits {
     using B = Traits;
     // Pieces of 4 that the windows of a thread's outputs see of a chunk, and that a chunk is.
@@ -34,117 +26,17 @@ template <class Traits> struct FilterTile : Traits {
     static constexpr int ROW_AT = CONSTANTS + (B::TAPS_H + B::DEEP - 1) / B::DEEP * B::DEEP;
     static constexpr int WORDS = B::SEPARABLE ? ROW_AT + ROW_WORDS : CONSTANTS + B::TAPS_H * ROW_WORDS;
     static constexpr int IN_ROWS = B::ROWS + B::TAPS_H - 1, PITCH = 4 * B::PIECES;
-    // Pieces of column sums are swapped with those beside them, so that a warp's lie in all banks.
-    static constexpr int SWAPPED = B::ALONG / 4 % 2 ? 0 : B::ALONG / 4 - 1;
-    static constexpr int PITCH_SUMS = (B::PIECES + SWAPPED) / (SWAPPED + 1) * (SWAPPED + 1) * 4;
-    // Turns of loops that are unrolled: all where a thread has not too many products.
-    static constexpr int MOST = 800, ALL_ROWS = B::TAPS_H * B::CHUNK * B::DEEP * 4 <= MOST ? B::TAPS_H : 1,
-                         ALL_COLUMN = B::TAPS_H * B::DEEP * 4 <= MOST ? B::TAPS_H : 1,
-                         ALL_CHUNKS = B::TAPS_W * B::ALONG <= MOST ? CHUNKS : 1;
-    static_assert(B::ROWS % B::DEEP == 0 && B::COLUMNS % B::ALONG == 0 && WORDS % 4 == 0);
+    // Rows of column sums are an odd number of pieces, and threads beside each other take neighbours of so many rows,
+    // that what eight of them load lies in all banks.
+    static constexpr int PITCH_SUMS = 4 * (B::PIECES | 1), APART = B::ALONG / 4;
+    static constexpr int BESIDE = (APART & -APART) < 8 ? APART & -APART : 8;
+    // Turns of a loop that are unrolled: all where a thread has not too many products, fewer where each weight is
+    // looked at (!ALL), and of windows at once, which want registers for more rows.
+    template <bool ALL> static constexpr int unrolled(int turns, int products) {
+        return products <= (!ALL ? 200 : B::SEPARABLE ? 800 : 480) ? turns : 1;
+    }
+    static_assert(B::ROWS % B::DEEP == 0 && B::RING % B::DEEP == 0 && B::COLUMNS % B::ALONG == 0 && WORDS % 4 == 0);
 };
-
-DEVICE float4 as_float4(const float (&v)[4]) { return make_float4(v[0], v[1], v[2], v[3]); }
-DEVICE void put(float *to, float4 v) { to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w; }
-
-// An element as float32. Of bits behind those of 2^23: no conversion, of which a multiprocessor makes few at once.
-template <typename T> DEVICE float widened(T v) { return upcast(v); }
-DEVICE float widened(unsigned short v) { return __uint_as_float(0x4b000000u | v) - 8388608.0f; }
-DEVICE float widened(short v) { return __uint_as_float(0x4b000000u | ((unsigned short)v ^ 0x8000u)) - 8421376.0f; }
-DEVICE float widened(unsigned char v) { return widened((unsigned short)v); }
-DEVICE float widened(signed char v) { return widened((short)v); }
-
-// Element i of those that begin in the first word's lowest byte.
-template <typename T, int WORDS> DEVICE float element(const unsigned (&words)[WORDS], int i) {
-    if constexpr (sizeof(T) == 4) return __uint_as_float(words[i]);
-    else if constexpr (sizeof(T) == 1) {
-        const bool negative = T(-1) < T(0);
-        const unsigned bits = negative ? words[i / 4] ^ 0x80808080u : words[i / 4];
-        return __uint_as_float(__byte_perm(bits, 0x4b000000u, 0x7440 + i % 4)) - (negative ? 8388736.0f : 8388608.0f);
-    } else {
-        const unsigned short bits = words[i / 2] >> i % 2 * 16;
-        return widened(reinterpret_cast<const T &>(bits));
-    }
-}
-
-// The bits of four elements of 1 or 2 bytes. ALIGNED: their address is a multiple of the four's size.
-template <bool ALIGNED, typename T> DEVICE void load_elements(const T *from, unsigned (&words)[sizeof(T)]) {
-    const unsigned beside = ALIGNED ? 0 : reinterpret_cast<unsigned long long>(from) & 3;
-    const unsigned *const at = reinterpret_cast<const unsigned *>(reinterpret_cast<const char *>(from) - beside);
-    if constexpr (ALIGNED && sizeof(T) == 2) {
-        const uint2 both = *reinterpret_cast<const uint2 *>(at);
-        words[0] = both.x, words[1] = both.y;
-        return;
-    }
-    unsigned next = at[0];
-#pragma unroll
-    for (int i = 0; i < sizeof(T); ++i) {
-        const unsigned low = next;
-        next = i + 1 < sizeof(T) || beside ? at[i + 1] : 0;
-        words[i] = __funnelshift_r(low, next, 8 * beside);
-    }
-}
-
-// The tile's elements from row `top` and element `left` on, pieces of 4 at a time. EDGE: some lie beyond the picture;
-// ALIGNED: addresses of pieces are multiples of their size.
-template <class P, bool EDGE, bool ALIGNED>
-DEVICE void load_tile(const FilterTiles &a, const typename P::T *x, float cval, float *tile, int top, int left) {
-    using T = typename P::T;
-    constexpr bool ASYNC = sizeof(T) == 4;
-    constexpr int C = P::C, COUNT = P::IN_ROWS * P::PIECES, TURNS = (COUNT + P::THREADS - 1) / P::THREADS;
-    // All in one turn, or few.
-    constexpr int MOST = 8, TOGETHER = (TURNS + (TURNS + MOST - 1) / MOST - 1) / ((TURNS + MOST - 1) / MOST);
-    const int height = a.height, width = a.width;
-#pragma unroll 1
-    for (int first = threadIdx.x; first < COUNT; first += TOGETHER * P::THREADS) {
-        unsigned words[TOGETHER][sizeof(T)];
-        int beyond = 0;
-#pragma unroll
-        for (int i = 0; i < TOGETHER; ++i) {
-            const int item = first + i * P::THREADS, row = item / P::PIECES, w = left + item % P::PIECES * 4;
-            if (item >= COUNT) break;
-            int h = top + row;
-            if constexpr (EDGE) {
-                h = source_index(h, height, a.mode_h);
-                if (h < 0 || w < 0 || w + 4 > width) {
-                    beyond |= 1 << i;
-                    continue;
-                }
-            }
-            const T *const from = x + ((long long)h * width + w);
-            if constexpr (ASYNC) {
-                const unsigned to = shared_address(tile + 4 * item);
-                if constexpr (ALIGNED) {
-                    cp_async<16>(to, from, true);
-                } else {
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) cp_async<4>(to + 4 * j, from + j, true);
-                }
-            } else load_elements<ALIGNED>(from, words[i]);
-        }
-#pragma unroll
-        for (int i = 0; i < TOGETHER; ++i) {
-            const int item = first + i * P::THREADS;
-            if (item >= COUNT) break;
-            float *const to = tile + 4 * item;
-            if (EDGE && beyond & 1 << i) {
-                const int h = source_index(top + item / P::PIECES, height, a.mode_h);
-#pragma unroll 1
-                for (int j = 0; j < 4; ++j) {
-                    const int e = left + item % P::PIECES * 4 + j, pixel = e < 0 ? -((C - 1 - e) / C) : e / C;
-                    const int w = h < 0 ? -1 : source_index(pixel, width / C, a.mode_w);
-                    to[j] = w < 0 ? cval : widened(x[(long long)h * width + w * C + e - pixel * C]);
-                }
-            } else if (!ASYNC) {
-                float v[4];
-#pragma unroll
-                for (int j = 0; j < 4; ++j) v[j] = element<T>(words[i], j);
-                *reinterpret_cast<float4 *>(to) = as_float4(v);
-            }
-        }
-    }
-    if constexpr (ASYNC) cp_async_commit(), cp_async_wait<0>();
-}
 
 // A tap's term to a sum. The largest of nothing is no number, and any number is larger.
 template <class P> DEVICE void add_term(float &sum, float weight, float value) {
@@ -152,9 +44,6 @@ template <class P> DEVICE void add_term(float &sum, float weight, float value) {
     else sum = P::OP == LARGEST ? fmaxf(sum, value) : fminf(sum, value);
 }
 template <class P> DEVICE float first_sum(float start) { return P::OP == SUM ? start : NOT_A_NUMBER; }
-
-// Where a piece of a row of column sums lies in it.
-template <class P> DEVICE int swapped(int piece) { return piece ^ (piece >> 3 & P::SWAPPED); }
 
 // COUNT results of a row from element w on, those of the picture.
 template <class P, typename Y, int COUNT>
@@ -179,12 +68,30 @@ DEVICE void store_results(Y *line, int w, int width, const float (&sums)[COUNT],
     }
 }
 
+// Rows of the ring for outputs from row `row` behind the first on, one after the other: behind the last of the ring
+// comes its first.
+template <class P> struct Window {
+    const float *from;
+    int until;
+    DEVICE Window(const float *ring, int first, int row, int along) {
+        row += first;
+        row -= row < P::RING ? 0 : P::RING;
+        from = ring + row * P::PITCH + along, until = P::RING - row;
+    }
+    DEVICE const float *row(int r) {
+        if (r % P::DEEP == 0 && r == until) from -= P::RING * P::PITCH;
+        return from + r * P::PITCH;
+    }
+};
+
 // Windows at once. ALL: every weight counts.
 template <class P, bool ALL, typename Y>
-DEVICE void filter_at_once(const FilterTiles &a, const float *constants, const float *tile, Y *y, int h0, int w0) {
+DEVICE void filter_at_once(const FilterTiles &a, const float *constants, const float *ring, int first, Y *y, int h0,
+                           int w0) {
     constexpr int DEEP = P::DEEP, ACROSS = P::COLUMNS / 4, ITEMS = P::ROWS / DEEP * ACROSS;
     // Taps of the last chunk.
     constexpr int LAST = P::TAPS_W - (P::CHUNKS - 1) * P::CHUNK;
+    constexpr int ALL_ROWS = P::template unrolled<ALL>(P::TAPS_H, P::TAPS_H * P::CHUNK * DEEP * 4);
     static_assert(P::ALONG == 4);
 #pragma unroll 1
     for (int item = threadIdx.x; item < ITEMS; item += P::THREADS) {
@@ -194,23 +101,24 @@ DEVICE void filter_at_once(const FilterTiles &a, const float *constants, const f
         for (int t = 0; t < DEEP; ++t)
 #pragma unroll
             for (int v = 0; v < 4; ++v) sums[t][v] = first_sum<P>(constants[START]);
-        const float *from = tile + row * P::PITCH + along, *weights = constants + CONSTANTS;
+        const float *weights = constants + CONSTANTS;
 #pragma unroll 1
-        for (int chunk = 0; chunk < P::CHUNKS; ++chunk, from += P::CHUNK * P::C, weights += P::CHUNK_WORDS) {
+        for (int chunk = 0; chunk < P::CHUNKS; ++chunk, weights += P::CHUNK_WORDS) {
             float window[DEEP][4 * P::SEEN];
-            const auto load = [&](int to, int r) {
+            Window<P> seen(ring, first, row, along + chunk * P::CHUNK * P::C);
+            const auto load = [&](int to, const float *from) {
 #pragma unroll
                 for (int i = 0; i < P::SEEN; ++i)
-                    put(window[to] + 4 * i, *reinterpret_cast<const float4 *>(from + r * P::PITCH + 4 * i));
+                    put(window[to] + 4 * i, *reinterpret_cast<const float4 *>(from + 4 * i));
             };
 #pragma unroll
-            for (int r = 0; r < DEEP - 1; ++r) load(r, r);
-#pragma unroll P::ALL_ROWS
+            for (int r = 0; r < DEEP - 1; ++r) load(r, seen.row(r));
+#pragma unroll ALL_ROWS
             for (int r0 = 0; r0 < P::TAPS_H; r0 += DEEP)
 #pragma unroll
                 for (int j = 0; j < DEEP; ++j) {
                     if (r0 + j >= P::TAPS_H) break;
-                    load((j + DEEP - 1) % DEEP, r0 + j + DEEP - 1);
+                    load((j + DEEP - 1) % DEEP, seen.row(r0 + j + DEEP - 1));
                     float some[P::CHUNK_WORDS];
 #pragma unroll
                     for (int i = 0; i < P::CHUNK_WORDS; i += 4)
@@ -232,22 +140,30 @@ DEVICE void filter_at_once(const FilterTiles &a, const float *constants, const f
     }
 }
 
+// This thread's number: another one in each step, so that what is left over for some warps goes round.
+template <class P> DEVICE int turned(int step) {
+    return (threadIdx.x + (step / P::DEEP + blockIdx.x) * 32 % P::THREADS) % P::THREADS;
+}
+
 // The column's sums of all that the row's will see.
-template <class P, bool ALL> DEVICE void filter_columns(const float *constants, const float *tile, float *sums_to) {
+template <class P, bool ALL>
+DEVICE void filter_columns(const float *constants, const float *ring, int first, float *sums_to) {
     constexpr int DEEP = P::DEEP, ITEMS = P::ROWS / DEEP * P::PIECES;
+    constexpr int ALL_COLUMN = P::template unrolled<ALL>(P::TAPS_H, P::TAPS_H * DEEP * 4);
     const float epsilon = constants[COLUMN_EPSILON];
 #pragma unroll 1
-    for (int item = threadIdx.x; item < ITEMS; item += P::THREADS) {
+    for (int item = turned<P>(first); item < ITEMS; item += P::THREADS) {
         const int row = item / P::PIECES * DEEP, along = item % P::PIECES;
-        const float *const from = tile + row * P::PITCH + along * 4, *const weights = constants + CONSTANTS;
+        const float *const weights = constants + CONSTANTS;
+        Window<P> seen(ring, first, row, along * 4);
         float sums[DEEP][4], window[DEEP][4];
 #pragma unroll
         for (int t = 0; t < DEEP; ++t) {
 #pragma unroll
             for (int v = 0; v < 4; ++v) sums[t][v] = first_sum<P>(0.0f);
-            if (t < DEEP - 1) put(window[t], *reinterpret_cast<const float4 *>(from + t * P::PITCH));
+            if (t < DEEP - 1) put(window[t], *reinterpret_cast<const float4 *>(seen.row(t)));
         }
-#pragma unroll P::ALL_COLUMN
+#pragma unroll ALL_COLUMN
         for (int r0 = 0; r0 < P::TAPS_H; r0 += DEEP) {
             float some[DEEP];
 #pragma unroll
@@ -255,8 +171,7 @@ template <class P, bool ALL> DEVICE void filter_columns(const float *constants, 
 #pragma unroll
             for (int j = 0; j < DEEP; ++j) {
                 if (r0 + j >= P::TAPS_H) break;
-                put(window[(j + DEEP - 1) % DEEP],
-                    *reinterpret_cast<const float4 *>(from + (r0 + j + DEEP - 1) * P::PITCH));
+                put(window[(j + DEEP - 1) % DEEP], *reinterpret_cast<const float4 *>(seen.row(r0 + j + DEEP - 1)));
                 if (ALL || some[j] != 0.0f)
 #pragma unroll
                     for (int t = 0; t < DEEP; ++t)
@@ -269,7 +184,7 @@ template <class P, bool ALL> DEVICE void filter_columns(const float *constants, 
             if constexpr (P::TRUNCATE)
 #pragma unroll
                 for (int v = 0; v < 4; ++v) sums[t][v] = trunc(sums[t][v] + copysign(epsilon, sums[t][v]));
-            reinterpret_cast<float4 *>(sums_to + (row + t) * P::PITCH_SUMS)[swapped<P>(along)] = as_float4(sums[t]);
+            reinterpret_cast<float4 *>(sums_to + (row + t) * P::PITCH_SUMS)[along] = as_float4(sums[t]);
         }
     }
 }
@@ -278,24 +193,25 @@ template <class P, bool ALL> DEVICE void filter_columns(const float *constants, 
 template <class P, bool ALL, typename Y>
 DEVICE void filter_rows(const FilterTiles &a, const float *constants, const float *from_sums, Y *y, int h0, int w0) {
     constexpr int ALONG = P::ALONG, ACROSS = P::COLUMNS / ALONG, ITEMS = P::ROWS * ACROSS;
+    constexpr int ALL_CHUNKS = P::template unrolled<ALL>(P::CHUNKS, P::TAPS_W * ALONG);
 #pragma unroll 1
     for (int item = threadIdx.x; item < ITEMS; item += P::THREADS) {
-        const int along = item % ACROSS * ALONG, row = item / ACROSS;
-        const float4 *const from = reinterpret_cast<const float4 *>(from_sums + row * P::PITCH_SUMS);
+        const int along = item / P::BESIDE % ACROSS * ALONG;
+        const int row = item / (P::BESIDE * ACROSS) * P::BESIDE + item % P::BESIDE;
+        const float4 *const from = reinterpret_cast<const float4 *>(from_sums + row * P::PITCH_SUMS + along);
         float sums[ALONG], window[4 * P::SEEN];
 #pragma unroll
         for (int v = 0; v < ALONG; ++v) sums[v] = first_sum<P>(constants[START]);
 #pragma unroll
-        for (int i = 0; i < P::SEEN; ++i) put(window + 4 * i, from[swapped<P>(along / 4 + i)]);
-#pragma unroll P::ALL_CHUNKS
+        for (int i = 0; i < P::SEEN; ++i) put(window + 4 * i, from[i]);
+#pragma unroll ALL_CHUNKS
         for (int chunk = 0; chunk < P::CHUNKS; ++chunk) {
             constexpr int KEPT = P::SEEN > P::STEP ? P::SEEN - P::STEP : 0;
             if (chunk > 0) {
 #pragma unroll
                 for (int i = 0; i < 4 * KEPT; ++i) window[i] = window[i + 4 * P::STEP];
 #pragma unroll
-                for (int i = KEPT; i < P::SEEN; ++i)
-                    put(window + 4 * i, from[swapped<P>(along / 4 + chunk * P::STEP + i)]);
+                for (int i = KEPT; i < P::SEEN; ++i) put(window + 4 * i, from[chunk * P::STEP + i]);
             }
             float some[P::CHUNK_WORDS];
 #pragma unroll
@@ -312,37 +228,61 @@ DEVICE void filter_rows(const FilterTiles &a, const float *constants, const floa
     }
 }
 
-template <class P, bool ALL, typename Y>
-DEVICE void filter_tile(const FilterTiles &a, const float *constants, const float *tile, float *sums, Y *y, int h0,
-                        int w0) {
-    if constexpr (P::SEPARABLE) {
-        filter_columns<P, ALL>(constants, tile, sums);
-        __syncthreads();
-        filter_rows<P, ALL>(a, constants, sums, y, h0, w0);
-    } else filter_at_once<P, ALL>(a, constants, tile, y, h0, w0);
-}
-
 template <class Traits, typename Y> DEVICE void filter_tiles(const FilterTiles &a) {
     using P = FilterTile<Traits>;
+    using T = typename P::T;
     extern __shared__ __align__(16) unsigned char memory[];
-    float *const constants = reinterpret_cast<float *>(memory), *const tile = constants + P::WORDS,
-                 *const sums = tile + P::IN_ROWS * P::PITCH;
-    const int h0 = blockIdx.y * P::ROWS, w0 = blockIdx.x * P::COLUMNS;
+    float *const constants = reinterpret_cast<float *>(memory), *const ring = constants + P::WORDS,
+                 *const sums = ring + P::RING * P::PITCH;
+    // The last blocks have fewer steps, so that all multiprocessors end at about the same time.
+    const int number = blockIdx.y, many = min(number, (int)a.segments), few = number - many;
+    const int h0 = (many * (int)a.steps + few * (int)a.last_steps) * P::ROWS, w0 = blockIdx.x * P::COLUMNS;
+    const int end = min((int)a.height, h0 + (int)(number < a.segments ? a.steps : a.last_steps) * P::ROWS);
     const long long picture = (long long)blockIdx.z * a.height * a.width;
-    const typename P::T *const x = static_cast<const typename P::T *>(a.x) + picture;
-    Y *const y = static_cast<Y *>(a.y) + picture;
     begin_dependent();
     const float *const list = static_cast<const float *>(a.list);
     for (int i = threadIdx.x; i < P::WORDS; i += P::THREADS) constants[i] = list[i];
-    const int top = h0 - (int)a.before_h, left = w0 - (int)a.before_w - P::SKIP;
-    const bool inside = top >= 0 && left >= 0 && top + P::IN_ROWS <= a.height && left + P::PITCH <= a.width;
-    constexpr int PIECE = 4 * sizeof(typename P::T);
-    if ((reinterpret_cast<unsigned long long>(x + left) % PIECE | a.width % 4) == 0) {
-        if (inside) load_tile<P, false, true>(a, x, 0.0f, tile, top, left);
-        else load_tile<P, true, true>(a, x, list[CVAL], tile, top, left);
-    } else if (inside) load_tile<P, false, false>(a, x, 0.0f, tile, top, left);
-    else load_tile<P, true, false>(a, x, list[CVAL], tile, top, left);
-    __syncthreads();
-    if (constants[WHOLE] != 0.0f) filter_tile<P, true>(a, constants, tile, sums, y, h0, w0);
-    else filter_tile<P, false>(a, constants, tile, sums, y, h0, w0);
+    // Rows of the next step come while this one's are added up: to places of rows that, once a column's sums are made,
+    // no more are wanted, or to others. `first`: place of this step's first row.
+    int first = 0;
+#pragma unroll 1
+    for (int h = h0 - P::ROWS; h < end; h += P::ROWS) {
+        const bool begun = h >= h0, whole = begun && constants[WHOLE] != 0.0f;
+        if constexpr (P::SEPARABLE)
+            if (begun) {
+                if (whole) filter_columns<P, true>(constants, ring, first, sums);
+                else filter_columns<P, false>(constants, ring, first, sums);
+                __syncthreads();
+            }
+        Rows<P> coming;
+        coming.count = 0;
+        if (h + P::ROWS < end) {
+            const int rows = begun ? P::ROWS : P::IN_ROWS, top = h + P::ROWS + P::IN_ROWS - rows - (int)a.before_h;
+            const int left = w0 - (int)a.before_w - P::SKIP, width = a.width, place = begun ? first + P::IN_ROWS : 0;
+            const T *const x = static_cast<const T *>(a.x) + picture;
+            coming.corner = x + ((long long)top * width + left), coming.pitch_bytes = width * (unsigned)sizeof(T);
+            coming.ring = ring, coming.first = place < P::RING ? place : place - P::RING;
+            if (left >= 0 && left + P::PITCH <= width && top >= 0 && top + rows <= a.height) {
+                coming.count = rows * P::PIECES;
+                coming.begin();
+            } else if (coming.aligned()) load_edge<P, true>(a, x, list[CVAL], ring, coming.first, top, rows, left);
+            else load_edge<P, false>(a, x, list[CVAL], ring, coming.first, top, rows, left);
+            if constexpr (sizeof(T) == 4) cp_async_commit();
+        }
+        if (begun) {
+            Y *const y = static_cast<Y *>(a.y) + picture;
+            if constexpr (P::SEPARABLE) {
+                if (whole) filter_rows<P, true>(a, constants, sums, y, h, w0);
+                else filter_rows<P, false>(a, constants, sums, y, h, w0);
+            } else {
+                if (whole) filter_at_once<P, true>(a, constants, ring, first, y, h, w0);
+                else filter_at_once<P, false>(a, constants, ring, first, y, h, w0);
+            }
+            first += P::ROWS;
+            first -= first < P::RING ? 0 : P::RING;
+        }
+        coming.end();
+        if constexpr (sizeof(T) == 4) cp_async_wait<0>();
+        __syncthreads();
+    }
 }
