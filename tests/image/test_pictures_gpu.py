@@ -31,6 +31,9 @@ FILTERS = [
     "filter minimum size15 h9 w7 nearest",
     "filter gaussian sigma2 h300 w501 u8",
     "filter correlate h200 w400 c3 r9 s3 f16",
+    # So tall that blocks go down their strips in several steps.
+    "filter gaussian sigma2 h60000 w20 u8",
+    "filter correlate h60000 w20 r3 s5",
 ]
 
 
