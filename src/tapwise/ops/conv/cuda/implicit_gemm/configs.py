@@ -340,7 +340,7 @@ def is_legal(view: View, device: Device) -> bool:
     }
     others = PLAIN_REGISTERS + sum(MORE_REGISTERS[name] for name, needed in used.items() if needed)
     sums = share * config.tile_n // 2
-    rows = config.staged_strips > 0 and epilogue.vector > 1 and not (function or short)
+    rows = config.staged_strips > 0 and epilogue.vector > 1 and not (function or short or share * problem.residual > 1)
     return sums + others <= registers or (rows and sums <= ROW_SUMS)
 
 
