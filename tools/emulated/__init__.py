@@ -159,7 +159,8 @@ def _shared() -> Path:
         for path, text in texts.items():
             (own / path.name).write_bytes(text)
         _build(own / "emulated.h.gch", "-x", "c++-header", own / "emulated.h")
-        _build(own / "shared.so", "-shared", *(own / path.name for path in texts if path.suffix == ".cpp"))
+        # Compiled once, run by all.
+        _build(own / "shared.so", "-O2", "-shared", *(own / path.name for path in texts if path.suffix == ".cpp"))
         try:
             own.rename(folder)
         except OSError:

@@ -1,4 +1,5 @@
 // What the parts of the emulator share: a block's threads, and copies, boxes and products that are still to come.
+#include <setjmp.h>
 #include <ucontext.h>
 
 #include <vector>
@@ -40,6 +41,8 @@ struct Product {
 // A barrier of some of a block's threads.
 struct Named { int arrived = 0, turn = 0; };
 struct Fiber : Thread {
+    // Where it goes on. A context only begins it: to swap contexts is a system call.
+    jmp_buf here;
     ucontext_t context;
     std::vector<char> stack;
     std::vector<std::vector<AsyncCopy>> groups{1};

@@ -10,7 +10,7 @@ Thread *current;
 std::vector<Fiber> fibers;
 std::vector<Block> cluster;
 unsigned own_rank;
-static ucontext_t scheduler;
+static jmp_buf scheduler;
 static void (*entry)(const void *);
 static const void *parameters;
 
@@ -20,7 +20,7 @@ void fail(const char *why) {
 }
 void wait_as(Fiber::State state) {
     fiber().state = state;
-    swapcontext(&fiber().context, &scheduler);
+    if (!_setjmp(fiber().here)) _longjmp(scheduler, 1);
 }
 void wait_in_turns(long long turns) { wait_as(cluster.size() > 1 && turns > 8 ? Fiber::PAUSED : Fiber::READY); }
 void __syncthreads() { wait_as(Fiber::IN_BLOCK); }
@@ -53,10 +53,25 @@ void sync_part(int id, int threads) {
     }
 }
 
+// The next block's thread goes on where this one's has ended.
 static void fiber_main() {
-    entry(parameters);
-    fiber().state = Fiber::ENDED;
-    swapcontext(&fiber().context, &scheduler);
+    for (;;) {
+        entry(parameters);
+        wait_as(Fiber::ENDED);
+    }
+}
+static void begin(Fiber &fiber) {
+    fiber.stack.resize(128 << 10);
+    getcontext(&fiber.context);
+    fiber.context.uc_stack = {fiber.stack.data(), 0, fiber.stack.size()};
+    makecontext(&fiber.context, fiber_main, 0);
+}
+__attribute__((noinline)) static void go_on(Fiber &fiber) {
+    current = &fiber;
+    if (_setjmp(scheduler)) return;
+    if (!fiber.stack.empty()) _longjmp(fiber.here, 1);
+    begin(fiber);
+    setcontext(&fiber.context);
 }
 
 // Runs a block until all of its threads wait for others of the cluster or have ended. `together`: all blocks have come
@@ -69,8 +84,8 @@ static Fiber::State run_block(unsigned threads, bool backwards, bool together) {
         for (unsigned i = 0; i < threads; ++i) {
             Fiber &next = fibers[backwards ? threads - 1 - i : i];
             if (next.state != Fiber::READY) continue;
-            current = &next, ran = true;
-            swapcontext(&scheduler, &next.context);
+            ran = true;
+            go_on(next);
         }
         // Who waits for a warp goes on when all of the warp's threads wait for it, and so with a block.
         for (unsigned first = 0; first < threads; first += 32) {
@@ -117,10 +132,6 @@ void run_grid(void (*kernel)(const void *), const void *p, const unsigned *grid,
                         Fiber &fiber = block.fibers[t];
                         fiber.index = {t, 0, 0}, fiber.state = Fiber::READY, fiber.groups.assign(1, {});
                         fiber.products.assign(1, {}), fiber.stores.assign(1, {});
-                        fiber.stack.resize(128 << 10);
-                        getcontext(&fiber.context);
-                        fiber.context.uc_stack = {fiber.stack.data(), 0, fiber.stack.size()};
-                        makecontext(&fiber.context, fiber_main, 0);
                     }
                 }
                 // All of a cluster come to each of its barriers, or all end.
