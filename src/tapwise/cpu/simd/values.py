@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Final
 
 from llvmlite import ir
@@ -39,6 +40,39 @@ class _BFloat(ir.Type):
 BFLOAT: Final = _BFloat()
 
 
+# Types and constants have a text that is made once: kernels have thousands of them.
+@cache
+def vector_of(element: Any, lanes: int) -> Any:
+    return ir.VectorType(element, lanes)
+
+
+@cache
+def integer(kind: Any, value: int) -> Any:
+    return ir.Constant(kind, value)
+
+
+@cache
+def _filled(kind: Any, value: str, lanes: int) -> Any:
+    number = float(value)
+    return ir.Constant(kind, number if lanes == 1 else [number] * lanes)
+
+
+def filled(kind: Any, value: float, lanes: int) -> Any:
+    """A floating-point number in every lane. Kept by its text: 0.0 equals -0.0."""
+    return _filled(kind, repr(float(value)), lanes)
+
+
+@cache
+def picks(lanes: tuple[int, ...]) -> Any:
+    """The constant operand of a shuffle."""
+    return ir.Constant(vector_of(I32, len(lanes)), list(lanes))
+
+
+@cache
+def undefined(kind: Any) -> Any:
+    return ir.Constant(kind, ir.Undefined)
+
+
 class Int:
     """A 64-bit integer of the kernel, or a Python int known while generating."""
 
@@ -47,7 +81,7 @@ class Int:
 
     @property
     def ir(self) -> Any:
-        return ir.Constant(INT, self.value) if isinstance(self.value, int) else self.value
+        return integer(INT, self.value) if isinstance(self.value, int) else self.value
 
     def _binary(self, other: Any, fold: Callable[[int, int], int], emit: str) -> Int:
         other = self.k.integer(other)
