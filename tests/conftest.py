@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -77,6 +77,45 @@ def share(request: pytest.FixtureRequest) -> Callable[[Iterable[Any]], list[Any]
     return taken
 
 
+_covered: dict[str, dict[str, list[Any]]] = {}
+
+
+@pytest.fixture
+def cover(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
+    """cover(text, texts, configs_of): of the configs of one problem of a test those that it runs now, with
+    --all-kernels each. `configs_of(text)` has them by their kinds.
+
+    In the quick run each problem has one config at least, and each kind of config that any of them offers is run with
+    one problem at least: that which has the fewest so far.
+    """
+
+    def taken(text: str, texts: Iterable[str], configs_of: Callable[[str], Mapping[Any, Any]]) -> list[Any]:
+        if request.config.getoption("--all-kernels"):
+            return list(configs_of(text).values())
+        test = request.node.nodeid.split("[")[0]
+        if test not in _covered:
+            _covered[test] = _shared_out({one: configs_of(one) for one in texts})
+        return _covered[test][text]
+
+    return taken
+
+
+def _shared_out(offered: dict[str, Mapping[Any, Any]]) -> dict[str, list[Any]]:
+    """Rare kinds first, so that common ones go where nothing is yet."""
+    having: dict[Any, list[str]] = {}
+    for text, configs in offered.items():
+        for kind in configs:
+            having.setdefault(kind, []).append(text)
+    found: dict[str, list[Any]] = {text: [] for text in offered}
+    for kind, texts in sorted(having.items(), key=lambda item: len(item[1])):
+        text = min(texts, key=lambda one: len(found[one]))
+        found[text].append(offered[text][kind])
+    for number, (text, configs) in enumerate(offered.items()):
+        if not found[text] and configs:
+            found[text].append(list(configs.values())[number % len(configs)])
+    return found
+
+
 @pytest.fixture(autouse=True)
 def quick_where_tests_take_kernels_as_they_are(request: pytest.FixtureRequest) -> None:
     place = request.path.relative_to(TESTS)
@@ -122,7 +161,7 @@ def gpu_count() -> int:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests marked `cuda` where there is no GPU, and further architectures unless all are wanted. Tests that
-    take a share of kernels are marked `kernels`."""
+    take a share of kernels or of configs are marked `kernels`."""
 
     def is_wanted(item: pytest.Item) -> bool:
         if item.get_closest_marker("cuda"):
@@ -132,7 +171,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     has_gpu, every = gpu_count() > 0, config.getoption("--all-kernels")
     for item in items:
-        if "share" in getattr(item, "fixturenames", ()):
+        if {"share", "cover"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("kernels")
     wanted = [item for item in items if is_wanted(item)]
     if len(wanted) < len(items):

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 from tapwise import disk_cache, settings
 from tapwise.cuda.jit import compile as compiler
 
-# The fixture of tests/conftest.py.
+# The fixtures of tests/conftest.py.
 Share = Callable[[Iterable[Any]], list[Any]]
+Cover = Callable[..., list[Any]]
 
 
 class Compiled(NamedTuple):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from compiled_kernels import Share, compiled
+from compiled_kernels import Cover, Share, compiled
 from emulated_plans import SMALL, needs_compiler, verdict_of
 
 from tapwise import registry
@@ -26,7 +25,7 @@ PROBLEMS = [
 ]
 
 
-def kinds(problem: ConvProblem) -> Iterator[Config]:
+def kinds(problem: ConvProblem) -> dict[tuple[Any, ...], Config]:
     """A config of each kind of kernel for all phases, of those that read filters as they lie."""
     found: dict[tuple[Any, ...], Config] = {}
     phases = [phase.problem for phase in with_taps(problem) if phase.problem is not None]
@@ -39,14 +38,14 @@ def kinds(problem: ConvProblem) -> Iterator[Config]:
             offered = all(config in one.configs(phase, SMALL) for phase in phases[1:])
             if key not in found and offered and all(one.reads_in_place(phase, config) for phase in phases):
                 found[key] = Config(((identifier, config),) * len(phases))
-    yield from found.values()
+    return found
 
 
 @needs_compiler
 @pytest.mark.parametrize("text", PROBLEMS)
-def test_they_compute_dgrad(emulation: None, text: str) -> None:
+def test_they_compute_dgrad(emulation: None, cover: Cover, text: str) -> None:
     problem = ConvProblem.parse(text)
-    configs = list(kinds(problem))
+    configs = cover(text, PROBLEMS, lambda one: kinds(ConvProblem.parse(one)))
     assert configs
     for config in configs:
         assert all(ALGORITHM.read_in_place(problem, config))
@@ -58,7 +57,7 @@ def test_they_compile_without_spills(architecture: str, share: Share) -> None:
     sources: list[Any] = []
     for text in PROBLEMS:
         problem = ConvProblem.parse(text)
-        for config in kinds(problem):
+        for config in kinds(problem).values():
             if architecture != "sm_80" or "by=tma" not in str(config):
                 sources += ALGORITHM.sources(problem, config)
     for source in share(dict.fromkeys(sources)):
