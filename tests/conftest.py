@@ -77,42 +77,42 @@ def share(request: pytest.FixtureRequest) -> Callable[[Iterable[Any]], list[Any]
     return taken
 
 
-_covered: dict[str, dict[str, list[Any]]] = {}
+_covered: dict[str, dict[Any, list[Any]]] = {}
 
 
 @pytest.fixture
 def cover(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
-    """cover(text, texts, configs_of): of the configs of one problem of a test those that it runs now, with
-    --all-kernels each. `configs_of(text)` has them by their kinds.
+    """cover(case, cases, configs_of): of the configs of one case of a test those that it runs now, with
+    --all-kernels each. `configs_of(case)` has them by their kinds.
 
-    In the quick run each problem has one config at least, and each kind of config that any of them offers is run with
-    one problem at least: that which has the fewest so far.
+    In the quick run each case has one config at least, and each kind of config that any of them offers is run with
+    one case at least: that which has the fewest so far.
     """
 
-    def taken(text: str, texts: Iterable[str], configs_of: Callable[[str], Mapping[Any, Any]]) -> list[Any]:
+    def taken(case: Any, cases: Iterable[Any], configs_of: Callable[[Any], Mapping[Any, Any]]) -> list[Any]:
         if request.config.getoption("--all-kernels"):
-            return list(configs_of(text).values())
+            return list(configs_of(case).values())
         test = request.node.nodeid.split("[")[0]
         if test not in _covered:
-            _covered[test] = _shared_out({one: configs_of(one) for one in texts})
-        return _covered[test][text]
+            _covered[test] = _shared_out({one: configs_of(one) for one in cases})
+        return _covered[test][case]
 
     return taken
 
 
-def _shared_out(offered: dict[str, Mapping[Any, Any]]) -> dict[str, list[Any]]:
+def _shared_out(offered: Mapping[Any, Mapping[Any, Any]]) -> dict[Any, list[Any]]:
     """Rare kinds first, so that common ones go where nothing is yet."""
-    having: dict[Any, list[str]] = {}
-    for text, configs in offered.items():
+    having: dict[Any, list[Any]] = {}
+    for case, configs in offered.items():
         for kind in configs:
-            having.setdefault(kind, []).append(text)
-    found: dict[str, list[Any]] = {text: [] for text in offered}
-    for kind, texts in sorted(having.items(), key=lambda item: len(item[1])):
-        text = min(texts, key=lambda one: len(found[one]))
-        found[text].append(offered[text][kind])
-    for number, (text, configs) in enumerate(offered.items()):
-        if not found[text] and configs:
-            found[text].append(list(configs.values())[number % len(configs)])
+            having.setdefault(kind, []).append(case)
+    found: dict[Any, list[Any]] = {case: [] for case in offered}
+    for kind, having_it in sorted(having.items(), key=lambda item: len(item[1])):
+        case = min(having_it, key=lambda one: len(found[one]))
+        found[case].append(offered[case][kind])
+    for number, (case, configs) in enumerate(offered.items()):
+        if not found[case] and configs:
+            found[case].append(list(configs.values())[number % len(configs)])
     return found
 
 

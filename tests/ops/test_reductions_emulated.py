@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -79,13 +80,14 @@ def test_places_of_equals_and_of_no_numbers(op: str) -> None:
         np.testing.assert_array_equal(y, getattr(np, op)(x, axis=1), err_msg=str(config))
 
 
-@pytest.mark.kernels
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("text", PROBLEMS)
-def test_kernels_compile_without_spills(text: str, architecture: str) -> None:
+def test_kernels_compile_without_spills(
+    text: str, architecture: str, share: Callable[[Iterable[Any]], list[Any]]
+) -> None:
     problem: Any = registry.parse(text)
     (algorithm,) = registry.of_backend("cuda", problem.operator)
-    for config in list(algorithm.configs(problem, H200))[::2]:
+    for config in share(list(algorithm.configs(problem, H200))[::2]):
         for source in algorithm.sources(problem, config):  # type: ignore[attr-defined]
             if architecture == "sm_80" and getattr(config, "cluster", False):
                 continue

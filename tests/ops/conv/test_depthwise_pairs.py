@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import ml_dtypes
@@ -71,9 +72,15 @@ def pair_configs(text: str) -> tuple[ConvProblem, list[InPlaceConfig]]:
 
 @needs_pairs
 @pytest.mark.parametrize("text", CASES)
-def test_tiles_of_pairs(text: str) -> None:
-    problem, configs = pair_configs(text)
-    for number, config in enumerate(configs[:: max(1, len(configs) // 4)]):
+def test_tiles_of_pairs(text: str, cover: Callable[..., list[InPlaceConfig]]) -> None:
+    """Tiles on integers take turns with those on other numbers."""
+    problem, _ = pair_configs(text)
+
+    def four(text: str) -> dict[object, InPlaceConfig]:
+        configs = pair_configs(text)[1][:: max(1, len(pair_configs(text)[1]) // 4)]
+        return {(one.rows, one.vectors, one.planes > 1): one for one in configs}
+
+    for number, config in enumerate(cover(text, CASES, four), CASES.index(text)):
         verdict = verify.check(problem, "cpu.depthwise", config, device=HERE, integers=number % 2 > 0)
         assert verdict, f"{config}: {verdict.message}"
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import product
+
 import pytest
 
 from tapwise import registry
 from tapwise.activation import ACTIVATIONS
+from tapwise.algorithm import Config
 from tapwise.cpu.device import host
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.verify import check
@@ -16,12 +20,18 @@ EACH = [*ACTIVATIONS, "leaky_relu-1.5"]
 
 @pytest.mark.parametrize("activation", EACH)
 @pytest.mark.parametrize("text", PROBLEMS)
-def test_results(text: str, activation: str) -> None:
+def test_results(text: str, activation: str, cover: Callable[..., list[Config]]) -> None:
     """Each in some tiles, and each tile with some."""
     name, words = text.split(": ")
-    problem, algorithm, device = ConvProblem.parse(f"{words} {activation}"), registry.get(name), host(2)
-    configs = {(one.route, one.m): one for one in algorithm.configs(problem, device) if one.route != "sums"}
-    some = list(configs.values())[EACH.index(activation) % 3 :: 3]
+    problem, device = ConvProblem.parse(f"{words} {activation}"), host(2)
+
+    def tiles(case: tuple[str, str]) -> dict[object, Config]:
+        name, words = case[0].split(": ")
+        configs = registry.get(name).configs(ConvProblem.parse(f"{words} {case[1]}"), device)
+        tiles = {(name, one.route, one.m): one for one in configs if one.route != "sums"}
+        return {tile: tiles[tile] for tile in list(tiles)[EACH.index(case[1]) % 3 :: 3]}
+
+    some = cover((text, activation), list(product(PROBLEMS, EACH)), tiles)
     assert some
     for config in some:
         assert (verdict := check(problem, name, config, device=device)), (config, verdict.message)

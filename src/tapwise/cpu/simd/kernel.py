@@ -8,10 +8,9 @@ from typing import Any, Final
 
 from llvmlite import ir
 
+from tapwise.cpu.simd import values
 from tapwise.cpu.simd.target import Target
-from tapwise.cpu.simd.values import (
-    BFLOAT, BYTES, I1, I32, INT, INTEGERS, PTR, TYPES, Int, Ptr, Var, filled, integer, picks, undefined, vector_of,
-)  # fmt: skip
+from tapwise.cpu.simd.values import BFLOAT, BYTES, I1, I32, INT, INTEGERS, PTR, TYPES, Int, Ptr, Var
 
 # LLVM's types in the names of its intrinsics.
 _SHORT: Final = {"half": "f16", "bfloat": "bf16", "i16": "i16", "float": "f32", "double": "f64"}
@@ -100,7 +99,7 @@ class Kernel:
         self.b.cbranch(number < total, body, end)
         self.b.position_at_end(body)
         yield number
-        drawn = Int(self, self.b.atomic_rmw("add", counter.value, integer(INT, 1), "monotonic"))
+        drawn = Int(self, self.b.atomic_rmw("add", counter.value, values.integer(INT, 1), "monotonic"))
         mine.set(drawn + workers)
         self.b.branch(head)
         self.b.position_at_end(end)
@@ -156,7 +155,9 @@ class Kernel:
         function = self.module.globals.get(name)
         if function is None:
             function = ir.Function(self.module, ir.FunctionType(ir.VoidType(), [PTR, I32, I32, I32]), name)
-        self.b.call(function, [pointer.value, *(integer(I32, flag) for flag in (int(write), 3 if near else 2, 1))])
+        self.b.call(
+            function, [pointer.value, *(values.integer(I32, flag) for flag in (int(write), 3 if near else 2, 1))]
+        )
 
     def prefetch_rows(self, arrays: Sequence[Ptr], at: Int, count: int) -> None:
         """Ask for `count` elements of each array, into L2.
@@ -171,7 +172,7 @@ class Kernel:
     # Vectors and scalars of floating point: `lanes` 1 means a scalar
 
     def vector(self, dtype: str, lanes: int) -> Any:
-        return TYPES[dtype] if lanes == 1 else vector_of(TYPES[dtype], lanes)
+        return TYPES[dtype] if lanes == 1 else values.vector_of(TYPES[dtype], lanes)
 
     def load(self, pointer: Ptr, lanes: int | None = None, mask: Any = None) -> Any:
         """`lanes` elements (default: a full vector) from any address, widened to the arithmetic dtype.
@@ -194,7 +195,7 @@ class Kernel:
         if mask is None:
             return self.b.load(pointer.value, align=align, typ=kind)
         function = self._masked("load", kind, kind, [PTR, I32, mask.type, kind])
-        return self.b.call(function, [pointer.value, integer(I32, align), mask, ir.Constant(kind, None)])
+        return self.b.call(function, [pointer.value, values.integer(I32, align), mask, ir.Constant(kind, None)])
 
     def _from_integers(self, value: Any, dtype: str, lanes: int) -> Any:
         """Integers as floating point; narrow ones by way of 32 bits, which machines convert from."""
@@ -213,7 +214,7 @@ class Kernel:
         """float32 rounded to nearest even as bits of bfloat16 (or LLVM's bfloat); NaN stays NaN."""
         lanes, b = self.lanes_of(value), self.b
         if self.target.rounds_bf16 and not exact:
-            return b.fptrunc(value, BFLOAT if lanes == 1 else vector_of(BFLOAT, lanes))
+            return b.fptrunc(value, BFLOAT if lanes == 1 else values.vector_of(BFLOAT, lanes))
         bits = b.bitcast(value, self.vector("i32", lanes))
         upper = b.lshr(bits, self._bits(16, bits))
         if not exact:
@@ -253,7 +254,7 @@ class Kernel:
             self.b.store(value, pointer.value, align=align)
             return
         function = self._masked("store", value.type, ir.VoidType(), [value.type, PTR, I32, mask.type])
-        self.b.call(function, [value, pointer.value, integer(I32, align), mask])
+        self.b.call(function, [value, pointer.value, values.integer(I32, align), mask])
 
     def _masked(self, name: str, kind: Any, result: Any, types: Sequence[Any]) -> Any:
         """LLVM's masked load or store of vectors of a type."""
@@ -263,16 +264,16 @@ class Kernel:
 
     def mask(self, bits: Int, lanes: int) -> Any:
         """Lanes that are on, from the low bits of an integer."""
-        return self.b.bitcast(self.b.trunc(bits.ir, ir.IntType(lanes)), vector_of(I1, lanes))
+        return self.b.bitcast(self.b.trunc(bits.ir, ir.IntType(lanes)), values.vector_of(I1, lanes))
 
     def splat(self, scalar: Any, lanes: int | None = None) -> Any:
         """A scalar in every lane."""
         lanes = self.lanes if lanes is None else lanes
         if lanes == 1:
             return scalar
-        nothing = undefined(vector_of(scalar.type, lanes))
-        one = self.b.insert_element(nothing, scalar, integer(I32, 0))
-        return self.b.shuffle_vector(one, nothing, picks((0,) * lanes))
+        nothing = values.undefined(values.vector_of(scalar.type, lanes))
+        one = self.b.insert_element(nothing, scalar, values.integer(I32, 0))
+        return self.b.shuffle_vector(one, nothing, values.picks((0,) * lanes))
 
     def broadcast(self, pointer: Ptr, lanes: int | None = None) -> Any:
         """One element from memory in every lane."""
@@ -281,7 +282,7 @@ class Kernel:
     def constant(self, value: float, lanes: int | None = None) -> Any:
         lanes = self.lanes if lanes is None else lanes
         kind = self.vector(self.dtype, lanes)
-        return filled(kind, value, lanes)
+        return values.filled(kind, value, lanes)
 
     def kept(self, value: float, lanes: int) -> Any:
         """The same, read from memory by the instruction that uses it: for loops with more constants than registers.
@@ -337,7 +338,7 @@ class Kernel:
 
     def shuffle(self, a: Any, b: Any, lanes: Sequence[int]) -> Any:
         """Lanes of a followed by b, picked by index."""
-        return self.b.shuffle_vector(a, b, picks(tuple(lanes)))
+        return self.b.shuffle_vector(a, b, values.picks(tuple(lanes)))
 
     def narrow(self, value: Any, lanes: int) -> Any:
         """The first lanes of a vector."""
@@ -345,9 +346,9 @@ class Kernel:
 
     def gather(self, pointers: Sequence[Ptr]) -> Any:
         """A vector from elements at separate addresses."""
-        value = undefined(vector_of(self.scalar, len(pointers)))
+        value = values.undefined(values.vector_of(self.scalar, len(pointers)))
         for lane, pointer in enumerate(pointers):
-            value = self.b.insert_element(value, self.load(pointer, 1), integer(I32, lane))
+            value = self.b.insert_element(value, self.load(pointer, 1), values.integer(I32, lane))
         return value
 
     # Rows
