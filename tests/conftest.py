@@ -77,6 +77,12 @@ def share(request: pytest.FixtureRequest) -> Callable[[Iterable[Any]], list[Any]
     return taken
 
 
+@pytest.fixture
+def every(request: pytest.FixtureRequest) -> bool:
+    """Whether this is the long run, with --all-kernels: a test that takes turns then takes each."""
+    return bool(request.config.getoption("--all-kernels"))
+
+
 _covered: dict[str, dict[Any, list[Any]]] = {}
 
 
@@ -171,7 +177,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     has_gpu, every = gpu_count() > 0, config.getoption("--all-kernels")
     for item in items:
-        if {"share", "cover"} & set(getattr(item, "fixturenames", ())):
+        if {"share", "cover", "every"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("kernels")
     wanted = [item for item in items if is_wanted(item)]
     if len(wanted) < len(items):

@@ -74,16 +74,17 @@ OWN = ["cpu.pointwise", "cpu.depthwise"]
 
 
 @pytest.mark.parametrize(("identifier", "text"), applying(IN_BOTH_ORDERS))
-def test_best_and_other_configs(identifier: str, text: str, request: pytest.FixtureRequest) -> None:
+def test_best_and_other_configs(identifier: str, text: str, every: bool, request: pytest.FixtureRequest) -> None:
     # Kernels as users have them in one memory order of each problem, in the other as they are generated.
     if IN_BOTH_ORDERS.index(text) % 4 in (1, 2):
         request.getfixturevalue("quick_code")
     problem = ConvProblem.parse(text)
     configs = list(registry.get(identifier).configs(problem, host()))
     best = dispatch.choose(problem, host(), identifier).config
-    # In one memory order the default, in the other one from the middle, beside the best.
-    another = configs[0 if IN_BOTH_ORDERS.index(text) % 2 else len(configs) // 2]
-    for config in dict.fromkeys([best, another]):
+    # Beside the best, in one memory order the default, in the other one from the middle.
+    others = [configs[0], configs[len(configs) // 2]]
+    turn = IN_BOTH_ORDERS.index(text) % 2
+    for config in dict.fromkeys([best, *(others if every else others[turn : turn + 1])]):
         verdict = verify.check(problem, identifier, config)
         assert verdict, f"{config}: {verdict.message}"
     exact = verify.check(problem, identifier, best, integers=True, seed=3)

@@ -79,12 +79,12 @@ def verdict_of(text: str, algorithm: Any, config: Any, backwards: bool, x: np.nd
 
 @needs_compiler
 @pytest.mark.parametrize("text", PROBLEMS)
-def test_windows(text: str) -> None:
-    """Two tiles of each problem, others of the next; the blocks of one in turn from its end."""
+def test_windows(text: str, every: bool) -> None:
+    """In the quick run two tiles of each problem, others of the next."""
     algorithm, at = of(registry.parse(text)), PROBLEMS.index(text)
     configs = algorithm.configs(registry.parse(text), H200)
     four = configs[:: max(1, len(configs) // 4)]
-    for number, config in enumerate(four[at % 2 :: 2] or four):
+    for number, config in enumerate(four if every else four[at % 2 :: 2] or four):
         verdict = verdict_of(text, algorithm, config, backwards=number % 2 == 1)
         assert verdict, (config, verdict.message)
 
