@@ -191,6 +191,9 @@ OUTPUT_ROW: Final = 40.0
 INTERLEAVED: Final = 7.0
 # Of a transform's cycles, the share that goes by vectors.
 BY_VECTORS: Final = 0.67
+# NCHW with lanes over channels: all parts take so much longer where vectors are loaded at once (Emerald Rapids: with
+# what is then chosen four layers of stride 2 take 0.81 to 0.88 of the time, five others 0.96 to 1.14).
+CHANNELS_WHOLE: Final = 1.05
 # Filters: cycles of a product's transform for the filters of one panel and channel.
 FILTER: Final = 7.0
 # Transformed filters that were just written, microseconds a MB to write and to read them once more, where vectors are
@@ -228,6 +231,8 @@ class TaskCost(generated.TaskCost):
             "sums": OVERLAP * self.accumulation(),
             "output transform": OVERLAP * self.output_transform(),
         }
+        if self.costs.whole and not g.over_tiles and self.problem.layout == "nchw":
+            cycles = {part: count * CHANNELS_WHOLE for part, count in cycles.items()}
         return Breakdown(self.costs, cycles, g.tasks)
 
     def tiles(self) -> float:
