@@ -36,6 +36,8 @@ from tapwise.ops.conv.problem import ConvProblem
 LEAST_TAPS: Final = 3
 # Taps whose products take as long as the next halo needs to come; with fewer there are more than two buffers.
 MANY_TAPS: Final = 7
+# Halo buffers of fewer taps than LEAST_TAPS (of strides alone), whose products take no longer than a strip's way.
+FEW_TAPS_BUFFERS: Final = 6
 # Outputs of a halo tile's row: with fewer it is mostly halo.
 LEAST_ACROSS: Final = 4
 # Staging buffers of planes: one or two for each warp that transposes.
@@ -274,7 +276,7 @@ def _buffered(view: View, config: HaloRowsConfig | HaloTileConfig, device: Devic
     taps = prod(view.seen.kernel)
     most = 2 if taps >= MANY_TAPS else 4 if config.chunk_bytes else 3
     if taps < LEAST_TAPS:
-        most = 6
+        most = FEW_TAPS_BUFFERS
     # Of one tap the products of two halos are under way.
     least = 2 if taps > 1 else 3
     stationary: list[Config] = [
