@@ -1,14 +1,18 @@
-"""Filters in the order that tensor cores want, by emulation."""
+"""Filters and images in the order that tensor cores want, by emulation."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from emulated_plans import SMALL, emulation, needs_compiler, verdict_of
 
 import emulated
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda import pack
+from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import ImplicitGemm
 from tapwise.ops.conv.problem import ConvProblem
+
+__all__ = ["emulation"]
 
 
 @pytest.mark.parametrize("axes", [(0, 1, 2, 3), (0, 2, 3, 1), (1, 2, 3, 0)])
@@ -77,6 +81,25 @@ def test_images_from_channels_first(channels: int, dtype: str, size: str) -> Non
     emulated.run(pack.images(problem, H200), {"x": x, "y": y})
     np.testing.assert_array_equal(y[0], wanted)
     assert not y[1:].any()
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("text", "ways"),
+    [
+        ("n2 c3 h13 w17 k24 r7 s5 stride2x3 pad3x2 f16", {1, 2}), ("n2 c5 h9 w12 k8 r3 s3 dilation1x2 bf16 nhwc", {1, 2}),
+        # Of filters of one row, too, some rows may be left out.
+        ("c1 h3 w1 k1 r1 s2 stride2x1 pad0x3:0 f16", {1}), ("n2 c3 h10 w9 k8 r1 s5 stride3x2 pad0x2 bf16", {1}),
+        ("n2 c3 h10 w9 k8 r1 s5 stride3x2 pad0x2 f16 nhwc", {1}), ("n2 c3 h10 w9 k8 r1 s3 stride2 pad1 f16", {1}),
+    ],
+)  # fmt: skip
+def test_taps_as_channels(emulation: None, text: str, ways: set[int]) -> None:
+    problem, algorithm = ConvProblem.parse(text), ImplicitGemm()
+    found = {one.unfold: one for one in algorithm.configs(problem, SMALL) if one.unfold}
+    assert found.keys() == ways
+    for config in found.values():
+        verdict = verdict_of(algorithm, problem, config)
+        assert verdict, f"{config}: {verdict.message}"
 
 
 @pytest.mark.parametrize("size", ["h8 w16", "h7 w12", "h9 w8", "h9 w9", "h6 w10"])

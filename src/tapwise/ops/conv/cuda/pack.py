@@ -180,7 +180,7 @@ def windows(
 ) -> Launch:
     """x, dense in the problem's layout, to y as its `view`: [part][n][h][w][tap][channel]. `names_of`: of a launch.
 
-    Along an axis whose taps the view has no more, pixels lie as those of the output.
+    Along an axis whose taps the view has no more, pixels lie as those of the output; where it is thinned, too.
     """
     h, w = problem.spatial
     rows, across = view.spatial
@@ -192,7 +192,8 @@ def windows(
     }  # fmt: skip
     for axis, name in enumerate("hw"):
         along = view.kernel[axis] < problem.kernel[axis]
-        fields |= {f"up_{name}": problem.stride[axis] if along else 1, f"dilation_{name}": problem.dilation[axis]}
+        up = problem.stride[axis] // view.stride[axis]
+        fields |= {f"up_{name}": up, f"dilation_{name}": problem.dilation[axis]}
         fields[f"pad_{name}"] = problem.padding[axis][0] * along
     blocks = ceil_div(across * wide(view) * problem.itemsize, 16 * THREADS)
     high = min(problem.n * rows, ceil_div(BLOCKS_EACH * device.multiprocessors, blocks))
