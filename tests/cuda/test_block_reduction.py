@@ -28,7 +28,7 @@ def test_every_element_is_reduced_once(text: str) -> None:
     for config in algorithm.configs(problem, H200):  # type: ignore[arg-type]
         first, *_ = algorithm.launches(problem, config)  # type: ignore[attr-defined]
         assert first.block[0] * config.neighbours == config.runs * config.down  # type: ignore[attr-defined]
-        assert 32 <= first.block[0] <= 256
+        assert 32 <= first.block[0] <= 512
         parts, runs = config.parts, config.runs  # type: ignore[attr-defined]
         vector = config.vector  # type: ignore[attr-defined]
         share = -(-length // (parts * vector)) * vector

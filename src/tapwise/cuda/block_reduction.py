@@ -19,7 +19,7 @@ from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
-from tapwise.cuda.types import INDEX_LIMIT, coordinates, template_args, tensor_core_type
+from tapwise.cuda.types import INDEX_LIMIT, coordinates, neighbours, template_args, tensor_core_type
 from tapwise.integers import ceil_div
 
 THREADS: Final = 256
@@ -53,6 +53,10 @@ class Config(BaseConfig):
     def runs(self) -> int:
         """Runs of a block."""
         return self.across * self.groups * self.neighbours
+
+    def skews(self, problem: Any) -> bool:
+        """Whether runs begin between what a thread loads at once."""
+        return bool(problem.collapsed[1] % self.vector)
 
 
 class BlockReduction(CudaAlgorithm[Config]):
@@ -156,6 +160,13 @@ def kernel(
     name = file.rpartition("/")[2].removesuffix(".cu")
     header = coordinates(problem.collapsed[1] >> 1)
     return stub(file, name, words, "Runs", config.threads, blocks, header, cluster)
+
+
+def widths(length: int, itemsize: int) -> tuple[int, ...]:
+    """Elements of a run that a thread may load at once: what divides its length, and 16 bytes where that is a quarter
+    of these or less."""
+    width, most = neighbours(length, itemsize), 16 // itemsize
+    return (width,) if 4 * width > most or length < 4 * most else (most, width)
 
 
 def power_of_two(count: int) -> int:

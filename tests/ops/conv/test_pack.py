@@ -87,7 +87,8 @@ def test_images_from_channels_first(channels: int, dtype: str, size: str) -> Non
 @pytest.mark.parametrize(
     ("text", "ways"),
     [
-        ("n2 c3 h13 w17 k24 r7 s5 stride2x3 pad3x2 f16", {1, 2}), ("n2 c5 h9 w12 k8 r3 s3 dilation1x2 bf16 nhwc", {1, 2}),
+        ("n2 c3 h13 w17 k24 r7 s5 stride2x3 pad3x2 f16", {1, 2}),
+        ("n2 c5 h9 w12 k8 r3 s3 dilation1x2 bf16 nhwc", {1, 2}),
         # Of filters of one row, too, some rows may be left out.
         ("c1 h3 w1 k1 r1 s2 stride2x1 pad0x3:0 f16", {1}), ("n2 c3 h10 w9 k8 r1 s5 stride3x2 pad0x2 bf16", {1}),
         ("n2 c3 h10 w9 k8 r1 s5 stride3x2 pad0x2 f16 nhwc", {1}), ("n2 c3 h10 w9 k8 r1 s3 stride2 pad1 f16", {1}),

@@ -20,10 +20,11 @@ PROBLEMS = [
     "softmax 7", "softmax 33x19", "log_softmax 3x5x7x11", "softmax 2x40000", "log_softmax 1500x3", "softmax 4x1x1",
     "log_softmax 70001", "softmax 70001", "softmax 6x600x37 axis1", "log_softmax 5x9x130 axis0",
 ]  # fmt: skip
-# Loads of eight, rows that registers do not hold, parts, columns: with the first config, or this.
+# Loads of eight, rows of odd lengths and that registers do not hold, parts, columns: with the first config, or this.
 EMULATED = [
     ("softmax 5x1000 f16", None), ("softmax 3x4104 bf16", Config(1, 64, 4, 1, vector=8)),
-    ("log_softmax 1x9004 f16", None), ("softmax 3x40x33 axis1 f64", None),
+    ("log_softmax 1x9004 f16", None), ("softmax 3x40x33 axis1 f64", None), ("softmax 9x197 f16", None),
+    ("log_softmax 5x43", None),
 ]  # fmt: skip
 CPU = [name for name in registry.ALGORITHMS[OPERATOR] if name.startswith("cpu.")]
 
@@ -42,7 +43,7 @@ def test_kernels_by_emulation(text: str, other: Config | None) -> None:
     problem = SoftmaxProblem.parse(f"{text} dgrad")
     algorithm: Any = registry.get("cuda.block_reduction", OPERATOR)
     config = other or algorithm.configs(problem, H200)[0]
-    assert config.vector == {1000: 8, 4104: 8, 9004: 4, 40: 1}[problem.length]
+    assert config.vector == {1000: 8, 4104: 8, 9004: 4, 40: 1, 197: 8, 43: 4}[problem.length]
     inputs, workspace = problem.sample(np.random.default_rng(0)), np.full(1 << 14, 0xFF, np.uint8)
     dx = np.full(problem.shape, np.nan, problem.x_dtype)
     assert algorithm.workspace_bytes(problem, config, H200) <= len(workspace)

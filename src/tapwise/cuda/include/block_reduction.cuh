@@ -12,6 +12,19 @@ struct Runs {
     long long outer, length, inner, parts;
 };
 
+// A run of `length` elements that begins at element `base`: whole pieces of V elements that lie in memory as loads take
+// them, and edges, which are elements in front of these and behind them. SKEWED: V does not divide the length.
+template <bool SKEWED, int V> struct Pieces {
+    long long count;
+    int head, edges;
+
+    __device__ __forceinline__ Pieces(long long base, long long length) : head(SKEWED ? (V - (int)(base % V)) % V : 0) {
+        count = (length - head) / V, edges = (int)(length - count * V);
+    }
+    // Edge k's element of the run.
+    __device__ __forceinline__ long long edge(int k) const { return k < head ? k : count * V + k; }
+};
+
 // KEY: the largest place, which is a key_of.
 enum Op { SUM, MEAN, MAX, MIN, PROD, ARGMAX, ARGMIN, NORM1, NORM2, SUMSQUARE, LOGSUMEXP, KEY };
 
@@ -71,10 +84,10 @@ __device__ __forceinline__ void accumulate_exponentials(Accumulator<A> &accumula
         accumulator.exp_sum = accumulator.exp_sum == A(0) ? A(0) : accumulator.exp_sum * exp(accumulator.value - top);
         accumulator.value = top;
     }
-    // -infinity adds nothing, even to nothing; infinity is level with itself.
+    // -infinity adds nothing, even to nothing. Where infinity is the largest, a sum of infinity says so.
+    const A level = top - top == A(0) ? top : A(0);
 #pragma unroll
-    for (int i = 0; i < count; ++i)
-        accumulator.exp_sum += x[i] == -POSITIVE_INFINITY ? A(0) : x[i] == top ? A(1) : exp(x[i] - top);
+    for (int i = 0; i < count; ++i) accumulator.exp_sum += exp(x[i] - level);
 }
 
 // A run and one element behind it.
@@ -144,6 +157,12 @@ __device__ __forceinline__ Accumulator<A> block_reduce(Accumulator<A> mine, Accu
     shared[tid] = mine;
     __syncthreads();
     const int first = tid / (ACROSS * DOWN) * (ACROSS * DOWN) + tid % ACROSS;
+    if constexpr (ACROSS == 1 && WARPS > 8) {
+        Accumulator<A> total = shared[first + lane % WARPS * WITHIN];
+#pragma unroll
+        for (int half = WARPS / 2; half > 0; half /= 2) total = combine<OP>(total, of_lane<OP>(total, lane + half));
+        return of_lane<OP>(total, 0);
+    }
     Accumulator<A> total = shared[first];
 #pragma unroll
     for (int warp = 1; warp < WARPS; ++warp) total = combine<OP>(total, shared[first + warp * WITHIN * ACROSS]);

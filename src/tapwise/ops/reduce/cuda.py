@@ -8,7 +8,7 @@ from math import log2
 from typing import ClassVar, Final
 
 from tapwise.algorithm import Device
-from tapwise.cuda.block_reduction import BUSY, THREADS, BlockReduction, Config, kernel, power_of_two
+from tapwise.cuda.block_reduction import BUSY, THREADS, BlockReduction, Config, kernel, power_of_two, widths
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.types import INDEX_LIMIT, neighbours
 from tapwise.integers import ceil_div
@@ -41,10 +41,10 @@ class ReduceBlockReduction(BlockReduction):
         wide = self.wide(problem, width, device) if width > 1 else []
         plain = list(super().configs(problem, device))
         if inner == 1 and length > 1:
-            vector, first = neighbours(length, problem.itemsize), plain[0]
-            downs = (min(THREADS, power_of_two(ceil_div(length // vector, each))) for each in LOADS)
-            wide = [Config(1, down, THREADS // down, 1, vector=vector) for down in downs]
-            wide += [replace(first, vector=vector)] * (first.parts > 1)
+            for vector in widths(length, problem.itemsize):
+                downs = (min(THREADS, power_of_two(ceil_div(length // vector, each))) for each in LOADS)
+                wide += [Config(1, down, THREADS // down, 1, vector=vector) for down in downs]
+                wide += [replace(plain[0], vector=vector)] * (plain[0].parts > 1)
             wide = [one for one in wide if ceil_div(outer, one.runs) * one.parts < INDEX_LIMIT]
         return list(dict.fromkeys([*wide, *plain]))
 
@@ -58,11 +58,11 @@ class ReduceBlockReduction(BlockReduction):
         return us * (0.9 if config.down == 1 and outer * inner >= BUSY * device.multiprocessors else 1.0)
 
     def kernels(self, problem: ReduceProblem, config: Config) -> list[tuple[Source, Config]]:
-        op = problem.op.upper()
+        op, loads = problem.op.upper(), (config.neighbours, config.vector, config.skews(problem))
         if config.parts == 1:
-            return [(kernel(problem, FILE, config, op, config.neighbours, config.vector, False, True), config)]
+            return [(kernel(problem, FILE, config, op, *loads, False, True), config)]
         last = Config(1, 32, THREADS // 32, 1)
         return [
-            (kernel(problem, FILE, config, op, config.neighbours, config.vector, False, False), config),
-            (kernel(problem, FILE, last, op, 1, 1, True, True), last),
+            (kernel(problem, FILE, config, op, *loads, False, False), config),
+            (kernel(problem, FILE, last, op, 1, 1, False, True, True), last),
         ]

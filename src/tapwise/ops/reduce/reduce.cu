@@ -2,12 +2,14 @@
 //
 // x (outer, length, inner), y (outer, inner), dense. A block has GROUPS x ACROSS columns with DOWN threads on each;
 // with one thread a column it is the plain method. A column is an element of y, or V neighbours; V divides inner. Or a
-// thread reads W neighbours of its column at once, where inner is 1 and W divides the length. The
-// parts of a long run go to `accumulators`, and a second launch (AGAIN) puts those together. Sums begin anew every
-// PIECE elements of a thread, so that errors do not grow with the length. UNIT: inner is 1.
+// thread reads W neighbours of its column at once, where inner is 1, and of a SKEWED column, whose length W does not
+// divide, edges one by one. The parts of a long run go to `accumulators`, and a second launch (AGAIN) puts those
+// together. Sums begin anew every PIECE elements of a thread, so that errors do not grow with the length. UNIT: inner
+// is 1.
 #include "block_reduction.cuh"
 
-template <typename T, int OP, int ACROSS, int DOWN, int GROUPS, bool UNIT, int V, int W, bool AGAIN, bool LAST>
+template <typename T, int OP, int ACROSS, int DOWN, int GROUPS, bool UNIT, int V, int W, bool SKEWED, bool AGAIN,
+          bool LAST>
 __device__ __forceinline__ void reduce(const Runs &a) {
     using A = typename Arithmetic<T>::type;
     // Loads under way: more where a thread has a column of its own, and there are few threads.
@@ -21,15 +23,21 @@ __device__ __forceinline__ void reduce(const Runs &a) {
     const long long column = (blockIdx.x / parts * GROUPS + group) * ACROSS + across, columns = a.outer * inner;
     const bool real = column < columns;
     // What is reduced: elements of a part of a column, or the accumulators of its parts.
+    const Pieces<SKEWED, W> pieces(SKEWED ? column * a.length : 0, a.length);
     const long long length = AGAIN ? a.parts : a.length / W, share = (length + parts - 1) / parts;
-    const long long first = part * share, end = real ? min(first + share, length) : first;
-    const long long base = AGAIN ? column * a.parts : column / inner * length * inner + column % inner;
-    const Neighbours<T, V * W> *x = static_cast<const Neighbours<T, V * W> *>(a.x) + base;
+    const long long first = part * share, end = real ? min(first + share, SKEWED ? pieces.count : length) : first;
+    const long long base = AGAIN ? column * a.parts : SKEWED ? 0 : column / inner * length * inner + column % inner;
+    const T *const run = static_cast<const T *>(a.x) + (SKEWED ? column * a.length : 0);
+    const Neighbours<T, V * W> *x = reinterpret_cast<const Neighbours<T, V * W> *>(run + pieces.head) + base;
     const Accumulator<A> *accumulators = static_cast<const Accumulator<A> *>(a.accumulators) + base;
 
     Accumulator<A> total[V];
 #pragma unroll
     for (int v = 0; v < V; ++v) total[v] = identity<OP, A>();
+    if constexpr (SKEWED)
+        if (real && part == 0)
+            for (int k = down; k < pieces.edges; k += DOWN)
+                accumulate<OP>(total[0], upcast(run[pieces.edge(k)]), pieces.edge(k));
     for (long long start = first + down; start < end; start += DOWN * PIECE) {
         Accumulator<A> ways[WAYS][V];
 #pragma unroll
@@ -50,7 +58,7 @@ __device__ __forceinline__ void reduce(const Runs &a) {
 #pragma unroll
                     for (int i = 0; i < WAYS * V * W; ++i)
                         accumulate<OP>(ways[i / (V * W)][i % V], upcast(read[i / (V * W)].v[i % (V * W)]),
-                                       (r + i / (V * W) * DOWN) * W + i % W);
+                                       (r + i / (V * W) * DOWN) * W + i % W + pieces.head);
                 }
             }
         for (; r < stop; r += DOWN) {
@@ -59,7 +67,8 @@ __device__ __forceinline__ void reduce(const Runs &a) {
             } else {
                 const Neighbours<T, V * W> read = x[r * step];
 #pragma unroll
-                for (int i = 0; i < V * W; ++i) accumulate<OP>(ways[0][i % V], upcast(read.v[i]), r * W + i % W);
+                for (int i = 0; i < V * W; ++i)
+                    accumulate<OP>(ways[0][i % V], upcast(read.v[i]), r * W + i % W + pieces.head);
             }
         }
 #pragma unroll

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 from typing import ClassVar, Final
 
 from tapwise.algorithm import Device
 from tapwise.cuda import block_reduction
-from tapwise.cuda.block_reduction import THREADS, BlockReduction, kernel
+from tapwise.cuda.block_reduction import THREADS, BlockReduction, kernel, widths
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.launch import has_dependent_launches
-from tapwise.cuda.types import INDEX_LIMIT, neighbours
+from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.integers import ceil_div
 from tapwise.ops.softmax.problem import SoftmaxProblem
 
@@ -21,9 +21,14 @@ MOST_KEPT, MOST_OF_CLUSTER = 32, 64
 CLUSTERS: Final = (2, 4, 8)
 # Elements of a thread that are few, and blocks of a multiprocessor then.
 FEW, MOST_BLOCKS = 8, 8
-# Elements that a thread holds best, or where it reads one by one; what twice or half as many cost, and what reading so
-# does (31 problems, H200).
-HELD, FEW_HELD, UNEVEN, ONE_BY_ONE = 11, 6, 0.15, 0.15
+# Of the cost model, fitted to 42 problems (H200). Loads that a thread has best, or where it reads one by one; what
+# twice or half as many cost, and half as wide ones; an edge as a part of a load.
+LOADS, FEW_LOADS, UNEVEN, NARROW, EDGE = 3, 6, 0.15, 0.08, 0.3
+# The same of a cluster, which has no fewer than so many loads, and what it costs, and elements of two bytes in it; of
+# reading twice, which has no more than so many loads. Of both, half as wide loads. Launches of 2 us that a cluster is,
+# and two launches one after the other.
+CLUSTER_LOADS, FEWER, CLUSTER, SHORT = 6, 0.25, 1.05, 1.2
+TWICE_LOADS, MORE, TWICE, NARROWER, LAUNCHES = 8, 0.1, 1.1, 0.4, (1.5, 6.5)
 
 
 @dataclass(frozen=True)
@@ -46,38 +51,52 @@ class SoftmaxBlockReduction(BlockReduction):
         outer, _, inner = problem.sizes
         plain = [Config(one.across, one.down, one.groups, one.parts) for one in super().configs(problem, device)]
         kept = list(self._kept_configs(problem, device)) if inner == 1 else []
+        if inner == 1 and not any(one.parts == 1 for one in kept):
+            sizes = widths(problem.length, problem.itemsize)
+            kept += [replace(one, vector=width) for one in plain if one.across == 1 for width in sizes]
+            wide = Config(1, 2 * THREADS, 1, 1, vector=sizes[0])
+            # Of two bytes registers hold too many elements of such a block.
+            kept += [wide] * (problem.itemsize > 2 or not self._kept(problem, wide))
         found = [one for one in kept if ceil_div(outer, one.runs) * one.parts < INDEX_LIMIT]
         return list(dict.fromkeys([*found, *plain]))
 
     def _kept_configs(self, problem: SoftmaxProblem, device: Device) -> Iterator[Config]:
         """16 bytes a thread and load; threads a run from as few as can hold it to as many as have a load each."""
-        width, length = neighbours(problem.length, problem.itemsize), problem.length
-        down = 1
-        while down <= THREADS:
-            if length <= down * MOST_KEPT and (down == 1 or length > down * width // 2):
-                yield Config(1, down, THREADS // down, 1, vector=width)
-            down *= 2
-        if length > THREADS * MOST_KEPT and has_dependent_launches(device.architecture):
-            for parts in CLUSTERS:
-                if length <= parts * THREADS * MOST_OF_CLUSTER:
-                    yield Config(1, THREADS, 1, parts, vector=width, cluster=True)
+        length = problem.length
+        for width in widths(length, problem.itemsize):
+            down = 1
+            while down <= THREADS:
+                if length <= down * MOST_KEPT and (down == 1 or length > down * width // 2):
+                    yield Config(1, down, THREADS // down, 1, vector=width)
+                down *= 2
+            if length > THREADS * MOST_KEPT and has_dependent_launches(device.architecture):
+                for parts in CLUSTERS:
+                    if length <= parts * THREADS * MOST_OF_CLUSTER:
+                        yield Config(1, THREADS, 1, parts, vector=width, cluster=True)
 
     def predict_us(self, problem: SoftmaxProblem, config: Config, device: Device) -> float:  # type: ignore[override]
         """Bytes at seven tenths of the bandwidth, x twice where registers do not hold it, and more where those of a
-        thread hold few or many; or what a run's own thread takes: 0.1 us a load."""
+        thread hold few or many; or what a run's own thread takes: 0.05 us a load and an
+        element."""
         outer, length, inner = problem.sizes
-        alone = length / (config.down * config.parts * config.vector) * 0.1
+        loads = max(length, 1) / (config.down * config.parts * config.vector)
+        alone = loads * (1 + config.vector) * 0.05
         blocks = ceil_div(outer * inner, config.runs) * config.parts
         spread = max(1.0, 8.0 * problem.itemsize / 4 if config.down == 1 and inner == 1 and length > 1 else 1.0)
         busy = min(1.0, blocks * THREADS * config.vector / (512 * device.multiprocessors))
         memory = problem.bytes * spread / (device.gbps * 1e3 * 0.7 * max(busy, 0.02))
-        again = 1.5
-        if self._kept(problem, config):
-            held = max(length, 1) / (config.down * config.parts)
-            one_by_one = config.vector == 1
-            best = FEW_HELD if one_by_one else HELD
-            again = 1 + UNEVEN * abs(log2(held / best)) + ONE_BY_ONE * one_by_one
-        launches = 1.0 if config.parts == 1 else 1.5 if config.cluster else 3.0
+        halvings = log2(16 // (config.vector * problem.itemsize)) if inner == 1 else 0.0
+        again = 1 + NARROWER * halvings
+        if config.cluster:
+            again *= CLUSTER * (1 + FEWER * max(0.0, log2(CLUSTER_LOADS / loads)))
+            again *= SHORT if problem.itemsize < 4 else 1.0
+        elif self._kept(problem, config):
+            edges = ceil_div(2 * config.vector - 2, config.down) if config.skews(problem) else 0
+            best = FEW_LOADS if config.vector == 1 else LOADS
+            again = 1 + UNEVEN * abs(log2((loads + EDGE * edges) / best)) + NARROW * halvings
+        else:
+            again *= TWICE + MORE * max(0.0, log2(loads / TWICE_LOADS))
+        launches = 1.0 if config.parts == 1 else LAUNCHES[not config.cluster]
         return max(memory, alone) * again + 2.0 * launches
 
     def workspace_bytes(self, problem: SoftmaxProblem, config: Config, device: Device) -> int:  # type: ignore[override]
@@ -90,14 +109,15 @@ class SoftmaxBlockReduction(BlockReduction):
 
     def _kept(self, problem: SoftmaxProblem, config: Config) -> int:
         """Loads of a thread that registers hold, 0 where they do not."""
-        each = ceil_div(ceil_div(problem.length, config.parts), config.down * config.vector)
+        length = problem.length // config.vector * config.vector
+        each = ceil_div(ceil_div(length, config.parts), config.down * config.vector)
         most = MOST_OF_CLUSTER if config.cluster else MOST_KEPT
         return each if (config.parts == 1 or config.cluster) and each * config.vector <= most else 0
 
     def kernels(self, problem: SoftmaxProblem, config: Config) -> list[tuple[Source, Config]]:  # type: ignore[override]
         stages = ("BOTH",) if config.parts == 1 or config.cluster else ("MEASURE", "SCALE")
         kept, cluster = self._kept(problem, config), config.parts if config.cluster else 1
-        file, words = "ops/softmax/softmax.cu", (problem.log, config.vector, kept)
+        file, words = "ops/softmax/softmax.cu", (problem.log, config.vector, config.skews(problem), kept)
         # Few elements leave room for many threads, whose loads hide each other's wait.
         few = 0 < config.vector * kept <= FEW and problem.dtype != "f64"
         more = {"cluster": cluster, "blocks": MOST_BLOCKS if few else 1}

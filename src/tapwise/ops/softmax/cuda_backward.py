@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from tapwise.algorithm import Device, Plan
-from tapwise.cuda.block_reduction import BUSY, THREADS, BlockReduction, Config, kernel, power_of_two
+from tapwise.cuda.block_reduction import BUSY, THREADS, BlockReduction, Config, kernel, power_of_two, widths
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.plan import CudaPlan
-from tapwise.cuda.types import INDEX_LIMIT, neighbours
+from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.integers import ceil_div
 from tapwise.ops.softmax.problem import SoftmaxProblem
 
@@ -38,20 +38,20 @@ class SoftmaxDgradBlockReduction(BlockReduction):
         """Along the last axis 16 bytes a thread and load; else as of every block reduction."""
         outer, length, inner = problem.sizes
         plain = list(super().configs(problem, device))
-        width = neighbours(length, problem.itemsize) if inner == 1 else 1
-        if width == 1:
-            return plain
-        # Few long runs are cut in parts.
-        if plain[0].parts > 1:
-            return [replace(plain[0], vector=width), *plain]
-        loads = length // width
-        least = max(min(32, power_of_two(loads)), power_of_two(ceil_div(length, MOST_KEPT)))
-        busy = min(power_of_two(ceil_div(BUSY * device.multiprocessors, outer)), power_of_two(loads))
-        down = min(THREADS, max(least, busy))
-        wide = [
-            Config(1, count, THREADS // count, 1, vector=width) for count in dict.fromkeys((down, min(THREADS, least)))
-        ]
-        return [*(one for one in wide if ceil_div(outer, one.runs) < INDEX_LIMIT), *plain]
+        wide = []
+        for width in widths(length, problem.itemsize) if inner == 1 else ():
+            # Few long runs are cut in parts.
+            if plain[0].parts > 1:
+                wide += [replace(plain[0], vector=width)] * (length % width == 0)
+                continue
+            loads = length // width
+            least = max(min(32, power_of_two(loads)), power_of_two(ceil_div(length, MOST_KEPT)))
+            busy = min(power_of_two(ceil_div(BUSY * device.multiprocessors, outer)), power_of_two(loads))
+            down = min(THREADS, max(least, busy))
+            both = (Config(1, count, THREADS // count, 1, vector=width) for count in (down, min(THREADS, least)))
+            wide += [one for one in both if width > 1 and (one.skews(problem) <= (self._kept(problem, one) > 0))]
+        found = [one for one in wide if ceil_div(outer, one.runs) < INDEX_LIMIT]
+        return list(dict.fromkeys([*found, *plain]))
 
     def predict_us(self, problem: SoftmaxProblem, config: Config, device: Device) -> float:
         """Bytes at seven tenths of the bandwidth, dy and y twice where registers do not hold them; or what a run's own
@@ -74,7 +74,8 @@ class SoftmaxDgradBlockReduction(BlockReduction):
     def kernels(self, problem: SoftmaxProblem, config: Config) -> list[tuple[Source, Config]]:
         stages = ("BOTH",) if config.parts == 1 else ("MEASURE", "SCALE")
         file, kept = "ops/softmax/softmax_backward.cu", self._kept(problem, config)
-        return [(kernel(problem, file, config, problem.log, config.vector, kept, stage), config) for stage in stages]
+        words = problem.log, config.vector, config.skews(problem), kept
+        return [(kernel(problem, file, config, *words, stage), config) for stage in stages]
 
     def plan(self, problem: SoftmaxProblem, config: Config, device: Device) -> Plan:
         workspace = self.workspace_bytes(problem, config, device)

@@ -2,19 +2,21 @@
 // ones (KEPT 0) are read for their largest element and the sum of their exponentials at once, and once more to be
 // written.
 //
-// x and y (outer, length, inner), dense; blocks as in reduce.cu. A thread reads V neighbours of a run at once. Of long
-// runs in parts, MEASURE writes the accumulators, SCALE puts them together and writes y; BOTH does it in one launch:
-// the parts are a block or, kept in registers, CLUSTER blocks.
+// x and y (outer, length, inner), dense; blocks as in reduce.cu. A thread reads V neighbours of a run at once, and of a
+// SKEWED run, whose pieces begin anywhere, an edge or two besides. Of long runs in parts, MEASURE writes the
+// accumulators, SCALE puts them together and writes y; BOTH does it in one launch: the parts are a block or, kept in
+// registers, CLUSTER blocks.
 //
 // Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018.
 #include "block_reduction.cuh"
 
 enum Stage { BOTH, MEASURE, SCALE };
 
-template <typename T, bool LOG, int ACROSS, int DOWN, int GROUPS, bool UNIT, int V, int KEPT, int STAGE, int CLUSTER>
+template <typename T, bool LOG, int ACROSS, int DOWN, int GROUPS, bool UNIT, int V, bool SKEWED, int KEPT, int STAGE,
+          int CLUSTER>
 __device__ __forceinline__ void softmax(const Runs &a) {
     using A = typename Arithmetic<T>::type;
-    constexpr int THREADS = ACROSS * DOWN * GROUPS, WAYS = 4, PIECE = 64;
+    constexpr int THREADS = ACROSS * DOWN * GROUPS, WAYS = V > 2 ? 2 : 4, SPAN = 64 / V;
     static_assert(V == 1 || UNIT);
     begin_dependent();
     __shared__ Accumulator<A> of_block[CLUSTER == 1 && ACROSS * DOWN > 32 && DOWN > 1 ? THREADS : 1];
@@ -24,27 +26,36 @@ __device__ __forceinline__ void softmax(const Runs &a) {
     const unsigned parts = STAGE == BOTH ? CLUSTER : a.parts, part = blockIdx.x % parts;
     const long long column = ((long long)(blockIdx.x / parts) * GROUPS + group) * ACROSS + across;
     const bool real = column < a.outer * a.inner;
-    const long long share = (a.length + parts * V - 1) / (parts * V) * V;
-    const long long first = part * share, end = real ? min(first + share, a.length) : first, step = UNIT ? 1 : a.inner;
+    const long long share = ((SKEWED ? a.length / V * V : a.length) + parts * V - 1) / (parts * V) * V;
+    const long long first = part * share, step = UNIT ? 1 : a.inner;
     const long long base = UNIT ? column * a.length : column / step * a.length * step + column % step;
     const T *x = static_cast<const T *>(a.x) + base;
     Accumulator<A> *accumulators = static_cast<Accumulator<A> *>(a.accumulators) + column * parts;
 
     if constexpr (KEPT > 0) {
         static_assert(STAGE == BOTH, "a whole run");
-        // Of a run that registers hold: few elements.
-        const int begin = first, stop = end;
-        A kept[KEPT * V];
+        // Of a run that registers hold: few elements. Whole pieces, then edges, which the first part has.
+        constexpr int EDGES = SKEWED ? (2 * V - 2 + DOWN - 1) / DOWN : 0;
+        const Pieces<SKEWED, V> pieces(base, a.length);
+        const int begin = first, stop = real ? min(first + share, pieces.count * V) : begin;
+        const int edges = real && part == 0 ? pieces.edges : 0;
+        A kept[KEPT * V + EDGES];
         Accumulator<A> top = identity<MAX, A>(), sum = identity<SUM, A>();
         // All loads from memory first, with none left out: behind a run's end its last ones are read again.
         Neighbours<T, V> read[KEPT];
-        const T *const within = real ? x : static_cast<const T *>(a.x);
+        const T *const within = real ? x + pieces.head : static_cast<const T *>(a.x);
+        T at_edge[EDGES > 0 ? EDGES : 1];
         const int last_read = real ? stop - V : 0;
 #pragma unroll
         for (int i = 0; i < KEPT; ++i) {
             const int r = begin + (down + i * DOWN) * V;
             const T *const from = within + (UNIT ? min(r, last_read) : min(r, last_read) * step);
             read[i] = *reinterpret_cast<const Neighbours<T, V> *>(from);
+        }
+#pragma unroll
+        for (int i = 0; i < EDGES; ++i) {
+            const int k = down + i * DOWN;
+            if (k < edges) at_edge[i] = x[pieces.edge(k)];
         }
 #pragma unroll
         for (int i = 0; i < KEPT; ++i)
@@ -56,11 +67,17 @@ __device__ __forceinline__ void softmax(const Runs &a) {
                 // A NaN is lost here, and shows in the sum.
                 top.value = value > top.value ? value : top.value;
             }
+#pragma unroll
+        for (int i = 0; i < EDGES; ++i) {
+            A &value = kept[KEPT * V + i];
+            value = down + i * DOWN < edges ? upcast(at_edge[i]) : A(-POSITIVE_INFINITY);
+            top.value = value > top.value ? value : top.value;
+        }
         top = block_reduce<MAX, ACROSS, DOWN>(top, shared);
         // A part of nothing but -infinity has no exponentials.
         const A level = CLUSTER > 1 && top.value == A(-POSITIVE_INFINITY) ? A(0) : top.value;
 #pragma unroll
-        for (int i = 0; i < KEPT * V; ++i) {
+        for (int i = 0; i < KEPT * V + EDGES; ++i) {
             const A shifted = kept[i] - level, term = exp(shifted);
             kept[i] = LOG ? shifted : term;
             sum.value += term;
@@ -94,43 +111,74 @@ __device__ __forceinline__ void softmax(const Runs &a) {
 #pragma unroll
             for (int v = 0; v < V; ++v)
                 results.v[v] = downcast<T>(LOG ? kept[i * V + v] - last : kept[i * V + v] * last);
-            if (r < stop) *reinterpret_cast<Neighbours<T, V> *>(y + (UNIT ? r : r * step)) = results;
+            if (r < stop) *reinterpret_cast<Neighbours<T, V> *>(y + pieces.head + (UNIT ? r : r * step)) = results;
+        }
+#pragma unroll
+        for (int i = 0; i < EDGES; ++i) {
+            const int k = down + i * DOWN;
+            const A value = kept[KEPT * V + i];
+            if (k < edges) y[pieces.edge(k)] = downcast<T>(LOG ? value - last : value * last);
         }
         return;
     }
+    // Of a longer run: pieces, then edges, which the first part has.
+    using Piece = Neighbours<T, V>;
+    const Pieces<SKEWED, V> pieces(base, a.length);
+    const long long begin = first / V, end = real ? min(begin + share / V, pieces.count) : begin;
+    const int edges = real && part == 0 ? pieces.edges : 0;
+    const Piece *const from = reinterpret_cast<const Piece *>(x + pieces.head);
     Accumulator<A> total = identity<LOGSUMEXP, A>();
     if constexpr (STAGE == SCALE) {
         // All accumulators of a column are put together by each of its threads: few, and in the cache.
         if (real)
             for (int i = 0; i < parts; ++i) total = combine<LOGSUMEXP>(total, accumulators[i]);
     } else {
-        for (long long start = first + down; start < end; start += DOWN * PIECE) {
-            Accumulator<A> piece = identity<LOGSUMEXP, A>();
-            const long long stop = min(start + DOWN * PIECE, end);
+        for (int k = down; k < edges; k += DOWN) accumulate<LOGSUMEXP>(total, upcast(x[pieces.edge(k)]), 0);
+        for (long long start = begin + down; start < end; start += DOWN * SPAN) {
+            Accumulator<A> some = identity<LOGSUMEXP, A>();
+            const long long stop = min(start + DOWN * SPAN, end);
             long long r = start;
-            for (; r + (WAYS - 1) * DOWN < stop; r += WAYS * DOWN) {
-                A value[WAYS];
+            const auto add = [&](const auto &read) {
+                constexpr int COUNT = sizeof(read) / sizeof(T);
+                A value[COUNT];
 #pragma unroll
-                for (int i = 0; i < WAYS; ++i) value[i] = upcast(x[(r + i * DOWN) * step]);
-                accumulate_exponentials(piece, value, WAYS);
+                for (int i = 0; i < COUNT; ++i) value[i] = upcast(read[i / V].v[i % V]);
+                accumulate_exponentials(some, value, COUNT);
+            };
+            for (; r + (WAYS - 1) * DOWN < stop; r += WAYS * DOWN) {
+                Piece read[WAYS];
+#pragma unroll
+                for (int i = 0; i < WAYS; ++i) read[i] = from[(r + i * DOWN) * step];
+                add(read);
             }
-            for (; r < stop; r += DOWN) accumulate<LOGSUMEXP>(piece, upcast(x[r * step]), 0);
-            total = combine<LOGSUMEXP>(total, piece);
+            for (; r < stop; r += DOWN) {
+                const Piece read[1] = {from[r * step]};
+                add(read);
+            }
+            total = combine<LOGSUMEXP>(total, some);
         }
         total = block_reduce<LOGSUMEXP, ACROSS, DOWN>(total, shared);
     }
     if constexpr (STAGE == MEASURE) {
         if (real && down == 0) accumulators[part] = total;
-        return;
     } else {
         // +infinity less +infinity is NaN, and so is its whole run; nothing but -infinity comes out so by itself.
         const A top = total.value, sum = top == A(POSITIVE_INFINITY) ? A(NOT_A_NUMBER) : total.exp_sum;
         const A last = LOG ? log(sum) : A(1) / sum;
+        const auto result = [&](T value) {
+            const A shifted = upcast(value) - top;
+            return downcast<T>(LOG ? shifted - last : exp(shifted) * last);
+        };
         T *y = static_cast<T *>(a.y) + base;
+        Piece *const to = reinterpret_cast<Piece *>(y + pieces.head);
+        for (int k = down; k < edges; k += DOWN) y[pieces.edge(k)] = result(x[pieces.edge(k)]);
 #pragma unroll 4
-        for (long long r = first + down; r < end; r += DOWN) {
-            const A shifted = upcast(x[r * step]) - top;
-            y[r * step] = downcast<T>(LOG ? shifted - last : exp(shifted) * last);
+        for (long long r = begin + down; r < end; r += DOWN) {
+            const Piece read = from[r * step];
+            Piece written;
+#pragma unroll
+            for (int v = 0; v < V; ++v) written.v[v] = result(read.v[v]);
+            to[r * step] = written;
         }
     }
 }

@@ -1,9 +1,10 @@
 // The gradient of softmax, dx = (dy - sum(dy * y)) * y, and of its logarithm, dx = dy - e^y * sum(dy).
 //
 // x is dy, w is y, y is dx: (outer, length, inner), dense; blocks as in reduce.cu. A thread loads V neighbours of a run
-// at once (V divides the length, inner is 1, or V is 1). Runs of up to KEPT such loads a thread are read once and held
-// in registers; longer ones (KEPT 0) are read for their sum, and once more to be written. Of long runs in parts,
-// MEASURE writes the accumulators, SCALE puts them together and writes dx; BOTH does it in one launch.
+// at once (inner is 1, or V is 1), and of a SKEWED run, whose length V does not divide, an edge or two besides. Runs of
+// up to KEPT such loads a thread are read once and held in registers; longer ones (KEPT 0) are read for their sum, and
+// once more to be written. Of long runs in parts, MEASURE writes the accumulators, SCALE puts them together and writes
+// dx; BOTH does it in one launch.
 #include "block_reduction.cuh"
 
 enum Stage { BOTH, MEASURE, SCALE };
@@ -38,7 +39,7 @@ template <typename T, int V> struct Pair {
     }
 };
 
-template <typename T, bool LOG, int ACROSS, int DOWN, int GROUPS, bool UNIT, int V, int KEPT, int STAGE>
+template <typename T, bool LOG, int ACROSS, int DOWN, int GROUPS, bool UNIT, int V, bool SKEWED, int KEPT, int STAGE>
 __device__ __forceinline__ void softmax_backward(const Runs &a) {
     using A = typename Arithmetic<T>::type;
     constexpr int THREADS = ACROSS * DOWN * GROUPS, WAYS = V > 1 ? 2 : 4, PIECE = 64 / V;
@@ -59,20 +60,37 @@ __device__ __forceinline__ void softmax_backward(const Runs &a) {
 
     if constexpr (KEPT > 0) {
         static_assert(STAGE == BOTH, "a whole run");
+        constexpr int EDGES = SKEWED ? (2 * V - 2 + DOWN - 1) / DOWN : 0;
+        const Pieces<SKEWED, V> pieces(base, a.length);
         Pair<T, V> kept[KEPT];
+        Pair<T, 1> at_edge[EDGES > 0 ? EDGES : 1];
 #pragma unroll
         for (int i = 0; i < KEPT; ++i) {
-            const long long r = first + down + i * DOWN;
-            if (r < end) kept[i].load(dy + r * step, y + r * step);
+            const long long r = first + down + i * DOWN, at = pieces.head + r * step;
+            if (r < (SKEWED && real ? pieces.count : end)) kept[i].load(dy + at, y + at);
             else kept[i].clear();
         }
 #pragma unroll
+        for (int i = 0; i < EDGES; ++i) {
+            const int k = down + i * DOWN;
+            if (real && k < pieces.edges) at_edge[i].load(dy + pieces.edge(k), y + pieces.edge(k));
+            else at_edge[i].clear();
+        }
+#pragma unroll
         for (int i = 0; i < KEPT; ++i) total.value += kept[i].template sum<LOG>();
+#pragma unroll
+        for (int i = 0; i < EDGES; ++i) total.value += at_edge[i].template sum<LOG>();
         total = block_reduce<SUM, ACROSS, DOWN>(total, shared);
 #pragma unroll
         for (int i = 0; i < KEPT; ++i) {
             const long long r = first + down + i * DOWN;
-            if (r < end) kept[i].template store<LOG>(dx + r * step, total.value);
+            if (r < (SKEWED && real ? pieces.count : end))
+                kept[i].template store<LOG>(dx + pieces.head + r * step, total.value);
+        }
+#pragma unroll
+        for (int i = 0; i < EDGES; ++i) {
+            const int k = down + i * DOWN;
+            if (real && k < pieces.edges) at_edge[i].template store<LOG>(dx + pieces.edge(k), total.value);
         }
         return;
     }
