@@ -85,22 +85,29 @@ class Kernel:
 
     @contextmanager
     def draws(self, counter: Ptr, total: Int, worker: Int, workers: Int) -> Iterator[Int]:
-        """The body for task `worker` first, then for tasks drawn from a shared counter, until there are `total`.
+        """The body for tasks that a worker draws, until all `total` are drawn.
 
-        The first task of a worker is the same in each call, so what it reads and writes is likely in its core's caches.
+        Even workers draw from the first task on and odd ones from the last one back, so that what a worker reads and
+        writes is likely in its core's caches from the call before. The counter holds how many were drawn from the
+        front, and 2^32 times how many from the back, but for the first task of each worker, which it has undrawn.
         """
-        mine = Var(self, worker)
+        odd = worker % 2
+        backwards = odd.eq(1)
+        one = self.select(backwards, self.integer(1 << 32), self.integer(1))
+        place, before = Var(self, worker // 2), Var(self, worker)
         head = self.b.append_basic_block("draw")
         body = self.b.append_basic_block("drawn")
         end = self.b.append_basic_block("done")
         self.b.branch(head)
         self.b.position_at_end(head)
-        number = mine.get()
-        self.b.cbranch(number < total, body, end)
+        number = place.get()
+        self.b.cbranch(before.get() < total, body, end)
         self.b.position_at_end(body)
-        yield number
-        drawn = Int(self, self.b.atomic_rmw("add", counter.value, values.integer(INT, 1), "monotonic"))
-        mine.set(drawn + workers)
+        yield self.select(backwards, total - number - 1, number)
+        drawn = Int(self, self.b.atomic_rmw("add", counter.value, one.ir, "monotonic"))
+        front, back = drawn % (1 << 32) + (workers + 1) // 2, drawn // (1 << 32) + workers // 2
+        place.set(self.select(backwards, back, front))
+        before.set(front + back)
         self.b.branch(head)
         self.b.position_at_end(end)
 
