@@ -26,9 +26,9 @@ from tapwise.integers import ceil_div
 # From Python to the kernel: the argument array, the call. And the start of a team of threads.
 CALL_US: Final = 3.0
 START_US: Final = 3.0
-# Of a task, what workers wait for the last one: they are not of one speed. On two threads of an Emerald Rapids two tasks
-# take a tenth longer in all than sixteen, of four algorithms alike (182 layers).
-UNEVEN = 0.15
+# Of a task, what workers wait for the last one: they are not of one speed. On two threads of an Emerald Rapids two
+# tasks take a tenth longer in all than sixteen, of four algorithms alike (182 layers).
+UNEVEN: Final = 0.15
 # Cycles of a term for each number and each vector that it loads, where vectors are 64 bytes. Where they go by halves
 # (Zen 4) 8 x 3 sums took 3 to 30 % less than 12 x 2 on six 1x1 layers, and of 66 layers the choice took 1.037 of the
 # best, 1.044 without. Where they are loaded at once (Emerald Rapids) most lie in two cache lines: 8 x 3 takes 13.8

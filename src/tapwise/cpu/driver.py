@@ -1,8 +1,8 @@
 """Run a kernel on several threads.
 
 A kernel is `void task(int64 *args, int64 worker)`. Its first task follows from its own number; further ones it draws
-from the counter args[0] until they run out, so a slow thread holds nobody up. It finds its own scratch by `worker`, so two
-calls at once never share any.
+from the counter args[0] until they run out, so a slow thread holds nobody up. It finds its own scratch by `worker`, so
+two calls at once never share any.
 
 Threads are those of OpenMP where there is a libgomp (team.py), else of Numba's layers, or of the one that
 NUMBA_THREADING_LAYER asks for; Numba is imported on the first parallel call only. None of them survive a fork, and

@@ -16,6 +16,7 @@ import numpy as np
 
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
+from tapwise.cpu.cost import UNEVEN
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import activate
@@ -223,7 +224,9 @@ class Im2colGemm(Algorithm[Config]):
                 expansion += 1e-3 * copied * problem.accumulator_bytes / device.gbps
         peak = device.gflops * device.threads * (0.5 if problem.dtype == "f64" else 1.0)
         narrow = min(1.0, min(problem.group_k, problem.gemm_k) / 16) * problem.gemm_k / (problem.gemm_k + 20)
-        product = chunks * problem.groups * GEMM_US + 1e-3 * problem.flops / (peak * BLAS_SHARE * narrow)
+        # BLAS cuts a product in as many parts as there are threads, and waits for the slowest.
+        slowest = 1 + UNEVEN * (device.threads > 1)
+        product = chunks * problem.groups * GEMM_US + 1e-3 * problem.flops * slowest / (peak * BLAS_SHARE * narrow)
         # Filters that no cache holds come from memory for each product.
         filters = problem.k * problem.gemm_k * problem.accumulator_bytes
         if filters > device.l3_bytes // 2:

@@ -89,6 +89,8 @@ class TaskCost(generated.TaskCost):
         # Rows of outputs that follow each other in y are one run.
         one_run = not self.straight or self.geometry.pitch == problem.output[1] == config.cols
         self.runs = 1 if one_run else config.rows
+        # Runs of their own, as rows of a strip are, or the only one.
+        self.short_runs = self.straight and problem.output[0] > 1 and (self.runs > 1 or config.rows == 1)
         size = self.costs.itemsize
         self.input_bytes = config.channels * self.packed.planes * self.packed.plane * size
         self.panel_bytes = config.filters * self.terms * size
@@ -167,7 +169,7 @@ class TaskCost(generated.TaskCost):
         tiles *= self.runs
         if costs.whole:
             tiles *= (STRAIGHT_WHOLE if self.straight else 1.0) * (1.0 if self.over_pixels else CHANNELS_WHOLE)
-        if costs.whole and self.runs > 1:
+        if costs.whole and self.short_runs:
             tiles *= STRIDED_RUNS if p.stride[0] > 1 else 1.0
             tiles *= FEW if c.m * min(c.n, self.vectors()) < FEW_SUMS else 1.0
         if c.panels:
