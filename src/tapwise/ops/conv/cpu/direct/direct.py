@@ -57,8 +57,8 @@ TRANSPOSE_FILTER_NS: Final = 0.5
 # more than the model says.
 FILTERS_IN_PLACE: Final = 1.02
 FILTERS_IN_PLACE_WHOLE, STRAIGHT_WHOLE, CHANNELS_WHOLE = 1.09, 1.05, 1.1
-# Where straight rows are runs of their own there: with a stride; of so few sums a tile that no load hides.
-STRIDED_RUNS, FEW_SUMS, FEW = 1.12, 10, 1.3
+# Where straight rows are runs of their own there: with a stride. Of a straight tile of so few sums that no load hides.
+STRIDED_RUNS, FEW_SUMS, FEW = 1.12, 10, 1.5
 # Cycles for each line of them that a tile meets, where dgrad's lie so that no line's filters follow each other.
 SCATTERED_LINE: Final = 1.5
 # Packed inputs of which L2 holds no more than such a share: cycles for each byte beyond, that is written and read again
@@ -171,7 +171,8 @@ class TaskCost(generated.TaskCost):
             tiles *= (STRAIGHT_WHOLE if self.straight else 1.0) * (1.0 if self.over_pixels else CHANNELS_WHOLE)
         if costs.whole and self.short_runs:
             tiles *= STRIDED_RUNS if p.stride[0] > 1 else 1.0
-            tiles *= FEW if c.m * min(c.n, self.vectors()) < FEW_SUMS else 1.0
+        if costs.whole and self.straight and c.m * min(c.n, self.vectors()) < FEW_SUMS:
+            tiles *= FEW
         if c.panels:
             return tiles
         return tiles * (FILTERS_IN_PLACE_WHOLE if costs.whole else FILTERS_IN_PLACE)
