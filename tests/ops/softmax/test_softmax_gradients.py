@@ -20,7 +20,7 @@ PROBLEMS = [
     "softmax 7", "softmax 33x19", "log_softmax 3x5x7x11", "softmax 2x40000", "log_softmax 1500x3", "softmax 4x1x1",
     "log_softmax 70001", "softmax 70001", "softmax 6x600x37 axis1", "log_softmax 5x9x130 axis0",
 ]  # fmt: skip
-# Loads of eight, rows of odd lengths and that registers do not hold, parts, columns: with the first config, or this.
+# Loads of eight, rows of odd lengths, rows that registers do not hold, parts, columns; with the first config, or this.
 EMULATED = [
     ("softmax 5x1000 f16", None), ("softmax 3x4104 bf16", Config(1, 64, 4, 1, vector=8)),
     ("log_softmax 1x9004 f16", None), ("softmax 3x40x33 axis1 f64", None), ("softmax 9x197 f16", None),

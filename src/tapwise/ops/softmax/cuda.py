@@ -76,8 +76,7 @@ class SoftmaxBlockReduction(BlockReduction):
 
     def predict_us(self, problem: SoftmaxProblem, config: Config, device: Device) -> float:  # type: ignore[override]
         """Bytes at seven tenths of the bandwidth, x twice where registers do not hold it, and more where those of a
-        thread hold few or many; or what a run's own thread takes: 0.05 us a load and an
-        element."""
+        thread hold few or many; or what a run's own thread takes: 0.05 us a load and an element."""
         outer, length, inner = problem.sizes
         loads = max(length, 1) / (config.down * config.parts * config.vector)
         alone = loads * (1 + config.vector) * 0.05
