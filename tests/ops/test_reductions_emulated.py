@@ -71,6 +71,19 @@ def test_softmax_of_what_is_no_number(shape: tuple[int, int], log: bool) -> None
 
 
 @emulation
+@pytest.mark.parametrize("dtype", ["f32", "f16"])
+def test_logarithm_of_sums_of_what_is_no_number(dtype: str) -> None:
+    """As numpy has it: infinity of its like, -infinity of nothing else, NaN of one."""
+    x = np.random.default_rng(0).standard_normal((7, 1003)).astype(registry.parse(f"softmax 2 {dtype}").x_dtype)
+    x[0, 3], x[1, -1], x[2], x[3, :998], x[4, 5:7] = np.nan, np.inf, -np.inf, -np.inf, np.inf
+    x[5, [0, 9]], x[6, ::2] = (np.inf, np.nan), -np.inf
+    with np.errstate(all="ignore"):
+        expected = np.logaddexp.reduce(x.astype(np.float64), axis=1)
+    for _, config, y in results(f"reduce logsumexp 7x1003 axis1 {dtype}", x):
+        np.testing.assert_allclose(y.astype(np.float64), expected, rtol=2e-3, atol=1e-3, err_msg=str(config))
+
+
+@emulation
 @pytest.mark.parametrize("op", ["argmax", "argmin"])
 def test_places_of_equals_and_of_no_numbers(op: str) -> None:
     """As numpy has them: the first of equals, zeros of either sign among them, and the first NaN before all."""

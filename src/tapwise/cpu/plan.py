@@ -21,8 +21,8 @@ from tapwise.problem import Problem
 
 _X, _W, _Y, _BIAS, _RESIDUAL, _SCRATCH = (COMMON.index(n) for n in ("x", "w", "y", "bias", "residual", "scratch"))
 _COUNTER, _TASKS, _WORKERS = (COMMON.index(name) for name in ("counter", "tasks", "workers"))
-# Beyond any number of tasks, with room for what workers still add.
-NO_MORE: Final = 1 << 62
+# As a counter (Kernel.draws): 2^31 drawn from the front and 2^30 from the back, with room for what workers still add.
+NO_MORE: Final = (1 << 62) + (1 << 31)
 # Filters below are packed by one thread.
 ALONE_BYTES: Final = 1 << 17
 
