@@ -20,7 +20,7 @@ PROBLEMS = [
     "softmax 23x77", "softmax 9x197 f16", "log_softmax 5x1030 f16", "softmax 40x128", "softmax 3x21x40x37 axis1",
     "log_softmax 3x20004", "softmax 2x9001 f64", "log_softmax 17x35 f64", "softmax 1x70000", "softmax 5x1",
     "softmax 3x20003 f16",
-    "log_softmax 2x50257 bf16", "softmax 2x30001",
+    "log_softmax 2x50257 bf16", "softmax 2x30001", "log_softmax 9x37 bf16", "log_softmax 3x1001",
     "reduce argmax 9x1000 axis1", "reduce argmin 3x50001 axis1", "reduce argmax 40x33x7 axis1 f16",
     "reduce argmin 5x300 axis1 f64", "reduce mean 31x224 axis1", "reduce logsumexp 20x4000 axis1 f16",
     "reduce sum 64x3x24x23 axis0", "reduce max 64x3x24x24 axis0", "reduce prod 9x33 axis1", "reduce norm2 70001",

@@ -19,8 +19,8 @@ from tapwise.ops.softmax.problem import SoftmaxProblem
 # Elements of a run that a thread holds in registers; of a cluster's blocks.
 MOST_KEPT, MOST_OF_CLUSTER = 32, 64
 CLUSTERS: Final = (2, 4, 8)
-# Elements of a thread that are few, and blocks of a multiprocessor then.
-FEW, MOST_BLOCKS = 8, 8
+# Elements of a thread that are few, and blocks of a multiprocessor then: at most, or where registers are short.
+FEW, MOST_BLOCKS, FEWER_BLOCKS = 8, 8, 6
 # Of the cost model, fitted to 42 problems (H200). Loads that a thread has best, or where it reads one by one; what
 # twice or half as many cost, and half as wide ones; an edge as a part of a load.
 LOADS, FEW_LOADS, UNEVEN, NARROW, EDGE = 3, 6, 0.15, 0.08, 0.3
@@ -90,7 +90,7 @@ class SoftmaxBlockReduction(BlockReduction):
             again *= CLUSTER * (1 + FEWER * max(0.0, log2(CLUSTER_LOADS / loads)))
             again *= SHORT if problem.itemsize < 4 else 1.0
         elif self._kept(problem, config):
-            edges = ceil_div(2 * config.vector - 2, config.down) if config.skews(problem) else 0
+            edges = self._edges(problem, config)
             best = FEW_LOADS if config.vector == 1 else LOADS
             again = 1 + UNEVEN * abs(log2((loads + EDGE * edges) / best)) + NARROW * halvings
         else:
@@ -113,11 +113,16 @@ class SoftmaxBlockReduction(BlockReduction):
         most = MOST_OF_CLUSTER if config.cluster else MOST_KEPT
         return each if (config.parts == 1 or config.cluster) and each * config.vector <= most else 0
 
+    def _edges(self, problem: SoftmaxProblem, config: Config) -> int:
+        """Elements of a thread between a run's ends and its pieces."""
+        return ceil_div(2 * config.vector - 2, config.down) if config.skews(problem) else 0
+
     def kernels(self, problem: SoftmaxProblem, config: Config) -> list[tuple[Source, Config]]:  # type: ignore[override]
         stages = ("BOTH",) if config.parts == 1 or config.cluster else ("MEASURE", "SCALE")
         kept, cluster = self._kept(problem, config), config.parts if config.cluster else 1
         file, words = "ops/softmax/softmax.cu", (problem.log, config.vector, config.skews(problem), kept)
         # Few elements leave room for many threads, whose loads hide each other's wait.
         few = 0 < config.vector * kept <= FEW and problem.dtype != "f64"
-        more = {"cluster": cluster, "blocks": MOST_BLOCKS if few else 1}
+        short = self._edges(problem, config) > 1 or (problem.log and (config.skews(problem) or config.vector == 1))
+        more = {"cluster": cluster, "blocks": (FEWER_BLOCKS if short else MOST_BLOCKS) if few else 1}
         return [(kernel(problem, file, config, *words, stage, cluster, **more), config) for stage in stages]
