@@ -204,6 +204,10 @@ class Algorithm(ABC, Generic[C]):
     def predict_us(self, problem: Any, config: C, device: Device) -> float:
         """Predicted time of one prepared run in microseconds; the model is explained in the docstring."""
 
+    def after_us(self, problem: Any, config: C) -> float:
+        """What the call behind a run takes longer, in microseconds: counted where something is chosen."""
+        return 0.0
+
     def explain(self, problem: Any, config: C, device: Device) -> str:
         """What the predicted time is made of, in words; "" where the model has no more to say."""
         return ""

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import inf
 from typing import Any, Final
 
 from tapwise import registry
@@ -121,11 +122,11 @@ def _automatic(problem: Problem, device: Device, prepared: bool, workspace_limit
         listed = "; ".join(reasons) or f"there is none for {device.kind}"
         raise NotApplicable(f"no algorithm applies to '{problem}': {listed}")
     # Stable: the registry's order decides between equal times.
-    offers.sort(key=lambda offer: offer.predicted_us)
+    offers.sort(key=lambda offer: cost(offer, problem))
     best = offers[0]
     us = best.predicted_us
-    faster = min(too_large, key=lambda offer: offer.predicted_us, default=best)
-    if faster.predicted_us < us:
+    faster = min(too_large, key=lambda offer: cost(offer, problem), default=best)
+    if cost(faster, problem) < cost(best, problem):
         warnings.warn(
             f"workspace_limit={workspace_limit}: {faster.algorithm} would take {_time(faster.predicted_us)} with "
             f"{faster.workspace_bytes} bytes for '{problem}'; {best.algorithm} is used",
@@ -162,13 +163,20 @@ def _best(
     algorithm: Algorithm[Any], predicted: Predicted, problem: Problem, device: Device, workspace_limit: int | None
 ) -> Choice | None:
     """The fastest config within the limit, or None where none is; without a reason yet."""
-    best: Choice | None = None
+    best, least = None, inf
     for config, us in predicted:
-        if best is None or us < best.predicted_us:
+        together = us + algorithm.after_us(problem, config)
+        if best is None or together < least:
             size = algorithm.workspace_bytes(problem, config, device)
             if workspace_limit is None or size <= workspace_limit:
-                best = Choice(algorithm.id, config, "", us, size)
+                best, least = Choice(algorithm.id, config, "", us, size), together
     return best
+
+
+def cost(offer: Choice | Candidate, problem: Problem) -> float:
+    """What decides between algorithms: microseconds of a run, and what the call behind it takes longer."""
+    assert offer.config is not None and offer.predicted_us is not None
+    return offer.predicted_us + registry.get(offer.algorithm, problem.operator).after_us(problem, offer.config)
 
 
 def _offered(algorithm: Algorithm[Any], problem: Problem, device: Device) -> list[Config]:

@@ -213,6 +213,9 @@ class Phases(Algorithm[Config]):
         parts = sum(one.predict_us(phase, part, device) for phase, one, part in self._pairs(problem, config))
         return parts + (0.0 if self.joined_by_itself(problem) else self.join_us(problem, config, device))
 
+    def after_us(self, problem: ConvProblem, config: Config) -> float:
+        return max((one.after_us(phase, part) for phase, one, part in self._pairs(problem, config)), default=0.0)
+
     @staticmethod
     def joined_by_itself(problem: ConvProblem) -> bool:
         """Whether the only phase's result is dx."""
@@ -266,4 +269,4 @@ class Phases(Algorithm[Config]):
 def offers(problem: ConvProblem, device: Device) -> list[dispatch.Candidate]:
     """What applies to a problem of fprop, the fastest first."""
     found = [one for one in dispatch.explain(problem, device) if one.predicted_us is not None]
-    return sorted(found, key=lambda one: one.predicted_us or 0.0)
+    return sorted(found, key=lambda one: dispatch.cost(one, problem))

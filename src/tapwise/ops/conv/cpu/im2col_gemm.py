@@ -26,6 +26,9 @@ ALIGNMENT: Final = 64
 
 # Of the cost model; see Im2colGemm.predict_us.
 RUN_US: Final = 20.0
+# BLAS's threads go on spinning for 25 ms and more, and what comes next on their cores takes longer: 0.3 ms, or 4 to 12
+# where a team of OpenMP's waits as it does by default (team.py).
+AFTER_US: Final = 1000.0
 COPY_US: Final = 5.0
 ROW_NS: Final = 6.0
 ELEMENT_NS: Final = 0.45
@@ -245,6 +248,9 @@ class Im2colGemm(Algorithm[Config]):
     def turned_us(self, problem: ConvProblem, config: Config, device: Device, apart: int) -> float:
         """NumPy's copy goes element by element."""
         return 1e-3 * SCATTERED_NS * problem.k * problem.gemm_k
+
+    def after_us(self, problem: ConvProblem, config: Config) -> float:
+        return AFTER_US
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         return Geometry(problem, config).workspace_bytes

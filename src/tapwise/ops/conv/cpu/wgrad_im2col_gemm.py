@@ -14,6 +14,7 @@ import numpy as np
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.integers import round_up
 from tapwise.ops.conv.cpu.im2col_gemm import (
+    AFTER_US,
     ALIGNMENT,
     BLAS_SHARE,
     GEMM_US,
@@ -98,6 +99,9 @@ class Im2colGemmWgrad(Algorithm[Config]):
     def bytes_of(problem: ConvProblem, config: Config) -> int:
         """Sums, those of a chunk, and the matrix."""
         return 2 * _sums_bytes(problem) + Geometry(problem, config).workspace_bytes
+
+    def after_us(self, problem: ConvProblem, config: Config) -> float:
+        return AFTER_US
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         return self.bytes_of(problem, config)
