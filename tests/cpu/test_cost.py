@@ -12,7 +12,7 @@ from tapwise.algorithm import Device
 from tapwise.cpu.cost import EXPOSED, L3_SHARE, Breakdown, Costs
 from tapwise.cpu.device import host
 from tapwise.ops.conv.cpu.dgrad_direct import TaskCost as DgradCost
-from tapwise.ops.conv.cpu.direct.direct import CHANNELS_WHOLE, FILTERS_IN_PLACE, STRAIGHT_WHOLE, STRIDED_RUNS
+from tapwise.ops.conv.cpu.direct.direct import CHANNELS_WHOLE, FILTERS_IN_PLACE
 from tapwise.ops.conv.cpu.direct.direct import TaskCost as DirectCost
 from tapwise.ops.conv.cpu.generated import GeneratedAlgorithm
 from tapwise.ops.conv.problem import ConvProblem
@@ -77,19 +77,21 @@ def test_same_costs_tie_whatever_their_order() -> None:
     assert Breakdown(Costs(host(2), 4), parts, 3).us == Breakdown(Costs(host(2), 4), turned, 3).us
 
 
-@pytest.mark.parametrize("cycles", [1.0, 2.0])
-def test_vectors_of_a_cache_line_cost_their_loads(cycles: float) -> None:
-    """A product of 3 x 7 sums costs more than one of 8 x 3, whose vectors are fewer; of shorter vectors, the same."""
+@pytest.mark.parametrize(("cycles", "worse", "better"), [(1.0, (12, 2), (6, 4)), (2.0, (3, 7), (8, 3))])
+def test_vectors_of_a_cache_line_cost_their_loads(
+    cycles: float, worse: tuple[int, int], better: tuple[int, int]
+) -> None:
+    """Where they are loaded at once the more, the more numbers there are, else vectors; of shorter vectors, nothing."""
     wide = replace(host(2), vector_bytes=64, registers=32, vector_cycles=cycles)
 
     def product(device: Device, m: int, n: int) -> float:
         # Without what a tile costs once.
-        costs = Costs(device, 4)
+        costs = Costs(device, 4, planes=True)
         return (costs.tile(m, n, 2000) - costs.tile(m, n, 1000)) / (1000 * m * n)
 
-    assert product(wide, 3, 7) > 1.02 * product(wide, 8, 3)
+    assert product(wide, *worse) > 1.02 * product(wide, *better)
     narrow = replace(wide, vector_bytes=32, vector_cycles=1.0)
-    assert product(narrow, 3, 7) == pytest.approx(product(narrow, 8, 3))
+    assert product(narrow, *worse) == pytest.approx(product(narrow, *better))
 
 
 def test_pages_of_an_input_in_place_cost_where_vectors_are_whole() -> None:
@@ -105,7 +107,8 @@ def test_pages_of_an_input_in_place_cost_where_vectors_are_whole() -> None:
 
     cost = DirectCost(problem, config, whole)
     without = cost.costs.block(config.m, config.n, config.filters, cost.vectors(), cost.terms)
-    assert products(whole) > 1.001 * STRAIGHT_WHOLE * without
+    apart = DirectCost(problem.replace(spatial=(1, 640)), config, whole).tiles() / without
+    assert products(whole) > 1.001 * apart * without
     cost = DirectCost(problem, config, halves)
     assert products(halves) == cost.costs.block(config.m, config.n, config.filters, cost.vectors(), cost.terms)
 
@@ -136,20 +139,32 @@ def test_rows_of_straight_routes_are_tiles_of_their_own() -> None:
 
 
 def test_what_costs_more_where_vectors_are_whole() -> None:
-    """Filters in place, lanes over channels, rows with a stride: by their factors, beside other machines."""
+    """Filters in place, lanes over channels, and columns of pixels that L1 does not hold."""
     whole = replace(host(2), vector_bytes=64, vector_cycles=1.0)
     text = "c16 h16 w64 k24 r3 s3 pad1"
     straight = {"route": "straight", "lanes": "pixels"}
     packed, in_place = (_products(text, whole, **straight, panels=panels) for panels in (True, False))
     assert in_place > 1.03 * FILTERS_IN_PLACE * packed
-    strided = _products("c16 h16 w128 k24 r3 s3 pad1 stride2", whole, **straight, panels=True)
-    assert strided == pytest.approx(STRIDED_RUNS * packed)
 
     problem = ConvProblem.parse(text)
     config = next(c for c in registry.get("cpu.direct").configs(problem, host(2)) if c.route == "sums" and not c.pieces)
     cost = DirectCost(problem, replace(config, lanes="channels", panels=True), whole)
     rows = cost.costs.block(config.m, config.n, cost.pixels, cost.vectors(), cost.terms)
     assert cost.tiles() == pytest.approx(CHANNELS_WHOLE * rows)
+
+    small, large = (replace(whole, l1_bytes=size) for size in (1 << 12, 1 << 20))
+    assert _products(text, small, **straight, panels=True) > 1.05 * _products(text, large, **straight, panels=True)
+
+
+def test_tiles_of_few_sums_take_longer_where_vectors_are_whole() -> None:
+    """Of twelve sums each takes a quarter more than of 24, on such machines only."""
+    for cycles, wanted in ((1.0, 1.2), (2.0, 1.0)):
+        costs = Costs(replace(host(2), vector_bytes=64, registers=32, vector_cycles=cycles), 4, planes=True)
+        few, many = (costs.tile(4, n, 2000) - costs.tile(4, n, 1000) for n in (3, 6))
+        loads = costs.loads
+        products = [cycles * 4 * n / 2 + loads[0] * 4 + loads[1] * n for n in (3, 6)]
+        assert (few / products[0]) / (many / products[1]) >= wanted * 0.999
+        assert cycles == 1.0 or few / products[0] == pytest.approx(many / products[1])
 
 
 def test_tiles_of_all_phases_cost_more_where_vectors_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:

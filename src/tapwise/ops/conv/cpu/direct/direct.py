@@ -10,7 +10,8 @@ Lanes run over pixels (NCHW) or over output channels (NHWC, and images of a few 
 
 from __future__ import annotations
 
-from math import prod
+from dataclasses import replace
+from math import log2, prod
 from typing import ClassVar, Final
 
 from tapwise.algorithm import Device, Plan
@@ -53,12 +54,12 @@ STORE_EXPOSED: Final = 0.2
 PACK_FILTER_NS: Final = {"pixels": 0.7, "channels": 1.2}
 TRANSPOSE_FILTER_NS: Final = 0.5
 # Filters in place: addresses are put together, and lines are read in part; where vectors are lines (99 drawn layers on
-# an Emerald Rapids, 1.05 to 1.18 by route and tile). There, too, what straight routes and lanes over channels take
-# more than the model says.
+# an Emerald Rapids, 1.05 to 1.18 by route and tile).
 FILTERS_IN_PLACE: Final = 1.02
-FILTERS_IN_PLACE_WHOLE, STRAIGHT_WHOLE, CHANNELS_WHOLE = 1.09, 1.05, 1.1
-# Where straight rows are runs of their own there: with a stride. Of a straight tile of so few sums that no load hides.
-STRIDED_RUNS, FEW_SUMS, FEW = 1.12, 10, 1.5
+FILTERS_IN_PLACE_WHOLE: Final = 1.09
+# There, too: what lanes over channels take more than the model says; each doubling of the pixels that a column of tiles
+# reads, beyond half of L1.
+CHANNELS_WHOLE, STRIP = 1.1, 0.06
 # Cycles for each line of them that a tile meets, where dgrad's lie so that no line's filters follow each other.
 SCATTERED_LINE: Final = 1.5
 # Packed inputs of which L2 holds no more than such a share: cycles for each byte beyond, that is written and read again
@@ -82,6 +83,7 @@ class TaskCost(generated.TaskCost):
         super().__init__(problem, config, device)
         self.packed = self.geometry.packed
         self.over_pixels = config.lanes == "pixels"
+        self.costs = replace(self.costs, planes=self.over_pixels)
         self.straight = config.route != "sums"
         self.blocks = ceil_div(problem.group_c, config.channels)
         self.terms = config.channels * problem.kernel[0] * problem.kernel[1]
@@ -89,8 +91,6 @@ class TaskCost(generated.TaskCost):
         # Rows of outputs that follow each other in y are one run.
         one_run = not self.straight or self.geometry.pitch == problem.output[1] == config.cols
         self.runs = 1 if one_run else config.rows
-        # Runs of their own, as rows of a strip are, or the only one.
-        self.short_runs = self.straight and problem.output[0] > 1 and (self.runs > 1 or config.rows == 1)
         size = self.costs.itemsize
         self.input_bytes = config.channels * self.packed.planes * self.packed.plane * size
         self.panel_bytes = config.filters * self.terms * size
@@ -167,12 +167,11 @@ class TaskCost(generated.TaskCost):
             pages = c.channels * min(1.0, plane / PAGE_BYTES)
             tiles += PAGE_CYCLES * pages * ceil_div(c.filters, c.m) * ceil_div(self.vectors(), c.n)
         tiles *= self.runs
-        if costs.whole:
-            tiles *= (STRAIGHT_WHOLE if self.straight else 1.0) * (1.0 if self.over_pixels else CHANNELS_WHOLE)
-        if costs.whole and self.short_runs:
-            tiles *= STRIDED_RUNS if p.stride[0] > 1 else 1.0
-        if costs.whole and self.straight and c.m * min(c.n, self.vectors()) < FEW_SUMS:
-            tiles *= FEW
+        if costs.whole and self.over_pixels:
+            column = self.terms * min(c.n, self.vectors()) * costs.device.vector_bytes
+            tiles *= 1.0 + STRIP * max(0.0, log2(2 * column / costs.device.l1_bytes))
+        elif costs.whole:
+            tiles *= CHANNELS_WHOLE
         if c.panels:
             return tiles
         return tiles * (FILTERS_IN_PLACE_WHOLE if costs.whole else FILTERS_IN_PLACE)
