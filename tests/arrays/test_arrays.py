@@ -46,6 +46,24 @@ class Namespace:
         return Standard(np.from_dlpack(value))
 
 
+@pytest.mark.parametrize("layout", ["nchw", "nhwc"])
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+def test_new_arrays_begin_with_a_cache_line(layout: str, dtype: str) -> None:
+    """Those that are not small; dense, of their own memory, and nobody else's."""
+    kept = [arrays.empty((2, 3, 81, 93 + i), DTYPES[dtype], layout) for i in range(8)]
+    for i, one in enumerate(kept):
+        assert (one.shape, one.dtype, arrays.is_dense(one, layout)) == ((2, 3, 81, 93 + i), DTYPES[dtype], True)
+        assert one.ctypes.data % 64 == 0 and one.flags.writeable
+        one[...] = i
+    assert all((one == i).all() for i, one in enumerate(kept))
+    x, w = np.ones((1, 8, 40, 40), np.float32), np.ones((40, 8, 3, 3), np.float32)
+    operator = tapwise.prepare("c8 h40 w40 k40 r3 s3", w)
+    results = [y for _ in range(4) for y in (tapwise.conv2d(x, w), operator(x))]
+    assert all(y.ctypes.data % 64 == 0 for y in results)
+    assert arrays.empty((0, 3, 5, 5), DTYPES[dtype], layout).shape == (0, 3, 5, 5)
+    assert arrays.empty((2, 3), DTYPES[dtype], "nchw").shape == (2, 3)
+
+
 def test_views_share_memory() -> None:
     array = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
     tensor = torch.arange(24, dtype=torch.float32).reshape(2, 3, 4)

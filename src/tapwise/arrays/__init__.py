@@ -19,7 +19,7 @@ from tapwise.arrays.host import channels_first as channels_first
 from tapwise.arrays.host import channels_last as channels_last
 from tapwise.arrays.host import dtype_name as dtype_name
 from tapwise.arrays.host import native as native
-from tapwise.arrays.host import native_dtype, tensor_of
+from tapwise.arrays.host import native_dtype, new, tensor_of
 from tapwise.arrays.host import view as view
 from tapwise.arrays.tensors import is_torch
 from tapwise.errors import InvalidProblem
@@ -204,9 +204,9 @@ def empty(shape: tuple[int, ...], dtype: np.dtype[Any], layout: str, beside: Any
         memory = cuda.empty(tuple(shape[axis] for axis in order), dtype, beside)
         return memory if layout == "nchw" else memory.transpose(0, len(shape) - 1, *range(1, len(shape) - 1))
     if layout == "nchw":
-        return np.empty(shape, dtype)
+        return new(shape, dtype)
     n, c, *spatial = shape
-    return channels_first(np.empty((n, *spatial, c), dtype))
+    return channels_first(new((n, *spatial, c), dtype))
 
 
 def writeable(array: Array) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
+from math import prod
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +18,9 @@ from tapwise.problem import DTYPES
 
 _BF16: Final = DTYPES["bf16"]
 _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
+# Bytes that arrays begin at a multiple of, and of arrays so small that it does not pay.
+ALIGNMENT: Final = 64
+_SMALL: Final = 1 << 16
 _KINDS: Final = "a NumPy array, a PyTorch tensor, a CuPy array, or an array that speaks DLPack"
 
 
@@ -98,3 +103,15 @@ def channels_last(array: np.ndarray) -> np.ndarray:
 def channels_first(array: Any) -> Any:
     """(n, *spatial, c) seen as (n, c, *spatial)."""
     return array.transpose(0, -1, *range(1, array.ndim - 1))
+
+
+def new(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """A new array in C order. It begins with a cache line, as PyTorch's do; NumPy's do so 16 bytes after one, and then
+    each vector of a kernel lies in two of them."""
+    size = prod(shape) * dtype.itemsize
+    if size < _SMALL:
+        return np.empty(shape, dtype)
+    memory: Any = np.empty(size + ALIGNMENT, np.uint8)
+    # A fourth of the time that `memory.ctypes.data` takes.
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    return np.ndarray(shape, dtype, memory, -address % ALIGNMENT)

@@ -9,8 +9,8 @@ import numpy as np
 
 from tapwise.arrays import device
 from tapwise.arrays.device import DeviceArray
+from tapwise.arrays.host import ALIGNMENT
 
-ALIGNMENT: Final = 64
 _LEAST: Final = 1 << 12
 _NONE: Final = nullcontext(None)
 

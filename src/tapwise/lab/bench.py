@@ -167,10 +167,18 @@ def _measure(problem: Problem, options: Options, device: Device, record: Record)
 
 
 def _inputs(problem: Problem) -> Inputs:
+    """Images begin with a cache line, as PyTorch's tensors do."""
+
+    def laid(array: np.ndarray | None) -> np.ndarray | None:
+        if array is None:
+            return None
+        image: np.ndarray = arrays.empty(array.shape, array.dtype, problem.layout)
+        image[...] = array
+        return image
+
     inputs = problem.sample(np.random.default_rng(0))
-    residual = None if inputs.residual is None else arrays.dense(inputs.residual, problem.layout)
-    w = arrays.dense(inputs.w, problem.layout) if problem.w_is_image else inputs.w
-    return inputs._replace(x=arrays.dense(inputs.x, problem.layout), w=w, residual=residual)
+    w = laid(inputs.w) if problem.w_is_image else inputs.w
+    return inputs._replace(x=laid(inputs.x), w=w, residual=laid(inputs.residual))
 
 
 def _inputs_there(problem: Problem) -> Inputs:

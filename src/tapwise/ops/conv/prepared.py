@@ -14,9 +14,10 @@ from tapwise import arrays, capture, dispatch, registry
 from tapwise.algorithm import Buffers, Choice, Config, Device, Plan, Steady
 from tapwise.arguments import word
 from tapwise.arrays.device import synchronize
+from tapwise.arrays.host import ALIGNMENT, new
 from tapwise.arrays.host_calls import note
 from tapwise.arrays.replay import Replays
-from tapwise.arrays.workspaces import ALIGNMENT, pool, workspace
+from tapwise.arrays.workspaces import pool, workspace
 from tapwise.errors import InvalidProblem
 from tapwise.integers import round_up
 from tapwise.ops.conv.problem import ConvProblem
@@ -26,7 +27,7 @@ from tapwise.problem import DTYPES
 
 # Buffers at half the cost of naming its fields.
 _new: Final = tuple.__new__
-_ndarray, _empty = np.ndarray, np.empty
+_ndarray = np.ndarray
 # Batch sizes other than its own that an operator keeps plans for.
 BATCHES_KEPT: Final = 8
 _NO_TERMS: Final = "nothing to sum: no output, or no input channel"
@@ -96,7 +97,7 @@ class PreparedConv:
         has. `residual` where the problem has one. `out` is filled and returned.
         """
         if out is None and self._is_plain(x, residual):
-            y = _empty(self._y_memory, self._dtype)
+            y = new(self._y_memory, self._dtype)
             if self._channels_last:
                 y = y.transpose(0, 3, 1, 2)
             if self._pool is None:
@@ -292,7 +293,7 @@ def again(problem: ConvProblem, single: bool, plan: Plan) -> Callable[..., np.nd
     pack, run = plan.pack_into, plan.run
 
     def compute(x: np.ndarray, w: np.ndarray, bias: Any = None, residual: Any = None) -> np.ndarray:
-        y = _empty(shape, dtype)
+        y = new(shape, dtype)
         if last:
             y = y.transpose(0, 3, 1, 2)
         if kept is None:
