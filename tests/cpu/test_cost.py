@@ -150,7 +150,9 @@ def test_what_costs_more_where_vectors_are_whole() -> None:
     config = next(c for c in registry.get("cpu.direct").configs(problem, host(2)) if c.route == "sums" and not c.pieces)
     cost = DirectCost(problem, replace(config, lanes="channels", panels=True), whole)
     rows = cost.costs.block(config.m, config.n, cost.pixels, cost.vectors(), cost.terms)
-    assert cost.tiles() == pytest.approx(CHANNELS_WHOLE * rows)
+    assert cost.tiles() == pytest.approx(CHANNELS_WHOLE * rows + cost.costs.first_pass(cost.panel_bytes, "nchw"))
+    assert cost.costs.first_pass(1e4, "nchw") > 0 == cost.costs.first_pass(1e4, "nhwc")
+    assert Costs(replace(whole, vector_cycles=2.0), 4).first_pass(1e4, "nchw") == 0
 
     small, large = (replace(whole, l1_bytes=size) for size in (1 << 12, 1 << 20))
     assert _products(text, small, **straight, panels=True) > 1.05 * _products(text, large, **straight, panels=True)

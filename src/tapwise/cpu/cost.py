@@ -40,6 +40,9 @@ LOADED_WHOLE: Final = 0.12, 0.2
 # best of some 40 configs on 147 layers, 1.105 before; on 35 others that it cuts otherwise 0.96 to 0.98 of the time.
 LOADED_PLANES: Final = 0.3, 0.2
 LATE, ENOUGH_SUMS = 0.25, 24
+# There, too, of lanes over channels in NCHW: cycles of a line of filters that the first tile of pixels meets. Tasks of
+# 14 pixels took 1.2 to 1.3 times as long as predicted beside those of many; channels last they do not.
+COLD_LINE: Final = 2.0
 # Cycles to enter and leave a register tile, and to begin a row of elements.
 TILE_CALL: Final = 40.0
 ROW_CALL: Final = 20.0
@@ -134,6 +137,10 @@ class Costs:
         if rest_m and rest_n:
             total += self.tile(rest_m, rest_n, terms)
         return total
+
+    def first_pass(self, filters_bytes: float, layout: str) -> float:
+        """What the tiles of one block with lanes over channels take longer for filters that they meet first."""
+        return COLD_LINE * filters_bytes / 64 if self.whole and layout == "nchw" else 0.0
 
     def row(self, length: int, per_vector: float, short: float = 3.0) -> float:
         """A row of elements moved in vectors; rows shorter than four elements go one by one."""

@@ -171,7 +171,7 @@ class TaskCost(generated.TaskCost):
             column = self.terms * min(c.n, self.vectors()) * costs.device.vector_bytes
             tiles *= 1.0 + STRIP * max(0.0, log2(2 * column / costs.device.l1_bytes))
         elif costs.whole:
-            tiles *= CHANNELS_WHOLE
+            tiles = tiles * CHANNELS_WHOLE + costs.first_pass(self.panel_bytes, p.layout)
         if c.panels:
             return tiles
         return tiles * (FILTERS_IN_PLACE_WHOLE if costs.whole else FILTERS_IN_PLACE)

@@ -239,7 +239,11 @@ class TaskCost(generated.TaskCost):
         """The register tiles of one product of the transforms."""
         g, c = self.geometry, self.config
         blocks = ceil_div(self.problem.group_c, g.channels)
-        return blocks * self.costs.block(c.m, c.n, self.runs, self.vectors, g.channels)
+        tiles = blocks * self.costs.block(c.m, c.n, self.runs, self.vectors, g.channels)
+        if g.over_tiles:
+            return tiles
+        panel = self.vectors * self.costs.device.vector_bytes * self.problem.group_c
+        return tiles + self.costs.first_pass(panel, self.problem.layout)
 
     def streamed(self) -> float:
         """Filters and transformed input of one product, read by the tiles from the caches that hold them."""
