@@ -42,7 +42,7 @@ LOADED_PLANES: Final = 0.3, 0.2
 LATE, ENOUGH_SUMS = 0.25, 24
 # There, too, of lanes over channels in NCHW: cycles of a line of filters that the first tile of pixels meets. Tasks of
 # 14 pixels took 1.2 to 1.3 times as long as predicted beside those of many; channels last they do not.
-COLD_LINE: Final = 2.0
+COLD_LINE: Final = 3.0
 # Cycles to enter and leave a register tile, and to begin a row of elements.
 TILE_CALL: Final = 40.0
 ROW_CALL: Final = 20.0
