@@ -37,7 +37,7 @@ LOADED_HALVES: Final = 0.12, 0.3
 LOADED_WHOLE: Final = 0.12, 0.2
 # There, too, of vectors that are pixels of planes, which lie apart: the same, and what a tile of fewer sums than so
 # many takes longer, as fewer products hide a late load. With these and STRIP the choice of cpu.direct takes 1.09 of the
-# best of some 40 configs on 147 layers, 1.105 before; on 35 others that it cuts otherwise 0.96 to 0.98 of the time.
+# best of some 40 configs on 147 layers, 1.105 before; with COLD_LINE 34 others, cut otherwise, take 0.94 of the time.
 LOADED_PLANES: Final = 0.3, 0.2
 LATE, ENOUGH_SUMS = 0.25, 24
 # There, too, of lanes over channels in NCHW: cycles of a line of filters that the first tile of pixels meets. Tasks of
