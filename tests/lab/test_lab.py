@@ -74,6 +74,24 @@ def test_short_calls_are_timed_in_blocks() -> None:
     assert count >= 3 * timing.BLOCK_S / 10e-6
 
 
+def test_a_block_that_takes_longer_is_timed_again() -> None:
+    """Two calls come before the blocks, which are of one call each."""
+
+    def rounds(milliseconds: list[int]) -> tuple[float, ...]:
+        clock, calls = Clock(), iter(milliseconds)
+
+        def run() -> None:
+            clock.now += next(calls) * 1_000_000
+
+        times = timing.measure([timing.Contestant("team", run)], repeats=3, clock=clock, sleep=lambda _: None)
+        assert next(calls, None) is None, "as many blocks as that"
+        return times["team"].rounds_us
+
+    assert rounds([30, 30, 20, 40, 40, 21, 20]) == (20_000, 21_000, 20_000)
+    assert rounds([30, 30, 20, 40, 40, 40, 20]) == (20_000, 40_000, 20_000), "not for ever"
+    assert rounds([30, 30, 40, 40, 40]) == (40_000, 40_000, 40_000)
+
+
 def test_budget_ends_rounds() -> None:
     clock = Clock()
     slow = clock.worker("slow", [500_000_000])
