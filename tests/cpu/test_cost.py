@@ -10,7 +10,7 @@ import pytest
 from tapwise import dispatch, registry
 from tapwise.algorithm import Device
 from tapwise.cpu.cost import EXPOSED, L3_SHARE, Breakdown, Costs
-from tapwise.cpu.device import host
+from tapwise.cpu.device import _speed, host
 from tapwise.ops.conv.cpu.dgrad_direct import TaskCost as DgradCost
 from tapwise.ops.conv.cpu.direct.direct import CHANNELS_WHOLE, FILTERS_IN_PLACE
 from tapwise.ops.conv.cpu.direct.direct import TaskCost as DirectCost
@@ -82,7 +82,7 @@ def test_vectors_of_a_cache_line_cost_their_loads(
     cycles: float, worse: tuple[int, int], better: tuple[int, int]
 ) -> None:
     """Where they are loaded at once the more, the more numbers there are, else vectors; of shorter vectors, nothing."""
-    wide = replace(host(2), vector_bytes=64, registers=32, vector_cycles=cycles)
+    wide = replace(host(2), split_loads=True, vector_bytes=64, registers=32, vector_cycles=cycles)
 
     def product(device: Device, m: int, n: int) -> float:
         # Without what a tile costs once.
@@ -94,12 +94,34 @@ def test_vectors_of_a_cache_line_cost_their_loads(
     assert product(narrow, *worse) == pytest.approx(product(narrow, *better))
 
 
+def test_split_loads() -> None:
+    """Where a vector in two lines costs nothing more, packing an input for its lines' sake does not pay."""
+    split = replace(host(2), split_loads=True, vector_bytes=64, registers=32, vector_cycles=1.0)
+    free = replace(split, split_loads=False)
+    for device in (split, free):
+        assert Costs(device, 4).first_pass(1e4, "nchw") > 0
+    costs = [Costs(device, 4, planes=True) for device in (split, free)]
+    assert [one.whole for one in costs] == [True, False] and costs[0].loads > costs[1].loads > (0, 0)
+    assert costs[0].tile(4, 3, 100) > costs[1].tile(4, 3, 100)
+    assert costs[0].transposing(64, 1000, 1) > costs[1].transposing(64, 1000, 1)
+
+
+@pytest.mark.parametrize(
+    ("core", "wanted"), [("znver5", (False, 1.0)), ("znver4", (True, 2.0)), ("skylake", (True, 1.0))]
+)
+def test_cores_by_their_names(core: str, wanted: tuple[bool, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_name", lambda: core)
+    device = Device("cpu", core, 2, 64, 32, **_speed(64))
+    assert (device.split_loads, device.vector_cycles) == wanted
+    assert Costs(device, 4).cycles_per_us == pytest.approx({"znver5": 4500, "znver4": 3600, "skylake": 2700}[core])
+
+
 def test_pages_of_an_input_in_place_cost_where_vectors_are_whole() -> None:
     """Each channel of large planes lies in a page of its own."""
     problem = ConvProblem.parse("c512 h1 w6400 k120 r1 s1")
     direct = registry.get("cpu.direct")
     config = next(c for c in direct.configs(problem, host(2)) if c.route == "in place")
-    whole = replace(host(2), vector_bytes=64, vector_cycles=1.0)
+    whole = replace(host(2), split_loads=True, vector_bytes=64, vector_cycles=1.0)
     halves = replace(whole, vector_bytes=32)
 
     def products(device: Device) -> float:
@@ -124,8 +146,8 @@ def _products(text: str, device: Device, **wanted: object) -> float:
 
 def test_rows_of_straight_routes_are_tiles_of_their_own() -> None:
     """Rows whose neighbours lie apart are no part of a tile: one of a vector costs as much as one of two."""
-    halves = replace(host(2), vector_bytes=64, vector_cycles=2.0)
-    wide = replace(host(2), vector_bytes=64, vector_cycles=1.0)
+    halves = replace(host(2), split_loads=True, vector_bytes=64, vector_cycles=2.0)
+    wide = replace(host(2), split_loads=True, vector_bytes=64, vector_cycles=1.0)
     one, two = (
         _products(f"c16 h16 w{width} k24 r3 s3 pad1", wide, route="straight", lanes="pixels", panels=True)
         for width in (16, 32)
@@ -140,7 +162,7 @@ def test_rows_of_straight_routes_are_tiles_of_their_own() -> None:
 
 def test_what_costs_more_where_vectors_are_whole() -> None:
     """Filters in place, lanes over channels, and columns of pixels that L1 does not hold."""
-    whole = replace(host(2), vector_bytes=64, vector_cycles=1.0)
+    whole = replace(host(2), split_loads=True, vector_bytes=64, vector_cycles=1.0)
     text = "c16 h16 w64 k24 r3 s3 pad1"
     straight = {"route": "straight", "lanes": "pixels"}
     packed, in_place = (_products(text, whole, **straight, panels=panels) for panels in (True, False))
@@ -161,7 +183,9 @@ def test_what_costs_more_where_vectors_are_whole() -> None:
 def test_tiles_of_few_sums_take_longer_where_vectors_are_whole() -> None:
     """Of twelve sums each takes a quarter more than of 24, on such machines only."""
     for cycles, wanted in ((1.0, 1.2), (2.0, 1.0)):
-        costs = Costs(replace(host(2), vector_bytes=64, registers=32, vector_cycles=cycles), 4, planes=True)
+        costs = Costs(
+            replace(host(2), split_loads=True, vector_bytes=64, registers=32, vector_cycles=cycles), 4, planes=True
+        )
         few, many = (costs.tile(4, n, 2000) - costs.tile(4, n, 1000) for n in (3, 6))
         loads = costs.loads
         products = [cycles * 4 * n / 2 + loads[0] * 4 + loads[1] * n for n in (3, 6)]
@@ -170,7 +194,7 @@ def test_tiles_of_few_sums_take_longer_where_vectors_are_whole() -> None:
 
 
 def test_tiles_of_all_phases_cost_more_where_vectors_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = replace(host(2), vector_bytes=64, registers=32, vector_cycles=1.0)
+    whole = replace(host(2), split_loads=True, vector_bytes=64, registers=32, vector_cycles=1.0)
     problem = ConvProblem.parse("c32 h28 w28 k32 r3 s3 stride2 pad1 dgrad")
     config = next(iter(registry.get("cpu.direct", "dgrad").configs(problem, host(2))))
     halves = replace(whole, vector_cycles=2.0)

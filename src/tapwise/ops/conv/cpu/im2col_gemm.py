@@ -16,7 +16,6 @@ import numpy as np
 
 from tapwise.algorithm import Algorithm, Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
-from tapwise.cpu.cost import UNEVEN
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.reference import activate
@@ -228,7 +227,7 @@ class Im2colGemm(Algorithm[Config]):
         peak = device.gflops * device.threads * (0.5 if problem.dtype == "f64" else 1.0)
         narrow = min(1.0, min(problem.group_k, problem.gemm_k) / 16) * problem.gemm_k / (problem.gemm_k + 20)
         # BLAS cuts a product in as many parts as there are threads, and waits for the slowest.
-        slowest = 1 + UNEVEN * (device.threads > 1)
+        slowest = 1 + device.uneven * (device.threads > 1)
         product = chunks * problem.groups * GEMM_US + 1e-3 * problem.flops * slowest / (peak * BLAS_SHARE * narrow)
         # Filters that no cache holds come from memory for each product.
         filters = problem.k * problem.gemm_k * problem.accumulator_bytes
