@@ -165,8 +165,19 @@ def _wide(ndimage: Any, name: str, x: np.ndarray, mode: str, options: Case) -> t
     # Derivatives cancel: their terms are those of the largest elements about.
     derivative = "order" in rest or name in ("sobel", "prewitt", "laplace", "gaussian_laplace")
     # scipy's uniform filter adds and subtracts along a row.
-    floor = 16.0 * largest if derivative else largest if name.startswith("uniform") else 0.0
+    floor = largest * _gain(ndimage, name, x.ndim, rest) if derivative else largest * name.startswith("uniform")
     return getattr(ndimage, name)(x.astype(np.float64), mode=mode, **rest), np.abs(steep) + floor
+
+
+def _gain(ndimage: Any, name: str, rank: int, options: Case) -> float:
+    """What the absolute weights of a derivative add up to, over all axes; at least that of a Laplacian."""
+    if "order" not in options:
+        return 16.0
+    impulse = np.zeros(4 * max(options.get("radius", 0), round(4 * options["sigma"])) + 9)
+    impulse[impulse.size // 2] = 1.0
+    given = {key: options[key] for key in ("sigma", "order", "radius") if key in options}
+    weights = ndimage.gaussian_filter1d(impulse, **given)
+    return max(16.0, float(np.abs(weights).sum()) ** (1 if name.endswith("1d") else rank))
 
 
 def _judge(y: np.ndarray, expected: np.ndarray, wide: Any, x: np.ndarray, most_apart: int, single: bool) -> str | None:
