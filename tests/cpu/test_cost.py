@@ -95,15 +95,14 @@ def test_vectors_of_a_cache_line_cost_their_loads(
 
 
 def test_split_loads() -> None:
-    """Where a vector in two lines costs nothing more, packing an input for its lines' sake does not pay."""
+    """Where a vector in two lines costs little more, packing an input for its lines' sake does not pay."""
     split = replace(host(2), split_loads=True, vector_bytes=64, registers=32, vector_cycles=1.0)
     free = replace(split, split_loads=False)
-    for device in (split, free):
-        assert Costs(device, 4).first_pass(1e4, "nchw") > 0
     costs = [Costs(device, 4, planes=True) for device in (split, free)]
     assert [one.whole for one in costs] == [True, False] and costs[0].loads > costs[1].loads > (0, 0)
     assert costs[0].tile(4, 3, 100) > costs[1].tile(4, 3, 100)
     assert costs[0].transposing(64, 1000, 1) > costs[1].transposing(64, 1000, 1)
+    assert costs[0].first_pass(1e4, "nchw") > 0 == costs[1].first_pass(1e4, "nchw")
 
 
 @pytest.mark.parametrize(

@@ -28,22 +28,20 @@ CALL_US: Final = 3.0
 START_US: Final = 3.0
 # Cycles of a term for each number and each vector that it loads, where vectors are 64 bytes. Where they go by halves
 # (Zen 4) 8 x 3 sums took 3 to 30 % less than 12 x 2 on six 1x1 layers, and of 66 layers the choice took 1.037 of the
-# best, 1.044 without. Where they are loaded at once (Emerald Rapids) most lie in two cache lines: 8 x 3 takes 13.8
-# cycles from L1 and 16.2 not aligned, 3 x 7 14.8 and up to 20; of 109 layers 1.034, 1.13 without this and PAGE_CYCLES.
-LOADED_HALVES: Final = 0.12, 0.3
+# best, 1.044 without. The same holds where whole vectors in two cache lines cost little (Zen 5): 1.04 of the best of
+# some 30 configs on 79 layers, 1.17 with the others. Where they are loaded like two (Emerald Rapids) most lie in two
+# lines: 8 x 3 takes 13.8 cycles from L1 and 16.2 not aligned, 3 x 7 14.8 and up to 20; of 109 layers 1.034, 1.13
+# without this and PAGE_CYCLES.
+LOADED: Final = 0.12, 0.3
 LOADED_WHOLE: Final = 0.12, 0.2
-# Where that costs nothing (Zen 5): with this, and without what else holds where loads are split, choices take 1.05 of
-# the best of some 26 configs on 81 layers, 1.13 with it.
-LOADED_ONCE: Final = 0.0, 0.15
 # Where loads are split, of vectors that are pixels of planes, which lie apart: the same, and what a tile of fewer sums
 # than so many takes longer, as fewer products hide a late load. With these and STRIP the choice of cpu.direct takes
 # 1.09 of the best of some 40 configs on 147 layers, 1.105 before; with COLD_LINE 34 others, cut otherwise, take 0.94 of
 # the time.
 LOADED_PLANES: Final = 0.3, 0.2
 LATE, ENOUGH_SUMS = 0.25, 24
-# Where vectors are loaded at once, of lanes over channels in NCHW: cycles of a line of filters that the first tile of
-# pixels meets. Tasks of 14 pixels took 1.2 to 1.3 times as long as predicted beside those of many; channels last they
-# do not.
+# There, too, of lanes over channels in NCHW: cycles of a line of filters that the first tile of pixels meets. Tasks of
+# 14 pixels took 1.2 to 1.3 times as long as predicted beside those of many; channels last they do not.
 COLD_LINE: Final = 3.0
 # Cycles to enter and leave a register tile, and to begin a row of elements.
 TILE_CALL: Final = 40.0
@@ -75,24 +73,22 @@ class Costs:
         return self.device.vector_bytes // self.itemsize
 
     @property
-    def lines(self) -> bool:
+    def at_once(self) -> bool:
         """Whether vectors are as long as cache lines, and loaded at once."""
         return self.device.vector_bytes == 64 and self.device.vector_cycles == 1
 
     @property
     def whole(self) -> bool:
         """The same, and a vector in two lines is loaded like two."""
-        return self.lines and self.device.split_loads
+        return self.at_once and self.device.split_loads
 
     @property
     def loads(self) -> tuple[float, float]:
         """Cycles of a term for each number and each vector that it loads, beside what hides behind products."""
-        if self.device.vector_cycles > 1:
-            return LOADED_HALVES
-        if not self.lines:
+        if self.device.vector_bytes < 64:
             return 0.0, 0.0
         if not self.whole:
-            return LOADED_ONCE
+            return LOADED
         return LOADED_PLANES if self.planes else LOADED_WHOLE
 
     @property
@@ -149,7 +145,7 @@ class Costs:
 
     def first_pass(self, filters_bytes: float, layout: str) -> float:
         """What the tiles of one block with lanes over channels take longer for filters that they meet first."""
-        return COLD_LINE * filters_bytes / 64 if self.lines and layout == "nchw" else 0.0
+        return COLD_LINE * filters_bytes / 64 if self.whole and layout == "nchw" else 0.0
 
     def row(self, length: int, per_vector: float, short: float = 3.0) -> float:
         """A row of elements moved in vectors; rows shorter than four elements go one by one."""

@@ -11,7 +11,7 @@ import numpy as np
 import tapwise
 from tapwise import arrays, dispatch, registry, verify
 from tapwise.algorithm import Buffers, Choice, Device
-from tapwise.arrays.workspaces import scratch
+from tapwise.arrays.workspaces import aligned, scratch
 from tapwise.baselines import Peer, Prepared
 from tapwise.errors import InvalidProblem, NotApplicable, PeerUnavailable, TapwiseError
 from tapwise.lab import gpu, records, roofline, timing
@@ -172,9 +172,11 @@ def _inputs(problem: Problem) -> Inputs:
     def laid(array: np.ndarray | None) -> np.ndarray | None:
         if array is None:
             return None
-        image: np.ndarray = arrays.empty(array.shape, array.dtype, problem.layout)
-        image[...] = array
-        return image
+        last = problem.layout == "nhwc" and array.ndim > 1
+        source = arrays.channels_last(array) if last else array
+        image = aligned(array.nbytes).view(array.dtype).reshape(source.shape)
+        image[...] = source
+        return arrays.channels_first(image) if last else image
 
     inputs = problem.sample(np.random.default_rng(0))
     w = laid(inputs.w) if problem.w_is_image else inputs.w

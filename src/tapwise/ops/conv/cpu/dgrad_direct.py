@@ -156,7 +156,7 @@ class TaskCost(generated.TaskCost):
         footprint = 1.5 * 64 * p.group_k * reach
         held = footprint / self.device.l1_bytes
         products *= 1.0 + REFETCHED * held if held > 1.0 else 1.0
-        if costs.whole:
+        if costs.at_once:
             products *= WHOLE_VECTORS
         rows = phases * c.rows * p.group_c
         source = p.group_k * (c.rows + g.packed.row_shift) * g.packed.pitch

@@ -183,13 +183,23 @@ class TaskCost(generated.TaskCost):
         own = min(all_filters, self.own_filter_bytes)
         if self.over_pixels:
             passes = self.runs * ceil_div(self.vectors(), c.n)
-            return costs.filters(panel, passes, panel, own, all_filters, c.images) + c.images * costs.stream(x, x)
+            read = costs.stream(x, x) + self.columns_again()
+            return costs.filters(panel, passes, panel, own, all_filters, c.images) + c.images * read
         # Each tile of pixels reads the panel of its filters, which L1 may hold for the next.
         columns = ceil_div(c.filters, c.n * costs.lanes)
         passes = ceil_div(self.pixels, c.m)
         again = IN_L1 * panel / columns
         read = c.images * costs.stream(columns * x, x)
         return costs.filters(panel, passes, again, own, all_filters, c.images) + read
+
+    def columns_again(self) -> float:
+        """What a column of tiles reads, for each tile but the first; where loads are split, `tiles` has it."""
+        c, costs = self.config, self.costs
+        if costs.device.split_loads:
+            return 0.0
+        column = self.terms * min(c.n, self.vectors()) * costs.device.vector_bytes
+        columns = self.runs * ceil_div(self.vectors(), c.n)
+        return costs.stream((ceil_div(c.filters, c.m) - 1) * columns * column, column)
 
     def calls(self) -> float:
         """Rows of the straight routes that are runs of their own."""

@@ -338,7 +338,7 @@ class _Winograd(WinogradSums, generated.GeneratedAlgorithm[Config]):
         transform = panels * FILTER * products * (1 + width / 8) / 2700 / device.threads
         size = p.k * p.group_c * products * p.accumulator_bytes
         memory = FRESH_PASSES * 1e-3 * size / device.gbps if size > device.l3_bytes * 0.75 else 0.0
-        fresh = FRESH_WHOLE_US if Costs(device, p.accumulator_bytes).whole else FRESH_US
+        fresh = FRESH_WHOLE_US if Costs(device, p.accumulator_bytes).at_once else FRESH_US
         return 10.0 + transform + 1e-6 * fresh * size + memory
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
