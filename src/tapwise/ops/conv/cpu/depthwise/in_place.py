@@ -25,6 +25,11 @@ FIELDS: Final = (
     "table", "col_blocks", "last",
 )  # fmt: skip
 
+# Tiles whose rows of x are asked for early. On a Zen 5 x in memory takes 1.9 times less (94 MB, 3x3 of stride 2) and
+# 2.6 (41 MB, stride 1), in L3 3 to 8 %, in L2 no more than before; with 1 and 4 tiles it is within a tenth. Asking for
+# y takes 0 to 20 % longer.
+AHEAD: Final = 2
+
 
 def generate(
     target: Target, *, dtype: str, storage: str, tile: Tile, bias: bool, residual: bool, activation: str | None
@@ -124,7 +129,7 @@ def _columns(k: Kernel, at: Ptr, lanes: int, masks: list[Any], columns: int) -> 
 
 
 def _emit_task(k: Kernel, storage: str, tile: Tile) -> None:
-    place, width = tile.place, sum(tile.vectors)
+    place, width, planes = tile.place, sum(tile.vectors), range(tile.planes)
     with entry(k, FIELDS) as (a, worker):
         x, y, w = a.pointer("x", storage), a.pointer("y", storage), a.pointer("w", k.dtype)
         bias, residual = a.pointer("bias", storage), a.pointer("residual", storage)
@@ -140,7 +145,13 @@ def _emit_task(k: Kernel, storage: str, tile: Tile) -> None:
                     with k.loop(start, start + count * place.rows, place.rows) as p, k.loop(0, a.col_blocks) as block:
                         top = there + (p * place.stride - place.pad) * a.w_in
                         # The last block of columns overlaps the one before.
-                        out = here + p * a.q + (block * width).min(a.q - width).max(0)
+                        column = (block * width).min(a.q - width).max(0)
+                        out, next_rows = here + p * a.q + column, place.rows * place.stride
+                        ahead = x + top + column * tile.ways + a.w_in * (AHEAD * next_rows)
+                        rows = [
+                            ahead + a.plane_in * plane + a.w_in * row for plane in planes for row in range(next_rows)
+                        ]
+                        k.prefetch_rows(rows, k.integer(0), width * tile.ways)
                         table = a.pointer("table", "i64") + block * a.taps_w * tile.line
                         k.call(
                             f"tile_{low}_{high}", a.args, table, x + top, w + c * a.taps, bias + c, residual + out,
