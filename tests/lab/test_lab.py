@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,22 +76,27 @@ def test_short_calls_are_timed_in_blocks() -> None:
     assert count >= 3 * timing.BLOCK_S / 10e-6
 
 
-def test_a_block_that_takes_longer_is_timed_again() -> None:
-    """Two calls come before the blocks, which are of one call each."""
-
-    def rounds(milliseconds: list[int]) -> tuple[float, ...]:
-        clock, calls = Clock(), iter(milliseconds)
-
-        def run() -> None:
-            clock.now += next(calls) * 1_000_000
-
-        times = timing.measure([timing.Contestant("team", run)], repeats=3, clock=clock, sleep=lambda _: None)
-        assert next(calls, None) is None, "as many blocks as that"
-        return times["team"].rounds_us
-
-    assert rounds([30, 30, 20, 40, 40, 21, 20]) == (20_000, 21_000, 20_000)
-    assert rounds([30, 30, 20, 40, 40, 40, 20]) == (20_000, 40_000, 20_000), "not for ever"
-    assert rounds([30, 30, 40, 40, 40]) == (40_000, 40_000, 40_000)
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinities")
+def test_other_threads_are_kept_off_the_callers_core() -> None:
+    """And may be where they were before afterwards; a thread that has one core stays there."""
+    cores, ended = os.sched_getaffinity(0), threading.Event()
+    if len(cores) == 1:
+        pytest.skip("one core")
+    free, bound = (threading.Thread(target=ended.wait) for _ in range(2))
+    try:
+        for thread in (free, bound):
+            thread.start()
+        os.sched_setaffinity(bound.native_id or 0, {min(cores)})
+        with timing._apart():
+            (mine,) = os.sched_getaffinity(0)
+            assert os.sched_getaffinity(free.native_id or 0) == cores - {mine}
+            assert os.sched_getaffinity(bound.native_id or 0) == {min(cores)}
+        assert os.sched_getaffinity(0) == os.sched_getaffinity(free.native_id or 0) == cores
+        assert os.sched_getaffinity(bound.native_id or 0) == {min(cores)}
+    finally:
+        ended.set()
+        for thread in (free, bound):
+            thread.join()
 
 
 def test_budget_ends_rounds() -> None:

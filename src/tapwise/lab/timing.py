@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import os
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +17,12 @@ BLOCK_S = 0.002
 # Pause behind a block, in which the threads of an OpenMP runtime stop spinning.
 PAUSE_S = 0.005
 # Threads, clocks and caches are woken by calls for this long before a block, and for longer behind a longer pause: the
-# first milliseconds after an idle time run up to a third slower. Calls of LONG_CALL_S wake them by themselves.
+# first milliseconds after an idle time run up to a third slower. Of calls of LONG_CALL_S one is enough, longer ones
+# wake them by themselves.
 WAKE_S = 0.004
 WAKE_SHARE = 0.3
 LONG_CALL_S = 0.02
-# A scheduler may put two threads of a team on one core and leave another idle, for 50 ms where they sleep in between. A
-# block that takes so much longer than the best of its contestant before it is timed again, for up to so long.
-LONGER = 1.5
-PATIENCE_S = 0.1
+LONGER_CALL_S = 0.1
 
 LEAST_ROUNDS = 3
 UNSTABLE = 0.15
@@ -129,12 +128,8 @@ def measure(
                     continue
                 began = clock()
                 wake_s = max(WAKE_S, WAKE_SHARE * paused_s)
-                _wake(contestant.run, call_s[name], wake_s)
-                block_us = _block_us(contestant.run, call_s[name], clock)
-                best_us = min(rounds[name], default=block_us)
-                while block_us > LONGER * best_us and clock() - began <= 1e9 * PATIENCE_S:
-                    block_us = _block_us(contestant.run, call_s[name], clock)
-                rounds[name].append(block_us)
+                with _apart():
+                    rounds[name].append(_block_us(contestant.run, call_s[name], clock, wake_s))
                 spent[name] += (clock() - began) / 1e9
                 paused_s = contestant.pause_s
                 sleep(paused_s)
@@ -155,14 +150,35 @@ def _calibrate(contestant: Contestant, clock: Callable[[], int], sleep: Callable
     return best
 
 
-def _wake(run: Callable[[], object], call_s: float, wake_s: float) -> None:
-    if call_s < LONG_CALL_S:
-        for _ in range(_calls(wake_s, call_s)):
-            run()
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Keeps the caller on its core and this process's other threads off it, where the system lets them (Linux).
+
+    Linux may wake two threads of a team on one core beside an idle one, and leave them there for 50 ms.
+    """
+    mine = threading.get_native_id()
+    kept: dict[int, set[int]] = {}
+    try:
+        core = int(Path("/proc/thread-self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[36])
+        for thread in map(int, os.listdir("/proc/self/task")):
+            cores = os.sched_getaffinity(thread)
+            if wanted := {core} if thread == mine else cores - {core}:
+                os.sched_setaffinity(thread, wanted)
+                kept[thread] = cores
+    except (OSError, AttributeError):
+        pass
+    yield
+    for thread, cores in kept.items():
+        # It may have ended.
+        with suppress(OSError):
+            os.sched_setaffinity(thread, cores)
 
 
-def _block_us(run: Callable[[], object], call_s: float, clock: Callable[[], int]) -> float:
+def _block_us(run: Callable[[], object], call_s: float, clock: Callable[[], int], wake_s: float) -> float:
     """Microseconds of a call in a block of calls that follow each other."""
+    if call_s < LONGER_CALL_S:
+        for _ in range(_calls(wake_s, call_s) if call_s < LONG_CALL_S else 1):
+            run()
     calls = _calls(BLOCK_S, call_s)
     began = clock()
     for _ in range(calls):
