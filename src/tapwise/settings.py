@@ -23,17 +23,18 @@ VARIABLES = {
 }
 CPU_TARGET = "TAPWISE_CPU_TARGET"
 CACHE_DIR = "TAPWISE_CACHE_DIR"
+NUM_THREADS = "TAPWISE_NUM_THREADS"
 
 
 def threads() -> int:
     """Worker threads: TAPWISE_NUM_THREADS, else the cores that this process may run on."""
-    text = os.environ.get("TAPWISE_NUM_THREADS")
+    text = os.environ.get(NUM_THREADS)
     if text is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return min(cores, MOST_THREADS)
     # Only the digits 0 to 9; Python cannot read some of the others, nor thousands of any.
     if not (text.isascii() and text.isdigit() and len(text) <= 4 and 1 <= int(text) <= MOST_THREADS):
-        raise InvalidProblem(f"TAPWISE_NUM_THREADS={shown(text)}: a whole number, 1 to {MOST_THREADS}, is allowed")
+        raise InvalidProblem(f"{NUM_THREADS}={shown(text)}: a whole number, 1 to {MOST_THREADS}, is allowed")
     return int(text)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from tapwise import settings
 from tapwise.baselines import Prepared
 from tapwise.errors import InvalidProblem, PeerUnavailable
 from tapwise.lab import bench, records, report, roofline, timing
@@ -87,11 +88,14 @@ def test_other_threads_are_kept_off_the_callers_core() -> None:
         for thread in (free, bound):
             thread.start()
         os.sched_setaffinity(bound.native_id or 0, {min(cores)})
+        threads, environment = settings.threads(), dict(os.environ)
         with timing._apart():
             (mine,) = os.sched_getaffinity(0)
+            assert settings.threads() == threads
             assert os.sched_getaffinity(free.native_id or 0) == cores - {mine}
             assert os.sched_getaffinity(bound.native_id or 0) == {min(cores)}
         assert os.sched_getaffinity(0) == os.sched_getaffinity(free.native_id or 0) == cores
+        assert os.environ == environment
         assert os.sched_getaffinity(bound.native_id or 0) == {min(cores)}
     finally:
         ended.set()

@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tapwise import settings
+
 # A timed block is at least this long, or one call.
 BLOCK_S = 0.002
 # Pause behind a block, in which the threads of an OpenMP runtime stop spinning.
@@ -154,24 +156,29 @@ def _calibrate(contestant: Contestant, clock: Callable[[], int], sleep: Callable
 def _apart() -> Iterator[None]:
     """Keeps the caller on its core and this process's other threads off it, where the system lets them (Linux).
 
-    Linux may wake two threads of a team on one core beside an idle one, and leave them there for 50 ms.
+    Linux may wake two threads of a team on one core beside an idle one, and leave them there for 50 ms. Plain calls
+    take as many threads as without.
     """
-    mine = threading.get_native_id()
+    mine, given = threading.get_native_id(), os.environ.get(settings.NUM_THREADS)
     kept: dict[int, set[int]] = {}
+    os.environ[settings.NUM_THREADS] = str(settings.threads())
     try:
-        core = int(Path("/proc/thread-self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[36])
-        for thread in map(int, os.listdir("/proc/self/task")):
-            cores = os.sched_getaffinity(thread)
-            if wanted := {core} if thread == mine else cores - {core}:
-                os.sched_setaffinity(thread, wanted)
-                kept[thread] = cores
-    except (OSError, AttributeError):
-        pass
-    yield
-    for thread, cores in kept.items():
-        # It may have ended.
-        with suppress(OSError):
-            os.sched_setaffinity(thread, cores)
+        with suppress(OSError, AttributeError):
+            core = int(Path("/proc/thread-self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[36])
+            for thread in map(int, os.listdir("/proc/self/task")):
+                cores = os.sched_getaffinity(thread)
+                if wanted := {core} if thread == mine else cores - {core}:
+                    os.sched_setaffinity(thread, wanted)
+                    kept[thread] = cores
+        yield
+    finally:
+        for thread, cores in kept.items():
+            # It may have ended.
+            with suppress(OSError):
+                os.sched_setaffinity(thread, cores)
+        del os.environ[settings.NUM_THREADS]
+        if given is not None:
+            os.environ[settings.NUM_THREADS] = given
 
 
 def _block_us(run: Callable[[], object], call_s: float, clock: Callable[[], int], wake_s: float) -> float:
