@@ -131,6 +131,15 @@ def test_masked_loads_and_no_spills_in_place(name: str, planes: int, weights: in
     assert re.search(r"vfn?madd\w+ps\s.*%ymm", tile) and not SPILL.search(tile)
 
 
+@pytest.mark.parametrize(("rows", "stride", "planes"), [(7, 1, 2), (4, 2, 1)])
+def test_tasks_in_place_ask_for_rows_of_x(rows: int, stride: int, planes: int) -> None:
+    """A line of each row that a later tile begins with, before each kind of tile."""
+    place = Rows(h=14, p=14 // stride, rows=rows, pad=1, taps=3, stride=stride, dilation=1)
+    shape = Tile(place, (8,), exact=False, planes=planes, weights=3, ways=stride, columns=stride, odd=False)
+    task = functions(jit.assembly(in_place.generate(target("avx512"), dtype="f32", tile=shape, **PLAIN)))["task"]
+    assert len(re.findall(r"prefetcht1\s", task)) == rows * stride * planes * len(list(place.runs()))
+
+
 @pytest.mark.parametrize(("name", "asks"), [("avx512", r"prefetchw\s"), ("neon", r"prfm\s+pst")])
 def test_tiles_ask_for_the_output_that_they_write(name: str, asks: str) -> None:
     vector = target(name)

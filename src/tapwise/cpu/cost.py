@@ -29,8 +29,8 @@ START_US: Final = 3.0
 # Cycles of a term for each number and each vector that it loads, where vectors are 64 bytes. Where they go by halves
 # (Zen 4) 8 x 3 sums took 3 to 30 % less than 12 x 2 on six 1x1 layers, and of 66 layers the choice took 1.037 of the
 # best, 1.044 without. The same holds where whole vectors in two cache lines cost little (Zen 5): 1.04 of the best of
-# some 30 configs on 79 layers, 1.17 with the others. Where they are loaded like two (Emerald Rapids) most lie in two
-# lines: 8 x 3 takes 13.8 cycles from L1 and 16.2 not aligned, 3 x 7 14.8 and up to 20; of 109 layers 1.034, 1.13
+# some 24 configs on 98 layers, 1.14 with the others' model. Where they are loaded like two (Emerald Rapids) most lie in
+# two lines: 8 x 3 takes 13.8 cycles from L1 and 16.2 not aligned, 3 x 7 14.8 and up to 20; of 109 layers 1.034, 1.13
 # without this and PAGE_CYCLES.
 LOADED: Final = 0.12, 0.3
 LOADED_WHOLE: Final = 0.12, 0.2

@@ -5,8 +5,7 @@ on the same cores. A table of kernels is run in one parallel region, with a barr
 team through Numba takes 3 to 5 us, and the host's way to it as long.
 
 A thread that was asleep may be woken on the core of the thread that calls, where it waits for its turn while another
-core is idle: Linux does so where two busy cores are all that share a cache (6.18), and leaves it there for 50 ms. Such
-a thread leaves that core by itself.
+core is idle, and be left there for 50 ms (seen on two cores with Linux 6.18). Such a thread leaves that core by itself.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ UNSTABLE = 0.15
 
 @dataclass(frozen=True)
 class Contestant:
-    """`run` computes once. `pause_s` is slept behind its blocks: longer where threads spin on for long."""
+    """`run` computes once, with threads that it has since its first call. `pause_s` is slept behind its blocks: longer
+    where threads spin on for long."""
 
     name: str
     run: Callable[[], object]
@@ -163,13 +164,13 @@ def _apart() -> Iterator[None]:
     kept: dict[int, set[int]] = {}
     os.environ[settings.NUM_THREADS] = str(settings.threads())
     try:
-        with suppress(OSError, AttributeError):
-            core = int(Path("/proc/thread-self/stat").read_text(encoding="ascii").rpartition(")")[2].split()[36])
+        if core := _core():
             for thread in map(int, os.listdir("/proc/self/task")):
-                cores = os.sched_getaffinity(thread)
-                if wanted := {core} if thread == mine else cores - {core}:
-                    os.sched_setaffinity(thread, wanted)
-                    kept[thread] = cores
+                with suppress(OSError):
+                    cores = os.sched_getaffinity(thread)
+                    if wanted := core if thread == mine else cores - core:
+                        os.sched_setaffinity(thread, wanted)
+                        kept[thread] = cores
         yield
     finally:
         for thread, cores in kept.items():
@@ -179,6 +180,16 @@ def _apart() -> Iterator[None]:
         del os.environ[settings.NUM_THREADS]
         if given is not None:
             os.environ[settings.NUM_THREADS] = given
+
+
+def _core() -> set[int]:
+    """The core that the calling thread is on; none where the system does not tell."""
+    try:
+        fields = Path("/proc/thread-self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    except OSError:
+        return set()
+    # The 39th of proc(5), the name of the program is the second.
+    return {int(fields[36])}
 
 
 def _block_us(run: Callable[[], object], call_s: float, clock: Callable[[], int], wake_s: float) -> float:

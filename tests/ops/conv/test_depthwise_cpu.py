@@ -215,10 +215,7 @@ def test_chosen_for_small_images() -> None:
 
 @pytest.mark.parametrize("change", ["stride3", "nhwc", "two outputs", "one column", "no masks", "f16 on AVX2"])
 def test_other_problems_are_packed(change: str) -> None:
-    base, device = (
-        ConvProblem.parse("c6 h9 w9 k6 r3 s3 pad1 groups6"),
-        replace(host(2), split_loads=True, vector_bytes=64, registers=32),
-    )
+    base, device = ConvProblem.parse("c6 h9 w9 k6 r3 s3 pad1 groups6"), replace(host(2), vector_bytes=64, registers=32)
     changes = {
         "stride3": {"stride": (3, 3)}, "nhwc": {"layout": "nhwc"}, "two outputs": {"k": 12},
         "one column": {"spatial": (9, 1)}, "f16 on AVX2": {"dtype": "f16"},
@@ -264,7 +261,7 @@ def test_tall_images_take_tiles_in_a_loop() -> None:
 
 def test_costs_of_what_a_tile_does() -> None:
     """Padding costs no products; memory counts where nothing stays in the caches."""
-    device = replace(host(2), split_loads=True, vector_bytes=64, registers=32)
+    device = replace(host(2), vector_bytes=64, registers=32)
 
     def cycles(text: str, config: InPlaceConfig) -> dict[str, float]:
         return dict(in_place_cost.TaskCost(ConvProblem.parse(text), config, device).breakdown().cycles)

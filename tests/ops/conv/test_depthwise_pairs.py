@@ -20,7 +20,7 @@ from tapwise.ops.conv.problem import ConvProblem
 
 DEPTHWISE = registry.get("cpu.depthwise")
 BF16 = ml_dtypes.bfloat16
-WITH_PAIRS = replace(host(2), split_loads=True, vector_bytes=64, registers=32, vector_cycles=2.0, bf16_pairs=True)
+WITH_PAIRS = replace(host(2), vector_bytes=64, registers=32, vector_cycles=2.0, bf16_pairs=True)
 # Also where the processor multiplies pairs no faster than float32.
 HERE = replace(host(2), bf16_pairs=True)
 needs_pairs = pytest.mark.skipif(

@@ -191,7 +191,7 @@ def candidates(problem: ConvProblem, device: Device) -> Iterator[PixelsConfig]:
 # What a task costs; measured, not derived. A tap of a tile: cycles an output vector, and besides; at least what a
 # multiply-add takes to end. A tile's output vector, a tile, a pixel near the border. Vectors of 64 bytes that are
 # loaded at once mostly lie in two cache lines, and pixels of 256 channels in few sets of L1 (30 layers on an Emerald
-# Rapids: what is chosen takes 1.08 times the best, 1.16 with the other's cycles; 24 on a Zen 5: 1.07 and 1.11).
+# Rapids: what is chosen takes 1.08 times the best, 1.16 with the other's cycles; 24 on a Zen 5: 1.09 and 1.11).
 PRODUCT: Final = 0.6
 PRODUCT_WHOLE: Final = 1.1
 TAP: Final = 2.4

@@ -193,7 +193,7 @@ class TaskCost(generated.TaskCost):
         return costs.filters(panel, passes, again, own, all_filters, c.images) + read
 
     def columns_again(self) -> float:
-        """What a column of tiles reads, for each tile but the first; where loads are split, `tiles` has it."""
+        """What a column of tiles reads, for each tile but the first. Where loads are split, STRIP stands for it."""
         c, costs = self.config, self.costs
         if costs.device.split_loads:
             return 0.0
