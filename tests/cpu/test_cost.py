@@ -184,8 +184,9 @@ def test_what_costs_more_where_vectors_are_whole() -> None:
     assert in_place > 1.03 * FILTERS_IN_PLACE * packed
 
     problem = ConvProblem.parse(text)
-    config = next(c for c in registry.get("cpu.direct").configs(problem, host(2)) if c.route == "sums")
-    cost = DirectCost(problem, replace(config, lanes="channels", panels=True, pieces=False), whole)
+    config = next(iter(registry.get("cpu.direct").configs(problem, host(2))))
+    config = replace(config, route="sums", lanes="channels", m=6, n=3, panels=True, pieces=False)
+    cost = DirectCost(problem, config, whole)
     rows = cost.costs.block(config.m, config.n, cost.pixels, cost.vectors(), cost.terms)
     assert cost.tiles() == pytest.approx(CHANNELS_WHOLE * rows + cost.costs.first_pass(cost.panel_bytes, "nchw"))
     assert cost.costs.first_pass(1e4, "nchw") > 0 == cost.costs.first_pass(1e4, "nhwc")
