@@ -51,6 +51,10 @@ void copy_box(unsigned to, const void *map, unsigned barrier, int c, int w, int 
     aligned_or_fail<128>(memory + to);
     boxes.push_back({to, barrier, *(const Map *)map, {c, w, h, n}, {}});
 }
+void copy_bytes(unsigned to, const void *from, unsigned bytes, unsigned barrier) {
+    if (to % 16 || (uintptr_t)from % 16 || bytes % 16 || !bytes) fail("bytes are copied by 16");
+    boxes.push_back({to, barrier, {}, {}, {}, from, bytes});
+}
 void copy_pixels(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n, int tap_w, int tap_h) {
     copy_box(to, map, barrier, c, w, h, n);
     boxes.back().tap[0] = tap_w, boxes.back().tap[1] = tap_h;
@@ -111,7 +115,8 @@ static void deliver(const Box &box, unsigned rank) {
     };
     for (long long stride : m.strides)
         if (stride % 16) fail("TMA takes strides of 16 bytes");
-    if (m.windows) for_windows(m, box.to, box.at, box.tap, each);
+    if (box.from) memcpy(place_in_block(memory + box.to, rank), box.from, bytes = box.bytes);
+    else if (m.windows) for_windows(m, box.to, box.at, box.tap, each);
     else for_box(m, box.to, box.at, each);
     Barrier &b = *(Barrier *)place_in_block(memory + box.barrier, rank);
     b.bytes -= bytes;

@@ -189,6 +189,7 @@ void barrier_arrive_in_cluster(unsigned at);
 void barrier_expect(unsigned at, unsigned bytes);
 void barrier_wait(unsigned at, unsigned phase);
 void copy_box(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n);
+void copy_bytes(unsigned to, const void *from, unsigned bytes, unsigned barrier);
 void copy_pixels(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n, int tap_w, int tap_h);
 inline void copy_rows(unsigned to, const void *map, unsigned barrier, int column, int row) {
     copy_box(to, map, barrier, column, row, 0, 0);

@@ -24,6 +24,9 @@ struct Box {
     unsigned to, barrier;
     Map map;
     int at[4], tap[2];
+    // Instead of a map: so many bytes as they lie.
+    const void *from = nullptr;
+    unsigned bytes = 0;
 };
 // A box on its way to global memory.
 struct Store {

@@ -74,6 +74,12 @@ DEVICE void arrive_part(int id, int threads) { asm volatile("bar.arrive %0, %1;"
 
 // Copies of boxes from global to shared memory; a box comes whole, zeros where it leaves the tensor.
 DEVICE void prefetch_map(const void *map) { asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory"); }
+// Bytes as they lie: addresses and their number are multiples of 16.
+DEVICE void copy_bytes(unsigned to, const void *from, unsigned bytes, unsigned barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
 DEVICE void copy_pixels(unsigned to, const void *map, unsigned barrier, int c, int w, int h, int n, int tap_w,
                         int tap_h) {
     asm volatile(

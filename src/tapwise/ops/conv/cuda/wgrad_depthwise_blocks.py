@@ -16,7 +16,7 @@ from tapwise.cuda.jit.launch import has_dependent_launches
 from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import boxes
-from tapwise.ops.conv.cuda.costs import REGISTERS, blocks_of
+from tapwise.ops.conv.cuda.costs import MORE_BYTES, REGISTERS, SHARED_BYTES, blocks_of
 from tapwise.ops.conv.cuda.residue_classes import phases, steps
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -32,6 +32,9 @@ COLUMNS: Final = (7, 8, 5, 4, 3, 2, 1)
 IDLE, MOST_COLUMNS, MOST_TAPS_W, MANY_TAPS, LEAST_ROWS = 1.12, 4, 11, 25, 2
 # Bytes that TMA brings are a multiple of; bytes of a stage that are so with it.
 PIECE, TMA_ALIGNMENT = 16, 128
+# Of blocks with whole rows: threads at most, rows of x and dy of a stage, stages; what they are called in the kernel.
+MOST_ROW_THREADS, MOST_ROWS, MOST_STAGES = 960, 32, 4
+BY: Final = {"copies": "COPIES", "tma": "BOXES", "rows": "ROWS"}
 # Lanes of a warp, banks of shared memory.
 LANES, BANKS = 32, 32
 
@@ -39,8 +42,8 @@ LANES, BANKS = 32, 32
 @dataclass(frozen=True)
 class Config(BaseConfig):
     """A thread has `channels` and `columns` of dy, and sums of taps_h x taps_w taps; a block `lanes` times so many
-    channels and `groups` times so many columns. Rows come `by` "tma" or "copies" (cp.async), in `stages`. `parts`: of
-    the sum over pixels."""
+    channels and `groups` times so many columns. Rows come `by` "tma", as "rows" of all channels or "copies" of pixels
+    (cp.async), in `stages`. `parts`: of the sum over pixels."""
 
     by: str
     channels: int
@@ -54,7 +57,8 @@ class Config(BaseConfig):
 
     @property
     def threads(self) -> int:
-        return round_up(self.lanes * self.groups, LANES)
+        """Those that multiply, and a warp that copies rows."""
+        return round_up(self.lanes * self.groups, LANES) + LANES * (self.by == "rows")
 
 
 def tiles(problem: ConvProblem, device: Device) -> Iterator[Config]:
@@ -67,6 +71,35 @@ def tiles(problem: ConvProblem, device: Device) -> Iterator[Config]:
                 if by == "tma" and not by_tma(problem, replace(plain, lanes=lanes, groups=groups), device):
                     continue
                 yield from islice((one for one in deep if fits(problem, one, device)), 1)
+            yield from row_blocks(problem, replace(plain, by="rows", stages=1), q, device)
+
+
+def row_blocks(problem: ConvProblem, plain: Config, q: int, device: Device) -> Iterator[Config]:
+    """Blocks of all channels to which rows come as they lie: one, two and three a multiprocessor, as deep as each
+    finds room."""
+    live, lanes = live_rows(problem, plain), ceil_div(problem.k, plain.channels)
+    several = problem.group_k > 1 or live * (steps(problem)[0] + 1) > MOST_ROWS
+    if (
+        several
+        or problem.layout != "nhwc"
+        or max(problem.dilation) > 1
+        or not has_dependent_launches(device.architecture)
+    ):
+        return
+    needed = ceil_div(q, plain.columns)
+    for groups in dict.fromkeys(ceil_div(needed, strips) for strips in range(1, needed + 1)):
+        one = replace(plain, lanes=lanes, groups=groups)
+        if LEAST_THREADS <= lanes * groups <= MOST_ROW_THREADS:
+            found = (deepest(problem, one, device, beside) for beside in (1, 2, 3))
+            yield from dict.fromkeys(deep for deep in found if deep is not None)
+
+
+def deepest(problem: ConvProblem, config: Config, device: Device, beside: int) -> Config | None:
+    """With as many stages as let so many blocks find room on a multiprocessor."""
+    room = min(device.shared_bytes, SHARED_BYTES // beside - MORE_BYTES)
+    deep = replace(config, stages=min(MOST_STAGES, room // (stage_bytes(problem, config) + 16)))
+    held = blocks_of(registers(problem, deep), deep.threads)
+    return deep if deep.stages > 1 and held >= beside and fits(problem, deep, device) else None
 
 
 def channels_of(problem: ConvProblem) -> tuple[int, ...]:
@@ -151,7 +184,7 @@ def channels_x(problem: ConvProblem, config: Config) -> int:
 def copy_bytes(problem: ConvProblem, config: Config) -> tuple[int, int]:
     """Of a copy of x and of dy: what lines and where they begin are a multiple of."""
     size, last = problem.itemsize, problem.layout == "nhwc"
-    if config.by == "tma":
+    if config.by != "copies":
         return PIECE, PIECE
     own, several = config.channels * config.lanes, problem.group_k
     if last:
@@ -216,6 +249,13 @@ def copies_of(problem: ConvProblem, config: Config) -> int:
 
 
 def stage_bytes(problem: ConvProblem, config: Config) -> int:
+    """Of x, then of dy."""
+    if config.by == "rows":
+        # WgradTile's row_bytes: with what lies in front and behind in pieces of 16 bytes.
+        pixel, live = problem.k * problem.itemsize, live_rows(problem, config)
+        most = (problem.spatial[1], columns_x(problem, config)), (problem.output[1], config.groups * config.columns)
+        row_x, row_dy = ((min(each) * pixel + 2 * PIECE - 3) // PIECE * PIECE for each in most)
+        return live * (steps(problem)[0] * row_x + row_dy)
     (line_x, line_dy, lines_x, lines_dy), (pad_x, pad_dy) = lines_of(problem, config), pads(problem, config)
     aligned, size = TMA_ALIGNMENT if config.by == "tma" else PIECE, problem.itemsize
     bytes_x = line_x * lines_x * size + pad_x * channels_x(problem, config)
@@ -224,7 +264,7 @@ def stage_bytes(problem: ConvProblem, config: Config) -> int:
 
 
 def shared_bytes(problem: ConvProblem, config: Config) -> int:
-    return config.stages * (stage_bytes(problem, config) + (16 if config.by == "tma" else 0))
+    return config.stages * (stage_bytes(problem, config) + (0 if config.by == "copies" else 16))
 
 
 def by_tma(problem: ConvProblem, config: Config, device: Device) -> bool:
@@ -244,7 +284,7 @@ def whole_sectors(problem: ConvProblem, config: Config, sector: int) -> bool:
 
 def registers(problem: ConvProblem, config: Config) -> int:
     """Of a thread, that are certainly enough."""
-    return values(problem, config) + (TMA_REGISTERS if config.by == "tma" else OTHER_REGISTERS)
+    return values(problem, config) + (OTHER_REGISTERS if config.by == "copies" else TMA_REGISTERS)
 
 
 def min_blocks_per_sm(problem: ConvProblem, config: Config) -> int:
