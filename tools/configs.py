@@ -145,6 +145,8 @@ def main() -> None:
         for source in dict.fromkeys(sources):
             pool.submit(compiler.cubin, source, device.architecture)
         for problem, candidates in wanted:
+            if not candidates:
+                continue
             if time.perf_counter() - began > given.seconds:
                 print(f"stopped before {problem}")
                 break
