@@ -26,9 +26,10 @@ class Device:
     vector unit; caches in bytes (L1 and L2 of one core, L3 shared); `gflops` fp32 peak of one worker or multiprocessor
     and `gbps` memory bandwidth, for cost models: estimates until measured; `vector_cycles`: 2 where a CPU's vectors are
     twice as wide as its units; `split_loads`: whether a vector that lies in two cache lines is loaded like two;
-    `uneven`: of a task, what workers wait for the slowest; `bf16_pairs`: whether vector units multiply pairs of
-    bfloat16 faster than float32; `amx`: whether it has tile registers for bfloat16; `cache_rates`: bytes a cycle that
-    one core reads from L1, L2 and L3. A GPU's `multiprocessors`, its `architecture` to compile for
+    `uneven`: of a task, what workers wait for the slowest; `start_us`: microseconds until a team has begun;
+    `bf16_pairs`: whether vector units multiply pairs of bfloat16 faster than float32; `amx`: whether it has tile
+    registers for bfloat16; `cache_rates`: bytes a cycle that one core reads from L1, L2 and L3. A GPU's
+    `multiprocessors`, its `architecture` to compile for
     ("sm_90a"), its `index`, and `shared_bytes` that a block may have.
     """
 
@@ -49,6 +50,7 @@ class Device:
     vector_cycles: float = 1.0
     split_loads: bool = True
     uneven: float = 0.15
+    start_us: float = 3.0
     bf16_pairs: bool = False
     amx: bool = False
     cache_rates: tuple[float, float, float] = (40.0, 28.0, 14.0)

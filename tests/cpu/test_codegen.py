@@ -17,9 +17,10 @@ from tapwise.cpu import jit, tile
 from tapwise.cpu.device import features
 from tapwise.cpu.simd import Kernel, Target, target
 from tapwise.ops.conv.cpu import dgrad_direct_kernel as dgrad
-from tapwise.ops.conv.cpu.depthwise import in_place, planes
+from tapwise.ops.conv.cpu.depthwise import in_place, planes, small_planes
 from tapwise.ops.conv.cpu.depthwise import kernel as depthwise
 from tapwise.ops.conv.cpu.depthwise import pixels as pixels_in_place
+from tapwise.ops.conv.cpu.depthwise.small_planes import Plane
 from tapwise.ops.conv.cpu.depthwise.tile import Rows, Tile
 from tapwise.ops.conv.cpu.dgrad_direct import tiles as dgrad_tiles
 from tapwise.ops.conv.cpu.direct import kernel as direct
@@ -129,6 +130,28 @@ def test_masked_loads_and_no_spills_in_place(name: str, planes: int, weights: in
     (tile,) = [text for label, text in functions(jit.assembly(kernel)).items() if label.startswith("tile_")]
     assert re.search(r"vmovups\s.*%ymm\d+ \{%k\d\} \{z\}|vmaskmovps\s.*, %ymm", tile)
     assert re.search(r"vfn?madd\w+ps\s.*%ymm", tile) and not SPILL.search(tile)
+
+
+@pytest.mark.parametrize("shape", [(7, 3, 1), (7, 7, 3), (7, 9, 4), (4, 3, 1), (14, 3, 1), (9, 5, 2)])
+def test_small_planes_do_not_spill(shape: tuple[int, int, int]) -> None:
+    """A load of each vector of x, whatever the taps."""
+    size, taps, pad = shape
+    plane = Plane(size, size, size, size, taps, taps, pad, pad, 1, 1, joined=16 // size, lanes=16)
+    columns = plane.by_columns(32)
+    assert columns or plane.by_rows(32)
+    kernel = small_planes.generate(target("avx512"), dtype="f32", plane=plane, columns=columns, **PLAIN)
+    tile = functions(jit.assembly(kernel))["tile"]
+    assert not SPILL.search(tile)
+    assert len(re.findall(r"vmovups\s+-?\d*\(%rdi\), %zmm", tile)) == len(plane.users)
+
+
+@pytest.mark.parametrize(("rows", "vectors", "planes"), [(7, (8,), 1), (13, (16,), 1), (4, (16, 16), 1)])
+def test_rows_loaded_once_do_not_spill(rows: int, vectors: tuple[int, ...], planes: int) -> None:
+    place = Rows(h=28, p=14, rows=rows, pad=1, taps=3, stride=2, dilation=1)
+    shape = Tile(place, vectors, False, planes, weights=3, ways=2, columns=2, odd=True, once=3)
+    kernel = in_place.generate(target("avx512"), dtype="f32", tile=shape, **PLAIN)
+    tiles = [text for label, text in functions(jit.assembly(kernel)).items() if label.startswith("tile_")]
+    assert tiles and not any(SPILL.search(text) for text in tiles)
 
 
 @pytest.mark.parametrize(("rows", "stride", "planes"), [(7, 1, 2), (4, 2, 1)])

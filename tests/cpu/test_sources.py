@@ -16,6 +16,7 @@ GENERATORS = [
     "tapwise.ops.conv.cpu.winograd.kernel",
     "tapwise.ops.conv.cpu.depthwise.kernel",
     "tapwise.ops.conv.cpu.depthwise.in_place",
+    "tapwise.ops.conv.cpu.depthwise.small_planes",
     "tapwise.ops.filter.cpu.kernel",
     "tapwise.ops.pool.cpu_kernel",
     "tapwise.ops.pool.cpu_backward_kernel",

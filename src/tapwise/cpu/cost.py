@@ -23,9 +23,8 @@ from typing import Final
 from tapwise.algorithm import Device
 from tapwise.integers import ceil_div
 
-# From Python to the kernel: the argument array, the call. And the start of a team of threads.
+# From Python to the kernel: the argument array, the call.
 CALL_US: Final = 3.0
-START_US: Final = 3.0
 # Cycles of a term for each number and each vector that it loads, where vectors are 64 bytes. Where they go by halves
 # (Zen 4) 8 x 3 sums took 3 to 30 % less than 12 x 2 on six 1x1 layers, and of 66 layers the choice took 1.037 of the
 # best, 1.044 without. The same holds where whole vectors in two cache lines cost little (Zen 5): 1.04 of the best of
@@ -55,6 +54,9 @@ TRANSPOSED_RUN: Final = 30.0
 IN_L1: Final = 0.5
 # Of L3, what may be filled by what is read over and over: other machines of the same processor have their part of it.
 L3_SHARE: Final = 0.4
+# Filters that L3 does not hold come so many times slower than what is copied from memory (Zen 5, four layers of
+# 38 to 75 MB: the choice is 1.09 of the best, 1.13 without).
+FROM_MEMORY: Final = 2.5
 # Of the cycles of register tiles, what operands that stream from a cache are not hidden behind.
 EXPOSED: Final = 0.32
 
@@ -114,7 +116,10 @@ class Costs:
         """Cycles to read filters of `panel` bytes for so many passes over each of some images: the first time of the
         `own` bytes of a worker's filters and the `shared` ones of all workers, for the next image of the panel, and
         between two passes of `again` bytes that stay."""
-        first = self.stream(panel, own, shared) + (images - 1) * self.stream(panel, panel)
+        first = self.stream(panel, own, shared)
+        if self.at_once and shared > self.device.l3_bytes:
+            first *= FROM_MEMORY
+        first += (images - 1) * self.stream(panel, panel)
         return first + images * self.stream((passes - 1) * panel, again)
 
     def tile(self, m: int, n: int, terms: int) -> float:
@@ -163,7 +168,7 @@ class Costs:
         """Wall time of `tasks` equal tasks."""
         workers = max(1, min(threads, tasks))
         drawn = ceil_div(tasks, workers) + (self.device.uneven if workers > 1 else 0.0)
-        return CALL_US + (START_US if workers > 1 else 0) + drawn * task_cycles / self.cycles_per_us
+        return CALL_US + (self.device.start_us if workers > 1 else 0) + drawn * task_cycles / self.cycles_per_us
 
     def waiting(self, tiles: float, streamed: float) -> float:
         """Cycles that register tiles wait for operands which take `streamed` cycles from their caches."""

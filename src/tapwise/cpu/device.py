@@ -77,8 +77,9 @@ def _speed(vector_bytes: int) -> dict[str, Any]:
     core = llvm.get_host_cpu_name()
     lanes = vector_bytes // 4
     if core == "znver5":
+        waits = {"uneven": 0.0, "start_us": 1.3}
         rates = (64.0, 40.0, 20.0)
-        return {"gflops": 4 * lanes * 4.5, "gbps": 80.0, "split_loads": False, "uneven": 0.0, "cache_rates": rates}
+        return {"gflops": 4 * lanes * 4.5, "gbps": 80.0, "split_loads": False, "cache_rates": rates, **waits}
     if core == "znver4" and vector_bytes == 64:
         return {"gflops": 2 * lanes * 3.6, "gbps": 25.0, "vector_cycles": 2.0}
     return {"gflops": 4 * lanes * 2.7, "gbps": 25.0}

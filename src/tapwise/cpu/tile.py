@@ -33,7 +33,9 @@ PANEL_AHEAD: Final = 128
 
 
 # Lanes over channels read each of the M pixels through an address of its own: many do not fit the integer registers.
-_CHANNEL_TILES: Final = {16: ((6, 2), (4, 3), (3, 3)), 32: ((6, 3), (4, 5), (3, 6))}
+# Seven leave no rest of images of 7, 14, 28 pixels: on eight layers of a Zen 5 that take them 1.05 times as fast as six
+# (1x1 of 2016 filters on 7x7 1.09, a patch of 1536 1.08, 192 channels a group of stride 2 1.13, least 0.99).
+_CHANNEL_TILES: Final = {16: ((6, 2), (4, 3), (3, 3)), 32: ((6, 3), (7, 3), (4, 5), (3, 6))}
 
 
 def shapes(target: Target, lanes: str = "pixels") -> tuple[tuple[int, int], ...]:

@@ -15,10 +15,13 @@ from tapwise.ops.conv.cpu.depthwise import in_place_cost
 from tapwise.ops.conv.cpu.depthwise.in_place_cost import InPlaceConfig
 from tapwise.ops.conv.cpu.depthwise.pixels import Geometry as PixelsGeometry
 from tapwise.ops.conv.cpu.depthwise.pixels import PixelsConfig
+from tapwise.ops.conv.cpu.depthwise.small_planes import Plane
+from tapwise.ops.conv.cpu.depthwise.small_planes_cost import SmallPlanesConfig
 from tapwise.ops.conv.cpu.depthwise.tile import Rows, vectors_of
 from tapwise.ops.conv.problem import ConvProblem
 
 DEPTHWISE = registry.get("cpu.depthwise")
+needs_whole_vectors = pytest.mark.skipif(host().vector_bytes < 64, reason="no masks of whole vectors on this CPU")
 needs_masks = pytest.mark.skipif(host().vector_bytes < 32, reason="no masked loads on this CPU")
 
 # (problem, (rows, vectors, planes, blocks) of a tile); a config that a narrower machine does not have is the nearest.
@@ -74,6 +77,75 @@ def test_tiles(text: str, wanted: tuple[int, int, int, int]) -> None:
         assert config == InPlaceConfig(*wanted)
     verdict = verify.check(problem, "cpu.depthwise", config, device=host(2))
     assert verdict, verdict.message
+
+
+def zen5() -> Device:
+    """This CPU, with what is offered on a Zen 5."""
+    return replace(host(2), split_loads=False)
+
+
+ONCE = [
+    ("c5 h14 w14 k5 r3 s3 stride2 pad1 groups5", (4, 1, 1, 1)),
+    ("n2 c7 h15 w29 k7 r3 s3 stride2 pad1 groups7 bias", (8, 1, 1, 2)),
+    ("c4 h9 w75 k4 r3 s3 stride2 pad2x1 groups4 residual relu", (3, 2, 1, 1)),
+    ("c4 h6 w110 k4 r3 s3 stride1x2 groups4", (2, 3, 1, 1)),
+    ("c4 h13 w40 k4 r3 s3 stride1x2 dilation1x3 pad1x2 groups4", (4, 1, 1, 1)),
+    ("c5 h9 w21 k5 r1 s7 stride2 pad0x3 groups5 f16", (5, 1, 2, 1)),
+    ("c5 h9 w33 k5 r3 s2 stride2 pad1 groups5 f64", (5, 2, 1, 1)),
+]
+
+
+@needs_whole_vectors
+@pytest.mark.parametrize(("text", "wanted"), ONCE)
+def test_rows_that_are_loaded_once(text: str, wanted: tuple[int, int, int, int]) -> None:
+    problem, config = ConvProblem.parse(text), InPlaceConfig(*wanted, once=True)
+    assert config in in_place(problem, zen5())
+    verdict = verify.check(problem, "cpu.depthwise", config, device=zen5())
+    assert verdict, verdict.message
+
+
+SMALL = [
+    "n2 c9 h7 w7 k9 r3 s3 pad1 groups9",
+    "c5 h7 w7 k5 r7 s7 pad3 groups5 bias residual silu",
+    "c7 h4 w4 k7 r3 s3 pad1 groups7 residual",
+    "c6 h5 w5 k6 r5 s5 pad2 groups6 f16",
+    "c5 h14 w14 k5 r3 s3 pad1 groups5 bias relu",
+    "c4 h11 w16 k4 r3 s3 pad1 groups4 residual",
+    "c3 h2 w3 k3 r3 s3 pad4 groups3",
+    "c6 h9 w6 k6 r3 s3 pad0x1 groups6",
+    "c6 h11 w8 k6 r3 s4 pad2:0x0:3 dilation2x1 groups6",
+    "c8 h12 w3 k8 r5 s3 pad4x1 groups8",
+    "c8 h3 w3 k8 r9 s9 pad4 groups8 f64",
+    "c3 h1 w1 k3 r3 s3 pad1 groups3",
+]
+
+
+def small(problem: ConvProblem) -> list[SmallPlanesConfig]:
+    return [one for one in DEPTHWISE.configs(problem, zen5()) if isinstance(one, SmallPlanesConfig)]
+
+
+@needs_whole_vectors
+@pytest.mark.parametrize("text", SMALL)
+def test_small_planes(text: str) -> None:
+    """Vectors of several rows, which may begin above a plane or end below it; and of one."""
+    problem = ConvProblem.parse(text)
+    configs = small(problem)
+    assert configs
+    for config in (configs[0], configs[-1]):
+        verdict = verify.check(problem, "cpu.depthwise", config, device=zen5())
+        assert verdict, f"{config}: {verdict.message}"
+    assert not any(one in configs for one in DEPTHWISE.configs(problem, replace(zen5(), split_loads=True)))
+
+
+def test_vectors_of_several_rows() -> None:
+    """3x3 on 3 x 5 pixels: three rows a vector of sixteen, so what a row meets lies in it five elements on."""
+    plane = Plane(3, 5, 3, 5, 3, 3, 1, 1, 1, 1, joined=2, lanes=16)
+    assert plane.outputs == 2 and plane.stored(0) == 10 and plane.stored(1) == 5
+    assert plane.users == {-1: [(0, 0)], 0: [(1, 0)], 1: [(2, 0), (0, 1)], 2: [(1, 1)]}
+    assert [plane.loaded(row) for row in plane.users] == [0b1111100000, 0b1111111111, 0b1111111111, 0b11111]
+    left, middle, right = (plane.picks(s)[:10] for s in range(3))
+    assert left == [16, 0, 1, 2, 3, 16, 5, 6, 7, 8] and right == [1, 2, 3, 4, 16, 6, 7, 8, 9, 16]
+    assert middle == list(range(10))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +239,8 @@ def test_pixels_are_read_alone() -> None:
 def test_packed_planes(text: str, rows: int, vectors: int) -> None:
     """What other processors take for these problems."""
     problem = ConvProblem.parse(text)
-    packed = [one for one in DEPTHWISE.configs(problem, host(2)) if not isinstance(one, InPlaceConfig)]
+    others = InPlaceConfig, SmallPlanesConfig
+    packed = [one for one in DEPTHWISE.configs(problem, host(2)) if not isinstance(one, others)]
     config = min(packed, key=lambda one: abs(one.rows - rows) + abs(one.vectors - vectors))
     verdict = verify.check(problem, "cpu.depthwise", config, device=host(2))
     assert verdict, verdict.message
@@ -190,7 +263,7 @@ def test_nothing_beside_the_arrays_counts_or_changes(stride: int) -> None:
     _, residual = middle(problem.y_shape)
     w = rng.standard_normal(problem.w_shape, dtype=np.float32)
     expected = problem.convolve(x.astype(np.float64), w.astype(np.float64), None, residual.astype(np.float64))
-    for config in in_place(problem, host(2))[::3]:
+    for config in [*in_place(problem, host(2))[::3], *small(problem)[::2]]:
         around, y = middle(problem.y_shape)
         plan = DEPTHWISE.plan(problem, config, host(2))
         plan.run(Buffers(x, plan.pack(w), y, None, None, residual))
@@ -207,7 +280,7 @@ def test_chosen_for_small_images() -> None:
     problem = ConvProblem.parse("n2 c31 h7 w7 k31 r3 s3 pad1 groups31")
     y = tapwise.conv2d(x, w, padding=1, groups=31)
     np.testing.assert_allclose(y, problem.convolve(x.astype(np.float64), w.astype(np.float64)), rtol=1e-4, atol=1e-4)
-    assert isinstance(tapwise.dispatch.choose(problem, host(2)).config, InPlaceConfig)
+    assert isinstance(tapwise.dispatch.choose(problem, host(2)).config, InPlaceConfig | SmallPlanesConfig)
     assert tapwise.conv2d(x[:0], w, padding=1, groups=31).shape == (0, 31, 7, 7)
     empty = tapwise.conv2d(x[:, :0], w[:0, :0], padding=1, groups=31)
     assert empty.shape == (2, 0, 7, 7)

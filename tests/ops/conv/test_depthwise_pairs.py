@@ -207,7 +207,7 @@ def chosen(text: str, device: Device) -> InPlaceConfig:
     ],
 )
 def test_pairs_are_taken_where_they_save_products(change: str, pairs: bool) -> None:
-    text = f"c96 h14 w14 k96 groups96 {change}"
+    text = f"c96 h20 w20 k96 groups96 {change}"
     assert chosen(text, WITH_PAIRS).pairs == pairs
     assert not chosen(text, replace(WITH_PAIRS, bf16_pairs=False)).pairs
 

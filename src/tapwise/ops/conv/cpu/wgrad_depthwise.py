@@ -17,7 +17,7 @@ import numpy as np
 from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu.common import lanes_of, load
-from tapwise.cpu.cost import START_US, Breakdown, Costs
+from tapwise.cpu.cost import Breakdown, Costs
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cpu.wgrad_depthwise_kernel import FIELDS, generate
 from tapwise.ops.conv.cpu.wgrad_direct import PartsPlan, tap_range
@@ -159,7 +159,7 @@ class TaskCost:
             "packing": elements * PACK + 2 * vectors * bands * PACK_CALL if c.pack else 0.0,
             "finishing": vectors * g.taps * g.lanes * FINISH * g.parts,
             "memory": MEMORY_EXPOSED * self.costs.stream(elements * p.itemsize, p.bytes),
-            "start": START + (START_US * self.costs.cycles_per_us if g.parts > 1 else 0.0),
+            "start": START + (self.device.start_us * self.costs.cycles_per_us if g.parts > 1 else 0.0),
         }
         return Breakdown(self.costs, cycles, g.tasks)
 

@@ -18,7 +18,7 @@ import numpy as np
 from tapwise.algorithm import Algorithm, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cpu.common import lanes_of, load
-from tapwise.cpu.cost import START_US, Breakdown, Costs
+from tapwise.cpu.cost import Breakdown, Costs
 from tapwise.cpu.jit import Library
 from tapwise.cpu.plan import KernelPlan
 from tapwise.integers import ceil_div, round_up
@@ -263,7 +263,7 @@ class TaskCost:
             "memory": MEMORY_EXPOSED * costs.stream(read, p.bytes) if p.bytes > self.device.l3_bytes / 4 else 0.0,
             "packing": x_elements * pack_x * g.pack_x + dy_elements * pack_dy * g.pack_dy,
             "finishing": area * g.taps * g.lanes * finish * g.parts,
-            "start": START + (START_US * costs.cycles_per_us if g.parts > 1 else 0.0),
+            "start": START + (self.device.start_us * costs.cycles_per_us if g.parts > 1 else 0.0),
         }
         return Breakdown(costs, cycles, g.tasks)
 

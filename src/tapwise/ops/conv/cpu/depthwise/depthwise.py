@@ -24,11 +24,12 @@ from tapwise.cpu.plan import KernelPlan
 from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu import generated
-from tapwise.ops.conv.cpu.depthwise import in_place, in_place_cost, pixels
+from tapwise.ops.conv.cpu.depthwise import in_place, in_place_cost, pixels, small_planes, small_planes_cost
 from tapwise.ops.conv.cpu.depthwise.in_place_cost import InPlaceConfig
 from tapwise.ops.conv.cpu.depthwise.kernel import FIELDS, generate
 from tapwise.ops.conv.cpu.depthwise.pixels import PixelsConfig
 from tapwise.ops.conv.cpu.depthwise.planes import WEIGHTS, groups, tiles
+from tapwise.ops.conv.cpu.depthwise.small_planes_cost import SmallPlanesConfig
 from tapwise.ops.conv.cpu.packed_tile import PackedTile
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -51,7 +52,7 @@ class Config(BaseConfig):
     channels: int
 
 
-AnyConfig: TypeAlias = Config | InPlaceConfig | PixelsConfig
+AnyConfig: TypeAlias = Config | InPlaceConfig | PixelsConfig | SmallPlanesConfig
 
 
 class Geometry(generated.Geometry):
@@ -220,6 +221,7 @@ def all_candidates(problem: ConvProblem, device: Device) -> Iterator[AnyConfig]:
     yield from candidates(problem, device)
     yield from in_place_cost.candidates(problem, device)
     yield from pixels.candidates(problem, device)
+    yield from small_planes_cost.candidates(problem, device)
 
 
 class Depthwise(generated.GeneratedAlgorithm[AnyConfig]):
@@ -239,6 +241,8 @@ class Depthwise(generated.GeneratedAlgorithm[AnyConfig]):
             return cost(problem, config, device)
         if isinstance(config, PixelsConfig):
             return pixels.TaskCost(problem, config, device)
+        if isinstance(config, SmallPlanesConfig):
+            return small_planes_cost.TaskCost(problem, config, device)
         return TaskCost(problem, config, device)
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
@@ -263,6 +267,12 @@ class Depthwise(generated.GeneratedAlgorithm[AnyConfig]):
             library = self.load("depthwise_pixels", pixels.generate, problem, **shape)
             size = ceil_div(problem.k, run.width) * run.width * problem.gemm_k
             return KernelPlan(problem, device, library, pixels.FIELDS, run.fields(), packed_size=size, pack_tasks=1)
+        if isinstance(config, SmallPlanesConfig):
+            of = small_planes_cost.Geometry(problem, config, device)
+            library = self.load("depthwise_small", small_planes.generate, problem, plane=of.plane, columns=of.columns)
+            size = problem.k * problem.gemm_k
+            fields = small_planes.FIELDS, of.fields()
+            return KernelPlan(problem, device, library, *fields, packed_size=size, pack_tasks=1)
         names = ("taps_h", "stride_h", "dilation_h")
         sizes = (problem.kernel[0], problem.stride[0], problem.dilation[0]) if problem.layout == "nchw" else (0, 0, 0)
         shape = dict(zip(names, sizes, strict=True))

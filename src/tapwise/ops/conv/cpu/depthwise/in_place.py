@@ -64,6 +64,8 @@ def _emit_tile(k: Kernel, epilogue: Epilogue, tile: Tile, low: int, high: int) -
 
         if isinstance(k, PairKernel):
             pairs.emit_products(k, a, tile, range(low, high), table, x, w, sums)
+        elif tile.once:
+            _emit_products_once(k, a, tile, range(low, high), table, x, w, sums)
         else:
             _emit_products(k, a, tile, range(low, high), table, x, w, sums)
         last = k.mask(a.last, tile.vectors[-1])
@@ -120,6 +122,53 @@ def _emit_products(k: Kernel, a: Fields, tile: Tile, rows: range, table: Ptr, x:
         products(whole, 1)
 
 
+def _emit_products_once(k: Kernel, a: Fields, tile: Tile, rows: range, table: Ptr, x: Ptr, w: Ptr, sums: Cells) -> None:
+    """The same where registers hold all weights: each row of x is loaded once."""
+    place, planes, lanes, columns = tile.place, range(tile.planes), tile.vectors[0], range(tile.once)
+    firsts = [sum(tile.vectors[:v]) for v in range(len(tile.vectors))]
+    first, *entries = (k.load_int(table + i) for i in range(tile.line))
+    masks = [k.mask(entry, lanes) for entry in entries]
+    factors = {
+        (plane, s, r): k.broadcast(w + (a.taps * plane + s * a.taps_h + r), lanes)
+        for plane in planes
+        for s in columns
+        for r in range(place.taps)
+    }
+    at = [x + (first + a.w_in * rows.start + a.plane_in * plane) for plane in planes]
+    for row in rows:
+        users = place.users(row, range(place.taps))
+        for plane in planes if users else ():
+            loaded = [k.load(at[plane] + i * lanes, lanes, mask) for i, mask in enumerate(masks)]
+            for s in columns:
+                for v, n in enumerate(tile.vectors):
+                    value = _picked(k, loaded, firsts[v] * tile.ways + s * tile.apart, tile.ways, n)
+                    for r, output in users:
+                        cell = sums[plane][output][v]
+                        cell.set(k.fma(k.narrow(factors[plane, s, r], n), value, cell.get()))
+        at = [one + a.w_in for one in at]
+
+
+def _picked(k: Kernel, loaded: list[Any], first: int, step: int, count: int) -> Any:
+    """`count` elements of vectors that follow each other, from `first` on, `step` apart."""
+    lanes = k.lanes_of(loaded[0])
+    wanted = [first + step * i for i in range(count)]
+    low, high = wanted[0] // lanes, wanted[-1] // lanes
+    if step == 1 and first % lanes == 0:
+        return k.narrow(loaded[low], count)
+    both = [loaded[low], loaded[min(low + 1, high)]]
+    found = k.shuffle(*both, [min(one - low * lanes, 2 * lanes - 1) for one in wanted])
+    if high - low < 2:
+        return found
+    # The last ones lie in a third vector.
+    behind = [one >= (low + 2) * lanes for one in wanted]
+    third = k.narrow(loaded[high], lanes) if lanes == count else k.shuffle(loaded[high], loaded[high], range(count))
+    return k.shuffle(
+        found,
+        third,
+        [count + one % lanes if last else i for i, (one, last) in enumerate(zip(wanted, behind, strict=True))],
+    )
+
+
 def _columns(k: Kernel, at: Ptr, lanes: int, masks: list[Any], columns: int) -> list[Any]:
     """What so many neighbouring columns of taps read: elements as far apart as there are loads, from `at`, `at` + 1."""
     loaded = [k.load(at + part * lanes, lanes, mask) for part, mask in enumerate(masks)]
@@ -152,7 +201,7 @@ def _emit_task(k: Kernel, storage: str, tile: Tile) -> None:
                             ahead + a.plane_in * plane + a.w_in * row for plane in planes for row in range(next_rows)
                         ]
                         k.prefetch_rows(rows, k.integer(0), width * tile.ways)
-                        table = a.pointer("table", "i64") + block * a.taps_w * tile.line
+                        table = a.pointer("table", "i64") + block * (tile.line if tile.once else a.taps_w * tile.line)
                         k.call(
                             f"tile_{low}_{high}", a.args, table, x + top, w + c * a.taps, bias + c, residual + out,
                             y + out,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
+from math import prod
 from typing import ClassVar, Final
 
 import numpy as np
@@ -32,7 +33,8 @@ MOST_GROUPS: Final = 3
 class InPlaceConfig(BaseConfig):
     """A tile is `rows` rows of outputs by `vectors`, of `planes` channels; an image's channels are `blocks` tasks.
 
-    `pairs`: neighbouring taps of bfloat16 are multiplied together.
+    `pairs`: neighbouring taps of bfloat16 are multiplied together. `once`: a row of x is loaded once for all columns of
+    taps.
     """
 
     rows: int
@@ -40,6 +42,7 @@ class InPlaceConfig(BaseConfig):
     planes: int
     blocks: int
     pairs: bool = False
+    once: bool = False
 
 
 class Geometry(generated.Geometry):
@@ -65,7 +68,11 @@ class Geometry(generated.Geometry):
             problem.stride[0], problem.dilation[0],
         )  # fmt: skip
         width = sum(vectors)
-        self.tile = Tile(place, vectors, width <= q, config.planes, weights, ways, columns, odd, config.pairs)
+        once = problem.kernel[1] if config.once else 0
+        self.tile = Tile(
+            place, vectors, width <= q, config.planes, weights, ways, columns, odd, config.pairs, once,
+            problem.dilation[1],
+        )  # fmt: skip
         # Of a channel, pairs counted once.
         self.weights = place.taps * (self.taps_w - odd) + (self.tile.odd_weights if odd else 0)
         self.col_blocks, self.width = ceil_div(q, width), width
@@ -90,6 +97,11 @@ class Geometry(generated.Geometry):
         lines = []
         for block in range(self.col_blocks):
             first = max(0, min(block * self.width, p.output[1] - self.width))
+            if tile.once:
+                at, lanes = first * ways - p.padding[1][0], tile.vectors[0]
+                inside = [[0 <= at + i * lanes + lane < width for lane in range(lanes)] for i in range(tile.loads_once)]
+                lines.append([at, *(sum(1 << lane for lane in range(lanes) if there[lane]) for there in inside)])
+                continue
             for s in range(0, taps, 2 if tile.pairs else 1):
                 at = first * ways + s * p.dilation[1] - p.padding[1][0]
                 lines.append([at])
@@ -126,17 +138,37 @@ def candidates(problem: ConvProblem, device: Device) -> Iterator[InPlaceConfig]:
         for rows in sorted({ceil_div(p, count) for count in range(1, p + 1) if ceil_div(p, count) <= most}):
             for blocks in (1, *(count * device.threads for count in (1, 2, 4))):
                 config = InPlaceConfig(rows, vectors, planes, blocks, pairs)
-                if (
-                    problem.c // blocks >= planes
-                    and MOST_GROUPS * Geometry(problem, config, device).tile.weights >= problem.kernel[0]
-                ):
+                if problem.c // blocks < planes:
+                    continue
+                if MOST_GROUPS * Geometry(problem, config, device).tile.weights >= problem.kernel[0]:
                     yield config
+                if fits_once(problem, config, device):
+                    yield replace(config, once=True)
+
+
+def fits_once(problem: ConvProblem, config: InPlaceConfig, device: Device) -> bool:
+    """Whether registers hold all weights, and rows of x that are moved along. Measured on a Zen 5 alone: a stride of 2
+    takes 0.86 to 0.95 of the time so, 1 mostly as long."""
+    taps = prod(problem.kernel)
+    if config.pairs or device.vector_bytes < 64 or device.split_loads:
+        return False
+    if problem.stride[1] == 1 or problem.kernel[1] < 2:
+        return False
+    tile = Geometry(problem, replace(config, once=True), device).tile
+    vectors = len(tile.vectors)
+    taken = config.planes * (config.rows * vectors + taps) + tile.loads_once + vectors + OTHERS
+    return taken <= device.registers
 
 
 # What a task costs; measured, not derived. A product of a vector, and a load of x, for what the machine's units take at
 # once: where vectors are twice as wide as units, narrow ones take half of the time.
 PRODUCT: Final = 0.44
 LOAD: Final = 0.22
+# The same on a Zen 5, where most of them lie in two cache lines and other parts take less: the choice on 37 layers is
+# 1.04 of the best, 1.05 with the other.
+LOAD_SPLIT: Final = 0.5
+# A row of x that is loaded once, moved along in registers.
+SHIFT: Final = 0.2
 # A product waits for the one before it of the same sum; the next tile's fill some of the time.
 LATENCY: Final = 2.4
 # In pairs of bfloat16 (pairs.py), beside a load: columns that are neighbours are permuted, elements of an odd column
@@ -180,9 +212,17 @@ class TaskCost(generated.TaskCost):
         """The products of a tile, and the loads of x for them."""
         p, t = self.problem, self.geometry.tile
         products = p.kernel[1] * sum(len(t.place.users(row, range(p.kernel[0]))) for row in range(low, high))
+        if t.once:
+            shifts = len(t.vectors) * (p.kernel[1] - (t.ways == 1))
+            return self.together(products, 0.0) + t.planes * (high - low) * (self.load * t.loads_once + SHIFT * shifts)
         # Of what two loads bring, each column is picked by a shuffle.
-        moves = self.columns * t.ways + (p.kernel[1] if t.ways > 1 else 0)
-        return self.together(products, LOAD * (high - low) * len(t.groups(p.kernel[0])) * moves)
+        moves = self.load * self.columns * t.ways + (LOAD * p.kernel[1] if t.ways > 1 else 0.0)
+        return self.together(products, (high - low) * len(t.groups(p.kernel[0])) * moves)
+
+    @property
+    def load(self) -> float:
+        """Of a vector of x."""
+        return LOAD if self.device.split_loads else LOAD_SPLIT
 
     def together(self, products: int, loads: float) -> float:
         """So many products of each vector of a tile, and loads of as many cycles."""
@@ -199,7 +239,8 @@ class TaskCost(generated.TaskCost):
     @property
     def passes(self) -> int:
         """Over the rows of x of a tile."""
-        return self.columns * len(self.geometry.tile.groups(self.problem.kernel[0]))
+        t = self.geometry.tile
+        return 1 if t.once else self.columns * len(t.groups(self.problem.kernel[0]))
 
     def tile(self) -> float:
         """What else a tile costs."""
@@ -224,13 +265,13 @@ class PairsCost(TaskCost):
         t, stride = self.geometry.tile, self.problem.stride[1]
         place, whole = t.place, self.problem.kernel[1] // 2
         column = sum(len(place.users(row, range(place.taps))) for row in range(low, high))
-        products, load = whole * column, LOAD + PERMUTE if stride == 1 else LOAD
+        products, load = whole * column, self.load + PERMUTE if stride == 1 else self.load
         loads = whole * len(t.groups(place.taps)) * load
         if t.odd:
             # Pairs of rows begin above the image, too.
             first, step = (low - place.dilation, 2) if t.rows_paired else (low, 1)
             products += sum(len(place.users(row, range(0, place.taps, step))) for row in range(first, high))
-            beside = PAIR_ROWS if t.rows_paired else WIDEN if stride == 1 else LOAD
+            beside = PAIR_ROWS if t.rows_paired else WIDEN if stride == 1 else self.load
             loads += len(t.groups(t.odd_weights)) * beside
         return self.together(products, (high - low) * loads)
 

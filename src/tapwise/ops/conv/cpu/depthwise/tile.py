@@ -65,7 +65,8 @@ class Tile:
     `vectors`: their lanes; `exact`: they do not pass the end of a row. `planes` of neighbouring channels go together,
     at most `weights` of a column of each stay in registers at once. Vectors of x come from `ways` loads, as many as the
     stride, and serve `columns` columns of taps that are neighbours; `odd`: an only one is left. `pairs`: of bfloat16,
-    multiplied in pairs (pairs.py): two columns are one, and one load a vector.
+    multiplied in pairs (pairs.py): two columns are one, and one load a vector. `once`: a row of x is loaded once, for
+    all of so many columns of taps, `apart` from each other, and moved along in registers; 0 if it is not.
     """
 
     place: Rows
@@ -77,6 +78,8 @@ class Tile:
     columns: int
     odd: bool
     pairs: bool = False
+    once: int = 0
+    apart: int = 1
 
     @property
     def loads(self) -> int:
@@ -85,8 +88,13 @@ class Tile:
 
     @property
     def line(self) -> int:
-        """Numbers in `table` of a column of taps: where it reads, and a mask for each load of a vector."""
-        return 1 + self.loads * len(self.vectors)
+        """Numbers in `table` of a column of taps, or of all: where it reads, and a mask for each load."""
+        return 1 + (self.loads_once if self.once else self.loads * len(self.vectors))
+
+    @property
+    def loads_once(self) -> int:
+        """Vectors of x, as long as the first one of y, that all columns of taps meet."""
+        return ceil_div((sum(self.vectors) - 1) * self.ways + (self.once - 1) * self.apart + 1, self.vectors[0])
 
     @property
     def rows_paired(self) -> bool:
