@@ -155,8 +155,9 @@ def _picked(k: Kernel, loaded: list[Any], first: int, step: int, count: int) -> 
     low, high = wanted[0] // lanes, wanted[-1] // lanes
     if step == 1 and first % lanes == 0:
         return k.narrow(loaded[low], count)
-    both = [loaded[low], loaded[min(low + 1, high)]]
-    found = k.shuffle(*both, [min(one - low * lanes, 2 * lanes - 1) for one in wanted])
+    found = k.shuffle(
+        loaded[low], loaded[min(low + 1, high)], [min(one - low * lanes, 2 * lanes - 1) for one in wanted]
+    )
     if high - low < 2:
         return found
     # The last ones lie in a third vector.

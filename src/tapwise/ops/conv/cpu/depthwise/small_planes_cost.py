@@ -33,10 +33,11 @@ class Geometry(generated.Geometry):
 
     def __init__(self, problem: ConvProblem, config: SmallPlanesConfig, device: Device) -> None:
         super().__init__(problem, config, device)
-        self.plane = Plane(
-            *problem.spatial, *problem.output, *problem.kernel, problem.padding[0][0], problem.padding[1][0],
-            *problem.dilation, config.joined, self.lanes,
+        (h, w), (p, q), (taps_h, taps_w), ((pad_h, _), (pad_w, _)) = (
+            problem.spatial, problem.output, problem.kernel, problem.padding,
         )  # fmt: skip
+        rest = *problem.dilation, config.joined, self.lanes
+        self.plane = Plane(h, w, p, q, taps_h, taps_w, pad_h, pad_w, *rest)
         self.columns = self.plane.by_columns(device.registers)
         self.tasks = config.blocks * problem.n
 
