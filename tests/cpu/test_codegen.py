@@ -122,6 +122,17 @@ def test_vector_fma_and_no_spills_in_tiles(number: int, kernel: str, share: Shar
         assert re.search(FMA[name, dtype], largest) and not SPILL.search(largest)
 
 
+@pytest.mark.parametrize("kernel", ["direct-channels", "direct-pieces"])
+@pytest.mark.parametrize("name", TARGETS)
+def test_one_vector_of_channels_has_pixels_by_twos(name: str, kernel: str) -> None:
+    """Else its sums would not hide a product's latency."""
+    vector = target(name)
+    m, _ = tile.shapes(vector, "channels")[0]
+    assembly = jit.assembly(generators(vector)[kernel](vector, dtype="f32", **PLAIN))
+    text = functions(assembly)[f"tile_{2 * m}_1"]
+    assert not SPILL.search(text) and len(re.findall(FMA[name, "f32"], text)) >= 2 * m
+
+
 @pytest.mark.parametrize(("name", "planes", "weights"), [("avx512", 2, 7), ("avx2", 1, 4)])
 def test_masked_loads_and_no_spills_in_place(name: str, planes: int, weights: int) -> None:
     place = Rows(h=7, p=7, rows=7, pad=3, taps=7, stride=1, dilation=1)

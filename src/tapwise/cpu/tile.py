@@ -64,9 +64,8 @@ def emit(k: Kernel, m_most: int, n_most: int, filters: Filters, pieces: bool = F
         for n in range(1, n_most + 1):
             # The narrow tiles of the last rows do little of the work, and would take most of the time to compile.
             _tile(k, m, n, m, filters, UNROLL if m == m_most else 1, pieces)
-    if lanes == "pixels":
-        # One vector of pixels: the sums of one panel alone would not hide the multiply-add's latency.
-        _tile(k, 2 * m_most, 1, m_most, filters, 1, False)
+    # One vector: the sums of one panel alone, or of so few pixels, would not hide the multiply-add's latency.
+    _tile(k, 2 * m_most, 1, m_most, filters, 1, pieces)
     parameters = {"x": k.dtype, "step": INT, "offsets": "i64", "terms": INT, "w": k.dtype, "out": k.dtype, "pitch": INT}
     vector = k.lanes
 
@@ -80,7 +79,7 @@ def emit(k: Kernel, m_most: int, n_most: int, filters: Filters, pieces: bool = F
                 there, first = (x, filters.at(w, row, terms, own)) if lanes == "pixels" else (x + row * step, w)
                 k.call(f"tile_{m}_{n}", there, step, offsets, terms, first, out + row * pitch, pitch, accumulate, *own)
 
-            _all_rows(k, rows, m_most, n == 1 and lanes == "pixels", tile)
+            _all_rows(k, rows, m_most, n == 1, tile)
 
     own_parameters = {"pieces": "i64", "channels": INT, "taps_w": INT} if pieces else filters.parameters
     with k.function("block", **parameters, rows=INT, vectors=INT, accumulate=I1, **own_parameters) as arguments:
