@@ -9,8 +9,9 @@ import pytest
 
 from tapwise import dispatch, registry
 from tapwise.algorithm import Device
-from tapwise.cpu.cost import EXPOSED, L3_SHARE, Breakdown, Costs
+from tapwise.cpu.cost import EXPOSED, FROM_MEMORY, L3_SHARE, Breakdown, Costs
 from tapwise.cpu.device import _speed, host
+from tapwise.ops.conv.cpu.depthwise import in_place_cost
 from tapwise.ops.conv.cpu.dgrad_direct import TaskCost as DgradCost
 from tapwise.ops.conv.cpu.direct.direct import CHANNELS_WHOLE, FILTERS_IN_PLACE
 from tapwise.ops.conv.cpu.direct.direct import TaskCost as DirectCost
@@ -113,6 +114,70 @@ def test_cores_by_their_names(core: str, wanted: tuple[bool, float], monkeypatch
     device = Device("cpu", core, 2, 64, 32, **_speed(64))
     assert (device.split_loads, device.vector_cycles) == wanted
     assert Costs(device, 4).cycles_per_us == pytest.approx({"znver5": 4500, "znver4": 3600, "skylake": 2700}[core])
+
+
+def zen5(monkeypatch: pytest.MonkeyPatch) -> Device:
+    monkeypatch.setattr("llvmlite.binding.get_host_cpu_name", lambda: "znver5")
+    return Device("cpu", "znver5", 2, 64, 32, 48 << 10, 1 << 20, 32 << 20, **_speed(64))
+
+
+def test_filters_from_memory_are_slow_where_l3_does_not_hold_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, size = zen5(monkeypatch), 20 << 20
+    here, small = Costs(device, 4), Costs(replace(device, l3_bytes=16 << 20), 4)
+    assert small.filters(1e6, 1, 1e5, size, size) == FROM_MEMORY * here.filters(1e6, 1, 1e5, size, size)
+    # Where vectors go by halves nobody measured it.
+    halves = Costs(replace(device, vector_cycles=2.0), 4), Costs(replace(small.device, vector_cycles=2.0), 4)
+    assert halves[0].filters(1e6, 1, 1e5, size, size) == halves[1].filters(1e6, 1, 1e5, size, size)
+
+
+def test_a_team_begins_sooner_on_a_zen_5(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So two threads pay for a small layer: 5.6 us on one of them, 4.6 on two."""
+    device = zen5(monkeypatch)
+    assert Costs(device, 4).wall_us(0.0, 2, 2) - Costs(device, 4).wall_us(0.0, 1, 2) == pytest.approx(1.3)
+    depthwise, problem = (
+        registry.get("cpu.depthwise"),
+        ConvProblem.parse("c232 h14 w14 k232 r3 s3 stride2 pad1 groups232"),
+    )
+
+    def blocks(device: Device) -> int:
+        return int(
+            min(depthwise.configs(problem, device), key=lambda one: depthwise.predict_us(problem, one, device)).blocks
+        )
+
+    assert blocks(device) > 1 and blocks(replace(device, start_us=20.0)) == 1
+
+
+@pytest.mark.skipif(host().registers < 32, reason="no such tiles on this CPU")
+def test_tiles_of_seven_pixels_leave_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, pointwise = zen5(monkeypatch), registry.get("cpu.pointwise")
+    problem = ConvProblem.parse("c2048 h7 w7 k2048 r1 s1")
+    chosen = min(pointwise.configs(problem, device), key=lambda one: pointwise.predict_us(problem, one, device))
+    assert (chosen.lanes, chosen.m, chosen.n) == ("channels", 7, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("c1536 h7 w7 k1536 r7 s7 pad3 groups1536", "SmallPlanesConfig"),
+        ("c1056 h14 w14 k1056 r3 s3 pad1 groups1056", "SmallPlanesConfig"),
+        ("c256 h28 w28 k256 r7 s7 pad3 groups256", "InPlaceConfig"),
+        ("c96 h120 w120 k96 r5 s5 stride2 pad2 groups96", "InPlaceConfig"),
+    ],
+)
+def test_depthwise_choices_on_a_zen_5(text: str, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured: 0.78 and 0.89 of the time in place; packed takes 1.1 to 1.5 times as long as in place."""
+    device, depthwise, problem = zen5(monkeypatch), registry.get("cpu.depthwise"), ConvProblem.parse(text)
+    chosen = min(depthwise.configs(problem, device), key=lambda one: depthwise.predict_us(problem, one, device))
+    assert type(chosen).__name__ == kind
+
+
+def test_loads_in_two_lines_cost_more_on_a_zen_5(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, problem = zen5(monkeypatch), ConvProblem.parse("c64 h56 w56 k64 r3 s3 pad1 groups64")
+    config = in_place_cost.InPlaceConfig(7, 2, 1, 2)
+    here, there = (in_place_cost.TaskCost(problem, config, one) for one in (device, replace(device, split_loads=True)))
+    # Nine rows of x, for each of three columns of taps.
+    more = 27 * (in_place_cost.LOAD_SPLIT - in_place_cost.LOAD) * (here.together(0, 1.0) - here.together(0, 0.0))
+    assert more > 0 and here.products(0, 9) == pytest.approx(there.products(0, 9) + more)
 
 
 def test_columns_of_tiles_are_read_again() -> None:

@@ -138,7 +138,7 @@ def test_small_planes(text: str) -> None:
 
 
 def test_vectors_of_several_rows() -> None:
-    """3x3 on 3 x 5 pixels: three rows a vector of sixteen, so what a row meets lies in it five elements on."""
+    """3x3 on 3 x 5 pixels, two rows a vector: the second one's elements lie five on, the first vector begins above."""
     plane = Plane(3, 5, 3, 5, 3, 3, 1, 1, 1, 1, joined=2, lanes=16)
     assert plane.outputs == 2 and plane.stored(0) == 10 and plane.stored(1) == 5
     assert plane.users == {-1: [(0, 0)], 0: [(1, 0)], 1: [(2, 0), (0, 1)], 2: [(1, 1)]}

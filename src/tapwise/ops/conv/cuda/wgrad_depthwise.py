@@ -114,7 +114,7 @@ class DepthwiseWgrad(CudaAlgorithm[Config]):
             "LAST": last, "R": config.taps_h, "S": config.taps_w, "SH": stride_h, "SW": stride_w,
             "V": config.channels, "TX": config.columns, "LANES": config.lanes, "GROUPS": config.groups,
             "C_X": blocks.channels_x(problem, config), "SAME": problem.group_k == 1, "STAGES": config.stages,
-            "BY": blocks.BY[config.by], "COPY_X": copy_x, "COPY_DY": copy_dy, "PAD_X": pad_x, "PAD_DY": pad_dy,
+            "BY": config.by.upper(), "COPY_X": copy_x, "COPY_DY": copy_dy, "PAD_X": pad_x, "PAD_DY": pad_dy,
             "MOST_X": problem.spatial[1], "MOST_DY": problem.output[1],
             "WHOLE": problem.output[1] % strip == 0, "SPLIT": config.parts > 1,
         }  # fmt: skip

@@ -32,9 +32,8 @@ COLUMNS: Final = (7, 8, 5, 4, 3, 2, 1)
 IDLE, MOST_COLUMNS, MOST_TAPS_W, MANY_TAPS, LEAST_ROWS = 1.12, 4, 11, 25, 2
 # Bytes that TMA brings are a multiple of; bytes of a stage that are so with it.
 PIECE, TMA_ALIGNMENT = 16, 128
-# Of blocks with whole rows: threads at most, rows of x and dy of a stage, stages; what they are called in the kernel.
+# Of blocks with whole rows: threads at most, rows of x and dy of a stage, stages.
 MOST_ROW_THREADS, MOST_ROWS, MOST_STAGES = 960, 32, 4
-BY: Final = {"copies": "COPIES", "tma": "BOXES", "rows": "ROWS"}
 # Lanes of a warp, banks of shared memory.
 LANES, BANKS = 32, 32
 

@@ -2,7 +2,7 @@
 // ways:
 //
 //   COPIES  every pixel's channels, or a row of a plane, by cp.async, any dilation
-//   BOXES   boxes of rows, columns and channels by TMA, zeros outside the image: no thread works out a place
+//   TMA     boxes of rows, columns and channels by TMA, zeros outside the image: no thread works out a place
 //   ROWS    a block has all channels: a row of pixels is one copy, from the 16 bytes on in which it begins, by a warp
 //           that does nothing else. What is beside the image does not come.
 #pragma once
@@ -12,7 +12,7 @@
 #include "tma.cuh"
 #endif
 
-enum By { COPIES, BOXES, ROWS };
+enum By { COPIES, TMA, ROWS };
 
 struct DepthwiseWgrad {
     // Tensor maps of x and dy.
@@ -61,7 +61,7 @@ template <class Traits> struct WgradTile : Traits {
     static constexpr int CHANNEL_X = B::LAST ? SIZE : PERIOD * ROW_X + B::PAD_X,
                          CHANNEL_DY = B::LAST ? SIZE : LIVE * ROW_DY + B::PAD_DY;
     // A stage: x, then dy.
-    static constexpr int ALIGNED = B::BY == BOXES ? 128 : 16;
+    static constexpr int ALIGNED = B::BY == TMA ? 128 : 16;
     static constexpr int BOX_X = B::LAST ? PERIOD * ROW_X : CHANNEL_X * B::C_X,
                          BOX_DY = B::LAST ? LIVE * ROW_DY : CHANNEL_DY * C;
     static constexpr int DY_AT = (BOX_X + ALIGNED - 1) / ALIGNED * ALIGNED,
@@ -221,7 +221,7 @@ template <class P, int BY> struct WgradLoads {
 
 #if __CUDA_ARCH__ >= 900
 // Barriers: stages that are full, and stages that all warps have read, which the first thread waits for.
-template <class P> struct WgradLoads<P, BOXES> {
+template <class P> struct WgradLoads<P, TMA> {
     const DepthwiseWgrad &a;
     Runs<P> runs;
     const unsigned stages, full, empty;

@@ -13,7 +13,7 @@ import numpy as np
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device
 from tapwise.cpu.common import lanes_of
-from tapwise.cpu.cost import Breakdown
+from tapwise.cpu.cost import Breakdown, Costs
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu import generated
 from tapwise.ops.conv.cpu.depthwise.tile import SINGLE_ROWS, Rows, Tile, vectors_of
@@ -189,6 +189,14 @@ MEMORY_EXPOSED: Final = 0.018
 TASK: Final = 40.0
 
 
+def memory(problem: ConvProblem, channels: int, costs: Costs) -> float:
+    """Cycles for x and y of so many channels, where they do not stay in the worker's own caches."""
+    device = costs.device
+    moved = channels * (prod(problem.spatial) + prod(problem.output)) * problem.itemsize
+    resident = problem.bytes // device.threads
+    return 0.0 if resident <= device.l2_bytes * 0.75 else costs.stream(moved, problem.bytes)
+
+
 class TaskCost(generated.TaskCost):
     """Cycles of one task of a config, on one device."""
 
@@ -203,7 +211,7 @@ class TaskCost(generated.TaskCost):
         cycles = {
             "products": tiles * sum(count * self.products(*inside) for inside, _, count in runs),
             "tiles": tiles * sum(count for _, _, count in runs) * self.tile(),
-            "memory": MEMORY_EXPOSED * c.planes * g.tile.place.reach * self.memory(channels),
+            "memory": MEMORY_EXPOSED * c.planes * g.tile.place.reach * memory(p, channels, self.costs),
             "start": TASK,
         }
         return Breakdown(self.costs, cycles, g.tasks)
@@ -248,13 +256,6 @@ class TaskCost(generated.TaskCost):
         store = PAIRS_STORE if c.pairs else STORE
         cycles = COLUMN * self.passes + WEIGHT * g.weights * c.planes
         return cycles + store * c.rows * c.planes * len(g.tile.vectors) + TILE
-
-    def memory(self, channels: int) -> float:
-        """x and y of so many channels, where they do not stay in the worker's own caches."""
-        p = self.problem
-        moved = channels * (p.spatial[0] * p.spatial[1] + p.output[0] * p.output[1]) * p.itemsize
-        resident = p.bytes // self.device.threads
-        return 0.0 if resident <= self.device.l2_bytes * 0.75 else self.costs.stream(moved, p.bytes)
 
 
 class PairsCost(TaskCost):

@@ -13,7 +13,7 @@ from tapwise.algorithm import Device
 from tapwise.cpu.cost import Breakdown
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cpu import generated
-from tapwise.ops.conv.cpu.depthwise.in_place_cost import takes_pairs
+from tapwise.ops.conv.cpu.depthwise.in_place_cost import memory, takes_pairs
 from tapwise.ops.conv.cpu.depthwise.small_planes import Plane
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -92,14 +92,7 @@ class TaskCost(generated.TaskCost):
             "products": channels * slow * PRODUCT * products,
             "shifts": channels * slow * SHIFT * rows * (plane.taps_w - 1),
             "rows": channels * (LOAD * rows + WEIGHT * plane.taps_h * plane.taps_w + STORE * plane.outputs),
-            "memory": MEMORY_EXPOSED * self.memory(channels),
+            "memory": MEMORY_EXPOSED * memory(self.problem, channels, self.costs),
             "start": TASK,
         }
         return Breakdown(self.costs, cycles, self.geometry.tasks)
-
-    def memory(self, channels: int) -> float:
-        """x and y of so many channels, where they do not stay in the worker's own caches."""
-        p = self.problem
-        moved = channels * (p.spatial[0] * p.spatial[1] + p.output[0] * p.output[1]) * p.itemsize
-        resident = p.bytes // self.device.threads
-        return 0.0 if resident <= self.device.l2_bytes * 0.75 else self.costs.stream(moved, p.bytes)
