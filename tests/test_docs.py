@@ -55,8 +55,9 @@ def test_registry_row_has_a_page(identifier: str) -> None:
 
 
 def test_page_has_a_registry_row() -> None:
-    """A page for each algorithm of convolution, and one for the filters' own."""
-    assert set(PAGES) == {identifier.split(".")[1] for identifier in ALGORITHMS["conv"]} | {"filter"}
+    """A page for each algorithm of convolution, one for the filters' own, and one for a gradient's."""
+    own = {"filter", "depthwise_mma_sp"}
+    assert set(PAGES) == {identifier.split(".")[1] for identifier in ALGORITHMS["conv"]} | own
 
 
 def test_algorithm_class_has_a_registry_row() -> None:

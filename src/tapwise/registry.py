@@ -54,6 +54,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.serial": "tapwise.ops.conv.cpu.serial_gradients:SerialWgrad",
         "cuda.depthwise": "tapwise.ops.conv.cuda.wgrad_depthwise:DepthwiseWgrad",
         "cuda.depthwise_mma": "tapwise.ops.conv.cuda.wgrad_depthwise_mma:DepthwiseMmaWgrad",
+        "cuda.depthwise_mma_sp": "tapwise.ops.conv.cuda.wgrad_depthwise_mma_sp:DepthwiseMmaSpWgrad",
         "cuda.narrow_groups": "tapwise.ops.conv.cuda.wgrad_narrow_groups:NarrowGroupsWgrad",
         "cuda.implicit_gemm": "tapwise.ops.conv.cuda.implicit_gemm_wgrad.wgrad:ImplicitGemmWgrad",
         "cuda.implicit_gemm_mma": "tapwise.ops.conv.cuda.wgrad_mma:ImplicitGemmMmaWgrad",

@@ -255,6 +255,7 @@ inline void send_four(unsigned to, unsigned barrier, float a, float b, float c, 
 void barrier_wait_for_cluster(unsigned at, unsigned phase);
 
 // matrix.cuh.
+inline void keep_in_register(unsigned &) {}
 inline void store_pair(unsigned to, float a, float b) {
     store_shared<8>(to, {{__float_as_uint(a), __float_as_uint(b)}});
 }
@@ -298,6 +299,14 @@ template <typename T> inline void mma_half(float (&d)[4], const unsigned (&a)[2]
     memcpy(current->given, a, 8);
     current->given[4] = b;
     multiply<T>(d, 8);
+}
+
+// m16n8k32 of 16 bits with A's zeros left out: B's words from the fifth on.
+template <typename T> void multiply_two_channels(float (&d)[4]);
+template <typename T> inline void mma_two_channels(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[4]) {
+    memcpy(current->given, a, 16);
+    memcpy(current->given + 4, b, 16);
+    multiply_two_channels<T>(d);
 }
 
 // Runs a grid; `backwards`: blocks along x, and threads, in the other order. `shared`: bytes of a block. Blocks of a

@@ -61,6 +61,25 @@ template <> void multiply<float>(float (&d)[4], int) {
     }
     __syncwarp();
 }
+// Number e of four of A is of row e % 2 * 8 and those behind it, of B in each column.
+template <typename T> void multiply_two_channels(float (&d)[4]) {
+    __syncwarp();
+    const int lane = current->index.x % 32;
+    auto element = [](unsigned word, int e) { return widen(T{(unsigned short)(word >> e * 16)}); };
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        for (int four = 0; four < 8; ++four)
+            for (int e = 0; e < 2; ++e) {
+                const int k = 4 * four + 2 * e + row / 8;
+                const unsigned of_a = lane_of(row % 8 * 4 + four % 4)->given[row / 8 + four / 4 * 2];
+                const unsigned of_b = lane_of(column * 4 + k % 8 / 2)->given[4 + k / 8];
+                d[i] += element(of_a, e) * element(of_b, k % 2);
+            }
+    }
+    __syncwarp();
+}
+template void multiply_two_channels<f16>(float (&d)[4]);
+template void multiply_two_channels<bf16>(float (&d)[4]);
 template void multiply<f16>(float (&d)[4], int depth);
 template void multiply<bf16>(float (&d)[4], int depth);
 

@@ -12,8 +12,9 @@ from compiled_kernels import Share, compiled
 import emulated
 from emulated.verify import check, refusing
 from tapwise.cuda.jit.device import H200
-from tapwise.ops.conv.cuda import wgrad_narrow_groups_blocks as blocks
+from tapwise.ops.conv.cuda import wgrad_stages_blocks as blocks
 from tapwise.ops.conv.cuda.wgrad_narrow_groups import NarrowGroupsWgrad
+from tapwise.ops.conv.cuda.wgrad_narrow_groups_blocks import Config
 from tapwise.ops.conv.problem import ConvProblem
 
 ALGORITHM = NarrowGroupsWgrad()
@@ -27,16 +28,16 @@ COMPILED = [
 EMULATED = [
     (
         "n3 c24 h13 w19 k24 r5 s5 pad2 stride2 groups24 bf16 nhwc",
-        blocks.Config(32, 2, 1, 4, 2, 5, 3, 7, cluster=True),
+        Config(32, 2, 1, 4, 2, 5, 3, 7, cluster=True),
     ),
-    ("n5 c72 h7 w7 k72 r7 s7 pad3 groups72 f16 nhwc", blocks.Config(64, 1, 1, 2, 7, 7, 2, 3, cluster=True)),
-    ("n4 c16 h7 w9 k16 r1 s1 groups16 bf16 nhwc", blocks.Config(16, 2, 2, 2, 1, 1, 2, 8, cluster=True)),
-    ("c16 h3 w9 k16 r2 s3 groups8 f16 nhwc", blocks.Config(16, 1, 2, 1, 2, 2, 2, 4, cluster=True)),
+    ("n5 c72 h7 w7 k72 r7 s7 pad3 groups72 f16 nhwc", Config(64, 1, 1, 2, 7, 7, 2, 3, cluster=True)),
+    ("n4 c16 h7 w9 k16 r1 s1 groups16 bf16 nhwc", Config(16, 2, 2, 2, 1, 1, 2, 8, cluster=True)),
+    ("c16 h3 w9 k16 r2 s3 groups8 f16 nhwc", Config(16, 1, 2, 1, 2, 2, 2, 4, cluster=True)),
     (
         "n3 c48 h12 w5 k48 r11 s1 stride3 pad5x0 groups48 f16 nhwc",
-        blocks.Config(32, 1, 1, 2, 2, 4, 2, 5, cluster=True),
+        Config(32, 1, 1, 2, 2, 4, 2, 5, cluster=True),
     ),
-    ("n2 c64 h12 w12 k64 r3 s3 pad1 groups4 f16 nhwc", blocks.Config(32, 2, 2, 2, 2, 3, 4, 2, cluster=True)),
+    ("n2 c64 h12 w12 k64 r3 s3 pad1 groups4 f16 nhwc", Config(32, 2, 2, 2, 2, 3, 4, 2, cluster=True)),
 ]
 
 
@@ -55,7 +56,7 @@ def test_kernels_compile_without_spills(text: str, share: Share) -> None:
 
 @pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
 @pytest.mark.parametrize(("text", "config"), EMULATED)
-def test_clusters_compute_the_gradient(text: str, config: blocks.Config) -> None:
+def test_clusters_compute_the_gradient(text: str, config: Config) -> None:
     problem = ConvProblem.parse(f"{text} wgrad")
     verdict = check(problem, ALGORITHM, config, backwards=config.parts % 2 == 1, once=True)
     assert verdict, verdict.message
@@ -72,7 +73,7 @@ def test_parts_are_added_in_the_order_of_ranks(backwards: bool) -> None:
     assert np.array_equal(expected.reshape(-1, 3), np.tile([15, 16, 15], (16, 1)))
     y = np.full((16, 1, 3, 1), np.nan, np.float16)
     last = {"x": np.ascontiguousarray(np.moveaxis(x, 1, -1)), "w": np.ascontiguousarray(np.moveaxis(dy, 1, -1))}
-    (launch,) = ALGORITHM.launches(problem, blocks.Config(16, 1, 2, 1, 1, 1, 2, 3, cluster=True), H200)
+    (launch,) = ALGORITHM.launches(problem, Config(16, 1, 2, 1, 1, 1, 2, 3, cluster=True), H200)
     emulated.run(refusing(launch), {**last, "y": y}, backwards)
     np.testing.assert_array_equal(np.moveaxis(y, -1, 1), expected)
 
@@ -96,7 +97,7 @@ def test_a_cluster_costs_less_than_a_second_launch_where_it_finds_places() -> No
     """Fifteen clusters of eight run at once on an H200, so of sixteen two share multiprocessors."""
     fits = ConvProblem.parse("n32 c480 h14 w14 k480 r3 s3 pad1 groups480 f16 nhwc wgrad")
     shares = ConvProblem.parse("n32 c512 h14 w14 k512 r3 s3 pad1 groups512 f16 nhwc wgrad")
-    cluster = blocks.Config(32, 2, 2, 2, 7, 3, 3, 8, cluster=True)
+    cluster = Config(32, 2, 2, 2, 7, 3, 3, 8, cluster=True)
     second = replace(cluster, cluster=False)
     assert ALGORITHM.predict_us(fits, cluster, H200) < ALGORITHM.predict_us(fits, second, H200) - 0.8
     assert ALGORITHM.predict_us(shares, cluster, H200) > ALGORITHM.predict_us(shares, second, H200)

@@ -12,8 +12,10 @@ import emulated
 from emulated.verify import check
 from tapwise import dispatch
 from tapwise.cuda.jit.device import H200
-from tapwise.ops.conv.cuda.wgrad_narrow_groups import NarrowGroupsWgrad, maps_of
-from tapwise.ops.conv.cuda.wgrad_narrow_groups_blocks import Config, min_blocks_per_sm, shared_bytes
+from tapwise.ops.conv.cuda.wgrad_narrow_groups import NarrowGroupsWgrad
+from tapwise.ops.conv.cuda.wgrad_narrow_groups_blocks import Config
+from tapwise.ops.conv.cuda.wgrad_stages import maps_of
+from tapwise.ops.conv.cuda.wgrad_stages_blocks import min_blocks_per_sm, shared_bytes
 from tapwise.ops.conv.problem import ConvProblem
 
 ALGORITHM = NarrowGroupsWgrad()
@@ -107,7 +109,7 @@ def test_configs_fit(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["n32 c384 h28 w28 k384 r3 s3 pad1 groups384 f16 nhwc", "n32 c256 h56 w56 k256 r3 s3 pad1 groups32 bf16 nhwc"],
+    ["n32 c384 h14 w14 k384 r3 s3 pad1 groups384 f16 nhwc", "n32 c256 h56 w56 k256 r3 s3 pad1 groups32 bf16 nhwc"],
 )
 def test_the_model_chooses_it(text: str) -> None:
     assert dispatch.choose(ConvProblem.parse(f"{text} wgrad"), H200).algorithm == "cuda.narrow_groups"

@@ -1,15 +1,9 @@
-// Hopper's own instructions (sm_90a): warpgroup matrix products, registers of a warpgroup, clusters.
+// Hopper's own instructions (sm_90a): warpgroup matrix products, clusters.
 //
 // The stub defines one matrix instruction: WGMMA (its text), WGMMA_N (its columns) and WGMMA_SUMS (its accumulators).
 #pragma once
 
 #include "tma.cuh"
-
-// A warpgroup's registers for each of its threads.
-template <int COUNT> DEVICE void release_registers() {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
-}
-template <int COUNT> DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
 
 // Two floats to shared memory of the cluster, whose barrier there counts their bytes.
 DEVICE void send_two(unsigned to, unsigned barrier, float a, float b) {

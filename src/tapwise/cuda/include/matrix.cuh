@@ -9,6 +9,9 @@ DEVICE unsigned bits(float v) { return __float_as_uint(v); }
 DEVICE unsigned bits(f16 v) { return v.bits; }
 DEVICE unsigned bits(bf16 v) { return v.bits; }
 
+// A word is in a register of its own from here on, not put together where it is used.
+DEVICE void keep_in_register(unsigned &v) { asm volatile("" : "+r"(v)); }
+
 // Sums stay floats: as words they take other registers.
 DEVICE void store_pair(unsigned to, float a, float b) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(a), "f"(b) : "memory");
@@ -82,6 +85,23 @@ template <typename T> DEVICE void mma_half(float (&d)[4], const unsigned (&a)[2]
 MMA_HALF(f16)
 MMA_HALF(bf16)
 #undef MMA_HALF
+
+// d += a * b of 16 rows, 8 columns and 64 bytes of gemm_k, in which two numbers beside each other are of two channels:
+// rows 0 to 7 have those of the first one, rows 8 to 15 of the second one, and zeros between them, which are left out.
+template <typename T> DEVICE void mma_two_channels(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[4]);
+// Which two of four numbers a row has, of 16 numbers: 0 and 2 in the first rows, 1 and 3 in the others.
+#define MMA_SPARSE(TYPE)                                                                                            \
+    template <> DEVICE void mma_two_channels<TYPE>(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[4]) { \
+        asm volatile("mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32." #TYPE "." #TYPE                  \
+                     ".f32 {%0, %1, %2, %3}, "                                                                      \
+                     "{%4, %5, %6, %7}, {%8, %9, %10, %11}, {%0, %1, %2, %3}, %12, 0;"                              \
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                               \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "r"(b[2]), "r"(b[3]),      \
+                       "r"(0xdddd8888));                                                                            \
+    }
+MMA_SPARSE(f16)
+MMA_SPARSE(bf16)
+#undef MMA_SPARSE
 
 // fp32 numbers as a tf32 number and another one for what it leaves.
 template <int COUNT> DEVICE void split_tf32(unsigned (&v)[COUNT], unsigned (&rest)[COUNT]) {

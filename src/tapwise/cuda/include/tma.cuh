@@ -68,6 +68,12 @@ DEVICE void send_four(unsigned to, unsigned barrier, float a, float b, float c, 
                  : "memory");
 }
 
+// A warpgroup's registers for each of its threads.
+template <int COUNT> DEVICE void release_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT> DEVICE void take_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT)); }
+
 // Barrier `id` of a part of the CTA.
 DEVICE void sync_part(int id, int threads) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory"); }
 DEVICE void arrive_part(int id, int threads) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory"); }

@@ -1,0 +1,165 @@
+"""Blocks of cuda.depthwise_mma_sp of wgrad: what a block has, and which of them find room."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import lcm
+from typing import Final
+
+from tapwise.algorithm import Device
+from tapwise.integers import ceil_div, round_up
+from tapwise.ops.conv.cuda import boxes
+from tapwise.ops.conv.cuda.costs import MORE_BYTES, REGISTERS, SHARED_BYTES, blocks_of
+from tapwise.ops.conv.cuda.wgrad_stages_blocks import (
+    LANES,
+    SPARE,
+    TAKEN,
+    StagesConfig,
+    shared_bytes,
+)
+from tapwise.ops.conv.problem import ConvProblem
+
+# Columns of a tile, and of dy of a unit at most; bytes that a box begins at multiples of; places of a product, images
+# of a set in multiples of.
+TILE, ALIGNED, PLACES, FOUR = 8, 1024, 16, 4
+# Of a block: channels, of a warp, tiles; warps at least and at most; images of a set; rows of a stage, stages.
+CHANNELS, EACH, TILES, LEAST_WARPS, MOST_WARPS = (64, 32, 16), (4, 8), (1, 2), 2, 16
+IMAGES, ROWS, MOST_STAGES = (4, 8, 16, 32), (4, 2, 1), 8
+# Columns of dy of a unit at least; units of a strip; products that are unrolled; bytes of a stage.
+LEAST_WIDTH, MOST_UNITS, MOST_PRODUCTS, MOST_STAGE = 3, 16, 250, 72 << 10
+# Of a strip, columns of x that its neighbour reads, too.
+MOST_TWICE: Final = 0.7
+# Of the places of a product, at least so many are there, where there are so many images.
+LEAST_PLACES: Final = 0.7
+# Registers of a thread: what it has beside sums and operands, more for several rows of a stage, all at most.
+OTHER_REGISTERS, MORE_ROWS, MOST_REGISTERS = 24, 6, 248
+
+
+@dataclass(frozen=True)
+class Config(StagesConfig):
+    """A warp has `each` channels; a strip is of `units` of `width` columns, which `tiles` of 8 columns of x meet; the
+    rest is every StagesConfig's."""
+
+    channels: int
+    each: int
+    share: int
+    units: int
+    width: int
+    tiles: int
+    images: int
+    rows: int
+    taps_h: int
+    stages: int
+    parts: int
+    cluster: bool = False
+    copiers: int = 1
+    takes: bool = False
+
+    @property
+    def consumers(self) -> int:
+        return LANES * self.channels // self.each * self.share
+
+    def strip(self, problem: ConvProblem) -> int:
+        return self.units * self.width
+
+    def columns(self, problem: ConvProblem) -> tuple[int, int]:
+        before = (self.units - 1) * self.width
+        return pitch(before + TILE * self.tiles), pitch(before + TILE)
+
+    def box_rows(self, problem: ConvProblem) -> tuple[int, int]:
+        return 1, 1
+
+    def stage_bytes(self, problem: ConvProblem) -> int:
+        pixel, (columns_x, columns_dy) = self.channels * problem.itemsize * self.images, self.columns(problem)
+        return self.rows * (round_up(pixel * columns_x, ALIGNED) + round_up(pixel * columns_dy, ALIGNED))
+
+    def terms(self, problem: ConvProblem) -> int:
+        return self.share * self.width
+
+    def registers(self, problem: ConvProblem) -> int:
+        """Sums, rows of dy, operands of two rows of x and of one of dy, what else it has."""
+        of_rows = self.tiles * (self.taps_h + 2) + live_rows(problem, self) + 1
+        return self.each * (2 * of_rows + 2) + OTHER_REGISTERS + MORE_ROWS * (self.rows > 1)
+
+
+def pitch(columns: int) -> int:
+    """Pixels of an image's row: two more than a multiple of four, so that lanes that have four images, and columns
+    beside each other, read from all banks."""
+    return round_up(columns - 2, 4) + 2
+
+
+def reach(problem: ConvProblem) -> int:
+    """Columns from the first tap to the last."""
+    return (problem.kernel[1] - 1) * problem.dilation[1]
+
+
+def live_rows(problem: ConvProblem, config: Config) -> int:
+    """Rows of dy that a row of x meets."""
+    return (config.taps_h - 1) * problem.dilation[0] + 1
+
+
+def unrolled(problem: ConvProblem, config: Config) -> int:
+    """Products of the stages after which a warp's registers have the same rows of dy again."""
+    return lcm(config.rows, live_rows(problem, config)) * config.each // 2 * config.tiles * config.taps_h
+
+
+def _widths(problem: ConvProblem, tiles: int) -> Iterator[tuple[int, int]]:
+    """(units, width) of strips that share a row evenly, and of several of which little is read twice."""
+    most, q = min(TILE, TILE * tiles - reach(problem)), max(1, problem.output[1])
+    if most >= min(LEAST_WIDTH, q):
+        needed = ceil_div(q, most)
+        for units in sorted({ceil_div(needed, count) for count in range(1, needed + 1)}):
+            strips = ceil_div(needed, units)
+            width = ceil_div(q, strips * units)
+            if strips == 1 or reach(problem) <= units * width * MOST_TWICE:
+                yield units, width
+
+
+def _shapes(problem: ConvProblem) -> Iterator[Config]:
+    """All but rows, stages and parts."""
+    r = problem.kernel[0]
+    for channels, each, tiles in product(CHANNELS, EACH, TILES):
+        if channels > CHANNELS[-1] and channels >= 2 * problem.c:
+            continue
+        plain = Config(channels, each, 1, 1, 1, tiles, FOUR, 1, r, 2, 1)
+        taps = (ceil_div(r, count) for count in range(1, r + 1))
+        fitting = (one for one in taps if replace(plain, taps_h=one).registers(problem) <= MOST_REGISTERS)
+        taps_h = next(fitting, None)
+        for (units, width), images in product(_widths(problem, tiles), IMAGES):
+            places = units * images
+            share = ceil_div(places, PLACES)
+            if taps_h is None or units > MOST_UNITS or images >= problem.n + FOUR:
+                continue
+            warps = channels // each * share
+            many = places >= LEAST_PLACES * PLACES * share or images >= problem.n
+            if many and LEAST_WARPS <= warps <= MOST_WARPS:
+                yield replace(plain, units=units, width=width, images=images, share=share, taps_h=taps_h)
+
+
+def tiles(problem: ConvProblem, device: Device) -> Iterator[Config]:
+    """All but the parts: stages of as many rows as are unrolled, for one block a multiprocessor, two and three."""
+    for shape in _shapes(problem):
+        needed = shape.registers(problem)
+        if needed > min(MOST_REGISTERS, REGISTERS // round_up(shape.threads, 4 * LANES) // 8 * 8):
+            warps = shape.consumers // LANES
+            if warps not in TAKEN:
+                continue
+            shape = replace(shape, takes=True)
+            if needed > shape.registers_by_role[0]:
+                continue
+        if max(shape.columns(problem)) > boxes.MOST:
+            continue
+        for rows in ROWS:
+            one = replace(shape, rows=rows)
+            large = one.stage_bytes(problem) > MOST_STAGE or rows > problem.output[0]
+            if rows > 1 and (unrolled(problem, one) > MOST_PRODUCTS or large):
+                continue
+            for beside in (1, 2, 3):
+                room = min(device.shared_bytes, SHARED_BYTES // beside - MORE_BYTES)
+                stages = min(MOST_STAGES, room // (one.stage_bytes(problem) + 16))
+                deep = replace(one, stages=stages)
+                held = blocks_of(needed + SPARE, one.threads)
+                if stages > 1 and beside <= held and shared_bytes(problem, deep) <= room:
+                    yield deep

@@ -1,0 +1,144 @@
+"""cuda.depthwise_mma_sp of wgrad without a GPU: kernels compile without spills, emulated ones compute the gradient."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import lcm
+
+import numpy as np
+import pytest
+from compiled_kernels import Share, compiled
+
+import emulated
+from emulated.verify import check
+from tapwise import dispatch
+from tapwise.cuda.jit.device import H200
+from tapwise.ops.conv.cuda.wgrad_depthwise_mma_sp import DepthwiseMmaSpWgrad
+from tapwise.ops.conv.cuda.wgrad_depthwise_mma_sp_blocks import Config, live_rows, unrolled
+from tapwise.ops.conv.cuda.wgrad_stages import maps_of
+from tapwise.ops.conv.cuda.wgrad_stages_blocks import TAKEN, min_blocks_per_sm, shared_bytes
+from tapwise.ops.conv.problem import ConvProblem
+
+ALGORITHM = DepthwiseMmaSpWgrad()
+COMPILED = [
+    ("n32 c256 h28 w28 k256 r7 s7 pad3 groups256 f16 nhwc", "sm_90a"),
+    ("n32 c288 h28 w28 k288 r5 s5 pad2 groups288 bf16 nhwc", "sm_90a"),
+    ("n32 c728 h19 w19 k728 r3 s3 pad1 groups728 f16 nhwc", "sm_100a"),
+    ("n32 c64 h33 w33 k64 r9 s9 pad4 groups64 bf16 nhwc", "sm_100a"),
+    ("n8 c960 h7 w7 k960 r5 s5 pad2 groups960 f16 nhwc", "sm_90a"),
+]
+# Images and channels that are not there, units of fewer than 8 columns, places that are none, warps that
+# share channels, runs that begin within an image, strips, pieces of a filter, dilations, warps of four and of eight
+# channels, copying warps that give up registers, clusters, one part.
+EMULATED = [
+    ("n4 c16 h9 w8 k16 r3 s3 pad1 groups16 f16 nhwc", Config(16, 4, 1, 1, 8, 2, 4, 1, 3, 2, 1)),
+    ("n5 c40 h13 w19 k40 r5 s5 pad2 groups40 bf16 nhwc", Config(32, 4, 1, 3, 7, 2, 4, 2, 5, 3, 5)),
+    ("n7 c24 h13 w19 k24 r5 s5 pad2 groups24 f16 nhwc", Config(16, 4, 2, 5, 4, 1, 4, 1, 5, 3, 7)),
+    ("n3 c72 h9 w20 k72 r3 s3 pad1 groups72 f16 nhwc", Config(64, 8, 1, 4, 5, 1, 4, 2, 3, 2, 2, True)),
+    ("n2 c16 h13 w40 k16 r5 s3 pad2x1 dilation1x2 groups16 f16 nhwc", Config(16, 4, 2, 4, 4, 1, 8, 1, 3, 2, 3)),
+    ("n5 c72 h7 w7 k72 r7 s7 pad3 groups72 f16 nhwc", Config(64, 4, 1, 1, 7, 2, 8, 1, 4, 2, 3)),
+    ("n5 c16 h17 w12 k16 r3 s4 pad2:1x3:0 dilation2x1 groups16 bf16 nhwc", Config(16, 8, 1, 2, 6, 2, 8, 2, 2, 2, 2)),
+    ("n6 c40 h9 w13 k40 r7 s7 pad3 groups40 f16 nhwc", Config(32, 4, 1, 2, 7, 2, 8, 1, 7, 3, 2, takes=True)),
+    ("n5 c16 h6 w30 k16 r1 s11 pad0x5 groups16 bf16 nhwc", Config(16, 8, 1, 4, 5, 2, 4, 4, 1, 2, 8, True)),
+    ("n3 c8 h2 w3 k8 r3 s3 pad2 groups8 f16 nhwc", Config(16, 4, 1, 1, 5, 1, 16, 1, 3, 2, 2)),
+]
+
+
+@pytest.mark.parametrize(("text", "architecture"), COMPILED)
+def test_kernels_compile_without_spills(text: str, architecture: str, share: Share) -> None:
+    problem = ConvProblem.parse(f"{text} wgrad")
+    device = replace(H200, architecture=architecture)
+    configs = ALGORITHM.configs(problem, device)
+    # The chosen one, the one with most registers, and with copying warps that give some up.
+    chosen = min(configs, key=lambda one: ALGORITHM.predict_us(problem, one, device))
+    fullest = max(configs, key=lambda one: one.threads * one.registers(problem) * min_blocks_per_sm(problem, one))
+    taking = max((one for one in configs if one.takes), key=lambda one: one.registers(problem), default=chosen)
+    sources = [source for config in (chosen, fullest, taking) for source in ALGORITHM.sources(problem, config)]
+    for source in share(dict.fromkeys(sources)):
+        used = compiled(source, architecture).resources
+        assert (used.stack_bytes, used.spill_bytes) == (0, 0), (chosen, fullest, taking, used)
+
+
+@pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
+@pytest.mark.parametrize(("text", "config"), EMULATED)
+def test_kernels_compute_the_gradient(text: str, config: Config) -> None:
+    verdict = check(ConvProblem.parse(f"{text} wgrad"), ALGORITHM, config, once=True)
+    assert verdict, verdict.message
+
+
+@pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
+@pytest.mark.parametrize("number", [1, 3, 4])
+def test_what_is_not_finite_stays_with_its_taps_and_channel(number: int) -> None:
+    """Zeros beside rows and columns, and a pair's other channel, have no part in any sum: of parts, of a cluster."""
+    text, config = EMULATED[number]
+    problem = ConvProblem.parse(f"{text} wgrad")
+    inputs = problem.sample(np.random.default_rng(0), False)
+    x, dy = inputs.x.copy(), inputs.w.copy()
+    x[0, 1, 0, 0], x[-1, 2, -1, -1], x[0, 3, 4, -1] = np.inf, np.nan, -np.inf
+    # Not where padding is met: whether its zeros are multiplied is left open.
+    dy[0, 4, 3, 3], dy[-1, 0, 2, 4] = np.inf, np.nan
+    with np.errstate(all="ignore"):
+        expected = problem.convolve(x, dy)
+    y = np.zeros((problem.k, *problem.kernel, 1), problem.y_dtype)
+    last = {"x": np.ascontiguousarray(np.moveaxis(x, 1, -1)), "w": np.ascontiguousarray(np.moveaxis(dy, 1, -1))}
+    size = ALGORITHM.workspace_bytes(problem, config, H200)
+    arrays = {**last, "y": y, "workspace": np.full(max(size, 16), 0xFF, np.uint8)}
+    for launch in ALGORITHM.launches(problem, config, H200):
+        emulated.run(launch, arrays)
+    assert not np.isfinite(expected).all()
+    np.testing.assert_allclose(np.moveaxis(y, -1, 1).astype(np.float64), expected, rtol=2e-2, atol=1e-1)
+
+
+@pytest.mark.parametrize("text", [text for text, _ in COMPILED + EMULATED])
+def test_configs_fit(text: str) -> None:
+    problem = ConvProblem.parse(f"{text} wgrad")
+    configs = ALGORITHM.configs(problem, H200)
+    assert 0 < len(configs) == len(set(configs))
+    assert max(shared_bytes(problem, one) for one in configs) <= H200.shared_bytes
+    assert all(map_.box[1] <= 256 for one in configs for map_ in maps_of(problem, one).values())
+    # Places of a set are warps' in sixteens, and all columns are in a unit.
+    assert all(one.units * one.images <= 16 * one.share and one.images % 4 == 0 for one in configs)
+    reach = (problem.kernel[1] - 1) * problem.dilation[1]
+    assert all(one.width + reach <= 8 * one.tiles and one.width <= 8 for one in configs)
+    assert all(unrolled(problem, one) % lcm(one.rows, live_rows(problem, one)) == 0 for one in configs)
+
+
+def test_registers_that_warps_take_are_those_of_the_launch() -> None:
+    """What a warpgroup gives up is all that the others get: a block that asks for more waits forever."""
+    for warps, (taken, left) in TAKEN.items():
+        threads = 32 * (warps + 4)
+        launched = (1 << 16) // threads // 8 * 8
+        assert 32 * warps * taken + 128 * left <= launched * threads
+        assert taken % 8 == left % 8 == 0 and 24 <= left < launched < taken <= 240
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["n32 c192 h28 w28 k192 r7 s7 pad3 groups192 f16 nhwc", "n32 c672 h14 w14 k672 r5 s5 pad2 groups672 bf16 nhwc"],
+)
+def test_the_model_chooses_it(text: str) -> None:
+    assert dispatch.choose(ConvProblem.parse(f"{text} wgrad"), H200).algorithm == "cuda.depthwise_mma_sp"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("c16 h9 w9 k16 r3 s3 groups16 f16 wgrad", "channels last"),
+        ("c16 h9 w9 k16 r3 s3 groups2 f16 nhwc wgrad", "one channel and filter"),
+        ("c16 h9 w9 k32 r3 s3 groups16 f16 nhwc wgrad", "one channel and filter"),
+        ("c20 h9 w9 k20 r3 s3 groups20 f16 nhwc wgrad", "in eights"),
+        ("c16 h9 w9 k16 r3 s3 stride2x1 groups16 f16 nhwc wgrad", "strides of 1"),
+        ("c16 h9 w9 k16 r3 s3 groups16 f32 nhwc wgrad", "f16"),
+        ("n40000 c16 h300 w300 k16 r3 s3 groups16 f16 nhwc wgrad", "2^31"),
+        ("c16 h9 w700 k16 r3 s30 groups16 f16 nhwc wgrad", "registers"),
+        ("c8 h2 w2 k8 r9 s9 pad6 groups8 bf16 nhwc wgrad", None),
+    ],
+)
+def test_what_it_does_not_take(text: str, why: str | None) -> None:
+    refusal = ALGORITHM.refusal(ConvProblem.parse(text), H200)
+    assert refusal is None if why is None else why in str(refusal)
+
+
+def test_it_needs_hopper() -> None:
+    problem = ConvProblem.parse("c16 h9 w9 k16 r3 s3 groups16 f16 nhwc wgrad")
+    assert "9.0" in str(ALGORITHM.refusal(problem, replace(H200, architecture="sm_80")))
