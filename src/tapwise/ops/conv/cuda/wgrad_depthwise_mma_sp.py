@@ -23,11 +23,11 @@ from tapwise.ops.conv.cuda.wgrad_stages import Cost, StagedWgrad
 from tapwise.ops.conv.cuda.wgrad_stages_blocks import Rows
 from tapwise.ops.conv.problem import ConvProblem
 
-# Fitted to times of 700 configs on 19 layers (H200). A load is of a word a lane.
+# Fitted to times of 700 configs on 23 layers (H200). A load is of a word a lane.
 COST: Final = Cost(
-    load=0.92, product=2.03, pixel=1.89, pixel_bytes=0.041, line=5.0, l2_bytes=23.5, stage=156.0, own_load=5.4,
-    own_product=12.1, end=2630.0, code=4.7, start_us=1.12, second_us=2.92, parts_gbps=1350.0, exchange_us=1.58,
-    power=5.5,
+    load=0.99, product=1.87, pixel=1.78, pixel_bytes=0.051, line=2.5, l2_bytes=23.5, stage=129.0, own_load=5.8,
+    own_product=12.2, end=2640.0, code=4.4, start_us=1.31, second_us=2.72, parts_gbps=1160.0, exchange_us=1.53,
+    power=6.0,
 )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from tapwise.ops.conv.problem import ConvProblem
 # 1.7 those that choose best on 14 layers.
 COST: Final = Cost(
     load=3.5, product=0.91, pixel=1.78, pixel_bytes=0.147, line=0.0, l2_bytes=17.0, stage=81.0, own_load=9.2,
-    own_product=5.3, end=1780.0, code=6.0, start_us=1.22, second_us=1.34, parts_gbps=1460.0, exchange_us=0.5,
+    own_product=5.3, end=1780.0, code=2.0, start_us=1.22, second_us=1.34, parts_gbps=1460.0, exchange_us=0.5,
     power=1.74,
 )  # fmt: skip
 

@@ -123,7 +123,7 @@ class StagedWgrad(CudaAlgorithm[C]):
         warps, size = config.consumers // LANES, config.channels * problem.itemsize
         issued = warps * (cost.load * loads + cost.product * products)
         sectors = 1 + (SECTOR - gcd(problem.c * problem.itemsize, size, SECTOR)) / size
-        lines = (size - min(size, gcd(problem.c * problem.itemsize, LINE))) / LINE
+        lines = (size - min(size, gcd(problem.c * problem.itemsize, LINE))) / size
         of_boxes = rows.box_pixels * (cost.pixel + cost.pixel_bytes * size / 32 + cost.line * lines)
         loaded = max(rows.bytes * sectors / cost.l2_bytes, of_boxes)
         own = cost.stage * rows.stages + cost.own_load * loads + cost.own_product * products
