@@ -148,11 +148,21 @@ def test_a_team_begins_sooner_on_a_zen_5(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.skipif(host().registers < 32, reason="no such tiles on this CPU")
-def test_tiles_of_seven_pixels_leave_no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, pointwise = zen5(monkeypatch), registry.get("cpu.pointwise")
-    problem = ConvProblem.parse("c2048 h7 w7 k2048 r1 s1")
+@pytest.mark.parametrize(
+    ("text", "tile"),
+    [
+        # Tiles of seven pixels leave no rest, and of four vectors none of 512 filters.
+        ("c2048 h7 w7 k2048 r1 s1", (7, 3)),
+        ("c2048 h7 w7 k512 r1 s1", (6, 4)),
+        ("c736 h7 w7 k128 r1 s1", (6, 4)),
+        # Where neither leaves one, fewer sums leave registers free.
+        ("c512 h7 w7 k1024 r1 s1", (7, 3)),
+    ],
+)
+def test_tiles_leave_no_rest(text: str, tile: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    device, pointwise, problem = zen5(monkeypatch), registry.get("cpu.pointwise"), ConvProblem.parse(text)
     chosen = min(pointwise.configs(problem, device), key=lambda one: pointwise.predict_us(problem, one, device))
-    assert (chosen.lanes, chosen.m, chosen.n) == ("channels", 7, 3)
+    assert (chosen.lanes, chosen.m, chosen.n) == ("channels", *tile)
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,9 @@ LOADED_WHOLE: Final = 0.12, 0.2
 # the time.
 LOADED_PLANES: Final = 0.3, 0.2
 LATE, ENOUGH_SUMS = 0.25, 24
+# Lanes over channels, where loads across lines cost little: what a tile of so many sums takes longer, since they and
+# pixels' addresses fill the registers (Zen 5: where it decides between 6 x 4 and 7 x 3, 1.02 on 15 layers).
+MANY_SUMS, FULL = 24, 1.02
 # There, too, of lanes over channels in NCHW: cycles of a line of filters that the first tile of pixels meets. Tasks of
 # 14 pixels took 1.2 to 1.3 times as long as predicted beside those of many; channels last they do not.
 COLD_LINE: Final = 3.0
@@ -131,6 +134,8 @@ class Costs:
             per_term += self.loads[0] * m + self.loads[1] * n
         # Few sums leave less room to hide a late load.
         late = 1.08 if m * n > 9 else 1.2
+        if self.at_once and not self.whole and not self.planes and m * n >= MANY_SUMS:
+            late *= FULL
         if self.whole and self.planes:
             late = 1.08 + LATE * max(0.0, ENOUGH_SUMS / (m * n) - 1.0)
         return terms * per_term * late + slow * m * n + TILE_CALL

@@ -78,3 +78,22 @@ def verdict_of(algorithm: Any, problem: ConvProblem, config: Any) -> Any:
     residual = None if inputs.residual is None else laid(inputs.residual)
     plan.run(Buffers(laid(inputs.x), plan.pack(lent(inputs.w)), y, workspace, bias, residual, 0))
     return compare(memory_of(y), *problem.reference(inputs, algorithm), problem.y_dtype)
+
+
+def check_what_is_not_finite(problem: ConvProblem, algorithm: Any, config: Any) -> None:
+    """A weight gradient, channels last, of x and dy with infinities and NaN: they stay with the sums that have them."""
+    inputs = problem.sample(np.random.default_rng(0), False)
+    x, dy = inputs.x.copy(), inputs.w.copy()
+    x[0, 1, 0, 0], x[-1, 2, -1, -1], x[0, 3, 4, -1] = np.inf, np.nan, -np.inf
+    # Not where padding is met: whether its zeros are multiplied is left open.
+    dy[0, 4, 3, 3], dy[-1, 0, 2, 4] = np.inf, np.nan
+    with np.errstate(all="ignore"):
+        expected = problem.convolve(x, dy)
+    y = np.zeros((problem.k, *problem.kernel, problem.group_c), problem.y_dtype)
+    last = {"x": np.ascontiguousarray(np.moveaxis(x, 1, -1)), "w": np.ascontiguousarray(np.moveaxis(dy, 1, -1))}
+    size = algorithm.workspace_bytes(problem, config, H200)
+    there = {**last, "y": y, "workspace": np.full(max(size, 16), 0xFF, np.uint8)}
+    for launch in algorithm.launches(problem, config, H200):
+        emulated.run(launch, there)
+    assert not np.isfinite(expected).all()
+    np.testing.assert_allclose(np.moveaxis(y, -1, 1).astype(np.float64), expected, rtol=2e-2, atol=1e-1)

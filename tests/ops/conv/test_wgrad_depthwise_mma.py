@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from compiled_kernels import Share, compiled
+from emulated_plans import check_what_is_not_finite
 
 import emulated
 from emulated.verify import check
@@ -60,20 +60,7 @@ def test_kernels_compute_the_gradient(text: str, config: Config) -> None:
 def test_what_is_not_finite_stays_with_its_taps(number: int) -> None:
     """Zeros beside rows and columns have no part in any sum: of a cluster, of a second launch, of one block."""
     text, config = EMULATED[number]
-    problem = ConvProblem.parse(f"{text} wgrad")
-    inputs = problem.sample(np.random.default_rng(0), False)
-    x, dy = inputs.x.copy(), inputs.w.copy()
-    x[0, 1, 0, 0], x[1, 2, -1, -1], x[0, 3, 4, -1] = np.inf, np.nan, -np.inf
-    dy[0, 4, 0, 0], dy[1, 0, 2, -1] = np.inf, np.nan
-    with np.errstate(all="ignore"):
-        expected = problem.convolve(x, dy)
-    y, size = np.zeros(problem.w_shape, np.uint16), ALGORITHM.workspace_bytes(problem, config, H200)
-    y = y.view(problem.y_dtype)
-    last = {"x": np.ascontiguousarray(np.moveaxis(x, 1, -1)), "w": np.ascontiguousarray(np.moveaxis(dy, 1, -1))}
-    arrays = {**last, "y": y, "workspace": np.full(size, 0xFF, np.uint8)}
-    for launch in ALGORITHM.launches(problem, config, H200):
-        emulated.run(launch, arrays)
-    np.testing.assert_allclose(y.astype(np.float64), expected, rtol=2e-2, atol=1e-1)
+    check_what_is_not_finite(ConvProblem.parse(f"{text} wgrad"), ALGORITHM, config)
 
 
 @pytest.mark.parametrize("text", [text for text, _ in COMPILED + EMULATED])

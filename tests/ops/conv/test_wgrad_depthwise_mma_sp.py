@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from math import lcm
 
-import numpy as np
 import pytest
 from compiled_kernels import Share, compiled
+from emulated_plans import check_what_is_not_finite
 
 import emulated
 from emulated.verify import check
@@ -72,22 +72,7 @@ def test_kernels_compute_the_gradient(text: str, config: Config) -> None:
 def test_what_is_not_finite_stays_with_its_taps_and_channel(number: int) -> None:
     """Zeros beside rows and columns, and a pair's other channel, have no part in any sum: of parts, of a cluster."""
     text, config = EMULATED[number]
-    problem = ConvProblem.parse(f"{text} wgrad")
-    inputs = problem.sample(np.random.default_rng(0), False)
-    x, dy = inputs.x.copy(), inputs.w.copy()
-    x[0, 1, 0, 0], x[-1, 2, -1, -1], x[0, 3, 4, -1] = np.inf, np.nan, -np.inf
-    # Not where padding is met: whether its zeros are multiplied is left open.
-    dy[0, 4, 3, 3], dy[-1, 0, 2, 4] = np.inf, np.nan
-    with np.errstate(all="ignore"):
-        expected = problem.convolve(x, dy)
-    y = np.zeros((problem.k, *problem.kernel, 1), problem.y_dtype)
-    last = {"x": np.ascontiguousarray(np.moveaxis(x, 1, -1)), "w": np.ascontiguousarray(np.moveaxis(dy, 1, -1))}
-    size = ALGORITHM.workspace_bytes(problem, config, H200)
-    arrays = {**last, "y": y, "workspace": np.full(max(size, 16), 0xFF, np.uint8)}
-    for launch in ALGORITHM.launches(problem, config, H200):
-        emulated.run(launch, arrays)
-    assert not np.isfinite(expected).all()
-    np.testing.assert_allclose(np.moveaxis(y, -1, 1).astype(np.float64), expected, rtol=2e-2, atol=1e-1)
+    check_what_is_not_finite(ConvProblem.parse(f"{text} wgrad"), ALGORITHM, config)
 
 
 @pytest.mark.parametrize("text", [text for text, _ in COMPILED + EMULATED])
