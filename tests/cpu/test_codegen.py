@@ -127,7 +127,7 @@ def test_vector_fma_and_no_spills_in_tiles(number: int, kernel: str, share: Shar
 def test_one_vector_of_channels_has_pixels_by_twos(name: str, kernel: str) -> None:
     """Else its sums would not hide a product's latency."""
     vector = target(name)
-    for m, n in tile.shapes(vector, "channels"):
+    for m, n in tile.shapes(vector, "channels", split_loads=False):
         assembly = jit.assembly(generators(vector)[kernel](vector, dtype="f32", m=m, n=n, **PLAIN))
         text = functions(assembly)[f"tile_{2 * m}_1"]
         assert not SPILL.search(text) and len(re.findall(FMA[name, "f32"], text)) >= 2 * m

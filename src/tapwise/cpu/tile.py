@@ -34,15 +34,19 @@ PANEL_AHEAD: Final = 128
 
 # Lanes over channels read each of the M pixels through an address of its own: many do not fit the integer registers.
 # Seven leave no rest of images of 7, 14, 28 pixels: on eight layers of a Zen 5 that take them 1.05 times as fast as six
-# (1x1 of 2016 filters on 7x7 1.09, a patch of 1536 1.08, 192 channels a group of stride 2 1.13, least 0.99). Four
-# vectors divide 64 filters (1x1 of 128 on 7x7 1.05, of 2048 channels to 512 1.18, 3x3 of 512 on 7x7 1.3; 18 layers that
-# take them 1.05, least 0.92).
-_CHANNEL_TILES: Final = {16: ((6, 2), (4, 3), (3, 3)), 32: ((6, 3), (7, 3), (6, 4), (4, 5), (3, 6))}
+# (1x1 of 2016 filters on 7x7 1.09, a patch of 1536 1.08, 192 channels a group of stride 2 1.13, least 0.99).
+_CHANNEL_TILES: Final = {16: ((6, 2), (4, 3), (3, 3)), 32: ((6, 3), (7, 3), (4, 5), (3, 6))}
+# Another, where loads across lines cost little (a Zen 5; nobody measured it elsewhere): four vectors divide 64 filters
+# (1x1 of 128 on 7x7 1.05, of 2048 channels to 512 1.18, 3x3 of 512 on 7x7 1.3; 18 layers that take it 1.05, one 0.92).
+_OF_FOUR_VECTORS: Final = (6, 4)
 
 
-def shapes(target: Target, lanes: str = "pixels") -> tuple[tuple[int, int], ...]:
-    """Tile shapes (M, N) worth trying on a target, the most balanced first."""
-    return (_TILES if lanes == "pixels" else _CHANNEL_TILES)[target.registers]
+def shapes(target: Target, lanes: str = "pixels", split_loads: bool = True) -> tuple[tuple[int, int], ...]:
+    """Tile shapes (M, N) worth trying on a target, the most balanced first. `split_loads`: of the device."""
+    if lanes == "pixels":
+        return _TILES[target.registers]
+    more = (_OF_FOUR_VECTORS,) if target.registers == 32 and not split_loads else ()
+    return _CHANNEL_TILES[target.registers] + more
 
 
 # Of the terms, those that a tile sums: [first + i * apart, last + i * apart) for each i below `parts`.

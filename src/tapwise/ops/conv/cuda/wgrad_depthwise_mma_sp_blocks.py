@@ -11,22 +11,21 @@ from typing import Final
 from tapwise.algorithm import Device
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import boxes
-from tapwise.ops.conv.cuda.costs import MORE_BYTES, REGISTERS, SHARED_BYTES, blocks_of
+from tapwise.ops.conv.cuda.costs import REGISTERS
 from tapwise.ops.conv.cuda.wgrad_stages_blocks import (
     LANES,
-    SPARE,
     TAKEN,
     StagesConfig,
-    shared_bytes,
+    deep,
 )
 from tapwise.ops.conv.problem import ConvProblem
 
 # Columns of a tile, and of dy of a unit at most; bytes that a box begins at multiples of; places of a product, images
 # of a set in multiples of.
 TILE, ALIGNED, PLACES, FOUR = 8, 1024, 16, 4
-# Of a block: channels, of a warp, tiles; warps at least and at most; images of a set; rows of a stage, stages.
+# Of a block: channels, of a warp, tiles; warps at least and at most; images of a set; rows of a stage.
 CHANNELS, EACH, TILES, LEAST_WARPS, MOST_WARPS = (64, 32, 16), (4, 8), (1, 2), 2, 16
-IMAGES, ROWS, MOST_STAGES = (4, 8, 16, 32), (4, 2, 1), 8
+IMAGES, ROWS = (4, 8, 16, 32), (4, 2, 1)
 # Columns of dy of a unit at least; units of a strip; products that are unrolled; bytes of a stage.
 LEAST_WIDTH, MOST_UNITS, MOST_PRODUCTS, MOST_STAGE = 3, 16, 250, 72 << 10
 # Of a strip, columns of x that its neighbour reads, too.
@@ -54,7 +53,6 @@ class Config(StagesConfig):
     stages: int
     parts: int
     cluster: bool = False
-    copiers: int = 1
     takes: bool = False
 
     @property
@@ -140,26 +138,18 @@ def _shapes(problem: ConvProblem) -> Iterator[Config]:
 
 def tiles(problem: ConvProblem, device: Device) -> Iterator[Config]:
     """All but the parts: stages of as many rows as are unrolled, for one block a multiprocessor, two and three."""
-    for shape in _shapes(problem):
-        needed = shape.registers(problem)
-        if needed > min(MOST_REGISTERS, REGISTERS // round_up(shape.threads, 4 * LANES) // 8 * 8):
-            warps = shape.consumers // LANES
-            if warps not in TAKEN:
-                continue
-            shape = replace(shape, takes=True)
-            if needed > shape.registers_by_role[0]:
-                continue
-        if max(shape.columns(problem)) > boxes.MOST:
+    for shape, rows in product(_shapes(problem), ROWS):
+        one = _fitting(problem, replace(shape, rows=rows))
+        if one is None or max(one.columns(problem)) > boxes.MOST:
             continue
-        for rows in ROWS:
-            one = replace(shape, rows=rows)
-            large = one.stage_bytes(problem) > MOST_STAGE or rows > problem.output[0]
-            if rows > 1 and (unrolled(problem, one) > MOST_PRODUCTS or large):
-                continue
-            for beside in (1, 2, 3):
-                room = min(device.shared_bytes, SHARED_BYTES // beside - MORE_BYTES)
-                stages = min(MOST_STAGES, room // (one.stage_bytes(problem) + 16))
-                deep = replace(one, stages=stages)
-                held = blocks_of(needed + SPARE, one.threads)
-                if stages > 1 and beside <= held and shared_bytes(problem, deep) <= room:
-                    yield deep
+        large = one.stage_bytes(problem) > MOST_STAGE or rows > problem.output[0]
+        if rows == 1 or not (unrolled(problem, one) > MOST_PRODUCTS or large):
+            yield from deep(problem, one, device)
+
+
+def _fitting(problem: ConvProblem, config: Config) -> Config | None:
+    """With copying warps that give up registers, where it needs them."""
+    needed, warps = config.registers(problem), config.consumers // LANES
+    if needed <= min(MOST_REGISTERS, REGISTERS // round_up(config.threads, 4 * LANES) // 8 * 8):
+        return config
+    return replace(config, takes=True) if warps in TAKEN and needed <= TAKEN[warps][0] else None

@@ -10,16 +10,16 @@ from typing import Final
 from tapwise.algorithm import Device
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import boxes
-from tapwise.ops.conv.cuda.costs import MORE_BYTES, REGISTERS, SHARED_BYTES, blocks_of
-from tapwise.ops.conv.cuda.wgrad_stages_blocks import LANES, SPARE, StagesConfig, aligned, shared_bytes
+from tapwise.ops.conv.cuda.costs import REGISTERS
+from tapwise.ops.conv.cuda.wgrad_stages_blocks import LANES, StagesConfig, aligned, deep
 from tapwise.ops.conv.problem import ConvProblem
 
 GROUPS: Final = (1, 2, 4, 8, 16)
 # Channels of a matrix, columns of a unit; bytes that a stage's boxes begin at multiples of.
 OCTET, UNIT, ALIGNED = 8, 8, 1024
-# Of a block: channels, warps at least and at most; images of a set; rows of a stage, stages.
+# Of a block: channels, warps at least and at most; images of a set; rows of a stage.
 CHANNELS, LEAST_WARPS, MOST_WARPS = (64, 32, 16), 2, 16
-IMAGES, ROWS, MOST_STAGES = (1, 2, 4, 8), (8, 7, 4, 2, 1), 8
+IMAGES, ROWS = (1, 2, 4, 8), (8, 7, 4, 2, 1)
 # Units of a stage; pairs of units of a warp; products that are unrolled; bytes of a stage.
 MOST_UNITS, MOST_PAIRS, MOST_PRODUCTS, MOST_STAGE = 16, 8, 420, 48 << 10
 # Registers of a thread: sums at most, what it has beside sums and rows of dy, all at most.
@@ -44,7 +44,6 @@ class Config(StagesConfig):
     parts: int
     cluster: bool = False
     copiers: int = 1
-    takes: bool = False
 
     @property
     def consumers(self) -> int:
@@ -146,10 +145,4 @@ def tiles(problem: ConvProblem, device: Device) -> Iterator[Config]:
             large = one.stage_bytes(problem) > MOST_STAGE or rows * problem.stride[0] > boxes.MOST
             if rows > 1 and (rows * products > MOST_PRODUCTS or large or rows > problem.output[0]):
                 continue
-            for beside in (1, 2, 3):
-                room = min(device.shared_bytes, SHARED_BYTES // beside - MORE_BYTES)
-                stages = min(MOST_STAGES, room // (one.stage_bytes(problem) + 16))
-                deep = replace(one, stages=stages)
-                held = blocks_of(one.registers(problem) + SPARE, one.threads)
-                if stages > 1 and beside <= held and shared_bytes(problem, deep) <= room:
-                    yield deep
+            yield from deep(problem, one, device)

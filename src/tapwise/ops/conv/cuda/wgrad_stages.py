@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import gcd, prod
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, stub, traits
@@ -39,8 +39,8 @@ from tapwise.ops.conv.problem import ConvProblem
 
 # Warps of a block that adds parts, and threads of all of them that share elements.
 SUM_WARPS, MOST_ADDERS = 8, 1 << 18
-# How sharply the larger of blocks and memory decides.
-MEMORY_POWER = 4.0
+# How sharply the larger of blocks and memory decides (of 2 to 6 what is right for most of 23 layers).
+MEMORY_POWER: Final = 4.0
 # Bytes of a sector of L2, of a line of memory.
 SECTOR, LINE = 32, 128
 
@@ -123,6 +123,7 @@ class StagedWgrad(CudaAlgorithm[C]):
         warps, size = config.consumers // LANES, config.channels * problem.itemsize
         issued = warps * (cost.load * loads + cost.product * products)
         sectors = 1 + (SECTOR - gcd(problem.c * problem.itemsize, size, SECTOR)) / size
+        # Pieces that begin anywhere lie in two lines (size - step) / LINE of the time; over size fits times better.
         lines = (size - min(size, gcd(problem.c * problem.itemsize, LINE))) / size
         of_boxes = rows.box_pixels * (cost.pixel + cost.pixel_bytes * size / 32 + cost.line * lines)
         loaded = max(rows.bytes * sectors / cost.l2_bytes, of_boxes)
@@ -133,7 +134,7 @@ class StagedWgrad(CudaAlgorithm[C]):
             copied = OWN_REQUEST * requests / config.copiers + COPIED_STAGE * rows.stages
             own = max(own, copied, ARRIVAL * rows.stages / (config.stages - 1))
 
-        # What warps that copy take has their instructions in it.
+        # Constants of warps that copy were fitted to times that have their first instructions in them.
         alone = cost.end + cost.code * self.unrolled(problem, config) * (config.copiers == 1)
 
         def wave(blocks: int) -> float:

@@ -11,7 +11,7 @@ from typing import Any, Final, Self, TypeVar
 from tapwise.algorithm import Config, Device
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import wgrad_parts
-from tapwise.ops.conv.cuda.costs import blocks_of
+from tapwise.ops.conv.cuda.costs import MORE_BYTES, SHARED_BYTES, blocks_of
 from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -20,8 +20,9 @@ LANES: Final = 32
 # multiply.
 WARPGROUP: Final = 4
 TAKEN: Final = {8: (240, 24), 12: (152, 56)}
-# Registers more where several blocks find room; rows of dy of a part at least; blocks of a cluster that add parts.
-SPARE, LEAST_ROWS, CLUSTERS = 4, 2, (2, 4, 8)
+# Stages at most; registers more where several blocks find room; rows of dy of a part at least; blocks of a cluster that
+# add parts.
+MOST_STAGES, SPARE, LEAST_ROWS, CLUSTERS = 8, 4, 2, (2, 4, 8)
 
 
 class StagesConfig(Config):
@@ -38,13 +39,13 @@ class StagesConfig(Config):
     stages: int
     parts: int
     cluster: bool
-    copiers: int
-    takes: bool
+    # As most kernels have them.
+    copiers: int = 1
+    takes: bool = False
 
-    def split(self, parts: int, cluster: bool = False) -> Self:
-        """With so many parts."""
+    def changed(self, **fields: int | bool) -> Self:
         whole: Any = self
-        found: Self = replace(whole, parts=parts, cluster=cluster)
+        found: Self = replace(whole, **fields)
         return found
 
     @property
@@ -122,6 +123,16 @@ def min_blocks_per_sm(problem: ConvProblem, config: StagesConfig) -> int:
     return blocks_of(config.registers(problem) + SPARE, config.threads, shared_bytes(problem, config))
 
 
+def deep(problem: ConvProblem, config: C, device: Device) -> Iterator[C]:
+    """With as many stages as one block a multiprocessor, two and three have room for."""
+    held = blocks_of(config.registers(problem) + SPARE, config.threads)
+    for beside in (1, 2, 3):
+        room = min(device.shared_bytes, SHARED_BYTES // beside - MORE_BYTES)
+        one = config.changed(stages=min(MOST_STAGES, room // (config.stage_bytes(problem) + 16)))
+        if one.stages > 1 and beside <= held and shared_bytes(problem, one) <= room:
+            yield one
+
+
 def strips_of(problem: ConvProblem, config: StagesConfig) -> int:
     return ceil_div(problem.output[1], config.strip(problem))
 
@@ -142,11 +153,11 @@ def splits(problem: ConvProblem, config: C, device: Device) -> Iterator[C]:
     least = ceil_div(problem.n * prod(problem.output), MOST_PART_PIXELS * config.share)
     most = max(least, all_rows(problem, config) // LEAST_ROWS)
     for parts in dict.fromkeys(min(max(least, int(room * share)), most) for share in (1, 0.5, 2)):
-        one = config.split(parts)
+        one = config.changed(parts=parts)
         if parts * wgrad_parts.part_pitch(problem) * 4 <= wgrad_parts.PARTS_BYTES:
             yield one
     for parts in CLUSTERS:
-        one = config.split(parts, cluster=True)
+        one = config.changed(parts=parts, cluster=True)
         if least <= parts <= most and shared_bytes(problem, one) <= device.shared_bytes:
             yield one
 

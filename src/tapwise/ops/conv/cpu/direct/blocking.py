@@ -204,7 +204,7 @@ def in_panels(problem: ConvProblem, device: Device) -> Iterator[Config]:
     share, worth = share_seen(problem), WORTH_LEAVING_OUT if max(p, q) <= MOST_CUT else 0.0
     image_blocks = {1, min(problem.n, max(1, 256 // max(1, p * q)))}
     for way in lanes_ways(problem, lanes):
-        tiles = tile.shapes(target(settings.cpu_target()), way)
+        tiles = tile.shapes(target(settings.cpu_target()), way, device.split_loads)
         routes = straight_routes(problem, way)
         # Few terms and long rows never gain by sums of their own.
         if not routes or problem.gemm_k > BLOCK_TERMS or q < 8 * lanes:

@@ -151,7 +151,8 @@ def candidates(problem: ConvProblem, device: Device) -> list[Config]:
         phases = seen.axes[0].phases
         tile_rows = ceil_div(problem.output[0], tile_h * phases) * phases
         rows_choices = sorted({ceil_div(tile_rows, count) for count in (1, 2, 4, 6, 8, 14, 16, tile_rows)})
-        tiles = tile.shapes(target(settings.cpu_target()), "pixels" if way == "tiles" else way)
+        of_lanes = "pixels" if way == "tiles" else way
+        tiles = tile.shapes(target(settings.cpu_target()), of_lanes, device.split_loads)
         for m, n in tiles:
             panel = m if way == "tiles" else n * lanes_of(problem, device)
             if m < 3 or (panel >= 2 * problem.group_k and (way == "tiles" or (m, n) != tiles[0])):
