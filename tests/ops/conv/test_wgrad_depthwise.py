@@ -12,6 +12,7 @@ from compiled_kernels import Share, compiled
 import emulated
 from emulated.verify import check
 from tapwise.cuda.jit.device import H200
+from tapwise.ops.conv.cuda import wgrad_depthwise_blocks as blocks
 from tapwise.ops.conv.cuda.wgrad_depthwise import DepthwiseWgrad
 from tapwise.ops.conv.cuda.wgrad_depthwise_blocks import Config, registers
 from tapwise.ops.conv.problem import ConvProblem
@@ -144,3 +145,15 @@ def test_problems_without_a_small_part_are_taken_whole() -> None:
 def test_what_it_does_not_take(text: str, why: str | None) -> None:
     refusal = ALGORITHM.refusal(ConvProblem.parse(text), H200)
     assert refusal is None if why is None else why in str(refusal)
+
+
+def test_few_blocks_lie_on_multiprocessors_of_their_own() -> None:
+    """A launch of no more blocks than multiprocessors asks for more than half of one's shared memory; of more than
+    twice as many, for what it needs."""
+    problem = ConvProblem.parse("n32 c224 h14 w14 k224 r3 s3 pad1 groups224 f16 nhwc wgrad")
+    config = best(problem, "tma")
+    for parts, alone in ((1, True), (200, False)):
+        launch = ALGORITHM.launches(problem, replace(config, parts=parts), H200)[0]
+        assert (launch.grid[0] <= H200.multiprocessors) == alone
+        assert (2 * launch.shared_bytes > H200.shared_bytes) == alone
+        assert launch.shared_bytes >= blocks.shared_bytes(problem, config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from math import lcm
 
 import pytest
@@ -141,6 +142,17 @@ def test_the_model_knows_lines_of_memory_and_instructions_that_come_first() -> N
 def test_what_it_does_not_take(text: str, why: str | None) -> None:
     refusal = ALGORITHM.refusal(ConvProblem.parse(text), H200)
     assert refusal is None if why is None else why in str(refusal)
+
+
+@pytest.mark.parametrize(("taps", "tiles"), [(3, 1), (5, 2), (7, 2), (9, 2), (11, 2)])
+def test_lanes_keep_terms_in_banks_of_their_own(taps: int, tiles: int) -> None:
+    """A store's lanes have the same tap of up to four columns."""
+    width = min(8, 8 * tiles - taps + 1)
+    pitch = Config(32, 4, 1, 4, width, tiles, 4, 1, taps, 8, 1).term_pitch(32 * taps * taps)
+    for tile, second in product(range(tiles), range(2)):
+        lanes = ((lane // 4, 8 * tile + lane % 4 * 2 + second - lane // 4) for lane in range(32))
+        banks = [(column * pitch + tap) % 32 for column, tap in lanes if 0 <= tap < taps and column < width]
+        assert banks and len(banks) == len(set(banks))
 
 
 def test_it_needs_hopper() -> None:

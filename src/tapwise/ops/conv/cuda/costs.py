@@ -25,6 +25,17 @@ def cluster_places(device: Device, cluster: int) -> int:
     return device.multiprocessors * placed // sum(CLUSTER_ROWS)
 
 
+def room_of(device: Device, beside: int) -> int:
+    """Bytes of shared memory of a block, of so many on a multiprocessor."""
+    return (device.shared_bytes + MORE_BYTES) // beside - MORE_BYTES
+
+
+def spread_bytes(device: Device, shared_bytes: int, blocks: int, places: int) -> int:
+    """Shared memory that a launch asks for: so much that no multiprocessor of so many `places` has more blocks than it
+    has to. While the launch before ends, some have room for more of them than others."""
+    return max(shared_bytes, room_of(device, ceil_div(blocks, places) + 1) + 1)
+
+
 def blocks_of(registers: int, threads: int, shared_bytes: int = 0) -> int:
     """Blocks of threads with so many registers: warps of a multiprocessor come in fours, registers in eights."""
     for blocks in range(min(MOST_BLOCKS, THREADS // threads, SHARED_BYTES // (shared_bytes + MORE_BYTES)), 1, -1):

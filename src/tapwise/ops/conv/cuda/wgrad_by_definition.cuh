@@ -3,6 +3,7 @@
 #pragma once
 
 #include "grid.cuh"
+#include "ops/conv/cuda/sum_of_parts.cuh"
 #include "types.cuh"
 
 // An element of dw by the definition, by a warp; padding is zeros. `k`: its filter, `c`: its channel of x.
@@ -53,11 +54,8 @@ DEVICE void add_parts_of_sums(const Arguments &a) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slice = warp % SLICES;
     const int i = (blockIdx.x * (WARPS / SLICES) + warp / SLICES) * 32 + lane;
     begin_dependent();
-    float sum = 0.0f;
-    if (i < each)
-#pragma unroll 8
-        for (int part = slice; part < count; part += SLICES)
-            sum += static_cast<const float *>(a.parts)[(long long)part * each + i];
+    float sum =
+        sum_of_parts<1, SLICES, 8>(static_cast<const float *>(a.parts) + i, each, slice, i < each ? count : 0).v[0];
     if constexpr (SLICES > 1) {
         sums[warp][lane] = sum;
         __syncthreads();

@@ -27,7 +27,7 @@ from tapwise.cuda.plan import CudaAlgorithm
 from tapwise.cuda.types import template_args, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import wgrad_parts, window
-from tapwise.ops.conv.cuda.costs import blocks_of, cluster_places, cycles_us, joint_us
+from tapwise.ops.conv.cuda.costs import blocks_of, cluster_places, cycles_us, joint_us, spread_bytes
 from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS, WgradPlan
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -288,7 +288,7 @@ class DepthwiseMmaWgrad(CudaAlgorithm[Config]):
         issued = (ISSUE * TURN_INSTRUCTIONS[each] + 4 * each) * turns + multiplied
         alone = WAIT + loaded + TURN * ceil_div(int(turns), warps) + max(multiplied, own)
         blocks = prod(blocks_of_part(problem, config)) * config.parts
-        places = cluster_places(device, config.parts) if config.cluster else device.multiprocessors
+        places = cluster_places(device, config.parts if config.cluster else 1)
         share, held = ceil_div(blocks, places), min_blocks_per_sm(problem, config)
         wave = joint_us(min(share, held) * max(loaded, issued), alone, 3.0)
         cycles = ceil_div(share, held) * (ceil_div(chunks, config.parts) * wave + END)
@@ -339,8 +339,11 @@ class DepthwiseMmaWgrad(CudaAlgorithm[Config]):
             "plane_dy": plane_dy,
         }  # fmt: skip
         names = {"parts": "workspace"}
-        grid, shared = (pieces * channel_blocks * config.parts, 1, 1), shared_bytes(problem, config)
-        found = [Launch(source, fields, grid, config.threads, shared, dependent=True, names_of=names)]
+        count = pieces * channel_blocks * config.parts
+        shared = shared_bytes(problem, config)
+        if count <= device.multiprocessors and not config.cluster:
+            shared = spread_bytes(device, shared, count, device.multiprocessors)
+        found = [Launch(source, fields, (count, 1, 1), config.threads, shared, dependent=True, names_of=names)]
         if config.parts > 1 and not config.cluster:
             grid = (ceil_div(prod(problem.w_shape), LANES), 1, 1)
             second = self.sum_source(problem), fields, grid, SUM_WARPS * LANES

@@ -24,6 +24,8 @@ template <class Traits> struct SparseTile : Traits {
     static_assert((B::S - 1) * B::DW + B::WIDTH <= 8 * B::TILES && B::IMAGES % 4 == 0 && FOURS <= 4 * B::SHARE &&
                   B::SH == 1 && B::SW == 1);
     static constexpr int TAPS = B::R * B::S, SUMS = B::CHANNELS * TAPS, TERMS = B::SHARE * B::WIDTH;
+    // Floats from one term of a sum to the next: a warp's lanes store eight columns' terms without a conflict of banks.
+    static constexpr int PITCH = (SUMS + 27) / 32 * 32 + 4;
     static constexpr int OWN_SUMS = (SUMS + B::CLUSTER - 1) / B::CLUSTER;
     static_assert(B::CLUSTER == 1 || !B::SPLIT);
     // Pixels of an image's row: two more than a multiple of four, so that lanes that have four images, and columns
@@ -140,7 +142,7 @@ template <class P> struct SparseWarp {
     // Terms of taps, of each column of a unit.
     DEVICE void keep(float *all) const {
         const int lane = threadIdx.x % 32, column = lane / 4;
-        float *const terms = all + (share * P::WIDTH + column) * P::SUMS;
+        float *const terms = all + (share * P::WIDTH + column) * P::PITCH;
 #pragma unroll
         for (int tile = 0; tile < P::TILES; ++tile)
 #pragma unroll

@@ -76,6 +76,10 @@ class Config(StagesConfig):
     def terms(self, problem: ConvProblem) -> int:
         return self.share * self.width
 
+    def term_pitch(self, sums: int) -> int:
+        """Eight columns' terms lie in banks of their own."""
+        return round_up(sums - 4, LANES) + 4
+
     def registers(self, problem: ConvProblem) -> int:
         """Sums, rows of dy, operands of two rows of x and of one of dy, what else it has."""
         of_rows = self.tiles * (self.taps_h + 2) + live_rows(problem, self) + 1

@@ -25,7 +25,8 @@ template <class Traits> struct NarrowTile : Traits {
     static constexpr int WIDE = B::GROUP > 8 ? B::GROUP / 8 : 1, ACROSS = (B::S + 1) / 2;
     // Sums of a group that are kept for a filter of a block.
     static constexpr int TAPS = B::R * B::S, SUMS = B::CHANNELS * B::GROUP * TAPS;
-    // Those that a block of a cluster adds.
+    // Floats from one term of a sum to the next; sums that a block of a cluster adds.
+    static constexpr int PITCH = SUMS;
     static constexpr int OWN_SUMS = (SUMS + B::CLUSTER - 1) / B::CLUSTER;
     static_assert(B::CLUSTER == 1 || !B::SPLIT);
     // Two units are 16 pixels: neighbours, or the same of two images. Pairs of an image (or of two), and of a warp.
@@ -144,7 +145,7 @@ template <class P> struct NarrowWarp {
     // What is kept of the sums, in dw's order.
     DEVICE void keep(float *all) const {
         const int lane = threadIdx.x % 32, c = octet * 8 + lane / 4, first = octet / P::WIDE * P::WIDE;
-        float *const terms = all + share * P::SUMS;
+        float *const terms = all + share * P::PITCH;
 #pragma unroll
         for (int o = 0; o < P::WIDE; ++o)
 #pragma unroll

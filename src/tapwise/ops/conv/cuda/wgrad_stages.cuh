@@ -6,7 +6,8 @@
 // are PIXEL bytes of OCTETS times eight channels, COLUMNS_X and COLUMNS_DY of a row, of a STRIP of columns of dy), in
 // how many boxes it comes (BOXES_X of x, BYTES_X in all; of dy likewise), where rows lie (pixel_x, pixel_dy; dy from
 // DY_AT on; STAGE bytes, STAGES of them), who multiplies (CONSUMERS threads) and copies (COPIERS warps, one of them by
-// TMA, more where pixels begin at multiples of ALIGNED bytes), and how many terms a sum has in a block (TERMS).
+// TMA, more where pixels begin at multiples of ALIGNED bytes), and how many terms a sum has in a block (TERMS), PITCH
+// floats apart.
 #pragma once
 
 #include "matrix.cuh"
@@ -120,7 +121,7 @@ DEVICE void bring_stages(StageRuns<P> runs, int channel0, unsigned ring, unsigne
 template <class P, class Store>
 DEVICE void add_in_cluster(const float *terms, unsigned complete, int part, const Store &store) {
     const int tid = threadIdx.x;
-    float *const received = const_cast<float *>(terms) + P::TERMS * P::SUMS;
+    float *const received = const_cast<float *>(terms) + P::TERMS * P::PITCH;
     // No block has stages any more.
     cluster_arrive_relaxed();
     cluster_wait();
@@ -128,7 +129,7 @@ DEVICE void add_in_cluster(const float *terms, unsigned complete, int part, cons
     for (int i = tid; i < P::SUMS; i += P::CONSUMERS) {
         float sum = 0.0f;
 #pragma unroll
-        for (int other = 0; other < P::TERMS; ++other) sum += terms[other * P::SUMS + i];
+        for (int other = 0; other < P::TERMS; ++other) sum += terms[other * P::PITCH + i];
         const int owner = i / P::OWN_SUMS;
         float *const to = received + part * P::OWN_SUMS + i - owner * P::OWN_SUMS;
         if (owner == part) *to = sum;
@@ -226,7 +227,7 @@ template <class P, class Warp> DEVICE void wgrad_by_stages(const StagedWgrad &a)
         for (int other = 0; other < P::TERMS; ++other)
 #pragma unroll
             for (int i = 0; i < TOGETHER; ++i)
-                if (const int at = first + i * P::CONSUMERS; at < P::SUMS) sums[i] += all[other * P::SUMS + at];
+                if (const int at = first + i * P::CONSUMERS; at < P::SUMS) sums[i] += all[other * P::PITCH + at];
 #pragma unroll
         for (int i = 0; i < TOGETHER; ++i) store(first + i * P::CONSUMERS, true, sums[i]);
     }

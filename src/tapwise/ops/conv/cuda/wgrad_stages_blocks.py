@@ -91,6 +91,10 @@ class StagesConfig(Config):
         """Of a sum in a block."""
         raise NotImplementedError
 
+    def term_pitch(self, sums: int) -> int:
+        """Floats from one term of so many sums to the next."""
+        return sums
+
     def registers(self, problem: ConvProblem) -> int:
         """Of a thread, about."""
         raise NotImplementedError
@@ -109,7 +113,7 @@ def barriers_at(problem: ConvProblem, config: StagesConfig) -> int:
     adds."""
     kept = config.channels * problem.group_c * config.taps_h * problem.kernel[1]
     received = config.parts * ceil_div(kept, config.parts) if config.cluster else 0
-    sums = config.terms(problem) * kept + received
+    sums = config.terms(problem) * config.term_pitch(kept) + received
     return round_up(max(config.stages * config.stage_bytes(problem), 4 * sums), 8)
 
 

@@ -27,7 +27,7 @@ from tapwise.cuda.plan import CudaPlan
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import pack, window
-from tapwise.ops.conv.cuda.costs import cluster_places, joint_us
+from tapwise.ops.conv.cuda.costs import cluster_places, joint_us, room_of, spread_bytes
 from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS
 from tapwise.ops.conv.cuda.implicit_gemm.cost import PACK_BYTES, PACK_US, WINDOW_BYTES
 from tapwise.ops.conv.cuda.implicit_gemm.launches import instruction
@@ -57,8 +57,6 @@ from tapwise.ops.conv.cuda.implicit_gemm_wgrad.view import (
 from tapwise.ops.conv.problem import ConvProblem
 
 FOLDER: Final = "ops/conv/cuda/implicit_gemm_wgrad"
-# Bytes of shared memory that a block has beside its own.
-BLOCK_SHARED: Final = 1 << 10
 # Steps that a part has at least.
 LEAST_STEPS: Final = 2
 # Threads of a block that adds parts; threads that share a sum's: so many that there is enough to do for all, with two
@@ -261,9 +259,7 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
         count = view.tiles * config.split_k
         if config.persistent:
             count = min(count, device.multiprocessors * config.min_blocks_per_sm)
-        # As few CTAs on each multiprocessor as do: other kernels that end could leave room for more on some of them.
-        beside = ceil_div(count, device.multiprocessors)
-        shared, blocks = max(view.shared_bytes, room_of(device, beside + 1) + 1), (count, 1, 1)
+        shared, blocks = spread_bytes(device, view.shared_bytes, count, device.multiprocessors), (count, 1, 1)
         found.append(Launch(source, fields, blocks, config.threads, shared, maps, True, names))
         if config.parts > 1:
             last = self.sum_source(problem, config)
@@ -344,11 +340,6 @@ def splits(tiles: int, steps: int, multiprocessors: int, beside: int) -> Iterato
     halves = (1, *range(2, 2 * beside + 1, 2), 4 * beside)
     wanted = {least, *(max(least, half * multiprocessors // (2 * tiles)) for half in halves)}
     yield from sorted({min(split_k, most) for split_k in wanted})
-
-
-def room_of(device: Device, beside: int) -> int:
-    """Bytes of shared memory of a CTA, of so many on a multiprocessor."""
-    return (device.shared_bytes + BLOCK_SHARED) // beside - BLOCK_SHARED
 
 
 def clustered(view: View, device: Device) -> Iterator[Config]:
