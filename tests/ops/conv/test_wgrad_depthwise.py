@@ -155,5 +155,5 @@ def test_few_blocks_lie_on_multiprocessors_of_their_own() -> None:
     for parts, alone in ((1, True), (200, False)):
         launch = ALGORITHM.launches(problem, replace(config, parts=parts), H200)[0]
         assert (launch.grid[0] <= H200.multiprocessors) == alone
-        assert (2 * launch.shared_bytes > H200.shared_bytes) == alone
+        assert (2 * (launch.shared_bytes + 1024) > H200.shared_bytes + 1024) == alone
         assert launch.shared_bytes >= blocks.shared_bytes(problem, config)
