@@ -3,7 +3,6 @@
 #pragma once
 
 #include "grid.cuh"
-#include "ops/conv/cuda/sum_of_parts.cuh"
 #include "types.cuh"
 
 // An element of dw by the definition, by a warp; padding is zeros. `k`: its filter, `c`: its channel of x.
@@ -49,13 +48,25 @@ DEVICE void store_sum(const Arguments &a, bool mine, int at, float sum) {
 // and the first one adds those sums.
 template <typename T, bool LAST, int GROUP, int WARPS, int SLICES, class Arguments>
 DEVICE void add_parts_of_sums(const Arguments &a) {
+    // Parts that are loaded at once, the last few too: a loop over what is left would wait for each.
+    constexpr int ONCE = 8;
     __shared__ float sums[WARPS][32];
     const int count = a.split, each = (int)(a.k * a.r * a.s) * GROUP;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slice = warp % SLICES;
     const int i = (blockIdx.x * (WARPS / SLICES) + warp / SLICES) * 32 + lane;
     begin_dependent();
-    float sum =
-        sum_of_parts<1, SLICES, 8>(static_cast<const float *>(a.parts) + i, each, slice, i < each ? count : 0).v[0];
+    const float *const from = static_cast<const float *>(a.parts) + i;
+    float sum = 0.0f;
+    if (i < each)
+#pragma unroll 1
+        for (int part = slice; part < count; part += SLICES * ONCE) {
+            float some[ONCE];
+#pragma unroll
+            for (int e = 0; e < ONCE; ++e)
+                some[e] = part + e * SLICES < count ? from[(long long)(part + e * SLICES) * each] : 0.0f;
+#pragma unroll
+            for (int e = 0; e < ONCE; ++e) sum += some[e];
+        }
     if constexpr (SLICES > 1) {
         sums[warp][lane] = sum;
         __syncthreads();

@@ -8,7 +8,6 @@
 // launch.
 //
 // Columns and rows are those of a residue class (columns.cu): dilation costs nothing, strides are small numbers.
-#include "ops/conv/cuda/sum_of_parts.cuh"
 #include "ops/conv/cuda/wgrad_depthwise_loads.cuh"
 
 template <class Traits> DEVICE void wgrad_depthwise(const DepthwiseWgrad &a) {
@@ -138,7 +137,11 @@ template <typename T, int WARPS> DEVICE void add_wgrad_parts(const WgradParts &p
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = blockIdx.x * 32 + lane;
     wait_for_previous();
     let_next_begin();
-    A sum = sum_of_parts<1, WARPS, 8>(static_cast<const A *>(p.parts) + i, each, warp, i < each ? count : 0).v[0];
+    A sum = 0;
+    if (i < each)
+#pragma unroll 8
+        for (int part = warp; part < count; part += WARPS)
+            sum += static_cast<const A *>(p.parts)[(long long)part * each + i];
     sums[warp][lane] = sum;
     __syncthreads();
     if (warp > 0 || i >= each) return;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "grid.cuh"
-#include "ops/conv/cuda/sum_of_parts.cuh"
+#include "types.cuh"
 
 struct Parts {
     const void *parts;
@@ -21,8 +21,14 @@ template <typename T, int SLICES> DEVICE void add_parts(const Parts &p) {
     const long long at = ((blockIdx.x * (8ll / SLICES) + warp / SLICES) * 32 + lane) * V;
     const int count = at < p.count ? (int)p.split_k : 0;
     const Sum *from = static_cast<const Sum *>(p.parts) + at;
+    Sums sum{};
     begin_dependent();
-    Sums sum = sum_of_parts<V, SLICES, 4>(from, p.part_pitch, slice, count);
+#pragma unroll 4
+    for (int part = slice; part < count; part += SLICES) {
+        const Sums v = *reinterpret_cast<const Sums *>(from + part * p.part_pitch);
+#pragma unroll
+        for (int e = 0; e < V; ++e) sum.v[e] += v.v[e];
+    }
     if constexpr (SLICES > 1) {
         Sums *const sums = reinterpret_cast<Sums *>(memory) + lane;
         sums[warp * 32] = sum;
