@@ -74,8 +74,8 @@ ENOUGH_ADDERS: Final = 1 << 15
 CYCLES_US: Final = 1864.0
 COPY_LATENCY, COPY_CYCLES, WINDOWS = 217.0, 84.8, 1.79
 SHARING, COPIED_BYTES, APART = 0.455, 5.52e7, 1.825
-# How much longer copies of pixels of more channels take than of fewer, as a power of their ratio: which way round a tile
-# lies (64 x 128 or 128 x 64 were up to a tenth apart; 17 layers that it decides 0.98 of the time, of 480 drawn).
+# How much longer copies of pixels of more channels take than of fewer, as a power of their ratio: which way round a
+# tile lies (64 x 128 or 128 x 64 were up to a quarter apart; it decides 17 layers of 480 drawn, 0.98 of the time).
 FAR: Final = 0.04
 # How far a step's products and copies overlap: the larger, or some of both (a power mean).
 OVERLAP: Final = 4.9
