@@ -42,6 +42,8 @@ EMULATED = [
     ("n6 c40 h9 w13 k40 r7 s7 pad3 groups40 f16 nhwc", Config(32, 4, 1, 2, 7, 2, 8, 1, 7, 3, 2, takes=True)),
     ("n5 c16 h6 w30 k16 r1 s11 pad0x5 groups16 bf16 nhwc", Config(16, 8, 1, 4, 5, 2, 4, 4, 1, 2, 8, True)),
     ("n3 c8 h2 w3 k8 r3 s3 pad2 groups8 f16 nhwc", Config(16, 4, 1, 1, 5, 1, 16, 1, 3, 2, 2)),
+    # More parts than eight warps load at once.
+    ("n4 c16 h70 w8 k16 r3 s3 pad1 groups16 f16 nhwc", Config(16, 4, 1, 1, 8, 2, 4, 1, 3, 2, 70)),
 ]
 
 

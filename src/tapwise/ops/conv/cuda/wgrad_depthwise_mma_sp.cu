@@ -14,7 +14,7 @@
 
 // T; CHANNELS of a block, EACH of a warp, SHARE warps of the same channels; UNITS of WIDTH columns of dy in a strip,
 // with TILES of 8 columns of x; IMAGES of a set, in fours; ROWS of a stage; STAGES; R rows of taps of a block, S; DH,
-// DW: dilations; SPLIT, CLUSTER, COPIERS, ALIGNED, TAKES, LEAVES: wgrad_stages.cuh.
+// DW: dilations; SPLIT, CLUSTER, COPIERS, ALIGNED, PITCH, TAKES, LEAVES: wgrad_stages.cuh.
 template <class Traits> struct SparseTile : Traits {
     using B = Traits;
     static constexpr int GROUP = 1, OCTETS = B::CHANNELS / 8, ACROSS = B::CHANNELS / B::EACH, PAIRS = B::EACH / 2,
@@ -24,8 +24,6 @@ template <class Traits> struct SparseTile : Traits {
     static_assert((B::S - 1) * B::DW + B::WIDTH <= 8 * B::TILES && B::IMAGES % 4 == 0 && FOURS <= 4 * B::SHARE &&
                   B::SH == 1 && B::SW == 1);
     static constexpr int TAPS = B::R * B::S, SUMS = B::CHANNELS * TAPS, TERMS = B::SHARE * B::WIDTH;
-    // Floats from one term of a sum to the next: a warp's lanes store eight columns' terms without a conflict of banks.
-    static constexpr int PITCH = (SUMS + 27) / 32 * 32 + 4;
     static constexpr int OWN_SUMS = (SUMS + B::CLUSTER - 1) / B::CLUSTER;
     static_assert(B::CLUSTER == 1 || !B::SPLIT);
     // Pixels of an image's row: two more than a multiple of four, so that lanes that have four images, and columns

@@ -77,7 +77,7 @@ class Config(StagesConfig):
         return self.share * self.width
 
     def term_pitch(self, sums: int) -> int:
-        """Eight columns' terms lie in banks of their own."""
+        """A warp's lanes store terms of eight columns, each in a bank of its own."""
         return round_up(sums - 4, LANES) + 4
 
     def registers(self, problem: ConvProblem) -> int:

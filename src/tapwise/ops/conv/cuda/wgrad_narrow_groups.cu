@@ -25,8 +25,7 @@ template <class Traits> struct NarrowTile : Traits {
     static constexpr int WIDE = B::GROUP > 8 ? B::GROUP / 8 : 1, ACROSS = (B::S + 1) / 2;
     // Sums of a group that are kept for a filter of a block.
     static constexpr int TAPS = B::R * B::S, SUMS = B::CHANNELS * B::GROUP * TAPS;
-    // Floats from one term of a sum to the next; sums that a block of a cluster adds.
-    static constexpr int PITCH = SUMS;
+    // Those that a block of a cluster adds.
     static constexpr int OWN_SUMS = (SUMS + B::CLUSTER - 1) / B::CLUSTER;
     static_assert(B::CLUSTER == 1 || !B::SPLIT);
     // Two units are 16 pixels: neighbours, or the same of two images. Pairs of an image (or of two), and of a warp.

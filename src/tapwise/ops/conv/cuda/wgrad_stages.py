@@ -34,6 +34,7 @@ from tapwise.ops.conv.cuda.wgrad_stages_blocks import (
     min_blocks_per_sm,
     shared_bytes,
     splits,
+    sums_of,
 )
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -160,6 +161,7 @@ class StagedWgrad(CudaAlgorithm[C]):
             "STAGES": config.stages, "R": config.taps_h, "S": problem.kernel[1], "SH": stride_h, "SW": stride_w,
             "DH": dilation_h, "DW": dilation_w, "SPLIT": config.has_second, "CLUSTER": config.blocks_of_cluster,
             "COPIERS": config.copiers, "ALIGNED": aligned(problem),
+            "PITCH": config.term_pitch(sums_of(problem, config)),
         }  # fmt: skip
         words |= dict(zip(("TAKES", "LEAVES"), config.registers_by_role, strict=True))
         declarations, held = traits(tensor_core_type(problem.dtype), words), min_blocks_per_sm(problem, config)

@@ -108,10 +108,15 @@ def aligned(problem: ConvProblem) -> int:
     return gcd(problem.c * problem.itemsize, 16)
 
 
+def sums_of(problem: ConvProblem, config: StagesConfig) -> int:
+    """That a block has."""
+    return config.channels * problem.group_c * config.taps_h * problem.kernel[1]
+
+
 def barriers_at(problem: ConvProblem, config: StagesConfig) -> int:
     """Bytes of stages, or of the sums that take their place at the end: terms of warps, and what a block of a cluster
     adds."""
-    kept = config.channels * problem.group_c * config.taps_h * problem.kernel[1]
+    kept = sums_of(problem, config)
     received = config.parts * ceil_div(kept, config.parts) if config.cluster else 0
     sums = config.terms(problem) * config.term_pitch(kept) + received
     return round_up(max(config.stages * config.stage_bytes(problem), 4 * sums), 8)
