@@ -72,6 +72,20 @@ def test_kernels_compute_the_gradient(text: str, config: Config) -> None:
     assert verdict, verdict.message
 
 
+@pytest.mark.parametrize(
+    ("text", "units", "columns"),
+    [
+        ("h14 w14 r3 s3 pad1", 2, (16, 16)),
+        ("h14 w28 r3 s3 pad1", 2, (24, 16)),
+        ("h9 w31 r5 s5 pad2 stride2", 2, (40, 16)),
+    ],
+)
+def test_a_row_comes_with_the_columns_that_dy_meets(text: str, units: int, columns: tuple[int, int]) -> None:
+    """Columns of dy beyond the image are zeros: x has none for them, where a row is one strip."""
+    problem = ConvProblem.parse(f"n8 c64 k64 {text} groups64 f16 nhwc wgrad")
+    assert Config(32, 2, units, 4, 2, problem.kernel[0], 4, parts=4).columns(problem) == columns
+
+
 @pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
 @pytest.mark.parametrize("number", [1, 4, 5, 8])
 def test_what_is_not_finite_stays_with_its_taps_and_group(number: int) -> None:

@@ -29,13 +29,18 @@ template <class Traits> struct SparseTile : Traits {
     // Pixels of an image's row: two more than a multiple of four, so that lanes that have four images, and columns
     // beside each other, read from all banks.
     static constexpr int pitch(int columns) { return (columns + 1) / 4 * 4 + 2; }
-    static constexpr int COLUMNS_X = pitch((B::UNITS - 1) * B::WIDTH + 8 * B::TILES),
-                         COLUMNS_DY = pitch((B::UNITS - 1) * B::WIDTH + 8), STRIP = B::UNITS * B::WIDTH;
+    static constexpr int STRIP = B::UNITS * B::WIDTH, COLUMNS_X = pitch(STRIP + (B::S - 1) * B::DW),
+                         COLUMNS_DY = pitch(STRIP);
+    // Columns that a row is read beyond its end, whatever lies there: taps that they meet are not kept.
+    static constexpr int beyond(int read, int columns) { return read > columns ? read - columns : 0; }
+    static constexpr int BEFORE = STRIP - B::WIDTH, BEYOND_X = beyond(BEFORE + 8 * B::TILES, COLUMNS_X),
+                         BEYOND_DY = beyond(BEFORE + 8, COLUMNS_DY);
     // A stage's rows, of all its images, are boxes of whole patterns of swizzled pieces. Bytes from one to the next.
-    static constexpr int ROWS_X = B::ROWS, BOXES_X = B::ROWS, BOXES_DY = B::ROWS, PIXEL = 2 * B::CHANNELS;
+    static constexpr int ROWS_X = B::ROWS, ZEROS = 0, BOXES_X = B::ROWS, BOXES_DY = B::ROWS, PIXEL = 2 * B::CHANNELS;
     static constexpr int bytes(int columns) { return B::IMAGES * columns * PIXEL; }
     static constexpr int whole(int bytes) { return (bytes + 1023) / 1024 * 1024; }
-    static constexpr int ROW_X = whole(bytes(COLUMNS_X)), ROW_DY = whole(bytes(COLUMNS_DY));
+    static constexpr int ROW_X = whole(bytes(COLUMNS_X) + BEYOND_X * PIXEL),
+                         ROW_DY = whole(bytes(COLUMNS_DY) + BEYOND_DY * PIXEL);
     static constexpr int BYTES_X = B::ROWS * bytes(COLUMNS_X), BYTES_DY = B::ROWS * bytes(COLUMNS_DY);
     static constexpr int DY_AT = B::ROWS * ROW_X, STAGE = DY_AT + B::ROWS * ROW_DY;
     // Rows of dy that a row of x meets at most.

@@ -23,10 +23,10 @@ from tapwise.ops.conv.cuda.wgrad_stages import Cost, StagedWgrad
 from tapwise.ops.conv.cuda.wgrad_stages_blocks import Rows
 from tapwise.ops.conv.problem import ConvProblem
 
-# Fitted to times of 700 configs on 23 layers (H200). A load is of a word a lane.
+# Fitted to times of 434 configs on 31 layers (H200). A load is of a word a lane.
 COST: Final = Cost(
-    load=0.99, product=1.87, pixel=1.78, pixel_bytes=0.051, line=2.5, l2_bytes=23.5, stage=129.0, own_load=5.8,
-    own_product=12.2, end=2640.0, code=4.4, start_us=1.31, second_us=2.72, parts_gbps=1160.0, exchange_us=1.53,
+    load=0.825, product=1.56, pixel=1.96, pixel_bytes=0.018, line=1.64, l2_bytes=23.5, stage=129.0, own_load=4.83,
+    own_product=12.2, end=2510.0, code=3.67, start_us=1.04, second_us=1.98, parts_gbps=1160.0, exchange_us=1.53,
     power=6.0,
 )  # fmt: skip
 

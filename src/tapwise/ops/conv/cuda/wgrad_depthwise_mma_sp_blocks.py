@@ -63,15 +63,20 @@ class Config(StagesConfig):
         return self.units * self.width
 
     def columns(self, problem: ConvProblem) -> tuple[int, int]:
-        before = (self.units - 1) * self.width
-        return pitch(before + TILE * self.tiles), pitch(before + TILE)
+        return pitch(self.strip(problem) + reach(problem)), pitch(self.strip(problem))
 
     def box_rows(self, problem: ConvProblem) -> tuple[int, int]:
         return 1, 1
 
     def stage_bytes(self, problem: ConvProblem) -> int:
-        pixel, (columns_x, columns_dy) = self.channels * problem.itemsize * self.images, self.columns(problem)
-        return self.rows * (round_up(pixel * columns_x, ALIGNED) + round_up(pixel * columns_dy, ALIGNED))
+        """With the columns that are read beyond a row's end."""
+        pixel, before = self.channels * problem.itemsize, (self.units - 1) * self.width
+        read = (before + TILE * self.tiles, before + TILE)
+        pixels = (
+            self.images * columns + max(0, most - columns)
+            for columns, most in zip(self.columns(problem), read, strict=True)
+        )
+        return self.rows * sum(round_up(pixel * count, ALIGNED) for count in pixels)
 
     def terms(self, problem: ConvProblem) -> int:
         return self.share * self.width

@@ -15,9 +15,9 @@
 #include "ops/conv/cuda/wgrad_stages.cuh"
 
 // T; CHANNELS of a block, GROUP channels and filters of a group; SHARE warps of the same channels; UNITS of 8 columns
-// of dy in a strip, IMAGES of a set, ROWS of dy of a stage; STAGES; R rows of taps of a block, S; SH, SW, DH, DW:
-// strides and dilations; SPLIT: sums go to the workspace; or CLUSTER parts are blocks of one; COPIERS: warps that bring
-// rows, one of them by TMA, more where pixels begin at multiples of ALIGNED bytes.
+// of dy in a strip, COLUMNS_X of x, IMAGES of a set, ROWS of dy of a stage; STAGES; R rows of taps of a block, S; SH,
+// SW, DH, DW: strides and dilations; SPLIT: sums go to the workspace; or CLUSTER parts are blocks of one; COPIERS:
+// warps that bring rows, one of them by TMA, more where pixels begin at multiples of ALIGNED bytes.
 template <class Traits> struct NarrowTile : Traits {
     using B = Traits;
     static constexpr int OCTETS = B::CHANNELS / 8, CONSUMERS = 32 * OCTETS * B::SHARE;
@@ -32,13 +32,17 @@ template <class Traits> struct NarrowTile : Traits {
     static constexpr bool BESIDE = B::UNITS % 2 == 0;
     static constexpr int IN_ROW = BESIDE ? B::UNITS / 2 : B::UNITS, PAIRS = B::UNITS * B::IMAGES / 2 / B::SHARE;
     static_assert(B::UNITS * B::IMAGES % (2 * B::SHARE) == 0 && (PAIRS % IN_ROW == 0 || IN_ROW % PAIRS == 0));
-    // Pixels of a row and rows of an image of a stage; rows are whole patterns of swizzled pieces.
-    static constexpr int COLUMNS_X = ((8 * B::UNITS - 1) * B::SW + (B::S - 1) * B::DW + 8) / 8 * 8,
-                         COLUMNS_DY = 8 * B::UNITS, STRIP = COLUMNS_DY, ROWS_X = B::ROWS * B::SH;
+    // Pixels of a row and rows of an image of a stage; rows are whole patterns of swizzled pieces. Of x a row may have
+    // fewer than are read: columns of dy that are not there, zeros, meet the next row's, or zeros behind the last one.
+    static constexpr int COLUMNS_DY = 8 * B::UNITS, STRIP = COLUMNS_DY, ROWS_X = B::ROWS * B::SH;
+    static constexpr int READ_X = (COLUMNS_DY - 1) * B::SW + (B::S - 1) * B::DW + 1, COLUMNS_X = B::COLUMNS_X;
+    static_assert(COLUMNS_X % 8 == 0);
     static constexpr int IMAGE_X = ROWS_X * COLUMNS_X, IMAGE_DY = B::ROWS * COLUMNS_DY, PIXEL = 2 * B::CHANNELS;
     static constexpr int BOXES_X = 1, BOXES_DY = 1;
     static constexpr int BYTES_X = B::IMAGES * IMAGE_X * PIXEL, BYTES_DY = B::IMAGES * IMAGE_DY * PIXEL;
-    static constexpr int DY_AT = (BYTES_X + 1023) / 1024 * 1024, STAGE = DY_AT + (BYTES_DY + 1023) / 1024 * 1024;
+    static constexpr int ZEROS = READ_X > COLUMNS_X ? (READ_X - COLUMNS_X) * PIXEL : 0;
+    static constexpr int DY_AT = (BYTES_X + ZEROS + 1023) / 1024 * 1024,
+                         STAGE = DY_AT + (BYTES_DY + 1023) / 1024 * 1024;
     static constexpr int TERMS = B::SHARE, TURNS = 1, TRAIL = 0;
     // Rows of dy that a row of x meets at most.
     static constexpr int LIVE = (B::R - 1) * B::DH / B::SH + 1;

@@ -25,11 +25,16 @@ from tapwise.ops.conv.cuda.wgrad_stages import Cost, StagedWgrad
 from tapwise.ops.conv.cuda.wgrad_stages_blocks import Rows
 from tapwise.ops.conv.problem import ConvProblem
 
-# Fitted to times of 2,000 configs on 80 layers (H200); a load is of four matrices. A cluster's microseconds: of 0.3 to
-# 1.7 those that choose best on 14 layers.
+# Fitted to times of 546 configs on 39 layers (H200); a load is of four matrices.
 COST: Final = Cost(
-    load=3.5, product=0.91, pixel=1.78, pixel_bytes=0.147, line=0.0, l2_bytes=17.0, stage=81.0, own_load=9.2,
-    own_product=5.3, end=1780.0, code=2.0, start_us=1.22, second_us=1.34, parts_gbps=1460.0, exchange_us=0.5,
+    load=3.68, product=1.31, pixel=1.85, pixel_bytes=0.012, line=0.0, l2_bytes=26.7, stage=97.0, own_load=5.26,
+    own_product=7.57, end=3380.0, code=2.29, start_us=1.22, second_us=1.41, parts_gbps=1460.0, exchange_us=0.42,
+    power=2.78,
+)  # fmt: skip
+# Where warps copy: to 640 configs on 14 layers.
+COPIED_COST: Final = Cost(
+    load=3.5, product=0.91, pixel=0.0, pixel_bytes=0.0, line=0.0, l2_bytes=17.0, stage=81.0, own_load=9.2,
+    own_product=5.3, end=1780.0, code=0.0, start_us=1.22, second_us=1.34, parts_gbps=1460.0, exchange_us=0.5,
     power=1.74,
 )  # fmt: skip
 
@@ -43,6 +48,7 @@ class NarrowGroupsWgrad(StagedWgrad[Config]):
     summary: ClassVar[str] = "tensor cores (mma.sync) on pixels as they lie, eights of channels, by TMA"
     kernel: ClassVar[str] = "wgrad_narrow_groups"
     cost: ClassVar[Cost] = COST
+    copied_cost: ClassVar[Cost] = COPIED_COST
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
         if problem.groups == 1 or problem.group_c not in GROUPS or problem.group_k != problem.group_c:
@@ -61,4 +67,4 @@ class NarrowGroupsWgrad(StagedWgrad[Config]):
         return config.rows * pairs(config) * tap_pairs(problem, config.taps_h) * wide(problem)
 
     def words(self, problem: ConvProblem, config: Config) -> dict[str, int | bool | str]:
-        return {"GROUP": problem.group_c, "UNITS": config.units}
+        return {"GROUP": problem.group_c, "UNITS": config.units, "COLUMNS_X": config.columns(problem)[0]}

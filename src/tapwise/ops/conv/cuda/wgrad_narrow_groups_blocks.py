@@ -11,7 +11,7 @@ from tapwise.algorithm import Device
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import boxes
 from tapwise.ops.conv.cuda.costs import REGISTERS
-from tapwise.ops.conv.cuda.wgrad_stages_blocks import LANES, StagesConfig, aligned, deep
+from tapwise.ops.conv.cuda.wgrad_stages_blocks import LANES, StagesConfig, aligned, deep, strips_of
 from tapwise.ops.conv.problem import ConvProblem
 
 GROUPS: Final = (1, 2, 4, 8, 16)
@@ -53,18 +53,23 @@ class Config(StagesConfig):
         return UNIT * self.units
 
     def columns(self, problem: ConvProblem) -> tuple[int, int]:
-        """In eights."""
-        strip = self.strip(problem)
-        reach = (strip - 1) * problem.stride[1] + (problem.kernel[1] - 1) * problem.dilation[1] + 1
-        return round_up(reach, 8), strip
+        """In eights; of x those that columns of dy meet which are there."""
+        strip, q = self.strip(problem), max(1, problem.output[1])
+        return round_up(self._reach(problem, min(strip, q) if strips_of(problem, self) == 1 else strip), 8), strip
+
+    def _reach(self, problem: ConvProblem, columns: int) -> int:
+        """Columns of x that so many of dy meet."""
+        return (columns - 1) * problem.stride[1] + (problem.kernel[1] - 1) * problem.dilation[1] + 1
 
     def box_rows(self, problem: ConvProblem) -> tuple[int, int]:
         return self.rows * problem.stride[0], self.rows
 
     def stage_bytes(self, problem: ConvProblem) -> int:
-        pixel = self.channels * problem.itemsize * self.images
-        sizes = zip(self.columns(problem), self.box_rows(problem), strict=True)
-        return sum(round_up(pixel * columns * rows, ALIGNED) for columns, rows in sizes)
+        """With zeros behind x, where columns of dy that are not there read."""
+        (columns_x, columns_dy), (rows_x, rows_dy) = self.columns(problem), self.box_rows(problem)
+        zeros = max(0, self._reach(problem, columns_dy) - columns_x)
+        pixels = (self.images * columns_x * rows_x + zeros, self.images * columns_dy * rows_dy)
+        return sum(round_up(self.channels * problem.itemsize * count, ALIGNED) for count in pixels)
 
     def terms(self, problem: ConvProblem) -> int:
         return self.share

@@ -2,12 +2,12 @@
 // own, bring to shared memory some stages ahead, its warps multiply, and their sums are added in a fixed order.
 //
 // A kernel has a tile and a class of what a warp does. The tile says what a block has (CHANNELS, of GROUP channels a
-// group; R rows of taps, S; SH: the stride of rows), what a stage has (ROWS of dy and ROWS_X of x, of IMAGES; pixels
-// are PIXEL bytes of OCTETS times eight channels, COLUMNS_X and COLUMNS_DY of a row, of a STRIP of columns of dy), in
-// how many boxes it comes (BOXES_X of x, BYTES_X in all; of dy likewise), where rows lie (pixel_x, pixel_dy; dy from
-// DY_AT on; STAGE bytes, STAGES of them), who multiplies (CONSUMERS threads) and copies (COPIERS warps, one of them by
-// TMA, more where pixels begin at multiples of ALIGNED bytes), and how many terms a sum has in a block (TERMS), PITCH
-// floats apart.
+// group; R rows of taps, S; SH: the stride of rows), what a stage has (ROWS of dy and ROWS_X of x, of IMAGES, and ZEROS
+// bytes behind x; pixels are PIXEL bytes of OCTETS times eight channels, COLUMNS_X and COLUMNS_DY of a row, of a STRIP
+// of columns of dy), in how many boxes it comes (BOXES_X of x, BYTES_X in all; of dy likewise), where rows lie
+// (pixel_x, pixel_dy; dy from DY_AT on; STAGE bytes, STAGES of them), who multiplies (CONSUMERS threads) and copies
+// (COPIERS warps, one of them by TMA, more where pixels begin at multiples of ALIGNED bytes), and how many terms a sum
+// has in a block (TERMS), PITCH floats apart.
 #pragma once
 
 #include "matrix.cuh"
@@ -26,10 +26,10 @@ struct StagedWgrad {
     void *parts;
     long long n, c, height, width, k, r, s, p, q;
     long long stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w;
-    // Parts of the sum, blocks of channels, pieces of a filter's rows; sets of images that come together; rows of dy of
-    // a part, of sets and strips of columns one behind the other, and parts with one more; bytes of shared memory in
-    // front of barriers.
-    long long split, channel_blocks, pieces, sets, part_rows, more_parts, barriers_at;
+    // Parts of the sum, blocks of channels, pieces of a filter's rows; sets of images that come together; rows that a
+    // run counts more, as its begin takes time; rows of a part, of sets and strips of columns one behind the other,
+    // counted so, and parts with one more; bytes of shared memory in front of barriers.
+    long long split, channel_blocks, pieces, sets, run_rows, part_rows, more_parts, barriers_at;
 };
 
 // Rows of dy that a block goes down: `count` of a strip of a set of images from `row` on, and where their windows begin
@@ -40,8 +40,12 @@ template <class P> struct StageRuns {
     int r0, n, row, q0, top, left, count, ahead, rows;
 
     DEVICE StageRuns(const StagedWgrad &a, int part, int r0)
-        : a(a), at(part * (unsigned)a.part_rows + min(part, (int)a.more_parts)),
-          end(at + (unsigned)a.part_rows + (part < (int)a.more_parts)), r0(r0) {}
+        : a(a), at(first_row(part)), end(first_row(part + 1)), r0(r0) {}
+    DEVICE unsigned first_row(int part) const {
+        const unsigned counted = part * (unsigned)a.part_rows + min(part, (int)a.more_parts),
+                       each = (unsigned)a.p + (unsigned)a.run_rows, line = counted / each;
+        return line * (unsigned)a.p + (unsigned)max(0, (int)(counted - line * each) - (int)a.run_rows);
+    }
     DEVICE bool next() {
         if (at >= end) return false;
         const unsigned line = at / (unsigned)a.p, strip = line / (unsigned)a.sets;
@@ -51,7 +55,7 @@ template <class P> struct StageRuns {
         top = row * P::SH - (int)a.pad_h + r0 * P::DH, left = q0 * P::SW - (int)a.pad_w;
         ahead = top < 0 ? (P::ROWS - -top / P::SH % P::ROWS) % P::ROWS : 0;
         top -= ahead * P::SH, row -= ahead;
-        rows = (ahead + count - 1) * P::SH + (P::R - 1) * P::DH + 1;
+        rows = min((ahead + count - 1) * P::SH + (P::R - 1) * P::DH + 1, (int)a.height - top);
         return true;
     }
     // Whether rows of the stage that begins `base` rows of x behind the first are in x; whether rows of dy are the
@@ -158,7 +162,9 @@ template <class P, class Warp> DEVICE void wgrad_by_stages(const StagedWgrad &a)
     unsigned block = blockIdx.x / P::CLUSTER;
     const int r0 = block % (unsigned)a.pieces * P::R;
     block /= (unsigned)a.pieces;
-    const int channel0 = block % (unsigned)a.channel_blocks * P::CHANNELS;
+    // A last block of fewer channels has some of the one before, too: boxes that lie partly beside x take longer.
+    const int own0 = block % (unsigned)a.channel_blocks * P::CHANNELS,
+              channel0 = P::COPIERS == 1 && P::CHANNELS < (int)a.c ? min(own0, (int)a.c - P::CHANNELS) : own0;
     const int part = P::CLUSTER > 1 ? blockIdx.x % P::CLUSTER : block / (unsigned)a.channel_blocks;
     const int tid = threadIdx.x, lane = tid % 32, warp = __shfl_sync(~0u, tid / 32, 0);
     if (tid == P::CONSUMERS) {
@@ -173,6 +179,11 @@ template <class P, class Warp> DEVICE void wgrad_by_stages(const StagedWgrad &a)
         }
         publish_barriers();
     }
+    if constexpr (P::ZEROS > 0)
+        for (int i = tid; tid < P::CONSUMERS && i < P::STAGES * P::ZEROS / 16; i += P::CONSUMERS) {
+            constexpr int EACH = P::ZEROS / 16;
+            reinterpret_cast<uint4 *>(memory + i / EACH * P::STAGE + P::BYTES_X)[i % EACH] = {};
+        }
     __syncthreads();
     // What comes next is placed early: it waits for all of this launch.
     begin_dependent();
@@ -196,7 +207,7 @@ template <class P, class Warp> DEVICE void wgrad_by_stages(const StagedWgrad &a)
                 const bool there = P::TRAIL == 0 || base < runs.rows;
                 const unsigned here = ring + stage * P::STAGE;
                 if (there) barrier_wait(full + stage * 8, phase);
-                own.multiply(here, there && runs.of_x(base), base / P::SH - runs.ahead, runs.count, turn);
+                own.multiply(here, there && runs.of_x(base), base / P::SH - runs.ahead, there ? runs.count : 0, turn);
                 __syncwarp();
                 // Of what cp.async writes tools see each lane's own reads alone.
                 if (there && (P::COPIERS > 1 || lane == 0)) barrier_arrive(empty + stage * 8);
@@ -211,7 +222,8 @@ template <class P, class Warp> DEVICE void wgrad_by_stages(const StagedWgrad &a)
     // Sum `i` of the block, which is dw's where it has such a filter and tap.
     const auto store = [&](int i, bool real, float sum) {
         const int k = i / (P::TAPS * P::GROUP), within = i - k * (P::TAPS * P::GROUP);
-        const bool mine = real && i < P::SUMS && channel0 + k < (int)a.k && r0 * P::S + within / P::GROUP < taps;
+        const bool mine = real && i < P::SUMS && channel0 + k >= own0 && channel0 + k < (int)a.k &&
+                          r0 * P::S + within / P::GROUP < taps;
         const int at = ((channel0 + k) * taps + r0 * P::S) * P::GROUP + within;
         if constexpr (P::SPLIT) {
             if (mine) static_cast<float *>(a.parts)[(long long)part * a.k * taps * P::GROUP + at] = sum;

@@ -40,6 +40,8 @@ from tapwise.ops.conv.problem import ConvProblem
 
 # Warps of a block that adds parts, and threads of all of them that share elements.
 SUM_WARPS, MOST_ADDERS = 8, 1 << 18
+# Rows of dy that a run counts more when rows are shared out.
+RUN_ROWS: Final = 2
 # How sharply the larger of blocks and memory decides (of 2 to 6 what is right for most of 23 layers).
 MEMORY_POWER: Final = 4.0
 # Bytes of a sector of L2, of a line of memory.
@@ -85,6 +87,8 @@ class StagedWgrad(CudaAlgorithm[C]):
     axes: ClassVar[tuple[int, ...]] = (2,)
     kernel: ClassVar[str]
     cost: ClassVar[Cost]
+    # Where warps copy.
+    copied_cost: ClassVar[Cost]
 
     def tiles(self, problem: ConvProblem, device: Device) -> Iterator[C]:
         """All but the parts."""
@@ -119,7 +123,7 @@ class StagedWgrad(CudaAlgorithm[C]):
 
     def predict_us(self, problem: ConvProblem, config: C, device: Device) -> float:
         """Blocks' stages: what warps load and multiply, what comes from L2, a warp's chain; parts and their launch."""
-        cost, rows = self.cost, Rows.of(problem, config)
+        cost, rows = self.copied_cost if config.copiers > 1 else self.cost, Rows.of(problem, config)
         loads, products = self.work(problem, config, rows)
         warps, size = config.consumers // LANES, config.channels * problem.itemsize
         issued = warps * (cost.load * loads + cost.product * products)
@@ -135,8 +139,7 @@ class StagedWgrad(CudaAlgorithm[C]):
             copied = OWN_REQUEST * requests / config.copiers + COPIED_STAGE * rows.stages
             own = max(own, copied, ARRIVAL * rows.stages / (config.stages - 1))
 
-        # Constants of warps that copy were fitted to times that have their first instructions in them.
-        alone = cost.end + cost.code * self.unrolled(problem, config) * (config.copiers == 1)
+        alone = cost.end + cost.code * self.unrolled(problem, config)
 
         def wave(blocks: int) -> float:
             both = joint_us(blocks * issued, blocks * loaded, cost.power)
@@ -176,11 +179,11 @@ class StagedWgrad(CudaAlgorithm[C]):
     def launches(self, problem: ConvProblem, config: C, device: Device) -> list[Launch]:
         """The sums, and where there are parts their sum."""
         source, (pieces, channel_blocks) = self.source(problem, config), blocks_of_part(problem, config)
-        rows, more = divmod(all_rows(problem, config), config.parts)
+        rows, more = divmod(all_rows(problem, config, RUN_ROWS), config.parts)
         fields = window.window_fields(problem, source) | {
             "split": config.parts, "channel_blocks": channel_blocks, "pieces": pieces,
-            "sets": ceil_div(problem.n, config.images), "part_rows": rows, "more_parts": more,
-            "barriers_at": barriers_at(problem, config),
+            "sets": ceil_div(problem.n, config.images), "run_rows": RUN_ROWS,
+            "part_rows": rows, "more_parts": more, "barriers_at": barriers_at(problem, config),
         }  # fmt: skip
         maps = maps_of(problem, config) if config.copiers == 1 else {}
         names = {"map_x": "x", "map_dy": "w", "parts": "workspace"}

@@ -146,9 +146,9 @@ def strips_of(problem: ConvProblem, config: StagesConfig) -> int:
     return ceil_div(problem.output[1], config.strip(problem))
 
 
-def all_rows(problem: ConvProblem, config: StagesConfig) -> int:
-    """Of dy, of all sets of images and strips."""
-    return problem.output[0] * ceil_div(problem.n, config.images) * strips_of(problem, config)
+def all_rows(problem: ConvProblem, config: StagesConfig, more: int = 0) -> int:
+    """Of dy, of all sets of images and strips; an image's with so many more."""
+    return (problem.output[0] + more) * ceil_div(problem.n, config.images) * strips_of(problem, config)
 
 
 def blocks_of_part(problem: ConvProblem, config: StagesConfig) -> tuple[int, int]:
