@@ -3,6 +3,9 @@
 // Boxes from shared memory, which are read when they are waited for: what writes there too early shows.
 void store_box(const void *map, unsigned from, int filter, int group, int pixel);
 void store_pixels(const void *map, unsigned from, int c, int w, int h, int n);
+inline void store_box(const void *map, unsigned from, int c, int w, int h, int n) {
+    store_pixels(map, from, c, w, h, n);
+}
 void commit_stores();
 void wait_for_boxes(int pending);
 template <int PENDING> inline void wait_for_stores() { wait_for_boxes(PENDING); }

@@ -11,6 +11,7 @@ from emulated_plans import SMALL, needs_compiler, verdict_of
 
 from tapwise import registry
 from tapwise.cuda.jit.device import H200
+from tapwise.ops.conv.cuda.depthwise.sparse import Sparse
 from tapwise.ops.conv.cuda.fprop_phases import FpropPhases
 from tapwise.ops.conv.phases import Config, with_taps
 from tapwise.ops.conv.problem import ConvProblem
@@ -62,7 +63,8 @@ def test_they_compile_without_spills(architecture: str, share: Share) -> None:
     for text in PROBLEMS:
         problem = ConvProblem.parse(text)
         for config in kinds(problem).values():
-            if architecture != "sm_80" or "by=tma" not in str(config):
+            kinds_of_parts = {type(part) for _, part in config.parts}
+            if architecture != "sm_80" or not ("by=tma" in str(config) or Sparse in kinds_of_parts):
                 sources += ALGORITHM.sources(problem, config)
     for source in share(dict.fromkeys(sources)):
         _, used, _ = compiled(source, architecture)

@@ -188,6 +188,11 @@ DEVICE void store_box(const void *map, unsigned from, int filter, int group, int
                  "r"(from), "r"(filter), "r"(group), "r"(pixel)
                  : "memory");
 }
+DEVICE void store_box(const void *map, unsigned from, int c, int w, int h, int n) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+                 "r"(from), "r"(c), "r"(w), "r"(h), "r"(n)
+                 : "memory");
+}
 // The same of pixels one behind the other, which go on in the next row and in the next image: windows of 1 x 1.
 DEVICE void store_pixels(const void *map, unsigned from, int c, int w, int h, int n) {
     asm volatile(

@@ -9,6 +9,7 @@
     windows     few outputs: a thread asks for all of a window at once
     toeplitz    16 bits, channels last: tensor cores, small images whole
     banded      16 bits, channels last: tensor cores, the rows of a channel's filter as bands of matrices
+    sparse      the same on sparse tensor cores, two channels at once, pixels as they lie; Hopper
 
 Source: columns streamed through registers as in the rolling windows of image filters; PTX ISA on mma.sync and ldmatrix.
 """
@@ -23,18 +24,19 @@ from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, CudaPlan
-from tapwise.ops.conv.cuda.depthwise import banded, columns, planes, planes_large, rows, streamed, toeplitz
+from tapwise.ops.conv.cuda.depthwise import banded, columns, planes, planes_large, rows, sparse, streamed, toeplitz
 from tapwise.ops.conv.cuda.depthwise.banded import Banded
 from tapwise.ops.conv.cuda.depthwise.columns import Columns
 from tapwise.ops.conv.cuda.depthwise.planes import Planes
 from tapwise.ops.conv.cuda.depthwise.planes_large import LargePlanes
 from tapwise.ops.conv.cuda.depthwise.rows import Rows
+from tapwise.ops.conv.cuda.depthwise.sparse import Sparse
 from tapwise.ops.conv.cuda.depthwise.streamed import Streamed
 from tapwise.ops.conv.cuda.depthwise.toeplitz import Toeplitz
 from tapwise.ops.conv.cuda.window import FpropFilters, OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
-Kind = Columns | Planes | LargePlanes | Rows | Streamed | Banded | Toeplitz
+Kind = Columns | Planes | LargePlanes | Rows | Streamed | Banded | Toeplitz | Sparse
 # Bytes of a filter's tap for a block's channels up to which these come to shared memory as they lie.
 MOST_FILTERS: Final = 1 << 10
 # The module of each kind of config.
@@ -46,6 +48,7 @@ MODULES: Final[dict[type, Any]] = {
     Streamed: streamed,
     Banded: banded,
     Toeplitz: toeplitz,
+    Sparse: sparse,
 }
 
 
@@ -79,6 +82,7 @@ class Depthwise(CudaAlgorithm[Kind]):
         shared: list[Kind] = [*streamed.configs(problem, device), *planes.configs(problem, device)]
         shared += planes_large.configs(problem, device)
         tensor_cores: list[Kind] = [*banded.configs(problem, device), *toeplitz.configs(problem, device)]
+        tensor_cores += sparse.configs(problem, device)
         others = shared or columns.configs(problem)
         return [*tensor_cores, *rows.configs(problem, device), *columns.windows(problem), *others]
 
@@ -96,6 +100,8 @@ class Depthwise(CudaAlgorithm[Kind]):
             return False
         if isinstance(config, Streamed):
             return streamed.filter_bytes(problem, config, 1) <= MOST_FILTERS
+        if isinstance(config, Sparse):
+            return sparse.reads_in_place(problem, config)
         return isinstance(config, Rows) or (isinstance(config, Banded) and config.kernel == "rolling")
 
     def plan(

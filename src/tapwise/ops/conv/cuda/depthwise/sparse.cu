@@ -1,0 +1,328 @@
+// Depthwise convolution on sparse tensor cores, channels last: rows of a filter as bands of matrices, pixels read and
+// written as they lie.
+//
+// A place is up to 8 outputs beside each other in a row of an image, and the 16 columns of x that they see. A product
+// has two channels of 8 places:
+//
+//     D (2 channels x 8 outputs) x (8 places) += A (2 x 8 outputs x 16 columns x 2) * B (16 columns x 2 x 8 places)
+//
+// A has a row of the filter's taps: A[j][i] = w[r][i - j] for output j and column i. What it has between
+// different channels is zero, two in four, and is not multiplied (mma.sp). So a word of shared memory, two channels of
+// a pixel, is a pair of B as it lies, and two sums of a lane are a word of y. All of a filter's taps stay in registers;
+// a warp goes down the rows of x, and a row comes to registers once for all rows of outputs that see it, whose sums
+// are under way. TMA brings rows of x, some ahead, zeros beside the images with them, and takes rows of y away.
+#include "matrix.cuh"
+#include "ops/conv/cuda/by_definition.cuh"
+#include "tma.cuh"
+
+struct SparseRows {
+    // Tensor maps of x and y.
+    alignas(64) unsigned long long map_x[16], map_y[16];
+    const void *x, *w;
+    void *y;
+    const void *bias, *residual;
+    long long n, c, height, width, p, q;
+    long long stride_h, stride_w, dilation_h, dilation_w, pad_h, pad_w;
+    // Rows of outputs of a block; blocks of channels, strips of columns, pieces of an image's rows.
+    long long rows, channel_blocks, strips, pieces;
+    // The filters were written before all that is still to run.
+    long long weights_ready;
+};
+
+// T; CHANNELS of a block; SHARE warps of the same channels, each with TILES of 8 places; UNITS of WIDTH columns of
+// outputs in a strip, COLUMNS_X of x, IMAGES; STAGES rows of x on their way, OUTS of y; R rows of taps, S; DH, DW:
+// dilations; TAKES, LEAVES: registers of threads that multiply and of others, where those are a warpgroup that gives up
+// some; BIAS, ACTIVATION; FILTER_TAPS, FILTER_FIRST, FILTER_ROW, FILTER_COLUMN: place_in_filter.cuh.
+template <class Traits> struct SparseRowsTile : Traits {
+    using B = Traits;
+    static constexpr bool TAPS_FIRST = false, RESIDUAL = false;
+    static constexpr int GROUP_C = 1;
+    // Channels of a warp, which reads and writes 8 bytes of a pixel.
+    // Channels of a warp, 8 bytes of a pixel.
+    static constexpr int EACH = 4, PAIRS = EACH / 2, ACROSS = B::CHANNELS / EACH, CONSUMERS = 32 * ACROSS * B::SHARE,
+                         THREADS = CONSUMERS + (B::TAKES > 0 ? 128 : 64);
+    static constexpr int PLACES = B::UNITS * B::IMAGES, STRIP = B::UNITS * B::WIDTH, PIXEL = 2 * B::CHANNELS;
+    static_assert(PLACES <= 8 * B::TILES * B::SHARE && B::WIDTH <= 8 && B::WIDTH + (B::S - 1) * B::DW <= 16);
+    static constexpr int whole(int bytes) { return (bytes + 1023) / 1024 * 1024; }
+    // Columns of x that are read; rows of x and y, of all images; zeros behind a row of x, where the last image's last
+    // unit reads beyond.
+    static constexpr int READ_X = STRIP - B::WIDTH + 16, BYTES_X = B::IMAGES * B::COLUMNS_X * PIXEL;
+    static constexpr int ZEROS = READ_X > B::COLUMNS_X ? (READ_X - B::COLUMNS_X) * PIXEL : 0;
+    static constexpr int ROW_X = whole(BYTES_X + ZEROS), ROW_Y = whole(B::IMAGES * STRIP * PIXEL);
+    static constexpr int OUT_AT = B::STAGES * ROW_X, TAPS_AT = OUT_AT + B::OUTS * ROW_Y,
+                         TAPS = B::FILTER_TAPS ? B::FILTER_TAPS : B::R * B::S;
+    static constexpr int BARRIERS_AT = TAPS_AT + (B::CHANNELS * TAPS * 2 + 7) / 8 * 8;
+    // Rows of x from an output's first to its last; rows of y under way, with the one that is whole: after so many rows
+    // a warp's registers have the same of them again.
+    static constexpr int REACH = (B::R - 1) * B::DH, LIVE = REACH + 2;
+    static DEVICE constexpr int slot(int row) { return (row + 2 * LIVE) % LIVE; }
+};
+
+// Where a block's outputs begin, how many rows there are; the first row and column of x; of its rows that outputs see,
+// counted from there, the first and the last one that is in x.
+template <class P> struct SparsePart {
+    int channel0, n, p0, q0, count, top, left, first, last;
+    DEVICE explicit SparsePart(const SparseRows &a) {
+        unsigned block = blockIdx.x;
+        const int own = block % (unsigned)a.channel_blocks * P::CHANNELS;
+        // A last block of fewer channels has some of the one before, too: boxes that lie partly beside x take longer.
+        channel0 = P::CHANNELS < (int)a.c ? min(own, (int)a.c - P::CHANNELS) : own;
+        block /= (unsigned)a.channel_blocks;
+        q0 = block % (unsigned)a.strips * P::STRIP, block /= (unsigned)a.strips;
+        const unsigned set = block / (unsigned)a.pieces;
+        n = set * P::IMAGES, p0 = (block - set * (unsigned)a.pieces) * (int)a.rows;
+        count = min((int)a.rows, (int)a.p - p0);
+        top = p0 - (int)a.pad_h, left = q0 - (int)a.pad_w;
+        first = max(0, -top), last = min(count + P::REACH, (int)a.height - top) - 1;
+    }
+};
+
+template <class P> struct SparseBarriers {
+    unsigned full, empty, made, taken, written;
+    DEVICE explicit SparseBarriers(unsigned memory) {
+        full = memory + P::BARRIERS_AT, empty = full + 8 * P::STAGES;
+        made = empty + 8 * P::STAGES, taken = made + 8 * P::OUTS, written = taken + 8 * P::OUTS;
+    }
+    DEVICE void init() const {
+        for (int i = 0; i < P::STAGES; ++i)
+            barrier_init(full + i * 8, 1), barrier_init(empty + i * 8, P::CONSUMERS / 32);
+        for (int i = 0; i < P::OUTS; ++i) barrier_init(made + i * 8, P::CONSUMERS / 32), barrier_init(taken + i * 8, 1);
+        barrier_init(written, 1);
+        publish_barriers();
+    }
+};
+
+// A thread brings rows of x, another one takes rows of y away.
+template <class P> DEVICE void bring_rows(const SparseRows &a, const SparsePart<P> &part, unsigned memory) {
+    const SparseBarriers<P> barriers(memory);
+    unsigned stage = 0, phase = 1;
+    for (int i = part.first; i <= part.last; ++i) {
+        barrier_wait(barriers.empty + stage * 8, phase);
+        barrier_expect(barriers.full + stage * 8, P::BYTES_X);
+        copy_box(memory + stage * P::ROW_X, a.map_x, barriers.full + stage * 8, part.channel0, part.left, part.top + i,
+                 part.n);
+        if (++stage == P::STAGES) stage = 0, phase ^= 1;
+    }
+}
+template <class P> DEVICE void take_rows(const SparseRows &a, const SparsePart<P> &part, unsigned memory) {
+    const SparseBarriers<P> barriers(memory);
+    unsigned out = 0, before = P::OUTS - 1, phase = 0;
+    for (int o = 0; o < part.count; ++o) {
+        barrier_wait(barriers.made + out * 8, phase);
+        store_box(a.map_y, memory + P::OUT_AT + out * P::ROW_Y, part.channel0, part.q0, part.p0 + o, part.n);
+        commit_stores();
+        // The row before has left shared memory.
+        wait_for_stores<1>();
+        if (o > 0) barrier_arrive(barriers.taken + before * 8);
+        before = out;
+        if (++out == P::OUTS) out = 0, phase ^= 1;
+    }
+    wait_for_all_stores();
+    barrier_arrive(barriers.written);
+}
+
+// What a warp has: all taps of its channels as bands, where its lanes' words lie, sums of rows of y under way.
+template <class P> struct SparseRowsWarp {
+    using T = typename P::T;
+    using Words = Piece<2 * P::EACH>;
+    const int lane = threadIdx.x % 32;
+    int channel, share;
+    unsigned bands[P::PAIRS][P::R][4];
+    // Of a tile's place words of columns t and t + 4; eight columns further lie a pattern of pieces further.
+    unsigned from[P::TILES][2];
+    // Of a lane's two places words of y, and whether they are there.
+    unsigned to[P::TILES][2];
+    bool real[P::TILES][2];
+    float sums[P::LIVE][P::TILES][P::PAIRS][4] = {};
+    // Of the row of x that is multiplied next.
+    unsigned columns[P::TILES][P::PAIRS][4] = {};
+    float bias[P::EACH] = {};
+    // Selectors of a word's bytes, of zeros, that the compiler does not know: else it puts operands together anew for
+    // each product.
+    unsigned as_they_are, zeros;
+    // Stays zero while all outputs are finite.
+    unsigned check = 0;
+
+    // A place's images follow each other.
+    DEVICE static int image_of(int place) { return place % P::IMAGES; }
+    DEVICE static int unit_of(int place) { return place / P::IMAGES; }
+    DEVICE int tile_place(int tile, int i) const { return (share * P::TILES + tile) * 8 + i; }
+
+    DEVICE SparseRowsWarp(int warp, const unsigned short *taps)
+        : channel(warp % P::ACROSS * P::EACH), share(warp / P::ACROSS) {
+        const int output = lane / 4, t = lane % 4;
+        // Column i of a row of the filter for this lane's output.
+        const auto tap = [&](int c, int r, int i) -> unsigned {
+            const int distance = i - output, s = distance / P::DW;
+            const bool real = output < P::WIDTH && distance >= 0 && s * P::DW == distance && s < P::S;
+            return real ? taps[(channel + c) * P::TAPS + (P::FILTER_TAPS ? place_in_filter<P>(r, s) : r * P::S + s)]
+                        : 0;
+        };
+#pragma unroll
+        for (int pair = 0; pair < P::PAIRS; ++pair)
+#pragma unroll
+            for (int r = 0; r < P::R; ++r)
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    const int i = k / 2 * 8 + t * 2, c = 2 * pair + k % 2;
+                    bands[pair][r][k] = tap(c, r, i) | tap(c, r, i + 1) << 16;
+                }
+#pragma unroll
+        for (int tile = 0; tile < P::TILES; ++tile) {
+            const int place = min(tile_place(tile, lane / 4), P::PLACES - 1);
+            const int pixel = image_of(place) * P::COLUMNS_X + unit_of(place) * P::WIDTH + t;
+#pragma unroll
+            for (int i = 0; i < 2; ++i) from[tile][i] = swizzled<P::PIXEL>(pixel + 4 * i, channel * 2);
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const int own = tile_place(tile, t * 2 + e);
+                real[tile][e] = output < P::WIDTH && own < P::PLACES;
+                to[tile][e] = P::OUT_AT + swizzled<P::PIXEL>(
+                                              image_of(own) * P::STRIP + unit_of(own) * P::WIDTH + output, channel * 2);
+            }
+        }
+    }
+    DEVICE float with_bias(float sum, int c) const {
+        if constexpr (P::BIAS) return sum + bias[c];
+        else return sum;
+    }
+    // Sums of a row of outputs as words of y to a row of shared memory: those of a tile's places `e`.
+    template <int SLOT> DEVICE void keep(unsigned row, int tile, int e) {
+        Words words;
+#pragma unroll
+        for (int pair = 0; pair < P::PAIRS; ++pair) {
+            const float (&of)[4] = sums[SLOT][tile][pair];
+            words.v[pair] = activated<T, P::ACTIVATION>(with_bias(of[e], 2 * pair), with_bias(of[2 + e], 2 * pair + 1));
+            check = add_zeros<T>(words.v[pair], check);
+        }
+        if (real[tile][e]) store_shared<2 * P::EACH>(row + to[tile][e], words);
+    }
+    // The row that waits with a filter's rows; `ROW`: the place of its newest outputs. Between products the row of y
+    // that was whole before, of place KEPT, goes to shared memory.
+    template <int ROW, int KEPT> DEVICE void multiply(unsigned row) {
+#pragma unroll
+        for (int r = P::R - 1; r >= 0; --r) {
+            constexpr int PIECES = 2 * P::TILES;
+            const int slot = P::slot(ROW - r * P::DH);
+#pragma unroll
+            for (int tile = 0; tile < P::TILES; ++tile)
+#pragma unroll
+                for (int pair = 0; pair < P::PAIRS; ++pair)
+                    mma_two_channels<T>(sums[slot][tile][pair], bands[pair][r], columns[tile][pair]);
+#pragma unroll
+            for (int piece = 0; piece < PIECES; ++piece)
+                if (piece % P::R == P::R - 1 - r) keep<KEPT>(row, piece / 2, piece % 2);
+        }
+#pragma unroll
+        for (int tile = 0; tile < P::TILES; ++tile)
+#pragma unroll
+            for (int pair = 0; pair < P::PAIRS; ++pair)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) sums[KEPT][tile][pair][e] = 0.0f;
+    }
+    // A lane's outputs again, by the definition: where products with the zeros beside the taps may have made NaN.
+    DEVICE void again(const SparseRows &a, const SparsePart<P> &part) const {
+        for (int tile = 0; tile < P::TILES; ++tile)
+            for (int e = 0; e < 2; ++e) {
+                const int place = tile_place(tile, lane % 4 * 2 + e), output = lane / 4, n = part.n + image_of(place),
+                          q = part.q0 + unit_of(place) * P::WIDTH + output;
+                if (place >= P::PLACES || output >= P::WIDTH || n >= (int)a.n || q >= (int)a.q) continue;
+                for (int o = 0; o < part.count; ++o)
+                    for (int c = part.channel0 + channel; c < min((int)a.c, part.channel0 + channel + P::EACH); ++c)
+                        by_definition<P>(a, n, c, part.p0 + o, q);
+            }
+    }
+};
+
+// A row of x, `U` of as many as there are rows of y: it is loaded while the one before is multiplied, and what is whole
+// since then is kept. Behind the last one zeros are multiplied; what is kept before an output is whole does not count.
+template <class P, int U> struct SparseTurn {
+    DEVICE static void run(SparseRowsWarp<P> &own, const SparsePart<P> &part, unsigned memory, int begin,
+                           unsigned &stage, unsigned &phase, unsigned &out, unsigned &out_phase) {
+        const SparseBarriers<P> barriers(memory);
+        const int i = begin + U;
+        if (i >= part.count + P::REACH + 2) return;
+        const bool there = i >= part.first && i <= part.last, made = i - 2 >= P::REACH;
+        if (there) barrier_wait(barriers.full + stage * 8, phase);
+        typename SparseRowsWarp<P>::Words next[P::TILES][4];
+#pragma unroll
+        for (int tile = 0; tile < P::TILES; ++tile)
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                next[tile][k] =
+                    load_shared<2 * P::EACH>(memory + stage * P::ROW_X + own.from[tile][k % 2] + k / 2 * 8 * P::PIXEL);
+        if (made) barrier_wait(barriers.taken + out * 8, out_phase);
+        own.template multiply<P::slot(U - 1), P::slot(U - 2 - P::REACH)>(memory + out * P::ROW_Y);
+        const unsigned selector = there ? own.as_they_are : own.zeros;
+#pragma unroll
+        for (int tile = 0; tile < P::TILES; ++tile)
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+#pragma unroll
+                for (int pair = 0; pair < P::PAIRS; ++pair)
+                    own.columns[tile][pair][k] = __byte_perm(next[tile][k].v[pair], 0, selector);
+        if (made) publish_shared();
+        __syncwarp();
+        if (there) {
+            if (own.lane == 0) barrier_arrive(barriers.empty + stage * 8);
+            if (++stage == P::STAGES) stage = 0, phase ^= 1;
+        }
+        if (made) {
+            if (own.lane == 0) barrier_arrive(barriers.made + out * 8);
+            if (++out == P::OUTS) out = 0, out_phase ^= 1;
+        }
+        if constexpr (U + 1 < P::LIVE)
+            SparseTurn<P, U + 1>::run(own, part, memory, begin, stage, phase, out, out_phase);
+    }
+};
+
+template <class Traits> DEVICE void depthwise_sparse(const SparseRows &a) {
+    using P = SparseRowsTile<Traits>;
+    using T = typename P::T;
+    extern __shared__ __align__(1024) unsigned char memory[];
+    const unsigned base = shared_address(memory);
+    const int tid = threadIdx.x, warp = __shfl_sync(~0u, tid / 32, 0);
+    const SparsePart<P> part(a);
+    if (tid == P::CONSUMERS) {
+        prefetch_map(a.map_x), prefetch_map(a.map_y);
+        SparseBarriers<P>(base).init();
+    }
+    if (!a.weights_ready) wait_for_previous();
+    // Taps of the block's channels, words of two; zeros behind rows of x.
+    const int words = min(P::CHANNELS, (int)a.c - part.channel0) * P::TAPS / 2;
+    const unsigned *const taps =
+        reinterpret_cast<const unsigned *>(static_cast<const T *>(a.w) + (long long)part.channel0 * P::TAPS);
+    for (int i = tid; i < P::CHANNELS * P::TAPS / 2; i += P::THREADS)
+        store_word(base + P::TAPS_AT + i * 4, i < words ? taps[i] : 0);
+    if constexpr (P::ZEROS > 0)
+        for (int i = tid; i < P::STAGES * P::ZEROS / 16; i += P::THREADS) {
+            constexpr int PIECES = P::ZEROS / 16;
+            store_shared<16>(base + i / PIECES * P::ROW_X + P::BYTES_X + i % PIECES * 16, {});
+        }
+    __syncthreads();
+    if (a.weights_ready) wait_for_previous();
+    let_next_begin();
+    if (tid >= P::CONSUMERS) {
+        if constexpr (P::TAKES > 0) release_registers<P::LEAVES>();
+        if (tid == P::CONSUMERS) bring_rows<P>(a, part, base);
+        if (tid == P::CONSUMERS + 32) take_rows<P>(a, part, base);
+        return;
+    }
+    if constexpr (P::TAKES > 0) take_registers<P::TAKES>();
+    SparseRowsWarp<P> own(warp, reinterpret_cast<const unsigned short *>(memory + P::TAPS_AT));
+    if constexpr (P::BIAS)
+#pragma unroll
+        for (int c = 0; c < P::EACH; ++c)
+            if (part.channel0 + own.channel + c < (int)a.c)
+                own.bias[c] = Element<T>::to_float(static_cast<const T *>(a.bias)[part.channel0 + own.channel + c]);
+    own.as_they_are = 0x3210 + (unsigned)(a.n >> 40), own.zeros = 0x4444 + (unsigned)(a.n >> 40);
+    unsigned stage = 0, phase = 0, out = 0, out_phase = 1;
+#pragma unroll 1
+    // An output is whole with its last row, be that in x or not.
+    for (int begin = min(part.first, P::REACH); begin < part.count + P::REACH + 2; begin += P::LIVE)
+        SparseTurn<P, 0>::run(own, part, base, begin, stage, phase, out, out_phase);
+    if (!__all_sync(~0u, own.check == 0)) {
+        barrier_wait(SparseBarriers<P>(base).written, 0);
+        if (own.check != 0) own.again(a, part);
+    }
+}

@@ -1,0 +1,274 @@
+"""The kernel of cuda.depthwise on sparse tensor cores: rows of a filter as bands, pixels read and written as they lie.
+
+A product has two channels of 8 outputs beside each other, of 8 places of the images: what is zero between channels is
+what mma.sp leaves out. TMA brings rows of x and takes rows of y; nothing is transposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+from typing import Final
+
+from tapwise.algorithm import Config as BaseConfig
+from tapwise.algorithm import Device
+from tapwise.cuda.jit.compile import Source, stub, traits
+from tapwise.cuda.jit.launch import Launch, has_dependent_launches
+from tapwise.cuda.jit.tensor_map import TensorMap
+from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
+from tapwise.integers import ceil_div, round_up
+from tapwise.ops.conv.cuda import boxes, window
+from tapwise.ops.conv.cuda.costs import MORE_BYTES, REGISTERS, SHARED_BYTES, blocks_of, cycles_us, joint_us
+from tapwise.ops.conv.cuda.window import FpropFilters
+from tapwise.ops.conv.problem import ConvProblem
+
+LANES: Final = 32
+# Outputs of a place, places of a product, columns of x that a place sees; channels of a warp, its pairs of them; bytes
+# that a row begins at multiples of.
+OUTPUTS, PLACES, COLUMNS, EACH, PAIRS, ALIGNED = 8, 8, 16, 4, 2, 1024
+# Of a block: channels, tiles of a warp, warps at most; images; rows of x and y on their way at most.
+CHANNELS, TILES, MOST_WARPS = (64, 32, 16), (1, 2), 16
+IMAGES, MOST_STAGES, OUTS = (8, 4, 2, 1), 8, 3
+# Columns of taps at least: fewer are faster without products. Rows of them; units of a strip; unrolled products.
+LEAST_TAPS, MOST_TAPS, MOST_UNITS, MOST_PRODUCTS = 5, 11, 8, 420
+# Outputs of a place at least; of the places of a block, so many are there.
+LEAST_WIDTH, LEAST_PLACES = 4, 0.7
+# Registers of a thread beside taps, sums and columns; all at most. Threads that help; those of a warpgroup, which gives
+# up registers: what they and the others have, by the warps that multiply.
+OTHER_REGISTERS, MOST_REGISTERS, HELPERS, WARPGROUP = 34, 248, 64, 128
+TAKEN: Final = {8: (240, 24), 12: (152, 56)}
+# Taps of a filter of fprop: those of the largest, and phases of a stride of 4.
+LARGEST_FILTER, MOST_PHASES = 31 * 31, 16
+# Of a block's rows, pieces of an image.
+PIECES: Final = (1, 2, 3, 4, 6, 8)
+
+
+@dataclass(frozen=True)
+class Sparse(BaseConfig):
+    """A block has `channels` of `images`, a strip of `units` of `width` columns and `rows` rows of outputs; `share`
+    warps the same channels, with `tiles` of 8 places each. `stages` rows of x are on their way. Where warps that
+    multiply take registers of the others (`takes`), those are a warpgroup."""
+
+    channels: int
+    share: int
+    tiles: int
+    units: int
+    width: int
+    images: int
+    rows: int
+    stages: int
+    takes: bool = False
+
+    @property
+    def consumers(self) -> int:
+        """Threads that multiply."""
+        return LANES * self.channels // EACH * self.share
+
+    @property
+    def threads(self) -> int:
+        return self.consumers + (WARPGROUP if self.takes else HELPERS)
+
+    @property
+    def strip(self) -> int:
+        """Columns of outputs."""
+        return self.units * self.width
+
+
+def reach(problem: ConvProblem, axis: int) -> int:
+    """Rows or columns from the first tap to the last."""
+    return (problem.kernel[axis] - 1) * problem.dilation[axis]
+
+
+def suits(problem: ConvProblem, device: Device) -> bool:
+    """16 bits, channels last, in eights, one filter each, of five columns or more; stride 1; no residual."""
+    return (
+        problem.dtype in ("f16", "bf16")
+        and problem.layout == "nhwc"
+        and problem.group_k == 1
+        and problem.c % 8 == 0
+        and not problem.residual
+        and problem.stride == (1, 1)
+        and problem.kernel[0] <= MOST_TAPS
+        and problem.kernel[1] >= LEAST_TAPS
+        and reach(problem, 1) < COLUMNS
+        and most_width(problem) >= min(LEAST_WIDTH, problem.output[1])
+        and max(prod(problem.x_shape), prod(problem.y_shape)) < INDEX_LIMIT
+        and has_dependent_launches(device.architecture)
+    )
+
+
+def most_width(problem: ConvProblem) -> int:
+    """Outputs of a place."""
+    return min(OUTPUTS, COLUMNS - reach(problem, 1))
+
+
+def columns_x(problem: ConvProblem, config: Sparse) -> int:
+    """Of a row of x: two more than a multiple of four, so that lanes of several images read from all banks."""
+    return round_up(min(config.strip, max(1, problem.output[1])) + reach(problem, 1) - 2, 4) + 2
+
+
+def row_bytes(problem: ConvProblem, config: Sparse) -> tuple[int, int]:
+    """Of a row of x of all images, with zeros where the last unit reads beyond, and of one of y."""
+    pixel, columns = config.channels * problem.itemsize, columns_x(problem, config)
+    x = config.images * columns + max(0, config.strip - config.width + COLUMNS - columns)
+    return round_up(x * pixel, ALIGNED), round_up(config.images * config.strip * pixel, ALIGNED)
+
+
+def shared_bytes(problem: ConvProblem, config: Sparse, filters: FpropFilters | None = None) -> int:
+    """Rows of x and y, taps, barriers."""
+    return _with_taps(problem, config, prod(filters.kernel if filters else problem.kernel))
+
+
+def reads_in_place(problem: ConvProblem, config: Sparse) -> bool:
+    """Whether there is room for filters of fprop, of which a stride leaves some taps to each phase."""
+    return (
+        _with_taps(problem, config, max(LARGEST_FILTER, MOST_PHASES * prod(problem.kernel)))
+        <= SHARED_BYTES - MORE_BYTES
+    )
+
+
+def _with_taps(problem: ConvProblem, config: Sparse, count: int) -> int:
+    row_x, row_y = row_bytes(problem, config)
+    taps = round_up(config.channels * count * problem.itemsize, 8)
+    return config.stages * (row_x + 16) + OUTS * (row_y + 16) + taps + 8
+
+
+def live_rows(problem: ConvProblem) -> int:
+    """Rows of outputs under way, with the one that is whole."""
+    return reach(problem, 0) + 2
+
+
+def products(problem: ConvProblem, config: Sparse) -> int:
+    """That are unrolled: of as many rows of x as there are rows of outputs under way."""
+    return live_rows(problem) * problem.kernel[0] * config.tiles * PAIRS
+
+
+def registers(problem: ConvProblem, config: Sparse) -> int:
+    """Of a thread that multiplies, about."""
+    taps, sums = 4 * PAIRS * problem.kernel[0], 4 * PAIRS * config.tiles * live_rows(problem)
+    more = EACH * problem.bias + 6 * (problem.activation in window.FUNCTIONS)
+    return taps + sums + 8 * PAIRS * config.tiles + OTHER_REGISTERS + more
+
+
+def min_blocks_per_sm(problem: ConvProblem, config: Sparse) -> int:
+    return blocks_of(registers(problem, config), config.threads, shared_bytes(problem, config))
+
+
+def configs(problem: ConvProblem, device: Device) -> Iterator[Sparse]:
+    if not suits(problem, device) or not problem.output[0] or not problem.output[1]:
+        return
+    needed = ceil_div(problem.output[1], most_width(problem))
+    units = sorted({ceil_div(needed, strips) for strips in range(1, needed + 1)})
+    heights = sorted({ceil_div(problem.output[0], pieces) for pieces in PIECES}, reverse=True)
+    for channels, tiles, images in product(CHANNELS, TILES, IMAGES):
+        if (channels > CHANNELS[-1] and channels >= 2 * problem.c) or images >= 2 * problem.n:
+            continue
+        for count in units:
+            places = count * images
+            share = ceil_div(places, PLACES * tiles)
+            if count > MOST_UNITS or (places < LEAST_PLACES * PLACES * tiles * share and images < problem.n):
+                continue
+            width = ceil_div(problem.output[1], count * ceil_div(needed, count))
+            plain = Sparse(channels, share, tiles, count, width, images, heights[0], 2)
+            fitting = _fitting(problem, plain, device)
+            for one in fitting:
+                yield from (replace(one, rows=rows) for rows in heights)
+
+
+def _fitting(problem: ConvProblem, config: Sparse, device: Device) -> list[Sparse]:
+    """With as many stages as one block a multiprocessor and two have room for; with registers of the others, where it
+    needs them."""
+    warps, taken = config.consumers // LANES, registers(problem, config)
+    if not 2 <= warps <= MOST_WARPS or products(problem, config) > MOST_PRODUCTS:
+        return []
+    if max(columns_x(problem, config), config.strip) > boxes.MOST:
+        return []
+    if taken > min(MOST_REGISTERS, REGISTERS // round_up(config.threads, 4 * LANES) // 8 * 8):
+        if warps not in TAKEN or taken > TAKEN[warps][0]:
+            return []
+        config = replace(config, takes=True)
+    row_x, found = row_bytes(problem, config)[0], []
+    fixed = shared_bytes(problem, config) - config.stages * (row_x + 16)
+    for beside in (1, 2, 3):
+        room = (device.shared_bytes + 1024) // beside - 1024
+        one = replace(config, stages=min(MOST_STAGES, (room - fixed) // (row_x + 16)))
+        if one.stages >= 2 and (beside == 1 or blocks_of(taken, config.threads) >= beside) and one not in found:
+            found.append(one)
+    return found
+
+
+def _parts(problem: ConvProblem, config: Sparse) -> tuple[int, int, int, int]:
+    """Blocks of channels, strips of columns, pieces of rows, sets of images."""
+    (p, q) = problem.output
+    return (
+        ceil_div(problem.c, config.channels), ceil_div(q, config.strip), ceil_div(p, config.rows),
+        ceil_div(problem.n, config.images),
+    )  # fmt: skip
+
+
+# Of the cost model, fitted to 412 times on 16 layers, 32 images (H200). Cycles of a multiprocessor: a product, a load
+# or store of a warp, a pixel of a box; bytes of a cycle; cycles of a warp alone: a row, a product; a block's begin. How
+# sharply the larger decides; microseconds.
+PRODUCT, MOVE, PIXEL, L2_BYTES, ROW, OWN_PRODUCT, BLOCK = 1.34, 3.08, 1.78, 25.3, 220.0, 9.0, 2500.0
+POWER, START_US = 1.5, 1.4
+
+
+def predict_us(problem: ConvProblem, config: Sparse, device: Device) -> float:
+    """Blocks' rows: what warps multiply and move, what TMA brings and takes, a warp's chain; memory."""
+    (r, _), (height, _) = problem.kernel, problem.spatial
+    strips = _parts(problem, config)[1]
+    rows = min(height, config.rows + reach(problem, 0))
+    warps, of_row = config.consumers // LANES, r * config.tiles * PAIRS
+    moved = config.tiles * (4 * rows + 2 * config.rows)
+    issued = warps * (PRODUCT * rows * of_row + MOVE * moved)
+    pixels = config.images * (rows * columns_x(problem, config) + config.rows * config.strip)
+    there = problem.spatial[1] / strips * rows + problem.output[1] / strips * config.rows
+    size = config.channels * problem.itemsize
+    loaded = max(PIXEL * pixels, min(config.images, problem.n) * there * size / L2_BYTES)
+    own = rows * (ROW + OWN_PRODUCT * of_row)
+    blocks, held = prod(_parts(problem, config)), min_blocks_per_sm(problem, config)
+    share = ceil_div(blocks, device.multiprocessors)
+
+    def wave(count: int) -> float:
+        return joint_us(joint_us(count * issued, count * loaded, POWER), own, POWER) + BLOCK if count else 0.0
+
+    busy = (share // held * wave(held) + wave(share % held)) / cycles_us(device)
+    return START_US + joint_us(busy, problem.bytes / (device.gbps * 1e3), 4.0)
+
+
+def source(problem: ConvProblem, config: Sparse, filters: FpropFilters | None = None) -> Source:
+    (dilation_h, dilation_w) = problem.dilation
+    takes, leaves = TAKEN[config.consumers // LANES] if config.takes else (0, 0)
+    words: dict[str, int | bool | str] = {
+        "CHANNELS": config.channels, "SHARE": config.share, "TILES": config.tiles,
+        "UNITS": config.units, "WIDTH": config.width, "COLUMNS_X": columns_x(problem, config), "IMAGES": config.images,
+        "STAGES": config.stages, "OUTS": OUTS, "R": problem.kernel[0], "S": problem.kernel[1],
+        "DH": dilation_h, "DW": dilation_w, "TAKES": takes, "LEAVES": leaves, "BIAS": problem.bias,
+        "ACTIVATION": window.activation(problem.activation), **window.in_place_words(filters),
+    }  # fmt: skip
+    file, held = "ops/conv/cuda/depthwise/sparse.cu", min_blocks_per_sm(problem, config)
+    declarations = traits(tensor_core_type(problem.dtype), words)
+    return stub(file, "depthwise_sparse", "Traits", "SparseRows", config.threads, held, declarations=declarations)
+
+
+def launch(problem: ConvProblem, config: Sparse, device: Device, filters: FpropFilters | None = None) -> Launch:
+    made, (blocks, strips, pieces, sets) = source(problem, config, filters), _parts(problem, config)
+    fields = window.window_fields(problem, made)
+    fields |= {"rows": config.rows, "channel_blocks": blocks, "strips": strips, "pieces": pieces}
+    grid, names = (blocks * strips * pieces * sets, 1, 1), {"map_x": "x", "map_y": "y"}
+    maps = {
+        "map_x": _map(problem, problem.spatial, columns_x(problem, config), config),
+        "map_y": _map(problem, problem.output, config.strip, config),
+    }
+    shared = shared_bytes(problem, config, filters)
+    return Launch(made, fields, grid, config.threads, shared, maps, dependent=True, names_of=names)
+
+
+def _map(problem: ConvProblem, sizes: tuple[int, ...], columns: int, config: Sparse) -> TensorMap:
+    """A row of a strip of a set of images."""
+    (high, wide), pixel = sizes, problem.c * problem.itemsize
+    strides, box = (pixel, pixel * wide, pixel * wide * high), (config.channels, columns, 1, config.images)
+    swizzle = config.channels * problem.itemsize
+    return TensorMap(problem.dtype, (problem.c, wide, high, problem.n), strides, box, swizzle_bytes=swizzle)
