@@ -89,7 +89,7 @@ def test_other_threads_are_kept_off_the_callers_core() -> None:
             thread.start()
         os.sched_setaffinity(bound.native_id or 0, {min(cores)})
         threads, environment = settings.threads(), dict(os.environ)
-        with timing._apart():
+        with timing.apart():
             (mine,) = os.sched_getaffinity(0)
             assert settings.threads() == threads
             assert os.sched_getaffinity(free.native_id or 0) == cores - {mine}
@@ -231,6 +231,18 @@ def test_geometric_mean_and_auto_quality() -> None:
     assert records.geometric_mean([]) is None
     rows = [record(1, algorithms={"a": 100.0, "b": 90.0}), record(1, algorithms={"a": 100.0, "b": 80.0}), record(1)]
     assert bench.select_best(rows) == (1, 2)
+
+
+def test_tables_say_where_cores_were_far_from_each_other() -> None:
+    def said(*rows: Record) -> str:
+        console = Console(file=io.StringIO(), width=200)
+        report._print_means(console, rows, [])
+        return console.file.getvalue()  # type: ignore[attr-defined]
+
+    near, far = record(1.0, line_ns=[90.0, 100.0]), record(1.0, line_ns=[90.0, 365.0])
+    assert "far from each other" not in said(record(1.0), near)
+    assert "1 of 3 were timed while two threads' cores were far" in said(record(1.0), near, far)
+    assert "365 ns, and 90 at best" in said(near, far)
 
 
 def test_report_rewrites_between_markers_only(tmp_path: Path) -> None:

@@ -156,7 +156,9 @@ def _measure(problem: Problem, options: Options, device: Device, record: Record)
     if not on_gpu:
         calls = {**runs, **beside}.items()
         contestants = [timing.Contestant(name, run, pauses.get(name, timing.PAUSE_S)) for name, run in calls]
+        before = _line_ns(device)
         times = timing.measure(contestants, seconds=options.seconds, repeats=options.repeats)
+        record.line_ns = before + _line_ns(device)
         _fill(record, times, ids, options, problem, roofline.ceilings(device.threads, problem.dtype))
         return
     times = gpu.measure({**runs, **beside}, repeats=options.repeats)
@@ -164,6 +166,19 @@ def _measure(problem: Problem, options: Options, device: Device, record: Record)
     _fill(record, times, ids, options, problem, gpu.ceilings(device, arithmetic, problem.math))
     record.cold_us = {name: one.time_us for name, one in gpu.measure(runs, repeats=5, cold=True).items()}
     record.wall_us = {name: gpu.wall_us(run, times[name].time_us) for name, run in runs.items()}
+
+
+def _line_ns(device: Device) -> list[float]:
+    """Of two threads' cores, where there are two."""
+    from tapwise.cpu.ceilings import line_ns
+
+    if device.threads < 2:
+        return []
+    # Threads that begin while the caller is kept on its core would stay there.
+    line_ns()
+    with timing.apart():
+        found = line_ns()
+    return [] if found is None else [found]
 
 
 def _inputs(problem: Problem) -> Inputs:

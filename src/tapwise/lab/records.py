@@ -43,8 +43,9 @@ class Record:
     nothing in L2, `wall_us` what an eager call takes of the host; `over_plain`: the time over that of the same
     convolution without bias, activation and residual, by whoever computes it, measured in turns; `f32_ratio`: of 16
     bits on a CPU, the time of the same problem in float32, by the algorithm chosen for that, over this one, in turns
-    too. `threads` of a CPU, or multiprocessors of a GPU; `prepared`: not a plain call of conv2d, which packs the
-    filters."""
+    too. `line_ns`: how far two threads' cores were from each other on a CPU, the round trip of a cache line in
+    nanoseconds, before and behind the times. `threads` of a CPU, or multiprocessors of a GPU; `prepared`: not a plain
+    call of conv2d, which packs the filters."""
 
     problem: str
     suite: str
@@ -73,6 +74,7 @@ class Record:
     cold_us: dict[str, float] = field(default_factory=dict)
     wall_us: dict[str, float] = field(default_factory=dict)
     over_plain: dict[str, float] = field(default_factory=dict)
+    line_ns: list[float] = field(default_factory=list)
     error: float | None = None
     bound: float | None = None
     verified: bool = False

@@ -131,7 +131,7 @@ def measure(
                     continue
                 began = clock()
                 wake_s = max(WAKE_S, WAKE_SHARE * paused_s)
-                with _apart():
+                with apart():
                     rounds[name].append(_block_us(contestant.run, call_s[name], clock, wake_s))
                 spent[name] += (clock() - began) / 1e9
                 paused_s = contestant.pause_s
@@ -154,7 +154,7 @@ def _calibrate(contestant: Contestant, clock: Callable[[], int], sleep: Callable
 
 
 @contextmanager
-def _apart() -> Iterator[None]:
+def apart() -> Iterator[None]:
     """Keeps the caller on its core and this process's other threads off it, where the system lets them (Linux).
 
     Linux may wake two threads of a team on one core beside an idle one, and leave them there for 50 ms. Plain calls
