@@ -96,7 +96,12 @@ def test_kernels_compile_without_spills(text: str, architecture: str, share: Sha
 )  # fmt: skip
 def test_it_leaves_the_rest_to_others(text: str) -> None:
     assert not list(sparse.configs(ConvProblem.parse(text), H200))
-    assert not list(sparse.configs(ConvProblem.parse("n2 c16 h9 w9 k16 r5 s5 pad2 groups16 f16 nhwc"), AMPERE))
+
+
+def test_it_takes_hopper_and_newer() -> None:
+    problem = ConvProblem.parse("n2 c16 h9 w9 k16 r5 s5 pad2 groups16 f16 nhwc")
+    assert list(sparse.configs(problem, H200))
+    assert not list(sparse.configs(problem, AMPERE))
 
 
 def test_rows_have_room_for_what_is_read_beyond_them() -> None:
@@ -105,7 +110,18 @@ def test_rows_have_room_for_what_is_read_beyond_them() -> None:
     config = Sparse(32, 1, 1, 4, 7, 2, 28, 8)
     assert sparse.columns_x(problem, config) == 34
     assert sparse.row_bytes(problem, config) == (5 * 1024, 4 * 1024)
-    assert 5 * 1024 >= 64 * (2 * 34 + 21 + 16 - 34)
+
+
+@pytest.mark.parametrize(
+    "size", ["c256 h28 w28 k256 r7 s7 pad3", "c72 h21 w37 k72 r5 s5 pad2", "c16 h9 w5 k16 r3 s13 pad1x6"]
+)
+def test_no_unit_reads_beyond_its_row(size: str) -> None:
+    problem = ConvProblem.parse(f"n7 {size} groups{size.split()[0][1:]} f16 nhwc")
+    found = list(sparse.configs(problem, H200))
+    assert found
+    for one in found:
+        last = (one.images - 1) * sparse.columns_x(problem, one) + (one.units - 1) * one.width + sparse.COLUMNS
+        assert sparse.row_bytes(problem, one)[0] >= last * one.channels * problem.itemsize
 
 
 # Of stride 2 a phase has every second tap of each axis.

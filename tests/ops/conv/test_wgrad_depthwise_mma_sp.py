@@ -14,10 +14,11 @@ import emulated
 from emulated.verify import check
 from tapwise import dispatch
 from tapwise.cuda.jit.device import H200
+from tapwise.ops.conv.cuda.costs import TAKEN
 from tapwise.ops.conv.cuda.wgrad_depthwise_mma_sp import DepthwiseMmaSpWgrad
 from tapwise.ops.conv.cuda.wgrad_depthwise_mma_sp_blocks import Config, live_rows, unrolled
 from tapwise.ops.conv.cuda.wgrad_stages import maps_of
-from tapwise.ops.conv.cuda.wgrad_stages_blocks import TAKEN, min_blocks_per_sm, shared_bytes
+from tapwise.ops.conv.cuda.wgrad_stages_blocks import min_blocks_per_sm, shared_bytes
 from tapwise.ops.conv.problem import ConvProblem
 
 ALGORITHM = DepthwiseMmaSpWgrad()

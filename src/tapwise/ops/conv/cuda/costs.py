@@ -14,6 +14,10 @@ from tapwise.problem import Problem
 # Of a multiprocessor (Hopper): registers, shared memory, which each block takes some more of, threads.
 REGISTERS: Final = 1 << 16
 SHARED_BYTES, MORE_BYTES, THREADS, MOST_BLOCKS = 228 << 10, 1 << 10, 2048, 16
+# Warps of a warpgroup, which gives up registers; registers of a thread that multiplies and of one that gives them up,
+# by the warps that multiply.
+WARPGROUP: Final = 4
+TAKEN: Final = {8: (240, 24), 12: (152, 56)}
 
 # Multiprocessors of an H200 that a cluster may lie on: as many clusters of 4, 5, 6 and 8 ran at once as such rows hold.
 CLUSTER_ROWS: Final = (18, 18, 18, 18, 18, 16, 16, 10)

@@ -16,7 +16,7 @@ from tapwise.cuda.jit.launch import has_dependent_launches
 from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import boxes
-from tapwise.ops.conv.cuda.costs import MORE_BYTES, REGISTERS, SHARED_BYTES, blocks_of
+from tapwise.ops.conv.cuda.costs import REGISTERS, blocks_of, room_of
 from tapwise.ops.conv.cuda.residue_classes import phases, steps
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -95,7 +95,7 @@ def row_blocks(problem: ConvProblem, plain: Config, q: int, device: Device) -> I
 
 def deepest(problem: ConvProblem, config: Config, device: Device, beside: int) -> Config | None:
     """With as many stages as let so many blocks find room on a multiprocessor."""
-    room = min(device.shared_bytes, SHARED_BYTES // beside - MORE_BYTES)
+    room = room_of(device, beside)
     deep = replace(config, stages=min(MOST_STAGES, room // (stage_bytes(problem, config) + 16)))
     held = blocks_of(registers(problem, deep), deep.threads)
     return deep if deep.stages > 1 and held >= beside and fits(problem, deep, device) else None

@@ -11,13 +11,8 @@ from typing import Final
 from tapwise.algorithm import Device
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import boxes
-from tapwise.ops.conv.cuda.costs import REGISTERS
-from tapwise.ops.conv.cuda.wgrad_stages_blocks import (
-    LANES,
-    TAKEN,
-    StagesConfig,
-    deep,
-)
+from tapwise.ops.conv.cuda.costs import REGISTERS, TAKEN
+from tapwise.ops.conv.cuda.wgrad_stages_blocks import LANES, StagesConfig, deep
 from tapwise.ops.conv.problem import ConvProblem
 
 # Columns of a tile, and of dy of a unit at most; bytes that a box begins at multiples of; places of a product, images

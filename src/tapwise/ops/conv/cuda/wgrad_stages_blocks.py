@@ -11,15 +11,11 @@ from typing import Any, Final, Self, TypeVar
 from tapwise.algorithm import Config, Device
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import wgrad_parts
-from tapwise.ops.conv.cuda.costs import MORE_BYTES, SHARED_BYTES, blocks_of
+from tapwise.ops.conv.cuda.costs import TAKEN, WARPGROUP, blocks_of, room_of
 from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS
 from tapwise.ops.conv.problem import ConvProblem
 
 LANES: Final = 32
-# Warps of a warpgroup, which gives up registers; registers of threads that multiply and that copy, by the warps that
-# multiply.
-WARPGROUP: Final = 4
-TAKEN: Final = {8: (240, 24), 12: (152, 56)}
 # Stages at most; registers more where several blocks find room; rows of dy of a part at least; blocks of a cluster that
 # add parts.
 MOST_STAGES, SPARE, LEAST_ROWS, CLUSTERS = 8, 4, 2, (2, 4, 8)
@@ -136,7 +132,7 @@ def deep(problem: ConvProblem, config: C, device: Device) -> Iterator[C]:
     """With as many stages as one block a multiprocessor, two and three have room for."""
     held = blocks_of(config.registers(problem) + SPARE, config.threads)
     for beside in (1, 2, 3):
-        room = min(device.shared_bytes, SHARED_BYTES // beside - MORE_BYTES)
+        room = room_of(device, beside)
         one = config.changed(stages=min(MOST_STAGES, room // (config.stage_bytes(problem) + 16)))
         if one.stages > 1 and beside <= held and shared_bytes(problem, one) <= room:
             yield one

@@ -317,8 +317,8 @@ template <class Traits> DEVICE void depthwise_sparse(const SparseRows &a) {
                 own.bias[c] = Element<T>::to_float(static_cast<const T *>(a.bias)[part.channel0 + own.channel + c]);
     own.as_they_are = 0x3210 + (unsigned)(a.n >> 40), own.zeros = 0x4444 + (unsigned)(a.n >> 40);
     unsigned stage = 0, phase = 0, out = 0, out_phase = 1;
-#pragma unroll 1
     // An output is whole with its last row, be that in x or not.
+#pragma unroll 1
     for (int begin = min(part.first, P::REACH); begin < part.count + P::REACH + 2; begin += P::LIVE)
         SparseTurn<P, 0>::run(own, part, base, begin, stage, phase, out, out_phase);
     if (!__all_sync(~0u, own.check == 0)) {

@@ -2,6 +2,8 @@
 
 A product has two channels of 8 outputs beside each other, of 8 places of the images: what is zero between channels is
 what mma.sp leaves out. TMA brings rows of x and takes rows of y; nothing is transposed.
+
+Source: PTX ISA on mma.sp, tensor maps and setmaxnreg.
 """
 
 from __future__ import annotations
@@ -20,7 +22,17 @@ from tapwise.cuda.jit.tensor_map import TensorMap
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import boxes, window
-from tapwise.ops.conv.cuda.costs import MORE_BYTES, REGISTERS, SHARED_BYTES, blocks_of, cycles_us, joint_us
+from tapwise.ops.conv.cuda.costs import (
+    MORE_BYTES,
+    REGISTERS,
+    SHARED_BYTES,
+    TAKEN,
+    WARPGROUP,
+    blocks_of,
+    cycles_us,
+    joint_us,
+    room_of,
+)
 from tapwise.ops.conv.cuda.window import FpropFilters
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -35,10 +47,8 @@ IMAGES, MOST_STAGES, OUTS = (8, 4, 2, 1), 8, 3
 LEAST_TAPS, MOST_TAPS, MOST_UNITS, MOST_PRODUCTS = 5, 11, 8, 420
 # Outputs of a place at least; of the places of a block, so many are there.
 LEAST_WIDTH, LEAST_PLACES = 4, 0.7
-# Registers of a thread beside taps, sums and columns; all at most. Threads that help; those of a warpgroup, which gives
-# up registers: what they and the others have, by the warps that multiply.
-OTHER_REGISTERS, MOST_REGISTERS, HELPERS, WARPGROUP = 34, 248, 64, 128
-TAKEN: Final = {8: (240, 24), 12: (152, 56)}
+# Registers of a thread beside taps, sums and columns; all at most. Warps that help.
+OTHER_REGISTERS, MOST_REGISTERS, HELPERS = 34, 248, 2
 # Taps of a filter of fprop: those of the largest, and phases of a stride of 4.
 LARGEST_FILTER, MOST_PHASES = 31 * 31, 16
 # Of a block's rows, pieces of an image.
@@ -68,7 +78,7 @@ class Sparse(BaseConfig):
 
     @property
     def threads(self) -> int:
-        return self.consumers + (WARPGROUP if self.takes else HELPERS)
+        return self.consumers + LANES * (WARPGROUP if self.takes else HELPERS)
 
     @property
     def strip(self) -> int:
@@ -178,8 +188,8 @@ def configs(problem: ConvProblem, device: Device) -> Iterator[Sparse]:
 
 
 def _fitting(problem: ConvProblem, config: Sparse, device: Device) -> list[Sparse]:
-    """With as many stages as one block a multiprocessor and two have room for; with registers of the others, where it
-    needs them."""
+    """With as many stages as one block a multiprocessor, two and three have room for; with registers of the others,
+    where it needs them."""
     warps, taken = config.consumers // LANES, registers(problem, config)
     if not 2 <= warps <= MOST_WARPS or products(problem, config) > MOST_PRODUCTS:
         return []
@@ -192,8 +202,7 @@ def _fitting(problem: ConvProblem, config: Sparse, device: Device) -> list[Spars
     row_x, found = row_bytes(problem, config)[0], []
     fixed = shared_bytes(problem, config) - config.stages * (row_x + 16)
     for beside in (1, 2, 3):
-        room = (device.shared_bytes + 1024) // beside - 1024
-        one = replace(config, stages=min(MOST_STAGES, (room - fixed) // (row_x + 16)))
+        one = replace(config, stages=min(MOST_STAGES, (room_of(device, beside) - fixed) // (row_x + 16)))
         if one.stages >= 2 and (beside == 1 or blocks_of(taken, config.threads) >= beside) and one not in found:
             found.append(one)
     return found
@@ -239,7 +248,7 @@ def predict_us(problem: ConvProblem, config: Sparse, device: Device) -> float:
 
 
 def source(problem: ConvProblem, config: Sparse, filters: FpropFilters | None = None) -> Source:
-    (dilation_h, dilation_w) = problem.dilation
+    dilation_h, dilation_w = problem.dilation
     takes, leaves = TAKEN[config.consumers // LANES] if config.takes else (0, 0)
     words: dict[str, int | bool | str] = {
         "CHANNELS": config.channels, "SHARE": config.share, "TILES": config.tiles,
