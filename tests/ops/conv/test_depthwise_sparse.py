@@ -20,23 +20,23 @@ from tapwise.ops.conv.problem import ConvProblem
 
 ALGORITHM = Depthwise()
 AMPERE = replace(H200, architecture="sm_80")
-# (problem, (channels, share, tiles, units, width, images, rows, stages, takes)): images that are not there, a last
-# block that begins earlier, fewer channels than a block, strips, pieces of rows of which the last has fewer, places
-# that are none, dilations, filters of one row, wider than images and than what a place has left, uneven padding, more
-# of it than rows of taps.
+# (problem, (channels, share, tiles, units, width, images, rows, stage_rows, stages, takes)): images that are not there,
+# a last block that begins earlier, fewer channels than a block, strips, pieces of rows of which the last has fewer,
+# places that are none, dilations, filters of one row, wider than images and than what a place has left, uneven padding,
+# more of it than rows of taps, stages that begin above x and end below it.
 EMULATED = [
-    ("n5 c40 h13 w19 k40 r5 s5 pad2 groups40 f16 nhwc bias relu", (32, 2, 1, 3, 7, 4, 13, 3)),
-    ("n3 c24 h9 w14 k24 r7 s7 pad3 groups24 bf16 nhwc", (16, 1, 1, 2, 7, 4, 5, 2)),
-    ("n2 c8 h7 w7 k8 r3 s5 pad1x2 groups8 f16 nhwc bias", (16, 1, 1, 1, 7, 2, 3, 8)),
-    ("n1 c72 h20 w30 k72 r5 s5 pad2 groups72 f16 nhwc hardswish", (64, 1, 2, 4, 8, 1, 7, 4)),
-    ("n2 c32 h15 w33 k32 r5 s5 pad0x2 groups32 f16 nhwc", (32, 1, 1, 3, 8, 2, 4, 5)),
-    ("n2 c16 h12 w21 k16 r3 s5 pad4x4 dilation3x2 groups16 bf16 nhwc silu", (16, 1, 1, 2, 6, 2, 12, 3)),
-    ("n4 c16 h5 w9 k16 r1 s11 pad0x5 groups16 f16 nhwc", (16, 1, 1, 2, 5, 4, 2, 2)),
-    ("n1 c16 h11 w3 k16 r11 s5 pad5x2 groups16 f16 nhwc", (16, 1, 1, 1, 3, 1, 11, 2)),
-    ("n9 c16 h1 w8 k16 r3 s9 pad1x4 groups16 f16 nhwc", (16, 1, 1, 1, 8, 8, 1, 2)),
-    ("n2 c16 h6 w6 k16 r5 s5 pad4:1x0:5 groups16 f16 nhwc", (16, 1, 1, 2, 4, 2, 7, 2)),
-    ("n1 c16 h3 w6 k16 r5 s5 pad7x2 groups16 f16 nhwc", (16, 1, 1, 1, 6, 1, 4, 2)),
-    ("n3 c32 h17 w15 k32 r9 s9 pad4 groups32 bf16 nhwc", (32, 1, 1, 3, 5, 2, 9, 3, True)),
+    ("n5 c40 h13 w19 k40 r5 s5 pad2 groups40 f16 nhwc bias relu", (32, 2, 1, 3, 7, 4, 13, 2, 3)),
+    ("n3 c24 h9 w14 k24 r7 s7 pad3 groups24 bf16 nhwc", (16, 1, 1, 2, 7, 4, 5, 2, 2)),
+    ("n2 c8 h7 w7 k8 r3 s5 pad1x2 groups8 f16 nhwc bias", (16, 1, 1, 1, 7, 2, 3, 1, 8)),
+    ("n1 c72 h20 w30 k72 r5 s5 pad2 groups72 f16 nhwc hardswish", (64, 1, 2, 4, 8, 1, 7, 2, 4)),
+    ("n2 c32 h15 w33 k32 r5 s5 pad0x2 groups32 f16 nhwc", (32, 1, 1, 3, 8, 2, 4, 2, 5)),
+    ("n2 c16 h12 w21 k16 r3 s5 pad4x4 dilation3x2 groups16 bf16 nhwc silu", (16, 1, 1, 2, 6, 2, 12, 1, 3)),
+    ("n4 c16 h5 w9 k16 r1 s11 pad0x5 groups16 f16 nhwc", (16, 1, 1, 2, 5, 4, 2, 2, 2)),
+    ("n1 c16 h11 w3 k16 r11 s5 pad5x2 groups16 f16 nhwc", (16, 1, 1, 1, 3, 1, 11, 2, 2)),
+    ("n9 c16 h1 w8 k16 r3 s9 pad1x4 groups16 f16 nhwc", (16, 1, 1, 1, 8, 8, 1, 1, 2)),
+    ("n2 c16 h6 w6 k16 r5 s5 pad4:1x0:5 groups16 f16 nhwc", (16, 1, 1, 2, 4, 2, 7, 2, 2)),
+    ("n1 c16 h3 w6 k16 r5 s5 pad7x2 groups16 f16 nhwc", (16, 1, 1, 1, 6, 1, 4, 2, 2)),
+    ("n3 c32 h17 w15 k32 r9 s9 pad4 groups32 bf16 nhwc", (32, 1, 1, 3, 5, 2, 9, 1, 3, True)),
 ]
 
 
@@ -56,7 +56,7 @@ def test_what_is_not_finite_stays_with_its_windows(emulation: None) -> None:
     x[0, 1, 0, 0], x[-1, 2, -1, -1], x[0, 3, 4, -1], x[1, 15, 3, 6] = np.inf, np.nan, -np.inf, np.inf
     with np.errstate(all="ignore"):
         expected = problem.convolve(x, inputs.w, inputs.bias)
-    plan = ALGORITHM.plan(problem, Sparse(16, 1, 1, 2, 7, 4, 5, 2), H200)
+    plan = ALGORITHM.plan(problem, Sparse(16, 1, 1, 2, 7, 4, 5, 2, 2), H200)
     last = lent(np.ascontiguousarray(np.moveaxis(x, 1, -1))).transpose(0, 3, 1, 2)
     y = lent(np.full((2, 9, 14, 16), 7, np.float16)).transpose(0, 3, 1, 2)
     plan.run(Buffers(last, plan.pack(lent(inputs.w)), y, None, lent(inputs.bias), None, 0))
@@ -107,7 +107,7 @@ def test_it_takes_hopper_and_newer() -> None:
 def test_rows_have_room_for_what_is_read_beyond_them() -> None:
     """Seven columns of outputs of the last of four units see 16 columns from 21 on, of 34 that come of each image."""
     problem = ConvProblem.parse("n32 c256 h28 w28 k256 r7 s7 pad3 groups256 f16 nhwc")
-    config = Sparse(32, 1, 1, 4, 7, 2, 28, 8)
+    config = Sparse(32, 1, 1, 4, 7, 2, 28, 1, 8)
     assert sparse.columns_x(problem, config) == 34
     assert sparse.row_bytes(problem, config) == (5 * 1024, 4 * 1024)
 

@@ -27,6 +27,8 @@ COMPILED = [
     ("n32 c288 h28 w28 k288 r5 s5 pad2 groups288 bf16 nhwc", "sm_90a"),
     ("n32 c728 h19 w19 k728 r3 s3 pad1 groups728 f16 nhwc", "sm_100a"),
     ("n32 c64 h33 w33 k64 r9 s9 pad4 groups64 bf16 nhwc", "sm_100a"),
+    ("n32 c340 h19 w19 k340 r5 s5 pad2 groups340 f16 nhwc", "sm_90a"),
+    ("n32 c300 h7 w7 k300 r7 s7 pad3 groups300 bf16 nhwc", "sm_100a"),
     ("n8 c960 h7 w7 k960 r5 s5 pad2 groups960 f16 nhwc", "sm_90a"),
 ]
 # Images and channels that are not there, units of fewer than 8 columns, places that are none, warps that
@@ -43,6 +45,15 @@ EMULATED = [
     ("n6 c40 h9 w13 k40 r7 s7 pad3 groups40 f16 nhwc", Config(32, 4, 1, 2, 7, 2, 8, 1, 7, 3, 2, takes=True)),
     ("n5 c16 h6 w30 k16 r1 s11 pad0x5 groups16 bf16 nhwc", Config(16, 8, 1, 4, 5, 2, 4, 4, 1, 2, 8, True)),
     ("n3 c8 h2 w3 k8 r3 s3 pad2 groups8 f16 nhwc", Config(16, 4, 1, 1, 5, 1, 16, 1, 3, 2, 2)),
+    # Pixels of odd multiples of 8 bytes: odd and even rows and images of x and dy, units and strips that begin at odd
+    # columns, two tiles, last blocks of channels that begin within 16 bytes, one row, one column.
+    ("n5 c20 h9 w19 k20 r5 s5 pad2 groups20 f16 nhwc", Config(28, 4, 1, 4, 5, 2, 4, 1, 5, 3, 3)),
+    ("n13 c36 h7 w7 k36 r7 s7 pad3 groups36 bf16 nhwc", Config(28, 4, 1, 1, 7, 2, 8, 2, 4, 2, 2, True)),
+    ("n3 c100 h6 w14 k100 r3 s3 pad1 groups100 f16 nhwc", Config(60, 4, 1, 3, 5, 1, 4, 2, 3, 2, 3)),
+    ("n2 c12 h5 w23 k12 r2 s4 pad1:0x2:1 dilation1x2 groups12 f16 nhwc", Config(28, 4, 2, 3, 2, 2, 8, 4, 2, 2, 2)),
+    ("n5 c20 h9 w12 k20 r5 s5 pad2 groups20 f16 nhwc", Config(28, 4, 1, 3, 4, 1, 4, 2, 5, 3, 3)),
+    ("n6 c28 h1 w11 k28 r3 s2 pad1x0 groups28 f16 nhwc", Config(48, 4, 1, 2, 6, 1, 4, 1, 3, 2, 2)),
+    ("n1 c4 h8 w1 k4 r3 s3 pad1 groups4 bf16 nhwc", Config(28, 4, 1, 1, 3, 1, 4, 1, 3, 2, 1)),
     # More parts than eight warps load at once.
     ("n4 c16 h70 w8 k16 r3 s3 pad1 groups16 f16 nhwc", Config(16, 4, 1, 1, 8, 2, 4, 1, 3, 2, 70)),
 ]
@@ -144,7 +155,7 @@ def test_the_model_knows_lines_of_memory_and_instructions_that_come_first() -> N
         ("c16 h9 w9 k16 r3 s3 groups16 f16 wgrad", "channels last"),
         ("c16 h9 w9 k16 r3 s3 groups2 f16 nhwc wgrad", "one channel and filter"),
         ("c16 h9 w9 k32 r3 s3 groups16 f16 nhwc wgrad", "one channel and filter"),
-        ("c20 h9 w9 k20 r3 s3 groups20 f16 nhwc wgrad", "in eights"),
+        ("c18 h9 w9 k18 r3 s3 groups18 f16 nhwc wgrad", "in fours"),
         ("c16 h9 w9 k16 r3 s3 stride2x1 groups16 f16 nhwc wgrad", "strides of 1"),
         ("c16 h9 w9 k16 r3 s3 groups16 f32 nhwc wgrad", "f16"),
         ("n40000 c16 h300 w300 k16 r3 s3 groups16 f16 nhwc wgrad", "2^31"),

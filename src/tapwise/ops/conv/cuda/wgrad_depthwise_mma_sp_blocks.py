@@ -12,12 +12,14 @@ from tapwise.algorithm import Device
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import boxes
 from tapwise.ops.conv.cuda.costs import REGISTERS, TAKEN
-from tapwise.ops.conv.cuda.wgrad_stages_blocks import LANES, StagesConfig, deep
+from tapwise.ops.conv.cuda.wgrad_stages_blocks import LANES, StagesConfig, deep, in_halves
 from tapwise.ops.conv.problem import ConvProblem
 
 # Columns of a tile, and of dy of a unit at most; bytes that a box begins at multiples of; places of a product, images
 # of a set in multiples of.
 TILE, ALIGNED, PLACES, FOUR = 8, 1024, 16, 4
+# Where pixels may begin 8 bytes further: channels of a block, by the bytes of a pixel that comes.
+HALF_CHANNELS: Final = {28: 64, 48: 128, 60: 128}
 # Of a block: channels, of a warp, tiles; warps at least and at most; images of a set; rows of a stage.
 CHANNELS, EACH, TILES, LEAST_WARPS, MOST_WARPS = (64, 32, 16), (4, 8), (1, 2), 2, 16
 IMAGES, ROWS = (4, 8, 16, 32), (4, 2, 1)
@@ -58,20 +60,28 @@ class Config(StagesConfig):
         return self.units * self.width
 
     def columns(self, problem: ConvProblem) -> tuple[int, int]:
-        return pitch(self.strip(problem) + reach(problem)), pitch(self.strip(problem))
+        of_x, of_dy = self.strip(problem) + reach(problem), self.strip(problem)
+        return (round_up(of_x, 2), round_up(of_dy, 2)) if in_halves(problem) else (pitch(of_x), pitch(of_dy))
 
     def box_rows(self, problem: ConvProblem) -> tuple[int, int]:
         return 1, 1
 
+    def pixel_bytes(self, problem: ConvProblem) -> int:
+        return HALF_CHANNELS[self.channels] if in_halves(problem) else super().pixel_bytes(problem)
+
     def stage_bytes(self, problem: ConvProblem) -> int:
         """With the columns that are read beyond a row's end."""
-        pixel, before = self.channels * problem.itemsize, (self.units - 1) * self.width
+        pixel, before = self.pixel_bytes(problem), (self.units - 1) * self.width
         read = (before + TILE * self.tiles, before + TILE)
-        pixels = (
-            self.images * columns + max(0, most - columns)
-            for columns, most in zip(self.columns(problem), read, strict=True)
-        )
-        return self.rows * sum(round_up(pixel * count, ALIGNED) for count in pixels)
+
+        def row(columns: int, most: int) -> int:
+            beyond = max(0, most - columns)
+            if not in_halves(problem):
+                return round_up(pixel * (self.images * columns + beyond), ALIGNED)
+            box = round_up(pixel * self.images * columns // 4, 8 * pixel)
+            return round_up(4 * box + pixel * ceil_div(beyond, 2), ALIGNED)
+
+        return self.rows * sum(map(row, self.columns(problem), read))
 
     def terms(self, problem: ConvProblem) -> int:
         return self.share * self.width
@@ -122,8 +132,10 @@ def _widths(problem: ConvProblem, tiles: int) -> Iterator[tuple[int, int]]:
 def _shapes(problem: ConvProblem) -> Iterator[Config]:
     """All but rows, stages and parts."""
     r = problem.kernel[0]
-    for channels, each, tiles in product(CHANNELS, EACH, TILES):
-        if channels > CHANNELS[-1] and channels >= 2 * problem.c:
+    # Reads of eight channels are of whole pieces of 16 bytes.
+    possible = (HALF_CHANNELS, EACH[:1]) if in_halves(problem) else (CHANNELS, EACH)
+    for channels, each, tiles in product(*possible, TILES):
+        if channels > min(possible[0]) and channels >= 2 * problem.c:
             continue
         plain = Config(channels, each, 1, 1, 1, tiles, FOUR, 1, r, 2, 1)
         taps = (ceil_div(r, count) for count in range(1, r + 1))

@@ -39,6 +39,7 @@ template <class Traits> struct NarrowTile : Traits {
     static_assert(COLUMNS_X % 8 == 0);
     static constexpr int IMAGE_X = ROWS_X * COLUMNS_X, IMAGE_DY = B::ROWS * COLUMNS_DY, PIXEL = 2 * B::CHANNELS;
     static constexpr int BOXES_X = 1, BOXES_DY = 1;
+    static constexpr bool HALVES = false;
     static constexpr int BYTES_X = B::IMAGES * IMAGE_X * PIXEL, BYTES_DY = B::IMAGES * IMAGE_DY * PIXEL;
     static constexpr int ZEROS = READ_X > COLUMNS_X ? (READ_X - COLUMNS_X) * PIXEL : 0;
     static constexpr int DY_AT = (BYTES_X + ZEROS + 1023) / 1024 * 1024,
@@ -112,7 +113,7 @@ template <class P> struct NarrowWarp {
 
     DEVICE NarrowWarp(int warp)
         : places(warp % P::OCTETS, warp / P::OCTETS), octet(warp % P::OCTETS), share(warp / P::OCTETS) {}
-    DEVICE void begin() { live = {}; }
+    DEVICE void begin(const StageRuns<P> &, int) { live = {}; }
     DEVICE void multiply(unsigned stage, bool of_x, int of_run, int count, int) {
         if (of_x) multiply<true>(stage, of_run, count);
         else multiply<false>(stage, of_run, count);

@@ -48,7 +48,7 @@ class NarrowGroupsWgrad(StagedWgrad[Config]):
     summary: ClassVar[str] = "tensor cores (mma.sync) on pixels as they lie, eights of channels, by TMA"
     kernel: ClassVar[str] = "wgrad_narrow_groups"
     cost: ClassVar[Cost] = COST
-    copied_cost: ClassVar[Cost] = COPIED_COST
+    unaligned_cost: ClassVar[Cost] = COPIED_COST
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
         if problem.groups == 1 or problem.group_c not in GROUPS or problem.group_k != problem.group_c:

@@ -16,8 +16,9 @@
 #include "tma.cuh"
 
 struct StagedWgrad {
-    // Tensor maps of x and dy.
-    alignas(64) unsigned long long map_x[16], map_dy[16];
+    // Tensor maps of x and dy: one, or of pixels of odd multiples of 8 bytes eight, of even and odd columns (1), rows
+    // (2) and images (4).
+    alignas(64) unsigned long long map_x[8][16], map_dy[8][16];
     const void *x;
     // dy.
     const void *w;
@@ -64,6 +65,21 @@ template <class P> struct StageRuns {
     DEVICE bool of_dy(int base) const { return base / P::SH < ahead + count; }
 };
 
+// A row of IMAGES whose pixels are odd multiples of 8 bytes. TMA's pieces are of 16, as are every second column, row
+// and image from each other: even and odd columns, and images, come in boxes of their own, SIZE bytes apart. Where
+// pixels begin within a piece, it comes with what is in front.
+template <int SIZE>
+DEVICE void copy_halves(unsigned to, const unsigned long long (&maps)[8][16], unsigned barrier, int channel0, int w,
+                        int h, int n, int height, int width, int channels) {
+#pragma unroll
+    for (int half = 0; half < 4; ++half) {
+        const int of_w = (w + half % 2) & 1, of_h = h & 1, of_n = half / 2,
+                  first = ((of_n * height + of_h) * width + of_w) * channels + channel0;
+        copy_box(to + half * SIZE, maps[of_n * 4 + of_h * 2 + of_w], barrier, first - first % 8, (w + half % 2) >> 1,
+                 h >> 1, n >> 1);
+    }
+}
+
 // A thread copies all stages. What is beside the images, or behind the run's rows of dy, does not come.
 template <class P>
 DEVICE void copy_stages(StageRuns<P> runs, int channel0, unsigned ring, unsigned full, unsigned empty) {
@@ -78,13 +94,22 @@ DEVICE void copy_stages(StageRuns<P> runs, int channel0, unsigned ring, unsigned
             barrier_expect(barrier, (x ? P::BYTES_X : 0) + (dy ? P::BYTES_DY : 0));
             if (x)
 #pragma unroll
-                for (int i = 0; i < P::ROWS_X; i += P::ROWS_X / P::BOXES_X)
-                    copy_box(to + P::pixel_x(0, i) * P::PIXEL, a.map_x, barrier, channel0, runs.left, top + i, runs.n);
+                for (int i = 0; i < P::ROWS_X; i += P::ROWS_X / P::BOXES_X) {
+                    const unsigned there = to + P::pixel_x(0, i) * P::PIXEL;
+                    if constexpr (P::HALVES)
+                        copy_halves<P::HALF_X>(to + i * P::ROW_X, a.map_x, barrier, channel0, runs.left, top + i,
+                                               runs.n, a.height, a.width, a.c);
+                    else copy_box(there, a.map_x[0], barrier, channel0, runs.left, top + i, runs.n);
+                }
             if (dy)
 #pragma unroll
-                for (int i = 0; i < P::ROWS; i += P::ROWS / P::BOXES_DY)
-                    copy_box(to + P::DY_AT + P::pixel_dy(0, i) * P::PIXEL, a.map_dy, barrier, channel0, runs.q0,
-                             row + i, runs.n);
+                for (int i = 0; i < P::ROWS; i += P::ROWS / P::BOXES_DY) {
+                    const unsigned there = to + P::DY_AT + P::pixel_dy(0, i) * P::PIXEL;
+                    if constexpr (P::HALVES)
+                        copy_halves<P::HALF_DY>(to + P::DY_AT + i * P::ROW_DY, a.map_dy, barrier, channel0, runs.q0,
+                                                row + i, runs.n, a.p, a.q, a.c);
+                    else copy_box(there, a.map_dy[0], barrier, channel0, runs.q0, row + i, runs.n);
+                }
             if (++stage == P::STAGES) stage = 0, phase ^= 1;
         }
 }
@@ -168,7 +193,9 @@ template <class P, class Warp> DEVICE void wgrad_by_stages(const StagedWgrad &a)
     const int part = P::CLUSTER > 1 ? blockIdx.x % P::CLUSTER : block / (unsigned)a.channel_blocks;
     const int tid = threadIdx.x, lane = tid % 32, warp = __shfl_sync(~0u, tid / 32, 0);
     if (tid == P::CONSUMERS) {
-        if constexpr (P::COPIERS == 1) prefetch_map(a.map_x), prefetch_map(a.map_dy);
+        if constexpr (P::COPIERS == 1)
+#pragma unroll
+            for (int i = 0; i < (P::HALVES ? 8 : 1); ++i) prefetch_map(a.map_x[i]), prefetch_map(a.map_dy[i]);
         for (int i = 0; i < P::STAGES; ++i)
             barrier_init(full + i * 8, P::COPIERS > 1 ? 32 * P::COPIERS : 1),
                 barrier_init(empty + i * 8, P::COPIERS > 1 ? P::CONSUMERS : P::CONSUMERS / 32);
@@ -198,7 +225,7 @@ template <class P, class Warp> DEVICE void wgrad_by_stages(const StagedWgrad &a)
     Warp own(warp);
     unsigned stage = 0, phase = 0;
     while (runs.next()) {
-        own.begin();
+        own.begin(runs, channel0);
         const int end = runs.rows + P::TRAIL;
         for (int base = 0; base < end;)
 #pragma unroll

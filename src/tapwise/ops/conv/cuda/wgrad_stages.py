@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import gcd, prod
 from typing import ClassVar, Final
 
@@ -31,6 +32,7 @@ from tapwise.ops.conv.cuda.wgrad_stages_blocks import (
     all_rows,
     barriers_at,
     blocks_of_part,
+    in_halves,
     min_blocks_per_sm,
     shared_bytes,
     splits,
@@ -87,8 +89,8 @@ class StagedWgrad(CudaAlgorithm[C]):
     axes: ClassVar[tuple[int, ...]] = (2,)
     kernel: ClassVar[str]
     cost: ClassVar[Cost]
-    # Where warps copy.
-    copied_cost: ClassVar[Cost]
+    # Of pixels that begin within 16 bytes.
+    unaligned_cost: ClassVar[Cost]
 
     def tiles(self, problem: ConvProblem, device: Device) -> Iterator[C]:
         """All but the parts."""
@@ -123,9 +125,10 @@ class StagedWgrad(CudaAlgorithm[C]):
 
     def predict_us(self, problem: ConvProblem, config: C, device: Device) -> float:
         """Blocks' stages: what warps load and multiply, what comes from L2, a warp's chain; parts and their launch."""
-        cost, rows = self.copied_cost if config.copiers > 1 else self.cost, Rows.of(problem, config)
+        cost = self.cost if aligned(problem) == 16 else self.unaligned_cost
+        rows = Rows.of(problem, config)
         loads, products = self.work(problem, config, rows)
-        warps, size = config.consumers // LANES, config.channels * problem.itemsize
+        warps, size = config.consumers // LANES, config.pixel_bytes(problem)
         issued = warps * (cost.load * loads + cost.product * products)
         sectors = 1 + (SECTOR - gcd(problem.c * problem.itemsize, size, SECTOR)) / size
         # Pieces that begin anywhere lie in two lines (size - step) / LINE of the time; over size fits times better.
@@ -186,7 +189,7 @@ class StagedWgrad(CudaAlgorithm[C]):
             "part_rows": rows, "more_parts": more, "barriers_at": barriers_at(problem, config),
         }  # fmt: skip
         maps = maps_of(problem, config) if config.copiers == 1 else {}
-        names = {"map_x": "x", "map_dy": "w", "parts": "workspace"}
+        names = {name: "x" if name.startswith("map_x") else "w" for name in maps} | {"parts": "workspace"}
         grid, shared = (pieces * channel_blocks * config.parts, 1, 1), shared_bytes(problem, config)
         found = [Launch(source, fields, grid, config.threads, shared, maps, dependent=True, names_of=names)]
         if config.has_second:
@@ -213,13 +216,23 @@ def slices_of(problem: ConvProblem, config: StagesConfig) -> int:
 
 
 def maps_of(problem: ConvProblem, config: StagesConfig) -> dict[str, TensorMap]:
-    """Of x and dy: a box's rows of a strip of a set of images."""
+    """Of x and dy: a box's rows of a strip of a set of images. Of pixels of odd multiples of 8 bytes one for every
+    second column, row and image, which lie at multiples of 16 from each other: the first axis has what is in front."""
+    every, c, size = 2 if in_halves(problem) else 1, problem.c, config.pixel_bytes(problem)
 
-    def one(sizes: tuple[int, ...], columns: int, rows: int) -> TensorMap:
-        (high, wide), pixel = sizes, problem.c * problem.itemsize
-        strides, box = (pixel, pixel * wide, pixel * wide * high), (config.channels, columns, rows, config.images)
-        swizzle = config.channels * problem.itemsize
-        return TensorMap(problem.dtype, (problem.c, wide, high, problem.n), strides, box, swizzle_bytes=swizzle)
+    def one(area: tuple[int, ...], columns: int, rows: int, odd: tuple[int, ...]) -> TensorMap:
+        (high, wide), (of_n, of_h, of_w) = area, odd
+        counts = [ceil_div(all_ - first, every) for all_, first in zip((wide, high, problem.n), odd[::-1], strict=True)]
+        # Where there is no such pixel, no element is one either.
+        channels = ((of_n * high + of_h) * wide + of_w + 1) * c if min(counts) else 1
+        strides = tuple(every * c * problem.itemsize * pixels for pixels in (1, wide, wide * high))
+        box = (size // problem.itemsize, columns // every, rows, config.images // every)
+        sizes = (channels, *(max(1, count) for count in counts))
+        return TensorMap(problem.dtype, sizes, strides, box, swizzle_bytes=size)
 
     (columns_x, columns_dy), (rows_x, rows_dy) = config.columns(problem), config.box_rows(problem)
-    return {"map_x": one(problem.spatial, columns_x, rows_x), "map_dy": one(problem.output, columns_dy, rows_dy)}
+    found = {}
+    for i, odd in enumerate(product(range(every), repeat=3)):
+        found[f"map_x{i}_"] = one(problem.spatial, columns_x, rows_x, odd)
+        found[f"map_dy{i}_"] = one(problem.output, columns_dy, rows_dy, odd)
+    return found

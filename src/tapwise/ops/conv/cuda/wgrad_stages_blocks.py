@@ -80,6 +80,10 @@ class StagesConfig(Config):
         """Of a box of x and of dy."""
         raise NotImplementedError
 
+    def pixel_bytes(self, problem: ConvProblem) -> int:
+        """Of a block's channels of a pixel, as they come."""
+        return self.channels * problem.itemsize
+
     def stage_bytes(self, problem: ConvProblem) -> int:
         raise NotImplementedError
 
@@ -102,6 +106,11 @@ C = TypeVar("C", bound=StagesConfig)
 def aligned(problem: ConvProblem) -> int:
     """Bytes that pixels begin at multiples of, up to 16."""
     return gcd(problem.c * problem.itemsize, 16)
+
+
+def in_halves(problem: ConvProblem) -> bool:
+    """Whether pixels are odd multiples of 8 bytes: every second one begins within a piece of TMA's."""
+    return aligned(problem) == 8
 
 
 def sums_of(problem: ConvProblem, config: StagesConfig) -> int:

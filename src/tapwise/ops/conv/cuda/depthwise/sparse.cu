@@ -30,14 +30,14 @@ struct SparseRows {
 };
 
 // T; CHANNELS of a block; SHARE warps of the same channels, each with TILES of 8 places; UNITS of WIDTH columns of
-// outputs in a strip, COLUMNS_X of x, IMAGES; STAGES rows of x on their way, OUTS of y; R rows of taps, S; DH, DW:
-// dilations; TAKES, LEAVES: registers of threads that multiply and of others, where those are a warpgroup that gives up
-// some; BIAS, ACTIVATION; FILTER_TAPS, FILTER_FIRST, FILTER_ROW, FILTER_COLUMN: place_in_filter.cuh.
+// outputs in a strip, COLUMNS_X of x, IMAGES; ROWS of a stage, STAGES of them of x on their way, OUTS of y; R rows of
+// taps, S; DH, DW: dilations; TAKES, LEAVES: registers of threads that multiply and of others, where those are a
+// warpgroup that gives up some; BIAS, ACTIVATION; FILTER_TAPS, FILTER_FIRST, FILTER_ROW, FILTER_COLUMN:
+// place_in_filter.cuh.
 template <class Traits> struct SparseRowsTile : Traits {
     using B = Traits;
     static constexpr bool TAPS_FIRST = false, RESIDUAL = false;
     static constexpr int GROUP_C = 1;
-    // Channels of a warp, which reads and writes 8 bytes of a pixel.
     // Channels of a warp, 8 bytes of a pixel.
     static constexpr int EACH = 4, PAIRS = EACH / 2, ACROSS = B::CHANNELS / EACH, CONSUMERS = 32 * ACROSS * B::SHARE,
                          THREADS = CONSUMERS + (B::TAKES > 0 ? 128 : 64);
@@ -49,17 +49,21 @@ template <class Traits> struct SparseRowsTile : Traits {
     static constexpr int READ_X = STRIP - B::WIDTH + 16, BYTES_X = B::IMAGES * B::COLUMNS_X * PIXEL;
     static constexpr int ZEROS = READ_X > B::COLUMNS_X ? (READ_X - B::COLUMNS_X) * PIXEL : 0;
     static constexpr int ROW_X = whole(BYTES_X + ZEROS), ROW_Y = whole(B::IMAGES * STRIP * PIXEL);
-    static constexpr int OUT_AT = B::STAGES * ROW_X, TAPS_AT = OUT_AT + B::OUTS * ROW_Y,
+    static constexpr int OUT_AT = B::STAGES * B::ROWS * ROW_X, TAPS_AT = OUT_AT + B::OUTS * B::ROWS * ROW_Y,
                          TAPS = B::FILTER_TAPS ? B::FILTER_TAPS : B::R * B::S;
-    static constexpr int BARRIERS_AT = TAPS_AT + (B::CHANNELS * TAPS * 2 + 7) / 8 * 8;
+    static constexpr int BARRIERS_AT = TAPS_AT + B::CHANNELS * TAPS * 2;
+    // Of the columns of a lane's operand, whether taps are in the first eight or the last eight alone.
+    static constexpr bool ONE_HALF = (B::S - 1) * B::DW < 7;
     // Rows of x from an output's first to its last; rows of y under way, with the one that is whole: after so many rows
     // a warp's registers have the same of them again.
     static constexpr int REACH = (B::R - 1) * B::DH, LIVE = REACH + 2;
     static DEVICE constexpr int slot(int row) { return (row + 2 * LIVE) % LIVE; }
+    // So stages begin at the same turns always, of x and of y, which is LIVE rows behind.
+    static_assert(LIVE % B::ROWS == 0);
 };
 
 // Where a block's outputs begin, how many rows there are; the first row and column of x; of its rows that outputs see,
-// counted from there, the first and the last one that is in x.
+// counted from there, a stage's first, of which some are in x, and the last one that is.
 template <class P> struct SparsePart {
     int channel0, n, p0, q0, count, top, left, first, last;
     DEVICE explicit SparsePart(const SparseRows &a) {
@@ -73,45 +77,57 @@ template <class P> struct SparsePart {
         n = set * P::IMAGES, p0 = (block - set * (unsigned)a.pieces) * (int)a.rows;
         count = min((int)a.rows, (int)a.p - p0);
         top = p0 - (int)a.pad_h, left = q0 - (int)a.pad_w;
-        first = max(0, -top), last = min(count + P::REACH, (int)a.height - top) - 1;
+        first = max(0, -top) / P::ROWS * P::ROWS, last = min(count + P::REACH, (int)a.height - top) - 1;
     }
 };
 
 template <class P> struct SparseBarriers {
-    unsigned full, empty, made, taken, written;
+    unsigned full, empty, made, taken, written, taps;
     DEVICE explicit SparseBarriers(unsigned memory) {
         full = memory + P::BARRIERS_AT, empty = full + 8 * P::STAGES;
-        made = empty + 8 * P::STAGES, taken = made + 8 * P::OUTS, written = taken + 8 * P::OUTS;
+        made = empty + 8 * P::STAGES, taken = made + 8 * P::OUTS, written = taken + 8 * P::OUTS, taps = written + 8;
     }
     DEVICE void init() const {
         for (int i = 0; i < P::STAGES; ++i)
             barrier_init(full + i * 8, 1), barrier_init(empty + i * 8, P::CONSUMERS / 32);
         for (int i = 0; i < P::OUTS; ++i) barrier_init(made + i * 8, P::CONSUMERS / 32), barrier_init(taken + i * 8, 1);
-        barrier_init(written, 1);
+        barrier_init(written, 1), barrier_init(taps, 1);
         publish_barriers();
     }
 };
 
-// A thread brings rows of x, another one takes rows of y away.
+// A thread brings the taps of a block's channels.
+template <class P> DEVICE void bring_taps(const SparseRows &a, const SparsePart<P> &part, unsigned memory) {
+    const SparseBarriers<P> barriers(memory);
+    const unsigned bytes = min(P::CHANNELS, (int)a.c - part.channel0) * (P::TAPS * 2);
+    barrier_expect(barriers.taps, bytes);
+    copy_bytes(memory + P::TAPS_AT, static_cast<const typename P::T *>(a.w) + (long long)part.channel0 * P::TAPS, bytes,
+               barriers.taps);
+}
+// A thread brings stages of x, zeros where rows are not in it; another one takes rows of y away.
 template <class P> DEVICE void bring_rows(const SparseRows &a, const SparsePart<P> &part, unsigned memory) {
     const SparseBarriers<P> barriers(memory);
     unsigned stage = 0, phase = 1;
-    for (int i = part.first; i <= part.last; ++i) {
+    for (int i = part.first; i <= part.last; i += P::ROWS) {
         barrier_wait(barriers.empty + stage * 8, phase);
-        barrier_expect(barriers.full + stage * 8, P::BYTES_X);
-        copy_box(memory + stage * P::ROW_X, a.map_x, barriers.full + stage * 8, part.channel0, part.left, part.top + i,
-                 part.n);
+        barrier_expect(barriers.full + stage * 8, P::ROWS * P::BYTES_X);
+#pragma unroll
+        for (int row = 0; row < P::ROWS; ++row)
+            copy_box(memory + (stage * P::ROWS + row) * P::ROW_X, a.map_x, barriers.full + stage * 8, part.channel0,
+                     part.left, part.top + i + row, part.n);
         if (++stage == P::STAGES) stage = 0, phase ^= 1;
     }
 }
 template <class P> DEVICE void take_rows(const SparseRows &a, const SparsePart<P> &part, unsigned memory) {
     const SparseBarriers<P> barriers(memory);
     unsigned out = 0, before = P::OUTS - 1, phase = 0;
-    for (int o = 0; o < part.count; ++o) {
+    for (int o = 0; o < part.count; o += P::ROWS) {
         barrier_wait(barriers.made + out * 8, phase);
-        store_box(a.map_y, memory + P::OUT_AT + out * P::ROW_Y, part.channel0, part.q0, part.p0 + o, part.n);
+        for (int row = 0; row < P::ROWS && o + row < part.count; ++row)
+            store_box(a.map_y, memory + P::OUT_AT + (out * P::ROWS + row) * P::ROW_Y, part.channel0, part.q0,
+                      part.p0 + o + row, part.n);
         commit_stores();
-        // The row before has left shared memory.
+        // The rows before have left shared memory.
         wait_for_stores<1>();
         if (o > 0) barrier_arrive(barriers.taken + before * 8);
         before = out;
@@ -148,24 +164,35 @@ template <class P> struct SparseRowsWarp {
     DEVICE static int unit_of(int place) { return place / P::IMAGES; }
     DEVICE int tile_place(int tile, int i) const { return (share * P::TILES + tile) * 8 + i; }
 
-    DEVICE SparseRowsWarp(int warp, const unsigned short *taps)
+    // `channels`: of the block, that there are.
+    DEVICE SparseRowsWarp(int warp, const unsigned short *taps, int channels)
         : channel(warp % P::ACROSS * P::EACH), share(warp / P::ACROSS) {
-        const int output = lane / 4, t = lane % 4;
-        // Column i of a row of the filter for this lane's output.
-        const auto tap = [&](int c, int r, int i) -> unsigned {
-            const int distance = i - output, s = distance / P::DW;
-            const bool real = output < P::WIDTH && distance >= 0 && s * P::DW == distance && s < P::S;
+        const int output = lane / 4, t = lane % 4, first = t * 2 - output;
+        const bool there = output < P::WIDTH && channel<channels, low = first> - 2;
+        // A row of the filter, so many columns behind this lane's output.
+        const auto tap = [&](int c, int r, int distance) -> unsigned {
+            const int s = distance / P::DW;
+            const bool real = there && distance >= 0 && s * P::DW == distance && s < P::S;
             return real ? taps[(channel + c) * P::TAPS + (P::FILTER_TAPS ? place_in_filter<P>(r, s) : r * P::S + s)]
                         : 0;
+        };
+        const auto both = [&](int c, int r, int distance) {
+            return tap(c, r, distance) | tap(c, r, distance + 1) << 16;
         };
 #pragma unroll
         for (int pair = 0; pair < P::PAIRS; ++pair)
 #pragma unroll
             for (int r = 0; r < P::R; ++r)
 #pragma unroll
-                for (int k = 0; k < 4; ++k) {
-                    const int i = k / 2 * 8 + t * 2, c = 2 * pair + k % 2;
-                    bands[pair][r][k] = tap(c, r, i) | tap(c, r, i + 1) << 16;
+                for (int second = 0; second < 2; ++second) {
+                    unsigned (&band)[4] = bands[pair][r];
+                    if constexpr (P::ONE_HALF) {
+                        const unsigned found = both(2 * pair + second, r, low ? first : first + 8);
+                        band[second] = low ? found : 0, band[2 + second] = low ? 0 : found;
+                    } else {
+                        band[second] = both(2 * pair + second, r, first);
+                        band[2 + second] = both(2 * pair + second, r, first + 8);
+                    }
                 }
 #pragma unroll
         for (int tile = 0; tile < P::TILES; ++tile) {
@@ -236,23 +263,27 @@ template <class P> struct SparseRowsWarp {
 
 // A row of x, `U` of as many as there are rows of y: it is loaded while the one before is multiplied, and what is whole
 // since then is kept. Behind the last one zeros are multiplied; what is kept before an output is whole does not count.
+// A stage's first row waits for it, its last one gives it back.
 template <class P, int U> struct SparseTurn {
     DEVICE static void run(SparseRowsWarp<P> &own, const SparsePart<P> &part, unsigned memory, int begin,
                            unsigned &stage, unsigned &phase, unsigned &out, unsigned &out_phase) {
+        constexpr int ROW = U % P::ROWS;
+        constexpr bool LAST = ROW == P::ROWS - 1;
         const SparseBarriers<P> barriers(memory);
-        const int i = begin + U;
-        if (i >= part.count + P::REACH + 2) return;
-        const bool there = i >= part.first && i <= part.last, made = i - 2 >= P::REACH;
-        if (there) barrier_wait(barriers.full + stage * 8, phase);
+        const int i = begin + U - ROW;
+        if (ROW == 0 && i >= part.count + P::LIVE) return;
+        const bool there = i >= part.first && i <= part.last, made = i >= P::LIVE;
+        if (ROW == 0 && there) barrier_wait(barriers.full + stage * 8, phase);
         typename SparseRowsWarp<P>::Words next[P::TILES][4];
+        const unsigned from = memory + (stage * P::ROWS + ROW) * P::ROW_X,
+                       to = memory + (out * P::ROWS + ROW) * P::ROW_Y;
 #pragma unroll
         for (int tile = 0; tile < P::TILES; ++tile)
 #pragma unroll
             for (int k = 0; k < 4; ++k)
-                next[tile][k] =
-                    load_shared<2 * P::EACH>(memory + stage * P::ROW_X + own.from[tile][k % 2] + k / 2 * 8 * P::PIXEL);
-        if (made) barrier_wait(barriers.taken + out * 8, out_phase);
-        own.template multiply<P::slot(U - 1), P::slot(U - 2 - P::REACH)>(memory + out * P::ROW_Y);
+                next[tile][k] = load_shared<2 * P::EACH>(from + own.from[tile][k % 2] + k / 2 * 8 * P::PIXEL);
+        if (ROW == 0 && made) barrier_wait(barriers.taken + out * 8, out_phase);
+        own.template multiply<P::slot(U - 1), P::slot(U - 2 - P::REACH)>(to);
         const unsigned selector = there ? own.as_they_are : own.zeros;
 #pragma unroll
         for (int tile = 0; tile < P::TILES; ++tile)
@@ -261,13 +292,13 @@ template <class P, int U> struct SparseTurn {
 #pragma unroll
                 for (int pair = 0; pair < P::PAIRS; ++pair)
                     own.columns[tile][pair][k] = __byte_perm(next[tile][k].v[pair], 0, selector);
-        if (made) publish_shared();
+        if (LAST && made) publish_shared();
         __syncwarp();
-        if (there) {
+        if (LAST && there) {
             if (own.lane == 0) barrier_arrive(barriers.empty + stage * 8);
             if (++stage == P::STAGES) stage = 0, phase ^= 1;
         }
-        if (made) {
+        if (LAST && made) {
             if (own.lane == 0) barrier_arrive(barriers.made + out * 8);
             if (++out == P::OUTS) out = 0, out_phase ^= 1;
         }
@@ -284,32 +315,34 @@ template <class Traits> DEVICE void depthwise_sparse(const SparseRows &a) {
     const int tid = threadIdx.x, warp = __shfl_sync(~0u, tid / 32, 0);
     const SparsePart<P> part(a);
     if (tid == P::CONSUMERS) {
-        prefetch_map(a.map_x), prefetch_map(a.map_y);
         SparseBarriers<P>(base).init();
+        if (a.weights_ready) bring_taps<P>(a, part, base);
+        prefetch_map(a.map_x), prefetch_map(a.map_y);
     }
-    if (!a.weights_ready) wait_for_previous();
-    // Taps of the block's channels, words of two; zeros behind rows of x.
-    const int words = min(P::CHANNELS, (int)a.c - part.channel0) * P::TAPS / 2;
-    const unsigned *const taps =
-        reinterpret_cast<const unsigned *>(static_cast<const T *>(a.w) + (long long)part.channel0 * P::TAPS);
-    for (int i = tid; i < P::CHANNELS * P::TAPS / 2; i += P::THREADS)
-        store_word(base + P::TAPS_AT + i * 4, i < words ? taps[i] : 0);
+    // Zeros behind rows of x.
     if constexpr (P::ZEROS > 0)
-        for (int i = tid; i < P::STAGES * P::ZEROS / 16; i += P::THREADS) {
+        for (int i = tid; i < P::STAGES * P::ROWS * P::ZEROS / 16; i += P::THREADS) {
             constexpr int PIECES = P::ZEROS / 16;
             store_shared<16>(base + i / PIECES * P::ROW_X + P::BYTES_X + i % PIECES * 16, {});
         }
     __syncthreads();
-    if (a.weights_ready) wait_for_previous();
     let_next_begin();
     if (tid >= P::CONSUMERS) {
         if constexpr (P::TAKES > 0) release_registers<P::LEAVES>();
-        if (tid == P::CONSUMERS) bring_rows<P>(a, part, base);
+        wait_for_previous();
+        if (tid == P::CONSUMERS) {
+            if (!a.weights_ready) bring_taps<P>(a, part, base);
+            bring_rows<P>(a, part, base);
+        }
         if (tid == P::CONSUMERS + 32) take_rows<P>(a, part, base);
         return;
     }
     if constexpr (P::TAKES > 0) take_registers<P::TAKES>();
-    SparseRowsWarp<P> own(warp, reinterpret_cast<const unsigned short *>(memory + P::TAPS_AT));
+    barrier_wait(SparseBarriers<P>(base).taps, 0);
+    SparseRowsWarp<P> own(warp, reinterpret_cast<const unsigned short *>(memory + P::TAPS_AT),
+                          (int)a.c - part.channel0);
+    // A bias, and what is computed again, the launch before may have made.
+    wait_for_previous();
     if constexpr (P::BIAS)
 #pragma unroll
         for (int c = 0; c < P::EACH; ++c)
@@ -319,7 +352,7 @@ template <class Traits> DEVICE void depthwise_sparse(const SparseRows &a) {
     unsigned stage = 0, phase = 0, out = 0, out_phase = 1;
     // An output is whole with its last row, be that in x or not.
 #pragma unroll 1
-    for (int begin = min(part.first, P::REACH); begin < part.count + P::REACH + 2; begin += P::LIVE)
+    for (int begin = min(part.first, P::REACH / P::ROWS * P::ROWS); begin < part.count + P::LIVE; begin += P::LIVE)
         SparseTurn<P, 0>::run(own, part, base, begin, stage, phase, out, out_phase);
     if (!__all_sync(~0u, own.check == 0)) {
         barrier_wait(SparseBarriers<P>(base).written, 0);

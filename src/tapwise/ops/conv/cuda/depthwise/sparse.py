@@ -45,6 +45,8 @@ CHANNELS, TILES, MOST_WARPS = (64, 32, 16), (1, 2), 16
 IMAGES, MOST_STAGES, OUTS = (8, 4, 2, 1), 8, 3
 # Columns of taps at least: fewer are faster without products. Rows of them; units of a strip; unrolled products.
 LEAST_TAPS, MOST_TAPS, MOST_UNITS, MOST_PRODUCTS = 5, 11, 8, 420
+# Rows of a stage, of which all are made at once; where rows of outputs under way are a multiple of them.
+STAGE_ROWS: Final = (1, 2, 4)
 # Outputs of a place at least; of the places of a block, so many are there.
 LEAST_WIDTH, LEAST_PLACES = 4, 0.7
 # Registers of a thread beside taps, sums and columns; all at most. Warps that help.
@@ -58,8 +60,8 @@ PIECES: Final = (1, 2, 3, 4, 6, 8)
 @dataclass(frozen=True)
 class Sparse(BaseConfig):
     """A block has `channels` of `images`, a strip of `units` of `width` columns and `rows` rows of outputs; `share`
-    warps the same channels, with `tiles` of 8 places each. `stages` rows of x are on their way. Where warps that
-    multiply take registers of the others (`takes`), those are a warpgroup."""
+    warps the same channels, with `tiles` of 8 places each. `stages` of `stage_rows` rows of x are on their way. Where
+    warps that multiply take registers of the others (`takes`), those are a warpgroup."""
 
     channels: int
     share: int
@@ -68,6 +70,7 @@ class Sparse(BaseConfig):
     width: int
     images: int
     rows: int
+    stage_rows: int
     stages: int
     takes: bool = False
 
@@ -140,9 +143,9 @@ def reads_in_place(problem: ConvProblem, config: Sparse) -> bool:
 
 
 def _with_taps(problem: ConvProblem, config: Sparse, count: int) -> int:
-    row_x, row_y = row_bytes(problem, config)
-    taps = round_up(config.channels * count * problem.itemsize, 8)
-    return config.stages * (row_x + 16) + OUTS * (row_y + 16) + taps + 8
+    taps = config.channels * count * problem.itemsize
+    row_x, row_y = (config.stage_rows * row for row in row_bytes(problem, config))
+    return config.stages * (row_x + 16) + OUTS * (row_y + 16) + taps + 16
 
 
 def live_rows(problem: ConvProblem) -> int:
@@ -181,10 +184,11 @@ def configs(problem: ConvProblem, device: Device) -> Iterator[Sparse]:
             if count > MOST_UNITS or (places < LEAST_PLACES * PLACES * tiles * share and images < problem.n):
                 continue
             width = ceil_div(problem.output[1], count * ceil_div(needed, count))
-            plain = Sparse(channels, share, tiles, count, width, images, heights[0], 2)
-            fitting = _fitting(problem, plain, device)
-            for one in fitting:
-                yield from (replace(one, rows=rows) for rows in heights)
+            for stage_rows in STAGE_ROWS:
+                plain = Sparse(channels, share, tiles, count, width, images, heights[0], stage_rows, 2)
+                if live_rows(problem) % stage_rows == 0:
+                    for one in _fitting(problem, plain, device):
+                        yield from (replace(one, rows=rows) for rows in heights if rows >= stage_rows)
 
 
 def _fitting(problem: ConvProblem, config: Sparse, device: Device) -> list[Sparse]:
@@ -199,10 +203,10 @@ def _fitting(problem: ConvProblem, config: Sparse, device: Device) -> list[Spars
         if warps not in TAKEN or taken > TAKEN[warps][0]:
             return []
         config = replace(config, takes=True)
-    row_x, found = row_bytes(problem, config)[0], []
-    fixed = shared_bytes(problem, config) - config.stages * (row_x + 16)
+    stage, found = config.stage_rows * row_bytes(problem, config)[0] + 16, []
+    fixed = shared_bytes(problem, config) - config.stages * stage
     for beside in (1, 2, 3):
-        one = replace(config, stages=min(MOST_STAGES, (room_of(device, beside) - fixed) // (row_x + 16)))
+        one = replace(config, stages=min(MOST_STAGES, (room_of(device, beside) - fixed) // stage))
         if one.stages >= 2 and (beside == 1 or blocks_of(taken, config.threads) >= beside) and one not in found:
             found.append(one)
     return found
@@ -217,26 +221,30 @@ def _parts(problem: ConvProblem, config: Sparse) -> tuple[int, int, int, int]:
     )  # fmt: skip
 
 
-# Of the cost model, fitted to 412 times on 16 layers, 32 images (H200). Cycles of a multiprocessor: a product, a load
-# or store of a warp, a pixel of a box; bytes of a cycle; cycles of a warp alone: a row, a product; a block's begin. How
-# sharply the larger decides; microseconds.
-PRODUCT, MOVE, PIXEL, L2_BYTES, ROW, OWN_PRODUCT, BLOCK = 1.34, 3.08, 1.78, 25.3, 220.0, 9.0, 2500.0
-POWER, START_US = 1.5, 1.4
+# Of the cost model, fitted to 544 times on 16 layers, 32 images (H200). Cycles of a multiprocessor: a product, a load
+# or store of a warp, a pixel of a box; bytes of a cycle; cycles of a warp alone: a row, a stage's barriers, a product;
+# a block's begin. How sharply the larger decides; microseconds.
+PRODUCT, MOVE, PIXEL, L2_BYTES, ROW, STAGE, OWN_PRODUCT, BLOCK = 1.65, 3.54, 1.78, 25.3, 73.0, 184.0, 3.0, 2000.0
+POWER, START_US = 1.5, 0.88
 
 
 def predict_us(problem: ConvProblem, config: Sparse, device: Device) -> float:
     """Blocks' rows: what warps multiply and move, what TMA brings and takes, a warp's chain; memory."""
-    (r, _), (height, _) = problem.kernel, problem.spatial
-    strips = _parts(problem, config)[1]
+    (r, _), (height, _), each = problem.kernel, problem.spatial, config.stage_rows
+    _, strips, pieces, _ = _parts(problem, config)
+    above = problem.padding[0][0]
     rows = min(height, config.rows + reach(problem, 0))
+    # With rows of stages that are not in x; rows that are multiplied, without those above x.
+    brought = round_up(rows + above % each, each)
+    turns = round_up(config.rows, each) + live_rows(problem) - min(above, reach(problem, 0)) // each * each / pieces
     warps, of_row = config.consumers // LANES, r * config.tiles * PAIRS
-    moved = config.tiles * (4 * rows + 2 * config.rows)
-    issued = warps * (PRODUCT * rows * of_row + MOVE * moved)
-    pixels = config.images * (rows * columns_x(problem, config) + config.rows * config.strip)
+    moved = config.tiles * (4 * turns + 2 * config.rows)
+    issued = warps * (PRODUCT * turns * of_row + MOVE * moved)
+    pixels = config.images * (brought * columns_x(problem, config) + config.rows * config.strip)
     there = problem.spatial[1] / strips * rows + problem.output[1] / strips * config.rows
     size = config.channels * problem.itemsize
     loaded = max(PIXEL * pixels, min(config.images, problem.n) * there * size / L2_BYTES)
-    own = rows * (ROW + OWN_PRODUCT * of_row)
+    own = turns * (ROW + STAGE / each + OWN_PRODUCT * of_row)
     blocks, held = prod(_parts(problem, config)), min_blocks_per_sm(problem, config)
     share = ceil_div(blocks, device.multiprocessors)
 
@@ -253,9 +261,9 @@ def source(problem: ConvProblem, config: Sparse, filters: FpropFilters | None = 
     words: dict[str, int | bool | str] = {
         "CHANNELS": config.channels, "SHARE": config.share, "TILES": config.tiles,
         "UNITS": config.units, "WIDTH": config.width, "COLUMNS_X": columns_x(problem, config), "IMAGES": config.images,
-        "STAGES": config.stages, "OUTS": OUTS, "R": problem.kernel[0], "S": problem.kernel[1],
-        "DH": dilation_h, "DW": dilation_w, "TAKES": takes, "LEAVES": leaves, "BIAS": problem.bias,
-        "ACTIVATION": window.activation(problem.activation), **window.in_place_words(filters),
+        "ROWS": config.stage_rows, "STAGES": config.stages, "OUTS": OUTS, "R": problem.kernel[0],
+        "S": problem.kernel[1], "DH": dilation_h, "DW": dilation_w, "TAKES": takes, "LEAVES": leaves,
+        "BIAS": problem.bias, "ACTIVATION": window.activation(problem.activation), **window.in_place_words(filters),
     }  # fmt: skip
     file, held = "ops/conv/cuda/depthwise/sparse.cu", min_blocks_per_sm(problem, config)
     declarations = traits(tensor_core_type(problem.dtype), words)
