@@ -60,9 +60,9 @@ class CudaAlgorithm(Algorithm[C]):
         """Whether `plan` and `sources` take `strides`, and then write y a stride apart (ops/conv/cuda/window.py)."""
         return False
 
-    def reads_in_place(self, problem: Any, config: C) -> bool:
-        """Whether `plan` and `sources` take `filters`, and then read those of another direction as they lie (window.py
-        there)."""
+    def reads_in_place(self, problem: Any, config: C, filters: Any) -> bool:
+        """Whether `plan` and `sources` take these `filters`, those of another direction, and read them as they lie
+        (window.py there)."""
         return False
 
     def workspace_bytes(self, problem: Any, config: C, device: Device) -> int:

@@ -12,7 +12,7 @@ from emulated_plans import SMALL, needs_compiler, verdict_of
 from tapwise import registry
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv.cuda.depthwise.sparse import Sparse
-from tapwise.ops.conv.cuda.fprop_phases import FpropPhases
+from tapwise.ops.conv.cuda.fprop_phases import FpropPhases, fprop_filters
 from tapwise.ops.conv.phases import Config, with_taps
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -31,7 +31,10 @@ PROBLEMS = [
 def kinds(problem: ConvProblem) -> dict[tuple[Any, ...], Config]:
     """A config of each kind of kernel for all phases, of those that read filters as they lie."""
     found: dict[tuple[Any, ...], Config] = {}
-    phases = [phase.problem for phase in with_taps(problem) if phase.problem is not None]
+    given = [
+        (phase.problem, fprop_filters(problem, phase)) for phase in with_taps(problem) if phase.problem is not None
+    ]
+    phases = [phase for phase, _ in given]
     for identifier in ("cuda.depthwise", "cuda.implicit_gemm_rows"):
         one: Any = registry.get(identifier)
         if any(one.refusal(phase, SMALL) for phase in phases):
@@ -41,7 +44,7 @@ def kinds(problem: ConvProblem) -> dict[tuple[Any, ...], Config]:
             key = identifier, type(config), *(getattr(config, word, None) for word in ("by", "kernel", "channels"))
             if key in found or any(config not in other for other in others):
                 continue
-            if all(one.reads_in_place(phase, config) for phase in phases):
+            if all(one.reads_in_place(phase, config, filters) for phase, filters in given):
                 found[key] = Config(((identifier, config),) * len(phases))
     return found
 

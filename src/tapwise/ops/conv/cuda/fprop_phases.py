@@ -300,8 +300,8 @@ class CudaPhases(Phases, CudaAlgorithm[Config]):
         """Of each phase that has taps, whether its algorithm reads w as it lies."""
         turned = is_turned_in_place(problem) and problem.group_k == 1
         return [
-            turned and isinstance(one, CudaAlgorithm) and one.reads_in_place(phase, part)
-            for phase, one, part in self._pairs(problem, config)
+            turned and isinstance(one, CudaAlgorithm) and one.reads_in_place(inner, part, fprop_filters(problem, phase))
+            for phase, (inner, one, part) in zip(with_taps(problem), self._pairs(problem, config), strict=True)
         ]
 
     def _given(self, problem: ConvProblem, config: Config) -> list[dict[str, Any]]:

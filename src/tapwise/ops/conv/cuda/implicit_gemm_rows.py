@@ -199,7 +199,7 @@ class ImplicitGemmRows(window.TensorCoreAlgorithm[Config]):
         memory += FEW_X * few * (problem.groups > 1) + FEW_Y * few * (config.out * CHANNELS < problem.k)
         return START_US + joint_us(blocks, memory_us(problem, device, 32, 0) * memory, 2.03)
 
-    def reads_in_place(self, problem: ConvProblem, config: Config) -> bool:
+    def reads_in_place(self, problem: ConvProblem, config: Config, filters: FpropFilters) -> bool:
         return problem.depthwise and problem.group_k == 1
 
     def plan(self, problem: ConvProblem, config: Config, device: Device, filters: FpropFilters | None = None) -> Plan:

@@ -94,14 +94,14 @@ class Depthwise(CudaAlgorithm[Kind]):
         """Those that compute in registers."""
         return taps_first(problem, config)
 
-    def reads_in_place(self, problem: ConvProblem, config: Kind) -> bool:
+    def reads_in_place(self, problem: ConvProblem, config: Kind, filters: FpropFilters) -> bool:
         """Those that bring a filter's taps one by one anyway, or by way of shared memory."""
         if problem.group_k > 1:
             return False
         if isinstance(config, Streamed):
             return streamed.filter_bytes(problem, config, 1) <= MOST_FILTERS
         if isinstance(config, Sparse):
-            return sparse.reads_in_place(problem, config)
+            return sparse.reads_in_place(problem, config, filters)
         return isinstance(config, Rows) or (isinstance(config, Banded) and config.kernel == "rolling")
 
     def plan(

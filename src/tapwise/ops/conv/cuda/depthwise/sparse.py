@@ -51,8 +51,6 @@ STAGE_ROWS: Final = (1, 2, 4)
 LEAST_WIDTH, LEAST_PLACES = 4, 0.7
 # Registers of a thread beside taps, sums and columns; all at most. Warps that help.
 OTHER_REGISTERS, MOST_REGISTERS, HELPERS = 34, 248, 2
-# Taps of a filter of fprop: those of the largest, and phases of a stride of 4.
-LARGEST_FILTER, MOST_PHASES = 31 * 31, 16
 # Of a block's rows, pieces of an image.
 PIECES: Final = (1, 2, 3, 4, 6, 8)
 
@@ -131,21 +129,15 @@ def row_bytes(problem: ConvProblem, config: Sparse) -> tuple[int, int]:
 
 def shared_bytes(problem: ConvProblem, config: Sparse, filters: FpropFilters | None = None) -> int:
     """Rows of x and y, taps, barriers."""
-    return _with_taps(problem, config, prod(filters.kernel if filters else problem.kernel))
-
-
-def reads_in_place(problem: ConvProblem, config: Sparse) -> bool:
-    """Whether there is room for filters of fprop, of which a stride leaves some taps to each phase."""
-    return (
-        _with_taps(problem, config, max(LARGEST_FILTER, MOST_PHASES * prod(problem.kernel)))
-        <= SHARED_BYTES - MORE_BYTES
-    )
-
-
-def _with_taps(problem: ConvProblem, config: Sparse, count: int) -> int:
-    taps = config.channels * count * problem.itemsize
+    count = prod(filters.kernel if filters else problem.kernel)
     row_x, row_y = (config.stage_rows * row for row in row_bytes(problem, config))
+    taps = config.channels * count * problem.itemsize
     return config.stages * (row_x + 16) + OUTS * (row_y + 16) + taps + 16
+
+
+def reads_in_place(problem: ConvProblem, config: Sparse, filters: FpropFilters) -> bool:
+    """Whether there is room for filters of fprop, of which a stride leaves some taps to each phase."""
+    return shared_bytes(problem, config, filters) <= SHARED_BYTES - MORE_BYTES
 
 
 def live_rows(problem: ConvProblem) -> int:
