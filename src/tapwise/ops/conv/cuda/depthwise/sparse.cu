@@ -168,7 +168,7 @@ template <class P> struct SparseRowsWarp {
     DEVICE SparseRowsWarp(int warp, const unsigned short *taps, int channels)
         : channel(warp % P::ACROSS * P::EACH), share(warp / P::ACROSS) {
         const int output = lane / 4, t = lane % 4, first = t * 2 - output;
-        const bool there = output < P::WIDTH && channel<channels, low = first> - 2;
+        const bool low = first > -2, there = output < P::WIDTH && channel < channels;
         // A row of the filter, so many columns behind this lane's output.
         const auto tap = [&](int c, int r, int distance) -> unsigned {
             const int s = distance / P::DW;
