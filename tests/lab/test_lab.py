@@ -245,6 +245,24 @@ def test_tables_say_where_cores_were_far_from_each_other() -> None:
     assert "365 ns, and 90 at best" in said(near, far)
 
 
+def test_what_was_timed_far_from_each_other_is_timed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three problems the second, until its threads' cores are near; the others keep their times."""
+    texts = [f"c{c} h6 w7 k4 r3 s3" for c in (1, 2, 3)]
+    # Of the first pass, then of the second problem: far once more, and near.
+    lines, timed, told = [90.0, 365.0, 100.0, 400.0, 95.0], list[str](), list[int]()
+
+    def measured(problem: ConvProblem, options: bench.Options, device: object, made: Record) -> None:
+        timed.append(str(problem))
+        made.time_us, made.line_ns = float(len(timed)), [lines[len(timed) - 1]]
+
+    monkeypatch.setattr(bench, "_measure", measured)
+    monkeypatch.setattr(bench, "_wait_until_near", lambda device, near: None)
+    rows: list[Record] = []
+    bench.run([Case(ConvProblem.parse(text)) for text in texts], bench.Options(), rows.append, told.append)
+    assert timed == [*texts, texts[1], texts[1]] and told == [1, 1]
+    assert [row.time_us for row in rows] == [1.0, 5.0, 3.0] and not records.far(rows)
+
+
 def test_report_rewrites_between_markers_only(tmp_path: Path) -> None:
     records.write([record(2.0), record(0.5)], tmp_path, "cpu-x", None)
     results = report.load(tmp_path)

@@ -170,8 +170,14 @@ def _measure(cases: Sequence[Case], options: Options) -> tuple[list[Record], boo
                 count = f"[{len(rows)}/{len(cases)}]"
                 typer.echo(f"{count} {record.problem}: {report.microseconds(record.time_us)}", err=True)
 
+        def again(count: int) -> None:
+            text = f"{count} again: two threads' cores were far from each other"
+            progress.update(task, description=text)
+            if not console.is_terminal:
+                typer.echo(text, err=True)
+
         try:
-            guarded(lambda: bench_.run(cases, options, done))
+            guarded(lambda: bench_.run(cases, options, done, again))
         except KeyboardInterrupt:
             return rows, True
     return rows, False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,8 @@ PEER_TOLERANCE = {"f32": 1e-2, "f64": 1e-8, "f16": 5e-2, "bf16": 5e-2, "u8": 4e-
 HOPELESS = 8.0
 # Before the name of whoever computes the convolution alone, without what is fused to it.
 PLAIN = "plain "
+# How often problems are timed again whose threads' cores were far from each other; how long these are waited for.
+AGAIN, MOST_WAIT_S = 3, 30.0
 # The same problem in float32 by ours, beside one in 16 bits on a CPU.
 IN_FLOAT32 = "in float32"
 
@@ -46,32 +49,64 @@ class Options:
     prepared: bool = True
 
 
-def run(cases: Sequence[Case], options: Options, done: Callable[[Record], None]) -> None:
-    """Measure every case and hand each record over when it is ready. A case that fails is a record with its reason."""
+def run(
+    cases: Sequence[Case], options: Options, done: Callable[[Record], None],
+    again: Callable[[int], None] = lambda count: None,
+) -> None:  # fmt: skip
+    """Measure every case and hand each record over when it is ready. A case that fails is a record with its reason.
+
+    On a CPU those that were timed while two threads' cores were far from each other are timed once more, up to AGAIN
+    times: `again` is told how many, and their records become those of the later time if the cores are near then.
+    """
     check_ids(options.algorithms, cases)
     device = device_of(options.device, options.threads)
     shared = {"versions": records.versions(), "commit": records.commit(), "command": options.command}
+    made = []
     for case in cases:
-        problem = case.problem
-        record = Record(
-            problem=str(problem),
-            suite=case.suite,
-            category=case.category,
-            uses=case.uses,
-            direction=problem.direction,
-            dtype=problem.dtype,
-            math=problem.math,
-            layout=problem.layout,
-            device=device.name,
-            threads=device.threads or device.multiprocessors,
-            prepared=options.prepared,
-            **shared,  # type: ignore[arg-type]
-        )
-        try:
-            _measure(problem.canonical(), options, device, record)
-        except (TapwiseError, MemoryError) as error:
-            record.reason = str(error) or type(error).__name__
-        done(record)
+        made.append(_record(case, options, device, shared))
+        done(made[-1])
+    for _ in range(AGAIN):
+        far = {id(record) for record in records.far(made)}
+        if not far:
+            break
+        again(len(far))
+        for case, record in zip(cases, made, strict=True):
+            if id(record) not in far:
+                continue
+            _wait_until_near(device, records.near_ns(made))
+            newer = _record(case, options, device, shared)
+            if newer.line_ns and max(newer.line_ns) <= records.FAR * records.near_ns(made):
+                vars(record).update(vars(newer))
+
+
+def _record(case: Case, options: Options, device: Device, shared: dict[str, Any]) -> Record:
+    problem = case.problem
+    record = Record(
+        problem=str(problem),
+        suite=case.suite,
+        category=case.category,
+        uses=case.uses,
+        direction=problem.direction,
+        dtype=problem.dtype,
+        math=problem.math,
+        layout=problem.layout,
+        device=device.name,
+        threads=device.threads or device.multiprocessors,
+        prepared=options.prepared,
+        **shared,
+    )
+    try:
+        _measure(problem.canonical(), options, device, record)
+    except (TapwiseError, MemoryError) as error:
+        record.reason = str(error) or type(error).__name__
+    return record
+
+
+def _wait_until_near(device: Device, near_ns: float) -> None:
+    """As long as MOST_WAIT_S at most."""
+    end = monotonic() + MOST_WAIT_S
+    while max(_line_ns(device), default=0.0) > records.FAR * near_ns and monotonic() < end:
+        sleep(1.0)
 
 
 def check_ids(words: str, cases: Sequence[Case]) -> None:

@@ -32,6 +32,8 @@ LIBRARIES = (
 )
 
 MODEL = "model"
+# A cache line's round trip that is so many times as long as another is one of cores that share no cache.
+FAR: Final = 2.0
 # Of a model's images, where nothing else is asked for.
 IMAGE_SIZE = 224
 
@@ -175,6 +177,17 @@ def slug(text: str) -> str:
 def folder(kind: str, name: str) -> str:
     """The folder of a device's results: "cpu-amd-epyc", "cpu-intel-xeon-emeraldrapids", "h200"."""
     return slug(f"cpu {_LEGAL.sub('', name)}") if kind == "cpu" else slug(name.removeprefix("NVIDIA"))
+
+
+def near_ns(rows: Iterable[Record]) -> float:
+    """The shortest round trip of a cache line between two threads' cores, 0 where none was timed."""
+    return min((min(row.line_ns) for row in rows if row.line_ns), default=0.0)
+
+
+def far(rows: Sequence[Record]) -> list[Record]:
+    """Those that were timed while two threads' cores were far from each other."""
+    near = near_ns(rows)
+    return [row for row in rows if row.line_ns and max(row.line_ns) > FAR * near]
 
 
 def geometric_mean(values: Iterable[float]) -> float | None:

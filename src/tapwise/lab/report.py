@@ -15,14 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from tapwise import registry
+from tapwise.lab import records
 from tapwise.lab.bench import select_best
 from tapwise.lab.records import MODEL, ModelRecord, Record, geometric_mean
 from tapwise.lab.study import show
 from tapwise.lab.study.findings import Findings
 from tapwise.lab.timing import UNSTABLE
 
-# A cache line's round trip that is so many times as long as another is one of cores that share no cache.
-FAR = 2.0
 # Each direction's operator.
 _DIRECTIONS = {"fprop": "conv", "dgrad": "dgrad", "wgrad": "wgrad"}
 _MARKED = re.compile(r"(<!-- (results|study|operators|directions)(?::([\w./-]+))? -->\n)(.*?)(<!-- /\2 -->)", re.DOTALL)
@@ -134,12 +133,10 @@ def _print_means(console: Console, rows: Sequence[Record], peers: Sequence[str])
         reasons = Counter(row.peers_missing[peer] for row in rows if peer in row.peers_missing)
         for reason, count in sorted(reasons.items()):
             console.print(f"{peer} not measured on {count} problems: {reason}", soft_wrap=True)
-    near = min((min(row.line_ns) for row in timed if row.line_ns), default=0.0)
-    far = [max(row.line_ns) for row in timed if row.line_ns and max(row.line_ns) > FAR * near]
-    if far:
+    if far := [max(row.line_ns) for row in records.far(timed)]:
         console.print(
             f"{len(far)} of {len(timed)} were timed while two threads' cores were far from each other: "
-            f"a line's round trip took up to {max(far):.0f} ns, and {near:.0f} at best."
+            f"a line's round trip took up to {max(far):.0f} ns, and {records.near_ns(timed):.0f} at best."
         )
     console.print(
         "fastest / ours, or a library's name: its time over ours, in turns in one run; above 1 ours is faster. "
