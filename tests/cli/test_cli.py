@@ -62,7 +62,7 @@ def test_bench_of_calls_that_are_not_prepared(tmp_path: Path) -> None:
 
 
 def test_bench_exits_1_when_something_is_not_verified(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(cases: object, options: object, done: object) -> None:
+    def run(cases: object, options: object, done: object, again: object) -> None:
         row = Record(
             TINY, "s", "c", 1, "fprop", "f32", "ieee", "nchw", "d", 2, algorithm="cpu.direct", reason="all wrong"
         )
@@ -75,7 +75,7 @@ def test_bench_exits_1_when_something_is_not_verified(monkeypatch: pytest.Monkey
 
 
 def test_bench_stopped_by_the_user_shows_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(cases: object, options: object, done: object) -> None:
+    def run(cases: object, options: object, done: object, again: object) -> None:
         row = Record(TINY, "s", "c", 1, "fprop", "f32", "ieee", "nchw", "d", 2, verified=True, time_us=5.0, gflops=1.0)
         done(row)  # type: ignore[operator]
         raise KeyboardInterrupt
@@ -157,7 +157,7 @@ def test_two_runs_are_compared(
     old, new = str(tmp_path / "old.json"), str(tmp_path / "new.json")
     for path, time_us in ((old, 100.0), (new, new_us)):
         records.write([row(time_us)], Path(path), "d", None)
-    monkeypatch.setattr(bench, "run", lambda cases, options, done: done(row(new_us)))
+    monkeypatch.setattr(bench, "run", lambda cases, options, done, again: done(row(new_us)))
     for words in (["report", "--compare", old, new], ["bench", TINY, "--compare", old, "--json", old]):
         result = runner.invoke(app, words)
         assert result.exit_code == status, result.output
