@@ -15,16 +15,17 @@ from tapwise.cpu.transposes import emit_to_pixels, emit_to_planes
 from tapwise.ops.conv.cpu.strassen.products import PRODUCTS
 
 FIELDS: Final = (
-    *COMMON, "half_c", "half_k", "half_p", "pixels", "odd", "rows", "row_blocks", "filter_block", "filter_blocks",
-    "pitch", "products_at", "offsets", "matrix",
+    *COMMON, "half_c", "half_k", "filter_pad", "half_p", "pixels", "odd", "rows", "row_blocks", "filter_block",
+    "filter_blocks", "pitch", "products_at", "offsets", "matrix", "plane", "q", "row_step", "row_length", "slots",
+    "places",
 )  # fmt: skip
 
 
 def generate(
-    target: Target, *, dtype: str, storage: str, layout: str, m: int, n: int, bias: bool, residual: bool,
-    activation: str | None,
+    target: Target, *, dtype: str, storage: str, layout: str, strided: bool, m: int, n: int, bias: bool,
+    residual: bool, activation: str | None,
 ) -> Kernel:  # fmt: skip
-    """`task` and `pack_task`."""
+    """`task` and `pack_task`. `strided`: pixels of x that are read do not follow each other."""
     k, planar = Kernel(target, dtype), layout == "nchw"
     epilogue = Epilogue(k, storage, planar, bias, residual, activation)
     filters = Filters(k, "channels", n * k.lanes)
@@ -36,7 +37,7 @@ def generate(
         emit_finish_row(epilogue)
         emit_finish_pixels(epilogue)
     with entry(k, FIELDS) as (a, worker), a.draws(worker) as number:
-        _emit_task(k, a, worker, number, storage, filters, planar)
+        _emit_task(k, a, worker, number, storage, filters, planar, strided)
     with entry(k, FIELDS, "pack_task") as (a, worker), a.draws(worker) as number:
         _emit_filters(k, a, number, storage, filters.width)
     return k
@@ -52,24 +53,46 @@ def _sum(k: Kernel, factors: Sequence[int], terms: Sequence[Any]) -> Any:
     return total
 
 
-def _emit_sums(k: Kernel, a: Fields, x: Ptr, rows: Int, out: Ptr, slot: Int, planar: bool) -> None:
-    """The sums of parts of x, of some pixels of each half from x on: out[product][pixel][channel]."""
-    later, total = a.pixels - a.half_p, a.half_c * 2
-    pixel, channel = (1, a.pixels) if planar else (total, 1)
-    begins = [x, x + later * pixel, x + a.half_c * channel, x + (a.half_c * channel + later * pixel)]
-    transposed = [out + (slot * len(PRODUCTS) + a.rows * k.lanes * part) for part in range(4)]
-    with k.loop(0, a.half_c, k.lanes) as c:
+def _emit_sums(
+    k: Kernel, a: Fields, x: Ptr, row0: Int, rows: Int, out: Ptr, slot: Int, planar: bool, strided: bool
+) -> None:
+    """The sums of parts of x, an image, of `rows` pixels of each half from row0 on: out[product][pixel][channel].
+
+    Planes are transposed a vector of channels at a time, what is read of a row of x with all that lies between.
+    """
+    firsts, total = [row0, row0 + (a.pixels - a.half_p)], a.half_c * 2
+    transposed = [out + (slot * len(PRODUCTS) + a.slots * k.lanes * part) for part in range(4)]
+    top = [first // a.q for first in firsts]
+    places = a.pointer("places", "i64")
+    with k.loop(0, a.half_c, k.lanes) as next_c:
+        c = next_c.min(a.half_c - k.lanes)
+        begins = [x + (c + half_c * a.half_c) * (a.plane if planar else 1) for half_c in range(2)]
         if planar:
-            for begin, there in zip(begins, transposed, strict=True):
-                k.call("to_pixels", begin + c * a.pixels, a.pixels, there, k.lanes, rows, k.lanes)
+            for part, there in enumerate(transposed):
+                begin, half_p = begins[part // 2], part % 2
+                if not strided:
+                    k.call("to_pixels", begin + firsts[half_p], a.plane, there, k.lanes, rows, k.lanes)
+                    continue
+                last = (firsts[half_p] + rows - 1) // a.q
+                with k.loop(top[half_p], last + 1) as row:
+                    here = there + (row - top[half_p]) * a.row_length * k.lanes
+                    k.call("to_pixels", begin + row * a.row_step, a.plane, here, k.lanes, a.row_length, k.lanes)
         with k.loop(0, rows) as at:
-            here = [one + at * k.lanes for one in transposed] if planar else [one + at * total + c for one in begins]
-            loaded = [k.load(one) for one in here]
+            pixels = [at, at] if planar else [first + at for first in firsts]
+            if strided:
+                pixels = [k.load_int(places + (first + at)) for first in firsts]
+            if strided and planar:
+                pixels = [place - first * a.row_length for place, first in zip(pixels, top, strict=True)]
+            # Of each part: where its pixels lie, and how far from each other.
+            parts, step = (transposed, k.lanes) if planar else ([begins[part // 2] for part in range(4)], total)
+            loaded = [k.load(begin + pixels[part % 2] * step) for part, begin in enumerate(parts)]
             for i, product in enumerate(PRODUCTS):
                 k.store(out + (slot * i + at * a.pitch + c), _sum(k, product.x, loaded))
 
 
-def _emit_task(k: Kernel, a: Fields, worker: Int, number: Int, storage: str, filters: Filters, planar: bool) -> None:
+def _emit_task(
+    k: Kernel, a: Fields, worker: Int, number: Int, storage: str, filters: Filters, planar: bool, strided: bool
+) -> None:
     """Some filters of each half and some pixels of each half: the seven products, their sums, y."""
     width, count = filters.width, len(PRODUCTS)
     row_block, filter_block, image = unravel(number, a.row_blocks, a.filter_blocks)
@@ -77,8 +100,8 @@ def _emit_task(k: Kernel, a: Fields, worker: Int, number: Int, storage: str, fil
     rows = (a.half_p - row0).min(a.rows)
     scratch = k.pointer(a.scratch + worker * a.scratch_step, k.dtype)
     sums, size = scratch + a.products_at, a.rows * a.pitch
-    x = a.pointer("x", storage) + image * a.pixels * (a.half_c * 2)
-    _emit_sums(k, a, x + row0 * (1 if planar else a.half_c * 2), rows, scratch, size, planar)
+    x = a.pointer("x", storage) + image * a.plane * (a.half_c * 2)
+    _emit_sums(k, a, x, row0, rows, scratch, size, planar, strided)
     w, offsets = a.pointer("w", k.dtype), a.pointer("offsets", "i64")
     y, bias, residual = (a.pointer(name, storage) for name in ("y", "bias", "residual"))
     slot = a.rows * width
@@ -87,7 +110,7 @@ def _emit_task(k: Kernel, a: Fields, worker: Int, number: Int, storage: str, fil
         for i in range(count):
             k.call(
                 "block", scratch + size * i, a.pitch, offsets, a.half_c, w + (a.matrix * i + f * a.half_c),
-                sums + slot * i, width, rows, some // k.lanes, rows < 0,
+                sums + slot * i, width, rows, (some + (k.lanes - 1)) // k.lanes, rows < 0,
             )  # fmt: skip
         # The first four products make room for the parts of y.
         with k.loop(0, rows * width, k.lanes) as at:
@@ -120,14 +143,17 @@ def _emit_filters(k: Kernel, a: Fields, number: Int, storage: str, width: int) -
     w, packed, total = a.pointer("x", storage), a.pointer("w", k.dtype), a.half_c * 2
     f = number * k.lanes
     panel = f - f % width
-    across = (a.half_k - panel).min(width)
+    across = (a.filter_pad - panel).min(width)
     out = packed + (panel * a.half_c + f % width)
-    with k.loop(0, a.half_c, k.lanes) as c:
+    with k.loop(0, a.half_c, k.lanes) as next_c:
+        c = next_c.min(a.half_c - k.lanes)
         for i, product in enumerate(PRODUCTS):
             rows = []
             for lane in range(k.lanes):
+                # What fills the last vector up goes nowhere.
+                filter_ = (f + lane).min(a.half_k - 1)
                 here = [
-                    w + ((f + lane + half_k * a.half_k) * total + half_c * a.half_c + c)
+                    w + ((filter_ + half_k * a.half_k) * total + half_c * a.half_c + c)
                     for half_k in range(2) for half_c in range(2)
                 ]  # fmt: skip
                 rows.append(_sum(k, product.w, here))

@@ -23,7 +23,7 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device, Plan
 from tapwise.cpu import tile
 from tapwise.cpu.common import lanes_of, splits
-from tapwise.cpu.cost import IN_L1, Breakdown
+from tapwise.cpu.cost import IN_L1, TRANSPOSED_RUN, Breakdown
 from tapwise.cpu.plan import KernelPlan
 from tapwise.cpu.simd import target
 from tapwise.integers import ceil_div, round_up
@@ -36,9 +36,12 @@ from tapwise.ops.conv.problem import ConvProblem
 # Cycles of a pixel's vector of channels: transposed from planes, in all sums of x, added up to y, and transposed to
 # planes of y. Fitted to some 36 configs of each of six layers on a Zen 5.
 TO_PIXELS: Final = 5.0
+TO_PIXELS_STRIDED: Final = 3.0
 SUMS: Final = 12.0
 COMBINED: Final = 8.0
 TO_PLANES: Final = 6.0
+# Sums of x of which half of L2 holds no more: cycles for each byte beyond.
+LOST: Final = 0.08
 # What a task takes longer than its parts, which are in each other's way in the caches: the mean of 16 drawn layers.
 LONGER: Final = 1.04
 # Drawing a task and working out its place.
@@ -63,25 +66,37 @@ class Geometry(generated.Geometry):
         self.device, itemsize = device, problem.accumulator_bytes
         self.pixels = prod(problem.output)
         self.half_p, self.half_c, self.half_k = ceil_div(self.pixels, 2), problem.c // 2, problem.k // 2
+        self.filter_pad = round_up(self.half_k, self.lanes)
         # An odd number of cache lines: pixels lie in different sets.
         line = 64 // itemsize
         self.pitch = (ceil_div(self.half_c, line) | 1) * line
-        count = len(PRODUCTS)
+        count, (_, q), across = len(PRODUCTS), problem.output, problem.stride[1]
+        self.strided = set(problem.stride) != {1}
+        # What is read of a row of x, and rows of it and of y that a task meets at most; with what lies between.
+        self.row_length = (q - 1) * across + 1
+        self.slots = ((config.rows + q - 2) // q + 1) * self.row_length if self.strided else config.rows
         # Behind the sums of x there is room for a vector of channels of each part.
-        self.products_at = config.rows * (count * self.pitch + 4 * self.lanes)
+        self.products_at = count * config.rows * self.pitch + 4 * self.slots * self.lanes
         size = self.products_at + count * config.rows * config.n * self.lanes
         self.scratch_bytes = round_up(size * itemsize, 64)
         self.row_blocks, self.filter_blocks = ceil_div(self.half_p, config.rows), ceil_div(self.half_k, config.filters)
         self.tasks = self.row_blocks * self.filter_blocks * problem.n
 
     def fields(self) -> dict[str, Any]:
-        c = self.config
+        p, c = self.problem, self.config
+        rows, columns = (np.arange(size, dtype=np.int64) for size in p.output)
+        # Of each pixel of y: where it is among transposed rows or, channels last, in the image.
+        row = self.row_length if p.layout == "nchw" else p.stride[0] * p.spatial[1]
         return {
+            "plane": prod(p.spatial), "q": p.output[1], "row_step": p.stride[0] * p.spatial[1],
+            "row_length": self.row_length, "slots": self.slots,
+            "places": (rows[:, None] * row + columns * p.stride[1]).reshape(-1),
             "tasks": self.tasks, "scratch_step": self.scratch_bytes, "products_at": self.products_at,
-            "half_c": self.half_c, "half_k": self.half_k, "half_p": self.half_p, "pixels": self.pixels,
-            "odd": self.pixels % 2, "rows": c.rows, "row_blocks": self.row_blocks, "filter_block": c.filters,
+            "half_c": self.half_c, "half_k": self.half_k, "filter_pad": self.filter_pad, "half_p": self.half_p,
+            "pixels": self.pixels, "odd": self.pixels % 2, "rows": c.rows, "row_blocks": self.row_blocks,
+            "filter_block": c.filters,
             "filter_blocks": self.filter_blocks, "pitch": self.pitch,
-            "offsets": np.arange(self.half_c, dtype=np.int64), "matrix": self.half_c * self.half_k,
+            "offsets": np.arange(self.half_c, dtype=np.int64), "matrix": self.half_c * self.filter_pad,
         }  # fmt: skip
 
 
@@ -112,18 +127,25 @@ class TaskCost(generated.TaskCost):
         streamed = costs.filters(panel, passes, IN_L1 * panel / columns, own, whole)
         streamed += columns * costs.stream(x, count * x)
         sums, slow = c.rows * vectors, costs.device.vector_cycles
-        of_x = c.rows * ceil_div(g.half_c, costs.lanes)
-        # Runs of pixels are transposed in whole vectors.
-        runs = round_up(c.rows, costs.lanes) / c.rows if p.layout == "nchw" else 0.0
-        finishing = TO_PLANES * slow * sums * runs if runs else c.rows * costs.row(c.filters, 1.5)
+        channels = ceil_div(g.half_c, costs.lanes)
+        finishing, transposing = c.rows * costs.row(c.filters, 1.5), 0.0
+        if p.layout == "nchw":
+            # Runs of pixels are transposed in whole vectors.
+            finishing = TO_PLANES * slow * vectors * round_up(c.rows, costs.lanes)
+            runs, run = 1.0, TO_PIXELS * round_up(c.rows, costs.lanes)
+            if g.strided:
+                runs, run = c.rows / p.output[1] + 0.5, TO_PIXELS_STRIDED * g.row_length
+            transposing = channels * runs * (slow * run + TRANSPOSED_RUN)
         cycles: Mapping[str, float] = {
             "products": count * tiles,
             "waiting for operands": count * costs.waiting(tiles, streamed),
             "sums of products": COMBINED * slow * sums,
             "finishing": 4 * finishing,
             "writing y": 0.2 * costs.stream(4 * sums * self.device.vector_bytes, p.bytes),
-            "sums of x": slow * of_x * (4 * TO_PIXELS * runs + SUMS),
+            "sums of x": SUMS * slow * channels * c.rows,
+            "transposing x": 4 * transposing,
             "reading x": costs.stream(4 * c.rows * g.half_c * costs.itemsize, p.bytes),
+            "lines that L2 lost": LOST * max(0.0, count * x - costs.device.l2_bytes / 2),
             "start": TASK,
         }
         return Breakdown(costs, {part: LONGER * count for part, count in cycles.items()}, g.tasks)
@@ -134,8 +156,7 @@ def _total(factors: Sequence[int], parts: Sequence[np.ndarray]) -> Any:
 
 
 class Strassen(generated.GeneratedAlgorithm[Config]):
-    """1x1 filters of stride 1 without padding and groups, halves of whose channels and filters are whole vectors;
-    float32; NCHW and NHWC.
+    """1x1 filters of any stride without padding and groups, even numbers of channels and filters; float32; NCHW, NHWC.
 
     Rounding errors are larger than those of a direct sum: its bound is in terms of the sizes of the sums of parts that
     it multiplies and adds. An infinity or NaN reaches a pixel of the other half too.
@@ -149,13 +170,13 @@ class Strassen(generated.GeneratedAlgorithm[Config]):
     cost: ClassVar = TaskCost
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        if {*problem.kernel, *problem.stride} != {1} or any(map(any, problem.padding)):
-            return "takes 1x1 filters of stride 1 without padding"
-        lanes = lanes_of(problem, device)
-        if problem.groups > 1 or problem.c % (2 * lanes) or problem.k % (2 * lanes):
-            return f"takes multiples of {2 * lanes} ungrouped channels and filters, not {problem.c} and {problem.k}"
-        if prod(problem.output) < 2 * lanes:
-            return f"takes {2 * lanes} pixels or more, not {prod(problem.output)}"
+        if set(problem.kernel) != {1} or any(map(any, problem.padding)):
+            return "takes 1x1 filters without padding"
+        least, pixels = 2 * lanes_of(problem, device), prod(problem.output)
+        if problem.groups > 1 or problem.c % 2 or problem.k % 2:
+            return f"takes even numbers of ungrouped channels and filters, not {problem.c} and {problem.k}"
+        if min(problem.c, problem.k, pixels) < least:
+            return f"takes {least} channels, filters and pixels or more, not {problem.c}, {problem.k} and {pixels}"
         return None
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
@@ -166,7 +187,8 @@ class Strassen(generated.GeneratedAlgorithm[Config]):
         """What is multiplied and added, all of it positive."""
         n, c, k, pixels = problem.n, problem.c, problem.k, prod(problem.output)
         half = ceil_div(pixels, 2)
-        planes, matrix = np.abs(x, dtype=np.float64).reshape(n, c, pixels), np.abs(w, dtype=np.float64).reshape(k, c)
+        seen = np.asarray(x)[:, :, :: problem.stride[0], :: problem.stride[1]]
+        planes, matrix = np.abs(seen, dtype=np.float64).reshape(n, c, pixels), np.abs(w, dtype=np.float64).reshape(k, c)
         xs = [rows[..., at : at + half] for rows in np.split(planes, 2, 1) for at in (0, pixels - half)]
         ws = [part for rows in np.split(matrix, 2) for part in np.split(rows, 2, 1)]
         y = np.zeros((n, k, pixels))
@@ -181,7 +203,8 @@ class Strassen(generated.GeneratedAlgorithm[Config]):
         return y.reshape(problem.result_shape)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
-        library = self.load("strassen", generate, problem, layout=problem.layout, m=config.m, n=config.n)
         g = Geometry(problem, config, device)
-        size, tasks = len(PRODUCTS) * g.half_c * g.half_k, g.half_k // g.lanes
+        shape = {"layout": problem.layout, "strided": g.strided, "m": config.m, "n": config.n}
+        library = self.load("strassen", generate, problem, **shape)
+        size, tasks = len(PRODUCTS) * g.half_c * g.filter_pad, g.filter_pad // g.lanes
         return KernelPlan(problem, device, library, FIELDS, g.fields(), packed_size=size, pack_tasks=tasks)
