@@ -1,9 +1,9 @@
-"""cpu.strassen: 1x1 filters with seven eighths of the multiplications.
+"""cpu.strassen: convolution with seven eighths of the multiplications.
 
-y = w * x, filters by channels and channels by pixels, each in two by two parts: Strassen's seven products of sums of
-parts instead of eight (`products`). Sums of the filters' parts are made when filters are packed. A task makes those of
-x, of some pixels of each half, computes the seven products with some filters of each half on register tiles, and adds
-them up to the four parts of y.
+y = w * x, filters by terms and terms by pixels, each in two by two parts: Strassen's seven products of sums of parts
+instead of eight (`products`). Sums of the filters' parts are made when filters are packed. A task makes those of x, of
+some pixels of each half, computes the seven products with some filters of each half on register tiles, and adds them up
+to the four parts of y.
 
 Source: V. Strassen, "Gaussian Elimination is not Optimal", 1969; errors: N. Higham, "Exploiting Fast Matrix
 Multiplication Within the Level 3 BLAS", 1990.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from math import prod
 from typing import Any, ClassVar, Final
 
@@ -67,14 +68,15 @@ class Geometry(generated.Geometry):
         self.pixels = prod(problem.output)
         self.half_p, self.half_c, self.half_k = ceil_div(self.pixels, 2), problem.c // 2, problem.k // 2
         self.filter_pad = round_up(self.half_k, self.lanes)
+        self.half_terms, self.source = problem.gemm_k // 2, source_of(problem, self.lanes)
         # An odd number of cache lines: pixels lie in different sets.
         line = 64 // itemsize
-        self.pitch = (ceil_div(self.half_c, line) | 1) * line
+        self.pitch = (ceil_div(self.half_terms, line) | 1) * line
         count, (_, q), across = len(PRODUCTS), problem.output, problem.stride[1]
-        self.strided = set(problem.stride) != {1}
-        # What is read of a row of x, and rows of it and of y that a task meets at most; with what lies between.
-        self.row_length = (q - 1) * across + 1
-        self.slots = ((config.rows + q - 2) // q + 1) * self.row_length if self.strided else config.rows
+        # What is read of a row of x, and pixels of x that are transposed for a task at most.
+        self.row_length = (q - 1) * across + (problem.kernel[1] - 1) * problem.dilation[1] + 1
+        rows = (config.rows + q - 2) // q + 1
+        self.slots = {"planes": config.rows, "rows": rows * self.row_length}.get(self.source, 0)
         # Behind the sums of x there is room for a vector of channels of each part.
         self.products_at = count * config.rows * self.pitch + 4 * self.slots * self.lanes
         size = self.products_at + count * config.rows * config.n * self.lanes
@@ -85,19 +87,36 @@ class Geometry(generated.Geometry):
     def fields(self) -> dict[str, Any]:
         p, c = self.problem, self.config
         rows, columns = (np.arange(size, dtype=np.int64) for size in p.output)
-        # Of each pixel of y: where it is among transposed rows or, channels last, in the image.
-        row = self.row_length if p.layout == "nchw" else p.stride[0] * p.spatial[1]
+        # Of each pixel of y: where it is among transposed rows or in the image.
+        row = self.row_length if self.source == "rows" else p.stride[0] * p.spatial[1]
         return {
-            "plane": prod(p.spatial), "q": p.output[1], "row_step": p.stride[0] * p.spatial[1],
-            "row_length": self.row_length, "slots": self.slots,
+            "plane": prod(p.spatial), "w_in": p.spatial[1], "image": p.c * prod(p.spatial), "q": p.output[1],
+            "stride_h": p.stride[0], "dilation_h": p.dilation[0], "dilation_w": p.dilation[1],
+            "taps_h": p.kernel[0], "taps_w": p.kernel[1], "h": p.spatial[0],
+            "pad_top": p.padding[0][0], "pad_left": p.padding[1][0], "row_length": self.row_length, "slots": self.slots,
             "places": (rows[:, None] * row + columns * p.stride[1]).reshape(-1),
             "tasks": self.tasks, "scratch_step": self.scratch_bytes, "products_at": self.products_at,
-            "half_c": self.half_c, "half_k": self.half_k, "filter_pad": self.filter_pad, "half_p": self.half_p,
+            "half_c": self.half_c, "half_terms": self.half_terms, "half_k": self.half_k,
+            "filter_pad": self.filter_pad, "half_p": self.half_p,
             "pixels": self.pixels, "odd": self.pixels % 2, "rows": c.rows, "row_blocks": self.row_blocks,
             "filter_block": c.filters,
             "filter_blocks": self.filter_blocks, "pitch": self.pitch,
-            "offsets": np.arange(self.half_c, dtype=np.int64), "matrix": self.half_c * self.filter_pad,
+            "offsets": np.arange(self.half_terms, dtype=np.int64), "matrix": self.half_terms * self.filter_pad,
         }  # fmt: skip
+
+
+def source_of(problem: ConvProblem, lanes: int) -> str:
+    """What vectors of terms are made of, as the kernel says; "" where it takes none of them."""
+    if problem.groups > 1 or problem.gemm_k % 2:
+        return ""
+    padded, (taps_h, taps_w), planar = any(map(any, problem.padding)), problem.kernel, problem.layout == "nchw"
+    if planar and not padded and taps_w % lanes == 0 and problem.dilation == (1, 1) and problem.c * taps_h % 2 == 0:
+        return "taps"
+    if problem.c % 2 or problem.c < 2 * lanes or (padded and not planar):
+        return ""
+    if not planar:
+        return "pixels"
+    return "planes" if {*problem.kernel, *problem.stride} == {1} and not padded else "rows"
 
 
 def candidates(problem: ConvProblem, device: Device) -> Iterator[Config]:
@@ -116,35 +135,36 @@ class TaskCost(generated.TaskCost):
     def breakdown(self) -> Breakdown:
         g, c, p, costs = self.geometry, self.config, self.problem, self.costs
         vectors = ceil_div(c.filters, costs.lanes)
-        panel = c.filters * g.half_c * costs.itemsize
+        panel = c.filters * g.half_terms * costs.itemsize
         passes, columns, count = ceil_div(c.rows, c.m), ceil_div(vectors, c.n), len(PRODUCTS)
-        tiles = costs.block(c.m, c.n, c.rows, vectors, g.half_c) * (CHANNELS_WHOLE if costs.whole else 1.0)
+        tiles = costs.block(c.m, c.n, c.rows, vectors, g.half_terms) * (CHANNELS_WHOLE if costs.whole else 1.0)
         tiles += costs.first_pass(panel, p.layout)
         share = max(1.0, g.tasks / self.device.threads)
-        whole = count * g.half_k * g.half_c * costs.itemsize
+        whole = count * g.half_k * g.half_terms * costs.itemsize
         own = min(whole, count * panel * share)
         x = c.rows * g.pitch * costs.itemsize
         streamed = costs.filters(panel, passes, IN_L1 * panel / columns, own, whole)
         streamed += columns * costs.stream(x, count * x)
         sums, slow = c.rows * vectors, costs.device.vector_cycles
-        channels = ceil_div(g.half_c, costs.lanes)
+        channels, terms = ceil_div(g.half_c, costs.lanes), ceil_div(g.half_terms, costs.lanes)
         finishing, transposing = c.rows * costs.row(c.filters, 1.5), 0.0
         if p.layout == "nchw":
             # Runs of pixels are transposed in whole vectors.
             finishing = TO_PLANES * slow * vectors * round_up(c.rows, costs.lanes)
-            runs, run = 1.0, TO_PIXELS * round_up(c.rows, costs.lanes)
-            if g.strided:
-                runs, run = c.rows / p.output[1] + 0.5, TO_PIXELS_STRIDED * g.row_length
-            transposing = channels * runs * (slow * run + TRANSPOSED_RUN)
+        if g.source == "planes":
+            transposing = channels * (TO_PIXELS * slow * round_up(c.rows, costs.lanes) + TRANSPOSED_RUN)
+        elif g.source == "rows":
+            runs = p.kernel[0] * (c.rows / p.output[1] + 0.5)
+            transposing = channels * runs * (TO_PIXELS_STRIDED * slow * g.row_length + TRANSPOSED_RUN)
         cycles: Mapping[str, float] = {
             "products": count * tiles,
             "waiting for operands": count * costs.waiting(tiles, streamed),
             "sums of products": COMBINED * slow * sums,
             "finishing": 4 * finishing,
             "writing y": 0.2 * costs.stream(4 * sums * self.device.vector_bytes, p.bytes),
-            "sums of x": SUMS * slow * channels * c.rows,
+            "sums of x": SUMS * slow * terms * c.rows,
             "transposing x": 4 * transposing,
-            "reading x": costs.stream(4 * c.rows * g.half_c * costs.itemsize, p.bytes),
+            "reading x": costs.stream(4 * c.rows * g.half_terms * costs.itemsize, p.bytes),
             "lines that L2 lost": LOST * max(0.0, count * x - costs.device.l2_bytes / 2),
             "start": TASK,
         }
@@ -156,55 +176,59 @@ def _total(factors: Sequence[int], parts: Sequence[np.ndarray]) -> Any:
 
 
 class Strassen(generated.GeneratedAlgorithm[Config]):
-    """1x1 filters of any stride without padding and groups, even numbers of channels and filters; float32; NCHW, NHWC.
+    """Ungrouped float32 of even numbers of channels and filters, at least two vectors; NCHW, and NHWC without padding.
 
     Rounding errors are larger than those of a direct sum: its bound is in terms of the sizes of the sums of parts that
-    it multiplies and adds. An infinity or NaN reaches a pixel of the other half too.
+    it multiplies and adds. An infinity or NaN reaches pixels of the other half too.
     """
 
     id: ClassVar[str] = "cpu.strassen"
-    summary: ClassVar[str] = "1x1 as a matrix product of two by two parts: seven products for eight"
+    summary: ClassVar[str] = "a matrix product of two by two parts: seven products of sums for eight"
     dtypes: ClassVar[tuple[str, ...] | None] = ("f32",)
     exact: ClassVar[bool] = False
     candidates = staticmethod(candidates)
     cost: ClassVar = TaskCost
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
-        if set(problem.kernel) != {1} or any(map(any, problem.padding)):
-            return "takes 1x1 filters without padding"
         least, pixels = 2 * lanes_of(problem, device), prod(problem.output)
-        if problem.groups > 1 or problem.c % 2 or problem.k % 2:
-            return f"takes even numbers of ungrouped channels and filters, not {problem.c} and {problem.k}"
-        if min(problem.c, problem.k, pixels) < least:
-            return f"takes {least} channels, filters and pixels or more, not {problem.c}, {problem.k} and {pixels}"
+        if not source_of(problem, least // 2):
+            return f"takes {least} ungrouped channels or more, an even number, and no padding channels last"
+        if problem.k % 2 or min(problem.k, pixels) < least:
+            return f"takes {least} filters or more, an even number, and as many pixels, not {problem.k} and {pixels}"
         return None
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """Nearly two elements for one, transposed in vectors."""
-        return 10.0 + 1e-3 * problem.k * problem.c * 2.0 / device.threads
+        each = 2.0 if prod(problem.kernel) == 1 else 8.0
+        return 10.0 + 1e-3 * problem.k * problem.gemm_k * each / device.threads
 
     def magnitude(self, problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndarray:
         """What is multiplied and added, all of it positive."""
-        n, c, k, pixels = problem.n, problem.c, problem.k, prod(problem.output)
+        n, k, pixels = problem.n, problem.k, prod(problem.output)
         half = ceil_div(pixels, 2)
-        seen = np.asarray(x)[:, :, :: problem.stride[0], :: problem.stride[1]]
-        planes, matrix = np.abs(seen, dtype=np.float64).reshape(n, c, pixels), np.abs(w, dtype=np.float64).reshape(k, c)
-        xs = [rows[..., at : at + half] for rows in np.split(planes, 2, 1) for at in (0, pixels - half)]
+        taps = [
+            [slice(t * d, t * d + (p - 1) * s + 1, s) for t in range(size)]
+            for size, p, s, d in zip(problem.kernel, problem.output, problem.stride, problem.dilation, strict=True)
+        ]
+        x = np.pad(np.abs(x, dtype=np.float64), ((0, 0), (0, 0), *problem.padding))
+        seen = np.stack([x[:, :, *tap] for tap in product(*taps)], 2).reshape(n, -1, pixels)
+        matrix = np.abs(w, dtype=np.float64).reshape(k, -1)
+        xs = [rows[..., at : at + half] for rows in np.split(seen, 2, 1) for at in (0, pixels - half)]
         ws = [part for rows in np.split(matrix, 2) for part in np.split(rows, 2, 1)]
         y = np.zeros((n, k, pixels))
         for part in range(4):
             first, at = part // 2 * (k // 2), part % 2 * (pixels - half)
             size = np.zeros((n, k // 2, half))
-            for product in PRODUCTS:
-                if product.y[part]:
-                    size += _total(product.w, ws) @ _total(product.x, xs)
+            for one in PRODUCTS:
+                if one.y[part]:
+                    size += _total(one.w, ws) @ _total(one.x, xs)
             # The middle pixel of an odd number is in two parts.
             np.maximum(here := y[:, first : first + k // 2, at : at + half], size, out=here)
         return y.reshape(problem.result_shape)
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         g = Geometry(problem, config, device)
-        shape = {"layout": problem.layout, "strided": g.strided, "m": config.m, "n": config.n}
+        shape = {"layout": problem.layout, "source": g.source, "m": config.m, "n": config.n}
         library = self.load("strassen", generate, problem, **shape)
-        size, tasks = len(PRODUCTS) * g.half_c * g.filter_pad, g.filter_pad // g.lanes
+        size, tasks = len(PRODUCTS) * g.half_terms * g.filter_pad, g.filter_pad // g.lanes
         return KernelPlan(problem, device, library, FIELDS, g.fields(), packed_size=size, pack_tasks=tasks)
