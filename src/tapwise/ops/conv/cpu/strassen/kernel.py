@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from tapwise.cpu import tile
 from tapwise.cpu.copies import emit_zeros, interleave
@@ -41,15 +41,8 @@ def generate(
     with entry(k, FIELDS) as (a, worker), a.draws(worker) as number:
         _emit_task(k, a, worker, number, storage, filters, planar, source)
     with entry(k, FIELDS, "pack_task") as (a, worker), a.draws(worker) as number:
-        _emit_filters(k, a, number, storage, filters.width, source)
+        _emit_filters(k, a, number, storage, filters.width)
     return k
-
-
-class _Apart(NamedTuple):
-    """Where a vector's elements lie, `step` apart."""
-
-    first: Ptr
-    step: Int
 
 
 def _sum(k: Kernel, factors: Sequence[int], terms: Sequence[Any]) -> Any:
@@ -57,11 +50,7 @@ def _sum(k: Kernel, factors: Sequence[int], terms: Sequence[Any]) -> Any:
     total = None
     for factor, term in sorted(zip(factors, terms, strict=True), key=lambda pair: -pair[0]):
         if factor:
-            value = term
-            if isinstance(term, Ptr):
-                value = k.load(term)
-            elif isinstance(term, _Apart):
-                value = k.gather([term.first + term.step * lane for lane in range(k.lanes)])
+            value = k.load(term) if isinstance(term, Ptr) else term
             total = value if total is None else (k.add if factor > 0 else k.sub)(total, value)
     return total
 
@@ -179,37 +168,22 @@ def _emit_task(
                 )  # fmt: skip
 
 
-def _emit_filters(k: Kernel, a: Fields, number: Int, storage: str, width: int, source: str) -> None:
-    """A vector of filters of each half: the sums of their parts, transposed into panels."""
-    w, packed, total = a.pointer("x", storage), a.pointer("w", k.dtype), a.half_terms * 2
+def _emit_filters(k: Kernel, a: Fields, number: Int, storage: str, width: int) -> None:
+    """A vector of filters of each half, terms in their order: the sums of their parts, transposed into panels."""
+    w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
     f = number * k.lanes
     panel = f - f % width
     across = (a.filter_pad - panel).min(width)
     out = packed + (panel * a.half_terms + f % width)
-    # Channels of a tap lie apart, unless there is but one.
-    taps = a.taps_h * a.taps_w if source != "taps" else k.integer(1)
-    channels = a.half_terms // taps
-
-    def emit(tap: Int, together: bool) -> None:
-        with k.loop(0, channels, k.lanes) as next_c:
-            c = next_c.min(channels - k.lanes)
-            for i, product in enumerate(PRODUCTS):
-                rows = []
-                for lane in range(k.lanes):
-                    # What fills the last vector up goes nowhere.
-                    filter_ = (f + lane).min(a.half_k - 1)
-                    parts = []
-                    for part in range(4):
-                        row = filter_ + a.half_k if part // 2 else filter_
-                        channel = c + channels if part % 2 else c
-                        here = w + (row * total + channel * taps + tap)
-                        parts.append(here if together else _Apart(here, taps))
-                    rows.append(_sum(k, product.w, parts))
-                for at, vector in enumerate(interleave(k, rows)):
-                    k.store(out + (a.matrix * i + (tap * channels + c + at) * across), vector)
-
-    with k.if_else(taps.eq(1)) as (one, several):
-        with one:
-            emit(k.integer(0), True)
-        with several, k.loop(0, taps) as tap:
-            emit(tap, False)
+    with k.loop(0, a.half_terms, k.lanes) as next_term:
+        term = next_term.min(a.half_terms - k.lanes)
+        for i, product in enumerate(PRODUCTS):
+            rows = []
+            for lane in range(k.lanes):
+                # What fills the last vector up goes nowhere.
+                filter_ = (f + lane).min(a.half_k - 1)
+                halves = [filter_, filter_ + a.half_k]
+                parts = [w + ((half * 2 + part) * a.half_terms + term) for half in halves for part in range(2)]
+                rows.append(_sum(k, product.w, parts))
+            for at, vector in enumerate(interleave(k, rows)):
+                k.store(out + (a.matrix * i + (term + at) * across), vector)

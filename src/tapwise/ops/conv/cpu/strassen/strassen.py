@@ -175,6 +175,15 @@ def _total(factors: Sequence[int], parts: Sequence[np.ndarray]) -> Any:
     return np.sum([part for factor, part in zip(factors, parts, strict=True) if factor], 0)
 
 
+class StrassenPlan(KernelPlan):
+    """Filters are packed from where their terms lie in the order of those of x: of each half (tap, channel)."""
+
+    def pack_into(self, w: np.ndarray, memory: np.ndarray | None) -> np.ndarray | None:
+        p = self.problem
+        assert isinstance(p, ConvProblem)
+        return super().pack_into(w.reshape(p.k, 2, p.c // 2, -1).swapaxes(2, 3), memory)
+
+
 class Strassen(generated.GeneratedAlgorithm[Config]):
     """Ungrouped float32 of even numbers of channels and filters, at least two vectors; NCHW, and NHWC without padding.
 
@@ -231,4 +240,5 @@ class Strassen(generated.GeneratedAlgorithm[Config]):
         shape = {"layout": problem.layout, "source": g.source, "m": config.m, "n": config.n}
         library = self.load("strassen", generate, problem, **shape)
         size, tasks = len(PRODUCTS) * g.half_terms * g.filter_pad, g.filter_pad // g.lanes
-        return KernelPlan(problem, device, library, FIELDS, g.fields(), packed_size=size, pack_tasks=tasks)
+        kind = KernelPlan if prod(problem.kernel) == 1 or g.source == "taps" else StrassenPlan
+        return kind(problem, device, library, FIELDS, g.fields(), packed_size=size, pack_tasks=tasks)
