@@ -27,6 +27,7 @@ PROBLEMS = [
     "c3 h23 w26 k9 r4 s4 stride4",
     "c7 h11 w13 k10 r5 s3 stride3x2 pad2x1",
     "c7 h15 w9 k10 r1 s1",
+    "c64 h7 w7 k96 r1 s1",
     "n2 c7 h15 w9 k10 r1 s1 stride2",
     "c40 h20 w20 k24 r3 s3 pad1",
     "c12 h8 w3 k24 r3 s3 pad1 groups12",  # two outputs a channel
@@ -59,7 +60,7 @@ def applying(texts: Iterable[str], identifiers: Iterable[str] = IDENTIFIERS) -> 
 IN_BOTH_ORDERS = [f"{text} {layout}" for text in PROBLEMS for layout in ("nchw", "nhwc")]
 IN_ALL_DTYPES = [
     f"{text} {dtype}"
-    for text in (PROBLEMS[1], PROBLEMS[5], PROBLEMS[8], PROBLEMS[12], f"{PROBLEMS[0]} nhwc")
+    for text in (PROBLEMS[1], PROBLEMS[5], PROBLEMS[8], PROBLEMS[13], f"{PROBLEMS[0]} nhwc")
     for dtype in ("f64", "f16", "bf16")
 ]
 FUSED = [f"c5 h9 w11 k7 r3 s3 pad1 {epilogue}" for epilogue in EPILOGUES + MORE_EPILOGUES]
@@ -134,7 +135,8 @@ def test_dtypes_and_epilogues(identifier: str, text: str) -> None:
 
 def test_takes_what_it_is_for() -> None:
     """A table full of refusals would pass every test above. A new algorithm takes one problem at least."""
-    every, some = ("cpu.direct", "cpu.im2col_gemm", "cpu.serial"), ("cpu.winograd", "cpu.depthwise", "cpu.pointwise")
+    every = ("cpu.direct", "cpu.im2col_gemm", "cpu.serial")
+    some = ("cpu.winograd", "cpu.strassen", "cpu.depthwise", "cpu.pointwise")
 
     def counts(texts: Iterable[str], identifiers: Iterable[str] = (*every, *some)) -> Counter[str]:
         return Counter(identifier for identifier, _ in applying(texts, identifiers))
@@ -143,10 +145,11 @@ def test_takes_what_it_is_for() -> None:
     elsewhere = set() if host().amx else {"cpu.amx"}
     assert set(counts([*IN_BOTH_ORDERS, *IN_ALL_DTYPES], IDENTIFIERS)) == set(IDENTIFIERS) - elsewhere
     assert counts(IN_BOTH_ORDERS) == {
-        **dict.fromkeys(every, 38),
+        **dict.fromkeys(every, 40),
         "cpu.winograd": 22,
         "cpu.depthwise": 5,
-        "cpu.pointwise": 4,
+        "cpu.pointwise": 6,
+        "cpu.strassen": 2,
     }
     assert counts(IN_ALL_DTYPES) == {
         **dict.fromkeys(every, 15),
@@ -245,7 +248,8 @@ def test_predictions_are_times(identifier: str) -> None:
     least = 1 / 16 if identifier == "cpu.amx" else 1.0 if algorithm.exact else 1 / 4
     most = {"cpu.im2col_gemm": 200.0, "cpu.serial": 2000.0}.get(identifier, 50.0)
     seen = 0
-    for case in suites.load("real_layers")[::7]:
+    # Few of them are for Strassen.
+    for case in suites.load("real_layers")[:: 2 if identifier == "cpu.strassen" else 7]:
         assert isinstance(case.problem, ConvProblem)
         problem = case.problem.replace(dtype=dtype)
         if algorithm.refusal(problem, device) is not None:

@@ -17,6 +17,7 @@ from tapwise.problem import Problem
 ALGORITHMS: dict[str, dict[str, str]] = {
     "conv": {
         "cpu.winograd": "tapwise.ops.conv.cpu.winograd.winograd:Winograd",
+        "cpu.strassen": "tapwise.ops.conv.cpu.strassen.strassen:Strassen",
         "cpu.depthwise": "tapwise.ops.conv.cpu.depthwise.depthwise:Depthwise",
         "cpu.amx": "tapwise.ops.conv.cpu.amx.amx:Amx",
         "cpu.pointwise": "tapwise.ops.conv.cpu.pointwise:Pointwise",

@@ -47,7 +47,7 @@ def test_each_sees_what_the_one_before_wrote(workers: int, openmp: bool, monkeyp
     x, y = np.arange(257, dtype=np.float32), np.zeros(257, np.float32)
     driver.start_threads()
     if not openmp:
-        monkeypatch.setattr(driver, "_team", None)
+        monkeypatch.setattr(driver, "current_team", None)
     call = driver.sequence(launches(x, y, 40, workers))
     for times in range(1, 30):
         call()

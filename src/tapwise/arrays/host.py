@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
+from collections.abc import Callable
+from functools import partial
 from math import prod
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.ma
 
 from tapwise.arrays.tensors import ALLOWED, check_unrecorded, is_proxy, is_torch, why_not
+from tapwise.cpu.addresses import address
 from tapwise.errors import InvalidProblem
 from tapwise.problem import DTYPES
 
@@ -21,6 +23,7 @@ _NAMES: Final = {dtype: name for name, dtype in DTYPES.items()}
 # Bytes that arrays begin at a multiple of, and of arrays so small that it does not pay.
 ALIGNMENT: Final = 64
 _SMALL: Final = 1 << 16
+_BYTES: Final = np.dtype(np.uint8)
 _KINDS: Final = "a NumPy array, a PyTorch tensor, a CuPy array, or an array that speaks DLPack"
 
 
@@ -105,13 +108,25 @@ def channels_first(array: Any) -> Any:
     return array.transpose(0, -1, *range(1, array.ndim - 1))
 
 
-def new(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-    """A new array in C order. It begins with a cache line, as PyTorch's do; NumPy's do so 16 bytes after one, and then
-    each vector of a kernel lies in two of them."""
-    size = prod(shape) * dtype.itemsize
+def maker(shape: tuple[int, ...], dtype: np.dtype[Any], last: bool = False) -> Callable[[], np.ndarray]:
+    """What makes new arrays, in C order or `last` in that of (n, *spatial, c). They begin with a cache line, as
+    PyTorch's do; NumPy's do so 16 bytes after one, and then each vector of a kernel lies in two of them."""
+    array: Any = np.ndarray
+    size, strides = prod(shape) * dtype.itemsize, None
+    if last:
+        strides = channels_first(np.empty((shape[0], *shape[2:], shape[1]), dtype)).strides
     if size < _SMALL:
-        return np.empty(shape, dtype)
-    memory: Any = np.empty(size + ALIGNMENT, np.uint8)
-    # A fourth of the time that `memory.ctypes.data` takes.
-    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    return np.ndarray(shape, dtype, memory, -address % ALIGNMENT)
+        return partial(array, shape, dtype, None, 0, strides) if last else partial(np.empty, shape, dtype)
+    empty, longer = np.empty, size + ALIGNMENT
+
+    def make() -> np.ndarray:
+        memory = empty(longer, _BYTES)
+        made: np.ndarray = array(shape, dtype, memory, -address(memory) % ALIGNMENT, strides)
+        return made
+
+    return make
+
+
+def new(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+    """A new array of `maker`."""
+    return maker(shape, dtype)()

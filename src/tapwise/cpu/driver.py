@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _run: Callable[[int, int, int], None] | None = None
 _layer: str | None = None
-_team: Team | None = None
+current_team: Team | None = None
 
 
 class Launch(NamedTuple):
@@ -54,11 +54,11 @@ def run(address: int, args: int, workers: int) -> None:
 
 def start_threads() -> Callable[[int, int, int], None]:
     """Load or start what runs kernels now rather than in the first parallel call."""
-    global _run, _layer, _team
+    global _run, _layer, current_team
     with making:
         if _run is None:
-            _team = _of_openmp()
-            _run, _layer = (_team.run, "omp") if _team is not None else _make()
+            current_team = _of_openmp()
+            _run, _layer = (current_team.run, "omp") if current_team is not None else _make()
         return _run
 
 
@@ -66,12 +66,12 @@ def sequence(launches: Sequence[Launch]) -> Callable[[], None]:
     """What launches kernels one behind the other, each when the one before has ended: one start of the team for all
     of them, where threads are OpenMP's. Their argument arrays are nobody else's; not for two threads at once."""
     start_threads()
-    team = _team
+    team = current_team
     fast = None if team is None else team.sequence([(task, ctypes.addressof(args), n) for task, args, n in launches])
 
     def call() -> None:
         # Not in a forked child.
-        if fast is not None and _team is team:
+        if fast is not None and current_team is team:
             fast()
             return
         for task, args, workers in launches:
@@ -175,8 +175,8 @@ def finish(futures: Iterable[Future[Any]]) -> None:
 
 
 def _in_child() -> None:
-    global _run, _layer, _team
-    _team = None
+    global _run, _layer, current_team
+    current_team = None
     numba = sys.modules.get("numba.np.ufunc.parallel")
     if _run is not None or getattr(numba, "_is_initialized", False) or "torch" in sys.modules:
         _run, _layer = _python_team(), "threads"

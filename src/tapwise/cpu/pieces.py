@@ -16,11 +16,11 @@ import numpy as np
 from tapwise import settings
 from tapwise.cpu import jit
 from tapwise.cpu.activations import activate
+from tapwise.cpu.addresses import address
 from tapwise.cpu.copies import emit_copy_rows
 from tapwise.cpu.device import host
 from tapwise.cpu.driver import Launch
 from tapwise.cpu.fields import entry
-from tapwise.cpu.plan import address
 from tapwise.cpu.simd import Int, Kernel, Target, target
 from tapwise.integers import ceil_div
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
@@ -12,7 +11,8 @@ from typing import Any, Final
 import numpy as np
 
 from tapwise.algorithm import Buffers, Device, Plan
-from tapwise.cpu import driver, interrupts
+from tapwise.cpu import builtin, driver, interrupts
+from tapwise.cpu.addresses import address, by_field
 from tapwise.cpu.driver import Launch
 from tapwise.cpu.fields import COMMON, FILTER_STEPS
 from tapwise.cpu.interrupts import LongPlan
@@ -25,24 +25,6 @@ _COUNTER, _TASKS, _WORKERS = (COMMON.index(name) for name in ("counter", "tasks"
 NO_MORE: Final = (1 << 62) + (1 << 31)
 # Filters below are packed by one thread.
 ALONE_BYTES: Final = 1 << 17
-
-
-def _plain_address(array: np.ndarray) -> int:
-    return int(array.ctypes.data)
-
-
-def _field_address(array: np.ndarray) -> int:
-    return _word(id(array) + _HEAD).value
-
-
-# NumPy's C interface reads the address from the word behind the object's head (PyArray_DATA), as every extension module
-# does; so does this: asking for it in Python takes 1.5 us an array, as long as the team's start.
-_HEAD = object.__basicsize__
-_word = ctypes.c_ssize_t.from_address
-_probe = np.zeros(3)[1:]
-_by_field = sys.implementation.name == "cpython" and _field_address(_probe) == _plain_address(_probe)
-# Address of an array's first element.
-address: Callable[[np.ndarray], int] = _field_address if _by_field else _plain_address
 _addressof = ctypes.addressof
 
 
@@ -52,6 +34,9 @@ class KernelPlan(Plan):
     `fields` gives the kernel's own arguments and "tasks", "scratch_step"; tables among them are passed by address and
     kept alive here. A call changes only its own copy of the argument array. Without `pack_tasks` there are no filters.
     """
+
+    # Whether calls differ by their arrays alone.
+    _same_arguments = True
 
     def __init__(
         self, problem: Problem, device: Device, library: Library, names: Sequence[str],
@@ -74,6 +59,8 @@ class KernelPlan(Plan):
         self._kernels = [(library.address("task"), library.function("task"), self._workers)]
         if pack_tasks:
             self._pack_task, self._pack_serial = library.address("pack_task"), library.function("pack_task")
+        # The same as builtin functions, and the team that they are for; none before the first run.
+        self._builtins: tuple[object, list[Callable[..., None]]] = None, []
         # Where the kernel wants the filters' strides, if it takes any.
         self._filter_steps = [names.index(name) for name in FILTER_STEPS] if FILTER_STEPS[0] in names else []
         self._group_k = getattr(problem, "group_k", 0)
@@ -116,12 +103,26 @@ class KernelPlan(Plan):
         self._kernels.append((self._library.address(name), self._library.function(name), workers))
 
     def run(self, buffers: Buffers) -> None:
+        team, calls = self._builtins
+        if calls and driver.current_team is team:
+            for call in calls:
+                call(*buffers)
+            return
         for task, serial, workers in self._kernels:
             args = self._arguments(buffers)
             if workers == 1:
                 serial(_addressof(args), 0)
             else:
                 driver.run(task, _addressof(args), workers)
+        self._make_builtins()
+
+    def _make_builtins(self) -> None:
+        """For the next run, where the same argument array serves all and no threads but OpenMP's are needed."""
+        team = driver.current_team
+        if by_field and self._same_arguments and (team or all(workers == 1 for *_, workers in self._kernels)):
+            functions, template = team.functions if team else 0, np.frombuffer(self._template, np.int64)
+            made = [builtin.make(task, workers, functions, template) for task, _, workers in self._kernels]
+            self._builtins = team, made
 
     def launches(self, buffers: Buffers) -> list[Launch]:
         """What run launches, for driver.Sequence."""
@@ -146,7 +147,7 @@ class KernelPlan(Plan):
             for args in calls:
                 args[_COUNTER] = NO_MORE
 
-        one._copy = note
+        one._copy, one._same_arguments, one._builtins = note, False, (None, [])
         return one, stop
 
     def _arguments(self, buffers: Buffers) -> Any:
@@ -169,6 +170,8 @@ class InPlacePlan(KernelPlan):
 
     `side_by_side`: it loads vectors of filters, which have to be neighbours.
     """
+
+    _same_arguments = False
 
     def __init__(
         self, problem: Problem, device: Device, library: Library, names: Sequence[str],

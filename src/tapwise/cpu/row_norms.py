@@ -12,10 +12,10 @@ import numpy as np
 
 from tapwise import settings
 from tapwise.cpu import jit
+from tapwise.cpu.addresses import address
 from tapwise.cpu.device import host
 from tapwise.cpu.driver import Launch
 from tapwise.cpu.fields import entry
-from tapwise.cpu.plan import address
 from tapwise.cpu.simd import Int, Kernel, Ptr, Target, target
 from tapwise.cpu.vectors import fold_row
 from tapwise.integers import ceil_div

@@ -46,9 +46,14 @@ _PTR: Final = ir.PointerType()
 
 
 def generate(target: Target) -> Kernel:
+    k = Kernel(target, "f32")
+    emit(k)
+    return k
+
+
+def emit(k: Kernel) -> None:
     """`enter(table, workers)` calls the kernels of a table one behind the other in one parallel region; `run(functions,
     kernel, args, workers)` makes a table of one."""
-    k = Kernel(target, "f32")
 
     def call(functions: Ptr, name: str, kind: Any, *arguments: Any) -> Any:
         address = k.load_int(functions + FUNCTIONS.index(name))
@@ -83,13 +88,16 @@ def generate(target: Target) -> Kernel:
         first = k.load_int(table + 3)
         with k.if_(k.both(me > 0, number(functions, "sched_getcpu").eq(first))):
             k.call("leave", functions, first, team)
-        with k.loop(0, k.load_int(table + 1)) as row:
+        rows, resets = k.load_int(table + 1), k.load_int(table + 2)
+        with k.loop(0, rows) as row:
             kernel, args, workers = (k.load_int(table + (row * ROW + (HEAD + word))) for word in range(ROW))
             # A team may be smaller than asked for.
             with k.loop(me, workers, team) as worker:
                 k.b.call(k.b.inttoptr(kernel.ir, task.as_pointer()), [args.ir, worker.ir])
-            call(functions, "GOMP_barrier", ir.FunctionType(ir.VoidType(), []))
-            with k.if_(me < k.load_int(table + 2)):
+            # Behind the last row the region ends with a barrier of its own.
+            with k.if_(resets + rows - row > 1):
+                call(functions, "GOMP_barrier", ir.FunctionType(ir.VoidType(), []))
+            with k.if_(me < resets):
                 k.store_int(k.pointer(args, "i64"), k.integer(0))
 
     def enter(table: Ptr, workers: Int) -> None:
@@ -107,7 +115,6 @@ def generate(target: Target) -> Kernel:
         for place, value in enumerate((functions, k.integer(1), k.integer(0), k.integer(0), *rest)):
             k.store_int(table + place, value)
         enter(table, rest[-1])
-    return k
 
 
 @contextmanager
@@ -131,6 +138,7 @@ class Team:
             library = ctypes.CDLL(NAME)
         addresses = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value for name in FUNCTIONS]
         self._functions = np.array(addresses, np.int64)
+        self.functions = self._functions.ctypes.data
         kernels = jit.load("team", generate, target(settings.cpu_target()))
         word = ctypes.c_int64
         self._enter = ctypes.CFUNCTYPE(None, word, word)(kernels.address("enter"))

@@ -14,7 +14,7 @@ from tapwise import arrays, capture, dispatch, registry
 from tapwise.algorithm import Buffers, Choice, Config, Device, Plan, Steady
 from tapwise.arguments import word
 from tapwise.arrays.device import synchronize
-from tapwise.arrays.host import ALIGNMENT, new
+from tapwise.arrays.host import ALIGNMENT, maker
 from tapwise.arrays.host_calls import note
 from tapwise.arrays.replay import Replays
 from tapwise.arrays.workspaces import pool, workspace
@@ -80,9 +80,8 @@ class PreparedConv:
         self._x_strides, self._y_strides = (
             arrays.empty(shape, self._dtype, problem.layout).strides for shape in shapes
         )
-        n, k, *output = planar.result_shape
-        self._channels_last = problem.layout == "nhwc"
-        self._y_memory = (n, *output, k) if self._channels_last else (n, k, *output)
+        self._alone = not problem.residual
+        self._new = maker(planar.result_shape, self._dtype, problem.layout == "nhwc")
         self._replays = None if index is None else Replays(constants=True)
         size = self.plan.workspace_bytes if index is None else 0
         self._pool = pool(size, problem.x_dtype) if size else None
@@ -97,16 +96,14 @@ class PreparedConv:
         has. `residual` where the problem has one. `out` is filled and returned.
         """
         if out is None and self._is_plain(x, residual):
-            y = new(self._y_memory, self._dtype)
-            if self._channels_last:
-                y = y.transpose(0, 3, 1, 2)
-            if self._pool is None:
+            y, pool = self._new(), self._pool
+            if pool is None:
                 self._run(_new(Buffers, (x, self._packed, y, None, self._bias, residual, None)))
-            else:
-                # As `workspace`, whose context takes a quarter of a microsecond.
-                memory = self._pool.take()
-                self._run(_new(Buffers, (x, self._packed, y, memory, self._bias, residual, None)))
-                self._pool.free.append(memory)
+                return y
+            # As `workspace`, whose context takes a quarter of a microsecond.
+            memory = pool.take()
+            self._run(_new(Buffers, (x, self._packed, y, memory, self._bias, residual, None)))
+            pool.free.append(memory)
             return y
         if self._replays is None:
             same = self._dense(x) if out is None else None
@@ -122,7 +119,7 @@ class PreparedConv:
             and x.strides == self._x_strides
             and x.shape == self._x_shape
             and x.dtype is self._dtype
-            and (self._is_as_y(residual) if self.problem.residual else residual is None)
+            and (residual is None if self._alone else self._is_as_y(residual))
             and x.flags.aligned
         )
 
@@ -283,9 +280,8 @@ def again(problem: ConvProblem, single: bool, plan: Plan) -> Callable[..., np.nd
     """What `execute` gives for other arrays (x, w, bias, residual) like those of a call; bias and residual may be left
     out. Filters are packed by each call."""
     canonical = problem.canonical()
-    n, k, *output = canonical.result_shape
-    last, dtype = canonical.layout == "nhwc", canonical.x_dtype
-    shape = (n, *output, k) if last else (n, k, *output)
+    dtype = canonical.x_dtype
+    new = maker(canonical.result_shape, dtype, canonical.layout == "nhwc")
     # Packed filters lie behind the workspace, where pages are there since the call before.
     behind = round_up(plan.workspace_bytes, ALIGNMENT) if plan.packed_bytes else None
     needed = plan.workspace_bytes if behind is None else behind + plan.packed_bytes
@@ -293,9 +289,7 @@ def again(problem: ConvProblem, single: bool, plan: Plan) -> Callable[..., np.nd
     pack, run = plan.pack_into, plan.run
 
     def compute(x: np.ndarray, w: np.ndarray, bias: Any = None, residual: Any = None) -> np.ndarray:
-        y = new(shape, dtype)
-        if last:
-            y = y.transpose(0, 3, 1, 2)
+        y = new()
         if kept is None:
             run(_new(Buffers, (x, pack(w, None), y, None, bias, residual, None)))
             return y
