@@ -256,7 +256,7 @@ def test_what_was_timed_far_from_each_other_is_timed_again(monkeypatch: pytest.M
         made.time_us, made.line_ns = float(len(timed)), [lines[len(timed) - 1]]
 
     monkeypatch.setattr(bench, "_measure", measured)
-    monkeypatch.setattr(bench, "_wait_until_near", lambda device, near: None)
+    monkeypatch.setattr(bench, "_wait_until_near", lambda device, near, most: True)
     rows: list[Record] = []
     bench.run([Case(ConvProblem.parse(text)) for text in texts], bench.Options(), rows.append, told.append)
     assert timed == [*texts, texts[1], texts[1]] and told == [1, 1]

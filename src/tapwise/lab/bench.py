@@ -28,8 +28,8 @@ PEER_TOLERANCE = {"f32": 1e-2, "f64": 1e-8, "f16": 5e-2, "bf16": 5e-2, "u8": 4e-
 HOPELESS = 8.0
 # Before the name of whoever computes the convolution alone, without what is fused to it.
 PLAIN = "plain "
-# How often problems are timed again whose threads' cores were far from each other; how long these are waited for.
-AGAIN, MOST_WAIT_S = 3, 30.0
+# How often problems are timed again whose threads' cores were far from each other; how long a run waits for near ones.
+AGAIN, MOST_WAIT_S = 3, 120.0
 # The same problem in float32 by ours, beside one in 16 bits on a CPU.
 IN_FLOAT32 = "in float32"
 
@@ -65,6 +65,7 @@ def run(
     for case in cases:
         made.append(_record(case, options, device, shared))
         done(made[-1])
+    waited_s = 0.0
     for _ in range(AGAIN):
         far = {id(record) for record in records.far(made)}
         if not far:
@@ -73,7 +74,10 @@ def run(
         for case, record in zip(cases, made, strict=True):
             if id(record) not in far:
                 continue
-            _wait_until_near(device, records.near_ns(made))
+            began = monotonic()
+            if not _wait_until_near(device, records.near_ns(made), MOST_WAIT_S - waited_s):
+                return
+            waited_s += monotonic() - began
             newer = _record(case, options, device, shared)
             if newer.line_ns and max(newer.line_ns) <= records.FAR * records.near_ns(made):
                 vars(record).update(vars(newer))
@@ -102,11 +106,14 @@ def _record(case: Case, options: Options, device: Device, shared: dict[str, Any]
     return record
 
 
-def _wait_until_near(device: Device, near_ns: float) -> None:
-    """As long as MOST_WAIT_S at most."""
-    end = monotonic() + MOST_WAIT_S
-    while max(_line_ns(device), default=0.0) > records.FAR * near_ns and monotonic() < end:
+def _wait_until_near(device: Device, near_ns: float, most_s: float) -> bool:
+    """Whether two threads' cores are near each other, after so long at most."""
+    end = monotonic() + most_s
+    while max(_line_ns(device), default=0.0) > records.FAR * near_ns:
+        if monotonic() > end:
+            return False
         sleep(1.0)
+    return True
 
 
 def check_ids(words: str, cases: Sequence[Case]) -> None:
