@@ -140,8 +140,9 @@ def _print_means(console: Console, rows: Sequence[Record], peers: Sequence[str])
         )
     console.print(
         "fastest / ours, or a library's name: its time over ours, in turns in one run; above 1 ours is faster. "
-        "time: median ± half the interquartile range; ? where that is wide. %roof: of the larger of arithmetic and memory "
-        "time at the ceilings measured here; Winograd and Strassen multiply less than is counted, and can pass 100.",
+        "time: median ± half the interquartile range; ? where that is wide. %roof: of the larger of arithmetic and "
+        "memory time at the ceilings measured here; Winograd and Strassen multiply less than is counted, "
+        "and can pass 100.",
         style="dim",
     )
 
