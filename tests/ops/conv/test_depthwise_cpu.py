@@ -104,6 +104,38 @@ def test_rows_that_are_loaded_once(text: str, wanted: tuple[int, int, int, int])
     assert verdict, verdict.message
 
 
+# Half a vector that is left and less, one whole vector and several, odd numbers of channels, rows that end the image,
+# windows beyond the edges, what stands behind sums, dtypes.
+HALVES = [
+    "c5 h9 w24 k5 r7 s7 pad3 groups5",
+    "n2 c7 h12 w35 k7 r5 s5 pad2 groups7 bias residual relu",
+    "c2 h7 w66 k2 r3 s3 pad1 groups2 residual",
+    "c3 h11 w19 k3 r9 s9 pad4 groups3 bias silu",
+    "c4 h10 w42 k4 r3 s4 pad2:0x0:3 dilation2x3 groups4",
+    "c6 h8 w56 k6 r5 s3 groups6 f16",
+    "c6 h8 w28 k6 r3 s3 pad1 groups6 f64",
+]
+
+
+@needs_whole_vectors
+@pytest.mark.parametrize("text", HALVES)
+def test_what_is_left_of_two_channels_rows_is_one_vector(text: str) -> None:
+    problem = ConvProblem.parse(text)
+    found = [one for one in in_place(problem, host(2)) if one.halves]
+    assert found
+    for config in {found[0], found[len(found) // 2], found[-1]}:
+        verdict = verify.check(problem, "cpu.depthwise", config, device=host(2))
+        assert verdict, (config, verdict.message)
+
+
+@needs_whole_vectors
+@pytest.mark.parametrize("text", ["c5 h9 w28 k5 r7 s7 pad3 groups5", "c5 h9 w16 k5 r3 s3 pad1 groups5",
+                                  "c5 h9 w24 k5 r3 s3 stride2 pad1 groups5", "c1 h9 w24 k1 r3 s3 pad1 n2"])  # fmt: skip
+def test_rows_that_leave_more_than_half_a_vector_go_alone(text: str) -> None:
+    problem = ConvProblem.parse(text)
+    assert not any(one.halves for one in in_place(problem, host(2)))
+
+
 SMALL = [
     "n2 c9 h7 w7 k9 r3 s3 pad1 groups9",
     "c5 h7 w7 k5 r7 s7 pad3 groups5 bias residual silu",

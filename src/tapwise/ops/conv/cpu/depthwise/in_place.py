@@ -4,7 +4,8 @@ A tile is `rows` rows of outputs of `planes` channels by a few vectors of column
 as narrow as what is left allows (7 columns take 8 lanes, 19 take 16 and 4), or a block of a wider row's columns, of
 which the last overlaps the one before. A column of taps at a time: its weights and the masks of its loads stay in
 registers, and each row of x is loaded once for all outputs of the tile that the column meets. Which rows lie outside
-the image is known when the kernel is compiled, so their products are left out.
+the image is known when the kernel is compiled, so their products are left out. Half a vector, or less, that is left of
+a row goes together with that of the next channel.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def generate(
     epilogue = Epilogue(k, storage, True, bias, residual, activation)
     for inside in dict.fromkeys(inside for inside, _, _ in tile.place.runs()):
         _emit_tile(k, epilogue, tile, *inside)
+        if tile.halves:
+            _emit_halves(k, epilogue, tile, *inside)
     _emit_task(k, storage, tile)
     if isinstance(k, PairKernel):
         pairs.emit_filters(k, FIELDS, tile)
@@ -68,7 +71,7 @@ def _emit_tile(k: Kernel, epilogue: Epilogue, tile: Tile, low: int, high: int) -
             _emit_products_once(k, a, tile, range(low, high), table, x, w, sums)
         else:
             _emit_products(k, a, tile, range(low, high), table, x, w, sums)
-        last = k.mask(a.last, tile.vectors[-1])
+        last, exact = k.mask(a.last, tile.vectors[-1]), tile.exact or tile.halves
         found = []
         for plane in planes:
             there = a.plane_out * plane
@@ -77,12 +80,49 @@ def _emit_tile(k: Kernel, epilogue: Epilogue, tile: Tile, low: int, high: int) -
                     # The row below, stored later, overwrites what passes the end of a row: masks cost more where a
                     # machine has no registers for them.
                     ends = (v, output) == (len(firsts) - 1, place.rows - 1)
-                    mask = last if ends and not tile.exact else None
+                    mask = last if ends and not exact else None
                     spot = there + first
                     found.append(Sums(sums[plane][output][v].get(), bias + plane, residual + spot, y + spot, mask))
                 there = there + a.q
         # Those of the same length together, where none passes the end of a row.
-        epilogue.store(sorted(found, key=lambda one: -k.lanes_of(one.value)) if tile.exact else found)
+        epilogue.store(sorted(found, key=lambda one: -k.lanes_of(one.value)) if exact else found)
+
+
+def _emit_halves(k: Kernel, epilogue: Epilogue, tile: Tile, low: int, high: int) -> None:
+    """halves_LOW_HIGH, as a tile's function: what is left of two channels' rows, half a vector each, the second above."""
+    storage, place, (lanes,) = epilogue.storage, tile.place, tile.vectors
+    half = lanes // 2
+
+    def both(one: Any, other: Any) -> Any:
+        return k.shuffle(one, other, range(lanes))
+
+    with k.function(
+        f"halves_{low}_{high}", args="i64", table="i64", x=storage, w=k.dtype, bias=storage, residual=storage,
+        y=storage,
+    ) as (args, table, x, w, bias, residual, y):  # fmt: skip
+        a = Fields(k, args, FIELDS)
+        sums = [k.var(k.constant(0.0, lanes)) for _ in range(place.rows)]
+        with k.loop(0, a.taps_w) as s:
+            shift, there = (k.load_int(table + s * tile.line + i) for i in range(2))
+            mask = k.mask(there, half)
+            for taps in tile.groups(place.taps):
+                weights = {r: w + (s * a.taps_h + r) for r in taps}
+                factors = {r: both(k.broadcast(at, half), k.broadcast(at + a.taps, half)) for r, at in weights.items()}
+                at = x + (shift + a.w_in * low)
+                for row in range(low, high):
+                    if users := place.users(row, taps):
+                        value = both(k.load(at, half, mask), k.load(at + a.plane_in, half, mask))
+                        for r, output in users:
+                            sums[output].set(k.fma(factors[r], value, sums[output].get()))
+                    at = at + a.w_in
+        found, last = [], None if tile.exact else k.mask(a.last, half)
+        for plane in range(2):
+            spot = a.plane_out * plane
+            for total in sums:
+                value = k.shuffle(total.get(), total.get(), range(half * plane, half * (plane + 1)))
+                found.append(Sums(value, bias + plane, residual + spot, y + spot, last))
+                spot = spot + a.q
+        epilogue.store(found)
 
 
 def _emit_products(k: Kernel, a: Fields, tile: Tile, rows: range, table: Ptr, x: Ptr, w: Ptr, sums: Cells) -> None:
@@ -180,30 +220,50 @@ def _columns(k: Kernel, at: Ptr, lanes: int, masks: list[Any], columns: int) -> 
 
 def _emit_task(k: Kernel, storage: str, tile: Tile) -> None:
     place, width, planes = tile.place, sum(tile.vectors), range(tile.planes)
+    together = 2 if tile.halves else tile.planes
     with entry(k, FIELDS) as (a, worker):
         x, y, w = a.pointer("x", storage), a.pointer("y", storage), a.pointer("w", k.dtype)
         bias, residual = a.pointer("bias", storage), a.pointer("residual", storage)
         with a.draws(worker) as number:
             block, image = unravel(number, a.blocks)
             first, end = block * a.channels // a.blocks, (block + 1) * a.channels // a.blocks
-            with k.loop(first, end, tile.planes) as at:
+            with k.loop(first, end, together) as at:
                 # The last tile overlaps the one before.
-                c = at.min(end - tile.planes)
-                there = (image * a.channels + c) * a.plane_in
-                here = (image * a.channels + c) * a.plane_out
+                c = at.min(end - together)
                 for (low, high), start, count in place.runs():
-                    with k.loop(start, start + count * place.rows, place.rows) as p, k.loop(0, a.col_blocks) as block:
-                        top = there + (p * place.stride - place.pad) * a.w_in
-                        # The last block of columns overlaps the one before.
-                        column = (block * width).min(a.q - width).max(0)
-                        out, next_rows = here + p * a.q + column, place.rows * place.stride
-                        ahead = x + top + column * tile.ways + a.w_in * (AHEAD * next_rows)
-                        rows = [
-                            ahead + a.plane_in * plane + a.w_in * row for plane in planes for row in range(next_rows)
-                        ]
-                        k.prefetch_rows(rows, k.integer(0), width * tile.ways)
-                        table = a.pointer("table", "i64") + block * (tile.line if tile.once else a.taps_w * tile.line)
-                        k.call(
-                            f"tile_{low}_{high}", a.args, table, x + top, w + c * a.taps, bias + c, residual + out,
-                            y + out,
-                        )  # fmt: skip
+                    with k.loop(start, start + count * place.rows, place.rows) as p:
+
+                        def emit(
+                            name: str,
+                            channel: Int,
+                            block: Int,
+                            column: Int,
+                            p: Int = p,
+                            low: int = low,
+                            high: int = high,
+                        ) -> None:
+                            top = (image * a.channels + channel) * a.plane_in + (p * place.stride - place.pad) * a.w_in
+                            out, next_rows = (
+                                (image * a.channels + channel) * a.plane_out + p * a.q + column,
+                                place.rows * place.stride,
+                            )
+                            if name == "tile":
+                                ahead = x + top + column * tile.ways + a.w_in * (AHEAD * next_rows)
+                                rows = [
+                                    ahead + a.plane_in * plane + a.w_in * row
+                                    for plane in planes
+                                    for row in range(next_rows)
+                                ]
+                                k.prefetch_rows(rows, k.integer(0), width * tile.ways)
+                            step = tile.line if tile.once else a.taps_w * tile.line
+                            k.call(
+                                f"{name}_{low}_{high}", a.args, a.pointer("table", "i64") + block * step, x + top,
+                                w + channel * a.taps, bias + channel, residual + out, y + out,
+                            )  # fmt: skip
+
+                        for plane in range(together // tile.planes):
+                            with k.loop(0, a.col_blocks) as block:
+                                # The last block of columns overlaps the one before.
+                                emit("tile", c + plane, block, (block * width).min(a.q - width).max(0))
+                        if tile.halves:
+                            emit("halves", c, a.col_blocks, a.col_blocks * width)

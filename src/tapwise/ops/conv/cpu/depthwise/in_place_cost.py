@@ -34,7 +34,7 @@ class InPlaceConfig(BaseConfig):
     """A tile is `rows` rows of outputs by `vectors`, of `planes` channels; an image's channels are `blocks` tasks.
 
     `pairs`: neighbouring taps of bfloat16 are multiplied together. `once`: a row of x is loaded once for all columns of
-    taps.
+    taps. `halves`: the last half vectors of two channels' rows are one.
     """
 
     rows: int
@@ -43,6 +43,7 @@ class InPlaceConfig(BaseConfig):
     blocks: int
     pairs: bool = False
     once: bool = False
+    halves: bool = False
 
 
 class Geometry(generated.Geometry):
@@ -69,19 +70,20 @@ class Geometry(generated.Geometry):
         )  # fmt: skip
         width = sum(vectors)
         once = problem.kernel[1] if config.once else 0
+        exact = 2 * (q % width) == width if config.halves else width <= q
         self.tile = Tile(
-            place, vectors, width <= q, config.planes, weights, ways, columns, odd, config.pairs, once,
-            problem.dilation[1],
+            place, vectors, exact, config.planes, weights, ways, columns, odd, config.pairs, once,
+            problem.dilation[1], config.halves,
         )  # fmt: skip
         # Of a channel, pairs counted once.
         self.weights = place.taps * (self.taps_w - odd) + (self.tile.odd_weights if odd else 0)
-        self.col_blocks, self.width = ceil_div(q, width), width
+        self.col_blocks, self.width = q // width if config.halves else ceil_div(q, width), width
         self.tasks = config.blocks * problem.n
 
     def fields(self) -> dict[str, int | np.ndarray]:
         p = self.problem
         (h, w_in), (height, q), vectors = p.spatial, p.output, self.tile.vectors
-        last = min(q - sum(vectors[:-1]), vectors[-1])
+        last = q % self.width if self.config.halves else min(q - sum(vectors[:-1]), vectors[-1])
         return {
             "tasks": self.tasks, "scratch_step": 0, "channels": p.c, "multiplier": 1, "blocks": self.config.blocks,
             "w_in": w_in, "plane_in": h * w_in, "q": q, "plane_out": height * q, "taps": self.weights,
@@ -95,8 +97,9 @@ class Geometry(generated.Geometry):
         p, tile = self.problem, self.tile
         ways, width, taps = p.stride[1], p.spatial[1], p.kernel[1]
         lines = []
-        for block in range(self.col_blocks):
-            first = max(0, min(block * self.width, p.output[1] - self.width))
+        for block in range(self.col_blocks + tile.halves):
+            half = block == self.col_blocks
+            first = block * self.width if half else max(0, min(block * self.width, p.output[1] - self.width))
             if tile.once:
                 at, lanes = first * ways - p.padding[1][0], tile.vectors[0]
                 inside = [[0 <= at + i * lanes + lane < width for lane in range(lanes)] for i in range(tile.loads_once)]
@@ -105,7 +108,7 @@ class Geometry(generated.Geometry):
             for s in range(0, taps, 2 if tile.pairs else 1):
                 at = first * ways + s * p.dilation[1] - p.padding[1][0]
                 lines.append([at])
-                for lanes in (n for n in tile.vectors for _ in range(tile.loads)):
+                for lanes in (n // 2 if half else n for n in tile.vectors for _ in range(tile.loads)):
                     reads = set(range(lanes))
                     if tile.pairs:
                         # Of an only column every other element at stride 2; else their neighbours, too.
@@ -142,8 +145,19 @@ def candidates(problem: ConvProblem, device: Device) -> Iterator[InPlaceConfig]:
                     continue
                 if MOST_GROUPS * Geometry(problem, config, device).tile.weights >= problem.kernel[0]:
                     yield config
+                    if fits_halves(problem, config, device):
+                        yield replace(config, halves=True)
                 if fits_once(problem, config, device):
                     yield replace(config, once=True)
+
+
+def fits_halves(problem: ConvProblem, config: InPlaceConfig, device: Device) -> bool:
+    """Whether up to half a vector of a row is left behind whole ones, and tasks have two channels. Where vectors are
+    loaded by masks."""
+    lanes, q = lanes_of(problem, device), problem.output[1]
+    one = config.planes == config.vectors == 1 and not config.pairs and problem.stride[1] == 1
+    several = q > lanes and problem.c // config.blocks > 1
+    return one and several and device.vector_bytes == 64 and 0 < 2 * (q % lanes) <= lanes
 
 
 def fits_once(problem: ConvProblem, config: InPlaceConfig, device: Device) -> bool:
@@ -187,6 +201,8 @@ TILE: Final = 10.0
 MEMORY_EXPOSED: Final = 0.018
 # Drawing a task and working out its place.
 TASK: Final = 40.0
+# Two channels' half vectors, of each over a whole one: fitted so that 3x3, which gains nothing, does not take them.
+HALVES: Final = 0.87
 
 
 def memory(problem: ConvProblem, channels: int, costs: Costs) -> float:
@@ -207,7 +223,7 @@ class TaskCost(generated.TaskCost):
         p, g, c = self.problem, self.geometry, self.config
         channels = ceil_div(p.c, c.blocks)
         runs = list(g.tile.place.runs())
-        tiles = ceil_div(channels, c.planes) * g.col_blocks
+        tiles = ceil_div(channels, c.planes) * (g.col_blocks + HALVES * c.halves)
         cycles = {
             "products": tiles * sum(count * self.products(*inside) for inside, _, count in runs),
             "tiles": tiles * sum(count for _, _, count in runs) * self.tile(),

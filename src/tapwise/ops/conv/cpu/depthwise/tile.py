@@ -66,7 +66,9 @@ class Tile:
     at most `weights` of a column of each stay in registers at once. Vectors of x come from `ways` loads, as many as the
     stride, and serve `columns` columns of taps that are neighbours; `odd`: an only one is left. `pairs`: of bfloat16,
     multiplied in pairs (pairs.py): two columns are one, and one load a vector. `once`: a row of x is loaded once, for
-    all of so many columns of taps, `apart` from each other, and moved along in registers; 0 if it is not.
+    all of so many columns of taps, `apart` from each other, and moved along in registers; 0 if it is not. `halves`:
+    what is left of a row behind whole vectors, up to half of one, goes together with that of the next channel; `exact`
+    is said of these halves then.
     """
 
     place: Rows
@@ -80,6 +82,7 @@ class Tile:
     pairs: bool = False
     once: int = 0
     apart: int = 1
+    halves: bool = False
 
     @property
     def loads(self) -> int:
