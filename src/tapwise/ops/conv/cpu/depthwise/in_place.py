@@ -89,7 +89,7 @@ def _emit_tile(k: Kernel, epilogue: Epilogue, tile: Tile, low: int, high: int) -
 
 
 def _emit_halves(k: Kernel, epilogue: Epilogue, tile: Tile, low: int, high: int) -> None:
-    """halves_LOW_HIGH, as a tile's function: what is left of two channels' rows, half a vector each, the second above."""
+    """halves_LOW_HIGH, as a tile's function: what is left of two channels' rows, half a vector of each."""
     storage, place, (lanes,) = epilogue.storage, tile.place, tile.vectors
     half = lanes // 2
 
