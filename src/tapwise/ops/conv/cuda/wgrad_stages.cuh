@@ -95,20 +95,22 @@ DEVICE void copy_stages(StageRuns<P> runs, int channel0, unsigned ring, unsigned
             if (x)
 #pragma unroll
                 for (int i = 0; i < P::ROWS_X; i += P::ROWS_X / P::BOXES_X) {
-                    const unsigned there = to + P::pixel_x(0, i) * P::PIXEL;
                     if constexpr (P::HALVES)
                         copy_halves<P::HALF_X>(to + i * P::ROW_X, a.map_x, barrier, channel0, runs.left, top + i,
                                                runs.n, a.height, a.width, a.c);
-                    else copy_box(there, a.map_x[0], barrier, channel0, runs.left, top + i, runs.n);
+                    else
+                        copy_box(to + P::pixel_x(0, i) * P::PIXEL, a.map_x[0], barrier, channel0, runs.left, top + i,
+                                 runs.n);
                 }
             if (dy)
 #pragma unroll
                 for (int i = 0; i < P::ROWS; i += P::ROWS / P::BOXES_DY) {
-                    const unsigned there = to + P::DY_AT + P::pixel_dy(0, i) * P::PIXEL;
                     if constexpr (P::HALVES)
                         copy_halves<P::HALF_DY>(to + P::DY_AT + i * P::ROW_DY, a.map_dy, barrier, channel0, runs.q0,
                                                 row + i, runs.n, a.p, a.q, a.c);
-                    else copy_box(there, a.map_dy[0], barrier, channel0, runs.q0, row + i, runs.n);
+                    else
+                        copy_box(to + P::DY_AT + P::pixel_dy(0, i) * P::PIXEL, a.map_dy[0], barrier, channel0, runs.q0,
+                                 row + i, runs.n);
                 }
             if (++stage == P::STAGES) stage = 0, phase ^= 1;
         }
