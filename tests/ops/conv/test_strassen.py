@@ -11,7 +11,7 @@ from tapwise import dispatch, registry
 from tapwise.algorithm import Buffers
 from tapwise.cpu.device import host
 from tapwise.ops.conv.cpu.strassen.products import PRODUCTS
-from tapwise.ops.conv.cpu.strassen.strassen import Config
+from tapwise.ops.conv.cpu.strassen.strassen import Config, Geometry
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.verify import check
 
@@ -96,3 +96,11 @@ def test_its_bound_holds_what_is_summed() -> None:
     size = registry.get(ID).magnitude(problem, x, w)
     assert size.shape == problem.y_shape
     assert (size >= problem.magnitude(x, w)).all() and size.max() <= 6 * 64
+
+
+def test_the_model_counts_the_rows_that_tasks_meet() -> None:
+    """Of 28 pixels a row, tasks of 28 meet one each and tasks of 98 four; where a half ends within a row, one more."""
+    even, odd = (ConvProblem.parse(f"c96 h{h} w56 k192 r2 s2 stride2") for h in (56, 58))
+    counts = [Geometry(even, Config(7, 3, rows, 96), host(2)).rows_of_y() for rows in (28, 98)]
+    assert counts == [1.0, 4.0]
+    assert Geometry(odd, Config(7, 3, 406, 96), host(2)).rows_of_y() == 15.0

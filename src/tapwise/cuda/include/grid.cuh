@@ -3,6 +3,14 @@
 
 #include "shared_memory.cuh"
 
+// Numbers that are worked out here, and no later: in front of a wait. ptxas would move them behind it, were there not
+// something that depends on them: a sleep of no time, if they happen to have these bits.
+template <typename... Numbers> DEVICE void work_out(Numbers... numbers) {
+    unsigned bits = 0;
+    ((bits ^= (unsigned)numbers), ...);
+    asm volatile("{ .reg .pred p; setp.eq.u32 p, %0, 0x9e3779b9; @p nanosleep.u32 0; }" ::"r"(bits));
+}
+
 // Programmatic dependent launch: what ran before is done; what comes next may be placed.
 DEVICE void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
@@ -17,6 +25,13 @@ DEVICE void let_next_begin() {
 DEVICE void begin_dependent() {
     wait_for_previous();
     let_next_begin();
+}
+// EARLY: what comes next may take what others leave while this launch still waits: where a multiprocessor has room for
+// one block, so that none gets two.
+template <bool EARLY> DEVICE void begin_dependent() {
+    if (EARLY) let_next_begin();
+    wait_for_previous();
+    if (!EARLY) let_next_begin();
 }
 // A launch that needs nothing of the one before it, which began behind all that both need: it begins at once, and ends
 // behind that one, so that what waits for the last of such launches waits for all.

@@ -12,6 +12,8 @@ struct Tiles {
     long long down, across, tiles_h, tiles_w, tiles, image_rows, pitch;
     // Columns of one kind of a tile's row, pieces that are copied of a row; 2^32 over both for divisions, 0 for 1.
     long long columns, pieces, per_column, per_piece;
+    // The filters were packed before the launch before this one.
+    long long weights_ready;
 };
 
 enum Parity { EVEN, ODD, BOTH };
@@ -22,6 +24,19 @@ struct Fragments {
     // Filters, words and chunks of y, and of w in elements: distances of filters, channels and taps.
     long long k, words, chunks, step_k, step_c, step_r, step_s;
 };
+
+// The filters, and in front of what waits the first tile's origin.
+DEVICE TileOrigin first_tile(const Tiles &p) {
+    const TileOrigin at(blockIdx.x, p.tiles_h, p.tiles_w, p.down, p.across);
+    work_out(at.n, at.h, at.w, (int)p.height, (int)p.pitch, (int)p.per_piece);
+    return at;
+}
+template <class O> DEVICE void begin_filters(const Tiles &p, unsigned to, unsigned bytes) {
+    if (!p.weights_ready) begin_dependent();
+    for (unsigned at = threadIdx.x * 16; at < bytes; at += O::THREADS * 16)
+        cp_async<16>(to + at, static_cast<const unsigned char *>(p.w) + at, true);
+    if (p.weights_ready) begin_dependent();
+}
 
 // The rows of x that a tile reaches, from `begin` elements of a row on, zeros outside x.
 template <class O> DEVICE void load_rows(const Tiles &p, unsigned to, int n, int h0, int begin) {

@@ -126,9 +126,8 @@ template <class O> DEVICE void few_channels_planes(const Tiles &p) {
     constexpr unsigned CHUNK = O::STEPS * O::SIXTEENS * 512;
     const unsigned filters = shared_address(memory), filter_bytes = O::KINDS * chunks * CHUNK;
     const unsigned images = filters + filter_bytes, pitch = p.pitch, stage = (unsigned)p.image_rows * pitch;
-    begin_dependent();
-    for (unsigned at = thread * 16; at < filter_bytes; at += O::THREADS * 16)
-        cp_async<16>(filters + at, static_cast<const unsigned char *>(p.w) + at, true);
+    const TileOrigin first = first_tile(p);
+    begin_filters<O>(p, filters, filter_bytes);
     const int across = p.across, down = p.down, tiles = p.tiles;
     // From a group of runs to the next one; where runs are groups, from the last channel to the filter's next row.
     const int next_group = O::RUNS * (int)pitch, next_row = (((int)p.dilation_h - 1) * O::C + 1) * (int)pitch;
@@ -137,17 +136,17 @@ template <class O> DEVICE void few_channels_planes(const Tiles &p) {
     // This thread's word of each group, and whether the last one has its run.
     const int word = quad % O::WORDS, own = quad / O::WORDS * (int)pitch + word * 4;
     const unsigned last = quad / O::WORDS < O::R * O::C - (O::GROUPS - 1) * O::RUNS ? ~0u : 0;
-    const auto begin_tile = [&](int tile, unsigned to) {
-        const TileOrigin at(tile, p.tiles_h, p.tiles_w, down, across);
+    const auto begin_tile = [&](const TileOrigin &at, unsigned to) {
         const int begin = at.w * (int)p.stride_w - (int)p.pad_w;
         load_rows<O>(p, to, at.n, at.h * (int)p.stride_h - (int)p.pad_h, begin - (begin & O::GRAIN - 1));
     };
-    begin_tile(blockIdx.x, images);
+    begin_tile(first, images);
     unsigned image = images;
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         // The next tile's rows are on their way while this one is multiplied.
         const unsigned other = images + images + stage - image;
-        if (tile + (int)gridDim.x < tiles) begin_tile(tile + gridDim.x, other);
+        if (tile + (int)gridDim.x < tiles)
+            begin_tile(TileOrigin(tile + gridDim.x, p.tiles_h, p.tiles_w, down, across), other);
         else cp_async_commit();
         cp_async_wait<1>();
         __syncthreads();

@@ -45,8 +45,8 @@ DEVICE void store_sum(const Arguments &a, bool mine, int at, float sum) {
 }
 
 // dw from the parts, in a fixed order: of WARPS, SLICES share 32 elements, each adds every SLICES-th of their parts,
-// and the first one adds those sums.
-template <typename T, bool LAST, int GROUP, int WARPS, int SLICES, class Arguments>
+// and the first one adds those sums. EARLY: grid.cuh.
+template <typename T, bool LAST, int GROUP, int WARPS, int SLICES, bool EARLY, class Arguments>
 DEVICE void add_parts_of_sums(const Arguments &a) {
     // Parts that are loaded at once, the last few too: a loop over what is left would wait for each.
     constexpr int ONCE = 8;
@@ -54,8 +54,9 @@ DEVICE void add_parts_of_sums(const Arguments &a) {
     const int count = a.split, each = (int)(a.k * a.r * a.s) * GROUP;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, slice = warp % SLICES;
     const int i = (blockIdx.x * (WARPS / SLICES) + warp / SLICES) * 32 + lane;
-    begin_dependent();
     const float *const from = static_cast<const float *>(a.parts) + i;
+    work_out(count, each, (int)(long long)from);
+    begin_dependent<EARLY>();
     float sum = 0.0f;
     if (i < each)
 #pragma unroll 1

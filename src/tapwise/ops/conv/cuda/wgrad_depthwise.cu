@@ -135,8 +135,8 @@ template <typename T, int WARPS> DEVICE void add_wgrad_parts(const WgradParts &p
     __shared__ A sums[WARPS][32];
     const int k = p.k, taps = p.taps, count = p.count, each = k * taps;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = blockIdx.x * 32 + lane;
-    wait_for_previous();
-    let_next_begin();
+    work_out(each, count);
+    begin_dependent();
     A sum = 0;
     if (i < each)
 #pragma unroll 8

@@ -101,6 +101,13 @@ template <class P> struct Runs {
     }
 };
 
+// The first one, in front of a wait: whether there is any.
+template <class P> DEVICE bool first_run(Runs<P> &runs) {
+    const bool more = runs.next();
+    work_out(more, runs.at, runs.end, runs.n, runs.row, runs.q0, runs.top, runs.left, runs.count, runs.rows);
+    return more;
+}
+
 // A dense array: its sizes, and elements from one to the next.
 struct Planes {
     int channels, height, width, image, channel, row, column;
@@ -179,9 +186,9 @@ template <class P, int BY> struct WgradLoads {
     bool more;
 
     DEVICE WgradLoads(const DepthwiseWgrad &a, const Runs<P> &runs, unsigned stages, int k)
-        : a(a), runs(runs), stages(stages), k(k) {}
-    DEVICE void find_run() {
-        base = 0, more = runs.next();
+        : a(a), runs(runs), stages(stages), k(k), more(first_run(this->runs)) {}
+    DEVICE void begin_run() {
+        base = 0;
         if (!more) return;
         const int step_h = a.phases_h, step_w = a.phases_w;
         x.begin(a.x, {(int)a.c, (int)a.height, (int)a.width, P::LAST}, runs.n, runs.top,
@@ -195,12 +202,12 @@ template <class P, int BY> struct WgradLoads {
             x.copy(base, stages + to * P::STAGE);
             dy.copy(base / P::SH, stages + to * P::STAGE + P::DY_AT);
             base += P::PERIOD;
-            if (base >= runs.rows) find_run();
+            if (base >= runs.rows) more = runs.next(), begin_run();
         }
         cp_async_commit();
     }
     DEVICE void begin() {
-        find_run();
+        begin_run();
 #pragma unroll
         for (int i = 0; i < P::STAGES - 1; ++i) copy(i);
     }
@@ -237,6 +244,7 @@ template <class P> struct WgradLoads<P, TMA> {
         prefetch_map(a.map_x), prefetch_map(a.map_dy);
         for (int i = 0; i < P::STAGES; ++i) barrier_init(full + i * 8, 1), barrier_init(empty + i * 8, P::THREADS / 32);
         publish_barriers();
+        more = first_run(this->runs);
     }
     DEVICE void copy(int to) {
         const unsigned there = stages + to * P::STAGE, barrier = full + to * 8;
@@ -248,7 +256,6 @@ template <class P> struct WgradLoads<P, TMA> {
     }
     DEVICE void begin() {
         if (threadIdx.x == 0) {
-            more = runs.next();
             for (int i = 0; i < P::STAGES && more; ++i) copy(i);
         }
         __syncthreads();
@@ -281,9 +288,11 @@ template <class P> struct WgradLoads<P, ROWS> {
     const unsigned stages, full, empty;
     int stage = 0;
     unsigned phase = 0;
+    bool more;
 
     DEVICE WgradLoads(const DepthwiseWgrad &a, const Runs<P> &runs, unsigned stages, int)
-        : a(a), runs(runs), stages(stages), full(stages + P::STAGES * P::STAGE), empty(full + P::STAGES * 8) {
+        : a(a), runs(runs), stages(stages), full(stages + P::STAGES * P::STAGE), empty(full + P::STAGES * 8),
+          more(first_run(this->runs)) {
         if (threadIdx.x) return;
         for (int i = 0; i < P::STAGES; ++i)
             barrier_init(full + i * 8, 32), barrier_init(empty + i * 8, P::CONSUMERS / 32);
@@ -308,7 +317,7 @@ template <class P> struct WgradLoads<P, ROWS> {
     DEVICE void copy_all() {
         const int lane = threadIdx.x % 32, of_dy = lane - P::PERIOD;
         phase = 1;
-        while (runs.next())
+        for (; more; more = runs.next())
             for (int base = 0; base < runs.rows; base += P::PERIOD) {
                 const unsigned there = stages + stage * P::STAGE, barrier = full + stage * 8;
                 barrier_wait(empty + stage * 8, phase);

@@ -202,6 +202,16 @@ DEVICE void multiply(float (&sums)[P::SW][P::TILES][P::R][4], unsigned x, int ro
     }
 }
 
+// Which images, rows and columns of dy a chunk has.
+struct ChunkPlace {
+    int behind, band, strip;
+    DEVICE ChunkPlace(const DepthwiseWgradMma &a, int chunk) {
+        const int line = chunk / (unsigned)a.strips;
+        strip = chunk - line * (int)a.strips, behind = line / (unsigned)a.bands;
+        band = line - behind * (int)a.bands;
+    }
+};
+
 template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma &a) {
     using P = DiagonalTile<Traits>;
     using T = typename P::T;
@@ -221,14 +231,15 @@ template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma 
     const int rows_x = a.rows_x, rows_dy = (int)a.runs * ROWS;
     const unsigned by_runs = reciprocal(a.runs);
     float sums[EACH][SW][TILES][R][4] = {};
-    begin_dependent();
     const int end = (int)(a.chunks * (part + 1) / a.split);
+    int chunk = (int)(a.chunks * part / a.split);
+    ChunkPlace place_of(a, chunk);
+    work_out(end, chunk, place_of.behind, place_of.band, place_of.strip);
+    begin_dependent();
 #pragma unroll 1
-    for (int chunk = (int)(a.chunks * part / a.split); chunk < end; ++chunk) {
-        const int line = chunk / (unsigned)a.strips, strip = chunk - line * (int)a.strips,
-                  behind = line / (unsigned)a.bands, band = line - behind * (int)a.bands;
-        const int n0 = behind * (int)a.images, images = min((int)a.images, (int)a.n - n0);
-        const int p0 = band * rows_dy, q0 = strip * (8 * P::GROUPS);
+    for (; chunk < end; place_of = ChunkPlace(a, ++chunk)) {
+        const int n0 = place_of.behind * (int)a.images, images = min((int)a.images, (int)a.n - n0);
+        const int p0 = place_of.band * rows_dy, q0 = place_of.strip * (8 * P::GROUPS);
         Window in, of_dy;
         in.images = of_dy.images = images, in.channels = of_dy.channels = (int)a.c - channel0;
         in.rows = rows_x, in.top = p0 * SH - (int)a.pad_h + r0 * P::DH, in.left = q0 * SW - (int)a.pad_w;
@@ -334,5 +345,5 @@ template <class Traits> DEVICE void wgrad_depthwise_mma(const DepthwiseWgradMma 
 }
 
 template <typename T, bool LAST, int WARPS> DEVICE void add_depthwise_parts(const DepthwiseWgradMma &a) {
-    add_parts_of_sums<T, LAST, 1, WARPS, WARPS>(a);
+    add_parts_of_sums<T, LAST, 1, WARPS, WARPS, false>(a);
 }

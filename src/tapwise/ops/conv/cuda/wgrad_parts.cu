@@ -22,6 +22,7 @@ template <typename T, int SLICES> DEVICE void add_parts(const Parts &p) {
     const int count = at < p.count ? (int)p.split_k : 0;
     const Sum *from = static_cast<const Sum *>(p.parts) + at;
     Sums sum{};
+    work_out(count, (int)(long long)from, (int)p.part_pitch);
     begin_dependent();
 #pragma unroll 4
     for (int part = slice; part < count; part += SLICES) {

@@ -80,12 +80,13 @@ DEVICE void copy_halves(unsigned to, const unsigned long long (&maps)[8][16], un
     }
 }
 
-// A thread copies all stages. What is beside the images, or behind the run's rows of dy, does not come.
+// A thread copies all stages of a run, and of those behind it, if there are `more`. What is beside the images, or
+// behind the run's rows of dy, does not come.
 template <class P>
-DEVICE void copy_stages(StageRuns<P> runs, int channel0, unsigned ring, unsigned full, unsigned empty) {
+DEVICE void copy_stages(StageRuns<P> runs, bool more, int channel0, unsigned ring, unsigned full, unsigned empty) {
     const StagedWgrad &a = runs.a;
     unsigned stage = 0, phase = 1;
-    while (runs.next())
+    for (; more; more = runs.next())
         for (int base = 0; base < runs.rows; base += P::ROWS_X) {
             const bool x = runs.of_x(base), dy = runs.of_dy(base);
             const unsigned to = ring + stage * P::STAGE, barrier = full + stage * 8;
@@ -118,13 +119,14 @@ DEVICE void copy_stages(StageRuns<P> runs, int channel0, unsigned ring, unsigned
 
 // The same by the copying warps, a row each.
 template <class P>
-DEVICE void bring_stages(StageRuns<P> runs, int channel0, unsigned ring, unsigned full, unsigned empty, int warp) {
+DEVICE void bring_stages(StageRuns<P> runs, bool more, int channel0, unsigned ring, unsigned full, unsigned empty,
+                         int warp) {
     constexpr int ROWS_X = P::IMAGES * P::ROWS_X, ROWS_DY = P::IMAGES * P::ROWS;
     const StagedWgrad &a = runs.a;
     const Pixels x{a.x, (int)a.n, (int)a.height, (int)a.width, (int)a.c};
     const Pixels dy{a.w, (int)a.n, (int)a.p, (int)a.q, (int)a.c};
     unsigned stage = 0, phase = 1;
-    while (runs.next())
+    for (; more; more = runs.next())
         for (int base = 0; base < runs.rows; base += P::ROWS_X) {
             const unsigned to = ring + stage * P::STAGE, barrier = full + stage * 8;
             const int end = runs.of_dy(base) ? ROWS_X + ROWS_DY : ROWS_X;
@@ -214,19 +216,23 @@ template <class P, class Warp> DEVICE void wgrad_by_stages(const StagedWgrad &a)
             reinterpret_cast<uint4 *>(memory + i / EACH * P::STAGE + P::BYTES_X)[i % EACH] = {};
         }
     __syncthreads();
-    // What comes next is placed early: it waits for all of this launch.
-    begin_dependent();
     StageRuns<P> runs(a, part, r0);
+    bool more = runs.next();
+    work_out(more, runs.n, runs.row, runs.q0, runs.top, runs.left, runs.count, runs.ahead, runs.rows, runs.at,
+             runs.end);
+    // What comes next is placed early: it waits for all of this launch.
+    begin_dependent<P::EARLY>();
     if (tid >= P::CONSUMERS) {
         if constexpr (P::TAKES > 0) release_registers<P::LEAVES>();
-        if constexpr (P::COPIERS > 1) bring_stages<P>(runs, channel0, ring, full, empty, warp - P::CONSUMERS / 32);
-        else if (tid == P::CONSUMERS) copy_stages<P>(runs, channel0, ring, full, empty);
+        if constexpr (P::COPIERS > 1)
+            bring_stages<P>(runs, more, channel0, ring, full, empty, warp - P::CONSUMERS / 32);
+        else if (tid == P::CONSUMERS) copy_stages<P>(runs, more, channel0, ring, full, empty);
         return;
     }
     if constexpr (P::TAKES > 0) take_registers<P::TAKES>();
     Warp own(warp);
     unsigned stage = 0, phase = 0;
-    while (runs.next()) {
+    for (; more; more = runs.next()) {
         own.begin(runs, channel0);
         const int end = runs.rows + P::TRAIL;
         for (int base = 0; base < end;)
@@ -274,6 +280,6 @@ template <class P, class Warp> DEVICE void wgrad_by_stages(const StagedWgrad &a)
     }
 }
 
-template <typename T, int GROUP, int WARPS, int SLICES> DEVICE void add_staged_parts(const StagedWgrad &a) {
-    add_parts_of_sums<T, true, GROUP, WARPS, SLICES>(a);
+template <typename T, int GROUP, int WARPS, int SLICES, bool EARLY> DEVICE void add_staged_parts(const StagedWgrad &a) {
+    add_parts_of_sums<T, true, GROUP, WARPS, SLICES, EARLY>(a);
 }

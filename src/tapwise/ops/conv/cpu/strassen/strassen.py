@@ -84,6 +84,13 @@ class Geometry(generated.Geometry):
         self.row_blocks, self.filter_blocks = ceil_div(self.half_p, config.rows), ceil_div(self.half_k, config.filters)
         self.tasks = self.row_blocks * self.filter_blocks * problem.n
 
+    def rows_of_y(self) -> float:
+        """That have pixels of a task, of one half, in the mean."""
+        begins = np.arange(0, self.half_p, self.config.rows)
+        ends, q = np.minimum(begins + self.config.rows, self.half_p) - 1, self.problem.output[1]
+        halves = [(ends + half) // q - (begins + half) // q + 1 for half in (0, self.pixels - self.half_p)]
+        return float(np.mean(halves))
+
     def fields(self) -> dict[str, Any]:
         p, c = self.problem, self.config
         rows, columns = (np.arange(size, dtype=np.int64) for size in p.output)
@@ -154,7 +161,7 @@ class TaskCost(generated.TaskCost):
         if g.source == "planes":
             transposing = channels * (TO_PIXELS * slow * round_up(c.rows, costs.lanes) + TRANSPOSED_RUN)
         elif g.source == "rows":
-            runs = p.kernel[0] * (c.rows / p.output[1] + 0.5)
+            runs = p.kernel[0] * g.rows_of_y()
             transposing = channels * runs * (TO_PIXELS_STRIDED * slow * g.row_length + TRANSPOSED_RUN)
         cycles: Mapping[str, float] = {
             "products": count * tiles,

@@ -31,30 +31,45 @@ template <class Tile> DEVICE void init_barriers(const HaloGemm &p, const HaloLay
     publish_barriers();
 }
 
+// Image, row and column of x, with padding in front, where a copy begins: a halo tile's, or of padded rows its pixel.
+template <class Tile> struct HaloBegin {
+    int n, h, w;
+    DEVICE HaloBegin(const HaloGemm &p, const HaloWork &work, int pixel) {
+        if constexpr (Tile::HALO_TILE) {
+            const Corner corner(p, pixel / Tile::TILE_PIXELS);
+            n = corner.n, h = corner.h, w = corner.w;
+        } else {
+            n = pixel / work.plane;
+            const int rest = pixel - n * work.plane;
+            h = rest / work.wide, w = rest - h * work.wide;
+        }
+        h -= (int)p.pad_h, w -= (int)p.pad_w;
+    }
+};
+
 // A halo tile's pixels of one chunk, one copy.
 template <class Tile>
 DEVICE void copy_halo_tile(const HaloGemm &p, const HaloWork &work, unsigned to, unsigned full,
-                           const TileOrigin<Tile> &at, int chunk) {
-    const Corner corner(p, at.pixel / Tile::TILE_PIXELS);
-    const int w = corner.w - (int)p.pad_w, h = corner.h - (int)p.pad_h, part = work.part;
+                           const TileOrigin<Tile> &at, const HaloBegin<Tile> &begin, int chunk) {
+    const int part = work.part;
     if constexpr (Tile::GROUP_AXIS)
-        copy_box(to, p.x, full, chunk_of_part(chunk, part) * Tile::CHUNK_ELEMENTS, w, h, corner.n,
+        copy_box(to, p.x, full, chunk_of_part(chunk, part) * Tile::CHUNK_ELEMENTS, begin.w, begin.h, begin.n,
                  at.group + second_part(chunk, part) * (int)p.groups);
-    else copy_box(to, p.x, full, chunk * Tile::CHUNK_ELEMENTS, w, h, corner.n);
+    else copy_box(to, p.x, full, chunk * Tile::CHUNK_ELEMENTS, begin.w, begin.h, begin.n);
 }
 
 // The pixels of one chunk along padded rows, in copies of im2col mode.
 template <class Tile>
 DEVICE void copy_halo_rows(const HaloGemm &p, const HaloWork &work, unsigned to, unsigned full,
-                           const TileOrigin<Tile> &at, int chunk) {
-    const int width = work.wide, plane = work.plane;
+                           const TileOrigin<Tile> &at, HaloBegin<Tile> begin, int chunk) {
     for (int first = 0; first < (int)p.halo_pixels; first += (int)p.copy_pixels) {
-        const int pixel = at.pixel + first, n = pixel / plane, rest = pixel - n * plane, h = rest / width;
+        if (first > 0) begin = HaloBegin<Tile>(p, work, at.pixel + first);
         // Behind the last image comes the next group, of whose padding only zeros are used. With five axes a copy may
         // not begin behind the last image.
-        const int image = Tile::GROUP_AXIS ? n % (int)p.n : n, group = at.group + (Tile::GROUP_AXIS ? n / (int)p.n : 0);
-        copy_chunk<Tile>(to + first * Tile::CHUNK_BYTES, p.x, full, chunk, work.part, p.groups,
-                         rest - h * width - (int)p.pad_w, h - (int)p.pad_h, image, group, 0, 0);
+        const int image = Tile::GROUP_AXIS ? begin.n % (int)p.n : begin.n,
+                  group = at.group + (Tile::GROUP_AXIS ? begin.n / (int)p.n : 0);
+        copy_chunk<Tile>(to + first * Tile::CHUNK_BYTES, p.x, full, chunk, work.part, p.groups, begin.w, begin.h, image,
+                         group, 0, 0);
     }
 }
 
@@ -63,8 +78,15 @@ template <class Tile>
 DEVICE void pixel_producer(const HaloGemm &p, const HaloLayout<Tile> &shared, const HaloWork &work) {
     int slot = 0;
     unsigned phase = 1;
+    TileOrigin<Tile> at(blockIdx.x, p.tiles_f, p.groups);
+    HaloBegin<Tile> begin(p, work, at.pixel);
+    work_out(at.group, at.pixel, begin.n, begin.h, begin.w);
+    if (!Tile::INDEPENDENT) wait_for_previous();
     for (int tile = blockIdx.x; tile < work.tiles; tile += gridDim.x) {
-        const TileOrigin<Tile> at(tile, p.tiles_f, p.groups);
+        if (tile != blockIdx.x) {
+            at = TileOrigin<Tile>(tile, p.tiles_f, p.groups);
+            begin = HaloBegin<Tile>(p, work, at.pixel);
+        }
         for (int chunk = 0; chunk < work.chunks; ++chunk) {
             barrier_wait(shared.halo_empty + slot * 8, phase);
             const unsigned to = shared.halos + slot * shared.halo_bytes, full = shared.halo_full + slot * 8;
@@ -73,10 +95,10 @@ DEVICE void pixel_producer(const HaloGemm &p, const HaloLayout<Tile> &shared, co
                 arrive_with_copies(full);
             } else if constexpr (Tile::HALO_TILE) {
                 barrier_expect(full, shared.copied_bytes);
-                copy_halo_tile<Tile>(p, work, to, full, at, chunk);
+                copy_halo_tile<Tile>(p, work, to, full, at, begin, chunk);
             } else {
                 barrier_expect(full, shared.halo_bytes);
-                copy_halo_rows<Tile>(p, work, to, full, at, chunk);
+                copy_halo_rows<Tile>(p, work, to, full, at, begin, chunk);
             }
             advance<Tile::HALO_BUFFERS>(slot, phase);
         }
@@ -112,10 +134,12 @@ template <class Tile> DEVICE void producer(const HaloGemm &p, const HaloLayout<T
     constexpr bool GATHERS = Tile::GATHER_BYTES > 0, TRANSPOSES = Tile::STAGED_STRIPS > 0;
     constexpr int FILTER_THREAD = FIRST_PRODUCER + (GATHERS || TRANSPOSES ? GATHERERS : 32);
     const int thread = threadIdx.x;
-    if (!Tile::INDEPENDENT && (thread != FILTER_THREAD || !p.weights_ready)) wait_for_previous();
+    const bool brings_pixels =
+        !TRANSPOSES && (GATHERS ? thread < FIRST_PRODUCER + GATHERERS : thread == FIRST_PRODUCER);
+    if (!Tile::INDEPENDENT && !brings_pixels && (thread != FILTER_THREAD || !p.weights_ready)) wait_for_previous();
     if constexpr (TRANSPOSES) {
         if (thread < FIRST_PRODUCER + TRANSPOSERS * 32) transposing_producer<Tile>(p, shared);
-    } else if (GATHERS ? thread < FIRST_PRODUCER + GATHERERS : thread == FIRST_PRODUCER) {
+    } else if (brings_pixels) {
         pixel_producer<Tile>(p, shared, work);
     }
     if (thread == FILTER_THREAD) filter_producer<Tile>(p, shared, work);

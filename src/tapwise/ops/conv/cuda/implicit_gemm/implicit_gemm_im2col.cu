@@ -115,6 +115,23 @@ DEVICE void copy_planes(const Im2colGemm &p, unsigned to, unsigned full, int chu
         copy_box(to + block * Tile::BLOCK_BYTES, p.x, full, pixel + block * 64, chunk * Tile::CHUNK_ELEMENTS, group, n);
 }
 
+// The first outputs of a unit's tile, and where x has its first window.
+template <class Tile> struct FirstPixel {
+    TileOrigin<Tile> at;
+    int n, rest, h, w;
+    DEVICE FirstPixel(const Im2colGemm &p, const Im2colWork<Tile> &work, int unit)
+        : at(origin<Tile>(p, work.tile(unit))) {
+        const int plane = p.p * p.q, width = p.q;
+        // The last CTAs of a cluster may have no pixels, but copy for others.
+        const int pixel = Im2colWork<Tile>::SHARES ? min(at.pixel, (int)p.pixels - 1) : at.pixel;
+        n = pixel / plane;
+        rest = pixel - n * plane;
+        const int row = rest / width;
+        h = row * (int)p.stride_h - (int)p.pad_h;
+        w = (rest - row * width) * (int)p.stride_w - (int)p.pad_w;
+    }
+};
+
 // One thread copies the pixels and filters of all steps of all tiles, as far ahead as there are stages; or a warpgroup
 // gathers the pixels.
 template <class Tile>
@@ -126,7 +143,7 @@ DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
     const bool first_thread = !GATHERS || threadIdx.x == Tile::CONSUMER_THREADS;
     int stage = 0;
     unsigned phase = 1;
-    const int plane = p.p * p.q, width = p.q, chunks = p.chunks, part = p.part_chunks, taps_w = p.taps_w;
+    const int chunks = p.chunks, part = p.part_chunks, taps_w = p.taps_w;
     // CTAs that share filters take turns to copy a step's.
     const unsigned short with = work.own.with_columns();
     const auto copy_filters_of = [&](const TileOrigin<Tile> &at, int to, int step, int chunk, int r, int s) {
@@ -136,23 +153,22 @@ DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
     };
     // Filters do not wait for what ran before, as far as there is room.
     const int ahead = p.weights_ready ? min(Tile::STAGES, work.end - work.begin) : 0;
-    const TileOrigin<Tile> start = origin<Tile>(p, work.tile(work.first));
+    FirstPixel<Tile> own(p, work, work.first);
     for (int step = work.begin; step < work.begin + ahead && first_thread; ++step) {
         const int to = step - work.begin;
         barrier_expect(shared.full + to * 8, PIXELS + Layout::FILTERS);
         const int tap = step / chunks, r = tap / taps_w;
-        copy_filters_of(start, to, step, step - tap * chunks, r, tap - r * taps_w);
+        copy_filters_of(own.at, to, step, step - tap * chunks, r, tap - r * taps_w);
     }
+    const int first_tap = work.begin / chunks, first_chunk = work.begin - first_tap * chunks,
+              first_r = first_tap / taps_w, first_s = first_tap - first_r * taps_w;
+    work_out(own.at.group, own.n, own.rest, own.h, own.w, first_chunk, first_r, first_s);
     begin_beside<Tile::INDEPENDENT>();
     for (int unit = work.first; unit < work.units; unit += work.stride) {
-        const TileOrigin<Tile> at = origin<Tile>(p, work.tile(unit));
-        // The last CTAs of a cluster may have no pixels, but copy for others.
-        const int pixel = Work::SHARES ? min(at.pixel, (int)p.pixels - 1) : at.pixel;
-        const int n = pixel / plane, rest = pixel - n * plane, row = rest / width, column = rest - row * width;
-        const int h = row * (int)p.stride_h - (int)p.pad_h, w = column * (int)p.stride_w - (int)p.pad_w;
+        if (unit != work.first) own = FirstPixel<Tile>(p, work, unit);
+        const TileOrigin<Tile> at = own.at;
         const Gathered<Tile> gathered(p, at.pixel, at.group);
-        const int tap = work.begin / chunks;
-        int chunk = work.begin - tap * chunks, r = tap / taps_w, s = tap - r * taps_w;
+        int chunk = first_chunk, r = first_r, s = first_s;
         for (int step = work.begin; step < work.end; ++step) {
             const bool expected = unit == work.first && step < work.begin + ahead;
             const bool filters = first_thread && !expected && (!STATIONARY || unit == work.first);
@@ -163,9 +179,10 @@ DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
             }
             if (filters) copy_filters_of(at, stage, step, chunk, r, s);
             if constexpr (GATHERS) gathered.copy(shared.pixels(stage), full, chunk, chunk + 1 == chunks);
-            else if constexpr (Tile::PLANES) copy_planes<Tile>(p, shared.pixels(stage), full, chunk, at.group, n, rest);
+            else if constexpr (Tile::PLANES)
+                copy_planes<Tile>(p, shared.pixels(stage), full, chunk, at.group, own.n, own.rest);
             else
-                copy_chunk<Tile>(shared.pixels(stage), p.x, full, chunk, part, p.groups, w, h, n, at.group,
+                copy_chunk<Tile>(shared.pixels(stage), p.x, full, chunk, part, p.groups, own.w, own.h, own.n, at.group,
                                  s * (int)p.dilation_w, r * (int)p.dilation_h);
             if (++chunk == chunks) {
                 chunk = 0;

@@ -57,25 +57,40 @@ private:
     }
 };
 
+// A tile's first outputs, and where dy has its first window.
+template <class Tile> struct PhasedPixel {
+    TileOrigin<Tile> origin;
+    int n, h, w;
+    DEVICE PhasedPixel(const PhasedGemm &p, const PhasedTiles &at) : origin(at.tile, p.tiles_f, p.groups) {
+        const int width = p.q[at.phase], plane = (int)p.p[at.phase] * width;
+        n = origin.pixel / plane;
+        const int rest = origin.pixel - n * plane, row = rest / width;
+        h = row - (int)p.pad_h[at.phase], w = rest - row * width - (int)p.pad_w[at.phase];
+    }
+};
+
 // One thread copies the pixels and filters of all steps of all tiles, as far ahead as there are stages.
 template <class Tile> DEVICE void phased_producer(const PhasedGemm &p, const Im2colLayout<Tile> &shared) {
     using Layout = Im2colLayout<Tile>;
     int stage = 0;
     unsigned parity = 1;
     const int chunks = p.chunks;
-    for (PhasedTiles at(p); at.more(); at.next()) {
+    PhasedTiles at(p);
+    if (!at.more()) return;
+    PhasedPixel<Tile> begin(p, at);
+    work_out(begin.origin.group, begin.origin.filter, begin.n, begin.h, begin.w);
+    begin_beside<Tile::INDEPENDENT>();
+    while (true) {
         const PhaseGemm gemm(p, at.phase);
-        const TileOrigin<Tile> origin(at.tile, p.tiles_f, p.groups);
-        const int plane = gemm.p * gemm.q, width = gemm.q, taps_w = p.taps_w[at.phase], steps = p.steps[at.phase];
-        const int n = origin.pixel / plane, rest = origin.pixel - n * plane, row = rest / width;
-        const int h = row - (int)p.pad_h[at.phase], w = rest - row * width - (int)p.pad_w[at.phase];
+        const TileOrigin<Tile> origin = begin.origin;
+        const int taps_w = p.taps_w[at.phase], steps = p.steps[at.phase];
         int chunk = 0, r = 0, s = 0;
         for (int step = 0; step < steps; ++step) {
             const unsigned full = shared.full + stage * 8;
             barrier_wait(shared.empty + stage * 8, parity);
             barrier_expect(full, Layout::STAGE);
-            copy_chunk<Tile>(shared.pixels(stage), p.x[at.phase], full, chunk, chunks, p.groups, w, h, n, origin.group,
-                             s * (int)p.dilation_w, r * (int)p.dilation_h);
+            copy_chunk<Tile>(shared.pixels(stage), p.x[at.phase], full, chunk, chunks, p.groups, begin.w, begin.h,
+                             begin.n, origin.group, s * (int)p.dilation_w, r * (int)p.dilation_h);
             copy_tile_filters<Tile>(gemm, shared.filters(stage, 0), full, chunk, r, s, taps_w, origin.group,
                                     origin.filter);
             if (++chunk == chunks) {
@@ -87,6 +102,9 @@ template <class Tile> DEVICE void phased_producer(const PhasedGemm &p, const Im2
             }
             advance<Tile::STAGES>(stage, parity);
         }
+        at.next();
+        if (!at.more()) return;
+        begin = PhasedPixel<Tile>(p, at);
     }
 }
 
@@ -158,7 +176,6 @@ template <class Traits> DEVICE void implicit_gemm_phases(const PhasedGemm &p) {
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == Tile::CONSUMER_THREADS) init_barriers<Tile>(p, shared);
     __syncthreads();
-    begin_beside<Tile::INDEPENDENT>();
     if (group == Tile::WARPGROUPS) {
         if constexpr (Tile::PRODUCER_WARPGROUP) release_registers<40>();
         if (threadIdx.x == Tile::CONSUMER_THREADS) {
@@ -167,6 +184,7 @@ template <class Traits> DEVICE void implicit_gemm_phases(const PhasedGemm &p) {
         }
         return;
     }
+    begin_beside<Tile::INDEPENDENT>();
     if constexpr (Tile::PRODUCER_WARPGROUP) take_registers<232>();
     phased_consumer<Tile>(p, shared, group);
 }

@@ -45,6 +45,7 @@ template <class Traits, int SLICES> DEVICE void add_wgrad_parts(const WgradParts
     const float4 *from = static_cast<const float4 *>(p.parts) + begin * distance + (long long)tile * Tile::QUADS +
                          quad_of<Tile>(warpgroup, m, i, thread);
     float4 sum[QUADS] = {};
+    work_out(begin, end, (int)(long long)from, (int)distance);
     begin_dependent();
 #pragma unroll 1
     for (int part = begin; part < end; part += ONCE) {

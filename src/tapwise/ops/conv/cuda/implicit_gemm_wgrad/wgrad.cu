@@ -32,10 +32,10 @@ template <class Tile> struct WgradLayout {
 
 // One thread copies all steps, as far ahead as there are stages, `stage` and its `phase` first. Of what CTAs of a
 // cluster share each copies some pixels to all of them. Blocks that dw does not have are not copied, or others in their
-// place: what lies there goes to sums that nobody reads.
+// place: what lies there goes to sums that nobody reads. The `first` steps wait for what ran before.
 template <class Tile>
 DEVICE void producer(const WeightGradient &p, const WgradLayout<Tile> &shared, const TilePlace<Tile> &at, int begin,
-                     int end, int &stage, unsigned &phase) {
+                     int end, bool first, int &stage, unsigned &phase) {
     constexpr int WIDE = Tile::BLOCK_CHANNELS;
     const int blocks = p.channel_blocks, taps_w = p.taps_w;
     // CTAs that share copies keep step as each waits for all copies, so none has fewer.
@@ -51,6 +51,10 @@ DEVICE void producer(const WeightGradient &p, const WgradLayout<Tile> &shared, c
               tap0 = begin_block / blocks, block0 = begin_block - tap0 * blocks, r0 = tap0 / taps_w,
               s0 = tap0 - r0 * taps_w;
     PixelWalk pixel(begin * STEP_PIXELS + first_x, p.p, p.q);
+    if (first) {
+        work_out(filter0, channel0, rows, columns, block0, r0, s0, pixel.n, pixel.row, pixel.column);
+        begin_dependent();
+    }
     for (int step = begin; step < end; ++step) {
         const unsigned full = shared.full + stage * 8;
         const int h = pixel.row * (int)p.stride_h - (int)p.pad_h, w = pixel.column * (int)p.stride_w - (int)p.pad_w;
@@ -135,7 +139,6 @@ template <class Traits> DEVICE void weight_gradient(const WeightGradient &p) {
         cluster_arrive_relaxed();
         cluster_wait();
     }
-    begin_dependent();
     const int first = blockIdx.x / Tile::CTAS, units = p.units;
     int stage = 0;
     unsigned phase = warpgroup == Tile::WARPGROUPS;
@@ -143,11 +146,13 @@ template <class Traits> DEVICE void weight_gradient(const WeightGradient &p) {
         if (threadIdx.x == Tile::CONSUMER_THREADS)
             for (int unit = first; unit < units; unit += gridDim.x) {
                 const WgradWork<Tile> work(p, unit);
-                producer<Tile>(p, shared, TilePlace<Tile>(p, work.tile), work.begin, work.end, stage, phase);
+                producer<Tile>(p, shared, TilePlace<Tile>(p, work.tile), work.begin, work.end, unit == first, stage,
+                               phase);
                 if (!Tile::PERSISTENT) break;
             }
         return;
     }
+    begin_dependent();
     for (int unit = first; unit < units; unit += gridDim.x) {
         const WgradWork<Tile> work(p, unit);
         float d[Tile::M_STEPS][Tile::SUMS];

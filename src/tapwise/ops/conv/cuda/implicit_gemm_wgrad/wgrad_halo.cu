@@ -53,6 +53,8 @@ DEVICE void producer(const HaloWeightGradient &p, const HaloLayout<Tile> &shared
               down = at.tap / (int)p.taps_w * (int)p.dilation_h,
               rows = min(Tile::ROW_BLOCKS, ((int)p.filters - at.filter + 63) / 64);
     PixelWalk of_dy(begin * STEP_PIXELS, p.high, p.wide), of_x = of_dy;
+    work_out(filter, channel, down, rows, of_dy.n, of_dy.row, of_dy.column);
+    begin_dependent();
     barrier_expect(shared.first, (ahead + 1) * Tile::X_BYTES);
     for (int i = 0; i < ahead; ++i, of_x.advance()) copy_x<Tile>(p, shared, shared.first, of_x, i, channel, down);
     int stage = 0, slot = ahead;
@@ -129,11 +131,11 @@ template <class Traits> DEVICE void weight_gradient_halo(const HaloWeightGradien
         publish_barriers();
     }
     __syncthreads();
-    begin_dependent();
     if (warpgroup == Tile::WARPGROUPS) {
         if (threadIdx.x == Tile::CONSUMER_THREADS) producer<Tile>(p, shared, at, work.begin, work.end);
         return;
     }
+    begin_dependent();
     float d[1][Tile::SUMS];
     multiply_steps<Tile>(p, d, shared, warpgroup, work.begin, work.end);
     store_sums<Tile>(p, at, memory + (shared.dy - shared_address(memory)), shared.complete, work.place, warpgroup, d);
