@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from ctypes.util import find_library
 from typing import Any
 
@@ -92,3 +95,25 @@ def test_arrays_and_threads_of_a_call() -> None:
         wanted = [(worker, *given.values(), 110, 111) for worker in range(workers)]
         assert sorted(seen) == wanted
         seen.clear()
+
+
+def test_threads_that_make_the_first_ones_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them hold the same PyMethodDef, which nobody drops: CPython's functions hold an address of it alone."""
+    load, both = builtin.jit.load, threading.Barrier(2)
+
+    def slow(*args: Any, **words: Any) -> Any:
+        # Two at once, if they may.
+        with suppress(threading.BrokenBarrierError):
+            both.wait(0.3)
+        return load(*args, **words)
+
+    def method_of(_: int) -> int:
+        call = builtin.make(0, 1, 0, range(len(COMMON)))
+        return int(ctypes.c_void_p.from_address(id(call) + object.__basicsize__).value or 0)
+
+    monkeypatch.setattr(builtin, "_maker", [])
+    monkeypatch.setattr(builtin.jit, "load", slow)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(method_of, range(2)))
+    ((_, method, _),) = builtin._maker
+    assert found == [ctypes.addressof(method)] * 2

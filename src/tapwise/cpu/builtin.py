@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterable
-from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -22,6 +21,7 @@ from tapwise import settings
 from tapwise.cpu import jit, team
 from tapwise.cpu.fields import COMMON
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, Target, target
+from tapwise.forks import making
 
 # In the order of Buffers, what the function is given: an array or None each. What follows is ignored.
 GIVEN: Final = ("x", "w", "y", "scratch", "bias", "residual")
@@ -30,6 +30,8 @@ HEAD: Final = ("kernel", "workers", "functions", "none", "save_thread", "restore
 # Of CPython's C interface.
 FASTCALL: Final = 0x0080
 POINTER: Final = ir.PointerType()
+# What all functions are made with: PyCFunction_NewEx, the method, and the addresses that a record holds.
+_maker: Final[list[tuple[Any, Any, tuple[int, ...]]]] = []
 
 
 def generate(target: Target, *, head: int) -> Kernel:
@@ -79,9 +81,8 @@ class _Method(ctypes.Structure):
     ]  # fmt: skip
 
 
-@cache
-def _maker() -> tuple[Any, Any, tuple[int, ...]]:
-    """CPython's PyCFunction_NewEx, the method, and the addresses of its functions that a record holds."""
+def _make_maker() -> None:
+    """Functions hold the method's address alone, so it is one for all, and stays."""
     library = jit.load("builtin", generate, target(settings.cpu_target()), head=object.__basicsize__)
     api = ctypes.pythonapi
     make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p)(
@@ -89,13 +90,16 @@ def _maker() -> tuple[Any, Any, tuple[int, ...]]:
     )
     functions = (api.PyEval_SaveThread, api.PyEval_RestoreThread, api.Py_IncRef)
     addresses = tuple(ctypes.cast(one, ctypes.c_void_p).value or 0 for one in functions)
-    return make, _Method(b"kernel", library.address("builtin"), FASTCALL, None), (id(None), *addresses)
+    _maker.append((make, _Method(b"kernel", library.address("builtin"), FASTCALL, None), (id(None), *addresses)))
 
 
 def make(kernel: int, workers: int, functions: int, template: Iterable[int]) -> Callable[..., None]:
     """A function of arrays in the order of GIVEN that runs a kernel on so many workers. `functions`: of the team, where
     there are several; `template`: the kernel's argument array without arrays."""
-    new, method, fixed = _maker()
+    with making:
+        if not _maker:
+            _make_maker()
+        ((new, method, fixed),) = _maker
     words = [*template]
     record = np.array([kernel, workers, functions, *fixed, len(words), *words], np.int64)
     found: Callable[..., None] = new(ctypes.addressof(method), record, None)
