@@ -15,7 +15,7 @@ import pytest
 
 from tapwise import dispatch
 from tapwise.algorithm import Buffers
-from tapwise.cpu import builtin, driver
+from tapwise.cpu import builtin, driver, jit
 from tapwise.cpu.addresses import by_field
 from tapwise.cpu.device import host
 from tapwise.cpu.fields import COMMON
@@ -99,7 +99,7 @@ def test_arrays_and_threads_of_a_call() -> None:
 
 def test_threads_that_make_the_first_ones_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them hold the same PyMethodDef, which nobody drops: CPython's functions hold an address of it alone."""
-    load, both = builtin.jit.load, threading.Barrier(2)
+    load, both = jit.load, threading.Barrier(2)
 
     def slow(*args: Any, **words: Any) -> Any:
         # Two at once, if they may.
@@ -112,7 +112,7 @@ def test_threads_that_make_the_first_ones_at_once(monkeypatch: pytest.MonkeyPatc
         return int(ctypes.c_void_p.from_address(id(call) + object.__basicsize__).value or 0)
 
     monkeypatch.setattr(builtin, "_maker", [])
-    monkeypatch.setattr(builtin.jit, "load", slow)
+    monkeypatch.setattr(jit, "load", slow)
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(method_of, range(2)))
     ((_, method, _),) = builtin._maker
