@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from tapwise import registry
 from tapwise.cpu.cost import Costs
 from tapwise.cpu.device import host
-from tapwise.ops.conv.cpu.direct.pieces import cut, seen, share_seen
+from tapwise.ops.conv.cpu.direct.pieces import Pieces, cut, seen, share_seen
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.verify import check
 
@@ -46,7 +47,7 @@ def test_each_pixel_is_in_one_piece_with_all_taps_that_it_sees(text: str) -> Non
     for rows, cols, pitch in ((p, q, q + 2), (max(1, p // 2), q, q), (1, max(1, q - 1), q)):
         places = [(p0, q0) for q0 in range(0, q, cols) for p0 in range(0, p, rows)]
         pieces = cut(problem, rows, cols, pitch, (4, 2), 3, costs)
-        assert len(pieces.tasks) == len(places) and pieces.cycles > 0
+        assert len(pieces.tasks) == len(places) and 0 < pieces.mean <= pieces.longest
         for (p0, q0), task in zip(places, pieces.tasks, strict=True):
             owners = np.zeros((min(rows, p - p0), pitch), int)
             for piece in task:
@@ -62,6 +63,27 @@ def test_each_pixel_is_in_one_piece_with_all_taps_that_it_sees(text: str) -> Non
     assert needed
 
 
+def test_the_longest_of_a_workers_tasks_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of seven rows four are one task and three the other: both workers take as long as the one with four."""
+    problem, algorithm, device = (
+        ConvProblem.parse("c512 h14 w14 k512 r3 s3 stride2 pad1"), registry.get("cpu.direct"), host(2),
+    )  # fmt: skip
+    pieces = cut(problem, 4, 7, 9, (7, 3), 64, Costs(device, 4))
+    assert pieces.cycles(1) == pieces.longest > pieces.mean
+    assert pieces.cycles(3) == pytest.approx((2 * pieces.mean + pieces.longest) / 3)
+    drawn: list[int] = []
+
+    def cycles(self: Pieces, count: int) -> float:
+        drawn.append(count)
+        return self.mean
+
+    monkeypatch.setattr(Pieces, "cycles", cycles)
+    config = next(one for one in algorithm.configs(problem, device) if one.pieces)
+    for rows, filters, tasks in ((7, 512, 1), (4, 512, 1), (4, 256, 2), (1, 512, 4)):
+        algorithm.predict_us(problem, replace(config, rows=rows, cols=7, filters=filters), device)
+        assert drawn.pop() == tasks and not drawn
+
+
 def test_much_padding_is_left_out() -> None:
     """With dilation and padding of 12 one of three rows of taps sees nothing for 24 of 28 rows of y."""
     problem, algorithm, device = (
@@ -73,7 +95,7 @@ def test_much_padding_is_left_out() -> None:
     assert share_seen(problem) == pytest.approx((60 / 84) ** 2)
     costs = Costs(device, 4)
     plain = 28 * 28 * 9 / 6 * costs.tile(6, 2, 64) / 64
-    assert cut(problem, 28, 28, 40, (6, 2), 64, costs).cycles < 0.7 * plain
+    assert cut(problem, 28, 28, 40, (6, 2), 64, costs).mean < 0.7 * plain
     configs = algorithm.configs(problem, device)
     assert min(configs, key=lambda one: algorithm.predict_us(problem, one, device)).pieces
     assert share_seen(ConvProblem.parse("c8 h200 w200 k8 r3 s3 pad1")) > 0.99

@@ -157,7 +157,8 @@ class TaskCost(generated.TaskCost):
         if c.pieces:
             whole, rest = divmod(self.vectors(), n := min(c.n, self.vectors()))
             narrow = costs.tile(c.m, rest, self.terms) / costs.tile(c.m, n, self.terms) if rest else 0.0
-            tiles = self.geometry.pieces.cycles * (whole + narrow) * c.channels
+            drawn = ceil_div(self.geometry.tasks, self.device.threads)
+            tiles = self.geometry.pieces.cycles(drawn) * (whole + narrow) * c.channels
         else:
             tiles = costs.block(c.m, c.n, rows, self.vectors(), self.terms)
         plane = p.spatial[0] * p.spatial[1] * costs.itemsize

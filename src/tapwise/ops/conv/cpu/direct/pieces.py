@@ -67,11 +67,16 @@ def share_seen(problem: ConvProblem) -> float:
 
 @dataclass(frozen=True)
 class Pieces:
-    """The pieces of each task, tasks of one block of columns beside each other; `cycles` of a task, for one channel of
-    one block of gemm_k and one tile's width of filters."""
+    """The pieces of each task, tasks of one block of columns beside each other; the cycles of a task in the `mean` and
+    of the `longest`, for one channel of one block of gemm_k and one tile's width of filters."""
 
     tasks: tuple[tuple[Piece, ...], ...]
-    cycles: float
+    mean: float
+    longest: float
+
+    def cycles(self, drawn: int) -> float:
+        """Of a task of a worker that draws so many: one of them is the longest."""
+        return self.mean + (self.longest - self.mean) / drawn
 
     def table(self, taps_w: int) -> np.ndarray:
         """(tasks, 1 + 5 * most pieces) int64: how many, and their fields."""
@@ -103,14 +108,14 @@ def cut(
         return cycles + (costs.tile(rest, n, taps * channels) if rest else 0.0)
 
     p, q = problem.output
-    found, total = [], 0.0
+    found, each = [], []
     for q0 in range(0, q, cols):
         width = min(cols, q - q0)
         for p0 in range(0, p, rows):
             cycles, pieces = _task(problem, range(p0, min(p, p0 + rows)), q0, width, pitch, price)
             found.append(pieces)
-            total += cycles
-    return Pieces(tuple(found), total / len(found) / channels)
+            each.append(cycles / channels)
+    return Pieces(tuple(found), sum(each) / len(each), max(each))
 
 
 def _task(
