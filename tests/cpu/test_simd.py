@@ -13,7 +13,9 @@ import pytest
 from tapwise.activation import ACTIVATIONS
 from tapwise.cpu import activations, jit
 from tapwise.cpu.copies import deinterleave, emit_strided_copy, interleave
+from tapwise.cpu.epilogue import Epilogue
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr, runnable, target
+from tapwise.cpu.transposes import emit_to_pixels, emit_to_planes
 from tapwise.errors import InvalidProblem
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.problem import ConvProblem
@@ -24,10 +26,14 @@ KIND: dict[str, Any] = {"f32": np.float32, "f64": np.float64}
 
 
 def build(
-    dtype: str, body: Callable[[Kernel, Ptr, Ptr, Int], None], name: str = "host"
+    dtype: str,
+    body: Callable[[Kernel, Ptr, Ptr, Int], None],
+    name: str = "host",
+    before: Callable[[Kernel], None] = lambda k: None,
 ) -> Callable[[np.ndarray, np.ndarray, int], None]:
-    """A kernel body(k, x, y, n) as a function of arrays x and y, for a target."""
+    """A kernel body(k, x, y, n) as a function of arrays x and y, for a target; what it calls comes `before`."""
     k = Kernel(target(name), dtype)
+    before(k)
     with k.function("task", public=True, args="i64", worker=INT) as (args, _):
         x, y = (k.pointer(k.load_int(args + i), dtype) for i in (0, 1))
         body(k, x, y, k.load_int(args + 2))
@@ -262,3 +268,43 @@ def test_transforms_save_what_they_are_known_for() -> None:
 def test_unknown_target() -> None:
     with pytest.raises(InvalidProblem, match="avx1024"):
         target("avx1024")
+
+
+# Whole vectors of pixels, some that overlap, and fewer, of each width.
+PIXELS = [*range(1, 20), 28, 49, 64]
+
+
+@pytest.mark.parametrize("name", runnable())
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_planes_to_pixels(dtype: str, name: str) -> None:
+    lanes = target(name).lanes(dtype)
+    for channels in (lanes, 2 * lanes + 1):
+
+        def body(k: Kernel, x: Ptr, y: Ptr, n: Int, channels: int = channels) -> None:
+            k.call("to_pixels", x, n + 1, y, channels + 3, n, k.integer(channels))
+
+        call = build(dtype, body, name, lambda k: emit_to_pixels(k, k.dtype))
+        for pixels in PIXELS:
+            x = np.arange(channels * (pixels + 1), dtype=KIND[dtype]).reshape(channels, -1)
+            y = np.full((pixels, channels + 3), -1, KIND[dtype])
+            call(x, y, pixels)
+            assert np.array_equal(y[:, :channels], x[:, :-1].T) and (y[:, channels:] == -1).all(), pixels
+
+
+@pytest.mark.parametrize("name", runnable())
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_pixels_to_planes(dtype: str, name: str) -> None:
+    lanes = target(name).lanes(dtype)
+    for count in (1, lanes, 2 * lanes - 1):
+        # Whole vectors of filters are read.
+        step = 2 * lanes + 1
+
+        def body(k: Kernel, x: Ptr, y: Ptr, n: Int, count: int = count, step: int = step) -> None:
+            k.call("to_planes", x, k.integer(step), x, x, y, n + 1, n, k.integer(count))
+
+        call = build(dtype, body, name, lambda k: emit_to_planes(Epilogue(k, k.dtype, True, False, False, None)))
+        for pixels in PIXELS:
+            x = np.arange(pixels * step, dtype=KIND[dtype]).reshape(pixels, step)
+            y = np.full((count, pixels + 1), -1, KIND[dtype])
+            call(x, y, pixels)
+            assert np.array_equal(y[:, :-1], x[:, :count].T) and (y[:, -1] == -1).all(), (count, pixels)

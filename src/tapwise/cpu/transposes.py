@@ -9,7 +9,7 @@ from llvmlite import ir
 
 from tapwise.cpu.copies import interleave
 from tapwise.cpu.epilogue import Epilogue
-from tapwise.cpu.simd import I32, INT, Int, Kernel
+from tapwise.cpu.simd import BYTES, I32, INT, Int, Kernel, Ptr
 
 
 def emit_to_pixels(k: Kernel, storage: str) -> None:
@@ -24,12 +24,10 @@ def emit_to_pixels(k: Kernel, storage: str) -> None:
             first = c.min(channels - k.lanes)
 
             def body(at: Int, count: int, first: Int = first) -> None:
-                here, planes = source + first * pitch + at, []
-                for _ in range(k.lanes):
-                    planes.append(k.load(here, count))
-                    here = here + pitch
-                there = out + at * step + first
-                for pixel in _transposed(k, planes, count):
+                here, there = [source + first * pitch + at], out + at * step + first
+                for _ in range(k.lanes - 1):
+                    here.append(here[-1] + pitch)
+                for pixel in _columns(k, here, count):
                     shift = 0
                     for vector in pixel:
                         k.store(there + shift, vector)
@@ -49,12 +47,11 @@ def emit_to_planes(epilogue: Epilogue) -> None:
         with k.loop(0, count, k.lanes) as f:
 
             def body(at: Int, pixel_count: int, f: Int = f) -> None:
-                here, vectors = sums + at * step + f, []
-                for _ in range(pixel_count):
-                    vectors.append(k.load(here))
-                    here = here + step
+                here = [sums + at * step + f]
+                for _ in range(pixel_count - 1):
+                    here.append(here[-1] + step)
                 spot = f * pitch + at
-                for lane, value in enumerate(rows_of(k, interleave(k, vectors), pixel_count)):
+                for lane, (value,) in enumerate(_columns(k, here, k.lanes)):
                     with k.if_(count > f + lane):
                         k.store(y + spot, epilogue.finish(value, bias + f + lane, residual + spot))
                     spot = spot + pitch
@@ -62,16 +59,63 @@ def emit_to_planes(epilogue: Epilogue) -> None:
             k.rows(pixels, body)
 
 
-def _transposed(k: Kernel, planes: Sequence[Any], count: int) -> list[list[Any]]:
-    """Of a vector of `count` pixels of each of many channels: of each pixel, vectors that hold its channels."""
+def _columns(k: Kernel, rows: Sequence[Ptr], count: int) -> list[list[Any]]:
+    """Of `count` elements at each of `rows`: of each column the vectors that hold it."""
+    if BYTES[k.dtype] == 4 and len(rows) % 4 == count % 4 == 0:
+        return [[column] for column in _by_quarters(k, rows, count)]
+    loaded = [k.load(row, count) for row in rows]
     if count == 1:
-        value = ir.Constant(k.vector(k.dtype, len(planes)), ir.Undefined)
-        for lane, one in enumerate(planes):
+        value = ir.Constant(k.vector(k.dtype, len(rows)), ir.Undefined)
+        for lane, one in enumerate(loaded):
             value = k.b.insert_element(value, one, ir.Constant(I32, lane))
         return [[value]]
-    vectors = interleave(k, planes)
-    each = len(vectors) // count
-    return [vectors[pixel * each : (pixel + 1) * each] for pixel in range(count)]
+    vectors = interleave(k, loaded)
+    if len(rows) <= count:
+        return [[part] for part in rows_of(k, vectors, len(rows))]
+    each = len(rows) // count
+    return [vectors[column * each : (column + 1) * each] for column in range(count)]
+
+
+def _by_quarters(k: Kernel, rows: Sequence[Ptr], count: int) -> list[Any]:
+    """As _columns: 4, 8 or 16 rows, elements of four bytes; by shuffles within quarters of 128 bits, which are fast.
+
+    Rows four apart share a vector, so that quarters come where they belong: 4x4 elements are transposed within each.
+    """
+    columns: list[Any] = []
+    size = len(rows)
+    width = 8 if size == 16 and count % 8 == 0 else 4
+    shared = size // width
+    for at in range(0, count, width):
+        found = []
+        for first in range(0, size, 4 * shared):
+            four = [
+                _joined(k, [k.load(row + at, width) for row in rows[first + i : first + 4 * shared : 4]])
+                for i in range(4)
+            ]
+            # Of rows 0 and 1 and of rows 2 and 3 the first two columns, and the others; then one column of all four.
+            low, high = ([_unpacked(k, four[i], four[i + 1], 1, half) for i in (0, 2)] for half in range(2))
+            found.append([_unpacked(k, a, b, 2, half) for a, b in (low, high) for half in range(2)])
+        for quarter in range(width // 4):
+            for parts in zip(*found, strict=True):
+                # Every other quarter of two vectors is a column.
+                lanes = [lane for lane in range(2 * size) if lane // 4 % 2 == quarter]
+                columns.append(k.shuffle(*parts, lanes) if len(parts) == 2 else parts[0])
+    return columns
+
+
+def _joined(k: Kernel, vectors: Sequence[Any]) -> Any:
+    """Vectors behind each other, as one."""
+    while len(vectors) > 1:
+        lanes = range(2 * k.lanes_of(vectors[0]))
+        vectors = [k.shuffle(a, b, lanes) for a, b in zip(vectors[::2], vectors[1::2], strict=True)]
+    return vectors[0]
+
+
+def _unpacked(k: Kernel, a: Any, b: Any, size: int, half: int) -> Any:
+    """Units of `size` lanes of a and b in turns, those of one half of each four lanes."""
+    count = k.lanes_of(a)
+    units = [at + 2 * half + i for at in range(0, count, 4) for i in range(0, 2, size)]
+    return k.shuffle(a, b, [lane + i for unit in units for lane in (unit, unit + count) for i in range(size)])
 
 
 def rows_of(k: Kernel, vectors: Sequence[Any], count: int) -> list[Any]:
