@@ -74,7 +74,7 @@ STORE: Final = 1.3
 # Drawing a task and working out its place.
 TASK: Final = 40.0
 # Of the time that memory takes, what is not hidden.
-MEMORY_EXPOSED: Final = 0.3
+MEMORY_EXPOSED: Final = 0.1
 
 
 class TaskCost(generated.TaskCost):
