@@ -135,16 +135,24 @@ def test_chunks_suffer_from_where_they_begin() -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("text", "given"),
+    ("text", "tile", "given"),
     [
-        ("n2 c64 h9 w9 k24 r3 s3 pad1 f16 nhwc", True),
-        ("n2 c40 h9 w9 k24 r3 s3 pad1 f16 nhwc", False),
+        ("n2 c64 h9 w9 k24 r3 s3 pad1 f16 nhwc", 24, True),
+        ("n2 c40 h9 w9 k24 r3 s3 pad1 f16 nhwc", 24, False),
+        ("n2 c64 h9 w9 k24 r3 s3 pad1 f16 nhwc", 64, False),
     ],
 )
-def test_filters_that_need_no_packing_are_taken_as_given(emulation: None, text: str, given: bool) -> None:
-    """Channels last, whole chunks of channels; in another order of memory they are packed."""
+def test_filters_that_need_no_packing_are_taken_as_given(
+    emulation: None, text: str, tile: int, given: bool
+) -> None:
+    """Channels last, whole chunks of channels and tiles; in another order of memory they are packed."""
     problem, algorithm = ConvProblem.parse(text), ImplicitGemm()
-    config = next(one for one in algorithm.configs(problem, SMALL) if not Epilogue(View.of(problem, one)).permuted_n)
+    found = (
+        one
+        for one in algorithm.configs(problem, SMALL)
+        if one.tile_filters == tile and not (one.filter_stationary or Epilogue(View.of(problem, one)).permuted_n)
+    )
+    config = next(found)
     plan = algorithm.plan(problem, config, SMALL)
     values = np.random.default_rng(0).standard_normal(problem.w_shape).astype(problem.x_dtype)
     last, first = lent(np.ascontiguousarray(np.moveaxis(values, 1, -1))).transpose(0, 3, 1, 2), lent(values)

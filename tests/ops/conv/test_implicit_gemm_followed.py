@@ -11,7 +11,7 @@ from tensor_core_cases import filter_of, some
 from tapwise.cuda.jit.device import H200
 from tapwise.cuda.jit.tensor_map import TensorMap
 from tapwise.ops.conv.cuda import pack
-from tapwise.ops.conv.cuda.implicit_gemm import configs, tensor_maps
+from tapwise.ops.conv.cuda.implicit_gemm import configs, launches, tensor_maps
 from tapwise.ops.conv.cuda.implicit_gemm.config import Config
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
 from tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm import ImplicitGemm
@@ -121,11 +121,11 @@ def packed_windows(problem: ConvProblem, view: ConvProblem, x: np.ndarray) -> np
     return out
 
 
-def packed_filters(view: ConvProblem, w: np.ndarray, line: int, order: int) -> np.ndarray:
+def packed_filters(view: ConvProblem, w: np.ndarray, line: int, order: int, tile: int) -> np.ndarray:
     """The same of filters: of a view with fewer taps, each is several of w's side by side."""
     taps = prod(view.kernel)
     parts = 3 if view.math == "3xtf32" else 1
-    out = np.zeros((pack.filter_rows(view, order), taps, parts, line))
+    out = np.zeros((pack.filter_rows(view, order, tile), taps, parts, line))
     lines = w.transpose(0, 2, 3, 1).reshape(view.k, taps, -1)
     for row in range(len(out)):
         filter_ = filter_of(row, order)
@@ -148,7 +148,10 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
     else:
         images = Memory(packed_images(problem, x) if seen_as.is_packed else x.transpose(0, 2, 3, 1))
     order = way.permuted_n
-    filters = Memory(packed_filters(base, w, tensor_maps.filter_channels(base), order))
+    whole = launches.filter_tile(seen_as)
+    filters = Memory(packed_filters(base, w, tensor_maps.filter_channels(base), order, whole))
+    # Copies of packed filters stay within them, or are few.
+    assert base.groups > 1 or config.filter_stationary or launch.maps["w"].sizes[2] % config.tile_filters == 0
     (out_h, out_w), groups, group_k = view.output, view.groups, view.group_k
     line, steps = seen_as.chunk_bytes // size, seen_as.last_chunk_steps * 32 // size
     # What comes fills chunks of shared memory and no more.

@@ -17,27 +17,30 @@ __all__ = ["emulation"]
 
 @pytest.mark.parametrize("axes", [(0, 1, 2, 3), (0, 2, 3, 1), (1, 2, 3, 0)])
 @pytest.mark.parametrize(
-    ("text", "wide", "more", "order", "classes"),
+    ("text", "wide", "more", "order", "classes", "tile"),
     [
-        ("c24 h9 w9 k19 r3 s2 f16 nhwc", 24, 0, 0, (1, 1)),
-        ("c24 h9 w9 k40 r3 s3 f16 nhwc", 32, 16, 32, (1, 32)),
-        ("c20 h9 w9 k18 r2 s3 f16 nhwc", 24, 0, 16, (1, 1)),
-        ("c7 h9 w9 k5 r3 s3 bf16 nhwc", 8, 3, 0, (1, 1)),
-        ("c16 h9 w9 k6 r1 s3 bf16 nhwc", 24, 8, 0, (1, 1)),
-        ("c64 h9 w9 k6 r3 s1 bf16 nhwc", 64, 0, 0, (4, 32)),
-        ("c128 h9 w9 k5 r1 s3 f16 nhwc", 128, 3, 16, (8, 64)),
+        ("c24 h9 w9 k19 r3 s2 f16 nhwc", 24, 0, 0, (1, 1), 1),
+        ("c24 h9 w9 k40 r3 s3 f16 nhwc", 32, 16, 32, (1, 32), 48),
+        ("c20 h9 w9 k18 r2 s3 f16 nhwc", 24, 0, 16, (1, 1), 24),
+        ("c7 h9 w9 k5 r3 s3 bf16 nhwc", 8, 3, 0, (1, 1), 1),
+        ("c16 h9 w9 k6 r1 s3 bf16 nhwc", 24, 8, 0, (1, 1), 16),
+        ("c64 h9 w9 k6 r3 s1 bf16 nhwc", 64, 0, 0, (4, 32), 1),
+        ("c128 h9 w9 k5 r1 s3 f16 nhwc", 128, 3, 16, (8, 64), 1),
     ],
 )
-def test_filters(text: str, wide: int, more: int, order: int, classes: tuple[int, int], axes: tuple[int, ...]) -> None:
+def test_filters(
+    text: str, wide: int, more: int, order: int, classes: tuple[int, int], tile: int, axes: tuple[int, ...]
+) -> None:
     problem = ConvProblem.parse(text)
     k, c, r, s = problem.w_shape
     memory = (np.arange(k * c * r * s) % 251).astype(problem.x_dtype).reshape([problem.w_shape[a] for a in axes])
     w = memory.transpose(np.argsort(axes))
     pitch = r * s * wide + more
-    rows = pack.filter_rows(problem, order)
+    rows = pack.filter_rows(problem, order, tile)
+    assert rows % tile == 0
     steps = tuple(step // w.itemsize for step in w.strides)
     y = np.full((rows, pitch), -1, w.dtype)
-    launch = pack.filters_launch(problem, (c, r, s), steps, wide, pitch, True, order, classes, H200)
+    launch = pack.filters_launch(problem, (c, r, s), steps, wide, pitch, True, order, classes, tile, H200)
     emulated.run(launch, {"w": memory, "y": y})
     expected = np.zeros((rows, r * s, wide), w.dtype)
     count, chunk = classes

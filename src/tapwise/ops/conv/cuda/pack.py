@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from math import gcd, prod
+from math import gcd, lcm, prod
 from typing import Any, Final
 
 from tapwise.algorithm import Device
@@ -200,9 +200,9 @@ def windows(
     return Launch(windows_source(problem), fields, (blocks, high, 1), THREADS, dependent=True, names_of=names_of)
 
 
-def filter_rows(problem: ConvProblem, order: int) -> int:
-    """Packed filters: whole orders, where no other group's filters follow."""
-    return round_up(problem.k, order) if order and problem.groups == 1 else problem.k
+def filter_rows(problem: ConvProblem, order: int, tile: int = 1) -> int:
+    """Packed filters: whole orders and tiles, where no other group's filters follow."""
+    return round_up(problem.k, lcm(order or 1, tile)) if problem.groups == 1 else problem.k
 
 
 def filters_source(problem: ConvProblem, apart: bool = True) -> Source:
@@ -220,6 +220,7 @@ def filters(
     apart: bool = True,
     order: int = 0,
     classes: tuple[int, int] = (1, 1),
+    tile: int = 1,
 ) -> DeviceArray:
     """w (k, c / groups, r, s) of any strides as [k][tap][channel]; a tap has `tap_channels` in each part.
 
@@ -227,13 +228,13 @@ def filters(
     to the next, at least its own. `apart`: rounded to tf32, and 3xtf32 in parts. `order`: of so many filters
     each, those come together that threads of tensor cores hold (include/direct_store.cuh); 0 leaves them as they are.
     `classes`: (how many, of so many channels each): those come together that leave one remainder by their number; in
-    whole pieces of 16 bytes.
+    whole pieces of 16 bytes. `tile`: filters of one group are filled up with zeros to whole tiles of so many.
     """
     size = w.dtype.itemsize
     pitch = pitch or prod(problem.kernel) * tap_channels * (3 if apart and parts(problem) == 2 else 1)
-    packed = empty((filter_rows(problem, order) * pitch,), w.dtype, w)
+    packed = empty((filter_rows(problem, order, tile) * pitch,), w.dtype, w)
     steps = tuple(step // size for step in w.strides)
-    launch = _filters(problem, tuple(w.shape[1:]), steps, tap_channels, pitch, apart, order, classes, device)
+    launch = _filters(problem, tuple(w.shape[1:]), steps, tap_channels, pitch, apart, order, classes, tile, device)
     launch({"w": w.ptr, "y": packed.ptr}, w.stream)
     return packed
 
@@ -248,11 +249,11 @@ def _filters(*words: Any) -> Launch:
 
 def filters_launch(
     problem: ConvProblem, shape: tuple[int, ...], steps: tuple[int, ...], tap_channels: int, pitch: int, apart: bool,
-    order: int, classes: tuple[int, int], device: Device,
+    order: int, classes: tuple[int, int], tile: int, device: Device,
 ) -> Launch:  # fmt: skip
     """Packs filters of such a shape (c, r, s) and strides, in elements."""
     channels, *kernel = shape
-    rows = filter_rows(problem, order)
+    rows = filter_rows(problem, order, tile)
     taps = prod(problem.kernel)
     fields = {
         "k": rows, "taps": taps, "inner": prod(kernel) // taps, "channels": channels, "wide": tap_channels,

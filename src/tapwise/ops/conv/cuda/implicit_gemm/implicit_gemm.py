@@ -39,8 +39,9 @@ class ImplicitGemmPlan(CudaPlan):
     def __init__(self, view: View, device: Device, first: Launch | None, gemm: Launch, workspace_bytes: int) -> None:
         super().__init__(view.original, device, [gemm] if first is None else [first, gemm], workspace_bytes)
         self._first, self._gemm, self._base, self._device = first, gemm, view.unfolded, device
-        self._permuted_n, self._as_given = Epilogue(view).permuted_n, takes_filters_as_given(view)
+        self._permuted_n, self._as_given = Epilogue(view).permuted_n, launches.takes_filters_as_given(view)
         self._classes = view.plane_classes, view.chunk_bytes // view.itemsize
+        self._tile = launches.filter_tile(view)
 
     def pack(self, w: Any) -> DeviceArray:
         """The filters as [k][tap][channel], each tap's channels of a group padded to whole pieces: perhaps as they
@@ -49,20 +50,15 @@ class ImplicitGemmPlan(CudaPlan):
             given: DeviceArray = w
             return given
         channels = tensor_maps.filter_channels(self._base)
-        return pack.filters(self._base, w, channels, self._device, order=self._permuted_n, classes=self._classes)
+        return pack.filters(
+            self._base, w, channels, self._device, order=self._permuted_n, classes=self._classes, tile=self._tile
+        )
 
     def enqueue(self, addresses: Mapping[str, int], stream: int) -> None:
         if self._first is not None:
             self._first({"x": addresses["x"], "y": addresses["workspace"]}, stream)
             addresses = {**addresses, "x": addresses["workspace"]}
         self._gemm(addresses, stream)
-
-
-def takes_filters_as_given(view: View) -> bool:
-    """Whether packed filters would be what channels-last ones are: nothing is padded, permuted or rounded."""
-    base = view.unfolded
-    same = not view.config.unfold and base.itemsize == 2 and tensor_maps.filter_channels(base) == base.group_c
-    return same and not Epilogue(view).permuted_n and view.plane_classes == 1
 
 
 class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
@@ -92,7 +88,7 @@ class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """None where filters lie as kernels take them: channels last, as the problem does."""
-        given = problem.layout == "nhwc" and takes_filters_as_given(View.of(problem, config))
+        given = problem.layout == "nhwc" and launches.takes_filters_as_given(View.of(problem, config))
         return 0.0 if given else super().pack_us(problem, config, device)
 
     def explain(self, problem: ConvProblem, config: Config, device: Device) -> str:
