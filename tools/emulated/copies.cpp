@@ -66,8 +66,9 @@ template <class Each>
 inline void for_windows(const Map &m, unsigned place, const int (&at)[4], const int (&tap)[2], Each each) {
     int w = at[1], h = at[2], n = at[3];
     const unsigned mask = m.swizzle / 16 - 1;
-    if (place % (8 * m.swizzle) || m.swizzle != m.box[0] * m.itemsize) fail("windows come in whole rows of a pattern");
-    for (int pixel = 0; pixel < m.box[1]; ++pixel) {
+    if (place % (8 * m.swizzle) || m.swizzle < m.box[0] * m.itemsize) fail("windows come in rows of a pattern");
+    // Rows of fewer bytes begin where whole ones do.
+    for (int pixel = 0; pixel < m.box[1]; ++pixel, place += m.swizzle - m.box[0] * m.itemsize) {
         const long long x = w + tap[0], y = h + tap[1];
         for (int c = 0; c < m.box[0]; ++c, place += m.itemsize) {
             const bool there =
@@ -90,10 +91,13 @@ template <class Each> inline void for_box(const Map &m, unsigned place, const in
     // Pieces of 16 bytes are swizzled by the rows of 128 bytes that they lie in.
     const unsigned mask = m.swizzle ? m.swizzle / 16 - 1 : 0;
     if (place % (8 * m.swizzle + 128 * !m.swizzle)) fail("a swizzled box begins where its pattern does");
+    // Swizzled rows of fewer bytes begin where whole ones do.
+    const int beside = m.swizzle ? m.swizzle - m.box[0] * size : 0;
+    if (beside < 0) fail("a swizzled box has rows of a pattern at most");
     if (of(m.steps, 0) != 1) fail("TMA takes every element of the innermost axis");
     for (int n = 0; n < m.box[3]; n += of(m.steps, 3))
         for (int h = 0; h < m.box[2]; h += of(m.steps, 2))
-            for (int w = 0; w < m.box[1]; w += of(m.steps, 1))
+            for (int w = 0; w < m.box[1]; w += of(m.steps, 1), place += beside)
                 for (int c = 0; c < m.box[0]; ++c, place += size) {
                     const long long at[4] = {first[0] + c, first[1] + w, first[2] + h, first[3] + n};
                     bool there = true;

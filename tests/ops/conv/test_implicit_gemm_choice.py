@@ -124,7 +124,8 @@ def test_chunks_suffer_from_where_they_begin() -> None:
     for pixel, apart, line, wanted in (
         (128, 128, 128, 0.0),
         (192, 192, 128, 0.0),
-        (160, 160, 128, cost.HALF_RAGGED),
+        (160, 160, 128, cost.HALF_RAGGED * cost.SEVERAL_CHUNKS),
+        (208, 208, 128, cost.SEVERAL_CHUNKS),
         (88, 88, 128, 1.0),
         (48, 48, 64, 1.0),
         (32, 96, 32, 0.0),
@@ -142,9 +143,7 @@ def test_chunks_suffer_from_where_they_begin() -> None:
         ("n2 c64 h9 w9 k24 r3 s3 pad1 f16 nhwc", 64, False),
     ],
 )
-def test_filters_that_need_no_packing_are_taken_as_given(
-    emulation: None, text: str, tile: int, given: bool
-) -> None:
+def test_filters_that_need_no_packing_are_taken_as_given(emulation: None, text: str, tile: int, given: bool) -> None:
     """Channels last, whole chunks of channels and tiles; in another order of memory they are packed."""
     problem, algorithm = ConvProblem.parse(text), ImplicitGemm()
     found = (

@@ -44,6 +44,7 @@ FOLLOWED = [
     "n2 c48 h7 w10 k8 r3 s2 stride1x2 f16 nhwc",
     "n1 c8 h9 w6 k72 r1 s1 f16 nhwc",
     "n1 c24 h6 w6 k44 r2 s2 tf32 nhwc",
+    "n1 c160 h5 w6 k16 r1 s3 pad0x1 groups2 f16 nhwc",
 ]
 
 
@@ -172,7 +173,8 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
         sums = np.zeros((config.tile_pixels, config.tile_filters))
         for chunk in range(chunks):
             channel, g = chunk_of(chunk, group)
-            used = steps if (chunk + 1) % part == 0 else line
+            last = (chunk + 1) % part == 0
+            used, map_x = steps if last else line, "x_last" if last and seen_as.is_narrow else "x"
             slab = np.zeros((0, line))
             if config.kernel == "halo_rows":
                 for first in range(0, p["halo_pixels"], p["copy_pixels"]):
@@ -184,12 +186,14 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
                         more = (g + n // p["n"],) if five else ()
                         images_n = n % p["n"] if five else n
                         place = (channel, v - p["pad_w"], h - p["pad_h"], images_n, *more)
-                        lines = images.windows(launch.maps["x"], size, place, (0,) * len(view.spatial) + (0,) * five)
+                        lines = images.windows(launch.maps[map_x], size, place, (0,) * len(view.spatial) + (0,) * five)
+                        lines = in_rows(lines, line, view)
                     slab = np.concatenate([slab, lines])
             if config.kernel == "halo_tile":
                 n, h, v = corner(p, pixel0 // config.tile_pixels)
                 more = (g,) if five else ()
-                slab = images.boxes(launch.maps["x"], size, (channel, v - p["pad_w"], h - p["pad_h"], n, *more))
+                slab = images.boxes(launch.maps[map_x], size, (channel, v - p["pad_w"], h - p["pad_h"], n, *more))
+                slab = in_rows(slab, line, view)
                 slab = np.concatenate([slab, np.full((p["copy_pixels"], line), 7.0)])
             for tap in range(taps):
                 r, s = divmod(tap, view.kernel[1])
@@ -203,7 +207,7 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
                     place = (channel, v * p["stride_w"] - p["pad_w"], h * p["stride_h"] - p["pad_h"], n)
                     more = (g,) if five else ()
                     offsets = (s * p["dilation_w"], r * p["dilation_h"], *((0,) if five else ()))
-                    lines = images.windows(launch.maps["x"], size, (*place, *more), offsets)
+                    lines = in_rows(images.windows(launch.maps[map_x], size, (*place, *more), offsets), line, view)
                 right = np.array(
                     [
                         filters.read(launch.maps["w"], size, (chunk * line, tap, group * group_k + filter0 + one))
@@ -246,6 +250,12 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
             assert np.isnan(to).all(), "written twice"
             to[:] = sums[one, :count]
     return y.reshape(problem.n, out_h, out_w, problem.k).transpose(0, 3, 1, 2)
+
+
+def in_rows(lines: np.ndarray, line: int, view: ConvProblem) -> np.ndarray:
+    """Narrow boxes in rows of shared memory: behind them is what was there before, of a single chunk zeros."""
+    before = 0.0 if view.group_c <= line else 7.0
+    return np.pad(lines, ((0, 0), (0, line - lines.shape[1])), constant_values=before)
 
 
 def store_boxes(map_: TensorMap, config: Config, y: np.ndarray, sums: np.ndarray, place: tuple[int, int, int]) -> None:

@@ -51,6 +51,14 @@ template <class Traits> struct CtaTile : Traits {
                                                               : B::TILE_FILTERS * FILTER_ROW_BYTES,
                          A_BLOCK_BYTES = A_LIES ? BLOCK_BYTES : 64 * A_ROW_BYTES;
     static constexpr bool PLANES = B::TRANSPOSED_PIXELS && B::GATHER_BYTES == 0;
+    // Copies of a tap's last chunk of channels are boxes of fewer bytes, in rows as long as others'. Of a single chunk
+    // a step of the instruction may see what no copy brings: zeros.
+    static constexpr bool NARROW = B::LAST_CHUNK_BYTES < B::CHUNK_BYTES, ZEROED = B::LAST_CHUNK_BYTES % 32 > 0;
+    static constexpr int LAST_PIXEL_BYTES = NARROW ? B::TILE_PIXELS * B::LAST_CHUNK_BYTES : PIXEL_BYTES,
+                         LAST_FILTER_BYTES = NARROW && B::TRANSPOSED_FILTERS
+                                                 ? FILTER_BYTES / CHUNK_STEPS * B::LAST_CHUNK_STEPS
+                                                 : FILTER_BYTES;
+    static_assert(!NARROW || (B::GROUPS_PER_TILE == 1 && !B::TRANSPOSED_PIXELS && B::GATHER_BYTES == 0));
     // A cluster's CTAs, which share gemm_k or filters; of these (shared_copies.cuh) pixels are rows.
     static constexpr int CLUSTER_K = 1, CLUSTER_M = B::SHARE_FILTERS, CLUSTER_N = 1, CTAS = B::SPLIT_K * CLUSTER_M;
     static constexpr int CONSUMER_THREADS = 128 * B::WARPGROUPS;
@@ -138,6 +146,17 @@ DEVICE int chunk_of_part(int chunk, int part) {
     return chunk >= 2 * part ? chunk - 2 * part : chunk >= part ? chunk - part : chunk;
 }
 
+// Whether copies of a chunk have boxes of their own.
+template <class Tile> DEVICE bool is_narrow(int chunk, int part) {
+    return Tile::NARROW && chunk_of_part(chunk, part) + 1 == part;
+}
+
+// What begins as zeros, as no copy brings all that is multiplied.
+DEVICE void zero_shared(unsigned from, unsigned to) {
+    for (unsigned at = from + threadIdx.x * 16; at < to; at += blockDim.x * 16) store_shared<16>(at, Piece<16>{});
+    publish_shared();
+}
+
 // One chunk of channels of x, for all pixels of a copy.
 template <class Tile>
 DEVICE void copy_chunk(unsigned to, const void *map, unsigned barrier, int chunk, int part, int groups, int w, int h,
@@ -157,11 +176,12 @@ DEVICE void copy_tile_filters(const Gemm &p, unsigned to, unsigned barrier, int 
     const int at = chunk * Tile::CHUNK_ELEMENTS;
     if constexpr (Tile::TRANSPOSED_FILTERS) {
         const int w = (int)p.first_s + s * (int)p.step_s, h = (int)p.first_r + r * (int)p.step_r;
+        const void *const map = is_narrow<Tile>(chunk, p.part_chunks) ? p.w_last : p.w;
 #pragma unroll
         for (int i = 0; i < Tile::FILTER_BYTES / Tile::BLOCK_BYTES; ++i) {
             const unsigned block = to + i * Tile::BLOCK_BYTES;
-            if constexpr (Tile::GROUP_AXIS) copy_box(block, p.w, barrier, filter + i * 64, w, h, at, group);
-            else copy_shared_box<Tile::CLUSTER_M>(block, p.w, barrier, filter + i * 64, w, h, at, with);
+            if constexpr (Tile::GROUP_AXIS) copy_box(block, map, barrier, filter + i * 64, w, h, at, group);
+            else copy_shared_box<Tile::CLUSTER_M>(block, map, barrier, filter + i * 64, w, h, at, with);
         }
     } else {
         copy_shared_filters<Tile::CLUSTER_M>(to, p.w, barrier, at, r * taps_w + s, group * (int)p.filters + filter,

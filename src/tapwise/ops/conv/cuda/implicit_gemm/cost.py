@@ -41,8 +41,9 @@ FEED_BYTES, PIECE, PLANE_PIECE = 84.6, 1.58, 0.6
 # A chunk of planes that are shifted: each of the copies that a warp's thread issues, and a piece of 16 bytes that each
 # thread loads, shifts and stores (fitted to 65 times on 8 layers).
 SHIFT_COPY, SHIFT_PIECE = 150.0, 85.0
-# How much of that chunks cost whose distance is a multiple of 32 bytes, but of no more.
-HALF_RAGGED: Final = 0.48
+# How much of that chunks cost whose distance is a multiple of 32 bytes, but of no more; and where the last of several
+# comes in boxes of its own (fitted to 403 times on 31 layers).
+HALF_RAGGED, SEVERAL_CHUNKS = 0.48, 0.5
 # Filters of fprop as they lie, of channels that are no multiple of 128 bytes: so much more for each halving of that
 # (with SHARING_STEP fitted to 960 times on 27 layers).
 RAGGED_FILTERS: Final = 0.3
@@ -164,7 +165,7 @@ def raggedness(pixel: int, apart: int, chunk: int) -> float:
     grain = gcd(apart, chunk)
     if pixel % chunk == 0 or grain >= 64:
         return 0.0
-    return HALF_RAGGED if grain == 32 else 1.0
+    return (HALF_RAGGED if grain == 32 else 1.0) * (SEVERAL_CHUNKS if pixel > chunk else 1.0)
 
 
 def cost(view: View, device: Device, packed_bytes: int) -> Cost:

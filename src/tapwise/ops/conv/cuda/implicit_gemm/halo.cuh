@@ -4,8 +4,8 @@
 #include "cta_tile.cuh"
 
 struct HaloGemm {
-    // Tensor maps of x, of the packed filters and of the residual.
-    alignas(64) unsigned long long x[16], w[16], res[16];
+    // Tensor maps of x, of the packed filters and of the residual; of x and of TRANSPOSED_FILTERS in NARROW boxes.
+    alignas(64) unsigned long long x[16], w[16], res[16], x_last[16], w_last[16];
     void *y;
     const void *bias, *residual, *image;
     // Images, filters and groups; tiles along the filters, and all; chunks of channels, and those that share a part of

@@ -16,6 +16,7 @@
 template <class Tile> DEVICE void init_barriers(const HaloGemm &p, const HaloLayout<Tile> &shared) {
     prefetch_map(p.x);
     prefetch_map(p.w);
+    if (Tile::NARROW) prefetch_map(p.x_last);
     for (int slot = 0; slot < Tile::HALO_BUFFERS; ++slot) {
         barrier_init(shared.halo_full + slot * 8, Tile::STAGED_STRIPS  ? TRANSPOSERS
                                                   : Tile::GATHER_BYTES ? GATHERERS
@@ -52,10 +53,11 @@ template <class Tile>
 DEVICE void copy_halo_tile(const HaloGemm &p, const HaloWork &work, unsigned to, unsigned full,
                            const TileOrigin<Tile> &at, const HaloBegin<Tile> &begin, int chunk) {
     const int part = work.part;
+    const void *const map = is_narrow<Tile>(chunk, part) ? p.x_last : p.x;
     if constexpr (Tile::GROUP_AXIS)
-        copy_box(to, p.x, full, chunk_of_part(chunk, part) * Tile::CHUNK_ELEMENTS, begin.w, begin.h, begin.n,
+        copy_box(to, map, full, chunk_of_part(chunk, part) * Tile::CHUNK_ELEMENTS, begin.w, begin.h, begin.n,
                  at.group + second_part(chunk, part) * (int)p.groups);
-    else copy_box(to, p.x, full, chunk * Tile::CHUNK_ELEMENTS, begin.w, begin.h, begin.n);
+    else copy_box(to, map, full, chunk * Tile::CHUNK_ELEMENTS, begin.w, begin.h, begin.n);
 }
 
 // The pixels of one chunk along padded rows, in copies of im2col mode.
@@ -68,8 +70,8 @@ DEVICE void copy_halo_rows(const HaloGemm &p, const HaloWork &work, unsigned to,
         // not begin behind the last image.
         const int image = Tile::GROUP_AXIS ? begin.n % (int)p.n : begin.n,
                   group = at.group + (Tile::GROUP_AXIS ? begin.n / (int)p.n : 0);
-        copy_chunk<Tile>(to + first * Tile::CHUNK_BYTES, p.x, full, chunk, work.part, p.groups, begin.w, begin.h, image,
-                         group, 0, 0);
+        copy_chunk<Tile>(to + first * Tile::CHUNK_BYTES, is_narrow<Tile>(chunk, work.part) ? p.x_last : p.x, full,
+                         chunk, work.part, p.groups, begin.w, begin.h, image, group, 0, 0);
     }
 }
 
@@ -80,6 +82,7 @@ DEVICE void pixel_producer(const HaloGemm &p, const HaloLayout<Tile> &shared, co
     unsigned phase = 1;
     TileOrigin<Tile> at(blockIdx.x, p.tiles_f, p.groups);
     HaloBegin<Tile> begin(p, work, at.pixel);
+    const unsigned last_bytes = p.halo_pixels * Tile::LAST_CHUNK_BYTES;
     work_out(at.group, at.pixel, begin.n, begin.h, begin.w);
     if (!Tile::INDEPENDENT) wait_for_previous();
     for (int tile = blockIdx.x; tile < work.tiles; tile += gridDim.x) {
@@ -93,12 +96,10 @@ DEVICE void pixel_producer(const HaloGemm &p, const HaloLayout<Tile> &shared, co
             if constexpr (Tile::GATHER_BYTES > 0) {
                 gather<Tile>(p, to, at.pixel, at.group, chunk);
                 arrive_with_copies(full);
-            } else if constexpr (Tile::HALO_TILE) {
-                barrier_expect(full, shared.copied_bytes);
-                copy_halo_tile<Tile>(p, work, to, full, at, begin, chunk);
             } else {
-                barrier_expect(full, shared.halo_bytes);
-                copy_halo_rows<Tile>(p, work, to, full, at, begin, chunk);
+                barrier_expect(full, is_narrow<Tile>(chunk, work.part) ? last_bytes : shared.copied_bytes);
+                if constexpr (Tile::HALO_TILE) copy_halo_tile<Tile>(p, work, to, full, at, begin, chunk);
+                else copy_halo_rows<Tile>(p, work, to, full, at, begin, chunk);
             }
             advance<Tile::HALO_BUFFERS>(slot, phase);
         }
@@ -117,7 +118,8 @@ DEVICE void filter_producer(const HaloGemm &p, const HaloLayout<Tile> &shared, c
         for (int chunk = 0; chunk < work.chunks; ++chunk)
             for (int tap = 0, r = 0, s = 0; tap < work.taps; ++tap) {
                 barrier_wait(shared.empty + slot * 8, phase);
-                barrier_expect(shared.full + slot * 8, FILTERS);
+                barrier_expect(shared.full + slot * 8,
+                               is_narrow<Tile>(chunk, work.part) ? Tile::LAST_FILTER_BYTES : FILTERS);
                 copy_tile_filters<Tile>(p, shared.ring + slot * FILTERS, shared.full + slot * 8, chunk, r, s, p.s,
                                         at.group, at.filter);
                 if (++s == (int)p.s) {
@@ -322,6 +324,7 @@ template <class Traits> DEVICE void implicit_gemm_halo(const HaloGemm &p) {
         zero_columns<Tile>(p, shared);
         publish_shared();
     }
+    if (Tile::ZEROED) zero_shared(shared.halos, shared.ring);
     __syncthreads();
     if (group == 2) {
         release_registers<(Tile::GATHER_BYTES || Tile::STAGED_STRIPS ? 72 : 40)>();

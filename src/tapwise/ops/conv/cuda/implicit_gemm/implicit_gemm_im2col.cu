@@ -10,8 +10,8 @@
 #include "split_k.cuh"
 
 struct Im2colGemm {
-    // Tensor maps of x, of the packed filters and of y.
-    alignas(64) unsigned long long x[16], w[16], out[16];
+    // Tensor maps of x, of the packed filters and of y; of x and of TRANSPOSED_FILTERS in NARROW boxes.
+    alignas(64) unsigned long long x[16], w[16], out[16], x_last[16], w_last[16];
     void *y;
     // x again, where it is gathered.
     const void *image, *bias, *residual;
@@ -82,9 +82,12 @@ template <class Tile> struct Im2colWork {
     }
 };
 
+DEVICE void prefetch_maps_of_last(const Im2colGemm &p) { prefetch_map(p.x_last); }
+
 template <class Tile, class Gemm> DEVICE void init_barriers(const Gemm &p, const Im2colLayout<Tile> &shared) {
     prefetch_map(p.x);
     prefetch_map(p.w);
+    if (Tile::NARROW) prefetch_maps_of_last(p);
     for (int stage = 0; stage < Tile::STAGES; ++stage) {
         barrier_init(shared.full + stage * 8, 1 + Gathered<Tile>::THREADS + ShiftedPlanes<Tile>::USED);
         barrier_init(shared.empty + stage * 8, (Tile::PING_PONG ? 4 : 4 * Tile::WARPGROUPS) * COPYING<Tile>);
@@ -139,7 +142,13 @@ DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
     using Layout = Im2colLayout<Tile>;
     using Work = Im2colWork<Tile>;
     constexpr bool STATIONARY = Layout::STATIONARY, GATHERS = Gathered<Tile>::THREADS > 0;
-    constexpr unsigned PIXELS = GATHERS ? 0 : Layout::PIXELS;
+    const auto pixel_bytes = [&](int chunk) -> unsigned {
+        if (GATHERS) return 0;
+        return is_narrow<Tile>(chunk, p.part_chunks) ? Tile::LAST_PIXEL_BYTES : Layout::PIXELS;
+    };
+    const auto filter_bytes = [&](int chunk) -> unsigned {
+        return is_narrow<Tile>(chunk, p.part_chunks) ? Tile::LAST_FILTER_BYTES : Layout::FILTERS;
+    };
     const bool first_thread = !GATHERS || threadIdx.x == Tile::CONSUMER_THREADS;
     int stage = 0;
     unsigned phase = 1;
@@ -155,10 +164,9 @@ DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
     const int ahead = p.weights_ready ? min(Tile::STAGES, work.end - work.begin) : 0;
     FirstPixel<Tile> own(p, work, work.first);
     for (int step = work.begin; step < work.begin + ahead && first_thread; ++step) {
-        const int to = step - work.begin;
-        barrier_expect(shared.full + to * 8, PIXELS + Layout::FILTERS);
-        const int tap = step / chunks, r = tap / taps_w;
-        copy_filters_of(own.at, to, step, step - tap * chunks, r, tap - r * taps_w);
+        const int to = step - work.begin, tap = step / chunks, r = tap / taps_w, chunk = step - tap * chunks;
+        barrier_expect(shared.full + to * 8, pixel_bytes(chunk) + filter_bytes(chunk));
+        copy_filters_of(own.at, to, step, chunk, r, tap - r * taps_w);
     }
     const int first_tap = work.begin / chunks, first_chunk = work.begin - first_tap * chunks,
               first_r = first_tap / taps_w, first_s = first_tap - first_r * taps_w;
@@ -175,15 +183,15 @@ DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
             const unsigned full = shared.full + stage * 8;
             if (!expected) {
                 barrier_wait(shared.empty + stage * 8, phase);
-                if (first_thread) barrier_expect(full, PIXELS + (filters ? Layout::FILTERS : 0));
+                if (first_thread) barrier_expect(full, pixel_bytes(chunk) + (filters ? filter_bytes(chunk) : 0));
             }
             if (filters) copy_filters_of(at, stage, step, chunk, r, s);
             if constexpr (GATHERS) gathered.copy(shared.pixels(stage), full, chunk, chunk + 1 == chunks);
             else if constexpr (Tile::PLANES)
                 copy_planes<Tile>(p, shared.pixels(stage), full, chunk, at.group, own.n, own.rest);
             else
-                copy_chunk<Tile>(shared.pixels(stage), p.x, full, chunk, part, p.groups, own.w, own.h, own.n, at.group,
-                                 s * (int)p.dilation_w, r * (int)p.dilation_h);
+                copy_chunk<Tile>(shared.pixels(stage), is_narrow<Tile>(chunk, part) ? p.x_last : p.x, full, chunk, part,
+                                 p.groups, own.w, own.h, own.n, at.group, s * (int)p.dilation_w, r * (int)p.dilation_h);
             if (++chunk == chunks) {
                 chunk = 0;
                 if (++s == taps_w) {
@@ -316,6 +324,7 @@ template <class Traits> DEVICE void implicit_gemm_im2col(const Im2colGemm &p) {
     const Im2colWork<Tile> work(p);
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == Tile::CONSUMER_THREADS) init_barriers<Tile>(p, shared);
+    if (Tile::ZEROED) zero_shared(shared.ring, shared.planes);
     __syncthreads();
     if constexpr (Tile::SPLIT_K > 1) cluster_arrive();
     if constexpr (COPYING<Tile> > 1) {

@@ -7,8 +7,8 @@
 
 // Of up to four phases.
 struct PhasedGemm {
-    // Tensor maps of dy and of dx, a phase each, and of the filters.
-    alignas(64) unsigned long long x[4][16], out[4][16], w[16];
+    // Tensor maps of dy and of dx, a phase each, and of the filters; of dy and filters in NARROW boxes.
+    alignas(64) unsigned long long x[4][16], out[4][16], w[16], x_last[4][16], w_last[16];
     // Where phases begin in dx.
     void *y[4];
     const void *bias;
@@ -23,13 +23,17 @@ struct PhasedGemm {
 
 // What is asked of a product, of one phase.
 struct PhaseGemm {
-    const void *w;
-    long long filters, groups, pixels, p, q, image_stride, row_stride, column_stride, first_r, first_s, step_r, step_s;
+    const void *w, *w_last;
+    long long filters, groups, part_chunks, pixels, p, q, image_stride, row_stride, column_stride, first_r, first_s,
+        step_r, step_s;
     DEVICE PhaseGemm(const PhasedGemm &g, int phase)
-        : w(g.w), filters(g.filters), groups(g.groups), pixels(g.pixels[phase]), p(g.p[phase]), q(g.q[phase]),
-          image_stride(g.image_stride), row_stride(g.row_stride), column_stride(g.column_stride),
-          first_r(g.first_r[phase]), first_s(g.first_s[phase]), step_r(g.step_r), step_s(g.step_s) {}
+        : w(g.w), w_last(g.w_last), filters(g.filters), groups(g.groups), part_chunks(g.chunks),
+          pixels(g.pixels[phase]), p(g.p[phase]), q(g.q[phase]), image_stride(g.image_stride), row_stride(g.row_stride),
+          column_stride(g.column_stride), first_r(g.first_r[phase]), first_s(g.first_s[phase]), step_r(g.step_r),
+          step_s(g.step_s) {}
 };
+
+DEVICE void prefetch_maps_of_last(const PhasedGemm &p) { prefetch_map(p.x_last); }
 
 // The tiles of a CTA, one behind the other. By place, a CTA takes a tile of all phases before its next: they see the
 // same dy, which L2 still has. Else phases follow each other, and short tiles fill what the long ones leave.
@@ -88,9 +92,11 @@ template <class Tile> DEVICE void phased_producer(const PhasedGemm &p, const Im2
         for (int step = 0; step < steps; ++step) {
             const unsigned full = shared.full + stage * 8;
             barrier_wait(shared.empty + stage * 8, parity);
-            barrier_expect(full, Layout::STAGE);
-            copy_chunk<Tile>(shared.pixels(stage), p.x[at.phase], full, chunk, chunks, p.groups, begin.w, begin.h,
-                             begin.n, origin.group, s * (int)p.dilation_w, r * (int)p.dilation_h);
+            const bool narrow = is_narrow<Tile>(chunk, chunks);
+            barrier_expect(full, narrow ? Tile::LAST_PIXEL_BYTES + Tile::LAST_FILTER_BYTES : Layout::STAGE);
+            copy_chunk<Tile>(shared.pixels(stage), narrow ? p.x_last[at.phase] : p.x[at.phase], full, chunk, chunks,
+                             p.groups, begin.w, begin.h, begin.n, origin.group, s * (int)p.dilation_w,
+                             r * (int)p.dilation_h);
             copy_tile_filters<Tile>(gemm, shared.filters(stage, 0), full, chunk, r, s, taps_w, origin.group,
                                     origin.filter);
             if (++chunk == chunks) {
@@ -175,6 +181,7 @@ template <class Traits> DEVICE void implicit_gemm_phases(const PhasedGemm &p) {
     const Im2colLayout<Tile> shared(shared_address(memory), p);
     const int group = __shfl_sync(~0u, threadIdx.x / 128, 0);
     if (threadIdx.x == Tile::CONSUMER_THREADS) init_barriers<Tile>(p, shared);
+    if (Tile::ZEROED) zero_shared(shared.ring, shared.planes);
     __syncthreads();
     if (group == Tile::WARPGROUPS) {
         if constexpr (Tile::PRODUCER_WARPGROUP) release_registers<40>();

@@ -12,6 +12,7 @@ from tapwise.ops.conv.cuda.implicit_gemm.config import HaloRowsConfig, HaloTileC
 from tapwise.ops.conv.cuda.implicit_gemm.strips import Strips
 from tapwise.ops.conv.cuda.implicit_gemm.view import (
     BLOCK,
+    STEP_BYTES,
     View,
     chunk_bytes,
     corners_of,
@@ -25,8 +26,9 @@ from tapwise.ops.conv.problem import ConvProblem
 LEAST_RESIDUAL_PIXELS: Final = 32
 
 
-def map_x(view: View) -> TensorMap:
-    """x as packed, or as it lies; a copy is a chunk of the pixels of all windows, of padded rows, or of a rectangle."""
+def map_x(view: View, last: bool = False) -> TensorMap:
+    """x as packed, or as it lies; a copy is a chunk of the pixels of all windows, of padded rows, or of a rectangle.
+    `last`: a tap's last chunk."""
     problem, config, size = view.seen, view.config, view.itemsize
     if config.transposed_pixels:
         return _map_planes(view)
@@ -44,7 +46,7 @@ def map_x(view: View) -> TensorMap:
         strides = (*strides, pixel * w * h * problem.n if view.is_packed else channels * size)
         steps = (*steps, 1)
     kind = "tf32" if problem.dtype == "f32" else problem.dtype
-    chunk = view.chunk_bytes // size
+    chunk = (view.last_chunk_bytes if last else view.chunk_bytes) // size
     if isinstance(config, HaloTileConfig):
         box = (chunk, view.rectangle.wide, view.rectangle.high, *[1] * (len(sizes) - 3))
         return TensorMap(kind, sizes, strides, box, swizzle_bytes=view.chunk_bytes)
@@ -94,11 +96,12 @@ def filter_channels(problem: ConvProblem) -> int:
     return round_up(problem.group_c, chunk_bytes(problem) // problem.itemsize)
 
 
-def map_w(view: View, rows: int) -> TensorMap:
+def map_w(view: View, rows: int, last: bool = False) -> TensorMap:
     """The packed filters, of which a view of the problem may see fewer taps: `rows` of them, a tile's a copy. Those of
-    fprop as they lie, [group][k][r][s][c]: a copy is a block of channels, the product's filters, of a chunk of k."""
+    fprop as they lie, [group][k][r][s][c]: a copy is a block of channels, the product's filters, of a chunk of k, or of
+    the `last` one's."""
     if view.filters is not None:
-        return _map_fprop_filters(view)
+        return _map_fprop_filters(view, view.last_chunk_steps * STEP_BYTES if last else view.chunk_bytes)
     base, seen, size = view.unfolded, folded(view.unfolded), view.itemsize
     along = filter_channels(base) * view.parts * base.kernel[1] // seen.kernel[1]
     chunk, taps = view.config.chunk_bytes or chunk_bytes(seen), prod(seen.kernel)
@@ -106,14 +109,14 @@ def map_w(view: View, rows: int) -> TensorMap:
     return TensorMap(seen.dtype, sizes, (along * size, along * taps * size), box, swizzle_bytes=chunk)
 
 
-def _map_fprop_filters(view: View) -> TensorMap:
+def _map_fprop_filters(view: View, chunk_bytes: int) -> TensorMap:
     assert view.filters is not None
     problem, (r, s) = view.seen, view.filters.kernel
     filters = problem.group_k * view.itemsize
     axes = 5 if has_group_axis(problem) else 4
     sizes = problem.group_k, s, r, problem.group_c, problem.groups
     strides = filters, filters * s, filters * s * r, filters * s * r * problem.group_c
-    box = BLOCK, 1, 1, view.chunk_bytes // view.itemsize, 1
+    box = BLOCK, 1, 1, chunk_bytes // view.itemsize, 1
     return TensorMap(problem.dtype, sizes[:axes], strides[: axes - 1], box[:axes])
 
 

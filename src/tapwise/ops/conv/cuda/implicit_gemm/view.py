@@ -231,6 +231,23 @@ class View:
         return ceil_div(rest, STEP_BYTES)
 
     @cached_property
+    def last_chunk_bytes(self) -> int:
+        """Bytes of a pixel that copies of a tap's last chunk bring: TMA takes up to four times as long for boxes that
+        reach beyond the channels. Of a single chunk those that there are, else whole steps of the instruction, as rows
+        hold other chunks before."""
+        config = self.config
+        if config.transposed_pixels or config.staged_strips or config.gather_bytes or config.groups_per_tile > 1:
+            return self.chunk_bytes
+        channels = pack.wide(self.seen) if self.is_packed else self.seen.group_c
+        there = channels * self.itemsize - (self.chunks - 1) * self.chunk_bytes
+        return there if self.chunks == 1 else round_up(there, STEP_BYTES)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether these are fewer than those of other chunks."""
+        return self.last_chunk_bytes < self.chunk_bytes
+
+    @cached_property
     def rectangle(self) -> Rectangle:
         """Of a halo tile."""
         assert isinstance(self.config, HaloTileConfig)

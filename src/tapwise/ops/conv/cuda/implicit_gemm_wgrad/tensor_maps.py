@@ -42,36 +42,38 @@ def _corners_dy(view: View) -> Corners:
     return (0, 0), tuple(size - count for size, count in rows)
 
 
-def map_x(view: View) -> TensorMap:
+def map_x(view: View, last: bool = False) -> TensorMap:
     """x as windows, as padded rows (halo), or as rows of pixels; a copy is a block of channels of a step's pixels.
-    Beyond the last image it is zeros, as it is in padding and behind the last channel."""
-    problem, block, copied = view.seen, view.config.block_channels, STEP_PIXELS // view.config.cluster_m
+    Beyond the last image it is zeros, as it is in padding. `last`: the block with the last channel."""
+    problem, wide, copied = view.seen, view.config.block_channels, STEP_PIXELS // view.config.cluster_m
+    block = view.last_blocks[0] if last else wide
     if is_pointwise(problem):
-        return _rows(problem, view.x_channels, problem.n * prod(problem.spatial), block, copied)
+        return _rows(problem, view.x_channels, problem.n * prod(problem.spatial), block, wide, copied)
     corners = _corners_x(view) if view.config.halo else corners_of(whole(problem))
-    return _windows(problem, view.x_channels, problem.spatial, corners, problem.stride[::-1], block, copied)
+    return _windows(problem, view.x_channels, problem.spatial, corners, problem.stride[::-1], block, wide, copied)
 
 
-def map_dy(view: View) -> TensorMap:
-    """dy as rows of pixels, or as padded rows (halo); a copy is 64 filters of a step's pixels, or zeros."""
-    problem = view.seen
+def map_dy(view: View, last: bool = False) -> TensorMap:
+    """dy as rows of pixels, or as padded rows (halo); a copy is 64 filters of a step's pixels, or zeros. `last`: the
+    block with the last filter."""
+    problem, block, corners = view.seen, view.last_blocks[1] if last else BLOCK, _corners_dy(view)
     if view.config.halo:
-        return _windows(problem, view.dy_channels, problem.output, _corners_dy(view), (1, 1), BLOCK, STEP_PIXELS)
-    return _rows(
-        problem, view.dy_channels, problem.n * prod(problem.output), BLOCK, STEP_PIXELS // view.config.cluster_n
-    )
+        return _windows(problem, view.dy_channels, problem.output, corners, (1, 1), block, BLOCK, STEP_PIXELS)
+    pixels, copied = problem.n * prod(problem.output), STEP_PIXELS // view.config.cluster_n
+    return _rows(problem, view.dy_channels, pixels, block, BLOCK, copied)
 
 
-def _rows(problem: ConvProblem, channels: int, pixels: int, block: int, copied: int) -> TensorMap:
+def _rows(problem: ConvProblem, channels: int, pixels: int, block: int, wide: int, copied: int) -> TensorMap:
+    """A copy is `block` channels, in rows of shared memory that have room for `wide`."""
     size, box = problem.itemsize, (block, copied)
-    return TensorMap(problem.dtype, (channels, pixels), (channels * size,), box, swizzle_bytes=block * size)
+    return TensorMap(problem.dtype, (channels, pixels), (channels * size,), box, swizzle_bytes=wide * size)
 
 
 def _windows(
     problem: ConvProblem, channels: int, image: tuple[int, ...], corners: Corners, steps: tuple[int, ...], block: int,
-    copied: int,
+    wide: int, copied: int,
 ) -> TensorMap:  # fmt: skip
     (h, w), size = image, problem.itemsize
     sizes, pixel = (channels, w, h, problem.n), channels * size
     strides, box = (pixel, pixel * w, pixel * w * h), (block, copied)
-    return TensorMap(problem.dtype, sizes, strides, box, corners, steps, block * size)
+    return TensorMap(problem.dtype, sizes, strides, box, corners, steps, wide * size)

@@ -61,6 +61,16 @@ private:
     int high, wide, images, rows, columns;
 };
 
+// Bytes of a step's copy of the last block of channels and of filters: boxes that end with them, as TMA takes up to
+// four times as long for those that reach beyond. What lies behind goes to sums that nobody reads.
+struct LastBlocks {
+    int filters, x, dy;
+    template <class P>
+    DEVICE explicit LastBlocks(const P &p) : filters(p.filters), x(p.last_x_bytes), dy(p.last_dy_bytes) {}
+    // Whether the 64 from `filter` on are such a block.
+    DEVICE bool of_dy(int filter) const { return dy < BLOCK_BYTES && filter < filters && filter + 64 > filters; }
+};
+
 // Where a tile lies: its set of groups, first filter within the set, and first block of columns (HALO: its block of
 // channels, and first tap).
 template <class Tile> struct TilePlace {

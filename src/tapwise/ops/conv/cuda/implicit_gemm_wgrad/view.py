@@ -168,6 +168,15 @@ class View:
             found.append(sum(each) / len(each))
         return found[0], found[1]
 
+    @cached_property
+    def last_blocks(self) -> tuple[int, int]:
+        """Channels of the last block of a set's channels, and of its filters, as copies bring them: those that there
+        are. Behind a set of groups the next one's lie, and whole blocks come."""
+        config = self.config
+        if config.groups_per_tile < self.original.groups:
+            return config.block_channels, BLOCK
+        return (self.x_channels - 1) % config.block_channels + 1, (self.dy_channels - 1) % BLOCK + 1
+
     @property
     def stage_bytes(self) -> int:
         """What a step copies of dy and of x."""

@@ -8,15 +8,15 @@
 #include "ring.cuh"
 
 struct WeightGradient {
-    // Tensor maps of x and dy.
-    alignas(64) unsigned long long x[16], dy[16];
+    // Tensor maps of x and dy, and of their last blocks.
+    alignas(64) unsigned long long x[16], dy[16], x_last[16], dy_last[16];
     void *dw, *parts;
     // Of a set of groups: filters, channels, blocks of channels; taps; tiles along columns, along filters, and all;
     // steps of 64 pixels, parts of them; tiles' parts, of which CTAs take one after the other.
     long long filters, channels, channel_blocks, taps, taps_w, tiles_n, tiles_m, tiles, steps, split_k, units;
     // Filters; of a group, filters and channels; of dw, channels and taps.
     long long k, group_k, group_c, dw_c, dw_taps;
-    long long p, q, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w;
+    long long p, q, stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w, last_x_bytes, last_dy_bytes;
 };
 
 // Shared memory: a ring of stages (blocks of dy, then of x), barriers.
@@ -50,20 +50,31 @@ DEVICE void producer(const WeightGradient &p, const WgradLayout<Tile> &shared, c
     const int filter0 = at.set * (int)p.filters + at.filter, channel0 = at.set * (int)p.channels,
               tap0 = begin_block / blocks, block0 = begin_block - tap0 * blocks, r0 = tap0 / taps_w,
               s0 = tap0 - r0 * taps_w;
+    const LastBlocks last(p);
+    unsigned bytes = rows * BLOCK_BYTES + (ALL ? Tile::COLUMN_BLOCKS : columns) * Tile::X_BYTES;
+#pragma unroll
+    for (int i = 0; i < Tile::ROW_BLOCKS; ++i)
+        if (i < rows && last.of_dy(at.filter + i * 64)) bytes -= BLOCK_BYTES - last.dy;
+#pragma unroll
+    for (int i = 0, block = block0; i < Tile::COLUMN_BLOCKS; ++i) {
+        if ((ALL || i < columns) && block + 1 == blocks) bytes -= Tile::X_BYTES - last.x;
+        if (i + 1 < columns && ++block == blocks) block = 0;
+    }
     PixelWalk pixel(begin * STEP_PIXELS + first_x, p.p, p.q);
     if (first) {
-        work_out(filter0, channel0, rows, columns, block0, r0, s0, pixel.n, pixel.row, pixel.column);
+        work_out(filter0, channel0, rows, columns, bytes, block0, r0, s0, pixel.n, pixel.row, pixel.column);
         begin_dependent();
     }
     for (int step = begin; step < end; ++step) {
         const unsigned full = shared.full + stage * 8;
         const int h = pixel.row * (int)p.stride_h - (int)p.pad_h, w = pixel.column * (int)p.stride_w - (int)p.pad_w;
         barrier_wait(shared.empty + stage * 8, phase);
-        barrier_expect(full, rows * BLOCK_BYTES + (ALL ? Tile::COLUMN_BLOCKS : columns) * Tile::X_BYTES);
+        barrier_expect(full, bytes);
 #pragma unroll
         for (int i = 0; i < Tile::ROW_BLOCKS; ++i)
             if (i < rows)
-                copy_shared_rows<Tile::CLUSTER_N>(shared.dy(stage) + i * BLOCK_BYTES + first_dy * 128, p.dy, full,
+                copy_shared_rows<Tile::CLUSTER_N>(shared.dy(stage) + i * BLOCK_BYTES + first_dy * 128,
+                                                  last.of_dy(at.filter + i * 64) ? p.dy_last : p.dy, full,
                                                   filter0 + i * 64, step * STEP_PIXELS + first_dy, with_dy);
         int block = block0, r = r0, s = s0;
 #pragma unroll
@@ -71,10 +82,11 @@ DEVICE void producer(const WeightGradient &p, const WgradLayout<Tile> &shared, c
             if (!ALL && i >= columns) break;
             const unsigned to = shared.x(stage) + i * Tile::X_BYTES + first_x * Tile::SPAN;
             const int channel = channel0 + block * WIDE;
+            const void *const map = block + 1 == blocks && last.x < Tile::X_BYTES ? p.x_last : p.x;
             if constexpr (Tile::POINTWISE)
-                copy_shared_rows<Tile::CLUSTER_M>(to, p.x, full, channel, step * STEP_PIXELS + first_x, with_x);
+                copy_shared_rows<Tile::CLUSTER_M>(to, map, full, channel, step * STEP_PIXELS + first_x, with_x);
             else
-                copy_shared_pixels<Tile::CLUSTER_M>(to, p.x, full, channel, w, h, pixel.n, s * (int)p.dilation_w,
+                copy_shared_pixels<Tile::CLUSTER_M>(to, map, full, channel, w, h, pixel.n, s * (int)p.dilation_w,
                                                     r * (int)p.dilation_h, with_x);
             if (i + 1 < columns && ++block == blocks) {
                 block = 0;

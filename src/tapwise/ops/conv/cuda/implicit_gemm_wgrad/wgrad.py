@@ -260,8 +260,9 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
         names = {
             "x": "packed_x" if view.packs_x else "x", "dy": "packed_dy" if view.packs_dy else "w", "dw": "y",
         }  # fmt: skip
+        names |= {f"{name}_last": names[name] for name in ("x", "dy")}
         fields = self._fields(view, source)
-        maps = {"x": map_x(view), "dy": map_dy(view)}
+        maps = {"x": map_x(view), "dy": map_dy(view), "x_last": map_x(view, True), "dy_last": map_dy(view, True)}
         count = view.tiles * config.split_k
         if config.persistent:
             count = min(count, device.multiprocessors * config.min_blocks_per_sm)
@@ -278,13 +279,15 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
     def _fields(self, view: View, source: Source) -> dict[str, int]:
         """The words of a kernel's struct that are no addresses."""
         problem, seen = view.original, view.seen
+        step = STEP_PIXELS * problem.itemsize
         fields = window.window_fields(seen, source) | {
             "filters": view.filters, "channels": view.channels, "channel_blocks": view.channel_blocks,
             "taps": prod(seen.kernel), "taps_w": seen.kernel[1], "tiles_n": view.tiles_n, "tiles_m": view.tiles_m,
             "tiles": view.tiles, "steps": view.steps, "split_k": view.config.split_k, "ahead": view.ahead,
             "units": view.tiles * view.config.parts,
             "k": problem.k, "group_k": problem.group_k, "group_c": view.group_c, "dw_c": problem.group_c,
-            "dw_taps": prod(problem.kernel),
+            "dw_taps": prod(problem.kernel), "last_x_bytes": step * view.last_blocks[0],
+            "last_dy_bytes": step * view.last_blocks[1],
         }  # fmt: skip
         fields["high"], fields["wide"] = view.image
         words = struct_words(source)

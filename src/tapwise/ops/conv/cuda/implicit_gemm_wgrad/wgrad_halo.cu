@@ -10,8 +10,8 @@
 #include "ring.cuh"
 
 struct HaloWeightGradient {
-    // Tensor maps of x and dy.
-    alignas(64) unsigned long long x[16], dy[16];
+    // Tensor maps of x and dy, and of their last blocks.
+    alignas(64) unsigned long long x[16], dy[16], x_last[16], dy_last[16];
     void *dw, *parts;
     // Of a set of groups: filters, channels, blocks of channels; taps; tiles along columns, along filters, and all;
     // steps of 64 pixels, parts of them; steps that a tile's last tap is ahead; rows of an image and pixels of a row,
@@ -20,7 +20,7 @@ struct HaloWeightGradient {
         wide;
     // Filters; of a group, filters and channels; of dw, channels and taps.
     long long k, group_k, group_c, dw_c, dw_taps;
-    long long pad_h, pad_w, dilation_h, dilation_w;
+    long long pad_h, pad_w, dilation_h, dilation_w, last_x_bytes, last_dy_bytes;
 };
 
 // Shared memory: stages of dy; a ring of x, whose first pixels come once more behind its last, as operands do not turn
@@ -37,11 +37,11 @@ template <class Tile> struct HaloLayout {
 
 // A step's pixels of x to slot `slot` of the ring, as a tap sees them that lies so far down.
 template <class Tile>
-DEVICE void copy_x(const HaloWeightGradient &p, const HaloLayout<Tile> &shared, unsigned barrier, const PixelWalk &at,
-                   int slot, int channel, int down) {
+DEVICE void copy_x(const HaloWeightGradient &p, const HaloLayout<Tile> &shared, unsigned barrier, const void *map,
+                   const PixelWalk &at, int slot, int channel, int down) {
     const int w = at.column - (int)p.pad_w, h = at.row - (int)p.pad_h;
-    copy_pixels(shared.x + slot * Tile::X_BYTES, p.x, barrier, channel, w, h, at.n, 0, down);
-    if (slot == 0) copy_pixels(shared.x + shared.slots * Tile::X_BYTES, p.x, barrier, channel, w, h, at.n, 0, down);
+    copy_pixels(shared.x + slot * Tile::X_BYTES, map, barrier, channel, w, h, at.n, 0, down);
+    if (slot == 0) copy_pixels(shared.x + shared.slots * Tile::X_BYTES, map, barrier, channel, w, h, at.n, 0, down);
 }
 
 // One thread copies all steps, as far ahead as there are stages.
@@ -52,23 +52,32 @@ DEVICE void producer(const HaloWeightGradient &p, const HaloLayout<Tile> &shared
               channel = at.set * (int)p.channels + at.block * Tile::BLOCK_CHANNELS,
               down = at.tap / (int)p.taps_w * (int)p.dilation_h,
               rows = min(Tile::ROW_BLOCKS, ((int)p.filters - at.filter + 63) / 64);
+    const LastBlocks last(p);
+    const bool narrow = at.block + 1 == (int)p.channel_blocks && last.x < Tile::X_BYTES;
+    const void *const map = narrow ? p.x_last : p.x;
+    const unsigned x_bytes = narrow ? last.x : Tile::X_BYTES;
+    unsigned dy_bytes = rows * BLOCK_BYTES;
+#pragma unroll
+    for (int i = 0; i < Tile::ROW_BLOCKS; ++i)
+        if (i < rows && last.of_dy(at.filter + i * 64)) dy_bytes -= BLOCK_BYTES - last.dy;
     PixelWalk of_dy(begin * STEP_PIXELS, p.high, p.wide), of_x = of_dy;
     work_out(filter, channel, down, rows, of_dy.n, of_dy.row, of_dy.column);
     begin_dependent();
-    barrier_expect(shared.first, (ahead + 1) * Tile::X_BYTES);
-    for (int i = 0; i < ahead; ++i, of_x.advance()) copy_x<Tile>(p, shared, shared.first, of_x, i, channel, down);
+    barrier_expect(shared.first, (ahead + 1) * x_bytes);
+    for (int i = 0; i < ahead; ++i, of_x.advance()) copy_x<Tile>(p, shared, shared.first, map, of_x, i, channel, down);
     int stage = 0, slot = ahead;
     unsigned phase = 1;
     for (int step = begin; step < end; ++step) {
         const unsigned full = shared.full + stage * 8;
         barrier_wait(shared.empty + stage * 8, phase);
-        barrier_expect(full, rows * BLOCK_BYTES + (slot == 0 ? 2 : 1) * Tile::X_BYTES);
+        barrier_expect(full, dy_bytes + (slot == 0 ? 2 : 1) * x_bytes);
 #pragma unroll
         for (int i = 0; i < Tile::ROW_BLOCKS; ++i)
             if (i < rows)
-                copy_pixels(shared.dy + stage * shared.DY_BYTES + i * BLOCK_BYTES, p.dy, full, filter + i * 64,
-                            of_dy.column, of_dy.row, of_dy.n, 0, 0);
-        copy_x<Tile>(p, shared, full, of_x, slot, channel, down);
+                copy_pixels(shared.dy + stage * shared.DY_BYTES + i * BLOCK_BYTES,
+                            last.of_dy(at.filter + i * 64) ? p.dy_last : p.dy, full, filter + i * 64, of_dy.column,
+                            of_dy.row, of_dy.n, 0, 0);
+        copy_x<Tile>(p, shared, full, map, of_x, slot, channel, down);
         of_dy.advance();
         of_x.advance();
         if (++slot == shared.slots) slot = 0;
