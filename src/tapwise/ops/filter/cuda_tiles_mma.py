@@ -36,8 +36,10 @@ from tapwise.ops.filter.weights import in_two_parts
 # Words that a list begins with; elements of a piece of the ring, and of half an operand; of a row that a warp has at a
 # time; rows of an operand; lanes of a warp.
 CONSTANTS, PIECE, ACROSS, DOWN, LANES = 16, 8, 32, 16, 32
-# Kinds of sums, as the kernel has them: weights and column sums of one part; weights of two; both of two.
+# Kinds of sums, as the kernel has them, and their place: weights and column sums of one part; weights of two; both of
+# two.
 EXACT, PARTS, SPLIT = 0, 1, 2
+KIND: Final = 6
 # Column sums that are whole numbers in float16: what it holds, and once truncated.
 WHOLE_SUMS, TRUNCATED_SUMS = 2048, 1022
 # Column sums in two parts are at most 2 to this.
@@ -46,17 +48,18 @@ SUMS_EXPONENT: Final = 15
 ROUNDINGS: Final = 2.0
 # (rows, elements of a row, threads) of a tile.
 TILES: Final = (
-    (32, 256, 256), (32, 128, 128), (16, 256, 128), (64, 256, 256), (64, 128, 256), (32, 512, 256), (16, 128, 128),
-    (16, 64, 128), (32, 64, 128),
+    (32, 256, 256), (32, 256, 128), (32, 128, 128), (32, 192, 192), (16, 256, 128), (64, 128, 256), (16, 128, 128),
+    (32, 64, 128), (16, 64, 64),
 )  # fmt: skip
-# Threads of a multiprocessor that have registers.
-THREADS: Final = 768
+# Threads of a multiprocessor that have registers: of a column and a row of few operands, of a window of few, of others.
+FEW_SEPARABLE, FEW, THREADS = 768, 640, 512
 # Of the cost model: estimates, counted in the instructions of kernels for sm_90a; not measured yet. Instructions of a
-# warp: a piece on its way to the ring; two halves of column sums, and each product of them in two parts; 16 x 32
-# results, what each row of taps and each step take besides products; a result's byte. Cycles of a multiprocessor: of an
-# instruction, of a product of 16 x 8 x 16; of a block's step, its begin and end, and of an instruction of its own.
-# Memory and launch as in cuda.tiles.
-LOAD, COLUMN, STEP, OUTPUT, ROW, ISSUE, PRODUCT, TILE, OWN = 28.0, 50.0, 3.0, 90.0, 4.0, 0.33, 1.6, 2600.0, 2.0
+# warp: a piece on its way to the ring; 16 x 16 column sums, and how many times that in two parts; 16 x 32 results, and
+# of 4 bytes each; a row of taps and a step besides products; what it does once in a step of its block. Cycles of a
+# multiprocessor: of an instruction, of a product of 16 x 8 x 16; of a block's step, its begin and end, and of one of a
+# warp's own instructions. Memory and launch as in cuda.tiles.
+LOAD, COLUMN, IN_PARTS, OUTPUT, WIDE_OUTPUT, ROW, STEP, ONCE = 26.0, 44.0, 1.4, 105.0, 70.0, 5.0, 3.0, 190.0
+ISSUE, PRODUCT, TILE, OWN = 0.33, 1.5, 2600.0, 2.0
 MEMORY, START_US = 1.09, 2.5
 
 
@@ -70,9 +73,10 @@ class Config(BaseConfig):
 
 
 class Layout:
-    """A tile's rows, operands and bytes of shared memory. `bytes_each`: of a result."""
+    """A tile's rows, operands and bytes of shared memory."""
 
-    def __init__(self, view: View, config: Config, separable: bool, bytes_each: int) -> None:
+    def __init__(self, problem: FilterProblem, config: Config) -> None:
+        view, separable, bytes_each = view_of(problem), problem.op == "separable", problem.y_dtype.itemsize
         (r, s), c = view.taps, view.c
         self.separable, self.skip = separable, -view.before[1] * c % 4
         # Halves of operands that 8 outputs see of a row, and 16 of a column.
@@ -86,33 +90,35 @@ class Layout:
         self.ring = config.rows - DOWN + 8 * self.column_halves if separable else 2 * config.rows + r - 1
         self.column_words = self.column_halves * 128 if separable else 0
         self.row_words = self.halves * 64
+        few = self.halves <= 2 and self.column_halves <= 3 if separable else r <= 3 and self.halves <= 2
+        self.threads = (FEW_SEPARABLE if separable else FEW) if few else THREADS
         self.words = CONSTANTS + self.column_words + (1 if separable else r) * self.row_words
-        sums = 2 * config.rows * separable
         scratch = 0 if bytes_each == 4 else config.threads // LANES * DOWN * (ACROSS * bytes_each + 16)
-        self.shared_bytes = 4 * self.words + 2 * self.pitch * (self.ring + sums) + scratch
+        self.shared_bytes = 4 * self.words + 2 * self.pitch * self.ring + scratch
+        # Of column sums in one part, which truncated ones have but for large weights, or in two.
+        self.sums_bytes = 2 * self.pitch * config.rows * separable
+        self.most_bytes = self.shared_bytes + 2 * self.sums_bytes
+        self.shared_bytes += self.sums_bytes * (1 if problem.truncates_columns else 2)
         self.tiles = ceil_div(view.height, config.rows), ceil_div(view.width * c, config.columns)
-
-
-def layout_of(problem: FilterProblem, config: Config) -> Layout:
-    return Layout(view_of(problem), config, problem.op == "separable", problem.y_dtype.itemsize)
 
 
 def most_threads(layout: Layout, config: Config) -> int:
     """Of a multiprocessor, for which the compiler leaves registers: of blocks that find shared memory."""
     held = SHARED_BYTES // (layout.shared_bytes + MORE_BYTES)
-    return max(config.threads, min(THREADS, held * config.threads))
+    return max(config.threads, min(layout.threads, held * config.threads))
 
 
 class TilesMmaPlan(ListPlan):
-    """One launch."""
+    """A launch with shared memory for column sums of one part, or of two; of windows at once one launch."""
 
-    def pack(self, w: Any) -> Any:
-        """The list on the GPU."""
-        return self.uploaded(pack(self.problem, np.asarray(arrays.on_host(w), np.float64)))
+    def pack(self, w: Any) -> tuple[Any, Launch]:
+        """(the list on the GPU, the launch that takes it)."""
+        host = pack(self.problem, np.asarray(arrays.on_host(w), np.float64))
+        return self.uploaded(host), self.launches[-1 if host[KIND] == SPLIT else 0]
 
     def run(self, buffers: Buffers) -> None:
-        x, words, y, *_ = buffers
-        self.launches[0]({"x": x.ptr, "y": y.ptr, "list": words.ptr}, stream(buffers))
+        x, (words, launch), y, *_ = buffers
+        launch({"x": x.ptr, "y": y.ptr, "list": words.ptr}, stream(buffers))
 
 
 def pack(problem: FilterProblem, w: np.ndarray) -> np.ndarray:
@@ -140,7 +146,7 @@ def pack(problem: FilterProblem, w: np.ndarray) -> np.ndarray:
     rescale = SUMS_EXPONENT - frexp(largest)[1] if split else 0
     first, second = (0, rescale) if problem.truncates_columns else (rescale, 0)
     scales = (first - column_exponent if separable else 0), second, -exponent - rescale
-    host[6] = SPLIT if split else PARTS if parts else EXACT
+    host[KIND] = SPLIT if split else PARTS if parts else EXACT
     # Where float32 does not hold one, sums are 0 or infinite.
     host[7:10] = [2.0 ** min(max(one, -149), 127) for one in scales]
     host[10] = bool(np.all(w == np.rint(w)))
@@ -204,27 +210,29 @@ class FilterTilesMma(CudaAlgorithm[Config]):
 
     def configs(self, problem: FilterProblem, device: Device) -> Sequence[Config]:
         configs = (Config(*tile) for tile in TILES)
-        return [one for one in configs if layout_of(problem, one).shared_bytes <= device.shared_bytes]
+        return [one for one in configs if Layout(problem, one).most_bytes <= device.shared_bytes]
 
     def predict_us(self, problem: FilterProblem, config: Config, device: Device) -> float:
         """Memory, and steps: what all warps of a multiprocessor issue, its tensor cores, or a block's own chain."""
-        view, layout = view_of(problem), layout_of(problem, config)
+        view, layout = view_of(problem), Layout(problem, config)
         (r, _), threads = view.taps, config.threads
         segments = self.segments(problem, config, device)
         steps = max(1, layout.tiles[0] / segments.blocks)
-        issued = (config.rows + (r - 1) / steps) * layout.pieces / LANES * LOAD
+        warps = threads // LANES
+        issued = (config.rows + (r - 1) / steps) * layout.pieces / LANES * LOAD + warps * ONCE
         outputs, in_row = config.rows * config.columns / (DOWN * ACROSS), layout.halves / 2
+        store = WIDE_OUTPUT if problem.y_dtype.itemsize == 4 else OUTPUT
         if layout.separable:
             split = not problem.truncates_columns
             twos, in_column = config.rows * layout.width / (DOWN * 16), layout.column_halves / 2
             products = twos * in_column * 4 + outputs * in_row * 4 * (3 if split else 2)
-            issued += twos * (COLUMN * (1.3 if split else 1.0) + in_column * STEP)
-            issued += outputs * (OUTPUT + in_row * STEP)
+            issued += twos * (COLUMN * (IN_PARTS if split else 1.0) + in_column * STEP)
+            issued += outputs * (store + in_row * STEP)
         else:
             products = outputs * r * in_row * 8
-            issued += outputs * (OUTPUT + r * (ROW + in_row * STEP))
+            issued += outputs * (store + r * (ROW + in_row * STEP))
         issued += products
-        own = TILE + OWN * issued / (threads // LANES)
+        own = TILE + OWN * issued / warps
         share = view.depth * prod(layout.tiles) / device.multiprocessors
         held = blocks_of((1 << 16) // most_threads(layout, config), threads, layout.shared_bytes)
         beside = min(held, max(1, share / steps))
@@ -233,15 +241,16 @@ class FilterTilesMma(CudaAlgorithm[Config]):
         return START_US + joint_us(cycles / cycles_us(device), memory, 3.0)
 
     def plan(self, problem: FilterProblem, config: Config, device: Device) -> Plan:
-        return TilesMmaPlan(problem, device, [self.launch(problem, config, device)])
+        kinds = (False, True) if problem.op == "separable" else (False,)
+        return TilesMmaPlan(problem, device, [self.launch(problem, config, device, split) for split in kinds])
 
     def segments(self, problem: FilterProblem, config: Config, device: Device) -> Segments:
-        layout = layout_of(problem, config)
+        layout = Layout(problem, config)
         held = blocks_of((1 << 16) // most_threads(layout, config), config.threads, layout.shared_bytes)
         return segments_of(view_of(problem), layout.tiles, config.rows, held * device.multiprocessors)
 
     def source(self, problem: FilterProblem, config: Config) -> Source:
-        view, layout = view_of(problem), layout_of(problem, config)
+        view, layout = view_of(problem), Layout(problem, config)
         words: dict[str, int | bool | str] = {
             "C": view.c, "SEPARABLE": layout.separable, "TAPS_H": view.taps[0], "TAPS_W": view.taps[1],
             "SKIP": layout.skip, "ROWS": config.rows, "COLUMNS": config.columns, "THREADS": config.threads,
@@ -254,11 +263,10 @@ class FilterTilesMma(CudaAlgorithm[Config]):
             most_threads(layout, config) // config.threads, declarations=traits(DTYPES[problem.dtype].cpp, words),
         )  # fmt: skip
 
-    def launch(self, problem: FilterProblem, config: Config, device: Device) -> Launch:
-        view, layout = view_of(problem), layout_of(problem, config)
+    def launch(self, problem: FilterProblem, config: Config, device: Device, split: bool = True) -> Launch:
+        view, layout = view_of(problem), Layout(problem, config)
         segments = self.segments(problem, config, device)
         grid = layout.tiles[1], segments.blocks, view.depth
-        return Launch(
-            self.source(problem, config), fields_of(view, segments), grid, config.threads, layout.shared_bytes,
-            dependent=True,
-        )  # fmt: skip
+        shared = layout.most_bytes - (0 if split else layout.sums_bytes)
+        source, fields = self.source(problem, config), fields_of(view, segments)
+        return Launch(source, fields, grid, config.threads, shared, dependent=True)

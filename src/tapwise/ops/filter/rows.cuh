@@ -1,5 +1,5 @@
-// Rows of a picture on their way to shared memory, as float32 or float16 (STORED): a strip's, into a ring of RING rows of
-// PIECES pieces of PIECE elements, PITCH elements apart. Beyond the picture's edges they follow from the modes.
+// Rows of a picture on their way to shared memory, as float32 or float16 (STORED): a strip's, into a ring of RING rows
+// of PIECES pieces of PIECE elements, PITCH elements apart. Beyond the picture's edges they follow from the modes.
 #pragma once
 
 #include "cp_async.cuh"
@@ -158,6 +158,56 @@ template <class P> struct Rows {
     }
 };
 
+// The same of elements that are no float32, where threads have pieces enough for some rows at a time (ABREAST): a
+// thread keeps its piece of a row, and its rows are as far apart each time.
+template <class P> struct RowsAbreast {
+    using T = typename P::T;
+    static constexpr int ABREAST = P::THREADS / P::PIECES, TURNS = (P::ROWS + ABREAST - 1) / ABREAST;
+    static constexpr int TOGETHER = TURNS < P::AT_ONCE ? TURNS : P::AT_ONCE;
+    const T *corner;
+    typename P::STORED *ring;
+    unsigned pitch_bytes;
+    int first, count;
+    unsigned words[TOGETHER][P::PIECE * sizeof(T) / 4];
+
+    DEVICE bool aligned() const {
+        return (reinterpret_cast<unsigned long long>(corner) | pitch_bytes) % (4 * sizeof(T)) == 0;
+    }
+    // Threads without a row: one behind all.
+    DEVICE static int own_row() { return threadIdx.x < ABREAST * P::PIECES ? threadIdx.x / P::PIECES : 1 << 20; }
+    template <bool ALIGNED> DEVICE void fetch(int from) {
+        const char *at = reinterpret_cast<const char *>(corner + threadIdx.x % P::PIECES * P::PIECE) +
+                         (unsigned long long)from * pitch_bytes;
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i, at += (unsigned long long)ABREAST * pitch_bytes)
+            if (from + i * ABREAST < count / P::PIECES)
+                load_elements<ALIGNED>(reinterpret_cast<const T *>(at), words[i]);
+    }
+    DEVICE void begin() {
+        if (aligned()) fetch<true>(own_row());
+        else fetch<false>(own_row());
+    }
+    DEVICE void end() {
+        const int rows = count / P::PIECES;
+        typename P::STORED *const to = ring + threadIdx.x % P::PIECES * P::PIECE;
+#pragma unroll 1
+        for (int from = own_row(); from < rows;) {
+#pragma unroll
+            for (int i = 0; i < TOGETHER; ++i) {
+                const int place = first + from + i * ABREAST;
+                if (from + i * ABREAST < rows)
+                    put_piece<T>(to + (place < P::RING ? place : place - P::RING) * P::PITCH, words[i]);
+            }
+            from += TOGETHER * ABREAST;
+            if (from >= rows) break;
+            if (aligned()) fetch<true>(from);
+            else fetch<false>(from);
+        }
+    }
+};
+template <class P, bool ABREAST> struct RowsOf { using type = Rows<P>; };
+template <class P> struct RowsOf<P, true> { using type = RowsAbreast<P>; };
+
 // The same of rows with elements beyond the picture, at once. `left`: element of the picture that a row begins with.
 template <class P, bool ALIGNED>
 DEVICE void load_edge(const FilterTiles &a, const typename P::T *x, float cval, typename P::STORED *ring, int first,
@@ -208,8 +258,8 @@ DEVICE void load_edge(const FilterTiles &a, const typename P::T *x, float cval, 
 }
 
 // A block's part of a strip, from top to bottom. `columns(place)` takes what it wants of the ring, from the place of a
-// step's first row on, before the rows of the next step may come to places of older ones; `outputs(place, row)` does the
-// rest beside their way. `cval`: address of what is beyond the edges.
+// step's first row on, before the rows of the next step may come to places of older ones; `outputs(place, row)` does
+// the rest beside their way. `cval`: address of what is beyond the edges.
 template <class P, class Columns, class Outputs>
 DEVICE void down_strip(const FilterTiles &a, const float *cval, typename P::STORED *ring, Columns columns,
                        Outputs outputs) {
@@ -226,7 +276,7 @@ DEVICE void down_strip(const FilterTiles &a, const float *cval, typename P::STOR
     for (int h = h0 - P::ROWS; h < end; h += P::ROWS) {
         const bool begun = h >= h0;
         if (begun) columns(first);
-        Rows<P> coming;
+        typename RowsOf<P, P::ABREAST>::type coming;
         coming.count = 0;
         if (h + P::ROWS < end) {
             const int rows = begun ? P::ROWS : P::IN_ROWS, top = h + P::ROWS + P::IN_ROWS - rows - (int)a.before_h;

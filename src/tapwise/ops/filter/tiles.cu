@@ -21,6 +21,7 @@ template <class Traits> struct FilterTile : Traits {
     // What the ring holds: elements of a piece, pieces of a thread on their way at once.
     using STORED = float;
     static constexpr int PIECE = 4, AT_ONCE = 8 / sizeof(typename B::T);
+    static constexpr bool ABREAST = false;
     // Pieces of 4 that the windows of a thread's outputs see of a chunk, and that a chunk is.
     static constexpr int SEEN = (B::SKIP + B::ALONG + (B::CHUNK - 1) * B::C + 3) / 4;
     static constexpr int CHUNKS = (B::TAPS_W + B::CHUNK - 1) / B::CHUNK, STEP = B::CHUNK * B::C / 4;

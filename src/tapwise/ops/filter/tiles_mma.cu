@@ -1,19 +1,30 @@
 // Sums of bytes on tensor cores, a strip of the result a block, as in tiles.cu: the ring holds pixels as float16, which
-// has every byte. A row of taps is a banded matrix of so many elements by 8 outputs: taps of neighbouring outputs lie an
-// element further, and those of a row as many elements apart as there are channels. Pixels are the left operand, 16 rows
-// of them; 8 elements are half of it, so neighbouring outputs share halves.
+// has every byte. A row of taps is a banded matrix of so many elements by 8 outputs: taps of neighbouring outputs lie
+// an element further, and those of a row as many elements apart as there are channels. Pixels are the left operand, 16
+// rows of them; 8 elements are half of it, so neighbouring outputs share halves.
 //
 // Windows at once take one such product for each row of taps. A column and a row: the column's taps are a banded matrix
-// of 16 outputs by the rows that they see, to the left of the pixels, and its sums go to shared memory as float16, to be
-// the left operand of the row's. A weight is a float16 and another one for what it leaves, and so are column sums that
-// are not small whole numbers. The smaller parts' products come first.
+// of 16 outputs by the rows that they see, to the left of the pixels, and its sums go to shared memory as float16, to
+// be the left operand of the row's. A weight is a float16 and another one for what it leaves, and so are column sums
+// that are not small whole numbers. The smaller parts' products come first.
 #include "matrix.cuh"
 #include "ops/filter/rows.cuh"
 
 // What a list begins with: KIND of sums; what makes column sums and results of the scaled sums; what column sums are
 // multiplied by once they are truncated; whether the products of two smaller parts count.
 enum Constant {
-    CVAL, LOW, HIGH, START, COLUMN_EPSILON, EPSILON, KIND, COLUMN_SCALE, COLUMN_RESCALE, SCALE, ALL, CONSTANTS = 16
+    CVAL,
+    LOW,
+    HIGH,
+    START,
+    COLUMN_EPSILON,
+    EPSILON,
+    KIND,
+    COLUMN_SCALE,
+    COLUMN_RESCALE,
+    SCALE,
+    ALL,
+    CONSTANTS = 16
 };
 // Weights of one part and column sums of one; weights of two; both of two.
 enum Kind { EXACT, PARTS, SPLIT };
@@ -26,6 +37,7 @@ template <class Traits> struct MmaTile : Traits {
     using B = Traits;
     using STORED = f16;
     static constexpr int PIECE = 8, AT_ONCE = 6;
+    static constexpr bool ABREAST = B::PIECES <= B::THREADS;
     // Elements of a row that a warp has at a time; warps, of which some are below each other.
     static constexpr int ACROSS = 32, WARPS = B::THREADS / 32, DOWN = B::ROWS / 16, BESIDE = WARPS / DOWN;
     // Halves of operands that 8 outputs see of a row: whole ones, and whether there is half a one more.
@@ -56,43 +68,37 @@ DEVICE int lane_half() { return threadIdx.x % 32 / 16; }
 // this lane's.
 template <class P, int KIND>
 DEVICE void add_row(float (&sums)[4][4], unsigned pixels, unsigned rest, unsigned taps, bool all) {
-    // Operands of three steps: that of neighbours begins with a half of each.
-    unsigned left[3][4], small[3][4];
-    const auto load = [&](int to, int at) {
-        ldmatrix(left[to], pixels + 32 * at);
-        if constexpr (KIND == SPLIT) ldmatrix(small[to], rest + 32 * at);
+    // Operands of a step and of the next one: they begin with an even half, or with an odd one.
+    unsigned even[2][4], odd[2][4], small_even[2][4], small_odd[2][4];
+    const auto load = [&](int to, int step) {
+        ldmatrix(even[to], pixels + 32 * step), ldmatrix(odd[to], pixels + 32 * step + 16);
+        if constexpr (KIND == SPLIT)
+            ldmatrix(small_even[to], rest + 32 * step), ldmatrix(small_odd[to], rest + 32 * step + 16);
     };
-    load(0, 0), load(1, 1);
+    if constexpr (P::STEPS > 0) load(0, 0);
     constexpr bool FLUSH = P::STEPS > P::TOGETHER;
-    constexpr int TURNS = P::STEPS <= 12 ? 4 : 1;
     float parts[4][4];
-    float(&to)[4][4] = FLUSH ? parts : sums;
-#pragma unroll TURNS
-    for (int i0 = 0; i0 < P::STEPS; i0 += 3) {
+    float (&to)[4][4] = FLUSH ? parts : sums;
+#pragma unroll 1
+    for (int i0 = 0; i0 < P::STEPS; i0 += P::TOGETHER) {
         if constexpr (FLUSH)
 #pragma unroll
             for (int i = 0; i < 16; ++i) parts[i / 4][i % 4] = 0;
 #pragma unroll
-        for (int j = 0; j < 3; ++j) {
+        for (int j = 0; j < P::TOGETHER; ++j) {
             if (i0 + j >= P::STEPS) break;
-            load((j + 2) % 3, i0 + j + 2);
+            load((j + 1) % 2, i0 + j + 1);
             const Piece<16> w = load_shared<16>(taps + (i0 + j) * 512);
             const unsigned large_taps[2] = {w.v[0], w.v[1]}, small_taps[2] = {w.v[2], w.v[3]};
-            const auto multiply = [&](const unsigned (&from)[3][4], const unsigned (&of_taps)[2]) {
-#pragma unroll
-                for (int t = 0; t < 4; ++t) {
-                    const int at = (j + t / 2) % 3, next = (at + 1) % 3;
-                    if (t % 2 == 0) mma<f16>(to[t], from[at], of_taps);
-                    else {
-                        const unsigned both[4] = {from[at][2], from[at][3], from[next][0], from[next][1]};
-                        mma<f16>(to[t], both, of_taps);
-                    }
-                }
+            const auto multiply = [&](const unsigned (&of_even)[2][4], const unsigned (&of_odd)[2][4],
+                                      const unsigned (&of_taps)[2]) {
+                mma<f16>(to[0], of_even[j % 2], of_taps), mma<f16>(to[1], of_odd[j % 2], of_taps);
+                mma<f16>(to[2], of_even[(j + 1) % 2], of_taps), mma<f16>(to[3], of_odd[(j + 1) % 2], of_taps);
             };
-            if (KIND == SPLIT && all) multiply(small, small_taps);
-            if constexpr (KIND != EXACT) multiply(left, small_taps);
-            if constexpr (KIND == SPLIT) multiply(small, large_taps);
-            multiply(left, large_taps);
+            if (KIND == SPLIT && all) multiply(small_even, small_odd, small_taps);
+            if constexpr (KIND != EXACT) multiply(even, odd, small_taps);
+            if constexpr (KIND == SPLIT) multiply(small_even, small_odd, large_taps);
+            multiply(even, odd, large_taps);
         }
         if constexpr (FLUSH)
 #pragma unroll
@@ -100,31 +106,34 @@ DEVICE void add_row(float (&sums)[4][4], unsigned pixels, unsigned rest, unsigne
     }
     if constexpr (P::TAIL) {
         const Piece<8> w = load_shared<8>(taps - threadIdx.x % 32 * 8 + P::STEPS * 512);
-        const auto multiply = [&](const unsigned (&from)[3][4], unsigned of_taps) {
+        // Four halves, one behind the other.
+        const auto load_halves = [&](unsigned (&to)[2][4], unsigned from) {
+            ldmatrix(to[0], from + 32 * P::STEPS), ldmatrix(to[1], from + 32 * P::STEPS + 32);
+        };
+        const auto multiply = [&](const unsigned (&from)[2][4], unsigned of_taps) {
 #pragma unroll
             for (int t = 0; t < 4; ++t) {
-                const int at = (P::STEPS + t / 2) % 3;
-                const unsigned half[2] = {from[at][t % 2 * 2], from[at][t % 2 * 2 + 1]};
+                const unsigned half[2] = {from[t / 2][t % 2 * 2], from[t / 2][t % 2 * 2 + 1]};
                 mma_half<f16>(sums[t], half, of_taps);
             }
         };
-        if (KIND == SPLIT && all) multiply(small, w.v[1]);
-        if constexpr (KIND != EXACT) multiply(left, w.v[1]);
-        if constexpr (KIND == SPLIT) multiply(small, w.v[0]);
-        multiply(left, w.v[0]);
+        unsigned halves[2][4], small_halves[2][4];
+        load_halves(halves, pixels);
+        if constexpr (KIND == SPLIT) load_halves(small_halves, rest);
+        if (KIND == SPLIT && all) multiply(small_halves, w.v[1]);
+        if constexpr (KIND != EXACT) multiply(halves, w.v[1]);
+        if constexpr (KIND == SPLIT) multiply(small_halves, w.v[0]);
+        multiply(halves, w.v[0]);
     }
 }
 
 // Two neighbours' column sums, on their way to shared memory.
 template <class P, int KIND>
-DEVICE void put_sums(unsigned to, float a, float b, const float *constants) {
-    const float scale = constants[COLUMN_SCALE], epsilon = constants[COLUMN_EPSILON];
+DEVICE void put_sums(unsigned to, float a, float b, float scale, float epsilon, float rescale) {
     if constexpr (KIND == SPLIT) {
         a *= scale, b *= scale;
-        if constexpr (P::TRUNCATE) {
-            const float rescale = constants[COLUMN_RESCALE];
+        if constexpr (P::TRUNCATE)
             a = trunc(a + copysign(epsilon, a)) * rescale, b = trunc(b + copysign(epsilon, b)) * rescale;
-        }
         const unsigned large = Element<f16>::pack(a, b);
         store_word(to, large);
         store_word(to + P::SUMS_BYTES, Element<f16>::pack(a - widen(f16{(unsigned short)large}),
@@ -142,12 +151,14 @@ DEVICE void put_sums(unsigned to, float a, float b, const float *constants) {
 template <class P, int KIND>
 DEVICE void filter_columns(const float *constants, unsigned list, unsigned ring, int first, unsigned sums) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, down = warp % P::DOWN * 16;
+    const float scale = constants[COLUMN_SCALE], epsilon = constants[COLUMN_EPSILON];
+    const float rescale = constants[COLUMN_RESCALE];
     // Few operands of weights stay in registers.
     constexpr bool KEPT = P::COLUMN_STEPS <= 4, FLUSH = !KEPT;
     constexpr int HELD = KEPT ? P::COLUMN_STEPS : 1;
     unsigned large[HELD][4], small[HELD][4], from[HELD], tail_from = 0;
     Piece<16> tail;
-    const auto load_taps = [&](int i, unsigned(&to)[4], unsigned(&to_small)[4]) {
+    const auto load_taps = [&](int i, unsigned (&to)[4], unsigned (&to_small)[4]) {
         const Piece<16> w = load_shared<16>(list + i * 1024 + lane * 16);
         to[0] = w.v[0], to[1] = w.v[1], to[2] = w.v[2], to[3] = w.v[3];
         if constexpr (KIND == EXACT) return;
@@ -171,7 +182,7 @@ DEVICE void filter_columns(const float *constants, unsigned list, unsigned ring,
 #pragma unroll 1
     for (int at = warp / P::DOWN * 32; at < 2 * P::WIDTH; at += P::BESIDE * 32) {
         float d[2][4] = {}, parts[2][4];
-        float(&into)[2][4] = FLUSH ? parts : d;
+        float (&into)[2][4] = FLUSH ? parts : d;
 #pragma unroll 1
         for (int i0 = 0; i0 < P::COLUMN_STEPS; i0 += P::TOGETHER) {
             if constexpr (FLUSH)
@@ -182,8 +193,7 @@ DEVICE void filter_columns(const float *constants, unsigned list, unsigned ring,
                 if (i0 + j >= P::COLUMN_STEPS) break;
                 const int held = KEPT ? j : 0;
                 if constexpr (!KEPT)
-                    load_taps(i0 + j, large[0], small[0]),
-                        from[0] = address(16 * (i0 + j) + lane_row(), lane_half());
+                    load_taps(i0 + j, large[0], small[0]), from[0] = address(16 * (i0 + j) + lane_row(), lane_half());
                 unsigned pixels[4];
                 ldmatrix_transposed(pixels, from[held] + at);
 #pragma unroll
@@ -211,25 +221,27 @@ DEVICE void filter_columns(const float *constants, unsigned list, unsigned ring,
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             put_sums<P, KIND>(to + at + i / 2 * 16 + i % 2 * 8 * P::PITCH_BYTES, d[i / 2][i % 2 * 2],
-                              d[i / 2][i % 2 * 2 + 1], constants);
+                              d[i / 2][i % 2 * 2 + 1], scale, epsilon, rescale);
     }
 }
 
-// A sum as a result.
-template <class P, typename Y> DEVICE Y result_of(float sum, const float *constants) {
-    const float scale = constants[SCALE];
-    if constexpr (!P::INTEGRAL) return Arithmetic<Y>::narrow(sum * scale);
-    else {
-        const float more = P::CLIP ? constants[START] : copysign(constants[EPSILON], sum);
-        return to_integer<Y, false, P::CLIP>(fma(sum, scale, more), constants[LOW], constants[HIGH]);
+// What makes a sum a result.
+template <class P, typename Y> struct Results {
+    float scale, low, high, start, epsilon;
+    DEVICE Results(const float *constants)
+        : scale(constants[SCALE]), low(constants[LOW]), high(constants[HIGH]), start(constants[START]),
+          epsilon(constants[EPSILON]) {}
+    DEVICE Y operator()(float sum) const {
+        if constexpr (!P::INTEGRAL) return Arithmetic<Y>::narrow(sum * scale);
+        else return to_integer<Y, false, P::CLIP>(fma(sum, scale, P::CLIP ? start : copysign(epsilon, sum)), low, high);
     }
-}
+};
 
 // 16 rows of 32 results from (row, w) on, those of the picture. A thread has two neighbours of each 8: those of 4 bytes
 // fill sectors, others go by way of `scratch`, the warp's, where 16 bytes of a row come together.
 template <class P, typename Y>
 DEVICE void store_results(const FilterTiles &a, Y *y, int row, int w, const float (&sums)[4][4],
-                          const float *constants, unsigned char *scratch) {
+                          const Results<P, Y> &result, unsigned char *scratch) {
     const int lane = threadIdx.x % 32, height = a.height, width = a.width;
     Y *const corner = y + (long long)row * width + w;
     if constexpr (sizeof(Y) == 4) {
@@ -239,8 +251,7 @@ DEVICE void store_results(const FilterTiles &a, Y *y, int row, int w, const floa
             const int h = lane / 4 + i % 2 * 8, e = i / 2 * 8 + lane % 4 * 2;
             if (row + h >= height) continue;
             Y *const to = corner + (long long)h * width + e;
-            const Neighbours<Y, 2> two = {result_of<P, Y>(sums[i / 2][i % 2 * 2], constants),
-                                          result_of<P, Y>(sums[i / 2][i % 2 * 2 + 1], constants)};
+            const Neighbours<Y, 2> two = {result(sums[i / 2][i % 2 * 2]), result(sums[i / 2][i % 2 * 2 + 1])};
             if (aligned && w + e + 1 < width) *reinterpret_cast<Neighbours<Y, 2> *>(to) = two;
             else {
                 if (w + e < width) to[0] = two.v[0];
@@ -252,8 +263,7 @@ DEVICE void store_results(const FilterTiles &a, Y *y, int row, int w, const floa
         unsigned char *const mine = scratch + lane / 4 * PITCH + lane % 4 * 2 * sizeof(Y);
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-            const Neighbours<Y, 2> two = {result_of<P, Y>(sums[i / 2][i % 2 * 2], constants),
-                                          result_of<P, Y>(sums[i / 2][i % 2 * 2 + 1], constants)};
+            const Neighbours<Y, 2> two = {result(sums[i / 2][i % 2 * 2]), result(sums[i / 2][i % 2 * 2 + 1])};
             *reinterpret_cast<Neighbours<Y, 2> *>(mine + i % 2 * 8 * PITCH + i / 2 * 8 * sizeof(Y)) = two;
         }
         __syncwarp();
@@ -263,7 +273,8 @@ DEVICE void store_results(const FilterTiles &a, Y *y, int row, int w, const floa
 #pragma unroll
             for (int i = lane; i < 16 * EACH; i += 32)
                 if (const int h = i / EACH; row + h < height)
-                    *reinterpret_cast<uint4 *>(reinterpret_cast<char *>(corner + (long long)h * width) + i % EACH * 16) =
+                    *reinterpret_cast<uint4 *>(reinterpret_cast<char *>(corner + (long long)h * width) +
+                                               i % EACH * 16) =
                         *reinterpret_cast<const uint4 *>(scratch + h * PITCH + i % EACH * 16);
         } else if (w + lane < width) {
             const int rows = min(16, height - row);
@@ -281,6 +292,7 @@ DEVICE void filter_rows(const FilterTiles &a, const float *constants, unsigned l
                         int h0, int w0, unsigned char *scratch) {
     const int warp = threadIdx.x / 32, down = warp % P::DOWN * 16;
     const bool all = constants[ALL] != 0.0f;
+    const Results<P, Y> result(constants);
     list += threadIdx.x % 32 * 16;
     if (h0 + down >= a.height) return;
 #pragma unroll 1
@@ -294,13 +306,12 @@ DEVICE void filter_rows(const FilterTiles &a, const float *constants, unsigned l
         } else {
             constexpr int TOGETHER = P::ROWS_TOGETHER;
             constexpr bool FLUSH = P::TAPS_H > 2 * TOGETHER;
-            constexpr int TURNS = P::TAPS_H * P::HALVES <= 32 ? P::TAPS_H : 1;
             int row = first + down + lane_row();
             row -= row < P::RING ? 0 : P::RING;
             unsigned pixels = at + row * P::PITCH_BYTES, taps = list;
             float parts[4][4];
-            float(&to)[4][4] = FLUSH ? parts : sums;
-#pragma unroll TURNS
+            float (&to)[4][4] = FLUSH ? parts : sums;
+#pragma unroll 1
             for (int r0 = 0; r0 < P::TAPS_H; r0 += TOGETHER) {
                 if constexpr (FLUSH)
 #pragma unroll
@@ -317,7 +328,7 @@ DEVICE void filter_rows(const FilterTiles &a, const float *constants, unsigned l
                     for (int i = 0; i < 16; ++i) sums[i / 4][i % 4] += parts[i / 4][i % 4];
             }
         }
-        store_results<P>(a, y, h0 + down, w0 + e, sums, constants, scratch);
+        store_results(a, y, h0 + down, w0 + e, sums, result, scratch);
     }
 }
 
@@ -325,9 +336,11 @@ template <class Traits, typename Y> DEVICE void filter_tiles_mma(const FilterTil
     using P = MmaTile<Traits>;
     extern __shared__ __align__(16) unsigned char memory[];
     const float *const constants = reinterpret_cast<const float *>(memory);
-    unsigned char *const ring = memory + P::LIST_BYTES, *const sums = ring + P::RING_BYTES;
     constexpr int SCRATCH = sizeof(Y) == 4 ? 0 : 16 * (P::ACROSS * sizeof(Y) + 16);
-    unsigned char *const scratch = sums + 2 * P::SUMS_BYTES + threadIdx.x / 32 * SCRATCH;
+    unsigned char *const ring = memory + P::LIST_BYTES, *const all_scratch = ring + P::RING_BYTES;
+    unsigned char *const scratch = all_scratch + threadIdx.x / 32 * SCRATCH;
+    // Behind all others, as their smaller parts are there for one kind alone.
+    unsigned char *const sums = all_scratch + P::WARPS * SCRATCH;
     begin_dependent();
     const uint4 *const list = static_cast<const uint4 *>(a.list);
     for (int i = threadIdx.x; i < P::LIST_BYTES / 16; i += P::THREADS) reinterpret_cast<uint4 *>(memory)[i] = list[i];
