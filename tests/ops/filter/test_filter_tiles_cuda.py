@@ -14,8 +14,8 @@ from tapwise import registry
 from tapwise.cuda.jit.compile import compile_now
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.filter import cuda_tiles as tiles
+from tapwise.ops.filter.cuda_strips import view_of
 from tapwise.ops.filter.problem import FilterProblem
-from tapwise.ops.filter.tiles_view import view_of
 from tapwise.problem import Inputs
 from tapwise.verify import compare
 

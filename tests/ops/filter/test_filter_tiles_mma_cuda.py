@@ -14,9 +14,9 @@ from tapwise import registry
 from tapwise.cuda.jit.compile import compile_now
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.filter import cuda_tiles_mma as mma
+from tapwise.ops.filter.cuda_strips import view_of
 from tapwise.ops.filter.edges import MODES
 from tapwise.ops.filter.problem import FilterProblem
-from tapwise.ops.filter.tiles_view import view_of
 from tapwise.ops.filter.weights import in_two_parts
 from tapwise.problem import Inputs
 from tapwise.verify import compare

@@ -29,8 +29,8 @@ from tapwise.cuda.types import DTYPES, tensor_core_type
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda.costs import MORE_BYTES, SHARED_BYTES, blocks_of, cycles_us, joint_us
 from tapwise.ops.filter.cuda import ListPlan
+from tapwise.ops.filter.cuda_strips import Segments, View, fields_of, refusal, segments_of, view_of
 from tapwise.ops.filter.problem import FilterProblem, limits
-from tapwise.ops.filter.tiles_view import Segments, View, fields_of, refusal, segments_of, view_of
 from tapwise.ops.filter.weights import in_two_parts
 
 # Words that a list begins with; elements of a piece of the ring, and of half an operand; of a row that a warp has at a
