@@ -117,6 +117,7 @@ def test_edges(number: int) -> None:
         # Sums beyond what float16 holds, and weights beyond 11 bits: all four products count.
         ([1, 9, 1, 300], [3, 1, 2], "i16", mma.SPLIT),
         ([1, 9, -1, 12], [2049, -1, 2], "f32", mma.SPLIT),
+        ([1, 9, -1, 12], [0, 0, 1, 0, -1, 2049], "f32", mma.SPLIT),
         ([-0.7, 0.1, 0.2], [-0.3, 0.9], "i16", mma.PARTS),
         ([-2.7, 3.1, 1.2], [-0.3, 0.9], "i16", mma.SPLIT),
         # Of sizes that float16 does not have.
