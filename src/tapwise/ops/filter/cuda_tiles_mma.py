@@ -44,8 +44,9 @@ KIND: Final = 6
 WHOLE_SUMS, TRUNCATED_SUMS = 2048, 1022
 # Column sums in two parts are at most 2 to this.
 SUMS_EXPONENT: Final = 15
-# How many times the rounding epsilon is that of float32: tensor cores round towards zero.
-ROUNDINGS: Final = 2.0
+# How many times the rounding epsilon is that of float32: tensor cores round towards zero, by 2^-23 of a sum each time
+# at most, and up to ten times before sums are added up in float32.
+ROUNDINGS: Final = 3.0
 # (rows, elements of a row, threads) of a tile.
 TILES: Final = (
     (32, 256, 256), (32, 256, 128), (32, 128, 128), (32, 192, 192), (16, 256, 128), (64, 128, 256), (16, 128, 128),
@@ -90,7 +91,7 @@ class Layout:
         self.ring = config.rows - DOWN + 8 * self.column_halves if separable else 2 * config.rows + r - 1
         self.column_words = self.column_halves * 128 if separable else 0
         self.row_words = self.halves * 64
-        few = self.halves <= 2 and self.column_halves <= 3 if separable else r <= 3 and self.halves <= 2
+        few = self.halves <= 2 and self.column_halves <= 3 if separable else r <= 3 and self.halves == 2
         self.threads = (FEW_SEPARABLE if separable else FEW) if few else THREADS
         self.words = CONSTANTS + self.column_words + (1 if separable else r) * self.row_words
         scratch = 0 if bytes_each == 4 else config.threads // LANES * DOWN * (ACROSS * bytes_each + 16)

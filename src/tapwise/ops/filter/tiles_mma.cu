@@ -305,7 +305,7 @@ DEVICE void filter_rows(const FilterTiles &a, const float *constants, unsigned l
             add_row<P, KIND>(sums, pixels, pixels + P::SUMS_BYTES, list, all);
         } else {
             constexpr int TOGETHER = P::ROWS_TOGETHER;
-            constexpr bool FLUSH = P::TAPS_H > 2 * TOGETHER;
+            constexpr bool FLUSH = P::TAPS_H > TOGETHER;
             int row = first + down + lane_row();
             row -= row < P::RING ? 0 : P::RING;
             unsigned pixels = at + row * P::PITCH_BYTES, taps = list;
