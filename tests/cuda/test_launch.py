@@ -138,7 +138,7 @@ def test_a_run_gives_every_launch_its_addresses(text: str, monkeypatch: pytest.M
             packed: Any = SimpleNamespace(ptr=100, synchronized=True)
             if problem.operator not in ("conv", "squeeze_excitation"):
                 # What a filter's lists come with: the second's place, or the launch.
-                beside = made.launches[0] if algorithm.id == "cuda.tiles" else 8  # type: ignore[attr-defined]
+                beside = made.launches[0] if algorithm.id.startswith("cuda.tiles") else 8  # type: ignore[attr-defined]
                 packed = (packed, beside) if problem.operator == "filter" else None
             y: Any = (arrays["y"], arrays["y"]) if has["places"] else arrays["y"]
             scratch = arrays["workspace"] if made.workspace_bytes else None

@@ -129,6 +129,23 @@ inline float to_tf32(float v) {
     const unsigned bits = __float_as_uint(v), finite = (bits & 0x7f800000) != 0x7f800000;
     return __uint_as_float((bits + (finite ? 0x1000 : 0)) & 0xffffe000);
 }
+inline unsigned subtract_f16x2(unsigned a, unsigned b) {
+    const auto less = [](unsigned a, unsigned b) {
+        return widen(f16{(unsigned short)a}) - widen(f16{(unsigned short)b});
+    };
+    return Element<f16>::pack(less(a, b), less(a >> 16, b >> 16));
+}
+inline unsigned short truncate_f16(float v) {
+    const f16 nearest = Element<f16>::from_float(v);
+    return nearest.bits - (std::abs(widen(nearest)) > std::abs(v));
+}
+inline unsigned truncate_f16x2(float low, float high) { return truncate_f16(low) | (unsigned)truncate_f16(high) << 16; }
+// Towards zero; of products and sums that float64 holds.
+inline float __fmaf_rz(float a, float b, float c) {
+    const double exact = (double)a * b + c;
+    const float nearest = (float)exact;
+    return std::abs((double)nearest) > std::abs(exact) ? std::nextafter(nearest, 0.0f) : nearest;
+}
 inline float __half2float(f16 v) { return widen(v); }
 inline f16 __float2half_rn(float v) { return narrow(v, (f16 *)nullptr); }
 

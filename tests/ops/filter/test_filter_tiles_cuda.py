@@ -14,6 +14,7 @@ from tapwise import registry
 from tapwise.cuda.jit.compile import compile_now
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.filter import cuda_tiles as tiles
+from tapwise.ops.filter.cuda_strips import view_of
 from tapwise.ops.filter.problem import FilterProblem
 from tapwise.problem import Inputs
 from tapwise.verify import compare
@@ -51,7 +52,7 @@ def filtered(
     problem: FilterProblem, config: tiles.Config, x: np.ndarray, w: np.ndarray | None, backwards: bool = False
 ) -> np.ndarray:
     separable = problem.op == "separable" or (problem.op != "dense" and w is None)
-    layout = tiles.Layout(tiles.view_of(problem), config, separable)
+    layout = tiles.Layout(view_of(problem), config, separable)
     words, y = tiles.pack(problem, w, layout, separable), np.zeros(problem.y_shape, problem.y_dtype)
     # Of few multiprocessors, so that blocks go down their strips in several steps.
     launch = ALGORITHM.launch(problem, config, separable, replace(H200, multiprocessors=1))
@@ -121,13 +122,13 @@ def test_sums_that_no_integer_holds() -> None:
 def test_list_of_weights() -> None:
     problem = FilterProblem.parse("filter correlate h50 w40 r2 s11")
     config = ALGORITHM.configs(problem, H200)[0]
-    layout = tiles.Layout(tiles.view_of(problem), config, False)
+    layout = tiles.Layout(view_of(problem), config, False)
     words = tiles.pack(problem, np.arange(1.0, 23).reshape(1, 2, 11), layout, False)
     assert (layout.chunk, layout.chunks, layout.row_weights, len(words)) == (4, 3, 12, 8 + 24)
     assert words[8:20].tolist() == [*range(1, 12), 0] and words[20:].tolist() == [*range(12, 23), 0]
     assert words[6] == 1 and tiles.pack(problem, np.eye(2, 11)[None], layout, False)[6] == 0
     problem = FilterProblem.parse("filter sobel h50 w40 u8 to:i16")
-    layout = tiles.Layout(tiles.view_of(problem), config, True)
+    layout = tiles.Layout(view_of(problem), config, True)
     words = tiles.pack(problem, problem.weights(), layout, True)
     assert words[8:16].tolist() == [1, 2, 1, 0, 0, 0, 0, 0] and words[layout.row_at :].tolist() == [-1, 0, 1, 0]
 
@@ -137,11 +138,11 @@ def test_list_of_weights() -> None:
 def test_blocks_of_a_strip_cover_its_rows(text: str, multiprocessors: int) -> None:
     problem, device = FilterProblem.parse(text), replace(H200, multiprocessors=multiprocessors)
     for height in (1, 99, 4096, 70_000):
-        view = tiles.view_of(replace(problem, spatial=(1, height, 9000), recipe=""))
+        view = view_of(replace(problem, spatial=(1, height, 9000), recipe=""))
         for config in ALGORITHM.configs(problem, H200):
             for separable in tiles.kinds_of(problem):
                 layout = tiles.Layout(view, config, separable)
-                found = tiles.segments_of(view, layout, config, separable, device)
+                found = tiles.segments_for(view, layout, config, separable, device)
                 last = found.blocks - found.number
                 rest = layout.tiles[0] - found.number * found.steps
                 assert found.number >= 0 <= last and found.last_steps <= found.steps
@@ -165,9 +166,9 @@ def test_refused(text: str, reason: str) -> None:
 
 def test_windows_along_one_axis_are_seen_as_columns() -> None:
     """Channels of a column are pixels; a row of many channels is a column."""
-    view = tiles.view_of(FilterProblem.parse("filter correlate h30 w20 c5 r5"))
+    view = view_of(FilterProblem.parse("filter correlate h30 w20 c5 r5"))
     assert (view.height, view.width, view.c, view.taps) == (30, 100, 1, (5, 1))
-    view = tiles.view_of(FilterProblem.parse("filter correlate d2 h9 w50 c7 s5"))
+    view = view_of(FilterProblem.parse("filter correlate d2 h9 w50 c7 s5"))
     assert (view.depth, view.height, view.width, view.c, view.taps, view.before) == (18, 50, 7, 1, (5, 1), (2, 0))
 
 

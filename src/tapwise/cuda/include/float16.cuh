@@ -62,6 +62,18 @@ ELEMENT(f16, 0x46004600, 0x3c003c00)
 ELEMENT(bf16, 0x40c040c0, 0x3f803f80)
 #undef ELEMENT
 
+// Two float16 in a word: less two others; of floats, rounded towards zero.
+__device__ __forceinline__ unsigned subtract_f16x2(unsigned a, unsigned b) {
+    unsigned r;
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+    return r;
+}
+__device__ __forceinline__ unsigned truncate_f16x2(float low, float high) {
+    unsigned r;
+    asm("cvt.rz.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+    return r;
+}
+
 // fp32 rounded to the nearest tf32, ties away from zero; infinities stay, NaN becomes another NaN.
 __device__ __forceinline__ float to_tf32(float v) {
     unsigned r;

@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import ceil, prod
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -26,25 +25,20 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.cuda.jit.compile import Source, stub, traits
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, stream
-from tapwise.cuda.types import DTYPES, INDEX_LIMIT, tensor_core_type
+from tapwise.cuda.types import DTYPES, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda.costs import MORE_BYTES, SHARED_BYTES, blocks_of, cycles_us, joint_us
 from tapwise.ops.filter.cuda import ListPlan
-from tapwise.ops.filter.edges import MODES
+from tapwise.ops.filter.cuda_strips import Segments, View, fields_of, refusal, segments_of, view_of
 from tapwise.ops.filter.problem import FilterProblem, limits
 from tapwise.ops.filter.weights import rounded
 
 # Elements of a piece, which a thread loads at once; words that a list begins with; threads of a warp.
 PIECE, CONSTANTS, LANES = 4, 8, 32
-# Rows of a block's part of a strip, beyond those that it sees besides; of the last blocks'.
-SEGMENT, LAST_SEGMENT = 64, 32
 # Taps of a row that go at once where there are more.
 CHUNKS: Final = (8, 4)
 # By channels, of which there are no more: row sums of a thread.
 ALONG: Final = {1: 8, 2: 8, 3: 12, 4: 16}
-MOST_CHANNELS: Final = 4
-# Of a grid's second and third axes.
-MOST_BLOCKS: Final = (1 << 16) - 1
 # (rows, elements of a row, threads) of a tile; rows of outputs of a thread.
 TILES: Final = ((32, 128, 256), (32, 128, 128), (16, 128, 128), (32, 64, 128))
 # The same of columns and rows besides, whose row sees more beside a tile the more channels there are.
@@ -84,30 +78,6 @@ class Config(BaseConfig):
     columns: int
     threads: int
     deep: int
-
-
-class View(NamedTuple):
-    """A picture as the kernel sees it: windows of (r, s) taps over (height, width) pixels of c channels."""
-
-    depth: int
-    height: int
-    width: int
-    c: int
-    taps: tuple[int, int]
-    before: tuple[int, int]
-    modes: tuple[str, str]
-
-
-@lru_cache(256)
-def view_of(problem: FilterProblem) -> View:
-    """A window of one column takes all channels as pixels; one of one row, of many channels, is a column."""
-    (depth, height, width), (_, r, s), (_, above, left) = problem.spatial, problem.size, problem.before
-    c, (_, mode_h, mode_w) = problem.c, problem.modes
-    if s == 1 and c > 1:
-        return View(depth, height, width * c, 1, (r, 1), (above, 0), (mode_h, mode_w))
-    if r == 1 and c > MOST_CHANNELS and problem.op != "separable":
-        return View(depth * height, width, c, 1, (s, 1), (left, 0), (mode_w, mode_w))
-    return View(depth, height, width, c, (r, s), (above, left), (mode_h, mode_w))
 
 
 def chunk_of(taps: int, c: int) -> int:
@@ -196,18 +166,8 @@ class FilterTiles(CudaAlgorithm[Config]):
     dtypes: ClassVar[None] = None
 
     def rejects(self, problem: FilterProblem, device: Device) -> str | None:
-        view = view_of(problem)
-        if not problem.single:
-            return "adds up in float32, and takes what is exact enough there"
-        if problem.size[0] > 1:
-            return "takes windows over two axes"
-        if view.c > MOST_CHANNELS:
-            return f"takes up to {MOST_CHANNELS} channels"
-        ends = (size + taps for size, taps in zip((view.height, view.width), view.taps, strict=True))
-        if 2 * max(ends) * view.c >= INDEX_LIMIT:
-            return "takes axes of fewer than 2^30 elements"
-        if max(view.height // TILES[2][0], view.depth) >= MOST_BLOCKS:
-            return "takes fewer than 2^20 rows, and pictures of fewer than 2^16 on top of each other"
+        if reason := refusal(problem, TILES[2][0]):
+            return reason
         if not self.configs(problem, device):
             return "has no tile that fits into shared memory"
         return None
@@ -227,7 +187,7 @@ class FilterTiles(CudaAlgorithm[Config]):
         view, separable = view_of(problem), kinds_of(problem)[0]
         layout, (r, s), threads = Layout(view, config, separable), view.taps, config.threads
         words, sums = layout.row_weights // PIECE, 4 * layout.deep
-        segments = segments_of(view, layout, config, separable, device)
+        segments = segments_for(view, layout, config, separable, device)
         steps = max(1, layout.tiles[0] / segments.blocks)
         # (items of a step, instructions of each).
         parts = [((config.rows + (r - 1) / steps) * layout.pieces, LOAD + CONVERT * (problem.x_dtype.itemsize < 4))]
@@ -282,38 +242,16 @@ class FilterTiles(CudaAlgorithm[Config]):
     def launch(self, problem: FilterProblem, config: Config, separable: bool, device: Device) -> Launch:
         view = view_of(problem)
         layout = Layout(view, config, separable)
-        befores = view.before[0], view.before[1] * view.c
-        segments = segments_of(view, layout, config, separable, device)
-        fields = {
-            "height": view.height, "width": view.width * view.c, "steps": segments.steps, "segments": segments.number,
-            "last_steps": segments.last_steps,
-        }  # fmt: skip
-        for axis, before, mode in zip("hw", befores, view.modes, strict=True):
-            fields |= {f"before_{axis}": before, f"mode_{axis}": MODES.index(mode)}
+        segments = segments_for(view, layout, config, separable, device)
+        fields = fields_of(view, segments)
         grid, source = (layout.tiles[1], segments.blocks, view.depth), self.source(problem, config, separable)
         return Launch(source, fields, grid, config.threads, layout.shared_bytes, dependent=True)
 
 
-class Segments(NamedTuple):
-    """Steps of a block down its strip, and how many such blocks a strip has; of those behind them; blocks in all."""
-
-    steps: int
-    number: int
-    last_steps: int
-    blocks: int
-
-
-def segments_of(view: View, layout: Layout, config: Config, separable: bool, device: Device) -> Segments:
-    """Of about SEGMENT rows beyond what a block sees besides its own; the last, about as many as run at once, of few
-    rows, so that all multiprocessors end together."""
-    down, across = layout.tiles
-    strips = max(1, across * view.depth)
+def segments_for(view: View, layout: Layout, config: Config, separable: bool, device: Device) -> Segments:
+    """Of blocks as many of which run at once as registers and shared memory hold."""
     held = blocks_of((1 << 16) // most_threads(layout, config, separable), config.threads, layout.shared_bytes)
-    places = held * device.multiprocessors
-    steps = max(1, (SEGMENT + view.taps[0] - 1) // config.rows)
-    few = min(steps, ceil_div(LAST_SEGMENT, config.rows)) if strips * down > places else 1
-    number = max(0, down - few * places // strips) // steps
-    return Segments(steps, number, few, number + ceil_div(down - number * steps, few))
+    return segments_of(view, layout.tiles, config.rows, held * device.multiprocessors)
 
 
 def kinds_of(problem: FilterProblem) -> tuple[bool, ...]:

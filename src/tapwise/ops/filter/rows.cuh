@@ -1,5 +1,5 @@
-// Rows of a picture on their way to shared memory, as float32: a strip's, into a ring of RING rows of PIECES pieces of
-// four elements. Beyond the picture's edges they follow from the modes.
+// Rows of a picture on their way to shared memory, as float32 or float16 (STORED): a strip's, into a ring of RING rows
+// of PIECES pieces of PIECE elements, PITCH elements apart. Beyond the picture's edges they follow from the modes.
 #pragma once
 
 #include "cp_async.cuh"
@@ -38,20 +38,20 @@ template <typename T, int WORDS> DEVICE float element(const unsigned (&words)[WO
     }
 }
 
-// The bits of four elements of 1 or 2 bytes. ALIGNED: their address is a multiple of the four's size.
-template <bool ALIGNED, typename T> DEVICE void load_elements(const T *from, unsigned (&words)[sizeof(T)]) {
+// The bits of elements of 1 or 2 bytes. ALIGNED: their address is a multiple of four elements' size.
+template <bool ALIGNED, typename T, int WORDS> DEVICE void load_elements(const T *from, unsigned (&words)[WORDS]) {
     const unsigned beside = ALIGNED ? 0 : reinterpret_cast<unsigned long long>(from) & 3;
     const unsigned *const at = reinterpret_cast<const unsigned *>(reinterpret_cast<const char *>(from) - beside);
-    if constexpr (ALIGNED && sizeof(T) == 2) {
+    if constexpr (ALIGNED && sizeof(T) == 2 && WORDS == 2) {
         const uint2 both = *reinterpret_cast<const uint2 *>(at);
         words[0] = both.x, words[1] = both.y;
         return;
     }
     unsigned next = at[0];
 #pragma unroll
-    for (int i = 0; i < sizeof(T); ++i) {
+    for (int i = 0; i < WORDS; ++i) {
         const unsigned low = next;
-        next = i + 1 < sizeof(T) || beside ? at[i + 1] : 0;
+        next = i + 1 < WORDS || beside ? at[i + 1] : 0;
         words[i] = __funnelshift_r(low, next, 8 * beside);
     }
 }
@@ -71,10 +71,35 @@ template <typename T> DEVICE void put_piece(float *piece, const unsigned (&words
     *reinterpret_cast<float4 *>(piece) = as_float4(v);
 }
 
+// Bytes as float16: of bits behind those of 2^10, two in a word.
+template <typename T> DEVICE void put_piece(f16 *piece, const unsigned (&words)[2]) {
+    constexpr bool NEGATIVE = T(-1) < T(0);
+    unsigned v[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const unsigned bits = NEGATIVE ? words[i / 2] ^ 0x80808080u : words[i / 2];
+        v[i] = subtract_f16x2(__byte_perm(bits, 0x64646464u, i % 2 ? 0x4342 : 0x4140),
+                              NEGATIVE ? 0x64806480u : 0x64006400u);
+    }
+    *reinterpret_cast<uint4 *>(piece) = make_uint4(v[0], v[1], v[2], v[3]);
+}
+DEVICE void put_constant(float *piece, float v) { *reinterpret_cast<float4 *>(piece) = make_float4(v, v, v, v); }
+DEVICE void put_constant(f16 *piece, float v) {
+    const unsigned two = Element<f16>::pack(v, v);
+    *reinterpret_cast<uint4 *>(piece) = make_uint4(two, two, two, two);
+}
+DEVICE void put_element(float *to, float v) { *to = v; }
+DEVICE void put_element(f16 *to, float v) { *to = Element<f16>::from_float(v); }
+
 // Where piece `item` of rows of the ring lies, from place `first` on.
-template <class P> DEVICE float *piece_of(float *ring, int first, int item) {
-    item += first * P::PIECES;
-    return ring + 4 * (item < P::RING * P::PIECES ? item : item - P::RING * P::PIECES);
+template <class P> DEVICE typename P::STORED *piece_of(typename P::STORED *ring, int first, int item) {
+    if constexpr (P::PITCH == P::PIECE * P::PIECES) {
+        item += first * P::PIECES;
+        return ring + P::PIECE * (item < P::RING * P::PIECES ? item : item - P::RING * P::PIECES);
+    } else {
+        const int row = (unsigned)item / P::PIECES, place = first + row;
+        return ring + (place < P::RING ? place : place - P::RING) * P::PITCH + (item - row * P::PIECES) * P::PIECE;
+    }
 }
 
 // `count` pieces of rows on their way, from `corner` of the picture to place `first` of the ring on. float32 is copied
@@ -82,13 +107,13 @@ template <class P> DEVICE float *piece_of(float *ring, int first, int item) {
 template <class P> struct Rows {
     using T = typename P::T;
     static constexpr bool ASYNC = sizeof(T) == 4;
-    static constexpr int TURNS = (P::ROWS * P::PIECES + P::THREADS - 1) / P::THREADS, MOST = 8 / sizeof(T),
-                         TOGETHER = ASYNC || TURNS < MOST ? TURNS : MOST, STRIDE = TOGETHER * P::THREADS;
+    static constexpr int TURNS = (P::ROWS * P::PIECES + P::THREADS - 1) / P::THREADS;
+    static constexpr int TOGETHER = ASYNC || TURNS < P::AT_ONCE ? TURNS : P::AT_ONCE, STRIDE = TOGETHER * P::THREADS;
     const T *corner;
-    float *ring;
+    typename P::STORED *ring;
     unsigned pitch_bytes;
     int first, count;
-    unsigned words[ASYNC ? 1 : TOGETHER][sizeof(T)];
+    unsigned words[ASYNC ? 1 : TOGETHER][P::PIECE * sizeof(T) / 4];
 
     DEVICE bool aligned() const {
         return (reinterpret_cast<unsigned long long>(corner) | pitch_bytes) % (4 * sizeof(T)) == 0;
@@ -97,7 +122,7 @@ template <class P> struct Rows {
         const unsigned row = item / P::PIECES;
         return reinterpret_cast<const T *>(reinterpret_cast<const char *>(corner) +
                                            (unsigned long long)row * pitch_bytes) +
-               (item - row * P::PIECES) * 4;
+               (item - row * P::PIECES) * P::PIECE;
     }
     template <bool ALIGNED> DEVICE void copy() {
 #pragma unroll 4
@@ -133,28 +158,79 @@ template <class P> struct Rows {
     }
 };
 
+// The same of elements that are no float32, where threads have pieces enough for some rows at a time (ABREAST): a
+// thread keeps its piece of a row, and its rows are as far apart each time.
+template <class P> struct RowsAbreast {
+    using T = typename P::T;
+    static constexpr int ABREAST = P::THREADS / P::PIECES, TURNS = (P::ROWS + ABREAST - 1) / ABREAST;
+    static constexpr int TOGETHER = TURNS < P::AT_ONCE ? TURNS : P::AT_ONCE;
+    const T *corner;
+    typename P::STORED *ring;
+    unsigned pitch_bytes;
+    int first, count;
+    unsigned words[TOGETHER][P::PIECE * sizeof(T) / 4];
+
+    DEVICE bool aligned() const {
+        return (reinterpret_cast<unsigned long long>(corner) | pitch_bytes) % (4 * sizeof(T)) == 0;
+    }
+    // Threads without a row: one behind all.
+    DEVICE static int own_row() { return threadIdx.x < ABREAST * P::PIECES ? threadIdx.x / P::PIECES : 1 << 20; }
+    template <bool ALIGNED> DEVICE void fetch(int from) {
+        const char *at = reinterpret_cast<const char *>(corner + threadIdx.x % P::PIECES * P::PIECE) +
+                         (unsigned long long)from * pitch_bytes;
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i, at += (unsigned long long)ABREAST * pitch_bytes)
+            if (from + i * ABREAST < count / P::PIECES)
+                load_elements<ALIGNED>(reinterpret_cast<const T *>(at), words[i]);
+    }
+    DEVICE void begin() {
+        if (aligned()) fetch<true>(own_row());
+        else fetch<false>(own_row());
+    }
+    DEVICE void end() {
+        const int rows = count / P::PIECES;
+        typename P::STORED *const to = ring + threadIdx.x % P::PIECES * P::PIECE;
+#pragma unroll 1
+        for (int from = own_row(); from < rows;) {
+#pragma unroll
+            for (int i = 0; i < TOGETHER; ++i) {
+                const int place = first + from + i * ABREAST;
+                if (from + i * ABREAST < rows)
+                    put_piece<T>(to + (place < P::RING ? place : place - P::RING) * P::PITCH, words[i]);
+            }
+            from += TOGETHER * ABREAST;
+            if (from >= rows) break;
+            if (aligned()) fetch<true>(from);
+            else fetch<false>(from);
+        }
+    }
+};
+template <class P, bool ABREAST> struct RowsOf { using type = Rows<P>; };
+template <class P> struct RowsOf<P, true> { using type = RowsAbreast<P>; };
+
 // The same of rows with elements beyond the picture, at once. `left`: element of the picture that a row begins with.
 template <class P, bool ALIGNED>
-DEVICE void load_edge(const FilterTiles &a, const typename P::T *x, float cval, float *ring, int first, int top,
-                      int rows, int left) {
+DEVICE void load_edge(const FilterTiles &a, const typename P::T *x, float cval, typename P::STORED *ring, int first,
+                      int top, int rows, int left) {
     using T = typename P::T;
-    constexpr int C = P::C;
+    constexpr int C = P::C, PIECE = P::PIECE, WIDTH = PIECE * P::PIECES;
     const int height = a.height, width = a.width;
     const bool within = top >= 0 && top + rows <= height;
     // Elements of a row that are within the picture, in pieces; end of those that windows see.
-    const int from = max(0, 3 - left) / 4 * 4, to = max(from, min(P::PITCH, width - left) / 4 * 4);
-    const int end = min(P::PITCH, width - left - (int)a.before_w + (P::TAPS_W - 1) * C);
+    const int from = max(0, PIECE - 1 - left) / PIECE * PIECE;
+    const int to = max(from, min(WIDTH, width - left) / PIECE * PIECE);
+    const int end = min(WIDTH, width - left - (int)a.before_w + (P::TAPS_W - 1) * C);
 #pragma unroll 1
     for (int item = threadIdx.x; item < rows * P::PIECES; item += P::THREADS) {
-        const int e = item % P::PIECES * 4, row = top + item / P::PIECES;
+        const int e = item % P::PIECES * PIECE, row = top + item / P::PIECES;
         const int h = within ? row : source_index(row, height, a.mode_h);
-        float *const piece = piece_of<P>(ring, first, item);
+        typename P::STORED *const piece = piece_of<P>(ring, first, item);
         const T *const there = x + ((long long)h * width + (left + e));
-        if (h < 0) *reinterpret_cast<float4 *>(piece) = make_float4(cval, cval, cval, cval);
+        if (h < 0) put_constant(piece, cval);
         else if (e >= from && e < to) {
             if constexpr (sizeof(T) == 4) copy_piece<ALIGNED>(piece, there);
             else {
-                unsigned words[sizeof(T)];
+                unsigned words[PIECE * sizeof(T) / 4];
                 load_elements<ALIGNED>(there, words);
                 put_piece<T>(piece, words);
             }
@@ -172,11 +248,55 @@ DEVICE void load_edge(const FilterTiles &a, const typename P::T *x, float cval, 
 #pragma unroll 1
         for (int row = threadIdx.x >> bits; row < rows; row += P::THREADS >> bits) {
             const int h = within ? top + row : source_index(top + row, height, a.mode_h), place = first + row;
-            float *const element = ring + (place < P::RING ? place : place - P::RING) * P::PITCH + e;
+            typename P::STORED *const element = ring + (place < P::RING ? place : place - P::RING) * P::PITCH + e;
             if (h < 0) continue;
-            if (w < 0) *element = cval;
+            if (w < 0) put_element(element, cval);
             else if constexpr (sizeof(T) == 4) cp_async<4>(element, column + (long long)h * width, true);
-            else *element = widened(column[(long long)h * width]);
+            else put_element(element, widened(column[(long long)h * width]));
         }
+    }
+}
+
+// A block's part of a strip, from top to bottom. `columns(place)` takes what it wants of the ring, from the place of a
+// step's first row on, before the rows of the next step may come to places of older ones; `outputs(place, row)` does
+// the rest beside their way. `cval`: address of what is beyond the edges.
+template <class P, class Columns, class Outputs>
+DEVICE void down_strip(const FilterTiles &a, const float *cval, typename P::STORED *ring, Columns columns,
+                       Outputs outputs) {
+    using T = typename P::T;
+    // The last blocks have fewer steps, so that all multiprocessors end at about the same time.
+    const int number = blockIdx.y, many = min(number, (int)a.segments), few = number - many;
+    const int h0 = (many * (int)a.steps + few * (int)a.last_steps) * P::ROWS, w0 = blockIdx.x * P::COLUMNS;
+    const int end = min((int)a.height, h0 + (int)(number < a.segments ? a.steps : a.last_steps) * P::ROWS);
+    const T *const x = static_cast<const T *>(a.x) + (long long)blockIdx.z * a.height * a.width;
+    // Rows of the next step come while this one's are added up: to places of rows that, once `columns` is done, no more
+    // are wanted, or to others. `first`: place of this step's first row.
+    int first = 0;
+#pragma unroll 1
+    for (int h = h0 - P::ROWS; h < end; h += P::ROWS) {
+        const bool begun = h >= h0;
+        if (begun) columns(first);
+        typename RowsOf<P, P::ABREAST>::type coming;
+        coming.count = 0;
+        if (h + P::ROWS < end) {
+            const int rows = begun ? P::ROWS : P::IN_ROWS, top = h + P::ROWS + P::IN_ROWS - rows - (int)a.before_h;
+            const int left = w0 - (int)a.before_w - P::SKIP, width = a.width, place = begun ? first + P::IN_ROWS : 0;
+            coming.corner = x + ((long long)top * width + left), coming.pitch_bytes = width * (unsigned)sizeof(T);
+            coming.ring = ring, coming.first = place < P::RING ? place : place - P::RING;
+            if (left >= 0 && left + P::PIECE * P::PIECES <= width && top >= 0 && top + rows <= a.height) {
+                coming.count = rows * P::PIECES;
+                coming.begin();
+            } else if (coming.aligned()) load_edge<P, true>(a, x, *cval, ring, coming.first, top, rows, left);
+            else load_edge<P, false>(a, x, *cval, ring, coming.first, top, rows, left);
+            if constexpr (sizeof(T) == 4) cp_async_commit();
+        }
+        if (begun) {
+            outputs(first, h);
+            first += P::ROWS;
+            first -= first < P::RING ? 0 : P::RING;
+        }
+        coming.end();
+        if constexpr (sizeof(T) == 4) cp_async_wait<0>();
+        __syncthreads();
     }
 }

@@ -18,6 +18,10 @@ enum Constant { CVAL, LOW, HIGH, START, COLUMN_EPSILON, EPSILON, WHOLE, CONSTANT
 // memory; INTEGRAL: y holds integers, CLIP: within their range; TRUNCATE: so do the column's sums.
 template <class Traits> struct FilterTile : Traits {
     using B = Traits;
+    // What the ring holds: elements of a piece, pieces of a thread on their way at once.
+    using STORED = float;
+    static constexpr int PIECE = 4, AT_ONCE = 8 / sizeof(typename B::T);
+    static constexpr bool ABREAST = false;
     // Pieces of 4 that the windows of a thread's outputs see of a chunk, and that a chunk is.
     static constexpr int SEEN = (B::SKIP + B::ALONG + (B::CHUNK - 1) * B::C + 3) / 4;
     static constexpr int CHUNKS = (B::TAPS_W + B::CHUNK - 1) / B::CHUNK, STEP = B::CHUNK * B::C / 4;
@@ -234,55 +238,27 @@ template <class Traits, typename Y> DEVICE void filter_tiles(const FilterTiles &
     extern __shared__ __align__(16) unsigned char memory[];
     float *const constants = reinterpret_cast<float *>(memory), *const ring = constants + P::WORDS,
                  *const sums = ring + P::RING * P::PITCH;
-    // The last blocks have fewer steps, so that all multiprocessors end at about the same time.
-    const int number = blockIdx.y, many = min(number, (int)a.segments), few = number - many;
-    const int h0 = (many * (int)a.steps + few * (int)a.last_steps) * P::ROWS, w0 = blockIdx.x * P::COLUMNS;
-    const int end = min((int)a.height, h0 + (int)(number < a.segments ? a.steps : a.last_steps) * P::ROWS);
-    const long long picture = (long long)blockIdx.z * a.height * a.width;
     begin_dependent();
     const float *const list = static_cast<const float *>(a.list);
     for (int i = threadIdx.x; i < P::WORDS; i += P::THREADS) constants[i] = list[i];
-    // Rows of the next step come while this one's are added up: to places of rows that, once a column's sums are made,
-    // no more are wanted, or to others. `first`: place of this step's first row.
-    int first = 0;
-#pragma unroll 1
-    for (int h = h0 - P::ROWS; h < end; h += P::ROWS) {
-        const bool begun = h >= h0, whole = begun && constants[WHOLE] != 0.0f;
-        if constexpr (P::SEPARABLE)
-            if (begun) {
-                if (whole) filter_columns<P, true>(constants, ring, first, sums);
-                else filter_columns<P, false>(constants, ring, first, sums);
-                __syncthreads();
-            }
-        Rows<P> coming;
-        coming.count = 0;
-        if (h + P::ROWS < end) {
-            const int rows = begun ? P::ROWS : P::IN_ROWS, top = h + P::ROWS + P::IN_ROWS - rows - (int)a.before_h;
-            const int left = w0 - (int)a.before_w - P::SKIP, width = a.width, place = begun ? first + P::IN_ROWS : 0;
-            const T *const x = static_cast<const T *>(a.x) + picture;
-            coming.corner = x + ((long long)top * width + left), coming.pitch_bytes = width * (unsigned)sizeof(T);
-            coming.ring = ring, coming.first = place < P::RING ? place : place - P::RING;
-            if (left >= 0 && left + P::PITCH <= width && top >= 0 && top + rows <= a.height) {
-                coming.count = rows * P::PIECES;
-                coming.begin();
-            } else if (coming.aligned()) load_edge<P, true>(a, x, list[CVAL], ring, coming.first, top, rows, left);
-            else load_edge<P, false>(a, x, list[CVAL], ring, coming.first, top, rows, left);
-            if constexpr (sizeof(T) == 4) cp_async_commit();
+    const int w0 = blockIdx.x * P::COLUMNS;
+    Y *const y = static_cast<Y *>(a.y) + (long long)blockIdx.z * a.height * a.width;
+    const auto columns = [&](int first) {
+        if constexpr (P::SEPARABLE) {
+            if (constants[WHOLE] != 0.0f) filter_columns<P, true>(constants, ring, first, sums);
+            else filter_columns<P, false>(constants, ring, first, sums);
+            __syncthreads();
         }
-        if (begun) {
-            Y *const y = static_cast<Y *>(a.y) + picture;
-            if constexpr (P::SEPARABLE) {
-                if (whole) filter_rows<P, true>(a, constants, sums, y, h, w0);
-                else filter_rows<P, false>(a, constants, sums, y, h, w0);
-            } else {
-                if (whole) filter_at_once<P, true>(a, constants, ring, first, y, h, w0);
-                else filter_at_once<P, false>(a, constants, ring, first, y, h, w0);
-            }
-            first += P::ROWS;
-            first -= first < P::RING ? 0 : P::RING;
+    };
+    const auto outputs = [&](int first, int h) {
+        const bool whole = constants[WHOLE] != 0.0f;
+        if constexpr (P::SEPARABLE) {
+            if (whole) filter_rows<P, true>(a, constants, sums, y, h, w0);
+            else filter_rows<P, false>(a, constants, sums, y, h, w0);
+        } else {
+            if (whole) filter_at_once<P, true>(a, constants, ring, first, y, h, w0);
+            else filter_at_once<P, false>(a, constants, ring, first, y, h, w0);
         }
-        coming.end();
-        if constexpr (sizeof(T) == 4) cp_async_wait<0>();
-        __syncthreads();
-    }
+    };
+    down_strip<P>(a, list + CVAL, ring, columns, outputs);
 }
