@@ -54,11 +54,11 @@ TILES: Final = (
 )  # fmt: skip
 # Threads of a multiprocessor that have registers: of a column and a row of few operands, of a window of few, of others.
 FEW_SEPARABLE, FEW, THREADS = 768, 640, 512
-# Of the cost model: instructions counted in kernels for sm_90a, then fitted to 57 times of 12 filters (H200), 29 of them
-# of a version before: loads wait most. Instructions of a warp: a piece on its way to the ring; 16 x 16 column sums, and
-# how many times that in two parts; 16 x 32 results, and of 4 bytes each; a row of taps and a step besides products; what
-# it does once in a step of its block. Cycles of a multiprocessor: of an instruction, of a product of 16 x 8 x 16; of a
-# block's step, its begin and end, and of one of a warp's own instructions. Memory and launch as in cuda.tiles.
+# Of the cost model: instructions counted in kernels for sm_90a, then fitted to 57 times of 12 filters (H200; 29 of them
+# of a version before): loads wait most. Instructions of a warp: a piece on its way to the ring; 16 x 16 column sums,
+# and how many times that in two parts; 16 x 32 results, and of 4 bytes each; a row of taps and a step besides products;
+# what it does once in a step of its block. Cycles of a multiprocessor: of an instruction, of a product of 16 x 8 x 16;
+# of a block's step, its begin and end, and of one of a warp's own instructions. Memory and launch as in cuda.tiles.
 LOAD, COLUMN, IN_PARTS, OUTPUT, WIDE_OUTPUT, ROW, STEP, ONCE = 98.5, 44.0, 1.4, 107.0, 70.0, 5.0, 3.0, 97.0
 ISSUE, PRODUCT, TILE, OWN = 0.526, 5.48, 2600.0, 1.87
 MEMORY, START_US = 1.09, 2.5
