@@ -39,12 +39,12 @@ MOST_THREADS, MOST_REGISTERS, OTHER_REGISTERS, FUNCTION_REGISTERS = 512, 250, 28
 # Octets of a block of many groups, and bytes of a pixel, that come at full speed.
 TMA_OCTETS, FULL_BYTES = (4, 8), 64
 # Cycles of a multiprocessor for each warp: a product, four matrices from shared memory, a copy of 4 bytes, one of more,
-# a stage. Of a block alone: its beginning, a product, what is loaded or kept, a stage.
-PRODUCT, LOAD, SMALL_COPY, COPY, STAGE = 1.56, 2.54, 22.0, 5.9, 5.2
-BEGINNING, PRODUCT_ALONE, MOVED_ALONE, STAGE_ALONE = 3822, 3.02, 8.9, 269
+# a stage; a pixel that TMA brings. Of a block alone: its beginning, a product, what is loaded or kept, a stage.
+PRODUCT, LOAD, SMALL_COPY, COPY, STAGE, BOX_PIXEL = 1.27, 2.65, 10.2, 9.7, 21.3, 0.8
+BEGINNING, PRODUCT_ALONE, MOVED_ALONE, STAGE_ALONE = 2120, 7.88, 4.74, 90.0
 # Of memory's time: all, what neighbouring blocks read both, what L2 saves, and pieces of few bytes of x and of y;
 # microseconds of a launch.
-MEMORY, SHARED, IN_L2, FEW_X, FEW_Y, START_US = 1.2, 0.04, 0.66, 0.14, 0.39, 1.04
+MEMORY, SHARED, IN_L2, FEW_X, FEW_Y, START_US = 1.13, 0.04, 0.85, 0.13, 0.43, 1.15
 
 
 @dataclass(frozen=True)
@@ -178,21 +178,23 @@ class ImplicitGemmRows(window.TensorCoreAlgorithm[Config]):
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """What a multiprocessor's warps multiply, load and copy, a block's latency, and memory. Constants are fitted to
-        904 times on 27 layers, N=32 (H200), within 17 %."""
+        1512 times on 115 drawn layers, N=32 (H200), within 17 %: where it is chosen, 1.08 of the best config's time."""
         r, slices, (stride_h, stride_w) = problem.kernel[0], _slices(problem), steps(problem)
         rows, (stage_rows, columns) = (config.rows - 1) * stride_h + r, _stage(problem, config)
         stages, size = ceil_div(rows, stage_rows), copy_bytes(problem.c)
         products = config.tiles * config.out_each * config.rows * (slices // 2 * r + slices % 2 * ceil_div(r, 2))
         loads, kept = config.tiles * rows * ceil_div(slices, 2), config.tiles * config.out_each * config.rows
-        each = PRODUCT * products + LOAD * loads + STAGE * stages
-        if config.by == "pixels":
+        each, brought = PRODUCT * products + LOAD * loads + STAGE * stages, 0.0
+        if config.by == "tma":
+            brought = BOX_PIXEL * config.images * stages * stage_rows * columns
+        else:
             copies = stages * _stage_bytes(problem, config) / size / config.threads
             each += (SMALL_COPY if size == 4 else COPY) * copies
         alone = BEGINNING + PRODUCT_ALONE * products + MOVED_ALONE * (loads + kept) + STAGE_ALONE * stages
         # The last wave's blocks begin while others still run.
         share, held = _blocks(problem, config) / device.multiprocessors, min_blocks_per_sm(problem, config)
         waves = 0.16 * ceil_div(ceil(share), held) + 0.84 * max(1.0, share / held)
-        blocks = (ceil(share) * each * config.threads / 32 + waves * alone) / cycles_us(device)
+        blocks = (ceil(share) * (each * config.threads / 32 + brought) + waves * alone) / cycles_us(device)
         again = columns / (config.columns * stride_w) * rows / (config.rows * stride_h) - 1
         memory = MEMORY + SHARED * again - IN_L2 * max(0.0, 1 - problem.bytes / device.l2_bytes)
         few = max(0.0, FULL_BYTES / (config.out * OCTET_BYTES) - 1)

@@ -33,9 +33,11 @@ from tapwise.ops.conv.problem import ConvProblem
 
 # Products of a thread for a stage's rows, which are all unrolled: more do not fit into the instruction cache.
 MOST_PRODUCTS: Final = 1500
-# Cycles of a multiprocessor: an instruction, what is moved, a block; of a block alone: an instruction, the first rows
-# of TMA.
-ISSUE, MOVE, BLOCK, LATENCY, FIRST_ROWS = 0.285, 1.44, 114.0, 1.5, 480.0
+# Cycles of a multiprocessor: an instruction, what is moved, a block; a pixel that TMA brings, and more where its bytes
+# are no whole lines of memory (fitted to 560 times on 69 layers, N=32); of a block alone: an instruction, the first
+# rows of TMA.
+ISSUE, MOVE, BLOCK, BOX_PIXEL, RAGGED_PIXEL, LATENCY, FIRST_ROWS = 0.285, 1.44, 114.0, 0.19, 0.29, 1.5, 480.0
+LINE: Final = 128
 # Instructions of a copy of 4 bytes, and of a piece of a row; microseconds of a launch.
 SMALL_COPY, ROW_COPY, START_US = 13, 57, 1.17
 # Cycles until a product's code is there, of those beyond so many. Of memory's time: all, more where a block has 64
@@ -245,8 +247,11 @@ def predict_us(problem: ConvProblem, config: Streamed, device: Device) -> float:
     # What goes to and from shared and global memory.
     moved = rows * seen + outputs + stages * copies
     each, alone = ISSUE * instructions + MOVE * moved, LATENCY * instructions + FIRST_ROWS * (config.by == "tma")
-    warps, held = config.threads // 32, min_blocks_per_sm(problem, config)
-    blocks = blocks_us(_blocks(problem, config), held, warps * each + BLOCK, alone, device)
+    warps, held, of_block = config.threads // 32, min_blocks_per_sm(problem, config), BLOCK
+    if config.by == "tma":
+        whole = config.channels * config.lanes * problem.itemsize % LINE == 0
+        of_block += rows * _columns(problem, config) * (BOX_PIXEL + (0 if whole else RAGGED_PIXEL))
+    blocks = blocks_us(_blocks(problem, config), held, warps * each + of_block, alone, device)
     # What fits into L2 is found there in part; neighbouring blocks read some columns and rows both.
     again = max(1, _columns(problem, config) / (config.groups * config.columns * stride_w))
     again *= max(1, rows / (config.rows * stride_h))
