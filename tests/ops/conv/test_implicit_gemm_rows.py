@@ -11,7 +11,9 @@ from compiled_kernels import Cover, Share, compiled
 import emulated
 from emulated.verify import check, finite_elsewhere, run_once
 from tapwise.cuda.jit.device import H200
+from tapwise.ops.conv.cuda import implicit_gemm_rows as rows_
 from tapwise.ops.conv.cuda.implicit_gemm_rows import Config, ImplicitGemmRows
+from tapwise.ops.conv.cuda.residue_classes import steps
 from tapwise.ops.conv.problem import ConvProblem
 
 ALGORITHM = ImplicitGemmRows()
@@ -115,3 +117,15 @@ def test_nothing_is_computed_again_where_all_is_finite() -> None:
 )
 def test_what_it_does_not_take(text: str, why: str) -> None:
     assert why in str(ALGORITHM.refusal(ConvProblem.parse(text), H200))
+
+
+@pytest.mark.parametrize("text", COMPILED + EMULATED)
+def test_warps_read_within_shared_memory(text: str) -> None:
+    """The last row's, too, for outputs that are none: rows have no more columns than the others see."""
+    problem = ConvProblem.parse(text)
+    for config in ALGORITHM.configs(problem, H200):
+        (rows, columns), pixel = rows_._stage(problem, config), 16 * rows_.pitch(rows_._octets(problem, config))
+        seen = (config.columns - 1) * steps(problem)[1] + problem.kernel[1]
+        kept = 2 * config.images * rows_._live(problem) * config.columns * rows_.pitch(config.out) * 16
+        last = (rows_.STAGES - 1) * rows_._stage_bytes(problem, config) + (config.images * rows - 1) * columns * pixel
+        assert rows_.shared_bytes(problem, config) >= 1023 + kept + last + seen * pixel, config

@@ -14,7 +14,8 @@
 
 // T; R, S; SH, SW: strides in a class (depthwise/columns.cu); GROUP_C channels and filters a group: 1, 2, 4 or a
 // multiple of 8; 0 for one group of any. OCTETS of channels of x, and OUT of filters, IMAGES (1 or 2) and GROUPS of
-// warps along a row a block; TILES, and OUT_EACH octets of filters a warp; STAGES; BY (TMA or PIXELS), and COPY bytes;
+// warps along a row a block; COLUMNS of x, fewer than warps read where a row has fewer outputs; TILES, and OUT_EACH
+// octets of filters a warp; STAGES; BY (TMA or PIXELS), and COPY bytes;
 // Y_COPY; BIAS, RESIDUAL, ACTIVATION.
 template <class Traits> struct RowTile : Traits {
     using B = Traits;
@@ -23,7 +24,8 @@ template <class Traits> struct RowTile : Traits {
     // The loads': channels of an item, items of a pixel, columns of y of a warp; those of y and of x of a block, groups
     // of eight, so that all rows are swizzled alike.
     static constexpr int V = 8, LANES = B::OUT, TX = 16 / B::IMAGES * B::TILES, THREADS = 32 * WARPS * B::GROUPS;
-    static constexpr int Y_COLUMNS = B::GROUPS * TX, COLUMNS = ((Y_COLUMNS - 1) * B::SW + B::S + 7) / 8 * 8;
+    static constexpr int Y_COLUMNS = B::GROUPS * TX, COLUMNS = B::COLUMNS;
+    static_assert(COLUMNS % 8 == 0);
     // Octets from a pixel to the next: an odd number, or a power of two, swizzled; bytes of a pixel, of a row, of an
     // image's rows, of a stage.
     static constexpr int pitch(int octets) { return octets & (octets - 1) ? octets | 1 : octets; }
@@ -117,7 +119,9 @@ template <class P> struct Outputs {
                 if (const int column = column_of(m, e); column < (int)a.q && n + image_of(e) < (int)a.n)
                     read(v, residual + image_of(e) * a.y_image + o * row_step + column * filters, k);
             const unsigned word = activated<T, P::ACTIVATION>(v[0], v[1]);
-            if constexpr (P::MASKED) check = add_zeros<T>(word, check);
+            // What other outputs have seen lies behind the rows.
+            if constexpr (P::MASKED)
+                if (column_of(m, e) < (int)a.q) check = add_zeros<T>(word, check);
             const int pixel = m * P::TILE + e * P::Y_SECOND;
             store_word(kept[k] + buffer * P::KEPT + slot * P::Y_ROW + pixel * P::Y_PIXEL, word);
         }

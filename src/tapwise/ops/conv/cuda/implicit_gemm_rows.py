@@ -108,9 +108,14 @@ def _slices(problem: ConvProblem) -> int:
 
 
 def _stage(problem: ConvProblem, config: Config) -> tuple[int, int]:
-    """Rows and columns of x of each image."""
-    columns = (config.columns - 1) * steps(problem)[1] + problem.kernel[1]
-    return streamed_rows.period(problem), round_up(columns, 8)
+    """Rows and columns of x of each image: those that outputs see which there are."""
+    outputs = min(config.columns, max(1, ceil_div(problem.output[1], phases(problem)[1])))
+    return streamed_rows.period(problem), round_up(_seen(problem, outputs), 8)
+
+
+def _seen(problem: ConvProblem, outputs: int) -> int:
+    """Columns of x that so many of a row see."""
+    return (outputs - 1) * steps(problem)[1] + problem.kernel[1]
 
 
 def _live(problem: ConvProblem) -> int:
@@ -124,8 +129,11 @@ def _stage_bytes(problem: ConvProblem, config: Config) -> int:
 
 
 def shared_bytes(problem: ConvProblem, config: Config) -> int:
+    """With what the last row's warps read behind it, for outputs that are none."""
     kept = config.images * _live(problem) * config.columns * pitch(config.out) * OCTET_BYTES
-    return ALIGNMENT + 2 * round_up(kept, ALIGNMENT) + STAGES * (_stage_bytes(problem, config) + 16)
+    beyond = max(0, _seen(problem, config.columns) - _stage(problem, config)[1])
+    stages = STAGES * (_stage_bytes(problem, config) + 16) + beyond * pitch(_octets(problem, config)) * OCTET_BYTES
+    return ALIGNMENT + 2 * round_up(kept, ALIGNMENT) + stages
 
 
 def registers(problem: ConvProblem, config: Config) -> int:
@@ -213,6 +221,7 @@ class ImplicitGemmRows(window.TensorCoreAlgorithm[Config]):
             "R": r, "S": s, "SH": stride_h, "SW": stride_w, "GROUP_C": problem.group_c if problem.groups > 1 else 0,
             "OCTETS": _octets(problem, config), "OUT": config.out, "OUT_EACH": config.out_each,
             "IMAGES": config.images, "TILES": config.tiles, "GROUPS": config.groups, "STAGES": STAGES,
+            "COLUMNS": _stage(problem, config)[1],
             "BY": config.by.upper(), "COPY": copy_bytes(problem.c), "Y_COPY": copy_bytes(problem.k),
             "BIAS": problem.bias, "RESIDUAL": problem.residual, "ACTIVATION": window.activation(problem.activation),
             **window.in_place_words(filters),
