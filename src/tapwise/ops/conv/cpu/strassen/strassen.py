@@ -43,8 +43,9 @@ COMBINED: Final = 8.0
 TO_PLANES: Final = 6.0
 # Sums of x of which half of L2 holds no more: cycles for each byte beyond.
 LOST: Final = 0.08
-# What a task takes longer than its parts, which are in each other's way in the caches: the mean of 16 drawn layers.
-LONGER: Final = 1.04
+# What a task takes longer than its parts, which are in each other's way in the caches: the mean of 16 drawn layers on a
+# Zen 5; and of 16 on an Emerald Rapids, whose shuffles and products of long vectors share a unit.
+LONGER, LONGER_SPLIT = 1.04, 1.17
 # Drawing a task and working out its place.
 TASK: Final = 500.0
 
@@ -175,7 +176,8 @@ class TaskCost(generated.TaskCost):
             "lines that L2 lost": LOST * max(0.0, count * x - costs.device.l2_bytes / 2),
             "start": TASK,
         }
-        return Breakdown(costs, {part: LONGER * count for part, count in cycles.items()}, g.tasks)
+        longer = LONGER_SPLIT if self.device.split_loads else LONGER
+        return Breakdown(costs, {part: longer * count for part, count in cycles.items()}, g.tasks)
 
 
 def _total(factors: Sequence[int], parts: Sequence[np.ndarray]) -> Any:
