@@ -162,7 +162,7 @@ def _pieces(problem: ConvProblem, config: Columns) -> float:
 
 def _down_rows(problem: ConvProblem, config: Columns, last: bool) -> tuple[float, float, float]:
     """Microseconds of a start; cycles of 128 threads, and of one alone. Constants of the rolling kernel in NCHW are
-    fitted to 90 times on 21 layers (H200), within 13 %."""
+    fitted to 90 times on 21 layers (H200), within 13 %; in NHWC to 96 on 20."""
     (r, s), stride_h = problem.kernel, steps(problem)[0]
     rolling = config.kernel == "rolling"
     count = 1 if rolling else ceil_div(config.rows, config.ahead)
@@ -180,19 +180,20 @@ def _down_rows(problem: ConvProblem, config: Columns, last: bool) -> tuple[float
     if not rolling:
         instructions += rows * min(config.ahead, r) * s * (2 + config.channels) * 0.57
     # Weights of the rolling kernel come while the launch before ends.
-    alone = (300 if rolling else 770) + 1.26 * instructions + 209 * rows / (config.ahead if rolling else 1)
-    return 0.95 if rolling else 1.2, (1.43 if last else 1.1) * instructions, alone
+    if rolling:
+        return 1.9, 1.3 * instructions, 800 + 1.6 * instructions + 180 * rows / config.ahead
+    return 1.2, (1.43 if last else 1.1) * instructions, 770 + 1.26 * instructions + 209 * rows
 
 
 def _whole_windows(problem: ConvProblem, config: Columns, last: bool) -> tuple[float, float, float]:
-    """As _down_rows. Constants are fitted to 95 times on 25 layers (H200), within 12 %."""
+    """As _down_rows. Constants are fitted to 135 times on 41 layers (H200), within 13 %."""
     (r, s), taken = problem.kernel, _window(problem, config.columns)
     converted = 0.4 * config.channels * (problem.itemsize == 2)
     products = s * config.columns * config.channels * _words(problem)
     load = 1.0 if last else 0.83 * _pieces(problem, config)
     more = 0.1 if last else 0.5
     instructions = r * (s * (load + converted) + taken * (load + more + converted) + products) + 250
-    return (1.07, 1.8 * instructions, 1.8 * instructions) if last else (0.8, 1.7 * instructions, 1.83 * instructions)
+    return (1.33, 1.9 * instructions, 1.97 * instructions) if last else (0.8, 1.7 * instructions, 1.83 * instructions)
 
 
 def min_blocks_per_sm(problem: ConvProblem, config: Columns) -> int:

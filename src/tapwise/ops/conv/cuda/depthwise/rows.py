@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from typing import Final
 
 from tapwise.algorithm import Config as BaseConfig
@@ -14,7 +14,7 @@ from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import window
-from tapwise.ops.conv.cuda.costs import blocks_of, blocks_us, joint_us, memory_us
+from tapwise.ops.conv.cuda.costs import blocks_of, blocks_us, joint_us
 from tapwise.ops.conv.cuda.window import FpropFilters, OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -28,6 +28,8 @@ MOST_THREADS, SOME_THREADS, LEAST_THREADS = 288, 128, 96
 ISSUE, TAP, BEGIN, LATENCY, ROW = 0.367, 0.43, 127.0, 0.64, 47.0
 # Instructions: a conversion of x, an output, its function, a turn of bringing weights. Microseconds of a launch.
 CONVERSION, OUTPUT, FUNCTION, TURN, START_US = 0.126, 6.3, 2.9, 12.2, 1.85
+# Of memory's time: all, and what is beside the pieces; how much of it overlaps; bytes that are read at least.
+MEMORY, BESIDE, POWER, SECTOR = 1.07, 0.8, 1.9, 32
 # Of a multiprocessor: warps of a block go to them in turn.
 SCHEDULERS: Final = 4
 # Bytes of weights that a block has at most.
@@ -128,7 +130,7 @@ def _groups(rows: int, lanes: int) -> list[int]:
 def predict_us(problem: ConvProblem, config: Rows, device: Device) -> float:
     """Instructions of a multiprocessor's warps, the latency of the block's longest thread, and memory. Constants were
     fitted to 700 times on 32 layers (H200), then to 322 on 38 more: the choice took 1.07 times the best one's time,
-    1.28 at worst."""
+    1.28 at worst. What is beside the pieces of pixels: to 403 on 43 layers."""
     (r, s), half, words = problem.kernel, problem.itemsize == 2, 2 if problem.dtype == "f64" else 1
     top, height, step, apart = problem.padding[0][0], problem.spatial[0], problem.stride[0], problem.dilation[0]
     # Rows of x that each thread sees inside the image, and rows of taps that it multiplies.
@@ -150,8 +152,17 @@ def predict_us(problem: ConvProblem, config: Rows, device: Device) -> float:
     held = min_blocks_per_sm(problem, config)
     warps = round_up(held * (config.threads // 32), SCHEDULERS) / held
     blocks = blocks_us(_blocks(problem, config), held, warps * issued, alone, device)
-    pixel = min(config.channels * config.lanes, problem.c) * problem.itemsize
-    return joint_us(blocks, 1.07 * memory_us(problem, device, pixel, 0.09), 1.9) + START_US
+    return (
+        joint_us(blocks, MEMORY * problem.bytes / (device.gbps * 1e3) + _sectors_us(problem, config, device), POWER)
+        + START_US
+    )
+
+
+def _sectors_us(problem: ConvProblem, config: Rows, device: Device) -> float:
+    """What blocks read of sectors beyond their pieces of a pixel, which begin anywhere in them."""
+    piece = min(config.channels * config.lanes, problem.c) * problem.itemsize
+    begins = gcd(SECTOR, problem.c * problem.itemsize, config.channels * config.lanes * problem.itemsize)
+    return BESIDE * (SECTOR - begins) / piece * problem.bytes / (device.gbps * 1e3)
 
 
 def _blocks(problem: ConvProblem, config: Rows) -> int:
