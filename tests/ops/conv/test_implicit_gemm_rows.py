@@ -121,7 +121,8 @@ def test_what_it_does_not_take(text: str, why: str) -> None:
 
 @pytest.mark.parametrize("text", COMPILED + EMULATED)
 def test_warps_read_within_shared_memory(text: str) -> None:
-    """The last row's, too, for outputs that are none: rows have no more columns than the others see."""
+    """The last row's, too, for outputs that are none: rows have no more columns than the others see. What they read
+    behind a stage is no other's."""
     problem = ConvProblem.parse(text)
     for config in ALGORITHM.configs(problem, H200):
         (rows, columns), pixel = rows_._stage(problem, config), 16 * rows_.pitch(rows_._octets(problem, config))
@@ -129,3 +130,5 @@ def test_warps_read_within_shared_memory(text: str) -> None:
         kept = 2 * config.images * rows_._live(problem) * config.columns * rows_.pitch(config.out) * 16
         last = (rows_.STAGES - 1) * rows_._stage_bytes(problem, config) + (config.images * rows - 1) * columns * pixel
         assert rows_.shared_bytes(problem, config) >= 1023 + kept + last + seen * pixel, config
+        behind = (config.images * rows - 1) * columns * pixel + seen * pixel
+        assert behind <= rows_._stage_bytes(problem, config), config

@@ -31,7 +31,10 @@ template <class Traits> struct RowTile : Traits {
     static constexpr int pitch(int octets) { return octets & (octets - 1) ? octets | 1 : octets; }
     static constexpr int PIXEL = pitch(B::OCTETS) * 16, GRAIN = B::COPY / 2, C = B::OCTETS * 8, MARGIN = 0;
     static constexpr bool PADDED = pitch(B::OCTETS) != B::OCTETS;
-    static constexpr int ROW = COLUMNS * PIXEL, IMAGE = PERIOD * ROW, STAGE = (B::IMAGES * IMAGE + 1023) / 1024 * 1024;
+    static constexpr int ROW = COLUMNS * PIXEL, IMAGE = PERIOD * ROW, READ = (Y_COLUMNS - 1) * B::SW + B::S;
+    // What the last row's warps read behind it is no other stage's, which may be on its way.
+    static constexpr int BEHIND = READ > COLUMNS ? (READ - COLUMNS) * PIXEL : 0;
+    static constexpr int STAGE = (B::IMAGES * IMAGE + BEHIND + 1023) / 1024 * 1024;
     static constexpr int PIECES_PIXEL = B::OCTETS * 16 / B::COPY, ROW_COPIES = COLUMNS * PIECES_PIXEL,
                          COPIES = B::IMAGES * PERIOD * ROW_COPIES;
     static constexpr int ITEMS = (COPIES + THREADS - 1) / THREADS;

@@ -123,24 +123,29 @@ def _live(problem: ConvProblem) -> int:
     return ceil_div(problem.kernel[0], steps(problem)[0])
 
 
-def _stage_bytes(problem: ConvProblem, config: Config) -> int:
+def _brought_bytes(problem: ConvProblem, config: Config) -> int:
+    """Of a stage, in shared memory."""
     pixels = config.images * prod(_stage(problem, config))
     return round_up(pixels * pitch(_octets(problem, config)) * OCTET_BYTES, ALIGNMENT)
 
 
+def _stage_bytes(problem: ConvProblem, config: Config) -> int:
+    """From a stage to the next: with what the last row's warps read behind it, for outputs that are none."""
+    rows, columns = _stage(problem, config)
+    pixels = config.images * rows * columns + max(0, _seen(problem, config.columns) - columns)
+    return round_up(pixels * pitch(_octets(problem, config)) * OCTET_BYTES, ALIGNMENT)
+
+
 def shared_bytes(problem: ConvProblem, config: Config) -> int:
-    """With what the last row's warps read behind it, for outputs that are none."""
     kept = config.images * _live(problem) * config.columns * pitch(config.out) * OCTET_BYTES
-    beyond = max(0, _seen(problem, config.columns) - _stage(problem, config)[1])
-    stages = STAGES * (_stage_bytes(problem, config) + 16) + beyond * pitch(_octets(problem, config)) * OCTET_BYTES
-    return ALIGNMENT + 2 * round_up(kept, ALIGNMENT) + stages
+    return ALIGNMENT + 2 * round_up(kept, ALIGNMENT) + STAGES * (_stage_bytes(problem, config) + 16)
 
 
 def registers(problem: ConvProblem, config: Config) -> int:
     """Of a thread."""
     r, slices = problem.kernel[0], _slices(problem)
     sums, moved = 4 * _live(problem) * config.out_each * config.tiles, ceil_div(slices, 2)
-    copies = _stage_bytes(problem, config) / copy_bytes(problem.c) / config.threads
+    copies = _brought_bytes(problem, config) / copy_bytes(problem.c) / config.threads
     taken = config.out_each * (r * slices + 3) + sums + moved + config.tiles * (4 * moved + 6 * (slices % 2))
     taken += 10 + ceil(3 * copies) if config.by == "pixels" else 0
     return taken + OTHER_REGISTERS + FUNCTION_REGISTERS * (problem.activation in window.FUNCTIONS)
@@ -197,7 +202,7 @@ class ImplicitGemmRows(window.TensorCoreAlgorithm[Config]):
         if config.by == "tma":
             brought = BOX_PIXEL * config.images * stages * stage_rows * columns
         else:
-            copies = stages * _stage_bytes(problem, config) / size / config.threads
+            copies = stages * _brought_bytes(problem, config) / size / config.threads
             each += (SMALL_COPY if size == 4 else COPY) * copies
         alone = BEGINNING + PRODUCT_ALONE * products + MOVED_ALONE * (loads + kept) + STAGE_ALONE * stages
         # The last wave's blocks begin while others still run.
