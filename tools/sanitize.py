@@ -1,12 +1,16 @@
 """Small problems of odd sizes through every CUDA algorithm and up to eight of its configs, of every kernel, for
 compute-sanitizer.
 
-sanitize.py [WORD]: only those whose problem and algorithm contain the word.
+    sanitize.py [WORD]           those whose problem and algorithm contain the word
+    sanitize.py --part 1/4       every fourth of them, from the second on
+    sanitize.py --compile        their kernels alone, to the cache on disk, on all cores
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -61,9 +65,8 @@ PROBLEMS = (
 )  # fmt: skip
 
 
-def main() -> None:
-    """Raises SystemExit where a result is wrong."""
-    device, count, word = gpu(), 0, "".join(sys.argv[1:2])
+def cases(word: str, device: Any) -> Iterator[tuple[str, Any, Any]]:
+    """(problem's text, algorithm, config)."""
     kinds = "kernel", "by", "tma", "images", "order", "transposed_pixels", "staged_strips", "cluster"
     for text in PROBLEMS:
         problem = registry.parse(text)
@@ -81,17 +84,35 @@ def main() -> None:
             most = max(1, 8 // max(1, len(kernels)))
             some = [config for found in kernels.values() for config in found[:: max(1, len(found) // most)]]
             for config in dict.fromkeys([*some, *parts]):
-                verdict = verify.check(problem, algorithm.id, config, device=device)
-                count += 1
-                if not verdict:
-                    raise SystemExit(f"{text}, {algorithm.id} {config}: {verdict.message}")
+                yield text, algorithm, config
+
+
+def main() -> None:
+    """Raises SystemExit where a result is wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("word", nargs="?", default="")
+    parser.add_argument("--part", default="0/1")
+    parser.add_argument("--compile", action="store_true")
+    given = parser.parse_args()
+    device, (part, parts) = gpu(), map(int, given.part.split("/"))
+    found = list(cases(given.word, device))[part::parts]
+    if given.compile:
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda case: case[1].compile(registry.parse(case[0]), case[2], device), found))
+        print(f"kernels of {len(found)} compiled")
+        return
+    for text, algorithm, config in found:
+        print(f"{text}, {algorithm.id} {config}", flush=True)
+        verdict = verify.check(registry.parse(text), algorithm.id, config, device=device)
+        if not verdict:
+            raise SystemExit(f"{text}, {algorithm.id} {config}: {verdict.message}")
     # The copy behind arrays that do not lie as a kernel reads them.
     for dtype in (np.float16, np.float32, np.float64):
         array = np.arange(5 * 7 * 9).reshape(5, 7, 9).astype(dtype)
         turned = arrays.dense(upload(array).transpose(2, 0, 1), "nchw")
         if not np.array_equal(download(turned), array.transpose(2, 0, 1)):
             raise SystemExit(f"copy of {array.dtype}")
-    print(f"{count} verified")
+    print(f"{len(found)} verified")
 
 
 if __name__ == "__main__":
