@@ -58,6 +58,14 @@ inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
     for (int i = 0; i < 4; ++i) word |= (unsigned)(both >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
     return word;
 }
+inline unsigned __vmaxu2(unsigned a, unsigned b) {
+    return std::max(a & 0xffff, b & 0xffff) | std::max(a & 0xffff0000, b & 0xffff0000);
+}
+inline unsigned __vminu2(unsigned a, unsigned b) {
+    return std::min(a & 0xffff, b & 0xffff) | std::min(a & 0xffff0000, b & 0xffff0000);
+}
+inline unsigned __vimax3_u16x2(unsigned a, unsigned b, unsigned c) { return __vmaxu2(__vmaxu2(a, b), c); }
+inline unsigned __vimin3_u16x2(unsigned a, unsigned b, unsigned c) { return __vminu2(__vminu2(a, b), c); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned long long)a * b >> 32; }
 
 // A thread, and what it lends to others of its warp.

@@ -213,11 +213,12 @@ class FilterTiles(CudaAlgorithm[Config]):
         return START_US + joint_us(cycles / cycles_us(device), memory, 3.0)
 
     def plan(self, problem: FilterProblem, config: Config, device: Device) -> Plan:
-        view = view_of(problem)
-        kinds = {
-            kind: (Layout(view, config, kind), self.launch(problem, config, kind, device)) for kind in kinds_of(problem)
-        }
+        kinds = {kind: self.of_kind(problem, config, kind, device) for kind in kinds_of(problem)}
         return TilesPlan(problem, device, kinds)
+
+    def of_kind(self, problem: FilterProblem, config: Config, kind: bool, device: Device) -> tuple[Layout, Launch]:
+        """What a plan has of a kind of windows."""
+        return Layout(view_of(problem), config, kind), self.launch(problem, config, kind, device)
 
     def sources(self, problem: FilterProblem, config: Config) -> list[Source]:
         return [self.source(problem, config, kind) for kind in kinds_of(problem)]
