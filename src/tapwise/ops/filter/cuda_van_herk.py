@@ -1,7 +1,8 @@
 """cuda.van_herk: the largest or smallest byte of a window, a thread some neighbouring elements down rows of its own.
 
-Two elements are in a word. A row's window is joined of three, of nine, and so on. Down the column rows come in runs of as many as a
-window has, which is the end of one run and the beginning of the next: three comparisons a row, whatever the window.
+Two elements are in a word. A row's window is joined of three, of nine, and so on. Down the column rows come in runs of
+as many as a window has, which is the end of one run and the beginning of the next: three comparisons a row, whatever
+the window.
 
 Source: M. van Herk, "A fast algorithm for local minimum and maximum filters on rectangular and octagonal kernels",
 Pattern Recognition Letters 13 (1992); J. Gil, M. Werman, "Computing 2-D min, median, and max filters", IEEE
