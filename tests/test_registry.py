@@ -65,6 +65,7 @@ PROBLEMS = {
         "filter correlate d5 h32 w32 t3 r3 s3 f64",
         "filter maximum h40 w40 size5 f16",
         "filter minimum h40 w50 size3 u8",
+        "filter sobel h30 w40 i8 to:i16",
     ],
     "softmax": ["softmax 7x77", "log_softmax 3x1003 bf16", "softmax 3x5x19 axis1 f64"],
     "softmax_dgrad": ["softmax 7x77 dgrad", "log_softmax 3x1003 f16 dgrad", "softmax 3x5x19 axis1 f64 dgrad"],

@@ -61,7 +61,8 @@ PROBLEMS = (
     "bias_activation n20 c264 h13 w12 dgrad silu f16 nhwc", "bias_activation n3 c5 h4 w6 dgrad bf16",
     "filter gaussian sigma1 h19 w27 c3 u8", "filter correlate h19 w27 r3 s4 constant", "filter maximum size5 h19 w27",
     "filter gaussian sigma2 h90 w300 c3 constant", "filter correlate h70 w301 r5 s11 f16",
-    "filter minimum size4 h70 w300 u8", "filter gaussian sigma1 h60000 w20", "filter correlate h60000 w20 r3 s3 u8",
+    "filter minimum size4 h70 w300 u8", "filter sobel h40 w301 c2 u8 to:i16", "filter laplace h40 w304 i8",
+    "filter gaussian sigma1 h60000 w20", "filter correlate h60000 w20 r3 s3 u8",
 )  # fmt: skip
 
 

@@ -90,6 +90,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.tiles": "tapwise.ops.filter.cpu.tiles:Tiles",
         "cpu.serial": "tapwise.ops.filter.cpu_serial:FilterSerial",
         "cuda.van_herk": "tapwise.ops.filter.cuda_van_herk:FilterVanHerk",
+        "cuda.rolling": "tapwise.ops.filter.cuda_rolling:FilterRolling",
         "cuda.tiles_mma": "tapwise.ops.filter.cuda_tiles_mma:FilterTilesMma",
         "cuda.tiles": "tapwise.ops.filter.cuda_tiles:FilterTiles",
         "cuda.sliding_window": "tapwise.ops.filter.cuda:FilterSlidingWindow",

@@ -14,6 +14,7 @@ from tapwise.cuda.jit.compile import compile_now
 from tapwise.cuda.jit.device import H200
 from tapwise.cuda.jit.launch import Launch
 from tapwise.ops.filter import cuda_van_herk as van_herk
+from tapwise.ops.filter.cuda_down_rows import THREADS
 from tapwise.ops.filter.edges import MODES
 from tapwise.ops.filter.problem import FilterProblem
 from tapwise.problem import Inputs
@@ -100,8 +101,8 @@ def test_every_element_is_one_threads(width: int) -> None:
     for config in ALGORITHM.configs(problem, H200):
         layout = van_herk.Layout(problem, config)
         assert layout.rows % 9 == 1 and layout.segments * layout.rows >= 400
-        assert layout.blocks * van_herk.THREADS >= layout.across * layout.segments
-        assert layout.side_blocks * van_herk.THREADS * layout.side_rows >= layout.sides * 400
+        assert layout.blocks * THREADS >= layout.across * layout.segments
+        assert layout.side_blocks * THREADS * layout.side_rows >= layout.sides * 400
         assert layout.sides + layout.across * config.across == 3 * width and layout.left <= 3 * width
         if layout.across:
             first = layout.left - 12 - layout.skip

@@ -15,22 +15,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
-import numpy as np
-
 from tapwise.algorithm import Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cuda.jit.compile import Source, stub, traits
 from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.plan import CudaAlgorithm, stream
 from tapwise.cuda.types import DTYPES
-from tapwise.integers import ceil_div, round_up
+from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda.costs import cycles_us, joint_us
 from tapwise.ops.filter import cuda_tiles
-from tapwise.ops.filter.cuda_strips import refusal, view_of
-from tapwise.ops.filter.edges import MODES
+from tapwise.ops.filter.cuda_down_rows import THREADS, Parts, unsuited
+from tapwise.ops.filter.cuda_strips import view_of
 from tapwise.ops.filter.problem import FilterProblem
 
-THREADS: Final = 128
 # Elements of a thread (32 took longer), and rows of one at least.
 ACROSS: Final = (16, 8)
 LEAST_ROWS, LEAST_RUNS = 16, 2
@@ -61,29 +58,18 @@ def tile_of(problem: FilterProblem) -> cuda_tiles.Config:
     return next(fitting, configs[-1])
 
 
-class Layout:
+class Layout(Parts):
     """What a thread sees and holds."""
 
     def __init__(self, problem: FilterProblem, config: Config) -> None:
         view = view_of(problem)
-        (r, s), c = view.taps, view.c
-        vector = min(config.across, 16)
-        self.skip = -view.before[1] * c % vector
-        self.pairs = config.across // 2 + (s - 1) * c
-        loaded = round_up(self.skip + self.pairs + config.across // 2, vector)
-        self.registers = self.pairs + loaded // 4 + config.across + OTHERS
-        # A run of rows and what is behind it, of each thread.
-        self.shared_bytes = 2 * config.across * THREADS * (r + 1)
+        r, across = view.taps[0], config.across
         # A first row, and whole runs; at the sides one.
-        self.rows, self.side_rows = 1 + r * max(LEAST_RUNS, ceil_div(LEAST_ROWS - 1, r)), 1 + r
-        self.segments = ceil_div(view.height, self.rows)
-        # Elements of the row on the left that windows pass the side from, and threads that load within the row.
-        width, seen = view.width * c, view.before[1] * c + self.skip
-        self.left = min(width, round_up(seen, config.across))
-        self.across = max(0, (width - loaded + seen - self.left) // config.across + 1)
-        self.sides = width - self.across * config.across
-        self.blocks = ceil_div(self.across * self.segments, THREADS)
-        self.side_blocks = ceil_div(self.sides * ceil_div(view.height, self.side_rows), THREADS)
+        super().__init__(view, across, 1 + r * max(LEAST_RUNS, ceil_div(LEAST_ROWS - 1, r)), 1 + r)
+        self.pairs = self.seen - across // 2
+        self.registers = self.pairs + self.loaded // 4 + across + OTHERS
+        # A run of rows and what is behind it, of each thread.
+        self.shared_bytes = 2 * across * THREADS * (r + 1)
 
 
 class VanHerkPlan(cuda_tiles.TilesPlan):
@@ -116,13 +102,8 @@ class FilterVanHerk(CudaAlgorithm[Config]):
     def rejects(self, problem: FilterProblem, device: Device) -> str | None:
         if problem.op not in ("max", "min") or problem.dtype not in ("u8", "i8") or problem.to != problem.dtype:
             return "takes the largest or smallest of bytes, which stay such"
-        if reason := refusal(problem, 1):
+        if reason := unsuited(problem):
             return reason
-        info = np.iinfo(problem.x_dtype)
-        if "constant" in problem.modes and not (
-            info.min <= problem.cval <= info.max and float(problem.cval).is_integer()
-        ):
-            return "takes a cval that is a byte, too"
         footprint = cuda_tiles.Layout(view_of(problem), tile_of(problem), False)
         if footprint.shared_bytes > device.shared_bytes or not self.configs(problem, device):
             return "takes windows that registers and shared memory hold"
@@ -160,23 +141,11 @@ class FilterVanHerk(CudaAlgorithm[Config]):
         return [self.source(problem, config), TILES.source(problem, tile_of(problem))]
 
     def source(self, problem: FilterProblem, config: Config) -> Source:
-        view, layout = view_of(problem), Layout(problem, config)
-        words: dict[str, int | bool | str] = {
-            "OP": "LARGEST" if problem.op == "max" else "SMALLEST", "C": view.c, "TAPS_W": view.taps[1],
-            "SKIP": layout.skip, "ACROSS": config.across, "THREADS": THREADS, "CONSTANT": "constant" in view.modes,
-        }  # fmt: skip
-        declarations = traits(DTYPES[problem.dtype].cpp, words)
-        return stub("ops/filter/van_herk.cu", "van_herk", "Traits", "VanHerk", THREADS, declarations=declarations)
+        op, layout = "LARGEST" if problem.op == "max" else "SMALLEST", Layout(problem, config)
+        declarations = traits(DTYPES[problem.dtype].cpp, layout.words() | {"OP": op, "ACROSS": config.across})
+        return stub("ops/filter/van_herk.cu", "van_herk", "Traits", "DownRows", THREADS, declarations=declarations)
 
     def launch(self, problem: FilterProblem, config: Config) -> Launch:
-        view, layout = view_of(problem), Layout(problem, config)
-        fields = {
-            "height": view.height, "width": view.width * view.c, "before_h": view.before[0],
-            "before_w": view.before[1] * view.c, "mode_h": MODES.index(view.modes[0]),
-            "mode_w": MODES.index(view.modes[1]), "cval": int(problem.cval) if "constant" in problem.modes else 0,
-            "taps_h": view.taps[0], "rows": layout.rows, "across": max(1, layout.across), "first": layout.left,
-            "side_blocks": layout.side_blocks, "sides": max(1, layout.sides), "side_rows": layout.side_rows,
-            "left_side": min(layout.left, layout.sides),
-        }  # fmt: skip
-        grid = layout.blocks + layout.side_blocks, 1, view.depth
-        return Launch(self.source(problem, config), fields, grid, THREADS, layout.shared_bytes, dependent=True)
+        layout, source = Layout(problem, config), self.source(problem, config)
+        fields = layout.fields(problem)
+        return Launch(source, fields, layout.grid, THREADS, layout.shared_bytes, dependent=True)
