@@ -5,10 +5,8 @@ from __future__ import annotations
 
 from typing import Final
 
-import numpy as np
-
 from tapwise.integers import ceil_div, round_up
-from tapwise.ops.filter.cuda_strips import View, refusal
+from tapwise.ops.filter.cuda_strips import View, no_byte, refusal
 from tapwise.ops.filter.edges import MODES
 from tapwise.ops.filter.problem import FilterProblem
 
@@ -21,12 +19,7 @@ def unsuited(problem: FilterProblem) -> str | None:
     """Why threads have no such parts of a problem, or None."""
     if problem.dtype not in ("u8", "i8"):
         return "takes bytes"
-    if reason := refusal(problem, 1):
-        return reason
-    info = np.iinfo(problem.x_dtype)
-    if "constant" in problem.modes and not (info.min <= problem.cval <= info.max and float(problem.cval).is_integer()):
-        return "takes a cval that is a byte, too"
-    return None
+    return refusal(problem, 1) or no_byte(problem)
 
 
 class Parts:

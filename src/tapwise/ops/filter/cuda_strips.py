@@ -6,6 +6,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final, NamedTuple
 
+import numpy as np
+
 from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.integers import ceil_div
 from tapwise.ops.filter.edges import MODES
@@ -56,6 +58,15 @@ def refusal(problem: FilterProblem, fewest_rows: int) -> str | None:
         return "takes axes of fewer than 2^30 elements"
     if max(view.height // fewest_rows, view.depth) >= MOST_BLOCKS:
         return "takes fewer than 2^20 rows, and pictures of fewer than 2^16 on top of each other"
+    return None
+
+
+def no_byte(problem: FilterProblem) -> str | None:
+    """Why what lies beyond an edge of bytes is none, or None."""
+    info = np.iinfo(problem.x_dtype)
+    shown = "constant" in problem.modes
+    if shown and not (info.min <= problem.cval <= info.max and float(problem.cval).is_integer()):
+        return "takes a cval that is a byte, too"
     return None
 
 

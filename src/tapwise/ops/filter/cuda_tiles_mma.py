@@ -29,7 +29,7 @@ from tapwise.cuda.types import DTYPES, tensor_core_type
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda.costs import MORE_BYTES, SHARED_BYTES, blocks_of, cycles_us, joint_us
 from tapwise.ops.filter.cuda import ListPlan
-from tapwise.ops.filter.cuda_strips import Segments, View, fields_of, refusal, segments_of, view_of
+from tapwise.ops.filter.cuda_strips import Segments, View, fields_of, no_byte, refusal, segments_of, view_of
 from tapwise.ops.filter.problem import FilterProblem, limits
 from tapwise.ops.filter.weights import in_two_parts
 
@@ -198,13 +198,8 @@ class FilterTilesMma(CudaAlgorithm[Config]):
     def rejects(self, problem: FilterProblem, device: Device) -> str | None:
         if problem.dtype not in ("u8", "i8") or problem.op not in ("dense", "separable"):
             return "takes sums of bytes"
-        if reason := refusal(problem, DOWN):
+        if reason := refusal(problem, DOWN) or no_byte(problem):
             return reason
-        info = np.iinfo(problem.x_dtype)
-        if "constant" in problem.modes and not (
-            info.min <= problem.cval <= info.max and float(problem.cval).is_integer()
-        ):
-            return "takes a cval that is a byte, too"
         if not self.configs(problem, device):
             return "has no tile that fits into shared memory"
         return None
