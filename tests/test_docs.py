@@ -55,9 +55,11 @@ def test_registry_row_has_a_page(identifier: str) -> None:
 
 
 def test_page_has_a_registry_row() -> None:
-    """A page for each algorithm of convolution, one for the filters' own, and one for a gradient's."""
-    own = {"filter", "depthwise_mma_sp"}
+    """A page for each algorithm of convolution, two for the filters' own, and one for a gradient's."""
+    own = {"filter", "filter_cuda", "depthwise_mma_sp"}
     assert set(PAGES) == {identifier.split(".")[1] for identifier in ALGORITHMS["conv"]} | own
+    pages = PAGES["filter"].read_text() + PAGES["filter_cuda"].read_text()
+    assert {f"# {identifier}" for identifier in ALGORITHMS["filter"]} <= set(pages.splitlines())
 
 
 def test_algorithm_class_has_a_registry_row() -> None:
