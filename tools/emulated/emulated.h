@@ -19,7 +19,7 @@
 #define DEVICE inline
 #define __CUDA_ARCH__ 900
 
-using std::abs, std::copysign, std::erf, std::exp, std::fma, std::max, std::min, std::tanh, std::trunc;
+using std::abs, std::copysign, std::erf, std::exp, std::floor, std::fma, std::max, std::min, std::tanh, std::trunc;
 
 struct uint2 { unsigned x, y; };
 struct uint4 { unsigned x, y, z, w; };

@@ -146,7 +146,7 @@ class FilterSlidingWindow(CudaAlgorithm[Config]):
         integral = problem.integral and not (two and not part)
         words = (
             source, to, sums, _OPS[problem.op], integral, integral and problem.to == "u64",
-            two and not part and problem.truncates_columns, counter(prod(problem.x_shape)),
+            two and not part and problem.truncates_columns, problem.clip, counter(prod(problem.x_shape)),
         )  # fmt: skip
         # Places beyond an edge are reflected at up to twice the size.
         header = coordinates(*(2 * (size + taps) for size, taps in zip(problem.spatial, problem.size, strict=True)))

@@ -17,8 +17,8 @@ template <typename A> __device__ __forceinline__ A widened(__half value) { retur
 #endif
 
 // X, Y: element types; A: the sums'; INTEGRAL: Y holds integers, LARGE of 64 bits without a sign; TRUNCATE: Y is A, and
-// what it gets is truncated to integers. I counts elements.
-template <typename X, typename Y, typename A, int OP, bool INTEGRAL, bool LARGE, bool TRUNCATE, typename I>
+// what it gets is truncated to integers; CLIP: it is rounded. I counts elements.
+template <typename X, typename Y, typename A, int OP, bool INTEGRAL, bool LARGE, bool TRUNCATE, bool CLIP, typename I>
 __device__ __forceinline__ void filter(const Filter &a) {
     const Coordinate depth = a.depth, height = a.height, width = a.width, channels = a.channels;
     const X *x = static_cast<const X *>(a.x);
@@ -60,7 +60,7 @@ __device__ __forceinline__ void filter(const Filter &a) {
         if constexpr (TRUNCATE) {
             y[i] = trunc(sum + copysign(epsilon, sum));
         } else {
-            y[i] = store<Y, INTEGRAL, LARGE, true>(sum, low, high, epsilon);
+            y[i] = store<Y, INTEGRAL, LARGE, true, CLIP>(sum, low, high, epsilon);
         }
     }
 }

@@ -161,6 +161,12 @@ class FilterProblem(Problem):
         """Whether the column sums of a separable filter are truncated to integers."""
         return self.integral and self.truncate and not self.clip
 
+    @property
+    def rounds_down(self) -> bool:
+        """Whether integers are what is not larger than a sum, and not nearer to zero: those that are rounded and may
+        be negative."""
+        return self.clip and self.to[0] == "i"
+
     def sources(self) -> list[np.ndarray]:
         """For each axis `window_sources`: where the elements that its windows see come from."""
         axes = zip(self.spatial, self.size, self.before, self.modes, strict=True)

@@ -67,10 +67,12 @@ class Rows:
 
 
 def generate(
-    target: Target, *, dtype: str, source: str, to: str, op: str, truncate: bool, ordered: bool = False
-) -> Kernel:
+    target: Target, *, dtype: str, source: str, to: str, op: str, truncate: bool, ordered: bool = False,
+    down: bool = False,
+) -> Kernel:  # fmt: skip
     """The kernel of one instance, `task`: pictures of `source`, arithmetic in `dtype`, results in `to`; op sum, max or
-    min; truncate: column sums are truncated to integers; ordered: taps go in pairs, and each term is rounded."""
+    min; truncate: column sums are truncated to integers; ordered: taps go in pairs, and each term is rounded; down:
+    results are rounded down to integers, not towards zero."""
     k = Kernel(target, dtype)
     with k.function("task", public=True, args="i64", worker=INT) as (args, worker):
         a = Fields(k, args, FIELDS)
@@ -87,7 +89,7 @@ def generate(
             part = Part(plane, column, count, top, (top + a.band).min(a.height))
             _fetch_tile(k, a, source, tile, part, tables, constants)
             y = a.pointer("y", to) + (plane * a.height * a.width + column)
-            _sweep_tile(Sweeps(k, op, constants, taps, a, truncate, ordered), tile, column_sums, y, part)
+            _sweep_tile(Sweeps(k, op, constants, taps, a, truncate, ordered, down), tile, column_sums, y, part)
     return k
 
 
@@ -154,6 +156,7 @@ class Sweeps:
     a: Fields
     truncate: bool
     ordered: bool
+    down: bool
 
 
 def _sweep_tile(s: Sweeps, tile: Ptr, column_sums: Ptr, y: Ptr, part: Part) -> None:
@@ -264,6 +267,7 @@ class Sweep:
                 value = k.intrinsic("llvm.trunc", value)
             if to_integer:
                 value = self._in_range(value, y.dtype, lanes)
+                value = k.intrinsic("llvm.floor", value) if self.shared.down else value
             k.store(y + (rows.y * row + at + shift), value)
 
     def _in_range(self, value: Any, to: str, lanes: int) -> Any:

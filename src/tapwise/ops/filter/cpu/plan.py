@@ -33,7 +33,8 @@ class TilesPlan(KernelPlan):
         self._layout, self._dtype = Layout(problem, config), arithmetic(problem)
         op = problem.op if problem.op in ("max", "min") else "sum"
         truncate = op == "sum" and problem.truncates_columns
-        library = _library(self._dtype, problem.dtype, problem.to, op, truncate, problem.ordered)
+        flags = truncate, problem.ordered, problem.rounds_down
+        library = _library(self._dtype, problem.dtype, problem.to, op, *flags)
         super().__init__(problem, device, library, FIELDS, self._fields(problem, config))
 
     def _fields(self, problem: FilterProblem, config: Config) -> dict[str, Any]:
@@ -140,7 +141,9 @@ class TilesPlan(KernelPlan):
 
 
 @lru_cache(maxsize=256)
-def _library(dtype: str, source: str, to: str, op: str, truncate: bool, ordered: bool) -> Any:
+def _library(dtype: str, source: str, to: str, op: str, truncate: bool, ordered: bool, down: bool) -> Any:
     cpu = target(settings.cpu_target())
     words = {"dtype": dtype, "source": source, "to": to, "op": op, "truncate": truncate}
-    return jit.load("filter", generate, cpu, **words, **({"ordered": True} if ordered else {}))
+    # Words that are seldom wanted are named where they are: kernels keep their names.
+    more = {"ordered": True} if ordered else {"down": True} if down else {}
+    return jit.load("filter", generate, cpu, **words, **more)
