@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import drawn_edges
 import numpy as np
 import pytest
 
@@ -14,7 +15,6 @@ from tapwise import dispatch, registry
 from tapwise.cuda.jit.compile import compile_now
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.filter import cuda_rolling as rolling
-from tapwise.ops.filter.edges import MODES
 from tapwise.ops.filter.problem import FilterProblem
 from tapwise.problem import Inputs
 from tapwise.verify import compare
@@ -59,18 +59,11 @@ def test_against_float64(number: int) -> None:
 
 
 @emulation
-@pytest.mark.parametrize("number", range(2 * len(MODES)))
+@pytest.mark.parametrize("number", drawn_edges.NUMBERS)
 def test_edges(number: int) -> None:
-    """Every mode on both axes, windows that begin elsewhere than in the middle: whole numbers are exact."""
-    modes = "reflect", MODES[number % len(MODES)], MODES[(number + 1) % len(MODES)]
-    rng = np.random.default_rng(number)
-    size, c = (1, int(rng.integers(1, 6)), int(rng.integers(1, 6))), 1 + number % 4
-    before = (0, int(rng.integers(size[1])), int(rng.integers(size[2])))
-    op, dtype = ("dense", "separable")[number % 2], ("u8", "i8")[number // 2 % 2]
-    shape = (2, 37, 16 * int(rng.integers(1, 4)) if number % 3 else 41)
-    problem = FilterProblem(op, shape, size, before, c, modes, 77.0, dtype, "f32")
-    w = rng.integers(-9, 10, size if op == "dense" else size[1] + size[2]).astype(np.float64)
-    x = problem.random(rng, problem.x_shape)
+    """Whole numbers are exact."""
+    problem, w = drawn_edges.draw(number, ("dense", "separable"), 6, whole=True)
+    x = problem.random(np.random.default_rng(number), problem.x_shape)
     expected = problem.reference(Inputs(x, w))[0]
     for config in ALGORITHM.configs(problem, H200)[number % 2 :: 2]:
         np.testing.assert_array_equal(filtered(problem, config, x, w), expected, str(config))

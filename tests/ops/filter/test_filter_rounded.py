@@ -38,10 +38,8 @@ def emulate(problem: FilterProblem, algorithm: Any, x: np.ndarray, w: np.ndarray
         words, launch = cuda.pack(problem, w)[0], algorithm.launch(problem, config, 0, one)
     elif algorithm.id == "cuda.tiles":
         layout = cuda_tiles.Layout(view_of(problem), config, separable)
-        words, launch = (
-            cuda_tiles.pack(problem, w, layout, separable),
-            algorithm.launch(problem, config, separable, one),
-        )
+        words = cuda_tiles.pack(problem, w, layout, separable)
+        launch = algorithm.launch(problem, config, separable, one)
     elif algorithm.id == "cuda.tiles_mma":
         words, launch = cuda_tiles_mma.pack(problem, w), algorithm.launch(problem, config, one)
     else:

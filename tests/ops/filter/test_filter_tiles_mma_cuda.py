@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import drawn_edges
 import numpy as np
 import pytest
 
@@ -15,7 +16,6 @@ from tapwise.cuda.jit.compile import compile_now
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.filter import cuda_tiles_mma as mma
 from tapwise.ops.filter.cuda_strips import view_of
-from tapwise.ops.filter.edges import MODES
 from tapwise.ops.filter.problem import FilterProblem
 from tapwise.ops.filter.weights import in_two_parts
 from tapwise.problem import Inputs
@@ -89,20 +89,14 @@ def test_against_float64(number: int) -> None:
 
 
 @emulation
-@pytest.mark.parametrize("number", range(2 * len(MODES)))
+@pytest.mark.parametrize("number", drawn_edges.NUMBERS)
 def test_edges(number: int) -> None:
-    """Every mode on both axes, windows that begin elsewhere than in the middle, a constant: whole numbers are exact."""
-    modes = "reflect", MODES[number % len(MODES)], MODES[(number + 1) % len(MODES)]
-    rng = np.random.default_rng(number)
-    size, c = (1, int(rng.integers(1, 12)), int(rng.integers(1, 12))), 1 + number % 4
-    before = (0, int(rng.integers(size[1])), int(rng.integers(size[2])))
-    op, dtype = ("dense", "separable")[number % 2], ("u8", "i8")[number // 2 % 2]
-    problem = FilterProblem(op, (2, 37, 41), size, before, c, modes, 77.0, dtype, "f32")
-    w = rng.integers(-9, 10, size if op == "dense" else size[1] + size[2]).astype(np.float64)
-    x = problem.random(rng, problem.x_shape)
+    """Whole numbers are exact."""
+    problem, w = drawn_edges.draw(number, ("dense", "separable"), 12)
+    x = problem.random(np.random.default_rng(number), problem.x_shape)
     expected = problem.reference(Inputs(x, w))[0]
     for config in ALGORITHM.configs(problem, H200)[number % 3 :: 3]:
-        np.testing.assert_array_equal(filtered(problem, config, x, w), expected)
+        np.testing.assert_array_equal(filtered(problem, config, x, w), expected, str(config))
 
 
 @emulation

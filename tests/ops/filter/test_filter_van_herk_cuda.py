@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+import drawn_edges
 import numpy as np
 import pytest
 
@@ -16,7 +17,6 @@ from tapwise.cuda.jit.device import H200
 from tapwise.cuda.jit.launch import Launch
 from tapwise.ops.filter import cuda_van_herk as van_herk
 from tapwise.ops.filter.cuda_down_rows import THREADS
-from tapwise.ops.filter.edges import MODES
 from tapwise.ops.filter.problem import FilterProblem
 from tapwise.problem import Inputs
 
@@ -59,16 +59,9 @@ def test_against_reference(number: int) -> None:
 
 
 @emulation
-@pytest.mark.parametrize("number", range(2 * len(MODES)))
+@pytest.mark.parametrize("number", drawn_edges.NUMBERS)
 def test_edges(number: int) -> None:
-    """Every mode on both axes, windows of any sides that begin elsewhere than in the middle."""
-    modes = "reflect", MODES[number % len(MODES)], MODES[(number + 1) % len(MODES)]
-    rng = np.random.default_rng(number)
-    size = (1, int(rng.integers(1, 12)), int(rng.integers(1, 12)))
-    before = (0, int(rng.integers(size[1])), int(rng.integers(size[2])))
-    op, dtype = ("max", "min")[number % 2], ("u8", "i8")[number // 2 % 2]
-    shape = (2, 37, 16 * int(rng.integers(1, 4)) if number % 3 else 41)
-    check(FilterProblem(op, shape, size, before, 1 + number % 4, modes, 77.0, dtype, dtype), number, 3)
+    check(drawn_edges.draw(number, ("max", "min"), 12, whole=True)[0], number, 3)
 
 
 def test_footprints_go_to_tiles(monkeypatch: pytest.MonkeyPatch) -> None:

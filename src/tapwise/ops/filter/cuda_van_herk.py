@@ -34,7 +34,6 @@ LEAST_ROWS, LEAST_RUNS = 16, 2
 # Registers of a thread, which hold a row's pairs of elements and words besides others.
 REGISTERS, OTHERS = 255, 48
 
-
 # Of the cost model: cycles of a scheduler for a warp's row besides its bytes, for an instruction of two bytes, for a
 # tap at the sides; of memory's time; how much of both overlaps; microseconds of a launch.
 ROW, HALF_RATE, SIDE_TAP, MEMORY, POWER, START_US = 120.0, 2.0, 8.0, 1.09, 2.0, 2.5

@@ -191,7 +191,7 @@ class ImplicitGemmRows(window.TensorCoreAlgorithm[Config]):
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """What a multiprocessor's warps multiply, load and copy, a block's latency, and memory. Constants are fitted to
-        1512 times on 115 drawn layers, N=32 (H200), the first ten again to 1012 on 48 more: where it is chosen, 1.07 of
+        1512 times on 115 drawn layers, N=32 (H200), the first ten again to 1012 on 51 more: where it is chosen, 1.07 of
         the best config's time."""
         r, slices, (stride_h, stride_w) = problem.kernel[0], _slices(problem), steps(problem)
         rows, (stage_rows, columns) = (config.rows - 1) * stride_h + r, _stage(problem, config)

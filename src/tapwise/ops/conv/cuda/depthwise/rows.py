@@ -130,7 +130,7 @@ def _groups(rows: int, lanes: int) -> list[int]:
 def predict_us(problem: ConvProblem, config: Rows, device: Device) -> float:
     """Instructions of a multiprocessor's warps, the latency of the block's longest thread, and memory. Constants were
     fitted to 700 times on 32 layers (H200), then to 322 on 38 more: the choice took 1.07 times the best one's time,
-    1.28 at worst. What is beside the pieces of pixels: to 403 on 43 layers."""
+    1.28 at worst. What is beside the pieces of pixels: to 403 on 38 layers."""
     (r, s), half, words = problem.kernel, problem.itemsize == 2, 2 if problem.dtype == "f64" else 1
     top, height, step, apart = problem.padding[0][0], problem.spatial[0], problem.stride[0], problem.dilation[0]
     # Rows of x that each thread sees inside the image, and rows of taps that it multiplies.
@@ -152,10 +152,8 @@ def predict_us(problem: ConvProblem, config: Rows, device: Device) -> float:
     held = min_blocks_per_sm(problem, config)
     warps = round_up(held * (config.threads // 32), SCHEDULERS) / held
     blocks = blocks_us(_blocks(problem, config), held, warps * issued, alone, device)
-    return (
-        joint_us(blocks, MEMORY * problem.bytes / (device.gbps * 1e3) + _sectors_us(problem, config, device), POWER)
-        + START_US
-    )
+    memory = MEMORY * problem.bytes / (device.gbps * 1e3) + _sectors_us(problem, config, device)
+    return joint_us(blocks, memory, POWER) + START_US
 
 
 def _sectors_us(problem: ConvProblem, config: Rows, device: Device) -> float:
