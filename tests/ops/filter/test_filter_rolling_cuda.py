@@ -89,13 +89,12 @@ def test_kernels_compile_without_spills(
         assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{config}: {used}"
 
 
-@pytest.mark.parametrize("size", ["h4096 w4096", "h4096 w4096 c3", "h300 w200 c4", "h30 w30"])
-@pytest.mark.parametrize("text", ["sobel", "laplace", "correlate r1 s3", "correlate r5 s5", "box size3"])
-def test_it_is_chosen_by_name_alone(text: str, size: str) -> None:
-    """As long as it is not measured."""
+@pytest.mark.parametrize("size", ["h4096 w4096", "h4096 w4096 c3", "h1080 w1920 c3"])
+@pytest.mark.parametrize("text", ["sobel", "laplace", "correlate r3 s3"])
+def test_small_windows_of_bytes_are_its_own(text: str, size: str) -> None:
+    """Measured: two thirds of the time of cuda.tiles."""
     problem = FilterProblem.parse(f"filter {text} {size} u8 to:i16")
-    assert dispatch.choose(problem, H200).algorithm != "cuda.rolling"
-    assert dispatch.choose(problem, H200, "cuda.rolling").algorithm == "cuda.rolling"
+    assert dispatch.choose(problem, H200).algorithm == "cuda.rolling"
 
 
 @pytest.mark.parametrize(

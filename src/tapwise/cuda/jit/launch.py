@@ -13,15 +13,18 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, lru_cache, partial
+from math import prod
 from typing import Any, ClassVar, Final
 
 from tapwise import capture
 from tapwise.cuda.jit import compile as compiler
+from tapwise.cuda.jit import occupancy
 from tapwise.cuda.jit.compile import Source
-from tapwise.cuda.jit.device import check, count, cuda_core
+from tapwise.cuda.jit.device import check, count, cuda_core, gpu
 from tapwise.cuda.jit.tensor_map import WORDS, TensorMap, encode, template
 from tapwise.errors import CompileError, DeviceUnavailable
 from tapwise.forks import making
+from tapwise.integers import ceil_div
 
 _INVALID_CONTEXT: Final = 201
 # What the driver says of a file in the cache that is whole, and no kernel of this GPU's.
@@ -121,8 +124,10 @@ class Launch:
     `fields` gives the words that a plan knows; the others are addresses that a call fills in, 0 where it does not.
     `maps`: tensor maps by the address that they hold; the map of "x" is the words x0 to x15. `dependent`: its
     kernel waits by itself for what the stream runs, and may be placed before that has ended, where the GPU can do so.
-    `names_of`: words and maps that hold an address of another name. `stream_place`: the word of the stream, among all
-    that a call fills in.
+    `names_of`: words and maps that hold an address of another name. `spread`: of a dependent launch, where a
+    multiprocessor has at least so many of the blocks to run and room for more, they are spread evenly
+    (tapwise.cuda.jit.occupancy); 0: as they come. For kernels that bring what they read to shared memory: of L1, little
+    is left. `stream_place`: the word of the stream, among all that a call fills in.
     """
 
     stream_place: ClassVar[int] = _Head.stream.offset // 8
@@ -130,10 +135,10 @@ class Launch:
     def __init__(
         self, source: Source, fields: Mapping[str, int], grid: tuple[int, int, int], threads: int,
         shared_bytes: int = 0, maps: Mapping[str, TensorMap] | None = None, dependent: bool = False,
-        names_of: Mapping[str, str] | None = None,
+        names_of: Mapping[str, str] | None = None, spread: int = 0,
     ) -> None:  # fmt: skip
         self.source, self.grid, self.block, self.shared_bytes = source, grid, (threads, 1, 1), shared_bytes
-        self.dependent, self.names = dependent, compiler.struct_words(source)
+        self.dependent, self.spread, self.names = dependent, spread, compiler.struct_words(source)
         names = self.names
         self.maps, self._names_of = dict(maps or {}), dict(names_of or {})
         unknown = (set(fields) | {f"{name}0" for name in self.maps}) - set(names)
@@ -162,6 +167,8 @@ class Launch:
         self._function = _kernel(self.source, architecture, index, self.shared_bytes).function
         self._index, self._several = index, count() > 1
         self._attributes = int(self.dependent and has_dependent_launches(architecture))
+        if self._attributes and self.spread:
+            self._spread(architecture)
         words = (ctypes.c_int64 * (len(self._template) // 8)).from_buffer_copy(self._template)
         for name, spec in self.maps.items():
             place = self.names.index(f"{name}0")
@@ -172,6 +179,18 @@ class Launch:
             words[place : place + WORDS] = list(known)
             self.filled.append((FIRST + place, self.source_of(name)))
         self._template = bytes(words)
+
+    def _spread(self, architecture: str) -> None:
+        device, blocks, threads = gpu(self._index), prod(self.grid), self.block[0]
+        with on_gpu(self._index):
+            held = occupancy.held(self._function, threads, self.shared_bytes)
+        if not self.spread <= ceil_div(blocks, device.multiprocessors) < held:
+            return
+        wide = occupancy.spread_bytes(device, self.shared_bytes, blocks)
+        function = _kernel(self.source, architecture, self._index, wide).function
+        with on_gpu(self._index):
+            if occupancy.have_places(function, device, blocks, threads, wide):
+                self._function, self.shared_bytes = function, wide
 
     def arguments(self, values: Mapping[int, int] | None = None) -> Arguments:
         """The launch in memory of its own, for one call at a time; `values` of words by their places."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 from typing import Final
 
+from tapwise.algorithm import Device
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.filter.cuda_strips import View, no_byte, refusal
 from tapwise.ops.filter.edges import MODES
 from tapwise.ops.filter.problem import FilterProblem
 
 THREADS: Final = 128
-# Bytes of a load at most.
+LANES: Final = 32
+# Bytes of a load at most, and of a line of memory.
 VECTOR: Final = 16
+LINE: Final = 128
 
 
 def unsuited(problem: FilterProblem) -> str | None:
@@ -27,7 +30,7 @@ class Parts:
 
     def __init__(self, view: View, across: int, rows: int, side_rows: int) -> None:
         (_, s), c, vector = view.taps, view.c, min(across, VECTOR)
-        self.view, self.rows, self.side_rows = view, rows, side_rows
+        self.view, self.step, self.rows, self.side_rows = view, across, rows, side_rows
         # In front of what a thread sees, in its first vector; all that it sees, and loads.
         self.skip = -view.before[1] * c % vector
         self.seen = across + (s - 1) * c
@@ -44,6 +47,21 @@ class Parts:
     @property
     def grid(self) -> tuple[int, int, int]:
         return self.blocks + self.side_blocks, 1, self.view.depth
+
+    def cycles(self, rows: int, each: float, alone: float, held: int, device: Device) -> float:
+        """Of a multiprocessor's blocks within the sides, of so many rows of x: `each` cycles of a row that blocks issue
+        one after the other, `alone` of a row that `held` blocks wait beside each other."""
+        share = ceil_div(self.blocks * self.view.depth, device.multiprocessors)
+        return rows * (share * each + ceil_div(share, held) * alone)
+
+    def ragged_lines(self, itemsize: int, device: Device) -> float:
+        """Lines of memory that stores touch beyond two each, of a multiprocessor, where rows of y begin anywhere, so
+        elements go one by one."""
+        across = self.step
+        if self.view.width * self.view.c % min(VECTOR // itemsize, across) == 0:
+            return 0.0
+        stores = self.blocks * self.view.depth * THREADS / LANES * self.rows * across / device.multiprocessors
+        return stores * max(0, across * itemsize * LANES // LINE - 2)
 
     def words(self) -> dict[str, int | bool | str]:
         """Of the kernel's traits."""

@@ -24,10 +24,11 @@ from tapwise.algorithm import Buffers, Device, Plan
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.cuda.jit.compile import Source, stub, traits
 from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.jit.occupancy import MORE_BYTES
 from tapwise.cuda.plan import CudaAlgorithm, stream
 from tapwise.cuda.types import DTYPES, tensor_core_type
 from tapwise.integers import ceil_div
-from tapwise.ops.conv.cuda.costs import MORE_BYTES, SHARED_BYTES, blocks_of, cycles_us, joint_us
+from tapwise.ops.conv.cuda.costs import SHARED_BYTES, blocks_of, cycles_us, joint_us
 from tapwise.ops.filter.cuda import ListPlan
 from tapwise.ops.filter.cuda_strips import Segments, View, fields_of, no_byte, refusal, segments_of, view_of
 from tapwise.ops.filter.problem import FilterProblem, limits

@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import Final
 
 from tapwise.algorithm import Device
+from tapwise.cuda.jit.occupancy import MORE_BYTES
 from tapwise.integers import ceil_div, round_up
 from tapwise.problem import Problem
 
-# Of a multiprocessor (Hopper): registers, shared memory, which each block takes some more of, threads.
+# Of a multiprocessor (Hopper): registers, shared memory, threads.
 REGISTERS: Final = 1 << 16
-SHARED_BYTES, MORE_BYTES, THREADS, MOST_BLOCKS = 228 << 10, 1 << 10, 2048, 16
+SHARED_BYTES, THREADS, MOST_BLOCKS = 228 << 10, 2048, 16
 # Warps of a warpgroup, which gives up registers; registers of a thread that multiplies and of one that gives them up,
 # by the warps that multiply.
 WARPGROUP: Final = 4
@@ -27,17 +28,6 @@ def cluster_places(device: Device, cluster: int) -> int:
     """Multiprocessors on which clusters of so many blocks find places at once, of each a block."""
     placed = sum(row // cluster * cluster for row in CLUSTER_ROWS)
     return device.multiprocessors * placed // sum(CLUSTER_ROWS)
-
-
-def room_of(device: Device, beside: int) -> int:
-    """Bytes of shared memory of a block, of so many on a multiprocessor."""
-    return (device.shared_bytes + MORE_BYTES) // beside - MORE_BYTES
-
-
-def spread_bytes(device: Device, shared_bytes: int, blocks: int, places: int) -> int:
-    """Shared memory that a launch asks for: so much that no multiprocessor of so many `places` has more blocks than it
-    has to. While the launch before ends, some have room for more of them than others."""
-    return max(shared_bytes, room_of(device, ceil_div(blocks, places) + 1) + 1)
 
 
 def blocks_of(registers: int, threads: int, shared_bytes: int = 0) -> int:

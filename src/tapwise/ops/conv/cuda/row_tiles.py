@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 from tapwise.algorithm import C, Device, Plan
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.jit.occupancy import room_of
 from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import pack, window
@@ -101,7 +102,7 @@ class RowTiles(window.TensorCoreAlgorithm[C]):
         fields |= {"down": config.down, "across": config.across, "tiles_h": tiles_h, "tiles_w": tiles_w, "tiles": tiles}
         parts = self.filter_tiles(problem, config)
         blocks = min(tiles, max(1, device.multiprocessors * config.min_blocks_per_sm // parts)) * parts
-        return Launch(source, fields, (blocks, 1, 1), THREADS, shared_bytes, dependent=True)
+        return Launch(source, fields, (blocks, 1, 1), THREADS, shared_bytes, dependent=True, spread=2)
 
     def pack_launch(self, problem: ConvProblem, config: Any, steps: tuple[int, ...]) -> Launch:
         """Filters of such strides (elements) as the instruction's operands."""
@@ -118,7 +119,7 @@ def min_blocks_per_sm(registers: int) -> int:
 
 def fits(shared_bytes: int, min_blocks_per_sm: int, device: Device) -> bool:
     """Whether as many blocks, three of them at least, have room in shared memory."""
-    return shared_bytes <= (device.shared_bytes + 1024) // min(min_blocks_per_sm, 3) - 1024
+    return shared_bytes <= room_of(device, min(min_blocks_per_sm, 3))
 
 
 def tiles_of(problem: ConvProblem, down: int, across: int) -> tuple[int, int, int]:

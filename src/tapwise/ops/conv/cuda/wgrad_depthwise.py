@@ -26,7 +26,7 @@ from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import streamed_rows, window
 from tapwise.ops.conv.cuda import wgrad_depthwise_blocks as blocks
-from tapwise.ops.conv.cuda.costs import cycles_us, joint_us, spread_bytes
+from tapwise.ops.conv.cuda.costs import cycles_us, joint_us
 from tapwise.ops.conv.cuda.gradients import WgradPlan
 from tapwise.ops.conv.cuda.residue_classes import phases, steps
 from tapwise.ops.conv.cuda.wgrad_depthwise_blocks import LANES, MOST_STRIDE, Config
@@ -147,8 +147,8 @@ class DepthwiseWgrad(CudaAlgorithm[Config]):
             fields |= {f"{name}{word}": 0 for name in ("map_x", "map_dy") for word in range(WORDS)}
         names = {"map_x": "x", "map_dy": "w", "sums": "workspace" if split else "y"}
         count = blocks.count(problem, config)
-        shared = spread_bytes(device, blocks.shared_bytes(problem, config), count, device.multiprocessors)
-        sums = Launch(source, fields, (count, 1, 1), config.threads, shared, maps, dependent=True, names_of=names)
+        shape = (count, 1, 1), config.threads, blocks.shared_bytes(problem, config)
+        sums = Launch(source, fields, *shape, maps, dependent=True, names_of=names, spread=1)
         if not split:
             return [sums]
         fields = {"k": problem.k, "taps": prod(problem.kernel), "count": config.parts}

@@ -13,10 +13,11 @@ from typing import Final
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device
 from tapwise.cuda.jit.launch import has_dependent_launches
+from tapwise.cuda.jit.occupancy import room_of
 from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import boxes
-from tapwise.ops.conv.cuda.costs import REGISTERS, blocks_of, room_of
+from tapwise.ops.conv.cuda.costs import REGISTERS, blocks_of
 from tapwise.ops.conv.cuda.residue_classes import phases, steps
 from tapwise.ops.conv.problem import ConvProblem
 

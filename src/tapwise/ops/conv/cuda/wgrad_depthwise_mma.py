@@ -27,7 +27,7 @@ from tapwise.cuda.plan import CudaAlgorithm
 from tapwise.cuda.types import template_args, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import wgrad_parts, window
-from tapwise.ops.conv.cuda.costs import blocks_of, cluster_places, cycles_us, joint_us, spread_bytes
+from tapwise.ops.conv.cuda.costs import blocks_of, cluster_places, cycles_us, joint_us
 from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS, WgradPlan
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -342,9 +342,9 @@ class DepthwiseMmaWgrad(CudaAlgorithm[Config]):
         count = pieces * channel_blocks * config.parts
         shared = shared_bytes(problem, config)
         # Of several blocks each, and of clusters, it took longer (1.03 to 1.09).
-        if count <= device.multiprocessors and not config.cluster:
-            shared = spread_bytes(device, shared, count, device.multiprocessors)
-        found = [Launch(source, fields, (count, 1, 1), config.threads, shared, dependent=True, names_of=names)]
+        spread = int(count <= device.multiprocessors and not config.cluster)
+        shape = (count, 1, 1), config.threads, shared
+        found = [Launch(source, fields, *shape, dependent=True, names_of=names, spread=spread)]
         if config.parts > 1 and not config.cluster:
             grid = (ceil_div(prod(problem.w_shape), LANES), 1, 1)
             second = self.sum_source(problem), fields, grid, SUM_WARPS * LANES

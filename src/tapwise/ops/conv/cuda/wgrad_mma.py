@@ -19,6 +19,7 @@ from typing import ClassVar, Final, NamedTuple
 
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device, Plan
+from tapwise.cuda.jit import occupancy
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch, has_dependent_launches
 from tapwise.cuda.types import template_args, tensor_core_type
@@ -253,7 +254,7 @@ class ImplicitGemmMmaWgrad(window.TensorCoreAlgorithm[Config]):
 
     def _together(self, problem: ConvProblem, config: Config, device: Device) -> int:
         """CTAs that a multiprocessor does hold."""
-        room = (device.shared_bytes + costs.MORE_BYTES) // (self.shared_bytes(problem, config) + costs.MORE_BYTES)
+        room = occupancy.beside_of(device, self.shared_bytes(problem, config))
         return max(1, min(room, self._resident(problem, config)))
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
@@ -330,5 +331,5 @@ class ImplicitGemmMmaWgrad(window.TensorCoreAlgorithm[Config]):
         names = {"parts": "workspace"}
         grid = (tiles_c * tiles_f * tiles_g, config.split_k, 1)
         shared_bytes = self.shared_bytes(problem, config)
-        sums = Launch(source, fields, grid, config.threads, shared_bytes, dependent=True, names_of=names)
+        sums = Launch(source, fields, grid, config.threads, shared_bytes, dependent=True, names_of=names, spread=2)
         return [sums] if config.split_k == 1 else [sums, wgrad_parts.sum_launch(problem, config.split_k)]

@@ -19,6 +19,7 @@ from typing import ClassVar, Final
 
 from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device, Plan
+from tapwise.cuda.jit import occupancy
 from tapwise.cuda.jit.compile import Source, stub
 from tapwise.cuda.jit.launch import Launch, has_dependent_launches
 from tapwise.cuda.plan import CudaAlgorithm
@@ -217,7 +218,7 @@ class ImplicitGemmSimtWgrad(CudaAlgorithm[Config]):
 
     def _together(self, problem: ConvProblem, config: Config, device: Device) -> int:
         """Blocks that a multiprocessor does hold."""
-        room = (device.shared_bytes + costs.MORE_BYTES) // (self.shared_bytes(problem, config) + costs.MORE_BYTES)
+        room = occupancy.beside_of(device, self.shared_bytes(problem, config))
         return max(1, min(room, self._resident(problem, config)))
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:

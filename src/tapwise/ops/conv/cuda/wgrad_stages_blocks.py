@@ -9,9 +9,10 @@ from math import gcd, prod
 from typing import Any, Final, Self, TypeVar
 
 from tapwise.algorithm import Config, Device
+from tapwise.cuda.jit.occupancy import room_of
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import wgrad_parts
-from tapwise.ops.conv.cuda.costs import TAKEN, WARPGROUP, blocks_of, room_of
+from tapwise.ops.conv.cuda.costs import TAKEN, WARPGROUP, blocks_of
 from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS
 from tapwise.ops.conv.problem import ConvProblem
 

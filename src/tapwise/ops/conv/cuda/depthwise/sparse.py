@@ -18,12 +18,12 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device
 from tapwise.cuda.jit.compile import Source, stub, traits
 from tapwise.cuda.jit.launch import Launch, has_dependent_launches
+from tapwise.cuda.jit.occupancy import MORE_BYTES, room_of
 from tapwise.cuda.jit.tensor_map import TensorMap
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import boxes, window
 from tapwise.ops.conv.cuda.costs import (
-    MORE_BYTES,
     REGISTERS,
     SHARED_BYTES,
     TAKEN,
@@ -31,7 +31,6 @@ from tapwise.ops.conv.cuda.costs import (
     blocks_of,
     cycles_us,
     joint_us,
-    room_of,
 )
 from tapwise.ops.conv.cuda.window import FpropFilters
 from tapwise.ops.conv.problem import ConvProblem

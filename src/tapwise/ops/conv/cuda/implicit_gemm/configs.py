@@ -10,6 +10,7 @@ from math import prod
 from typing import Final, NamedTuple
 
 from tapwise.algorithm import Device
+from tapwise.cuda.jit.occupancy import room_of
 from tapwise.cuda.jit.tensor_map import SWIZZLE_BYTES
 from tapwise.cuda.types import INDEX_LIMIT
 from tapwise.integers import ceil_div, round_up
@@ -318,7 +319,7 @@ def is_legal(view: View, device: Device) -> bool:
     share, rest = divmod(config.tile_m // 64, view.cooperative)
     if share < 1 or rest or view.steps < config.split_k:
         return False
-    if epilogue.shared_bytes > (device.shared_bytes + 1024) // per_sm - 1024:
+    if epilogue.shared_bytes > room_of(device, per_sm):
         return False
     # Two warpgroups get registers of the one that copies, which needs them itself where it gathers or transposes.
     threads_copy = view.warps_bring or config.staged_strips

@@ -23,11 +23,12 @@ from typing import Any, ClassVar, Final
 from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, struct_words, stub, traits
 from tapwise.cuda.jit.launch import Launch
+from tapwise.cuda.jit.occupancy import room_of
 from tapwise.cuda.plan import CudaPlan
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import pack, window
-from tapwise.ops.conv.cuda.costs import cluster_places, joint_us, room_of, spread_bytes
+from tapwise.ops.conv.cuda.costs import cluster_places, joint_us
 from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS
 from tapwise.ops.conv.cuda.implicit_gemm.cost import PACK_BYTES, PACK_US, WINDOW_BYTES
 from tapwise.ops.conv.cuda.implicit_gemm.launches import instruction
@@ -266,8 +267,8 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
         count = view.tiles * config.split_k
         if config.persistent:
             count = min(count, device.multiprocessors * config.min_blocks_per_sm)
-        shared, blocks = spread_bytes(device, view.shared_bytes, count, device.multiprocessors), (count, 1, 1)
-        found.append(Launch(source, fields, blocks, config.threads, shared, maps, True, names))
+        shape = (count, 1, 1), config.threads, view.shared_bytes
+        found.append(Launch(source, fields, *shape, maps, True, names, spread=1))
         if config.parts > 1:
             last = self.sum_source(problem, config)
             units, slices = adders(view)

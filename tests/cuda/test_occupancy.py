@@ -1,0 +1,116 @@
+"""Blocks that are spread evenly, without a GPU: what is asked for, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tapwise import dispatch, registry
+from tapwise.cuda.jit import launch as launches
+from tapwise.cuda.jit import occupancy
+from tapwise.cuda.jit.compile import Source
+from tapwise.cuda.jit.device import H200
+from tapwise.cuda.jit.launch import Launch
+
+PLACES = H200.multiprocessors
+
+
+@pytest.mark.parametrize("blocks", [1, PLACES, PLACES + 1, 384, 7 * PLACES, 1392, 32 * PLACES])
+@pytest.mark.parametrize("asked", [0, 5000])
+def test_as_many_find_room_as_have_to(blocks: int, asked: int) -> None:
+    share = -(-blocks // PLACES)
+    wide = occupancy.spread_bytes(H200, asked, blocks)
+    assert asked <= wide <= H200.shared_bytes
+    assert occupancy.beside_of(H200, wide) == share
+    assert occupancy.beside_of(H200, occupancy.room_of(H200, share)) == share
+
+
+def loaded(
+    monkeypatch: pytest.MonkeyPatch, blocks: int, held: int, architecture: str = "sm_90a",
+    cluster_of: Callable[[Any], int] = lambda _: 1, **words: Any,
+) -> Launch:  # fmt: skip
+    """A launch of so many blocks, that is loaded where so many fit on a multiprocessor."""
+    monkeypatch.setattr(launches, "_kernel", lambda *given: SimpleNamespace(function=given[-1]))
+    monkeypatch.setattr(launches, "count", lambda: 1)
+    monkeypatch.setattr(launches, "_entry", lambda: lambda *_: 0)
+    monkeypatch.setattr(launches, "gpu", lambda index: H200)
+    monkeypatch.setattr(launches, "on_gpu", lambda index: nullcontext())
+    monkeypatch.setattr(occupancy, "held", lambda _, threads, shared: min(held, occupancy.beside_of(H200, shared)))
+    monkeypatch.setattr(occupancy, "cluster_of", cluster_of)
+    source = Source("any", "struct Args { const void *x; };\nvoid kernel(const __grid_constant__ Args p)")
+    launch = Launch(source, {}, (blocks, 1, 1), 128, 1000, **{"dependent": True, "spread": 2} | words)
+    launch.load(architecture, 0)
+    return launch
+
+
+@pytest.mark.parametrize(
+    ("blocks", "held", "words", "share"),
+    [
+        (384, 4, {}, 3),
+        (1392, 20, {}, 11),
+        (2 * PLACES, 3, {}, 2),
+        # As many as fit; one each, which a launch has to ask for; launches that ask for more, for nothing or do not
+        # begin before the last one ends.
+        (384, 3, {}, 0),
+        (4000, 4, {}, 0),
+        (PLACES, 4, {}, 0),
+        (PLACES, 4, {"spread": 1}, 1),
+        (2 * PLACES, 4, {"spread": 3}, 0),
+        (384, 4, {"spread": 0}, 0),
+        (384, 4, {"dependent": False}, 0),
+        (384, 4, {"architecture": "sm_80"}, 0),
+    ],
+)
+def test_which_are_spread(
+    blocks: int, held: int, words: dict[str, Any], share: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = loaded(monkeypatch, blocks, held, **words)
+    assert launch.shared_bytes == launch._function
+    assert launches._Head.from_buffer(launch.arguments()[0]).shared_bytes == launch.shared_bytes
+    if share:
+        assert occupancy.beside_of(H200, launch.shared_bytes) == share
+    else:
+        assert launch.shared_bytes == 1000
+
+
+@pytest.mark.parametrize(("found", "spread"), [(96, False), (98, True)])
+def test_clusters_have_to_find_places(found: int, spread: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 392 blocks; the driver counts clusters of four."""
+    from cuda.bindings import driver
+
+    asked: list[tuple[int, int]] = []
+
+    def clusters(function: Any, launch: Any) -> tuple[int, int]:
+        asked.append((launch.gridDimX, launch.sharedMemBytes))
+        return 0, found
+
+    monkeypatch.setattr(driver, "cuOccupancyMaxActiveClusters", clusters)
+    monkeypatch.setattr(driver, "cuFuncGetAttribute", lambda *_: (0, 4))
+    launch = loaded(monkeypatch, 392, 4, cluster_of=occupancy.cluster_of)
+    assert asked == [(392, occupancy.spread_bytes(H200, 1000, 392))]
+    assert (launch.shared_bytes > 1000) == spread
+
+
+@pytest.mark.parametrize(
+    ("text", "algorithm", "spread"),
+    [
+        ("n32 c512 h12 w12 k512 r3 s3 pad1 groups512 f16", "cuda.depthwise", 2),
+        ("n32 c16 h96 w96 k16 r3 s3 pad1 f16 nhwc", "cuda.implicit_gemm_rows", 2),
+        ("n1 c1216 h14 w14 k128 r1 s1", "cuda.implicit_gemm_simt", 0),
+        ("n32 c300 h7 w7 k300 r7 s7 pad3 groups300 f16 nhwc", "cuda.depthwise", 0),
+        ("n32 c512 h12 w12 k1024 r1 s1 f16 nhwc wgrad", "cuda.implicit_gemm", 1),
+        ("maxpool n32 c512 h14 w14 r3 s3 stride1 pad1 f16 nhwc", "cuda.separable_window", 2),
+        ("softmax 1024x1000", "cuda.block_reduction", 3),
+    ],
+)
+def test_who_asks_for_it(text: str, algorithm: str, spread: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels that bring x to shared memory; others, where it was measured to be faster."""
+    monkeypatch.setattr(Launch, "load", lambda *_: None)
+    problem = registry.parse(text)
+    choice = dispatch.choose(problem, H200, algorithm)
+    plan: Any = registry.get(algorithm, problem.operator).plan(problem, choice.config, H200)
+    assert plan.launches[-1].spread == spread
