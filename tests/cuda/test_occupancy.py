@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import nullcontext
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tapwise import dispatch, registry
+from tapwise import dispatch, registry, verify
 from tapwise.cuda.jit import launch as launches
 from tapwise.cuda.jit import occupancy
 from tapwise.cuda.jit.compile import Source
-from tapwise.cuda.jit.device import H200
+from tapwise.cuda.jit.device import H200, gpu
 from tapwise.cuda.jit.launch import Launch
 
 PLACES = H200.multiprocessors
@@ -30,8 +30,7 @@ def test_as_many_find_room_as_have_to(blocks: int, asked: int) -> None:
 
 
 def loaded(
-    monkeypatch: pytest.MonkeyPatch, blocks: int, held: int, architecture: str = "sm_90a",
-    cluster_of: Callable[[Any], int] = lambda _: 1, **words: Any,
+    monkeypatch: pytest.MonkeyPatch, blocks: int, held: int, architecture: str = "sm_90a", text: str = "", **words: Any
 ) -> Launch:  # fmt: skip
     """A launch of so many blocks, that is loaded where so many fit on a multiprocessor."""
     monkeypatch.setattr(launches, "_kernel", lambda *given: SimpleNamespace(function=given[-1]))
@@ -40,8 +39,7 @@ def loaded(
     monkeypatch.setattr(launches, "gpu", lambda index: H200)
     monkeypatch.setattr(launches, "on_gpu", lambda index: nullcontext())
     monkeypatch.setattr(occupancy, "held", lambda _, threads, shared: min(held, occupancy.beside_of(H200, shared)))
-    monkeypatch.setattr(occupancy, "cluster_of", cluster_of)
-    source = Source("any", "struct Args { const void *x; };\nvoid kernel(const __grid_constant__ Args p)")
+    source = Source("any", "struct Args { const void *x; };\nvoid kernel(const __grid_constant__ Args p)" + text)
     launch = Launch(source, {}, (blocks, 1, 1), 128, 1000, **{"dependent": True, "spread": 2} | words)
     launch.load(architecture, 0)
     return launch
@@ -77,21 +75,13 @@ def test_which_are_spread(
         assert launch.shared_bytes == 1000
 
 
-@pytest.mark.parametrize(("found", "spread"), [(96, False), (98, True)])
-def test_clusters_have_to_find_places(found: int, spread: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of 392 blocks; the driver counts clusters of four."""
-    from cuda.bindings import driver
-
-    asked: list[tuple[int, int]] = []
-
-    def clusters(function: Any, launch: Any) -> tuple[int, int]:
-        asked.append((launch.gridDimX, launch.sharedMemBytes))
-        return 0, found
-
-    monkeypatch.setattr(driver, "cuOccupancyMaxActiveClusters", clusters)
-    monkeypatch.setattr(driver, "cuFuncGetAttribute", lambda *_: (0, 4))
-    launch = loaded(monkeypatch, 392, 4, cluster_of=occupancy.cluster_of)
-    assert asked == [(392, occupancy.spread_bytes(H200, 1000, 392))]
+@pytest.mark.parametrize(
+    ("blocks", "cluster", "spread"),
+    [(392, 1, True), (392, 4, False), (384, 4, True), (784, 8, False), (784, 2, True), (256, 8, False), (240, 8, True)],
+)
+def test_clusters_have_to_find_places(blocks: int, cluster: int, spread: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On rows of 18, 16 and 10 multiprocessors."""
+    launch = loaded(monkeypatch, blocks, 8, text=f"void __cluster_dims__({cluster}) kernel" * (cluster > 1))
     assert (launch.shared_bytes > 1000) == spread
 
 
@@ -114,3 +104,27 @@ def test_who_asks_for_it(text: str, algorithm: str, spread: int, monkeypatch: py
     choice = dispatch.choose(problem, H200, algorithm)
     plan: Any = registry.get(algorithm, problem.operator).plan(problem, choice.config, H200)
     assert plan.launches[-1].spread == spread
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("text", "algorithm", "spread"),
+    [
+        ("n32 c728 h19 w19 k728 r3 s3 pad1 groups728 f16 nhwc", "cuda.depthwise", True),
+        ("n32 c512 h12 w12 k512 r3 s3 pad1 groups512 f16", "cuda.depthwise", True),
+        ("n32 c256 h7 w7 k512 r3 s3 pad2 dilation2", "cuda.implicit_gemm_simt", True),
+        ("maxpool n32 c512 h14 w14 r3 s3 stride1 pad1 f16 nhwc", "cuda.separable_window", True),
+        ("log_softmax 32x32000 f16", "cuda.block_reduction", False),
+    ],
+)
+def test_what_is_spread_has_places_at_once(text: str, algorithm: str, spread: bool) -> None:
+    problem, device = registry.parse(text), gpu()
+    choice = dispatch.choose(problem, device, algorithm)
+    plan: Any = registry.get(algorithm, problem.operator).plan(problem, choice.config, device)
+    launch = max(plan.launches, key=lambda one: prod(one.grid))
+    wide = occupancy.spread_bytes(device, 0, prod(launch.grid))
+    assert (launch.shared_bytes == wide) == spread
+    with launches.on_gpu(device.index):
+        held = occupancy.held(launch._function, launch.block[0], launch.shared_bytes)
+    assert held == -(-prod(launch.grid) // device.multiprocessors) or not spread
+    assert verify.check(problem, algorithm, choice.config, device=device)

@@ -30,6 +30,7 @@ OPTIONS: Final = ("--std=c++17", "--device-as-default-execution-space", "--ptxas
 HALF: Final = "#define WITH_HALF\n"
 # An argument with a value that no template takes: a macro in front has it.
 _SLOPE = re.compile(r"LEAKY_RELU\((.+?)\)")
+_CLUSTER = re.compile(r"__cluster_dims__[(](\d+)[)]")
 _INCLUDE = re.compile(r'^\s*#include\s+"([^"]+)"', re.MULTILINE)
 _PARAMETERS = re.compile(r"__grid_constant__ (\w+) p\)")
 _WORD = re.compile(r"(\w+)((?:\[\d+\])*)\s*[,;]")
@@ -74,6 +75,12 @@ def stub(
         f" {{ {template}<{arguments}>(p); }}\n"
     )
     return Source(Path(file).stem, text)
+
+
+def cluster_of(source: Source) -> int:
+    """Blocks of a kernel's clusters."""
+    found = _CLUSTER.search(source.text)
+    return int(found[1]) if found else 1
 
 
 def traits(element: str, values: Mapping[str, int | bool | str]) -> str:

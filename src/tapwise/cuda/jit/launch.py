@@ -189,8 +189,9 @@ class Launch:
         wide = occupancy.spread_bytes(device, self.shared_bytes, blocks)
         function = _kernel(self.source, architecture, self._index, wide).function
         with on_gpu(self._index):
-            if occupancy.have_places(function, device, blocks, threads, wide):
-                self._function, self.shared_bytes = function, wide
+            held = occupancy.held(function, threads, wide)
+        if occupancy.cluster_places(device, compiler.cluster_of(self.source), held) >= blocks:
+            self._function, self.shared_bytes = function, wide
 
     def arguments(self, values: Mapping[int, int] | None = None) -> Arguments:
         """The launch in memory of its own, for one call at a time; `values` of words by their places."""

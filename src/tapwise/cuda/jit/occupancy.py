@@ -14,6 +14,8 @@ from tapwise.integers import ceil_div
 
 # Bytes of shared memory that each block takes beside what it asks for.
 MORE_BYTES: Final = 1 << 10
+# Multiprocessors of an H200 that a cluster may lie on: as many clusters of 4, 5, 6 and 8 ran at once as such rows hold.
+CLUSTER_ROWS: Final = (18, 18, 18, 18, 18, 16, 16, 10)
 
 
 def room_of(device: Device, beside: int) -> int:
@@ -31,29 +33,14 @@ def spread_bytes(device: Device, shared_bytes: int, blocks: int) -> int:
     return max(shared_bytes, room_of(device, ceil_div(blocks, device.multiprocessors) + 1) + 1)
 
 
-def held(function: Any, threads: int, shared_bytes: int) -> int:
-    """Blocks that a multiprocessor has at once. Raises DeviceUnavailable."""
+def cluster_places(device: Device, cluster: int, beside: int = 1) -> int:
+    """Blocks that find places at once, of clusters of so many, so many `beside` each other on a multiprocessor."""
+    placed = sum(row * beside // cluster * cluster for row in CLUSTER_ROWS)
+    return device.multiprocessors * placed // sum(CLUSTER_ROWS)
+
+
+def held(kernel: Any, threads: int, shared_bytes: int) -> int:
+    """Blocks of a loaded kernel that a multiprocessor has at once. Raises DeviceUnavailable."""
     from cuda.bindings import driver
 
-    return int(check(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(function, threads, shared_bytes)))
-
-
-def cluster_of(function: Any) -> int:
-    """Blocks of a kernel's cluster. Raises DeviceUnavailable."""
-    from cuda.bindings import driver
-
-    wanted = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_REQUIRED_CLUSTER_WIDTH
-    return int(check(driver.cuFuncGetAttribute(wanted, function))) or 1
-
-
-def have_places(function: Any, device: Device, blocks: int, threads: int, shared_bytes: int) -> bool:
-    """Whether so many blocks have places at once, those of a cluster near each other. Raises DeviceUnavailable."""
-    if (cluster := cluster_of(function)) == 1:
-        return held(function, threads, shared_bytes) * device.multiprocessors >= blocks
-    from cuda.bindings import driver
-
-    launch = driver.CUlaunchConfig()
-    launch.gridDimX, launch.gridDimY, launch.gridDimZ = blocks, 1, 1
-    launch.blockDimX, launch.blockDimY, launch.blockDimZ = threads, 1, 1
-    launch.sharedMemBytes = shared_bytes
-    return int(check(driver.cuOccupancyMaxActiveClusters(function, launch))) * cluster >= blocks
+    return int(check(driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(kernel, threads, shared_bytes)))

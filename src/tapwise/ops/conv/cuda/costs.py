@@ -20,15 +20,6 @@ SHARED_BYTES, THREADS, MOST_BLOCKS = 228 << 10, 2048, 16
 WARPGROUP: Final = 4
 TAKEN: Final = {8: (240, 24), 12: (152, 56)}
 
-# Multiprocessors of an H200 that a cluster may lie on: as many clusters of 4, 5, 6 and 8 ran at once as such rows hold.
-CLUSTER_ROWS: Final = (18, 18, 18, 18, 18, 16, 16, 10)
-
-
-def cluster_places(device: Device, cluster: int) -> int:
-    """Multiprocessors on which clusters of so many blocks find places at once, of each a block."""
-    placed = sum(row // cluster * cluster for row in CLUSTER_ROWS)
-    return device.multiprocessors * placed // sum(CLUSTER_ROWS)
-
 
 def blocks_of(registers: int, threads: int, shared_bytes: int = 0) -> int:
     """Blocks of threads with so many registers: warps of a multiprocessor come in fours, registers in eights."""

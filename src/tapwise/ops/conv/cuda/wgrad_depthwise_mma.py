@@ -23,11 +23,12 @@ from tapwise.algorithm import Config as BaseConfig
 from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, stub, traits
 from tapwise.cuda.jit.launch import Launch, has_dependent_launches
+from tapwise.cuda.jit.occupancy import cluster_places
 from tapwise.cuda.plan import CudaAlgorithm
 from tapwise.cuda.types import template_args, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import wgrad_parts, window
-from tapwise.ops.conv.cuda.costs import blocks_of, cluster_places, cycles_us, joint_us
+from tapwise.ops.conv.cuda.costs import blocks_of, cycles_us, joint_us
 from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS, WgradPlan
 from tapwise.ops.conv.problem import ConvProblem
 

@@ -16,12 +16,13 @@ from typing import ClassVar, Final
 from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, stub, traits
 from tapwise.cuda.jit.launch import Launch, has_dependent_launches
+from tapwise.cuda.jit.occupancy import cluster_places
 from tapwise.cuda.jit.tensor_map import TensorMap
 from tapwise.cuda.plan import CudaAlgorithm
 from tapwise.cuda.types import template_args, tensor_core_type
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import wgrad_parts, window
-from tapwise.ops.conv.cuda.costs import cluster_places, cycles_us, joint_us
+from tapwise.ops.conv.cuda.costs import cycles_us, joint_us
 from tapwise.ops.conv.cuda.gradients import WgradPlan
 from tapwise.ops.conv.cuda.wgrad_stages_blocks import (
     LANES,

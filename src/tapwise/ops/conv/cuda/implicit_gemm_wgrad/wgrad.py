@@ -23,12 +23,12 @@ from typing import Any, ClassVar, Final
 from tapwise.algorithm import Device, Plan
 from tapwise.cuda.jit.compile import Source, struct_words, stub, traits
 from tapwise.cuda.jit.launch import Launch
-from tapwise.cuda.jit.occupancy import room_of
+from tapwise.cuda.jit.occupancy import cluster_places, room_of
 from tapwise.cuda.plan import CudaPlan
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import pack, window
-from tapwise.ops.conv.cuda.costs import cluster_places, joint_us
+from tapwise.ops.conv.cuda.costs import joint_us
 from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS
 from tapwise.ops.conv.cuda.implicit_gemm.cost import PACK_BYTES, PACK_US, WINDOW_BYTES
 from tapwise.ops.conv.cuda.implicit_gemm.launches import instruction
