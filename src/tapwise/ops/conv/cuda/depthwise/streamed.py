@@ -36,14 +36,14 @@ MOST_PRODUCTS: Final = 1500
 # Cycles of a multiprocessor: an instruction, what is moved, a block; a pixel that TMA brings, and more where its bytes
 # are no whole lines of memory (fitted to times on 69 layers, N=32); of a block alone: an instruction, the first
 # rows of TMA.
-ISSUE, MOVE, BLOCK, BOX_PIXEL, RAGGED_PIXEL, LATENCY, FIRST_ROWS = 0.288, 1.34, 111.0, 0.17, 0.25, 1.08, 424.0
+ISSUE, MOVE, BLOCK, BOX_PIXEL, RAGGED_PIXEL, LATENCY, FIRST_ROWS = 0.284, 1.31, 107.0, 0.155, 0.22, 1.07, 366.0
 LINE: Final = 128
 # Instructions of a copy of 4 bytes, and of a piece of a row; microseconds of a launch.
-SMALL_COPY, ROW_COPY, START_US = 10, 43, 1.41
+SMALL_COPY, ROW_COPY, START_US = 8.8, 40, 1.56
 # Cycles until a product's code is there, of those beyond so many. Of memory's time: all, more where a block has 64
 # bytes of a pixel, what L2 saves, and of what blocks read that others read too.
-FETCH, WARM_PRODUCTS = 1.25, 250
-MEMORY, SMALL_PIECES, IN_L2, SHARED = 1.18, 0.16, 0.55, 0.72
+FETCH, WARM_PRODUCTS = 1.27, 250
+MEMORY, SMALL_PIECES, IN_L2, SHARED = 1.16, 0.134, 0.57, 0.85
 # Filters of so many taps, and strides, are unrolled; values that a thread may hold in registers, and the rest.
 MOST_TAPS, MOST_STRIDE, MOST_VALUES, OTHER_REGISTERS, FUNCTION_REGISTERS = 81, 4, 160, 32, 24
 # Periods that a block goes through from which three of them are held, else two.
@@ -233,7 +233,8 @@ def _groups(q: int, columns: int, lanes: int) -> list[int]:
 
 def predict_us(problem: ConvProblem, config: Streamed, device: Device) -> float:
     """Instructions of a multiprocessor's warps and what they move, a block's latency, and memory. Constants are fitted
-    to 1,677 times on 39 layers, N=1 and N=32 (H200), then to 641 on 46 more, N=32."""
+    to 1,677 times on 39 layers, N=1 and N=32 (H200), then to 641 on 46 more, N=32, at last without those of blocks that
+    were not spread, 484."""
     (r, s), (stride_h, stride_w), halves = problem.kernel, steps(problem), problem.itemsize == 2
     rows, copies = (config.rows - 1) * stride_h + r, _items(problem, config)
     seen, stages = (config.columns - 1) * stride_w + s, ceil_div(rows, streamed_rows.period(problem))
