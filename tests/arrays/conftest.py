@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from threading import Lock
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from tapwise.cuda import copy
 from tapwise.cuda.jit import compile as compiler
 from tapwise.cuda.jit import device as gpus
 from tapwise.cuda.jit import launch as launches
+from tapwise.cuda.jit import occupancy
 from tapwise.cuda.jit.device import H200
 from tapwise.ops.conv import api as conv
 from tapwise.ops.conv import gradients, prepared
@@ -42,6 +44,10 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     # Nothing is loaded, so plans need not compile what they will load.
     monkeypatch.setattr(compiler, "cubin", lambda *_: b"")
     monkeypatch.setattr(launches, "count", lambda: 1)
+    # No multiprocessor has room for more blocks than it has to have, so none are spread.
+    monkeypatch.setattr(launches, "gpu", lambda index: H200)
+    monkeypatch.setattr(launches, "on_gpu", lambda index: nullcontext())
+    monkeypatch.setattr(occupancy, "held", lambda *_: 1)
     monkeypatch.setattr(device, "_torch_words", lambda dtype, index: (getattr(torch, dtype.name), "cpu"))
     monkeypatch.setattr(replay, "FIRST_GPU", -1)
     monkeypatch.setattr(replay, "torch_stream", lambda: lambda index: 9)
