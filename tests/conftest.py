@@ -26,6 +26,8 @@ hypothesis.settings.load_profile("tapwise")
 # Of the kernels that a test only compiles, one in so many is compiled, for the first architecture; with --all-kernels
 # each is, for each architecture.
 SHARE = 12
+# Of the cases of a test marked `many`, one in so many is taken.
+CASES = 3
 ARCHITECTURES = ("sm_90a", "sm_80", "sm_100a")
 TESTS = Path(__file__).parent
 # Folders and files of tests that have the kernels of the CPU as users have them: what LLVM makes of each algorithm,
@@ -166,19 +168,34 @@ def gpu_count() -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect tests marked `cuda` where there is no GPU, and further architectures unless all are wanted. Tests that
-    take a share of kernels or of configs are marked `kernels`."""
+    """Deselect tests marked `cuda` where there is no GPU, and further architectures and two in three cases of tests
+    marked `many` unless all are wanted, or asked for by name. Tests that take a share of kernels or of configs, or of
+    their cases, are marked `kernels`."""
 
     def is_wanted(item: pytest.Item) -> bool:
         if item.get_closest_marker("cuda"):
             return has_gpu
+        if item in left_out:
+            return False
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         return every or parameters.get("architecture") not in ARCHITECTURES[1:]
 
     has_gpu, every = gpu_count() > 0, config.getoption("--all-kernels")
+    named = config.getoption("keyword") or any("::" in argument for argument in config.args)
+    many: dict[str, list[pytest.Item]] = {}
     for item in items:
         if {"share", "cover", "every"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("kernels")
+        if item.get_closest_marker("many"):
+            item.add_marker("kernels")
+            many.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    # Neighbours are of a kind: every third is taken, from one on that the test's name says.
+    left_out = {
+        item
+        for test, cases in many.items()
+        for number, item in enumerate(cases, crc32(test.encode()))
+        if number % CASES and not every and not named
+    }
     wanted = [item for item in items if is_wanted(item)]
     if len(wanted) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if not is_wanted(item)])

@@ -74,6 +74,7 @@ FEW = [text for text in FUSED_ELSEWHERE if "relu6" in text or "gelu" in text]
 OWN = ["cpu.pointwise", "cpu.depthwise"]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("identifier", "text"), applying(IN_BOTH_ORDERS))
 def test_best_and_other_configs(identifier: str, text: str, every: bool, request: pytest.FixtureRequest) -> None:
     # Kernels as users have them in one memory order of each problem, in the other as they are generated.
@@ -106,6 +107,7 @@ ROUTES = [
 ]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     ("number", "identifier", "text"),
     [(number, *pair) for number, pair in enumerate(applying(ROUTES, ["cpu.direct", "cpu.pointwise"]))],
@@ -124,6 +126,7 @@ def test_every_route_and_tile(number: int, identifier: str, text: str, request: 
     assert {"sums", "straight", "in place"} & {way[0] for way in taken}
 
 
+@pytest.mark.many
 @pytest.mark.usefixtures("quick_code")
 @pytest.mark.parametrize(
     ("identifier", "text"), dict.fromkeys([*applying([*IN_ALL_DTYPES, *FUSED, *FEW]), *applying(FUSED_ELSEWHERE, OWN)])

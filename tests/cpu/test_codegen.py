@@ -99,6 +99,7 @@ def functions(assembly: str) -> dict[str, str]:
 TARGETS = ("avx512", "avx2", "neon")
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("number", "kernel"), enumerate(generators(target("avx2"))))
 def test_vector_fma_and_no_spills_in_tiles(number: int, kernel: str, share: Share) -> None:
     # What is in place is never chosen on NEON.
@@ -122,6 +123,7 @@ def test_vector_fma_and_no_spills_in_tiles(number: int, kernel: str, share: Shar
         assert re.search(FMA[name, dtype], largest) and not SPILL.search(largest)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("kernel", ["direct-channels", "direct-pieces"])
 @pytest.mark.parametrize("name", TARGETS)
 def test_one_vector_of_channels_has_pixels_by_twos(name: str, kernel: str) -> None:

@@ -173,6 +173,7 @@ def test_every_kernel_compiles_without_spills(
         assert (used.stack_bytes, used.spill_bytes) == (0, 0), f"{name}: {used}"
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("text", IN_EACH_DTYPE)
 def test_every_dtype_compiles(text: str, share: Callable[[Iterable[Source]], list[Source]]) -> None:
     operator, elsewhere = registry.parse(text).operator, set(sources().values())

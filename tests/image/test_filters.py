@@ -59,6 +59,7 @@ def close(ours: np.ndarray, theirs: np.ndarray, exact: bool, terms: float = 0.0)
     assert off.max(initial=0.0) <= (0 if exact else 1)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("mode", ["reflect", "constant", "nearest", "mirror", "wrap", "grid-wrap"])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call[0]}-{'-'.join(map(str, call[1].values()))}")

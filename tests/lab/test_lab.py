@@ -15,9 +15,12 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tapwise import settings
+from tapwise import dispatch, registry, settings
 from tapwise.baselines import Prepared
-from tapwise.errors import InvalidProblem, PeerUnavailable
+from tapwise.cuda.jit import compile as compiler
+from tapwise.cuda.jit.compile import Source
+from tapwise.cuda.jit.device import H200
+from tapwise.errors import CompileError, InvalidProblem, PeerUnavailable
 from tapwise.lab import bench, records, report, roofline, timing
 from tapwise.lab.records import Record
 from tapwise.lab.suites import Case
@@ -161,6 +164,29 @@ def measure(options: bench.Options, *problems: str) -> list[Record]:
     rows: list[Record] = []
     bench.run([Case(ConvProblem.parse(text)) for text in problems], options, rows.append)
     return rows
+
+
+def test_kernels_of_a_gpu_are_compiled_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of every problem's choice, also beside one whose kernel does not compile."""
+    compiled: list[Source] = []
+
+    def cubin(source: Source, architecture: str) -> bytes:
+        compiled.append(source)
+        if "depthwise" in source.text:
+            raise CompileError("no")
+        return b""
+
+    monkeypatch.setattr(compiler, "cubin", cubin)
+    texts = ("n2 c64 h9 w9 k64 r1 s1 f16 nhwc", "n2 c8 h9 w9 k8 r3 s3 pad1 groups8 f16 nhwc", "c3 h20 w20 k8 r3 s3")
+    problems = [ConvProblem.parse(text) for text in texts]
+    bench._compile([Case(problem) for problem in problems], bench.Options(device="cuda"), H200)
+    for problem in problems:
+        choice = dispatch.choose(problem, H200)
+        algorithm: Any = registry.get(choice.algorithm, problem.operator)
+        assert algorithm.sources(problem, choice.config)[0] in compiled
+    compiled.clear()
+    bench._compile([Case(problems[0])], bench.Options("cuda.depthwise", device="cuda"), H200)
+    assert not compiled
 
 
 def test_record_of_a_tiny_problem(ceilings: list[int], tmp_path: Path) -> None:

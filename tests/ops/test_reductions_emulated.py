@@ -44,6 +44,7 @@ def results(text: str, x: np.ndarray, most: int = 99) -> Any:
         yield problem, config, y
 
 
+@pytest.mark.many
 @emulation
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_every_config(text: str) -> None:
@@ -96,6 +97,7 @@ def test_places_of_equals_and_of_no_numbers(op: str) -> None:
         np.testing.assert_array_equal(y, getattr(np, op)(x, axis=1), err_msg=str(config))
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_kernels_compile_without_spills(

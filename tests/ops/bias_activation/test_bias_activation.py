@@ -163,6 +163,7 @@ def test_kernels_by_emulation(text: str) -> None:
             assert verdict, f"{config}: {verdict.message}"
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("activation", [None, *ACTIVATED])
 def test_autograd_in_one_pass(activation: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """What convolution's gradients are by these operators, as on a GPU."""

@@ -57,6 +57,7 @@ CASES = [
 ]
 
 
+@pytest.mark.many
 @needs_amx
 @pytest.mark.parametrize("layout", ["nchw", "nhwc"])
 @pytest.mark.parametrize("text", CASES)

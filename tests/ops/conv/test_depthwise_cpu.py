@@ -66,6 +66,7 @@ def nearest(problem: ConvProblem, wanted: tuple[int, int, int, int]) -> InPlaceC
     return min(in_place(problem, host(2)), key=distance)
 
 
+@pytest.mark.many
 @needs_masks
 @pytest.mark.parametrize(("text", "wanted"), CASES)
 def test_tiles(text: str, wanted: tuple[int, int, int, int]) -> None:
@@ -117,6 +118,7 @@ HALVES = [
 ]
 
 
+@pytest.mark.many
 @needs_whole_vectors
 @pytest.mark.parametrize("text", HALVES)
 def test_what_is_left_of_two_channels_rows_is_one_vector(text: str) -> None:

@@ -91,6 +91,7 @@ def turns(text: str) -> dict[object, Any]:
     return {kind(one): one for one in list(kinds(problem))[turn::2]}
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("text", COMPILED)
 def test_kernels_compile_without_spills(text: str, architecture: str, share: Share) -> None:

@@ -70,6 +70,7 @@ def pair_configs(text: str) -> tuple[ConvProblem, list[InPlaceConfig]]:
     return problem, list({(one.rows, one.vectors, one.planes): one for one in configs}.values())
 
 
+@pytest.mark.many
 @needs_pairs
 @pytest.mark.parametrize("text", CASES)
 def test_tiles_of_pairs(text: str, cover: Callable[..., list[InPlaceConfig]]) -> None:
@@ -98,6 +99,7 @@ def by_definition(problem: ConvProblem, x: np.ndarray, w: np.ndarray) -> np.ndar
     return y
 
 
+@pytest.mark.many
 @needs_pairs
 @pytest.mark.parametrize(
     "text",

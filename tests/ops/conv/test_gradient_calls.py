@@ -51,6 +51,7 @@ def test_gradients_are_those_of_torch(geometry: tuple[Any, ...], layout: torch.m
     torch.testing.assert_close(filled, dx, rtol=0, atol=0)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("x_shape", "w_shape", "words"),

@@ -49,6 +49,7 @@ def taken() -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("text", "identifier"), taken())
 def test_cpu_algorithms(text: str, identifier: str, request: pytest.FixtureRequest) -> None:
     """Kernels as users have them of every other case."""
@@ -90,6 +91,7 @@ EPILOGUES = [
 ]
 
 
+@pytest.mark.many
 @pytest.mark.usefixtures("quick_code")
 @pytest.mark.parametrize("activation", [*ACTIVATIONS, "leaky_relu-0.5"])
 def test_bias_and_activation_on_the_cpu(activation: str) -> None:

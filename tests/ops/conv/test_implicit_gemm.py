@@ -30,6 +30,7 @@ from tapwise.ops.conv.problem import ConvProblem
 from tapwise.problem import Inputs
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("text", COMPILED)
 def test_geometry(text: str, share: Share) -> None:
     """Shared memory and boxes within what the hardware allows; every stage and slab begins on a swizzled pattern."""

@@ -23,6 +23,7 @@ from tapwise.ops.conv.cuda.implicit_gemm_mma import ImplicitGemmMma
 from tapwise.ops.conv.problem import ConvProblem
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("text", COMPILED)
 def test_wgmma_kernels_compile_without_spills_or_waits(text: str, share: Share) -> None:
     algorithm, problem = ImplicitGemm(), ConvProblem.parse(text)
@@ -44,6 +45,7 @@ def assert_compiles(source: Source, config: Config) -> None:
     assert not re.search(r"C75\d\d", log), f"{config}: {log}"
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     "text",
     [

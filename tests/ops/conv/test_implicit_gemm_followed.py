@@ -213,6 +213,7 @@ def gathered(
     return lines
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("text", FOLLOWED)
 def test_maps_schedules_and_slabs_compute_the_convolution(text: str) -> None:
     problem = ConvProblem.parse(text)

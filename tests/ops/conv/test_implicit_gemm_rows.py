@@ -62,6 +62,7 @@ def turns(text: str) -> dict[object, Config]:
     return {(one.by, one.images, one.out_each, turn): one for one in some}
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("text", COMPILED)
 def test_kernels_compile_without_spills(text: str, architecture: str, share: Share) -> None:

@@ -90,6 +90,7 @@ def test_filters_are_packed_from_any_strides(text: str, order: tuple[int, ...]) 
     np.testing.assert_array_equal(packed, wanted)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("text", COMPILED)
 def test_kernels_compile_without_spills(text: str, architecture: str, share: Share) -> None:

@@ -106,6 +106,7 @@ def most_registers(problem: ConvProblem) -> list[Config]:
     return [*(replace(one, split_k=1) for one in tiles), replace(tiles[-1], split_k=9)]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("text", COMPILED + COMPILED_STORES)
 def test_kernels_compile_without_spills_or_waits(text: str, share: Share) -> None:
     problem = ConvProblem.parse(text)
@@ -117,6 +118,7 @@ def test_kernels_compile_without_spills_or_waits(text: str, share: Share) -> Non
         assert not re.search(r"C75\d\d", log), (source.text, log)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("text", "words"), CLUSTERED)
 def test_kernels_of_clusters_compile_without_spills_or_waits(text: str, words: str, share: Share) -> None:
     problem = ConvProblem.parse(text)
@@ -146,6 +148,7 @@ def test_clusters_that_share_copies() -> None:
     assert four < two < none
 
 
+@pytest.mark.many
 @pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
 @pytest.mark.parametrize("text", EMULATED)
 def test_kernels_compute_the_gradient(text: str) -> None:
@@ -169,6 +172,7 @@ def test_packed_operands_and_groups(text: str, words: str) -> None:
     assert verdict, verdict.message
 
 
+@pytest.mark.many
 @pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
 @pytest.mark.parametrize(("text", "words"), CLUSTERED)
 def test_clusters_add_parts(text: str, words: str) -> None:

@@ -21,6 +21,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("text", PATCHES)
 def test_patches(text: str) -> None:
     problem, device = ConvProblem.parse(text), host(2)

@@ -34,6 +34,7 @@ def of_each_kind(problem: ConvProblem) -> list[Any]:
     return [config for _, config in found.values()]
 
 
+@pytest.mark.many
 @needs_compiler
 @pytest.mark.parametrize(
     "text",

@@ -124,6 +124,7 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
     return y.reshape(problem.n, p["p"], p["q"], problem.k).transpose(0, 3, 1, 2)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("text", FOLLOWED)
 def test_pixels_and_operands_compute_the_convolution(text: str) -> None:
     problem = ConvProblem.parse(text)

@@ -44,6 +44,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("shape", "activation", "dtype", "order"), CALLS)
 def test_conv2d(shape: tuple[Any, ...], activation: str | None, dtype: Any, order: str) -> None:
     n, c, spatial, k, kernel, stride, padding, dilation, groups = shape
@@ -60,6 +61,7 @@ def test_conv2d(shape: tuple[Any, ...], activation: str | None, dtype: Any, orde
     assert_right(y, (value, size), dtype, w[0].size)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("algorithm", ["auto", "cpu.direct", "cpu.im2col_gemm", "cpu.serial"])
 @pytest.mark.parametrize("activation", [*ACTIVATIONS, ("leaky_relu", 0.2), ("leaky_relu", -3)])
 def test_activations(activation: str | tuple[str, float], algorithm: str) -> None:

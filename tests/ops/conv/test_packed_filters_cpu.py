@@ -90,6 +90,7 @@ def test_repeated_calls_pack_into_the_same_memory() -> None:
     assert places[0] is not None and len(set(places)) == 1
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("identifier", ["cpu.direct", "cpu.pointwise", "cpu.winograd"])
 @pytest.mark.parametrize("words", ["", "nhwc", "f64", "f16 nhwc"])
 def test_filters_of_any_strides_are_packed_as_they_lie(identifier: str, words: str) -> None:

@@ -18,6 +18,7 @@ PROBLEMS = ["cpu.direct: c5 h9 w37 k13 r3 s2 pad1 stride2x1 bias residual", "cpu
 EACH = [*ACTIVATIONS, "leaky_relu-1.5"]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("activation", EACH)
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_results(text: str, activation: str, cover: Callable[..., list[Config]]) -> None:

@@ -38,6 +38,7 @@ def test_products_are_the_matrix_product() -> None:
         assert y == (w.reshape(2, 2) @ x.reshape(2, 2)).reshape(-1).tolist()
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("number", "text"), [*enumerate(PROBLEMS)])
 def test_every_shape_of_task(number: int, text: str) -> None:
     """With one of the register tiles, another for the next problem."""

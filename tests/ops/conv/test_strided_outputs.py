@@ -48,6 +48,7 @@ def smallest(problem: ConvProblem, wanted: tuple[object, ...]) -> Config:
     return chosen(problem, "cuda.implicit_gemm", key)
 
 
+@pytest.mark.many
 @needs_compiler
 @pytest.mark.parametrize(
     ("text", "kernel", "gathers", "stored", "swap_ab", "splits"),
@@ -74,6 +75,7 @@ def test_tensor_cores_write_strided(
     assert (verdict := verdict_of(ALGORITHM, problem, config)), verdict.message
 
 
+@pytest.mark.many
 @needs_compiler
 @pytest.mark.parametrize(
     ("number", "text"),
@@ -104,6 +106,7 @@ def test_filters_are_read_as_they_lie(emulation: None, number: int, text: str) -
         assert (verdict := verdict_of(algorithm, problem, config)), f"{config}: {verdict.message}"
 
 
+@pytest.mark.many
 @needs_compiler
 @pytest.mark.parametrize(
     ("text", "swap_ab", "ping_pong", "beside", "order"),
@@ -259,6 +262,7 @@ def test_words_of_sixty_four_phases() -> None:
     assert place_of(problem, (phases_of(problem) or ())[9]) == (9 + 1) * 16
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     "text",
     [

@@ -40,6 +40,7 @@ def staged(problem: ConvProblem) -> list[Config]:
     return list(dict.fromkeys([*chosen, *other]))
 
 
+@pytest.mark.many
 @needs_compiler
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize(
@@ -127,6 +128,7 @@ def test_strips(text: str, tile: tuple[int, int, int], expected: Strips | None) 
     assert strips_of(ConvProblem.parse(text), *tile) == expected
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     "text",
     [
@@ -212,6 +214,7 @@ def test_what_strips_take() -> None:
     assert twice.packing_us == 0
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(
     "text",
     [

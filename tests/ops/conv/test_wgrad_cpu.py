@@ -60,6 +60,7 @@ def taken(text: str, identifier: str) -> bool:
     return registry.get(identifier, "wgrad").refusal(problem, host(1)) is None
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("text", "identifier", "threads"), [case for case in CASES if taken(*case[:2])])
 def test_against_float64(text: str, identifier: str, threads: int, request: pytest.FixtureRequest) -> None:
     """Kernels as users have them with one thread."""

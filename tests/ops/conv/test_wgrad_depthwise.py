@@ -73,6 +73,7 @@ def kinds(problem: ConvProblem) -> Iterator[Config]:
         yield next((one for one in mine if (one.taps_h, one.channels) != taken), mine[-1])
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("text", COMPILED)
 def test_kernels_compile_without_spills(text: str, architecture: str, share: Share) -> None:

@@ -74,6 +74,7 @@ def test_kernels_compile_without_spills(text: str, architecture: str, share: Sha
         assert (used.stack_bytes, used.spill_bytes) == (0, 0), (chosen, fullest, taking, used)
 
 
+@pytest.mark.many
 @pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
 @pytest.mark.parametrize(("text", "config"), EMULATED)
 def test_kernels_compute_the_gradient(text: str, config: Config) -> None:

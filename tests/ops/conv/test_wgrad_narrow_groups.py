@@ -65,6 +65,7 @@ def test_kernels_compile_without_spills(text: str, architecture: str, share: Sha
         assert used.spill_bytes == 0, (chosen, fullest, used)
 
 
+@pytest.mark.many
 @pytest.mark.skipif(not emulated.available(), reason="no compiler to emulate with")
 @pytest.mark.parametrize(("text", "config"), EMULATED)
 def test_kernels_compute_the_gradient(text: str, config: Config) -> None:

@@ -18,6 +18,7 @@ PROBLEMS = [
 ]  # fmt: skip
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_results(text: str) -> None:
     problem, algorithm, device = ConvProblem.parse(text), registry.get("cpu.direct"), host(2)

@@ -31,6 +31,7 @@ def over_channels(problem: ConvProblem) -> list[Config]:
     return [one for one in WINOGRAD.configs(problem, host()) if one.lanes == "channels"]
 
 
+@pytest.mark.many
 @pytest.mark.usefixtures("quick_code")
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_planes_are_transposed(text: str) -> None:
@@ -51,6 +52,7 @@ def test_few_channels_make_no_vector() -> None:
     assert lanes_ways(ConvProblem.parse(f"{few} nhwc"), host()) == ["channels"]
 
 
+@pytest.mark.many
 @pytest.mark.usefixtures("quick_code")
 @pytest.mark.parametrize(
     "text",

@@ -47,6 +47,7 @@ NAMES = {
 }
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("text", PROBLEMS)
 @pytest.mark.parametrize("identifier", IDENTIFIERS)
 def test_against_float64(identifier: str, text: str) -> None:
@@ -98,6 +99,7 @@ def test_sums_in_order_are_the_same_bits_by_every_algorithm(symmetry: int, kinds
         np.testing.assert_array_equal(y, results[0])
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("name", ["avx512", "avx2", "neon"])
 @pytest.mark.parametrize(
     "kinds", [("f32", "u8", "u8"), ("f64", "u64", "u64"), ("f32", "f32", "f32"), ("f64", "i32", "f64")]

@@ -78,6 +78,7 @@ def test_results_that_are_held_within_their_range() -> None:
     assert y.max() == 255
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("architecture", ["sm_90a", "sm_80", "sm_100a"])
 @pytest.mark.parametrize("text", [*PROBLEMS, "filter correlate h9 w9 c4 r5 s5 u8"])
 def test_kernels_compile_without_spills(

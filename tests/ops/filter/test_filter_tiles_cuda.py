@@ -184,6 +184,7 @@ def test_the_largest_of_a_row_of_many_channels(modes: tuple[str, str, str]) -> N
             np.testing.assert_array_equal(filtered(problem, config, x, w), expected)
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("architecture", ["sm_90a", "sm_80", "sm_100a"])
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_kernels_compile_without_spills(

@@ -75,6 +75,7 @@ def kind_of(problem: FilterProblem, w: np.ndarray) -> int:
     return int(mma.pack(problem, w)[mma.KIND])
 
 
+@pytest.mark.many
 @emulation
 @pytest.mark.parametrize("number", range(len(PROBLEMS)))
 def test_against_float64(number: int) -> None:
@@ -131,6 +132,7 @@ def test_kinds_of_column_sums(column: list[float], row: list[float], to: str, ki
         assert (verdict := compare(y, expected, bound, problem.y_dtype)), verdict.message
 
 
+@pytest.mark.many
 @emulation
 @pytest.mark.parametrize("text", ["gaussian sigma1", "gaussian sigma3", "gaussian sigma5", "box size15", "box size7"])
 @pytest.mark.parametrize("op", ["separable", "dense"])
@@ -269,6 +271,7 @@ def test_a_constant_that_no_edge_shows_may_be_anything() -> None:
     assert ALGORITHM.rejects(problem, H200) is None
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("architecture", ["sm_90a", "sm_80", "sm_100a"])
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_kernels_compile_without_spills(

@@ -79,6 +79,7 @@ def test_footprints_go_to_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launch is plan.launches[1] and np.count_nonzero(words[8:]) == 5
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("architecture", ["sm_90a", "sm_80", "sm_100a"])
 @pytest.mark.parametrize("text", [*PROBLEMS, "filter minimum size15 h99 w177 c3 i8"])
 def test_kernels_compile_without_spills(

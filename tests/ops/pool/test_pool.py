@@ -46,6 +46,7 @@ CASES = [
 ]
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("text", CASES)
 @pytest.mark.parametrize("identifier", IDENTIFIERS)
 def test_against_float64(identifier: str, text: str) -> None:

@@ -37,6 +37,7 @@ def compare(y: Any, expected: tuple[np.ndarray, np.ndarray], dtype: Any) -> None
     assert verdict, verdict.message
 
 
+@pytest.mark.many
 @pytest.mark.parametrize("op", REDUCTIONS)
 @pytest.mark.parametrize(("shape", "dtype"), CASES)
 @pytest.mark.parametrize("identifier", REDUCE)

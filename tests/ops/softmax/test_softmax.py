@@ -34,6 +34,7 @@ def compare(y: Any, expected: tuple[np.ndarray, np.ndarray], dtype: Any) -> None
     assert verdict, verdict.message
 
 
+@pytest.mark.many
 @pytest.mark.parametrize(("shape", "dtype"), CASES)
 @pytest.mark.parametrize("identifier", SOFTMAX)
 def test_softmax(identifier: str, shape: tuple[int, ...], dtype: str) -> None:
