@@ -1,5 +1,7 @@
 """cpu.winograd of NCHW with lanes over channels: rows of x transposed on their way in, sums on their way to y."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -120,3 +122,29 @@ def test_what_lies_around_is_not_touched() -> None:
         plan.run(Buffers(x, plan.pack(w), y, scratch[-scratch.ctypes.data % 64 :]))
         assert np.all(whole[:32] == 7) and np.all(whole[-32:] == 7)
         assert np.all(y != 7)
+
+
+@pytest.mark.usefixtures("quick_code")
+@pytest.mark.parametrize(
+    ("text", "threads"),
+    [
+        ("c37 h7 w7 k21 r3 s3 pad1", 3),
+        ("c400 h6 w6 k20 r3 s3 pad1", 4),
+        ("c36 h9 w9 k50 r3 s3 pad1 groups2 nhwc", 2),
+        ("c24 h8 w9 k40 r3 s3 stride2 pad1 dgrad", 2),
+    ],
+)
+def test_threads_share_the_packing_of_one_block(text: str, threads: int) -> None:
+    """Channels of a block of all filters, a rest and several blocks of channels among them: as one thread packs them."""
+    problem, device = ConvProblem.parse(text), host()
+    algorithm = registry.get("cpu.winograd", problem.operator)
+    rng = np.random.default_rng(5)
+    w = rng.standard_normal(problem.w_shape).astype(np.float32)
+    every = Geometry(problem, algorithm.configs(problem, device)[0], device).problem.group_k
+    for config in [one for one in algorithm.configs(problem, device) if one.filters >= every][::7]:
+        geometry = Geometry(problem, config, replace(device, threads=threads))
+        assert geometry.pack_tasks > geometry.problem.groups
+        many, alone = (
+            algorithm.plan(problem, config, replace(device, threads=count)).pack(w) for count in (threads, 1)
+        )
+        np.testing.assert_array_equal(many, alone)

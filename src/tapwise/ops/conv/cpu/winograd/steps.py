@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from tapwise.cpu.copies import emit_zeros
-from tapwise.cpu.fields import COMMON, FILTER_STEPS, Fields, entry
+from tapwise.cpu.fields import COMMON, FILTER_STEPS, Fields, entry, unravel
 from tapwise.cpu.simd import INT, Int, Kernel, Ptr
 from tapwise.ops.conv.winograd.transforms import Transform
 
@@ -15,7 +15,7 @@ FIELDS: Final = (
     "stride_h", "stride_w", "dilation_h", "dilation_w", "row_phases", "col_phases",
     "tile_rows", "tile_cols", "block_rows", "row_blocks", "filter_block", "filter_blocks", "channel_block",
     "tiles", "row_size", "sums_w", "transposed_at", "run", "product_step", "filter_pad", "matrix",
-    "input_at", "product_at", "sums_at", "output_at", "offsets",
+    "pack_parts", "pack_channels", "input_at", "product_at", "sums_at", "output_at", "offsets",
     *FILTER_STEPS,
 )  # fmt: skip
 
@@ -80,15 +80,16 @@ def emit_filters(k: Kernel, storage: str, high: Transform, wide: Transform, pane
     with entry(k, FIELDS, "pack_task") as (a, worker):
         w, packed = a.pointer("x", storage), a.pointer("w", k.dtype)
         with a.draws(worker) as number:
-            filter_block, group = number % a.filter_blocks, number // a.filter_blocks
-            first = filter_block * a.filter_block
+            filter_block, part, group = unravel(number, a.filter_blocks, a.pack_parts)
+            first, from_c = filter_block * a.filter_block, part * a.pack_channels
             end = (first + a.filter_block).min(a.group_k)
             products = high.products * wide.products
-            with k.if_(first.eq(0)), k.loop(0, products) as product:
+            with k.if_(k.both(first.eq(0), part.eq(0))), k.loop(0, products) as product:
                 used = a.group_c * a.filter_pad
                 emit_zeros(k, packed + (group * products + product) * a.matrix + used, a.matrix - used)
             with k.loop(0, a.group_c, a.channel_block) as channel, k.loop(first, end, panel) as k0:
                 channels = (a.group_c - channel).min(a.channel_block)
+                begin, stop = (from_c - channel).max(0), (from_c + a.pack_channels - channel).min(channels)
                 width, real = (a.filter_pad - k0).min(panel), (a.group_k - k0).min(panel)
                 base = packed + group * products * a.matrix + channel * a.filter_pad + k0 * channels
 
@@ -104,9 +105,9 @@ def emit_filters(k: Kernel, storage: str, high: Transform, wide: Transform, pane
                             k.store(base + a.matrix * (i * wide.products + j) + c * width + shift, value)
 
                 with k.if_else(real.eq(panel)) as (whole, partial):
-                    with whole, k.loop(0, channels) as c, k.loop(0, panel, lanes) as shift:
+                    with whole, k.loop(begin, stop) as c, k.loop(0, panel, lanes) as shift:
                         transform(c, shift, lanes, base, k0, channel, width)
-                    with partial, k.loop(0, channels) as c:
+                    with partial, k.loop(begin, stop) as c:
                         with k.loop(0, real) as shift:
                             transform(c, shift, 1, base, k0, channel, width)
                         with k.loop(0, products) as product, k.loop(real, width) as shift:

@@ -33,6 +33,8 @@ from tapwise.ops.conv.problem import ConvProblem
 from tapwise.ops.conv.winograd.tiles import WinogradSums, tilings, view
 
 BLOCK_CHANNELS: Final = 384
+# Tasks of packing for each thread, of so many channels at least.
+PACK_TASKS, LEAST_PACKED = 4, 8
 # Of a thread, what is always allowed; more, up to twice the input.
 SCRATCH_BYTES: Final = 1 << 20
 
@@ -86,6 +88,12 @@ class Geometry(generated.Geometry):
         self.output_at = self.sums_at + config.tile_h * config.tile_w * self.filters * self.tiles
         total = self.output_at + (3 * self.row_size if self.over_tiles else 0)
         self.scratch_bytes = ceil_div(total * problem.accumulator_bytes, 64) * 64
+        # Channels whose filters a task of packing transforms: there are several tasks for each thread.
+        blocks = problem.groups * ceil_div(problem.group_k, config.filters)
+        parts = ceil_div(PACK_TASKS * device.threads, blocks)
+        self.pack_channels = max(LEAST_PACKED, ceil_div(problem.group_c, parts))
+        self.pack_parts = ceil_div(problem.group_c, self.pack_channels)
+        self.pack_tasks = blocks * self.pack_parts
 
     @property
     def transposed_rows(self) -> int:
@@ -131,6 +139,7 @@ class Geometry(generated.Geometry):
             "sums_w": self.row_tiles * c.tile_w, "transposed_at": self.transposed_at,
             "run": self.tiles if self.over_tiles else self.filters, "product_step": self.filters * self.tiles,
             "filter_pad": self.filter_pad, "matrix": self.matrix,
+            "pack_parts": self.pack_parts, "pack_channels": self.pack_channels,
             "tiles": self.tiles, "row_size": self.row_size, "input_at": self.input_at,
             "product_at": self.product_at, "sums_at": self.sums_at, "output_at": self.output_at,
             "offsets": np.arange(self.channels, dtype=np.int64) * (self.tiles if self.over_tiles else 1),
@@ -152,7 +161,8 @@ def candidates(problem: ConvProblem, device: Device) -> list[Config]:
         tile_rows = ceil_div(problem.output[0], tile_h * phases) * phases
         rows_choices = sorted({ceil_div(tile_rows, count) for count in (1, 2, 4, 6, 8, 14, 16, tile_rows)})
         of_lanes = "pixels" if way == "tiles" else way
-        tiles = tile.shapes(target(settings.cpu_target()), of_lanes, device.split_loads)
+        # Vectors of filters begin at cache lines, so that none is loaded like two.
+        tiles = tile.shapes(target(settings.cpu_target()), of_lanes, device.split_loads and device.vector_cycles > 1)
         for m, n in tiles:
             panel = m if way == "tiles" else n * lanes_of(problem, device)
             if m < 3 or (panel >= 2 * problem.group_k and (way == "tiles" or (m, n) != tiles[0])):
@@ -197,11 +207,11 @@ BY_VECTORS: Final = 0.67
 CHANNELS_WHOLE: Final = 1.05
 # Filters: cycles of a product's transform for the filters of one panel and channel.
 FILTER: Final = 7.0
-# Transformed filters that were just written, microseconds a MB to write and to read them once more, where vectors are
-# loaded at once less (Emerald Rapids: 565 packings of 44 layers take 1.05 times the whole sum in the median); and how
-# often they go to memory and back where L3 does not hold them.
+# Transformed filters that were just written, microseconds a MB to write and to read them once more; where vectors are
+# loaded at once less, and more where each thread begins with all of them, half of which another holds (Emerald Rapids:
+# 686 times of 49 gradients, two threads, within a fifth); how often they go to memory and back where L3 is too small.
 FRESH_US: Final = 200.0
-FRESH_WHOLE_US: Final = 60.0
+FRESH_WHOLE_US, FRESH_ALL_US = 30.0, 30.0
 FRESH_PASSES: Final = 3.0
 
 
@@ -336,10 +346,12 @@ class _Winograd(WinogradSums, generated.GeneratedAlgorithm[Config]):
         g = Geometry(problem, config, device)
         p, products, width = g.problem, g.products, config.m if g.over_tiles else g.lanes
         panels = p.k * p.group_c / width
-        transform = panels * FILTER * products * (1 + width / 8) / 2700 / device.threads
+        transform = panels * FILTER * products * (1 + width / 8) / 2700 / min(device.threads, g.pack_tasks)
         size = p.k * p.group_c * products * p.accumulator_bytes
         memory = FRESH_PASSES * 1e-3 * size / device.gbps if size > device.l3_bytes * 0.75 else 0.0
-        fresh = FRESH_WHOLE_US if Costs(device, p.accumulator_bytes).at_once else FRESH_US
+        fresh = FRESH_US
+        if Costs(device, p.accumulator_bytes).at_once:
+            fresh = FRESH_WHOLE_US + FRESH_ALL_US * (config.filters >= p.group_k)
         return 10.0 + transform + 1e-6 * fresh * size + memory
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
@@ -351,7 +363,7 @@ class _Winograd(WinogradSums, generated.GeneratedAlgorithm[Config]):
         return self.kernel_plan(
             problem, device, library, FIELDS, g.fields(),
             packed_size=g.products * problem.groups * g.matrix,
-            pack_tasks=problem.groups * ceil_div(g.problem.group_k, config.filters),
+            pack_tasks=g.pack_tasks,
         )  # fmt: skip
 
 
