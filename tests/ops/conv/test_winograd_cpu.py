@@ -135,7 +135,7 @@ def test_what_lies_around_is_not_touched() -> None:
     ],
 )
 def test_threads_share_the_packing_of_one_block(text: str, threads: int) -> None:
-    """Channels of a block of all filters, a rest and several blocks of channels among them: as one thread packs them."""
+    """Channels of a block of all filters, a rest and several blocks of them: as one thread packs them."""
     problem, device = ConvProblem.parse(text), host()
     algorithm = registry.get("cpu.winograd", problem.operator)
     rng = np.random.default_rng(5)
