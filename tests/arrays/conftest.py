@@ -44,7 +44,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     # Nothing is loaded, so plans need not compile what they will load.
     monkeypatch.setattr(compiler, "cubin", lambda *_: b"")
     monkeypatch.setattr(launches, "count", lambda: 1)
-    # No multiprocessor has room for more blocks than it has to have, so none are spread.
+    # No multiprocessor has room for more blocks than it has to have, so none are balanced.
     monkeypatch.setattr(launches, "gpu", lambda index: H200)
     monkeypatch.setattr(launches, "on_gpu", lambda index: nullcontext())
     monkeypatch.setattr(occupancy, "held", lambda *_: 1)

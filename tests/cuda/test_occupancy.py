@@ -1,4 +1,4 @@
-"""Blocks that are spread evenly, without a GPU: what is asked for, and when."""
+"""Blocks that are balanced, without a GPU: what is asked for, and when."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLACES = H200.multiprocessors
 @pytest.mark.parametrize("asked", [0, 5000])
 def test_as_many_find_room_as_have_to(blocks: int, asked: int) -> None:
     share = -(-blocks // PLACES)
-    wide = occupancy.spread_bytes(H200, asked, blocks)
+    wide = occupancy.balanced_bytes(H200, asked, blocks)
     assert asked <= wide <= H200.shared_bytes
     assert occupancy.beside_of(H200, wide) == share
     assert occupancy.beside_of(H200, occupancy.room_of(H200, share)) == share
@@ -40,7 +40,7 @@ def loaded(
     monkeypatch.setattr(launches, "on_gpu", lambda index: nullcontext())
     monkeypatch.setattr(occupancy, "held", lambda _, threads, shared: min(held, occupancy.beside_of(H200, shared)))
     source = Source("any", "struct Args { const void *x; };\nvoid kernel(const __grid_constant__ Args p)" + text)
-    launch = Launch(source, {}, (blocks, 1, 1), 128, 1000, **{"dependent": True, "spread": 2} | words)
+    launch = Launch(source, {}, (blocks, 1, 1), 128, 1000, **{"dependent": True, "balance": 2} | words)
     launch.load(architecture, 0)
     return launch
 
@@ -56,14 +56,14 @@ def loaded(
         (384, 3, {}, 0),
         (4000, 4, {}, 0),
         (PLACES, 4, {}, 0),
-        (PLACES, 4, {"spread": 1}, 1),
-        (2 * PLACES, 4, {"spread": 3}, 0),
-        (384, 4, {"spread": 0}, 0),
+        (PLACES, 4, {"balance": 1}, 1),
+        (2 * PLACES, 4, {"balance": 3}, 0),
+        (384, 4, {"balance": 0}, 0),
         (384, 4, {"dependent": False}, 0),
         (384, 4, {"architecture": "sm_80"}, 0),
     ],
 )
-def test_which_are_spread(
+def test_which_are_balanced(
     blocks: int, held: int, words: dict[str, Any], share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch = loaded(monkeypatch, blocks, held, **words)
@@ -76,17 +76,19 @@ def test_which_are_spread(
 
 
 @pytest.mark.parametrize(
-    ("blocks", "cluster", "spread"),
+    ("blocks", "cluster", "balance"),
     [(392, 1, True), (392, 4, False), (384, 4, True), (784, 8, False), (784, 2, True), (256, 8, False), (240, 8, True)],
 )
-def test_clusters_have_to_find_places(blocks: int, cluster: int, spread: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clusters_have_to_find_places(
+    blocks: int, cluster: int, balance: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On rows of 18, 16 and 10 multiprocessors."""
     launch = loaded(monkeypatch, blocks, 8, text=f"void __cluster_dims__({cluster}) kernel" * (cluster > 1))
-    assert (launch.shared_bytes > 1000) == spread
+    assert (launch.shared_bytes > 1000) == balance
 
 
 @pytest.mark.parametrize(
-    ("text", "algorithm", "spread"),
+    ("text", "algorithm", "balance"),
     [
         ("n32 c512 h12 w12 k512 r3 s3 pad1 groups512 f16", "cuda.depthwise", 2),
         ("n32 c16 h96 w96 k16 r3 s3 pad1 f16 nhwc", "cuda.implicit_gemm_rows", 2),
@@ -97,18 +99,18 @@ def test_clusters_have_to_find_places(blocks: int, cluster: int, spread: bool, m
         ("softmax 1024x1000", "cuda.block_reduction", 3),
     ],
 )
-def test_who_asks_for_it(text: str, algorithm: str, spread: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asks_for_it(text: str, algorithm: str, balance: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that bring x to shared memory; others, where it was measured to be faster."""
     monkeypatch.setattr(Launch, "load", lambda *_: None)
     problem = registry.parse(text)
     choice = dispatch.choose(problem, H200, algorithm)
     plan: Any = registry.get(algorithm, problem.operator).plan(problem, choice.config, H200)
-    assert plan.launches[-1].spread == spread
+    assert plan.launches[-1].balance == balance
 
 
 @pytest.mark.cuda
 @pytest.mark.parametrize(
-    ("text", "algorithm", "spread"),
+    ("text", "algorithm", "balance"),
     [
         ("n32 c728 h19 w19 k728 r3 s3 pad1 groups728 f16 nhwc", "cuda.depthwise", True),
         ("n32 c512 h12 w12 k512 r3 s3 pad1 groups512 f16", "cuda.depthwise", True),
@@ -117,14 +119,14 @@ def test_who_asks_for_it(text: str, algorithm: str, spread: int, monkeypatch: py
         ("log_softmax 32x32000 f16", "cuda.block_reduction", False),
     ],
 )
-def test_what_is_spread_has_places_at_once(text: str, algorithm: str, spread: bool) -> None:
+def test_what_is_balanced_has_places_at_once(text: str, algorithm: str, balance: bool) -> None:
     problem, device = registry.parse(text), gpu()
     choice = dispatch.choose(problem, device, algorithm)
     plan: Any = registry.get(algorithm, problem.operator).plan(problem, choice.config, device)
     launch = max(plan.launches, key=lambda one: prod(one.grid))
-    wide = occupancy.spread_bytes(device, 0, prod(launch.grid))
-    assert (launch.shared_bytes == wide) == spread
+    wide = occupancy.balanced_bytes(device, 0, prod(launch.grid))
+    assert (launch.shared_bytes == wide) == balance
     with launches.on_gpu(device.index):
         held = occupancy.held(launch._function, launch.block[0], launch.shared_bytes)
-    assert held == -(-prod(launch.grid) // device.multiprocessors) or not spread
+    assert held == -(-prod(launch.grid) // device.multiprocessors) or not balance
     assert verify.check(problem, algorithm, choice.config, device=device)

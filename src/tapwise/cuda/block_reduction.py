@@ -29,8 +29,8 @@ BUSY: Final = 1024
 LEAST_PART: Final = 2048
 ENOUGH: Final = 4
 MOST_PARTS: Final = 256
-# Blocks of a multiprocessor from which on they are spread: two have more loads under way than L1 then has room for.
-SPREAD: Final = 3
+# Blocks of a multiprocessor from which on they are balanced: two have more loads under way than L1 then has room for.
+BALANCED: Final = 3
 # Threads side by side at least that load 16 bytes each.
 LEAST_ACROSS: Final = 4
 
@@ -148,7 +148,9 @@ class BlockReduction(CudaAlgorithm[Config]):
         for source, block in self.kernels(problem, config):
             grid = (ceil_div(outer * inner, block.runs) * block.parts, 1, 1)
             shared = self.shared_bytes(problem, block)
-            launch = Launch(source, fields, grid, block.threads, shared, dependent=True, names_of=names, spread=SPREAD)
+            launch = Launch(
+                source, fields, grid, block.threads, shared, dependent=True, names_of=names, balance=BALANCED
+            )
             found.append(launch)
         return found
 

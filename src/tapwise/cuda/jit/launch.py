@@ -124,8 +124,8 @@ class Launch:
     `fields` gives the words that a plan knows; the others are addresses that a call fills in, 0 where it does not.
     `maps`: tensor maps by the address that they hold; the map of "x" is the words x0 to x15. `dependent`: its
     kernel waits by itself for what the stream runs, and may be placed before that has ended, where the GPU can do so.
-    `names_of`: words and maps that hold an address of another name. `spread`: of a dependent launch, where a
-    multiprocessor has at least so many of the blocks to run and room for more, they are spread evenly
+    `names_of`: words and maps that hold an address of another name. `balance`: of a dependent launch, where a
+    multiprocessor has at least so many of the blocks to run and room for more, none gets more of them
     (tapwise.cuda.jit.occupancy); 0: as they come. For kernels that bring what they read to shared memory: of L1, little
     is left. `stream_place`: the word of the stream, among all that a call fills in.
     """
@@ -135,10 +135,10 @@ class Launch:
     def __init__(
         self, source: Source, fields: Mapping[str, int], grid: tuple[int, int, int], threads: int,
         shared_bytes: int = 0, maps: Mapping[str, TensorMap] | None = None, dependent: bool = False,
-        names_of: Mapping[str, str] | None = None, spread: int = 0,
+        names_of: Mapping[str, str] | None = None, balance: int = 0,
     ) -> None:  # fmt: skip
         self.source, self.grid, self.block, self.shared_bytes = source, grid, (threads, 1, 1), shared_bytes
-        self.dependent, self.spread, self.names = dependent, spread, compiler.struct_words(source)
+        self.dependent, self.balance, self.names = dependent, balance, compiler.struct_words(source)
         names = self.names
         self.maps, self._names_of = dict(maps or {}), dict(names_of or {})
         unknown = (set(fields) | {f"{name}0" for name in self.maps}) - set(names)
@@ -167,8 +167,8 @@ class Launch:
         self._function = _kernel(self.source, architecture, index, self.shared_bytes).function
         self._index, self._several = index, count() > 1
         self._attributes = int(self.dependent and has_dependent_launches(architecture))
-        if self._attributes and self.spread:
-            self._spread(architecture)
+        if self._attributes and self.balance:
+            self._balance(architecture)
         words = (ctypes.c_int64 * (len(self._template) // 8)).from_buffer_copy(self._template)
         for name, spec in self.maps.items():
             place = self.names.index(f"{name}0")
@@ -180,13 +180,13 @@ class Launch:
             self.filled.append((FIRST + place, self.source_of(name)))
         self._template = bytes(words)
 
-    def _spread(self, architecture: str) -> None:
+    def _balance(self, architecture: str) -> None:
         device, blocks, threads = gpu(self._index), prod(self.grid), self.block[0]
         with on_gpu(self._index):
             held = occupancy.held(self._function, threads, self.shared_bytes)
-        if not self.spread <= ceil_div(blocks, device.multiprocessors) < held:
+        if not self.balance <= ceil_div(blocks, device.multiprocessors) < held:
             return
-        wide = occupancy.spread_bytes(device, self.shared_bytes, blocks)
+        wide = occupancy.balanced_bytes(device, self.shared_bytes, blocks)
         function = _kernel(self.source, architecture, self._index, wide).function
         with on_gpu(self._index):
             held = occupancy.held(function, threads, wide)

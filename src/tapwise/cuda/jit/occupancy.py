@@ -1,4 +1,4 @@
-"""How many blocks of a kernel a multiprocessor has at once, and shared memory by which they are spread evenly.
+"""How many blocks of a kernel a multiprocessor has at once, and shared memory by which they are balanced.
 
 While the launch before ends, some multiprocessors have room for more blocks of the next than others, and take as many:
 a launch whose blocks have places at once ends late where one has four and another two.
@@ -28,7 +28,7 @@ def beside_of(device: Device, shared_bytes: int) -> int:
     return (device.shared_bytes + MORE_BYTES) // (shared_bytes + MORE_BYTES)
 
 
-def spread_bytes(device: Device, shared_bytes: int, blocks: int) -> int:
+def balanced_bytes(device: Device, shared_bytes: int, blocks: int) -> int:
     """Shared memory to ask for: so much that no multiprocessor has more of the blocks than it has to."""
     return max(shared_bytes, room_of(device, ceil_div(blocks, device.multiprocessors) + 1) + 1)
 

@@ -35,7 +35,7 @@ ROWS: Final = (16, 32)
 SIDE_ROWS = 4
 # Registers of a thread, and of them what are no values, sums and weights.
 REGISTERS, OTHERS = 255, 40
-# Of the cost model, fitted to 36 times of 9 problems (H200), within 7 % where blocks were evenly spread: cycles of a
+# Of the cost model, fitted to 36 times of 9 problems (H200), within 7 % where blocks were balanced: cycles of a
 # scheduler for a warp's element of x, an output and a column's sum that is truncated; of a multiprocessor for a row
 # that a block waits for, for a row of a block at the sides, for a line of a store; of memory's time; how much of both
 # overlaps; microseconds of a launch.

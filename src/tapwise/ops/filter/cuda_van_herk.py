@@ -148,4 +148,4 @@ class FilterVanHerk(CudaAlgorithm[Config]):
     def launch(self, problem: FilterProblem, config: Config) -> Launch:
         layout, source = Layout(problem, config), self.source(problem, config)
         fields = layout.fields(problem)
-        return Launch(source, fields, layout.grid, THREADS, layout.shared_bytes, dependent=True, spread=2)
+        return Launch(source, fields, layout.grid, THREADS, layout.shared_bytes, dependent=True, balance=2)

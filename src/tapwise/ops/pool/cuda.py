@@ -91,4 +91,4 @@ class PoolSlidingWindow(CudaAlgorithm[Config]):
             "end_h": height + bottom, "end_w": width + right, "divisor": problem.divisor or 0,
         }  # fmt: skip
         blocks = min(self.blocks(problem, config), BLOCKS_EACH * device.multiprocessors)
-        return Launch(self.source(problem, config), fields, (blocks, 1, 1), config.threads, dependent=True, spread=2)
+        return Launch(self.source(problem, config), fields, (blocks, 1, 1), config.threads, dependent=True, balance=2)

@@ -213,4 +213,4 @@ class PoolRegisterTile(CudaAlgorithm[Config]):
         }  # fmt: skip
         grid = self.blocks(problem, config), 1, 1
         source = self.source(problem, config)
-        return [Launch(source, fields, grid, THREADS, front + x + y, dependent=True, spread=2)]
+        return [Launch(source, fields, grid, THREADS, front + x + y, dependent=True, balance=2)]

@@ -117,4 +117,4 @@ class PoolSeparableWindow(CudaAlgorithm[Config]):
             "pieces": ceil_div(p, config.rows),
         }  # fmt: skip
         grid = self.blocks(problem, config), 1, 1
-        return [Launch(self.source(problem, config), fields, grid, THREADS, dependent=True, spread=2)]
+        return [Launch(self.source(problem, config), fields, grid, THREADS, dependent=True, balance=2)]

@@ -21,7 +21,7 @@ def launch(source: Source, fields: dict[str, int], shape: tuple[int, int, int], 
         fields = fields | {f"map{word}": 0 for word in range(WORDS)}
     blocks, threads, shared_bytes = shape
     grid, names_of = (blocks, 1, 1), {"map": "x"}
-    return Launch(source, fields, grid, threads, shared_bytes, maps, dependent=True, names_of=names_of, spread=2)
+    return Launch(source, fields, grid, threads, shared_bytes, maps, dependent=True, names_of=names_of, balance=2)
 
 
 def map_x(problem: ConvProblem, box: Sequence[int], swizzle_bytes: int = 0, images: int = 1) -> TensorMap:

@@ -290,8 +290,8 @@ class ImplicitGemmSimt(CudaAlgorithm[Config]):
         fields["early"] = int(2 * blocks <= device.multiprocessors * self._together(problem, config, device))
         names = {"parts": "workspace"}
         shared_bytes = self.shared_bytes(problem, config)
-        shape, spread = (grid, config.threads, shared_bytes), 0 if fields["early"] else 2
-        product = Launch(source, fields, *shape, dependent=True, names_of=names, spread=spread)
+        shape, balance = (grid, config.threads, shared_bytes), 0 if fields["early"] else 2
+        product = Launch(source, fields, *shape, dependent=True, names_of=names, balance=balance)
         if not self._adds(config):
             return [product]
         inner = prod(problem.output) if problem.layout == "nchw" else 1

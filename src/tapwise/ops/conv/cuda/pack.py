@@ -139,7 +139,7 @@ def images(
             "step_h": stride_h * problem.spatial[1],
         }  # fmt: skip
     source = images_source(problem, thin)
-    return Launch(source, fields, (blocks, 1, 1), THREADS, dependent=True, names_of=names_of, spread=2)
+    return Launch(source, fields, (blocks, 1, 1), THREADS, dependent=True, names_of=names_of, balance=2)
 
 
 def pair(first: ConvProblem, second: ConvProblem, device: Device, names_of: Mapping[str, str]) -> Launch:
@@ -147,7 +147,7 @@ def pair(first: ConvProblem, second: ConvProblem, device: Device, names_of: Mapp
     (fields, blocks), (others, more) = (_images(one, device, _beside(one)) for one in (first, second))
     words = {f"{name}{i}": value for i, some in enumerate((fields, others)) for name, value in some.items()}
     grid, source = (blocks + more, 1, 1), pair_source(first, second)
-    return Launch(source, words | {"blocks": blocks}, grid, THREADS, dependent=True, names_of=names_of, spread=2)
+    return Launch(source, words | {"blocks": blocks}, grid, THREADS, dependent=True, names_of=names_of, balance=2)
 
 
 def _images(problem: ConvProblem, device: Device, beside: int) -> tuple[dict[str, int], int]:
@@ -198,7 +198,7 @@ def windows(
     blocks = ceil_div(across * wide(view) * problem.itemsize, 16 * THREADS)
     high = min(problem.n * rows, ceil_div(BLOCKS_EACH * device.multiprocessors, blocks))
     return Launch(
-        windows_source(problem), fields, (blocks, high, 1), THREADS, dependent=True, names_of=names_of, spread=2
+        windows_source(problem), fields, (blocks, high, 1), THREADS, dependent=True, names_of=names_of, balance=2
     )
 
 

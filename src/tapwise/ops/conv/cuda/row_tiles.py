@@ -102,7 +102,7 @@ class RowTiles(window.TensorCoreAlgorithm[C]):
         fields |= {"down": config.down, "across": config.across, "tiles_h": tiles_h, "tiles_w": tiles_w, "tiles": tiles}
         parts = self.filter_tiles(problem, config)
         blocks = min(tiles, max(1, device.multiprocessors * config.min_blocks_per_sm // parts)) * parts
-        return Launch(source, fields, (blocks, 1, 1), THREADS, shared_bytes, dependent=True, spread=2)
+        return Launch(source, fields, (blocks, 1, 1), THREADS, shared_bytes, dependent=True, balance=2)
 
     def pack_launch(self, problem: ConvProblem, config: Any, steps: tuple[int, ...]) -> Launch:
         """Filters of such strides (elements) as the instruction's operands."""

@@ -148,7 +148,7 @@ class DepthwiseWgrad(CudaAlgorithm[Config]):
         names = {"map_x": "x", "map_dy": "w", "sums": "workspace" if split else "y"}
         count = blocks.count(problem, config)
         shape = (count, 1, 1), config.threads, blocks.shared_bytes(problem, config)
-        sums = Launch(source, fields, *shape, maps, dependent=True, names_of=names, spread=1)
+        sums = Launch(source, fields, *shape, maps, dependent=True, names_of=names, balance=1)
         if not split:
             return [sums]
         fields = {"k": problem.k, "taps": prod(problem.kernel), "count": config.parts}

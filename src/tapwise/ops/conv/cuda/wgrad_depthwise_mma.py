@@ -343,9 +343,9 @@ class DepthwiseMmaWgrad(CudaAlgorithm[Config]):
         count = pieces * channel_blocks * config.parts
         shared = shared_bytes(problem, config)
         # Of several blocks each, and of clusters, it took longer (1.03 to 1.09).
-        spread = int(count <= device.multiprocessors and not config.cluster)
+        balance = int(count <= device.multiprocessors and not config.cluster)
         shape = (count, 1, 1), config.threads, shared
-        found = [Launch(source, fields, *shape, dependent=True, names_of=names, spread=spread)]
+        found = [Launch(source, fields, *shape, dependent=True, names_of=names, balance=balance)]
         if config.parts > 1 and not config.cluster:
             grid = (ceil_div(prod(problem.w_shape), LANES), 1, 1)
             second = self.sum_source(problem), fields, grid, SUM_WARPS * LANES

@@ -331,5 +331,5 @@ class ImplicitGemmMmaWgrad(window.TensorCoreAlgorithm[Config]):
         names = {"parts": "workspace"}
         grid = (tiles_c * tiles_f * tiles_g, config.split_k, 1)
         shared_bytes = self.shared_bytes(problem, config)
-        sums = Launch(source, fields, grid, config.threads, shared_bytes, dependent=True, names_of=names, spread=2)
+        sums = Launch(source, fields, grid, config.threads, shared_bytes, dependent=True, names_of=names, balance=2)
         return [sums] if config.split_k == 1 else [sums, wgrad_parts.sum_launch(problem, config.split_k)]

@@ -195,4 +195,6 @@ def launch(problem: ConvProblem, config: Planes, device: Device) -> Launch:
     made = source(problem, config)
     fields = {"n": problem.n, "c": problem.c, "pieces": _pieces(problem, config)}
     grid = _blocks(problem, config), 1, 1
-    return Launch(made, fields, grid, threads(problem, config), shared_bytes(problem, config), dependent=True, spread=2)
+    return Launch(
+        made, fields, grid, threads(problem, config), shared_bytes(problem, config), dependent=True, balance=2
+    )

@@ -199,7 +199,7 @@ def launch(
     fields |= {"x_image": height * width * c, "x_row": width * c}
     fields |= {"y_image": y.image, "y_channel": 1, "y_row": y.row, "y_column": y.column}
     grid = _blocks(problem, config), 1, 1
-    # Rows of x are read through L1, of which little is left to blocks that are spread: where few are of many it has to.
+    # Rows of x are read through L1, of which balanced blocks have little: few blocks are left as they come.
     few = min_blocks_per_sm(problem, config) > 2 * ceil_div(grid[0], device.multiprocessors)
     shape = grid, config.threads, shared_bytes(problem, config)
-    return Launch(made, fields, *shape, dependent=True, spread=0 if few else 2)
+    return Launch(made, fields, *shape, dependent=True, balance=0 if few else 2)

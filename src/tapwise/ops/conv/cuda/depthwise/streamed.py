@@ -234,7 +234,7 @@ def _groups(q: int, columns: int, lanes: int) -> list[int]:
 def predict_us(problem: ConvProblem, config: Streamed, device: Device) -> float:
     """Instructions of a multiprocessor's warps and what they move, a block's latency, and memory. Constants are fitted
     to 1,677 times on 39 layers, N=1 and N=32 (H200), then to 641 on 46 more, N=32, at last without those of blocks that
-    were not spread, 484."""
+    were not balanced, 484."""
     (r, s), (stride_h, stride_w), halves = problem.kernel, steps(problem), problem.itemsize == 2
     rows, copies = (config.rows - 1) * stride_h + r, _items(problem, config)
     seen, stages = (config.columns - 1) * stride_w + s, ceil_div(rows, streamed_rows.period(problem))

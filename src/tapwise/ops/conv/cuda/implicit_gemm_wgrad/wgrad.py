@@ -268,7 +268,7 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
         if config.persistent:
             count = min(count, device.multiprocessors * config.min_blocks_per_sm)
         shape = (count, 1, 1), config.threads, view.shared_bytes
-        found.append(Launch(source, fields, *shape, maps, True, names, spread=1))
+        found.append(Launch(source, fields, *shape, maps, True, names, balance=1))
         if config.parts > 1:
             last = self.sum_source(problem, config)
             units, slices = adders(view)
