@@ -175,8 +175,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     def is_wanted(item: pytest.Item) -> bool:
         if item.get_closest_marker("cuda"):
             return has_gpu
-        if item in left_out:
-            return False
         parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
         return every or parameters.get("architecture") not in ARCHITECTURES[1:]
 
@@ -189,14 +187,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if item.get_closest_marker("many"):
             item.add_marker("kernels")
             many.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    # Neighbours are of a kind: every third is taken, from one on that the test's name says.
-    left_out = {
-        item
-        for test, cases in many.items()
-        for number, item in enumerate(cases, crc32(test.encode()))
-        if number % CASES and not every and not named
-    }
-    wanted = [item for item in items if is_wanted(item)]
+    wanted = {item for item in items if is_wanted(item)}
+    if not every and not named:
+        wanted -= {item for cases in many.values() for item in _left_out([one for one in cases if one in wanted])}
     if len(wanted) < len(items):
-        config.hook.pytest_deselected(items=[item for item in items if not is_wanted(item)])
-        items[:] = wanted
+        config.hook.pytest_deselected(items=[item for item in items if item not in wanted])
+        items[:] = [item for item in items if item in wanted]
+
+
+def _left_out(cases: list[pytest.Item]) -> list[pytest.Item]:
+    """Neighbours are mostly of a kind: of each few of them all but one, which a hash of its name says, so that of a
+    grid of parameters not always the same is taken."""
+    left: list[pytest.Item] = []
+    for first in range(0, len(cases), CASES):
+        some = sorted(cases[first : first + CASES], key=lambda item: crc32(item.nodeid.encode()))
+        left += some[1:]
+    return left

@@ -147,11 +147,8 @@ class BlockReduction(CudaAlgorithm[Config]):
         names, found = {"accumulators": "workspace"}, []
         for source, block in self.kernels(problem, config):
             grid = (ceil_div(outer * inner, block.runs) * block.parts, 1, 1)
-            shared = self.shared_bytes(problem, block)
-            launch = Launch(
-                source, fields, grid, block.threads, shared, dependent=True, names_of=names, balance=BALANCED
-            )
-            found.append(launch)
+            shape = grid, block.threads, self.shared_bytes(problem, block)
+            found.append(Launch(source, fields, *shape, dependent=True, names_of=names, balance=BALANCED))
         return found
 
 

@@ -149,7 +149,7 @@ def test_what_it_does_not_take(text: str, why: str | None) -> None:
 
 
 def test_few_blocks_lie_on_multiprocessors_of_their_own() -> None:
-    """A launch asks to be balanced, even of a block each; of no block does it ask more room than that needs."""
+    """A launch asks to be balanced, also where that is one block each; blocks themselves ask for what they need."""
     problem = ConvProblem.parse("n32 c224 h14 w14 k224 r3 s3 pad1 groups224 f16 nhwc wgrad")
     config = best(problem, "tma")
     for parts in (1, 200):

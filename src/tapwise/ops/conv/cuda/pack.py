@@ -147,7 +147,7 @@ def pair(first: ConvProblem, second: ConvProblem, device: Device, names_of: Mapp
     (fields, blocks), (others, more) = (_images(one, device, _beside(one)) for one in (first, second))
     words = {f"{name}{i}": value for i, some in enumerate((fields, others)) for name, value in some.items()}
     grid, source = (blocks + more, 1, 1), pair_source(first, second)
-    return Launch(source, words | {"blocks": blocks}, grid, THREADS, dependent=True, names_of=names_of, balance=2)
+    return Launch(source, words | {"blocks": blocks}, grid, THREADS, dependent=True, names_of=names_of)
 
 
 def _images(problem: ConvProblem, device: Device, beside: int) -> tuple[dict[str, int], int]:
@@ -197,9 +197,7 @@ def windows(
         fields[f"pad_{name}"] = problem.padding[axis][0] * along
     blocks = ceil_div(across * wide(view) * problem.itemsize, 16 * THREADS)
     high = min(problem.n * rows, ceil_div(BLOCKS_EACH * device.multiprocessors, blocks))
-    return Launch(
-        windows_source(problem), fields, (blocks, high, 1), THREADS, dependent=True, names_of=names_of, balance=2
-    )
+    return Launch(windows_source(problem), fields, (blocks, high, 1), THREADS, dependent=True, names_of=names_of)
 
 
 def filter_rows(problem: ConvProblem, order: int, tile: int = 1) -> int:
