@@ -56,7 +56,7 @@ class Parts:
 
     def ragged_lines(self, itemsize: int, device: Device) -> float:
         """Lines of memory that stores touch beyond two each, of a multiprocessor, where rows of y begin anywhere, so
-        elements go one by one."""
+        that elements or words go one by one."""
         across = self.step
         if self.view.width * self.view.c % min(VECTOR // itemsize, across) == 0:
             return 0.0
