@@ -161,6 +161,8 @@ void wait_for_boxes(int pending) {
             for (long long stride : m.strides)
                 if (stride % 16) fail("TMA takes strides of 16 bytes");
             if ((uintptr_t)m.address % 16) fail("TMA takes addresses of 16 bytes");
+            // Hardware says of such a store that it is an illegal instruction.
+            if (store.at[0] < 0) fail("a store begins in front of its tensor");
             if (m.windows) for_windows(m, store.from, store.at, {0, 0}, each);
             else for_box(m, store.from, store.at, each);
         }

@@ -57,6 +57,48 @@ def test_planes_are_read_as_they_lie(
         assert verdict, f"{config}: {verdict.message}"
 
 
+STORED = [
+    "n2 c24 h12 w12 k40 r1 s1 f16 bias relu", "n3 c16 h8 w8 k72 r3 s3 pad1 bf16 residual",
+    "n2 c32 h20 w20 k48 r1 s1 groups2 f16", "n3 c8 h8 w14 k40 r3 s3 pad1 f16 bias",
+]  # fmt: skip
+
+
+@needs_compiler
+@pytest.mark.parametrize(("backwards", "text"), list(zip(cycle([False, True]), STORED, strict=False)))
+def test_planes_are_stored_by_tma(emulation: None, monkeypatch: pytest.MonkeyPatch, text: str, backwards: bool) -> None:
+    """In rows of 128 bytes, and where a tile's last row has fewer pixels."""
+    monkeypatch.setattr(Launch, "__call__", lambda self, addresses, _: emulated.run_at(self, addresses, backwards))
+    problem = ConvProblem.parse(text)
+
+    def stored(config: Config) -> int:
+        epilogue = Epilogue(View.of(problem, config))
+        return epilogue.last_stored if epilogue.tma_store else -1
+
+    some = some_of(problem, lambda one: stored(one) == 0) | {
+        (place, "rest"): one for place, one in some_of(problem, lambda one: stored(one) > 0).items()
+    }
+    for config in some.values():
+        verdict = verdict_of(ALGORITHM, problem, config)
+        assert verdict, f"{config}: {verdict.message}"
+    rests = {stored(config) for config in some.values()}
+    assert any(rests) and (0 in rests or "w14" in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "pixels", "stored"),
+    [
+        # Planes as they lie: any tile. Else rows of 128 bytes, or tiles, that end with an image.
+        ("n2 c24 h12 w12 k40 r1 s1 f16", 80, 2), ("n2 c24 h12 w12 k40 r3 s3 pad1 f16", 80, 0),
+        ("n2 c24 h12 w12 k40 r3 s3 pad1 f16", 72, 2), ("n2 c24 h12 w12 k40 r3 s3 pad1 f16", 64, 0),
+        ("n2 c24 h16 w12 k40 r3 s3 pad1 f16", 128, 2), ("n2 c24 h7 w12 k40 r1 s1 f16", 64, 0),
+    ],
+)  # fmt: skip
+def test_where_planes_are_stored_by_tma(text: str, pixels: int, stored: int) -> None:
+    problem = ConvProblem.parse(text)
+    config = Im2colConfig(True, pixels, 64, stages=3, transposed_pixels="r1" in text)
+    assert Epilogue(View.of(problem, config)).tma_store == stored
+
+
 @needs_compiler
 @pytest.mark.parametrize("text", ["n2 c24 h6 w6 k40 r1 s1 f16", "n2 c8 h8 w5 k40 r1 s1 f16"])
 def test_stages_begin_where_swizzled_patterns_do(emulation: None, text: str) -> None:

@@ -44,6 +44,19 @@ template <int OP, typename A> __device__ __forceinline__ Accumulator<A> identity
     return {OP == PROD ? A(1) : A(0), A(0), 0};
 }
 
+// The larger or smaller of two; a NaN wins.
+template <bool MINIMUM, typename A> __device__ __forceinline__ A extreme(A a, A b) {
+#if __CUDA_ARCH__ >= 800
+    if constexpr (sizeof(A) == 4) {
+        A chosen;
+        if constexpr (MINIMUM) asm("min.NaN.f32 %0, %1, %2;" : "=f"(chosen) : "f"(a), "f"(b));
+        else asm("max.NaN.f32 %0, %1, %2;" : "=f"(chosen) : "f"(a), "f"(b));
+        return chosen;
+    }
+#endif
+    return b != b || (MINIMUM ? b < a : b > a) ? b : a;
+}
+
 // Two runs as one. A NaN wins where an element is chosen, the first of equals where its place counts.
 template <int OP, typename A>
 __device__ __forceinline__ Accumulator<A> combine(const Accumulator<A> &a, const Accumulator<A> &b) {
@@ -57,10 +70,7 @@ __device__ __forceinline__ Accumulator<A> combine(const Accumulator<A> &a, const
         const A kept = first ? a.exp_sum : b.exp_sum, exp_sum = first ? b.exp_sum : a.exp_sum;
         return {high, kept + (exp_sum == A(0) ? A(0) : exp_sum * exp(low - high)), 0};
     }
-    if constexpr (OP == MAX || OP == MIN) {
-        const bool second = b.value != b.value || (is_minimum(OP) ? b.value < a.value : b.value > a.value);
-        return {second ? b.value : a.value, A(0), 0};
-    }
+    if constexpr (OP == MAX || OP == MIN) return {extreme<OP == MIN>(a.value, b.value), A(0), 0};
     if constexpr (has_place(OP)) {
         if (a.place < 0) return b;
         if (b.place < 0) return a;
@@ -97,9 +107,7 @@ __device__ __forceinline__ void accumulate(Accumulator<A> &accumulator, A x, lon
     if constexpr (OP == PROD) accumulator.value *= x;
     if constexpr (OP == NORM1) accumulator.value += x < A(0) ? -x : x;
     if constexpr (OP == NORM2 || OP == SUMSQUARE) accumulator.value = fma(x, x, accumulator.value);
-    if constexpr (OP == MAX || OP == MIN) {
-        if (x != x || (is_minimum(OP) ? x < accumulator.value : x > accumulator.value)) accumulator.value = x;
-    }
+    if constexpr (OP == MAX || OP == MIN) accumulator.value = extreme<OP == MIN>(accumulator.value, x);
     if constexpr (has_place(OP)) {
         const bool better = is_minimum(OP) ? x < accumulator.value : x > accumulator.value;
         if (accumulator.place < 0 || ((better || x != x) && accumulator.value == accumulator.value)) {
@@ -173,7 +181,7 @@ __device__ __forceinline__ Accumulator<A> block_reduce(Accumulator<A> mine, Accu
 // the results. `shared` holds V values for ACROSS threads of each warp.
 template <int OP, int ACROSS, int DOWN, int V, typename A>
 __device__ __forceinline__ void block_reduce_neighbours(Accumulator<A> (&mine)[V], A *shared) {
-    constexpr int WITHIN = ACROSS * DOWN <= 32 ? DOWN : 32 / ACROSS, WARPS = DOWN / WITHIN;
+    constexpr int WITHIN = DOWN == 1 ? 1 : ACROSS * DOWN <= 32 ? DOWN : 32 / ACROSS, WARPS = DOWN / WITHIN;
     static_assert(!has_place(OP) && OP != LOGSUMEXP);
     const int tid = threadIdx.x, lane = tid % 32, across = tid % ACROSS;
 #pragma unroll

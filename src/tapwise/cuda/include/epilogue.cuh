@@ -156,11 +156,30 @@ DEVICE void buffer_round(unsigned (&words)[ROUND_MATRICES][4], const float (&d)[
                 store_matrices<Tile::TRANSPOSED>(matrix_address<Tile>(at, j * MATRICES, row0), words[j]);
 }
 
+// TMA stores to planes of y: of the filters of one round, and of a row of its buffer, a thread each. What a row has
+// beyond its plane is not written.
+template <class Tile>
+DEVICE void tma_store_planes(const OutputTile &at, int pixel0, int pixels, int filter0, int filters) {
+    constexpr int EACH = 64 / Tile::BUFFER_ROW;
+    const int number = threadIdx.x % 128, part = number % EACH, row = number / EACH * Tile::STORE_FILTERS,
+              before = part * Tile::BUFFER_ROW;
+    if (row >= filters || before >= pixels) return;
+    const unsigned from = at.buffer + (part * 64 + row) * 128;
+    int n = at.image, pixel = at.pixel + pixel0 + before - n * at.step;
+    if (!Tile::PLANES)
+        for (; pixel >= at.step; pixel -= at.step) ++n;
+    const bool last = Tile::LAST_STORED > 0 && pixel0 + before + Tile::BUFFER_ROW > Tile::WARPGROUP_PIXELS;
+    if (pixel < at.step) store_box(last ? at.last_map : at.map, from, pixel, at.filter + filter0 + row, at.group, n);
+}
+
 // TMA stores to y: of the pixels of one round, a thread each.
-template <class Tile> DEVICE void tma_store_round(const OutputTile &at, int pixel0, int pixels, int filter0) {
+template <class Tile>
+DEVICE void tma_store_round(const OutputTile &at, int pixel0, int pixels, int filter0, int filters) {
     constexpr int EACH = 64 / Tile::BUFFER_ROW;
     const int number = threadIdx.x % 128;
-    if (number < pixels / Tile::STORE_PIXELS * EACH) {
+    if constexpr (Tile::NCHW) {
+        tma_store_planes<Tile>(at, pixel0, pixels, filter0, filters);
+    } else if (number < pixels / Tile::STORE_PIXELS * EACH) {
         const int part = number % EACH, pixel = number / EACH * Tile::STORE_PIXELS;
         const unsigned from = at.buffer + (part * 64 + pixel) * 128;
         const int filter = at.filter + filter0 + part * Tile::BUFFER_ROW, first = at.pixel + pixel0 + pixel;
@@ -346,7 +365,8 @@ DEVICE void store_through_buffers(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], O
         if (by_tma || Policy::EARLY) publish_shared();
         if constexpr (Policy::EARLY) policy.load_next(words[(round + 1) % 2], at, buffers, round);
         sync_part(at.barrier, 128);
-        if constexpr (Tile::TMA_STORE > 0) tma_store_round<Tile>(at, now.pixel0, by_tma ? now.pixels : 0, now.filter0);
+        if constexpr (Tile::TMA_STORE > 0)
+            tma_store_round<Tile>(at, now.pixel0, by_tma ? now.pixels : 0, now.filter0, now.filters);
         if (!by_tma) move_outputs<Tile, false>(at, static_cast<typename Tile::T *>(y), now);
         policy.release(at, round, by_tma);
     }

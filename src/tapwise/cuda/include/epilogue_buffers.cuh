@@ -9,7 +9,8 @@
 // filters in y (NCHW), a table of its pixels' places in y, -1 where there is none (output_runs.cuh has more behind it),
 // one of its filters' bias, its epilogue buffers, its named barrier, the tensor map of y. TMA_RESIDUAL: barriers of the
 // ring of buffers that say that a residual is there, and behind them those that say that one may come; the slot of the
-// ring that is next, and its barriers' parity. STRIDED: pixels of a row, and all.
+// ring that is next, and its barriers' parity. STRIDED: pixels of a row, and all. NCHW, TMA_STORE: its first pixel's
+// image, the tensor map of LAST_STORED pixels.
 struct OutputTile {
     int filter, group, pixel, filters, step;
     unsigned table, bias, buffer;
@@ -18,7 +19,8 @@ struct OutputTile {
     unsigned residual_full;
     int residual_slot;
     unsigned residual_phase;
-    int width, pixels;
+    int width, pixels, image;
+    const void *last_map;
 };
 
 DEVICE int place_of(const OutputTile &at, int pixel) { return load_word(at.table + 4 * pixel); }

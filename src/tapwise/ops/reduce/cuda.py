@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from math import log2
+from math import ceil, log2
 from typing import ClassVar, Final
 
 from tapwise.algorithm import Device
@@ -19,6 +19,10 @@ FILE: Final = "ops/reduce/reduce.cu"
 # Loads of a thread to choose from; the best number, and what twice or half as many cost (15 problems, H200).
 LOADS: Final = (16, 8, 4)
 BEST_LOADS, UNEVEN = 10, 0.2
+# Outputs of a multiprocessor from which on a thread each is faster, and threads of a block that are shared out more
+# evenly than 256: what a last round that is not whole costs. Microseconds of a thread's element; its share of the time
+# of threads that put sums together (24 problems, H200).
+OUTPUTS, FEW, ROUNDED, ELEMENT_US, PLAIN = 190, 128, 0.35, 0.025, 0.75
 # What a thread reduces by itself: its accumulators are large.
 ALONE: Final = ("argmax", "argmin", "logsumexp")
 
@@ -46,6 +50,8 @@ class ReduceBlockReduction(BlockReduction):
                 wide += [Config(1, down, THREADS // down, 1, vector=vector) for down in downs]
                 wide += [replace(plain[0], vector=vector)] * (plain[0].parts > 1)
             wide = [one for one in wide if ceil_div(outer, one.runs) * one.parts < INDEX_LIMIT]
+        if inner > 1:
+            plain.append(Config(FEW, 1, 1, 1))
         return list(dict.fromkeys([*wide, *plain]))
 
     def predict_us(self, problem: ReduceProblem, config: Config, device: Device) -> float:
@@ -54,8 +60,12 @@ class ReduceBlockReduction(BlockReduction):
         if inner == 1 and config.down > 1:
             loads = max(1.0, length / (config.down * config.parts * config.vector))
             return us * (1 + UNEVEN * abs(log2(loads / BEST_LOADS)))
-        # No threads' sums to put together.
-        return us * (0.9 if config.down == 1 and outer * inner >= BUSY * device.multiprocessors else 1.0)
+        outputs = outer * inner / device.multiprocessors
+        if config.down > 1 or problem.op in ALONE:
+            return us * (0.9 if config.down == 1 and outputs >= BUSY else 1.0)
+        rounds = outputs / config.threads
+        us = max(problem.bytes / (device.gbps * 700), length * ELEMENT_US) * (1 + ROUNDED * (ceil(rounds) / rounds - 1))
+        return (us + 2.0) * (PLAIN if outputs >= OUTPUTS else 1.0)
 
     def kernels(self, problem: ReduceProblem, config: Config) -> list[tuple[Source, Config]]:
         op, loads = problem.op.upper(), (config.neighbours, config.vector, config.skews(problem))

@@ -44,6 +44,8 @@ SHIFT_COPY, SHIFT_PIECE = 150.0, 85.0
 # How much of that chunks cost whose distance is a multiple of 32 bytes, but of no more; and where the last of several
 # comes in boxes of its own (fitted to 403 times on 31 layers).
 HALF_RAGGED, SEVERAL_CHUNKS = 0.48, 0.5
+# The same of rows of planes that begin within lines of 128 bytes, and within sectors of 32.
+RAGGED_PLANES: Final = (0.3, 1.6)
 # Filters of fprop as they lie, of channels that are no multiple of 128 bytes: so much more for each halving of that
 # (with SHARING_STEP fitted to 960 times on 27 layers).
 RAGGED_FILTERS: Final = 0.3
@@ -73,6 +75,9 @@ THREADS, HALO_THREADS, TMA, DIRECT = (1124.0, 0.0653), (170.0, 0.181), (1479.0, 
 EXCHANGE: Final = (2130.0, 0.29)
 # By threads from halos to planes of NCHW.
 HALO_PLANES: Final = (591.0, 0.318)
+# From im2col to planes of whole pieces of 16 bytes: a tile, and each round of up to 64 x 64 outputs, by threads, by TMA
+# (these and RAGGED_PLANES fitted to 371 times on 26 layers).
+PLANES, TMA_PLANES = (780.0, 546.0), (890.0, 388.0)
 # More for each output: activation (from hardswish on by their instructions); residual, which competes with the products
 # for shared memory and is not hidden by them, and the same where all of a tile is fetched ahead; an accumulator that
 # starts from the residual, where its warpgroup is alone, and in ping-pong.
@@ -151,6 +156,9 @@ class Copied:
         if view.shifted:
             # Rows of planes that come early have 144 bytes for 128, anywhere in sectors.
             ragged = HALF_RAGGED
+        elif config.transposed_pixels and not config.gather_bytes:
+            between = gcd(prod(problem.output), config.tile_pixels if view.tiles_p > 1 else 0) * view.itemsize
+            ragged = RAGGED_PLANES[between % 32 > 0] if between % SWIZZLE_BYTES else 0.0
         return cls(pixels, filters, ragged, moved)
 
 
@@ -313,16 +321,19 @@ def _strips(view: View, strips: Strips) -> float:
 def _epilogue(view: View, epilogue: Epilogue) -> float:
     """Cycles of a tile's way to y."""
     problem, config = view.seen, view.config
-    outputs = config.tile_pixels * config.tile_filters / view.cooperative
+    outputs, im2col = config.tile_pixels * config.tile_filters / view.cooperative, isinstance(config, Im2colConfig)
     if config.split_k > 1:
         fixed, each = EXCHANGE
     elif epilogue.direct_bytes:
         fixed, each = DIRECT[0], DIRECT[1] * (16 / epilogue.direct_bytes) ** 0.5
+    elif im2col and problem.layout == "nchw" and epilogue.whole:
+        fixed, each = TMA_PLANES if epilogue.tma_store else PLANES
+        fixed, each = fixed + epilogue.rounds * each, 0.0
     elif epilogue.tma_store:
         fixed, each = TMA
     else:
         of_halo = HALO_PLANES if problem.layout == "nchw" else HALO_THREADS
-        fixed, each = THREADS if isinstance(config, Im2colConfig) else of_halo
+        fixed, each = THREADS if im2col else of_halo
         each *= (8 / epilogue.vector) ** 0.5
     return fixed + outputs * (each + (ACTIVATIONS[problem.activation_name] if problem.activation_name else 0.0))
 

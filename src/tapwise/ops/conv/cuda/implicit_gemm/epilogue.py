@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Final
 
+from tapwise.cuda.jit.tensor_map import SWIZZLE_BYTES
 from tapwise.forks import cached_property
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda.implicit_gemm.config import HaloRowsConfig, HaloTileConfig, Im2colConfig
@@ -142,16 +143,27 @@ class Epilogue:
     @cached_property
     def tma_store(self) -> int:
         """How TMA writes y: not (0), 64 filters at a time (1), or all of it (2): no tile has fewer. With strides it
-        walks from the last image's pixels to the next group's, which a tile of one group must not write."""
+        walks from the last image's pixels to the next group's, which a tile of one group must not write. In NCHW a
+        store is a row of pixels of each filter, all of one image."""
         problem, config = self.view.seen, self.view.config
-        im2col = isinstance(config, Im2colConfig)
-        if not im2col or config.split_k > 1 or problem.layout == "nchw" or not self.whole or self.permuted_n:
+        if not isinstance(config, Im2colConfig) or config.split_k > 1 or not self.whole or self.permuted_n:
             return 0
+        if problem.layout == "nchw":
+            plane, pixels, row = prod(problem.output), config.tile_pixels, SWIZZLE_BYTES // problem.itemsize
+            rows = plane % row == 0 and pixels % row == 0
+            return 2 if config.transposed_pixels or rows or plane % pixels == 0 else 0
         if self.strided and problem.groups > 1:
             return 0
         if config.tile_filters % 64 == 0 or self.view.tiles_f == 1:
             return 2
         return 1 if config.tile_filters > 64 else 0
+
+    @property
+    def last_stored(self) -> int:
+        """Pixels of a tile's last store in NCHW, where they are fewer than a row of 128 bytes; else 0."""
+        problem = self.view.seen
+        stores = self.tma_store and problem.layout == "nchw"
+        return self.view.config.tile_pixels % (SWIZZLE_BYTES // problem.itemsize) if stores else 0
 
     @cached_property
     def epilogue_buffers(self) -> int:

@@ -10,8 +10,9 @@
 #include "split_k.cuh"
 
 struct Im2colGemm {
-    // Tensor maps of x, of the packed filters and of y; of x and of TRANSPOSED_FILTERS in NARROW boxes.
-    alignas(64) unsigned long long x[16], w[16], out[16], x_last[16], w_last[16];
+    // Tensor maps of x, of the packed filters and of y; of x and of TRANSPOSED_FILTERS in NARROW boxes, or of x and of
+    // y in boxes of LAST_PIXELS and LAST_STORED.
+    alignas(64) unsigned long long x[16], w[16], out[16], x_last[16], w_last[16], out_last[16];
     void *y;
     // x again, where it is gathered.
     const void *image, *bias, *residual;
@@ -87,7 +88,7 @@ DEVICE void prefetch_maps_of_last(const Im2colGemm &p) { prefetch_map(p.x_last);
 template <class Tile, class Gemm> DEVICE void init_barriers(const Gemm &p, const Im2colLayout<Tile> &shared) {
     prefetch_map(p.x);
     prefetch_map(p.w);
-    if (Tile::NARROW) prefetch_maps_of_last(p);
+    if (Tile::NARROW || Tile::LAST_PIXELS) prefetch_maps_of_last(p);
     for (int stage = 0; stage < Tile::STAGES; ++stage) {
         barrier_init(shared.full + stage * 8, 1 + Gathered<Tile>::THREADS + ShiftedPlanes<Tile>::USED);
         barrier_init(shared.empty + stage * 8, (Tile::PING_PONG ? 4 : 4 * Tile::WARPGROUPS) * COPYING<Tile>);
@@ -115,7 +116,8 @@ template <class Tile>
 DEVICE void copy_planes(const Im2colGemm &p, unsigned to, unsigned full, int chunk, int group, int n, int pixel) {
 #pragma unroll
     for (int block = 0; block < Tile::PIXEL_BLOCKS; ++block)
-        copy_box(to + block * Tile::BLOCK_BYTES, p.x, full, pixel + block * 64, chunk * Tile::CHUNK_ELEMENTS, group, n);
+        copy_box(to + block * Tile::BLOCK_BYTES, Tile::LAST_PIXELS && block + 1 == Tile::PIXEL_BLOCKS ? p.x_last : p.x,
+                 full, pixel + block * 64, chunk * Tile::CHUNK_ELEMENTS, group, n);
 }
 
 // The first outputs of a unit's tile, and where x has its first window.
@@ -144,6 +146,7 @@ DEVICE void producer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
     constexpr bool STATIONARY = Layout::STATIONARY, GATHERS = Gathered<Tile>::THREADS > 0;
     const auto pixel_bytes = [&](int chunk) -> unsigned {
         if (GATHERS) return 0;
+        if (Tile::PLANES) return Tile::TILE_PIXELS * Tile::CHUNK_BYTES;
         return is_narrow<Tile>(chunk, p.part_chunks) ? Tile::LAST_PIXEL_BYTES : Layout::PIXELS;
     };
     const auto filter_bytes = [&](int chunk) -> unsigned {
@@ -241,18 +244,18 @@ DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
         const TileOrigin<Tile> at = origin<Tile>(p, work.tile(unit));
         const int pixel0 = at.pixel + (Tile::SWAP_AB || PING_PONG ? 0 : group * Tile::WARPGROUP_PIXELS);
         const int filter0 = at.filter + (Tile::SWAP_AB && !PING_PONG ? group * Tile::WARPGROUP_FILTERS : 0);
-        if (Tile::TMA_STORE != 2 || Tile::RESIDUAL) {
-            const int plane = p.p * p.q;
-            fill_places<Tile>(p, table, pixel0, Tile::PLANES ? (at.pixel / plane + 1) * plane : (int)p.pixels,
-                              at.group);
-        }
-        OutputTile out{filter0, at.group, pixel0, (int)p.filters, (int)(p.p * p.q), table};
+        const int plane = p.p * p.q, image = Tile::NCHW ? (Tile::PLANES ? at.pixel : pixel0) / plane : 0;
+        if (Tile::TMA_STORE != 2 || Tile::RESIDUAL)
+            fill_places<Tile>(p, table, pixel0, Tile::PLANES ? (image + 1) * plane : (int)p.pixels, at.group);
+        OutputTile out{filter0, at.group, pixel0, (int)p.filters, plane, table};
         out.bias = shared.biases + group * Tile::WARPGROUP_FILTERS * 4;
         out.buffer = shared.buffers + group * Tile::EPILOGUE_BUFFERS * Tile::BUFFER_BYTES;
         out.barrier = WARPGROUP_BARRIER + group;
         out.map = p.out;
         out.width = p.q;
         out.pixels = p.pixels;
+        out.image = image;
+        out.last_map = p.out_last;
         int fetched = 0;
         if (!LATE_RESIDUAL) begin_tile<Tile>(out, p.residual);
         Biases<Tile> bias;

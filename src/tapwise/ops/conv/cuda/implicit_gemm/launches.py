@@ -112,15 +112,18 @@ def launch(view: View, device: Device, independent: bool = False) -> Launch:
     maps = {"w": tensor_maps.map_w(view, pack.filter_rows(view.unfolded, epilogue.permuted_n, filter_tile(view)))}
     if not config.gather_bytes:
         maps["x"] = tensor_maps.map_x(view)
-    if view.is_narrow:
+    if view.is_narrow or view.last_pixels:
         maps["x_last"] = tensor_maps.map_x(view, last=True)
         if view.transposed_filters:
             maps["w_last"] = tensor_maps.map_w(view, 0, last=True)
     if epilogue.tma_store:
         maps["out"] = tensor_maps.map_y(view)
+        if epilogue.last_stored:
+            maps["out_last"] = tensor_maps.map_y(view, epilogue.last_stored)
     if epilogue.tma_residual:
         maps["res"] = tensor_maps.map_residual(view)
-    names, held = struct_words(kernel), {"image": "x", "out": "y", "res": "residual", "x_last": "x", "w_last": "w"}
+    held = {"image": "x", "out": "y", "out_last": "y", "res": "residual", "x_last": "x", "w_last": "w"}
+    names = struct_words(kernel)
     return Launch(
         kernel, {name: value for name, value in fields.items() if name in names}, (view.blocks(device), 1, 1),
         view.threads, epilogue.shared_bytes, maps, True, held,

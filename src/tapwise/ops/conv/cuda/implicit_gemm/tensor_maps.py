@@ -28,10 +28,10 @@ LEAST_RESIDUAL_PIXELS: Final = 32
 
 def map_x(view: View, last: bool = False) -> TensorMap:
     """x as packed, or as it lies; a copy is a chunk of the pixels of all windows, of padded rows, or of a rectangle.
-    `last`: a tap's last chunk."""
+    `last`: a tap's last chunk, or of planes the last block of a tile's pixels."""
     problem, config, size = view.seen, view.config, view.itemsize
     if config.transposed_pixels:
-        return _map_planes(view)
+        return _map_planes(view, last)
     if view.strips:
         return _map_strips(view, view.strips)
     h, w = problem.spatial
@@ -58,7 +58,7 @@ def map_x(view: View, last: bool = False) -> TensorMap:
     return TensorMap(kind, sizes, strides, (chunk, pixels), corners, steps, view.chunk_bytes)
 
 
-def _map_planes(view: View) -> TensorMap:
+def _map_planes(view: View, last: bool) -> TensorMap:
     """x in NCHW; a copy is a chunk of channels of 64 pixels. Planes that are no whole pieces of 16 bytes: planes of so
     many channels as make some are seen as one, and a copy is a tile's pixels of one of these in a chunk, or all."""
     problem, size, shifted = view.seen, view.itemsize, view.shifted
@@ -67,7 +67,8 @@ def _map_planes(view: View) -> TensorMap:
     strides = (plane * size, plane * size * channels, plane * size * channels * problem.groups)
     sizes = (plane, channels, problem.groups, problem.n)
     if not shifted:
-        return TensorMap(problem.dtype, sizes, strides, (BLOCK, view.chunk_bytes // size, 1, 1))
+        pixels = view.last_pixels if last else BLOCK
+        return TensorMap(problem.dtype, sizes, strides, (pixels, view.chunk_bytes // size, 1, 1))
     behind = (view.chunk_bytes // size // together, 1, 1)
     if shifted.whole:
         pieces = plane * size // 8
@@ -120,10 +121,18 @@ def _map_fprop_filters(view: View, chunk_bytes: int) -> TensorMap:
     return TensorMap(problem.dtype, sizes[:axes], strides[: axes - 1], box[:axes])
 
 
-def map_y(view: View) -> TensorMap:
+def map_y(view: View, last_pixels: int = 0) -> TensorMap:
     """y as pixels of groups of filters; a box is a row of 128 bytes of as many pixels as all tiles are made of. With
-    strides these are windows of 1 x 1, whose pixels go on in the next row, and in the next image."""
+    strides these are windows of 1 x 1, whose pixels go on in the next row, and in the next image. In NCHW a box is a
+    row of 128 bytes, or of the tile's last pixels, of as many filters."""
     problem, size, y = view.seen, view.itemsize, view.strides
+    if problem.layout == "nchw":
+        plane, filters = prod(problem.output), 64 if view.config.swap_ab else gcd(view.config.tile_filters, 64)
+        return TensorMap(
+            problem.dtype, (plane, problem.group_k, problem.groups, problem.n),
+            (plane * size, plane * size * problem.group_k, plane * size * problem.k),
+            (last_pixels or SWIZZLE_BYTES // size, filters, 1, 1),
+        )  # fmt: skip
     pixels = gcd(view.config.tile_pixels, 64) if view.config.swap_ab else 64
     if y is not None:
         return TensorMap(

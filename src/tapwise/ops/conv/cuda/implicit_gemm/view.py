@@ -344,10 +344,22 @@ class View:
         return round_up(count, BLOCK) if self.transposed_filters else count
 
     @property
-    def copied_pixels(self) -> int:
-        """Pixels of a tile of im2col that copies bring, likewise."""
+    def last_pixels(self) -> int:
+        """Pixels of the last block of a tile of planes, in a box of its own, where it is not whole; else 0."""
+        config = self.config
+        boxes = config.transposed_pixels and not config.gather_bytes and not self.shifted
+        return config.tile_pixels % BLOCK if boxes else 0
+
+    @property
+    def block_pixels(self) -> int:
+        """Pixels of a tile of im2col for which shared memory has room, likewise."""
         count = self.config.tile_pixels
         return round_up(count, BLOCK) if self.config.transposed_pixels else count
+
+    @property
+    def copied_pixels(self) -> int:
+        """Those that copies bring."""
+        return self.config.tile_pixels if self.last_pixels else self.block_pixels
 
     @property
     def cooperative(self) -> int:
@@ -360,7 +372,7 @@ class View:
         config, row = self.config, self.chunk_bytes
         filters = self.copied_filters * row
         if isinstance(config, Im2colConfig):
-            stage = self.copied_pixels * row + (0 if config.filter_stationary else filters)
+            stage = self.block_pixels * row + (0 if config.filter_stationary else filters)
             kept = self.steps * filters + 2048 if config.filter_stationary else 0
             early = self.shifted.shared_bytes if self.shifted else 0
             return config.stages * (round_up(stage, 1024) if config.transposed_pixels else stage) + kept + early
