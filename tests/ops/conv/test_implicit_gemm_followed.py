@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import product
 from math import gcd, prod
 
 import numpy as np
@@ -137,8 +139,8 @@ def follow(problem: ConvProblem, config: Config, x: np.ndarray, w: np.ndarray) -
         places = [filter_of(one, order) for one in range(config.tile_filters)]
         assert sorted(places) == list(range(config.tile_filters))
         sums = sums[:, np.argsort(places)]
-        if way.tma_store == 2:
-            store_boxes(launch.maps["out"], config, y.reshape(-1), sums, (filter0, group, pixel0))
+        if way.tma_store and view.layout == "nhwc":
+            store_boxes(launch.maps, config, y.reshape(-1), sums, (filter0, group, pixel0))
             continue
         for one in range(config.tile_pixels):
             if config.kernel == "halo_tile":
@@ -170,15 +172,18 @@ def in_rows(lines: np.ndarray, line: int, view: ConvProblem) -> np.ndarray:
     return np.pad(lines, ((0, 0), (0, line - lines.shape[1])), constant_values=before)
 
 
-def store_boxes(map_: TensorMap, config: Config, y: np.ndarray, sums: np.ndarray, place: tuple[int, int, int]) -> None:
-    """A tile's sums as TMA writes them: boxes of 64 filters and of so many pixels as divide all tiles."""
-    inner, _, pixels = map_.box
-    size = map_.strides[0] // max(1, map_.sizes[0])
+def store_boxes(
+    maps: Mapping[str, TensorMap], config: Config, y: np.ndarray, sums: np.ndarray, place: tuple[int, int, int]
+) -> None:
+    """A tile's sums as TMA writes them: boxes of a row of filters and of 64 pixels, the last ones of what is left."""
+    row, _, others = maps["out"].box
     filter0, group, pixel0 = place
-    assert config.tile_pixels % pixels == 0
-    for first in range(0, -(-config.tile_filters // 64) * 64, inner):
-        for line in range(config.tile_pixels):
-            for i in range(inner):
+    for first in range(0, config.tile_filters, row):
+        for line0 in range(0, config.tile_pixels, others):
+            ends = first + row > config.tile_filters or line0 + others > config.tile_pixels
+            map_ = maps["out_last"] if ends else maps["out"]
+            size = map_.strides[0] // max(1, map_.sizes[0])
+            for line, i in product(range(line0, line0 + map_.box[2]), range(map_.box[0])):
                 filter_, pixel = filter0 + first + i, pixel0 + line
                 if filter_ >= map_.sizes[0] or pixel >= map_.sizes[2]:
                     continue

@@ -88,15 +88,15 @@ def test_planes_are_stored_by_tma(emulation: None, monkeypatch: pytest.MonkeyPat
     ("text", "pixels", "stored"),
     [
         # Planes as they lie: any tile. Else rows of 128 bytes, or tiles, that end with an image.
-        ("n2 c24 h12 w12 k40 r1 s1 f16", 80, 2), ("n2 c24 h12 w12 k40 r3 s3 pad1 f16", 80, 0),
-        ("n2 c24 h12 w12 k40 r3 s3 pad1 f16", 72, 2), ("n2 c24 h12 w12 k40 r3 s3 pad1 f16", 64, 0),
-        ("n2 c24 h16 w12 k40 r3 s3 pad1 f16", 128, 2), ("n2 c24 h7 w12 k40 r1 s1 f16", 64, 0),
+        ("n2 c24 h12 w12 k40 r1 s1 f16", 80, True), ("n2 c24 h12 w12 k40 r3 s3 pad1 f16", 80, False),
+        ("n2 c24 h12 w12 k40 r3 s3 pad1 f16", 72, True), ("n2 c24 h12 w12 k40 r3 s3 pad1 f16", 64, False),
+        ("n2 c24 h16 w12 k40 r3 s3 pad1 f16", 128, True), ("n2 c24 h7 w12 k40 r1 s1 f16", 64, False),
     ],
 )  # fmt: skip
-def test_where_planes_are_stored_by_tma(text: str, pixels: int, stored: int) -> None:
+def test_where_planes_are_stored_by_tma(text: str, pixels: int, stored: bool) -> None:
     problem = ConvProblem.parse(text)
     config = Im2colConfig(True, pixels, 64, stages=3, transposed_pixels="r1" in text)
-    assert Epilogue(View.of(problem, config)).tma_store == stored
+    assert Epilogue(View.of(problem, config)).tma_store is stored
 
 
 @needs_compiler

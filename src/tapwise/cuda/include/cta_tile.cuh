@@ -51,9 +51,8 @@ template <class Traits> struct CtaTile : Traits {
                                                               : B::TILE_FILTERS * FILTER_ROW_BYTES,
                          A_BLOCK_BYTES = A_LIES ? BLOCK_BYTES : 64 * A_ROW_BYTES;
     static constexpr bool PLANES = B::TRANSPOSED_PIXELS && B::GATHER_BYTES == 0;
-    // Pixels of a tile's last block of planes, where it is not whole, and of the last row of an epilogue buffer's.
-    static constexpr int LAST_PIXELS = PLANES ? B::TILE_PIXELS % 64 : 0,
-                         LAST_STORED = B::NCHW ? B::TILE_PIXELS % (128 / (int)sizeof(T)) : 0;
+    // Pixels of a tile's last block of planes, where it is not whole.
+    static constexpr int LAST_PIXELS = PLANES ? B::TILE_PIXELS % 64 : 0;
     // Copies of a tap's last chunk of channels are boxes of fewer bytes, in rows as long as others'. Of a single chunk
     // a step of the instruction may see what no copy brings: zeros.
     static constexpr bool NARROW = B::LAST_CHUNK_BYTES < B::CHUNK_BYTES, ZEROED = B::LAST_CHUNK_BYTES % 32 > 0;
@@ -82,17 +81,9 @@ template <class Traits> struct CtaTile : Traits {
     static constexpr int BUFFER_ROW = 128 / (int)sizeof(T), BUFFER_BYTES = 64 * 64 * (int)sizeof(T);
     // Where TMA brings the residual, two warpgroups in turns share a ring of buffers, filled in the order of tiles.
     static constexpr int BUFFERS = (B::TMA_RESIDUAL ? 1 : B::WARPGROUPS) * B::EPILOGUE_BUFFERS;
-    // Pixels of one store: all tiles are whole ones. Of the residual some pixels more may come.
-    static constexpr int STORE_PIXELS = !B::SWAP_AB || B::TILE_PIXELS % 64 == 0 ? 64
-                                        : B::TILE_PIXELS % 32 == 0              ? 32
-                                        : B::TILE_PIXELS % 16 == 0              ? 16
-                                                                                : 8;
-    // Filters of one store in NCHW: rows of an epilogue buffer.
-    static constexpr int STORE_FILTERS = B::SWAP_AB || B::TILE_FILTERS % 64 == 0 ? 64
-                                         : B::TILE_FILTERS % 32 == 0             ? 32
-                                         : B::TILE_FILTERS % 16 == 0             ? 16
-                                                                                 : 8;
-    static constexpr int RESIDUAL_PIXELS = STORE_PIXELS > 32 ? STORE_PIXELS : 32;
+    // Columns of a tile's last store, where they are fewer than others'. Of the residual some pixels more may come.
+    static constexpr int LAST_STORED = TILE_N % (TRANSPOSED ? 64 : BUFFER_ROW);
+    static constexpr int RESIDUAL_PIXELS = !B::SWAP_AB || B::TILE_PIXELS % 64 == 0 ? 64 : 32;
     // Rows of the instruction that a CTA of a cluster adds up; all send them to it.
     static constexpr int SPLIT_M = TILE_M / B::SPLIT_K;
     static_assert(TILE_M % 64 == 0 && M_STEPS >= 1 && TILE_N % 8 == 0 && TILE_N <= 256);
@@ -106,13 +97,12 @@ template <class Traits> struct CtaTile : Traits {
     static_assert(B::PERMUTED_N || B::EPILOGUE_BUFFERS >=
                                        (ASYNC_RESIDUAL || B::TMA_RESIDUAL || (B::TMA_STORE && sizeof(T) == 2) ? 2 : 1));
     static_assert(B::PERMUTED_N == 0 ||
-                  (B::TMA_STORE == 0 && B::SPLIT_K == 1 && !B::NCHW && !B::SWAP_AB && WGMMA_N % B::PERMUTED_N == 0));
+                  (!B::TMA_STORE && B::SPLIT_K == 1 && !B::NCHW && !B::SWAP_AB && WGMMA_N % B::PERMUTED_N == 0));
     static_assert(!B::RUN_VECTOR || (B::NCHW && B::SPLIT_K == 1));
     static_assert(!B::STRIDED || (!B::NCHW && !B::RESIDUAL));
     static_assert(!B::TRANSPOSED_FILTERS || (sizeof(T) == 2 && B::GROUPS_PER_TILE == 1 && B::PERMUTED_N == 0));
     static_assert(!B::TRANSPOSED_PIXELS || (B::NCHW && sizeof(T) == 2 && B::GROUPS_PER_TILE == 1));
     static_assert(!B::TMA_STORE || (B::SPLIT_K == 1 && B::VECTOR * sizeof(T) == 16));
-    static_assert(!B::TMA_STORE || !B::NCHW || B::TMA_STORE == 2);
 };
 
 // A tile's first outputs: filters run fastest, then groups, then pixels, so that CTAs beside each other share pixels.

@@ -156,38 +156,27 @@ DEVICE void buffer_round(unsigned (&words)[ROUND_MATRICES][4], const float (&d)[
                 store_matrices<Tile::TRANSPOSED>(matrix_address<Tile>(at, j * MATRICES, row0), words[j]);
 }
 
-// TMA stores to planes of y: of the filters of one round, and of a row of its buffer, a thread each. What a row has
-// beyond its plane is not written.
-template <class Tile>
-DEVICE void tma_store_planes(const OutputTile &at, int pixel0, int pixels, int filter0, int filters) {
-    constexpr int EACH = 64 / Tile::BUFFER_ROW;
-    const int number = threadIdx.x % 128, part = number % EACH, row = number / EACH * Tile::STORE_FILTERS,
-              before = part * Tile::BUFFER_ROW;
-    if (row >= filters || before >= pixels) return;
-    const unsigned from = at.buffer + (part * 64 + row) * 128;
-    int n = at.image, pixel = at.pixel + pixel0 + before - n * at.step;
-    if (!Tile::PLANES)
-        for (; pixel >= at.step; pixel -= at.step) ++n;
-    const bool last = Tile::LAST_STORED > 0 && pixel0 + before + Tile::BUFFER_ROW > Tile::WARPGROUP_PIXELS;
-    if (pixel < at.step) store_box(last ? at.last_map : at.map, from, pixel, at.filter + filter0 + row, at.group, n);
-}
-
-// TMA stores to y: of the pixels of one round, a thread each.
-template <class Tile>
-DEVICE void tma_store_round(const OutputTile &at, int pixel0, int pixels, int filter0, int filters) {
-    constexpr int EACH = 64 / Tile::BUFFER_ROW;
-    const int number = threadIdx.x % 128;
-    if constexpr (Tile::NCHW) {
-        tma_store_planes<Tile>(at, pixel0, pixels, filter0, filters);
-    } else if (number < pixels / Tile::STORE_PIXELS * EACH) {
-        const int part = number % EACH, pixel = number / EACH * Tile::STORE_PIXELS;
-        const unsigned from = at.buffer + (part * 64 + pixel) * 128;
-        const int filter = at.filter + filter0 + part * Tile::BUFFER_ROW, first = at.pixel + pixel0 + pixel;
-        if constexpr (Tile::STRIDED) {
-            const int plane = at.step, n = first / plane, rest = first - n * plane, row = rest / at.width;
-            if (first < at.pixels) store_pixels(at.map, from, filter, rest - row * at.width, row, n);
+// A round's outputs to y by TMA, a row of 128 bytes or two of 64 others at once.
+template <class Tile> DEVICE void tma_store_round(const OutputTile &at, const Round<Tile> &now) {
+    constexpr int PARTS = 64 / Tile::BUFFER_ROW;
+    const int part = threadIdx.x % 128, along = part * Tile::BUFFER_ROW;
+    if (part < PARTS && (Tile::TRANSPOSED || now.reaches(along))) {
+        const int filter = at.filter + now.filter0 + (Tile::NCHW ? 0 : along),
+                  first = at.pixel + now.pixel0 + (Tile::NCHW ? along : 0);
+        const bool last = Tile::LAST_STORED > 0 && !now.reaches(Tile::TRANSPOSED ? 63 : along + Tile::BUFFER_ROW - 1);
+        const void *const map = last ? at.last_map : at.map;
+        const unsigned from = at.buffer + part * 64 * 128;
+        const int plane = at.step;
+        if constexpr (Tile::NCHW) {
+            int n = at.image, pixel = first - n * plane;
+            if (!Tile::PLANES)
+                for (; pixel >= plane; pixel -= plane) ++n;
+            if (pixel < plane) store_box(map, from, pixel, filter, at.group, n);
+        } else if constexpr (Tile::STRIDED) {
+            const int n = first / plane, rest = first - n * plane, row = rest / at.width;
+            if (first < at.pixels) store_pixels(map, from, filter, rest - row * at.width, row, n);
         } else {
-            store_box(at.map, from, filter, at.group, first);
+            store_box(map, from, filter, at.group, first);
         }
     }
     // Of none, too: every round is a group.
@@ -220,7 +209,7 @@ template <class Tile, int COUNT = AHEAD<Tile>> DEVICE void wait_for_fetched(int 
 // A round's residual on its way, the first when the table of places is there and the tile before is gone.
 template <class Tile> DEVICE void fetch_next(const OutputTile &at, const void *residual, int round) {
     if (round == 0) {
-        if constexpr (Tile::TMA_STORE > 0) wait_for_stores<0>();
+        if constexpr (Tile::TMA_STORE) wait_for_stores<0>();
         sync_part(at.barrier, 128);
     }
     fetch_round<Tile>(at, residual, round);
@@ -244,7 +233,7 @@ template <class Tile> struct LoadedResidual {
         const Round<Tile> now(round);
         at.buffer = buffers + round % Tile::EPILOGUE_BUFFERS * Tile::BUFFER_BYTES;
         // Tiles of an odd count of rounds end with the buffer that the next begins with.
-        if constexpr (Tile::TMA_STORE > 0) {
+        if constexpr (Tile::TMA_STORE) {
             if (round == 0 && Round<Tile>::COUNT % 2) wait_for_stores<0>();
             else wait_for_stores<Tile::EPILOGUE_BUFFERS - 1>();
         }
@@ -257,7 +246,7 @@ template <class Tile> struct LoadedResidual {
             sync_part(at.barrier, 128);
         }
     }
-    DEVICE void release(OutputTile &, int, bool) {}
+    DEVICE void release(OutputTile &) {}
 };
 
 // cp.async, rounds ahead.
@@ -270,7 +259,7 @@ template <class Tile> struct AsyncResidual {
         const int next = round + AHEAD<Tile>;
         at.buffer = buffers + round % Tile::EPILOGUE_BUFFERS * Tile::BUFFER_BYTES;
         wait_for_fetched<Tile>((next < COUNT ? next : COUNT) - round - 1);
-        if constexpr (Tile::TMA_STORE > 0)
+        if constexpr (Tile::TMA_STORE)
             if (round > 0 && next < COUNT) wait_for_stores<0>();
         sync_part(at.barrier, 128);
         if (next < COUNT) {
@@ -279,7 +268,7 @@ template <class Tile> struct AsyncResidual {
             fetch_round<Tile>(start, residual, next);
         }
     }
-    DEVICE void release(OutputTile &, int, bool) {}
+    DEVICE void release(OutputTile &) {}
 };
 
 // TMA, into a ring of buffers that two warpgroups share.
@@ -309,27 +298,14 @@ template <class Tile> struct TmaResidual {
         }
     }
     // The next residual may come to a buffer.
-    DEVICE static void arrive(const OutputTile &at, int slot, int warps) {
-        barrier_arrive(at.residual_full + (Tile::EPILOGUE_BUFFERS + slot) * 8, warps);
+    DEVICE static void arrive(const OutputTile &at, int slot) {
+        barrier_arrive(at.residual_full + (Tile::EPILOGUE_BUFFERS + slot) * 8);
     }
-    // All but the PENDING last rounds of a warp have been stored.
-    template <int PENDING> DEVICE static void release_stored(const OutputTile &at, int slot) {
-        wait_for_stores<PENDING>();
+    // A warp has read its rows of the buffer.
+    DEVICE void release(OutputTile &at) {
+        if (!EARLY) publish_shared();
         __syncwarp();
-        if (threadIdx.x % 32 == 0) arrive(at, slot, 4);
-    }
-    DEVICE void release(OutputTile &at, int round, bool stored_by_tma) {
-        if (!stored_by_tma && !EARLY) publish_shared();
-        __syncwarp();
-        // A warp has read its rows of the buffer; or the first has stored from it by TMA, and waits for that a round
-        // later.
-        if (!stored_by_tma && threadIdx.x % 32 == 0) arrive(at, at.residual_slot, 1);
-        if constexpr (Tile::TMA_STORE > 0)
-            if (threadIdx.x / 32 % 4 == 0) {
-                if (round > 0 && (Tile::TMA_STORE == 2 || Round<Tile>(round - 1).filters == 64))
-                    release_stored<1>(at, before<Tile::EPILOGUE_BUFFERS>(at.residual_slot, 1));
-                if (round + 1 == Round<Tile>::COUNT && stored_by_tma) release_stored<0>(at, at.residual_slot);
-            }
+        if (threadIdx.x % 32 == 0) arrive(at, at.residual_slot);
         advance<Tile::EPILOGUE_BUFFERS>(at.residual_slot, at.residual_phase);
     }
 };
@@ -353,7 +329,6 @@ DEVICE void store_through_buffers(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], O
 #pragma unroll
     for (int round = 0; round < R::COUNT; ++round) {
         const R now(round);
-        const bool by_tma = Tile::TMA_STORE == 2 || (Tile::TMA_STORE == 1 && now.filters == 64);
         policy.acquire(at, buffers, residual, round);
         if (Tile::SWAP_AB && now.group == 0) {
 #pragma unroll
@@ -362,13 +337,12 @@ DEVICE void store_through_buffers(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], O
         }
         if (AT_ONCE<Tile> && (!Policy::EARLY || round == 0)) load_round<Tile>(words[round % 2], at, now);
         buffer_round<Tile>(words[round % 2], d, at, now, bias);
-        if (by_tma || Policy::EARLY) publish_shared();
+        if (Tile::TMA_STORE || Policy::EARLY) publish_shared();
         if constexpr (Policy::EARLY) policy.load_next(words[(round + 1) % 2], at, buffers, round);
         sync_part(at.barrier, 128);
-        if constexpr (Tile::TMA_STORE > 0)
-            tma_store_round<Tile>(at, now.pixel0, by_tma ? now.pixels : 0, now.filter0, now.filters);
-        if (!by_tma) move_outputs<Tile, false>(at, static_cast<typename Tile::T *>(y), now);
-        policy.release(at, round, by_tma);
+        if constexpr (Tile::TMA_STORE) tma_store_round<Tile>(at, now);
+        else move_outputs<Tile, false>(at, static_cast<typename Tile::T *>(y), now);
+        policy.release(at);
     }
-    if (Tile::TMA_STORE != 2) sync_part(at.barrier, 128);
+    if (!Tile::TMA_STORE) sync_part(at.barrier, 128);
 }

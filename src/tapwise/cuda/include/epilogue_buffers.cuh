@@ -7,20 +7,20 @@
 
 // Where a warpgroup's outputs go: its tile's first filter, group and pixel, filters in a group, the distance of two
 // filters in y (NCHW), a table of its pixels' places in y, -1 where there is none (output_runs.cuh has more behind it),
-// one of its filters' bias, its epilogue buffers, its named barrier, the tensor map of y. TMA_RESIDUAL: barriers of the
+// one of its filters' bias, its epilogue buffers, its named barrier, the tensor maps of y, and of the last columns
+// (LAST_STORED). TMA_RESIDUAL: barriers of the
 // ring of buffers that say that a residual is there, and behind them those that say that one may come; the slot of the
 // ring that is next, and its barriers' parity. STRIDED: pixels of a row, and all. NCHW, TMA_STORE: its first pixel's
-// image, the tensor map of LAST_STORED pixels.
+// image.
 struct OutputTile {
     int filter, group, pixel, filters, step;
     unsigned table, bias, buffer;
     int barrier;
-    const void *map;
+    const void *map, *last_map;
     unsigned residual_full;
     int residual_slot;
     unsigned residual_phase;
     int width, pixels, image;
-    const void *last_map;
 };
 
 DEVICE int place_of(const OutputTile &at, int pixel) { return load_word(at.table + 4 * pixel); }

@@ -61,7 +61,7 @@ class ReduceBlockReduction(BlockReduction):
             loads = max(1.0, length / (config.down * config.parts * config.vector))
             return us * (1 + UNEVEN * abs(log2(loads / BEST_LOADS)))
         outputs = outer * inner / device.multiprocessors
-        if config.down > 1 or problem.op in ALONE:
+        if config.down > 1 or inner == 1 or problem.op in ALONE:
             return us * (0.9 if config.down == 1 and outputs >= BUSY else 1.0)
         rounds = outputs / config.threads
         us = max(problem.bytes / (device.gbps * 700), length * ELEMENT_US) * (1 + ROUNDED * (ceil(rounds) / rounds - 1))

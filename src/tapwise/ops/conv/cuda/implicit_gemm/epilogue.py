@@ -141,29 +141,25 @@ class Epilogue:
         return problem.residual and rows and self.whole and problem.layout == "nhwc" and not self.permuted_n
 
     @cached_property
-    def tma_store(self) -> int:
-        """How TMA writes y: not (0), 64 filters at a time (1), or all of it (2): no tile has fewer. With strides it
-        walks from the last image's pixels to the next group's, which a tile of one group must not write. In NCHW a
-        store is a row of pixels of each filter, all of one image."""
+    def tma_store(self) -> bool:
+        """Whether TMA writes y. With strides it walks from the last image's pixels to the next group's, which a tile of
+        one group must not write. In NCHW a store is a row of pixels of each filter, all of one image."""
         problem, config = self.view.seen, self.view.config
         if not isinstance(config, Im2colConfig) or config.split_k > 1 or not self.whole or self.permuted_n:
-            return 0
+            return False
         if problem.layout == "nchw":
             plane, pixels, row = prod(problem.output), config.tile_pixels, SWIZZLE_BYTES // problem.itemsize
             rows = plane % row == 0 and pixels % row == 0
-            return 2 if config.transposed_pixels or rows or plane % pixels == 0 else 0
+            return config.transposed_pixels or rows or plane % pixels == 0
         if self.strided and problem.groups > 1:
-            return 0
-        if config.tile_filters % 64 == 0 or self.view.tiles_f == 1:
-            return 2
-        return 1 if config.tile_filters > 64 else 0
+            return False
+        return config.tile_filters >= 64 or self.view.tiles_f == 1
 
     @property
     def last_stored(self) -> int:
-        """Pixels of a tile's last store in NCHW, where they are fewer than a row of 128 bytes; else 0."""
-        problem = self.view.seen
-        stores = self.tma_store and problem.layout == "nchw"
-        return self.view.config.tile_pixels % (SWIZZLE_BYTES // problem.itemsize) if stores else 0
+        """Columns of the instruction in a tile's last store by TMA, where they are fewer than others'; else 0."""
+        config, inside = self.view.config, self.view.config.swap_ab == (self.view.seen.layout == "nchw")
+        return config.tile_n % (SWIZZLE_BYTES // self.view.itemsize if inside else 64) if self.tma_store else 0
 
     @cached_property
     def epilogue_buffers(self) -> int:

@@ -10,8 +10,8 @@
 #include "split_k.cuh"
 
 struct Im2colGemm {
-    // Tensor maps of x, of the packed filters and of y; of x and of TRANSPOSED_FILTERS in NARROW boxes, or of x and of
-    // y in boxes of LAST_PIXELS and LAST_STORED.
+    // Tensor maps of x, of the packed filters and of y; of x and of TRANSPOSED_FILTERS in NARROW boxes, or of x in
+    // boxes of LAST_PIXELS; of y in boxes of LAST_STORED.
     alignas(64) unsigned long long x[16], w[16], out[16], x_last[16], w_last[16], out_last[16];
     void *y;
     // x again, where it is gathered.
@@ -245,7 +245,7 @@ DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
         const int pixel0 = at.pixel + (Tile::SWAP_AB || PING_PONG ? 0 : group * Tile::WARPGROUP_PIXELS);
         const int filter0 = at.filter + (Tile::SWAP_AB && !PING_PONG ? group * Tile::WARPGROUP_FILTERS : 0);
         const int plane = p.p * p.q, image = Tile::NCHW ? (Tile::PLANES ? at.pixel : pixel0) / plane : 0;
-        if (Tile::TMA_STORE != 2 || Tile::RESIDUAL)
+        if (!Tile::TMA_STORE || Tile::RESIDUAL)
             fill_places<Tile>(p, table, pixel0, Tile::PLANES ? (image + 1) * plane : (int)p.pixels, at.group);
         OutputTile out{filter0, at.group, pixel0, (int)p.filters, plane, table};
         out.bias = shared.biases + group * Tile::WARPGROUP_FILTERS * 4;
@@ -317,7 +317,7 @@ DEVICE void consumer(const Im2colGemm &p, const Im2colLayout<Tile> &shared, cons
             store_split<Tile>(out, shared.buffers, work.rank, p.y, p.bias, p.residual);
         }
     }
-    if constexpr (Tile::TMA_STORE > 0) wait_for_all_stores();
+    if constexpr (Tile::TMA_STORE) wait_for_all_stores();
 }
 
 template <class Traits> DEVICE void implicit_gemm_im2col(const Im2colGemm &p) {

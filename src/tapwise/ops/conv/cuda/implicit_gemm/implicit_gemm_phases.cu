@@ -7,8 +7,9 @@
 
 // Of up to four phases.
 struct PhasedGemm {
-    // Tensor maps of dy and of dx, a phase each, and of the filters; of dy and filters in NARROW boxes.
-    alignas(64) unsigned long long x[4][16], out[4][16], w[16], x_last[4][16], w_last[16];
+    // Tensor maps of dy and of dx, a phase each, and of the filters; of dy and filters in NARROW boxes; of dx in boxes
+    // of LAST_STORED.
+    alignas(64) unsigned long long x[4][16], out[4][16], w[16], x_last[4][16], w_last[16], out_last[4][16];
     // Where phases begin in dx.
     void *y[4];
     const void *bias;
@@ -134,12 +135,13 @@ template <class Tile> DEVICE void phased_consumer(const PhasedGemm &p, const Im2
         const TileOrigin<Tile> origin(at.tile, p.tiles_f, p.groups);
         const int pixel0 = origin.pixel + (Tile::SWAP_AB || PING_PONG ? 0 : group * Tile::WARPGROUP_PIXELS);
         const int filter0 = origin.filter + (Tile::SWAP_AB && !PING_PONG ? group * Tile::WARPGROUP_FILTERS : 0);
-        if (Tile::TMA_STORE != 2) fill_places<Tile>(gemm, table, pixel0, gemm.pixels, origin.group);
+        if (!Tile::TMA_STORE) fill_places<Tile>(gemm, table, pixel0, gemm.pixels, origin.group);
         OutputTile out{filter0, origin.group, pixel0, (int)p.filters, (int)(gemm.p * gemm.q), table};
         out.bias = shared.biases + group * Tile::WARPGROUP_FILTERS * 4;
         out.buffer = shared.buffers + group * Tile::EPILOGUE_BUFFERS * Tile::BUFFER_BYTES;
         out.barrier = WARPGROUP_BARRIER + group;
         out.map = p.out[at.phase];
+        out.last_map = p.out_last[at.phase];
         out.width = gemm.q;
         out.pixels = gemm.pixels;
         Biases<Tile> bias;
@@ -171,7 +173,7 @@ template <class Tile> DEVICE void phased_consumer(const PhasedGemm &p, const Im2
                 barrier_arrive(shared.empty + before<Tile::STAGES>(stage, back) * 8);
         store_through_buffers<Tile>(d, out, p.y[at.phase], bias, nullptr);
     }
-    if constexpr (Tile::TMA_STORE > 0) wait_for_all_stores();
+    if constexpr (Tile::TMA_STORE) wait_for_all_stores();
 }
 
 template <class Traits> DEVICE void implicit_gemm_phases(const PhasedGemm &p) {

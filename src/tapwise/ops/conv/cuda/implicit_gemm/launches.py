@@ -118,8 +118,8 @@ def launch(view: View, device: Device, independent: bool = False) -> Launch:
             maps["w_last"] = tensor_maps.map_w(view, 0, last=True)
     if epilogue.tma_store:
         maps["out"] = tensor_maps.map_y(view)
-        if epilogue.last_stored:
-            maps["out_last"] = tensor_maps.map_y(view, epilogue.last_stored)
+    if epilogue.last_stored:
+        maps["out_last"] = tensor_maps.map_y(view, epilogue.last_stored)
     if epilogue.tma_residual:
         maps["res"] = tensor_maps.map_residual(view)
     held = {"image": "x", "out": "y", "out_last": "y", "res": "residual", "x_last": "x", "w_last": "w"}
@@ -162,6 +162,9 @@ def phases_launch(views: Sequence[View], by_place: bool, device: Device, indepen
         if epilogue.tma_store:
             maps[f"out{number}_"] = tensor_maps.map_y(view)
             names_of[f"out{number}_"] = f"y{number}"
+        if epilogue.last_stored:
+            maps[f"out_last{number}_"] = tensor_maps.map_y(view, epilogue.last_stored)
+            names_of[f"out_last{number}_"] = f"y{number}"
     blocks = min(max(tiles) if by_place else sum(tiles), device.multiprocessors * config.min_blocks_per_sm)
     return Launch(kernel, fields, (blocks, 1, 1), first.threads, epilogue.shared_bytes, maps, True, names_of)
 

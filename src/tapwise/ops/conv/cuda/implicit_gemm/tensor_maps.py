@@ -121,28 +121,29 @@ def _map_fprop_filters(view: View, chunk_bytes: int) -> TensorMap:
     return TensorMap(problem.dtype, sizes[:axes], strides[: axes - 1], box[:axes])
 
 
-def map_y(view: View, last_pixels: int = 0) -> TensorMap:
-    """y as pixels of groups of filters; a box is a row of 128 bytes of as many pixels as all tiles are made of. With
-    strides these are windows of 1 x 1, whose pixels go on in the next row, and in the next image. In NCHW a box is a
-    row of 128 bytes, or of the tile's last pixels, of as many filters."""
+def map_y(view: View, last_stored: int = 0) -> TensorMap:
+    """y as pixels of groups of filters, or in NCHW planes of these; a box is a row of 128 bytes of 64 pixels, or of
+    filters, or has `last_stored` of the instruction's columns. With strides they are windows of 1 x 1, whose pixels go
+    on in the next row, and in the next image."""
     problem, size, y = view.seen, view.itemsize, view.strides
-    if problem.layout == "nchw":
-        plane, filters = prod(problem.output), 64 if view.config.swap_ab else gcd(view.config.tile_filters, 64)
-        return TensorMap(
-            problem.dtype, (plane, problem.group_k, problem.groups, problem.n),
-            (plane * size, plane * size * problem.group_k, plane * size * problem.k),
-            (last_pixels or SWIZZLE_BYTES // size, filters, 1, 1),
-        )  # fmt: skip
-    pixels = gcd(view.config.tile_pixels, 64) if view.config.swap_ab else 64
+    nchw, pixels = problem.layout == "nchw", prod(problem.output)
+    row, others = SWIZZLE_BYTES // size, 64
+    if last_stored and view.config.swap_ab == nchw:
+        row = last_stored
+    elif last_stored:
+        others = last_stored
     if y is not None:
         return TensorMap(
             problem.dtype, (problem.k, *problem.output[::-1], problem.n),
-            tuple(step * size for step in (y.column, y.row, y.image)),
-            (SWIZZLE_BYTES // size, pixels), ((0, 0), (0, 0)), (1, 1),
+            tuple(step * size for step in (y.column, y.row, y.image)), (row, others), ((0, 0), (0, 0)), (1, 1),
         )  # fmt: skip
-    sizes = (problem.group_k, problem.groups, problem.n * prod(problem.output))
+    if nchw:
+        strides: tuple[int, ...] = pixels * size, pixels * size * problem.group_k, pixels * size * problem.k
+        sizes: tuple[int, ...] = pixels, problem.group_k, problem.groups, problem.n
+        return TensorMap(problem.dtype, sizes, strides, (row, others, 1, 1))
+    sizes = (problem.group_k, problem.groups, problem.n * pixels)
     strides = (problem.group_k * size, problem.k * size)
-    return TensorMap(problem.dtype, sizes, strides, (SWIZZLE_BYTES // size, 1, pixels))
+    return TensorMap(problem.dtype, sizes, strides, (row, 1, others))
 
 
 def map_residual(view: View) -> TensorMap:
