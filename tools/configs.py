@@ -92,8 +92,9 @@ def close(y: Any, expected: Any, problem: Problem) -> bool:
     return bool((y.long() - expected.long()).abs().max() <= 1)
 
 
-def runs(problem: Problem, candidates: list[Candidate], device: Device) -> dict[str, clock.Call]:
-    """A call of each candidate that is right, by its words; arrays are the same for all."""
+def runs(problem: Problem, candidates: list[Candidate], device: Device, verified: bool = True) -> dict[str, clock.Call]:
+    """A call of each candidate that is right, or the first (not `verified`), by its words; arrays are the same for
+    all."""
     inputs, torch = problem.sample(np.random.default_rng(0), False), clock.torch()
 
     def there(array: np.ndarray | None) -> Any:
@@ -114,7 +115,9 @@ def runs(problem: Problem, candidates: list[Candidate], device: Device) -> dict[
         run = partial(plan.run, Buffers(x, packed, y, memory, bias, residual))
         y.owner.fill_(float("nan") if y.owner.is_floating_point() else 1)
         run()
-        if expected is None:
+        if expected is None and not verified:
+            right, why, expected = True, "", y.owner.clone()
+        elif expected is None:
             verdict = verify.check(problem, algorithm.id, config, device=device)
             right, why, expected = bool(verdict), verdict.message, y.owner.clone()
         else:
