@@ -51,6 +51,10 @@ _PTX: Final = (
         r"store_words(\1, \2, \3);",
     ),
     (r'asm\("rcp\.approx[^;]*;" : "=f"\(r\) : "f"\(v\)\);', "r = 1.0f / v;"),
+    (
+        r'asm\("(max|min)\.NaN[^;]*;" : "=f"\(chosen\) : "f"\(a\), "f"\(b\)\);',
+        r"chosen = a != a || b != b ? a + b : f\1f(a, b);",
+    ),
 )
 _PAGE: Final = mmap.PAGESIZE
 

@@ -45,15 +45,13 @@ template <int OP, typename A> __device__ __forceinline__ Accumulator<A> identity
 }
 
 // The larger or smaller of two; a NaN wins.
-template <bool MINIMUM, typename A> __device__ __forceinline__ A extreme(A a, A b) {
-#if __CUDA_ARCH__ >= 800
-    if constexpr (sizeof(A) == 4) {
-        A chosen;
-        if constexpr (MINIMUM) asm("min.NaN.f32 %0, %1, %2;" : "=f"(chosen) : "f"(a), "f"(b));
-        else asm("max.NaN.f32 %0, %1, %2;" : "=f"(chosen) : "f"(a), "f"(b));
-        return chosen;
-    }
-#endif
+template <bool MINIMUM> __device__ __forceinline__ float extreme(float a, float b) {
+    float chosen;
+    if constexpr (MINIMUM) asm("min.NaN.f32 %0, %1, %2;" : "=f"(chosen) : "f"(a), "f"(b));
+    else asm("max.NaN.f32 %0, %1, %2;" : "=f"(chosen) : "f"(a), "f"(b));
+    return chosen;
+}
+template <bool MINIMUM> __device__ __forceinline__ double extreme(double a, double b) {
     return b != b || (MINIMUM ? b < a : b > a) ? b : a;
 }
 
