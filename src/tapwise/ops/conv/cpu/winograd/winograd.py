@@ -207,11 +207,11 @@ BY_VECTORS: Final = 0.67
 CHANNELS_WHOLE: Final = 1.05
 # Filters: cycles of a product's transform for the filters of one panel and channel.
 FILTER: Final = 7.0
-# Transformed filters that were just written, microseconds a MB to write and to read them once more; where vectors are
-# loaded at once less, and more where each thread begins with all of them, half of which another holds (Emerald Rapids:
-# 686 times of 49 gradients, two threads, within a fifth); how often they go to memory and back where L3 is too small.
-FRESH_US: Final = 200.0
-FRESH_WHOLE_US, FRESH_ALL_US = 30.0, 30.0
+# Transformed filters that were just written, microseconds a MB: where vectors are loaded at once (Emerald Rapids: 686
+# times of 49 gradients, two threads, within a fifth), and where each thread begins with all of them, half of which
+# another holds (there, and on a Zen 4: 40 gradients and 20 calls); how often they go to memory and back where L3 is too
+# small.
+FRESH_US, FRESH_ALL_US = 30.0, 30.0
 FRESH_PASSES: Final = 3.0
 
 
@@ -349,9 +349,8 @@ class _Winograd(WinogradSums, generated.GeneratedAlgorithm[Config]):
         transform = panels * FILTER * products * (1 + width / 8) / 2700 / min(device.threads, g.pack_tasks)
         size = p.k * p.group_c * products * p.accumulator_bytes
         memory = FRESH_PASSES * 1e-3 * size / device.gbps if size > device.l3_bytes * 0.75 else 0.0
-        fresh = FRESH_US
-        if Costs(device, p.accumulator_bytes).at_once:
-            fresh = FRESH_WHOLE_US + FRESH_ALL_US * (config.filters >= p.group_k)
+        at_once = Costs(device, p.accumulator_bytes).at_once
+        fresh = FRESH_US * at_once + FRESH_ALL_US * (config.filters >= p.group_k)
         return 10.0 + transform + 1e-6 * fresh * size + memory
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
