@@ -85,6 +85,20 @@ def test_logarithm_of_sums_of_what_is_no_number(dtype: str) -> None:
 
 
 @emulation
+@pytest.mark.parametrize("dtype", ["f32", "f16", "f64"])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_extremes_of_what_is_no_number(op: str, axis: int, dtype: str) -> None:
+    """As numpy has them: a NaN wins wherever it stands, infinities are numbers."""
+    x = np.random.default_rng(0).standard_normal((8, 36)).astype(registry.parse(f"softmax 2 {dtype}").x_dtype)
+    x[0, 0], x[1, -1], x[2, 5], x[3], x[4], x[5, 3] = np.nan, np.nan, np.inf, -np.inf, np.inf, -np.inf
+    expected = getattr(np, op)(x, axis=axis)
+    assert 0 < np.isnan(expected).sum() < expected.size
+    for _, config, y in results(f"reduce {op} 8x36 axis{axis} {dtype}", x):
+        np.testing.assert_array_equal(y, expected, err_msg=str(config))
+
+
+@emulation
 @pytest.mark.parametrize("op", ["argmax", "argmin"])
 def test_places_of_equals_and_of_no_numbers(op: str) -> None:
     """As numpy has them: the first of equals, zeros of either sign among them, and the first NaN before all."""

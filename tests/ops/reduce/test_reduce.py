@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import tapwise
-from tapwise import registry, verify
+from tapwise import dispatch, registry, verify
 from tapwise.cpu import jit
 from tapwise.cpu.simd import target
+from tapwise.cuda.jit.device import H200
 from tapwise.errors import InvalidProblem
 from tapwise.ops.axes import normal_axes
 from tapwise.ops.reduce import api as reductions
@@ -220,3 +221,20 @@ def test_the_reference_of_float64_is_better_than_float64() -> None:
     exact = [fsum(column) for column in x.T]
     if np.finfo(np.longdouble).eps < np.finfo(np.float64).eps:
         assert np.abs(reference.reduce("sum", x, (0,))[0] - exact).max() <= np.spacing(max(exact))
+
+
+@pytest.mark.parametrize(
+    ("text", "threads", "block"),
+    [
+        # Many outputs of an inner axis have a thread each, in the blocks that come out more even: of 75,264 outputs 294
+        # blocks of 256 are three at most on 132 multiprocessors, 588 of 128 five.
+        ("reduce sum 48x75264 axis0", 1, 128), ("reduce max 32x90112 axis0 f16", 1, 256),
+        # Few have several, and runs of neighbours always: a warp reads them together.
+        ("reduce sum 4096x512 axis0", None, 256), ("reduce sum 60000x48 axis1", None, 256),
+        ("reduce argmax 48x4096 axis0", None, 256),
+    ],
+)  # fmt: skip
+def test_threads_of_a_run_on_a_gpu(text: str, threads: int | None, block: int) -> None:
+    config: Any = dispatch.choose(registry.parse(text), H200).config
+    assert config.threads == block
+    assert config.down == threads if threads else config.down > 1

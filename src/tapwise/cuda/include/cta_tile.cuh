@@ -81,8 +81,9 @@ template <class Traits> struct CtaTile : Traits {
     static constexpr int BUFFER_ROW = 128 / (int)sizeof(T), BUFFER_BYTES = 64 * 64 * (int)sizeof(T);
     // Where TMA brings the residual, two warpgroups in turns share a ring of buffers, filled in the order of tiles.
     static constexpr int BUFFERS = (B::TMA_RESIDUAL ? 1 : B::WARPGROUPS) * B::EPILOGUE_BUFFERS;
-    // Columns of a tile's last store, where they are fewer than others'. Of the residual some pixels more may come.
+    // Columns of a tile's last store by TMA, where they are fewer than others' (epilogue.py: last_stored).
     static constexpr int LAST_STORED = TILE_N % (TRANSPOSED ? 64 : BUFFER_ROW);
+    // Pixels of a copy of the residual: some more than the tile has may come.
     static constexpr int RESIDUAL_PIXELS = !B::SWAP_AB || B::TILE_PIXELS % 64 == 0 ? 64 : 32;
     // Rows of the instruction that a CTA of a cluster adds up; all send them to it.
     static constexpr int SPLIT_M = TILE_M / B::SPLIT_K;

@@ -156,7 +156,8 @@ DEVICE void buffer_round(unsigned (&words)[ROUND_MATRICES][4], const float (&d)[
                 store_matrices<Tile::TRANSPOSED>(matrix_address<Tile>(at, j * MATRICES, row0), words[j]);
 }
 
-// A round's outputs to y by TMA, a row of 128 bytes or two of 64 others at once.
+// A round's outputs to y by TMA. A box is 128 bytes along y's inner axis by 64 filters or pixels across it, one a
+// thread: 64 outputs of 16 bits are one, of float32 two. A tile's last columns have a map of their own.
 template <class Tile> DEVICE void tma_store_round(const OutputTile &at, const Round<Tile> &now) {
     constexpr int PARTS = 64 / Tile::BUFFER_ROW;
     const int part = threadIdx.x % 128, along = part * Tile::BUFFER_ROW;
@@ -169,6 +170,7 @@ template <class Tile> DEVICE void tma_store_round(const OutputTile &at, const Ro
         const int plane = at.step;
         if constexpr (Tile::NCHW) {
             int n = at.image, pixel = first - n * plane;
+            // A tile of windows may have several small planes.
             if (!Tile::PLANES)
                 for (; pixel >= plane; pixel -= plane) ++n;
             if (pixel < plane) store_box(map, from, pixel, filter, at.group, n);

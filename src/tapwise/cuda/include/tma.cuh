@@ -13,9 +13,6 @@ DEVICE void barrier_expect(unsigned barrier, unsigned bytes) {
 DEVICE void barrier_arrive(unsigned barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-DEVICE void barrier_arrive(unsigned barrier, int arrivals) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
-}
 // At a barrier of a CTA of the cluster, to say that this one has read, not written: a release at the cluster's scope
 // would wait for the whole GPU's memory.
 DEVICE void barrier_arrive_in_cluster(unsigned barrier) {

@@ -19,10 +19,12 @@ FILE: Final = "ops/reduce/reduce.cu"
 # Loads of a thread to choose from; the best number, and what twice or half as many cost (15 problems, H200).
 LOADS: Final = (16, 8, 4)
 BEST_LOADS, UNEVEN = 10, 0.2
-# Outputs of a multiprocessor from which on a thread each is faster, and threads of a block that are shared out more
-# evenly than 256: what a last round that is not whole costs. Microseconds of a thread's element; its share of the time
-# of threads that put sums together (24 problems, H200).
-OUTPUTS, FEW, ROUNDED, ELEMENT_US, PLAIN = 190, 128, 0.35, 0.025, 0.75
+# Along inner axes, a thread an output (24 problems, H200). Threads of a block, of which multiprocessors get more even
+# shares than of 256; how much of what the largest share has beyond the mean is waited for. Microseconds of an element
+# that a thread loads. From so many outputs of a multiprocessor on it takes so much of the time that others take.
+FEW: Final = 128
+UNEVEN_SHARES, ELEMENT_US = 0.35, 0.025
+OUTPUTS, PLAIN = 190, 0.75
 # What a thread reduces by itself: its accumulators are large.
 ALONE: Final = ("argmax", "argmin", "logsumexp")
 
@@ -55,7 +57,8 @@ class ReduceBlockReduction(BlockReduction):
         return list(dict.fromkeys([*wide, *plain]))
 
     def predict_us(self, problem: ReduceProblem, config: Config, device: Device) -> float:
-        """As of every block reduction; along the last axis more where a thread has few loads or many."""
+        """As of every block reduction; along the last axis more where a thread has few loads or many, and along others
+        less for a thread an output, where blocks are shared out evenly."""
         us, (outer, length, inner) = super().predict_us(problem, config, device), problem.collapsed or (1, 1, 1)
         if inner == 1 and config.down > 1:
             loads = max(1.0, length / (config.down * config.parts * config.vector))
@@ -64,7 +67,8 @@ class ReduceBlockReduction(BlockReduction):
         if config.down > 1 or inner == 1 or problem.op in ALONE:
             return us * (0.9 if config.down == 1 and outputs >= BUSY else 1.0)
         rounds = outputs / config.threads
-        us = max(problem.bytes / (device.gbps * 700), length * ELEMENT_US) * (1 + ROUNDED * (ceil(rounds) / rounds - 1))
+        us = max(problem.bytes / (device.gbps * 1e3 * 0.7), length * ELEMENT_US)
+        us *= 1 + UNEVEN_SHARES * (ceil(rounds) / rounds - 1)
         return (us + 2.0) * (PLAIN if outputs >= OUTPUTS else 1.0)
 
     def kernels(self, problem: ReduceProblem, config: Config) -> list[tuple[Source, Config]]:

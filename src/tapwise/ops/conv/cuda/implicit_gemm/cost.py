@@ -45,7 +45,7 @@ SHIFT_COPY, SHIFT_PIECE = 150.0, 85.0
 # comes in boxes of its own (fitted to 403 times on 31 layers).
 HALF_RAGGED, SEVERAL_CHUNKS = 0.48, 0.5
 # The same of rows of planes that begin within lines of 128 bytes, and within sectors of 32.
-RAGGED_PLANES: Final = (0.3, 1.6)
+WITHIN_LINE, WITHIN_SECTOR = 0.3, 1.6
 # Filters of fprop as they lie, of channels that are no multiple of 128 bytes: so much more for each halving of that
 # (with SHARING_STEP fitted to 960 times on 27 layers).
 RAGGED_FILTERS: Final = 0.3
@@ -76,7 +76,7 @@ EXCHANGE: Final = (2130.0, 0.29)
 # By threads from halos to planes of NCHW.
 HALO_PLANES: Final = (591.0, 0.318)
 # From im2col to planes of whole pieces of 16 bytes: a tile, and each round of up to 64 x 64 outputs, by threads, by TMA
-# (these and RAGGED_PLANES fitted to 371 times on 26 layers).
+# (these, WITHIN_LINE and WITHIN_SECTOR fitted to 371 times on 26 layers).
 PLANES, TMA_PLANES = (780.0, 546.0), (890.0, 388.0)
 # More for each output: activation (from hardswish on by their instructions); residual, which competes with the products
 # for shared memory and is not hidden by them, and the same where all of a tile is fetched ahead; an accumulator that
@@ -158,7 +158,7 @@ class Copied:
             ragged = HALF_RAGGED
         elif config.transposed_pixels and not config.gather_bytes:
             between = gcd(prod(problem.output), config.tile_pixels if view.tiles_p > 1 else 0) * view.itemsize
-            ragged = RAGGED_PLANES[between % 32 > 0] if between % SWIZZLE_BYTES else 0.0
+            ragged = WITHIN_SECTOR if between % 32 else WITHIN_LINE if between % SWIZZLE_BYTES else 0.0
         return cls(pixels, filters, ragged, moved)
 
 
@@ -327,8 +327,8 @@ def _epilogue(view: View, epilogue: Epilogue) -> float:
     elif epilogue.direct_bytes:
         fixed, each = DIRECT[0], DIRECT[1] * (16 / epilogue.direct_bytes) ** 0.5
     elif im2col and problem.layout == "nchw" and epilogue.whole:
-        fixed, each = TMA_PLANES if epilogue.tma_store else PLANES
-        fixed, each = fixed + epilogue.rounds * each, 0.0
+        tile, round_of_it = TMA_PLANES if epilogue.tma_store else PLANES
+        fixed, each = tile + epilogue.rounds * round_of_it, 0.0
     elif epilogue.tma_store:
         fixed, each = TMA
     else:

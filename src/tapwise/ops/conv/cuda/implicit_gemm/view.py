@@ -344,21 +344,21 @@ class View:
         return round_up(count, BLOCK) if self.transposed_filters else count
 
     @property
+    def block_pixels(self) -> int:
+        """Pixels of a tile of im2col that a stage has room for: whole blocks of planes."""
+        count = self.config.tile_pixels
+        return round_up(count, BLOCK) if self.config.transposed_pixels else count
+
+    @property
     def last_pixels(self) -> int:
-        """Pixels of the last block of a tile of planes, in a box of its own, where it is not whole; else 0."""
+        """Pixels of the last block of planes of a tile, which a box of its own copies; 0 where it is whole."""
         config = self.config
         boxes = config.transposed_pixels and not config.gather_bytes and not self.shifted
         return config.tile_pixels % BLOCK if boxes else 0
 
     @property
-    def block_pixels(self) -> int:
-        """Pixels of a tile of im2col for which shared memory has room, likewise."""
-        count = self.config.tile_pixels
-        return round_up(count, BLOCK) if self.config.transposed_pixels else count
-
-    @property
     def copied_pixels(self) -> int:
-        """Those that copies bring."""
+        """Pixels of a tile of im2col that copies bring."""
         return self.config.tile_pixels if self.last_pixels else self.block_pixels
 
     @property
