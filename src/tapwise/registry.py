@@ -25,6 +25,7 @@ ALGORITHMS: dict[str, dict[str, str]] = {
         "cpu.im2col_gemm": "tapwise.ops.conv.cpu.im2col_gemm:Im2colGemm",
         "cpu.serial": "tapwise.ops.conv.cpu.serial:Serial",
         "cuda.implicit_gemm": "tapwise.ops.conv.cuda.implicit_gemm.implicit_gemm:ImplicitGemm",
+        "cuda.joined_pixels": "tapwise.ops.conv.cuda.joined_pixels:JoinedPixels",
         "cuda.implicit_gemm_mma": "tapwise.ops.conv.cuda.implicit_gemm_mma:ImplicitGemmMma",
         "cuda.implicit_gemm_rows": "tapwise.ops.conv.cuda.implicit_gemm_rows:ImplicitGemmRows",
         "cuda.depthwise": "tapwise.ops.conv.cuda.depthwise.depthwise:Depthwise",

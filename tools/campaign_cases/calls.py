@@ -153,8 +153,8 @@ def _judge(problem: Any, inputs: Inputs, y: Any, case: Case, device: Any) -> str
         choices = [dispatch.choose(one, device, case["algorithm"], prepared=way != "").algorithm for one in asked]
         chosen = [registry.get(identifier) for identifier in dict.fromkeys(choices)]
         finite = all(np.isfinite(a.astype(np.float64)).all() for a in (inputs.x, inputs.w))
-        if not all(one.exact for one in chosen) and not finite:
-            return None  # Winograd spreads what is not finite over a tile: its page says so
+        if not all(one.exact and one.keeps_infinities for one in chosen) and not finite:
+            return None  # Winograd spreads what is not finite over a tile, others to pixels beside: their pages say so
         if problem.math == "3xtf32" and not finite:
             return None  # infinity less its high part is NaN: its page says so
     arrays: list[Any] = [None if a is None else lifted(problem, number, a) for number, a in enumerate(inputs[:4])]

@@ -16,7 +16,7 @@ from tapwise.algorithm import Buffers
 from tapwise.arrays.device import DeviceArray
 from tapwise.cuda.jit.device import H200
 from tapwise.cuda.jit.launch import Launch
-from tapwise.ops.conv.cuda import fprop_phases, pack, pixel_shuffle
+from tapwise.ops.conv.cuda import fprop_phases, joined_pixels, pack, pixel_shuffle
 from tapwise.ops.conv.problem import ConvProblem
 from tapwise.verify import compare
 
@@ -35,7 +35,7 @@ def emulation(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def allocate(shape: tuple[int, ...], dtype: np.dtype[Any], index: int) -> DeviceArray:
         return lent(np.full(shape, np.nan, dtype))
 
-    caches = fprop_phases._turn, pixel_shuffle._gather, pack._filters
+    caches = fprop_phases._turn, pixel_shuffle._gather, joined_pixels._join, pack._filters
     monkeypatch.setattr(Launch, "load", lambda *_: None)
     monkeypatch.setattr(Launch, "__call__", called)
     monkeypatch.setattr(arrays.cuda, "allocate", allocate)

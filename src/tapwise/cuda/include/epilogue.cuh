@@ -5,6 +5,12 @@
 #include "activation.cuh"
 #include "output_runs.cuh"
 
+// Where the bias of filter f lies: there are BIAS_PERIOD of them, or (0) as many as filters.
+template <class Tile> DEVICE long long bias_place(long long f) {
+    if constexpr (Tile::BIAS_PERIOD > 0) return (unsigned)f % Tile::BIAS_PERIOD;
+    return f;
+}
+
 // The bias of a warpgroup's filters on its way: in registers while products run, then in shared memory, scaled as the
 // activation needs it.
 template <class Tile> struct Biases {
@@ -16,7 +22,7 @@ template <class Tile> struct Biases {
             const int filter = i * 128 + threadIdx.x % 128;
             const bool real = filter < Tile::WARPGROUP_FILTERS && at.filter + filter < at.filters;
             const long long f = at.group * at.filters + at.filter + filter;
-            const typename Tile::T *from = static_cast<const typename Tile::T *>(bias) + f;
+            const typename Tile::T *from = static_cast<const typename Tile::T *>(bias) + bias_place<Tile>(f);
             v[i] = real ? Element<typename Tile::T>::to_float(*from) * SCALE<Tile::ACTIVATION> : 0.0f;
         }
     }

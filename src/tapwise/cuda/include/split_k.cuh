@@ -73,7 +73,8 @@ DEVICE void store_split(const OutputTile &at, unsigned sums, int rank, void *y_,
             for (int e = 0; e < V; ++e) {
                 const int there = place + (Tile::NCHW ? (f + e) * at.step : f + e);
                 float sum = v[first + e];
-                if (Tile::BIAS && f + e < at.filters) sum += Element<T>::to_float(bias[at.group * at.filters + f + e]);
+                if (Tile::BIAS && f + e < at.filters)
+                    sum += Element<T>::to_float(bias[bias_place<Tile>(at.group * at.filters + f + e)]);
                 if constexpr (Tile::RESIDUAL) sum += Element<T>::to_float(residual[there]);
                 out[e] = Element<T>::from_float(activated<Tile::ACTIVATION>(sum));
                 if constexpr (Tile::NCHW) y[there] = out[e];

@@ -33,6 +33,9 @@ template <typename T> __device__ __forceinline__ T downcast(typename Arithmetic<
     return Arithmetic<T>::narrow(value);
 }
 
+template <bool FIRST, typename A, typename B> struct Choose { using type = A; };
+template <typename A, typename B> struct Choose<false, A, B> { using type = B; };
+
 // V neighbours, loaded and stored at once: their bytes are a power of two up to 16, and their address a multiple of it.
 template <typename T, int V> struct alignas(sizeof(T) * V) Neighbours { T v[V]; };
 

@@ -30,10 +30,10 @@ LARGE, LARGE_ROWS = 6, (16, 32)
 CYCLES_US: Final = 1700.0
 
 
-# Fitted to times of 39 layers (H200), N=32: cycles of a warp for a load, an element that is combined and an output; of
-# a block's begin, and that a thread waits for each output; the share of the bandwidth, microseconds of a launch. The
-# choice takes 1.08 of the best.
-LOAD, COMBINE, OUTPUT, BEGIN, ROW, BYTES_SHARE, START_US = 16.4, 6.6, 5.4, 2525.0, 323.0, 1.29, 1.3
+# Fitted to times of 23 layers (H200), N=1 to 32: cycles of a warp for a load, an element that is combined, or two of 16
+# bits of which the larger ones are, and an output; that a thread waits for each output; the share of the bandwidth,
+# microseconds of a launch. The choice takes 1.03 of the best.
+LOAD, COMBINE, LARGER, OUTPUT, ROW, BYTES_SHARE, START_US = 19.5, 5.93, 1.35, 25.2, 370.0, 1.29, 1.0
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,12 @@ class PoolSeparableWindow(CudaAlgorithm[Config]):
         (r, s), size, blocks = problem.kernel, problem.itemsize, self.blocks(problem, config)
         new = min(problem.stride[0], r)
         rows = config.rows * new + r - new
-        issued = rows * s * (LOAD + config.channels * COMBINE)
-        issued += config.rows * (r * config.channels * COMBINE + OUTPUT)
-        alone = BEGIN + config.rows * ROW + issued
-        registers = 30 + r * config.channels + new * s * ceil_div(config.channels * size, 4) + s
+        pairs = problem.op == "max" and size == 2 and config.channels % 2 == 0
+        values = config.channels // 2 if pairs else config.channels
+        combined = values * (LARGER if pairs else COMBINE)
+        issued = rows * s * (LOAD + combined) + config.rows * (r * combined + OUTPUT)
+        alone = config.rows * ROW + issued
+        registers = 30 + r * values + new * s * ceil_div(config.channels * size, 4) + s
         held, share = blocks_of(min(255, registers), THREADS), blocks / device.multiprocessors
         cycles = max(share * THREADS / 128 * issued, max(1.0, share / held) * alone)
         memory = prod(problem.x_shape) + prod(problem.y_shape)

@@ -32,9 +32,6 @@ template <typename T> DEVICE int past_line(const T *at) {
     return (int)(reinterpret_cast<unsigned long long>(at) % 128 / sizeof(T));
 }
 
-template <bool FIRST, typename A, typename B> struct Choose { using type = A; };
-template <typename A, typename B> struct Choose<false, A, B> { using type = B; };
-
 // T; LARGEST, else the mean; PLACES; COUNTED: taps of a mean are counted, COUNT_PADDING: in the padding too; MASKED:
 // strips see columns outside of the image; R, S, SH, SW: the window and its strides; V; ALIGN: what a strip's first
 // bytes are a multiple of; LEAD: elements in front of its first window; OUT: bytes of y at once; STAGED; INFINITE: the

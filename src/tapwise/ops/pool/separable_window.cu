@@ -2,7 +2,7 @@
 // once for all outputs of a column, whose R rows then go down a thread's registers.
 //
 // x (n, h, w, c), y (n, p, q, c), dense. A thread has V neighbouring channels of a column, and the next rows of x are
-// on their way while it combines.
+// on their way while it combines. Maxima of 16 bits are two in a register.
 #include "grid.cuh"
 #include "types.cuh"
 
@@ -19,13 +19,35 @@ struct SeparablePooling {
 // T; V; LARGEST, else the mean; COUNT_PADDING; R, S; SH: stride down; THREADS.
 template <class Traits> struct Columns : Traits {
     using B = Traits;
-    using A = typename Arithmetic<typename B::T>::type;
-    using Item = Neighbours<typename B::T, B::V>;
+    using T = typename B::T;
+    using A = typename Arithmetic<T>::type;
+    static constexpr bool PAIRED = B::LARGEST && sizeof(T) == 2 && B::V % 2 == 0;
+    // Channels of a register, and registers.
+    static constexpr int EACH = PAIRED ? 2 : 1, COUNT = B::V / EACH;
+    using Item = Neighbours<typename Choose<PAIRED, unsigned, T>::type, COUNT>;
+    using Value = typename Choose<PAIRED, unsigned, A>::type;
     // Rows of a window that the one before it has, and those that come.
     static constexpr int KEPT = B::R > B::SH ? B::R - B::SH : 0, NEW = B::R - KEPT;
     // The larger one, NaN above all; or the sum.
-    static DEVICE A combined(A a, A b) { return B::LARGEST ? (b > a || b != b ? b : a) : a + b; }
-    static DEVICE A identity() { return B::LARGEST ? A(-POSITIVE_INFINITY) : A(0); }
+    static DEVICE Value combined(Value a, Value b) {
+        if constexpr (!B::LARGEST) return a + b;
+        else if constexpr (sizeof(T) == 8) return b > a || b != b ? b : a;
+        else if constexpr (PAIRED) return Element<T>::larger(a, b);
+        else return Element<float>::larger(a, b);
+    }
+    static DEVICE Item identity() {
+        const T one = downcast<T>(B::LARGEST ? A(-POSITIVE_INFINITY) : A(0));
+        Item item;
+#pragma unroll
+        for (int i = 0; i < COUNT; ++i)
+            if constexpr (PAIRED) item.v[i] = one.bits * 0x10001u;
+            else item.v[i] = one;
+        return item;
+    }
+    static DEVICE Value value_of(const Item &item, int i) {
+        if constexpr (PAIRED) return item.v[i];
+        else return upcast(item.v[i]);
+    }
 };
 
 // A column of outputs: rows first to end of y, at `y` and `y_step` from each other; x from its image's element (0, 0)
@@ -39,7 +61,8 @@ template <class P> struct Column {
 template <class P> DEVICE void pool_column(const SeparablePooling &a, const Column<P> &at) {
     using A = typename P::A;
     using Item = typename P::Item;
-    constexpr int R = P::R, S = P::S, V = P::V, KEPT = P::KEPT, NEW = P::NEW;
+    using Value = typename P::Value;
+    constexpr int R = P::R, S = P::S, COUNT = P::COUNT, KEPT = P::KEPT, NEW = P::NEW;
     const int height = a.height, width = a.width;
     unsigned inside = 0;
     int counted = 0;
@@ -49,9 +72,7 @@ template <class P> DEVICE void pool_column(const SeparablePooling &a, const Colu
         inside |= (unsigned)((unsigned)w < (unsigned)width) << s;
         counted += P::COUNT_PADDING ? w < (int)a.end_w : (unsigned)w < (unsigned)width;
     }
-    Item nothing;
-#pragma unroll
-    for (int v = 0; v < V; ++v) nothing.v[v] = downcast<typename P::T>(P::identity());
+    const Item nothing = P::identity();
     const auto load = [&](int h, Item(&row)[S]) {
         const typename P::T *const from = at.x + (long long)h * at.row_step + at.left * at.column_step;
         const unsigned here = (unsigned)h < (unsigned)height ? inside : 0;
@@ -59,15 +80,15 @@ template <class P> DEVICE void pool_column(const SeparablePooling &a, const Colu
         for (int s = 0; s < S; ++s)
             row[s] = here >> s & 1 ? *reinterpret_cast<const Item *>(from + s * at.column_step) : nothing;
     };
-    const auto reduce = [&](const Item(&row)[S], A(&sums)[V]) {
+    const auto reduce = [&](const Item(&row)[S], Value(&sums)[COUNT]) {
 #pragma unroll
-        for (int v = 0; v < V; ++v) {
-            sums[v] = upcast(row[0].v[v]);
+        for (int v = 0; v < COUNT; ++v) {
+            sums[v] = P::value_of(row[0], v);
 #pragma unroll
-            for (int s = 1; s < S; ++s) sums[v] = P::combined(sums[v], upcast(row[s].v[v]));
+            for (int s = 1; s < S; ++s) sums[v] = P::combined(sums[v], P::value_of(row[s], v));
         }
     };
-    A rows[R][V];
+    Value rows[R][COUNT];
     int top = at.first * P::SH - (int)a.pad_h;
     if constexpr (KEPT > 0) {
 #pragma unroll
@@ -95,18 +116,19 @@ template <class P> DEVICE void pool_column(const SeparablePooling &a, const Colu
         }
         Item out;
 #pragma unroll
-        for (int v = 0; v < V; ++v) {
-            A value = rows[0][v];
+        for (int v = 0; v < COUNT; ++v) {
+            Value value = rows[0][v];
 #pragma unroll
             for (int r = 1; r < R; ++r) value = P::combined(value, rows[r][v]);
-            out.v[v] = downcast<typename P::T>(P::LARGEST ? value : value / divisor);
+            if constexpr (P::PAIRED) out.v[v] = value;
+            else out.v[v] = downcast<typename P::T>(P::LARGEST ? value : value / divisor);
         }
         *reinterpret_cast<Item *>(y) = out;
         if constexpr (KEPT > 0) {
 #pragma unroll
             for (int r = 0; r < KEPT; ++r)
 #pragma unroll
-                for (int v = 0; v < V; ++v) rows[r][v] = rows[r + NEW][v];
+                for (int v = 0; v < COUNT; ++v) rows[r][v] = rows[r + NEW][v];
         }
     }
 }

@@ -25,6 +25,10 @@ BEST_LOADS, UNEVEN = 10, 0.2
 FEW: Final = 128
 UNEVEN_SHARES, ELEMENT_US = 0.35, 0.025
 OUTPUTS, PLAIN = 190, 0.75
+# Bytes that a thread of some outputs beside each other loads at once; from so many threads of a multiprocessor on they
+# take so much of the time, and with fewer so much more (6 problems).
+AT_ONCE: Final = 8
+LOADERS, TOGETHER, SPARSE = 350, 0.95, 1.06
 # What a thread reduces by itself: its accumulators are large.
 ALONE: Final = ("argmax", "argmin", "logsumexp")
 
@@ -54,6 +58,9 @@ class ReduceBlockReduction(BlockReduction):
             wide = [one for one in wide if ceil_div(outer, one.runs) * one.parts < INDEX_LIMIT]
         if inner > 1:
             plain.append(Config(FEW, 1, 1, 1))
+            pairs = AT_ONCE // problem.itemsize
+            if pairs > 1 and problem.op not in ALONE and inner % pairs == 0:
+                plain.append(Config(FEW // 2, 1, 1, 1, pairs))
         return list(dict.fromkeys([*wide, *plain]))
 
     def predict_us(self, problem: ReduceProblem, config: Config, device: Device) -> float:
@@ -66,9 +73,11 @@ class ReduceBlockReduction(BlockReduction):
         outputs = outer * inner / device.multiprocessors
         if config.down > 1 or inner == 1 or problem.op in ALONE:
             return us * (0.9 if config.down == 1 and outputs >= BUSY else 1.0)
-        rounds = outputs / config.threads
+        rounds = outputs / config.runs
         us = max(problem.bytes / (device.gbps * 1e3 * 0.7), length * ELEMENT_US)
         us *= 1 + UNEVEN_SHARES * (ceil(rounds) / rounds - 1)
+        if config.neighbours > 1:
+            us *= TOGETHER if outputs / config.neighbours >= LOADERS else SPARSE
         return (us + 2.0) * (PLAIN if outputs >= OUTPUTS else 1.0)
 
     def kernels(self, problem: ReduceProblem, config: Config) -> list[tuple[Source, Config]]:

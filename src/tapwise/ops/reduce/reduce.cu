@@ -12,8 +12,8 @@ template <typename T, int OP, int ACROSS, int DOWN, int GROUPS, bool UNIT, int V
           bool LAST>
 __device__ __forceinline__ void reduce(const Runs &a) {
     using A = typename Arithmetic<T>::type;
-    // Loads under way: more where a thread has a column of its own, and there are few threads.
-    constexpr int WAYS = DOWN == 1 && !UNIT && V == 1 && !has_place(OP) && OP != LOGSUMEXP ? 8 : 4;
+    // Loads under way: more where a thread has a column of its own, or a few, and there are few threads.
+    constexpr int WAYS = DOWN == 1 && !UNIT && V * sizeof(T) <= 8 && !has_place(OP) && OP != LOGSUMEXP ? 8 : 4;
     constexpr int THREADS = ACROSS * DOWN * GROUPS, PIECE = 64 / W;
     static_assert(W == 1 || (UNIT && V == 1));
     begin_dependent();

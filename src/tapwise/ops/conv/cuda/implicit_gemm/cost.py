@@ -2,8 +2,9 @@
 memory take.
 
 Cycles are those of a multiprocessor under load. Constants were fitted to about 6900 times of configs on 770 problems
-(H200), by the error of the logarithm and by what the choice loses. Each term was then switched off on 425 problems:
-docs/study/implicit_gemm_modes.md says what that cost, and which terms went.
+(H200), by the error of the logarithm and by what the choice loses, and again, from there, to 11,733 on 450 problems
+(docs/study/implicit_gemm.md). Each term was switched off on 425 problems: docs/study/implicit_gemm_modes.md says what
+that cost, and which terms went.
 """
 
 from __future__ import annotations
@@ -17,27 +18,29 @@ from typing import Final
 
 from tapwise.algorithm import Device
 from tapwise.cuda.jit.tensor_map import SWIZZLE_BYTES
-from tapwise.integers import ceil_div
+from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import pack
 from tapwise.ops.conv.cuda.implicit_gemm.config import Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import KEPT_BYTES, Epilogue
 from tapwise.ops.conv.cuda.implicit_gemm.shifted_planes import ShiftedPlanes
 from tapwise.ops.conv.cuda.implicit_gemm.strips import WARPS, Strips
-from tapwise.ops.conv.cuda.implicit_gemm.view import PLACED, STEP_BYTES, View
+from tapwise.ops.conv.cuda.implicit_gemm.view import BLOCK, PLACED, STEP_BYTES, View
 
-CYCLES_US: Final = 1700.0
+CYCLES_US: Final = 1750.0
 
 # Compute. A matrix instruction of 64 rows takes columns / 2 cycles, or what it reads of shared memory.
-LEAST_PRODUCT, LEAST_COLUMN = 16.2, 0.324
+LEAST_PRODUCT, LEAST_COLUMN = 18.8, 0.371
 # What a step costs besides: im2col, halo, halo with all filters beside it, im2col where CTAs share filters.
-STEP, HALO_STEP, STATIONARY_STEP, SHARING_STEP = 65.2, 67.1, 41.7, 110.0
+STEP, HALO_STEP, STATIONARY_STEP, SHARING_STEP = 71.7, 88.2, 34.8, 176.0
 
 # Copies: a chunk of a pixel (im2col, halo) and of a filter; more for chunks that begin and end within sectors of L2; of
 # half the length the same times so much (halo); bytes that arrive in a cycle; a piece that warps gather,
 # and one of 8 bytes of planes (fitted to 342 times on 11 layers).
-IM2COL_CHUNK, HALO_CHUNK, FILTER_CHUNK, RAGGED_CHUNK = 2.13, 6.04, 1.2, 1.66
-HALF_HALO_CHUNK: Final = 0.603
-FEED_BYTES, PIECE, PLANE_PIECE = 84.6, 1.58, 0.6
+IM2COL_CHUNK, HALO_CHUNK, FILTER_CHUNK, RAGGED_CHUNK = 1.98, 5.05, 1.16, 1.94
+HALF_HALO_CHUNK: Final = 0.477
+FEED_BYTES, PIECE, PLANE_PIECE = 90.8, 1.97, 0.6
+# How much less copies take of the share of multiprocessors that have no CTA.
+IDLE: Final = 0.637
 # A chunk of planes that are shifted: each of the copies that a warp's thread issues, and a piece of 16 bytes that each
 # thread loads, shifts and stores (fitted to 65 times on 8 layers).
 SHIFT_COPY, SHIFT_PIECE = 150.0, 85.0
@@ -48,13 +51,13 @@ HALF_RAGGED, SEVERAL_CHUNKS = 0.48, 0.5
 WITHIN_LINE, WITHIN_SECTOR = 0.3, 1.6
 # Filters of fprop as they lie, of channels that are no multiple of 128 bytes: so much more for each halving of that
 # (with SHARING_STEP fitted to 960 times on 27 layers).
-RAGGED_FILTERS: Final = 0.3
+RAGGED_FILTERS: Final = 0.861
 
 # Latency: from a copy's begin to its bytes, and how much of its own time is added. Stages are there to hide it, short
 # of those that are multiplied, and of more in ping-pong.
-LATENCY, OWN_COPY, FREE_STAGES, PING_PONG_STAGES = 572.0, 0.816, 0.292, 1.54
+LATENCY, OWN_COPY, FREE_STAGES, PING_PONG_STAGES = 599.0, 0.809, 0.289, 1.63
 # From a halo buffer's being free to the next one's bytes.
-HALO_LATENCY: Final = 1255.0
+HALO_LATENCY: Final = 1590.0
 
 # Planes of NCHW (fitted to some 700 times on 22 layers, the last to 500 on 36). From a strip's copy to its being
 # transposed; from a halo buffer's being free to its first strip, which is there already. Bytes of strips a cycle that
@@ -63,16 +66,16 @@ STRIP_LATENCY, TRANSPOSED_LATENCY, TRANSPOSED_BYTES, BEGIN_STRIPS = 1576.0, 2024
 
 # Launch: its beginning, more of it in ping-pong (im2col, halo), and of a CTA that is alone on its multiprocessor, which
 # is not placed before the launch before has left. How much of the first halo's copy a launch waits for.
-BEGIN, BEGIN_PING_PONG, BEGIN_HALO, ALONE, FIRST_HALO = 1703.0, 623.0, 433.0, 617.0, 0.359
+BEGIN, BEGIN_PING_PONG, BEGIN_HALO, ALONE, FIRST_HALO = 2070.0, 531.0, 431.0, 490.0, 0.289
 
 # Schedule: from the last products of a tile to the first of the other warpgroup's; what a tile waits for beside the CTA
 # that shares its multiprocessor.
-TURN, CHAIN = 175.0, 500.0
+TURN, CHAIN = 164.0, 694.0
 
 # Epilogue: a tile's way to y, and each of its outputs: by threads (im2col, halo), by TMA, straight from registers 16
 # bytes at a time, and where split sums are exchanged.
-THREADS, HALO_THREADS, TMA, DIRECT = (1124.0, 0.0653), (170.0, 0.181), (1479.0, 0.0885), (543.0, 0.0852)
-EXCHANGE: Final = (2130.0, 0.29)
+THREADS, HALO_THREADS, TMA, DIRECT = (1100.0, 0.0612), (171.0, 0.177), (949.0, 0.0947), (482.0, 0.0883)
+EXCHANGE: Final = (1500.0, 0.241)
 # By threads from halos to planes of NCHW.
 HALO_PLANES: Final = (591.0, 0.318)
 # From im2col to planes of whole pieces of 16 bytes: a tile, and each round of up to 64 x 64 outputs, by threads, by TMA
@@ -85,17 +88,19 @@ ACTIVATIONS: Final = {
     "relu": 0.02, "relu6": 0.02, "silu": 0.13, "sigmoid": 0.13, "gelu": 0.26, "tanh": 0.5, "hardswish": 0.05,
     "hardsigmoid": 0.05, "leaky_relu": 0.05, "gelu_tanh": 0.17,
 }  # fmt: skip
-RESIDUAL, RESIDUAL_AHEAD, RESIDUAL_AS_C, RESIDUAL_AS_C_PING_PONG = 0.135, 0.0556, 0.138, 0.25
+RESIDUAL, RESIDUAL_AHEAD, RESIDUAL_AS_C, RESIDUAL_AS_C_PING_PONG = 0.128, 0.0561, 0.131, 0.266
 
 # Memory. Bytes a microsecond from L2 to all multiprocessors together; chunks that several of them read at a time count
 # less, ragged ones more. Groups whose channels are a part of a sector of L2: time grows as that power of sectors read
 # for each that is needed.
-L2_BYTES, SHARING, RAGGED_L2, SECTORS = 6.97e6, 0.359, 0.767, 0.354
+L2_BYTES, SHARING, RAGGED_L2, SECTORS = 6.67e6, 0.332, 1.02, 0.401
+# Of y that L2 does not keep, each row of a tile that ends within a line of memory: lines that it takes longer.
+SPLIT_LINES: Final = 1.35
 # A launch that packs x before; bytes a microsecond that it moves as they are, and as windows.
-PACK_US, PACK_BYTES, WINDOW_BYTES = 2.4, 3.5e6, 1.55e6
+PACK_US, PACK_BYTES, WINDOW_BYTES = 2.72, 3.63e6, 1.55e6
 
 # Tiles, L2 and memory hide each other as a norm of that degree.
-NORM: Final = 3.35
+NORM: Final = 3.09
 
 
 @dataclass(frozen=True)
@@ -192,7 +197,8 @@ def cost(view: View, device: Device, packed_bytes: int) -> Cost:
     # CTAs beside each other on a multiprocessor share it.
     share = max(1.0, blocks / places) if config.split_k > 1 and room > 1 else float(ceil(blocks / places))
 
-    product, copies, main = _main(view, copied, steps, share if config.split_k == 1 else 1)
+    busy = min(1.0, blocks / device.multiprocessors)
+    product, copies, main = _main(view, copied, steps, share if config.split_k == 1 else 1, busy)
     outputs = config.tile_pixels * config.tile_filters
     finish = _epilogue(view, epilogue)
     as_c = problem.residual and epilogue.permuted_n > 0
@@ -257,11 +263,12 @@ def phases_us(views: Sequence[View], by_place: bool, device: Device) -> float:
     return float(((cycles / CYCLES_US) ** NORM + memory_us**NORM + l2_us**NORM) ** (1 / NORM))
 
 
-def _main(view: View, copied: Copied, steps: int, rounds: float) -> tuple[float, float, float]:
-    """Cycles of a step's products, of its copies, and of all `steps` of a tile; `rounds` of tiles that a CTA takes."""
+def _main(view: View, copied: Copied, steps: int, rounds: float, busy: float = 1.0) -> tuple[float, float, float]:
+    """Cycles of a step's products, of its copies, and of all `steps` of a tile; `rounds` of tiles that a CTA takes;
+    `busy`: the share of multiprocessors that have one."""
     config, taps = view.config, prod(view.seen.kernel)
     im2col = isinstance(config, Im2colConfig)
-    product, copies = _product(view), _copies(view, copied)
+    product, copies = _product(view), _copies(view, copied) * (1 - IDLE * (1 - busy))
     if view.strips:
         product += copied.pixels * view.chunk_bytes / TRANSPOSED_BYTES
     if im2col and steps * rounds > config.stages:
@@ -330,7 +337,10 @@ def _epilogue(view: View, epilogue: Epilogue) -> float:
         tile, round_of_it = TMA_PLANES if epilogue.tma_store else PLANES
         fixed, each = tile + epilogue.rounds * round_of_it, 0.0
     elif epilogue.tma_store:
+        # A round has whole rows of 64 filters, or a row of as many boxes.
         fixed, each = TMA
+        if not config.swap_ab:
+            outputs *= round_up(config.tile_filters, BLOCK) / config.tile_filters
     else:
         of_halo = HALO_PLANES if problem.layout == "nchw" else HALO_THREADS
         fixed, each = THREADS if im2col else of_halo
@@ -354,4 +364,15 @@ def _memory_us(view: View, device: Device) -> float:
     problem = view.original
     seen = prod(min(1.0, taps / stride) for taps, stride in zip(problem.kernel, problem.stride, strict=True))
     read = prod(problem.x_shape) * seen + prod(problem.w_shape) + prod(problem.y_shape) * (1 + problem.residual)
-    return read * problem.itemsize / (device.gbps * 1e3)
+    return read * problem.itemsize / (device.gbps * 1e3) + _split_us(view, device)
+
+
+def _split_us(view: View, device: Device) -> float:
+    """More for y, channels last, that L2 does not keep, where rows of tiles end within lines of memory."""
+    problem, config = view.seen, view.config
+    y = prod(problem.y_shape) * problem.itemsize
+    if problem.layout == "nchw" or view.tiles_f * problem.groups == 1 or y <= KEPT_BYTES:
+        return 0.0
+    row = min(config.tile_filters, problem.group_k) * problem.itemsize
+    apart = gcd(row, problem.group_k * problem.itemsize, SWIZZLE_BYTES)
+    return SPLIT_LINES * (1 - apart / SWIZZLE_BYTES) * SWIZZLE_BYTES / row * y / (device.gbps * 1e3)

@@ -105,14 +105,18 @@ class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
     def writes_strided(self, problem: ConvProblem, config: Config) -> bool:
         return problem.layout == "nhwc" and not problem.residual and config.share_filters == 1
 
-    def plan(self, problem: ConvProblem, config: Config, device: Device, strides: OutputStrides | None = None) -> Plan:
-        view = View.of(problem, config, strides)
+    def plan(
+        self, problem: ConvProblem, config: Config, device: Device, strides: OutputStrides | None = None,
+        bias_period: int = 0,
+    ) -> Plan:  # fmt: skip
+        """`bias_period`: filters after which the bias repeats."""
+        view = View.of(problem, config, strides, None, bias_period)
         first = None
         if config.unfold:
             first = pack.windows(problem, view.unfolded, device)
         elif view.is_packed:
             first = pack.images(problem, device, thin=pack.is_thinned(problem))
-        gemm = self.launch(problem, config, device, strides)
+        gemm = launches.launch(view, device)
         needed = self.workspace_bytes(problem, config, device)
         return ImplicitGemmPlan(view, device, first, gemm, needed)
 
@@ -120,8 +124,11 @@ class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
         """The product's kernel."""
         return launches.source(View.of(problem, config, strides))
 
-    def sources(self, problem: ConvProblem, config: Config, strides: OutputStrides | None = None) -> list[Source]:
-        sources = [pack.filters_source(problem), self.source(problem, config, strides)]
+    def sources(
+        self, problem: ConvProblem, config: Config, strides: OutputStrides | None = None, bias_period: int = 0
+    ) -> list[Source]:
+        product = launches.source(View.of(problem, config, strides, None, bias_period))
+        sources = [pack.filters_source(problem), product]
         if config.unfold:
             sources.append(pack.windows_source(problem))
         elif View.of(problem, config).is_packed:

@@ -24,7 +24,7 @@ CONFIG_WORDS: Final = (
     "swap_ab", "tile_pixels", "tile_filters", "warpgroups", "ping_pong", "stages", "split_k", "groups_per_tile",
     "filter_stationary", "transposed_pixels", "gather_bytes", "share_filters",
 )  # fmt: skip
-VIEW_WORDS: Final = ("chunk_bytes", "last_chunk_bytes", "last_chunk_steps", "transposed_filters")
+VIEW_WORDS: Final = ("chunk_bytes", "last_chunk_bytes", "last_chunk_steps", "transposed_filters", "bias_period")
 EPILOGUE_WORDS: Final = (
     "vector", "run_vector", "runs", "tma_store", "epilogue_buffers", "permuted_n", "tma_residual", "strided",
 )  # fmt: skip

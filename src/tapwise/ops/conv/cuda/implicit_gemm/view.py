@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod, sqrt
 from typing import Any, Final
@@ -144,7 +144,7 @@ def padded(problem: ConvProblem) -> tuple[int, int]:
 class View:
     """The problem as it is (`original`), with taps packed side by side (`unfolded`), and as the kernel sees it
     (`seen`): unfolded or folded, or with several groups as one. `strides`: of y, None where it is dense. `filters`:
-    those of fprop, where they are not packed."""
+    those of fprop, where they are not packed. `bias_period`: filters after which the bias repeats, 0 for all."""
 
     original: ConvProblem
     unfolded: ConvProblem
@@ -152,11 +152,12 @@ class View:
     config: Config
     strides: OutputStrides | None = None
     filters: FpropFilters | None = None
+    bias_period: int = 0
 
     @classmethod
     def of(
         cls, problem: ConvProblem, config: Config, strides: OutputStrides | None = None,
-        filters: FpropFilters | None = None,
+        filters: FpropFilters | None = None, bias_period: int = 0,
     ) -> View:  # fmt: skip
         base = unfolded(problem, config.unfold)
         if not config.staged_strips:
@@ -167,11 +168,11 @@ class View:
             seen = base.replace(groups=base.groups // config.groups_per_tile)
         else:
             seen = folded(base)
-        return cls(problem, base, seen, config, strides, filters)
+        return cls(problem, base, seen, config, strides, filters, bias_period)
 
     def configured(self, config: Config) -> View:
         """The same problems with another config, of as many groups a tile and axes unfolded."""
-        return View(self.original, self.unfolded, self.seen, config, self.strides, self.filters)
+        return replace(self, config=config)
 
     @property
     def itemsize(self) -> int:
