@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any
 
 import pytest
@@ -63,8 +64,8 @@ def test_windows_reach_what_joined_outputs_see() -> None:
         problem = ConvProblem.parse(text + " f16 nhwc")
         found = joined(problem, pixels)
         assert found is not None
-        fprop, reach = found
-        assert (fprop.kernel, fprop.padding[1], reach) == (kernel, padding, ahead)
+        fprop = found.fprop
+        assert (fprop.kernel, fprop.padding[1], found.ahead) == (kernel, padding, ahead)
         assert (fprop.c, fprop.k) == (problem.c * pixels, problem.k * pixels)
         assert fprop.output[1] * pixels == problem.output[1]
 
@@ -91,6 +92,34 @@ def test_is_chosen_for_few_odd_channels() -> None:
     for words in ("c18 h56 w56 k18", "c20 h112 w112 k20", "c12 h56 w56 k12"):
         choice = dispatch.choose(ConvProblem.parse(f"n32 {words} r3 s3 pad1 f16 nhwc"), H200)
         assert choice.algorithm == ALGORITHM.id, choice
+
+
+def test_first_and_last_columns_of_taps_leave_out_zeros() -> None:
+    """Of pairs of 24 channels the first column has the second pixel alone, the last one the first; of 1x1 nothing is
+    left out."""
+    pair = joined(ConvProblem.parse("c24 h9 w8 k8 r3 s3 pad1 f16 nhwc"), 2)
+    assert pair is not None and (pair.filters.begin, pair.filters.end) == (48, 48)
+    four = joined(ConvProblem.parse("c18 h9 w8 k8 r3 s3 pad1 f16 nhwc"), 4)
+    assert four is not None and (four.filters.begin, four.filters.end) == (108, 36)
+    whole = joined(ConvProblem.parse("c12 h9 w8 k8 r1 s1 f16 nhwc"), 2)
+    assert whole is not None and (whole.filters.begin, whole.filters.end) == (0, 48)
+
+
+@pytest.mark.parametrize(
+    "text", ["n32 c24 h128 w128 k32 r3 s3 pad1", "n32 c18 h56 w56 k18 r3 s3 pad1 bias relu residual"]
+)
+def test_products_compile_without_spills_or_waits(text: str) -> None:
+    """The fastest config of each kernel by the model."""
+    problem = ConvProblem.parse(text + " f16 nhwc")
+    ordered = sorted(ALGORITHM.configs(problem, H200), key=lambda one: ALGORITHM.predict_us(problem, one, H200))
+    firsts: dict[type, Any] = {}
+    for one in ordered:
+        firsts.setdefault(type(one.part), one)
+    assert len(firsts) == 3
+    for config in firsts.values():
+        _, used, log = compiled(ALGORITHM.sources(problem, config)[-1], "sm_90a")
+        assert (used.stack_bytes, used.spill_bytes) == (0, 0)
+        assert not re.search(r"C75\d\d", log), log
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90a", "sm_100a"])

@@ -117,8 +117,9 @@ template <class Tile> struct TileOrigin {
     }
 };
 
-// The products of K steps of 32 bytes; `add` to what the sums hold, or else they begin.
-template <class Tile, int K>
+// The products of K steps of 32 bytes, those in front of BEGIN left out; `add` to what the sums hold, or else they
+// begin.
+template <class Tile, int K, int BEGIN = 0>
 DEVICE void multiply(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], unsigned rows, unsigned columns, bool add) {
     // Distances in words of 16 bytes: of a step, and of 64 rows.
     constexpr int A_STEP = Tile::A_LIES ? 128 : 2, B_STEP = Tile::B_LIES ? 128 : 2, A_ROWS = Tile::A_BLOCK_BYTES / 16;
@@ -129,14 +130,30 @@ DEVICE void multiply(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], unsigned rows,
     // Steps of a group; its products go to its own columns.
     constexpr int EACH = K / Tile::GROUPS_PER_TILE, SUMS = WGMMA_N / 2;
 #pragma unroll
-    for (int k = 0; k < K; ++k)
+    for (int k = BEGIN; k < K; ++k)
 #pragma unroll
         for (int m = 0; m < Tile::M_STEPS; ++m) {
             const int group = k / EACH, step = k % EACH;
             float (&sums)[SUMS] = reinterpret_cast<float (&)[SUMS]>(d[m][group * SUMS]);
             wgmma(sums, a + m * A_ROWS + k * A_STEP, b + group * (WGMMA_N * Tile::B_ROW_BYTES / 16) + step * B_STEP,
-                  add || step > 0);
+                  add || step > BEGIN);
         }
+}
+
+// The same of a chunk of joined pixels: the first column of taps is zero up to step FIRST_TAP_BEGIN of all chunks', the
+// last one from LAST_TAP_STEPS on. A tile's first products are there, as sums begin with them.
+template <class Tile, int CHUNK = 0>
+DEVICE void multiply_partly(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], unsigned rows, unsigned columns, bool add,
+                            int chunk, bool first_column, bool last_column) {
+    constexpr int STEPS = CHUNK + 1 < Tile::PARTIAL_CHUNKS ? Tile::CHUNK_STEPS : Tile::LAST_CHUNK_STEPS,
+                  BEGIN = Tile::FIRST_TAP_BEGIN - CHUNK * Tile::CHUNK_STEPS, MOST = CHUNK ? STEPS : STEPS - 1,
+                  END = Tile::LAST_TAP_STEPS - CHUNK * Tile::CHUNK_STEPS;
+    if constexpr (CHUNK + 1 < Tile::PARTIAL_CHUNKS)
+        if (chunk > CHUNK)
+            return multiply_partly<Tile, CHUNK + 1>(d, rows, columns, add, chunk, first_column, last_column);
+    if (first_column) multiply<Tile, STEPS, (BEGIN < 0 ? 0 : BEGIN < MOST ? BEGIN : MOST)>(d, rows, columns, add);
+    else if (last_column) multiply<Tile, (END < 0 ? 0 : END < STEPS ? END : STEPS)>(d, rows, columns, add);
+    else multiply<Tile, STEPS>(d, rows, columns, add);
 }
 
 // Three products of parts, where there are: large by large, large by small, small by large. The part of x that a chunk

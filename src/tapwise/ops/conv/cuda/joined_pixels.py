@@ -25,6 +25,7 @@ from tapwise.cuda.types import INDEX_LIMIT, template_args, tensor_core_type
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.cuda.fprop_phases import shaped
+from tapwise.ops.conv.cuda.window import JoinedFilters
 from tapwise.ops.conv.problem import ConvProblem
 
 THREADS: Final = 256
@@ -32,7 +33,7 @@ BLOCKS_EACH: Final = 16
 LAUNCHES_KEPT: Final = 512
 # Pixels that are joined, and bytes of their channels at most: with more, most products are zeros.
 PIXELS: Final = (2, 4, 8)
-MOST_BYTES: Final = 192
+MOST_BYTES: Final = 240
 INNER: Final = "cuda.implicit_gemm"
 
 
@@ -47,10 +48,19 @@ class Config(BaseConfig):
         return f"pixels={self.pixels} {self.part}"
 
 
+@dataclass(frozen=True)
+class Joined:
+    """`fprop`: the convolution over joined pixels, whose filters reach so many of these back (`ahead`), and where they
+    are zero."""
+
+    fprop: ConvProblem
+    ahead: int
+    filters: JoinedFilters
+
+
 @lru_cache(256)
-def joined(problem: ConvProblem, pixels: int) -> tuple[ConvProblem, int] | None:
-    """The convolution over so many pixels as one, and how many of these its filters reach back; None where rows of x
-    or y do not divide, or it would have to leave out a part of x."""
+def joined(problem: ConvProblem, pixels: int) -> Joined | None:
+    """Of so many pixels as one; None where rows of x or y do not divide, or it would have to leave out a part of x."""
     width, outputs = problem.spatial[1], problem.output[1]
     if width % pixels or outputs % pixels:
         return None
@@ -63,7 +73,16 @@ def joined(problem: ConvProblem, pixels: int) -> tuple[ConvProblem, int] | None:
         kernel=(problem.kernel[0], ahead + last + 1), padding=(problem.padding[0], (ahead, max(0, behind))),
         dilation=(problem.dilation[0], 1),
     )  # fmt: skip
-    return (fprop, ahead) if fprop.output == (problem.output[0], outputs // pixels) else None
+    if fprop.output != (problem.output[0], outputs // pixels):
+        return None
+    # Pixels of the first and of the last one that taps of any output meet.
+    places = [
+        stride * output + tap * problem.dilation[1] - before
+        for output in range(pixels) for tap in range(problem.kernel[1])
+    ]  # fmt: skip
+    met = [[place % pixels for place in places if place // pixels == group] for group in (-ahead, last)]
+    each = problem.c * problem.itemsize
+    return Joined(fprop, ahead, JoinedFilters(problem.k, min(met[0]) * each, (max(met[1]) + 1) * each))
 
 
 class JoinedPlan(CudaPlan):
@@ -73,9 +92,9 @@ class JoinedPlan(CudaPlan):
         super().__init__(problem, device, [], 0)
         found = joined(problem, config.pixels)
         assert found is not None
-        self._fprop, self._pixels, self._device = found[0], config.pixels, device
+        self._fprop, self._pixels, self._device = found.fprop, config.pixels, device
         inner: Any = registry.get(INNER)
-        self._plan: Plan = inner.plan(self._fprop, config.part, device, bias_period=problem.k)
+        self._plan: Plan = inner.plan(self._fprop, config.part, device, joined=found.filters)
 
     def pack(self, w: DeviceArray) -> Any:
         """The joined filters, as the convolution takes them."""
@@ -97,13 +116,12 @@ def join_launch(problem: ConvProblem, pixels: int, steps: tuple[int, ...], devic
     """Of filters with such strides, in elements."""
     found = joined(problem, pixels)
     assert found is not None
-    fprop, ahead = found
     source = join_source(problem)
     fields = window.window_fields(problem, source) | dict(
-        zip(("step_k", "step_c", "step_r", "step_s"), steps, strict=True), pixels=pixels, ahead=ahead,
-        taps_w=fprop.kernel[1],
+        zip(("step_k", "step_c", "step_r", "step_s"), steps, strict=True), pixels=pixels, ahead=found.ahead,
+        taps_w=found.fprop.kernel[1],
     )  # fmt: skip
-    blocks = min(ceil_div(prod(fprop.w_shape), THREADS), BLOCKS_EACH * device.multiprocessors)
+    blocks = min(ceil_div(prod(found.fprop.w_shape), THREADS), BLOCKS_EACH * device.multiprocessors)
     return Launch(source, fields, (blocks, 1, 1), THREADS, dependent=True)
 
 
@@ -141,8 +159,8 @@ class JoinedPixels(window.TensorCoreAlgorithm[Config]):
         for pixels in PIXELS:
             size = problem.c * problem.itemsize * pixels
             found = joined(problem, pixels) if size % 16 == 0 and size <= MOST_BYTES else None
-            if found and prod(found[0].w_shape) < INDEX_LIMIT and inner.refusal(found[0], device) is None:
-                ways.append((pixels, found[0]))
+            if found and prod(found.fprop.w_shape) < INDEX_LIMIT and inner.refusal(found.fprop, device) is None:
+                ways.append((pixels, found.fprop))
         return ways
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
@@ -156,27 +174,32 @@ class JoinedPixels(window.TensorCoreAlgorithm[Config]):
         ]
 
     @staticmethod
-    def _fprop(problem: ConvProblem, config: Config) -> ConvProblem:
+    def _joined(problem: ConvProblem, config: Config) -> Joined:
         found = joined(problem, config.pixels)
         assert found is not None
-        return found[0]
+        return found
 
     def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
-        """That of the convolution."""
-        return registry.get(INNER).predict_us(self._fprop(problem, config), config.part, device)
+        """That of the convolution, less products that are left out."""
+        inner: Any = registry.get(INNER)
+        whole = self._joined(problem, config)
+        return float(inner.predict_us(whole.fprop, config.part, device, whole.filters))
 
     def explain(self, problem: ConvProblem, config: Config, device: Device) -> str:
-        return registry.get(INNER).explain(self._fprop(problem, config), config.part, device)
+        inner: Any = registry.get(INNER)
+        whole = self._joined(problem, config)
+        return str(inner.explain(whole.fprop, config.part, device, whole.filters))
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """The launch that joins filters, and those that pack them."""
-        fprop = self._fprop(problem, config)
+        fprop = self._joined(problem, config).fprop
         moved = prod(fprop.w_shape) * problem.itemsize
         return window.PACK_US + moved / window.PACK_BYTES + registry.get(INNER).pack_us(fprop, config.part, device)
 
     def sources(self, problem: ConvProblem, config: Config) -> list[Source]:
         inner: Any = registry.get(INNER)
-        return [join_source(problem), *inner.sources(self._fprop(problem, config), config.part, bias_period=problem.k)]
+        whole = self._joined(problem, config)
+        return [join_source(problem), *inner.sources(whole.fprop, config.part, joined=whole.filters)]
 
     def plan(self, problem: ConvProblem, config: Config, device: Device) -> Plan:
         return JoinedPlan(problem, config, device)

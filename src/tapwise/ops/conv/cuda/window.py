@@ -47,6 +47,17 @@ class FpropFilters:
     step: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class JoinedFilters:
+    """Filters over pixels that are joined as one (joined_pixels.py). `filters`: those of one output of several,
+    after which the bias repeats. Bytes of a pixel: up to `begin` the first column of taps is zero, from `end` on the
+    last one."""
+
+    filters: int
+    begin: int
+    end: int
+
+
 def stride_fields(strides: OutputStrides | None) -> dict[str, int]:
     """Words of kernels that write y with strides; they read zeros where it has none."""
     image, row, column = (strides.image, strides.row, strides.column) if strides else (0, 0, 0)

@@ -289,7 +289,11 @@ def _main(view: View, copied: Copied, steps: int, rounds: float, busy: float = 1
 def _product(view: View) -> float:
     """Cycles of a step's products."""
     config, chunks = view.config, view.chunks
-    instructions = ((chunks - 1) * view.chunk_bytes / STEP_BYTES + view.last_chunk_steps) / chunks
+    steps = (chunks - 1) * view.chunk_bytes // STEP_BYTES + view.last_chunk_steps
+    instructions = steps / chunks
+    if partial := view.partial_taps:
+        columns, left = view.seen.kernel[1], ceil_div(partial.end, STEP_BYTES) - partial.begin // STEP_BYTES
+        instructions *= (columns - 1 + left / steps) / columns
     columns = config.instruction_n
     return config.tile_m / 64 * instructions * max(columns / 2, LEAST_PRODUCT + LEAST_COLUMN * columns)
 

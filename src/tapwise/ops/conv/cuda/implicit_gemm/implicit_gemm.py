@@ -29,7 +29,7 @@ from tapwise.ops.conv.cuda.implicit_gemm.config import Config
 from tapwise.ops.conv.cuda.implicit_gemm.cost import Cost, cost
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
 from tapwise.ops.conv.cuda.implicit_gemm.view import View, is_exact, unfoldings
-from tapwise.ops.conv.cuda.window import OutputStrides
+from tapwise.ops.conv.cuda.window import JoinedFilters, OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
 
@@ -82,21 +82,24 @@ class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         return configs.all_configs(problem, device)
 
-    def predict_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
+    def predict_us(
+        self, problem: ConvProblem, config: Config, device: Device, joined: JoinedFilters | None = None
+    ) -> float:
         """cost.py says how."""
-        return self._cost(problem, config, device).us
+        return self._cost(problem, config, device, joined).us
 
     def pack_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         """None where filters lie as kernels take them: channels last, as the problem does."""
         given = problem.layout == "nhwc" and launches.takes_filters_as_given(View.of(problem, config))
         return 0.0 if given else super().pack_us(problem, config, device)
 
-    def explain(self, problem: ConvProblem, config: Config, device: Device) -> str:
+    def explain(self, problem: ConvProblem, config: Config, device: Device, joined: JoinedFilters | None = None) -> str:
         """What the predicted time is made of."""
-        return str(self._cost(problem, config, device))
+        return str(self._cost(problem, config, device, joined))
 
-    def _cost(self, problem: ConvProblem, config: Config, device: Device) -> Cost:
-        return cost(View.of(problem, config), device, self.workspace_bytes(problem, config, device))
+    def _cost(self, problem: ConvProblem, config: Config, device: Device, joined: JoinedFilters | None) -> Cost:
+        view = View.of(problem, config, None, None, joined)
+        return cost(view, device, self.workspace_bytes(problem, config, device))
 
     def workspace_bytes(self, problem: ConvProblem, config: Config, device: Device) -> int:
         view = View.of(problem, config)
@@ -107,10 +110,9 @@ class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
 
     def plan(
         self, problem: ConvProblem, config: Config, device: Device, strides: OutputStrides | None = None,
-        bias_period: int = 0,
+        joined: JoinedFilters | None = None,
     ) -> Plan:  # fmt: skip
-        """`bias_period`: filters after which the bias repeats."""
-        view = View.of(problem, config, strides, None, bias_period)
+        view = View.of(problem, config, strides, None, joined)
         first = None
         if config.unfold:
             first = pack.windows(problem, view.unfolded, device)
@@ -125,9 +127,10 @@ class ImplicitGemm(window.TensorCoreAlgorithm[Config]):
         return launches.source(View.of(problem, config, strides))
 
     def sources(
-        self, problem: ConvProblem, config: Config, strides: OutputStrides | None = None, bias_period: int = 0
-    ) -> list[Source]:
-        product = launches.source(View.of(problem, config, strides, None, bias_period))
+        self, problem: ConvProblem, config: Config, strides: OutputStrides | None = None,
+        joined: JoinedFilters | None = None,
+    ) -> list[Source]:  # fmt: skip
+        product = launches.source(View.of(problem, config, strides, None, joined))
         sources = [pack.filters_source(problem), product]
         if config.unfold:
             sources.append(pack.windows_source(problem))

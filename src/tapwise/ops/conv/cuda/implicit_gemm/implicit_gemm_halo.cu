@@ -266,6 +266,7 @@ DEVICE void consumer(const HaloGemm &p, const HaloLayout<Tile> &shared, const Ha
                     arrive_part(FIRST_COPIES, Tile::RESIDUAL_AS_C ? 256 : 160);
                 const unsigned shifted = pixels + tap_place<Tile>(p, r, s, width) * Tile::CHUNK_BYTES;
                 const unsigned filters = shared.ring + slot * HaloLayout<Tile>::FILTERS;
+                const bool first_column = s == 0, last_column = s + 1 == (int)p.s;
                 if (++s == (int)p.s) {
                     s = 0;
                     ++r;
@@ -273,7 +274,9 @@ DEVICE void consumer(const HaloGemm &p, const HaloLayout<Tile> &shared, const Ha
                 const unsigned a = Tile::SWAP_AB ? filters : shifted, b = Tile::SWAP_AB ? shifted : filters;
                 const bool add = Tile::RESIDUAL_AS_C || chunk + tap > 0;
                 wgmma_fence();
-                if (Tile::LAST_CHUNK_STEPS == Tile::CHUNK_STEPS || within != 0)
+                if constexpr (Tile::PARTIAL_CHUNKS > 0)
+                    multiply_partly<Tile>(d, a, b, add, chunk, first_column, last_column);
+                else if (Tile::LAST_CHUNK_STEPS == Tile::CHUNK_STEPS || within != 0)
                     multiply<Tile, Tile::CHUNK_STEPS>(d, a, b, add);
                 else multiply<Tile, Tile::LAST_CHUNK_STEPS>(d, a, b, add);
                 wgmma_commit();

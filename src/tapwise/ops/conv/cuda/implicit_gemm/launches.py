@@ -16,7 +16,7 @@ from tapwise.ops.conv.cuda.implicit_gemm import tensor_maps
 from tapwise.ops.conv.cuda.implicit_gemm.config import HaloRowsConfig, HaloTileConfig, Im2colConfig
 from tapwise.ops.conv.cuda.implicit_gemm.epilogue import Epilogue
 from tapwise.ops.conv.cuda.implicit_gemm.rectangle import residues_of
-from tapwise.ops.conv.cuda.implicit_gemm.view import View, has_group_axis, padded
+from tapwise.ops.conv.cuda.implicit_gemm.view import STEP_BYTES, View, has_group_axis, padded
 
 FOLDER: Final = "ops/conv/cuda/implicit_gemm"
 # What the kernels are compiled for, beside the problem's own words.
@@ -24,7 +24,7 @@ CONFIG_WORDS: Final = (
     "swap_ab", "tile_pixels", "tile_filters", "warpgroups", "ping_pong", "stages", "split_k", "groups_per_tile",
     "filter_stationary", "transposed_pixels", "gather_bytes", "share_filters",
 )  # fmt: skip
-VIEW_WORDS: Final = ("chunk_bytes", "last_chunk_bytes", "last_chunk_steps", "transposed_filters", "bias_period")
+VIEW_WORDS: Final = ("chunk_bytes", "last_chunk_bytes", "last_chunk_steps", "transposed_filters")
 EPILOGUE_WORDS: Final = (
     "vector", "run_vector", "runs", "tma_store", "epilogue_buffers", "permuted_n", "tma_residual", "strided",
 )  # fmt: skip
@@ -40,12 +40,16 @@ def source(view: View, independent: bool = False, phases: bool = False) -> Sourc
     values = {word.upper(): getattr(owner, word) for owner, words in owners for word in words} | {
         "GROUP_AXIS": has_group_axis(seen), "NCHW": seen.layout == "nchw",
         "ACTIVATION": window.activation(seen.activation), "INDEPENDENT": independent,
+        "BIAS_PERIOD": view.joined.filters if view.joined else 0,
     }  # fmt: skip
     if halo:
         values |= {
             "HALO_TILE": isinstance(config, HaloTileConfig), "FLAT_PLANES": view.flat_planes,
-            "PLANE_CLASSES": view.plane_classes,
+            "PLANE_CLASSES": view.plane_classes, "PARTIAL_CHUNKS": view.chunks if view.partial_taps else 0,
         }  # fmt: skip
+        if partial := view.partial_taps:
+            values |= {"FIRST_TAP_BEGIN": partial.begin // STEP_BYTES}
+            values |= {"LAST_TAP_STEPS": ceil_div(partial.end, STEP_BYTES)}
         residues = residues_of(seen)
         assert residues is not None
         for side, stride, met in zip("HW", seen.stride, residues, strict=True):

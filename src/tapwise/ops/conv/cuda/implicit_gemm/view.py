@@ -17,7 +17,7 @@ from tapwise.ops.conv.cuda.implicit_gemm.config import Config, HaloRowsConfig, H
 from tapwise.ops.conv.cuda.implicit_gemm.rectangle import Rectangle
 from tapwise.ops.conv.cuda.implicit_gemm.shifted_planes import ShiftedPlanes, shifted_planes_of
 from tapwise.ops.conv.cuda.implicit_gemm.strips import Strips, plane_classes, strips_of
-from tapwise.ops.conv.cuda.window import FpropFilters, OutputStrides
+from tapwise.ops.conv.cuda.window import FpropFilters, JoinedFilters, OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
 # Pixels that one copy takes.
@@ -144,7 +144,7 @@ def padded(problem: ConvProblem) -> tuple[int, int]:
 class View:
     """The problem as it is (`original`), with taps packed side by side (`unfolded`), and as the kernel sees it
     (`seen`): unfolded or folded, or with several groups as one. `strides`: of y, None where it is dense. `filters`:
-    those of fprop, where they are not packed. `bias_period`: filters after which the bias repeats, 0 for all."""
+    those of fprop, where they are not packed. `joined`: those of joined pixels."""
 
     original: ConvProblem
     unfolded: ConvProblem
@@ -152,12 +152,12 @@ class View:
     config: Config
     strides: OutputStrides | None = None
     filters: FpropFilters | None = None
-    bias_period: int = 0
+    joined: JoinedFilters | None = None
 
     @classmethod
     def of(
         cls, problem: ConvProblem, config: Config, strides: OutputStrides | None = None,
-        filters: FpropFilters | None = None, bias_period: int = 0,
+        filters: FpropFilters | None = None, joined: JoinedFilters | None = None,
     ) -> View:  # fmt: skip
         base = unfolded(problem, config.unfold)
         if not config.staged_strips:
@@ -168,7 +168,7 @@ class View:
             seen = base.replace(groups=base.groups // config.groups_per_tile)
         else:
             seen = folded(base)
-        return cls(problem, base, seen, config, strides, filters, bias_period)
+        return cls(problem, base, seen, config, strides, filters, joined)
 
     def configured(self, config: Config) -> View:
         """The same problems with another config, of as many groups a tile and axes unfolded."""
@@ -242,6 +242,11 @@ class View:
         channels = pack.wide(self.seen) if self.is_packed else self.seen.group_c
         there = channels * self.itemsize - (self.chunks - 1) * self.chunk_bytes
         return there if self.chunks == 1 else round_up(there, STEP_BYTES)
+
+    @property
+    def partial_taps(self) -> JoinedFilters | None:
+        """Those whose first and last column of taps is not multiplied whole (halos)."""
+        return self.joined if self.seen.kernel[1] > 1 and not isinstance(self.config, Im2colConfig) else None
 
     @property
     def is_narrow(self) -> bool:
