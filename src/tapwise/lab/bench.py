@@ -223,7 +223,7 @@ def _measure(problem: Problem, options: Options, device: Device, record: Record)
         record.line_ns = before + _line_ns(device)
         _fill(record, times, ids, options, problem, roofline.ceilings(device.threads, problem.dtype))
         return
-    times = gpu.measure({**runs, **beside}, repeats=options.repeats)
+    times = gpu.measure_steadily({**runs, **beside}, repeats=options.repeats)
     arithmetic = problem.dtype if problem.dtype in gpu.DTYPES else "f32"
     _fill(record, times, ids, options, problem, gpu.ceilings(device, arithmetic, problem.math))
     record.cold_us = {name: one.time_us for name, one in gpu.measure(runs, repeats=5, cold=True).items()}

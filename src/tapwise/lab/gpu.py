@@ -19,6 +19,8 @@ EAGER_CALLS: Final = 200
 EAGER_US: Final = 50_000.0
 # Elements that are compared at a time.
 SLICE: Final = 1 << 26
+# Spreads, as a part of the time, from which on something disturbed what was measured; how often it is then again.
+DISTURBED, AGAIN = 0.05, 2
 # PyTorch's names of dtypes in which a GPU's ceiling is known.
 DTYPES: Final = {"f32": "float32", "f64": "float64", "f16": "float16", "bf16": "bfloat16"}
 
@@ -56,6 +58,20 @@ def measure(runs: Mapping[str, Call], *, repeats: int = 15, cold: bool = False) 
 
     rounds = captured_us(runs, repeats=repeats, before=_scrubber() if cold else None)
     return {name: Timing(values) for name, values in rounds.items()}
+
+
+def measure_steadily(runs: Mapping[str, Call], *, repeats: int = 15) -> dict[str, Timing]:
+    """The same; where something disturbed them again, up to AGAIN times, and those that were disturbed least."""
+
+    def disturbed(times: Mapping[str, Timing]) -> float:
+        return max(one.spread_us / one.time_us for one in times.values())
+
+    found = measure(runs, repeats=repeats)
+    for _ in range(AGAIN):
+        if disturbed(found) <= DISTURBED:
+            break
+        found = min(found, measure(runs, repeats=repeats), key=disturbed)
+    return found
 
 
 def measure_queued(runs: Mapping[str, Call], *, seconds: float = 2.0, repeats: int = 15) -> dict[str, Timing]:

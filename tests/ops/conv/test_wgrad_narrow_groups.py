@@ -107,7 +107,7 @@ def test_configs_fit(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["n32 c512 h14 w14 k512 r3 s3 pad1 groups512 f16 nhwc", "n32 c256 h56 w56 k256 r3 s3 pad1 groups32 bf16 nhwc"],
+    ["n32 c384 h14 w14 k384 r3 s3 pad1 groups384 f16 nhwc", "n32 c256 h56 w56 k256 r3 s3 pad1 groups32 bf16 nhwc"],
 )
 def test_the_model_chooses_it(text: str) -> None:
     assert dispatch.choose(ConvProblem.parse(f"{text} wgrad"), H200).algorithm == "cuda.narrow_groups"

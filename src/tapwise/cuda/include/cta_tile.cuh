@@ -140,20 +140,14 @@ DEVICE void multiply(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], unsigned rows,
         }
 }
 
-// The same of a chunk of joined pixels: the first column of taps is zero up to step FIRST_TAP_BEGIN of all chunks', the
-// last one from LAST_TAP_STEPS on. A tile's first products are there, as sums begin with them.
-template <class Tile, int CHUNK = 0>
+// The same of joined pixels of one chunk: the first column of taps is zero up to step FIRST_TAP_BEGIN, the last one
+// from LAST_TAP_STEPS on.
+template <class Tile>
 DEVICE void multiply_partly(float (&d)[Tile::M_STEPS][Tile::TILE_N / 2], unsigned rows, unsigned columns, bool add,
-                            int chunk, bool first_column, bool last_column) {
-    constexpr int STEPS = CHUNK + 1 < Tile::PARTIAL_CHUNKS ? Tile::CHUNK_STEPS : Tile::LAST_CHUNK_STEPS,
-                  BEGIN = Tile::FIRST_TAP_BEGIN - CHUNK * Tile::CHUNK_STEPS, MOST = CHUNK ? STEPS : STEPS - 1,
-                  END = Tile::LAST_TAP_STEPS - CHUNK * Tile::CHUNK_STEPS;
-    if constexpr (CHUNK + 1 < Tile::PARTIAL_CHUNKS)
-        if (chunk > CHUNK)
-            return multiply_partly<Tile, CHUNK + 1>(d, rows, columns, add, chunk, first_column, last_column);
-    if (first_column) multiply<Tile, STEPS, (BEGIN < 0 ? 0 : BEGIN < MOST ? BEGIN : MOST)>(d, rows, columns, add);
-    else if (last_column) multiply<Tile, (END < 0 ? 0 : END < STEPS ? END : STEPS)>(d, rows, columns, add);
-    else multiply<Tile, STEPS>(d, rows, columns, add);
+                            bool first_column, bool last_column) {
+    if (first_column) multiply<Tile, Tile::LAST_CHUNK_STEPS, Tile::FIRST_TAP_BEGIN>(d, rows, columns, add);
+    else if (last_column) multiply<Tile, Tile::LAST_TAP_STEPS>(d, rows, columns, add);
+    else multiply<Tile, Tile::LAST_CHUNK_STEPS>(d, rows, columns, add);
 }
 
 // Three products of parts, where there are: large by large, large by small, small by large. The part of x that a chunk

@@ -25,15 +25,17 @@ from tapwise.cuda.types import INDEX_LIMIT, template_args, tensor_core_type
 from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import window
 from tapwise.ops.conv.cuda.fprop_phases import shaped
+from tapwise.ops.conv.cuda.implicit_gemm.view import is_aligned
 from tapwise.ops.conv.cuda.window import JoinedFilters
 from tapwise.ops.conv.problem import ConvProblem
 
 THREADS: Final = 256
 BLOCKS_EACH: Final = 16
 LAUNCHES_KEPT: Final = 512
-# Pixels that are joined, and bytes of their channels at most: with more, most products are zeros.
+# Pixels that are joined, and bytes of their channels at most: with more, most products are zeros. Pixels that
+# cuda.implicit_gemm would not have to pack are one chunk.
 PIXELS: Final = (2, 4, 8)
-MOST_BYTES: Final = 240
+MOST_BYTES, MOST_ALIGNED_BYTES = 192, 128
 INNER: Final = "cuda.implicit_gemm"
 
 
@@ -83,6 +85,10 @@ def joined(problem: ConvProblem, pixels: int) -> Joined | None:
     met = [[place % pixels for place in places if place // pixels == group] for group in (-ahead, last)]
     each = problem.c * problem.itemsize
     return Joined(fprop, ahead, JoinedFilters(problem.k, min(met[0]) * each, (max(met[1]) + 1) * each))
+
+
+def _most_bytes(problem: ConvProblem) -> int:
+    return MOST_ALIGNED_BYTES if is_aligned(problem) else MOST_BYTES
 
 
 class JoinedPlan(CudaPlan):
@@ -146,8 +152,9 @@ class JoinedPixels(window.TensorCoreAlgorithm[Config]):
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
         if problem.groups > 1:
             return f"takes one group, not {problem.groups}"
-        if problem.c * problem.itemsize * PIXELS[0] > MOST_BYTES:
-            return f"takes up to {MOST_BYTES // (problem.itemsize * PIXELS[0])} channels, not {problem.c}"
+        if problem.c * problem.itemsize * PIXELS[0] > _most_bytes(problem):
+            most = _most_bytes(problem) // (problem.itemsize * PIXELS[0])
+            return f"takes up to {most} channels, not {problem.c}"
         if not self._ways(problem, device):
             return "takes rows of x and y of whole pairs of pixels, in whole pieces of 16 bytes"
         return None
@@ -158,7 +165,7 @@ class JoinedPixels(window.TensorCoreAlgorithm[Config]):
         inner, ways = registry.get(INNER), []
         for pixels in PIXELS:
             size = problem.c * problem.itemsize * pixels
-            found = joined(problem, pixels) if size % 16 == 0 and size <= MOST_BYTES else None
+            found = joined(problem, pixels) if size % 16 == 0 and size <= _most_bytes(problem) else None
             if found and prod(found.fprop.w_shape) < INDEX_LIMIT and inner.refusal(found.fprop, device) is None:
                 ways.append((pixels, found.fprop))
         return ways

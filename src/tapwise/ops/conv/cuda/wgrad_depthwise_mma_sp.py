@@ -15,6 +15,7 @@ sums over pixels).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar, Final
 
 from tapwise.algorithm import Device
@@ -23,20 +24,14 @@ from tapwise.ops.conv.cuda.wgrad_stages import Cost, StagedWgrad
 from tapwise.ops.conv.cuda.wgrad_stages_blocks import Rows
 from tapwise.ops.conv.problem import ConvProblem
 
-# Fitted to times of 434 configs on 31 layers (H200), and from there to 290 on 21 that were drawn. A load is of a word a
-# lane.
+# Fitted to times of 434 configs on 31 layers (H200). A load is of a word a lane.
 COST: Final = Cost(
-    load=0.673, product=1.36, pixel=1.85, pixel_bytes=0.0178, line=2.38, l2_bytes=27.9, stage=217.0, own_load=7.18,
-    own_product=9.98, end=1760.0, code=5.44, start_us=0.628, second_us=1.83, parts_gbps=999.0, exchange_us=0.779,
-    power=10.9,
+    load=0.825, product=1.56, pixel=1.96, pixel_bytes=0.018, line=1.64, l2_bytes=23.5, stage=129.0, own_load=4.83,
+    own_product=12.2, end=2510.0, code=3.67, start_us=1.04, second_us=1.98, parts_gbps=1160.0, exchange_us=1.53,
+    power=6.0,
 )  # fmt: skip
-# Where pixels are odd multiples of 8 bytes: to 441 configs on 12 layers, and 120 on 9. Loads of a warp meet in some
-# banks.
-HALVES_COST: Final = Cost(
-    load=2.26, product=1.16, pixel=3.82, pixel_bytes=0.0112, line=0.0, l2_bytes=31.6, stage=128.0, own_load=21.3,
-    own_product=8.41, end=2070.0, code=3.32, start_us=0.808, second_us=1.45, parts_gbps=1720.0, exchange_us=1.34,
-    power=2.7,
-)  # fmt: skip
+# Where pixels are odd multiples of 8 bytes: to 441 configs on 12 layers. Loads of a warp meet in some banks.
+HALVES_COST: Final = replace(COST, load=2.36, own_load=23.3, pixel_bytes=0.011, line=0.0, power=2.38)
 
 
 class DepthwiseMmaSpWgrad(StagedWgrad[Config]):

@@ -25,18 +25,17 @@ from tapwise.ops.conv.cuda.wgrad_stages import Cost, StagedWgrad
 from tapwise.ops.conv.cuda.wgrad_stages_blocks import Rows
 from tapwise.ops.conv.problem import ConvProblem
 
-# Fitted to times of 546 configs on 39 layers (H200), and from there to 400 on 33 that were drawn; a load is of four
-# matrices.
+# Fitted to times of 546 configs on 39 layers (H200); a load is of four matrices.
 COST: Final = Cost(
-    load=2.8, product=1.54, pixel=1.46, pixel_bytes=0.012, line=0.0, l2_bytes=26.0, stage=350.0, own_load=4.21,
-    own_product=5.02, end=1930.0, code=2.35, start_us=0.781, second_us=1.2, parts_gbps=3060.0, exchange_us=0.359,
-    power=2.96,
+    load=3.68, product=1.31, pixel=1.85, pixel_bytes=0.012, line=0.0, l2_bytes=26.7, stage=97.0, own_load=5.26,
+    own_product=7.57, end=3380.0, code=2.29, start_us=1.22, second_us=1.41, parts_gbps=1460.0, exchange_us=0.42,
+    power=2.78,
 )  # fmt: skip
-# Where warps copy: to 640 configs on 14 layers, and 180 on 13.
+# Where warps copy: to 640 configs on 14 layers.
 COPIED_COST: Final = Cost(
-    load=3.56, product=1.0, pixel=0.0, pixel_bytes=0.0, line=0.0, l2_bytes=17.0, stage=83.6, own_load=20.2,
-    own_product=5.94, end=1260.0, code=0.0, start_us=0.775, second_us=0.955, parts_gbps=2380.0, exchange_us=0.45,
-    power=2.0,
+    load=3.5, product=0.91, pixel=0.0, pixel_bytes=0.0, line=0.0, l2_bytes=17.0, stage=81.0, own_load=9.2,
+    own_product=5.3, end=1780.0, code=0.0, start_us=1.22, second_us=1.34, parts_gbps=1460.0, exchange_us=0.5,
+    power=1.74,
 )  # fmt: skip
 
 

@@ -45,8 +45,6 @@ from tapwise.ops.conv.problem import ConvProblem
 SUM_WARPS, MOST_ADDERS = 8, 1 << 18
 # Rows of dy that a run counts more when rows are shared out.
 RUN_ROWS: Final = 2
-# Of a stage's loads and products, what nothing else overlaps: the first one's and the last one's.
-FILLING: Final = 1.3
 # How sharply the larger of blocks and memory decides (of 2 to 6 what is right for most of 23 layers).
 MEMORY_POWER: Final = 4.0
 # What L2 holds.
@@ -151,8 +149,7 @@ class StagedWgrad(CudaAlgorithm[C]):
 
         def wave(blocks: int) -> float:
             both = joint_us(blocks * issued, blocks * loaded, cost.power)
-            waited = FILLING * blocks * (issued + loaded) / rows.stages
-            return joint_us(both, own, cost.power) + waited + alone if blocks else 0.0
+            return joint_us(both, own, cost.power) + alone if blocks else 0.0
 
         blocks = prod(blocks_of_part(problem, config)) * config.parts
         places = cluster_places(device, config.blocks_of_cluster)

@@ -274,8 +274,7 @@ DEVICE void consumer(const HaloGemm &p, const HaloLayout<Tile> &shared, const Ha
                 const unsigned a = Tile::SWAP_AB ? filters : shifted, b = Tile::SWAP_AB ? shifted : filters;
                 const bool add = Tile::RESIDUAL_AS_C || chunk + tap > 0;
                 wgmma_fence();
-                if constexpr (Tile::PARTIAL_CHUNKS > 0)
-                    multiply_partly<Tile>(d, a, b, add, chunk, first_column, last_column);
+                if constexpr (Tile::PARTIAL_TAPS) multiply_partly<Tile>(d, a, b, add, first_column, last_column);
                 else if (Tile::LAST_CHUNK_STEPS == Tile::CHUNK_STEPS || within != 0)
                     multiply<Tile, Tile::CHUNK_STEPS>(d, a, b, add);
                 else multiply<Tile, Tile::LAST_CHUNK_STEPS>(d, a, b, add);

@@ -45,7 +45,7 @@ def source(view: View, independent: bool = False, phases: bool = False) -> Sourc
     if halo:
         values |= {
             "HALO_TILE": isinstance(config, HaloTileConfig), "FLAT_PLANES": view.flat_planes,
-            "PLANE_CLASSES": view.plane_classes, "PARTIAL_CHUNKS": view.chunks if view.partial_taps else 0,
+            "PLANE_CLASSES": view.plane_classes, "PARTIAL_TAPS": view.partial_taps is not None,
         }  # fmt: skip
         if partial := view.partial_taps:
             values |= {"FIRST_TAP_BEGIN": partial.begin // STEP_BYTES}

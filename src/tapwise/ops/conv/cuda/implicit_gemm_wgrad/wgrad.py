@@ -30,7 +30,6 @@ from tapwise.integers import ceil_div
 from tapwise.ops.conv.cuda import pack, window
 from tapwise.ops.conv.cuda.costs import joint_us
 from tapwise.ops.conv.cuda.gradients import MOST_PART_PIXELS
-from tapwise.ops.conv.cuda.implicit_gemm.cost import PACK_BYTES, PACK_US, WINDOW_BYTES
 from tapwise.ops.conv.cuda.implicit_gemm.launches import instruction
 from tapwise.ops.conv.cuda.implicit_gemm_wgrad.config import (
     BLOCK,
@@ -84,6 +83,8 @@ OVERLAP: Final = 4.9
 # microseconds of the launch that adds parts, and bytes of parts in one, written and read, also where dw has fewer.
 BEGIN_CYCLES, SHARE_CYCLES, NARROW_SETS = 4875.0, 1065.0, 2.1
 SECOND_US, PARTS_BYTES = 1.28, 2.55e6
+# A launch that packs; bytes a microsecond that it moves as they are, and as windows.
+PACK_US, PACK_BYTES, WINDOW_BYTES = 2.4, 3.5e6, 1.55e6
 # Parts that a cluster adds; bytes of sums that a CTA sends in a cycle.
 CLUSTERS: Final = (2, 4, 8)
 EXCHANGE_BYTES: Final = 10.9
