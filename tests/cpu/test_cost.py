@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tapwise import dispatch, registry
 from tapwise.algorithm import Device
-from tapwise.cpu.cost import EXPOSED, FROM_MEMORY, L3_SHARE, Breakdown, Costs
+from tapwise.cpu.cost import EXPOSED, FROM_MEMORY, L3_MOST, L3_SHARE, Breakdown, Costs
 from tapwise.cpu.device import _speed, host
 from tapwise.ops.conv.cpu.depthwise import in_place_cost
 from tapwise.ops.conv.cpu.dgrad_direct import TaskCost as DgradCost
@@ -71,6 +72,18 @@ def test_filters_come_from_the_cache_that_holds_them() -> None:
     assert costs.filters(1e6, 3, 2 * device.l2_bytes, own, own) == near + 2 * far
 
 
+def test_of_more_than_its_share_l3_holds_a_part() -> None:
+    """From its rate down to that of memory, with no step, where vectors go by halves."""
+    device = replace(host(2), vector_bytes=64, vector_cycles=2.0)
+    costs, own = Costs(device, 4), device.l2_bytes * 2
+    shares = [L3_SHARE + part / 8 * (L3_MOST - L3_SHARE) for part in range(-1, 10)]
+    cycles = [costs.stream(1e6, own, share * device.l3_bytes) for share in shares]
+    assert cycles == sorted(cycles) and cycles[0] == cycles[1] and cycles[-2] == cycles[-1]
+    assert cycles[1] == pytest.approx(1e6 / device.cache_rates[2])
+    steps = np.diff(cycles[1:-1])
+    assert steps == pytest.approx((cycles[-1] - cycles[0]) / 8)
+
+
 def test_same_costs_tie_whatever_their_order() -> None:
     parts = {"a": 0.1, "b": 0.2, "c": 0.3}
     turned = dict(reversed(parts.items()))
@@ -122,7 +135,7 @@ def zen5(monkeypatch: pytest.MonkeyPatch) -> Device:
 
 
 def test_filters_from_memory_are_slow_where_l3_does_not_hold_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    device, size = zen5(monkeypatch), 20 << 20
+    device, size = zen5(monkeypatch), 26 << 20
     here, small = Costs(device, 4), Costs(replace(device, l3_bytes=16 << 20), 4)
     assert small.filters(1e6, 1, 1e5, size, size) == FROM_MEMORY * here.filters(1e6, 1, 1e5, size, size)
     # Where vectors go by halves nobody measured it.
