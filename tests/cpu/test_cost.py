@@ -80,6 +80,9 @@ def test_of_more_than_its_share_l3_holds_a_part() -> None:
     cycles = [costs.stream(1e6, own, share * device.l3_bytes) for share in shares]
     assert cycles == sorted(cycles) and cycles[0] == cycles[1] and cycles[-2] == cycles[-1]
     assert cycles[1] == pytest.approx(1e6 / device.cache_rates[2])
+    at_once = Costs(replace(device, vector_cycles=1.0), 4)
+    less, more = (at_once.stream(1e6, own, share * device.l3_bytes) for share in (L3_SHARE, L3_SHARE + 0.01))
+    assert less == cycles[0] < more == at_once.stream(1e6, own, 2 * device.l3_bytes)
     steps = np.diff(cycles[1:-1])
     assert steps == pytest.approx((cycles[-1] - cycles[0]) / 8)
 

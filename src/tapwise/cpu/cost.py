@@ -113,9 +113,11 @@ class Costs:
             rate = d.cache_rates[0]
         elif own <= d.l2_bytes * 0.75:
             rate = d.cache_rates[1]
+        elif shared <= d.l3_bytes * L3_SHARE:
+            rate = d.cache_rates[2]
         else:
-            part = 0.0 if self.at_once else (L3_MOST - shared / d.l3_bytes) / (L3_MOST - L3_SHARE)
-            held = min(1.0, max(0.0, part))
+            most = L3_SHARE if self.at_once else L3_MOST
+            held = max(0.0, most - shared / d.l3_bytes) / (L3_MOST - L3_SHARE)
             memory = d.gbps * 1e3 / self.cycles_per_us / d.threads
             return size * (held / d.cache_rates[2] + (1.0 - held) / memory)
         return size / rate
