@@ -57,9 +57,9 @@ TRANSPOSED_RUN: Final = 30.0
 IN_L1: Final = 0.5
 # Of L3, what may be filled by what is read over and over: other machines of the same processor have their part of it.
 # Its size decides little (Zen 5: of 377 layers' choices 0.55 changes one). Of more than that a part is found there,
-# down to nothing of L3_MOST: 53 of some 280 layers on a Zen 4, 3x3 of 300 to 900 channels on small images, are then
-# computed otherwise, in 0.92 of the time (0.61 to 1.45), of those of real models one, as fast. Where vectors are loaded
-# at once it was not measured.
+# down to nothing of L3_MOST: of 162 layers on a Zen 4 63, most of them 3x3 of 300 to 900 channels on small images, are
+# then computed otherwise, in 0.92 of the time (0.62 to 1.27), 11 that go from cpu.direct to cpu.winograd in 0.70; of
+# those of real models one, as fast (docs/study/cpu.md). Where vectors are loaded at once it was not measured.
 L3_SHARE, L3_MOST = 0.5, 0.75
 # Filters that L3 does not hold come so many times slower than what is copied from memory (Zen 5, four layers of
 # 38 to 75 MB: the choice is 1.09 of the best, 1.13 without).

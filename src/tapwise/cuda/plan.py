@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from tapwise.algorithm import Algorithm, Buffers, C, Device, Plan
 from tapwise.cuda.jit import compile as compiler
@@ -42,9 +42,6 @@ class CudaPlan(Plan):
 
 class CudaAlgorithm(Algorithm[C]):
     """An algorithm whose plans launch kernels of CUDA C++."""
-
-    # Launches that bring filters into its order.
-    packing_launches: ClassVar[int] = 1
 
     def source(self, problem: Any, config: C) -> Source:
         """The kernel that computes. Pure."""

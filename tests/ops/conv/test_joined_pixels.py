@@ -12,8 +12,10 @@ from emulated_plans import SMALL, needs_compiler, verdict_of
 
 from tapwise import dispatch
 from tapwise.cuda.jit.device import H200
+from tapwise.ops.conv.cuda.fprop_phases import FpropPhases
 from tapwise.ops.conv.cuda.implicit_gemm.config import HaloRowsConfig, HaloTileConfig, Im2colConfig
 from tapwise.ops.conv.cuda.joined_pixels import JoinedPixels, join_source, joined
+from tapwise.ops.conv.phases import with_taps
 from tapwise.ops.conv.problem import ConvProblem
 
 ALGORITHM = JoinedPixels()
@@ -92,6 +94,17 @@ def test_is_chosen_for_few_odd_channels() -> None:
     for words in ("c18 h56 w56 k18", "c20 h112 w112 k20", "c12 h56 w56 k12"):
         choice = dispatch.choose(ConvProblem.parse(f"n32 {words} r3 s3 pad1 f16 nhwc"), H200)
         assert choice.algorithm == ALGORITHM.id, choice
+
+
+def test_gradients_keep_infinities() -> None:
+    """Phases of dgrad say that they do, so none of them is of joined pixels."""
+    problem = ConvProblem.parse("n32 c20 h112 w112 k20 r3 s3 pad1 f16 nhwc dgrad")
+    (phase,) = with_taps(problem)
+    assert phase.problem is not None and ALGORITHM.refusal(phase.problem, H200) is None
+    phases = FpropPhases()
+    assert phases.keeps_infinities and not ALGORITHM.keeps_infinities
+    parts = {name for config in phases.configs(problem, H200) for name, _ in config.parts}
+    assert parts and ALGORITHM.id not in parts
 
 
 def test_first_and_last_columns_of_taps_leave_out_zeros() -> None:

@@ -183,7 +183,10 @@ class Phases(Algorithm[Config]):
         return [one for one in offers(problem, device) if self._may(one.algorithm)]
 
     def _may(self, identifier: str) -> bool:
-        return identifier == self.inexact if self.inexact else registry.get(identifier).exact
+        if self.inexact:
+            return identifier == self.inexact
+        one = registry.get(identifier)
+        return one.exact and one.keeps_infinities
 
     def configs(self, problem: ConvProblem, device: Device) -> Sequence[Config]:
         """The fastest algorithm of each phase; and each one that takes all of them."""

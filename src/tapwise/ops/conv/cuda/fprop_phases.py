@@ -240,9 +240,7 @@ class CudaPhases(Phases, CudaAlgorithm[Config]):
         if all(read):
             return IN_PLACE_US * len(read)
         turning = 0.0 if is_turned_in_place(problem) else TURN_US
-        pairs: list[Any] = self._pairs(problem, config)
-        packing = sum(one.packing_launches for (_, one, _), there in zip(pairs, read, strict=True) if not there)
-        return turning + IN_PLACE_US * sum(read) + PACK_US * packing + moved
+        return turning + IN_PLACE_US * sum(read) + PACK_US * read.count(False) + moved
 
     def join_us(self, problem: ConvProblem, config: Config, device: Device) -> float:
         return self.joined_us(problem, self.direct(problem, config), device)

@@ -148,7 +148,6 @@ class JoinedPixels(window.TensorCoreAlgorithm[Config]):
     layouts: ClassVar[tuple[str, ...]] = ("nhwc",)
     # Outputs multiply pixels that they do not see by zeros.
     keeps_infinities: ClassVar[bool] = False
-    packing_launches: ClassVar[int] = 2
 
     def rejects(self, problem: ConvProblem, device: Device) -> str | None:
         if problem.groups > 1:

@@ -49,8 +49,7 @@ SHIFT_COPY, SHIFT_PIECE = 150.0, 85.0
 HALF_RAGGED, SEVERAL_CHUNKS = 0.48, 0.5
 # The same of rows of planes that begin within lines of 128 bytes, and within sectors of 32.
 WITHIN_LINE, WITHIN_SECTOR = 0.3, 1.6
-# Filters of fprop as they lie, of channels that are no multiple of 128 bytes: so much more for each halving of that
-# (with SHARING_STEP fitted to 960 times on 27 layers).
+# Filters of fprop as they lie, of channels that are no multiple of 128 bytes: so much more for each halving of that.
 RAGGED_FILTERS: Final = 0.861
 
 # Latency: from a copy's begin to its bytes, and how much of its own time is added. Stages are there to hide it, short

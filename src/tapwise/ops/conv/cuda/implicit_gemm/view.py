@@ -246,7 +246,7 @@ class View:
     @property
     def partial_taps(self) -> JoinedFilters | None:
         """Those whose first and last column of taps is not multiplied whole: of halos of one chunk. With more of them
-        short products leave nothing (two pairs of 44 channels 18.5 us instead of 16.7)."""
+        short products leave nothing (pairs of 44 channels 18.5 us instead of 16.7)."""
         halo = not isinstance(self.config, Im2colConfig)
         return self.joined if halo and self.chunks == 1 and self.seen.kernel[1] > 1 else None
 
