@@ -47,6 +47,8 @@ PROBLEMS = (
     "n2 c44 h9 w9 k44 r3 s3 pad1 f16 wgrad", "n3 c24 h9 w11 k40 r3 s3 pad1 tf32 nhwc wgrad",
     "n2 c72 h9 w11 k136 r2 s5 pad1x2 f16 nhwc wgrad",
     "n2 c20 h9 w8 k15 r3 s3 pad1 groups5 tf32 wgrad", "n2 c48 h12 w13 k80 r3 s3 stride2 pad1 groups2 bf16 nhwc dgrad",
+    "n2 c20 h9 w24 k20 r3 s3 pad1 f16 nhwc bias relu", "n2 c36 h8 w16 k36 r3 s3 pad1 bf16 nhwc residual",
+    "n2 c12 h9 w16 k20 r1 s1 tf32 nhwc",
     "maxpool n2 c3 h13 w17 r3 s3 stride2 pad1 bf16", "maxpool n2 c24 h13 w17 r3 s3 stride1 pad1 f16 nhwc",
     "avgpool n3 c5 h7 w6 r7 s6 f16", "avgpool n2 c7 h35 w35 r3 s3 stride1 pad1 exclude_pad f16",
     "maxpool n2 c3 h12 w14 r2 s2 indices", "maxpool n2 c9 h19 w19 r5 s5 stride1 pad2 f16",

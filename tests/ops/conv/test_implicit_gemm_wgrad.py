@@ -76,6 +76,9 @@ CLUSTERED = [
     ),
     ("n13 c436 h6 w7 k24 r1 s1 f16 nhwc wgrad", "tile_filters=64 tile_columns=64 cluster_k=4 cluster_n=2"),
     ("n7 c256 h6 w7 k496 r1 s1 groups2 f16 nhwc wgrad", "tile_columns=64 groups_per_tile=1 cluster_k=2 cluster_m=2"),
+    # Tiles that follow each other along the filters, of clusters and of groups.
+    ("n3 c528 h10 w9 k400 r1 s1 groups2 f16 nhwc wgrad", "tile_filters=64 tile_columns=128 cluster_k=2"),
+    ("n6 c1288 h7 w7 k136 r1 s1 bf16 nhwc wgrad", "tile_filters=64 tile_columns=128 cluster_k=2 cluster_n=4"),
 ]
 
 
@@ -146,6 +149,20 @@ def test_clusters_that_share_copies() -> None:
     same = ConvProblem.parse("n32 c1024 h14 w14 k640 r1 s1 f16 nhwc wgrad")
     four, two, none = (ALGORITHM.predict_us(same, replace(config, cluster_n=count), H200) for count in (4, 2, 1))
     assert four < two < none
+
+
+def test_tiles_follow_each_other_so_that_neighbours_read_less() -> None:
+    """Along the filters where x is the larger of what tiles copy, and there are tiles enough to share it."""
+    problem = ConvProblem.parse("n32 c512 h12 w12 k1024 r1 s1 f16 nhwc wgrad")
+    wide = config_of(problem, "tile_filters=64 tile_columns=128 cluster_k=2 cluster_m=1 cluster_n=1")
+    high = replace(wide, tile_filters=128, tile_columns=64)
+    few = ConvProblem.parse("n32 c256 h12 w12 k256 r1 s1 f16 nhwc wgrad")
+    cases = (problem, wide), (problem, high), (few, wide), (problem, replace(wide, cluster_m=4))
+    assert [View.of(*case).filters_first for case in cases] == [True, False, False, False]
+    assert "FILTERS_FIRST = true" in ALGORITHM.source(problem, wide).text
+    both = ConvProblem.parse("n3 c528 h10 w9 k400 r1 s1 groups2 f16 nhwc wgrad"), ConvProblem.parse(CLUSTERED[-1][0])
+    for case, (_, words) in zip(both, CLUSTERED[-2:], strict=True):
+        assert View.of(case, config_of(case, words)).filters_first, words
 
 
 @pytest.mark.many

@@ -191,16 +191,22 @@ DEVICE void store_eights(const P &p, const TilePlace<Tile> &at, int warpgroup, i
 }
 
 // Which tile a CTA computes, and which part of its pixels; `unit`s are clusters, and those beside each other read the
-// same pixels. `place`: of a tile's part in the workspace.
+// same pixels, of x (FILTERS_FIRST: their tiles lie along the filters) or of dy. `place`: of a tile's part in the
+// workspace.
 template <class Tile> struct WgradWork {
     int tile, place, begin, end;
     template <class P> DEVICE WgradWork(const P &p, int unit) {
         const ClusterPlace<Tile> own;
         const int tiles = (int)p.tiles / (Tile::CLUSTER_M * Tile::CLUSTER_N),
-                  tiles_n = (int)p.tiles_n / Tile::CLUSTER_N;
-        const int row = unit / tiles, part = row * Tile::CLUSTER_K + own.part, first = unit - row * tiles,
-                  down = first / tiles_n;
-        tile = (down * Tile::CLUSTER_M + own.m) * (int)p.tiles_n + (first - down * tiles_n) * Tile::CLUSTER_N + own.n;
+                  tiles_m = (int)p.tiles_m / Tile::CLUSTER_M, tiles_n = (int)p.tiles_n / Tile::CLUSTER_N;
+        const int row = unit / tiles, part = row * Tile::CLUSTER_K + own.part, first = unit - row * tiles;
+        // Among tiles of all sets, from the first filters down, and from the first columns across.
+        int down = first / tiles_n, across = first - down * tiles_n;
+        if constexpr (Tile::FILTERS_FIRST) {
+            const int set = first / (tiles_m * tiles_n), at = first - set * tiles_m * tiles_n;
+            across = at / tiles_m, down = set * tiles_m + at - across * tiles_m;
+        }
+        tile = (down * Tile::CLUSTER_M + own.m) * (int)p.tiles_n + across * Tile::CLUSTER_N + own.n;
         place = row * (int)p.tiles + tile;
         begin = p.steps * part / p.split_k;
         end = p.steps * (part + 1) / p.split_k;

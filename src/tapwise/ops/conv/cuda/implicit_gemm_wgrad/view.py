@@ -24,6 +24,8 @@ MORE_BYTES: Final = 1024 + 16 * (MOST_STAGES + 1)
 # Bytes of a line of memory; sets of groups whose places in lines are looked at.
 LINE: Final = 128
 SETS_SEEN: Final = 8
+# Clusters that follow each other in the grid, and share what they read (3 to 7 were as good, 2 and 8 to 16 not).
+NEIGHBOURS: Final = 4
 # Where arrays of the workspace begin.
 WORKSPACE_ALIGNMENT: Final = 256
 
@@ -117,6 +119,17 @@ class View:
     def tiles(self) -> int:
         """All tiles of dw."""
         return self.tiles_n * self.tiles_m * ceil_div(self.original.groups, self.config.groups_per_tile)
+
+    @property
+    def filters_first(self) -> bool:
+        """Whether tiles that follow each other lie along the filters, not along the columns: where neighbours read less
+        then, of which all but one find in a cache what another just read."""
+        config = self.config
+        of_dy, of_x = config.tile_filters * config.cluster_m, config.tile_columns * config.cluster_n
+        down, across = self.tiles_m // config.cluster_m, self.tiles_n // config.cluster_n
+        along_filters = min(NEIGHBOURS, down) * of_dy + ceil_div(NEIGHBOURS, down) * of_x
+        along_columns = ceil_div(NEIGHBOURS, across) * of_dy + min(NEIGHBOURS, across) * of_x
+        return not config.halo and along_filters < along_columns
 
     @property
     def is_whole(self) -> bool:

@@ -231,7 +231,7 @@ class ImplicitGemmWgrad(window.TensorCoreAlgorithm[Config]):
         values |= {"SPLIT": config.parts > 1, "HALO": config.halo, "POINTWISE": is_pointwise(view.seen)}
         sets = config.groups_per_tile > 1
         values |= {"SETS": sets, "NCHW": problem.layout == "nchw", "VECTOR": vector(view)}
-        values["WHOLE"] = view.is_whole
+        values |= {"WHOLE": view.is_whole, "FILTERS_FIRST": view.filters_first}
         return traits(tensor_core_type(problem.dtype), values)
 
     def source(self, problem: ConvProblem, config: Config) -> Source:
