@@ -15,6 +15,8 @@ from tapwise.problem import Problem
 # Of a multiprocessor (Hopper): registers, shared memory, threads.
 REGISTERS: Final = 1 << 16
 SHARED_BYTES, THREADS, MOST_BLOCKS = 228 << 10, 2048, 16
+# Of a multiprocessor: warps of a block go to them in turn.
+SCHEDULERS: Final = 4
 # Warps of a warpgroup, which gives up registers; registers of a thread that multiplies and of one that gives them up,
 # by the warps that multiply.
 WARPGROUP: Final = 4

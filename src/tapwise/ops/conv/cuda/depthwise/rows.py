@@ -14,7 +14,7 @@ from tapwise.cuda.jit.launch import Launch
 from tapwise.cuda.types import INDEX_LIMIT, tensor_core_type
 from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import window
-from tapwise.ops.conv.cuda.costs import blocks_of, blocks_us, joint_us
+from tapwise.ops.conv.cuda.costs import SCHEDULERS, blocks_of, blocks_us, joint_us
 from tapwise.ops.conv.cuda.window import FpropFilters, OutputStrides
 from tapwise.ops.conv.problem import ConvProblem
 
@@ -27,11 +27,9 @@ MOST_THREADS, SOME_THREADS, LEAST_THREADS = 288, 128, 96
 # Cycles of a multiprocessor: an instruction, a read of weights; a block alone: its start, an instruction, a row of x.
 ISSUE, TAP, BEGIN, LATENCY, ROW = 0.367, 0.43, 127.0, 0.64, 47.0
 # Instructions: a conversion of x, an output, its function, a turn of bringing weights. Microseconds of a launch.
-CONVERSION, OUTPUT, FUNCTION, TURN, START_US = 0.126, 6.3, 2.9, 12.2, 1.85
+CONVERSION, OUTPUT, FUNCTION, TURN, START_US = 0.126, 6.3, 2.9, 12.2, 1.7
 # Of memory's time: all, and what is beside the pieces; how much of it overlaps; bytes that are read at least.
 MEMORY, BESIDE, POWER, SECTOR = 1.07, 0.8, 1.9, 32
-# Of a multiprocessor: warps of a block go to them in turn.
-SCHEDULERS: Final = 4
 # Bytes of weights that a block has at most.
 MOST_SHARED: Final = 96 << 10
 
@@ -130,7 +128,7 @@ def _groups(rows: int, lanes: int) -> list[int]:
 def predict_us(problem: ConvProblem, config: Rows, device: Device) -> float:
     """Instructions of a multiprocessor's warps, the latency of the block's longest thread, and memory. Constants were
     fitted to 700 times on 32 layers (H200), then to 322 on 38 more: the choice took 1.07 times the best one's time,
-    1.28 at worst. What is beside the pieces of pixels: to 403 on 38 layers."""
+    1.28 at worst. What is beside the pieces of pixels: to 403 on 38 layers. A launch: to 142 on 50 drawn anew."""
     (r, s), half, words = problem.kernel, problem.itemsize == 2, 2 if problem.dtype == "f64" else 1
     top, height, step, apart = problem.padding[0][0], problem.spatial[0], problem.stride[0], problem.dilation[0]
     # Rows of x that each thread sees inside the image, and rows of taps that it multiplies.

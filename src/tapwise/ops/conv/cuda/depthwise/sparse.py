@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Final
@@ -212,11 +213,15 @@ def _parts(problem: ConvProblem, config: Sparse) -> tuple[int, int, int, int]:
     )  # fmt: skip
 
 
-# Of the cost model, fitted to 544 times on 16 layers, 32 images (H200). Cycles of a multiprocessor: a product, a load
-# or store of a warp, a pixel of a box; bytes of a cycle; cycles of a warp alone: a row, a stage's barriers, a product;
-# a block's begin. How sharply the larger decides; microseconds.
-PRODUCT, MOVE, PIXEL, L2_BYTES, ROW, STAGE, OWN_PRODUCT, BLOCK = 1.65, 3.54, 1.78, 25.3, 73.0, 184.0, 3.0, 2000.0
+# Of the cost model, fitted to 544 times on 16 layers, 32 images (H200), then to 139 on 23 more. Cycles of a
+# multiprocessor: a product, a load or store of a warp, a pixel of a box; bytes of a cycle; cycles of a warp alone: a
+# row, a stage's barriers, a product; a block's begin. How sharply the larger decides; microseconds.
+PRODUCT, MOVE, PIXEL, L2_BYTES, ROW, STAGE, OWN_PRODUCT, BLOCK = 1.01, 2.25, 1.78, 25.3, 73.0, 260.0, 2.67, 2000.0
 POWER, START_US = 1.5, 0.88
+# Of memory's time: more for pieces of 64 bytes where pixels are no whole sectors, and of what blocks read that others
+# read too.
+RAGGED, SHARED = 0.59, 0.86
+SECTOR: Final = 32
 
 
 def predict_us(problem: ConvProblem, config: Sparse, device: Device) -> float:
@@ -228,12 +233,13 @@ def predict_us(problem: ConvProblem, config: Sparse, device: Device) -> float:
     # With rows of stages that are not in x; rows that are multiplied, without those above x.
     brought = round_up(rows + above % each, each)
     turns = round_up(config.rows, each) + live_rows(problem) - min(above, reach(problem, 0)) // each * each / pieces
+    size = config.channels * problem.itemsize
     warps, of_row = config.consumers // LANES, r * config.tiles * PAIRS
-    moved = config.tiles * (4 * turns + 2 * config.rows)
+    loads = 4 * conflicts(size, columns_x(problem, config), config.width, config.images)
+    moved = config.tiles * (loads * turns + 2 * config.rows)
     issued = warps * (PRODUCT * turns * of_row + MOVE * moved)
     pixels = config.images * (brought * columns_x(problem, config) + config.rows * config.strip)
     there = problem.spatial[1] / strips * rows + problem.output[1] / strips * config.rows
-    size = config.channels * problem.itemsize
     loaded = max(PIXEL * pixels, min(config.images, problem.n) * there * size / L2_BYTES)
     own = turns * (ROW + STAGE / each + OWN_PRODUCT * of_row)
     blocks, held = prod(_parts(problem, config)), min_blocks_per_sm(problem, config)
@@ -243,7 +249,31 @@ def predict_us(problem: ConvProblem, config: Sparse, device: Device) -> float:
         return joint_us(joint_us(count * issued, count * loaded, POWER), own, POWER) + BLOCK if count else 0.0
 
     busy = (share // held * wave(held) + wave(share % held)) / cycles_us(device)
-    return START_US + joint_us(busy, problem.bytes / (device.gbps * 1e3), 4.0)
+    return START_US + joint_us(busy, _memory_us(problem, config, device), 4.0)
+
+
+def _memory_us(problem: ConvProblem, config: Sparse, device: Device) -> float:
+    """All arrays once, and of x the columns and rows that neighbouring blocks see, too."""
+    _, strips, pieces, _ = _parts(problem, config)
+    (height, width), pixel = problem.spatial, problem.c * problem.itemsize
+    seen = strips * min(width, config.strip + reach(problem, 1)) * pieces * min(height, config.rows + reach(problem, 0))
+    again = SHARED * max(0.0, seen / max(1, height * width) - 1) * prod(problem.x_shape) * problem.itemsize
+    ragged = RAGGED * 64 / min(config.channels * problem.itemsize, pixel) if pixel % SECTOR else 0.0
+    return ((1 + ragged) * problem.bytes + again) / (device.gbps * 1e3)
+
+
+@lru_cache(4096)
+def conflicts(pixel: int, columns: int, width: int, images: int) -> float:
+    """Turns of a load of half a warp, four columns of four places: units of an image lie in the same banks."""
+    turns = 0
+    for first in (0, 4):
+        banks: list[set[int]] = [set() for _ in range(16)]
+        for place, column in product(range(first, first + 4), range(4)):
+            at = (place % images * columns + place // images * width + column) * pixel
+            at ^= at // 128 % (pixel // 16) * 16
+            banks[at // 8 % 16].add(at)
+        turns += max(len(found) for found in banks)
+    return turns / 2
 
 
 def source(problem: ConvProblem, config: Sparse, filters: FpropFilters | None = None) -> Source:

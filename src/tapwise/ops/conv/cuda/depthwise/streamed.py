@@ -21,6 +21,7 @@ from tapwise.integers import ceil_div, round_up
 from tapwise.ops.conv.cuda import boxes, streamed_rows, window
 from tapwise.ops.conv.cuda.costs import (
     REGISTERS,
+    SCHEDULERS,
     blocks_of,
     blocks_us,
     cycles_us,
@@ -36,14 +37,14 @@ MOST_PRODUCTS: Final = 1500
 # Cycles of a multiprocessor: an instruction, what is moved, a block; a pixel that TMA brings, and more where its bytes
 # are no whole lines of memory (fitted to times on 69 layers, N=32); of a block alone: an instruction, the first
 # rows of TMA.
-ISSUE, MOVE, BLOCK, BOX_PIXEL, RAGGED_PIXEL, LATENCY, FIRST_ROWS = 0.284, 1.31, 107.0, 0.155, 0.22, 1.07, 366.0
+ISSUE, MOVE, BLOCK, BOX_PIXEL, RAGGED_PIXEL, LATENCY, FIRST_ROWS = 0.265, 0.962, 107.0, 0.155, 0.22, 1.0, 567.0
 LINE: Final = 128
 # Instructions of a copy of 4 bytes, and of a piece of a row; microseconds of a launch.
 SMALL_COPY, ROW_COPY, START_US = 8.8, 40, 1.56
 # Cycles until a product's code is there, of those beyond so many. Of memory's time: all, more where a block has 64
 # bytes of a pixel, what L2 saves, and of what blocks read that others read too.
 FETCH, WARM_PRODUCTS = 1.27, 250
-MEMORY, SMALL_PIECES, IN_L2, SHARED = 1.16, 0.134, 0.57, 0.85
+MEMORY, SMALL_PIECES, IN_L2, SHARED = 1.01, 0.134, 0.844, 0.85
 # Filters of so many taps, and strides, are unrolled; values that a thread may hold in registers, and the rest.
 MOST_TAPS, MOST_STRIDE, MOST_VALUES, OTHER_REGISTERS, FUNCTION_REGISTERS = 81, 4, 160, 32, 24
 # Periods that a block goes through from which three of them are held, else two.
@@ -234,7 +235,7 @@ def _groups(q: int, columns: int, lanes: int) -> list[int]:
 def predict_us(problem: ConvProblem, config: Streamed, device: Device) -> float:
     """Instructions of a multiprocessor's warps and what they move, a block's latency, and memory. Constants are fitted
     to 1,677 times on 39 layers, N=1 and N=32 (H200), then to 641 on 46 more, N=32, at last without those of blocks that
-    were not balanced, 484."""
+    were not balanced, 484. Issue, moves, latency, TMA's first rows, memory and L2: to 393 on 58 drawn anew."""
     (r, s), (stride_h, stride_w), halves = problem.kernel, steps(problem), problem.itemsize == 2
     rows, copies = (config.rows - 1) * stride_h + r, _items(problem, config)
     seen, stages = (config.columns - 1) * stride_w + s, ceil_div(rows, streamed_rows.period(problem))
@@ -248,11 +249,14 @@ def predict_us(problem: ConvProblem, config: Streamed, device: Device) -> float:
     # What goes to and from shared and global memory.
     moved = rows * seen + outputs + stages * copies
     each, alone = ISSUE * instructions + MOVE * moved, LATENCY * instructions + FIRST_ROWS * (config.by == "tma")
-    warps, held, of_block = config.threads // 32, min_blocks_per_sm(problem, config), BLOCK
+    count, held, of_block = _blocks(problem, config), min_blocks_per_sm(problem, config), BLOCK
+    # Schedulers without a warp wait for those that have one more.
+    beside = max(1, min(held, ceil_div(count, device.multiprocessors)))
+    warps = round_up(beside * (config.threads // 32), SCHEDULERS) / beside
     if config.by == "tma":
         whole = config.channels * config.lanes * problem.itemsize % LINE == 0
         of_block += rows * _columns(problem, config) * (BOX_PIXEL + (0 if whole else RAGGED_PIXEL))
-    blocks = blocks_us(_blocks(problem, config), held, warps * each + of_block, alone, device)
+    blocks = blocks_us(count, held, warps * each + of_block, alone, device)
     # What fits into L2 is found there in part; neighbouring blocks read some columns and rows both.
     again = max(1, _columns(problem, config) / (config.groups * config.columns * stride_w))
     again *= max(1, rows / (config.rows * stride_h))
