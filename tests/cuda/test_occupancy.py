@@ -108,6 +108,29 @@ def test_who_asks_for_it(text: str, algorithm: str, balance: int, monkeypatch: p
     assert plan.launches[-1].balance == balance
 
 
+@pytest.mark.parametrize(("words", "asks"), [({}, True), ({"balance": 0}, False), ({"dependent": False}, False)])
+def test_shared_memory_as_large_as_it_may_be(
+    words: dict[str, Any], asks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked for in addition, balanced or not; the launch is the same but for its kernel."""
+    for blocks in (384, 4000):
+        launch = loaded(monkeypatch, blocks, 4, **words)
+        before = launch.shared_bytes
+        launch.prefer_shared("sm_90a")
+        assert (launch._function is True) == asks and launch.shared_bytes == before
+
+
+@pytest.mark.parametrize(("stride", "asked"), [(" stride2", 4), ("", 0)])
+def test_phases_have_the_same_shared_memory(stride: str, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Launch] = []
+    monkeypatch.setattr(Launch, "load", lambda *_: None)
+    monkeypatch.setattr(Launch, "prefer_shared", lambda launch, architecture: seen.append(launch))
+    problem = registry.parse(f"n32 c192 h28 w28 k192 r3 s3{stride} pad1 groups192 f16 nhwc dgrad")
+    choice = dispatch.choose(problem, H200, "cuda.fprop_phases")
+    registry.get("cuda.fprop_phases", "dgrad").plan(problem, choice.config, H200)
+    assert len(seen) == asked
+
+
 @pytest.mark.cuda
 @pytest.mark.parametrize(
     ("text", "algorithm", "balance"),

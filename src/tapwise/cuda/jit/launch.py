@@ -34,6 +34,8 @@ _NO_CUBIN: Final = (
 )  # fmt: skip
 # Structs with tensor maps are padded to multiples of so many words.
 _ALIGNED_WORDS: Final = 8
+# Per cent of what may be shared memory.
+_ALL_OF_IT: Final = 100
 _DEPENDENT: Final = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 # The driver's version that the entry point is of.
 _DRIVER: Final = 12000
@@ -70,9 +72,12 @@ def has_dependent_launches(architecture: str) -> bool:
 
 
 class Kernel:
-    """A loaded kernel, for every context of its GPU."""
+    """A loaded kernel, for every context of its GPU. `most_shared`: wherever it runs, shared memory gets all that it
+    may have, and L1 what is left; else as much as blocks ask for."""
 
-    def __init__(self, source: Source, architecture: str, index: int, shared_bytes: int) -> None:
+    def __init__(
+        self, source: Source, architecture: str, index: int, shared_bytes: int, most_shared: bool = False
+    ) -> None:
         from cuda.bindings import driver
 
         self._code = compiler.cubin(source, architecture)
@@ -85,6 +90,10 @@ class Kernel:
             if shared_bytes > 48 << 10:
                 wanted = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
                 check(driver.cuKernelSetAttribute(wanted, shared_bytes, kernel, check(driver.cuDeviceGet(index))))
+            if most_shared:
+                # A hint, which a driver may refuse.
+                hint = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT
+                driver.cuKernelSetAttribute(hint, _ALL_OF_IT, kernel, check(driver.cuDeviceGet(index)))
         self.function = driver.CUfunction(int(kernel))
 
     def _find(self, driver: Any, source: Source) -> tuple[Any, ...]:
@@ -113,9 +122,9 @@ def on_gpu(index: int) -> Iterator[None]:
 
 
 @lru_cache(maxsize=512)
-def _kernel(source: Source, architecture: str, index: int, shared_bytes: int) -> Kernel:
+def _kernel(source: Source, architecture: str, index: int, shared_bytes: int, most_shared: bool = False) -> Kernel:
     with making:
-        return Kernel(source, architecture, index, shared_bytes)
+        return Kernel(source, architecture, index, shared_bytes, most_shared)
 
 
 class Launch:
@@ -156,6 +165,7 @@ class Launch:
         # Maps that are made anew for each address.
         self.remade: dict[str, int] = {}
         self._function: Any = None
+        self._attributes = 0
         self._free: list[Arguments] = []
 
     def source_of(self, name: str) -> str:
@@ -192,6 +202,12 @@ class Launch:
             held = occupancy.held(function, threads, wide)
         if occupancy.cluster_places(device, compiler.cluster_of(self.source), held) >= blocks:
             self._function, self.shared_bytes = function, wide
+
+    def prefer_shared(self, architecture: str) -> None:
+        """Have shared memory as large as it may be, if blocks may be balanced, for launches that follow each other:
+        multiprocessors wait until they are idle where it changes its size between one and the next."""
+        if self._attributes and self.balance:
+            self._function = _kernel(self.source, architecture, self._index, self.shared_bytes, True).function
 
     def arguments(self, values: Mapping[int, int] | None = None) -> Arguments:
         """The launch in memory of its own, for one call at a time; `values` of words by their places."""

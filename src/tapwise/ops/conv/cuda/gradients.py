@@ -25,7 +25,7 @@ THREADS: Final = 256
 START_US: Final = 2.0
 TAPS_US: Final = 2.2e5
 TERMS_US: Final = 1e5
-# Blocks of wgrad in a microsecond, and terms that they add up: within 0.8 to 1.1 of 16 times on depthwise layers (H200).
+# Blocks of wgrad in a microsecond, and terms that they add up: within 0.7 and 1.1 of 16 times of depthwise layers.
 BLOCKS_US: Final = 285.0
 WGRAD_TERMS_US: Final = 1.4e5
 # Microseconds of a term that a thread waits for.
