@@ -50,6 +50,16 @@ def times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
+def test_every_config_is_found_again() -> None:
+    """By the name of its class and its fields, of which what all of a class share is none."""
+    problem = registry.parse("n8 c64 h14 w14 k64 r3 s3 pad1 f16 nhwc")
+    algorithm: Any = registry.get("cuda.implicit_gemm")
+    kinds = {type(one): one for one in algorithm.configs(problem, H200)}
+    assert len(kinds) > 1
+    for kind, one in kinds.items():
+        assert fit.config_of(kind.__name__, asdict(one)) == one
+
+
 def test_finds_what_times_were_made_with(
     times: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,6 +16,7 @@ layers alone, and constants had better stay. Then all. Printed are, before and a
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import json
 import math
@@ -71,7 +72,7 @@ def config_of(kind: str, fields: dict[str, Any]) -> Config:
     for one in classes:
         classes += one.__subclasses__()
     for one in classes:
-        if one.__name__ == kind and set(one.__dataclass_fields__) == set(fields):
+        if one.__name__ == kind and {field.name for field in dataclasses.fields(one)} == set(fields):
             return one(**fields)
     raise SystemExit(f"fit.py: no algorithm has configs '{kind}' of {', '.join(fields)}")
 
