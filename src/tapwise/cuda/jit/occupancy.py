@@ -14,7 +14,8 @@ from tapwise.integers import ceil_div
 
 # Bytes of shared memory that each block takes beside what it asks for.
 MORE_BYTES: Final = 1 << 10
-# Multiprocessors of an H200 that a cluster may lie on: as many clusters of 4, 5, 6 and 8 ran at once as such rows hold.
+# Multiprocessors of an H200 that a cluster may lie on: as many clusters of 2, 4 and 8 find places at once as such rows
+# hold; of 3, 5 and 6 on some as many, on two others 39, 22 and 17, where these hold 43, 23 and 20.
 CLUSTER_ROWS: Final = (18, 18, 18, 18, 18, 16, 16, 10)
 
 
